@@ -1,0 +1,67 @@
+# Everything a developer runs. `make demo` and `make test` do all their own set-up; with nvcc they build for the GPU too.
+#
+# PYTHON   the interpreter that .venv is made of (3.11 or later); of gpu-check, gpu-sanitize and bench the interpreter
+#          itself, as it is: they install nothing
+# STEP     one step of gpu-check: tests, sanitize, conv, gemm or overhead; all of them without it
+
+PYTHON ?= python3
+STEP ?= all
+
+VENV := .venv
+BIN := $(VENV)/bin
+C_SOURCES := $(wildcard csrc/*.[ch] kernels/*.[ch] kernels/*/*.[ch] kernels/cuda/*.cu kernels/cuda/*.cuh)
+SAME_SOURCES := import flexgemm, setup, sys; \
+    sys.exit(flexgemm.build_info()["source_sha256"] != setup.source_sha256())
+
+.DELETE_ON_ERROR:
+.PHONY: demo test build bench gpu-check gpu-sanitize module format lint clean
+
+demo: build
+	$(BIN)/python -m flexgemm demo
+
+test: build $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -q
+
+# The build itself knows what is stale; the editable install is made once.
+build: $(VENV)/demo.stamp
+	$(BIN)/python setup.py -q build_ext --inplace
+	@test -e $(VENV)/editable.stamp || $(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
+	@touch $(VENV)/editable.stamp
+
+bench: module
+	$(PYTHON) -m benchmarks
+
+gpu-check: module
+	$(PYTHON) -m benchmarks.gpu_check --step $(STEP)
+
+gpu-sanitize: module
+	$(PYTHON) -m benchmarks.gpu_check --step sanitize
+
+# For the interpreter as it is: builds unless the module there already is of these sources, as a carried binary may be.
+module:
+	@$(PYTHON) -c '$(SAME_SOURCES)' 2>/dev/null || $(PYTHON) setup.py -q build_ext --inplace
+
+format: $(VENV)/dev.stamp
+	$(BIN)/clang-format -i $(C_SOURCES)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# .venv stays: it is the slow part, and holds nothing that was built here.
+clean:
+	rm -rf build dist *.egg-info flexgemm/*.so .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -prune -exec rm -rf {} +
+	rm -f $(VENV)/editable.stamp
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("flexgemm needs Python 3.11 or later: make PYTHON=python3.x")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/%.stamp: requirements-%.txt requirements-demo.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check -r $<
+	@touch $@

@@ -1,0 +1,22 @@
+"""`make bench`: what this machine can measure. The CPU always; convolution, products and overhead on a GPU."""
+
+from __future__ import annotations
+
+import sys
+
+import flexgemm
+from benchmarks import cpu
+
+
+def main() -> int:
+    cpu.main(["--write"])
+    if flexgemm.device_count() == 0:
+        print("no CUDA device: GPU benchmarks are left out")
+        return 0
+    from benchmarks import gpu_check
+
+    return max(gpu_check.main(["--step", step]) for step in ("conv", "gemm", "overhead"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

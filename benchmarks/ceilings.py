@@ -1,0 +1,64 @@
+"""What the card can do, measured by torch in the same run: the figures that floors divide by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from benchmarks.results import Row, significant
+from benchmarks.timing import DEVICE, Timer
+
+COPY_BYTES = 1 << 30
+SIDE = 8192  # of the square products
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    copy_gbs: float  # bytes read plus bytes written
+    tflops: dict[str, float]  # dense products by input: float8, float16, bfloat16; of float32: tf32, ieee
+
+    def floor_ms(self, kind: str, flops: float, bytes_once: float) -> float:
+        """No pass ends sooner: its useful arithmetic at dense speed, or its operands once at copy speed."""
+        return significant(max(flops / self.tflops[kind] / 1e9, bytes_once / self.copy_gbs / 1e6))
+
+
+def measure(timer: Timer) -> tuple[Ceilings, list[Row]]:
+    source = torch.randint(-128, 127, (COPY_BYTES,), dtype=torch.int8, device=DEVICE)
+    target = torch.empty_like(source)
+    copy_gbs = 2 * COPY_BYTES / timer.median_ms(partial(target.copy_, source)) / 1e6
+    a = torch.randn(SIDE, SIDE, device=DEVICE)
+    b = torch.randn(SIDE, SIDE, device=DEVICE)
+    tflops = {"bf16": _matmul(timer, a.bfloat16(), b.bfloat16())}
+    setting = torch.backends.cuda.matmul.allow_tf32
+    for name, allow in (("tf32", True), ("ieee", False)):
+        torch.backends.cuda.matmul.allow_tf32 = allow
+        tflops[name] = _matmul(timer, a, b)
+    torch.backends.cuda.matmul.allow_tf32 = setting
+    one = torch.ones((), device=DEVICE)
+    a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
+    for fast in (False, True):
+        product = partial(torch._scaled_mm, a8, b8.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=fast)
+        tflops[f"fp8_fast{int(fast)}"] = _tflops(timer.median_ms(product))
+    rows: list[Row] = [{"suite": "ceiling", "op": "copy", "GBs": round(copy_gbs, 1)}]
+    for name, value in tflops.items():
+        kind, _, fast_suffix = name.partition("_")
+        op = f"{kind}_{SIDE}" + (f"_{fast_suffix}" if fast_suffix else "")
+        rows.append({"suite": "ceiling", "op": op, "tflops": round(value, 1)})
+    by_input = {
+        "float8": max(tflops["fp8_fast0"], tflops["fp8_fast1"]),
+        "float16": tflops["bf16"],
+        "bfloat16": tflops["bf16"],
+        "tf32": tflops["tf32"],
+        "ieee": tflops["ieee"],
+    }
+    return Ceilings(copy_gbs, by_input), rows
+
+
+def _matmul(timer: Timer, a: torch.Tensor, b: torch.Tensor) -> float:
+    return _tflops(timer.median_ms(partial(torch.matmul, a, b.t())))
+
+
+def _tflops(ms: float) -> float:
+    return 2e-9 * SIDE**3 / ms

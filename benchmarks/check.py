@@ -1,0 +1,84 @@
+"""Spot-checks before timing: random rows of a result against float64, so that no wrong kernel gets a time.
+
+The tolerances are the test suite's: per row, relative to the norm of the reference row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from benchmarks.scenes import Scene
+
+TOLERANCE = {"ieee": 1e-5, "tf32": 1e-3, "float16": 2e-3, "bfloat16": 1e-2}
+BF16_OUT_DIFF = 3e-6  # 1 - cosine-like similarity of a bf16 row with the exact product
+ROWS = 64
+
+
+class Wrong(Exception):
+    """A result that differs from the reference."""
+
+
+def judge_rows(name: str, got: torch.Tensor, reference: torch.Tensor, tolerance: float) -> None:
+    """|got - reference| <= tolerance * |reference| for each row; NaN fails."""
+    error = torch.linalg.vector_norm(got.double() - reference, dim=-1)
+    norm = torch.linalg.vector_norm(reference, dim=-1)
+    if not bool((error <= tolerance * norm).all()):
+        worst = (error / norm).nan_to_num(torch.inf).max().item()
+        raise Wrong(f"{name}: relative row error {worst:.2g}, allowed {tolerance:.2g}")
+
+
+def judge_similarity(name: str, got: torch.Tensor, reference: torch.Tensor, limit: float) -> None:
+    """1 - 2<x, y> / (<x, x> + <y, y>) <= limit for each row; NaN fails."""
+    x = got.double()
+    diff = 1 - 2 * (x * reference).sum(-1) / (x.square().sum(-1) + reference.square().sum(-1))
+    if not bool((diff <= limit).all()):
+        raise Wrong(f"{name}: row difference {diff.nan_to_num(torch.inf).max().item():.2g}, allowed {limit:.2g}")
+
+
+class ConvReference:
+    """Float64 answers for random rows of one 3x3x3 problem, from neighbours that the package did not find."""
+
+    def __init__(
+        self, scene: Scene, feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, grad_out: torch.Tensor
+    ) -> None:
+        self.scene = scene
+        self.feats, self.bias, self.grad_out = feats, bias, grad_out
+        self.weight = weight.reshape(weight.shape[0], 27, -1)
+        self.rng = np.random.default_rng(1)
+        rows = self.rng.choice(scene.n, min(ROWS, scene.n), replace=False)
+        self.rows = self._tensor(rows)
+        self.neighbors = self._tensor(np.stack([scene.neighbors(v, rows) for v in range(27)]))  # (27, rows)
+
+    def _tensor(self, index: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(index).to(self.feats.device)
+
+    def judge_map(self, map: torch.Tensor, num_pairs: int) -> None:
+        if num_pairs != self.scene.pairs:
+            raise Wrong(f"neighbor_map: {num_pairs} pairs, expected {self.scene.pairs}")
+        if not torch.equal(map[:, self.rows].long(), self.neighbors):
+            raise Wrong("neighbor_map: entries differ from the sorted-key search")
+
+    def judge_forward(self, out: torch.Tensor, tolerance: float) -> None:
+        reference = torch.einsum("vri,ovi->ro", self._gather(self.feats), self.weight.double()) + self.bias.double()
+        judge_rows("out", out[self.rows], reference, tolerance)
+
+    def judge_backward(self, grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor], tolerance: float) -> None:
+        grad_feats, grad_weight, grad_bias = grads
+        # offset v leads from n to m exactly where 26 - v leads from m to n
+        mirrored = torch.einsum("vro,ovi->ri", self._gather(self.grad_out).flip(0), self.weight.double())
+        judge_rows("grad_feats", grad_feats[self.rows], mirrored, tolerance)
+        judge_rows("grad_bias", grad_bias, self.grad_out.sum(0, dtype=torch.float64), tolerance)
+        c_out, _, c_in = self.weight.shape
+        for v in self.rng.choice(27, 4, replace=False):
+            near = self._tensor(self.scene.neighbors(int(v)))
+            rows = torch.nonzero(near >= 0).squeeze(1)
+            outs = self._tensor(self.rng.choice(c_out, min(8, c_out), replace=False))
+            ins = self._tensor(self.rng.choice(c_in, min(8, c_in), replace=False))
+            reference = self.grad_out[:, outs][rows].double().t() @ self.feats[:, ins][near[rows]].double()
+            got = grad_weight.reshape(self.weight.shape)[outs, int(v)][:, ins]
+            judge_rows(f"grad_weight[:, {v}]", got.reshape(1, -1), reference.reshape(1, -1), tolerance)
+
+    def _gather(self, source: torch.Tensor) -> torch.Tensor:
+        """Rows of the neighbours (27, rows, C) in float64, zero where there is none."""
+        return source[self.neighbors.clamp(min=0)].double() * (self.neighbors >= 0)[..., None]

@@ -1,0 +1,167 @@
+"""Submanifold convolution, 3x3x3: neighbour map, forward and backward at the sizes that peers were measured at.
+
+map_train builds all that forward and backward need, map_infer what forward needs; bwd is the gradients of feats,
+weight and bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import flexgemm
+from benchmarks import scenes
+from benchmarks.ceilings import Ceilings
+from benchmarks.check import TOLERANCE, ConvReference
+from benchmarks.results import Row, describe, kernel_family, significant
+from benchmarks.run import Run
+from benchmarks.scenes import Scene
+from benchmarks.timing import DEVICE, Timer
+
+SPHERES = ((8, 1024), (16, 1024), (32, 1024), (64, 1024), (128, 512), (256, 256), (512, 128), (1024, 64))
+OTHER_DTYPES = ((64, 1024), (256, 256))  # spheres that are measured in bfloat16 and float32 too
+CLOUD_CHANNELS = (16, 32, 64, 128)  # of scenes given with --scene
+VOLUME = 27
+
+OPS = ("map_train", "map_infer", "fwd", "bwd")
+
+
+@dataclass(frozen=True)
+class Case:
+    scene: str
+    channels: int
+    dtype: str
+    precision: str | None = None  # of float32: "tf32" or "ieee"
+
+    @property
+    def kind(self) -> str:
+        """What decides tolerance and arithmetic speed."""
+        return self.precision or self.dtype
+
+    def row(self, op: str) -> Row:
+        row: Row = {"suite": "conv", "op": op, "scene": self.scene, "dtype": self.dtype, "channels": self.channels}
+        if self.precision:
+            row["precision"] = self.precision
+        return row | {"family": kernel_family()}
+
+
+def cases(clouds: Iterable[str] = ()) -> list[Case]:
+    """Cases of one scene are adjacent, so that a scene is made once."""
+    made = []
+    for res, channels in SPHERES:
+        made.append(Case(f"sphere{res}", channels, "float16"))
+        if (res, channels) in OTHER_DTYPES:
+            made.append(Case(f"sphere{res}", channels, "bfloat16"))
+            made += [Case(f"sphere{res}", channels, "float32", precision) for precision in ("tf32", "ieee")]
+    return made + [Case(name, channels, "float16") for name in clouds for channels in CLOUD_CHANNELS]
+
+
+class Scenes:
+    """Makes or loads scenes by name and keeps the last one."""
+
+    def __init__(self, clouds: dict[str, Path]) -> None:
+        self._clouds = clouds
+        self._last: Scene | None = None
+
+    def __getitem__(self, name: str) -> Scene:
+        if self._last is None or self._last.name != name:
+            cloud = self._clouds.get(name)
+            self._last = scenes.load(name, cloud) if cloud else scenes.sphere(int(name.removeprefix("sphere")))
+        return self._last
+
+
+class Problem:
+    """Random tensors of one case on the device, and the calls that are timed."""
+
+    def __init__(self, case: Case, scene: Scene) -> None:
+        torch.manual_seed(0)
+        self.case, self.scene = case, scene
+        dtype, c = getattr(torch, case.dtype), case.channels
+        self.coords = torch.from_numpy(scene.coords).to(DEVICE)
+        self.feats = torch.randn(scene.n, c, device=DEVICE, dtype=dtype)
+        self.grad_out = torch.randn(scene.n, c, device=DEVICE, dtype=dtype)
+        self.weight = torch.randn(c, 3, 3, 3, c, device=DEVICE, dtype=dtype) * (VOLUME * c) ** -0.5
+        self.bias = torch.randn(c, device=DEVICE, dtype=dtype)
+        self.precision = case.precision or "ieee"
+
+    def map_infer(self) -> flexgemm.NeighborMap:
+        return flexgemm.neighbor_map(self.coords, self.scene.shape, kernel_size=3)
+
+    def map_train(self) -> flexgemm.NeighborMap:
+        neighbor_map = self.map_infer()
+        if not neighbor_map.mirrored:
+            neighbor_map.transposed_map  # noqa: B018  built on first use
+        return neighbor_map
+
+    def fwd(self, neighbor_map: flexgemm.NeighborMap) -> torch.Tensor:
+        return flexgemm.submanifold_conv3d(
+            self.feats, self.weight, self.bias, neighbor_map=neighbor_map, precision=self.precision
+        )
+
+    def bwd(self, neighbor_map: flexgemm.NeighborMap) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return flexgemm.submanifold_conv3d_backward(
+            self.grad_out, self.feats, self.weight, neighbor_map=neighbor_map, precision=self.precision
+        )
+
+    def reference(self) -> ConvReference:
+        return ConvReference(self.scene, self.feats, self.weight, self.bias, self.grad_out)
+
+    def judge(self, op: str, result: Any, reference: ConvReference) -> None:
+        tolerance = TOLERANCE[self.case.kind]
+        if op.startswith("map"):
+            reference.judge_map(result.map, result.num_pairs)
+        elif op == "fwd":
+            reference.judge_forward(result, tolerance)
+        else:
+            reference.judge_backward(result, tolerance)
+
+
+def floor_ms(op: str, case: Case, scene: Scene, ceilings: Ceilings) -> float:
+    """Useful multiply-adds at dense speed, or each operand once at copy speed. A map costs 4 bytes a pair to read."""
+    c, size = case.channels, getattr(torch, case.dtype).itemsize
+    rows, weight, pairs = scene.n * c * size, VOLUME * c * c * size, scene.pairs * 4
+    flops, moved = {
+        "map": (0.0, scene.n * 16 + VOLUME * scene.n * 4),
+        "fwd": (2.0 * scene.pairs * c * c, 2 * rows + weight + pairs),
+        "bwd": (4.0 * scene.pairs * c * c, 3 * rows + 2 * weight + pairs),
+    }[op.partition("_")[0]]
+    return ceilings.floor_ms(case.kind, flops, moved)
+
+
+def measured(op: str, case: Case, scene: Scene, ms: float, floor: float) -> Row:
+    return case.row(op) | {
+        "n": scene.n, "pairs": scene.pairs, "ms": significant(ms), "floor_ms": significant(floor),
+    }  # fmt: skip
+
+
+def measure_case(run: Run, timer: Timer, ceilings: Ceilings, case: Case, scene: Scene, ops: list[str], at: str) -> None:
+    problem = Problem(case, scene)
+    reference = problem.reference()
+    neighbor_map = problem.map_train()
+    calls: dict[str, Callable[[], Any]] = {
+        "map_train": problem.map_train,
+        "map_infer": problem.map_infer,
+        "fwd": partial(problem.fwd, neighbor_map),
+        "bwd": partial(problem.bwd, neighbor_map),
+    }
+    for op in ops:
+        with run.guarded(describe(case.row(op))):
+            problem.judge(op, calls[op](), reference)
+            ms = timer.median_ms(calls[op])
+            run.record(measured(op, case, scene, ms, floor_ms(op, case, scene, ceilings)), at)
+
+
+def run(run: Run, timer: Timer, ceilings: Ceilings, clouds: dict[str, Path]) -> None:
+    todo = cases(clouds)
+    made = Scenes(clouds)
+    for number, case in enumerate(todo, 1):
+        ops = [row["op"] for row in run.pending([case.row(op) for op in OPS])]
+        if ops:
+            with run.guarded(f"conv {case}"):
+                measure_case(run, timer, ceilings, case, made[case.scene], ops, f"[{number}/{len(todo)}] ")
+            torch.cuda.empty_cache()

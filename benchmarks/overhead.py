@@ -1,0 +1,137 @@
+"""Host microseconds that one call on CUDA tensors costs besides what any implementation pays for: its kernel launches
+and its allocations.
+
+The wall time of 1,000 calls on tiny tensors, without a flush, minus the same number of bare launches and of
+`torch.empty`. Calls are queued in batches with a wait in between, so that the GPU's queue never fills and blocks the
+host. The bare launch is `torch.cuda._sleep`, the leanest launch that torch offers; torch's own `a.add_(1)` is reported
+beside it. `_C` rows are the extension alone, on outputs and workspaces made before.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import flexgemm
+from benchmarks import scenes
+from benchmarks.results import Row, kernel_family
+from benchmarks.run import Run
+from benchmarks.timing import DEVICE
+from flexgemm import _C
+
+BATCHES, CALLS = 20, 50  # 1,000 calls
+SIDE = 128  # of the products
+GROUPS = 4
+CHANNELS = 16
+COUNTED = 8  # calls under the profiler
+
+
+def host_us(call: Callable[[], Any]) -> float:
+    """Microseconds until the call returns, the median over batches."""
+    per_call = []
+    for _ in range(BATCHES + 2):  # two to warm up
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        per_call.append((time.perf_counter() - start) / CALLS * 1e6)
+    torch.cuda.synchronize()
+    return statistics.median(per_call[2:])
+
+
+def launches(call: Callable[[], Any]) -> int:
+    """Kernels, copies and fills that one call queues."""
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        for _ in range(COUNTED):
+            call()
+        torch.cuda.synchronize()
+    on_device = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in trace.events())
+    if on_device == 0:
+        raise RuntimeError("the profiler saw no kernel, so launches cannot be taken off")
+    return round(on_device / COUNTED)
+
+
+def allocations(call: Callable[[], Any]) -> int:
+    """Requests that one call makes of torch's allocator."""
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    call()
+    return int(torch.cuda.memory_stats()["allocation.all.allocated"] - before)
+
+
+def calls() -> dict[str, Callable[[], Any]]:
+    """Public functions, which allocate, and the extension's, which do not."""
+    torch.manual_seed(0)
+    a = torch.randn(SIDE, SIDE, device=DEVICE).to(torch.float8_e4m3fn)
+    b = torch.randn(GROUPS, SIDE, SIDE, device=DEVICE).to(torch.float8_e4m3fn)
+    offsets = torch.tensor([SIDE * (g + 1) // GROUPS for g in range(GROUPS)], dtype=torch.int32, device=DEVICE)
+    product = torch.empty(SIDE, SIDE, dtype=torch.bfloat16, device=DEVICE)
+
+    scene = scenes.sphere(8)
+    coords = torch.from_numpy(scene.coords).to(DEVICE)
+    feats = torch.randn(scene.n, CHANNELS, dtype=torch.float16, device=DEVICE)
+    weight = torch.randn(CHANNELS, 3, 3, 3, CHANNELS, dtype=torch.float16, device=DEVICE)
+    bias = torch.randn(CHANNELS, dtype=torch.float16, device=DEVICE)
+    nmap = flexgemm.neighbor_map(coords, scene.shape)
+    neighbors, out = torch.empty_like(nmap.map), torch.empty_like(feats)
+
+    triple = {"shape": scene.shape, "kernel_size": (3, 3, 3), "dilation": (1, 1, 1)}
+    return {
+        "gemm_nt": partial(flexgemm.gemm_nt, a, b[0]),
+        "m_grouped_gemm_nt": partial(flexgemm.m_grouped_gemm_nt, a, b, offsets),
+        "submanifold_conv3d": partial(flexgemm.submanifold_conv3d, feats, weight, bias, neighbor_map=nmap),
+        "neighbor_map": partial(flexgemm.neighbor_map, coords, scene.shape),
+        "_C.gemm": _raw(_C.gemm, _C.gemm_workspace, a, b[0], product),
+        "_C.gemm(offsets)": _raw(_C.gemm, _C.gemm_workspace, a, b, product, offsets=offsets),
+        "_C.conv_forward": _raw(_C.conv_forward, _C.conv_forward_workspace, feats, weight, bias, nmap.map, out),
+        "_C.neighbor_map": _raw(_C.neighbor_map, _C.neighbor_map_workspace, coords, neighbors, **triple),
+    }
+
+
+def _raw(function: Callable[..., None], workspace_of: Callable[..., int], *args: Any, **kwargs: Any) -> partial[None]:
+    nbytes = workspace_of(*args, **kwargs)
+    workspace = torch.empty(nbytes, dtype=torch.uint8, device=DEVICE) if nbytes else None
+    return partial(function, *args, workspace=workspace, **kwargs)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a launch and an allocation cost on this host, in microseconds."""
+
+    launch: float
+    allocation: float
+
+    @classmethod
+    def measure(cls) -> Baseline:
+        return cls(host_us(partial(torch.cuda._sleep, 1)), host_us(_allocate))
+
+
+def _allocate() -> torch.Tensor:
+    return torch.empty((SIDE, SIDE), dtype=torch.bfloat16, device=DEVICE)
+
+
+def run(run: Run) -> None:
+    """Takes seconds and is noisy on a busy host: all of it is measured anew each time."""
+    baseline = Baseline.measure()
+    counter = torch.zeros(SIDE, device=DEVICE)
+    references = {
+        "bare_launch": baseline.launch,
+        "torch.empty": baseline.allocation,
+        "torch.add_": host_us(partial(counter.add_, 1)),
+    }
+    for op, us in references.items():
+        run.record({"suite": "overhead", "op": op, "us": round(us, 2)})
+    for op, call in calls().items():
+        with run.guarded(f"overhead {op}"):
+            kernels, buffers, whole = launches(call), allocations(call), host_us(call)
+            row: Row = {"suite": "overhead", "op": op, "family": kernel_family()}
+            row |= {"us": round(whole - kernels * baseline.launch - buffers * baseline.allocation, 2)}
+            run.record(row | {"call_us": round(whole, 2), "launches": kernels, "allocations": buffers})

@@ -1,0 +1,93 @@
+"""Voxel scenes of the convolution benchmarks, with an oracle for their neighbours.
+
+`sphere<res>` is the shell that FlexGEMM's own benchmark uses; `--scene name=path.npz` adds a cloud of the user's.
+Everything here is NumPy and shares no code with the package, so that a scene also judges the maps built from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Offsets of the 3x3x3 kernel in the package's order, v = (kx * 3 + ky) * 3 + kz.
+OFFSETS = np.array([(x, y, z) for x in (-1, 0, 1) for y in (-1, 0, 1) for z in (-1, 0, 1)])
+
+
+@dataclass(frozen=True)
+class Scene:
+    name: str
+    coords: NDArray[np.int32]  # (N, 4) [batch, x, y, z], rows unique
+    shape: tuple[int, int, int, int]  # B, W, H, D
+
+    @property
+    def n(self) -> int:
+        return len(self.coords)
+
+    @cached_property
+    def pairs(self) -> int:
+        """(row, offset) pairs of the 3x3x3 kernel that have a neighbour; 27 * n where none were missing."""
+        below = sum(int(np.count_nonzero(self.neighbors(v) >= 0)) for v in range(13))
+        return self.n + 2 * below  # being a neighbour is mutual: offset 26 - v counts what offset v counts
+
+    def neighbors(self, v: int, rows: NDArray[np.integer] | None = None) -> NDArray[np.int64]:
+        """Row of the voxel at offset v of each of `rows` (default all), -1 where there is none."""
+        keys, order = self._sorted_keys
+        coords = self.coords if rows is None else self.coords[rows]
+        target = coords[:, 1:] + OFFSETS[v].astype(np.int32)
+        inside = np.all((target >= 0) & (target < np.array(self.shape[1:], np.int32)), axis=1)
+        wanted = self._keys(coords[:, 0], target)
+        at = np.minimum(np.searchsorted(keys, wanted), self.n - 1)
+        return np.where(inside & (keys[at] == wanted), order[at], -1)
+
+    def _keys(self, batch: NDArray[np.int32], xyz: NDArray[np.int32]) -> NDArray[np.int64]:
+        _, w, h, d = self.shape
+        return ((batch.astype(np.int64) * w + xyz[:, 0]) * h + xyz[:, 1]) * d + xyz[:, 2]
+
+    @cached_property
+    def _sorted_keys(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        keys = self._keys(self.coords[:, 0], self.coords[:, 1:])
+        order = np.argsort(keys, kind="stable")
+        return keys[order], order
+
+
+def sphere(res: int) -> Scene:
+    """Voxels c in [0, res)^3 with res/2 - 1.25 <= |c - res/2 + 0.5| <= res/2, sorted by x, y, z.
+
+    In d = 2c - res + 1 this reads (res - 2.5)^2 <= |d|^2 <= res^2, exact in integers. One x slab is held at a time:
+    at res 1024 the cube has 10^9 cells and the shell 4 million.
+    """
+    d2 = np.square(2 * np.arange(res, dtype=np.int32) - res + 1)
+    plane = d2[:, None] + d2[None, :]
+    lowest = -(-((2 * res - 5) ** 2) // 4) if res > 2 else 0  # ceil((res - 2.5)^2); no hole below res 3
+    slabs = []
+    for x in range(res):
+        y, z = np.nonzero((plane >= lowest - d2[x]) & (plane <= res * res - d2[x]))
+        slab = np.zeros((len(y), 4), np.int32)
+        slab[:, 1], slab[:, 2], slab[:, 3] = x, y, z
+        slabs.append(slab)
+    return Scene(f"sphere{res}", np.concatenate(slabs), (1, res, res, res))
+
+
+def load(name: str, path: str | Path) -> Scene:
+    """A scene from an .npz with `coords` (N, 4) [batch, x, y, z] and `shape` (B, W, H, D)."""
+    with np.load(path) as file:
+        missing = {"coords", "shape"} - set(file.files)
+        if missing:
+            raise SystemExit(f"{path}: expected arrays 'coords' and 'shape', found {sorted(file.files)}")
+        coords, shape = file["coords"], file["shape"]
+    if coords.ndim != 2 or coords.shape[1] != 4 or shape.shape != (4,):
+        raise SystemExit(f"{path}: expected coords (N, 4) and shape (4,), got {coords.shape} and {shape.shape}")
+    b, w, h, d = (int(s) for s in shape)
+    return Scene(name, np.ascontiguousarray(coords, dtype=np.int32), (b, w, h, d))
+
+
+def parse(argument: str) -> tuple[str, Path]:
+    """'lidar=cloud.npz' -> ('lidar', Path('cloud.npz')), for argparse."""
+    name, equals, path = argument.partition("=")
+    if not (name and equals and path):
+        raise ValueError(f"expected name=path.npz, got {argument!r}")
+    return name, Path(path)

@@ -1,0 +1,154 @@
+/*
+ * One parser for every METH_FASTCALL | METH_KEYWORDS function. A call site passes its keyword names interned, and so
+ * are ours: a match is nearly always one pointer comparison. Only an unmatched name is compared by value.
+ */
+#include "args.h"
+
+#include "error.h"
+
+#define FG_KEYWORD_TEXT(name) #name,
+static const char *const keyword_names[FG_KEYWORD_COUNT] = {FG_KEYWORDS(FG_KEYWORD_TEXT)};
+#undef FG_KEYWORD_TEXT
+
+const char *fg_keyword_name(fg_keyword keyword) { return keyword_names[keyword]; }
+
+/* Index of `name` among the parameters, or -1 without an exception. */
+static int find_parameter(const fg_state *state, const fg_parameter *parameters, int count, PyObject *name) {
+    for (int i = 0; i < count; i++) {
+        if (state->keywords[parameters[i].keyword] == name) return i;
+    }
+    for (int i = 0; i < count; i++) {
+        if (PyUnicode_CompareWithASCIIString(name, keyword_names[parameters[i].keyword]) == 0) return i;
+    }
+    return -1;
+}
+
+int fg_parse_args(const fg_state *state, const char *function, const fg_parameter *parameters, int count,
+                  PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values) {
+    int positional = 0;
+    while (positional < count && !(parameters[positional].flags & FG_KEYWORD_ONLY)) positional++;
+    if (nargs > positional) {
+        PyErr_Format(PyExc_TypeError, "%s() takes %d positional argument%s but %zd were given", function, positional,
+                     positional == 1 ? "" : "s", nargs);
+        return -1;
+    }
+    for (int i = 0; i < count; i++) values[i] = i < nargs ? args[i] : NULL;
+
+    const Py_ssize_t keywords = kwnames ? PyTuple_Size(kwnames) : 0;
+    for (Py_ssize_t i = 0; i < keywords; i++) {
+        PyObject *name = PyTuple_GetItem(kwnames, i);
+        const int found = find_parameter(state, parameters, count, name);
+        if (found < 0) {
+            PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", function, name);
+            return -1;
+        }
+        if (values[found]) {
+            PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%U'", function, name);
+            return -1;
+        }
+        values[found] = args[nargs + i];
+    }
+
+    for (int i = 0; i < count; i++) {
+        if (!values[i] && (parameters[i].flags & FG_REQUIRED)) {
+            PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s'", function,
+                         keyword_names[parameters[i].keyword]);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* ---- scalars ---- */
+
+static int wrong_type(PyObject *value, const char *name, const char *expected) {
+    PyObject *type = PyType_GetName(Py_TYPE(value));
+    if (type) PyErr_Format(PyExc_TypeError, "%s: expected %s, got %U", name, expected, type);
+    Py_XDECREF(type);
+    return -1;
+}
+
+int fg_arg_int64(PyObject *value, const char *name, int64_t least, int64_t most, int64_t *out) {
+    if (!value) return 0;
+    PyObject *integer = PyIndex_Check(value) ? PyNumber_Index(value) : NULL;
+    if (!integer) return PyErr_Occurred() ? -1 : wrong_type(value, name, "an int");
+    int overflow;
+    const long long number = PyLong_AsLongLongAndOverflow(integer, &overflow);
+    const bool outside = overflow || number < least || number > most;
+    if (outside && most == INT64_MAX) {
+        PyErr_Format(PyExc_ValueError, "%s: expected at least %lld, got %S", name, (long long)least, integer);
+    } else if (outside) {
+        PyErr_Format(PyExc_ValueError, "%s: expected %lld to %lld, got %S", name, (long long)least, (long long)most,
+                     integer);
+    } else {
+        *out = number;
+    }
+    Py_DECREF(integer);
+    return outside ? -1 : 0;
+}
+
+int fg_arg_int32(PyObject *value, const char *name, int32_t least, int32_t most, int32_t *out) {
+    int64_t wide = *out;
+    if (fg_arg_int64(value, name, least, most, &wide) < 0) return -1;
+    *out = (int32_t)wide;
+    return 0;
+}
+
+int fg_arg_bool(PyObject *value, const char *name, bool *out) {
+    if (!value) return 0;
+    if (value != Py_True && value != Py_False) return wrong_type(value, name, "a bool");
+    *out = value == Py_True;
+    return 0;
+}
+
+int fg_arg_int64s(PyObject *value, const char *name, int64_t least, int64_t most, int room, int64_t *out, int *count) {
+    if (!PySequence_Check(value) || PyUnicode_Check(value)) return wrong_type(value, name, "a sequence of ints");
+    const Py_ssize_t length = PySequence_Size(value);
+    if (length < 0) return -1;
+    if (length > room) {
+        PyErr_Format(PyExc_ValueError, "%s: expected at most %d ints, got %zd", name, room, length);
+        return -1;
+    }
+    for (int i = 0; i < (int)length; i++) {
+        PyObject *item = PySequence_GetItem(value, i);
+        const int status = item ? fg_arg_int64(item, name, least, most, &out[i]) : -1;
+        Py_XDECREF(item);
+        if (status < 0) return -1;
+    }
+    *count = (int)length;
+    return 0;
+}
+
+int fg_arg_choice(PyObject *value, const char *name, PyObject *const *choices, int count, int *out) {
+    if (!value || value == Py_None) return 0;
+    if (!PyUnicode_Check(value)) return wrong_type(value, name, "a str");
+    for (int i = 0; i < count; i++) {
+        if (choices[i] == value || PyUnicode_Compare(choices[i], value) == 0) {
+            *out = i;
+            return 0;
+        }
+    }
+    fg_text expected = {.length = 0};
+    for (int i = 0; i < count; i++) {
+        Py_ssize_t size;
+        const char *text = PyUnicode_AsUTF8AndSize(choices[i], &size);
+        if (!text) return -1;
+        fg_text_add(&expected, "%s'%s'", i == 0 ? "" : i == count - 1 ? " or " : ", ", text);
+    }
+    PyErr_Format(PyExc_ValueError, "%s: expected %s, got %R", name, expected.data, value);
+    return -1;
+}
+
+int fg_arg_dtype(const fg_state *state, PyObject *value, const char *name, fg_dtype *out) {
+    int index = (int)*out;
+    if (fg_arg_choice(value, name, state->dtypes, FG_DTYPE_COUNT, &index) < 0) return -1;
+    *out = (fg_dtype)index;
+    return 0;
+}
+
+int fg_arg_precision(const fg_state *state, PyObject *value, fg_precision *out) {
+    int index = (int)*out;
+    if (fg_arg_choice(value, "precision", state->precisions, 2, &index) < 0) return -1;
+    *out = (fg_precision)index;
+    return 0;
+}

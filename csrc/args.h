@@ -1,0 +1,45 @@
+/* One parser for every METH_FASTCALL | METH_KEYWORDS function, and the scalars that arguments turn into. */
+#ifndef FG_ARGS_H
+#define FG_ARGS_H
+
+#include "module.h"
+
+enum {
+    FG_REQUIRED = 1,
+    FG_KEYWORD_ONLY = 2,
+    FG_TENSOR = 4,   /* an array: operation.c opens it before the operation's own checks */
+    FG_WRITTEN = 8,  /* ... that is an output */
+    FG_NULLABLE = 16 /* ... that may be None */
+};
+
+/* A function's parameters in order: positional ones first, then the keyword-only ones. */
+typedef struct {
+    fg_keyword keyword;
+    unsigned flags;
+} fg_parameter;
+
+/* Function and flags of a method table row. */
+#define FG_FASTCALL(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL | METH_KEYWORDS
+
+#define FG_LENGTH(array) ((int)(sizeof(array) / sizeof((array)[0])))
+
+/* Fills values[0..count) with borrowed references, NULL where an optional argument was not given. */
+int fg_parse_args(const fg_state *state, const char *function, const fg_parameter *parameters, int count,
+                  PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values);
+
+const char *fg_keyword_name(fg_keyword keyword);
+
+/* Each leaves *out alone when value is NULL (not given); returns 0, or -1 with an exception that names the argument. */
+int fg_arg_int64(PyObject *value, const char *name, int64_t least, int64_t most, int64_t *out);
+int fg_arg_int32(PyObject *value, const char *name, int32_t least, int32_t most, int32_t *out);
+int fg_arg_bool(PyObject *value, const char *name, bool *out);
+
+/* A sequence of ints: *count of at most `room` are stored. */
+int fg_arg_int64s(PyObject *value, const char *name, int64_t least, int64_t most, int room, int64_t *out, int *count);
+
+/* A string that must be one of choices[0..count). None is "not given". */
+int fg_arg_choice(PyObject *value, const char *name, PyObject *const *choices, int count, int *out);
+int fg_arg_dtype(const fg_state *state, PyObject *value, const char *name, fg_dtype *out);
+int fg_arg_precision(const fg_state *state, PyObject *value, fg_precision *out);
+
+#endif

@@ -1,0 +1,175 @@
+/*
+ * What every operation asks of its arrays: dtype, shape, strides, device, writable and disjoint outputs.
+ */
+#include "check.h"
+
+#include "error.h"
+
+/* ---- dtype ---- */
+
+static int wrong_dtype(const fg_view *view, const char *expected) {
+    char got[64];
+    fg_view_dtype_name(view, got, sizeof got);
+    PyErr_Format(PyExc_TypeError, "%s: expected dtype %s, got %s", view->name, expected, got);
+    return -1;
+}
+
+int fg_expect_dtype(const fg_view *view, unsigned allowed) {
+    const fg_dtype dtype = view->tensor.dtype;
+    if (dtype != FG_DTYPE_COUNT && (allowed & FG_BIT(dtype))) return 0;
+    fg_text expected = {.length = 0};
+    for (int i = 0; i < FG_DTYPE_COUNT; i++) {
+        if (!(allowed & FG_BIT(i))) continue;
+        allowed &= ~FG_BIT(i);
+        fg_text_add(&expected, "%s%s", expected.length == 0 ? "" : allowed ? ", " : " or ", fg_dtype_name((fg_dtype)i));
+    }
+    return wrong_dtype(view, expected.data);
+}
+
+int fg_expect_dtype_of(const fg_view *view, const fg_view *other) {
+    if (view->tensor.dtype == other->tensor.dtype) return 0;
+    fg_text expected = {.length = 0};
+    fg_text_add(&expected, "%s to match %s", fg_dtype_name(other->tensor.dtype), other->name);
+    return wrong_dtype(view, expected.data);
+}
+
+/* ---- shape and strides ---- */
+
+int fg_wrong_shape(const fg_view *view, const char *expected) {
+    fg_text got = {.length = 0};
+    fg_text_add_tuple(&got, view->tensor.shape, view->tensor.ndim);
+    PyErr_Format(PyExc_ValueError, "%s: expected %s, got %s", view->name, expected, got.data);
+    return -1;
+}
+
+int fg_expect_shape(const fg_view *view, int ndim, const fg_dim *dims, const char *why) {
+    const fg_tensor *tensor = &view->tensor;
+    bool same = tensor->ndim == ndim;
+    for (int i = 0; i < ndim && same; i++) same = dims[i].size == FG_ANY || dims[i].size == tensor->shape[i];
+    if (same) return 0;
+    fg_text expected = {.length = 0};
+    fg_text_add(&expected, "(");
+    for (int i = 0; i < ndim; i++) {
+        if (i > 0) fg_text_add(&expected, ", ");
+        if (dims[i].size == FG_ANY) {
+            fg_text_add(&expected, "%s", dims[i].symbol);
+        } else {
+            fg_text_add(&expected, "%lld", (long long)dims[i].size);
+        }
+    }
+    fg_text_add(&expected, ndim == 1 ? ",)" : ")");
+    if (why) fg_text_add(&expected, " %s", why);
+    return fg_wrong_shape(view, expected.data);
+}
+
+static int wrong_strides(const fg_view *view, const char *expected) {
+    fg_text got = {.length = 0}, shape = {.length = 0};
+    fg_text_add_tuple(&got, view->tensor.strides, view->tensor.ndim);
+    fg_text_add_tuple(&shape, view->tensor.shape, view->tensor.ndim);
+    PyErr_Format(PyExc_ValueError, "%s: expected %s, got strides %s of shape %s", view->name, expected, got.data,
+                 shape.data);
+    return -1;
+}
+
+int fg_expect_rows(const fg_view *view) {
+    const fg_tensor *tensor = &view->tensor;
+    int64_t row = 1; /* the least stride of a dimension that keeps its slices apart */
+    for (int i = tensor->ndim - 1; i >= 0; i--) {
+        if (i == tensor->ndim - 1 && tensor->strides[i] != 1) return wrong_strides(view, "inner stride 1");
+        if (view->output && tensor->strides[i] < row) return wrong_strides(view, "rows that do not overlap");
+        row = tensor->strides[i] * tensor->shape[i];
+    }
+    return 0;
+}
+
+int fg_expect_contiguous(const fg_view *view) {
+    const fg_tensor *tensor = &view->tensor;
+    int64_t stride = 1;
+    for (int i = tensor->ndim - 1; i >= 0; i--) {
+        if (tensor->strides[i] != stride) return wrong_strides(view, "a contiguous array");
+        stride *= tensor->shape[i] ? tensor->shape[i] : 1;
+    }
+    return 0;
+}
+
+/* ---- overlap ---- */
+
+/* Rows [low + i*pitch, low + i*pitch + length), i = 0 .. count-1, in bytes. */
+typedef struct {
+    int64_t low, pitch, length, count;
+} fg_rows;
+
+/* The view as rows of one pitch; false when it is not such an array. */
+static bool as_rows(const fg_view *view, fg_rows *rows) {
+    const fg_tensor *tensor = &view->tensor;
+    if (tensor->ndim != 2 || tensor->strides[1] != 1 || tensor->dtype == FG_DTYPE_COUNT) return false;
+    const int64_t itemsize = (int64_t)fg_dtype_size(tensor->dtype);
+    *rows = (fg_rows){(int64_t)view->low, tensor->strides[0] * itemsize, tensor->shape[1] * itemsize, tensor->shape[0]};
+    return rows->pitch >= rows->length;
+}
+
+/* Whether two views share a byte. Exact for arrays of rows with the same pitch, such as neighbouring column slices of
+ * one buffer; else two interleaved arrays whose address ranges meet count as overlapping. */
+static bool overlap(const fg_view *a, const fg_view *b) {
+    if (a->low >= b->high || b->low >= a->high) return false;
+    fg_rows x, y;
+    if (!as_rows(a, &x) || !as_rows(b, &y)) return true;
+    if (x.count == 1 && x.length <= y.pitch) x.pitch = y.pitch; /* one row fits any pitch */
+    if (y.count == 1 && y.length <= x.pitch) y.pitch = x.pitch;
+    if (x.pitch != y.pitch) return true;
+    /* Row j of y lies `distance + (j - i) * pitch` after row i of x. Since no row is longer than the pitch, only the
+     * row differences that bring the starts within one pitch of each other can meet. */
+    const int64_t distance = y.low - x.low;
+    const int64_t nearest = -distance / x.pitch;
+    for (int64_t step = nearest - 1; step <= nearest + 1; step++) {
+        const int64_t offset = distance + step * x.pitch;
+        const bool reachable = step > -x.count && step < y.count;
+        if (reachable && offset < x.length && offset > -y.length) return true;
+    }
+    return false;
+}
+
+int fg_check_outputs(const fg_view *views, int count) {
+    for (int i = 0; i < count; i++) {
+        const fg_view *output = &views[i];
+        if (!output->tensor.present || !output->output) continue;
+        if (output->read_only) {
+            PyErr_Format(PyExc_ValueError, "%s: expected writable memory, got a read-only array", output->name);
+            return -1;
+        }
+        if (output->copied) {
+            PyErr_Format(PyExc_ValueError, "%s: expected the array's own memory, got a copy of it", output->name);
+            return -1;
+        }
+        for (int j = 0; j < count; j++) {
+            const bool twice = views[j].output && j < i; /* compared already */
+            if (j == i || twice || !views[j].tensor.present || !overlap(output, &views[j])) continue;
+            PyErr_Format(PyExc_ValueError, "%s: expected memory of its own, got memory that overlaps %s", output->name,
+                         views[j].name);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* ---- device ---- */
+
+int fg_check_devices(const fg_view *views, int count) {
+    const fg_view *first = NULL;
+    for (int i = 0; i < count; i++) {
+        const fg_view *view = &views[i];
+        if (!view->object) continue;
+        if (!first) first = view;
+        if (view->tensor.device_type == first->tensor.device_type &&
+            view->tensor.device_index == first->tensor.device_index) {
+            continue;
+        }
+        char got[32], needed[32];
+        fg_device_name(view->tensor.device_type, view->tensor.device_index, got, sizeof got);
+        fg_device_name(first->tensor.device_type, first->tensor.device_index, needed, sizeof needed);
+        PyErr_Format(PyExc_ValueError, "%s: expected memory on %s like %s, got memory on %s", view->name, needed,
+                     first->name, got);
+        return -1;
+    }
+    return 0;
+}

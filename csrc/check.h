@@ -1,0 +1,41 @@
+/* What every operation asks of its arrays. Each function returns 0, or -1 with an exception that names the argument,
+ * what it got and what was needed. */
+#ifndef FG_CHECK_H
+#define FG_CHECK_H
+
+#include "tensor.h"
+
+#define FG_BIT(dtype) (1u << (dtype))
+enum {
+    FG_FLOATS = FG_BIT(FG_FLOAT32) | FG_BIT(FG_FLOAT16) | FG_BIT(FG_BFLOAT16),
+    FG_FLOAT8S = FG_BIT(FG_FLOAT8_E4M3FN) | FG_BIT(FG_FLOAT8_E5M2),
+    FG_OFFSETS = FG_BIT(FG_INT32) | FG_BIT(FG_INT64),
+};
+
+/* One dimension of an expected shape: its size, or FG_ANY and the symbol that stands for it. */
+typedef struct {
+    const char *symbol;
+    int64_t size;
+} fg_dim;
+enum { FG_ANY = -1 };
+
+int fg_expect_dtype(const fg_view *view, unsigned allowed);
+int fg_expect_dtype_of(const fg_view *view, const fg_view *other);
+
+/* `why` says which arguments fix the sizes ("to match feats"), or is NULL. */
+int fg_expect_shape(const fg_view *view, int ndim, const fg_dim *dims, const char *why);
+
+/* Inner stride 1; of an output also rows that do not overlap each other. */
+int fg_expect_rows(const fg_view *view);
+int fg_expect_contiguous(const fg_view *view);
+
+/* ValueError: "name: expected <expected>, got shape (...)". */
+int fg_wrong_shape(const fg_view *view, const char *expected);
+
+/* Outputs are writable, the exporter's own memory, and overlap nothing else. Absent views are skipped. */
+int fg_check_outputs(const fg_view *views, int count);
+
+/* All arrays on one device. */
+int fg_check_devices(const fg_view *views, int count);
+
+#endif

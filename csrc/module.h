@@ -1,0 +1,76 @@
+/*
+ * State of one flexgemm._C module object. Nothing the extension keeps lives outside it.
+ */
+#ifndef FG_MODULE_H
+#define FG_MODULE_H
+
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030B0000
+#endif
+#include <Python.h>
+
+#include "../kernels/flexgemm.h"
+#include "dlpack_abi.h"
+
+/* Every keyword of every function. Interned once per module, so that the parser compares pointers. */
+#define FG_KEYWORDS(X)                                                                                                 \
+    X(a)                                                                                                               \
+    X(array) X(b) X(bias) X(check) X(ci) X(co) X(coords) X(copy) X(device) X(dilation) X(dl_device) X(dtype)           \
+        X(dtype_a) X(dtype_b) X(feats) X(grad_bias) X(grad_feats) X(grad_out) X(grad_weight) X(groups) X(index) X(k)   \
+            X(kernel_size) X(m) X(map) X(max_version) X(mirrored) X(n) X(num_sms) X(offsets) X(out) X(precision) X(q)  \
+                X(rows) X(scale) X(scale_a) X(scale_b) X(scale_given) X(shape) X(stream) X(transposed) X(v) X(weight)  \
+                    X(workspace) X(x)
+
+#define FG_KEYWORD_ENUMERATOR(name) FG_KEYWORD_##name,
+typedef enum { FG_KEYWORDS(FG_KEYWORD_ENUMERATOR) FG_KEYWORD_COUNT } fg_keyword;
+#undef FG_KEYWORD_ENUMERATOR
+
+/* How an array's memory is reached, in order of preference. */
+typedef enum {
+    FG_SOURCE_DEVICE_ARRAY, /* our own */
+    FG_SOURCE_EXCHANGE,     /* DLPack C exchange API (torch) */
+    FG_SOURCE_NUMPY,
+    FG_SOURCE_CUPY,   /* __dlpack__, and a current stream to ask for */
+    FG_SOURCE_DLPACK, /* __dlpack__ */
+} fg_source;
+
+/* What was learnt about a type of arrays, so that it is asked once and not per call. */
+typedef struct {
+    PyTypeObject *type; /* strong: the address cannot be reused while it is in the table */
+    fg_source source;
+    const DLPackExchangeAPI *api; /* with FG_SOURCE_EXCHANGE */
+} fg_type_entry;
+
+enum { FG_TYPE_CACHE_SIZE = 8, FG_NAMED_DTYPE_CACHE_SIZE = 3 };
+
+typedef struct fg_deferred fg_deferred; /* deferred.c */
+
+typedef struct {
+    PyObject *keywords[FG_KEYWORD_COUNT];
+    PyObject *dtypes[FG_DTYPE_COUNT];
+    PyObject *precisions[2]; /* in the order of fg_precision */
+    PyObject *devices[2];    /* "cpu", "cuda" */
+    PyTypeObject *device_array_type;
+    fg_type_entry types[FG_TYPE_CACHE_SIZE];
+    unsigned next_type; /* the entry that the next new type takes */
+    struct {
+        PyTypeObject *scalar; /* ml_dtypes.bfloat16, ... */
+        fg_dtype dtype;
+    } named_dtypes[FG_NAMED_DTYPE_CACHE_SIZE];
+    PyObject *cupy_current_stream; /* cupy.cuda.get_current_stream, once a CuPy array came */
+    fg_deferred *deferred;
+} fg_state;
+
+/* The backend of a kind of device, NULL when it was not built. */
+static inline const fg_backend *fg_backend_of(fg_device_type type) {
+#ifdef FLEXGEMM_WITH_CUDA
+    return type == FG_CUDA ? fg_cuda_backend() : fg_cpu_backend();
+#else
+    return type == FG_CUDA ? NULL : fg_cpu_backend();
+#endif
+}
+
+/* Method tables of the families; module.c adds them all. */
+extern PyMethodDef fg_conv_methods[], fg_gemm_methods[], fg_plan_methods[], fg_voxel_methods[];
+
+#endif

@@ -1,0 +1,193 @@
+/*
+ * The path of every operation from Python objects to the backend and back.
+ *
+ * Arrays are opened first, because they tell the device; the device tells the backend and the stream; and only with
+ * the stream known can __dlpack__ be asked for memory. Then the operation checks shapes and dtypes and fills its
+ * params, outputs are checked against everything else, and the backend runs without the GIL.
+ */
+#include "operation.h"
+
+#include "deferred.h"
+#include "device_array.h"
+#include "error.h"
+
+enum { WORKSPACE_ALIGNMENT = 256 };
+
+/* ---- before ---- */
+
+static int open_views(fg_call *call, const fg_operation *operation, bool with_workspace) {
+    for (int i = 0; i < operation->count; i++) {
+        const unsigned flags = operation->parameters[i].flags;
+        PyObject *value = call->values[i];
+        const bool skipped = i == operation->count - 2 && !with_workspace;
+        if (!(flags & FG_TENSOR) || !value || skipped) continue;
+        if (value == Py_None && (flags & FG_NULLABLE)) continue;
+        const char *name = fg_keyword_name(operation->parameters[i].keyword);
+        if (fg_view_open(call->state, &call->views[i], value, name, (flags & FG_WRITTEN) != 0) < 0) return -1;
+    }
+    return fg_check_devices(call->views, operation->count);
+}
+
+static int find_backend(fg_call *call, const fg_operation *operation) {
+    const fg_view *view = call->views; /* the first parameter of every operation is an array that must be given */
+    const fg_backend *backend = fg_backend_of(view->tensor.device_type);
+    char device[32];
+    fg_device_name(view->tensor.device_type, view->tensor.device_index, device, sizeof device);
+    if (!backend) {
+        PyErr_Format(PyExc_NotImplementedError, "%s: %s is on %s, and this build of flexgemm has no CUDA backend",
+                     operation->name, view->name, device);
+        return -1;
+    }
+    if (!operation->available(backend)) {
+        PyErr_Format(PyExc_NotImplementedError, "%s: not available on %s, where %s is", operation->name, device,
+                     view->name);
+        return -1;
+    }
+    call->backend = backend;
+    return 0;
+}
+
+/* stream=, else the current stream of the first library that has one, else the legacy default stream. */
+static int find_stream(fg_call *call, const fg_operation *operation) {
+    PyObject *given = call->values[operation->count - 1];
+    if (fg_stream_from_object(given, &call->stream) < 0) return -1;
+    call->stream.queue.device_index = call->views->tensor.device_index;
+    if (call->views->tensor.device_type != FG_CUDA || (given && given != Py_None)) return 0;
+    for (int i = 0; i < operation->count; i++) {
+        const fg_view *view = &call->views[i];
+        if (!view->object) continue;
+        void *stream;
+        const int found = fg_stream_of_view(call->state, view, &stream, &call->stream_reference);
+        if (found < 0) return -1;
+        if (found == 0) continue;
+        call->stream.queue.stream = stream;
+        call->stream.owner = call->stream_reference;
+        call->on_cupy_stream = view->source == FG_SOURCE_CUPY;
+        break;
+    }
+    return 0;
+}
+
+static int import_views(fg_call *call, int count) {
+    for (int i = 0; i < count; i++) {
+        fg_view *view = &call->views[i];
+        const bool pending = view->object && (view->source == FG_SOURCE_DLPACK || view->source == FG_SOURCE_CUPY);
+        if (pending && fg_view_import(view, call->stream.queue.stream) < 0) return -1;
+    }
+    return 0;
+}
+
+static int prepare(fg_call *call, const fg_operation *operation, void *params, bool with_workspace) {
+    if (open_views(call, operation, with_workspace) < 0) return -1;
+    if (find_backend(call, operation) < 0) return -1;
+    if (find_stream(call, operation) < 0) return -1;
+    if (import_views(call, operation->count) < 0) return -1;
+    if (operation->fill(call, params) < 0) return -1;
+    return fg_check_outputs(call->views, operation->count);
+}
+
+/* ---- the call ---- */
+
+static PyObject *query(fg_call *call, const fg_operation *operation, const void *params) {
+    size_t bytes = 0;
+    fg_error error;
+    fg_status status;
+    Py_BEGIN_ALLOW_THREADS status = operation->query(call->backend, params, &call->stream.queue, &bytes, &error);
+    Py_END_ALLOW_THREADS if (status != FG_OK) return fg_raise(&error);
+    /* Room to align whatever address the caller's allocator gives. */
+    return PyLong_FromSize_t(bytes > 0 ? bytes + WORKSPACE_ALIGNMENT - 1 : 0);
+}
+
+/* The aligned part of the caller's workspace. */
+static int set_workspace(const fg_view *view, fg_tensor *workspace) {
+    *workspace = (fg_tensor){.present = false};
+    if (!view->tensor.present) return 0;
+    if (fg_expect_dtype(view, FG_BIT(FG_UINT8)) < 0 || fg_expect_contiguous(view) < 0) return -1;
+    const uintptr_t aligned = (view->low + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
+    const int64_t bytes = aligned < view->high ? (int64_t)(view->high - aligned) : 0;
+    *workspace = (fg_tensor){
+        .data = bytes > 0 ? (void *)aligned : NULL,
+        .shape = {bytes},
+        .strides = {1},
+        .ndim = 1,
+        .dtype = FG_UINT8,
+        .device_type = view->tensor.device_type,
+        .device_index = view->tensor.device_index,
+        .present = true,
+    };
+    return 0;
+}
+
+/* DeviceArrays follow the work that uses them: before it, so that it sees their data; after it, in case another thread
+ * moved them to another stream meanwhile. */
+static int join_device_arrays(fg_call *call, int count) {
+    for (int i = 0; i < count; i++) {
+        const fg_view *view = &call->views[i];
+        if (!view->object || view->source != FG_SOURCE_DEVICE_ARRAY) continue;
+        if (fg_device_array_join(view->object, &call->stream) < 0) return -1;
+    }
+    return 0;
+}
+
+/* Borrowed memory may have to outlive this call. CuPy frees memory in the order of its current stream: when that is
+ * where the work was queued, nothing has to wait. */
+static void defer_borrowed(fg_call *call, int count) {
+    bool borrowed = false;
+    for (int i = 0; i < count; i++) {
+        const fg_view *view = &call->views[i];
+        const bool ordered =
+            view->source == FG_SOURCE_EXCHANGE || (view->source == FG_SOURCE_CUPY && call->on_cupy_stream);
+        borrowed = borrowed || (view->managed.pointer && !ordered);
+    }
+    if (borrowed) fg_defer_release(call->state, call->backend, &call->stream.queue, call->views, count);
+}
+
+static PyObject *run(fg_call *call, const fg_operation *operation, const void *params, fg_tensor *workspace) {
+    if (set_workspace(&call->views[operation->count - 2], workspace) < 0) return NULL;
+    if (join_device_arrays(call, operation->count) < 0) return NULL;
+    const size_t room = workspace->present ? (size_t)workspace->shape[0] : 0;
+    size_t bytes = 0;
+    fg_error error;
+    fg_status status;
+    Py_BEGIN_ALLOW_THREADS status = operation->query(call->backend, params, &call->stream.queue, &bytes, &error);
+    if (status == FG_OK && bytes <= room) status = operation->run(call->backend, params, &call->stream.queue, &error);
+    Py_END_ALLOW_THREADS if (call->views->tensor.device_type == FG_CUDA) {
+        defer_borrowed(call, operation->count);
+        if (join_device_arrays(call, operation->count) < 0) return NULL;
+    }
+    if (status != FG_OK) return fg_raise(&error);
+    if (bytes > room) {
+        return PyErr_Format(PyExc_ValueError,
+                            "workspace: expected at least %zu bytes from an address that is a multiple "
+                            "of %d (%s_workspace() returns enough for any address), got %zu",
+                            bytes, (int)WORKSPACE_ALIGNMENT, operation->name, room);
+    }
+    return Py_NewRef(Py_None);
+}
+
+PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+                            PyObject *kwnames, void *params, fg_tensor *workspace) {
+    fg_call call;
+    call.state = PyModule_GetState(module);
+    call.stream_reference = NULL;
+    call.on_cupy_stream = false;
+    for (int i = 0; i < operation->count; i++) {
+        call.views[i].object = NULL;
+        call.views[i].tensor.present = false;
+        call.views[i].managed.pointer = NULL;
+        call.views[i].aligned_copy = NULL;
+    }
+    if (call.state->deferred) fg_collect_deferred(call.state);
+
+    PyObject *result = NULL;
+    if (fg_parse_args(call.state, operation->name, operation->parameters, operation->count, args, nargs, kwnames,
+                      call.values) < 0 ||
+        prepare(&call, operation, params, workspace != NULL) < 0) {
+        goto done;
+    }
+    result = workspace ? run(&call, operation, params, workspace) : query(&call, operation, params);
+done:
+    for (int i = 0; i < operation->count; i++) fg_view_close(&call.views[i]);
+    Py_XDECREF(call.stream_reference);
+    return result;
+}

@@ -1,0 +1,82 @@
+/*
+ * One path for every operation: parse, open the arrays, check, find backend and stream, call, let go. An operation is
+ * its parameter list and one function that checks its arrays and fills its params struct; FG_OPERATION_METHODS makes
+ * the two Python functions out of them, the run and its *_workspace twin.
+ */
+#ifndef FG_OPERATION_H
+#define FG_OPERATION_H
+
+#include "args.h"
+#include "check.h"
+#include "stream.h"
+
+enum { FG_MAX_PARAMETERS = 16 };
+
+/* One call in the making. Arrays and values have the index of their parameter. */
+typedef struct {
+    fg_state *state;
+    PyObject *values[FG_MAX_PARAMETERS];
+    fg_view views[FG_MAX_PARAMETERS];
+    const fg_backend *backend;
+    fg_stream stream;
+    PyObject *stream_reference; /* what stream.owner borrows from, when nobody else holds it */
+    bool on_cupy_stream;        /* the stream is CuPy's current one */
+} fg_call;
+
+typedef struct {
+    const char *name;
+    const fg_parameter *parameters; /* the last two are workspace and stream */
+    int count;
+    /* Checks the opened arrays and fills the params struct (zeroed, workspace excepted). */
+    int (*fill)(fg_call *call, void *params);
+    bool (*available)(const fg_backend *backend);
+    fg_status (*query)(const fg_backend *backend, const void *params, const fg_queue *queue, size_t *bytes,
+                       fg_error *error);
+    fg_status (*run)(const fg_backend *backend, const void *params, const fg_queue *queue, fg_error *error);
+} fg_operation;
+
+/* Runs the operation, with `workspace` pointing into params; or, where that is NULL, returns the bytes it needs. */
+PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+                            PyObject *kwnames, void *params, fg_tensor *workspace);
+
+/* The kinds of parameters that operations have. */
+#define FG_INPUT(name) {FG_KEYWORD_##name, FG_REQUIRED | FG_TENSOR}
+#define FG_INPUT_OR_NONE(name) {FG_KEYWORD_##name, FG_REQUIRED | FG_TENSOR | FG_NULLABLE}
+#define FG_OUTPUT(name) {FG_KEYWORD_##name, FG_REQUIRED | FG_TENSOR | FG_WRITTEN}
+#define FG_OUTPUT_OR_NONE(name) {FG_KEYWORD_##name, FG_REQUIRED | FG_TENSOR | FG_WRITTEN | FG_NULLABLE}
+#define FG_OPTIONAL_INPUT(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY | FG_TENSOR | FG_NULLABLE}
+#define FG_SCALAR(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY}
+#define FG_REQUIRED_SCALAR(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY | FG_REQUIRED}
+#define FG_WORKSPACE_AND_STREAM                                                                                        \
+    {FG_KEYWORD_workspace, FG_KEYWORD_ONLY | FG_TENSOR | FG_WRITTEN | FG_NULLABLE}, FG_SCALAR(stream)
+
+/* Defines py_NAME and py_NAME_workspace from NAME_parameters and NAME_fill. */
+#define FG_DEFINE_OPERATION(op)                                                                                        \
+    static bool op##_available(const fg_backend *backend) { return backend->op && backend->op##_workspace; }           \
+    static fg_status op##_query(const fg_backend *backend, const void *params, const fg_queue *queue, size_t *bytes,   \
+                                fg_error *error) {                                                                     \
+        return backend->op##_workspace(params, queue, bytes, error);                                                   \
+    }                                                                                                                  \
+    static fg_status op##_run(const fg_backend *backend, const void *params, const fg_queue *queue, fg_error *error) { \
+        return backend->op(params, queue, error);                                                                      \
+    }                                                                                                                  \
+    static const fg_operation op##_operation = {                                                                       \
+        #op, op##_parameters, FG_LENGTH(op##_parameters), op##_fill, op##_available, op##_query, op##_run};            \
+    static PyObject *py_##op(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {           \
+        fg_##op##_params params = {0};                                                                                 \
+        return fg_call_operation(&op##_operation, module, args, nargs, kwnames, &params, &params.workspace);           \
+    }                                                                                                                  \
+    static PyObject *py_##op##_workspace(PyObject *module, PyObject *const *args, Py_ssize_t nargs,                    \
+                                         PyObject *kwnames) {                                                          \
+        fg_##op##_params params = {0};                                                                                 \
+        return fg_call_operation(&op##_operation, module, args, nargs, kwnames, &params, NULL);                        \
+    }
+
+/* The two rows of a method table. `signature` is the text between the parentheses. */
+#define FG_OPERATION_METHODS(op, signature, doc)                                                                       \
+    {#op, FG_FASTCALL(py_##op), PyDoc_STR(#op "($module, /, " signature ")\n--\n\n" doc)}, {                           \
+        #op "_workspace", FG_FASTCALL(py_##op##_workspace),                                                            \
+            PyDoc_STR(#op "_workspace($module, /, " signature ")\n--\n\nBytes of workspace that " #op " needs.")       \
+    }
+
+#endif

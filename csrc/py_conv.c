@@ -1,0 +1,180 @@
+/*
+ * Submanifold sparse convolution: forward, input gradient, weight and bias gradient.
+ */
+#include "operation.h"
+
+enum { MAX_KERNEL_VOLUME = 343 }; /* 7^3 */
+
+/* weight or grad_weight: (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), contiguous, seen as (Co, V, Ci). `ci` and `volume` may
+ * be FG_ANY; `why` says what fixes them. */
+static int flatten_weight(const fg_view *view, int64_t co, int64_t volume, int64_t ci, const char *why,
+                          fg_tensor *flat) {
+    const fg_tensor *tensor = &view->tensor;
+    if (tensor->ndim != 3 && tensor->ndim != 5) return fg_wrong_shape(view, "(Co, Kw, Kh, Kd, Ci) or (Co, V, Ci)");
+    const int last = tensor->ndim - 1;
+    fg_dim shape[FG_MAX_NDIM] = {{"Co", co}};
+    int64_t product = 1;
+    for (int i = 1; i < last; i++) {
+        if (tensor->shape[i] < 1 || tensor->shape[i] > MAX_KERNEL_VOLUME) {
+            return fg_wrong_shape(view, "a kernel of 1 to 7 along each axis");
+        }
+        product *= tensor->shape[i];
+        shape[i] = (fg_dim){"K", tensor->shape[i]};
+    }
+    if (product > MAX_KERNEL_VOLUME) return fg_wrong_shape(view, "a kernel volume of at most 343");
+    if (volume != FG_ANY && product != volume) {
+        shape[1] = (fg_dim){"V", volume};
+        shape[2] = (fg_dim){"Ci", ci};
+        return fg_expect_shape(view, 3, shape, why);
+    }
+    shape[last] = (fg_dim){"Ci", ci};
+    if (fg_expect_shape(view, tensor->ndim, shape, why) < 0 || fg_expect_contiguous(view) < 0) return -1;
+    *flat = *tensor;
+    flat->ndim = 3;
+    flat->shape[1] = product;
+    flat->shape[2] = tensor->shape[last];
+    flat->strides[0] = product * flat->shape[2];
+    flat->strides[1] = flat->shape[2];
+    flat->strides[2] = 1;
+    return 0;
+}
+
+/* feats, grad_out, out, grad_feats: rows x channels. Either size may be FG_ANY. */
+static int expect_features(const fg_view *view, int64_t rows, int64_t channels, const char *why) {
+    const fg_dim shape[] = {{"N", rows}, {"C", channels}};
+    if (fg_expect_shape(view, 2, shape, why) < 0 || fg_expect_rows(view) < 0) return -1;
+    return 0;
+}
+
+static int expect_map(const fg_view *view, int64_t volume, int64_t rows, const char *why) {
+    const fg_dim shape[] = {{"V", volume}, {"N", rows}};
+    if (fg_expect_dtype(view, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(view, 2, shape, why) < 0) return -1;
+    return fg_expect_contiguous(view);
+}
+
+static int expect_channels(const fg_view *view, int64_t channels, const char *why) {
+    const fg_dim shape[] = {{"Co", channels}};
+    if (fg_expect_shape(view, 1, shape, why) < 0) return -1;
+    return fg_expect_contiguous(view);
+}
+
+/* ---- forward ---- */
+
+static const fg_parameter conv_forward_parameters[] = {
+    FG_INPUT(feats), FG_INPUT(weight),     FG_INPUT_OR_NONE(bias),  FG_INPUT(map),
+    FG_OUTPUT(out),  FG_SCALAR(precision), FG_WORKSPACE_AND_STREAM,
+};
+
+static int conv_forward_fill(fg_call *call, void *params) {
+    enum { FEATS, WEIGHT, BIAS, MAP, OUT, PRECISION };
+    fg_conv_forward_params *p = params;
+    const fg_view *feats = &call->views[FEATS], *weight = &call->views[WEIGHT], *bias = &call->views[BIAS];
+    const fg_view *map = &call->views[MAP], *out = &call->views[OUT];
+    if (fg_expect_dtype(feats, FG_FLOATS) < 0 || expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
+        fg_expect_dtype_of(weight, feats) < 0 ||
+        flatten_weight(weight, FG_ANY, FG_ANY, feats->tensor.shape[1], "to match feats channels", &p->weight) < 0) {
+        return -1;
+    }
+    const int64_t co = p->weight.shape[0];
+    if (expect_map(map, p->weight.shape[1], FG_ANY, "to match weight") < 0 || fg_expect_dtype_of(out, feats) < 0 ||
+        expect_features(out, map->tensor.shape[1], co, "to match map and weight") < 0) {
+        return -1;
+    }
+    if (bias->tensor.present &&
+        (fg_expect_dtype_of(bias, feats) < 0 || expect_channels(bias, co, "to match weight") < 0)) {
+        return -1;
+    }
+    p->feats = feats->tensor;
+    p->bias = bias->tensor;
+    p->map = map->tensor;
+    p->out = out->tensor;
+    return fg_arg_precision(call->state, call->values[PRECISION], &p->precision);
+}
+
+/* ---- input gradient ---- */
+
+static const fg_parameter conv_dgrad_parameters[] = {
+    FG_INPUT(grad_out),  FG_INPUT(weight),     FG_INPUT(map),           FG_OUTPUT(grad_feats),
+    FG_SCALAR(mirrored), FG_SCALAR(precision), FG_WORKSPACE_AND_STREAM,
+};
+
+static int conv_dgrad_fill(fg_call *call, void *params) {
+    enum { GRAD_OUT, WEIGHT, MAP, GRAD_FEATS, MIRRORED, PRECISION };
+    fg_conv_dgrad_params *p = params;
+    const fg_view *grad_out = &call->views[GRAD_OUT], *weight = &call->views[WEIGHT];
+    const fg_view *map = &call->views[MAP], *grad_feats = &call->views[GRAD_FEATS];
+    if (fg_arg_bool(call->values[MIRRORED], "mirrored", &p->mirrored) < 0 || fg_expect_dtype(grad_out, FG_FLOATS) < 0 ||
+        expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 || fg_expect_dtype_of(weight, grad_out) < 0 ||
+        flatten_weight(weight, grad_out->tensor.shape[1], FG_ANY, FG_ANY, "to match grad_out channels", &p->weight) <
+            0) {
+        return -1;
+    }
+    /* Mirrored means one coordinate set, so that the rows of both sides are the same. */
+    const int64_t rows = p->mirrored ? grad_out->tensor.shape[0] : FG_ANY;
+    const char *why = p->mirrored ? "to match weight and, mirrored, grad_out" : "to match weight";
+    if (expect_map(map, p->weight.shape[1], rows, why) < 0 || fg_expect_dtype_of(grad_feats, grad_out) < 0 ||
+        expect_features(grad_feats, map->tensor.shape[1], p->weight.shape[2], "to match map and weight") < 0) {
+        return -1;
+    }
+    p->grad_out = grad_out->tensor;
+    p->map = map->tensor;
+    p->grad_feats = grad_feats->tensor;
+    return fg_arg_precision(call->state, call->values[PRECISION], &p->precision);
+}
+
+/* ---- weight and bias gradient ---- */
+
+static const fg_parameter conv_wgrad_parameters[] = {
+    FG_INPUT(grad_out),           FG_INPUT(feats),      FG_INPUT(map),           FG_OUTPUT_OR_NONE(grad_weight),
+    FG_OUTPUT_OR_NONE(grad_bias), FG_SCALAR(precision), FG_WORKSPACE_AND_STREAM,
+};
+
+static int conv_wgrad_fill(fg_call *call, void *params) {
+    enum { GRAD_OUT, FEATS, MAP, GRAD_WEIGHT, GRAD_BIAS, PRECISION };
+    fg_conv_wgrad_params *p = params;
+    const fg_view *grad_out = &call->views[GRAD_OUT], *feats = &call->views[FEATS], *map = &call->views[MAP];
+    const fg_view *grad_weight = &call->views[GRAD_WEIGHT], *grad_bias = &call->views[GRAD_BIAS];
+    if (fg_expect_dtype(grad_out, FG_FLOATS) < 0 || expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 ||
+        fg_expect_dtype_of(feats, grad_out) < 0 || expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
+        expect_map(map, FG_ANY, grad_out->tensor.shape[0], "to match grad_out") < 0) {
+        return -1;
+    }
+    const int64_t co = grad_out->tensor.shape[1], volume = map->tensor.shape[0];
+    if (volume < 1 || volume > MAX_KERNEL_VOLUME) return fg_wrong_shape(map, "(V, N) with V of 1 to 343");
+    if (grad_weight->tensor.present && (fg_expect_dtype_of(grad_weight, feats) < 0 ||
+                                        flatten_weight(grad_weight, co, volume, feats->tensor.shape[1],
+                                                       "to match grad_out, map and feats", &p->grad_weight) < 0)) {
+        return -1;
+    }
+    if (grad_bias->tensor.present && (fg_expect_dtype_of(grad_bias, feats) < 0 ||
+                                      expect_channels(grad_bias, co, "to match grad_out channels") < 0)) {
+        return -1;
+    }
+    p->grad_out = grad_out->tensor;
+    p->feats = feats->tensor;
+    p->map = map->tensor;
+    p->grad_bias = grad_bias->tensor;
+    return fg_arg_precision(call->state, call->values[PRECISION], &p->precision);
+}
+
+/* ---- methods ---- */
+
+FG_DEFINE_OPERATION(conv_forward)
+FG_DEFINE_OPERATION(conv_dgrad)
+FG_DEFINE_OPERATION(conv_wgrad)
+
+PyMethodDef fg_conv_methods[] = {
+    FG_OPERATION_METHODS(conv_forward,
+                         "feats, weight, bias, map, out, *, precision='ieee', workspace=None, stream=None",
+                         "out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]"),
+    FG_OPERATION_METHODS(conv_dgrad,
+                         "grad_out, weight, map, grad_feats, *, mirrored=False, precision='ieee', workspace=None, "
+                         "stream=None",
+                         "grad_feats[n] = sum_v weight[:, v, :]^T . grad_out[map[v, n]]; mirrored: with V - 1 - v."),
+    FG_OPERATION_METHODS(
+        conv_wgrad,
+        "grad_out, feats, map, grad_weight, grad_bias, *, precision='ieee', workspace=None, "
+        "stream=None",
+        "grad_weight[:, v, :] = sum_m grad_out[m] (x) feats[map[v, m]]; grad_bias = sum_m grad_out[m]"),
+    {NULL, NULL, 0, NULL},
+};

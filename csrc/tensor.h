@@ -1,0 +1,49 @@
+/*
+ * PyObject -> fg_tensor. A view is opened (who is it, what does it describe), imported if its memory comes through
+ * __dlpack__ (which needs the stream to be known), checked, used, and closed.
+ */
+#ifndef FG_TENSOR_H
+#define FG_TENSOR_H
+
+#include "module.h"
+
+/* A DLPack managed tensor that we own until we call its deleter. One without a deleter is nobody's to own. */
+typedef struct {
+    void *pointer; /* DLManagedTensorVersioned * or DLManagedTensor *; NULL: none */
+    bool versioned;
+} fg_managed;
+
+typedef struct {
+    const char *name; /* of the argument */
+    PyObject *object; /* borrowed from the caller of the function, who keeps it alive */
+    fg_source source;
+    const DLPackExchangeAPI *api; /* with FG_SOURCE_EXCHANGE */
+    fg_tensor tensor;             /* dtype is FG_DTYPE_COUNT when flexgemm has no such dtype */
+    DLDataType dtype;             /* as exported */
+    uintptr_t low, high;          /* address range; equal when there are no elements */
+    bool output;                  /* will be written */
+    bool read_only, copied;       /* the memory may not be written; it is not the object's own */
+    fg_managed managed;
+    PyObject *aligned_copy; /* owned */
+} fg_view;
+
+/* Fills a zeroed view. A FG_SOURCE_CUPY or FG_SOURCE_DLPACK object only tells its device here. */
+int fg_view_open(fg_state *state, fg_view *view, PyObject *object, const char *name, bool output);
+
+/* Asks such an object for its memory, ready for use on `stream` (ignored for the CPU). */
+int fg_view_import(fg_view *view, void *stream);
+
+/* Lets go of what the view still owns. */
+void fg_view_close(fg_view *view);
+
+/* Checks what an exporter says and stores it in the view, strides normalised: NULL and the strides of dimensions of
+ * size 1 become those of a contiguous array. */
+int fg_view_set(fg_view *view, const DLTensor *exported);
+
+void fg_managed_release(fg_managed *managed);
+
+DLDataType fg_dl_dtype(fg_dtype dtype);
+void fg_view_dtype_name(const fg_view *view, char *name, size_t size);            /* "float64" */
+void fg_device_name(fg_device_type type, int32_t index, char *name, size_t size); /* "cpu", "cuda:0" */
+
+#endif

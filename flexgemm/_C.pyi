@@ -1,0 +1,160 @@
+"""The extension. Arrays are anything that speaks DLPack, NumPy arrays, or DeviceArray; outputs are given, not returned.
+
+Every operation checks dtype, rank, shape, device, stride and overlap of its arguments and raises TypeError or
+ValueError naming the argument, what came and what was needed. The device of the arrays picks the backend; what a
+backend lacks raises NotImplementedError. An exporter's own exception passes through, with a note that names the
+argument.
+
+`stream` is an int (a cudaStream_t; 0 and 1 are the legacy default stream, 2 is the per-thread one) or an object with
+`__cuda_stream__`, and must stay alive while work is queued on it; by default it is the current stream of the tensors'
+device in the first of the arrays' libraries that tells it (torch, CuPy), else the legacy default stream.
+
+`<operation>_workspace` takes the operation's own arguments and returns the bytes that `workspace` needs, a contiguous
+uint8 array at any address (the bytes leave room to align it to 256); 0 means that none is needed and None may be
+passed.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+Array = Any
+Stream = Any
+
+class DeviceArray:
+    """A contiguous array of up to 5 dimensions in CUDA memory owned by flexgemm. Exports DLPack.
+
+    Allocation and release are stream-ordered. The array follows the streams that it is used on: a new one waits for
+    the last one, and the memory is released on the last one.
+    """
+
+    @classmethod
+    def empty(cls, shape: Sequence[int], dtype: str, *, device: int = 0, stream: Stream = None) -> DeviceArray: ...
+    @classmethod
+    def from_numpy(cls, array: NDArray[Any], *, device: int = 0, stream: Stream = None) -> DeviceArray:
+        """Copies the array, C-contiguous or not; on return the source may change."""
+    def numpy(self, *, stream: Stream = None) -> NDArray[Any]:
+        """Copies to the host on the stream (by default the last one that used the array) and synchronises it."""
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def reshape(self, shape: Sequence[int]) -> DeviceArray:
+        """A view of the same memory."""
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+def build_info() -> dict[str, Any]:
+    """version, source_sha256, cuda (toolkit version or None), cuda_archs (list), compiler, abi."""
+
+def device_count() -> int:
+    """CUDA devices; 0 without a driver or in a CPU-only build."""
+
+def device_info(device: str = "cpu", index: int = 0) -> dict[str, Any]:
+    """name, compute_capability, num_sms, memory_bytes, l2_bytes, driver_version, runtime_version."""
+
+def neighbor_map(
+    coords: Array,
+    map: Array,
+    *,
+    shape: Sequence[int],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool = False,
+    check: bool = False,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> None:
+    """coords (N, 4) int32 [batch, x, y, z]; shape (B, W, H, D); map (V, N) int32 out."""
+
+def conv_forward(
+    feats: Array,
+    weight: Array,
+    bias: Array | None,
+    map: Array,
+    out: Array,
+    *,
+    precision: str = "ieee",
+    workspace: Array = None,
+    stream: Stream = None,
+) -> None:
+    """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co)."""
+
+def conv_dgrad(
+    grad_out: Array,
+    weight: Array,
+    map: Array,
+    grad_feats: Array,
+    *,
+    mirrored: bool = False,
+    precision: str = "ieee",
+    workspace: Array = None,
+    stream: Stream = None,
+) -> None:
+    """grad_out (M, Co), map (V, N), grad_feats (N, Ci)."""
+
+def conv_wgrad(
+    grad_out: Array,
+    feats: Array,
+    map: Array,
+    grad_weight: Array | None,
+    grad_bias: Array | None,
+    *,
+    precision: str = "ieee",
+    workspace: Array = None,
+    stream: Stream = None,
+) -> None:
+    """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co)."""
+
+def gemm(
+    a: Array,
+    b: Array,
+    out: Array,
+    *,
+    scale_a: Array | None = None,
+    scale_b: Array | None = None,
+    bias: Array | None = None,
+    offsets: Array | None = None,
+    dtype_a: str | None = None,
+    dtype_b: str | None = None,
+    precision: str = "ieee",
+    workspace: Array = None,
+    stream: Stream = None,
+) -> None:
+    """out = scale_a scale_b A.B^T + bias. Dense: a (M, K), b (N, K). With offsets (G,) or (G + 1,): b (G, N, K), rows
+    offsets[g]:offsets[g+1] of a belong to group g. scale_a: () or (1,) per tensor, (M,) per row; scale_b likewise with
+    N, or (G,) and (G, N). bias (N,) or (G, N). dtype_a, dtype_b name the dtype behind uint8 arrays."""
+
+def quantize(
+    x: Array,
+    q: Array,
+    scale: Array,
+    *,
+    scale_given: bool = False,
+    dtype: str | None = None,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> None:
+    """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row. dtype names a uint8 q."""
+
+def neighbor_map_workspace(*args: Any, **kwargs: Any) -> int: ...
+def conv_forward_workspace(*args: Any, **kwargs: Any) -> int: ...
+def conv_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
+def conv_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
+def gemm_workspace(*args: Any, **kwargs: Any) -> int: ...
+def quantize_workspace(*args: Any, **kwargs: Any) -> int: ...
+def plan_conv(*, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int) -> dict[str, int]: ...
+def plan_conv_wgrad(*, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int) -> dict[str, int]: ...
+def plan_gemm(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, int]: ...

@@ -1,0 +1,26 @@
+"""flexgemm: submanifold sparse 3-D convolution and FP8 products, in hand-written C and CUDA C.
+
+The functions take and give arrays of torch, NumPy, CuPy or JAX alike (docs/api.md). Importing this package imports
+NumPy and the extension, nothing else; `flexgemm.torch` holds what only torch needs and is imported on demand.
+"""
+
+from flexgemm._C import DeviceArray, build_info, device_count, device_info
+from flexgemm.conv import submanifold_conv3d, submanifold_conv3d_backward
+from flexgemm.gemm import gemm_nt, m_grouped_gemm_nt, quantize
+from flexgemm.voxel import NeighborMap, neighbor_map
+
+__version__: str = build_info()["version"]
+
+__all__ = [
+    "DeviceArray",
+    "NeighborMap",
+    "build_info",
+    "device_count",
+    "device_info",
+    "gemm_nt",
+    "m_grouped_gemm_nt",
+    "neighbor_map",
+    "quantize",
+    "submanifold_conv3d",
+    "submanifold_conv3d_backward",
+]

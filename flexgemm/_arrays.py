@@ -1,0 +1,398 @@
+"""One small adapter per array library, so that every operation is written once.
+
+The extension computes on arrays that exist already; what differs between torch, NumPy, CuPy, JAX and DeviceArray is
+how an output is allocated, how a strided array is made contiguous, and how a result is handed back. `library_of`
+recognises an array by its type, without importing a library that the caller has not imported, and remembers the
+answer per type: for a torch tensor it costs one dictionary lookup.
+
+An operation goes: library_of(first array) -> rows()/contiguous() of its inputs -> empty() for its outputs ->
+workspace() -> the extension -> result().
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from flexgemm import _C
+
+Array = Any
+Stream = Any
+
+_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+_DTYPES = ("float32", "float16", "int32", "int64", "uint8", *_ML_DTYPES)
+
+
+def dtype_name(dtype: Any, name: str, allowed: tuple[str, ...]) -> str:
+    """The name that NumPy, ml_dtypes and torch share, of a name, a NumPy dtype or a torch dtype."""
+    if isinstance(dtype, str):
+        result = dtype
+    elif type(dtype).__module__ == "torch":
+        result = str(dtype).removeprefix("torch.")
+    else:
+        try:
+            result = np.dtype(dtype).name
+        except TypeError:
+            result = repr(dtype)
+    if result not in allowed:
+        raise ValueError(f"{name}: expected {' or '.join(allowed)}, got {result}")
+    return result
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of a name; bfloat16 and float8 are those of ml_dtypes, imported on first use."""
+    if name not in _ML_DTYPES:
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ImportError(f"NumPy arrays of {name} need ml_dtypes: pip install ml_dtypes") from error
+    result: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return result
+
+
+def cuda_index(device: str | None) -> int | None:
+    """The index of "cuda" or "cuda:1"; None for "cpu" and None."""
+    if device is None or device == "cpu":
+        return None
+    match = re.fullmatch(r"cuda(?::(\d+))?", str(device))
+    if match is None:
+        raise ValueError(f"device: expected 'cpu', 'cuda' or 'cuda:<index>', got {device!r}")
+    number, count = int(match[1] or 0), _C.device_count()
+    if number >= count:
+        raise RuntimeError(f"device: {device!r} asked for, but this build sees {count} CUDA devices")
+    return number
+
+
+class Library:
+    """An array library. Stateless, but for the stream that `bind` ties to one call."""
+
+    name: str
+    array_types: tuple[type, ...]
+    immutable = False
+
+    def __init__(self) -> None:
+        self.known: set[type] = set()  # types accepted before
+        self.stream: Stream = None  # None: the library's current stream
+
+    def bind(self, x: Array, device: str | None, stream: Stream) -> Library:
+        """The adapter for one call whose first array is x, with the caller's device= and stream=."""
+        if device is not None:
+            raise ValueError(f"device: only NumPy arrays are moved; {self.name} arrays are computed where they are")
+        if stream is None:
+            return self
+        bound = type(self)()
+        bound.stream = stream
+        return bound
+
+    def accept(self, x: Array, name: str) -> None:
+        """Raises unless x is an array of this library that the extension can read."""
+        if type(x) not in self.known:
+            if not isinstance(x, self.array_types):
+                got = f"{type(x).__module__}.{type(x).__qualname__}"
+                raise TypeError(f"{name}: expected a {self.name} array like the first argument, got {got}")
+            self.known.add(type(x))
+
+    def dtype(self, x: Array) -> str:
+        return str(x.dtype)
+
+    def storage(self, dtype: str) -> str:
+        """The dtype that holds `dtype` in this library: uint8 where it has no float8."""
+        return dtype
+
+    def rows(self, x: Array, name: str) -> Array:
+        """x for the extension, with an innermost stride of 1: x itself where it has that, else a copy."""
+        return self.contiguous(x, name)
+
+    def contiguous(self, x: Array, name: str) -> Array:
+        """x for the extension, contiguous: x itself where it is, else a copy."""
+        raise NotImplementedError
+
+    def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
+        """An uninitialised array for the extension to write, where `like` is; dtype None: that of `like`."""
+        raise NotImplementedError
+
+    def workspace(self, nbytes: int, like: Array) -> Array | None:
+        return self.empty((nbytes,), "uint8", like) if nbytes else None
+
+    def result(self, x: Array) -> Array:
+        """An array from `empty`, as the caller wants it."""
+        return x
+
+    def output(self, out: Array | None, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
+        """What the extension writes when the caller may have given out=."""
+        if out is None:
+            return self.empty(shape, dtype, like)
+        if self.immutable:
+            raise TypeError(f"out: {self.name} arrays are immutable; leave it out and take the returned array")
+        self.accept(out, "out")
+        return out
+
+    def needs_grad(self, *arrays: Array | None) -> bool:
+        """Whether autograd must record an operation on these."""
+        return False
+
+
+class NumpyLibrary(Library):
+    name = "NumPy"
+    array_types = (np.ndarray, np.generic)
+
+    def bind(self, x: Array, device: str | None, stream: Stream) -> Library:
+        number = cuda_index(device)
+        return self if number is None else NumpyOnCuda(number, stream)
+
+    def dtype(self, x: Array) -> str:
+        return str(x.dtype.name)
+
+    def rows(self, x: Array, name: str) -> Array:
+        self.accept(x, name)
+        if x.ndim and x.shape[-1] > 1 and x.strides[-1] != x.itemsize:
+            return np.ascontiguousarray(x)
+        return x
+
+    def contiguous(self, x: Array, name: str) -> Array:
+        self.accept(x, name)
+        return np.asarray(x, order="C")
+
+    def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
+        return np.empty(shape, like.dtype if dtype is None else numpy_dtype(dtype))
+
+
+class DeviceLibrary(Library):
+    """flexgemm's own CUDA arrays: always contiguous, allocated and freed in the order of their stream."""
+
+    name = "DeviceArray"
+    array_types = (_C.DeviceArray,)
+
+    def contiguous(self, x: Array, name: str) -> Array:
+        self.accept(x, name)
+        return x
+
+    def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
+        return _C.DeviceArray.empty(shape, dtype or like.dtype, device=like.device, stream=self.stream)
+
+
+class NumpyOnCuda(Library):
+    """NumPy arrays computed on a GPU: copied up, computed there, copied back."""
+
+    name = "NumPy"
+    array_types = (np.ndarray, np.generic, _C.DeviceArray)
+
+    def __init__(self, number: int, stream: Stream) -> None:
+        super().__init__()
+        self.number = number
+        self.stream = stream
+        self.host_out: Array | None = None
+
+    def contiguous(self, x: Array, name: str) -> Array:
+        self.accept(x, name)
+        if isinstance(x, _C.DeviceArray):
+            return x
+        host = np.asarray(x, order="C")
+        return _C.DeviceArray.from_numpy(host, device=self.number, stream=self.stream)
+
+    def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
+        return _C.DeviceArray.empty(shape, dtype or like.dtype, device=self.number, stream=self.stream)
+
+    def output(self, out: Array | None, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
+        result = self.empty(shape, dtype, like)
+        if out is not None:
+            self.accept(out, "out")
+            if not isinstance(out, np.ndarray) or out.shape != shape or out.dtype.name != result.dtype:
+                raise ValueError(f"out: expected {shape} {result.dtype}, got {out.shape} {out.dtype}")
+            if not out.flags.writeable:
+                raise ValueError("out: expected a writable array, got a read-only one")
+            self.host_out = out
+        return result
+
+    def result(self, x: Array) -> Array:
+        if self.host_out is None:
+            return x.numpy(stream=self.stream)
+        np.copyto(self.host_out, x.numpy(stream=self.stream))
+        return self.host_out
+
+
+class TorchLibrary(Library):
+    name = "torch"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.torch = torch = sys.modules["torch"]
+        self.array_types = (torch.Tensor,)
+        self.strided = torch.strided
+        self.dtypes = {getattr(torch, name): name for name in _DTYPES}
+        self.by_name = {name: dtype for dtype, name in self.dtypes.items()}
+        # Without the exchange API a tensor is exported by __dlpack__, which refuses tensors that require grad.
+        self.detaches = not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+    def bind(self, x: Array, device: str | None, stream: Stream) -> Library:
+        if device is None and stream is None:
+            return self
+        super().bind(x, device, stream)
+        return TorchOnStream(x, stream) if x.is_cuda else self
+
+    def accept(self, x: Array, name: str) -> None:
+        super().accept(x, name)
+        # The exchange API hands out the raw memory, whatever view of it the tensor is.
+        if x.layout is not self.strided:
+            raise TypeError(f"{name}: expected a dense (strided) tensor, got layout {x.layout}; call .to_dense()")
+        if x.is_neg() or x.dtype.is_complex:
+            what = "complex" if x.dtype.is_complex else "lazily negated"
+            raise TypeError(f"{name}: expected a real tensor without a negative bit, got a {what} one")
+
+    def dtype(self, x: Array) -> str:
+        return self.dtypes.get(x.dtype) or str(x.dtype)
+
+    def rows(self, x: Array, name: str) -> Array:
+        self.accept(x, name)
+        if not (x.is_contiguous() or x.stride()[-1] == 1):
+            x = x.contiguous()
+        return x.detach() if self.detaches else x
+
+    def contiguous(self, x: Array, name: str) -> Array:
+        self.accept(x, name)
+        if not x.is_contiguous():
+            x = x.contiguous()
+        return x.detach() if self.detaches else x
+
+    def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
+        if dtype is None:
+            return like.new_empty(shape)
+        return self.torch.empty(shape, dtype=self.by_name[dtype], device=like.device)
+
+    def needs_grad(self, *arrays: Array | None) -> bool:
+        if self.torch.is_grad_enabled():
+            for x in arrays:
+                if getattr(x, "requires_grad", False):
+                    return True
+        return False
+
+
+def torch_scope(x: Array, stream: Stream) -> Any:
+    """A context in which `stream`, of the device of tensor x, is torch's current one."""
+    cuda = sys.modules["torch"].cuda
+    pointer = index(stream) if hasattr(stream, "__index__") else stream.__cuda_stream__()[1]
+    # 0 and 1 are the legacy default stream.
+    return cuda.stream(cuda.ExternalStream(pointer, x.device) if pointer > 1 else cuda.default_stream(x.device))
+
+
+class TorchOnStream(TorchLibrary):
+    """torch with an explicit stream=: what is allocated or copied for the call belongs to that stream too."""
+
+    def __init__(self, x: Array, stream: Stream) -> None:
+        super().__init__()
+        self.stream = stream
+        self.scope = torch_scope(x, stream)
+
+    def rows(self, x: Array, name: str) -> Array:
+        with self.scope:
+            return super().rows(x, name)
+
+    def contiguous(self, x: Array, name: str) -> Array:
+        with self.scope:
+            return super().contiguous(x, name)
+
+    def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
+        with self.scope:
+            return super().empty(shape, dtype, like)
+
+
+class CupyLibrary(Library):
+    name = "CuPy"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cupy = sys.modules["cupy"]
+        self.array_types = (self.cupy.ndarray,)
+
+    def storage(self, dtype: str) -> str:
+        return "uint8" if dtype.startswith("float8") else dtype
+
+    def rows(self, x: Array, name: str) -> Array:
+        self.accept(x, name)
+        if x.ndim and x.shape[-1] > 1 and x.strides[-1] != x.itemsize:
+            return self.contiguous(x, name)
+        return x
+
+    def contiguous(self, x: Array, name: str) -> Array:
+        self.accept(x, name)
+        with x.device:
+            return self.cupy.ascontiguousarray(x)
+
+    def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
+        with like.device:
+            return self.cupy.empty(shape, like.dtype if dtype is None else numpy_dtype(self.storage(dtype)))
+
+
+class JaxLibrary(Library):
+    """JAX arrays are immutable: results are written to a NumPy array or a DeviceArray, which JAX then takes over."""
+
+    name = "JAX"
+    immutable = True
+    device: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jax = sys.modules["jax"]
+        self.array_types = (self.jax.Array,)
+
+    def bind(self, x: Array, device: str | None, stream: Stream) -> Library:
+        super().bind(x, device, None)
+        bound = JaxLibrary()
+        bound.stream = stream
+        bound.accept(x, "the first argument")
+        (bound.device,) = x.devices()
+        return bound
+
+    def accept(self, x: Array, name: str) -> None:
+        super().accept(x, name)
+        if isinstance(x, self.jax.core.Tracer):
+            raise TypeError(f"{name}: expected a concrete JAX array, got a tracer; call flexgemm outside jax.jit")
+
+    def contiguous(self, x: Array, name: str) -> Array:
+        self.accept(x, name)
+        return np.asarray(x) if self.device.platform == "cpu" else x
+
+    def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
+        name = dtype or like.dtype.name
+        if self.device.platform == "cpu":
+            return np.empty(shape, numpy_dtype(name))
+        return _C.DeviceArray.empty(shape, name, device=self.device.local_hardware_id, stream=self.stream)
+
+    def result(self, x: Array) -> Array:
+        if isinstance(x, np.ndarray):
+            return self.jax.device_put(x, self.device)
+        return self.jax.dlpack.from_dlpack(x)
+
+
+_LIBRARIES: dict[type, Library] = {np.ndarray: NumpyLibrary(), _C.DeviceArray: DeviceLibrary()}
+_BY_MODULE: dict[str, type[Library]] = {
+    "numpy": NumpyLibrary,
+    "torch": TorchLibrary,
+    "cupy": CupyLibrary,
+    "jax": JaxLibrary,
+    "jaxlib": JaxLibrary,
+}
+
+
+def library_of(x: Array, name: str, device: str | None = None, stream: Stream = None) -> Library:
+    """The adapter of x's library for one call. Raises TypeError naming the argument when x is no array."""
+    library = _LIBRARIES.get(type(x))
+    if library is None:
+        library = _recognise(x, name)
+    return library.bind(x, device, stream)
+
+
+def _recognise(x: Array, name: str) -> Library:
+    for base in type(x).__mro__:
+        make = _BY_MODULE.get(base.__module__.partition(".")[0])
+        if make is not None:
+            library = make()
+            if isinstance(x, library.array_types):
+                return _LIBRARIES.setdefault(type(x), library)
+    got = f"{type(x).__module__}.{type(x).__qualname__}"
+    raise TypeError(f"{name}: expected an array of NumPy, torch, CuPy, JAX or a DeviceArray, got {got}")

@@ -1,0 +1,176 @@
+"""Submanifold sparse 3-D convolution (Graham, Engelcke, van der Maaten, CVPR 2018) over a neighbour map.
+
+    out[n] = bias + sum_v weight[:, v, :] . feats[map[v, n]]
+
+where offsets without a neighbour contribute nothing, so that the sites of the output are those of the input.
+"""
+
+from __future__ import annotations
+
+from flexgemm import _C
+from flexgemm._arrays import Array, Library, Stream, library_of
+from flexgemm.voxel import NeighborMap
+
+
+def submanifold_conv3d(
+    feats: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    neighbor_map: NeighborMap,
+    out: Array | None = None,
+    precision: str = "ieee",
+    stream: Stream = None,
+) -> Array:
+    """Submanifold convolution of the features of N voxels.
+
+    feats: (N, Ci) float32, float16 or bfloat16; rows may be strided.
+    weight: (Co, Kw, Kh, Kd, Ci) of the same dtype, Kw, Kh, Kd being neighbor_map.kernel_size.
+    bias: (Co) of the same dtype, or None.
+    out: (N, Co) to write into; by default a new array of the library of feats.
+    precision: of float32 products: "ieee" is true float32, "tf32" rounds the factors to TF32. Sums are float32.
+    stream: a CUDA stream instead of the array library's current one.
+
+    Returns (N, Co). Deterministic: the same input gives the same bits. torch tensors that require grad are recorded
+    by autograd (flexgemm.torch). NumPy arrays over a map that was built with device="cuda" are computed on that GPU.
+
+    Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes, devices, an output that is
+    read-only or overlaps an input, by argument name.
+    """
+    library = library_of(feats, "feats", _device(neighbor_map, feats), stream)
+    if library.needs_grad(feats, weight, bias):
+        if out is not None:
+            raise ValueError("out: cannot be given when feats, weight or bias require grad")
+        from flexgemm.torch import ops
+
+        return ops.submanifold_conv3d(
+            feats, weight, bias, neighbor_map=neighbor_map, precision=precision, stream=stream
+        )
+    return forward(library, feats, weight, bias, neighbor_map, out, precision)
+
+
+def submanifold_conv3d_backward(
+    grad_out: Array,
+    feats: Array,
+    weight: Array,
+    *,
+    neighbor_map: NeighborMap,
+    needs_grad: tuple[bool, bool, bool] = (True, True, True),
+    precision: str = "ieee",
+    stream: Stream = None,
+) -> tuple[Array | None, Array | None, Array | None]:
+    """The gradients of `submanifold_conv3d` in feats, weight and bias.
+
+    grad_out: (N, Co), the gradient of the output; feats, weight, precision, stream as in the forward pass.
+    needs_grad: which of the three gradients to compute.
+
+    Returns (grad_feats (N, Ci), grad_weight like weight, grad_bias (Co)), None where needs_grad is False.
+    Deterministic; sums are float32. Raises as `submanifold_conv3d` does.
+    """
+    library = library_of(feats, "feats", _device(neighbor_map, feats), stream)
+    return backward(library, grad_out, feats, weight, neighbor_map, needs_grad, precision)
+
+
+def forward(
+    library: Library,
+    feats: Array,
+    weight: Array,
+    bias: Array | None,
+    neighbor_map: NeighborMap,
+    out: Array | None,
+    precision: str,
+) -> Array:
+    """`submanifold_conv3d` without autograd."""
+    feats = library.rows(feats, "feats")
+    weight = library.contiguous(weight, "weight")
+    if bias is not None:
+        bias = library.contiguous(bias, "bias")
+    rows = _check_shapes(feats, weight, neighbor_map)
+    map = neighbor_map.native
+    stream = library.stream
+    out = library.output(out, (rows, weight.shape[0]), None, feats)
+    nbytes = _C.conv_forward_workspace(feats, weight, bias, map, out, precision=precision, stream=stream)
+    workspace = library.workspace(nbytes, feats) if nbytes else None
+    _C.conv_forward(feats, weight, bias, map, out, precision=precision, workspace=workspace, stream=stream)
+    return library.result(out)
+
+
+def backward(
+    library: Library,
+    grad_out: Array,
+    feats: Array,
+    weight: Array,
+    neighbor_map: NeighborMap,
+    needs_grad: tuple[bool, bool, bool],
+    precision: str,
+) -> tuple[Array | None, Array | None, Array | None]:
+    """`submanifold_conv3d_backward` with the library already bound."""
+    grad_out = library.rows(grad_out, "grad_out")
+    feats = library.rows(feats, "feats")
+    weight = library.contiguous(weight, "weight")
+    rows = _check_shapes(feats, weight, neighbor_map)
+    if tuple(grad_out.shape) != (rows, weight.shape[0]):
+        raise ValueError(f"grad_out: expected {(rows, weight.shape[0])}, got {tuple(grad_out.shape)}")
+    stream = library.stream
+    grad_feats = grad_weight = grad_bias = None
+
+    if needs_grad[0]:
+        mirrored = neighbor_map.mirrored
+        map = neighbor_map.native if mirrored else neighbor_map.native_transposed(stream)
+        grad_feats = library.empty(tuple(feats.shape), None, feats)
+        nbytes = _C.conv_dgrad_workspace(
+            grad_out, weight, map, grad_feats, mirrored=mirrored, precision=precision, stream=stream
+        )
+        workspace = library.workspace(nbytes, feats) if nbytes else None
+        _C.conv_dgrad(
+            grad_out,
+            weight,
+            map,
+            grad_feats,
+            mirrored=mirrored,
+            precision=precision,
+            workspace=workspace,
+            stream=stream,
+        )
+        grad_feats = library.result(grad_feats)
+
+    if needs_grad[1] or needs_grad[2]:
+        map = neighbor_map.native
+        grad_weight = library.empty(tuple(weight.shape), None, weight) if needs_grad[1] else None
+        grad_bias = library.empty((weight.shape[0],), None, weight) if needs_grad[2] else None
+        nbytes = _C.conv_wgrad_workspace(
+            grad_out, feats, map, grad_weight, grad_bias, precision=precision, stream=stream
+        )
+        workspace = library.workspace(nbytes, feats) if nbytes else None
+        _C.conv_wgrad(
+            grad_out, feats, map, grad_weight, grad_bias, precision=precision, workspace=workspace, stream=stream
+        )
+        grad_weight = library.result(grad_weight) if needs_grad[1] else None
+        grad_bias = library.result(grad_bias) if needs_grad[2] else None
+
+    return grad_feats, grad_weight, grad_bias
+
+
+def check_map(neighbor_map: NeighborMap) -> None:
+    if not isinstance(neighbor_map, NeighborMap):
+        got = f"{type(neighbor_map).__module__}.{type(neighbor_map).__qualname__}"
+        raise TypeError(f"neighbor_map: expected a NeighborMap, got {got}")
+
+
+def _device(neighbor_map: NeighborMap, feats: Array) -> str | None:
+    """Where the map sends NumPy features; a DeviceArray is there already."""
+    check_map(neighbor_map)
+    return None if isinstance(feats, _C.DeviceArray) else neighbor_map.device
+
+
+def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap) -> int:
+    """What the extension cannot see: it is given V, not the kernel's axes. Returns the number of voxels."""
+    rows = neighbor_map.native.shape[1]
+    if len(feats.shape) != 2 or feats.shape[0] != rows:
+        raise ValueError(f"feats: expected ({rows}, Ci) to match neighbor_map, got {tuple(feats.shape)}")
+    shape = tuple(weight.shape)
+    expected = (*neighbor_map.kernel_size, feats.shape[1])
+    if len(shape) != 5 or shape[1:] != expected:
+        need = ", ".join(str(n) for n in expected)
+        raise ValueError(f"weight: expected (Co, {need}) to match neighbor_map and feats, got {shape}")
+    return int(rows)

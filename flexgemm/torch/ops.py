@@ -1,0 +1,85 @@
+"""torch.autograd over the array-neutral operations, on torch's current stream and the tensors' device."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from flexgemm import conv
+from flexgemm._arrays import Stream, library_of, torch_scope
+from flexgemm.voxel import NeighborMap
+
+
+class _SubmanifoldConv3d(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        feats: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        neighbor_map: NeighborMap,
+        precision: str,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(feats, weight)
+        ctx.neighbor_map = neighbor_map
+        ctx.precision = precision
+        library = library_of(feats, "feats")
+        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, precision)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        feats, weight = ctx.saved_tensors
+        library = library_of(feats, "feats")
+        needs_grad = ctx.needs_input_grad[:3]
+        grads = conv.backward(library, grad_out, feats, weight, ctx.neighbor_map, needs_grad, ctx.precision)
+        return *grads, None, None
+
+
+def submanifold_conv3d(
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    neighbor_map: NeighborMap,
+    precision: str | None = None,
+    stream: Stream = None,
+) -> torch.Tensor:
+    """`flexgemm.submanifold_conv3d` of torch tensors, differentiable once in feats, weight and bias.
+
+    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None -> (N, Co); float32, float16 or bfloat16.
+    precision: of float32 products, forward and backward; by default torch's own setting at the time of the call,
+        torch.backends.cuda.matmul.fp32_precision (which allow_tf32 and set_float32_matmul_precision set too).
+    stream: a CUDA stream instead of torch's current one, forward and backward.
+
+    Raises TypeError and ValueError by argument name; TypeError for tensors that are sparse, complex or lazily negated.
+    """
+    if not isinstance(feats, torch.Tensor):
+        raise TypeError(f"feats: expected a torch.Tensor, got {type(feats).__module__}.{type(feats).__qualname__}")
+    conv.check_map(neighbor_map)
+    if precision is None:
+        precision = float32_precision() if feats.dtype is torch.float32 else "ieee"
+    library = library_of(feats, "feats", stream=stream)
+    if not library.needs_grad(feats, weight, bias):
+        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, precision)
+        return out
+    # The stream that is current in the forward pass is the one on which autograd runs the backward pass.
+    on_stream = contextlib.nullcontext() if stream is None or not feats.is_cuda else torch_scope(feats, stream)
+    apply: Any = _SubmanifoldConv3d.apply  # torch leaves it untyped
+    with on_stream:
+        result: torch.Tensor = apply(feats, weight, bias, neighbor_map, precision)
+    return result
+
+
+def float32_precision() -> str:
+    """What torch's settings ask of float32 products on CUDA: "tf32" or "ieee"."""
+    matmul = torch.backends.cuda.matmul
+    try:
+        tf32 = matmul.fp32_precision == "tf32"
+    except AttributeError:  # torch before 2.9 knows allow_tf32 only
+        tf32 = matmul.allow_tf32
+    return "tf32" if tf32 else "ieee"

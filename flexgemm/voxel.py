@@ -1,0 +1,156 @@
+"""Neighbour maps: which voxel lies where a convolution kernel looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import Any, cast
+
+from flexgemm import _C
+from flexgemm._arrays import Array, Library, Stream, library_of
+
+Triple = tuple[int, int, int]
+
+
+class NeighborMap:
+    """Where each voxel's neighbours are: built once by `neighbor_map`, used by every layer on the same coordinates.
+
+    `map` is (V, N) int32: `map[v, n]` is the row of the voxel at `coords[n] + (k - K // 2) * dilation`, where
+    `v = (kx * Kh + ky) * Kd + kz`, or -1 where there is none. It is of the array library of `coords`; for NumPy
+    coordinates with device="cuda" it stays on the GPU and is copied to the host when `map` is first read.
+
+    The coordinates are kept, not copied: do not change them in place.
+    """
+
+    coords: Array  # (N, 4) int32, as given
+    shape: tuple[int, int, int, int]  # B, W, H, D
+    kernel_size: Triple  # Kw, Kh, Kd
+    dilation: Triple  # dw, dh, dd
+    kernel_volume: int  # V = Kw * Kh * Kd
+    mirrored: bool  # every kernel axis is odd: the gradient uses the map itself, read backwards
+    device: str | None  # the device= of NumPy coordinates
+    native: Array  # the map as the extension takes it
+
+    def __init__(
+        self,
+        coords: Array,
+        shape: tuple[int, int, int, int],
+        kernel_size: Triple,
+        dilation: Triple,
+        *,
+        check: bool = False,
+        device: str | None = None,
+        stream: Stream = None,
+    ) -> None:
+        self.coords = coords
+        self.shape = shape
+        self.kernel_size = kernel_size
+        self.dilation = dilation
+        self.kernel_volume = kernel_size[0] * kernel_size[1] * kernel_size[2]
+        self.mirrored = all(k % 2 == 1 for k in kernel_size)
+        self.device = device
+        self._native_transposed: Array | None = None
+        self._map: Array | None = None
+        self._transposed_map: Array | None = None
+        self.native = self._build(False, check, stream)
+
+    @property
+    def map(self) -> Array:
+        """(V, N) int32, -1 = no neighbour."""
+        if self._map is None:
+            self._map = self._library(None).result(self.native)
+        return self._map
+
+    @property
+    def transposed_map(self) -> Array:
+        """(V, N) int32: the map with negated offsets, `map[::-1]` when every kernel axis is odd. Built on first use."""
+        if self._transposed_map is None:
+            self._transposed_map = self._library(None).result(self.native_transposed())
+        return self._transposed_map
+
+    @property
+    def num_pairs(self) -> int:
+        """The entries of `map` that are not -1. Copies one number, or a DeviceArray's whole map, to the host."""
+        pairs = self.map.numpy() if isinstance(self.map, _C.DeviceArray) else self.map
+        return int((pairs >= 0).sum())
+
+    def native_transposed(self, stream: Stream = None) -> Array:
+        """The transposed map as the extension takes it."""
+        if self._native_transposed is None:
+            self._native_transposed = self._build(True, False, stream)
+        return self._native_transposed
+
+    def _library(self, stream: Stream) -> Library:
+        return library_of(self.coords, "coords", self.device, stream)
+
+    def _build(self, transposed: bool, check: bool, stream: Stream) -> Array:
+        library = self._library(stream)
+        coords = library.contiguous(self.coords, "coords")
+        if len(coords.shape) != 2 or coords.shape[1] != 4:
+            raise ValueError(f"coords: expected (N, 4) [batch, x, y, z], got {tuple(coords.shape)}")
+        result = library.empty((self.kernel_volume, coords.shape[0]), "int32", coords)
+        options: dict[str, Any] = {
+            "shape": self.shape,
+            "kernel_size": self.kernel_size,
+            "dilation": self.dilation,
+            "transposed": transposed,
+            "check": check,
+            "stream": library.stream,
+        }
+        nbytes = _C.neighbor_map_workspace(coords, result, **options)
+        _C.neighbor_map(coords, result, workspace=library.workspace(nbytes, coords), **options)
+        return result
+
+    def __len__(self) -> int:
+        return int(self.coords.shape[0])
+
+    def __repr__(self) -> str:
+        return (
+            f"NeighborMap({len(self)} voxels in {self.shape}, kernel_size={self.kernel_size}, dilation={self.dilation})"
+        )
+
+
+def neighbor_map(
+    coords: Array,
+    shape: Sequence[int],
+    kernel_size: int | Sequence[int] = 3,
+    dilation: int | Sequence[int] = 1,
+    *,
+    check: bool = False,
+    device: str | None = None,
+    stream: Stream = None,
+) -> NeighborMap:
+    """The neighbour map of a submanifold convolution over the voxels at `coords`.
+
+    coords: (N, 4) int32, rows [batch, x, y, z], unique, in any order; of duplicates the lowest row is found.
+    shape: (B, W, H, D), the exclusive upper bounds of batch, x, y and z; their product must be below 2**63.
+    kernel_size, dilation: an int, or one per axis (w, h, d); kernels of 1 to 7, odd or even.
+    check: raise ValueError for a row out of range or a duplicate row. Synchronises on a GPU, where by default rows
+        out of range have no neighbours; on the CPU rows out of range always raise.
+    device: "cuda" or "cuda:1" computes NumPy coordinates on a GPU, and with them every convolution of NumPy arrays
+        over this map.
+    stream: a CUDA stream (an int or an object with __cuda_stream__) instead of the array library's current one.
+
+    Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes and values, by argument name.
+    """
+    axes = "a positive int or three of them (w, h, d)"
+    return NeighborMap(
+        coords,
+        cast(tuple[int, int, int, int], _ints(shape, "shape", "four positive ints (B, W, H, D)", 4)),
+        cast(Triple, _ints(kernel_size, "kernel_size", axes, 3)),
+        cast(Triple, _ints(dilation, "dilation", axes, 3)),
+        check=check,
+        device=device,
+        stream=stream,
+    )
+
+
+def _ints(value: Any, name: str, meaning: str, count: int) -> tuple[int, ...]:
+    """`count` positive ints of a sequence, or of one int that stands for all of them where `count` is 3."""
+    try:
+        numbers = tuple(index(n) for n in value) if hasattr(value, "__len__") else (index(value),) * 3
+    except TypeError:
+        numbers = ()
+    if len(numbers) != count or min(numbers) < 1:
+        raise ValueError(f"{name}: expected {meaning}, got {value!r}")
+    return numbers

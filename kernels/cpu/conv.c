@@ -1,0 +1,189 @@
+/*
+ * Forward and input gradient of a sparse convolution: one kernel that gathers rows, over two views of the weight.
+ *
+ *     out[m, :] = bias + sum_v  source[map[v, m], :] . W_v         forward: W_v = weight[:, v, :]^T  (Ci, Co)
+ *                                                                  dgrad:   W_v = weight[:, v, :]    (Co, Ci)
+ *
+ * The weight is packed once, as float32. A thread takes a tile of TILE output rows, whose float32 sums stay in its
+ * cache; for each offset it lists the rows that have a neighbour there, so that every multiply-add is a useful one,
+ * and multiplies the listed rows by the packed W_v. Each output row is summed in the order of v by one thread: the
+ * result does not depend on how many there are. 16-bit rows are widened into scratch once per offset.
+ */
+#include <string.h>
+
+#include "backend.h"
+#include "simd.h"
+#include "tile.h"
+
+enum { TILE = 128 };
+
+typedef struct {
+    const fg_tensor *source, *bias, *map, *out, *workspace;
+    fg_operand weight; /* W_0; W_v starts v * v_stride elements later */
+    int64_t v_stride;
+    bool mirrored; /* offset v reads map row V - 1 - v */
+} gather_conv;
+
+typedef struct {
+    fg_packing packing; /* of one W_v */
+    fg_workspace_layout layout;
+} gather_plan;
+
+/* Shared: packed weight, bias. Private: sums (TILE, padded n), widened rows (TILE, block_k). */
+static gather_plan plan_gather(const fg_simd *simd, int64_t volume, int64_t k, int64_t n) {
+    const fg_packing packing = fg_packing_of(simd, k, n);
+    const size_t shared = fg_workspace_part(volume * k * packing.padded_n, sizeof(float)) +
+                          fg_workspace_part(packing.padded_n, sizeof(float));
+    const size_t per_thread = fg_workspace_part(TILE * packing.padded_n, sizeof(float)) +
+                              fg_workspace_part(TILE * packing.block_k, sizeof(float));
+    return (gather_plan){packing, {shared, per_thread}};
+}
+
+/* Lists the rows of a tile that have a neighbour. Returns their number, or -1 when an entry is not a row. */
+static int64_t list_neighbors(const int32_t *map, int64_t rows, int64_t source_rows, int32_t *neighbor, int32_t *row) {
+    int64_t count = 0;
+    bool valid = true;
+    for (int64_t i = 0; i < rows; i++) {
+        const int32_t entry = map[i];
+        const bool is_row = entry >= 0 && entry < source_rows;
+        neighbor[count] = entry;
+        row[count] = (int32_t)i;
+        count += is_row;
+        valid &= is_row || entry == -1;
+    }
+    return valid ? count : -1;
+}
+
+/* Output rows [begin, begin + rows); false when the map is invalid. */
+static bool gather_tile(const fg_simd *simd, const gather_conv *conv, const gather_plan *plan, const float *packed,
+                        const float *bias, float *scratch, int64_t begin, int64_t rows) {
+    const fg_packing *packing = &plan->packing;
+    const fg_tensor *source = conv->source, *out = conv->out;
+    const int64_t volume = conv->map->shape[0], map_rows = conv->map->shape[1], n = packing->padded_n;
+    float *sums = scratch, *widened = scratch + fg_workspace_part(TILE * n, sizeof(float)) / sizeof(float);
+    int32_t neighbor[TILE], row[TILE];
+    const float *a[TILE];
+    float *c[TILE];
+
+    for (int64_t i = 0; i < rows; i++) memcpy(sums + i * n, bias, (size_t)n * sizeof(float));
+    for (int64_t v = 0; v < volume; v++) {
+        const int64_t map_row = conv->mirrored ? volume - 1 - v : v;
+        const int32_t *map = (const int32_t *)conv->map->data + map_row * map_rows + begin;
+        const int64_t count = list_neighbors(map, rows, source->shape[0], neighbor, row);
+        if (count < 0) return false;
+        for (int64_t i = 0; i < count; i++) c[i] = sums + row[i] * n;
+        for (int64_t block = 0; block < packing->blocks; block++) {
+            const int64_t k_begin = block * packing->block_k, k = fg_block_rows(packing, block);
+            for (int64_t i = 0; i < count; i++) {
+                const char *from = fg_row(source, neighbor[i]) + k_begin * (int64_t)fg_dtype_size(source->dtype);
+                a[i] = source->dtype == FG_FLOAT32 ? (const float *)from : widened + i * k;
+                if (source->dtype != FG_FLOAT32) simd->to_float[source->dtype](widened + i * k, from, k);
+            }
+            fg_multiply_block(simd, packing, packed + v * packing->k * n, block, 0, n, count, a, c);
+        }
+    }
+    for (int64_t i = 0; i < rows; i++) simd->from_float[out->dtype](fg_row(out, begin + i), sums + i * n, packing->n);
+    return true;
+}
+
+/* Names the first entry that is no row of the source. */
+static fg_status report_map(const fg_tensor *map, int64_t source_rows, fg_error *error) {
+    const int32_t *entry = map->data;
+    int64_t i = 0;
+    while (entry[i] >= -1 && entry[i] < source_rows) i++;
+    return fg_fail(error, FG_ERROR_VALUE, "map: entry (%lld, %lld) is %d, expected -1 or a row below %lld",
+                   (long long)(i / map->shape[1]), (long long)(i % map->shape[1]), entry[i], (long long)source_rows);
+}
+
+static fg_status run_gather(const gather_conv *conv, fg_error *error) {
+    const int64_t volume = conv->map->shape[0], rows = conv->out->shape[0];
+    if (rows == 0 || conv->out->shape[1] == 0) return FG_OK;
+    const fg_simd *simd = fg_simd_get(error);
+    if (simd == NULL) return error->code;
+    const gather_plan plan = plan_gather(simd, volume, conv->source->shape[1], conv->out->shape[1]);
+    const fg_packing *packing = &plan.packing;
+    const int64_t tiles = fg_ceil_div(rows, TILE);
+    int threads = 0;
+    const fg_status status = fg_workspace_threads(conv->workspace, plan.layout, tiles, &threads, error);
+    if (status != FG_OK) return status;
+
+    float *packed = conv->workspace->data;
+    float *bias = packed + fg_workspace_part(volume * packing->k * packing->padded_n, sizeof(float)) / sizeof(float);
+    memset(bias, 0, (size_t)packing->padded_n * sizeof(float));
+    if (conv->bias != NULL && conv->bias->present)
+        simd->to_float[conv->bias->dtype](bias, conv->bias->data, packing->n);
+
+    bool valid = true;
+#pragma omp parallel num_threads(threads) reduction(&& : valid)
+    {
+#pragma omp for collapse(3)
+        for (int64_t v = 0; v < volume; v++)
+            for (int64_t block = 0; block < packing->blocks; block++)
+                for (int64_t panel = 0; panel < packing->panels; panel++) {
+                    fg_operand weight = conv->weight;
+                    weight.data =
+                        (const char *)weight.data + v * conv->v_stride * (int64_t)fg_dtype_size(weight.dtype);
+                    fg_pack_panel(simd, packing, &weight, block, panel,
+                                  packed + v * packing->k * packing->padded_n);
+                }
+        float *scratch = fg_workspace_private(conv->workspace, plan.layout);
+#pragma omp for schedule(dynamic)
+        for (int64_t tile = 0; tile < tiles; tile++)
+            valid = gather_tile(simd, conv, &plan, packed, bias, scratch, tile * TILE, fg_min(TILE, rows - tile * TILE)) &&
+                    valid;
+    }
+    return valid ? FG_OK : report_map(conv->map, conv->source->shape[0], error);
+}
+
+static fg_status gather_workspace(int64_t volume, int64_t rows, int64_t k, int64_t n, size_t *bytes, fg_error *error) {
+    const fg_simd *simd = fg_simd_get(error);
+    if (simd == NULL) return error->code;
+    *bytes = rows > 0 && n > 0 ? fg_workspace_bytes(plan_gather(simd, volume, k, n).layout) : 0;
+    return FG_OK;
+}
+
+fg_status fg_cpu_conv_forward_workspace(const fg_conv_forward_params *params, const fg_queue *queue, size_t *bytes,
+                                        fg_error *error) {
+    (void)queue;
+    return gather_workspace(params->map.shape[0], params->out.shape[0], params->feats.shape[1], params->out.shape[1],
+                            bytes, error);
+}
+
+fg_status fg_cpu_conv_forward(const fg_conv_forward_params *params, const fg_queue *queue, fg_error *error) {
+    (void)queue;
+    const int64_t volume = params->weight.shape[1], ci = params->weight.shape[2];
+    const gather_conv conv = {
+        .source = &params->feats,
+        .bias = &params->bias,
+        .map = &params->map,
+        .out = &params->out,
+        .workspace = &params->workspace,
+        .weight = {params->weight.data, params->weight.dtype, .k_stride = 1, .n_stride = volume * ci},
+        .v_stride = ci,
+        .mirrored = false,
+    };
+    return run_gather(&conv, error);
+}
+
+fg_status fg_cpu_conv_dgrad_workspace(const fg_conv_dgrad_params *params, const fg_queue *queue, size_t *bytes,
+                                      fg_error *error) {
+    (void)queue;
+    return gather_workspace(params->map.shape[0], params->grad_feats.shape[0], params->grad_out.shape[1],
+                            params->grad_feats.shape[1], bytes, error);
+}
+
+fg_status fg_cpu_conv_dgrad(const fg_conv_dgrad_params *params, const fg_queue *queue, fg_error *error) {
+    (void)queue;
+    const int64_t volume = params->weight.shape[1], ci = params->weight.shape[2];
+    const gather_conv conv = {
+        .source = &params->grad_out,
+        .bias = NULL,
+        .map = &params->map,
+        .out = &params->grad_feats,
+        .workspace = &params->workspace,
+        .weight = {params->weight.data, params->weight.dtype, .k_stride = volume * ci, .n_stride = 1},
+        .v_stride = ci,
+        .mirrored = params->mirrored,
+    };
+    return run_gather(&conv, error);
+}

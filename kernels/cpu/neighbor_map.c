@@ -1,0 +1,188 @@
+/*
+ * Neighbour map of a submanifold convolution, through an open-addressing hash table in the workspace.
+ *
+ *     key  = ((b * W + x) * H + y) * D + z, 64 bits, unique within `shape`
+ *     slot = { uint64 keys[capacity], int32 rows[capacity] }, capacity a power of two >= 2 N, linear probing
+ *
+ * The hash keeps the low bits of a key, so that neighbours along z share a cache line. Threads insert concurrently:
+ * which slot a key gets depends on their order, which row it ends up with (the lowest) does not.
+ */
+#include <string.h>
+
+#include "backend.h"
+
+enum { SLOT_RUN = 8, ROW_BLOCK = 1024 };
+
+static const uint64_t EMPTY = UINT64_MAX; /* above every key: B*W*H*D < 2^63 */
+
+typedef struct {
+    uint64_t *keys;
+    int32_t *rows;
+    uint64_t mask; /* capacity - 1 */
+} hash_table;
+
+static int64_t table_capacity(int64_t n) {
+    int64_t capacity = 64;
+    while (capacity < 2 * n) capacity *= 2;
+    return capacity;
+}
+
+static fg_workspace_layout plan_workspace(int64_t n) {
+    const int64_t capacity = n > 0 ? table_capacity(n) : 0;
+    const size_t shared = fg_workspace_part(capacity, sizeof(uint64_t)) + fg_workspace_part(capacity, sizeof(int32_t));
+    return (fg_workspace_layout){shared, 0};
+}
+
+/* Runs of SLOT_RUN keys stay together; the runs are scattered by a multiplicative hash (2^64 / golden ratio). */
+static uint64_t first_slot(const hash_table *table, uint64_t key) {
+    uint64_t run = key / SLOT_RUN * UINT64_C(0x9E3779B97F4A7C15);
+    run ^= run >> 32;
+    return (run * SLOT_RUN + key % SLOT_RUN) & table->mask;
+}
+
+static void insert(const hash_table *table, uint64_t key, int32_t row) {
+    for (uint64_t slot = first_slot(table, key);; slot = (slot + 1) & table->mask) {
+        uint64_t found = __atomic_load_n(&table->keys[slot], __ATOMIC_RELAXED);
+        if (found == EMPTY && __atomic_compare_exchange_n(&table->keys[slot], &found, key, false, __ATOMIC_RELAXED,
+                                                          __ATOMIC_RELAXED))
+            found = key;
+        if (found != key) continue;
+        int32_t lowest = __atomic_load_n(&table->rows[slot], __ATOMIC_RELAXED);
+        while (row < lowest && !__atomic_compare_exchange_n(&table->rows[slot], &lowest, row, true, __ATOMIC_RELAXED,
+                                                            __ATOMIC_RELAXED))
+            ;
+        return;
+    }
+}
+
+static int32_t lookup(const hash_table *table, uint64_t key) {
+    for (uint64_t slot = first_slot(table, key);; slot = (slot + 1) & table->mask) {
+        const uint64_t found = table->keys[slot];
+        if (found == key) return table->rows[slot];
+        if (found == EMPTY) return -1;
+    }
+}
+
+static uint64_t pack_key(const int32_t *coord, const int64_t *shape) {
+    uint64_t key = (uint64_t)coord[0];
+    for (int axis = 1; axis < 4; axis++) key = key * (uint64_t)shape[axis] + (uint64_t)coord[axis];
+    return key;
+}
+
+static bool inside(const int32_t *coord, const int64_t *shape) {
+    bool all = true;
+    for (int axis = 0; axis < 4; axis++) all &= coord[axis] >= 0 && coord[axis] < shape[axis];
+    return all;
+}
+
+/* The lowest row outside `shape`, or n. */
+static int64_t first_outside(const int32_t *coords, const int64_t *shape, int64_t n) {
+    int64_t lowest = n;
+#pragma omp parallel for reduction(min : lowest)
+    for (int64_t row = 0; row < n; row++)
+        if (!inside(coords + 4 * row, shape)) lowest = fg_min(lowest, row);
+    return lowest;
+}
+
+/* The lowest row that repeats an earlier one, or n. */
+static int64_t first_duplicate(const hash_table *table, const int32_t *coords, const int64_t *shape, int64_t n) {
+    int64_t lowest = n;
+#pragma omp parallel for reduction(min : lowest)
+    for (int64_t row = 0; row < n; row++)
+        if (lookup(table, pack_key(coords + 4 * row, shape)) != row) lowest = fg_min(lowest, row);
+    return lowest;
+}
+
+/* Rows [begin, end) of every map[v], end - begin <= ROW_BLOCK. */
+static void map_block(const fg_neighbor_map_params *params, const hash_table *table, int64_t begin, int64_t end) {
+    const int32_t *coords = params->coords.data;
+    const int64_t *shape = params->shape, n = params->coords.shape[0];
+    const int32_t *kernel = params->kernel, *dilation = params->dilation;
+    uint64_t keys[ROW_BLOCK];
+    for (int64_t row = begin; row < end; row++) keys[row - begin] = pack_key(coords + 4 * row, shape);
+
+    int64_t step[3]; /* voxels from a row to its neighbour at v */
+    int64_t v = 0;
+    for (int kx = 0; kx < kernel[0]; kx++)
+        for (int ky = 0; ky < kernel[1]; ky++)
+            for (int kz = 0; kz < kernel[2]; kz++, v++) {
+                const int k[3] = {kx, ky, kz};
+                for (int axis = 0; axis < 3; axis++) {
+                    step[axis] = (int64_t)(k[axis] - kernel[axis] / 2) * dilation[axis];
+                    if (params->transposed) step[axis] = -step[axis];
+                }
+                /* Unsigned: exact modulo 2^64 wherever the neighbour lies inside the shape. */
+                const uint64_t delta = ((uint64_t)step[0] * (uint64_t)shape[2] + (uint64_t)step[1]) *
+                                           (uint64_t)shape[3] +
+                                       (uint64_t)step[2];
+                int32_t *map = (int32_t *)params->map.data + v * n;
+                for (int64_t row = begin; row < end; row++) {
+                    const int32_t *coord = coords + 4 * row;
+                    bool exists = true;
+                    for (int axis = 0; axis < 3; axis++) {
+                        const int64_t c = coord[axis + 1] + step[axis];
+                        exists &= c >= 0 && c < shape[axis + 1];
+                    }
+                    map[row] = exists ? lookup(table, keys[row - begin] + delta) : -1;
+                }
+            }
+}
+
+fg_status fg_cpu_neighbor_map_workspace(const fg_neighbor_map_params *params, const fg_queue *queue, size_t *bytes,
+                                        fg_error *error) {
+    (void)queue, (void)error;
+    *bytes = fg_workspace_bytes(plan_workspace(params->coords.shape[0]));
+    return FG_OK;
+}
+
+fg_status fg_cpu_neighbor_map(const fg_neighbor_map_params *params, const fg_queue *queue, fg_error *error) {
+    (void)queue;
+    const int64_t n = params->coords.shape[0];
+    const int64_t *shape = params->shape;
+    const int32_t *coords = params->coords.data;
+    if (n == 0) return FG_OK;
+    if (n > INT32_MAX)
+        return fg_fail(error, FG_ERROR_VALUE, "coords: expected at most %d rows for an int32 map, got %lld", INT32_MAX,
+                       (long long)n);
+
+    const int64_t outside = first_outside(coords, shape, n);
+    if (outside < n) {
+        const int32_t *c = coords + 4 * outside;
+        return fg_fail(error, FG_ERROR_VALUE,
+                       "coords: row %lld is (%d, %d, %d, %d), outside shape (%lld, %lld, %lld, %lld)",
+                       (long long)outside, c[0], c[1], c[2], c[3], (long long)shape[0], (long long)shape[1],
+                       (long long)shape[2], (long long)shape[3]);
+    }
+
+    int threads = 0;
+    const int64_t capacity = table_capacity(n), blocks = fg_ceil_div(n, ROW_BLOCK);
+    const fg_status status = fg_workspace_threads(&params->workspace, plan_workspace(n), blocks, &threads, error);
+    if (status != FG_OK) return status;
+    hash_table table = {.keys = params->workspace.data, .mask = (uint64_t)capacity - 1};
+    table.rows = (int32_t *)((char *)params->workspace.data + fg_workspace_part(capacity, sizeof(uint64_t)));
+
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for
+        for (int64_t slot = 0; slot < capacity; slot++) {
+            table.keys[slot] = EMPTY;
+            table.rows[slot] = INT32_MAX;
+        }
+#pragma omp for
+        for (int64_t row = 0; row < n; row++) insert(&table, pack_key(coords + 4 * row, shape), (int32_t)row);
+    }
+
+    if (params->check) {
+        const int64_t duplicate = first_duplicate(&table, coords, shape, n);
+        if (duplicate < n) {
+            const int32_t *c = coords + 4 * duplicate;
+            return fg_fail(error, FG_ERROR_VALUE, "coords: row %lld is (%d, %d, %d, %d), the same as row %d",
+                           (long long)duplicate, c[0], c[1], c[2], c[3], lookup(&table, pack_key(c, shape)));
+        }
+    }
+
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int64_t block = 0; block < blocks; block++)
+        map_block(params, &table, block * ROW_BLOCK, fg_min(n, (block + 1) * ROW_BLOCK));
+    return FG_OK;
+}

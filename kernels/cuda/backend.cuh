@@ -1,0 +1,22 @@
+/* Entry points behind the CUDA column of the fg_backend table (device.cu fills it). */
+#pragma once
+
+#include "../flexgemm.h"
+
+namespace flexgemm {
+
+#define FG_DECLARE(name)                                                                                               \
+    fg_status name##_workspace(const fg_##name##_params *params, const fg_queue *queue, size_t *bytes,                 \
+                               fg_error *error);                                                                       \
+    fg_status name(const fg_##name##_params *params, const fg_queue *queue, fg_error *error)
+
+FG_DECLARE(neighbor_map); /* neighbor_map.cu */
+FG_DECLARE(conv_forward); /* conv_gather.cu */
+FG_DECLARE(conv_dgrad);   /* conv_gather.cu */
+FG_DECLARE(conv_wgrad);   /* conv_wgrad.cu */
+FG_DECLARE(gemm);         /* gemm_portable.cu */
+FG_DECLARE(quantize);     /* quantize.cu */
+
+#undef FG_DECLARE
+
+}  // namespace flexgemm

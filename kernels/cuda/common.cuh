@@ -1,0 +1,81 @@
+/*
+ * What every .cu file of the backend shares: status of CUDA calls, the device guard, dtype traits.
+ */
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <cuda_runtime.h>
+
+#include "../flexgemm.h"
+
+/* Returns from the enclosing function with FG_ERROR_DEVICE when a CUDA runtime call fails. */
+#define FG_CUDA(call)                                                                                                  \
+    do {                                                                                                               \
+        const fg_status status_ = flexgemm::cuda_status((call), #call, error);                                         \
+        if (status_ != FG_OK) return status_;                                                                          \
+    } while (0)
+
+namespace flexgemm {
+
+/* Clears the runtime's last error as well, so that a failure reported here is not found again by the next launch. */
+inline fg_status cuda_status(cudaError_t status, const char *what, fg_error *error) {
+    if (status == cudaSuccess) return FG_OK;
+    cudaGetLastError();
+    return fg_fail(error, FG_ERROR_DEVICE, "%s: %s", what, cudaGetErrorString(status));
+}
+
+/* Makes a device current for the life of the object and restores the caller's. */
+class DeviceGuard {
+public:
+    explicit DeviceGuard(int device) {
+        status_ = cudaGetDevice(&previous_);
+        if (status_ == cudaSuccess && previous_ != device) {
+            status_ = cudaSetDevice(device);
+            switched_ = status_ == cudaSuccess;
+        }
+    }
+    ~DeviceGuard() {
+        if (switched_) cudaSetDevice(previous_);
+    }
+    DeviceGuard(const DeviceGuard &) = delete;
+    DeviceGuard &operator=(const DeviceGuard &) = delete;
+    cudaError_t status() const { return status_; }
+
+private:
+    int previous_ = 0;
+    bool switched_ = false;
+    cudaError_t status_;
+};
+
+inline cudaStream_t stream_of(const fg_queue *queue) { return static_cast<cudaStream_t>(queue->stream); }
+
+template <typename T>
+__host__ __device__ constexpr T ceil_div(T a, T b) {
+    return (a + b - 1) / b;
+}
+
+/* Conversions through float32, the accumulator type of every kernel. */
+template <typename T>
+__device__ __forceinline__ float to_float(T x) {
+    return static_cast<float>(x);
+}
+template <typename T>
+__device__ __forceinline__ T from_float(float x) {
+    return static_cast<T>(x);
+}
+template <>
+__device__ __forceinline__ __half from_float<__half>(float x) {
+    return __float2half_rn(x);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+    return __float2bfloat16_rn(x);
+}
+
+/* Cached per device: multiprocessors and compute capability (90 for 9.0), the latter lowered to 80 or 89 by
+ * FLEXGEMM_ARCH=sm80|sm89, which is how the portable family is tested on a newer card. (device.cu) */
+fg_status device_properties(int device, int *num_sms, int *compute_capability, fg_error *error);
+
+}  // namespace flexgemm

@@ -1,0 +1,332 @@
+/*
+ * Forward and input gradient of sparse convolution: one implicit-GEMM kernel,
+ *
+ *     out[m, :] = bias + sum_v W_v . in[map[v, m], :]
+ *
+ * in which a CTA owns block_m rows x block_n channels of `out` and the reduction runs over (offset v, input channel).
+ * Rows of `in` are gathered straight into shared memory by 16-byte cp.async, zeros for missing neighbours; offsets at
+ * which no row of the tile has a neighbour are skipped. The input gradient is the same sum over the mirrored (or
+ * transposed) map with W_v transposed, which costs nothing but another way of reading W_v out of shared memory.
+ *
+ * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later.
+ */
+#include "../plan.h"
+#include "backend.cuh"
+#include "common.cuh"
+#include "mma_tile.cuh"
+#include "split_k.cuh"
+
+namespace flexgemm {
+namespace {
+
+constexpr int kMaxVolume = 343; /* 7 x 7 x 7 */
+
+struct GatherParams {
+    const void *in;     /* rows of `depth` elements, in_stride apart */
+    const void *weight; /* (columns, volume, depth) K-major or (depth, volume, columns) MN-major, contiguous */
+    const void *bias;   /* (columns) or NULL */
+    const int32_t *map; /* (volume, rows) */
+    void *out;          /* (rows, columns), out_stride apart */
+    float *partials;    /* (gridDim.y, rows, columns) when the offsets are split, else NULL */
+    int64_t in_stride, out_stride, rows;
+    uint32_t in_rows;
+    int volume, depth, columns, column_tiles;
+    bool mirrored, in_aligned, weight_aligned;
+
+    /* Rows of `map` that belong to weight offset v. Entries are judged where they are used: unsigned < in_rows. */
+    __device__ const int32_t *map_at(int v) const {
+        return map + static_cast<int64_t>(mirrored ? volume - 1 - v : v) * rows;
+    }
+};
+
+/* Fills `offsets` with the offsets, in rising order, at which any of the rows m0 .. m0 + kBlockM - 1 has a neighbour;
+ * returns how many. A warp takes one offset at a time; the first warp then packs the answers. */
+template <class Shape>
+__device__ int find_offsets(const GatherParams &p, int64_t m0, uint16_t *offsets) {
+    __shared__ bool any[kMaxVolume];
+    __shared__ int count;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int v = warp; v < p.volume; v += Shape::kWarps) {
+        const int32_t *map = p.map_at(v);
+        bool found = false;
+#pragma unroll
+        for (int r = 0; r < Shape::kBlockM; r += 32) {
+            const int64_t m = m0 + r + lane;
+            if (m < p.rows) found |= static_cast<uint32_t>(map[m]) < p.in_rows;
+        }
+        found = __any_sync(~0u, found);
+        if (lane == 0) any[v] = found;
+    }
+    __syncthreads();
+    if (warp == 0) {
+        int packed = 0;
+        for (int v = lane; v - lane < p.volume; v += 32) {
+            const bool found = v < p.volume && any[v];
+            const unsigned int mask = __ballot_sync(~0u, found);
+            if (found) offsets[packed + __popc(mask & ((1u << lane) - 1))] = static_cast<uint16_t>(v);
+            packed += __popc(mask);
+        }
+        if (lane == 0) count = packed;
+    }
+    __syncthreads();
+    return count;
+}
+
+template <MathMode kMode, Major kMajorB, class Shape>
+struct GatherKernel {
+    using M = Math<kMode>;
+    using T = typename M::Element;
+    using Bits = typename M::Bits;
+    using TileA = OperandTile<Bits, Shape::kBlockM, Major::kK>;
+    using TileB = OperandTile<Bits, Shape::kBlockN, kMajorB>;
+    static constexpr int kStageBytes = TileA::kBytes + TileB::kBytes;
+    static constexpr int kSharedBytes = Shape::kStages * kStageBytes;
+    static constexpr int kRowsPerThread = TileA::kRows * TileA::kChunksPerRow / Shape::kThreads;
+    static constexpr int kChunksB = TileB::kRows * TileB::kChunksPerRow / Shape::kThreads;
+    /* Between one chunk of a thread and its next lie whole rows: a thread keeps its chunk column. */
+    static constexpr int kRowStepA = Shape::kThreads / TileA::kChunksPerRow;
+    static constexpr int kRowStepB = Shape::kThreads / TileB::kChunksPerRow;
+    static_assert(Shape::kThreads % TileA::kChunksPerRow == 0 && Shape::kThreads % TileB::kChunksPerRow == 0,
+                  "threads cover whole rows of a tile");
+    static_assert(TileA::kRows % kRowStepA == 0 && TileB::kRows % kRowStepB == 0, "every thread copies alike");
+
+    const GatherParams &p;
+    const int64_t m0;
+    const int n0;
+
+    /* The input rows behind this thread's chunks at one offset. */
+    __device__ void fetch_rows(int32_t (&rows)[kRowsPerThread], int v) const {
+        const int32_t *map = p.map_at(v);
+#pragma unroll
+        for (int i = 0; i < kRowsPerThread; ++i) {
+            const int64_t m = m0 + threadIdx.x / TileA::kChunksPerRow + i * kRowStepA;
+            rows[i] = m < p.rows ? map[m] : -1;
+        }
+    }
+
+    __device__ void load_a(char *tile, const int32_t (&rows)[kRowsPerThread], int k) const {
+        const int row = threadIdx.x / TileA::kChunksPerRow, chunk = threadIdx.x % TileA::kChunksPerRow;
+#pragma unroll
+        for (int i = 0; i < kRowsPerThread; ++i) {
+            const bool present = static_cast<uint32_t>(rows[i]) < p.in_rows;
+            const Bits *source = static_cast<const Bits *>(p.in) + (present ? rows[i] : 0) * p.in_stride;
+            load_chunk(tile + TileA::offset(row + i * kRowStepA, chunk), source, k + chunk * TileA::kPerChunk, p.depth,
+                       present, p.in_aligned);
+        }
+    }
+
+    __device__ void load_b(char *tile, int v, int k) const {
+        const int row = threadIdx.x / TileB::kChunksPerRow, chunk = threadIdx.x % TileB::kChunksPerRow;
+        /* K-major rows are output channels and run along k; MN-major rows are input channels and run along n. */
+        const int first = kMajorB == Major::kK ? n0 : k, rows = kMajorB == Major::kK ? p.columns : p.depth;
+        const int column = (kMajorB == Major::kK ? k : n0) + chunk * TileB::kPerChunk;
+        const int columns = kMajorB == Major::kK ? p.depth : p.columns;
+#pragma unroll
+        for (int i = 0; i < kChunksB; ++i) {
+            const int r = row + i * kRowStepB;
+            const bool present = first + r < rows;
+            const int64_t source = (static_cast<int64_t>(present ? first + r : 0) * p.volume + v) * columns;
+            load_chunk(tile + TileB::offset(r, chunk), static_cast<const Bits *>(p.weight) + source, column, columns,
+                       present, p.weight_aligned);
+        }
+    }
+
+    /* `offsets`: the `count` offsets of this CTA's share. */
+    __device__ void run(char *shared, const uint16_t *offsets, int count) const {
+        Accumulator<kMode, Shape> acc;
+        acc.clear();
+        const int k_steps = ceil_div(p.depth, TileA::kDepth), steps = count * k_steps;
+
+        /* The loader runs kStages - 1 steps ahead. It asks for the map entries of the offset after its own as soon as
+         * it starts on one, so that they have arrived when they are needed. */
+        int32_t rows[kRowsPerThread], next_rows[kRowsPerThread];
+        int entry = 0, k_step = 0;
+        if (steps > 0) {
+            fetch_rows(rows, offsets[0]);
+            fetch_rows(next_rows, offsets[count > 1 ? 1 : 0]);
+        }
+        auto load = [&](int stage) {
+            char *a = shared + stage * kStageBytes;
+            load_a(a, rows, k_step * TileA::kDepth);
+            load_b(a + TileA::kBytes, offsets[entry], k_step * TileA::kDepth);
+            if (++k_step < k_steps) return;
+            k_step = 0;
+            ++entry;
+#pragma unroll
+            for (int i = 0; i < kRowsPerThread; ++i) rows[i] = next_rows[i];
+            if (entry + 1 < count) fetch_rows(next_rows, offsets[entry + 1]);
+        };
+
+#pragma unroll
+        for (int stage = 0; stage < Shape::kStages - 1; ++stage) {
+            if (stage < steps) load(stage);
+            ptx::cp_async_commit();
+        }
+        int stage = 0, load_stage = Shape::kStages - 1;
+        for (int step = 0; step < steps; ++step) {
+            ptx::cp_async_wait<Shape::kStages - 2>();
+            __syncthreads(); /* this stage has arrived for all, and all are done with the one about to be refilled */
+            if (step + Shape::kStages - 1 < steps) load(load_stage);
+            ptx::cp_async_commit();
+            const char *a = shared + stage * kStageBytes;
+            acc.template multiply<TileA, TileB>(a, a + TileA::kBytes);
+            stage = stage + 1 < Shape::kStages ? stage + 1 : 0;
+            load_stage = load_stage + 1 < Shape::kStages ? load_stage + 1 : 0;
+        }
+
+        if (p.partials) {
+            float *partial = p.partials + blockIdx.y * p.rows * p.columns;
+            acc.store(partial, p.columns, m0, p.rows, n0, p.columns, static_cast<const float *>(nullptr));
+        } else {
+            acc.store(static_cast<T *>(p.out), p.out_stride, m0, p.rows, n0, p.columns,
+                      static_cast<const T *>(p.bias));
+        }
+    }
+};
+
+/* blockIdx.x: tile, channel tiles of the same rows side by side so that they share the gathered rows in L2;
+ * blockIdx.y: share of the tile's offsets. */
+template <MathMode kMode, Major kMajorB, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads) conv_gather_kernel(const GatherParams p) {
+    extern __shared__ __align__(128) char shared[];
+    __shared__ uint16_t offsets[kMaxVolume];
+    const int64_t m0 = static_cast<int64_t>(blockIdx.x / p.column_tiles) * Shape::kBlockM;
+    const int n0 = static_cast<int>(blockIdx.x % p.column_tiles) * Shape::kBlockN;
+    const int count = find_offsets<Shape>(p, m0, offsets);
+    const int begin = static_cast<int>(count * blockIdx.y / gridDim.y);
+    const int end = static_cast<int>(count * (blockIdx.y + 1) / gridDim.y);
+    const GatherKernel<kMode, kMajorB, Shape> kernel = {p, m0, n0};
+    kernel.run(shared, offsets + begin, end - begin);
+}
+
+template <MathMode kMode, Major kMajorB, class Shape>
+fg_status launch(GatherParams p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
+    using Kernel = GatherKernel<kMode, kMajorB, Shape>;
+    using T = typename Kernel::T;
+    p.column_tiles = ceil_div(p.columns, Shape::kBlockN);
+    const int64_t tiles = ceil_div<int64_t>(p.rows, Shape::kBlockM) * p.column_tiles;
+    if (tiles > INT32_MAX)
+        return fg_fail(error, FG_ERROR_VALUE, "out: (%lld, %d) needs %lld tiles, more than one launch can have",
+                       static_cast<long long>(p.rows), p.columns, static_cast<long long>(tiles));
+    const auto kernel = conv_gather_kernel<kMode, kMajorB, Shape>;
+    FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::kSharedBytes));
+    const dim3 grid(static_cast<unsigned int>(tiles), static_cast<unsigned int>(plan.split_k));
+    kernel<<<grid, Shape::kThreads, Kernel::kSharedBytes, stream>>>(p);
+    FG_CUDA(cudaGetLastError());
+    if (p.partials)
+        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.rows, p.columns, static_cast<const T *>(p.bias),
+                                   static_cast<T *>(p.out), p.out_stride, stream));
+    return FG_OK;
+}
+
+/* The tiles of fg_plan_conv. */
+template <MathMode kMode, Major kMajorB>
+fg_status launch_shape(const GatherParams &p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
+    if (plan.block_m == 128 && plan.block_n == 128)
+        return launch<kMode, kMajorB, LargeTile<kMode>>(p, plan, stream, error);
+    if (plan.block_m == 128 && plan.block_n == 64)
+        return launch<kMode, kMajorB, TileShape<128, 64, 2, 2, 3>>(p, plan, stream, error);
+    return launch<kMode, kMajorB, TileShape<64, 64, 2, 2, 4>>(p, plan, stream, error);
+}
+
+template <Major kMajorB>
+fg_status launch_mode(const GatherParams &p, const fg_plan &plan, fg_dtype dtype, fg_precision precision,
+                      cudaStream_t stream, fg_error *error) {
+    if (dtype == FG_FLOAT16) return launch_shape<MathMode::kFloat16, kMajorB>(p, plan, stream, error);
+    if (dtype == FG_BFLOAT16) return launch_shape<MathMode::kBFloat16, kMajorB>(p, plan, stream, error);
+    if (precision == FG_PRECISION_TF32) return launch_shape<MathMode::kTf32, kMajorB>(p, plan, stream, error);
+    return launch_shape<MathMode::kIeee, kMajorB>(p, plan, stream, error);
+}
+
+/* What both passes ask of a plan and of the kernel, under the names they share here. */
+struct Problem {
+    const fg_tensor &in, &weight, &bias, &map, &out, &workspace;
+    fg_precision precision;
+    Major major; /* of the weight */
+    bool mirrored;
+
+    fg_status plan(const fg_queue *queue, fg_plan *result, fg_error *error) const {
+        int num_sms, compute_capability;
+        const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
+        if (status == FG_OK)
+            *result = fg_plan_conv(out.shape[0], in.shape[1], out.shape[1], map.shape[0], in.dtype, num_sms);
+        return status;
+    }
+
+    fg_status run(const fg_queue *queue, fg_error *error) const {
+        if (out.shape[0] == 0 || out.shape[1] == 0) return FG_OK;
+        if (map.shape[0] > kMaxVolume)
+            return fg_fail(error, FG_ERROR_VALUE, "weight: expected a kernel volume of at most %d, got %lld",
+                           kMaxVolume, static_cast<long long>(map.shape[0]));
+        if (in.shape[1] > kMaxChannels || out.shape[1] > kMaxChannels)
+            return fg_fail(error, FG_ERROR_VALUE, "weight: expected at most %lld channels, got %lld and %lld",
+                           static_cast<long long>(kMaxChannels), static_cast<long long>(in.shape[1]),
+                           static_cast<long long>(out.shape[1]));
+        const DeviceGuard guard(queue->device_index);
+        FG_CUDA(guard.status());
+        fg_plan chosen;
+        const fg_status status = plan(queue, &chosen, error);
+        if (status != FG_OK) return status;
+
+        GatherParams p = {};
+        p.in = in.data;
+        p.weight = weight.data;
+        p.bias = bias.present ? bias.data : nullptr;
+        p.map = static_cast<const int32_t *>(map.data);
+        p.out = out.data;
+        p.partials = chosen.split_k > 1 ? static_cast<float *>(workspace.data) : nullptr;
+        p.in_stride = in.strides[0];
+        p.out_stride = out.strides[0];
+        p.rows = out.shape[0];
+        p.in_rows = static_cast<uint32_t>(in.shape[0] < INT32_MAX ? in.shape[0] : INT32_MAX);
+        p.volume = static_cast<int>(map.shape[0]);
+        p.depth = static_cast<int>(in.shape[1]);
+        p.columns = static_cast<int>(out.shape[1]);
+        p.mirrored = mirrored;
+        p.in_aligned = chunks_aligned(in.data, in.strides[0], in.shape[1], in.dtype);
+        const int64_t weight_row = major == Major::kK ? in.shape[1] : out.shape[1];
+        p.weight_aligned = chunks_aligned(weight.data, weight_row, weight_row, in.dtype);
+        const cudaStream_t stream = stream_of(queue);
+        return major == Major::kK ? launch_mode<Major::kK>(p, chosen, in.dtype, precision, stream, error)
+                                  : launch_mode<Major::kMN>(p, chosen, in.dtype, precision, stream, error);
+    }
+};
+
+Problem problem_of(const fg_conv_forward_params *p) {
+    return {p->feats, p->weight, p->bias, p->map, p->out, p->workspace, p->precision, Major::kK, false};
+}
+
+Problem problem_of(const fg_conv_dgrad_params *p) {
+    static const fg_tensor no_bias = {};
+    return {p->grad_out, p->weight,    no_bias,      p->map,     p->grad_feats,
+            p->workspace, p->precision, Major::kMN, p->mirrored};
+}
+
+template <class Params>
+fg_status workspace_of(const Params *p, const fg_queue *queue, size_t *bytes, fg_error *error) {
+    fg_plan plan;
+    const fg_status status = problem_of(p).plan(queue, &plan, error);
+    if (status == FG_OK) *bytes = static_cast<size_t>(plan.workspace_bytes);
+    return status;
+}
+
+}  // namespace
+
+fg_status conv_forward_workspace(const fg_conv_forward_params *p, const fg_queue *queue, size_t *bytes,
+                                 fg_error *error) {
+    return workspace_of(p, queue, bytes, error);
+}
+
+fg_status conv_forward(const fg_conv_forward_params *p, const fg_queue *queue, fg_error *error) {
+    return problem_of(p).run(queue, error);
+}
+
+fg_status conv_dgrad_workspace(const fg_conv_dgrad_params *p, const fg_queue *queue, size_t *bytes, fg_error *error) {
+    return workspace_of(p, queue, bytes, error);
+}
+
+fg_status conv_dgrad(const fg_conv_dgrad_params *p, const fg_queue *queue, fg_error *error) {
+    return problem_of(p).run(queue, error);
+}
+
+}  // namespace flexgemm

@@ -1,0 +1,309 @@
+/*
+ * Weight gradient of sparse convolution,
+ *
+ *     grad_weight[co, v, ci] = sum_m grad_out[m, co] * feats[map[v, m], ci],
+ *
+ * a product per offset v whose reduction runs over rows. A CTA owns block_m output x block_n input channels of one
+ * offset and one slice of the rows. It packs the rows of its slice that have a neighbour at v into a queue, in rising
+ * order, and gathers both operands by the queue, so that no product is spent on missing neighbours. Both tiles are
+ * MN-major in shared memory.
+ *
+ * Slices meet as float32 partial sums in the workspace and are added in a fixed order: the same bits every time.
+ *
+ * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later.
+ */
+#include "../plan.h"
+#include "backend.cuh"
+#include "column_sum.cuh"
+#include "common.cuh"
+#include "mma_tile.cuh"
+#include "split_k.cuh"
+
+namespace flexgemm {
+namespace {
+
+struct WgradParams {
+    const void *grad_out; /* (rows, co), grad_stride apart */
+    const void *feats;    /* (in_rows, ci), feats_stride apart */
+    const int32_t *map;   /* (volume, rows) */
+    void *grad_weight;    /* (co, volume, ci) */
+    float *partials;      /* (gridDim.z, co, volume, ci) when the rows are split, else NULL */
+    int64_t grad_stride, feats_stride, rows, rows_per_slice;
+    uint32_t in_rows;
+    int volume, co, ci, ci_tiles;
+    bool grad_aligned, feats_aligned;
+};
+
+/* Ring of (output row, input row) pairs in shared memory, filled by the whole CTA a window of map entries at a time.
+ * Every warp looks at the whole window and counts for itself, so that all agree on the length without talking. */
+struct PairQueue {
+    static constexpr int kWindow = 128;
+    static constexpr int kSegments = kWindow / 32; /* one warp writes one segment's pairs */
+    static constexpr int kCapacity = 2 * kWindow;
+
+    struct Storage {
+        int32_t out_row[kCapacity]; /* relative to the slice */
+        int32_t in_row[kCapacity];
+    };
+
+    Storage &ring;
+    const int32_t *map; /* of the slice */
+    const int rows;     /* of the slice */
+    const uint32_t in_rows;
+    int scanned = 0, produced = 0;
+    int32_t window[kSegments]; /* map entries of the next window, in flight while the CTA computes */
+
+    __device__ PairQueue(Storage &storage, const int32_t *slice_map, int slice_rows, uint32_t limit)
+        : ring(storage), map(slice_map), rows(slice_rows), in_rows(limit) {
+        fetch_window();
+    }
+
+    __device__ void fetch_window() {
+#pragma unroll
+        for (int s = 0; s < kSegments; ++s) {
+            const int m = scanned + 32 * s + static_cast<int>(threadIdx.x) % 32;
+            window[s] = m < rows ? map[m] : -1;
+        }
+    }
+
+    /* Appends until `wanted` pairs have been produced in total, or the slice ends. Holds at most `wanted` - 1 plus a
+     * window of pairs; the caller has used all pairs but the last `wanted` - 1. */
+    __device__ void fill(int wanted) {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        while (produced < wanted && scanned < rows) {
+            __syncthreads(); /* the places written below may still be read for an earlier step */
+#pragma unroll
+            for (int s = 0; s < kSegments; ++s) {
+                const bool present = static_cast<uint32_t>(window[s]) < in_rows;
+                const unsigned int mask = __ballot_sync(~0u, present);
+                if (present && s == warp) {
+                    const int place = (produced + __popc(mask & ((1u << lane) - 1))) % kCapacity;
+                    ring.out_row[place] = scanned + 32 * s + lane;
+                    ring.in_row[place] = window[s];
+                }
+                produced += __popc(mask);
+            }
+            scanned += kWindow;
+            fetch_window();
+            __syncthreads();
+        }
+    }
+};
+
+template <MathMode kMode, class Shape>
+struct WgradKernel {
+    using M = Math<kMode>;
+    using T = typename M::Element;
+    using Bits = typename M::Bits;
+    using TileA = OperandTile<Bits, Shape::kBlockM, Major::kMN>;
+    using TileB = OperandTile<Bits, Shape::kBlockN, Major::kMN>;
+    static constexpr int kDepth = TileA::kDepth;
+    static constexpr int kStageBytes = TileA::kBytes + TileB::kBytes;
+    static constexpr int kSharedBytes = Shape::kStages * kStageBytes;
+    static_assert(kDepth <= PairQueue::kWindow, "a step's pairs and one window fit the ring");
+    static_assert(Shape::kWarps >= PairQueue::kSegments, "every segment of a window has its warp");
+
+    /* One operand's stage: row r is the array's row rows[(first + r) % kCapacity]; rows from `count` on are zeros. */
+    template <class Tile>
+    __device__ static void load(char *tile, const Bits *data, int64_t stride, const int32_t *rows, int first, int count,
+                                int column0, int columns, bool aligned) {
+        constexpr int kRowStep = Shape::kThreads / Tile::kChunksPerRow;
+        static_assert(Shape::kThreads % Tile::kChunksPerRow == 0 && Tile::kRows % kRowStep == 0,
+                      "threads cover whole rows and copy alike");
+        const int row = threadIdx.x / Tile::kChunksPerRow, chunk = threadIdx.x % Tile::kChunksPerRow;
+#pragma unroll
+        for (int i = 0; i < Tile::kRows / kRowStep; ++i) {
+            const int r = row + i * kRowStep;
+            const bool present = r < count;
+            const int64_t source = present ? rows[(first + r) % PairQueue::kCapacity] * stride : 0;
+            load_chunk(tile + Tile::offset(r, chunk), data + source, column0 + chunk * Tile::kPerChunk, columns,
+                       present, aligned);
+        }
+    }
+
+    __device__ static void run(const WgradParams &p, char *shared, PairQueue::Storage &storage) {
+        const int co0 = static_cast<int>(blockIdx.x / p.ci_tiles) * Shape::kBlockM;
+        const int ci0 = static_cast<int>(blockIdx.x % p.ci_tiles) * Shape::kBlockN;
+        const int v = blockIdx.y;
+        const int64_t begin = blockIdx.z * p.rows_per_slice;
+        const int64_t left = p.rows - begin;
+        const int rows = static_cast<int>(left < p.rows_per_slice ? left : p.rows_per_slice);
+        const Bits *grad_out = static_cast<const Bits *>(p.grad_out) + begin * p.grad_stride;
+        const Bits *feats = static_cast<const Bits *>(p.feats);
+        PairQueue queue(storage, p.map + v * p.rows + begin, rows, p.in_rows);
+
+        Accumulator<kMode, Shape> acc;
+        acc.clear();
+        /* How many steps there are shows only when the slice has been scanned: a load that finds no pairs is the end. */
+        int loaded = 0;
+        auto load_step = [&](int stage) {
+            const int first = loaded * kDepth;
+            queue.fill(first + kDepth);
+            const int count = queue.produced - first;
+            if (count <= 0) return;
+            char *a = shared + stage * kStageBytes;
+            load<TileA>(a, grad_out, p.grad_stride, storage.out_row, first, count, co0, p.co, p.grad_aligned);
+            load<TileB>(a + TileA::kBytes, feats, p.feats_stride, storage.in_row, first, count, ci0, p.ci,
+                        p.feats_aligned);
+            ++loaded;
+        };
+
+#pragma unroll
+        for (int stage = 0; stage < Shape::kStages - 1; ++stage) {
+            load_step(stage);
+            ptx::cp_async_commit();
+        }
+        int stage = 0, load_stage = Shape::kStages - 1;
+        for (int step = 0; step < loaded; ++step) {
+            ptx::cp_async_wait<Shape::kStages - 2>();
+            __syncthreads(); /* this stage has arrived for all, and all are done with the one about to be refilled */
+            load_step(load_stage);
+            ptx::cp_async_commit();
+            const char *a = shared + stage * kStageBytes;
+            acc.template multiply<TileA, TileB>(a, a + TileA::kBytes);
+            stage = stage + 1 < Shape::kStages ? stage + 1 : 0;
+            load_stage = load_stage + 1 < Shape::kStages ? load_stage + 1 : 0;
+        }
+
+        const int64_t stride = static_cast<int64_t>(p.volume) * p.ci, offset = static_cast<int64_t>(v) * p.ci;
+        if (p.partials) {
+            float *partial = p.partials + blockIdx.z * p.co * stride + offset;
+            acc.store(partial, stride, co0, p.co, ci0, p.ci, static_cast<const float *>(nullptr));
+        } else {
+            acc.store(static_cast<T *>(p.grad_weight) + offset, stride, co0, p.co, ci0, p.ci,
+                      static_cast<const T *>(nullptr));
+        }
+    }
+};
+
+/* blockIdx.x: tile of channels, side by side so that they share the gathered rows in L2; y: offset; z: slice. */
+template <MathMode kMode, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads) conv_wgrad_kernel(const WgradParams p) {
+    using Kernel = WgradKernel<kMode, Shape>;
+    extern __shared__ __align__(128) char shared[];
+    __shared__ PairQueue::Storage storage;
+    Kernel::run(p, shared, storage);
+}
+
+template <MathMode kMode, class Shape>
+fg_status launch(WgradParams p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
+    using Kernel = WgradKernel<kMode, Shape>;
+    using T = typename Kernel::T;
+    p.ci_tiles = ceil_div(p.ci, Shape::kBlockN);
+    const int64_t tiles = static_cast<int64_t>(ceil_div(p.co, Shape::kBlockM)) * p.ci_tiles;
+    if (tiles > INT32_MAX)
+        return fg_fail(error, FG_ERROR_VALUE, "grad_weight: %d x %d channels need more tiles than one launch can have",
+                       p.co, p.ci);
+    const auto kernel = conv_wgrad_kernel<kMode, Shape>;
+    FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::kSharedBytes));
+    const dim3 grid(static_cast<unsigned int>(tiles), static_cast<unsigned int>(p.volume),
+                    static_cast<unsigned int>(plan.split_k));
+    kernel<<<grid, Shape::kThreads, Kernel::kSharedBytes, stream>>>(p);
+    FG_CUDA(cudaGetLastError());
+    if (p.partials) {
+        const int64_t columns = static_cast<int64_t>(p.volume) * p.ci;
+        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.co, columns, static_cast<const T *>(nullptr),
+                                   static_cast<T *>(p.grad_weight), columns, stream));
+    }
+    return FG_OK;
+}
+
+/* The tiles of fg_plan_conv_wgrad. */
+template <MathMode kMode>
+fg_status launch_shape(const WgradParams &p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
+    if (plan.block_m == 128) return launch<kMode, LargeTile<kMode>>(p, plan, stream, error);
+    return launch<kMode, TileShape<64, 64, 2, 2, 4>>(p, plan, stream, error);
+}
+
+fg_status launch_mode(const WgradParams &p, const fg_plan &plan, fg_dtype dtype, fg_precision precision,
+                      cudaStream_t stream, fg_error *error) {
+    if (dtype == FG_FLOAT16) return launch_shape<MathMode::kFloat16>(p, plan, stream, error);
+    if (dtype == FG_BFLOAT16) return launch_shape<MathMode::kBFloat16>(p, plan, stream, error);
+    if (precision == FG_PRECISION_TF32) return launch_shape<MathMode::kTf32>(p, plan, stream, error);
+    return launch_shape<MathMode::kIeee>(p, plan, stream, error);
+}
+
+template <typename T>
+fg_status bias_gradient(const fg_conv_wgrad_params *p, int slices, cudaStream_t stream, fg_error *error) {
+    FG_CUDA(column_sum<T>(static_cast<const T *>(p->grad_out.data), p->grad_out.strides[0], p->grad_out.shape[0],
+                          p->grad_out.shape[1], slices, static_cast<float *>(p->workspace.data),
+                          static_cast<T *>(p->grad_bias.data), stream));
+    return FG_OK;
+}
+
+fg_status zero(const fg_tensor &tensor, cudaStream_t stream, fg_error *error) {
+    int64_t count = 1;
+    for (int i = 0; i < tensor.ndim; ++i) count *= tensor.shape[i];
+    if (count > 0) FG_CUDA(cudaMemsetAsync(tensor.data, 0, count * fg_dtype_size(tensor.dtype), stream));
+    return FG_OK;
+}
+
+/* The two outputs use the workspace one after the other. */
+fg_status make_plans(const fg_conv_wgrad_params *p, const fg_queue *queue, fg_plan *weight, fg_plan *bias,
+                     fg_error *error) {
+    int num_sms, compute_capability;
+    const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
+    if (status != FG_OK) return status;
+    const int64_t rows = p->grad_out.shape[0], co = p->grad_out.shape[1], ci = p->feats.shape[1];
+    *weight = fg_plan_conv_wgrad(rows, ci, co, p->map.shape[0], p->feats.dtype, num_sms);
+    *bias = fg_plan_column_sum(rows, co, num_sms);
+    return FG_OK;
+}
+
+fg_status weight_gradient(const fg_conv_wgrad_params *p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
+    const int64_t rows = p->grad_out.shape[0], co = p->grad_out.shape[1];
+    const int64_t in_rows = p->feats.shape[0], ci = p->feats.shape[1], volume = p->map.shape[0];
+    if (co == 0 || ci == 0) return FG_OK;
+    if (rows == 0 || in_rows == 0) return zero(p->grad_weight, stream, error);
+    if (co > kMaxChannels || ci > kMaxChannels || volume > UINT16_MAX)
+        return fg_fail(error, FG_ERROR_VALUE, "grad_weight: (%lld, %lld, %lld) is larger than (%lld, %d, %lld)",
+                       static_cast<long long>(co), static_cast<long long>(volume), static_cast<long long>(ci),
+                       static_cast<long long>(kMaxChannels), UINT16_MAX, static_cast<long long>(kMaxChannels));
+    WgradParams w = {};
+    w.grad_out = p->grad_out.data;
+    w.feats = p->feats.data;
+    w.map = static_cast<const int32_t *>(p->map.data);
+    w.grad_weight = p->grad_weight.data;
+    w.partials = plan.split_k > 1 ? static_cast<float *>(p->workspace.data) : nullptr;
+    w.grad_stride = p->grad_out.strides[0];
+    w.feats_stride = p->feats.strides[0];
+    w.rows = rows;
+    w.rows_per_slice = ceil_div<int64_t>(rows, plan.split_k);
+    w.in_rows = static_cast<uint32_t>(in_rows < INT32_MAX ? in_rows : INT32_MAX);
+    w.volume = static_cast<int>(volume);
+    w.co = static_cast<int>(co);
+    w.ci = static_cast<int>(ci);
+    w.grad_aligned = chunks_aligned(w.grad_out, w.grad_stride, co, p->grad_out.dtype);
+    w.feats_aligned = chunks_aligned(w.feats, w.feats_stride, ci, p->feats.dtype);
+    return launch_mode(w, plan, p->feats.dtype, p->precision, stream, error);
+}
+
+}  // namespace
+
+fg_status conv_wgrad_workspace(const fg_conv_wgrad_params *p, const fg_queue *queue, size_t *bytes, fg_error *error) {
+    fg_plan weight, bias;
+    const fg_status status = make_plans(p, queue, &weight, &bias, error);
+    if (status != FG_OK) return status;
+    const int64_t weight_bytes = p->grad_weight.present ? weight.workspace_bytes : 0;
+    const int64_t bias_bytes = p->grad_bias.present ? bias.workspace_bytes : 0;
+    *bytes = static_cast<size_t>(weight_bytes > bias_bytes ? weight_bytes : bias_bytes);
+    return FG_OK;
+}
+
+fg_status conv_wgrad(const fg_conv_wgrad_params *p, const fg_queue *queue, fg_error *error) {
+    const DeviceGuard guard(queue->device_index);
+    FG_CUDA(guard.status());
+    const cudaStream_t stream = stream_of(queue);
+    fg_plan weight, bias;
+    fg_status status = make_plans(p, queue, &weight, &bias, error);
+    if (status == FG_OK && p->grad_weight.present) status = weight_gradient(p, weight, stream, error);
+    if (status != FG_OK || !p->grad_bias.present || p->grad_out.shape[1] == 0) return status;
+    if (p->grad_out.shape[0] == 0) return zero(p->grad_bias, stream, error);
+    switch (p->grad_out.dtype) {
+        case FG_FLOAT16: return bias_gradient<__half>(p, bias.split_k, stream, error);
+        case FG_BFLOAT16: return bias_gradient<__nv_bfloat16>(p, bias.split_k, stream, error);
+        default: return bias_gradient<float>(p, bias.split_k, stream, error);
+    }
+}
+
+}  // namespace flexgemm

@@ -1,0 +1,236 @@
+/*
+ * The contract between csrc/ (Python objects) and kernels/ (arithmetic).
+ *
+ * csrc/ turns Python objects into fg_tensor, fills one params struct per operation and calls the backend of the
+ * tensors' device through its fg_backend table. kernels/ plans, launches and computes. Neither includes the other's
+ * world: no CUDA header above this line, no Python header below it.
+ *
+ * Division of checks: csrc/ has verified dtype, rank, shape, device, stride and overlap of every tensor before a
+ * backend sees it; the comments below state what a backend may rely on. What lies inside device memory (coordinates,
+ * map entries, offsets) is the backend's to guard: never an access out of bounds, never a write outside the output.
+ */
+#ifndef FLEXGEMM_H
+#define FLEXGEMM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- status ---- */
+
+typedef enum {
+    FG_OK = 0,
+    FG_ERROR_TYPE,        /* TypeError */
+    FG_ERROR_VALUE,       /* ValueError */
+    FG_ERROR_MEMORY,      /* MemoryError */
+    FG_ERROR_UNSUPPORTED, /* NotImplementedError */
+    FG_ERROR_DEVICE,      /* RuntimeError: a CUDA call failed */
+} fg_status;
+
+/* Filled by the callee, owned by the caller; becomes an exception once the GIL is held again. */
+typedef struct {
+    fg_status code;
+    char message[512];
+} fg_error;
+
+/* Stores code and a printf-style message, returns code. (kernels/error.c) */
+fg_status fg_fail(fg_error *error, fg_status code, const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 3, 4)))
+#endif
+    ;
+
+/* ---- tensors ---- */
+
+typedef enum {
+    FG_FLOAT32 = 0,
+    FG_FLOAT16,
+    FG_BFLOAT16,
+    FG_FLOAT8_E4M3FN,
+    FG_FLOAT8_E5M2,
+    FG_INT32,
+    FG_INT64,
+    FG_UINT8,
+    FG_DTYPE_COUNT,
+} fg_dtype;
+
+static inline size_t fg_dtype_size(fg_dtype dtype) {
+    static const unsigned char size[FG_DTYPE_COUNT] = {4, 2, 2, 1, 1, 4, 8, 1};
+    return size[dtype];
+}
+
+/* "float32", "float8_e4m3fn", ...: the names NumPy, ml_dtypes and torch share. (kernels/error.c) */
+const char *fg_dtype_name(fg_dtype dtype);
+
+typedef enum { FG_CPU = 1, FG_CUDA = 2 } fg_device_type; /* DLPack's numbers */
+
+enum { FG_MAX_NDIM = 5 };
+
+typedef struct {
+    void *data;                   /* first element; NULL when the tensor is absent or has no elements */
+    int64_t shape[FG_MAX_NDIM];   /* elements */
+    int64_t strides[FG_MAX_NDIM]; /* elements */
+    int32_t ndim;
+    fg_dtype dtype;
+    fg_device_type device_type;
+    int32_t device_index;
+    bool present; /* false: an optional argument that was None */
+} fg_tensor;
+
+/* Where a call runs. The CPU backend ignores it. */
+typedef struct {
+    int32_t device_index;
+    void *stream; /* cudaStream_t; NULL is the legacy default stream */
+} fg_queue;
+
+typedef enum { FG_PRECISION_IEEE = 0, FG_PRECISION_TF32 } fg_precision; /* of float32 products */
+
+/* ---- operations ----
+ * Each has a workspace query on the same params (workspace ignored) and a run. The caller allocates `workspace`
+ * (uint8, 256-byte aligned) of at least that many bytes. Sizes and strides are int64: N*V beyond 2^31 is legal.
+ * Empty problems (N = 0) succeed and still write what they must (zero gradients).
+ */
+
+/* Neighbour map of a submanifold convolution.
+ * map[v, n] = row of the voxel at coords[n] + (k - K/2) * dilation (integer K/2), v = (kx * Kh + ky) * Kd + kz;
+ * -1 where there is none or where it lies outside `shape`. transposed: at coords[n] - (k - K/2) * dilation.
+ * Duplicate coordinates: the lowest row wins. Rows out of range have no neighbours and are nobody's neighbour. */
+typedef struct {
+    fg_tensor coords;     /* (N, 4) int32 contiguous: batch, x, y, z */
+    int64_t shape[4];     /* B, W, H, D > 0 with B*W*H*D < 2^63 */
+    int32_t kernel[3];    /* Kw, Kh, Kd, each 1..7 */
+    int32_t dilation[3];  /* each >= 1 */
+    bool transposed;      /* look up with negated offsets */
+    bool check;           /* report out-of-range and duplicate rows (the CPU always reports out-of-range ones) */
+    fg_tensor map;        /* out: (V, N) int32 contiguous */
+    fg_tensor workspace;
+} fg_neighbor_map_params;
+
+/* out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]; accumulation in float32. */
+typedef struct {
+    fg_tensor feats;     /* (N, Ci) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor weight;    /* (Co, V, Ci) contiguous, dtype of feats */
+    fg_tensor bias;      /* (Co) contiguous, dtype of feats; or absent */
+    fg_tensor map;       /* (V, M) int32 contiguous, -1 = none */
+    fg_precision precision;
+    fg_tensor out;       /* (M, Co) inner stride 1, dtype of feats */
+    fg_tensor workspace;
+} fg_conv_forward_params;
+
+/* grad_feats[n] = sum_v weight[:, v, :]^T . grad_out[map[v', n]], where map is the transposed map and v' = v, or,
+ * when mirrored (every kernel axis odd, one coordinate set), the forward map and v' = V - 1 - v. */
+typedef struct {
+    fg_tensor grad_out;   /* (M, Co), inner stride 1 */
+    fg_tensor weight;     /* (Co, V, Ci) contiguous */
+    fg_tensor map;        /* (V, N) int32 contiguous */
+    bool mirrored;
+    fg_precision precision;
+    fg_tensor grad_feats; /* out: (N, Ci) inner stride 1 */
+    fg_tensor workspace;
+} fg_conv_dgrad_params;
+
+/* grad_weight[:, v, :] = sum_m grad_out[m] (x) feats[map[v, m]]; grad_bias = sum_m grad_out[m].
+ * Either output may be absent. Deterministic: partial sums meet in a fixed order. */
+typedef struct {
+    fg_tensor grad_out;    /* (M, Co), inner stride 1 */
+    fg_tensor feats;       /* (N, Ci), inner stride 1 */
+    fg_tensor map;         /* (V, M) int32 contiguous: the forward map */
+    fg_precision precision;
+    fg_tensor grad_weight; /* out: (Co, V, Ci) contiguous, dtype of feats; or absent */
+    fg_tensor grad_bias;   /* out: (Co) contiguous, dtype of feats; or absent */
+    fg_tensor workspace;
+} fg_conv_wgrad_params;
+
+typedef enum { FG_SCALE_NONE = 0, FG_SCALE_TENSOR, FG_SCALE_ROW } fg_scale_kind;
+
+typedef enum { FG_GEMM_DENSE = 0, FG_GEMM_M_GROUPED } fg_gemm_layout;
+
+/* out = (scale_a * scale_b) * A . B^T + bias, accumulation in float32.
+ * Dense: A (M, K), B (N, K). M-grouped (ragged): B (G, N, K) and rows offsets[g] .. offsets[g+1] of A belong to
+ * group g; rows outside every group are neither read nor written. offsets holds G ends (offsets[-1] taken as 0) or
+ * G + 1 bounds; a backend clamps them into 0..M and takes a decreasing one as an empty group, the CPU rejects both. */
+typedef struct {
+    fg_gemm_layout layout;
+    fg_tensor a;           /* (M, K) float8_* | float16 | bfloat16 | float32, inner stride 1 */
+    fg_tensor b;           /* (N, K) or (G, N, K), inner stride 1; fp8 kinds mix freely, else dtype of a */
+    fg_tensor scale_a;     /* float32 contiguous: () or (M); absent with FG_SCALE_NONE */
+    fg_tensor scale_b;     /* float32 contiguous: () or (N) dense; (G) or (G, N) grouped */
+    fg_scale_kind kind_a, kind_b;
+    fg_tensor bias;        /* (N) dense or (G, N) grouped, contiguous, float32 or dtype of out; or absent */
+    fg_tensor offsets;     /* (G) or (G+1) int32 | int64 contiguous; absent when dense */
+    fg_precision precision;
+    fg_tensor out;         /* (M, N) bfloat16 | float16 | float32, inner stride 1 */
+    fg_tensor workspace;
+} fg_gemm_params;
+
+/* q = saturate(x / scale), round to nearest even, NaN kept; x / scale is one IEEE float32 division.
+ * scale = amax / max_finite(dtype of q) over the finite values of the tensor or of the row, 1 where amax is 0;
+ * computed here unless scale_given. A row scale that underflows to 0 is 1 as well. */
+typedef struct {
+    fg_tensor x;           /* (M, K) float32 | float16 | bfloat16, inner stride 1 */
+    fg_scale_kind kind;    /* FG_SCALE_TENSOR or FG_SCALE_ROW */
+    bool scale_given;
+    fg_tensor scale;       /* in or out: float32 () or (M) contiguous */
+    fg_tensor q;           /* out: (M, K) float8_e4m3fn | float8_e5m2, inner stride 1 */
+    fg_tensor workspace;
+} fg_quantize_params;
+
+/* ---- backends ---- */
+
+typedef struct {
+    char name[256];
+    int32_t compute_capability; /* 90 for 9.0; 0 for the CPU */
+    int32_t num_sms;            /* multiprocessors; threads for the CPU */
+    int64_t memory_bytes, l2_bytes;
+    int32_t driver_version, runtime_version; /* as CUDA encodes them: 13000; 0 for the CPU */
+} fg_device_info;
+
+#define FG_OPERATION(name)                                                                                             \
+    fg_status (*name##_workspace)(const fg_##name##_params *params, const fg_queue *queue, size_t *bytes,              \
+                                  fg_error *error);                                                                    \
+    fg_status (*name)(const fg_##name##_params *params, const fg_queue *queue, fg_error *error)
+
+/* One column per backend. A NULL entry raises NotImplementedError naming the operation and the device. */
+typedef struct {
+    const char *name; /* "cpu", "cuda" */
+
+    FG_OPERATION(neighbor_map);
+    FG_OPERATION(conv_forward);
+    FG_OPERATION(conv_dgrad);
+    FG_OPERATION(conv_wgrad);
+    FG_OPERATION(gemm);
+    FG_OPERATION(quantize);
+
+    /* Devices. device_count reports 0 without a driver, and is no error. */
+    fg_status (*device_count)(int32_t *count, fg_error *error);
+    fg_status (*device_info)(int32_t device_index, fg_device_info *info, fg_error *error);
+
+    /* Memory behind _C.DeviceArray: stream-ordered. NULL entries on the CPU. */
+    fg_status (*allocate)(size_t bytes, const fg_queue *queue, void **data, fg_error *error);
+    fg_status (*release)(void *data, const fg_queue *queue, fg_error *error);
+    /* On return of copy_to_device the source may be reused; copy_to_host is complete after a synchronize. */
+    fg_status (*copy_to_device)(void *dst, const void *src, size_t bytes, const fg_queue *queue, fg_error *error);
+    fg_status (*copy_to_host)(void *dst, const void *src, size_t bytes, const fg_queue *queue, fg_error *error);
+    /* Makes `waiter` wait for all work queued on `queue` so far (event record + wait). */
+    fg_status (*wait_for)(const fg_queue *waiter, const fg_queue *queue, fg_error *error);
+    fg_status (*synchronize)(const fg_queue *queue, fg_error *error);
+
+    /* A mark notes the work queued so far, as an event does. `passed` asks, without waiting, whether that work is done,
+     * and frees the mark when it is or when it fails. NULL entries on the CPU. */
+    fg_status (*mark)(const fg_queue *queue, void **mark, fg_error *error);
+    fg_status (*passed)(void *mark, bool *passed, fg_error *error);
+} fg_backend;
+
+const fg_backend *fg_cpu_backend(void);
+#ifdef FLEXGEMM_WITH_CUDA
+const fg_backend *fg_cuda_backend(void);
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,47 @@
+"""One `backend` fixture: every test that takes it runs on the CPU and, where there is one, on the GPU.
+
+`backend.array(numpy)` puts an array on the backend, `backend.numpy(array)` brings it back, `backend.name` is "cpu" or
+"cuda" and `backend.device` is what `device=` takes. FLEXGEMM_ARCH=sm80 in the environment runs the same suite on the
+portable kernels of a newer card.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+from memory import Cuda, Host
+
+from flexgemm import _C
+
+settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=30)
+settings.load_profile("suite")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "large: sizes that only a GPU works through in reasonable time")
+
+
+def pytest_report_header():
+    info = _C.build_info()
+    devices = [_C.device_info("cuda", index)["name"] for index in range(_C.device_count())]
+    family = os.environ.get("FLEXGEMM_ARCH", "as the card")
+    return f"flexgemm: cuda {info['cuda']}, devices {devices or 'none'}, kernels {family}"
+
+
+def _cuda():
+    if _C.device_count() == 0:
+        pytest.skip("no CUDA device")
+    return Cuda()
+
+
+@pytest.fixture(scope="session", params=["cpu", "cuda"])
+def backend(request):
+    return Host() if request.param == "cpu" else _cuda()
+
+
+@pytest.fixture(scope="session")
+def cuda():
+    """For behaviour that only device memory has."""
+    return _cuda()

@@ -1,0 +1,135 @@
+"""Every operation of the extension, called with fenced buffers and an exact workspace; NumPy in, NumPy out.
+
+Each call proves that inputs stayed as they were and that nothing outside the outputs and the workspace was written.
+`pad` and `offset` place the matrices with strided rows and off alignment, in and out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from memory import Buffer, poison
+
+from flexgemm import _C
+
+
+class Call:
+    """The buffers of one call: inputs by give(), outputs by take(), then run()."""
+
+    def __init__(self, backend, *, pad=0, offset=0, fence=True):
+        self.backend, self.pad, self.offset, self.fence = backend, pad, offset, fence
+        self.inputs, self.outputs = [], []
+
+    def _layout(self, strided):
+        return {"row_pad": self.pad, "offset": self.offset} if strided else {}
+
+    def give(self, array, *, strided=False):
+        if array is None:
+            return None
+        self.inputs.append(Buffer(self.backend, array, fence=self.fence, **self._layout(strided)))
+        return self.inputs[-1].array
+
+    def take(self, shape, dtype, *, strided=False, initial=None):
+        """An output of poison, or of what it should hold before the call."""
+        content = poison(shape, str(dtype)) if initial is None else initial
+        layout = self._layout(strided)
+        bare = not self.fence and initial is None and not any(layout.values())
+        self.outputs.append(Buffer(self.backend, content, output=True, fence=self.fence, initialise=not bare, **layout))
+        return self.outputs[-1].array
+
+    def run(self, operation, *args, **kwargs):
+        nbytes = getattr(_C, f"{operation}_workspace")(*args, **kwargs)
+        workspace = Buffer(self.backend, poison(nbytes, "uint8"), output=True, fence=self.fence, initialise=self.fence)
+        getattr(_C, operation)(*args, workspace=workspace.array if nbytes else None, **kwargs)
+        for buffer in self.inputs:
+            buffer.read(f"{operation}: an input")
+        if self.fence:
+            workspace.read(f"{operation}: workspace of {nbytes} bytes")
+        results = [buffer.read(f"{operation}: output {i}") for i, buffer in enumerate(self.outputs)]
+        return results[0] if len(results) == 1 else results
+
+
+def neighbor_map(backend, coords, shape, kernel_size, dilation=(1, 1, 1), *, transposed=False, check=False, fence=True):
+    call = Call(backend, fence=fence)
+    volume = int(np.prod(kernel_size))
+    return call.run(
+        "neighbor_map",
+        call.give(coords),
+        call.take((volume, len(coords)), "int32"),
+        shape=shape,
+        kernel_size=kernel_size,
+        dilation=dilation,
+        transposed=transposed,
+        check=check,
+    )
+
+
+def conv_forward(backend, feats, weight, bias, nmap, *, precision="ieee", **layout):
+    call = Call(backend, **layout)
+    return call.run(
+        "conv_forward",
+        call.give(feats, strided=True),
+        call.give(weight),
+        call.give(bias),
+        call.give(nmap),
+        call.take((nmap.shape[1], len(weight)), feats.dtype, strided=True),
+        precision=precision,
+    )
+
+
+def conv_dgrad(backend, grad_out, weight, nmap, *, mirrored=False, precision="ieee", **layout):
+    """nmap is the transposed map, or with mirrored=True the forward map."""
+    call = Call(backend, **layout)
+    return call.run(
+        "conv_dgrad",
+        call.give(grad_out, strided=True),
+        call.give(weight),
+        call.give(nmap),
+        call.take((nmap.shape[1], weight.shape[-1]), grad_out.dtype, strided=True),
+        mirrored=mirrored,
+        precision=precision,
+    )
+
+
+def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), precision="ieee", **layout):
+    """grad_weight (Co, V, Ci) and grad_bias (Co); one of them alone when `outputs` names one."""
+    call = Call(backend, **layout)
+    co, ci, dtype = grad_out.shape[1], feats.shape[1], feats.dtype
+    return call.run(
+        "conv_wgrad",
+        call.give(grad_out, strided=True),
+        call.give(feats, strided=True),
+        call.give(nmap),
+        call.take((co, len(nmap), ci), dtype) if "weight" in outputs else None,
+        call.take((co,), dtype) if "bias" in outputs else None,
+        precision=precision,
+    )
+
+
+def gemm(backend, a, b, out_dtype, *, scale_a=None, scale_b=None, bias=None, offsets=None, initial=None,
+         precision="ieee", dtype_a=None, dtype_b=None, **layout):  # fmt: skip
+    call = Call(backend, **layout)
+    return call.run(
+        "gemm",
+        call.give(a, strided=True),
+        call.give(b, strided=True),
+        call.take((len(a), b.shape[-2]), out_dtype, strided=True, initial=initial),
+        scale_a=call.give(scale_a),
+        scale_b=call.give(scale_b),
+        bias=call.give(bias),
+        offsets=call.give(offsets),
+        precision=precision,
+        dtype_a=dtype_a,
+        dtype_b=dtype_b,
+    )
+
+
+def quantize(backend, x, dtype, granularity, scale=None, **layout):
+    """(q, scale)."""
+    call = Call(backend, **layout)
+    return call.run(
+        "quantize",
+        call.give(x, strided=True),
+        call.take(x.shape, dtype, strided=True),
+        call.take((len(x),) if granularity == "row" else (), "float32", initial=scale),
+        scale_given=scale is not None,
+    )

@@ -1,0 +1,172 @@
+"""Arrays of the tests on either backend, with every buffer fenced: NaN around inputs, canaries around outputs.
+
+Needs NumPy and the extension only, so that the GPU is tested without torch or CuPy. Strided and misaligned views of
+CUDA memory, which DeviceArray does not offer, are exported through DLPack by hand.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+from reference import dtype_of
+
+from flexgemm import _C
+
+# ---- a DLPack exporter: any view of a DeviceArray ----
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _DLManagedTensor(ctypes.Structure):
+    _fields_ = [("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+class DeviceView:
+    """A strided window of a DeviceArray. It owns the DLPack structure, so the structure has no deleter."""
+
+    def __init__(self, base, shape, strides, offset):
+        capsule = base.__dlpack__()
+        whole = _DLManagedTensor.from_address(_capsule_pointer(capsule, b"dltensor")).tensor
+        itemsize = whole.bits // 8
+        self.base, self.shape, self.dtype = base, tuple(shape), base.dtype
+        self._dims = (ctypes.c_int64 * len(shape))(*shape), (ctypes.c_int64 * len(shape))(*strides)
+        self._managed = _DLManagedTensor()
+        self._managed.tensor = _DLTensor(
+            (whole.data or 0) + whole.byte_offset + offset * itemsize,
+            whole.device_type,
+            whole.device_id,
+            len(shape),
+            whole.code,
+            whole.bits,
+            whole.lanes,
+            *(ctypes.cast(d, ctypes.POINTER(ctypes.c_int64)) for d in self._dims),
+            0,
+        )
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        return _new_capsule(ctypes.addressof(self._managed), b"dltensor", None)
+
+    def __dlpack_device__(self):
+        return self._managed.tensor.device_type, self._managed.tensor.device_id
+
+
+# ---- backends ----
+
+
+def window(flat, shape, strides, offset):
+    """A strided view of a flat NumPy array; strides and offset in elements."""
+    size = flat.itemsize
+    return np.ndarray(shape, flat.dtype, flat.view(np.uint8).data, offset * size, [s * size for s in strides])
+
+
+class Host:
+    name, device = "cpu", "cpu"
+
+    def array(self, array):
+        copy = self.empty(np.shape(array), array.dtype)
+        copy[...] = array
+        return copy
+
+    def numpy(self, array):
+        return np.asarray(array)
+
+    def empty(self, shape, dtype):
+        """Aligned to 256 bytes as CUDA allocations are, so that an offset means the same on both."""
+        dtype = dtype_of(str(dtype))
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        raw = np.empty(nbytes + 255, np.uint8)
+        start = -raw.ctypes.data % 256
+        return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+    def window(self, base, shape, strides, offset):
+        return window(base, shape, strides, offset)
+
+
+class Cuda:
+    name, device = "cuda", "cuda"
+
+    def array(self, array):
+        return _C.DeviceArray.from_numpy(np.ascontiguousarray(array).reshape(np.shape(array)))
+
+    def numpy(self, array):
+        return np.asarray(array) if isinstance(array, np.ndarray) else array.numpy()
+
+    def empty(self, shape, dtype):
+        return _C.DeviceArray.empty(shape, str(dtype))
+
+    def window(self, base, shape, strides, offset):
+        return DeviceView(base, shape, strides, offset)
+
+
+# ---- fenced buffers ----
+
+FENCE = 256  # bytes on either side; keeps the alignment that the allocator gave
+
+
+def poison(shape, dtype):
+    """What an output holds before the call: NaN, or a number that no operation writes."""
+    dtype = dtype_of(dtype)
+    return np.full(shape, {"i": 0x5A5A5A5A, "u": 0xFF}.get(dtype.kind, np.nan), dtype)
+
+
+class Buffer:
+    """An array inside a larger one.
+
+    `row_pad` elements are left between rows and `offset` elements before the first, so that pitches and base pointers
+    of every alignment occur. The surroundings of an input are NaN (zero for integers, a legal row), those of an
+    output are random bits. With fence=False the allocation is exact, which is what a sanitizer wants to see;
+    initialise=False then leaves the content away as well.
+    """
+
+    def __init__(self, backend, content, *, output=False, row_pad=0, offset=0, fence=True, initialise=True):
+        content = np.asarray(content)
+        shape, dtype = content.shape, content.dtype
+        strides = np.ones(len(shape), np.int64)
+        for axis in range(len(shape) - 2, -1, -1):
+            pitch = shape[axis + 1] + (row_pad if axis == len(shape) - 2 else 0)
+            strides[axis] = strides[axis + 1] * pitch
+        extent = 0 if 0 in shape else 1 + sum((s - 1) * int(t) for s, t in zip(shape, strides, strict=True))
+        border = FENCE // dtype.itemsize if fence else 0
+        start, total = border + offset, border + offset + extent + border
+        self._backend, self._layout = backend, (shape, strides.tolist(), start)
+
+        if output:
+            self._before = np.frombuffer(np.random.default_rng(0).bytes(total * dtype.itemsize), dtype).copy()
+        else:
+            self._before = np.full(total, 0 if dtype.kind in "iu" else np.nan, dtype)
+        window(self._before, *self._layout)[...] = content
+        self._may_change = np.zeros(total, bool)
+        window(self._may_change, *self._layout)[...] = output
+        self._base = backend.array(self._before) if initialise else backend.empty((total,), dtype)
+        self.array = backend.window(self._base, *self._layout)
+
+    def read(self, what="out"):
+        """The content after the call, with the proof that nothing around it (in an input, nothing at all) changed."""
+        after = self._backend.numpy(self._base)
+        changed = (_bytes(after) != _bytes(self._before)).any(axis=1) & ~self._may_change
+        assert not changed.any(), f"{what}: {changed.sum()} elements written that were not to be touched"
+        return window(after, *self._layout).copy()
+
+
+def _bytes(flat):
+    return np.ascontiguousarray(flat).view(np.uint8).reshape(flat.size, flat.itemsize)

@@ -1,0 +1,205 @@
+"""The oracle: float64 NumPy, naive and obviously right. It shares no code with the package.
+
+The second half is the verdict: every output row is judged against its own reference row, so that one bad row in a
+million cannot hide in a mean, and a NaN never passes because every comparison is written so that NaN fails it.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+
+FP8_MAX = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+
+
+def dtype_of(name):
+    """The NumPy dtype behind the names that NumPy, ml_dtypes and torch share."""
+    return np.dtype(getattr(ml_dtypes, name) if name.startswith(("bfloat", "float8")) else name)
+
+
+def f64(array):
+    return np.asarray(array).astype(np.float64)
+
+
+# ---- neighbour maps ----
+
+
+def kernel_offsets(kernel_size, dilation):
+    """(V, 3) displacement of each weight slice, v = (kx * Kh + ky) * Kd + kz."""
+    taps = itertools.product(*(range(k) for k in kernel_size))
+    return [tuple((t - k // 2) * d for t, k, d in zip(tap, kernel_size, dilation, strict=True)) for tap in taps]
+
+
+def in_range(coords, shape):
+    return (np.asarray(coords) >= 0).all(axis=1) & (np.asarray(coords, np.int64) < np.asarray(shape)).all(axis=1)
+
+
+def neighbor_map(coords, shape, kernel_size=(3, 3, 3), dilation=(1, 1, 1), transposed=False, rows=None):
+    """map[v, n] by looking every neighbour up in a dictionary of coordinates; `rows` restricts n."""
+    sign = -1 if transposed else 1
+    inside = in_range(coords, shape)
+    points = [tuple(p) for p in np.asarray(coords).tolist()]
+    row_of = {}
+    for row, point in enumerate(points):
+        if inside[row]:
+            row_of.setdefault(point, row)  # of duplicates, the lowest row
+    rows = range(len(points)) if rows is None else rows
+    offsets = kernel_offsets(kernel_size, dilation)
+    result = np.full((len(offsets), len(rows)), -1, np.int32)
+    for column, row in enumerate(rows):
+        if not inside[row]:
+            continue
+        b, x, y, z = points[row]
+        for v, (dx, dy, dz) in enumerate(offsets):
+            result[v, column] = row_of.get((b, x + sign * dx, y + sign * dy, z + sign * dz), -1)
+    return result
+
+
+# ---- convolution ----
+
+
+def by_offset(weight):
+    """(Co, Kw, Kh, Kd, Ci) or (Co, V, Ci) -> float64 (Co, V, Ci)."""
+    return f64(weight).reshape(weight.shape[0], -1, weight.shape[-1])
+
+
+def conv_forward(feats, weight, bias, nmap):
+    weight = by_offset(weight)
+    out = np.zeros((nmap.shape[1], weight.shape[0]))
+    for v, sources in enumerate(nmap):
+        has = sources >= 0
+        out[has] += f64(feats[sources[has]]) @ weight[:, v].T
+    return out if bias is None else out + f64(bias)
+
+
+def conv_dgrad(grad_out, weight, nmap, num_rows):
+    """The adjoint of conv_forward in feats, scattered through the forward map."""
+    weight = by_offset(weight)
+    grad_feats = np.zeros((num_rows, weight.shape[2]))
+    for v, sources in enumerate(nmap):
+        has = sources >= 0
+        np.add.at(grad_feats, sources[has], f64(grad_out[has]) @ weight[:, v])
+    return grad_feats
+
+
+def conv_wgrad(grad_out, feats, nmap):
+    """grad_weight (Co, V, Ci) and grad_bias (Co)."""
+    grad_weight = np.zeros((grad_out.shape[1], nmap.shape[0], feats.shape[1]))
+    for v, sources in enumerate(nmap):
+        has = sources >= 0
+        grad_weight[:, v] = f64(grad_out[has]).T @ f64(feats[sources[has]])
+    return grad_weight, f64(grad_out).sum(axis=0)
+
+
+# ---- GEMM ----
+
+
+def gemm(a, b, scale_a=None, scale_b=None, bias=None):
+    """(scale_a * scale_b) * A . B^T + bias of the dequantised inputs."""
+    out = f64(a) @ f64(b).T
+    if scale_a is not None:
+        out *= f64(scale_a).reshape(-1, 1)
+    if scale_b is not None:
+        out *= f64(scale_b).reshape(1, -1)
+    return out if bias is None else out + f64(bias)
+
+
+def group_bounds(offsets, groups):
+    """G ends (the first group starts at 0) or G + 1 bounds -> [(begin, end)]."""
+    bounds = [int(o) for o in offsets]
+    if len(bounds) == groups:
+        bounds = [0, *bounds]
+    return list(itertools.pairwise(bounds))
+
+
+def grouped_gemm(a, b, offsets, scale_a=None, scale_b=None, bias=None):
+    """The ragged product and the mask of rows that belong to a group; the others are left alone."""
+    out, written = np.zeros((a.shape[0], b.shape[1])), np.zeros(a.shape[0], bool)
+    for g, (begin, end) in enumerate(group_bounds(offsets, b.shape[0])):
+        rows = slice(begin, end)
+        of_rows = None if scale_a is None else scale_a if np.size(scale_a) == 1 else scale_a[rows]
+        out[rows] = gemm(
+            a[rows],
+            b[g],
+            of_rows,
+            None if scale_b is None else scale_b[g],
+            None if bias is None else bias[g],
+        )
+        written[rows] = True
+    return out, written
+
+
+# ---- quantisation: the one place where the answer is defined in float32, bit for bit ----
+
+
+def quantize(x, dtype, granularity, scale=None):
+    """q = saturate(x / scale) rounded to nearest even, and scale = amax / max over the finite values."""
+    x = np.asarray(x).astype(np.float32)
+    limit = np.float32(FP8_MAX[dtype])
+    if scale is None:
+        magnitude = np.where(np.isfinite(x), np.abs(x), np.float32(0))
+        axes = None if granularity == "tensor" else 1
+        scale = np.asarray(magnitude.max(axis=axes, initial=0) / limit, np.float32)
+        scale = np.where(scale == 0, np.float32(1), scale).astype(np.float32)
+    per_row = np.reshape(scale, (-1, 1))
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        return np.clip(x / per_row, -limit, limit).astype(dtype_of(dtype)), scale
+
+
+# ---- verdicts ----
+
+ROW_TOLERANCE = {"float32": 1e-5, "tf32": 1e-3, "float16": 2e-3, "bfloat16": 1e-2}
+
+
+def assert_rows(out, ref, tolerance, what="out"):
+    """||out row - ref row|| <= tolerance * ||ref row|| for every row. A zero output passes only for a zero row."""
+    out, ref = np.asarray(out), np.asarray(ref)
+    assert out.shape == ref.shape, f"{what}: shape {out.shape}, expected {ref.shape}"
+    flat = len(out), int(np.prod(out.shape[1:]))
+    out, ref = f64(out).reshape(flat), ref.reshape(flat)
+    if not np.isfinite(out).all():
+        row, column = np.argwhere(~np.isfinite(out))[0]
+        raise AssertionError(f"{what}[{row}, {column}] is {out[row, column]}, expected {ref[row, column]}")
+    error, limit = np.linalg.norm(out - ref, axis=1), tolerance * np.linalg.norm(ref, axis=1)
+    bad = ~(error <= limit)
+    if bad.any():
+        worst = int(np.argmax(np.where(bad, error / np.maximum(limit, 1e-300), 0)))
+        raise AssertionError(
+            f"{what}: {bad.sum()} of {len(bad)} rows beyond {tolerance:g}, worst row {worst}: "
+            f"error {error[worst]:.3g}, limit {limit[worst]:.3g}\n out {out[worst][:6]}\n ref {ref[worst][:6]}"
+        )
+
+
+def gemm_diff(out, ref):
+    """1 - 2<x,y> / (<x,x> + <y,y>) per row; 0 where both rows are zero."""
+    out, ref = f64(out), f64(ref)
+    total = (out * out + ref * ref).sum(axis=1)
+    squared = ((out - ref) ** 2).sum(axis=1)  # <x,x> + <y,y> - 2<x,y>, without the cancellation
+    return np.where(total == 0, 0.0, squared / np.where(total == 0, 1.0, total))
+
+
+def diff_limit(out_dtype, columns):
+    """Accumulation may add 3e-8. Rounding of the output alone gives bfloat16 1.3e-6 on average over a row and 2^-17 at
+    worst in a short one; float16 keeps 3 bits more, which is a factor of 64."""
+    rounding = 3e-6 if columns >= 64 else 2.0**-17
+    return {"float32": 3e-8, "float16": rounding / 64 + 3e-8, "bfloat16": rounding}[out_dtype]
+
+
+def assert_gemm_rows(out, ref, out_dtype, what="out"):
+    assert out.shape == ref.shape, f"{what}: shape {out.shape}, expected {ref.shape}"
+    diff, limit = gemm_diff(out, ref), diff_limit(out_dtype, out.shape[1])
+    bad = ~(diff < limit)
+    assert not bad.any(), f"{what}: {bad.sum()} of {len(bad)} rows beyond diff {limit:g}, worst {diff[bad].max():.3g}"
+
+
+def assert_same_bits(out, ref, what="out"):
+    """Equal bit for bit, where any NaN equals any other."""
+    out, ref = np.ascontiguousarray(out), np.ascontiguousarray(ref)
+    assert (out.shape, out.dtype) == (ref.shape, ref.dtype), f"{what}: {out.shape} {out.dtype}, {ref.shape} {ref.dtype}"
+    bits = f"u{out.dtype.itemsize}"
+    same = (out.view(bits) == ref.view(bits)) | (np.isnan(f64(out)) & np.isnan(f64(ref)))
+    if not same.all():
+        at = tuple(np.argwhere(~same)[0])
+        raise AssertionError(f"{what}: {(~same).sum()} elements differ, first {at}: {out[at]!r}, expected {ref[at]!r}")

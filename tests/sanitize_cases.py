@@ -1,0 +1,202 @@
+"""One small case of every kernel path, for compute-sanitizer: NumPy and the extension only, no pytest, no torch.
+
+    compute-sanitizer --tool memcheck python tests/sanitize_cases.py [--list] [--device cpu] [NAME ...]
+
+NAME keeps the cases whose name contains it. Allocations are exact and outputs start uninitialised, so that the tools
+see what the canaries and the poison of the test suite would hide. Every result is compared with the oracle. Exit
+status 1 on a wrong result or when no case matches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a build in place needs no installation
+
+import guarded
+import numpy as np
+import reference
+import scenes
+from memory import Cuda, Host
+from reference import assert_gemm_rows, assert_rows, assert_same_bits
+
+from flexgemm import _C
+
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+MODES = {
+    "float32": ("float32", "ieee"),
+    "tf32": ("float32", "tf32"),
+    "float16": ("float16", "ieee"),
+    "bfloat16": ("bfloat16", "ieee"),
+}
+CHANNELS = {"aligned": (64, 64), "odd": (33, 37), "wide": (136, 72)}  # wide: more than one tile of channels
+N = 150  # two row tiles of 128 or three of 64, the last one ragged
+
+
+def map_case(backend, kernel_size, dilation, transposed, check):
+    coords, shape = scenes.scene(N)
+    if not check and backend.name == "cuda":
+        coords = np.concatenate([coords, coords[:5], [[0, -1, 0, 0], [9, 0, 0, 0]]]).astype(np.int32)
+    nmap = guarded.neighbor_map(
+        backend, coords, shape, kernel_size, dilation, transposed=transposed, check=check, fence=False
+    )
+    np.testing.assert_array_equal(nmap, reference.neighbor_map(coords, shape, kernel_size, dilation, transposed))
+
+
+def conv_case(backend, direction, mode, channels, kernel_size, offset):
+    dtype, precision = MODES[mode]
+    ci, co = CHANNELS[channels]
+    tolerance = reference.ROW_TOLERANCE[mode]
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(N)
+    nmap, transposed = (reference.neighbor_map(coords, shape, kernel_size, transposed=t) for t in (False, True))
+    draw = (N, ci), (co, *kernel_size, ci), (co,), (N, co)
+    feats, weight, bias, grad_out = (scenes.values(rng, s, dtype) for s in draw)
+    how = {"precision": precision, "fence": False, "offset": offset, "pad": offset}
+    if direction == "forward":
+        out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
+        assert_rows(out, reference.conv_forward(feats, weight, bias, nmap), tolerance)
+    elif direction == "dgrad":
+        mirrored = all(k % 2 for k in kernel_size)
+        given = nmap if mirrored else transposed
+        grad_feats = guarded.conv_dgrad(backend, grad_out, weight, given, mirrored=mirrored, **how)
+        assert_rows(grad_feats, reference.conv_dgrad(grad_out, weight, nmap, N), tolerance)
+    else:
+        grad_weight, grad_bias = guarded.conv_wgrad(backend, grad_out, feats, nmap, **how)
+        expected, expected_bias = reference.conv_wgrad(grad_out, feats, nmap)
+        assert_rows(grad_weight, expected, tolerance)
+        assert_rows(grad_bias[None], expected_bias[None], tolerance)
+
+
+def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offset):
+    n, k = shape
+    rng = np.random.default_rng(0)
+    rows = sum(sizes) + 3 if sizes else 70
+    lead = (len(sizes),) if sizes else ()
+    a, b = scenes.values(rng, (rows, k), dtypes[0]), scenes.values(rng, (*lead, n, k), dtypes[1])
+    how = {}
+    if extras:
+        how = {
+            "scale_a": rng.uniform(0.5, 1, rows).astype(np.float32),
+            "scale_b": rng.uniform(0.5, 1, (*lead, n)).astype(np.float32),
+            "bias": rng.standard_normal((*lead, n)).astype(np.float32),
+        }
+    offsets = np.cumsum(sizes).astype(np.int32) if sizes else None
+    initial = np.zeros((rows, n), reference.dtype_of(out_dtype)) if sizes else None  # some rows are never written
+    layout = {"fence": False, "offset": offset, "pad": offset}
+    out = guarded.gemm(backend, a, b, out_dtype, offsets=offsets, initial=initial, precision=precision, **how, **layout)
+    if sizes:
+        ref, written = reference.grouped_gemm(a, b, offsets, **how)
+        out, ref = out[written], ref[written]
+    else:
+        ref = reference.gemm(a, b, **how)
+    if dtypes[0].startswith("float8"):
+        assert_gemm_rows(out, ref, out_dtype)
+    else:
+        assert_rows(out, ref, max(reference.ROW_TOLERANCE[d] for d in (dtypes[0], out_dtype, precision) if d != "ieee"))
+
+
+def quantize_case(backend, source, dtype, granularity, given, offset):
+    rng = np.random.default_rng(0)
+    x = scenes.values(rng, (70, 97), source)
+    scale = rng.uniform(0.01, 0.1, 70 if granularity == "row" else ()).astype(np.float32) if given else None
+    q, used = guarded.quantize(backend, x, dtype, granularity, scale, fence=False, offset=offset, pad=offset)
+    expected, expected_scale = reference.quantize(x, dtype, granularity, scale)
+    assert_same_bits(q, expected)
+    assert_same_bits(used, expected_scale)
+
+
+def all_cases():
+    cases = {}
+    for kernel_size, dilation in (((3, 3, 3), (1, 1, 1)), ((2, 3, 4), (2, 1, 3)), ((7, 7, 7), (1, 1, 1))):
+        for transposed in (False, True):
+            name = f"map/{'x'.join(map(str, kernel_size))}/{'transposed' if transposed else 'forward'}"
+            cases[name] = partial(
+                map_case, kernel_size=kernel_size, dilation=dilation, transposed=transposed, check=False
+            )
+    cases["map/3x3x3/check"] = partial(
+        map_case, kernel_size=(3, 3, 3), dilation=(1, 1, 1), transposed=False, check=True
+    )
+
+    for direction in ("forward", "dgrad", "wgrad"):
+        for mode in MODES:
+            for channels in CHANNELS:
+                for offset in (0, 1):
+                    layout = "strided" if offset else "plain"
+                    cases[f"conv/{direction}/{mode}/{channels}/{layout}"] = partial(
+                        conv_case,
+                        direction=direction,
+                        mode=mode,
+                        channels=channels,
+                        kernel_size=(3, 1, 3),
+                        offset=offset,
+                    )
+            cases[f"conv/{direction}/{mode}/even"] = partial(
+                conv_case, direction=direction, mode=mode, channels="aligned", kernel_size=(2, 2, 2), offset=0
+            )
+
+    mixes = [(a, b, "ieee") for a in (E4M3, E5M2) for b in (E4M3, E5M2)]
+    mixes += [(dtype, dtype, precision) for dtype, precision in MODES.values()]
+    for a, b, precision in mixes:
+        own = "bfloat16" if a.startswith("float8") else a
+        for layout, sizes in (("dense", ()), ("grouped", (0, 1, 64, 30))):
+            for place, shape, offset in (("aligned", (72, 192), 0), ("odd", (65, 97), 0), ("strided", (72, 192), 1)):
+                name = f"gemm/{layout}/{a}-{b}-{precision}/{place}"
+                common = {"dtypes": (a, b), "precision": precision, "shape": shape, "sizes": sizes, "offset": offset}
+                cases[name] = partial(gemm_case, out_dtype=own, extras=place == "odd", **common)
+                if place == "aligned":
+                    cases[f"{name}/float32"] = partial(gemm_case, out_dtype="float32", extras=True, **common)
+
+    for source in ("float32", "float16", "bfloat16"):
+        for dtype in (E4M3, E5M2):
+            for granularity in ("tensor", "row"):
+                for given in (False, True):
+                    name = f"quantize/{source}/{dtype}/{granularity}/{'given' if given else 'computed'}"
+                    cases[name] = partial(
+                        quantize_case,
+                        source=source,
+                        dtype=dtype,
+                        granularity=granularity,
+                        given=given,
+                        offset=int(given),
+                    )
+    return cases
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="keep the cases whose name contains one of these")
+    parser.add_argument("--list", action="store_true", help="print the names and stop")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    options = parser.parse_args()
+    cases = {
+        name: case
+        for name, case in all_cases().items()
+        if not options.names or any(part in name for part in options.names)
+    }
+    if options.list:
+        print("\n".join(cases))
+        return 0
+    if not cases:
+        print(f"no case matches {' '.join(options.names)}", file=sys.stderr)
+        return 1
+    if options.device == "cuda" and _C.device_count() == 0:
+        print("no CUDA device", file=sys.stderr)
+        return 1
+    backend, failed = {"cpu": Host, "cuda": Cuda}[options.device](), []
+    for name, case in cases.items():
+        try:
+            case(backend)
+        except Exception:
+            failed.append(name)
+            print(f"FAILED {name}\n{traceback.format_exc()}", flush=True)
+    print(f"{len(cases) - len(failed)} of {len(cases)} cases right on {options.device}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+"""The benchmarks: their scenes, cases and group sizes are those that peers were measured on, no wrong result gets a
+time, and the results file merges as it says."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks import results, scenes
+
+torch = pytest.importorskip("torch")
+
+from benchmarks import check, cold, conv, gemm, gpu_check, sanitize  # noqa: E402
+from benchmarks.ceilings import Ceilings  # noqa: E402
+from benchmarks.run import OutOfTime, Run  # noqa: E402
+
+CEILINGS = Ceilings(4000.0, {"float8": 1300.0, "float16": 700.0, "bfloat16": 700.0, "tf32": 350.0, "ieee": 50.0})
+MACHINE = {"gpu": "NVIDIA H200", "driver": "1.0", "cuda": "13.0", "torch": "2.11.0"}
+
+
+# ---- scenes ----
+
+
+@pytest.mark.parametrize(
+    ("res", "n", "pairs"),
+    [(8, 192, 2544), (16, 848, 10544), (32, 3840, 50304), (64, 15192, 191208), (128, 64160, 831680)],
+)
+def test_sphere_is_the_published_one(res, n, pairs):
+    scene = scenes.sphere(res)
+    assert (scene.n, scene.pairs, scene.shape) == (n, pairs, (1, res, res, res))
+
+
+def test_sphere_follows_its_definition_in_floats():
+    cells = np.argwhere(np.ones((10, 10, 10)))
+    distance = np.linalg.norm(cells - 10 / 2 + 0.5, axis=1)
+    expected = cells[(distance >= 10 / 2 - 1.25) & (distance <= 10 / 2)]
+    np.testing.assert_array_equal(scenes.sphere(10).coords[:, 1:], expected)
+
+
+def test_neighbors_are_those_of_a_dictionary():
+    rng = np.random.default_rng(0)
+    cells = rng.permutation(np.argwhere(rng.random((2, 5, 4, 6)) < 0.5)).astype(np.int32)
+    scene = scenes.Scene("cells", cells, (2, 5, 4, 6))
+    rows = {tuple(cell): row for row, cell in enumerate(cells.tolist())}
+    pairs = 0
+    for v, (x, y, z) in enumerate(scenes.OFFSETS.tolist()):
+        expected = [rows.get((b, i + x, j + y, k + z), -1) for b, i, j, k in cells.tolist()]
+        assert scene.neighbors(v).tolist() == expected
+        pairs += sum(row >= 0 for row in expected)
+    assert scene.pairs == pairs
+
+
+def test_cloud_is_loaded_from_npz(tmp_path):
+    np.savez(tmp_path / "c.npz", coords=np.array([[0, 1, 2, 3]], np.int16), shape=np.array([1, 4, 5, 6]))
+    name, path = scenes.parse(f"cloud={tmp_path / 'c.npz'}")
+    scene = scenes.load(name, path)
+    assert (scene.name, scene.shape, scene.coords.dtype) == ("cloud", (1, 4, 5, 6), np.int32)
+
+
+def test_cloud_without_its_arrays_is_refused(tmp_path):
+    np.savez(tmp_path / "c.npz", points=np.zeros((1, 4)))
+    with pytest.raises(SystemExit, match="'coords' and 'shape'"):
+        scenes.load("cloud", tmp_path / "c.npz")
+    with pytest.raises(ValueError, match=r"name=path\.npz"):
+        scenes.parse("cloud.npz")
+
+
+# ---- cases ----
+
+
+def test_group_sizes_are_those_that_peers_drew():
+    rows = [case.m for case in gemm.cases() if case.sizes and case.dtype == gemm.FP8]
+    assert rows == [34151, 32782, 33694, 38239, 8320, 8593, 8069, 8047]
+
+
+def test_cases_are_the_measured_ones():
+    spheres = [(c.scene, c.channels) for c in conv.cases() if c.dtype == "float16"]
+    assert spheres == [(f"sphere{res}", c) for res, c in conv.SPHERES]
+    assert [c.channels for c in conv.cases(["lidar"]) if c.scene == "lidar"] == [16, 32, 64, 128]
+    others = [(c.scene, c.dtype, c.precision) for c in conv.cases() if c.dtype != "float16"]
+    kinds = [("bfloat16", None), ("float32", "tf32"), ("float32", "ieee")]
+    assert others == [(scene, *kind) for scene in ("sphere64", "sphere256") for kind in kinds]
+    dense = [case for case in gemm.cases() if not case.sizes]
+    assert len([c for c in dense if c.dtype == gemm.FP8]) == 21
+    assert len([c for c in dense if c.dtype == "bfloat16"]) == 4
+
+
+def test_rows_have_the_fields_of_the_results_format():
+    scene = scenes.sphere(8)
+    case = conv.Case("sphere8", 1024, "float16")
+    row = conv.measured("fwd", case, scene, 1.0, conv.floor_ms("fwd", case, scene, CEILINGS))
+    assert list(row) == ["suite", "op", "scene", "dtype", "channels", "family", "n", "pairs", "ms", "floor_ms"]
+    assert conv.Case("sphere8", 1024, "float32", "tf32").row("fwd")["precision"] == "tf32"
+    dense, grouped = gemm.cases()[0].row(), next(case for case in gemm.cases() if case.sizes).row()
+    assert list(dense) == ["suite", "op", "dtype", "m", "n", "k", "family"]
+    assert list(grouped) == ["suite", "op", "dtype", "groups", "expected_m", "m", "n", "k", "family"]
+
+
+def test_all_rows_are_distinct():
+    rows = [case.row(op) for case in conv.cases(["lidar"]) for op in (*conv.OPS, *cold.OPS)]
+    for case in gemm.cases():
+        rows += [case.row(), *(case.row(peer) for peer in gemm.PEERS[case.op, case.dtype])]
+    assert len({results.identity(row) for row in rows}) == len(rows)
+
+
+def test_floor_is_arithmetic_or_bytes():
+    large, small = gemm.Case(gemm.FP8, 4096, 4096, 7168), gemm.Case(gemm.FP8, 1, 4096, 7168)
+    assert gemm.floor_ms(large, CEILINGS) == pytest.approx(2 * 4096 * 4096 * 7168 / 1300e12 * 1e3, rel=1e-4)
+    moved = 7168 + 4096 * 7168 + 2 * 4096
+    assert gemm.floor_ms(small, CEILINGS) == pytest.approx(moved / 4000e9 * 1e3, rel=1e-4)
+    empty = gemm.Case(gemm.FP8, 1, 4096, 7168, (0, 1, 0), 1)
+    assert gemm.floor_ms(empty, CEILINGS) == gemm.floor_ms(small, CEILINGS)
+
+
+# ---- no wrong result gets a time ----
+
+
+@pytest.fixture
+def conv_problem(monkeypatch):
+    monkeypatch.setattr(conv, "DEVICE", "cpu")
+    case = conv.Case("sphere8", 8, "float32", "ieee")
+    return conv.Problem(case, scenes.sphere(8))
+
+
+def test_right_convolution_passes_the_spot_check(conv_problem):
+    reference = conv_problem.reference()
+    neighbor_map = conv_problem.map_train()
+    conv_problem.judge("map_train", neighbor_map, reference)
+    conv_problem.judge("fwd", conv_problem.fwd(neighbor_map), reference)
+    conv_problem.judge("bwd", conv_problem.bwd(neighbor_map), reference)
+
+
+@pytest.mark.parametrize("spoil", [torch.zeros_like, lambda x: x * 1.001, lambda x: x.roll(1, 0), lambda x: x / 0])
+def test_wrong_convolution_fails_the_spot_check(conv_problem, spoil):
+    reference = conv_problem.reference()
+    neighbor_map = conv_problem.map_train()
+    with pytest.raises(check.Wrong, match="^out"):
+        conv_problem.judge("fwd", spoil(conv_problem.fwd(neighbor_map)), reference)
+    grads = conv_problem.bwd(neighbor_map)
+    for index, name in enumerate(("grad_feats", "grad_weight", "grad_bias")):
+        spoilt = [spoil(grad) if i == index else grad for i, grad in enumerate(grads)]
+        with pytest.raises(check.Wrong, match=f"^{name}"):
+            conv_problem.judge("bwd", spoilt, reference)
+
+
+def test_wrong_map_fails_the_spot_check(conv_problem):
+    reference, right = conv_problem.reference(), conv_problem.map_infer().map
+    with pytest.raises(check.Wrong, match="pairs"):
+        reference.judge_map(right, conv_problem.scene.pairs - 1)
+    with pytest.raises(check.Wrong, match="entries differ"):
+        reference.judge_map(right.flip(0), conv_problem.scene.pairs)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [gemm.Case(gemm.FP8, 48, 96, 64), gemm.Case(gemm.FP8, 60, 96, 64, (7, 0, 33, 20), 15)],
+    ids=["dense", "grouped"],
+)
+def test_product_is_judged_against_the_dequantised_operands(monkeypatch, case):
+    monkeypatch.setattr(gemm, "DEVICE", "cpu")
+    problem = gemm.Problem(case)
+    out = problem.ours()
+    problem.judge(out)
+    for wrong in (torch.zeros_like(out), out * torch.linspace(0.99, 1.01, case.n), out.roll(1, 1), out / 0):
+        with pytest.raises(check.Wrong):
+            problem.judge(wrong)
+
+
+# ---- the results file ----
+
+
+@pytest.fixture
+def same_sources(monkeypatch):
+    monkeypatch.setattr(results, "source_sha256", lambda: "a" * 64)
+
+
+def row(op="fwd", **fields):
+    return {"suite": "conv", "op": op, "scene": "s", "dtype": "float16", "channels": 16, "ms": 1.0} | fields
+
+
+def test_file_keeps_rows_of_the_same_sources_and_replaces_equal_ones(tmp_path, same_sources):
+    file = results.Results(tmp_path / "h200.json", MACHINE)
+    file.add(row())
+    file.add(row("bwd"))
+    file.header["tests"] = {"passed": 1, "failed": 0, "skipped": 0}
+    file.save()
+    again = results.Results(tmp_path / "h200.json", MACHINE)
+    again.add(row(ms=2.0))
+    stored = json.loads((tmp_path / "h200.json").read_text())
+    assert stored["rows"] == [row(ms=2.0), row("bwd")]
+    assert stored["tests"]["passed"] == 1
+    assert {"gpu", "driver", "cuda", "torch", "date", "source_sha256"} < set(stored)
+    assert [path.name for path in tmp_path.iterdir()] == ["h200.json"]
+
+
+@pytest.mark.parametrize("field", ["precision", "family", "peer", "granularity", "channels", "scene", "dtype"])
+def test_rows_that_differ_in_identity_stay_apart(tmp_path, same_sources, field):
+    file = results.Results(tmp_path / "h200.json", MACHINE)
+    file.add(row())
+    file.add(row(**{field: "another"}))
+    assert len(file.rows) == 2
+
+
+def test_other_sources_or_another_driver_start_afresh(tmp_path, same_sources, monkeypatch, capsys):
+    results.Results(tmp_path / "h200.json", MACHINE).add(row())
+    assert results.Results(tmp_path / "h200.json", MACHINE | {"driver": "2.0"}).rows == []
+    monkeypatch.setattr(results, "source_sha256", lambda: "b" * 64)
+    assert results.Results(tmp_path / "h200.json", MACHINE).rows == []
+    assert "starts afresh, source_sha256 changed" in capsys.readouterr().out
+
+
+def test_file_is_named_after_the_card(tmp_path):
+    assert results.gpu_file("NVIDIA H200", tmp_path).name == "h200.json"
+    assert results.gpu_file("NVIDIA GeForce RTX 4090", tmp_path).name == "rtx-4090.json"
+
+
+def test_ragged_fp8_meets_the_contiguous_peer_by_work_done():
+    ours = {"suite": "gemm", "op": "m_grouped_ragged", "dtype": gemm.FP8, "groups": 4, "expected_m": 64}
+    ours |= {"m": 200, "n": 8, "k": 16, "ms": 1.0, "floor_ms": 0.5, "family": "portable"}
+    peer = {k: v for k, v in ours.items() if k != "family"} | {"op": "m_grouped_contiguous", "m": 100, "peer": "them"}
+    slower = peer | {"ms": 3.0, "peer": "others"}
+    assert results.best_peers([slower, peer]) == {results.case_key(ours): peer}
+    assert results.times_faster(ours, peer) == 2.0
+    (line,) = results.summary([ours], [peer, slower])
+    assert "of floor 50.0%" in line and "x2.00" in line
+
+
+# ---- steps ----
+
+
+def test_foreign_build_is_refused(monkeypatch):
+    monkeypatch.setattr(gpu_check.flexgemm, "build_info", lambda: {"source_sha256": "b" * 64})
+    with pytest.raises(SystemExit, match="built from other sources"):
+        gpu_check.main(["--step", "overhead"])
+
+
+def test_step_resumes_where_its_time_ran_out(tmp_path, same_sources):
+    file = results.Results(tmp_path / "h200.json", MACHINE)
+    run = Run(file, time.monotonic() + 60)
+    assert run.pending([row(), row("bwd")]) == [row(), row("bwd")]
+    run.record(row())
+    late = Run(file, time.monotonic() - 1)
+    assert late.pending([row()]) == []
+    with pytest.raises(OutOfTime):
+        late.pending([row(), row("bwd")])
+
+
+def test_failure_is_counted_and_does_not_end_the_run(tmp_path, same_sources):
+    run = Run(results.Results(tmp_path / "h200.json", MACHINE), float("inf"))
+    with run.guarded("fwd"):
+        raise check.Wrong("out: relative row error 1")
+    with run.guarded("bwd"):
+        raise NotImplementedError("no such kernel")
+    assert run.failures == [
+        "fwd: WRONG RESULT, not timed: out: relative row error 1",
+        "bwd: NotImplementedError: no such kernel",
+    ]
+    assert run.results.rows == []
+
+
+def test_pytest_outcomes_are_read_from_its_report(tmp_path):
+    report = tmp_path / "junit.xml"
+    report.write_text('<testsuites><testsuite tests="9" failures="2" errors="1" skipped="3"/></testsuites>')
+    assert gpu_check.read_junit(report) == {"passed": 3, "failed": 3, "skipped": 3}
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "expected"),
+    [
+        (0, "========= ERROR SUMMARY: 0 errors", "clean"),
+        (0, "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", "clean"),
+        (1, "========= ERROR SUMMARY: 2 errors", "errors"),
+        (0, "no summary at all", "errors"),
+        (1, "Traceback: the cases did not run\n========= ERROR SUMMARY: 0 errors", "errors"),
+        (1, "========= Error: Device not supported.", "unavailable"),
+    ],
+)
+def test_sanitizer_is_clean_only_when_it_says_so(status, output, expected):
+    assert sanitize.verdict(status, output) == expected

@@ -1,0 +1,205 @@
+"""The build: what setup.py hashes and rebuilds, and what the built module needs and costs to import."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flexgemm
+from flexgemm import _C
+
+ROOT = Path(__file__).resolve().parent.parent
+
+HASH_PIPELINE = r"""
+find csrc kernels flexgemm benchmarks setup.py pyproject.toml -type f \( -name '*.c' -o -name '*.h' \
+    -o -name '*.cu' -o -name '*.cuh' -o -name '*.py' -o -name '*.toml' \) \
+    | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-64"""
+
+
+@pytest.fixture(scope="module")
+def build():
+    """setup.py as a module."""
+    pytest.importorskip("setuptools")
+    spec = importlib.util.spec_from_file_location("flexgemm_setup", ROOT / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def run_python(code: str) -> str:
+    """What a fresh interpreter prints, at the root and with this one's import path."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True
+    ).stdout
+
+
+# ---- source hash ----
+
+
+@pytest.mark.skipif(not shutil.which("sha256sum"), reason="needs find, xargs and sha256sum")
+def test_source_hash_is_that_of_the_documented_pipeline(build):
+    printed = subprocess.run(HASH_PIPELINE, shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert build.source_sha256() == printed.strip()
+
+
+def test_source_hash_sees_content_and_names_of_sources_only(build, tmp_path):
+    def write(name, text):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    for name in ("setup.py", "pyproject.toml", "csrc/a.c", "kernels/cuda/b.cu"):
+        write(name, name)
+    first = build.source_sha256(tmp_path)
+    write("csrc/notes.txt", "not a source")
+    write("tests/test_a.py", "not hashed")
+    assert build.source_sha256(tmp_path) == first
+    write("csrc/a.c", "changed")
+    second = build.source_sha256(tmp_path)
+    (tmp_path / "csrc/a.c").rename(tmp_path / "csrc/c.c")
+    third = build.source_sha256(tmp_path)
+    assert len({first, second, third}) == 3
+
+
+# ---- what is rebuilt ----
+
+
+@pytest.fixture
+def step(build, tmp_path):
+    """Makes the compilation of a file with one header; `step(*flags)`."""
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("no C compiler")
+    (tmp_path / "a.h").write_text("#define A 1\n")
+    (tmp_path / "a.c").write_text('#include "a.h"\nint a = A;\n')
+    past = 1_000_000_000
+    for name in ("a.h", "a.c"):
+        os.utime(tmp_path / name, (past, past))
+
+    def make(*flags):
+        output = tmp_path / "a.o"
+        command = [*build.find_cc(), *flags, "-MD", "-MF", str(output.with_suffix(".d")), "-c", str(tmp_path / "a.c")]
+        return build.Step(output, [*command, "-o", str(output)], "release 1")
+
+    return make
+
+
+def test_an_object_is_stale_until_it_is_built(step):
+    assert not step().is_fresh()
+    step().run()
+    assert step().is_fresh()
+
+
+def test_an_object_is_stale_when_a_header_changes_but_not_when_it_is_touched(step, tmp_path):
+    step().run()
+    os.utime(tmp_path / "a.h")
+    assert step().is_fresh()
+    (tmp_path / "a.h").write_text("#define A 2\n")
+    assert not step().is_fresh()
+
+
+def test_an_object_is_stale_when_flags_change_or_a_header_is_gone(step, tmp_path):
+    step().run()
+    assert not step("-DB").is_fresh()
+    (tmp_path / "a.h").unlink()
+    assert not step().is_fresh()
+
+
+def test_a_failed_compilation_leaves_a_stale_object(build, step, tmp_path):
+    step().run()
+    (tmp_path / "a.h").write_text("#error broken\n")
+    with pytest.raises(subprocess.CalledProcessError) as failure:
+        step().run()
+    assert "broken" in failure.value.output
+    assert not step().is_fresh()
+
+
+# ---- architectures ----
+
+
+def test_every_cuda_source_has_its_architectures(build, monkeypatch):
+    monkeypatch.delenv("FLEXGEMM_CUDA_ARCHS", raising=False)
+    assert build.cuda_archs_of("kernels/cuda/conv_gather.cu") == ("sm_80", "sm_90", "compute_90")
+    assert "sm_89" in build.cuda_archs_of("kernels/cuda/gemm_portable.cu")
+    assert build.cuda_archs_of("kernels/cuda/gemm_sm90.cu") == ("sm_90a",)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "portable", "hopper"),
+    [
+        ("sm90", ("sm_90",), ("sm_90a",)),
+        ("sm_80,compute_90", ("sm_80", "compute_90"), ("sm_90a",)),
+        ("sm89", ("sm_80",), ("sm_90a",)),
+    ],
+)
+def test_cuda_archs_narrow_the_build(build, monkeypatch, wanted, portable, hopper):
+    monkeypatch.setenv("FLEXGEMM_CUDA_ARCHS", wanted)
+    assert build.cuda_archs_of("kernels/cuda/conv_gather.cu") == portable
+    assert build.cuda_archs_of("kernels/cuda/conv_sm90.cu") == hopper
+
+
+def test_an_unknown_architecture_is_refused_with_the_known_ones(build, monkeypatch):
+    monkeypatch.setenv("FLEXGEMM_CUDA_ARCHS", "sm75")
+    with pytest.raises(SystemExit, match=r"FLEXGEMM_CUDA_ARCHS: expected some of .*sm_80.*, got sm75"):
+        build.cuda_archs_of("kernels/cuda/conv_gather.cu")
+
+
+def test_cuda_0_finds_no_toolkit(build, monkeypatch):
+    monkeypatch.setenv("FLEXGEMM_CUDA", "0")
+    assert build.find_toolkit() is None
+
+
+# ---- the built module ----
+
+
+def test_build_info_says_what_was_built():
+    info = flexgemm.build_info()
+    assert info["version"] == flexgemm.__version__
+    assert re.fullmatch(r"[0-9a-f]{64}", info["source_sha256"])
+    assert (info["cuda"] is None) == (info["cuda_archs"] == [])
+
+
+def test_import_needs_no_torch():
+    loaded = run_python("import sys, flexgemm; print(*sys.modules)").split()
+    assert "numpy" in loaded
+    assert not {"torch", "cupy", "jax", "matplotlib", "tqdm"} & set(loaded)
+
+
+def test_import_takes_under_50_ms_besides_numpy():
+    code = "import numpy, time; t = time.perf_counter(); import flexgemm; print(time.perf_counter() - t)"
+    assert min(float(run_python(code)) for _ in range(7)) < 0.05
+
+
+@pytest.fixture(scope="module")
+def readelf():
+    if not shutil.which("readelf"):
+        pytest.skip("needs readelf")
+    return lambda *flags: (
+        subprocess.run(["readelf", "-W", *flags, _C.__file__], capture_output=True, text=True, check=True).stdout
+    )
+
+
+def test_the_module_exports_its_init_function_alone(readelf):
+    rows = [line.split() for line in readelf("--dyn-syms").splitlines() if re.match(r"\s*\d+:", line)]
+    defined = [row[7] for row in rows if len(row) > 7 and row[6] != "UND" and row[4] != "LOCAL"]
+    assert defined == ["PyInit__C"]
+
+
+def test_what_the_module_leaves_undefined_is_python_or_a_versioned_system_symbol(readelf):
+    rows = [line.split() for line in readelf("--dyn-syms").splitlines() if re.match(r"\s*\d+:", line)]
+    undefined = [row[7] for row in rows if len(row) > 7 and row[6] == "UND" and row[4] == "GLOBAL"]
+    assert [name for name in undefined if "@" not in name and not re.match("_?Py", name)] == []
+
+
+def test_the_module_needs_no_cuda_or_cxx_library(readelf):
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", readelf("-d"))
+    assert needed
+    assert [name for name in needed if re.match(r"lib(cuda|cudart|stdc\+\+|gcc_s|python)", name)] == []

@@ -1,0 +1,435 @@
+"""Submanifold convolution against float64: forward, input gradient, weight gradient, bias gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import guarded
+import numpy as np
+import pytest
+import reference
+import scenes
+from memory import Host
+from reference import assert_rows, assert_same_bits
+
+import flexgemm
+
+MODES = ["float32", "tf32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Case:
+    n: int = 300
+    ci: int = 33
+    co: int = 65
+    kernel_size: tuple[int, int, int] = (3, 3, 3)
+    dilation: tuple[int, int, int] = (1, 1, 1)
+    batch: int = 1
+
+    def __str__(self):
+        kernel, dilation = ("x".join(map(str, t)) for t in (self.kernel_size, self.dilation))
+        return f"n{self.n}-{self.ci}to{self.co}-k{kernel}-d{dilation}-b{self.batch}"
+
+
+CHANNELS = [
+    (1, 1), (1, 16), (7, 13), (13, 7), (16, 16), (16, 1), (32, 32), (33, 65), (64, 64),
+    (65, 97), (97, 33), (97, 1), (128, 64), (64, 128), (128, 128), (200, 136),
+]  # fmt: skip
+KERNELS = [
+    (1, 1, 1), (2, 2, 2), (4, 4, 4), (5, 5, 5), (6, 6, 6), (7, 7, 7),
+    (3, 1, 1), (1, 1, 7), (1, 3, 5), (2, 3, 4), (7, 2, 1),
+]  # fmt: skip
+CASES = [
+    *(Case(ci=ci, co=co) for ci, co in CHANNELS),
+    *(Case(ci=16, co=33, kernel_size=k, dilation=d) for k, d in zip(KERNELS, [(1, 1, 1), (2, 1, 3)] * 6, strict=False)),
+    *(Case(n=n, ci=64, co=64) for n in (0, 1, 63, 64, 65, 127, 129)),
+    Case(n=0, ci=7, co=13, kernel_size=(2, 2, 2)),
+    Case(n=1, ci=7, co=13, kernel_size=(2, 2, 2)),
+    Case(n=5000, ci=32, co=48),
+    Case(n=1500, ci=16, co=32, batch=512),
+    Case(n=65, ci=600, co=40),  # a reduction of many steps
+    Case(n=65, ci=40, co=600),
+]
+SMALL = [Case(ci=7, co=13), Case(ci=33, co=65), Case(ci=64, co=64), Case(ci=16, co=40, kernel_size=(2, 3, 2))]
+
+every_mode = pytest.mark.parametrize("mode", MODES)
+
+
+@dataclass
+class Problem:
+    """One case in one mode: inputs, maps, tolerance."""
+
+    case: Case
+    mode: str
+
+    def __post_init__(self):
+        case = self.case
+        self.dtype = "float32" if self.mode == "tf32" else self.mode
+        self.precision = "tf32" if self.mode == "tf32" else "ieee"
+        self.tolerance = reference.ROW_TOLERANCE[self.mode]
+        self.coords, self.shape, self.map, self.transposed_map = maps(case)
+        self.mirrored = all(k % 2 for k in case.kernel_size)
+        rng = np.random.default_rng([case.n, case.ci, case.co])
+        one_sign = min(case.ci, case.co) < 32
+        draw = [(case.n, case.ci), (case.co, *case.kernel_size, case.ci), (case.co,), (case.n, case.co)]
+        self.feats, self.weight, self.bias, self.grad_out = (
+            scenes.values(rng, shape, self.dtype, one_sign=one_sign) for shape in draw
+        )
+
+    def check_forward(self, out, bias=True):
+        expected = reference.conv_forward(self.feats, self.weight, self.bias if bias else None, self.map)
+        assert out.dtype == self.feats.dtype
+        assert_rows(out, expected, self.tolerance)
+
+    def check_dgrad(self, grad_feats):
+        expected = reference.conv_dgrad(self.grad_out, self.weight, self.map, len(self.feats))
+        assert grad_feats.dtype == self.feats.dtype
+        assert_rows(grad_feats, expected, self.tolerance, "grad_feats")
+
+    def check_wgrad(self, grad_weight, grad_bias):
+        """Each output channel and each offset is a row of its own; an offset without pairs must be exactly zero."""
+        expected, expected_bias = reference.conv_wgrad(self.grad_out, self.feats, self.map)
+        assert grad_weight.dtype == grad_bias.dtype == self.feats.dtype
+        grad_weight = grad_weight.reshape(expected.shape)
+        assert_rows(grad_weight, expected, self.tolerance, "grad_weight by output channel")
+        by_offset = (a.swapaxes(0, 1) for a in (grad_weight, expected))
+        assert_rows(*by_offset, self.tolerance, "grad_weight by offset")
+        assert_rows(grad_bias[None], expected_bias[None], self.tolerance, "grad_bias")
+
+
+@cache
+def maps(case):
+    coords, shape = scenes.scene(case.n, batch=case.batch, seed=case.n)
+    forward = reference.neighbor_map(coords, shape, case.kernel_size, case.dilation)
+    return coords, shape, forward, reference.neighbor_map(coords, shape, case.kernel_size, case.dilation, True)
+
+
+def cases(selection):
+    return pytest.mark.parametrize("case", selection, ids=str)
+
+
+# ---- every shape, fenced buffers ----
+
+
+@every_mode
+@cases(CASES)
+def test_forward(backend, case, mode):
+    p = Problem(case, mode)
+    p.check_forward(guarded.conv_forward(backend, p.feats, p.weight, p.bias, p.map, precision=p.precision))
+
+
+@every_mode
+@cases(CASES)
+def test_dgrad(backend, case, mode):
+    p = Problem(case, mode)
+    p.check_dgrad(guarded.conv_dgrad(backend, p.grad_out, p.weight, p.transposed_map, precision=p.precision))
+
+
+@every_mode
+@cases([c for c in CASES if all(k % 2 for k in c.kernel_size)])
+def test_dgrad_through_the_mirrored_map(backend, case, mode):
+    p = Problem(case, mode)
+    p.check_dgrad(guarded.conv_dgrad(backend, p.grad_out, p.weight, p.map, mirrored=True, precision=p.precision))
+
+
+@every_mode
+@cases(CASES)
+def test_wgrad(backend, case, mode):
+    p = Problem(case, mode)
+    p.check_wgrad(*guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, precision=p.precision))
+
+
+@every_mode
+@cases(SMALL)
+def test_forward_without_bias(backend, case, mode):
+    p = Problem(case, mode)
+    out = guarded.conv_forward(backend, p.feats, p.weight, None, p.map, precision=p.precision)
+    p.check_forward(out, bias=False)
+
+
+@every_mode
+def test_each_gradient_alone_equals_both(backend, mode):
+    p = Problem(SMALL[1], mode)
+    weight, bias = guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, precision=p.precision)
+    for name, both in (("weight", weight), ("bias", bias)):
+        alone = guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, outputs=(name,), precision=p.precision)
+        assert_same_bits(alone, both, name)
+
+
+# ---- layouts ----
+
+
+@every_mode
+@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+@pytest.mark.parametrize("pad", [1, 5, 8, 64])
+@pytest.mark.parametrize("case", [Case(n=129, ci=33, co=65), Case(n=129, ci=64, co=64)], ids=str)
+def test_strided_rows_and_any_alignment(backend, case, mode, pad, offset):
+    p = Problem(case, mode)
+    how = {"pad": pad, "offset": offset, "precision": p.precision}
+    p.check_forward(guarded.conv_forward(backend, p.feats, p.weight, p.bias, p.map, **how))
+    p.check_dgrad(guarded.conv_dgrad(backend, p.grad_out, p.weight, p.map, mirrored=True, **how))
+    p.check_wgrad(*guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, **how))
+
+
+@every_mode
+def test_weights_off_alignment(backend, mode):
+    p = Problem(Case(ci=64, co=64), mode)
+    call = guarded.Call(backend, offset=1)
+    out = call.run(
+        "conv_forward",
+        call.give(p.feats),
+        call.give(p.weight, strided=True),  # shifted by an element, and below with a zero pitch: contiguous
+        call.give(p.bias, strided=True),
+        call.give(p.map, strided=True),
+        call.take((300, 64), p.dtype),
+        precision=p.precision,
+    )
+    p.check_forward(out)
+
+
+# ---- maps that no coordinates give: rows that nobody reads, more or fewer outputs than inputs ----
+
+
+@every_mode
+@pytest.mark.parametrize("m, n", [(200, 77), (77, 200), (0, 50), (50, 1), (129, 0)])
+def test_rectangular_maps(backend, mode, m, n):
+    """Each row of feats is wanted at most once per offset, and about a third of them never: those hold NaN."""
+    p = Problem(Case(n=max(m, n), ci=33, co=40), mode)
+    rng = np.random.default_rng(5)
+    wanted = rng.permutation(n)[: n * 2 // 3 + (n == 1)]
+    forward, backward = np.full((27, m), -1, np.int32), np.full((27, n), -1, np.int32)
+    for v in range(27):
+        k = int(rng.integers(0, min(m, len(wanted)) + 1)) if n else 0
+        outputs, inputs = rng.permutation(m)[:k], rng.permutation(wanted)[:k]
+        forward[v, outputs], backward[v, inputs] = inputs, outputs
+    feats, grad_out = p.feats[:n].copy(), p.grad_out[:m].copy()
+    feats[np.setdiff1d(np.arange(n), forward)] = np.nan
+    grad_out_seen = grad_out.copy()
+    grad_out_seen[np.setdiff1d(np.arange(m), backward)] = np.nan
+
+    out = guarded.conv_forward(backend, feats, p.weight, p.bias, forward, precision=p.precision)
+    assert_rows(out, reference.conv_forward(feats, p.weight, p.bias, forward), p.tolerance)
+
+    grad_feats = guarded.conv_dgrad(backend, grad_out_seen, p.weight, backward, precision=p.precision)
+    assert_rows(grad_feats, reference.conv_dgrad(grad_out_seen, p.weight, forward, n), p.tolerance, "grad_feats")
+
+    grad_weight, grad_bias = guarded.conv_wgrad(backend, grad_out, feats, forward, precision=p.precision)
+    expected, expected_bias = reference.conv_wgrad(grad_out, feats, forward)
+    assert_rows(grad_weight.swapaxes(0, 1), expected.swapaxes(0, 1), p.tolerance, "grad_weight by offset")
+    assert_rows(grad_bias[None], expected_bias[None], p.tolerance, "grad_bias")
+
+
+@every_mode
+def test_offsets_without_pairs_give_zero(backend, mode):
+    p = Problem(Case(ci=64, co=33), mode)
+    empty = np.full((27, 300), -1, np.int32)
+    out = guarded.conv_forward(backend, np.full_like(p.feats, np.nan), p.weight, p.bias, empty, precision=p.precision)
+    assert_same_bits(out, np.broadcast_to(p.bias, out.shape))
+    grad_feats = guarded.conv_dgrad(backend, np.full_like(p.grad_out, np.nan), p.weight, empty, precision=p.precision)
+    grad_weight, _ = guarded.conv_wgrad(
+        backend, p.grad_out, np.full_like(p.feats, np.nan), empty, precision=p.precision
+    )
+    assert not grad_feats.any()
+    assert not grad_weight.any()
+
+
+HOSTILE = [-2, -(2**31), 300, 301, 2**31 - 1]
+
+
+@every_mode
+def test_map_entries_out_of_range_are_no_neighbours_on_the_gpu(cuda, mode):
+    p = Problem(Case(ci=33, co=64), mode)
+    hostile = p.map.copy()
+    hostile[:, ::7] = np.resize(HOSTILE, hostile[:, ::7].shape)
+    tamed = np.where((hostile < 0) | (hostile >= 300), -1, hostile)
+    out = guarded.conv_forward(cuda, p.feats, p.weight, p.bias, hostile, precision=p.precision)
+    assert_rows(out, reference.conv_forward(p.feats, p.weight, p.bias, tamed), p.tolerance)
+    grad_feats = guarded.conv_dgrad(cuda, p.grad_out, p.weight, hostile, precision=p.precision)
+    assert_rows(
+        grad_feats, reference.conv_forward(p.grad_out, p.weight.transpose(4, 1, 2, 3, 0), None, tamed), p.tolerance
+    )
+    grad_weight, _ = guarded.conv_wgrad(cuda, p.grad_out, p.feats, hostile, precision=p.precision)
+    assert_rows(grad_weight, reference.conv_wgrad(p.grad_out, p.feats, tamed)[0], p.tolerance)
+
+
+@pytest.mark.parametrize("entry", HOSTILE)
+def test_map_entries_out_of_range_raise_on_the_cpu(entry):
+    p = Problem(Case(ci=7, co=13), "float32")
+    hostile = p.map.copy()
+    hostile[20, 299] = entry
+    cpu = Host()
+    for call in (
+        lambda: guarded.conv_forward(cpu, p.feats, p.weight, None, hostile),
+        lambda: guarded.conv_dgrad(cpu, p.grad_out, p.weight, hostile),
+        lambda: guarded.conv_wgrad(cpu, p.grad_out, p.feats, hostile),
+    ):
+        with pytest.raises(ValueError, match="map"):
+            call()
+
+
+# ---- the public functions ----
+
+
+@every_mode
+@cases(SMALL)
+def test_public_forward_and_backward(backend, case, mode):
+    p = Problem(case, mode)
+    feats, weight, bias, grad_out, coords = map(backend.array, (p.feats, p.weight, p.bias, p.grad_out, p.coords))
+    nmap = flexgemm.neighbor_map(coords, p.shape, case.kernel_size, case.dilation)
+    how = {"neighbor_map": nmap, "precision": p.precision}
+    p.check_forward(backend.numpy(flexgemm.submanifold_conv3d(feats, weight, bias, **how)))
+    p.check_forward(backend.numpy(flexgemm.submanifold_conv3d(feats, weight, **how)), bias=False)
+
+    gradients = flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, **how)
+    grad_feats, grad_weight, grad_bias = map(backend.numpy, gradients)
+    assert grad_weight.shape == p.weight.shape
+    p.check_dgrad(grad_feats)
+    p.check_wgrad(grad_weight, grad_bias)
+
+    for needs in [(a, b, c) for a in (True, False) for b in (True, False) for c in (True, False)]:
+        some = flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, needs_grad=needs, **how)
+        for got, all_, needed in zip(some, (grad_feats, grad_weight, grad_bias), needs, strict=True):
+            assert (got is not None) == needed
+            if needed:
+                assert_same_bits(backend.numpy(got), all_)
+
+
+@every_mode
+def test_out_is_used_and_returned(backend, mode):
+    p = Problem(SMALL[1], mode)
+    nmap = flexgemm.neighbor_map(backend.array(p.coords), p.shape)
+    out = backend.array(np.full((300, 65), np.nan, p.feats.dtype))
+    arrays = map(backend.array, (p.feats, p.weight, p.bias))
+    assert flexgemm.submanifold_conv3d(*arrays, neighbor_map=nmap, out=out, precision=p.precision) is out
+    p.check_forward(backend.numpy(out))
+
+
+def test_nan_and_infinity_reach_the_neighbours_and_nobody_else(backend):
+    p = Problem(Case(ci=16, co=32), "float32")
+    feats = p.feats.copy()
+    feats[17, 3], feats[200, 5] = np.nan, np.inf
+    out = guarded.conv_forward(backend, feats, p.weight, p.bias, p.map)
+    touched = np.isin(p.map, (17, 200)).any(axis=0)
+    np.testing.assert_array_equal(~np.isfinite(out).all(axis=1), touched)
+
+
+def test_out_of_range_rows_get_the_bias_on_the_gpu(cuda):
+    p = Problem(Case(ci=16, co=32), "float16")
+    coords = p.coords.copy()
+    coords[5], coords[77] = (0, -1, 0, 0), (9, 0, 0, 0)
+    nmap = flexgemm.neighbor_map(cuda.array(coords), p.shape)
+    arrays = map(cuda.array, (p.feats, p.weight, p.bias))
+    out = cuda.numpy(flexgemm.submanifold_conv3d(*arrays, neighbor_map=nmap))
+    assert_same_bits(out[[5, 77]], np.stack([p.bias, p.bias]))
+    expected = reference.conv_forward(p.feats, p.weight, p.bias, reference.neighbor_map(coords, p.shape))
+    assert_rows(out, expected, p.tolerance)
+
+
+@every_mode
+@cases([Case(n=5000, ci=32, co=48), Case(ci=33, co=65), Case(ci=64, co=64, kernel_size=(2, 2, 2))])
+def test_the_same_input_gives_the_same_bits(backend, case, mode):
+    p = Problem(case, mode)
+
+    def passes():
+        yield guarded.conv_forward(backend, p.feats, p.weight, p.bias, p.map, precision=p.precision)
+        yield guarded.conv_dgrad(backend, p.grad_out, p.weight, p.transposed_map, precision=p.precision)
+        yield from guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, precision=p.precision)
+
+    first = list(passes())
+    for _ in range(3):
+        for again, before in zip(passes(), first, strict=True):
+            assert_same_bits(again, before)
+
+
+# ---- sizes that need a GPU ----
+
+
+@pytest.mark.large
+def test_millions_of_voxels(cuda):
+    """4 million voxels x 64 channels, every pass; 4,096 rows and 256 weight entries are judged."""
+    rng = np.random.default_rng(0)
+    n, channels = 4_000_000, 64
+    coords, shape = scenes.scene(n)
+    feats, grad_out = (scenes.values(rng, (n, channels), "float16") for _ in range(2))
+    weight = scenes.values(rng, (channels, 3, 3, 3, channels), "float16")
+    bias = scenes.values(rng, (channels,), "float16")
+    nmap = flexgemm.neighbor_map(cuda.array(coords), shape)
+    arrays = [cuda.array(a) for a in (grad_out, feats, weight)]
+    out = cuda.numpy(flexgemm.submanifold_conv3d(*arrays[1:], cuda.array(bias), neighbor_map=nmap))
+    gradients = flexgemm.submanifold_conv3d_backward(*arrays, neighbor_map=nmap)
+    grad_feats, grad_weight, grad_bias = map(cuda.numpy, gradients)
+
+    rows = rng.choice(n, 4096, replace=False)
+    forward = reference.neighbor_map(coords, shape, rows=rows.tolist())
+    assert_rows(out[rows], reference.conv_forward(feats, weight, bias, forward), 2e-3)
+    swapped = weight[:, ::-1, ::-1, ::-1].transpose(4, 1, 2, 3, 0)  # an odd kernel's adjoint is the mirrored kernel
+    assert_rows(grad_feats[rows], reference.conv_forward(grad_out, swapped, None, forward), 2e-3, "grad_feats")
+
+    whole = cuda.numpy(nmap.map)
+    np.testing.assert_array_equal(whole[:, rows], forward)
+    grad_weight = grad_weight.reshape(channels, 27, channels)
+    for v in (0, 9, 13, 22):
+        has = whole[v] >= 0
+        co, ci = rng.integers(0, channels, (2, 64))
+        g, f = grad_out[has], feats[whole[v][has]]
+        expected = [(reference.f64(g[:, o]) * reference.f64(f[:, i])).sum() for o, i in zip(co, ci, strict=True)]
+        assert_rows(grad_weight[co, v, ci][None], np.array(expected)[None], 2e-3, "grad_weight entries")
+    assert_rows(grad_bias[None], reference.f64(grad_out).sum(axis=0)[None], 2e-3, "grad_bias")
+
+
+@pytest.mark.large
+def test_more_than_2_to_the_31_map_entries(cuda):
+    """A full grid of 186^3 voxels under a 7x7x7 kernel: N * V = 2.2e9."""
+    rng = np.random.default_rng(0)
+    width, channels = 186, 8
+    n = width**3
+    assert n * 343 > 2**31
+    shape = (1, width, width, width)
+    coords = np.stack(np.unravel_index(rng.permutation(n), shape), axis=1).astype(np.int32)
+    feats, grad_out = (scenes.values(rng, (n, channels), "bfloat16", one_sign=True) for _ in range(2))
+    weight = scenes.values(rng, (channels, 7, 7, 7, channels), "bfloat16", one_sign=True)
+    nmap = flexgemm.neighbor_map(cuda.array(coords), shape, 7)
+    arrays = [cuda.array(a) for a in (grad_out, feats, weight)]
+    out = cuda.numpy(flexgemm.submanifold_conv3d(*arrays[1:], neighbor_map=nmap))
+    gradients = flexgemm.submanifold_conv3d_backward(*arrays, neighbor_map=nmap, needs_grad=(True, True, False))
+    grad_feats, grad_weight, _ = gradients
+    assert nmap.num_pairs == sum(width - abs(k - 3) for k in range(7)) ** 3
+
+    rows = rng.choice(n, 512, replace=False)
+    forward = reference.neighbor_map(coords, shape, (7, 7, 7), rows=rows.tolist())
+    assert_rows(out[rows], reference.conv_forward(feats, weight, None, forward), 1e-2)
+    swapped = weight[:, ::-1, ::-1, ::-1].transpose(4, 1, 2, 3, 0)
+    expected = reference.conv_forward(grad_out, swapped, None, forward)
+    assert_rows(cuda.numpy(grad_feats)[rows], expected, 1e-2, "grad_feats")
+
+    # On a full grid the pairs of an offset are two shifted boxes.
+    order = np.empty(n, np.int64)
+    order[np.ravel_multi_index(tuple(coords.T.astype(np.int64)), shape)] = np.arange(n)
+    box_of = order.reshape(width, width, width)
+    grad_weight = cuda.numpy(grad_weight).reshape(channels, 7, 7, 7, channels)
+    for tap in ((0, 0, 0), (6, 6, 6), (3, 3, 3), (1, 5, 2)):
+        here = tuple(slice(max(0, 3 - t), width - max(0, t - 3)) for t in tap)
+        there = tuple(slice(max(0, t - 3), width - max(0, 3 - t)) for t in tap)
+        g, f = grad_out[box_of[here].ravel()], feats[box_of[there].ravel()]
+        expected = reference.f64(g).T @ reference.f64(f)
+        assert_rows(grad_weight[:, *tap], expected, 1e-2, f"grad_weight at {tap}")
+
+
+@pytest.mark.large
+def test_more_than_2_to_the_31_feature_elements(cuda):
+    """N * C = 2.2e9 elements in and out, through a pointwise kernel."""
+    rng = np.random.default_rng(0)
+    n, channels = 17_000_000, 128
+    block = scenes.values(rng, (100_000, channels), "float16")
+    feats = np.tile(block, (n // len(block), 1))
+    weight = scenes.values(rng, (channels, 1, channels), "float16")
+    nmap = cuda.array(rng.permutation(n).astype(np.int32)[None])
+    out = cuda.empty((n, channels), "float16")
+    arrays = cuda.array(feats), cuda.array(weight)
+    nbytes = flexgemm._C.conv_forward_workspace(*arrays, None, nmap, out)
+    workspace = cuda.empty((nbytes,), "uint8") if nbytes else None
+    flexgemm._C.conv_forward(*arrays, None, nmap, out, workspace=workspace)
+    rows = np.append(rng.choice(n, 4095, replace=False), n - 1)
+    expected = reference.conv_forward(feats, weight, None, cuda.numpy(nmap)[:, rows])
+    assert_rows(cuda.numpy(out)[rows], expected, 2e-3)

@@ -1,0 +1,74 @@
+"""The CPU backend beyond the machine's defaults: every instruction set and any number of threads."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CASES = ["map", "odd", "quantize"]  # odd: products and convolutions whose sizes no vector divides
+
+
+def instruction_sets():
+    """Those that FLEXGEMM_CPU_ISA takes on this processor."""
+    flags = Path("/proc/cpuinfo").read_text().split() if platform.system() == "Linux" else []
+    needed = {"scalar": [], "avx2": ["avx2", "fma"], "avx512": ["avx512f", "avx512bw", "avx512dq", "avx512vl"]}
+    return [name for name, wanted in needed.items() if all(flag in flags for flag in wanted)]
+
+
+def run(arguments, **environment):
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=HERE, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.parametrize("cases", CASES)
+@pytest.mark.parametrize("isa", instruction_sets())
+def test_every_instruction_set_is_right(isa, cases):
+    done = run(["sanitize_cases.py", "--device", "cpu", cases], FLEXGEMM_CPU_ISA=isa)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_unknown_instruction_set_is_named():
+    done = run(["sanitize_cases.py", "--device", "cpu", "conv/forward/float32/odd/plain"], FLEXGEMM_CPU_ISA="mmx")
+    assert done.returncode == 1
+    assert "FLEXGEMM_CPU_ISA" in done.stdout
+    assert "'mmx'" in done.stdout
+
+
+DIGEST = """
+import hashlib, numpy as np, guarded, reference, scenes
+from memory import Host
+cpu, rng, digest = Host(), np.random.default_rng(0), hashlib.sha256()
+coords, shape = scenes.scene(5000)
+nmap = guarded.neighbor_map(cpu, np.concatenate([coords, coords[::2]]), shape, (3, 3, 3))
+results = [nmap]
+for dtype in ("float32", "float16"):
+    draw = (7500, 33), (40, 27, 33), (40,), (7500, 40)
+    feats, weight, bias, grad_out = (scenes.values(rng, s, dtype) for s in draw)
+    results.append(guarded.conv_forward(cpu, feats, weight, bias, nmap))
+    results.append(guarded.conv_dgrad(cpu, grad_out, weight, nmap, mirrored=True))
+    results.extend(guarded.conv_wgrad(cpu, grad_out, feats, nmap))
+a, b = (scenes.values(rng, s, "float8_e4m3fn") for s in ((300, 600), (3, 300, 600)))
+results.append(guarded.gemm(cpu, a, b, "float32", offsets=np.array([7, 200, 300])))
+results.append(guarded.gemm(cpu, a, b[0], "bfloat16"))
+results.extend(guarded.quantize(cpu, feats, "float8_e4m3fn", "tensor"))
+for array in results:
+    digest.update(np.ascontiguousarray(array).view(np.uint8))
+print(digest.hexdigest())
+"""
+
+
+def test_threads_change_no_bit():
+    digests = set()
+    for threads in ("1", "2", "5"):
+        done = run(["-c", DIGEST], OMP_NUM_THREADS=threads)
+        assert done.returncode == 0, done.stderr
+        digests.add(done.stdout)
+    assert len(digests) == 1

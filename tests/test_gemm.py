@@ -1,0 +1,478 @@
+"""Dense and m-grouped products against float64 products of the dequantised inputs."""
+
+from __future__ import annotations
+
+import guarded
+import numpy as np
+import pytest
+import reference
+import scenes
+from memory import Host, poison
+from reference import assert_gemm_rows, assert_rows, assert_same_bits, dtype_of, f64
+
+import flexgemm
+
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+FP8_PAIRS = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)]
+OUT_DTYPES = ["float32", "float16", "bfloat16"]
+PLAIN = [("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "ieee"), ("float32", "tf32")]
+M = [0, 1, 16, 63, 64, 65, 129, 300]
+N = [1, 7, 16, 33, 64, 97, 129, 256]
+K = [0, 1, 5, 16, 17, 100, 127, 129, 576, 2880]
+
+fp8_pairs = pytest.mark.parametrize("dtypes", FP8_PAIRS, ids="-".join)
+out_dtypes = pytest.mark.parametrize("out_dtype", OUT_DTYPES)
+layouts = pytest.mark.parametrize("pad, offset", [(0, 0), (0, 1), (1, 0), (3, 2), (16, 0), (64, 16)])
+
+
+def operands(m, n, k, dtype_a, dtype_b, groups=None, seed=0):
+    """A short row of the output would cancel and could not be judged: few columns take data of one sign."""
+    rng = np.random.default_rng([m, n, k, seed])
+    one_sign = n < 64
+    b_shape = (n, k) if groups is None else (groups, n, k)
+    a, b = (scenes.values(rng, s, d, one_sign=one_sign) for s, d in (((m, k), dtype_a), (b_shape, dtype_b)))
+    return rng, a, b
+
+
+def judge(out, ref, dtype_a, out_dtype, precision="ieee"):
+    """FP8 by the diff of each row. Otherwise by its norm: the rounding of the output, or the sums of 16-bit products
+    that tensor cores truncate where they add them (2^-24 a step), or float32's own bound."""
+    if dtype_a.startswith("float8"):
+        assert_gemm_rows(out, ref, out_dtype)
+    elif dtype_a == "float32":
+        own = reference.ROW_TOLERANCE["tf32" if precision == "tf32" else "float32"]
+        assert_rows(out, ref, max(own, 0 if out_dtype == "float32" else reference.ROW_TOLERANCE[out_dtype]))
+    else:
+        assert_rows(out, ref, 1e-4 if out_dtype == "float32" else reference.ROW_TOLERANCE[out_dtype])
+
+
+def check_dense(backend, m, n, k, dtypes=(E4M3, E4M3), out_dtype="bfloat16", precision="ieee", **layout):
+    _, a, b = operands(m, n, k, *dtypes)
+    out = guarded.gemm(backend, a, b, out_dtype, precision=precision, **layout)
+    judge(out, reference.gemm(a, b), dtypes[0], out_dtype, precision)
+
+
+# ---- dense ----
+
+
+@out_dtypes
+@pytest.mark.parametrize("k", [16, 576])
+@pytest.mark.parametrize("m", M)
+def test_fp8_row_counts(backend, m, k, out_dtype):
+    check_dense(backend, m, 97, k, out_dtype=out_dtype)
+
+
+@out_dtypes
+@pytest.mark.parametrize("m", [16, 65])
+@pytest.mark.parametrize("n", N)
+def test_fp8_column_counts(backend, n, m, out_dtype):
+    check_dense(backend, m, n, 576, out_dtype=out_dtype)
+
+
+@fp8_pairs
+@pytest.mark.parametrize("k", K)
+def test_fp8_depths(backend, k, dtypes):
+    check_dense(backend, 65, 97, k, dtypes, "float32")
+
+
+@fp8_pairs
+@out_dtypes
+@layouts
+def test_fp8_layouts(backend, pad, offset, out_dtype, dtypes):
+    check_dense(backend, 65, 70, 144, dtypes, out_dtype, pad=pad, offset=offset)
+
+
+@pytest.mark.parametrize("dtype, precision", PLAIN)
+@pytest.mark.parametrize("m, n, k", [(m, 65, 100) for m in M] + [(65, n, 64) for n in N] + [(65, 97, k) for k in K])
+def test_plain_dtypes(backend, m, n, k, dtype, precision):
+    check_dense(backend, m, n, k, (dtype, dtype), dtype, precision)
+
+
+@pytest.mark.parametrize("dtype, precision", PLAIN)
+@out_dtypes
+@layouts
+def test_plain_layouts(backend, pad, offset, out_dtype, dtype, precision):
+    check_dense(backend, 65, 70, 72, (dtype, dtype), out_dtype, precision, pad=pad, offset=offset)
+
+
+@pytest.mark.parametrize("dtype, precision", PLAIN)
+def test_plain_deep_products_accumulate_in_float32(backend, dtype, precision):
+    check_dense(backend, 64, 128, 7168, (dtype, dtype), "float32", precision)
+
+
+def test_wide_and_deep(backend):
+    check_dense(backend, 5, 1100, 7203, out_dtype="float32")
+
+
+def test_no_columns(backend):
+    check_dense(backend, 65, 0, 64)
+    check_dense(backend, 0, 0, 0)
+
+
+@pytest.mark.parametrize("name", [E4M3, E5M2])
+def test_every_encoding_is_decoded(backend, name):
+    """Column 0 of A walks through all 256 bytes; one times it must come back exactly, NaN and infinities included."""
+    a = np.zeros((256, 32), np.uint8)
+    a[:, 0] = np.arange(256)
+    a = a.view(dtype_of(name))
+    one = np.zeros((64, 32), dtype_of(name))
+    one[:, 0] = 1
+    expected = np.broadcast_to(f64(a[:, :1]), (256, 64))
+    np.testing.assert_array_equal(guarded.gemm(backend, a, one, "float32"), expected)
+    np.testing.assert_array_equal(guarded.gemm(backend, one, a, "float32"), expected.T)
+
+
+# ---- accuracy ----
+
+
+@fp8_pairs
+@pytest.mark.parametrize("k", [7168, 7203])
+def test_fp8_deep_products(backend, k, dtypes):
+    _, a, b = operands(64, 128, k, *dtypes)
+    ref = reference.gemm(a, b)
+    assert reference.gemm_diff(guarded.gemm(backend, a, b, "float32"), ref).max() < 3e-8
+    assert reference.gemm_diff(guarded.gemm(backend, a, b, "bfloat16"), ref).max() < 3e-6
+
+
+@pytest.mark.parametrize("name", [E4M3, E5M2])
+def test_fp8_sums_of_one_sign_are_not_biased(backend, name):
+    rng = np.random.default_rng(3)
+    a, b = (scenes.values(rng, (s, 7168), name, one_sign=True) for s in (64, 128))
+    ref = reference.gemm(a, b)
+    ratio = f64(guarded.gemm(backend, a, b, "float32")) / ref
+    assert abs(ratio.mean() - 1) < 2e-3
+    assert abs(ratio - 1).max() < 2e-3
+
+
+def hopper_accumulator(a, b, promote_every, step=32):
+    """A model of an FP8 tensor core: a step's products and the accumulator are aligned to their largest exponent and
+    cut to 13 fraction bits before they are added. promote_every moves the sum to a float64 one."""
+    total = np.zeros((len(a), len(b)))
+    partial = np.zeros_like(total)
+    for k in range(0, a.shape[1], step):
+        terms = a[:, None, k : k + step] * b[None, :, k : k + step]
+        terms = np.concatenate([terms, partial[..., None]], axis=-1)
+        quantum = 2.0 ** (np.frexp(np.abs(terms).max(axis=-1, keepdims=True))[1] - 1 - 13)
+        partial = (np.trunc(terms / quantum) * quantum).sum(axis=-1)
+        if promote_every and (k + step) % promote_every == 0:
+            total, partial = total + partial, np.zeros_like(total)
+    return total + partial
+
+
+def test_the_criteria_see_a_missing_promotion():
+    """So that the limits above cannot quietly become ones that any kernel meets."""
+    rng = np.random.default_rng(4)
+    a, b = (f64(scenes.values(rng, (s, 7168), E4M3)) for s in (4, 96))
+    diff = {p: reference.gemm_diff(hopper_accumulator(a, b, p), a @ b.T).mean() for p in (128, 512, None)}
+    assert diff[128] < 3e-8 < diff[512] < diff[None]
+    a, b = np.abs(a), np.abs(b)
+    bias = {p: abs((hopper_accumulator(a, b, p) / (a @ b.T)).mean() - 1) for p in (128, 512, None)}
+    assert bias[128] < 2e-3 < bias[512] < bias[None]
+
+
+# ---- scales and bias ----
+
+
+def scale_of(rng, kind, rows, lead=()):
+    """None, one per tensor or one per row; away from 1, so that a scale used twice or not at all is seen."""
+    if kind == "none":
+        return None
+    return rng.uniform(0.25, 0.75, (*lead, rows) if kind == "row" else lead).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind_b", ["none", "tensor", "row"])
+@pytest.mark.parametrize("kind_a", ["none", "tensor", "row"])
+@pytest.mark.parametrize("bias_dtype", [None, "float32", "out"])
+@pytest.mark.parametrize("m, n, k", [(65, 97, 144), (129, 70, 33), (16, 64, 0)])
+def test_scales_and_bias(backend, m, n, k, bias_dtype, kind_a, kind_b):
+    rng, a, b = operands(m, n, k, E4M3, E5M2)
+    scale_a, scale_b = scale_of(rng, kind_a, m), scale_of(rng, kind_b, n)
+    for out_dtype in OUT_DTYPES:
+        bias = None
+        if bias_dtype:
+            bias = rng.standard_normal(n).astype(dtype_of(out_dtype if bias_dtype == "out" else bias_dtype))
+        how = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias}
+        out = guarded.gemm(backend, a, b, out_dtype, **how)
+        judge(out, reference.gemm(a, b, **how), E4M3, out_dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_plain_dtypes_take_scales_and_bias(backend, dtype):
+    rng, a, b = operands(65, 97, 64, dtype, dtype)
+    how = {
+        "scale_a": scale_of(rng, "row", 65),
+        "scale_b": scale_of(rng, "tensor", 97),
+        "bias": np.arange(97, dtype="f4"),
+    }
+    judge(guarded.gemm(backend, a, b, "float32", **how), reference.gemm(a, b, **how), dtype, "float32")
+
+
+@pytest.mark.parametrize("bias_dtype", ["float32", "bfloat16"])
+def test_no_depth_gives_the_bias_exactly(backend, bias_dtype):
+    rng, a, b = operands(65, 97, 0, E4M3, E4M3)
+    bias = rng.standard_normal(97).astype(dtype_of(bias_dtype))
+    out = guarded.gemm(backend, a, b, "bfloat16", bias=bias, scale_a=scale_of(rng, "row", 65))
+    assert_same_bits(out, np.broadcast_to(bias.astype(dtype_of("bfloat16")), out.shape))
+    assert not guarded.gemm(backend, a, b, "bfloat16").any()
+
+
+def test_output_overflows_to_infinity_as_a_conversion_does(backend):
+    a, b = np.full((16, 64), 448, dtype_of(E4M3)), np.full((64, 64), 448, dtype_of(E4M3))
+    assert np.isposinf(f64(guarded.gemm(backend, a, b, "float16"))).all()
+
+
+# ---- uint8 with the dtype told ----
+
+
+@fp8_pairs
+def test_bytes_with_an_explicit_dtype(backend, dtypes):
+    _, a, b = operands(65, 97, 64, *dtypes)
+    told = {"dtype_a": dtypes[0], "dtype_b": dtypes[1]}
+    typed = guarded.gemm(backend, a, b, "float32")
+    for x, y in ((a.view(np.uint8), b.view(np.uint8)), (a, b.view(np.uint8)), (a.view(np.uint8), b)):
+        assert_same_bits(guarded.gemm(backend, x, y, "float32", **told), typed)
+    with pytest.raises((TypeError, ValueError), match=r"\ba\b"):
+        guarded.gemm(backend, a.view(np.uint8), b, "float32")
+
+
+# ---- m-grouped ----
+
+ZIPF = np.minimum(np.random.default_rng(7).zipf(1.6, 24), 400).tolist()
+GROUPS = {
+    "equal": [64, 64, 64],
+    "edges": [0, 1, 7, 64, 129, 0],
+    "empty": [0, 0, 0],
+    "one": [129],
+    "many_small": [1] * 70,
+    "zipf": ZIPF,
+    "holes": [0, 300, 0, 0, 65, 0],
+}
+group_sizes = pytest.mark.parametrize("sizes", GROUPS.values(), ids=GROUPS.keys())
+offset_forms = pytest.mark.parametrize("form", ["ends", "bounds"])
+offset_dtypes = pytest.mark.parametrize("offset_dtype", ["int32", "int64"])
+
+
+def offsets_of(sizes, form, dtype, first=0):
+    bounds = first + np.concatenate([[0], np.cumsum(sizes)])
+    return (bounds if form == "bounds" else bounds[1:]).astype(dtype)
+
+
+def check_grouped(backend, rows, n, k, offsets, groups, dtypes, out_dtype, precision="ieee", scales=None, bias=False,
+                  **layout):  # fmt: skip
+    """Rows outside every group hold NaN in A and must keep what out held; weights of empty groups are NaN."""
+    rng, a, b = operands(rows, n, k, *dtypes, groups=groups)
+    kind_a, kind_b = scales or ("none", "none")
+    how = {
+        "scale_a": scale_of(rng, kind_a, rows),
+        "scale_b": scale_of(rng, kind_b, n, (groups,)),
+        "bias": rng.standard_normal((groups, n)).astype(np.float32) if bias else None,
+    }
+    for g, (begin, end) in enumerate(reference.group_bounds(offsets, groups)):
+        if begin == end:
+            b[g] = np.nan
+    ref, written = reference.grouped_gemm(a, b, offsets, **how)
+    a[~written] = np.nan
+    initial = poison((rows, n), out_dtype)
+    initial[~written] = 7
+    out = guarded.gemm(backend, a, b, out_dtype, offsets=offsets, initial=initial, precision=precision, **how, **layout)
+    judge(out[written], ref[written], dtypes[0], out_dtype, precision)
+    assert (f64(out[~written]) == 7).all()
+    return out
+
+
+@group_sizes
+@offset_forms
+@offset_dtypes
+def test_fp8_groups(backend, sizes, form, offset_dtype):
+    offsets = offsets_of(sizes, form, offset_dtype)
+    check_grouped(backend, sum(sizes), 97, 144, offsets, len(sizes), (E4M3, E4M3), "bfloat16")
+
+
+@group_sizes
+@offset_forms
+def test_rows_past_the_last_group_are_left_alone(backend, sizes, form):
+    offsets = offsets_of(sizes, form, "int32")
+    check_grouped(backend, sum(sizes) + 77, 70, 64, offsets, len(sizes), (E4M3, E5M2), "float32")
+
+
+@group_sizes
+@offset_dtypes
+def test_rows_before_the_first_group_are_left_alone(backend, sizes, offset_dtype):
+    offsets = offsets_of(sizes, "bounds", offset_dtype, first=33)
+    check_grouped(backend, sum(sizes) + 40, 70, 64, offsets, len(sizes), (E5M2, E4M3), "float16")
+
+
+@fp8_pairs
+@out_dtypes
+@pytest.mark.parametrize("n, k", [(64, 64), (33, 17), (129, 576), (1, 5)])
+def test_grouped_fp8_dtypes_and_shapes(backend, n, k, out_dtype, dtypes):
+    sizes = GROUPS["edges"]
+    check_grouped(backend, sum(sizes), n, k, offsets_of(sizes, "bounds", "int32"), len(sizes), dtypes, out_dtype)
+
+
+@pytest.mark.parametrize("dtype, precision", PLAIN)
+@pytest.mark.parametrize("n, k", [(64, 64), (33, 17), (97, 576)])
+def test_grouped_plain_dtypes(backend, n, k, dtype, precision):
+    sizes = GROUPS["edges"]
+    offsets = offsets_of(sizes, "ends", "int64")
+    check_grouped(backend, sum(sizes) + 5, n, k, offsets, len(sizes), (dtype, dtype), dtype, precision)
+
+
+@pytest.mark.parametrize("scales", [(a, b) for a in ("none", "tensor", "row") for b in ("none", "tensor", "row")])
+@pytest.mark.parametrize("bias", [False, True])
+def test_grouped_scales_and_bias(backend, scales, bias):
+    """The scale of B carries the group: (G,) per tensor and (G, N) per row."""
+    sizes = GROUPS["edges"]
+    offsets = offsets_of(sizes, "bounds", "int32", first=3)
+    for out_dtype in OUT_DTYPES:
+        check_grouped(
+            backend, sum(sizes) + 9, 70, 80, offsets, len(sizes), (E4M3, E4M3), out_dtype, scales=scales, bias=bias
+        )
+
+
+@layouts
+def test_grouped_layouts(backend, pad, offset):
+    sizes = GROUPS["edges"]
+    offsets = offsets_of(sizes, "bounds", "int32")
+    check_grouped(backend, sum(sizes), 70, 144, offsets, len(sizes), (E4M3, E4M3), "bfloat16", pad=pad, offset=offset)
+
+
+def test_grouped_deep_products(backend):
+    offsets = offsets_of([3, 64, 40], "ends", "int32")
+    check_grouped(backend, 107, 128, 7168, offsets, 3, (E4M3, E4M3), "float32")
+
+
+def test_one_group_equals_the_dense_product(backend):
+    _, a, b = operands(129, 97, 576, E4M3, E4M3)
+    dense = guarded.gemm(backend, a, b, "bfloat16")
+    grouped = guarded.gemm(backend, a, b[None], "bfloat16", offsets=np.array([129], np.int32))
+    assert_rows(grouped, f64(dense), 1e-2)
+
+
+HOSTILE = {
+    "negative": [0, -50, 100, 200],
+    "most_negative": [-(2**31), -(2**31), 100, 200],
+    "beyond": [0, 100, 500, 2**31 - 1],
+    "all_beyond": [1000, 2000, 3000, 4000],
+    "decreasing": [0, 150, 50, 200],
+    "backwards": [200, 150, 100, 0],
+}
+hostile_offsets = pytest.mark.parametrize("bounds", HOSTILE.values(), ids=HOSTILE.keys())
+
+
+@hostile_offsets
+@offset_dtypes
+@offset_forms
+def test_hostile_offsets_never_write_outside_on_the_gpu(cuda, bounds, form, offset_dtype):
+    """Clamped into 0..M; a decreasing pair is an empty group. Where groups overlap, either may win."""
+    rows, n, groups = 200, 70, 3
+    offsets = np.array(bounds if form == "bounds" else bounds[1:], offset_dtype)
+    _, a, b = operands(rows, n, 64, E4M3, E4M3, groups=groups)
+    limits = np.clip([0, *offsets] if form == "ends" else offsets, 0, rows)
+    owners = np.zeros(rows, int)
+    ref = np.zeros((rows, n))
+    for g, (begin, end) in enumerate(zip(limits[:-1], limits[1:], strict=True)):
+        if begin < end:
+            owners[begin:end] += 1
+            ref[begin:end] = reference.gemm(a[begin:end], b[g])
+    initial = np.full((rows, n), 7, np.float32)
+    out = guarded.gemm(cuda, a, b, "float32", offsets=offsets, initial=initial)
+    assert (out[owners == 0] == 7).all()
+    assert_gemm_rows(out[owners == 1], ref[owners == 1], "float32")
+    assert np.isfinite(out).all()
+
+
+def test_hostile_64_bit_offsets_do_not_wrap_on_the_gpu(cuda):
+    _, a, b = operands(100, 64, 64, E4M3, E4M3, groups=3)
+    offsets = np.array([-(2**63), 2**32 + 50, 2**63 - 1, 2**32], np.int64)
+    initial = np.full((100, 64), 7, np.float32)
+    out = guarded.gemm(cuda, a, b, "float32", offsets=offsets, initial=initial)
+    assert_gemm_rows(out, reference.gemm(a, b[0]), "float32")  # clamped: 0, 100, 100, 100
+
+
+@hostile_offsets
+@offset_dtypes
+@offset_forms
+def test_hostile_offsets_raise_on_the_cpu(bounds, form, offset_dtype):
+    offsets = np.array(bounds if form == "bounds" else bounds[1:], offset_dtype)
+    _, a, b = operands(200, 70, 64, E4M3, E4M3, groups=3)
+    with pytest.raises(ValueError, match="offsets"):
+        guarded.gemm(Host(), a, b, "float32", offsets=offsets)
+
+
+# ---- the public functions ----
+
+
+@pytest.mark.parametrize("dtypes", [*FP8_PAIRS, *((d, d) for d in ("float16", "bfloat16", "float32"))], ids="-".join)
+def test_public_dense(backend, dtypes):
+    rng, a, b = operands(65, 97, 144, *dtypes)
+    how = {
+        "scale_a": scale_of(rng, "row", 65),
+        "scale_b": scale_of(rng, "tensor", 97),
+        "bias": rng.standard_normal(97).astype(np.float32),
+    }
+    ref = reference.gemm(a, b, **how)
+    given = {name: backend.array(array) for name, array in how.items()}
+    x, y = backend.array(a), backend.array(b)
+    for out_dtype in OUT_DTYPES:
+        out = backend.numpy(flexgemm.gemm_nt(x, y, out_dtype=out_dtype, **given))
+        assert out.dtype == dtype_of(out_dtype)
+        judge(out, ref, dtypes[0], out_dtype)
+    mine = backend.array(np.full((65, 97), np.nan, np.float32))
+    assert flexgemm.gemm_nt(x, y, out=mine, **given) is mine
+    judge(backend.numpy(mine), ref, dtypes[0], "float32")
+
+
+@offset_forms
+def test_public_grouped(backend, form):
+    sizes = GROUPS["edges"]
+    rows, offsets = sum(sizes), offsets_of(sizes, form, "int32")
+    rng, a, b = operands(rows, 97, 144, E4M3, E5M2, groups=len(sizes))
+    how = {"scale_a": scale_of(rng, "row", rows), "scale_b": scale_of(rng, "row", 97, (len(sizes),))}
+    ref, _ = reference.grouped_gemm(a, b, offsets, **how)
+    given = {name: backend.array(array) for name, array in how.items()}
+    arrays = [backend.array(x) for x in (a, b, offsets)]
+    for out_dtype in OUT_DTYPES:
+        out = flexgemm.m_grouped_gemm_nt(*arrays, out_dtype=out_dtype, **given)
+        judge(backend.numpy(out), ref, E4M3, out_dtype)
+    mine = backend.array(np.full((rows, 97), np.nan, np.float32))
+    assert flexgemm.m_grouped_gemm_nt(*arrays, out=mine, **given) is mine
+    judge(backend.numpy(mine), ref, E4M3, "float32")
+
+
+def test_public_bytes(backend):
+    _, a, b = operands(65, 97, 64, E4M3, E5M2)
+    x, y = backend.array(a.view(np.uint8)), backend.array(b.view(np.uint8))
+    out = flexgemm.gemm_nt(x, y, out_dtype="float32", dtype_a=E4M3, dtype_b=E5M2)
+    judge(backend.numpy(out), reference.gemm(a, b), E4M3, "float32")
+
+
+@pytest.mark.parametrize("m, n, k", [(16, 129, 7168), (300, 97, 576)])
+def test_the_same_input_gives_the_same_bits(backend, m, n, k):
+    for dtype in (E4M3, "float16", "float32"):
+        _, a, b = operands(m, n, k, dtype, dtype)
+        first = guarded.gemm(backend, a, b, "float32")
+        for _ in range(3):
+            assert_same_bits(guarded.gemm(backend, a, b, "float32"), first)
+
+
+# ---- sizes that need a GPU ----
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("out_dtype", ["float32", "bfloat16"])
+def test_large_products(cuda, out_dtype):
+    _, a, b = operands(4096, 4096, 7168, E4M3, E4M3)
+    out = cuda.numpy(flexgemm.gemm_nt(cuda.array(a), cuda.array(b), out_dtype=out_dtype))
+    rows = np.random.default_rng(0).choice(4096, 256, replace=False)
+    assert_gemm_rows(out[rows], reference.gemm(a[rows], b), out_dtype)
+
+
+@pytest.mark.large
+def test_more_than_2_to_the_31_output_elements(cuda):
+    _, a, b = operands(300, 64, 32, E4M3, E4M3)
+    rows = 2**31 // 64 + 12345
+    whole = np.tile(a, (rows // 300 + 1, 1))[:rows]
+    out = cuda.numpy(flexgemm.gemm_nt(cuda.array(whole), cuda.array(b), out_dtype="bfloat16"))
+    some = np.append(np.random.default_rng(0).choice(rows, 4095, replace=False), rows - 1)
+    assert_gemm_rows(out[some], reference.gemm(whole[some], b), "bfloat16")

@@ -1,0 +1,317 @@
+"""The same array library comes out that went in."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import numpy as np
+import pytest
+import reference
+import scenes
+from reference import assert_gemm_rows, assert_rows, assert_same_bits, dtype_of, f64
+
+import flexgemm
+
+E4M3 = "float8_e4m3fn"
+
+
+class Library:
+    """How an array library takes NumPy arrays in and gives them back."""
+
+    has_fp8 = has_bfloat16 = True
+    writable = True
+
+    def __init__(self, name, device="cpu"):
+        self.module = importlib.import_module(name)
+        self.device = device
+
+    def compute(self):
+        """Keyword for functions that start from NumPy arrays."""
+        return {}
+
+
+class NumPy(Library):
+    def put(self, array):
+        return array.copy()
+
+    def get(self, array):
+        return array
+
+    def owns(self, array):
+        return type(array) is np.ndarray
+
+    def compute(self):
+        return {"device": self.device} if self.device != "cpu" else {}
+
+
+class Torch(Library):
+    def put(self, array):
+        torch = self.module
+        if array.dtype.name.startswith(("bfloat", "float8")):  # ml_dtypes, by their bytes
+            raw = torch.from_numpy(array.view(f"u{array.dtype.itemsize}").copy())
+            return raw.view(getattr(torch, array.dtype.name)).to(self.device)
+        return torch.from_numpy(array.copy()).to(self.device)
+
+    def get(self, array):
+        name = str(array.dtype).removeprefix("torch.")
+        if name.startswith(("bfloat", "float8")):
+            raw = {1: self.module.uint8, 2: self.module.int16}[array.itemsize]
+            return array.view(raw).cpu().numpy().view(dtype_of(name))
+        return array.cpu().numpy()
+
+    def owns(self, array):
+        return isinstance(array, self.module.Tensor) and array.device.type == self.device
+
+
+class CuPy(Library):
+    has_fp8 = False  # quantize gives uint8
+
+    def put(self, array):
+        return self.module.asarray(array)
+
+    def get(self, array):
+        return array.get()
+
+    def owns(self, array):
+        return isinstance(array, self.module.ndarray)
+
+
+class Jax(Library):
+    writable = False
+
+    def put(self, array):
+        jax = self.module
+        return jax.device_put(array, jax.devices(self.device)[0])
+
+    def get(self, array):
+        return np.asarray(array)
+
+    def owns(self, array):
+        return isinstance(array, self.module.Array) and array.devices() == {self.module.devices(self.device)[0]}
+
+
+class Own(Library):
+    """DeviceArray."""
+
+    def put(self, array):
+        return flexgemm.DeviceArray.from_numpy(array)
+
+    def get(self, array):
+        return array.numpy()
+
+    def owns(self, array):
+        return isinstance(array, flexgemm.DeviceArray)
+
+
+LIBRARIES = {
+    "numpy": lambda: NumPy("numpy"),
+    "numpy-cuda": lambda: NumPy("numpy", "cuda"),
+    "torch": lambda: Torch("torch"),
+    "torch-cuda": lambda: Torch("torch", "cuda"),
+    "cupy-cuda": lambda: CuPy("cupy", "cuda"),
+    "jax": lambda: Jax("jax"),
+    "jax-cuda": lambda: Jax("jax", "cuda"),
+    "own-cuda": lambda: Own("flexgemm", "cuda"),
+}
+
+
+@pytest.fixture(scope="module", params=LIBRARIES)
+def library(request):
+    name, _, device = request.param.partition("-")
+    if name not in ("numpy", "own"):
+        pytest.importorskip(name, reason=f"{name} not installed")
+    if device and flexgemm.device_count() == 0:
+        pytest.skip("no CUDA device")
+    if request.param == "torch-cuda" and not sys.modules["torch"].cuda.is_available():
+        pytest.skip("torch without CUDA")
+    if request.param == "jax-cuda" and not any(d.platform == "gpu" for d in sys.modules["jax"].devices()):
+        pytest.skip("jax without CUDA")
+    return LIBRARIES[request.param]()
+
+
+class Problem:
+    def __init__(self, dtype, kernel_size=(3, 3, 3)):
+        rng = np.random.default_rng(0)
+        self.coords, self.shape = scenes.scene(300)
+        self.kernel_size = kernel_size
+        self.map = reference.neighbor_map(self.coords, self.shape, kernel_size)
+        self.feats, self.weight, self.bias, self.grad_out = (
+            scenes.values(rng, s, dtype) for s in [(300, 33), (40, *kernel_size, 33), (40,), (300, 40)]
+        )
+
+
+@pytest.mark.parametrize("kernel_size", [(3, 3, 3), (2, 3, 2)])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_convolution(library, dtype, kernel_size):
+    p = Problem(dtype, kernel_size)
+    tolerance = reference.ROW_TOLERANCE[dtype]
+    nmap = flexgemm.neighbor_map(library.put(p.coords), p.shape, kernel_size, check=True, **library.compute())
+    assert library.owns(nmap.map)
+    assert library.owns(nmap.transposed_map)
+    np.testing.assert_array_equal(library.get(nmap.map), p.map)
+    assert nmap.num_pairs == (p.map >= 0).sum()
+
+    feats, weight, bias, grad_out = map(library.put, (p.feats, p.weight, p.bias, p.grad_out))
+    out = flexgemm.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap)
+    gradients = flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, neighbor_map=nmap)
+    assert all(library.owns(array) for array in (out, *gradients))
+    got, grad_feats, grad_weight, grad_bias = map(library.get, (out, *gradients))
+    assert got.dtype == grad_feats.dtype == grad_weight.dtype == grad_bias.dtype == dtype_of(dtype)
+    assert_rows(got, reference.conv_forward(p.feats, p.weight, p.bias, p.map), tolerance)
+    assert_rows(grad_feats, reference.conv_dgrad(p.grad_out, p.weight, p.map, 300), tolerance)
+    expected, expected_bias = reference.conv_wgrad(p.grad_out, p.feats, p.map)
+    assert_rows(grad_weight, expected.reshape(p.weight.shape), tolerance)
+    assert_rows(grad_bias[None], expected_bias[None], tolerance)
+
+    if library.writable:
+        mine = library.put(np.full((300, 40), np.nan, dtype_of(dtype)))
+        assert flexgemm.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap, out=mine) is mine
+        assert_same_bits(library.get(mine), got)
+    for original, array in ((p.feats, feats), (p.weight, weight), (p.grad_out, grad_out)):
+        assert_same_bits(library.get(array), original)
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "row"])
+def test_quantised_product(library, granularity):
+    rng = np.random.default_rng(1)
+    x, y = scenes.values(rng, (65, 144), "float32"), scenes.values(rng, (97, 144), "float16")
+    given, how = [], {}
+    for name, array in (("a", x), ("b", y)):
+        q, scale = flexgemm.quantize(library.put(array), granularity=granularity, **library.compute())
+        assert library.owns(q)
+        assert library.owns(scale)
+        expected, expected_scale = reference.quantize(array, E4M3, granularity)
+        assert_same_bits(library.get(q).view(expected.dtype), expected)
+        assert_same_bits(library.get(scale), expected_scale)
+        given.append(q)
+        how |= {f"scale_{name}": scale} | ({} if library.has_fp8 else {f"dtype_{name}": E4M3})
+    out = flexgemm.gemm_nt(*given, out_dtype="float32", **how, **library.compute())
+    assert library.owns(out)
+    quantised = [reference.quantize(array, E4M3, granularity) for array in (x, y)]
+    ref = reference.gemm(*(q for q, _ in quantised), *(scale for _, scale in quantised))
+    assert_gemm_rows(library.get(out), ref, "float32")
+
+
+@pytest.mark.parametrize("offset_dtype", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_grouped_product(library, dtype, offset_dtype):
+    if isinstance(library, Jax) and offset_dtype == "int64":
+        offset_dtype = "int32"  # JAX has no int64 unless told to
+    rng = np.random.default_rng(2)
+    a, b = scenes.values(rng, (90, 48), dtype), scenes.values(rng, (4, 70, 48), dtype)
+    ends = np.array([7, 7, 60, 90], offset_dtype)
+    out = flexgemm.m_grouped_gemm_nt(*map(library.put, (a, b, ends)), **library.compute())
+    assert library.owns(out)
+    assert_rows(library.get(out), reference.grouped_gemm(a, b, ends)[0], reference.ROW_TOLERANCE[dtype])
+
+
+def test_results_outlive_everything(library):
+    """An output owns its memory: the map, the inputs and later calls cannot take it away."""
+    p = Problem("float32")
+
+    def run():
+        nmap = flexgemm.neighbor_map(library.put(p.coords), p.shape, **library.compute())
+        return flexgemm.submanifold_conv3d(*map(library.put, (p.feats, p.weight, p.bias)), neighbor_map=nmap)
+
+    kept = run()
+    for _ in range(20):
+        run()
+    assert_rows(library.get(kept), reference.conv_forward(p.feats, p.weight, p.bias, p.map), 1e-5)
+
+
+# ---- NumPy, with and without a device ----
+
+
+def test_numpy_views_are_inputs_and_outputs():
+    p = Problem("float32")
+    nmap = flexgemm.neighbor_map(np.asfortranarray(p.coords), p.shape)
+    expected = reference.conv_forward(p.feats, p.weight, p.bias, p.map)
+    wide = np.full((300, 100), np.nan, np.float32)
+    wide[:, 50:83] = p.feats
+    for feats in (wide[:, 50:83], np.asfortranarray(p.feats), p.feats[::-1].copy()[::-1]):
+        weight = np.asfortranarray(p.weight)
+        assert_rows(flexgemm.submanifold_conv3d(feats, weight, p.bias, neighbor_map=nmap), expected, 1e-5)
+    out = np.full((300, 50), 7, np.float32)
+    flexgemm.submanifold_conv3d(p.feats, p.weight, p.bias, neighbor_map=nmap, out=out[:, 5:45])
+    assert_rows(out[:, 5:45], expected, 1e-5)
+    assert (out[:, :5] == 7).all()
+    assert (out[:, 45:] == 7).all()
+
+
+def test_read_only_numpy_is_an_input_and_no_output():
+    p = Problem("float32")
+    for array in (p.coords, p.feats, p.weight, p.bias, p.grad_out):
+        array.flags.writeable = False
+    nmap = flexgemm.neighbor_map(p.coords, p.shape)
+    out = flexgemm.submanifold_conv3d(p.feats, p.weight, p.bias, neighbor_map=nmap)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="out"):
+        flexgemm.submanifold_conv3d(p.feats, p.weight, p.bias, neighbor_map=nmap, out=out)
+
+
+def test_numpy_subclasses_and_lists():
+    p = Problem("float32")
+    nmap = flexgemm.neighbor_map(p.coords, p.shape)
+    with pytest.raises(TypeError, match="feats"):
+        flexgemm.submanifold_conv3d(p.feats.tolist(), p.weight, neighbor_map=nmap)
+    with pytest.raises(TypeError, match="coords"):
+        flexgemm.neighbor_map(p.coords.tolist(), p.shape)
+
+
+def test_a_device_that_is_not_there_is_refused():
+    p = Problem("float32")
+    with pytest.raises((RuntimeError, ValueError), match="device"):
+        flexgemm.neighbor_map(p.coords, p.shape, device="cuda:99")
+    with pytest.raises(ValueError, match="device"):
+        flexgemm.neighbor_map(p.coords, p.shape, device="tpu")
+
+
+def test_a_byte_swapped_array_is_refused():
+    swapped = np.ones((4, 8), ">f4")
+    with pytest.raises(TypeError, match="x"):
+        flexgemm.quantize(swapped)
+
+
+# ---- several libraries in one call ----
+
+
+def test_two_libraries_in_one_call_are_refused_by_name():
+    torch = pytest.importorskip("torch", reason="torch not installed")
+    p = Problem("float32")
+    nmap = flexgemm.neighbor_map(p.coords, p.shape)
+    with pytest.raises(TypeError, match="weight"):
+        flexgemm.submanifold_conv3d(p.feats, torch.from_numpy(p.weight), neighbor_map=nmap)
+
+
+def test_host_and_device_arrays_in_one_call_are_both_named(cuda):
+    p = Problem("float32")
+    out, nmap = np.zeros((300, 40), np.float32), np.zeros((27, 300), np.int32)
+    with pytest.raises((TypeError, ValueError), match=r"(?s)feats.*weight|weight.*feats"):
+        flexgemm._C.conv_forward(p.feats, cuda.array(p.weight), None, nmap, out)
+
+
+def test_cupy_runs_on_its_current_stream(cuda):
+    cupy = pytest.importorskip("cupy", reason="cupy not installed")
+    p = Problem("float16")
+    side = cupy.cuda.Stream(non_blocking=True)
+    with side:
+        nmap = flexgemm.neighbor_map(cupy.asarray(p.coords), p.shape)
+        arrays = [cupy.asarray(array) for array in (p.feats, p.weight, p.bias)]
+        out = flexgemm.submanifold_conv3d(*arrays, neighbor_map=nmap)
+        got = out.get()
+    assert_rows(got, reference.conv_forward(p.feats, p.weight, p.bias, p.map), 2e-3)
+
+
+def test_a_device_array_is_exchanged_without_a_copy(cuda):
+    torch = pytest.importorskip("torch", reason="torch not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("torch without CUDA")
+    host = np.arange(12, dtype=np.float32).reshape(3, 4)
+    array = cuda.array(host)
+    tensor = torch.from_dlpack(array)
+    tensor.mul_(2)
+    torch.cuda.synchronize()
+    np.testing.assert_array_equal(array.numpy(), host * 2)
+    del array
+    np.testing.assert_array_equal(f64(tensor.cpu().numpy()), host * 2)

@@ -1,0 +1,207 @@
+"""The neighbour map against a dictionary of coordinates."""
+
+from __future__ import annotations
+
+import guarded
+import numpy as np
+import pytest
+import reference
+import scenes
+
+import flexgemm
+
+KERNELS = [
+    (1, 1, 1), (2, 2, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5), (6, 6, 6), (7, 7, 7),
+    (3, 1, 1), (1, 1, 7), (1, 3, 5), (2, 3, 4), (7, 2, 1),
+]  # fmt: skip
+DILATIONS = [(1, 1, 1), (2, 2, 2), (1, 2, 3)]
+ROWS = [0, 1, 63, 64, 65, 127, 129, 3000]
+
+
+def check(backend, coords, shape, kernel_size=(3, 3, 3), dilation=(1, 1, 1), transposed=False):
+    nmap = guarded.neighbor_map(backend, coords, shape, kernel_size, dilation, transposed=transposed)
+    expected = reference.neighbor_map(coords, shape, kernel_size, dilation, transposed)
+    np.testing.assert_array_equal(nmap, expected)
+    return nmap
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
+@pytest.mark.parametrize("dilation", DILATIONS)
+@pytest.mark.parametrize("kernel_size", KERNELS)
+def test_kernel_sizes_and_dilations(backend, kernel_size, dilation, transposed):
+    coords, shape = scenes.scene(400, seed=1)
+    nmap = check(backend, coords, shape, kernel_size, dilation, transposed)
+    centre = (kernel_size[0] // 2 * kernel_size[1] + kernel_size[1] // 2) * kernel_size[2] + kernel_size[2] // 2
+    np.testing.assert_array_equal(nmap[centre], np.arange(400))  # every voxel is its own neighbour
+
+
+@pytest.mark.parametrize("n", ROWS)
+def test_row_counts(backend, n):
+    check(backend, *scenes.scene(n))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 64, 512])
+def test_samples_of_a_batch_do_not_see_each_other(backend, batch):
+    coords, shape = scenes.scene(1500, batch=batch, density=0.5)
+    nmap = check(backend, coords, shape)
+    sources, rows = nmap[nmap >= 0], np.nonzero(nmap >= 0)[1]
+    np.testing.assert_array_equal(coords[sources, 0], coords[rows, 0])
+
+
+def test_a_real_surface(backend):
+    check(backend, *scenes.shell(16))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (2, 2**20, 2**20, 2**20),  # 2^61 cells
+        (1, 2**31, 2**15, 2**16),  # x + 1 passes 2^31 - 1
+        (8, 1024, 2**31, 1024),
+        (1, 1024, 1024, 2**31),
+        (2**31, 1024, 1024, 1024),
+        (1, 1290, 1290, 1291),  # just above 2^31 cells
+    ],
+)
+def test_far_corner_of_a_huge_grid(backend, shape):
+    coords = scenes.far_corner(200, shape)
+    check(backend, coords, shape, (3, 3, 3), (1, 1, 1))
+    check(backend, coords, shape, (2, 3, 4), (3, 2, 1), transposed=True)
+
+
+def test_keys_that_differ_by_a_multiple_of_2_to_the_32_do_not_collide(backend):
+    shape = (4, 2**20, 2**20, 2**20)
+    coords = np.array([[b, x, 0, z] for b in range(4) for x in (0, 2**12, 2**13) for z in (0, 1)], np.int32)
+    nmap = check(backend, coords, shape)
+    assert (nmap >= 0).sum() == 2 * len(coords)
+
+
+def test_dilation_larger_than_the_grid_leaves_the_centre(backend):
+    coords, shape = scenes.scene(100)
+    nmap = check(backend, coords, shape, (3, 3, 3), (2**31 - 1, 2**30, 1000))
+    assert (nmap >= 0).sum() == 100
+
+
+def test_offsets_do_not_wrap_around_the_edges_of_the_grid(backend):
+    """The key of (x, y, D - 1) + 1 is the key of (x, y + 1, 0): a full grid shows a missing bounds check."""
+    shape = (2, 4, 5, 6)
+    coords = np.stack(np.unravel_index(np.arange(240), shape), axis=1).astype(np.int32)
+    check(backend, coords, shape, (5, 5, 5), (2, 1, 3))
+
+
+def test_of_duplicates_the_lowest_row_wins(backend):
+    coords, shape = scenes.scene(300, density=0.6)
+    coords = np.concatenate([coords, coords[::-1], coords[:50]])
+    nmap = check(backend, coords, shape)
+    assert nmap.max() < 300
+    for _ in range(5):
+        np.testing.assert_array_equal(guarded.neighbor_map(backend, coords, shape, (3, 3, 3)), nmap)
+
+
+def test_check_reports_duplicates(backend):
+    coords, shape = scenes.scene(300)
+    array = backend.array(np.concatenate([coords, coords[7:8]]))
+    flexgemm.neighbor_map(array, shape)
+    with pytest.raises(ValueError, match="coords: .*same"):
+        flexgemm.neighbor_map(array, shape, check=True)
+    flexgemm.neighbor_map(backend.array(coords), shape, check=True)
+
+
+def out_of_range(shape):
+    """Every way to leave the grid, one row each."""
+    inside = np.array([0, 1, 1, 1])
+    rows = []
+    for axis in range(4):
+        for wrong in (-1, shape[axis], -(2**31), 2**31 - 1):
+            rows.append(inside.copy())
+            rows[-1][axis] = wrong
+    return np.array(rows, np.int32)
+
+
+def test_rows_out_of_range_have_no_neighbours_on_the_gpu(cuda):
+    coords, shape = scenes.scene(300, density=0.6)
+    coords = np.insert(coords, range(0, 256, 16), out_of_range(shape), axis=0)
+    nmap = check(cuda, coords, shape)
+    outside = ~reference.in_range(coords, shape)
+    assert outside.sum() == 16
+    assert (nmap[:, outside] == -1).all()
+    assert not np.isin(nmap, np.nonzero(outside)[0]).any()
+
+
+def test_rows_out_of_range_raise_where_they_can_be_seen(backend):
+    coords, shape = scenes.scene(300)
+    for wrong in out_of_range(shape):
+        bad = coords.copy()
+        bad[211] = wrong
+        with pytest.raises(ValueError, match="coords"):
+            flexgemm.neighbor_map(backend.array(bad), shape, check=True)
+        if backend.name == "cpu":
+            with pytest.raises(ValueError, match="coords"):
+                flexgemm.neighbor_map(backend.array(bad), shape)
+
+
+def test_check_with_no_rows(backend):
+    nmap = flexgemm.neighbor_map(backend.array(np.zeros((0, 4), np.int32)), (1, 8, 8, 8), check=True)
+    assert backend.numpy(nmap.map).shape == (27, 0)
+    assert nmap.num_pairs == 0
+
+
+@pytest.mark.parametrize(
+    "argument, wrong",
+    [
+        ("kernel_size", 0),
+        ("kernel_size", 8),
+        ("kernel_size", (3, 3)),
+        ("kernel_size", (3, 3, 9)),
+        ("dilation", 0),
+        ("dilation", (1, -1, 1)),
+        ("shape", (1, 8, 8)),
+        ("shape", (1, 8, 8, 0)),
+        ("shape", (2**31, 2**31, 2**31, 1)),
+        ("coords", np.zeros((5, 3), np.int32)),
+        ("coords", np.zeros(4, np.int32)),
+    ],
+)
+def test_impossible_arguments_are_named(backend, argument, wrong):
+    arguments = {"coords": np.zeros((1, 4), np.int32), "shape": (1, 8, 8, 8), argument: wrong}
+    arguments["coords"] = backend.array(arguments["coords"])
+    with pytest.raises(ValueError, match=argument):
+        flexgemm.neighbor_map(**arguments)
+
+
+def test_coordinates_of_another_dtype_raise(backend):
+    with pytest.raises(TypeError, match="coords"):
+        flexgemm.neighbor_map(backend.array(np.zeros((1, 4), np.float32)), (1, 8, 8, 8))
+
+
+@pytest.mark.parametrize("kernel_size", [3, (3, 5, 1), (2, 3, 3), 4])
+@pytest.mark.parametrize("dilation", [1, (1, 3, 2)])
+def test_the_object(backend, kernel_size, dilation):
+    coords, shape = scenes.scene(500)
+    array = backend.array(coords)
+    nmap = flexgemm.neighbor_map(array, shape, kernel_size, dilation)
+    sizes = (kernel_size,) * 3 if isinstance(kernel_size, int) else kernel_size
+    steps = (dilation,) * 3 if isinstance(dilation, int) else dilation
+    forward = reference.neighbor_map(coords, shape, sizes, steps)
+    backward = reference.neighbor_map(coords, shape, sizes, steps, transposed=True)
+
+    assert nmap.coords is array
+    assert tuple(nmap.shape) == shape
+    assert tuple(nmap.kernel_size) == sizes
+    assert tuple(nmap.dilation) == steps
+    assert nmap.kernel_volume == len(forward)
+    assert nmap.mirrored == all(k % 2 for k in sizes)
+    assert nmap.num_pairs == (forward >= 0).sum()
+    np.testing.assert_array_equal(backend.numpy(nmap.map), forward)
+    np.testing.assert_array_equal(backend.numpy(nmap.transposed_map), backward)
+    assert nmap.transposed_map is nmap.transposed_map  # built once
+    if nmap.mirrored:
+        np.testing.assert_array_equal(backward, forward[::-1])
+
+
+@pytest.mark.large
+def test_millions_of_voxels(cuda):
+    coords, shape = scenes.scene(4_000_000, batch=4)
+    nmap = cuda.numpy(flexgemm.neighbor_map(cuda.array(coords), shape, check=True).map)
+    rows = np.random.default_rng(0).choice(len(coords), 4096, replace=False).tolist()
+    np.testing.assert_array_equal(nmap[:, rows], reference.neighbor_map(coords, shape, rows=rows))

@@ -1,0 +1,167 @@
+"""Casts to FP8, bit for bit against NumPy and ml_dtypes."""
+
+from __future__ import annotations
+
+import guarded
+import numpy as np
+import pytest
+import reference
+import scenes
+from reference import assert_same_bits, dtype_of, f64
+
+import flexgemm
+
+FP8 = ["float8_e4m3fn", "float8_e5m2"]
+SOURCES = ["float32", "float16", "bfloat16"]
+
+to_fp8 = pytest.mark.parametrize("dtype", FP8)
+from_dtype = pytest.mark.parametrize("source", SOURCES)
+granularities = pytest.mark.parametrize("granularity", ["tensor", "row"])
+
+
+def check(backend, x, dtype, granularity, scale=None, **layout):
+    q, used = guarded.quantize(backend, x, dtype, granularity, scale, **layout)
+    expected, expected_scale = reference.quantize(x, dtype, granularity, scale)
+    assert_same_bits(used, expected_scale, "scale")
+    assert_same_bits(q, expected, "q")
+    return q, used
+
+
+@to_fp8
+@from_dtype
+@granularities
+@pytest.mark.parametrize(
+    "m, k", [(0, 16), (16, 0), (1, 1), (1, 5000), (5000, 1), (63, 65), (64, 64), (129, 97), (300, 576), (3, 7168)]
+)
+def test_shapes(backend, m, k, granularity, source, dtype):
+    rng = np.random.default_rng([m, k])
+    x = (rng.standard_normal((m, k)) * np.exp(rng.uniform(-4, 4, (m, 1)))).astype(dtype_of(source))
+    check(backend, x, dtype, granularity)
+
+
+@to_fp8
+@from_dtype
+@granularities
+@pytest.mark.parametrize("pad, offset", [(0, 1), (1, 0), (5, 3), (64, 16)])
+def test_layouts(backend, pad, offset, granularity, source, dtype):
+    x = scenes.values(np.random.default_rng(1), (65, 70), source)
+    check(backend, x, dtype, granularity, pad=pad, offset=offset)
+
+
+@to_fp8
+@granularities
+def test_every_half_precision_number(backend, granularity, dtype):
+    """All 65,536 of them at scale 1: ties, subnormals, both zeros, saturation, infinities and NaN."""
+    bits = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    one = np.ones(256 if granularity == "row" else (), np.float32)
+    for source in ("float16", "bfloat16"):
+        check(backend, bits.view(dtype_of(source)), dtype, granularity, one)
+
+
+@to_fp8
+def test_every_tie_and_its_neighbours(backend, dtype):
+    """Halfway between each pair of neighbouring values, and one float32 step to either side."""
+    every = np.arange(256, dtype=np.uint8).view(dtype_of(dtype)).astype(np.float32)
+    grid = np.unique(every[np.isfinite(every)])
+    middle = ((f64(grid[1:]) + f64(grid[:-1])) / 2).astype(np.float32)
+    x = np.stack([np.nextafter(middle, np.float32(-np.inf)), middle, np.nextafter(middle, np.float32(np.inf))])
+    check(backend, x, dtype, "tensor", np.ones((), np.float32))
+
+
+@to_fp8
+@granularities
+@from_dtype
+def test_nan_and_infinity(backend, source, granularity, dtype):
+    """They take no part in the scale; NaN stays NaN and infinity saturates."""
+    x = scenes.values(np.random.default_rng(2), (40, 33), source)
+    x[3, 5], x[4, 6], x[5, 7], x[5, 8] = np.nan, np.inf, -np.inf, np.nan
+    x[7], x[8], x[9] = np.nan, np.inf, -np.inf
+    q, _ = check(backend, x, dtype, granularity)
+    limit = reference.FP8_MAX[dtype]
+    np.testing.assert_array_equal(np.isnan(f64(q)), np.isnan(f64(x)))
+    assert f64(q)[4, 6] == limit
+    assert f64(q)[5, 7] == -limit
+    assert np.nanmax(np.abs(f64(q))) == limit
+
+
+@to_fp8
+@granularities
+@pytest.mark.parametrize("fill", [0.0, -0.0, np.nan, np.inf])
+def test_nothing_finite_to_scale_by_gives_scale_one(backend, fill, granularity, dtype):
+    x = np.full((5, 40), fill, np.float32)
+    _, scale = check(backend, x, dtype, granularity)
+    assert (scale == 1).all()
+
+
+@to_fp8
+@granularities
+@pytest.mark.parametrize("magnitude", [1e-45, 1e-43, 1e-41, 1e-38, 1e-30, 1e30, 3.4e38])
+def test_extreme_magnitudes(backend, magnitude, granularity, dtype):
+    """Scales that are subnormal, or underflow to zero and become one."""
+    rng = np.random.default_rng(3)
+    x = (rng.uniform(-1, 1, (9, 50)) * magnitude).astype(np.float32)
+    x[2] = magnitude
+    check(backend, x, dtype, granularity)
+
+
+@to_fp8
+@granularities
+@from_dtype
+def test_given_scale(backend, source, granularity, dtype):
+    rng = np.random.default_rng(4)
+    x = scenes.values(rng, (65, 97), source)
+    scale = np.exp(rng.uniform(-8, 2, 65 if granularity == "row" else ())).astype(np.float32)
+    _, used = check(backend, x, dtype, granularity, scale)
+    assert_same_bits(used, scale)  # read, not written
+
+
+@to_fp8
+@granularities
+@from_dtype
+def test_public_function(backend, source, granularity, dtype):
+    x = scenes.values(np.random.default_rng(5), (65, 97), source)
+    expected, expected_scale = reference.quantize(x, dtype, granularity)
+    q, scale = map(backend.numpy, flexgemm.quantize(backend.array(x), dtype, granularity=granularity))
+    assert_same_bits(q, expected)
+    assert_same_bits(scale, expected_scale)
+    assert np.abs(f64(q) * f64(scale).reshape(-1, 1) - f64(x)).max() < np.abs(f64(x)).max() * 0.08
+
+    again = flexgemm.quantize(backend.array(x), dtype, granularity=granularity, scale=backend.array(scale))
+    assert_same_bits(backend.numpy(again[0]), expected)
+    assert_same_bits(backend.numpy(again[1]), expected_scale)
+
+
+def test_default_is_e4m3_per_tensor(backend):
+    x = scenes.values(np.random.default_rng(6), (16, 32), "float32")
+    q, scale = map(backend.numpy, flexgemm.quantize(backend.array(x)))
+    assert q.dtype == dtype_of("float8_e4m3fn")
+    assert scale.shape == ()
+
+
+@pytest.mark.parametrize("argument, wrong", [("granularity", "column"), ("dtype", "float16")])
+def test_unknown_choices_are_named(backend, argument, wrong):
+    with pytest.raises((TypeError, ValueError), match=argument):
+        flexgemm.quantize(backend.array(np.ones((4, 4), np.float32)), **{argument: wrong})
+
+
+def test_the_same_input_gives_the_same_bits(backend):
+    x = scenes.values(np.random.default_rng(7), (3000, 97), "bfloat16")
+    first = guarded.quantize(backend, x, FP8[0], "tensor")
+    for _ in range(3):
+        for again, before in zip(guarded.quantize(backend, x, FP8[0], "tensor"), first, strict=True):
+            assert_same_bits(again, before)
+
+
+@pytest.mark.large
+@granularities
+def test_more_than_2_to_the_31_elements(cuda, granularity):
+    block = scenes.values(np.random.default_rng(8), (4000, 512), "float16")
+    rows = 2**31 // 512 + 1000
+    x = np.tile(block, (rows // 4000 + 1, 1))[:rows]
+    x[-1] *= 3  # the largest magnitude is in the last row
+    q, scale = map(cuda.numpy, flexgemm.quantize(cuda.array(x), granularity=granularity))
+    largest = np.abs(x[-1:]).max().astype(np.float32) / np.float32(448)
+    given = None if granularity == "row" else largest
+    expected, expected_scale = reference.quantize(x[-5000:], FP8[0], granularity, given)
+    assert_same_bits(q[-5000:], expected)
+    assert_same_bits(scale[-5000:] if granularity == "row" else scale, np.asarray(expected_scale, np.float32))
