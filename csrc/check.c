@@ -142,10 +142,11 @@ int fg_check_outputs(const fg_view *views, int count) {
             return -1;
         }
         for (int j = 0; j < count; j++) {
-            const bool twice = views[j].output && j < i; /* compared already */
-            if (j == i || twice || !views[j].tensor.present || !overlap(output, &views[j])) continue;
+            const fg_view *other = &views[j];
+            const bool compared = j == i || (other->output && j < i);
+            if (compared || !other->tensor.present || !overlap(output, other)) continue;
             PyErr_Format(PyExc_ValueError, "%s: expected memory of its own, got memory that overlaps %s", output->name,
-                         views[j].name);
+                         other->name);
             return -1;
         }
     }

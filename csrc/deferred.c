@@ -26,10 +26,11 @@ void fg_defer_release(fg_state *state, const fg_backend *backend, const fg_queue
     fg_error error;
     void *mark = NULL;
     fg_status status = FG_ERROR_UNSUPPORTED;
-    Py_BEGIN_ALLOW_THREADS if (entry && backend->mark) status = backend->mark(queue, &mark, &error);
+    PyThreadState *thread = PyEval_SaveThread();
+    if (entry && backend->mark) status = backend->mark(queue, &mark, &error);
     if (status != FG_OK && backend->synchronize) backend->synchronize(queue, &error);
-    Py_END_ALLOW_THREADS if (status !=
-                             FG_OK) { /* no mark, so the queue was waited for: the caller may close its views at once */
+    PyEval_RestoreThread(thread);
+    if (status != FG_OK) { /* no mark, so the queue was waited for: the caller may close its views at once */
         free(entry);
         return;
     }
@@ -50,12 +51,12 @@ void fg_collect_deferred(fg_state *state) {
         list = entry->next;
         fg_error error;
         bool passed = true;
-        fg_status status;
-        Py_BEGIN_ALLOW_THREADS status = entry->backend->passed(entry->mark, &passed, &error);
-        Py_END_ALLOW_THREADS if (status != FG_OK || passed) { /* a queue that failed does no more work */
+        PyThreadState *thread = PyEval_SaveThread();
+        fg_status status = entry->backend->passed(entry->mark, &passed, &error);
+        PyEval_RestoreThread(thread);
+        if (status != FG_OK || passed) { /* a queue that failed does no more work */
             release_all(entry);
-        }
-        else {
+        } else {
             entry->next = state->deferred;
             state->deferred = entry;
         }

@@ -64,9 +64,10 @@ static fg_device_array *new_owner(PyTypeObject *type, const int64_t *shape, int 
     self->last_owner = Py_XNewRef(stream->owner);
     if (self->nbytes == 0) return self;
     fg_error error;
-    fg_status status;
-    Py_BEGIN_ALLOW_THREADS status = backend->allocate((size_t)self->nbytes, &self->last, &self->data, &error);
-    Py_END_ALLOW_THREADS if (status != FG_OK) {
+    PyThreadState *thread = PyEval_SaveThread();
+    fg_status status = backend->allocate((size_t)self->nbytes, &self->last, &self->data, &error);
+    PyEval_RestoreThread(thread);
+    if (status != FG_OK) {
         self->data = NULL;
         Py_DECREF(self);
         return (fg_device_array *)fg_raise(&error);
@@ -86,9 +87,10 @@ static int traverse(PyObject *object, visitproc visit, void *arg) {
 static void free_memory(fg_device_array *self) {
     if (self->base || !self->data) return;
     fg_error error;
-    fg_status status;
-    Py_BEGIN_ALLOW_THREADS status = fg_backend_of(FG_CUDA)->release(self->data, &self->last, &error);
-    Py_END_ALLOW_THREADS self->data = NULL;
+    PyThreadState *thread = PyEval_SaveThread();
+    fg_status status = fg_backend_of(FG_CUDA)->release(self->data, &self->last, &error);
+    PyEval_RestoreThread(thread);
+    self->data = NULL;
     if (status != FG_OK) {
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);
@@ -118,9 +120,10 @@ int fg_device_array_join(PyObject *array, const fg_stream *stream) {
         const fg_queue last = owner->last;
         PyObject *last_owner = Py_XNewRef(owner->last_owner);
         fg_error error;
-        fg_status status;
-        Py_BEGIN_ALLOW_THREADS status = fg_backend_of(FG_CUDA)->wait_for(&stream->queue, &last, &error);
-        Py_END_ALLOW_THREADS Py_XDECREF(last_owner);
+        PyThreadState *thread = PyEval_SaveThread();
+        fg_status status = fg_backend_of(FG_CUDA)->wait_for(&stream->queue, &last, &error);
+        PyEval_RestoreThread(thread);
+        Py_XDECREF(last_owner);
         if (status != FG_OK) {
             fg_raise(&error);
             return -1;
@@ -198,10 +201,11 @@ static PyObject *device_array_from_numpy(PyObject *type, PyObject *const *args, 
     if (self && self->nbytes > 0) {
         const fg_backend *backend = fg_backend_of(FG_CUDA);
         fg_error error;
-        fg_status status;
-        Py_BEGIN_ALLOW_THREADS status =
+        PyThreadState *thread = PyEval_SaveThread();
+        fg_status status =
             backend->copy_to_device(self->data, view.tensor.data, (size_t)self->nbytes, &stream.queue, &error);
-        Py_END_ALLOW_THREADS if (status != FG_OK) {
+        PyEval_RestoreThread(thread);
+        if (status != FG_OK) {
             Py_CLEAR(self);
             fg_raise(&error);
         }
@@ -228,11 +232,11 @@ static PyObject *device_array_numpy(PyObject *object, PyObject *const *args, Py_
     if (result && self->nbytes > 0) {
         const fg_backend *backend = fg_backend_of(FG_CUDA);
         fg_error error;
-        fg_status status;
-        Py_BEGIN_ALLOW_THREADS status =
-            backend->copy_to_host(data, self->data, (size_t)self->nbytes, &stream.queue, &error);
+        PyThreadState *thread = PyEval_SaveThread();
+        fg_status status = backend->copy_to_host(data, self->data, (size_t)self->nbytes, &stream.queue, &error);
         if (status == FG_OK) status = backend->synchronize(&stream.queue, &error);
-        Py_END_ALLOW_THREADS if (status != FG_OK) {
+        PyEval_RestoreThread(thread);
+        if (status != FG_OK) {
             Py_CLEAR(result);
             fg_raise(&error);
         }

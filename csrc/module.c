@@ -50,8 +50,10 @@ static PyObject *device_count(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(n
     int32_t count = 0;
     fg_error error;
     fg_status status = FG_OK;
-    Py_BEGIN_ALLOW_THREADS if (backend) status = backend->device_count(&count, &error);
-    Py_END_ALLOW_THREADS return status == FG_OK ? PyLong_FromLong(count) : fg_raise(&error);
+    PyThreadState *thread = PyEval_SaveThread();
+    if (backend) status = backend->device_count(&count, &error);
+    PyEval_RestoreThread(thread);
+    return status == FG_OK ? PyLong_FromLong(count) : fg_raise(&error);
 }
 
 static PyObject *device_info(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
@@ -73,10 +75,11 @@ static PyObject *device_info(PyObject *module, PyObject *const *args, Py_ssize_t
     }
     fg_device_info info;
     fg_error error;
-    fg_status status;
     memset(&info, 0, sizeof info);
-    Py_BEGIN_ALLOW_THREADS status = backend->device_info(index, &info, &error);
-    Py_END_ALLOW_THREADS if (status != FG_OK) return fg_raise(&error);
+    PyThreadState *thread = PyEval_SaveThread();
+    fg_status status = backend->device_info(index, &info, &error);
+    PyEval_RestoreThread(thread);
+    if (status != FG_OK) return fg_raise(&error);
     return Py_BuildValue("{s:s,s:i,s:i,s:L,s:L,s:i,s:i}", "name", info.name, "compute_capability",
                          info.compute_capability, "num_sms", info.num_sms, "memory_bytes", (long long)info.memory_bytes,
                          "l2_bytes", (long long)info.l2_bytes, "driver_version", info.driver_version, "runtime_version",

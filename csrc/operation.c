@@ -30,21 +30,18 @@ static int open_views(fg_call *call, const fg_operation *operation, bool with_wo
 
 static int find_backend(fg_call *call, const fg_operation *operation) {
     const fg_view *view = call->views; /* the first parameter of every operation is an array that must be given */
-    const fg_backend *backend = fg_backend_of(view->tensor.device_type);
+    call->backend = fg_backend_of(view->tensor.device_type);
+    if (call->backend && operation->available(call->backend)) return 0;
     char device[32];
     fg_device_name(view->tensor.device_type, view->tensor.device_index, device, sizeof device);
-    if (!backend) {
-        PyErr_Format(PyExc_NotImplementedError, "%s: %s is on %s, and this build of flexgemm has no CUDA backend",
-                     operation->name, view->name, device);
-        return -1;
-    }
-    if (!operation->available(backend)) {
+    if (call->backend) {
         PyErr_Format(PyExc_NotImplementedError, "%s: not available on %s, where %s is", operation->name, device,
                      view->name);
-        return -1;
+    } else {
+        PyErr_Format(PyExc_NotImplementedError, "%s: %s is on %s, and this build of flexgemm has no CUDA backend",
+                     operation->name, view->name, device);
     }
-    call->backend = backend;
-    return 0;
+    return -1;
 }
 
 /* stream=, else the current stream of the first library that has one, else the legacy default stream. */
@@ -91,9 +88,10 @@ static int prepare(fg_call *call, const fg_operation *operation, void *params, b
 static PyObject *query(fg_call *call, const fg_operation *operation, const void *params) {
     size_t bytes = 0;
     fg_error error;
-    fg_status status;
-    Py_BEGIN_ALLOW_THREADS status = operation->query(call->backend, params, &call->stream.queue, &bytes, &error);
-    Py_END_ALLOW_THREADS if (status != FG_OK) return fg_raise(&error);
+    PyThreadState *thread = PyEval_SaveThread();
+    fg_status status = operation->query(call->backend, params, &call->stream.queue, &bytes, &error);
+    PyEval_RestoreThread(thread);
+    if (status != FG_OK) return fg_raise(&error);
     /* Room to align whatever address the caller's allocator gives. */
     return PyLong_FromSize_t(bytes > 0 ? bytes + WORKSPACE_ALIGNMENT - 1 : 0);
 }
@@ -148,10 +146,11 @@ static PyObject *run(fg_call *call, const fg_operation *operation, const void *p
     const size_t room = workspace->present ? (size_t)workspace->shape[0] : 0;
     size_t bytes = 0;
     fg_error error;
-    fg_status status;
-    Py_BEGIN_ALLOW_THREADS status = operation->query(call->backend, params, &call->stream.queue, &bytes, &error);
+    PyThreadState *thread = PyEval_SaveThread();
+    fg_status status = operation->query(call->backend, params, &call->stream.queue, &bytes, &error);
     if (status == FG_OK && bytes <= room) status = operation->run(call->backend, params, &call->stream.queue, &error);
-    Py_END_ALLOW_THREADS if (call->views->tensor.device_type == FG_CUDA) {
+    PyEval_RestoreThread(thread);
+    if (call->views->tensor.device_type == FG_CUDA) {
         defer_borrowed(call, operation->count);
         if (join_device_arrays(call, operation->count) < 0) return NULL;
     }
@@ -171,12 +170,7 @@ PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyO
     call.state = PyModule_GetState(module);
     call.stream_reference = NULL;
     call.on_cupy_stream = false;
-    for (int i = 0; i < operation->count; i++) {
-        call.views[i].object = NULL;
-        call.views[i].tensor.present = false;
-        call.views[i].managed.pointer = NULL;
-        call.views[i].aligned_copy = NULL;
-    }
+    for (int i = 0; i < operation->count; i++) call.views[i] = (fg_view){.object = NULL};
     if (call.state->deferred) fg_collect_deferred(call.state);
 
     PyObject *result = NULL;

@@ -3,7 +3,7 @@
  */
 #include "operation.h"
 
-enum { MAX_KERNEL_VOLUME = 343 }; /* 7^3 */
+enum { MAX_KERNEL_VOLUME = FG_MAX_KERNEL * FG_MAX_KERNEL * FG_MAX_KERNEL };
 
 /* weight or grad_weight: (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), contiguous, seen as (Co, V, Ci). `ci` and `volume` may
  * be FG_ANY; `why` says what fixes them. */
@@ -15,13 +15,13 @@ static int flatten_weight(const fg_view *view, int64_t co, int64_t volume, int64
     fg_dim shape[FG_MAX_NDIM] = {{"Co", co}};
     int64_t product = 1;
     for (int i = 1; i < last; i++) {
-        if (tensor->shape[i] < 1 || tensor->shape[i] > MAX_KERNEL_VOLUME) {
-            return fg_wrong_shape(view, "a kernel of 1 to 7 along each axis");
+        const int64_t most = tensor->ndim == 5 ? FG_MAX_KERNEL : MAX_KERNEL_VOLUME;
+        if (tensor->shape[i] < 1 || tensor->shape[i] > most) {
+            return fg_wrong_shape(view, "a kernel of 1 to 7 along each axis, V of 1 to 343");
         }
         product *= tensor->shape[i];
         shape[i] = (fg_dim){"K", tensor->shape[i]};
     }
-    if (product > MAX_KERNEL_VOLUME) return fg_wrong_shape(view, "a kernel volume of at most 343");
     if (volume != FG_ANY && product != volume) {
         shape[1] = (fg_dim){"V", volume};
         shape[2] = (fg_dim){"Ci", ci};

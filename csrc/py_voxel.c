@@ -3,8 +3,6 @@
  */
 #include "operation.h"
 
-enum { MAX_KERNEL = 7 };
-
 /* Exactly `count` ints. */
 static int parse_ints(PyObject *value, const char *name, int64_t least, int64_t most, int count, int64_t *out) {
     int given;
@@ -31,7 +29,7 @@ static int neighbor_map_fill(fg_call *call, void *params) {
     const fg_view *coords = &call->views[COORDS], *map = &call->views[MAP];
     int64_t kernel[3], dilation[3], cells = 1;
     if (parse_ints(call->values[SHAPE], "shape", 1, INT64_MAX, 4, p->shape) < 0 ||
-        parse_ints(call->values[KERNEL_SIZE], "kernel_size", 1, MAX_KERNEL, 3, kernel) < 0 ||
+        parse_ints(call->values[KERNEL_SIZE], "kernel_size", 1, FG_MAX_KERNEL, 3, kernel) < 0 ||
         parse_ints(call->values[DILATION], "dilation", 1, INT32_MAX, 3, dilation) < 0 ||
         fg_arg_bool(call->values[TRANSPOSED], "transposed", &p->transposed) < 0 ||
         fg_arg_bool(call->values[CHECK], "check", &p->check) < 0) {

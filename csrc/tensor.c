@@ -383,9 +383,6 @@ int fg_view_open(fg_state *state, fg_view *view, PyObject *object, const char *n
     view->name = name;
     view->object = object;
     view->output = output;
-    view->managed.pointer = NULL;
-    view->aligned_copy = NULL;
-    view->read_only = view->copied = false;
     if (Py_TYPE(object) == state->device_array_type) {
         DLTensor described;
         view->source = FG_SOURCE_DEVICE_ARRAY;

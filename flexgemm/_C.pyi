@@ -15,13 +15,14 @@ passed.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 from numpy.typing import NDArray
 
 Array = Any
 Stream = Any
 
+@final
 class DeviceArray:
     """A contiguous array of up to 5 dimensions in CUDA memory owned by flexgemm. Exports DLPack.
 

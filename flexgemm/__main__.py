@@ -10,8 +10,10 @@ from importlib import metadata, util
 from pathlib import Path
 
 import flexgemm
+from flexgemm._arrays import cuda_index
 
 ARRAY_LIBRARIES = ("numpy", "ml_dtypes", "torch", "cupy", "jax")
+PICTURES = (".png", ".pdf", ".svg")
 
 
 def info() -> int:
@@ -86,10 +88,24 @@ def bench(arguments: Sequence[str]) -> int:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
-    return value
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _device(text: str) -> str:
+    try:
+        cuda_index(text)
+    except (ValueError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def _picture(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in PICTURES or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a {', '.join(PICTURES)} file in an existing folder, got {text!r}")
+    return path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,9 +113,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="version, build, devices, array libraries")
     demo_parser = commands.add_parser("demo", help="train a small network to take noise off real terrain")
-    demo_parser.add_argument("--device", help="cpu, cuda or cuda:<index>; default: a GPU if there is one")
-    demo_parser.add_argument("--steps", type=_positive, default=100, help="training steps (default: %(default)s)")
-    demo_parser.add_argument("--out", type=Path, default=Path("demo.png"), help="the picture (default: %(default)s)")
+    demo_parser.add_argument("--device", type=_device, help="cpu, cuda or cuda:<index>; default: a GPU if there is one")
+    demo_parser.add_argument("--steps", type=_positive, default=200, help="training steps (default: %(default)s)")
+    demo_parser.add_argument(
+        "--out", type=_picture, default=Path("demo.png"), help="the picture (default: %(default)s)"
+    )
     demo_parser.add_argument("--points", type=Path, help="a point cloud instead: .npy, .npz, .ply or .xyz")
     commands.add_parser("bench", help="run the benchmarks of a source checkout", add_help=False)
     arguments, rest = parser.parse_known_args(argv)

@@ -79,7 +79,7 @@ class Library:
         self.known: set[type] = set()  # types accepted before
         self.stream: Stream = None  # None: the library's current stream
 
-    def bind(self, x: Array, device: str | None, stream: Stream) -> Library:
+    def bind(self, x: Array, name: str, device: str | None, stream: Stream) -> Library:
         """The adapter for one call whose first array is x, with the caller's device= and stream=."""
         if device is not None:
             raise ValueError(f"device: only NumPy arrays are moved; {self.name} arrays are computed where they are")
@@ -123,16 +123,14 @@ class Library:
         """An array from `empty`, as the caller wants it."""
         return x
 
-    def output(self, out: Array | None, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
-        """What the extension writes when the caller may have given out=."""
-        if out is None:
-            return self.empty(shape, dtype, like)
+    def output(self, out: Array, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
+        """What the extension writes when the caller has given out=; arguments as of `empty`."""
         if self.immutable:
             raise TypeError(f"out: {self.name} arrays are immutable; leave it out and take the returned array")
         self.accept(out, "out")
         return out
 
-    def needs_grad(self, *arrays: Array | None) -> bool:
+    def needs_grad(self, feats: Array, weight: Array, bias: Array | None) -> bool:
         """Whether autograd must record an operation on these."""
         return False
 
@@ -141,7 +139,7 @@ class NumpyLibrary(Library):
     name = "NumPy"
     array_types = (np.ndarray, np.generic)
 
-    def bind(self, x: Array, device: str | None, stream: Stream) -> Library:
+    def bind(self, x: Array, name: str, device: str | None, stream: Stream) -> Library:
         number = cuda_index(device)
         return self if number is None else NumpyOnCuda(number, stream)
 
@@ -198,15 +196,16 @@ class NumpyOnCuda(Library):
     def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
         return _C.DeviceArray.empty(shape, dtype or like.dtype, device=self.number, stream=self.stream)
 
-    def output(self, out: Array | None, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
+    def output(self, out: Array, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
+        self.accept(out, "out")
+        if isinstance(out, _C.DeviceArray):
+            raise TypeError("out: expected a NumPy array like the first argument, got flexgemm._C.DeviceArray")
         result = self.empty(shape, dtype, like)
-        if out is not None:
-            self.accept(out, "out")
-            if not isinstance(out, np.ndarray) or out.shape != shape or out.dtype.name != result.dtype:
-                raise ValueError(f"out: expected {shape} {result.dtype}, got {out.shape} {out.dtype}")
-            if not out.flags.writeable:
-                raise ValueError("out: expected a writable array, got a read-only one")
-            self.host_out = out
+        if out.shape != shape or out.dtype.name != result.dtype:
+            raise ValueError(f"out: expected {shape} {result.dtype}, got {out.shape} {out.dtype}")
+        if not out.flags.writeable:
+            raise ValueError("out: expected a writable array, got a read-only one")
+        self.host_out = out
         return result
 
     def result(self, x: Array) -> Array:
@@ -229,20 +228,20 @@ class TorchLibrary(Library):
         # Without the exchange API a tensor is exported by __dlpack__, which refuses tensors that require grad.
         self.detaches = not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
-    def bind(self, x: Array, device: str | None, stream: Stream) -> Library:
+    def bind(self, x: Array, name: str, device: str | None, stream: Stream) -> Library:
         if device is None and stream is None:
             return self
-        super().bind(x, device, stream)
+        super().bind(x, name, device, stream)
         return TorchOnStream(x, stream) if x.is_cuda else self
 
     def accept(self, x: Array, name: str) -> None:
-        super().accept(x, name)
+        if type(x) not in self.known:
+            super().accept(x, name)
         # The exchange API hands out the raw memory, whatever view of it the tensor is.
         if x.layout is not self.strided:
             raise TypeError(f"{name}: expected a dense (strided) tensor, got layout {x.layout}; call .to_dense()")
-        if x.is_neg() or x.dtype.is_complex:
-            what = "complex" if x.dtype.is_complex else "lazily negated"
-            raise TypeError(f"{name}: expected a real tensor without a negative bit, got a {what} one")
+        if x.is_neg():
+            raise TypeError(f"{name}: expected a tensor without the negative bit, got one; call .resolve_neg()")
 
     def dtype(self, x: Array) -> str:
         return self.dtypes.get(x.dtype) or str(x.dtype)
@@ -264,12 +263,11 @@ class TorchLibrary(Library):
             return like.new_empty(shape)
         return self.torch.empty(shape, dtype=self.by_name[dtype], device=like.device)
 
-    def needs_grad(self, *arrays: Array | None) -> bool:
-        if self.torch.is_grad_enabled():
-            for x in arrays:
-                if getattr(x, "requires_grad", False):
-                    return True
-        return False
+    def needs_grad(self, feats: Array, weight: Array, bias: Array | None) -> bool:
+        required = (
+            feats.requires_grad or getattr(weight, "requires_grad", False) or getattr(bias, "requires_grad", False)
+        )
+        return bool(required and self.torch.is_grad_enabled())
 
 
 def torch_scope(x: Array, stream: Stream) -> Any:
@@ -340,11 +338,11 @@ class JaxLibrary(Library):
         self.jax = sys.modules["jax"]
         self.array_types = (self.jax.Array,)
 
-    def bind(self, x: Array, device: str | None, stream: Stream) -> Library:
-        super().bind(x, device, None)
+    def bind(self, x: Array, name: str, device: str | None, stream: Stream) -> Library:
+        super().bind(x, name, device, None)
         bound = JaxLibrary()
         bound.stream = stream
-        bound.accept(x, "the first argument")
+        bound.accept(x, name)
         (bound.device,) = x.devices()
         return bound
 
@@ -384,7 +382,7 @@ def library_of(x: Array, name: str, device: str | None = None, stream: Stream = 
     library = _LIBRARIES.get(type(x))
     if library is None:
         library = _recognise(x, name)
-    return library.bind(x, device, stream)
+    return library.bind(x, name, device, stream)
 
 
 def _recognise(x: Array, name: str) -> Library:

@@ -7,6 +7,8 @@ where offsets without a neighbour contribute nothing, so that the sites of the o
 
 from __future__ import annotations
 
+import numpy as np
+
 from flexgemm import _C
 from flexgemm._arrays import Array, Library, Stream, library_of
 from flexgemm.voxel import NeighborMap
@@ -37,7 +39,7 @@ def submanifold_conv3d(
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes, devices, an output that is
     read-only or overlaps an input, by argument name.
     """
-    library = library_of(feats, "feats", _device(neighbor_map, feats), stream)
+    library = bind(feats, neighbor_map, stream)
     if library.needs_grad(feats, weight, bias):
         if out is not None:
             raise ValueError("out: cannot be given when feats, weight or bias require grad")
@@ -67,7 +69,7 @@ def submanifold_conv3d_backward(
     Returns (grad_feats (N, Ci), grad_weight like weight, grad_bias (Co)), None where needs_grad is False.
     Deterministic; sums are float32. Raises as `submanifold_conv3d` does.
     """
-    library = library_of(feats, "feats", _device(neighbor_map, feats), stream)
+    library = bind(feats, neighbor_map, stream)
     return backward(library, grad_out, feats, weight, neighbor_map, needs_grad, precision)
 
 
@@ -85,10 +87,11 @@ def forward(
     weight = library.contiguous(weight, "weight")
     if bias is not None:
         bias = library.contiguous(bias, "bias")
-    rows = _check_shapes(feats, weight, neighbor_map)
+    _check_shapes(feats, weight, neighbor_map)
     map = neighbor_map.native
     stream = library.stream
-    out = library.output(out, (rows, weight.shape[0]), None, feats)
+    shape = (feats.shape[0], weight.shape[0])
+    out = library.empty(shape, None, feats) if out is None else library.output(out, shape, None, feats)
     nbytes = _C.conv_forward_workspace(feats, weight, bias, map, out, precision=precision, stream=stream)
     workspace = library.workspace(nbytes, feats) if nbytes else None
     _C.conv_forward(feats, weight, bias, map, out, precision=precision, workspace=workspace, stream=stream)
@@ -108,9 +111,10 @@ def backward(
     grad_out = library.rows(grad_out, "grad_out")
     feats = library.rows(feats, "feats")
     weight = library.contiguous(weight, "weight")
-    rows = _check_shapes(feats, weight, neighbor_map)
-    if tuple(grad_out.shape) != (rows, weight.shape[0]):
-        raise ValueError(f"grad_out: expected {(rows, weight.shape[0])}, got {tuple(grad_out.shape)}")
+    _check_shapes(feats, weight, neighbor_map)
+    expected = (feats.shape[0], weight.shape[0])
+    if grad_out.shape != expected:
+        raise ValueError(f"grad_out: expected {expected}, got {tuple(grad_out.shape)}")
     stream = library.stream
     grad_feats = grad_weight = grad_bias = None
 
@@ -151,26 +155,24 @@ def backward(
     return grad_feats, grad_weight, grad_bias
 
 
-def check_map(neighbor_map: NeighborMap) -> None:
+def bind(feats: Array, neighbor_map: NeighborMap, stream: Stream) -> Library:
+    """The library of feats; NumPy features go where the map is."""
     if not isinstance(neighbor_map, NeighborMap):
         got = f"{type(neighbor_map).__module__}.{type(neighbor_map).__qualname__}"
         raise TypeError(f"neighbor_map: expected a NeighborMap, got {got}")
+    device = neighbor_map.device
+    if device is not None and not isinstance(feats, np.ndarray):
+        device = None
+    return library_of(feats, "feats", device, stream)
 
 
-def _device(neighbor_map: NeighborMap, feats: Array) -> str | None:
-    """Where the map sends NumPy features; a DeviceArray is there already."""
-    check_map(neighbor_map)
-    return None if isinstance(feats, _C.DeviceArray) else neighbor_map.device
-
-
-def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap) -> int:
-    """What the extension cannot see: it is given V, not the kernel's axes. Returns the number of voxels."""
-    rows = neighbor_map.native.shape[1]
-    if len(feats.shape) != 2 or feats.shape[0] != rows:
-        raise ValueError(f"feats: expected ({rows}, Ci) to match neighbor_map, got {tuple(feats.shape)}")
-    shape = tuple(weight.shape)
-    expected = (*neighbor_map.kernel_size, feats.shape[1])
-    if len(shape) != 5 or shape[1:] != expected:
+def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap) -> None:
+    """What the extension cannot see: it is given V, not the kernel's axes."""
+    shape = feats.shape
+    if len(shape) != 2 or shape[0] != neighbor_map.num_voxels:
+        raise ValueError(f"feats: expected ({neighbor_map.num_voxels}, Ci) to match neighbor_map, got {tuple(shape)}")
+    expected = [*neighbor_map.kernel_size, shape[1]]
+    _, *axes = weight.shape or (0,)
+    if axes != expected:
         need = ", ".join(str(n) for n in expected)
-        raise ValueError(f"weight: expected (Co, {need}) to match neighbor_map and feats, got {shape}")
-    return int(rows)
+        raise ValueError(f"weight: expected (Co, {need}) to match neighbor_map and feats, got {tuple(weight.shape)}")

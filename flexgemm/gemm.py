@@ -156,7 +156,8 @@ def _product(
             raise TypeError(f"out: expected out_dtype {out_dtype}, got {library.dtype(out)}")
     elif library.dtype(a) not in FLOATS:
         out_dtype = "bfloat16"  # None is the dtype of a
-    out = library.output(out, (a.shape[0], b.shape[-2]), out_dtype, a)
+    shape = (a.shape[0], b.shape[-2])
+    out = library.empty(shape, out_dtype, a) if out is None else library.output(out, shape, out_dtype, a)
     options: dict[str, Any] = {
         "scale_a": scale_a,
         "scale_b": scale_b,

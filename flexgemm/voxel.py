@@ -26,6 +26,7 @@ class NeighborMap:
     shape: tuple[int, int, int, int]  # B, W, H, D
     kernel_size: Triple  # Kw, Kh, Kd
     dilation: Triple  # dw, dh, dd
+    num_voxels: int  # N
     kernel_volume: int  # V = Kw * Kh * Kd
     mirrored: bool  # every kernel axis is odd: the gradient uses the map itself, read backwards
     device: str | None  # the device= of NumPy coordinates
@@ -53,6 +54,7 @@ class NeighborMap:
         self._map: Array | None = None
         self._transposed_map: Array | None = None
         self.native = self._build(False, check, stream)
+        self.num_voxels = int(self.native.shape[1])
 
     @property
     def map(self) -> Array:
@@ -63,7 +65,9 @@ class NeighborMap:
 
     @property
     def transposed_map(self) -> Array:
-        """(V, N) int32: the map with negated offsets, `map[::-1]` when every kernel axis is odd. Built on first use."""
+        """(V, N) int32: the map with negated offsets, `map[::-1]` when every kernel axis is odd.
+
+        Built on first use, on the stream that is current then. The gradient of an even kernel uses it."""
         if self._transposed_map is None:
             self._transposed_map = self._library(None).result(self.native_transposed())
         return self._transposed_map
@@ -101,13 +105,9 @@ class NeighborMap:
         _C.neighbor_map(coords, result, workspace=library.workspace(nbytes, coords), **options)
         return result
 
-    def __len__(self) -> int:
-        return int(self.coords.shape[0])
-
     def __repr__(self) -> str:
-        return (
-            f"NeighborMap({len(self)} voxels in {self.shape}, kernel_size={self.kernel_size}, dilation={self.dilation})"
-        )
+        kernel = f"kernel_size={self.kernel_size}, dilation={self.dilation}"
+        return f"NeighborMap({self.num_voxels} voxels in {self.shape}, {kernel})"
 
 
 def neighbor_map(

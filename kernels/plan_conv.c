@@ -8,9 +8,11 @@
 
 enum {
     STEP_BYTES = 128,
-    CTAS_PER_SM = 2,            /* resident, of the large tile */
-    MIN_STEPS_PER_SLICE = 8,    /* shorter slices cost more in partial sums than they gain */
+    CTAS_PER_SM = 2,         /* resident, of the 128-row tiles */
+    SMALL_CTAS_PER_SM = 3,   /* resident, of the 64 x 64 tile */
+    MIN_STEPS_PER_SLICE = 8, /* shorter slices cost more in partial sums than they gain */
     MAX_GATHER_SLICES = 16,
+    MAX_SLICES = 65535,         /* of any pass: a grid's extent */
     MIN_ROWS_PER_SLICE = 512,   /* weight gradient */
     MAX_ROWS_PER_SLICE = 65536, /* bounds the chain of additions that tensor cores truncate */
     WGRAD_WAVES = 4,            /* offsets differ in neighbours: more CTAs than fit at once even that out */
@@ -33,14 +35,14 @@ static void set_tile(fg_plan *plan, int32_t block_m, int32_t block_n, int32_t nu
 
 /* float32 partial sums of every slice, when there is more than one. */
 static void set_split(fg_plan *plan, int64_t slices, int64_t outputs) {
-    plan->split_k = (int32_t)at_least(slices, 1);
+    plan->split_k = (int32_t)at_most(at_least(slices, 1), MAX_SLICES);
     plan->workspace_bytes = plan->split_k > 1 ? plan->split_k * outputs * (int64_t)sizeof(float) : 0;
 }
 
 fg_plan fg_plan_conv(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms) {
     fg_plan plan = {.block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
     const int64_t columns_64 = ceil_div(co, 64) * 64, columns_128 = ceil_div(co, 128) * 128;
-    /* A 64-wide tile pays where a 128-wide one would compute a fifth or more in vain (64, 192, 320 channels). */
+    /* A 64-wide tile pays where a 128-wide one would compute a fifth or more in vain (64 or 192 channels). */
     const bool narrow = 5 * columns_64 <= 4 * columns_128;
     if (!narrow && tiles(rows, co, 128, 128) >= num_sms) {
         set_tile(&plan, 128, 128, 3);
@@ -50,7 +52,7 @@ fg_plan fg_plan_conv(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype d
         set_tile(&plan, 64, 64, 4);
         const int64_t count = at_least(tiles(rows, co, 64, 64), 1);
         const int64_t steps = v * ceil_div(ci, plan.block_k);
-        const int64_t wanted = CTAS_PER_SM * num_sms / count;
+        const int64_t wanted = SMALL_CTAS_PER_SM * num_sms / count;
         set_split(&plan, at_most(at_most(wanted, MAX_GATHER_SLICES), at_most(v, steps / MIN_STEPS_PER_SLICE)),
                   rows * co);
     }

@@ -172,6 +172,21 @@ def assert_rows(out, ref, tolerance, what="out"):
         )
 
 
+HALF_ULP = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+def assert_rounded_once(out, ref, what="out"):
+    """A 16-bit output is a float32 sum rounded once: each element within half a unit in its last place and 1e-4 of the
+    row's root mean square, which is what float32 sums may lose. Partial sums kept in 16 bits fail this, though they
+    pass the bound of the row."""
+    half_ulp = HALF_ULP[out.dtype.name]
+    out, ref = (f64(a).reshape(len(a), int(np.prod(a.shape[1:]))) for a in (out, ref))
+    if out.size:
+        limit = half_ulp * np.abs(ref) + 1e-4 * np.sqrt((ref**2).mean(axis=1, keepdims=True))
+        bad = ~(np.abs(out - ref) <= limit)
+        assert not bad.any(), f"{what}: {bad.sum()} of {bad.size} elements are not a float32 sum rounded once"
+
+
 def gemm_diff(out, ref):
     """1 - 2<x,y> / (<x,x> + <y,y>) per row; 0 where both rows are zero."""
     out, ref = f64(out), f64(ref)

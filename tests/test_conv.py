@@ -11,7 +11,7 @@ import pytest
 import reference
 import scenes
 from memory import Host
-from reference import assert_rows, assert_same_bits
+from reference import assert_rounded_once, assert_rows, assert_same_bits
 
 import flexgemm
 
@@ -77,25 +77,27 @@ class Problem:
             scenes.values(rng, shape, self.dtype, one_sign=one_sign) for shape in draw
         )
 
+    def judge(self, out, expected, what):
+        assert out.dtype == self.feats.dtype
+        assert_rows(out, expected, self.tolerance, what)
+        if self.mode in reference.HALF_ULP:
+            assert_rounded_once(out, expected, what)
+
     def check_forward(self, out, bias=True):
         expected = reference.conv_forward(self.feats, self.weight, self.bias if bias else None, self.map)
-        assert out.dtype == self.feats.dtype
-        assert_rows(out, expected, self.tolerance)
+        self.judge(out, expected, "out")
 
     def check_dgrad(self, grad_feats):
         expected = reference.conv_dgrad(self.grad_out, self.weight, self.map, len(self.feats))
-        assert grad_feats.dtype == self.feats.dtype
-        assert_rows(grad_feats, expected, self.tolerance, "grad_feats")
+        self.judge(grad_feats, expected, "grad_feats")
 
     def check_wgrad(self, grad_weight, grad_bias):
         """Each output channel and each offset is a row of its own; an offset without pairs must be exactly zero."""
         expected, expected_bias = reference.conv_wgrad(self.grad_out, self.feats, self.map)
-        assert grad_weight.dtype == grad_bias.dtype == self.feats.dtype
         grad_weight = grad_weight.reshape(expected.shape)
-        assert_rows(grad_weight, expected, self.tolerance, "grad_weight by output channel")
-        by_offset = (a.swapaxes(0, 1) for a in (grad_weight, expected))
-        assert_rows(*by_offset, self.tolerance, "grad_weight by offset")
-        assert_rows(grad_bias[None], expected_bias[None], self.tolerance, "grad_bias")
+        self.judge(grad_weight, expected, "grad_weight by output channel")
+        self.judge(grad_weight.swapaxes(0, 1), expected.swapaxes(0, 1), "grad_weight by offset")
+        self.judge(grad_bias[None], expected_bias[None], "grad_bias")
 
 
 @cache
@@ -173,19 +175,38 @@ def test_strided_rows_and_any_alignment(backend, case, mode, pad, offset):
 
 
 @every_mode
-def test_weights_off_alignment(backend, mode):
+@pytest.mark.parametrize("shifted", ["feats", "weight", "bias", "map", "out"])
+def test_any_one_array_off_alignment(backend, mode, shifted):
+    """A fast path that looks at one pointer and trusts the others would fault or read its neighbour."""
     p = Problem(Case(ci=64, co=64), mode)
     call = guarded.Call(backend, offset=1)
     out = call.run(
         "conv_forward",
-        call.give(p.feats),
-        call.give(p.weight, strided=True),  # shifted by an element, and below with a zero pitch: contiguous
-        call.give(p.bias, strided=True),
-        call.give(p.map, strided=True),
-        call.take((300, 64), p.dtype),
+        call.give(p.feats, strided=shifted == "feats"),
+        call.give(p.weight, strided=shifted == "weight"),
+        call.give(p.bias, strided=shifted == "bias"),
+        call.give(p.map, strided=shifted == "map"),
+        call.take((300, 64), p.dtype, strided=shifted == "out"),
         precision=p.precision,
     )
     p.check_forward(out)
+
+
+@every_mode
+@pytest.mark.parametrize("shifted", ["grad_out", "feats", "grad_weight", "grad_bias"])
+def test_any_one_array_of_a_weight_gradient_off_alignment(backend, mode, shifted):
+    p = Problem(Case(ci=64, co=64), mode)
+    call = guarded.Call(backend, offset=1)
+    gradients = call.run(
+        "conv_wgrad",
+        call.give(p.grad_out, strided=shifted == "grad_out"),
+        call.give(p.feats, strided=shifted == "feats"),
+        call.give(p.map),
+        call.take((64, 27, 64), p.dtype, strided=shifted == "grad_weight"),
+        call.take((64,), p.dtype, strided=shifted == "grad_bias"),
+        precision=p.precision,
+    )
+    p.check_wgrad(*gradients)
 
 
 # ---- maps that no coordinates give: rows that nobody reads, more or fewer outputs than inputs ----

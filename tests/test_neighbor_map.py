@@ -82,6 +82,20 @@ def test_dilation_larger_than_the_grid_leaves_the_centre(backend):
     assert (nmap >= 0).sum() == 100
 
 
+@pytest.mark.parametrize("axis", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
+def test_steps_beyond_32_bits_do_not_come_back_around(backend, axis, transposed):
+    """Three steps of 2^31 - 1 are 2^31 - 3 modulo 2^32, and as a key they lead into another sample: both are there."""
+    far = 2**31 - 1
+    shape, kernel_size, dilation = [4, 2, 2, 2], [1, 1, 1], [1, 1, 1]
+    shape[axis], kernel_size[axis - 1], dilation[axis - 1] = 2**31, 7, far
+    coords = np.zeros((4, 6, 4), np.int32)
+    coords[:, :, 0] = np.arange(4)[:, None]
+    coords[:, :, axis] = 0, 1, 2, far - 2, far - 1, far
+    nmap = check(backend, coords.reshape(-1, 4), tuple(shape), tuple(kernel_size), tuple(dilation), transposed)
+    assert (nmap >= 0).sum() == 24 + 2 * 4  # besides every voxel itself: 0 and 2^31 - 1, both ways
+
+
 def test_offsets_do_not_wrap_around_the_edges_of_the_grid(backend):
     """The key of (x, y, D - 1) + 1 is the key of (x, y + 1, 0): a full grid shows a missing bounds check."""
     shape = (2, 4, 5, 6)

@@ -18,7 +18,7 @@ from flexgemm import NeighborMap
 from flexgemm.demo import picture
 from flexgemm.demo.experts import EXPERTS, IN_FEATURES, OUT_FEATURES, TOKENS, mixture_of_experts
 from flexgemm.demo.network import Adam, Denoiser, Floats, neighborhood_mean
-from flexgemm.demo.points import read_points
+from flexgemm.demo.points import PointsError, read_points
 from flexgemm.demo.terrain import Terrain, elevation_model, surface_of_points, surface_voxels
 
 NOISE = 0.25  # standard deviation in voxel edges
@@ -72,7 +72,7 @@ def train(terrain: Terrain, trained: NDArray[np.bool_], steps: int, device: str)
             clock.lap("backward")
             adam.step(gradients)
             losses.append(float((error**2).sum() / trained.sum()) / NOISE**2)
-            bar.set_postfix(loss=f"{losses[-1]:.3f}")
+            bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
             bar.update()
     return network, losses, clock
 
@@ -84,10 +84,14 @@ def with_noise(terrain: Terrain, rng: np.random.Generator) -> Floats:
 
 
 def run(device: str, steps: int, out: Path, points: Path | None = None) -> int:
-    """The whole demo; prints its report. Returns the exit status: 0 when the restored error is below the goal."""
+    """The whole demo; prints its report. Returns the exit status: 0 when the errors are below their goals.
+
+    Raises PointsError when `points` cannot be used."""
     terrain = elevation_model() if points is None else surface_of_points(read_points(points), points.name)
     split = int(np.quantile(terrain.cells[:, 0], TRAINED_SHARE))
     trained = terrain.cells[:, 0] < split
+    if not trained.any():
+        raise PointsError(f"{terrain.name}: the points are too narrow in x to hold a part of them out")
 
     noisy = with_noise(terrain, np.random.default_rng(2))
     coords, shape = surface_voxels(terrain, noisy)

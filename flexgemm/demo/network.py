@@ -83,7 +83,8 @@ class Denoiser:
 
 
 class Adam:
-    """Kingma and Ba, ICLR 2015, with a cosine decay of the learning rate to 0 over `steps`."""
+    """Kingma and Ba, ICLR 2015, for a short training: the rate decays to 0 over `steps` along a cosine, and the second
+    moment forgets within 100 steps."""
 
     def __init__(self, parameters: list[Floats], steps: int, learning_rate: float = 1e-2) -> None:
         self.parameters = parameters
@@ -96,8 +97,8 @@ class Adam:
     def step(self, gradients: list[Floats]) -> None:
         rate = self.learning_rate * 0.5 * (1 + np.cos(np.pi * self.step_number / self.steps))
         self.step_number += 1
-        rate *= (1 - 0.999**self.step_number) ** 0.5 / (1 - 0.9**self.step_number)
+        rate *= (1 - 0.99**self.step_number) ** 0.5 / (1 - 0.9**self.step_number)
         for p, g, m, s in zip(self.parameters, gradients, self.mean, self.square, strict=True):
             m += 0.1 * (g - m)
-            s += 0.001 * (g * g - s)
+            s += 0.01 * (g * g - s)
             p -= (rate * m / (np.sqrt(s) + 1e-8)).astype(np.float32)

@@ -41,8 +41,18 @@ def draw(
         shaded[empty] = 1
         axis.imshow(shaded)
         axis.axvline(split - 0.5, color="white", linestyle="--", linewidth=1)
-        axis.text(split - 6, 12, "trained on", color="white", ha="right", va="top")
-        axis.text(split + 6, 12, "held out", color="white", ha="left", va="top")
+        for text, side, offset in (("trained on", "right", -4), ("held out", "left", 4)):
+            axis.annotate(
+                text,
+                (split, 1),
+                (offset, -4),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                ha=side,
+                va="top",
+                color="white",
+                bbox={"facecolor": "black", "alpha": 0.5, "linewidth": 0},
+            )
         axis.set_title(title)
         axis.set_xticks([])
         axis.set_yticks([])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 from typing import BinaryIO
 
@@ -69,7 +70,9 @@ def _read_npz(file: BinaryIO) -> NDArray[np.float64]:
 def _read_xyz(file: BinaryIO) -> NDArray[np.float64]:
     """Text: x y z and whatever follows, separated by blanks or commas; # starts a comment."""
     text = file.read().decode().replace(",", " ")
-    return _columns(np.loadtxt(io.StringIO(text), ndmin=2), "columns")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a file without numbers; the columns say it
+        return _columns(np.loadtxt(io.StringIO(text), ndmin=2), "columns")
 
 
 def _read_ply(file: BinaryIO) -> NDArray[np.float64]:
@@ -98,20 +101,18 @@ def _read_ply_header(file: BinaryIO) -> tuple[str, int, list[tuple[str, str]]]:
     """(format, number of vertices, their properties as (name, NumPy type)); the vertices must come first."""
     layout, elements = "", []
     properties: list[tuple[str, str]] = []
-    while words := (line := file.readline()).decode("ascii", "replace").split() or (["comment"] if line else []):
-        match words:
+    for line in iter(file.readline, b""):
+        match line.decode("ascii", "replace").split():
             case ["end_header"]:
                 break
             case ["format", form, _]:
                 layout = form
             case ["element", name, count]:
                 elements.append((name, int(count)))
-            case ["property", kind, name] if kind in _PLY_TYPES:
-                if len(elements) == 1:
-                    properties.append((name, _PLY_TYPES[kind]))
-            case ["property", *_]:
-                if len(elements) <= 1:
-                    raise ValueError(f"cannot read the vertex property {' '.join(words[1:])!r}")
+            case ["property", *rest] if elements and elements[-1][0] == "vertex":
+                if len(rest) != 2 or rest[0] not in _PLY_TYPES:
+                    raise ValueError(f"cannot read the vertex property {' '.join(rest)!r}")
+                properties.append((rest[1], _PLY_TYPES[rest[0]]))
     else:
         raise ValueError("the header does not end")
     if layout not in ("ascii", "binary_little_endian"):

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flexgemm.demo.points import PointsError
+
 # The elevation model is sampled every 3 arcseconds, 75 by 93 m at its latitude.
 DEM_VOXEL_METRES = 90.0
 
@@ -24,7 +26,7 @@ POINTS_PER_CELL = 2
 @dataclass
 class Terrain:
     name: str
-    cells: NDArray[np.int32]  # (N, 2): x, y
+    cells: NDArray[np.int32]  # (N, 2): x eastwards, y southwards
     heights: NDArray[np.float32]  # (N,), in voxel edges
     voxel: float  # edge of a voxel in `unit`
     unit: str
@@ -59,15 +61,15 @@ def surface_of_points(points: NDArray[np.float64], name: str) -> Terrain:
     low, high = np.quantile(points, 0.01, axis=0), np.quantile(points, 0.99, axis=0)  # a stray point sets no scale
     area = float((high[0] - low[0]) * (high[1] - low[1]))
     if not area > 0:
-        raise ValueError("the points have no horizontal extent in x and y")
+        raise PointsError(f"{name}: the points have no horizontal extent in x and y")
     voxel = (area / min(CLOUD_VOXELS, max(1, len(points) // POINTS_PER_CELL))) ** 0.5
     inside = np.all((points[:, :2] >= low[:2]) & (points[:, :2] <= high[:2]), axis=1)
-    points = (points[inside] - low) / voxel
-    x, y = points[:, 0].astype(np.int32), points[:, 1].astype(np.int32)
+    x = ((points[inside, 0] - low[0]) / voxel).astype(np.int32)
+    y = ((high[1] - points[inside, 1]) / voxel).astype(np.int32)  # southwards, as in an image
     height = int(y.max()) + 1
     keys, cell = np.unique(x.astype(np.int64) * height + y, return_inverse=True)
     heights = np.full(len(keys), -np.inf)
-    np.maximum.at(heights, cell, points[:, 2])
+    np.maximum.at(heights, cell, (points[inside, 2] - low[2]) / voxel)
     cells = np.stack(np.divmod(keys, height), 1).astype(np.int32)
     return Terrain(name, cells, heights.astype(np.float32), voxel, "units of the cloud")
 

@@ -60,10 +60,9 @@ def submanifold_conv3d(
     """
     if not isinstance(feats, torch.Tensor):
         raise TypeError(f"feats: expected a torch.Tensor, got {type(feats).__module__}.{type(feats).__qualname__}")
-    conv.check_map(neighbor_map)
     if precision is None:
         precision = float32_precision() if feats.dtype is torch.float32 else "ieee"
-    library = library_of(feats, "feats", stream=stream)
+    library = conv.bind(feats, neighbor_map, stream)
     if not library.needs_grad(feats, weight, bias):
         out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, precision)
         return out

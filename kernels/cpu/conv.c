@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "backend.h"
+#include "pairs.h"
 #include "simd.h"
 #include "tile.h"
 
@@ -39,21 +40,6 @@ static gather_plan plan_gather(const fg_simd *simd, int64_t volume, int64_t k, i
     return (gather_plan){packing, {shared, per_thread}};
 }
 
-/* Lists the rows of a tile that have a neighbour. Returns their number, or -1 when an entry is not a row. */
-static int64_t list_neighbors(const int32_t *map, int64_t rows, int64_t source_rows, int32_t *neighbor, int32_t *row) {
-    int64_t count = 0;
-    bool valid = true;
-    for (int64_t i = 0; i < rows; i++) {
-        const int32_t entry = map[i];
-        const bool is_row = entry >= 0 && entry < source_rows;
-        neighbor[count] = entry;
-        row[count] = (int32_t)i;
-        count += is_row;
-        valid &= is_row || entry == -1;
-    }
-    return valid ? count : -1;
-}
-
 /* Output rows [begin, begin + rows); false when the map is invalid. */
 static bool gather_tile(const fg_simd *simd, const gather_conv *conv, const gather_plan *plan, const float *packed,
                         const float *bias, float *scratch, int64_t begin, int64_t rows) {
@@ -61,7 +47,7 @@ static bool gather_tile(const fg_simd *simd, const gather_conv *conv, const gath
     const fg_tensor *source = conv->source, *out = conv->out;
     const int64_t volume = conv->map->shape[0], map_rows = conv->map->shape[1], n = packing->padded_n;
     float *sums = scratch, *widened = scratch + fg_workspace_part(TILE * n, sizeof(float)) / sizeof(float);
-    int32_t neighbor[TILE], row[TILE];
+    int32_t row[TILE], neighbor[TILE];
     const float *a[TILE];
     float *c[TILE];
 
@@ -69,7 +55,7 @@ static bool gather_tile(const fg_simd *simd, const gather_conv *conv, const gath
     for (int64_t v = 0; v < volume; v++) {
         const int64_t map_row = conv->mirrored ? volume - 1 - v : v;
         const int32_t *map = (const int32_t *)conv->map->data + map_row * map_rows + begin;
-        const int64_t count = list_neighbors(map, rows, source->shape[0], neighbor, row);
+        const int64_t count = fg_list_pairs(map, rows, source->shape[0], row, neighbor);
         if (count < 0) return false;
         for (int64_t i = 0; i < count; i++) c[i] = sums + row[i] * n;
         for (int64_t block = 0; block < packing->blocks; block++) {
@@ -84,15 +70,6 @@ static bool gather_tile(const fg_simd *simd, const gather_conv *conv, const gath
     }
     for (int64_t i = 0; i < rows; i++) simd->from_float[out->dtype](fg_row(out, begin + i), sums + i * n, packing->n);
     return true;
-}
-
-/* Names the first entry that is no row of the source. */
-static fg_status report_map(const fg_tensor *map, int64_t source_rows, fg_error *error) {
-    const int32_t *entry = map->data;
-    int64_t i = 0;
-    while (entry[i] >= -1 && entry[i] < source_rows) i++;
-    return fg_fail(error, FG_ERROR_VALUE, "map: entry (%lld, %lld) is %d, expected -1 or a row below %lld",
-                   (long long)(i / map->shape[1]), (long long)(i % map->shape[1]), entry[i], (long long)source_rows);
 }
 
 static fg_status run_gather(const gather_conv *conv, fg_error *error) {
@@ -121,18 +98,17 @@ static fg_status run_gather(const gather_conv *conv, fg_error *error) {
             for (int64_t block = 0; block < packing->blocks; block++)
                 for (int64_t panel = 0; panel < packing->panels; panel++) {
                     fg_operand weight = conv->weight;
-                    weight.data =
-                        (const char *)weight.data + v * conv->v_stride * (int64_t)fg_dtype_size(weight.dtype);
-                    fg_pack_panel(simd, packing, &weight, block, panel,
-                                  packed + v * packing->k * packing->padded_n);
+                    weight.data = (const char *)weight.data + v * conv->v_stride * (int64_t)fg_dtype_size(weight.dtype);
+                    fg_pack_panel(simd, packing, &weight, block, panel, packed + v * packing->k * packing->padded_n);
                 }
         float *scratch = fg_workspace_private(conv->workspace, plan.layout);
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
         for (int64_t tile = 0; tile < tiles; tile++)
-            valid = gather_tile(simd, conv, &plan, packed, bias, scratch, tile * TILE, fg_min(TILE, rows - tile * TILE)) &&
-                    valid;
+            valid =
+                gather_tile(simd, conv, &plan, packed, bias, scratch, tile * TILE, fg_min(TILE, rows - tile * TILE)) &&
+                valid;
     }
-    return valid ? FG_OK : report_map(conv->map, conv->source->shape[0], error);
+    return valid ? FG_OK : fg_report_map(conv->map, conv->source->shape[0], error);
 }
 
 static fg_status gather_workspace(int64_t volume, int64_t rows, int64_t k, int64_t n, size_t *bytes, fg_error *error) {

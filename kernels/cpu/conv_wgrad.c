@@ -13,13 +13,13 @@
 #include <string.h>
 
 #include "backend.h"
+#include "pairs.h"
 #include "simd.h"
-#include "tile.h"
 
 enum {
-    ROW_BLOCK = 128,        /* rows listed at a time: their feats panel and grad_out rows stay in cache */
-    WANTED_TASKS = 256,     /* enough to share out evenly over many threads */
-    MIN_SLICE_ROWS = 2048,  /* below this, a slice's sums cost more to write than to compute */
+    ROW_BLOCK = 128,       /* rows listed at a time: their feats panel and grad_out rows stay in cache */
+    WANTED_TASKS = 256,    /* enough to share out evenly over many threads */
+    MIN_SLICE_ROWS = 2048, /* below this, a slice's sums cost more to write than to compute */
     BIAS_SLICES = 64,
 };
 
@@ -45,8 +45,7 @@ static wgrad_plan plan_wgrad(const fg_simd *simd, const fg_conv_wgrad_params *pa
     plan.slices = fg_max(1, fg_min(fg_ceil_div(WANTED_TASKS, tasks), plan.rows / MIN_SLICE_ROWS));
     plan.slice_rows = fg_ceil_div(plan.rows, plan.slices);
     if (params->grad_weight.present)
-        plan.weight_part =
-            fg_workspace_part(plan.slices * plan.volume * plan.co * plan.padded_ci, sizeof(float));
+        plan.weight_part = fg_workspace_part(plan.slices * plan.volume * plan.co * plan.padded_ci, sizeof(float));
     const size_t bias_part = params->grad_bias.present ? fg_workspace_part(BIAS_SLICES * plan.co, sizeof(double)) : 0;
     plan.left_part = fg_workspace_part(ROW_BLOCK * plan.co, sizeof(float));
     plan.layout.shared = plan.weight_part + bias_part;
@@ -54,14 +53,14 @@ static wgrad_plan plan_wgrad(const fg_simd *simd, const fg_conv_wgrad_params *pa
     return plan;
 }
 
-/* Points rows[i] at columns [begin, begin + width) of tensor row index[i] as float32. Rows are used in place when they
- * are float32 and whole vectors may be read from them, else copied to scratch and padded with zeros. */
-static void view_rows(const fg_simd *simd, const fg_tensor *tensor, const int32_t *index, int64_t count, int64_t begin,
-                      int64_t width, float *scratch, const float **rows) {
+/* Points rows[i] at columns [begin, begin + width) of tensor row first + index[i] as float32. Rows are used in place
+ * when they are float32 and have all these columns, else copied to scratch and padded with zeros. */
+static void view_rows(const fg_simd *simd, const fg_tensor *tensor, int64_t first, const int32_t *index, int64_t count,
+                      int64_t begin, int64_t width, float *scratch, const float **rows) {
     const int64_t columns = fg_min(width, tensor->shape[1] - begin);
     const bool in_place = tensor->dtype == FG_FLOAT32 && columns == width;
     for (int64_t i = 0; i < count; i++) {
-        const char *from = fg_row(tensor, index[i]) + begin * (int64_t)fg_dtype_size(tensor->dtype);
+        const char *from = fg_row(tensor, first + index[i]) + begin * (int64_t)fg_dtype_size(tensor->dtype);
         rows[i] = in_place ? (const float *)from : scratch + i * width;
         if (in_place) continue;
         simd->to_float[tensor->dtype](scratch + i * width, from, columns);
@@ -74,29 +73,20 @@ static bool weight_task(const fg_simd *simd, const fg_conv_wgrad_params *params,
                         int64_t slice, int64_t v, int64_t panel) {
     const int64_t ci_begin = panel * simd->panel, width = fg_min(simd->panel, plan->padded_ci - ci_begin);
     const int64_t feats_rows = params->feats.shape[0];
-    float *sums = (float *)params->workspace.data +
-                  ((slice * plan->volume + v) * plan->co) * plan->padded_ci + ci_begin;
+    float *sums =
+        (float *)params->workspace.data + ((slice * plan->volume + v) * plan->co) * plan->padded_ci + ci_begin;
     float *left_scratch = (float *)scratch, *right_scratch = (float *)(scratch + plan->left_part);
-    int32_t out_row[ROW_BLOCK], feats_row[ROW_BLOCK];
+    int32_t row[ROW_BLOCK], neighbor[ROW_BLOCK];
     const float *left[ROW_BLOCK], *right[ROW_BLOCK];
 
     for (int64_t i = 0; i < plan->co; i++) memset(sums + i * plan->padded_ci, 0, (size_t)width * sizeof(float));
     const int64_t end = fg_min(plan->rows, (slice + 1) * plan->slice_rows);
     const int32_t *map = (const int32_t *)params->map.data + v * plan->rows;
     for (int64_t begin = slice * plan->slice_rows; begin < end; begin += ROW_BLOCK) {
-        int64_t count = 0;
-        bool valid = true;
-        for (int64_t m = begin; m < fg_min(end, begin + ROW_BLOCK); m++) {
-            const int32_t entry = map[m];
-            const bool is_row = entry >= 0 && entry < feats_rows;
-            out_row[count] = (int32_t)m;
-            feats_row[count] = entry;
-            count += is_row;
-            valid &= is_row || entry == -1;
-        }
-        if (!valid) return false;
-        view_rows(simd, &params->grad_out, out_row, count, 0, plan->co, left_scratch, left);
-        view_rows(simd, &params->feats, feats_row, count, ci_begin, width, right_scratch, right);
+        const int64_t count = fg_list_pairs(map + begin, fg_min(ROW_BLOCK, end - begin), feats_rows, row, neighbor);
+        if (count < 0) return false;
+        view_rows(simd, &params->grad_out, begin, row, count, 0, plan->co, left_scratch, left);
+        view_rows(simd, &params->feats, 0, neighbor, count, ci_begin, width, right_scratch, right);
         simd->outer(plan->co, count, width, left, right, sums, plan->padded_ci);
     }
     return true;
@@ -110,8 +100,8 @@ static void reduce_weight(const fg_simd *simd, const fg_conv_wgrad_params *param
     float *sum = (float *)params->workspace.data + (v * plan->co + co) * plan->padded_ci;
     for (int64_t slice = 1; slice < plan->slices; slice++)
         for (int64_t i = 0; i < plan->ci; i++) sum[i] += sum[slice * slice_stride + i];
-    char *target = (char *)grad_weight->data +
-                   (co * plan->volume + v) * plan->ci * (int64_t)fg_dtype_size(grad_weight->dtype);
+    char *target =
+        (char *)grad_weight->data + (co * plan->volume + v) * plan->ci * (int64_t)fg_dtype_size(grad_weight->dtype);
     simd->from_float[grad_weight->dtype](target, sum, plan->ci);
 }
 
@@ -133,18 +123,9 @@ static void reduce_bias(const fg_simd *simd, const fg_conv_wgrad_params *params,
         double sum = 0;
         for (int64_t slice = 0; slice < BIAS_SLICES; slice++) sum += partials[slice * plan->co + i];
         const float rounded = (float)sum;
-        simd->from_float[grad_bias->dtype](
-            (char *)grad_bias->data + i * (int64_t)fg_dtype_size(grad_bias->dtype), &rounded, 1);
+        simd->from_float[grad_bias->dtype]((char *)grad_bias->data + i * (int64_t)fg_dtype_size(grad_bias->dtype),
+                                           &rounded, 1);
     }
-}
-
-static fg_status report_map(const fg_conv_wgrad_params *params, fg_error *error) {
-    const int32_t *entry = params->map.data;
-    const int64_t rows = params->map.shape[1], feats_rows = params->feats.shape[0];
-    int64_t i = 0;
-    while (entry[i] >= -1 && entry[i] < feats_rows) i++;
-    return fg_fail(error, FG_ERROR_VALUE, "map: entry (%lld, %lld) is %d, expected -1 or a row below %lld",
-                   (long long)(i / rows), (long long)(i % rows), entry[i], (long long)feats_rows);
 }
 
 fg_status fg_cpu_conv_wgrad_workspace(const fg_conv_wgrad_params *params, const fg_queue *queue, size_t *bytes,
@@ -187,7 +168,7 @@ fg_status fg_cpu_conv_wgrad(const fg_conv_wgrad_params *params, const fg_queue *
                 reduce_weight(simd, params, &plan, i / plan.volume, i % plan.volume);
         }
     }
-    if (!valid) return report_map(params, error);
+    if (!valid) return fg_report_map(&params->map, params->feats.shape[0], error);
     if (bias_tasks > 0) reduce_bias(simd, params, &plan, bias_partials);
     return FG_OK;
 }

@@ -14,14 +14,14 @@
 
 enum {
     TILE_M = 192,
-    TILE_N = 256,            /* a multiple of every panel width */
-    THREAD_WORK = 1 << 18,   /* multiply-adds that are worth waking a thread */
-    CHUNK_BYTES = 32 << 20,  /* of packed B: a good part of a last-level cache */
+    TILE_N = 256,           /* a multiple of every panel width */
+    THREAD_WORK = 1 << 18,  /* multiply-adds that are worth waking a thread */
+    CHUNK_BYTES = 32 << 20, /* of packed B: a good part of a last-level cache */
 };
 
 typedef struct {
     int64_t m, n, k, groups;
-    int64_t chunk_n;    /* columns of B packed at a time, a multiple of TILE_N */
+    int64_t chunk_n;             /* columns of B packed at a time, a multiple of TILE_N */
     size_t sums_part, rows_part; /* bytes of the private sums and widened rows, which the bias row follows */
     fg_workspace_layout layout;
 } gemm_plan;
@@ -62,8 +62,8 @@ static fg_status check_offsets(const fg_gemm_params *params, int64_t groups, int
         const int64_t bound = group_bound(params, g);
         if (bound < previous || bound > m)
             return fg_fail(error, FG_ERROR_VALUE,
-                           "offsets: expected non-decreasing row numbers in 0..%lld, got %lld after %lld",
-                           (long long)m, (long long)bound, (long long)previous);
+                           "offsets: expected non-decreasing row numbers in 0..%lld, got %lld after %lld", (long long)m,
+                           (long long)bound, (long long)previous);
         previous = bound;
     }
     return FG_OK;
@@ -124,7 +124,8 @@ static void gemm_group(const fg_simd *simd, const fg_gemm_params *params, const 
 
     for (int64_t chunk = 0; chunk < plan->n; chunk += plan->chunk_n) {
         const fg_packing packing = fg_packing_of(simd, plan->k, fg_min(plan->chunk_n, plan->n - chunk));
-        const fg_operand operand = {matrix + chunk * row_stride * size, b->dtype, .k_stride = 1, .n_stride = row_stride};
+        const fg_operand operand = {matrix + chunk * row_stride * size, b->dtype, .k_stride = 1,
+                                    .n_stride = row_stride};
 #pragma omp for collapse(2)
         for (int64_t block = 0; block < packing.blocks; block++)
             for (int64_t panel = 0; panel < packing.panels; panel++)

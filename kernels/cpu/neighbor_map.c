@@ -43,14 +43,13 @@ static uint64_t first_slot(const hash_table *table, uint64_t key) {
 static void insert(const hash_table *table, uint64_t key, int32_t row) {
     for (uint64_t slot = first_slot(table, key);; slot = (slot + 1) & table->mask) {
         uint64_t found = __atomic_load_n(&table->keys[slot], __ATOMIC_RELAXED);
-        if (found == EMPTY && __atomic_compare_exchange_n(&table->keys[slot], &found, key, false, __ATOMIC_RELAXED,
-                                                          __ATOMIC_RELAXED))
+        if (found == EMPTY &&
+            __atomic_compare_exchange_n(&table->keys[slot], &found, key, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
             found = key;
         if (found != key) continue;
         int32_t lowest = __atomic_load_n(&table->rows[slot], __ATOMIC_RELAXED);
         while (row < lowest && !__atomic_compare_exchange_n(&table->rows[slot], &lowest, row, true, __ATOMIC_RELAXED,
-                                                            __ATOMIC_RELAXED))
-            ;
+                                                            __ATOMIC_RELAXED));
         return;
     }
 }
@@ -76,18 +75,19 @@ static bool inside(const int32_t *coord, const int64_t *shape) {
 }
 
 /* The lowest row outside `shape`, or n. */
-static int64_t first_outside(const int32_t *coords, const int64_t *shape, int64_t n) {
+static int64_t first_outside(const int32_t *coords, const int64_t *shape, int64_t n, int threads) {
     int64_t lowest = n;
-#pragma omp parallel for reduction(min : lowest)
+#pragma omp parallel for num_threads(threads) reduction(min : lowest)
     for (int64_t row = 0; row < n; row++)
         if (!inside(coords + 4 * row, shape)) lowest = fg_min(lowest, row);
     return lowest;
 }
 
 /* The lowest row that repeats an earlier one, or n. */
-static int64_t first_duplicate(const hash_table *table, const int32_t *coords, const int64_t *shape, int64_t n) {
+static int64_t first_duplicate(const hash_table *table, const int32_t *coords, const int64_t *shape, int64_t n,
+                               int threads) {
     int64_t lowest = n;
-#pragma omp parallel for reduction(min : lowest)
+#pragma omp parallel for num_threads(threads) reduction(min : lowest)
     for (int64_t row = 0; row < n; row++)
         if (lookup(table, pack_key(coords + 4 * row, shape)) != row) lowest = fg_min(lowest, row);
     return lowest;
@@ -112,9 +112,9 @@ static void map_block(const fg_neighbor_map_params *params, const hash_table *ta
                     if (params->transposed) step[axis] = -step[axis];
                 }
                 /* Unsigned: exact modulo 2^64 wherever the neighbour lies inside the shape. */
-                const uint64_t delta = ((uint64_t)step[0] * (uint64_t)shape[2] + (uint64_t)step[1]) *
-                                           (uint64_t)shape[3] +
-                                       (uint64_t)step[2];
+                const uint64_t delta =
+                    ((uint64_t)step[0] * (uint64_t)shape[2] + (uint64_t)step[1]) * (uint64_t)shape[3] +
+                    (uint64_t)step[2];
                 int32_t *map = (int32_t *)params->map.data + v * n;
                 for (int64_t row = begin; row < end; row++) {
                     const int32_t *coord = coords + 4 * row;
@@ -145,7 +145,12 @@ fg_status fg_cpu_neighbor_map(const fg_neighbor_map_params *params, const fg_que
         return fg_fail(error, FG_ERROR_VALUE, "coords: expected at most %d rows for an int32 map, got %lld", INT32_MAX,
                        (long long)n);
 
-    const int64_t outside = first_outside(coords, shape, n);
+    int threads = 0;
+    const int64_t capacity = table_capacity(n), blocks = fg_ceil_div(n, ROW_BLOCK);
+    const fg_status status = fg_workspace_threads(&params->workspace, plan_workspace(n), blocks, &threads, error);
+    if (status != FG_OK) return status;
+
+    const int64_t outside = first_outside(coords, shape, n, threads);
     if (outside < n) {
         const int32_t *c = coords + 4 * outside;
         return fg_fail(error, FG_ERROR_VALUE,
@@ -154,10 +159,6 @@ fg_status fg_cpu_neighbor_map(const fg_neighbor_map_params *params, const fg_que
                        (long long)shape[2], (long long)shape[3]);
     }
 
-    int threads = 0;
-    const int64_t capacity = table_capacity(n), blocks = fg_ceil_div(n, ROW_BLOCK);
-    const fg_status status = fg_workspace_threads(&params->workspace, plan_workspace(n), blocks, &threads, error);
-    if (status != FG_OK) return status;
     hash_table table = {.keys = params->workspace.data, .mask = (uint64_t)capacity - 1};
     table.rows = (int32_t *)((char *)params->workspace.data + fg_workspace_part(capacity, sizeof(uint64_t)));
 
@@ -173,7 +174,7 @@ fg_status fg_cpu_neighbor_map(const fg_neighbor_map_params *params, const fg_que
     }
 
     if (params->check) {
-        const int64_t duplicate = first_duplicate(&table, coords, shape, n);
+        const int64_t duplicate = first_duplicate(&table, coords, shape, n, threads);
         if (duplicate < n) {
             const int32_t *c = coords + 4 * duplicate;
             return fg_fail(error, FG_ERROR_VALUE, "coords: row %lld is (%d, %d, %d, %d), the same as row %d",

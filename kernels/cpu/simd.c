@@ -11,7 +11,7 @@ static char requested[32];
 static bool supported(const fg_simd *simd) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); /* and with AVX2 always F16C */
     if (simd == &fg_simd_avx2) return avx2;
     if (simd == &fg_simd_avx512)
         return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

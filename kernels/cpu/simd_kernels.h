@@ -42,8 +42,8 @@ SIMD_INLINE void store(float *p, vfloat v) { memcpy(p, &v, sizeof v); }
 
 /* ---- products ---- */
 
-SIMD_INLINE void multiply_block(const int rows, const int vectors, int64_t k, const float *const *a,
-                                const float *b, float *const *c, int64_t c_offset) {
+SIMD_INLINE void multiply_block(const int rows, const int vectors, int64_t k, const float *const *a, const float *b,
+                                float *const *c, int64_t c_offset) {
     vfloat sum[ROWS][SIMD_VECTORS];
     const float *row[ROWS];
     SIMD_UNROLL
@@ -71,30 +71,49 @@ SIMD_INLINE void multiply_block(const int rows, const int vectors, int64_t k, co
     }
 }
 
-SIMD_INLINE void multiply_panel(const int vectors, int64_t rows, int64_t k, const float *const *a,
-                                const float *b, float *const *c, int64_t c_offset) {
-    for (; rows >= ROWS; rows -= ROWS, a += ROWS, c += ROWS)
-        multiply_block(ROWS, vectors, k, a, b, c, c_offset);
+SIMD_INLINE void multiply_panel(const int vectors, int64_t rows, int64_t k, const float *const *a, const float *b,
+                                float *const *c, int64_t c_offset) {
+    for (; rows >= ROWS; rows -= ROWS, a += ROWS, c += ROWS) multiply_block(ROWS, vectors, k, a, b, c, c_offset);
     switch (rows) {
-        case 5: multiply_block(5, vectors, k, a, b, c, c_offset); break;
-        case 4: multiply_block(4, vectors, k, a, b, c, c_offset); break;
-        case 3: multiply_block(3, vectors, k, a, b, c, c_offset); break;
-        case 2: multiply_block(2, vectors, k, a, b, c, c_offset); break;
-        case 1: multiply_block(1, vectors, k, a, b, c, c_offset); break;
-        default: break;
+        case 5:
+            multiply_block(5, vectors, k, a, b, c, c_offset);
+            break;
+        case 4:
+            multiply_block(4, vectors, k, a, b, c, c_offset);
+            break;
+        case 3:
+            multiply_block(3, vectors, k, a, b, c, c_offset);
+            break;
+        case 2:
+            multiply_block(2, vectors, k, a, b, c, c_offset);
+            break;
+        case 1:
+            multiply_block(1, vectors, k, a, b, c, c_offset);
+            break;
+        default:
+            break;
     }
 }
 
-static void multiply(int64_t rows, int64_t k, int64_t width, const float *const *a, const float *b,
-                     float *const *c, int64_t c_offset) {
+static void multiply(int64_t rows, int64_t k, int64_t width, const float *const *a, const float *b, float *const *c,
+                     int64_t c_offset) {
     switch (width / LANES) {
-        case 1: multiply_panel(1, rows, k, a, b, c, c_offset); break;
-        case 2: multiply_panel(2, rows, k, a, b, c, c_offset); break;
+        case 1:
+            multiply_panel(1, rows, k, a, b, c, c_offset);
+            break;
+        case 2:
+            multiply_panel(2, rows, k, a, b, c, c_offset);
+            break;
 #if SIMD_VECTORS == 4
-        case 3: multiply_panel(3, rows, k, a, b, c, c_offset); break;
-        case 4: multiply_panel(4, rows, k, a, b, c, c_offset); break;
+        case 3:
+            multiply_panel(3, rows, k, a, b, c, c_offset);
+            break;
+        case 4:
+            multiply_panel(4, rows, k, a, b, c, c_offset);
+            break;
 #endif
-        default: break;
+        default:
+            break;
     }
 }
 
@@ -131,25 +150,45 @@ SIMD_INLINE void outer_panel(const int vectors, int64_t rows, int64_t k, const f
     for (; rows >= ROWS; rows -= ROWS, a_offset += ROWS, c += ROWS * c_stride)
         outer_block(ROWS, vectors, k, a, a_offset, b, c, c_stride);
     switch (rows) {
-        case 5: outer_block(5, vectors, k, a, a_offset, b, c, c_stride); break;
-        case 4: outer_block(4, vectors, k, a, a_offset, b, c, c_stride); break;
-        case 3: outer_block(3, vectors, k, a, a_offset, b, c, c_stride); break;
-        case 2: outer_block(2, vectors, k, a, a_offset, b, c, c_stride); break;
-        case 1: outer_block(1, vectors, k, a, a_offset, b, c, c_stride); break;
-        default: break;
+        case 5:
+            outer_block(5, vectors, k, a, a_offset, b, c, c_stride);
+            break;
+        case 4:
+            outer_block(4, vectors, k, a, a_offset, b, c, c_stride);
+            break;
+        case 3:
+            outer_block(3, vectors, k, a, a_offset, b, c, c_stride);
+            break;
+        case 2:
+            outer_block(2, vectors, k, a, a_offset, b, c, c_stride);
+            break;
+        case 1:
+            outer_block(1, vectors, k, a, a_offset, b, c, c_stride);
+            break;
+        default:
+            break;
     }
 }
 
-static void outer(int64_t rows, int64_t k, int64_t width, const float *const *a,
-                  const float *const *b, float *c, int64_t c_stride) {
+static void outer(int64_t rows, int64_t k, int64_t width, const float *const *a, const float *const *b, float *c,
+                  int64_t c_stride) {
     switch (width / LANES) {
-        case 1: outer_panel(1, rows, k, a, 0, b, c, c_stride); break;
-        case 2: outer_panel(2, rows, k, a, 0, b, c, c_stride); break;
+        case 1:
+            outer_panel(1, rows, k, a, 0, b, c, c_stride);
+            break;
+        case 2:
+            outer_panel(2, rows, k, a, 0, b, c, c_stride);
+            break;
 #if SIMD_VECTORS == 4
-        case 3: outer_panel(3, rows, k, a, 0, b, c, c_stride); break;
-        case 4: outer_panel(4, rows, k, a, 0, b, c, c_stride); break;
+        case 3:
+            outer_panel(3, rows, k, a, 0, b, c, c_stride);
+            break;
+        case 4:
+            outer_panel(4, rows, k, a, 0, b, c, c_stride);
+            break;
 #endif
-        default: break;
+        default:
+            break;
     }
 }
 

@@ -28,7 +28,8 @@ void fg_pack_panel(const fg_simd *simd, const fg_packing *packing, const fg_oper
 
     if (columns < width) memset(target, 0, (size_t)(k * width) * sizeof(float));
     if (operand->n_stride == 1) {
-        for (int64_t p = 0; p < k; p++) simd->to_float[operand->dtype](target + p * width, source + p * k_bytes, columns);
+        for (int64_t p = 0; p < k; p++)
+            simd->to_float[operand->dtype](target + p * width, source + p * k_bytes, columns);
     } else {
         float column[FG_BLOCK_K];
         for (int64_t i = 0; i < columns; i++) {

@@ -40,22 +40,33 @@ struct GatherParams {
 };
 
 /* Fills `offsets` with the offsets, in rising order, at which any of the rows m0 .. m0 + kBlockM - 1 has a neighbour;
- * returns how many. A warp takes one offset at a time; the first warp then packs the answers. */
+ * returns how many. Warps look at the offsets in turn, a batch at a time so that its loads are in flight together; the
+ * first warp then packs the answers. */
 template <class Shape>
 __device__ int find_offsets(const GatherParams &p, int64_t m0, uint16_t *offsets) {
+    constexpr int kBatch = 8;
     __shared__ bool any[kMaxVolume];
     __shared__ int count;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int v = warp; v < p.volume; v += Shape::kWarps) {
-        const int32_t *map = p.map_at(v);
-        bool found = false;
+    for (int first = warp; first < p.volume; first += kBatch * Shape::kWarps) {
+        bool found[kBatch];
 #pragma unroll
-        for (int r = 0; r < Shape::kBlockM; r += 32) {
-            const int64_t m = m0 + r + lane;
-            if (m < p.rows) found |= static_cast<uint32_t>(map[m]) < p.in_rows;
+        for (int i = 0; i < kBatch; ++i) {
+            const int v = first + i * Shape::kWarps;
+            const int32_t *map = p.map_at(v);
+            found[i] = false;
+#pragma unroll
+            for (int r = 0; r < Shape::kBlockM; r += 32) {
+                const int64_t m = m0 + r + lane;
+                if (v < p.volume && m < p.rows) found[i] |= static_cast<uint32_t>(map[m]) < p.in_rows;
+            }
         }
-        found = __any_sync(~0u, found);
-        if (lane == 0) any[v] = found;
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+            const int v = first + i * Shape::kWarps;
+            const bool found_by_any = __any_sync(~0u, found[i]);
+            if (lane == 0 && v < p.volume) any[v] = found_by_any;
+        }
     }
     __syncthreads();
     if (warp == 0) {
@@ -178,8 +189,7 @@ struct GatherKernel {
             float *partial = p.partials + blockIdx.y * p.rows * p.columns;
             acc.store(partial, p.columns, m0, p.rows, n0, p.columns, static_cast<const float *>(nullptr));
         } else {
-            acc.store(static_cast<T *>(p.out), p.out_stride, m0, p.rows, n0, p.columns,
-                      static_cast<const T *>(p.bias));
+            acc.store(static_cast<T *>(p.out), p.out_stride, m0, p.rows, n0, p.columns, static_cast<const T *>(p.bias));
         }
     }
 };
@@ -187,7 +197,7 @@ struct GatherKernel {
 /* blockIdx.x: tile, channel tiles of the same rows side by side so that they share the gathered rows in L2;
  * blockIdx.y: share of the tile's offsets. */
 template <MathMode kMode, Major kMajorB, class Shape>
-__global__ void __launch_bounds__(Shape::kThreads) conv_gather_kernel(const GatherParams p) {
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_gather_kernel(const GatherParams p) {
     extern __shared__ __align__(128) char shared[];
     __shared__ uint16_t offsets[kMaxVolume];
     const int64_t m0 = static_cast<int64_t>(blockIdx.x / p.column_tiles) * Shape::kBlockM;
@@ -298,7 +308,7 @@ Problem problem_of(const fg_conv_forward_params *p) {
 
 Problem problem_of(const fg_conv_dgrad_params *p) {
     static const fg_tensor no_bias = {};
-    return {p->grad_out, p->weight,    no_bias,      p->map,     p->grad_feats,
+    return {p->grad_out,  p->weight,    no_bias,    p->map,     p->grad_feats,
             p->workspace, p->precision, Major::kMN, p->mirrored};
 }
 

@@ -178,7 +178,7 @@ struct WgradKernel {
 
 /* blockIdx.x: tile of channels, side by side so that they share the gathered rows in L2; y: offset; z: slice. */
 template <MathMode kMode, class Shape>
-__global__ void __launch_bounds__(Shape::kThreads) conv_wgrad_kernel(const WgradParams p) {
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_wgrad_kernel(const WgradParams p) {
     using Kernel = WgradKernel<kMode, Shape>;
     extern __shared__ __align__(128) char shared[];
     __shared__ PairQueue::Storage storage;
@@ -300,9 +300,12 @@ fg_status conv_wgrad(const fg_conv_wgrad_params *p, const fg_queue *queue, fg_er
     if (status != FG_OK || !p->grad_bias.present || p->grad_out.shape[1] == 0) return status;
     if (p->grad_out.shape[0] == 0) return zero(p->grad_bias, stream, error);
     switch (p->grad_out.dtype) {
-        case FG_FLOAT16: return bias_gradient<__half>(p, bias.split_k, stream, error);
-        case FG_BFLOAT16: return bias_gradient<__nv_bfloat16>(p, bias.split_k, stream, error);
-        default: return bias_gradient<float>(p, bias.split_k, stream, error);
+        case FG_FLOAT16:
+            return bias_gradient<__half>(p, bias.split_k, stream, error);
+        case FG_BFLOAT16:
+            return bias_gradient<__nv_bfloat16>(p, bias.split_k, stream, error);
+        default:
+            return bias_gradient<float>(p, bias.split_k, stream, error);
     }
 }
 

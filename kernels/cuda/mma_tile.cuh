@@ -31,8 +31,8 @@
 namespace flexgemm {
 
 constexpr int kChunkBytes = 16;
-constexpr int kStepBytes = 128;    /* reduction bytes of one pipeline stage */
-constexpr int kFragmentBytes = 32; /* reduction bytes of one mma */
+constexpr int kStepBytes = 128;           /* reduction bytes of one pipeline stage */
+constexpr int kFragmentBytes = 32;        /* reduction bytes of one mma */
 constexpr int64_t kMaxChannels = 1 << 30; /* so that channel indices of a tile fit int */
 
 enum class Major { kK, kMN };
@@ -182,7 +182,7 @@ struct Math<MathMode::kIeee> {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const float x = __uint_as_float(r[i]);
-            o.big[i] = ptx::to_tf32(x);
+            o.big[i] = ptx::to_tf32(x) & 0xffffe000u; /* the bits a tensor core reads */
             o.small[i] = ptx::to_tf32(x - __uint_as_float(o.big[i]));
         }
         return o;
@@ -202,6 +202,8 @@ template <int kBlockM_, int kBlockN_, int kWarpsM_, int kWarpsN_, int kStages_>
 struct TileShape {
     static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kWarpsM = kWarpsM_, kStages = kStages_;
     static constexpr int kWarps = kWarpsM_ * kWarpsN_, kThreads = 32 * kWarps;
+    /* At least eight warps of a multiprocessor; said to the compiler, which would else spill to reach more. */
+    static constexpr int kCtasPerSm = 256 / kThreads;
     static constexpr int kWarpM = kBlockM / kWarpsM_, kWarpN = kBlockN / kWarpsN_;
     static constexpr int kFragmentsM = kWarpM / 16, kFragmentsN = kWarpN / 16;
     static_assert(kWarpM % 16 == 0 && kWarpN % 16 == 0, "a warp works on whole 16-wide fragments");
@@ -229,9 +231,7 @@ struct Accumulator {
     }
 
     __device__ static int first_row() { return static_cast<int>(threadIdx.x) / 32 % Shape::kWarpsM * Shape::kWarpM; }
-    __device__ static int first_column() {
-        return static_cast<int>(threadIdx.x) / 32 / Shape::kWarpsM * Shape::kWarpN;
-    }
+    __device__ static int first_column() { return static_cast<int>(threadIdx.x) / 32 / Shape::kWarpsM * Shape::kWarpN; }
 
     /* One stage: 128 bytes of the reduction. */
     template <class TileA, class TileB>

@@ -1,0 +1,33 @@
+/* Reading a neighbour map: one row of it at a time, as a list of the pairs that exist. */
+#ifndef FLEXGEMM_CPU_PAIRS_H
+#define FLEXGEMM_CPU_PAIRS_H
+
+#include "../flexgemm.h"
+
+/* Lists the `rows` entries of a map that are rows of a source: row[i] is a position in `map`, neighbor[i] the entry
+ * there. Both lists have room for `rows`. Returns their length, or -1 when an entry is neither -1 nor a row. */
+static inline int64_t fg_list_pairs(const int32_t *map, int64_t rows, int64_t source_rows, int32_t *row,
+                                    int32_t *neighbor) {
+    int64_t count = 0;
+    bool valid = true;
+    for (int64_t i = 0; i < rows; i++) { /* without branches: whether an entry exists is a coin toss */
+        const int32_t entry = map[i];
+        const bool is_row = entry >= 0 && entry < source_rows;
+        row[count] = (int32_t)i;
+        neighbor[count] = entry;
+        count += is_row;
+        valid &= is_row || entry == -1;
+    }
+    return valid ? count : -1;
+}
+
+/* FG_ERROR_VALUE naming the first entry of an invalid map. */
+static inline fg_status fg_report_map(const fg_tensor *map, int64_t source_rows, fg_error *error) {
+    const int32_t *entry = map->data;
+    int64_t i = 0;
+    while (entry[i] >= -1 && entry[i] < source_rows) i++;
+    return fg_fail(error, FG_ERROR_VALUE, "map: entry (%lld, %lld) is %d, expected -1 or a row below %lld",
+                   (long long)(i / map->shape[1]), (long long)(i % map->shape[1]), entry[i], (long long)source_rows);
+}
+
+#endif

@@ -1,0 +1,98 @@
+"""A legal call of every operation of the extension, for tests that change one thing about it."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import ml_dtypes
+import numpy as np
+
+from flexgemm import _C
+
+E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+
+
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+# A legal call of each operation: 5 rows, 6 -> 4 channels, kernel (1, 3, 1); product 5 x 8 by 7 x 8, 2 groups.
+LEGAL = {
+    "neighbor_map": lambda: {
+        "coords": np.array([[0, 0, y, 0] for y in range(5)], np.int32),
+        "map": zeros(3, 5, dtype=np.int32),
+        "shape": (1, 1, 5, 1),
+        "kernel_size": (1, 3, 1),
+        "dilation": (1, 1, 1),
+    },
+    "conv_forward": lambda: {
+        "feats": zeros(5, 6),
+        "weight": zeros(4, 1, 3, 1, 6),
+        "bias": zeros(4),
+        "map": zeros(3, 5, dtype=np.int32),
+        "out": zeros(5, 4),
+    },
+    "conv_dgrad": lambda: {
+        "grad_out": zeros(5, 4),
+        "weight": zeros(4, 1, 3, 1, 6),
+        "map": zeros(3, 5, dtype=np.int32),
+        "grad_feats": zeros(5, 6),
+    },
+    "conv_wgrad": lambda: {
+        "grad_out": zeros(5, 4),
+        "feats": zeros(5, 6),
+        "map": zeros(3, 5, dtype=np.int32),
+        "grad_weight": zeros(4, 1, 3, 1, 6),
+        "grad_bias": zeros(4),
+    },
+    "gemm": lambda: {"a": zeros(5, 8), "b": zeros(7, 8), "out": zeros(5, 7)},
+    "grouped": lambda: {
+        "a": zeros(5, 8),
+        "b": zeros(2, 7, 8),
+        "out": zeros(5, 7),
+        "offsets": np.array([2, 5], np.int32),
+    },
+    "quantize": lambda: {"x": zeros(5, 8), "q": zeros(5, 8, dtype=E4M3), "scale": zeros(5)},
+}
+OPERATIONS = sorted(LEGAL)
+
+
+def functions(operation):
+    name = "gemm" if operation == "grouped" else operation
+    return getattr(_C, name), getattr(_C, name + "_workspace")
+
+
+def place(backend, arguments):
+    """The arguments with their NumPy arrays put on the backend."""
+    return {n: backend.array(v) if isinstance(v, np.ndarray) else v for n, v in arguments.items()}
+
+
+def call(backend, operation, placed=None, **changes):
+    """The legal call with some arguments changed; `placed` are arrays that are on the backend already."""
+    run, workspace_bytes = functions(operation)
+    arguments = place(backend, LEGAL[operation]() | changes) | (placed or {})
+    nbytes = workspace_bytes(**arguments)
+    assert run(**arguments, workspace=backend.array(zeros(nbytes, dtype=np.uint8)) if nbytes else None) is None
+
+
+def call_on_host(operation, **changes):
+    """The same with the arrays passed as they are."""
+    run, workspace_bytes = functions(operation)
+    arguments = LEGAL[operation]() | changes
+    run(**arguments, workspace=zeros(workspace_bytes(**arguments), dtype=np.uint8))
+
+
+class Stream:
+    def __init__(self, value):
+        self.value = value
+
+    def __cuda_stream__(self):
+        return self.value
+
+
+def second_module():
+    """Another module object of the extension, with state of its own."""
+    spec = importlib.util.spec_from_file_location("flexgemm._C", _C.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

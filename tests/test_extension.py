@@ -1,0 +1,450 @@
+"""The C surface: argument parsing, checks, workspaces. Every fault is an exception that names the argument."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import ml_dtypes
+import numpy as np
+import pytest
+from calls import E4M3, E5M2, LEGAL, OPERATIONS, call, call_on_host, functions, place, second_module, zeros
+from exporters import IS_COPIED, READ_ONLY, Exporter, misaligned
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flexgemm import _C
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_legal_calls_run(backend, operation):
+    call(backend, operation)
+
+
+# ---- the parser ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "message"),
+    [
+        ((), {}, r"gemm\(\) missing required argument 'a'"),
+        ((1, 2), {}, r"gemm\(\) missing required argument 'out'"),
+        ((1, 2), {"scale_a": 3}, r"gemm\(\) missing required argument 'out'"),
+        ((1, 2, 3, 4), {}, r"gemm\(\) takes 3 positional arguments but 4 were given"),
+        ((1, 2, 3), {"a": 1}, r"gemm\(\) got multiple values for argument 'a'"),
+        ((1, 2, 3), {"kernel": 1}, r"gemm\(\) got an unexpected keyword argument 'kernel'"),
+        ((1, 2, 3), {"\N{GREEK SMALL LETTER ALPHA}": 1}, r"unexpected keyword argument"),
+        ((1, 2, 3), {"feats": 1}, r"gemm\(\) got an unexpected keyword argument 'feats'"),
+    ],
+)
+def test_parser_faults(arguments, keywords, message):
+    with pytest.raises(TypeError, match=message):
+        _C.gemm(*arguments, **keywords)
+
+
+def test_keywords_that_are_not_interned_match_by_value():
+    legal = {"".join(list(name)): value for name, value in LEGAL["gemm"]().items()}
+    assert _C.gemm_workspace(**legal) == _C.gemm_workspace(*LEGAL["gemm"]().values())
+
+
+def test_every_positional_argument_has_its_keyword():
+    legal = LEGAL["conv_dgrad"]()
+    expected = _C.conv_dgrad_workspace(**legal)
+    names = list(legal)
+    for split in range(len(names) + 1):
+        rest = {name: legal[name] for name in reversed(names[split:])}
+        assert _C.conv_dgrad_workspace(*(legal[name] for name in names[:split]), **rest) == expected
+
+
+@pytest.mark.parametrize("operation", sorted(set(OPERATIONS) - {"grouped"}))
+def test_signatures_say_what_is_accepted(operation):
+    run, workspace_bytes = functions(operation)
+    parameters = inspect.signature(run).parameters
+    assert parameters == inspect.signature(workspace_bytes).parameters
+    legal = LEGAL[operation]()
+    optional = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+    assert set(legal) <= set(parameters)
+    assert set(legal) | set(optional) == set(parameters)
+    workspace_bytes(**legal, **optional)
+
+
+@pytest.mark.parametrize(
+    ("operation", "changes", "error", "message"),
+    [
+        ("conv_forward", {"precision": "fast"}, ValueError, "precision: expected 'ieee' or 'tf32', got 'fast'"),
+        ("conv_forward", {"precision": 1}, TypeError, "precision: expected a str, got int"),
+        ("conv_dgrad", {"mirrored": 1}, TypeError, "mirrored: expected a bool, got int"),
+        ("neighbor_map", {"shape": (1, 1, 5)}, ValueError, "shape: expected 4 ints, got 3"),
+        ("neighbor_map", {"shape": (1, 1, 5, 1, 1)}, ValueError, "shape: expected at most 4 ints, got 5"),
+        ("neighbor_map", {"shape": (1, 0, 5, 1)}, ValueError, "shape: expected at least 1, got 0"),
+        ("neighbor_map", {"shape": (2**21,) * 3 + (1,)}, ValueError, r"shape: expected B\*W\*H\*D below 2\^63"),
+        (
+            "neighbor_map",
+            {"shape": (1, 1, 2**64, 1)},
+            ValueError,
+            "shape: expected at least 1, got 18446744073709551616",
+        ),
+        ("neighbor_map", {"shape": (1, 1, 5.0, 1)}, TypeError, "shape: expected an int, got float"),
+        ("neighbor_map", {"shape": "1151"}, TypeError, "shape: expected a sequence of ints, got str"),
+        ("neighbor_map", {"kernel_size": 3}, TypeError, "kernel_size: expected a sequence of ints, got int"),
+        ("neighbor_map", {"kernel_size": (1, 8, 1)}, ValueError, "kernel_size: expected 1 to 7, got 8"),
+        ("neighbor_map", {"dilation": (1, 0, 1)}, ValueError, "dilation: expected 1 to 2147483647, got 0"),
+        ("gemm", {"dtype_a": "float7"}, ValueError, "dtype_a: expected 'float32', .* or 'uint8', got 'float7'"),
+        ("gemm", {"dtype_b": 8}, TypeError, "dtype_b: expected a str, got int"),
+        ("gemm", {"stream": "default"}, TypeError, "stream: expected an int or an object with __cuda_stream__"),
+        ("gemm", {"stream": -1}, ValueError, "stream: expected at least 0, got -1"),
+        ("gemm", {"stream": 2**64}, ValueError, "stream: expected at least 0, got"),
+    ],
+)
+def test_scalar_faults(backend, operation, changes, error, message):
+    with pytest.raises(error, match=message):
+        call(backend, operation, **changes)
+
+
+def test_numpy_integers_are_integers(backend):
+    call(backend, "neighbor_map", shape=tuple(np.array([1, 1, 5, 1])), kernel_size=[np.int64(1), np.uint8(3), 1])
+
+
+# ---- dtypes and shapes ----
+
+
+FAULTY_ARRAYS = {
+    "neighbor_map": [
+        ({"coords": zeros(5, 4, dtype=np.int64)}, TypeError, "coords: expected dtype int32, got int64"),
+        ({"coords": zeros(5, 3, dtype=np.int32)}, ValueError, r"coords: expected \(N, 4\), got \(5, 3\)"),
+        ({"coords": zeros(20, dtype=np.int32)}, ValueError, r"coords: expected \(N, 4\), got \(20,\)"),
+        ({"map": zeros(3, 6, dtype=np.int32)}, ValueError, r"map: expected \(3, 5\) to match kernel_size"),
+        ({"map": zeros(3, 5)}, TypeError, "map: expected dtype int32, got float32"),
+    ],
+    "conv_forward": [
+        ({"feats": zeros(5, 6, dtype=np.int32)}, TypeError, "feats: expected dtype float32, float16 or bf"),
+        ({"feats": zeros(5)}, ValueError, r"feats: expected \(N, C\), got \(5,\)"),
+        ({"feats": zeros(1, 1, 1, 5, 6)}, ValueError, r"feats: expected \(N, C\), got \(1, 1, 1, 5, 6\)"),
+        (
+            {"weight": zeros(4, 1, 3, 1, 8)},
+            ValueError,
+            r"weight: expected \(Co, 1, 3, 1, 6\) to match feats channels, got \(4, 1, 3, 1, 8\)",
+        ),
+        ({"weight": zeros(4, 3, 1, 6)}, ValueError, r"weight: expected \(Co, Kw, Kh, Kd, Ci\) or \(Co, V, Ci\)"),
+        ({"weight": zeros(4, 0, 6)}, ValueError, "weight: expected a kernel of 1 to 7 along each axis"),
+        ({"weight": zeros(4, 8, 1, 1, 6)}, ValueError, "weight: expected a kernel of 1 to 7 along each axis"),
+        ({"weight": zeros(4, 344, 6)}, ValueError, "weight: expected a kernel of 1 to 7 .*, V of 1 to 343"),
+        ({"weight": zeros(4, 3, 6, dtype=np.float16)}, TypeError, "weight: .* float32 to match feats"),
+        ({"bias": zeros(5)}, ValueError, r"bias: expected \(4,\) to match weight, got \(5,\)"),
+        ({"bias": zeros(4, dtype=np.float16)}, TypeError, "bias: expected dtype float32 to match feats"),
+        ({"map": zeros(2, 5, dtype=np.int32)}, ValueError, r"map: expected \(3, N\) to match weight, got \(2, 5\)"),
+        ({"map": zeros(3, 5, dtype=np.int64)}, TypeError, "map: expected dtype int32, got int64"),
+        ({"out": zeros(6, 4)}, ValueError, r"out: expected \(5, 4\) to match map and weight, got \(6, 4\)"),
+        ({"out": zeros(5, 4, dtype=np.float16)}, TypeError, "out: expected dtype float32 to match feats"),
+        ({"feats": None}, TypeError, "feats: expected an array .*NoneType"),
+        ({"out": None}, TypeError, "out: expected an array .*NoneType"),
+        ({"feats": [[0.0] * 6] * 5}, TypeError, "feats: expected an array .*list"),
+    ],
+    "conv_dgrad": [
+        ({"grad_out": zeros(5, 3)}, ValueError, r"weight: expected \(3, 1, 3, 1, Ci\) to match grad_out channels"),
+        ({"grad_feats": zeros(5, 7)}, ValueError, r"grad_feats: expected \(5, 6\) to match map and weight"),
+        ({"grad_out": zeros(6, 4), "mirrored": True}, ValueError, r"map: expected \(3, 6\) to match .*mirrored"),
+    ],
+    "conv_wgrad": [
+        ({"map": zeros(3, 6, dtype=np.int32)}, ValueError, r"map: expected \(V, 5\) to match grad_out"),
+        ({"feats": zeros(5, 6, dtype=np.float16)}, TypeError, "feats: expected dtype float32 to match grad_out"),
+        ({"grad_weight": zeros(4, 2, 6)}, ValueError, r"grad_weight: expected \(4, 3, 6\) to match grad_out, map"),
+        ({"grad_bias": zeros(5)}, ValueError, r"grad_bias: expected \(4,\) to match grad_out channels"),
+    ],
+    "gemm": [
+        ({"a": zeros(5, 8, dtype=np.int32)}, TypeError, "a: expected dtype float32, .* or float8_e5m2, got int32"),
+        ({"b": zeros(7, 8, dtype=np.float16)}, TypeError, "b: expected dtype float32 to match a, got float16"),
+        ({"a": zeros(5, 8, dtype=E4M3)}, TypeError, "b: expected dtype float8_e4m3fn or float8_e5m2, got float32"),
+        ({"b": zeros(7, 9)}, ValueError, r"b: expected \(N, 8\) to match a, got \(7, 9\)"),
+        ({"out": zeros(7, 5)}, ValueError, r"out: expected \(5, 7\) to match a and b, got \(7, 5\)"),
+        ({"out": zeros(5, 7, dtype=E4M3)}, TypeError, "out: expected dtype float32, float16 or bfloat16"),
+        ({"scale_a": zeros(4)}, ValueError, r"scale_a: expected \(\) or \(M,\) = \(5,\) to match a, got \(4,\)"),
+        ({"scale_b": zeros(7, 1)}, ValueError, r"scale_b: expected \(\) or \(N,\) = \(7,\) to match b"),
+        ({"scale_a": zeros(5, dtype=np.float16)}, TypeError, "scale_a: expected dtype float32, got float16"),
+        ({"bias": zeros(8)}, ValueError, r"bias: expected \(7,\) to match b, got \(8,\)"),
+        ({"bias": zeros(7, dtype=np.int32)}, TypeError, "bias: expected dtype float32, got int32"),
+        ({"dtype_a": "float16"}, TypeError, "a: expected dtype float16, got float32"),
+        ({"a": zeros(5, 8, dtype=np.uint8)}, TypeError, "a: expected dtype .*, got uint8"),
+        ({"offsets": np.zeros(2, np.int32)}, ValueError, r"b: expected \(G, N, 8\) to match a, grouped by offsets"),
+    ],
+    "grouped": [
+        ({"offsets": None}, ValueError, r"b: expected \(N, 8\) to match a"),
+        ({"offsets": zeros(4, dtype=np.int32)}, ValueError, r"offsets: expected \(2,\) or \(3,\) to match the groups"),
+        ({"offsets": zeros(2)}, TypeError, "offsets: expected dtype int32 or int64, got float32"),
+        ({"scale_b": zeros()}, ValueError, r"scale_b: expected \(2,\) or \(2, 7\) to match b, got \(\)"),
+        ({"bias": zeros(7)}, ValueError, r"bias: expected \(2, 7\) to match b, got \(7,\)"),
+    ],
+    "quantize": [
+        ({"x": zeros(5, 8, dtype=E4M3)}, TypeError, "x: expected dtype float32, float16 or bfloat16"),
+        ({"q": zeros(5, 8, dtype=np.uint8)}, TypeError, "q: expected dtype float8_e4m3fn or float8_e5m2, got uint8"),
+        ({"q": zeros(5, 9, dtype=E4M3)}, ValueError, r"q: expected \(5, 8\) to match x, got \(5, 9\)"),
+        ({"scale": zeros(8)}, ValueError, r"scale: expected \(\) or \(M,\) = \(5,\) to match x, got \(8,\)"),
+        ({"dtype": "float8_e5m2"}, TypeError, "q: expected dtype float8_e5m2, got float8_e4m3fn"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("operation", "changes", "error", "message"),
+    [(operation, *fault) for operation, faults in FAULTY_ARRAYS.items() for fault in faults],
+)
+def test_dtype_and_shape_faults(backend, operation, changes, error, message):
+    with pytest.raises(error, match=message):
+        call(backend, operation, **changes)
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.float64, np.int8, np.uint16, bool, np.complex64, ml_dtypes.float8_e4m3, object, "M8[s]", ">f4"]
+)
+def test_dtypes_that_flexgemm_does_not_have_are_named(dtype):
+    name = str(np.dtype(dtype)).replace("[", r"\[").replace("]", r"\]")
+    with pytest.raises(TypeError, match=f"a: expected .*, got {name}"):
+        _C.gemm(zeros(5, 8, dtype=dtype), zeros(7, 8), zeros(5, 7))
+
+
+def test_more_dimensions_than_any_argument_has():
+    with pytest.raises(ValueError, match="a: expected at most 5 dimensions, got 6"):
+        _C.gemm(zeros(1, 1, 1, 1, 5, 8), zeros(7, 8), zeros(5, 7))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_uint8_arrays_hold_the_float8_that_is_named(backend, dtype):
+    raw = zeros(5, 8, dtype=np.uint8)
+    call(backend, "gemm", a=raw, dtype_a=dtype, b=zeros(7, 8, dtype=E5M2))
+    call(backend, "gemm", a=zeros(5, 8, dtype=E4M3), b=zeros(7, 8, dtype=np.uint8), dtype_b=dtype)
+    call(backend, "quantize", q=raw, dtype=dtype)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,)])
+def test_scales_per_tensor_and_per_row(backend, shape):
+    call(backend, "gemm", scale_a=zeros(*shape))
+    call(backend, "quantize", scale=np.ones(shape, np.float32), scale_given=True)
+
+
+# ---- strides ----
+
+
+def test_rows_may_be_strided_but_channels_may_not(backend):
+    base = backend.array(zeros(160))
+    call(backend, "gemm", {"a": backend.window(base, (5, 8), (16, 1), 3)})
+    with pytest.raises(ValueError, match=r"a: expected inner stride 1, got strides \(16, 2\) of shape \(5, 8\)"):
+        call(backend, "gemm", {"a": backend.window(base, (5, 8), (16, 2), 0)})
+    with pytest.raises(ValueError, match="b: expected inner stride 1"):
+        call(backend, "gemm", {"b": backend.window(base, (7, 8), (1, 7), 0)})
+
+
+def test_an_input_may_repeat_rows_but_an_output_may_not(backend):
+    base = backend.array(zeros(40))
+    call(backend, "gemm", {"a": backend.window(base, (5, 8), (0, 1), 0)})
+    for pitch in (0, 6):
+        with pytest.raises(ValueError, match="out: expected rows that do not overlap"):
+            call(backend, "gemm", {"out": backend.window(base, (5, 7), (pitch, 1), 0)})
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [("neighbor_map", "coords"), ("neighbor_map", "map"), ("conv_forward", "map"), ("conv_forward", "weight"),
+     ("conv_forward", "bias"), ("conv_wgrad", "grad_weight"), ("conv_wgrad", "grad_bias"), ("quantize", "scale")],
+)  # fmt: skip
+def test_arguments_that_must_be_contiguous(backend, operation, name):
+    array = LEGAL[operation]()[name]
+    base = backend.array(np.zeros(2 * array.size, array.dtype))
+    strides = [2 * s // array.itemsize for s in array.strides]
+    with pytest.raises(ValueError, match=f"{name}: expected a contiguous array, got strides"):
+        call(backend, operation, {name: backend.window(base, array.shape, strides, 0)})
+
+
+def test_strides_of_size_1_dimensions_mean_nothing(backend):
+    base = backend.array(zeros(72))
+    call(backend, "gemm", {"out": backend.window(base, (1, 7), (0, 1), 0)}, a=zeros(1, 8))
+    call(backend, "conv_forward", {"weight": backend.window(base, (4, 1, 3, 1, 6), (18, 5, 6, 9, 1), 0)})
+    column = {"a": backend.window(base, (5, 1), (3, 9), 0), "b": backend.window(base, (7, 1), (1, 0), 0)}
+    call(backend, "gemm", column)
+
+
+def test_null_strides_mean_contiguous():
+    call_on_host("gemm", a=Exporter(zeros(5, 8), strides=None), b=Exporter(zeros(7, 8), versioned=False, strides=None))
+
+
+def test_arrays_without_elements(backend):
+    call(backend, "gemm", a=zeros(0, 8), out=zeros(0, 7))
+    call(backend, "gemm", a=zeros(5, 0), b=zeros(7, 0))
+    call(backend, "conv_forward", feats=zeros(0, 6), map=zeros(3, 0, dtype=np.int32), out=zeros(0, 4))
+    call(backend, "neighbor_map", coords=zeros(0, 4, dtype=np.int32), map=zeros(3, 0, dtype=np.int32))
+
+
+def test_a_null_pointer_is_legal_only_without_elements():
+    call_on_host("gemm", a=Exporter(zeros(0, 8), data=None), out=Exporter(zeros(0, 7), data=None))
+    with pytest.raises(BufferError, match="a: the exporter gave a NULL pointer"):
+        call_on_host("gemm", a=Exporter(zeros(5, 8), data=None))
+
+
+def test_misaligned_inputs_are_read_and_misaligned_outputs_refused():
+    a, b = (np.random.default_rng(0).standard_normal((n, 8), np.float32) for n in (5, 7))
+    got, expected = zeros(5, 7), zeros(5, 7)
+    call_on_host("gemm", a=a, b=b, out=expected)
+    call_on_host("gemm", a=misaligned(a), b=misaligned(b), out=got)
+    np.testing.assert_array_equal(got, expected)
+    with pytest.raises(ValueError, match="out: expected memory aligned to its elements"):
+        call_on_host("gemm", out=misaligned(zeros(5, 7)))
+
+
+# ---- outputs ----
+
+
+def test_read_only_outputs_are_refused_and_inputs_accepted():
+    frozen = LEGAL["conv_forward"]()
+    for array in frozen.values():
+        array.flags.writeable = False
+    writable = LEGAL["conv_forward"]()["out"]
+    call_on_host("conv_forward", **frozen | {"out": writable})
+    with pytest.raises(ValueError, match="out: expected writable memory, got a read-only array"):
+        call_on_host("conv_forward", **frozen)
+    call_on_host("gemm", a=Exporter(zeros(5, 8), flags=READ_ONLY))
+    with pytest.raises(ValueError, match="out: expected writable memory"):
+        call_on_host("gemm", out=Exporter(zeros(5, 7), flags=READ_ONLY))
+
+
+def test_a_scale_is_an_output_unless_it_is_given():
+    scale = np.ones(5, np.float32)
+    scale.flags.writeable = False
+    call_on_host("quantize", scale=scale, scale_given=True)
+    with pytest.raises(ValueError, match="scale: expected writable memory"):
+        call_on_host("quantize", scale=scale)
+
+
+def test_an_exporter_that_copies_is_no_output():
+    call_on_host("gemm", a=Exporter(zeros(5, 8), flags=IS_COPIED))
+    with pytest.raises(ValueError, match="out: expected the array's own memory, got a copy"):
+        call_on_host("gemm", out=Exporter(zeros(5, 7), flags=IS_COPIED))
+
+
+def test_overlap_with_an_input_or_another_output_is_refused(backend):
+    base = backend.array(zeros(200))
+    a, out = backend.window(base, (5, 8), (8, 1), 0), backend.window(base, (5, 7), (7, 1), 39)
+    with pytest.raises(ValueError, match="out: expected memory of its own, got memory that overlaps a"):
+        call(backend, "gemm", {"a": a, "out": out})
+    grad_weight = backend.window(base, (4, 3, 6), (18, 6, 1), 0)
+    with pytest.raises(ValueError, match="grad_weight: .* overlaps grad_bias"):
+        call(backend, "conv_wgrad", {"grad_weight": grad_weight, "grad_bias": backend.window(base, (4,), (1,), 71)})
+    call(backend, "conv_wgrad", {"grad_weight": grad_weight, "grad_bias": backend.window(base, (4,), (1,), 72)})
+
+
+def test_an_output_may_be_the_neighbouring_columns_of_an_input(backend):
+    base = backend.array(zeros(100))
+    a = backend.window(base, (5, 8), (20, 1), 0)
+    call(backend, "gemm", {"a": a, "out": backend.window(base, (5, 7), (20, 1), 8)})
+    with pytest.raises(ValueError, match="out: .* overlaps a"):
+        call(backend, "gemm", {"a": a, "out": backend.window(base, (5, 7), (20, 1), 7)})
+
+
+@given(
+    rows=st.integers(1, 4),
+    widths=st.tuples(st.integers(1, 8), st.integers(1, 8)),
+    starts=st.tuples(*[st.integers(0, 30)] * 2),
+)
+def test_overlap_of_equal_pitch_is_exact(rows, widths, starts):
+    base = zeros(100)
+    a, out = (
+        np.lib.stride_tricks.as_strided(base[start:], (rows, width), (36, 4))
+        for start, width in zip(starts, widths, strict=True)
+    )
+    arguments = {"a": a, "b": zeros(widths[1], widths[0]), "out": out}
+    if np.shares_memory(a, out):
+        with pytest.raises(ValueError, match="out: .* overlaps a"):
+            call_on_host("gemm", **arguments)
+    else:
+        call_on_host("gemm", **arguments)
+
+
+# ---- workspaces ----
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_workspace_one_byte_short_is_refused(backend, operation):
+    run, workspace_bytes = functions(operation)
+    arguments = place(backend, LEGAL[operation]())
+    nbytes = workspace_bytes(**arguments)
+    if nbytes == 0:
+        return run(**arguments)
+    needed = nbytes - 255
+    with pytest.raises(ValueError, match=f"workspace: expected at least {needed} bytes .*, got 0"):
+        run(**arguments)
+    base = backend.array(zeros(nbytes + 512, dtype=np.uint8))
+    for start in (0, 1, 100):  # enough at any address
+        run(**arguments, workspace=backend.window(base, (nbytes,), (1,), start))
+    with pytest.raises(ValueError, match=f"workspace: expected at least {needed} bytes"):
+        run(**arguments, workspace=backend.window(base, (needed - 1,), (1,), 0))
+
+
+@pytest.mark.parametrize(
+    ("workspace", "error", "message"),
+    [
+        (zeros(2**20), TypeError, "workspace: expected dtype uint8, got float32"),
+        (zeros(2**20, 2, dtype=np.uint8)[:, :1], ValueError, "workspace: expected a contiguous array"),
+        (np.frombuffer(bytes(2**20), np.uint8), ValueError, "workspace: expected writable memory"),
+        ([0], TypeError, "workspace: expected an array"),
+    ],
+)
+def test_workspaces_of_the_wrong_kind(workspace, error, message):
+    with pytest.raises(error, match=message):
+        _C.gemm(**LEGAL["gemm"](), workspace=workspace)
+
+
+def test_a_workspace_that_overlaps_an_input_is_refused():
+    legal = LEGAL["gemm"]()
+    memory = np.zeros(_C.gemm_workspace(**legal) + 1024, np.uint8)
+    a = memory[:160].view(np.float32).reshape(5, 8)
+    with pytest.raises(ValueError, match="workspace: .* overlaps a"):
+        _C.gemm(**legal | {"a": a}, workspace=memory)
+
+
+# ---- the module ----
+
+
+def test_threads_call_side_by_side():
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((65, 33), np.float32), rng.standard_normal((40, 33), np.float32)
+    expected = zeros(65, 40)
+    call_on_host("gemm", a=a, b=b, out=expected)
+
+    def work(_):
+        out = zeros(65, 40)
+        for _ in range(20):
+            call_on_host("gemm", a=Exporter(a), b=b, out=out)
+        return out
+
+    with ThreadPoolExecutor(4) as pool:
+        for out in pool.map(work, range(8)):
+            np.testing.assert_array_equal(out, expected)
+
+
+def test_build_info_and_devices():
+    info = _C.build_info()
+    assert set(info) == {"version", "source_sha256", "cuda", "cuda_archs", "compiler", "abi"}
+    assert len(info["source_sha256"]) == 64
+    assert (info["cuda"] is None) == (info["cuda_archs"] == [])
+    cpu = _C.device_info()
+    assert cpu == _C.device_info("cpu", 0) == _C.device_info(device="cpu", index=0)
+    assert cpu["num_sms"] >= 1
+    assert cpu["compute_capability"] == 0
+    for wrong in (("tpu",), ("cpu", 1), ("cpu", -1), (0,)):
+        with pytest.raises((TypeError, ValueError)):
+            _C.device_info(*wrong)
+
+
+def test_the_module_has_state_of_its_own():
+    """A second module object has its own DeviceArray and its own interned names, and both work."""
+    second = second_module()
+    assert second is not _C
+    assert second.DeviceArray is not _C.DeviceArray
+    legal = LEGAL["gemm"]()
+    expected = _C.gemm_workspace(**legal)
+    assert second.gemm_workspace(**legal) == expected
+    reference = weakref.ref(second)
+    del second
+    gc.collect()
+    assert reference() is None
+    assert _C.gemm_workspace(**legal) == expected

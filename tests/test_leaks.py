@@ -1,0 +1,170 @@
+"""A hundred thousand calls leave memory and reference counts as they were, errors included."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exporters import Exporter, Forwarding, OldForwarding, exchange_type, misaligned
+
+from flexgemm import _C
+
+CALLS = 100_000
+SLACK = 4 << 20  # bytes; a leak of one small object per call is 1.6 MB and more
+
+
+@pytest.fixture(autouse=True)
+def quick_collections():
+    """Whatever else the session has imported is left out of the many collections here."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def assert_flat(function, calls=CALLS):
+    for _ in range(1000):
+        function()
+    gc.collect()
+    before, blocks = resident_bytes(), sys.getallocatedblocks()
+    for _ in range(calls):
+        function()
+    gc.collect()
+    assert resident_bytes() - before < SLACK
+    assert sys.getallocatedblocks() - blocks < calls // 20  # free lists grow a little
+
+
+def product(wrap=lambda array: array):
+    """Keyword arguments of a 2 x 4 by 3 x 4 product, its arrays wrapped."""
+    a, b, out = (np.ones(shape, np.float32) for shape in ((2, 4), (3, 4), (2, 3)))
+    plain = {"a": a, "b": b, "out": out}
+    workspace = np.empty(_C.gemm_workspace(**plain), np.uint8)
+    return {name: wrap(array) for name, array in plain.items()} | {"workspace": workspace}
+
+
+@pytest.mark.parametrize(
+    ("wrap", "calls"),
+    [
+        pytest.param(lambda a: a, CALLS, id="numpy"),
+        pytest.param(Forwarding, CALLS // 2, id="versioned"),
+        pytest.param(OldForwarding, CALLS // 4, id="unversioned"),
+        pytest.param(Exporter, CALLS // 4, id="counted"),
+        pytest.param(exchange_type(), CALLS // 4, id="exchange"),
+        pytest.param(exchange_type(borrowing=False), CALLS // 4, id="exchange-managed"),
+    ],
+)
+def test_products_of_any_exporter(wrap, calls):
+    arguments = product(wrap)
+    if wrap is Exporter or "_alive" in vars(wrap):
+        for array in list(arguments.values())[:3]:
+            array.asked = _Forgetful()
+    assert_flat(lambda: _C.gemm(**arguments), calls)
+
+
+class _Forgetful(list):
+    def append(self, _):
+        pass
+
+
+def test_torch_tensors():
+    torch = pytest.importorskip("torch", reason="torch not installed")
+    arguments = product(torch.from_numpy)
+    assert_flat(lambda: _C.gemm(**arguments))
+
+
+def test_misaligned_inputs_are_copied_and_forgotten():
+    arguments = product() | {"a": misaligned(np.ones((2, 4), np.float32))}
+    assert_flat(lambda: _C.gemm(**arguments))
+
+
+class Raising:
+    def __dlpack__(self, **keywords):
+        raise BufferError("no")
+
+
+FAULTS = {
+    "missing": lambda p: _C.gemm(p["a"], p["b"]),
+    "unknown": lambda p: _C.gemm(**p, kernel=3),
+    "twice": lambda p: _C.gemm(p["a"], **p),
+    "dtype": lambda p: _C.gemm(**p | {"b": p["workspace"]}),
+    "shape": lambda p: _C.gemm(**p | {"b": p["out"]}),
+    "strides": lambda p: _C.gemm(**p | {"a": p["a"][:, ::2]}),
+    "overlap": lambda p: _C.gemm(**p | {"out": p["b"][:2, :3]}),
+    "workspace": lambda p: _C.gemm(**p | {"workspace": None}),
+    "precision": lambda p: _C.gemm(**p, precision="fast"),
+    "scale": lambda p: _C.gemm(**p, scale_a=p["b"]),
+    "stream": lambda p: _C.gemm(**p, stream=-1),
+    "no array": lambda p: _C.gemm(**p | {"out": None}),
+    "exporter": lambda p: _C.gemm(**p | {"out": Raising()}),
+    "second exporter": lambda p: _C.gemm(**p | {"a": Forwarding(p["a"]), "out": Raising()}),
+    "backend": lambda p: _C.neighbor_map(
+        np.full((1, 4), 9, np.int32), np.empty((1, 1), np.int32), shape=(1, 1, 1, 1), kernel_size=(1, 1, 1),
+        dilation=(1, 1, 1), workspace=np.empty(1 << 16, np.uint8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_error_paths(fault):
+    arguments = product()
+    counted = [*arguments.values(), Raising, Forwarding, np.float32]
+    run = FAULTS[fault]
+
+    def failing():
+        with pytest.raises((TypeError, ValueError, BufferError)):
+            run(arguments)
+
+    def quietly():
+        try:
+            run(arguments)
+        except Exception:
+            return
+        raise AssertionError("no error")
+
+    failing()
+    gc.collect()
+    before = [sys.getrefcount(x) for x in counted]
+    for _ in range(100):
+        quietly()
+    gc.collect()
+    assert [sys.getrefcount(x) for x in counted] == before
+    assert_flat(quietly, CALLS // 20)
+
+
+def test_reference_counts_after_success():
+    arguments = product(Forwarding)
+    inner = [x.array for x in arguments.values() if isinstance(x, Forwarding)]
+    counted = [*arguments.values(), *inner, Forwarding]
+    _C.gemm(**arguments)
+    before = [sys.getrefcount(x) for x in counted]
+    for _ in range(100):
+        _C.gemm(**arguments)
+        _C.gemm_workspace(**arguments)
+    assert [sys.getrefcount(x) for x in counted] == before
+
+
+def test_device_memory(cuda):
+    """Far more than any card holds passes through, and host memory stays flat."""
+    for _ in range(1000):
+        _C.DeviceArray.empty((1 << 30,), "uint8")
+    host = np.ones((64, 64), np.float32)
+    capsules = []
+
+    def use():
+        array = _C.DeviceArray.from_numpy(host)
+        view = array.reshape((4096,))
+        capsules[:] = [view.__dlpack__(max_version=(1, 0)), array.__dlpack__(stream=2)]
+
+    assert_flat(use, CALLS // 5)
+
+
+def test_device_calls(cuda):
+    arguments = {name: cuda.array(value) for name, value in product().items() if name != "workspace"}
+    nbytes = _C.gemm_workspace(**arguments)
+    arguments["workspace"] = cuda.empty((nbytes,), "uint8") if nbytes else None
+    assert_flat(lambda: _C.gemm(**arguments))
