@@ -155,13 +155,12 @@ static PyObject *run(fg_call *call, const fg_operation *operation, const void *p
         if (join_device_arrays(call, operation->count) < 0) return NULL;
     }
     if (status != FG_OK) return fg_raise(&error);
-    if (bytes > room) {
-        return PyErr_Format(PyExc_ValueError,
-                            "workspace: expected at least %zu bytes from an address that is a multiple "
-                            "of %d (%s_workspace() returns enough for any address), got %zu",
-                            bytes, (int)WORKSPACE_ALIGNMENT, operation->name, room);
-    }
-    return Py_NewRef(Py_None);
+    if (bytes <= room) return PyLong_FromLong(0);
+    if (!workspace->present) return PyLong_FromSize_t(bytes + WORKSPACE_ALIGNMENT - 1);
+    return PyErr_Format(PyExc_ValueError,
+                        "workspace: expected at least %zu bytes from an address that is a multiple "
+                        "of %d (%s_workspace() returns enough for any address), got %zu",
+                        bytes, (int)WORKSPACE_ALIGNMENT, operation->name, room);
 }
 
 PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyObject *const *args, Py_ssize_t nargs,

@@ -9,9 +9,9 @@ argument.
 `__cuda_stream__`, and must stay alive while work is queued on it; by default it is the current stream of the tensors'
 device in the first of the arrays' libraries that tells it (torch, CuPy), else the legacy default stream.
 
-`<operation>_workspace` takes the operation's own arguments and returns the bytes that `workspace` needs, a contiguous
-uint8 array at any address (the bytes leave room to align it to 256); 0 means that none is needed and None may be
-passed.
+An operation returns 0 when it ran. Without a `workspace` but in need of one it runs nothing and returns the bytes that
+`workspace` must have: a contiguous uint8 array at any address (the bytes leave room to align it to 256).
+`<operation>_workspace` takes the same arguments and only tells the bytes.
 """
 
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def neighbor_map(
     check: bool = False,
     workspace: Array = None,
     stream: Stream = None,
-) -> None:
+) -> int:
     """coords (N, 4) int32 [batch, x, y, z]; shape (B, W, H, D); map (V, N) int32 out."""
 
 def conv_forward(
@@ -90,7 +90,7 @@ def conv_forward(
     precision: str = "ieee",
     workspace: Array = None,
     stream: Stream = None,
-) -> None:
+) -> int:
     """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co)."""
 
 def conv_dgrad(
@@ -103,7 +103,7 @@ def conv_dgrad(
     precision: str = "ieee",
     workspace: Array = None,
     stream: Stream = None,
-) -> None:
+) -> int:
     """grad_out (M, Co), map (V, N), grad_feats (N, Ci)."""
 
 def conv_wgrad(
@@ -116,7 +116,7 @@ def conv_wgrad(
     precision: str = "ieee",
     workspace: Array = None,
     stream: Stream = None,
-) -> None:
+) -> int:
     """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co)."""
 
 def gemm(
@@ -133,7 +133,7 @@ def gemm(
     precision: str = "ieee",
     workspace: Array = None,
     stream: Stream = None,
-) -> None:
+) -> int:
     """out = scale_a scale_b A.B^T + bias. Dense: a (M, K), b (N, K). With offsets (G,) or (G + 1,): b (G, N, K), rows
     offsets[g]:offsets[g+1] of a belong to group g. scale_a: () or (1,) per tensor, (M,) per row; scale_b likewise with
     N, or (G,) and (G, N). bias (N,) or (G, N). dtype_a, dtype_b name the dtype behind uint8 arrays."""
@@ -147,7 +147,7 @@ def quantize(
     dtype: str | None = None,
     workspace: Array = None,
     stream: Stream = None,
-) -> None:
+) -> int:
     """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row. dtype names a uint8 q."""
 
 def neighbor_map_workspace(*args: Any, **kwargs: Any) -> int: ...

@@ -5,8 +5,8 @@ how an output is allocated, how a strided array is made contiguous, and how a re
 recognises an array by its type, without importing a library that the caller has not imported, and remembers the
 answer per type: for a torch tensor it costs one dictionary lookup.
 
-An operation goes: library_of(first array) -> rows()/contiguous() of its inputs -> empty() for its outputs ->
-workspace() -> the extension -> result().
+An operation goes: library_of(first array) -> rows()/contiguous() of its inputs -> empty() for its outputs -> the
+extension, once more with a workspace() if it asks for one -> result().
 """
 
 from __future__ import annotations
@@ -116,8 +116,9 @@ class Library:
         """An uninitialised array for the extension to write, where `like` is; dtype None: that of `like`."""
         raise NotImplementedError
 
-    def workspace(self, nbytes: int, like: Array) -> Array | None:
-        return self.empty((nbytes,), "uint8", like) if nbytes else None
+    def workspace(self, nbytes: int, like: Array) -> Array:
+        """The scratch memory that an operation of the extension asks for by returning nbytes instead of 0."""
+        return self.empty((nbytes,), "uint8", like)
 
     def result(self, x: Array) -> Array:
         """An array from `empty`, as the caller wants it."""

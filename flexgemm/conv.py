@@ -88,13 +88,13 @@ def forward(
     if bias is not None:
         bias = library.contiguous(bias, "bias")
     _check_shapes(feats, weight, neighbor_map)
-    map = neighbor_map.native
-    stream = library.stream
     shape = (feats.shape[0], weight.shape[0])
     out = library.empty(shape, None, feats) if out is None else library.output(out, shape, None, feats)
-    nbytes = _C.conv_forward_workspace(feats, weight, bias, map, out, precision=precision, stream=stream)
-    workspace = library.workspace(nbytes, feats) if nbytes else None
-    _C.conv_forward(feats, weight, bias, map, out, precision=precision, workspace=workspace, stream=stream)
+    map, workspace, stream = neighbor_map.native, None, library.stream
+    while nbytes := _C.conv_forward(
+        feats, weight, bias, map, out, precision=precision, workspace=workspace, stream=stream
+    ):
+        workspace = library.workspace(nbytes, feats)
     return library.result(out)
 
 
@@ -115,18 +115,16 @@ def backward(
     expected = (feats.shape[0], weight.shape[0])
     if grad_out.shape != expected:
         raise ValueError(f"grad_out: expected {expected}, got {tuple(grad_out.shape)}")
-    stream = library.stream
     grad_feats = grad_weight = grad_bias = None
+
+    stream = library.stream
 
     if needs_grad[0]:
         mirrored = neighbor_map.mirrored
         map = neighbor_map.native if mirrored else neighbor_map.native_transposed(stream)
         grad_feats = library.empty(tuple(feats.shape), None, feats)
-        nbytes = _C.conv_dgrad_workspace(
-            grad_out, weight, map, grad_feats, mirrored=mirrored, precision=precision, stream=stream
-        )
-        workspace = library.workspace(nbytes, feats) if nbytes else None
-        _C.conv_dgrad(
+        workspace = None
+        while nbytes := _C.conv_dgrad(
             grad_out,
             weight,
             map,
@@ -135,20 +133,19 @@ def backward(
             precision=precision,
             workspace=workspace,
             stream=stream,
-        )
+        ):
+            workspace = library.workspace(nbytes, feats)
         grad_feats = library.result(grad_feats)
 
     if needs_grad[1] or needs_grad[2]:
         map = neighbor_map.native
         grad_weight = library.empty(tuple(weight.shape), None, weight) if needs_grad[1] else None
         grad_bias = library.empty((weight.shape[0],), None, weight) if needs_grad[2] else None
-        nbytes = _C.conv_wgrad_workspace(
-            grad_out, feats, map, grad_weight, grad_bias, precision=precision, stream=stream
-        )
-        workspace = library.workspace(nbytes, feats) if nbytes else None
-        _C.conv_wgrad(
+        workspace = None
+        while nbytes := _C.conv_wgrad(
             grad_out, feats, map, grad_weight, grad_bias, precision=precision, workspace=workspace, stream=stream
-        )
+        ):
+            workspace = library.workspace(nbytes, feats)
         grad_weight = library.result(grad_weight) if needs_grad[1] else None
         grad_bias = library.result(grad_bias) if needs_grad[2] else None
 

@@ -52,9 +52,11 @@ def quantize(
             need = " or ".join(str(shape) for shape in expected)
             raise ValueError(f"scale: expected {need} for granularity {granularity!r}, got {tuple(factors.shape)}")
     q = library.empty((m, k), name, x)
-    options: dict[str, Any] = {"scale_given": scale is not None, "dtype": name, "stream": library.stream}
-    nbytes = _C.quantize_workspace(x, q, factors, **options)
-    _C.quantize(x, q, factors, workspace=library.workspace(nbytes, x), **options)
+    workspace, stream = None, library.stream
+    while nbytes := _C.quantize(
+        x, q, factors, scale_given=scale is not None, dtype=name, workspace=workspace, stream=stream
+    ):
+        workspace = library.workspace(nbytes, x)
     return library.result(q), library.result(factors) if scale is None else scale
 
 
@@ -137,11 +139,12 @@ def _product(
     library = library_of(a, "a", device, stream)
     a = library.rows(a, "a")
     b = library.rows(b, "b")
-    layout = "(N, K)" if offsets is None else "(G, N, K)"
-    if len(a.shape) != 2:
-        raise ValueError(f"a: expected (M, K), got {tuple(a.shape)}")
-    if len(b.shape) != (2 if offsets is None else 3):
-        raise ValueError(f"b: expected {layout}, got {tuple(b.shape)}")
+    rows, columns = a.shape, b.shape
+    if len(rows) != 2:
+        raise ValueError(f"a: expected (M, K), got {tuple(rows)}")
+    if len(columns) != (2 if offsets is None else 3):
+        layout = "(N, K)" if offsets is None else "(G, N, K)"
+        raise ValueError(f"b: expected {layout}, got {tuple(columns)}")
     if offsets is not None:
         offsets = library.contiguous(offsets, "offsets")
     if scale_a is not None:
@@ -156,18 +159,22 @@ def _product(
             raise TypeError(f"out: expected out_dtype {out_dtype}, got {library.dtype(out)}")
     elif library.dtype(a) not in FLOATS:
         out_dtype = "bfloat16"  # None is the dtype of a
-    shape = (a.shape[0], b.shape[-2])
+    shape = (rows[0], columns[-2])
     out = library.empty(shape, out_dtype, a) if out is None else library.output(out, shape, out_dtype, a)
-    options: dict[str, Any] = {
-        "scale_a": scale_a,
-        "scale_b": scale_b,
-        "bias": bias,
-        "offsets": offsets,
-        "dtype_a": dtype_a,
-        "dtype_b": dtype_b,
-        "precision": precision,
-        "stream": library.stream,
-    }
-    nbytes = _C.gemm_workspace(a, b, out, **options)
-    _C.gemm(a, b, out, workspace=library.workspace(nbytes, a), **options)
+    workspace, stream = None, library.stream
+    while nbytes := _C.gemm(
+        a,
+        b,
+        out,
+        scale_a=scale_a,
+        scale_b=scale_b,
+        bias=bias,
+        offsets=offsets,
+        dtype_a=dtype_a,
+        dtype_b=dtype_b,
+        precision=precision,
+        workspace=workspace,
+        stream=stream,
+    ):
+        workspace = library.workspace(nbytes, a)
     return library.result(out)

@@ -93,16 +93,19 @@ class NeighborMap:
         if len(coords.shape) != 2 or coords.shape[1] != 4:
             raise ValueError(f"coords: expected (N, 4) [batch, x, y, z], got {tuple(coords.shape)}")
         result = library.empty((self.kernel_volume, coords.shape[0]), "int32", coords)
-        options: dict[str, Any] = {
-            "shape": self.shape,
-            "kernel_size": self.kernel_size,
-            "dilation": self.dilation,
-            "transposed": transposed,
-            "check": check,
-            "stream": library.stream,
-        }
-        nbytes = _C.neighbor_map_workspace(coords, result, **options)
-        _C.neighbor_map(coords, result, workspace=library.workspace(nbytes, coords), **options)
+        workspace = None
+        while nbytes := _C.neighbor_map(
+            coords,
+            result,
+            shape=self.shape,
+            kernel_size=self.kernel_size,
+            dilation=self.dilation,
+            transposed=transposed,
+            check=check,
+            workspace=workspace,
+            stream=library.stream,
+        ):
+            workspace = library.workspace(nbytes, coords)
         return result
 
     def __repr__(self) -> str:

@@ -39,7 +39,7 @@ class Call:
     def run(self, operation, *args, **kwargs):
         nbytes = getattr(_C, f"{operation}_workspace")(*args, **kwargs)
         workspace = Buffer(self.backend, poison(nbytes, "uint8"), output=True, fence=self.fence, initialise=self.fence)
-        getattr(_C, operation)(*args, workspace=workspace.array if nbytes else None, **kwargs)
+        assert getattr(_C, operation)(*args, workspace=workspace.array if nbytes else None, **kwargs) == 0
         for buffer in self.inputs:
             buffer.read(f"{operation}: an input")
         if self.fence:

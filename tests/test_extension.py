@@ -367,14 +367,13 @@ def test_a_workspace_one_byte_short_is_refused(backend, operation):
     run, workspace_bytes = functions(operation)
     arguments = place(backend, LEGAL[operation]())
     nbytes = workspace_bytes(**arguments)
+    assert run(**arguments) == nbytes  # without one, what it needs; 0 when it ran
     if nbytes == 0:
-        return run(**arguments)
+        return
     needed = nbytes - 255
-    with pytest.raises(ValueError, match=f"workspace: expected at least {needed} bytes .*, got 0"):
-        run(**arguments)
     base = backend.array(zeros(nbytes + 512, dtype=np.uint8))
     for start in (0, 1, 100):  # enough at any address
-        run(**arguments, workspace=backend.window(base, (nbytes,), (1,), start))
+        assert run(**arguments, workspace=backend.window(base, (nbytes,), (1,), start)) == 0
     with pytest.raises(ValueError, match=f"workspace: expected at least {needed} bytes"):
         run(**arguments, workspace=backend.window(base, (needed - 1,), (1,), 0))
 
