@@ -59,7 +59,7 @@ static int find_stream(fg_call *call, const fg_operation *operation) {
         if (found == 0) continue;
         call->stream.queue.stream = stream;
         call->stream.owner = call->stream_reference;
-        call->on_cupy_stream = view->source == FG_SOURCE_CUPY;
+        call->stream_view = view;
         break;
     }
     return 0;
@@ -85,14 +85,16 @@ static int prepare(fg_call *call, const fg_operation *operation, void *params, b
 
 /* ---- the call ---- */
 
-static PyObject *query(fg_call *call, const fg_operation *operation, const void *params) {
-    size_t bytes = 0;
+/* Host arithmetic: not worth letting go of the GIL. */
+static int query(fg_call *call, const fg_operation *operation, const void *params, size_t *bytes) {
     fg_error error;
-    PyThreadState *thread = PyEval_SaveThread();
-    fg_status status = operation->query(call->backend, params, &call->stream.queue, &bytes, &error);
-    PyEval_RestoreThread(thread);
-    if (status != FG_OK) return fg_raise(&error);
-    /* Room to align whatever address the caller's allocator gives. */
+    const fg_status status = operation->query(call->backend, params, &call->stream.queue, bytes, &error);
+    if (status != FG_OK) fg_raise(&error);
+    return status == FG_OK ? 0 : -1;
+}
+
+/* With room to align whatever address the caller's allocator gives. */
+static PyObject *bytes_to_allocate(size_t bytes) {
     return PyLong_FromSize_t(bytes > 0 ? bytes + WORKSPACE_ALIGNMENT - 1 : 0);
 }
 
@@ -130,37 +132,46 @@ static int join_device_arrays(fg_call *call, int count) {
 /* Borrowed memory may have to outlive this call. CuPy frees memory in the order of its current stream: when that is
  * where the work was queued, nothing has to wait. */
 static void defer_borrowed(fg_call *call, int count) {
+    const bool on_cupy_stream = call->stream_view && call->stream_view->source == FG_SOURCE_CUPY;
     bool borrowed = false;
     for (int i = 0; i < count; i++) {
         const fg_view *view = &call->views[i];
-        const bool ordered =
-            view->source == FG_SOURCE_EXCHANGE || (view->source == FG_SOURCE_CUPY && call->on_cupy_stream);
+        const bool ordered = view->source == FG_SOURCE_EXCHANGE || (view->source == FG_SOURCE_CUPY && on_cupy_stream);
         borrowed = borrowed || (view->managed.pointer && !ordered);
     }
     if (borrowed) fg_defer_release(call->state, call->backend, &call->stream.queue, call->views, count);
 }
 
+/* Takes the workspace from the arrays' own library when the caller has given none: its allocator, in the order of the
+ * stream that the work runs on. Where it cannot, the caller is told what to allocate. */
+static void allocate_workspace(fg_call *call, fg_view *view, size_t bytes) {
+    const fg_view *like = call->views->tensor.device_type == FG_CPU ? call->views : call->stream_view;
+    if (like) fg_view_allocate(view, like, "workspace", bytes + WORKSPACE_ALIGNMENT - 1);
+}
+
 static PyObject *run(fg_call *call, const fg_operation *operation, const void *params, fg_tensor *workspace) {
-    if (set_workspace(&call->views[operation->count - 2], workspace) < 0) return NULL;
-    if (join_device_arrays(call, operation->count) < 0) return NULL;
-    const size_t room = workspace->present ? (size_t)workspace->shape[0] : 0;
+    fg_view *view = &call->views[operation->count - 2];
     size_t bytes = 0;
+    if (query(call, operation, params, &bytes) < 0) return NULL;
+    if (bytes > 0 && !view->tensor.present) allocate_workspace(call, view, bytes);
+    if (set_workspace(view, workspace) < 0) return NULL;
+    if (bytes > 0 && !workspace->present) return bytes_to_allocate(bytes);
+    if (bytes > 0 && bytes > (size_t)workspace->shape[0]) {
+        return PyErr_Format(PyExc_ValueError,
+                            "workspace: expected at least %zu bytes from an address that is a multiple "
+                            "of %d (%s_workspace() returns enough for any address), got %lld",
+                            bytes, (int)WORKSPACE_ALIGNMENT, operation->name, (long long)workspace->shape[0]);
+    }
+    if (join_device_arrays(call, operation->count) < 0) return NULL;
     fg_error error;
     PyThreadState *thread = PyEval_SaveThread();
-    fg_status status = operation->query(call->backend, params, &call->stream.queue, &bytes, &error);
-    if (status == FG_OK && bytes <= room) status = operation->run(call->backend, params, &call->stream.queue, &error);
+    const fg_status status = operation->run(call->backend, params, &call->stream.queue, &error);
     PyEval_RestoreThread(thread);
     if (call->views->tensor.device_type == FG_CUDA) {
         defer_borrowed(call, operation->count);
         if (join_device_arrays(call, operation->count) < 0) return NULL;
     }
-    if (status != FG_OK) return fg_raise(&error);
-    if (bytes <= room) return PyLong_FromLong(0);
-    if (!workspace->present) return PyLong_FromSize_t(bytes + WORKSPACE_ALIGNMENT - 1);
-    return PyErr_Format(PyExc_ValueError,
-                        "workspace: expected at least %zu bytes from an address that is a multiple "
-                        "of %d (%s_workspace() returns enough for any address), got %zu",
-                        bytes, (int)WORKSPACE_ALIGNMENT, operation->name, room);
+    return status == FG_OK ? PyLong_FromLong(0) : fg_raise(&error);
 }
 
 PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
@@ -168,7 +179,7 @@ PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyO
     fg_call call;
     call.state = PyModule_GetState(module);
     call.stream_reference = NULL;
-    call.on_cupy_stream = false;
+    call.stream_view = NULL;
     for (int i = 0; i < operation->count; i++) call.views[i] = (fg_view){.object = NULL};
     if (call.state->deferred) fg_collect_deferred(call.state);
 
@@ -178,7 +189,12 @@ PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyO
         prepare(&call, operation, params, workspace != NULL) < 0) {
         goto done;
     }
-    result = workspace ? run(&call, operation, params, workspace) : query(&call, operation, params);
+    size_t bytes = 0;
+    if (workspace) {
+        result = run(&call, operation, params, workspace);
+    } else if (query(&call, operation, params, &bytes) == 0) {
+        result = bytes_to_allocate(bytes);
+    }
 done:
     for (int i = 0; i < operation->count; i++) fg_view_close(&call.views[i]);
     Py_XDECREF(call.stream_reference);

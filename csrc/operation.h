@@ -23,7 +23,7 @@ typedef struct {
     const fg_backend *backend;
     fg_stream stream;
     PyObject *stream_reference; /* what stream.owner borrows from, when nobody else holds it */
-    bool on_cupy_stream;        /* the stream is CuPy's current one */
+    const fg_view *stream_view; /* the view whose library's current stream it is; NULL: another stream */
 } fg_call;
 
 typedef struct {

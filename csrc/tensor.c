@@ -279,6 +279,33 @@ static int open_exchange(fg_view *view) {
     return -1;
 }
 
+static void ignore_error(void *context, const char *kind, const char *message) {
+    (void)context, (void)kind, (void)message;
+}
+
+bool fg_view_allocate(fg_view *view, const fg_view *like, const char *name, size_t bytes) {
+    if (like->source != FG_SOURCE_EXCHANGE || !like->api->managed_tensor_allocator) return false;
+    int64_t shape[] = {(int64_t)bytes}, strides[] = {1};
+    const bool host = like->tensor.device_type == FG_CPU;
+    DLTensor prototype = {
+        .device = {host ? kDLCPU : kDLCUDA, like->tensor.device_index},
+        .ndim = 1,
+        .dtype = fg_dl_dtype(FG_UINT8),
+        .shape = shape,
+        .strides = strides,
+    };
+    DLManagedTensorVersioned *managed = NULL;
+    *view = (fg_view){.name = name, .source = FG_SOURCE_EXCHANGE, .api = like->api, .output = true};
+    const bool done = like->api->managed_tensor_allocator(&prototype, &managed, NULL, ignore_error) == 0 &&
+                      set_versioned(view, managed) == 0;
+    if (!done) {
+        PyErr_Clear();
+        fg_view_close(view);
+        view->tensor.present = false;
+    }
+    return done;
+}
+
 /* ---- __dlpack__ ---- */
 
 /* The device that the object says it is on; the CPU for one that does not say. */

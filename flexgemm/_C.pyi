@@ -9,7 +9,8 @@ argument.
 `__cuda_stream__`, and must stay alive while work is queued on it; by default it is the current stream of the tensors'
 device in the first of the arrays' libraries that tells it (torch, CuPy), else the legacy default stream.
 
-An operation returns 0 when it ran. Without a `workspace` but in need of one it runs nothing and returns the bytes that
+An operation returns 0 when it ran. In need of a `workspace` and without one it takes it from the arrays' own library
+where that offers its allocator (torch, on its current stream); else it runs nothing and returns the bytes that
 `workspace` must have: a contiguous uint8 array at any address (the bytes leave room to align it to 256).
 `<operation>_workspace` takes the same arguments and only tells the bytes.
 """

@@ -87,8 +87,7 @@ def forward(
     weight = library.contiguous(weight, "weight")
     if bias is not None:
         bias = library.contiguous(bias, "bias")
-    _check_shapes(feats, weight, neighbor_map)
-    shape = (feats.shape[0], weight.shape[0])
+    shape = _check_shapes(feats, weight, neighbor_map)
     out = library.empty(shape, None, feats) if out is None else library.output(out, shape, None, feats)
     map, workspace, stream = neighbor_map.native, None, library.stream
     while nbytes := _C.conv_forward(
@@ -111,8 +110,7 @@ def backward(
     grad_out = library.rows(grad_out, "grad_out")
     feats = library.rows(feats, "feats")
     weight = library.contiguous(weight, "weight")
-    _check_shapes(feats, weight, neighbor_map)
-    expected = (feats.shape[0], weight.shape[0])
+    expected = _check_shapes(feats, weight, neighbor_map)
     if grad_out.shape != expected:
         raise ValueError(f"grad_out: expected {expected}, got {tuple(grad_out.shape)}")
     grad_feats = grad_weight = grad_bias = None
@@ -163,13 +161,13 @@ def bind(feats: Array, neighbor_map: NeighborMap, stream: Stream) -> Library:
     return library_of(feats, "feats", device, stream)
 
 
-def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap) -> None:
-    """What the extension cannot see: it is given V, not the kernel's axes."""
-    shape = feats.shape
-    if len(shape) != 2 or shape[0] != neighbor_map.num_voxels:
-        raise ValueError(f"feats: expected ({neighbor_map.num_voxels}, Ci) to match neighbor_map, got {tuple(shape)}")
-    expected = [*neighbor_map.kernel_size, shape[1]]
-    _, *axes = weight.shape or (0,)
-    if axes != expected:
-        need = ", ".join(str(n) for n in expected)
-        raise ValueError(f"weight: expected (Co, {need}) to match neighbor_map and feats, got {tuple(weight.shape)}")
+def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap) -> tuple[int, int]:
+    """The shape of the output. Checks what the extension cannot see: it is given V, not the kernel's axes."""
+    shape, co_and_kernel = tuple(feats.shape), tuple(weight.shape)
+    rows, kernel = neighbor_map.num_voxels, neighbor_map.kernel_size
+    if len(shape) != 2 or shape[0] != rows:
+        raise ValueError(f"feats: expected ({rows}, Ci) to match neighbor_map, got {shape}")
+    if co_and_kernel[1:] != (*kernel, shape[1]):
+        need = ", ".join(str(n) for n in (*kernel, shape[1]))
+        raise ValueError(f"weight: expected (Co, {need}) to match neighbor_map and feats, got {co_and_kernel}")
+    return rows, co_and_kernel[0]

@@ -100,33 +100,33 @@ typedef enum { FG_PRECISION_IEEE = 0, FG_PRECISION_TF32 } fg_precision; /* of fl
  * -1 where there is none or where it lies outside `shape`. transposed: at coords[n] - (k - K/2) * dilation.
  * Duplicate coordinates: the lowest row wins. Rows out of range have no neighbours and are nobody's neighbour. */
 typedef struct {
-    fg_tensor coords;     /* (N, 4) int32 contiguous: batch, x, y, z */
-    int64_t shape[4];     /* B, W, H, D > 0 with B*W*H*D < 2^63 */
-    int32_t kernel[3];    /* Kw, Kh, Kd, each 1..7 */
-    int32_t dilation[3];  /* each >= 1 */
-    bool transposed;      /* look up with negated offsets */
-    bool check;           /* report out-of-range and duplicate rows (the CPU always reports out-of-range ones) */
-    fg_tensor map;        /* out: (V, N) int32 contiguous */
+    fg_tensor coords;    /* (N, 4) int32 contiguous: batch, x, y, z */
+    int64_t shape[4];    /* B, W, H, D > 0 with B*W*H*D < 2^63 */
+    int32_t kernel[3];   /* Kw, Kh, Kd, each 1..7 */
+    int32_t dilation[3]; /* each >= 1 */
+    bool transposed;     /* look up with negated offsets */
+    bool check;          /* report out-of-range and duplicate rows (the CPU always reports out-of-range ones) */
+    fg_tensor map;       /* out: (V, N) int32 contiguous */
     fg_tensor workspace;
 } fg_neighbor_map_params;
 
 /* out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]; accumulation in float32. */
 typedef struct {
-    fg_tensor feats;     /* (N, Ci) float32 | float16 | bfloat16, inner stride 1 */
-    fg_tensor weight;    /* (Co, V, Ci) contiguous, dtype of feats */
-    fg_tensor bias;      /* (Co) contiguous, dtype of feats; or absent */
-    fg_tensor map;       /* (V, M) int32 contiguous, -1 = none */
+    fg_tensor feats;  /* (N, Ci) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor weight; /* (Co, V, Ci) contiguous, dtype of feats */
+    fg_tensor bias;   /* (Co) contiguous, dtype of feats; or absent */
+    fg_tensor map;    /* (V, M) int32 contiguous, -1 = none */
     fg_precision precision;
-    fg_tensor out;       /* (M, Co) inner stride 1, dtype of feats */
+    fg_tensor out; /* (M, Co) inner stride 1, dtype of feats */
     fg_tensor workspace;
 } fg_conv_forward_params;
 
 /* grad_feats[n] = sum_v weight[:, v, :]^T . grad_out[map[v', n]], where map is the transposed map and v' = v, or,
  * when mirrored (every kernel axis odd, one coordinate set), the forward map and v' = V - 1 - v. */
 typedef struct {
-    fg_tensor grad_out;   /* (M, Co), inner stride 1 */
-    fg_tensor weight;     /* (Co, V, Ci) contiguous */
-    fg_tensor map;        /* (V, N) int32 contiguous */
+    fg_tensor grad_out; /* (M, Co), inner stride 1 */
+    fg_tensor weight;   /* (Co, V, Ci) contiguous */
+    fg_tensor map;      /* (V, N) int32 contiguous */
     bool mirrored;
     fg_precision precision;
     fg_tensor grad_feats; /* out: (N, Ci) inner stride 1 */
@@ -136,9 +136,9 @@ typedef struct {
 /* grad_weight[:, v, :] = sum_m grad_out[m] (x) feats[map[v, m]]; grad_bias = sum_m grad_out[m].
  * Either output may be absent. Deterministic: partial sums meet in a fixed order. */
 typedef struct {
-    fg_tensor grad_out;    /* (M, Co), inner stride 1 */
-    fg_tensor feats;       /* (N, Ci), inner stride 1 */
-    fg_tensor map;         /* (V, M) int32 contiguous: the forward map */
+    fg_tensor grad_out; /* (M, Co), inner stride 1 */
+    fg_tensor feats;    /* (N, Ci), inner stride 1 */
+    fg_tensor map;      /* (V, M) int32 contiguous: the forward map */
     fg_precision precision;
     fg_tensor grad_weight; /* out: (Co, V, Ci) contiguous, dtype of feats; or absent */
     fg_tensor grad_bias;   /* out: (Co) contiguous, dtype of feats; or absent */
@@ -155,15 +155,15 @@ typedef enum { FG_GEMM_DENSE = 0, FG_GEMM_M_GROUPED } fg_gemm_layout;
  * G + 1 bounds; a backend clamps them into 0..M and takes a decreasing one as an empty group, the CPU rejects both. */
 typedef struct {
     fg_gemm_layout layout;
-    fg_tensor a;           /* (M, K) float8_* | float16 | bfloat16 | float32, inner stride 1 */
-    fg_tensor b;           /* (N, K) or (G, N, K), inner stride 1; fp8 kinds mix freely, else dtype of a */
-    fg_tensor scale_a;     /* float32 contiguous: () or (M); absent with FG_SCALE_NONE */
-    fg_tensor scale_b;     /* float32 contiguous: () or (N) dense; (G) or (G, N) grouped */
+    fg_tensor a;       /* (M, K) float8_* | float16 | bfloat16 | float32, inner stride 1 */
+    fg_tensor b;       /* (N, K) or (G, N, K), inner stride 1; fp8 kinds mix freely, else dtype of a */
+    fg_tensor scale_a; /* float32 contiguous: () or (M); absent with FG_SCALE_NONE */
+    fg_tensor scale_b; /* float32 contiguous: () or (N) dense; (G) or (G, N) grouped */
     fg_scale_kind kind_a, kind_b;
-    fg_tensor bias;        /* (N) dense or (G, N) grouped, contiguous, float32 or dtype of out; or absent */
-    fg_tensor offsets;     /* (G) or (G+1) int32 | int64 contiguous; absent when dense */
+    fg_tensor bias;    /* (N) dense or (G, N) grouped, contiguous, float32 or dtype of out; or absent */
+    fg_tensor offsets; /* (G) or (G+1) int32 | int64 contiguous; absent when dense */
     fg_precision precision;
-    fg_tensor out;         /* (M, N) bfloat16 | float16 | float32, inner stride 1 */
+    fg_tensor out; /* (M, N) bfloat16 | float16 | float32, inner stride 1 */
     fg_tensor workspace;
 } fg_gemm_params;
 
@@ -171,11 +171,11 @@ typedef struct {
  * scale = amax / max_finite(dtype of q) over the finite values of the tensor or of the row, 1 where amax is 0;
  * computed here unless scale_given. A row scale that underflows to 0 is 1 as well. */
 typedef struct {
-    fg_tensor x;           /* (M, K) float32 | float16 | bfloat16, inner stride 1 */
-    fg_scale_kind kind;    /* FG_SCALE_TENSOR or FG_SCALE_ROW */
+    fg_tensor x;        /* (M, K) float32 | float16 | bfloat16, inner stride 1 */
+    fg_scale_kind kind; /* FG_SCALE_TENSOR or FG_SCALE_ROW */
     bool scale_given;
-    fg_tensor scale;       /* in or out: float32 () or (M) contiguous */
-    fg_tensor q;           /* out: (M, K) float8_e4m3fn | float8_e5m2, inner stride 1 */
+    fg_tensor scale; /* in or out: float32 () or (M) contiguous */
+    fg_tensor q;     /* out: (M, K) float8_e4m3fn | float8_e5m2, inner stride 1 */
     fg_tensor workspace;
 } fg_quantize_params;
 

@@ -72,7 +72,7 @@ def call(backend, operation, placed=None, **changes):
     run, workspace_bytes = functions(operation)
     arguments = place(backend, LEGAL[operation]() | changes) | (placed or {})
     nbytes = workspace_bytes(**arguments)
-    assert run(**arguments, workspace=backend.array(zeros(nbytes, dtype=np.uint8)) if nbytes else None) is None
+    assert run(**arguments, workspace=backend.array(zeros(nbytes, dtype=np.uint8)) if nbytes else None) == 0
 
 
 def call_on_host(operation, **changes):

@@ -37,9 +37,11 @@ class Call:
         return self.outputs[-1].array
 
     def run(self, operation, *args, **kwargs):
-        nbytes = getattr(_C, f"{operation}_workspace")(*args, **kwargs)
+        """Buffers start at multiples of 256: the room that the query leaves to align others is not given."""
+        nbytes = max(getattr(_C, f"{operation}_workspace")(*args, **kwargs) - 255, 0)
         workspace = Buffer(self.backend, poison(nbytes, "uint8"), output=True, fence=self.fence, initialise=self.fence)
-        assert getattr(_C, operation)(*args, workspace=workspace.array if nbytes else None, **kwargs) == 0
+        still_needed = getattr(_C, operation)(*args, workspace=workspace.array if nbytes else None, **kwargs)
+        assert still_needed == 0, f"{operation}: did not run, asks for a workspace of {still_needed} bytes"
         for buffer in self.inputs:
             buffer.read(f"{operation}: an input")
         if self.fence:

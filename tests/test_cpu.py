@@ -23,9 +23,9 @@ def instruction_sets():
 
 def run(arguments, **environment):
     command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, cwd=HERE, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    path = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))  # a build in place will do
+    environment = os.environ | {"PYTHONPATH": path} | environment
+    return subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("cases", CASES)

@@ -45,6 +45,27 @@ def test_a_capsule_is_renamed_and_its_deleter_called_once(versioned):
     assert exporter.deleted == 3, "the capsule was asked for before the devices were known"
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_torch_lends_the_workspace(device):
+    """A library whose exchange API allocates is asked for the scratch memory, on its current stream only."""
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__") or (device == "cuda" and not torch.cuda.is_available()):
+        pytest.skip("no exchange API, or no CUDA device")
+    torch.manual_seed(0)
+    grad_out, feats = torch.randn(500, 24, device=device), torch.randn(500, 40, device=device)
+    nmap = torch.randint(-1, 500, (27, 500), dtype=torch.int32, device=device)
+    lent, given = (torch.full((24, 27, 40), torch.nan, device=device) for _ in range(2))
+    assert _C.conv_wgrad(grad_out, feats, nmap, lent, None) == 0
+    nbytes = _C.conv_wgrad_workspace(grad_out, feats, nmap, given, None)
+    assert nbytes > 0
+    workspace = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    assert _C.conv_wgrad(grad_out, feats, nmap, given, None, workspace=workspace) == 0
+    assert torch.equal(lent, given)
+    if device == "cuda":
+        other = torch.cuda.Stream()
+        assert _C.conv_wgrad(grad_out, feats, nmap, lent, None, stream=other.cuda_stream) == nbytes
+
+
 def test_every_export_offers_version_1():
     exporter = Exporter(zeros(5, 8))
     call_on_host("gemm", a=exporter)
