@@ -3,9 +3,11 @@
 # PYTHON   the interpreter that .venv is made of (3.11 or later); of gpu-check, gpu-sanitize and bench the interpreter
 #          itself, as it is: they install nothing
 # STEP     one step of gpu-check: tests, sanitize, conv, gemm or overhead; all of them without it
+# CHECK    more arguments of gpu-check: --scene lidar=cloud.npz, --anchors peers.json, --peers torch
 
 PYTHON ?= python3
 STEP ?= all
+CHECK ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,7 +34,7 @@ bench: module
 	$(PYTHON) -m benchmarks
 
 gpu-check: module
-	$(PYTHON) -m benchmarks.gpu_check --step $(STEP)
+	$(PYTHON) -m benchmarks.gpu_check --step $(STEP) $(CHECK)
 
 gpu-sanitize: module
 	$(PYTHON) -m benchmarks.gpu_check --step sanitize

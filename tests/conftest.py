@@ -18,7 +18,7 @@ from flexgemm import _C
 # JAX would take three quarters of the card's memory on its first use.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=30)
+settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=100)
 settings.load_profile("suite")
 
 

@@ -41,7 +41,7 @@ class Call:
         nbytes = max(getattr(_C, f"{operation}_workspace")(*args, **kwargs) - 255, 0)
         workspace = Buffer(self.backend, poison(nbytes, "uint8"), output=True, fence=self.fence, initialise=self.fence)
         still_needed = getattr(_C, operation)(*args, workspace=workspace.array if nbytes else None, **kwargs)
-        assert still_needed == 0, f"{operation}: did not run, asks for a workspace of {still_needed} bytes"
+        assert not still_needed, f"{operation}: did not run, asks for a workspace of {still_needed} bytes"
         for buffer in self.inputs:
             buffer.read(f"{operation}: an input")
         if self.fence:

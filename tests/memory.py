@@ -106,7 +106,8 @@ class Cuda:
     name, device = "cuda", "cuda"
 
     def array(self, array):
-        return _C.DeviceArray.from_numpy(np.ascontiguousarray(array).reshape(np.shape(array)))
+        contiguous = np.ascontiguousarray(array).reshape(np.shape(array))  # which gives a scalar an axis
+        return _C.DeviceArray.from_numpy(contiguous)
 
     def numpy(self, array):
         return np.asarray(array) if isinstance(array, np.ndarray) else array.numpy()
