@@ -247,14 +247,17 @@ class TorchLibrary(Library):
     def dtype(self, x: Array) -> str:
         return self.dtypes.get(x.dtype) or str(x.dtype)
 
+    # These two run for every argument of every call: what `accept` would refuse is asked for in line.
     def rows(self, x: Array, name: str) -> Array:
-        self.accept(x, name)
+        if type(x) not in self.known or x.layout is not self.strided or x.is_neg():
+            self.accept(x, name)
         if not (x.is_contiguous() or x.stride()[-1] == 1):
             x = x.contiguous()
         return x.detach() if self.detaches else x
 
     def contiguous(self, x: Array, name: str) -> Array:
-        self.accept(x, name)
+        if type(x) not in self.known or x.layout is not self.strided or x.is_neg():
+            self.accept(x, name)
         if not x.is_contiguous():
             x = x.contiguous()
         return x.detach() if self.detaches else x

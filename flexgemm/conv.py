@@ -163,11 +163,11 @@ def bind(feats: Array, neighbor_map: NeighborMap, stream: Stream) -> Library:
 
 def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap) -> tuple[int, int]:
     """The shape of the output. Checks what the extension cannot see: it is given V, not the kernel's axes."""
-    shape, co_and_kernel = tuple(feats.shape), tuple(weight.shape)
-    rows, kernel = neighbor_map.num_voxels, neighbor_map.kernel_size
+    shape, co_and_kernel, rows = feats.shape, weight.shape, neighbor_map.num_voxels
     if len(shape) != 2 or shape[0] != rows:
-        raise ValueError(f"feats: expected ({rows}, Ci) to match neighbor_map, got {shape}")
-    if co_and_kernel[1:] != (*kernel, shape[1]):
-        need = ", ".join(str(n) for n in (*kernel, shape[1]))
-        raise ValueError(f"weight: expected (Co, {need}) to match neighbor_map and feats, got {co_and_kernel}")
+        raise ValueError(f"feats: expected ({rows}, Ci) to match neighbor_map, got {tuple(shape)}")
+    expected = (*neighbor_map.kernel_size, shape[1])
+    if co_and_kernel[1:] != expected:
+        need = ", ".join(str(n) for n in expected)
+        raise ValueError(f"weight: expected (Co, {need}) to match neighbor_map and feats, got {tuple(co_and_kernel)}")
     return rows, co_and_kernel[0]

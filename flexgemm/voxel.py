@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import Any, cast
+from typing import Any
 
 from flexgemm import _C
 from flexgemm._arrays import Array, Library, Stream, library_of
 
 Triple = tuple[int, int, int]
+
+AXES = "a positive int or three of them (w, h, d)"
 
 
 class NeighborMap:
@@ -48,7 +50,7 @@ class NeighborMap:
         self.kernel_size = kernel_size
         self.dilation = dilation
         self.kernel_volume = kernel_size[0] * kernel_size[1] * kernel_size[2]
-        self.mirrored = all(k % 2 == 1 for k in kernel_size)
+        self.mirrored = kernel_size[0] & kernel_size[1] & kernel_size[2] & 1 == 1
         self.device = device
         self._native_transposed: Array | None = None
         self._map: Array | None = None
@@ -136,22 +138,22 @@ def neighbor_map(
 
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes and values, by argument name.
     """
-    axes = "a positive int or three of them (w, h, d)"
     return NeighborMap(
         coords,
-        cast(tuple[int, int, int, int], _ints(shape, "shape", "four positive ints (B, W, H, D)", 4)),
-        cast(Triple, _ints(kernel_size, "kernel_size", axes, 3)),
-        cast(Triple, _ints(dilation, "dilation", axes, 3)),
+        _ints(shape, "shape", "four positive ints (B, W, H, D)", 4),
+        _ints(kernel_size, "kernel_size", AXES, 3),
+        _ints(dilation, "dilation", AXES, 3),
         check=check,
         device=device,
         stream=stream,
     )
 
 
-def _ints(value: Any, name: str, meaning: str, count: int) -> tuple[int, ...]:
-    """`count` positive ints of a sequence, or of one int that stands for all of them where `count` is 3."""
+def _ints(value: Any, name: str, meaning: str, count: int) -> Any:
+    """A tuple of `count` positive ints out of a sequence, or of one int that stands for all of them where `count` is
+    3."""
     try:
-        numbers = tuple(index(n) for n in value) if hasattr(value, "__len__") else (index(value),) * 3
+        numbers = tuple(map(index, value)) if hasattr(value, "__len__") else (index(value),) * 3
     except TypeError:
         numbers = ()
     if len(numbers) != count or min(numbers) < 1:

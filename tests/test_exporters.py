@@ -52,8 +52,8 @@ def test_torch_lends_the_workspace(device):
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__") or (device == "cuda" and not torch.cuda.is_available()):
         pytest.skip("no exchange API, or no CUDA device")
     torch.manual_seed(0)
-    grad_out, feats = torch.randn(500, 24, device=device), torch.randn(500, 40, device=device)
-    nmap = torch.randint(-1, 500, (27, 500), dtype=torch.int32, device=device)
+    grad_out, feats = torch.randn(5000, 24, device=device), torch.randn(5000, 40, device=device)
+    nmap = torch.randint(-1, 5000, (27, 5000), dtype=torch.int32, device=device)
     lent, given = (torch.full((24, 27, 40), torch.nan, device=device) for _ in range(2))
     assert _C.conv_wgrad(grad_out, feats, nmap, lent, None) == 0
     nbytes = _C.conv_wgrad_workspace(grad_out, feats, nmap, given, None)
