@@ -51,12 +51,43 @@ static PyObject *plan_gemm(PyObject *module, PyObject *const *args, Py_ssize_t n
     return call_plan(fg_plan_gemm, "plan_gemm", gemm_parameters, module, args, nargs, kwnames);
 }
 
+/* {"pays": bool, "offsets": list, "segment": int} */
+static PyObject *plan_row_order(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    static const fg_parameter parameters[] = {FG_SIZE(rows), FG_SIZE(kernel_size)};
+    enum { ROWS, KERNEL_SIZE, COUNT };
+    PyObject *values[COUNT];
+    int64_t rows = 0, sizes[3];
+    int given;
+    if (fg_parse_args(PyModule_GetState(module), "plan_row_order", parameters, COUNT, args, nargs, kwnames, values) <
+            0 ||
+        fg_arg_int64(values[ROWS], "rows", 0, INT64_MAX, &rows) < 0 ||
+        fg_arg_int64s(values[KERNEL_SIZE], "kernel_size", 1, 7, 3, sizes, &given) < 0) {
+        return NULL;
+    }
+    if (given != 3) return PyErr_Format(PyExc_ValueError, "kernel_size: expected 3 ints, got %d", given);
+    const int32_t kernel[3] = {(int32_t)sizes[0], (int32_t)sizes[1], (int32_t)sizes[2]};
+    const fg_order_plan plan = fg_plan_row_order(rows, kernel);
+    PyObject *offsets = PyList_New(plan.key_bits);
+    for (int32_t i = 0; offsets && i < plan.key_bits; i++) {
+        PyObject *offset = PyLong_FromLong(plan.offsets[i]);
+        if (!offset || PyList_SetItem(offsets, i, offset) < 0) {
+            Py_DECREF(offsets);
+            return NULL;
+        }
+    }
+    return Py_BuildValue("{s:N,s:N,s:i}", "pays", PyBool_FromLong(plan.pays), "offsets", offsets, "segment",
+                         plan.segment);
+}
+
 PyMethodDef fg_plan_methods[] = {
     {"plan_conv", FG_FASTCALL(plan_conv),
      PyDoc_STR("plan_conv($module, /, *, rows, ci, co, v, dtype, num_sms)\n--\n\n"
                "Tiles of the forward pass and of the input gradient.")},
     {"plan_conv_wgrad", FG_FASTCALL(plan_conv_wgrad),
      PyDoc_STR("plan_conv_wgrad($module, /, *, rows, ci, co, v, dtype, num_sms)\n--\n\nTiles of the weight gradient.")},
+    {"plan_row_order", FG_FASTCALL(plan_row_order),
+     PyDoc_STR("plan_row_order($module, /, *, rows, kernel_size)\n--\n\n"
+               "Whether ordering the rows of a neighbour map pays, and the offsets to sort by, first highest.")},
     {"plan_gemm", FG_FASTCALL(plan_gemm),
      PyDoc_STR("plan_gemm($module, /, *, m, n, k, groups, dtype, num_sms)\n--\n\nTiles of a product.")},
     {NULL, NULL, 0, NULL},

@@ -89,9 +89,9 @@ def forward(
         bias = library.contiguous(bias, "bias")
     shape = _check_shapes(feats, weight, neighbor_map)
     out = library.empty(shape, None, feats) if out is None else library.output(out, shape, None, feats)
-    map, workspace, stream = neighbor_map.native, None, library.stream
+    map, order, workspace, stream = neighbor_map.native, neighbor_map.native_order, None, library.stream
     while nbytes := _C.conv_forward(
-        feats, weight, bias, map, out, precision=precision, workspace=workspace, stream=stream
+        feats, weight, bias, map, out, order=order, precision=precision, workspace=workspace, stream=stream
     ):
         workspace = library.workspace(nbytes, feats)
     return library.result(out)
@@ -118,8 +118,7 @@ def backward(
     stream = library.stream
 
     if needs_grad[0]:
-        mirrored = neighbor_map.mirrored
-        map = neighbor_map.native if mirrored else neighbor_map.native_transposed(stream)
+        map, order = neighbor_map.native_gradient(stream)
         grad_feats = library.empty(tuple(feats.shape), None, feats)
         workspace = None
         while nbytes := _C.conv_dgrad(
@@ -127,7 +126,8 @@ def backward(
             weight,
             map,
             grad_feats,
-            mirrored=mirrored,
+            order=order,
+            mirrored=neighbor_map.mirrored,
             precision=precision,
             workspace=workspace,
             stream=stream,

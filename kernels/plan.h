@@ -26,6 +26,19 @@ fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_d
 fg_plan fg_plan_column_sum(int64_t rows, int64_t columns, int32_t num_sms);
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms);
 
+enum { FG_MAX_KEY_BITS = 24 };
+
+/* Row order of a neighbour map: each segment of rows sorted by the Gray-code rank of a key with one bit per offset, the
+ * first one highest. Both backends follow it. (plan_order.c) */
+typedef struct {
+    bool pays;       /* a convolution of this many rows gains more than the order costs */
+    int32_t segment; /* rows, a power of two: at least 4096 */
+    int32_t key_bits;
+    uint16_t offsets[FG_MAX_KEY_BITS];
+} fg_order_plan;
+
+fg_order_plan fg_plan_row_order(int64_t rows, const int32_t kernel[3]);
+
 #ifdef __cplusplus
 }
 #endif

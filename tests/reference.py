@@ -36,6 +36,17 @@ def in_range(coords, shape):
     return (np.asarray(coords) >= 0).all(axis=1) & (np.asarray(coords, np.int64) < np.asarray(shape)).all(axis=1)
 
 
+def row_order(nmap, offsets, segment):
+    """Each segment of rows sorted, stably, by the place of a row's neighbour mask in the reflected Gray code,
+    offsets[0] highest: each bit of that place is the parity of the bits of the mask down to it."""
+    keys = np.zeros(nmap.shape[1], np.int64)
+    for bit in np.cumsum(nmap[offsets] >= 0, axis=0) % 2:
+        keys = 2 * keys + bit
+    starts = range(0, len(keys), segment)
+    parts = [start + np.argsort(keys[start : start + segment], kind="stable") for start in starts]
+    return np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
+
+
 def neighbor_map(coords, shape, kernel_size=(3, 3, 3), dilation=(1, 1, 1), transposed=False, rows=None):
     """map[v, n] by looking every neighbour up in a dictionary of coordinates; `rows` restricts n."""
     sign = -1 if transposed else 1

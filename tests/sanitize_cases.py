@@ -37,17 +37,25 @@ CHANNELS = {"aligned": (64, 64), "odd": (33, 37), "wide": (136, 72)}  # wide: mo
 N = 150  # two row tiles of 128 or three of 64, the last one ragged
 
 
-def map_case(backend, kernel_size, dilation, transposed, check):
-    coords, shape = scenes.scene(N)
+def map_case(backend, kernel_size, dilation, transposed, check, shape=None):
+    coords, shape = (scenes.far_corner(N, shape), shape) if shape else scenes.scene(N)
     if not check and backend.name == "cuda":
-        coords = np.concatenate([coords, coords[:5], [[0, -1, 0, 0], [9, 0, 0, 0]]]).astype(np.int32)
+        coords = np.concatenate([coords, coords[:5], [[0, -1, 0, 0], [shape[0], 0, 0, 0]]]).astype(np.int32)
     nmap = guarded.neighbor_map(
         backend, coords, shape, kernel_size, dilation, transposed=transposed, check=check, fence=False
     )
     np.testing.assert_array_equal(nmap, reference.neighbor_map(coords, shape, kernel_size, dilation, transposed))
 
 
-def conv_case(backend, direction, mode, channels, kernel_size, offset):
+def order_case(backend, kernel_size, n):
+    """A map of random entries: what is sorted need not come from a scene."""
+    nmap = np.random.default_rng(0).integers(-2, 2, (int(np.prod(kernel_size)), n)).astype(np.int32)
+    order = guarded.row_order(backend, nmap, kernel_size, fence=False)
+    plan = _C.plan_row_order(rows=n, kernel_size=kernel_size)
+    np.testing.assert_array_equal(order, reference.row_order(nmap, plan["offsets"], plan["segment"]))
+
+
+def conv_case(backend, direction, mode, channels, kernel_size, offset, ordered=False):
     dtype, precision = MODES[mode]
     ci, co = CHANNELS[channels]
     tolerance = reference.ROW_TOLERANCE[mode]
@@ -57,6 +65,8 @@ def conv_case(backend, direction, mode, channels, kernel_size, offset):
     draw = (N, ci), (co, *kernel_size, ci), (co,), (N, co)
     feats, weight, bias, grad_out = (scenes.values(rng, s, dtype) for s in draw)
     how = {"precision": precision, "fence": False, "offset": offset, "pad": offset}
+    if ordered:
+        how["order"] = rng.permutation(N).astype(np.int32)
     if direction == "forward":
         out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
         assert_rows(out, reference.conv_forward(feats, weight, bias, nmap), tolerance)
@@ -118,9 +128,14 @@ def all_cases():
             cases[name] = partial(
                 map_case, kernel_size=kernel_size, dilation=dilation, transposed=transposed, check=False
             )
-    cases["map/3x3x3/check"] = partial(
-        map_case, kernel_size=(3, 3, 3), dilation=(1, 1, 1), transposed=False, check=True
-    )
+    plain = {"kernel_size": (3, 3, 3), "dilation": (1, 1, 1), "transposed": False}
+    cases["map/3x3x3/check"] = partial(map_case, check=True, **plain)
+    for check in (False, True):  # more runs of voxels than 32 bits can number
+        name = "map/3x3x3/huge" + "/check" * check
+        cases[name] = partial(map_case, check=check, shape=(2, 2**20, 2**20, 2**20), **plain)
+
+    for kernel_size, n in (((3, 3, 3), 150), ((1, 1, 1), 150), ((2, 7, 7), 150), ((3, 3, 3), 40_000)):
+        cases[f"order/{'x'.join(map(str, kernel_size))}/{n}"] = partial(order_case, kernel_size=kernel_size, n=n)
 
     for direction in ("forward", "dgrad", "wgrad"):
         for mode in MODES:
@@ -138,6 +153,17 @@ def all_cases():
             cases[f"conv/{direction}/{mode}/even"] = partial(
                 conv_case, direction=direction, mode=mode, channels="aligned", kernel_size=(2, 2, 2), offset=0
             )
+
+            if direction != "wgrad":
+                cases[f"conv/{direction}/{mode}/ordered"] = partial(
+                    conv_case,
+                    direction=direction,
+                    mode=mode,
+                    channels="odd",
+                    kernel_size=(3, 1, 3),
+                    offset=0,
+                    ordered=True,
+                )
 
     mixes = [(a, b, "ieee") for a in (E4M3, E5M2) for b in (E4M3, E5M2)]
     mixes += [(dtype, dtype, precision) for dtype, precision in MODES.values()]

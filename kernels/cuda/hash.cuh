@@ -1,14 +1,14 @@
 /*
  * Open-addressing hash table from a 64-bit voxel key to the lowest row that holds it.
  *
- * Structure of arrays in memory the caller owns: `keys` (8 bytes a slot) answers most probes alone, `rows` (4 bytes)
- * is read on a hit only. The capacity is a power of two of at least twice the rows, so that linear probing meets an
- * empty slot within a few steps. All bytes 0xFF is the empty table: no key uses all 64 bits, and the empty row is the
- * largest unsigned number, which atomicMin then lowers.
+ * A slot is a run of eight consecutive keys, that is of eight voxels along z: `keys` (8 bytes a slot) says which run,
+ * `rows` (32 bytes a slot, one sector of memory) has a row for each of its voxels. Neighbours along z cost one probe
+ * and one sector between them, and a run that does not exist is known after the probe. Adjacent rows of a scene in
+ * any spatial order ask for the same slots, so that a warp's loads fall together.
  *
- * Four consecutive keys, that is four voxels along z, share one 32-byte sector of `keys`: the home slot is the hash of
- * key / 4, times 4, plus key % 4. A thread that looks for the neighbours along z mostly finds them in a sector that it
- * has already fetched.
+ * There are one and a half slots a row: even where every voxel has a run of its own, linear probing ends soon. All
+ * bytes 0xFF is the empty table: no key uses all 64 bits, and the empty row is -1, or, unsigned, the largest number,
+ * which atomicMin then lowers.
  */
 #pragma once
 
@@ -17,51 +17,54 @@
 namespace flexgemm {
 
 struct HashTable {
-    unsigned long long *keys;
-    unsigned int *rows;
-    uint64_t mask; /* capacity - 1 */
-
+    static constexpr int kRun = 8;
     static constexpr unsigned long long kEmptyKey = ~0ull;
-    static constexpr int kBytesPerSlot = sizeof(unsigned long long) + sizeof(unsigned int);
+    static constexpr int kBytesPerSlot = sizeof(unsigned long long) + kRun * sizeof(int32_t);
 
-    __host__ __device__ static uint64_t capacity_for(int64_t count) {
-        uint64_t capacity = 64;
-        while (capacity < 2 * static_cast<uint64_t>(count)) capacity *= 2;
-        return capacity;
+    int32_t *rows;            /* (capacity, kRun) */
+    unsigned long long *keys; /* (capacity) */
+    uint32_t capacity;
+
+    /* Below 2^32 for every count that int32 can number. */
+    static uint32_t capacity_for(int64_t count) { return static_cast<uint32_t>(count + count / 2 + 64); }
+
+    /* Two rounds of multiplication by odd constants (those of MurmurHash3), scaled to the capacity. 32-bit arithmetic:
+     * the lookup is bound by instructions. Up to 2^32 runs, that is 2^35 voxels, no two runs share a hash. */
+    __device__ uint32_t home(uint64_t run) const {
+        uint32_t hash = static_cast<uint32_t>(run) * 0x85ebca6bu + static_cast<uint32_t>(run >> 32) * 0xcc9e2d51u;
+        hash = (hash ^ hash >> 15) * 0xc2b2ae35u;
+        return __umulhi(hash ^ hash >> 16, capacity);
     }
 
-    /* The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every input bit reaches every output bit. */
-    __device__ static uint64_t mix(uint64_t x) {
-        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-        x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-        return x ^ (x >> 31);
-    }
+    __device__ uint32_t next(uint32_t slot) const { return slot + 1 < capacity ? slot + 1 : 0; }
 
-    __device__ uint64_t home(uint64_t key) const { return ((mix(key >> 2) << 2) | (key & 3)) & mask; }
-
-    /* Which thread claims a slot is a race, but not which row stays in it: the lowest of its key. */
-    __device__ void insert(uint64_t key, unsigned int row) {
-        uint64_t slot = home(key);
-        for (uint64_t probe = 0; probe <= mask; ++probe) {
-            const unsigned long long seen = atomicCAS(&keys[slot], kEmptyKey, key);
-            if (seen == kEmptyKey || seen == key) {
-                atomicMin(&rows[slot], row);
-                return;
-            }
-            slot = (slot + 1) & mask;
+    /* The slot of a run, claimed for it if need be. Which slot that is is a race. */
+    __device__ uint32_t claim(uint64_t run) {
+        uint32_t slot = home(run);
+        for (uint32_t probe = 0; probe < capacity; ++probe) {
+            const unsigned long long seen = atomicCAS(&keys[slot], kEmptyKey, run);
+            if (seen == kEmptyKey || seen == run) break;
+            slot = next(slot);
         }
+        return slot;
     }
 
-    /* The lowest row of `key`, or -1. */
-    __device__ int32_t find(uint64_t key) const {
-        uint64_t slot = home(key);
-        for (uint64_t probe = 0; probe <= mask; ++probe) {
+    /* Of the rows that a key is given the lowest one stays, in whatever order they come. */
+    __device__ void insert(uint32_t slot, uint64_t key, int32_t row) {
+        int32_t *entry = rows + static_cast<uint64_t>(slot) * kRun + key % kRun;
+        atomicMin(reinterpret_cast<unsigned int *>(entry), static_cast<unsigned int>(row));
+    }
+
+    /* The lowest rows of the run's voxels, each -1 where there is none; NULL when it has no voxel. */
+    __device__ const int32_t *find(uint64_t run) const {
+        uint32_t slot = home(run);
+        for (uint32_t probe = 0; probe < capacity; ++probe) {
             const unsigned long long seen = keys[slot];
-            if (seen == key) return static_cast<int32_t>(rows[slot]);
-            if (seen == kEmptyKey) return -1;
-            slot = (slot + 1) & mask;
+            if (seen == run) return rows + static_cast<uint64_t>(slot) * kRun;
+            if (seen == kEmptyKey) return nullptr;
+            slot = next(slot);
         }
-        return -1;
+        return nullptr;
     }
 };
 
