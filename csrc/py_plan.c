@@ -79,6 +79,10 @@ static PyObject *plan_row_order(PyObject *module, PyObject *const *args, Py_ssiz
                          plan.segment);
 }
 
+static PyObject *plan_gemm_sm90(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    return call_plan(fg_plan_gemm_sm90, "plan_gemm_sm90", gemm_parameters, module, args, nargs, kwnames);
+}
+
 PyMethodDef fg_plan_methods[] = {
     {"plan_conv", FG_FASTCALL(plan_conv),
      PyDoc_STR("plan_conv($module, /, *, rows, ci, co, v, dtype, num_sms)\n--\n\n"
@@ -90,5 +94,7 @@ PyMethodDef fg_plan_methods[] = {
                "Whether ordering the rows of a neighbour map pays, and the offsets to sort by, first highest.")},
     {"plan_gemm", FG_FASTCALL(plan_gemm),
      PyDoc_STR("plan_gemm($module, /, *, m, n, k, groups, dtype, num_sms)\n--\n\nTiles of a product.")},
+    {"plan_gemm_sm90", FG_FASTCALL(plan_gemm_sm90),
+     PyDoc_STR("plan_gemm_sm90($module, /, *, m, n, k, groups, dtype, num_sms)\n--\n\nThe same on Hopper.")},
     {NULL, NULL, 0, NULL},
 };

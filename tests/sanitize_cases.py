@@ -82,10 +82,10 @@ def conv_case(backend, direction, mode, channels, kernel_size, offset, ordered=F
         assert_rows(grad_bias[None], expected_bias[None], tolerance)
 
 
-def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offset):
+def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offset, rows=70):
     n, k = shape
     rng = np.random.default_rng(0)
-    rows = sum(sizes) + 3 if sizes else 70
+    rows = sum(sizes) + 3 if sizes else rows
     lead = (len(sizes),) if sizes else ()
     a, b = scenes.values(rng, (rows, k), dtypes[0]), scenes.values(rng, (*lead, n, k), dtypes[1])
     how = {}
@@ -176,6 +176,15 @@ def all_cases():
                 cases[name] = partial(gemm_case, out_dtype=own, extras=place == "odd", **common)
                 if place == "aligned":
                     cases[f"{name}/float32"] = partial(gemm_case, out_dtype="float32", extras=True, **common)
+
+    # Enough tiles for the larger shapes of the Hopper kernel, and for blocks that walk over more than one.
+    for dtype in (E4M3, "bfloat16"):
+        common = {"dtypes": (dtype, dtype), "out_dtype": "bfloat16", "precision": "ieee", "offset": 0, "extras": False}
+        for name, rows, n in (("128x128", 1100, 1000), ("128x192", 4090, 2110), ("128x256", 1100, 3490),
+                              ("pairs", 3900, 4090)):  # fmt: skip
+            cases[f"gemm/large/{dtype}/{name}"] = partial(gemm_case, rows=rows, shape=(n, 208), sizes=(), **common)
+        sizes = (700, 0, 129, 1900, 64, 1)
+        cases[f"gemm/large/{dtype}/grouped"] = partial(gemm_case, shape=(2112, 208), sizes=sizes, **common)
 
     for source in ("float32", "float16", "bfloat16"):
         for dtype in (E4M3, E5M2):

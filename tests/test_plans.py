@@ -47,6 +47,33 @@ def test_product_plans_are_sane(dtype):
         assert chosen["split_k"] <= max(1, k)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", *FP8])
+def test_hopper_product_plans_are_sane(dtype):
+    for m, n, groups, sms in itertools.product(SIZES, [1, 33, 192, 4096, 2**20], [1, 4, 128, 10**6], (1, 2, SMS)):
+        chosen = check(_C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=dtype, num_sms=sms))
+        assert chosen["split_k"] == 1
+        assert chosen["block_k"] == (128 if dtype in FP8 else 64)
+        assert chosen["block_m"] // 128 <= sms  # a pair of blocks needs two multiprocessors at once
+        stage = 128 * (128 + chosen["block_n"])
+        assert stage * chosen["num_stages"] <= 208 * 1024  # beside 16 KB for the epilogue
+
+
+@pytest.mark.parametrize(
+    "m, n, groups, tile",
+    [
+        (64, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
+        (4096, 4096, 1, (256, 256)),  # large: pairs of blocks share B
+        (4096, 2112, 1, (128, 192)),  # 11 x 192: wider tiles would leave a wave nearly empty
+        (33_694, 4096, 8, (256, 256)),
+        (8320, 4096, 32, (128, 256)),  # groups of about two tiles: a pair would often lack its second
+        (8069, 1536, 128, (128, 256)),
+    ],
+)
+def test_hopper_tiles_follow_the_shape(m, n, groups, tile):
+    chosen = _C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype="float8_e4m3fn", num_sms=SMS)
+    assert (chosen["block_m"], chosen["block_n"]) == tile
+
+
 def splits_hold(plan, elements):
     """Partial sums are float32, one set per slice, and nothing else grows with the output."""
     if plan["split_k"] > 1:

@@ -20,4 +20,8 @@ FG_DECLARE(quantize);     /* quantize.cu */
 
 #undef FG_DECLARE
 
+/* gemm on compute capability 9.0, and whether it can: gemm() has checked its arguments and asks. (gemm_sm90.cu) */
+bool gemm_sm90_takes(const fg_gemm_params &params);
+fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *queue, fg_error *error);
+
 }  // namespace flexgemm
