@@ -51,32 +51,43 @@ static PyObject *plan_gemm(PyObject *module, PyObject *const *args, Py_ssize_t n
     return call_plan(fg_plan_gemm, "plan_gemm", gemm_parameters, module, args, nargs, kwnames);
 }
 
-/* {"pays": bool, "offsets": list, "segment": int} */
-static PyObject *plan_row_order(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+static int fill_order_plan(const char *name, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames, fg_order_plan *plan) {
     static const fg_parameter parameters[] = {FG_SIZE(rows), FG_SIZE(kernel_size)};
     enum { ROWS, KERNEL_SIZE, COUNT };
     PyObject *values[COUNT];
     int64_t rows = 0, sizes[3];
     int given;
-    if (fg_parse_args(PyModule_GetState(module), "plan_row_order", parameters, COUNT, args, nargs, kwnames, values) <
-            0 ||
+    if (fg_parse_args(PyModule_GetState(module), name, parameters, COUNT, args, nargs, kwnames, values) < 0 ||
         fg_arg_int64(values[ROWS], "rows", 0, INT64_MAX, &rows) < 0 ||
         fg_arg_int64s(values[KERNEL_SIZE], "kernel_size", 1, 7, 3, sizes, &given) < 0) {
-        return NULL;
+        return -1;
     }
-    if (given != 3) return PyErr_Format(PyExc_ValueError, "kernel_size: expected 3 ints, got %d", given);
+    if (given != 3) {
+        PyErr_Format(PyExc_ValueError, "kernel_size: expected 3 ints, got %d", given);
+        return -1;
+    }
     const int32_t kernel[3] = {(int32_t)sizes[0], (int32_t)sizes[1], (int32_t)sizes[2]};
-    const fg_order_plan plan = fg_plan_row_order(rows, kernel);
+    *plan = fg_plan_row_order(rows, kernel);
+    return 0;
+}
+
+/* {"offsets": list, "segment": int} */
+static PyObject *plan_row_order(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    fg_order_plan plan;
+    if (fill_order_plan("plan_row_order", module, args, nargs, kwnames, &plan) < 0) return NULL;
     PyObject *offsets = PyList_New(plan.key_bits);
     for (int32_t i = 0; offsets && i < plan.key_bits; i++) {
         PyObject *offset = PyLong_FromLong(plan.offsets[i]);
-        if (!offset || PyList_SetItem(offsets, i, offset) < 0) {
-            Py_DECREF(offsets);
-            return NULL;
-        }
+        if (!offset || PyList_SetItem(offsets, i, offset) < 0) Py_CLEAR(offsets);
     }
-    return Py_BuildValue("{s:N,s:N,s:i}", "pays", PyBool_FromLong(plan.pays), "offsets", offsets, "segment",
-                         plan.segment);
+    return offsets ? Py_BuildValue("{s:N,s:i}", "offsets", offsets, "segment", plan.segment) : NULL;
+}
+
+static PyObject *row_order_pays(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    fg_order_plan plan;
+    if (fill_order_plan("row_order_pays", module, args, nargs, kwnames, &plan) < 0) return NULL;
+    return PyBool_FromLong(plan.pays);
 }
 
 static PyObject *plan_gemm_sm90(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
@@ -91,7 +102,10 @@ PyMethodDef fg_plan_methods[] = {
      PyDoc_STR("plan_conv_wgrad($module, /, *, rows, ci, co, v, dtype, num_sms)\n--\n\nTiles of the weight gradient.")},
     {"plan_row_order", FG_FASTCALL(plan_row_order),
      PyDoc_STR("plan_row_order($module, /, *, rows, kernel_size)\n--\n\n"
-               "Whether ordering the rows of a neighbour map pays, and the offsets to sort by, first highest.")},
+               "The offsets to sort the rows of a neighbour map by, first highest, and the rows of a segment.")},
+    {"row_order_pays", FG_FASTCALL(row_order_pays),
+     PyDoc_STR("row_order_pays($module, /, *, rows, kernel_size)\n--\n\n"
+               "Whether convolutions over a neighbour map gain more from an order of its rows than it costs.")},
     {"plan_gemm", FG_FASTCALL(plan_gemm),
      PyDoc_STR("plan_gemm($module, /, *, m, n, k, groups, dtype, num_sms)\n--\n\nTiles of a product.")},
     {"plan_gemm_sm90", FG_FASTCALL(plan_gemm_sm90),

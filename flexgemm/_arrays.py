@@ -131,6 +131,10 @@ class Library:
         self.accept(out, "out")
         return out
 
+    def on_gpu(self, x: Array) -> bool:
+        """Whether the extension's CUDA backend takes x."""
+        return True
+
     def needs_grad(self, feats: Array, weight: Array, bias: Array | None) -> bool:
         """Whether autograd must record an operation on these."""
         return False
@@ -146,6 +150,9 @@ class NumpyLibrary(Library):
 
     def dtype(self, x: Array) -> str:
         return str(x.dtype.name)
+
+    def on_gpu(self, x: Array) -> bool:
+        return False
 
     def rows(self, x: Array, name: str) -> Array:
         self.accept(x, name)
@@ -246,6 +253,9 @@ class TorchLibrary(Library):
 
     def dtype(self, x: Array) -> str:
         return self.dtypes.get(x.dtype) or str(x.dtype)
+
+    def on_gpu(self, x: Array) -> bool:
+        return bool(x.is_cuda)
 
     # These two run for every argument of every call: what `accept` would refuse is asked for in line.
     def rows(self, x: Array, name: str) -> Array:
@@ -358,6 +368,9 @@ class JaxLibrary(Library):
     def contiguous(self, x: Array, name: str) -> Array:
         self.accept(x, name)
         return np.asarray(x) if self.device.platform == "cpu" else x
+
+    def on_gpu(self, x: Array) -> bool:
+        return bool(self.device.platform != "cpu")
 
     def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
         name = dtype or like.dtype.name

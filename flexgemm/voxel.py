@@ -12,7 +12,6 @@ from flexgemm._arrays import Array, Library, Stream, library_of
 Triple = tuple[int, int, int]
 
 AXES = "a positive int or three of them (w, h, d)"
-_DLPACK_CPU = 1
 
 
 class NeighborMap:
@@ -122,8 +121,7 @@ class NeighborMap:
             stream=library.stream,
         ):
             workspace = library.workspace(nbytes, coords)
-        on_gpu = result.__dlpack_device__()[0] != _DLPACK_CPU
-        if not on_gpu or not _C.plan_row_order(rows=coords.shape[0], kernel_size=self.kernel_size)["pays"]:
+        if not library.on_gpu(coords) or not _C.row_order_pays(rows=coords.shape[0], kernel_size=self.kernel_size):
             return result, None
         order = library.empty((coords.shape[0],), "int32", coords)
         workspace = None

@@ -34,7 +34,7 @@ enum { FG_MAX_KEY_BITS = 24 };
  * first one highest. Both backends follow it. (plan_order.c) */
 typedef struct {
     bool pays;       /* a convolution of this many rows gains more than the order costs */
-    int32_t segment; /* rows, a power of two: at least 4096 */
+    int32_t segment; /* rows, a power of two; at most 256 segments */
     int32_t key_bits;
     uint16_t offsets[FG_MAX_KEY_BITS];
 } fg_order_plan;

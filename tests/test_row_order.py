@@ -86,12 +86,14 @@ def test_an_order_saves_products_forward_and_backward(backend):
 def test_plans(kernel_size):
     volume = int(np.prod(kernel_size))
     centre = np.ravel_multi_index([k // 2 for k in kernel_size], kernel_size)
-    for rows in (0, 1, 100, 4096, 1 << 20):
+    for rows in (0, 1, 100, 4096, 1 << 20, 1 << 27, (1 << 31) - 1):
         plan = _C.plan_row_order(rows=rows, kernel_size=kernel_size)
         offsets = plan["offsets"]
         assert len(set(offsets)) == len(offsets) == min(volume - 1, 16 if rows < 32768 else 24)
         assert set(offsets) <= set(range(volume)) - {centre}
-        assert plan["pays"] == (rows >= 4096 and volume > 1)
+        # A key and the number of its segment fit 32 bits.
+        assert (max(rows, 1) - 1) // plan["segment"] < 2 ** (32 - 24)
+        assert _C.row_order_pays(rows=rows, kernel_size=kernel_size) == (rows >= 4096 and volume > 1)
 
 
 def test_the_corners_of_a_kernel_are_sorted_by_first():
