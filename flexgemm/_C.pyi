@@ -88,11 +88,15 @@ def conv_forward(
     map: Array,
     out: Array,
     *,
+    order: Array | None = None,
     precision: str = "ieee",
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
-    """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co)."""
+    """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co).
+
+    order (M) int32: a permutation of the rows of out in which tiles are formed; it changes speed, never the result.
+    """
 
 def conv_dgrad(
     grad_out: Array,
@@ -101,11 +105,12 @@ def conv_dgrad(
     grad_feats: Array,
     *,
     mirrored: bool = False,
+    order: Array | None = None,
     precision: str = "ieee",
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (M, Co), map (V, N), grad_feats (N, Ci)."""
+    """grad_out (M, Co), map (V, N), grad_feats (N, Ci); order (N) as in conv_forward."""
 
 def conv_wgrad(
     grad_out: Array,
@@ -157,6 +162,8 @@ def conv_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def gemm_workspace(*args: Any, **kwargs: Any) -> int: ...
 def quantize_workspace(*args: Any, **kwargs: Any) -> int: ...
-def plan_conv(*, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int) -> dict[str, int]: ...
-def plan_conv_wgrad(*, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int) -> dict[str, int]: ...
-def plan_gemm(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, int]: ...
+def plan_conv(
+    *, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int, compute_capability: int = 80
+) -> dict[str, Any]: ...
+def plan_conv_wgrad(*, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
+def plan_gemm(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...

@@ -65,7 +65,7 @@ def neighbor_map(backend, coords, shape, kernel_size, dilation=(1, 1, 1), *, tra
     )
 
 
-def conv_forward(backend, feats, weight, bias, nmap, *, precision="ieee", **layout):
+def conv_forward(backend, feats, weight, bias, nmap, *, order=None, precision="ieee", **layout):
     call = Call(backend, **layout)
     return call.run(
         "conv_forward",
@@ -74,11 +74,12 @@ def conv_forward(backend, feats, weight, bias, nmap, *, precision="ieee", **layo
         call.give(bias),
         call.give(nmap),
         call.take((nmap.shape[1], len(weight)), feats.dtype, strided=True),
+        order=call.give(order),
         precision=precision,
     )
 
 
-def conv_dgrad(backend, grad_out, weight, nmap, *, mirrored=False, precision="ieee", **layout):
+def conv_dgrad(backend, grad_out, weight, nmap, *, mirrored=False, order=None, precision="ieee", **layout):
     """nmap is the transposed map, or with mirrored=True the forward map."""
     call = Call(backend, **layout)
     return call.run(
@@ -88,6 +89,7 @@ def conv_dgrad(backend, grad_out, weight, nmap, *, mirrored=False, precision="ie
         call.give(nmap),
         call.take((nmap.shape[1], weight.shape[-1]), grad_out.dtype, strided=True),
         mirrored=mirrored,
+        order=call.give(order),
         precision=precision,
     )
 

@@ -33,7 +33,8 @@ MODES = {
     "float16": ("float16", "ieee"),
     "bfloat16": ("bfloat16", "ieee"),
 }
-CHANNELS = {"aligned": (64, 64), "odd": (33, 37), "wide": (136, 72)}  # wide: more than one tile of channels
+# wide: more than one tile of channels; broad: the widest tiles, and rows whose last 128-byte step is ragged
+CHANNELS = {"aligned": (64, 64), "odd": (33, 37), "wide": (136, 72), "broad": (200, 264)}
 N = 150  # two row tiles of 128 or three of 64, the last one ragged
 
 
@@ -47,7 +48,7 @@ def map_case(backend, kernel_size, dilation, transposed, check):
     np.testing.assert_array_equal(nmap, reference.neighbor_map(coords, shape, kernel_size, dilation, transposed))
 
 
-def conv_case(backend, direction, mode, channels, kernel_size, offset):
+def conv_case(backend, direction, mode, channels, kernel_size, offset, ordered=False):
     dtype, precision = MODES[mode]
     ci, co = CHANNELS[channels]
     tolerance = reference.ROW_TOLERANCE[mode]
@@ -57,6 +58,8 @@ def conv_case(backend, direction, mode, channels, kernel_size, offset):
     draw = (N, ci), (co, *kernel_size, ci), (co,), (N, co)
     feats, weight, bias, grad_out = (scenes.values(rng, s, dtype) for s in draw)
     how = {"precision": precision, "fence": False, "offset": offset, "pad": offset}
+    if ordered:
+        how["order"] = rng.permutation(N).astype(np.int32)
     if direction == "forward":
         out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
         assert_rows(out, reference.conv_forward(feats, weight, bias, nmap), tolerance)
@@ -125,6 +128,8 @@ def all_cases():
     for direction in ("forward", "dgrad", "wgrad"):
         for mode in MODES:
             for channels in CHANNELS:
+                if channels == "broad" and (direction == "wgrad" or "float16" not in mode):
+                    continue
                 for offset in (0, 1):
                     layout = "strided" if offset else "plain"
                     cases[f"conv/{direction}/{mode}/{channels}/{layout}"] = partial(
@@ -135,6 +140,16 @@ def all_cases():
                         kernel_size=(3, 1, 3),
                         offset=offset,
                     )
+            if direction != "wgrad":
+                cases[f"conv/{direction}/{mode}/ordered"] = partial(
+                    conv_case,
+                    direction=direction,
+                    mode=mode,
+                    channels="wide",
+                    kernel_size=(3, 3, 3),
+                    offset=0,
+                    ordered=True,
+                )
             cases[f"conv/{direction}/{mode}/even"] = partial(
                 conv_case, direction=direction, mode=mode, channels="aligned", kernel_size=(2, 2, 2), offset=0
             )
