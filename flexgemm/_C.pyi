@@ -106,7 +106,9 @@ def conv_forward(
     stream: Stream = None,
 ) -> int:
     """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co).
-    order (M) int32, a permutation: the rows in the order that a GPU works through them, for speed alone."""
+
+    order (M) int32: a permutation of the rows of out in which tiles are formed; it changes speed, never the result.
+    """
 
 def conv_dgrad(
     grad_out: Array,
@@ -114,13 +116,13 @@ def conv_dgrad(
     map: Array,
     grad_feats: Array,
     *,
-    order: Array | None = None,
     mirrored: bool = False,
+    order: Array | None = None,
     precision: str = "ieee",
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (M, Co), map (V, N), grad_feats (N, Ci), order (N) as in the forward pass."""
+    """grad_out (M, Co), map (V, N), grad_feats (N, Ci); order (N) as in conv_forward."""
 
 def conv_wgrad(
     grad_out: Array,
@@ -175,7 +177,9 @@ def gemm_workspace(*args: Any, **kwargs: Any) -> int: ...
 def quantize_workspace(*args: Any, **kwargs: Any) -> int: ...
 def plan_row_order(*, rows: int, kernel_size: Sequence[int]) -> dict[str, Any]: ...
 def row_order_pays(*, rows: int, kernel_size: Sequence[int]) -> bool: ...
-def plan_conv(*, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int) -> dict[str, int]: ...
-def plan_conv_wgrad(*, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int) -> dict[str, int]: ...
-def plan_gemm(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, int]: ...
+def plan_conv(
+    *, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int, compute_capability: int = 80
+) -> dict[str, Any]: ...
+def plan_conv_wgrad(*, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
+def plan_gemm(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
 def plan_gemm_sm90(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, int]: ...

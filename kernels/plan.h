@@ -12,15 +12,20 @@
 extern "C" {
 #endif
 
+typedef enum { FG_FAMILY_PORTABLE = 0, FG_FAMILY_SM90 } fg_family;
+
 typedef struct {
+    fg_family family;                  /* whose tiles these are */
     int32_t block_m, block_n, block_k; /* output rows, output channels, reduction elements of one tile step */
     int32_t num_stages;                /* depth of the cp.async pipeline */
     int32_t split_k;                   /* reduction slices whose fp32 partials meet in the workspace; 1 = none */
     int64_t workspace_bytes;
 } fg_plan;
 
-/* rows = output rows, ci / co = reduction and output channels as the pass sees them, v = kernel volume. */
-fg_plan fg_plan_conv(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms);
+/* rows = output rows, ci / co = reduction and output channels as the pass sees them, v = kernel volume;
+ * compute_capability = 90 for 9.0. */
+fg_plan fg_plan_conv(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
+                     int32_t compute_capability);
 fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms);
 /* Bias gradient: split_k slices of rows; the block sizes are not used. */
 fg_plan fg_plan_column_sum(int64_t rows, int64_t columns, int32_t num_sms);

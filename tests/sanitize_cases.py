@@ -33,7 +33,8 @@ MODES = {
     "float16": ("float16", "ieee"),
     "bfloat16": ("bfloat16", "ieee"),
 }
-CHANNELS = {"aligned": (64, 64), "odd": (33, 37), "wide": (136, 72)}  # wide: more than one tile of channels
+# wide: more than one tile of channels; broad: the widest tiles, and rows whose last 128-byte step is ragged
+CHANNELS = {"aligned": (64, 64), "odd": (33, 37), "wide": (136, 72), "broad": (200, 264)}
 N = 150  # two row tiles of 128 or three of 64, the last one ragged
 
 
@@ -140,6 +141,8 @@ def all_cases():
     for direction in ("forward", "dgrad", "wgrad"):
         for mode in MODES:
             for channels in CHANNELS:
+                if channels == "broad" and (direction == "wgrad" or "float16" not in mode):
+                    continue
                 for offset in (0, 1):
                     layout = "strided" if offset else "plain"
                     cases[f"conv/{direction}/{mode}/{channels}/{layout}"] = partial(
@@ -150,12 +153,21 @@ def all_cases():
                         kernel_size=(3, 1, 3),
                         offset=offset,
                     )
+            if direction != "wgrad":
+                cases[f"conv/{direction}/{mode}/ordered"] = partial(
+                    conv_case,
+                    direction=direction,
+                    mode=mode,
+                    channels="wide",
+                    kernel_size=(3, 3, 3),
+                    offset=0,
+                    ordered=True,
+                )
             cases[f"conv/{direction}/{mode}/even"] = partial(
                 conv_case, direction=direction, mode=mode, channels="aligned", kernel_size=(2, 2, 2), offset=0
             )
-
             if direction != "wgrad":
-                cases[f"conv/{direction}/{mode}/ordered"] = partial(
+                cases[f"conv/{direction}/{mode}/ordered-odd"] = partial(
                     conv_case,
                     direction=direction,
                     mode=mode,

@@ -11,44 +11,16 @@
  * A tile's rows are block_m slots in a row of `order` when the caller gives one, which brings rows with the same missing
  * neighbours together; every row is computed the same way wherever it is.
  *
- * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later.
+ * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later. The plan may name the kernel of conv_gather_sm90.cu
+ * instead.
  */
-#include "../plan.h"
 #include "backend.cuh"
-#include "common.cuh"
+#include "conv_gather.cuh"
 #include "mma_tile.cuh"
 #include "split_k.cuh"
 
 namespace flexgemm {
 namespace {
-
-constexpr int kMaxVolume = 343; /* 7 x 7 x 7 */
-
-struct GatherParams {
-    const void *in;       /* rows of `depth` elements, in_stride apart */
-    const void *weight;   /* (columns, volume, depth) K-major or (depth, volume, columns) MN-major, contiguous */
-    const void *bias;     /* (columns) or NULL */
-    const int32_t *map;   /* (volume, rows) */
-    const int32_t *order; /* (rows): slot -> row; or NULL: every slot is its row */
-    void *out;            /* (rows, columns), out_stride apart */
-    float *partials;      /* (gridDim.y, rows, columns) when the offsets are split, else NULL */
-    int64_t in_stride, out_stride, rows;
-    uint32_t in_rows;
-    int volume, depth, columns, column_tiles;
-    bool mirrored, in_aligned, weight_aligned;
-
-    /* What a slot works on: a column of `map` and a row of `out`, or -1. */
-    __device__ int64_t row_of(int64_t slot) const {
-        if (slot >= rows) return -1;
-        const int64_t row = order ? order[slot] : slot;
-        return row < rows ? row : -1;
-    }
-
-    /* Rows of `map` that belong to weight offset v. Entries are judged where they are used: unsigned < in_rows. */
-    __device__ const int32_t *map_at(int v) const {
-        return map + static_cast<int64_t>(mirrored ? volume - 1 - v : v) * rows;
-    }
-};
 
 /* Fills `offsets` with the offsets, in rising order, at which any of a tile's kBlockM rows has a neighbour; returns how
  * many. Warps look at the offsets in turn, a batch at a time so that its loads are in flight together; the
@@ -215,7 +187,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_gathe
     __shared__ int64_t tile_rows[Shape::kBlockM];
     const int64_t m0 = static_cast<int64_t>(blockIdx.x / p.column_tiles) * Shape::kBlockM;
     const int n0 = static_cast<int>(blockIdx.x % p.column_tiles) * Shape::kBlockN;
-    for (int slot = threadIdx.x; slot < Shape::kBlockM; slot += Shape::kThreads) tile_rows[slot] = p.row_of(m0 + slot);
+    for (int slot = threadIdx.x; slot < Shape::kBlockM; slot += Shape::kThreads) tile_rows[slot] = p.row_at(m0 + slot);
     __syncthreads();
     const int count = find_offsets<Shape>(p, tile_rows, offsets);
     const int begin = static_cast<int>(count * blockIdx.y / gridDim.y);
@@ -270,11 +242,21 @@ struct Problem {
     Major major; /* of the weight */
     bool mirrored;
 
-    fg_status plan(const fg_queue *queue, fg_plan *result, fg_error *error) const {
-        int num_sms, compute_capability;
-        const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
+    bool in_aligned() const { return chunks_aligned(in.data, in.strides[0], in.shape[1], in.dtype); }
+    bool weight_aligned() const {
+        const int64_t row = major == Major::kK ? in.shape[1] : out.shape[1];
+        return chunks_aligned(weight.data, row, row, in.dtype);
+    }
+
+    fg_status plan(const fg_queue *queue, fg_plan *result, int *num_sms, fg_error *error) const {
+        int compute_capability;
+        const fg_status status = device_properties(queue->device_index, num_sms, &compute_capability, error);
+        /* The plan sees that rows are whole 16-byte pieces, but not where they are. */
+        const bool near = 0 <= in.strides[0] && in.strides[0] <= INT32_MAX;
+        if (!in_aligned() || !weight_aligned() || !near) compute_capability = 80;
         if (status == FG_OK)
-            *result = fg_plan_conv(out.shape[0], in.shape[1], out.shape[1], map.shape[0], in.dtype, num_sms);
+            *result = fg_plan_conv(out.shape[0], in.shape[1], out.shape[1], map.shape[0], in.dtype, *num_sms,
+                                   compute_capability);
         return status;
     }
 
@@ -290,7 +272,8 @@ struct Problem {
         const DeviceGuard guard(queue->device_index);
         FG_CUDA(guard.status());
         fg_plan chosen;
-        const fg_status status = plan(queue, &chosen, error);
+        int num_sms;
+        const fg_status status = plan(queue, &chosen, &num_sms, error);
         if (status != FG_OK) return status;
 
         GatherParams p = {};
@@ -309,10 +292,11 @@ struct Problem {
         p.depth = static_cast<int>(in.shape[1]);
         p.columns = static_cast<int>(out.shape[1]);
         p.mirrored = mirrored;
-        p.in_aligned = chunks_aligned(in.data, in.strides[0], in.shape[1], in.dtype);
-        const int64_t weight_row = major == Major::kK ? in.shape[1] : out.shape[1];
-        p.weight_aligned = chunks_aligned(weight.data, weight_row, weight_row, in.dtype);
+        p.in_aligned = in_aligned();
+        p.weight_aligned = weight_aligned();
         const cudaStream_t stream = stream_of(queue);
+        if (chosen.family == FG_FAMILY_SM90)
+            return launch_gather_sm90(p, chosen, in.dtype, major == Major::kK, num_sms, stream, error);
         return major == Major::kK ? launch_mode<Major::kK>(p, chosen, in.dtype, precision, stream, error)
                                   : launch_mode<Major::kMN>(p, chosen, in.dtype, precision, stream, error);
     }
@@ -331,7 +315,8 @@ Problem problem_of(const fg_conv_dgrad_params *p) {
 template <class Params>
 fg_status workspace_of(const Params *p, const fg_queue *queue, size_t *bytes, fg_error *error) {
     fg_plan plan;
-    const fg_status status = problem_of(p).plan(queue, &plan, error);
+    int num_sms;
+    const fg_status status = problem_of(p).plan(queue, &plan, &num_sms, error);
     if (status == FG_OK) *bytes = static_cast<size_t>(plan.workspace_bytes);
     return status;
 }
