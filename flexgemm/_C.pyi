@@ -106,9 +106,7 @@ def conv_forward(
     stream: Stream = None,
 ) -> int:
     """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co).
-
-    order (M) int32: a permutation of the rows of out in which tiles are formed; it changes speed, never the result.
-    """
+    order (M) int32, a permutation: the rows in the order that a GPU works through them, for speed alone."""
 
 def conv_dgrad(
     grad_out: Array,
@@ -116,13 +114,13 @@ def conv_dgrad(
     map: Array,
     grad_feats: Array,
     *,
-    mirrored: bool = False,
     order: Array | None = None,
+    mirrored: bool = False,
     precision: str = "ieee",
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (M, Co), map (V, N), grad_feats (N, Ci); order (N) as in conv_forward."""
+    """grad_out (M, Co), map (V, N), grad_feats (N, Ci), order (N) as in the forward pass."""
 
 def conv_wgrad(
     grad_out: Array,
@@ -182,4 +180,4 @@ def plan_conv(
 ) -> dict[str, Any]: ...
 def plan_conv_wgrad(*, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
 def plan_gemm(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
-def plan_gemm_sm90(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, int]: ...
+def plan_gemm_sm90(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...

@@ -126,8 +126,7 @@ typedef struct {
     fg_tensor weight; /* (Co, V, Ci) contiguous, dtype of feats */
     fg_tensor bias;   /* (Co) contiguous, dtype of feats; or absent */
     fg_tensor map;    /* (V, M) int32 contiguous, -1 = none */
-    fg_tensor order;  /* (M) int32 contiguous: a permutation of the rows of out, in which they are computed; or absent.
-                         Only a hint: speed where it brings rows with the same neighbours together */
+    fg_tensor order;  /* (M) int32 contiguous, a permutation: the rows in the order to work in; or absent */
     fg_precision precision;
     fg_tensor out; /* (M, Co) inner stride 1, dtype of feats */
     fg_tensor workspace;
@@ -139,7 +138,7 @@ typedef struct {
     fg_tensor grad_out; /* (M, Co), inner stride 1 */
     fg_tensor weight;   /* (Co, V, Ci) contiguous */
     fg_tensor map;      /* (V, N) int32 contiguous */
-    fg_tensor order;    /* (N) int32 contiguous: as above, of the rows of grad_feats; or absent */
+    fg_tensor order;    /* (N) int32 contiguous, as in the forward pass; or absent */
     bool mirrored;
     fg_precision precision;
     fg_tensor grad_feats; /* out: (N, Ci) inner stride 1 */

@@ -84,7 +84,7 @@ def conv_forward(backend, feats, weight, bias, nmap, *, order=None, precision="i
     )
 
 
-def conv_dgrad(backend, grad_out, weight, nmap, *, mirrored=False, order=None, precision="ieee", **layout):
+def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, mirrored=False, precision="ieee", **layout):
     """nmap is the transposed map, or with mirrored=True the forward map."""
     call = Call(backend, **layout)
     return call.run(
@@ -93,8 +93,8 @@ def conv_dgrad(backend, grad_out, weight, nmap, *, mirrored=False, order=None, p
         call.give(weight),
         call.give(nmap),
         call.take((nmap.shape[1], weight.shape[-1]), grad_out.dtype, strided=True),
-        mirrored=mirrored,
         order=call.give(order),
+        mirrored=mirrored,
         precision=precision,
     )
 

@@ -153,25 +153,16 @@ def all_cases():
                         kernel_size=(3, 1, 3),
                         offset=offset,
                     )
-            if direction != "wgrad":
-                cases[f"conv/{direction}/{mode}/ordered"] = partial(
-                    conv_case,
-                    direction=direction,
-                    mode=mode,
-                    channels="wide",
-                    kernel_size=(3, 3, 3),
-                    offset=0,
-                    ordered=True,
-                )
             cases[f"conv/{direction}/{mode}/even"] = partial(
                 conv_case, direction=direction, mode=mode, channels="aligned", kernel_size=(2, 2, 2), offset=0
             )
-            if direction != "wgrad":
-                cases[f"conv/{direction}/{mode}/ordered-odd"] = partial(
+
+            for channels in ("odd", "wide") if direction != "wgrad" else ():
+                cases[f"conv/{direction}/{mode}/{channels}/ordered"] = partial(
                     conv_case,
                     direction=direction,
                     mode=mode,
-                    channels="odd",
+                    channels=channels,
                     kernel_size=(3, 1, 3),
                     offset=0,
                     ordered=True,

@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_gathe
     __shared__ int64_t tile_rows[Shape::kBlockM];
     const int64_t m0 = static_cast<int64_t>(blockIdx.x / p.column_tiles) * Shape::kBlockM;
     const int n0 = static_cast<int>(blockIdx.x % p.column_tiles) * Shape::kBlockN;
-    for (int slot = threadIdx.x; slot < Shape::kBlockM; slot += Shape::kThreads) tile_rows[slot] = p.row_at(m0 + slot);
+    for (int slot = threadIdx.x; slot < Shape::kBlockM; slot += Shape::kThreads) tile_rows[slot] = p.row_of(m0 + slot);
     __syncthreads();
     const int count = find_offsets<Shape>(p, tile_rows, offsets);
     const int begin = static_cast<int>(count * blockIdx.y / gridDim.y);
@@ -252,7 +252,8 @@ struct Problem {
         int compute_capability;
         const fg_status status = device_properties(queue->device_index, num_sms, &compute_capability, error);
         /* The plan sees that rows are whole 16-byte pieces, but not where they are. */
-        const bool near = 0 <= in.strides[0] && in.strides[0] <= INT32_MAX;
+        const bool near = 0 <= in.strides[0] && in.strides[0] <= INT32_MAX && in.shape[1] <= kMaxChannels / 2 &&
+                          out.shape[1] <= kMaxChannels / 2;
         if (!in_aligned() || !weight_aligned() || !near) compute_capability = 80;
         if (status == FG_OK)
             *result = fg_plan_conv(out.shape[0], in.shape[1], out.shape[1], map.shape[0], in.dtype, *num_sms,

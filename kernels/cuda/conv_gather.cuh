@@ -14,7 +14,7 @@ struct GatherParams {
     const void *weight;   /* (columns, volume, depth) K-major or (depth, volume, columns) MN-major, contiguous */
     const void *bias;     /* (columns) or NULL */
     const int32_t *map;   /* (volume, rows) */
-    const int32_t *order; /* (rows) a permutation: which row of `out` is computed at a place, or NULL: its own */
+    const int32_t *order; /* (rows): slot -> row; or NULL: every slot is its row */
     void *out;            /* (rows, columns), out_stride apart */
     float *partials;      /* (split_k, rows, columns) when the offsets are split, else NULL */
     int64_t in_stride, out_stride, rows;
@@ -22,11 +22,11 @@ struct GatherParams {
     int volume, depth, columns, column_tiles;
     bool mirrored, in_aligned, weight_aligned;
 
-    /* The row of `out` at a place of the order, or -1: past the end, or not an order. */
-    __device__ int64_t row_at(int64_t place) const {
-        if (place >= rows || !order) return place < rows ? place : -1;
-        const int64_t row = order[place];
-        return row >= 0 && row < rows ? row : -1;
+    /* What a slot works on: a column of `map` and a row of `out`, or less than 0. */
+    __device__ int64_t row_of(int64_t slot) const {
+        if (slot >= rows) return -1;
+        const int64_t row = order ? order[slot] : slot;
+        return row < rows ? row : -1;
     }
 
     /* Rows of `map` that belong to weight offset v. Entries are judged where they are used: unsigned < in_rows. */
@@ -35,7 +35,7 @@ struct GatherParams {
     }
 };
 
-/* 16-bit types, in_aligned and weight_aligned, 0 <= in_stride <= INT32_MAX. weight_is_k_major: the forward pass. (conv_gather_sm90.cu) */
+/* 16-bit types, in_aligned and weight_aligned, 0 <= in_stride <= INT32_MAX, half of kMaxChannels at most. weight_is_k_major: the forward pass. (conv_gather_sm90.cu) */
 fg_status launch_gather_sm90(GatherParams p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major, int num_sms,
                              cudaStream_t stream, fg_error *error);
 

@@ -20,11 +20,21 @@
 #include <type_traits>
 
 #include "conv_gather.cuh"
-#include "sm90.cuh"
+#include "ptx.cuh"
 #include "split_k.cuh"
+#include "tensor_map.cuh"
 
 namespace flexgemm {
 namespace {
+
+constexpr int kWarpgroup = 128; /* threads */
+
+/* Both operands lie in 128-byte rows, whose 16-byte chunk c is stored as chunk c ^ (row % 8), from an address that is a
+ * multiple of 1024 on. The copy engine writes the weights that way, the producer the rows that it gathers. A row of A is
+ * one row of `in`; a row of B is one output channel's weights (K-major), or, transposed, 64 output channels of one
+ * reduction channel, and a wider tile is such blocks of 64 one after another. */
+constexpr int kSwizzleRowBytes = 128;
+constexpr int kSwizzleAtomBytes = 8 * kSwizzleRowBytes; /* after which the pattern repeats */
 
 constexpr int kBlockK = kSwizzleRowBytes / 2; /* 16-bit elements of the reduction in one step */
 constexpr int kWgmmaM = 64, kWgmmaK = 16;
@@ -117,7 +127,7 @@ struct Producer {
 
     /* Starts the copies of a window's map entries into shared memory, one row per thread. */
     __device__ void request(Window window, int buffer) {
-        const int64_t row = p.row_at(Task<Tile>(p, slices, window.task).m0 + threadIdx.x);
+        const int64_t row = p.row_of(Task<Tile>(p, slices, window.task).m0 + threadIdx.x);
         const int32_t *source = p.map_at(window.first) + row;
         const int64_t stride = (p.mirrored ? -slices : slices) * p.rows;
         const int count = count_of(window);
@@ -153,11 +163,11 @@ struct Producer {
             shared.step[place.stage] = step;
             ptx::mbarrier_arrive_expect_tx(full, Tile::kBytesB);
             if constexpr (kKMajor) {
-                ptx::tma_load_3d(b, &weight_map, full, k, v, n0);
+                ptx::tma_load_3d(b, &weight_map, full, 2 * k, v, n0);
             } else {
 #pragma unroll
                 for (int n = 0; n < Tile::kBlockN; n += kBlockK)
-                    ptx::tma_load_3d(b + n * kSwizzleRowBytes, &weight_map, full, n0 + n, v, k);
+                    ptx::tma_load_3d(b + n * kSwizzleRowBytes, &weight_map, full, 2 * (n0 + n), v, k);
             }
         }
         const int chunk = threadIdx.x % kChunksPerRow, first = threadIdx.x / kChunksPerRow;
@@ -243,6 +253,19 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
     }
 }
 
+/* D += A.B of 64 rows, B as the pass has it. */
+template <typename T, bool kKMajor, int kRegisters>
+__device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b) {
+    if constexpr (std::is_same<T, __half>::value && kKMajor)
+        ptx::wgmma_f16(d, a, b, 1);
+    else if constexpr (std::is_same<T, __half>::value)
+        ptx::wgmma_f16_kn(d, a, b, 1);
+    else if constexpr (kKMajor)
+        ptx::wgmma_bf16(d, a, b, 1);
+    else
+        ptx::wgmma_bf16_kn(d, a, b, 1);
+}
+
 template <typename T, class Tile, bool kKMajor>
 struct Consumer {
     static constexpr int kRegisters = Tile::kBlockN / 2; /* accumulators of a thread */
@@ -262,14 +285,14 @@ struct Consumer {
     __device__ void multiply(float (&d)[kRegisters]) {
         const char *a = shared.stages[place.stage], *b = a + Tile::kBytesA;
         constexpr int kAdvanceA = kWgmmaK * 2 / 16, kAdvanceB = kKMajor ? kAdvanceA : kWgmmaK * kSwizzleRowBytes / 16;
-        const uint64_t descriptor_a = matrix_descriptor(a + consumer() * kWgmmaM * kSwizzleRowBytes, 0);
-        const uint64_t descriptor_b = matrix_descriptor(b, kKMajor ? 0 : kBlockK * kSwizzleRowBytes);
+        const uint64_t descriptor_a = ptx::wgmma_descriptor(a + consumer() * kWgmmaM * kSwizzleRowBytes);
+        const uint64_t descriptor_b =
+            kKMajor ? ptx::wgmma_descriptor(b) : ptx::wgmma_descriptor(b, kBlockK * kSwizzleRowBytes);
         ptx::fence_proxy_async(); /* the rows of A came through the ordinary path, wgmma reads through another */
         ptx::wgmma_fence();
 #pragma unroll
         for (int k = 0; k < kBlockK / kWgmmaK; ++k)
-            ptx::wgmma<std::is_same<T, __nv_bfloat16>::value, !kKMajor>(d, descriptor_a + k * kAdvanceA,
-                                                                        descriptor_b + k * kAdvanceB);
+            wgmma<T, kKMajor>(d, descriptor_a + k * kAdvanceA, descriptor_b + k * kAdvanceB);
         ptx::wgmma_commit();
     }
 
@@ -301,7 +324,7 @@ struct Consumer {
     /* The two rows of `out` whose accumulators this thread holds, eight places apart. */
     __device__ int64_t row_of(const Task<Tile> &task, int half) const {
         const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-        return p.row_at(task.m0 + consumer() * kWgmmaM + warp * 16 + half * 8 + lane / 4);
+        return p.row_of(task.m0 + consumer() * kWgmmaM + warp * 16 + half * 8 + lane / 4);
     }
 
     __device__ void store_partials(const float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
@@ -406,12 +429,11 @@ fg_status launch(GatherParams p, const fg_plan &plan, int num_sms, cudaStream_t 
     if (tasks > INT32_MAX - resident) /* a CTA's next task is one grid on */
         return fg_fail(error, FG_ERROR_VALUE, "out: (%lld, %d) needs %lld tiles, more than one launch can have",
                        static_cast<long long>(p.rows), p.columns, static_cast<long long>(tasks));
-    CUtensorMap weight_map;
-    const int64_t rows = kKMajor ? p.columns : p.depth, row = kKMajor ? p.depth : p.columns;
-    const fg_status status = encode_tensor_map(
-        &weight_map,
-        std::is_same<T, __half>::value ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, sizeof(T),
-        p.weight, {row, p.volume, rows}, {kBlockK, 1, kKMajor ? Tile::kBlockN : kBlockK}, error);
+    CUtensorMap weight_map; /* coordinates: byte of a row, offset, row */
+    const int64_t rows = kKMajor ? p.columns : p.depth;
+    const int64_t row_bytes = static_cast<int64_t>(sizeof(T)) * (kKMajor ? p.depth : p.columns);
+    const TensorRows weight = {p.weight, row_bytes, p.volume, rows, row_bytes, p.volume * row_bytes};
+    const fg_status status = encode_tensor_map(&weight_map, weight, 1, kKMajor ? Tile::kBlockN : kBlockK, error);
     if (status != FG_OK) return status;
 
     const auto kernel = conv_gather_sm90_kernel<T, Tile, kKMajor>;

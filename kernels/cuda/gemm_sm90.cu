@@ -37,8 +37,8 @@ template <typename Math, typename Tile>
 fg_status launch_tile(const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms, const fg_queue *queue,
                       fg_error *error) {
     CUtensorMap map_a, map_b;
-    fg_status status = encode_tensor_map(&map_a, a, Tile::kWarpgroupRows, error);
-    if (status == FG_OK) status = encode_tensor_map(&map_b, b, Tile::kBlockN / Tile::kCluster, error);
+    fg_status status = encode_tensor_map(&map_a, a, Tile::kWarpgroupRows, 1, error);
+    if (status == FG_OK) status = encode_tensor_map(&map_b, b, Tile::kBlockN / Tile::kCluster, 1, error);
     if (status != FG_OK) return status;
 
     const auto kernel = [] {

@@ -10,7 +10,7 @@
 
 namespace flexgemm {
 
-fg_status encode_tensor_map(CUtensorMap *map, const TensorRows &rows, int box_rows, fg_error *error) {
+fg_status encode_tensor_map(CUtensorMap *map, const TensorRows &rows, int box_rows, int box_groups, fg_error *error) {
     static std::atomic<void *> encoder; /* threads that meet here store the same pointer */
     void *found = encoder.load(std::memory_order_relaxed);
     if (found == nullptr) {
@@ -28,7 +28,8 @@ fg_status encode_tensor_map(CUtensorMap *map, const TensorRows &rows, int box_ro
     const cuuint64_t sizes[] = {static_cast<cuuint64_t>(rows.row_bytes), static_cast<cuuint64_t>(rows.rows),
                                 static_cast<cuuint64_t>(rows.groups)};
     const cuuint64_t pitches[] = {static_cast<cuuint64_t>(row_pitch), static_cast<cuuint64_t>(group_pitch)};
-    const cuuint32_t box[] = {128, static_cast<cuuint32_t>(box_rows), 1}, steps[] = {1, 1, 1};
+    const cuuint32_t box[] = {128, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_groups)};
+    const cuuint32_t steps[] = {1, 1, 1};
     const CUresult status = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found)(
         map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void *>(rows.data), sizes, pitches, box, steps,
         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
