@@ -46,8 +46,8 @@ class ManagedVersioned(ctypes.Structure):
     ]
 
 
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+new_capsule = ctypes.pythonapi.PyCapsule_New
+new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _capsule_name = ctypes.pythonapi.PyCapsule_GetName
 _capsule_name.restype, _capsule_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
 
@@ -82,7 +82,7 @@ class Exporter:
 
     def __dlpack__(self, **keywords):
         self.asked.append(keywords)
-        self.capsule = _new_capsule(
+        self.capsule = new_capsule(
             ctypes.addressof(self.managed), b"dltensor_versioned" if self._versioned else b"dltensor", None
         )
         return self.capsule
@@ -158,7 +158,7 @@ def exchange_type(*, borrowing=True, versions=((1, 3),), capsule_name=b"dlpack_e
     ]
     for table, older in zip(tables, tables[1:], strict=False):
         table.previous = ctypes.pointer(older)
-    capsule = _new_capsule(ctypes.addressof(tables[0]), capsule_name, None)
+    capsule = new_capsule(ctypes.addressof(tables[0]), capsule_name, None)
     members = {"__dlpack_c_exchange_api__": capsule, "used": used, "_alive": (tables, borrow, manage, capsule_name)}
     return type("Exchanged", (Exporter,), members)
 

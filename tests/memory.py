@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
+from exporters import DLTensor, new_capsule
 from reference import dtype_of
 
 from flexgemm import _C
@@ -16,27 +17,10 @@ from flexgemm import _C
 # ---- a DLPack exporter: any view of a DeviceArray ----
 
 
-class _DLTensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
 class _DLManagedTensor(ctypes.Structure):
-    _fields_ = [("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+    _fields_ = [("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
@@ -51,7 +35,7 @@ class DeviceView:
         self.base, self.shape, self.dtype = base, tuple(shape), base.dtype
         self._dims = (ctypes.c_int64 * len(shape))(*shape), (ctypes.c_int64 * len(shape))(*strides)
         self._managed = _DLManagedTensor()
-        self._managed.tensor = _DLTensor(
+        self._managed.tensor = DLTensor(
             (whole.data or 0) + whole.byte_offset + offset * itemsize,
             whole.device_type,
             whole.device_id,
@@ -64,7 +48,7 @@ class DeviceView:
         )
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        return _new_capsule(ctypes.addressof(self._managed), b"dltensor", None)
+        return new_capsule(ctypes.addressof(self._managed), b"dltensor", None)
 
     def __dlpack_device__(self):
         return self._managed.tensor.device_type, self._managed.tensor.device_id
