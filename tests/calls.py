@@ -1,8 +1,13 @@
-"""A legal call of every operation of the extension, for tests that change one thing about it."""
+"""A legal call of every operation of the extension, for tests that change one thing about it; and processes of their
+own for tests that need one."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -96,3 +101,12 @@ def second_module():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def run_python(arguments, **environment):
+    """Another process of this interpreter, in the folder of the tests and with the package of this tree."""
+    here = Path(__file__).parent
+    path = os.pathsep.join(filter(None, (str(here.parent), os.environ.get("PYTHONPATH"))))  # a build in place will do
+    environment = os.environ | {"PYTHONPATH": path} | environment
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=300, check=False)

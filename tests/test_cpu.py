@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from calls import run_python
 
-HERE = Path(__file__).parent
 CASES = ["map", "odd", "quantize"]  # odd: products and convolutions whose sizes no vector divides
 
 
@@ -21,22 +18,16 @@ def instruction_sets():
     return [name for name, wanted in needed.items() if all(flag in flags for flag in wanted)]
 
 
-def run(arguments, **environment):
-    command = [sys.executable, *arguments]
-    path = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))  # a build in place will do
-    environment = os.environ | {"PYTHONPATH": path} | environment
-    return subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=300, check=False)
-
-
 @pytest.mark.parametrize("cases", CASES)
 @pytest.mark.parametrize("isa", instruction_sets())
 def test_every_instruction_set_is_right(isa, cases):
-    done = run(["sanitize_cases.py", "--device", "cpu", cases], FLEXGEMM_CPU_ISA=isa)
+    done = run_python(["sanitize_cases.py", "--device", "cpu", cases], FLEXGEMM_CPU_ISA=isa)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_an_unknown_instruction_set_is_named():
-    done = run(["sanitize_cases.py", "--device", "cpu", "conv/forward/float32/odd/plain"], FLEXGEMM_CPU_ISA="mmx")
+    case = "conv/forward/float32/odd/plain"
+    done = run_python(["sanitize_cases.py", "--device", "cpu", case], FLEXGEMM_CPU_ISA="mmx")
     assert done.returncode == 1
     assert "FLEXGEMM_CPU_ISA" in done.stdout
     assert "'mmx'" in done.stdout
@@ -68,7 +59,7 @@ print(digest.hexdigest())
 def test_threads_change_no_bit():
     digests = set()
     for threads in ("1", "2", "5"):
-        done = run(["-c", DIGEST], OMP_NUM_THREADS=threads)
+        done = run_python(["-c", DIGEST], OMP_NUM_THREADS=threads)
         assert done.returncode == 0, done.stderr
         digests.add(done.stdout)
     assert len(digests) == 1

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
-from calls import LEGAL, OPERATIONS, functions
-
-from flexgemm import _C
+from calls import LEGAL, OPERATIONS, functions, run_python
 
 CALLS = 20_000
 DTYPES = (
@@ -79,14 +74,5 @@ def fuzz(seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_arguments_run_or_raise(seed):
-    root = str(Path(_C.__file__).parents[1])
-    code = f"import sys; sys.path[:0] = [{root!r}, '.']; import test_fuzz; test_fuzz.fuzz({seed})"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_python(["-c", f"import test_fuzz; test_fuzz.fuzz({seed})"])
     assert done.returncode == 0, done.stderr[-2000:]
