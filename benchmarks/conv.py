@@ -47,7 +47,7 @@ class Case:
         row: Row = {"suite": "conv", "op": op, "scene": self.scene, "dtype": self.dtype, "channels": self.channels}
         if self.precision:
             row["precision"] = self.precision
-        return row | {"family": kernel_family()}
+        return row | {"family": kernel_family("" if op.startswith("map") else self.dtype)}
 
 
 def cases(clouds: Iterable[str] = ()) -> list[Case]:

@@ -64,7 +64,7 @@ class Case:
         if self.sizes:
             row |= {"groups": len(self.sizes), "expected_m": self.expected_m}
         row |= {"m": self.m, "n": self.n, "k": self.k}
-        return row | ({"peer": peer} if peer else {"family": kernel_family()})
+        return row | ({"peer": peer} if peer else {"family": kernel_family(self.dtype)})
 
 
 def cases() -> list[Case]:

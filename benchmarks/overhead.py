@@ -132,6 +132,10 @@ def run(run: Run) -> None:
     for op, call in calls().items():
         with run.guarded(f"overhead {op}"):
             kernels, buffers, whole = launches(call), allocations(call), host_us(call)
-            row: Row = {"suite": "overhead", "op": op, "family": kernel_family()}
+            row: Row = {
+                "suite": "overhead",
+                "op": op,
+                "family": kernel_family("" if "neighbor_map" in op else "float16"),
+            }
             row |= {"us": round(whole - kernels * baseline.launch - buffers * baseline.allocation, 2)}
             run.record(row | {"call_us": round(whole, 2), "launches": kernels, "allocations": buffers})

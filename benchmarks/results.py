@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from flexgemm import _C
 from setup import source_sha256  # the build's own, so that a binary and a file of figures agree
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,9 +31,15 @@ IDENTITY = (
 )  # fmt: skip
 
 
-def kernel_family() -> str:
-    """The architecture family whose kernels a row measured: the one place that knows."""
-    return "portable"
+HOPPER_DTYPES = ("float16", "bfloat16", "float8_e4m3fn")
+
+
+def kernel_family(dtype: str = "") -> str:
+    """The architecture family whose kernels a row measured: "sm90" where Hopper has kernels of its own for products of
+    this dtype (of a backward pass, for the input gradient) and FLEXGEMM_ARCH does not forbid them. Without a dtype:
+    that of maps, orders and casts."""
+    hopper = _C.device_count() > 0 and _C.device_info("cuda")["compute_capability"] == 90
+    return "sm90" if hopper and dtype in HOPPER_DTYPES and not os.environ.get("FLEXGEMM_ARCH") else "portable"
 
 
 def identity(row: Row) -> tuple[Any, ...]:

@@ -52,6 +52,12 @@ static int expect_map(const fg_view *view, int64_t volume, int64_t rows, const c
     return fg_expect_contiguous(view);
 }
 
+static int expect_order(const fg_view *view, int64_t rows) {
+    const fg_dim shape[] = {{"N", rows}};
+    if (fg_expect_dtype(view, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(view, 1, shape, "to match map") < 0) return -1;
+    return fg_expect_contiguous(view);
+}
+
 static int expect_channels(const fg_view *view, int64_t channels, const char *why) {
     const fg_dim shape[] = {{"Co", channels}};
     if (fg_expect_shape(view, 1, shape, why) < 0) return -1;
@@ -61,15 +67,15 @@ static int expect_channels(const fg_view *view, int64_t channels, const char *wh
 /* ---- forward ---- */
 
 static const fg_parameter conv_forward_parameters[] = {
-    FG_INPUT(feats), FG_INPUT(weight),     FG_INPUT_OR_NONE(bias),  FG_INPUT(map),
-    FG_OUTPUT(out),  FG_SCALAR(precision), FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(feats), FG_INPUT(weight),         FG_INPUT_OR_NONE(bias), FG_INPUT(map),
+    FG_OUTPUT(out),  FG_OPTIONAL_INPUT(order), FG_SCALAR(precision),   FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_forward_fill(fg_call *call, void *params) {
-    enum { FEATS, WEIGHT, BIAS, MAP, OUT, PRECISION };
+    enum { FEATS, WEIGHT, BIAS, MAP, OUT, ORDER, PRECISION };
     fg_conv_forward_params *p = params;
     const fg_view *feats = &call->views[FEATS], *weight = &call->views[WEIGHT], *bias = &call->views[BIAS];
-    const fg_view *map = &call->views[MAP], *out = &call->views[OUT];
+    const fg_view *map = &call->views[MAP], *out = &call->views[OUT], *order = &call->views[ORDER];
     if (fg_expect_dtype(feats, FG_FLOATS) < 0 || expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
         fg_expect_dtype_of(weight, feats) < 0 ||
         flatten_weight(weight, FG_ANY, FG_ANY, feats->tensor.shape[1], "to match feats channels", &p->weight) < 0) {
@@ -84,9 +90,11 @@ static int conv_forward_fill(fg_call *call, void *params) {
         (fg_expect_dtype_of(bias, feats) < 0 || expect_channels(bias, co, "to match weight") < 0)) {
         return -1;
     }
+    if (order->tensor.present && expect_order(order, map->tensor.shape[1]) < 0) return -1;
     p->feats = feats->tensor;
     p->bias = bias->tensor;
     p->map = map->tensor;
+    p->order = order->tensor;
     p->out = out->tensor;
     return fg_arg_precision(call->state, call->values[PRECISION], &p->precision);
 }
@@ -94,15 +102,15 @@ static int conv_forward_fill(fg_call *call, void *params) {
 /* ---- input gradient ---- */
 
 static const fg_parameter conv_dgrad_parameters[] = {
-    FG_INPUT(grad_out),  FG_INPUT(weight),     FG_INPUT(map),           FG_OUTPUT(grad_feats),
-    FG_SCALAR(mirrored), FG_SCALAR(precision), FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(grad_out),       FG_INPUT(weight),    FG_INPUT(map),        FG_OUTPUT(grad_feats),
+    FG_OPTIONAL_INPUT(order), FG_SCALAR(mirrored), FG_SCALAR(precision), FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_dgrad_fill(fg_call *call, void *params) {
-    enum { GRAD_OUT, WEIGHT, MAP, GRAD_FEATS, MIRRORED, PRECISION };
+    enum { GRAD_OUT, WEIGHT, MAP, GRAD_FEATS, ORDER, MIRRORED, PRECISION };
     fg_conv_dgrad_params *p = params;
     const fg_view *grad_out = &call->views[GRAD_OUT], *weight = &call->views[WEIGHT];
-    const fg_view *map = &call->views[MAP], *grad_feats = &call->views[GRAD_FEATS];
+    const fg_view *map = &call->views[MAP], *grad_feats = &call->views[GRAD_FEATS], *order = &call->views[ORDER];
     if (fg_arg_bool(call->values[MIRRORED], "mirrored", &p->mirrored) < 0 || fg_expect_dtype(grad_out, FG_FLOATS) < 0 ||
         expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 || fg_expect_dtype_of(weight, grad_out) < 0 ||
         flatten_weight(weight, grad_out->tensor.shape[1], FG_ANY, FG_ANY, "to match grad_out channels", &p->weight) <
@@ -116,8 +124,10 @@ static int conv_dgrad_fill(fg_call *call, void *params) {
         expect_features(grad_feats, map->tensor.shape[1], p->weight.shape[2], "to match map and weight") < 0) {
         return -1;
     }
+    if (order->tensor.present && expect_order(order, map->tensor.shape[1]) < 0) return -1;
     p->grad_out = grad_out->tensor;
     p->map = map->tensor;
+    p->order = order->tensor;
     p->grad_feats = grad_feats->tensor;
     return fg_arg_precision(call->state, call->values[PRECISION], &p->precision);
 }
@@ -165,11 +175,11 @@ FG_DEFINE_OPERATION(conv_wgrad)
 
 PyMethodDef fg_conv_methods[] = {
     FG_OPERATION_METHODS(conv_forward,
-                         "feats, weight, bias, map, out, *, precision='ieee', workspace=None, stream=None",
+                         "feats, weight, bias, map, out, *, order=None, precision='ieee', workspace=None, stream=None",
                          "out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]"),
     FG_OPERATION_METHODS(conv_dgrad,
-                         "grad_out, weight, map, grad_feats, *, mirrored=False, precision='ieee', workspace=None, "
-                         "stream=None",
+                         "grad_out, weight, map, grad_feats, *, order=None, mirrored=False, precision='ieee', "
+                         "workspace=None, stream=None",
                          "grad_feats[n] = sum_v weight[:, v, :]^T . grad_out[map[v, n]]; mirrored: with V - 1 - v."),
     FG_OPERATION_METHODS(
         conv_wgrad,

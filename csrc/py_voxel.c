@@ -1,5 +1,5 @@
 /*
- * Voxel structure: the neighbour map of a submanifold convolution.
+ * Voxel structure: the neighbour map of a submanifold convolution, and the order in which to work through its rows.
  */
 #include "operation.h"
 
@@ -11,6 +11,8 @@ static int parse_ints(PyObject *value, const char *name, int64_t least, int64_t 
     PyErr_Format(PyExc_ValueError, "%s: expected %d ints, got %d", name, count, given);
     return -1;
 }
+
+/* ---- neighbour map ---- */
 
 static const fg_parameter neighbor_map_parameters[] = {
     FG_INPUT(coords),
@@ -61,12 +63,48 @@ static int neighbor_map_fill(fg_call *call, void *params) {
     return 0;
 }
 
+/* ---- row order ---- */
+
+static const fg_parameter row_order_parameters[] = {
+    FG_INPUT(map),
+    FG_OUTPUT(order),
+    FG_REQUIRED_SCALAR(kernel_size),
+    FG_WORKSPACE_AND_STREAM,
+};
+
+static int row_order_fill(fg_call *call, void *params) {
+    enum { MAP, ORDER, KERNEL_SIZE };
+    fg_row_order_params *p = params;
+    const fg_view *map = &call->views[MAP], *order = &call->views[ORDER];
+    int64_t kernel[3];
+    if (parse_ints(call->values[KERNEL_SIZE], "kernel_size", 1, FG_MAX_KERNEL, 3, kernel) < 0) return -1;
+    for (int i = 0; i < 3; i++) p->kernel[i] = (int32_t)kernel[i];
+    const fg_dim map_shape[] = {{"V", kernel[0] * kernel[1] * kernel[2]}, {"N", FG_ANY}};
+    if (fg_expect_dtype(map, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(map, 2, map_shape, "to match kernel_size") < 0 ||
+        fg_expect_contiguous(map) < 0) {
+        return -1;
+    }
+    const fg_dim order_shape[] = {{"N", map->tensor.shape[1]}};
+    if (fg_expect_dtype(order, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(order, 1, order_shape, "to match map") < 0 ||
+        fg_expect_contiguous(order) < 0) {
+        return -1;
+    }
+    p->map = map->tensor;
+    p->order = order->tensor;
+    return 0;
+}
+
+/* ---- methods ---- */
+
 FG_DEFINE_OPERATION(neighbor_map)
+FG_DEFINE_OPERATION(row_order)
 
 PyMethodDef fg_voxel_methods[] = {
     FG_OPERATION_METHODS(neighbor_map,
                          "coords, map, *, shape, kernel_size, dilation, transposed=False, check=False, workspace=None, "
                          "stream=None",
                          "map[v, n] = row of the voxel at kernel offset v from coords[n], -1 where there is none."),
+    FG_OPERATION_METHODS(row_order, "map, order, *, kernel_size, workspace=None, stream=None",
+                         "Columns of map sorted so that neighbours in order have neighbours at the same offsets."),
     {NULL, NULL, 0, NULL},
 };

@@ -81,6 +81,18 @@ def neighbor_map(
 ) -> int:
     """coords (N, 4) int32 [batch, x, y, z]; shape (B, W, H, D); map (V, N) int32 out."""
 
+def row_order(
+    map: Array,
+    order: Array,
+    *,
+    kernel_size: Sequence[int],
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """map (V, N) int32 -> order (N) int32, columns with neighbours at the same offsets side by side: each "segment" of
+    plan_row_order() sorted, stably, by the Gray-code rank of one bit for each of its "offsets", the first one highest.
+    """
+
 def conv_forward(
     feats: Array,
     weight: Array,
@@ -88,11 +100,13 @@ def conv_forward(
     map: Array,
     out: Array,
     *,
+    order: Array | None = None,
     precision: str = "ieee",
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
-    """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co)."""
+    """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co).
+    order (M) int32, a permutation: the rows in the order that a GPU works through them, for speed alone."""
 
 def conv_dgrad(
     grad_out: Array,
@@ -100,12 +114,13 @@ def conv_dgrad(
     map: Array,
     grad_feats: Array,
     *,
+    order: Array | None = None,
     mirrored: bool = False,
     precision: str = "ieee",
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (M, Co), map (V, N), grad_feats (N, Ci)."""
+    """grad_out (M, Co), map (V, N), grad_feats (N, Ci), order (N) as in the forward pass."""
 
 def conv_wgrad(
     grad_out: Array,
@@ -152,11 +167,17 @@ def quantize(
     """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row. dtype names a uint8 q."""
 
 def neighbor_map_workspace(*args: Any, **kwargs: Any) -> int: ...
+def row_order_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_forward_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def gemm_workspace(*args: Any, **kwargs: Any) -> int: ...
 def quantize_workspace(*args: Any, **kwargs: Any) -> int: ...
-def plan_conv(*, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int) -> dict[str, int]: ...
-def plan_conv_wgrad(*, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int) -> dict[str, int]: ...
-def plan_gemm(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, int]: ...
+def plan_row_order(*, rows: int, kernel_size: Sequence[int]) -> dict[str, Any]: ...
+def row_order_pays(*, rows: int, kernel_size: Sequence[int]) -> bool: ...
+def plan_conv(
+    *, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int, compute_capability: int = 80
+) -> dict[str, Any]: ...
+def plan_conv_wgrad(*, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
+def plan_gemm(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
+def plan_gemm_sm90(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...

@@ -131,6 +131,10 @@ class Library:
         self.accept(out, "out")
         return out
 
+    def on_gpu(self, x: Array) -> bool:
+        """Whether the extension's CUDA backend takes x."""
+        return True
+
     def needs_grad(self, feats: Array, weight: Array, bias: Array | None) -> bool:
         """Whether autograd must record an operation on these."""
         return False
@@ -146,6 +150,9 @@ class NumpyLibrary(Library):
 
     def dtype(self, x: Array) -> str:
         return str(x.dtype.name)
+
+    def on_gpu(self, x: Array) -> bool:
+        return False
 
     def rows(self, x: Array, name: str) -> Array:
         self.accept(x, name)
@@ -247,14 +254,20 @@ class TorchLibrary(Library):
     def dtype(self, x: Array) -> str:
         return self.dtypes.get(x.dtype) or str(x.dtype)
 
+    def on_gpu(self, x: Array) -> bool:
+        return bool(x.is_cuda)
+
+    # These two run for every argument of every call: what `accept` would refuse is asked for in line.
     def rows(self, x: Array, name: str) -> Array:
-        self.accept(x, name)
+        if type(x) not in self.known or x.layout is not self.strided or x.is_neg():
+            self.accept(x, name)
         if not (x.is_contiguous() or x.stride()[-1] == 1):
             x = x.contiguous()
         return x.detach() if self.detaches else x
 
     def contiguous(self, x: Array, name: str) -> Array:
-        self.accept(x, name)
+        if type(x) not in self.known or x.layout is not self.strided or x.is_neg():
+            self.accept(x, name)
         if not x.is_contiguous():
             x = x.contiguous()
         return x.detach() if self.detaches else x
@@ -355,6 +368,9 @@ class JaxLibrary(Library):
     def contiguous(self, x: Array, name: str) -> Array:
         self.accept(x, name)
         return np.asarray(x) if self.device.platform == "cpu" else x
+
+    def on_gpu(self, x: Array) -> bool:
+        return bool(self.device.platform != "cpu")
 
     def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
         name = dtype or like.dtype.name

@@ -89,9 +89,9 @@ def forward(
         bias = library.contiguous(bias, "bias")
     shape = _check_shapes(feats, weight, neighbor_map)
     out = library.empty(shape, None, feats) if out is None else library.output(out, shape, None, feats)
-    map, workspace, stream = neighbor_map.native, None, library.stream
+    map, order, workspace, stream = neighbor_map.native, neighbor_map.native_order, None, library.stream
     while nbytes := _C.conv_forward(
-        feats, weight, bias, map, out, precision=precision, workspace=workspace, stream=stream
+        feats, weight, bias, map, out, order=order, precision=precision, workspace=workspace, stream=stream
     ):
         workspace = library.workspace(nbytes, feats)
     return library.result(out)
@@ -118,8 +118,7 @@ def backward(
     stream = library.stream
 
     if needs_grad[0]:
-        mirrored = neighbor_map.mirrored
-        map = neighbor_map.native if mirrored else neighbor_map.native_transposed(stream)
+        map, order = neighbor_map.native_gradient(stream)
         grad_feats = library.empty(tuple(feats.shape), None, feats)
         workspace = None
         while nbytes := _C.conv_dgrad(
@@ -127,7 +126,8 @@ def backward(
             weight,
             map,
             grad_feats,
-            mirrored=mirrored,
+            order=order,
+            mirrored=neighbor_map.mirrored,
             precision=precision,
             workspace=workspace,
             stream=stream,
@@ -163,11 +163,11 @@ def bind(feats: Array, neighbor_map: NeighborMap, stream: Stream) -> Library:
 
 def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap) -> tuple[int, int]:
     """The shape of the output. Checks what the extension cannot see: it is given V, not the kernel's axes."""
-    shape, co_and_kernel = tuple(feats.shape), tuple(weight.shape)
-    rows, kernel = neighbor_map.num_voxels, neighbor_map.kernel_size
+    shape, co_and_kernel, rows = feats.shape, weight.shape, neighbor_map.num_voxels
     if len(shape) != 2 or shape[0] != rows:
-        raise ValueError(f"feats: expected ({rows}, Ci) to match neighbor_map, got {shape}")
-    if co_and_kernel[1:] != (*kernel, shape[1]):
-        need = ", ".join(str(n) for n in (*kernel, shape[1]))
-        raise ValueError(f"weight: expected (Co, {need}) to match neighbor_map and feats, got {co_and_kernel}")
+        raise ValueError(f"feats: expected ({rows}, Ci) to match neighbor_map, got {tuple(shape)}")
+    expected = (*neighbor_map.kernel_size, shape[1])
+    if co_and_kernel[1:] != expected:
+        need = ", ".join(str(n) for n in expected)
+        raise ValueError(f"weight: expected (Co, {need}) to match neighbor_map and feats, got {tuple(co_and_kernel)}")
     return rows, co_and_kernel[0]

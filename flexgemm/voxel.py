@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import Any, cast
+from typing import Any
 
 from flexgemm import _C
 from flexgemm._arrays import Array, Library, Stream, library_of
 
 Triple = tuple[int, int, int]
+
+AXES = "a positive int or three of them (w, h, d)"
 
 
 class NeighborMap:
@@ -31,6 +33,7 @@ class NeighborMap:
     mirrored: bool  # every kernel axis is odd: the gradient uses the map itself, read backwards
     device: str | None  # the device= of NumPy coordinates
     native: Array  # the map as the extension takes it
+    native_order: Array | None  # and its row order
 
     def __init__(
         self,
@@ -48,12 +51,12 @@ class NeighborMap:
         self.kernel_size = kernel_size
         self.dilation = dilation
         self.kernel_volume = kernel_size[0] * kernel_size[1] * kernel_size[2]
-        self.mirrored = all(k % 2 == 1 for k in kernel_size)
+        self.mirrored = kernel_size[0] & kernel_size[1] & kernel_size[2] & 1 == 1
         self.device = device
-        self._native_transposed: Array | None = None
+        self._native_transposed: tuple[Array, Array | None] | None = None
         self._map: Array | None = None
         self._transposed_map: Array | None = None
-        self.native = self._build(False, check, stream)
+        self.native, self.native_order = self._build(False, check, stream)
         self.num_voxels = int(self.native.shape[1])
 
     @property
@@ -69,7 +72,7 @@ class NeighborMap:
 
         Built on first use, on the stream that is current then. The gradient of an even kernel uses it."""
         if self._transposed_map is None:
-            self._transposed_map = self._library(None).result(self.native_transposed())
+            self._transposed_map = self._library(None).result(self._transposed(None)[0])
         return self._transposed_map
 
     @property
@@ -78,8 +81,19 @@ class NeighborMap:
         pairs = self.map.numpy() if isinstance(self.map, _C.DeviceArray) else self.map
         return int((pairs >= 0).sum())
 
-    def native_transposed(self, stream: Stream = None) -> Array:
-        """The transposed map as the extension takes it."""
+    @property
+    def order(self) -> Array | None:
+        """(N,) int32: the columns of `map`, those with neighbours at the same offsets side by side, as a GPU works
+        through them; None where an order does not pay: for few voxels, for a volume of 1, on the CPU."""
+        return None if self.native_order is None else self._library(None).result(self.native_order)
+
+    def native_gradient(self, stream: Stream = None) -> tuple[Array, Array | None]:
+        """The map that the gradient of the features uses and its row order, as the extension takes them.
+
+        A row's mask read backwards sorts as well as the mask itself: a mirrored map shares the order of the map."""
+        return (self.native, self.native_order) if self.mirrored else self._transposed(stream)
+
+    def _transposed(self, stream: Stream) -> tuple[Array, Array | None]:
         if self._native_transposed is None:
             self._native_transposed = self._build(True, False, stream)
         return self._native_transposed
@@ -87,7 +101,8 @@ class NeighborMap:
     def _library(self, stream: Stream) -> Library:
         return library_of(self.coords, "coords", self.device, stream)
 
-    def _build(self, transposed: bool, check: bool, stream: Stream) -> Array:
+    def _build(self, transposed: bool, check: bool, stream: Stream) -> tuple[Array, Array | None]:
+        """A map and its row order, both at once: what is built while a CUDA graph is captured lives in that graph."""
         library = self._library(stream)
         coords = library.contiguous(self.coords, "coords")
         if len(coords.shape) != 2 or coords.shape[1] != 4:
@@ -106,7 +121,15 @@ class NeighborMap:
             stream=library.stream,
         ):
             workspace = library.workspace(nbytes, coords)
-        return result
+        if not library.on_gpu(coords) or not _C.row_order_pays(rows=coords.shape[0], kernel_size=self.kernel_size):
+            return result, None
+        order = library.empty((coords.shape[0],), "int32", coords)
+        workspace = None
+        while nbytes := _C.row_order(
+            result, order, kernel_size=self.kernel_size, workspace=workspace, stream=library.stream
+        ):
+            workspace = library.workspace(nbytes, coords)
+        return result, order
 
     def __repr__(self) -> str:
         kernel = f"kernel_size={self.kernel_size}, dilation={self.dilation}"
@@ -136,22 +159,22 @@ def neighbor_map(
 
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes and values, by argument name.
     """
-    axes = "a positive int or three of them (w, h, d)"
     return NeighborMap(
         coords,
-        cast(tuple[int, int, int, int], _ints(shape, "shape", "four positive ints (B, W, H, D)", 4)),
-        cast(Triple, _ints(kernel_size, "kernel_size", axes, 3)),
-        cast(Triple, _ints(dilation, "dilation", axes, 3)),
+        _ints(shape, "shape", "four positive ints (B, W, H, D)", 4),
+        _ints(kernel_size, "kernel_size", AXES, 3),
+        _ints(dilation, "dilation", AXES, 3),
         check=check,
         device=device,
         stream=stream,
     )
 
 
-def _ints(value: Any, name: str, meaning: str, count: int) -> tuple[int, ...]:
-    """`count` positive ints of a sequence, or of one int that stands for all of them where `count` is 3."""
+def _ints(value: Any, name: str, meaning: str, count: int) -> Any:
+    """A tuple of `count` positive ints out of a sequence, or of one int that stands for all of them where `count` is
+    3."""
     try:
-        numbers = tuple(index(n) for n in value) if hasattr(value, "__len__") else (index(value),) * 3
+        numbers = tuple(map(index, value)) if hasattr(value, "__len__") else (index(value),) * 3
     except TypeError:
         numbers = ()
     if len(numbers) != count or min(numbers) < 1:

@@ -110,12 +110,23 @@ typedef struct {
     fg_tensor workspace;
 } fg_neighbor_map_params;
 
+/* order: the columns of a map, permuted so that neighbours in it have neighbours at the same offsets: sorted, stably
+ * and segment by segment, by the Gray-code rank of a bit mask over the offsets that fg_plan_row_order chooses (plan.h).
+ * V = 1 is the identity. */
+typedef struct {
+    fg_tensor map;     /* (V, N) int32 contiguous, -1 = none */
+    int32_t kernel[3]; /* Kw, Kh, Kd with V = Kw * Kh * Kd */
+    fg_tensor order;   /* out: (N) int32 contiguous */
+    fg_tensor workspace;
+} fg_row_order_params;
+
 /* out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]; accumulation in float32. */
 typedef struct {
     fg_tensor feats;  /* (N, Ci) float32 | float16 | bfloat16, inner stride 1 */
     fg_tensor weight; /* (Co, V, Ci) contiguous, dtype of feats */
     fg_tensor bias;   /* (Co) contiguous, dtype of feats; or absent */
     fg_tensor map;    /* (V, M) int32 contiguous, -1 = none */
+    fg_tensor order;  /* (M) int32 contiguous, a permutation: the rows in the order to work in; or absent */
     fg_precision precision;
     fg_tensor out; /* (M, Co) inner stride 1, dtype of feats */
     fg_tensor workspace;
@@ -127,6 +138,7 @@ typedef struct {
     fg_tensor grad_out; /* (M, Co), inner stride 1 */
     fg_tensor weight;   /* (Co, V, Ci) contiguous */
     fg_tensor map;      /* (V, N) int32 contiguous */
+    fg_tensor order;    /* (N) int32 contiguous, as in the forward pass; or absent */
     bool mirrored;
     fg_precision precision;
     fg_tensor grad_feats; /* out: (N, Ci) inner stride 1 */
@@ -199,6 +211,7 @@ typedef struct {
     const char *name; /* "cpu", "cuda" */
 
     FG_OPERATION(neighbor_map);
+    FG_OPERATION(row_order);
     FG_OPERATION(conv_forward);
     FG_OPERATION(conv_dgrad);
     FG_OPERATION(conv_wgrad);

@@ -17,6 +17,7 @@ enum {
     MAX_ROWS_PER_SLICE = 65536, /* bounds the chain of additions that tensor cores truncate */
     WGRAD_WAVES = 4,            /* offsets differ in neighbours: more CTAs than fit at once even that out */
     MIN_ROWS_PER_SUM = 256,     /* column sums */
+    SM90_MIN_OFFSETS = 2,       /* of a slice, Hopper */
 };
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -39,7 +40,31 @@ static void set_split(fg_plan *plan, int64_t slices, int64_t outputs) {
     plan->workspace_bytes = plan->split_k > 1 ? plan->split_k * outputs * (int64_t)sizeof(float) : 0;
 }
 
-fg_plan fg_plan_conv(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms) {
+/* Hopper. Bytes from L2 per product are what a tile must save, so the widest is best; narrower ones are for channels that
+ * would leave much of a wider one empty. */
+static fg_plan plan_conv_sm90(int64_t rows, int64_t co, int64_t v, int32_t num_sms) {
+    static const struct {
+        int32_t block_n, num_stages, ctas_per_sm;
+        int32_t cost; /* of a column, relative: sphere256 with 256 channels on an H200 */
+    } candidates[] = {{256, 4, 1, 10}, {128, 5, 1, 13}, {64, 3, 2, 17}};
+    int best = 0;
+    for (int i = 1; i < 3; i++) {
+        const int64_t width = ceil_div(co, candidates[i].block_n) * candidates[i].block_n;
+        const int64_t best_width = ceil_div(co, candidates[best].block_n) * candidates[best].block_n;
+        if (width * candidates[i].cost < best_width * candidates[best].cost) best = i;
+    }
+    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = 64, .split_k = 1};
+    set_tile(&plan, 128, candidates[best].block_n, candidates[best].num_stages);
+    const int64_t count = at_least(tiles(rows, co, plan.block_m, plan.block_n), 1);
+    const int64_t wanted = candidates[best].ctas_per_sm * num_sms / count;
+    set_split(&plan, at_most(at_most(wanted, MAX_GATHER_SLICES), v / SM90_MIN_OFFSETS), rows * co);
+    return plan;
+}
+
+fg_plan fg_plan_conv(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
+                     int32_t compute_capability) {
+    if (compute_capability == 90 && fg_dtype_size(dtype) == 2 && ci > 0 && ci % 8 == 0 && co % 8 == 0)
+        return plan_conv_sm90(rows, co, v, num_sms);
     fg_plan plan = {.block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
     const int64_t columns_64 = ceil_div(co, 64) * 64, columns_128 = ceil_div(co, 128) * 128;
     /* A 64-wide tile pays where a 128-wide one would compute a fifth or more in vain (64 or 192 channels). */

@@ -1,8 +1,10 @@
 /*
- * Tile shapes of the portable GEMM. One step of the pipeline is 128 bytes of K for every dtype: a full shared-memory
+ * Tile shapes of the GEMM families. One step of the pipeline is 128 bytes of K for every dtype: a full shared-memory
  * line, and for fp8 exactly the 128 elements between two promotions of the accumulator.
  */
 #include "plan.h"
+
+#include <math.h>
 
 static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
@@ -23,5 +25,36 @@ fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype d
         plan.num_stages = 4;
     }
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
+    return plan;
+}
+
+/* Persistent blocks walk over the tiles in waves of num_sms, so what counts is the number of waves times the duration
+ * of a tile. Wide tiles load less per multiplication and have less epilogue per column; narrow ones fill the last wave
+ * and waste less of a last column tile. Pairs of blocks that share B load less still, but waste one of the two at the
+ * odd end of each group. */
+fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms) {
+    static const struct {
+        int32_t block_m, block_n, num_stages, duration; /* of a tile, relative; measured on an H200 */
+    } shapes[] = {{256, 256, 4, 256}, {128, 256, 4, 262}, {128, 192, 5, 200}, {128, 128, 6, 145}};
+    (void)k; /* every tile walks all of K */
+    fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
+    plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
+    const int64_t rows = ceil_div(m, groups > 1 ? groups : 1); /* of one group, on average */
+    double best = 0;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const int64_t at_once = num_sms / (shapes[i].block_m / 128);
+        /* The sizes of groups vary: on average half a tile of each is empty. */
+        const double row_tiles = groups > 1 ? (double)groups * ((double)rows / shapes[i].block_m + 0.5)
+                                            : (double)ceil_div(rows, shapes[i].block_m);
+        const double tiles = row_tiles * (double)ceil_div(n, shapes[i].block_n);
+        const double waves = at_once == 0 ? INFINITY : ceil(tiles / (double)at_once);
+        const double cost = waves * shapes[i].duration;
+        if (i == 0 || cost < best) {
+            best = cost;
+            plan.block_m = shapes[i].block_m;
+            plan.block_n = shapes[i].block_n;
+            plan.num_stages = shapes[i].num_stages;
+        }
+    }
     return plan;
 }

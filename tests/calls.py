@@ -30,6 +30,11 @@ LEGAL = {
         "kernel_size": (1, 3, 1),
         "dilation": (1, 1, 1),
     },
+    "row_order": lambda: {
+        "map": zeros(3, 5, dtype=np.int32),
+        "order": zeros(5, dtype=np.int32),
+        "kernel_size": (1, 3, 1),
+    },
     "conv_forward": lambda: {
         "feats": zeros(5, 6),
         "weight": zeros(4, 1, 3, 1, 6),

@@ -65,7 +65,12 @@ def neighbor_map(backend, coords, shape, kernel_size, dilation=(1, 1, 1), *, tra
     )
 
 
-def conv_forward(backend, feats, weight, bias, nmap, *, precision="ieee", **layout):
+def row_order(backend, nmap, kernel_size, **layout):
+    call = Call(backend, **layout)
+    return call.run("row_order", call.give(nmap), call.take((nmap.shape[1],), "int32"), kernel_size=kernel_size)
+
+
+def conv_forward(backend, feats, weight, bias, nmap, *, order=None, precision="ieee", **layout):
     call = Call(backend, **layout)
     return call.run(
         "conv_forward",
@@ -74,11 +79,12 @@ def conv_forward(backend, feats, weight, bias, nmap, *, precision="ieee", **layo
         call.give(bias),
         call.give(nmap),
         call.take((nmap.shape[1], len(weight)), feats.dtype, strided=True),
+        order=call.give(order),
         precision=precision,
     )
 
 
-def conv_dgrad(backend, grad_out, weight, nmap, *, mirrored=False, precision="ieee", **layout):
+def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, mirrored=False, precision="ieee", **layout):
     """nmap is the transposed map, or with mirrored=True the forward map."""
     call = Call(backend, **layout)
     return call.run(
@@ -87,6 +93,7 @@ def conv_dgrad(backend, grad_out, weight, nmap, *, mirrored=False, precision="ie
         call.give(weight),
         call.give(nmap),
         call.take((nmap.shape[1], weight.shape[-1]), grad_out.dtype, strided=True),
+        order=call.give(order),
         mirrored=mirrored,
         precision=precision,
     )

@@ -33,21 +33,30 @@ MODES = {
     "float16": ("float16", "ieee"),
     "bfloat16": ("bfloat16", "ieee"),
 }
-CHANNELS = {"aligned": (64, 64), "odd": (33, 37), "wide": (136, 72)}  # wide: more than one tile of channels
+# wide: more than one tile of channels; broad: the widest tiles, and rows whose last 128-byte step is ragged
+CHANNELS = {"aligned": (64, 64), "odd": (33, 37), "wide": (136, 72), "broad": (200, 264)}
 N = 150  # two row tiles of 128 or three of 64, the last one ragged
 
 
-def map_case(backend, kernel_size, dilation, transposed, check):
-    coords, shape = scenes.scene(N)
+def map_case(backend, kernel_size, dilation, transposed, check, shape=None):
+    coords, shape = (scenes.far_corner(N, shape), shape) if shape else scenes.scene(N)
     if not check and backend.name == "cuda":
-        coords = np.concatenate([coords, coords[:5], [[0, -1, 0, 0], [9, 0, 0, 0]]]).astype(np.int32)
+        coords = np.concatenate([coords, coords[:5], [[0, -1, 0, 0], [shape[0], 0, 0, 0]]]).astype(np.int32)
     nmap = guarded.neighbor_map(
         backend, coords, shape, kernel_size, dilation, transposed=transposed, check=check, fence=False
     )
     np.testing.assert_array_equal(nmap, reference.neighbor_map(coords, shape, kernel_size, dilation, transposed))
 
 
-def conv_case(backend, direction, mode, channels, kernel_size, offset):
+def order_case(backend, kernel_size, n):
+    """A map of random entries: what is sorted need not come from a scene."""
+    nmap = np.random.default_rng(0).integers(-2, 2, (int(np.prod(kernel_size)), n)).astype(np.int32)
+    order = guarded.row_order(backend, nmap, kernel_size, fence=False)
+    plan = _C.plan_row_order(rows=n, kernel_size=kernel_size)
+    np.testing.assert_array_equal(order, reference.row_order(nmap, plan["offsets"], plan["segment"]))
+
+
+def conv_case(backend, direction, mode, channels, kernel_size, offset, ordered=False):
     dtype, precision = MODES[mode]
     ci, co = CHANNELS[channels]
     tolerance = reference.ROW_TOLERANCE[mode]
@@ -57,6 +66,8 @@ def conv_case(backend, direction, mode, channels, kernel_size, offset):
     draw = (N, ci), (co, *kernel_size, ci), (co,), (N, co)
     feats, weight, bias, grad_out = (scenes.values(rng, s, dtype) for s in draw)
     how = {"precision": precision, "fence": False, "offset": offset, "pad": offset}
+    if ordered:
+        how["order"] = rng.permutation(N).astype(np.int32)
     if direction == "forward":
         out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
         assert_rows(out, reference.conv_forward(feats, weight, bias, nmap), tolerance)
@@ -72,10 +83,10 @@ def conv_case(backend, direction, mode, channels, kernel_size, offset):
         assert_rows(grad_bias[None], expected_bias[None], tolerance)
 
 
-def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offset):
+def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offset, rows=70):
     n, k = shape
     rng = np.random.default_rng(0)
-    rows = sum(sizes) + 3 if sizes else 70
+    rows = sum(sizes) + 3 if sizes else rows
     lead = (len(sizes),) if sizes else ()
     a, b = scenes.values(rng, (rows, k), dtypes[0]), scenes.values(rng, (*lead, n, k), dtypes[1])
     how = {}
@@ -118,13 +129,20 @@ def all_cases():
             cases[name] = partial(
                 map_case, kernel_size=kernel_size, dilation=dilation, transposed=transposed, check=False
             )
-    cases["map/3x3x3/check"] = partial(
-        map_case, kernel_size=(3, 3, 3), dilation=(1, 1, 1), transposed=False, check=True
-    )
+    plain = {"kernel_size": (3, 3, 3), "dilation": (1, 1, 1), "transposed": False}
+    cases["map/3x3x3/check"] = partial(map_case, check=True, **plain)
+    for check in (False, True):  # more runs of voxels than 32 bits can number
+        name = "map/3x3x3/huge" + "/check" * check
+        cases[name] = partial(map_case, check=check, shape=(2, 2**20, 2**20, 2**20), **plain)
+
+    for kernel_size, n in (((3, 3, 3), 150), ((1, 1, 1), 150), ((2, 7, 7), 150), ((3, 3, 3), 40_000)):
+        cases[f"order/{'x'.join(map(str, kernel_size))}/{n}"] = partial(order_case, kernel_size=kernel_size, n=n)
 
     for direction in ("forward", "dgrad", "wgrad"):
         for mode in MODES:
             for channels in CHANNELS:
+                if channels == "broad" and (direction == "wgrad" or "float16" not in mode):
+                    continue
                 for offset in (0, 1):
                     layout = "strided" if offset else "plain"
                     cases[f"conv/{direction}/{mode}/{channels}/{layout}"] = partial(
@@ -139,6 +157,17 @@ def all_cases():
                 conv_case, direction=direction, mode=mode, channels="aligned", kernel_size=(2, 2, 2), offset=0
             )
 
+            for channels in ("odd", "wide") if direction != "wgrad" else ():
+                cases[f"conv/{direction}/{mode}/{channels}/ordered"] = partial(
+                    conv_case,
+                    direction=direction,
+                    mode=mode,
+                    channels=channels,
+                    kernel_size=(3, 1, 3),
+                    offset=0,
+                    ordered=True,
+                )
+
     mixes = [(a, b, "ieee") for a in (E4M3, E5M2) for b in (E4M3, E5M2)]
     mixes += [(dtype, dtype, precision) for dtype, precision in MODES.values()]
     for a, b, precision in mixes:
@@ -150,6 +179,15 @@ def all_cases():
                 cases[name] = partial(gemm_case, out_dtype=own, extras=place == "odd", **common)
                 if place == "aligned":
                     cases[f"{name}/float32"] = partial(gemm_case, out_dtype="float32", extras=True, **common)
+
+    # Enough tiles for the larger shapes of the Hopper kernel, and for blocks that walk over more than one.
+    for dtype in (E4M3, "bfloat16"):
+        common = {"dtypes": (dtype, dtype), "out_dtype": "bfloat16", "precision": "ieee", "offset": 0, "extras": False}
+        for name, rows, n in (("128x128", 1100, 1000), ("128x192", 4090, 2110), ("128x256", 1100, 3490),
+                              ("pairs", 3900, 4090)):  # fmt: skip
+            cases[f"gemm/large/{dtype}/{name}"] = partial(gemm_case, rows=rows, shape=(n, 208), sizes=(), **common)
+        sizes = (700, 0, 129, 1900, 64, 1)
+        cases[f"gemm/large/{dtype}/grouped"] = partial(gemm_case, shape=(2112, 208), sizes=sizes, **common)
 
     for source in ("float32", "float16", "bfloat16"):
         for dtype in (E4M3, E5M2):

@@ -50,6 +50,8 @@ CASES = [
     Case(n=1500, ci=16, co=32, batch=512),
     Case(n=65, ci=600, co=40),  # a reduction of many steps
     Case(n=65, ci=40, co=600),
+    Case(n=700, ci=264, co=200),  # several tiles of the widest kind, the last step of channels ragged
+    Case(n=20_000, ci=8, co=256),
 ]
 SMALL = [Case(ci=7, co=13), Case(ci=33, co=65), Case(ci=64, co=64), Case(ci=16, co=40, kernel_size=(2, 3, 2))]
 
@@ -157,6 +159,30 @@ def test_each_gradient_alone_equals_both(backend, mode):
     for name, both in (("weight", weight), ("bias", bias)):
         alone = guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, outputs=(name,), precision=p.precision)
         assert_same_bits(alone, both, name)
+
+
+# ---- orders of the rows: a matter of speed alone ----
+
+
+@every_mode
+@cases([*SMALL, Case(n=700, ci=72, co=264), Case(n=1, ci=8, co=8), Case(n=0, ci=8, co=8)])
+def test_any_order_gives_the_same_rows(backend, case, mode):
+    p = Problem(case, mode)
+    how = {"precision": p.precision, "order": np.random.default_rng(1).permutation(case.n).astype(np.int32)}
+    p.check_forward(guarded.conv_forward(backend, p.feats, p.weight, p.bias, p.map, **how))
+    p.check_dgrad(guarded.conv_dgrad(backend, p.grad_out, p.weight, p.transposed_map, **how))
+    if p.mirrored:
+        p.check_dgrad(guarded.conv_dgrad(backend, p.grad_out, p.weight, p.map, mirrored=True, **how))
+
+
+def test_an_order_with_rows_out_of_range_writes_nothing_outside(cuda):
+    p = Problem(Case(ci=64, co=64), "float16")
+    order = np.arange(300, dtype=np.int32)
+    order[::7] = np.resize([-1, -(2**31), 300, 2**31 - 1], order[::7].shape)
+    out = guarded.conv_forward(cuda, p.feats, p.weight, p.bias, p.map, order=order)
+    kept = order[(order >= 0) & (order < 300)]
+    expected = reference.conv_forward(p.feats, p.weight, p.bias, p.map)
+    assert_rows(out[kept], expected[kept], p.tolerance)
 
 
 # ---- layouts ----

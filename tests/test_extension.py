@@ -118,7 +118,15 @@ FAULTY_ARRAYS = {
         ({"map": zeros(3, 6, dtype=np.int32)}, ValueError, r"map: expected \(3, 5\) to match kernel_size"),
         ({"map": zeros(3, 5)}, TypeError, "map: expected dtype int32, got float32"),
     ],
+    "row_order": [
+        ({"map": zeros(3, 5)}, TypeError, "map: expected dtype int32, got float32"),
+        ({"map": zeros(2, 5, dtype=np.int32)}, ValueError, r"map: expected \(3, N\) to match kernel_size"),
+        ({"order": zeros(5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
+        ({"order": zeros(6, dtype=np.int32)}, ValueError, r"order: expected \(5,?\) to match map"),
+    ],
     "conv_forward": [
+        ({"order": zeros(6, dtype=np.int32)}, ValueError, r"order: expected \(5,?\) to match map"),
+        ({"order": zeros(5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
         ({"feats": zeros(5, 6, dtype=np.int32)}, TypeError, "feats: expected dtype float32, float16 or bf"),
         ({"feats": zeros(5)}, ValueError, r"feats: expected \(N, C\), got \(5,\)"),
         ({"feats": zeros(1, 1, 1, 5, 6)}, ValueError, r"feats: expected \(N, C\), got \(1, 1, 1, 5, 6\)"),
@@ -144,6 +152,7 @@ FAULTY_ARRAYS = {
     ],
     "conv_dgrad": [
         ({"grad_out": zeros(5, 3)}, ValueError, r"weight: expected \(3, 1, 3, 1, Ci\) to match grad_out channels"),
+        ({"order": zeros(5)}, TypeError, "order: expected dtype int32, got float32"),
         ({"grad_feats": zeros(5, 7)}, ValueError, r"grad_feats: expected \(5, 6\) to match map and weight"),
         ({"grad_out": zeros(6, 4), "mirrored": True}, ValueError, r"map: expected \(3, 6\) to match .*mirrored"),
     ],
@@ -245,7 +254,8 @@ def test_an_input_may_repeat_rows_but_an_output_may_not(backend):
 
 @pytest.mark.parametrize(
     ("operation", "name"),
-    [("neighbor_map", "coords"), ("neighbor_map", "map"), ("conv_forward", "map"), ("conv_forward", "weight"),
+    [("neighbor_map", "coords"), ("neighbor_map", "map"), ("row_order", "map"), ("row_order", "order"),
+     ("conv_forward", "map"), ("conv_forward", "weight"),
      ("conv_forward", "bias"), ("conv_wgrad", "grad_weight"), ("conv_wgrad", "grad_bias"), ("quantize", "scale")],
 )  # fmt: skip
 def test_arguments_that_must_be_contiguous(backend, operation, name):
@@ -273,6 +283,7 @@ def test_arrays_without_elements(backend):
     call(backend, "gemm", a=zeros(5, 0), b=zeros(7, 0))
     call(backend, "conv_forward", feats=zeros(0, 6), map=zeros(3, 0, dtype=np.int32), out=zeros(0, 4))
     call(backend, "neighbor_map", coords=zeros(0, 4, dtype=np.int32), map=zeros(3, 0, dtype=np.int32))
+    call(backend, "row_order", map=zeros(3, 0, dtype=np.int32), order=zeros(0, dtype=np.int32))
 
 
 def test_a_null_pointer_is_legal_only_without_elements():

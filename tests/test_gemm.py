@@ -487,6 +487,29 @@ def test_large_products(cuda, out_dtype):
     assert_gemm_rows(out[rows], reference.gemm(a[rows], b), out_dtype)
 
 
+# Each chooses another tile of the Hopper kernel on 132 multiprocessors; all have ragged last tiles.
+TILES = {"128x128": (1100, 1000), "128x192": (4090, 2110), "128x256": (1100, 3490), "pairs": (3900, 4090)}
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("m, n", TILES.values(), ids=TILES.keys())
+@pytest.mark.parametrize("k", [16, 400, 1552])
+@pytest.mark.parametrize("dtypes", [(E4M3, E4M3), ("bfloat16", "bfloat16")], ids="-".join)
+def test_every_tile_shape(cuda, m, n, k, dtypes):
+    rng, a, b = operands(m, n, k, *dtypes)
+    how = {"scale_a": scale_of(rng, "row", m), "bias": rng.standard_normal(n).astype(np.float32)}
+    out = guarded.gemm(cuda, a, b, "float32", **how)
+    judge(out, reference.gemm(a, b, **how), dtypes[0], "float32")
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("sizes", [[700, 0, 129, 1900, 64, 1], [257] * 12], ids=["uneven", "equal"])
+@pytest.mark.parametrize("n", [1000, 2112, 4090])
+def test_every_tile_shape_in_groups(cuda, n, sizes):
+    offsets = offsets_of(sizes, "bounds", "int32", first=5)
+    check_grouped(cuda, sum(sizes) + 40, n, 400, offsets, len(sizes), (E4M3, E4M3), "bfloat16", bias=True)
+
+
 @pytest.mark.large
 def test_more_than_2_to_the_31_output_elements(cuda):
     _, a, b = operands(300, 64, 32, E4M3, E4M3)

@@ -61,6 +61,8 @@ def test_a_real_surface(backend):
         (1, 1024, 1024, 2**31),
         (2**31, 1024, 1024, 1024),
         (1, 1290, 1290, 1291),  # just above 2^31 cells
+        (1, 4000, 1000, 7990),  # just below and above 4 * 10^9 runs of 8 voxels along z
+        (1, 4000, 1000, 7999),
     ],
 )
 def test_far_corner_of_a_huge_grid(backend, shape):

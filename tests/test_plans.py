@@ -10,19 +10,27 @@ from flexgemm import _C
 
 DTYPES = ["float32", "float16", "bfloat16"]
 FP8 = ["float8_e4m3fn", "float8_e5m2"]
-KEYS = {"block_m", "block_n", "block_k", "num_stages", "split_k", "workspace_bytes"}
+KEYS = {"family", "block_m", "block_n", "block_k", "num_stages", "split_k", "workspace_bytes"}
 SMS = 132
-CONV_PLANS = [_C.plan_conv, _C.plan_conv_wgrad]
+HOPPER = 90
+
+
+def plan_conv_hopper(**how):
+    return _C.plan_conv(**how, compute_capability=HOPPER)
+
+
+CONV_PLANS = [_C.plan_conv, plan_conv_hopper, _C.plan_conv_wgrad]
 SIZES = [0, 1, 63, 64, 65, 129, 3000, 65_931, 4_000_000, 2**32]
 CHANNELS = [1, 7, 16, 33, 64, 97, 256, 1024]
 VOLUMES = [1, 8, 27, 343]
 
-conv_plans = pytest.mark.parametrize("plan", CONV_PLANS, ids=["forward", "wgrad"])
+conv_plans = pytest.mark.parametrize("plan", CONV_PLANS, ids=["forward", "hopper", "wgrad"])
 
 
 def check(plan):
     assert set(plan) == KEYS
-    assert all(type(value) is int for value in plan.values())
+    assert plan["family"] in ("portable", "sm90")
+    assert all(type(value) is int for name, value in plan.items() if name != "family")
     blocks = [plan[f"block_{axis}"] for axis in "mnk"]
     assert all(8 <= block <= 512 and block % 8 == 0 for block in blocks)
     assert 1 <= plan["num_stages"] <= 8
@@ -47,6 +55,33 @@ def test_product_plans_are_sane(dtype):
         assert chosen["split_k"] <= max(1, k)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", *FP8])
+def test_hopper_product_plans_are_sane(dtype):
+    for m, n, groups, sms in itertools.product(SIZES, [1, 33, 192, 4096, 2**20], [1, 4, 128, 10**6], (1, 2, SMS)):
+        chosen = check(_C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=dtype, num_sms=sms))
+        assert chosen["split_k"] == 1
+        assert chosen["block_k"] == (128 if dtype in FP8 else 64)
+        assert chosen["block_m"] // 128 <= sms  # a pair of blocks needs two multiprocessors at once
+        stage = 128 * (128 + chosen["block_n"])
+        assert stage * chosen["num_stages"] <= 208 * 1024  # beside 16 KB for the epilogue
+
+
+@pytest.mark.parametrize(
+    "m, n, groups, tile",
+    [
+        (64, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
+        (4096, 4096, 1, (256, 256)),  # large: pairs of blocks share B
+        (4096, 2112, 1, (128, 192)),  # 11 x 192: wider tiles would leave a wave nearly empty
+        (33_694, 4096, 8, (256, 256)),
+        (8320, 4096, 32, (128, 256)),  # groups of about two tiles: a pair would often lack its second
+        (8069, 1536, 128, (128, 256)),
+    ],
+)
+def test_hopper_tiles_follow_the_shape(m, n, groups, tile):
+    chosen = _C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype="float8_e4m3fn", num_sms=SMS)
+    assert (chosen["block_m"], chosen["block_n"]) == tile
+
+
 def splits_hold(plan, elements):
     """Partial sums are float32, one set per slice, and nothing else grows with the output."""
     if plan["split_k"] > 1:
@@ -58,6 +93,7 @@ def test_the_workspace_holds_the_partial_sums(dtype):
     for rows, ci, co, v in itertools.product([1, 300, 3000, 65_931], CHANNELS, CHANNELS, VOLUMES):
         how = {"rows": rows, "ci": ci, "co": co, "v": v, "dtype": dtype, "num_sms": SMS}
         splits_hold(_C.plan_conv(**how), rows * co)
+        splits_hold(plan_conv_hopper(**how), rows * co)
         splits_hold(_C.plan_conv_wgrad(**how), co * v * ci)
     for m, n, k in itertools.product([1, 64, 300, 4096], [33, 64, 2112], [16, 576, 7168]):
         splits_hold(_C.plan_gemm(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=SMS), m * n)
@@ -80,6 +116,38 @@ def test_few_tiles_are_split_and_many_are_not(dtype):
 
     assert wgrad(4_000_000, 32) > 1  # 27 tiles of output, 4 million rows of reduction
     assert wgrad(4_000_000, 32) >= wgrad(4_000_000, 1024)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_hopper_takes_16_byte_rows_of_16_bit_elements(dtype):
+    def family(capability=HOPPER, dtype=dtype, ci=64, co=64):
+        how = {"rows": 65_931, "ci": ci, "co": co, "v": 27, "dtype": dtype, "num_sms": SMS}
+        return _C.plan_conv(**how, compute_capability=capability)["family"]
+
+    assert family() == family(ci=72, co=1024) == "sm90"
+    assert family(ci=68) == family(co=68) == family(ci=1, co=1) == "portable"
+    assert family(dtype="float32") == "portable"
+    assert family(80) == family(89) == family(100) == "portable"
+
+
+def test_hopper_tiles_are_as_wide_as_the_channels_fill():
+    def tile(co, rows=1_000_000):
+        how = {"rows": rows, "ci": 256, "co": co, "v": 27, "dtype": "float16", "num_sms": SMS}
+        plan = plan_conv_hopper(**how)
+        return plan["block_m"], plan["block_n"]
+
+    assert tile(1024) == tile(256) == tile(200) == (128, 256)
+    assert tile(128) == tile(384) == tile(72) == tile(320) == (128, 128)
+    assert tile(64) == tile(8) == (128, 64)
+
+
+def test_hopper_splits_offsets_while_tiles_are_few():
+    def split(rows, co=1024):
+        how = {"rows": rows, "ci": 1024, "co": co, "v": 27, "dtype": "float16", "num_sms": SMS}
+        return plan_conv_hopper(**how)["split_k"]
+
+    assert split(150) > split(848) > 1
+    assert split(15_192) == split(252_392) == 1
 
 
 def test_more_multiprocessors_never_mean_fewer_splits():

@@ -11,6 +11,7 @@ namespace flexgemm {
     fg_status name(const fg_##name##_params *params, const fg_queue *queue, fg_error *error)
 
 FG_DECLARE(neighbor_map); /* neighbor_map.cu */
+FG_DECLARE(row_order);    /* row_order.cu */
 FG_DECLARE(conv_forward); /* conv_gather.cu */
 FG_DECLARE(conv_dgrad);   /* conv_gather.cu */
 FG_DECLARE(conv_wgrad);   /* conv_wgrad.cu */
@@ -18,5 +19,9 @@ FG_DECLARE(gemm);         /* gemm_portable.cu */
 FG_DECLARE(quantize);     /* quantize.cu */
 
 #undef FG_DECLARE
+
+/* gemm on compute capability 9.0, and whether it can: gemm() has checked its arguments and asks. (gemm_sm90.cu) */
+bool gemm_sm90_takes(const fg_gemm_params &params);
+fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *queue, fg_error *error);
 
 }  // namespace flexgemm

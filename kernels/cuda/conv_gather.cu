@@ -8,42 +8,25 @@
  * which no row of the tile has a neighbour are skipped. The input gradient is the same sum over the mirrored (or
  * transposed) map with W_v transposed, which costs nothing but another way of reading W_v out of shared memory.
  *
- * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later.
+ * A tile's rows are block_m slots in a row of `order` when the caller gives one, which brings rows with the same missing
+ * neighbours together; every row is computed the same way wherever it is.
+ *
+ * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later. The plan may name the kernel of conv_gather_sm90.cu
+ * instead.
  */
-#include "../plan.h"
 #include "backend.cuh"
-#include "common.cuh"
+#include "conv_gather.cuh"
 #include "mma_tile.cuh"
 #include "split_k.cuh"
 
 namespace flexgemm {
 namespace {
 
-constexpr int kMaxVolume = 343; /* 7 x 7 x 7 */
-
-struct GatherParams {
-    const void *in;     /* rows of `depth` elements, in_stride apart */
-    const void *weight; /* (columns, volume, depth) K-major or (depth, volume, columns) MN-major, contiguous */
-    const void *bias;   /* (columns) or NULL */
-    const int32_t *map; /* (volume, rows) */
-    void *out;          /* (rows, columns), out_stride apart */
-    float *partials;    /* (gridDim.y, rows, columns) when the offsets are split, else NULL */
-    int64_t in_stride, out_stride, rows;
-    uint32_t in_rows;
-    int volume, depth, columns, column_tiles;
-    bool mirrored, in_aligned, weight_aligned;
-
-    /* Rows of `map` that belong to weight offset v. Entries are judged where they are used: unsigned < in_rows. */
-    __device__ const int32_t *map_at(int v) const {
-        return map + static_cast<int64_t>(mirrored ? volume - 1 - v : v) * rows;
-    }
-};
-
-/* Fills `offsets` with the offsets, in rising order, at which any of the rows m0 .. m0 + kBlockM - 1 has a neighbour;
- * returns how many. Warps look at the offsets in turn, a batch at a time so that its loads are in flight together; the
+/* Fills `offsets` with the offsets, in rising order, at which any of a tile's kBlockM rows has a neighbour; returns how
+ * many. Warps look at the offsets in turn, a batch at a time so that its loads are in flight together; the
  * first warp then packs the answers. */
 template <class Shape>
-__device__ int find_offsets(const GatherParams &p, int64_t m0, uint16_t *offsets) {
+__device__ int find_offsets(const GatherParams &p, const int64_t *tile_rows, uint16_t *offsets) {
     constexpr int kBatch = 8;
     __shared__ bool any[kMaxVolume];
     __shared__ int count;
@@ -57,8 +40,8 @@ __device__ int find_offsets(const GatherParams &p, int64_t m0, uint16_t *offsets
             found[i] = false;
 #pragma unroll
             for (int r = 0; r < Shape::kBlockM; r += 32) {
-                const int64_t m = m0 + r + lane;
-                if (v < p.volume && m < p.rows) found[i] |= static_cast<uint32_t>(map[m]) < p.in_rows;
+                const int64_t m = tile_rows[r + lane];
+                if (v < p.volume && m >= 0) found[i] |= static_cast<uint32_t>(map[m]) < p.in_rows;
             }
         }
 #pragma unroll
@@ -102,7 +85,7 @@ struct GatherKernel {
     static_assert(TileA::kRows % kRowStepA == 0 && TileB::kRows % kRowStepB == 0, "every thread copies alike");
 
     const GatherParams &p;
-    const int64_t m0;
+    const int64_t *tile_rows; /* (kBlockM) in shared memory */
     const int n0;
 
     /* The input rows behind this thread's chunks at one offset. */
@@ -110,8 +93,8 @@ struct GatherKernel {
         const int32_t *map = p.map_at(v);
 #pragma unroll
         for (int i = 0; i < kRowsPerThread; ++i) {
-            const int64_t m = m0 + threadIdx.x / TileA::kChunksPerRow + i * kRowStepA;
-            rows[i] = m < p.rows ? map[m] : -1;
+            const int64_t m = tile_rows[threadIdx.x / TileA::kChunksPerRow + i * kRowStepA];
+            rows[i] = m >= 0 ? map[m] : -1;
         }
     }
 
@@ -185,11 +168,12 @@ struct GatherKernel {
             load_stage = load_stage + 1 < Shape::kStages ? load_stage + 1 : 0;
         }
 
+        const auto row_of = [this](int slot) { return tile_rows[slot]; };
         if (p.partials) {
             float *partial = p.partials + blockIdx.y * p.rows * p.columns;
-            acc.store(partial, p.columns, m0, p.rows, n0, p.columns, static_cast<const float *>(nullptr));
+            acc.store(row_of, partial, p.columns, n0, p.columns, static_cast<const float *>(nullptr));
         } else {
-            acc.store(static_cast<T *>(p.out), p.out_stride, m0, p.rows, n0, p.columns, static_cast<const T *>(p.bias));
+            acc.store(row_of, static_cast<T *>(p.out), p.out_stride, n0, p.columns, static_cast<const T *>(p.bias));
         }
     }
 };
@@ -200,12 +184,15 @@ template <MathMode kMode, Major kMajorB, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_gather_kernel(const GatherParams p) {
     extern __shared__ __align__(128) char shared[];
     __shared__ uint16_t offsets[kMaxVolume];
+    __shared__ int64_t tile_rows[Shape::kBlockM];
     const int64_t m0 = static_cast<int64_t>(blockIdx.x / p.column_tiles) * Shape::kBlockM;
     const int n0 = static_cast<int>(blockIdx.x % p.column_tiles) * Shape::kBlockN;
-    const int count = find_offsets<Shape>(p, m0, offsets);
+    for (int slot = threadIdx.x; slot < Shape::kBlockM; slot += Shape::kThreads) tile_rows[slot] = p.row_of(m0 + slot);
+    __syncthreads();
+    const int count = find_offsets<Shape>(p, tile_rows, offsets);
     const int begin = static_cast<int>(count * blockIdx.y / gridDim.y);
     const int end = static_cast<int>(count * (blockIdx.y + 1) / gridDim.y);
-    const GatherKernel<kMode, kMajorB, Shape> kernel = {p, m0, n0};
+    const GatherKernel<kMode, kMajorB, Shape> kernel = {p, tile_rows, n0};
     kernel.run(shared, offsets + begin, end - begin);
 }
 
@@ -250,16 +237,27 @@ fg_status launch_mode(const GatherParams &p, const fg_plan &plan, fg_dtype dtype
 
 /* What both passes ask of a plan and of the kernel, under the names they share here. */
 struct Problem {
-    const fg_tensor &in, &weight, &bias, &map, &out, &workspace;
+    const fg_tensor &in, &weight, &bias, &map, &order, &out, &workspace;
     fg_precision precision;
     Major major; /* of the weight */
     bool mirrored;
 
-    fg_status plan(const fg_queue *queue, fg_plan *result, fg_error *error) const {
-        int num_sms, compute_capability;
-        const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
+    bool in_aligned() const { return chunks_aligned(in.data, in.strides[0], in.shape[1], in.dtype); }
+    bool weight_aligned() const {
+        const int64_t row = major == Major::kK ? in.shape[1] : out.shape[1];
+        return chunks_aligned(weight.data, row, row, in.dtype);
+    }
+
+    fg_status plan(const fg_queue *queue, fg_plan *result, int *num_sms, fg_error *error) const {
+        int compute_capability;
+        const fg_status status = device_properties(queue->device_index, num_sms, &compute_capability, error);
+        /* The plan sees that rows are whole 16-byte pieces, but not where they are. */
+        const bool near = 0 <= in.strides[0] && in.strides[0] <= INT32_MAX && in.shape[1] <= kMaxChannels / 2 &&
+                          out.shape[1] <= kMaxChannels / 2;
+        if (!in_aligned() || !weight_aligned() || !near) compute_capability = 80;
         if (status == FG_OK)
-            *result = fg_plan_conv(out.shape[0], in.shape[1], out.shape[1], map.shape[0], in.dtype, num_sms);
+            *result = fg_plan_conv(out.shape[0], in.shape[1], out.shape[1], map.shape[0], in.dtype, *num_sms,
+                                   compute_capability);
         return status;
     }
 
@@ -275,7 +273,8 @@ struct Problem {
         const DeviceGuard guard(queue->device_index);
         FG_CUDA(guard.status());
         fg_plan chosen;
-        const fg_status status = plan(queue, &chosen, error);
+        int num_sms;
+        const fg_status status = plan(queue, &chosen, &num_sms, error);
         if (status != FG_OK) return status;
 
         GatherParams p = {};
@@ -283,6 +282,7 @@ struct Problem {
         p.weight = weight.data;
         p.bias = bias.present ? bias.data : nullptr;
         p.map = static_cast<const int32_t *>(map.data);
+        p.order = order.present ? static_cast<const int32_t *>(order.data) : nullptr;
         p.out = out.data;
         p.partials = chosen.split_k > 1 ? static_cast<float *>(workspace.data) : nullptr;
         p.in_stride = in.strides[0];
@@ -293,29 +293,31 @@ struct Problem {
         p.depth = static_cast<int>(in.shape[1]);
         p.columns = static_cast<int>(out.shape[1]);
         p.mirrored = mirrored;
-        p.in_aligned = chunks_aligned(in.data, in.strides[0], in.shape[1], in.dtype);
-        const int64_t weight_row = major == Major::kK ? in.shape[1] : out.shape[1];
-        p.weight_aligned = chunks_aligned(weight.data, weight_row, weight_row, in.dtype);
+        p.in_aligned = in_aligned();
+        p.weight_aligned = weight_aligned();
         const cudaStream_t stream = stream_of(queue);
+        if (chosen.family == FG_FAMILY_SM90)
+            return launch_gather_sm90(p, chosen, in.dtype, major == Major::kK, num_sms, stream, error);
         return major == Major::kK ? launch_mode<Major::kK>(p, chosen, in.dtype, precision, stream, error)
                                   : launch_mode<Major::kMN>(p, chosen, in.dtype, precision, stream, error);
     }
 };
 
 Problem problem_of(const fg_conv_forward_params *p) {
-    return {p->feats, p->weight, p->bias, p->map, p->out, p->workspace, p->precision, Major::kK, false};
+    return {p->feats, p->weight, p->bias, p->map, p->order, p->out, p->workspace, p->precision, Major::kK, false};
 }
 
 Problem problem_of(const fg_conv_dgrad_params *p) {
     static const fg_tensor no_bias = {};
-    return {p->grad_out,  p->weight,    no_bias,    p->map,     p->grad_feats,
-            p->workspace, p->precision, Major::kMN, p->mirrored};
+    return {p->grad_out,   p->weight,    no_bias,      p->map,     p->order,
+            p->grad_feats, p->workspace, p->precision, Major::kMN, p->mirrored};
 }
 
 template <class Params>
 fg_status workspace_of(const Params *p, const fg_queue *queue, size_t *bytes, fg_error *error) {
     fg_plan plan;
-    const fg_status status = problem_of(p).plan(queue, &plan, error);
+    int num_sms;
+    const fg_status status = problem_of(p).plan(queue, &plan, &num_sms, error);
     if (status == FG_OK) *bytes = static_cast<size_t>(plan.workspace_bytes);
     return status;
 }

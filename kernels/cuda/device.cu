@@ -235,6 +235,7 @@ extern "C" const fg_backend *fg_cuda_backend(void) {
     static const fg_backend backend = {
         .name = "cuda",
         FG_ENTRY(neighbor_map),
+        FG_ENTRY(row_order),
         FG_ENTRY(conv_forward),
         FG_ENTRY(conv_dgrad),
         FG_ENTRY(conv_wgrad),

@@ -17,6 +17,7 @@
 #include "../plan.h"
 #include "backend.cuh"
 #include "common.cuh"
+#include "gemm_epilogue.cuh"
 #include "gemm_math.cuh"
 #include "scheduler.cuh"
 
@@ -35,24 +36,13 @@ struct Operand {
     Fp8Format format;
 };
 
-/* scale[group * group_step + index * step]; data NULL: 1. */
-struct Scale {
-    const float *data;
-    int64_t group_step, step;
-};
-
 struct GemmArgs {
     Operand a, b;
     int64_t m, n, k_bytes;
     int64_t row_tiles, column_tiles;
     GroupOffsets offsets;
-    Scale scale_a, scale_b;
+    Epilogue epilogue;
     float product_scale; /* what the operands' formats owe to the product */
-    const void *bias;    /* (groups, n) or NULL */
-    fg_dtype bias_dtype, out_dtype;
-    void *out;
-    int64_t out_stride;
-    bool out_aligned; /* every fourth element of every row may be the start of a vector store */
 };
 
 template <int kM, int kN, int kWarpRows, int kWarpColumns, int kNumStages>
@@ -139,16 +129,6 @@ __device__ __forceinline__ void multiply_step(float (&sum)[kRows][kColumns][4], 
     }
 }
 
-__device__ __forceinline__ float scale_at(const Scale &scale, int64_t group, int64_t index) {
-    return scale.data ? scale.data[group * scale.group_step + index * scale.step] : 1.0f;
-}
-
-__device__ __forceinline__ float load_as_float(const void *data, int64_t index, fg_dtype dtype) {
-    if (dtype == FG_FLOAT16) return to_float(static_cast<const __half *>(data)[index]);
-    if (dtype == FG_BFLOAT16) return to_float(static_cast<const __nv_bfloat16 *>(data)[index]);
-    return static_cast<const float *>(data)[index];
-}
-
 /* The first `count` of four values; as one vector when all four go and the address allows it. */
 template <typename T>
 __device__ __forceinline__ void store_four(void *out, int64_t index, const float (&value)[4], int count, bool aligned) {
@@ -177,6 +157,7 @@ __device__ float dot_float32(const uint8_t *row_a, const uint8_t *row_b, int64_t
 template <typename Math, typename Shape>
 __device__ __forceinline__ void store_tile(const GemmArgs &args, const float *sums, const RowTile &tile, int rows,
                                            int64_t first_column, const uint8_t *rows_a, const uint8_t *rows_b) {
+    const Epilogue &to = args.epilogue;
     constexpr int kVectors = Shape::kBlockN / 4;
     static_assert(Shape::kThreads % kVectors == 0, "a thread keeps its columns from row to row");
     const int local_column = threadIdx.x % kVectors * 4;
@@ -187,13 +168,13 @@ __device__ __forceinline__ void store_tile(const GemmArgs &args, const float *su
     float scale_b[4] = {}, bias[4] = {};
     for (int i = 0; i < 4; ++i)
         if (i < count) {
-            scale_b[i] = scale_at(args.scale_b, tile.group, column + i);
-            if (args.bias) bias[i] = load_as_float(args.bias, tile.group * args.n + column + i, args.bias_dtype);
+            scale_b[i] = scale_at(to.scale_b, tile.group, column + i);
+            if (to.bias) bias[i] = load_as_float(to.bias, tile.group * args.n + column + i, to.bias_dtype);
         }
 
 #pragma unroll 1
     for (int row = threadIdx.x / kVectors; row < rows; row += Shape::kThreads / kVectors) {
-        const float scale_a = scale_at(args.scale_a, 0, tile.begin + row);
+        const float scale_a = scale_at(to.scale_a, 0, tile.begin + row);
         const float4 sum = *reinterpret_cast<const float4 *>(sums + row * Shape::kSumPitch + local_column);
         float value[4] = {sum.x, sum.y, sum.z, sum.w};
         for (int i = 0; i < 4; ++i) {
@@ -203,13 +184,13 @@ __device__ __forceinline__ void store_tile(const GemmArgs &args, const float *su
                                            rows_b + (local_column + i) * args.b.row_pitch, args.k_bytes / 4);
             value[i] = fmaf(value[i] * args.product_scale, scale_a * scale_b[i], bias[i]);
         }
-        const int64_t index = (tile.begin + row) * args.out_stride + column;
-        if (args.out_dtype == FG_FLOAT16)
-            store_four<__half>(args.out, index, value, count, args.out_aligned);
-        else if (args.out_dtype == FG_BFLOAT16)
-            store_four<__nv_bfloat16>(args.out, index, value, count, args.out_aligned);
+        const int64_t index = (tile.begin + row) * to.out_stride + column;
+        if (to.out_dtype == FG_FLOAT16)
+            store_four<__half>(to.out, index, value, count, to.out_aligned);
+        else if (to.out_dtype == FG_BFLOAT16)
+            store_four<__nv_bfloat16>(to.out, index, value, count, to.out_aligned);
         else
-            store_four<float>(args.out, index, value, count, args.out_aligned);
+            store_four<float>(to.out, index, value, count, to.out_aligned);
     }
 }
 
@@ -339,13 +320,6 @@ fg_status launch_fp8(const fg_plan &plan, GemmArgs &args, fg_dtype a, fg_dtype b
                                : launch<Fp8Math<false, false>>(plan, args, queue, error);
 }
 
-bool is_multiple(const void *pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
-
-/* Bytes from one index of an axis to the next; an axis of one element may carry any stride. */
-int64_t pitch(const fg_tensor &tensor, int axis) {
-    return tensor.shape[axis] == 1 ? 0 : tensor.strides[axis] * static_cast<int64_t>(fg_dtype_size(tensor.dtype));
-}
-
 /* Rows are the last but one axis; groups, if any, the one before. */
 Operand make_operand(const fg_tensor &tensor) {
     Operand operand = {};
@@ -355,13 +329,6 @@ Operand make_operand(const fg_tensor &tensor) {
     operand.aligned = is_multiple(tensor.data, kChunkBytes) && operand.row_pitch % kChunkBytes == 0 &&
                       operand.group_pitch % kChunkBytes == 0;
     return operand;
-}
-
-Scale make_scale(const fg_tensor &tensor, fg_scale_kind kind, bool grouped, int64_t length) {
-    if (kind == FG_SCALE_NONE) return {};
-    const float *data = static_cast<const float *>(tensor.data);
-    if (kind == FG_SCALE_TENSOR) return {data, grouped ? 1 : 0, 0};
-    return {data, grouped ? length : 0, 1};
 }
 
 fg_status check_alignment(const fg_tensor &tensor, const char *name, fg_error *error) {
@@ -403,24 +370,17 @@ fg_status gemm(const fg_gemm_params *params, const fg_queue *queue, fg_error *er
     const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
     if (status != FG_OK) return status;
 
+    if (compute_capability == 90 && gemm_sm90_takes(*params)) return gemm_sm90(*params, num_sms, queue, error);
+
     GemmArgs args = {};
     args.a = make_operand(params->a);
     args.b = make_operand(params->b);
     args.m = m;
     args.n = n;
     args.k_bytes = k * static_cast<int64_t>(fg_dtype_size(dtype));
-    if (grouped)
-        args.offsets = {params->offsets.data, groups, params->offsets.dtype == FG_INT64,
-                        params->offsets.shape[0] == groups + 1};
-    args.scale_a = make_scale(params->scale_a, params->kind_a, false, m);
-    args.scale_b = make_scale(params->scale_b, params->kind_b, grouped, n);
+    args.offsets = make_group_offsets(*params);
+    args.epilogue = make_epilogue(*params);
     args.product_scale = 1.0f;
-    args.bias = params->bias.present ? params->bias.data : nullptr;
-    args.bias_dtype = params->bias.dtype;
-    args.out = params->out.data;
-    args.out_dtype = params->out.dtype;
-    args.out_stride = m == 1 ? 0 : params->out.strides[0];
-    args.out_aligned = is_multiple(args.out, 4 * fg_dtype_size(args.out_dtype)) && args.out_stride % 4 == 0;
 
     const fg_plan plan = fg_plan_gemm(m, n, k, groups, dtype, num_sms);
     const DeviceGuard guard(queue->device_index);

@@ -261,11 +261,17 @@ struct Accumulator {
         }
     }
 
-    /* Writes the part of the tile at (m0, n0) that lies inside rows x columns. An mma result: lane holds columns
-     * 2 * thread_in_group and the next of rows group (d[0], d[1]) and group + 8 (d[2], d[3]). */
+    /* Writes the part of the tile at (m0, n0) that lies inside rows x columns. */
     template <typename Out, typename Bias>
     __device__ void store(Out *out, int64_t stride, int64_t m0, int64_t rows, int n0, int columns,
                           const Bias *bias) const {
+        store([=](int slot) { return m0 + slot < rows ? m0 + slot : -1; }, out, stride, n0, columns, bias);
+    }
+
+    /* The same for any rows: row_of(slot of the tile) is a row of `out`, negative where there is none. An mma result:
+     * lane holds columns 2 * thread_in_group and the next of rows group (d[0], d[1]) and group + 8 (d[2], d[3]). */
+    template <typename RowOf, typename Out, typename Bias>
+    __device__ void store(const RowOf &row_of, Out *out, int64_t stride, int n0, int columns, const Bias *bias) const {
         struct alignas(2 * sizeof(Out)) Pair {
             Out x, y;
         };
@@ -278,8 +284,8 @@ struct Accumulator {
             const float bias_y = bias && n + 1 < columns ? to_float(bias[n + 1]) : 0.0f;
 #pragma unroll
             for (int i = 0; i < 2 * Shape::kFragmentsM; ++i) {
-                const int64_t m = m0 + first_row() + 8 * i + lane / 4;
-                if (m >= rows) continue;
+                const int64_t m = row_of(first_row() + 8 * i + lane / 4);
+                if (m < 0) continue;
                 const float *pair = &d[i / 2][j / 2][j % 2][i % 2 * 2];
                 const Out x = from_float<Out>(pair[0] + bias_x), y = from_float<Out>(pair[1] + bias_y);
                 Out *target = out + m * stride + n;

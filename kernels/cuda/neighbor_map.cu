@@ -1,8 +1,8 @@
 /*
  * Neighbour map of a submanifold convolution: map[v, n] = row of the voxel at coords[n] + offset(v), or -1.
  *
- * A voxel is one 64-bit number, ((b * W + x) * H + y) * D + z. One kernel puts all rows into a hash table in the
- * caller's workspace, one looks up every (row, offset) pair. Every pair is looked up: the map of an odd kernel is its
+ * Columns of voxels are cut into runs along z, and runs are numbered: ((b * W + x) * H + y) * ceil(D / 8) + z / 8. One
+ * kernel puts all rows into a hash table of runs in the caller's workspace, one looks up every (row, offset) pair. Every pair is looked up: the map of an odd kernel is its
  * own mirror image only while no voxel occurs twice, which nobody has checked.
  *
  * Nothing here waits for the device except check = true, which reads back what is wrong before it raises.
@@ -15,20 +15,37 @@ namespace flexgemm {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kMaxKernel = 7; /* voxels along one axis */
 constexpr unsigned long long kNothing = ~0ull;
 
+/* Coordinates are below 2^31, and so may the extents be: a voxel's number is unique all the same. An int32 that is
+ * negative or past the end is, as an unsigned number, past the end. */
 struct VoxelGrid {
-    int64_t batch, width, height, depth;
+    uint32_t batch, width, height, depth;
+
+    explicit VoxelGrid(const int64_t (&shape)[4])
+        : batch(clip(shape[0])), width(clip(shape[1])), height(clip(shape[2])), depth(clip(shape[3])) {}
+
+    static uint32_t clip(int64_t extent) { return static_cast<uint32_t>(extent < 1ll << 31 ? extent : 1ll << 31); }
+
+    __host__ __device__ uint32_t runs_of_column() const { return (depth + kRunVoxels - 1) / kRunVoxels; }
 
     __device__ bool contains(int4 c) const {
-        return c.x >= 0 && c.x < batch && c.y >= 0 && c.y < width && c.z >= 0 && c.z < height && c.w >= 0 &&
-               c.w < depth;
+        return static_cast<uint32_t>(c.x) < batch && static_cast<uint32_t>(c.y) < width &&
+               static_cast<uint32_t>(c.z) < height && static_cast<uint32_t>(c.w) < depth;
     }
-    /* Key of the first voxel of a column along z. */
-    __device__ uint64_t column(int64_t b, int64_t x, int64_t y) const {
-        return static_cast<uint64_t>(((b * width + x) * height + y) * depth);
+    /* The first run of a column along z; the voxel at z lies in the run z / kRunVoxels further. */
+    template <class Run>
+    __device__ Run column(uint32_t b, uint32_t x, uint32_t y) const {
+        return ((static_cast<Run>(b) * width + x) * height + y) * runs_of_column();
     }
 };
+
+/* Whether runs can be numbered, and an empty slot told from them, in 32 bits. */
+bool runs_fit_32_bits(const int64_t (&shape)[4]) {
+    const VoxelGrid grid(shape);
+    return static_cast<double>(grid.batch) * grid.width * grid.height * grid.runs_of_column() < 4e9;
+}
 
 /* First offenders, as unsigned numbers that atomicMin can lower. */
 struct Report {
@@ -48,57 +65,93 @@ struct Rows {
     }
 };
 
-__global__ void __launch_bounds__(kThreads) insert_kernel(Rows rows, VoxelGrid grid, HashTable table, Report *report) {
+/* Lanes with the same run as the lane before them leave the claim to the first of them. */
+template <class Run>
+__global__ void __launch_bounds__(kThreads)
+    insert_kernel(Rows rows, VoxelGrid grid, HashTable<Run> table, Report *report) {
     const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-    if (n >= rows.count) return;
-    const int4 c = rows[n];
-    if (grid.contains(c)) {
-        table.insert(grid.column(c.x, c.y, c.z) + c.w, static_cast<unsigned int>(n));
-    } else if (report) {
-        atomicMin(&report->outside, static_cast<unsigned long long>(n));
-    }
+    const int lane = threadIdx.x % 32;
+    const int4 c = n < rows.count ? rows[n] : make_int4(-1, -1, -1, -1);
+    const bool inside = grid.contains(c);
+    if (n < rows.count && !inside && report) atomicMin(&report->outside, static_cast<unsigned long long>(n));
+
+    const Run run = inside ? grid.column<Run>(c.x, c.y, c.z) + c.w / kRunVoxels : table.kEmpty;
+    const Run run_before = __shfl_up_sync(~0u, run, 1);
+    const bool first = lane == 0 || run != run_before;
+    const uint32_t slot = first && inside ? table.claim(run) : 0;
+    const unsigned int firsts = __ballot_sync(~0u, first);
+    const int claimer = 31 - __clz(firsts & (~0u >> (31 - lane)));
+    const uint32_t claimed = __shfl_sync(~0u, slot, claimer);
+    if (inside) table.insert(claimed, c.w % kRunVoxels, static_cast<int32_t>(n));
 }
 
+template <class Run>
 __global__ void __launch_bounds__(kThreads)
-    find_duplicates_kernel(Rows rows, VoxelGrid grid, HashTable table, Report *report) {
+    find_duplicates_kernel(Rows rows, VoxelGrid grid, HashTable<Run> table, Report *report) {
     const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     if (n >= rows.count) return;
     const int4 c = rows[n];
     if (!grid.contains(c)) return;
-    const int64_t first = table.find(grid.column(c.x, c.y, c.z) + c.w);
+    /* All rows are in the table. */
+    const int64_t first = table.find(grid.column<Run>(c.x, c.y, c.z) + c.w / kRunVoxels)[c.w % kRunVoxels];
     if (first != n) atomicMin(&report->duplicate, static_cast<unsigned long long>(n << 32 | first));
 }
 
-/* Displacement along one axis of the first kernel element and from one element to the next. */
+/* Displacements of the kernel's elements along one axis. One that leaves the grid from wherever it starts is
+ * INT32_MIN, which does so in 32 bits too. */
 struct Axis {
     int32_t size;
-    int64_t start, step;
+    int32_t shift[kMaxKernel];
+
+    Axis(const fg_neighbor_map_params *p, int axis) : size(p->kernel[axis]), shift() {
+        for (int k = 0; k < size; ++k) {
+            const int64_t there = static_cast<int64_t>(k - size / 2) * p->dilation[axis];
+            shift[k] = there < -INT32_MAX || there > INT32_MAX ? INT32_MIN
+                                                               : static_cast<int32_t>(p->transposed ? -there : there);
+        }
+    }
+    __device__ uint32_t from(int32_t coordinate, int k) const {
+        return static_cast<uint32_t>(coordinate) + static_cast<uint32_t>(shift[k]);
+    }
 };
 
-/* One thread walks the Kd offsets along z of one row at one (kx, ky) = blockIdx.y. */
+/* One thread walks the kDepth offsets along z of one row at one (kx, ky), and probes where a run of the table begins.
+ * CTAs of the same rows follow each other, so that what they read of coordinates and table is in L2 while it is needed,
+ * however large the scene. */
+template <class Run, int kDepth>
 __global__ void __launch_bounds__(kThreads)
-    lookup_kernel(Rows rows, VoxelGrid grid, HashTable table, Axis ax, Axis ay, Axis az, int32_t *map) {
-    const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    lookup_kernel(Rows rows, VoxelGrid grid, HashTable<Run> table, Axis ax, Axis ay, Axis az, int32_t *map) {
+    const unsigned int columns = ax.size * ay.size, k = blockIdx.x % columns;
+    const int64_t n = static_cast<int64_t>(blockIdx.x / columns) * kThreads + threadIdx.x;
     if (n >= rows.count) return;
-    const int kx = blockIdx.y / ay.size, ky = blockIdx.y % ay.size;
     const int4 c = rows[n];
-    const int64_t x = c.y + ax.start + kx * ax.step, y = c.z + ay.start + ky * ay.step;
-    const bool inside = grid.contains(c) && x >= 0 && x < grid.width && y >= 0 && y < grid.height;
-    const uint64_t column = grid.column(c.x, x, y);
-    int64_t z = c.w + az.start;
-    int32_t *entry = map + static_cast<int64_t>(blockIdx.y) * az.size * rows.count + n;
-    for (int kz = 0; kz < az.size; ++kz) {
-        *entry = inside && z >= 0 && z < grid.depth ? table.find(column + z) : -1;
-        entry += rows.count;
-        z += az.step;
+    const uint32_t x = ax.from(c.y, k / ay.size), y = ay.from(c.z, k % ay.size);
+    const bool inside = grid.contains(c) && x < grid.width && y < grid.height;
+    const Run column = grid.column<Run>(c.x, x, y);
+    /* Loads first, stores after: a store waits for its value, and every load behind it would wait as well. */
+    int32_t found[kDepth];
+    const int32_t *entries = nullptr;
+    uint32_t run = ~0u; /* of the column, none yet */
+#pragma unroll
+    for (int kz = 0; kz < kDepth; ++kz) {
+        const uint32_t z = az.from(c.w, kz);
+        const bool exists = inside && z < grid.depth;
+        if (exists && z / kRunVoxels != run) {
+            run = z / kRunVoxels;
+            entries = table.find(column + run);
+        }
+        found[kz] = exists && entries ? entries[z % kRunVoxels] : -1;
     }
+    int32_t *entry = map + static_cast<int64_t>(k) * kDepth * rows.count + n;
+#pragma unroll
+    for (int kz = 0; kz < kDepth; ++kz) entry[kz * rows.count] = found[kz];
 }
 
-Axis make_axis(const fg_neighbor_map_params *p, int axis) {
-    const int64_t sign = p->transposed ? -1 : 1;
-    const int64_t step = sign * p->dilation[axis];
-    return {p->kernel[axis], -(p->kernel[axis] / 2) * step, step};
-}
+template <class Run>
+constexpr decltype(&lookup_kernel<Run, 1>) kLookupKernels[kMaxKernel] = {
+    lookup_kernel<Run, 1>, lookup_kernel<Run, 2>, lookup_kernel<Run, 3>, lookup_kernel<Run, 4>,
+    lookup_kernel<Run, 5>, lookup_kernel<Run, 6>, lookup_kernel<Run, 7>,
+};
 
 /* Reads the report back (the one wait) and names the first offender. */
 fg_status check_report(const fg_neighbor_map_params *p, const Report *report, cudaStream_t stream, fg_error *error) {
@@ -119,11 +172,47 @@ fg_status check_report(const fg_neighbor_map_params *p, const Report *report, cu
 
 constexpr size_t kReportBytes = 256; /* keeps the table 256-byte aligned */
 
+template <class Run>
+size_t workspace_bytes(int64_t count) {
+    using Table = HashTable<Run>;
+    return count == 0 ? 0 : kReportBytes + uint64_t{Table::capacity_for(count)} * Table::kBytesPerSlot;
+}
+
+template <class Run>
+fg_status build(const fg_neighbor_map_params *p, cudaStream_t stream, fg_error *error) {
+    const int64_t count = p->coords.shape[0];
+    char *workspace = static_cast<char *>(p->workspace.data);
+    Report *report = reinterpret_cast<Report *>(workspace);
+    HashTable<Run> table;
+    table.capacity = table.capacity_for(count);
+    table.rows = reinterpret_cast<int32_t *>(workspace + kReportBytes);
+    table.keys = reinterpret_cast<Run *>(table.rows + uint64_t{table.capacity} * kRunVoxels);
+    FG_CUDA(cudaMemsetAsync(workspace, 0xFF, workspace_bytes<Run>(count), stream));
+
+    const int32_t *coords = static_cast<const int32_t *>(p->coords.data);
+    const Rows rows = {coords, count, reinterpret_cast<uintptr_t>(coords) % sizeof(int4) == 0};
+    const VoxelGrid grid(p->shape);
+    const unsigned int blocks = static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads));
+    insert_kernel<<<blocks, kThreads, 0, stream>>>(rows, grid, table, p->check ? report : nullptr);
+    FG_CUDA(cudaGetLastError());
+    if (p->check) {
+        find_duplicates_kernel<<<blocks, kThreads, 0, stream>>>(rows, grid, table, report);
+        FG_CUDA(cudaGetLastError());
+        const fg_status status = check_report(p, report, stream, error);
+        if (status != FG_OK) return status;
+    }
+    const Axis ax(p, 0), ay(p, 1), az(p, 2);
+    kLookupKernels<Run>[az.size - 1]<<<blocks * ax.size * ay.size, kThreads, 0, stream>>>(
+        rows, grid, table, ax, ay, az, static_cast<int32_t *>(p->map.data));
+    FG_CUDA(cudaGetLastError());
+    return FG_OK;
+}
+
 }  // namespace
 
 fg_status neighbor_map_workspace(const fg_neighbor_map_params *p, const fg_queue *, size_t *bytes, fg_error *) {
     const int64_t count = p->coords.shape[0];
-    *bytes = count == 0 ? 0 : kReportBytes + HashTable::capacity_for(count) * HashTable::kBytesPerSlot;
+    *bytes = runs_fit_32_bits(p->shape) ? workspace_bytes<uint32_t>(count) : workspace_bytes<unsigned long long>(count);
     return FG_OK;
 }
 
@@ -136,33 +225,7 @@ fg_status neighbor_map(const fg_neighbor_map_params *p, const fg_queue *queue, f
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
     const cudaStream_t stream = stream_of(queue);
-
-    const uint64_t capacity = HashTable::capacity_for(count);
-    char *workspace = static_cast<char *>(p->workspace.data);
-    Report *report = reinterpret_cast<Report *>(workspace);
-    HashTable table;
-    table.keys = reinterpret_cast<unsigned long long *>(workspace + kReportBytes);
-    table.rows = reinterpret_cast<unsigned int *>(table.keys + capacity);
-    table.mask = capacity - 1;
-    FG_CUDA(cudaMemsetAsync(workspace, 0xFF, kReportBytes + capacity * HashTable::kBytesPerSlot, stream));
-
-    const int32_t *coords = static_cast<const int32_t *>(p->coords.data);
-    const Rows rows = {coords, count, reinterpret_cast<uintptr_t>(coords) % sizeof(int4) == 0};
-    const VoxelGrid grid = {p->shape[0], p->shape[1], p->shape[2], p->shape[3]};
-    const unsigned int blocks = static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads));
-    insert_kernel<<<blocks, kThreads, 0, stream>>>(rows, grid, table, p->check ? report : nullptr);
-    FG_CUDA(cudaGetLastError());
-    if (p->check) {
-        find_duplicates_kernel<<<blocks, kThreads, 0, stream>>>(rows, grid, table, report);
-        FG_CUDA(cudaGetLastError());
-        const fg_status status = check_report(p, report, stream, error);
-        if (status != FG_OK) return status;
-    }
-    const Axis ax = make_axis(p, 0), ay = make_axis(p, 1), az = make_axis(p, 2);
-    const dim3 pairs(blocks, static_cast<unsigned int>(ax.size * ay.size));
-    lookup_kernel<<<pairs, kThreads, 0, stream>>>(rows, grid, table, ax, ay, az, static_cast<int32_t *>(p->map.data));
-    FG_CUDA(cudaGetLastError());
-    return FG_OK;
+    return runs_fit_32_bits(p->shape) ? build<uint32_t>(p, stream, error) : build<unsigned long long>(p, stream, error);
 }
 
 }  // namespace flexgemm

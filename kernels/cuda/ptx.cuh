@@ -21,7 +21,24 @@ __device__ __forceinline__ void cp_async_16(void *shared, const void *global, bo
                  : "memory");
 }
 
-/* The same with the first `bytes` (0 to 16) bytes copied: the ragged end of a row. */
+/* 16 bytes, or zeros without reading the source. What surrounds the source is brought into L2 as well. */
+__device__ __forceinline__ void cp_async_16_or_zeros(void *shared, const void *global, bool zeros) {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred zeros;\n\t"
+        "setp.ne.b32 zeros, %2, 0;\n\t"
+        "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, zeros;\n\t"
+        "}" ::"r"(shared_address(shared)),
+        "l"(global), "r"(static_cast<int>(zeros))
+        : "memory");
+}
+
+/* Asynchronous 4-byte copy global -> shared. */
+__device__ __forceinline__ void cp_async_4(void *shared, const void *global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+}
+
+/* 16 bytes, of which the first `bytes` (0 to 16) are copied: the ragged end of a row. */
 __device__ __forceinline__ void cp_async_16_partial(void *shared, const void *global, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
                  : "memory");
@@ -116,5 +133,233 @@ __device__ __forceinline__ uint32_t to_tf32(float x) {
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
     return bits;
 }
+
+/* ---- Hopper (sm_90a): mbarrier, bulk tensor copies (TMA), warpgroup MMA, register reallocation ---- */
+
+__device__ __forceinline__ void mbarrier_init(uint64_t *barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+/* Makes initialised barriers visible to the copy engine. */
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(uint64_t *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+/* Arrives, and adds `bytes` that copies must deliver before the phase completes. */
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t *barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+/* Arrives once this thread's cp.async so far have landed; one of the arrivals that the barrier was initialised for. */
+__device__ __forceinline__ void mbarrier_arrive_after_cp_async(uint64_t *barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+/* Waits for the end of the phase of that parity; the phase before the first counts as one of parity 1 that is over. */
+__device__ __forceinline__ void mbarrier_wait_parity(uint64_t *barrier, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+}
+
+/* Fetches the 128-byte descriptor ahead of its first use. */
+__device__ __forceinline__ void prefetch_tensor_map(const void *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* Box at element coordinates (x innermost) -> shared memory; its bytes count on `barrier`. Coordinates may lie outside
+ * the tensor: what is outside arrives as zeros. */
+__device__ __forceinline__ void tma_load_3d(void *shared, const void *map, uint64_t *barrier, int x, int y, int z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+        "[%2];" ::"r"(shared_address(shared)),
+        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+/* The same box to the same place of every block of the cluster in `blocks` (a bit each), each counting on its own
+ * barrier. */
+__device__ __forceinline__ void tma_load_3d_multicast(void *shared, const void *map, uint64_t *barrier, int x, int y,
+                                                      int z, uint16_t blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(shared)),
+        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "h"(blocks)
+        : "memory");
+}
+
+__device__ __forceinline__ uint32_t cluster_block_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* All threads of all blocks of the cluster. */
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* Arrives at the same barrier of another block of the cluster. Orders no other memory access: release at cluster scope
+ * would be a full memory barrier each time. */
+__device__ __forceinline__ void mbarrier_arrive_remote(uint64_t *barrier, uint32_t block) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+        "}\n" ::"r"(shared_address(barrier)),
+        "r"(block)
+        : "memory");
+}
+
+/* Orders this thread's view of shared memory (ordinary stores and cp.async that it has waited for) before later reads
+ * by wgmma and the copy engine. */
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* Barrier 1..15 among `threads` threads of the CTA (0 is __syncthreads). */
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Gives registers back to the pool, or takes more from it; the whole warpgroup together. */
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+/* Orders register accesses before the wgmma that follow. */
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+/* Waits until at most `Pending` committed groups are in flight. */
+template <int Pending>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+/* Pins accumulators: no use of them moves across this point, such as from behind a wait to before it. */
+template <int kCount>
+__device__ __forceinline__ void wgmma_hold(float (&d)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/* Descriptor of rows of 128 bytes of K in shared memory, swizzled as TMA's 128-byte mode does, the first of them at a
+ * multiple of 1024 bytes. Eight rows are one swizzle atom of 1024 bytes (the stride); the leading offset has no meaning
+ * within an atom. Adding n moves 16 n bytes along K. Transposed, a row is 64 elements of N and K runs from row to row;
+ * `leading_bytes` lie between one block of 64 and the next. */
+__device__ __forceinline__ uint64_t wgmma_descriptor(const void *shared, uint32_t leading_bytes = 16) {
+    constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kStride = uint64_t{1024 / 16} << 32;
+    const uint64_t leading = static_cast<uint64_t>(leading_bytes / 16) << 16;
+    return kSwizzle128 | kStride | leading | ((shared_address(shared) & 0x3ffffu) >> 4);
+}
+
+/* D = A.B^T, or D += A.B^T when `accumulate`: 64 rows of A and 64, 96, 128, 192 or 256 of B (overloads), 32 bytes of K, float32
+ * accumulators. Warp w of the warpgroup holds rows 16 w .. 16 w + 15, each thread d[4 j + 2 half + i] = row
+ * group + 8 half, column 8 j + 2 thread_in_group + i. _kn: B lies transposed, K x N. */
+#define FG_FLOATS_16(d, i)                                                                                             \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
+        "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]), "+f"(d[i + 11]), "+f"(d[i + 12]),             \
+        "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
+#define FG_WGMMA(name, kind, tail)                                                                                     \
+    __device__ __forceinline__ void name(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {                     \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %34, 0;\n"                                             \
+            "wgmma.mma_async.sync.aligned.m64n64" kind                                                                 \
+            " {"                                                                                                       \
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "                    \
+            "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 "                                         \
+            "}, %32, %33, accumulate, 1, 1" tail ";\n}\n"                                                              \
+            : FG_FLOATS_16(d, 0), FG_FLOATS_16(d, 16)                                                                  \
+            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
+    }                                                                                                                  \
+    __device__ __forceinline__ void name(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {                     \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %50, 0;\n"                                             \
+            "wgmma.mma_async.sync.aligned.m64n96" kind                                                                 \
+            " {"                                                                                                       \
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "                    \
+            "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "                    \
+            "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47 "                                              \
+            "}, %48, %49, accumulate, 1, 1" tail ";\n}\n"                                                              \
+            : FG_FLOATS_16(d, 0), FG_FLOATS_16(d, 16), FG_FLOATS_16(d, 32)                                             \
+            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
+    }                                                                                                                  \
+    __device__ __forceinline__ void name(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {                     \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %66, 0;\n"                                             \
+            "wgmma.mma_async.sync.aligned.m64n128" kind                                                                \
+            " {"                                                                                                       \
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "                    \
+            "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "                    \
+            "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "                    \
+            "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 "                                                   \
+            "}, %64, %65, accumulate, 1, 1" tail ";\n}\n"                                                              \
+            : FG_FLOATS_16(d, 0), FG_FLOATS_16(d, 16), FG_FLOATS_16(d, 32), FG_FLOATS_16(d, 48)                        \
+            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
+    }                                                                                                                  \
+    __device__ __forceinline__ void name(float (&d)[96], uint64_t a, uint64_t b, int accumulate) {                     \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %98, 0;\n"                                             \
+            "wgmma.mma_async.sync.aligned.m64n192" kind                                                                \
+            " {"                                                                                                       \
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "                    \
+            "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "                    \
+            "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "                    \
+            "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, "                    \
+            "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, "                    \
+            "%87, %88, %89, %90, %91, %92, %93, %94, %95 "                                                             \
+            "}, %96, %97, accumulate, 1, 1" tail ";\n}\n"                                                              \
+            : FG_FLOATS_16(d, 0), FG_FLOATS_16(d, 16), FG_FLOATS_16(d, 32), FG_FLOATS_16(d, 48), FG_FLOATS_16(d, 64),  \
+              FG_FLOATS_16(d, 80)                                                                                      \
+            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
+    }                                                                                                                  \
+    __device__ __forceinline__ void name(float (&d)[128], uint64_t a, uint64_t b, int accumulate) {                    \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %130, 0;\n"                                            \
+            "wgmma.mma_async.sync.aligned.m64n256" kind                                                                \
+            " {"                                                                                                       \
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "                    \
+            "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "                    \
+            "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "                    \
+            "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, "                    \
+            "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, "                    \
+            "%87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, "                      \
+            "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, "                     \
+            "%117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127 "                                        \
+            "}, %128, %129, accumulate, 1, 1" tail ";\n}\n"                                                            \
+            : FG_FLOATS_16(d, 0), FG_FLOATS_16(d, 16), FG_FLOATS_16(d, 32), FG_FLOATS_16(d, 48), FG_FLOATS_16(d, 64),  \
+              FG_FLOATS_16(d, 80), FG_FLOATS_16(d, 96), FG_FLOATS_16(d, 112)                                           \
+            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
+    }
+
+FG_WGMMA(wgmma_f16, "k16.f32.f16.f16", ", 0, 0")
+FG_WGMMA(wgmma_bf16, "k16.f32.bf16.bf16", ", 0, 0")
+FG_WGMMA(wgmma_f16_kn, "k16.f32.f16.f16", ", 0, 1")
+FG_WGMMA(wgmma_bf16_kn, "k16.f32.bf16.bf16", ", 0, 1")
+FG_WGMMA(wgmma_e4m3_e4m3, "k32.f32.e4m3.e4m3", "")
+FG_WGMMA(wgmma_e4m3_e5m2, "k32.f32.e4m3.e5m2", "")
+FG_WGMMA(wgmma_e5m2_e4m3, "k32.f32.e5m2.e4m3", "")
+FG_WGMMA(wgmma_e5m2_e5m2, "k32.f32.e5m2.e5m2", "")
+
+#undef FG_WGMMA
+#undef FG_FLOATS_16
 
 }  // namespace ptx

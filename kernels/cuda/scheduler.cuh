@@ -1,9 +1,9 @@
 /*
- * From a block number to an output tile, for the dense and the m-grouped ragged layout.
+ * From a tile number to an output tile, for the dense and the m-grouped ragged layout.
  *
  * The grid is sized on the host, which never sees the offsets: G groups that share M rows need at most
- * (M + min(G, M) * (block_m - 1)) / block_m row tiles. Each block scans the offsets for its own row tile and leaves
- * when the groups have fewer. Offsets are clamped into 0..M and replaced by their running maximum, which makes groups
+ * (M + min(G, M) * (block_m - 1)) / block_m row tiles. Who needs a row tile scans the offsets for it, a whole block for
+ * its only tile or one warp for all tiles of a persistent block, and stops when the groups have fewer. Offsets are clamped into 0..M and replaced by their running maximum, which makes groups
  * disjoint and keeps the bound true for any content: a decreasing offset is an empty group.
  */
 #pragma once
@@ -18,6 +18,12 @@ struct GroupOffsets {
     bool wide;      /* int64 */
     bool has_begin; /* groups + 1 bounds rather than groups ends */
 };
+
+inline GroupOffsets make_group_offsets(const fg_gemm_params &params) {
+    if (params.layout != FG_GEMM_M_GROUPED) return {};
+    const int64_t groups = params.b.shape[0];
+    return {params.offsets.data, groups, params.offsets.dtype == FG_INT64, params.offsets.shape[0] == groups + 1};
+}
 
 /* Rows begin .. end - 1 of `group`; a tile takes at most block_m of them from `begin`. begin == end: no tile. */
 struct RowTile {
@@ -92,13 +98,60 @@ __device__ RowTile find_row_tile(const GroupOffsets &offsets, int64_t m, int64_t
     return found;
 }
 
+/* Groups before `group` end at row `reached` and have `counted` row tiles. */
+struct GroupCursor {
+    int64_t group, reached, counted;
+};
+
+/* The same, found by one warp, from the cursor on. The cursor moves on over groups that lie before row tile `kept`, the
+ * lowest that will still be asked for; when there is no such row tile, `total` becomes the number of all. */
+template <int kBlockM>
+__device__ RowTile find_row_tile(const GroupOffsets &offsets, int64_t m, int64_t target, int64_t kept,
+                                 GroupCursor &cursor, int64_t &total) {
+    const int lane = threadIdx.x % 32;
+    GroupCursor at = cursor;
+    while (at.group < offsets.groups) {
+        const int64_t group = at.group + lane;
+        int64_t end = group < offsets.groups ? group_bound(offsets, group + 1, m) : 0;
+        for (int distance = 1; distance < 32; distance *= 2) {
+            const int64_t other = __shfl_up_sync(0xffffffffu, end, distance);
+            if (lane >= distance && other > end) end = other;
+        }
+        int64_t begin = __shfl_up_sync(0xffffffffu, end, 1);
+        if (lane == 0 || begin < at.reached) begin = at.reached;
+        if (end < at.reached) end = at.reached;
+
+        const int64_t tiles = ceil_div<int64_t>(end - begin, kBlockM);
+        int64_t inclusive = tiles;
+        for (int distance = 1; distance < 32; distance *= 2) {
+            const int64_t other = __shfl_up_sync(0xffffffffu, inclusive, distance);
+            if (lane >= distance) inclusive += other;
+        }
+        const int64_t first = at.counted + inclusive - tiles; /* this group's first tile */
+        const unsigned found = __ballot_sync(0xffffffffu, first <= target && target < first + tiles);
+        if (found) {
+            const int owner = __ffs(static_cast<int>(found)) - 1;
+            return {__shfl_sync(0xffffffffu, begin + (target - first) * kBlockM, owner),
+                    __shfl_sync(0xffffffffu, end, owner), at.group + owner};
+        }
+        at = {at.group + 32, __shfl_sync(0xffffffffu, end, 31), __shfl_sync(0xffffffffu, first + tiles, 31)};
+        if (at.counted <= kept) cursor = at;
+    }
+    total = at.counted;
+    return {0, 0, 0};
+}
+
 /* Tiles in bands of kBandRows row tiles, down the rows of a band first: blocks that run together share a few rows of
  * A and a few rows of B, which L2 then holds. */
 constexpr int64_t kBandRows = 8;
 
+__device__ __forceinline__ int64_t first_row_of_band(int64_t tile, int64_t column_tiles) {
+    return tile / (kBandRows * column_tiles) * kBandRows;
+}
+
 __device__ __forceinline__ void rasterise(int64_t tile, int64_t row_tiles, int64_t column_tiles, int64_t *row,
                                           int64_t *column) {
-    const int64_t first_row = tile / (kBandRows * column_tiles) * kBandRows;
+    const int64_t first_row = first_row_of_band(tile, column_tiles);
     const int64_t rows = row_tiles - first_row < kBandRows ? row_tiles - first_row : kBandRows;
     const int64_t within = tile - first_row * column_tiles;
     *row = first_row + within % rows;

@@ -1,0 +1,69 @@
+/*
+ * Row order of a neighbour map: the same order as the CUDA backend's, by a stable radix sort of Gray-code ranks.
+ *
+ * The CPU's convolution gathers pairs and gains nothing from an order: this is what the CUDA backend is compared with.
+ */
+#include <string.h>
+
+#include "../plan.h"
+#include "backend.h"
+
+enum { DIGIT_BITS = 8, DIGITS = 1 << DIGIT_BITS };
+
+typedef struct {
+    uint32_t key;
+    int32_t row;
+} entry;
+
+static fg_workspace_layout plan_workspace(int64_t n) {
+    return (fg_workspace_layout){2 * fg_workspace_part(n, sizeof(entry)), 0};
+}
+
+fg_status fg_cpu_row_order_workspace(const fg_row_order_params *params, const fg_queue *queue, size_t *bytes,
+                                     fg_error *error) {
+    (void)queue, (void)error;
+    *bytes = fg_workspace_bytes(plan_workspace(params->map.shape[1]));
+    return FG_OK;
+}
+
+/* One pass: `to` is `from`, stably sorted by one digit of the keys. */
+static void sort_by_digit(const entry *from, entry *to, int64_t n, int shift) {
+    int64_t start[DIGITS + 1] = {0};
+    for (int64_t i = 0; i < n; i++) start[(from[i].key >> shift) % DIGITS + 1]++;
+    for (int digit = 0; digit < DIGITS; digit++) start[digit + 1] += start[digit];
+    for (int64_t i = 0; i < n; i++) to[start[(from[i].key >> shift) % DIGITS]++] = from[i];
+}
+
+fg_status fg_cpu_row_order(const fg_row_order_params *params, const fg_queue *queue, fg_error *error) {
+    (void)queue;
+    const int64_t n = params->map.shape[1];
+    if (n == 0) return FG_OK;
+    if (n > INT32_MAX)
+        return fg_fail(error, FG_ERROR_VALUE, "map: expected at most %d columns for an int32 order, got %lld",
+                       INT32_MAX, (long long)n);
+    int threads = 0;
+    const fg_workspace_layout layout = plan_workspace(n);
+    const fg_status status = fg_workspace_threads(&params->workspace, layout, 1, &threads, error);
+    if (status != FG_OK) return status;
+
+    const fg_order_plan plan = fg_plan_row_order(n, params->kernel);
+    const int32_t *map = params->map.data;
+    int32_t *order = params->order.data;
+    entry *entries = params->workspace.data;
+    entry *sorted = (entry *)((char *)params->workspace.data + layout.shared / 2);
+    for (int64_t row = 0; row < n; row++) {
+        uint32_t key = 0;
+        for (int i = 0; i < plan.key_bits; i++) key = key << 1 | (map[plan.offsets[i] * n + row] >= 0);
+        for (int shift = 1; shift < 32; shift *= 2) key ^= key >> shift;
+        entries[row] = (entry){key, (int32_t)row};
+    }
+    for (int shift = 0; shift < plan.key_bits; shift += DIGIT_BITS) {
+        for (int64_t start = 0; start < n; start += plan.segment)
+            sort_by_digit(entries + start, sorted + start, fg_min(n - start, plan.segment), shift);
+        entry *swap = entries;
+        entries = sorted;
+        sorted = swap;
+    }
+    for (int64_t i = 0; i < n; i++) order[i] = entries[i].row;
+    return FG_OK;
+}

@@ -1,0 +1,42 @@
+/*
+ * Encoding of tensor maps. The driver's encoder is looked up at run time, so that the module links without libcuda and
+ * imports on a machine that has no driver.
+ */
+#include "tensor_map.cuh"
+
+#include <cudaTypedefs.h>
+
+#include <atomic>
+
+namespace flexgemm {
+
+fg_status encode_tensor_map(CUtensorMap *map, const TensorRows &rows, int box_rows, int box_groups, fg_error *error) {
+    static std::atomic<void *> encoder; /* threads that meet here store the same pointer */
+    void *found = encoder.load(std::memory_order_relaxed);
+    if (found == nullptr) {
+        cudaDriverEntryPointQueryResult result;
+        FG_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
+        if (result != cudaDriverEntryPointSuccess)
+            return fg_fail(error, FG_ERROR_DEVICE,
+                           "the CUDA driver has no cuTensorMapEncodeTiled: it must be 12.0 or later");
+        encoder.store(found, std::memory_order_relaxed);
+    }
+
+    /* An axis of one element still needs a legal pitch. */
+    const int64_t row_pitch = rows.rows == 1 ? ceil_div<int64_t>(rows.row_bytes, 16) * 16 : rows.row_pitch;
+    const int64_t group_pitch = rows.groups == 1 ? row_pitch * rows.rows : rows.group_pitch;
+    const cuuint64_t sizes[] = {static_cast<cuuint64_t>(rows.row_bytes), static_cast<cuuint64_t>(rows.rows),
+                                static_cast<cuuint64_t>(rows.groups)};
+    const cuuint64_t pitches[] = {static_cast<cuuint64_t>(row_pitch), static_cast<cuuint64_t>(group_pitch)};
+    const cuuint32_t box[] = {128, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_groups)};
+    const cuuint32_t steps[] = {1, 1, 1};
+    const CUresult status = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found)(
+        map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void *>(rows.data), sizes, pitches, box, steps,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (status != CUDA_SUCCESS)
+        return fg_fail(error, FG_ERROR_DEVICE, "cuTensorMapEncodeTiled: error %d", static_cast<int>(status));
+    return FG_OK;
+}
+
+}  // namespace flexgemm
