@@ -89,6 +89,9 @@ typedef struct {
 
 typedef enum { FG_PRECISION_IEEE = 0, FG_PRECISION_TF32 } fg_precision; /* of float32 products */
 
+/* Of float32 sums, the last thing before they are rounded to the output's dtype. GELU is the exact one, by erf. */
+typedef enum { FG_ACTIVATION_NONE = 0, FG_ACTIVATION_RELU, FG_ACTIVATION_SILU, FG_ACTIVATION_GELU } fg_activation;
+
 /* ---- operations ----
  * Each has a workspace query on the same params (workspace ignored) and a run. The caller allocates `workspace`
  * (uint8, 256-byte aligned) of at least that many bytes. Sizes and strides are int64: N*V beyond 2^31 is legal.
