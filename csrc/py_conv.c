@@ -67,15 +67,17 @@ static int expect_channels(const fg_view *view, int64_t channels, const char *wh
 /* ---- forward ---- */
 
 static const fg_parameter conv_forward_parameters[] = {
-    FG_INPUT(feats), FG_INPUT(weight),         FG_INPUT_OR_NONE(bias), FG_INPUT(map),
-    FG_OUTPUT(out),  FG_OPTIONAL_INPUT(order), FG_SCALAR(precision),   FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(feats),      FG_INPUT(weight),         FG_INPUT_OR_NONE(bias),      FG_INPUT(map),
+    FG_OUTPUT(out),       FG_OPTIONAL_INPUT(order), FG_OPTIONAL_INPUT(residual), FG_SCALAR(activation),
+    FG_SCALAR(precision), FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_forward_fill(fg_call *call, void *params) {
-    enum { FEATS, WEIGHT, BIAS, MAP, OUT, ORDER, PRECISION };
+    enum { FEATS, WEIGHT, BIAS, MAP, OUT, ORDER, RESIDUAL, ACTIVATION, PRECISION };
     fg_conv_forward_params *p = params;
     const fg_view *feats = &call->views[FEATS], *weight = &call->views[WEIGHT], *bias = &call->views[BIAS];
     const fg_view *map = &call->views[MAP], *out = &call->views[OUT], *order = &call->views[ORDER];
+    fg_view *residual = &call->views[RESIDUAL];
     if (fg_expect_dtype(feats, FG_FLOATS) < 0 || expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
         fg_expect_dtype_of(weight, feats) < 0 ||
         flatten_weight(weight, FG_ANY, FG_ANY, feats->tensor.shape[1], "to match feats channels", &p->weight) < 0) {
@@ -91,11 +93,20 @@ static int conv_forward_fill(fg_call *call, void *params) {
         return -1;
     }
     if (order->tensor.present && expect_order(order, map->tensor.shape[1]) < 0) return -1;
+    if (residual->tensor.present) {
+        if (fg_expect_dtype_of(residual, feats) < 0 ||
+            expect_features(residual, map->tensor.shape[1], co, "to match map and weight") < 0) {
+            return -1;
+        }
+        residual->in_place = fg_same_elements(residual, out); /* each is read before it is written, by one thread */
+    }
     p->feats = feats->tensor;
     p->bias = bias->tensor;
     p->map = map->tensor;
     p->order = order->tensor;
+    p->residual = residual->tensor;
     p->out = out->tensor;
+    if (fg_arg_activation(call->state, call->values[ACTIVATION], &p->activation) < 0) return -1;
     return fg_arg_precision(call->state, call->values[PRECISION], &p->precision);
 }
 
@@ -175,8 +186,9 @@ FG_DEFINE_OPERATION(conv_wgrad)
 
 PyMethodDef fg_conv_methods[] = {
     FG_OPERATION_METHODS(conv_forward,
-                         "feats, weight, bias, map, out, *, order=None, precision='ieee', workspace=None, stream=None",
-                         "out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]"),
+                         "feats, weight, bias, map, out, *, order=None, residual=None, activation=None, "
+                         "precision='ieee', workspace=None, stream=None",
+                         "out[m] = activation(sum_v weight[:, v, :] . feats[map[v, m]] + bias + residual[m])"),
     FG_OPERATION_METHODS(conv_dgrad,
                          "grad_out, weight, map, grad_feats, *, order=None, mirrored=False, precision='ieee', "
                          "workspace=None, stream=None",

@@ -123,13 +123,16 @@ typedef struct {
     fg_tensor workspace;
 } fg_row_order_params;
 
-/* out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]; accumulation in float32. */
+/* out[m] = activation(sum_v weight[:, v, :] . feats[map[v, m]] + bias + residual[m]), all of it in float32. */
 typedef struct {
     fg_tensor feats;  /* (N, Ci) float32 | float16 | bfloat16, inner stride 1 */
     fg_tensor weight; /* (Co, V, Ci) contiguous, dtype of feats */
     fg_tensor bias;   /* (Co) contiguous, dtype of feats; or absent */
     fg_tensor map;    /* (V, M) int32 contiguous, -1 = none */
     fg_tensor order;  /* (M) int32 contiguous, a permutation: the rows in the order to work in; or absent */
+    fg_tensor
+        residual; /* (M, Co) inner stride 1, dtype of feats; may be `out` itself, element for element; or absent */
+    fg_activation activation;
     fg_precision precision;
     fg_tensor out; /* (M, Co) inner stride 1, dtype of feats */
     fg_tensor workspace;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,19 @@ from flexgemm import conv
 from flexgemm._arrays import Stream, library_of, torch_scope
 from flexgemm.voxel import NeighborMap
 
+# The gradient of ReLU needs its output, that of the others their input: then the sum is stored as it is before the
+# activation, which torch applies, and both are kept.
+_SPLIT: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": torch.ops.aten.silu,
+    "gelu": torch.ops.aten.gelu,
+}
+_GRADIENT: dict[str | None, Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]] = {
+    None: lambda grad, _: grad,
+    "relu": lambda grad, out: torch.ops.aten.threshold_backward(grad, out, 0),
+    "silu": torch.ops.aten.silu_backward,
+    "gelu": torch.ops.aten.gelu_backward,
+}
+
 
 class _SubmanifoldConv3d(torch.autograd.Function):
     @staticmethod
@@ -20,24 +34,30 @@ class _SubmanifoldConv3d(torch.autograd.Function):
         feats: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
         neighbor_map: NeighborMap,
+        activation: str | None,
         precision: str,
     ) -> torch.Tensor:
-        ctx.save_for_backward(feats, weight)
         ctx.neighbor_map = neighbor_map
+        ctx.activation = activation
         ctx.precision = precision
         library = library_of(feats, "feats")
-        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, precision)
-        return out
+        apply = _SPLIT.get(activation)
+        fused = None if apply else activation
+        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, precision, residual, fused)
+        ctx.save_for_backward(feats, weight, None if activation is None else out)
+        return apply(out) if apply else out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        feats, weight = ctx.saved_tensors
+        feats, weight, kept = ctx.saved_tensors
         library = library_of(feats, "feats")
         needs_grad = ctx.needs_input_grad[:3]
-        grads = conv.backward(library, grad_out, feats, weight, ctx.neighbor_map, needs_grad, ctx.precision)
-        return *grads, None, None
+        grad_sum = _GRADIENT[ctx.activation](grad_out, kept)
+        grads = conv.backward(library, grad_sum, feats, weight, ctx.neighbor_map, needs_grad, ctx.precision)
+        return *grads, grad_sum if ctx.needs_input_grad[3] else None, None, None, None
 
 
 def submanifold_conv3d(
@@ -46,12 +66,17 @@ def submanifold_conv3d(
     bias: torch.Tensor | None = None,
     *,
     neighbor_map: NeighborMap,
+    residual: torch.Tensor | None = None,
+    activation: str | None = None,
     precision: str | None = None,
     stream: Stream = None,
 ) -> torch.Tensor:
-    """`flexgemm.submanifold_conv3d` of torch tensors, differentiable once in feats, weight and bias.
+    """`flexgemm.submanifold_conv3d` of torch tensors, differentiable once in feats, weight, bias and residual.
 
-    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None -> (N, Co); float32, float16 or bfloat16.
+    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None, residual (N, Co) or None -> (N, Co); float32,
+        float16 or bfloat16: activation(convolution + bias + residual).
+    activation: None, "relu", "silu" or "gelu" (the exact one). SiLU and GELU are fused only where nothing requires
+        grad: their gradient needs the sum, which is rounded to the dtype of feats then.
     precision: of float32 products, forward and backward; by default torch's own setting at the time of the call,
         torch.backends.cuda.matmul.fp32_precision (which allow_tf32 and set_float32_matmul_precision set too).
     stream: a CUDA stream instead of torch's current one, forward and backward.
@@ -62,15 +87,19 @@ def submanifold_conv3d(
         raise TypeError(f"feats: expected a torch.Tensor, got {type(feats).__module__}.{type(feats).__qualname__}")
     if precision is None:
         precision = float32_precision() if feats.dtype is torch.float32 else "ieee"
+    if not isinstance(activation, str | None):
+        raise TypeError(f"activation: expected a str or None, got {type(activation).__name__}")
     library = conv.bind(feats, neighbor_map, stream)
-    if not library.needs_grad(feats, weight, bias):
-        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, precision)
+    if not library.needs_grad(feats, weight, bias, residual):
+        out: torch.Tensor = conv.forward(
+            library, feats, weight, bias, neighbor_map, None, precision, residual, activation
+        )
         return out
     # The stream that is current in the forward pass is the one on which autograd runs the backward pass.
     on_stream = contextlib.nullcontext() if stream is None or not feats.is_cuda else torch_scope(feats, stream)
     apply: Any = _SubmanifoldConv3d.apply  # torch leaves it untyped
     with on_stream:
-        result: torch.Tensor = apply(feats, weight, bias, neighbor_map, precision)
+        result: torch.Tensor = apply(feats, weight, bias, residual, neighbor_map, activation, precision)
     return result
 
 

@@ -1,12 +1,13 @@
 /*
  * Forward and input gradient of sparse convolution: one implicit-GEMM kernel,
  *
- *     out[m, :] = bias + sum_v W_v . in[map[v, m], :]
+ *     out[m, :] = activation(sum_v W_v . in[map[v, m], :] + bias + residual[m, :])
  *
  * in which a CTA owns block_m rows x block_n channels of `out` and the reduction runs over (offset v, input channel).
  * Rows of `in` are gathered straight into shared memory by 16-byte cp.async, zeros for missing neighbours; offsets at
  * which no row of the tile has a neighbour are skipped. The input gradient is the same sum over the mirrored (or
- * transposed) map with W_v transposed, which costs nothing but another way of reading W_v out of shared memory.
+ * transposed) map with W_v transposed, which costs nothing but another way of reading W_v out of shared memory, and
+ * nothing is added.
  *
  * A tile's rows are block_m slots in a row of `order` when the caller gives one, which brings rows with the same missing
  * neighbours together; every row is computed the same way wherever it is.
@@ -17,7 +18,6 @@
 #include "backend.cuh"
 #include "conv_gather.cuh"
 #include "mma_tile.cuh"
-#include "split_k.cuh"
 
 namespace flexgemm {
 namespace {
@@ -171,9 +171,10 @@ struct GatherKernel {
         const auto row_of = [this](int slot) { return tile_rows[slot]; };
         if (p.partials) {
             float *partial = p.partials + blockIdx.y * p.rows * p.columns;
-            acc.store(row_of, partial, p.columns, n0, p.columns, static_cast<const float *>(nullptr));
+            acc.store(row_of, partial, p.columns, n0, p.columns);
         } else {
-            acc.store(row_of, static_cast<T *>(p.out), p.out_stride, n0, p.columns, static_cast<const T *>(p.bias));
+            if constexpr (kMajorB == Major::kK) acc.template finish<T>(row_of, n0, p.columns, p.epilogue);
+            acc.store(row_of, static_cast<T *>(p.out), p.out_stride, n0, p.columns);
         }
     }
 };
@@ -211,8 +212,8 @@ fg_status launch(GatherParams p, const fg_plan &plan, cudaStream_t stream, fg_er
     kernel<<<grid, Shape::kThreads, Kernel::kSharedBytes, stream>>>(p);
     FG_CUDA(cudaGetLastError());
     if (p.partials)
-        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.rows, p.columns, static_cast<const T *>(p.bias),
-                                   static_cast<T *>(p.out), p.out_stride, stream));
+        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.rows, p.columns, p.epilogue, static_cast<T *>(p.out),
+                                   p.out_stride, stream));
     return FG_OK;
 }
 
@@ -237,7 +238,8 @@ fg_status launch_mode(const GatherParams &p, const fg_plan &plan, fg_dtype dtype
 
 /* What both passes ask of a plan and of the kernel, under the names they share here. */
 struct Problem {
-    const fg_tensor &in, &weight, &bias, &map, &order, &out, &workspace;
+    const fg_tensor &in, &weight, &map, &order, &out, &workspace;
+    SumEpilogue epilogue;
     fg_precision precision;
     Major major; /* of the weight */
     bool mirrored;
@@ -280,7 +282,7 @@ struct Problem {
         GatherParams p = {};
         p.in = in.data;
         p.weight = weight.data;
-        p.bias = bias.present ? bias.data : nullptr;
+        p.epilogue = epilogue;
         p.map = static_cast<const int32_t *>(map.data);
         p.order = order.present ? static_cast<const int32_t *>(order.data) : nullptr;
         p.out = out.data;
@@ -304,13 +306,15 @@ struct Problem {
 };
 
 Problem problem_of(const fg_conv_forward_params *p) {
-    return {p->feats, p->weight, p->bias, p->map, p->order, p->out, p->workspace, p->precision, Major::kK, false};
+    const SumEpilogue epilogue = {p->bias.present ? p->bias.data : nullptr,
+                                  p->residual.present ? p->residual.data : nullptr, p->residual.strides[0],
+                                  p->activation};
+    return {p->feats, p->weight, p->map, p->order, p->out, p->workspace, epilogue, p->precision, Major::kK, false};
 }
 
 Problem problem_of(const fg_conv_dgrad_params *p) {
-    static const fg_tensor no_bias = {};
-    return {p->grad_out,   p->weight,    no_bias,      p->map,     p->order,
-            p->grad_feats, p->workspace, p->precision, Major::kMN, p->mirrored};
+    return {p->grad_out,  p->weight, p->map,       p->order,   p->grad_feats,
+            p->workspace, {},        p->precision, Major::kMN, p->mirrored};
 }
 
 template <class Params>

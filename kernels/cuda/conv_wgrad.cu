@@ -168,10 +168,9 @@ struct WgradKernel {
         const int64_t stride = static_cast<int64_t>(p.volume) * p.ci, offset = static_cast<int64_t>(v) * p.ci;
         if (p.partials) {
             float *partial = p.partials + blockIdx.z * p.co * stride + offset;
-            acc.store(partial, stride, co0, p.co, ci0, p.ci, static_cast<const float *>(nullptr));
+            acc.store(partial, stride, co0, p.co, ci0, p.ci);
         } else {
-            acc.store(static_cast<T *>(p.grad_weight) + offset, stride, co0, p.co, ci0, p.ci,
-                      static_cast<const T *>(nullptr));
+            acc.store(static_cast<T *>(p.grad_weight) + offset, stride, co0, p.co, ci0, p.ci);
         }
     }
 };
@@ -202,8 +201,8 @@ fg_status launch(WgradParams p, const fg_plan &plan, cudaStream_t stream, fg_err
     FG_CUDA(cudaGetLastError());
     if (p.partials) {
         const int64_t columns = static_cast<int64_t>(p.volume) * p.ci;
-        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.co, columns, static_cast<const T *>(nullptr),
-                                   static_cast<T *>(p.grad_weight), columns, stream));
+        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.co, columns, {}, static_cast<T *>(p.grad_weight),
+                                   columns, stream));
     }
     return FG_OK;
 }
