@@ -87,14 +87,14 @@ def submanifold_conv3d(
         raise TypeError(f"feats: expected a torch.Tensor, got {type(feats).__module__}.{type(feats).__qualname__}")
     if precision is None:
         precision = float32_precision() if feats.dtype is torch.float32 else "ieee"
-    if not isinstance(activation, str | None):
-        raise TypeError(f"activation: expected a str or None, got {type(activation).__name__}")
     library = conv.bind(feats, neighbor_map, stream)
     if not library.needs_grad(feats, weight, bias, residual):
         out: torch.Tensor = conv.forward(
             library, feats, weight, bias, neighbor_map, None, precision, residual, activation
         )
         return out
+    if activation not in list(_GRADIENT):
+        raise ValueError(f"activation: expected None, 'relu', 'silu' or 'gelu', got {activation!r}")
     # The stream that is current in the forward pass is the one on which autograd runs the backward pass.
     on_stream = contextlib.nullcontext() if stream is None or not feats.is_cuda else torch_scope(feats, stream)
     apply: Any = _SubmanifoldConv3d.apply  # torch leaves it untyped

@@ -125,6 +125,26 @@ struct GatherKernel {
         }
     }
 
+    /* One sum of the CTA's share in plain float32. Split factors make NaN out of one that is infinite or rounds to an
+     * infinite tf32, and so does an infinite weight beside the zeros of a missing neighbour, where IEEE arithmetic may
+     * have none: sums that are NaN are computed again. */
+    __device__ __noinline__ static float plain_sum(const GatherParams &p, const uint16_t *offsets, int count, int64_t m,
+                                                   int n) {
+        float sum = 0.0f;
+        for (int i = 0; i < count && !isnan(sum); ++i) {
+            const int v = offsets[i];
+            const auto row = static_cast<uint32_t>(p.map_at(v)[m]);
+            if (row >= p.in_rows) continue;
+            const float *in = static_cast<const float *>(p.in) + row * p.in_stride;
+            const int64_t first = kMajorB == Major::kK ? (static_cast<int64_t>(n) * p.volume + v) * p.depth
+                                                       : static_cast<int64_t>(v) * p.columns + n;
+            const int64_t step = kMajorB == Major::kK ? 1 : static_cast<int64_t>(p.volume) * p.columns;
+            const float *weight = static_cast<const float *>(p.weight) + first;
+            for (int k = 0; k < p.depth && !isnan(sum); ++k) sum = fmaf(in[k], weight[k * step], sum);
+        }
+        return sum;
+    }
+
     /* `offsets`: the `count` offsets of this CTA's share. */
     __device__ void run(char *shared, const uint16_t *offsets, int count) const {
         Accumulator<kMode, Shape> acc;
@@ -169,6 +189,10 @@ struct GatherKernel {
         }
 
         const auto row_of = [this](int slot) { return tile_rows[slot]; };
+        if constexpr (kMode == MathMode::kIeee)
+            acc.replace_nan(n0, [&](int slot, int n) {
+                return row_of(slot) >= 0 && n < p.columns ? plain_sum(p, offsets, count, row_of(slot), n) : 0.0f;
+            });
         if (p.partials) {
             float *partial = p.partials + blockIdx.y * p.rows * p.columns;
             acc.store(row_of, partial, p.columns, n0, p.columns);

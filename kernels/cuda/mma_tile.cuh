@@ -273,6 +273,22 @@ struct Accumulator {
         }
     }
 
+    /* sum = visit(sum, slot of the tile, column) for those that are NaN. */
+    template <typename Visit>
+    __device__ __forceinline__ void replace_nan(int n0, const Visit &visit) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int j = 0; j < 2 * Shape::kFragmentsN; ++j)
+#pragma unroll
+            for (int i = 0; i < 2 * Shape::kFragmentsM; ++i)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    float &sum = d[i / 2][j / 2][j % 2][i % 2 * 2 + e];
+                    if (isnan(sum))
+                        sum = visit(first_row() + 8 * i + lane / 4, n0 + first_column() + 8 * j + lane % 4 * 2 + e);
+                }
+    }
+
     /* d = activation(d + bias + residual): row_of(slot of the tile) is a row of the residual, negative where there is
      * none. An mma result: lane holds columns 2 * thread_in_group and the next of rows group (d[0], d[1]) and group + 8
      * (d[2], d[3]). */
