@@ -3,8 +3,6 @@
  */
 #include "operation.h"
 
-enum { MAX_KERNEL_VOLUME = FG_MAX_KERNEL * FG_MAX_KERNEL * FG_MAX_KERNEL };
-
 /* weight or grad_weight: (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), contiguous, seen as (Co, V, Ci). `ci` and `volume` may
  * be FG_ANY; `why` says what fixes them. */
 static int flatten_weight(const fg_view *view, int64_t co, int64_t volume, int64_t ci, const char *why,
@@ -15,7 +13,7 @@ static int flatten_weight(const fg_view *view, int64_t co, int64_t volume, int64
     fg_dim shape[FG_MAX_NDIM] = {{"Co", co}};
     int64_t product = 1;
     for (int i = 1; i < last; i++) {
-        const int64_t most = tensor->ndim == 5 ? FG_MAX_KERNEL : MAX_KERNEL_VOLUME;
+        const int64_t most = tensor->ndim == 5 ? FG_MAX_KERNEL : FG_MAX_VOLUME;
         if (tensor->shape[i] < 1 || tensor->shape[i] > most) {
             return fg_wrong_shape(view, "a kernel of 1 to 7 along each axis, V of 1 to 343");
         }
@@ -161,7 +159,7 @@ static int conv_wgrad_fill(fg_call *call, void *params) {
         return -1;
     }
     const int64_t co = grad_out->tensor.shape[1], volume = map->tensor.shape[0];
-    if (volume < 1 || volume > MAX_KERNEL_VOLUME) return fg_wrong_shape(map, "(V, N) with V of 1 to 343");
+    if (volume < 1 || volume > FG_MAX_VOLUME) return fg_wrong_shape(map, "(V, N) with V of 1 to 343");
     if (grad_weight->tensor.present && (fg_expect_dtype_of(grad_weight, feats) < 0 ||
                                         flatten_weight(grad_weight, co, volume, feats->tensor.shape[1],
                                                        "to match grad_out, map and feats", &p->grad_weight) < 0)) {

@@ -98,6 +98,11 @@ typedef enum { FG_ACTIVATION_NONE = 0, FG_ACTIVATION_RELU, FG_ACTIVATION_SILU, F
  * Empty problems (N = 0) succeed and still write what they must (zero gradients).
  */
 
+enum {
+    FG_MAX_KERNEL = 7, /* voxels of a convolution kernel along one axis */
+    FG_MAX_VOLUME = FG_MAX_KERNEL * FG_MAX_KERNEL * FG_MAX_KERNEL,
+};
+
 /* Neighbour map of a submanifold convolution.
  * map[v, n] = row of the voxel at coords[n] + (k - K/2) * dilation (integer K/2), v = (kx * Kh + ky) * Kd + kz;
  * -1 where there is none or where it lies outside `shape`. transposed: at coords[n] - (k - K/2) * dilation.
@@ -105,7 +110,7 @@ typedef enum { FG_ACTIVATION_NONE = 0, FG_ACTIVATION_RELU, FG_ACTIVATION_SILU, F
 typedef struct {
     fg_tensor coords;    /* (N, 4) int32 contiguous: batch, x, y, z */
     int64_t shape[4];    /* B, W, H, D > 0 with B*W*H*D < 2^63 */
-    int32_t kernel[3];   /* Kw, Kh, Kd, each 1..7 */
+    int32_t kernel[3];   /* Kw, Kh, Kd, each 1..FG_MAX_KERNEL */
     int32_t dilation[3]; /* each >= 1 */
     bool transposed;     /* look up with negated offsets */
     bool check;          /* report out-of-range and duplicate rows (the CPU always reports out-of-range ones) */

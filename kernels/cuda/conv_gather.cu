@@ -28,7 +28,7 @@ namespace {
 template <class Shape>
 __device__ int find_offsets(const GatherParams &p, const int64_t *tile_rows, uint16_t *offsets) {
     constexpr int kBatch = 8;
-    __shared__ bool any[kMaxVolume];
+    __shared__ bool any[FG_MAX_VOLUME];
     __shared__ int count;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int first = warp; first < p.volume; first += kBatch * Shape::kWarps) {
@@ -208,7 +208,7 @@ struct GatherKernel {
 template <MathMode kMode, Major kMajorB, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_gather_kernel(const GatherParams p) {
     extern __shared__ __align__(128) char shared[];
-    __shared__ uint16_t offsets[kMaxVolume];
+    __shared__ uint16_t offsets[FG_MAX_VOLUME];
     __shared__ int64_t tile_rows[Shape::kBlockM];
     const int64_t m0 = static_cast<int64_t>(blockIdx.x / p.column_tiles) * Shape::kBlockM;
     const int n0 = static_cast<int>(blockIdx.x % p.column_tiles) * Shape::kBlockN;
@@ -289,9 +289,6 @@ struct Problem {
 
     fg_status run(const fg_queue *queue, fg_error *error) const {
         if (out.shape[0] == 0 || out.shape[1] == 0) return FG_OK;
-        if (map.shape[0] > kMaxVolume)
-            return fg_fail(error, FG_ERROR_VALUE, "weight: expected a kernel volume of at most %d, got %lld",
-                           kMaxVolume, static_cast<long long>(map.shape[0]));
         if (in.shape[1] > kMaxChannels || out.shape[1] > kMaxChannels)
             return fg_fail(error, FG_ERROR_VALUE, "weight: expected at most %lld channels, got %lld and %lld",
                            static_cast<long long>(kMaxChannels), static_cast<long long>(in.shape[1]),

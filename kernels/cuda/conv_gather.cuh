@@ -8,8 +8,6 @@
 
 namespace flexgemm {
 
-constexpr int kMaxVolume = 343; /* 7 x 7 x 7 */
-
 struct GatherParams {
     const void *in;       /* rows of `depth` elements, in_stride apart */
     const void *weight;   /* (columns, volume, depth) K-major or (depth, volume, columns) MN-major, contiguous */

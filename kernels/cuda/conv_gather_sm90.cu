@@ -378,7 +378,8 @@ struct Consumer {
     /* d += bias + residual. Four groups of 8 columns at a time: each lane of a quad reads 16 bytes of a row of the
      * residual and they exchange pairs of columns. */
     __device__ void add(float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
-        const T *bias = static_cast<const T *>(p.epilogue.bias), *residual = static_cast<const T *>(p.epilogue.residual);
+        const T *bias = static_cast<const T *>(p.epilogue.bias),
+                *residual = static_cast<const T *>(p.epilogue.residual);
         const int lane = threadIdx.x % 32;
         const bool aligned = are_chunks(residual, p.epilogue.residual_stride);
 #pragma unroll
