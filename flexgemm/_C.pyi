@@ -9,19 +9,21 @@ argument.
 `__cuda_stream__`, and must stay alive while work is queued on it; by default it is the current stream of the tensors'
 device in the first of the arrays' libraries that tells it (torch, CuPy), else the legacy default stream.
 
-An operation returns 0 when it ran. In need of a `workspace` and without one it takes it from the arrays' own library
-where that offers its allocator (torch, on its current stream); else it runs nothing and returns the bytes that
-`workspace` must have: a contiguous uint8 array at any address (the bytes leave room to align it to 256).
-`<operation>_workspace` takes the same arguments and only tells the bytes.
+An operation returns 0 when it ran. In need of a workspace it takes the array `workspace`; else memory from the arrays'
+own library where that offers its allocator (torch, on its current stream); else what the function `workspace(nbytes,
+first array)` returns; without any of them it runs nothing and returns the bytes that `workspace` must have. That is a
+contiguous uint8 array at any address (the bytes leave room to align it to 256). `<operation>_workspace` takes the same
+arguments and only tells the bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from numpy.typing import NDArray
 
 Array = Any
 Stream = Any
+Workspace = Array | Callable[[int, Array], Array] | None
 
 @final
 class DeviceArray:
@@ -76,7 +78,7 @@ def neighbor_map(
     dilation: Sequence[int],
     transposed: bool = False,
     check: bool = False,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """coords (N, 4) int32 [batch, x, y, z]; shape (B, W, H, D); map (V, N) int32 out."""
@@ -86,7 +88,7 @@ def row_order(
     order: Array,
     *,
     kernel_size: Sequence[int],
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """map (V, N) int32 -> order (N) int32, columns with neighbours at the same offsets side by side: each "segment" of
@@ -104,7 +106,7 @@ def conv_forward(
     residual: Array | None = None,
     activation: str | None = None,
     precision: str = "ieee",
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co).
@@ -120,7 +122,7 @@ def conv_dgrad(
     order: Array | None = None,
     mirrored: bool = False,
     precision: str = "ieee",
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """grad_out (M, Co), map (V, N), grad_feats (N, Ci), order (N) as in the forward pass."""
@@ -133,7 +135,7 @@ def conv_wgrad(
     grad_bias: Array | None,
     *,
     precision: str = "ieee",
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co)."""
@@ -150,7 +152,7 @@ def gemm(
     dtype_a: str | None = None,
     dtype_b: str | None = None,
     precision: str = "ieee",
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """out = scale_a scale_b A.B^T + bias. Dense: a (M, K), b (N, K). With offsets (G,) or (G + 1,): b (G, N, K), rows
@@ -164,7 +166,7 @@ def quantize(
     *,
     scale_given: bool = False,
     dtype: str | None = None,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row. dtype names a uint8 q."""

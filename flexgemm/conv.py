@@ -107,8 +107,8 @@ def forward(
         residual = library.rows(residual, "residual")
     shape = _check_shapes(feats, weight, neighbor_map)
     out = library.empty(shape, None, feats) if out is None else library.output(out, shape, None, feats)
-    map, order, workspace, stream = neighbor_map.native, neighbor_map.native_order, None, library.stream
-    while nbytes := _C.conv_forward(
+    map, order, stream = neighbor_map.native, neighbor_map.native_order, library.stream
+    _C.conv_forward(
         feats,
         weight,
         bias,
@@ -118,10 +118,9 @@ def forward(
         residual=residual,
         activation=activation,
         precision=precision,
-        workspace=workspace,
+        workspace=library.workspace,
         stream=stream,
-    ):
-        workspace = library.workspace(nbytes, feats)
+    )
     return library.result(out)
 
 
@@ -148,8 +147,7 @@ def backward(
     if needs_grad[0]:
         map, order = neighbor_map.native_gradient(stream)
         grad_feats = library.empty(tuple(feats.shape), None, feats)
-        workspace = None
-        while nbytes := _C.conv_dgrad(
+        _C.conv_dgrad(
             grad_out,
             weight,
             map,
@@ -157,21 +155,25 @@ def backward(
             order=order,
             mirrored=neighbor_map.mirrored,
             precision=precision,
-            workspace=workspace,
+            workspace=library.workspace,
             stream=stream,
-        ):
-            workspace = library.workspace(nbytes, feats)
+        )
         grad_feats = library.result(grad_feats)
 
     if needs_grad[1] or needs_grad[2]:
         map = neighbor_map.native
         grad_weight = library.empty(tuple(weight.shape), None, weight) if needs_grad[1] else None
         grad_bias = library.empty((weight.shape[0],), None, weight) if needs_grad[2] else None
-        workspace = None
-        while nbytes := _C.conv_wgrad(
-            grad_out, feats, map, grad_weight, grad_bias, precision=precision, workspace=workspace, stream=stream
-        ):
-            workspace = library.workspace(nbytes, feats)
+        _C.conv_wgrad(
+            grad_out,
+            feats,
+            map,
+            grad_weight,
+            grad_bias,
+            precision=precision,
+            workspace=library.workspace,
+            stream=stream,
+        )
         grad_weight = library.result(grad_weight) if needs_grad[1] else None
         grad_bias = library.result(grad_bias) if needs_grad[2] else None
 

@@ -108,8 +108,7 @@ class NeighborMap:
         if len(coords.shape) != 2 or coords.shape[1] != 4:
             raise ValueError(f"coords: expected (N, 4) [batch, x, y, z], got {tuple(coords.shape)}")
         result = library.empty((self.kernel_volume, coords.shape[0]), "int32", coords)
-        workspace = None
-        while nbytes := _C.neighbor_map(
+        _C.neighbor_map(
             coords,
             result,
             shape=self.shape,
@@ -117,18 +116,13 @@ class NeighborMap:
             dilation=self.dilation,
             transposed=transposed,
             check=check,
-            workspace=workspace,
+            workspace=library.workspace,
             stream=library.stream,
-        ):
-            workspace = library.workspace(nbytes, coords)
+        )
         if not library.on_gpu(coords) or not _C.row_order_pays(rows=coords.shape[0], kernel_size=self.kernel_size):
             return result, None
         order = library.empty((coords.shape[0],), "int32", coords)
-        workspace = None
-        while nbytes := _C.row_order(
-            result, order, kernel_size=self.kernel_size, workspace=workspace, stream=library.stream
-        ):
-            workspace = library.workspace(nbytes, coords)
+        _C.row_order(result, order, kernel_size=self.kernel_size, workspace=library.workspace, stream=library.stream)
         return result, order
 
     def __repr__(self) -> str:
