@@ -168,7 +168,8 @@ def test_each_gradient_alone_equals_both(backend, mode):
 @cases([*SMALL, Case(n=700, ci=72, co=264), Case(n=1, ci=8, co=8), Case(n=0, ci=8, co=8)])
 def test_any_order_gives_the_same_rows(backend, case, mode):
     p = Problem(case, mode)
-    how = {"precision": p.precision, "order": np.random.default_rng(1).permutation(case.n).astype(np.int32)}
+    order = np.random.default_rng(1).permutation(case.n).astype(np.int32)[None]
+    how = {"precision": p.precision, "order": order, "algorithm": "masked_implicit_gemm"}
     p.check_forward(guarded.conv_forward(backend, p.feats, p.weight, p.bias, p.map, **how))
     p.check_dgrad(guarded.conv_dgrad(backend, p.grad_out, p.weight, p.transposed_map, **how))
     if p.mirrored:
@@ -179,7 +180,8 @@ def test_an_order_with_rows_out_of_range_writes_nothing_outside(cuda):
     p = Problem(Case(ci=64, co=64), "float16")
     order = np.arange(300, dtype=np.int32)
     order[::7] = np.resize([-1, -(2**31), 300, 2**31 - 1], order[::7].shape)
-    out = guarded.conv_forward(cuda, p.feats, p.weight, p.bias, p.map, order=order)
+    how = {"order": order[None], "algorithm": "masked_implicit_gemm"}
+    out = guarded.conv_forward(cuda, p.feats, p.weight, p.bias, p.map, **how)
     kept = order[(order >= 0) & (order < 300)]
     expected = reference.conv_forward(p.feats, p.weight, p.bias, p.map)
     assert_rows(out[kept], expected[kept], p.tolerance)
