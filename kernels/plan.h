@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-typedef enum { FG_FAMILY_PORTABLE = 0, FG_FAMILY_SM90 } fg_family;
+typedef enum { FG_FAMILY_PORTABLE = 0, FG_FAMILY_SM90, FG_FAMILY_CPU } fg_family;
 
 typedef struct {
     fg_family family;                  /* whose tiles these are */
@@ -42,6 +42,17 @@ fg_plan fg_plan_column_sum(int64_t rows, int64_t columns, int32_t num_sms);
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms);
 /* Of the Hopper kernel: persistent blocks, TMA and wgmma. block_m 256 is a pair of blocks of 128 rows that share B. */
 fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms);
+
+/* ---- what was chosen (print_config.c) ---- */
+
+const char *fg_family_name(fg_family family); /* "portable", "sm90", "cpu" */
+
+/* With FLEXGEMM_PRINT_CONFIGS=1 in the environment: a line on stderr, once for each. The shape is printf-style. */
+void fg_print_plan(const fg_plan *plan, const char *operation, fg_dtype dtype, const char *shape_format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 4, 5)))
+#endif
+    ;
 
 /* ---- row orders (plan_order.c) ---- */
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
+from calls import run_python
 
 from flexgemm import _C
 
@@ -276,3 +278,46 @@ def test_impossible_questions_are_refused(plan, wrong):
     how = {"rows": 100, "ci": 64, "co": 64, "v": 27, "dtype": "float16", "num_sms": SMS, **wrong}
     with pytest.raises((TypeError, ValueError)):
         plan(**how)
+
+
+# ---- what was chosen ----
+
+CALLS = """
+import numpy as np
+import flexgemm
+x = np.ones((5, 6), np.float32)
+coords = np.array([[0, 0, y, 0] for y in range(5)], np.int32)
+nmap = flexgemm.neighbor_map(coords, (1, 1, 5, 1), (1, 3, 1))
+weight = np.ones((4, 1, 3, 1, 6), np.float32)
+for _ in range(3):
+    flexgemm.submanifold_conv3d(x, weight, neighbor_map=nmap)
+    flexgemm.submanifold_conv3d_backward(np.ones((5, 4), np.float32), x, weight, neighbor_map=nmap)
+    flexgemm.gemm_nt(x, x)
+flexgemm.gemm_nt(x[:3], x)
+"""
+
+
+def printed(**environment):
+    done = run_python(["-c", CALLS], **environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    return done.stderr.splitlines()
+
+
+def test_choices_are_printed_once_for_each_shape_on_request():
+    lines = printed(FLEXGEMM_PRINT_CONFIGS="1")
+    shapes = [line.removeprefix("flexgemm: ").split(": family=cpu tile=")[0] for line in lines]
+    assert shapes == [
+        "conv_forward float32 rows=5 ci=6 co=4 v=3",
+        "conv_dgrad float32 rows=5 ci=4 co=6 v=3",
+        "conv_wgrad float32 rows=5 ci=6 co=4 v=3",
+        "gemm float32 m=5 n=5 k=6 groups=1",
+        "gemm float32 m=3 n=5 k=6 groups=1",
+    ]
+    for line in lines:
+        assert re.search(r" tile=\d+x\d+x\d+ stages=0 groups=0 split=\d+ workspace=\d+$", line)
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_nothing_is_printed_unasked(value):
+    assert printed(FLEXGEMM_PRINT_CONFIGS=value) == []

@@ -239,6 +239,7 @@ fg_status launch_mode(const GatherParams &p, const fg_plan &plan, fg_dtype dtype
 
 /* What both passes ask of a plan and of the kernel, under the names they share here. */
 struct Problem {
+    const char *name;
     const fg_tensor &in, &weight, &bias, &map, &order, &out, &workspace;
     const fg_order_sets &orders;
     fg_algorithm algorithm;
@@ -290,6 +291,10 @@ struct Problem {
         const fg_status status = plan(queue, &chosen, &num_sms, error);
         if (status != FG_OK) return status;
 
+        fg_print_plan(&chosen, name, in.dtype, "rows=%lld ci=%lld co=%lld v=%lld", static_cast<long long>(out.shape[0]),
+                      static_cast<long long>(in.shape[1]), static_cast<long long>(out.shape[1]),
+                      static_cast<long long>(map.shape[0]));
+
         GatherParams p = {};
         p.in = in.data;
         p.weight = weight.data;
@@ -319,14 +324,14 @@ struct Problem {
 };
 
 Problem problem_of(const fg_conv_forward_params *p) {
-    return {p->feats,     p->weight, p->bias,      p->map,       p->order,  p->out,
-            p->workspace, p->sets,   p->algorithm, p->precision, Major::kK, false};
+    return {"conv_forward", p->feats, p->weight,    p->bias,      p->map,    p->order, p->out,
+            p->workspace,   p->sets,  p->algorithm, p->precision, Major::kK, false};
 }
 
 Problem problem_of(const fg_conv_dgrad_params *p) {
     static const fg_tensor no_bias = {};
-    return {p->grad_out,  p->weight, no_bias,      p->map,       p->order,   p->grad_feats,
-            p->workspace, p->sets,   p->algorithm, p->precision, Major::kMN, p->mirrored};
+    return {"conv_dgrad", p->grad_out, p->weight,    no_bias,      p->map,     p->order,   p->grad_feats,
+            p->workspace, p->sets,     p->algorithm, p->precision, Major::kMN, p->mirrored};
 }
 
 template <class Params>
