@@ -320,6 +320,43 @@ def test_map_entries_out_of_range_raise_on_the_cpu(entry):
 # ---- the public functions ----
 
 
+ALGORITHMS = [
+    "auto",
+    "implicit_gemm",
+    "implicit_gemm_splitk",
+    "masked_implicit_gemm",
+    "masked_implicit_gemm_splitk",
+]
+
+
+@every_mode
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@cases([Case(n=0), Case(n=65, ci=24, co=40), Case(n=900, ci=72, co=40), Case(n=900, kernel_size=(2, 3, 2))])
+def test_algorithms_agree(backend, case, mode, algorithm):
+    """900 voxels have row orders."""
+    p = Problem(case, mode)
+    feats, weight, bias, grad_out, coords = map(backend.array, (p.feats, p.weight, p.bias, p.grad_out, p.coords))
+    nmap = flexgemm.neighbor_map(coords, p.shape, case.kernel_size)
+    how = {"neighbor_map": nmap, "precision": p.precision, "algorithm": algorithm}
+    p.check_forward(backend.numpy(flexgemm.submanifold_conv3d(feats, weight, bias, **how)))
+    gradients = flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, **how)
+    grad_feats, grad_weight, grad_bias = map(backend.numpy, gradients)
+    p.check_dgrad(grad_feats)
+    p.check_wgrad(grad_weight, grad_bias)
+
+
+@pytest.mark.parametrize("algorithm", ["gemm", "", "AUTO"])
+def test_unknown_algorithms_are_refused_by_name(backend, algorithm):
+    p = Problem(SMALL[0], "float32")
+    feats, weight, grad_out, coords = map(backend.array, (p.feats, p.weight, p.grad_out, p.coords))
+    nmap = flexgemm.neighbor_map(coords, p.shape)
+    message = f"algorithm: expected 'auto', .*'masked_implicit_gemm_splitk', got '{algorithm}'"
+    with pytest.raises(ValueError, match=message):
+        flexgemm.submanifold_conv3d(feats, weight, neighbor_map=nmap, algorithm=algorithm)
+    with pytest.raises(ValueError, match=message):
+        flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, neighbor_map=nmap, algorithm=algorithm)
+
+
 @every_mode
 @cases(SMALL)
 def test_public_forward_and_backward(backend, case, mode):

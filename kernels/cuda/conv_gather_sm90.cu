@@ -90,14 +90,17 @@ struct Place {
  * another, so that L2 holds the weights of few offsets at a time. */
 template <class Tile>
 struct Task {
-    int64_t m0;
-    int n0, slice;
-    __device__ Task(const GatherParams &p, int index) {
+    int index, row_tile, n0, slice;
+    __device__ Task(const GatherParams &p, int index_) : index(index_) {
         const int row_tiles = static_cast<int>(ceil_div<int64_t>(p.rows, kBlockM));
-        n0 = index % p.column_tiles * Tile::kBlockN;
         const int split = index / p.column_tiles % p.splits, rest = index / p.column_tiles / p.splits;
-        m0 = static_cast<int64_t>(rest % row_tiles) * kBlockM;
+        n0 = index % p.column_tiles * Tile::kBlockN;
+        row_tile = rest % row_tiles;
         slice = rest / row_tiles * p.splits + split;
+    }
+    /* The row of `map` and `out` that is row `i` of the tile, or less than 0. */
+    __device__ int64_t row_of(const GatherParams &p, int i) const {
+        return p.row_of(static_cast<int64_t>(row_tile) * kBlockM + i, slice);
     }
 };
 
@@ -116,25 +119,28 @@ struct Producer {
 
     /* Up to kWindow offsets of a task, `splits` apart. */
     struct Window {
-        int task, first;
+        Task<Tile> task;
+        int first;
     };
 
-    __device__ Window first_window(int task) const { return {task, p.first_offset(Task<Tile>(p, task).slice)}; }
-
-    __device__ Window window_after(Window window) const {
-        window.first += kWindow * p.splits;
-        if (window.first < p.end_offset(Task<Tile>(p, window.task).slice)) return window;
-        return first_window(window.task + static_cast<int>(gridDim.x));
+    __device__ Window first_window(int index) const {
+        const Task<Tile> task(p, index);
+        return {task, p.first_offset(task.slice)};
     }
 
-    __device__ int count_of(Window window) const {
-        return min(kWindow, ceil_div(p.end_offset(Task<Tile>(p, window.task).slice) - window.first, p.splits));
+    __device__ Window window_after(const Window &window) const {
+        const int first = window.first + kWindow * p.splits;
+        if (first < p.end_offset(window.task.slice)) return {window.task, first};
+        return first_window(window.task.index + static_cast<int>(gridDim.x));
+    }
+
+    __device__ int count_of(const Window &window) const {
+        return min(kWindow, ceil_div(p.end_offset(window.task.slice) - window.first, p.splits));
     }
 
     /* Starts the copies of a window's map entries into shared memory, one row per thread. */
-    __device__ void request(Window window, int buffer) {
-        const Task<Tile> task(p, window.task);
-        const int64_t row = p.row_of(task.m0 + threadIdx.x, task.slice);
+    __device__ void request(const Window &window, int buffer) {
+        const int64_t row = window.task.row_of(p, threadIdx.x);
         const int32_t *source = p.map_at(window.first) + row;
         const int64_t stride = (p.mirrored ? -p.splits : p.splits) * p.rows;
         const int count = count_of(window);
@@ -209,14 +215,13 @@ struct Producer {
         Window window = first_window(static_cast<int>(blockIdx.x));
         int buffer = 0, parity = 0;
         request(window, buffer);
-        while (window.task < tasks) {
+        while (window.task.index < tasks) {
             const Window next = window_after(window);
-            const int n0 = Task<Tile>(p, window.task).n0;
             uint32_t found[kConsumers];
             ptx::mbarrier_wait_parity(&shared.map_full[buffer], parity);
             find(found, buffer, count_of(window));
             /* All threads have come past the window before, whose place is taken by the one after. */
-            if (next.task < tasks) request(next, buffer ^ 1);
+            if (next.task.index < tasks) request(next, buffer ^ 1);
             for (uint32_t left = found[0] | found[1]; left != 0; left &= left - 1) {
                 const int i = __ffs(static_cast<int>(left)) - 1;
                 const uint32_t step = (found[0] >> i & 1) | (found[1] >> i & 1) << 1;
@@ -224,9 +229,10 @@ struct Producer {
 #pragma unroll
                 for (int j = 0; j < kRowsPerThread; ++j)
                     rows[j] = shared.map[buffer][i][threadIdx.x / kChunksPerRow + j * kRowsPerPass];
-                for (int k = 0; k < p.depth; k += kBlockK) load(rows, step, window.first + i * p.splits, k, n0);
+                for (int k = 0; k < p.depth; k += kBlockK)
+                    load(rows, step, window.first + i * p.splits, k, window.task.n0);
             }
-            if (next.task != window.task) end_tile();
+            if (next.task.index != window.task.index) end_tile();
             window = next;
             buffer ^= 1;
             if (buffer == 0) parity ^= 1;
@@ -334,7 +340,7 @@ struct Consumer {
     /* The two rows of `out` whose accumulators this thread holds, eight places apart. */
     __device__ int64_t row_of(const Task<Tile> &task, int half) const {
         const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-        return p.row_of(task.m0 + consumer() * kWgmmaM + warp * 16 + half * 8 + lane / 4, task.slice);
+        return task.row_of(p, consumer() * kWgmmaM + warp * 16 + half * 8 + lane / 4);
     }
 
     __device__ void store_partials(const float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
