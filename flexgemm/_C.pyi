@@ -92,8 +92,8 @@ def row_order(
 ) -> int:
     """map (V, N) int32 -> order (sum(groups), N) int32. groups: of 1, Kw and Kw * Kh, into how many groups of V / g
     offsets, one after another, each set of orders cuts the kernel, by default (1,); in a group's order, columns with
-    neighbours at the same of its offsets lie side by side, those without any first. Each "segment" of plan_row_orders() is sorted,
-    stably, by the Gray-code rank of one bit for each of the order's "offsets", the first one highest."""
+    neighbours at the same of its offsets lie side by side, those without any first. Each "segment" of plan_row_orders()
+    is sorted, stably, by the Gray-code rank of one bit for each of the order's "offsets", the first one highest."""
 
 def conv_forward(
     feats: Array,

@@ -234,9 +234,7 @@ def test_algorithms_are_what_they_say(capability, dtype, precision):
         sizes = {"rows": rows, "ci": channels, "co": channels, "v": 27, "dtype": dtype, "num_sms": SMS}
         plans = {
             name: check(
-                _C.plan_conv(
-                    **sizes, compute_capability=capability, precision=precision, algorithm=name, groups=sets
-                )
+                _C.plan_conv(**sizes, compute_capability=capability, precision=precision, algorithm=name, groups=sets)
             )
             for name in ALGORITHMS
         }
