@@ -23,6 +23,7 @@ def submanifold_conv3d(
     residual: Array | None = None,
     activation: str | None = None,
     out: Array | None = None,
+    algorithm: str = "auto",
     precision: str = "ieee",
     stream: Stream = None,
 ) -> Array:
@@ -35,6 +36,12 @@ def submanifold_conv3d(
     activation: None, "relu", "silu" or "gelu" (the exact one, by erf).
     out: (N, Co) to write into; by default a new array of the library of feats. It may be the residual itself, with the
         same strides, but overlap no input otherwise.
+    algorithm: how a GPU computes it; the CPU has one way. The results are the same within rounding.
+        "auto": whatever is expected to be fastest for this number of voxels and these channels.
+        "implicit_gemm": one pass over all offsets, voxels as they come.
+        "implicit_gemm_splitk": the offsets split among blocks, where there are too few of them.
+        "masked_implicit_gemm": voxels with the same neighbours side by side, where neighbor_map has such an order.
+        "masked_implicit_gemm_splitk": the same for groups of offsets, each with an order of its own.
     precision: of float32 products: "ieee" is true float32, "tf32" rounds the factors to TF32. Sums are float32.
     stream: a CUDA stream instead of the array library's current one.
 
@@ -58,10 +65,11 @@ def submanifold_conv3d(
             neighbor_map=neighbor_map,
             residual=residual,
             activation=activation,
+            algorithm=algorithm,
             precision=precision,
             stream=stream,
         )
-    return forward(library, feats, weight, bias, neighbor_map, out, precision, residual, activation)
+    return forward(library, feats, weight, bias, neighbor_map, out, algorithm, precision, residual, activation)
 
 
 def submanifold_conv3d_backward(
@@ -71,6 +79,7 @@ def submanifold_conv3d_backward(
     *,
     neighbor_map: NeighborMap,
     needs_grad: tuple[bool, bool, bool] = (True, True, True),
+    algorithm: str = "auto",
     precision: str = "ieee",
     stream: Stream = None,
 ) -> tuple[Array | None, Array | None, Array | None]:
@@ -78,13 +87,14 @@ def submanifold_conv3d_backward(
 
     grad_out: (N, Co), the gradient of the output; with an activation that of its input, which is the residual's too.
     feats, weight, precision, stream: as in the forward pass.
+    algorithm: of the gradient in feats, as in the forward pass.
     needs_grad: which of the three gradients to compute.
 
     Returns (grad_feats (N, Ci), grad_weight like weight, grad_bias (Co)), None where needs_grad is False.
     Deterministic; sums are float32. Raises as `submanifold_conv3d` does.
     """
     library = bind(feats, neighbor_map, stream)
-    return backward(library, grad_out, feats, weight, neighbor_map, needs_grad, precision)
+    return backward(library, grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision)
 
 
 def forward(
@@ -94,6 +104,7 @@ def forward(
     bias: Array | None,
     neighbor_map: NeighborMap,
     out: Array | None,
+    algorithm: str,
     precision: str,
     residual: Array | None = None,
     activation: str | None = None,
@@ -116,7 +127,9 @@ def forward(
         out,
         order=order,
         residual=residual,
+        groups=neighbor_map.order_groups,
         activation=activation,
+        algorithm=algorithm,
         precision=precision,
         workspace=library.workspace,
         stream=stream,
@@ -131,6 +144,7 @@ def backward(
     weight: Array,
     neighbor_map: NeighborMap,
     needs_grad: tuple[bool, bool, bool],
+    algorithm: str,
     precision: str,
 ) -> tuple[Array | None, Array | None, Array | None]:
     """`submanifold_conv3d_backward` with the library already bound."""
@@ -153,6 +167,8 @@ def backward(
             map,
             grad_feats,
             order=order,
+            groups=neighbor_map.order_groups,
+            algorithm=algorithm,
             mirrored=neighbor_map.mirrored,
             precision=precision,
             workspace=library.workspace,

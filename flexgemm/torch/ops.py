@@ -37,15 +37,17 @@ class _SubmanifoldConv3d(torch.autograd.Function):
         residual: torch.Tensor | None,
         neighbor_map: NeighborMap,
         activation: str | None,
+        algorithm: str,
         precision: str,
     ) -> torch.Tensor:
         ctx.neighbor_map = neighbor_map
         ctx.activation = activation
+        ctx.algorithm = algorithm
         ctx.precision = precision
         library = library_of(feats, "feats")
         apply = _SPLIT.get(activation)
-        fused = None if apply else activation
-        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, precision, residual, fused)
+        how = algorithm, precision, residual, None if apply else activation
+        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, *how)
         ctx.save_for_backward(feats, weight, None if activation is None else out)
         return apply(out) if apply else out
 
@@ -55,9 +57,10 @@ class _SubmanifoldConv3d(torch.autograd.Function):
         feats, weight, kept = ctx.saved_tensors
         library = library_of(feats, "feats")
         needs_grad = ctx.needs_input_grad[:3]
+        how = ctx.algorithm, ctx.precision
         grad_sum = _GRADIENT[ctx.activation](grad_out, kept)
-        grads = conv.backward(library, grad_sum, feats, weight, ctx.neighbor_map, needs_grad, ctx.precision)
-        return *grads, grad_sum if ctx.needs_input_grad[3] else None, None, None, None
+        grads = conv.backward(library, grad_sum, feats, weight, ctx.neighbor_map, needs_grad, *how)
+        return *grads, grad_sum if ctx.needs_input_grad[3] else None, None, None, None, None
 
 
 def submanifold_conv3d(
@@ -68,6 +71,7 @@ def submanifold_conv3d(
     neighbor_map: NeighborMap,
     residual: torch.Tensor | None = None,
     activation: str | None = None,
+    algorithm: str = "auto",
     precision: str | None = None,
     stream: Stream = None,
 ) -> torch.Tensor:
@@ -77,6 +81,7 @@ def submanifold_conv3d(
         float16 or bfloat16: activation(convolution + bias + residual).
     activation: None, "relu", "silu" or "gelu" (the exact one). SiLU and GELU are fused only where nothing requires
         grad: their gradient needs the sum, which is rounded to the dtype of feats then.
+    algorithm: as there, forward and in the gradient of feats.
     precision: of float32 products, forward and backward; by default torch's own setting at the time of the call,
         torch.backends.cuda.matmul.fp32_precision (which allow_tf32 and set_float32_matmul_precision set too).
     stream: a CUDA stream instead of torch's current one, forward and backward.
@@ -89,9 +94,8 @@ def submanifold_conv3d(
         precision = float32_precision() if feats.dtype is torch.float32 else "ieee"
     library = conv.bind(feats, neighbor_map, stream)
     if not library.needs_grad(feats, weight, bias, residual):
-        out: torch.Tensor = conv.forward(
-            library, feats, weight, bias, neighbor_map, None, precision, residual, activation
-        )
+        how = algorithm, precision, residual, activation
+        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, *how)
         return out
     if activation not in list(_GRADIENT):
         raise ValueError(f"activation: expected None, 'relu', 'silu' or 'gelu', got {activation!r}")
@@ -99,7 +103,7 @@ def submanifold_conv3d(
     on_stream = contextlib.nullcontext() if stream is None or not feats.is_cuda else torch_scope(feats, stream)
     apply: Any = _SubmanifoldConv3d.apply  # torch leaves it untyped
     with on_stream:
-        result: torch.Tensor = apply(feats, weight, bias, residual, neighbor_map, activation, precision)
+        result: torch.Tensor = apply(feats, weight, bias, residual, neighbor_map, activation, algorithm, precision)
     return result
 
 
