@@ -48,7 +48,6 @@ static const fg_parameter conv_parameters[] = {
     FG_SIZE(num_sms),
     {FG_KEYWORD_compute_capability, FG_KEYWORD_ONLY},
 };
-enum { PORTABLE_PARAMETERS = FG_LENGTH(conv_parameters) - 1 }; /* of plans that know one family of kernels */
 static const fg_parameter gemm_parameters[] = {
     FG_SIZE(m), FG_SIZE(n), FG_SIZE(k), FG_SIZE(groups), FG_SIZE(dtype), FG_SIZE(num_sms),
 };
@@ -63,9 +62,11 @@ static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t n
 
 static PyObject *plan_conv_wgrad(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     fg_question q;
-    if (parse_question(&q, "plan_conv_wgrad", conv_parameters, PORTABLE_PARAMETERS, module, args, nargs, kwnames) < 0)
+    if (parse_question(&q, "plan_conv_wgrad", conv_parameters, FG_LENGTH(conv_parameters), module, args, nargs,
+                       kwnames) < 0)
         return NULL;
-    return answer(fg_plan_conv_wgrad(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms));
+    return answer(
+        fg_plan_conv_wgrad(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms, q.compute_capability));
 }
 
 static PyObject *plan_gemm(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
@@ -127,7 +128,8 @@ PyMethodDef fg_plan_methods[] = {
      PyDoc_STR("plan_conv($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80)\n--\n\n"
                "Tiles of the forward pass and of the input gradient.")},
     {"plan_conv_wgrad", FG_FASTCALL(plan_conv_wgrad),
-     PyDoc_STR("plan_conv_wgrad($module, /, *, rows, ci, co, v, dtype, num_sms)\n--\n\nTiles of the weight gradient.")},
+     PyDoc_STR("plan_conv_wgrad($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80)\n--\n\n"
+               "Tiles of the weight gradient.")},
     {"plan_row_order", FG_FASTCALL(plan_row_order),
      PyDoc_STR("plan_row_order($module, /, *, rows, kernel_size)\n--\n\n"
                "The offsets to sort the rows of a neighbour map by, first highest, and the rows of a segment.")},

@@ -26,7 +26,11 @@ typedef struct {
  * compute_capability = 90 for 9.0. */
 fg_plan fg_plan_conv(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
                      int32_t compute_capability);
-fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms);
+/* Weight gradient: a tile is block_m output channels x block_n input channels of one offset; on Hopper block_n of the
+ * v * ci columns, which touch FG_WGRAD_MAX_OFFSETS offsets at most. The reduction runs over rows. */
+enum { FG_WGRAD_MAX_OFFSETS = 12 };
+fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
+                           int32_t compute_capability);
 /* Bias gradient: split_k slices of rows; the block sizes are not used. */
 fg_plan fg_plan_column_sum(int64_t rows, int64_t columns, int32_t num_sms);
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms);
