@@ -27,7 +27,8 @@ typedef struct {
 fg_plan fg_plan_conv(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
                      int32_t compute_capability);
 /* Weight gradient: a tile is block_m output channels x block_n input channels of one offset; on Hopper block_n of the
- * v * ci columns, which touch FG_WGRAD_MAX_OFFSETS offsets at most. The reduction runs over rows. */
+ * v * ci columns, which touch FG_WGRAD_MAX_OFFSETS offsets at most. The reduction runs over rows. float32 with a
+ * compute_capability of 90 means TF32. */
 enum { FG_WGRAD_MAX_OFFSETS = 12 };
 fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
                            int32_t compute_capability);

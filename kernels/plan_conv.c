@@ -87,7 +87,7 @@ fg_plan fg_plan_conv(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype d
 
 /* Hopper. The tile as in the forward pass: fewest bytes from L2, without leaving much of a wide one empty. Slices: about
  * WGRAD_WAVES CTAs a multiprocessor where there are rows enough, one where that leaves slices short. */
-static fg_plan plan_conv_wgrad_sm90(int64_t rows, int64_t ci, int64_t co, int64_t v, int32_t num_sms) {
+static fg_plan plan_conv_wgrad_sm90(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms) {
     static const struct {
         int32_t block_m, block_n;
         int32_t cost; /* of an output channel, relative: bytes per product, (block_m + block_n) / (block_m * block_n) */
@@ -98,7 +98,7 @@ static fg_plan plan_conv_wgrad_sm90(int64_t rows, int64_t ci, int64_t co, int64_
         const int64_t best_width = ceil_div(co, candidates[best].block_m) * candidates[best].block_m;
         if (width * candidates[i].cost < best_width * candidates[best].cost) best = i;
     }
-    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = 64, .split_k = 1};
+    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
     const int64_t columns = at_most(candidates[best].block_n, FG_WGRAD_MAX_OFFSETS * ci);
     set_tile(&plan, candidates[best].block_m, (int32_t)columns, 3);
     const int64_t count = at_least(tiles(co, v * ci, plan.block_m, plan.block_n), 1);
@@ -110,8 +110,8 @@ static fg_plan plan_conv_wgrad_sm90(int64_t rows, int64_t ci, int64_t co, int64_
 
 fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
                            int32_t compute_capability) {
-    if (compute_capability == 90 && fg_dtype_size(dtype) == 2 && ci > 0 && ci % 8 == 0 && co % 8 == 0)
-        return plan_conv_wgrad_sm90(rows, ci, co, v, num_sms);
+    if (compute_capability == 90 && ci > 0 && ci % 8 == 0 && co % 8 == 0)
+        return plan_conv_wgrad_sm90(rows, ci, co, v, dtype, num_sms);
     fg_plan plan = {.block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
     if (ci > 64 && co > 64)
         set_tile(&plan, 128, 128, 3);

@@ -18,6 +18,7 @@
 #include "conv_wgrad.cuh"
 #include "mma_tile.cuh"
 #include "split_k.cuh"
+#include "tf32.cuh"
 
 namespace flexgemm {
 namespace {
@@ -232,6 +233,23 @@ bool rows_are_near(const fg_tensor &rows) {
            rows.strides[0] <= INT32_MAX;
 }
 
+/* The rounded copies of both operands that the Hopper kernel takes, in the workspace behind which partial sums lie. */
+int64_t copied_elements(const fg_conv_wgrad_params *p, const fg_plan &plan) {
+    if (plan.family != FG_FAMILY_SM90 || p->feats.dtype != FG_FLOAT32) return 0;
+    return p->grad_out.shape[0] * p->grad_out.shape[1] + p->feats.shape[0] * p->feats.shape[1];
+}
+
+fg_status round_operands(WgradParams *w, float *copies, cudaStream_t stream, fg_error *error) {
+    float *feats = copies + w->rows * w->co;
+    FG_CUDA(tf32_rows(static_cast<const float *>(w->grad_out), w->grad_stride, w->rows, w->co, copies, stream));
+    FG_CUDA(tf32_rows(static_cast<const float *>(w->feats), w->feats_stride, w->in_rows, w->ci, feats, stream));
+    w->grad_out = copies;
+    w->feats = feats;
+    w->grad_stride = w->co;
+    w->feats_stride = w->ci;
+    return FG_OK;
+}
+
 /* The two outputs use the workspace one after the other. */
 fg_status make_plans(const fg_conv_wgrad_params *p, const fg_queue *queue, fg_plan *weight, fg_plan *bias,
                      fg_error *error) {
@@ -263,7 +281,8 @@ fg_status weight_gradient(const fg_conv_wgrad_params *p, const fg_plan &plan, cu
     w.feats = p->feats.data;
     w.map = static_cast<const int32_t *>(p->map.data);
     w.grad_weight = p->grad_weight.data;
-    w.partials = plan.split_k > 1 ? static_cast<float *>(p->workspace.data) : nullptr;
+    float *workspace = static_cast<float *>(p->workspace.data);
+    w.partials = plan.split_k > 1 ? workspace + copied_elements(p, plan) : nullptr;
     w.grad_stride = p->grad_out.strides[0];
     w.feats_stride = p->feats.strides[0];
     w.rows = rows;
@@ -274,7 +293,13 @@ fg_status weight_gradient(const fg_conv_wgrad_params *p, const fg_plan &plan, cu
     w.ci = static_cast<int>(ci);
     w.grad_aligned = chunks_aligned(w.grad_out, w.grad_stride, co, p->grad_out.dtype);
     w.feats_aligned = chunks_aligned(w.feats, w.feats_stride, ci, p->feats.dtype);
-    if (plan.family == FG_FAMILY_SM90) return launch_wgrad_sm90(w, plan, p->feats.dtype, stream, error);
+    if (plan.family == FG_FAMILY_SM90) {
+        if (p->feats.dtype == FG_FLOAT32) {
+            const fg_status status = round_operands(&w, workspace, stream, error);
+            if (status != FG_OK) return status;
+        }
+        return launch_wgrad_sm90(w, plan, p->feats.dtype, stream, error);
+    }
     return launch_mode(w, plan, p->feats.dtype, p->precision, stream, error);
 }
 
@@ -284,7 +309,8 @@ fg_status conv_wgrad_workspace(const fg_conv_wgrad_params *p, const fg_queue *qu
     fg_plan weight, bias;
     const fg_status status = make_plans(p, queue, &weight, &bias, error);
     if (status != FG_OK) return status;
-    const int64_t weight_bytes = p->grad_weight.present ? weight.workspace_bytes : 0;
+    const int64_t copied_bytes = copied_elements(p, weight) * static_cast<int64_t>(sizeof(float));
+    const int64_t weight_bytes = p->grad_weight.present ? weight.workspace_bytes + copied_bytes : 0;
     const int64_t bias_bytes = p->grad_bias.present ? bias.workspace_bytes : 0;
     *bytes = static_cast<size_t>(weight_bytes > bias_bytes ? weight_bytes : bias_bytes);
     return FG_OK;

@@ -1,5 +1,5 @@
 /*
- * Weight gradient of sparse convolution on Hopper, 16-bit types: the sum of conv_wgrad.cu,
+ * Weight gradient of sparse convolution on Hopper, 16-bit types and TF32: the sum of conv_wgrad.cu,
  *
  *     grad_weight[co, v, ci] = sum_m grad_out[m, co] * feats[map[v, m], ci],
  *
@@ -8,11 +8,15 @@
  * any stretch of these columns: part of an offset's channels when they are many, several offsets when they are few, so
  * that rows of grad_out are fetched once for all of them.
  *
- * A CTA owns one tile and one slice of the rows. Its three warpgroups share a pipeline of stages of 64 rows each:
+ * A CTA owns one tile and one slice of the rows. Its three warpgroups share a pipeline of stages of 64 rows each (TF32:
+ * of 32):
  *
  *   producer     packs the rows of the slice that have a neighbour at any of the tile's offsets into a queue, in rising
- *                order, and gathers both operands by the queue with 16-byte cp.async;
- *   2 consumers  multiply, accumulators in registers. Both operands are MN-major in shared memory: wgmma transposes.
+ *                order, and gathers both operands by the queue with cp.async;
+ *   2 consumers  multiply, accumulators in registers.
+ *
+ * The reduction runs across the rows that are gathered. wgmma transposes 16-bit operands, which therefore lie in shared
+ * memory as they come, MN-major, by copies of 16 bytes. It does not transpose TF32: the producer does, by copies of 4.
  *
  * Why a queue and not rows sorted by their neighbours: with one offset in a tile it wastes nothing, whatever the order,
  * and rows keep the order of the scene, in which neighbouring rows share their neighbours: what one step gathers is
@@ -36,21 +40,20 @@ constexpr int kConsumers = 2;   /* warpgroups */
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
 
-/* A stage is a row of blocks, each 64 rows of 64 channels: those of grad_out, then those of feats. Rows of a block are
- * 128 bytes, whose 16-byte chunk c is stored as chunk c ^ (row % 8), from an address that is a multiple of 1024 on. */
-constexpr int kBlockK = 64; /* rows of a step */
-constexpr int kBlockChannels = 64;
-constexpr int kRowBytes = 2 * kBlockChannels, kBlockBytes = kBlockK * kRowBytes;
+/* A stage is a row of blocks of 64 channels, those of grad_out, then those of feats. A block is 64 rows of 128 bytes,
+ * which are 64 channels of one gathered row (16-bit) or 32 gathered rows of one channel (TF32); 16-byte chunk c of row r
+ * is stored as chunk c ^ (r % 8), from an address that is a multiple of 1024 on. */
+constexpr int kBlockChannels = 64, kRowBytes = 128, kBlockBytes = 64 * kRowBytes;
 constexpr int kSwizzleAtomBytes = 8 * kRowBytes;
-constexpr int kChunk = 16, kChunksPerRow = kRowBytes / kChunk, kPerChunk = kChunk / 2;
-constexpr int kWgmmaM = 64, kWgmmaK = 16;
+constexpr int kChunk = 16, kOctet = 8; /* bytes that are swizzled together; channels that lie at one offset */
+constexpr int kWgmmaM = 64;
+template <typename T>
+constexpr int kBlockK = kRowBytes / static_cast<int>(sizeof(T)); /* rows of a step */
 
 constexpr int kMaxOffsets = FG_WGRAD_MAX_OFFSETS;
 constexpr int kWindow = kWarpgroup;    /* rows that the producer looks at together */
 constexpr int kCapacity = 2 * kWindow; /* of the queue: a window, and less than a step */
 constexpr int kProducerBarrier = 1;    /* named barrier among the producer's threads */
-static_assert(kBlockK - 1 + kWindow <= kCapacity && kCapacity % kBlockK == 0,
-              "a step lies in the queue without a break");
 
 /* Output channels and columns of a tile. The consumers divide its output channels, or its columns. */
 template <int kBlockM_, int kBlockN_, int kConsumersN_>
@@ -61,13 +64,15 @@ struct Tile {
     static constexpr int kConsumerN = kBlockN / kConsumersN;           /* columns of a consumer */
     static constexpr int kBlocksA = kBlockM / kBlockChannels, kBlocksB = kBlockN / kBlockChannels;
     static constexpr int kStageBytes = (kBlocksA + kBlocksB) * kBlockBytes;
-    static constexpr int kProducerRegisters = 48, kConsumerRegisters = 232;
+    static constexpr int kAccumulators = kConsumerM * kConsumerN / 2; /* of a consumer's thread */
+    static constexpr int kProducerRegisters = kAccumulators > 128 ? 48 : 88;
+    static constexpr int kConsumerRegisters = kAccumulators > 128 ? 232 : 208;
     static_assert(kConsumerN % kBlockChannels == 0, "a consumer starts at a block");
     static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kWarpgroup <= 65536,
                   "the register file of a multiprocessor");
 };
 
-/* What a chunk of columns is gathered from: one of the tile's offsets, -1 past the last column, and a channel. */
+/* What eight columns are gathered from: one of the tile's offsets, -1 past the last column, and a channel. */
 struct Column {
     int offset, channel;
 };
@@ -79,7 +84,7 @@ struct Shared {
     int32_t window[kMaxOffsets][kWindow];   /* the producer's: map entries of the next window, on their way */
     int32_t in_row[kMaxOffsets][kCapacity]; /* the producer's queue: rows of feats at each offset */
     int32_t out_row[kCapacity];             /* and of grad_out, relative to the slice */
-    Column column[Tile::kBlockN / kPerChunk];
+    Column column[Tile::kBlockN / kOctet];
     uint32_t found[kWindow / 32]; /* the producer's: which of a warp's rows go into the queue */
     bool end[Tile::kStages];      /* a step without operands, after the last */
     alignas(8) uint64_t full[Tile::kStages];
@@ -125,10 +130,17 @@ struct Task {
 
 /* ---- producer ---- */
 
-template <class Tile>
+/* Eight threads take a row of the queue together. Each copies pieces of it: an octet of every block (16-bit), or one
+ * channel of every octet (TF32: a warp's 4 rows x 8 channels come in whole sectors and go to all 32 banks). */
+template <typename T, class Tile>
 struct Producer {
-    static constexpr int kRowsPerPass = kWarpgroup / kChunksPerRow;
-    static constexpr int kRowsPerThread = kBlockK / kRowsPerPass;
+    static constexpr bool kTransposes = sizeof(T) == 4;
+    static constexpr int kThreadsPerRow = 8, kRowsPerPass = kWarpgroup / kThreadsPerRow;
+    static constexpr int kRowsPerThread = kBlockK<T> / kRowsPerPass;
+    static constexpr int kUnroll = kTransposes ? 1 : 8;                       /* blocks */
+    static constexpr int kPieces = kTransposes ? kBlockChannels / kOctet : 1; /* of a row, in a block */
+    static_assert(kBlockK < T > -1 + kWindow <= kCapacity && kCapacity % kBlockK<T> == 0,
+                  "a step lies in the queue without a break");
 
     const WgradParams &p;
     const Task<Tile> &task;
@@ -181,16 +193,32 @@ struct Producer {
         }
     }
 
-    /* One block: this thread's chunk of its rows, zeros for rows that are not there. */
+    /* Which of a row's eight threads this is, and the first of its rows. */
+    __device__ static int lane() { return static_cast<int>(threadIdx.x) % kThreadsPerRow; }
+    __device__ static int first_row() { return static_cast<int>(threadIdx.x) / kThreadsPerRow; }
+
+    /* The octet of a block that a piece belongs to, and the place of this thread's piece of its i-th row. */
+    __device__ static int octet_of(int piece) { return kTransposes ? piece : lane(); }
+    __device__ static int place_of(int piece, int i) {
+        const int row = first_row() + i * kRowsPerPass;
+        if constexpr (kTransposes)
+            return (piece * kOctet + lane()) * kRowBytes + (row / 4 ^ lane()) * kChunk + row % 4 * 4;
+        else
+            return row * kRowBytes + (lane() ^ row % 8) * kChunk;
+    }
+
+    /* The same piece of each of this thread's rows, zeros for rows that are not there. */
     template <bool kCached>
-    __device__ __forceinline__ static void load_block(char *block, const char *source, uint32_t row_bytes,
+    __device__ __forceinline__ static void load_piece(char *block, int piece, const T *source, uint32_t pitch,
                                                       const uint32_t (&rows)[kRowsPerThread], uint32_t limit) {
 #pragma unroll
         for (int i = 0; i < kRowsPerThread; ++i) {
             const bool present = rows[i] < limit;
-            const char *row = source + static_cast<uint64_t>(present ? rows[i] : 0) * row_bytes;
-            char *target = block + i * kRowsPerPass * kRowBytes;
-            if constexpr (kCached)
+            const T *row = source + static_cast<uint64_t>(present ? rows[i] : 0) * pitch;
+            char *target = block + place_of(piece, i);
+            if constexpr (kTransposes)
+                ptx::cp_async_4_or_zero(target, row + lane(), !present);
+            else if constexpr (kCached)
                 ptx::cp_async_16_or_zeros_cached(target, row, !present);
             else
                 ptx::cp_async_16_or_zeros(target, row, !present);
@@ -200,35 +228,38 @@ struct Producer {
     /* The step of queue places first .. first + count. */
     __device__ void load(int first, int count) {
         ptx::mbarrier_wait_parity(&shared.empty[place.stage], place.parity ^ 1);
-        const int chunk = threadIdx.x % kChunksPerRow, row = threadIdx.x / kChunksPerRow;
-        char *target = shared.stages[place.stage] + row * kRowBytes + (chunk ^ row % 8) * kChunk;
-        const int slot = first % kCapacity + row;
+        char *block = shared.stages[place.stage];
+        const int slot = first % kCapacity + first_row();
+        const auto inside = [&](int i) { return first_row() + i * kRowsPerPass < count; };
         uint32_t rows[kRowsPerThread];
 #pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i) {
-            const int r = i * kRowsPerPass;
-            rows[i] = row + r < count ? static_cast<uint32_t>(shared.out_row[slot + r]) : UINT32_MAX;
-        }
-        const int co = task.co0 + chunk * kPerChunk;
-        const char *grad_out = static_cast<const char *>(p.grad_out) + 2 * (task.row0 * p.grad_stride + co);
+        for (int i = 0; i < kRowsPerThread; ++i)
+            rows[i] = inside(i) ? static_cast<uint32_t>(shared.out_row[slot + i * kRowsPerPass]) : UINT32_MAX;
+        const T *grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride;
+#pragma unroll(kUnroll)
+        for (int b = 0; b < Tile::kBlocksA; ++b, block += kBlockBytes) {
 #pragma unroll
-        for (int b = 0; b < Tile::kBlocksA; ++b, target += kBlockBytes)
-            load_block<false>(target, grad_out + b * kRowBytes, static_cast<uint32_t>(2 * p.grad_stride), rows,
-                              co + b * kBlockChannels < p.co ? static_cast<uint32_t>(task.rows) : 0);
-#pragma unroll
-        for (int b = 0; b < Tile::kBlocksB; ++b, target += kBlockBytes) {
-            const Column column = shared.column[b * kChunksPerRow + chunk];
-#pragma unroll
-            for (int i = 0; i < kRowsPerThread; ++i) {
-                const int r = i * kRowsPerPass;
-                const bool inside = row + r < count && column.offset >= 0;
-                rows[i] = inside ? static_cast<uint32_t>(shared.in_row[column.offset][slot + r]) : UINT32_MAX;
+            for (int piece = 0; piece < kPieces; ++piece) {
+                const int co = task.co0 + b * kBlockChannels + octet_of(piece) * kOctet;
+                load_piece<false>(block, piece, grad_out + co, static_cast<uint32_t>(p.grad_stride), rows,
+                                  co < p.co ? static_cast<uint32_t>(task.rows) : 0);
             }
-            /* A tile of few output channels holds several offsets, of which neighbouring ones want mostly the same
-             * rows: L1 has them. The widest would only push its operands through L1. */
-            const char *feats = static_cast<const char *>(p.feats) + 2 * static_cast<int64_t>(column.channel);
-            load_block<(Tile::kBlockM < 256)>(target, feats, static_cast<uint32_t>(2 * p.feats_stride), rows,
-                                              p.in_rows);
+        }
+#pragma unroll(kUnroll)
+        for (int b = 0; b < Tile::kBlocksB; ++b, block += kBlockBytes) {
+#pragma unroll
+            for (int piece = 0; piece < kPieces; ++piece) {
+                const Column column = shared.column[b * kBlockChannels / kOctet + octet_of(piece)];
+#pragma unroll
+                for (int i = 0; i < kRowsPerThread; ++i)
+                    rows[i] = inside(i) && column.offset >= 0
+                                  ? static_cast<uint32_t>(shared.in_row[column.offset][slot + i * kRowsPerPass])
+                                  : UINT32_MAX;
+                /* A tile of few output channels holds several offsets, of which neighbouring ones want mostly the same
+                 * rows: L1 has them. The widest would only push its operands through L1. */
+                load_piece<(Tile::kBlockM < 256)>(block, piece, static_cast<const T *>(p.feats) + column.channel,
+                                                  static_cast<uint32_t>(p.feats_stride), rows, p.in_rows);
+            }
         }
         ptx::mbarrier_arrive_after_cp_async(&shared.full[place.stage]);
         announce(false);
@@ -244,34 +275,36 @@ struct Producer {
     }
 
     __device__ void run() {
-        static_assert(kRowsPerPass % 8 == 0, "a thread's rows share one swizzle");
-        for (int i = threadIdx.x; i < Tile::kBlockN / kPerChunk; i += kWarpgroup) {
-            const int column = task.column0 + i * kPerChunk;
+        for (int i = threadIdx.x; i < Tile::kBlockN / kOctet; i += kWarpgroup) {
+            const int column = task.column0 + i * kOctet;
             const bool inside = column < task.column_end;
             shared.column[i] = {inside ? column / p.ci - task.first_offset : -1, column % p.ci};
         }
         request();
-        for (int first = 0;; first += kBlockK) {
-            fill(first + kBlockK); /* at least one round, behind whose barriers the columns lie */
+        for (int first = 0;; first += kBlockK<T>) {
+            fill(first + kBlockK<T>); /* at least one round, behind whose barriers the columns lie */
             if (produced <= first) break;
-            load(first, min(produced - first, kBlockK));
+            load(first, min(produced - first, kBlockK<T>));
         }
         ptx::mbarrier_wait_parity(&shared.empty[place.stage], place.parity ^ 1);
         ptx::mbarrier_arrive(&shared.full[place.stage]);
         announce(true);
+        ptx::cp_async_commit();
         ptx::cp_async_wait<0>(); /* no thread leaves with copies under way */
     }
 };
 
 /* ---- consumers ---- */
 
-/* D += A.B of 64 output channels, both operands with their channels side by side. */
+/* D += A.B of 64 output channels and 32 bytes of rows, operands as the producer left them. */
 template <typename T, int kRegisters>
 __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b) {
     if constexpr (std::is_same<T, __half>::value)
         ptx::wgmma_f16_km_kn(d, a, b, 1);
-    else
+    else if constexpr (std::is_same<T, __nv_bfloat16>::value)
         ptx::wgmma_bf16_km_kn(d, a, b, 1);
+    else
+        ptx::wgmma_tf32(d, a, b, 1);
 }
 
 template <typename T, class Tile>
@@ -295,13 +328,14 @@ struct Consumer {
 
     __device__ void multiply(float (&d)[Tile::kConsumerM][kRegisters]) {
         const char *a = shared.stages[place.stage], *b = a + Tile::kBlocksA * kBlockBytes;
-        constexpr int kAdvance = kWgmmaK * kRowBytes / 16, kNextTile = kBlockBytes / 16;
-        const uint64_t descriptor_a = ptx::wgmma_descriptor(a + first_channel() * kBlockK * 2, kBlockBytes);
-        const uint64_t descriptor_b = ptx::wgmma_descriptor(b + first_column() * kBlockK * 2, kBlockBytes);
+        constexpr int kSteps = kRowBytes / 32; /* of wgmma: along the rows of a block, or from row to row */
+        constexpr int kAdvance = (sizeof(T) == 4 ? 32 : kBlockBytes / kSteps) / 16, kNextTile = kBlockBytes / 16;
+        const uint64_t descriptor_a = ptx::wgmma_descriptor(a + first_channel() * kRowBytes, kBlockBytes);
+        const uint64_t descriptor_b = ptx::wgmma_descriptor(b + first_column() * kRowBytes, kBlockBytes);
         ptx::fence_proxy_async(); /* the rows came through the ordinary path, wgmma reads through another */
         ptx::wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < kBlockK / kWgmmaK; ++k) {
+        for (int k = 0; k < kSteps; ++k) {
 #pragma unroll
             for (int i = 0; i < Tile::kConsumerM; ++i)
                 wgmma<T>(d[i], descriptor_a + i * kNextTile + k * kAdvance, descriptor_b + k * kAdvance);
@@ -393,7 +427,7 @@ __global__ void __launch_bounds__(kThreads, 1) conv_wgrad_sm90_kernel(const Wgra
     const Task<Tile> task(p, tile_columns, static_cast<int>(blockIdx.x));
     if (threadIdx.x < kWarpgroup) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-        Producer<Tile>{p, task, shared, {}}.run();
+        Producer<T, Tile>{p, task, shared, {}}.run();
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
         Consumer<T, Tile>{p, task, shared, {}}.run();
@@ -431,8 +465,9 @@ fg_status launch_tile(const WgradParams &p, const fg_plan &plan, cudaStream_t st
 
 fg_status launch_wgrad_sm90(const WgradParams &p, const fg_plan &plan, fg_dtype dtype, cudaStream_t stream,
                             fg_error *error) {
-    return dtype == FG_FLOAT16 ? launch_tile<__half>(p, plan, stream, error)
-                               : launch_tile<__nv_bfloat16>(p, plan, stream, error);
+    if (dtype == FG_FLOAT16) return launch_tile<__half>(p, plan, stream, error);
+    if (dtype == FG_BFLOAT16) return launch_tile<__nv_bfloat16>(p, plan, stream, error);
+    return launch_tile<float>(p, plan, stream, error);
 }
 
 }  // namespace flexgemm

@@ -50,6 +50,18 @@ __device__ __forceinline__ void cp_async_4(void *shared, const void *global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
 
+/* The same, or a zero without reading the source. */
+__device__ __forceinline__ void cp_async_4_or_zero(void *shared, const void *global, bool zero) {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred zero;\n\t"
+        "setp.ne.b32 zero, %2, 0;\n\t"
+        "cp.async.ca.shared.global.L2::128B [%0], [%1], 4, zero;\n\t"
+        "}" ::"r"(shared_address(shared)),
+        "l"(global), "r"(static_cast<int>(zero))
+        : "memory");
+}
+
 /* 16 bytes, of which the first `bytes` (0 to 16) are copied: the ragged end of a row. */
 __device__ __forceinline__ void cp_async_16_partial(void *shared, const void *global, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
@@ -368,6 +380,7 @@ FG_WGMMA(wgmma_f16_kn, "k16.f32.f16.f16", ", 0, 1")
 FG_WGMMA(wgmma_bf16_kn, "k16.f32.bf16.bf16", ", 0, 1")
 FG_WGMMA(wgmma_f16_km_kn, "k16.f32.f16.f16", ", 1, 1")
 FG_WGMMA(wgmma_bf16_km_kn, "k16.f32.bf16.bf16", ", 1, 1")
+FG_WGMMA(wgmma_tf32, "k8.f32.tf32.tf32", "")
 FG_WGMMA(wgmma_e4m3_e4m3, "k32.f32.e4m3.e4m3", "")
 FG_WGMMA(wgmma_e4m3_e5m2, "k32.f32.e4m3.e5m2", "")
 FG_WGMMA(wgmma_e5m2_e4m3, "k32.f32.e5m2.e4m3", "")
