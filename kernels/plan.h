@@ -23,12 +23,11 @@ typedef struct {
 } fg_plan;
 
 /* rows = output rows, ci / co = reduction and output channels as the pass sees them, v = kernel volume;
- * compute_capability = 90 for 9.0. */
+ * compute_capability = 90 for 9.0, where float32 means TF32: there is no other float32 kernel for it. */
 fg_plan fg_plan_conv(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
                      int32_t compute_capability);
 /* Weight gradient: a tile is block_m output channels x block_n input channels of one offset; on Hopper block_n of the
- * v * ci columns, which touch FG_WGRAD_MAX_OFFSETS offsets at most. The reduction runs over rows. float32 with a
- * compute_capability of 90 means TF32. */
+ * v * ci columns, which touch FG_WGRAD_MAX_OFFSETS offsets at most. The reduction runs over rows. */
 enum { FG_WGRAD_MAX_OFFSETS = 12 };
 fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
                            int32_t compute_capability);

@@ -43,7 +43,7 @@ static void set_split(fg_plan *plan, int64_t slices, int64_t outputs) {
 
 /* Hopper. Bytes from L2 per product are what a tile must save, so the widest is best; narrower ones are for channels that
  * would leave much of a wider one empty. */
-static fg_plan plan_conv_sm90(int64_t rows, int64_t co, int64_t v, int32_t num_sms) {
+static fg_plan plan_conv_sm90(int64_t rows, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms) {
     static const struct {
         int32_t block_n, num_stages, ctas_per_sm;
         int32_t cost; /* of a column, relative: sphere256 with 256 channels on an H200 */
@@ -54,7 +54,7 @@ static fg_plan plan_conv_sm90(int64_t rows, int64_t co, int64_t v, int32_t num_s
         const int64_t best_width = ceil_div(co, candidates[best].block_n) * candidates[best].block_n;
         if (width * candidates[i].cost < best_width * candidates[best].cost) best = i;
     }
-    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = 64, .split_k = 1};
+    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
     set_tile(&plan, 128, candidates[best].block_n, candidates[best].num_stages);
     const int64_t count = at_least(tiles(rows, co, plan.block_m, plan.block_n), 1);
     const int64_t wanted = candidates[best].ctas_per_sm * num_sms / count;
@@ -64,8 +64,8 @@ static fg_plan plan_conv_sm90(int64_t rows, int64_t co, int64_t v, int32_t num_s
 
 fg_plan fg_plan_conv(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
                      int32_t compute_capability) {
-    if (compute_capability == 90 && fg_dtype_size(dtype) == 2 && ci > 0 && ci % 8 == 0 && co % 8 == 0)
-        return plan_conv_sm90(rows, co, v, num_sms);
+    if (compute_capability == 90 && ci > 0 && ci % 8 == 0 && co % 8 == 0)
+        return plan_conv_sm90(rows, co, v, dtype, num_sms);
     fg_plan plan = {.block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
     const int64_t columns_64 = ceil_div(co, 64) * 64, columns_128 = ceil_div(co, 128) * 128;
     /* A 64-wide tile pays where a 128-wide one would compute a fifth or more in vain (64 or 192 channels). */

@@ -39,4 +39,34 @@ inline cudaError_t tf32_rows(const float *in, int64_t stride, int64_t rows, int6
     return cudaGetLastError();
 }
 
+/* out (columns, volume, rows) = in (rows, volume, columns), each offset's matrix transposed: blockIdx.y. */
+__global__ void __launch_bounds__(256)
+    tf32_transposed_kernel(const float *in, int rows, int volume, int columns, float *out) {
+    constexpr int kSide = 32, kPass = 8;
+    __shared__ float tile[kSide][kSide + 1];
+    const int x = threadIdx.x % kSide, y = threadIdx.x / kSide;
+    const int row_tiles = ceil_div(rows, kSide), index = static_cast<int>(blockIdx.x);
+    const int row0 = index % row_tiles * kSide, column0 = index / row_tiles * kSide;
+    const int64_t v = blockIdx.y;
+#pragma unroll
+    for (int i = y; i < kSide; i += kPass) {
+        if (row0 + i < rows && column0 + x < columns)
+            tile[i][x] = round_to_tf32(in[((row0 + i) * static_cast<int64_t>(volume) + v) * columns + column0 + x]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = y; i < kSide; i += kPass) {
+        if (column0 + i < columns && row0 + x < rows)
+            out[((column0 + i) * static_cast<int64_t>(volume) + v) * rows + row0 + x] = tile[x][i];
+    }
+}
+
+inline cudaError_t tf32_transposed(const float *in, int rows, int volume, int columns, float *out,
+                                   cudaStream_t stream) {
+    const dim3 grid(static_cast<unsigned int>(ceil_div(rows, 32)) * static_cast<unsigned int>(ceil_div(columns, 32)),
+                    static_cast<unsigned int>(volume));
+    tf32_transposed_kernel<<<grid, 256, 0, stream>>>(in, rows, volume, columns, out);
+    return cudaGetLastError();
+}
+
 }  // namespace flexgemm
