@@ -52,6 +52,9 @@ CASES = [
     Case(n=65, ci=40, co=600),
     Case(n=700, ci=264, co=200),  # several tiles of the widest kind, the last step of channels ragged
     Case(n=20_000, ci=8, co=256),
+    Case(n=1500, ci=64, co=128),  # several offsets in a tile of the weight gradient, its rows split
+    Case(n=1500, ci=136, co=200),  # tiles of the weight gradient that begin inside an offset
+    Case(n=700, ci=40, co=24, kernel_size=(5, 5, 5)),
 ]
 SMALL = [Case(ci=7, co=13), Case(ci=33, co=65), Case(ci=64, co=64), Case(ci=16, co=40, kernel_size=(2, 3, 2))]
 

@@ -21,6 +21,7 @@
 #include "conv_gather.cuh"
 #include "conv_reduce.cuh"
 #include "mma_tile.cuh"
+#include "tf32.cuh"
 
 namespace flexgemm {
 namespace {
@@ -283,10 +284,10 @@ struct Problem {
     fg_status plan(const fg_queue *queue, fg_plan *result, int *num_sms, fg_error *error) const {
         int compute_capability;
         const fg_status status = device_properties(queue->device_index, num_sms, &compute_capability, error);
-        /* The plan sees that rows are whole 16-byte pieces, but not where they are. */
-        const bool near = 0 <= in.strides[0] && in.strides[0] <= INT32_MAX && in.shape[1] <= kMaxChannels / 2 &&
-                          out.shape[1] <= kMaxChannels / 2;
-        if (!in_aligned() || !weight_aligned() || !near) compute_capability = 80;
+        /* The plan sees that rows are whole 16-byte pieces, but not where they are; TF32 works on copies. */
+        const bool near = in.dtype == FG_FLOAT32 ||
+                          (in_aligned() && weight_aligned() && 0 <= in.strides[0] && in.strides[0] <= INT32_MAX);
+        if (!near || in.shape[1] > kMaxChannels / 4 || out.shape[1] > kMaxChannels / 4) compute_capability = 80;
         if (status != FG_OK) return status;
         const fg_conv_question question = {out.shape[0], in.shape[1], out.shape[1],       map.shape[0], in.dtype,
                                            precision,    *num_sms,    compute_capability, algorithm,    orders};
@@ -300,6 +301,28 @@ struct Problem {
         if (plan.groups == 0) return nullptr;
         for (int i = 0; orders.groups[i] != plan.groups; ++i) set += orders.groups[i] * out.shape[0];
         return set;
+    }
+
+    /* The rounded copies that the Hopper kernel takes, in the workspace behind which partial sums lie. */
+    int64_t copied_elements(const fg_plan &chosen) const {
+        if (chosen.family != FG_FAMILY_SM90 || in.dtype != FG_FLOAT32) return 0;
+        return in.shape[0] * in.shape[1] + map.shape[0] * in.shape[1] * out.shape[1];
+    }
+
+    fg_status round_operands(GatherParams *p, float *copies, cudaStream_t stream, fg_error *error) const {
+        float *copied_weight = copies + in.shape[0] * p->depth;
+        const float *from = static_cast<const float *>(weight.data);
+        const int64_t weights = static_cast<int64_t>(p->columns) * p->volume * p->depth;
+        if (in.shape[0] > 0)
+            FG_CUDA(tf32_rows(static_cast<const float *>(p->in), p->in_stride, in.shape[0], p->depth, copies, stream));
+        if (major == Major::kK)
+            FG_CUDA(tf32_rows(from, weights, 1, weights, copied_weight, stream));
+        else
+            FG_CUDA(tf32_transposed(from, p->depth, p->volume, p->columns, copied_weight, stream));
+        p->in = copies;
+        p->in_stride = p->depth;
+        p->weight = copied_weight;
+        return FG_OK;
     }
 
     fg_status run(const fg_queue *queue, fg_error *error) const {
@@ -328,7 +351,8 @@ struct Problem {
         p.groups = chosen.groups > 0 ? chosen.groups : 1;
         p.splits = chosen.split_k / p.groups;
         p.out = out.data;
-        p.partials = chosen.split_k > 1 ? static_cast<float *>(workspace.data) : nullptr;
+        float *const copies = static_cast<float *>(workspace.data);
+        p.partials = chosen.split_k > 1 ? copies + copied_elements(chosen) : nullptr;
         p.in_stride = in.strides[0];
         p.out_stride = out.strides[0];
         p.rows = out.shape[0];
@@ -340,6 +364,10 @@ struct Problem {
         p.in_aligned = in_aligned();
         p.weight_aligned = weight_aligned();
         const cudaStream_t stream = stream_of(queue);
+        if (chosen.family == FG_FAMILY_SM90 && in.dtype == FG_FLOAT32) {
+            const fg_status rounded = round_operands(&p, copies, stream, error);
+            return rounded != FG_OK ? rounded : launch_gather_sm90(p, chosen, in.dtype, true, num_sms, stream, error);
+        }
         if (chosen.family == FG_FAMILY_SM90)
             return launch_gather_sm90(p, chosen, in.dtype, major == Major::kK, num_sms, stream, error);
         return major == Major::kK ? launch_mode<Major::kK>(p, chosen, in.dtype, precision, stream, error)
@@ -364,8 +392,10 @@ template <class Params>
 fg_status workspace_of(const Params *p, const fg_queue *queue, size_t *bytes, fg_error *error) {
     fg_plan plan;
     int num_sms;
-    const fg_status status = problem_of(p).plan(queue, &plan, &num_sms, error);
-    if (status == FG_OK) *bytes = static_cast<size_t>(plan.workspace_bytes);
+    const Problem problem = problem_of(p);
+    const fg_status status = problem.plan(queue, &plan, &num_sms, error);
+    if (status == FG_OK)
+        *bytes = static_cast<size_t>(plan.workspace_bytes) + problem.copied_elements(plan) * sizeof(float);
     return status;
 }
 

@@ -48,7 +48,9 @@ struct GatherParams {
     }
 };
 
-/* 16-bit types, in_aligned and weight_aligned, 0 <= in_stride <= INT32_MAX, half of kMaxChannels at most. weight_is_k_major: the forward pass. (conv_gather_sm90.cu) */
+/* 16-bit types, in_aligned and weight_aligned; or float32 whose operands are rounded to TF32 already, the weight K-major.
+ * 0 <= in_stride <= INT32_MAX, a quarter of kMaxChannels at most. weight_is_k_major: the forward pass.
+ * (conv_gather_sm90.cu) */
 fg_status launch_gather_sm90(GatherParams p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major, int num_sms,
                              cudaStream_t stream, fg_error *error);
 
