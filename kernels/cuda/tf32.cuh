@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(256)
 
 inline cudaError_t tf32_rows(const float *in, int64_t stride, int64_t rows, int64_t columns, float *out,
                              cudaStream_t stream) {
+    if (rows == 0) return cudaSuccess;
     if (stride == columns) { /* one row, which needs no division */
         columns *= rows;
         rows = 1;
