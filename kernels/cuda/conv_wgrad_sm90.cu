@@ -114,8 +114,8 @@ __host__ __device__ inline int64_t partial_pitch(const WgradParams &p) {
     return weights_of(p) + (p.grad_bias ? p.co : 0);
 }
 
-/* One CTA's share of the weight gradient. Tiles of the same rows run side by side, so that they share them in L2, and the middle
- * columns come first: they are those of the middle offset, at which the most rows have a neighbour. */
+/* One CTA's share of the weight gradient. Tiles of the same rows run side by side, so that they share them in L2, and
+ * the middle columns come first: they are those of the middle offset, at which the most rows have a neighbour. */
 template <class Tile>
 struct Task {
     int co0;                   /* output channels co0 .. co0 + kBlockM */
@@ -150,7 +150,7 @@ struct Producer {
     static constexpr int kRowsPerThread = kBlockK<T> / kRowsPerPass;
     static constexpr int kUnroll = kTransposes ? 1 : 8;                       /* blocks */
     static constexpr int kPieces = kTransposes ? kBlockChannels / kOctet : 1; /* of a row, in a block */
-    static_assert(kBlockK < T > -1 + kWindow <= kCapacity && kCapacity % kBlockK<T> == 0,
+    static_assert(kWindow + kBlockK<T> <= kCapacity && kCapacity % kBlockK<T> == 0,
                   "a step lies in the queue without a break");
 
     const WgradParams &p;
