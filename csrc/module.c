@@ -110,13 +110,14 @@ static int exec_module(PyObject *module) {
     static const char *const devices[] = {"cpu", "cuda"};
     PyMethodDef *const families[] = {info_methods, fg_voxel_methods, fg_conv_methods, fg_gemm_methods, fg_plan_methods};
     fg_state *state = PyModule_GetState(module);
-    const char *names[FG_KEYWORD_COUNT], *dtypes[FG_DTYPE_COUNT];
+    const char *names[FG_KEYWORD_COUNT], *dtypes[FG_DTYPE_COUNT], *algorithms[FG_ALGORITHM_COUNT];
     for (int i = 0; i < FG_KEYWORD_COUNT; i++) names[i] = fg_keyword_name((fg_keyword)i);
     for (int i = 0; i < FG_DTYPE_COUNT; i++) dtypes[i] = fg_dtype_name((fg_dtype)i);
+    for (int i = 0; i < FG_ALGORITHM_COUNT; i++) algorithms[i] = fg_algorithm_name((fg_algorithm)i);
 
     if (fg_numpy_init() < 0 || intern(state->keywords, names, FG_KEYWORD_COUNT) < 0 ||
         intern(state->dtypes, dtypes, FG_DTYPE_COUNT) < 0 || intern(state->precisions, precisions, 2) < 0 ||
-        intern(state->devices, devices, 2) < 0) {
+        intern(state->algorithms, algorithms, FG_ALGORITHM_COUNT) < 0 || intern(state->devices, devices, 2) < 0) {
         return -1;
     }
     state->device_array_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &fg_device_array_spec, NULL);
@@ -142,6 +143,7 @@ static int clear(PyObject *module) {
     for (int i = 0; i < FG_KEYWORD_COUNT; i++) Py_CLEAR(state->keywords[i]);
     for (int i = 0; i < FG_DTYPE_COUNT; i++) Py_CLEAR(state->dtypes[i]);
     for (int i = 0; i < 2; i++) Py_CLEAR(state->precisions[i]);
+    for (int i = 0; i < FG_ALGORITHM_COUNT; i++) Py_CLEAR(state->algorithms[i]);
     for (int i = 0; i < 2; i++) Py_CLEAR(state->devices[i]);
     for (int i = 0; i < FG_TYPE_CACHE_SIZE; i++) Py_CLEAR(state->types[i].type);
     for (int i = 0; i < FG_NAMED_DTYPE_CACHE_SIZE; i++) Py_CLEAR(state->named_dtypes[i].scalar);

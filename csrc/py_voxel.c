@@ -1,6 +1,8 @@
 /*
- * Voxel structure: the neighbour map of a submanifold convolution, and the order in which to work through its rows.
+ * Voxel structure: the neighbour map of a submanifold convolution, and the orders in which to work through its rows.
  */
+#include "../kernels/plan.h"
+
 #include "operation.h"
 
 /* Exactly `count` ints. */
@@ -63,30 +65,44 @@ static int neighbor_map_fill(fg_call *call, void *params) {
     return 0;
 }
 
-/* ---- row order ---- */
+/* ---- row orders ---- */
 
 static const fg_parameter row_order_parameters[] = {
-    FG_INPUT(map),
-    FG_OUTPUT(order),
-    FG_REQUIRED_SCALAR(kernel_size),
-    FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(map), FG_OUTPUT(order), FG_REQUIRED_SCALAR(kernel_size), FG_SCALAR(groups), FG_WORKSPACE_AND_STREAM,
 };
 
 static int row_order_fill(fg_call *call, void *params) {
-    enum { MAP, ORDER, KERNEL_SIZE };
+    enum { MAP, ORDER, KERNEL_SIZE, GROUPS };
     fg_row_order_params *p = params;
     const fg_view *map = &call->views[MAP], *order = &call->views[ORDER];
     int64_t kernel[3];
     if (parse_ints(call->values[KERNEL_SIZE], "kernel_size", 1, FG_MAX_KERNEL, 3, kernel) < 0) return -1;
     for (int i = 0; i < 3; i++) p->kernel[i] = (int32_t)kernel[i];
+    p->sets = (fg_order_sets){1, {1}};
+    if (fg_arg_groups(call->values[GROUPS], &p->sets) < 0) return -1;
+    int64_t orders = 0;
+    for (int i = 0; i < p->sets.sets; i++) {
+        const int64_t groups = p->sets.groups[i];
+        if (groups != 1 && groups != kernel[0] && groups != kernel[0] * kernel[1]) {
+            PyErr_Format(PyExc_ValueError, "groups: expected 1, Kw = %lld or Kw*Kh = %lld, got %lld",
+                         (long long)kernel[0], (long long)(kernel[0] * kernel[1]), (long long)groups);
+            return -1;
+        }
+        orders += groups;
+    }
+    if (orders > FG_MAX_ORDERS) {
+        PyErr_Format(PyExc_ValueError, "groups: expected at most %d in all, got %lld", (int)FG_MAX_ORDERS,
+                     (long long)orders);
+        return -1;
+    }
     const fg_dim map_shape[] = {{"V", kernel[0] * kernel[1] * kernel[2]}, {"N", FG_ANY}};
     if (fg_expect_dtype(map, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(map, 2, map_shape, "to match kernel_size") < 0 ||
         fg_expect_contiguous(map) < 0) {
         return -1;
     }
-    const fg_dim order_shape[] = {{"N", map->tensor.shape[1]}};
-    if (fg_expect_dtype(order, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(order, 1, order_shape, "to match map") < 0 ||
-        fg_expect_contiguous(order) < 0) {
+    const fg_dim order_shape[] = {{NULL, orders}, {NULL, map->tensor.shape[1]}};
+    if (fg_expect_dtype(order, FG_BIT(FG_INT32)) < 0 ||
+        fg_expect_shape(order, 2, order_shape, "to match groups and map") < 0 || fg_expect_contiguous(order) < 0) {
         return -1;
     }
     p->map = map->tensor;
@@ -104,7 +120,8 @@ PyMethodDef fg_voxel_methods[] = {
                          "coords, map, *, shape, kernel_size, dilation, transposed=False, check=False, workspace=None, "
                          "stream=None",
                          "map[v, n] = row of the voxel at kernel offset v from coords[n], -1 where there is none."),
-    FG_OPERATION_METHODS(row_order, "map, order, *, kernel_size, workspace=None, stream=None",
-                         "Columns of map sorted so that neighbours in order have neighbours at the same offsets."),
+    FG_OPERATION_METHODS(row_order, "map, order, *, kernel_size, groups=None, workspace=None, stream=None",
+                         "Columns of map sorted, for each group of offsets, so that neighbours in an order have "
+                         "neighbours at the same offsets."),
     {NULL, NULL, 0, NULL},
 };

@@ -86,12 +86,14 @@ def row_order(
     order: Array,
     *,
     kernel_size: Sequence[int],
+    groups: Sequence[int] | None = None,
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
-    """map (V, N) int32 -> order (N) int32, columns with neighbours at the same offsets side by side: each "segment" of
-    plan_row_order() sorted, stably, by the Gray-code rank of one bit for each of its "offsets", the first one highest.
-    """
+    """map (V, N) int32 -> order (sum(groups), N) int32. groups: of 1, Kw and Kw * Kh, into how many groups of V / g
+    offsets, one after another, each set of orders cuts the kernel, by default (1,); in a group's order, columns with
+    neighbours at the same of its offsets lie side by side, those without any first. Each "segment" of plan_row_orders()
+    is sorted, stably, by the Gray-code rank of one bit for each of the order's "offsets", the first one highest."""
 
 def conv_forward(
     feats: Array,
@@ -101,12 +103,15 @@ def conv_forward(
     out: Array,
     *,
     order: Array | None = None,
+    groups: Sequence[int] | None = None,
+    algorithm: str = "auto",
     precision: str = "ieee",
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
     """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co).
-    order (M) int32, a permutation: the rows in the order that a GPU works through them, for speed alone."""
+    order (sum(groups), M) int32, permutations: sets of orders in which a GPU may work through the rows, for speed
+    alone; a set of g has one for each g-th of the offsets. By default `groups` is one set of them all."""
 
 def conv_dgrad(
     grad_out: Array,
@@ -115,12 +120,15 @@ def conv_dgrad(
     grad_feats: Array,
     *,
     order: Array | None = None,
+    groups: Sequence[int] | None = None,
+    algorithm: str = "auto",
     mirrored: bool = False,
     precision: str = "ieee",
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (M, Co), map (V, N), grad_feats (N, Ci), order (N) as in the forward pass."""
+    """grad_out (M, Co), map (V, N), grad_feats (N, Ci); order (sum(groups), N), the orders of `map`, as in the forward
+    pass."""
 
 def conv_wgrad(
     grad_out: Array,
@@ -173,10 +181,20 @@ def conv_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def gemm_workspace(*args: Any, **kwargs: Any) -> int: ...
 def quantize_workspace(*args: Any, **kwargs: Any) -> int: ...
-def plan_row_order(*, rows: int, kernel_size: Sequence[int]) -> dict[str, Any]: ...
-def row_order_pays(*, rows: int, kernel_size: Sequence[int]) -> bool: ...
+def plan_order_sets(*, rows: int, kernel_size: Sequence[int]) -> tuple[int, ...]: ...
+def plan_row_orders(*, rows: int, kernel_size: Sequence[int], groups: Sequence[int]) -> dict[str, Any]: ...
 def plan_conv(
-    *, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int, compute_capability: int = 80
+    *,
+    rows: int,
+    ci: int,
+    co: int,
+    v: int,
+    dtype: str,
+    num_sms: int,
+    compute_capability: int = 80,
+    precision: str = "ieee",
+    algorithm: str = "auto",
+    groups: Sequence[int] | None = None,
 ) -> dict[str, Any]: ...
 def plan_conv_wgrad(*, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
 def plan_gemm(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...

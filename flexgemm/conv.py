@@ -21,6 +21,7 @@ def submanifold_conv3d(
     *,
     neighbor_map: NeighborMap,
     out: Array | None = None,
+    algorithm: str = "auto",
     precision: str = "ieee",
     stream: Stream = None,
 ) -> Array:
@@ -30,6 +31,12 @@ def submanifold_conv3d(
     weight: (Co, Kw, Kh, Kd, Ci) of the same dtype, Kw, Kh, Kd being neighbor_map.kernel_size.
     bias: (Co) of the same dtype, or None.
     out: (N, Co) to write into; by default a new array of the library of feats.
+    algorithm: how a GPU computes it; the CPU has one way. The results are the same within rounding.
+        "auto": whatever is expected to be fastest for this number of voxels and these channels.
+        "implicit_gemm": one pass over all offsets, voxels as they come.
+        "implicit_gemm_splitk": the offsets split among blocks, where there are too few of them.
+        "masked_implicit_gemm": voxels with the same neighbours side by side, where neighbor_map has such an order.
+        "masked_implicit_gemm_splitk": the same for groups of offsets, each with an order of its own.
     precision: of float32 products: "ieee" is true float32, "tf32" rounds the factors to TF32. Sums are float32.
     stream: a CUDA stream instead of the array library's current one.
 
@@ -46,9 +53,9 @@ def submanifold_conv3d(
         from flexgemm.torch import ops
 
         return ops.submanifold_conv3d(
-            feats, weight, bias, neighbor_map=neighbor_map, precision=precision, stream=stream
+            feats, weight, bias, neighbor_map=neighbor_map, algorithm=algorithm, precision=precision, stream=stream
         )
-    return forward(library, feats, weight, bias, neighbor_map, out, precision)
+    return forward(library, feats, weight, bias, neighbor_map, out, algorithm, precision)
 
 
 def submanifold_conv3d_backward(
@@ -58,19 +65,21 @@ def submanifold_conv3d_backward(
     *,
     neighbor_map: NeighborMap,
     needs_grad: tuple[bool, bool, bool] = (True, True, True),
+    algorithm: str = "auto",
     precision: str = "ieee",
     stream: Stream = None,
 ) -> tuple[Array | None, Array | None, Array | None]:
     """The gradients of `submanifold_conv3d` in feats, weight and bias.
 
     grad_out: (N, Co), the gradient of the output; feats, weight, precision, stream as in the forward pass.
+    algorithm: of the gradient in feats, as in the forward pass.
     needs_grad: which of the three gradients to compute.
 
     Returns (grad_feats (N, Ci), grad_weight like weight, grad_bias (Co)), None where needs_grad is False.
     Deterministic; sums are float32. Raises as `submanifold_conv3d` does.
     """
     library = bind(feats, neighbor_map, stream)
-    return backward(library, grad_out, feats, weight, neighbor_map, needs_grad, precision)
+    return backward(library, grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision)
 
 
 def forward(
@@ -80,6 +89,7 @@ def forward(
     bias: Array | None,
     neighbor_map: NeighborMap,
     out: Array | None,
+    algorithm: str,
     precision: str,
 ) -> Array:
     """`submanifold_conv3d` without autograd."""
@@ -91,7 +101,17 @@ def forward(
     out = library.empty(shape, None, feats) if out is None else library.output(out, shape, None, feats)
     map, order, workspace, stream = neighbor_map.native, neighbor_map.native_order, None, library.stream
     while nbytes := _C.conv_forward(
-        feats, weight, bias, map, out, order=order, precision=precision, workspace=workspace, stream=stream
+        feats,
+        weight,
+        bias,
+        map,
+        out,
+        order=order,
+        groups=neighbor_map.order_groups,
+        algorithm=algorithm,
+        precision=precision,
+        workspace=workspace,
+        stream=stream,
     ):
         workspace = library.workspace(nbytes, feats)
     return library.result(out)
@@ -104,6 +124,7 @@ def backward(
     weight: Array,
     neighbor_map: NeighborMap,
     needs_grad: tuple[bool, bool, bool],
+    algorithm: str,
     precision: str,
 ) -> tuple[Array | None, Array | None, Array | None]:
     """`submanifold_conv3d_backward` with the library already bound."""
@@ -127,6 +148,8 @@ def backward(
             map,
             grad_feats,
             order=order,
+            groups=neighbor_map.order_groups,
+            algorithm=algorithm,
             mirrored=neighbor_map.mirrored,
             precision=precision,
             workspace=workspace,

@@ -33,7 +33,8 @@ class NeighborMap:
     mirrored: bool  # every kernel axis is odd: the gradient uses the map itself, read backwards
     device: str | None  # the device= of NumPy coordinates
     native: Array  # the map as the extension takes it
-    native_order: Array | None  # and its row order
+    native_order: Array | None  # and its row orders
+    order_groups: tuple[int, ...]  # the groups of offsets of each set of row orders; () where none pays
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class NeighborMap:
         self.device = device
         self._native_transposed: tuple[Array, Array | None] | None = None
         self._map: Array | None = None
+        self.order_groups = ()
         self._transposed_map: Array | None = None
         self.native, self.native_order = self._build(False, check, stream)
         self.num_voxels = int(self.native.shape[1])
@@ -83,14 +85,18 @@ class NeighborMap:
 
     @property
     def order(self) -> Array | None:
-        """(N,) int32: the columns of `map`, those with neighbours at the same offsets side by side, as a GPU works
-        through them; None where an order does not pay: for few voxels, for a volume of 1, on the CPU."""
+        """(sum(order_groups), N) int32: orders of the columns of `map`, as a GPU works through them; None where none
+        pays: for few voxels, for a volume of 1, on the CPU.
+
+        A set of orders cuts the V offsets into as many groups, one after another, and has one order for each, in which
+        columns with neighbours at the same offsets of the group lie side by side. Each layer works with the set that
+        suits its channels."""
         return None if self.native_order is None else self._library(None).result(self.native_order)
 
     def native_gradient(self, stream: Stream = None) -> tuple[Array, Array | None]:
-        """The map that the gradient of the features uses and its row order, as the extension takes them.
+        """The map that the gradient of the features uses and its row orders, as the extension takes them.
 
-        A row's mask read backwards sorts as well as the mask itself: a mirrored map shares the order of the map."""
+        A mirrored map is the map itself with the weights read backwards, so that it has the same orders."""
         return (self.native, self.native_order) if self.mirrored else self._transposed(stream)
 
     def _transposed(self, stream: Stream) -> tuple[Array, Array | None]:
@@ -102,7 +108,8 @@ class NeighborMap:
         return library_of(self.coords, "coords", self.device, stream)
 
     def _build(self, transposed: bool, check: bool, stream: Stream) -> tuple[Array, Array | None]:
-        """A map and its row order, both at once: what is built while a CUDA graph is captured lives in that graph."""
+        """A map and its row orders, all at once: a layer that built its own when it first ran would leave them to
+        others on whatever stream it ran on, or in the CUDA graph that was being captured."""
         library = self._library(stream)
         coords = library.contiguous(self.coords, "coords")
         if len(coords.shape) != 2 or coords.shape[1] != 4:
@@ -121,12 +128,19 @@ class NeighborMap:
             stream=library.stream,
         ):
             workspace = library.workspace(nbytes, coords)
-        if not library.on_gpu(coords) or not _C.row_order_pays(rows=coords.shape[0], kernel_size=self.kernel_size):
+        if library.on_gpu(coords):
+            self.order_groups = _C.plan_order_sets(rows=coords.shape[0], kernel_size=self.kernel_size)
+        if not self.order_groups:
             return result, None
-        order = library.empty((coords.shape[0],), "int32", coords)
+        order = library.empty((sum(self.order_groups), coords.shape[0]), "int32", coords)
         workspace = None
         while nbytes := _C.row_order(
-            result, order, kernel_size=self.kernel_size, workspace=workspace, stream=library.stream
+            result,
+            order,
+            kernel_size=self.kernel_size,
+            groups=self.order_groups,
+            workspace=workspace,
+            stream=library.stream,
         ):
             workspace = library.workspace(nbytes, coords)
         return result, order

@@ -65,12 +65,14 @@ def neighbor_map(backend, coords, shape, kernel_size, dilation=(1, 1, 1), *, tra
     )
 
 
-def row_order(backend, nmap, kernel_size, **layout):
+def row_order(backend, nmap, kernel_size, groups=(1,), **layout):
     call = Call(backend, **layout)
-    return call.run("row_order", call.give(nmap), call.take((nmap.shape[1],), "int32"), kernel_size=kernel_size)
+    shape = sum(groups), nmap.shape[1]
+    return call.run("row_order", call.give(nmap), call.take(shape, "int32"), kernel_size=kernel_size, groups=groups)
 
 
-def conv_forward(backend, feats, weight, bias, nmap, *, order=None, precision="ieee", **layout):
+def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None, algorithm="auto", precision="ieee",
+                 **layout):  # fmt: skip
     call = Call(backend, **layout)
     return call.run(
         "conv_forward",
@@ -80,11 +82,14 @@ def conv_forward(backend, feats, weight, bias, nmap, *, order=None, precision="i
         call.give(nmap),
         call.take((nmap.shape[1], len(weight)), feats.dtype, strided=True),
         order=call.give(order),
+        groups=groups,
+        algorithm=algorithm,
         precision=precision,
     )
 
 
-def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, mirrored=False, precision="ieee", **layout):
+def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, groups=None, algorithm="auto", mirrored=False,
+               precision="ieee", **layout):  # fmt: skip
     """nmap is the transposed map, or with mirrored=True the forward map."""
     call = Call(backend, **layout)
     return call.run(
@@ -94,6 +99,8 @@ def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, mirrored=False, p
         call.give(nmap),
         call.take((nmap.shape[1], weight.shape[-1]), grad_out.dtype, strided=True),
         order=call.give(order),
+        groups=groups,
+        algorithm=algorithm,
         mirrored=mirrored,
         precision=precision,
     )

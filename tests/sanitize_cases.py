@@ -48,15 +48,15 @@ def map_case(backend, kernel_size, dilation, transposed, check, shape=None):
     np.testing.assert_array_equal(nmap, reference.neighbor_map(coords, shape, kernel_size, dilation, transposed))
 
 
-def order_case(backend, kernel_size, n):
+def order_case(backend, kernel_size, n, groups):
     """A map of random entries: what is sorted need not come from a scene."""
     nmap = np.random.default_rng(0).integers(-2, 2, (int(np.prod(kernel_size)), n)).astype(np.int32)
-    order = guarded.row_order(backend, nmap, kernel_size, fence=False)
-    plan = _C.plan_row_order(rows=n, kernel_size=kernel_size)
-    np.testing.assert_array_equal(order, reference.row_order(nmap, plan["offsets"], plan["segment"]))
+    orders = guarded.row_order(backend, nmap, kernel_size, groups, fence=False)
+    plan = _C.plan_row_orders(rows=n, kernel_size=kernel_size, groups=groups)
+    np.testing.assert_array_equal(orders, reference.row_orders(nmap, plan["offsets"], plan["segment"]))
 
 
-def conv_case(backend, direction, mode, channels, kernel_size, offset, ordered=False):
+def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0):
     dtype, precision = MODES[mode]
     ci, co = CHANNELS[channels]
     tolerance = reference.ROW_TOLERANCE[mode]
@@ -66,8 +66,9 @@ def conv_case(backend, direction, mode, channels, kernel_size, offset, ordered=F
     draw = (N, ci), (co, *kernel_size, ci), (co,), (N, co)
     feats, weight, bias, grad_out = (scenes.values(rng, s, dtype) for s in draw)
     how = {"precision": precision, "fence": False, "offset": offset, "pad": offset}
-    if ordered:
-        how["order"] = rng.permutation(N).astype(np.int32)
+    if groups:
+        how["order"] = np.stack([rng.permutation(N).astype(np.int32) for _ in range(groups)])
+        how["algorithm"] = "masked_implicit_gemm_splitk"
     if direction == "forward":
         out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
         assert_rows(out, reference.conv_forward(feats, weight, bias, nmap), tolerance)
@@ -135,8 +136,14 @@ def all_cases():
         name = "map/3x3x3/huge" + "/check" * check
         cases[name] = partial(map_case, check=check, shape=(2, 2**20, 2**20, 2**20), **plain)
 
-    for kernel_size, n in (((3, 3, 3), 150), ((1, 1, 1), 150), ((2, 7, 7), 150), ((3, 3, 3), 40_000)):
-        cases[f"order/{'x'.join(map(str, kernel_size))}/{n}"] = partial(order_case, kernel_size=kernel_size, n=n)
+    for kernel_size, n, groups in (
+        ((3, 3, 3), 150, (1, 3, 9)),
+        ((1, 1, 1), 150, (1,)),
+        ((2, 7, 7), 150, (2, 14)),
+        ((3, 3, 3), 40_000, (1,)),
+    ):
+        name = f"order/{'x'.join(map(str, kernel_size))}/{n}"
+        cases[name] = partial(order_case, kernel_size=kernel_size, n=n, groups=groups)
 
     for direction in ("forward", "dgrad", "wgrad"):
         for mode in MODES:
@@ -157,15 +164,15 @@ def all_cases():
                 conv_case, direction=direction, mode=mode, channels="aligned", kernel_size=(2, 2, 2), offset=0
             )
 
-            for channels in ("odd", "wide") if direction != "wgrad" else ():
-                cases[f"conv/{direction}/{mode}/{channels}/ordered"] = partial(
+            for channels, groups in (("odd", 1), ("wide", 1), ("odd", 3), ("wide", 9)) if direction != "wgrad" else ():
+                cases[f"conv/{direction}/{mode}/{channels}/{groups}-orders"] = partial(
                     conv_case,
                     direction=direction,
                     mode=mode,
                     channels=channels,
                     kernel_size=(3, 1, 3),
                     offset=0,
-                    ordered=True,
+                    groups=groups,
                 )
 
     mixes = [(a, b, "ieee") for a in (E4M3, E5M2) for b in (E4M3, E5M2)]

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks import results, scenes
+from benchmarks import results, row_orders, scenes
 
 torch = pytest.importorskip("torch")
 
@@ -19,6 +19,23 @@ from benchmarks.run import OutOfTime, Run  # noqa: E402
 
 CEILINGS = Ceilings(4000.0, {"float8": 1300.0, "float16": 700.0, "bfloat16": 700.0, "tf32": 350.0, "ieee": 50.0})
 MACHINE = {"gpu": "NVIDIA H200", "driver": "1.0", "cuda": "13.0", "torch": "2.11.0"}
+
+
+# ---- row orders ----
+
+
+def test_useful_share_of_row_orders():
+    """Tiles of two rows, four offsets: pairs of rows agree about the first two offsets, or about the last two."""
+    present = np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0], [1, 1, 0, 0]], bool)
+    share, as_they_come, by_twos = row_orders.useful_share, [0, 1, 2, 3], [0, 2, 1, 3]
+    assert share(present, np.array([as_they_come]), 2) == 8 / 12
+    assert share(present, np.array([by_twos]), 2) == 8 / 12
+    assert share(present, np.array([by_twos, as_they_come]), 2) == 1
+
+
+def test_row_orders_of_the_table():
+    cells = row_orders.line(scenes.sphere(32)).strip("| ").split(" | ")
+    assert cells == ["sphere32", "3,840", ".485 / .491", ".557 / .595", ".725 / .801", ".925 / .955"]
 
 
 # ---- scenes ----

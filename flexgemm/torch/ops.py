@@ -21,13 +21,15 @@ class _SubmanifoldConv3d(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         neighbor_map: NeighborMap,
+        algorithm: str,
         precision: str,
     ) -> torch.Tensor:
         ctx.save_for_backward(feats, weight)
         ctx.neighbor_map = neighbor_map
+        ctx.algorithm = algorithm
         ctx.precision = precision
         library = library_of(feats, "feats")
-        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, precision)
+        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, algorithm, precision)
         return out
 
     @staticmethod
@@ -36,8 +38,9 @@ class _SubmanifoldConv3d(torch.autograd.Function):
         feats, weight = ctx.saved_tensors
         library = library_of(feats, "feats")
         needs_grad = ctx.needs_input_grad[:3]
-        grads = conv.backward(library, grad_out, feats, weight, ctx.neighbor_map, needs_grad, ctx.precision)
-        return *grads, None, None
+        how = ctx.algorithm, ctx.precision
+        grads = conv.backward(library, grad_out, feats, weight, ctx.neighbor_map, needs_grad, *how)
+        return *grads, None, None, None
 
 
 def submanifold_conv3d(
@@ -46,12 +49,14 @@ def submanifold_conv3d(
     bias: torch.Tensor | None = None,
     *,
     neighbor_map: NeighborMap,
+    algorithm: str = "auto",
     precision: str | None = None,
     stream: Stream = None,
 ) -> torch.Tensor:
     """`flexgemm.submanifold_conv3d` of torch tensors, differentiable once in feats, weight and bias.
 
     feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None -> (N, Co); float32, float16 or bfloat16.
+    algorithm: as there, forward and in the gradient of feats.
     precision: of float32 products, forward and backward; by default torch's own setting at the time of the call,
         torch.backends.cuda.matmul.fp32_precision (which allow_tf32 and set_float32_matmul_precision set too).
     stream: a CUDA stream instead of torch's current one, forward and backward.
@@ -64,13 +69,13 @@ def submanifold_conv3d(
         precision = float32_precision() if feats.dtype is torch.float32 else "ieee"
     library = conv.bind(feats, neighbor_map, stream)
     if not library.needs_grad(feats, weight, bias):
-        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, precision)
+        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, algorithm, precision)
         return out
     # The stream that is current in the forward pass is the one on which autograd runs the backward pass.
     on_stream = contextlib.nullcontext() if stream is None or not feats.is_cuda else torch_scope(feats, stream)
     apply: Any = _SubmanifoldConv3d.apply  # torch leaves it untyped
     with on_stream:
-        result: torch.Tensor = apply(feats, weight, bias, neighbor_map, precision)
+        result: torch.Tensor = apply(feats, weight, bias, neighbor_map, algorithm, precision)
     return result
 
 

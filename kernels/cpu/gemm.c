@@ -8,6 +8,7 @@
  */
 #include <string.h>
 
+#include "../plan.h"
 #include "backend.h"
 #include "simd.h"
 #include "tile.h"
@@ -161,6 +162,14 @@ fg_status fg_cpu_gemm(const fg_gemm_params *params, const fg_queue *queue, fg_er
     const int64_t grains = 1 + plan.m * plan.n * plan.k / THREAD_WORK;
     status = fg_workspace_threads(&params->workspace, plan.layout, grains, &threads, error);
     if (status != FG_OK) return status;
+    const fg_plan chosen = {.family = FG_FAMILY_CPU,
+                            .block_m = TILE_M,
+                            .block_n = TILE_N,
+                            .block_k = FG_BLOCK_K,
+                            .split_k = 1,
+                            .workspace_bytes = (int64_t)fg_workspace_bytes(plan.layout)};
+    fg_print_plan(&chosen, "gemm", params->a.dtype, "m=%lld n=%lld k=%lld groups=%lld", (long long)plan.m,
+                  (long long)plan.n, (long long)plan.k, (long long)plan.groups);
 
 #pragma omp parallel num_threads(threads)
     for (int64_t g = 0; g < plan.groups; g++) {

@@ -12,7 +12,8 @@
  *
  * A step travels with a word that says which blocks of 64 rows have neighbours at v. Offsets without any are never
  * loaded, and a consumer passes over the steps that do not concern its block. Rows may be taken in an order that
- * brings rows with the same neighbours together, which leaves less to pass over.
+ * brings rows with the same neighbours together, which leaves less to pass over; and more so when each group of offsets
+ * has an order of its own (conv_gather.cuh).
  *
  * CTAs are persistent: while the consumers write one tile, the producer already loads the next.
  */
@@ -20,8 +21,8 @@
 #include <type_traits>
 
 #include "conv_gather.cuh"
+#include "conv_reduce.cuh"
 #include "ptx.cuh"
-#include "split_k.cuh"
 #include "tensor_map.cuh"
 
 namespace flexgemm {
@@ -84,16 +85,22 @@ struct Place {
     }
 };
 
-/* One CTA's task: a tile, and a share of its offsets: v = slice, slice + slices, ... Column tiles of the same rows run
- * side by side, so that they share the gathered rows in L2. */
+/* One CTA's task: a tile, and a slice of the offsets. Column tiles of the same rows run side by side, so that they share
+ * the gathered rows in L2, then the splits of a group, which have the same rows too; and the groups run one after
+ * another, so that L2 holds the weights of few offsets at a time. */
 template <class Tile>
 struct Task {
-    int64_t m0;
-    int n0, slice;
-    __device__ Task(const GatherParams &p, int slices, int index) {
+    int index, row_tile, n0, slice;
+    __device__ Task(const GatherParams &p, int index_) : index(index_) {
+        const int row_tiles = static_cast<int>(ceil_div<int64_t>(p.rows, kBlockM));
+        const int split = index / p.column_tiles % p.splits, rest = index / p.column_tiles / p.splits;
         n0 = index % p.column_tiles * Tile::kBlockN;
-        slice = index / p.column_tiles % slices;
-        m0 = static_cast<int64_t>(index / p.column_tiles / slices) * kBlockM;
+        row_tile = rest % row_tiles;
+        slice = rest / row_tiles * p.splits + split;
+    }
+    /* The row of `map` and `out` that is row `i` of the tile, or less than 0. */
+    __device__ int64_t row_of(const GatherParams &p, int i) const {
+        return p.row_of(static_cast<int64_t>(row_tile) * kBlockM + i, slice);
     }
 };
 
@@ -106,30 +113,36 @@ struct Producer {
 
     const GatherParams &p;
     const CUtensorMap &weight_map;
-    const int slices;
     const uint32_t in_row_bytes;
     Shared<Tile> &shared;
     Place<Tile> place;
 
-    /* Up to kWindow offsets of a task, `slices` apart. */
+    /* Up to kWindow offsets of a task, `splits` apart. */
     struct Window {
-        int task, first;
+        Task<Tile> task;
+        int first;
     };
 
-    __device__ Window window_after(Window window) const {
-        window.first += kWindow * slices;
-        if (window.first < p.volume) return window;
-        const int task = window.task + static_cast<int>(gridDim.x);
-        return {task, Task<Tile>(p, slices, task).slice};
+    __device__ Window first_window(int index) const {
+        const Task<Tile> task(p, index);
+        return {task, p.first_offset(task.slice)};
     }
 
-    __device__ int count_of(Window window) const { return min(kWindow, ceil_div(p.volume - window.first, slices)); }
+    __device__ Window window_after(const Window &window) const {
+        const int first = window.first + kWindow * p.splits;
+        if (first < p.end_offset(window.task.slice)) return {window.task, first};
+        return first_window(window.task.index + static_cast<int>(gridDim.x));
+    }
+
+    __device__ int count_of(const Window &window) const {
+        return min(kWindow, ceil_div(p.end_offset(window.task.slice) - window.first, p.splits));
+    }
 
     /* Starts the copies of a window's map entries into shared memory, one row per thread. */
-    __device__ void request(Window window, int buffer) {
-        const int64_t row = p.row_of(Task<Tile>(p, slices, window.task).m0 + threadIdx.x);
+    __device__ void request(const Window &window, int buffer) {
+        const int64_t row = window.task.row_of(p, threadIdx.x);
         const int32_t *source = p.map_at(window.first) + row;
-        const int64_t stride = (p.mirrored ? -slices : slices) * p.rows;
+        const int64_t stride = (p.mirrored ? -p.splits : p.splits) * p.rows;
         const int count = count_of(window);
         for (int i = 0; i < count; ++i, source += stride) {
             int32_t *entry = &shared.map[buffer][i][threadIdx.x];
@@ -199,17 +212,16 @@ struct Producer {
     __device__ void run(int tasks) {
         static_assert(kRowsPerPass % 8 == 0 && kWindow <= 32, "a thread's rows share one swizzle; a bit per offset");
         if (threadIdx.x == 0) ptx::prefetch_tensor_map(&weight_map);
-        Window window = {static_cast<int>(blockIdx.x), Task<Tile>(p, slices, blockIdx.x).slice};
+        Window window = first_window(static_cast<int>(blockIdx.x));
         int buffer = 0, parity = 0;
         request(window, buffer);
-        while (window.task < tasks) {
+        while (window.task.index < tasks) {
             const Window next = window_after(window);
-            const int n0 = Task<Tile>(p, slices, window.task).n0;
             uint32_t found[kConsumers];
             ptx::mbarrier_wait_parity(&shared.map_full[buffer], parity);
             find(found, buffer, count_of(window));
             /* All threads have come past the window before, whose place is taken by the one after. */
-            if (next.task < tasks) request(next, buffer ^ 1);
+            if (next.task.index < tasks) request(next, buffer ^ 1);
             for (uint32_t left = found[0] | found[1]; left != 0; left &= left - 1) {
                 const int i = __ffs(static_cast<int>(left)) - 1;
                 const uint32_t step = (found[0] >> i & 1) | (found[1] >> i & 1) << 1;
@@ -217,9 +229,10 @@ struct Producer {
 #pragma unroll
                 for (int j = 0; j < kRowsPerThread; ++j)
                     rows[j] = shared.map[buffer][i][threadIdx.x / kChunksPerRow + j * kRowsPerPass];
-                for (int k = 0; k < p.depth; k += kBlockK) load(rows, step, window.first + i * slices, k, n0);
+                for (int k = 0; k < p.depth; k += kBlockK)
+                    load(rows, step, window.first + i * p.splits, k, window.task.n0);
             }
-            if (next.task != window.task) end_tile();
+            if (next.task.index != window.task.index) end_tile();
             window = next;
             buffer ^= 1;
             if (buffer == 0) parity ^= 1;
@@ -296,10 +309,11 @@ struct Consumer {
         ptx::wgmma_commit();
     }
 
-    /* Multiplies until the end of the tile. One step stays in flight behind the one being issued; its stage is
+    /* Multiplies until the end of the tile; returns whether there was anything to multiply. One step stays in flight behind the one being issued; its stage is
      * released when the next is issued, or at a step that is passed over, which the producer may wait for. */
-    __device__ void accumulate(float (&d)[kRegisters]) {
+    __device__ bool accumulate(float (&d)[kRegisters]) {
         int in_flight = kNone;
+        bool any = false;
         uint32_t step;
         do {
             ptx::mbarrier_wait_parity(&shared.full[place.stage], place.parity);
@@ -315,16 +329,18 @@ struct Consumer {
             }
             if (in_flight != kNone) release(in_flight);
             in_flight = active ? place.stage : kNone;
+            any |= active;
             place.advance();
         } while (step != kEndOfTile);
         ptx::wgmma_wait<0>(); /* nothing is in flight after a step without operands; the compiler cannot know */
         ptx::wgmma_hold(d);
+        return any;
     }
 
     /* The two rows of `out` whose accumulators this thread holds, eight places apart. */
     __device__ int64_t row_of(const Task<Tile> &task, int half) const {
         const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-        return p.row_of(task.m0 + consumer() * kWgmmaM + warp * 16 + half * 8 + lane / 4);
+        return task.row_of(p, consumer() * kWgmmaM + warp * 16 + half * 8 + lane / 4);
     }
 
     __device__ void store_partials(const float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
@@ -378,13 +394,14 @@ struct Consumer {
         }
     }
 
-    __device__ void run(int tasks, int slices) {
+    __device__ void run(int tasks) {
         for (int index = blockIdx.x; index < tasks; index += gridDim.x) {
-            const Task<Tile> task(p, slices, index);
+            const Task<Tile> task(p, index);
             float d[kRegisters];
 #pragma unroll
             for (float &sum : d) sum = 0.0f;
-            accumulate(d);
+            const bool any = accumulate(d);
+            if (p.partials && !any) continue; /* nobody reads the partial sums of rows without neighbours */
             const int64_t rows[2] = {row_of(task, 0), row_of(task, 1)};
             if (p.partials)
                 store_partials(d, task, rows);
@@ -398,8 +415,7 @@ struct Consumer {
 
 template <typename T, class Tile, bool kKMajor>
 __global__ void __launch_bounds__(kThreads, Tile::kCtasPerSm)
-    conv_gather_sm90_kernel(const GatherParams p, const __grid_constant__ CUtensorMap weight_map, int tasks,
-                            int slices) {
+    conv_gather_sm90_kernel(const GatherParams p, const __grid_constant__ CUtensorMap weight_map, int tasks) {
     extern __shared__ __align__(kSwizzleAtomBytes) char dynamic[];
     Shared<Tile> &shared = *reinterpret_cast<Shared<Tile> *>(dynamic);
     if (threadIdx.x == 0) {
@@ -414,17 +430,17 @@ __global__ void __launch_bounds__(kThreads, Tile::kCtasPerSm)
     __syncthreads();
     if (threadIdx.x < kWarpgroup) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-        Producer<Tile, kKMajor>{p, weight_map, slices, static_cast<uint32_t>(2 * p.in_stride), shared, {}}.run(tasks);
+        Producer<Tile, kKMajor>{p, weight_map, static_cast<uint32_t>(2 * p.in_stride), shared, {}}.run(tasks);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-        Consumer<T, Tile, kKMajor>{p, shared, {}}.run(tasks, slices);
+        Consumer<T, Tile, kKMajor>{p, shared, {}}.run(tasks);
     }
 }
 
 template <typename T, class Tile, bool kKMajor>
-fg_status launch(GatherParams p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
+fg_status launch(GatherParams p, int num_sms, cudaStream_t stream, fg_error *error) {
     p.column_tiles = ceil_div(p.columns, Tile::kBlockN);
-    const int64_t tasks = ceil_div<int64_t>(p.rows, kBlockM) * p.column_tiles * plan.split_k;
+    const int64_t tasks = ceil_div<int64_t>(p.rows, kBlockM) * p.column_tiles * p.slices();
     const int64_t resident = static_cast<int64_t>(num_sms) * Tile::kCtasPerSm;
     if (tasks > INT32_MAX - resident) /* a CTA's next task is one grid on */
         return fg_fail(error, FG_ERROR_VALUE, "out: (%lld, %d) needs %lld tiles, more than one launch can have",
@@ -440,20 +456,18 @@ fg_status launch(GatherParams p, const fg_plan &plan, int num_sms, cudaStream_t 
     constexpr int kSharedBytes = sizeof(Shared<Tile>);
     FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
     const auto grid = static_cast<unsigned int>(tasks < resident ? tasks : resident);
-    kernel<<<grid, kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks), plan.split_k);
+    kernel<<<grid, kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks));
     FG_CUDA(cudaGetLastError());
-    if (p.partials)
-        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.rows, p.columns, static_cast<const T *>(p.bias),
-                                   static_cast<T *>(p.out), p.out_stride, stream));
+    if (p.partials) FG_CUDA(reduce_slices<T>(p, stream));
     return FG_OK;
 }
 
 /* The tiles of fg_plan_conv. */
 template <typename T, bool kKMajor>
 fg_status launch_tile(const GatherParams &p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
-    if (plan.block_n == 256) return launch<T, Tile<256, 4, 1>, kKMajor>(p, plan, num_sms, stream, error);
-    if (plan.block_n == 128) return launch<T, Tile<128, 5, 1>, kKMajor>(p, plan, num_sms, stream, error);
-    return launch<T, Tile<64, 3, 2>, kKMajor>(p, plan, num_sms, stream, error);
+    if (plan.block_n == 256) return launch<T, Tile<256, 4, 1>, kKMajor>(p, num_sms, stream, error);
+    if (plan.block_n == 128) return launch<T, Tile<128, 5, 1>, kKMajor>(p, num_sms, stream, error);
+    return launch<T, Tile<64, 3, 2>, kKMajor>(p, num_sms, stream, error);
 }
 
 }  // namespace

@@ -296,7 +296,12 @@ fg_status conv_wgrad(const fg_conv_wgrad_params *p, const fg_queue *queue, fg_er
     const cudaStream_t stream = stream_of(queue);
     fg_plan weight, bias;
     fg_status status = make_plans(p, queue, &weight, &bias, error);
-    if (status == FG_OK && p->grad_weight.present) status = weight_gradient(p, weight, stream, error);
+    if (status == FG_OK && p->grad_weight.present) {
+        fg_print_plan(&weight, "conv_wgrad", p->feats.dtype, "rows=%lld ci=%lld co=%lld v=%lld",
+                      static_cast<long long>(p->map.shape[1]), static_cast<long long>(p->feats.shape[1]),
+                      static_cast<long long>(p->grad_out.shape[1]), static_cast<long long>(p->map.shape[0]));
+        status = weight_gradient(p, weight, stream, error);
+    }
     if (status != FG_OK || !p->grad_bias.present || p->grad_out.shape[1] == 0) return status;
     if (p->grad_out.shape[0] == 0) return zero(p->grad_bias, stream, error);
     switch (p->grad_out.dtype) {

@@ -383,6 +383,8 @@ fg_status gemm(const fg_gemm_params *params, const fg_queue *queue, fg_error *er
     args.product_scale = 1.0f;
 
     const fg_plan plan = fg_plan_gemm(m, n, k, groups, dtype, num_sms);
+    fg_print_plan(&plan, "gemm", dtype, "m=%lld n=%lld k=%lld groups=%lld", static_cast<long long>(m),
+                  static_cast<long long>(n), static_cast<long long>(k), static_cast<long long>(groups));
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
     switch (dtype) {

@@ -105,6 +105,9 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
                        args.epilogue.out_stride * static_cast<int64_t>(fg_dtype_size(params.out.dtype)) % 16 == 0;
 
     const fg_plan plan = fg_plan_gemm_sm90(args.m, args.n, params.a.shape[1], b.groups, params.a.dtype, num_sms);
+    fg_print_plan(&plan, "gemm", params.a.dtype, "m=%lld n=%lld k=%lld groups=%lld", static_cast<long long>(args.m),
+                  static_cast<long long>(args.n), static_cast<long long>(params.a.shape[1]),
+                  static_cast<long long>(b.groups));
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
     const bool a_is_e5m2 = params.a.dtype == FG_FLOAT8_E5M2, b_is_e5m2 = params.b.dtype == FG_FLOAT8_E5M2;
