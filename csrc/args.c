@@ -153,6 +153,13 @@ int fg_arg_precision(const fg_state *state, PyObject *value, fg_precision *out) 
     return 0;
 }
 
+int fg_arg_activation(const fg_state *state, PyObject *value, fg_activation *out) {
+    int index = (int)*out - 1;
+    if (fg_arg_choice(value, "activation", state->activations, FG_LENGTH(state->activations), &index) < 0) return -1;
+    *out = (fg_activation)(index + 1);
+    return 0;
+}
+
 int fg_arg_algorithm(const fg_state *state, PyObject *value, fg_algorithm *out) {
     int index = (int)*out;
     if (fg_arg_choice(value, "algorithm", state->algorithms, FG_ALGORITHM_COUNT, &index) < 0) return -1;

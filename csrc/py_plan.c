@@ -51,13 +51,17 @@ static const fg_parameter conv_parameters[] = {
     {FG_KEYWORD_algorithm, FG_KEYWORD_ONLY},
     {FG_KEYWORD_groups, FG_KEYWORD_ONLY},
 };
-enum { WGRAD_PARAMETERS = FG_LENGTH(conv_parameters) - 4 };
+enum { WGRAD_PARAMETERS = FG_LENGTH(conv_parameters) - 3 };
 static const fg_parameter gemm_parameters[] = {
     FG_SIZE(m), FG_SIZE(n), FG_SIZE(k), FG_SIZE(groups), FG_SIZE(dtype), FG_SIZE(num_sms),
 };
 
+static int parse_capability(const fg_question *q, int32_t *compute_capability) {
+    return fg_arg_int32(q->others[0], "compute_capability", 80, INT32_MAX, compute_capability);
+}
+
 static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    enum { COMPUTE_CAPABILITY, PRECISION, ALGORITHM, GROUPS };
+    enum { PRECISION = 1, ALGORITHM, GROUPS };
     const fg_state *state = PyModule_GetState(module);
     fg_question q;
     if (parse_question(&q, "plan_conv", conv_parameters, FG_LENGTH(conv_parameters), module, args, nargs, kwnames) < 0)
@@ -71,8 +75,7 @@ static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t n
         .num_sms = q.num_sms,
         .compute_capability = 80,
     };
-    if (fg_arg_int32(q.others[COMPUTE_CAPABILITY], "compute_capability", 80, INT32_MAX, &question.compute_capability) <
-            0 ||
+    if (parse_capability(&q, &question.compute_capability) < 0 ||
         fg_arg_precision(state, q.others[PRECISION], &question.precision) < 0 ||
         fg_arg_algorithm(state, q.others[ALGORITHM], &question.algorithm) < 0 ||
         fg_arg_groups(q.others[GROUPS], &question.orders) < 0) {
@@ -83,9 +86,12 @@ static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t n
 
 static PyObject *plan_conv_wgrad(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     fg_question q;
-    if (parse_question(&q, "plan_conv_wgrad", conv_parameters, WGRAD_PARAMETERS, module, args, nargs, kwnames) < 0)
+    int32_t compute_capability = 80;
+    if (parse_question(&q, "plan_conv_wgrad", conv_parameters, WGRAD_PARAMETERS, module, args, nargs, kwnames) < 0 ||
+        parse_capability(&q, &compute_capability) < 0)
         return NULL;
-    return answer(fg_plan_conv_wgrad(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms));
+    return answer(
+        fg_plan_conv_wgrad(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms, compute_capability));
 }
 
 static PyObject *plan_gemm(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
@@ -134,7 +140,7 @@ static int parse_order_question(fg_order_question *question, const char *name, i
     int given;
     if (fg_parse_args(PyModule_GetState(module), name, parameters, count, args, nargs, kwnames, values) < 0 ||
         fg_arg_int64(values[ROWS], "rows", 0, INT64_MAX, &question->rows) < 0 ||
-        fg_arg_int64s(values[KERNEL_SIZE], "kernel_size", 1, 7, 3, sizes, &given) < 0) {
+        fg_arg_int64s(values[KERNEL_SIZE], "kernel_size", 1, FG_MAX_KERNEL, 3, sizes, &given) < 0) {
         return -1;
     }
     if (given != 3) {
@@ -186,7 +192,8 @@ PyMethodDef fg_plan_methods[] = {
      PyDoc_STR("plan_conv($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80, precision='ieee', "
                "algorithm='auto', groups=None)\n--\n\nTiles of the forward pass and of the input gradient.")},
     {"plan_conv_wgrad", FG_FASTCALL(plan_conv_wgrad),
-     PyDoc_STR("plan_conv_wgrad($module, /, *, rows, ci, co, v, dtype, num_sms)\n--\n\nTiles of the weight gradient.")},
+     PyDoc_STR("plan_conv_wgrad($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80)\n--\n\n"
+               "Tiles of the weight gradient.")},
     {"plan_order_sets", FG_FASTCALL(plan_order_sets),
      PyDoc_STR("plan_order_sets($module, /, *, rows, kernel_size)\n--\n\n"
                "The numbers of groups of the row orders that a neighbour map should have; () where none pays.")},

@@ -9,19 +9,21 @@ argument.
 `__cuda_stream__`, and must stay alive while work is queued on it; by default it is the current stream of the tensors'
 device in the first of the arrays' libraries that tells it (torch, CuPy), else the legacy default stream.
 
-An operation returns 0 when it ran. In need of a `workspace` and without one it takes it from the arrays' own library
-where that offers its allocator (torch, on its current stream); else it runs nothing and returns the bytes that
-`workspace` must have: a contiguous uint8 array at any address (the bytes leave room to align it to 256).
-`<operation>_workspace` takes the same arguments and only tells the bytes.
+An operation returns 0 when it ran. In need of a workspace it takes the array `workspace`; else memory from the arrays'
+own library where that offers its allocator (torch, on its current stream); else what the function `workspace(nbytes,
+first array)` returns; without any of them it runs nothing and returns the bytes that `workspace` must have. That is a
+contiguous uint8 array at any address (the bytes leave room to align it to 256). `<operation>_workspace` takes the same
+arguments and only tells the bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from numpy.typing import NDArray
 
 Array = Any
 Stream = Any
+Workspace = Array | Callable[[int, Array], Array] | None
 
 @final
 class DeviceArray:
@@ -76,7 +78,7 @@ def neighbor_map(
     dilation: Sequence[int],
     transposed: bool = False,
     check: bool = False,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """coords (N, 4) int32 [batch, x, y, z]; shape (B, W, H, D); map (V, N) int32 out."""
@@ -87,7 +89,7 @@ def row_order(
     *,
     kernel_size: Sequence[int],
     groups: Sequence[int] | None = None,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """map (V, N) int32 -> order (sum(groups), N) int32. groups: of 1, Kw and Kw * Kh, into how many groups of V / g
@@ -103,15 +105,18 @@ def conv_forward(
     out: Array,
     *,
     order: Array | None = None,
+    residual: Array | None = None,
     groups: Sequence[int] | None = None,
+    activation: str | None = None,
     algorithm: str = "auto",
     precision: str = "ieee",
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co).
     order (sum(groups), M) int32, permutations: sets of orders in which a GPU may work through the rows, for speed
-    alone; a set of g has one for each g-th of the offsets. By default `groups` is one set of them all."""
+    alone; a set of g has one for each g-th of the offsets. By default `groups` is one set of them all.
+    residual (M, Co), added before the activation ("relu", "silu" or "gelu"); it may be out itself."""
 
 def conv_dgrad(
     grad_out: Array,
@@ -124,7 +129,7 @@ def conv_dgrad(
     algorithm: str = "auto",
     mirrored: bool = False,
     precision: str = "ieee",
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """grad_out (M, Co), map (V, N), grad_feats (N, Ci); order (sum(groups), N), the orders of `map`, as in the forward
@@ -138,7 +143,7 @@ def conv_wgrad(
     grad_bias: Array | None,
     *,
     precision: str = "ieee",
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co)."""
@@ -155,7 +160,7 @@ def gemm(
     dtype_a: str | None = None,
     dtype_b: str | None = None,
     precision: str = "ieee",
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """out = scale_a scale_b A.B^T + bias. Dense: a (M, K), b (N, K). With offsets (G,) or (G + 1,): b (G, N, K), rows
@@ -169,7 +174,7 @@ def quantize(
     *,
     scale_given: bool = False,
     dtype: str | None = None,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row. dtype names a uint8 q."""
@@ -196,6 +201,8 @@ def plan_conv(
     algorithm: str = "auto",
     groups: Sequence[int] | None = None,
 ) -> dict[str, Any]: ...
-def plan_conv_wgrad(*, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
+def plan_conv_wgrad(
+    *, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int, compute_capability: int = 80
+) -> dict[str, Any]: ...
 def plan_gemm(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
 def plan_gemm_sm90(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...

@@ -6,7 +6,7 @@ recognises an array by its type, without importing a library that the caller has
 answer per type: for a torch tensor it costs one dictionary lookup.
 
 An operation goes: library_of(first array) -> rows()/contiguous() of its inputs -> empty() for its outputs -> the
-extension, once more with a workspace() if it asks for one -> result().
+extension, which may ask for a workspace() -> result().
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Library:
         raise NotImplementedError
 
     def workspace(self, nbytes: int, like: Array) -> Array:
-        """The scratch memory that an operation of the extension asks for by returning nbytes instead of 0."""
+        """The scratch memory that an operation of the extension asks for, given this as its `workspace`."""
         return self.empty((nbytes,), "uint8", like)
 
     def result(self, x: Array) -> Array:
@@ -135,7 +135,7 @@ class Library:
         """Whether the extension's CUDA backend takes x."""
         return True
 
-    def needs_grad(self, feats: Array, weight: Array, bias: Array | None) -> bool:
+    def needs_grad(self, *arrays: Array | None) -> bool:
         """Whether autograd must record an operation on these."""
         return False
 
@@ -277,11 +277,11 @@ class TorchLibrary(Library):
             return like.new_empty(shape)
         return self.torch.empty(shape, dtype=self.by_name[dtype], device=like.device)
 
-    def needs_grad(self, feats: Array, weight: Array, bias: Array | None) -> bool:
-        required = (
-            feats.requires_grad or getattr(weight, "requires_grad", False) or getattr(bias, "requires_grad", False)
-        )
-        return bool(required and self.torch.is_grad_enabled())
+    def needs_grad(self, *arrays: Array | None) -> bool:
+        for x in arrays:
+            if getattr(x, "requires_grad", False):
+                return bool(self.torch.is_grad_enabled())
+        return False
 
 
 def torch_scope(x: Array, stream: Stream) -> Any:

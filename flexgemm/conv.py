@@ -20,17 +20,22 @@ def submanifold_conv3d(
     bias: Array | None = None,
     *,
     neighbor_map: NeighborMap,
+    residual: Array | None = None,
+    activation: str | None = None,
     out: Array | None = None,
     algorithm: str = "auto",
     precision: str = "ieee",
     stream: Stream = None,
 ) -> Array:
-    """Submanifold convolution of the features of N voxels.
+    """Submanifold convolution of the features of N voxels: activation(convolution + bias + residual).
 
     feats: (N, Ci) float32, float16 or bfloat16; rows may be strided.
     weight: (Co, Kw, Kh, Kd, Ci) of the same dtype, Kw, Kh, Kd being neighbor_map.kernel_size.
     bias: (Co) of the same dtype, or None.
-    out: (N, Co) to write into; by default a new array of the library of feats.
+    residual: (N, Co) of the same dtype, added before the activation; rows may be strided.
+    activation: None, "relu", "silu" or "gelu" (the exact one, by erf).
+    out: (N, Co) to write into; by default a new array of the library of feats. It may be the residual itself, with the
+        same strides, but overlap no input otherwise.
     algorithm: how a GPU computes it; the CPU has one way. The results are the same within rounding.
         "auto": whatever is expected to be fastest for this number of voxels and these channels.
         "implicit_gemm": one pass over all offsets, voxels as they come.
@@ -40,22 +45,31 @@ def submanifold_conv3d(
     precision: of float32 products: "ieee" is true float32, "tf32" rounds the factors to TF32. Sums are float32.
     stream: a CUDA stream instead of the array library's current one.
 
-    Returns (N, Co). Deterministic: the same input gives the same bits. torch tensors that require grad are recorded
+    Returns (N, Co). Bias, residual and activation are applied to the float32 sums, which are rounded once.
+    Deterministic: the same input gives the same bits. torch tensors that require grad are recorded
     by autograd (flexgemm.torch). NumPy arrays over a map that was built with device="cuda" are computed on that GPU.
 
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes, devices, an output that is
     read-only or overlaps an input, by argument name.
     """
     library = bind(feats, neighbor_map, stream)
-    if library.needs_grad(feats, weight, bias):
+    if library.needs_grad(feats, weight, bias, residual):
         if out is not None:
-            raise ValueError("out: cannot be given when feats, weight or bias require grad")
+            raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
         from flexgemm.torch import ops
 
         return ops.submanifold_conv3d(
-            feats, weight, bias, neighbor_map=neighbor_map, algorithm=algorithm, precision=precision, stream=stream
+            feats,
+            weight,
+            bias,
+            neighbor_map=neighbor_map,
+            residual=residual,
+            activation=activation,
+            algorithm=algorithm,
+            precision=precision,
+            stream=stream,
         )
-    return forward(library, feats, weight, bias, neighbor_map, out, algorithm, precision)
+    return forward(library, feats, weight, bias, neighbor_map, out, algorithm, precision, residual, activation)
 
 
 def submanifold_conv3d_backward(
@@ -71,7 +85,8 @@ def submanifold_conv3d_backward(
 ) -> tuple[Array | None, Array | None, Array | None]:
     """The gradients of `submanifold_conv3d` in feats, weight and bias.
 
-    grad_out: (N, Co), the gradient of the output; feats, weight, precision, stream as in the forward pass.
+    grad_out: (N, Co), the gradient of the output; with an activation that of its input, which is the residual's too.
+    feats, weight, precision, stream: as in the forward pass.
     algorithm: of the gradient in feats, as in the forward pass.
     needs_grad: which of the three gradients to compute.
 
@@ -91,29 +106,34 @@ def forward(
     out: Array | None,
     algorithm: str,
     precision: str,
+    residual: Array | None = None,
+    activation: str | None = None,
 ) -> Array:
     """`submanifold_conv3d` without autograd."""
     feats = library.rows(feats, "feats")
     weight = library.contiguous(weight, "weight")
     if bias is not None:
         bias = library.contiguous(bias, "bias")
+    if residual is not None:
+        residual = library.rows(residual, "residual")
     shape = _check_shapes(feats, weight, neighbor_map)
     out = library.empty(shape, None, feats) if out is None else library.output(out, shape, None, feats)
-    map, order, workspace, stream = neighbor_map.native, neighbor_map.native_order, None, library.stream
-    while nbytes := _C.conv_forward(
+    map, order, stream = neighbor_map.native, neighbor_map.native_order, library.stream
+    _C.conv_forward(
         feats,
         weight,
         bias,
         map,
         out,
         order=order,
+        residual=residual,
         groups=neighbor_map.order_groups,
+        activation=activation,
         algorithm=algorithm,
         precision=precision,
-        workspace=workspace,
+        workspace=library.workspace,
         stream=stream,
-    ):
-        workspace = library.workspace(nbytes, feats)
+    )
     return library.result(out)
 
 
@@ -141,8 +161,7 @@ def backward(
     if needs_grad[0]:
         map, order = neighbor_map.native_gradient(stream)
         grad_feats = library.empty(tuple(feats.shape), None, feats)
-        workspace = None
-        while nbytes := _C.conv_dgrad(
+        _C.conv_dgrad(
             grad_out,
             weight,
             map,
@@ -152,21 +171,25 @@ def backward(
             algorithm=algorithm,
             mirrored=neighbor_map.mirrored,
             precision=precision,
-            workspace=workspace,
+            workspace=library.workspace,
             stream=stream,
-        ):
-            workspace = library.workspace(nbytes, feats)
+        )
         grad_feats = library.result(grad_feats)
 
     if needs_grad[1] or needs_grad[2]:
         map = neighbor_map.native
         grad_weight = library.empty(tuple(weight.shape), None, weight) if needs_grad[1] else None
         grad_bias = library.empty((weight.shape[0],), None, weight) if needs_grad[2] else None
-        workspace = None
-        while nbytes := _C.conv_wgrad(
-            grad_out, feats, map, grad_weight, grad_bias, precision=precision, workspace=workspace, stream=stream
-        ):
-            workspace = library.workspace(nbytes, feats)
+        _C.conv_wgrad(
+            grad_out,
+            feats,
+            map,
+            grad_weight,
+            grad_bias,
+            precision=precision,
+            workspace=library.workspace,
+            stream=stream,
+        )
         grad_weight = library.result(grad_weight) if needs_grad[1] else None
         grad_bias = library.result(grad_bias) if needs_grad[2] else None
 

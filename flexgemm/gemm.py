@@ -52,11 +52,15 @@ def quantize(
             need = " or ".join(str(shape) for shape in expected)
             raise ValueError(f"scale: expected {need} for granularity {granularity!r}, got {tuple(factors.shape)}")
     q = library.empty((m, k), name, x)
-    workspace, stream = None, library.stream
-    while nbytes := _C.quantize(
-        x, q, factors, scale_given=scale is not None, dtype=name, workspace=workspace, stream=stream
-    ):
-        workspace = library.workspace(nbytes, x)
+    _C.quantize(
+        x,
+        q,
+        factors,
+        scale_given=scale is not None,
+        dtype=name,
+        workspace=library.workspace,
+        stream=library.stream,
+    )
     return library.result(q), library.result(factors) if scale is None else scale
 
 
@@ -161,8 +165,7 @@ def _product(
         out_dtype = "bfloat16"  # None is the dtype of a
     shape = (rows[0], columns[-2])
     out = library.empty(shape, out_dtype, a) if out is None else library.output(out, shape, out_dtype, a)
-    workspace, stream = None, library.stream
-    while nbytes := _C.gemm(
+    _C.gemm(
         a,
         b,
         out,
@@ -173,8 +176,7 @@ def _product(
         dtype_a=dtype_a,
         dtype_b=dtype_b,
         precision=precision,
-        workspace=workspace,
-        stream=stream,
-    ):
-        workspace = library.workspace(nbytes, a)
+        workspace=library.workspace,
+        stream=library.stream,
+    )
     return library.result(out)

@@ -115,8 +115,7 @@ class NeighborMap:
         if len(coords.shape) != 2 or coords.shape[1] != 4:
             raise ValueError(f"coords: expected (N, 4) [batch, x, y, z], got {tuple(coords.shape)}")
         result = library.empty((self.kernel_volume, coords.shape[0]), "int32", coords)
-        workspace = None
-        while nbytes := _C.neighbor_map(
+        _C.neighbor_map(
             coords,
             result,
             shape=self.shape,
@@ -124,25 +123,22 @@ class NeighborMap:
             dilation=self.dilation,
             transposed=transposed,
             check=check,
-            workspace=workspace,
+            workspace=library.workspace,
             stream=library.stream,
-        ):
-            workspace = library.workspace(nbytes, coords)
+        )
         if library.on_gpu(coords):
             self.order_groups = _C.plan_order_sets(rows=coords.shape[0], kernel_size=self.kernel_size)
         if not self.order_groups:
             return result, None
         order = library.empty((sum(self.order_groups), coords.shape[0]), "int32", coords)
-        workspace = None
-        while nbytes := _C.row_order(
+        _C.row_order(
             result,
             order,
             kernel_size=self.kernel_size,
             groups=self.order_groups,
-            workspace=workspace,
+            workspace=library.workspace,
             stream=library.stream,
-        ):
-            workspace = library.workspace(nbytes, coords)
+        )
         return result, order
 
     def __repr__(self) -> str:

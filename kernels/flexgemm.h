@@ -89,6 +89,9 @@ typedef struct {
 
 typedef enum { FG_PRECISION_IEEE = 0, FG_PRECISION_TF32 } fg_precision; /* of float32 products */
 
+/* Of float32 sums, the last thing before they are rounded to the output's dtype. GELU is the exact one, by erf. */
+typedef enum { FG_ACTIVATION_NONE = 0, FG_ACTIVATION_RELU, FG_ACTIVATION_SILU, FG_ACTIVATION_GELU } fg_activation;
+
 /* How a convolution is computed: what a plan may choose among. The results are the same within rounding, and a backend
  * may know one way only. */
 typedef enum {
@@ -117,6 +120,11 @@ typedef struct {
  * Empty problems (N = 0) succeed and still write what they must (zero gradients).
  */
 
+enum {
+    FG_MAX_KERNEL = 7, /* voxels of a convolution kernel along one axis */
+    FG_MAX_VOLUME = FG_MAX_KERNEL * FG_MAX_KERNEL * FG_MAX_KERNEL,
+};
+
 /* Neighbour map of a submanifold convolution.
  * map[v, n] = row of the voxel at coords[n] + (k - K/2) * dilation (integer K/2), v = (kx * Kh + ky) * Kd + kz;
  * -1 where there is none or where it lies outside `shape`. transposed: at coords[n] - (k - K/2) * dilation.
@@ -124,7 +132,7 @@ typedef struct {
 typedef struct {
     fg_tensor coords;    /* (N, 4) int32 contiguous: batch, x, y, z */
     int64_t shape[4];    /* B, W, H, D > 0 with B*W*H*D < 2^63 */
-    int32_t kernel[3];   /* Kw, Kh, Kd, each 1..7 */
+    int32_t kernel[3];   /* Kw, Kh, Kd, each 1..FG_MAX_KERNEL */
     int32_t dilation[3]; /* each >= 1 */
     bool transposed;     /* look up with negated offsets */
     bool check;          /* report out-of-range and duplicate rows (the CPU always reports out-of-range ones) */
@@ -143,14 +151,16 @@ typedef struct {
     fg_tensor workspace;
 } fg_row_order_params;
 
-/* out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]; accumulation in float32. */
+/* out[m] = activation(sum_v weight[:, v, :] . feats[map[v, m]] + bias + residual[m]), all of it in float32. */
 typedef struct {
     fg_tensor feats;    /* (N, Ci) float32 | float16 | bfloat16, inner stride 1 */
     fg_tensor weight;   /* (Co, V, Ci) contiguous, dtype of feats */
     fg_tensor bias;     /* (Co) contiguous, dtype of feats; or absent */
     fg_tensor map;      /* (V, M) int32 contiguous, -1 = none */
     fg_tensor order;    /* (sum of groups, M) int32 contiguous, permutations: orders to take rows in; or absent */
+    fg_tensor residual; /* (M, Co) inner stride 1, dtype of feats, may be `out` element for element; or absent */
     fg_order_sets sets; /* of which a plan takes one, or none; every one divides V */
+    fg_activation activation;
     fg_algorithm algorithm;
     fg_precision precision;
     fg_tensor out; /* (M, Co) inner stride 1, dtype of feats */

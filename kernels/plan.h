@@ -24,7 +24,8 @@ typedef struct {
 } fg_plan;
 
 /* rows = output rows, ci / co = reduction and output channels as the pass sees them, v = kernel volume;
- * compute_capability = 90 for 9.0. */
+ * compute_capability = 90 for 9.0, where the float32 of a weight gradient means TF32: there is no other float32 kernel
+ * for it. */
 typedef struct {
     int64_t rows, ci, co, v;
     fg_dtype dtype;
@@ -36,7 +37,11 @@ typedef struct {
 
 /* Forward pass and input gradient. split_k is a multiple of `groups`: each group may be split further. */
 fg_plan fg_plan_conv(const fg_conv_question *question);
-fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms);
+/* Weight gradient: a tile is block_m output channels x block_n input channels of one offset; on Hopper block_n of the
+ * v * ci columns, which touch FG_WGRAD_MAX_OFFSETS offsets at most. The reduction runs over rows. */
+enum { FG_WGRAD_MAX_OFFSETS = 12 };
+fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
+                           int32_t compute_capability);
 /* Bias gradient: split_k slices of rows; the block sizes are not used. */
 fg_plan fg_plan_column_sum(int64_t rows, int64_t columns, int32_t num_sms);
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms);

@@ -17,6 +17,7 @@ enum {
     MAX_GATHER_SLICES = 16,
     MAX_SLICES = 65535,         /* of any pass: a grid's extent */
     MIN_ROWS_PER_SLICE = 512,   /* weight gradient */
+    MIN_ROWS_PER_WAVE = 4096,   /* of a slice, weight gradient on Hopper, where there is more than one wave */
     MAX_ROWS_PER_SLICE = 65536, /* bounds the chain of additions that tensor cores truncate */
     WGRAD_WAVES = 4,            /* offsets differ in neighbours: more CTAs than fit at once even that out */
     MIN_ROWS_PER_SUM = 256,     /* column sums */
@@ -146,7 +147,7 @@ static fg_plan plan_conv_sm90(const fg_conv_question *q) {
             best = i;
     }
     const tile *t = &candidates[best].tile;
-    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = 64, .split_k = 1};
+    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(q->dtype)), .split_k = 1};
     set_tile(&plan, t->block_m, t->block_n, t->num_stages);
     return choose_slices(q, plan, t, at_most(MAX_GATHER_SLICES, q->v / SM90_MIN_OFFSETS));
 }
@@ -168,14 +169,40 @@ static fg_plan plan_conv_portable(const fg_conv_question *q) {
 }
 
 fg_plan fg_plan_conv(const fg_conv_question *q) {
-    const bool wgmma =
-        q->compute_capability == 90 && fg_dtype_size(q->dtype) == 2 && q->ci > 0 && q->ci % 8 == 0 && q->co % 8 == 0;
+    const bool fits = q->dtype == FG_FLOAT32 ? q->precision == FG_PRECISION_TF32 : fg_dtype_size(q->dtype) == 2;
+    const bool wgmma = q->compute_capability == 90 && fits && q->ci > 0 && q->ci % 8 == 0 && q->co % 8 == 0;
     return wgmma ? plan_conv_sm90(q) : plan_conv_portable(q);
 }
 
 /* ---- weight and bias gradient ---- */
 
-fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms) {
+/* Hopper. The tile as in the forward pass: fewest bytes from L2, without leaving much of a wide one empty. Slices: about
+ * WGRAD_WAVES CTAs a multiprocessor where there are rows enough, one where that leaves slices short. */
+static fg_plan plan_conv_wgrad_sm90(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms) {
+    static const struct {
+        int32_t block_m, block_n;
+        int32_t cost; /* of an output channel, relative: bytes per product, (block_m + block_n) / (block_m * block_n) */
+    } candidates[] = {{256, 192, 10}, {128, 256, 13}, {64, 384, 20}};
+    int best = 0;
+    for (int i = 1; i < 3; i++) {
+        const int64_t width = ceil_div(co, candidates[i].block_m) * candidates[i].block_m;
+        const int64_t best_width = ceil_div(co, candidates[best].block_m) * candidates[best].block_m;
+        if (width * candidates[i].cost < best_width * candidates[best].cost) best = i;
+    }
+    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
+    const int64_t columns = at_most(candidates[best].block_n, FG_WGRAD_MAX_OFFSETS * ci);
+    set_tile(&plan, candidates[best].block_m, (int32_t)columns, 3);
+    const int64_t count = at_least(tiles(co, v * ci, plan.block_m, plan.block_n), 1);
+    const int64_t one_wave = at_most(num_sms / count, rows / MIN_ROWS_PER_SLICE);
+    const int64_t waves = at_most(WGRAD_WAVES * num_sms / count, rows / MIN_ROWS_PER_WAVE);
+    set_split(&plan, at_least(at_least(one_wave, waves), ceil_div(rows, MAX_ROWS_PER_SLICE)), co * v * ci);
+    return plan;
+}
+
+fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
+                           int32_t compute_capability) {
+    if (compute_capability == 90 && ci > 0 && ci % 8 == 0 && co % 8 == 0)
+        return plan_conv_wgrad_sm90(rows, ci, co, v, dtype, num_sms);
     fg_plan plan = {.block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
     if (ci > 64 && co > 64)
         set_tile(&plan, 128, 128, 3);

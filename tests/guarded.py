@@ -71,17 +71,22 @@ def row_order(backend, nmap, kernel_size, groups=(1,), **layout):
     return call.run("row_order", call.give(nmap), call.take(shape, "int32"), kernel_size=kernel_size, groups=groups)
 
 
-def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None, algorithm="auto", precision="ieee",
-                 **layout):  # fmt: skip
+def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None, residual=None, activation=None,
+                 in_place=False, algorithm="auto", precision="ieee", **layout):  # fmt: skip
+    """in_place: the output is the residual itself."""
     call = Call(backend, **layout)
+    shape = nmap.shape[1], len(weight)
+    out = call.take(shape, feats.dtype, strided=True, initial=residual if in_place else None)
     return call.run(
         "conv_forward",
         call.give(feats, strided=True),
         call.give(weight),
         call.give(bias),
         call.give(nmap),
-        call.take((nmap.shape[1], len(weight)), feats.dtype, strided=True),
+        out,
         order=call.give(order),
+        residual=out if in_place else call.give(residual, strided=True),
+        activation=activation,
         groups=groups,
         algorithm=algorithm,
         precision=precision,

@@ -7,6 +7,7 @@ million cannot hide in a mean, and a NaN never passes because every comparison i
 from __future__ import annotations
 
 import itertools
+import math
 
 import ml_dtypes
 import numpy as np
@@ -87,6 +88,22 @@ def conv_forward(feats, weight, bias, nmap):
         has = sources >= 0
         out[has] += f64(feats[sources[has]]) @ weight[:, v].T
     return out if bias is None else out + f64(bias)
+
+
+def activate(x, activation):
+    """None, relu, silu or gelu, of float64."""
+    if activation == "relu":
+        return np.maximum(x, 0)
+    if activation == "silu":
+        return x / (1 + np.exp(-x))
+    if activation == "gelu":  # x times the normal distribution function
+        return x * 0.5 * np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2))
+    return x
+
+
+def conv_epilogue(feats, weight, bias, nmap, residual, activation):
+    out = conv_forward(feats, weight, bias, nmap)
+    return activate(out if residual is None else out + f64(residual), activation)
 
 
 def conv_dgrad(grad_out, weight, nmap, num_rows):

@@ -33,8 +33,9 @@ MODES = {
     "float16": ("float16", "ieee"),
     "bfloat16": ("bfloat16", "ieee"),
 }
-# wide: more than one tile of channels; broad: the widest tiles, and rows whose last 128-byte step is ragged
-CHANNELS = {"aligned": (64, 64), "odd": (33, 37), "wide": (136, 72), "broad": (200, 264)}
+# wide: more than one tile of channels; broad: the widest tiles, and rows whose last 128-byte step is ragged; tall: the
+# tallest tiles of the weight gradient, with several offsets each
+CHANNELS = {"aligned": (64, 64), "odd": (33, 37), "wide": (136, 72), "broad": (200, 264), "tall": (40, 200)}
 N = 150  # two row tiles of 128 or three of 64, the last one ragged
 
 
@@ -56,18 +57,18 @@ def order_case(backend, kernel_size, n, groups):
     np.testing.assert_array_equal(orders, reference.row_orders(nmap, plan["offsets"], plan["segment"]))
 
 
-def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0):
+def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0, rows=N):
     dtype, precision = MODES[mode]
     ci, co = CHANNELS[channels]
     tolerance = reference.ROW_TOLERANCE[mode]
     rng = np.random.default_rng(0)
-    coords, shape = scenes.scene(N)
+    coords, shape = scenes.scene(rows)
     nmap, transposed = (reference.neighbor_map(coords, shape, kernel_size, transposed=t) for t in (False, True))
-    draw = (N, ci), (co, *kernel_size, ci), (co,), (N, co)
+    draw = (rows, ci), (co, *kernel_size, ci), (co,), (rows, co)
     feats, weight, bias, grad_out = (scenes.values(rng, s, dtype) for s in draw)
     how = {"precision": precision, "fence": False, "offset": offset, "pad": offset}
     if groups:
-        how["order"] = np.stack([rng.permutation(N).astype(np.int32) for _ in range(groups)])
+        how["order"] = np.stack([rng.permutation(rows).astype(np.int32) for _ in range(groups)])
         how["algorithm"] = "masked_implicit_gemm_splitk"
     if direction == "forward":
         out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
@@ -76,12 +77,27 @@ def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0)
         mirrored = all(k % 2 for k in kernel_size)
         given = nmap if mirrored else transposed
         grad_feats = guarded.conv_dgrad(backend, grad_out, weight, given, mirrored=mirrored, **how)
-        assert_rows(grad_feats, reference.conv_dgrad(grad_out, weight, nmap, N), tolerance)
+        assert_rows(grad_feats, reference.conv_dgrad(grad_out, weight, nmap, rows), tolerance)
     else:
         grad_weight, grad_bias = guarded.conv_wgrad(backend, grad_out, feats, nmap, **how)
         expected, expected_bias = reference.conv_wgrad(grad_out, feats, nmap)
         assert_rows(grad_weight, expected, tolerance)
         assert_rows(grad_bias[None], expected_bias[None], tolerance)
+
+
+def epilogue_case(backend, mode, channels, activation, in_place, offset, n=N):
+    dtype, precision = MODES[mode]
+    ci, co = CHANNELS[channels]
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(n)
+    nmap = reference.neighbor_map(coords, shape)
+    draw = (n, ci), (co, 3, 3, 3, ci), (co,), (n, co)
+    feats, weight, bias, residual = (scenes.values(rng, s, dtype) for s in draw)
+    how = {"precision": precision, "fence": False, "offset": offset, "pad": offset}
+    how |= {"residual": residual, "activation": activation, "in_place": in_place}
+    out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
+    expected = reference.conv_epilogue(feats, weight, bias, nmap, residual, activation)
+    assert_rows(out, expected, reference.ROW_TOLERANCE[mode])
 
 
 def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offset, rows=70):
@@ -148,7 +164,9 @@ def all_cases():
     for direction in ("forward", "dgrad", "wgrad"):
         for mode in MODES:
             for channels in CHANNELS:
-                if channels == "broad" and (direction == "wgrad" or "float16" not in mode):
+                if channels == "broad" and (direction == "wgrad" or mode == "float32"):
+                    continue
+                if channels == "tall" and (direction != "wgrad" or mode == "float32"):
                     continue
                 for offset in (0, 1):
                     layout = "strided" if offset else "plain"
@@ -164,6 +182,17 @@ def all_cases():
                 conv_case, direction=direction, mode=mode, channels="aligned", kernel_size=(2, 2, 2), offset=0
             )
 
+            if direction == "wgrad":
+                cases[f"conv/wgrad/{mode}/split"] = partial(
+                    conv_case,
+                    direction=direction,
+                    mode=mode,
+                    channels="aligned",
+                    kernel_size=(3, 1, 3),
+                    offset=0,
+                    rows=1100,
+                )
+
             for channels, groups in (("odd", 1), ("wide", 1), ("odd", 3), ("wide", 9)) if direction != "wgrad" else ():
                 cases[f"conv/{direction}/{mode}/{channels}/{groups}-orders"] = partial(
                     conv_case,
@@ -174,6 +203,21 @@ def all_cases():
                     offset=0,
                     groups=groups,
                 )
+
+    for mode in MODES:
+        for channels in ("aligned", "odd"):
+            for name, how in (
+                ("gelu", {"activation": "gelu", "in_place": False, "offset": 0}),
+                ("silu/strided", {"activation": "silu", "in_place": False, "offset": 1}),
+                ("relu/in_place", {"activation": "relu", "in_place": True, "offset": 0}),
+            ):
+                cases[f"epilogue/{mode}/{channels}/{name}"] = partial(
+                    epilogue_case, mode=mode, channels=channels, **how
+                )
+        # so many tiles that the offsets are not shared out
+        cases[f"epilogue/{mode}/whole"] = partial(
+            epilogue_case, mode=mode, channels="aligned", activation="gelu", in_place=True, offset=0, n=13_000
+        )
 
     mixes = [(a, b, "ieee") for a in (E4M3, E5M2) for b in (E4M3, E5M2)]
     mixes += [(dtype, dtype, precision) for dtype, precision in MODES.values()]

@@ -425,6 +425,40 @@ def test_workspaces_of_the_wrong_kind(workspace, error, message):
         _C.gemm(**LEGAL["gemm"](), workspace=workspace)
 
 
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_function_is_asked_for_the_workspace_once_and_only_in_need(backend, operation):
+    run, workspace_bytes = functions(operation)
+    arguments = place(backend, LEGAL[operation]())
+    nbytes, asked = workspace_bytes(**arguments), []
+
+    def allocate(size, first):
+        asked.append((size, first is next(iter(arguments.values()))))
+        return backend.array(zeros(size, dtype=np.uint8))
+
+    assert workspace_bytes(**arguments, workspace=allocate) == nbytes
+    assert run(**arguments, workspace=allocate) == 0
+    assert asked == ([(nbytes, True)] if nbytes else [])
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        (zeros(2**20), TypeError, "workspace: expected dtype uint8, got float32"),
+        (np.frombuffer(bytes(2**20), np.uint8), ValueError, "workspace: expected writable memory"),
+        (zeros(10, dtype=np.uint8), ValueError, "workspace: expected at least"),
+        (None, TypeError, "workspace: expected an array"),
+    ],
+)
+def test_a_function_that_returns_no_workspace(returned, error, message):
+    with pytest.raises(error, match=message):
+        _C.gemm(**LEGAL["gemm"](), workspace=lambda size, first: returned)
+    with pytest.raises(ZeroDivisionError):
+        _C.gemm(**LEGAL["gemm"](), workspace=lambda size, first: 1 // 0)
+    legal, memory = LEGAL["gemm"](), np.zeros(_C.gemm_workspace(**LEGAL["gemm"]()) + 1024, np.uint8)
+    with pytest.raises(ValueError, match="workspace: .* overlaps a"):
+        _C.gemm(**legal | {"a": memory[:160].view(np.float32).reshape(5, 8)}, workspace=lambda size, first: memory)
+
+
 def test_a_workspace_that_overlaps_an_input_is_refused():
     legal = LEGAL["gemm"]()
     memory = np.zeros(_C.gemm_workspace(**legal) + 1024, np.uint8)

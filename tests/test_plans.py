@@ -21,12 +21,17 @@ def plan_conv_hopper(**how):
     return _C.plan_conv(**how, compute_capability=HOPPER)
 
 
-CONV_PLANS = [_C.plan_conv, plan_conv_hopper, _C.plan_conv_wgrad]
+def plan_wgrad_hopper(**how):
+    return _C.plan_conv_wgrad(**how, compute_capability=HOPPER)
+
+
+CONV_PLANS = [_C.plan_conv, plan_conv_hopper, _C.plan_conv_wgrad, plan_wgrad_hopper]
+WGRAD_PLANS = CONV_PLANS[2:]
 SIZES = [0, 1, 63, 64, 65, 129, 3000, 65_931, 4_000_000, 2**32]
 CHANNELS = [1, 7, 16, 33, 64, 97, 256, 1024]
 VOLUMES = [1, 8, 27, 343]
 
-conv_plans = pytest.mark.parametrize("plan", CONV_PLANS, ids=["forward", "hopper", "wgrad"])
+conv_plans = pytest.mark.parametrize("plan", CONV_PLANS, ids=["forward", "hopper", "wgrad", "hopper wgrad"])
 
 
 def check(plan):
@@ -47,7 +52,7 @@ def check(plan):
 def test_convolution_plans_are_sane(plan, dtype):
     for rows, ci, co, v, sms in itertools.product(SIZES, CHANNELS, CHANNELS, VOLUMES, (1, 16, SMS)):
         chosen = check(plan(rows=rows, ci=ci, co=co, v=v, dtype=dtype, num_sms=sms))
-        assert chosen["split_k"] <= max(1, rows if plan is _C.plan_conv_wgrad else v * ci)
+        assert chosen["split_k"] <= max(1, rows if plan in WGRAD_PLANS else v * ci)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, *FP8])
@@ -97,7 +102,8 @@ def test_the_workspace_holds_the_partial_sums(dtype):
         how = {"rows": rows, "ci": ci, "co": co, "v": v, "dtype": dtype, "num_sms": SMS}
         splits_hold(_C.plan_conv(**how), rows * co)
         splits_hold(plan_conv_hopper(**how), rows * co)
-        splits_hold(_C.plan_conv_wgrad(**how), co * v * ci)
+        for plan_wgrad in WGRAD_PLANS:
+            splits_hold(plan_wgrad(**how), co * v * ci)
     for m, n, k in itertools.product([1, 64, 300, 4096], [33, 64, 2112], [16, 576, 7168]):
         splits_hold(_C.plan_gemm(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=SMS), m * n)
 
@@ -121,15 +127,20 @@ def test_few_tiles_are_split_and_many_are_not(dtype):
     assert wgrad(4_000_000, 32) >= wgrad(4_000_000, 1024)
 
 
+@pytest.mark.parametrize("plan", [_C.plan_conv, _C.plan_conv_wgrad], ids=["forward", "wgrad"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_hopper_takes_16_byte_rows_of_16_bit_elements(dtype):
-    def family(capability=HOPPER, dtype=dtype, ci=64, co=64):
+def test_hopper_takes_channels_in_eights(plan, dtype):
+    def family(capability=HOPPER, dtype=dtype, ci=64, co=64, **precision):
         how = {"rows": 65_931, "ci": ci, "co": co, "v": 27, "dtype": dtype, "num_sms": SMS}
-        return _C.plan_conv(**how, compute_capability=capability)["family"]
+        return plan(**how, compute_capability=capability, **precision)["family"]
 
     assert family() == family(ci=72, co=1024) == "sm90"
     assert family(ci=68) == family(co=68) == family(ci=1, co=1) == "portable"
-    assert family(dtype="float32") == "portable"
+    if plan is _C.plan_conv:
+        assert family(dtype="float32", precision="tf32") == "sm90"
+        assert family(dtype="float32", precision="ieee") == "portable"
+    else:
+        assert family(dtype="float32") == "sm90"  # in TF32: for true float32 the caller asks for a capability of 80
     assert family(80) == family(89) == family(100) == "portable"
 
 
@@ -151,6 +162,37 @@ def test_hopper_splits_offsets_while_tiles_are_few():
 
     assert split(150) > split(848) > 1
     assert split(15_192) == split(252_392) == 1
+
+
+def test_hopper_weight_gradient_tiles_follow_the_channels():
+    def tile(ci, co):
+        plan = plan_wgrad_hopper(rows=252_392, ci=ci, co=co, v=27, dtype="float16", num_sms=SMS)
+        return plan["block_m"], plan["block_n"]
+
+    assert tile(256, 256) == tile(1024, 1024) == tile(64, 200) == (256, 192)
+    assert tile(128, 128) == tile(256, 72) == tile(1024, 320) == (128, 256)
+    assert tile(64, 64) == tile(64, 8) == tile(32, 64) == (64, 384)
+    assert tile(16, 16) == (64, 192)  # twelve offsets are as many as a tile may touch
+    assert tile(8, 256) == (256, 96)
+
+
+@pytest.mark.parametrize("channels", [(8, 8), (24, 64), (40, 64), (56, 128), (72, 200), (264, 1024)], ids=str)
+def test_a_hopper_weight_gradient_tile_touches_no_more_offsets_than_it_may(channels):
+    ci, co = channels
+    width = plan_wgrad_hopper(rows=3000, ci=ci, co=co, v=343, dtype="float16", num_sms=SMS)["block_n"]
+    for first in range(0, 343 * ci, width):
+        last = min(first + width, 343 * ci) - 1
+        assert last // ci - first // ci + 1 <= 12
+
+
+def test_hopper_splits_rows_while_tiles_are_few():
+    def split(rows, channels):
+        return plan_wgrad_hopper(rows=rows, ci=channels, co=channels, v=27, dtype="float16", num_sms=SMS)["split_k"]
+
+    assert split(192, 1024) == split(15_192, 1024) == 1  # 576 tiles
+    assert 5 * split(65_931, 64) <= SMS < 5 * split(4_000_000, 64)  # one wave where rows are few
+    assert split(300, 16) == 1
+    assert split(4_000_000, 1024) >= 4_000_000 // 65_536  # so long may a chain of float32 sums be
 
 
 # ---- row orders ----

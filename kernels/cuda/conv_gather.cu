@@ -1,12 +1,13 @@
 /*
  * Forward and input gradient of sparse convolution: one implicit-GEMM kernel,
  *
- *     out[m, :] = bias + sum_v W_v . in[map[v, m], :]
+ *     out[m, :] = activation(sum_v W_v . in[map[v, m], :] + bias + residual[m, :])
  *
  * in which a CTA owns block_m rows x block_n channels of `out` and the reduction runs over (offset v, input channel).
  * Rows of `in` are gathered straight into shared memory by 16-byte cp.async, zeros for missing neighbours; offsets at
  * which no row of the tile has a neighbour are skipped. The input gradient is the same sum over the mirrored (or
- * transposed) map with W_v transposed, which costs nothing but another way of reading W_v out of shared memory.
+ * transposed) map with W_v transposed, which costs nothing but another way of reading W_v out of shared memory, and
+ * nothing is added.
  *
  * The offsets may be cut into slices, whose sums meet in the workspace (conv_reduce.cuh). A tile's rows are block_m slots
  * in a row of `order` when the plan takes one, which brings rows with the same missing neighbours together: those of all
@@ -20,6 +21,7 @@
 #include "conv_gather.cuh"
 #include "conv_reduce.cuh"
 #include "mma_tile.cuh"
+#include "tf32.cuh"
 
 namespace flexgemm {
 namespace {
@@ -30,7 +32,7 @@ namespace {
 template <class Shape>
 __device__ int find_offsets(const GatherParams &p, int slice, const int64_t *tile_rows, uint16_t *offsets) {
     constexpr int kBatch = 8;
-    __shared__ bool any[kMaxVolume];
+    __shared__ bool any[FG_MAX_VOLUME];
     __shared__ int count;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int begin = p.first_offset(slice), length = ceil_div(p.end_offset(slice) - begin, p.splits);
@@ -129,6 +131,26 @@ struct GatherKernel {
         }
     }
 
+    /* One sum of a slice in plain float32. Split factors make NaN out of one that is infinite or rounds to an infinite
+     * tf32, and so does an infinite weight beside the zeros of a missing neighbour, where IEEE arithmetic may have none:
+     * sums that are NaN are computed again. */
+    __device__ __noinline__ static float plain_sum(const GatherParams &p, const uint16_t *offsets, int count, int64_t m,
+                                                   int n) {
+        float sum = 0.0f;
+        for (int i = 0; i < count && !isnan(sum); ++i) {
+            const int v = offsets[i];
+            const auto row = static_cast<uint32_t>(p.map_at(v)[m]);
+            if (row >= p.in_rows) continue;
+            const float *in = static_cast<const float *>(p.in) + row * p.in_stride;
+            const int64_t first = kMajorB == Major::kK ? (static_cast<int64_t>(n) * p.volume + v) * p.depth
+                                                       : static_cast<int64_t>(v) * p.columns + n;
+            const int64_t step = kMajorB == Major::kK ? 1 : static_cast<int64_t>(p.volume) * p.columns;
+            const float *weight = static_cast<const float *>(p.weight) + first;
+            for (int k = 0; k < p.depth && !isnan(sum); ++k) sum = fmaf(in[k], weight[k * step], sum);
+        }
+        return sum;
+    }
+
     /* `offsets`: the `count` offsets of a slice at which the tile has neighbours. */
     __device__ void run(char *shared, int slice, const uint16_t *offsets, int count) const {
         Accumulator<kMode, Shape> acc;
@@ -173,11 +195,16 @@ struct GatherKernel {
         }
 
         const auto row_of = [this](int slot) { return tile_rows[slot]; };
+        if constexpr (kMode == MathMode::kIeee)
+            acc.replace_nan(n0, [&](int slot, int n) {
+                return row_of(slot) >= 0 && n < p.columns ? plain_sum(p, offsets, count, row_of(slot), n) : 0.0f;
+            });
         if (p.partials) {
             float *partial = p.partials + slice * p.rows * p.columns;
-            acc.store(row_of, partial, p.columns, n0, p.columns, static_cast<const float *>(nullptr));
+            acc.store(row_of, partial, p.columns, n0, p.columns);
         } else {
-            acc.store(row_of, static_cast<T *>(p.out), p.out_stride, n0, p.columns, static_cast<const T *>(p.bias));
+            if constexpr (kMajorB == Major::kK) acc.template finish<T>(row_of, n0, p.columns, p.epilogue);
+            acc.store(row_of, static_cast<T *>(p.out), p.out_stride, n0, p.columns);
         }
     }
 };
@@ -187,7 +214,7 @@ struct GatherKernel {
 template <MathMode kMode, Major kMajorB, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_gather_kernel(const GatherParams p) {
     extern __shared__ __align__(128) char shared[];
-    __shared__ uint16_t offsets[kMaxVolume];
+    __shared__ uint16_t offsets[FG_MAX_VOLUME];
     __shared__ int64_t tile_rows[Shape::kBlockM];
     const int64_t m0 = static_cast<int64_t>(blockIdx.x / p.column_tiles) * Shape::kBlockM;
     const int n0 = static_cast<int>(blockIdx.x % p.column_tiles) * Shape::kBlockN;
@@ -240,7 +267,8 @@ fg_status launch_mode(const GatherParams &p, const fg_plan &plan, fg_dtype dtype
 /* What both passes ask of a plan and of the kernel, under the names they share here. */
 struct Problem {
     const char *name;
-    const fg_tensor &in, &weight, &bias, &map, &order, &out, &workspace;
+    const fg_tensor &in, &weight, &map, &order, &out, &workspace;
+    SumEpilogue epilogue;
     const fg_order_sets &orders;
     fg_algorithm algorithm;
     fg_precision precision;
@@ -256,10 +284,10 @@ struct Problem {
     fg_status plan(const fg_queue *queue, fg_plan *result, int *num_sms, fg_error *error) const {
         int compute_capability;
         const fg_status status = device_properties(queue->device_index, num_sms, &compute_capability, error);
-        /* The plan sees that rows are whole 16-byte pieces, but not where they are. */
-        const bool near = 0 <= in.strides[0] && in.strides[0] <= INT32_MAX && in.shape[1] <= kMaxChannels / 2 &&
-                          out.shape[1] <= kMaxChannels / 2;
-        if (!in_aligned() || !weight_aligned() || !near) compute_capability = 80;
+        /* The plan sees that rows are whole 16-byte pieces, but not where they are; TF32 works on copies. */
+        const bool near = in.dtype == FG_FLOAT32 ||
+                          (in_aligned() && weight_aligned() && 0 <= in.strides[0] && in.strides[0] <= INT32_MAX);
+        if (!near || in.shape[1] > kMaxChannels / 4 || out.shape[1] > kMaxChannels / 4) compute_capability = 80;
         if (status != FG_OK) return status;
         const fg_conv_question question = {out.shape[0], in.shape[1], out.shape[1],       map.shape[0], in.dtype,
                                            precision,    *num_sms,    compute_capability, algorithm,    orders};
@@ -275,11 +303,30 @@ struct Problem {
         return set;
     }
 
+    /* The rounded copies that the Hopper kernel takes, in the workspace behind which partial sums lie. */
+    int64_t copied_elements(const fg_plan &chosen) const {
+        if (chosen.family != FG_FAMILY_SM90 || in.dtype != FG_FLOAT32) return 0;
+        return in.shape[0] * in.shape[1] + map.shape[0] * in.shape[1] * out.shape[1];
+    }
+
+    fg_status round_operands(GatherParams *p, float *copies, cudaStream_t stream, fg_error *error) const {
+        float *copied_weight = copies + in.shape[0] * p->depth;
+        const float *from = static_cast<const float *>(weight.data);
+        const int64_t weights = static_cast<int64_t>(p->columns) * p->volume * p->depth;
+        if (in.shape[0] > 0)
+            FG_CUDA(tf32_rows(static_cast<const float *>(p->in), p->in_stride, in.shape[0], p->depth, copies, stream));
+        if (major == Major::kK)
+            FG_CUDA(tf32_rows(from, weights, 1, weights, copied_weight, stream));
+        else
+            FG_CUDA(tf32_transposed(from, p->depth, p->volume, p->columns, copied_weight, stream));
+        p->in = copies;
+        p->in_stride = p->depth;
+        p->weight = copied_weight;
+        return FG_OK;
+    }
+
     fg_status run(const fg_queue *queue, fg_error *error) const {
         if (out.shape[0] == 0 || out.shape[1] == 0) return FG_OK;
-        if (map.shape[0] > kMaxVolume)
-            return fg_fail(error, FG_ERROR_VALUE, "weight: expected a kernel volume of at most %d, got %lld",
-                           kMaxVolume, static_cast<long long>(map.shape[0]));
         if (in.shape[1] > kMaxChannels || out.shape[1] > kMaxChannels)
             return fg_fail(error, FG_ERROR_VALUE, "weight: expected at most %lld channels, got %lld and %lld",
                            static_cast<long long>(kMaxChannels), static_cast<long long>(in.shape[1]),
@@ -298,13 +345,14 @@ struct Problem {
         GatherParams p = {};
         p.in = in.data;
         p.weight = weight.data;
-        p.bias = bias.present ? bias.data : nullptr;
+        p.epilogue = epilogue;
         p.map = static_cast<const int32_t *>(map.data);
         p.order = order_of(chosen);
         p.groups = chosen.groups > 0 ? chosen.groups : 1;
         p.splits = chosen.split_k / p.groups;
         p.out = out.data;
-        p.partials = chosen.split_k > 1 ? static_cast<float *>(workspace.data) : nullptr;
+        float *const copies = static_cast<float *>(workspace.data);
+        p.partials = chosen.split_k > 1 ? copies + copied_elements(chosen) : nullptr;
         p.in_stride = in.strides[0];
         p.out_stride = out.strides[0];
         p.rows = out.shape[0];
@@ -316,6 +364,10 @@ struct Problem {
         p.in_aligned = in_aligned();
         p.weight_aligned = weight_aligned();
         const cudaStream_t stream = stream_of(queue);
+        if (chosen.family == FG_FAMILY_SM90 && in.dtype == FG_FLOAT32) {
+            const fg_status rounded = round_operands(&p, copies, stream, error);
+            return rounded != FG_OK ? rounded : launch_gather_sm90(p, chosen, in.dtype, true, num_sms, stream, error);
+        }
         if (chosen.family == FG_FAMILY_SM90)
             return launch_gather_sm90(p, chosen, in.dtype, major == Major::kK, num_sms, stream, error);
         return major == Major::kK ? launch_mode<Major::kK>(p, chosen, in.dtype, precision, stream, error)
@@ -324,22 +376,26 @@ struct Problem {
 };
 
 Problem problem_of(const fg_conv_forward_params *p) {
-    return {"conv_forward", p->feats, p->weight,    p->bias,      p->map,    p->order, p->out,
-            p->workspace,   p->sets,  p->algorithm, p->precision, Major::kK, false};
+    const SumEpilogue epilogue = {p->bias.present ? p->bias.data : nullptr,
+                                  p->residual.present ? p->residual.data : nullptr, p->residual.strides[0],
+                                  p->activation};
+    return {"conv_forward", p->feats, p->weight,    p->map,       p->order,  p->out, p->workspace,
+            epilogue,       p->sets,  p->algorithm, p->precision, Major::kK, false};
 }
 
 Problem problem_of(const fg_conv_dgrad_params *p) {
-    static const fg_tensor no_bias = {};
-    return {"conv_dgrad", p->grad_out, p->weight,    no_bias,      p->map,     p->order,   p->grad_feats,
-            p->workspace, p->sets,     p->algorithm, p->precision, Major::kMN, p->mirrored};
+    return {"conv_dgrad", p->grad_out, p->weight,    p->map,       p->order,   p->grad_feats, p->workspace,
+            {},           p->sets,     p->algorithm, p->precision, Major::kMN, p->mirrored};
 }
 
 template <class Params>
 fg_status workspace_of(const Params *p, const fg_queue *queue, size_t *bytes, fg_error *error) {
     fg_plan plan;
     int num_sms;
-    const fg_status status = problem_of(p).plan(queue, &plan, &num_sms, error);
-    if (status == FG_OK) *bytes = static_cast<size_t>(plan.workspace_bytes);
+    const Problem problem = problem_of(p);
+    const fg_status status = problem.plan(queue, &plan, &num_sms, error);
+    if (status == FG_OK)
+        *bytes = static_cast<size_t>(plan.workspace_bytes) + problem.copied_elements(plan) * sizeof(float);
     return status;
 }
 

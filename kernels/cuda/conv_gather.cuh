@@ -4,18 +4,17 @@
 
 #include "../plan.h"
 #include "common.cuh"
+#include "conv_epilogue.cuh"
 
 namespace flexgemm {
-
-constexpr int kMaxVolume = 343; /* 7 x 7 x 7 */
 
 struct GatherParams {
     const void *in;       /* rows of `depth` elements, in_stride apart */
     const void *weight;   /* (columns, volume, depth) K-major or (depth, volume, columns) MN-major, contiguous */
-    const void *bias;     /* (columns) or NULL */
     const int32_t *map;   /* (volume, rows) */
     const int32_t *order; /* (groups, rows): slot -> row, for each group of rows of `map`; or NULL: a slot is its row */
     void *out;            /* (rows, columns), out_stride apart */
+    SumEpilogue epilogue; /* of the forward pass */
     float *partials;      /* (slices(), rows, columns) when the offsets are split, else NULL */
     int64_t in_stride, out_stride, rows;
     uint32_t in_rows;
@@ -49,7 +48,9 @@ struct GatherParams {
     }
 };
 
-/* 16-bit types, in_aligned and weight_aligned, 0 <= in_stride <= INT32_MAX, half of kMaxChannels at most. weight_is_k_major: the forward pass. (conv_gather_sm90.cu) */
+/* 16-bit types, in_aligned and weight_aligned; or float32 whose operands are rounded to TF32 already, the weight K-major.
+ * 0 <= in_stride <= INT32_MAX, a quarter of kMaxChannels at most. weight_is_k_major: the forward pass.
+ * (conv_gather_sm90.cu) */
 fg_status launch_gather_sm90(GatherParams p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major, int num_sms,
                              cudaStream_t stream, fg_error *error);
 

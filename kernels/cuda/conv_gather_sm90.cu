@@ -1,10 +1,10 @@
 /*
- * Forward and input gradient of sparse convolution on Hopper, 16-bit types: the sum of conv_gather.cu,
+ * Forward and input gradient of sparse convolution on Hopper, 16-bit types and TF32: the sum of conv_gather.cu,
  *
- *     out[m, :] = bias + sum_v W_v . in[map[v, m], :]
+ *     out[m, :] = activation(sum_v W_v . in[map[v, m], :] + bias + residual[m, :])
  *
  * with the multiplications by wgmma. Three warpgroups of a CTA share one pipeline of shared memory stages, each one
- * step of 64 channels at one offset v:
+ * step of 64 channels (TF32: of 32) at one offset v:
  *
  *   producer     gathers rows of `in` by 16-byte cp.async, zeros for missing neighbours; one of its threads has the
  *                copy engine bring W_v through a 3-D tensor map, which zero-fills a partial last step of channels;
@@ -33,13 +33,15 @@ constexpr int kWarpgroup = 128; /* threads */
 /* Both operands lie in 128-byte rows, whose 16-byte chunk c is stored as chunk c ^ (row % 8), from an address that is a
  * multiple of 1024 on. The copy engine writes the weights that way, the producer the rows that it gathers. A row of A is
  * one row of `in`; a row of B is one output channel's weights (K-major), or, transposed, 64 output channels of one
- * reduction channel, and a wider tile is such blocks of 64 one after another. */
+ * reduction channel, and a wider tile is such blocks of 64 one after another. wgmma transposes 16-bit operands only:
+ * TF32 has K-major weights in both passes. */
 constexpr int kSwizzleRowBytes = 128;
 constexpr int kSwizzleAtomBytes = 8 * kSwizzleRowBytes; /* after which the pattern repeats */
 
-constexpr int kBlockK = kSwizzleRowBytes / 2; /* 16-bit elements of the reduction in one step */
-constexpr int kWgmmaM = 64, kWgmmaK = 16;
-constexpr int kConsumers = 2; /* warpgroups, each with one block of 64 rows */
+template <typename T>
+constexpr int kBlockK = kSwizzleRowBytes / static_cast<int>(sizeof(T)); /* elements of the reduction in one step */
+constexpr int kWgmmaM = 64, kWgmmaBytes = 32;                           /* rows and reduction bytes of a wgmma */
+constexpr int kConsumers = 2;                                           /* warpgroups, each with one block of 64 rows */
 constexpr int kBlockM = kConsumers * kWgmmaM;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
@@ -56,7 +58,7 @@ struct Tile {
     static constexpr int kStageBytes = kBytesA + kBytesB;
     static constexpr int kProducerRegisters = kCtasPerSm == 1 ? 56 : 48;
     static constexpr int kConsumerRegisters = kCtasPerSm == 1 ? 224 : 96;
-    static_assert(kBlockN % kBlockK == 0, "whole blocks of 64 channels");
+    static_assert(kBlockN % 64 == 0, "whole blocks of 64 channels");
     static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kWarpgroup * kCtasPerSm <= 65536,
                   "the register file of a multiprocessor");
 };
@@ -106,8 +108,9 @@ struct Task {
 
 /* ---- producer ---- */
 
-template <class Tile, bool kKMajor>
+template <typename T, class Tile, bool kKMajor>
 struct Producer {
+    static constexpr int kElement = sizeof(T);
     static constexpr int kRowsPerPass = kWarpgroup / kChunksPerRow;
     static constexpr int kRowsPerThread = kBlockM / kRowsPerPass;
 
@@ -176,16 +179,16 @@ struct Producer {
             shared.step[place.stage] = step;
             ptx::mbarrier_arrive_expect_tx(full, Tile::kBytesB);
             if constexpr (kKMajor) {
-                ptx::tma_load_3d(b, &weight_map, full, 2 * k, v, n0);
+                ptx::tma_load_3d(b, &weight_map, full, kElement * k, v, n0);
             } else {
 #pragma unroll
-                for (int n = 0; n < Tile::kBlockN; n += kBlockK)
-                    ptx::tma_load_3d(b + n * kSwizzleRowBytes, &weight_map, full, 2 * (n0 + n), v, k);
+                for (int n = 0; n < Tile::kBlockN; n += kBlockK<T>)
+                    ptx::tma_load_3d(b + n * kSwizzleRowBytes, &weight_map, full, kElement * (n0 + n), v, k);
             }
         }
         const int chunk = threadIdx.x % kChunksPerRow, first = threadIdx.x / kChunksPerRow;
-        const int column = k + chunk * (kChunk / 2);
-        const char *in = static_cast<const char *>(p.in) + 2 * static_cast<int64_t>(column);
+        const int column = k + chunk * (kChunk / kElement);
+        const char *in = static_cast<const char *>(p.in) + kElement * static_cast<int64_t>(column);
         const uint32_t in_rows = column < p.depth ? p.in_rows : 0; /* past the last channel no row has anything */
         a += first * kSwizzleRowBytes + (chunk ^ first % 8) * kChunk;
 #pragma unroll
@@ -229,7 +232,7 @@ struct Producer {
 #pragma unroll
                 for (int j = 0; j < kRowsPerThread; ++j)
                     rows[j] = shared.map[buffer][i][threadIdx.x / kChunksPerRow + j * kRowsPerPass];
-                for (int k = 0; k < p.depth; k += kBlockK)
+                for (int k = 0; k < p.depth; k += kBlockK<T>)
                     load(rows, step, window.first + i * p.splits, k, window.task.n0);
             }
             if (next.task.index != window.task.index) end_tile();
@@ -237,6 +240,7 @@ struct Producer {
             buffer ^= 1;
             if (buffer == 0) parity ^= 1;
         }
+        ptx::cp_async_commit(); /* only groups can be waited for */
         ptx::cp_async_wait<0>(); /* no thread leaves with copies under way */
     }
 };
@@ -249,6 +253,13 @@ __device__ __forceinline__ uint32_t pack(float x, float y) {
     uint32_t word;
     memcpy(&word, pair, sizeof word);
     return word;
+}
+
+template <typename T>
+__device__ __forceinline__ float2 unpack(uint32_t word) {
+    T pair[2];
+    memcpy(pair, &word, sizeof word);
+    return make_float2(to_float(pair[0]), to_float(pair[1]));
 }
 
 /* Transposes the 4 x 4 words of four neighbouring lanes: lane i ends up with word i of lanes 0..3. */
@@ -266,10 +277,39 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
     }
 }
 
+/* Eight 16-bit elements of a row, as four words. */
+__device__ __forceinline__ bool are_chunks(const void *data, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(data) % kChunk == 0 && stride % 8 == 0;
+}
+
+__device__ __forceinline__ void load_chunk(uint32_t (&word)[4], const void *source, bool aligned) {
+    if (aligned) {
+        const uint4 chunk = *static_cast<const uint4 *>(source);
+        word[0] = chunk.x, word[1] = chunk.y, word[2] = chunk.z, word[3] = chunk.w;
+    } else {
+        const uint16_t *bits = static_cast<const uint16_t *>(source);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) word[i] = bits[2 * i] | static_cast<uint32_t>(bits[2 * i + 1]) << 16;
+    }
+}
+
+__device__ __forceinline__ void store_chunk(void *target, const uint32_t (&word)[4], bool aligned) {
+    if (aligned) {
+        *static_cast<uint4 *>(target) = make_uint4(word[0], word[1], word[2], word[3]);
+    } else {
+        uint16_t *bits = static_cast<uint16_t *>(target);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) bits[e] = static_cast<uint16_t>(word[e / 2] >> (e % 2 * 16));
+    }
+}
+
 /* D += A.B of 64 rows, B as the pass has it. */
 template <typename T, bool kKMajor, int kRegisters>
 __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b) {
-    if constexpr (std::is_same<T, __half>::value && kKMajor)
+    static_assert(sizeof(T) == 2 || kKMajor, "wgmma transposes 16-bit operands only");
+    if constexpr (std::is_same<T, float>::value)
+        ptx::wgmma_tf32(d, a, b, 1);
+    else if constexpr (std::is_same<T, __half>::value && kKMajor)
         ptx::wgmma_f16(d, a, b, 1);
     else if constexpr (std::is_same<T, __half>::value)
         ptx::wgmma_f16_kn(d, a, b, 1);
@@ -297,14 +337,15 @@ struct Consumer {
 
     __device__ void multiply(float (&d)[kRegisters]) {
         const char *a = shared.stages[place.stage], *b = a + Tile::kBytesA;
-        constexpr int kAdvanceA = kWgmmaK * 2 / 16, kAdvanceB = kKMajor ? kAdvanceA : kWgmmaK * kSwizzleRowBytes / 16;
+        constexpr int kSteps = kSwizzleRowBytes / kWgmmaBytes, kAdvanceA = kWgmmaBytes / 16;
+        constexpr int kAdvanceB = kKMajor ? kAdvanceA : kBlockK<T> / kSteps * kSwizzleRowBytes / 16;
         const uint64_t descriptor_a = ptx::wgmma_descriptor(a + consumer() * kWgmmaM * kSwizzleRowBytes);
         const uint64_t descriptor_b =
-            kKMajor ? ptx::wgmma_descriptor(b) : ptx::wgmma_descriptor(b, kBlockK * kSwizzleRowBytes);
+            kKMajor ? ptx::wgmma_descriptor(b) : ptx::wgmma_descriptor(b, kBlockK<T> * kSwizzleRowBytes);
         ptx::fence_proxy_async(); /* the rows of A came through the ordinary path, wgmma reads through another */
         ptx::wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < kBlockK / kWgmmaK; ++k)
+        for (int k = 0; k < kSteps; ++k)
             wgmma<T, kKMajor>(d, descriptor_a + k * kAdvanceA, descriptor_b + k * kAdvanceB);
         ptx::wgmma_commit();
     }
@@ -343,9 +384,11 @@ struct Consumer {
         return task.row_of(p, consumer() * kWgmmaM + warp * 16 + half * 8 + lane / 4);
     }
 
-    __device__ void store_partials(const float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
+    /* Sums as they are, to rows of `pitch` elements. */
+    __device__ void store_sums(const float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2],
+                               float *sums, int64_t pitch) {
         const int lane = threadIdx.x % 32;
-        float *partials = p.partials + task.slice * p.rows * p.columns;
+        const bool aligned = reinterpret_cast<uintptr_t>(sums) % sizeof(float2) == 0 && pitch % 2 == 0;
 #pragma unroll
         for (int j = 0; j < Tile::kBlockN / 8; ++j) {
             const int n = task.n0 + 8 * j + lane % 4 * 2;
@@ -353,43 +396,83 @@ struct Consumer {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 if (rows[half] < 0) continue;
-                *reinterpret_cast<float2 *>(partials + rows[half] * p.columns + n) =
-                    make_float2(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
+                const float2 pair = make_float2(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
+                float *target = sums + rows[half] * pitch + n;
+                if (aligned) {
+                    *reinterpret_cast<float2 *>(target) = pair;
+                } else {
+                    target[0] = pair.x;
+                    target[1] = pair.y;
+                }
             }
         }
     }
 
-    /* Four groups of 8 columns at a time: the lanes of a quad exchange pairs of columns, so that each has 16 bytes. */
+    /* d += bias + residual, four groups of 8 columns at a time. Of 16-bit rows each lane of a quad reads 16 bytes and they
+     * exchange pairs of columns. */
+    __device__ void add(float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
+        const T *bias = static_cast<const T *>(p.epilogue.bias),
+                *residual = static_cast<const T *>(p.epilogue.residual);
+        const int64_t pitch = p.epilogue.residual_stride;
+        const int lane = threadIdx.x % 32;
+        const bool aligned = are_chunks(residual, pitch);
+#pragma unroll
+        for (int j = 0; j < Tile::kBlockN / 8; j += 4) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int n = task.n0 + 8 * (j + i) + lane % 4 * 2;
+                if (n >= p.columns) continue;
+                float *pair = &d[4 * (j + i)];
+                const float x = bias ? to_float(bias[n]) : 0.0f, y = bias ? to_float(bias[n + 1]) : 0.0f;
+                pair[0] += x, pair[1] += y;
+                pair[2] += x, pair[3] += y;
+                if constexpr (std::is_same<T, float>::value) {
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        if (!residual || rows[half] < 0) continue;
+                        pair[2 * half] += residual[rows[half] * pitch + n];
+                        pair[2 * half + 1] += residual[rows[half] * pitch + n + 1];
+                    }
+                }
+            }
+            if constexpr (sizeof(T) == 2) {
+                if (!residual) continue;
+                const int n = task.n0 + 8 * (j + lane % 4);
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    uint32_t word[4] = {};
+                    if (rows[half] >= 0 && n < p.columns) load_chunk(word, residual + rows[half] * pitch + n, aligned);
+                    transpose_quad(word, lane);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const float2 addend = unpack<T>(word[i]);
+                        d[4 * (j + i) + 2 * half] += addend.x;
+                        d[4 * (j + i) + 2 * half + 1] += addend.y;
+                    }
+                }
+            }
+        }
+    }
+
+    /* Of 16-bit rows: the way of the residual back. */
     __device__ void store(const float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
         const int lane = threadIdx.x % 32;
-        const T *bias = static_cast<const T *>(p.bias);
-        const bool aligned = reinterpret_cast<uintptr_t>(p.out) % kChunk == 0 && p.out_stride % 8 == 0;
+        const bool aligned = are_chunks(p.out, p.out_stride);
 #pragma unroll
         for (int j = 0; j < Tile::kBlockN / 8; j += 4) {
             uint32_t word[2][4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int n = task.n0 + 8 * (j + i) + lane % 4 * 2;
-                const bool biased = bias && n < p.columns;
-                const float bias_x = biased ? to_float(bias[n]) : 0.0f, bias_y = biased ? to_float(bias[n + 1]) : 0.0f;
                 const float *pair = &d[4 * (j + i)];
-                word[0][i] = pack<T>(pair[0] + bias_x, pair[1] + bias_y);
-                word[1][i] = pack<T>(pair[2] + bias_x, pair[3] + bias_y);
+                word[0][i] = pack<T>(pair[0], pair[1]);
+                word[1][i] = pack<T>(pair[2], pair[3]);
             }
             const int n = task.n0 + 8 * (j + lane % 4);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 transpose_quad(word[half], lane);
                 if (rows[half] < 0 || n >= p.columns) continue;
-                T *target = static_cast<T *>(p.out) + rows[half] * p.out_stride + n;
-                if (aligned) {
-                    *reinterpret_cast<uint4 *>(target) =
-                        make_uint4(word[half][0], word[half][1], word[half][2], word[half][3]);
-                } else {
-                    uint16_t *bits = reinterpret_cast<uint16_t *>(target);
-#pragma unroll
-                    for (int e = 0; e < 8; ++e) bits[e] = static_cast<uint16_t>(word[half][e / 2] >> (e % 2 * 16));
-                }
+                store_chunk(static_cast<T *>(p.out) + rows[half] * p.out_stride + n, word[half], aligned);
             }
         }
     }
@@ -403,8 +486,16 @@ struct Consumer {
             const bool any = accumulate(d);
             if (p.partials && !any) continue; /* nobody reads the partial sums of rows without neighbours */
             const int64_t rows[2] = {row_of(task, 0), row_of(task, 1)};
-            if (p.partials)
-                store_partials(d, task, rows);
+            if (p.partials) {
+                store_sums(d, task, rows, p.partials + task.slice * p.rows * p.columns, p.columns);
+                continue;
+            }
+            if constexpr (kKMajor) { /* the forward pass */
+                add(d, task, rows);
+                activate(d, p.epilogue.activation);
+            }
+            if constexpr (std::is_same<T, float>::value)
+                store_sums(d, task, rows, static_cast<float *>(p.out), p.out_stride);
             else
                 store(d, task, rows);
         }
@@ -430,7 +521,8 @@ __global__ void __launch_bounds__(kThreads, Tile::kCtasPerSm)
     __syncthreads();
     if (threadIdx.x < kWarpgroup) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-        Producer<Tile, kKMajor>{p, weight_map, static_cast<uint32_t>(2 * p.in_stride), shared, {}}.run(tasks);
+        Producer<T, Tile, kKMajor>{p, weight_map, static_cast<uint32_t>(sizeof(T) * p.in_stride), shared, {}}.run(
+            tasks);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
         Consumer<T, Tile, kKMajor>{p, shared, {}}.run(tasks);
@@ -449,7 +541,7 @@ fg_status launch(GatherParams p, int num_sms, cudaStream_t stream, fg_error *err
     const int64_t rows = kKMajor ? p.columns : p.depth;
     const int64_t row_bytes = static_cast<int64_t>(sizeof(T)) * (kKMajor ? p.depth : p.columns);
     const TensorRows weight = {p.weight, row_bytes, p.volume, rows, row_bytes, p.volume * row_bytes};
-    const fg_status status = encode_tensor_map(&weight_map, weight, 1, kKMajor ? Tile::kBlockN : kBlockK, error);
+    const fg_status status = encode_tensor_map(&weight_map, weight, 1, kKMajor ? Tile::kBlockN : kBlockK<T>, error);
     if (status != FG_OK) return status;
 
     const auto kernel = conv_gather_sm90_kernel<T, Tile, kKMajor>;
@@ -474,6 +566,7 @@ fg_status launch_tile(const GatherParams &p, const fg_plan &plan, int num_sms, c
 
 fg_status launch_gather_sm90(GatherParams p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major, int num_sms,
                              cudaStream_t stream, fg_error *error) {
+    if (dtype == FG_FLOAT32) return launch_tile<float, true>(p, plan, num_sms, stream, error);
     if (dtype == FG_FLOAT16)
         return weight_is_k_major ? launch_tile<__half, true>(p, plan, num_sms, stream, error)
                                  : launch_tile<__half, false>(p, plan, num_sms, stream, error);

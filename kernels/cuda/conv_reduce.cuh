@@ -1,6 +1,6 @@
 /*
  * The second half of a convolution whose offsets were cut into slices: for each row the sum of its partial sums, slice 0
- * first, plus the bias, converted. Always the same order, hence always the same bits.
+ * first, then what the epilogue adds and the activation. Always the same order, hence always the same bits.
  *
  * A row without neighbours at a slice's offsets has no partial sum there: tiles of such rows write none. A look at the
  * row's column of the map tells which ones exist, and saves reading about a third of them when groups are small.
@@ -35,13 +35,17 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const Gat
     };
     const bool aligned = reinterpret_cast<uintptr_t>(p.out) % sizeof(Outputs) == 0 && p.out_stride % kWidth == 0;
     const int lane = threadIdx.x % 32;
-    const T *bias = static_cast<const T *>(p.bias);
+    const SumEpilogue &epilogue = p.epilogue;
+    const T *bias = static_cast<const T *>(epilogue.bias), *addends = static_cast<const T *>(epilogue.residual);
+    const bool addends_aligned =
+        reinterpret_cast<uintptr_t>(addends) % sizeof(Outputs) == 0 && epilogue.residual_stride % kWidth == 0;
     const int64_t slice_stride = p.rows * p.columns;
     const int64_t warps = static_cast<int64_t>(gridDim.x) * (kReduceThreads / 32);
     for (int64_t row = (static_cast<int64_t>(blockIdx.x) * kReduceThreads + threadIdx.x) / 32; row < p.rows;
          row += warps) {
         const uint64_t slices = slices_of_row(p, row);
         const float *partials = p.partials + row * p.columns;
+        const T *residual = addends ? addends + row * epilogue.residual_stride : nullptr;
         T *out = static_cast<T *>(p.out) + row * p.out_stride;
         for (int n = lane * kWidth; n < p.columns; n += 32 * kWidth) {
             Floats sum = {};
@@ -51,10 +55,19 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const Gat
 #pragma unroll
                 for (int i = 0; i < kWidth; ++i) sum.at[i] += partial.at[i];
             }
-            Outputs outputs;
+            Outputs addend = {}, outputs;
+            if (residual && addends_aligned) {
+                addend = *reinterpret_cast<const Outputs *>(residual + n);
+            } else if (residual) {
 #pragma unroll
-            for (int i = 0; i < kWidth; ++i)
-                outputs.at[i] = from_float<T>(sum.at[i] + (bias ? to_float(bias[n + i]) : 0.0f));
+                for (int i = 0; i < kWidth; ++i) addend.at[i] = residual[n + i];
+            }
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) {
+                if (bias) sum.at[i] += to_float(bias[n + i]);
+                sum.at[i] += to_float(addend.at[i]);
+                outputs.at[i] = from_float<T>(activated(sum.at[i], epilogue.activation));
+            }
             if (aligned) {
                 *reinterpret_cast<Outputs *>(out + n) = outputs;
             } else {

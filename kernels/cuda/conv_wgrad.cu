@@ -10,29 +10,18 @@
  *
  * Slices meet as float32 partial sums in the workspace and are added in a fixed order: the same bits every time.
  *
- * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later.
+ * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later. The plan may name the kernel of conv_wgrad_sm90.cu
+ * instead.
  */
-#include "../plan.h"
 #include "backend.cuh"
 #include "column_sum.cuh"
-#include "common.cuh"
+#include "conv_wgrad.cuh"
 #include "mma_tile.cuh"
 #include "split_k.cuh"
+#include "tf32.cuh"
 
 namespace flexgemm {
 namespace {
-
-struct WgradParams {
-    const void *grad_out; /* (rows, co), grad_stride apart */
-    const void *feats;    /* (in_rows, ci), feats_stride apart */
-    const int32_t *map;   /* (volume, rows) */
-    void *grad_weight;    /* (co, volume, ci) */
-    float *partials;      /* (gridDim.z, co, volume, ci) when the rows are split, else NULL */
-    int64_t grad_stride, feats_stride, rows, rows_per_slice;
-    uint32_t in_rows;
-    int volume, co, ci, ci_tiles;
-    bool grad_aligned, feats_aligned;
-};
 
 /* Ring of (output row, input row) pairs in shared memory, filled by the whole CTA a window of map entries at a time.
  * Every warp looks at the whole window and counts for itself, so that all agree on the length without talking. */
@@ -121,9 +110,22 @@ struct WgradKernel {
         }
     }
 
+    /* One sum of the CTA's slice in plain float32, where split factors gave NaN; see conv_gather.cu. */
+    __device__ __noinline__ static float plain_sum(const WgradParams &p, int64_t begin, int rows, int co, int ci) {
+        float sum = 0.0f;
+        for (int64_t m = begin; m < begin + rows && !isnan(sum); ++m) {
+            const auto row = static_cast<uint32_t>(p.map[blockIdx.y * p.rows + m]);
+            if (row < p.in_rows)
+                sum = fmaf(static_cast<const float *>(p.grad_out)[m * p.grad_stride + co],
+                           static_cast<const float *>(p.feats)[row * p.feats_stride + ci], sum);
+        }
+        return sum;
+    }
+
     __device__ static void run(const WgradParams &p, char *shared, PairQueue::Storage &storage) {
-        const int co0 = static_cast<int>(blockIdx.x / p.ci_tiles) * Shape::kBlockM;
-        const int ci0 = static_cast<int>(blockIdx.x % p.ci_tiles) * Shape::kBlockN;
+        const int ci_tiles = ceil_div(p.ci, Shape::kBlockN);
+        const int co0 = static_cast<int>(blockIdx.x) / ci_tiles * Shape::kBlockM;
+        const int ci0 = static_cast<int>(blockIdx.x) % ci_tiles * Shape::kBlockN;
         const int v = blockIdx.y;
         const int64_t begin = blockIdx.z * p.rows_per_slice;
         const int64_t left = p.rows - begin;
@@ -165,13 +167,16 @@ struct WgradKernel {
             load_stage = load_stage + 1 < Shape::kStages ? load_stage + 1 : 0;
         }
 
+        if constexpr (kMode == MathMode::kIeee)
+            acc.replace_nan(ci0, [&](int slot, int ci) {
+                return co0 + slot < p.co && ci < p.ci ? plain_sum(p, begin, rows, co0 + slot, ci) : 0.0f;
+            });
         const int64_t stride = static_cast<int64_t>(p.volume) * p.ci, offset = static_cast<int64_t>(v) * p.ci;
         if (p.partials) {
             float *partial = p.partials + blockIdx.z * p.co * stride + offset;
-            acc.store(partial, stride, co0, p.co, ci0, p.ci, static_cast<const float *>(nullptr));
+            acc.store(partial, stride, co0, p.co, ci0, p.ci);
         } else {
-            acc.store(static_cast<T *>(p.grad_weight) + offset, stride, co0, p.co, ci0, p.ci,
-                      static_cast<const T *>(nullptr));
+            acc.store(static_cast<T *>(p.grad_weight) + offset, stride, co0, p.co, ci0, p.ci);
         }
     }
 };
@@ -186,11 +191,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_wgrad
 }
 
 template <MathMode kMode, class Shape>
-fg_status launch(WgradParams p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
+fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
     using Kernel = WgradKernel<kMode, Shape>;
     using T = typename Kernel::T;
-    p.ci_tiles = ceil_div(p.ci, Shape::kBlockN);
-    const int64_t tiles = static_cast<int64_t>(ceil_div(p.co, Shape::kBlockM)) * p.ci_tiles;
+    const int64_t tiles = static_cast<int64_t>(ceil_div(p.co, Shape::kBlockM)) * ceil_div(p.ci, Shape::kBlockN);
     if (tiles > INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "grad_weight: %d x %d channels need more tiles than one launch can have",
                        p.co, p.ci);
@@ -238,6 +242,29 @@ fg_status zero(const fg_tensor &tensor, cudaStream_t stream, fg_error *error) {
     return FG_OK;
 }
 
+/* 16-byte pieces from one end to the other, and a pitch of 32 bits. */
+bool rows_are_near(const fg_tensor &rows) {
+    return chunks_aligned(rows.data, rows.strides[0], rows.shape[1], rows.dtype) && 0 <= rows.strides[0] &&
+           rows.strides[0] <= INT32_MAX;
+}
+
+/* The rounded copies of both operands that the Hopper kernel takes, in the workspace behind which partial sums lie. */
+int64_t copied_elements(const fg_conv_wgrad_params *p, const fg_plan &plan) {
+    if (plan.family != FG_FAMILY_SM90 || p->feats.dtype != FG_FLOAT32) return 0;
+    return p->grad_out.shape[0] * p->grad_out.shape[1] + p->feats.shape[0] * p->feats.shape[1];
+}
+
+fg_status round_operands(WgradParams *w, float *copies, cudaStream_t stream, fg_error *error) {
+    float *feats = copies + w->rows * w->co;
+    FG_CUDA(tf32_rows(static_cast<const float *>(w->grad_out), w->grad_stride, w->rows, w->co, copies, stream));
+    FG_CUDA(tf32_rows(static_cast<const float *>(w->feats), w->feats_stride, w->in_rows, w->ci, feats, stream));
+    w->grad_out = copies;
+    w->feats = feats;
+    w->grad_stride = w->co;
+    w->feats_stride = w->ci;
+    return FG_OK;
+}
+
 /* The two outputs use the workspace one after the other. */
 fg_status make_plans(const fg_conv_wgrad_params *p, const fg_queue *queue, fg_plan *weight, fg_plan *bias,
                      fg_error *error) {
@@ -245,7 +272,12 @@ fg_status make_plans(const fg_conv_wgrad_params *p, const fg_queue *queue, fg_pl
     const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
     if (status != FG_OK) return status;
     const int64_t rows = p->grad_out.shape[0], co = p->grad_out.shape[1], ci = p->feats.shape[1];
-    *weight = fg_plan_conv_wgrad(rows, ci, co, p->map.shape[0], p->feats.dtype, num_sms);
+    const int64_t volume = p->map.shape[0];
+    /* The plan sees that rows are whole 16-byte pieces, but not where they are. */
+    const bool near =
+        rows_are_near(p->grad_out) && rows_are_near(p->feats) && co <= kMaxChannels && ci <= kMaxChannels / volume;
+    if (!near) compute_capability = 80;
+    *weight = fg_plan_conv_wgrad(rows, ci, co, volume, p->feats.dtype, num_sms, compute_capability);
     *bias = fg_plan_column_sum(rows, co, num_sms);
     return FG_OK;
 }
@@ -264,7 +296,8 @@ fg_status weight_gradient(const fg_conv_wgrad_params *p, const fg_plan &plan, cu
     w.feats = p->feats.data;
     w.map = static_cast<const int32_t *>(p->map.data);
     w.grad_weight = p->grad_weight.data;
-    w.partials = plan.split_k > 1 ? static_cast<float *>(p->workspace.data) : nullptr;
+    float *workspace = static_cast<float *>(p->workspace.data);
+    w.partials = plan.split_k > 1 ? workspace + copied_elements(p, plan) : nullptr;
     w.grad_stride = p->grad_out.strides[0];
     w.feats_stride = p->feats.strides[0];
     w.rows = rows;
@@ -275,6 +308,13 @@ fg_status weight_gradient(const fg_conv_wgrad_params *p, const fg_plan &plan, cu
     w.ci = static_cast<int>(ci);
     w.grad_aligned = chunks_aligned(w.grad_out, w.grad_stride, co, p->grad_out.dtype);
     w.feats_aligned = chunks_aligned(w.feats, w.feats_stride, ci, p->feats.dtype);
+    if (plan.family == FG_FAMILY_SM90) {
+        if (p->feats.dtype == FG_FLOAT32) {
+            const fg_status status = round_operands(&w, workspace, stream, error);
+            if (status != FG_OK) return status;
+        }
+        return launch_wgrad_sm90(w, plan, p->feats.dtype, stream, error);
+    }
     return launch_mode(w, plan, p->feats.dtype, p->precision, stream, error);
 }
 
@@ -284,7 +324,8 @@ fg_status conv_wgrad_workspace(const fg_conv_wgrad_params *p, const fg_queue *qu
     fg_plan weight, bias;
     const fg_status status = make_plans(p, queue, &weight, &bias, error);
     if (status != FG_OK) return status;
-    const int64_t weight_bytes = p->grad_weight.present ? weight.workspace_bytes : 0;
+    const int64_t copied_bytes = copied_elements(p, weight) * static_cast<int64_t>(sizeof(float));
+    const int64_t weight_bytes = p->grad_weight.present ? weight.workspace_bytes + copied_bytes : 0;
     const int64_t bias_bytes = p->grad_bias.present ? bias.workspace_bytes : 0;
     *bytes = static_cast<size_t>(weight_bytes > bias_bytes ? weight_bytes : bias_bytes);
     return FG_OK;

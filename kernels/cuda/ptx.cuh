@@ -33,9 +33,33 @@ __device__ __forceinline__ void cp_async_16_or_zeros(void *shared, const void *g
         : "memory");
 }
 
+/* The same through L1, for rows that the CTA soon asks for again. */
+__device__ __forceinline__ void cp_async_16_or_zeros_cached(void *shared, const void *global, bool zeros) {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred zeros;\n\t"
+        "setp.ne.b32 zeros, %2, 0;\n\t"
+        "cp.async.ca.shared.global.L2::128B [%0], [%1], 16, zeros;\n\t"
+        "}" ::"r"(shared_address(shared)),
+        "l"(global), "r"(static_cast<int>(zeros))
+        : "memory");
+}
+
 /* Asynchronous 4-byte copy global -> shared. */
 __device__ __forceinline__ void cp_async_4(void *shared, const void *global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+}
+
+/* The same, or a zero without reading the source. */
+__device__ __forceinline__ void cp_async_4_or_zero(void *shared, const void *global, bool zero) {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred zero;\n\t"
+        "setp.ne.b32 zero, %2, 0;\n\t"
+        "cp.async.ca.shared.global.L2::128B [%0], [%1], 4, zero;\n\t"
+        "}" ::"r"(shared_address(shared)),
+        "l"(global), "r"(static_cast<int>(zero))
+        : "memory");
 }
 
 /* 16 bytes, of which the first `bytes` (0 to 16) are copied: the ragged end of a row. */
@@ -273,7 +297,7 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void *shared, uint32_
 
 /* D = A.B^T, or D += A.B^T when `accumulate`: 64 rows of A and 64, 96, 128, 192 or 256 of B (overloads), 32 bytes of K, float32
  * accumulators. Warp w of the warpgroup holds rows 16 w .. 16 w + 15, each thread d[4 j + 2 half + i] = row
- * group + 8 half, column 8 j + 2 thread_in_group + i. _kn: B lies transposed, K x N. */
+ * group + 8 half, column 8 j + 2 thread_in_group + i. _km: A lies transposed, K x M; _kn: B does, K x N. */
 #define FG_FLOATS_16(d, i)                                                                                             \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]), "+f"(d[i + 11]), "+f"(d[i + 12]),             \
@@ -354,6 +378,9 @@ FG_WGMMA(wgmma_f16, "k16.f32.f16.f16", ", 0, 0")
 FG_WGMMA(wgmma_bf16, "k16.f32.bf16.bf16", ", 0, 0")
 FG_WGMMA(wgmma_f16_kn, "k16.f32.f16.f16", ", 0, 1")
 FG_WGMMA(wgmma_bf16_kn, "k16.f32.bf16.bf16", ", 0, 1")
+FG_WGMMA(wgmma_f16_km_kn, "k16.f32.f16.f16", ", 1, 1")
+FG_WGMMA(wgmma_bf16_km_kn, "k16.f32.bf16.bf16", ", 1, 1")
+FG_WGMMA(wgmma_tf32, "k8.f32.tf32.tf32", "")
 FG_WGMMA(wgmma_e4m3_e4m3, "k32.f32.e4m3.e4m3", "")
 FG_WGMMA(wgmma_e4m3_e5m2, "k32.f32.e4m3.e5m2", "")
 FG_WGMMA(wgmma_e5m2_e4m3, "k32.f32.e5m2.e4m3", "")
