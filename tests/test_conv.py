@@ -156,12 +156,14 @@ def test_forward_without_bias(backend, case, mode):
 
 
 @every_mode
-def test_each_gradient_alone_equals_both(backend, mode):
-    p = Problem(SMALL[1], mode)
+@cases([Case(ci=33, co=65), Case(n=1500, ci=64, co=128)])
+def test_each_gradient_alone_equals_both(backend, case, mode):
+    p = Problem(case, mode)
     weight, bias = guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, precision=p.precision)
     for name, both in (("weight", weight), ("bias", bias)):
         alone = guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, outputs=(name,), precision=p.precision)
         assert_same_bits(alone, both, name)
+    assert guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, outputs=(), precision=p.precision) == []
 
 
 # ---- orders of the rows: a matter of speed alone ----

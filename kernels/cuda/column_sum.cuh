@@ -8,62 +8,75 @@
 
 namespace flexgemm {
 
-constexpr int kSumThreads = 256;
-
-/* A CTA's threads: some side by side, each with kVector columns that it reads at once, the rest on rows taken in turn.
- * Eight times 16 bytes are a whole line; where rows do not allow that, single elements of 32 columns. */
-template <typename In, int kVector>
-struct SumShape {
-    static constexpr int kAcross = kVector > 1 ? 8 : 32, kDown = kSumThreads / kAcross, kColumns = kAcross * kVector;
+/* A CTA's part: some threads side by side, each with kVector columns that it reads at once, the rest on rows taken in
+ * turn. Eight times 16 bytes are a whole line; where rows do not allow that, single elements of 32 columns. */
+template <typename In, int kVector, int kThreads>
+struct ColumnSum {
+    static constexpr int kAcross = kVector > 1 ? 8 : 32, kDown = kThreads / kAcross, kColumns = kAcross * kVector;
     struct alignas(kVector * sizeof(In)) Vector {
         In x[kVector];
     };
+    using Sums = float[kDown][kColumns]; /* in shared memory */
+    static_assert(kColumns <= kThreads, "a thread for each sum");
+
+    /* Rows begin .. end of the columns from column0 on, of which there are `columns` in all, a multiple of kVector.
+     * Returns the sum of column column0 + threadIdx.x. */
+    __device__ static float run(const In *in, int64_t stride, int64_t begin, int64_t end, int64_t column0,
+                                int64_t columns, Sums &sums) {
+        const int x = threadIdx.x % kAcross, y = threadIdx.x / kAcross;
+        const int64_t column = column0 + x * kVector;
+        float sum[kVector] = {};
+        if (column < columns) {
+#pragma unroll 4
+            for (int64_t m = begin + y; m < end; m += kDown) {
+                const Vector vector = *reinterpret_cast<const Vector *>(in + m * stride + column);
+#pragma unroll
+                for (int i = 0; i < kVector; ++i) sum[i] += to_float(vector.x[i]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) sums[y][x * kVector + i] = sum[i];
+        __syncthreads();
+        float total = 0.0f;
+        if (threadIdx.x < kColumns) {
+#pragma unroll
+            for (int i = 0; i < kDown; ++i) total += sums[i][threadIdx.x];
+        }
+        return total;
+    }
 };
+
+constexpr int kColumnSumThreads = 256;
 
 /* out[slice, c] = sum of in[m, c] over the rows of slice blockIdx.y. */
 template <typename In, typename Out, int kVector>
-__global__ void __launch_bounds__(kSumThreads)
+__global__ void __launch_bounds__(kColumnSumThreads)
     column_sum_kernel(const In *in, int64_t stride, int64_t rows, int64_t rows_per_slice, int64_t columns, Out *out) {
-    using Shape = SumShape<In, kVector>;
-    __shared__ float sums[Shape::kDown][Shape::kColumns];
-    const int x = threadIdx.x % Shape::kAcross, y = threadIdx.x / Shape::kAcross;
-    const int64_t column0 = static_cast<int64_t>(blockIdx.x) * Shape::kColumns, column = column0 + x * kVector;
-    const int64_t begin = blockIdx.y * rows_per_slice;
-    const int64_t end = begin + rows_per_slice < rows ? begin + rows_per_slice : rows;
-    float sum[kVector] = {};
-    if (column < columns) { /* which is a multiple of kVector */
-#pragma unroll 4
-        for (int64_t m = begin + y; m < end; m += Shape::kDown) {
-            const auto vector = *reinterpret_cast<const typename Shape::Vector *>(in + m * stride + column);
-#pragma unroll
-            for (int i = 0; i < kVector; ++i) sum[i] += to_float(vector.x[i]);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) sums[y][x * kVector + i] = sum[i];
-    __syncthreads();
-    const int c = threadIdx.x;
-    if (c >= Shape::kColumns || column0 + c >= columns) return;
-    float total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < Shape::kDown; ++i) total += sums[i][c];
-    out[blockIdx.y * columns + column0 + c] = from_float<Out>(total);
+    using Sum = ColumnSum<In, kVector, kColumnSumThreads>;
+    __shared__ typename Sum::Sums sums;
+    const int64_t begin = blockIdx.y * rows_per_slice, column0 = static_cast<int64_t>(blockIdx.x) * Sum::kColumns;
+    const float sum = Sum::run(in, stride, begin, min(begin + rows_per_slice, rows), column0, columns, sums);
+    const int64_t column = column0 + threadIdx.x;
+    if (threadIdx.x < Sum::kColumns && column < columns) out[blockIdx.y * columns + column] = from_float<Out>(sum);
+}
+
+template <int kVector, typename In, typename Out>
+cudaError_t launch_column_sum(const In *in, int64_t stride, int64_t rows, int64_t columns, int slices, Out *out,
+                              cudaStream_t stream) {
+    constexpr int kColumns = ColumnSum<In, kVector, kColumnSumThreads>::kColumns;
+    const dim3 grid(static_cast<unsigned int>(ceil_div<int64_t>(columns, kColumns)), static_cast<unsigned int>(slices));
+    column_sum_kernel<In, Out, kVector>
+        <<<grid, kColumnSumThreads, 0, stream>>>(in, stride, rows, ceil_div<int64_t>(rows, slices), columns, out);
+    return cudaGetLastError();
 }
 
 template <typename In, typename Out>
 cudaError_t column_sum_slices(const In *in, int64_t stride, int64_t rows, int64_t columns, int slices, Out *out,
                               cudaStream_t stream) {
     constexpr int kVector = 16 / sizeof(In);
-    const bool aligned = reinterpret_cast<uintptr_t>(in) % 16 == 0 && stride % kVector == 0 && columns % kVector == 0;
-    const int64_t rows_per_slice = ceil_div<int64_t>(rows, slices);
-    const int width = aligned ? SumShape<In, kVector>::kColumns : SumShape<In, 1>::kColumns;
-    const dim3 grid(static_cast<unsigned int>(ceil_div<int64_t>(columns, width)), static_cast<unsigned int>(slices));
-    if (aligned)
-        column_sum_kernel<In, Out, kVector>
-            <<<grid, kSumThreads, 0, stream>>>(in, stride, rows, rows_per_slice, columns, out);
-    else
-        column_sum_kernel<In, Out, 1><<<grid, kSumThreads, 0, stream>>>(in, stride, rows, rows_per_slice, columns, out);
-    return cudaGetLastError();
+    if (reinterpret_cast<uintptr_t>(in) % 16 == 0 && stride % kVector == 0 && columns % kVector == 0)
+        return launch_column_sum<kVector>(in, stride, rows, columns, slices, out, stream);
+    return launch_column_sum<1>(in, stride, rows, columns, slices, out, stream);
 }
 
 /* partials: (slices, columns), where there is more than one slice. */

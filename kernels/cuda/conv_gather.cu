@@ -313,8 +313,7 @@ struct Problem {
         float *copied_weight = copies + in.shape[0] * p->depth;
         const float *from = static_cast<const float *>(weight.data);
         const int64_t weights = static_cast<int64_t>(p->columns) * p->volume * p->depth;
-        if (in.shape[0] > 0)
-            FG_CUDA(tf32_rows(static_cast<const float *>(p->in), p->in_stride, in.shape[0], p->depth, copies, stream));
+        FG_CUDA(tf32_rows(static_cast<const float *>(p->in), p->in_stride, in.shape[0], p->depth, copies, stream));
         if (major == Major::kK)
             FG_CUDA(tf32_rows(from, weights, 1, weights, copied_weight, stream));
         else

@@ -23,14 +23,17 @@
  * mostly what the last one did, and L2 holds it. With several offsets, rows are there for any of them, and a piece that
  * is missing costs its place in the product but no bytes from L2, which are what limits such tiles.
  *
+ * The bias gradient, sums of the columns of grad_out, is the work of further CTAs of the same launch: beside the others
+ * they cost little, and small scenes are spared the launches.
+ *
  * Slices meet as float32 partial sums in the workspace and are added in a fixed order: the same bits every time.
  * A row of grad_out that is not finite spoils its tile at all offsets of the tile, not only where it has neighbours.
  */
 #include <type_traits>
 
+#include "column_sum.cuh"
 #include "conv_wgrad.cuh"
 #include "ptx.cuh"
-#include "split_k.cuh"
 
 namespace flexgemm {
 namespace {
@@ -103,8 +106,16 @@ struct Place {
     }
 };
 
-/* One CTA's share of the work. Tiles of the same rows run side by side, so that they share them in L2, and the middle
- * columns come first: they are those of the middle offset, at which the most rows have a neighbour. */
+/* Elements of the outputs, one after the other in the partial sums of a slice. */
+__host__ __device__ inline int64_t weights_of(const WgradParams &p) {
+    return p.grad_weight ? static_cast<int64_t>(p.co) * p.volume * p.ci : 0;
+}
+__host__ __device__ inline int64_t partial_pitch(const WgradParams &p) {
+    return weights_of(p) + (p.grad_bias ? p.co : 0);
+}
+
+/* One CTA's share of the weight gradient. Tiles of the same rows run side by side, so that they share them in L2, and
+ * the middle columns come first: they are those of the middle offset, at which the most rows have a neighbour. */
 template <class Tile>
 struct Task {
     int co0;                   /* output channels co0 .. co0 + kBlockM */
@@ -139,7 +150,7 @@ struct Producer {
     static constexpr int kRowsPerThread = kBlockK<T> / kRowsPerPass;
     static constexpr int kUnroll = kTransposes ? 1 : 8;                       /* blocks */
     static constexpr int kPieces = kTransposes ? kBlockChannels / kOctet : 1; /* of a row, in a block */
-    static_assert(kBlockK < T > -1 + kWindow <= kCapacity && kCapacity % kBlockK<T> == 0,
+    static_assert(kWindow + kBlockK<T> <= kCapacity && kCapacity % kBlockK<T> == 0,
                   "a step lies in the queue without a break");
 
     const WgradParams &p;
@@ -401,19 +412,63 @@ struct Consumer {
 #pragma unroll
             for (float &sum : d[i]) sum = 0.0f;
         accumulate(d);
-        const int64_t outputs = static_cast<int64_t>(p.co) * p.volume * p.ci;
         if (p.partials)
-            store(d, p.partials + task.slice * outputs);
+            store(d, p.partials + task.slice * partial_pitch(p));
         else
             store(d, static_cast<T *>(p.grad_weight));
     }
 };
 
+/* ---- bias gradient ---- */
+
+/* Output channels of a CTA: a line of 16-bit elements, a line of float32. */
+template <typename T>
+constexpr int kBiasChannels = kRowBytes / static_cast<int>(sizeof(T));
+
+template <typename T, int kVector>
+__device__ void sum_bias(const WgradParams &p, int index, char *dynamic) {
+    using Sum = ColumnSum<T, kVector, kThreads>;
+    static_assert(Sum::kColumns == kBiasChannels<T>, "as the launch counts CTAs");
+    const int groups = ceil_div(p.co, Sum::kColumns), slice = index / groups;
+    const int64_t begin = slice * p.rows_per_slice, end = min(begin + p.rows_per_slice, p.rows);
+    const int co0 = index % groups * Sum::kColumns, co = co0 + static_cast<int>(threadIdx.x);
+    const float sum = Sum::run(static_cast<const T *>(p.summed), p.summed_stride, begin, end, co0, p.co,
+                               *reinterpret_cast<typename Sum::Sums *>(dynamic));
+    if (threadIdx.x >= Sum::kColumns || co >= p.co) return;
+    if (p.partials)
+        p.partials[slice * partial_pitch(p) + weights_of(p) + co] = sum;
+    else
+        static_cast<T *>(p.grad_bias)[co] = from_float<T>(sum);
+}
+
+/* Adds the slices, the first one first. */
+template <typename T>
+__global__ void __launch_bounds__(256) reduce_gradients_kernel(const WgradParams p, int slices) {
+    const int64_t weights = weights_of(p), pitch = partial_pitch(p);
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x; i < pitch;
+         i += static_cast<int64_t>(gridDim.x) * 256) {
+        float sum = 0.0f;
+#pragma unroll 8
+        for (int s = 0; s < slices; ++s) sum += p.partials[s * pitch + i];
+        T *out = i < weights ? static_cast<T *>(p.grad_weight) + i : static_cast<T *>(p.grad_bias) + (i - weights);
+        *out = from_float<T>(sum);
+    }
+}
+
 /* ---- kernel and launch ---- */
 
+/* The first `bias_tasks` CTAs sum the bias gradient. */
 template <typename T, class Tile>
-__global__ void __launch_bounds__(kThreads, 1) conv_wgrad_sm90_kernel(const WgradParams p, int tile_columns) {
+__global__ void __launch_bounds__(kThreads, 1)
+    conv_wgrad_sm90_kernel(const WgradParams p, int tile_columns, int bias_tasks) {
     extern __shared__ __align__(kSwizzleAtomBytes) char dynamic[];
+    if (static_cast<int>(blockIdx.x) < bias_tasks) {
+        if (sizeof(T) == 2 || p.grad_aligned)
+            sum_bias<T, kChunk / sizeof(T)>(p, static_cast<int>(blockIdx.x), dynamic);
+        else if constexpr (sizeof(T) == 4)
+            sum_bias<T, 1>(p, static_cast<int>(blockIdx.x), dynamic);
+        return;
+    }
     Shared<Tile> &shared = *reinterpret_cast<Shared<Tile> *>(dynamic);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < Tile::kStages; ++stage) {
@@ -424,7 +479,7 @@ __global__ void __launch_bounds__(kThreads, 1) conv_wgrad_sm90_kernel(const Wgra
         ptx::fence_mbarrier_init();
     }
     __syncthreads();
-    const Task<Tile> task(p, tile_columns, static_cast<int>(blockIdx.x));
+    const Task<Tile> task(p, tile_columns, static_cast<int>(blockIdx.x) - bias_tasks);
     if (threadIdx.x < kWarpgroup) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
         Producer<T, Tile>{p, task, shared, {}}.run();
@@ -436,20 +491,25 @@ __global__ void __launch_bounds__(kThreads, 1) conv_wgrad_sm90_kernel(const Wgra
 
 template <typename T, class Tile>
 fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
-    const int columns = p.volume * p.ci;
-    const int64_t tasks =
-        static_cast<int64_t>(ceil_div(p.co, Tile::kBlockM)) * ceil_div(columns, plan.block_n) * plan.split_k;
-    if (tasks > INT32_MAX)
+    const int64_t tiles = static_cast<int64_t>(ceil_div(p.co, Tile::kBlockM)) * ceil_div(p.volume * p.ci, plan.block_n);
+    const int64_t weight_tasks = p.grad_weight ? tiles * plan.split_k : 0;
+    const int64_t bias_tasks = p.grad_bias ? static_cast<int64_t>(ceil_div(p.co, kBiasChannels<T>)) * plan.split_k : 0;
+    if (weight_tasks + bias_tasks > INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "grad_weight: (%d, %d, %d) needs more tiles than one launch can have",
                        p.co, p.volume, p.ci);
     const auto kernel = conv_wgrad_sm90_kernel<T, Tile>;
     constexpr int kSharedBytes = sizeof(Shared<Tile>);
     FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-    kernel<<<static_cast<unsigned int>(tasks), kThreads, kSharedBytes, stream>>>(p, plan.block_n);
+    kernel<<<static_cast<unsigned int>(weight_tasks + bias_tasks), kThreads, kSharedBytes, stream>>>(
+        p, plan.block_n, static_cast<int>(bias_tasks));
     FG_CUDA(cudaGetLastError());
-    if (p.partials)
-        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.co, columns, static_cast<const T *>(nullptr),
-                                   static_cast<T *>(p.grad_weight), columns, stream));
+    if (p.partials) {
+        const int64_t blocks = ceil_div<int64_t>(partial_pitch(p), 256);
+        constexpr int64_t kMaxBlocks = 1 << 16;
+        reduce_gradients_kernel<T>
+            <<<static_cast<unsigned int>(blocks < kMaxBlocks ? blocks : kMaxBlocks), 256, 0, stream>>>(p, plan.split_k);
+        FG_CUDA(cudaGetLastError());
+    }
     return FG_OK;
 }
 
