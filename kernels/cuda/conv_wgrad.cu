@@ -358,7 +358,7 @@ fg_status conv_wgrad(const fg_conv_wgrad_params *p, const fg_queue *queue, fg_er
         return status != FG_OK ? status : zero(p->grad_bias, stream, error);
     }
     if (p->grad_weight.present)
-        fg_print_plan(&work.weight, "conv_wgrad", p->feats.dtype, "rows=%lld ci=%lld co=%lld v=%lld",
+        fg_print_plan(&work.plan, "conv_wgrad", p->feats.dtype, "rows=%lld ci=%lld co=%lld v=%lld",
                       static_cast<long long>(p->map.shape[1]), static_cast<long long>(p->feats.shape[1]),
                       static_cast<long long>(p->grad_out.shape[1]), static_cast<long long>(p->map.shape[0]));
     if (work.fused()) return both_gradients_sm90(p, work, stream, error);
