@@ -20,7 +20,7 @@
     X(dtype_out) X(expected_m) X(feats) X(grad_bias) X(grad_feats) X(grad_out) X(grad_weight) X(groups) X(index)       \
     X(k) X(kernel_size) X(layout) X(m) X(m_indices) X(map) X(masked_m) X(max_version) X(mirrored) X(n) X(num_sms)      \
     X(offsets) X(order) X(out) X(precision) X(promote_every) X(q) X(residual) X(rows) X(scale) X(scale_a)              \
-    X(scale_b) X(scale_given) X(scale_out) X(shape) X(stream) X(swiglu) X(transposed) X(v) X(weight)                   \
+    X(scale_b) X(scale_given) X(scale_out) X(shape) X(stream) X(swiglu) X(tiles) X(transposed) X(v) X(weight)          \
     X(weight_indices) X(workspace) X(x)
 /* clang-format on */
 
