@@ -45,9 +45,7 @@ def submanifold_conv3d(
             raise ValueError("out: cannot be given when feats, weight or bias require grad")
         from flexgemm.torch import ops
 
-        return ops.submanifold_conv3d(
-            feats, weight, bias, neighbor_map=neighbor_map, precision=precision, stream=stream
-        )
+        return ops.record_conv(feats, weight, bias, neighbor_map, precision, stream)
     return forward(library, feats, weight, bias, neighbor_map, out, precision)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Stream, dtype_name, library_of
+from flexgemm._arrays import Array, Library, Stream, dtype_name, library_of
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 FLOATS = ("float32", "float16", "bfloat16")
@@ -137,6 +137,29 @@ def _product(
     stream: Stream,
 ) -> Array:
     library = library_of(a, "a", device, stream)
+    if library.needs_grad(a, b, bias):
+        from flexgemm.torch import ops
+
+        ops.expect_differentiable(a, scale_a, scale_b, out)
+        return ops.record_product(a, b, offsets, scale_a, scale_b, bias, out_dtype, dtype_a, dtype_b, precision, stream)
+    return product(library, a, b, offsets, scale_a, scale_b, bias, out, out_dtype, dtype_a, dtype_b, precision)
+
+
+def product(
+    library: Library,
+    a: Array,
+    b: Array,
+    offsets: Array | None,
+    scale_a: Array | None,
+    scale_b: Array | None,
+    bias: Array | None,
+    out: Array | None,
+    out_dtype: Any,
+    dtype_a: str | None,
+    dtype_b: str | None,
+    precision: str,
+) -> Array:
+    """A product without autograd; dense without offsets."""
     a = library.rows(a, "a")
     b = library.rows(b, "b")
     rows, columns = a.shape, b.shape

@@ -7,7 +7,7 @@ from operator import index
 from typing import Any
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, library_of
+from flexgemm._arrays import Array, Library, Stream, cuda_index, library_of
 
 Triple = tuple[int, int, int]
 
@@ -86,6 +86,42 @@ class NeighborMap:
         """(N,) int32: the columns of `map`, those with neighbours at the same offsets side by side, as a GPU works
         through them; None where an order does not pay: for few voxels, for a volume of 1, on the CPU."""
         return None if self.native_order is None else self._library(None).result(self.native_order)
+
+    def freeze(self, stream: Stream = None) -> NeighborMap:
+        """Builds what is otherwise built on first use, so that the map changes no more; returns itself."""
+        self.native_gradient(stream)
+        return self
+
+    def to(self, device: Any) -> NeighborMap:
+        """This map on another device: itself if it is there already, else one built anew there, from the coordinates.
+
+        device: of torch coordinates whatever their `to` takes; of NumPy ones "cpu", "cuda" or "cuda:1", as the device=
+            of `neighbor_map`. Raises TypeError for coordinates of other libraries.
+        """
+        library = self._library(None).name
+        if library == "torch":
+            coords, target = self.coords.to(device), None
+            if coords is self.coords:
+                return self
+        elif library == "NumPy":
+            coords, target = self.coords, None if str(device) == "cpu" else str(device)
+            if cuda_index(target) == cuda_index(self.device):
+                return self
+        else:
+            raise TypeError(f"device: maps of {library} coordinates are not moved; build one on the coordinates there")
+        return NeighborMap(coords, self.shape, self.kernel_size, self.dilation, device=target)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what only this process can hold: maps in CUDA memory of flexgemm's own are built anew."""
+        state = self.__dict__.copy()
+        if isinstance(self.native, _C.DeviceArray):
+            state |= {"native": None, "native_order": None, "_native_transposed": None}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.native is None:
+            self.native, self.native_order = self._build(False, False, None)
 
     def native_gradient(self, stream: Stream = None) -> tuple[Array, Array | None]:
         """The map that the gradient of the features uses and its row order, as the extension takes them.
