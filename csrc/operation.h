@@ -11,7 +11,7 @@
 #include "stream.h"
 
 enum {
-    FG_MAX_PARAMETERS = 16,
+    FG_MAX_PARAMETERS = 26,
     FG_MAX_KERNEL = 7, /* voxels of a convolution kernel along one axis */
 };
 

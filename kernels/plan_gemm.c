@@ -8,6 +8,26 @@
 
 static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
+fg_gemm_shape fg_gemm_shape_of(const fg_gemm_params *params) {
+    const fg_tensor *a = &params->a, *b = &params->b, *out = &params->out;
+    fg_gemm_shape shape = {
+        .m = a->shape[a->ndim - 2],
+        .n = b->shape[b->ndim - (params->b_row_major ? 1 : 2)],
+        .k = a->shape[a->ndim - 1],
+        .groups = 1,
+    };
+    if (params->weight_indices.present) {
+        shape.groups = params->weight_indices.shape[0];
+    } else if (a->ndim == 3) {
+        shape.groups = a->shape[0];
+    } else if (b->ndim == 3) {
+        shape.groups = b->shape[0];
+    } else if (out->ndim == 3) {
+        shape.groups = out->shape[0];
+    }
+    return shape;
+}
+
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms) {
     (void)k;                                                   /* every tile walks all of K */
     const int64_t rows = ceil_div(m, groups > 1 ? groups : 1); /* of one group, on average */

@@ -7,6 +7,7 @@ million cannot hide in a mean, and a NaN never passes because every comparison i
 from __future__ import annotations
 
 import itertools
+import math
 
 import ml_dtypes
 import numpy as np
@@ -107,14 +108,36 @@ def conv_wgrad(grad_out, feats, nmap):
 # ---- GEMM ----
 
 
-def gemm(a, b, scale_a=None, scale_b=None, bias=None):
-    """(scale_a * scale_b) * A . B^T + bias of the dequantised inputs."""
-    out = f64(a) @ f64(b).T
-    if scale_a is not None:
-        out *= f64(scale_a).reshape(-1, 1)
-    if scale_b is not None:
-        out *= f64(scale_b).reshape(1, -1)
-    return out if bias is None else out + f64(bias)
+SCALE_BLOCK = 128
+
+
+def scaled(x, scale, block_rows):
+    """x times its scale: one, one per row, or (two axes) one per block of block_rows x 128."""
+    if scale is None:
+        return f64(x)
+    scale = f64(scale)
+    if scale.ndim == 2:
+        scale = scale.repeat(block_rows, axis=0)[: len(x)].repeat(SCALE_BLOCK, axis=1)[:, : x.shape[1]]
+    return f64(x) * (scale.reshape(-1, 1) if scale.ndim < 2 else scale)
+
+
+def activated(x, activation):
+    """SwiGLU halves the columns: 2 j is the gate of 2 j + 1."""
+    if activation == "swiglu":
+        return activated(x[:, 0::2], "silu") * x[:, 1::2]
+    with np.errstate(over="ignore"):
+        return {
+            None: lambda: x,
+            "relu": lambda: np.where(x < 0, 0, x),
+            "silu": lambda: x / (1 + np.exp(-x)),
+            "gelu": lambda: x * 0.5 * np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2)),
+        }[activation]()
+
+
+def gemm(a, b, scale_a=None, scale_b=None, bias=None, alpha=1.0, activation=None):
+    """act(alpha * A . B^T + bias) of the dequantised inputs."""
+    out = alpha * (scaled(a, scale_a, 1) @ scaled(b, scale_b, SCALE_BLOCK).T)
+    return activated(out if bias is None else out + f64(bias), activation)
 
 
 def group_bounds(offsets, groups):

@@ -182,7 +182,7 @@ FAULTY_ARRAYS = {
         ({"offsets": None}, ValueError, r"b: expected \(N, 8\) to match a"),
         ({"offsets": zeros(4, dtype=np.int32)}, ValueError, r"offsets: expected \(2,\) or \(3,\) to match the groups"),
         ({"offsets": zeros(2)}, TypeError, "offsets: expected dtype int32 or int64, got float32"),
-        ({"scale_b": zeros()}, ValueError, r"scale_b: expected \(2,\) or \(2, 7\) to match b, got \(\)"),
+        ({"scale_b": zeros(3)}, ValueError, r"scale_b: expected \(\), \(2,\) or \(2, 7\) to match b, got \(3,\)"),
         ({"bias": zeros(7)}, ValueError, r"bias: expected \(2, 7\) to match b, got \(7,\)"),
     ],
     "quantize": [
