@@ -15,11 +15,12 @@
 /* Every keyword of every function. Interned once per module, so that the parser compares pointers. */
 /* clang-format off */
 #define FG_KEYWORDS(X)                                                                                                 \
-    X(a) X(array) X(b) X(bias) X(check) X(ci) X(co) X(compute_capability) X(coords) X(copy) X(device) X(dilation)      \
-    X(dl_device) X(dtype) X(dtype_a) X(dtype_b) X(feats) X(grad_bias) X(grad_feats) X(grad_out) X(grad_weight)         \
-    X(groups) X(index) X(k) X(kernel_size) X(m) X(map) X(max_version) X(mirrored) X(n) X(num_sms) X(offsets) X(order)  \
-    X(out) X(precision) X(q) X(rows) X(scale) X(scale_a) X(scale_b) X(scale_given) X(shape) X(stream) X(transposed)    \
-    X(v) X(weight) X(workspace) X(x)
+    X(a) X(array) X(b) X(bias) X(check) X(ci) X(co) X(compute_capability) X(coords) X(copy) X(count) X(device)         \
+    X(dilation) X(dl_device) X(dtype) X(dtype_a) X(dtype_b) X(feats) X(grad_bias) X(grad_feats) X(grad_out)            \
+    X(grad_weight) X(groups) X(index) X(k) X(kernel_size) X(keys) X(m) X(map) X(max_version) X(mirrored) X(n)          \
+    X(num_sms) X(offsets) X(order) X(out) X(out_shape) X(padding) X(precision) X(q) X(queries) X(query_shape) X(rows)  \
+    X(scale) X(scale_a) X(scale_b) X(scale_given) X(shape) X(stream) X(stride) X(transposed) X(v) X(weight)            \
+    X(workspace) X(x)
 /* clang-format on */
 
 #define FG_KEYWORD_ENUMERATOR(name) FG_KEYWORD_##name,

@@ -5,9 +5,15 @@ NumPy and the extension, nothing else; `flexgemm.torch` holds what only torch ne
 """
 
 from flexgemm._C import DeviceArray, build_info, device_count, device_info
-from flexgemm.conv import submanifold_conv3d, submanifold_conv3d_backward
+from flexgemm.conv import (
+    sparse_conv3d,
+    sparse_conv3d_backward,
+    sparse_inverse_conv3d,
+    submanifold_conv3d,
+    submanifold_conv3d_backward,
+)
 from flexgemm.gemm import gemm_nt, m_grouped_gemm_nt, quantize
-from flexgemm.voxel import NeighborMap, neighbor_map
+from flexgemm.voxel import NeighborMap, neighbor_map, sparse_conv_map
 
 __version__: str = build_info()["version"]
 
@@ -21,6 +27,10 @@ __all__ = [
     "m_grouped_gemm_nt",
     "neighbor_map",
     "quantize",
+    "sparse_conv3d",
+    "sparse_conv3d_backward",
+    "sparse_conv_map",
+    "sparse_inverse_conv3d",
     "submanifold_conv3d",
     "submanifold_conv3d_backward",
 ]

@@ -13,7 +13,7 @@ from flexgemm._arrays import Stream, library_of, torch_scope
 from flexgemm.voxel import NeighborMap
 
 
-class _SubmanifoldConv3d(torch.autograd.Function):
+class _SparseConv3d(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -58,6 +58,23 @@ def submanifold_conv3d(
 
     Raises TypeError and ValueError by argument name; TypeError for tensors that are sparse, complex or lazily negated.
     """
+    conv.expect_submanifold(neighbor_map)
+    return sparse_conv3d(feats, weight, bias, neighbor_map=neighbor_map, precision=precision, stream=stream)
+
+
+def sparse_conv3d(
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    neighbor_map: NeighborMap,
+    precision: str | None = None,
+    stream: Stream = None,
+) -> torch.Tensor:
+    """`flexgemm.sparse_conv3d` of torch tensors, differentiable once in feats, weight and bias.
+
+    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None -> (M, Co); the rest as of submanifold_conv3d.
+    """
     if not isinstance(feats, torch.Tensor):
         raise TypeError(f"feats: expected a torch.Tensor, got {type(feats).__module__}.{type(feats).__qualname__}")
     if precision is None:
@@ -68,10 +85,27 @@ def submanifold_conv3d(
         return out
     # The stream that is current in the forward pass is the one on which autograd runs the backward pass.
     on_stream = contextlib.nullcontext() if stream is None or not feats.is_cuda else torch_scope(feats, stream)
-    apply: Any = _SubmanifoldConv3d.apply  # torch leaves it untyped
+    apply: Any = _SparseConv3d.apply  # torch leaves it untyped
     with on_stream:
         result: torch.Tensor = apply(feats, weight, bias, neighbor_map, precision)
     return result
+
+
+def sparse_inverse_conv3d(
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    neighbor_map: NeighborMap,
+    precision: str | None = None,
+    stream: Stream = None,
+) -> torch.Tensor:
+    """`flexgemm.sparse_inverse_conv3d` of torch tensors, differentiable once in feats, weight and bias.
+
+    feats (M, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None -> (N, Co); the rest as of submanifold_conv3d.
+    """
+    inverse = conv.expect_map(neighbor_map).inverse
+    return sparse_conv3d(feats, weight, bias, neighbor_map=inverse, precision=precision, stream=stream)
 
 
 def float32_precision() -> str:
