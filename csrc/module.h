@@ -16,12 +16,12 @@
 /* clang-format off */
 #define FG_KEYWORDS(X)                                                                                                 \
     X(a) X(accumulate) X(activation) X(alpha) X(array) X(b) X(b_row_major) X(bias) X(check) X(ci) X(co)                \
-    X(compute_capability) X(coords) X(copy) X(device) X(dilation) X(dl_device) X(dtype) X(dtype_a) X(dtype_b)          \
-    X(dtype_out) X(expected_m) X(feats) X(grad_bias) X(grad_feats) X(grad_out) X(grad_weight) X(groups) X(index)       \
-    X(k) X(kernel_size) X(layout) X(m) X(m_indices) X(map) X(masked_m) X(max_version) X(mirrored) X(n) X(num_sms)      \
-    X(offsets) X(order) X(out) X(precision) X(promote_every) X(q) X(residual) X(rows) X(scale) X(scale_a)              \
-    X(scale_b) X(scale_given) X(scale_out) X(shape) X(stream) X(swiglu) X(transposed) X(v) X(weight)                   \
-    X(weight_indices) X(workspace) X(x)
+    X(compute_capability) X(coords) X(copy) X(count) X(device) X(dilation) X(dl_device) X(dtype) X(dtype_a)            \
+    X(dtype_b) X(dtype_out) X(expected_m) X(feats) X(grad_bias) X(grad_feats) X(grad_out) X(grad_weight) X(groups)     \
+    X(index) X(k) X(kernel_size) X(keys) X(layout) X(m) X(m_indices) X(map) X(masked_m) X(max_version) X(mirrored)     \
+    X(n) X(num_sms) X(offsets) X(order) X(out) X(out_shape) X(padding) X(precision) X(promote_every) X(q) X(queries)   \
+    X(query_shape) X(residual) X(rows) X(scale) X(scale_a) X(scale_b) X(scale_given) X(scale_out) X(shape) X(stream)   \
+    X(stride) X(swiglu) X(transposed) X(v) X(weight) X(weight_indices) X(workspace) X(x)
 /* clang-format on */
 
 #define FG_KEYWORD_ENUMERATOR(name) FG_KEYWORD_##name,

@@ -74,12 +74,47 @@ def neighbor_map(
     shape: Sequence[int],
     kernel_size: Sequence[int],
     dilation: Sequence[int],
+    queries: Array | None = None,
+    query_shape: Sequence[int] | None = None,
+    stride: Sequence[int] | None = None,
+    padding: Sequence[int] | None = None,
     transposed: bool = False,
     check: bool = False,
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
-    """coords (N, 4) int32 [batch, x, y, z]; shape (B, W, H, D); map (V, N) int32 out."""
+    """coords (N, 4) int32 [batch, x, y, z]; shape (B, W, H, D); map (V, M) int32 out: the row of coords at
+    queries[m] * stride + k * dilation - padding; transposed: at (queries[m] + padding - k * dilation) / stride.
+    queries (M, 4) int32 come with query_shape, stride and padding; without them they are coords, with stride 1 and
+    padding kernel_size // 2 * dilation."""
+
+def conv_sites(
+    coords: Array,
+    keys: Array,
+    count: Array,
+    *,
+    shape: Sequence[int],
+    out_shape: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool = False,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """coords (N, 4) int32 -> keys (N * plan_conv_sites(),) int64, of which the first count (1,) int64 are the sorted
+    numbers ((b * W + x) * H + y) * D + z in out_shape of the sites that a convolution of these voxels reaches."""
+
+def site_coords(
+    keys: Array,
+    coords: Array,
+    *,
+    shape: Sequence[int],
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """keys int64, at least M -> coords (M, 4) int32, the sites with the first M of these numbers in shape."""
 
 def row_order(
     map: Array,
@@ -193,6 +228,8 @@ def quantize(
     """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row. dtype names a uint8 q."""
 
 def neighbor_map_workspace(*args: Any, **kwargs: Any) -> int: ...
+def conv_sites_workspace(*args: Any, **kwargs: Any) -> int: ...
+def site_coords_workspace(*args: Any, **kwargs: Any) -> int: ...
 def row_order_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_forward_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
@@ -200,6 +237,9 @@ def conv_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def gemm_workspace(*args: Any, **kwargs: Any) -> int: ...
 def quantize_workspace(*args: Any, **kwargs: Any) -> int: ...
 def plan_row_order(*, rows: int, kernel_size: Sequence[int]) -> dict[str, Any]: ...
+def plan_conv_sites(
+    *, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], transposed: bool = False
+) -> int: ...
 def row_order_pays(*, rows: int, kernel_size: Sequence[int]) -> bool: ...
 def plan_conv(
     *, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int, compute_capability: int = 80

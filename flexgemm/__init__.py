@@ -5,7 +5,13 @@ NumPy and the extension, nothing else; `flexgemm.torch` holds what only torch ne
 """
 
 from flexgemm._C import DeviceArray, build_info, device_count, device_info
-from flexgemm.conv import submanifold_conv3d, submanifold_conv3d_backward
+from flexgemm.conv import (
+    sparse_conv3d,
+    sparse_conv3d_backward,
+    sparse_inverse_conv3d,
+    submanifold_conv3d,
+    submanifold_conv3d_backward,
+)
 from flexgemm.gemm import (
     batched_gemm_nt,
     gemm_nt,
@@ -22,7 +28,7 @@ from flexgemm.gemm import (
     wgrad_gemm_nt,
 )
 from flexgemm.quantization import quantize
-from flexgemm.voxel import NeighborMap, neighbor_map
+from flexgemm.voxel import NeighborMap, neighbor_map, sparse_conv_map
 
 __version__: str = build_info()["version"]
 
@@ -46,6 +52,10 @@ __all__ = [
     "quantize",
     "segment_gemm",
     "set_num_sms",
+    "sparse_conv3d",
+    "sparse_conv3d_backward",
+    "sparse_conv_map",
+    "sparse_inverse_conv3d",
     "submanifold_conv3d",
     "submanifold_conv3d_backward",
     "wgrad_gemm_nt",

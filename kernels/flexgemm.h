@@ -98,20 +98,54 @@ typedef enum { FG_ACTIVATION_NONE = 0, FG_ACTIVATION_RELU, FG_ACTIVATION_SILU, F
  * Empty problems (N = 0) succeed and still write what they must (zero gradients).
  */
 
-/* Neighbour map of a submanifold convolution.
- * map[v, n] = row of the voxel at coords[n] + (k - K/2) * dilation (integer K/2), v = (kx * Kh + ky) * Kd + kz;
- * -1 where there is none or where it lies outside `shape`. transposed: at coords[n] - (k - K/2) * dilation.
+/* Neighbour map: the row of `coords` that each query site reads at each kernel offset v = (kx * Kh + ky) * Kd + kz,
+ *
+ *     map[v, m] = row of the voxel at queries[m] * stride + k * dilation - padding
+ *     transposed:                  at (queries[m] + padding - k * dilation) / stride, where that is whole
+ *
+ * -1 where there is none or where it lies outside `shape`. A submanifold convolution asks from its own voxels, with
+ * stride 1 and padding K/2 * dilation (integer K/2).
  * Duplicate coordinates: the lowest row wins. Rows out of range have no neighbours and are nobody's neighbour. */
 typedef struct {
-    fg_tensor coords;    /* (N, 4) int32 contiguous: batch, x, y, z */
-    int64_t shape[4];    /* B, W, H, D > 0 with B*W*H*D < 2^63 */
-    int32_t kernel[3];   /* Kw, Kh, Kd, each 1..7 */
-    int32_t dilation[3]; /* each >= 1 */
-    bool transposed;     /* look up with negated offsets */
-    bool check;          /* report out-of-range and duplicate rows (the CPU always reports out-of-range ones) */
-    fg_tensor map;       /* out: (V, N) int32 contiguous */
+    fg_tensor coords;       /* (N, 4) int32 contiguous: batch, x, y, z */
+    fg_tensor queries;      /* (M, 4) int32 contiguous; may be coords */
+    int64_t shape[4];       /* of coords: B, W, H, D > 0 with B*W*H*D < 2^63 */
+    int64_t query_shape[4]; /* of queries, the same B */
+    int32_t kernel[3];      /* Kw, Kh, Kd, each 1..7 */
+    int32_t stride[3];      /* each >= 1 */
+    int64_t padding[3];     /* each >= 0; at most 2^31 - 1 unless every stride is 1 */
+    int32_t dilation[3];    /* each >= 1 */
+    bool transposed;
+    bool check;    /* report out-of-range and duplicate rows of coords (the CPU always reports out-of-range ones) */
+    fg_tensor map; /* out: (V, M) int32 contiguous */
     fg_tensor workspace;
 } fg_neighbor_map_params;
+
+/* The sites that a convolution's inputs reach, as their sorted, distinct numbers ((b * W + x) * H + y) * D + z in
+ * `out_shape`: keys[0 .. count); what follows them in `keys` is arbitrary. A voxel reaches
+ * (coord + padding - k * dilation) / stride where that is whole; transposed: coord * stride + k * dilation - padding.
+ * Sites outside `out_shape` and voxels outside `shape` are left out; the CPU reports the latter. */
+typedef struct {
+    fg_tensor coords;     /* (N, 4) int32 contiguous */
+    int64_t shape[4];     /* of coords */
+    int64_t out_shape[4]; /* of the sites, the same B; B*W*H*D < 2^63 */
+    int32_t kernel[3];
+    int32_t stride[3];
+    int64_t padding[3]; /* at most 2^31 - 1 each */
+    int32_t dilation[3];
+    bool transposed;
+    fg_tensor keys;  /* out: (N * fg_plan_conv_sites().per_voxel) int64 contiguous */
+    fg_tensor count; /* out: (1) int64 */
+    fg_tensor workspace;
+} fg_conv_sites_params;
+
+/* coords[m] = [batch, x, y, z] of the site numbered keys[m]. */
+typedef struct {
+    fg_tensor keys;   /* (at least M) int64 contiguous */
+    int64_t shape[4]; /* of the sites */
+    fg_tensor coords; /* out: (M, 4) int32 contiguous */
+    fg_tensor workspace;
+} fg_site_coords_params;
 
 /* order: the columns of a map, permuted so that neighbours in it have neighbours at the same offsets: sorted, stably
  * and segment by segment, by the Gray-code rank of a bit mask over the offsets that fg_plan_row_order chooses (plan.h).
@@ -243,6 +277,8 @@ typedef struct {
     const char *name; /* "cpu", "cuda" */
 
     FG_OPERATION(neighbor_map);
+    FG_OPERATION(conv_sites);
+    FG_OPERATION(site_coords);
     FG_OPERATION(row_order);
     FG_OPERATION(conv_forward);
     FG_OPERATION(conv_dgrad);

@@ -54,6 +54,16 @@ typedef struct {
 
 fg_order_plan fg_plan_row_order(int64_t rows, const int32_t kernel[3]);
 
+/* Which kernel positions lead a voxel to an output site of a convolution: along each axis at most `taps` of them,
+ * `step` apart. (plan_sites.c) */
+typedef struct {
+    int32_t taps[3], step[3];
+    int64_t per_voxel; /* the product of taps */
+} fg_sites_plan;
+
+fg_sites_plan fg_plan_conv_sites(const int32_t kernel[3], const int32_t stride[3], const int32_t dilation[3],
+                                 bool transposed);
+
 #ifdef __cplusplus
 }
 #endif

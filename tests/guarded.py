@@ -65,6 +65,43 @@ def neighbor_map(backend, coords, shape, kernel_size, dilation=(1, 1, 1), *, tra
     )
 
 
+def sparse_map(backend, coords, shape, sites, sites_shape, kernel_size, stride, padding, dilation, *, transposed=False,
+               fence=True):  # fmt: skip
+    call = Call(backend, fence=fence)
+    return call.run(
+        "neighbor_map",
+        call.give(coords),
+        call.take((int(np.prod(kernel_size)), len(sites)), "int32"),
+        queries=call.give(sites),
+        shape=shape,
+        query_shape=sites_shape,
+        kernel_size=kernel_size,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        transposed=transposed,
+    )
+
+
+def conv_sites(backend, coords, shape, to_shape, kernel_size, stride, padding, dilation, *, transposed=False,
+               fence=True):  # fmt: skip
+    """(M, 4) int32, by way of the keys."""
+    call = Call(backend, fence=fence)
+    kernel = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation, "transposed": transposed}
+    keys, count = call.run(
+        "conv_sites",
+        call.give(coords),
+        call.take((len(coords) * _C.plan_conv_sites(**kernel),), "int64"),
+        call.take((1,), "int64"),
+        shape=shape,
+        out_shape=to_shape,
+        padding=padding,
+        **kernel,
+    )
+    call = Call(backend, fence=fence)
+    return call.run("site_coords", call.give(keys), call.take((int(count[0]), 4), "int32"), shape=to_shape)
+
+
 def row_order(backend, nmap, kernel_size, **layout):
     call = Call(backend, **layout)
     return call.run("row_order", call.give(nmap), call.take((nmap.shape[1],), "int32"), kernel_size=kernel_size)

@@ -82,6 +82,8 @@ const fg_backend *fg_cpu_backend(void) {
     static const fg_backend backend = {
         .name = "cpu",
         FG_ENTRY(neighbor_map),
+        FG_ENTRY(conv_sites),
+        FG_ENTRY(site_coords),
         FG_ENTRY(row_order),
         FG_ENTRY(conv_forward),
         FG_ENTRY(conv_dgrad),

@@ -10,6 +10,8 @@
     fg_status fg_cpu_##name(const fg_##name##_params *params, const fg_queue *queue, fg_error *error)
 
 FG_DECLARE(neighbor_map); /* neighbor_map.c */
+FG_DECLARE(conv_sites);   /* conv_sites.c */
+FG_DECLARE(site_coords);  /* conv_sites.c */
 FG_DECLARE(row_order);    /* row_order.c */
 FG_DECLARE(conv_forward); /* conv.c */
 FG_DECLARE(conv_dgrad);   /* conv.c */

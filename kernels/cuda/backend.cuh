@@ -11,6 +11,8 @@ namespace flexgemm {
     fg_status name(const fg_##name##_params *params, const fg_queue *queue, fg_error *error)
 
 FG_DECLARE(neighbor_map); /* neighbor_map.cu */
+FG_DECLARE(conv_sites);   /* conv_sites.cu */
+FG_DECLARE(site_coords);  /* conv_sites.cu */
 FG_DECLARE(row_order);    /* row_order.cu */
 FG_DECLARE(conv_forward); /* conv_gather.cu */
 FG_DECLARE(conv_dgrad);   /* conv_gather.cu */

@@ -235,6 +235,8 @@ extern "C" const fg_backend *fg_cuda_backend(void) {
     static const fg_backend backend = {
         .name = "cuda",
         FG_ENTRY(neighbor_map),
+        FG_ENTRY(conv_sites),
+        FG_ENTRY(site_coords),
         FG_ENTRY(row_order),
         FG_ENTRY(conv_forward),
         FG_ENTRY(conv_dgrad),
