@@ -10,10 +10,7 @@
 #include "check.h"
 #include "stream.h"
 
-enum {
-    FG_MAX_PARAMETERS = 26,
-    FG_MAX_KERNEL = 7, /* voxels of a convolution kernel along one axis */
-};
+enum { FG_MAX_PARAMETERS = 26 };
 
 /* One call in the making. Arrays and values have the index of their parameter. */
 typedef struct {

@@ -84,7 +84,7 @@ static int fill_order_plan(const char *name, PyObject *module, PyObject *const *
     int given;
     if (fg_parse_args(PyModule_GetState(module), name, parameters, COUNT, args, nargs, kwnames, values) < 0 ||
         fg_arg_int64(values[ROWS], "rows", 0, INT64_MAX, &rows) < 0 ||
-        fg_arg_int64s(values[KERNEL_SIZE], "kernel_size", 1, 7, 3, sizes, &given) < 0) {
+        fg_arg_int64s(values[KERNEL_SIZE], "kernel_size", 1, FG_MAX_KERNEL, 3, sizes, &given) < 0) {
         return -1;
     }
     if (given != 3) {

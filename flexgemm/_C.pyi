@@ -136,12 +136,15 @@ def conv_forward(
     out: Array,
     *,
     order: Array | None = None,
+    residual: Array | None = None,
+    activation: str | None = None,
     precision: str = "ieee",
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
     """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co).
-    order (M) int32, a permutation: the rows in the order that a GPU works through them, for speed alone."""
+    order (M) int32, a permutation: the rows in the order that a GPU works through them, for speed alone.
+    residual (M, Co), added before the activation ("relu", "silu" or "gelu"); it may be out itself."""
 
 def conv_dgrad(
     grad_out: Array,

@@ -139,7 +139,7 @@ class Library:
         """Whether the extension's CUDA backend takes x."""
         return True
 
-    def needs_grad(self, feats: Array, weight: Array, bias: Array | None) -> bool:
+    def needs_grad(self, *arrays: Array | None) -> bool:
         """Whether autograd must record an operation on these."""
         return False
 
@@ -281,11 +281,11 @@ class TorchLibrary(Library):
             return like.new_empty(shape)
         return self.torch.empty(shape, dtype=self.by_name[dtype], device=like.device)
 
-    def needs_grad(self, feats: Array, weight: Array, bias: Array | None) -> bool:
-        required = (
-            feats.requires_grad or getattr(weight, "requires_grad", False) or getattr(bias, "requires_grad", False)
-        )
-        return bool(required and self.torch.is_grad_enabled())
+    def needs_grad(self, *arrays: Array | None) -> bool:
+        for x in arrays:
+            if getattr(x, "requires_grad", False):
+                return bool(self.torch.is_grad_enabled())
+        return False
 
 
 def _pointer(stream: Stream) -> int:

@@ -9,6 +9,8 @@ an earlier one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from flexgemm import _C
@@ -22,27 +24,34 @@ def submanifold_conv3d(
     bias: Array | None = None,
     *,
     neighbor_map: NeighborMap,
+    residual: Array | None = None,
+    activation: str | None = None,
     out: Array | None = None,
     precision: str = "ieee",
     stream: Stream = None,
 ) -> Array:
-    """Submanifold convolution of the features of N voxels.
+    """Submanifold convolution of the features of N voxels: activation(convolution + bias + residual).
 
     feats: (N, Ci) float32, float16 or bfloat16; rows may be strided.
     weight: (Co, Kw, Kh, Kd, Ci) of the same dtype, Kw, Kh, Kd being neighbor_map.kernel_size.
     bias: (Co) of the same dtype, or None.
-    out: (N, Co) to write into; by default a new array of the library of feats.
+    residual: (N, Co) of the same dtype, added before the activation; rows may be strided.
+    activation: None, "relu", "silu" or "gelu" (the exact one, by erf).
+    out: (N, Co) to write into; by default a new array of the library of feats. It may be the residual itself, with the
+        same strides, but overlap no input otherwise.
     precision: of float32 products: "ieee" is true float32, "tf32" rounds the factors to TF32. Sums are float32.
     stream: a CUDA stream instead of the array library's current one.
 
-    Returns (N, Co). Deterministic: the same input gives the same bits. torch tensors that require grad are recorded
+    Returns (N, Co). Bias, residual and activation are applied to the float32 sums, which are rounded once.
+    Deterministic: the same input gives the same bits. torch tensors that require grad are recorded
     by autograd (flexgemm.torch). NumPy arrays over a map that was built with device="cuda" are computed on that GPU.
 
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes, devices, an output that is
     read-only or overlaps an input, by argument name.
     """
     expect_submanifold(neighbor_map)
-    return sparse_conv3d(feats, weight, bias, neighbor_map=neighbor_map, out=out, precision=precision, stream=stream)
+    how: Any = {"neighbor_map": neighbor_map, "residual": residual, "activation": activation, "out": out}
+    return sparse_conv3d(feats, weight, bias, **how, precision=precision, stream=stream)
 
 
 def submanifold_conv3d_backward(
@@ -57,7 +66,8 @@ def submanifold_conv3d_backward(
 ) -> tuple[Array | None, Array | None, Array | None]:
     """The gradients of `submanifold_conv3d` in feats, weight and bias.
 
-    grad_out: (N, Co), the gradient of the output; feats, weight, precision, stream as in the forward pass.
+    grad_out: (N, Co), the gradient of the output; with an activation that of its input, which is the residual's too.
+    feats, weight, precision, stream: as in the forward pass.
     needs_grad: which of the three gradients to compute.
 
     Returns (grad_feats (N, Ci), grad_weight like weight, grad_bias (Co)), None where needs_grad is False.
@@ -75,6 +85,8 @@ def sparse_conv3d(
     bias: Array | None = None,
     *,
     neighbor_map: NeighborMap,
+    residual: Array | None = None,
+    activation: str | None = None,
     out: Array | None = None,
     precision: str = "ieee",
     stream: Stream = None,
@@ -86,19 +98,19 @@ def sparse_conv3d(
         output at i * stride + k * dilation - padding meet in weight[:, k]. torch's conv3d has it as (Co, Ci, Kw, Kh,
         Kd), its conv_transpose3d as (Ci, Co, Kw, Kh, Kd).
     bias: (Co) of the same dtype, or None.
-    out, precision, stream: as of submanifold_conv3d.
+    residual (M, Co), activation, out, precision, stream: as of submanifold_conv3d.
 
     Returns (M, Co), one row for each of neighbor_map.out_coords. Deterministic, recorded by autograd and computed where
     the map is, and raises, as submanifold_conv3d.
     """
     library = bind(feats, neighbor_map, stream)
-    if library.needs_grad(feats, weight, bias):
+    if library.needs_grad(feats, weight, bias, residual):
         if out is not None:
-            raise ValueError("out: cannot be given when feats, weight or bias require grad")
+            raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
         from flexgemm.torch import ops
 
-        return ops.sparse_conv3d(feats, weight, bias, neighbor_map=neighbor_map, precision=precision, stream=stream)
-    return forward(library, feats, weight, bias, neighbor_map, out, precision)
+        return ops.record_conv(feats, weight, bias, residual, neighbor_map, activation, precision, stream)
+    return forward(library, feats, weight, bias, neighbor_map, out, precision, residual, activation)
 
 
 def sparse_conv3d_backward(
@@ -126,6 +138,8 @@ def sparse_inverse_conv3d(
     bias: Array | None = None,
     *,
     neighbor_map: NeighborMap,
+    residual: Array | None = None,
+    activation: str | None = None,
     out: Array | None = None,
     precision: str = "ieee",
     stream: Stream = None,
@@ -139,7 +153,8 @@ def sparse_inverse_conv3d(
     Returns (N, Co), one row for each of neighbor_map.coords; a voxel that no output read gets the bias.
     """
     inverse = expect_map(neighbor_map).inverse
-    return sparse_conv3d(feats, weight, bias, neighbor_map=inverse, out=out, precision=precision, stream=stream)
+    how: Any = {"neighbor_map": inverse, "residual": residual, "activation": activation, "out": out}
+    return sparse_conv3d(feats, weight, bias, **how, precision=precision, stream=stream)
 
 
 def forward(
@@ -150,17 +165,31 @@ def forward(
     neighbor_map: NeighborMap,
     out: Array | None,
     precision: str,
+    residual: Array | None = None,
+    activation: str | None = None,
 ) -> Array:
     """`sparse_conv3d` without autograd."""
     feats = library.rows(feats, "feats")
     weight = library.contiguous(weight, "weight")
     if bias is not None:
         bias = library.contiguous(bias, "bias")
+    if residual is not None:
+        residual = library.rows(residual, "residual")
     shape = _check_shapes(feats, weight, neighbor_map)
     out = library.empty(shape, None, feats) if out is None else library.output(out, shape, None, feats)
     map, order, workspace, stream = neighbor_map.native, neighbor_map.native_order, None, library.stream
     while nbytes := _C.conv_forward(
-        feats, weight, bias, map, out, order=order, precision=precision, workspace=workspace, stream=stream
+        feats,
+        weight,
+        bias,
+        map,
+        out,
+        order=order,
+        residual=residual,
+        activation=activation,
+        precision=precision,
+        workspace=workspace,
+        stream=stream,
     ):
         workspace = library.workspace(nbytes, feats)
     return library.result(out)

@@ -98,6 +98,12 @@ typedef enum { FG_ACTIVATION_NONE = 0, FG_ACTIVATION_RELU, FG_ACTIVATION_SILU, F
  * Empty problems (N = 0) succeed and still write what they must (zero gradients).
  */
 
+enum {
+    FG_MAX_KERNEL = 7, /* voxels of a convolution kernel along one axis */
+    FG_MAX_VOLUME = FG_MAX_KERNEL * FG_MAX_KERNEL * FG_MAX_KERNEL,
+};
+
+
 /* Neighbour map: the row of `coords` that each query site reads at each kernel offset v = (kx * Kh + ky) * Kd + kz,
  *
  *     map[v, m] = row of the voxel at queries[m] * stride + k * dilation - padding
@@ -111,7 +117,7 @@ typedef struct {
     fg_tensor queries;      /* (M, 4) int32 contiguous; may be coords */
     int64_t shape[4];       /* of coords: B, W, H, D > 0 with B*W*H*D < 2^63 */
     int64_t query_shape[4]; /* of queries, the same B */
-    int32_t kernel[3];      /* Kw, Kh, Kd, each 1..7 */
+    int32_t kernel[3];      /* Kw, Kh, Kd, each 1..FG_MAX_KERNEL */
     int32_t stride[3];      /* each >= 1 */
     int64_t padding[3];     /* each >= 0; at most 2^31 - 1 unless every stride is 1 */
     int32_t dilation[3];    /* each >= 1 */
@@ -157,13 +163,16 @@ typedef struct {
     fg_tensor workspace;
 } fg_row_order_params;
 
-/* out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]; accumulation in float32. */
+/* out[m] = activation(sum_v weight[:, v, :] . feats[map[v, m]] + bias + residual[m]), all of it in float32. */
 typedef struct {
     fg_tensor feats;  /* (N, Ci) float32 | float16 | bfloat16, inner stride 1 */
     fg_tensor weight; /* (Co, V, Ci) contiguous, dtype of feats */
     fg_tensor bias;   /* (Co) contiguous, dtype of feats; or absent */
     fg_tensor map;    /* (V, M) int32 contiguous, -1 = none */
     fg_tensor order;  /* (M) int32 contiguous, a permutation: the rows in the order to work in; or absent */
+    fg_tensor
+        residual; /* (M, Co) inner stride 1, dtype of feats; may be `out` itself, element for element; or absent */
+    fg_activation activation;
     fg_precision precision;
     fg_tensor out; /* (M, Co) inner stride 1, dtype of feats */
     fg_tensor workspace;

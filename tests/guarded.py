@@ -107,16 +107,22 @@ def row_order(backend, nmap, kernel_size, **layout):
     return call.run("row_order", call.give(nmap), call.take((nmap.shape[1],), "int32"), kernel_size=kernel_size)
 
 
-def conv_forward(backend, feats, weight, bias, nmap, *, order=None, precision="ieee", **layout):
+def conv_forward(backend, feats, weight, bias, nmap, *, order=None, residual=None, activation=None, in_place=False,
+                 precision="ieee", **layout):  # fmt: skip
+    """in_place: the output is the residual itself."""
     call = Call(backend, **layout)
+    shape = nmap.shape[1], len(weight)
+    out = call.take(shape, feats.dtype, strided=True, initial=residual if in_place else None)
     return call.run(
         "conv_forward",
         call.give(feats, strided=True),
         call.give(weight),
         call.give(bias),
         call.give(nmap),
-        call.take((nmap.shape[1], len(weight)), feats.dtype, strided=True),
+        out,
         order=call.give(order),
+        residual=out if in_place else call.give(residual, strided=True),
+        activation=activation,
         precision=precision,
     )
 

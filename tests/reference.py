@@ -130,6 +130,22 @@ def conv_forward(feats, weight, bias, nmap):
     return out if bias is None else out + f64(bias)
 
 
+def activate(x, activation):
+    """None, relu, silu or gelu, of float64."""
+    if activation == "relu":
+        return np.maximum(x, 0)
+    if activation == "silu":
+        return x / (1 + np.exp(-x))
+    if activation == "gelu":  # x times the normal distribution function
+        return x * 0.5 * np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2))
+    return x
+
+
+def conv_epilogue(feats, weight, bias, nmap, residual, activation):
+    out = conv_forward(feats, weight, bias, nmap)
+    return activate(out if residual is None else out + f64(residual), activation)
+
+
 def conv_dgrad(grad_out, weight, nmap, num_rows):
     """The adjoint of conv_forward in feats, scattered through the forward map."""
     weight = by_offset(weight)

@@ -83,6 +83,21 @@ def conv_case(backend, direction, mode, channels, kernel_size, offset, ordered=F
         assert_rows(grad_bias[None], expected_bias[None], tolerance)
 
 
+def epilogue_case(backend, mode, channels, activation, in_place, offset, n=N):
+    dtype, precision = MODES[mode]
+    ci, co = CHANNELS[channels]
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(n)
+    nmap = reference.neighbor_map(coords, shape)
+    draw = (n, ci), (co, 3, 3, 3, ci), (co,), (n, co)
+    feats, weight, bias, residual = (scenes.values(rng, s, dtype) for s in draw)
+    how = {"precision": precision, "fence": False, "offset": offset, "pad": offset}
+    how |= {"residual": residual, "activation": activation, "in_place": in_place}
+    out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
+    expected = reference.conv_epilogue(feats, weight, bias, nmap, residual, activation)
+    assert_rows(out, expected, reference.ROW_TOLERANCE[mode])
+
+
 def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offset, rows=70):
     n, k = shape
     rng = np.random.default_rng(0)
@@ -167,6 +182,21 @@ def all_cases():
                     offset=0,
                     ordered=True,
                 )
+
+    for mode in MODES:
+        for channels in ("aligned", "odd"):
+            for name, how in (
+                ("gelu", {"activation": "gelu", "in_place": False, "offset": 0}),
+                ("silu/strided", {"activation": "silu", "in_place": False, "offset": 1}),
+                ("relu/in_place", {"activation": "relu", "in_place": True, "offset": 0}),
+            ):
+                cases[f"epilogue/{mode}/{channels}/{name}"] = partial(
+                    epilogue_case, mode=mode, channels=channels, **how
+                )
+        # so many tiles that the offsets are not shared out
+        cases[f"epilogue/{mode}/whole"] = partial(
+            epilogue_case, mode=mode, channels="aligned", activation="gelu", in_place=True, offset=0, n=13_000
+        )
 
     mixes = [(a, b, "ieee") for a in (E4M3, E5M2) for b in (E4M3, E5M2)]
     mixes += [(dtype, dtype, precision) for dtype, precision in MODES.values()]

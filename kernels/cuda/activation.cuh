@@ -15,18 +15,29 @@ __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + exp
 /* x times the normal distribution function. By erfc, since 1 + erf would leave few digits of the negative tail. */
 __device__ __forceinline__ float gelu(float x) { return 0.5f * x * erfcf(-0.70710678f * x); }
 
-/* All of a thread's sums, with one branch for all. */
+__device__ __forceinline__ float activated(float x, fg_activation activation) {
+    if (activation == FG_ACTIVATION_RELU) return relu(x);
+    if (activation == FG_ACTIVATION_SILU) return silu(x);
+    if (activation == FG_ACTIVATION_GELU) return gelu(x);
+    return x;
+}
+
+/* All of a thread's sums. Registers cannot be indexed, and code for each of up to 128 sums would be long and want more
+ * registers than there are: the sums go round past a loop body that serves an eighth of them. */
 template <int kCount>
 __device__ __forceinline__ void activate(float (&sum)[kCount], fg_activation activation) {
-    if (activation == FG_ACTIVATION_RELU) {
+    constexpr int kTurns = 8, kGroup = kCount / kTurns;
+    static_assert(kCount % kTurns == 0, "whole groups");
+    if (activation == FG_ACTIVATION_NONE) return;
+#pragma unroll 1
+    for (int turn = 0; turn < kTurns; ++turn) {
+        float group[kGroup];
 #pragma unroll
-        for (float &x : sum) x = relu(x);
-    } else if (activation == FG_ACTIVATION_SILU) {
+        for (int i = 0; i < kGroup; ++i) group[i] = activated(sum[i], activation);
 #pragma unroll
-        for (float &x : sum) x = silu(x);
-    } else if (activation == FG_ACTIVATION_GELU) {
+        for (int i = 0; i < kCount - kGroup; ++i) sum[i] = sum[i + kGroup];
 #pragma unroll
-        for (float &x : sum) x = gelu(x);
+        for (int i = 0; i < kGroup; ++i) sum[kCount - kGroup + i] = group[i];
     }
 }
 

@@ -1,12 +1,13 @@
 /*
  * Forward and input gradient of sparse convolution: one implicit-GEMM kernel,
  *
- *     out[m, :] = bias + sum_v W_v . in[map[v, m], :]
+ *     out[m, :] = activation(sum_v W_v . in[map[v, m], :] + bias + residual[m, :])
  *
  * in which a CTA owns block_m rows x block_n channels of `out` and the reduction runs over (offset v, input channel).
  * Rows of `in` are gathered straight into shared memory by 16-byte cp.async, zeros for missing neighbours; offsets at
  * which no row of the tile has a neighbour are skipped. The input gradient is the same sum over the mirrored (or
- * transposed) map with W_v transposed, which costs nothing but another way of reading W_v out of shared memory.
+ * transposed) map with W_v transposed, which costs nothing but another way of reading W_v out of shared memory, and
+ * nothing is added.
  *
  * A tile's rows are block_m slots in a row of `order` when the caller gives one, which brings rows with the same missing
  * neighbours together; every row is computed the same way wherever it is.
@@ -17,7 +18,6 @@
 #include "backend.cuh"
 #include "conv_gather.cuh"
 #include "mma_tile.cuh"
-#include "split_k.cuh"
 
 namespace flexgemm {
 namespace {
@@ -28,7 +28,7 @@ namespace {
 template <class Shape>
 __device__ int find_offsets(const GatherParams &p, const int64_t *tile_rows, uint16_t *offsets) {
     constexpr int kBatch = 8;
-    __shared__ bool any[kMaxVolume];
+    __shared__ bool any[FG_MAX_VOLUME];
     __shared__ int count;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int first = warp; first < p.volume; first += kBatch * Shape::kWarps) {
@@ -125,6 +125,26 @@ struct GatherKernel {
         }
     }
 
+    /* One sum of the CTA's share in plain float32. Split factors make NaN out of one that is infinite or rounds to an
+     * infinite tf32, and so does an infinite weight beside the zeros of a missing neighbour, where IEEE arithmetic may
+     * have none: sums that are NaN are computed again. */
+    __device__ __noinline__ static float plain_sum(const GatherParams &p, const uint16_t *offsets, int count, int64_t m,
+                                                   int n) {
+        float sum = 0.0f;
+        for (int i = 0; i < count && !isnan(sum); ++i) {
+            const int v = offsets[i];
+            const auto row = static_cast<uint32_t>(p.map_at(v)[m]);
+            if (row >= p.in_rows) continue;
+            const float *in = static_cast<const float *>(p.in) + row * p.in_stride;
+            const int64_t first = kMajorB == Major::kK ? (static_cast<int64_t>(n) * p.volume + v) * p.depth
+                                                       : static_cast<int64_t>(v) * p.columns + n;
+            const int64_t step = kMajorB == Major::kK ? 1 : static_cast<int64_t>(p.volume) * p.columns;
+            const float *weight = static_cast<const float *>(p.weight) + first;
+            for (int k = 0; k < p.depth && !isnan(sum); ++k) sum = fmaf(in[k], weight[k * step], sum);
+        }
+        return sum;
+    }
+
     /* `offsets`: the `count` offsets of this CTA's share. */
     __device__ void run(char *shared, const uint16_t *offsets, int count) const {
         Accumulator<kMode, Shape> acc;
@@ -169,11 +189,16 @@ struct GatherKernel {
         }
 
         const auto row_of = [this](int slot) { return tile_rows[slot]; };
+        if constexpr (kMode == MathMode::kIeee)
+            acc.replace_nan(n0, [&](int slot, int n) {
+                return row_of(slot) >= 0 && n < p.columns ? plain_sum(p, offsets, count, row_of(slot), n) : 0.0f;
+            });
         if (p.partials) {
             float *partial = p.partials + blockIdx.y * p.rows * p.columns;
-            acc.store(row_of, partial, p.columns, n0, p.columns, static_cast<const float *>(nullptr));
+            acc.store(row_of, partial, p.columns, n0, p.columns);
         } else {
-            acc.store(row_of, static_cast<T *>(p.out), p.out_stride, n0, p.columns, static_cast<const T *>(p.bias));
+            if constexpr (kMajorB == Major::kK) acc.template finish<T>(row_of, n0, p.columns, p.epilogue);
+            acc.store(row_of, static_cast<T *>(p.out), p.out_stride, n0, p.columns);
         }
     }
 };
@@ -183,7 +208,7 @@ struct GatherKernel {
 template <MathMode kMode, Major kMajorB, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_gather_kernel(const GatherParams p) {
     extern __shared__ __align__(128) char shared[];
-    __shared__ uint16_t offsets[kMaxVolume];
+    __shared__ uint16_t offsets[FG_MAX_VOLUME];
     __shared__ int64_t tile_rows[Shape::kBlockM];
     const int64_t m0 = static_cast<int64_t>(blockIdx.x / p.column_tiles) * Shape::kBlockM;
     const int n0 = static_cast<int>(blockIdx.x % p.column_tiles) * Shape::kBlockN;
@@ -211,8 +236,8 @@ fg_status launch(GatherParams p, const fg_plan &plan, cudaStream_t stream, fg_er
     kernel<<<grid, Shape::kThreads, Kernel::kSharedBytes, stream>>>(p);
     FG_CUDA(cudaGetLastError());
     if (p.partials)
-        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.rows, p.columns, static_cast<const T *>(p.bias),
-                                   static_cast<T *>(p.out), p.out_stride, stream));
+        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.rows, p.columns, p.epilogue, static_cast<T *>(p.out),
+                                   p.out_stride, stream));
     return FG_OK;
 }
 
@@ -237,7 +262,8 @@ fg_status launch_mode(const GatherParams &p, const fg_plan &plan, fg_dtype dtype
 
 /* What both passes ask of a plan and of the kernel, under the names they share here. */
 struct Problem {
-    const fg_tensor &in, &weight, &bias, &map, &order, &out, &workspace;
+    const fg_tensor &in, &weight, &map, &order, &out, &workspace;
+    SumEpilogue epilogue;
     fg_precision precision;
     Major major; /* of the weight */
     bool mirrored;
@@ -263,9 +289,6 @@ struct Problem {
 
     fg_status run(const fg_queue *queue, fg_error *error) const {
         if (out.shape[0] == 0 || out.shape[1] == 0) return FG_OK;
-        if (map.shape[0] > kMaxVolume)
-            return fg_fail(error, FG_ERROR_VALUE, "weight: expected a kernel volume of at most %d, got %lld",
-                           kMaxVolume, static_cast<long long>(map.shape[0]));
         if (in.shape[1] > kMaxChannels || out.shape[1] > kMaxChannels)
             return fg_fail(error, FG_ERROR_VALUE, "weight: expected at most %lld channels, got %lld and %lld",
                            static_cast<long long>(kMaxChannels), static_cast<long long>(in.shape[1]),
@@ -280,7 +303,7 @@ struct Problem {
         GatherParams p = {};
         p.in = in.data;
         p.weight = weight.data;
-        p.bias = bias.present ? bias.data : nullptr;
+        p.epilogue = epilogue;
         p.map = static_cast<const int32_t *>(map.data);
         p.order = order.present ? static_cast<const int32_t *>(order.data) : nullptr;
         p.out = out.data;
@@ -304,13 +327,15 @@ struct Problem {
 };
 
 Problem problem_of(const fg_conv_forward_params *p) {
-    return {p->feats, p->weight, p->bias, p->map, p->order, p->out, p->workspace, p->precision, Major::kK, false};
+    const SumEpilogue epilogue = {p->bias.present ? p->bias.data : nullptr,
+                                  p->residual.present ? p->residual.data : nullptr, p->residual.strides[0],
+                                  p->activation};
+    return {p->feats, p->weight, p->map, p->order, p->out, p->workspace, epilogue, p->precision, Major::kK, false};
 }
 
 Problem problem_of(const fg_conv_dgrad_params *p) {
-    static const fg_tensor no_bias = {};
-    return {p->grad_out,   p->weight,    no_bias,      p->map,     p->order,
-            p->grad_feats, p->workspace, p->precision, Major::kMN, p->mirrored};
+    return {p->grad_out,  p->weight, p->map,       p->order,   p->grad_feats,
+            p->workspace, {},        p->precision, Major::kMN, p->mirrored};
 }
 
 template <class Params>

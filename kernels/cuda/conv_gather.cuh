@@ -4,18 +4,17 @@
 
 #include "../plan.h"
 #include "common.cuh"
+#include "split_k.cuh"
 
 namespace flexgemm {
-
-constexpr int kMaxVolume = 343; /* 7 x 7 x 7 */
 
 struct GatherParams {
     const void *in;       /* rows of `depth` elements, in_stride apart */
     const void *weight;   /* (columns, volume, depth) K-major or (depth, volume, columns) MN-major, contiguous */
-    const void *bias;     /* (columns) or NULL */
     const int32_t *map;   /* (volume, rows) */
     const int32_t *order; /* (rows): slot -> row; or NULL: every slot is its row */
     void *out;            /* (rows, columns), out_stride apart */
+    SumEpilogue epilogue; /* of the forward pass */
     float *partials;      /* (split_k, rows, columns) when the offsets are split, else NULL */
     int64_t in_stride, out_stride, rows;
     uint32_t in_rows;

@@ -1,7 +1,7 @@
 /*
  * Forward and input gradient of sparse convolution on Hopper, 16-bit types: the sum of conv_gather.cu,
  *
- *     out[m, :] = bias + sum_v W_v . in[map[v, m], :]
+ *     out[m, :] = activation(sum_v W_v . in[map[v, m], :] + bias + residual[m, :])
  *
  * with the multiplications by wgmma. Three warpgroups of a CTA share one pipeline of shared memory stages, each one
  * step of 64 channels at one offset v:
@@ -21,7 +21,6 @@
 
 #include "conv_gather.cuh"
 #include "ptx.cuh"
-#include "split_k.cuh"
 #include "tensor_map.cuh"
 
 namespace flexgemm {
@@ -238,6 +237,13 @@ __device__ __forceinline__ uint32_t pack(float x, float y) {
     return word;
 }
 
+template <typename T>
+__device__ __forceinline__ float2 unpack(uint32_t word) {
+    T pair[2];
+    memcpy(pair, &word, sizeof word);
+    return make_float2(to_float(pair[0]), to_float(pair[1]));
+}
+
 /* Transposes the 4 x 4 words of four neighbouring lanes: lane i ends up with word i of lanes 0..3. */
 __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
     const bool odd = lane & 1, upper = lane & 2;
@@ -250,6 +256,32 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
     for (int i = 0; i < 2; ++i) {
         const uint32_t other = __shfl_xor_sync(~0u, upper ? w[i] : w[i + 2], 2);
         (upper ? w[i] : w[i + 2]) = other;
+    }
+}
+
+/* Eight 16-bit elements of a row, as four words. */
+__device__ __forceinline__ bool are_chunks(const void *data, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(data) % kChunk == 0 && stride % 8 == 0;
+}
+
+__device__ __forceinline__ void load_chunk(uint32_t (&word)[4], const void *source, bool aligned) {
+    if (aligned) {
+        const uint4 chunk = *static_cast<const uint4 *>(source);
+        word[0] = chunk.x, word[1] = chunk.y, word[2] = chunk.z, word[3] = chunk.w;
+    } else {
+        const uint16_t *bits = static_cast<const uint16_t *>(source);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) word[i] = bits[2 * i] | static_cast<uint32_t>(bits[2 * i + 1]) << 16;
+    }
+}
+
+__device__ __forceinline__ void store_chunk(void *target, const uint32_t (&word)[4], bool aligned) {
+    if (aligned) {
+        *static_cast<uint4 *>(target) = make_uint4(word[0], word[1], word[2], word[3]);
+    } else {
+        uint16_t *bits = static_cast<uint16_t *>(target);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) bits[e] = static_cast<uint16_t>(word[e / 2] >> (e % 2 * 16));
     }
 }
 
@@ -343,37 +375,61 @@ struct Consumer {
         }
     }
 
-    /* Four groups of 8 columns at a time: the lanes of a quad exchange pairs of columns, so that each has 16 bytes. */
+    /* d += bias + residual. Four groups of 8 columns at a time: each lane of a quad reads 16 bytes of a row of the
+     * residual and they exchange pairs of columns. */
+    __device__ void add(float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
+        const T *bias = static_cast<const T *>(p.epilogue.bias),
+                *residual = static_cast<const T *>(p.epilogue.residual);
+        const int lane = threadIdx.x % 32;
+        const bool aligned = are_chunks(residual, p.epilogue.residual_stride);
+#pragma unroll
+        for (int j = 0; j < Tile::kBlockN / 8; j += 4) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int n = task.n0 + 8 * (j + i) + lane % 4 * 2;
+                const bool biased = bias && n < p.columns;
+                const float x = biased ? to_float(bias[n]) : 0.0f, y = biased ? to_float(bias[n + 1]) : 0.0f;
+                float *pair = &d[4 * (j + i)];
+                pair[0] += x, pair[1] += y;
+                pair[2] += x, pair[3] += y;
+            }
+            if (!residual) continue;
+            const int n = task.n0 + 8 * (j + lane % 4);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                uint32_t word[4] = {};
+                if (rows[half] >= 0 && n < p.columns)
+                    load_chunk(word, residual + rows[half] * p.epilogue.residual_stride + n, aligned);
+                transpose_quad(word, lane);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float2 addend = unpack<T>(word[i]);
+                    d[4 * (j + i) + 2 * half] += addend.x;
+                    d[4 * (j + i) + 2 * half + 1] += addend.y;
+                }
+            }
+        }
+    }
+
+    /* The way of the residual back. */
     __device__ void store(const float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
         const int lane = threadIdx.x % 32;
-        const T *bias = static_cast<const T *>(p.bias);
-        const bool aligned = reinterpret_cast<uintptr_t>(p.out) % kChunk == 0 && p.out_stride % 8 == 0;
+        const bool aligned = are_chunks(p.out, p.out_stride);
 #pragma unroll
         for (int j = 0; j < Tile::kBlockN / 8; j += 4) {
             uint32_t word[2][4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int n = task.n0 + 8 * (j + i) + lane % 4 * 2;
-                const bool biased = bias && n < p.columns;
-                const float bias_x = biased ? to_float(bias[n]) : 0.0f, bias_y = biased ? to_float(bias[n + 1]) : 0.0f;
                 const float *pair = &d[4 * (j + i)];
-                word[0][i] = pack<T>(pair[0] + bias_x, pair[1] + bias_y);
-                word[1][i] = pack<T>(pair[2] + bias_x, pair[3] + bias_y);
+                word[0][i] = pack<T>(pair[0], pair[1]);
+                word[1][i] = pack<T>(pair[2], pair[3]);
             }
             const int n = task.n0 + 8 * (j + lane % 4);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 transpose_quad(word[half], lane);
                 if (rows[half] < 0 || n >= p.columns) continue;
-                T *target = static_cast<T *>(p.out) + rows[half] * p.out_stride + n;
-                if (aligned) {
-                    *reinterpret_cast<uint4 *>(target) =
-                        make_uint4(word[half][0], word[half][1], word[half][2], word[half][3]);
-                } else {
-                    uint16_t *bits = reinterpret_cast<uint16_t *>(target);
-#pragma unroll
-                    for (int e = 0; e < 8; ++e) bits[e] = static_cast<uint16_t>(word[half][e / 2] >> (e % 2 * 16));
-                }
+                store_chunk(static_cast<T *>(p.out) + rows[half] * p.out_stride + n, word[half], aligned);
             }
         }
     }
@@ -386,10 +442,15 @@ struct Consumer {
             for (float &sum : d) sum = 0.0f;
             accumulate(d);
             const int64_t rows[2] = {row_of(task, 0), row_of(task, 1)};
-            if (p.partials)
+            if (p.partials) {
                 store_partials(d, task, rows);
-            else
-                store(d, task, rows);
+                continue;
+            }
+            if constexpr (kKMajor) { /* the forward pass */
+                add(d, task, rows);
+                activate(d, p.epilogue.activation);
+            }
+            store(d, task, rows);
         }
     }
 };
@@ -443,8 +504,8 @@ fg_status launch(GatherParams p, const fg_plan &plan, int num_sms, cudaStream_t 
     kernel<<<grid, kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks), plan.split_k);
     FG_CUDA(cudaGetLastError());
     if (p.partials)
-        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.rows, p.columns, static_cast<const T *>(p.bias),
-                                   static_cast<T *>(p.out), p.out_stride, stream));
+        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.rows, p.columns, p.epilogue, static_cast<T *>(p.out),
+                                   p.out_stride, stream));
     return FG_OK;
 }
 
