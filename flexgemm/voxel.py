@@ -180,19 +180,44 @@ class NeighborMap:
                 return self
         else:
             raise TypeError(f"device: maps of {library} coordinates are not moved; build one on the coordinates there")
-        return NeighborMap(coords, self.shape, self.kernel_size, self.dilation, device=target)
+        if self.submanifold:
+            moved = NeighborMap(coords, self.shape, self.kernel_size, self.dilation, device=target)
+            return moved.inverse if self.transposed else moved
+        return NeighborMap(
+            coords,
+            self.shape,
+            self.kernel_size,
+            self.dilation,
+            stride=self.stride,
+            padding=self.padding,
+            transposed=self.transposed,
+            out_coords=self.out_coords if library == "NumPy" else self.out_coords.to(device),
+            out_shape=self.out_shape,
+            device=target,
+        )
+
+    def __copy__(self) -> NeighborMap:
+        other = NeighborMap.__new__(NeighborMap)
+        other.__dict__.update(self.__dict__)
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what only this process can hold: maps in CUDA memory of flexgemm's own are built anew."""
-        state = self.__dict__.copy()
+        """For copies and files: what only this process can hold, in CUDA memory of flexgemm's own, is left out."""
+        state = self.__dict__ | {"_inverse": None}
         if isinstance(self.native, _C.DeviceArray):
-            state |= {"native": None, "native_order": None, "_native_transposed": None}
+            built = ("native", "native_order", "_native_transposed", "_sites")
+            state |= {"_out_coords": self.out_coords} | dict.fromkeys(built)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.native is None:
-            self.native, self.native_order = self._build(False, False, None)
+            library = self._library(None)
+            if not self.submanifold:
+                pair = (self.coords, "coords"), (self.out_coords, "out_coords")
+                self._sites = _coordinates(library, *pair[0]), _coordinates(library, *pair[1])
+            # The inverse of a submanifold map is known by its direction alone.
+            self.native, self.native_order = self._build(self.submanifold and self.transposed, False, None)
 
     def native_gradient(self, stream: Stream = None) -> tuple[Array, Array | None]:
         """The map that the gradient of the features uses and its row order, as the extension takes them.

@@ -189,24 +189,30 @@ def test_the_operators_are_what_they_say(device):
     maps = nmap.native, nmap.native_order, *nmap._native_transposed
     x, experts = torch.randn(9, 16, device=device), torch.randn(2, 8, 16, device=device)
     ends, grad_out = torch.tensor([2, 9], device=device), torch.randn(9, 8, device=device)
-    none = [None] * 6
+    recorded = [t.clone().requires_grad_() for t in (x, experts, experts[0], experts[:, 0])]
+    none, dense, grouped = [None] * 6, {"layout": "dense"}, {"layout": "m_grouped"}
     calls = [
-        (ops.neighbor_map, (coords, shape, (2, 3, 3), (1, 1, 1), False, False)),
-        (ops.row_order, (nmap.map, (2, 3, 3))),
-        (ops.submanifold_conv3d, (feats, weight, bias, *maps, (2, 3, 3), "ieee")),
+        (ops.neighbor_map, (coords, shape, (2, 3, 3), (1, 1, 1), False, False), {}),
+        (ops.row_order, (nmap.map, (2, 3, 3)), {}),
+        (ops.sparse_conv3d, (feats, weight, bias, None, *maps, (2, 3, 3), None, "ieee"), {}),
+        (ops.sparse_conv3d, (feats, weight, None, feats, *maps, (2, 3, 3), "relu", None), {}),
         (
-            ops.submanifold_conv3d_backward,
+            ops.sparse_conv3d_backward,
             (feats.detach(), feats.detach(), weight.detach(), *maps, (2, 3, 3), (True, False, True), "ieee"),
+            {},
         ),
-        (ops.quantize, (x, "float8_e4m3fn", "row", None)),
-        (ops.quantize, (x, "float8_e5m2", "tensor", torch.ones((), device=device))),
-        (ops.gemm_nt, (x.clone().requires_grad_(), experts[0].clone().requires_grad_(), *none, "ieee")),
-        (ops.m_grouped_gemm_nt, (x.clone().requires_grad_(), experts.clone().requires_grad_(), ends, *none, "ieee")),
-        (ops.m_grouped_gemm_nt_backward, (grad_out, x, experts, ends, (True, True, True), "ieee")),
-        (ops.gemm_nt_into, (grad_out.clone(), x, experts, ends, *[None] * 5, "ieee")),
+        (ops.quantize, (x, "float8_e4m3fn", "row", None), {}),
+        (ops.quantize, (x, "float8_e5m2", "tensor", torch.ones((), device=device)), {}),
+        (ops.product, (recorded[0], recorded[2], *none, None, None), dense),
+        (ops.product, (recorded[0], recorded[1], None, ends, *none), grouped),
+        (ops.product, (x, experts[0], *none, None, None), dense | {"activation": "swiglu", "out_dtype": "float32"}),
+        (ops.product, (x[None], experts[:1], *none, None, None), {"layout": "batched", "alpha": 2.0}),
+        (ops.product, (x.t(), x.t(), None, ends, *none), {"layout": "k_grouped", "groups": 2, "out_dtype": "float32"}),
+        (ops.m_grouped_gradients, (grad_out, x, experts, ends, (True, True, True), "ieee"), {}),
+        (ops.product_into, (grad_out.clone(), x, experts, None, ends, *none), grouped | {"accumulate": True}),
     ]
-    for operator, arguments in calls:
-        torch.library.opcheck(operator.default, arguments)
+    for operator, arguments, keywords in calls:
+        torch.library.opcheck(operator.default, arguments, keywords)
 
 
 def test_fake_tensors_run_nothing(device):
@@ -240,7 +246,7 @@ def test_dispatch_modes_see_the_operators(device):
     nmap = ft.neighbor_map(coords, shape)
     with Seen() as seen:
         out = ft.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap)
-    assert "flexgemm.submanifold_conv3d.default" in seen.names
+    assert "flexgemm.sparse_conv3d.default" in seen.names
     assert torch.equal(out, ft.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap))
 
 
@@ -382,6 +388,9 @@ def test_what_has_no_gradient_says_so(device):
             function(x, x, scale_a=scale)
         with pytest.raises(ValueError, match="out"):
             function(x, x, out=torch.empty(8, 8, device=device))
+    ends = torch.tensor([4, 8], device=device)
+    with pytest.raises(ValueError, match="not differentiable"):
+        ft.n_grouped_gemm_nt(torch.stack([x, x]), x, ends)
 
 
 # ---- neighbour maps as objects ----

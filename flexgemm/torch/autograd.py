@@ -24,17 +24,21 @@ def on_stream(x: torch.Tensor, stream: Stream) -> Any:
 
 
 def recorded(name: str, forward: Any, save: Any, backward: Any) -> Callable[..., Any]:
-    """forward(*args) as a Function whose context `save(ctx, args)` fills and `backward(ctx, *grads)` reads.
+    """forward(*args) as a Function whose context `save(ctx, args, result)` fills, unless it is None, and
+    `backward(ctx, *grads)` reads.
 
     torch.func asks for forward and context apart, and torch then takes 10 us more for every call: two Functions.
     """
 
     def together(ctx: Any, *args: Any) -> Any:
-        save(ctx, args)
-        return forward(*args)
+        result = forward(*args)
+        if save is not None:
+            save(ctx, args, result)
+        return result
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        save(ctx, inputs)
+        if save is not None:
+            save(ctx, inputs, output)
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         """One call for each element of the batch."""

@@ -7,69 +7,66 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from flexgemm.voxel import NeighborMap, Triple
+from flexgemm.voxel import NeighborMap
 
-_TENSORS = ("coords", "native", "native_order")
-_GEOMETRY = ("shape", "kernel_size", "dilation", "device")
+# What a map is besides numbers, in the order in which pytrees have it. The rest is made from these when asked for.
+_LEAVES = ("coords", "out_coords", "native", "native_order", "gradient", "gradient_order")
+_NUMBERS = ("shape", "out_shape", "kernel_size", "stride", "padding", "dilation", "transposed", "submanifold", "device")
 
 
-def assemble(
-    coords: Any,
-    shape: Any,
-    kernel_size: Triple,
-    dilation: Any,
-    device: str | None,
-    native: Any,
-    native_order: Any,
-    native_transposed: Any,
-) -> NeighborMap:
-    """A NeighborMap of tensors that are there already."""
+def assemble(leaves: Any, numbers: Any) -> NeighborMap:
+    """A NeighborMap of tensors that are there already; leaves and numbers as their names stand above."""
+    coords, out_coords, native, order, gradient, gradient_order = leaves
     nmap = NeighborMap.__new__(NeighborMap)
-    nmap.coords = coords
-    nmap.shape = shape
-    nmap.kernel_size = kernel_size
-    nmap.dilation = dilation
-    nmap.kernel_volume = kernel_size[0] * kernel_size[1] * kernel_size[2]
-    nmap.mirrored = kernel_size[0] & kernel_size[1] & kernel_size[2] & 1 == 1
-    nmap.device = device
-    nmap.native = native
-    nmap.native_order = native_order
-    nmap._native_transposed = native_transposed
-    nmap._map = nmap._transposed_map = None
-    nmap.num_voxels = native.shape[1] if isinstance(native, torch.Tensor) else 0  # pytrees are of any leaves
+    shape, out_shape, kernel, stride, padding, dilation, transposed, submanifold, device = numbers
+    nmap.shape, nmap.out_shape, nmap.device = shape, out_shape, device
+    nmap.kernel_size, nmap.stride, nmap.padding, nmap.dilation = kernel, stride, padding, dilation
+    nmap.transposed, nmap.submanifold = transposed, submanifold
+    nmap.kernel_volume = kernel[0] * kernel[1] * kernel[2]
+    nmap.mirrored = submanifold and not transposed and kernel[0] & kernel[1] & kernel[2] & 1 == 1
+    nmap.coords, nmap._out_coords = coords, out_coords
+    nmap._sites = None if submanifold else (coords, out_coords)
+    nmap.native, nmap.native_order = native, order
+    nmap._native_transposed = None if gradient is None else (gradient, gradient_order)
+    nmap._map = nmap._transposed_map = nmap._inverse = None
+    # Leaves of a pytree are anything.
+    nmap.num_voxels = coords.shape[0] if isinstance(coords, torch.Tensor) else 0
+    nmap.num_out_voxels = native.shape[1] if isinstance(native, torch.Tensor) else 0
     return nmap
 
 
-def from_operators(maps: Any, kernel_size: Any) -> NeighborMap:
-    """A NeighborMap as far as a convolution needs it, of the tensors that its operator is given."""
-    return _unflatten((None, *maps), (None, tuple(kernel_size), None, None))
+def from_operators(map: Any, order: Any, gradient: Any, gradient_order: Any, kernel: Any, rows: int) -> NeighborMap:
+    """A NeighborMap as far as a convolution needs it, of what its operator is given; `rows` are those of feats.
+
+    Without a map of its own for the gradient it is mirrored, or the gradient is not asked for."""
+    numbers = (None, None, tuple(kernel), *[None] * 6)
+    nmap = assemble((None, None, map, order, gradient, gradient_order), numbers)
+    nmap.mirrored, nmap.num_voxels = gradient is None, rows
+    return nmap
 
 
 def _flatten(nmap: NeighborMap) -> tuple[list[Any], Any]:
-    leaves = [getattr(nmap, name) for name in _TENSORS]
-    return [*leaves, *(nmap._native_transposed or (None, None))], tuple(getattr(nmap, name) for name in _GEOMETRY)
+    pair = nmap._native_transposed or (None, None)
+    leaves = [nmap.coords, nmap.out_coords, nmap.native, nmap.native_order, *pair]
+    return leaves, tuple(getattr(nmap, name) for name in _NUMBERS)
 
 
 def _flatten_with_keys(nmap: NeighborMap) -> tuple[list[Any], Any]:
-    leaves, geometry = _flatten(nmap)
-    names = *_TENSORS, "transposed", "transposed_order"
-    return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves, strict=True)], geometry
+    leaves, numbers = _flatten(nmap)
+    return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(_LEAVES, leaves, strict=True)], numbers
 
 
-def _unflatten(leaves: Any, geometry: Any) -> NeighborMap:
-    coords, native, order, *transposed = leaves
-    shape, kernel_size, dilation, device = geometry
-    pair = None if transposed[0] is None else tuple(transposed)
-    return assemble(coords, shape, kernel_size, dilation, device, native, order, pair)
+def _from_json(numbers: Any) -> Any:
+    return tuple(tuple(x) if isinstance(x, list) else x for x in numbers)
 
 
 pytree.register_pytree_node(
     NeighborMap,
     _flatten,
-    _unflatten,
+    assemble,
     flatten_with_keys_fn=_flatten_with_keys,
     serialized_type_name="flexgemm.NeighborMap",
     to_dumpable_context=list,
-    from_dumpable_context=lambda geometry: (*map(tuple, geometry[:3]), geometry[3]),
+    from_dumpable_context=_from_json,
 )
 torch.serialization.add_safe_globals([NeighborMap])

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flexgemm import _C, conv, gemm, voxel
+from flexgemm import _C, conv, gemm, quantization
 from flexgemm.torch.dispatch import setting
 from flexgemm.torch.maps import from_operators
 
@@ -25,17 +24,16 @@ if TYPE_CHECKING:
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _operator(function: Callable[..., Any], *, name: str | None = None, writes: Sequence[str] = ()) -> CustomOpDef:
-    """The operator of a function's signature and name, or another name, on the CPU and CUDA. Autograd sees it whole."""
+def _operator(function: Callable[..., Any], writes: Sequence[str] = ()) -> CustomOpDef:
+    """The operator of a function's name and signature, on the CPU and CUDA. Autograd sees it whole."""
 
     @wraps(function)
-    def silent(*args: Any) -> Any:
+    def silent(*args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
-            return function(*args)
+            return function(*args, **kwargs)
 
     define: Any = torch.library.custom_op  # torch types it for functions whose parameters are known
-    name = f"flexgemm::{name or function.__name__}"
-    return define(name, silent, mutates_args=writes, device_types=("cpu", "cuda"))
+    return define(f"flexgemm::{function.__name__}", silent, mutates_args=writes, device_types=("cpu", "cuda"))
 
 
 # ---- neighbour maps ----
@@ -50,12 +48,16 @@ def neighbor_map(
     transposed: bool,
     check: bool,
 ) -> torch.Tensor:
-    nmap = voxel.neighbor_map(coords, shape, kernel_size, dilation, check=check)
-    return nmap.transposed_map if transposed else nmap.map
+    kernel, coords, workspace = tuple(kernel_size), coords.contiguous(), None
+    result = coords.new_empty((kernel[0] * kernel[1] * kernel[2], coords.shape[0]), dtype=torch.int32)
+    how: Any = {"shape": tuple(shape), "kernel_size": kernel, "dilation": tuple(dilation)}
+    while nbytes := _C.neighbor_map(coords, result, **how, transposed=transposed, check=check, workspace=workspace):
+        workspace = coords.new_empty(nbytes, dtype=torch.uint8)
+    return result
 
 
 @neighbor_map.register_fake
-def _(coords: Any, shape: Any, kernel_size: Any, dilation: Any, transposed: Any, check: Any) -> torch.Tensor:
+def _(coords: Any, shape: Any, kernel_size: Any, *how: Any) -> torch.Tensor:
     volume = kernel_size[0] * kernel_size[1] * kernel_size[2]
     return coords.new_empty((volume, coords.shape[0]), dtype=torch.int32)
 
@@ -73,52 +75,55 @@ def _(map: Any, kernel_size: Any) -> torch.Tensor:
     return map.new_empty(map.shape[1])
 
 
-# ---- submanifold convolution ----
+# ---- convolution over a map: submanifold, strided, transposed, inverse ----
 
 
 @_operator
-def submanifold_conv3d(
+def sparse_conv3d(
     feats: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
     map: torch.Tensor,
     order: torch.Tensor | None,
-    transposed: torch.Tensor | None,
-    transposed_order: torch.Tensor | None,
+    gradient_map: torch.Tensor | None,
+    gradient_order: torch.Tensor | None,
     kernel_size: Sequence[int],
+    activation: str | None,
     precision: str | None,
 ) -> torch.Tensor:
-    nmap = from_operators((map, order, transposed, transposed_order), kernel_size)
-    return conv.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap, precision=setting(precision, feats))
+    """gradient_map: the map of the gradient of feats where that is not `map` itself; the forward pass ignores it."""
+    nmap = from_operators(map, order, gradient_map, gradient_order, kernel_size, feats.shape[0])
+    how: Any = {"residual": residual, "activation": activation, "precision": setting(precision, feats)}
+    return conv.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, **how)
 
 
-@submanifold_conv3d.register_fake
-def _(feats: Any, weight: Any, bias: Any, map: Any, *others: Any) -> torch.Tensor:
-    torch._check(feats.shape[0] == map.shape[1], lambda: "feats: its rows are not those of neighbor_map")
+@sparse_conv3d.register_fake
+def _(feats: Any, weight: Any, bias: Any, residual: Any, map: Any, *others: Any) -> torch.Tensor:
     torch._check(feats.shape[1] == weight.shape[-1], lambda: "weight: its channels are not those of feats")
-    return feats.new_empty((feats.shape[0], weight.shape[0]))
+    return feats.new_empty((map.shape[1], weight.shape[0]))
 
 
 @_operator
-def submanifold_conv3d_backward(
+def sparse_conv3d_backward(
     grad_out: torch.Tensor,
     feats: torch.Tensor,
     weight: torch.Tensor,
     map: torch.Tensor,
     order: torch.Tensor | None,
-    transposed: torch.Tensor | None,
-    transposed_order: torch.Tensor | None,
+    gradient_map: torch.Tensor | None,
+    gradient_order: torch.Tensor | None,
     kernel_size: Sequence[int],
     needs_grad: Sequence[bool],
     precision: str | None,
 ) -> Gradients:
     """An empty tensor for each gradient that is not needed."""
     for_feats, for_weight, for_bias = needs_grad
-    gradients = conv.submanifold_conv3d_backward(
+    gradients = conv.sparse_conv3d_backward(
         grad_out,
         feats,
         weight,
-        neighbor_map=from_operators((map, order, transposed, transposed_order), kernel_size),
+        neighbor_map=from_operators(map, order, gradient_map, gradient_order, kernel_size, feats.shape[0]),
         needs_grad=(for_feats, for_weight, for_bias),
         precision=setting(precision, feats),
     )
@@ -126,7 +131,7 @@ def submanifold_conv3d_backward(
     return first, second, third
 
 
-@submanifold_conv3d_backward.register_fake
+@sparse_conv3d_backward.register_fake
 def _(grad_out: Any, feats: Any, weight: Any, *others: Any) -> Gradients:
     shapes, needs_grad = (feats.shape, weight.shape, weight.shape[:1]), others[-2]
     first, second, third = (feats.new_empty(s if n else 0) for s, n in zip(shapes, needs_grad, strict=True))
@@ -141,7 +146,7 @@ def quantize(
     x: torch.Tensor, dtype: str, granularity: str, scale: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """An empty tensor for a scale that is given: results of an operator are none of its inputs."""
-    q, used = gemm.quantize(x, dtype, granularity=granularity, scale=scale)
+    q, used = quantization.quantize(x, dtype, granularity=granularity, scale=scale)
     return q, used if scale is None else used.new_empty(0)
 
 
@@ -152,78 +157,87 @@ def _(x: Any, dtype: Any, granularity: Any, scale: Any) -> tuple[torch.Tensor, t
     return q, x.new_empty(size, dtype=torch.float32)
 
 
-# ---- products ----
+# ---- products: dense, batched, grouped along M, N or K ----
 
 
 @_operator
-def gemm_nt(
+def product(
     a: torch.Tensor,
     b: torch.Tensor,
+    bias: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    m_indices: torch.Tensor | None,
+    masked_m: torch.Tensor | None,
+    weight_indices: torch.Tensor | None,
     scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    out_dtype: str | None,
-    dtype_a: str | None,
-    dtype_b: str | None,
-    precision: str | None,
+    scale_out: torch.Tensor | None,
+    *,
+    layout: str,
+    groups: int = 0,
+    expected_m: int = 0,
+    b_row_major: bool = False,
+    alpha: float = 1.0,
+    activation: str | None = None,
+    out_dtype: str | None = None,
+    dtype_a: str | None = None,
+    dtype_b: str | None = None,
+    dtype_out: str | None = None,
+    precision: str | None = None,
+    promote_every: int | None = 128,
 ) -> torch.Tensor:
-    how: Any = {"out_dtype": out_dtype, "dtype_a": dtype_a, "dtype_b": dtype_b, "precision": setting(precision, a)}
-    return gemm.gemm_nt(a, b, scale_a=scale_a, scale_b=scale_b, bias=bias, **how)
+    how: Any = {key: value for key, value in locals().items() if key not in ("a", "b", "layout")}
+    return gemm.product(layout, a, b, **(how | {"precision": setting(precision, a)}))
 
 
-@_operator
-def m_grouped_gemm_nt(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    out_dtype: str | None,
-    dtype_a: str | None,
-    dtype_b: str | None,
-    precision: str | None,
-) -> torch.Tensor:
-    how: Any = {"out_dtype": out_dtype, "dtype_a": dtype_a, "dtype_b": dtype_b, "precision": setting(precision, a)}
-    return gemm.m_grouped_gemm_nt(a, b, offsets, scale_a=scale_a, scale_b=scale_b, bias=bias, **how)
-
-
-def _product_shape(a: Any, b: Any, out_dtype: str | None) -> torch.Tensor:
-    torch._check(a.shape[1] == b.shape[-1], lambda: "b: its K is not that of a")
-    dtype = a.dtype if a.dtype.itemsize > 1 else torch.bfloat16
-    return a.new_empty((a.shape[0], b.shape[-2]), dtype=dtype if out_dtype is None else getattr(torch, out_dtype))
-
-
-@gemm_nt.register_fake
-def _(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out_dtype: Any, *how: Any) -> torch.Tensor:
-    return _product_shape(a, b, out_dtype)
-
-
-@m_grouped_gemm_nt.register_fake
-def _(a: Any, b: Any, offsets: Any, scale_a: Any, scale_b: Any, bias: Any, out_dtype: Any, *how: Any) -> torch.Tensor:
-    return _product_shape(a, b, out_dtype)
+@product.register_fake
+def _(a: Any, b: Any, *tensors: Any, layout: str, groups: int = 0, b_row_major: bool = False, **how: Any) -> Any:
+    n, k = b.shape[-2:][:: -1 if b_row_major else 1]
+    torch._check(a.shape[-1] == k, lambda: "b: its K is not that of a")
+    shape = a.shape[-2], n // 2 if how.get("activation") == "swiglu" else n
+    if layout in ("batched", "m_grouped_masked", "k_grouped"):
+        shape = (groups if layout == "k_grouped" else a.shape[0], *shape)
+    scale_out, dtype = tensors[-1], how.get("out_dtype") or how.get("dtype_out")
+    if dtype is None:
+        narrow = a.dtype.itemsize == 1
+        dtype = "float8_e4m3fn" if scale_out is not None else "bfloat16" if narrow else None
+    return a.new_empty(shape, dtype=a.dtype if dtype is None else getattr(torch, dtype))
 
 
 @partial(_operator, writes=("out",))
-def gemm_nt_into(
+def product_into(
     out: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
+    bias: torch.Tensor | None,
     offsets: torch.Tensor | None,
+    m_indices: torch.Tensor | None,
+    masked_m: torch.Tensor | None,
+    weight_indices: torch.Tensor | None,
     scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    dtype_a: str | None,
-    dtype_b: str | None,
-    precision: str | None,
+    scale_out: torch.Tensor | None,
+    *,
+    layout: str,
+    groups: int = 0,
+    expected_m: int = 0,
+    b_row_major: bool = False,
+    alpha: float = 1.0,
+    activation: str | None = None,
+    accumulate: bool = False,
+    out_dtype: str | None = None,
+    dtype_a: str | None = None,
+    dtype_b: str | None = None,
+    dtype_out: str | None = None,
+    precision: str | None = None,
+    promote_every: int | None = 128,
 ) -> None:
-    """With offsets m_grouped_gemm_nt, which leaves the rows of out alone that are of no group."""
-    how: Any = {"out": out, "dtype_a": dtype_a, "dtype_b": dtype_b, "precision": setting(precision, a)}
-    how |= {"scale_a": scale_a, "scale_b": scale_b, "bias": bias}
-    gemm.gemm_nt(a, b, **how) if offsets is None else gemm.m_grouped_gemm_nt(a, b, offsets, **how)
+    """Leaves alone what is of no group."""
+    how: Any = {key: value for key, value in locals().items() if key not in ("a", "b", "layout")}
+    gemm.product(layout, a, b, **(how | {"precision": setting(precision, a)}))
 
 
-def m_grouped_backward(
+def m_grouped_gradients(
     grad_out: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -233,29 +247,23 @@ def m_grouped_backward(
 ) -> Gradients:
     """The gradients of m_grouped_gemm_nt in a, b and bias (float32), and an empty tensor for each that is not needed.
     Rows of no group have a gradient of zero."""
-    precision = setting(precision, a)
-    needs_a, needs_b, needs_bias = needs_grad
-    grad_a = torch.zeros_like(a) if needs_a else a.new_empty(0)
-    grad_b = torch.zeros_like(b) if needs_b else b.new_empty(0)
-    grad_bias = grad_out.new_zeros(b.shape[:2] if needs_bias else 0, dtype=torch.float32)
+    how: Any = {"offsets": offsets, "precision": setting(precision, a)}
+    grad_a, grad_b, grad_bias = (grad_out.new_empty(0, dtype=dtype) for dtype in (a.dtype, b.dtype, torch.float32))
     rows = grad_out.to(a.dtype)
-    if needs_a:
-        gemm.m_grouped_gemm_nt(rows, b.transpose(1, 2), offsets, out=grad_a, precision=precision)
-    if needs_b or needs_bias:
-        ends = offsets.tolist()
-        bounds = pairwise(ends if len(ends) > len(b) else [0, *ends])
-        for group, (start, end) in enumerate(bounds):
-            if needs_b and start < end:
-                gemm.gemm_nt(rows[start:end].t(), a[start:end].t(), out=grad_b[group], precision=precision)
-            if needs_bias:
-                torch.sum(grad_out[start:end], 0, dtype=torch.float32, out=grad_bias[group])
+    if needs_grad[0]:
+        grad_a = gemm.product("m_grouped", rows, b, b_row_major=True, out=torch.zeros_like(a), **how)
+    how |= {"groups": b.shape[0], "out_dtype": "float32"}
+    if needs_grad[1]:
+        grad_b = gemm.product("k_grouped", rows.t(), a.t(), **how).to(b.dtype)
+    if needs_grad[2]:
+        grad_bias = gemm.product("k_grouped", grad_out.t(), torch.ones_like(grad_out[:, :1]).t(), **how)[..., 0]
     return grad_a, grad_b, grad_bias
 
 
-m_grouped_gemm_nt_backward = _operator(m_grouped_backward, name="m_grouped_gemm_nt_backward")
+m_grouped_gradients_operator = _operator(m_grouped_gradients)
 
 
-@m_grouped_gemm_nt_backward.register_fake
+@m_grouped_gradients_operator.register_fake
 def _(grad_out: Any, a: Any, b: Any, offsets: Any, needs_grad: Any, precision: Any) -> Gradients:
     needs_a, needs_b, needs_bias = needs_grad
     grad_bias = grad_out.new_empty(b.shape[:2] if needs_bias else 0, dtype=torch.float32)

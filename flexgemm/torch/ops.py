@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from flexgemm import conv, gemm, voxel
-from flexgemm._arrays import Stream, library_of
+from flexgemm import conv, voxel
+from flexgemm._arrays import Stream
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
-from flexgemm.torch.dispatch import autocast, expect_tensor, refuse_stream, setting, traced, transformed
+from flexgemm.torch.dispatch import autocast, expect_tensor, refuse_stream, setting, traced
 from flexgemm.torch.maps import assemble, from_operators
 from flexgemm.voxel import NeighborMap
 
@@ -40,9 +40,11 @@ def neighbor_map(
     if not traced(coords, coords):
         return voxel.neighbor_map(coords, shape, kernel_size, dilation, check=check, stream=stream)
     refuse_stream(stream)
-    kernel, steps = _triple(kernel_size), _triple(dilation)
-    native, order = _build(coords, tuple(shape), kernel, steps, False, check)
-    return assemble(coords, tuple(shape), kernel, steps, None, native, order, None)
+    grid, kernel, steps = tuple(shape), _triple(kernel_size), _triple(dilation)
+    padding = tuple(k // 2 * step for k, step in zip(kernel, steps, strict=True))
+    native, order = _build(coords, grid, kernel, steps, False, check)
+    numbers = grid, grid, kernel, (1, 1, 1), padding, steps, False, True, None
+    return assemble((coords, coords, native, order, None, None), numbers)
 
 
 def _triple(value: int | Sequence[int]) -> Any:
@@ -50,7 +52,7 @@ def _triple(value: int | Sequence[int]) -> Any:
 
 
 def _build(coords: Any, shape: Any, kernel: Any, dilation: Any, transposed: bool, check: bool) -> Any:
-    """A map and its order, by operators."""
+    """A submanifold map and its order, by operators."""
     native = operators.neighbor_map(coords, shape, kernel, dilation, transposed, check)
     return native, operators.row_order(native, kernel) if coords.is_cuda else None
 
@@ -60,11 +62,13 @@ def _as_tensors(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any]:
     if not gradient or nmap.mirrored:
         return nmap.native, nmap.native_order, None, None
     if nmap._native_transposed is None:
+        if not nmap.submanifold:
+            raise ValueError("neighbor_map: freeze() it before a traced call that a gradient is asked of")
         nmap._native_transposed = _build(nmap.coords, nmap.shape, nmap.kernel_size, nmap.dilation, True, False)
     return nmap.native, nmap.native_order, *nmap._native_transposed
 
 
-# ---- submanifold convolution ----
+# ---- convolution ----
 
 
 def submanifold_conv3d(
@@ -73,33 +77,102 @@ def submanifold_conv3d(
     bias: torch.Tensor | None = None,
     *,
     neighbor_map: NeighborMap,
+    residual: torch.Tensor | None = None,
+    activation: str | None = None,
     precision: str | None = None,
     stream: Stream = None,
 ) -> torch.Tensor:
-    """`flexgemm.submanifold_conv3d` of torch tensors, differentiable once in feats, weight and bias.
+    """`flexgemm.submanifold_conv3d` of torch tensors, differentiable once in feats, weight, bias and residual.
 
-    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None -> (N, Co); float32, float16 or bfloat16, and under
-        torch.autocast the dtype of that.
+    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None, residual (N, Co) or None -> (N, Co); float32,
+        float16 or bfloat16, and under torch.autocast the dtype of that: activation(convolution + bias + residual).
+    activation: None, "relu", "silu" or "gelu" (the exact one). SiLU and GELU are fused only where nothing requires
+        grad: their gradient needs the sum, which is rounded to the dtype of feats then.
     precision: of float32 products, forward and backward; by default torch's own setting at the time of the call,
         torch.backends.cuda.matmul.fp32_precision (which allow_tf32 and set_float32_matmul_precision set too).
     stream: a CUDA stream instead of torch's current one, forward and backward.
 
     Raises TypeError and ValueError by argument name; TypeError for tensors that are sparse, complex or lazily negated.
     """
+    conv.expect_submanifold(neighbor_map)
+    return _convolution(feats, weight, bias, residual, neighbor_map, activation, precision, stream)
+
+
+def sparse_conv3d(
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    neighbor_map: NeighborMap,
+    residual: torch.Tensor | None = None,
+    activation: str | None = None,
+    precision: str | None = None,
+    stream: Stream = None,
+) -> torch.Tensor:
+    """`flexgemm.sparse_conv3d` of torch tensors, differentiable once in feats, weight, bias and residual.
+
+    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None, residual (M, Co) or None -> (M, Co); the rest as of
+    submanifold_conv3d.
+    """
+    conv.expect_map(neighbor_map)
+    return _convolution(feats, weight, bias, residual, neighbor_map, activation, precision, stream)
+
+
+def sparse_inverse_conv3d(
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    neighbor_map: NeighborMap,
+    residual: torch.Tensor | None = None,
+    activation: str | None = None,
+    precision: str | None = None,
+    stream: Stream = None,
+) -> torch.Tensor:
+    """`flexgemm.sparse_inverse_conv3d` of torch tensors, differentiable once in feats, weight, bias and residual.
+
+    feats (M, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None, residual (N, Co) or None -> (N, Co); the rest as of
+    submanifold_conv3d.
+    """
+    inverse = conv.expect_map(neighbor_map).inverse
+    return _convolution(feats, weight, bias, residual, inverse, activation, precision, stream)
+
+
+# ReLU's gradient needs the output alone. That of the others needs their input, which a fused kernel does not keep:
+# where a gradient will be asked for, torch applies them.
+_APART: dict[str | None, Any] = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}
+
+
+def _convolution(
+    feats: Any,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    nmap: NeighborMap,
+    activation: str | None,
+    precision: str | None,
+    stream: Stream,
+) -> torch.Tensor:
     expect_tensor(feats, "feats")
-    if traced(feats, weight):
-        expect_tensor(weight, "weight")
-        refuse_stream(stream)
-        feats, weight, bias = autocast(feats, weight, bias)
-        maps = _as_tensors(neighbor_map, torch.is_grad_enabled() and feats.requires_grad)
-        return operators.submanifold_conv3d(feats, weight, bias, *maps, neighbor_map.kernel_size, precision)
-    feats, weight, bias = autocast(feats, weight, bias)
-    precision = setting(precision, feats)
-    if records(feats, weight, bias):
-        return record_conv(feats, weight, bias, neighbor_map, precision, stream)
-    library = conv.bind(feats, neighbor_map, stream)
-    result: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, precision)
-    return result
+    through_operator = traced(feats, weight)
+    feats, weight, bias, residual = autocast(feats, weight, bias, residual)
+    recording = records(feats, weight, bias) or records(feats, residual, None)
+    if not through_operator:
+        precision = setting(precision, feats)
+        if recording:
+            return record_conv(feats, weight, bias, residual, nmap, activation, precision, stream)
+        library = conv.bind(feats, nmap, stream)
+        result: torch.Tensor = conv.forward(library, feats, weight, bias, nmap, None, precision, residual, activation)
+        return result
+    expect_tensor(weight, "weight")
+    refuse_stream(stream)
+    apart = _APART.get(activation) if recording else None
+    maps = _as_tensors(nmap, recording and feats.requires_grad)
+    fused = None if apart else activation
+    out: torch.Tensor = operators.sparse_conv3d(
+        feats, weight, bias, residual, *maps, nmap.kernel_size, fused, precision
+    )
+    return apart(out) if apart else out
 
 
 def submanifold_conv3d_backward(
@@ -113,277 +186,107 @@ def submanifold_conv3d_backward(
     stream: Stream = None,
 ) -> Gradients:
     """`flexgemm.submanifold_conv3d_backward` of torch tensors; itself not differentiable."""
+    conv.expect_submanifold(neighbor_map)
+    return _conv_gradients(grad_out, feats, weight, neighbor_map, needs_grad, precision, stream)
+
+
+def sparse_conv3d_backward(
+    grad_out: torch.Tensor,
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    neighbor_map: NeighborMap,
+    needs_grad: tuple[bool, bool, bool] = (True, True, True),
+    precision: str | None = None,
+    stream: Stream = None,
+) -> Gradients:
+    """`flexgemm.sparse_conv3d_backward` of torch tensors; itself not differentiable."""
+    conv.expect_map(neighbor_map)
+    return _conv_gradients(grad_out, feats, weight, neighbor_map, needs_grad, precision, stream)
+
+
+# ---- its gradients ----
+
+
+def _conv_gradients(
+    grad_out: Any, feats: Any, weight: Any, nmap: NeighborMap, needs: Any, precision: str | None, stream: Stream
+) -> Gradients:
     expect_tensor(grad_out, "grad_out")
     if traced(grad_out, feats):
         expect_tensor(feats, "feats")
         refuse_stream(stream)
-        maps = _as_tensors(neighbor_map, needs_grad[0])
-        how = neighbor_map.kernel_size, needs_grad, precision
-        gradients = operators.submanifold_conv3d_backward(grad_out, feats, weight, *maps, *how)
-        first, second, third = (g if n else None for g, n in zip(gradients, needs_grad, strict=True))
+        maps = _as_tensors(nmap, needs[0])
+        results = operators.sparse_conv3d_backward(grad_out, feats, weight, *maps, nmap.kernel_size, needs, precision)
+        first, second, third = (g if n else None for g, n in zip(results, needs, strict=True))
         return first, second, third
     precision = setting(precision, feats)
     if records(grad_out, feats, weight):
         with on_stream(feats, stream):
-            first, second, third = _record_conv_backward(grad_out, feats, weight, neighbor_map, needs_grad, precision)
+            first, second, third = _record_conv_gradients(grad_out, feats, weight, nmap, needs, precision)
         return first, second, third
-    library = conv.bind(feats, neighbor_map, stream)
-    return conv.backward(library, grad_out, feats, weight, neighbor_map, needs_grad, precision)
+    return conv.backward(conv.bind(feats, nmap, stream), grad_out, feats, weight, nmap, needs, precision)
 
 
 def record_conv(
     feats: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
     neighbor_map: NeighborMap,
+    activation: str | None,
     precision: str,
     stream: Stream,
 ) -> torch.Tensor:
     """A convolution that autograd records, on tensors as they are."""
-    conv.bind(feats, neighbor_map, None)  # checks their types
+    apart = _APART.get(activation)
     with on_stream(feats, stream):
-        result: torch.Tensor = _record_conv(feats, weight, bias, neighbor_map, precision)
-    return result
+        out = _record_conv(feats, weight, bias, residual, neighbor_map, None if apart else activation, precision)
+        return apart(out) if apart else out
 
 
-def _conv_forward(feats: Any, weight: Any, bias: Any, neighbor_map: NeighborMap, precision: str) -> Any:
-    return conv.forward(library_of(feats, "feats"), feats, weight, bias, neighbor_map, None, precision)
+def _forward(
+    feats: Any, weight: Any, bias: Any, residual: Any, nmap: NeighborMap, activation: Any, precision: str
+) -> Any:
+    library = conv.bind(feats, nmap, None)
+    return conv.forward(library, feats, weight, bias, nmap, None, precision, residual, activation)
 
 
-def _conv_save(ctx: Any, args: tuple[Any, ...]) -> None:
-    feats, weight, _, ctx.neighbor_map, ctx.precision = args
-    ctx.save_for_backward(feats, weight)
+def _save(ctx: Any, args: tuple[Any, ...], out: Any) -> None:
+    feats, weight, _, _, ctx.nmap, activation, ctx.precision = args
+    ctx.save_for_backward(feats, weight, out if activation == "relu" else None)
 
 
-def _conv_backward(ctx: Any, grad_out: Any) -> Any:
-    feats, weight = ctx.saved_tensors
-    needs = ctx.needs_input_grad[:3]
-    how = {"neighbor_map": ctx.neighbor_map, "needs_grad": needs, "precision": ctx.precision}
-    return *submanifold_conv3d_backward(grad_out, feats, weight, **how), None, None
+def _backward(ctx: Any, grad_out: Any) -> Any:
+    feats, weight, out = ctx.saved_tensors
+    return *_gradients(ctx, grad_out, feats, weight, out, ctx.nmap), None, None, None
 
 
-def _conv_gradients(grad_out: Any, feats: Any, weight: Any, neighbor_map: Any, needs: Any, precision: Any) -> Any:
-    return conv.backward(library_of(feats, "feats"), grad_out, feats, weight, neighbor_map, needs, precision)
-
-
-_record_conv = recorded("SubmanifoldConv3d", _conv_forward, _conv_save, _conv_backward)
-_record_conv_backward = recorded("SubmanifoldConv3dBackward", _conv_gradients, lambda ctx, args: None, no_gradient)
-
-
-def _conv_context(ctx: Any, inputs: Any, output: Any) -> None:
-    feats, weight, _, *maps, ctx.kernel_size, ctx.precision = inputs
-    ctx.save_for_backward(feats, weight, *maps)
-
-
-def _conv_gradient(ctx: Any, grad_out: Any) -> Any:
-    feats, weight, *maps = ctx.saved_tensors
-    needs = ctx.needs_input_grad[:3]
-    how = {"neighbor_map": from_operators(maps, ctx.kernel_size), "needs_grad": needs, "precision": ctx.precision}
-    return *submanifold_conv3d_backward(grad_out, feats, weight, **how), *[None] * 6
-
-
-operators.submanifold_conv3d.register_autograd(_conv_gradient, setup_context=_conv_context)
-
-
-# ---- FP8 ----
-
-
-def quantize(
-    x: torch.Tensor,
-    dtype: Any = "float8_e4m3fn",
-    *,
-    granularity: str = "tensor",
-    scale: torch.Tensor | None = None,
-    stream: Stream = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`flexgemm.quantize` of a torch tensor. No gradient passes it."""
-    expect_tensor(x, "x")
-    if not (traced(x, x) or transformed()):
-        q, used = gemm.quantize(x, dtype, granularity=granularity, scale=scale, stream=stream)
-        return q, used
-    refuse_stream(stream)
-    q, made = operators.quantize(x.detach(), _name(dtype), granularity, scale)
-    return q, made if scale is None else scale
-
-
-def _name(dtype: Any) -> Any:
-    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
-
-
-# ---- products ----
-
-
-def gemm_nt(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    out_dtype: Any = None,
-    dtype_a: str | None = None,
-    dtype_b: str | None = None,
-    precision: str | None = None,
-    stream: Stream = None,
-) -> torch.Tensor:
-    """`flexgemm.gemm_nt` of torch tensors, differentiable in a, b and bias where these are float32, float16 or bfloat16
-    without scales; torch.autocast casts such a and b.
-
-    precision: of float32 products, by default torch's own setting, as of `submanifold_conv3d`. Raises ValueError where
-    a gradient is asked of a product with scales or of FP8.
-    """
-    expect_tensor(a, "a")
-    a, b = autocast(a, b)
-    return _product(a, b, None, scale_a, scale_b, bias, out, out_dtype, dtype_a, dtype_b, precision, stream)
-
-
-def m_grouped_gemm_nt(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    *,
-    scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    out_dtype: Any = None,
-    dtype_a: str | None = None,
-    dtype_b: str | None = None,
-    precision: str | None = None,
-    stream: Stream = None,
-) -> torch.Tensor:
-    """`flexgemm.m_grouped_gemm_nt` of torch tensors, differentiable once, as `gemm_nt` is. Rows of a outside every
-    group have a gradient of zero. The gradient of b reads the offsets on the host."""
-    expect_tensor(a, "a")
-    a, b = autocast(a, b)
-    return _product(a, b, offsets, scale_a, scale_b, bias, out, out_dtype, dtype_a, dtype_b, precision, stream)
-
-
-def _product(
-    a: Any,
-    b: Any,
-    offsets: Any,
-    scale_a: Any,
-    scale_b: Any,
-    bias: Any,
-    out: Any,
-    out_dtype: Any,
-    dtype_a: str | None,
-    dtype_b: str | None,
-    precision: str | None,
-    stream: Stream,
-) -> torch.Tensor:
-    recording = records(a, b, bias)
-    if recording:
-        expect_differentiable(a, scale_a, scale_b, out)
-    if traced(a, b):
-        expect_tensor(b, "b")
-        refuse_stream(stream)
-        if out is not None:
-            operators.gemm_nt_into(out, a, b, offsets, scale_a, scale_b, bias, dtype_a, dtype_b, precision)
-            return out
-        how = scale_a, scale_b, bias, _name(out_dtype), dtype_a, dtype_b, precision
-        traced_result: torch.Tensor = (
-            operators.gemm_nt(a, b, *how) if offsets is None else operators.m_grouped_gemm_nt(a, b, offsets, *how)
-        )
-        return traced_result
-    precision = setting(precision, a)
-    if recording:
-        return record_product(a, b, offsets, scale_a, scale_b, bias, out_dtype, dtype_a, dtype_b, precision, stream)
-    library = library_of(a, "a", None, stream)
-    result: torch.Tensor = gemm.product(
-        library, a, b, offsets, scale_a, scale_b, bias, out, out_dtype, dtype_a, dtype_b, precision
-    )
-    return result
-
-
-def expect_differentiable(a: torch.Tensor, scale_a: Any, scale_b: Any, out: Any) -> None:
-    """Raises for what a product that is recorded cannot have."""
-    if transformed() and not torch.is_grad_enabled():
-        return
+def _gradients(ctx: Any, grad_out: Any, feats: Any, weight: Any, out: Any, nmap: NeighborMap) -> Any:
+    """In feats, weight, bias and residual; out where ReLU was applied to it."""
     if out is not None:
-        raise ValueError("out: cannot be given when a, b or bias require grad")
-    if scale_a is not None or scale_b is not None or a.dtype.itemsize == 1:
-        raise ValueError("a: a product of FP8 or with scales is not differentiable, but a, b or bias require grad")
-
-
-def record_product(a: Any, b: Any, offsets: Any, *args: Any) -> torch.Tensor:
-    """A product that autograd records, on tensors as they are; the last of args is the stream."""
-    *how, stream = args
-    with on_stream(a, stream):
-        result: torch.Tensor = _record_product(a, b, offsets, *how)
-    return result
-
-
-def _product_forward(*args: Any) -> Any:
-    a, b, offsets, scale_a, scale_b, bias, *how = args
-    return gemm.product(library_of(a, "a"), a, b, offsets, scale_a, scale_b, bias, None, *how)
-
-
-def _product_save(ctx: Any, args: tuple[Any, ...]) -> None:
-    a, b, offsets, _, _, bias, *_, precision = args
-    _save_product(ctx, a, b, offsets, bias, precision)
-
-
-def _product_backward(ctx: Any, grad_out: Any) -> Any:
+        grad_out = torch.ops.aten.threshold_backward(grad_out, out, 0)
     needs = ctx.needs_input_grad
-    grad_a, grad_b, grad_bias = _product_gradient(ctx, grad_out, (needs[0], needs[1], needs[5]))
-    return grad_a, grad_b, None, None, None, grad_bias, *[None] * 4
+    gradients = _conv_gradients(grad_out, feats, weight, nmap, needs[:3], ctx.precision, None)
+    return *gradients, grad_out if needs[3] else None
 
 
-_record_product = recorded("Product", _product_forward, _product_save, _product_backward)
+def _gradients_directly(grad_out: Any, feats: Any, weight: Any, nmap: NeighborMap, needs: Any, precision: str) -> Any:
+    return conv.backward(conv.bind(feats, nmap, None), grad_out, feats, weight, nmap, needs, precision)
 
 
-def _save_product(ctx: Any, a: Any, b: Any, offsets: Any, bias: Any, precision: str | None) -> None:
-    ctx.precision = precision
-    ctx.bias_dtype = None if bias is None else bias.dtype
-    ctx.save_for_backward(a, b, offsets)
+_record_conv = recorded("SparseConv3d", _forward, _save, _backward)
+_record_conv_gradients = recorded("SparseConv3dGradients", _gradients_directly, None, no_gradient)
 
 
-def _product_gradient(ctx: Any, grad_out: Any, needs: tuple[bool, bool, bool]) -> Gradients:
-    """Of out = a . b^T + bias: grad_out . b, grad_out^T . a, and the sum of the rows of grad_out."""
-    a, b, offsets = ctx.saved_tensors
-    how = None, None, None, None, None, None, None, ctx.precision, None
-    grad_a = grad_b = grad_bias = None
-    if offsets is None:
-        rows = grad_out.to(a.dtype)
-        if needs[0]:
-            grad_a = _product(rows, b.t(), None, *how)
-        if needs[1]:
-            grad_b = _product(rows.t(), a.t(), None, *how)
-        if needs[2]:
-            grad_bias = grad_out.sum(0)
-    else:
-        if traced(grad_out, a):
-            backward: Any = operators.m_grouped_gemm_nt_backward
-        else:
-            recording = records(grad_out, a, b)
-            backward = _record_grouped_backward if recording else operators.m_grouped_backward
-        gradients = backward(grad_out, a, b, offsets, needs, ctx.precision)
-        grad_a, grad_b, grad_bias = (g if n else None for g, n in zip(gradients, needs, strict=True))
-    return grad_a, grad_b, None if grad_bias is None else grad_bias.to(ctx.bias_dtype)
+def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    feats, weight, _, _, *maps, ctx.kernel_size, activation, ctx.precision = inputs
+    ctx.save_for_backward(feats, weight, output if activation == "relu" else None, *maps)
 
 
-_record_grouped_backward = recorded(
-    "GroupedProductBackward", operators.m_grouped_backward, lambda ctx, args: None, no_gradient
-)
+def _operator_backward(ctx: Any, grad_out: Any) -> Any:
+    feats, weight, out, *maps = ctx.saved_tensors
+    nmap = from_operators(*maps, ctx.kernel_size, feats.shape[0])
+    return *_gradients(ctx, grad_out, feats, weight, out, nmap), *[None] * 7
 
 
-def _gemm_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    a, b, _, _, bias, *_, precision = inputs
-    _save_product(ctx, a, b, None, bias, precision)
-
-
-def _gemm_gradient(ctx: Any, grad_out: Any) -> Any:
-    needs = ctx.needs_input_grad
-    grad_a, grad_b, grad_bias = _product_gradient(ctx, grad_out, (needs[0], needs[1], needs[4]))
-    return grad_a, grad_b, None, None, grad_bias, *[None] * 4
-
-
-def _grouped_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    _product_save(ctx, inputs)
-
-
-operators.gemm_nt.register_autograd(_gemm_gradient, setup_context=_gemm_context)
-operators.m_grouped_gemm_nt.register_autograd(_product_backward, setup_context=_grouped_context)
+operators.sparse_conv3d.register_autograd(_operator_backward, setup_context=_operator_save)
