@@ -194,7 +194,7 @@ def product(
 def _(a: Any, b: Any, *tensors: Any, layout: str, groups: int = 0, b_row_major: bool = False, **how: Any) -> Any:
     n, k = b.shape[-2:][:: -1 if b_row_major else 1]
     torch._check(a.shape[-1] == k, lambda: "b: its K is not that of a")
-    shape = a.shape[-2], n // 2 if how.get("activation") == "swiglu" else n
+    shape: Any = a.shape[-2], n // 2 if how.get("activation") == "swiglu" else n
     if layout in ("batched", "m_grouped_masked", "k_grouped"):
         shape = (groups if layout == "k_grouped" else a.shape[0], *shape)
     scale_out, dtype = tensors[-1], how.get("out_dtype") or how.get("dtype_out")

@@ -284,8 +284,8 @@ def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _operator_backward(ctx: Any, grad_out: Any) -> Any:
-    feats, weight, out, *maps = ctx.saved_tensors
-    nmap = from_operators(*maps, ctx.kernel_size, feats.shape[0])
+    feats, weight, out, map, order, gradient, gradient_order = ctx.saved_tensors
+    nmap = from_operators(map, order, gradient, gradient_order, ctx.kernel_size, feats.shape[0])
     return *_gradients(ctx, grad_out, feats, weight, out, nmap), *[None] * 7
 
 

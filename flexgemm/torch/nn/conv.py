@@ -59,8 +59,9 @@ class SubMConv3d(torch.nn.Module):
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         nmap = x.sites.neighbor_map(self.kernel_size, self.dilation)
-        how = {"neighbor_map": nmap, "precision": self.precision}
-        return x.replace(ops.submanifold_conv3d(x.feats, self.weight, self.bias, **how))
+        return x.replace(
+            ops.submanifold_conv3d(x.feats, self.weight, self.bias, neighbor_map=nmap, precision=self.precision)
+        )
 
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"

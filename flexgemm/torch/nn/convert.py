@@ -10,6 +10,7 @@ here is (Co, Kw, Kh, Kd, Ci), cross-correlation with coordinates [batch, x, y, z
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -62,7 +63,7 @@ def from_minkowski(state: Mapping[str, torch.Tensor], model: torch.nn.Module) ->
     return result
 
 
-def _named(model: torch.nn.Module, kinds: type | tuple[type, ...]) -> Iterator[tuple[str, torch.nn.Module]]:
+def _named(model: torch.nn.Module, kinds: Any) -> Iterator[tuple[str, torch.nn.Module]]:
     """The model's modules of these kinds, each with the prefix of its entries in a state dict."""
     for name, module in model.named_modules():
         if isinstance(module, kinds):

@@ -145,5 +145,5 @@ class _FrozenProduct(torch.autograd.Function):
         w, scale_w, offsets = ctx.saved_tensors
         weight = (w.to(torch.float32) * scale_w[..., None]).to(grad_out.dtype)
         grad_x = grad_out.new_zeros((grad_out.shape[0], w.shape[2]))
-        products.m_grouped_gemm_nt(grad_out, weight, offsets, b_row_major=True, out=grad_x)
+        products.product("m_grouped", grad_out, weight, offsets=offsets, b_row_major=True, out=grad_x)
         return grad_x, None, None, None, None

@@ -23,7 +23,8 @@ class Sites:
 
     def __init__(self, coords: torch.Tensor, shape: Sequence[int]) -> None:
         self.coords = coords
-        self.shape = tuple(shape)  # type: ignore[assignment]
+        b, w, h, d = shape
+        self.shape = b, w, h, d
         self.maps = {}
 
     def cached(self, key: Any, build: Callable[[], Any]) -> Any:
@@ -35,7 +36,7 @@ class Sites:
     def neighbor_map(self, kernel_size: Sequence[int], dilation: Sequence[int]) -> NeighborMap:
         """The map of a submanifold convolution, three ints each."""
         kernel, steps = tuple(kernel_size), tuple(dilation)
-        return self.cached(  # type: ignore[no-any-return]
+        return self.cached(
             ("submanifold", kernel, steps), lambda: ops.neighbor_map(self.coords, self.shape, kernel, steps)
         )
 
