@@ -24,7 +24,7 @@ def gemm_per_tensor_fp8_fp8_bf16_nt(lhs: torch.Tensor, rhs: torch.Tensor, out: t
 def m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_contiguous(
     lhs: torch.Tensor, rhs: torch.Tensor, out: torch.Tensor, m_indices: torch.Tensor
 ) -> None:
-    """Row i of out (sum of m, n) bfloat16 = lhs[i] . rhs[m_indices[i]]^T, with rhs (g, n, k) and m_indices int32, -1 for
+    """Row i of out (sum of m, n) bfloat16 = lhs[i] . rhs[m_indices[i]]^T, rhs (g, n, k), m_indices int32, -1 for
     rows of padding, which are left alone; groups begin at multiples of get_m_alignment_for_contiguous_layout()."""
     _expect(out, torch.bfloat16, lhs=lhs, rhs=rhs)
     flexgemm.m_grouped_gemm_nt_contiguous(lhs, rhs, m_indices, out=out)
