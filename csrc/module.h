@@ -19,7 +19,8 @@
     X(dl_device) X(dtype) X(dtype_a) X(dtype_b) X(feats) X(grad_bias) X(grad_feats) X(grad_out) X(grad_weight)         \
     X(groups) X(index) X(k) X(kernel_size) X(m) X(map) X(max_version) X(mirrored) X(n) X(num_sms) X(offsets) X(order)  \
     X(out) X(precision) X(q) X(rows) X(scale) X(scale_a) X(scale_b) X(scale_given) X(shape) X(stream) X(transposed)    \
-    X(v) X(weight) X(workspace) X(x)
+    X(v) X(weight) X(workspace) X(x)                                                                                   \
+    X(bits) X(code) X(keys) X(mode) X(sorted)
 /* clang-format on */
 
 #define FG_KEYWORD_ENUMERATOR(name) FG_KEYWORD_##name,
@@ -50,7 +51,8 @@ typedef struct {
     PyObject *keywords[FG_KEYWORD_COUNT];
     PyObject *dtypes[FG_DTYPE_COUNT];
     PyObject *precisions[2]; /* in the order of fg_precision */
-    PyObject *devices[2];    /* "cpu", "cuda" */
+    PyObject *sequences[FG_SEQUENCE_COUNT];
+    PyObject *devices[2]; /* "cpu", "cuda" */
     PyTypeObject *device_array_type;
     fg_type_entry types[FG_TYPE_CACHE_SIZE];
     unsigned next_type; /* the entry that the next new type takes */
@@ -72,6 +74,6 @@ static inline const fg_backend *fg_backend_of(fg_device_type type) {
 }
 
 /* Method tables of the families; module.c adds them all. */
-extern PyMethodDef fg_conv_methods[], fg_gemm_methods[], fg_plan_methods[], fg_voxel_methods[];
+extern PyMethodDef fg_conv_methods[], fg_gemm_methods[], fg_plan_methods[], fg_voxel_methods[], fg_serialize_methods[];
 
 #endif

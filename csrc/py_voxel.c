@@ -1,6 +1,7 @@
 /*
  * Voxel structure: the neighbour map of a submanifold convolution, and the order in which to work through its rows.
  */
+#include "coords.h"
 #include "operation.h"
 
 /* Exactly `count` ints. */
@@ -29,18 +30,12 @@ static int neighbor_map_fill(fg_call *call, void *params) {
     enum { COORDS, MAP, SHAPE, KERNEL_SIZE, DILATION, TRANSPOSED, CHECK };
     fg_neighbor_map_params *p = params;
     const fg_view *coords = &call->views[COORDS], *map = &call->views[MAP];
-    int64_t kernel[3], dilation[3], cells = 1;
-    if (parse_ints(call->values[SHAPE], "shape", 1, INT64_MAX, 4, p->shape) < 0 ||
+    int64_t kernel[3], dilation[3];
+    if (fg_arg_shape(call->values[SHAPE], p->shape) < 0 || fg_check_cells(p->shape) < 0 ||
         parse_ints(call->values[KERNEL_SIZE], "kernel_size", 1, FG_MAX_KERNEL, 3, kernel) < 0 ||
         parse_ints(call->values[DILATION], "dilation", 1, INT32_MAX, 3, dilation) < 0 ||
         fg_arg_bool(call->values[TRANSPOSED], "transposed", &p->transposed) < 0 ||
         fg_arg_bool(call->values[CHECK], "check", &p->check) < 0) {
-        return -1;
-    }
-    for (int i = 0; i < 4; i++) {
-        if (!__builtin_mul_overflow(cells, p->shape[i], &cells)) continue;
-        PyErr_Format(PyExc_ValueError, "shape: expected B*W*H*D below 2^63, got (%lld, %lld, %lld, %lld)",
-                     (long long)p->shape[0], (long long)p->shape[1], (long long)p->shape[2], (long long)p->shape[3]);
         return -1;
     }
     for (int i = 0; i < 3; i++) {
@@ -48,11 +43,7 @@ static int neighbor_map_fill(fg_call *call, void *params) {
         p->dilation[i] = (int32_t)dilation[i];
     }
     const int64_t volume = kernel[0] * kernel[1] * kernel[2];
-    const fg_dim coords_shape[] = {{"N", FG_ANY}, {NULL, 4}};
-    if (fg_expect_dtype(coords, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(coords, 2, coords_shape, NULL) < 0 ||
-        fg_expect_contiguous(coords) < 0) {
-        return -1;
-    }
+    if (fg_expect_coords(coords, FG_ANY, NULL) < 0) return -1;
     const fg_dim map_shape[] = {{NULL, volume}, {NULL, coords->tensor.shape[0]}};
     if (fg_expect_dtype(map, FG_BIT(FG_INT32)) < 0 ||
         fg_expect_shape(map, 2, map_shape, "to match kernel_size and coords") < 0 || fg_expect_contiguous(map) < 0) {

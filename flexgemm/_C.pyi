@@ -93,6 +93,44 @@ def row_order(
     plan_row_order() sorted, stably, by the Gray-code rank of one bit for each of its "offsets", the first one highest.
     """
 
+def encode_seq(
+    coords: Array,
+    code: Array,
+    *,
+    shape: Sequence[int],
+    mode: str = "z_order",
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """coords (N, 4) int32, shape (B, W, H, D) -> code (N) int32 where sequence_bits() is up to 32, else int64; mode is
+    "bxyz", "z_order" or "hilbert". Rows outside shape get the code -1, on the CPU they raise."""
+
+def decode_seq(
+    code: Array,
+    coords: Array,
+    *,
+    shape: Sequence[int],
+    mode: str = "z_order",
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """The way back. Codes of no voxel give (-1, -1, -1, -1), on the CPU they raise."""
+
+def sequence_bits(*, shape: Sequence[int], mode: str = "z_order") -> int:
+    """Bits of a code; ValueError where they are more than 64, for "bxyz" more than 63."""
+
+def sort_keys(
+    keys: Array,
+    order: Array,
+    sorted: Array | None,
+    *,
+    bits: int,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """order (N) int32 = the permutation that sorts the low `bits` bits of keys (N) int32 | int64 as unsigned numbers,
+    stably; sorted = keys[order]."""
+
 def conv_forward(
     feats: Array,
     weight: Array,
@@ -168,6 +206,9 @@ def quantize(
 
 def neighbor_map_workspace(*args: Any, **kwargs: Any) -> int: ...
 def row_order_workspace(*args: Any, **kwargs: Any) -> int: ...
+def encode_seq_workspace(*args: Any, **kwargs: Any) -> int: ...
+def decode_seq_workspace(*args: Any, **kwargs: Any) -> int: ...
+def sort_keys_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_forward_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...

@@ -120,6 +120,34 @@ typedef struct {
     fg_tensor workspace;
 } fg_row_order_params;
 
+/* The orders that number voxels. BXYZ: ((b * W + x) * H + y) * D + z. The curves: x, y and z have as many bits each as the
+ * largest extent needs, the batch stands above them; Z order interleaves the bits, each triple is 4x + 2y + z; Hilbert
+ * does the same after Skilling's transform of (x, y, z). (sequence.h) */
+typedef enum { FG_BXYZ = 0, FG_Z_ORDER, FG_HILBERT, FG_SEQUENCE_COUNT } fg_sequence;
+
+/* Bits of a code; above 64 where they do not fit, and with BXYZ where B*W*H*D reaches 2^63. (plan_sequence.c) */
+int32_t fg_sequence_bits(fg_sequence mode, const int64_t shape[4]);
+
+/* code[n] = number of the voxel coords[n], or back. Codes are unsigned, whatever their dtype says. What lies outside
+ * `shape` is reported by the CPU; a CUDA backend gives it the code -1, or the coordinates (-1, -1, -1, -1). */
+typedef struct {
+    fg_tensor coords; /* (N, 4) int32 contiguous: batch, x, y, z; the output of decode_seq */
+    fg_tensor code;   /* (N) contiguous, int32 up to 32 bits, else int64; the output of encode_seq */
+    int64_t shape[4]; /* B, W, H, D > 0 with fg_sequence_bits() of at most 64 */
+    fg_sequence mode;
+    fg_tensor workspace;
+} fg_encode_seq_params;
+typedef fg_encode_seq_params fg_decode_seq_params;
+
+/* order = the permutation that sorts the low `bits` bits of keys as unsigned numbers, stably; sorted = keys[order]. */
+typedef struct {
+    fg_tensor keys;   /* (N) int32 | int64 contiguous */
+    fg_tensor order;  /* out: (N) int32 contiguous */
+    fg_tensor sorted; /* out: (N) contiguous, dtype of keys; or absent */
+    int32_t bits;     /* 1 to those of the dtype */
+    fg_tensor workspace;
+} fg_sort_keys_params;
+
 /* out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]; accumulation in float32. */
 typedef struct {
     fg_tensor feats;  /* (N, Ci) float32 | float16 | bfloat16, inner stride 1 */
@@ -212,6 +240,9 @@ typedef struct {
 
     FG_OPERATION(neighbor_map);
     FG_OPERATION(row_order);
+    FG_OPERATION(encode_seq);
+    FG_OPERATION(decode_seq);
+    FG_OPERATION(sort_keys);
     FG_OPERATION(conv_forward);
     FG_OPERATION(conv_dgrad);
     FG_OPERATION(conv_wgrad);

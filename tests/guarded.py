@@ -70,6 +70,28 @@ def row_order(backend, nmap, kernel_size, **layout):
     return call.run("row_order", call.give(nmap), call.take((nmap.shape[1],), "int32"), kernel_size=kernel_size)
 
 
+def encode_seq(backend, coords, shape, mode, **layout):
+    call = Call(backend, **layout)
+    dtype = "int32" if _C.sequence_bits(shape=shape, mode=mode) <= 32 else "int64"
+    given = call.give(coords, strided=True)
+    return call.run("encode_seq", given, call.take((len(coords),), dtype), shape=shape, mode=mode)
+
+
+def decode_seq(backend, code, shape, mode, **layout):
+    call = Call(backend, **layout)
+    coords = call.take((len(code), 4), "int32", strided=True)
+    return call.run("decode_seq", call.give(code), coords, shape=shape, mode=mode)
+
+
+def sort_keys(backend, keys, bits, *, with_sorted=True, **layout):
+    """(order, sorted), or order alone."""
+    call = Call(backend, **layout)
+    order = call.take((len(keys),), "int32")
+    return call.run(
+        "sort_keys", call.give(keys), order, call.take(keys.shape, keys.dtype) if with_sorted else None, bits=bits
+    )
+
+
 def conv_forward(backend, feats, weight, bias, nmap, *, order=None, precision="ieee", **layout):
     call = Call(backend, **layout)
     return call.run(

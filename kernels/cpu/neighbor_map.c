@@ -9,7 +9,7 @@
  */
 #include <string.h>
 
-#include "backend.h"
+#include "coords.h"
 
 enum { SLOT_RUN = 8, ROW_BLOCK = 1024 };
 
@@ -151,13 +151,7 @@ fg_status fg_cpu_neighbor_map(const fg_neighbor_map_params *params, const fg_que
     if (status != FG_OK) return status;
 
     const int64_t outside = first_outside(coords, shape, n, threads);
-    if (outside < n) {
-        const int32_t *c = coords + 4 * outside;
-        return fg_fail(error, FG_ERROR_VALUE,
-                       "coords: row %lld is (%d, %d, %d, %d), outside shape (%lld, %lld, %lld, %lld)",
-                       (long long)outside, c[0], c[1], c[2], c[3], (long long)shape[0], (long long)shape[1],
-                       (long long)shape[2], (long long)shape[3]);
-    }
+    if (outside < n) return fg_report_outside(coords, outside, shape, error);
 
     hash_table table = {.keys = params->workspace.data, .mask = (uint64_t)capacity - 1};
     table.rows = (int32_t *)((char *)params->workspace.data + fg_workspace_part(capacity, sizeof(uint64_t)));
