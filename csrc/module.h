@@ -15,12 +15,13 @@
 /* Every keyword of every function. Interned once per module, so that the parser compares pointers. */
 /* clang-format off */
 #define FG_KEYWORDS(X)                                                                                                 \
-    X(a) X(array) X(b) X(bias) X(check) X(ci) X(co) X(compute_capability) X(coords) X(copy) X(count) X(device)         \
-    X(dilation) X(dl_device) X(dtype) X(dtype_a) X(dtype_b) X(feats) X(grad_bias) X(grad_feats) X(grad_out)            \
-    X(grad_weight) X(groups) X(index) X(k) X(kernel_size) X(keys) X(m) X(map) X(max_version) X(mirrored) X(n)          \
-    X(num_sms) X(offsets) X(order) X(out) X(out_shape) X(padding) X(precision) X(q) X(queries) X(query_shape) X(rows)  \
-    X(scale) X(scale_a) X(scale_b) X(scale_given) X(shape) X(stream) X(stride) X(transposed) X(v) X(weight)            \
-    X(workspace) X(x)
+    X(a) X(array) X(b) X(bias) X(check) X(ci) X(co) X(compute_capability) X(coords) X(copy) X(device) X(dilation)      \
+    X(dl_device) X(dtype) X(dtype_a) X(dtype_b) X(feats) X(grad_bias) X(grad_feats) X(grad_out) X(grad_weight)         \
+    X(groups) X(index) X(k) X(kernel_size) X(m) X(map) X(max_version) X(mirrored) X(n) X(num_sms) X(offsets) X(order)  \
+    X(out) X(precision) X(q) X(rows) X(scale) X(scale_a) X(scale_b) X(scale_given) X(shape) X(stream) X(transposed)    \
+    X(v) X(weight) X(workspace) X(x)                                                                                   \
+    X(bits) X(code) X(keys) X(mode) X(sorted)                                                                          \
+    X(count) X(out_shape) X(code_shape) X(padding) X(queries) X(query_shape) X(stride)
 /* clang-format on */
 
 #define FG_KEYWORD_ENUMERATOR(name) FG_KEYWORD_##name,
@@ -51,7 +52,8 @@ typedef struct {
     PyObject *keywords[FG_KEYWORD_COUNT];
     PyObject *dtypes[FG_DTYPE_COUNT];
     PyObject *precisions[2]; /* in the order of fg_precision */
-    PyObject *devices[2];    /* "cpu", "cuda" */
+    PyObject *sequences[FG_SEQUENCE_COUNT];
+    PyObject *devices[2]; /* "cpu", "cuda" */
     PyTypeObject *device_array_type;
     fg_type_entry types[FG_TYPE_CACHE_SIZE];
     unsigned next_type; /* the entry that the next new type takes */
@@ -73,6 +75,6 @@ static inline const fg_backend *fg_backend_of(fg_device_type type) {
 }
 
 /* Method tables of the families; module.c adds them all. */
-extern PyMethodDef fg_conv_methods[], fg_gemm_methods[], fg_plan_methods[], fg_voxel_methods[];
+extern PyMethodDef fg_conv_methods[], fg_gemm_methods[], fg_plan_methods[], fg_voxel_methods[], fg_serialize_methods[];
 
 #endif

@@ -13,6 +13,7 @@ from flexgemm.conv import (
     submanifold_conv3d_backward,
 )
 from flexgemm.gemm import gemm_nt, m_grouped_gemm_nt, quantize
+from flexgemm.serialize import decode_seq, encode_seq, sort_coords
 from flexgemm.voxel import NeighborMap, neighbor_map, sparse_conv_map
 
 __version__: str = build_info()["version"]
@@ -21,12 +22,15 @@ __all__ = [
     "DeviceArray",
     "NeighborMap",
     "build_info",
+    "decode_seq",
     "device_count",
     "device_info",
+    "encode_seq",
     "gemm_nt",
     "m_grouped_gemm_nt",
     "neighbor_map",
     "quantize",
+    "sort_coords",
     "sparse_conv3d",
     "sparse_conv3d_backward",
     "sparse_conv_map",

@@ -112,6 +112,54 @@ def sparse_map(coords, shape, sites, sites_shape, kernel_size, stride, padding, 
     return result
 
 
+# ---- codes of voxels ----
+
+
+def axis_bits(shape):
+    return (max(shape[1:]) - 1).bit_length()
+
+
+def hilbert_axes(x, y, z, bits):
+    """Skilling's AxestoTranspose: the numbers whose interleaved bits are the place on the curve."""
+    axes, q = [x, y, z], 1 << (bits - 1) if bits else 0
+    while q > 1:
+        for i in range(3):
+            if axes[i] & q:
+                axes[0] ^= q - 1
+            else:
+                exchange = (axes[0] ^ axes[i]) & (q - 1)
+                axes[0] ^= exchange
+                axes[i] ^= exchange
+        q >>= 1
+    axes[1] ^= axes[0]
+    axes[2] ^= axes[1]
+    flip = 0
+    for bit in range(1, bits):
+        if axes[2] >> bit & 1:
+            flip ^= (1 << bit) - 1
+    return [axis ^ flip for axis in axes]
+
+
+def code_of(coord, shape, mode):
+    """The number of one voxel along a curve, a Python int."""
+    b, x, y, z = (int(c) for c in coord)
+    if mode == "bxyz":
+        return ((b * shape[1] + x) * shape[2] + y) * shape[3] + z
+    bits = axis_bits(shape)
+    if mode == "hilbert":
+        x, y, z = hilbert_axes(x, y, z, bits)
+    digits = "".join(f"{4 * (x >> i & 1) + 2 * (y >> i & 1) + (z >> i & 1):03b}" for i in reversed(range(bits)))
+    return int(f"{b:b}{digits}", 2)
+
+
+def encode_seq(coords, shape, mode):
+    """Codes as the package stores them: int32 up to 32 bits, else int64, unsigned numbers in either."""
+    last = code_of([s - 1 for s in shape], shape, "bxyz") if mode == "bxyz" else None
+    bits = last.bit_length() if last is not None else 3 * axis_bits(shape) + (shape[0] - 1).bit_length()
+    unsigned, signed = (np.uint32, np.int32) if bits <= 32 else (np.uint64, np.int64)
+    return np.array([code_of(c, shape, mode) for c in np.asarray(coords)], unsigned).view(signed)
+
+
 # ---- convolution ----
 
 

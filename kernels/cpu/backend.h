@@ -11,8 +11,10 @@
 
 FG_DECLARE(neighbor_map); /* neighbor_map.c */
 FG_DECLARE(conv_sites);   /* conv_sites.c */
-FG_DECLARE(site_coords);  /* conv_sites.c */
 FG_DECLARE(row_order);    /* row_order.c */
+FG_DECLARE(encode_seq);   /* serialize.c */
+FG_DECLARE(decode_seq);   /* serialize.c */
+FG_DECLARE(sort_keys);    /* sort_keys.c */
 FG_DECLARE(conv_forward); /* conv.c */
 FG_DECLARE(conv_dgrad);   /* conv.c */
 FG_DECLARE(conv_wgrad);   /* conv_wgrad.c */

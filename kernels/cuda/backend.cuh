@@ -12,8 +12,10 @@ namespace flexgemm {
 
 FG_DECLARE(neighbor_map); /* neighbor_map.cu */
 FG_DECLARE(conv_sites);   /* conv_sites.cu */
-FG_DECLARE(site_coords);  /* conv_sites.cu */
 FG_DECLARE(row_order);    /* row_order.cu */
+FG_DECLARE(encode_seq);   /* serialize.cu */
+FG_DECLARE(decode_seq);   /* serialize.cu */
+FG_DECLARE(sort_keys);    /* sort_keys.cu */
 FG_DECLARE(conv_forward); /* conv_gather.cu */
 FG_DECLARE(conv_dgrad);   /* conv_gather.cu */
 FG_DECLARE(conv_wgrad);   /* conv_wgrad.cu */
