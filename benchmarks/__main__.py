@@ -1,4 +1,4 @@
-"""`make bench`: what this machine can measure. The CPU always; convolution, products, voxel operations and overhead on a GPU."""
+"""`make bench`: what this machine can measure. The CPU always; convolution, products, voxels and overhead on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolution that changes resolution, forward and backward, and max pooling, at kernel 2 stride 2 and kernel 3 stride 2.
+"""Convolution that changes resolution, forward and backward, and max pooling, at kernels 2 and 3 with stride 2.
 
 strided and transposed derive their output voxels from the scene; inverse leads from the outputs of the strided one back
 to the scene. bwd is the gradients of feats, weight and bias.

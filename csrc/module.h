@@ -21,7 +21,7 @@
     X(out) X(precision) X(q) X(rows) X(scale) X(scale_a) X(scale_b) X(scale_given) X(shape) X(stream) X(transposed)    \
     X(v) X(weight) X(workspace) X(x)                                                                                   \
     X(bits) X(code) X(keys) X(mode) X(sorted)                                                                          \
-    X(count) X(out_shape) X(code_shape) X(padding) X(queries) X(query_shape) X(stride)
+    X(count) X(out_shape) X(code_shape) X(padding) X(queries) X(query_shape) X(stride) X(batch) X(bounds) X(chosen)
 /* clang-format on */
 
 #define FG_KEYWORD_ENUMERATOR(name) FG_KEYWORD_##name,
@@ -52,6 +52,7 @@ typedef struct {
     PyObject *keywords[FG_KEYWORD_COUNT];
     PyObject *dtypes[FG_DTYPE_COUNT];
     PyObject *precisions[2]; /* in the order of fg_precision */
+    PyObject *pool_modes[FG_POOL_MODE_COUNT];
     PyObject *sequences[FG_SEQUENCE_COUNT];
     PyObject *devices[2]; /* "cpu", "cuda" */
     PyTypeObject *device_array_type;
@@ -75,6 +76,7 @@ static inline const fg_backend *fg_backend_of(fg_device_type type) {
 }
 
 /* Method tables of the families; module.c adds them all. */
-extern PyMethodDef fg_conv_methods[], fg_gemm_methods[], fg_plan_methods[], fg_voxel_methods[], fg_serialize_methods[];
+extern PyMethodDef fg_conv_methods[], fg_gemm_methods[], fg_plan_methods[], fg_pool_methods[], fg_serialize_methods[],
+    fg_voxel_methods[];
 
 #endif

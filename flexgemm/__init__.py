@@ -13,6 +13,13 @@ from flexgemm.conv import (
     submanifold_conv3d_backward,
 )
 from flexgemm.gemm import gemm_nt, m_grouped_gemm_nt, quantize
+from flexgemm.pool import (
+    global_pool,
+    global_pool_backward,
+    sparse_pool3d,
+    sparse_pool3d_backward,
+    sparse_upsample3d,
+)
 from flexgemm.serialize import decode_seq, encode_seq, sort_coords
 from flexgemm.voxel import NeighborMap, neighbor_map, sparse_conv_map
 
@@ -27,6 +34,8 @@ __all__ = [
     "device_info",
     "encode_seq",
     "gemm_nt",
+    "global_pool",
+    "global_pool_backward",
     "m_grouped_gemm_nt",
     "neighbor_map",
     "quantize",
@@ -35,6 +44,9 @@ __all__ = [
     "sparse_conv3d_backward",
     "sparse_conv_map",
     "sparse_inverse_conv3d",
+    "sparse_pool3d",
+    "sparse_pool3d_backward",
+    "sparse_upsample3d",
     "submanifold_conv3d",
     "submanifold_conv3d_backward",
 ]

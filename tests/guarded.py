@@ -177,6 +177,58 @@ def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), pr
     )
 
 
+def pool(backend, feats, nmap, mode, *, by_products=True, **layout):
+    """(out, chosen of max, count), or out alone."""
+    call = Call(backend, **layout)
+    shape = nmap.shape[1], feats.shape[1]
+    return call.run(
+        "pool",
+        call.give(feats, strided=True),
+        call.give(nmap),
+        call.take(shape, feats.dtype, strided=True),
+        call.take(shape, "int32") if by_products and mode == "max" else None,
+        call.take(shape[:1], "int32") if by_products else None,
+        mode=mode,
+    )
+
+
+def pool_backward(backend, grad_out, nmap, mode, chosen=None, count=None, **layout):
+    """nmap is the transposed map."""
+    call = Call(backend, **layout)
+    return call.run(
+        "pool_backward",
+        call.give(grad_out, strided=True),
+        call.give(nmap),
+        call.take((nmap.shape[1], grad_out.shape[1]), grad_out.dtype, strided=True),
+        call.give(chosen),
+        call.give(count),
+        mode=mode,
+    )
+
+
+def batch_rows(backend, coords, samples, **layout):
+    """(batch, order, bounds)"""
+    call = Call(backend, **layout)
+    outputs = [call.take((size,), "int32") for size in (len(coords), len(coords), samples + 1)]
+    return call.run("batch_rows", call.give(coords), *outputs)
+
+
+def global_pool(backend, feats, order, bounds, mode, **layout):
+    """(out, chosen of max, count)"""
+    call = Call(backend, **layout)
+    shape = len(bounds) - 1, feats.shape[1]
+    return call.run(
+        "global_pool",
+        call.give(feats, strided=True),
+        call.give(order),
+        call.give(bounds),
+        call.take(shape, feats.dtype, strided=True),
+        call.take(shape, "int32") if mode == "max" else None,
+        call.take(shape[:1], "int32"),
+        mode=mode,
+    )
+
+
 def gemm(backend, a, b, out_dtype, *, scale_a=None, scale_b=None, bias=None, offsets=None, initial=None,
          precision="ieee", dtype_a=None, dtype_b=None, **layout):  # fmt: skip
     call = Call(backend, **layout)

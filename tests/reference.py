@@ -196,6 +196,46 @@ def conv_wgrad(grad_out, feats, nmap):
     return grad_weight, f64(grad_out).sum(axis=0)
 
 
+# ---- pooling ----
+
+
+def pool(feats, nmap, mode):
+    """(out, chosen, count): the first maximum in the order of v, NaN above all; 0 and -1 where there is no entry."""
+    feats = f64(feats)
+    out, count = np.zeros((nmap.shape[1], feats.shape[1])), (nmap >= 0).sum(axis=0).astype(np.int32)
+    chosen = np.full(out.shape, -1, np.int32)
+    for sources in nmap:
+        for m in np.nonzero(sources >= 0)[0]:
+            x, row = feats[sources[m]], sources[m]
+            if mode == "max":
+                takes = (chosen[m] < 0) | (x > out[m]) | (np.isnan(x) & ~np.isnan(out[m]))
+                out[m], chosen[m] = np.where(takes, x, out[m]), np.where(takes, row, chosen[m])
+            else:
+                out[m] += x
+    if mode == "mean":
+        out /= np.maximum(count, 1)[:, None]
+    return out, chosen, count
+
+
+def pool_backward(grad_out, nmap, num_rows, mode, chosen, count):
+    """The adjoint of pool, scattered through the forward map."""
+    grad_out, grad_feats = f64(grad_out), np.zeros((num_rows, grad_out.shape[1]))
+    for sources in nmap:
+        for m in np.nonzero(sources >= 0)[0]:
+            share = {"max": chosen[m] == sources[m], "mean": 1 / max(count[m], 1), "sum": 1}[mode]
+            grad_feats[sources[m]] += share * grad_out[m]
+    return grad_feats
+
+
+def batch_map(batch, samples):
+    """A map with which `pool` pools samples: as many offsets as the largest has rows, in rising order."""
+    rows = [np.nonzero(batch == b)[0] for b in range(samples)]
+    nmap = np.full((max([len(r) for r in rows], default=0), samples), -1, np.int32)
+    for b, of_sample in enumerate(rows):
+        nmap[: len(of_sample), b] = of_sample
+    return nmap
+
+
 # ---- GEMM ----
 
 

@@ -1,5 +1,19 @@
 """flexgemm for torch: operations that autograd records."""
 
-from flexgemm.torch.ops import sparse_conv3d, sparse_inverse_conv3d, submanifold_conv3d
+from flexgemm.torch.ops import (
+    global_pool,
+    sparse_conv3d,
+    sparse_inverse_conv3d,
+    sparse_pool3d,
+    sparse_upsample3d,
+    submanifold_conv3d,
+)
 
-__all__ = ["sparse_conv3d", "sparse_inverse_conv3d", "submanifold_conv3d"]
+__all__ = [
+    "global_pool",
+    "sparse_conv3d",
+    "sparse_inverse_conv3d",
+    "sparse_pool3d",
+    "sparse_upsample3d",
+    "submanifold_conv3d",
+]
