@@ -54,7 +54,7 @@ def steps() -> list[setup.Step]:
     kernels = sorted(translate_tree(Path(), TARGET), key=lambda path: -path.stat().st_size)
     cxx, kernel = [CXX, *CXX_FLAGS], [*KERNEL_FLAGS, "-include", "simt.h", *headers, "-x", "c++"]
     result = [step(source, cxx, kernel) for source in kernels]
-    result += [step(source, cxx, ["-O3", *headers]) for source in sorted(HERE.glob("*.cpp"))]
+    result += [step(source, cxx, ["-O3", "-ffp-contract=fast", *headers]) for source in sorted(HERE.glob("*.cpp"))]
     for folder in ("csrc", "kernels", "kernels/cpu"):
         for source in sorted(Path(folder).glob("*.c")):
             flags = python * (folder == "csrc") + info * (str(source) == setup.BUILD_INFO_SOURCE)
