@@ -4,6 +4,7 @@
  */
 #include "../kernels/plan.h"
 
+#include "coords.h"
 #include "operation.h"
 
 /* Exactly `count` ints. */
@@ -17,31 +18,11 @@ static int parse_ints(PyObject *value, const char *name, int64_t least, int64_t 
 
 /* ---- grids and kernels ---- */
 
-/* (B, W, H, D) with a product below 2^63. */
-static int parse_shape(PyObject *value, const char *name, int64_t *shape) {
-    int64_t cells = 1;
-    if (parse_ints(value, name, 1, INT64_MAX, 4, shape) < 0) return -1;
-    for (int i = 0; i < 4; i++) {
-        if (!__builtin_mul_overflow(cells, shape[i], &cells)) continue;
-        PyErr_Format(PyExc_ValueError, "%s: expected B*W*H*D below 2^63, got (%lld, %lld, %lld, %lld)", name,
-                     (long long)shape[0], (long long)shape[1], (long long)shape[2], (long long)shape[3]);
-        return -1;
-    }
-    return 0;
-}
-
 static int parse_axes(PyObject *value, const char *name, int32_t most, int32_t *axes) {
     int64_t wide[3];
     if (parse_ints(value, name, 1, most, 3, wide) < 0) return -1;
     for (int i = 0; i < 3; i++) axes[i] = (int32_t)wide[i];
     return 0;
-}
-
-/* (N, 4) int32. */
-static int expect_coords(const fg_view *view) {
-    const fg_dim shape[] = {{"N", FG_ANY}, {NULL, 4}};
-    if (fg_expect_dtype(view, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(view, 2, shape, NULL) < 0) return -1;
-    return fg_expect_contiguous(view);
 }
 
 static int expect_same_batch(const char *name, const int64_t *shape, const int64_t *other) {
@@ -72,7 +53,7 @@ static int neighbor_map_fill(fg_call *call, void *params) {
     enum { COORDS, MAP, SHAPE, KERNEL_SIZE, DILATION, QUERIES, QUERY_SHAPE, STRIDE, PADDING, TRANSPOSED, CHECK };
     fg_neighbor_map_params *p = params;
     const fg_view *coords = &call->views[COORDS], *map = &call->views[MAP], *queries = &call->views[QUERIES];
-    if (parse_shape(call->values[SHAPE], "shape", p->shape) < 0 ||
+    if (fg_arg_grid(call->values[SHAPE], "shape", p->shape) < 0 ||
         parse_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
         parse_axes(call->values[DILATION], "dilation", INT32_MAX, p->dilation) < 0 ||
         fg_arg_bool(call->values[TRANSPOSED], "transposed", &p->transposed) < 0 ||
@@ -95,14 +76,14 @@ static int neighbor_map_fill(fg_call *call, void *params) {
         PyErr_SetString(PyExc_ValueError, "queries: expected query_shape, stride and padding with them");
         return -1;
     }
-    if (queries->tensor.present &&
-        (parse_shape(call->values[QUERY_SHAPE], "query_shape", p->query_shape) < 0 ||
-         expect_same_batch("query_shape", p->query_shape, p->shape) < 0 ||
-         parse_axes(call->values[STRIDE], "stride", INT32_MAX, p->stride) < 0 ||
-         parse_ints(call->values[PADDING], "padding", 0, INT32_MAX, 3, p->padding) < 0 || expect_coords(queries) < 0)) {
+    if (queries->tensor.present && (fg_arg_grid(call->values[QUERY_SHAPE], "query_shape", p->query_shape) < 0 ||
+                                    expect_same_batch("query_shape", p->query_shape, p->shape) < 0 ||
+                                    parse_axes(call->values[STRIDE], "stride", INT32_MAX, p->stride) < 0 ||
+                                    parse_ints(call->values[PADDING], "padding", 0, INT32_MAX, 3, p->padding) < 0 ||
+                                    fg_expect_coords(queries, FG_ANY, NULL) < 0)) {
         return -1;
     }
-    if (expect_coords(coords) < 0) return -1;
+    if (fg_expect_coords(coords, FG_ANY, NULL) < 0) return -1;
     p->coords = coords->tensor;
     p->queries = queries->tensor.present ? queries->tensor : coords->tensor;
     const fg_dim map_shape[] = {{NULL, volume}, {NULL, p->queries.shape[0]}};
@@ -117,12 +98,16 @@ static int neighbor_map_fill(fg_call *call, void *params) {
 
 /* ---- output sites ---- */
 
+enum { MAX_SITE_BITS = 63 }; /* a code above all others tells positions that lead nowhere */
+
 static const fg_parameter conv_sites_parameters[] = {
     FG_INPUT(coords),
-    FG_OUTPUT(keys),
+    FG_OUTPUT(code),
     FG_OUTPUT(count),
     FG_REQUIRED_SCALAR(shape),
     FG_REQUIRED_SCALAR(out_shape),
+    FG_REQUIRED_SCALAR(code_shape),
+    FG_REQUIRED_SCALAR(mode),
     FG_REQUIRED_SCALAR(kernel_size),
     FG_REQUIRED_SCALAR(stride),
     FG_REQUIRED_SCALAR(padding),
@@ -132,56 +117,56 @@ static const fg_parameter conv_sites_parameters[] = {
 };
 
 static int conv_sites_fill(fg_call *call, void *params) {
-    enum { COORDS, KEYS, COUNT, SHAPE, OUT_SHAPE, KERNEL_SIZE, STRIDE, PADDING, DILATION, TRANSPOSED };
+    enum {
+        COORDS,
+        CODE,
+        COUNT,
+        SHAPE,
+        OUT_SHAPE,
+        CODE_SHAPE,
+        MODE,
+        KERNEL_SIZE,
+        STRIDE,
+        PADDING,
+        DILATION,
+        TRANSPOSED
+    };
     fg_conv_sites_params *p = params;
-    const fg_view *coords = &call->views[COORDS], *keys = &call->views[KEYS], *count = &call->views[COUNT];
-    if (parse_shape(call->values[SHAPE], "shape", p->shape) < 0 ||
-        parse_shape(call->values[OUT_SHAPE], "out_shape", p->out_shape) < 0 ||
+    const fg_view *coords = &call->views[COORDS], *code = &call->views[CODE], *count = &call->views[COUNT];
+    int mode = 0;
+    if (fg_arg_grid(call->values[SHAPE], "shape", p->shape) < 0 ||
+        fg_arg_grid(call->values[OUT_SHAPE], "out_shape", p->out_shape) < 0 ||
         expect_same_batch("out_shape", p->out_shape, p->shape) < 0 ||
+        fg_arg_grid(call->values[CODE_SHAPE], "code_shape", p->code_shape) < 0 ||
+        fg_arg_choice(call->values[MODE], "mode", call->state->sequences, FG_SEQUENCE_COUNT, &mode) < 0 ||
         parse_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
         parse_axes(call->values[STRIDE], "stride", INT32_MAX, p->stride) < 0 ||
         parse_ints(call->values[PADDING], "padding", 0, INT32_MAX, 3, p->padding) < 0 ||
         parse_axes(call->values[DILATION], "dilation", INT32_MAX, p->dilation) < 0 ||
-        fg_arg_bool(call->values[TRANSPOSED], "transposed", &p->transposed) < 0 || expect_coords(coords) < 0) {
+        fg_arg_bool(call->values[TRANSPOSED], "transposed", &p->transposed) < 0 ||
+        fg_expect_coords(coords, FG_ANY, NULL) < 0) {
+        return -1;
+    }
+    p->mode = (fg_sequence)mode;
+    bool room = fg_sequence_bits(p->mode, p->code_shape) <= MAX_SITE_BITS;
+    for (int i = 0; i < 4; i++) room = room && p->code_shape[i] >= p->out_shape[i];
+    if (!room) {
+        PyErr_Format(PyExc_ValueError,
+                     "code_shape: expected codes of at most %d bits and nowhere less than out_shape, got "
+                     "(%lld, %lld, %lld, %lld)",
+                     MAX_SITE_BITS, (long long)p->code_shape[0], (long long)p->code_shape[1],
+                     (long long)p->code_shape[2], (long long)p->code_shape[3]);
         return -1;
     }
     const fg_sites_plan plan = fg_plan_conv_sites(p->kernel, p->stride, p->dilation, p->transposed);
-    const fg_dim keys_shape[] = {{NULL, coords->tensor.shape[0] * plan.per_voxel}}, count_shape[] = {{NULL, 1}};
-    if (fg_expect_dtype(keys, FG_BIT(FG_INT64)) < 0 ||
-        fg_expect_shape(keys, 1, keys_shape, "to match coords, kernel_size, stride and dilation") < 0 ||
-        fg_expect_contiguous(keys) < 0 || fg_expect_dtype(count, FG_BIT(FG_INT64)) < 0 ||
-        fg_expect_shape(count, 1, count_shape, NULL) < 0) {
+    const int64_t most = coords->tensor.shape[0] * plan.per_voxel;
+    if (fg_expect_vector(code, FG_BIT(FG_INT64), most, "to match coords, kernel_size, stride and dilation") < 0 ||
+        fg_expect_vector(count, FG_BIT(FG_INT64), 1, NULL) < 0) {
         return -1;
     }
     p->coords = coords->tensor;
-    p->keys = keys->tensor;
+    p->code = code->tensor;
     p->count = count->tensor;
-    return 0;
-}
-
-static const fg_parameter site_coords_parameters[] = {
-    FG_INPUT(keys),
-    FG_OUTPUT(coords),
-    FG_REQUIRED_SCALAR(shape),
-    FG_WORKSPACE_AND_STREAM,
-};
-
-static int site_coords_fill(fg_call *call, void *params) {
-    enum { KEYS, COORDS, SHAPE };
-    fg_site_coords_params *p = params;
-    const fg_view *keys = &call->views[KEYS], *coords = &call->views[COORDS];
-    const fg_dim keys_shape[] = {{"N", FG_ANY}};
-    if (parse_shape(call->values[SHAPE], "shape", p->shape) < 0 || fg_expect_dtype(keys, FG_BIT(FG_INT64)) < 0 ||
-        fg_expect_shape(keys, 1, keys_shape, NULL) < 0 || fg_expect_contiguous(keys) < 0 || expect_coords(coords) < 0) {
-        return -1;
-    }
-    if (coords->tensor.shape[0] > keys->tensor.shape[0]) {
-        PyErr_Format(PyExc_ValueError, "coords: expected at most %lld rows, as many as keys, got %lld",
-                     (long long)keys->tensor.shape[0], (long long)coords->tensor.shape[0]);
-        return -1;
-    }
-    p->keys = keys->tensor;
-    p->coords = coords->tensor;
     return 0;
 }
 
@@ -218,7 +203,6 @@ static int row_order_fill(fg_call *call, void *params) {
 
 FG_DEFINE_OPERATION(neighbor_map)
 FG_DEFINE_OPERATION(conv_sites)
-FG_DEFINE_OPERATION(site_coords)
 FG_DEFINE_OPERATION(row_order)
 
 PyMethodDef fg_voxel_methods[] = {
@@ -227,11 +211,9 @@ PyMethodDef fg_voxel_methods[] = {
                          "padding=None, transposed=False, check=False, workspace=None, stream=None",
                          "map[v, m] = row of the voxel that queries[m] reads at kernel offset v, -1 for none."),
     FG_OPERATION_METHODS(conv_sites,
-                         "coords, keys, count, *, shape, out_shape, kernel_size, stride, padding, dilation, "
-                         "transposed=False, workspace=None, stream=None",
-                         "keys[:count] = the sorted numbers of the sites that a convolution reaches."),
-    FG_OPERATION_METHODS(site_coords, "keys, coords, *, shape, workspace=None, stream=None",
-                         "coords[m] = [batch, x, y, z] of the site numbered keys[m]."),
+                         "coords, code, count, *, shape, out_shape, code_shape, mode, kernel_size, stride, padding, "
+                         "dilation, transposed=False, workspace=None, stream=None",
+                         "code[:count] = the sorted codes of the sites that a convolution reaches."),
     FG_OPERATION_METHODS(row_order, "map, order, *, kernel_size, workspace=None, stream=None",
                          "Columns of map sorted so that neighbours in order have neighbours at the same offsets."),
     {NULL, NULL, 0, NULL},

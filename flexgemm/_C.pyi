@@ -90,11 +90,13 @@ def neighbor_map(
 
 def conv_sites(
     coords: Array,
-    keys: Array,
+    code: Array,
     count: Array,
     *,
     shape: Sequence[int],
     out_shape: Sequence[int],
+    code_shape: Sequence[int],
+    mode: str,
     kernel_size: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
@@ -103,18 +105,8 @@ def conv_sites(
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
-    """coords (N, 4) int32 -> keys (N * plan_conv_sites(),) int64, of which the first count (1,) int64 are the sorted
-    numbers ((b * W + x) * H + y) * D + z in out_shape of the sites that a convolution of these voxels reaches."""
-
-def site_coords(
-    keys: Array,
-    coords: Array,
-    *,
-    shape: Sequence[int],
-    workspace: Array = None,
-    stream: Stream = None,
-) -> int:
-    """keys int64, at least M -> coords (M, 4) int32, the sites with the first M of these numbers in shape."""
+    """coords (N, 4) int32 -> code (N * plan_conv_sites(),) int64, of which the first count (1,) int64 are the sorted
+    codes in code_shape, at least out_shape, of the sites that a convolution of these voxels reaches."""
 
 def row_order(
     map: Array,
@@ -127,6 +119,44 @@ def row_order(
     """map (V, N) int32 -> order (N) int32, columns with neighbours at the same offsets side by side: each "segment" of
     plan_row_order() sorted, stably, by the Gray-code rank of one bit for each of its "offsets", the first one highest.
     """
+
+def encode_seq(
+    coords: Array,
+    code: Array,
+    *,
+    shape: Sequence[int],
+    mode: str = "z_order",
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """coords (N, 4) int32, shape (B, W, H, D) -> code (N) int32 where sequence_bits() is up to 32, else int64; mode is
+    "bxyz", "z_order" or "hilbert". Rows outside shape get the code -1, on the CPU they raise."""
+
+def decode_seq(
+    code: Array,
+    coords: Array,
+    *,
+    shape: Sequence[int],
+    mode: str = "z_order",
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """The way back. Codes of no voxel give (-1, -1, -1, -1), on the CPU they raise."""
+
+def sequence_bits(*, shape: Sequence[int], mode: str = "z_order") -> int:
+    """Bits of a code; ValueError where they are more than 64, for "bxyz" more than 63."""
+
+def sort_keys(
+    keys: Array,
+    order: Array,
+    sorted: Array | None,
+    *,
+    bits: int,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """order (N) int32 = the permutation that sorts the low `bits` bits of keys (N) int32 | int64 as unsigned numbers,
+    stably; sorted = keys[order]."""
 
 def conv_forward(
     feats: Array,
@@ -172,6 +202,60 @@ def conv_wgrad(
     stream: Stream = None,
 ) -> int:
     """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co)."""
+
+def pool(
+    feats: Array,
+    map: Array,
+    out: Array,
+    chosen: Array | None,
+    count: Array | None,
+    *,
+    mode: str,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """feats (N, C), map (V, M), out (M, C); mode "max", "mean" or "sum"; chosen (M, C) int32, of max, the row that each
+    maximum is from; count (M) int32, the rows there are."""
+
+def pool_backward(
+    grad_out: Array,
+    map: Array,
+    grad_feats: Array,
+    chosen: Array | None,
+    count: Array | None,
+    *,
+    mode: str,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """grad_out (M, C), map (V, N) the transposed one, grad_feats (N, C); chosen of max and count of mean as pool or
+    global_pool gave them. Of global_pool, map is batch as (1, N)."""
+
+def batch_rows(
+    coords: Array,
+    batch: Array,
+    order: Array,
+    bounds: Array,
+    *,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """coords (N, 4) int32 -> batch (N) int32, the sample of each row, -1 for none; order (N) int32 and bounds (B + 1)
+    int32: order[bounds[b]:bounds[b + 1]] are the rows of sample b."""
+
+def global_pool(
+    feats: Array,
+    order: Array,
+    bounds: Array,
+    out: Array,
+    chosen: Array | None,
+    count: Array | None,
+    *,
+    mode: str,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """feats (N, C), order (N) and bounds (B + 1) of batch_rows, out (B, C); the rest as of pool."""
 
 def gemm(
     a: Array,
@@ -231,9 +315,15 @@ def quantize(
     """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row. dtype names a uint8 q."""
 
 def neighbor_map_workspace(*args: Any, **kwargs: Any) -> int: ...
+def pool_workspace(*args: Any, **kwargs: Any) -> int: ...
+def pool_backward_workspace(*args: Any, **kwargs: Any) -> int: ...
+def batch_rows_workspace(*args: Any, **kwargs: Any) -> int: ...
+def global_pool_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_sites_workspace(*args: Any, **kwargs: Any) -> int: ...
-def site_coords_workspace(*args: Any, **kwargs: Any) -> int: ...
 def row_order_workspace(*args: Any, **kwargs: Any) -> int: ...
+def encode_seq_workspace(*args: Any, **kwargs: Any) -> int: ...
+def decode_seq_workspace(*args: Any, **kwargs: Any) -> int: ...
+def sort_keys_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_forward_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...

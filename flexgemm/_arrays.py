@@ -120,6 +120,12 @@ class Library:
         """The scratch memory that an operation of the extension asks for by returning nbytes instead of 0."""
         return self.empty((nbytes,), "uint8", like)
 
+    def run(self, operation: Any, *arrays: Array, **scalars: Any) -> None:
+        """Calls an operation of the extension, once more with the workspace that it asks for."""
+        workspace = None
+        while nbytes := operation(*arrays, workspace=workspace, stream=self.stream, **scalars):
+            workspace = self.workspace(nbytes, arrays[0])
+
     def result(self, x: Array) -> Array:
         """An array from `empty`, as the caller wants it."""
         return x

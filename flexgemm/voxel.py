@@ -10,13 +10,9 @@ from typing import Any
 
 from flexgemm import _C
 from flexgemm._arrays import Array, Library, Stream, cuda_index, library_of
+from flexgemm._voxels import Shape, grid_shape, rows_of_four
 
 Triple = tuple[int, int, int]
-Grid = tuple[int, int, int, int]
-
-AXES = "a positive int or three of them (w, h, d)"
-SIZES = "an int from 0 or three of them (w, h, d)"
-GRID = "four positive ints (B, W, H, D)"
 
 
 class NeighborMap:
@@ -37,8 +33,8 @@ class NeighborMap:
     """
 
     coords: Array  # (N, 4) int32, as given
-    shape: Grid  # B, W, H, D of coords
-    out_shape: Grid  # and of out_coords
+    shape: Shape  # B, W, H, D of coords
+    out_shape: Shape  # and of out_coords
     kernel_size: Triple  # Kw, Kh, Kd
     stride: Triple
     padding: Triple
@@ -56,7 +52,7 @@ class NeighborMap:
     def __init__(
         self,
         coords: Array,
-        shape: Grid,
+        shape: Shape,
         kernel_size: Triple,
         dilation: Triple,
         *,
@@ -64,12 +60,14 @@ class NeighborMap:
         padding: Triple | None = None,
         transposed: bool = False,
         out_coords: Array | None = None,
-        out_shape: Grid | None = None,
+        out_shape: Shape | None = None,
+        order: str = "bxyz",
         check: bool = False,
         device: str | None = None,
         stream: Stream = None,
     ) -> None:
-        """Without `padding`: a submanifold map. With it and without `out_coords`: the outputs are derived."""
+        """Without `padding`: a submanifold map. With it and without `out_coords`: the outputs are those reached, in
+        the order `order`."""
         self.submanifold = padding is None
         same = kernel_size[0] // 2 * dilation[0], kernel_size[1] // 2 * dilation[1], kernel_size[2] // 2 * dilation[2]
         self.coords = coords
@@ -92,12 +90,12 @@ class NeighborMap:
         self._sites: tuple[Array, Array] | None = None
         self._out_coords: Array | None = coords
         if not self.submanifold:
-            sites = _coordinates(library, coords, "coords")
+            sites = rows_of_four(library, coords, "coords")
             self._out_coords = out_coords
             if out_coords is None:
-                self._sites = sites, self._reached_sites(library, sites)
+                self._sites = sites, self._reached_sites(library, sites, order)
             else:
-                self._sites = sites, _coordinates(library, out_coords, "out_coords")
+                self._sites = sites, rows_of_four(library, out_coords, "out_coords")
         self.native, self.native_order = self._build(False, check, stream)
         self.num_voxels = int(coords.shape[0])
         self.num_out_voxels = int(self.native.shape[1])
@@ -215,7 +213,7 @@ class NeighborMap:
             library = self._library(None)
             if not self.submanifold:
                 pair = (self.coords, "coords"), (self.out_coords, "out_coords")
-                self._sites = _coordinates(library, *pair[0]), _coordinates(library, *pair[1])
+                self._sites = rows_of_four(library, *pair[0]), rows_of_four(library, *pair[1])
             # The inverse of a submanifold map is known by its direction alone.
             self.native, self.native_order = self._build(self.submanifold and self.transposed, False, None)
 
@@ -233,8 +231,8 @@ class NeighborMap:
     def _library(self, stream: Stream) -> Library:
         return library_of(self.coords, "coords", self.device, stream)
 
-    def _reached_sites(self, library: Library, coords: Array) -> Array:
-        """The outputs that a voxel reaches, sorted by their place in `out_shape`. Their number is known only when they
+    def _reached_sites(self, library: Library, coords: Array, mode: str) -> Array:
+        """The outputs that a voxel reaches, sorted by their code. Their number is known only when they
         have been found: this waits for a GPU."""
         kernel = {
             "kernel_size": self.kernel_size,
@@ -242,22 +240,18 @@ class NeighborMap:
             "dilation": self.dilation,
             "transposed": self.transposed,
         }
-        keys = library.empty((coords.shape[0] * _C.plan_conv_sites(**kernel),), "int64", coords)
-        count, workspace = library.empty((1,), "int64", coords), None
-        while nbytes := _C.conv_sites(
-            coords,
-            keys,
-            count,
-            shape=self.shape,
-            out_shape=self.out_shape,
-            padding=self.padding,
-            **kernel,
-            workspace=workspace,
-            stream=library.stream,
-        ):
-            workspace = library.workspace(nbytes, coords)
+        # The curves have the bits of the larger grid, and so the order of the input's wherever that is the larger.
+        code_shape = self.out_shape if mode == "bxyz" else tuple(map(max, self.shape, self.out_shape))
+        with _renamed({"mode": "order"}):
+            bits = _C.sequence_bits(shape=code_shape, mode=mode)
+        if bits > 63:
+            raise ValueError(f"order: {mode!r} needs codes of at most 63 bits, those of {code_shape} are longer")
+        code = library.empty((coords.shape[0] * _C.plan_conv_sites(**kernel),), "int64", coords)
+        count = library.empty((1,), "int64", coords)
+        grids = {"shape": self.shape, "out_shape": self.out_shape, "code_shape": code_shape}
+        library.run(_C.conv_sites, coords, code, count, mode=mode, padding=self.padding, **grids, **kernel)
         sites = library.empty((library.first_int(count), 4), "int32", coords)
-        _C.site_coords(keys, sites, shape=self.out_shape, stream=library.stream)
+        library.run(_C.decode_seq, code, sites, shape=code_shape, mode=mode)
         return sites
 
     def _build(self, backward: bool, check: bool, stream: Stream) -> tuple[Array, Array | None]:
@@ -267,7 +261,7 @@ class NeighborMap:
         library = self._library(stream)
         asked: dict[str, Any]
         if self._sites is None:
-            coords = queries = _coordinates(library, self.coords, "coords")
+            coords = queries = rows_of_four(library, self.coords, "coords")
             asked = {"shape": self.shape, "transposed": backward}
             names = {}
         else:
@@ -277,27 +271,20 @@ class NeighborMap:
             asked |= {"stride": self.stride, "padding": self.padding, "transposed": self.transposed != backward}
             names = {"coords": "out_coords", "queries": "coords"} if backward else {"queries": "out_coords"}
         result = library.empty((self.kernel_volume, queries.shape[0]), "int32", coords)
-        workspace = None
         with _renamed(names):
-            while nbytes := _C.neighbor_map(
+            library.run(
+                _C.neighbor_map,
                 coords,
                 result,
                 kernel_size=self.kernel_size,
                 dilation=self.dilation,
                 check=check,
                 **asked,
-                workspace=workspace,
-                stream=library.stream,
-            ):
-                workspace = library.workspace(nbytes, coords)
+            )
         if not library.on_gpu(coords) or not _C.row_order_pays(rows=queries.shape[0], kernel_size=self.kernel_size):
             return result, None
         order = library.empty((queries.shape[0],), "int32", coords)
-        workspace = None
-        while nbytes := _C.row_order(
-            result, order, kernel_size=self.kernel_size, workspace=workspace, stream=library.stream
-        ):
-            workspace = library.workspace(nbytes, coords)
+        library.run(_C.row_order, result, order, kernel_size=self.kernel_size)
         return result, order
 
     def __repr__(self) -> str:
@@ -334,9 +321,9 @@ def neighbor_map(
     """
     return NeighborMap(
         coords,
-        _ints(shape, "shape", GRID, 4),
-        _ints(kernel_size, "kernel_size", AXES, 3),
-        _ints(dilation, "dilation", AXES, 3),
+        grid_shape(shape),
+        _axes(kernel_size, "kernel_size"),
+        _axes(dilation, "dilation"),
         check=check,
         device=device,
         stream=stream,
@@ -354,6 +341,7 @@ def sparse_conv_map(
     transposed: bool = False,
     output_padding: int | Sequence[int] = 0,
     out_coords: Array | None = None,
+    order: str = "bxyz",
     check: bool = False,
     device: str | None = None,
     stream: Stream = None,
@@ -366,7 +354,7 @@ def sparse_conv_map(
         (W + 2 * padding - dilation * (K - 1) - 1) // stride + 1
         (W - 1) * stride - 2 * padding + dilation * (K - 1) + output_padding + 1      transposed
 
-    as in torch. The outputs are all sites of that grid that any voxel reaches, sorted by [batch, x, y, z], or
+    as in torch. The outputs are all sites of that grid that any voxel reaches, in the order `order`, or
     `out_coords`.
 
     coords: (N, 4) int32, rows [batch, x, y, z], unique, in any order; of duplicates the lowest row is found.
@@ -374,6 +362,8 @@ def sparse_conv_map(
     kernel_size, stride, padding, dilation, output_padding: an int, or one per axis (w, h, d); kernels of 1 to 7, odd or
         even; output_padding only with transposed=True, below stride or dilation.
     out_coords: (M, 4) int32, unique rows, in any order: the outputs to compute instead of those reached.
+    order: of the outputs reached: "bxyz" sorts them by batch, x, y and z; "z_order" and "hilbert" along those curves
+        (encode_seq), with as many bits as the larger of both grids needs.
     check: raise ValueError for a row out of range or a duplicate row of coords or out_coords. Synchronises on a GPU,
         where by default rows out of range have no neighbours; on the CPU rows out of range always raise.
     device: "cuda" or "cuda:1" computes NumPy coordinates on a GPU, and with them everything over this map.
@@ -383,10 +373,10 @@ def sparse_conv_map(
 
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes and values, by argument name.
     """
-    grid = _ints(shape, "shape", GRID, 4)
-    kernel, steps = _ints(kernel_size, "kernel_size", AXES, 3), _ints(stride, "stride", AXES, 3)
-    dilations, pads = _ints(dilation, "dilation", AXES, 3), _ints(padding, "padding", SIZES, 3, least=0)
-    more = _ints(output_padding, "output_padding", SIZES, 3, least=0)
+    grid = grid_shape(shape)
+    kernel, steps = _axes(kernel_size, "kernel_size"), _axes(stride, "stride")
+    dilations, pads = _axes(dilation, "dilation"), _axes(padding, "padding", least=0)
+    more = _axes(output_padding, "output_padding", least=0)
     if any(m >= max(s, d) if transposed else m for m, s, d in zip(more, steps, dilations, strict=True)):
         need = "less than stride or dilation" if transposed else "0 without transposed=True"
         raise ValueError(f"output_padding: expected {need}, got {output_padding!r}")
@@ -410,18 +400,11 @@ def sparse_conv_map(
         transposed=bool(transposed),
         out_coords=out_coords,
         out_shape=(grid[0], x + 1, y + 1, z + 1),
+        order=order,
         check=check,
         device=device,
         stream=stream,
     )
-
-
-def _coordinates(library: Library, coords: Array, name: str) -> Array:
-    """Coordinates as the extension takes them."""
-    coords = library.contiguous(coords, name)
-    if len(coords.shape) != 2 or coords.shape[1] != 4:
-        raise ValueError(f"{name}: expected (N, 4) [batch, x, y, z], got {tuple(coords.shape)}")
-    return coords
 
 
 @contextmanager
@@ -436,13 +419,13 @@ def _renamed(names: dict[str, str]) -> Iterator[None]:
         raise type(error)(f"{names[name]}{colon}{rest}") from None
 
 
-def _ints(value: Any, name: str, meaning: str, count: int, *, least: int = 1) -> Any:
-    """A tuple of `count` ints from `least` out of a sequence, or of one int that stands for all of them where `count`
-    is 3."""
+def _axes(value: Any, name: str, *, least: int = 1) -> Any:
+    """Three ints from `least`, given as such or as one that stands for all."""
     try:
         numbers = tuple(map(index, value)) if hasattr(value, "__len__") else (index(value),) * 3
     except TypeError:
         numbers = ()
-    if len(numbers) != count or min(numbers) < least:
-        raise ValueError(f"{name}: expected {meaning}, got {value!r}")
+    if len(numbers) != 3 or min(numbers) < least:
+        meaning = "a positive int" if least else "an int from 0"
+        raise ValueError(f"{name}: expected {meaning} or three of them (w, h, d), got {value!r}")
     return numbers

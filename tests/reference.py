@@ -113,6 +113,54 @@ def sparse_map(coords, shape, sites, sites_shape, kernel_size, stride, padding, 
     return result
 
 
+# ---- codes of voxels ----
+
+
+def axis_bits(shape):
+    return (max(shape[1:]) - 1).bit_length()
+
+
+def hilbert_axes(x, y, z, bits):
+    """Skilling's AxestoTranspose: the numbers whose interleaved bits are the place on the curve."""
+    axes, q = [x, y, z], 1 << (bits - 1) if bits else 0
+    while q > 1:
+        for i in range(3):
+            if axes[i] & q:
+                axes[0] ^= q - 1
+            else:
+                exchange = (axes[0] ^ axes[i]) & (q - 1)
+                axes[0] ^= exchange
+                axes[i] ^= exchange
+        q >>= 1
+    axes[1] ^= axes[0]
+    axes[2] ^= axes[1]
+    flip = 0
+    for bit in range(1, bits):
+        if axes[2] >> bit & 1:
+            flip ^= (1 << bit) - 1
+    return [axis ^ flip for axis in axes]
+
+
+def code_of(coord, shape, mode):
+    """The number of one voxel along a curve, a Python int."""
+    b, x, y, z = (int(c) for c in coord)
+    if mode == "bxyz":
+        return ((b * shape[1] + x) * shape[2] + y) * shape[3] + z
+    bits = axis_bits(shape)
+    if mode == "hilbert":
+        x, y, z = hilbert_axes(x, y, z, bits)
+    digits = "".join(f"{4 * (x >> i & 1) + 2 * (y >> i & 1) + (z >> i & 1):03b}" for i in reversed(range(bits)))
+    return int(f"{b:b}{digits}", 2)
+
+
+def encode_seq(coords, shape, mode):
+    """Codes as the package stores them: int32 up to 32 bits, else int64, unsigned numbers in either."""
+    last = code_of([s - 1 for s in shape], shape, "bxyz") if mode == "bxyz" else None
+    bits = last.bit_length() if last is not None else 3 * axis_bits(shape) + (shape[0] - 1).bit_length()
+    unsigned, signed = (np.uint32, np.int32) if bits <= 32 else (np.uint64, np.int64)
+    return np.array([code_of(c, shape, mode) for c in np.asarray(coords)], unsigned).view(signed)
+
+
 # ---- convolution ----
 
 
@@ -163,6 +211,46 @@ def conv_wgrad(grad_out, feats, nmap):
         has = sources >= 0
         grad_weight[:, v] = f64(grad_out[has]).T @ f64(feats[sources[has]])
     return grad_weight, f64(grad_out).sum(axis=0)
+
+
+# ---- pooling ----
+
+
+def pool(feats, nmap, mode):
+    """(out, chosen, count): the first maximum in the order of v, NaN above all; 0 and -1 where there is no entry."""
+    feats = f64(feats)
+    out, count = np.zeros((nmap.shape[1], feats.shape[1])), (nmap >= 0).sum(axis=0).astype(np.int32)
+    chosen = np.full(out.shape, -1, np.int32)
+    for sources in nmap:
+        for m in np.nonzero(sources >= 0)[0]:
+            x, row = feats[sources[m]], sources[m]
+            if mode == "max":
+                takes = (chosen[m] < 0) | (x > out[m]) | (np.isnan(x) & ~np.isnan(out[m]))
+                out[m], chosen[m] = np.where(takes, x, out[m]), np.where(takes, row, chosen[m])
+            else:
+                out[m] += x
+    if mode == "mean":
+        out /= np.maximum(count, 1)[:, None]
+    return out, chosen, count
+
+
+def pool_backward(grad_out, nmap, num_rows, mode, chosen, count):
+    """The adjoint of pool, scattered through the forward map."""
+    grad_out, grad_feats = f64(grad_out), np.zeros((num_rows, grad_out.shape[1]))
+    for sources in nmap:
+        for m in np.nonzero(sources >= 0)[0]:
+            share = {"max": chosen[m] == sources[m], "mean": 1 / max(count[m], 1), "sum": 1}[mode]
+            grad_feats[sources[m]] += share * grad_out[m]
+    return grad_feats
+
+
+def batch_map(batch, samples):
+    """A map with which `pool` pools samples: as many offsets as the largest has rows, in rising order."""
+    rows = [np.nonzero(batch == b)[0] for b in range(samples)]
+    nmap = np.full((max([len(r) for r in rows], default=0), samples), -1, np.int32)
+    for b, of_sample in enumerate(rows):
+        nmap[: len(of_sample), b] = of_sample
+    return nmap
 
 
 # ---- GEMM ----

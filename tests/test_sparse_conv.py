@@ -215,6 +215,21 @@ def test_stride_1_at_its_own_voxels_is_submanifold(backend, scene, size, dilatio
     np.testing.assert_array_equal(strided, guarded.neighbor_map(backend, coords, shape, size, dilation))
 
 
+@pytest.mark.parametrize("mode", ["z_order", "hilbert"])
+@every_kernel
+def test_outputs_along_a_curve(backend, kernel, mode):
+    coords, shape = scene(300)
+    to_shape = kernel.out_shape(shape)
+    sites = reference.conv_sites(coords, shape, to_shape, **kernel.how)
+    larger = tuple(map(max, shape, to_shape))
+    codes = [reference.code_of(site, larger, mode) for site in sites]
+    expected = sites[np.argsort(codes)]
+    nmap = flexgemm.sparse_conv_map(backend.array(coords), shape, order=mode, **kernel.public)
+    np.testing.assert_array_equal(backend.numpy(nmap.out_coords), expected)
+    guarded_sites = guarded.conv_sites(backend, coords, shape, to_shape, **kernel.how, mode=mode, code_shape=larger)
+    np.testing.assert_array_equal(guarded_sites, expected)
+
+
 # ---- convolution ----
 
 
@@ -402,7 +417,10 @@ def test_no_outputs_from_some_voxels(backend):
         ("output_padding", {"transposed": True, "output_padding": 2}),
         ("output_padding", {"transposed": True, "output_padding": -1}),
         ("shape", {"shape": (1, 8, 8)}),
-        ("shape", {"shape": (2**31, 2**31, 2**31, 1)}),
+        ("order", {"order": "zyx"}),
+        ("order", {"order": "hilbert", "shape": (2, 2**21, 8, 8)}),
+        ("shape", {"order": "hilbert", "shape": (1, 2**22, 8, 8)}),
+        ("shape", {"shape": (2**31, 2**31, 2**31, 8)}),
         ("coords", {"coords": np.zeros((5, 3), np.int32)}),
         ("out_coords", {"out_coords": np.zeros((5, 3), np.int32)}),
     ],
@@ -481,13 +499,19 @@ def test_the_extension_s_own_arguments(backend, argument, changes):
         _C.neighbor_map(coords, out, **LEGAL, **changes)
 
 
-def test_key_arrays_of_another_size_are_refused(backend):
+def test_code_arrays_of_another_size_are_refused(backend):
     coords = backend.array(np.zeros((3, 4), np.int32))
     kernel = {"kernel_size": (3, 3, 3), "stride": (2, 2, 2), "dilation": (1, 1, 1)}
     assert _C.plan_conv_sites(**kernel) == 8
     assert _C.plan_conv_sites(**kernel, transposed=True) == 27
-    keys, count = backend.array(np.zeros(23, np.int64)), backend.array(np.zeros(1, np.int64))
-    with pytest.raises(ValueError, match="^keys: "):
-        _C.conv_sites(coords, keys, count, shape=(1, 8, 8, 8), out_shape=(1, 4, 4, 4), padding=(1, 1, 1), **kernel)
+    code, count = backend.array(np.zeros(23, np.int64)), backend.array(np.zeros(1, np.int64))
+    grids = {"shape": (1, 8, 8, 8), "out_shape": (1, 4, 4, 4), "code_shape": (1, 4, 4, 4)}
+    with pytest.raises(ValueError, match="^code: "):
+        _C.conv_sites(coords, code, count, mode="bxyz", padding=(1, 1, 1), **grids, **kernel)
+    for small in ((1, 4, 4, 3), (1, 2**21, 2**21, 2**21)):
+        with pytest.raises(ValueError, match="^code_shape: "):
+            _C.conv_sites(
+                coords, code, count, mode="hilbert", padding=(1, 1, 1), **grids | {"code_shape": small}, **kernel
+            )
     with pytest.raises(ValueError, match="^coords: expected at most 23 rows"):
-        _C.site_coords(keys, backend.array(np.zeros((24, 4), np.int32)), shape=(1, 4, 4, 4))
+        _C.decode_seq(code, backend.array(np.zeros((24, 4), np.int32)), shape=(1, 4, 4, 4), mode="bxyz")

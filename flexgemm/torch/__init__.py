@@ -8,6 +8,7 @@ from flexgemm.torch.ops import (
     submanifold_conv3d,
     submanifold_conv3d_backward,
 )
+from flexgemm.torch.pooling import global_pool, sparse_pool3d, sparse_upsample3d
 from flexgemm.torch.products import (
     batched_gemm_nt,
     gemm_nt,
@@ -21,6 +22,7 @@ from flexgemm.torch.products import (
 __all__ = [
     "batched_gemm_nt",
     "gemm_nt",
+    "global_pool",
     "m_grouped_gemm_nt",
     "m_grouped_gemm_nt_contiguous",
     "m_grouped_gemm_nt_masked",
@@ -30,6 +32,8 @@ __all__ = [
     "sparse_conv3d",
     "sparse_conv3d_backward",
     "sparse_inverse_conv3d",
+    "sparse_pool3d",
+    "sparse_upsample3d",
     "submanifold_conv3d",
     "submanifold_conv3d_backward",
 ]

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flexgemm import _C, conv, gemm, quantization
+from flexgemm import _C, conv, gemm, pool, quantization
+from flexgemm._arrays import library_of
 from flexgemm.torch.dispatch import setting
 from flexgemm.torch.maps import from_operators
 
@@ -136,6 +137,66 @@ def _(grad_out: Any, feats: Any, weight: Any, *others: Any) -> Gradients:
     shapes, needs_grad = (feats.shape, weight.shape, weight.shape[:1]), others[-2]
     first, second, third = (feats.new_empty(s if n else 0) for s, n in zip(shapes, needs_grad, strict=True))
     return first, second, third
+
+
+# ---- pooling ----
+
+
+def by_products(noted: torch.Tensor | None, mode: str) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """What a pooling noted for its gradient as flexgemm.pool has it: the rows of maxima, and the counts of means."""
+    return noted if mode == "max" else None, noted if mode == "mean" else None
+
+
+@_operator
+def sparse_pool3d(
+    feats: torch.Tensor, map: torch.Tensor, gradient_map: torch.Tensor, mode: str, with_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pooled rows, and, if asked for, what their gradient needs: a pooling over gradient_map."""
+    nmap = from_operators(map, None, None, None, (1, 1, 1), feats.shape[0])
+    out, noted = pool.forward(library_of(feats, "feats"), feats, nmap, mode, with_gradient=with_gradient)
+    return out, _noted(feats, *noted)
+
+
+@sparse_pool3d.register_fake
+def _(feats: Any, map: Any, gradient_map: Any, mode: Any, with_gradient: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _pooled(feats, map.shape[1], mode, with_gradient)
+
+
+@_operator
+def sparse_pool3d_backward(grad_out: torch.Tensor, map: torch.Tensor, noted: torch.Tensor, mode: str) -> torch.Tensor:
+    library = library_of(grad_out, "grad_out")
+    return pool.gradient(library, grad_out, grad_out, map, mode, by_products(noted, mode))
+
+
+@sparse_pool3d_backward.register_fake
+def _(grad_out: Any, map: Any, noted: Any, mode: Any) -> torch.Tensor:
+    return grad_out.new_empty((map.shape[1], grad_out.shape[1]))
+
+
+@_operator
+def global_pool(
+    feats: torch.Tensor, coords: torch.Tensor, batch_size: int, mode: str, with_gradient: bool
+) -> Gradients:
+    """The pooled samples, the sample of each row as a map (1, N), and, if asked for, what the gradient needs."""
+    library = library_of(feats, "feats")
+    out, batch, noted = pool.global_forward(library, feats, coords, batch_size, mode, with_gradient=with_gradient)
+    return out, batch, _noted(feats, *noted)
+
+
+@global_pool.register_fake
+def _(feats: Any, coords: Any, batch_size: Any, mode: Any, with_gradient: Any) -> Gradients:
+    out, noted = _pooled(feats, batch_size, mode, with_gradient)
+    return out, coords.new_empty((1, coords.shape[0])), noted
+
+
+def _noted(feats: torch.Tensor, chosen: torch.Tensor | None, count: torch.Tensor | None) -> torch.Tensor:
+    noted = chosen if count is None else count
+    return feats.new_empty(0, dtype=torch.int32) if noted is None else noted
+
+
+def _pooled(feats: Any, rows: Any, mode: str, with_gradient: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    shapes: Any = {"max": (rows, feats.shape[1]), "mean": (rows,)} if with_gradient else {}
+    return feats.new_empty((rows, feats.shape[1])), feats.new_empty(shapes.get(mode, 0), dtype=torch.int32)
 
 
 # ---- FP8 ----

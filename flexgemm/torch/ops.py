@@ -57,7 +57,7 @@ def _build(coords: Any, shape: Any, kernel: Any, dilation: Any, transposed: bool
     return native, operators.row_order(native, kernel) if coords.is_cuda else None
 
 
-def _as_tensors(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any]:
+def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any]:
     """A map and its order as operators take them; and the other pair, if a gradient will be asked for that uses it."""
     if not gradient or nmap.mirrored:
         return nmap.native, nmap.native_order, None, None
@@ -167,7 +167,7 @@ def _convolution(
     expect_tensor(weight, "weight")
     refuse_stream(stream)
     apart = _APART.get(activation) if recording else None
-    maps = _as_tensors(nmap, recording and feats.requires_grad)
+    maps = maps_of(nmap, recording and feats.requires_grad)
     fused = None if apart else activation
     out: torch.Tensor = operators.sparse_conv3d(
         feats, weight, bias, residual, *maps, nmap.kernel_size, fused, precision
@@ -215,7 +215,7 @@ def _conv_gradients(
     if traced(grad_out, feats):
         expect_tensor(feats, "feats")
         refuse_stream(stream)
-        maps = _as_tensors(nmap, needs[0])
+        maps = maps_of(nmap, needs[0])
         results = operators.sparse_conv3d_backward(grad_out, feats, weight, *maps, nmap.kernel_size, needs, precision)
         first, second, third = (g if n else None for g, n in zip(results, needs, strict=True))
         return first, second, third

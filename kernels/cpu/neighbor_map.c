@@ -9,7 +9,6 @@
  */
 #include <string.h>
 
-#include "backend.h"
 #include "coords.h"
 
 enum { SLOT_RUN = 8, ROW_BLOCK = 1024 };

@@ -10,6 +10,7 @@
  */
 #include "backend.cuh"
 #include "common.cuh"
+#include "coords.cuh"
 #include "hash.cuh"
 
 namespace flexgemm {
@@ -54,22 +55,10 @@ struct Report {
     unsigned long long duplicate; /* later row in the high half, the row it repeats in the low half */
 };
 
-struct Rows {
-    const int32_t *coords;
-    int64_t count;
-    bool aligned; /* rows may be read as int4 */
-
-    __device__ int4 operator[](int64_t n) const {
-        if (aligned) return reinterpret_cast<const int4 *>(coords)[n];
-        const int32_t *c = coords + 4 * n;
-        return make_int4(c[0], c[1], c[2], c[3]);
-    }
-};
-
 /* Lanes with the same run as the lane before them leave the claim to the first of them. */
 template <class Run>
 __global__ void __launch_bounds__(kThreads)
-    insert_kernel(Rows rows, VoxelGrid grid, HashTable<Run> table, Report *report) {
+    insert_kernel(Coords rows, VoxelGrid grid, HashTable<Run> table, Report *report) {
     const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     const int lane = threadIdx.x % 32;
     const int4 c = n < rows.count ? rows[n] : make_int4(-1, -1, -1, -1);
@@ -88,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class Run>
 __global__ void __launch_bounds__(kThreads)
-    find_duplicates_kernel(Rows rows, VoxelGrid grid, HashTable<Run> table, Report *report) {
+    find_duplicates_kernel(Coords rows, VoxelGrid grid, HashTable<Run> table, Report *report) {
     const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     if (n >= rows.count) return;
     const int4 c = rows[n];
@@ -151,7 +140,7 @@ struct QuotientAxis : StrideAxis {
  * needed, however large the scene. */
 template <class Run, class Axis, int kDepth>
 __global__ void __launch_bounds__(kThreads)
-    lookup_kernel(Rows queries, VoxelGrid query_grid, VoxelGrid grid, HashTable<Run> table, Axis ax, Axis ay, Axis az,
+    lookup_kernel(Coords queries, VoxelGrid query_grid, VoxelGrid grid, HashTable<Run> table, Axis ax, Axis ay, Axis az,
                   int32_t *map) {
     const unsigned int columns = ax.size * ay.size, k = blockIdx.x % columns;
     const int64_t m = static_cast<int64_t>(blockIdx.x / columns) * kThreads + threadIdx.x;
@@ -185,11 +174,6 @@ constexpr decltype(&lookup_kernel<Run, Axis, 1>) kLookupKernels[kMaxKernel] = {
     lookup_kernel<Run, Axis, 5>, lookup_kernel<Run, Axis, 6>, lookup_kernel<Run, Axis, 7>,
 };
 
-Rows rows_of(const fg_tensor &coords) {
-    const int32_t *data = static_cast<const int32_t *>(coords.data);
-    return {data, coords.shape[0], reinterpret_cast<uintptr_t>(data) % sizeof(int4) == 0};
-}
-
 template <class Axis, class Run>
 fg_status look_up(const fg_neighbor_map_params *p, const VoxelGrid &grid, const HashTable<Run> &table,
                   cudaStream_t stream, fg_error *error) {
@@ -200,7 +184,7 @@ fg_status look_up(const fg_neighbor_map_params *p, const VoxelGrid &grid, const 
         return fg_fail(error, FG_ERROR_VALUE, "queries: %lld rows need more blocks than one launch can have",
                        static_cast<long long>(p->queries.shape[0]));
     kLookupKernels<Run, Axis>[az.size - 1]<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(
-        rows_of(p->queries), VoxelGrid(p->query_shape), grid, table, ax, ay, az, static_cast<int32_t *>(p->map.data));
+        Coords(p->queries), VoxelGrid(p->query_shape), grid, table, ax, ay, az, static_cast<int32_t *>(p->map.data));
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }
@@ -241,13 +225,13 @@ fg_status build(const fg_neighbor_map_params *p, cudaStream_t stream, fg_error *
     table.keys = reinterpret_cast<Run *>(table.rows + uint64_t{table.capacity} * kRunVoxels);
     FG_CUDA(cudaMemsetAsync(workspace, 0xFF, workspace_bytes<Run>(count), stream));
 
-    const Rows rows = rows_of(p->coords);
+    const Coords rows(p->coords);
     const VoxelGrid grid(p->shape);
     const unsigned int blocks = static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads));
-    insert_kernel<<<blocks, kThreads, 0, stream>>>(rows, grid, table, p->check ? report : nullptr);
+    insert_kernel<Run><<<blocks, kThreads, 0, stream>>>(rows, grid, table, p->check ? report : nullptr);
     FG_CUDA(cudaGetLastError());
     if (p->check) {
-        find_duplicates_kernel<<<blocks, kThreads, 0, stream>>>(rows, grid, table, report);
+        find_duplicates_kernel<Run><<<blocks, kThreads, 0, stream>>>(rows, grid, table, report);
         FG_CUDA(cudaGetLastError());
         const fg_status status = check_report(p, report, stream, error);
         if (status != FG_OK) return status;
