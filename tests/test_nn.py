@@ -191,6 +191,95 @@ def test_a_network_compiles_whole(device):
     assert counter.frame_count <= 4
 
 
+# ---- strided layers ----
+
+
+def by_torch_strided(x, out, conv, weight, bias, *how):
+    """torch's convolution of the dense grid, at the voxels of `out`; weight (Co, Kw, Kh, Kd, Ci)."""
+    transposed = conv is torch.nn.functional.conv_transpose3d
+    kernel = weight.double().permute(*((4, 0) if transposed else (0, 4)), 1, 2, 3)
+    return at_voxels(conv(x.dense().double(), kernel, bias.double(), *how), out)
+
+
+@pytest.mark.parametrize("kernel_size, stride, padding", [(2, 2, 0), (3, 2, 1), ((3, 1, 2), (2, 1, 2), (1, 0, 0))])
+def test_strided_convolution_and_back(device, kernel_size, stride, padding):
+    x = sparse(device=device)
+    down = fnn.SparseConv3d(5, 7, kernel_size, stride, padding, precision="ieee", device=device)
+    up = fnn.SparseInverseConv3d(7, 4, kernel_size, precision="ieee", device=device)
+    y = down(x)
+    close(y.feats, by_torch_strided(x, y, torch.nn.functional.conv3d, down.weight, down.bias, stride, padding))
+    assert down(x).sites is y.sites, "its map is kept"
+    back = up(y)
+    assert back.sites is x.sites
+    (back + up(y)).feats.square().sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in (*down.parameters(), *up.parameters()))
+    with pytest.raises(ValueError, match="strided layer"):
+        up(x.replace(torch.randn(len(x), 7, device=device)))
+    with pytest.raises(ValueError, match="kernel_size"):
+        fnn.SparseInverseConv3d(7, 4, 5, device=device)(y)
+
+
+def test_transposed_convolution(device):
+    x = sparse(device=device)
+    layer = fnn.SparseConvTranspose3d(5, 7, 3, 2, 1, output_padding=1, precision="ieee", device=device)
+    y = layer(x)
+    how = torch.nn.functional.conv_transpose3d, layer.weight, layer.bias, 2, 1, 1
+    close(y.feats, by_torch_strided(x, y, *how))
+    assert y.shape[1:] == tuple(2 * size for size in x.shape[1:])
+
+
+@pytest.mark.parametrize("mode", ["max", "mean", "sum"])
+def test_pooling_and_back(device, mode):
+    x = sparse(device=device)
+    x = fnn.SparseTensor(x.feats, x.coords, (2, 16, 16, 16))
+    y = fnn.SparsePool3d(2, mode=mode)(x)
+    cells = {tuple(c): row for row, c in enumerate(y.coords.tolist())}
+    rows = torch.tensor([cells[b, i // 2, j // 2, k // 2] for b, i, j, k in x.coords.tolist()], device=device)
+    reduce = {"max": "amax", "mean": "mean", "sum": "sum"}[mode]
+    expected = torch.zeros_like(y.feats).index_reduce_(0, rows, x.feats, reduce, include_self=False) if mode != "sum" \
+        else torch.zeros_like(y.feats).index_add_(0, rows, x.feats)  # fmt: skip
+    close(y.feats, expected)
+    back = fnn.SparseUpsample3d()(y)
+    assert back.sites is x.sites
+    assert torch.equal(back.feats, y.feats[rows])
+    pooled = fnn.GlobalPool(mode)(x)
+    parts = [part.feats for part in x.split()]
+    summary = {"max": lambda t: t.amax(0), "mean": lambda t: t.mean(0), "sum": lambda t: t.sum(0)}[mode]
+    close(pooled, torch.stack([summary(part) for part in parts]))
+
+
+class UNet(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.mid, self.head = fnn.SubMConv3d(5, 8), fnn.SubMConv3d(8, 8), fnn.SubMConv3d(8, 2)
+        self.down, self.up, self.pool = fnn.SparseConv3d(8, 8, 2, 2), fnn.SparseInverseConv3d(8, 8, 2), fnn.GlobalPool()
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = x + self.up(self.mid(self.down(x)))
+        return self.pool(self.head(x))
+
+
+def test_a_u_net_compiles_whole_once_its_maps_are_there(device):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    network = UNet().to(device)
+    compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
+    for n in (60, 90):
+        x = sparse(n, device=device)
+        expected = network(x)
+        torch.testing.assert_close(compiled(x), expected)
+        gradients = (torch.autograd.grad(y.square().sum(), network.stem.weight) for y in (compiled(x), network(x)))
+        torch.testing.assert_close(*gradients)
+
+
+def test_a_u_net_compiles_in_parts_otherwise(device):
+    torch.compiler.reset()
+    network, x = UNet().to(device), sparse(device=device)
+    again = fnn.SparseTensor(x.feats, x.coords, x.shape)
+    torch.testing.assert_close(torch.compile(network, backend="aot_eager")(again), network(x))
+
+
 # ---- state dicts of others ----
 
 
@@ -262,6 +351,18 @@ def test_from_minkowski(kernel_size):
     model.load_state_dict(fnn.from_minkowski(state, model))
     close(model[0](x).feats, gathered(x, kernel, bias, kernel_size))
     assert torch.equal(model[2].weight, state["2.linear.weight"])
+
+
+def test_even_kernels_of_strided_layers_are_converted():
+    """torchsparse counts them z fastest, MinkowskiEngine x fastest; both begin at o * stride."""
+    x, model = sparse(), torch.nn.Sequential(fnn.SparseConv3d(5, 7, 2, 2, bias=False, precision="ieee"))
+    kernel = torch.randn(2, 2, 2, 5, 7)  # by x, y, z
+    y = model[0](x)
+    dense = torch.nn.functional.conv3d(x.dense().double(), kernel.permute(4, 3, 0, 1, 2).double(), stride=2)
+    z_fastest, x_fastest = kernel.reshape(8, 5, 7), kernel.permute(2, 1, 0, 3, 4).reshape(8, 5, 7)
+    for convert, stored in ((fnn.from_torchsparse, z_fastest), (fnn.from_minkowski, x_fastest)):
+        model.load_state_dict(convert({"0.kernel": stored}, model))
+        close(model[0](x).feats, at_voxels(dense, y))
 
 
 def test_what_cannot_be_converted_says_so():

@@ -1,6 +1,6 @@
 """Modules for sparse voxel networks and mixtures of experts."""
 
-from flexgemm.torch.nn.conv import SubMConv3d
+from flexgemm.torch.nn.conv import SparseConv3d, SparseConvTranspose3d, SparseInverseConv3d, SubMConv3d
 from flexgemm.torch.nn.convert import from_minkowski, from_spconv, from_torchsparse
 from flexgemm.torch.nn.experts import Float8GroupedLinear, GroupedLinear
 from flexgemm.torch.nn.pointwise import (
@@ -15,6 +15,7 @@ from flexgemm.torch.nn.pointwise import (
     SiLU,
     SyncBatchNorm,
 )
+from flexgemm.torch.nn.pooling import GlobalPool, SparsePool3d, SparseUpsample3d
 from flexgemm.torch.nn.tensor import Sites, SparseTensor
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Dropout",
     "Features",
     "Float8GroupedLinear",
+    "GlobalPool",
     "GroupedLinear",
     "LayerNorm",
     "LeakyReLU",
@@ -30,7 +32,12 @@ __all__ = [
     "ReLU",
     "SiLU",
     "Sites",
+    "SparseConv3d",
+    "SparseConvTranspose3d",
+    "SparseInverseConv3d",
+    "SparsePool3d",
     "SparseTensor",
+    "SparseUpsample3d",
     "SubMConv3d",
     "SyncBatchNorm",
     "from_minkowski",

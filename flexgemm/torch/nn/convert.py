@@ -9,12 +9,13 @@ here is (Co, Kw, Kh, Kd, Ci), cross-correlation with coordinates [batch, x, y, z
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from flexgemm.torch.nn.conv import SubMConv3d
+from flexgemm.torch.nn.conv import Convolution, SubMConv3d
 from flexgemm.torch.nn.pointwise import BatchNorm, Linear
 
 State = dict[str, torch.Tensor]
@@ -35,20 +36,22 @@ def from_spconv(state: Mapping[str, torch.Tensor], model: torch.nn.Module, layou
 
 def from_torchsparse(state: Mapping[str, torch.Tensor], model: torch.nn.Module) -> State:
     """From torchsparse: `kernel` (V, Ci, Co), or (Ci, Co) for V = 1. Its offsets count x fastest where V is odd, z
-    fastest where it is even."""
+    fastest where it is even. A kernel begins (K - 1) // 2 before o * stride: the padding of a strided layer."""
 
-    def weight(kernel: torch.Tensor, conv: SubMConv3d) -> torch.Tensor:
+    def weight(kernel: torch.Tensor, conv: Convolution) -> torch.Tensor:
         _expect_centred(conv)
-        return _x_fastest(kernel, conv)
+        odd = math.prod(conv.kernel_size) % 2 == 1
+        return _x_fastest(kernel, conv) if odd else _z_fastest(kernel, conv)
 
     return _convert(state, model, "kernel", weight)
 
 
 def from_minkowski(state: Mapping[str, torch.Tensor], model: torch.nn.Module) -> State:
     """From MinkowskiEngine: `kernel` (V, Ci, Co), or (Ci, Co) for V = 1, x fastest; bias (1, Co); batch norms and
-    linear layers inside a module of their own (`bn.`, `linear.`)."""
+    linear layers inside a module of their own (`bn.`, `linear.`). An odd kernel begins K // 2 before o * stride,
+    an even one there: the padding of a strided layer."""
 
-    def weight(kernel: torch.Tensor, conv: SubMConv3d) -> torch.Tensor:
+    def weight(kernel: torch.Tensor, conv: Convolution) -> torch.Tensor:
         _expect_centred(conv)
         return _x_fastest(kernel, conv)
 
@@ -57,7 +60,7 @@ def from_minkowski(state: Mapping[str, torch.Tensor], model: torch.nn.Module) ->
         inner = prefix + ("bn." if isinstance(module, BatchNorm) else "linear.")
         for name in [name for name in result if name.startswith(inner)]:
             result[prefix + name.removeprefix(inner)] = result.pop(name)
-    for prefix, _ in _named(model, SubMConv3d):
+    for prefix, _ in _named(model, Convolution):
         if prefix + "bias" in result:
             result[prefix + "bias"] = result[prefix + "bias"].reshape(-1)
     return result
@@ -74,12 +77,12 @@ def _convert(
     state: Mapping[str, torch.Tensor],
     model: torch.nn.Module,
     name: str,
-    weight: Callable[[torch.Tensor, SubMConv3d], torch.Tensor],
+    weight: Callable[[torch.Tensor, Convolution], torch.Tensor],
 ) -> State:
     """The state with `name` of each convolution replaced by its `weight`."""
     result = dict(state)
-    for prefix, module in _named(model, SubMConv3d):
-        assert isinstance(module, SubMConv3d)
+    for prefix, module in _named(model, Convolution):
+        assert isinstance(module, Convolution)
         if prefix + name not in result:
             continue
         given = result.pop(prefix + name)
@@ -90,13 +93,18 @@ def _convert(
     return result
 
 
-def _x_fastest(kernel: torch.Tensor, conv: SubMConv3d) -> torch.Tensor:
+def _x_fastest(kernel: torch.Tensor, conv: Convolution) -> torch.Tensor:
     """(V, Ci, Co), offsets counted with x fastest -> (Co, Kw, Kh, Kd, Ci)."""
     kernel = kernel.reshape(*conv.kernel_size[::-1], conv.in_channels, conv.out_channels)
     return kernel.permute(4, 2, 1, 0, 3)
 
 
-def _expect_centred(conv: SubMConv3d) -> None:
+def _z_fastest(kernel: torch.Tensor, conv: Convolution) -> torch.Tensor:
+    kernel = kernel.reshape(*conv.kernel_size, conv.in_channels, conv.out_channels)
+    return kernel.permute(4, 0, 1, 2, 3)
+
+
+def _expect_centred(conv: Convolution) -> None:
     """An even kernel of stride 1 starts at the voxel itself there, and here K // 2 before it."""
-    if any(size % 2 == 0 for size in conv.kernel_size):
+    if isinstance(conv, SubMConv3d) and any(size % 2 == 0 for size in conv.kernel_size):
         raise ValueError(f"kernel_size: {conv.kernel_size} is even, and an even kernel looks elsewhere there")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flexgemm.torch import ops
-from flexgemm.voxel import NeighborMap
+from flexgemm.voxel import NeighborMap, Triple, sparse_conv_map
 
 Shape = tuple[int, int, int, int]
 
@@ -20,9 +20,13 @@ class Sites:
     coords: torch.Tensor  # (N, 4) int32 [batch, x, y, z]
     shape: Shape  # B, W, H, D
     maps: dict[Any, Any]
+    origin: tuple[NeighborMap, Sites] | None  # the map of the strided layer whose outputs these are, and its inputs
 
-    def __init__(self, coords: torch.Tensor, shape: Sequence[int]) -> None:
+    def __init__(
+        self, coords: torch.Tensor, shape: Sequence[int], origin: tuple[NeighborMap, Sites] | None = None
+    ) -> None:
         self.coords = coords
+        self.origin = origin
         b, w, h, d = shape
         self.shape = b, w, h, d
         self.maps = {}
@@ -39,6 +43,33 @@ class Sites:
         return self.cached(
             ("submanifold", kernel, steps), lambda: ops.neighbor_map(self.coords, self.shape, kernel, steps)
         )
+
+    def strided(
+        self,
+        kernel_size: Triple,
+        stride: Triple,
+        padding: Triple,
+        dilation: Triple = (1, 1, 1),
+        transposed: bool = False,
+        output_padding: Triple = (0, 0, 0),
+    ) -> tuple[NeighborMap, Sites]:
+        """The map of a strided or transposed convolution, or of a pooling, and its outputs."""
+        key = kernel_size, stride, padding, dilation, transposed, output_padding
+
+        def build() -> tuple[NeighborMap, Sites]:
+            *how, _, _ = key
+            nmap = sparse_conv_map(self.coords, self.shape, *how, transposed=transposed, output_padding=output_padding)
+            if torch.is_grad_enabled():
+                nmap.freeze()  # training needs it, and torch.compile needs it there
+            return nmap, Sites(nmap.out_coords, nmap.out_shape, (nmap, self))
+
+        return self.cached(key, build)
+
+    def came_from(self) -> tuple[NeighborMap, Sites]:
+        """The map of the strided layer that made these voxels, and the voxels that it read."""
+        if self.origin is None:
+            raise ValueError("x: expected a tensor on the voxels that a strided layer made")
+        return self.origin
 
 
 class SparseTensor:
