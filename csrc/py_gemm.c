@@ -305,25 +305,47 @@ static int gemm_fill(fg_call *call, void *params) {
 /* ---- casts ---- */
 
 static const fg_parameter quantize_parameters[] = {
-    FG_INPUT(x), FG_OUTPUT(q), FG_INPUT(scale), FG_SCALAR(scale_given), FG_SCALAR(dtype), FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(x),      FG_OUTPUT(q),      FG_INPUT(scale),       FG_SCALAR(scale_given),
+    FG_SCALAR(dtype), FG_SCALAR(swiglu), FG_SCALAR(block_rows), FG_WORKSPACE_AND_STREAM,
 };
 
 static int quantize_fill(fg_call *call, void *params) {
-    enum { X, Q, SCALE, SCALE_GIVEN, DTYPE };
+    enum { X, Q, SCALE, SCALE_GIVEN, DTYPE, SWIGLU, BLOCK_ROWS };
     fg_quantize_params *p = params;
     fg_view *x = &call->views[X], *q = &call->views[Q], *scale = &call->views[SCALE];
-    const fg_dim x_shape[] = {{"M", FG_ANY}, {"K", FG_ANY}};
+    const fg_dim x_shape[] = {{"G", FG_ANY}, {"M", FG_ANY}, {"K", FG_ANY}};
     if (fg_arg_bool(call->values[SCALE_GIVEN], "scale_given", &p->scale_given) < 0 ||
-        fg_expect_dtype(x, FG_FLOATS) < 0 || fg_expect_shape(x, 2, x_shape, NULL) < 0 || fg_expect_rows(x) < 0) {
+        fg_arg_bool(call->values[SWIGLU], "swiglu", &p->swiglu) < 0 ||
+        fg_arg_int32(call->values[BLOCK_ROWS], "block_rows", 0, FG_SCALE_BLOCK_SIZE, &p->block_rows) < 0) {
         return -1;
     }
-    scale->output = !p->scale_given;
-    const fg_dim q_shape[] = {{"M", x->tensor.shape[0]}, {"K", x->tensor.shape[1]}};
-    const fg_scaled scaled = {"x", "M", FG_ANY, x->tensor.shape[0], FG_ANY, FG_ANY};
-    if (reinterpret(call, q, call->values[DTYPE], "dtype") < 0 || fg_expect_dtype(q, FG_FLOAT8S) < 0 ||
-        fg_expect_shape(q, 2, q_shape, "to match x") < 0 || fg_expect_rows(q) < 0 ||
-        expect_scale(scale, &scaled, &p->kind, &p->scale) < 0) {
+    if (p->block_rows != 0 && p->block_rows != 1 && p->block_rows != FG_SCALE_BLOCK_SIZE) {
+        PyErr_Format(PyExc_ValueError, "block_rows: expected 0, 1 or 128, got %d", p->block_rows);
         return -1;
+    }
+    const bool batch = p->block_rows != 0 && x->tensor.ndim == 3;
+    if (fg_expect_dtype(x, FG_FLOATS) < 0 || expect_matrix(x, batch, x_shape, NULL) < 0) return -1;
+    const int rows_axis = batch ? 1 : 0;
+    const int64_t g = batch ? x->tensor.shape[0] : FG_ANY, m = x->tensor.shape[rows_axis];
+    const int64_t k = x->tensor.shape[rows_axis + 1] / (p->swiglu ? 2 : 1);
+    if (p->swiglu && x->tensor.shape[rows_axis + 1] % 2 != 0) return fg_wrong_shape(x, "an even number of columns");
+    scale->output = !p->scale_given;
+    const fg_dim q_shape[] = {{"G", g}, {"M", m}, {"K", k}};
+    if (reinterpret(call, q, call->values[DTYPE], "dtype") < 0 || fg_expect_dtype(q, FG_FLOAT8S) < 0 ||
+        expect_matrix(q, batch, q_shape, "to match x") < 0) {
+        return -1;
+    }
+    if (p->block_rows > 0) {
+        const fg_dim scale_shape[] = {{"G", g}, {"M", (m + p->block_rows - 1) / p->block_rows}, {"K", blocks_of(k)}};
+        if (fg_expect_dtype(scale, FG_BIT(FG_FLOAT32)) < 0 ||
+            expect_matrix(scale, batch, scale_shape, "to match x") < 0 || fg_expect_contiguous(scale) < 0) {
+            return -1;
+        }
+        p->kind = FG_SCALE_BLOCK;
+        p->scale = scale->tensor;
+    } else {
+        const fg_scaled scaled = {"x", "M", FG_ANY, m, FG_ANY, FG_ANY};
+        if (expect_scale(scale, &scaled, &p->kind, &p->scale) < 0) return -1;
     }
     p->x = x->tensor;
     p->q = q->tensor;
@@ -360,7 +382,9 @@ PyMethodDef fg_gemm_methods[] = {
                          "expected_m=0, alpha=1.0, activation=None, swiglu=False, accumulate=False, promote_every=128, "
                          "dtype_a=None, dtype_b=None, dtype_out=None, precision='ieee', workspace=None, stream=None",
                          "out = act(alpha scale_a scale_b A.B^T + bias), dense, batched or grouped"),
-    FG_OPERATION_METHODS(quantize, "x, q, scale, *, scale_given=False, dtype=None, workspace=None, stream=None",
+    FG_OPERATION_METHODS(quantize,
+                         "x, q, scale, *, scale_given=False, dtype=None, swiglu=False, block_rows=0, workspace=None, "
+                         "stream=None",
                          "q = saturate(x / scale), with the scale given or computed"),
     {"set_num_sms", set_num_sms, METH_O,
      PyDoc_STR("set_num_sms($module, num_sms, /)\n--\n\nMultiprocessors that a product uses at most; None: all.")},

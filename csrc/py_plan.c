@@ -6,16 +6,16 @@
 #include "args.h"
 
 /* What every plan is asked: four sizes, a dtype, the number of multiprocessors and, where kernels differ by it, the
- * compute capability; parameters are in this order. */
+ * compute capability or what is asked of the tiles; parameters are in this order. */
 typedef struct {
     int64_t sizes[4];
     fg_dtype dtype;
-    int32_t num_sms, compute_capability;
+    int32_t num_sms, compute_capability, tiles;
 } fg_question;
 
 static int parse_question(fg_question *question, const char *name, const fg_parameter *parameters, int count,
                           PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    enum { SIZES = 4, DTYPE = SIZES, NUM_SMS, COMPUTE_CAPABILITY, COUNT };
+    enum { SIZES = 4, DTYPE = SIZES, NUM_SMS, LAST, COUNT };
     const fg_state *state = PyModule_GetState(module);
     PyObject *values[COUNT] = {NULL};
     *question = (fg_question){.compute_capability = 80};
@@ -28,7 +28,9 @@ static int parse_question(fg_question *question, const char *name, const fg_para
         fg_arg_int32(values[NUM_SMS], "num_sms", 1, INT32_MAX, &question->num_sms) < 0) {
         return -1;
     }
-    return fg_arg_int32(values[COMPUTE_CAPABILITY], "compute_capability", 80, INT32_MAX, &question->compute_capability);
+    if (count == COUNT && parameters[LAST].keyword == FG_KEYWORD_tiles)
+        return fg_arg_int32(values[LAST], "tiles", 0, FG_TILES_ALL, &question->tiles);
+    return fg_arg_int32(values[LAST], "compute_capability", 80, INT32_MAX, &question->compute_capability);
 }
 
 static PyObject *answer(fg_plan plan) {
@@ -50,8 +52,15 @@ static const fg_parameter conv_parameters[] = {
 };
 enum { PORTABLE_PARAMETERS = FG_LENGTH(conv_parameters) - 1 }; /* of plans that know one family of kernels */
 static const fg_parameter gemm_parameters[] = {
-    FG_SIZE(m), FG_SIZE(n), FG_SIZE(k), FG_SIZE(groups), FG_SIZE(dtype), FG_SIZE(num_sms),
+    FG_SIZE(m),
+    FG_SIZE(n),
+    FG_SIZE(k),
+    FG_SIZE(groups),
+    FG_SIZE(dtype),
+    FG_SIZE(num_sms),
+    {FG_KEYWORD_tiles, FG_KEYWORD_ONLY},
 };
+enum { PORTABLE_GEMM_PARAMETERS = FG_LENGTH(gemm_parameters) - 1 };
 
 static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     fg_question q;
@@ -70,7 +79,7 @@ static PyObject *plan_conv_wgrad(PyObject *module, PyObject *const *args, Py_ssi
 
 static PyObject *plan_gemm(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     fg_question q;
-    if (parse_question(&q, "plan_gemm", gemm_parameters, FG_LENGTH(gemm_parameters), module, args, nargs, kwnames) < 0)
+    if (parse_question(&q, "plan_gemm", gemm_parameters, PORTABLE_GEMM_PARAMETERS, module, args, nargs, kwnames) < 0)
         return NULL;
     return answer(fg_plan_gemm(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms));
 }
@@ -142,7 +151,7 @@ static PyObject *plan_gemm_sm90(PyObject *module, PyObject *const *args, Py_ssiz
     if (parse_question(&q, "plan_gemm_sm90", gemm_parameters, FG_LENGTH(gemm_parameters), module, args, nargs,
                        kwnames) < 0)
         return NULL;
-    return answer(fg_plan_gemm_sm90(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms));
+    return answer(fg_plan_gemm_sm90(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms, q.tiles));
 }
 
 PyMethodDef fg_plan_methods[] = {
@@ -163,6 +172,8 @@ PyMethodDef fg_plan_methods[] = {
     {"plan_gemm", FG_FASTCALL(plan_gemm),
      PyDoc_STR("plan_gemm($module, /, *, m, n, k, groups, dtype, num_sms)\n--\n\nTiles of a product.")},
     {"plan_gemm_sm90", FG_FASTCALL(plan_gemm_sm90),
-     PyDoc_STR("plan_gemm_sm90($module, /, *, m, n, k, groups, dtype, num_sms)\n--\n\nThe same on Hopper.")},
+     PyDoc_STR(
+         "plan_gemm_sm90($module, /, *, m, n, k, groups, dtype, num_sms, tiles=0)\n--\n\nThe same on Hopper. tiles: "
+         "1 no pairs of blocks, 2 the narrowest.")},
     {NULL, NULL, 0, NULL},
 };

@@ -309,10 +309,14 @@ def quantize(
     *,
     scale_given: bool = False,
     dtype: str | None = None,
+    swiglu: bool = False,
+    block_rows: int = 0,
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
-    """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row. dtype names a uint8 q."""
+    """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row; with block_rows 1 or 128 one per
+    block of that many rows and 128 columns, (..., M / block_rows, K / 128) rounded up, of x (M, K) or (G, M, K).
+    swiglu: x has 2 K columns, gate and up in turns. dtype names a uint8 q."""
 
 def neighbor_map_workspace(*args: Any, **kwargs: Any) -> int: ...
 def pool_workspace(*args: Any, **kwargs: Any) -> int: ...
@@ -339,4 +343,6 @@ def plan_conv(
 ) -> dict[str, Any]: ...
 def plan_conv_wgrad(*, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
 def plan_gemm(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
-def plan_gemm_sm90(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
+def plan_gemm_sm90(
+    *, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int, tiles: int = 0
+) -> dict[str, Any]: ...

@@ -251,13 +251,24 @@ def gemm(backend, a, b, out_dtype, *, shape=None, initial=None, pad=0, offset=0,
     )
 
 
-def quantize(backend, x, dtype, granularity, scale=None, **layout):
+BLOCK_ROWS = {"1x128": 1, "128x128": 128}
+
+
+def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, **layout):
     """(q, scale)."""
     call = Call(backend, **layout)
+    *lead, rows, columns = x.shape
+    columns //= 2 if swiglu else 1
+    block_rows = BLOCK_ROWS.get(granularity, 0)
+    shape = {"tensor": (), "row": (rows,)}.get(granularity)
+    if block_rows:
+        shape = (*lead, -(-rows // block_rows), -(-columns // 128))
     return call.run(
         "quantize",
         call.give(x, strided=True),
-        call.take(x.shape, dtype, strided=True),
-        call.take((len(x),) if granularity == "row" else (), "float32", initial=scale),
+        call.take((*lead, rows, columns), dtype, strided=True),
+        call.take(shape, "float32", initial=scale),
         scale_given=scale is not None,
+        swiglu=swiglu,
+        block_rows=block_rows,
     )

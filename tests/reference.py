@@ -316,18 +316,37 @@ def grouped_gemm(a, b, offsets, scale_a=None, scale_b=None, bias=None):
 # ---- quantisation: the one place where the answer is defined in float32, bit for bit ----
 
 
+def over_blocks(x, block_rows, reduce):
+    """reduce() of each block of block_rows x 128 of a matrix."""
+    starts = [range(0, length, step) for length, step in zip(x.shape, (block_rows, SCALE_BLOCK), strict=True)]
+    result = np.zeros([len(s) for s in starts], np.float32)
+    for (i, row), (j, column) in itertools.product(*map(enumerate, starts)):
+        result[i, j] = reduce(x[row : row + block_rows, column : column + SCALE_BLOCK])
+    return result
+
+
 def quantize(x, dtype, granularity, scale=None):
     """q = saturate(x / scale) rounded to nearest even, and scale = amax / max over the finite values."""
+    if np.ndim(x) == 3:
+        parts = [quantize(m, dtype, granularity, None if scale is None else scale[g]) for g, m in enumerate(x)]
+        return tuple(np.stack(part) for part in zip(*parts, strict=True))
     x = np.asarray(x).astype(np.float32)
     limit = np.float32(FP8_MAX[dtype])
+    block_rows = {"1x128": 1, "128x128": SCALE_BLOCK}.get(granularity)
     if scale is None:
         magnitude = np.where(np.isfinite(x), np.abs(x), np.float32(0))
-        axes = None if granularity == "tensor" else 1
-        scale = np.asarray(magnitude.max(axis=axes, initial=0) / limit, np.float32)
+        if block_rows:
+            largest = over_blocks(magnitude, block_rows, np.max)
+        else:
+            largest = magnitude.max(axis=None if granularity == "tensor" else 1, initial=0)
+        scale = np.asarray(largest / limit, np.float32)
         scale = np.where(scale == 0, np.float32(1), scale).astype(np.float32)
-    per_row = np.reshape(scale, (-1, 1))
+    if block_rows:
+        per_element = scale.repeat(block_rows, axis=0)[: len(x)].repeat(SCALE_BLOCK, axis=1)[:, : x.shape[1]]
+    else:
+        per_element = np.reshape(scale, (-1, 1))
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        return np.clip(x / per_row, -limit, limit).astype(dtype_of(dtype)), scale
+        return np.clip(x / per_element, -limit, limit).astype(dtype_of(dtype)), scale
 
 
 # ---- verdicts ----

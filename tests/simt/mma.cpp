@@ -279,8 +279,10 @@ void wgmma_multiply(Frame *const *lanes, const Instruction &instruction) {
         });
         if (!same && queue.fences == sums.fences) fail("wgmma: no wgmma.fence since its accumulators changed");
     }
-    if (thread.in->in->early()) compute(product, sums);
     queue.products.push_back(product);
+    if (!thread.in->in->early()) return;
+    for (Wgmma &earlier : queue.products) /* in order */
+        if (!earlier.done) compute(earlier, queue.sums[earlier.sums[0]]);
 }
 
 void wgmma_commit(Frame *const *, const Instruction &) { ++current().warp->wgmma->groups; }
