@@ -62,7 +62,7 @@ def gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes, devices, an output that is
     read-only or overlaps an input, by argument name.
     """
-    return _product("dense", a, b, **options)
+    return product("dense", a, b, **options)
 
 
 def batched_gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
@@ -70,7 +70,7 @@ def batched_gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
 
     Scales: (), or one more axis in front than in `gemm_nt`: (B,), (B, M) and (B, N), blocks likewise. bias: (B, N).
     """
-    return _product("batched", a, b, **options)
+    return product("batched", a, b, **options)
 
 
 def m_grouped_gemm_nt(a: Array, b: Array, offsets: Array, **options: Unpack[Options]) -> Array:
@@ -82,7 +82,7 @@ def m_grouped_gemm_nt(a: Array, b: Array, offsets: Array, **options: Unpack[Opti
         they are undefined.
     scale_b: float32, (), (G,), (G, N) or (G, N / 128, K / 128). bias: (G, N). The rest as in `gemm_nt`.
     """
-    return _product("m_grouped", a, b, offsets=offsets, **options)
+    return product("m_grouped", a, b, offsets=offsets, **options)
 
 
 def m_grouped_gemm_nt_contiguous(a: Array, b: Array, m_indices: Array, **options: Unpack[Options]) -> Array:
@@ -91,7 +91,7 @@ def m_grouped_gemm_nt_contiguous(a: Array, b: Array, m_indices: Array, **options
     A group starts at a multiple of get_m_alignment_for_contiguous_layout() = 128 rows and its rows are adjacent; rows
     of index -1 behind them are padding, neither read nor written. Scales and bias as in `m_grouped_gemm_nt`.
     """
-    return _product("m_grouped_contiguous", a, b, m_indices=m_indices, **options)
+    return product("m_grouped_contiguous", a, b, m_indices=m_indices, **options)
 
 
 def m_grouped_gemm_nt_masked(
@@ -103,7 +103,7 @@ def m_grouped_gemm_nt_masked(
     expected_m: about how many rows a group has, a hint for the choice of tiles; 0 when unknown.
     Scales and bias as in `batched_gemm_nt`.
     """
-    return _product("m_grouped_masked", a, b, masked_m=masked_m, expected_m=expected_m, **options)
+    return product("m_grouped_masked", a, b, masked_m=masked_m, expected_m=expected_m, **options)
 
 
 def n_grouped_gemm_nt(a: Array, b: Array, offsets: Array, **options: Unpack[Options]) -> Array:
@@ -112,7 +112,7 @@ def n_grouped_gemm_nt(a: Array, b: Array, offsets: Array, **options: Unpack[Opti
     offsets: (G,) or (G + 1,) as in `m_grouped_gemm_nt`, of columns of out; columns outside every group are not written.
     scale_a: (), (G,) or (G, M). scale_b: () or (N,). bias: (N,). No block scales, no SwiGLU.
     """
-    return _product("n_grouped", a, b, offsets=offsets, **options)
+    return product("n_grouped", a, b, offsets=offsets, **options)
 
 
 def wgrad_gemm_nt(a: Array, b: Array, *, accumulate: bool = True, **options: Unpack[Options]) -> Array:  # type: ignore[misc]
@@ -121,7 +121,7 @@ def wgrad_gemm_nt(a: Array, b: Array, *, accumulate: bool = True, **options: Unp
     accumulate: False writes out instead. Without `out` there is nothing to add to, and a new array is returned.
     """
     options["accumulate"] = accumulate and options.get("out") is not None
-    return _product("dense", a, b, **({"out_dtype": "float32"} | options))
+    return product("dense", a, b, **({"out_dtype": "float32"} | options))
 
 
 def k_grouped_wgrad_gemm_nt(  # type: ignore[misc]
@@ -139,7 +139,7 @@ def k_grouped_wgrad_gemm_nt(  # type: ignore[misc]
     options["accumulate"] = accumulate and out is not None
     if num_groups is None:
         num_groups = (offsets if out is None else out).shape[0]
-    return _product("k_grouped", a, b, offsets=offsets, groups=num_groups, **({"out_dtype": "float32"} | options))
+    return product("k_grouped", a, b, offsets=offsets, groups=num_groups, **({"out_dtype": "float32"} | options))
 
 
 def segment_gemm(
@@ -165,7 +165,7 @@ def segment_gemm(
         if not hasattr(seg_lens, "cumsum"):
             raise TypeError(f"seg_lens: expected an array with cumsum, got {type(seg_lens).__qualname__}; give offsets")
         offsets = seg_lens.cumsum(0)
-    return _product(
+    return product(
         "m_grouped",
         x,
         weights,
@@ -221,7 +221,7 @@ _AXES = {
 }
 
 
-def _product(
+def product(
     layout: str,
     a: Array,
     b: Array,
@@ -252,6 +252,12 @@ def _product(
     stream: Stream = None,
 ) -> Array:
     library = library_of(a, names[0], device, stream)
+    if library.needs_grad(a, b, bias):
+        from flexgemm.torch import products
+
+        others = scale_a, scale_b, scale_out, m_indices, masked_m, weight_indices, activation, out
+        products.expect_differentiable(layout, library.dtype(a), all(x is None for x in others) and alpha == 1)
+        return products.record(layout, a, b, offsets, bias, b_row_major, out_dtype, precision, stream)
     a = library.rows(a, names[0])
     b = library.rows(b, names[1])
     rows, columns = a.shape, b.shape

@@ -35,6 +35,22 @@ LEGAL = {
         "order": zeros(1, 5, dtype=np.int32),
         "kernel_size": (1, 3, 1),
     },
+    "encode_seq": lambda: {
+        "coords": np.array([[0, 0, y, 0] for y in range(5)], np.int32),
+        "code": zeros(5, dtype=np.int32),
+        "shape": (1, 1, 5, 1),
+    },
+    "decode_seq": lambda: {
+        "code": np.array([0, 2, 16, 18, 128], np.int32),
+        "coords": zeros(5, 4, dtype=np.int32),
+        "shape": (1, 1, 5, 1),
+    },
+    "sort_keys": lambda: {
+        "keys": np.array([3, 1, 4, 1, 5], np.int32),
+        "order": zeros(5, dtype=np.int32),
+        "sorted": zeros(5, dtype=np.int32),
+        "bits": 3,
+    },
     "conv_forward": lambda: {
         "feats": zeros(5, 6),
         "weight": zeros(4, 1, 3, 1, 6),

@@ -57,6 +57,20 @@ def order_case(backend, kernel_size, n, groups):
     np.testing.assert_array_equal(orders, reference.row_orders(nmap, plan["offsets"], plan["segment"]))
 
 
+def sequence_case(backend, mode, shape, offset):
+    coords = np.stack([np.random.default_rng(0).integers(0, s, N) for s in shape], axis=1).astype(np.int32)
+    code = guarded.encode_seq(backend, coords, shape, mode, fence=False, offset=offset)
+    np.testing.assert_array_equal(code, reference.encode_seq(coords, shape, mode))
+    np.testing.assert_array_equal(guarded.decode_seq(backend, code, shape, mode, fence=False, offset=offset), coords)
+
+
+def sort_case(backend, dtype, bits, n, with_sorted):
+    keys = np.random.default_rng(0).integers(0, 2 ** min(bits, 31), n).astype(dtype)
+    got = guarded.sort_keys(backend, keys, bits, with_sorted=with_sorted, fence=False)
+    order = np.argsort(keys, kind="stable")
+    np.testing.assert_array_equal(got[0] if with_sorted else got, order)
+
+
 def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0, rows=N):
     dtype, precision = MODES[mode]
     ci, co = CHANNELS[channels]
@@ -218,6 +232,17 @@ def all_cases():
     ):
         name = f"order/{'x'.join(map(str, kernel_size))}/{n}"
         cases[name] = partial(order_case, kernel_size=kernel_size, n=n, groups=groups)
+
+    for mode in ("bxyz", "z_order", "hilbert"):
+        for name, shape in (("32", (2, 30, 40, 50)), ("64", (2, 2**20, 3, 2**20))):
+            for offset in (0, 1):
+                cases[f"sequence/{mode}/{name}/{offset}"] = partial(
+                    sequence_case, mode=mode, shape=shape, offset=offset
+                )
+    for dtype, bits, n in ((np.int32, 9, 150), (np.int64, 40, 150), (np.int32, 20, 40_000), (np.int64, 20, 40_000)):
+        for with_sorted in (False, True):
+            name = f"sort/{np.dtype(dtype)}/{n}" + "/sorted" * with_sorted
+            cases[name] = partial(sort_case, dtype=dtype, bits=bits, n=n, with_sorted=with_sorted)
 
     for direction in ("forward", "dgrad", "wgrad"):
         for mode in MODES:
