@@ -2,7 +2,7 @@
 #
 # PYTHON   the interpreter that .venv is made of (3.11 or later); of gpu-check, gpu-sanitize and bench the interpreter
 #          itself, as it is: they install nothing
-# STEP     one step of gpu-check: tests, sanitize, conv, gemm or overhead; all of them without it
+# STEP     one step of gpu-check: tests, sanitize, conv, gemm, voxel or overhead; all of them without it
 # CHECK    more arguments of gpu-check: --scene lidar=cloud.npz, --anchors peers.json, --peers torch
 
 PYTHON ?= python3
@@ -12,8 +12,26 @@ CHECK ?=
 VENV := .venv
 BIN := $(VENV)/bin
 C_SOURCES := $(wildcard csrc/*.[ch] kernels/*.[ch] kernels/*/*.[ch] kernels/cuda/*.cu kernels/cuda/*.cuh)
-SAME_SOURCES := import flexgemm, setup, sys; \
-    sys.exit(flexgemm.build_info()["source_sha256"] != setup.source_sha256())
+
+# Whether the module that is there is of these sources: 0 yes, 1 build it, a message where building would lose the GPU.
+define CHECK_MODULE
+import os, sys
+try:
+    import flexgemm
+except ImportError:
+    sys.exit(1)
+import setup
+info = flexgemm.build_info()
+if info["source_sha256"] == setup.source_sha256():
+    sys.exit(0)
+if info["cuda"] and os.environ.get("FLEXGEMM_CUDA") != "0" and setup.find_toolkit() is None:
+    print(f"flexgemm._C has CUDA kernels of other sources ({info['source_sha256'][:12]}), and there is no nvcc here to "
+          "build these: bring a module built from this tree, or replace it by a CPU-only one with FLEXGEMM_CUDA=0.",
+          file=sys.stderr)
+    sys.exit(2)
+sys.exit(1)
+endef
+export CHECK_MODULE
 
 .DELETE_ON_ERROR:
 .PHONY: demo test build bench gpu-check gpu-sanitize module format lint clean
@@ -41,7 +59,8 @@ gpu-sanitize: module
 
 # For the interpreter as it is: builds unless the module there already is of these sources, as a carried binary may be.
 module:
-	@$(PYTHON) -c '$(SAME_SOURCES)' 2>/dev/null || $(PYTHON) setup.py -q build_ext --inplace
+	@$(PYTHON) -c "$$CHECK_MODULE"; status=$$?; test $$status -ne 2 || exit 2; \
+	test $$status -eq 0 || $(PYTHON) setup.py -q build_ext --inplace
 
 format: $(VENV)/dev.stamp
 	$(BIN)/clang-format -i $(C_SOURCES)

@@ -101,6 +101,19 @@ int fg_arg_bool(PyObject *value, const char *name, bool *out) {
     return 0;
 }
 
+int fg_arg_float(PyObject *value, const char *name, float *out) {
+    if (!value) return 0;
+    PyObject *number = PyNumber_Check(value) ? PyNumber_Float(value) : NULL;
+    if (!number) {
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) return -1;
+        PyErr_Clear();
+        return wrong_type(value, name, "a float");
+    }
+    *out = (float)PyFloat_AsDouble(number);
+    Py_DECREF(number);
+    return 0;
+}
+
 int fg_arg_int64s(PyObject *value, const char *name, int64_t least, int64_t most, int room, int64_t *out, int *count) {
     if (!PySequence_Check(value) || PyUnicode_Check(value)) return wrong_type(value, name, "a sequence of ints");
     const Py_ssize_t length = PySequence_Size(value);
@@ -150,5 +163,29 @@ int fg_arg_precision(const fg_state *state, PyObject *value, fg_precision *out) 
     int index = (int)*out;
     if (fg_arg_choice(value, "precision", state->precisions, 2, &index) < 0) return -1;
     *out = (fg_precision)index;
+    return 0;
+}
+
+int fg_arg_activation(const fg_state *state, PyObject *value, fg_activation *out) {
+    int index = (int)*out - 1;
+    if (fg_arg_choice(value, "activation", state->activations, FG_LENGTH(state->activations), &index) < 0) return -1;
+    *out = (fg_activation)(index + 1);
+    return 0;
+}
+
+int fg_arg_algorithm(const fg_state *state, PyObject *value, fg_algorithm *out) {
+    int index = (int)*out;
+    if (fg_arg_choice(value, "algorithm", state->algorithms, FG_ALGORITHM_COUNT, &index) < 0) return -1;
+    *out = (fg_algorithm)index;
+    return 0;
+}
+
+int fg_arg_groups(PyObject *value, fg_order_sets *out) {
+    int64_t groups[FG_MAX_ORDER_SETS];
+    int count;
+    if (!value || value == Py_None) return 0;
+    if (fg_arg_int64s(value, "groups", 1, INT32_MAX, FG_MAX_ORDER_SETS, groups, &count) < 0) return -1;
+    out->sets = count;
+    for (int i = 0; i < count; i++) out->groups[i] = (int32_t)groups[i];
     return 0;
 }

@@ -33,6 +33,7 @@ const char *fg_keyword_name(fg_keyword keyword);
 int fg_arg_int64(PyObject *value, const char *name, int64_t least, int64_t most, int64_t *out);
 int fg_arg_int32(PyObject *value, const char *name, int32_t least, int32_t most, int32_t *out);
 int fg_arg_bool(PyObject *value, const char *name, bool *out);
+int fg_arg_float(PyObject *value, const char *name, float *out);
 
 /* A sequence of ints: *count of at most `room` are stored. */
 int fg_arg_int64s(PyObject *value, const char *name, int64_t least, int64_t most, int room, int64_t *out, int *count);
@@ -41,5 +42,10 @@ int fg_arg_int64s(PyObject *value, const char *name, int64_t least, int64_t most
 int fg_arg_choice(PyObject *value, const char *name, PyObject *const *choices, int count, int *out);
 int fg_arg_dtype(const fg_state *state, PyObject *value, const char *name, fg_dtype *out);
 int fg_arg_precision(const fg_state *state, PyObject *value, fg_precision *out);
+int fg_arg_activation(const fg_state *state, PyObject *value, fg_activation *out);
+int fg_arg_algorithm(const fg_state *state, PyObject *value, fg_algorithm *out);
+
+/* `groups`: how many groups each set of row orders has, one to three sets. */
+int fg_arg_groups(PyObject *value, fg_order_sets *out);
 
 #endif

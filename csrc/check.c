@@ -129,6 +129,14 @@ static bool overlap(const fg_view *a, const fg_view *b) {
     return false;
 }
 
+bool fg_same_elements(const fg_view *a, const fg_view *b) {
+    bool same = a->tensor.data == b->tensor.data;
+    for (int i = 0; i < a->tensor.ndim && same; i++) {
+        same = a->tensor.shape[i] == 1 || a->tensor.strides[i] == b->tensor.strides[i];
+    }
+    return same;
+}
+
 int fg_check_outputs(const fg_view *views, int count) {
     for (int i = 0; i < count; i++) {
         const fg_view *output = &views[i];
@@ -143,8 +151,8 @@ int fg_check_outputs(const fg_view *views, int count) {
         }
         for (int j = 0; j < count; j++) {
             const fg_view *other = &views[j];
-            const bool compared = j == i || (other->output && j < i);
-            if (compared || !other->tensor.present || !overlap(output, other)) continue;
+            const bool allowed = j == i || other->in_place, compared = other->output && j < i;
+            if (allowed || compared || !other->tensor.present || !overlap(output, other)) continue;
             PyErr_Format(PyExc_ValueError, "%s: expected memory of its own, got memory that overlaps %s", output->name,
                          other->name);
             return -1;

@@ -32,7 +32,11 @@ int fg_expect_contiguous(const fg_view *view);
 /* ValueError: "name: expected <expected>, got shape (...)". */
 int fg_wrong_shape(const fg_view *view, const char *expected);
 
-/* Outputs are writable, the exporter's own memory, and overlap nothing else. Absent views are skipped. */
+/* Whether two views of one shape and dtype are the same elements in the same places. */
+bool fg_same_elements(const fg_view *a, const fg_view *b);
+
+/* Outputs are writable, the exporter's own memory, and overlap nothing else but inputs that are marked in_place. Absent
+ * views are skipped. */
 int fg_check_outputs(const fg_view *views, int count);
 
 /* All arrays on one device. */

@@ -10,10 +10,7 @@
 #include "check.h"
 #include "stream.h"
 
-enum {
-    FG_MAX_PARAMETERS = 16,
-    FG_MAX_KERNEL = 7, /* voxels of a convolution kernel along one axis */
-};
+enum { FG_MAX_PARAMETERS = 26 };
 
 /* One call in the making. Arrays and values have the index of their parameter. */
 typedef struct {
@@ -24,6 +21,7 @@ typedef struct {
     fg_stream stream;
     PyObject *stream_reference; /* what stream.owner borrows from, when nobody else holds it */
     const fg_view *stream_view; /* the view whose library's current stream it is; NULL: another stream */
+    PyObject *workspace;        /* owned: what a workspace= that is a function returned */
 } fg_call;
 
 typedef struct {

@@ -3,8 +3,6 @@
  */
 #include "operation.h"
 
-enum { MAX_KERNEL_VOLUME = FG_MAX_KERNEL * FG_MAX_KERNEL * FG_MAX_KERNEL };
-
 /* weight or grad_weight: (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), contiguous, seen as (Co, V, Ci). `ci` and `volume` may
  * be FG_ANY; `why` says what fixes them. */
 static int flatten_weight(const fg_view *view, int64_t co, int64_t volume, int64_t ci, const char *why,
@@ -15,7 +13,7 @@ static int flatten_weight(const fg_view *view, int64_t co, int64_t volume, int64
     fg_dim shape[FG_MAX_NDIM] = {{"Co", co}};
     int64_t product = 1;
     for (int i = 1; i < last; i++) {
-        const int64_t most = tensor->ndim == 5 ? FG_MAX_KERNEL : MAX_KERNEL_VOLUME;
+        const int64_t most = tensor->ndim == 5 ? FG_MAX_KERNEL : FG_MAX_VOLUME;
         if (tensor->shape[i] < 1 || tensor->shape[i] > most) {
             return fg_wrong_shape(view, "a kernel of 1 to 7 along each axis, V of 1 to 343");
         }
@@ -52,10 +50,25 @@ static int expect_map(const fg_view *view, int64_t volume, int64_t rows, const c
     return fg_expect_contiguous(view);
 }
 
-static int expect_order(const fg_view *view, int64_t rows) {
-    const fg_dim shape[] = {{"N", rows}};
-    if (fg_expect_dtype(view, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(view, 1, shape, "to match map") < 0) return -1;
-    return fg_expect_contiguous(view);
+/* order: row orders of `map`, in sets of groups that divide its volume; without `groups` one set of them all. */
+static int expect_orders(const fg_view *view, const fg_view *map, PyObject *groups, fg_order_sets *sets) {
+    const int64_t volume = map->tensor.shape[0];
+    if (!view->tensor.present) return 0;
+    const fg_dim shape[] = {{"G", FG_ANY}, {"N", map->tensor.shape[1]}};
+    if (fg_expect_dtype(view, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(view, 2, shape, "to match map") < 0 ||
+        fg_expect_contiguous(view) < 0) {
+        return -1;
+    }
+    *sets = (fg_order_sets){1, {(int32_t)(view->tensor.shape[0] <= volume ? view->tensor.shape[0] : 0)}};
+    if (fg_arg_groups(groups, sets) < 0) return -1;
+    int64_t orders = 0;
+    bool divides = true;
+    for (int i = 0; i < sets->sets; i++) {
+        orders += sets->groups[i];
+        divides = divides && sets->groups[i] > 0 && sets->groups[i] <= FG_MAX_GROUPS && volume % sets->groups[i] == 0;
+    }
+    if (divides && orders == view->tensor.shape[0]) return 0;
+    return fg_wrong_shape(view, "(G, N), G the sum of groups, each of which divides V");
 }
 
 static int expect_channels(const fg_view *view, int64_t channels, const char *why) {
@@ -67,15 +80,17 @@ static int expect_channels(const fg_view *view, int64_t channels, const char *wh
 /* ---- forward ---- */
 
 static const fg_parameter conv_forward_parameters[] = {
-    FG_INPUT(feats), FG_INPUT(weight),         FG_INPUT_OR_NONE(bias), FG_INPUT(map),
-    FG_OUTPUT(out),  FG_OPTIONAL_INPUT(order), FG_SCALAR(precision),   FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(feats),       FG_INPUT(weight),         FG_INPUT_OR_NONE(bias),      FG_INPUT(map),
+    FG_OUTPUT(out),        FG_OPTIONAL_INPUT(order), FG_OPTIONAL_INPUT(residual), FG_SCALAR(groups),
+    FG_SCALAR(activation), FG_SCALAR(algorithm),     FG_SCALAR(precision),        FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_forward_fill(fg_call *call, void *params) {
-    enum { FEATS, WEIGHT, BIAS, MAP, OUT, ORDER, PRECISION };
+    enum { FEATS, WEIGHT, BIAS, MAP, OUT, ORDER, RESIDUAL, GROUPS, ACTIVATION, ALGORITHM, PRECISION };
     fg_conv_forward_params *p = params;
     const fg_view *feats = &call->views[FEATS], *weight = &call->views[WEIGHT], *bias = &call->views[BIAS];
     const fg_view *map = &call->views[MAP], *out = &call->views[OUT], *order = &call->views[ORDER];
+    fg_view *residual = &call->views[RESIDUAL];
     if (fg_expect_dtype(feats, FG_FLOATS) < 0 || expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
         fg_expect_dtype_of(weight, feats) < 0 ||
         flatten_weight(weight, FG_ANY, FG_ANY, feats->tensor.shape[1], "to match feats channels", &p->weight) < 0) {
@@ -90,24 +105,36 @@ static int conv_forward_fill(fg_call *call, void *params) {
         (fg_expect_dtype_of(bias, feats) < 0 || expect_channels(bias, co, "to match weight") < 0)) {
         return -1;
     }
-    if (order->tensor.present && expect_order(order, map->tensor.shape[1]) < 0) return -1;
+    if (expect_orders(order, map, call->values[GROUPS], &p->sets) < 0 ||
+        fg_arg_algorithm(call->state, call->values[ALGORITHM], &p->algorithm) < 0) {
+        return -1;
+    }
+    if (residual->tensor.present) {
+        if (fg_expect_dtype_of(residual, feats) < 0 ||
+            expect_features(residual, map->tensor.shape[1], co, "to match map and weight") < 0) {
+            return -1;
+        }
+        residual->in_place = fg_same_elements(residual, out); /* each is read before it is written, by one thread */
+    }
     p->feats = feats->tensor;
     p->bias = bias->tensor;
     p->map = map->tensor;
     p->order = order->tensor;
+    p->residual = residual->tensor;
     p->out = out->tensor;
+    if (fg_arg_activation(call->state, call->values[ACTIVATION], &p->activation) < 0) return -1;
     return fg_arg_precision(call->state, call->values[PRECISION], &p->precision);
 }
 
 /* ---- input gradient ---- */
 
 static const fg_parameter conv_dgrad_parameters[] = {
-    FG_INPUT(grad_out),       FG_INPUT(weight),    FG_INPUT(map),        FG_OUTPUT(grad_feats),
-    FG_OPTIONAL_INPUT(order), FG_SCALAR(mirrored), FG_SCALAR(precision), FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(grad_out), FG_INPUT(weight),     FG_INPUT(map),       FG_OUTPUT(grad_feats), FG_OPTIONAL_INPUT(order),
+    FG_SCALAR(groups),  FG_SCALAR(algorithm), FG_SCALAR(mirrored), FG_SCALAR(precision),  FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_dgrad_fill(fg_call *call, void *params) {
-    enum { GRAD_OUT, WEIGHT, MAP, GRAD_FEATS, ORDER, MIRRORED, PRECISION };
+    enum { GRAD_OUT, WEIGHT, MAP, GRAD_FEATS, ORDER, GROUPS, ALGORITHM, MIRRORED, PRECISION };
     fg_conv_dgrad_params *p = params;
     const fg_view *grad_out = &call->views[GRAD_OUT], *weight = &call->views[WEIGHT];
     const fg_view *map = &call->views[MAP], *grad_feats = &call->views[GRAD_FEATS], *order = &call->views[ORDER];
@@ -124,7 +151,10 @@ static int conv_dgrad_fill(fg_call *call, void *params) {
         expect_features(grad_feats, map->tensor.shape[1], p->weight.shape[2], "to match map and weight") < 0) {
         return -1;
     }
-    if (order->tensor.present && expect_order(order, map->tensor.shape[1]) < 0) return -1;
+    if (expect_orders(order, map, call->values[GROUPS], &p->sets) < 0 ||
+        fg_arg_algorithm(call->state, call->values[ALGORITHM], &p->algorithm) < 0) {
+        return -1;
+    }
     p->grad_out = grad_out->tensor;
     p->map = map->tensor;
     p->order = order->tensor;
@@ -150,7 +180,7 @@ static int conv_wgrad_fill(fg_call *call, void *params) {
         return -1;
     }
     const int64_t co = grad_out->tensor.shape[1], volume = map->tensor.shape[0];
-    if (volume < 1 || volume > MAX_KERNEL_VOLUME) return fg_wrong_shape(map, "(V, N) with V of 1 to 343");
+    if (volume < 1 || volume > FG_MAX_VOLUME) return fg_wrong_shape(map, "(V, N) with V of 1 to 343");
     if (grad_weight->tensor.present && (fg_expect_dtype_of(grad_weight, feats) < 0 ||
                                         flatten_weight(grad_weight, co, volume, feats->tensor.shape[1],
                                                        "to match grad_out, map and feats", &p->grad_weight) < 0)) {
@@ -174,12 +204,14 @@ FG_DEFINE_OPERATION(conv_dgrad)
 FG_DEFINE_OPERATION(conv_wgrad)
 
 PyMethodDef fg_conv_methods[] = {
-    FG_OPERATION_METHODS(conv_forward,
-                         "feats, weight, bias, map, out, *, order=None, precision='ieee', workspace=None, stream=None",
-                         "out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]"),
+    FG_OPERATION_METHODS(
+        conv_forward,
+        "feats, weight, bias, map, out, *, order=None, residual=None, groups=None, activation=None, algorithm='auto', "
+        "precision='ieee', workspace=None, stream=None",
+        "out[m] = activation(sum_v weight[:, v, :] . feats[map[v, m]] + bias + residual[m])"),
     FG_OPERATION_METHODS(conv_dgrad,
-                         "grad_out, weight, map, grad_feats, *, order=None, mirrored=False, precision='ieee', "
-                         "workspace=None, stream=None",
+                         "grad_out, weight, map, grad_feats, *, order=None, groups=None, algorithm='auto', "
+                         "mirrored=False, precision='ieee', workspace=None, stream=None",
                          "grad_feats[n] = sum_v weight[:, v, :]^T . grad_out[map[v, n]]; mirrored: with V - 1 - v."),
     FG_OPERATION_METHODS(
         conv_wgrad,

@@ -22,6 +22,7 @@ typedef struct {
     DLDataType dtype;             /* as exported */
     uintptr_t low, high;          /* address range; equal when there are no elements */
     bool output;                  /* will be written */
+    bool in_place;                /* an input whose elements are those of an output */
     bool read_only, copied;       /* the memory may not be written; it is not the object's own */
     fg_managed managed;
     PyObject *aligned_copy; /* owned */

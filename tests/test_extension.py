@@ -67,7 +67,7 @@ def test_signatures_say_what_is_accepted(operation):
     optional = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
     assert set(legal) <= set(parameters)
     assert set(legal) | set(optional) == set(parameters)
-    workspace_bytes(**legal, **optional)
+    workspace_bytes(**optional | legal)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,17 @@ def test_signatures_say_what_is_accepted(operation):
     [
         ("conv_forward", {"precision": "fast"}, ValueError, "precision: expected 'ieee' or 'tf32', got 'fast'"),
         ("conv_forward", {"precision": 1}, TypeError, "precision: expected a str, got int"),
+        (
+            "conv_forward",
+            {"algorithm": "gemm"},
+            ValueError,
+            "algorithm: expected 'auto', 'implicit_gemm', 'implicit_gemm_splitk', 'masked_implicit_gemm' or "
+            "'masked_implicit_gemm_splitk', got 'gemm'",
+        ),
+        ("conv_dgrad", {"algorithm": 1}, TypeError, "algorithm: expected a str, got int"),
+        ("row_order", {"groups": (2,)}, ValueError, r"groups: expected 1, Kw = 1 or Kw\*Kh = 3, got 2"),
+        ("row_order", {"groups": (1, 1, 1, 1)}, ValueError, "groups: expected at most 3 ints, got 4"),
+        ("row_order", {"groups": 3}, TypeError, "groups: expected a sequence of ints, got int"),
         ("conv_dgrad", {"mirrored": 1}, TypeError, "mirrored: expected a bool, got int"),
         ("neighbor_map", {"shape": (1, 1, 5)}, ValueError, "shape: expected 4 ints, got 3"),
         ("neighbor_map", {"shape": (1, 1, 5, 1, 1)}, ValueError, "shape: expected at most 4 ints, got 5"),
@@ -93,6 +104,11 @@ def test_signatures_say_what_is_accepted(operation):
         ("neighbor_map", {"dilation": (1, 0, 1)}, ValueError, "dilation: expected 1 to 2147483647, got 0"),
         ("gemm", {"dtype_a": "float7"}, ValueError, "dtype_a: expected 'float32', .* or 'uint8', got 'float7'"),
         ("gemm", {"dtype_b": 8}, TypeError, "dtype_b: expected a str, got int"),
+        ("gemm", {"alpha": "1"}, TypeError, "alpha: expected a float, got str"),
+        ("gemm", {"promote_every": 100}, ValueError, "promote_every: expected 128, 256, 512 or None, got 100"),
+        ("gemm", {"activation": "tanh"}, ValueError, "activation: expected 'relu', 'silu' or 'gelu', got 'tanh'"),
+        ("gemm", {"swiglu": 1}, TypeError, "swiglu: expected a bool, got int"),
+        ("gemm", {"accumulate": None}, TypeError, "accumulate: expected a bool"),
         ("gemm", {"stream": "default"}, TypeError, "stream: expected an int or an object with __cuda_stream__"),
         ("gemm", {"stream": -1}, ValueError, "stream: expected at least 0, got -1"),
         ("gemm", {"stream": 2**64}, ValueError, "stream: expected at least 0, got"),
@@ -121,12 +137,22 @@ FAULTY_ARRAYS = {
     "row_order": [
         ({"map": zeros(3, 5)}, TypeError, "map: expected dtype int32, got float32"),
         ({"map": zeros(2, 5, dtype=np.int32)}, ValueError, r"map: expected \(3, N\) to match kernel_size"),
-        ({"order": zeros(5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
-        ({"order": zeros(6, dtype=np.int32)}, ValueError, r"order: expected \(5,?\) to match map"),
+        ({"order": zeros(1, 5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
+        ({"order": zeros(1, 6, dtype=np.int32)}, ValueError, r"order: expected \(1, 5\) to match groups and map"),
+        ({"order": zeros(5, dtype=np.int32)}, ValueError, r"order: expected \(1, 5\) to match groups and map"),
+        ({"groups": (1, 3)}, ValueError, r"order: expected \(4, 5\) to match groups and map"),
     ],
     "conv_forward": [
-        ({"order": zeros(6, dtype=np.int32)}, ValueError, r"order: expected \(5,?\) to match map"),
-        ({"order": zeros(5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
+        ({"order": zeros(1, 6, dtype=np.int32)}, ValueError, r"order: expected \(G, 5\) to match map"),
+        ({"order": zeros(5, dtype=np.int32)}, ValueError, r"order: expected \(G, 5\) to match map"),
+        ({"order": zeros(1, 5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
+        ({"order": zeros(2, 5, dtype=np.int32)}, ValueError, r"order: expected \(G, N\), .* divides V"),
+        ({"order": zeros(0, 5, dtype=np.int32)}, ValueError, r"order: expected \(G, N\), .* divides V"),
+        (
+            {"order": zeros(3, 5, dtype=np.int32), "groups": (1, 3)},
+            ValueError,
+            r"order: expected \(G, N\), G the sum of groups",
+        ),
         ({"feats": zeros(5, 6, dtype=np.int32)}, TypeError, "feats: expected dtype float32, float16 or bf"),
         ({"feats": zeros(5)}, ValueError, r"feats: expected \(N, C\), got \(5,\)"),
         ({"feats": zeros(1, 1, 1, 5, 6)}, ValueError, r"feats: expected \(N, C\), got \(1, 1, 1, 5, 6\)"),
@@ -152,7 +178,7 @@ FAULTY_ARRAYS = {
     ],
     "conv_dgrad": [
         ({"grad_out": zeros(5, 3)}, ValueError, r"weight: expected \(3, 1, 3, 1, Ci\) to match grad_out channels"),
-        ({"order": zeros(5)}, TypeError, "order: expected dtype int32, got float32"),
+        ({"order": zeros(1, 5)}, TypeError, "order: expected dtype int32, got float32"),
         ({"grad_feats": zeros(5, 7)}, ValueError, r"grad_feats: expected \(5, 6\) to match map and weight"),
         ({"grad_out": zeros(6, 4), "mirrored": True}, ValueError, r"map: expected \(3, 6\) to match .*mirrored"),
     ],
@@ -182,10 +208,48 @@ FAULTY_ARRAYS = {
         ({"offsets": None}, ValueError, r"b: expected \(N, 8\) to match a"),
         ({"offsets": zeros(4, dtype=np.int32)}, ValueError, r"offsets: expected \(2,\) or \(3,\) to match the groups"),
         ({"offsets": zeros(2)}, TypeError, "offsets: expected dtype int32 or int64, got float32"),
-        ({"scale_b": zeros()}, ValueError, r"scale_b: expected \(2,\) or \(2, 7\) to match b, got \(\)"),
+        ({"scale_b": zeros(3)}, ValueError, r"scale_b: expected \(\), \(2,\) or \(2, 7\) to match b, got \(3,\)"),
         ({"bias": zeros(7)}, ValueError, r"bias: expected \(2, 7\) to match b, got \(7,\)"),
     ],
+    "contiguous": [
+        ({"m_indices": None}, ValueError, "m_indices: expected an array with layout 'm_grouped_contiguous'"),
+        ({"offsets": np.zeros(2, np.int32)}, ValueError, "offsets: expected None with layout 'm_grouped_contiguous'"),
+        ({"m_indices": np.zeros(4, np.int32)}, ValueError, r"m_indices: expected \(5,\) to match a, got \(4,\)"),
+        ({"m_indices": np.zeros(5, np.int64)}, TypeError, "m_indices: expected dtype int32, got int64"),
+    ],
+    "masked": [
+        ({"a": zeros(5, 8)}, ValueError, r"a: expected \(G, M, K\), got \(5, 8\)"),
+        ({"b": zeros(3, 7, 8)}, ValueError, r"b: expected \(2, N, 8\) to match a, got \(3, 7, 8\)"),
+        ({"out": zeros(2, 5, 8)}, ValueError, r"out: expected \(2, 5, 7\) to match a and b"),
+        ({"masked_m": np.zeros(3, np.int32)}, ValueError, r"masked_m: expected \(2,\) to match a, got \(3,\)"),
+        ({"scale_a": zeros(5)}, ValueError, r"scale_a: expected \(\), \(2,\) or \(2, 5\) to match a, got \(5,\)"),
+    ],
+    "n_grouped": [
+        (
+            {"offsets": np.zeros(5, np.int32)},
+            ValueError,
+            r"offsets: expected \(2,\) or \(3,\) to match the groups of a",
+        ),
+        ({"bias": zeros(2, 7)}, ValueError, r"bias: expected \(7,\) to match b, got \(2, 7\)"),
+        ({"swiglu": True}, ValueError, "b: expected an even N that is not grouped for SwiGLU"),
+        ({"weight_indices": np.zeros(2, np.int32)}, ValueError, "weight_indices: expected None without layout 'm_gr"),
+    ],
+    "k_grouped": [
+        ({"out": zeros(5, 7)}, ValueError, r"out: expected \(G, 5, 7\) to match a and b, got \(5, 7\)"),
+        ({"out": zeros(2, 5, 7, dtype=np.float16)}, TypeError, "out: expected dtype float32, got float16"),
+        (
+            {"offsets": np.zeros(4, np.int32)},
+            ValueError,
+            r"offsets: expected \(2,\) or \(3,\) to match the groups of out",
+        ),
+        ({"layout": "dense"}, ValueError, "offsets: expected None|out: expected"),
+        ({"layout": "diagonal"}, ValueError, "layout: expected 'dense', .* or 'k_grouped', got 'diagonal'"),
+    ],
     "quantize": [
+        ({"block_rows": 64}, ValueError, "block_rows: expected 0, 1 or 128, got 64"),
+        ({"block_rows": 1}, ValueError, r"scale: expected \(5, 1\) to match x, got \(5,\)"),
+        ({"x": zeros(5, 9), "swiglu": True}, ValueError, "x: expected an even number of columns"),
+        ({"x": zeros(5, 8), "swiglu": True}, ValueError, r"q: expected \(5, 4\) to match x, got \(5, 8\)"),
         ({"x": zeros(5, 8, dtype=E4M3)}, TypeError, "x: expected dtype float32, float16 or bfloat16"),
         ({"q": zeros(5, 8, dtype=np.uint8)}, TypeError, "q: expected dtype float8_e4m3fn or float8_e5m2, got uint8"),
         ({"q": zeros(5, 9, dtype=E4M3)}, ValueError, r"q: expected \(5, 8\) to match x, got \(5, 9\)"),
@@ -283,7 +347,8 @@ def test_arrays_without_elements(backend):
     call(backend, "gemm", a=zeros(5, 0), b=zeros(7, 0))
     call(backend, "conv_forward", feats=zeros(0, 6), map=zeros(3, 0, dtype=np.int32), out=zeros(0, 4))
     call(backend, "neighbor_map", coords=zeros(0, 4, dtype=np.int32), map=zeros(3, 0, dtype=np.int32))
-    call(backend, "row_order", map=zeros(3, 0, dtype=np.int32), order=zeros(0, dtype=np.int32))
+    call(backend, "row_order", map=zeros(3, 0, dtype=np.int32), order=zeros(1, 0, dtype=np.int32))
+    call(backend, "row_order", order=zeros(0, 5, dtype=np.int32), groups=())
 
 
 def test_a_null_pointer_is_legal_only_without_elements():
@@ -401,6 +466,40 @@ def test_a_workspace_one_byte_short_is_refused(backend, operation):
 def test_workspaces_of_the_wrong_kind(workspace, error, message):
     with pytest.raises(error, match=message):
         _C.gemm(**LEGAL["gemm"](), workspace=workspace)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_function_is_asked_for_the_workspace_once_and_only_in_need(backend, operation):
+    run, workspace_bytes = functions(operation)
+    arguments = place(backend, LEGAL[operation]())
+    nbytes, asked = workspace_bytes(**arguments), []
+
+    def allocate(size, first):
+        asked.append((size, first is next(iter(arguments.values()))))
+        return backend.array(zeros(size, dtype=np.uint8))
+
+    assert workspace_bytes(**arguments, workspace=allocate) == nbytes
+    assert run(**arguments, workspace=allocate) == 0
+    assert asked == ([(nbytes, True)] if nbytes else [])
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        (zeros(2**20), TypeError, "workspace: expected dtype uint8, got float32"),
+        (np.frombuffer(bytes(2**20), np.uint8), ValueError, "workspace: expected writable memory"),
+        (zeros(10, dtype=np.uint8), ValueError, "workspace: expected at least"),
+        (None, TypeError, "workspace: expected an array"),
+    ],
+)
+def test_a_function_that_returns_no_workspace(returned, error, message):
+    with pytest.raises(error, match=message):
+        _C.gemm(**LEGAL["gemm"](), workspace=lambda size, first: returned)
+    with pytest.raises(ZeroDivisionError):
+        _C.gemm(**LEGAL["gemm"](), workspace=lambda size, first: 1 // 0)
+    legal, memory = LEGAL["gemm"](), np.zeros(_C.gemm_workspace(**LEGAL["gemm"]()) + 1024, np.uint8)
+    with pytest.raises(ValueError, match="workspace: .* overlaps a"):
+        _C.gemm(**legal | {"a": memory[:160].view(np.float32).reshape(5, 8)}, workspace=lambda size, first: memory)
 
 
 def test_a_workspace_that_overlaps_an_input_is_refused():

@@ -1,8 +1,9 @@
 /*
  * Forward and input gradient of a sparse convolution: one kernel that gathers rows, over two views of the weight.
  *
- *     out[m, :] = bias + sum_v  source[map[v, m], :] . W_v         forward: W_v = weight[:, v, :]^T  (Ci, Co)
- *                                                                  dgrad:   W_v = weight[:, v, :]    (Co, Ci)
+ *     out[m, :] = activation(bias + sum_v source[map[v, m], :] . W_v + residual[m, :])
+ *
+ *     forward: W_v = weight[:, v, :]^T  (Ci, Co)        dgrad: W_v = weight[:, v, :]  (Co, Ci), and the sum alone
  *
  * The weight is packed once, as float32. A thread takes a tile of TILE output rows, whose float32 sums stay in its
  * cache; for each offset it lists the rows that have a neighbour there, so that every multiply-add is a useful one,
@@ -11,6 +12,8 @@
  */
 #include <string.h>
 
+#include "../plan.h"
+#include "activation.h"
 #include "backend.h"
 #include "pairs.h"
 #include "simd.h"
@@ -19,7 +22,9 @@
 enum { TILE = 128 };
 
 typedef struct {
-    const fg_tensor *source, *bias, *map, *out, *workspace;
+    const char *name;
+    const fg_tensor *source, *bias, *residual, *map, *out, *workspace; /* bias, residual: NULL or absent for none */
+    fg_activation activation;
     fg_operand weight; /* W_0; W_v starts v * v_stride elements later */
     int64_t v_stride;
     bool mirrored; /* offset v reads map row V - 1 - v */
@@ -30,13 +35,14 @@ typedef struct {
     fg_workspace_layout layout;
 } gather_plan;
 
-/* Shared: packed weight, bias. Private: sums (TILE, padded n), widened rows (TILE, block_k). */
+/* Shared: packed weight, bias. Private: sums (TILE, padded n), widened rows (TILE, block_k), a row of the residual. */
 static gather_plan plan_gather(const fg_simd *simd, int64_t volume, int64_t k, int64_t n) {
     const fg_packing packing = fg_packing_of(simd, k, n);
     const size_t shared = fg_workspace_part(volume * k * packing.padded_n, sizeof(float)) +
                           fg_workspace_part(packing.padded_n, sizeof(float));
     const size_t per_thread = fg_workspace_part(TILE * packing.padded_n, sizeof(float)) +
-                              fg_workspace_part(TILE * packing.block_k, sizeof(float));
+                              fg_workspace_part(TILE * packing.block_k, sizeof(float)) +
+                              fg_workspace_part(packing.padded_n, sizeof(float));
     return (gather_plan){packing, {shared, per_thread}};
 }
 
@@ -44,9 +50,10 @@ static gather_plan plan_gather(const fg_simd *simd, int64_t volume, int64_t k, i
 static bool gather_tile(const fg_simd *simd, const gather_conv *conv, const gather_plan *plan, const float *packed,
                         const float *bias, float *scratch, int64_t begin, int64_t rows) {
     const fg_packing *packing = &plan->packing;
-    const fg_tensor *source = conv->source, *out = conv->out;
+    const fg_tensor *source = conv->source, *residual = conv->residual, *out = conv->out;
     const int64_t volume = conv->map->shape[0], map_rows = conv->map->shape[1], n = packing->padded_n;
     float *sums = scratch, *widened = scratch + fg_workspace_part(TILE * n, sizeof(float)) / sizeof(float);
+    float *addend = widened + fg_workspace_part(TILE * packing->block_k, sizeof(float)) / sizeof(float);
     int32_t row[TILE], neighbor[TILE];
     const float *a[TILE];
     float *c[TILE];
@@ -68,7 +75,15 @@ static bool gather_tile(const fg_simd *simd, const gather_conv *conv, const gath
             fg_multiply_block(simd, packing, packed + v * packing->k * n, block, 0, n, count, a, c);
         }
     }
-    for (int64_t i = 0; i < rows; i++) simd->from_float[out->dtype](fg_row(out, begin + i), sums + i * n, packing->n);
+    for (int64_t i = 0; i < rows; i++) {
+        float *sum = sums + i * n;
+        if (residual != NULL && residual->present) {
+            simd->to_float[residual->dtype](addend, fg_row(residual, begin + i), packing->n);
+            for (int64_t j = 0; j < packing->n; j++) sum[j] += addend[j];
+        }
+        fg_activate(sum, packing->n, conv->activation);
+        simd->from_float[out->dtype](fg_row(out, begin + i), sum, packing->n);
+    }
     return true;
 }
 
@@ -83,6 +98,14 @@ static fg_status run_gather(const gather_conv *conv, fg_error *error) {
     int threads = 0;
     const fg_status status = fg_workspace_threads(conv->workspace, plan.layout, tiles, &threads, error);
     if (status != FG_OK) return status;
+    const fg_plan chosen = {.family = FG_FAMILY_CPU,
+                            .block_m = TILE,
+                            .block_n = (int32_t)packing->padded_n,
+                            .block_k = (int32_t)packing->block_k,
+                            .split_k = 1,
+                            .workspace_bytes = (int64_t)fg_workspace_bytes(plan.layout)};
+    fg_print_plan(&chosen, conv->name, conv->source->dtype, "rows=%lld ci=%lld co=%lld v=%lld", (long long)rows,
+                  (long long)packing->k, (long long)packing->n, (long long)volume);
 
     float *packed = conv->workspace->data;
     float *bias = packed + fg_workspace_part(volume * packing->k * packing->padded_n, sizeof(float)) / sizeof(float);
@@ -129,8 +152,11 @@ fg_status fg_cpu_conv_forward(const fg_conv_forward_params *params, const fg_que
     (void)queue;
     const int64_t volume = params->weight.shape[1], ci = params->weight.shape[2];
     const gather_conv conv = {
+        .name = "conv_forward",
         .source = &params->feats,
         .bias = &params->bias,
+        .residual = &params->residual,
+        .activation = params->activation,
         .map = &params->map,
         .out = &params->out,
         .workspace = &params->workspace,
@@ -152,8 +178,8 @@ fg_status fg_cpu_conv_dgrad(const fg_conv_dgrad_params *params, const fg_queue *
     (void)queue;
     const int64_t volume = params->weight.shape[1], ci = params->weight.shape[2];
     const gather_conv conv = {
+        .name = "conv_dgrad",
         .source = &params->grad_out,
-        .bias = NULL,
         .map = &params->map,
         .out = &params->grad_feats,
         .workspace = &params->workspace,

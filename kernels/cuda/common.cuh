@@ -8,6 +8,8 @@
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
+#include <cstdio>
+
 #include "../flexgemm.h"
 
 /* Returns from the enclosing function with FG_ERROR_DEVICE when a CUDA runtime call fails. */
@@ -26,10 +28,24 @@ inline fg_status cuda_status(cudaError_t status, const char *what, fg_error *err
     return fg_fail(error, FG_ERROR_DEVICE, "%s: %s", what, cudaGetErrorString(status));
 }
 
+/* How making a device current went. */
+struct DeviceStatus {
+    cudaError_t error;
+    int device;
+    operator cudaError_t() const { return error; }
+};
+
+/* FG_CUDA(guard.status()) names the device. */
+inline fg_status cuda_status(DeviceStatus status, const char *, fg_error *error) {
+    char what[32];
+    snprintf(what, sizeof what, "making cuda:%d current", status.device);
+    return cuda_status(status.error, what, error);
+}
+
 /* Makes a device current for the life of the object and restores the caller's. */
 class DeviceGuard {
 public:
-    explicit DeviceGuard(int device) {
+    explicit DeviceGuard(int device) : device_(device) {
         status_ = cudaGetDevice(&previous_);
         if (status_ == cudaSuccess && previous_ != device) {
             status_ = cudaSetDevice(device);
@@ -41,10 +57,10 @@ public:
     }
     DeviceGuard(const DeviceGuard &) = delete;
     DeviceGuard &operator=(const DeviceGuard &) = delete;
-    cudaError_t status() const { return status_; }
+    DeviceStatus status() const { return {status_, device_}; }
 
 private:
-    int previous_ = 0;
+    int device_, previous_ = 0;
     bool switched_ = false;
     cudaError_t status_;
 };

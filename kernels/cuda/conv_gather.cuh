@@ -4,28 +4,41 @@
 
 #include "../plan.h"
 #include "common.cuh"
+#include "conv_epilogue.cuh"
 
 namespace flexgemm {
-
-constexpr int kMaxVolume = 343; /* 7 x 7 x 7 */
 
 struct GatherParams {
     const void *in;       /* rows of `depth` elements, in_stride apart */
     const void *weight;   /* (columns, volume, depth) K-major or (depth, volume, columns) MN-major, contiguous */
-    const void *bias;     /* (columns) or NULL */
     const int32_t *map;   /* (volume, rows) */
-    const int32_t *order; /* (rows): slot -> row; or NULL: every slot is its row */
+    const int32_t *order; /* (groups, rows): slot -> row, for each group of rows of `map`; or NULL: a slot is its row */
     void *out;            /* (rows, columns), out_stride apart */
-    float *partials;      /* (split_k, rows, columns) when the offsets are split, else NULL */
+    SumEpilogue epilogue; /* of the forward pass */
+    float *partials;      /* (slices(), rows, columns) when the offsets are split, else NULL */
     int64_t in_stride, out_stride, rows;
     uint32_t in_rows;
     int volume, depth, columns, column_tiles;
+    int groups,
+        splits; /* the offsets are cut into groups, one after another, and each of these into interleaved splits */
     bool mirrored, in_aligned, weight_aligned;
 
-    /* What a slot works on: a column of `map` and a row of `out`, or less than 0. */
-    __device__ int64_t row_of(int64_t slot) const {
+    /* A slice is one split of one group: offsets first_offset, first_offset + splits, ... below end_offset. */
+    __host__ __device__ int slices() const { return groups * splits; }
+    __device__ int first_offset(int slice) const { return slice / splits * (volume / groups) + slice % splits; }
+    __device__ int end_offset(int slice) const { return (slice / splits + 1) * (volume / groups); }
+    __device__ int slice_of(int v) const {
+        const int length = volume / groups;
+        return v / length * splits + v % length % splits;
+    }
+
+    /* What a slot of a slice works on: a column of `map` and a row of `out`, or less than 0. Mirrored, the first group of
+     * offsets reads the last rows of `map` and takes their order. */
+    __device__ int64_t row_of(int64_t slot, int slice) const {
         if (slot >= rows) return -1;
-        const int64_t row = order ? order[slot] : slot;
+        if (!order) return slot;
+        const int group = slice / splits;
+        const int64_t row = order[(mirrored ? groups - 1 - group : group) * rows + slot];
         return row < rows ? row : -1;
     }
 

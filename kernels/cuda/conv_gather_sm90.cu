@@ -1,7 +1,7 @@
 /*
  * Forward and input gradient of sparse convolution on Hopper, 16-bit types and TF32: the sum of conv_gather.cu,
  *
- *     out[m, :] = bias + sum_v W_v . in[map[v, m], :]
+ *     out[m, :] = activation(sum_v W_v . in[map[v, m], :] + bias + residual[m, :])
  *
  * with the multiplications by wgmma. Three warpgroups of a CTA share one pipeline of shared memory stages, each one
  * step of 64 channels (TF32: of 32) at one offset v:
@@ -12,7 +12,8 @@
  *
  * A step travels with a word that says which blocks of 64 rows have neighbours at v. Offsets without any are never
  * loaded, and a consumer passes over the steps that do not concern its block. Rows may be taken in an order that
- * brings rows with the same neighbours together, which leaves less to pass over.
+ * brings rows with the same neighbours together, which leaves less to pass over; and more so when each group of offsets
+ * has an order of its own (conv_gather.cuh).
  *
  * CTAs are persistent: while the consumers write one tile, the producer already loads the next.
  */
@@ -20,8 +21,8 @@
 #include <type_traits>
 
 #include "conv_gather.cuh"
+#include "conv_reduce.cuh"
 #include "ptx.cuh"
-#include "split_k.cuh"
 #include "tensor_map.cuh"
 
 namespace flexgemm {
@@ -86,16 +87,22 @@ struct Place {
     }
 };
 
-/* One CTA's task: a tile, and a share of its offsets: v = slice, slice + slices, ... Column tiles of the same rows run
- * side by side, so that they share the gathered rows in L2. */
+/* One CTA's task: a tile, and a slice of the offsets. Column tiles of the same rows run side by side, so that they share
+ * the gathered rows in L2, then the splits of a group, which have the same rows too; and the groups run one after
+ * another, so that L2 holds the weights of few offsets at a time. */
 template <class Tile>
 struct Task {
-    int64_t m0;
-    int n0, slice;
-    __device__ Task(const GatherParams &p, int slices, int index) {
+    int index, row_tile, n0, slice;
+    __device__ Task(const GatherParams &p, int index_) : index(index_) {
+        const int row_tiles = static_cast<int>(ceil_div<int64_t>(p.rows, kBlockM));
+        const int split = index / p.column_tiles % p.splits, rest = index / p.column_tiles / p.splits;
         n0 = index % p.column_tiles * Tile::kBlockN;
-        slice = index / p.column_tiles % slices;
-        m0 = static_cast<int64_t>(index / p.column_tiles / slices) * kBlockM;
+        row_tile = rest % row_tiles;
+        slice = rest / row_tiles * p.splits + split;
+    }
+    /* The row of `map` and `out` that is row `i` of the tile, or less than 0. */
+    __device__ int64_t row_of(const GatherParams &p, int i) const {
+        return p.row_of(static_cast<int64_t>(row_tile) * kBlockM + i, slice);
     }
 };
 
@@ -109,30 +116,36 @@ struct Producer {
 
     const GatherParams &p;
     const CUtensorMap &weight_map;
-    const int slices;
     const uint32_t in_row_bytes;
     Shared<Tile> &shared;
     Place<Tile> place;
 
-    /* Up to kWindow offsets of a task, `slices` apart. */
+    /* Up to kWindow offsets of a task, `splits` apart. */
     struct Window {
-        int task, first;
+        Task<Tile> task;
+        int first;
     };
 
-    __device__ Window window_after(Window window) const {
-        window.first += kWindow * slices;
-        if (window.first < p.volume) return window;
-        const int task = window.task + static_cast<int>(gridDim.x);
-        return {task, Task<Tile>(p, slices, task).slice};
+    __device__ Window first_window(int index) const {
+        const Task<Tile> task(p, index);
+        return {task, p.first_offset(task.slice)};
     }
 
-    __device__ int count_of(Window window) const { return min(kWindow, ceil_div(p.volume - window.first, slices)); }
+    __device__ Window window_after(const Window &window) const {
+        const int first = window.first + kWindow * p.splits;
+        if (first < p.end_offset(window.task.slice)) return {window.task, first};
+        return first_window(window.task.index + static_cast<int>(gridDim.x));
+    }
+
+    __device__ int count_of(const Window &window) const {
+        return min(kWindow, ceil_div(p.end_offset(window.task.slice) - window.first, p.splits));
+    }
 
     /* Starts the copies of a window's map entries into shared memory, one row per thread. */
-    __device__ void request(Window window, int buffer) {
-        const int64_t row = p.row_of(Task<Tile>(p, slices, window.task).m0 + threadIdx.x);
+    __device__ void request(const Window &window, int buffer) {
+        const int64_t row = window.task.row_of(p, threadIdx.x);
         const int32_t *source = p.map_at(window.first) + row;
-        const int64_t stride = (p.mirrored ? -slices : slices) * p.rows;
+        const int64_t stride = (p.mirrored ? -p.splits : p.splits) * p.rows;
         const int count = count_of(window);
         for (int i = 0; i < count; ++i, source += stride) {
             int32_t *entry = &shared.map[buffer][i][threadIdx.x];
@@ -202,17 +215,16 @@ struct Producer {
     __device__ void run(int tasks) {
         static_assert(kRowsPerPass % 8 == 0 && kWindow <= 32, "a thread's rows share one swizzle; a bit per offset");
         if (threadIdx.x == 0) ptx::prefetch_tensor_map(&weight_map);
-        Window window = {static_cast<int>(blockIdx.x), Task<Tile>(p, slices, blockIdx.x).slice};
+        Window window = first_window(static_cast<int>(blockIdx.x));
         int buffer = 0, parity = 0;
         request(window, buffer);
-        while (window.task < tasks) {
+        while (window.task.index < tasks) {
             const Window next = window_after(window);
-            const int n0 = Task<Tile>(p, slices, window.task).n0;
             uint32_t found[kConsumers];
             ptx::mbarrier_wait_parity(&shared.map_full[buffer], parity);
             find(found, buffer, count_of(window));
             /* All threads have come past the window before, whose place is taken by the one after. */
-            if (next.task < tasks) request(next, buffer ^ 1);
+            if (next.task.index < tasks) request(next, buffer ^ 1);
             for (uint32_t left = found[0] | found[1]; left != 0; left &= left - 1) {
                 const int i = __ffs(static_cast<int>(left)) - 1;
                 const uint32_t step = (found[0] >> i & 1) | (found[1] >> i & 1) << 1;
@@ -220,14 +232,15 @@ struct Producer {
 #pragma unroll
                 for (int j = 0; j < kRowsPerThread; ++j)
                     rows[j] = shared.map[buffer][i][threadIdx.x / kChunksPerRow + j * kRowsPerPass];
-                for (int k = 0; k < p.depth; k += kBlockK<T>) load(rows, step, window.first + i * slices, k, n0);
+                for (int k = 0; k < p.depth; k += kBlockK<T>)
+                    load(rows, step, window.first + i * p.splits, k, window.task.n0);
             }
-            if (next.task != window.task) end_tile();
+            if (next.task.index != window.task.index) end_tile();
             window = next;
             buffer ^= 1;
             if (buffer == 0) parity ^= 1;
         }
-        ptx::cp_async_commit(); /* only groups can be waited for */
+        ptx::cp_async_commit();  /* only groups can be waited for */
         ptx::cp_async_wait<0>(); /* no thread leaves with copies under way */
     }
 };
@@ -242,6 +255,13 @@ __device__ __forceinline__ uint32_t pack(float x, float y) {
     return word;
 }
 
+template <typename T>
+__device__ __forceinline__ float2 unpack(uint32_t word) {
+    T pair[2];
+    memcpy(pair, &word, sizeof word);
+    return make_float2(to_float(pair[0]), to_float(pair[1]));
+}
+
 /* Transposes the 4 x 4 words of four neighbouring lanes: lane i ends up with word i of lanes 0..3. */
 __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
     const bool odd = lane & 1, upper = lane & 2;
@@ -254,6 +274,32 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
     for (int i = 0; i < 2; ++i) {
         const uint32_t other = __shfl_xor_sync(~0u, upper ? w[i] : w[i + 2], 2);
         (upper ? w[i] : w[i + 2]) = other;
+    }
+}
+
+/* Eight 16-bit elements of a row, as four words. */
+__device__ __forceinline__ bool are_chunks(const void *data, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(data) % kChunk == 0 && stride % 8 == 0;
+}
+
+__device__ __forceinline__ void load_chunk(uint32_t (&word)[4], const void *source, bool aligned) {
+    if (aligned) {
+        const uint4 chunk = *static_cast<const uint4 *>(source);
+        word[0] = chunk.x, word[1] = chunk.y, word[2] = chunk.z, word[3] = chunk.w;
+    } else {
+        const uint16_t *bits = static_cast<const uint16_t *>(source);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) word[i] = bits[2 * i] | static_cast<uint32_t>(bits[2 * i + 1]) << 16;
+    }
+}
+
+__device__ __forceinline__ void store_chunk(void *target, const uint32_t (&word)[4], bool aligned) {
+    if (aligned) {
+        *static_cast<uint4 *>(target) = make_uint4(word[0], word[1], word[2], word[3]);
+    } else {
+        uint16_t *bits = static_cast<uint16_t *>(target);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) bits[e] = static_cast<uint16_t>(word[e / 2] >> (e % 2 * 16));
     }
 }
 
@@ -304,10 +350,11 @@ struct Consumer {
         ptx::wgmma_commit();
     }
 
-    /* Multiplies until the end of the tile. One step stays in flight behind the one being issued; its stage is
+    /* Multiplies until the end of the tile; returns whether there was anything to multiply. One step stays in flight behind the one being issued; its stage is
      * released when the next is issued, or at a step that is passed over, which the producer may wait for. */
-    __device__ void accumulate(float (&d)[kRegisters]) {
+    __device__ bool accumulate(float (&d)[kRegisters]) {
         int in_flight = kNone;
+        bool any = false;
         uint32_t step;
         do {
             ptx::mbarrier_wait_parity(&shared.full[place.stage], place.parity);
@@ -323,16 +370,18 @@ struct Consumer {
             }
             if (in_flight != kNone) release(in_flight);
             in_flight = active ? place.stage : kNone;
+            any |= active;
             place.advance();
         } while (step != kEndOfTile);
         ptx::wgmma_wait<0>(); /* nothing is in flight after a step without operands; the compiler cannot know */
         ptx::wgmma_hold(d);
+        return any;
     }
 
     /* The two rows of `out` whose accumulators this thread holds, eight places apart. */
     __device__ int64_t row_of(const Task<Tile> &task, int half) const {
         const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-        return p.row_of(task.m0 + consumer() * kWgmmaM + warp * 16 + half * 8 + lane / 4);
+        return task.row_of(p, consumer() * kWgmmaM + warp * 16 + half * 8 + lane / 4);
     }
 
     /* Sums as they are, to rows of `pitch` elements. */
@@ -359,70 +408,96 @@ struct Consumer {
         }
     }
 
-    /* Of float32, whose sums are stored as they are. */
-    __device__ void add_bias(float (&d)[kRegisters], const Task<Tile> &task) {
-        const float *bias = static_cast<const float *>(p.bias);
-        if (!bias) return;
+    /* d += bias + residual, four groups of 8 columns at a time. Of 16-bit rows each lane of a quad reads 16 bytes and they
+     * exchange pairs of columns. */
+    __device__ void add(float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
+        const T *bias = static_cast<const T *>(p.epilogue.bias),
+                *residual = static_cast<const T *>(p.epilogue.residual);
+        const int64_t pitch = p.epilogue.residual_stride;
+        const int lane = threadIdx.x % 32;
+        const bool aligned = are_chunks(residual, pitch);
 #pragma unroll
-        for (int j = 0; j < Tile::kBlockN / 8; ++j) {
-            const int n = task.n0 + 8 * j + threadIdx.x % 4 * 2;
-            if (n >= p.columns) continue;
-            d[4 * j] += bias[n], d[4 * j + 1] += bias[n + 1];
-            d[4 * j + 2] += bias[n], d[4 * j + 3] += bias[n + 1];
+        for (int j = 0; j < Tile::kBlockN / 8; j += 4) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int n = task.n0 + 8 * (j + i) + lane % 4 * 2;
+                if (n >= p.columns) continue;
+                float *pair = &d[4 * (j + i)];
+                const float x = bias ? to_float(bias[n]) : 0.0f, y = bias ? to_float(bias[n + 1]) : 0.0f;
+                pair[0] += x, pair[1] += y;
+                pair[2] += x, pair[3] += y;
+                if constexpr (std::is_same<T, float>::value) {
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        if (!residual || rows[half] < 0) continue;
+                        pair[2 * half] += residual[rows[half] * pitch + n];
+                        pair[2 * half + 1] += residual[rows[half] * pitch + n + 1];
+                    }
+                }
+            }
+            if constexpr (sizeof(T) == 2) {
+                if (!residual) continue;
+                const int n = task.n0 + 8 * (j + lane % 4);
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    uint32_t word[4] = {};
+                    if (rows[half] >= 0 && n < p.columns) load_chunk(word, residual + rows[half] * pitch + n, aligned);
+                    transpose_quad(word, lane);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const float2 addend = unpack<T>(word[i]);
+                        d[4 * (j + i) + 2 * half] += addend.x;
+                        d[4 * (j + i) + 2 * half + 1] += addend.y;
+                    }
+                }
+            }
         }
     }
 
-    /* Four groups of 8 columns at a time: the lanes of a quad exchange pairs of columns, so that each has 16 bytes. */
+    /* Of 16-bit rows: the way of the residual back. */
     __device__ void store(const float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
         const int lane = threadIdx.x % 32;
-        const T *bias = static_cast<const T *>(p.bias);
-        const bool aligned = reinterpret_cast<uintptr_t>(p.out) % kChunk == 0 && p.out_stride % 8 == 0;
+        const bool aligned = are_chunks(p.out, p.out_stride);
 #pragma unroll
         for (int j = 0; j < Tile::kBlockN / 8; j += 4) {
             uint32_t word[2][4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int n = task.n0 + 8 * (j + i) + lane % 4 * 2;
-                const bool biased = bias && n < p.columns;
-                const float bias_x = biased ? to_float(bias[n]) : 0.0f, bias_y = biased ? to_float(bias[n + 1]) : 0.0f;
                 const float *pair = &d[4 * (j + i)];
-                word[0][i] = pack<T>(pair[0] + bias_x, pair[1] + bias_y);
-                word[1][i] = pack<T>(pair[2] + bias_x, pair[3] + bias_y);
+                word[0][i] = pack<T>(pair[0], pair[1]);
+                word[1][i] = pack<T>(pair[2], pair[3]);
             }
             const int n = task.n0 + 8 * (j + lane % 4);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 transpose_quad(word[half], lane);
                 if (rows[half] < 0 || n >= p.columns) continue;
-                T *target = static_cast<T *>(p.out) + rows[half] * p.out_stride + n;
-                if (aligned) {
-                    *reinterpret_cast<uint4 *>(target) =
-                        make_uint4(word[half][0], word[half][1], word[half][2], word[half][3]);
-                } else {
-                    uint16_t *bits = reinterpret_cast<uint16_t *>(target);
-#pragma unroll
-                    for (int e = 0; e < 8; ++e) bits[e] = static_cast<uint16_t>(word[half][e / 2] >> (e % 2 * 16));
-                }
+                store_chunk(static_cast<T *>(p.out) + rows[half] * p.out_stride + n, word[half], aligned);
             }
         }
     }
 
-    __device__ void run(int tasks, int slices) {
+    __device__ void run(int tasks) {
         for (int index = blockIdx.x; index < tasks; index += gridDim.x) {
-            const Task<Tile> task(p, slices, index);
+            const Task<Tile> task(p, index);
             float d[kRegisters];
 #pragma unroll
             for (float &sum : d) sum = 0.0f;
-            accumulate(d);
+            const bool any = accumulate(d);
+            if (p.partials && !any) continue; /* nobody reads the partial sums of rows without neighbours */
             const int64_t rows[2] = {row_of(task, 0), row_of(task, 1)};
             if (p.partials) {
                 store_sums(d, task, rows, p.partials + task.slice * p.rows * p.columns, p.columns);
-            } else if constexpr (std::is_same<T, float>::value) {
-                add_bias(d, task);
-                store_sums(d, task, rows, static_cast<float *>(p.out), p.out_stride);
-            } else {
-                store(d, task, rows);
+                continue;
             }
+            if constexpr (kKMajor) { /* the forward pass */
+                add(d, task, rows);
+                activate(d, p.epilogue.activation);
+            }
+            if constexpr (std::is_same<T, float>::value)
+                store_sums(d, task, rows, static_cast<float *>(p.out), p.out_stride);
+            else
+                store(d, task, rows);
         }
     }
 };
@@ -431,8 +506,7 @@ struct Consumer {
 
 template <typename T, class Tile, bool kKMajor>
 __global__ void __launch_bounds__(kThreads, Tile::kCtasPerSm)
-    conv_gather_sm90_kernel(const GatherParams p, const __grid_constant__ CUtensorMap weight_map, int tasks,
-                            int slices) {
+    conv_gather_sm90_kernel(const GatherParams p, const __grid_constant__ CUtensorMap weight_map, int tasks) {
     extern __shared__ __align__(kSwizzleAtomBytes) char dynamic[];
     Shared<Tile> &shared = *reinterpret_cast<Shared<Tile> *>(dynamic);
     if (threadIdx.x == 0) {
@@ -447,18 +521,18 @@ __global__ void __launch_bounds__(kThreads, Tile::kCtasPerSm)
     __syncthreads();
     if (threadIdx.x < kWarpgroup) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-        Producer<T, Tile, kKMajor>{p, weight_map, slices, static_cast<uint32_t>(sizeof(T) * p.in_stride), shared, {}}
-            .run(tasks);
+        Producer<T, Tile, kKMajor>{p, weight_map, static_cast<uint32_t>(sizeof(T) * p.in_stride), shared, {}}.run(
+            tasks);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-        Consumer<T, Tile, kKMajor>{p, shared, {}}.run(tasks, slices);
+        Consumer<T, Tile, kKMajor>{p, shared, {}}.run(tasks);
     }
 }
 
 template <typename T, class Tile, bool kKMajor>
-fg_status launch(GatherParams p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
+fg_status launch(GatherParams p, int num_sms, cudaStream_t stream, fg_error *error) {
     p.column_tiles = ceil_div(p.columns, Tile::kBlockN);
-    const int64_t tasks = ceil_div<int64_t>(p.rows, kBlockM) * p.column_tiles * plan.split_k;
+    const int64_t tasks = ceil_div<int64_t>(p.rows, kBlockM) * p.column_tiles * p.slices();
     const int64_t resident = static_cast<int64_t>(num_sms) * Tile::kCtasPerSm;
     if (tasks > INT32_MAX - resident) /* a CTA's next task is one grid on */
         return fg_fail(error, FG_ERROR_VALUE, "out: (%lld, %d) needs %lld tiles, more than one launch can have",
@@ -474,20 +548,18 @@ fg_status launch(GatherParams p, const fg_plan &plan, int num_sms, cudaStream_t 
     constexpr int kSharedBytes = sizeof(Shared<Tile>);
     FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
     const auto grid = static_cast<unsigned int>(tasks < resident ? tasks : resident);
-    kernel<<<grid, kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks), plan.split_k);
+    kernel<<<grid, kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks));
     FG_CUDA(cudaGetLastError());
-    if (p.partials)
-        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.rows, p.columns, static_cast<const T *>(p.bias),
-                                   static_cast<T *>(p.out), p.out_stride, stream));
+    if (p.partials) FG_CUDA(reduce_slices<T>(p, stream));
     return FG_OK;
 }
 
 /* The tiles of fg_plan_conv. */
 template <typename T, bool kKMajor>
 fg_status launch_tile(const GatherParams &p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
-    if (plan.block_n == 256) return launch<T, Tile<256, 4, 1>, kKMajor>(p, plan, num_sms, stream, error);
-    if (plan.block_n == 128) return launch<T, Tile<128, 5, 1>, kKMajor>(p, plan, num_sms, stream, error);
-    return launch<T, Tile<64, 3, 2>, kKMajor>(p, plan, num_sms, stream, error);
+    if (plan.block_n == 256) return launch<T, Tile<256, 4, 1>, kKMajor>(p, num_sms, stream, error);
+    if (plan.block_n == 128) return launch<T, Tile<128, 5, 1>, kKMajor>(p, num_sms, stream, error);
+    return launch<T, Tile<64, 3, 2>, kKMajor>(p, num_sms, stream, error);
 }
 
 }  // namespace

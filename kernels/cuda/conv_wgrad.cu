@@ -110,6 +110,18 @@ struct WgradKernel {
         }
     }
 
+    /* One sum of the CTA's slice in plain float32, where split factors gave NaN; see conv_gather.cu. */
+    __device__ __noinline__ static float plain_sum(const WgradParams &p, int64_t begin, int rows, int co, int ci) {
+        float sum = 0.0f;
+        for (int64_t m = begin; m < begin + rows && !isnan(sum); ++m) {
+            const auto row = static_cast<uint32_t>(p.map[blockIdx.y * p.rows + m]);
+            if (row < p.in_rows)
+                sum = fmaf(static_cast<const float *>(p.grad_out)[m * p.grad_stride + co],
+                           static_cast<const float *>(p.feats)[row * p.feats_stride + ci], sum);
+        }
+        return sum;
+    }
+
     __device__ static void run(const WgradParams &p, char *shared, PairQueue::Storage &storage) {
         const int ci_tiles = ceil_div(p.ci, Shape::kBlockN);
         const int co0 = static_cast<int>(blockIdx.x) / ci_tiles * Shape::kBlockM;
@@ -155,13 +167,16 @@ struct WgradKernel {
             load_stage = load_stage + 1 < Shape::kStages ? load_stage + 1 : 0;
         }
 
+        if constexpr (kMode == MathMode::kIeee)
+            acc.replace_nan(ci0, [&](int slot, int ci) {
+                return co0 + slot < p.co && ci < p.ci ? plain_sum(p, begin, rows, co0 + slot, ci) : 0.0f;
+            });
         const int64_t stride = static_cast<int64_t>(p.volume) * p.ci, offset = static_cast<int64_t>(v) * p.ci;
         if (p.partials) {
             float *partial = p.partials + blockIdx.z * p.co * stride + offset;
-            acc.store(partial, stride, co0, p.co, ci0, p.ci, static_cast<const float *>(nullptr));
+            acc.store(partial, stride, co0, p.co, ci0, p.ci);
         } else {
-            acc.store(static_cast<T *>(p.grad_weight) + offset, stride, co0, p.co, ci0, p.ci,
-                      static_cast<const T *>(nullptr));
+            acc.store(static_cast<T *>(p.grad_weight) + offset, stride, co0, p.co, ci0, p.ci);
         }
     }
 };
@@ -191,8 +206,8 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream,
     FG_CUDA(cudaGetLastError());
     if (p.partials) {
         const int64_t columns = static_cast<int64_t>(p.volume) * p.ci;
-        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.co, columns, static_cast<const T *>(nullptr),
-                                   static_cast<T *>(p.grad_weight), columns, stream));
+        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.co, columns, static_cast<T *>(p.grad_weight), columns,
+                                   stream));
     }
     return FG_OK;
 }
@@ -342,6 +357,10 @@ fg_status conv_wgrad(const fg_conv_wgrad_params *p, const fg_queue *queue, fg_er
         status = zero(p->grad_weight, stream, error);
         return status != FG_OK ? status : zero(p->grad_bias, stream, error);
     }
+    if (p->grad_weight.present)
+        fg_print_plan(&work.plan, "conv_wgrad", p->feats.dtype, "rows=%lld ci=%lld co=%lld v=%lld",
+                      static_cast<long long>(p->map.shape[1]), static_cast<long long>(p->feats.shape[1]),
+                      static_cast<long long>(p->grad_out.shape[1]), static_cast<long long>(p->map.shape[0]));
     if (work.fused()) return both_gradients_sm90(p, work, stream, error);
 
     if (p->grad_weight.present) status = weight_gradient(p, work, stream, error);

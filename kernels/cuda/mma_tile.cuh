@@ -26,6 +26,7 @@
 #include <type_traits>
 
 #include "common.cuh"
+#include "conv_epilogue.cuh"
 #include "ptx.cuh"
 
 namespace flexgemm {
@@ -215,6 +216,17 @@ struct TileShape {
 template <MathMode kMode>
 using LargeTile = TileShape<128, 128, 2, kMode == MathMode::kIeee ? 4 : 2, 3>;
 
+/* Two neighbours of a row, moved at once where every even column allows it. */
+template <typename T>
+struct alignas(2 * sizeof(T)) Pair {
+    T x, y;
+};
+
+template <typename T>
+__device__ __forceinline__ bool are_pairs(const T *data, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(data) % sizeof(Pair<T>) == 0 && stride % 2 == 0;
+}
+
 /* The accumulators of one warp: fragments of 16 x 16 outputs, each two mma results side by side. */
 template <MathMode kMode, class Shape>
 struct Accumulator {
@@ -261,21 +273,29 @@ struct Accumulator {
         }
     }
 
-    /* Writes the part of the tile at (m0, n0) that lies inside rows x columns. */
-    template <typename Out, typename Bias>
-    __device__ void store(Out *out, int64_t stride, int64_t m0, int64_t rows, int n0, int columns,
-                          const Bias *bias) const {
-        store([=](int slot) { return m0 + slot < rows ? m0 + slot : -1; }, out, stride, n0, columns, bias);
+    /* sum = visit(sum, slot of the tile, column) for those that are NaN. */
+    template <typename Visit>
+    __device__ __forceinline__ void replace_nan(int n0, const Visit &visit) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int j = 0; j < 2 * Shape::kFragmentsN; ++j)
+#pragma unroll
+            for (int i = 0; i < 2 * Shape::kFragmentsM; ++i)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    float &sum = d[i / 2][j / 2][j % 2][i % 2 * 2 + e];
+                    if (isnan(sum))
+                        sum = visit(first_row() + 8 * i + lane / 4, n0 + first_column() + 8 * j + lane % 4 * 2 + e);
+                }
     }
 
-    /* The same for any rows: row_of(slot of the tile) is a row of `out`, negative where there is none. An mma result:
-     * lane holds columns 2 * thread_in_group and the next of rows group (d[0], d[1]) and group + 8 (d[2], d[3]). */
-    template <typename RowOf, typename Out, typename Bias>
-    __device__ void store(const RowOf &row_of, Out *out, int64_t stride, int n0, int columns, const Bias *bias) const {
-        struct alignas(2 * sizeof(Out)) Pair {
-            Out x, y;
-        };
-        const bool aligned = reinterpret_cast<uintptr_t>(out) % sizeof(Pair) == 0 && stride % 2 == 0;
+    /* d = activation(d + bias + residual): row_of(slot of the tile) is a row of the residual, negative where there is
+     * none. An mma result: lane holds columns 2 * thread_in_group and the next of rows group (d[0], d[1]) and group + 8
+     * (d[2], d[3]). */
+    template <typename T, typename RowOf>
+    __device__ void finish(const RowOf &row_of, int n0, int columns, const SumEpilogue &epilogue) {
+        const T *bias = static_cast<const T *>(epilogue.bias), *residual = static_cast<const T *>(epilogue.residual);
+        const bool aligned = are_pairs(residual, epilogue.residual_stride);
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int j = 0; j < 2 * Shape::kFragmentsN; ++j) {
@@ -284,13 +304,48 @@ struct Accumulator {
             const float bias_y = bias && n + 1 < columns ? to_float(bias[n + 1]) : 0.0f;
 #pragma unroll
             for (int i = 0; i < 2 * Shape::kFragmentsM; ++i) {
+                float *pair = &d[i / 2][j / 2][j % 2][i % 2 * 2];
+                pair[0] += bias_x;
+                pair[1] += bias_y;
+                const int64_t m = residual ? row_of(first_row() + 8 * i + lane / 4) : -1;
+                if (m < 0) continue;
+                const T *source = residual + m * epilogue.residual_stride + n;
+                if (aligned && n + 1 < columns) {
+                    const Pair<T> addend = *reinterpret_cast<const Pair<T> *>(source);
+                    pair[0] += to_float(addend.x);
+                    pair[1] += to_float(addend.y);
+                } else {
+                    if (n < columns) pair[0] += to_float(source[0]);
+                    if (n + 1 < columns) pair[1] += to_float(source[1]);
+                }
+            }
+        }
+        activate(reinterpret_cast<float (&)[sizeof d / sizeof(float)]>(d), epilogue.activation);
+    }
+
+    /* Writes the part of the tile at (m0, n0) that lies inside rows x columns. */
+    template <typename Out>
+    __device__ void store(Out *out, int64_t stride, int64_t m0, int64_t rows, int n0, int columns) const {
+        store([=](int slot) { return m0 + slot < rows ? m0 + slot : -1; }, out, stride, n0, columns);
+    }
+
+    /* The same for any rows, as in finish(). */
+    template <typename RowOf, typename Out>
+    __device__ void store(const RowOf &row_of, Out *out, int64_t stride, int n0, int columns) const {
+        const bool aligned = are_pairs(out, stride);
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int j = 0; j < 2 * Shape::kFragmentsN; ++j) {
+            const int n = n0 + first_column() + 8 * j + lane % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < 2 * Shape::kFragmentsM; ++i) {
                 const int64_t m = row_of(first_row() + 8 * i + lane / 4);
                 if (m < 0) continue;
                 const float *pair = &d[i / 2][j / 2][j % 2][i % 2 * 2];
-                const Out x = from_float<Out>(pair[0] + bias_x), y = from_float<Out>(pair[1] + bias_y);
+                const Out x = from_float<Out>(pair[0]), y = from_float<Out>(pair[1]);
                 Out *target = out + m * stride + n;
                 if (aligned && n + 1 < columns) {
-                    *reinterpret_cast<Pair *>(target) = Pair{x, y};
+                    *reinterpret_cast<Pair<Out> *>(target) = Pair<Out>{x, y};
                 } else {
                     if (n < columns) target[0] = x;
                     if (n + 1 < columns) target[1] = y;

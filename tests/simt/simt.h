@@ -18,6 +18,8 @@
 #define __launch_bounds__(...)
 #undef __forceinline__
 #define __forceinline__ inline
+#undef __noinline__
+#define __noinline__
 
 extern uint3 threadIdx, blockIdx; /* of the fiber that runs */
 extern dim3 blockDim, gridDim;
