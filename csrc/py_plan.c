@@ -53,8 +53,15 @@ static const fg_parameter conv_parameters[] = {
 };
 enum { WGRAD_PARAMETERS = FG_LENGTH(conv_parameters) - 3 };
 static const fg_parameter gemm_parameters[] = {
-    FG_SIZE(m), FG_SIZE(n), FG_SIZE(k), FG_SIZE(groups), FG_SIZE(dtype), FG_SIZE(num_sms),
+    FG_SIZE(m),
+    FG_SIZE(n),
+    FG_SIZE(k),
+    FG_SIZE(groups),
+    FG_SIZE(dtype),
+    FG_SIZE(num_sms),
+    {FG_KEYWORD_tiles, FG_KEYWORD_ONLY},
 };
+enum { PORTABLE_GEMM_PARAMETERS = FG_LENGTH(gemm_parameters) - 1 };
 
 static int parse_capability(const fg_question *q, int32_t *compute_capability) {
     return fg_arg_int32(q->others[0], "compute_capability", 80, INT32_MAX, compute_capability);
@@ -96,7 +103,7 @@ static PyObject *plan_conv_wgrad(PyObject *module, PyObject *const *args, Py_ssi
 
 static PyObject *plan_gemm(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     fg_question q;
-    if (parse_question(&q, "plan_gemm", gemm_parameters, FG_LENGTH(gemm_parameters), module, args, nargs, kwnames) < 0)
+    if (parse_question(&q, "plan_gemm", gemm_parameters, PORTABLE_GEMM_PARAMETERS, module, args, nargs, kwnames) < 0)
         return NULL;
     return answer(fg_plan_gemm(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms));
 }
@@ -181,10 +188,13 @@ static PyObject *plan_order_sets(PyObject *module, PyObject *const *args, Py_ssi
 
 static PyObject *plan_gemm_sm90(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     fg_question q;
+    int32_t tiles = 0;
     if (parse_question(&q, "plan_gemm_sm90", gemm_parameters, FG_LENGTH(gemm_parameters), module, args, nargs,
-                       kwnames) < 0)
+                       kwnames) < 0 ||
+        fg_arg_int32(q.others[0], "tiles", 0, FG_TILES_ALL, &tiles) < 0) {
         return NULL;
-    return answer(fg_plan_gemm_sm90(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms));
+    }
+    return answer(fg_plan_gemm_sm90(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms, tiles));
 }
 
 PyMethodDef fg_plan_methods[] = {
@@ -203,6 +213,8 @@ PyMethodDef fg_plan_methods[] = {
     {"plan_gemm", FG_FASTCALL(plan_gemm),
      PyDoc_STR("plan_gemm($module, /, *, m, n, k, groups, dtype, num_sms)\n--\n\nTiles of a product.")},
     {"plan_gemm_sm90", FG_FASTCALL(plan_gemm_sm90),
-     PyDoc_STR("plan_gemm_sm90($module, /, *, m, n, k, groups, dtype, num_sms)\n--\n\nThe same on Hopper.")},
+     PyDoc_STR(
+         "plan_gemm_sm90($module, /, *, m, n, k, groups, dtype, num_sms, tiles=0)\n--\n\nThe same on Hopper. tiles: "
+         "1 no pairs of blocks, 2 the narrowest.")},
     {NULL, NULL, 0, NULL},
 };

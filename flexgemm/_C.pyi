@@ -157,17 +157,43 @@ def gemm(
     scale_a: Array | None = None,
     scale_b: Array | None = None,
     bias: Array | None = None,
+    scale_out: Array | None = None,
     offsets: Array | None = None,
+    m_indices: Array | None = None,
+    masked_m: Array | None = None,
+    weight_indices: Array | None = None,
+    layout: str | None = None,
+    b_row_major: bool = False,
+    expected_m: int = 0,
+    alpha: float = 1.0,
+    activation: str | None = None,
+    swiglu: bool = False,
+    accumulate: bool = False,
+    promote_every: int | None = 128,
     dtype_a: str | None = None,
     dtype_b: str | None = None,
+    dtype_out: str | None = None,
     precision: str = "ieee",
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """out = scale_a scale_b A.B^T + bias. Dense: a (M, K), b (N, K). With offsets (G,) or (G + 1,): b (G, N, K), rows
-    offsets[g]:offsets[g+1] of a belong to group g. scale_a: () or (1,) per tensor, (M,) per row; scale_b likewise with
-    N, or (G,) and (G, N). bias (N,) or (G, N). dtype_a, dtype_b name the dtype behind uint8 arrays."""
+    """out = act(alpha scale_a scale_b A.B^T + bias). `layout`, "dense" by default and "m_grouped" with offsets:
 
+    dense                  a (M, K)     b (N, K)     out (M, N)
+    batched                a (G, M, K)  b (G, N, K)  out (G, M, N)
+    m_grouped              a (M, K)     b (G, N, K)  out (M, N)     offsets of rows, (G,) or (G + 1,)
+    m_grouped_contiguous   the same                                 m_indices (M,)
+    m_grouped_masked       a (G, M, K)  b (G, N, K)  out (G, M, N)  masked_m (G,), expected_m a hint
+    n_grouped              a (G, M, K)  b (N, K)     out (M, N)     offsets of columns
+    k_grouped              a (M, K)     b (N, K)     out (G, M, N)  offsets along K
+
+    b_row_major: b is (..., K, N). weight_indices (G,): group g of m_grouped multiplies b[weight_indices[g]].
+    scale_a: () or (1,), (M,) or (M, K / 128) with scale_b (N / 128, K / 128); scale_b likewise with N; a leading G as
+    their operands, or (G,). bias (N,), or (G, N) where b has G. swiglu: columns are gate and up in turns, out has
+    N / 2. scale_out (): out is float8. dtype_a, dtype_b, dtype_out name the dtype behind uint8 arrays."""
+
+def set_num_sms(num_sms: int | None, /) -> None: ...
+def get_num_sms() -> int | None: ...
 def quantize(
     x: Array,
     q: Array,
@@ -175,10 +201,14 @@ def quantize(
     *,
     scale_given: bool = False,
     dtype: str | None = None,
+    swiglu: bool = False,
+    block_rows: int = 0,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row. dtype names a uint8 q."""
+    """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row; with block_rows 1 or 128 one per
+    block of that many rows and 128 columns, (..., M / block_rows, K / 128) rounded up, of x (M, K) or (G, M, K).
+    swiglu: x has 2 K columns, gate and up in turns. dtype names a uint8 q."""
 
 def neighbor_map_workspace(*args: Any, **kwargs: Any) -> int: ...
 def row_order_workspace(*args: Any, **kwargs: Any) -> int: ...
@@ -206,4 +236,6 @@ def plan_conv_wgrad(
     *, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int, compute_capability: int = 80
 ) -> dict[str, Any]: ...
 def plan_gemm(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
-def plan_gemm_sm90(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
+def plan_gemm_sm90(
+    *, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int, tiles: int = 0
+) -> dict[str, Any]: ...

@@ -195,37 +195,68 @@ typedef struct {
     fg_tensor workspace;
 } fg_conv_wgrad_params;
 
-typedef enum { FG_SCALE_NONE = 0, FG_SCALE_TENSOR, FG_SCALE_ROW } fg_scale_kind;
+typedef enum { FG_SCALE_NONE = 0, FG_SCALE_TENSOR, FG_SCALE_ROW, FG_SCALE_BLOCK } fg_scale_kind;
 
-typedef enum { FG_GEMM_DENSE = 0, FG_GEMM_M_GROUPED } fg_gemm_layout;
+enum { FG_SCALE_BLOCK_SIZE = 128 };
 
-/* out = (scale_a * scale_b) * A . B^T + bias, accumulation in float32.
- * Dense: A (M, K), B (N, K). M-grouped (ragged): B (G, N, K) and rows offsets[g] .. offsets[g+1] of A belong to
- * group g; rows outside every group are neither read nor written. offsets holds G ends (offsets[-1] taken as 0) or
- * G + 1 bounds; a backend clamps them into 0..M and takes a decreasing one as an empty group, the CPU rejects both. */
+/* Which axis of the product belongs to groups, and what tells them apart. A backend clamps offsets and masked_m into
+ * the axis, takes a decreasing pair of offsets as an empty group and skips an index that names no group; the CPU
+ * rejects all of them. Offsets hold G ends (the first group begins at 0) or G + 1 bounds. */
+typedef enum {
+    FG_GEMM_DENSE = 0,            /* A (M, K)     B (N, K)     out (M, N) */
+    FG_GEMM_BATCHED,              /* A (G, M, K)  B (G, N, K)  out (G, M, N) */
+    FG_GEMM_M_GROUPED,            /* A (M, K)     B (G, N, K)  out (M, N)     offsets of rows */
+    FG_GEMM_M_GROUPED_CONTIGUOUS, /* the same; m_indices (M): each row's group or -1. A group starts at a multiple of
+                                     FG_GROUP_ALIGNMENT, its rows are adjacent and -1 lies behind them */
+    FG_GEMM_M_GROUPED_MASKED,     /* A (G, M, K)  B (G, N, K)  out (G, M, N)  masked_m (G): rows of each group */
+    FG_GEMM_N_GROUPED,            /* A (G, M, K)  B (N, K)     out (M, N)     offsets of columns */
+    FG_GEMM_K_GROUPED,            /* A (M, K)     B (N, K)     out (G, M, N)  offsets along K */
+    FG_GEMM_LAYOUT_COUNT,
+} fg_gemm_layout;
+
+enum { FG_GROUP_ALIGNMENT = 128 };
+
+/* out = act(alpha * scale_a * scale_b * A . B^T + bias), accumulation in float32. With swiglu the N columns are pairs
+ * of gate and up, and out has N / 2: silu(gate) * up. A float8 out is saturate(D / scale_out). With `accumulate` (out
+ * float32), out += D. Rows and columns outside every group are neither read nor written; an empty group along K is a
+ * product of depth 0. */
 typedef struct {
     fg_gemm_layout layout;
-    fg_tensor a;       /* (M, K) float8_* | float16 | bfloat16 | float32, inner stride 1 */
-    fg_tensor b;       /* (N, K) or (G, N, K), inner stride 1; fp8 kinds mix freely, else dtype of a */
-    fg_tensor scale_a; /* float32 contiguous: () or (M); absent with FG_SCALE_NONE */
-    fg_tensor scale_b; /* float32 contiguous: () or (N) dense; (G) or (G, N) grouped */
+    fg_tensor a;              /* float8_* | float16 | bfloat16 | float32, inner stride 1 */
+    fg_tensor b;              /* inner stride 1; fp8 kinds mix freely, else dtype of a */
+    bool b_row_major;         /* b is (..., K, N) instead */
+    fg_tensor grouping;       /* offsets int32 | int64, m_indices or masked_m int32, contiguous; else absent */
+    fg_tensor weight_indices; /* M_GROUPED: group g multiplies b[weight_indices[g]] (G) int32 | int64; or absent */
+    int64_t expected_m;       /* M_GROUPED_MASKED: about masked_m, a hint for the plan; 0 = unknown */
+    /* float32 contiguous. TENSOR: () or (G); ROW: (M), (N) or with a leading G; BLOCK, both or none, for float8 that is
+     * not grouped along N or K: A (..., M, K / 128), B (..., N / 128, K / 128), rounded up. A leading G belongs to an
+     * operand that has one, and to both where K is grouped; b[weight_indices[g]] has that index. */
+    fg_tensor scale_a, scale_b;
     fg_scale_kind kind_a, kind_b;
-    fg_tensor bias;    /* (N) dense or (G, N) grouped, contiguous, float32 or dtype of out; or absent */
-    fg_tensor offsets; /* (G) or (G+1) int32 | int64 contiguous; absent when dense */
+    fg_tensor bias; /* (N), or (G, N) where b has G; contiguous, float32 or dtype of out; or absent */
+    float alpha;
+    fg_activation activation;
+    bool swiglu; /* N is even; not N_GROUPED */
+    bool accumulate;
     fg_precision precision;
-    fg_tensor out; /* (M, N) bfloat16 | float16 | float32, inner stride 1 */
+    int32_t promote_every; /* K between two promotions of float8 sums: a multiple of 128; 0 = never */
+    int32_t num_sms;       /* multiprocessors to use at most; 0 = all */
+    fg_tensor scale_out;   /* float32 (); with a float8 out, or absent */
+    fg_tensor out;         /* bfloat16 | float16 | float32 | float8_*, inner stride 1 */
     fg_tensor workspace;
 } fg_gemm_params;
 
-/* q = saturate(x / scale), round to nearest even, NaN kept; x / scale is one IEEE float32 division.
- * scale = amax / max_finite(dtype of q) over the finite values of the tensor or of the row, 1 where amax is 0;
- * computed here unless scale_given. A row scale that underflows to 0 is 1 as well. */
+/* q = saturate(y / scale), round to nearest even, NaN kept; y / scale is one IEEE float32 division. y is x, or with
+ * swiglu silu(x[2 j]) * x[2 j + 1] in float32. scale = amax / max_finite(dtype of q) over the finite values of y in the
+ * tensor, row or block, 1 where amax is 0; computed here unless scale_given. One that underflows to 0 is 1 as well. */
 typedef struct {
-    fg_tensor x;        /* (M, K) float32 | float16 | bfloat16, inner stride 1 */
-    fg_scale_kind kind; /* FG_SCALE_TENSOR or FG_SCALE_ROW */
+    fg_tensor x;        /* (M, K), or of blocks also (G, M, K); float32 | float16 | bfloat16, inner stride 1 */
+    bool swiglu;        /* x has 2 K columns */
+    fg_scale_kind kind; /* FG_SCALE_TENSOR, FG_SCALE_ROW or FG_SCALE_BLOCK */
+    int32_t block_rows; /* of a block, 1 or 128; its columns are 128 */
     bool scale_given;
-    fg_tensor scale; /* in or out: float32 () or (M) contiguous */
-    fg_tensor q;     /* out: (M, K) float8_e4m3fn | float8_e5m2, inner stride 1 */
+    fg_tensor scale; /* in or out: float32 contiguous (), (M) or (..., M / block_rows, K / 128) rounded up */
+    fg_tensor q;     /* out: (..., M, K) float8_e4m3fn | float8_e5m2, inner stride 1 */
     fg_tensor workspace;
 } fg_quantize_params;
 

@@ -126,31 +126,40 @@ def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), pr
     )
 
 
-def gemm(backend, a, b, out_dtype, *, scale_a=None, scale_b=None, bias=None, offsets=None, initial=None,
-         precision="ieee", dtype_a=None, dtype_b=None, **layout):  # fmt: skip
-    call = Call(backend, **layout)
+ARRAYS = ("scale_a", "scale_b", "bias", "scale_out", "offsets", "m_indices", "masked_m", "weight_indices")
+
+
+def gemm(backend, a, b, out_dtype, *, shape=None, initial=None, pad=0, offset=0, fence=True, **how):
+    """`shape` of the output is that of a dense or m-grouped product by default."""
+    call = Call(backend, pad=pad, offset=offset, fence=fence)
+    given = {name: call.give(value) if name in ARRAYS else value for name, value in how.items()}
     return call.run(
         "gemm",
         call.give(a, strided=True),
         call.give(b, strided=True),
-        call.take((len(a), b.shape[-2]), out_dtype, strided=True, initial=initial),
-        scale_a=call.give(scale_a),
-        scale_b=call.give(scale_b),
-        bias=call.give(bias),
-        offsets=call.give(offsets),
-        precision=precision,
-        dtype_a=dtype_a,
-        dtype_b=dtype_b,
+        call.take(shape or (len(a), b.shape[-2]), out_dtype, strided=True, initial=initial),
+        **given,
     )
 
 
-def quantize(backend, x, dtype, granularity, scale=None, **layout):
+BLOCK_ROWS = {"1x128": 1, "128x128": 128}
+
+
+def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, **layout):
     """(q, scale)."""
     call = Call(backend, **layout)
+    *lead, rows, columns = x.shape
+    columns //= 2 if swiglu else 1
+    block_rows = BLOCK_ROWS.get(granularity, 0)
+    shape = {"tensor": (), "row": (rows,)}.get(granularity)
+    if block_rows:
+        shape = (*lead, -(-rows // block_rows), -(-columns // 128))
     return call.run(
         "quantize",
         call.give(x, strided=True),
-        call.take(x.shape, dtype, strided=True),
-        call.take((len(x),) if granularity == "row" else (), "float32", initial=scale),
+        call.take((*lead, rows, columns), dtype, strided=True),
+        call.take(shape, "float32", initial=scale),
         scale_given=scale is not None,
+        swiglu=swiglu,
+        block_rows=block_rows,
     )

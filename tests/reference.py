@@ -128,14 +128,36 @@ def conv_wgrad(grad_out, feats, nmap):
 # ---- GEMM ----
 
 
-def gemm(a, b, scale_a=None, scale_b=None, bias=None):
-    """(scale_a * scale_b) * A . B^T + bias of the dequantised inputs."""
-    out = f64(a) @ f64(b).T
-    if scale_a is not None:
-        out *= f64(scale_a).reshape(-1, 1)
-    if scale_b is not None:
-        out *= f64(scale_b).reshape(1, -1)
-    return out if bias is None else out + f64(bias)
+SCALE_BLOCK = 128
+
+
+def scaled(x, scale, block_rows):
+    """x times its scale: one, one per row, or (two axes) one per block of block_rows x 128."""
+    if scale is None:
+        return f64(x)
+    scale = f64(scale)
+    if scale.ndim == 2:
+        scale = scale.repeat(block_rows, axis=0)[: len(x)].repeat(SCALE_BLOCK, axis=1)[:, : x.shape[1]]
+    return f64(x) * (scale.reshape(-1, 1) if scale.ndim < 2 else scale)
+
+
+def activated(x, activation):
+    """SwiGLU halves the columns: 2 j is the gate of 2 j + 1."""
+    if activation == "swiglu":
+        return activated(x[:, 0::2], "silu") * x[:, 1::2]
+    with np.errstate(over="ignore"):
+        return {
+            None: lambda: x,
+            "relu": lambda: np.where(x < 0, 0, x),
+            "silu": lambda: x / (1 + np.exp(-x)),
+            "gelu": lambda: x * 0.5 * np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2)),
+        }[activation]()
+
+
+def gemm(a, b, scale_a=None, scale_b=None, bias=None, alpha=1.0, activation=None):
+    """act(alpha * A . B^T + bias) of the dequantised inputs."""
+    out = alpha * (scaled(a, scale_a, 1) @ scaled(b, scale_b, SCALE_BLOCK).T)
+    return activated(out if bias is None else out + f64(bias), activation)
 
 
 def group_bounds(offsets, groups):
@@ -166,18 +188,37 @@ def grouped_gemm(a, b, offsets, scale_a=None, scale_b=None, bias=None):
 # ---- quantisation: the one place where the answer is defined in float32, bit for bit ----
 
 
+def over_blocks(x, block_rows, reduce):
+    """reduce() of each block of block_rows x 128 of a matrix."""
+    starts = [range(0, length, step) for length, step in zip(x.shape, (block_rows, SCALE_BLOCK), strict=True)]
+    result = np.zeros([len(s) for s in starts], np.float32)
+    for (i, row), (j, column) in itertools.product(*map(enumerate, starts)):
+        result[i, j] = reduce(x[row : row + block_rows, column : column + SCALE_BLOCK])
+    return result
+
+
 def quantize(x, dtype, granularity, scale=None):
     """q = saturate(x / scale) rounded to nearest even, and scale = amax / max over the finite values."""
+    if np.ndim(x) == 3:
+        parts = [quantize(m, dtype, granularity, None if scale is None else scale[g]) for g, m in enumerate(x)]
+        return tuple(np.stack(part) for part in zip(*parts, strict=True))
     x = np.asarray(x).astype(np.float32)
     limit = np.float32(FP8_MAX[dtype])
+    block_rows = {"1x128": 1, "128x128": SCALE_BLOCK}.get(granularity)
     if scale is None:
         magnitude = np.where(np.isfinite(x), np.abs(x), np.float32(0))
-        axes = None if granularity == "tensor" else 1
-        scale = np.asarray(magnitude.max(axis=axes, initial=0) / limit, np.float32)
+        if block_rows:
+            largest = over_blocks(magnitude, block_rows, np.max)
+        else:
+            largest = magnitude.max(axis=None if granularity == "tensor" else 1, initial=0)
+        scale = np.asarray(largest / limit, np.float32)
         scale = np.where(scale == 0, np.float32(1), scale).astype(np.float32)
-    per_row = np.reshape(scale, (-1, 1))
+    if block_rows:
+        per_element = scale.repeat(block_rows, axis=0)[: len(x)].repeat(SCALE_BLOCK, axis=1)[:, : x.shape[1]]
+    else:
+        per_element = np.reshape(scale, (-1, 1))
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        return np.clip(x / per_row, -limit, limit).astype(dtype_of(dtype)), scale
+        return np.clip(x / per_element, -limit, limit).astype(dtype_of(dtype)), scale
 
 
 # ---- verdicts ----

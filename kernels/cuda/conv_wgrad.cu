@@ -206,8 +206,8 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream,
     FG_CUDA(cudaGetLastError());
     if (p.partials) {
         const int64_t columns = static_cast<int64_t>(p.volume) * p.ci;
-        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.co, columns, static_cast<const T *>(nullptr),
-                                   static_cast<T *>(p.grad_weight), columns, stream));
+        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.co, columns, static_cast<T *>(p.grad_weight), columns,
+                                   stream));
     }
     return FG_OK;
 }
