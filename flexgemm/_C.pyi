@@ -207,11 +207,12 @@ def conv_wgrad(
     grad_weight: Array | None,
     grad_bias: Array | None,
     *,
+    algorithm: str = "auto",
     precision: str = "ieee",
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co)."""
+    """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co). There is one algorithm."""
 
 def pool(
     feats: Array,

@@ -243,9 +243,10 @@ typedef struct {
 /* grad_weight[:, v, :] = sum_m grad_out[m] (x) feats[map[v, m]]; grad_bias = sum_m grad_out[m].
  * Either output may be absent. Deterministic: partial sums meet in a fixed order. */
 typedef struct {
-    fg_tensor grad_out; /* (M, Co), inner stride 1 */
-    fg_tensor feats;    /* (N, Ci), inner stride 1 */
-    fg_tensor map;      /* (V, M) int32 contiguous: the forward map */
+    fg_tensor grad_out;     /* (M, Co), inner stride 1 */
+    fg_tensor feats;        /* (N, Ci), inner stride 1 */
+    fg_tensor map;          /* (V, M) int32 contiguous: the forward map */
+    fg_algorithm algorithm; /* of which this pass knows one */
     fg_precision precision;
     fg_tensor grad_weight; /* out: (Co, V, Ci) contiguous, dtype of feats; or absent */
     fg_tensor grad_bias;   /* out: (Co) contiguous, dtype of feats; or absent */
