@@ -101,6 +101,19 @@ int fg_arg_bool(PyObject *value, const char *name, bool *out) {
     return 0;
 }
 
+int fg_arg_float(PyObject *value, const char *name, float *out) {
+    if (!value) return 0;
+    PyObject *number = PyNumber_Check(value) ? PyNumber_Float(value) : NULL;
+    if (!number) {
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) return -1;
+        PyErr_Clear();
+        return wrong_type(value, name, "a float");
+    }
+    *out = (float)PyFloat_AsDouble(number);
+    Py_DECREF(number);
+    return 0;
+}
+
 int fg_arg_int64s(PyObject *value, const char *name, int64_t least, int64_t most, int room, int64_t *out, int *count) {
     if (!PySequence_Check(value) || PyUnicode_Check(value)) return wrong_type(value, name, "a sequence of ints");
     const Py_ssize_t length = PySequence_Size(value);

@@ -33,6 +33,7 @@ const char *fg_keyword_name(fg_keyword keyword);
 int fg_arg_int64(PyObject *value, const char *name, int64_t least, int64_t most, int64_t *out);
 int fg_arg_int32(PyObject *value, const char *name, int32_t least, int32_t most, int32_t *out);
 int fg_arg_bool(PyObject *value, const char *name, bool *out);
+int fg_arg_float(PyObject *value, const char *name, float *out);
 
 /* A sequence of ints: *count of at most `room` are stored. */
 int fg_arg_int64s(PyObject *value, const char *name, int64_t least, int64_t most, int room, int64_t *out, int *count);

@@ -15,11 +15,14 @@
 /* Every keyword of every function. Interned once per module, so that the parser compares pointers. */
 /* clang-format off */
 #define FG_KEYWORDS(X)                                                                                                 \
-    X(a) X(activation) X(algorithm) X(array) X(b) X(bias) X(check) X(ci) X(co) X(compute_capability) X(coords) X(copy) \
-    X(device) X(dilation) X(dl_device) X(dtype) X(dtype_a) X(dtype_b) X(feats) X(grad_bias) X(grad_feats) X(grad_out)  \
-    X(grad_weight) X(groups) X(index) X(k) X(kernel_size) X(m) X(map) X(max_version) X(mirrored) X(n) X(num_sms)       \
-    X(offsets) X(order) X(out) X(precision) X(q) X(residual) X(rows) X(scale) X(scale_a) X(scale_b) X(scale_given)     \
-    X(shape) X(stream) X(transposed) X(v) X(weight) X(workspace) X(x)
+    X(a) X(accumulate) X(activation) X(algorithm) X(alpha) X(array) X(b) X(b_row_major) X(batch) X(bias) X(bits)       \
+    X(block_rows) X(bounds) X(check) X(chosen) X(ci) X(co) X(code) X(code_shape) X(compute_capability) X(coords)       \
+    X(copy) X(count) X(device) X(dilation) X(dl_device) X(dtype) X(dtype_a) X(dtype_b) X(dtype_out) X(expected_m)      \
+    X(feats) X(grad_bias) X(grad_feats) X(grad_out) X(grad_weight) X(groups) X(index) X(k) X(kernel_size) X(keys)      \
+    X(layout) X(m) X(m_indices) X(map) X(masked_m) X(max_version) X(mirrored) X(mode) X(n) X(num_sms) X(offsets)       \
+    X(order) X(out) X(out_shape) X(padding) X(precision) X(promote_every) X(q) X(queries) X(query_shape) X(residual)   \
+    X(rows) X(scale) X(scale_a) X(scale_b) X(scale_given) X(scale_out) X(shape) X(sorted) X(stream) X(stride)          \
+    X(swiglu) X(tiles) X(transposed) X(v) X(weight) X(weight_indices) X(workspace) X(x)
 /* clang-format on */
 
 #define FG_KEYWORD_ENUMERATOR(name) FG_KEYWORD_##name,
@@ -53,6 +56,10 @@ typedef struct {
     PyObject *algorithms[FG_ALGORITHM_COUNT];
     PyObject *devices[2];     /* "cpu", "cuda" */
     PyObject *activations[3]; /* in the order of fg_activation, from FG_ACTIVATION_RELU on */
+    PyObject *pool_modes[FG_POOL_MODE_COUNT];
+    PyObject *sequences[FG_SEQUENCE_COUNT];
+    PyObject *layouts[FG_GEMM_LAYOUT_COUNT];
+    int32_t num_sms; /* that products may use at most; 0: all */
     PyTypeObject *device_array_type;
     fg_type_entry types[FG_TYPE_CACHE_SIZE];
     unsigned next_type; /* the entry that the next new type takes */
@@ -74,6 +81,7 @@ static inline const fg_backend *fg_backend_of(fg_device_type type) {
 }
 
 /* Method tables of the families; module.c adds them all. */
-extern PyMethodDef fg_conv_methods[], fg_gemm_methods[], fg_plan_methods[], fg_voxel_methods[];
+extern PyMethodDef fg_conv_methods[], fg_gemm_methods[], fg_plan_methods[], fg_pool_methods[], fg_serialize_methods[],
+    fg_voxel_methods[];
 
 #endif

@@ -53,8 +53,15 @@ static const fg_parameter conv_parameters[] = {
 };
 enum { WGRAD_PARAMETERS = FG_LENGTH(conv_parameters) - 3 };
 static const fg_parameter gemm_parameters[] = {
-    FG_SIZE(m), FG_SIZE(n), FG_SIZE(k), FG_SIZE(groups), FG_SIZE(dtype), FG_SIZE(num_sms),
+    FG_SIZE(m),
+    FG_SIZE(n),
+    FG_SIZE(k),
+    FG_SIZE(groups),
+    FG_SIZE(dtype),
+    FG_SIZE(num_sms),
+    {FG_KEYWORD_tiles, FG_KEYWORD_ONLY},
 };
+enum { PORTABLE_GEMM_PARAMETERS = FG_LENGTH(gemm_parameters) - 1 };
 
 static int parse_capability(const fg_question *q, int32_t *compute_capability) {
     return fg_arg_int32(q->others[0], "compute_capability", 80, INT32_MAX, compute_capability);
@@ -96,7 +103,7 @@ static PyObject *plan_conv_wgrad(PyObject *module, PyObject *const *args, Py_ssi
 
 static PyObject *plan_gemm(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     fg_question q;
-    if (parse_question(&q, "plan_gemm", gemm_parameters, FG_LENGTH(gemm_parameters), module, args, nargs, kwnames) < 0)
+    if (parse_question(&q, "plan_gemm", gemm_parameters, PORTABLE_GEMM_PARAMETERS, module, args, nargs, kwnames) < 0)
         return NULL;
     return answer(fg_plan_gemm(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms));
 }
@@ -179,12 +186,38 @@ static PyObject *plan_order_sets(PyObject *module, PyObject *const *args, Py_ssi
     return groups_of(&sets);
 }
 
+static PyObject *plan_conv_sites(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    static const fg_parameter parameters[] = {
+        FG_SIZE(kernel_size), FG_SIZE(stride), FG_SIZE(dilation), {FG_KEYWORD_transposed, FG_KEYWORD_ONLY}};
+    enum { AXES = 3, TRANSPOSED = AXES, COUNT };
+    static const int64_t most[AXES] = {7, INT32_MAX, INT32_MAX};
+    PyObject *values[COUNT];
+    int32_t axes[AXES][3];
+    bool transposed = false;
+    if (fg_parse_args(PyModule_GetState(module), "plan_conv_sites", parameters, COUNT, args, nargs, kwnames, values) <
+        0)
+        return NULL;
+    for (int i = 0; i < AXES; i++) {
+        const char *name = fg_keyword_name(parameters[i].keyword);
+        int64_t sizes[3];
+        int given;
+        if (fg_arg_int64s(values[i], name, 1, most[i], 3, sizes, &given) < 0) return NULL;
+        if (given != 3) return PyErr_Format(PyExc_ValueError, "%s: expected 3 ints, got %d", name, given);
+        for (int axis = 0; axis < 3; axis++) axes[i][axis] = (int32_t)sizes[axis];
+    }
+    if (fg_arg_bool(values[TRANSPOSED], "transposed", &transposed) < 0) return NULL;
+    return PyLong_FromLongLong(fg_plan_conv_sites(axes[0], axes[1], axes[2], transposed).per_voxel);
+}
+
 static PyObject *plan_gemm_sm90(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     fg_question q;
+    int32_t tiles = 0;
     if (parse_question(&q, "plan_gemm_sm90", gemm_parameters, FG_LENGTH(gemm_parameters), module, args, nargs,
-                       kwnames) < 0)
+                       kwnames) < 0 ||
+        fg_arg_int32(q.others[0], "tiles", 0, FG_TILES_ALL, &tiles) < 0) {
         return NULL;
-    return answer(fg_plan_gemm_sm90(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms));
+    }
+    return answer(fg_plan_gemm_sm90(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms, tiles));
 }
 
 PyMethodDef fg_plan_methods[] = {
@@ -200,9 +233,14 @@ PyMethodDef fg_plan_methods[] = {
     {"plan_row_orders", FG_FASTCALL(plan_row_orders),
      PyDoc_STR("plan_row_orders($module, /, *, rows, kernel_size, groups)\n--\n\n"
                "For each order the offsets to sort the rows by, first highest; the rows of a segment; bits of a key.")},
+    {"plan_conv_sites", FG_FASTCALL(plan_conv_sites),
+     PyDoc_STR("plan_conv_sites($module, /, *, kernel_size, stride, dilation, transposed=False)\n--\n\n"
+               "How many output sites one voxel of a sparse convolution can reach.")},
     {"plan_gemm", FG_FASTCALL(plan_gemm),
      PyDoc_STR("plan_gemm($module, /, *, m, n, k, groups, dtype, num_sms)\n--\n\nTiles of a product.")},
     {"plan_gemm_sm90", FG_FASTCALL(plan_gemm_sm90),
-     PyDoc_STR("plan_gemm_sm90($module, /, *, m, n, k, groups, dtype, num_sms)\n--\n\nThe same on Hopper.")},
+     PyDoc_STR(
+         "plan_gemm_sm90($module, /, *, m, n, k, groups, dtype, num_sms, tiles=0)\n--\n\nThe same on Hopper. tiles: "
+         "1 no pairs of blocks, 2 the narrowest.")},
     {NULL, NULL, 0, NULL},
 };

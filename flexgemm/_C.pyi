@@ -76,12 +76,39 @@ def neighbor_map(
     shape: Sequence[int],
     kernel_size: Sequence[int],
     dilation: Sequence[int],
+    queries: Array | None = None,
+    query_shape: Sequence[int] | None = None,
+    stride: Sequence[int] | None = None,
+    padding: Sequence[int] | None = None,
     transposed: bool = False,
     check: bool = False,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """coords (N, 4) int32 [batch, x, y, z]; shape (B, W, H, D); map (V, N) int32 out."""
+    """coords (N, 4) int32 [batch, x, y, z]; shape (B, W, H, D); map (V, M) int32 out: the row of coords at
+    queries[m] * stride + k * dilation - padding; transposed: at (queries[m] + padding - k * dilation) / stride.
+    queries (M, 4) int32 come with query_shape, stride and padding; without them they are coords, with stride 1 and
+    padding kernel_size // 2 * dilation."""
+
+def conv_sites(
+    coords: Array,
+    code: Array,
+    count: Array,
+    *,
+    shape: Sequence[int],
+    out_shape: Sequence[int],
+    code_shape: Sequence[int],
+    mode: str,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool = False,
+    workspace: Workspace = None,
+    stream: Stream = None,
+) -> int:
+    """coords (N, 4) int32 -> code (N * plan_conv_sites(),) int64, of which the first count (1,) int64 are the sorted
+    codes in code_shape, at least out_shape, of the sites that a convolution of these voxels reaches."""
 
 def row_order(
     map: Array,
@@ -96,6 +123,44 @@ def row_order(
     offsets, one after another, each set of orders cuts the kernel, by default (1,); in a group's order, columns with
     neighbours at the same of its offsets lie side by side, those without any first. Each "segment" of plan_row_orders()
     is sorted, stably, by the Gray-code rank of one bit for each of the order's "offsets", the first one highest."""
+
+def encode_seq(
+    coords: Array,
+    code: Array,
+    *,
+    shape: Sequence[int],
+    mode: str = "z_order",
+    workspace: Workspace = None,
+    stream: Stream = None,
+) -> int:
+    """coords (N, 4) int32, shape (B, W, H, D) -> code (N) int32 where sequence_bits() is up to 32, else int64; mode is
+    "bxyz", "z_order" or "hilbert". Rows outside shape get the code -1, on the CPU they raise."""
+
+def decode_seq(
+    code: Array,
+    coords: Array,
+    *,
+    shape: Sequence[int],
+    mode: str = "z_order",
+    workspace: Workspace = None,
+    stream: Stream = None,
+) -> int:
+    """The way back. Codes of no voxel give (-1, -1, -1, -1), on the CPU they raise."""
+
+def sequence_bits(*, shape: Sequence[int], mode: str = "z_order") -> int:
+    """Bits of a code; ValueError where they are more than 64, for "bxyz" more than 63."""
+
+def sort_keys(
+    keys: Array,
+    order: Array,
+    sorted: Array | None,
+    *,
+    bits: int,
+    workspace: Workspace = None,
+    stream: Stream = None,
+) -> int:
+    """order (N) int32 = the permutation that sorts the low `bits` bits of keys (N) int32 | int64 as unsigned numbers,
+    stably; sorted = keys[order]."""
 
 def conv_forward(
     feats: Array,
@@ -142,11 +207,66 @@ def conv_wgrad(
     grad_weight: Array | None,
     grad_bias: Array | None,
     *,
+    algorithm: str = "auto",
     precision: str = "ieee",
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co)."""
+    """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co). There is one algorithm."""
+
+def pool(
+    feats: Array,
+    map: Array,
+    out: Array,
+    chosen: Array | None,
+    count: Array | None,
+    *,
+    mode: str,
+    workspace: Workspace = None,
+    stream: Stream = None,
+) -> int:
+    """feats (N, C), map (V, M), out (M, C); mode "max", "mean" or "sum"; chosen (M, C) int32, of max, the row that each
+    maximum is from; count (M) int32, the rows there are."""
+
+def pool_backward(
+    grad_out: Array,
+    map: Array,
+    grad_feats: Array,
+    chosen: Array | None,
+    count: Array | None,
+    *,
+    mode: str,
+    workspace: Workspace = None,
+    stream: Stream = None,
+) -> int:
+    """grad_out (M, C), map (V, N) the transposed one, grad_feats (N, C); chosen of max and count of mean as pool or
+    global_pool gave them. Of global_pool, map is batch as (1, N)."""
+
+def batch_rows(
+    coords: Array,
+    batch: Array,
+    order: Array,
+    bounds: Array,
+    *,
+    workspace: Workspace = None,
+    stream: Stream = None,
+) -> int:
+    """coords (N, 4) int32 -> batch (N) int32, the sample of each row, -1 for none; order (N) int32 and bounds (B + 1)
+    int32: order[bounds[b]:bounds[b + 1]] are the rows of sample b."""
+
+def global_pool(
+    feats: Array,
+    order: Array,
+    bounds: Array,
+    out: Array,
+    chosen: Array | None,
+    count: Array | None,
+    *,
+    mode: str,
+    workspace: Workspace = None,
+    stream: Stream = None,
+) -> int:
+    """feats (N, C), order (N) and bounds (B + 1) of batch_rows, out (B, C); the rest as of pool."""
 
 def gemm(
     a: Array,
@@ -156,17 +276,43 @@ def gemm(
     scale_a: Array | None = None,
     scale_b: Array | None = None,
     bias: Array | None = None,
+    scale_out: Array | None = None,
     offsets: Array | None = None,
+    m_indices: Array | None = None,
+    masked_m: Array | None = None,
+    weight_indices: Array | None = None,
+    layout: str | None = None,
+    b_row_major: bool = False,
+    expected_m: int = 0,
+    alpha: float = 1.0,
+    activation: str | None = None,
+    swiglu: bool = False,
+    accumulate: bool = False,
+    promote_every: int | None = 128,
     dtype_a: str | None = None,
     dtype_b: str | None = None,
+    dtype_out: str | None = None,
     precision: str = "ieee",
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """out = scale_a scale_b A.B^T + bias. Dense: a (M, K), b (N, K). With offsets (G,) or (G + 1,): b (G, N, K), rows
-    offsets[g]:offsets[g+1] of a belong to group g. scale_a: () or (1,) per tensor, (M,) per row; scale_b likewise with
-    N, or (G,) and (G, N). bias (N,) or (G, N). dtype_a, dtype_b name the dtype behind uint8 arrays."""
+    """out = act(alpha scale_a scale_b A.B^T + bias). `layout`, "dense" by default and "m_grouped" with offsets:
 
+    dense                  a (M, K)     b (N, K)     out (M, N)
+    batched                a (G, M, K)  b (G, N, K)  out (G, M, N)
+    m_grouped              a (M, K)     b (G, N, K)  out (M, N)     offsets of rows, (G,) or (G + 1,)
+    m_grouped_contiguous   the same                                 m_indices (M,)
+    m_grouped_masked       a (G, M, K)  b (G, N, K)  out (G, M, N)  masked_m (G,), expected_m a hint
+    n_grouped              a (G, M, K)  b (N, K)     out (M, N)     offsets of columns
+    k_grouped              a (M, K)     b (N, K)     out (G, M, N)  offsets along K
+
+    b_row_major: b is (..., K, N). weight_indices (G,): group g of m_grouped multiplies b[weight_indices[g]].
+    scale_a: () or (1,), (M,) or (M, K / 128) with scale_b (N / 128, K / 128); scale_b likewise with N; a leading G as
+    their operands, or (G,). bias (N,), or (G, N) where b has G. swiglu: columns are gate and up in turns, out has
+    N / 2. scale_out (): out is float8. dtype_a, dtype_b, dtype_out name the dtype behind uint8 arrays."""
+
+def set_num_sms(num_sms: int | None, /) -> None: ...
+def get_num_sms() -> int | None: ...
 def quantize(
     x: Array,
     q: Array,
@@ -174,13 +320,25 @@ def quantize(
     *,
     scale_given: bool = False,
     dtype: str | None = None,
+    swiglu: bool = False,
+    block_rows: int = 0,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row. dtype names a uint8 q."""
+    """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row; with block_rows 1 or 128 one per
+    block of that many rows and 128 columns, (..., M / block_rows, K / 128) rounded up, of x (M, K) or (G, M, K).
+    swiglu: x has 2 K columns, gate and up in turns. dtype names a uint8 q."""
 
 def neighbor_map_workspace(*args: Any, **kwargs: Any) -> int: ...
+def pool_workspace(*args: Any, **kwargs: Any) -> int: ...
+def pool_backward_workspace(*args: Any, **kwargs: Any) -> int: ...
+def batch_rows_workspace(*args: Any, **kwargs: Any) -> int: ...
+def global_pool_workspace(*args: Any, **kwargs: Any) -> int: ...
+def conv_sites_workspace(*args: Any, **kwargs: Any) -> int: ...
 def row_order_workspace(*args: Any, **kwargs: Any) -> int: ...
+def encode_seq_workspace(*args: Any, **kwargs: Any) -> int: ...
+def decode_seq_workspace(*args: Any, **kwargs: Any) -> int: ...
+def sort_keys_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_forward_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
@@ -188,6 +346,9 @@ def gemm_workspace(*args: Any, **kwargs: Any) -> int: ...
 def quantize_workspace(*args: Any, **kwargs: Any) -> int: ...
 def plan_order_sets(*, rows: int, kernel_size: Sequence[int]) -> tuple[int, ...]: ...
 def plan_row_orders(*, rows: int, kernel_size: Sequence[int], groups: Sequence[int]) -> dict[str, Any]: ...
+def plan_conv_sites(
+    *, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], transposed: bool = False
+) -> int: ...
 def plan_conv(
     *,
     rows: int,
@@ -205,4 +366,6 @@ def plan_conv_wgrad(
     *, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int, compute_capability: int = 80
 ) -> dict[str, Any]: ...
 def plan_gemm(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
-def plan_gemm_sm90(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
+def plan_gemm_sm90(
+    *, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int, tiles: int = 0
+) -> dict[str, Any]: ...

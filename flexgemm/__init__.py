@@ -5,22 +5,68 @@ NumPy and the extension, nothing else; `flexgemm.torch` holds what only torch ne
 """
 
 from flexgemm._C import DeviceArray, build_info, device_count, device_info
-from flexgemm.conv import submanifold_conv3d, submanifold_conv3d_backward
-from flexgemm.gemm import gemm_nt, m_grouped_gemm_nt, quantize
-from flexgemm.voxel import NeighborMap, neighbor_map
+from flexgemm.conv import (
+    sparse_conv3d,
+    sparse_conv3d_backward,
+    sparse_inverse_conv3d,
+    submanifold_conv3d,
+    submanifold_conv3d_backward,
+)
+from flexgemm.gemm import (
+    batched_gemm_nt,
+    gemm_nt,
+    get_m_alignment_for_contiguous_layout,
+    get_num_sms,
+    interleave_gate_up,
+    k_grouped_wgrad_gemm_nt,
+    m_grouped_gemm_nt,
+    m_grouped_gemm_nt_contiguous,
+    m_grouped_gemm_nt_masked,
+    n_grouped_gemm_nt,
+    segment_gemm,
+    set_num_sms,
+    wgrad_gemm_nt,
+)
+from flexgemm.pool import global_pool, global_pool_backward, sparse_pool3d, sparse_pool3d_backward, sparse_upsample3d
+from flexgemm.quantization import quantize
+from flexgemm.serialize import decode_seq, encode_seq, sort_coords
+from flexgemm.voxel import NeighborMap, neighbor_map, sparse_conv_map
 
 __version__: str = build_info()["version"]
 
 __all__ = [
     "DeviceArray",
     "NeighborMap",
+    "batched_gemm_nt",
     "build_info",
+    "decode_seq",
     "device_count",
     "device_info",
+    "encode_seq",
     "gemm_nt",
+    "get_m_alignment_for_contiguous_layout",
+    "get_num_sms",
+    "global_pool",
+    "global_pool_backward",
+    "interleave_gate_up",
+    "k_grouped_wgrad_gemm_nt",
     "m_grouped_gemm_nt",
+    "m_grouped_gemm_nt_contiguous",
+    "m_grouped_gemm_nt_masked",
+    "n_grouped_gemm_nt",
     "neighbor_map",
     "quantize",
+    "segment_gemm",
+    "set_num_sms",
+    "sort_coords",
+    "sparse_conv3d",
+    "sparse_conv3d_backward",
+    "sparse_conv_map",
+    "sparse_inverse_conv3d",
+    "sparse_pool3d",
+    "sparse_pool3d_backward",
+    "sparse_upsample3d",
     "submanifold_conv3d",
     "submanifold_conv3d_backward",
+    "wgrad_gemm_nt",
 ]

@@ -120,9 +120,17 @@ class Library:
         """The scratch memory that an operation of the extension asks for, given this as its `workspace`."""
         return self.empty((nbytes,), "uint8", like)
 
+    def run(self, operation: Any, *arrays: Array, **scalars: Any) -> None:
+        """Calls an operation of the extension, on this library's stream and with its memory."""
+        operation(*arrays, workspace=self.workspace, stream=self.stream, **scalars)
+
     def result(self, x: Array) -> Array:
         """An array from `empty`, as the caller wants it."""
         return x
+
+    def first_int(self, x: Array) -> int:
+        """The first element of an integer array from `empty`. Waits for a GPU."""
+        return int(x.numpy(stream=self.stream)[0] if isinstance(x, _C.DeviceArray) else x[0])
 
     def output(self, out: Array, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
         """What the extension writes when the caller has given out=; arguments as of `empty`."""
@@ -284,10 +292,14 @@ class TorchLibrary(Library):
         return False
 
 
+def _pointer(stream: Stream) -> int:
+    """The cudaStream_t of a stream= argument."""
+    return int(index(stream) if hasattr(stream, "__index__") else stream.__cuda_stream__()[1])
+
+
 def torch_scope(x: Array, stream: Stream) -> Any:
     """A context in which `stream`, of the device of tensor x, is torch's current one."""
-    cuda = sys.modules["torch"].cuda
-    pointer = index(stream) if hasattr(stream, "__index__") else stream.__cuda_stream__()[1]
+    cuda, pointer = sys.modules["torch"].cuda, _pointer(stream)
     # 0 and 1 are the legacy default stream.
     return cuda.stream(cuda.ExternalStream(pointer, x.device) if pointer > 1 else cuda.default_stream(x.device))
 
@@ -312,6 +324,10 @@ class TorchOnStream(TorchLibrary):
         with self.scope:
             return super().empty(shape, dtype, like)
 
+    def first_int(self, x: Array) -> int:
+        with self.scope:
+            return super().first_int(x)
+
 
 class CupyLibrary(Library):
     name = "CuPy"
@@ -334,6 +350,11 @@ class CupyLibrary(Library):
         self.accept(x, name)
         with x.device:
             return self.cupy.ascontiguousarray(x)
+
+    def first_int(self, x: Array) -> int:
+        if self.stream is not None:
+            self.cupy.cuda.ExternalStream(_pointer(self.stream)).synchronize()
+        return super().first_int(x)
 
     def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
         with like.device:

@@ -1,182 +1,334 @@
-"""Products A . B^T of FP8 and 16- or 32-bit float matrices, dense and grouped, and the casts to FP8.
+"""Products A . B^T of FP8 and 16- or 32-bit float matrices: dense, batched and grouped along M, N or K.
 
-A quantised array stands for `q * scale`: scales multiply.
+Names are those of DeepGEMM: "nt" is A (M, K) and B (N, K), both with K innermost. What tells the groups apart lies
+where the matrices lie and is not read by the host, so every product can be captured in a CUDA graph and replayed with
+other group sizes: on a GPU what is out of range is clamped or skipped, on the CPU it raises ValueError.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Stream, dtype_name, library_of
+from flexgemm._arrays import Array, Library, Stream, dtype_name, library_of
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 FLOATS = ("float32", "float16", "bfloat16")
 
 
-def quantize(
-    x: Array,
-    dtype: Any = "float8_e4m3fn",
-    *,
-    granularity: str = "tensor",
-    scale: Array | None = None,
-    device: str | None = None,
-    stream: Stream = None,
-) -> tuple[Array, Array]:
-    """Casts a matrix to FP8: q = saturate(x / scale), rounded to nearest even, NaN kept, so that x ~ q * scale.
+class Options(TypedDict, total=False):
+    """Keywords of every product; `gemm_nt` describes them."""
 
-    x: (M, K) float32, float16 or bfloat16; rows may be strided.
-    dtype: "float8_e4m3fn" (largest value 448) or "float8_e5m2" (57344), by name or as a dtype of NumPy or torch.
-    granularity: "tensor" for one scale, "row" for one per row.
-    scale: float32, () or (1,) per tensor, (M,) per row; by default largest magnitude / largest FP8 value over the
-        finite values of the tensor or row, 1 where that is 0.
-    device: "cuda" or "cuda:1" computes NumPy arrays on a GPU. stream: instead of the library's current CUDA stream.
-
-    Returns (q (M, K), scale () or (M,) float32). q is uint8 where the library has no float8 (CuPy).
-    Raises TypeError and ValueError by argument name.
-    """
-    name = dtype_name(dtype, "dtype", FP8)
-    if granularity not in ("tensor", "row"):
-        raise ValueError(f"granularity: expected 'tensor' or 'row', got {granularity!r}")
-    library = library_of(x, "x", device, stream)
-    x = library.rows(x, "x")
-    if len(x.shape) != 2:
-        raise ValueError(f"x: expected (M, K), got {tuple(x.shape)}")
-    m, k = x.shape
-    if scale is None:
-        factors = library.empty(() if granularity == "tensor" else (m,), "float32", x)
-    else:
-        factors = library.contiguous(scale, "scale")
-        expected = ((), (1,)) if granularity == "tensor" else ((m,),)
-        if tuple(factors.shape) not in expected:
-            need = " or ".join(str(shape) for shape in expected)
-            raise ValueError(f"scale: expected {need} for granularity {granularity!r}, got {tuple(factors.shape)}")
-    q = library.empty((m, k), name, x)
-    _C.quantize(
-        x,
-        q,
-        factors,
-        scale_given=scale is not None,
-        dtype=name,
-        workspace=library.workspace,
-        stream=library.stream,
-    )
-    return library.result(q), library.result(factors) if scale is None else scale
+    scale_a: Array | None
+    scale_b: Array | None
+    bias: Array | None
+    alpha: float
+    activation: str | None
+    scale_out: Array | None
+    accumulate: bool
+    out: Array | None
+    out_dtype: Any
+    dtype_a: str | None
+    dtype_b: str | None
+    dtype_out: str | None
+    precision: str
+    promote_every: int | None
+    device: str | None
+    stream: Stream
 
 
-def gemm_nt(
-    a: Array,
-    b: Array,
-    *,
-    scale_a: Array | None = None,
-    scale_b: Array | None = None,
-    bias: Array | None = None,
-    out: Array | None = None,
-    out_dtype: Any = None,
-    dtype_a: str | None = None,
-    dtype_b: str | None = None,
-    precision: str = "ieee",
-    device: str | None = None,
-    stream: Stream = None,
-) -> Array:
-    """out = scale_a * scale_b * (a . b^T) + bias, summed in float32.
+def gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
+    """out = activation(alpha * scale_a * scale_b * (a . b^T) + bias), summed in float32.
 
     a: (M, K), b: (N, K): FP8 of either kind each, or both float16, bfloat16 or float32; rows may be strided.
-    scale_a: float32, () or (M,). scale_b: float32, () or (N,). None is 1.
-    bias: (N,) float32 or of the output's dtype, or None.
+    scale_a, scale_b: float32, by their shapes: one, () ; one per row, (M,) and (N,); one per 1 x 128 of a and per
+        128 x 128 of b, (M, K / 128) and (N / 128, K / 128) rounded up, FP8 only and both together. None is 1.
+    bias: (N,) float32 or of the output's dtype, or None. alpha: a number.
+    activation: "relu", "silu", "gelu" (by erf), or "swiglu": columns 2 j of the product are gates and 2 j + 1 what they
+        gate, and out (M, N / 2) is silu(gate) * up (`interleave_gate_up` orders a weight so).
     out: (M, N) to write into; by default a new array of the library of a, of dtype out_dtype.
-    out_dtype: float32, float16 or bfloat16; by default that of out, else of a, else bfloat16 for FP8.
-    dtype_a, dtype_b: the dtype behind uint8 arrays: "float8_e4m3fn" or "float8_e5m2".
+    out_dtype: float32, float16 or bfloat16; by default that of out, else of a, else bfloat16 for FP8. With scale_out,
+        float32 (), FP8 (e4m3fn by default): the result divided by scale_out, saturated.
+    accumulate: adds to out, which is float32.
+    dtype_a, dtype_b, dtype_out: the dtype behind uint8 arrays: "float8_e4m3fn" or "float8_e5m2".
     precision: of float32 products: "ieee", or "tf32".
+    promote_every: FP8 tensor cores of Hopper keep about 13 bits of a sum. After this many products the sum moves to
+        float32: 128, 256 or 512, or None for never. Elsewhere sums are float32 throughout.
     device: "cuda" or "cuda:1" computes NumPy arrays on a GPU. stream: instead of the library's current CUDA stream.
 
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes, devices, an output that is
     read-only or overlaps an input, by argument name.
     """
-    return _product(a, b, None, scale_a, scale_b, bias, out, out_dtype, dtype_a, dtype_b, precision, device, stream)
+    return product("dense", a, b, **options)
 
 
-def m_grouped_gemm_nt(
-    a: Array,
-    b: Array,
-    offsets: Array,
-    *,
-    scale_a: Array | None = None,
-    scale_b: Array | None = None,
-    bias: Array | None = None,
-    out: Array | None = None,
-    out_dtype: Any = None,
-    dtype_a: str | None = None,
-    dtype_b: str | None = None,
-    precision: str = "ieee",
-    device: str | None = None,
-    stream: Stream = None,
-) -> Array:
+def batched_gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
+    """`gemm_nt` of each a[i] with b[i]. a: (B, M, K), b: (B, N, K), out: (B, M, N).
+
+    Scales: (), or one more axis in front than in `gemm_nt`: (B,), (B, M) and (B, N), blocks likewise. bias: (B, N).
+    """
+    return product("batched", a, b, **options)
+
+
+def m_grouped_gemm_nt(a: Array, b: Array, offsets: Array, **options: Unpack[Options]) -> Array:
     """`gemm_nt` of consecutive groups of rows of a, each with its own b: a mixture of experts.
 
     a: (M, K). b: (G, N, K).
     offsets: (G,) ends of the groups, or (G + 1,) bounds; int32 or int64, on the device of a, not decreasing. Groups
         may be empty and need no alignment. Rows outside every group are neither read nor written: in a new output
         they are undefined.
-    scale_b: float32, (G,) or (G, N). bias: (G, N). The rest as in `gemm_nt`.
-
-    Offsets on a GPU are not read by the host: what is out of range is clamped. On the CPU it raises ValueError.
+    scale_b: float32, (), (G,), (G, N) or (G, N / 128, K / 128). bias: (G, N). The rest as in `gemm_nt`.
     """
-    return _product(a, b, offsets, scale_a, scale_b, bias, out, out_dtype, dtype_a, dtype_b, precision, device, stream)
+    return product("m_grouped", a, b, offsets=offsets, **options)
 
 
-def _product(
+def m_grouped_gemm_nt_contiguous(a: Array, b: Array, m_indices: Array, **options: Unpack[Options]) -> Array:
+    """The same with the group of each row named: a (M, K), b (G, N, K), m_indices (M,) int32.
+
+    A group starts at a multiple of get_m_alignment_for_contiguous_layout() = 128 rows and its rows are adjacent; rows
+    of index -1 behind them are padding, neither read nor written. Scales and bias as in `m_grouped_gemm_nt`.
+    """
+    return product("m_grouped_contiguous", a, b, m_indices=m_indices, **options)
+
+
+def m_grouped_gemm_nt_masked(
+    a: Array, b: Array, masked_m: Array, expected_m: int = 0, **options: Unpack[Options]
+) -> Array:
+    """`gemm_nt` of the first masked_m[g] rows of each a[g]: a (G, M, K), b (G, N, K), masked_m (G,) int32 -> (G, M, N).
+
+    M need not be a multiple of anything. Rows at and past masked_m[g] are neither read nor written.
+    expected_m: about how many rows a group has, a hint for the choice of tiles; 0 when unknown.
+    Scales and bias as in `batched_gemm_nt`.
+    """
+    return product("m_grouped_masked", a, b, masked_m=masked_m, expected_m=expected_m, **options)
+
+
+def n_grouped_gemm_nt(a: Array, b: Array, offsets: Array, **options: Unpack[Options]) -> Array:
+    """Consecutive groups of rows of b, each with its own a, side by side: a (G, M, K), b (N, K) -> (M, N).
+
+    offsets: (G,) or (G + 1,) as in `m_grouped_gemm_nt`, of columns of out; columns outside every group are not written.
+    scale_a: (), (G,) or (G, M). scale_b: () or (N,). bias: (N,). No block scales, no SwiGLU.
+    """
+    return product("n_grouped", a, b, offsets=offsets, **options)
+
+
+def wgrad_gemm_nt(a: Array, b: Array, *, accumulate: bool = True, **options: Unpack[Options]) -> Array:  # type: ignore[misc]
+    """A weight gradient: a (M, K), b (N, K), out (M, N) float32 += a . b^T; K are the tokens.
+
+    accumulate: False writes out instead. Without `out` there is nothing to add to, and a new array is returned.
+    """
+    options["accumulate"] = accumulate and options.get("out") is not None
+    return product("dense", a, b, **({"out_dtype": "float32"} | options))
+
+
+def k_grouped_wgrad_gemm_nt(  # type: ignore[misc]
+    a: Array, b: Array, offsets: Array, *, num_groups: int | None = None, accumulate: bool = True,
+    **options: Unpack[Options],
+) -> Array:  # fmt: skip
+    """A weight gradient per group: a (M, K), b (N, K), K in groups, out[g] (M, N) float32 += a_g . b_g^T.
+
+    offsets: (G,) or (G + 1,) as in `m_grouped_gemm_nt`, along K, at any number. An empty group adds nothing, or writes
+        zeros with accumulate=False.
+    num_groups: G; by default that of out (G, M, N), or without one the length of offsets, taken as ends.
+    scale_a: (), (G,) or (G, M). scale_b: (), (G,) or (G, N). accumulate as in `wgrad_gemm_nt`.
+    """
+    out = options.get("out")
+    options["accumulate"] = accumulate and out is not None
+    if num_groups is None:
+        num_groups = (offsets if out is None else out).shape[0]
+    return product("k_grouped", a, b, offsets=offsets, groups=num_groups, **({"out_dtype": "float32"} | options))
+
+
+def segment_gemm(
+    x: Array,
+    weights: Array,
+    offsets: Array | None = None,
+    *,
+    seg_lens: Array | None = None,
+    weight_indices: Array | None = None,
+    weight_column_major: bool = True,
+    **options: Unpack[Options],
+) -> Array:
+    """Products of consecutive segments of the rows of x, each with the weight that it names: adapters, experts.
+
+    x: (M, K). weights: (W, N, K), or (W, K, N) with weight_column_major=False; 16-bit or FP8.
+    offsets: (S,) ends or (S + 1,) bounds of the segments, as in `m_grouped_gemm_nt`; or seg_lens: (S,) their lengths.
+    weight_indices: (S,) int32 or int64, the weight of each segment; by default segment i has weight i.
+    scale_b: (), (W,) or (W, N); bias: (W, N): of the weights. The rest as in `gemm_nt`.
+    """
+    if (offsets is None) == (seg_lens is None):
+        raise ValueError("offsets, seg_lens: expected one of them")
+    if seg_lens is not None:
+        if not hasattr(seg_lens, "cumsum"):
+            raise TypeError(f"seg_lens: expected an array with cumsum, got {type(seg_lens).__qualname__}; give offsets")
+        offsets = seg_lens.cumsum(0)
+    return product(
+        "m_grouped",
+        x,
+        weights,
+        names=("x", "weights"),
+        offsets=offsets,
+        weight_indices=weight_indices,
+        b_row_major=not weight_column_major,
+        **options,
+    )
+
+
+def interleave_gate_up(x: Array, axis: int = -2) -> Array:
+    """The first half of an axis are gates, the second what they gate: brings them side by side, for "swiglu".
+
+    x: a weight (..., 2 H, K), or with axis=-1 a bias or scale (..., 2 H); an array that can reshape and swapaxes.
+    """
+    shape = tuple(x.shape)
+    axis %= len(shape)
+    if shape[axis] % 2:
+        raise ValueError(f"x: expected an even length of axis {axis}, got {shape}")
+    halves = x.reshape(*shape[:axis], 2, shape[axis] // 2, *shape[axis + 1 :])
+    return halves.swapaxes(axis, axis + 1).reshape(shape)
+
+
+def set_num_sms(num_sms: int | None) -> None:
+    """Bounds the multiprocessors that products use, to leave some to other work; None: all of the device."""
+    _C.set_num_sms(num_sms)
+
+
+def get_num_sms() -> int:
+    """The bound that `set_num_sms` set, else the multiprocessors of the first GPU, 0 without one."""
+    limit = _C.get_num_sms()
+    if limit is None:
+        return int(_C.device_info("cuda")["num_sms"]) if _C.device_count() > 0 else 0
+    return limit
+
+
+def get_m_alignment_for_contiguous_layout() -> int:
+    """Rows to a multiple of which groups of `m_grouped_gemm_nt_contiguous` begin."""
+    return 128
+
+
+# Axes of a, b and out in each layout.
+_MATRIX, _GROUPED = 2, 3
+_AXES = {
+    "dense": (_MATRIX, _MATRIX, _MATRIX),
+    "batched": (_GROUPED, _GROUPED, _GROUPED),
+    "m_grouped": (_MATRIX, _GROUPED, _MATRIX),
+    "m_grouped_contiguous": (_MATRIX, _GROUPED, _MATRIX),
+    "m_grouped_masked": (_GROUPED, _GROUPED, _GROUPED),
+    "n_grouped": (_GROUPED, _MATRIX, _MATRIX),
+    "k_grouped": (_MATRIX, _MATRIX, _GROUPED),
+}
+
+
+def product(
+    layout: str,
     a: Array,
     b: Array,
-    offsets: Array | None,
-    scale_a: Array | None,
-    scale_b: Array | None,
-    bias: Array | None,
-    out: Array | None,
-    out_dtype: Any,
-    dtype_a: str | None,
-    dtype_b: str | None,
-    precision: str,
-    device: str | None,
-    stream: Stream,
+    *,
+    names: tuple[str, str] = ("a", "b"),
+    groups: int = 0,
+    offsets: Array | None = None,
+    m_indices: Array | None = None,
+    masked_m: Array | None = None,
+    weight_indices: Array | None = None,
+    expected_m: int = 0,
+    b_row_major: bool = False,
+    scale_a: Array | None = None,
+    scale_b: Array | None = None,
+    bias: Array | None = None,
+    alpha: float = 1.0,
+    activation: str | None = None,
+    scale_out: Array | None = None,
+    accumulate: bool = False,
+    out: Array | None = None,
+    out_dtype: Any = None,
+    dtype_a: str | None = None,
+    dtype_b: str | None = None,
+    dtype_out: str | None = None,
+    precision: str = "ieee",
+    promote_every: int | None = 128,
+    device: str | None = None,
+    stream: Stream = None,
 ) -> Array:
-    library = library_of(a, "a", device, stream)
-    a = library.rows(a, "a")
-    b = library.rows(b, "b")
+    library = library_of(a, names[0], device, stream)
+    if library.needs_grad(a, b, bias):
+        from flexgemm.torch import products
+
+        others = scale_a, scale_b, scale_out, m_indices, masked_m, weight_indices, activation, out
+        products.expect_differentiable(layout, library.dtype(a), all(x is None for x in others) and alpha == 1)
+        return products.record(layout, a, b, offsets, bias, b_row_major, out_dtype, precision, stream)
+    a = library.rows(a, names[0])
+    b = library.rows(b, names[1])
     rows, columns = a.shape, b.shape
-    if len(rows) != 2:
-        raise ValueError(f"a: expected (M, K), got {tuple(rows)}")
-    if len(columns) != (2 if offsets is None else 3):
-        layout = "(N, K)" if offsets is None else "(G, N, K)"
-        raise ValueError(f"b: expected {layout}, got {tuple(columns)}")
-    if offsets is not None:
-        offsets = library.contiguous(offsets, "offsets")
-    if scale_a is not None:
-        scale_a = library.contiguous(scale_a, "scale_a")
-    if scale_b is not None:
-        scale_b = library.contiguous(scale_b, "scale_b")
-    if bias is not None:
-        bias = library.contiguous(bias, "bias")
-    if out_dtype is not None:
-        out_dtype = dtype_name(out_dtype, "out_dtype", FLOATS)
-        if out is not None and library.dtype(out) != out_dtype:
-            raise TypeError(f"out: expected out_dtype {out_dtype}, got {library.dtype(out)}")
-    elif library.dtype(a) not in FLOATS:
-        out_dtype = "bfloat16"  # None is the dtype of a
-    shape = (rows[0], columns[-2])
-    out = library.empty(shape, out_dtype, a) if out is None else library.output(out, shape, out_dtype, a)
+    axes = _AXES[layout]
+    if len(rows) != axes[0]:
+        raise ValueError(f"{names[0]}: expected {'(M, K)' if axes[0] == _MATRIX else '(G, M, K)'}, got {tuple(rows)}")
+    if len(columns) != axes[1]:
+        matrix = "K, N" if b_row_major else "N, K"
+        need = f"({matrix})" if axes[1] == _MATRIX else f"(G, {matrix})"
+        raise ValueError(f"{names[1]}: expected {need}, got {tuple(columns)}")
+    given: dict[str, Any] = {
+        "scale_a": scale_a,
+        "scale_b": scale_b,
+        "bias": bias,
+        "scale_out": scale_out,
+        "offsets": offsets,
+        "m_indices": m_indices,
+        "masked_m": masked_m,
+        "weight_indices": weight_indices,
+    }
+    arrays = {name: library.contiguous(x, name) for name, x in given.items() if x is not None}
+    if activation not in (None, "relu", "silu", "gelu", "swiglu"):
+        raise ValueError(f"activation: expected 'relu', 'silu', 'gelu', 'swiglu' or None, got {activation!r}")
+    swiglu = activation == "swiglu"
+    out_dtype = _out_dtype(library, a, out, out_dtype, dtype_out, scale_out is not None)
+    n = columns[-1 if b_row_major else -2]
+    shape: tuple[int, ...] = (rows[-2], n // 2 if swiglu else n)
+    if axes[2] == _GROUPED:
+        shape = (groups if layout == "k_grouped" else rows[0], *shape)
+    if out is None and accumulate:
+        raise ValueError("out: expected an array to add to with accumulate=True, got None")
+    if out is not None:
+        result = library.output(out, shape, out_dtype, a)
+        if accumulate and result is not out:  # what is written to is a copy of out on a GPU
+            result = library.contiguous(out, "out")
+    else:
+        result = library.empty(shape, out_dtype, a)
     _C.gemm(
         a,
         b,
-        out,
-        scale_a=scale_a,
-        scale_b=scale_b,
-        bias=bias,
-        offsets=offsets,
+        result,
+        **arrays,
+        layout=layout,
+        b_row_major=b_row_major,
+        expected_m=expected_m,
+        alpha=alpha,
+        activation=None if swiglu else activation,
+        swiglu=swiglu,
+        accumulate=accumulate,
+        promote_every=promote_every,
         dtype_a=dtype_a,
         dtype_b=dtype_b,
+        dtype_out=out_dtype if scale_out is not None else None,
         precision=precision,
         workspace=library.workspace,
         stream=library.stream,
     )
-    return library.result(out)
+    return library.result(result)
+
+
+def _out_dtype(
+    library: Library, a: Array, out: Array | None, out_dtype: Any, dtype_out: str | None, scaled: bool
+) -> str | None:
+    """The dtype of the output by name; None is that of a."""
+    allowed = FP8 if scaled else FLOATS
+    out_dtype = dtype_out if out_dtype is None else out_dtype
+    if out_dtype is not None:
+        name = dtype_name(out_dtype, "out_dtype", allowed)
+        if out is not None and library.dtype(out) not in (name, "uint8" if dtype_out else library.storage(name)):
+            raise TypeError(f"out: expected out_dtype {name}, got {library.dtype(out)}")
+        return name
+    if scaled:
+        return FP8[0] if out is None or library.dtype(out) not in FP8 else library.dtype(out)
+    return None if library.dtype(a) in FLOATS else "bfloat16"

@@ -126,18 +126,27 @@ enum {
     FG_MAX_VOLUME = FG_MAX_KERNEL * FG_MAX_KERNEL * FG_MAX_KERNEL,
 };
 
-/* Neighbour map of a submanifold convolution.
- * map[v, n] = row of the voxel at coords[n] + (k - K/2) * dilation (integer K/2), v = (kx * Kh + ky) * Kd + kz;
- * -1 where there is none or where it lies outside `shape`. transposed: at coords[n] - (k - K/2) * dilation.
+
+/* Neighbour map: the row of `coords` that each query site reads at each kernel offset v = (kx * Kh + ky) * Kd + kz,
+ *
+ *     map[v, m] = row of the voxel at queries[m] * stride + k * dilation - padding
+ *     transposed:                  at (queries[m] + padding - k * dilation) / stride, where that is whole
+ *
+ * -1 where there is none or where it lies outside `shape`. A submanifold convolution asks from its own voxels, with
+ * stride 1 and padding K/2 * dilation (integer K/2).
  * Duplicate coordinates: the lowest row wins. Rows out of range have no neighbours and are nobody's neighbour. */
 typedef struct {
-    fg_tensor coords;    /* (N, 4) int32 contiguous: batch, x, y, z */
-    int64_t shape[4];    /* B, W, H, D > 0 with B*W*H*D < 2^63 */
-    int32_t kernel[3];   /* Kw, Kh, Kd, each 1..FG_MAX_KERNEL */
-    int32_t dilation[3]; /* each >= 1 */
-    bool transposed;     /* look up with negated offsets */
-    bool check;          /* report out-of-range and duplicate rows (the CPU always reports out-of-range ones) */
-    fg_tensor map;       /* out: (V, N) int32 contiguous */
+    fg_tensor coords;       /* (N, 4) int32 contiguous: batch, x, y, z */
+    fg_tensor queries;      /* (M, 4) int32 contiguous; may be coords */
+    int64_t shape[4];       /* of coords: B, W, H, D > 0 with B*W*H*D < 2^63 */
+    int64_t query_shape[4]; /* of queries, the same B */
+    int32_t kernel[3];      /* Kw, Kh, Kd, each 1..FG_MAX_KERNEL */
+    int32_t stride[3];      /* each >= 1 */
+    int64_t padding[3];     /* each >= 0; at most 2^31 - 1 unless every stride is 1 */
+    int32_t dilation[3];    /* each >= 1 */
+    bool transposed;
+    bool check;    /* report out-of-range and duplicate rows of coords (the CPU always reports out-of-range ones) */
+    fg_tensor map; /* out: (V, M) int32 contiguous */
     fg_tensor workspace;
 } fg_neighbor_map_params;
 
@@ -151,6 +160,55 @@ typedef struct {
     fg_tensor order;    /* out: (sum of groups, N) int32 contiguous */
     fg_tensor workspace;
 } fg_row_order_params;
+
+/* The orders that number voxels. BXYZ: ((b * W + x) * H + y) * D + z. The curves: x, y and z have as many bits each as the
+ * largest extent needs, the batch stands above them; Z order interleaves the bits, each triple is 4x + 2y + z; Hilbert
+ * does the same after Skilling's transform of (x, y, z). (sequence.h) */
+typedef enum { FG_BXYZ = 0, FG_Z_ORDER, FG_HILBERT, FG_SEQUENCE_COUNT } fg_sequence;
+
+/* Bits of a code; above 64 where they do not fit, and with BXYZ where B*W*H*D reaches 2^63. (plan_sequence.c) */
+int32_t fg_sequence_bits(fg_sequence mode, const int64_t shape[4]);
+
+/* code[n] = number of the voxel coords[n], or back. Codes are unsigned, whatever their dtype says. What lies outside
+ * `shape` is reported by the CPU; a CUDA backend gives it the code -1, or the coordinates (-1, -1, -1, -1). */
+typedef struct {
+    fg_tensor coords; /* (N, 4) int32 contiguous: batch, x, y, z; the output of decode_seq */
+    fg_tensor code;   /* (N) contiguous, int32 up to 32 bits, else int64; the output of encode_seq. decode_seq takes
+                       * int64 of any, and the first N of more */
+    int64_t shape[4]; /* B, W, H, D > 0 with fg_sequence_bits() of at most 64 */
+    fg_sequence mode;
+    fg_tensor workspace;
+} fg_encode_seq_params;
+typedef fg_encode_seq_params fg_decode_seq_params;
+
+/* order = the permutation that sorts the low `bits` bits of keys as unsigned numbers, stably; sorted = keys[order]. */
+typedef struct {
+    fg_tensor keys;   /* (N) int32 | int64 contiguous */
+    fg_tensor order;  /* out: (N) int32 contiguous */
+    fg_tensor sorted; /* out: (N) contiguous, dtype of keys; or absent */
+    int32_t bits;     /* 1 to those of the dtype */
+    fg_tensor workspace;
+} fg_sort_keys_params;
+
+/* The sites that a convolution's inputs reach, as their sorted, distinct codes: code[0 .. count); what follows them is
+ * arbitrary. A voxel reaches (coord + padding - k * dilation) / stride where that is whole; transposed:
+ * coord * stride + k * dilation - padding. Sites outside `out_shape` and voxels outside `shape` are left out; the CPU
+ * reports the latter. */
+typedef struct {
+    fg_tensor coords;      /* (N, 4) int32 contiguous */
+    int64_t shape[4];      /* of coords */
+    int64_t out_shape[4];  /* of the sites, the same B */
+    int64_t code_shape[4]; /* of the codes: nowhere less than out_shape, fg_sequence_bits() of at most 63 */
+    fg_sequence mode;
+    int32_t kernel[3];
+    int32_t stride[3];
+    int64_t padding[3]; /* at most 2^31 - 1 each */
+    int32_t dilation[3];
+    bool transposed;
+    fg_tensor code;  /* out: (N * fg_plan_conv_sites().per_voxel) int64 contiguous */
+    fg_tensor count; /* out: (1) int64 */
+    fg_tensor workspace;
+} fg_conv_sites_params;
 
 /* out[m] = activation(sum_v weight[:, v, :] . feats[map[v, m]] + bias + residual[m]), all of it in float32. */
 typedef struct {
@@ -186,46 +244,128 @@ typedef struct {
 /* grad_weight[:, v, :] = sum_m grad_out[m] (x) feats[map[v, m]]; grad_bias = sum_m grad_out[m].
  * Either output may be absent. Deterministic: partial sums meet in a fixed order. */
 typedef struct {
-    fg_tensor grad_out; /* (M, Co), inner stride 1 */
-    fg_tensor feats;    /* (N, Ci), inner stride 1 */
-    fg_tensor map;      /* (V, M) int32 contiguous: the forward map */
+    fg_tensor grad_out;     /* (M, Co), inner stride 1 */
+    fg_tensor feats;        /* (N, Ci), inner stride 1 */
+    fg_tensor map;          /* (V, M) int32 contiguous: the forward map */
+    fg_algorithm algorithm; /* of which this pass knows one */
     fg_precision precision;
     fg_tensor grad_weight; /* out: (Co, V, Ci) contiguous, dtype of feats; or absent */
     fg_tensor grad_bias;   /* out: (Co) contiguous, dtype of feats; or absent */
     fg_tensor workspace;
 } fg_conv_wgrad_params;
 
-typedef enum { FG_SCALE_NONE = 0, FG_SCALE_TENSOR, FG_SCALE_ROW } fg_scale_kind;
+typedef enum { FG_POOL_MAX = 0, FG_POOL_MEAN, FG_POOL_SUM, FG_POOL_MODE_COUNT } fg_pool_mode;
 
-typedef enum { FG_GEMM_DENSE = 0, FG_GEMM_M_GROUPED } fg_gemm_layout;
+/* out[m] = maximum, mean or sum of feats[map[v, m]] over the offsets v with an entry, in their order; 0 without any.
+ * NaN is above every number; of equal maxima the first is chosen. Sums and means are float32. Without
+ * channels nothing is written. */
+typedef struct {
+    fg_tensor feats; /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor map;   /* (V, M) int32 contiguous, -1 = none */
+    fg_pool_mode mode;
+    fg_tensor out;    /* (M, C) inner stride 1, dtype of feats */
+    fg_tensor chosen; /* out, of max: (M, C) int32 contiguous, the row that each maximum is from, or -1; or absent */
+    fg_tensor count;  /* out: (M) int32 contiguous, entries; or absent */
+    fg_tensor workspace;
+} fg_pool_params;
 
-/* out = (scale_a * scale_b) * A . B^T + bias, accumulation in float32.
- * Dense: A (M, K), B (N, K). M-grouped (ragged): B (G, N, K) and rows offsets[g] .. offsets[g+1] of A belong to
- * group g; rows outside every group are neither read nor written. offsets holds G ends (offsets[-1] taken as 0) or
- * G + 1 bounds; a backend clamps them into 0..M and takes a decreasing one as an empty group, the CPU rejects both. */
+/* grad_feats[n] = sum over the entries m = map[v, n] of grad_out[m], of max where chosen[m] is n, of mean divided by
+ * count[m]. */
+typedef struct {
+    fg_tensor grad_out; /* (M, C), inner stride 1 */
+    fg_tensor map;      /* (V, N) int32 contiguous: the transposed map */
+    fg_pool_mode mode;
+    fg_tensor chosen;     /* of max: (M, C) int32 contiguous */
+    fg_tensor count;      /* of mean: (M) int32 contiguous */
+    fg_tensor grad_feats; /* out: (N, C) inner stride 1 */
+    fg_tensor workspace;
+} fg_pool_backward_params;
+
+/* Rows by sample: order[bounds[b] .. bounds[b + 1]) are the rows of sample b, rising; batch[n] is the sample of row n,
+ * -1 where it is none of 0 .. B - 1 (the CPU reports it). */
+typedef struct {
+    fg_tensor coords; /* (N, 4) int32 contiguous */
+    fg_tensor batch;  /* out: (N) int32 contiguous */
+    fg_tensor order;  /* out: (N) int32 contiguous */
+    fg_tensor bounds; /* out: (B + 1) int32 contiguous */
+    fg_tensor workspace;
+} fg_batch_rows_params;
+
+/* out[b] = maximum, mean or sum of the rows feats[order[bounds[b] .. bounds[b + 1])]; 0 without any. As in fg_pool. Its
+ * gradient is that of pooling, with `batch` as a map of volume 1. */
+typedef struct {
+    fg_tensor feats;  /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor order;  /* (N) int32 contiguous */
+    fg_tensor bounds; /* (B + 1) int32 contiguous */
+    fg_pool_mode mode;
+    fg_tensor out;    /* (B, C) inner stride 1, dtype of feats */
+    fg_tensor chosen; /* out, of max: (B, C) int32 contiguous; or absent */
+    fg_tensor count;  /* out: (B) int32 contiguous, rows; or absent */
+    fg_tensor workspace;
+} fg_global_pool_params;
+
+typedef enum { FG_SCALE_NONE = 0, FG_SCALE_TENSOR, FG_SCALE_ROW, FG_SCALE_BLOCK } fg_scale_kind;
+
+enum { FG_SCALE_BLOCK_SIZE = 128 };
+
+/* Which axis of the product belongs to groups, and what tells them apart. A backend clamps offsets and masked_m into
+ * the axis, takes a decreasing pair of offsets as an empty group and skips an index that names no group; the CPU
+ * rejects all of them. Offsets hold G ends (the first group begins at 0) or G + 1 bounds. */
+typedef enum {
+    FG_GEMM_DENSE = 0,            /* A (M, K)     B (N, K)     out (M, N) */
+    FG_GEMM_BATCHED,              /* A (G, M, K)  B (G, N, K)  out (G, M, N) */
+    FG_GEMM_M_GROUPED,            /* A (M, K)     B (G, N, K)  out (M, N)     offsets of rows */
+    FG_GEMM_M_GROUPED_CONTIGUOUS, /* the same; m_indices (M): each row's group or -1. A group starts at a multiple of
+                                     FG_GROUP_ALIGNMENT, its rows are adjacent and -1 lies behind them */
+    FG_GEMM_M_GROUPED_MASKED,     /* A (G, M, K)  B (G, N, K)  out (G, M, N)  masked_m (G): rows of each group */
+    FG_GEMM_N_GROUPED,            /* A (G, M, K)  B (N, K)     out (M, N)     offsets of columns */
+    FG_GEMM_K_GROUPED,            /* A (M, K)     B (N, K)     out (G, M, N)  offsets along K */
+    FG_GEMM_LAYOUT_COUNT,
+} fg_gemm_layout;
+
+enum { FG_GROUP_ALIGNMENT = 128 };
+
+/* out = act(alpha * scale_a * scale_b * A . B^T + bias), accumulation in float32. With swiglu the N columns are pairs
+ * of gate and up, and out has N / 2: silu(gate) * up. A float8 out is saturate(D / scale_out). With `accumulate` (out
+ * float32), out += D. Rows and columns outside every group are neither read nor written; an empty group along K is a
+ * product of depth 0. */
 typedef struct {
     fg_gemm_layout layout;
-    fg_tensor a;       /* (M, K) float8_* | float16 | bfloat16 | float32, inner stride 1 */
-    fg_tensor b;       /* (N, K) or (G, N, K), inner stride 1; fp8 kinds mix freely, else dtype of a */
-    fg_tensor scale_a; /* float32 contiguous: () or (M); absent with FG_SCALE_NONE */
-    fg_tensor scale_b; /* float32 contiguous: () or (N) dense; (G) or (G, N) grouped */
+    fg_tensor a;              /* float8_* | float16 | bfloat16 | float32, inner stride 1 */
+    fg_tensor b;              /* inner stride 1; fp8 kinds mix freely, else dtype of a */
+    bool b_row_major;         /* b is (..., K, N) instead */
+    fg_tensor grouping;       /* offsets int32 | int64, m_indices or masked_m int32, contiguous; else absent */
+    fg_tensor weight_indices; /* M_GROUPED: group g multiplies b[weight_indices[g]] (G) int32 | int64; or absent */
+    int64_t expected_m;       /* M_GROUPED_MASKED: about masked_m, a hint for the plan; 0 = unknown */
+    /* float32 contiguous. TENSOR: () or (G); ROW: (M), (N) or with a leading G; BLOCK, both or none, for float8 that is
+     * not grouped along N or K: A (..., M, K / 128), B (..., N / 128, K / 128), rounded up. A leading G belongs to an
+     * operand that has one, and to both where K is grouped; b[weight_indices[g]] has that index. */
+    fg_tensor scale_a, scale_b;
     fg_scale_kind kind_a, kind_b;
-    fg_tensor bias;    /* (N) dense or (G, N) grouped, contiguous, float32 or dtype of out; or absent */
-    fg_tensor offsets; /* (G) or (G+1) int32 | int64 contiguous; absent when dense */
+    fg_tensor bias; /* (N), or (G, N) where b has G; contiguous, float32 or dtype of out; or absent */
+    float alpha;
+    fg_activation activation;
+    bool swiglu; /* N is even; not N_GROUPED */
+    bool accumulate;
     fg_precision precision;
-    fg_tensor out; /* (M, N) bfloat16 | float16 | float32, inner stride 1 */
+    int32_t promote_every; /* K between two promotions of float8 sums: a multiple of 128; 0 = never */
+    int32_t num_sms;       /* multiprocessors to use at most; 0 = all */
+    fg_tensor scale_out;   /* float32 (); with a float8 out, or absent */
+    fg_tensor out;         /* bfloat16 | float16 | float32 | float8_*, inner stride 1 */
     fg_tensor workspace;
 } fg_gemm_params;
 
-/* q = saturate(x / scale), round to nearest even, NaN kept; x / scale is one IEEE float32 division.
- * scale = amax / max_finite(dtype of q) over the finite values of the tensor or of the row, 1 where amax is 0;
- * computed here unless scale_given. A row scale that underflows to 0 is 1 as well. */
+/* q = saturate(y / scale), round to nearest even, NaN kept; y / scale is one IEEE float32 division. y is x, or with
+ * swiglu silu(x[2 j]) * x[2 j + 1] in float32. scale = amax / max_finite(dtype of q) over the finite values of y in the
+ * tensor, row or block, 1 where amax is 0; computed here unless scale_given. One that underflows to 0 is 1 as well. */
 typedef struct {
-    fg_tensor x;        /* (M, K) float32 | float16 | bfloat16, inner stride 1 */
-    fg_scale_kind kind; /* FG_SCALE_TENSOR or FG_SCALE_ROW */
+    fg_tensor x;        /* (M, K), or of blocks also (G, M, K); float32 | float16 | bfloat16, inner stride 1 */
+    bool swiglu;        /* x has 2 K columns */
+    fg_scale_kind kind; /* FG_SCALE_TENSOR, FG_SCALE_ROW or FG_SCALE_BLOCK */
+    int32_t block_rows; /* of a block, 1 or 128; its columns are 128 */
     bool scale_given;
-    fg_tensor scale; /* in or out: float32 () or (M) contiguous */
-    fg_tensor q;     /* out: (M, K) float8_e4m3fn | float8_e5m2, inner stride 1 */
+    fg_tensor scale; /* in or out: float32 contiguous (), (M) or (..., M / block_rows, K / 128) rounded up */
+    fg_tensor q;     /* out: (..., M, K) float8_e4m3fn | float8_e5m2, inner stride 1 */
     fg_tensor workspace;
 } fg_quantize_params;
 
@@ -249,10 +389,18 @@ typedef struct {
     const char *name; /* "cpu", "cuda" */
 
     FG_OPERATION(neighbor_map);
+    FG_OPERATION(conv_sites);
     FG_OPERATION(row_order);
+    FG_OPERATION(encode_seq);
+    FG_OPERATION(decode_seq);
+    FG_OPERATION(sort_keys);
     FG_OPERATION(conv_forward);
     FG_OPERATION(conv_dgrad);
     FG_OPERATION(conv_wgrad);
+    FG_OPERATION(pool);
+    FG_OPERATION(pool_backward);
+    FG_OPERATION(batch_rows);
+    FG_OPERATION(global_pool);
     FG_OPERATION(gemm);
     FG_OPERATION(quantize);
 

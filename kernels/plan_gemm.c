@@ -8,6 +8,51 @@
 
 static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
+fg_gemm_shape fg_gemm_shape_of(const fg_gemm_params *params) {
+    const fg_tensor *a = &params->a, *b = &params->b, *out = &params->out;
+    fg_gemm_shape shape = {
+        .m = a->shape[a->ndim - 2],
+        .n = b->shape[b->ndim - (params->b_row_major ? 1 : 2)],
+        .k = a->shape[a->ndim - 1],
+        .groups = 1,
+    };
+    if (params->weight_indices.present) {
+        shape.groups = params->weight_indices.shape[0];
+    } else if (a->ndim == 3) {
+        shape.groups = a->shape[0];
+    } else if (b->ndim == 3) {
+        shape.groups = b->shape[0];
+    } else if (out->ndim == 3) {
+        shape.groups = out->shape[0];
+    }
+    return shape;
+}
+
+fg_gemm_shape fg_gemm_all_rows(const fg_gemm_params *params) {
+    fg_gemm_shape shape = fg_gemm_shape_of(params);
+    switch (params->layout) {
+        case FG_GEMM_M_GROUPED_MASKED:
+            if (params->expected_m > 0 && params->expected_m < shape.m) shape.m = params->expected_m;
+            shape.m *= shape.groups;
+            break;
+        case FG_GEMM_BATCHED:
+        case FG_GEMM_K_GROUPED:
+            shape.m *= shape.groups;
+            break;
+        case FG_GEMM_N_GROUPED:
+            shape.groups = 1;
+            break;
+        default:
+            break;
+    }
+    return shape;
+}
+
+int32_t fg_gemm_tiles(const fg_gemm_params *params) {
+    const bool narrow = params->kind_a == FG_SCALE_BLOCK || params->promote_every > FG_SCALE_BLOCK_SIZE;
+    return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_UNPAIRED : 0) | (narrow ? FG_TILES_NARROW : 0);
+}
+
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms) {
     (void)k;                                                   /* every tile walks all of K */
     const int64_t rows = ceil_div(m, groups > 1 ? groups : 1); /* of one group, on average */
@@ -32,7 +77,8 @@ fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype d
  * of a tile. Wide tiles load less per multiplication and have less epilogue per column; narrow ones fill the last wave
  * and waste less of a last column tile. Pairs of blocks that share B load less still, but waste one of the two at the
  * odd end of each group. */
-fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms) {
+fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
+                          int32_t tiles) {
     static const struct {
         int32_t block_m, block_n, num_stages, duration; /* of a tile, relative; measured on an H200 */
     } shapes[] = {{256, 256, 4, 256}, {128, 256, 4, 262}, {128, 192, 5, 200}, {128, 128, 6, 145}};
@@ -40,16 +86,18 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
     const int64_t rows = ceil_div(m, groups > 1 ? groups : 1); /* of one group, on average */
-    double best = 0;
+    double best = INFINITY;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const bool wide = shapes[i].block_m > 128 || shapes[i].block_n > 128;
+        if ((wide && (tiles & FG_TILES_NARROW)) || (shapes[i].block_m > 128 && (tiles & FG_TILES_UNPAIRED))) continue;
         const int64_t at_once = num_sms / (shapes[i].block_m / 128);
         /* The sizes of groups vary: on average half a tile of each is empty. */
         const double row_tiles = groups > 1 ? (double)groups * ((double)rows / shapes[i].block_m + 0.5)
                                             : (double)ceil_div(rows, shapes[i].block_m);
-        const double tiles = row_tiles * (double)ceil_div(n, shapes[i].block_n);
-        const double waves = at_once == 0 ? INFINITY : ceil(tiles / (double)at_once);
+        const double count = row_tiles * (double)ceil_div(n, shapes[i].block_n);
+        const double waves = at_once == 0 ? INFINITY : ceil(count / (double)at_once);
         const double cost = waves * shapes[i].duration;
-        if (i == 0 || cost < best) {
+        if (cost < best || plan.block_m == 0) {
             best = cost;
             plan.block_m = shapes[i].block_m;
             plan.block_n = shapes[i].block_n;

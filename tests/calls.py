@@ -35,6 +35,22 @@ LEGAL = {
         "order": zeros(1, 5, dtype=np.int32),
         "kernel_size": (1, 3, 1),
     },
+    "encode_seq": lambda: {
+        "coords": np.array([[0, 0, y, 0] for y in range(5)], np.int32),
+        "code": zeros(5, dtype=np.int32),
+        "shape": (1, 1, 5, 1),
+    },
+    "decode_seq": lambda: {
+        "code": np.array([0, 2, 16, 18, 128], np.int32),
+        "coords": zeros(5, 4, dtype=np.int32),
+        "shape": (1, 1, 5, 1),
+    },
+    "sort_keys": lambda: {
+        "keys": np.array([3, 1, 4, 1, 5], np.int32),
+        "order": zeros(5, dtype=np.int32),
+        "sorted": zeros(5, dtype=np.int32),
+        "bits": 3,
+    },
     "conv_forward": lambda: {
         "feats": zeros(5, 6),
         "weight": zeros(4, 1, 3, 1, 6),
@@ -62,13 +78,45 @@ LEGAL = {
         "out": zeros(5, 7),
         "offsets": np.array([2, 5], np.int32),
     },
+    "contiguous": lambda: {
+        "a": zeros(5, 8),
+        "b": zeros(2, 7, 8),
+        "out": zeros(5, 7),
+        "m_indices": np.array([1, 1, 1, -1, -1], np.int32),
+        "layout": "m_grouped_contiguous",
+    },
+    "masked": lambda: {
+        "a": zeros(2, 5, 8),
+        "b": zeros(2, 7, 8),
+        "out": zeros(2, 5, 7),
+        "masked_m": np.array([3, 5], np.int32),
+        "layout": "m_grouped_masked",
+    },
+    "n_grouped": lambda: {
+        "a": zeros(2, 5, 8),
+        "b": zeros(7, 8),
+        "out": zeros(5, 7),
+        "offsets": np.array([3, 7], np.int32),
+        "layout": "n_grouped",
+    },
+    "k_grouped": lambda: {
+        "a": zeros(5, 8),
+        "b": zeros(7, 8),
+        "out": zeros(2, 5, 7),
+        "offsets": np.array([3, 8], np.int32),
+        "layout": "k_grouped",
+        "accumulate": True,
+    },
     "quantize": lambda: {"x": zeros(5, 8), "q": zeros(5, 8, dtype=E4M3), "scale": zeros(5)},
 }
 OPERATIONS = sorted(LEGAL)
 
 
+PRODUCTS = ("gemm", "grouped", "contiguous", "masked", "n_grouped", "k_grouped")
+
+
 def functions(operation):
-    name = "gemm" if operation == "grouped" else operation
+    name = "gemm" if operation in PRODUCTS else operation
     return getattr(_C, name), getattr(_C, name + "_workspace")
 
 

@@ -65,10 +65,73 @@ def neighbor_map(backend, coords, shape, kernel_size, dilation=(1, 1, 1), *, tra
     )
 
 
+def sparse_map(backend, coords, shape, sites, sites_shape, kernel_size, stride, padding, dilation, *, transposed=False,
+               fence=True):  # fmt: skip
+    call = Call(backend, fence=fence)
+    return call.run(
+        "neighbor_map",
+        call.give(coords),
+        call.take((int(np.prod(kernel_size)), len(sites)), "int32"),
+        queries=call.give(sites),
+        shape=shape,
+        query_shape=sites_shape,
+        kernel_size=kernel_size,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        transposed=transposed,
+    )
+
+
+def conv_sites(backend, coords, shape, to_shape, kernel_size, stride, padding, dilation, *, transposed=False,
+               mode="bxyz", code_shape=None, fence=True):  # fmt: skip
+    """(M, 4) int32, by way of the codes."""
+    call = Call(backend, fence=fence)
+    kernel = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation, "transposed": transposed}
+    code_shape = code_shape or to_shape
+    code, count = call.run(
+        "conv_sites",
+        call.give(coords),
+        call.take((len(coords) * _C.plan_conv_sites(**kernel),), "int64"),
+        call.take((1,), "int64"),
+        shape=shape,
+        out_shape=to_shape,
+        code_shape=code_shape,
+        mode=mode,
+        padding=padding,
+        **kernel,
+    )
+    call = Call(backend, fence=fence)
+    sites = call.take((int(count[0]), 4), "int32")
+    return call.run("decode_seq", call.give(code), sites, shape=code_shape, mode=mode)
+
+
 def row_order(backend, nmap, kernel_size, groups=(1,), **layout):
     call = Call(backend, **layout)
     shape = sum(groups), nmap.shape[1]
     return call.run("row_order", call.give(nmap), call.take(shape, "int32"), kernel_size=kernel_size, groups=groups)
+
+
+def encode_seq(backend, coords, shape, mode, **layout):
+    call = Call(backend, **layout)
+    dtype = "int32" if _C.sequence_bits(shape=shape, mode=mode) <= 32 else "int64"
+    given = call.give(coords, strided=True)
+    return call.run("encode_seq", given, call.take((len(coords),), dtype), shape=shape, mode=mode)
+
+
+def decode_seq(backend, code, shape, mode, **layout):
+    call = Call(backend, **layout)
+    coords = call.take((len(code), 4), "int32", strided=True)
+    return call.run("decode_seq", call.give(code), coords, shape=shape, mode=mode)
+
+
+def sort_keys(backend, keys, bits, *, with_sorted=True, **layout):
+    """(order, sorted), or order alone."""
+    call = Call(backend, **layout)
+    order = call.take((len(keys),), "int32")
+    return call.run(
+        "sort_keys", call.give(keys), order, call.take(keys.shape, keys.dtype) if with_sorted else None, bits=bits
+    )
 
 
 def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None, residual=None, activation=None,
@@ -126,31 +189,92 @@ def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), pr
     )
 
 
-def gemm(backend, a, b, out_dtype, *, scale_a=None, scale_b=None, bias=None, offsets=None, initial=None,
-         precision="ieee", dtype_a=None, dtype_b=None, **layout):  # fmt: skip
+ARRAYS = ("scale_a", "scale_b", "bias", "scale_out", "offsets", "m_indices", "masked_m", "weight_indices")
+
+
+def pool(backend, feats, nmap, mode, *, by_products=True, **layout):
+    """(out, chosen of max, count), or out alone."""
     call = Call(backend, **layout)
+    shape = nmap.shape[1], feats.shape[1]
+    return call.run(
+        "pool",
+        call.give(feats, strided=True),
+        call.give(nmap),
+        call.take(shape, feats.dtype, strided=True),
+        call.take(shape, "int32") if by_products and mode == "max" else None,
+        call.take(shape[:1], "int32") if by_products else None,
+        mode=mode,
+    )
+
+
+def pool_backward(backend, grad_out, nmap, mode, chosen=None, count=None, **layout):
+    """nmap is the transposed map."""
+    call = Call(backend, **layout)
+    return call.run(
+        "pool_backward",
+        call.give(grad_out, strided=True),
+        call.give(nmap),
+        call.take((nmap.shape[1], grad_out.shape[1]), grad_out.dtype, strided=True),
+        call.give(chosen),
+        call.give(count),
+        mode=mode,
+    )
+
+
+def batch_rows(backend, coords, samples, **layout):
+    """(batch, order, bounds)"""
+    call = Call(backend, **layout)
+    outputs = [call.take((size,), "int32") for size in (len(coords), len(coords), samples + 1)]
+    return call.run("batch_rows", call.give(coords), *outputs)
+
+
+def global_pool(backend, feats, order, bounds, mode, **layout):
+    """(out, chosen of max, count)"""
+    call = Call(backend, **layout)
+    shape = len(bounds) - 1, feats.shape[1]
+    return call.run(
+        "global_pool",
+        call.give(feats, strided=True),
+        call.give(order),
+        call.give(bounds),
+        call.take(shape, feats.dtype, strided=True),
+        call.take(shape, "int32") if mode == "max" else None,
+        call.take(shape[:1], "int32"),
+        mode=mode,
+    )
+
+
+def gemm(backend, a, b, out_dtype, *, shape=None, initial=None, pad=0, offset=0, fence=True, **how):
+    """`shape` of the output is that of a dense or m-grouped product by default."""
+    call = Call(backend, pad=pad, offset=offset, fence=fence)
+    given = {name: call.give(value) if name in ARRAYS else value for name, value in how.items()}
     return call.run(
         "gemm",
         call.give(a, strided=True),
         call.give(b, strided=True),
-        call.take((len(a), b.shape[-2]), out_dtype, strided=True, initial=initial),
-        scale_a=call.give(scale_a),
-        scale_b=call.give(scale_b),
-        bias=call.give(bias),
-        offsets=call.give(offsets),
-        precision=precision,
-        dtype_a=dtype_a,
-        dtype_b=dtype_b,
+        call.take(shape or (len(a), b.shape[-2]), out_dtype, strided=True, initial=initial),
+        **given,
     )
 
 
-def quantize(backend, x, dtype, granularity, scale=None, **layout):
+BLOCK_ROWS = {"1x128": 1, "128x128": 128}
+
+
+def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, **layout):
     """(q, scale)."""
     call = Call(backend, **layout)
+    *lead, rows, columns = x.shape
+    columns //= 2 if swiglu else 1
+    block_rows = BLOCK_ROWS.get(granularity, 0)
+    shape = {"tensor": (), "row": (rows,)}.get(granularity)
+    if block_rows:
+        shape = (*lead, -(-rows // block_rows), -(-columns // 128))
     return call.run(
         "quantize",
         call.give(x, strided=True),
-        call.take(x.shape, dtype, strided=True),
-        call.take((len(x),) if granularity == "row" else (), "float32", initial=scale),
+        call.take((*lead, rows, columns), dtype, strided=True),
+        call.take(shape, "float32", initial=scale),
         scale_given=scale is not None,
+        swiglu=swiglu,
+        block_rows=block_rows,
     )

@@ -73,6 +73,98 @@ def neighbor_map(coords, shape, kernel_size=(3, 3, 3), dilation=(1, 1, 1), trans
     return result
 
 
+def out_shape(shape, kernel_size, stride, padding, dilation, transposed=False, output_padding=(0, 0, 0)):
+    axes = zip(shape[1:], kernel_size, stride, padding, dilation, output_padding, strict=True)
+    if transposed:
+        return shape[0], *((w - 1) * s - 2 * p + d * (k - 1) + more + 1 for w, k, s, p, d, more in axes)
+    return shape[0], *((w + 2 * p - d * (k - 1) - 1) // s + 1 for w, k, s, p, d, _ in axes)
+
+
+def conv_sites(coords, shape, to_shape, kernel_size, stride, padding, dilation, transposed=False):
+    """(M, 4): the sites of `to_shape` that any voxel inside `shape` reaches, sorted."""
+    reached = set()
+    for b, *voxel in np.asarray(coords)[in_range(coords, shape)].tolist():
+        for tap in itertools.product(*(range(k) for k in kernel_size)):
+            steps = list(zip(voxel, tap, stride, padding, dilation, strict=True))
+            if transposed:
+                site = [c * s + k * d - p for c, k, s, p, d in steps]
+            elif all((c + p - k * d) % s == 0 for c, k, s, p, d in steps):
+                site = [(c + p - k * d) // s for c, k, s, p, d in steps]
+            else:
+                continue
+            if all(0 <= x < min(extent, 2**31) for x, extent in zip(site, to_shape[1:], strict=True)):
+                reached.add((b, *site))
+    return np.array(sorted(reached), np.int32).reshape(-1, 4)
+
+
+def sparse_map(coords, shape, sites, sites_shape, kernel_size, stride, padding, dilation, transposed=False):
+    """map[v, m]: the row of coords at site * stride + k * dilation - padding; transposed, the row of the voxel that
+    reaches the site from voxel * stride + k * dilation - padding."""
+    row_of = {}
+    for row, inside in enumerate(in_range(coords, shape)):
+        if inside:
+            row_of.setdefault(tuple(np.asarray(coords)[row].tolist()), row)
+    taps = list(itertools.product(*(range(k) for k in kernel_size)))
+    result = np.full((len(taps), len(sites)), -1, np.int32)
+    for m, inside in enumerate(in_range(sites, sites_shape)):
+        b, *site = np.asarray(sites)[m].tolist()
+        for v, tap in enumerate(taps if inside else ()):
+            steps = list(zip(site, tap, stride, padding, dilation, strict=True))
+            if not transposed:
+                result[v, m] = row_of.get((b, *(c * s + k * d - p for c, k, s, p, d in steps)), -1)
+            elif all((c + p - k * d) % s == 0 for c, k, s, p, d in steps):
+                result[v, m] = row_of.get((b, *((c + p - k * d) // s for c, k, s, p, d in steps)), -1)
+    return result
+
+
+# ---- codes of voxels ----
+
+
+def axis_bits(shape):
+    return (max(shape[1:]) - 1).bit_length()
+
+
+def hilbert_axes(x, y, z, bits):
+    """Skilling's AxestoTranspose: the numbers whose interleaved bits are the place on the curve."""
+    axes, q = [x, y, z], 1 << (bits - 1) if bits else 0
+    while q > 1:
+        for i in range(3):
+            if axes[i] & q:
+                axes[0] ^= q - 1
+            else:
+                exchange = (axes[0] ^ axes[i]) & (q - 1)
+                axes[0] ^= exchange
+                axes[i] ^= exchange
+        q >>= 1
+    axes[1] ^= axes[0]
+    axes[2] ^= axes[1]
+    flip = 0
+    for bit in range(1, bits):
+        if axes[2] >> bit & 1:
+            flip ^= (1 << bit) - 1
+    return [axis ^ flip for axis in axes]
+
+
+def code_of(coord, shape, mode):
+    """The number of one voxel along a curve, a Python int."""
+    b, x, y, z = (int(c) for c in coord)
+    if mode == "bxyz":
+        return ((b * shape[1] + x) * shape[2] + y) * shape[3] + z
+    bits = axis_bits(shape)
+    if mode == "hilbert":
+        x, y, z = hilbert_axes(x, y, z, bits)
+    digits = "".join(f"{4 * (x >> i & 1) + 2 * (y >> i & 1) + (z >> i & 1):03b}" for i in reversed(range(bits)))
+    return int(f"{b:b}{digits}", 2)
+
+
+def encode_seq(coords, shape, mode):
+    """Codes as the package stores them: int32 up to 32 bits, else int64, unsigned numbers in either."""
+    last = code_of([s - 1 for s in shape], shape, "bxyz") if mode == "bxyz" else None
+    bits = last.bit_length() if last is not None else 3 * axis_bits(shape) + (shape[0] - 1).bit_length()
+    unsigned, signed = (np.uint32, np.int32) if bits <= 32 else (np.uint64, np.int64)
+    return np.array([code_of(c, shape, mode) for c in np.asarray(coords)], unsigned).view(signed)
+
+
 # ---- convolution ----
 
 
@@ -125,17 +217,79 @@ def conv_wgrad(grad_out, feats, nmap):
     return grad_weight, f64(grad_out).sum(axis=0)
 
 
+# ---- pooling ----
+
+
+def pool(feats, nmap, mode):
+    """(out, chosen, count): the first maximum in the order of v, NaN above all; 0 and -1 where there is no entry."""
+    feats = f64(feats)
+    out, count = np.zeros((nmap.shape[1], feats.shape[1])), (nmap >= 0).sum(axis=0).astype(np.int32)
+    chosen = np.full(out.shape, -1, np.int32)
+    for sources in nmap:
+        for m in np.nonzero(sources >= 0)[0]:
+            x, row = feats[sources[m]], sources[m]
+            if mode == "max":
+                takes = (chosen[m] < 0) | (x > out[m]) | (np.isnan(x) & ~np.isnan(out[m]))
+                out[m], chosen[m] = np.where(takes, x, out[m]), np.where(takes, row, chosen[m])
+            else:
+                out[m] += x
+    if mode == "mean":
+        out /= np.maximum(count, 1)[:, None]
+    return out, chosen, count
+
+
+def pool_backward(grad_out, nmap, num_rows, mode, chosen, count):
+    """The adjoint of pool, scattered through the forward map."""
+    grad_out, grad_feats = f64(grad_out), np.zeros((num_rows, grad_out.shape[1]))
+    for sources in nmap:
+        for m in np.nonzero(sources >= 0)[0]:
+            share = {"max": chosen[m] == sources[m], "mean": 1 / max(count[m], 1), "sum": 1}[mode]
+            grad_feats[sources[m]] += share * grad_out[m]
+    return grad_feats
+
+
+def batch_map(batch, samples):
+    """A map with which `pool` pools samples: as many offsets as the largest has rows, in rising order."""
+    rows = [np.nonzero(batch == b)[0] for b in range(samples)]
+    nmap = np.full((max([len(r) for r in rows], default=0), samples), -1, np.int32)
+    for b, of_sample in enumerate(rows):
+        nmap[: len(of_sample), b] = of_sample
+    return nmap
+
+
 # ---- GEMM ----
 
 
-def gemm(a, b, scale_a=None, scale_b=None, bias=None):
-    """(scale_a * scale_b) * A . B^T + bias of the dequantised inputs."""
-    out = f64(a) @ f64(b).T
-    if scale_a is not None:
-        out *= f64(scale_a).reshape(-1, 1)
-    if scale_b is not None:
-        out *= f64(scale_b).reshape(1, -1)
-    return out if bias is None else out + f64(bias)
+SCALE_BLOCK = 128
+
+
+def scaled(x, scale, block_rows):
+    """x times its scale: one, one per row, or (two axes) one per block of block_rows x 128."""
+    if scale is None:
+        return f64(x)
+    scale = f64(scale)
+    if scale.ndim == 2:
+        scale = scale.repeat(block_rows, axis=0)[: len(x)].repeat(SCALE_BLOCK, axis=1)[:, : x.shape[1]]
+    return f64(x) * (scale.reshape(-1, 1) if scale.ndim < 2 else scale)
+
+
+def activated(x, activation):
+    """SwiGLU halves the columns: 2 j is the gate of 2 j + 1."""
+    if activation == "swiglu":
+        return activated(x[:, 0::2], "silu") * x[:, 1::2]
+    with np.errstate(over="ignore"):
+        return {
+            None: lambda: x,
+            "relu": lambda: np.where(x < 0, 0, x),
+            "silu": lambda: x / (1 + np.exp(-x)),
+            "gelu": lambda: x * 0.5 * np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2)),
+        }[activation]()
+
+
+def gemm(a, b, scale_a=None, scale_b=None, bias=None, alpha=1.0, activation=None):
+    """act(alpha * A . B^T + bias) of the dequantised inputs."""
+    out = alpha * (scaled(a, scale_a, 1) @ scaled(b, scale_b, SCALE_BLOCK).T)
+    return activated(out if bias is None else out + f64(bias), activation)
 
 
 def group_bounds(offsets, groups):
@@ -166,18 +320,37 @@ def grouped_gemm(a, b, offsets, scale_a=None, scale_b=None, bias=None):
 # ---- quantisation: the one place where the answer is defined in float32, bit for bit ----
 
 
+def over_blocks(x, block_rows, reduce):
+    """reduce() of each block of block_rows x 128 of a matrix."""
+    starts = [range(0, length, step) for length, step in zip(x.shape, (block_rows, SCALE_BLOCK), strict=True)]
+    result = np.zeros([len(s) for s in starts], np.float32)
+    for (i, row), (j, column) in itertools.product(*map(enumerate, starts)):
+        result[i, j] = reduce(x[row : row + block_rows, column : column + SCALE_BLOCK])
+    return result
+
+
 def quantize(x, dtype, granularity, scale=None):
     """q = saturate(x / scale) rounded to nearest even, and scale = amax / max over the finite values."""
+    if np.ndim(x) == 3:
+        parts = [quantize(m, dtype, granularity, None if scale is None else scale[g]) for g, m in enumerate(x)]
+        return tuple(np.stack(part) for part in zip(*parts, strict=True))
     x = np.asarray(x).astype(np.float32)
     limit = np.float32(FP8_MAX[dtype])
+    block_rows = {"1x128": 1, "128x128": SCALE_BLOCK}.get(granularity)
     if scale is None:
         magnitude = np.where(np.isfinite(x), np.abs(x), np.float32(0))
-        axes = None if granularity == "tensor" else 1
-        scale = np.asarray(magnitude.max(axis=axes, initial=0) / limit, np.float32)
+        if block_rows:
+            largest = over_blocks(magnitude, block_rows, np.max)
+        else:
+            largest = magnitude.max(axis=None if granularity == "tensor" else 1, initial=0)
+        scale = np.asarray(largest / limit, np.float32)
         scale = np.where(scale == 0, np.float32(1), scale).astype(np.float32)
-    per_row = np.reshape(scale, (-1, 1))
+    if block_rows:
+        per_element = scale.repeat(block_rows, axis=0)[: len(x)].repeat(SCALE_BLOCK, axis=1)[:, : x.shape[1]]
+    else:
+        per_element = np.reshape(scale, (-1, 1))
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        return np.clip(x / per_row, -limit, limit).astype(dtype_of(dtype)), scale
+        return np.clip(x / per_element, -limit, limit).astype(dtype_of(dtype)), scale
 
 
 # ---- verdicts ----

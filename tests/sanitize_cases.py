@@ -57,6 +57,20 @@ def order_case(backend, kernel_size, n, groups):
     np.testing.assert_array_equal(orders, reference.row_orders(nmap, plan["offsets"], plan["segment"]))
 
 
+def sequence_case(backend, mode, shape, offset):
+    coords = np.stack([np.random.default_rng(0).integers(0, s, N) for s in shape], axis=1).astype(np.int32)
+    code = guarded.encode_seq(backend, coords, shape, mode, fence=False, offset=offset)
+    np.testing.assert_array_equal(code, reference.encode_seq(coords, shape, mode))
+    np.testing.assert_array_equal(guarded.decode_seq(backend, code, shape, mode, fence=False, offset=offset), coords)
+
+
+def sort_case(backend, dtype, bits, n, with_sorted):
+    keys = np.random.default_rng(0).integers(0, 2 ** min(bits, 31), n).astype(dtype)
+    got = guarded.sort_keys(backend, keys, bits, with_sorted=with_sorted, fence=False)
+    order = np.argsort(keys, kind="stable")
+    np.testing.assert_array_equal(got[0] if with_sorted else got, order)
+
+
 def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0, rows=N, algorithm="auto"):
     dtype, precision = MODES[mode]
     ci, co = CHANNELS[channels]
@@ -130,10 +144,68 @@ def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offse
         assert_rows(out, ref, max(reference.ROW_TOLERANCE[d] for d in (dtypes[0], out_dtype, precision) if d != "ieee"))
 
 
+def layout_case(backend, layout, dtype, out_dtype, epilogue, shape, num_sms=None):
+    """Two groups; what is compared is the product of float64 and whether rows outside of groups were left alone."""
+    m, n, k = shape
+    rng = np.random.default_rng(0)
+    a_lead = (2,) if layout in ("batched", "m_grouped_masked", "n_grouped") else ()
+    b_lead = (2,) if layout in ("batched", "m_grouped_masked", "m_grouped_contiguous", "segments") else ()
+    a, b = scenes.values(rng, (*a_lead, m, k), dtype), scenes.values(rng, (*b_lead, n, k), dtype)
+    row, column = np.zeros((m, 1), int), np.zeros((1, n), int)  # of a dense product: group 0
+    how, dense = {"layout": layout}, {}
+    if layout == "m_grouped_contiguous":
+        how["m_indices"] = np.where(np.arange(m) < 128, np.where(np.arange(m) < 70, 1, -1), 0).astype(np.int32)
+        row = how["m_indices"][:, None]
+    elif layout == "m_grouped_masked":
+        how["masked_m"] = np.array([m - 3, 5], np.int32)
+    elif layout == "n_grouped":
+        how["offsets"] = np.array([37, n - 3], np.int32)
+        column = np.where(np.arange(n) < 37, 0, np.where(np.arange(n) < n - 3, 1, -1))[None]
+    elif layout == "k_grouped":
+        how["offsets"] = np.array([k // 3, k], np.int32)
+    elif layout == "segments":
+        how |= {"layout": "m_grouped", "offsets": np.array([40, m], np.int32), "b_row_major": True}
+        how["weight_indices"] = np.array([1, 0], np.int32)
+        row = np.where(np.arange(m) < 40, 1, 0)[:, None]
+    if epilogue:
+        dense = (
+            {"alpha": 0.1, "activation": "swiglu"} if layout != "n_grouped" else {"alpha": 0.1, "activation": "gelu"}
+        )
+        how |= {"alpha": 0.1} | ({"swiglu": True} if layout != "n_grouped" else {"activation": "gelu"})
+    three = layout in ("batched", "m_grouped_masked", "k_grouped")
+    ref = []
+    for g in range(2):
+        x, y = a[g] if a_lead else a, b[g] if b_lead else b
+        if layout == "k_grouped":
+            x, y = (z[:, : k // 3] if g == 0 else z[:, k // 3 :] for z in (x, y))
+        ref.append(reference.gemm(x, y, **dense))
+    group = np.broadcast_to(np.where(column < 0, -1, np.maximum(row, column) if row.min() >= 0 else row), (m, n))
+    if three:
+        expected, written = np.stack(ref), np.ones((2, *ref[0].shape), bool)
+        for g, rows in enumerate(how.get("masked_m", [m, m])):
+            written[g, rows:] = False
+    else:
+        group = group[:, : ref[0].shape[1]] if epilogue and layout != "n_grouped" else group
+        expected, written = np.where(group == 1, ref[1], ref[0]), group >= 0
+    given = np.ascontiguousarray(b.swapaxes(-1, -2)) if how.get("b_row_major") else b
+    initial = np.full(expected.shape, 7, reference.dtype_of(out_dtype))
+    _C.set_num_sms(num_sms)
+    try:
+        out = guarded.gemm(backend, a, given, out_dtype, shape=expected.shape, initial=initial, fence=False, **how)
+    finally:
+        _C.set_num_sms(None)
+    assert (reference.f64(out)[~written] == 7).all()
+    columns = written.reshape(-1, written.shape[-1]).any(axis=0)
+    rows = written[..., columns].all(axis=-1)
+    tolerance = max(reference.ROW_TOLERANCE[out_dtype], 1e-4)
+    assert_rows(out[..., columns][rows], expected[..., columns][rows], tolerance)
+
+
 def quantize_case(backend, source, dtype, granularity, given, offset):
     rng = np.random.default_rng(0)
     x = scenes.values(rng, (70, 97), source)
-    scale = rng.uniform(0.01, 0.1, 70 if granularity == "row" else ()).astype(np.float32) if given else None
+    shape = {"tensor": (), "row": 70, "1x128": (70, 1), "128x128": (1, 1)}[granularity]
+    scale = rng.uniform(0.01, 0.1, shape).astype(np.float32) if given else None
     q, used = guarded.quantize(backend, x, dtype, granularity, scale, fence=False, offset=offset, pad=offset)
     expected, expected_scale = reference.quantize(x, dtype, granularity, scale)
     assert_same_bits(q, expected)
@@ -162,6 +234,17 @@ def all_cases():
     ):
         name = f"order/{'x'.join(map(str, kernel_size))}/{n}"
         cases[name] = partial(order_case, kernel_size=kernel_size, n=n, groups=groups)
+
+    for mode in ("bxyz", "z_order", "hilbert"):
+        for name, shape in (("32", (2, 30, 40, 50)), ("64", (2, 2**20, 3, 2**20))):
+            for offset in (0, 1):
+                cases[f"sequence/{mode}/{name}/{offset}"] = partial(
+                    sequence_case, mode=mode, shape=shape, offset=offset
+                )
+    for dtype, bits, n in ((np.int32, 9, 150), (np.int64, 40, 150), (np.int32, 20, 40_000), (np.int64, 20, 40_000)):
+        for with_sorted in (False, True):
+            name = f"sort/{np.dtype(dtype)}/{n}" + "/sorted" * with_sorted
+            cases[name] = partial(sort_case, dtype=dtype, bits=bits, n=n, with_sorted=with_sorted)
 
     for direction in ("forward", "dgrad", "wgrad"):
         for mode in MODES:
@@ -255,9 +338,18 @@ def all_cases():
         sizes = (700, 0, 129, 1900, 64, 1)
         cases[f"gemm/large/{dtype}/grouped"] = partial(gemm_case, shape=(2112, 208), sizes=sizes, **common)
 
+    for layout in ("batched", "m_grouped_contiguous", "m_grouped_masked", "n_grouped", "k_grouped", "segments"):
+        for dtype in (E4M3, "bfloat16", "float32"):
+            for epilogue in (False, True):
+                name = f"gemm/{layout}/{dtype}{'/epilogue' * epilogue}"
+                common = {"layout": layout, "dtype": dtype, "out_dtype": "float32", "epilogue": epilogue}
+                cases[name] = partial(layout_case, shape=(150, 72, 272), **common)
+                if not epilogue and dtype != "float32":  # few multiprocessors take large tiles and more than one each
+                    cases[f"{name}/large"] = partial(layout_case, shape=(300, 520, 272), num_sms=2, **common)
+
     for source in ("float32", "float16", "bfloat16"):
         for dtype in (E4M3, E5M2):
-            for granularity in ("tensor", "row"):
+            for granularity in ("tensor", "row", "1x128", "128x128"):
                 for given in (False, True):
                     name = f"quantize/{source}/{dtype}/{granularity}/{'given' if given else 'computed'}"
                     cases[name] = partial(

@@ -98,8 +98,10 @@ def test_cloud_without_its_arrays_is_refused(tmp_path):
 
 
 def test_group_sizes_are_those_that_peers_drew():
-    rows = [case.m for case in gemm.cases() if case.sizes and case.dtype == gemm.FP8]
+    rows = [case.m for case in gemm.cases() if case.op == "m_grouped_ragged" and case.dtype == gemm.FP8]
     assert rows == [34151, 32782, 33694, 38239, 8320, 8593, 8069, 8047]
+    masked = [case.m for case in gemm.cases() if case.op == "m_grouped_masked"]
+    assert masked == [966, 1134, 1138, 1097, 1002, 1042, 1024, 1001, 1984, 1946]
 
 
 def test_cases_are_the_measured_ones():
@@ -109,7 +111,7 @@ def test_cases_are_the_measured_ones():
     others = [(c.scene, c.dtype, c.precision) for c in conv.peers_cases() if c.dtype != "float16"]
     kinds = [("bfloat16", None), ("float32", "tf32"), ("float32", "ieee")]
     assert others == [(scene, *kind) for scene in ("sphere64", "sphere256") for kind in kinds]
-    dense = [case for case in gemm.cases() if not case.sizes]
+    dense = [case for case in gemm.cases() if case.op == "dense"]
     assert len([c for c in dense if c.dtype == gemm.FP8]) == 21
     assert len([c for c in dense if c.dtype == "bfloat16"]) == 4
 
@@ -160,8 +162,8 @@ def test_all_rows_are_distinct():
     rows += [case.row("train_step") for case in train.cases()]
     rows.append(train.MEMORY_CASE.row("train_step") | {"suite": "memory"})
     assert train.MEMORY_CASE in train.cases()
-    for case in gemm.cases():
-        rows += [case.row(), *(case.row(peer) for peer in gemm.PEERS[case.op, case.dtype])]
+    for case in gemm.cases() + gemm.more_cases():
+        rows += [case.row(), *(case.row(peer) for peer in gemm.PEERS.get((case.op, case.dtype), ()))]
     assert len({results.identity(row) for row in rows}) == len(rows)
 
 
@@ -269,8 +271,15 @@ def test_training_rows(tmp_path, same_sources, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     "case",
-    [gemm.Case(gemm.FP8, 48, 96, 64), gemm.Case(gemm.FP8, 60, 96, 64, (7, 0, 33, 20), 15)],
-    ids=["dense", "grouped"],
+    [
+        gemm.Case(gemm.FP8, 48, 96, 64),
+        gemm.Case(gemm.FP8, 60, 96, 64, (7, 0, 33, 20), 15),
+        gemm.Case(gemm.FP8, 60, 96, 64, (7, 0, 33, 20), 15, "m_grouped_contiguous"),
+        gemm.Case(gemm.FP8, 60, 96, 64, (7, 0, 33, 20), 15, "m_grouped_masked"),
+        gemm.Case(gemm.FP8, 48, 96, 64, layout="wgrad"),
+        gemm.Case(gemm.FP8, 48, 96, 64, (16, 0, 48), 21, "k_grouped_wgrad"),
+    ],
+    ids=lambda case: case.op,
 )
 def test_product_is_judged_against_the_dequantised_operands(monkeypatch, case):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")

@@ -246,10 +246,11 @@ def test_any_one_array_of_a_weight_gradient_off_alignment(backend, mode, shifted
 
 
 @every_mode
+@pytest.mark.parametrize("ci, co", [(33, 40), (64, 72)])
 @pytest.mark.parametrize("m, n", [(200, 77), (77, 200), (0, 50), (50, 1), (129, 0)])
-def test_rectangular_maps(backend, mode, m, n):
+def test_rectangular_maps(backend, mode, m, n, ci, co):
     """Each row of feats is wanted at most once per offset, and about a third of them never: those hold NaN."""
-    p = Problem(Case(n=max(m, n), ci=33, co=40), mode)
+    p = Problem(Case(n=max(m, n), ci=ci, co=co), mode)
     rng = np.random.default_rng(5)
     wanted = rng.permutation(n)[: n * 2 // 3 + (n == 1)]
     forward, backward = np.full((27, m), -1, np.int32), np.full((27, n), -1, np.int32)
@@ -275,8 +276,9 @@ def test_rectangular_maps(backend, mode, m, n):
 
 
 @every_mode
-def test_offsets_without_pairs_give_zero(backend, mode):
-    p = Problem(Case(ci=64, co=33), mode)
+@cases([Case(ci=64, co=33), Case(ci=64, co=40)])
+def test_offsets_without_pairs_give_zero(backend, case, mode):
+    p = Problem(case, mode)
     empty = np.full((27, 300), -1, np.int32)
     out = guarded.conv_forward(backend, np.full_like(p.feats, np.nan), p.weight, p.bias, empty, precision=p.precision)
     assert_same_bits(out, np.broadcast_to(p.bias, out.shape))
@@ -292,10 +294,11 @@ HOSTILE = [-2, -(2**31), 300, 301, 2**31 - 1]
 
 
 @every_mode
-def test_map_entries_out_of_range_are_no_neighbours_on_the_gpu(cuda, mode):
-    p = Problem(Case(ci=33, co=64), mode)
+@cases([Case(ci=33, co=64), Case(ci=64, co=64), Case(ci=264, co=200)])
+def test_map_entries_out_of_range_are_no_neighbours_on_the_gpu(cuda, case, mode):
+    p = Problem(case, mode)
     hostile = p.map.copy()
-    hostile[:, ::7] = np.resize(HOSTILE, hostile[:, ::7].shape)
+    hostile[::2, ::7] = np.resize(HOSTILE, hostile[::2, ::7].shape)  # beside good entries of the same rows
     tamed = np.where((hostile < 0) | (hostile >= 300), -1, hostile)
     out = guarded.conv_forward(cuda, p.feats, p.weight, p.bias, hostile, precision=p.precision)
     assert_rows(out, reference.conv_forward(p.feats, p.weight, p.bias, tamed), p.tolerance)
@@ -361,6 +364,9 @@ def test_unknown_algorithms_are_refused_by_name(backend, algorithm):
         flexgemm.submanifold_conv3d(feats, weight, neighbor_map=nmap, algorithm=algorithm)
     with pytest.raises(ValueError, match=message):
         flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, neighbor_map=nmap, algorithm=algorithm)
+    how = {"neighbor_map": nmap, "algorithm": algorithm, "needs_grad": (False, False, True)}
+    with pytest.raises(ValueError, match=message):
+        flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, **how)
 
 
 @every_mode

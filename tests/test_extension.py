@@ -67,7 +67,7 @@ def test_signatures_say_what_is_accepted(operation):
     optional = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
     assert set(legal) <= set(parameters)
     assert set(legal) | set(optional) == set(parameters)
-    workspace_bytes(**legal, **optional)
+    workspace_bytes(**optional | legal)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,11 @@ def test_signatures_say_what_is_accepted(operation):
         ("neighbor_map", {"dilation": (1, 0, 1)}, ValueError, "dilation: expected 1 to 2147483647, got 0"),
         ("gemm", {"dtype_a": "float7"}, ValueError, "dtype_a: expected 'float32', .* or 'uint8', got 'float7'"),
         ("gemm", {"dtype_b": 8}, TypeError, "dtype_b: expected a str, got int"),
+        ("gemm", {"alpha": "1"}, TypeError, "alpha: expected a float, got str"),
+        ("gemm", {"promote_every": 100}, ValueError, "promote_every: expected 128, 256, 512 or None, got 100"),
+        ("gemm", {"activation": "tanh"}, ValueError, "activation: expected 'relu', 'silu' or 'gelu', got 'tanh'"),
+        ("gemm", {"swiglu": 1}, TypeError, "swiglu: expected a bool, got int"),
+        ("gemm", {"accumulate": None}, TypeError, "accumulate: expected a bool"),
         ("gemm", {"stream": "default"}, TypeError, "stream: expected an int or an object with __cuda_stream__"),
         ("gemm", {"stream": -1}, ValueError, "stream: expected at least 0, got -1"),
         ("gemm", {"stream": 2**64}, ValueError, "stream: expected at least 0, got"),
@@ -203,10 +208,48 @@ FAULTY_ARRAYS = {
         ({"offsets": None}, ValueError, r"b: expected \(N, 8\) to match a"),
         ({"offsets": zeros(4, dtype=np.int32)}, ValueError, r"offsets: expected \(2,\) or \(3,\) to match the groups"),
         ({"offsets": zeros(2)}, TypeError, "offsets: expected dtype int32 or int64, got float32"),
-        ({"scale_b": zeros()}, ValueError, r"scale_b: expected \(2,\) or \(2, 7\) to match b, got \(\)"),
+        ({"scale_b": zeros(3)}, ValueError, r"scale_b: expected \(\), \(2,\) or \(2, 7\) to match b, got \(3,\)"),
         ({"bias": zeros(7)}, ValueError, r"bias: expected \(2, 7\) to match b, got \(7,\)"),
     ],
+    "contiguous": [
+        ({"m_indices": None}, ValueError, "m_indices: expected an array with layout 'm_grouped_contiguous'"),
+        ({"offsets": np.zeros(2, np.int32)}, ValueError, "offsets: expected None with layout 'm_grouped_contiguous'"),
+        ({"m_indices": np.zeros(4, np.int32)}, ValueError, r"m_indices: expected \(5,\) to match a, got \(4,\)"),
+        ({"m_indices": np.zeros(5, np.int64)}, TypeError, "m_indices: expected dtype int32, got int64"),
+    ],
+    "masked": [
+        ({"a": zeros(5, 8)}, ValueError, r"a: expected \(G, M, K\), got \(5, 8\)"),
+        ({"b": zeros(3, 7, 8)}, ValueError, r"b: expected \(2, N, 8\) to match a, got \(3, 7, 8\)"),
+        ({"out": zeros(2, 5, 8)}, ValueError, r"out: expected \(2, 5, 7\) to match a and b"),
+        ({"masked_m": np.zeros(3, np.int32)}, ValueError, r"masked_m: expected \(2,\) to match a, got \(3,\)"),
+        ({"scale_a": zeros(5)}, ValueError, r"scale_a: expected \(\), \(2,\) or \(2, 5\) to match a, got \(5,\)"),
+    ],
+    "n_grouped": [
+        (
+            {"offsets": np.zeros(5, np.int32)},
+            ValueError,
+            r"offsets: expected \(2,\) or \(3,\) to match the groups of a",
+        ),
+        ({"bias": zeros(2, 7)}, ValueError, r"bias: expected \(7,\) to match b, got \(2, 7\)"),
+        ({"swiglu": True}, ValueError, "b: expected an even N that is not grouped for SwiGLU"),
+        ({"weight_indices": np.zeros(2, np.int32)}, ValueError, "weight_indices: expected None without layout 'm_gr"),
+    ],
+    "k_grouped": [
+        ({"out": zeros(5, 7)}, ValueError, r"out: expected \(G, 5, 7\) to match a and b, got \(5, 7\)"),
+        ({"out": zeros(2, 5, 7, dtype=np.float16)}, TypeError, "out: expected dtype float32, got float16"),
+        (
+            {"offsets": np.zeros(4, np.int32)},
+            ValueError,
+            r"offsets: expected \(2,\) or \(3,\) to match the groups of out",
+        ),
+        ({"layout": "dense"}, ValueError, "offsets: expected None|out: expected"),
+        ({"layout": "diagonal"}, ValueError, "layout: expected 'dense', .* or 'k_grouped', got 'diagonal'"),
+    ],
     "quantize": [
+        ({"block_rows": 64}, ValueError, "block_rows: expected 0, 1 or 128, got 64"),
+        ({"block_rows": 1}, ValueError, r"scale: expected \(5, 1\) to match x, got \(5,\)"),
+        ({"x": zeros(5, 9), "swiglu": True}, ValueError, "x: expected an even number of columns"),
+        ({"x": zeros(5, 8), "swiglu": True}, ValueError, r"q: expected \(5, 4\) to match x, got \(5, 8\)"),
         ({"x": zeros(5, 8, dtype=E4M3)}, TypeError, "x: expected dtype float32, float16 or bfloat16"),
         ({"q": zeros(5, 8, dtype=np.uint8)}, TypeError, "q: expected dtype float8_e4m3fn or float8_e5m2, got uint8"),
         ({"q": zeros(5, 9, dtype=E4M3)}, ValueError, r"q: expected \(5, 8\) to match x, got \(5, 9\)"),

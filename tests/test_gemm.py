@@ -8,7 +8,8 @@ import pytest
 import reference
 import scenes
 from memory import Host, poison
-from reference import assert_gemm_rows, assert_rounded_once, assert_rows, assert_same_bits, dtype_of, f64
+from products import judge, offsets_of, operands, scale_of
+from reference import assert_gemm_rows, assert_rows, assert_same_bits, dtype_of, f64
 
 import flexgemm
 
@@ -23,30 +24,6 @@ K = [0, 1, 5, 16, 17, 100, 127, 129, 576, 2880]
 fp8_pairs = pytest.mark.parametrize("dtypes", FP8_PAIRS, ids="-".join)
 out_dtypes = pytest.mark.parametrize("out_dtype", OUT_DTYPES)
 layouts = pytest.mark.parametrize("pad, offset", [(0, 0), (0, 1), (1, 0), (3, 2), (16, 0), (64, 16)])
-
-
-def operands(m, n, k, dtype_a, dtype_b, groups=None, seed=0):
-    """A short row of the output would cancel and could not be judged: few columns take data of one sign."""
-    rng = np.random.default_rng([m, n, k, seed])
-    one_sign = n < 64
-    b_shape = (n, k) if groups is None else (groups, n, k)
-    a, b = (scenes.values(rng, s, d, one_sign=one_sign) for s, d in (((m, k), dtype_a), (b_shape, dtype_b)))
-    return rng, a, b
-
-
-def judge(out, ref, dtype_a, out_dtype, precision="ieee"):
-    """FP8 by the diff of each row. Otherwise by its norm: the rounding of the output, or the sums of 16-bit products
-    that tensor cores truncate where they add them (2^-24 a step), or float32's own bound."""
-    if dtype_a.startswith("float8"):
-        assert_gemm_rows(out, ref, out_dtype)
-    elif dtype_a == "float32":
-        own = reference.ROW_TOLERANCE["tf32" if precision == "tf32" else "float32"]
-        assert_rows(out, ref, max(own, 0 if out_dtype == "float32" else reference.ROW_TOLERANCE[out_dtype]))
-    elif out_dtype == "float32":
-        assert_rows(out, ref, 1e-4)
-    else:
-        assert_rows(out, ref, reference.ROW_TOLERANCE[out_dtype])
-        assert_rounded_once(out, ref)
 
 
 def check_dense(backend, m, n, k, dtypes=(E4M3, E4M3), out_dtype="bfloat16", precision="ieee", **layout):
@@ -192,13 +169,6 @@ def test_the_criteria_see_a_missing_promotion():
 # ---- scales and bias ----
 
 
-def scale_of(rng, kind, rows, lead=()):
-    """None, one per tensor or one per row; away from 1, so that a scale used twice or not at all is seen."""
-    if kind == "none":
-        return None
-    return rng.uniform(0.25, 0.75, (*lead, rows) if kind == "row" else lead).astype(np.float32)
-
-
 @pytest.mark.parametrize("kind_b", ["none", "tensor", "row"])
 @pytest.mark.parametrize("kind_a", ["none", "tensor", "row"])
 @pytest.mark.parametrize("bias_dtype", [None, "float32", "out"])
@@ -269,11 +239,6 @@ GROUPS = {
 group_sizes = pytest.mark.parametrize("sizes", GROUPS.values(), ids=GROUPS.keys())
 offset_forms = pytest.mark.parametrize("form", ["ends", "bounds"])
 offset_dtypes = pytest.mark.parametrize("offset_dtype", ["int32", "int64"])
-
-
-def offsets_of(sizes, form, dtype, first=0):
-    bounds = first + np.concatenate([[0], np.cumsum(sizes)])
-    return (bounds if form == "bounds" else bounds[1:]).astype(dtype)
 
 
 def check_grouped(backend, rows, n, k, offsets, groups, dtypes, out_dtype, precision="ieee", scales=None, bias=False,

@@ -90,6 +90,19 @@ def test_hopper_tiles_follow_the_shape(m, n, groups, tile):
     assert (chosen["block_m"], chosen["block_n"]) == tile
 
 
+UNPAIRED, NARROW = 1, 2
+
+
+@pytest.mark.parametrize("tiles", range(4))
+def test_hopper_tiles_are_what_the_product_asks_for(tiles):
+    for m, n, groups, sms in itertools.product([64, 300, 4096, 33_694], [64, 2112, 4096], [1, 8, 128], (1, 2, SMS)):
+        chosen = check(_C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=FP8[0], num_sms=sms, tiles=tiles))
+        if tiles & UNPAIRED:
+            assert chosen["block_m"] == 128
+        if tiles & NARROW:
+            assert (chosen["block_m"], chosen["block_n"]) == (128, 128)
+
+
 def splits_hold(plan, elements):
     """Partial sums are float32, one set per slice, and nothing else grows with the output."""
     if plan["split_k"] > 1:

@@ -16,7 +16,7 @@ SOURCES = ["float32", "float16", "bfloat16"]
 
 to_fp8 = pytest.mark.parametrize("dtype", FP8)
 from_dtype = pytest.mark.parametrize("source", SOURCES)
-granularities = pytest.mark.parametrize("granularity", ["tensor", "row"])
+granularities = pytest.mark.parametrize("granularity", ["tensor", "row", "1x128", "128x128"])
 
 
 def check(backend, x, dtype, granularity, scale=None, **layout):
@@ -49,11 +49,67 @@ def test_layouts(backend, pad, offset, granularity, source, dtype):
 
 
 @to_fp8
+@from_dtype
+@pytest.mark.parametrize("granularity", ["1x128", "128x128"])
+@pytest.mark.parametrize("groups, m, k", [(3, 130, 200), (1, 1, 1), (2, 128, 128), (0, 5, 7), (2, 0, 7), (4, 257, 129)])
+@pytest.mark.parametrize("pad", [0, 1])
+def test_blocks_of_a_batch(backend, pad, groups, m, k, granularity, source, dtype):
+    x = scenes.values(np.random.default_rng([m, k]), (groups, m, k), source)
+    if groups:
+        check(backend, x, dtype, granularity, pad=pad)
+    else:
+        q, scale = guarded.quantize(backend, x, dtype, granularity)
+        assert q.shape == x.shape
+        assert len(scale) == 0
+
+
+def check_swiglu(backend, x, dtype, granularity, scale=None, **layout):
+    """The activation is not a matter of bits: the scale is, to float32's precision, and q to a step of FP8."""
+    exact = reference.activated(f64(x).reshape(-1, x.shape[-1]), "swiglu").reshape(*x.shape[:-1], -1)
+    q, used = guarded.quantize(backend, x, dtype, granularity, scale, swiglu=True, **layout)
+    _, expected_scale = reference.quantize(exact, dtype, granularity, scale)
+    np.testing.assert_allclose(used, expected_scale, rtol=1e-5)
+    low, high = (reference.quantize(exact * side, dtype, granularity, used)[0] for side in (1 - 1e-5, 1 + 1e-5))
+    low, high = np.minimum(f64(low), f64(high)), np.maximum(f64(low), f64(high))
+    assert ((f64(q) >= low) & (f64(q) <= high)).all()
+
+
+@to_fp8
+@from_dtype
+@granularities
+@pytest.mark.parametrize("m, k", [(1, 1), (65, 70), (130, 200), (3, 2500)])
+def test_swiglu(backend, m, k, granularity, source, dtype):
+    x = scenes.values(np.random.default_rng([m, k]), (m, 2 * k), source)
+    check_swiglu(backend, x, dtype, granularity)
+
+
+@granularities
+@pytest.mark.parametrize("pad, offset", [(0, 1), (2, 0), (64, 16)])
+def test_swiglu_layouts_and_given_scales(backend, pad, offset, granularity):
+    rng = np.random.default_rng(5)
+    x = scenes.values(rng, (65, 140), "bfloat16")
+    shape = {"tensor": (), "row": 65, "1x128": (65, 1), "128x128": (1, 1)}[granularity]
+    scale = np.exp(rng.uniform(-4, -2, shape)).astype(np.float32)
+    check_swiglu(backend, x, FP8[0], granularity, scale, pad=pad, offset=offset)
+
+
+def test_swiglu_feeds_a_product(backend):
+    """Between the two products of an expert: interleaved gate and up in, FP8 with block scales out."""
+    rng = np.random.default_rng(6)
+    x, w = scenes.values(rng, (65, 512), "bfloat16"), scenes.values(rng, (96, 256), "float32")
+    q, scale = flexgemm.quantize(backend.array(x), granularity="1x128", swiglu=True)
+    weight, weight_scale = flexgemm.quantize(backend.array(w), granularity="128x128")
+    out = flexgemm.gemm_nt(q, weight, scale_a=scale, scale_b=weight_scale, out_dtype="float32")
+    exact = reference.activated(f64(x), "swiglu") @ f64(w).T
+    assert reference.gemm_diff(backend.numpy(out), exact).max() < 3e-3
+
+
+@to_fp8
 @granularities
 def test_every_half_precision_number(backend, granularity, dtype):
     """All 65,536 of them at scale 1: ties, subnormals, both zeros, saturation, infinities and NaN."""
     bits = np.arange(65536, dtype=np.uint16).reshape(256, 256)
-    one = np.ones(256 if granularity == "row" else (), np.float32)
+    one = np.ones({"tensor": (), "row": 256, "1x128": (256, 2), "128x128": (2, 2)}[granularity], np.float32)
     for source in ("float16", "bfloat16"):
         check(backend, bits.view(dtype_of(source)), dtype, granularity, one)
 
@@ -110,7 +166,8 @@ def test_extreme_magnitudes(backend, magnitude, granularity, dtype):
 def test_given_scale(backend, source, granularity, dtype):
     rng = np.random.default_rng(4)
     x = scenes.values(rng, (65, 97), source)
-    scale = np.exp(rng.uniform(-8, 2, 65 if granularity == "row" else ())).astype(np.float32)
+    shape = {"tensor": (), "row": 65, "1x128": (65, 1), "128x128": (1, 1)}[granularity]
+    scale = np.exp(rng.uniform(-8, 2, shape)).astype(np.float32)
     _, used = check(backend, x, dtype, granularity, scale)
     assert_same_bits(used, scale)  # read, not written
 
@@ -153,7 +210,7 @@ def test_the_same_input_gives_the_same_bits(backend):
 
 
 @pytest.mark.large
-@granularities
+@pytest.mark.parametrize("granularity", ["tensor", "row"])
 def test_more_than_2_to_the_31_elements(cuda, granularity):
     block = scenes.values(np.random.default_rng(8), (4000, 512), "float16")
     rows = 2**31 // 512 + 1000

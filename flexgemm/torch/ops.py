@@ -1,66 +1,74 @@
-"""torch.autograd over the array-neutral operations, on torch's current stream and the tensors' device."""
+"""The operations for torch: recorded by autograd, under torch.autocast, in torch.compile and torch.func.
+
+Each function decides how the call goes (dispatch.py). Traced, it is an operator (operators.py); where autograd has to
+see it, an autograd.Function; else the array-neutral function, at no more than its cost. Both that record share one
+gradient, made of functions of this file, which decide anew how they go.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from flexgemm import conv
-from flexgemm._arrays import Stream, library_of, torch_scope
+from flexgemm import conv, voxel
+from flexgemm._arrays import Stream
+from flexgemm.torch import operators
+from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
+from flexgemm.torch.dispatch import autocast, expect_tensor, refuse_stream, setting, traced
+from flexgemm.torch.maps import assemble, from_operators
 from flexgemm.voxel import NeighborMap
 
-# The gradient of ReLU needs its output, that of the others their input: then the sum is stored as it is before the
-# activation, which torch applies, and both are kept.
-_SPLIT: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": torch.ops.aten.silu,
-    "gelu": torch.ops.aten.gelu,
-}
-_GRADIENT: dict[str | None, Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]] = {
-    None: lambda grad, _: grad,
-    "relu": lambda grad, out: torch.ops.aten.threshold_backward(grad, out, 0),
-    "silu": torch.ops.aten.silu_backward,
-    "gelu": torch.ops.aten.gelu_backward,
-}
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
-class _SubmanifoldConv3d(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        feats: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        neighbor_map: NeighborMap,
-        activation: str | None,
-        algorithm: str,
-        precision: str,
-    ) -> torch.Tensor:
-        ctx.neighbor_map = neighbor_map
-        ctx.activation = activation
-        ctx.algorithm = algorithm
-        ctx.precision = precision
-        library = library_of(feats, "feats")
-        apply = _SPLIT.get(activation)
-        how = algorithm, precision, residual, None if apply else activation
-        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, *how)
-        ctx.save_for_backward(feats, weight, None if activation is None else out)
-        return apply(out) if apply else out
+# ---- neighbour maps ----
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        feats, weight, kept = ctx.saved_tensors
-        library = library_of(feats, "feats")
-        needs_grad = ctx.needs_input_grad[:3]
-        how = ctx.algorithm, ctx.precision
-        grad_sum = _GRADIENT[ctx.activation](grad_out, kept)
-        grads = conv.backward(library, grad_sum, feats, weight, ctx.neighbor_map, needs_grad, *how)
-        return *grads, grad_sum if ctx.needs_input_grad[3] else None, None, None, None, None
+
+def neighbor_map(
+    coords: torch.Tensor,
+    shape: Sequence[int],
+    kernel_size: int | Sequence[int] = 3,
+    dilation: int | Sequence[int] = 1,
+    *,
+    check: bool = False,
+    stream: Stream = None,
+) -> NeighborMap:
+    """`flexgemm.neighbor_map` of a torch tensor, which torch.compile can trace."""
+    expect_tensor(coords, "coords")
+    if not traced(coords, coords):
+        return voxel.neighbor_map(coords, shape, kernel_size, dilation, check=check, stream=stream)
+    refuse_stream(stream)
+    grid, kernel, steps = tuple(shape), _triple(kernel_size), _triple(dilation)
+    padding = tuple(k // 2 * step for k, step in zip(kernel, steps, strict=True))
+    native, order = _build(coords, grid, kernel, steps, False, check)
+    numbers = grid, grid, kernel, (1, 1, 1), padding, steps, False, True, None
+    return assemble((coords, coords, native, order, None, None), numbers)
+
+
+def _triple(value: int | Sequence[int]) -> Any:
+    return tuple(value) if isinstance(value, Sequence) else (value, value, value)
+
+
+def _build(coords: Any, shape: Any, kernel: Any, dilation: Any, transposed: bool, check: bool) -> Any:
+    """A submanifold map and its order, by operators."""
+    native = operators.neighbor_map(coords, shape, kernel, dilation, transposed, check)
+    return native, operators.row_order(native, kernel) if coords.is_cuda else None
+
+
+def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any]:
+    """A map and its orders as operators take them; and the other pair, if a gradient will be asked for that uses it."""
+    if not gradient or nmap.mirrored:
+        return nmap.native, nmap.native_order, None, None
+    if nmap._native_transposed is None:
+        if not nmap.submanifold:
+            raise ValueError("neighbor_map: freeze() it before a traced call that a gradient is asked of")
+        nmap._native_transposed = _build(nmap.coords, nmap.shape, nmap.kernel_size, nmap.dilation, True, False)
+    return nmap.native, nmap.native_order, *nmap._native_transposed
+
+
+# ---- convolution ----
 
 
 def submanifold_conv3d(
@@ -78,7 +86,7 @@ def submanifold_conv3d(
     """`flexgemm.submanifold_conv3d` of torch tensors, differentiable once in feats, weight, bias and residual.
 
     feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None, residual (N, Co) or None -> (N, Co); float32,
-        float16 or bfloat16: activation(convolution + bias + residual).
+        float16 or bfloat16, and under torch.autocast the dtype of that: activation(convolution + bias + residual).
     activation: None, "relu", "silu" or "gelu" (the exact one). SiLU and GELU are fused only where nothing requires
         grad: their gradient needs the sum, which is rounded to the dtype of feats then.
     algorithm: as there, forward and in the gradient of feats.
@@ -88,30 +96,222 @@ def submanifold_conv3d(
 
     Raises TypeError and ValueError by argument name; TypeError for tensors that are sparse, complex or lazily negated.
     """
-    if not isinstance(feats, torch.Tensor):
-        raise TypeError(f"feats: expected a torch.Tensor, got {type(feats).__module__}.{type(feats).__qualname__}")
-    if precision is None:
-        precision = float32_precision() if feats.dtype is torch.float32 else "ieee"
-    library = conv.bind(feats, neighbor_map, stream)
-    if not library.needs_grad(feats, weight, bias, residual):
+    conv.expect_submanifold(neighbor_map)
+    return _convolution(feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, stream)
+
+
+def sparse_conv3d(
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    neighbor_map: NeighborMap,
+    residual: torch.Tensor | None = None,
+    activation: str | None = None,
+    algorithm: str = "auto",
+    precision: str | None = None,
+    stream: Stream = None,
+) -> torch.Tensor:
+    """`flexgemm.sparse_conv3d` of torch tensors, differentiable once in feats, weight, bias and residual.
+
+    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None, residual (M, Co) or None -> (M, Co); the rest as of
+    submanifold_conv3d.
+    """
+    conv.expect_map(neighbor_map)
+    return _convolution(feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, stream)
+
+
+def sparse_inverse_conv3d(
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    neighbor_map: NeighborMap,
+    residual: torch.Tensor | None = None,
+    activation: str | None = None,
+    algorithm: str = "auto",
+    precision: str | None = None,
+    stream: Stream = None,
+) -> torch.Tensor:
+    """`flexgemm.sparse_inverse_conv3d` of torch tensors, differentiable once in feats, weight, bias and residual.
+
+    feats (M, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None, residual (N, Co) or None -> (N, Co); the rest as of
+    submanifold_conv3d.
+    """
+    inverse = conv.expect_map(neighbor_map).inverse
+    return _convolution(feats, weight, bias, residual, inverse, activation, algorithm, precision, stream)
+
+
+# ReLU's gradient needs the output alone. That of the others needs their input, which a fused kernel does not keep:
+# where a gradient will be asked for, torch applies them.
+_APART: dict[str | None, Any] = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}
+
+
+def _convolution(
+    feats: Any,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    nmap: NeighborMap,
+    activation: str | None,
+    algorithm: str,
+    precision: str | None,
+    stream: Stream,
+) -> torch.Tensor:
+    expect_tensor(feats, "feats")
+    through_operator = traced(feats, weight)
+    feats, weight, bias, residual = autocast(feats, weight, bias, residual)
+    recording = records(feats, weight, bias) or records(feats, residual, None)
+    if not through_operator:
+        precision = setting(precision, feats)
+        if recording:
+            return record_conv(feats, weight, bias, residual, nmap, activation, algorithm, precision, stream)
+        library = conv.bind(feats, nmap, stream)
         how = algorithm, precision, residual, activation
-        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, *how)
-        return out
-    if activation not in list(_GRADIENT):
-        raise ValueError(f"activation: expected None, 'relu', 'silu' or 'gelu', got {activation!r}")
-    # The stream that is current in the forward pass is the one on which autograd runs the backward pass.
-    on_stream = contextlib.nullcontext() if stream is None or not feats.is_cuda else torch_scope(feats, stream)
-    apply: Any = _SubmanifoldConv3d.apply  # torch leaves it untyped
-    with on_stream:
-        result: torch.Tensor = apply(feats, weight, bias, residual, neighbor_map, activation, algorithm, precision)
-    return result
+        result: torch.Tensor = conv.forward(library, feats, weight, bias, nmap, None, *how)
+        return result
+    expect_tensor(weight, "weight")
+    refuse_stream(stream)
+    apart = _APART.get(activation) if recording else None
+    maps = maps_of(nmap, recording and feats.requires_grad)
+    fused = None if apart else activation
+    out: torch.Tensor = operators.sparse_conv3d(
+        feats, weight, bias, residual, *maps, nmap.kernel_size, fused, algorithm, precision
+    )
+    return apart(out) if apart else out
 
 
-def float32_precision() -> str:
-    """What torch's settings ask of float32 products on CUDA: "tf32" or "ieee"."""
-    matmul = torch.backends.cuda.matmul
-    try:
-        tf32 = matmul.fp32_precision == "tf32"
-    except AttributeError:  # torch before 2.9 knows allow_tf32 only
-        tf32 = matmul.allow_tf32
-    return "tf32" if tf32 else "ieee"
+def submanifold_conv3d_backward(
+    grad_out: torch.Tensor,
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    neighbor_map: NeighborMap,
+    needs_grad: tuple[bool, bool, bool] = (True, True, True),
+    algorithm: str = "auto",
+    precision: str | None = None,
+    stream: Stream = None,
+) -> Gradients:
+    """`flexgemm.submanifold_conv3d_backward` of torch tensors; itself not differentiable."""
+    conv.expect_submanifold(neighbor_map)
+    return _conv_gradients(grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision, stream)
+
+
+def sparse_conv3d_backward(
+    grad_out: torch.Tensor,
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    neighbor_map: NeighborMap,
+    needs_grad: tuple[bool, bool, bool] = (True, True, True),
+    algorithm: str = "auto",
+    precision: str | None = None,
+    stream: Stream = None,
+) -> Gradients:
+    """`flexgemm.sparse_conv3d_backward` of torch tensors; itself not differentiable."""
+    conv.expect_map(neighbor_map)
+    return _conv_gradients(grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision, stream)
+
+
+# ---- its gradients ----
+
+
+def _conv_gradients(
+    grad_out: Any,
+    feats: Any,
+    weight: Any,
+    nmap: NeighborMap,
+    needs: Any,
+    algorithm: str,
+    precision: str | None,
+    stream: Stream,
+) -> Gradients:
+    expect_tensor(grad_out, "grad_out")
+    if traced(grad_out, feats):
+        expect_tensor(feats, "feats")
+        refuse_stream(stream)
+        maps = maps_of(nmap, needs[0])
+        how = nmap.kernel_size, needs, algorithm, precision
+        results = operators.sparse_conv3d_backward(grad_out, feats, weight, *maps, *how)
+        first, second, third = (g if n else None for g, n in zip(results, needs, strict=True))
+        return first, second, third
+    precision = setting(precision, feats)
+    if records(grad_out, feats, weight):
+        with on_stream(feats, stream):
+            first, second, third = _record_conv_gradients(grad_out, feats, weight, nmap, needs, algorithm, precision)
+        return first, second, third
+    return conv.backward(conv.bind(feats, nmap, stream), grad_out, feats, weight, nmap, needs, algorithm, precision)
+
+
+def record_conv(
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    neighbor_map: NeighborMap,
+    activation: str | None,
+    algorithm: str,
+    precision: str,
+    stream: Stream,
+) -> torch.Tensor:
+    """A convolution that autograd records, on tensors as they are."""
+    apart = _APART.get(activation)
+    with on_stream(feats, stream):
+        fused = None if apart else activation
+        out = _record_conv(feats, weight, bias, residual, neighbor_map, fused, algorithm, precision)
+        return apart(out) if apart else out
+
+
+def _forward(
+    feats: Any,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    nmap: NeighborMap,
+    activation: Any,
+    algorithm: str,
+    precision: str,
+) -> Any:
+    library = conv.bind(feats, nmap, None)
+    return conv.forward(library, feats, weight, bias, nmap, None, algorithm, precision, residual, activation)
+
+
+def _save(ctx: Any, args: tuple[Any, ...], out: Any) -> None:
+    feats, weight, _, _, ctx.nmap, activation, ctx.algorithm, ctx.precision = args
+    ctx.save_for_backward(feats, weight, out if activation == "relu" else None)
+
+
+def _backward(ctx: Any, grad_out: Any) -> Any:
+    feats, weight, out = ctx.saved_tensors
+    return *_gradients(ctx, grad_out, feats, weight, out, ctx.nmap), *[None] * 4
+
+
+def _gradients(ctx: Any, grad_out: Any, feats: Any, weight: Any, out: Any, nmap: NeighborMap) -> Any:
+    """In feats, weight, bias and residual; out where ReLU was applied to it."""
+    if out is not None:
+        grad_out = torch.ops.aten.threshold_backward(grad_out, out, 0)
+    needs = ctx.needs_input_grad
+    gradients = _conv_gradients(grad_out, feats, weight, nmap, needs[:3], ctx.algorithm, ctx.precision, None)
+    return *gradients, grad_out if needs[3] else None
+
+
+def _gradients_directly(grad_out: Any, feats: Any, weight: Any, nmap: NeighborMap, needs: Any, *how: str) -> Any:
+    return conv.backward(conv.bind(feats, nmap, None), grad_out, feats, weight, nmap, needs, *how)
+
+
+_record_conv = recorded("SparseConv3d", _forward, _save, _backward)
+_record_conv_gradients = recorded("SparseConv3dGradients", _gradients_directly, None, no_gradient)
+
+
+def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    feats, weight, _, _, *maps, ctx.kernel_size, activation, ctx.algorithm, ctx.precision = inputs
+    ctx.save_for_backward(feats, weight, output if activation == "relu" else None, *maps)
+
+
+def _operator_backward(ctx: Any, grad_out: Any) -> Any:
+    feats, weight, out, map, order, gradient, gradient_order = ctx.saved_tensors
+    nmap = from_operators(map, order, gradient, gradient_order, ctx.kernel_size, feats.shape[0])
+    return *_gradients(ctx, grad_out, feats, weight, out, nmap), *[None] * 8
+
+
+operators.sparse_conv3d.register_autograd(_operator_backward, setup_context=_operator_save)

@@ -1,141 +1,293 @@
 /*
- * out = (scale_a * scale_b) * A . B^T + bias, dense and m-grouped (ragged), for every dtype through float32.
+ * out = act(alpha * scale_a * scale_b * A . B^T + bias) for every layout of groups and every dtype through float32.
  *
- * B is packed a chunk of columns at a time, as float32, by all threads together; then each thread takes tiles of
- * TILE_M rows by TILE_N columns, whose float32 sums stay in its cache while k runs. Rows of A are widened block by
- * block into scratch, which also removes the cache conflicts of rows that lie a power of two apart. A grouped product
- * is the dense one repeated for the rows of each group.
+ * A grouped product is the dense one repeated for the part of A, B and out that each group owns. B is packed a chunk of
+ * columns at a time, as float32, by all threads together; then each thread takes tiles of TILE_M rows by TILE_N columns,
+ * whose float32 sums stay in its cache while k runs. Rows of A are widened block by block into scratch, which also
+ * removes the cache conflicts of rows that lie a power of two apart.
  */
 #include <string.h>
 
 #include "../plan.h"
+#include "activation.h"
 #include "backend.h"
 #include "simd.h"
 #include "tile.h"
 
 enum {
     TILE_M = 192,
-    TILE_N = 256,           /* a multiple of every panel width */
+    TILE_N = 256,           /* a multiple of every panel width and of FG_SCALE_BLOCK_SIZE */
     THREAD_WORK = 1 << 18,  /* multiply-adds that are worth waking a thread */
     CHUNK_BYTES = 32 << 20, /* of packed B: a good part of a last-level cache */
 };
+_Static_assert((int)FG_BLOCK_K == (int)FG_SCALE_BLOCK_SIZE, "one scale per block of k");
 
 typedef struct {
-    int64_t m, n, k, groups;
+    fg_gemm_shape shape;
     int64_t chunk_n;             /* columns of B packed at a time, a multiple of TILE_N */
-    size_t sums_part, rows_part; /* bytes of the private sums and widened rows, which the bias row follows */
+    size_t sums_part, rows_part; /* bytes of the private sums (twice where a block's are scaled) and widened rows,
+                                    which the bias row follows */
     fg_workspace_layout layout;
 } gemm_plan;
 
 static gemm_plan plan_gemm(const fg_simd *simd, const fg_gemm_params *params) {
-    const bool grouped = params->layout == FG_GEMM_M_GROUPED;
-    gemm_plan plan = {
-        .m = params->a.shape[0],
-        .k = params->a.shape[1],
-        .n = params->out.shape[1],
-        .groups = grouped ? params->b.shape[0] : 1,
-    };
-    const int64_t column_bytes = fg_max(1, plan.k) * (int64_t)sizeof(float);
+    gemm_plan plan = {.shape = fg_gemm_shape_of(params)};
+    const int64_t n = plan.shape.n, k = plan.shape.k;
+    const int64_t column_bytes = fg_max(1, k) * (int64_t)sizeof(float);
     plan.chunk_n = fg_max(1, CHUNK_BYTES / column_bytes / TILE_N) * TILE_N;
-    plan.chunk_n = fg_min(plan.chunk_n, fg_ceil_div(plan.n, TILE_N) * TILE_N);
+    plan.chunk_n = fg_min(plan.chunk_n, fg_ceil_div(n, TILE_N) * TILE_N);
     plan.sums_part = fg_workspace_part(TILE_M * TILE_N, sizeof(float));
     plan.rows_part = fg_workspace_part(TILE_M * FG_BLOCK_K, sizeof(float));
-    const int64_t padded_n = fg_packing_of(simd, plan.k, fg_min(plan.chunk_n, plan.n)).padded_n;
-    plan.layout.shared = fg_workspace_part(plan.k * padded_n, sizeof(float));
-    plan.layout.per_thread = plan.sums_part + plan.rows_part + fg_workspace_part(TILE_N, sizeof(float));
+    const int64_t padded_n = fg_packing_of(simd, k, fg_min(plan.chunk_n, n)).padded_n;
+    const size_t sums = (params->kind_a == FG_SCALE_BLOCK ? 2 : 1) * plan.sums_part;
+    plan.layout.shared = fg_workspace_part(k * padded_n, sizeof(float));
+    plan.layout.per_thread = sums + plan.rows_part + fg_workspace_part(TILE_N, sizeof(float));
     return plan;
 }
 
-/* Bound g of the row ranges: group g owns rows bound(g) .. bound(g + 1). */
-static int64_t group_bound(const fg_gemm_params *params, int64_t g) {
-    if (params->layout == FG_GEMM_DENSE) return g == 0 ? 0 : params->a.shape[0];
-    const fg_tensor *offsets = &params->offsets;
-    if (offsets->shape[0] == params->b.shape[0]) { /* G ends */
-        if (g == 0) return 0;
-        g -= 1;
-    }
-    return offsets->dtype == FG_INT64 ? ((const int64_t *)offsets->data)[g] : ((const int32_t *)offsets->data)[g];
+/* ---- groups ---- */
+
+/* What one group multiplies: its rows of A and out, its columns (rows of B), its part of K. */
+typedef struct {
+    int64_t group, weight; /* indices of A, out and their scales; of B, its scale and bias */
+    int64_t m_begin, m_end, n_begin, n_end, k_begin, k_end;
+} product;
+
+static int64_t integer_at(const fg_tensor *tensor, int64_t i) {
+    return tensor->dtype == FG_INT64 ? ((const int64_t *)tensor->data)[i] : ((const int32_t *)tensor->data)[i];
 }
 
-static fg_status check_offsets(const fg_gemm_params *params, int64_t groups, int64_t m, fg_error *error) {
+/* Bound g of the groups + 1 that offsets tell. */
+static int64_t group_bound(const fg_tensor *offsets, int64_t groups, int64_t g) {
+    if (offsets->shape[0] == groups + 1) return integer_at(offsets, g);
+    return g == 0 ? 0 : integer_at(offsets, g - 1);
+}
+
+/* The next product from `*cursor` on, which starts at 0 and is a row of m_indices, else a group; false: no more. */
+static bool next_product(const fg_gemm_params *params, const fg_gemm_shape *shape, int64_t *cursor, product *next) {
+    const fg_tensor *grouping = &params->grouping;
+    *next = (product){0, 0, 0, shape->m, 0, shape->n, 0, shape->k};
+    if (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS) {
+        const int32_t *m_indices = grouping->data;
+        while (*cursor < shape->m && m_indices[*cursor] < 0) ++*cursor;
+        if (*cursor == shape->m) return false;
+        next->m_begin = *cursor;
+        next->weight = m_indices[*cursor];
+        while (*cursor < shape->m && m_indices[*cursor] == next->weight) ++*cursor;
+        next->m_end = *cursor;
+        return true;
+    }
+    if (*cursor == shape->groups) return false;
+    const int64_t g = next->group = next->weight = (*cursor)++;
+    if (params->weight_indices.present) next->weight = integer_at(&params->weight_indices, g);
+    if (params->layout == FG_GEMM_M_GROUPED) {
+        next->m_begin = group_bound(grouping, shape->groups, g);
+        next->m_end = group_bound(grouping, shape->groups, g + 1);
+    } else if (params->layout == FG_GEMM_M_GROUPED_MASKED) {
+        next->m_end = integer_at(grouping, g);
+    } else if (params->layout == FG_GEMM_N_GROUPED) {
+        next->n_begin = group_bound(grouping, shape->groups, g);
+        next->n_end = group_bound(grouping, shape->groups, g + 1);
+    } else if (params->layout == FG_GEMM_K_GROUPED) {
+        next->k_begin = group_bound(grouping, shape->groups, g);
+        next->k_end = group_bound(grouping, shape->groups, g + 1);
+    }
+    return true;
+}
+
+static fg_status check_offsets(const fg_tensor *offsets, int64_t groups, int64_t length, fg_error *error) {
     int64_t previous = 0;
     for (int64_t g = 0; g <= groups; g++) {
-        const int64_t bound = group_bound(params, g);
-        if (bound < previous || bound > m)
+        const int64_t bound = group_bound(offsets, groups, g);
+        if (bound < previous || bound > length)
             return fg_fail(error, FG_ERROR_VALUE,
-                           "offsets: expected non-decreasing row numbers in 0..%lld, got %lld after %lld", (long long)m,
-                           (long long)bound, (long long)previous);
+                           "offsets: expected non-decreasing numbers in 0..%lld, got %lld after %lld",
+                           (long long)length, (long long)bound, (long long)previous);
         previous = bound;
     }
     return FG_OK;
 }
 
-/* One output tile: rows [m0, m0 + rows), columns [n0, n0 + columns) of group g. `packed` is B's chunk from
- * column chunk_begin on. */
-static void gemm_tile(const fg_simd *simd, const fg_gemm_params *params, const gemm_plan *plan,
-                      const fg_packing *packing, const float *packed, char *scratch, int64_t g, int64_t m0,
-                      int64_t rows, int64_t chunk_begin, int64_t n0, int64_t columns) {
-    const fg_tensor *a = &params->a, *bias = &params->bias, *out = &params->out;
-    float *sums = (float *)scratch, *widened = (float *)(scratch + plan->sums_part);
-    float *bias_row = (float *)(scratch + plan->sums_part + plan->rows_part);
-    const float *left[TILE_M];
-    float *sum[TILE_M];
-
-    memset(sums, 0, sizeof(float) * (size_t)(rows * TILE_N));
-    for (int64_t i = 0; i < rows; i++) sum[i] = sums + i * TILE_N;
-    for (int64_t block = 0; block < packing->blocks; block++) {
-        const int64_t begin = block * packing->block_k, k = fg_block_rows(packing, block);
-        for (int64_t i = 0; i < rows; i++) {
-            const char *from = fg_row(a, m0 + i) + begin * (int64_t)fg_dtype_size(a->dtype);
-            simd->to_float[a->dtype](widened + i * k, from, k);
-            left[i] = widened + i * k;
-        }
-        fg_multiply_block(simd, packing, packed, block, n0 - chunk_begin, columns, rows, left, sum);
+static fg_status check_range(const fg_tensor *tensor, const char *name, int64_t least, int64_t most, fg_error *error) {
+    for (int64_t i = 0; i < tensor->shape[0]; i++) {
+        const int64_t value = integer_at(tensor, i);
+        if (value < least || value > most)
+            return fg_fail(error, FG_ERROR_VALUE, "%s: expected %lld to %lld, got %lld at %lld", name, (long long)least,
+                           (long long)most, (long long)value, (long long)i);
     }
+    return FG_OK;
+}
 
-    const bool biased = bias->present;
-    if (biased)
-        simd->to_float[bias->dtype](
-            bias_row, (const char *)bias->data + (g * plan->n + n0) * (int64_t)fg_dtype_size(bias->dtype), columns);
-    const float *scale_a = params->kind_a != FG_SCALE_NONE ? params->scale_a.data : NULL;
-    const float *scale_b = params->kind_b != FG_SCALE_NONE ? params->scale_b.data : NULL;
-    if (params->kind_b == FG_SCALE_TENSOR) scale_b += g;
-    if (params->kind_b == FG_SCALE_ROW) scale_b += g * plan->n + n0;
-    for (int64_t i = 0; i < rows; i++) {
-        const float row_scale = scale_a == NULL ? 1.0f : scale_a[params->kind_a == FG_SCALE_ROW ? m0 + i : 0];
-        if (params->kind_b == FG_SCALE_ROW)
-            for (int64_t j = 0; j < columns; j++) sum[i][j] *= row_scale * scale_b[j];
-        else if (scale_a != NULL || scale_b != NULL)
-            for (int64_t j = 0; j < columns; j++) sum[i][j] *= scale_b == NULL ? row_scale : row_scale * scale_b[0];
-        if (biased)
-            for (int64_t j = 0; j < columns; j++) sum[i][j] += bias_row[j];
-        simd->from_float[out->dtype](fg_row(out, m0 + i) + n0 * (int64_t)fg_dtype_size(out->dtype), sum[i], columns);
+static fg_status check_m_indices(const fg_tensor *m_indices, int64_t groups, fg_error *error) {
+    fg_status status = check_range(m_indices, "m_indices", -1, groups - 1, error);
+    const int32_t *group = m_indices->data;
+    for (int64_t i = 0; i < m_indices->shape[0] && status == FG_OK; i++) {
+        if (i % FG_GROUP_ALIGNMENT != 0 && group[i] != group[i - 1] && group[i] >= 0)
+            status = fg_fail(error, FG_ERROR_VALUE,
+                             "m_indices: expected groups that start at multiples of %d, got group %d at %lld",
+                             FG_GROUP_ALIGNMENT, (int)group[i], (long long)i);
+    }
+    return status;
+}
+
+static fg_status check_groups(const fg_gemm_params *params, const fg_gemm_shape *shape, fg_error *error) {
+    const fg_tensor *grouping = &params->grouping, *weights = &params->weight_indices;
+    if (weights->present) {
+        const fg_status status = check_range(weights, "weight_indices", 0, params->b.shape[0] - 1, error);
+        if (status != FG_OK) return status;
+    }
+    switch (params->layout) {
+        case FG_GEMM_M_GROUPED:
+            return check_offsets(grouping, shape->groups, shape->m, error);
+        case FG_GEMM_N_GROUPED:
+            return check_offsets(grouping, shape->groups, shape->n, error);
+        case FG_GEMM_K_GROUPED:
+            return check_offsets(grouping, shape->groups, shape->k, error);
+        case FG_GEMM_M_GROUPED_CONTIGUOUS:
+            return check_m_indices(grouping, shape->groups, error);
+        case FG_GEMM_M_GROUPED_MASKED:
+            return check_range(grouping, "masked_m", 0, shape->m, error);
+        default:
+            return FG_OK;
     }
 }
 
-/* Rows [begin, end) of group g. Called by all threads of a parallel region. */
-static void gemm_group(const fg_simd *simd, const fg_gemm_params *params, const gemm_plan *plan, int64_t g,
-                       int64_t begin, int64_t end) {
+/* ---- one tile ---- */
+
+/* Element (group, row, column); tensors without groups have the same matrix for all. */
+static char *element(const fg_tensor *tensor, int64_t group, int64_t row, int64_t column) {
+    const int axis = tensor->ndim - 2;
+    const int64_t index = (axis > 0 ? group * tensor->strides[0] : 0) + row * tensor->strides[axis] + column;
+    return (char *)tensor->data + index * (int64_t)fg_dtype_size(tensor->dtype);
+}
+
+/* The scale at (group, row, block) of an operand. */
+static float scale_at(const fg_tensor *scale, fg_scale_kind kind, int64_t group, int64_t row, int64_t block) {
+    const float *data = scale->data;
+    switch (kind) {
+        case FG_SCALE_TENSOR:
+            return data[scale->ndim > 0 ? group : 0];
+        case FG_SCALE_ROW:
+            return data[(scale->ndim > 1 ? group * scale->shape[1] : 0) + row];
+        case FG_SCALE_BLOCK:
+            return *(const float *)element(scale, group, row, block);
+        default:
+            return 1.0f;
+    }
+}
+
+/* sum[i] += partial[i] times the scales of block k of A's row m0 + i and of B's columns from n0 on. */
+static void add_scaled(const fg_gemm_params *params, const product *p, int64_t block, int64_t m0, int64_t rows,
+                       int64_t n0, int64_t columns, float *const *partial, float *const *sum) {
+    for (int64_t i = 0; i < rows; i++) {
+        const float scale_a = scale_at(&params->scale_a, FG_SCALE_BLOCK, p->group, m0 + i, block);
+        for (int64_t begin = 0; begin < columns; begin += FG_SCALE_BLOCK_SIZE) {
+            const int64_t n_block = (n0 + begin) / FG_SCALE_BLOCK_SIZE,
+                          end = fg_min(begin + FG_SCALE_BLOCK_SIZE, columns);
+            const float scale = scale_a * scale_at(&params->scale_b, FG_SCALE_BLOCK, p->weight, n_block, block);
+            for (int64_t j = begin; j < end; j++) sum[i][j] += partial[i][j] * scale;
+        }
+    }
+}
+
+/* Scales, bias, activation and store of one row of sums. */
+static void finish_row(const fg_simd *simd, const fg_gemm_params *params, const product *p, const float *bias,
+                       int64_t row, int64_t n0, int64_t columns, float *sum) {
+    const fg_tensor *out = &params->out;
+    float factor = params->alpha;
+    if (params->kind_a != FG_SCALE_BLOCK) factor *= scale_at(&params->scale_a, params->kind_a, p->group, row, 0);
+    if (params->kind_b == FG_SCALE_ROW) {
+        for (int64_t j = 0; j < columns; j++)
+            sum[j] *= factor * scale_at(&params->scale_b, FG_SCALE_ROW, p->weight, n0 + j, 0);
+    } else {
+        if (params->kind_b == FG_SCALE_TENSOR) factor *= scale_at(&params->scale_b, FG_SCALE_TENSOR, p->weight, 0, 0);
+        for (int64_t j = 0; j < columns; j++) sum[j] *= factor;
+    }
+    if (bias != NULL)
+        for (int64_t j = 0; j < columns; j++) sum[j] += bias[j];
+    fg_activate(sum, columns, params->activation);
+    if (params->swiglu) {
+        columns /= 2;
+        n0 /= 2;
+        for (int64_t j = 0; j < columns; j++) {
+            float gate = sum[2 * j];
+            fg_activate(&gate, 1, FG_ACTIVATION_SILU);
+            sum[j] = gate * sum[2 * j + 1];
+        }
+    }
+    if (params->scale_out.present) {
+        const float scale_out = *(const float *)params->scale_out.data;
+        for (int64_t j = 0; j < columns; j++) sum[j] /= scale_out;
+    }
+    char *target = element(out, p->group, row, n0);
+    if (params->accumulate)
+        for (int64_t j = 0; j < columns; j++) sum[j] += ((const float *)target)[j];
+    simd->from_float[out->dtype](target, sum, columns);
+}
+
+/* One output tile: rows [m0, m0 + rows), columns [n0, n0 + columns). `packed` is B's chunk from column chunk_begin on. */
+static void gemm_tile(const fg_simd *simd, const fg_gemm_params *params, const gemm_plan *plan, const product *p,
+                      const fg_packing *packing, const float *packed, char *scratch, int64_t m0, int64_t rows,
+                      int64_t chunk_begin, int64_t n0, int64_t columns) {
+    const fg_tensor *a = &params->a, *bias = &params->bias;
+    const bool block_scaled = params->kind_a == FG_SCALE_BLOCK;
+    float *sums = (float *)scratch;
+    scratch += plan->sums_part;
+    float *partials = block_scaled ? (float *)scratch : sums;
+    if (block_scaled) scratch += plan->sums_part;
+    float *widened = (float *)scratch, *bias_row = (float *)(scratch + plan->rows_part);
+    const float *left[TILE_M];
+    float *sum[TILE_M], *partial[TILE_M];
+
+    memset(sums, 0, sizeof(float) * (size_t)(rows * TILE_N));
+    for (int64_t i = 0; i < rows; i++) sum[i] = sums + i * TILE_N, partial[i] = partials + i * TILE_N;
+    for (int64_t block = 0; block < packing->blocks; block++) {
+        const int64_t begin = block * packing->block_k, k = fg_block_rows(packing, block);
+        for (int64_t i = 0; i < rows; i++) {
+            simd->to_float[a->dtype](widened + i * k, element(a, p->group, m0 + i, p->k_begin + begin), k);
+            left[i] = widened + i * k;
+        }
+        if (block_scaled) memset(partials, 0, sizeof(float) * (size_t)(rows * TILE_N));
+        fg_multiply_block(simd, packing, packed, block, n0 - chunk_begin, columns, rows, left, partial);
+        if (block_scaled) add_scaled(params, p, block, m0, rows, n0, columns, partial, sum);
+    }
+
+    if (bias->present) {
+        const int64_t first = (bias->ndim > 1 ? p->weight * plan->shape.n : 0) + n0;
+        simd->to_float[bias->dtype](bias_row, (const char *)bias->data + first * (int64_t)fg_dtype_size(bias->dtype),
+                                    columns);
+    }
+    for (int64_t i = 0; i < rows; i++)
+        finish_row(simd, params, p, bias->present ? bias_row : NULL, m0 + i, n0, columns, sum[i]);
+}
+
+/* Called by all threads of a parallel region. */
+static void multiply(const fg_simd *simd, const fg_gemm_params *params, const gemm_plan *plan, const product *p) {
     const fg_tensor *b = &params->b;
-    const bool grouped = params->layout == FG_GEMM_M_GROUPED;
-    const int64_t row_stride = b->strides[grouped ? 1 : 0], size = (int64_t)fg_dtype_size(b->dtype);
-    const char *matrix = (const char *)b->data + (grouped ? g * b->strides[0] * size : 0);
+    const int64_t row_stride = b->strides[b->ndim - 2];
+    const fg_operand whole = {
+        .dtype = b->dtype,
+        .k_stride = params->b_row_major ? row_stride : 1,
+        .n_stride = params->b_row_major ? 1 : row_stride,
+    };
     float *packed = params->workspace.data;
     char *scratch = fg_workspace_private(&params->workspace, plan->layout);
 
-    for (int64_t chunk = 0; chunk < plan->n; chunk += plan->chunk_n) {
-        const fg_packing packing = fg_packing_of(simd, plan->k, fg_min(plan->chunk_n, plan->n - chunk));
-        const fg_operand operand = {matrix + chunk * row_stride * size, b->dtype, .k_stride = 1,
-                                    .n_stride = row_stride};
+    for (int64_t chunk = p->n_begin; chunk < p->n_end; chunk += plan->chunk_n) {
+        fg_packing packing = fg_packing_of(simd, p->k_end - p->k_begin, fg_min(plan->chunk_n, p->n_end - chunk));
+        if (params->kind_a == FG_SCALE_BLOCK) packing.block_k = FG_SCALE_BLOCK_SIZE;
+        fg_operand operand = whole;
+        operand.data =
+            params->b_row_major ? element(b, p->weight, p->k_begin, chunk) : element(b, p->weight, chunk, p->k_begin);
 #pragma omp for collapse(2)
         for (int64_t block = 0; block < packing.blocks; block++)
             for (int64_t panel = 0; panel < packing.panels; panel++)
                 fg_pack_panel(simd, &packing, &operand, block, panel, packed);
-        const int64_t tiles_m = fg_ceil_div(end - begin, TILE_M), tiles_n = fg_ceil_div(packing.n, TILE_N);
+        const int64_t tiles_m = fg_ceil_div(p->m_end - p->m_begin, TILE_M), tiles_n = fg_ceil_div(packing.n, TILE_N);
 #pragma omp for schedule(dynamic)
         for (int64_t tile = 0; tile < tiles_m * tiles_n; tile++) {
-            const int64_t m0 = begin + tile % tiles_m * TILE_M, n0 = chunk + tile / tiles_m * TILE_N;
-            gemm_tile(simd, params, plan, &packing, packed, scratch, g, m0, fg_min(TILE_M, end - m0), chunk, n0,
+            const int64_t m0 = p->m_begin + tile % tiles_m * TILE_M, n0 = chunk + tile / tiles_m * TILE_N;
+            gemm_tile(simd, params, plan, p, &packing, packed, scratch, m0, fg_min(TILE_M, p->m_end - m0), chunk, n0,
                       fg_min(TILE_N, chunk + packing.n - n0));
         }
     }
@@ -146,7 +298,7 @@ fg_status fg_cpu_gemm_workspace(const fg_gemm_params *params, const fg_queue *qu
     const fg_simd *simd = fg_simd_get(error);
     if (simd == NULL) return error->code;
     const gemm_plan plan = plan_gemm(simd, params);
-    *bytes = plan.m > 0 && plan.n > 0 ? fg_workspace_bytes(plan.layout) : 0;
+    *bytes = plan.shape.m > 0 && plan.shape.n > 0 ? fg_workspace_bytes(plan.layout) : 0;
     return FG_OK;
 }
 
@@ -155,11 +307,12 @@ fg_status fg_cpu_gemm(const fg_gemm_params *params, const fg_queue *queue, fg_er
     const fg_simd *simd = fg_simd_get(error);
     if (simd == NULL) return error->code;
     const gemm_plan plan = plan_gemm(simd, params);
-    fg_status status = FG_OK;
-    if (params->layout == FG_GEMM_M_GROUPED) status = check_offsets(params, plan.groups, plan.m, error);
-    if (status != FG_OK || plan.m == 0 || plan.n == 0) return status;
+    const fg_gemm_shape shape = plan.shape;
+    fg_status status = check_groups(params, &shape, error);
+    if (status != FG_OK || shape.m == 0 || shape.n == 0) return status;
     int threads = 0;
-    const int64_t grains = 1 + plan.m * plan.n * plan.k / THREAD_WORK;
+    const int64_t products = params->out.ndim == 3 ? shape.groups : 1;
+    const int64_t grains = 1 + products * shape.m * shape.n * shape.k / THREAD_WORK;
     status = fg_workspace_threads(&params->workspace, plan.layout, grains, &threads, error);
     if (status != FG_OK) return status;
     const fg_plan chosen = {.family = FG_FAMILY_CPU,
@@ -168,13 +321,14 @@ fg_status fg_cpu_gemm(const fg_gemm_params *params, const fg_queue *queue, fg_er
                             .block_k = FG_BLOCK_K,
                             .split_k = 1,
                             .workspace_bytes = (int64_t)fg_workspace_bytes(plan.layout)};
-    fg_print_plan(&chosen, "gemm", params->a.dtype, "m=%lld n=%lld k=%lld groups=%lld", (long long)plan.m,
-                  (long long)plan.n, (long long)plan.k, (long long)plan.groups);
+    fg_print_plan(&chosen, "gemm", params->a.dtype, "m=%lld n=%lld k=%lld groups=%lld", (long long)shape.m,
+                  (long long)shape.n, (long long)shape.k, (long long)shape.groups);
 
 #pragma omp parallel num_threads(threads)
-    for (int64_t g = 0; g < plan.groups; g++) {
-        const int64_t begin = group_bound(params, g), end = group_bound(params, g + 1);
-        if (begin < end) gemm_group(simd, params, &plan, g, begin, end);
+    {
+        int64_t cursor = 0;
+        product p;
+        while (next_product(params, &shape, &cursor, &p)) multiply(simd, params, &plan, &p);
     }
     return FG_OK;
 }

@@ -1,5 +1,5 @@
 /*
- * Casts to float8 with one scale per tensor or per row: q = saturate(x / scale), scale = amax / max_finite.
+ * Casts to float8 with one scale per tensor, row or block: q = saturate(x / scale), scale = amax / max_finite.
  *
  * x is widened to float32 a block at a time; the division is one IEEE float32 division and the cast rounds its result
  * once (simd.h). The maximum is taken over bit patterns: without its sign, a float32 orders as the integer of its
@@ -7,6 +7,7 @@
  */
 #include <string.h>
 
+#include "activation.h"
 #include "backend.h"
 #include "simd.h"
 
@@ -24,15 +25,39 @@ static uint32_t largest_magnitude(const float *x, int64_t n) {
     return largest;
 }
 
-static uint32_t row_magnitude(const fg_simd *simd, const fg_tensor *x, int64_t row) {
+/* Columns [column, column + n) of a row of what is cast, n at most BLOCK. */
+static void load(const fg_simd *simd, const fg_quantize_params *params, int64_t group, int64_t row, int64_t column,
+                 int64_t n, float *values) {
+    const fg_tensor *x = &params->x;
+    const int64_t first = column * (params->swiglu ? 2 : 1);
+    const int64_t index = (x->ndim == 3 ? group * x->strides[0] : 0) + row * x->strides[x->ndim - 2] + first;
+    const char *from = (const char *)x->data + index * (int64_t)fg_dtype_size(x->dtype);
+    if (!params->swiglu) {
+        simd->to_float[x->dtype](values, from, n);
+        return;
+    }
+    float pairs[2 * BLOCK];
+    simd->to_float[x->dtype](pairs, from, 2 * n);
+    for (int64_t i = 0; i < n; i++) values[i] = pairs[2 * i];
+    fg_activate(values, n, FG_ACTIVATION_SILU);
+    for (int64_t i = 0; i < n; i++) values[i] *= pairs[2 * i + 1];
+}
+
+/* Part of a matrix that has one scale, or all of it. */
+typedef struct {
+    int64_t group, row, rows, column, columns;
+} region;
+
+static uint32_t region_magnitude(const fg_simd *simd, const fg_quantize_params *params, region part) {
     float block[BLOCK];
     uint32_t largest = 0;
-    for (int64_t k = 0; k < x->shape[1]; k += BLOCK) {
-        const int64_t n = fg_min(BLOCK, x->shape[1] - k);
-        simd->to_float[x->dtype](block, fg_row(x, row) + k * (int64_t)fg_dtype_size(x->dtype), n);
-        const uint32_t magnitude = largest_magnitude(block, n);
-        largest = magnitude > largest ? magnitude : largest;
-    }
+    for (int64_t row = part.row; row < part.row + part.rows; row++)
+        for (int64_t k = 0; k < part.columns; k += BLOCK) {
+            const int64_t n = fg_min(BLOCK, part.columns - k);
+            load(simd, params, part.group, row, part.column + k, n, block);
+            const uint32_t magnitude = largest_magnitude(block, n);
+            largest = magnitude > largest ? magnitude : largest;
+        }
     return largest;
 }
 
@@ -44,14 +69,28 @@ static float scale_of(uint32_t magnitude, fg_dtype dtype) {
     return scale > 0 ? scale : 1.0f;
 }
 
-static void quantize_row(const fg_simd *simd, const fg_tensor *x, const fg_tensor *q, int64_t row, float scale) {
+static void cast_region(const fg_simd *simd, const fg_quantize_params *params, region part, float scale) {
+    const fg_tensor *q = &params->q;
     float block[BLOCK];
-    for (int64_t k = 0; k < x->shape[1]; k += BLOCK) {
-        const int64_t n = fg_min(BLOCK, x->shape[1] - k);
-        simd->to_float[x->dtype](block, fg_row(x, row) + k * (int64_t)fg_dtype_size(x->dtype), n);
-        for (int64_t i = 0; i < n; i++) block[i] /= scale;
-        simd->from_float[q->dtype](fg_row(q, row) + k, block, n);
-    }
+    for (int64_t row = part.row; row < part.row + part.rows; row++)
+        for (int64_t k = 0; k < part.columns; k += BLOCK) {
+            const int64_t n = fg_min(BLOCK, part.columns - k), column = part.column + k;
+            load(simd, params, part.group, row, column, n, block);
+            for (int64_t i = 0; i < n; i++) block[i] /= scale;
+            const int64_t group = q->ndim == 3 ? part.group * q->strides[0] : 0;
+            simd->from_float[q->dtype]((char *)q->data + group + row * q->strides[q->ndim - 2] + column, block, n);
+        }
+}
+
+/* Region i of those that have a scale each: rows, or blocks in the order of their scales. */
+static region region_at(const fg_quantize_params *params, int64_t i) {
+    const fg_tensor *q = &params->q, *scale = &params->scale;
+    const int64_t rows = q->shape[q->ndim - 2], columns = q->shape[q->ndim - 1];
+    if (params->kind != FG_SCALE_BLOCK) return (region){0, i, 1, 0, columns};
+    const int64_t across = scale->shape[scale->ndim - 1], down = scale->shape[scale->ndim - 2];
+    const int64_t row = i / across % down * params->block_rows, column = i % across * FG_SCALE_BLOCK_SIZE;
+    return (region){i / across / down, row, fg_min(params->block_rows, rows - row), column,
+                    fg_min(FG_SCALE_BLOCK_SIZE, columns - column)};
 }
 
 fg_status fg_cpu_quantize_workspace(const fg_quantize_params *params, const fg_queue *queue, size_t *bytes,
@@ -65,29 +104,35 @@ fg_status fg_cpu_quantize(const fg_quantize_params *params, const fg_queue *queu
     (void)queue;
     const fg_simd *simd = fg_simd_get(error);
     if (simd == NULL) return error->code;
-    const fg_tensor *x = &params->x, *q = &params->q;
-    const int64_t rows = x->shape[0];
-    const bool per_row = params->kind == FG_SCALE_ROW;
+    const fg_tensor *q = &params->q;
+    const bool one = params->kind == FG_SCALE_TENSOR;
     float *scale = params->scale.data;
+    int64_t elements = 1, regions = 1;
+    for (int i = 0; i < q->ndim; i++) elements *= q->shape[i];
+    if (one) {
+        regions = q->shape[0];
+    } else {
+        for (int i = 0; i < params->scale.ndim; i++) regions *= params->scale.shape[i];
+    }
     int threads = 0;
-    const int64_t grains = 1 + rows * x->shape[1] / THREAD_ELEMENTS;
-    const fg_status status =
-        fg_workspace_threads(&params->workspace, (fg_workspace_layout){0, 0}, grains, &threads, error);
+    const fg_status status = fg_workspace_threads(&params->workspace, (fg_workspace_layout){0, 0},
+                                                  1 + elements / THREAD_ELEMENTS, &threads, error);
     if (status != FG_OK) return status;
 
-    if (!params->scale_given && !per_row) {
+    if (!params->scale_given && one) {
         uint32_t largest = 0;
 #pragma omp parallel for num_threads(threads) reduction(max : largest)
-        for (int64_t row = 0; row < rows; row++) {
-            const uint32_t magnitude = row_magnitude(simd, x, row);
+        for (int64_t i = 0; i < regions; i++) {
+            const uint32_t magnitude = region_magnitude(simd, params, region_at(params, i));
             largest = magnitude > largest ? magnitude : largest;
         }
         scale[0] = scale_of(largest, q->dtype);
     }
 #pragma omp parallel for num_threads(threads)
-    for (int64_t row = 0; row < rows; row++) {
-        if (!params->scale_given && per_row) scale[row] = scale_of(row_magnitude(simd, x, row), q->dtype);
-        quantize_row(simd, x, q, row, scale[per_row ? row : 0]);
+    for (int64_t i = 0; i < regions; i++) {
+        const region part = region_at(params, i);
+        if (!params->scale_given && !one) scale[i] = scale_of(region_magnitude(simd, params, part), q->dtype);
+        cast_region(simd, params, part, scale[one ? 0 : i]);
     }
     return FG_OK;
 }

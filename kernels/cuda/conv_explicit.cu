@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kTile * 8)
     }
 }
 
-/* Rows [first, first + count) of the output. */
+/* Rows [first, first + count) of the output, when a residual is to be added. */
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     finish_kernel(const float *sums, const GatherParams p, int64_t first, int64_t count) {
@@ -87,8 +87,8 @@ fg_tensor matrix_of(void *data, int64_t rows, int64_t columns, fg_dtype dtype, i
     return tensor;
 }
 
-fg_tensor bytes_at(void *data, int64_t bytes, int device) {
-    fg_tensor tensor = matrix_of(data, bytes, 1, FG_UINT8, device);
+fg_tensor vector_of(void *data, int64_t length, fg_dtype dtype, int device) {
+    fg_tensor tensor = matrix_of(data, length, 1, dtype, device);
     tensor.ndim = 1;
     return tensor;
 }
@@ -109,19 +109,32 @@ struct ExplicitConv {
         return transposes ? aligned(k() * p.columns * static_cast<int64_t>(fg_dtype_size(dtype))) : 0;
     }
     size_t matrix_bytes() const { return aligned(chunk * k() * static_cast<int64_t>(fg_dtype_size(dtype))); }
-    size_t sums_bytes() const { return aligned(chunk * p.columns * static_cast<int64_t>(sizeof(float))); }
+    size_t sums_bytes() const {
+        return !p.epilogue.residual ? 0 : aligned(chunk * p.columns * static_cast<int64_t>(sizeof(float)));
+    }
 
-    fg_gemm_params product(char *workspace, size_t workspace_bytes, int64_t count) const {
+    /* Rows [first, first + count): into `out`, or, where a residual is to be added, as float32 sums. */
+    fg_gemm_params product(char *workspace, size_t workspace_bytes, int64_t first, int64_t count) const {
         const int device = queue->device_index;
         char *matrix = workspace + weight_bytes(), *sums = matrix + matrix_bytes();
         fg_gemm_params params = {};
         params.layout = FG_GEMM_DENSE;
         params.a = matrix_of(matrix, count, k(), dtype, device);
         params.b = matrix_of(transposes ? workspace : const_cast<void *>(p.weight), p.columns, k(), dtype, device);
+        params.alpha = 1.0f;
         params.precision = precision;
-        params.out = matrix_of(sums, count, p.columns, FG_FLOAT32, device);
+        if (p.epilogue.residual) {
+            params.out = matrix_of(sums, count, p.columns, FG_FLOAT32, device);
+        } else {
+            char *out = static_cast<char *>(p.out) + first * p.out_stride * static_cast<int64_t>(fg_dtype_size(dtype));
+            params.out = matrix_of(out, count, p.columns, dtype, device);
+            params.out.strides[0] = p.out_stride;
+            params.activation = p.epilogue.activation;
+            if (p.epilogue.bias) params.bias = vector_of(const_cast<void *>(p.epilogue.bias), p.columns, dtype, device);
+        }
         const size_t before = weight_bytes() + matrix_bytes() + sums_bytes();
-        params.workspace = bytes_at(workspace + before, static_cast<int64_t>(workspace_bytes - before), device);
+        const int64_t bytes = static_cast<int64_t>(workspace_bytes - before);
+        params.workspace = vector_of(workspace + before, bytes, FG_UINT8, device);
         return params;
     }
 
@@ -130,7 +143,7 @@ struct ExplicitConv {
         *bytes = 0;
         for (const int64_t count : {chunk, p.rows % chunk}) {
             size_t needed = 0;
-            const fg_gemm_params params = product(nullptr, 0, count);
+            const fg_gemm_params params = product(nullptr, 0, 0, count);
             const fg_status status = gemm_workspace(&params, queue, &needed, error);
             if (status != FG_OK) return status;
             if (needed > *bytes) *bytes = needed;
@@ -164,7 +177,7 @@ struct ExplicitConv {
         }
         for (int64_t first = 0; first < p.rows; first += chunk) {
             const int64_t count = p.rows - first < chunk ? p.rows - first : chunk;
-            const fg_gemm_params params = product(workspace, workspace_bytes, count);
+            const fg_gemm_params params = product(workspace, workspace_bytes, first, count);
             if (k() > 0) {
                 if (p.in_aligned)
                     gather<uint4>(params.a.data, first, count, stream);
@@ -174,6 +187,7 @@ struct ExplicitConv {
             }
             const fg_status status = gemm(&params, queue, error);
             if (status != FG_OK) return status;
+            if (!p.epilogue.residual) continue;
             finish_kernel<T><<<blocks_for(count * p.columns), kThreads, 0, stream>>>(
                 static_cast<const float *>(params.out.data), p, first, count);
             FG_CUDA(cudaGetLastError());

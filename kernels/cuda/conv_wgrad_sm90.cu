@@ -43,6 +43,11 @@ constexpr int kConsumers = 2;   /* warpgroups */
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
 
+/* Registers of a thread: at launch, and when the warpgroups have divided them anew. */
+constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8, kProducerRegisters = 56, kConsumerRegisters = 224;
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= (1 + kConsumers) * kLaunchRegisters,
+              "a warpgroup takes what another gave back: for more it would wait for ever");
+
 /* A stage is a row of blocks of 64 channels, those of grad_out, then those of feats. A block is 64 rows of 128 bytes,
  * which are 64 channels of one gathered row (16-bit) or 32 gathered rows of one channel (TF32); 16-byte chunk c of row r
  * is stored as chunk c ^ (r % 8), from an address that is a multiple of 1024 on. */
@@ -67,12 +72,7 @@ struct Tile {
     static constexpr int kConsumerN = kBlockN / kConsumersN;           /* columns of a consumer */
     static constexpr int kBlocksA = kBlockM / kBlockChannels, kBlocksB = kBlockN / kBlockChannels;
     static constexpr int kStageBytes = (kBlocksA + kBlocksB) * kBlockBytes;
-    static constexpr int kAccumulators = kConsumerM * kConsumerN / 2; /* of a consumer's thread */
-    static constexpr int kProducerRegisters = kAccumulators > 128 ? 48 : 88;
-    static constexpr int kConsumerRegisters = kAccumulators > 128 ? 232 : 208;
     static_assert(kConsumerN % kBlockChannels == 0, "a consumer starts at a block");
-    static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kWarpgroup <= 65536,
-                  "the register file of a multiprocessor");
 };
 
 /* What eight columns are gathered from: one of the tile's offsets, -1 past the last column, and a channel. */
@@ -481,10 +481,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     const Task<Tile> task(p, tile_columns, static_cast<int>(blockIdx.x) - bias_tasks);
     if (threadIdx.x < kWarpgroup) {
-        ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
+        ptx::setmaxnreg_dec<kProducerRegisters>();
         Producer<T, Tile>{p, task, shared, {}}.run();
     } else {
-        ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
+        ptx::setmaxnreg_inc<kConsumerRegisters>();
         Consumer<T, Tile>{p, task, shared, {}}.run();
     }
 }

@@ -1,7 +1,7 @@
 /*
- * GEMM of the portable family (sm_80 and later): D = scale_a * scale_b * A . B^T + bias, dense and m-grouped ragged.
+ * GEMM of the portable family (sm_80 and later): D = act(alpha * scale_a * scale_b * A . B^T + bias), in every layout.
  *
- * One block computes a block_m x block_n tile. K advances in steps of 128 bytes for every dtype; a step of A and of B
+ * One block computes a block_m x block_n tile at a time. K advances in steps of 128 bytes for every dtype; a step of A and of B
  * is block_m and block_n rows of 128 bytes in shared memory, `stages` of them in flight through cp.async:
  *
  *     byte of row r, 16-byte chunk c  ->  r * 128 + ((c ^ (r % 8)) * 16)
@@ -20,6 +20,7 @@
 #include "gemm_epilogue.cuh"
 #include "gemm_math.cuh"
 #include "scheduler.cuh"
+#include "transpose.cuh"
 
 namespace flexgemm {
 namespace {
@@ -38,9 +39,7 @@ struct Operand {
 
 struct GemmArgs {
     Operand a, b;
-    int64_t m, n, k_bytes;
-    int64_t row_tiles, column_tiles;
-    GroupOffsets offsets;
+    TileSpace space;
     Epilogue epilogue;
     float product_scale; /* what the operands' formats owe to the product */
 };
@@ -82,14 +81,14 @@ __device__ __forceinline__ uint4 load_chunk(const uint8_t *source, int bytes) {
  * in shared memory and never read. */
 template <int kRows, int kThreads, int kElementBytes>
 __device__ __forceinline__ void load_step(uint8_t *stage, const Operand &operand, const uint8_t *first_row, int rows,
-                                          int64_t k, int64_t k_bytes) {
+                                          bool aligned, int64_t k, int64_t k_bytes) {
     using Unit =
         std::conditional_t<kElementBytes == 4, uint32_t, std::conditional_t<kElementBytes == 2, uint16_t, uint8_t>>;
     const int in_step = k_bytes - k < kStepBytes ? static_cast<int>(k_bytes - k) : kStepBytes;
     const int chunk = threadIdx.x % kChunks;
     const int bytes = min(max(in_step - chunk * kChunkBytes, 0), kChunkBytes);
     const uint8_t *source = first_row + k + chunk * kChunkBytes;
-    if (operand.aligned) {
+    if (aligned) {
 #pragma unroll
         for (int row = threadIdx.x / kChunks; row < kRows; row += kThreads / kChunks) {
             const int copied = row < rows ? bytes : 0;
@@ -129,21 +128,6 @@ __device__ __forceinline__ void multiply_step(float (&sum)[kRows][kColumns][4], 
     }
 }
 
-/* The first `count` of four values; as one vector when all four go and the address allows it. */
-template <typename T>
-__device__ __forceinline__ void store_four(void *out, int64_t index, const float (&value)[4], int count, bool aligned) {
-    struct alignas(4 * sizeof(T)) Vector {
-        T element[4];
-    } vector;
-    for (int i = 0; i < 4; ++i) vector.element[i] = from_float<T>(value[i]);
-    T *first = static_cast<T *>(out) + index;
-    if (aligned && count == 4)
-        *reinterpret_cast<Vector *>(first) = vector;
-    else
-        for (int i = 0; i < 4; ++i)
-            if (i < count) first[i] = vector.element[i];
-}
-
 /* One output in plain float32. A factor that is infinite, or rounds to an infinite tf32, leaves NaN as its low part,
  * and with it a NaN sum where IEEE arithmetic may have none: sums that are NaN are computed again. */
 __device__ float dot_float32(const uint8_t *row_a, const uint8_t *row_b, int64_t k) {
@@ -153,69 +137,95 @@ __device__ float dot_float32(const uint8_t *row_a, const uint8_t *row_b, int64_t
     return sum;
 }
 
-/* Scales, bias and store of the tile whose sums lie in shared memory. A thread keeps its four columns. */
+/* Where the tile's operands begin, and how much of them there is. */
+struct TileRows {
+    const uint8_t *a, *b;
+    int rows, columns;
+    bool a_aligned, b_aligned;
+    int64_t k_bytes;
+};
+
+template <int kBlockM, int kBlockN>
+__device__ __forceinline__ TileRows rows_of(const GemmArgs &args, const OutputTile &tile) {
+    TileRows rows;
+    rows.a = args.a.data + tile.group * args.a.group_pitch + tile.row * args.a.row_pitch + tile.k_begin;
+    rows.b = args.b.data + tile.weight * args.b.group_pitch + tile.column * args.b.row_pitch + tile.k_begin;
+    rows.rows = tile.row_end - tile.row < kBlockM ? static_cast<int>(tile.row_end - tile.row) : kBlockM;
+    rows.columns = tile.column_end - tile.column < kBlockN ? static_cast<int>(tile.column_end - tile.column) : kBlockN;
+    const bool k_aligned = tile.k_begin % kChunkBytes == 0;
+    rows.a_aligned = args.a.aligned && k_aligned;
+    rows.b_aligned = args.b.aligned && k_aligned;
+    rows.k_bytes = tile.k_end - tile.k_begin;
+    return rows;
+}
+
+/* Scales, bias, activation and store of the tile whose sums lie in shared memory. A thread keeps its four columns. */
 template <typename Math, typename Shape>
-__device__ __forceinline__ void store_tile(const GemmArgs &args, const float *sums, const RowTile &tile, int rows,
-                                           int64_t first_column, const uint8_t *rows_a, const uint8_t *rows_b) {
+__device__ __forceinline__ void store_tile(const GemmArgs &args, const float *sums, const OutputTile &tile,
+                                           const TileRows &from) {
     const Epilogue &to = args.epilogue;
     constexpr int kVectors = Shape::kBlockN / 4;
     static_assert(Shape::kThreads % kVectors == 0, "a thread keeps its columns from row to row");
     const int local_column = threadIdx.x % kVectors * 4;
-    const int64_t column = first_column + local_column;
-    const int count = args.n - column < 4 ? static_cast<int>(args.n - column) : 4;
+    const int64_t column = tile.column + local_column;
+    const int count = from.columns - local_column < 4 ? from.columns - local_column : 4;
     if (count <= 0) return;
 
     float scale_b[4] = {}, bias[4] = {};
     for (int i = 0; i < 4; ++i)
         if (i < count) {
-            scale_b[i] = scale_at(to.scale_b, tile.group, column + i);
-            if (to.bias) bias[i] = load_as_float(to.bias, tile.group * args.n + column + i, to.bias_dtype);
+            scale_b[i] = args.product_scale * to.alpha;
+            if (!to.block_scaled) scale_b[i] *= scale_at(to.scale_b, tile.weight, column + i);
+            if (to.bias) bias[i] = load_as_float(to.bias, tile.weight * to.bias_step + column + i, to.bias_dtype);
         }
 
 #pragma unroll 1
-    for (int row = threadIdx.x / kVectors; row < rows; row += Shape::kThreads / kVectors) {
-        const float scale_a = scale_at(to.scale_a, 0, tile.begin + row);
+    for (int row = threadIdx.x / kVectors; row < from.rows; row += Shape::kThreads / kVectors) {
+        const float scale_a = to.block_scaled ? 1.0f : scale_at(to.scale_a, tile.group, tile.row + row);
         const float4 sum = *reinterpret_cast<const float4 *>(sums + row * Shape::kSumPitch + local_column);
         float value[4] = {sum.x, sum.y, sum.z, sum.w};
         for (int i = 0; i < 4; ++i) {
             if constexpr (std::is_same_v<Math, Float32Math>)
                 if (isnan(value[i]) && i < count)
-                    value[i] = dot_float32(rows_a + row * args.a.row_pitch,
-                                           rows_b + (local_column + i) * args.b.row_pitch, args.k_bytes / 4);
-            value[i] = fmaf(value[i] * args.product_scale, scale_a * scale_b[i], bias[i]);
+                    value[i] = dot_float32(from.a + row * args.a.row_pitch,
+                                           from.b + (local_column + i) * args.b.row_pitch, from.k_bytes / 4);
+            value[i] = fmaf(value[i], scale_a * scale_b[i], bias[i]);
         }
-        const int64_t index = (tile.begin + row) * to.out_stride + column;
-        if (to.out_dtype == FG_FLOAT16)
-            store_four<__half>(to.out, index, value, count, to.out_aligned);
-        else if (to.out_dtype == FG_BFLOAT16)
-            store_four<__nv_bfloat16>(to.out, index, value, count, to.out_aligned);
-        else
-            store_four<float>(to.out, index, value, count, to.out_aligned);
+        activate_and_store(to, value, tile.group, tile.row + row, column, count);
     }
 }
 
+/* sum += partial, times the scales of this block of K where the operands have such. */
+template <typename Shape, int kRows, int kColumns>
+__device__ __forceinline__ void promote(float (&sum)[kRows][kColumns][4], const float (&partial)[kRows][kColumns][4],
+                                        const Epilogue &to, const OutputTile &tile, const TileRows &from, int step) {
+    const int first_row = threadIdx.x / 32 / Shape::kWarpsN * Shape::kWarpM + threadIdx.x % 32 / 4;
+    static_assert(FG_SCALE_BLOCK_SIZE % Shape::kBlockN == 0, "the columns of a tile have one scale");
+    const float scale_b =
+        to.block_scaled ? scale_at(to.scale_b, tile.weight, tile.column / FG_SCALE_BLOCK_SIZE, step) : 1;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = first_row + i * 16 + half * 8;
+            float scale = scale_b;
+            if (to.block_scaled && row < from.rows) scale *= scale_at(to.scale_a, tile.group, tile.row + row, step);
+#pragma unroll
+            for (int j = 0; j < kColumns; ++j)
+#pragma unroll
+                for (int r = 2 * half; r < 2 * half + 2; ++r)
+                    sum[i][j][r] = fmaf(partial[i][j][r], scale, sum[i][j][r]);
+        }
+}
+
 template <typename Math, typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads) gemm_kernel(const __grid_constant__ GemmArgs args) {
-    extern __shared__ __align__(128) uint8_t shared[];
-
-    int64_t row_tile, column_tile;
-    rasterise(blockIdx.x, args.row_tiles, args.column_tiles, &row_tile, &column_tile);
-    const RowTile tile = args.offsets.data
-                             ? find_row_tile<Shape::kThreads, Shape::kBlockM>(args.offsets, args.m, row_tile)
-                             : RowTile{row_tile * Shape::kBlockM, args.m, 0};
-    if (tile.begin >= tile.end) return;
-    const int64_t first_column = column_tile * Shape::kBlockN;
-    const int rows = tile.end - tile.begin < Shape::kBlockM ? static_cast<int>(tile.end - tile.begin) : Shape::kBlockM;
-    const int columns =
-        args.n - first_column < Shape::kBlockN ? static_cast<int>(args.n - first_column) : Shape::kBlockN;
-    const uint8_t *rows_a = args.a.data + tile.begin * args.a.row_pitch;
-    const uint8_t *rows_b = args.b.data + tile.group * args.b.group_pitch + first_column * args.b.row_pitch;
-
+__device__ __forceinline__ void compute_tile(const GemmArgs &args, const OutputTile &tile, uint8_t *shared) {
+    const TileRows from = rows_of<Shape::kBlockM, Shape::kBlockN>(args, tile);
     constexpr int kRows = Shape::kWarpM / 16, kColumns = Shape::kWarpN / 8;
     float sum[kRows][kColumns][4] = {};
 
     /* Step s is loaded while step s - (stages - 1) is multiplied; the first stages - 1 turns only load. */
-    const int steps = static_cast<int>(ceil_div<int64_t>(args.k_bytes, kStepBytes));
+    const int steps = static_cast<int>(ceil_div<int64_t>(from.k_bytes, kStepBytes));
     for (int loading = 0; loading < steps + Shape::kStages - 1; ++loading) {
         const int multiplying = loading - (Shape::kStages - 1);
         if (multiplying >= 0) {
@@ -226,10 +236,10 @@ __global__ void __launch_bounds__(Shape::kThreads) gemm_kernel(const __grid_cons
             uint8_t *stage_a = shared + loading % Shape::kStages * Shape::kStageBytes;
             uint8_t *stage_b = stage_a + Shape::kBlockM * kStepBytes;
             const int64_t k = static_cast<int64_t>(loading) * kStepBytes;
-            load_step<Shape::kBlockM, Shape::kThreads, Math::kElementBytes>(stage_a, args.a, rows_a, rows, k,
-                                                                            args.k_bytes);
-            load_step<Shape::kBlockN, Shape::kThreads, Math::kElementBytes>(stage_b, args.b, rows_b, columns, k,
-                                                                            args.k_bytes);
+            load_step<Shape::kBlockM, Shape::kThreads, Math::kElementBytes>(stage_a, args.a, from.a, from.rows,
+                                                                            from.a_aligned, k, from.k_bytes);
+            load_step<Shape::kBlockN, Shape::kThreads, Math::kElementBytes>(stage_b, args.b, from.b, from.columns,
+                                                                            from.b_aligned, k, from.k_bytes);
         }
         ptx::cp_async_commit(); /* empty at the end, so that the count of groups in flight stays the same */
         if (multiplying < 0) continue;
@@ -239,12 +249,7 @@ __global__ void __launch_bounds__(Shape::kThreads) gemm_kernel(const __grid_cons
         if constexpr (Math::kPromote) {
             float partial[kRows][kColumns][4] = {};
             multiply_step<Math, Shape>(partial, stage_a, stage_b, args);
-#pragma unroll
-            for (int i = 0; i < kRows; ++i)
-#pragma unroll
-                for (int j = 0; j < kColumns; ++j)
-#pragma unroll
-                    for (int r = 0; r < 4; ++r) sum[i][j][r] += partial[i][j][r];
+            promote<Shape>(sum, partial, args.epilogue, tile, from, multiplying);
         } else {
             multiply_step<Math, Shape>(sum, stage_a, stage_b, args);
         }
@@ -265,20 +270,25 @@ __global__ void __launch_bounds__(Shape::kThreads) gemm_kernel(const __grid_cons
                 *reinterpret_cast<float2 *>(sums + (first_row + i * 16 + half * 8) * Shape::kSumPitch + warp_column +
                                             j * 8) = make_float2(sum[i][j][2 * half], sum[i][j][2 * half + 1]);
     __syncthreads();
-    store_tile<Math, Shape>(args, sums, tile, rows, first_column, rows_a, rows_b);
+    store_tile<Math, Shape>(args, sums, tile, from);
+}
+
+template <typename Math, typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads) gemm_kernel(const __grid_constant__ GemmArgs args) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    TileWalk<Shape::kBlockM, Shape::kBlockN> walk(args.space, blockIdx.x, gridDim.x);
+    OutputTile tile;
+    while (walk.next(tile)) {
+        compute_tile<Math, Shape>(args, tile, shared);
+        __syncthreads(); /* the sums lie where the next tile's stages go */
+    }
 }
 
 /* ---- launch ---- */
 
 template <typename Math, typename Shape>
-fg_status launch_tile(GemmArgs &args, const fg_queue *queue, fg_error *error) {
-    args.row_tiles = args.offsets.data ? max_row_tiles(args.m, args.offsets.groups, Shape::kBlockM)
-                                       : ceil_div<int64_t>(args.m, Shape::kBlockM);
-    args.column_tiles = ceil_div<int64_t>(args.n, Shape::kBlockN);
-    if (args.row_tiles > INT_MAX / args.column_tiles)
-        return fg_fail(error, FG_ERROR_VALUE, "out: expected fewer than 2^31 tiles of %d x %d, got %lld x %lld",
-                       Shape::kBlockM, Shape::kBlockN, static_cast<long long>(args.row_tiles),
-                       static_cast<long long>(args.column_tiles));
+fg_status launch_tile(GemmArgs &args, int max_blocks, const fg_queue *queue, fg_error *error) {
+    set_tiles(args.space, Shape::kBlockM, Shape::kBlockN);
 
     static std::atomic<uint64_t> allowed; /* devices on which the kernel may already use its shared memory */
     const uint64_t device_bit = queue->device_index < 64 ? uint64_t{1} << queue->device_index : 0;
@@ -287,37 +297,38 @@ fg_status launch_tile(GemmArgs &args, const fg_queue *queue, fg_error *error) {
                                      Shape::kSharedBytes));
         allowed.fetch_or(device_bit, std::memory_order_relaxed);
     }
-    const unsigned blocks = static_cast<unsigned>(args.row_tiles * args.column_tiles);
+    const int64_t tiles = args.space.major_tiles * args.space.minor_tiles;
+    const unsigned blocks = static_cast<unsigned>(tiles < max_blocks ? tiles : max_blocks);
     gemm_kernel<Math, Shape><<<blocks, Shape::kThreads, Shape::kSharedBytes, stream_of(queue)>>>(args);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }
 
 template <typename Math>
-fg_status launch(const fg_plan &plan, GemmArgs &args, const fg_queue *queue, fg_error *error) {
+fg_status launch(const fg_plan &plan, GemmArgs &args, int max_blocks, const fg_queue *queue, fg_error *error) {
     switch (plan.block_m) {
         case 16:
-            return launch_tile<Math, Tile<16, 64, 1, 4, 6>>(args, queue, error);
+            return launch_tile<Math, Tile<16, 64, 1, 4, 6>>(args, max_blocks, queue, error);
         case 64:
-            return launch_tile<Math, Tile<64, 64, 2, 2, 4>>(args, queue, error);
+            return launch_tile<Math, Tile<64, 64, 2, 2, 4>>(args, max_blocks, queue, error);
         default:
-            return launch_tile<Math, Tile<128, 128, 2, 4, 3>>(args, queue, error);
+            return launch_tile<Math, Tile<128, 128, 2, 4, 3>>(args, max_blocks, queue, error);
     }
 }
 
-fg_status launch_fp8(const fg_plan &plan, GemmArgs &args, fg_dtype a, fg_dtype b, int compute_capability,
-                     const fg_queue *queue, fg_error *error) {
+fg_status launch_fp8(const fg_plan &plan, GemmArgs &args, int max_blocks, fg_dtype a, fg_dtype b,
+                     int compute_capability, const fg_queue *queue, fg_error *error) {
     if (compute_capability < 89) {
         args.a.format = fp8_half_format(a);
         args.b.format = fp8_half_format(b);
         args.product_scale = fp8_half_scale(a) * fp8_half_scale(b);
-        return launch<Fp8HalfMath>(plan, args, queue, error);
+        return launch<Fp8HalfMath>(plan, args, max_blocks, queue, error);
     }
     if (a == FG_FLOAT8_E5M2)
-        return b == FG_FLOAT8_E5M2 ? launch<Fp8Math<true, true>>(plan, args, queue, error)
-                                   : launch<Fp8Math<true, false>>(plan, args, queue, error);
-    return b == FG_FLOAT8_E5M2 ? launch<Fp8Math<false, true>>(plan, args, queue, error)
-                               : launch<Fp8Math<false, false>>(plan, args, queue, error);
+        return b == FG_FLOAT8_E5M2 ? launch<Fp8Math<true, true>>(plan, args, max_blocks, queue, error)
+                                   : launch<Fp8Math<true, false>>(plan, args, max_blocks, queue, error);
+    return b == FG_FLOAT8_E5M2 ? launch<Fp8Math<false, true>>(plan, args, max_blocks, queue, error)
+                               : launch<Fp8Math<false, false>>(plan, args, max_blocks, queue, error);
 }
 
 /* Rows are the last but one axis; groups, if any, the one before. */
@@ -331,6 +342,11 @@ Operand make_operand(const fg_tensor &tensor) {
     return operand;
 }
 
+const char *grouping_name(fg_gemm_layout layout) {
+    if (layout == FG_GEMM_M_GROUPED_MASKED) return "masked_m";
+    return layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? "m_indices" : "offsets";
+}
+
 fg_status check_alignment(const fg_tensor &tensor, const char *name, fg_error *error) {
     if (!tensor.present || is_multiple(tensor.data, fg_dtype_size(tensor.dtype))) return FG_OK;
     return fg_fail(error, FG_ERROR_VALUE, "%s: expected an address that is a multiple of its %zu-byte element, got %p",
@@ -340,17 +356,14 @@ fg_status check_alignment(const fg_tensor &tensor, const char *name, fg_error *e
 }  // namespace
 
 fg_status gemm_workspace(const fg_gemm_params *params, const fg_queue *queue, size_t *bytes, fg_error *error) {
-    (void)params, (void)queue, (void)error;
-    *bytes = 0;
+    (void)queue, (void)error;
+    *bytes = params->b_row_major ? transposed_bytes(params->b) : 0;
     return FG_OK;
 }
 
 fg_status gemm(const fg_gemm_params *params, const fg_queue *queue, fg_error *error) {
-    const bool grouped = params->layout == FG_GEMM_M_GROUPED;
-    const fg_dtype dtype = params->a.dtype;
-    const int64_t m = params->a.shape[0], k = params->a.shape[1];
-    const int64_t n = params->out.shape[1], groups = grouped ? params->b.shape[0] : 1;
-    if (m == 0 || n == 0 || groups == 0) return FG_OK;
+    const fg_gemm_shape shape = fg_gemm_shape_of(params);
+    if (shape.m == 0 || shape.n == 0 || shape.groups == 0) return FG_OK;
 
     const struct {
         const fg_tensor &tensor;
@@ -359,45 +372,54 @@ fg_status gemm(const fg_gemm_params *params, const fg_queue *queue, fg_error *er
                      {params->b, "b"},
                      {params->scale_a, "scale_a"},
                      {params->scale_b, "scale_b"},
+                     {params->scale_out, "scale_out"},
                      {params->bias, "bias"},
-                     {params->offsets, "offsets"},
+                     {params->grouping, grouping_name(params->layout)},
+                     {params->weight_indices, "weight_indices"},
                      {params->out, "out"}};
     for (const auto &argument : arguments) {
         const fg_status status = check_alignment(argument.tensor, argument.name, error);
         if (status != FG_OK) return status;
     }
     int num_sms = 0, compute_capability = 0;
-    const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
+    fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
     if (status != FG_OK) return status;
+    const int max_blocks = params->num_sms > 0 ? params->num_sms : INT_MAX; /* one to a multiprocessor at most */
+    if (params->num_sms > 0 && params->num_sms < num_sms) num_sms = params->num_sms;
 
-    if (compute_capability == 90 && gemm_sm90_takes(*params)) return gemm_sm90(*params, num_sms, queue, error);
-
-    GemmArgs args = {};
-    args.a = make_operand(params->a);
-    args.b = make_operand(params->b);
-    args.m = m;
-    args.n = n;
-    args.k_bytes = k * static_cast<int64_t>(fg_dtype_size(dtype));
-    args.offsets = make_group_offsets(*params);
-    args.epilogue = make_epilogue(*params);
-    args.product_scale = 1.0f;
-
-    const fg_plan plan = fg_plan_gemm(m, n, k, groups, dtype, num_sms);
-    fg_print_plan(&plan, "gemm", dtype, "m=%lld n=%lld k=%lld groups=%lld", static_cast<long long>(m),
-                  static_cast<long long>(n), static_cast<long long>(k), static_cast<long long>(groups));
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
+    fg_gemm_params given = *params;
+    if (params->b_row_major) {
+        status = transpose(params->b, params->workspace.data, &given.b, queue, error);
+        if (status != FG_OK) return status;
+        given.b_row_major = false;
+    }
+    if (compute_capability == 90 && gemm_sm90_takes(given)) return gemm_sm90(given, num_sms, queue, error);
+
+    GemmArgs args = {};
+    args.a = make_operand(given.a);
+    args.b = make_operand(given.b);
+    args.space = make_tile_space(given);
+    args.epilogue = make_epilogue(given);
+    args.product_scale = 1.0f;
+
+    const fg_dtype dtype = given.a.dtype;
+    const fg_gemm_shape all = fg_gemm_all_rows(&given);
+    const fg_plan plan = fg_plan_gemm(all.m, all.n, all.k, all.groups, dtype, num_sms);
+    fg_print_plan(&plan, "gemm", dtype, "m=%lld n=%lld k=%lld groups=%lld", static_cast<long long>(all.m),
+                  static_cast<long long>(all.n), static_cast<long long>(all.k), static_cast<long long>(all.groups));
     switch (dtype) {
         case FG_FLOAT32:
-            return params->precision == FG_PRECISION_TF32 ? launch<Tf32Math>(plan, args, queue, error)
-                                                          : launch<Float32Math>(plan, args, queue, error);
+            return given.precision == FG_PRECISION_TF32 ? launch<Tf32Math>(plan, args, max_blocks, queue, error)
+                                                        : launch<Float32Math>(plan, args, max_blocks, queue, error);
         case FG_FLOAT16:
-            return launch<HalfMath>(plan, args, queue, error);
+            return launch<HalfMath>(plan, args, max_blocks, queue, error);
         case FG_BFLOAT16:
-            return launch<Bfloat16Math>(plan, args, queue, error);
+            return launch<Bfloat16Math>(plan, args, max_blocks, queue, error);
         case FG_FLOAT8_E4M3FN:
         case FG_FLOAT8_E5M2:
-            return launch_fp8(plan, args, dtype, params->b.dtype, compute_capability, queue, error);
+            return launch_fp8(plan, args, max_blocks, dtype, given.b.dtype, compute_capability, queue, error);
         default:
             return fg_fail(error, FG_ERROR_TYPE, "a: expected a floating-point dtype, got %s", fg_dtype_name(dtype));
     }

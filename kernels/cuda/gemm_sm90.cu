@@ -42,8 +42,8 @@ fg_status launch_tile(const TensorRows &a, const TensorRows &b, GemmSm90Args &ar
     if (status != FG_OK) return status;
 
     const auto kernel = [] {
-        if constexpr (Math::kPromote)
-            return fp8_gemm_sm90_kernel<Math, Tile>;
+        if constexpr (Math::kFp8)
+            return fp8_gemm_or_fp8_wgrad_gemm_sm90_kernel<Math, Tile>;
         else
             return half_gemm_sm90_kernel<Math, Tile>;
     }();
@@ -54,10 +54,8 @@ fg_status launch_tile(const TensorRows &a, const TensorRows &b, GemmSm90Args &ar
         allowed.fetch_or(device_bit, std::memory_order_relaxed);
     }
 
-    args.row_tiles = args.offsets.data ? max_row_tiles(args.m, args.offsets.groups, Tile::kClusterM)
-                                       : ceil_div<int64_t>(args.m, Tile::kClusterM);
-    args.column_tiles = ceil_div<int64_t>(args.n, Tile::kBlockN);
-    const int64_t tiles = args.row_tiles * args.column_tiles, clusters = num_sms / Tile::kCluster;
+    set_tiles(args.space, Tile::kClusterM, Tile::kBlockN);
+    const int64_t tiles = args.space.major_tiles * args.space.minor_tiles, clusters = num_sms / Tile::kCluster;
 
     cudaLaunchAttribute cluster = {};
     cluster.id = cudaLaunchAttributeClusterDimension;
@@ -76,15 +74,35 @@ fg_status launch_tile(const TensorRows &a, const TensorRows &b, GemmSm90Args &ar
 template <typename Math>
 fg_status launch(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
                  const fg_queue *queue, fg_error *error) {
-    if (plan.block_m == 2 * kSm90BlockM) return launch_tile<Math, Sm90Tile<256, 2>>(a, b, args, num_sms, queue, error);
-    switch (plan.block_n) {
-        case 128:
-            return launch_tile<Math, Sm90Tile<128, 1>>(a, b, args, num_sms, queue, error);
-        case 192:
-            return launch_tile<Math, Sm90Tile<192, 1>>(a, b, args, num_sms, queue, error);
-        default:
-            return launch_tile<Math, Sm90Tile<256, 1>>(a, b, args, num_sms, queue, error);
+    if constexpr (Math::kScaled) {
+        return launch_tile<Math, Sm90Tile<128, 1>>(a, b, args, num_sms, queue, error);
+    } else {
+        if (plan.block_m == 2 * kSm90BlockM)
+            return launch_tile<Math, Sm90Tile<256, 2>>(a, b, args, num_sms, queue, error);
+        switch (plan.block_n) {
+            case 128:
+                return launch_tile<Math, Sm90Tile<128, 1>>(a, b, args, num_sms, queue, error);
+            case 192:
+                return launch_tile<Math, Sm90Tile<192, 1>>(a, b, args, num_sms, queue, error);
+            default:
+                return launch_tile<Math, Sm90Tile<256, 1>>(a, b, args, num_sms, queue, error);
+        }
     }
+}
+
+template <Sm90Sums kSums>
+fg_status launch_fp8(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, fg_dtype of_a,
+                     fg_dtype of_b, int num_sms, const fg_queue *queue, fg_error *error) {
+    if (of_a == FG_FLOAT8_E5M2)
+        return of_b == FG_FLOAT8_E5M2 ? launch<Sm90E5m2E5m2<kSums>>(plan, a, b, args, num_sms, queue, error)
+                                      : launch<Sm90E5m2E4m3<kSums>>(plan, a, b, args, num_sms, queue, error);
+    return of_b == FG_FLOAT8_E5M2 ? launch<Sm90E4m3E5m2<kSums>>(plan, a, b, args, num_sms, queue, error)
+                                  : launch<Sm90E4m3E4m3<kSums>>(plan, a, b, args, num_sms, queue, error);
+}
+
+/* The output lacks what only stores of four columns at a time do. */
+bool is_plain(const fg_gemm_params &params) {
+    return !params.accumulate && !params.swiglu && params.activation == FG_ACTIVATION_NONE && !params.scale_out.present;
 }
 
 }  // namespace
@@ -95,29 +113,30 @@ bool gemm_sm90_takes(const fg_gemm_params &params) {
 
 fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *queue, fg_error *error) {
     const TensorRows a = make_rows(params.a), b = make_rows(params.b);
+    const fg_dtype dtype = params.a.dtype;
+    const bool block_scaled = params.kind_a == FG_SCALE_BLOCK;
     GemmSm90Args args = {};
-    args.m = a.rows;
-    args.n = b.rows;
-    args.steps = static_cast<int32_t>(ceil_div<int64_t>(a.row_bytes, kSm90StepBytes));
-    args.offsets = make_group_offsets(params);
+    args.space = make_tile_space(params);
     args.epilogue = make_epilogue(params);
-    args.out_aligned = is_multiple(params.out.data, 16) &&
-                       args.epilogue.out_stride * static_cast<int64_t>(fg_dtype_size(params.out.dtype)) % 16 == 0;
+    args.a_grouped = params.a.ndim == 3;
+    args.b_grouped = params.b.ndim == 3;
+    args.plain = is_plain(params);
+    args.steps_per_promote = params.promote_every / FG_SCALE_BLOCK_SIZE;
+    const int64_t size = static_cast<int64_t>(fg_dtype_size(params.out.dtype));
+    args.out_aligned = is_multiple(params.out.data, 16) && args.epilogue.out_stride * size % 16 == 0 &&
+                       args.epilogue.out_group_stride * size % 16 == 0;
 
-    const fg_plan plan = fg_plan_gemm_sm90(args.m, args.n, params.a.shape[1], b.groups, params.a.dtype, num_sms);
-    fg_print_plan(&plan, "gemm", params.a.dtype, "m=%lld n=%lld k=%lld groups=%lld", static_cast<long long>(args.m),
-                  static_cast<long long>(args.n), static_cast<long long>(params.a.shape[1]),
-                  static_cast<long long>(b.groups));
-    const DeviceGuard guard(queue->device_index);
-    FG_CUDA(guard.status());
-    const bool a_is_e5m2 = params.a.dtype == FG_FLOAT8_E5M2, b_is_e5m2 = params.b.dtype == FG_FLOAT8_E5M2;
-    if (params.a.dtype == FG_FLOAT16) return launch<Sm90Half>(plan, a, b, args, num_sms, queue, error);
-    if (params.a.dtype == FG_BFLOAT16) return launch<Sm90Bfloat16>(plan, a, b, args, num_sms, queue, error);
-    if (a_is_e5m2)
-        return b_is_e5m2 ? launch<Sm90E5m2E5m2>(plan, a, b, args, num_sms, queue, error)
-                         : launch<Sm90E5m2E4m3>(plan, a, b, args, num_sms, queue, error);
-    return b_is_e5m2 ? launch<Sm90E4m3E5m2>(plan, a, b, args, num_sms, queue, error)
-                     : launch<Sm90E4m3E4m3>(plan, a, b, args, num_sms, queue, error);
+    const fg_gemm_shape all = fg_gemm_all_rows(&params);
+    const fg_plan plan = fg_plan_gemm_sm90(all.m, all.n, all.k, all.groups, dtype, num_sms, fg_gemm_tiles(&params));
+    fg_print_plan(&plan, "gemm", dtype, "m=%lld n=%lld k=%lld groups=%lld", static_cast<long long>(all.m),
+                  static_cast<long long>(all.n), static_cast<long long>(all.k), static_cast<long long>(all.groups));
+    const fg_dtype of_b = params.b.dtype;
+    if (dtype == FG_FLOAT16) return launch<Sm90Half<Sm90Sums::kPlain>>(plan, a, b, args, num_sms, queue, error);
+    if (dtype == FG_BFLOAT16) return launch<Sm90Bfloat16<Sm90Sums::kPlain>>(plan, a, b, args, num_sms, queue, error);
+    if (block_scaled) return launch_fp8<Sm90Sums::kScaled>(plan, a, b, args, dtype, of_b, num_sms, queue, error);
+    if (args.steps_per_promote == 0)
+        return launch_fp8<Sm90Sums::kPlain>(plan, a, b, args, dtype, of_b, num_sms, queue, error);
+    return launch_fp8<Sm90Sums::kPromoted>(plan, a, b, args, dtype, of_b, num_sms, queue, error);
 }
 
 }  // namespace flexgemm

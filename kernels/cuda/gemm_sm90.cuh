@@ -1,5 +1,5 @@
 /*
- * GEMM of Hopper: D = scale_a * scale_b * A . B^T + bias for fp8, fp16 and bf16 operands, dense and m-grouped ragged.
+ * GEMM of Hopper: D = act(alpha * scale_a * scale_b * A . B^T + bias) for fp8, fp16 and bf16 operands, in every layout.
  *
  * One persistent block per multiprocessor walks over tiles of 128 x kBlockN. Its warpgroups have roles:
  *
@@ -19,8 +19,9 @@
  * Blocks may work in pairs (clusters of 2) on adjacent row tiles: each copies its own rows of A and half of the columns
  * of B, which the copy engine delivers to both.
  *
- * Ragged groups: A's box starts at the group's rows and may reach into the next group's; those sums are not stored. A
- * warpgroup whose 64 rows all lie past the end neither loads nor multiplies.
+ * Groups of rows or columns: a box starts where the group does and may reach into the next group; those sums are not
+ * stored. A warpgroup whose 64 rows all lie past the end neither loads nor multiplies. Groups along K: the last box may
+ * reach into the next group too, and what does is cleared in both operands before it is multiplied.
  */
 #pragma once
 
@@ -34,18 +35,23 @@
 namespace flexgemm {
 
 struct GemmSm90Args {
-    int64_t m, n;
-    int64_t row_tiles, column_tiles;
-    int32_t steps; /* of K, one stage each */
-    GroupOffsets offsets;
+    TileSpace space;
     Epilogue epilogue;
-    bool out_aligned; /* rows of out start at multiples of 16 bytes */
+    bool a_grouped, b_grouped;
+    bool out_aligned;          /* rows of out start at multiples of 16 bytes */
+    bool plain;                /* of out nothing but scaled and biased sums in 16 or 32 bits */
+    int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
 };
 
-/* Each kind: whether its sums are promoted; the product of 64 rows and kColumns columns, 32 bytes of K. */
-#define FG_SM90_MATH(Name, promote, wgmma)                                                                             \
+/* What becomes of tensor-core sums: nothing, until they are all; they are added to float32 registers; or so times the
+ * scales of blocks of the operands, in 128 x 128 tiles. */
+enum class Sm90Sums { kPlain, kPromoted, kScaled };
+
+/* Each kind: its sums; the product of 64 rows and kColumns columns, 32 bytes of K. */
+#define FG_SM90_MATH(Name, fp8, wgmma)                                                                                 \
+    template <Sm90Sums kSums>                                                                                          \
     struct Name {                                                                                                      \
-        static constexpr bool kPromote = promote;                                                                      \
+        static constexpr bool kFp8 = fp8, kPromote = kSums != Sm90Sums::kPlain, kScaled = kSums == Sm90Sums::kScaled;  \
         template <int kCount>                                                                                          \
         __device__ static void multiply(float (&sum)[kCount], uint64_t a, uint64_t b, int accumulate) {                \
             wgmma(sum, a, b, accumulate);                                                                              \
@@ -90,7 +96,9 @@ struct Sm90Tile {
 /* One tile as the scheduler hands it over. rows <= 0: a block with nothing to do but its share of the copies;
  * group < 0: there are no more. */
 struct Sm90Work {
-    int32_t first_row, rows, first_column, group;
+    int32_t first_row, rows, first_column, columns;
+    int32_t group, weight; /* matrices of A and out, and of B */
+    int32_t k_begin, k_bytes;
 };
 
 /* Stage or slot of a ring, and the parity of its current round. */
@@ -126,35 +134,35 @@ __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm9
     };
 
     const int64_t rank = Tile::kCluster == 1 ? 0 : ptx::cluster_block_rank();
-    int64_t row_tiles = args.row_tiles; /* when ragged: a bound, until the end of the groups is seen */
-    GroupCursor cursor = {0, args.offsets.data ? group_bound(args.offsets, 0, args.m) : 0, 0};
-    for (int64_t tile = blockIdx.x / Tile::kCluster; tile < args.row_tiles * args.column_tiles;
-         tile += gridDim.x / Tile::kCluster) {
-        const int64_t band = first_row_of_band(tile, args.column_tiles);
-        if (band >= row_tiles) break;
-        int64_t row_tile, column_tile;
-        rasterise(tile, args.row_tiles, args.column_tiles, &row_tile, &column_tile);
-        if (row_tile >= row_tiles) continue;
-        RowTile rows = {row_tile * Tile::kClusterM, args.m, 0};
-        if (args.offsets.data)
-            rows = find_row_tile<Tile::kClusterM>(args.offsets, args.m, row_tile, band, cursor, row_tiles);
-        if (rows.begin >= rows.end) continue;
-        const int64_t begin = rows.begin + rank * kSm90BlockM, count = rows.end - begin;
-        hand_over({static_cast<int32_t>(begin), count < kSm90BlockM ? static_cast<int32_t>(count) : kSm90BlockM,
-                   static_cast<int32_t>(column_tile * Tile::kBlockN), static_cast<int32_t>(rows.group)});
+    TileWalk<Tile::kClusterM, Tile::kBlockN> walk(args.space, blockIdx.x / Tile::kCluster, gridDim.x / Tile::kCluster);
+    OutputTile tile;
+    while (walk.next(tile)) {
+        const int64_t row = tile.row + rank * kSm90BlockM, rows = tile.row_end - row;
+        const int64_t columns = tile.column_end - tile.column;
+        hand_over({static_cast<int32_t>(row), rows < kSm90BlockM ? static_cast<int32_t>(rows) : kSm90BlockM,
+                   static_cast<int32_t>(tile.column),
+                   columns < Tile::kBlockN ? static_cast<int32_t>(columns) : Tile::kBlockN,
+                   static_cast<int32_t>(tile.group), static_cast<int32_t>(tile.weight),
+                   static_cast<int32_t>(tile.k_begin), static_cast<int32_t>(tile.k_end - tile.k_begin)});
     }
-    hand_over({0, 0, 0, -1});
+    hand_over({0, 0, 0, 0, -1, 0, 0, 0});
 }
 
-/* The next tile, for the 32 threads of a warp. */
+__device__ __forceinline__ int steps_of(const Sm90Work &work) { return ceil_div(work.k_bytes, kSm90StepBytes); }
+
+/* The next tile, for the 32 threads of a warp; it stays where it is until release_work. */
 template <typename Tile>
-__device__ __forceinline__ Sm90Work next_work(Sm90Shared<Tile> &shared, RingPosition<Tile::kTileSlots> &at) {
+__device__ __forceinline__ const Sm90Work &next_work(Sm90Shared<Tile> &shared,
+                                                     const RingPosition<Tile::kTileSlots> &at) {
     ptx::mbarrier_wait_parity(&shared.work_full[at.slot], at.parity);
-    const Sm90Work work = shared.work[at.slot];
+    return shared.work[at.slot];
+}
+
+template <typename Tile>
+__device__ __forceinline__ void release_work(Sm90Shared<Tile> &shared, RingPosition<Tile::kTileSlots> &at) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.work_empty[at.slot]);
     at.advance();
-    return work;
 }
 
 /* ---- producer warp ---- */
@@ -167,25 +175,27 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
     for (;;) {
         const Sm90Work work = next_work(shared, slot);
         if (work.group < 0) return;
+        release_work(shared, slot);
         const int boxes_a = work.rows > 0 ? ceil_div(work.rows, Tile::kWarpgroupRows) : 0;
-        for (int step = 0; step < args.steps; ++step, at.advance()) {
+        const int group_a = args.a_grouped ? work.group : 0, group_b = args.b_grouped ? work.weight : 0;
+        const int steps = steps_of(work);
+        for (int step = 0; step < steps; ++step, at.advance()) {
             ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
             if (threadIdx.x % 32 == 0) {
                 uint8_t *a = stages + at.slot * Tile::kStageBytes, *b = a + Tile::kWarpgroups * Tile::kBytesA;
                 uint64_t *full = &shared.full[at.slot];
-                const int k = step * kSm90StepBytes;
+                const int k = work.k_begin + step * kSm90StepBytes;
                 ptx::mbarrier_arrive_expect_tx(full, boxes_a * Tile::kBytesA + Tile::kBytesB);
                 for (int box = 0; box < boxes_a; ++box)
                     ptx::tma_load_3d(a + box * Tile::kBytesA, &map_a, full, k,
-                                     work.first_row + box * Tile::kWarpgroupRows, 0);
+                                     work.first_row + box * Tile::kWarpgroupRows, group_a);
                 if constexpr (Tile::kCluster == 1) {
-                    ptx::tma_load_3d(b, &map_b, full, k, work.first_column, work.group);
+                    ptx::tma_load_3d(b, &map_b, full, k, work.first_column, group_b);
                 } else {
                     const int rank = static_cast<int>(ptx::cluster_block_rank());
                     constexpr int kShare = Tile::kBlockN / Tile::kCluster;
                     ptx::tma_load_3d_multicast(b + rank * kShare * kSm90StepBytes, &map_b, full, k,
-                                               work.first_column + rank * kShare, work.group,
-                                               (1 << Tile::kCluster) - 1);
+                                               work.first_column + rank * kShare, group_b, (1 << Tile::kCluster) - 1);
                 }
             }
             __syncwarp();
@@ -205,11 +215,12 @@ __device__ __forceinline__ void multiply_part(float (&sum)[kCount], uint64_t a, 
                        accumulate || k > 0);
 }
 
+/* sum += partial * scale; the scales are those of the thread's two rows. */
 template <int kCount>
-__device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[kCount]) {
+__device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[kCount], const float (&scale)[2]) {
     ptx::wgmma_hold(partial);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) sum[i] += partial[i];
+    for (int i = 0; i < kCount; ++i) sum[i] = fmaf(partial[i], scale[i / 2 % 2], sum[i]);
 }
 
 /* Hands a stage back to the producers of all blocks that write to it, once per warp. */
@@ -223,34 +234,93 @@ __device__ __forceinline__ void hand_back(Sm90Shared<Tile> &shared, int slot) {
     }
 }
 
-/* What a warpgroup multiplies: descriptors of its rows of A and of B in slot 0. */
+/* What a warpgroup multiplies: descriptors of its rows of A and of B in slot 0, which is at `stages`. */
 struct StageDescriptors {
+    uint8_t *stages;
     uint64_t a, b;
 };
 
-/* kSteps stages into promoted sums. Unit of work u is part u % kParts of step u / kParts. With two partial sums, unit u
- * is multiplied while unit u - 1 is added; the compiler follows that through straight code only, so a chain of steps is
- * unrolled and drains at its end. */
+/* How a tile goes through K. tail: bytes of the last step that belong to the group, where another group follows. */
+struct Depth {
+    int steps, tail;
+};
+
+__device__ __forceinline__ Depth depth_of(const Sm90Work &work, const GemmSm90Args &args) {
+    return {steps_of(work), args.space.k_offsets.data ? work.k_bytes % kSm90StepBytes : 0};
+}
+
+/* Clears the bytes from `tail` on of rows of a stage that are dealt to `threads` threads. */
+__device__ __forceinline__ void clear_rows(uint8_t *rows, int count, int tail, int thread, int threads) {
+    for (int row = thread; row < count; row += threads)
+        for (int byte = tail; byte < kSm90StepBytes; ++byte)
+            rows[row * kSm90StepBytes + (byte / 16 ^ row % 8) * 16 + byte % 16] = 0;
+}
+
+/* Waits for the stage of a step. In the last one each warpgroup clears the tail of its rows of A and of a share of B. */
+template <typename Tile>
+__device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const StageDescriptors &stage, const Depth &depth,
+                                            int step, const RingPosition<Tile::kStages> &at) {
+    ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
+    if (depth.tail == 0 || step + 1 < depth.steps) return;
+    const int thread = threadIdx.x - 128;
+    uint8_t *rows_a = stage.stages + at.slot * Tile::kStageBytes, *rows_b = rows_a + Tile::kWarpgroups * Tile::kBytesA;
+    clear_rows(rows_a + thread / 128 * Tile::kBytesA, Tile::kWarpgroupRows, depth.tail, thread % 128, 128);
+    clear_rows(rows_b, Tile::kBlockN, depth.tail, thread, 128 * Tile::kWarpgroups);
+    ptx::fence_proxy_async();
+    ptx::named_barrier(1, 128 * Tile::kWarpgroups);
+}
+
+/* The scales of blocks of the thread's two rows and of the tile's columns, at K = 0. */
+struct BlockScales {
+    const float *a[2], *b;
+};
+
+/* Rows that the group has no more of take the scale of another: their sums are not stored. */
+__device__ __forceinline__ BlockScales block_scales_of(const GemmSm90Args &args, const Sm90Work &work,
+                                                       int64_t first_row, int count) {
+    const Scale &a = args.epilogue.scale_a, &b = args.epilogue.scale_b;
+    const int local_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    BlockScales scales;
+    for (int half = 0; half < 2; ++half) {
+        const int row = local_row + 8 * half < count ? local_row + 8 * half : 0;
+        scales.a[half] = a.data + work.group * a.group_step + (first_row + row) * a.step;
+    }
+    scales.b = b.data + work.weight * b.group_step + work.first_column / FG_SCALE_BLOCK_SIZE * b.step;
+    return scales;
+}
+
+/* Steps first .. first + kSteps - 1 into promoted sums. Unit of work u is part u % kParts of step u / kParts. With two
+ * partial sums, unit u is multiplied while unit u - 1 is added; the compiler follows that through straight code only, so
+ * a chain of steps is unrolled and drains at its end. A step with a tail is a chain of its own. */
 template <typename Math, typename Tile, int kSteps, int kParts, int kCount>
 __device__ __forceinline__ void multiply_chain(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
-                                               const StageDescriptors &stage, RingPosition<Tile::kStages> &at) {
+                                               const StageDescriptors &stage, const Depth &depth,
+                                               const BlockScales &scales, int first, RingPosition<Tile::kStages> &at) {
     constexpr int kUnits = kSteps * kParts, kPartials = Tile::kPartials;
-    float partial[kPartials][kCount];
+    float partial[kPartials][kCount], scale[kPartials][2];
     int slots[kSteps] = {}; /* of the stages of the chain */
     const auto add = [&](int unit) {
         if (unit % kParts == kParts - 1) hand_back(shared, slots[unit / kParts]);
-        promote(sum[unit % kParts], partial[unit % kPartials]);
+        promote(sum[unit % kParts], partial[unit % kPartials], scale[unit % kPartials]);
     };
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
         if (unit % kParts == 0) {
             slots[unit / kParts] = at.slot;
-            ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
+            if constexpr (kSteps == 1)
+                await_stage(shared, stage, depth, first, at);
+            else
+                ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
         }
         ptx::wgmma_fence();
         multiply_part<Math>(partial[unit % kPartials], stage.a + at.slot * (Tile::kStageBytes / 16),
                             stage.b + at.slot * (Tile::kStageBytes / 16), unit % kParts, false);
         ptx::wgmma_commit();
+        for (int half = 0; half < 2; ++half) {
+            float &of_row = scale[unit % kPartials][half];
+            of_row = 1.0f;
+            if constexpr (Math::kScaled) of_row = scales.a[half][first + unit] * scales.b[first + unit];
+        }
         ptx::wgmma_wait<kPartials - 1>();
         if (unit >= kPartials - 1) add(unit - (kPartials - 1));
         if (unit % kParts == kParts - 1) at.advance();
@@ -261,26 +331,55 @@ __device__ __forceinline__ void multiply_chain(float (&sum)[kParts][kCount], Sm9
     }
 }
 
+/* `steps` steps, at most a ring of stages, into one partial sum that is then added. */
+template <typename Math, typename Tile, int kCount>
+__device__ __forceinline__ void multiply_between_promotions(float (&sum)[kCount], Sm90Shared<Tile> &shared,
+                                                            const StageDescriptors &stage, const Depth &depth,
+                                                            int first, int steps, RingPosition<Tile::kStages> &at) {
+    constexpr float kOne[2] = {1.0f, 1.0f};
+    float partial[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) partial[i] = 0.0f;
+    RingPosition<Tile::kStages> back = at;
+    for (int step = 0; step < steps; ++step, at.advance()) {
+        await_stage(shared, stage, depth, first + step, at);
+        ptx::wgmma_fence();
+        multiply_part<Math>(partial, stage.a + at.slot * (Tile::kStageBytes / 16),
+                            stage.b + at.slot * (Tile::kStageBytes / 16), 0, true);
+        ptx::wgmma_commit();
+    }
+    ptx::wgmma_wait<0>();
+    for (int step = 0; step < steps; ++step, back.advance()) hand_back(shared, back.slot);
+    promote(sum, partial, kOne);
+}
+
 /* All of K of one tile; every stage is waited for and handed back in order. */
 template <typename Math, typename Tile, int kParts, int kCount>
 __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
-                                              const StageDescriptors &stage, int steps,
+                                              const StageDescriptors &stage, const Depth &depth,
+                                              const BlockScales &scales, int steps_per_promote,
                                               RingPosition<Tile::kStages> &at) {
+    const int steps = depth.steps;
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
 #pragma unroll
         for (int i = 0; i < kCount; ++i) sum[part][i] = 0.0f;
 
+    int step = 0;
     if constexpr (Math::kPromote) {
-        int step = 0;
-        for (; step + Tile::kChain <= steps; step += Tile::kChain)
-            multiply_chain<Math, Tile, Tile::kChain>(sum, shared, stage, at);
+        if constexpr (kParts == 1 && !Math::kScaled)
+            for (; steps_per_promote > 1 && step < steps; step += steps_per_promote)
+                multiply_between_promotions<Math>(sum[0], shared, stage, depth, step,
+                                                  min(steps_per_promote, steps - step), at);
+        const int chained = Tile::kChain > 1 && depth.tail > 0 ? steps - 1 : steps;
+        for (; step + Tile::kChain <= chained; step += Tile::kChain)
+            multiply_chain<Math, Tile, Tile::kChain>(sum, shared, stage, depth, scales, step, at);
         if constexpr (Tile::kChain > 1)
-            for (; step < steps; ++step) multiply_chain<Math, Tile, 1>(sum, shared, stage, at);
+            for (; step < steps; ++step) multiply_chain<Math, Tile, 1>(sum, shared, stage, depth, scales, step, at);
     } else {
         int before = 0; /* the slot of the step before */
-        for (int step = 0; step < steps; ++step, before = at.slot, at.advance()) {
-            ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
+        for (; step < steps; ++step, before = at.slot, at.advance()) {
+            await_stage(shared, stage, depth, step, at);
             ptx::wgmma_fence();
 #pragma unroll
             for (int part = 0; part < kParts; ++part)
@@ -293,7 +392,7 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90
             }
         }
         ptx::wgmma_wait<0>();
-        hand_back(shared, before);
+        if (steps > 0) hand_back(shared, before);
     }
 #pragma unroll
     for (int part = 0; part < kParts; ++part) ptx::wgmma_hold(sum[part]);
@@ -301,57 +400,101 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90
 
 /* Stands in for multiply_tile where a warpgroup has no rows. */
 template <typename Tile>
-__device__ __forceinline__ void skip_tile(Sm90Shared<Tile> &shared, int steps, RingPosition<Tile::kStages> &at) {
-    for (int step = 0; step < steps; ++step, at.advance()) {
-        ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
+__device__ __forceinline__ void skip_tile(Sm90Shared<Tile> &shared, const StageDescriptors &stage, const Depth &depth,
+                                          RingPosition<Tile::kStages> &at) {
+    for (int step = 0; step < depth.steps; ++step, at.advance()) {
+        await_stage(shared, stage, depth, step, at);
         __syncwarp();
         hand_back(shared, at.slot);
     }
 }
 
-/* Converts a warp's 16 rows and stores those of the first `count` rows that exist. Sums pass through a slab of shared
- * memory, 16 rows of 128 bytes with 16-byte chunk c of row r at c ^ (r % 8), so that each store writes whole lines. */
-template <typename T, int kParts, int kCount>
-__device__ __forceinline__ void store_sums(const float (&sum)[kParts][kCount], const GemmSm90Args &args, uint8_t *slab,
-                                           int64_t first_row, int count, int64_t first_column) {
+/* Two adjacent sums of a row to a slab of 16 rows of 128 bytes, 16-byte chunk c of row r at c ^ (r % 8). */
+template <typename T>
+__device__ __forceinline__ void store_pair(uint8_t *slab, int row, int byte, float first, float second) {
     struct alignas(2 * sizeof(T)) Pair {
         T element[2];
     };
+    *reinterpret_cast<Pair *>(slab + row * kSm90SlabBytes + (byte / 16 ^ row % 8) * 16 +
+                              byte % 16) = {from_float<T>(first), from_float<T>(second)};
+}
+
+/* Sums of 8 columns at a time, as a warp's lanes hold them: block i of the tile. */
+template <int kParts, int kCount>
+__device__ __forceinline__ float *block_of(float (&sum)[kParts][kCount], int i) {
+    constexpr int kPartBlocks = kCount / 4;
+    return &sum[i / kPartBlocks][i % kPartBlocks * 4];
+}
+
+/* Converts and stores the first `count` of a warp's 16 rows. They pass through a slab, so that each store writes whole
+ * lines. */
+template <typename T, int kParts, int kCount>
+__device__ __forceinline__ void store_sums(float (&sum)[kParts][kCount], const GemmSm90Args &args, const Sm90Work &work,
+                                           uint8_t *slab, int64_t first_row, int count) {
     constexpr int kSize = sizeof(T), kSlabColumns = kSm90SlabBytes / kSize, kChunkColumns = 16 / kSize;
     constexpr int kSlabs = kParts * kCount * 2 / kSlabColumns, kBlocks = kSlabColumns / 8;
-    const int lane = threadIdx.x % 32;
-    T *const out = static_cast<T *>(args.epilogue.out);
+    const Epilogue &to = args.epilogue;
+    const int lane = threadIdx.x % 32, chunk = lane % 8;
+    T *const out =
+        static_cast<T *>(to.out) + work.group * to.out_group_stride + first_row * to.out_stride + work.first_column;
+    const bool aligned = args.out_aligned && work.first_column % kChunkColumns == 0;
+    const int columns = work.columns;
 #pragma unroll
     for (int part = 0; part < kSlabs; ++part) {
         __syncwarp();
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
-            constexpr int kPartBlocks = kCount / 4;
-            const int all = part * kBlocks + block;
-            const float *sums = &sum[all / kPartBlocks][all % kPartBlocks * 4];
-            const int byte = (block * 8 + lane % 4 * 2) * kSize;
+            const float *sums = block_of(sum, part * kBlocks + block);
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int row = lane / 4 + 8 * half;
-                const Pair pair = {from_float<T>(sums[2 * half]), from_float<T>(sums[2 * half + 1])};
-                *reinterpret_cast<Pair *>(slab + row * kSm90SlabBytes + (byte / 16 ^ row % 8) * 16 + byte % 16) = pair;
-            }
+            for (int half = 0; half < 2; ++half)
+                store_pair<T>(slab, lane / 4 + 8 * half, (block * 8 + lane % 4 * 2) * kSize, sums[2 * half],
+                              sums[2 * half + 1]);
         }
         __syncwarp();
-        const int chunk = lane % 8;
-        const int64_t column = first_column + part * kSlabColumns + chunk * kChunkColumns;
+        const int column = part * kSlabColumns + chunk * kChunkColumns;
 #pragma unroll
         for (int row = lane / 8; row < 16; row += 4) {
             const uint8_t *source = slab + row * kSm90SlabBytes + (chunk ^ row % 8) * 16;
-            T *target = out + (first_row + row) * args.epilogue.out_stride + column;
+            T *target = out + row * to.out_stride + column;
             if (row >= count) continue;
-            if (args.out_aligned && column + kChunkColumns <= args.n) {
+            if (aligned && column + kChunkColumns <= columns) {
                 *reinterpret_cast<uint4 *>(target) = *reinterpret_cast<const uint4 *>(source);
             } else {
 #pragma unroll 1
-                for (int i = 0; i < kChunkColumns && column + i < args.n; ++i)
+                for (int i = 0; i < kChunkColumns && column + i < columns; ++i)
                     target[i] = reinterpret_cast<const T *>(source)[i];
             }
+        }
+    }
+}
+
+/* The same for every other output: activations, SwiGLU, fp8, sums that are added. 32 columns at a time go through the
+ * slab as float32; the others move up behind them, so that one copy of this code serves all. */
+template <int kParts, int kCount>
+__device__ __forceinline__ void finish_sums(float (&sum)[kParts][kCount], const GemmSm90Args &args,
+                                            const Sm90Work &work, uint8_t *slab, int64_t first_row, int count) {
+    constexpr int kColumns = kParts * kCount * 2, kSlabColumns = kSm90SlabBytes / 4, kBlocks = kSlabColumns / 8;
+    const int lane = threadIdx.x % 32, chunk = lane % 8;
+#pragma unroll 1
+    for (int column = 0; column < work.columns; column += kSlabColumns) {
+        __syncwarp();
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                store_pair<float>(slab, lane / 4 + 8 * half, (block * 8 + lane % 4 * 2) * 4,
+                                  block_of(sum, block)[2 * half], block_of(sum, block)[2 * half + 1]);
+#pragma unroll
+        for (int block = kBlocks; block < kColumns / 8; ++block)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) block_of(sum, block - kBlocks)[i] = block_of(sum, block)[i];
+        __syncwarp();
+        const int first = column + chunk * 4, columns = min(work.columns - first, 4);
+#pragma unroll 1
+        for (int row = lane / 8; row < count && columns > 0 && row < 16; row += 4) {
+            const float4 sums = *reinterpret_cast<const float4 *>(slab + row * kSm90SlabBytes + (chunk ^ row % 8) * 16);
+            float value[4] = {sums.x, sums.y, sums.z, sums.w};
+            activate_and_store(args.epilogue, value, work.group, first_row + row, work.first_column + first, columns);
         }
     }
 }
@@ -362,14 +505,16 @@ __device__ __forceinline__ void finish_tile(float (&sum)[kParts][kCount], const 
                                             const Sm90Work &work, int64_t first_row, int count, uint8_t *slabs) {
     const Epilogue &to = args.epilogue;
     const int local_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    const int64_t row[2] = {first_row + local_row, first_row + local_row + 8};
-    const bool row_valid[2] = {local_row < count, local_row + 8 < count};
     float scale_a[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) scale_a[half] = row_valid[half] ? scale_at(to.scale_a, 0, row[half]) : 0.0f;
+    for (int half = 0; half < 2; ++half) {
+        const int row = local_row + 8 * half;
+        scale_a[half] = to.alpha;
+        if (!to.block_scaled && row < count) scale_a[half] *= scale_at(to.scale_a, work.group, first_row + row);
+    }
 
-    if (to.scale_b.step == 0 && to.bias == nullptr) {
-        const float scale_b = scale_at(to.scale_b, work.group, 0);
+    if ((to.scale_b.step == 0 || to.block_scaled) && to.bias == nullptr) {
+        const float scale_b = to.block_scaled ? 1.0f : scale_at(to.scale_b, work.weight, 0);
 #pragma unroll
         for (int part = 0; part < kParts; ++part)
 #pragma unroll
@@ -380,11 +525,12 @@ __device__ __forceinline__ void finish_tile(float (&sum)[kParts][kCount], const 
 #pragma unroll
             for (int pair = 0; pair < kCount / 2; ++pair) {
                 const int block = pair / 2, i = pair % 2;
-                const int64_t column = work.first_column + part * kCount * 2 + block * 8 + threadIdx.x % 4 * 2 + i;
-                if (column < args.n) {
-                    const float scale_b = scale_at(to.scale_b, work.group, column);
+                const int local_column = part * kCount * 2 + block * 8 + threadIdx.x % 4 * 2 + i;
+                if (local_column < work.columns) {
+                    const int64_t column = work.first_column + local_column;
+                    const float scale_b = to.block_scaled ? 1.0f : scale_at(to.scale_b, work.weight, column);
                     const float bias =
-                        to.bias ? load_as_float(to.bias, work.group * args.n + column, to.bias_dtype) : 0.0f;
+                        to.bias ? load_as_float(to.bias, work.weight * to.bias_step + column, to.bias_dtype) : 0.0f;
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
                         float &value = sum[part][4 * block + 2 * half + i];
@@ -394,17 +540,17 @@ __device__ __forceinline__ void finish_tile(float (&sum)[kParts][kCount], const 
             }
     }
 
-    const int warp_row = threadIdx.x % 128 / 32 * 16;
+    const int warp_row = threadIdx.x % 128 / 32 * 16, warp_count = count - warp_row;
     uint8_t *slab = slabs + (threadIdx.x / 32 - 4) * 16 * kSm90SlabBytes;
-    const auto store = [&](auto type) {
-        store_sums<decltype(type)>(sum, args, slab, first_row + warp_row, count - warp_row, work.first_column);
-    };
-    if (to.out_dtype == FG_FLOAT16)
-        store(__half{});
-    else if (to.out_dtype == FG_BFLOAT16)
-        store(__nv_bfloat16{});
-    else
-        store(float{});
+    if (!args.plain) {
+        finish_sums(sum, args, work, slab, first_row + warp_row, warp_count);
+    } else if (to.out_dtype == FG_FLOAT16) {
+        store_sums<__half>(sum, args, work, slab, first_row + warp_row, warp_count);
+    } else if (to.out_dtype == FG_BFLOAT16) {
+        store_sums<__nv_bfloat16>(sum, args, work, slab, first_row + warp_row, warp_count);
+    } else {
+        store_sums<float>(sum, args, work, slab, first_row + warp_row, warp_count);
+    }
 }
 
 template <typename Math, typename Tile>
@@ -412,21 +558,25 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
     const int warpgroup = threadIdx.x / 128 - 1;
     RingPosition<Tile::kTileSlots> slot;
     RingPosition<Tile::kStages> at;
-    const StageDescriptors stage = {ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
+    const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
                                     ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA)};
-    for (;;) {
-        const Sm90Work work = next_work(shared, slot);
+    for (;; release_work(shared, slot)) {
+        const Sm90Work &work = next_work(shared, slot);
         if (work.group < 0) return;
+        const Depth depth = depth_of(work, args);
         const int count = work.rows - warpgroup * Tile::kWarpgroupRows;
         if (count <= 0) {
-            skip_tile(shared, args.steps, at);
+            skip_tile(shared, stage, depth, at);
             continue;
         }
+        const int64_t first_row = work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows;
+        BlockScales scales;
+        if constexpr (Math::kScaled) scales = block_scales_of(args, work, first_row, count);
         constexpr int kParts = Math::kPromote ? Tile::kPromotedParts : 1;
         float sum[kParts][Tile::kBlockN / kParts / 2];
-        multiply_tile<Math>(sum, shared, stage, args.steps, at);
-        finish_tile(sum, args, work, work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows, count,
-                    stages + Tile::kStages * Tile::kStageBytes);
+        multiply_tile<Math>(sum, shared, stage, depth, scales, args.steps_per_promote, at);
+        finish_tile(sum, args, work, work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows,
+                    work.rows - warpgroup * Tile::kWarpgroupRows, stages + Tile::kStages * Tile::kStageBytes);
     }
 }
 
@@ -475,11 +625,13 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     }
 }
 
-/* Two names for one body, so that a profile tells them apart. */
+/* Two names for one body, so that a profile tells them apart. Profilers look for fp8_gemm, of weight gradients for
+ * fp8_wgrad_gemm: those are this kernel too. */
 template <typename Math, typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    fp8_gemm_sm90_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                         const __grid_constant__ GemmSm90Args args) {
+    fp8_gemm_or_fp8_wgrad_gemm_sm90_kernel(const __grid_constant__ CUtensorMap map_a,
+                                           const __grid_constant__ CUtensorMap map_b,
+                                           const __grid_constant__ GemmSm90Args args) {
     gemm_sm90_body<Math, Tile>(map_a, map_b, args);
 }
 

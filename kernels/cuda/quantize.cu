@@ -1,13 +1,17 @@
 /*
- * Cast to fp8 with a scale per tensor or per row: q = saturate(x / scale), scale = amax / max_finite(q).
+ * Cast to fp8 with a scale per tensor, row or block: q = saturate(x / scale), scale = amax / max_finite(q).
  *
  * Bound by memory. A thread takes 16 bytes of x at a time, a warp 512 adjacent ones; where a row's address does not
  * allow that, the same elements go one by one. Per tensor: a pass for amax (an integer maximum over the bits of |x|,
  * which orders non-negative floats and does not depend on the order of the blocks), a pass for the cast. Per row: one
- * warp, or for long rows one block, reads its row twice, the second time from cache.
+ * warp, or for long rows one block, reads its row twice, the second time from cache. Per block of 128 columns: a warp
+ * holds its rows in registers between the two passes.
+ *
+ * With SwiGLU two elements of x, gate and up, make one that is cast.
  */
 #include <algorithm>
 
+#include "activation.cuh"
 #include "backend.cuh"
 #include "common.cuh"
 
@@ -21,7 +25,9 @@ constexpr uint32_t kInfinityBits = 0x7f800000u;
 struct QuantizeArgs {
     const void *x;
     uint8_t *q;
-    int64_t rows, columns, x_stride, q_stride; /* elements */
+    int64_t rows, columns, x_stride, q_stride; /* elements; columns of q */
+    int64_t x_group_stride, q_group_stride;    /* of blocks */
+    int64_t row_blocks, column_blocks;
     bool aligned; /* 16-byte loads of x and as wide stores of q may start at every row's begin */
     bool e5m2, scale_given;
     float *scale;
@@ -33,17 +39,37 @@ struct QuantizeArgs {
 template <typename T>
 constexpr int kVector = 16 / sizeof(T); /* elements of one load */
 
-/* `count` elements, zeros behind. */
-template <typename T>
-__device__ __forceinline__ void load_vector(float (&value)[kVector<T>], const T *x, int count, bool aligned) {
-    struct alignas(16) Vector {
-        T element[kVector<T>];
+/* Elements of q that one load of x gives. */
+template <typename T, bool kSwiglu>
+constexpr int kOutputs = kVector<T> / (kSwiglu ? 2 : 1);
+
+/* The first kCount of x[0 .. count), widened, zeros behind; 16 bytes at a time where that is allowed. */
+template <typename T, int kCount>
+__device__ __forceinline__ void load_elements(float (&value)[kCount], const T *x, int count, bool aligned) {
+    constexpr int kPart = kCount < kVector<T> ? kCount : kVector<T>;
+    struct alignas(kPart * sizeof(T)) Vector {
+        T element[kPart];
     };
-    if (aligned && count == kVector<T>) {
-        const Vector vector = *reinterpret_cast<const Vector *>(x);
-        for (int i = 0; i < kVector<T>; ++i) value[i] = to_float(vector.element[i]);
+    if (aligned && count == kCount) {
+#pragma unroll
+        for (int part = 0; part < kCount; part += kPart) {
+            const Vector vector = *reinterpret_cast<const Vector *>(x + part);
+            for (int i = 0; i < kPart; ++i) value[part + i] = to_float(vector.element[i]);
+        }
     } else {
-        for (int i = 0; i < kVector<T>; ++i) value[i] = i < count ? to_float(x[i]) : 0.0f;
+        for (int i = 0; i < kCount; ++i) value[i] = i < count ? to_float(x[i]) : 0.0f;
+    }
+}
+
+/* The first `count` numbers that are cast, of those that x leads to. */
+template <bool kSwiglu, typename T, int kCount>
+__device__ __forceinline__ void load_vector(float (&value)[kCount], const T *x, int count, bool aligned) {
+    if constexpr (kSwiglu) {
+        float pair[2 * kCount];
+        load_elements(pair, x, 2 * count, aligned);
+        for (int i = 0; i < kCount; ++i) value[i] = silu(pair[2 * i]) * pair[2 * i + 1];
+    } else {
+        load_elements(value, x, count, aligned);
     }
 }
 
@@ -79,10 +105,10 @@ __device__ __forceinline__ float scale_from_amax(uint32_t amax_bits, bool e5m2) 
     return scale == 0.0f ? 1.0f : scale;
 }
 
-/* Elements of a row in front of `column`, at most one vector. */
-template <typename T>
-__device__ __forceinline__ int elements_at(const QuantizeArgs &args, int64_t column) {
-    return args.columns - column < kVector<T> ? static_cast<int>(args.columns - column) : kVector<T>;
+/* Elements of a row in front of `column`, at most kCount. */
+template <int kCount>
+__device__ __forceinline__ int elements_at(int64_t columns, int64_t column) {
+    return columns - column < kCount ? static_cast<int>(columns - column) : kCount;
 }
 
 /* Maximum over the block, on every thread. */
@@ -97,38 +123,45 @@ __device__ __forceinline__ uint32_t block_max(uint32_t value) {
 
 /* ---- per tensor ---- */
 
-/* Vectors of a tensor in row order, dealt to all threads of the grid. */
-template <typename T, typename Body>
+/* Vectors of kCount elements of a tensor in row order, dealt to all threads of the grid. */
+template <int kCount, typename Body>
 __device__ __forceinline__ void for_each_vector(const QuantizeArgs &args, Body body) {
-    const int64_t per_row = ceil_div<int64_t>(args.columns, kVector<T>);
+    const int64_t per_row = ceil_div<int64_t>(args.columns, kCount);
     const int64_t total = args.rows * per_row, step = static_cast<int64_t>(gridDim.x) * kThreads;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total; i += step) {
         const int64_t row = args.rows == 1 ? 0 : i / per_row;
-        body(row, (i - row * per_row) * kVector<T>);
+        body(row, (i - row * per_row) * kCount);
     }
 }
 
-template <typename T>
+template <bool kSwiglu, typename T>
+__device__ __forceinline__ const T *input_at(const QuantizeArgs &args, int64_t row, int64_t column) {
+    return static_cast<const T *>(args.x) + row * args.x_stride + column * (kSwiglu ? 2 : 1);
+}
+
+template <typename T, bool kSwiglu>
 __global__ void __launch_bounds__(kThreads) tensor_amax_kernel(const __grid_constant__ QuantizeArgs args) {
+    constexpr int kCount = kOutputs<T, kSwiglu>;
     uint32_t amax = 0;
-    for_each_vector<T>(args, [&](int64_t row, int64_t column) {
-        float value[kVector<T>];
-        load_vector(value, static_cast<const T *>(args.x) + row * args.x_stride + column, elements_at<T>(args, column),
-                    args.aligned);
+    for_each_vector<kCount>(args, [&](int64_t row, int64_t column) {
+        float value[kCount];
+        load_vector<kSwiglu>(value, input_at<kSwiglu, T>(args, row, column), elements_at<kCount>(args.columns, column),
+                             args.aligned);
         for (float v : value) amax = max(amax, finite_magnitude(v));
     });
     amax = block_max(amax);
     if (threadIdx.x == 0 && amax != 0) atomicMax(args.amax_bits, amax);
 }
 
-template <typename T>
+template <typename T, bool kSwiglu>
 __global__ void __launch_bounds__(kThreads) tensor_cast_kernel(const __grid_constant__ QuantizeArgs args) {
+    constexpr int kCount = kOutputs<T, kSwiglu>;
     const float scale = args.scale_given ? *args.scale : scale_from_amax(*args.amax_bits, args.e5m2);
     if (!args.scale_given && blockIdx.x == 0 && threadIdx.x == 0) *args.scale = scale;
-    for_each_vector<T>(args, [&](int64_t row, int64_t column) {
-        float value[kVector<T>];
-        const int count = elements_at<T>(args, column);
-        load_vector(value, static_cast<const T *>(args.x) + row * args.x_stride + column, count, args.aligned);
+    for_each_vector<kCount>(args, [&](int64_t row, int64_t column) {
+        float value[kCount];
+        const int count = elements_at<kCount>(args.columns, column);
+        load_vector<kSwiglu>(value, input_at<kSwiglu, T>(args, row, column), count, args.aligned);
         store_vector(args.q + row * args.q_stride + column, value, scale, args.e5m2, count, args.aligned);
     });
 }
@@ -137,16 +170,15 @@ __global__ void __launch_bounds__(kThreads) tensor_cast_kernel(const __grid_cons
 
 constexpr int64_t kWarpRowColumns = 2048; /* longer rows take a block */
 
-template <typename T, int kThreadsPerRow>
+template <typename T, bool kSwiglu, int kThreadsPerRow>
 __global__ void __launch_bounds__(kThreads) row_kernel(const __grid_constant__ QuantizeArgs args) {
-    constexpr int kRowsPerBlock = kThreads / kThreadsPerRow;
+    constexpr int kRowsPerBlock = kThreads / kThreadsPerRow, kCount = kOutputs<T, kSwiglu>;
     const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / kThreadsPerRow;
     if (row >= args.rows) return; /* whole warps or the whole block */
-    const T *x = static_cast<const T *>(args.x) + row * args.x_stride;
     uint8_t *q = args.q + row * args.q_stride;
-    const int64_t first = threadIdx.x % kThreadsPerRow * kVector<T>;
-    constexpr int kStep = kThreadsPerRow * kVector<T>;
-    float value[kVector<T>];
+    const int64_t first = threadIdx.x % kThreadsPerRow * kCount;
+    constexpr int kStep = kThreadsPerRow * kCount;
+    float value[kCount];
 
     float scale;
     if (args.scale_given) {
@@ -154,7 +186,8 @@ __global__ void __launch_bounds__(kThreads) row_kernel(const __grid_constant__ Q
     } else {
         uint32_t amax = 0;
         for (int64_t column = first; column < args.columns; column += kStep) {
-            load_vector(value, x + column, elements_at<T>(args, column), args.aligned);
+            load_vector<kSwiglu>(value, input_at<kSwiglu, T>(args, row, column),
+                                 elements_at<kCount>(args.columns, column), args.aligned);
             for (float v : value) amax = max(amax, finite_magnitude(v));
         }
         amax = kThreadsPerRow == 32 ? __reduce_max_sync(0xffffffffu, amax) : block_max(amax);
@@ -162,68 +195,154 @@ __global__ void __launch_bounds__(kThreads) row_kernel(const __grid_constant__ Q
         if (first == 0) args.scale[row] = scale;
     }
     for (int64_t column = first; column < args.columns; column += kStep) {
-        const int count = elements_at<T>(args, column);
-        load_vector(value, x + column, count, args.aligned);
+        const int count = elements_at<kCount>(args.columns, column);
+        load_vector<kSwiglu>(value, input_at<kSwiglu, T>(args, row, column), count, args.aligned);
         store_vector(q + column, value, scale, args.e5m2, count, args.aligned);
+    }
+}
+
+/* ---- per block of 128 columns ---- */
+
+constexpr int kLaneColumns = FG_SCALE_BLOCK_SIZE / 32;
+
+/* A warp takes kWarpRows rows of a block of columns. kSquare: the rows of a thread block share one scale. */
+template <bool kSquare>
+constexpr int kWarpRows = kSquare ? FG_SCALE_BLOCK_SIZE / (kThreads / 32) : 4;
+
+template <typename T, bool kSwiglu, bool kSquare>
+__global__ void __launch_bounds__(kThreads) block_kernel(const __grid_constant__ QuantizeArgs args) {
+    constexpr int kRows = kWarpRows<kSquare>;
+    const int64_t column_block = blockIdx.x % args.column_blocks, rest = blockIdx.x / args.column_blocks;
+    const int64_t row_block = rest % args.row_blocks, group = rest / args.row_blocks;
+    const int lane = threadIdx.x % 32;
+    const int64_t first_row = (row_block * (kThreads / 32) + threadIdx.x / 32) * kRows;
+    const int64_t column = column_block * FG_SCALE_BLOCK_SIZE + lane * kLaneColumns;
+    const int count = args.columns > column ? elements_at<kLaneColumns>(args.columns, column) : 0;
+    float value[kRows][kLaneColumns];
+    uint32_t amax[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+        const bool valid = first_row + i < args.rows && count > 0;
+        const T *x = input_at<kSwiglu, T>(args, valid ? first_row + i : 0, valid ? column : 0);
+        load_vector<kSwiglu>(value[i], x + group * args.x_group_stride, valid ? count : 0, args.aligned);
+        amax[i] = 0;
+        for (float v : value[i]) amax[i] = max(amax[i], finite_magnitude(v));
+    }
+
+    const int64_t scale_rows = kSquare ? args.row_blocks : args.rows;
+    float *const scales = args.scale + group * scale_rows * args.column_blocks + column_block;
+    float shared_scale = 1.0f;
+    if constexpr (kSquare) {
+        for (int i = 1; i < kRows; ++i) amax[0] = max(amax[0], amax[i]);
+        shared_scale =
+            args.scale_given ? scales[row_block * args.column_blocks] : scale_from_amax(block_max(amax[0]), args.e5m2);
+        if (!args.scale_given && threadIdx.x == 0) scales[row_block * args.column_blocks] = shared_scale;
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+        const int64_t row = first_row + i;
+        if (row >= args.rows) break; /* the whole warp */
+        float scale = shared_scale;
+        if constexpr (!kSquare) {
+            scale = args.scale_given ? scales[row * args.column_blocks]
+                                     : scale_from_amax(__reduce_max_sync(0xffffffffu, amax[i]), args.e5m2);
+            if (!args.scale_given && lane == 0) scales[row * args.column_blocks] = scale;
+        }
+        if (count > 0)
+            store_vector(args.q + group * args.q_group_stride + row * args.q_stride + column, value[i], scale,
+                         args.e5m2, count, args.aligned);
     }
 }
 
 /* ---- launch ---- */
 
+/* Whether loads of `inputs` elements of x and stores of `outputs` of q may start at every row's begin. */
 template <typename T>
-void align_rows(QuantizeArgs &args) {
-    const bool begin =
-        reinterpret_cast<uintptr_t>(args.x) % 16 == 0 && reinterpret_cast<uintptr_t>(args.q) % kVector<T> == 0;
-    args.aligned = begin && (args.rows == 1 || (args.x_stride % kVector<T> == 0 && args.q_stride % kVector<T> == 0));
+bool rows_aligned(const QuantizeArgs &args, int inputs, int outputs) {
+    const auto strides_fit = [](int64_t stride, int64_t group_stride, int count) {
+        return stride % count == 0 && group_stride % count == 0;
+    };
+    return reinterpret_cast<uintptr_t>(args.x) % (inputs * sizeof(T)) == 0 &&
+           reinterpret_cast<uintptr_t>(args.q) % static_cast<unsigned>(outputs) == 0 &&
+           strides_fit(args.x_stride, args.x_group_stride, inputs) &&
+           strides_fit(args.q_stride, args.q_group_stride, outputs);
 }
 
-template <typename T>
+template <typename T, bool kSwiglu>
 fg_status quantize_tensor(QuantizeArgs &args, cudaStream_t stream, int num_sms, fg_error *error) {
-    if (args.x_stride == args.columns && args.q_stride == args.columns) {
+    if (args.x_stride == args.columns * (kSwiglu ? 2 : 1) && args.q_stride == args.columns) {
         args.columns *= args.rows; /* one long row: no division, and only its begin needs alignment */
         args.rows = 1;
         args.x_stride = args.q_stride = 0;
     }
-    align_rows<T>(args);
-    const int64_t vectors = args.rows * ceil_div<int64_t>(args.columns, kVector<T>);
+    args.aligned = rows_aligned<T>(args, kVector<T>, kOutputs<T, kSwiglu>);
+    const int64_t vectors = args.rows * ceil_div<int64_t>(args.columns, kOutputs<T, kSwiglu>);
     const int64_t wanted = std::clamp<int64_t>(ceil_div<int64_t>(vectors, kThreads), 1, num_sms * kBlocksPerSm);
     const unsigned blocks = static_cast<unsigned>(wanted);
     if (!args.scale_given) {
         FG_CUDA(cudaMemsetAsync(args.amax_bits, 0, sizeof *args.amax_bits, stream));
-        tensor_amax_kernel<T><<<blocks, kThreads, 0, stream>>>(args);
+        tensor_amax_kernel<T, kSwiglu><<<blocks, kThreads, 0, stream>>>(args);
         FG_CUDA(cudaGetLastError());
     }
-    tensor_cast_kernel<T><<<blocks, kThreads, 0, stream>>>(args);
+    tensor_cast_kernel<T, kSwiglu><<<blocks, kThreads, 0, stream>>>(args);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }
 
-template <typename T>
+fg_status check_grid(int64_t blocks, fg_error *error) {
+    if (blocks <= INT32_MAX) return FG_OK;
+    return fg_fail(error, FG_ERROR_VALUE, "x: expected fewer than 2^31 blocks of rows, got %lld",
+                   static_cast<long long>(blocks));
+}
+
+template <typename T, bool kSwiglu>
 fg_status quantize_rows(QuantizeArgs &args, cudaStream_t stream, fg_error *error) {
-    align_rows<T>(args);
+    args.aligned = rows_aligned<T>(args, kVector<T>, kOutputs<T, kSwiglu>);
     const bool by_warp = args.columns <= kWarpRowColumns;
     const int64_t blocks = by_warp ? ceil_div<int64_t>(args.rows, kThreads / 32) : args.rows;
-    if (blocks > INT32_MAX)
-        return fg_fail(error, FG_ERROR_VALUE, "x: expected fewer than 2^31 row blocks, got %lld",
-                       static_cast<long long>(blocks));
+    const fg_status status = check_grid(blocks, error);
+    if (status != FG_OK || blocks == 0) return status;
     if (by_warp)
-        row_kernel<T, 32><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
+        row_kernel<T, kSwiglu, 32><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
     else
-        row_kernel<T, kThreads><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
+        row_kernel<T, kSwiglu, kThreads><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }
 
-template <typename T>
+template <typename T, bool kSwiglu, bool kSquare>
+fg_status quantize_blocks(QuantizeArgs &args, int64_t groups, cudaStream_t stream, fg_error *error) {
+    constexpr int kInputs = kLaneColumns * (kSwiglu ? 2 : 1);
+    args.aligned = rows_aligned<T>(args, std::min(kInputs, kVector<T>), kLaneColumns);
+    args.row_blocks = ceil_div<int64_t>(args.rows, kWarpRows<kSquare> * (kThreads / 32));
+    args.column_blocks = ceil_div<int64_t>(args.columns, FG_SCALE_BLOCK_SIZE);
+    const int64_t blocks = groups * args.row_blocks * args.column_blocks;
+    const fg_status status = check_grid(blocks, error);
+    if (status != FG_OK || blocks == 0) return status;
+    block_kernel<T, kSwiglu, kSquare><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
+    FG_CUDA(cudaGetLastError());
+    return FG_OK;
+}
+
+template <typename T, bool kSwiglu>
 fg_status quantize_as(const fg_quantize_params *params, const fg_queue *queue, fg_error *error) {
+    const fg_tensor &x = params->x, &q = params->q;
+    const int rows_axis = q.ndim - 2;
+    const auto step = [](const fg_tensor &tensor, int axis) {
+        return tensor.shape[axis] == 1 ? 0 : tensor.strides[axis];
+    };
     QuantizeArgs args = {};
-    args.x = params->x.data;
-    args.q = static_cast<uint8_t *>(params->q.data);
-    args.rows = params->x.shape[0];
-    args.columns = params->x.shape[1];
-    args.x_stride = params->x.strides[0];
-    args.q_stride = params->q.strides[0];
-    args.e5m2 = params->q.dtype == FG_FLOAT8_E5M2;
+    args.x = x.data;
+    args.q = static_cast<uint8_t *>(q.data);
+    args.rows = q.shape[rows_axis];
+    args.columns = q.shape[rows_axis + 1];
+    args.x_stride = step(x, rows_axis);
+    args.q_stride = step(q, rows_axis);
+    if (q.ndim == 3) {
+        args.x_group_stride = step(x, 0);
+        args.q_group_stride = step(q, 0);
+    }
+    args.e5m2 = q.dtype == FG_FLOAT8_E5M2;
     args.scale_given = params->scale_given;
     args.scale = static_cast<float *>(params->scale.data);
     args.amax_bits = static_cast<uint32_t *>(params->workspace.data);
@@ -233,8 +352,17 @@ fg_status quantize_as(const fg_quantize_params *params, const fg_queue *queue, f
     if (status != FG_OK) return status;
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
-    if (params->kind == FG_SCALE_TENSOR) return quantize_tensor<T>(args, stream_of(queue), num_sms, error);
-    return args.rows > 0 ? quantize_rows<T>(args, stream_of(queue), error) : FG_OK;
+    const cudaStream_t stream = stream_of(queue);
+    if (params->kind == FG_SCALE_TENSOR) return quantize_tensor<T, kSwiglu>(args, stream, num_sms, error);
+    if (params->kind == FG_SCALE_ROW) return quantize_rows<T, kSwiglu>(args, stream, error);
+    const int64_t groups = q.ndim == 3 ? q.shape[0] : 1;
+    return params->block_rows == 1 ? quantize_blocks<T, kSwiglu, false>(args, groups, stream, error)
+                                   : quantize_blocks<T, kSwiglu, true>(args, groups, stream, error);
+}
+
+template <typename T>
+fg_status quantize_from(const fg_quantize_params *params, const fg_queue *queue, fg_error *error) {
+    return params->swiglu ? quantize_as<T, true>(params, queue, error) : quantize_as<T, false>(params, queue, error);
 }
 
 }  // namespace
@@ -248,11 +376,11 @@ fg_status quantize_workspace(const fg_quantize_params *params, const fg_queue *q
 fg_status quantize(const fg_quantize_params *params, const fg_queue *queue, fg_error *error) {
     switch (params->x.dtype) {
         case FG_FLOAT32:
-            return quantize_as<float>(params, queue, error);
+            return quantize_from<float>(params, queue, error);
         case FG_FLOAT16:
-            return quantize_as<__half>(params, queue, error);
+            return quantize_from<__half>(params, queue, error);
         case FG_BFLOAT16:
-            return quantize_as<__nv_bfloat16>(params, queue, error);
+            return quantize_from<__nv_bfloat16>(params, queue, error);
         default:
             return fg_fail(error, FG_ERROR_TYPE, "x: expected float32, float16 or bfloat16, got %s",
                            fg_dtype_name(params->x.dtype));

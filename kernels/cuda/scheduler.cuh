@@ -1,127 +1,174 @@
 /*
- * From a tile number to an output tile, for the dense and the m-grouped ragged layout.
+ * From a tile number to an output tile, for every layout of groups.
  *
- * The grid is sized on the host, which never sees the offsets: G groups that share M rows need at most
- * (M + min(G, M) * (block_m - 1)) / block_m row tiles. Who needs a row tile scans the offsets for it, a whole block for
- * its only tile or one warp for all tiles of a persistent block, and stops when the groups have fewer. Offsets are clamped into 0..M and replaced by their running maximum, which makes groups
- * disjoint and keeps the bound true for any content: a decreasing offset is an empty group.
+ * The grid is sized on the host, which never sees what the groups hold: G groups that share a length L need at most
+ * (L + min(G, L) * (block - 1)) / block tiles along it, and masked ones G * ceil(L / block). Tiles are numbered along
+ * the axis that is grouped, the major one, and across it. Who works on a tile looks for its group, a warp scanning 32
+ * groups at a time, and stops when the groups have fewer tiles. Offsets are clamped into 0..L and replaced by their
+ * running maximum, which makes groups disjoint and keeps the bound true for any content: a decreasing offset is an
+ * empty group.
  */
 #pragma once
 
+#include "../plan.h"
 #include "common.cuh"
 
 namespace flexgemm {
 
-struct GroupOffsets {
-    const void *data; /* int32 or int64 on the device; NULL when dense */
-    int64_t groups;
-    bool wide;      /* int64 */
-    bool has_begin; /* groups + 1 bounds rather than groups ends */
+enum class Grouping : int32_t {
+    kNone,    /* one group */
+    kUniform, /* each group has the whole length, its own tiles behind those of the group before */
+    kSizes,   /* each has the first data[g] of the length */
+    kOffsets, /* groups share the length */
+    kIndices, /* they share it, and data[i] is the group of element i, the same throughout a tile, then perhaps -1 */
 };
 
-inline GroupOffsets make_group_offsets(const fg_gemm_params &params) {
-    if (params.layout != FG_GEMM_M_GROUPED) return {};
-    const int64_t groups = params.b.shape[0];
-    return {params.offsets.data, groups, params.offsets.dtype == FG_INT64, params.offsets.shape[0] == groups + 1};
+/* G ends or G + 1 bounds on the device; NULL: there are none. */
+struct Offsets {
+    const void *data;
+    bool wide; /* int64 */
+    bool has_begin;
+};
+
+struct GroupedAxis {
+    Grouping grouping;
+    Offsets data; /* also sizes and indices */
+    int64_t groups, length;
+};
+
+/* The tiles of a product, for both families. */
+struct TileSpace {
+    GroupedAxis major;
+    bool major_is_columns;
+    int64_t minor_length;
+    int64_t major_tiles, minor_tiles; /* set for a tile shape; the major ones a bound */
+    int64_t k_bytes, element_bytes;
+    Offsets k_offsets;      /* of groups along K */
+    Offsets weight_indices; /* `has_begin` has no meaning */
+    int64_t weights;
+};
+
+/* Rows [row, row_end) and columns [column, column_end) of a group, of which a tile takes the first block_m and block_n;
+ * `weight` is the matrix of B; bytes [k_begin, k_end) of K. */
+struct OutputTile {
+    int64_t row, row_end, column, column_end, group, weight, k_begin, k_end;
+};
+
+/* ---- host ---- */
+
+inline Offsets make_offsets(const fg_tensor &tensor, int64_t groups) {
+    return {tensor.data, tensor.dtype == FG_INT64, tensor.shape[0] == groups + 1};
 }
 
-/* Rows begin .. end - 1 of `group`; a tile takes at most block_m of them from `begin`. begin == end: no tile. */
-struct RowTile {
+inline TileSpace make_tile_space(const fg_gemm_params &params) {
+    const fg_gemm_shape shape = fg_gemm_shape_of(&params);
+    TileSpace space = {};
+    space.major_is_columns = params.layout == FG_GEMM_N_GROUPED;
+    space.major.length = space.major_is_columns ? shape.n : shape.m;
+    space.major.groups = shape.groups;
+    space.minor_length = space.major_is_columns ? shape.m : shape.n;
+    space.element_bytes = static_cast<int64_t>(fg_dtype_size(params.a.dtype));
+    space.k_bytes = shape.k * space.element_bytes;
+    const Offsets data = params.grouping.present ? make_offsets(params.grouping, shape.groups) : Offsets{};
+    switch (params.layout) {
+        case FG_GEMM_M_GROUPED:
+        case FG_GEMM_N_GROUPED:
+            space.major.grouping = Grouping::kOffsets;
+            space.major.data = data;
+            break;
+        case FG_GEMM_M_GROUPED_MASKED:
+            space.major.grouping = Grouping::kSizes;
+            space.major.data = data;
+            break;
+        case FG_GEMM_M_GROUPED_CONTIGUOUS:
+            space.major.grouping = Grouping::kIndices;
+            space.major.data = data;
+            break;
+        case FG_GEMM_K_GROUPED:
+            space.k_offsets = data;
+            space.major.grouping = Grouping::kUniform;
+            break;
+        case FG_GEMM_BATCHED:
+            space.major.grouping = Grouping::kUniform;
+            break;
+        default:
+            space.major.grouping = Grouping::kNone;
+    }
+    if (params.weight_indices.present) {
+        space.weight_indices = make_offsets(params.weight_indices, shape.groups);
+        space.weights = params.b.shape[0];
+    }
+    return space;
+}
+
+inline void set_tiles(TileSpace &space, int block_m, int block_n) {
+    const int64_t block = space.major_is_columns ? block_n : block_m, length = space.major.length;
+    const int64_t groups = space.major.groups, nonempty = groups < length ? groups : length;
+    switch (space.major.grouping) {
+        case Grouping::kOffsets:
+            space.major_tiles = (length + nonempty * (block - 1)) / block;
+            break;
+        case Grouping::kUniform:
+        case Grouping::kSizes:
+            space.major_tiles = groups * ceil_div<int64_t>(length, block);
+            break;
+        default:
+            space.major_tiles = ceil_div<int64_t>(length, block);
+    }
+    space.minor_tiles = ceil_div<int64_t>(space.minor_length, space.major_is_columns ? block_m : block_n);
+}
+
+/* ---- groups ---- */
+
+/* Elements begin .. end - 1 of `group`; a tile takes at most a block of them from `begin`. begin == end: no tile. */
+struct MajorTile {
     int64_t begin, end, group;
 };
 
-inline int64_t max_row_tiles(int64_t m, int64_t groups, int block_m) {
-    const int64_t nonempty = groups < m ? groups : m;
-    return (m + nonempty * (block_m - 1)) / block_m;
-}
-
-/* Bound i of groups + 1. */
-__device__ __forceinline__ int64_t group_bound(const GroupOffsets &offsets, int64_t i, int64_t m) {
-    if (!offsets.has_begin && i == 0) return 0;
-    const int64_t at = offsets.has_begin ? i : i - 1;
-    const int64_t bound =
-        offsets.wide ? static_cast<const int64_t *>(offsets.data)[at] : static_cast<const int32_t *>(offsets.data)[at];
-    return bound < 0 ? 0 : bound > m ? m : bound;
-}
-
-/* Row tile `target` of the ragged layout, found by the whole block: kThreads groups at a time, a running maximum over
- * their ends and a running sum over their tiles. */
-template <int kThreads, int kBlockM>
-__device__ RowTile find_row_tile(const GroupOffsets &offsets, int64_t m, int64_t target) {
-    constexpr int kWarps = kThreads / 32;
-    __shared__ int64_t warp_end[kWarps];
-    __shared__ int64_t warp_tiles[kWarps];
-    __shared__ RowTile found;
-
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (threadIdx.x == 0) found = {0, 0, 0};
-
-    int64_t reached = group_bound(offsets, 0, m); /* end of all groups so far */
-    int64_t counted = 0;                          /* their tiles */
-    for (int64_t base = 0; base < offsets.groups && counted <= target; base += kThreads) {
-        const int64_t group = base + threadIdx.x;
-        int64_t end = group < offsets.groups ? group_bound(offsets, group + 1, m) : 0;
-        for (int distance = 1; distance < 32; distance *= 2) {
-            const int64_t other = __shfl_up_sync(0xffffffffu, end, distance);
-            if (lane >= distance && other > end) end = other;
-        }
-        if (lane == 31) warp_end[warp] = end;
-        int64_t begin = __shfl_up_sync(0xffffffffu, end, 1);
-        if (lane == 0) begin = 0;
-        __syncthreads();
-
-        int64_t before = reached; /* end of the groups of earlier warps */
-        for (int w = 0; w < kWarps; ++w) {
-            if (w < warp && warp_end[w] > before) before = warp_end[w];
-            if (warp_end[w] > reached) reached = warp_end[w];
-        }
-        if (begin < before) begin = before;
-        if (end < before) end = before;
-
-        const int64_t tiles = ceil_div<int64_t>(end - begin, kBlockM);
-        int64_t inclusive = tiles;
-        for (int distance = 1; distance < 32; distance *= 2) {
-            const int64_t other = __shfl_up_sync(0xffffffffu, inclusive, distance);
-            if (lane >= distance) inclusive += other;
-        }
-        if (lane == 31) warp_tiles[warp] = inclusive;
-        __syncthreads();
-
-        int64_t first = counted + inclusive - tiles; /* this group's first tile */
-        for (int w = 0; w < kWarps; ++w) {
-            if (w < warp) first += warp_tiles[w];
-            counted += warp_tiles[w];
-        }
-        if (first <= target && target < first + tiles) found = {begin + (target - first) * kBlockM, end, group};
-    }
-    __syncthreads();
-    return found;
-}
-
-/* Groups before `group` end at row `reached` and have `counted` row tiles. */
+/* Groups before `group` end at `reached` and have `counted` tiles. */
 struct GroupCursor {
     int64_t group, reached, counted;
 };
 
-/* The same, found by one warp, from the cursor on. The cursor moves on over groups that lie before row tile `kept`, the
- * lowest that will still be asked for; when there is no such row tile, `total` becomes the number of all. */
-template <int kBlockM>
-__device__ RowTile find_row_tile(const GroupOffsets &offsets, int64_t m, int64_t target, int64_t kept,
-                                 GroupCursor &cursor, int64_t &total) {
-    const int lane = threadIdx.x % 32;
-    GroupCursor at = cursor;
-    while (at.group < offsets.groups) {
-        const int64_t group = at.group + lane;
-        int64_t end = group < offsets.groups ? group_bound(offsets, group + 1, m) : 0;
-        for (int distance = 1; distance < 32; distance *= 2) {
-            const int64_t other = __shfl_up_sync(0xffffffffu, end, distance);
-            if (lane >= distance && other > end) end = other;
-        }
-        int64_t begin = __shfl_up_sync(0xffffffffu, end, 1);
-        if (lane == 0 || begin < at.reached) begin = at.reached;
-        if (end < at.reached) end = at.reached;
+__device__ __forceinline__ int64_t integer_at(const Offsets &data, int64_t i) {
+    return data.wide ? static_cast<const int64_t *>(data.data)[i] : static_cast<const int32_t *>(data.data)[i];
+}
 
-        const int64_t tiles = ceil_div<int64_t>(end - begin, kBlockM);
+__device__ __forceinline__ int64_t clamp_into(int64_t value, int64_t length) {
+    return value < 0 ? 0 : value > length ? length : value;
+}
+
+/* Bound i of groups + 1. */
+__device__ __forceinline__ int64_t group_bound(const Offsets &offsets, int64_t i, int64_t length) {
+    if (!offsets.has_begin && i == 0) return 0;
+    return clamp_into(integer_at(offsets, offsets.has_begin ? i : i - 1), length);
+}
+
+/* Major tile `target`, from the cursor on, by one warp. The cursor moves on over groups that lie before tile `kept`, the
+ * lowest that will still be asked for; when there is no such tile, `total` becomes the number of all. */
+template <int kBlock>
+__device__ MajorTile scan_groups(const GroupedAxis &axis, int64_t target, int64_t kept, GroupCursor &cursor,
+                                 int64_t &total) {
+    const int lane = threadIdx.x % 32;
+    const bool shared_length = axis.grouping == Grouping::kOffsets;
+    GroupCursor at = cursor;
+    while (at.group < axis.groups) {
+        const int64_t group = at.group + lane;
+        int64_t begin = 0, end = 0;
+        if (shared_length) {
+            if (group < axis.groups) end = group_bound(axis.data, group + 1, axis.length);
+            for (int distance = 1; distance < 32; distance *= 2) {
+                const int64_t other = __shfl_up_sync(0xffffffffu, end, distance);
+                if (lane >= distance && other > end) end = other;
+            }
+            begin = __shfl_up_sync(0xffffffffu, end, 1);
+            if (lane == 0 || begin < at.reached) begin = at.reached;
+            if (end < at.reached) end = at.reached;
+        } else if (group < axis.groups) {
+            end = clamp_into(integer_at(axis.data, group), axis.length);
+        }
+
+        const int64_t tiles = ceil_div<int64_t>(end - begin, kBlock);
         int64_t inclusive = tiles;
         for (int distance = 1; distance < 32; distance *= 2) {
             const int64_t other = __shfl_up_sync(0xffffffffu, inclusive, distance);
@@ -131,7 +178,7 @@ __device__ RowTile find_row_tile(const GroupOffsets &offsets, int64_t m, int64_t
         const unsigned found = __ballot_sync(0xffffffffu, first <= target && target < first + tiles);
         if (found) {
             const int owner = __ffs(static_cast<int>(found)) - 1;
-            return {__shfl_sync(0xffffffffu, begin + (target - first) * kBlockM, owner),
+            return {__shfl_sync(0xffffffffu, begin + (target - first) * kBlock, owner),
                     __shfl_sync(0xffffffffu, end, owner), at.group + owner};
         }
         at = {at.group + 32, __shfl_sync(0xffffffffu, end, 31), __shfl_sync(0xffffffffu, first + tiles, 31)};
@@ -141,21 +188,102 @@ __device__ RowTile find_row_tile(const GroupOffsets &offsets, int64_t m, int64_t
     return {0, 0, 0};
 }
 
-/* Tiles in bands of kBandRows row tiles, down the rows of a band first: blocks that run together share a few rows of
- * A and a few rows of B, which L2 then holds. */
-constexpr int64_t kBandRows = 8;
-
-__device__ __forceinline__ int64_t first_row_of_band(int64_t tile, int64_t column_tiles) {
-    return tile / (kBandRows * column_tiles) * kBandRows;
+/* The elements from the begin of tile `target` on that have the index of its first one, by one warp. */
+template <int kBlock>
+__device__ MajorTile read_indices(const GroupedAxis &axis, int64_t target) {
+    MajorTile tile = {target * kBlock, target * kBlock, integer_at(axis.data, target * kBlock)};
+    if (tile.group < 0 || tile.group >= axis.groups) return tile;
+    for (int read = 0; read < kBlock; read += 32) {
+        const int64_t i = target * kBlock + read + threadIdx.x % 32;
+        const unsigned own = __ballot_sync(0xffffffffu, i < axis.length && integer_at(axis.data, i) == tile.group);
+        if (own != 0xffffffffu) {
+            tile.end += __ffs(static_cast<int>(~own)) - 1;
+            break;
+        }
+        tile.end += 32;
+    }
+    return tile;
 }
 
-__device__ __forceinline__ void rasterise(int64_t tile, int64_t row_tiles, int64_t column_tiles, int64_t *row,
-                                          int64_t *column) {
-    const int64_t first_row = first_row_of_band(tile, column_tiles);
-    const int64_t rows = row_tiles - first_row < kBandRows ? row_tiles - first_row : kBandRows;
-    const int64_t within = tile - first_row * column_tiles;
-    *row = first_row + within % rows;
-    *column = within / rows;
+/* ---- tiles ---- */
+
+/* Tiles in bands of kBandTiles major tiles, along the major axis of a band first: blocks that run together share a few
+ * rows of A and a few rows of B, which L2 then holds. */
+constexpr int64_t kBandTiles = 8;
+
+__device__ __forceinline__ int64_t first_of_band(int64_t tile, int64_t minor_tiles) {
+    return tile / (kBandTiles * minor_tiles) * kBandTiles;
 }
+
+__device__ __forceinline__ void rasterise(int64_t tile, int64_t major_tiles, int64_t minor_tiles, int64_t *major,
+                                          int64_t *minor) {
+    const int64_t first = first_of_band(tile, minor_tiles);
+    const int64_t height = major_tiles - first < kBandTiles ? major_tiles - first : kBandTiles;
+    const int64_t within = tile - first * minor_tiles;
+    *major = first + within % height;
+    *minor = within / height;
+}
+
+/* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. */
+template <int kBlockM, int kBlockN>
+class TileWalk {
+public:
+    __device__ __forceinline__ TileWalk(const TileSpace &space, int64_t tile, int64_t step)
+        : space_(space), tile_(tile), step_(step), major_tiles_(space.major_tiles) {
+        if (space.major.grouping == Grouping::kOffsets)
+            cursor_.reached = group_bound(space.major.data, 0, space.major.length);
+    }
+
+    /* The next tile that has rows and columns; false: there are no more. */
+    __device__ __forceinline__ bool next(OutputTile &out) {
+        for (; tile_ < space_.major_tiles * space_.minor_tiles; tile_ += step_) {
+            const int64_t band = first_of_band(tile_, space_.minor_tiles);
+            if (band >= major_tiles_) return false;
+            int64_t major, minor;
+            rasterise(tile_, space_.major_tiles, space_.minor_tiles, &major, &minor);
+            if (major >= major_tiles_) continue;
+            const MajorTile own = space_.major_is_columns ? find<kBlockN>(major, band) : find<kBlockM>(major, band);
+            if (own.begin >= own.end || !set(out, own, minor)) continue;
+            tile_ += step_;
+            return true;
+        }
+        return false;
+    }
+
+private:
+    template <int kBlock>
+    __device__ __forceinline__ MajorTile find(int64_t major, int64_t band) {
+        const GroupedAxis &axis = space_.major;
+        if (axis.grouping == Grouping::kNone) return {major * kBlock, axis.length, 0};
+        if (axis.grouping == Grouping::kIndices) return read_indices<kBlock>(axis, major);
+        if (axis.grouping == Grouping::kUniform) {
+            const int64_t tiles = ceil_div<int64_t>(axis.length, kBlock);
+            return {major % tiles * kBlock, axis.length, major / tiles};
+        }
+        return scan_groups<kBlock>(axis, major, band, cursor_, major_tiles_);
+    }
+
+    __device__ __forceinline__ bool set(OutputTile &out, const MajorTile &own, int64_t minor) {
+        if (space_.major_is_columns)
+            out = {minor * kBlockM, space_.minor_length, own.begin, own.end};
+        else
+            out = {own.begin, own.end, minor * kBlockN, space_.minor_length};
+        out.group = out.weight = own.group;
+        out.k_end = space_.k_bytes;
+        if (space_.k_offsets.data) {
+            const int64_t k = space_.k_bytes / space_.element_bytes;
+            out.k_begin = group_bound(space_.k_offsets, own.group, k) * space_.element_bytes;
+            out.k_end = group_bound(space_.k_offsets, own.group + 1, k) * space_.element_bytes;
+            if (out.k_end < out.k_begin) out.k_end = out.k_begin;
+        }
+        if (space_.weight_indices.data == nullptr) return true;
+        out.weight = integer_at(space_.weight_indices, own.group);
+        return out.weight >= 0 && out.weight < space_.weights;
+    }
+
+    const TileSpace &space_;
+    int64_t tile_, step_, major_tiles_;
+    GroupCursor cursor_ = {};
+};
 
 }  // namespace flexgemm

@@ -70,8 +70,8 @@ bool deadlock;
 char *stack_of(size_t index) {
     static std::vector<char *> stacks;
     while (stacks.size() <= index) {
-        void *memory = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                            -1, 0);
+        void *memory =
+            mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) abort();
         mprotect(memory, 4096, PROT_NONE);
         stacks.push_back(static_cast<char *>(memory));
@@ -276,7 +276,8 @@ std::string deadlock_report() {
                 if (!(warp.exited >> lane & 1)) {
                     Thread &thread = *warp.threads[lane];
                     char text[256];
-                    std::snprintf(text, sizeof text, thread.waits_for, thread.number[0], thread.number[1], thread.number[2]);
+                    std::snprintf(text, sizeof text, thread.waits_for, thread.number[0], thread.number[1],
+                                  thread.number[2]);
                     waits[text + (" at " + source_line(thread.where))] |= 1u << lane;
                 }
             for (const auto &[text, lanes] : waits)
@@ -399,7 +400,7 @@ void prepare_block(Run &run, size_t rank, uint3 index) {
         Thread &thread = *run.threads[rank * count + i];
         block.threads[i] = &thread;
         thread.place = {static_cast<unsigned int>(i % size.x), static_cast<unsigned int>(i / size.x % size.y),
-                         static_cast<unsigned int>(i / size.x / size.y)};
+                        static_cast<unsigned int>(i / size.x / size.y)};
         thread.in = &block;
         thread.warp = &block.warps[i / 32];
         thread.lane = static_cast<int>(i % 32);
@@ -430,8 +431,9 @@ bool run_cluster(uint64_t first) {
     const dim3 grid = config->grid;
     for (uint32_t rank = 0; rank < config->cluster; ++rank) {
         const uint64_t index = first + rank;
-        prepare_block(run, rank, {static_cast<unsigned int>(index % grid.x), static_cast<unsigned int>(index / grid.x % grid.y),
-                                  static_cast<unsigned int>(index / grid.x / grid.y)});
+        prepare_block(run, rank,
+                      {static_cast<unsigned int>(index % grid.x), static_cast<unsigned int>(index / grid.x % grid.y),
+                       static_cast<unsigned int>(index / grid.x / grid.y)});
         cluster->blocks.push_back(run.blocks[rank].get());
     }
     running = &cluster->blocks[0]->warps[0];
@@ -541,7 +543,9 @@ uint64_t named_barrier(uint32_t id, uint32_t threads, int predicate, bool wait_f
         barrier.predicates = 0;
         wake_all(barrier.waiting);
     }
-    if (wait_for_it) wait("barrier %llu, at which %llu of %llu threads had arrived", id, barrier.arrived, threads ? threads : block.live);
+    if (wait_for_it)
+        wait("barrier %llu, at which %llu of %llu threads had arrived", id, barrier.arrived,
+             threads ? threads : block.live);
     return thread.result;
 }
 
@@ -632,7 +636,8 @@ cudaError_t launch(const Config &given, const Body &kernel) {
 Config config_of(const cudaLaunchConfig_t &launch) {
     Config result = {"cudaLaunchKernelEx", launch.gridDim, launch.blockDim, launch.dynamicSmemBytes, 1, nullptr};
     for (unsigned int i = 0; i < launch.numAttrs; ++i)
-        if (launch.attrs[i].id == cudaLaunchAttributeClusterDimension) result.cluster = launch.attrs[i].val.clusterDim.x;
+        if (launch.attrs[i].id == cudaLaunchAttributeClusterDimension)
+            result.cluster = launch.attrs[i].val.clusterDim.x;
     return result;
 }
 

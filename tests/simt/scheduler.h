@@ -35,10 +35,10 @@ struct Thread {
     Warp *warp;
     int lane, index; /* within the warp, the block */
 
-    const void *where;       /* return address of what it called last: for reports */
-    const char *waits_for;   /* the same: a format and its numbers */
+    const void *where;     /* return address of what it called last: for reports */
+    const char *waits_for; /* the same: a format and its numbers */
     unsigned long long number[3];
-    uint32_t mask;          /* of the warp_collective it waits in */
+    uint32_t mask; /* of the warp_collective it waits in */
     Combine combine;
     void *item;
     const void *how;
@@ -96,7 +96,7 @@ struct Block {
     };
     std::vector<Written> written; /* from address 0 on; empty before the first */
 
-    char *at(uint32_t address, size_t bytes); /* where shared memory lies; fails outside */
+    char *at(uint32_t address, size_t bytes);       /* where shared memory lies; fails outside */
     uint32_t address_of(const void *pointer) const; /* the other way; 0 outside */
 };
 constexpr int32_t kCopyEngine = -1;
@@ -107,10 +107,10 @@ enum class Timing { kEager, kLazy, kMixed }; /* of what is asynchronous: at once
 
 struct Cluster {
     std::vector<Block *> blocks;
-    std::vector<TensorCopy> pending;  /* TMA copies under way */
-    std::vector<Thread *> arriving;   /* threads whose copies end in an arrival */
-    uint32_t arrived;                 /* at the barrier of the cluster */
-    std::vector<Thread *> waiting;    /* there */
+    std::vector<TensorCopy> pending; /* TMA copies under way */
+    std::vector<Thread *> arriving;  /* threads whose copies end in an arrival */
+    uint32_t arrived;                /* at the barrier of the cluster */
+    std::vector<Thread *> waiting;   /* there */
     size_t live;
     uint64_t clock;
     uint64_t random_state;

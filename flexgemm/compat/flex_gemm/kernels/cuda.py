@@ -1,0 +1,92 @@
+"""flex_gemm.kernels.cuda: the functions behind a neighbour cache, on the CPU too.
+
+Maps are (N, V) uint32, 0xffffffff where there is no neighbour.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from flexgemm.voxel import neighbor_map
+
+NONE = 0xFFFFFFFF
+
+
+def unsigned(nmap: torch.Tensor) -> torch.Tensor:
+    """flexgemm's map (V, N) int32 as (N, V) uint32."""
+    return nmap.t().contiguous().view(torch.uint32)
+
+
+def hashmap_build_submanifold_conv_neighbour_map(
+    hashmap_keys: torch.Tensor,
+    hashmap_vals: torch.Tensor,
+    coords: torch.Tensor,
+    W: int,
+    H: int,
+    D: int,
+    Kw: int,
+    Kh: int,
+    Kd: int,
+    Dw: int,
+    Dh: int,
+    Dd: int,
+) -> torch.Tensor:
+    """(N, V) uint32. The table's memory is not used."""
+    batch = min(2**31 - 1, (2**63 - 1) // (W * H * D))  # any batch index
+    return unsigned(neighbor_map(coords, (batch, W, H, D), (Kw, Kh, Kd), (Dw, Dh, Dd)).map)
+
+
+def neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd(
+    neighbor_map: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """gray_code (N) int32: bit v is set where there is a neighbour at v; sorted_idx (N) int64: the rows, sorted by the
+    place of that code in the Gray sequence. V up to 32."""
+    rows, volume = neighbor_map.shape
+    if volume > 32:
+        raise ValueError(f"neighbor_map: expected V up to 32, the bits of a code, got {volume}")
+    present = neighbor_map.view(torch.int32) != -1
+    bits = torch.arange(volume, device=present.device)
+    gray_code = (present << bits).sum(1)
+    # Each bit of the place is the parity of the bits of the code from there up.
+    parity = present.flip(1).cumsum(1).flip(1) & 1
+    sorted_idx = torch.argsort(
+        (parity << bits).sum(1).to(torch.int32), stable=True
+    )  # int32, as the codes of V = 32 are
+    return gray_code.to(torch.int32), sorted_idx
+
+
+def neighbor_map_post_process_for_masked_implicit_gemm_1(
+    neighbor_map: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """gray_code and sorted_idx, and the pairs of neighbours by offset, uint32: valid_signal_i, their inputs,
+    valid_signal_o, their outputs, and valid_signal_seg (V + 1), where the pairs of each offset begin."""
+    gray_code, sorted_idx = neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd(neighbor_map)
+    by_offset = neighbor_map.view(torch.int32).t()
+    present = by_offset != -1
+    outputs = present.nonzero()[:, 1].to(torch.int32)
+    segments = torch.nn.functional.pad(present.sum(1).cumsum(0), (1, 0)).to(torch.int32)
+    pairs = by_offset[present], outputs, segments
+    inputs, outputs, segments = (x.contiguous().view(torch.uint32) for x in pairs)
+    return gray_code, sorted_idx, inputs, outputs, segments
+
+
+def neighbor_map_post_process_for_masked_implicit_gemm_2(
+    gray_code: torch.Tensor, sorted_idx: torch.Tensor, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The offsets that each block of sorted rows has neighbours at, one after the other, and where those of each block
+    begin; both int32."""
+    blocks = -(-len(gray_code) // block_size)
+    codes = gray_code[sorted_idx]
+    codes = torch.nn.functional.pad(codes, (0, blocks * block_size - len(codes))).view(blocks, block_size)
+    bits = torch.arange(32, device=codes.device)
+    present = (codes[..., None] >> bits & 1).any(1) if blocks else codes.new_zeros((0, 32), dtype=torch.bool)
+    segments = torch.nn.functional.pad(present.sum(1).cumsum(0), (1, 0))
+    return present.nonzero()[:, 1].to(torch.int32), segments.to(torch.int32)
+
+
+__all__ = [
+    "hashmap_build_submanifold_conv_neighbour_map",
+    "neighbor_map_post_process_for_masked_implicit_gemm_1",
+    "neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd",
+    "neighbor_map_post_process_for_masked_implicit_gemm_2",
+]

@@ -1,0 +1,5 @@
+"""flex_gemm.kernels.triton.spconv."""
+
+from flexgemm.compat.flex_gemm.kernels.triton.spconv import config
+
+__all__ = ["config"]

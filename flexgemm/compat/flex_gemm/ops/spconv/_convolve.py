@@ -1,0 +1,111 @@
+"""What both convolutions share: their settings, their calls, and the cache that stands for a NeighborMap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+
+import flexgemm.torch
+from flexgemm.compat.flex_gemm.kernels import cuda
+from flexgemm.compat.flex_gemm.kernels.triton.spconv import config
+from flexgemm.compat.flex_gemm.ops import spconv
+from flexgemm.voxel import NeighborMap
+
+Triple = Sequence[int]
+
+
+def grid_of(shape: Sequence[int]) -> tuple[int, int, int, int]:
+    """(B, W, H, D) of (B, C, W, H, D)."""
+    if len(shape) != 5:
+        raise ValueError(f"shape: expected (B, C, W, H, D), got {tuple(shape)}")
+    b, _, w, h, d = shape
+    return b, w, h, d
+
+
+def expect_algorithm() -> None:
+    known = [value for name, value in vars(spconv.Algorithm).items() if name.isupper()]
+    if spconv.ALGORITHM not in known:
+        raise ValueError(f"ALGORITHM: expected one of {known}, got {spconv.ALGORITHM!r}")
+
+
+def forward(feats: torch.Tensor, nmap: NeighborMap, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The convolution, recorded by autograd; in the dtype of its arguments under torch.autocast too."""
+    precision = "tf32" if config.allow_tf32 else "ieee"
+    with torch.autocast(feats.device.type, enabled=False):
+        return flexgemm.torch.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, precision=precision)
+
+
+def backward(
+    grad_output: torch.Tensor,
+    feats: torch.Tensor,
+    nmap: NeighborMap,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of what requires one."""
+    needs = feats.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad
+    precision = "tf32" if config.allow_tf32 else "ieee"
+    with torch.no_grad():
+        return flexgemm.torch.sparse_conv3d_backward(
+            grad_output, feats, weight, neighbor_map=nmap, needs_grad=needs, precision=precision
+        )
+
+
+class NeighborCache:
+    """A NeighborMap, `nmap`, with what FlexGEMM derives from it under its own names, made when asked for.
+
+    As attributes and as items; valid_kernel_callback(block) and valid_kernel_seg_callback(block) too.
+    """
+
+    def __init__(self, nmap: NeighborMap) -> None:
+        self.nmap = nmap
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        setattr(self, key, value)
+
+    @cached_property
+    def neighbor_map(self) -> torch.Tensor:
+        return cuda.unsigned(self.nmap.map)
+
+    @cached_property
+    def _pairs(self) -> tuple[torch.Tensor, ...]:
+        return cuda.neighbor_map_post_process_for_masked_implicit_gemm_1(self.neighbor_map)
+
+    @cached_property
+    def _sorted(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return cuda.neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd(self.neighbor_map)
+
+    @property
+    def gray_code(self) -> torch.Tensor:
+        return self._sorted[0]
+
+    @property
+    def sorted_idx(self) -> torch.Tensor:
+        return self._sorted[1]
+
+    @property
+    def valid_signal_i(self) -> torch.Tensor:
+        return self._pairs[2]
+
+    @property
+    def valid_signal_o(self) -> torch.Tensor:
+        return self._pairs[3]
+
+    @property
+    def valid_signal_seg(self) -> torch.Tensor:
+        return self._pairs[4]
+
+    def valid_kernel_callback(self, block_size: int) -> torch.Tensor:
+        return self._blocks(block_size)[0]
+
+    def valid_kernel_seg_callback(self, block_size: int) -> torch.Tensor:
+        return self._blocks(block_size)[1]
+
+    def _blocks(self, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return cuda.neighbor_map_post_process_for_masked_implicit_gemm_2(self.gray_code, self.sorted_idx, block_size)

@@ -1,0 +1,131 @@
+"""flex_gemm.ops.spconv.sparse_conv3d."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+
+from flexgemm.compat.flex_gemm.kernels import cuda
+from flexgemm.compat.flex_gemm.ops import spconv
+from flexgemm.compat.flex_gemm.ops.spconv import _convolve as convolve
+from flexgemm.compat.flex_gemm.ops.spconv._convolve import NeighborCache, Triple
+from flexgemm.voxel import sparse_conv_map
+
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+class SparseConv3dNeighborCache(NeighborCache):
+    @cached_property
+    def neighbor_map_bwd(self) -> torch.Tensor:
+        """(N, V) uint32: the output that reads each input at each offset."""
+        return cuda.unsigned(self.nmap.transposed_map)
+
+
+class SparseConv3dFunction:
+    """The steps of `sparse_conv3d`."""
+
+    @staticmethod
+    def apply(
+        feats: torch.Tensor,
+        coords: torch.Tensor,
+        shape: Sequence[int],
+        neighbor_cache: SparseConv3dNeighborCache | None,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        out_coords: torch.Tensor | None = None,
+        stride: Triple = (1, 1, 1),
+        padding: Triple = (0, 0, 0),
+        dilation: Triple = (1, 1, 1),
+    ) -> tuple[torch.Tensor, torch.Tensor, SparseConv3dNeighborCache]:
+        if neighbor_cache is None:
+            how = weight.shape[1:4], stride, padding, dilation
+            neighbor_cache = SparseConv3dFunction._compute_neighbor_cache(coords, out_coords, shape, *how)
+        convolve.expect_algorithm()
+        nmap = neighbor_cache.nmap
+        return convolve.forward(feats, nmap, weight, bias), nmap.out_coords, neighbor_cache
+
+    @staticmethod
+    def _get_output_coords(
+        coords: torch.Tensor,
+        shape: Sequence[int],
+        kernel_size: Triple,
+        stride: Triple,
+        padding: Triple,
+        dilation: Triple,
+    ) -> torch.Tensor:
+        """(M, 4) int32: the outputs that any voxel reaches, sorted by [batch, x, y, z]."""
+        if spconv.SERIALIZATION_MODE != spconv.SerializationMode.BXYZ:
+            raise NotImplementedError("SERIALIZATION_MODE: only BXYZ")
+        grid, how = convolve.grid_of(shape), (tuple(x) for x in (kernel_size, stride, padding, dilation))
+        out_coords: torch.Tensor = sparse_conv_map(coords, grid, *how).out_coords
+        return out_coords
+
+    _get_output_coords_torch = _get_output_coords
+
+    @staticmethod
+    def _compute_neighbor_cache(
+        coords: torch.Tensor,
+        out_coords: torch.Tensor | None,
+        shape: Sequence[int],
+        kernel_size: Triple,
+        stride: Triple,
+        padding: Triple,
+        dilation: Triple,
+        needs_grad: bool = True,
+        is_out_coords_given: bool = True,
+    ) -> SparseConv3dNeighborCache:
+        """needs_grad, is_out_coords_given: accepted; every cache serves the backward pass."""
+        convolve.expect_algorithm()
+        grid, how = convolve.grid_of(shape), (tuple(x) for x in (kernel_size, stride, padding, dilation))
+        return SparseConv3dNeighborCache(sparse_conv_map(coords, grid, *how, out_coords=out_coords))
+
+    _compute_neighbor_cache_torch = _compute_neighbor_cache
+
+    @staticmethod
+    def _sparse_conv_forward(
+        feats: torch.Tensor,
+        neighbor_cache: SparseConv3dNeighborCache,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        convolve.expect_algorithm()
+        with torch.no_grad():
+            return convolve.forward(feats, neighbor_cache.nmap, weight, bias)
+
+    @staticmethod
+    def _sparse_conv_backward(
+        grad_output: torch.Tensor,
+        feats: torch.Tensor,
+        neighbor_cache: SparseConv3dNeighborCache,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> Gradients:
+        convolve.expect_algorithm()
+        return convolve.backward(grad_output, feats, neighbor_cache.nmap, weight, bias)
+
+
+def sparse_conv3d(
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    shape: Sequence[int],
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    neighbor_cache: SparseConv3dNeighborCache | None = None,
+    out_coords: torch.Tensor | None = None,
+    stride: Triple = (1, 1, 1),
+    padding: Triple = (0, 0, 0),
+    dilation: Triple = (1, 1, 1),
+) -> tuple[torch.Tensor, torch.Tensor, SparseConv3dNeighborCache]:
+    """Strided sparse convolution: output o reads the voxels at o * stride + k * dilation - padding.
+
+    feats: (N, Ci). coords: (N, 4) int32 [batch, x, y, z]. shape: (B, C, W, H, D). weight: (Co, Kw, Kh, Kd, Ci).
+    out_coords: (M, 4) int32, the outputs to compute; by default all that any voxel reaches.
+    neighbor_cache: what an earlier call on the same coordinates returned.
+
+    Returns (out (M, Co), out_coords, neighbor_cache).
+    """
+    return SparseConv3dFunction.apply(
+        feats, coords, shape, neighbor_cache, weight, bias, out_coords, stride, padding, dilation
+    )

@@ -1,0 +1,109 @@
+"""flex_gemm.ops.spconv.submanifold_conv3d."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flexgemm.compat.flex_gemm.ops.spconv import _convolve as convolve
+from flexgemm.compat.flex_gemm.ops.spconv._convolve import NeighborCache, Triple
+from flexgemm.voxel import NeighborMap, neighbor_map
+
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class SpConvConfig:
+    """A cache that changes no more, for torch.compile. splitk and algorithm are kept; flexgemm plans by itself."""
+
+    nmap: NeighborMap
+    splitk: int = 1
+    algorithm: str = "masked_implicit_gemm_splitk"
+
+
+class SubMConv3dNeighborCache(NeighborCache):
+    def freeze(self, splitk: int = 1, algorithm: str = "masked_implicit_gemm_splitk") -> SpConvConfig:
+        return SpConvConfig(self.nmap.freeze(), splitk, algorithm)
+
+
+class SubMConv3dFunction:
+    """The steps of `sparse_submanifold_conv3d`."""
+
+    @staticmethod
+    def apply(
+        feats: torch.Tensor,
+        coords: torch.Tensor,
+        shape: Sequence[int],
+        neighbor_cache: SubMConv3dNeighborCache | None,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        dilation: Triple = (1, 1, 1),
+    ) -> tuple[torch.Tensor, SubMConv3dNeighborCache]:
+        if neighbor_cache is None:
+            neighbor_cache = SubMConv3dFunction._compute_neighbor_cache(coords, shape, weight.shape[1:4], dilation)
+        convolve.expect_algorithm()
+        return convolve.forward(feats, neighbor_cache.nmap, weight, bias), neighbor_cache
+
+    @staticmethod
+    def _compute_neighbor_cache(
+        coords: torch.Tensor, shape: Sequence[int], kernel_size: Triple, dilation: Triple, needs_grad: bool = True
+    ) -> SubMConv3dNeighborCache:
+        """needs_grad: accepted; every cache serves the backward pass."""
+        convolve.expect_algorithm()
+        return SubMConv3dNeighborCache(
+            neighbor_map(coords, convolve.grid_of(shape), tuple(kernel_size), tuple(dilation))
+        )
+
+    _compute_neighbor_cache_torch = _compute_neighbor_cache
+
+    @staticmethod
+    def _sparse_submanifold_conv_forward(
+        feats: torch.Tensor,
+        neighbor_cache: SubMConv3dNeighborCache,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        convolve.expect_algorithm()
+        with torch.no_grad():
+            return convolve.forward(feats, neighbor_cache.nmap, weight, bias)
+
+    @staticmethod
+    def _sparse_submanifold_conv_backward(
+        grad_output: torch.Tensor,
+        feats: torch.Tensor,
+        neighbor_cache: SubMConv3dNeighborCache,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> Gradients:
+        convolve.expect_algorithm()
+        return convolve.backward(grad_output, feats, neighbor_cache.nmap, weight, bias)
+
+
+def sparse_submanifold_conv3d(
+    feats: torch.Tensor,
+    coords: torch.Tensor | None = None,
+    shape: Sequence[int] | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    neighbor_cache: SubMConv3dNeighborCache | None = None,
+    dilation: Triple = (1, 1, 1),
+    *,
+    config: SpConvConfig | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, SubMConv3dNeighborCache]:
+    """Submanifold convolution of the features of N voxels.
+
+    feats: (N, Ci). coords: (N, 4) int32 [batch, x, y, z]. shape: (B, C, W, H, D). weight: (Co, Kw, Kh, Kd, Ci).
+    neighbor_cache: what an earlier call on the same coordinates returned.
+    config: what `cache.freeze()` gave, in place of coords, shape, neighbor_cache and dilation; for torch.compile.
+
+    Returns (out (N, Co), neighbor_cache); with config only out.
+    """
+    if weight is None:
+        raise TypeError("weight: expected a tensor (Co, Kw, Kh, Kd, Ci), got None")
+    if config is not None:
+        return convolve.forward(feats, config.nmap, weight, bias)
+    if coords is None or shape is None:
+        raise TypeError("coords, shape: expected without config, got None")
+    return SubMConv3dFunction.apply(feats, coords, shape, neighbor_cache, weight, bias, dilation)

@@ -1,0 +1,77 @@
+"""Casts to FP8 with a scale per tensor, row or block.
+
+A quantised array stands for `q * scale`: scales multiply.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flexgemm import _C
+from flexgemm._arrays import Array, Stream, dtype_name, library_of
+from flexgemm.gemm import FP8
+
+
+# Rows of a block that shares a scale; its columns are 128.
+_BLOCK_ROWS = {"1x128": 1, "128x128": 128}
+_BLOCK_COLUMNS = 128
+
+
+def quantize(
+    x: Array,
+    dtype: Any = "float8_e4m3fn",
+    *,
+    granularity: str = "tensor",
+    scale: Array | None = None,
+    swiglu: bool = False,
+    device: str | None = None,
+    stream: Stream = None,
+) -> tuple[Array, Array]:
+    """Casts a matrix to FP8: q = saturate(x / scale), rounded to nearest even, NaN kept, so that x ~ q * scale.
+
+    x: (M, K) float32, float16 or bfloat16, or in blocks also (G, M, K); rows may be strided.
+    dtype: "float8_e4m3fn" (largest value 448) or "float8_e5m2" (57344), by name or as a dtype of NumPy or torch.
+    granularity: "tensor" for one scale, "row" for one per row, "1x128" and "128x128" for one per block of that many
+        rows and columns, of activations and of weights.
+    scale: float32, () or (1,) per tensor, (M,) per row, (..., M, K / 128) or (..., M / 128, K / 128) rounded up; by
+        default largest magnitude / largest FP8 value over the finite values that share it, 1 where that is 0.
+    swiglu: x (..., 2 K) holds gates in columns 2 j and what they gate in 2 j + 1; silu(gate) * up, in float32, is cast.
+    device: "cuda" or "cuda:1" computes NumPy arrays on a GPU. stream: instead of the library's current CUDA stream.
+
+    Returns (q (..., M, K), scale float32). q is uint8 where the library has no float8 (CuPy).
+    Raises TypeError and ValueError by argument name.
+    """
+    name = dtype_name(dtype, "dtype", FP8)
+    if granularity not in ("tensor", "row", *_BLOCK_ROWS):
+        raise ValueError(f"granularity: expected 'tensor', 'row', '1x128' or '128x128', got {granularity!r}")
+    block_rows = _BLOCK_ROWS.get(granularity, 0)
+    library = library_of(x, "x", device, stream)
+    x = library.rows(x, "x")
+    if len(x.shape) != 2 and not (block_rows and len(x.shape) == 3):
+        raise ValueError(f"x: expected (M, K){' or (G, M, K)' if block_rows else ''}, got {tuple(x.shape)}")
+    *lead, m, columns = x.shape
+    k = columns // 2 if swiglu else columns
+    shape: tuple[int, ...] = {"tensor": (), "row": (m,)}.get(granularity, ())
+    if block_rows:
+        shape = (*lead, -(-m // block_rows), -(-k // _BLOCK_COLUMNS))
+    if scale is None:
+        factors = library.empty(shape, "float32", x)
+    else:
+        factors = library.contiguous(scale, "scale")
+        expected = ((), (1,)) if granularity == "tensor" else (shape,)
+        if tuple(factors.shape) not in expected:
+            need = " or ".join(str(shape) for shape in expected)
+            raise ValueError(f"scale: expected {need} for granularity {granularity!r}, got {tuple(factors.shape)}")
+    q = library.empty((*lead, m, k), name, x)
+    _C.quantize(
+        x,
+        q,
+        factors,
+        scale_given=scale is not None,
+        dtype=name,
+        swiglu=swiglu,
+        block_rows=block_rows,
+        workspace=library.workspace,
+        stream=library.stream,
+    )
+    return library.result(q), library.result(factors) if scale is None else scale

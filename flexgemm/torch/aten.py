@@ -1,0 +1,214 @@
+"""flexgemm in place of torch's own scaled and grouped products, for programs that call those.
+
+    flexgemm.torch.aten.enable()            # from here on; disable() takes it back
+    with flexgemm.torch.aten.use(): ...     # only here
+
+torch._scaled_mm (scales per tensor or per row), torch._scaled_grouped_mm (scales per row) and torch._grouped_mm, in all
+four combinations of 2-D and 3-D operands, then run flexgemm's kernels wherever these read the operands as they are;
+what would need a copy, another scale, dtype or option goes to torch's own kernel, as before. Autograd, torch.compile
+and everything else above the kernels stay torch's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from flexgemm import gemm
+
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_HALF = (torch.float16, torch.bfloat16)
+_OUTPUTS = (torch.float32, *_HALF)
+
+_enabled: dict[str, torch.library.Library] = {}
+
+
+def enable(device_type: str = "cuda") -> None:
+    """Registers flexgemm for tensors of a kind of device, "cuda" or "cpu". A second call does nothing.
+
+    Raises RuntimeError before torch 2.10, which cannot hand out its own kernels.
+    """
+    if device_type not in ("cuda", "cpu"):
+        raise ValueError(f"device_type: expected 'cuda' or 'cpu', got {device_type!r}")
+    if not hasattr(torch.library, "get_kernel"):
+        raise RuntimeError(f"flexgemm.torch.aten: needs torch 2.10 or later, got {torch.__version__}")
+    if device_type in _enabled:
+        return
+    library, key = torch.library.Library("aten", "IMPL"), device_type.upper()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
+        for name, choose in _CHOICES.items():
+            library.impl(name, _override(name, key, choose), key, with_keyset=True)
+    _enabled[device_type] = library
+
+
+def disable(device_type: str = "cuda") -> None:
+    """Takes `enable` back."""
+    library = _enabled.pop(device_type, None)
+    if library is not None:
+        library._destroy()
+
+
+@contextmanager
+def use(device_type: str = "cuda") -> Iterator[None]:
+    """`enable` for the body of a with statement; where it was enabled already, it stays so."""
+    before = device_type in _enabled
+    enable(device_type)
+    try:
+        yield
+    finally:
+        if not before:
+            disable(device_type)
+
+
+def _override(name: str, key: str, choose: Callable[..., dict[str, Any] | None]) -> Callable[..., torch.Tensor]:
+    """The kernel of one operator: flexgemm's where `choose` gives a product, else torch's own."""
+    try:
+        own = torch.library.get_kernel(f"aten::{name}", key)
+    except RuntimeError:  # torch has none on this device
+        own = None
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        chosen = choose(*args, **kwargs)
+        if chosen is not None:
+            with torch.no_grad():  # autograd has recorded torch's operator
+                result: torch.Tensor = gemm.product(**chosen)
+            return result
+        if own is None:
+            raise NotImplementedError(f"torch.{name}: neither flexgemm nor torch computes these arguments on {key}")
+        result = own.call_boxed(keyset, *args, **kwargs)
+        return result
+
+    return kernel
+
+
+# ---- which calls flexgemm takes: the arguments of gemm.product for them, else None ----
+
+
+def scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    scale_result: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> dict[str, Any] | None:
+    """a (M, K), b (K, N); scales of one element, or (M, 1) and (1, N)."""
+    layout = _layout(a, b, None)
+    if layout != {"layout": "dense"} or not _is_fp8(a, b, out_dtype, scale_result) or not _are_scales(scale_a, scale_b):
+        return None
+    rows = scale_a.shape == (a.shape[0], 1) and scale_b.shape == (1, b.shape[1])
+    tensor = scale_a.numel() == scale_b.numel() == 1
+    if not (rows or tensor) or (bias is not None and bias.dtype not in (torch.float32, out_dtype)):
+        return None
+    scales = (scale_a.reshape(()), scale_b.reshape(())) if tensor else (scale_a[:, 0], scale_b[0])
+    return _product(layout, a, b, scales, bias, None, out_dtype, use_fast_accum)
+
+
+def scaled_grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    scale_result: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> dict[str, Any] | None:
+    """Scales per row: (rows of a) and (columns of b), a leading G for 3-D operands, flat (G * rows) for 2-D by 2-D."""
+    layout = _layout(a, b, offs)
+    out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
+    if layout is None or layout.get("b_row_major") or bias is not None:
+        return None
+    if not _is_fp8(a, b, out_dtype, scale_result) or not _are_scales(scale_a, scale_b):
+        return None
+    of_a, of_b = tuple(a.shape[:-1]), (*b.shape[:-2], b.shape[-1])
+    if layout["layout"] == "k_grouped":
+        of_a, of_b = (layout["groups"], *of_a), (layout["groups"], *of_b)
+    if scale_a.numel() != torch.Size(of_a).numel() or scale_b.numel() != torch.Size(of_b).numel():
+        return None
+    return _product(layout, a, b, (scale_a.reshape(of_a), scale_b.reshape(of_b)), None, offs, out_dtype, use_fast_accum)
+
+
+def grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> dict[str, Any] | None:
+    """bfloat16 or float16, all operands alike."""
+    layout = _layout(a, b, offs)
+    if layout is None or bias is not None or a.dtype not in _HALF or b.dtype is not a.dtype:
+        return None
+    out_dtype = a.dtype if out_dtype is None else out_dtype
+    return None if out_dtype not in _OUTPUTS else _product(layout, a, b, (None, None), None, offs, out_dtype, False)
+
+
+_CHOICES: dict[str, Callable[..., dict[str, Any] | None]] = {
+    "_scaled_mm": scaled_mm,
+    "_scaled_grouped_mm": scaled_grouped_mm,
+    "_grouped_mm": grouped_mm,
+}
+
+
+def _layout(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> dict[str, Any] | None:
+    """The layout of a product of a (..., M, K) and b (..., K, N) whose operands can be read as they are: K innermost,
+    or, where kernels of flexgemm read that, N innermost in b."""
+    axes = a.ndim, b.ndim
+    if axes not in ((2, 2), (2, 3), (3, 2), (3, 3)) or not _readable(a):
+        return None
+    names = {(2, 2): "k_grouped", (2, 3): "m_grouped", (3, 2): "n_grouped", (3, 3): "batched"}
+    name = "dense" if offs is None and axes == (2, 2) else names[axes]
+    if (offs is not None) != (name in ("k_grouped", "m_grouped", "n_grouped")):
+        return None
+    if offs is not None and (offs.ndim != 1 or offs.dtype is not torch.int32):
+        return None
+    if a.shape[-1] != b.shape[-2] or (axes == (3, 3) and a.shape[0] != b.shape[0]):
+        return None
+    groups = 0 if offs is None else offs.shape[0]
+    if axes in ((2, 3), (3, 2)) and groups != (b if axes == (2, 3) else a).shape[0]:
+        return None
+    layout: dict[str, Any] = {"layout": name}
+    if name == "k_grouped":
+        layout["groups"] = groups
+    if not _readable(b.mT):
+        if not _readable(b) or name not in ("dense", "batched", "m_grouped"):
+            return None
+        layout["b_row_major"] = True
+    return layout
+
+
+def _readable(x: torch.Tensor) -> bool:
+    """Whether rows lie one after another, each contiguous."""
+    return x.stride(-1) == 1 and all(stride >= size for stride, size in zip(x.stride(), x.shape[1:], strict=False))
+
+
+def _is_fp8(a: torch.Tensor, b: torch.Tensor, out_dtype: Any, scale_result: torch.Tensor | None) -> bool:
+    return a.dtype in _FP8 and b.dtype in _FP8 and out_dtype in _OUTPUTS and scale_result is None
+
+
+def _are_scales(*scales: torch.Tensor) -> bool:
+    return all(scale.dtype is torch.float32 for scale in scales)
+
+
+def _product(
+    layout: dict[str, Any],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scales: tuple[Any, Any],
+    bias: torch.Tensor | None,
+    offs: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    fast: bool,
+) -> dict[str, Any]:
+    factors = {"a": a, "b": b if layout.get("b_row_major") else b.mT, "scale_a": scales[0], "scale_b": scales[1]}
+    how = {"bias": bias, "offsets": offs, "out_dtype": out_dtype, "promote_every": None if fast else 128}
+    return layout | factors | how

@@ -1,0 +1,70 @@
+"""How an operation is recorded for autograd and torch.func: an autograd.Function out of three plain functions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from flexgemm._arrays import Stream, torch_scope
+from flexgemm.torch.dispatch import transformed
+
+
+def records(x: torch.Tensor, y: Any, z: Any) -> bool:
+    """Whether autograd or torch.func has to see an operation on these, of which y and z may be None."""
+    required = x.requires_grad or getattr(y, "requires_grad", False) or getattr(z, "requires_grad", False)
+    return (required and torch.is_grad_enabled()) or transformed()
+
+
+def on_stream(x: torch.Tensor, stream: Stream) -> Any:
+    """Autograd runs the backward pass on the stream that is current in the forward pass."""
+    return contextlib.nullcontext() if stream is None or not x.is_cuda else torch_scope(x, stream)
+
+
+def recorded(name: str, forward: Any, save: Any, backward: Any) -> Callable[..., Any]:
+    """forward(*args) as a Function whose context `save(ctx, args, result)` fills, unless it is None, and
+    `backward(ctx, *grads)` reads.
+
+    torch.func asks for forward and context apart, and torch then takes 10 us more for every call: two Functions.
+    """
+
+    def together(ctx: Any, *args: Any) -> Any:
+        result = forward(*args)
+        if save is not None:
+            save(ctx, args, result)
+        return result
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if save is not None:
+            save(ctx, inputs, output)
+
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        """One call for each element of the batch."""
+
+        def element(i: int) -> Any:
+            return apply(*(x.select(d, i) if type(d) is int else x for x, d in zip(args, in_dims, strict=True)))
+
+        results = [element(i) for i in range(info.batch_size)]
+        if isinstance(results[0], torch.Tensor):
+            return torch.stack(results), 0
+        stacked = tuple(None if x[0] is None else torch.stack(x) for x in zip(*results, strict=True))
+        return stacked, tuple(None if x is None else 0 for x in stacked)
+
+    plain = _function(name, forward=together, backward=backward)
+    apart = _function(name, forward=forward, setup_context=setup_context, backward=backward, vmap=vmap)
+
+    def apply(*args: Any) -> Any:
+        return (apart if transformed() else plain).apply(*args)
+
+    return apply
+
+
+def _function(name: str, **methods: Any) -> Any:
+    methods = {method: staticmethod(function) for method, function in methods.items()}
+    return type(name, (torch.autograd.Function,), methods)
+
+
+def no_gradient(ctx: Any, *gradients: Any) -> Any:
+    raise NotImplementedError("flexgemm: this operation is differentiable once; its gradient has no gradient")

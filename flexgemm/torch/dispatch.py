@@ -1,0 +1,58 @@
+"""How a call of flexgemm.torch goes: straight to the extension, or through torch's dispatcher.
+
+Straight is the rule, because the dispatcher costs more host time than a small kernel takes. Whoever wants to see the
+operation rather than its numbers gets it as an operator of torch.library (operators.py): torch.compile and
+torch.export, dispatch modes (make_fx, FLOP counters, selective checkpointing), and subclasses of Tensor such as
+FakeTensor and DTensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+transformed = torch._C._are_functorch_transforms_active  # inside torch.func.grad, vmap, ...
+
+
+def traced(x: Any, y: Any) -> bool:
+    """Whether a call whose first tensors are x and y has to go through the dispatcher."""
+    return torch.compiler.is_compiling() or type(x) not in _PLAIN or type(y) not in _PLAIN or _dispatch_modes() > 0
+
+
+def expect_tensor(x: Any, name: str) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__module__}.{type(x).__qualname__}")
+
+
+def refuse_stream(stream: Any) -> None:
+    """An operator runs on torch's current stream."""
+    if stream is not None:
+        raise ValueError("stream: cannot be given where torch traces the call; use torch.cuda.stream")
+
+
+def autocast(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
+    """The factors of a product as torch.autocast wants them: where it is on for their device, float32, float16 and
+    bfloat16 become its dtype; all else, FP8 too, stays."""
+    first = tensors[0]
+    assert first is not None
+    device = "cuda" if first.is_cuda else "cpu"
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) if x is not None and x.dtype in _FLOATS else x for x in tensors)
+
+
+def setting(precision: str | None, x: torch.Tensor) -> str:
+    """The precision of a product of x: by default of float32 what torch's settings ask of it on CUDA."""
+    if precision is not None or x.dtype is not torch.float32:
+        return precision or "ieee"
+    matmul = torch.backends.cuda.matmul
+    try:
+        tf32 = matmul.fp32_precision == "tf32"
+    except AttributeError:  # torch before 2.9 knows allow_tf32 only
+        tf32 = matmul.allow_tf32
+    return "tf32" if tf32 else "ieee"

@@ -1,0 +1,72 @@
+"""Neighbour maps where torch looks into them: as leaves of a pytree, as inputs of operators, in torch.load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from flexgemm.voxel import NeighborMap
+
+# What a map is besides numbers, in the order in which pytrees have it. The rest is made from these when asked for.
+_LEAVES = ("coords", "out_coords", "native", "native_order", "gradient", "gradient_order")
+_NUMBERS = ("shape", "out_shape", "kernel_size", "stride", "padding", "dilation", "transposed", "submanifold", "device")
+
+
+def assemble(leaves: Any, numbers: Any) -> NeighborMap:
+    """A NeighborMap of tensors that are there already; leaves and numbers as their names stand above."""
+    coords, out_coords, native, order, gradient, gradient_order = leaves
+    nmap = NeighborMap.__new__(NeighborMap)
+    shape, out_shape, kernel, stride, padding, dilation, transposed, submanifold, device = numbers
+    nmap.shape, nmap.out_shape, nmap.device = shape, out_shape, device
+    nmap.kernel_size, nmap.stride, nmap.padding, nmap.dilation = kernel, stride, padding, dilation
+    nmap.transposed, nmap.submanifold = transposed, submanifold
+    nmap.kernel_volume = kernel[0] * kernel[1] * kernel[2]
+    nmap.mirrored = submanifold and not transposed and kernel[0] & kernel[1] & kernel[2] & 1 == 1
+    nmap.coords, nmap._out_coords = coords, out_coords
+    nmap._sites = None if submanifold else (coords, out_coords)
+    nmap.native, nmap.native_order = native, order
+    nmap._native_transposed = None if gradient is None else (gradient, gradient_order)
+    nmap._map = nmap._transposed_map = nmap._inverse = None
+    # Leaves of a pytree are anything.
+    nmap.num_voxels = coords.shape[0] if isinstance(coords, torch.Tensor) else 0
+    nmap.num_out_voxels = native.shape[1] if isinstance(native, torch.Tensor) else 0
+    return nmap
+
+
+def from_operators(map: Any, order: Any, gradient: Any, gradient_order: Any, kernel: Any, rows: int) -> NeighborMap:
+    """A NeighborMap as far as a convolution needs it, of what its operator is given; `rows` are those of feats.
+
+    Without a map of its own for the gradient it is mirrored, or the gradient is not asked for."""
+    numbers = (None, None, tuple(kernel), *[None] * 6)
+    nmap = assemble((None, None, map, order, gradient, gradient_order), numbers)
+    nmap.mirrored, nmap.num_voxels = gradient is None, rows
+    return nmap
+
+
+def _flatten(nmap: NeighborMap) -> tuple[list[Any], Any]:
+    pair = nmap._native_transposed or (None, None)
+    leaves = [nmap.coords, nmap.out_coords, nmap.native, nmap.native_order, *pair]
+    return leaves, tuple(getattr(nmap, name) for name in _NUMBERS)
+
+
+def _flatten_with_keys(nmap: NeighborMap) -> tuple[list[Any], Any]:
+    leaves, numbers = _flatten(nmap)
+    return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(_LEAVES, leaves, strict=True)], numbers
+
+
+def _from_json(numbers: Any) -> Any:
+    return tuple(tuple(x) if isinstance(x, list) else x for x in numbers)
+
+
+pytree.register_pytree_node(
+    NeighborMap,
+    _flatten,
+    assemble,
+    flatten_with_keys_fn=_flatten_with_keys,
+    serialized_type_name="flexgemm.NeighborMap",
+    to_dumpable_context=list,
+    from_dumpable_context=_from_json,
+)
+torch.serialization.add_safe_globals([NeighborMap])

@@ -1,0 +1,137 @@
+"""Convolutions as modules: submanifold, strided, transposed, and the inverse of a strided one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flexgemm.torch import ops
+from flexgemm.torch.nn.tensor import SparseTensor
+from flexgemm.voxel import NeighborMap, Triple
+
+
+def triple(value: int | Sequence[int]) -> Triple:
+    """An int for each axis."""
+    w, h, d = (value, value, value) if isinstance(value, int) else value
+    return w, h, d
+
+
+class Convolution(torch.nn.Module):
+    """What the convolutions share.
+
+    weight (out_channels, Kw, Kh, Kd, in_channels), bias (out_channels) or None, initialised as torch.nn.Conv3d does.
+    kernel_size (1 to 7): an int, or three (w, h, d). precision: as of flexgemm.torch.submanifold_conv3d.
+    """
+
+    bias: torch.nn.Parameter | None
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        *,
+        bias: bool = True,
+        precision: str | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.kernel_size = triple(kernel_size)
+        self.precision = precision
+        shape = out_channels, *self.kernel_size, in_channels
+        self.weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        if bias:
+            self.bias = torch.nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform within 1 / sqrt(in_channels * kernel volume), weight and bias."""
+        bound = 1 / math.sqrt(self.in_channels * math.prod(self.kernel_size))
+        torch.nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            torch.nn.init.uniform_(self.bias, -bound, bound)
+
+    def convolve(self, feats: torch.Tensor, nmap: NeighborMap) -> torch.Tensor:
+        return ops.sparse_conv3d(feats, self.weight, self.bias, neighbor_map=nmap, precision=self.precision)
+
+    def extra_repr(self) -> str:
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
+        for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
+            if getattr(self, name, triple(default)) != triple(default):
+                text += f", {name}={getattr(self, name)}"
+        return text if self.bias is not None else f"{text}, bias=False"
+
+
+class SubMConv3d(Convolution):
+    """Submanifold convolution: the voxels of the output are those of the input. The rest as of `Convolution`."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int] = 3,
+        *,
+        dilation: int | Sequence[int] = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, **options)
+        self.dilation = triple(dilation)
+
+    def forward(self, x: SparseTensor) -> SparseTensor:
+        return x.replace(self.convolve(x.feats, x.sites.neighbor_map(self.kernel_size, self.dilation)))
+
+
+class SparseConv3d(Convolution):
+    """Strided convolution: output o reads the voxels at o * stride + k * dilation - padding, and is there if it reads
+    any. The rest as of `Convolution`."""
+
+    transposed = False
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        *,
+        dilation: int | Sequence[int] = 1,
+        output_padding: int | Sequence[int] = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, **options)
+        self.stride, self.padding, self.dilation = triple(stride), triple(padding), triple(dilation)
+        self.output_padding = triple(output_padding)
+
+    def forward(self, x: SparseTensor) -> SparseTensor:
+        how = self.kernel_size, self.stride, self.padding, self.dilation, self.transposed, self.output_padding
+        nmap, sites = x.sites.strided(*how)
+        return x.replace(self.convolve(x.feats, nmap), sites)
+
+
+class SparseConvTranspose3d(SparseConv3d):
+    """Transposed convolution, which makes voxels: one at i reaches the outputs i * stride + k * dilation - padding.
+    Its grid is that of torch.nn.ConvTranspose3d. The rest as of `Convolution`."""
+
+    transposed = True
+
+
+class SparseInverseConv3d(Convolution):
+    """From the outputs of a strided layer (convolution or pooling) back to its inputs, over the same pairs: the way up
+    of a U-Net. The tensor must lie on the voxels that such a layer of this kernel_size made. The rest as of
+    `Convolution`."""
+
+    def forward(self, x: SparseTensor) -> SparseTensor:
+        nmap, sites = x.sites.came_from()
+        if nmap.kernel_size != self.kernel_size:
+            raise ValueError(
+                f"kernel_size: expected {nmap.kernel_size}, of the layer gone back, got {self.kernel_size}"
+            )
+        return x.replace(self.convolve(x.feats, nmap.inverse), sites)

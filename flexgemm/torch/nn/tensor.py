@@ -1,0 +1,187 @@
+"""Features on voxels, and the voxels with the maps over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flexgemm.torch import ops
+from flexgemm.voxel import NeighborMap, Triple, sparse_conv_map
+
+Shape = tuple[int, int, int, int]
+
+
+class Sites:
+    """A set of voxels and what has been built over it: tensors on the same voxels share one, and so build each map
+    once."""
+
+    coords: torch.Tensor  # (N, 4) int32 [batch, x, y, z]
+    shape: Shape  # B, W, H, D
+    maps: dict[Any, Any]
+    origin: tuple[NeighborMap, Sites] | None  # the map of the strided layer whose outputs these are, and its inputs
+
+    def __init__(
+        self, coords: torch.Tensor, shape: Sequence[int], origin: tuple[NeighborMap, Sites] | None = None
+    ) -> None:
+        self.coords = coords
+        self.origin = origin
+        b, w, h, d = shape
+        self.shape = b, w, h, d
+        self.maps = {}
+
+    def cached(self, key: Any, build: Callable[[], Any]) -> Any:
+        """What `build()` gave when it was first asked for under this key."""
+        if key not in self.maps:
+            self.maps[key] = build()
+        return self.maps[key]
+
+    def neighbor_map(self, kernel_size: Sequence[int], dilation: Sequence[int]) -> NeighborMap:
+        """The map of a submanifold convolution, three ints each."""
+        kernel, steps = tuple(kernel_size), tuple(dilation)
+        return self.cached(
+            ("submanifold", kernel, steps), lambda: ops.neighbor_map(self.coords, self.shape, kernel, steps)
+        )
+
+    def strided(
+        self,
+        kernel_size: Triple,
+        stride: Triple,
+        padding: Triple,
+        dilation: Triple = (1, 1, 1),
+        transposed: bool = False,
+        output_padding: Triple = (0, 0, 0),
+    ) -> tuple[NeighborMap, Sites]:
+        """The map of a strided or transposed convolution, or of a pooling, and its outputs."""
+        key = kernel_size, stride, padding, dilation, transposed, output_padding
+
+        def build() -> tuple[NeighborMap, Sites]:
+            *how, _, _ = key
+            nmap = sparse_conv_map(self.coords, self.shape, *how, transposed=transposed, output_padding=output_padding)
+            if torch.is_grad_enabled():
+                nmap.freeze()  # training needs it, and torch.compile needs it there
+            return nmap, Sites(nmap.out_coords, nmap.out_shape, (nmap, self))
+
+        return self.cached(key, build)
+
+    def came_from(self) -> tuple[NeighborMap, Sites]:
+        """The map of the strided layer that made these voxels, and the voxels that it read."""
+        if self.origin is None:
+            raise ValueError("x: expected a tensor on the voxels that a strided layer made")
+        return self.origin
+
+
+class SparseTensor:
+    """Features of N voxels in a batch of grids.
+
+    feats: (N, C). coords: (N, 4) int32, rows [batch, x, y, z], unique. shape: (B, W, H, D).
+
+    Tensors made from one another by `replace`, arithmetic and the modules of flexgemm.torch.nn share their `sites`, and
+    with them the neighbour maps.
+    """
+
+    feats: torch.Tensor
+    sites: Sites
+
+    def __init__(self, feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int]) -> None:
+        if feats.ndim != 2 or coords.ndim != 2 or coords.shape[1] != 4 or coords.shape[0] != feats.shape[0]:
+            got = f"{tuple(feats.shape)} and {tuple(coords.shape)}"
+            raise ValueError(f"feats: expected (N, C), and coords (N, 4), of the same voxels, got {got}")
+        if coords.dtype != torch.int32:
+            raise TypeError(f"coords: expected int32, got {coords.dtype}")
+        if len(shape) != 4:
+            raise ValueError(f"shape: expected (B, W, H, D), got {shape!r}")
+        self.feats = feats
+        self.sites = Sites(coords, shape)
+
+    @classmethod
+    def from_dense(cls, dense: torch.Tensor, mask: torch.Tensor | None = None) -> SparseTensor:
+        """The voxels of a (B, C, W, H, D) tensor where mask (B, W, H, D), or by default any channel, is not zero."""
+        voxels = dense.permute(0, 2, 3, 4, 1)
+        mask = (voxels != 0).any(-1) if mask is None else mask != 0
+        coords = mask.nonzero()
+        return cls(voxels[coords.unbind(1)], coords.int(), mask.shape)
+
+    @classmethod
+    def cat(cls, tensors: Sequence[SparseTensor]) -> SparseTensor:
+        """One batch of all samples of the tensors, in a grid that holds each of theirs."""
+        first, coords = 0, []
+        for x in tensors:
+            coords.append(x.coords + torch.tensor([first, 0, 0, 0], dtype=torch.int32, device=x.coords.device))
+            first += x.shape[0]
+        extent = (max(sizes) for sizes in zip(*(x.shape[1:] for x in tensors), strict=True))
+        return cls(torch.cat([x.feats for x in tensors]), torch.cat(coords), (first, *extent))
+
+    @property
+    def coords(self) -> torch.Tensor:
+        return self.sites.coords
+
+    @property
+    def shape(self) -> Shape:
+        return self.sites.shape
+
+    @property
+    def batch_size(self) -> int:
+        return self.sites.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.feats.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.feats.dtype
+
+    def __len__(self) -> int:
+        """Voxels."""
+        return self.feats.shape[0]
+
+    def replace(self, feats: torch.Tensor, sites: Sites | None = None) -> SparseTensor:
+        """Other features (N, C') on the same voxels, or on those of `sites`."""
+        result = SparseTensor.__new__(SparseTensor)
+        result.feats = feats
+        result.sites = self.sites if sites is None else sites
+        return result
+
+    def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
+        """As torch.Tensor.to: the dtype applies to the features, the device to all. Maps are built anew elsewhere."""
+        feats = self.feats.to(*args, **kwargs)
+        if feats.device == self.coords.device:
+            return self.replace(feats)
+        coords = self.coords.to(feats.device, non_blocking=bool(kwargs.get("non_blocking")))
+        return SparseTensor(feats, coords, self.shape)
+
+    def dense(self) -> torch.Tensor:
+        """(B, C, W, H, D), zero where there is no voxel."""
+        voxels = self.feats.new_zeros((*self.shape, self.feats.shape[1]))
+        return voxels.index_put(self.coords.long().unbind(1), self.feats).permute(0, 4, 1, 2, 3)
+
+    def batch_counts(self) -> torch.Tensor:
+        """(B,) int64: the voxels of each sample."""
+        return torch.bincount(self.coords[:, 0], minlength=self.batch_size)
+
+    def split(self) -> list[SparseTensor]:
+        """The samples of the batch, each a tensor of batch size 1. Reads their sizes on the host."""
+        sample = self.coords[:, 0]
+        order = torch.argsort(sample, stable=True)
+        counts = self.batch_counts().tolist()
+        coords = self.coords[order]
+        coords = torch.cat([torch.zeros_like(coords[:, :1]), coords[:, 1:]], dim=1)
+        parts = zip(self.feats[order].split(counts), coords.split(counts), strict=True)
+        return [SparseTensor(feats, where, (1, *self.shape[1:])) for feats, where in parts]
+
+    def __add__(self, other: SparseTensor | torch.Tensor | float) -> SparseTensor:
+        """With a tensor on the same voxels, or with what can be added to the features."""
+        if isinstance(other, SparseTensor):
+            if other.sites is not self.sites:
+                raise ValueError("+: expected a SparseTensor made from the same one; voxels are not compared")
+            other = other.feats
+        return self.replace(self.feats + other)
+
+    def __mul__(self, other: torch.Tensor | float) -> SparseTensor:
+        return self.replace(self.feats * other)
+
+    def __repr__(self) -> str:
+        channels, where = self.feats.shape[1], f"{self.dtype}, {self.device}"
+        return f"SparseTensor({len(self)} voxels in {self.shape}, {channels} channels, {where})"

@@ -1,0 +1,223 @@
+"""Casts to FP8 and products for torch: recorded by autograd, under torch.autocast, in torch.compile and torch.func."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flexgemm import gemm, quantization
+from flexgemm._arrays import Stream
+from flexgemm.torch import operators
+from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
+from flexgemm.torch.dispatch import autocast, expect_tensor, refuse_stream, setting, traced, transformed
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from flexgemm.gemm import Options
+
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+def quantize(
+    x: torch.Tensor,
+    dtype: Any = "float8_e4m3fn",
+    *,
+    granularity: str = "tensor",
+    scale: torch.Tensor | None = None,
+    stream: Stream = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`flexgemm.quantize` of a torch tensor. No gradient passes it."""
+    expect_tensor(x, "x")
+    if not (traced(x, x) or transformed()):
+        q, used = quantization.quantize(x, dtype, granularity=granularity, scale=scale, stream=stream)
+        return q, used
+    refuse_stream(stream)
+    q, made = operators.quantize(x.detach(), _name(dtype), granularity, scale)
+    return q, made if scale is None else scale
+
+
+def gemm_nt(a: torch.Tensor, b: torch.Tensor, **options: Unpack[Options]) -> torch.Tensor:
+    """`flexgemm.gemm_nt` of torch tensors, differentiable in a, b and bias, as often as asked, where a and b are
+    float32, float16 or bfloat16 and scales, alpha, activation and out are not given. torch.autocast casts such a and b.
+
+    precision: of float32 products, by default torch's own setting, as of `submanifold_conv3d`. Raises ValueError where
+    a gradient is asked of another product.
+    """
+    return product("dense", a, b, **options)
+
+
+def batched_gemm_nt(a: torch.Tensor, b: torch.Tensor, **options: Unpack[Options]) -> torch.Tensor:
+    """`flexgemm.batched_gemm_nt` of torch tensors, differentiable as `gemm_nt` is."""
+    return product("batched", a, b, **options)
+
+
+def m_grouped_gemm_nt(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, **options: Unpack[Options]
+) -> torch.Tensor:
+    """`flexgemm.m_grouped_gemm_nt` of torch tensors, differentiable as `gemm_nt` is, but once. Rows of a outside every
+    group have a gradient of zero."""
+    return product("m_grouped", a, b, offsets=offsets, **options)
+
+
+def m_grouped_gemm_nt_contiguous(
+    a: torch.Tensor, b: torch.Tensor, m_indices: torch.Tensor, **options: Unpack[Options]
+) -> torch.Tensor:
+    """`flexgemm.m_grouped_gemm_nt_contiguous` of torch tensors."""
+    return product("m_grouped_contiguous", a, b, m_indices=m_indices, **options)
+
+
+def m_grouped_gemm_nt_masked(
+    a: torch.Tensor, b: torch.Tensor, masked_m: torch.Tensor, expected_m: int = 0, **options: Unpack[Options]
+) -> torch.Tensor:
+    """`flexgemm.m_grouped_gemm_nt_masked` of torch tensors."""
+    return product("m_grouped_masked", a, b, masked_m=masked_m, expected_m=expected_m, **options)
+
+
+def n_grouped_gemm_nt(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, **options: Unpack[Options]
+) -> torch.Tensor:
+    """`flexgemm.n_grouped_gemm_nt` of torch tensors."""
+    return product("n_grouped", a, b, offsets=offsets, **options)
+
+
+def product(layout: str, a: Any, b: Any, **options: Any) -> torch.Tensor:
+    """Any product; layouts and options are those of flexgemm.gemm."""
+    expect_tensor(a, "a")
+    a, b = autocast(a, b)
+    result: torch.Tensor
+    if traced(a, b) or (transformed() and not records(a, b, options.get("bias"))):
+        return _trace(layout, a, b, options)
+    options["precision"] = setting(options.get("precision"), a)
+    if transformed():
+        result = _checked_record(layout, a, b, options)
+        return result
+    result = gemm.product(layout, a, b, **options)  # which comes back to `record` where autograd has to see it
+    return result
+
+
+_TENSORS = ("bias", "offsets", "m_indices", "masked_m", "weight_indices", "scale_a", "scale_b", "scale_out")
+
+
+def _trace(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor:
+    """The product as an operator."""
+    expect_tensor(b, "b")
+    refuse_stream(options.pop("stream", None))
+    tensors = [options.pop(name, None) for name in _TENSORS]
+    out, accumulate = options.pop("out", None), options.pop("accumulate", False)
+    if "out_dtype" in options:
+        options["out_dtype"] = _name(options["out_dtype"])
+    if records(a, b, tensors[0]):
+        others = [*tensors[2:], options.get("activation"), out]
+        plain = all(x is None for x in others) and options.get("alpha", 1) == 1
+        expect_differentiable(layout, _name(a.dtype), plain)
+    if out is not None:
+        operators.product_into(out, a, b, *tensors, layout=layout, accumulate=accumulate, **options)
+        return out
+    result: torch.Tensor = operators.product(a, b, *tensors, layout=layout, **options)
+    return result
+
+
+def _name(dtype: Any) -> Any:
+    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+
+
+# ---- gradients ----
+
+
+def expect_differentiable(layout: str, dtype: str, plain: bool) -> None:
+    """Raises for a product that has no gradient; plain: without scales, alpha, activation and out."""
+    if layout not in ("dense", "batched", "m_grouped") or not plain or dtype not in gemm.FLOATS:
+        raise ValueError(
+            "a, b, bias: require grad, but a product of FP8, with scales, alpha, activation or out=, or in groups "
+            "other than offsets of rows, is not differentiable"
+        )
+
+
+def record(
+    layout: str, a: Any, b: Any, offsets: Any, bias: Any, b_row_major: bool, out_dtype: Any, precision: str, stream: Any
+) -> torch.Tensor:
+    """A product that autograd records, on tensors as they are."""
+    with on_stream(a, stream):
+        result: torch.Tensor = _record(a, b, bias, offsets, layout, b_row_major, out_dtype, precision)
+    return result
+
+
+def _checked_record(layout: str, a: Any, b: Any, options: dict[str, Any]) -> Any:
+    """The same inside torch.func, which does not come by way of the array-neutral function."""
+    given = {name: value for name, value in options.items() if value is not None}
+    offsets, bias, out_dtype, stream = (given.pop(name, None) for name in ("offsets", "bias", "out_dtype", "stream"))
+    row_major, precision = given.pop("b_row_major", False), given.pop("precision")
+    expect_differentiable(layout, _name(a.dtype), not given)
+    return record(layout, a, b, offsets, bias, row_major, out_dtype, precision, stream)
+
+
+def _forward(a: Any, b: Any, bias: Any, offsets: Any, layout: str, row_major: bool, out_dtype: Any, how: Any) -> Any:
+    given = {"bias": bias, "offsets": offsets, "b_row_major": row_major, "out_dtype": out_dtype, "precision": how}
+    return gemm.product(layout, a, b, **given)
+
+
+def _save(ctx: Any, args: tuple[Any, ...], out: Any) -> None:
+    a, b, bias, offsets, ctx.layout, ctx.row_major, _, ctx.precision = args
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.save_for_backward(a, b, offsets)
+
+
+def _backward(ctx: Any, grad_out: Any) -> Any:
+    return *_gradients(ctx, grad_out), *[None] * 5
+
+
+def _gradients(ctx: Any, grad_out: Any) -> Gradients:
+    """Of out = a . b^T + bias: grad_out . b, grad_out^T . a, and the sum of the rows of grad_out."""
+    a, b, offsets = ctx.saved_tensors
+    needs, how, row_major = ctx.needs_input_grad[:3], {"precision": ctx.precision}, ctx.row_major
+    grad_a = grad_b = grad_bias = None
+    if ctx.layout == "m_grouped":
+        given = grad_out, a, b.transpose(1, 2) if row_major else b, offsets, needs, ctx.precision
+        grad_a, grad_b, grad_bias = m_grouped_gradients(*given)
+        grad_b = grad_b.transpose(1, 2) if row_major and grad_b is not None else grad_b
+    else:
+        rows = grad_out.to(a.dtype)
+        if needs[0]:
+            grad_a = _uncast(ctx.layout, rows, b, b_row_major=not row_major, **how)
+        if needs[1]:
+            factors = (a.mT, rows) if row_major else (rows.mT, a)
+            grad_b = _uncast(ctx.layout, *factors, b_row_major=True, **how)
+        if needs[2]:
+            grad_bias = grad_out.sum(-2)
+    return grad_a, grad_b, None if grad_bias is None else grad_bias.to(ctx.bias_dtype)
+
+
+def _uncast(layout: str, a: Any, b: Any, **options: Any) -> torch.Tensor:
+    """`product` of a gradient, which has the dtype that it has."""
+    with torch.autocast(a.device.type, enabled=False):
+        return product(layout, a, b, **options)
+
+
+def m_grouped_gradients(grad_out: Any, a: Any, b: Any, offsets: Any, needs: Any, precision: str | None) -> Gradients:
+    """Of `m_grouped_gemm_nt` in a, b and bias (float32); None where needs is False. Rows of no group have zero."""
+    if traced(grad_out, a):
+        function: Any = operators.m_grouped_gradients_operator
+    else:
+        function = _record_grouped_gradients if records(grad_out, a, b) else operators.m_grouped_gradients
+    results = function(grad_out, a, b, offsets, needs, precision)
+    grad_a, grad_b, grad_bias = (g if n else None for g, n in zip(results, needs, strict=True))
+    return grad_a, grad_b, grad_bias
+
+
+_record = recorded("Product", _forward, _save, _backward)
+_record_grouped_gradients = recorded("GroupedProductGradients", operators.m_grouped_gradients, None, no_gradient)
+
+
+def _operator_save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
+    a, b, bias, offsets, *_ = inputs
+    how = keyword_only_inputs
+    _save(ctx, (a, b, bias, offsets, how["layout"], how["b_row_major"], None, how["precision"]), output)
+
+
+def _operator_backward(ctx: Any, grad_out: Any) -> Any:
+    return *_gradients(ctx, grad_out), *[None] * 7
+
+
+operators.product.register_autograd(_operator_backward, setup_context=_operator_save)

@@ -1,0 +1,106 @@
+/*
+ * Transposition of the matrices of a batch, in tiles of 32 x 32 elements through shared memory, so that both the reads
+ * and the writes of a warp are adjacent.
+ */
+#include "transpose.cuh"
+
+#include <algorithm>
+
+namespace flexgemm {
+namespace {
+
+constexpr int kTile = 32, kRowsAtOnce = 8;
+constexpr int64_t kMaxBlocks = 65535; /* along y and z of a grid: more tiles are walked over */
+
+struct TransposeArgs {
+    const void *from;
+    void *to;
+    int64_t rows, columns, batch;       /* of `from` */
+    int64_t from_step, from_batch_step; /* elements */
+    int64_t to_step, to_batch_step;
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kTile *kRowsAtOnce) transpose_kernel(const __grid_constant__ TransposeArgs args) {
+    __shared__ T tile[kTile][kTile + 4 / sizeof(T)]; /* one bank further with each row */
+    const int64_t first_column = static_cast<int64_t>(blockIdx.x) * kTile;
+    for (int64_t batch = blockIdx.z; batch < args.batch; batch += gridDim.z) {
+        const T *from = static_cast<const T *>(args.from) + batch * args.from_batch_step;
+        T *to = static_cast<T *>(args.to) + batch * args.to_batch_step;
+        for (int64_t first_row = static_cast<int64_t>(blockIdx.y) * kTile; first_row < args.rows;
+             first_row += static_cast<int64_t>(gridDim.y) * kTile) {
+            for (int i = threadIdx.y; i < kTile; i += kRowsAtOnce) {
+                const int64_t row = first_row + i, column = first_column + threadIdx.x;
+                if (row < args.rows && column < args.columns)
+                    tile[i][threadIdx.x] = from[row * args.from_step + column];
+            }
+            __syncthreads();
+            for (int i = threadIdx.y; i < kTile; i += kRowsAtOnce) {
+                const int64_t row = first_row + threadIdx.x, column = first_column + i;
+                if (row < args.rows && column < args.columns) to[column * args.to_step + row] = tile[threadIdx.x][i];
+            }
+            __syncthreads();
+        }
+    }
+}
+
+template <typename T>
+fg_status launch(const TransposeArgs &args, const fg_queue *queue, fg_error *error) {
+    const int64_t across = ceil_div<int64_t>(args.columns, kTile);
+    if (across > INT32_MAX)
+        return fg_fail(error, FG_ERROR_VALUE, "b: expected fewer than 2^36 columns, got %lld",
+                       static_cast<long long>(args.columns));
+    const dim3 grid(static_cast<unsigned>(across),
+                    static_cast<unsigned>(std::min(ceil_div<int64_t>(args.rows, kTile), kMaxBlocks)),
+                    static_cast<unsigned>(std::min(args.batch, kMaxBlocks)));
+    transpose_kernel<T><<<grid, dim3(kTile, kRowsAtOnce), 0, stream_of(queue)>>>(args);
+    FG_CUDA(cudaGetLastError());
+    return FG_OK;
+}
+
+int64_t padded(int64_t length, fg_dtype dtype) {
+    const int64_t unit = 16 / static_cast<int64_t>(fg_dtype_size(dtype));
+    return ceil_div(length, unit) * unit;
+}
+
+int64_t batch_of(const fg_tensor &matrix) { return matrix.ndim == 3 ? matrix.shape[0] : 1; }
+
+}  // namespace
+
+size_t transposed_bytes(const fg_tensor &matrix) {
+    const int64_t rows = padded(matrix.shape[matrix.ndim - 2], matrix.dtype), columns = matrix.shape[matrix.ndim - 1];
+    return static_cast<size_t>(batch_of(matrix) * columns * rows) * fg_dtype_size(matrix.dtype);
+}
+
+fg_status transpose(const fg_tensor &matrix, void *workspace, fg_tensor *result, const fg_queue *queue,
+                    fg_error *error) {
+    const int row_axis = matrix.ndim - 2, column_axis = matrix.ndim - 1;
+    TransposeArgs args = {};
+    args.from = matrix.data;
+    args.to = workspace;
+    args.rows = matrix.shape[row_axis];
+    args.columns = matrix.shape[column_axis];
+    args.batch = batch_of(matrix);
+    args.from_step = matrix.strides[row_axis];
+    args.from_batch_step = matrix.ndim == 3 ? matrix.strides[0] : 0;
+    args.to_step = padded(args.rows, matrix.dtype);
+    args.to_batch_step = args.columns * args.to_step;
+    *result = matrix;
+    result->data = workspace;
+    result->shape[row_axis] = args.columns;
+    result->shape[column_axis] = args.rows;
+    result->strides[row_axis] = args.to_step;
+    result->strides[column_axis] = 1;
+    if (matrix.ndim == 3) result->strides[0] = args.to_batch_step;
+    if (args.rows == 0 || args.columns == 0 || args.batch == 0) return FG_OK;
+    switch (fg_dtype_size(matrix.dtype)) {
+        case 1:
+            return launch<uint8_t>(args, queue, error);
+        case 2:
+            return launch<uint16_t>(args, queue, error);
+        default:
+            return launch<uint32_t>(args, queue, error);
+    }
+}
+
+}  // namespace flexgemm

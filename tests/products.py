@@ -1,0 +1,44 @@
+"""Operands of products, and the verdict on a product by the dtypes it was made of."""
+
+from __future__ import annotations
+
+import numpy as np
+import reference
+import scenes
+from reference import assert_gemm_rows, assert_rounded_once, assert_rows
+
+
+def operands(m, n, k, dtype_a, dtype_b, groups=None, seed=0):
+    """A short row of the output would cancel and could not be judged: few columns take data of one sign."""
+    rng = np.random.default_rng([m, n, k, seed])
+    one_sign = n < 64
+    b_shape = (n, k) if groups is None else (groups, n, k)
+    a, b = (scenes.values(rng, s, d, one_sign=one_sign) for s, d in (((m, k), dtype_a), (b_shape, dtype_b)))
+    return rng, a, b
+
+
+def judge(out, ref, dtype_a, out_dtype, precision="ieee"):
+    """FP8 by the diff of each row. Otherwise by its norm: the rounding of the output, or the sums of 16-bit products
+    that tensor cores truncate where they add them (2^-24 a step), or float32's own bound."""
+    if dtype_a.startswith("float8"):
+        assert_gemm_rows(out, ref, out_dtype)
+    elif dtype_a == "float32":
+        own = reference.ROW_TOLERANCE["tf32" if precision == "tf32" else "float32"]
+        assert_rows(out, ref, max(own, 0 if out_dtype == "float32" else reference.ROW_TOLERANCE[out_dtype]))
+    elif out_dtype == "float32":
+        assert_rows(out, ref, 1e-4)
+    else:
+        assert_rows(out, ref, reference.ROW_TOLERANCE[out_dtype])
+        assert_rounded_once(out, ref)
+
+
+def scale_of(rng, kind, rows, lead=()):
+    """None, one per tensor or one per row; away from 1, so that a scale used twice or not at all is seen."""
+    if kind == "none":
+        return None
+    return rng.uniform(0.25, 0.75, (*lead, rows) if kind == "row" else lead).astype(np.float32)
+
+
+def offsets_of(sizes, form, dtype, first=0):
+    bounds = first + np.concatenate([[0], np.cumsum(sizes)])
+    return (bounds if form == "bounds" else bounds[1:]).astype(dtype)

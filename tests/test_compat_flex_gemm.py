@@ -1,0 +1,287 @@
+"""Programs written against FlexGEMM, on flexgemm: its calls, results, caches and settings."""
+
+from __future__ import annotations
+
+import calls
+import numpy as np
+import pytest
+import reference
+import scenes
+
+torch = pytest.importorskip("torch", reason="torch not installed")
+from flexgemm import compat  # noqa: E402
+from flexgemm.compat.flex_gemm.kernels import cuda as kernels  # noqa: E402
+from flexgemm.compat.flex_gemm.kernels.triton.spconv import config  # noqa: E402
+from flexgemm.compat.flex_gemm.ops import spconv  # noqa: E402
+from flexgemm.compat.flex_gemm.ops.spconv import (  # noqa: E402
+    SparseConv3dFunction,
+    SubMConv3dFunction,
+    sparse_conv3d,
+    sparse_submanifold_conv3d,
+)
+
+NONE = 0xFFFFFFFF
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device, or torch without CUDA")
+    return torch.device(request.param)
+
+
+class Scene:
+    def __init__(self, device, n=200, ci=5, co=7, kernel_size=(3, 3, 3), batch=2):
+        self.coords_np, grid = scenes.scene(n, batch=batch)
+        self.grid = grid
+        self.coords = torch.from_numpy(self.coords_np).to(device)
+        self.shape = torch.Size([batch, ci, *grid[1:]])
+        torch.manual_seed(0)
+        sizes = (n, ci), (co, *kernel_size, ci), (co,)
+        self.feats, self.weight, self.bias = (torch.randn(s, device=device).requires_grad_() for s in sizes)
+        self.map = reference.neighbor_map(self.coords_np, grid, kernel_size)
+
+    def expected(self, bias=True):
+        feats, weight = numpy(self.feats), numpy(self.weight)
+        return reference.conv_forward(feats, weight, numpy(self.bias) if bias else None, self.map)
+
+    def check_gradients(self, grad_out, bias=True):
+        grad_weight, grad_bias = reference.conv_wgrad(numpy(grad_out), numpy(self.feats), self.map)
+        grad_feats = reference.conv_dgrad(numpy(grad_out), numpy(self.weight), self.map, len(self.feats))
+        reference.assert_rows(numpy(self.feats.grad), grad_feats, 1e-3)
+        reference.assert_rows(numpy(self.weight.grad).reshape(grad_weight.shape), grad_weight, 1e-3)
+        if bias:
+            reference.assert_rows(numpy(self.bias.grad)[None], grad_bias[None], 1e-3)
+
+
+def numpy(x):
+    return x.detach().cpu().double().numpy()
+
+
+def signed(x):
+    """(N, V) uint32 as flexgemm's map (V, N) int32."""
+    return x.view(torch.int32).t().cpu().numpy()
+
+
+# ---- submanifold convolution ----
+
+
+@pytest.mark.parametrize("kernel_size", [(3, 3, 3), (2, 2, 2), (5, 5, 5)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_forward_and_backward(device, kernel_size, bias):
+    """Even kernels, volumes above 32 and bias=None, which FlexGEMM gets wrong, too."""
+    s = Scene(device, kernel_size=kernel_size)
+    out, cache = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias if bias else None)
+    reference.assert_rows(numpy(out), s.expected(bias), 1e-3)
+    out.backward(torch.ones_like(out))
+    s.check_gradients(torch.ones_like(out), bias)
+    np.testing.assert_array_equal(signed(cache["neighbor_map"]), s.map)
+    assert (cache.neighbor_map.dtype, tuple(cache.neighbor_map.shape)) == (torch.uint32, s.map.shape[::-1])
+
+
+def test_a_cache_is_reused_by_position_and_serves_training(device):
+    s = Scene(device)
+    with torch.no_grad():
+        first, cache = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, None, (1, 1, 1))
+    out, again = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, cache, (1, 1, 1))
+    assert again is cache
+    assert torch.equal(out, first)
+    out.backward(torch.ones_like(out))
+    s.check_gradients(torch.ones_like(out))
+
+
+def test_the_steps_of_the_function(device):
+    s = Scene(device)
+    for compute in (SubMConv3dFunction._compute_neighbor_cache, SubMConv3dFunction._compute_neighbor_cache_torch):
+        for needs_grad in ((), (True,), (False,)):
+            cache = compute(s.coords, s.shape, (3, 3, 3), (1, 1, 1), *needs_grad)
+            np.testing.assert_array_equal(signed(cache.neighbor_map), s.map)
+    out = SubMConv3dFunction._sparse_submanifold_conv_forward(s.feats, cache, s.weight, s.bias)
+    assert not out.requires_grad
+    reference.assert_rows(numpy(out), s.expected(), 1e-3)
+    grad_out = torch.randn_like(out)
+    gradients = SubMConv3dFunction._sparse_submanifold_conv_backward(grad_out, s.feats, cache, s.weight, s.bias)
+    for leaf, gradient in zip((s.feats, s.weight, s.bias), gradients, strict=True):
+        leaf.grad = gradient.reshape(leaf.shape)
+    s.check_gradients(grad_out)
+    s.bias.requires_grad_(False)
+    assert SubMConv3dFunction._sparse_submanifold_conv_backward(grad_out, s.feats, cache, s.weight, s.bias)[2] is None
+    assert SubMConv3dFunction._sparse_submanifold_conv_backward(grad_out, s.feats, cache, s.weight)[2] is None
+
+
+def test_a_frozen_cache_compiles_whole(device):
+    s = Scene(device)
+    _, cache = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias)
+    frozen = cache.freeze(splitk=2)
+    assert (frozen.splitk, frozen.algorithm) == (2, "masked_implicit_gemm_splitk")
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda x: sparse_submanifold_conv3d(x, weight=s.weight, bias=s.bias, config=frozen) * 2,
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    out = compiled(s.feats)
+    reference.assert_rows(numpy(out) / 2, s.expected(), 1e-3)
+    out.sum().backward()
+    s.check_gradients(torch.full_like(out, 2))
+
+
+def test_no_voxels(device):
+    s = Scene(device)
+    feats, coords = s.feats[:0], s.coords[:0]
+    out, cache = sparse_submanifold_conv3d(feats, coords, s.shape, s.weight, s.bias)
+    assert out.shape == (0, 7)
+    out.sum().backward()
+    assert not s.weight.grad.any()
+    assert cache.valid_kernel_seg_callback(32).tolist() == [0]
+
+
+# ---- what a cache derives ----
+
+
+def test_derived_tensors(device):
+    s = Scene(device)
+    _, cache = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight)
+    has = s.map >= 0  # (V, N)
+    codes = (has * (1 << np.arange(27))[:, None]).sum(0)
+    np.testing.assert_array_equal(cache["gray_code"].cpu(), codes)
+    order = cache["sorted_idx"].cpu().numpy()
+    assert sorted(order) == list(range(200))
+    places = [sum(1 << b for b in range(27) if bin(code >> b).count("1") % 2) for code in codes[order]]
+    assert places == sorted(places)
+    pairs = [(v, n) for v in range(27) for n in range(200) if has[v, n]]
+    assert cache["valid_signal_o"].view(torch.int32).tolist() == [n for _, n in pairs]
+    assert cache["valid_signal_i"].view(torch.int32).tolist() == [s.map[v, n] for v, n in pairs]
+    assert cache["valid_signal_seg"].view(torch.int32).tolist() == [0, *np.cumsum(has.sum(1))]
+    kernel, segments = cache.valid_kernel_callback(64), cache.valid_kernel_seg_callback(64).tolist()
+    assert (kernel.dtype, cache.valid_signal_i.dtype, cache.gray_code.dtype) == (torch.int32, torch.uint32, torch.int32)
+    for block in range(4):
+        rows = order[64 * block : 64 * (block + 1)]
+        assert kernel[segments[block] : segments[block + 1]].tolist() == np.flatnonzero(has[:, rows].any(1)).tolist()
+    cache["note"] = 5
+    assert cache.note == 5
+
+
+def test_codes_of_too_many_offsets_are_refused(device):
+    s = Scene(device, kernel_size=(5, 5, 5))
+    _, cache = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight)
+    with pytest.raises(ValueError, match="neighbor_map"):
+        cache["gray_code"]
+
+
+def test_the_map_of_the_kernels(device):
+    s = Scene(device)
+    memory = torch.empty(0, device=device)
+    w, h, d = s.grid[1:]
+    nmap = kernels.hashmap_build_submanifold_conv_neighbour_map(
+        memory, memory, s.coords, w, h, d, 3, 3, 3, 1, 1, 1
+    )  # fmt: skip
+    np.testing.assert_array_equal(signed(nmap), s.map)
+
+
+# ---- strided convolution ----
+
+
+@pytest.mark.parametrize("how", [((2, 2, 2), (0, 0, 0), (1, 1, 1)), ((1, 1, 1), (2, 2, 2), (2, 2, 2))])
+def test_strided(device, how):
+    s = Scene(device, kernel_size=(2, 2, 2) if how[0] == (2, 2, 2) else (3, 3, 3))
+    kernel = tuple(s.weight.shape[1:4])
+    out, out_coords, cache = sparse_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, None, None, *how)
+    dense = torch.zeros(*s.grid, 5, dtype=torch.float64)
+    dense[tuple(s.coords.cpu().long().t())] = s.feats.detach().double().cpu()
+    conv = torch.nn.functional.conv3d(
+        dense.permute(0, 4, 1, 2, 3), s.weight.detach().double().cpu().permute(0, 4, 1, 2, 3),
+        s.bias.detach().double().cpu(), *how,
+    )  # fmt: skip
+    expected = conv.permute(0, 2, 3, 4, 1)[tuple(out_coords.cpu().long().t())]
+    reference.assert_rows(numpy(out), expected.numpy(), 1e-3)
+    assert torch.equal(out_coords, SparseConv3dFunction._get_output_coords(s.coords, s.shape, kernel, *how))
+    again, same, _ = sparse_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, cache, out_coords, *how)
+    assert torch.equal(again, out)
+    assert torch.equal(same, out_coords)
+    some = out_coords.flip(0)[::3].contiguous()
+    chosen, given, _ = sparse_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, None, some, *how)
+    assert torch.equal(given, some)
+    torch.testing.assert_close(chosen, out.flip(0)[::3])
+    steps = SparseConv3dFunction._compute_neighbor_cache(s.coords, out_coords, s.shape, kernel, *how, True)
+    assert torch.equal(steps["neighbor_map"], cache["neighbor_map"])
+    assert tuple(steps["neighbor_map_bwd"].shape) == (200, s.weight[0, ..., 0].numel())
+    assert torch.equal(SparseConv3dFunction._sparse_conv_forward(s.feats, steps, s.weight, s.bias), out)
+    out.backward(torch.ones_like(out))
+    gradients = SparseConv3dFunction._sparse_conv_backward(torch.ones_like(out), s.feats, steps, s.weight, s.bias)
+    for leaf, gradient in zip((s.feats, s.weight, s.bias), gradients, strict=True):
+        assert torch.equal(leaf.grad, gradient)
+
+
+# ---- settings ----
+
+
+def test_globals_are_read_at_each_call(device, monkeypatch):
+    s = Scene(device)
+    monkeypatch.setattr(spconv, "ALGORITHM", "magic")
+    with pytest.raises(ValueError, match="ALGORITHM"):
+        sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight)
+    spconv.set_algorithm(spconv.Algorithm.IMPLICIT_GEMM)
+    spconv.set_hashmap_ratio(1.5)
+    assert (spconv.ALGORITHM, spconv.HASHMAP_RATIO) == ("implicit_gemm", 1.5)
+    spconv.set_hashmap_ratio(2.0)
+    out, _ = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight)
+    monkeypatch.setattr(config, "allow_tf32", False)
+    exact, _ = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight)
+    reference.assert_rows(numpy(exact), s.expected(bias=False), 1e-5)
+    if device.type == "cuda":
+        assert not torch.equal(out, exact)
+
+
+def test_the_dtype_is_that_of_the_arguments_under_autocast(device):
+    s = Scene(device)
+    with torch.autocast(device.type, torch.bfloat16):
+        assert sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight)[0].dtype is torch.float32
+
+
+def test_wrong_arguments(device):
+    s = Scene(device)
+    with pytest.raises(ValueError, match="shape"):
+        sparse_submanifold_conv3d(s.feats, s.coords, s.grid, s.weight)
+    with pytest.raises(TypeError, match="weight"):
+        sparse_submanifold_conv3d(s.feats, s.coords, s.shape)
+    with pytest.raises(TypeError, match="coords"):
+        sparse_submanifold_conv3d(s.feats, weight=s.weight)
+
+
+# ---- install ----
+
+PROGRAM = """
+import sys, flexgemm.compat
+flexgemm.compat.install("flex_gemm")
+import torch
+import flex_gemm
+from flex_gemm.ops.spconv import Algorithm, sparse_submanifold_conv3d
+from flex_gemm.ops.spconv.submanifold_conv3d import SubMConv3dFunction
+import flex_gemm.kernels.triton.spconv.config as config
+flex_gemm.ops.spconv.set_algorithm(Algorithm.MASKED_IMPLICIT_GEMM)
+flex_gemm.ops.spconv.HASHMAP_RATIO = 3.0
+flex_gemm.utils.load_autotune_cache()
+coords = torch.tensor([[0, 1, 1, 1]], dtype=torch.int32)
+weight = torch.ones(1, 3, 3, 3, 1)
+shape = torch.Size([1, 1, 4, 4, 4])
+out, cache = flex_gemm.ops.spconv.sparse_submanifold_conv3d(torch.ones(1, 1), coords, shape, weight)
+assert out.item() == 1 and flex_gemm.ops.spconv.ALGORITHM == "masked_implicit_gemm" and config.allow_tf32
+assert flex_gemm.ops.spconv is sys.modules["flexgemm.compat.flex_gemm.ops.spconv"]
+assert flexgemm.compat.install("flex_gemm") is flex_gemm
+flexgemm.compat.uninstall("flex_gemm")
+assert not any(name.split(".")[0] == "flex_gemm" for name in sys.modules)
+"""
+
+
+def test_a_program_runs_unchanged():
+    result = calls.run_python(["-c", PROGRAM])
+    assert result.returncode == 0, result.stderr
+
+
+def test_install_does_not_shadow_a_package_that_is_in_use(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "flex_gemm", np)
+    with pytest.raises(RuntimeError, match="already imported"):
+        compat.install("flex_gemm")
+    with pytest.raises(ValueError, match="name"):
+        compat.install("torch")

@@ -1,0 +1,193 @@
+"""Programs written against DeepGEMMPerTensor and flashinfer.gemm, on flexgemm."""
+
+from __future__ import annotations
+
+import calls
+import numpy as np
+import pytest
+from reference import assert_gemm_rows, assert_rows
+
+torch = pytest.importorskip("torch", reason="torch not installed")
+from flexgemm.compat import deep_gemm_per_tensor as dg  # noqa: E402
+from flexgemm.compat.flashinfer_gemm import SegmentGEMMWrapper, bmm_fp8  # noqa: E402
+
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device, or torch without CUDA")
+    return torch.device(request.param)
+
+
+def fp8(*shape, device, dtype=E4M3):
+    return torch.randn(shape, device=device).to(dtype)
+
+
+def f64(x):
+    return x.float().double().cpu().numpy() if x.element_size() == 1 else x.detach().double().cpu().numpy()
+
+
+# ---- deep_gemm_per_tensor ----
+
+
+@pytest.mark.parametrize("m, n, k", [(0, 16, 128), (7, 24, 128), (64, 33, 200)])
+def test_dense(device, m, n, k):
+    lhs, rhs = fp8(m, k, device=device), fp8(n, k, device=device)
+    out = torch.full((m, n), torch.nan, dtype=torch.bfloat16, device=device)
+    assert dg.gemm_per_tensor_fp8_fp8_bf16_nt(lhs, rhs, out) is None
+    assert_gemm_rows(f64(out), f64(lhs) @ f64(rhs).T, "bfloat16")
+
+
+@pytest.mark.parametrize("k", [128, 200])
+def test_contiguous(device, k):
+    """Whatever K is a multiple of; rows of padding are left alone."""
+    assert dg.get_m_alignment_for_contiguous_layout() == 128
+    lhs, rhs = fp8(256, k, device=device), fp8(3, 33, k, device=device)
+    groups = np.full(256, -1, np.int32)
+    groups[:100], groups[128:140] = 2, 0
+    out = torch.full((256, 33), 7.0, dtype=torch.bfloat16, device=device)
+    indices = torch.from_numpy(groups).to(device)
+    assert dg.m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_contiguous(lhs, rhs, out, indices) is None
+    valid = groups >= 0
+    expected = np.stack([f64(lhs)[i] @ f64(rhs)[groups[i]].T for i in np.flatnonzero(valid)])
+    assert_gemm_rows(f64(out)[valid], expected, "bfloat16")
+    assert (f64(out)[~valid] == 7).all()
+
+
+@pytest.mark.parametrize("m_max", [5, 130])
+def test_masked(device, m_max):
+    """Whatever m_max is; what is masked is left alone."""
+    lhs, rhs = fp8(3, m_max, 128, device=device), fp8(3, 40, 128, device=device)
+    counts = [m_max, 0, 3]
+    out = torch.full((3, m_max, 40), 7.0, dtype=torch.bfloat16, device=device)
+    masked = torch.tensor(counts, dtype=torch.int32, device=device)
+    assert dg.m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_masked(lhs, rhs, out, masked, 4) is None
+    for g, count in enumerate(counts):
+        assert_gemm_rows(f64(out)[g, :count], (f64(lhs)[g] @ f64(rhs)[g].T)[:count], "bfloat16")
+        assert (f64(out)[g, count:] == 7).all()
+
+
+def test_weight_gradients_accumulate(device):
+    lhs, rhs = fp8(24, 200, device=device), fp8(40, 200, device=device)
+    before = torch.randn(24, 40, device=device)
+    out = before.clone()
+    assert dg.wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(lhs, rhs, out) is None
+    assert_rows(f64(out), f64(before) + f64(lhs) @ f64(rhs).T, 1e-5)
+
+
+def test_weight_gradients_by_group(device):
+    """Flat operands: the matrices (m, k_i) one after the other."""
+    sizes, m, n = [128, 0, 72], 24, 40
+    lhs, rhs = ([fp8(rows, k, device=device) for k in sizes] for rows in (m, n))
+    flat = (torch.cat([x.view(torch.uint8).flatten() for x in chunks]).view(E4M3) for chunks in (lhs, rhs))
+    before = torch.randn(3, m, n, device=device)
+    out = before.clone()
+    assert dg.k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(*flat, out, sizes) is None
+    for g in range(3):
+        assert_rows(f64(out)[g], f64(before)[g] + f64(lhs[g]) @ f64(rhs[g]).T, 1e-5)
+
+
+def test_helpers():
+    assert [dg.ceil_div(n, 128) for n in (0, 1, 128, 129)] == [0, 1, 1, 2]
+    x = torch.randn(50)
+    assert dg.calc_diff(x, x) == 0
+    assert abs(dg.calc_diff(x, -x) - 2) < 1e-12
+    before = dg.get_num_sms()
+    dg.set_num_sms(8)
+    assert dg.get_num_sms() == 8
+    dg.set_num_sms(None)
+    assert dg.get_num_sms() == before
+    assert dg.utils.count_bytes([x, (x, x.half())]) == 500
+
+
+def test_wrong_arguments_raise(device):
+    a, b = fp8(8, 128, device=device), fp8(16, 128, device=device)
+    out = torch.empty(8, 16, dtype=torch.bfloat16, device=device)
+    with pytest.raises(TypeError, match="lhs"):
+        dg.gemm_per_tensor_fp8_fp8_bf16_nt(a.float(), b, out)
+    with pytest.raises(TypeError, match="out"):
+        dg.gemm_per_tensor_fp8_fp8_bf16_nt(a, b, out.float())
+    with pytest.raises(ValueError, match="b"):
+        dg.gemm_per_tensor_fp8_fp8_bf16_nt(a, b[:, :64].contiguous(), out)
+    with pytest.raises(ValueError, match="batch_sizes"):
+        dg.k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(a.flatten(), b.flatten(), out.float()[None], [64, 64])
+    with pytest.raises(ValueError, match="lhs"):
+        dg.k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(a.flatten(), b.flatten(), out.float()[None], [64])
+
+
+PROGRAM = """
+import flexgemm.compat
+flexgemm.compat.install("deep_gemm_per_tensor")
+import deep_gemm_per_tensor
+from deep_gemm_per_tensor import bench_kineto, calc_diff, ceil_div
+from deep_gemm_per_tensor.jit_kernels.utils import get_m_alignment_for_contiguous_layout
+import torch
+assert deep_gemm_per_tensor.__path__ and get_m_alignment_for_contiguous_layout() == 128
+a, out = torch.randn(8, 128).to(torch.float8_e4m3fn), torch.empty(8, 8, dtype=torch.bfloat16)
+deep_gemm_per_tensor.gemm_per_tensor_fp8_fp8_bf16_nt(a, a, out)
+assert calc_diff(out, a.float() @ a.float().t()) < 1e-4
+"""
+
+
+def test_a_program_runs_unchanged():
+    result = calls.run_python(["-c", PROGRAM])
+    assert result.returncode == 0, result.stderr
+
+
+# ---- flashinfer.gemm ----
+
+
+@pytest.mark.parametrize("column_major", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_bmm_fp8(device, column_major, dtype):
+    a, b = fp8(3, 7, 48, device=device), fp8(3, 33, 48, device=device, dtype=torch.float8_e5m2).transpose(1, 2)
+    b = b if column_major else b.contiguous()
+    scales = torch.tensor(0.5, device=device), torch.tensor([0.25], device=device)
+    expected = 0.125 * f64(a) @ f64(b)
+    out = bmm_fp8(a, b, *scales, dtype)
+    assert (out.dtype, tuple(out.shape)) == (dtype, (3, 7, 33))
+    for got, want in zip(f64(out), expected, strict=True):
+        assert_gemm_rows(got, want, str(dtype).removeprefix("torch."))
+    given = torch.empty_like(out)
+    assert bmm_fp8(a, b, *scales, dtype, given, backend="cublas") is given
+    assert torch.equal(given, out)
+
+
+@pytest.mark.parametrize("column_major", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, E4M3])
+@pytest.mark.parametrize("way", ["seg_lens", "seg_indptr", "old", "old_indptr", "old_positional", "out"])
+def test_segments(device, column_major, dtype, way):
+    torch.manual_seed(0)
+    lens, chosen = [5, 0, 9], [2, 0, 1]
+    x, weights = (torch.randn(s, device=device).to(dtype) for s in ((14, 16), (3, 8, 16)))
+    stored = weights if column_major else weights.transpose(1, 2).contiguous()
+    seg_lens, indices = (torch.tensor(v, dtype=torch.int64, device=device) for v in (lens, chosen))
+    indptr = torch.tensor([0, 5, 5, 14], dtype=torch.int64, device=device)
+    wrapper = SegmentGEMMWrapper(torch.empty(16, dtype=torch.int8, device=device))
+    wrapper.reset_workspace_buffer(torch.empty(16), torch.empty(16))
+    call = [x, stored, 3, column_major]
+    out_dtype = torch.bfloat16 if dtype is E4M3 else dtype
+    given = torch.empty(14, 8, dtype=out_dtype, device=device)
+    out = {
+        "seg_lens": lambda: wrapper.run(*call, seg_lens=seg_lens, weight_indices=indices),
+        "seg_indptr": lambda: wrapper.forward(*call, seg_indptr=indptr, weight_indices=indices),
+        "old": lambda: wrapper.run(*call, seg_lens, weight_indices=indices),
+        "old_indptr": lambda: wrapper.run(*call, None, indptr, weight_indices=indices),
+        "old_positional": lambda: wrapper.run(*call, seg_lens, None, indices),
+        "out": lambda: wrapper.run(*call, given, seg_lens, None, indices),
+    }[way]()
+    assert (out.dtype, out is given) == (out_dtype, way == "out")
+    segments = zip(np.split(f64(x), np.cumsum(lens)[:-1]), chosen, strict=True)
+    expected = np.concatenate([rows @ f64(weights)[w].T for rows, w in segments])
+    assert_gemm_rows(f64(out), expected, str(out_dtype).removeprefix("torch."))
+
+
+def test_segments_need_their_sizes(device):
+    x, weights = torch.randn(14, 16, device=device), torch.randn(3, 8, 16, device=device)
+    wrapper = SegmentGEMMWrapper(float_workspace_buffer=None)
+    with pytest.raises(ValueError, match="seg_lens"):
+        wrapper.run(x, weights, 3, True)
+    with pytest.raises(ValueError, match="seg_lens"):
+        wrapper.run(x, weights, 3, True, seg_lens=torch.tensor([14], device=device))

@@ -1,0 +1,434 @@
+"""Layouts of groups beyond the ragged one of test_gemm.py: what is multiplied, what is written, what is not read."""
+
+from __future__ import annotations
+
+import guarded
+import numpy as np
+import pytest
+import reference
+import scenes
+from memory import Host, poison
+from products import judge, offsets_of, operands, scale_of
+from reference import assert_gemm_rows, assert_rows, dtype_of, f64
+
+import flexgemm
+
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+FP8 = (E4M3, E4M3)
+DTYPES = [FP8, (E4M3, E5M2), (E5M2, E4M3), *((d, d) for d in ("float16", "bfloat16", "float32"))]
+SIZES = [0, 1, 7, 64, 129, 0]
+KEPT = 7  # what the output holds where nothing is to be written
+
+all_dtypes = pytest.mark.parametrize("dtypes", DTYPES, ids="-".join)
+offset_forms = pytest.mark.parametrize("form", ["ends", "bounds"])
+layouts = pytest.mark.parametrize("pad, offset", [(0, 0), (1, 1), (16, 16)])
+
+
+def own_dtype(dtypes):
+    return "bfloat16" if dtypes[0].startswith("float8") else dtypes[0]
+
+
+def judge_written(out, ref, written, dtypes, out_dtype):
+    """Rows that are written whole are judged; what is not keeps what it held."""
+    assert (f64(out)[~written] == KEPT).all()
+    rows = written.all(axis=-1)
+    judge(out[rows], ref[rows], dtypes[0], out_dtype)
+
+
+def initial_of(shape, dtype, written):
+    initial = poison(shape, dtype)
+    initial[~written] = KEPT
+    return initial
+
+
+# ---- contiguous ----
+
+
+def contiguous(sizes, order=None):
+    """m_indices of groups in the given order, each padded with -1 to a multiple of 128."""
+    parts = [np.zeros(0, np.int32)]
+    for group in range(len(sizes)) if order is None else order:
+        padding = -sizes[group] % 128
+        parts += [np.full(sizes[group], group, np.int32), np.full(padding, -1, np.int32)]
+    return np.concatenate(parts)
+
+
+def check_contiguous(backend, m_indices, groups, n, k, dtypes, out_dtype, scales=("none", "none"), **layout):
+    rows = len(m_indices)
+    rng, a, b = operands(rows, n, k, *dtypes, groups=groups)
+    how = {
+        "scale_a": scale_of(rng, scales[0], rows),
+        "scale_b": scale_of(rng, scales[1], n, (groups,)),
+        "bias": rng.standard_normal((groups, n)).astype(np.float32),
+    }
+    ref, written = np.zeros((rows, n)), np.zeros((rows, n), bool)
+    for g in range(groups):
+        own = m_indices == g
+        part = {name: x if x is None or x.ndim == 0 else x[own if name == "scale_a" else g] for name, x in how.items()}
+        ref[own], written[own] = reference.gemm(a[own], b[g], **part), True
+        if not own.any():
+            b[g] = np.nan
+    a[~written[:, 0]] = np.nan
+    out = guarded.gemm(
+        backend, a, b, out_dtype, m_indices=m_indices, layout="m_grouped_contiguous",
+        initial=initial_of((rows, n), out_dtype, written), **how, **layout,
+    )  # fmt: skip
+    judge_written(out, ref, written, dtypes, out_dtype)
+
+
+@all_dtypes
+@pytest.mark.parametrize("n, k", [(97, 144), (64, 33)])
+def test_contiguous(backend, n, k, dtypes):
+    check_contiguous(backend, contiguous([130, 0, 1, 128]), 4, n, k, dtypes, own_dtype(dtypes))
+
+
+@layouts
+@pytest.mark.parametrize("scales", [("none", "tensor"), ("tensor", "row"), ("row", "none")])
+def test_contiguous_scales_and_strides(backend, scales, pad, offset):
+    m_indices = contiguous([1, 200, 7], order=[2, 0, 1])[:-40]
+    check_contiguous(backend, m_indices, 3, 70, 80, FP8, "float32", scales, pad=pad, offset=offset)
+
+
+def test_contiguous_without_a_valid_row(backend):
+    check_contiguous(backend, np.full(200, -1, np.int32), 2, 33, 64, FP8, "bfloat16")
+    check_contiguous(backend, np.zeros(0, np.int32), 2, 33, 64, FP8, "bfloat16")
+
+
+@pytest.mark.parametrize("wrong", [[0, 1], [0, -1, 0], [2], [-2]])
+def test_contiguous_faults_raise_on_the_cpu(wrong):
+    _, a, b = operands(len(wrong), 33, 64, *FP8, groups=2)
+    with pytest.raises(ValueError, match="m_indices"):
+        guarded.gemm(Host(), a, b, "float32", m_indices=np.array(wrong, np.int32), layout="m_grouped_contiguous")
+
+
+def test_contiguous_skips_indices_of_no_group_on_the_gpu(cuda):
+    m_indices = np.repeat(np.array([5, 1, -7, 2**31 - 1], np.int32), 128)
+    rows = len(m_indices)
+    _, a, b = operands(rows, 33, 64, *FP8, groups=2)
+    initial = np.full((rows, 33), KEPT, np.float32)
+    out = guarded.gemm(cuda, a, b, "float32", m_indices=m_indices, layout="m_grouped_contiguous", initial=initial)
+    own = m_indices == 1
+    assert (out[~own] == KEPT).all()
+    assert_gemm_rows(out[own], reference.gemm(a[own], b[1]), "float32")
+
+
+# ---- masked ----
+
+
+def check_masked(backend, masked_m, m_max, n, k, dtypes, out_dtype, scales=("none", "none"), **layout):
+    groups = len(masked_m)
+    rng, b, a = operands(n, m_max, k, dtypes[1], dtypes[0], groups=groups)
+    b = scenes.values(rng, (groups, n, k), dtypes[1], one_sign=n < 64)
+    a = scenes.values(rng, (groups, m_max, k), dtypes[0], one_sign=n < 64)
+    how = {
+        "scale_a": scale_of(rng, scales[0], m_max, (groups,)),
+        "scale_b": scale_of(rng, scales[1], n, (groups,)),
+    }
+    ref, written = np.zeros((groups, m_max, n)), np.zeros((groups, m_max, n), bool)
+    for g, rows in enumerate(masked_m):
+        part = {name: None if x is None else x[g] for name, x in how.items()}
+        part["scale_a"] = part["scale_a"][:rows] if scales[0] == "row" else part["scale_a"]
+        ref[g, :rows], written[g, :rows] = reference.gemm(a[g, :rows], b[g], **part), True
+        a[g, rows:] = np.nan
+    out = guarded.gemm(
+        backend, a, b, out_dtype, masked_m=np.array(masked_m, np.int32), layout="m_grouped_masked",
+        shape=(groups, m_max, n), initial=initial_of((groups, m_max, n), out_dtype, written), **how, **layout,
+    )  # fmt: skip
+    judge_written(out, ref, written, dtypes, out_dtype)
+
+
+@all_dtypes
+@pytest.mark.parametrize("m_max", [5, 65, 129])
+def test_masked(backend, m_max, dtypes):
+    masked_m = [0, m_max, 1, m_max - 1, m_max // 2]
+    check_masked(backend, masked_m, m_max, 97, 144, dtypes, own_dtype(dtypes), expected_m=m_max)
+
+
+@layouts
+@pytest.mark.parametrize("scales", [("none", "tensor"), ("tensor", "row"), ("row", "none")])
+def test_masked_scales_and_strides(backend, scales, pad, offset):
+    check_masked(backend, [3, 0, 70, 71], 71, 70, 80, FP8, "float32", scales, pad=pad, offset=offset)
+
+
+@pytest.mark.parametrize("wrong", [-1, 72, 2**31 - 1])
+def test_masked_faults_raise_on_the_cpu(wrong):
+    with pytest.raises(ValueError, match="masked_m"):
+        flexgemm.m_grouped_gemm_nt_masked(*operands_of_two(), np.array([3, wrong], np.int32))
+
+
+def operands_of_two():
+    rng = np.random.default_rng(0)
+    return (scenes.values(rng, shape, E4M3) for shape in ((2, 71, 64), (2, 33, 64)))
+
+
+def test_masked_m_is_clamped_on_the_gpu(cuda):
+    a, b = operands_of_two()
+    initial = np.full((2, 71, 33), KEPT, np.float32)
+    out = guarded.gemm(cuda, a, b, "float32", masked_m=np.array([-5, 2**31 - 1], np.int32), shape=(2, 71, 33),
+                       layout="m_grouped_masked", initial=initial)  # fmt: skip
+    assert (out[0] == KEPT).all()
+    assert_rows(out[1], reference.gemm(a[1], b[1]), 1e-3)
+
+
+# ---- batched ----
+
+
+@all_dtypes
+@layouts
+@pytest.mark.parametrize("scales", [("none", "none"), ("tensor", "row"), ("row", "tensor")])
+def test_batched(backend, scales, pad, offset, dtypes):
+    batch, m, n, k = 3, 65, 70, 80
+    rng = np.random.default_rng(0)
+    a, b = scenes.values(rng, (batch, m, k), dtypes[0]), scenes.values(rng, (batch, n, k), dtypes[1])
+    how = {
+        "scale_a": scale_of(rng, scales[0], m, (batch,)),
+        "scale_b": scale_of(rng, scales[1], n, (batch,)),
+        "bias": rng.standard_normal((batch, n)).astype(np.float32),
+    }
+    out_dtype = own_dtype(dtypes)
+    out = guarded.gemm(backend, a, b, out_dtype, shape=(batch, m, n), layout="batched", pad=pad, offset=offset, **how)
+    for i in range(batch):
+        part = {name: None if x is None else x[i] for name, x in how.items()}
+        judge(out[i], reference.gemm(a[i], b[i], **part), dtypes[0], out_dtype)
+
+
+def test_one_scale_for_all_of_a_batch(backend):
+    a, b = (x[:, :33] for x in operands_of_two())
+    scale = np.asarray(0.375, np.float32)
+    out = guarded.gemm(backend, a, b, "float32", shape=(2, 33, 33), layout="batched", scale_a=scale, scale_b=scale)
+    for i in range(2):
+        assert_rows(out[i], reference.gemm(a[i], b[i]) * 0.375**2, 1e-3)
+
+
+# ---- grouped along N ----
+
+
+@all_dtypes
+@offset_forms
+@pytest.mark.parametrize("m, k", [(65, 80), (3, 144)])
+def test_n_grouped(backend, m, k, form, dtypes):
+    groups, first = len(SIZES), 5 if form == "bounds" else 0
+    offsets = offsets_of(SIZES, form, "int32", first)
+    n = sum(SIZES) + first + 9
+    rng = np.random.default_rng(0)
+    a = scenes.values(rng, (groups, m, k), dtypes[0], one_sign=True)
+    b = scenes.values(rng, (n, k), dtypes[1], one_sign=True)
+    how = {"scale_a": scale_of(rng, "row", m, (groups,)), "scale_b": scale_of(rng, "row", n)}
+    bias = rng.standard_normal(n).astype(np.float32)
+    ref, written = np.zeros((m, n)), np.zeros((m, n), bool)
+    for g, (begin, end) in enumerate(reference.group_bounds(offsets, groups)):
+        own = slice(begin, end)
+        ref[:, own] = reference.gemm(a[g], b[own], how["scale_a"][g], how["scale_b"][own], bias[own])
+        written[:, own] = True
+    b[~written[0]] = np.nan
+    out_dtype = own_dtype(dtypes)
+    out = guarded.gemm(backend, a, b, out_dtype, offsets=offsets, layout="n_grouped", bias=bias, **how, shape=(m, n),
+                       initial=initial_of((m, n), out_dtype, written))  # fmt: skip
+    assert (f64(out)[~written] == KEPT).all()
+    columns = written[0]
+    judge(out[:, columns], ref[:, columns], dtypes[0], out_dtype)
+
+
+# ---- weight gradients ----
+
+
+@all_dtypes
+def test_products_are_added_to_the_output(backend, dtypes):
+    rng, a, b = operands(65, 97, 144, *dtypes)
+    before = rng.standard_normal((65, 97)).astype(np.float32)
+    out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before)
+    judge(out, before + reference.gemm(a, b), dtypes[0], "float32")
+
+
+def check_k_grouped(backend, sizes, m, n, dtypes, form="ends", first=0, accumulate=False, **layout):
+    """Each group once more with NaN all around it: what lies beside a group must not be read."""
+    groups, offsets = len(sizes), offsets_of(sizes, form, "int32", first)
+    k = -(-(sum(sizes) + first + 1) // 32) * 32  # rows that TMA can copy
+    rng, a, b = operands(m, n, k, *dtypes)
+    how = {"scale_a": scale_of(rng, "row", m, (groups,)), "scale_b": scale_of(rng, "tensor", n, (groups,))}
+    before = rng.standard_normal((groups, m, n)).astype(np.float32) if accumulate else poison((groups, m, n), "float32")
+    call = {"offsets": offsets, "layout": "k_grouped", "shape": (groups, m, n), "accumulate": accumulate} | how | layout
+    bounds = reference.group_bounds(offsets, groups)
+    whole = guarded.gemm(backend, a, b, "float32", initial=before, **call)
+    for g, (begin, end) in enumerate(bounds):
+        own = slice(begin, end)
+        ref = reference.gemm(a[:, own], b[:, own], how["scale_a"][g], how["scale_b"][g])
+        judge(whole[g], ref + before[g] if accumulate else ref, dtypes[0], "float32")
+    for g in range(groups):
+        begin, end = bounds[g]
+        alone = [x.copy() for x in (a, b)]
+        for x in alone:
+            x[:, :begin] = x[:, end:] = np.nan
+        out = guarded.gemm(backend, *alone, "float32", initial=before, **call)
+        np.testing.assert_array_equal(out[g], whole[g])
+
+
+@all_dtypes
+@pytest.mark.parametrize("m, n", [(65, 97), (130, 64)])
+def test_k_grouped(backend, m, n, dtypes):
+    check_k_grouped(backend, [64, 0, 144, 129], m, n, dtypes)
+
+
+@offset_forms
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("sizes", [SIZES, [16, 128, 0, 32], [1] * 9, [0, 0], [300]])
+def test_k_groups_of_any_size(backend, sizes, accumulate, form):
+    check_k_grouped(backend, sizes, 65, 70, FP8, form, first=3 if form == "bounds" else 0, accumulate=accumulate)
+
+
+@layouts
+def test_k_grouped_strides(backend, pad, offset):
+    check_k_grouped(backend, [64, 5, 144], 65, 70, ("bfloat16", "bfloat16"), pad=pad, offset=offset)
+
+
+HOSTILE = {"negative": [-50, 30, 64], "beyond": [10, 500, 2**31 - 1], "decreasing": [90, 20, 64]}
+
+
+@pytest.mark.parametrize("ends", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("layout", ["n_grouped", "k_grouped"])
+def test_hostile_offsets_raise_on_the_cpu(layout, ends):
+    with pytest.raises(ValueError, match="offsets"):
+        hostile(Host(), layout, ends)
+
+
+@pytest.mark.parametrize("ends", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("layout", ["n_grouped", "k_grouped"])
+def test_hostile_offsets_never_write_outside_on_the_gpu(cuda, layout, ends):
+    """The fences around out are the test; what lies inside is finite."""
+    assert np.isfinite(hostile(cuda, layout, ends)).all()
+
+
+def hostile(backend, layout, ends):
+    rng = np.random.default_rng(0)
+    a_shape, shape = ((3, 33, 64), (33, 70)) if layout == "n_grouped" else ((33, 64), (3, 33, 70))
+    a, b = scenes.values(rng, a_shape, E4M3), scenes.values(rng, (70, 64), E4M3)
+    offsets = np.array(ends, np.int32)
+    return guarded.gemm(backend, a, b, "float32", offsets=offsets, layout=layout, shape=shape,
+                        initial=np.zeros(shape, np.float32))  # fmt: skip
+
+
+# ---- segments ----
+
+
+@pytest.mark.parametrize("dtypes", [FP8, (E5M2, E4M3), ("float16", "float16"), ("bfloat16", "bfloat16")], ids="-".join)
+@pytest.mark.parametrize("column_major", [True, False])
+@pytest.mark.parametrize("n, k", [(97, 144), (64, 128), (33, 17)])
+def test_segments(backend, n, k, column_major, dtypes):
+    sizes, weights = [0, 1, 7, 64, 129, 3], np.array([2, 2, 0, 3, 1, 0], np.int64)
+    rows = sum(sizes)
+    rng, x, w = operands(rows, n, k, *dtypes, groups=4)
+    scale_b, bias = scale_of(rng, "row", n, (4,)), rng.standard_normal((4, n)).astype(np.float32)
+    ref, begin = np.zeros((rows, n)), 0
+    for size, weight in zip(sizes, weights, strict=True):
+        own = slice(begin, begin := begin + size)
+        ref[own] = reference.gemm(x[own], w[weight], None, scale_b[weight], bias[weight])
+    given = w if column_major else np.ascontiguousarray(w.swapaxes(1, 2))
+    out_dtype = own_dtype(dtypes)
+    how = {"weight_indices": weights, "scale_b": scale_b, "bias": bias, "shape": (rows, n)}
+    out = guarded.gemm(backend, x, given, out_dtype, offsets=offsets_of(sizes, "bounds", "int32"),
+                       b_row_major=not column_major, **how)  # fmt: skip
+    judge(out, ref, dtypes[0], out_dtype)
+
+
+def test_segments_whose_weight_does_not_exist(cuda):
+    """Raise on the CPU; are left alone on a GPU, which does not know them before it is there."""
+    _, x, w = operands(40, 70, 64, *FP8, groups=2)
+    how = {"offsets": np.array([10, 25, 40], np.int32), "weight_indices": np.array([0, 7, -1], np.int32)}
+    out = guarded.gemm(cuda, x, w, "float32", initial=np.full((40, 70), KEPT, np.float32), **how)
+    assert (out[10:] == KEPT).all()
+    assert_gemm_rows(out[:10], reference.gemm(x[:10], w[0]), "float32")
+
+
+def test_weight_indices_are_checked_on_the_cpu():
+    _, x, w = operands(40, 70, 64, *FP8, groups=2)
+    with pytest.raises(ValueError, match="weight_indices"):
+        flexgemm.segment_gemm(x, w, np.array([10, 40], np.int32), weight_indices=np.array([0, 2], np.int32))
+
+
+@pytest.mark.parametrize("layout", ["dense", "batched", "m_grouped_masked", "k_grouped"])
+@pytest.mark.parametrize("dtypes", [FP8, ("float32", "float32")], ids="-".join)
+def test_row_major_weights_in_any_layout(backend, layout, dtypes):
+    rng = np.random.default_rng(0)
+    lead = (2,) if layout in ("batched", "m_grouped_masked") else ()
+    a, b = scenes.values(rng, (*lead, 33, 80), dtypes[0]), scenes.values(rng, (*lead, 70, 80), dtypes[1])
+    grouping = {
+        "m_grouped_masked": {"masked_m": np.array([33, 33], np.int32)},
+        "k_grouped": {"offsets": np.array([33, 80], np.int32)},
+    }.get(layout, {})
+    shape = (2, 33, 70) if lead or layout == "k_grouped" else (33, 70)
+    how = {"shape": shape, "layout": layout, **grouping}
+    out = guarded.gemm(backend, a, np.ascontiguousarray(b.swapaxes(-1, -2)), "float32", b_row_major=True, **how)
+    np.testing.assert_array_equal(out, guarded.gemm(backend, a, b, "float32", **how))
+
+
+# ---- the public functions ----
+
+
+def test_public_layouts(backend):
+    """Each public function gives what the extension gives, into a new output and into the caller's."""
+    rng = np.random.default_rng(0)
+    a, b = scenes.values(rng, (2, 130, 64), E4M3), scenes.values(rng, (2, 70, 64), E4M3)
+    rows = np.concatenate([a[0], a[1]])
+    ends, m_indices = np.array([130, 200], np.int32), contiguous([130, 4])
+    masked_m = np.array([130, 4], np.int32)
+    cases = [
+        (flexgemm.batched_gemm_nt, (a, b), "batched", (2, 130, 70), {}),
+        (flexgemm.m_grouped_gemm_nt_contiguous, (rows, b, m_indices[:260]), "m_grouped_contiguous", (260, 70),
+         {"m_indices": m_indices[:260]}),
+        (flexgemm.m_grouped_gemm_nt_masked, (a, b, masked_m), "m_grouped_masked", (2, 130, 70), {"masked_m": masked_m}),
+        (flexgemm.n_grouped_gemm_nt, (a, b[0], np.array([30, 70], np.int32)), "n_grouped", (130, 70),
+         {"offsets": np.array([30, 70], np.int32)}),
+        (flexgemm.k_grouped_wgrad_gemm_nt, (a[0], b[0], np.array([30, 64], np.int32)), "k_grouped", (2, 130, 70),
+         {"offsets": np.array([30, 64], np.int32)}),
+        (flexgemm.wgrad_gemm_nt, (a[0], b[0]), "dense", (130, 70), {}),
+        (flexgemm.segment_gemm, (rows, b, ends), "m_grouped", (260, 70), {"offsets": ends}),
+    ]  # fmt: skip
+    for function, arguments, layout, shape, how in cases:
+        out_dtype = "float32" if "wgrad" in function.__name__ else "bfloat16"
+        expected = guarded.gemm(backend, *arguments[:2], out_dtype, layout=layout, shape=shape,
+                                initial=np.full(shape, KEPT, dtype_of(out_dtype)), **how)  # fmt: skip
+        placed = [backend.array(x) for x in arguments]
+        new = backend.numpy(function(*placed))
+        assert new.dtype == expected.dtype
+        written = f64(expected) != KEPT
+        np.testing.assert_array_equal(new[written], expected[written])
+        mine = backend.array(np.full(shape, KEPT, dtype_of(out_dtype)))
+        keeps = {"accumulate": False} if "wgrad" in function.__name__ else {}
+        assert function(*placed, out=mine, **keeps) is mine
+        np.testing.assert_array_equal(backend.numpy(mine), expected)
+
+
+def test_public_weight_gradients_add(backend):
+    _, a, b = operands(33, 70, 64, *FP8)
+    x, y = backend.array(a), backend.array(b)
+    once = backend.numpy(flexgemm.wgrad_gemm_nt(x, y))
+    mine = backend.array(np.zeros((33, 70), np.float32))
+    for _ in range(2):
+        flexgemm.wgrad_gemm_nt(x, y, out=mine)
+    np.testing.assert_array_equal(backend.numpy(mine), 2 * once)
+    with pytest.raises(ValueError, match="out"):
+        flexgemm.gemm_nt(x, y, accumulate=True)
+
+
+def test_lengths_of_segments():
+    _, x, w = operands(40, 70, 64, *FP8, groups=2)
+    lengths, ends = np.array([10, 30], np.int32), np.array([10, 40], np.int32)
+    np.testing.assert_array_equal(flexgemm.segment_gemm(x, w, seg_lens=lengths), flexgemm.segment_gemm(x, w, ends))
+    for neither in ({}, {"offsets": ends, "seg_lens": lengths}):
+        with pytest.raises(ValueError, match="offsets, seg_lens"):
+            flexgemm.segment_gemm(x, w, **neither)
+
+
+def test_the_number_of_multiprocessors_changes_nothing(backend):
+    assert flexgemm.get_m_alignment_for_contiguous_layout() == 128
+    _, a, b = operands(300, 97, 144, *FP8)
+    x, y = backend.array(a), backend.array(b)
+    everywhere = backend.numpy(flexgemm.gemm_nt(x, y, out_dtype="float32"))
+    try:
+        flexgemm.set_num_sms(2)
+        assert flexgemm.get_num_sms() == 2
+        np.testing.assert_array_equal(backend.numpy(flexgemm.gemm_nt(x, y, out_dtype="float32")), everywhere)
+        with pytest.raises(ValueError, match="num_sms"):
+            flexgemm.set_num_sms(0)
+    finally:
+        flexgemm.set_num_sms(None)

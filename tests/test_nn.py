@@ -1,0 +1,445 @@
+"""flexgemm.torch.nn: sparse tensors and modules against torch on dense grids, experts against a loop, converters
+against convolutions of the layouts that they convert."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import scenes
+
+torch = pytest.importorskip("torch", reason="torch not installed")
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+
+import flexgemm.torch.nn as fnn  # noqa: E402
+
+KERNELS = [(3, 3, 3), (5, 1, 3)]
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device, or torch without CUDA")
+    return torch.device(request.param)
+
+
+def sparse(n=80, channels=5, batch=2, device="cpu"):
+    coords, shape = scenes.scene(n, batch=batch)
+    torch.manual_seed(0)
+    return fnn.SparseTensor(torch.randn(n, channels, device=device), torch.from_numpy(coords).to(device), shape)
+
+
+def at_voxels(dense, x):
+    """The rows (N, C) of a dense (B, C, W, H, D) tensor at the voxels of x."""
+    return dense.permute(0, 2, 3, 4, 1)[x.coords.long().unbind(1)]
+
+
+def by_torch(x, weight, bias, dilation=(1, 1, 1)):
+    """The convolution of the dense grid by torch, in float64: weight (Co, Kw, Kh, Kd, Ci), odd."""
+    kernel = weight.double().permute(0, 4, 1, 2, 3)
+    padding = [size // 2 * d for size, d in zip(kernel.shape[2:], dilation, strict=True)]
+    bias = None if bias is None else bias.double()
+    dense = torch.nn.functional.conv3d(x.dense().double(), kernel, bias, padding=padding, dilation=dilation)
+    return at_voxels(dense, x)
+
+
+def close(a, b, tolerance=1e-5):
+    torch.testing.assert_close(a.double(), b.double(), rtol=tolerance, atol=tolerance)
+
+
+# ---- tensors ----
+
+
+def test_dense_and_back(device):
+    x = sparse(device=device)
+    dense = x.dense()
+    assert dense.shape == (x.batch_size, 5, *x.shape[1:])
+    again = fnn.SparseTensor.from_dense(dense)
+    assert (again.coords.dtype, again.shape, len(again)) == (torch.int32, x.shape, len(x))
+    assert torch.equal(again.dense(), dense)
+    assert torch.equal(at_voxels(dense, again), again.feats)
+    everything = fnn.SparseTensor.from_dense(dense, mask=torch.ones_like(dense[:, 0]))
+    assert len(everything) == np.prod(x.shape)
+    x.feats.requires_grad_()
+    x.dense().square().sum().backward()
+    torch.testing.assert_close(x.feats.grad, 2 * x.feats.detach())
+
+
+def test_batches_are_split_and_joined(device):
+    x = sparse(batch=3, device=device)
+    parts = x.split()
+    assert [len(part) for part in parts] == x.batch_counts().tolist()
+    assert all(part.shape == (1, *x.shape[1:]) for part in parts)
+    assert torch.equal(torch.cat([part.dense() for part in parts]), x.dense())
+    assert torch.equal(fnn.SparseTensor.cat(parts).dense(), x.dense())
+    larger = fnn.SparseTensor(parts[0].feats, parts[0].coords, (1, 20, 20, 20))
+    assert fnn.SparseTensor.cat([parts[1], larger]).shape == (2, 20, 20, 20)
+
+
+def test_maps_are_shared_by_tensors_on_the_same_voxels(device):
+    x = sparse(device=device)
+    y = x.replace(x.feats * 2)
+    nmap = x.sites.neighbor_map((3, 3, 3), (1, 1, 1))
+    assert y.sites.neighbor_map((3, 3, 3), (1, 1, 1)) is nmap
+    assert y.sites.neighbor_map((3, 3, 3), (2, 2, 2)) is not nmap
+    assert torch.equal((x + y).feats, 3 * x.feats)
+    assert torch.equal((x * 2 + 1).feats, 2 * x.feats + 1)
+    with pytest.raises(ValueError, match="same one"):
+        x + sparse(device=device)
+
+
+def test_tensors_move_and_change_dtype(device):
+    x = sparse()
+    half = x.to(torch.float16)
+    assert half.dtype is torch.float16
+    assert half.sites is x.sites
+    moved = x.to(device, torch.bfloat16)
+    assert (moved.dtype, moved.device.type, moved.coords.device.type) == (torch.bfloat16, device.type, device.type)
+    assert (moved.sites is x.sites) == (device.type == "cpu")
+
+
+def test_wrong_tensors_are_refused():
+    feats, coords = torch.zeros(5, 3), torch.zeros(5, 4, dtype=torch.int32)
+    for wrong in ((feats, coords[:4]), (feats[0], coords), (feats, coords[:, :3])):
+        with pytest.raises(ValueError, match="feats"):
+            fnn.SparseTensor(*wrong, (1, 4, 4, 4))
+    with pytest.raises(TypeError, match="coords"):
+        fnn.SparseTensor(feats, coords.long(), (1, 4, 4, 4))
+    with pytest.raises(ValueError, match="shape"):
+        fnn.SparseTensor(feats, coords, (4, 4, 4))
+
+
+# ---- modules ----
+
+
+@pytest.mark.parametrize("kernel_size", KERNELS)
+@pytest.mark.parametrize("dilation", [1, (1, 2, 2)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_submanifold_convolution_is_torch_s_on_the_dense_grid(device, kernel_size, dilation, bias):
+    x = sparse(device=device)
+    layer = fnn.SubMConv3d(5, 7, kernel_size, dilation=dilation, bias=bias, precision="ieee", device=device)
+    x.feats.requires_grad_()
+    y = layer(x)
+    assert y.sites is x.sites
+    leaves = [x.feats, *layer.parameters()]
+    expected = by_torch(x, layer.weight, layer.bias, layer.dilation)
+    close(y.feats, expected)
+    gradients = (torch.autograd.grad(out.square().sum(), leaves) for out in (y.feats, expected))
+    for got, want in zip(*gradients, strict=True):
+        close(got, want, 1e-4)
+
+
+def test_initial_weights_are_those_of_torch():
+    torch.manual_seed(0)
+    ours, theirs = fnn.SubMConv3d(16, 32, 3), torch.nn.Conv3d(16, 32, 3)
+    for a, b in ((ours.weight, theirs.weight), (ours.bias, theirs.bias)):
+        assert abs(a.abs().max() / b.abs().max() - 1) < 0.1
+
+
+class Network(torch.nn.Module):
+    """A residual block and a head."""
+
+    def __init__(self, channels=8):
+        super().__init__()
+        self.stem = fnn.SubMConv3d(5, channels)
+        self.block = torch.nn.Sequential(
+            fnn.BatchNorm(channels),
+            fnn.ReLU(),
+            fnn.SubMConv3d(channels, channels, 3, bias=False),
+            fnn.LayerNorm(channels),
+            fnn.GELU(),
+            fnn.SubMConv3d(channels, channels, (3, 1, 3)),
+        )
+        self.head = torch.nn.Sequential(fnn.Linear(channels, 4), fnn.Features(torch.nn.Softplus()), fnn.Dropout(0.0))
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(x + self.block(x)).feats
+
+
+def test_a_network_trains(device):
+    torch.manual_seed(0)
+    x, network = sparse(device=device), Network().to(device)
+    target = torch.rand(len(x), 4, device=device)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        loss = (network(x) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    again = Network().to(device)
+    again.load_state_dict(network.state_dict())
+    assert torch.equal(again.eval()(x), network.eval()(x))
+    assert torch.equal(copy.deepcopy(network)(x), network(x))
+
+
+def test_a_network_compiles_whole(device):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    network = Network().to(device).eval()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(network, fullgraph=True, backend=counter)
+    for n in (40, 60, 90):
+        x = sparse(n, device=device)
+        x = fnn.SparseTensor(x.feats, x.coords, (2, 16, 16, 16))
+        torch.testing.assert_close(compiled(x), network(x))
+        torch.testing.assert_close(compiled(x), network(x))  # its maps are there now
+    assert counter.frame_count <= 4
+
+
+# ---- strided layers ----
+
+
+def by_torch_strided(x, out, conv, weight, bias, *how):
+    """torch's convolution of the dense grid, at the voxels of `out`; weight (Co, Kw, Kh, Kd, Ci)."""
+    transposed = conv is torch.nn.functional.conv_transpose3d
+    kernel = weight.double().permute(*((4, 0) if transposed else (0, 4)), 1, 2, 3)
+    return at_voxels(conv(x.dense().double(), kernel, bias.double(), *how), out)
+
+
+@pytest.mark.parametrize("kernel_size, stride, padding", [(2, 2, 0), (3, 2, 1), ((3, 1, 2), (2, 1, 2), (1, 0, 0))])
+def test_strided_convolution_and_back(device, kernel_size, stride, padding):
+    x = sparse(device=device)
+    down = fnn.SparseConv3d(5, 7, kernel_size, stride, padding, precision="ieee", device=device)
+    up = fnn.SparseInverseConv3d(7, 4, kernel_size, precision="ieee", device=device)
+    y = down(x)
+    close(y.feats, by_torch_strided(x, y, torch.nn.functional.conv3d, down.weight, down.bias, stride, padding))
+    assert down(x).sites is y.sites, "its map is kept"
+    back = up(y)
+    assert back.sites is x.sites
+    (back + up(y)).feats.square().sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in (*down.parameters(), *up.parameters()))
+    with pytest.raises(ValueError, match="strided layer"):
+        up(x.replace(torch.randn(len(x), 7, device=device)))
+    with pytest.raises(ValueError, match="kernel_size"):
+        fnn.SparseInverseConv3d(7, 4, 5, device=device)(y)
+
+
+def test_transposed_convolution(device):
+    x = sparse(device=device)
+    layer = fnn.SparseConvTranspose3d(5, 7, 3, 2, 1, output_padding=1, precision="ieee", device=device)
+    y = layer(x)
+    how = torch.nn.functional.conv_transpose3d, layer.weight, layer.bias, 2, 1, 1
+    close(y.feats, by_torch_strided(x, y, *how))
+    assert y.shape[1:] == tuple(2 * size for size in x.shape[1:])
+
+
+@pytest.mark.parametrize("mode", ["max", "mean", "sum"])
+def test_pooling_and_back(device, mode):
+    x = sparse(device=device)
+    x = fnn.SparseTensor(x.feats, x.coords, (2, 16, 16, 16))
+    y = fnn.SparsePool3d(2, mode=mode)(x)
+    cells = {tuple(c): row for row, c in enumerate(y.coords.tolist())}
+    rows = torch.tensor([cells[b, i // 2, j // 2, k // 2] for b, i, j, k in x.coords.tolist()], device=device)
+    reduce = {"max": "amax", "mean": "mean", "sum": "sum"}[mode]
+    expected = torch.zeros_like(y.feats).index_reduce_(0, rows, x.feats, reduce, include_self=False) if mode != "sum" \
+        else torch.zeros_like(y.feats).index_add_(0, rows, x.feats)  # fmt: skip
+    close(y.feats, expected)
+    back = fnn.SparseUpsample3d()(y)
+    assert back.sites is x.sites
+    assert torch.equal(back.feats, y.feats[rows])
+    pooled = fnn.GlobalPool(mode)(x)
+    parts = [part.feats for part in x.split()]
+    summary = {"max": lambda t: t.amax(0), "mean": lambda t: t.mean(0), "sum": lambda t: t.sum(0)}[mode]
+    close(pooled, torch.stack([summary(part) for part in parts]))
+
+
+class UNet(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.mid, self.head = fnn.SubMConv3d(5, 8), fnn.SubMConv3d(8, 8), fnn.SubMConv3d(8, 2)
+        self.down, self.up, self.pool = fnn.SparseConv3d(8, 8, 2, 2), fnn.SparseInverseConv3d(8, 8, 2), fnn.GlobalPool()
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = x + self.up(self.mid(self.down(x)))
+        return self.pool(self.head(x))
+
+
+def test_a_u_net_compiles_whole_once_its_maps_are_there(device):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    network = UNet().to(device)
+    compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
+    for n in (60, 90):
+        x = sparse(n, device=device)
+        expected = network(x)
+        torch.testing.assert_close(compiled(x), expected)
+        gradients = (torch.autograd.grad(y.square().sum(), network.stem.weight) for y in (compiled(x), network(x)))
+        torch.testing.assert_close(*gradients)
+
+
+def test_a_u_net_compiles_in_parts_otherwise(device):
+    torch.compiler.reset()
+    network, x = UNet().to(device), sparse(device=device)
+    again = fnn.SparseTensor(x.feats, x.coords, x.shape)
+    torch.testing.assert_close(torch.compile(network, backend="aot_eager")(again), network(x))
+
+
+# ---- state dicts of others ----
+
+
+def names(model):
+    return {name: torch.randn_like(value) for name, value in model.state_dict().items() if value.is_floating_point()}
+
+
+def expect_loaded(model, state, x):
+    model.load_state_dict(state, strict=False)
+    layer = model[0]
+    close(layer(x).feats, by_torch(x, layer.weight, layer.bias))
+
+
+def offsets_x_fastest(kernel_size):
+    """How torchsparse (odd volumes) and MinkowskiEngine number the kernel: (i, j, k) of each offset."""
+    return [
+        (i, j, k) for k in range(kernel_size[2]) for j in range(kernel_size[1]) for i in range(kernel_size[0])
+    ]  # fmt: skip
+
+
+def gathered(x, kernel, bias, kernel_size):
+    """out = sum over offsets of rows(x + offset) . kernel[v], by their definition, in float64."""
+    padding = [size // 2 for size in kernel_size]
+    grid = torch.nn.functional.pad(x.dense().double(), [p for size in padding[::-1] for p in (size, size)])
+    out = 0
+    for v, (i, j, k) in enumerate(offsets_x_fastest(kernel_size)):
+        b, *xyz = x.coords.long().unbind(1)
+        rows = grid.permute(0, 2, 3, 4, 1)[b, xyz[0] + i, xyz[1] + j, xyz[2] + k]
+        out = out + rows @ kernel[v].double()
+    return out if bias is None else out + bias.double()
+
+
+@pytest.mark.parametrize("kernel_size", KERNELS)
+@pytest.mark.parametrize("layout", ["KRSC", "RSKC", "RSCK"])
+def test_from_spconv(kernel_size, layout):
+    """spconv's weights are torch's Conv3d weights with channels moved: (K) out, (RS) kernel, (C) in."""
+    x, model = sparse(), torch.nn.Sequential(fnn.SubMConv3d(5, 7, kernel_size, precision="ieee"), fnn.ReLU())
+    conv = torch.randn(7, 5, *kernel_size)  # torch's: out, in, kernel
+    order = {"KRSC": (0, 2, 3, 4, 1), "RSKC": (2, 3, 4, 0, 1), "RSCK": (2, 3, 4, 1, 0)}[layout]
+    state = {"0.weight": conv.permute(order), "0.bias": torch.randn(7)}
+    model.load_state_dict(fnn.from_spconv(state, model, layout))
+    padding = [size // 2 for size in kernel_size]
+    dense = torch.nn.functional.conv3d(x.dense().double(), conv.double(), state["0.bias"].double(), padding=padding)
+    close(model[0](x).feats, at_voxels(dense, x))
+    with pytest.raises(ValueError, match="layout"):
+        fnn.from_spconv(state, model, "CKRS")
+
+
+@pytest.mark.parametrize("kernel_size", [*KERNELS, (1, 1, 1)])
+def test_from_torchsparse(kernel_size):
+    x, volume = sparse(), int(np.prod(kernel_size))
+    model = torch.nn.Sequential(fnn.SubMConv3d(5, 7, kernel_size, precision="ieee"), fnn.BatchNorm(7))
+    kernel, bias = torch.randn(volume, 5, 7), torch.randn(7)
+    norm = {"1." + name: value for name, value in names(model[1]).items()}
+    state = {"0.kernel": kernel if volume > 1 else kernel[0], "0.bias": bias, **norm}
+    model.load_state_dict(fnn.from_torchsparse(state, model), strict=False)
+    close(model[0](x).feats, gathered(x, kernel, bias, kernel_size))
+    assert torch.equal(model[1].weight, norm["1.weight"])
+
+
+@pytest.mark.parametrize("kernel_size", [*KERNELS, (1, 1, 1)])
+def test_from_minkowski(kernel_size):
+    x, volume = sparse(), int(np.prod(kernel_size))
+    model = torch.nn.Sequential(fnn.SubMConv3d(5, 7, kernel_size, precision="ieee"), fnn.BatchNorm(7), fnn.Linear(7, 3))
+    kernel, bias = torch.randn(volume, 5, 7), torch.randn(7)
+    state = {"0.kernel": kernel if volume > 1 else kernel[0], "0.bias": bias[None]}
+    state |= {"1.bn." + name: value for name, value in model[1].state_dict().items()}
+    state |= {"2.linear." + name: value for name, value in names(model[2]).items()}
+    model.load_state_dict(fnn.from_minkowski(state, model))
+    close(model[0](x).feats, gathered(x, kernel, bias, kernel_size))
+    assert torch.equal(model[2].weight, state["2.linear.weight"])
+
+
+def test_even_kernels_of_strided_layers_are_converted():
+    """torchsparse counts them z fastest, MinkowskiEngine x fastest; both begin at o * stride."""
+    x, model = sparse(), torch.nn.Sequential(fnn.SparseConv3d(5, 7, 2, 2, bias=False, precision="ieee"))
+    kernel = torch.randn(2, 2, 2, 5, 7)  # by x, y, z
+    y = model[0](x)
+    dense = torch.nn.functional.conv3d(x.dense().double(), kernel.permute(4, 3, 0, 1, 2).double(), stride=2)
+    z_fastest, x_fastest = kernel.reshape(8, 5, 7), kernel.permute(2, 1, 0, 3, 4).reshape(8, 5, 7)
+    for convert, stored in ((fnn.from_torchsparse, z_fastest), (fnn.from_minkowski, x_fastest)):
+        model.load_state_dict(convert({"0.kernel": stored}, model))
+        close(model[0](x).feats, at_voxels(dense, y))
+
+
+def test_what_cannot_be_converted_says_so():
+    model = torch.nn.Sequential(fnn.SubMConv3d(5, 7, 2))
+    for convert in (fnn.from_torchsparse, fnn.from_minkowski):
+        with pytest.raises(ValueError, match="even"):
+            convert({"0.kernel": torch.zeros(8, 5, 7)}, model)
+        with pytest.raises(ValueError, match="0.kernel"):
+            convert({"0.kernel": torch.zeros(27, 5, 7)}, model)
+
+
+# ---- experts ----
+
+ENDS = [3, 3, 40, 61]  # of 64 rows: the last three are of no group
+
+
+def by_loop(x, weight, bias, ends=ENDS):
+    out, start = torch.zeros(len(x), weight.shape[1], dtype=torch.float64, device=x.device), 0
+    for group, end in enumerate(ends):
+        out[start:end] = x[start:end].double() @ weight[group].double().t() + bias[group].double()
+        start = end
+    return out
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_linear(device, dtype, fp8):
+    torch.manual_seed(0)
+    layer = fnn.GroupedLinear(4, 48, 32, fp8=fp8, device=device, dtype=dtype)
+    x = torch.randn(64, 48, device=device, dtype=dtype, requires_grad=True)
+    grad_out = torch.randn(64, 32, device=device, dtype=dtype)
+    ends = torch.tensor(ENDS, dtype=torch.int32, device=device)
+    out = layer(x, ends)
+    assert out.dtype is dtype
+    out.backward(grad_out)
+    exact = [t.detach().double().requires_grad_() for t in (x, layer.weight, layer.bias)]
+    expected = by_loop(*exact)
+    expected.backward(torch.cat([grad_out[: ENDS[-1]], torch.zeros_like(grad_out[ENDS[-1] :])]).double())
+    rounding = 1e-5 if dtype is torch.float32 else 1e-2
+    products = 6e-2 if fp8 else rounding  # two factors of 3 bits
+
+    def error(got, want):
+        return ((got.double() - want).norm() / want.norm()).item()
+
+    assert error(out[: ENDS[-1]], expected[: ENDS[-1]]) < products
+    assert error(x.grad, exact[0].grad) < products
+    assert not x.grad[ENDS[-1] :].any()
+    assert error(layer.weight.grad, exact[1].grad) < rounding
+    assert error(layer.bias.grad, exact[2].grad) < rounding
+
+
+def test_frozen_experts(device):
+    torch.manual_seed(0)
+    layer = fnn.GroupedLinear(4, 48, 32, device=device)
+    frozen = layer.frozen()
+    assert frozen.weight.dtype is torch.float8_e4m3fn
+    x = torch.randn(64, 48, device=device, requires_grad=True)
+    ends = torch.tensor(ENDS, dtype=torch.int32, device=device)
+    out, expected = frozen(x, ends)[: ENDS[-1]], layer(x, ends)[: ENDS[-1]]
+    assert (out - expected).norm() < 6e-2 * expected.norm()
+    gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (out, expected)]
+    assert (gradients[0] - gradients[1]).norm() < 4e-2 * gradients[1].norm()
+    again = fnn.GroupedLinear(4, 48, 32, device=device).frozen()
+    again.load_state_dict(frozen.state_dict())
+    assert torch.equal(again(x, ends)[: ENDS[-1]], out)
+
+
+@pytest.mark.parametrize("kind", ["plain", "fp8", "frozen"])
+def test_experts_compile(device, kind):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    layer = fnn.GroupedLinear(4, 48, 32, fp8=kind == "fp8", device=device)
+    layer = layer.frozen() if kind == "frozen" else layer
+    compiled = torch.compile(lambda x, ends: layer(x, ends) * 2, fullgraph=True, backend="aot_eager")
+    for m in (64, 80):
+        x = torch.randn(m, 48, device=device, requires_grad=True)
+        ends = torch.tensor([3, 3, 40, m], dtype=torch.int32, device=device)
+        out, expected = compiled(x, ends), layer(x, ends) * 2
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (out, expected)))

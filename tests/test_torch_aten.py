@@ -1,0 +1,186 @@
+"""flexgemm in place of torch._scaled_mm, torch._scaled_grouped_mm and torch._grouped_mm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from reference import assert_gemm_rows, group_bounds
+
+torch = pytest.importorskip("torch", reason="torch not installed")
+if not hasattr(torch.library, "get_kernel"):
+    pytest.skip("torch cannot hand out its own kernels", allow_module_level=True)
+from flexgemm.torch import aten  # noqa: E402
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+ENDS = [5, 5, 21, 32]
+G = len(ENDS)
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device, or torch without CUDA")
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def always_off_again():
+    yield
+    for kind in ("cpu", "cuda"):
+        aten.disable(kind)
+
+
+@pytest.fixture
+def ours(monkeypatch):
+    """Counts the products that flexgemm computed."""
+    seen = []
+    product = aten.gemm.product
+    monkeypatch.setattr(aten.gemm, "product", lambda **how: seen.append(how["layout"]) or product(**how))
+    return seen
+
+
+def draw(*shape, device, dtype):
+    return torch.randn(shape, device=device).to(dtype)
+
+
+def f64(x):
+    return x.float().double().cpu().numpy()
+
+
+def by_group(case, a, b, ends=ENDS):
+    """The products by their definition: [(where in the output, factor of a, factor of b)] in float64."""
+    bounds = group_bounds(ends, len(ends))
+    if case == "2d3d":
+        return [(np.s_[i:j], a[i:j], b[g]) for g, (i, j) in enumerate(bounds)]
+    if case == "3d2d":
+        return [(np.s_[:, i:j], a[g], b[:, i:j]) for g, (i, j) in enumerate(bounds)]
+    if case == "2d2d":
+        return [(np.s_[g], a[:, i:j], b[i:j]) for g, (i, j) in enumerate(bounds)]
+    return [(np.s_[g], a[g], b[g]) for g in range(len(a))]
+
+
+def operands(case, device, dtype, k=32):
+    """a (M, K) row-major, b (K, N) column-major, with a leading G where they are 3-D."""
+    rows, columns = (32, 24) if case == "2d3d" else (24, 32)
+    leading = {"2d3d": ((), (G,)), "3d2d": ((G,), ()), "2d2d": ((), ()), "3d3d": ((G,), (G,))}[case]
+    a = draw(*leading[0], rows, k, device=device, dtype=dtype)
+    b = draw(*leading[1], columns, k, device=device, dtype=dtype).mT
+    return a, b, None if case == "3d3d" else torch.tensor(ENDS, dtype=torch.int32, device=device)
+
+
+def check(case, out, a, b, scale_a=None, scale_b=None):
+    a, b = f64(a), f64(b)
+    if case == "2d2d":
+        scale_a, scale_b = (None if s is None else f64(s).reshape(G, -1) for s in (scale_a, scale_b))
+    else:
+        a = a if scale_a is None else a * f64(scale_a)[..., None]
+        b = b if scale_b is None else b * f64(scale_b)[..., None, :]
+    for g, (where, rows, columns) in enumerate(by_group(case, a, b)):
+        expected = rows @ columns
+        if case == "2d2d" and scale_a is not None:
+            expected *= scale_a[g][:, None] * scale_b[g]
+        assert_gemm_rows(f64(out)[where], expected, str(out.dtype).removeprefix("torch."))
+
+
+@pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E5M2, E5M2)])
+@pytest.mark.parametrize("scales", ["tensor", "row"])
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
+def test_scaled_mm(device, ours, dtypes, scales, out_dtype):
+    """e5m2 by e5m2, which torch refuses, too."""
+    a, b = draw(20, 48, device=device, dtype=dtypes[0]), draw(16, 48, device=device, dtype=dtypes[1]).t()
+    shapes = ((), ()) if scales == "tensor" else ((20, 1), (1, 16))
+    scale_a, scale_b = (torch.rand(shape, device=device) + 0.5 for shape in shapes)
+    bias = torch.randn(16, device=device).to(out_dtype)
+    with aten.use(device.type):
+        out = torch._scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=out_dtype)
+    assert (ours, out.dtype) == (["dense"], out_dtype)
+    expected = f64(scale_a) * (f64(a) @ f64(b)) * f64(scale_b) + f64(bias)
+    assert_gemm_rows(f64(out), expected, str(out_dtype).removeprefix("torch."))
+
+
+@pytest.mark.parametrize("case", ["2d3d", "3d2d", "2d2d", "3d3d"])
+@pytest.mark.parametrize("fast", [False, True])
+def test_scaled_grouped_mm(device, ours, case, fast):
+    a, b, offs = operands(case, device, E4M3)
+    of_a, of_b = a.shape[:-1], (*b.shape[:-2], b.shape[-1])
+    if case == "2d2d":
+        of_a, of_b = (G * a.shape[0],), (G * b.shape[1],)
+    scale_a, scale_b = (torch.rand(shape, device=device) + 0.5 for shape in (of_a, of_b))
+    with aten.use(device.type):
+        out = torch._scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs, use_fast_accum=fast)
+    assert len(ours) == 1
+    assert out.dtype is torch.bfloat16
+    check(case, out, a, b, scale_a, scale_b)
+
+
+@pytest.mark.parametrize("case", ["2d3d", "3d2d", "2d2d", "3d3d"])
+def test_grouped_mm(device, ours, case):
+    a, b, offs = operands(case, device, torch.bfloat16)
+    with aten.use(device.type):
+        out = torch._grouped_mm(a, b, offs=offs)
+    assert len(ours) == 1
+    check(case, out, a, b)
+
+
+def test_row_major_weights_of_16_bits_are_read_as_they_are(device, ours):
+    a, b, offs = operands("2d3d", device, torch.bfloat16)
+    with aten.use(device.type):
+        out = torch._grouped_mm(a, b.contiguous(), offs=offs)
+    assert ours == ["m_grouped"]
+    check("2d3d", out, a, b)
+
+
+def test_autograd_stays_torch_s(device, ours):
+    a, b, offs = operands("2d3d", device, torch.bfloat16)
+    a.requires_grad_()
+    with aten.use(device.type):
+        torch._grouped_mm(a, b, offs=offs).float().sum().backward()
+    assert ours == ["m_grouped"] * 2, "the gradient of a, whose weight is row-major"
+    expected = torch.cat([b[g].float().sum(1).expand(j - i, -1) for g, (i, j) in enumerate(group_bounds(ENDS, G))])
+    torch.testing.assert_close(a.grad.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_the_rest_falls_through(device, ours):
+    """To torch's own kernel, with its own result."""
+    a, b = (draw(n, 32, device=device, dtype=torch.bfloat16) for n in (16, 16))
+    one = torch.ones((), device=device)
+    q = a.to(E4M3)
+    offs = torch.tensor([8, 32], dtype=torch.int32, device=device)
+    calls = [
+        lambda: torch._grouped_mm(a.t().contiguous().t(), b.t(), offs=offs),  # would need a copy
+        lambda: torch._scaled_mm(q, q.t(), one, one, out_dtype=E4M3, scale_result=one),
+    ]
+    own = [call() for call in calls]
+    with aten.use(device.type):
+        for call, expected in zip(calls, own, strict=True):
+            torch.testing.assert_close(call().float(), expected.float())
+    assert ours == []
+
+
+def test_what_neither_computes_says_so(ours):
+    a, b, offs = operands("2d3d", "cpu", E4M3)
+    with aten.use("cpu"), pytest.raises(NotImplementedError, match="_scaled_grouped_mm"):
+        torch._scaled_grouped_mm(a, b, torch.ones(3), torch.ones(3), offs=offs)
+
+
+def test_enable_and_disable(device, ours):
+    a, b, offs = operands("2d3d", device, torch.bfloat16)
+    kind = device.type
+
+    def count():
+        before = len(ours)
+        torch._grouped_mm(a, b, offs=offs)
+        return len(ours) - before
+
+    assert count() == 0
+    aten.enable(kind)
+    aten.enable(kind)
+    assert count() == 1
+    with aten.use(kind):
+        assert count() == 1
+    assert count() == 1, "use() leaves it as it was"
+    aten.disable(kind)
+    aten.disable(kind)
+    assert count() == 0
+    with pytest.raises(ValueError, match="device_type"):
+        aten.enable("tpu")

@@ -1,0 +1,437 @@
+"""torch.compile, dispatch modes, torch.func and torch.autocast: the same numbers as the plain call, without breaks."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import reference
+import scenes
+
+import flexgemm
+
+torch = pytest.importorskip("torch", reason="torch not installed")
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+
+import flexgemm.torch as ft  # noqa: E402
+
+kernels = pytest.mark.parametrize("kernel_size", [(3, 3, 3), (2, 3, 2)], ids=["odd", "even"])
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device, or torch without CUDA")
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch.compiler.reset()
+
+
+def voxels(n, device="cpu"):
+    coords, shape = scenes.scene(n)
+    return torch.from_numpy(coords).to(device), shape
+
+
+def counted(function, backend="aot_eager", **options):
+    """The compiled function, and the counter of its compilations."""
+    counter = CompileCounterWithBackend(backend)
+    return torch.compile(function, fullgraph=True, backend=counter, **options), counter
+
+
+def leaves(n, device="cpu", ci=5, co=5, kernel_size=(3, 3, 3)):
+    torch.manual_seed(0)
+    shapes = (n, ci), (co, *kernel_size, ci), (co,)
+    return [torch.randn(shape, device=device).requires_grad_() for shape in shapes]
+
+
+def conv(feats, weight, bias, nmap):
+    hidden = torch.relu(ft.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap, precision="ieee"))
+    return hidden + ft.submanifold_conv3d(feats, weight, neighbor_map=nmap, precision="ieee")
+
+
+# ---- torch.compile ----
+
+
+@kernels
+def test_a_network_compiles_whole_and_for_any_number_of_voxels(device, kernel_size):
+    compiled, counter = counted(conv)
+    for n in (20, 33, 70, 45):
+        coords, shape = voxels(n, device)
+        nmap = ft.neighbor_map(coords, shape, kernel_size).freeze()
+        inputs = leaves(n, device, kernel_size=kernel_size)
+        expected = conv(*inputs, nmap)
+        grad_out = torch.randn_like(expected)
+        gradients = torch.autograd.grad(expected, inputs, grad_out)
+        out = compiled(*inputs, nmap)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(torch.autograd.grad(out, inputs, grad_out), gradients)
+    assert counter.frame_count == 2, "one for the first number of voxels, one for any"
+
+
+def test_a_dynamic_shape_compiles_once(device):
+    compiled, counter = counted(conv, dynamic=True)
+    for n in (20, 33, 70):
+        coords, shape = voxels(n, device)
+        inputs, nmap = leaves(n, device), ft.neighbor_map(coords, (1, 16, 16, 16))
+        torch.testing.assert_close(compiled(*inputs, nmap), conv(*inputs, nmap))
+    assert counter.frame_count == 1
+
+
+@kernels
+def test_the_map_is_built_inside(device, kernel_size):
+    def network(coords, *inputs):
+        return conv(*inputs, ft.neighbor_map(coords, (1, 16, 16, 16), kernel_size))
+
+    compiled, counter = counted(network)
+    for n in (20, 33, 70):
+        coords, _ = voxels(n, device)
+        inputs = leaves(n, device, kernel_size=kernel_size)
+        expected, out = network(coords, *inputs), compiled(coords, *inputs)
+        torch.testing.assert_close(out, expected)
+        gradients = (torch.autograd.grad(x.square().sum(), inputs) for x in (out, expected))
+        torch.testing.assert_close(*gradients)
+    assert counter.frame_count == 2
+
+
+def test_an_even_map_that_is_not_frozen(device):
+    """The transposed map is built in the graph, and kept."""
+    coords, shape = voxels(20, device)
+    inputs, nmap = leaves(20, device, kernel_size=(2, 2, 2)), ft.neighbor_map(coords, shape, 2)
+    compiled, _ = counted(conv)
+    compiled(*inputs, nmap).sum().backward()
+    assert nmap._native_transposed is not None
+    expected = reference.neighbor_map(coords.cpu().numpy(), shape, (2, 2, 2), transposed=True)
+    np.testing.assert_array_equal(nmap.transposed_map.cpu().numpy(), expected)
+
+
+def test_the_inductor(device):
+    coords, shape = voxels(40, device)
+    inputs, nmap = leaves(40, device), ft.neighbor_map(coords, shape)
+    out, expected = torch.compile(conv, fullgraph=True)(*inputs, nmap), conv(*inputs, nmap)
+    torch.testing.assert_close(out, expected)
+    gradients = (torch.autograd.grad(x.square().sum(), inputs) for x in (out, expected))
+    torch.testing.assert_close(*gradients)
+
+
+def test_products_compile(device):
+    def experts(x, weight, bias, ends):
+        q, scale = ft.quantize(x, granularity="row")
+        dense = ft.gemm_nt(q, q, scale_a=scale, scale_b=scale, out_dtype=torch.float32)
+        fixed, given = ft.quantize(x, "float8_e5m2", scale=scale.amax())
+        hidden = ft.m_grouped_gemm_nt(x, weight, ends, bias=bias)
+        return dense, ft.gemm_nt(hidden, weight[0]), fixed.float(), given
+
+    compiled, counter = counted(experts)
+    for m in (20, 33, 70):
+        torch.manual_seed(0)
+        x, weight = torch.randn(m, 16, device=device), torch.randn(3, 16, 16, device=device)
+        inputs = [t.requires_grad_() for t in (x, weight, torch.randn(3, 16, device=device))]
+        ends = torch.tensor([7, 7, m], dtype=torch.int32, device=device)
+        expected, out = experts(*inputs, ends), compiled(*inputs, ends)
+        torch.testing.assert_close(out, expected)
+        gradients = (torch.autograd.grad(result[1].square().sum(), inputs) for result in (out, expected))
+        torch.testing.assert_close(*gradients)
+    assert counter.frame_count == 2
+
+
+def test_an_output_that_is_given(device):
+    def write(out, a, b, ends):
+        ft.m_grouped_gemm_nt(a, b, ends, out=out)
+        return out + 1
+
+    a, b = torch.randn(9, 16, device=device), torch.randn(2, 8, 16, device=device)
+    ends = torch.tensor([2, 6], device=device)
+    outs = [torch.full((9, 8), 7.0, device=device) for _ in range(2)]
+    results = write(outs[0], a, b, ends), counted(write)[0](outs[1], a, b, ends)
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*outs)
+    assert (outs[1][6:] == 7).all(), "rows of no group"
+
+
+def test_export(device):
+    class Network(torch.nn.Module):
+        def forward(self, feats, weight, nmap):
+            return ft.submanifold_conv3d(feats, weight, neighbor_map=nmap)
+
+    coords, shape = voxels(20, device)
+    feats, weight, _ = leaves(20, device)
+    nmap = ft.neighbor_map(coords, shape)
+    exported = torch.export.export(Network(), (feats, weight, nmap))
+    expected = ft.submanifold_conv3d(feats, weight, neighbor_map=nmap)
+    torch.testing.assert_close(exported.module()(feats, weight, nmap), expected)
+
+
+def test_a_stream_cannot_be_traced():
+    coords, shape = voxels(20)
+    feats, weight, _ = leaves(20)
+    nmap = ft.neighbor_map(coords, shape)
+    compiled = torch.compile(lambda x: ft.submanifold_conv3d(x, weight, neighbor_map=nmap, stream=1), backend="eager")
+    with pytest.raises(ValueError, match="stream"):
+        compiled(feats)
+
+
+# ---- operators ----
+
+
+def test_the_operators_are_what_they_say(device):
+    """torch's own checks of schema, fake tensors, autograd and ahead-of-time dispatch."""
+    ops = torch.ops.flexgemm
+    coords, shape = voxels(20, device)
+    feats, weight, bias = leaves(20, device, kernel_size=(2, 3, 3))
+    nmap = ft.neighbor_map(coords, shape, (2, 3, 3)).freeze()
+    maps = nmap.native, nmap.native_order, *nmap._native_transposed
+    x, experts = torch.randn(9, 16, device=device), torch.randn(2, 8, 16, device=device)
+    ends, grad_out = torch.tensor([2, 9], device=device), torch.randn(9, 8, device=device)
+    recorded = [t.clone().requires_grad_() for t in (x, experts, experts[0], experts[:, 0])]
+    none, dense, grouped = [None] * 6, {"layout": "dense"}, {"layout": "m_grouped"}
+    calls = [
+        (ops.neighbor_map, (coords, shape, (2, 3, 3), (1, 1, 1), False, False), {}),
+        (ops.row_order, (nmap.map, (2, 3, 3)), {}),
+        (ops.sparse_conv3d, (feats, weight, bias, None, *maps, (2, 3, 3), None, "auto", "ieee"), {}),
+        (ops.sparse_conv3d, (feats, weight, None, feats, *maps, (2, 3, 3), "relu", "implicit_gemm", None), {}),
+        (
+            ops.sparse_conv3d_backward,
+            (feats.detach(), feats.detach(), weight.detach(), *maps, (2, 3, 3), (True, False, True), "auto", "ieee"),
+            {},
+        ),
+        (ops.quantize, (x, "float8_e4m3fn", "row", None), {}),
+        (ops.quantize, (x, "float8_e5m2", "tensor", torch.ones((), device=device)), {}),
+        (ops.product, (recorded[0], recorded[2], *none, None, None), dense),
+        (ops.product, (recorded[0], recorded[1], None, ends, *none), grouped),
+        (ops.product, (x, experts[0], *none, None, None), dense | {"activation": "swiglu", "out_dtype": "float32"}),
+        (ops.product, (x[None], experts[:1], *none, None, None), {"layout": "batched", "alpha": 2.0}),
+        (ops.product, (x.t(), x.t(), None, ends, *none), {"layout": "k_grouped", "groups": 2, "out_dtype": "float32"}),
+        (ops.m_grouped_gradients, (grad_out, x, experts, ends, (True, True, True), "ieee"), {}),
+        (ops.product_into, (grad_out.clone(), x, experts, None, ends, *none), grouped | {"accumulate": True}),
+    ]
+    for operator, arguments, keywords in calls:
+        torch.library.opcheck(operator.default, arguments, keywords)
+
+
+def test_fake_tensors_run_nothing(device):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    coords, shape = voxels(20, device)
+    nmap = ft.neighbor_map(coords, shape)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        feats, weight, _ = leaves(20, device)
+        out = ft.submanifold_conv3d(feats, weight, neighbor_map=nmap)
+        out.sum().backward()
+    assert (out.shape, out.device.type) == ((20, 5), device.type)
+    assert weight.grad.shape == weight.shape
+
+
+def test_dispatch_modes_see_the_operators(device):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.names = []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    coords, shape = voxels(20, device)
+    feats, weight, bias = leaves(20, device)
+    nmap = ft.neighbor_map(coords, shape)
+    with Seen() as seen:
+        out = ft.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap)
+    assert "flexgemm.sparse_conv3d.default" in seen.names
+    assert torch.equal(out, ft.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap))
+
+
+# ---- gradients of gradients, torch.func ----
+
+
+def test_the_gradient_of_a_gradient_is_refused(device):
+    coords, shape = voxels(20, device)
+    feats, weight, _ = leaves(20, device)
+    nmap = ft.neighbor_map(coords, shape)
+    out = ft.submanifold_conv3d(feats, weight, neighbor_map=nmap).square().sum()
+    (gradient,) = torch.autograd.grad(out, feats, create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiable once"):
+        gradient.sum().backward()
+
+
+def test_dense_products_are_differentiable_twice(device):
+    torch.manual_seed(0)
+    a, b = (torch.randn(n, 6, device=device).requires_grad_() for n in (4, 5))
+    results = []
+    for product in (lambda: ft.gemm_nt(a, b, precision="ieee"), lambda: a @ b.t()):
+        (gradient,) = torch.autograd.grad(product().pow(3).sum(), a, create_graph=True)
+        results.append(torch.autograd.grad(gradient.square().sum(), (a, b)))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-3)
+
+
+def test_torch_func(device):
+    coords, shape = voxels(20, device)
+    feats, weight, bias = (t.detach() for t in leaves(20, device))
+    nmap = ft.neighbor_map(coords, shape)
+
+    def loss(feats, weight, bias):
+        return ft.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap).square().sum()
+
+    inputs = [t.clone().requires_grad_() for t in (feats, weight, bias)]
+    expected = torch.autograd.grad(loss(*inputs), inputs)
+    gradient = torch.func.grad(loss, argnums=(0, 1, 2))
+    torch.testing.assert_close(gradient(feats, weight, bias), expected)
+    batch = torch.stack([feats, 2 * feats, -feats])
+    torch.testing.assert_close(torch.func.vmap(lambda x: loss(x, weight, bias))(batch)[0], loss(feats, weight, bias))
+    each = torch.func.vmap(gradient, in_dims=(0, None, None))(batch, weight, bias)
+    torch.testing.assert_close(tuple(x[0] for x in each), expected)
+
+
+def test_torch_func_of_products(device):
+    torch.manual_seed(0)
+    a, b = torch.randn(9, 16, device=device), torch.randn(2, 8, 16, device=device)
+    ends = torch.tensor([2, 9], device=device)
+
+    def loss(a, b):
+        return ft.m_grouped_gemm_nt(a, b, ends).square().sum() + ft.gemm_nt(a, b[0]).square().sum()
+
+    inputs = [t.clone().requires_grad_() for t in (a, b)]
+    expected = torch.autograd.grad(loss(*inputs), inputs)
+    torch.testing.assert_close(torch.func.grad(loss, argnums=(0, 1))(a, b), expected)
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(0, None))(torch.stack([a, a]), b)
+    torch.testing.assert_close(each[1], expected[0])
+    q = torch.func.vmap(lambda x: ft.quantize(x)[0].float())(torch.stack([a, a]))
+    torch.testing.assert_close(q[0], ft.quantize(a)[0].float())
+
+
+def test_checkpointing(device):
+    coords, shape = voxels(20, device)
+    inputs, nmap = leaves(20, device), ft.neighbor_map(coords, shape)
+    expected = torch.autograd.grad(conv(*inputs, nmap).square().sum(), inputs)
+    for reentrant in (True, False):
+        for leaf in inputs:
+            leaf.grad = None
+        torch.utils.checkpoint.checkpoint(conv, *inputs, nmap, use_reentrant=reentrant).square().sum().backward()
+        torch.testing.assert_close(tuple(leaf.grad for leaf in inputs), expected)
+
+
+# ---- autocast ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_autocast(device, dtype, compiled):
+    coords, shape = voxels(20, device)
+    inputs, nmap = leaves(20, device), ft.neighbor_map(coords, shape)
+
+    def network(feats, weight, bias):
+        with torch.autocast(device.type, dtype):
+            out = ft.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap)
+            return out, ft.gemm_nt(out.float(), feats)
+
+    out, product = (counted(network)[0] if compiled else network)(*inputs)
+    assert (out.dtype, product.dtype) == (dtype, dtype)
+    halves = [t.detach().to(dtype) for t in inputs]
+    assert torch.equal(out, ft.submanifold_conv3d(*halves, neighbor_map=nmap))
+    gradients = torch.autograd.grad(product.float().square().sum(), inputs)
+    assert all(g.dtype is torch.float32 and torch.isfinite(g).all() for g in gradients)
+
+
+def test_autocast_leaves_fp8_and_the_neutral_functions_alone(device):
+    x = torch.randn(8, 16, device=device)
+    q, scale = ft.quantize(x)
+    with torch.autocast(device.type, torch.bfloat16):
+        assert ft.gemm_nt(q, q, scale_a=scale, out_dtype="float32").dtype is torch.float32
+        assert flexgemm.gemm_nt(x, x).dtype is torch.float32
+        assert flexgemm.gemm_nt(x.clone().requires_grad_(), x).dtype is torch.float32
+
+
+# ---- gradients of products ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ends", [[3, 3, 9, 11], [1, 4, 4, 9, 11]], ids=["ends", "bounds"])
+def test_gradients_of_grouped_products(device, dtype, ends):
+    torch.manual_seed(0)
+    a, b, bias = (torch.randn(s, device=device).to(dtype).requires_grad_() for s in ((13, 16), (4, 8, 16), (4, 8)))
+    out = ft.m_grouped_gemm_nt(a, b, torch.tensor(ends, device=device), bias=bias, precision="ieee")
+    grad_out = torch.randn_like(out)
+    out.backward(grad_out)
+    exact = [t.detach().double().requires_grad_() for t in (a, b, bias)]
+    bounds = reference.group_bounds(ends, 4)
+    for group, (start, end) in enumerate(bounds):
+        rows = slice(start, end)
+        (exact[0][rows] @ exact[1][group].t() + exact[2][group]).backward(grad_out[rows].double())
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+    for leaf, e in zip((a, b, bias), exact, strict=True):
+        reference.assert_rows(leaf.grad.double().cpu().flatten(0, -2), e.grad.cpu().flatten(0, -2).numpy(), tolerance)
+    assert not a.grad[bounds[-1][1] :].any(), "rows of no group"
+
+
+def test_the_neutral_product_is_recorded(device):
+    a, b = (torch.randn(n, 6, device=device).requires_grad_() for n in (4, 5))
+    flexgemm.gemm_nt(a, b).sum().backward()
+    torch.testing.assert_close(a.grad, b.detach().sum(0).expand(4, 6))
+    torch.testing.assert_close(b.grad, a.detach().sum(0).expand(5, 6))
+
+
+def test_what_has_no_gradient_says_so(device):
+    x = torch.randn(8, 16, device=device).requires_grad_()
+    q, scale = ft.quantize(x)
+    assert not q.requires_grad
+    for function in (ft.gemm_nt, flexgemm.gemm_nt):
+        with pytest.raises(ValueError, match="not differentiable"):
+            function(x, x, scale_a=scale)
+        with pytest.raises(ValueError, match="out"):
+            function(x, x, out=torch.empty(8, 8, device=device))
+    ends = torch.tensor([4, 8], device=device)
+    with pytest.raises(ValueError, match="not differentiable"):
+        ft.n_grouped_gemm_nt(torch.stack([x, x]), x, ends)
+
+
+# ---- neighbour maps as objects ----
+
+
+@kernels
+@pytest.mark.parametrize("frozen", [False, True], ids=["lazy", "frozen"])
+def test_maps_are_copied_and_saved(device, kernel_size, frozen):
+    coords, shape = voxels(50, device)
+    nmap = ft.neighbor_map(coords, shape, kernel_size)
+    if frozen:
+        assert nmap.freeze() is nmap
+    buffer = io.BytesIO()
+    torch.save(nmap, buffer)
+    buffer.seek(0)
+    tensors, spec = pytree.tree_flatten(nmap)
+    others = [
+        copy.deepcopy(nmap),
+        copy.copy(nmap),
+        pickle.loads(pickle.dumps(nmap)),
+        torch.load(buffer, weights_only=True),
+        pytree.tree_unflatten(tensors, spec),
+        pytree.tree_unflatten(tensors, pytree.treespec_loads(pytree.treespec_dumps(spec))),
+    ]
+    for other in others:
+        assert repr(other) == repr(nmap)
+        assert torch.equal(other.map, nmap.map)
+        assert torch.equal(other.transposed_map, nmap.transposed_map)
+        inputs = leaves(50, device, kernel_size=kernel_size)
+        torch.testing.assert_close(conv(*inputs, other), conv(*inputs, nmap))
+
+
+def test_maps_move(device):
+    coords, shape = voxels(50)
+    nmap = flexgemm.neighbor_map(coords, shape, (3, 3, 3))
+    moved = nmap.to(device)
+    assert (moved is nmap) == (device.type == "cpu")
+    assert moved.map.device.type == moved.coords.device.type == device.type
+    assert torch.equal(moved.map.cpu(), nmap.map)
+    assert moved.to(device) is moved
+    neutral = flexgemm.neighbor_map(coords.numpy(), shape, (3, 3, 3))
+    assert neutral.to("cpu") is neutral
+    with pytest.raises(ValueError, match="device"):
+        neutral.to("tpu")
