@@ -131,6 +131,36 @@ def sort_keys(
     """order (N) int32 = the permutation that sorts the low `bits` bits of keys (N) int32 | int64 as unsigned numbers,
     stably; sorted = keys[order]."""
 
+def hash_insert(
+    keys: Array,
+    values: Array | None,
+    table_keys: Array,
+    table_values: Array,
+    state: Array,
+    *,
+    shape: Sequence[int] | None = None,
+    clear: bool = False,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """keys (N) of the dtype of table_keys, or voxels (N, 4) int32 of shape (B, W, H, D); values (N) of the dtype of
+    table_values, None: the numbers of the rows; table_keys, table_values (S) int32 | int64, the last slot being that of
+    the key -1; state (2) int64. clear empties the table first. A table that is full raises on the CPU; on a GPU
+    state[0] is 1."""
+
+def hash_lookup(
+    keys: Array,
+    table_keys: Array,
+    table_values: Array,
+    state: Array,
+    out: Array,
+    *,
+    shape: Sequence[int] | None = None,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """out (N) of the dtype of table_values: the value of each key, -1 where there is none."""
+
 def conv_forward(
     feats: Array,
     weight: Array,
@@ -209,6 +239,8 @@ def row_order_workspace(*args: Any, **kwargs: Any) -> int: ...
 def encode_seq_workspace(*args: Any, **kwargs: Any) -> int: ...
 def decode_seq_workspace(*args: Any, **kwargs: Any) -> int: ...
 def sort_keys_workspace(*args: Any, **kwargs: Any) -> int: ...
+def hash_insert_workspace(*args: Any, **kwargs: Any) -> int: ...
+def hash_lookup_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_forward_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...

@@ -7,6 +7,7 @@ NumPy and the extension, nothing else; `flexgemm.torch` holds what only torch ne
 from flexgemm._C import DeviceArray, build_info, device_count, device_info
 from flexgemm.conv import submanifold_conv3d, submanifold_conv3d_backward
 from flexgemm.gemm import gemm_nt, m_grouped_gemm_nt, quantize
+from flexgemm.hash_table import HashTable
 from flexgemm.serialize import decode_seq, encode_seq, sort_coords
 from flexgemm.voxel import NeighborMap, neighbor_map
 
@@ -14,6 +15,7 @@ __version__: str = build_info()["version"]
 
 __all__ = [
     "DeviceArray",
+    "HashTable",
     "NeighborMap",
     "build_info",
     "decode_seq",

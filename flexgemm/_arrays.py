@@ -126,6 +126,11 @@ class Library:
         while nbytes := operation(*arrays, workspace=workspace, stream=self.stream, **scalars):
             workspace = self.workspace(nbytes, arrays[0])
 
+    def read(self, x: Array) -> list[int]:
+        """The numbers of a small integer array from `empty`, once the work queued on the call's stream is done."""
+        host = x.numpy(stream=self.stream) if isinstance(x, _C.DeviceArray) else x
+        return list(map(int, host))
+
     def result(self, x: Array) -> Array:
         """An array from `empty`, as the caller wants it."""
         return x
@@ -318,6 +323,10 @@ class TorchOnStream(TorchLibrary):
         with self.scope:
             return super().empty(shape, dtype, like)
 
+    def read(self, x: Array) -> list[int]:
+        with self.scope:
+            return x.tolist()
+
 
 class CupyLibrary(Library):
     name = "CuPy"
@@ -344,6 +353,13 @@ class CupyLibrary(Library):
     def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
         with like.device:
             return self.cupy.empty(shape, like.dtype if dtype is None else numpy_dtype(self.storage(dtype)))
+
+    def read(self, x: Array) -> list[int]:
+        with x.device:
+            if self.stream is None:
+                return x.tolist()
+            pointer = index(self.stream) if hasattr(self.stream, "__index__") else self.stream.__cuda_stream__()[1]
+            return x.get(stream=self.cupy.cuda.ExternalStream(pointer)).tolist()
 
 
 class JaxLibrary(Library):

@@ -148,6 +148,32 @@ typedef struct {
     fg_tensor workspace;
 } fg_sort_keys_params;
 
+/* A hash table in arrays of the caller's: open addressing with linear probing. A slot is empty while its key is all ones;
+ * the key of all ones itself lives in the last slot, which is its own. An empty slot's value is all ones as well.
+ * Insertion leaves a key that is there already alone: of equal keys the lowest row of the first call wins.
+ * state: {1 once a key found no free slot, the longest way from a key's first slot to its own where that is over 64}. */
+typedef struct {
+    fg_tensor keys;         /* (N) contiguous, dtype of table_keys; or voxels (N, 4) int32 contiguous */
+    fg_tensor values;       /* (N) contiguous, dtype of table_values; or absent: the number of the row */
+    fg_tensor table_keys;   /* in and out: (S) int32 | int64 contiguous, S >= 2 */
+    fg_tensor table_values; /* in and out: (S) int32 | int64 contiguous */
+    fg_tensor state;        /* in and out: (2) int64 contiguous */
+    int64_t shape[4];       /* of voxels: B, W, H, D; their key is the BXYZ number, and fits the dtype of table_keys */
+    bool clear;             /* empty the table first; what it holds need not be a table yet */
+    fg_tensor workspace;
+} fg_hash_insert_params;
+
+/* out[n] = the value of keys[n]; all ones where there is none, or where the voxel lies outside the shape. */
+typedef struct {
+    fg_tensor keys;         /* as above */
+    fg_tensor table_keys;   /* (S) */
+    fg_tensor table_values; /* (S) */
+    fg_tensor state;        /* (2) */
+    int64_t shape[4];
+    fg_tensor out; /* (N) contiguous, dtype of table_values */
+    fg_tensor workspace;
+} fg_hash_lookup_params;
+
 /* out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]; accumulation in float32. */
 typedef struct {
     fg_tensor feats;  /* (N, Ci) float32 | float16 | bfloat16, inner stride 1 */
@@ -243,6 +269,8 @@ typedef struct {
     FG_OPERATION(encode_seq);
     FG_OPERATION(decode_seq);
     FG_OPERATION(sort_keys);
+    FG_OPERATION(hash_insert);
+    FG_OPERATION(hash_lookup);
     FG_OPERATION(conv_forward);
     FG_OPERATION(conv_dgrad);
     FG_OPERATION(conv_wgrad);

@@ -51,6 +51,20 @@ LEGAL = {
         "sorted": zeros(5, dtype=np.int32),
         "bits": 3,
     },
+    "hash_insert": lambda: {
+        "keys": np.arange(5),
+        "values": np.arange(5, dtype=np.int32),
+        "table_keys": np.full(12, -1),
+        "table_values": np.full(12, -1, np.int32),
+        "state": zeros(2, dtype=np.int64),
+    },
+    "hash_lookup": lambda: {
+        "keys": np.arange(5),
+        "table_keys": np.full(12, -1),
+        "table_values": np.full(12, -1, np.int32),
+        "state": zeros(2, dtype=np.int64),
+        "out": zeros(5, dtype=np.int32),
+    },
     "conv_forward": lambda: {
         "feats": zeros(5, 6),
         "weight": zeros(4, 1, 3, 1, 6),

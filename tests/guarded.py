@@ -92,6 +92,29 @@ def sort_keys(backend, keys, bits, *, with_sorted=True, **layout):
     )
 
 
+def hash_insert(backend, keys, values, slots, value_dtype, *, shape=None, initial=None, clear=False, **layout):
+    """The table (keys, values, state) after the insertion; `initial` is one from before."""
+    call = Call(backend, **layout)
+    initial = initial or (None, None, None)
+    key_dtype = "int64" if shape else keys.dtype
+    return call.run(
+        "hash_insert",
+        call.give(keys),
+        call.give(values),
+        call.take((slots,), key_dtype, initial=initial[0]),
+        call.take((slots,), value_dtype, initial=initial[1]),
+        call.take((2,), "int64", initial=initial[2]),
+        shape=shape,
+        clear=clear,
+    )
+
+
+def hash_lookup(backend, keys, table_keys, table_values, state, *, shape=None, **layout):
+    call = Call(backend, **layout)
+    table = (call.give(array) for array in (table_keys, table_values, state))
+    return call.run("hash_lookup", call.give(keys), *table, call.take(keys.shape[:1], table_values.dtype), shape=shape)
+
+
 def conv_forward(backend, feats, weight, bias, nmap, *, order=None, precision="ieee", **layout):
     call = Call(backend, **layout)
     return call.run(

@@ -70,6 +70,27 @@ def sort_case(backend, dtype, bits, n, with_sorted):
     np.testing.assert_array_equal(got[0] if with_sorted else got, order)
 
 
+def hash_case(backend, key_dtype, value_dtype, voxels):
+    rng = np.random.default_rng(0)
+    shape = (2, 5, 6, 7) if voxels else None
+    if voxels:
+        keys = np.stack([rng.integers(0, s, N) for s in shape], axis=1).astype(np.int32)
+        names = list(map(tuple, keys.tolist()))
+    else:
+        keys = rng.integers(-20, 80, N).astype(key_dtype)
+        names = keys.tolist()
+    values = rng.integers(0, 1000, N).astype(value_dtype)
+    for given in (None, values):
+        contents = {}
+        for name, value in zip(names, range(N) if given is None else values.tolist(), strict=True):
+            contents.setdefault(name, value)
+        how = {"shape": shape, "fence": False}
+        table = guarded.hash_insert(backend, keys, given, 200, value_dtype, clear=True, **how)
+        table = guarded.hash_insert(backend, keys[::-1].copy(), values, 200, value_dtype, initial=table, **how)
+        found = guarded.hash_lookup(backend, keys, *table, **how)
+        np.testing.assert_array_equal(found, [contents[name] for name in names])
+
+
 def conv_case(backend, direction, mode, channels, kernel_size, offset, ordered=False):
     dtype, precision = MODES[mode]
     ci, co = CHANNELS[channels]
@@ -162,6 +183,15 @@ def all_cases():
         for with_sorted in (False, True):
             name = f"sort/{np.dtype(dtype)}/{n}" + "/sorted" * with_sorted
             cases[name] = partial(sort_case, dtype=dtype, bits=bits, n=n, with_sorted=with_sorted)
+
+    for value_dtype in ("int32", "int64"):
+        for key_dtype in ("int32", "int64"):
+            cases[f"hash/{key_dtype}/{value_dtype}"] = partial(
+                hash_case, key_dtype=key_dtype, value_dtype=value_dtype, voxels=False
+            )
+        cases[f"hash/voxels/{value_dtype}"] = partial(
+            hash_case, key_dtype="int64", value_dtype=value_dtype, voxels=True
+        )
 
     for direction in ("forward", "dgrad", "wgrad"):
         for mode in MODES:

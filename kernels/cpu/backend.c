@@ -86,6 +86,8 @@ const fg_backend *fg_cpu_backend(void) {
         FG_ENTRY(encode_seq),
         FG_ENTRY(decode_seq),
         FG_ENTRY(sort_keys),
+        FG_ENTRY(hash_insert),
+        FG_ENTRY(hash_lookup),
         FG_ENTRY(conv_forward),
         FG_ENTRY(conv_dgrad),
         FG_ENTRY(conv_wgrad),

@@ -14,6 +14,8 @@ FG_DECLARE(row_order);    /* row_order.c */
 FG_DECLARE(encode_seq);   /* serialize.c */
 FG_DECLARE(decode_seq);   /* serialize.c */
 FG_DECLARE(sort_keys);    /* sort_keys.c */
+FG_DECLARE(hash_insert);  /* hash_table.c */
+FG_DECLARE(hash_lookup);  /* hash_table.c */
 FG_DECLARE(conv_forward); /* conv.c */
 FG_DECLARE(conv_dgrad);   /* conv.c */
 FG_DECLARE(conv_wgrad);   /* conv_wgrad.c */

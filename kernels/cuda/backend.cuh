@@ -15,6 +15,8 @@ FG_DECLARE(row_order);    /* row_order.cu */
 FG_DECLARE(encode_seq);   /* serialize.cu */
 FG_DECLARE(decode_seq);   /* serialize.cu */
 FG_DECLARE(sort_keys);    /* sort_keys.cu */
+FG_DECLARE(hash_insert);  /* hash_table.cu */
+FG_DECLARE(hash_lookup);  /* hash_table.cu */
 FG_DECLARE(conv_forward); /* conv_gather.cu */
 FG_DECLARE(conv_dgrad);   /* conv_gather.cu */
 FG_DECLARE(conv_wgrad);   /* conv_wgrad.cu */

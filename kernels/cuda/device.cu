@@ -239,6 +239,8 @@ extern "C" const fg_backend *fg_cuda_backend(void) {
         FG_ENTRY(encode_seq),
         FG_ENTRY(decode_seq),
         FG_ENTRY(sort_keys),
+        FG_ENTRY(hash_insert),
+        FG_ENTRY(hash_lookup),
         FG_ENTRY(conv_forward),
         FG_ENTRY(conv_dgrad),
         FG_ENTRY(conv_wgrad),
