@@ -18,21 +18,8 @@ static int expect_keys(const fg_view *keys, const fg_view *table_keys, PyObject 
         PyErr_SetString(PyExc_ValueError, "shape: expected (B, W, H, D), since keys are voxels, got None");
         return -1;
     }
-    if (fg_expect_coords(keys, FG_ANY, NULL) < 0 || fg_arg_shape(shape, extents) < 0 || fg_check_cells(extents) < 0)
-        return -1;
-    if (table_keys->tensor.dtype == FG_INT64 || fg_sequence_bits(FG_BXYZ, extents) <= 32) return 0;
-    PyErr_Format(PyExc_ValueError,
-                 "shape: expected at most 2^32 voxels for keys of 32 bits, got (%lld, %lld, %lld, %lld)",
-                 (long long)extents[0], (long long)extents[1], (long long)extents[2], (long long)extents[3]);
-    return -1;
-}
-
-static int expect_table(const fg_view *keys, const fg_view *values, const fg_view *state) {
-    if (fg_expect_vector(keys, FG_OFFSETS, FG_ANY, NULL) < 0) return -1;
-    const int64_t slots = keys->tensor.shape[0];
-    if (slots < 2) return fg_wrong_shape(keys, "at least two slots");
-    if (fg_expect_vector(values, FG_OFFSETS, slots, "to match table_keys") < 0) return -1;
-    return fg_expect_vector(state, FG_BIT(FG_INT64), 2, NULL);
+    if (fg_expect_coords(keys, FG_ANY, NULL) < 0 || fg_arg_shape(shape, extents) < 0) return -1;
+    return fg_check_keys_fit(table_keys, extents);
 }
 
 /* ---- insert ---- */
@@ -46,7 +33,7 @@ static int hash_insert_fill(fg_call *call, void *params) {
     enum { KEYS, VALUES, TABLE_KEYS, TABLE_VALUES, STATE, SHAPE, CLEAR };
     fg_hash_insert_params *p = params;
     const fg_view *views = call->views;
-    if (expect_table(&views[TABLE_KEYS], &views[TABLE_VALUES], &views[STATE]) < 0 ||
+    if (fg_expect_table(&views[TABLE_KEYS], &views[TABLE_VALUES], FG_OFFSETS, &views[STATE]) < 0 ||
         expect_keys(&views[KEYS], &views[TABLE_KEYS], call->values[SHAPE], p->shape) < 0 ||
         fg_arg_bool(call->values[CLEAR], "clear", &p->clear) < 0) {
         return -1;
@@ -74,7 +61,7 @@ static int hash_lookup_fill(fg_call *call, void *params) {
     enum { KEYS, TABLE_KEYS, TABLE_VALUES, STATE, OUT, SHAPE };
     fg_hash_lookup_params *p = params;
     const fg_view *views = call->views;
-    if (expect_table(&views[TABLE_KEYS], &views[TABLE_VALUES], &views[STATE]) < 0 ||
+    if (fg_expect_table(&views[TABLE_KEYS], &views[TABLE_VALUES], FG_OFFSETS, &views[STATE]) < 0 ||
         expect_keys(&views[KEYS], &views[TABLE_KEYS], call->values[SHAPE], p->shape) < 0 ||
         fg_expect_vector(&views[OUT], FG_BIT(views[TABLE_VALUES].tensor.dtype), views[KEYS].tensor.shape[0],
                          "to match keys") < 0) {

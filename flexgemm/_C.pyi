@@ -161,6 +161,71 @@ def hash_lookup(
 ) -> int:
     """out (N) of the dtype of table_values: the value of each key, -1 where there is none."""
 
+def sample_map(
+    grid: Array,
+    table_keys: Array,
+    table_values: Array,
+    state: Array,
+    indices: Array,
+    weights: Array | None,
+    *,
+    shape: Sequence[int],
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """grid (B, L, 3) float32 and a table of voxels of shape (B, W, H, D) with int32 rows -> indices (B * L, 8) int32,
+    -1 = no voxel, and weights (B * L, 8) float32; without weights the nearest voxel, indices (B * L, 1)."""
+
+def sample_grad(
+    grad_out: Array,
+    feats: Array,
+    grid: Array,
+    indices: Array,
+    grad_grid: Array,
+    *,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """grad_out (B * L, C), feats (N, C), grid (B, L, 3), indices (B * L, 8) -> grad_grid (B, L, 3) float32."""
+
+def gather_sum(
+    feats: Array,
+    indices: Array,
+    weights: Array | None,
+    out: Array,
+    *,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """feats (N, C), indices (Q, K) int32, weights (Q, K) float32 -> out (Q, C) = sum_k weights feats[indices]; an index
+    of -1 is left out."""
+
+def group_rows(
+    indices: Array,
+    order: Array,
+    starts: Array,
+    *,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """indices (Q, K) int32 -> order (Q * K) int32, starts (M + 1) int32: order[starts[m]:starts[m + 1]] are the
+    positions of the entries m, ascending."""
+
+def group_reduce(
+    src: Array,
+    order: Array,
+    starts: Array,
+    weights: Array | None,
+    out: Array,
+    argmax: Array | None,
+    *,
+    reduction: str = "sum",
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """out[m] = sum, mean or max of weights[i] * src[i // K] over i = order[starts[m]:starts[m + 1]], where order has K
+    entries for each row of src (R, C); argmax (M, C) int32: the row of src that a maximum is of."""
+
 def conv_forward(
     feats: Array,
     weight: Array,
@@ -241,6 +306,11 @@ def decode_seq_workspace(*args: Any, **kwargs: Any) -> int: ...
 def sort_keys_workspace(*args: Any, **kwargs: Any) -> int: ...
 def hash_insert_workspace(*args: Any, **kwargs: Any) -> int: ...
 def hash_lookup_workspace(*args: Any, **kwargs: Any) -> int: ...
+def sample_map_workspace(*args: Any, **kwargs: Any) -> int: ...
+def sample_grad_workspace(*args: Any, **kwargs: Any) -> int: ...
+def gather_sum_workspace(*args: Any, **kwargs: Any) -> int: ...
+def group_rows_workspace(*args: Any, **kwargs: Any) -> int: ...
+def group_reduce_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_forward_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...

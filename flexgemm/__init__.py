@@ -7,6 +7,7 @@ NumPy and the extension, nothing else; `flexgemm.torch` holds what only torch ne
 from flexgemm._C import DeviceArray, build_info, device_count, device_info
 from flexgemm.conv import submanifold_conv3d, submanifold_conv3d_backward
 from flexgemm.gemm import gemm_nt, m_grouped_gemm_nt, quantize
+from flexgemm.grid_sample import SampleMap, grid_sample_3d, grid_sample_3d_backward, sample_map
 from flexgemm.hash_table import HashTable
 from flexgemm.serialize import decode_seq, encode_seq, sort_coords
 from flexgemm.voxel import NeighborMap, neighbor_map
@@ -17,15 +18,19 @@ __all__ = [
     "DeviceArray",
     "HashTable",
     "NeighborMap",
+    "SampleMap",
     "build_info",
     "decode_seq",
     "device_count",
     "device_info",
     "encode_seq",
     "gemm_nt",
+    "grid_sample_3d",
+    "grid_sample_3d_backward",
     "m_grouped_gemm_nt",
     "neighbor_map",
     "quantize",
+    "sample_map",
     "sort_coords",
     "submanifold_conv3d",
     "submanifold_conv3d_backward",

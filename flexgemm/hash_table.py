@@ -37,6 +37,7 @@ class HashTable:
     shape: Shape | None  # (B, W, H, D): keys are voxels
     key_dtype: str
     value_dtype: str
+    native: tuple[Array, Array, Array]  # keys, values and state as the extension takes them
 
     def __init__(
         self,
@@ -66,9 +67,9 @@ class HashTable:
         self.key_dtype = dtype_name(key_dtype, "key_dtype", WORDS)
         self.value_dtype = dtype_name(value_dtype, "value_dtype", WORDS)
         self._device = device
-        self._keys = library.empty((self.capacity + 1,), self.key_dtype, like)
-        self._values = library.empty((self.capacity + 1,), self.value_dtype, like)
-        self._state = library.empty((2,), "int64", like)
+        slots = (self.capacity + 1,)
+        keys, values = library.empty(slots, self.key_dtype, like), library.empty(slots, self.value_dtype, like)
+        self.native = keys, values, library.empty((2,), "int64", like)
         self._fresh = True  # not cleared yet: the first insertion does that too
 
     @classmethod
@@ -142,16 +143,16 @@ class HashTable:
         if self._fresh:
             self._insert(library, library.empty((0, *keys.shape[1:]), library.dtype(keys), keys), None)
         out = library.empty((keys.shape[0],), self.value_dtype, keys)
-        library.run(_C.hash_lookup, keys, self._keys, self._values, self._state, out, shape=self.shape)
+        library.run(_C.hash_lookup, keys, *self.native, out, shape=self.shape)
         return library.result(out)
 
     @property
     def overflowed(self) -> bool:
         """Whether a key did not fit. Synchronises the current stream."""
-        return self._overflowed(library_of(self._state, "state"))
+        return self._overflowed(library_of(self.native[2], "state"))
 
     def _overflowed(self, library: Library) -> bool:
-        return not self._fresh and library.read(self._state)[0] != 0
+        return not self._fresh and library.read(self.native[2])[0] != 0
 
     def _expected(self, library: Library, keys: Array) -> Array:
         keys = library.contiguous(keys, "keys")
@@ -162,8 +163,7 @@ class HashTable:
         return keys
 
     def _insert(self, library: Library, keys: Array, values: Array | None) -> None:
-        arrays = keys, values, self._keys, self._values, self._state
-        library.run(_C.hash_insert, *arrays, shape=self.shape, clear=self._fresh)
+        library.run(_C.hash_insert, keys, values, *self.native, shape=self.shape, clear=self._fresh)
         self._fresh = False
 
     def __repr__(self) -> str:

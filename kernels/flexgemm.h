@@ -174,6 +174,64 @@ typedef struct {
     fg_tensor workspace;
 } fg_hash_lookup_params;
 
+/* The voxels around the points of a grid and their weights. The centre of voxel (x, y, z) lies at + 0.5.
+ * K = 8, trilinear: corner 4 kx + 2 ky + kz of the cell floor(point - 0.5); weights renormalised over the voxels that are
+ * there, all 0 where none is or where those that are weigh nothing. K = 1, nearest: the point truncated towards 0.
+ * -1 where there is no voxel, as everywhere around a point that is not finite. */
+typedef struct {
+    fg_tensor grid;         /* (B, L, 3) float32 contiguous; sample b lies in batch b */
+    fg_tensor table_keys;   /* (S): a table of voxels with their rows, from hash_insert */
+    fg_tensor table_values; /* (S) int32 */
+    fg_tensor state;        /* (2) */
+    int64_t shape[4];
+    fg_tensor indices; /* out: (B * L, K) int32 contiguous */
+    fg_tensor weights; /* out: (B * L, 8) float32 contiguous; absent with K = 1 */
+    fg_tensor workspace;
+} fg_sample_map_params;
+
+/* The gradient of sum_k weights[q, k] * feats[indices[q, k]] in the points, with K = 8. */
+typedef struct {
+    fg_tensor grad_out;  /* (B * L, C) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor feats;     /* (N, C) dtype of grad_out, inner stride 1 */
+    fg_tensor grid;      /* (B, L, 3) float32 contiguous */
+    fg_tensor indices;   /* (B * L, 8) int32 contiguous */
+    fg_tensor grad_grid; /* out: (B, L, 3) float32 contiguous */
+    fg_tensor workspace;
+} fg_sample_grad_params;
+
+/* out[q] = sum_k weights[q, k] * feats[indices[q, k]] in the order of k, accumulation in float32; -1 is left out. */
+typedef struct {
+    fg_tensor feats;   /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor indices; /* (Q, K) int32 contiguous */
+    fg_tensor weights; /* (Q, K) float32 contiguous; absent: all 1 */
+    fg_tensor out;     /* (Q, C) dtype of feats, inner stride 1 */
+    fg_tensor workspace;
+} fg_gather_sum_params;
+
+/* The entries of indices grouped by the row that they name: order[starts[m] .. starts[m + 1]) are the positions of the
+ * entries m, ascending; those that are no row come last. */
+typedef struct {
+    fg_tensor indices; /* (Q, K) int32 contiguous: rows below M, -1 = none; Q * K < 2^31 */
+    fg_tensor order;   /* out: (Q * K) int32 contiguous */
+    fg_tensor starts;  /* out: (M + 1) int32 contiguous */
+    fg_tensor workspace;
+} fg_group_rows_params;
+
+typedef enum { FG_SUM = 0, FG_MEAN, FG_MAX, FG_REDUCTION_COUNT } fg_reduction;
+
+/* out[m] = reduction over i in [starts[m], starts[m + 1]) of weights[order[i]] * src[order[i] / K], in the order of i,
+ * accumulation in float32; 0 for an empty group. Of equal maxima the first counts, and NaN is above all. */
+typedef struct {
+    fg_tensor src;     /* (R, C) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor order;   /* (R * K) int32 contiguous, below R * K */
+    fg_tensor starts;  /* at least M + 1 int32 contiguous, ascending, at most R * K */
+    fg_tensor weights; /* (R * K) float32 contiguous; absent: all 1 */
+    fg_reduction reduction;
+    fg_tensor out;    /* (M, C) dtype of src, inner stride 1 */
+    fg_tensor argmax; /* out: (M, C) int32 contiguous, the row of src that the maximum is of, -1 = none; or absent */
+    fg_tensor workspace;
+} fg_group_reduce_params;
+
 /* out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]; accumulation in float32. */
 typedef struct {
     fg_tensor feats;  /* (N, Ci) float32 | float16 | bfloat16, inner stride 1 */
@@ -271,6 +329,11 @@ typedef struct {
     FG_OPERATION(sort_keys);
     FG_OPERATION(hash_insert);
     FG_OPERATION(hash_lookup);
+    FG_OPERATION(sample_map);
+    FG_OPERATION(sample_grad);
+    FG_OPERATION(gather_sum);
+    FG_OPERATION(group_rows);
+    FG_OPERATION(group_reduce);
     FG_OPERATION(conv_forward);
     FG_OPERATION(conv_dgrad);
     FG_OPERATION(conv_wgrad);

@@ -115,6 +115,50 @@ def hash_lookup(backend, keys, table_keys, table_values, state, *, shape=None, *
     return call.run("hash_lookup", call.give(keys), *table, call.take(keys.shape[:1], table_values.dtype), shape=shape)
 
 
+def sample_map(backend, grid, table, shape, mode, **layout):
+    """(indices, weights), or the indices of the nearest voxels."""
+    call = Call(backend, **layout)
+    points = grid.shape[0] * grid.shape[1]
+    given = [call.give(array) for array in (grid, *table)]
+    indices = call.take((points, 8 if mode == "trilinear" else 1), "int32")
+    weights = call.take((points, 8), "float32") if mode == "trilinear" else None
+    return call.run("sample_map", *given, indices, weights, shape=shape)
+
+
+def sample_grad(backend, grad_out, feats, grid, indices, **layout):
+    call = Call(backend, **layout)
+    rows = [call.give(array, strided=True) for array in (grad_out, feats)]
+    return call.run("sample_grad", *rows, call.give(grid), call.give(indices), call.take(grid.shape, "float32"))
+
+
+def gather_sum(backend, feats, indices, weights, **layout):
+    call = Call(backend, **layout)
+    arrays = call.give(feats, strided=True), call.give(indices), call.give(weights)
+    return call.run("gather_sum", *arrays, call.take((len(indices), feats.shape[1]), feats.dtype, strided=True))
+
+
+def group_rows(backend, indices, rows, **layout):
+    """(order, starts)."""
+    call = Call(backend, **layout)
+    return call.run(
+        "group_rows", call.give(indices), call.take((indices.size,), "int32"), call.take((rows + 1,), "int32")
+    )
+
+
+def group_reduce(backend, src, order, starts, weights, reduction, *, rows=None, with_argmax=False, **layout):
+    """out, or (out, argmax)."""
+    call = Call(backend, **layout)
+    shape = (len(starts) - 1 if rows is None else rows, src.shape[1])
+    return call.run(
+        "group_reduce",
+        call.give(src, strided=True),
+        *(call.give(array) for array in (order, starts, weights)),
+        call.take(shape, src.dtype, strided=True),
+        call.take(shape, "int32") if with_argmax else None,
+        reduction=reduction,
+    )
+
+
 def conv_forward(backend, feats, weight, bias, nmap, *, order=None, precision="ieee", **layout):
     call = Call(backend, **layout)
     return call.run(

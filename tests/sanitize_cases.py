@@ -91,6 +91,46 @@ def hash_case(backend, key_dtype, value_dtype, voxels):
         np.testing.assert_array_equal(found, [contents[name] for name in names])
 
 
+def sample_case(backend, mode, dtype, channels, offset):
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(N, batch=2)
+    grid = (np.floor(rng.uniform(-1, max(shape[1:]) + 1, (2, 70, 3)) * 1024) / 1024).astype(np.float32)
+    grid[0, :2, 0] = np.nan, np.inf
+    how = {"fence": False, "offset": offset, "pad": offset}
+    table = guarded.hash_insert(backend, coords, None, 2 * N, "int32", shape=shape, clear=True, fence=False)
+    got = guarded.sample_map(backend, grid, table, shape, mode, fence=False)
+    indices, weights = reference.sample_map(coords, shape, grid, mode)
+    np.testing.assert_array_equal(got[0] if mode == "trilinear" else got, indices)
+    feats, grad_out = (scenes.values(rng, s, dtype, one_sign=True) for s in ((N, channels), (140, channels)))
+    tolerance = reference.ROW_TOLERANCE[dtype]
+    flat = weights.astype(np.float32) if mode == "trilinear" else None
+    out = guarded.gather_sum(backend, feats, indices, flat, **how)
+    assert_rows(out, reference.gather_sum(feats, indices, weights), tolerance)
+    order, starts = guarded.group_rows(backend, indices, N, fence=False)
+    flat = None if flat is None else flat.ravel()
+    grad_feats = guarded.group_reduce(backend, grad_out, order, starts, flat, "sum", **how)
+    assert_rows(grad_feats, reference.scatter_sum(grad_out, indices, weights, N), tolerance)
+    if mode == "trilinear":
+        grad_grid = guarded.sample_grad(backend, grad_out, feats, grid, indices, **how)
+        expected, scale = reference.sample_grad(grad_out, feats, grid, indices)
+        assert (np.abs(grad_grid - expected) <= 4e-6 * scale).all()
+
+
+def reduce_case(backend, reduction, dtype, channels, offset):
+    """Groups of one entry, of as many as are reduced at once, and of more."""
+    rng = np.random.default_rng(0)
+    starts = np.cumsum([0, 1, 1100, 0, 512, 7, 513]).astype(np.int32)
+    src = scenes.values(rng, (starts[-1] + 5, channels), dtype, one_sign=True)
+    order = rng.permutation(len(src)).astype(np.int32)
+    how = {"fence": False, "offset": offset, "pad": offset, "with_argmax": reduction == "max"}
+    got = guarded.group_reduce(backend, src, order, starts, None, reduction, **how)
+    expected, argmax = reference.group_reduce(src, order, starts, None, reduction)
+    if reduction == "max":
+        got, rows = got
+        np.testing.assert_array_equal(rows, argmax)
+    assert_rows(got, expected, reference.ROW_TOLERANCE[dtype])
+
+
 def conv_case(backend, direction, mode, channels, kernel_size, offset, ordered=False):
     dtype, precision = MODES[mode]
     ci, co = CHANNELS[channels]
@@ -192,6 +232,18 @@ def all_cases():
         cases[f"hash/voxels/{value_dtype}"] = partial(
             hash_case, key_dtype="int64", value_dtype=value_dtype, voxels=True
         )
+
+    for dtype in ("float32", "float16", "bfloat16"):
+        for channels, offset in ((64, 0), (37, 1)):
+            layout = f"{dtype}/{channels}"
+            for mode in ("trilinear", "nearest"):
+                cases[f"sample/{mode}/{layout}"] = partial(
+                    sample_case, mode=mode, dtype=dtype, channels=channels, offset=offset
+                )
+            for reduction in ("sum", "mean", "max"):
+                cases[f"reduce/{reduction}/{layout}"] = partial(
+                    reduce_case, reduction=reduction, dtype=dtype, channels=channels, offset=offset
+                )
 
     for direction in ("forward", "dgrad", "wgrad"):
         for mode in MODES:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from flexgemm import conv
+from flexgemm import conv, grid_sample
 from flexgemm._arrays import Stream, library_of, torch_scope
+from flexgemm.grid_sample import SampleMap
 from flexgemm.voxel import NeighborMap
 
 
@@ -82,3 +84,47 @@ def float32_precision() -> str:
     except AttributeError:  # torch before 2.9 knows allow_tf32 only
         tf32 = matmul.allow_tf32
     return "tf32" if tf32 else "ieee"
+
+
+class _GridSample3d(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, feats: torch.Tensor, grid: torch.Tensor | None, sample_map: SampleMap) -> torch.Tensor:
+        ctx.save_for_backward(feats)
+        ctx.sample_map = sample_map
+        out: torch.Tensor = grid_sample.forward(library_of(feats, "feats"), feats, sample_map)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (feats,) = ctx.saved_tensors
+        needs_grad = ctx.needs_input_grad[:2]
+        grads = grid_sample.backward(library_of(feats, "feats"), grad_out, feats, ctx.sample_map, needs_grad)
+        return *grads, None
+
+
+def grid_sample_3d(
+    feats: torch.Tensor,
+    coords: torch.Tensor | None = None,
+    shape: Sequence[int] | None = None,
+    grid: torch.Tensor | None = None,
+    mode: str = "trilinear",
+    *,
+    sample_map: SampleMap | None = None,
+    stream: Stream = None,
+) -> torch.Tensor:
+    """`flexgemm.grid_sample_3d` of torch tensors, differentiable once in feats and, for "trilinear", in grid.
+
+    With `sample_map` instead of coords, shape and grid it is differentiable in feats alone.
+    """
+    if not isinstance(feats, torch.Tensor):
+        raise TypeError(f"feats: expected a torch.Tensor, got {type(feats).__module__}.{type(feats).__qualname__}")
+    on_stream = contextlib.nullcontext() if stream is None or not feats.is_cuda else torch_scope(feats, stream)
+    with on_stream:
+        if sample_map is None:
+            if coords is None or shape is None or grid is None:
+                raise ValueError("coords, shape, grid: expected all of them, or sample_map")
+            sample_map = grid_sample.sample_map(coords, shape, grid.detach(), mode)
+        apply: Any = _GridSample3d.apply
+        result: torch.Tensor = apply(feats, grid, sample_map)
+    return result

@@ -7,100 +7,53 @@
  *
  *     workspace = { int64 slots[N], uint32 owners[S] }
  */
+#include "hash_table.h"
+
 #include "../sequence.h"
 #include "coords.h"
 
-static const uint64_t ALL_ONES = UINT64_MAX;
-enum { SHORT_WAY = 64 }; /* slots that a key may lie from its first one without a note of it */
-
-/* ---- keys and slots: 32 or 64 bits, as their tensor says ---- */
-
-static bool is_narrow(const fg_tensor *tensor) { return tensor->dtype == FG_INT32; }
-
-static uint64_t all_ones(const fg_tensor *tensor) { return is_narrow(tensor) ? UINT32_MAX : ALL_ONES; }
-
-static uint64_t load(const fg_tensor *tensor, int64_t i) {
-    return is_narrow(tensor) ? __atomic_load_n((const uint32_t *)tensor->data + i, __ATOMIC_RELAXED)
-                             : __atomic_load_n((const uint64_t *)tensor->data + i, __ATOMIC_RELAXED);
-}
-
-static void store(const fg_tensor *tensor, int64_t i, uint64_t word) {
-    if (is_narrow(tensor)) {
-        __atomic_store_n((uint32_t *)tensor->data + i, (uint32_t)word, __ATOMIC_RELAXED);
-    } else {
-        __atomic_store_n((uint64_t *)tensor->data + i, word, __ATOMIC_RELAXED);
-    }
-}
+/* ---- taking slots ---- */
 
 /* Puts the key into an empty slot and returns what is there then. */
 static uint64_t claim_slot(const fg_tensor *keys, int64_t slot, uint64_t key) {
-    if (is_narrow(keys)) {
+    if (fg_is_narrow(keys)) {
         uint32_t found = UINT32_MAX;
         const bool taken = __atomic_compare_exchange_n((uint32_t *)keys->data + slot, &found, (uint32_t)key, false,
                                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED);
         return taken ? key : found;
     }
-    uint64_t found = ALL_ONES;
+    uint64_t found = FG_ALL_ONES;
     const bool taken = __atomic_compare_exchange_n((uint64_t *)keys->data + slot, &found, key, false, __ATOMIC_RELAXED,
                                                    __ATOMIC_RELAXED);
     return taken ? key : found;
 }
 
-/* The finaliser of MurmurHash3, scaled to the number of slots. */
-static int64_t first_slot(uint64_t key, int64_t capacity) {
-    key = (key ^ key >> 33) * UINT64_C(0xff51afd7ed558ccd);
-    key = (key ^ key >> 33) * UINT64_C(0xc4ceb9fe1a85ec53);
-    key ^= key >> 33;
-    return (int64_t)((unsigned __int128)key * (uint64_t)capacity >> 64);
-}
-
-typedef struct {
-    const fg_tensor *keys;
-    int64_t capacity; /* slots but the last */
-    int64_t *state;
-} hash_table;
-
-enum { FULL, LONGEST };
-
-static void note_longest(const hash_table *table, int64_t steps) {
-    int64_t longest = __atomic_load_n(&table->state[LONGEST], __ATOMIC_RELAXED);
-    while (steps > fg_max(longest, SHORT_WAY) &&
-           !__atomic_compare_exchange_n(&table->state[LONGEST], &longest, steps, true, __ATOMIC_RELAXED,
+static void note_longest(const fg_hash_table *table, int64_t steps) {
+    int64_t longest = __atomic_load_n(&table->state[FG_TABLE_LONGEST], __ATOMIC_RELAXED);
+    while (steps > fg_max(longest, FG_SHORT_WAY) &&
+           !__atomic_compare_exchange_n(&table->state[FG_TABLE_LONGEST], &longest, steps, true, __ATOMIC_RELAXED,
                                         __ATOMIC_RELAXED));
 }
 
 /* The slot of a key, taken for it if need be; -1 when there is none left. */
-static int64_t claim(const hash_table *table, uint64_t key) {
-    const uint64_t empty = all_ones(table->keys);
+static int64_t claim(const fg_hash_table *table, uint64_t key) {
+    const uint64_t empty = fg_all_ones(table->keys);
     if (key == empty) {
-        store(table->keys, table->capacity, 0);
+        fg_store_word(table->keys, table->capacity, 0);
         return table->capacity;
     }
-    int64_t slot = first_slot(key, table->capacity);
+    int64_t slot = fg_first_slot(key, table->capacity);
     for (int64_t steps = 0; steps < table->capacity; steps++, slot = slot + 1 < table->capacity ? slot + 1 : 0) {
-        uint64_t found = load(table->keys, slot);
+        uint64_t found = fg_load_word(table->keys, slot);
         if (found == empty) found = claim_slot(table->keys, slot, key);
         if (found == key) {
             note_longest(table, steps);
             return slot;
         }
-        if (steps % SHORT_WAY == SHORT_WAY - 1 && __atomic_load_n(&table->state[FULL], __ATOMIC_RELAXED)) break;
+        if (steps % FG_SHORT_WAY == FG_SHORT_WAY - 1 && __atomic_load_n(&table->state[FG_TABLE_FULL], __ATOMIC_RELAXED))
+            break;
     }
-    __atomic_store_n(&table->state[FULL], 1, __ATOMIC_RELAXED);
-    return -1;
-}
-
-/* The slot that holds a key, or -1. */
-static int64_t find(const hash_table *table, uint64_t key) {
-    const uint64_t empty = all_ones(table->keys);
-    if (key == empty) return load(table->keys, table->capacity) == empty ? -1 : table->capacity;
-    int64_t slot = first_slot(key, table->capacity);
-    const int64_t longest = fg_min(fg_max(table->state[LONGEST], SHORT_WAY), table->capacity - 1);
-    for (int64_t steps = 0; steps <= longest; steps++, slot = slot + 1 < table->capacity ? slot + 1 : 0) {
-        const uint64_t found = load(table->keys, slot);
-        if (found == key) return slot;
-        if (found == empty) return -1;
-    }
+    __atomic_store_n(&table->state[FG_TABLE_FULL], 1, __ATOMIC_RELAXED);
     return -1;
 }
 
@@ -120,7 +73,7 @@ static key_source keys_of(const fg_tensor *keys, const int64_t shape[4]) {
 /* Returns false for a voxel outside the shape. */
 static bool key_of(const key_source *source, int64_t n, uint64_t *key) {
     if (source->keys->ndim == 1) {
-        *key = load(source->keys, n);
+        *key = fg_load_word(source->keys, n);
         return true;
     }
     const int32_t *coord = (const int32_t *)source->keys->data + 4 * n;
@@ -151,7 +104,7 @@ static void lower(uint32_t *owner, uint32_t row) {
 fg_status fg_cpu_hash_insert(const fg_hash_insert_params *params, const fg_queue *queue, fg_error *error) {
     (void)queue;
     const int64_t n = params->keys.shape[0], slots = params->table_keys.shape[0];
-    const hash_table table = {&params->table_keys, slots - 1, params->state.data};
+    const fg_hash_table table = {&params->table_keys, slots - 1, params->state.data};
     const key_source source = keys_of(&params->keys, params->shape);
     if (n >= INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "keys: expected fewer than %d, got %lld", INT32_MAX, (long long)n);
@@ -169,11 +122,11 @@ fg_status fg_cpu_hash_insert(const fg_hash_insert_params *params, const fg_queue
     if (outside < n) return fg_report_outside(params->keys.data, outside, params->shape, error);
 
     if (params->clear) {
-        table.state[FULL] = table.state[LONGEST] = 0;
+        table.state[FG_TABLE_FULL] = table.state[FG_TABLE_LONGEST] = 0;
 #pragma omp parallel for num_threads(threads)
         for (int64_t slot = 0; slot < slots; slot++) {
-            store(&params->table_keys, slot, ALL_ONES);
-            store(&params->table_values, slot, ALL_ONES);
+            fg_store_word(&params->table_keys, slot, FG_ALL_ONES);
+            fg_store_word(&params->table_values, slot, FG_ALL_ONES);
         }
     }
     if (n == 0) return FG_OK;
@@ -181,12 +134,12 @@ fg_status fg_cpu_hash_insert(const fg_hash_insert_params *params, const fg_queue
     /* Rows are counted from 1 here: no row goes before 0, the owner of a slot that was taken. */
     int64_t *slot_of = params->workspace.data;
     uint32_t *owners = (uint32_t *)((char *)params->workspace.data + fg_workspace_part(n, sizeof(int64_t)));
-    const uint64_t empty = all_ones(&params->table_keys);
+    const uint64_t empty = fg_all_ones(&params->table_keys);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for
         for (int64_t slot = 0; slot < slots; slot++)
-            owners[slot] = load(&params->table_keys, slot) == empty ? UINT32_MAX : 0;
+            owners[slot] = fg_load_word(&params->table_keys, slot) == empty ? UINT32_MAX : 0;
 #pragma omp for
         for (int64_t row = 0; row < n; row++) {
             uint64_t key = 0;
@@ -198,10 +151,11 @@ fg_status fg_cpu_hash_insert(const fg_hash_insert_params *params, const fg_queue
         for (int64_t row = 0; row < n; row++) {
             const int64_t slot = slot_of[row];
             if (slot < 0 || owners[slot] != (uint32_t)row + 1) continue;
-            store(&params->table_values, slot, params->values.present ? load(&params->values, row) : (uint64_t)row);
+            fg_store_word(&params->table_values, slot,
+                          params->values.present ? fg_load_word(&params->values, row) : (uint64_t)row);
         }
     }
-    if (!table.state[FULL]) return FG_OK;
+    if (!table.state[FG_TABLE_FULL]) return FG_OK;
     return fg_fail(error, FG_ERROR_VALUE, "table_keys: all %lld slots are taken, and not all keys fit",
                    (long long)table.capacity);
 }
@@ -217,14 +171,14 @@ fg_status fg_cpu_hash_lookup_workspace(const fg_hash_lookup_params *params, cons
 
 fg_status fg_cpu_hash_lookup(const fg_hash_lookup_params *params, const fg_queue *queue, fg_error *error) {
     (void)queue, (void)error;
-    const hash_table table = {&params->table_keys, params->table_keys.shape[0] - 1, params->state.data};
+    const fg_hash_table table = {&params->table_keys, params->table_keys.shape[0] - 1, params->state.data};
     const key_source source = keys_of(&params->keys, params->shape);
     const int64_t n = params->keys.shape[0];
 #pragma omp parallel for
     for (int64_t row = 0; row < n; row++) {
         uint64_t key = 0;
-        const int64_t slot = key_of(&source, row, &key) ? find(&table, key) : -1;
-        store(&params->out, row, slot < 0 ? ALL_ONES : load(&params->table_values, slot));
+        const int64_t slot = key_of(&source, row, &key) ? fg_find_slot(&table, key) : -1;
+        fg_store_word(&params->out, row, slot < 0 ? FG_ALL_ONES : fg_load_word(&params->table_values, slot));
     }
     return FG_OK;
 }

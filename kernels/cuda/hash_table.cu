@@ -11,75 +11,13 @@
 #include "../sequence.h"
 #include "backend.cuh"
 #include "coords.cuh"
+#include "hash_table.cuh"
 
 namespace flexgemm {
 namespace {
 
-using Word = unsigned long long;
-
 constexpr int kThreads = 256;
-constexpr Word kShortWay = 64;  /* slots that a key may lie from its first one without a note of it */
 constexpr uint32_t kFree = ~0u; /* owner of a slot that was free; rows are counted from 1, so that none precedes 0 */
-
-struct State {
-    Word full, longest;
-};
-
-template <class Key>
-struct Table {
-    static constexpr Key kEmpty = ~Key{0};
-
-    Key *keys;
-    int64_t capacity; /* slots but the last, which is that of the key kEmpty */
-    State *state;
-
-    /* The finaliser of MurmurHash3, scaled to the number of slots. */
-    __device__ int64_t first_slot(Key key) const {
-        Word hash = key;
-        hash = (hash ^ hash >> 33) * 0xff51afd7ed558ccdull;
-        hash = (hash ^ hash >> 33) * 0xc4ceb9fe1a85ec53ull;
-        return static_cast<int64_t>(__umul64hi(hash ^ hash >> 33, capacity));
-    }
-
-    __device__ int64_t next(int64_t slot) const { return slot + 1 < capacity ? slot + 1 : 0; }
-
-    /* The slot of a key, taken for it if need be; -1 when there is none left. */
-    __device__ int64_t claim(Key key) const {
-        if (key == kEmpty) {
-            atomicExch(&keys[capacity], Key{0});
-            return capacity;
-        }
-        int64_t slot = first_slot(key);
-        for (int64_t steps = 0; steps < capacity; ++steps, slot = next(slot)) {
-            Key seen = keys[slot];
-            if (seen == kEmpty) {
-                seen = atomicCAS(&keys[slot], kEmpty, key);
-                if (seen == kEmpty) seen = key;
-            }
-            if (seen == key) {
-                const Word way = static_cast<Word>(steps);
-                if (way > kShortWay && way > state->longest) atomicMax(&state->longest, way);
-                return slot;
-            }
-            if (steps % kShortWay == kShortWay - 1 && *const_cast<volatile Word *>(&state->full)) return -1;
-        }
-        atomicExch(&state->full, 1ull);
-        return -1;
-    }
-
-    /* The slot that holds a key, or -1. */
-    __device__ int64_t find(Key key) const {
-        if (key == kEmpty) return keys[capacity] == kEmpty ? -1 : capacity;
-        const Word longest = state->longest > kShortWay ? state->longest : kShortWay;
-        int64_t slot = first_slot(key);
-        for (int64_t steps = 0; steps < capacity && static_cast<Word>(steps) <= longest; ++steps, slot = next(slot)) {
-            const Key seen = keys[slot];
-            if (seen == key) return slot;
-            if (seen == kEmpty) return -1;
-        }
-        return -1;
-    }
-};
 
 /* ---- what is looked for ---- */
 
@@ -122,14 +60,14 @@ struct VoxelKeys {
 __device__ int64_t thread_number() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 
 template <class Key>
-__global__ void __launch_bounds__(kThreads) mark_kernel(Table<Key> table, uint32_t *owners) {
+__global__ void __launch_bounds__(kThreads) mark_kernel(KeyTable<Key> table, uint32_t *owners) {
     const int64_t slot = thread_number();
     if (slot <= table.capacity) owners[slot] = table.keys[slot] == table.kEmpty ? kFree : 0;
 }
 
 template <class Source>
 __global__ void __launch_bounds__(kThreads)
-    claim_kernel(Source source, Table<typename Source::Key> table, uint32_t *owners, int64_t *slots) {
+    claim_kernel(Source source, KeyTable<typename Source::Key> table, uint32_t *owners, int64_t *slots) {
     const int64_t n = thread_number();
     if (n >= source.count) return;
     typename Source::Key key;
@@ -151,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) write_kernel(const int64_t *slots, c
 
 template <class Source, class Value>
 __global__ void __launch_bounds__(kThreads)
-    number_kernel(Source source, Table<typename Source::Key> table, Value *table_values) {
+    number_kernel(Source source, KeyTable<typename Source::Key> table, Value *table_values) {
     const int64_t n = thread_number();
     if (n >= source.count) return;
     typename Source::Key key;
@@ -161,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class Source, class Value>
 __global__ void __launch_bounds__(kThreads)
-    lookup_kernel(Source source, Table<typename Source::Key> table, const Value *table_values, Value *out) {
+    lookup_kernel(Source source, KeyTable<typename Source::Key> table, const Value *table_values, Value *out) {
     const int64_t n = thread_number();
     if (n >= source.count) return;
     typename Source::Key key;
@@ -191,12 +129,13 @@ template <class Source, class Value>
 fg_status insert(const fg_hash_insert_params &p, cudaStream_t stream, fg_error *error) {
     using Key = typename Source::Key;
     const int64_t count = p.keys.shape[0], size = p.table_keys.shape[0];
-    const Table<Key> table = {static_cast<Key *>(p.table_keys.data), size - 1, static_cast<State *>(p.state.data)};
+    const KeyTable<Key> table = {static_cast<Key *>(p.table_keys.data), size - 1,
+                                 static_cast<KeyTableState *>(p.state.data)};
     Value *table_values = static_cast<Value *>(p.table_values.data);
     if (p.clear) {
         FG_CUDA(cudaMemsetAsync(table.keys, 0xFF, static_cast<size_t>(size) * sizeof(Key), stream));
         FG_CUDA(cudaMemsetAsync(table_values, 0xFF, static_cast<size_t>(size) * sizeof(Value), stream));
-        FG_CUDA(cudaMemsetAsync(table.state, 0, sizeof(State), stream));
+        FG_CUDA(cudaMemsetAsync(table.state, 0, sizeof(KeyTableState), stream));
     }
     if (count == 0) return FG_OK;
     const unsigned int blocks = static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads));
@@ -223,8 +162,8 @@ fg_status insert(const fg_hash_insert_params &p, cudaStream_t stream, fg_error *
 template <class Source, class Value>
 fg_status lookup(const fg_hash_lookup_params &p, cudaStream_t stream, fg_error *error) {
     using Key = typename Source::Key;
-    const Table<Key> table = {static_cast<Key *>(p.table_keys.data), p.table_keys.shape[0] - 1,
-                              static_cast<State *>(p.state.data)};
+    const KeyTable<Key> table = {static_cast<Key *>(p.table_keys.data), p.table_keys.shape[0] - 1,
+                                 static_cast<KeyTableState *>(p.state.data)};
     unsigned int blocks = 0;
     const fg_status status = grid_for(p.keys.shape[0], kThreads, "keys", &blocks, error);
     if (status != FG_OK) return status;
