@@ -17,10 +17,10 @@ FG_DECLARE(decode_seq);   /* serialize.cu */
 FG_DECLARE(sort_keys);    /* sort_keys.cu */
 FG_DECLARE(hash_insert);  /* hash_table.cu */
 FG_DECLARE(hash_lookup);  /* hash_table.cu */
-FG_DECLARE(sample_map); /* grid_sample.cu */
-FG_DECLARE(sample_grad); /* grid_sample.cu */
-FG_DECLARE(gather_sum); /* gather_sum.cu */
-FG_DECLARE(group_rows); /* group_reduce.cu */
+FG_DECLARE(sample_map);   /* grid_sample.cu */
+FG_DECLARE(sample_grad);  /* grid_sample.cu */
+FG_DECLARE(gather_sum);   /* gather_sum.cu */
+FG_DECLARE(group_rows);   /* group_reduce.cu */
 FG_DECLARE(group_reduce); /* group_reduce.cu */
 FG_DECLARE(conv_forward); /* conv_gather.cu */
 FG_DECLARE(conv_dgrad);   /* conv_gather.cu */
