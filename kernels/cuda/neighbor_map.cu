@@ -193,10 +193,10 @@ fg_status build(const fg_neighbor_map_params *p, cudaStream_t stream, fg_error *
     const Rows rows = {coords, count, reinterpret_cast<uintptr_t>(coords) % sizeof(int4) == 0};
     const VoxelGrid grid(p->shape);
     const unsigned int blocks = static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads));
-    insert_kernel<<<blocks, kThreads, 0, stream>>>(rows, grid, table, p->check ? report : nullptr);
+    insert_kernel<Run><<<blocks, kThreads, 0, stream>>>(rows, grid, table, p->check ? report : nullptr);
     FG_CUDA(cudaGetLastError());
     if (p->check) {
-        find_duplicates_kernel<<<blocks, kThreads, 0, stream>>>(rows, grid, table, report);
+        find_duplicates_kernel<Run><<<blocks, kThreads, 0, stream>>>(rows, grid, table, report);
         FG_CUDA(cudaGetLastError());
         const fg_status status = check_report(p, report, stream, error);
         if (status != FG_OK) return status;

@@ -1,0 +1,64 @@
+/*
+ * What goes on beside the threads: mbarriers, cp.async and the tensor copies of TMA.
+ */
+#pragma once
+
+#include <cuda.h>
+
+#include "scheduler.h"
+
+namespace simt {
+
+/* What the emulated cuTensorMapEncodeTiled leaves in a CUtensorMap. */
+struct TensorMap {
+    uint32_t magic;
+    uint8_t rank, element_bytes, swizzle, nan_fill;
+    const char *data;
+    uint32_t last[5]; /* size of each axis less one */
+    uint32_t box[5];
+    uint64_t pitch[4]; /* bytes of axes 1, 2, ... */
+};
+static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap), "it is kept there");
+constexpr uint32_t kTensorMapMagic = 0x7e2501a9;
+
+struct TensorCopy {
+    TensorMap map;
+    int64_t at[5];
+    Block *block;             /* that issued it */
+    uint32_t shared, barrier; /* addresses within every block that receives it */
+    uint32_t blocks;          /* a bit for each of them */
+};
+
+/* A shared address as PTX has it: within the own block, or one that mapa made. */
+struct Place {
+    Block *block;
+    uint32_t address;
+};
+Place place_of(uint64_t address);
+uint64_t remote_address(uint32_t address, uint32_t rank);
+
+/* 16-byte chunks change places within rows of 128 (mode 1), 64 (2) or 32 (3) bytes; 0: none. */
+inline uint32_t swizzled(uint32_t address, int mode) {
+    const uint32_t bits = mode == 1 ? 7 : mode == 2 ? 3 : mode == 3 ? 1 : 0;
+    return address ^ ((address >> 7 & bits) << 4);
+}
+
+void mbarrier_init(uint32_t address, uint32_t arrivals);
+void mbarrier_invalidate(uint32_t address);
+uint32_t mbarrier_arrive(Place barrier, uint32_t arrivals, int64_t bytes); /* the phase before */
+void mbarrier_expect(Place barrier, int64_t bytes);
+bool mbarrier_passed(uint32_t address, uint32_t parity);
+void mbarrier_wait(uint32_t address, uint32_t parity);
+
+void copy_async(const Copy &copy);
+void copy_async_wait(size_t groups); /* until at most so many are under way */
+void tensor_copy(const TensorCopy &copy);
+
+void check_written(Block &block, uint32_t address, uint64_t issued, uint64_t fenced, const char *reader);
+void note_written(Block &block, uint32_t address, uint32_t bytes, int32_t by);
+
+/* Lets one thing land that is under way; false when there is none. */
+bool land(Cluster &cluster);
+void check_exit(Thread &thread);
+
+}  // namespace simt

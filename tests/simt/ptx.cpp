@@ -1,0 +1,432 @@
+#include "ptx.h"
+
+#include <cctype>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+
+#include "async.h"
+#include "mma.h"
+#include "scheduler.h"
+
+namespace simt {
+
+uint64_t Frame::read(const Argument &argument) const {
+    switch (argument.kind) {
+        case Argument::kOperand: {
+            const Operand &from = operand(argument);
+            if (from.place == nullptr) return from.bits;
+            uint64_t bits = 0;
+            std::memcpy(&bits, from.place, from.size);
+            return bits;
+        }
+        case Argument::kLocal:
+            return locals[argument.value];
+        case Argument::kImmediate:
+            return static_cast<uint64_t>(argument.value);
+        case Argument::kAddress:
+            return read(argument.parts[0]) + (argument.parts.size() == 2 && argument.parts[1].kind == Argument::kImmediate
+                                                  ? static_cast<uint64_t>(argument.parts[1].value)
+                                                  : 0);
+        case Argument::kSpecial: {
+            const Thread &thread = current();
+            const uint64_t values[] = {thread.in->rank, thread.in->in->blocks.size(), static_cast<uint64_t>(thread.lane)};
+            return values[argument.value];
+        }
+        default:
+            fail("an operand that cannot be read");
+    }
+}
+
+void Frame::write(const Argument &argument, uint64_t value) {
+    if (argument.kind == Argument::kLocal)
+        locals[argument.value] = value;
+    else if (argument.kind == Argument::kOperand)
+        std::memcpy(operand(argument).place, &value, operand(argument).size);
+}
+
+namespace {
+
+/* ---- one thread's instructions ---- */
+
+using Arguments = const std::vector<Argument> &;
+
+uint32_t address_in_block(const Frame &frame, const Argument &argument) {
+    const Place place = place_of(frame.read(argument));
+    if (place.block != current().in) fail("an address in another block, where only the own one is allowed");
+    return place.address;
+}
+
+void nothing(Frame &, const Instruction &) {}
+void trap(Frame &, const Instruction &) { fail("trap"); }
+
+void move(Frame &frame, const Instruction &instruction) {
+    frame.write(instruction.arguments[0], frame.read(instruction.arguments[1]));
+}
+
+void round_to_tf32(Frame &frame, const Instruction &instruction) {
+    auto bits = static_cast<uint32_t>(frame.read(instruction.arguments[1]));
+    if ((bits & 0x7f800000u) != 0x7f800000u) bits += 0x1000; /* half of the last place that stays, away from zero */
+    frame.write(instruction.arguments[0], bits & 0xffffe000u);
+}
+
+void set_predicate(Frame &frame, const Instruction &instruction) {
+    const bool is_signed = instruction.has(".s32") || instruction.has(".b32");
+    const auto value = [&](size_t i) {
+        const uint64_t bits = frame.read(instruction.arguments[i]);
+        return is_signed ? static_cast<int64_t>(static_cast<int32_t>(bits)) : static_cast<int64_t>(bits);
+    };
+    const int64_t a = value(1), b = value(2);
+    const bool result = instruction.has(".eq")   ? a == b
+                        : instruction.has(".ne") ? a != b
+                        : instruction.has(".lt") ? a < b
+                        : instruction.has(".le") ? a <= b
+                        : instruction.has(".gt") ? a > b
+                                                 : a >= b;
+    frame.write(instruction.arguments[0], result);
+}
+
+void branch(Frame &frame, const Instruction &instruction) { frame.next = instruction.target; }
+
+void copy_async_once(Frame &frame, const Instruction &instruction) {
+    Arguments a = instruction.arguments;
+    const auto bytes = static_cast<uint32_t>(frame.read(a[2]));
+    uint32_t valid = bytes;
+    if (a.size() > 3) valid = a[3].kind == Argument::kLocal ? (frame.read(a[3]) ? 0 : bytes) : static_cast<uint32_t>(frame.read(a[3]));
+    if (valid > bytes) fail("cp.async: %u of %u bytes", valid, bytes);
+    if (instruction.has(".cg.") ? bytes != 16 : bytes != 4 && bytes != 8 && bytes != 16) fail("cp.async of %u bytes", bytes);
+    copy_async({Copy::kCopy, address_in_block(frame, a[0]), reinterpret_cast<const void *>(frame.read(a[1])), bytes, valid});
+}
+
+void copy_commit(Frame &, const Instruction &) { copy_async({Copy::kCommit, 0, nullptr, 0, 0}); }
+
+void copy_wait(Frame &frame, const Instruction &instruction) {
+    if (instruction.has("wait_all")) copy_async({Copy::kCommit, 0, nullptr, 0, 0});
+    copy_async_wait(instruction.has("wait_all") ? 0 : frame.read(instruction.arguments[0]));
+}
+
+void copy_arrive(Frame &frame, const Instruction &instruction) {
+    if (!instruction.has(".noinc")) fail("cp.async.mbarrier.arrive without .noinc is not emulated");
+    copy_async({Copy::kArrive, address_in_block(frame, instruction.arguments[0]), nullptr, 0, 0});
+}
+
+void barrier_init(Frame &frame, const Instruction &instruction) {
+    mbarrier_init(address_in_block(frame, instruction.arguments[0]), static_cast<uint32_t>(frame.read(instruction.arguments[1])));
+}
+
+void barrier_invalidate(Frame &frame, const Instruction &instruction) {
+    mbarrier_invalidate(address_in_block(frame, instruction.arguments[0]));
+}
+
+/* mbarrier.arrive[.expect_tx] state|_, [barrier](, count | bytes) */
+void barrier_arrive(Frame &frame, const Instruction &instruction) {
+    Arguments a = instruction.arguments;
+    const bool expects = instruction.has("expect_tx");
+    const uint64_t number = a.size() > 2 ? frame.read(a[2]) : 1;
+    const uint32_t phase = mbarrier_arrive(place_of(frame.read(a[1])), expects ? 1 : static_cast<uint32_t>(number),
+                                           expects ? static_cast<int64_t>(number) : 0);
+    frame.write(a[0], phase);
+    yield_to_others();
+}
+
+void barrier_expect(Frame &frame, const Instruction &instruction) {
+    mbarrier_expect(place_of(frame.read(instruction.arguments[0])), static_cast<int64_t>(frame.read(instruction.arguments[1])));
+}
+
+/* Waits where the hardware may. */
+void barrier_try_wait(Frame &frame, const Instruction &instruction) {
+    Arguments a = instruction.arguments;
+    if (!instruction.has(".parity")) fail("%s: only waits for a parity are emulated", instruction.opcode.c_str());
+    const uint32_t address = address_in_block(frame, a[1]), parity = static_cast<uint32_t>(frame.read(a[2]));
+    if (instruction.has("test_wait"))
+        yield();
+    else
+        mbarrier_wait(address, parity);
+    frame.write(a[0], mbarrier_passed(address, parity));
+}
+
+/* cp.async.bulk.tensor.Nd.shared::cluster.global... [target], [map, {x, y, ..}], [barrier](, blocks) */
+void tensor_load(Frame &frame, const Instruction &instruction) {
+    Arguments a = instruction.arguments;
+    TensorCopy copy = {};
+    const auto map = reinterpret_cast<const TensorMap *>(frame.read(a[1].parts[0]));
+    if (reinterpret_cast<uintptr_t>(map) % 64) fail("TMA: the tensor map lies at %p, not a multiple of 64", static_cast<const void *>(map));
+    copy.map = *map;
+    const std::vector<Argument> &at = a[1].parts[1].parts;
+    if (at.size() != copy.map.rank) fail("TMA: %zu coordinates of a tensor of %d axes", at.size(), copy.map.rank);
+    for (size_t axis = 0; axis < at.size(); ++axis) copy.at[axis] = static_cast<int32_t>(frame.read(at[axis]));
+    copy.block = current().in;
+    copy.shared = address_in_block(frame, a[0]);
+    copy.barrier = address_in_block(frame, a[2]);
+    copy.blocks = instruction.has(".multicast") ? static_cast<uint32_t>(frame.read(a[3])) : 1u << current().in->rank;
+    tensor_copy(copy);
+}
+
+void fence_proxy(Frame &, const Instruction &) { current().fenced = ++current().in->in->clock; }
+
+void map_address(Frame &frame, const Instruction &instruction) {
+    Arguments a = instruction.arguments;
+    frame.write(a[0], remote_address(static_cast<uint32_t>(frame.read(a[1])), static_cast<uint32_t>(frame.read(a[2]))));
+}
+
+void cluster_barrier_arrive(Frame &, const Instruction &) { cluster_arrive(); }
+void cluster_barrier_wait(Frame &, const Instruction &) { cluster_wait(); }
+
+void barrier_sync(Frame &frame, const Instruction &instruction) {
+    Arguments a = instruction.arguments;
+    named_barrier(static_cast<uint32_t>(frame.read(a[0])), a.size() > 1 ? static_cast<uint32_t>(frame.read(a[1])) : 0, 0,
+                  !instruction.has(".arrive"));
+}
+
+/* ld and st of global memory, vectors too: the width of an element is the last number of the name. */
+size_t width_of(const Instruction &instruction) {
+    return std::strtoul(instruction.opcode.c_str() + instruction.opcode.find_last_not_of("0123456789") + 1, nullptr, 10) / 8;
+}
+
+void load_global(Frame &frame, const Instruction &instruction) {
+    Arguments a = instruction.arguments;
+    auto source = reinterpret_cast<const char *>(frame.read(a[1]));
+    const size_t width = width_of(instruction);
+    const std::vector<Argument> single = {a[0]};
+    for (const Argument &target : a[0].kind == Argument::kVector ? a[0].parts : single) {
+        uint64_t bits = 0;
+        std::memcpy(&bits, source, width);
+        frame.write(target, bits);
+        source += width;
+    }
+}
+
+void store_global(Frame &frame, const Instruction &instruction) {
+    Arguments a = instruction.arguments;
+    auto target = reinterpret_cast<char *>(frame.read(a[0]));
+    const size_t width = width_of(instruction);
+    const std::vector<Argument> single = {a[1]};
+    for (const Argument &source : a[1].kind == Argument::kVector ? a[1].parts : single) {
+        const uint64_t bits = frame.read(source);
+        std::memcpy(target, &bits, width);
+        target += width;
+    }
+}
+
+/* ---- a warp's instructions ---- */
+
+void set_registers(Frame *const *lanes, const Instruction &instruction) {
+    const uint64_t count = lanes[0]->read(instruction.arguments[0]);
+    if (count % 8 || count < 24 || count > 256) fail("setmaxnreg of %llu registers", static_cast<unsigned long long>(count));
+}
+
+/* ---- the table: the longest beginning of a name counts ---- */
+
+struct Entry {
+    void (*run)(Frame &, const Instruction &);
+    void (*run_warp)(Frame *const *, const Instruction &);
+};
+
+const std::map<std::string, Entry> kInstructions = {
+    {"cp.async.ca.shared", {copy_async_once, nullptr}},
+    {"cp.async.cg.shared", {copy_async_once, nullptr}},
+    {"cp.async.commit_group", {copy_commit, nullptr}},
+    {"cp.async.wait_group", {copy_wait, nullptr}},
+    {"cp.async.wait_all", {copy_wait, nullptr}},
+    {"cp.async.mbarrier.arrive", {copy_arrive, nullptr}},
+    {"cp.async.bulk.tensor", {tensor_load, nullptr}},
+    {"mbarrier.init", {barrier_init, nullptr}},
+    {"mbarrier.inval", {barrier_invalidate, nullptr}},
+    {"mbarrier.arrive", {barrier_arrive, nullptr}},
+    {"mbarrier.expect_tx", {barrier_expect, nullptr}},
+    {"mbarrier.try_wait", {barrier_try_wait, nullptr}},
+    {"mbarrier.test_wait", {barrier_try_wait, nullptr}},
+    {"fence.proxy.async", {fence_proxy, nullptr}},
+    {"fence.", {nothing, nullptr}},
+    {"membar.", {nothing, nullptr}},
+    {"prefetch", {nothing, nullptr}},
+    {"mapa.shared::cluster", {map_address, nullptr}},
+    {"barrier.cluster.arrive", {cluster_barrier_arrive, nullptr}},
+    {"barrier.cluster.wait", {cluster_barrier_wait, nullptr}},
+    {"bar.sync", {barrier_sync, nullptr}},
+    {"bar.arrive", {barrier_sync, nullptr}},
+    {"barrier.sync", {barrier_sync, nullptr}},
+    {"barrier.cta.sync", {barrier_sync, nullptr}},
+    {"barrier.cta.arrive", {barrier_sync, nullptr}},
+    {"mov.", {move, nullptr}},
+    {"cvt.rna.tf32.f32", {round_to_tf32, nullptr}},
+    {"setp.", {set_predicate, nullptr}},
+    {"bra", {branch, nullptr}},
+    {"trap", {trap, nullptr}},
+    {"ld.global", {load_global, nullptr}},
+    {"st.global", {store_global, nullptr}},
+    {"setmaxnreg", {nullptr, set_registers}},
+    {"ldmatrix.sync.aligned.m8n8", {nullptr, load_matrices}},
+    {"stmatrix.sync.aligned.m8n8", {nullptr, store_matrices}},
+    {"mma.sync.aligned.m16n8k", {nullptr, multiply}},
+    {"wgmma.fence.sync.aligned", {nullptr, wgmma_fence}},
+    {"wgmma.commit_group.sync.aligned", {nullptr, wgmma_commit}},
+    {"wgmma.wait_group.sync.aligned", {nullptr, wgmma_wait}},
+    {"wgmma.mma_async.sync.aligned.m64n", {nullptr, wgmma_multiply}},
+};
+
+Type type_named(const std::string &name) {
+    static const std::map<std::string, Type> types = {
+        {"f16", Type::kF16}, {"bf16", Type::kBf16}, {"tf32", Type::kTf32}, {"e4m3", Type::kE4m3}, {"e5m2", Type::kE5m2}};
+    const auto found = types.find(name);
+    return found == types.end() ? Type::kNone : found->second;
+}
+
+void look_up(Instruction &instruction) {
+    const std::string &opcode = instruction.opcode;
+    size_t longest = 0;
+    for (const auto &[name, entry] : kInstructions)
+        if (opcode.compare(0, name.size(), name) == 0 && name.size() > longest) {
+            longest = name.size();
+            instruction.run = entry.run;
+            instruction.run_warp = entry.run_warp;
+        }
+    if (opcode.find("mma") == std::string::npos) return;
+    for (size_t at = 0; at != std::string::npos; at = opcode.find('.', at + 1)) {
+        const std::string part = opcode.substr(at + 1, opcode.find('.', at + 1) - at - 1);
+        std::sscanf(part.c_str(), "m%dn%dk%d", &instruction.m, &instruction.n, &instruction.k);
+        const Type type = type_named(part);
+        if (type == Type::kNone) continue;
+        if (instruction.a == Type::kNone) instruction.a = type;
+        else if (instruction.b == Type::kNone) instruction.b = type;
+    }
+}
+
+/* ---- parsing ---- */
+
+class Parser {
+public:
+    explicit Parser(const char *text) : at_(text) {}
+
+    std::vector<Instruction> parse() {
+        std::map<std::string, size_t> labels;
+        for (skip(); *at_; skip()) {
+            if (*at_ == '{' || *at_ == '}' || *at_ == ';') {
+                ++at_;
+                continue;
+            }
+            Instruction instruction;
+            if (*at_ == '@') {
+                ++at_;
+                instruction.guard_negated = take('!');
+                instruction.guard = static_cast<int>(local(word()));
+            }
+            const std::string name = word();
+            if (*at_ == ':') {
+                ++at_;
+                labels[name] = result_.size();
+                continue;
+            }
+            if (name == ".reg") {
+                word(); /* its type */
+                do local(word());
+                while (take(','));
+                continue;
+            }
+            instruction.opcode = name;
+            if (name == "bra")
+                instruction.label = word();
+            else
+                while (*at_ && *at_ != ';') {
+                    instruction.arguments.push_back(argument());
+                    take(',');
+                }
+            look_up(instruction);
+            result_.push_back(instruction);
+        }
+        for (Instruction &instruction : result_)
+            if (instruction.opcode == "bra") instruction.target = labels.at(instruction.label);
+        return result_;
+    }
+
+private:
+    void skip() {
+        while (std::isspace(static_cast<unsigned char>(*at_))) ++at_;
+    }
+    bool take(char c) {
+        skip();
+        if (*at_ != c) return false;
+        ++at_;
+        skip();
+        return true;
+    }
+    /* Names contain "::", but a label ends with one colon. */
+    std::string word() {
+        skip();
+        std::string text;
+        while (std::isalnum(static_cast<unsigned char>(*at_)) || std::strchr("._%:-+", *at_)) {
+            if (*at_ == '\0' || (*at_ == ':' && at_[1] != ':')) break;
+            if (*at_ == ':') text += *at_++;
+            text += *at_++;
+        }
+        skip();
+        return text;
+    }
+    int64_t local(const std::string &name) { return locals_.emplace(name, locals_.size()).first->second; }
+
+    Argument argument() {
+        if (take('[')) return list(Argument::kAddress, ']');
+        if (take('{')) return list(Argument::kVector, '}');
+        const std::string text = word();
+        if (text == "_") return {Argument::kSink, 0, {}};
+        if (text.compare(0, 2, "%%") == 0) {
+            static const std::map<std::string, int64_t> specials = {
+                {"%%cluster_ctarank", 0}, {"%%cluster_nctarank", 1}, {"%%laneid", 2}};
+            const auto found = specials.find(text);
+            if (found != specials.end()) return {Argument::kSpecial, found->second, {}};
+        }
+        if (text[0] == '%') return {Argument::kOperand, std::strtoll(text.c_str() + 1, nullptr, 10), {}};
+        if (std::isdigit(static_cast<unsigned char>(text[0])) || text[0] == '-' || text[0] == '+')
+            return {Argument::kImmediate, std::strtoll(text.c_str(), nullptr, 0), {}};
+        return {Argument::kLocal, local(text), {}};
+    }
+    Argument list(Argument::Kind kind, char end) {
+        Argument result = {kind, 0, {}};
+        while (!take(end)) {
+            if (*at_ == '\0') break;
+            result.parts.push_back(argument());
+            take(',');
+        }
+        return result;
+    }
+
+    const char *at_;
+    std::vector<Instruction> result_;
+    std::map<std::string, int64_t> locals_;
+};
+
+void run_collective(void *const *items, const void *how) {
+    const auto &instruction = *static_cast<const Instruction *>(how);
+    for (int lane = 0; lane < 32; ++lane)
+        if (items[lane] == nullptr) fail("%s: lane %d has ended", instruction.opcode.c_str(), lane);
+    instruction.run_warp(reinterpret_cast<Frame *const *>(items), instruction);
+}
+
+}  // namespace
+
+Program::Program(const char *text) {
+    const auto &parsed = *new std::vector<Instruction>(Parser(text).parse());
+    instructions_ = parsed.data();
+    count_ = parsed.size();
+}
+
+void Program::run(std::initializer_list<Operand> outputs, std::initializer_list<Operand> inputs) const {
+    const void *where = __builtin_return_address(0);
+    Frame frame;
+    frame.outputs = outputs.begin();
+    frame.inputs = inputs.begin();
+    frame.output_count = outputs.size();
+    for (frame.next = 0; frame.next < count_;) {
+        const Instruction &instruction = instructions_[frame.next++];
+        current().where = where;
+        if (instruction.guard >= 0 && (frame.locals[instruction.guard] != 0) == instruction.guard_negated) continue;
+        if (instruction.run)
+            instruction.run(frame, instruction);
+        else if (instruction.run_warp)
+            warp_collective_at(where, ~0u, run_collective, &frame, &instruction);
+        else
+            fail("no emulation of %s", instruction.opcode.c_str());
+    }
+}
+
+}  // namespace simt

@@ -1,0 +1,318 @@
+/*
+ * The CUDA runtime of one emulated device, as far as the project calls it: streams do their work at once, memory lies
+ * between pages that nobody may touch and starts as NaN.
+ */
+#include "runtime.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "async.h"
+
+namespace simt {
+namespace {
+
+constexpr size_t kPage = 4096, kAlignment = 256, kMemoryBytes = size_t{8} << 30;
+constexpr size_t kPoisonBytes = size_t{64} << 20; /* of an allocation */
+constexpr int kBlockSharedBytes = 227 << 10, kDefaultSharedBytes = 48 << 10;
+
+thread_local cudaError_t last_error = cudaSuccess;
+std::string launch_failure; /* what cudaErrorLaunchFailure was about */
+
+/* ---- memory ---- */
+
+struct Allocation {
+    char *data, *pages;
+    size_t bytes, page_bytes;
+};
+
+std::mutex memory_mutex;
+std::map<const char *, Allocation> allocations;
+size_t allocated;
+
+const Allocation *allocation_at(const void *address) {
+    const auto byte = static_cast<const char *>(address);
+    auto after = allocations.upper_bound(byte);
+    if (after == allocations.begin()) return nullptr;
+    const Allocation &found = std::prev(after)->second;
+    return byte < found.data + found.bytes ? &found : nullptr;
+}
+
+cudaError_t allocate(void **data, size_t bytes) {
+    *data = nullptr;
+    if (bytes == 0) return cudaSuccess;
+    const std::lock_guard<std::mutex> guard(memory_mutex);
+    if (bytes > kMemoryBytes - allocated) return set_error(cudaErrorMemoryAllocation, "");
+    const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    const size_t inner = (rounded + kPage - 1) / kPage * kPage, pages = inner + 2 * kPage;
+    void *memory = mmap(nullptr, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return set_error(cudaErrorMemoryAllocation, "");
+    char *first = static_cast<char *>(memory);
+    mprotect(first, kPage, PROT_NONE);
+    mprotect(first + kPage + inner, kPage, PROT_NONE);
+    char *begin = first + kPage + inner - rounded;
+    std::memset(begin, 0xff, std::min(rounded, kPoisonBytes));
+    allocations[begin] = {begin, first, bytes, pages};
+    allocated += bytes;
+    *data = begin;
+    return cudaSuccess;
+}
+
+cudaError_t release(void *data) {
+    if (data == nullptr) return cudaSuccess;
+    const std::lock_guard<std::mutex> guard(memory_mutex);
+    const auto found = allocations.find(static_cast<char *>(data));
+    if (found == allocations.end()) return set_error(cudaErrorInvalidValue, "");
+    const Allocation allocation = found->second;
+    /* The slack behind the last byte, up to the page's end, must be as it was. */
+    const size_t slack = static_cast<size_t>(-allocation.bytes) % kAlignment;
+    const char *end = allocation.data + allocation.bytes;
+    const bool intact = allocation.bytes + slack > kPoisonBytes ||
+                        std::all_of(end, end + slack, [](char byte) { return byte == '\xff'; });
+    allocations.erase(found);
+    allocated -= allocation.bytes;
+    munmap(allocation.pages, allocation.page_bytes);
+    if (!intact)
+        return set_error(cudaErrorLaunchFailure,
+                         "something wrote behind an allocation of " + std::to_string(allocation.bytes) + " bytes");
+    return cudaSuccess;
+}
+
+cudaError_t copy(void *target, const void *source, size_t bytes, cudaMemcpyKind kind) {
+    const std::lock_guard<std::mutex> guard(memory_mutex);
+    const auto on_device = [bytes](const void *address) {
+        const Allocation *found = allocation_at(address);
+        return found && static_cast<const char *>(address) + bytes <= found->data + found->bytes;
+    };
+    const bool to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    const bool from = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    if (kind != cudaMemcpyDefault && (to != on_device(target) || from != on_device(source)))
+        return set_error(cudaErrorInvalidValue, "");
+    std::memcpy(target, source, bytes);
+    return cudaSuccess;
+}
+
+/* ---- tensor maps ---- */
+
+CUresult encode_tiled(CUtensorMap *result, CUtensorMapDataType type, cuuint32_t rank, void *data,
+                      const cuuint64_t *sizes, const cuuint64_t *pitches, const cuuint32_t *box,
+                      const cuuint32_t *element_steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                      CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+    static const uint8_t kBytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
+    static const uint32_t kSwizzleBytes[] = {UINT32_MAX, 32, 64, 128};
+    if (type > CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ || rank < 1 || rank > 5 || swizzle > CU_TENSOR_MAP_SWIZZLE_128B ||
+        interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || reinterpret_cast<uintptr_t>(result) % 64 ||
+        reinterpret_cast<uintptr_t>(data) % 16)
+        return CUDA_ERROR_INVALID_VALUE;
+    TensorMap map = {};
+    map.magic = kTensorMapMagic;
+    map.rank = static_cast<uint8_t>(rank);
+    map.element_bytes = kBytes[type];
+    map.swizzle = swizzle == CU_TENSOR_MAP_SWIZZLE_NONE ? 0 : static_cast<uint8_t>(4 - swizzle);
+    map.nan_fill = fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
+    map.data = static_cast<const char *>(data);
+    for (cuuint32_t axis = 0; axis < rank; ++axis) {
+        if (sizes[axis] == 0 || sizes[axis] > uint64_t{1} << 32 || box[axis] == 0 || box[axis] > 256 ||
+            element_steps[axis] != 1)
+            return CUDA_ERROR_INVALID_VALUE;
+        map.last[axis] = static_cast<uint32_t>(sizes[axis] - 1);
+        map.box[axis] = box[axis];
+        if (axis == 0) continue;
+        if (pitches[axis - 1] % 16 || pitches[axis - 1] >= uint64_t{1} << 40) return CUDA_ERROR_INVALID_VALUE;
+        map.pitch[axis - 1] = pitches[axis - 1];
+    }
+    const uint32_t row_bytes = box[0] * map.element_bytes;
+    if (row_bytes % 16 || row_bytes > kSwizzleBytes[swizzle]) return CUDA_ERROR_INVALID_VALUE;
+    std::memcpy(result, &map, sizeof map);
+    return CUDA_SUCCESS;
+}
+
+std::map<const void *, size_t> &dynamic_limits() {
+    static std::map<const void *, size_t> limits;
+    return limits;
+}
+
+}  // namespace
+
+cudaError_t set_error(cudaError_t status, const std::string &text) {
+    if (!text.empty()) {
+        launch_failure = text;
+        std::fprintf(stderr, "simt: %s\n", text.c_str());
+    }
+    return last_error = status;
+}
+
+size_t dynamic_shared_limit(const void *function) {
+    const auto found = dynamic_limits().find(function);
+    return found == dynamic_limits().end() ? kDefaultSharedBytes : found->second;
+}
+
+std::string describe_memory(const void *address) {
+    const auto byte = static_cast<const char *>(address);
+    const auto after = allocations.upper_bound(byte);
+    if (after != allocations.begin()) {
+        const Allocation &before = std::prev(after)->second;
+        if (byte < before.pages + before.page_bytes)
+            return std::to_string(byte - before.data) + " bytes after the begin of an allocation of " + std::to_string(before.bytes);
+    }
+    if (after != allocations.end() && byte >= after->second.pages)
+        return std::to_string(after->second.data - byte) + " bytes before an allocation of " + std::to_string(after->second.bytes);
+    return "";
+}
+
+}  // namespace simt
+
+/* ---- the interface ---- */
+
+using namespace simt;
+
+extern "C" {
+
+cudaError_t cudaGetLastError() {
+    const cudaError_t status = last_error;
+    last_error = cudaSuccess;
+    return status;
+}
+cudaError_t cudaPeekAtLastError() { return last_error; }
+const char *cudaGetErrorString(cudaError_t status) {
+    if (status == cudaErrorLaunchFailure) return launch_failure.c_str();
+    if (status == cudaErrorMemoryAllocation) return "out of memory";
+    if (status == cudaErrorInvalidConfiguration) return "invalid configuration argument";
+    if (status == cudaErrorInvalidDevice) return "invalid device ordinal";
+    return status == cudaSuccess ? "no error" : "invalid argument";
+}
+
+cudaError_t cudaGetDeviceCount(int *count) {
+    *count = 1;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int *device) {
+    *device = 0;
+    return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : set_error(cudaErrorInvalidDevice, ""); }
+cudaError_t cudaDriverGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
+    if (device != 0) return set_error(cudaErrorInvalidDevice, "");
+    *properties = {};
+    std::snprintf(properties->name, sizeof properties->name, "emulated Hopper");
+    properties->major = 9;
+    properties->totalGlobalMem = kMemoryBytes;
+    properties->l2CacheSize = 50 << 20;
+    cudaDeviceGetAttribute(&properties->multiProcessorCount, cudaDevAttrMultiProcessorCount, 0);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
+    if (device != 0) return set_error(cudaErrorInvalidDevice, "");
+    const char *multiprocessors = std::getenv("FLEXGEMM_SIMT_SMS");
+    switch (attribute) {
+        case cudaDevAttrMultiProcessorCount:
+            *value = multiprocessors ? std::atoi(multiprocessors) : 8;
+            return cudaSuccess;
+        case cudaDevAttrComputeCapabilityMajor:
+            *value = 9;
+            return cudaSuccess;
+        case cudaDevAttrComputeCapabilityMinor:
+            *value = 0;
+            return cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+            *value = kBlockSharedBytes;
+            return cudaSuccess;
+        default:
+            return set_error(cudaErrorInvalidValue, "");
+    }
+}
+
+cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute attribute, int value) {
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value > kBlockSharedBytes)
+        return set_error(cudaErrorInvalidValue, "");
+    dynamic_limits()[function] = static_cast<size_t>(value);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned int, unsigned long long,
+                                             cudaDriverEntryPointQueryResult *result) {
+    const bool known = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;
+    *function = known ? reinterpret_cast<void *>(encode_tiled) : nullptr;
+    *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
+/* ---- memory ---- */
+
+cudaError_t cudaMalloc(void **data, size_t bytes) { return allocate(data, bytes); }
+cudaError_t cudaMallocAsync(void **data, size_t bytes, cudaStream_t) { return allocate(data, bytes); }
+cudaError_t cudaMallocFromPoolAsync(void **data, size_t bytes, cudaMemPool_t, cudaStream_t) {
+    return allocate(data, bytes);
+}
+cudaError_t cudaFree(void *data) { return release(data); }
+cudaError_t cudaFreeAsync(void *data, cudaStream_t) { return release(data); }
+
+cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const cudaMemPoolProps *) {
+    *pool = reinterpret_cast<cudaMemPool_t>(&allocations);
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int) { return cudaMemPoolCreate(pool, nullptr); }
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t) { return cudaSuccess; }
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *) { return cudaSuccess; }
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
+    *free_bytes = kMemoryBytes - allocated;
+    *total = kMemoryBytes;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+    return copy(target, source, bytes, kind);
+}
+cudaError_t cudaMemcpy(void *target, const void *source, size_t bytes, cudaMemcpyKind kind) {
+    return copy(target, source, bytes, kind);
+}
+cudaError_t cudaMemsetAsync(void *target, int value, size_t bytes, cudaStream_t) {
+    const std::lock_guard<std::mutex> guard(memory_mutex);
+    const Allocation *found = allocation_at(target);
+    if (found == nullptr || static_cast<char *>(target) + bytes > found->data + found->bytes)
+        return set_error(cudaErrorInvalidValue, "");
+    std::memset(target, value, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *address) {
+    const std::lock_guard<std::mutex> guard(memory_mutex);
+    *attributes = {};
+    attributes->type = allocation_at(address) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+    return cudaSuccess;
+}
+
+/* ---- streams: everything has happened already ---- */
+
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned int) { return cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int) {
+    *event = reinterpret_cast<cudaEvent_t>(new char);
+    return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    delete reinterpret_cast<char *>(event);
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+
+}  // extern "C"

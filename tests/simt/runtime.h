@@ -1,0 +1,14 @@
+/* The emulated CUDA runtime, as far as the scheduler needs it. */
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+namespace simt {
+
+cudaError_t set_error(cudaError_t status, const std::string &text);
+size_t dynamic_shared_limit(const void *function);
+std::string describe_memory(const void *address); /* which allocation is near */
+
+}  // namespace simt
