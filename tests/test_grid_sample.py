@@ -325,7 +325,7 @@ def arguments(**changes):
         ("shape", (2**31, 2**31, 2**31, 1), ValueError),
         ("grid", np.zeros((2, 5), np.float32), ValueError),
         ("grid", np.zeros((3, 5, 3), np.float32), ValueError),
-        ("grid", np.zeros((2, 5, 3)), TypeError),
+        ("grid", np.zeros((2, 5, 3), np.float16), TypeError),
         ("mode", "bilinear", ValueError),
         ("sample_map", 3, TypeError),
     ],

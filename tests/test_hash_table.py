@@ -200,7 +200,9 @@ def test_keys_and_values_of_another_dtype(backend):
 
 def test_more_voxels_than_32_bits_number(backend):
     with pytest.raises(ValueError, match="shape"):
-        table = flexgemm.HashTable(5, like=backend.array(np.zeros(1)), shape=(2, 2**20, 2**20, 2), key_dtype="int32")
+        table = flexgemm.HashTable(
+            5, like=backend.array(np.zeros(1, np.int32)), shape=(2, 2**20, 2**20, 2), key_dtype="int32"
+        )
         table.insert(backend.array(np.zeros((1, 4), np.int32)))
 
 

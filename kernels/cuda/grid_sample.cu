@@ -84,10 +84,10 @@ fg_status map_points(const fg_sample_map_params &p, cudaStream_t stream, fg_erro
     int32_t *indices = static_cast<int32_t *>(p.indices.data);
     const VoxelTable<Key> voxels(p);
     if (p.weights.present)
-        trilinear_kernel<<<blocks, kThreads, 0, stream>>>(grid, points, per_sample, voxels, indices,
-                                                          static_cast<float *>(p.weights.data));
+        trilinear_kernel<Key><<<blocks, kThreads, 0, stream>>>(grid, points, per_sample, voxels, indices,
+                                                               static_cast<float *>(p.weights.data));
     else
-        nearest_kernel<<<blocks, kThreads, 0, stream>>>(grid, points, per_sample, voxels, indices);
+        nearest_kernel<Key><<<blocks, kThreads, 0, stream>>>(grid, points, per_sample, voxels, indices);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }

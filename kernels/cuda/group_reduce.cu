@@ -248,16 +248,16 @@ fg_status reduce_groups(const fg_group_reduce_params &p, cudaStream_t stream, fg
     unsigned int blocks = 0;
     const fg_status status = lane_blocks(p.out.shape[0], log_lanes, "out", &blocks, error);
     if (status != FG_OK) return status;
-    short_group_kernel<Reduction, kVector><<<blocks, kLaneThreads, 0, stream>>>(problem, log_lanes);
+    short_group_kernel<Reduction, kVector, T><<<blocks, kLaneThreads, 0, stream>>>(problem, log_lanes);
     FG_CUDA(cudaGetLastError());
     if (p.order.shape[0] <= kLong) return FG_OK;
 
     Reduction *parts = static_cast<Reduction *>(p.workspace.data);
     const int64_t stretches = ceil_div<int64_t>(p.order.shape[0], kLong);
     const unsigned int part_blocks = static_cast<unsigned int>(ceil_div<int64_t>(stretches, kLaneThreads >> log_lanes));
-    part_kernel<Reduction, kVector><<<part_blocks, kLaneThreads, 0, stream>>>(problem, parts, log_lanes);
+    part_kernel<Reduction, kVector, T><<<part_blocks, kLaneThreads, 0, stream>>>(problem, parts, log_lanes);
     FG_CUDA(cudaGetLastError());
-    long_group_kernel<Reduction, kVector><<<blocks, kLaneThreads, 0, stream>>>(problem, parts, log_lanes);
+    long_group_kernel<Reduction, kVector, T><<<blocks, kLaneThreads, 0, stream>>>(problem, parts, log_lanes);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }

@@ -141,7 +141,7 @@ fg_status insert(const fg_hash_insert_params &p, cudaStream_t stream, fg_error *
     const unsigned int blocks = static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads));
     const Source source(p.keys, p.shape);
     if (!needs_owners(p)) {
-        number_kernel<<<blocks, kThreads, 0, stream>>>(source, table, table_values);
+        number_kernel<Source, Value><<<blocks, kThreads, 0, stream>>>(source, table, table_values);
         FG_CUDA(cudaGetLastError());
         return FG_OK;
     }
@@ -149,12 +149,12 @@ fg_status insert(const fg_hash_insert_params &p, cudaStream_t stream, fg_error *
     unsigned int slot_blocks = 0;
     const fg_status status = grid_for(size, kThreads, "table_keys", &slot_blocks, error);
     if (status != FG_OK) return status;
-    mark_kernel<<<slot_blocks, kThreads, 0, stream>>>(table, workspace.owners);
+    mark_kernel<Key><<<slot_blocks, kThreads, 0, stream>>>(table, workspace.owners);
     FG_CUDA(cudaGetLastError());
-    claim_kernel<<<blocks, kThreads, 0, stream>>>(source, table, workspace.owners, workspace.slots);
+    claim_kernel<Source><<<blocks, kThreads, 0, stream>>>(source, table, workspace.owners, workspace.slots);
     FG_CUDA(cudaGetLastError());
-    write_kernel<<<blocks, kThreads, 0, stream>>>(workspace.slots, workspace.owners, count,
-                                                  static_cast<const Value *>(p.values.data), table_values);
+    write_kernel<Value><<<blocks, kThreads, 0, stream>>>(workspace.slots, workspace.owners, count,
+                                                         static_cast<const Value *>(p.values.data), table_values);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }
@@ -167,9 +167,9 @@ fg_status lookup(const fg_hash_lookup_params &p, cudaStream_t stream, fg_error *
     unsigned int blocks = 0;
     const fg_status status = grid_for(p.keys.shape[0], kThreads, "keys", &blocks, error);
     if (status != FG_OK) return status;
-    lookup_kernel<<<blocks, kThreads, 0, stream>>>(Source(p.keys, p.shape), table,
-                                                   static_cast<const Value *>(p.table_values.data),
-                                                   static_cast<Value *>(p.out.data));
+    lookup_kernel<Source, Value><<<blocks, kThreads, 0, stream>>>(Source(p.keys, p.shape), table,
+                                                                  static_cast<const Value *>(p.table_values.data),
+                                                                  static_cast<Value *>(p.out.data));
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }

@@ -47,9 +47,11 @@ fg_status encode_seq(const fg_encode_seq_params *p, const fg_queue *queue, fg_er
     const fg_curve curve = fg_make_curve(p->mode, p->shape);
     const Coords coords(p->coords);
     if (p->code.dtype == FG_INT32)
-        encode_kernel<<<blocks, kThreads, 0, stream_of(queue)>>>(coords, curve, static_cast<uint32_t *>(p->code.data));
+        encode_kernel<uint32_t>
+            <<<blocks, kThreads, 0, stream_of(queue)>>>(coords, curve, static_cast<uint32_t *>(p->code.data));
     else
-        encode_kernel<<<blocks, kThreads, 0, stream_of(queue)>>>(coords, curve, static_cast<uint64_t *>(p->code.data));
+        encode_kernel<uint64_t>
+            <<<blocks, kThreads, 0, stream_of(queue)>>>(coords, curve, static_cast<uint64_t *>(p->code.data));
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }
@@ -70,11 +72,11 @@ fg_status decode_seq(const fg_decode_seq_params *p, const fg_queue *queue, fg_er
     const fg_curve curve = fg_make_curve(p->mode, p->shape);
     const WritableCoords coords(p->coords);
     if (p->code.dtype == FG_INT32)
-        decode_kernel<<<blocks, kThreads, 0, stream_of(queue)>>>(static_cast<const uint32_t *>(p->code.data), curve,
-                                                                 coords);
+        decode_kernel<uint32_t>
+            <<<blocks, kThreads, 0, stream_of(queue)>>>(static_cast<const uint32_t *>(p->code.data), curve, coords);
     else
-        decode_kernel<<<blocks, kThreads, 0, stream_of(queue)>>>(static_cast<const uint64_t *>(p->code.data), curve,
-                                                                 coords);
+        decode_kernel<uint64_t>
+            <<<blocks, kThreads, 0, stream_of(queue)>>>(static_cast<const uint64_t *>(p->code.data), curve, coords);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }

@@ -1,6 +1,6 @@
 """Builds flexgemm with its CUDA kernels for the emulator: build/simt/flexgemm, a package like the one of the root.
 
-    python tests/simt/build.py
+python tests/simt/build.py
 """
 
 from __future__ import annotations
