@@ -1,4 +1,4 @@
-"""`make bench`: what this machine can measure. The CPU always; convolution, products and overhead on a GPU."""
+"""`make bench`: what this machine can measure. The CPU always; convolution, products, voxels and overhead on a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main() -> int:
         return 0
     from benchmarks import gpu_check
 
-    return max(gpu_check.main(["--step", step]) for step in ("conv", "gemm", "overhead"))
+    return max(gpu_check.main(["--step", step]) for step in ("conv", "gemm", "voxel", "overhead"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Everything that needs a GPU, in steps: the test suite for both kernel families, the benchmarks and
 compute-sanitizer, merged into one benchmarks/results/<gpu>.json.
 
-    python -m benchmarks.gpu_check --step tests|conv|gemm|overhead|sanitize|all [--scene lidar=cloud.npz]
+    python -m benchmarks.gpu_check --step tests|conv|gemm|voxel|overhead|sanitize|all [--scene lidar=cloud.npz]
 
 A step stops by itself before 8 minutes and goes on where it stopped when it is run again; what the file has from the
 same sources on the same machine is not timed twice (delete the file to start over). A `_C` that was built from
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import flexgemm
-from benchmarks import ceilings, cold, conv, gemm, overhead, results, sanitize, scenes
+from benchmarks import ceilings, cold, conv, gemm, overhead, results, sanitize, scenes, voxel
 from benchmarks.run import OutOfTime, Run
 from benchmarks.timing import Timer
 
@@ -104,6 +104,11 @@ def run_gemm(run: Run, options: argparse.Namespace) -> None:
     gemm.run(run, timer, _ceilings(run, timer), with_peers=options.peers == "torch")
 
 
+def run_voxel(run: Run, options: argparse.Namespace) -> None:
+    timer = Timer()
+    voxel.run(run, timer, _ceilings(run, timer), dict(options.scene))
+
+
 def run_overhead(run: Run, options: argparse.Namespace) -> None:
     overhead.run(run)
 
@@ -124,6 +129,7 @@ STEPS = {
     "tests": run_tests,
     "conv": run_conv,
     "gemm": run_gemm,
+    "voxel": run_voxel,
     "overhead": run_overhead,
     "sanitize": run_sanitize,
 }

@@ -35,11 +35,14 @@ class Scene:
 
     def neighbors(self, v: int, rows: NDArray[np.integer] | None = None) -> NDArray[np.int64]:
         """Row of the voxel at offset v of each of `rows` (default all), -1 where there is none."""
-        keys, order = self._sorted_keys
         coords = self.coords if rows is None else self.coords[rows]
-        target = coords[:, 1:] + OFFSETS[v].astype(np.int32)
-        inside = np.all((target >= 0) & (target < np.array(self.shape[1:], np.int32)), axis=1)
-        wanted = self._keys(coords[:, 0], target)
+        return self.find(coords[:, 0], coords[:, 1:] + OFFSETS[v].astype(np.int32))
+
+    def find(self, batch: NDArray[np.int32], xyz: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Row of the voxel at each place, -1 where there is none."""
+        keys, order = self._sorted_keys
+        inside = np.all((xyz >= 0) & (xyz < np.array(self.shape[1:], np.int32)), axis=1)
+        wanted = self._keys(batch, xyz)
         at = np.minimum(np.searchsorted(keys, wanted), self.n - 1)
         return np.where(inside & (keys[at] == wanted), order[at], -1)
 

@@ -3,23 +3,31 @@
  */
 #include "coords.h"
 
-int fg_arg_shape(PyObject *value, int64_t shape[4]) {
+static int parse_shape(PyObject *value, const char *name, int64_t shape[4]) {
     int given;
-    if (fg_arg_int64s(value, "shape", 1, INT64_MAX, 4, shape, &given) < 0) return -1;
+    if (fg_arg_int64s(value, name, 1, INT64_MAX, 4, shape, &given) < 0) return -1;
     if (given == 4) return 0;
-    PyErr_Format(PyExc_ValueError, "shape: expected 4 ints, got %d", given);
+    PyErr_Format(PyExc_ValueError, "%s: expected 4 ints, got %d", name, given);
     return -1;
 }
 
-int fg_check_cells(const int64_t shape[4]) {
+static int check_cells(const char *name, const int64_t shape[4]) {
     int64_t cells = 1;
     for (int i = 0; i < 4; i++) {
         if (!__builtin_mul_overflow(cells, shape[i], &cells)) continue;
-        PyErr_Format(PyExc_ValueError, "shape: expected B*W*H*D below 2^63, got (%lld, %lld, %lld, %lld)",
+        PyErr_Format(PyExc_ValueError, "%s: expected B*W*H*D below 2^63, got (%lld, %lld, %lld, %lld)", name,
                      (long long)shape[0], (long long)shape[1], (long long)shape[2], (long long)shape[3]);
         return -1;
     }
     return 0;
+}
+
+int fg_arg_shape(PyObject *value, int64_t shape[4]) { return parse_shape(value, "shape", shape); }
+
+int fg_check_cells(const int64_t shape[4]) { return check_cells("shape", shape); }
+
+int fg_arg_grid(PyObject *value, const char *name, int64_t shape[4]) {
+    return parse_shape(value, name, shape) < 0 ? -1 : check_cells(name, shape);
 }
 
 int fg_expect_coords(const fg_view *view, int64_t rows, const char *why) {

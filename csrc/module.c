@@ -108,11 +108,11 @@ static int intern(PyObject **strings, const char *const *texts, int count) {
 static int exec_module(PyObject *module) {
     static const char *const precisions[] = {"ieee", "tf32"};
     static const char *const devices[] = {"cpu", "cuda"};
+    static const char *const pool_modes[] = {"max", "mean", "sum"};
     static const char *const sequences[] = {"bxyz", "z_order", "hilbert"};
-    static const char *const reductions[] = {"sum", "mean", "max"};
-    PyMethodDef *const families[] = {info_methods,    fg_voxel_methods,  fg_conv_methods,
-                                     fg_gemm_methods, fg_plan_methods,   fg_serialize_methods,
-                                     fg_hash_methods, fg_sample_methods, fg_group_methods};
+    PyMethodDef *const families[] = {info_methods,      fg_voxel_methods,     fg_conv_methods, fg_gemm_methods,
+                                     fg_plan_methods,   fg_serialize_methods, fg_pool_methods, fg_hash_methods,
+                                     fg_sample_methods, fg_group_methods};
     fg_state *state = PyModule_GetState(module);
     const char *names[FG_KEYWORD_COUNT], *dtypes[FG_DTYPE_COUNT];
     for (int i = 0; i < FG_KEYWORD_COUNT; i++) names[i] = fg_keyword_name((fg_keyword)i);
@@ -121,7 +121,7 @@ static int exec_module(PyObject *module) {
     if (fg_numpy_init() < 0 || intern(state->keywords, names, FG_KEYWORD_COUNT) < 0 ||
         intern(state->dtypes, dtypes, FG_DTYPE_COUNT) < 0 || intern(state->precisions, precisions, 2) < 0 ||
         intern(state->devices, devices, 2) < 0 || intern(state->sequences, sequences, FG_SEQUENCE_COUNT) < 0 ||
-        intern(state->reductions, reductions, FG_REDUCTION_COUNT) < 0) {
+        intern(state->pool_modes, pool_modes, FG_POOL_MODE_COUNT) < 0) {
         return -1;
     }
     state->device_array_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &fg_device_array_spec, NULL);
@@ -149,7 +149,7 @@ static int clear(PyObject *module) {
     for (int i = 0; i < 2; i++) Py_CLEAR(state->precisions[i]);
     for (int i = 0; i < 2; i++) Py_CLEAR(state->devices[i]);
     for (int i = 0; i < FG_SEQUENCE_COUNT; i++) Py_CLEAR(state->sequences[i]);
-    for (int i = 0; i < FG_REDUCTION_COUNT; i++) Py_CLEAR(state->reductions[i]);
+    for (int i = 0; i < FG_POOL_MODE_COUNT; i++) Py_CLEAR(state->pool_modes[i]);
     for (int i = 0; i < FG_TYPE_CACHE_SIZE; i++) Py_CLEAR(state->types[i].type);
     for (int i = 0; i < FG_NAMED_DTYPE_CACHE_SIZE; i++) Py_CLEAR(state->named_dtypes[i].scalar);
     Py_CLEAR(state->device_array_type);

@@ -20,8 +20,10 @@
     X(groups) X(index) X(k) X(kernel_size) X(m) X(map) X(max_version) X(mirrored) X(n) X(num_sms) X(offsets) X(order)  \
     X(out) X(precision) X(q) X(rows) X(scale) X(scale_a) X(scale_b) X(scale_given) X(shape) X(stream) X(transposed)    \
     X(v) X(weight) X(workspace) X(x)                                                                                   \
-    X(bits) X(code) X(keys) X(mode) X(sorted) X(values) X(table_keys) X(table_values) X(state) X(clear)                     \
-    X(grid) X(indices) X(weights) X(grad_grid) X(starts) X(src) X(reduction) X(argmax)
+    X(bits) X(code) X(keys) X(mode) X(sorted)                                                                          \
+    X(count) X(out_shape) X(code_shape) X(padding) X(queries) X(query_shape) X(stride) X(batch) X(bounds) X(chosen)    \
+    X(values) X(table_keys) X(table_values) X(state) X(clear)                                                          \
+    X(grid) X(indices) X(weights) X(grad_grid) X(starts) X(src) X(argmax)
 /* clang-format on */
 
 #define FG_KEYWORD_ENUMERATOR(name) FG_KEYWORD_##name,
@@ -52,8 +54,8 @@ typedef struct {
     PyObject *keywords[FG_KEYWORD_COUNT];
     PyObject *dtypes[FG_DTYPE_COUNT];
     PyObject *precisions[2]; /* in the order of fg_precision */
+    PyObject *pool_modes[FG_POOL_MODE_COUNT];
     PyObject *sequences[FG_SEQUENCE_COUNT];
-    PyObject *reductions[FG_REDUCTION_COUNT];
     PyObject *devices[2]; /* "cpu", "cuda" */
     PyTypeObject *device_array_type;
     fg_type_entry types[FG_TYPE_CACHE_SIZE];
@@ -76,7 +78,7 @@ static inline const fg_backend *fg_backend_of(fg_device_type type) {
 }
 
 /* Method tables of the families; module.c adds them all. */
-extern PyMethodDef fg_conv_methods[], fg_gemm_methods[], fg_plan_methods[], fg_voxel_methods[], fg_serialize_methods[],
-    fg_hash_methods[], fg_sample_methods[], fg_group_methods[];
+extern PyMethodDef fg_conv_methods[], fg_gemm_methods[], fg_plan_methods[], fg_pool_methods[], fg_serialize_methods[],
+    fg_voxel_methods[], fg_hash_methods[], fg_sample_methods[], fg_group_methods[];
 
 #endif

@@ -39,18 +39,17 @@ static int group_rows_fill(fg_call *call, void *params) {
 /* ---- reduction ---- */
 
 static const fg_parameter group_reduce_parameters[] = {
-    FG_INPUT(src),  FG_INPUT(order),           FG_INPUT(starts),     FG_INPUT_OR_NONE(weights),
-    FG_OUTPUT(out), FG_OUTPUT_OR_NONE(argmax), FG_SCALAR(reduction), FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(src),  FG_INPUT(order),           FG_INPUT(starts), FG_INPUT_OR_NONE(weights),
+    FG_OUTPUT(out), FG_OUTPUT_OR_NONE(argmax), FG_SCALAR(mode),  FG_WORKSPACE_AND_STREAM,
 };
 
 static int group_reduce_fill(fg_call *call, void *params) {
-    enum { SRC, ORDER, STARTS, WEIGHTS, OUT, ARGMAX, REDUCTION };
+    enum { SRC, ORDER, STARTS, WEIGHTS, OUT, ARGMAX, MODE };
     fg_group_reduce_params *p = params;
     const fg_view *views = call->views, *src = &views[SRC], *out = &views[OUT];
-    int reduction = FG_SUM;
+    int mode = FG_POOL_SUM;
     const fg_dim src_shape[] = {{"R", FG_ANY}, {"C", FG_ANY}};
-    if (fg_arg_choice(call->values[REDUCTION], "reduction", call->state->reductions, FG_REDUCTION_COUNT, &reduction) <
-            0 ||
+    if (fg_arg_choice(call->values[MODE], "mode", call->state->pool_modes, FG_POOL_MODE_COUNT, &mode) < 0 ||
         fg_expect_dtype(src, FG_FLOATS) < 0 || fg_expect_shape(src, 2, src_shape, NULL) < 0 ||
         fg_expect_rows(src) < 0 || fg_expect_vector(&views[ORDER], FG_BIT(FG_INT32), FG_ANY, NULL) < 0) {
         return -1;
@@ -75,15 +74,15 @@ static int group_reduce_fill(fg_call *call, void *params) {
                                          fg_expect_contiguous(&views[ARGMAX]) < 0)) {
         return -1;
     }
-    if (views[ARGMAX].tensor.present && reduction != FG_MAX) {
-        PyErr_SetString(PyExc_ValueError, "argmax: expected None with a reduction other than 'max'");
+    if (views[ARGMAX].tensor.present && mode != FG_POOL_MAX) {
+        PyErr_SetString(PyExc_ValueError, "argmax: expected None with a mode other than 'max'");
         return -1;
     }
     p->src = src->tensor;
     p->order = views[ORDER].tensor;
     p->starts = views[STARTS].tensor;
     p->weights = views[WEIGHTS].tensor;
-    p->reduction = (fg_reduction)reduction;
+    p->mode = (fg_pool_mode)mode;
     p->out = out->tensor;
     p->argmax = views[ARGMAX].tensor;
     return 0;
@@ -98,7 +97,7 @@ PyMethodDef fg_group_methods[] = {
     FG_OPERATION_METHODS(group_rows, "indices, order, starts, *, workspace=None, stream=None",
                          "The positions of the entries of indices, grouped by the row that they name."),
     FG_OPERATION_METHODS(group_reduce,
-                         "src, order, starts, weights, out, argmax, *, reduction='sum', workspace=None, stream=None",
+                         "src, order, starts, weights, out, argmax, *, mode='sum', workspace=None, stream=None",
                          "Sum, mean or maximum of weighted rows over such groups."),
     {NULL, NULL, 0, NULL},
 };

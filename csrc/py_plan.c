@@ -114,6 +114,29 @@ static PyObject *row_order_pays(PyObject *module, PyObject *const *args, Py_ssiz
     return PyBool_FromLong(plan.pays);
 }
 
+static PyObject *plan_conv_sites(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    static const fg_parameter parameters[] = {
+        FG_SIZE(kernel_size), FG_SIZE(stride), FG_SIZE(dilation), {FG_KEYWORD_transposed, FG_KEYWORD_ONLY}};
+    enum { AXES = 3, TRANSPOSED = AXES, COUNT };
+    static const int64_t most[AXES] = {7, INT32_MAX, INT32_MAX};
+    PyObject *values[COUNT];
+    int32_t axes[AXES][3];
+    bool transposed = false;
+    if (fg_parse_args(PyModule_GetState(module), "plan_conv_sites", parameters, COUNT, args, nargs, kwnames, values) <
+        0)
+        return NULL;
+    for (int i = 0; i < AXES; i++) {
+        const char *name = fg_keyword_name(parameters[i].keyword);
+        int64_t sizes[3];
+        int given;
+        if (fg_arg_int64s(values[i], name, 1, most[i], 3, sizes, &given) < 0) return NULL;
+        if (given != 3) return PyErr_Format(PyExc_ValueError, "%s: expected 3 ints, got %d", name, given);
+        for (int axis = 0; axis < 3; axis++) axes[i][axis] = (int32_t)sizes[axis];
+    }
+    if (fg_arg_bool(values[TRANSPOSED], "transposed", &transposed) < 0) return NULL;
+    return PyLong_FromLongLong(fg_plan_conv_sites(axes[0], axes[1], axes[2], transposed).per_voxel);
+}
+
 static PyObject *plan_gemm_sm90(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     fg_question q;
     if (parse_question(&q, "plan_gemm_sm90", gemm_parameters, FG_LENGTH(gemm_parameters), module, args, nargs,
@@ -134,6 +157,9 @@ PyMethodDef fg_plan_methods[] = {
     {"row_order_pays", FG_FASTCALL(row_order_pays),
      PyDoc_STR("row_order_pays($module, /, *, rows, kernel_size)\n--\n\n"
                "Whether convolutions over a neighbour map gain more from an order of its rows than it costs.")},
+    {"plan_conv_sites", FG_FASTCALL(plan_conv_sites),
+     PyDoc_STR("plan_conv_sites($module, /, *, kernel_size, stride, dilation, transposed=False)\n--\n\n"
+               "How many output sites one voxel of a sparse convolution can reach.")},
     {"plan_gemm", FG_FASTCALL(plan_gemm),
      PyDoc_STR("plan_gemm($module, /, *, m, n, k, groups, dtype, num_sms)\n--\n\nTiles of a product.")},
     {"plan_gemm_sm90", FG_FASTCALL(plan_gemm_sm90),

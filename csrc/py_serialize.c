@@ -57,8 +57,13 @@ static int decode_seq_fill(fg_call *call, void *params) {
     const fg_view *code = &call->views[CODE], *coords = &call->views[COORDS];
     int32_t bits = 0;
     if (parse_sequence(call->state, call->values[MODE], call->values[SHAPE], &p->mode, p->shape, &bits) < 0 ||
-        fg_expect_vector(code, FG_BIT(bits <= 32 ? FG_INT32 : FG_INT64), FG_ANY, NULL) < 0 ||
-        fg_expect_coords(coords, code->tensor.shape[0], "to match code") < 0) {
+        fg_expect_vector(code, bits <= 32 ? FG_OFFSETS : FG_BIT(FG_INT64), FG_ANY, NULL) < 0 ||
+        fg_expect_coords(coords, FG_ANY, NULL) < 0) {
+        return -1;
+    }
+    if (coords->tensor.shape[0] > code->tensor.shape[0]) {
+        PyErr_Format(PyExc_ValueError, "coords: expected at most %lld rows, as many as there are codes, got %lld",
+                     (long long)code->tensor.shape[0], (long long)coords->tensor.shape[0]);
         return -1;
     }
     p->coords = coords->tensor;

@@ -1,6 +1,9 @@
 /*
- * Voxel structure: the neighbour map of a submanifold convolution, and the order in which to work through its rows.
+ * Voxel structure: the output sites of a sparse convolution, its neighbour map, and the order in which to work through
+ * the map's rows.
  */
+#include "../kernels/plan.h"
+
 #include "coords.h"
 #include "operation.h"
 
@@ -13,6 +16,22 @@ static int parse_ints(PyObject *value, const char *name, int64_t least, int64_t 
     return -1;
 }
 
+/* ---- grids and kernels ---- */
+
+static int parse_axes(PyObject *value, const char *name, int32_t most, int32_t *axes) {
+    int64_t wide[3];
+    if (parse_ints(value, name, 1, most, 3, wide) < 0) return -1;
+    for (int i = 0; i < 3; i++) axes[i] = (int32_t)wide[i];
+    return 0;
+}
+
+static int expect_same_batch(const char *name, const int64_t *shape, const int64_t *other) {
+    if (shape[0] == other[0]) return 0;
+    PyErr_Format(PyExc_ValueError, "%s: expected a batch of %lld to match shape, got %lld", name, (long long)other[0],
+                 (long long)shape[0]);
+    return -1;
+}
+
 /* ---- neighbour map ---- */
 
 static const fg_parameter neighbor_map_parameters[] = {
@@ -21,36 +40,133 @@ static const fg_parameter neighbor_map_parameters[] = {
     FG_REQUIRED_SCALAR(shape),
     FG_REQUIRED_SCALAR(kernel_size),
     FG_REQUIRED_SCALAR(dilation),
+    FG_OPTIONAL_INPUT(queries),
+    FG_SCALAR(query_shape),
+    FG_SCALAR(stride),
+    FG_SCALAR(padding),
     FG_SCALAR(transposed),
     FG_SCALAR(check),
     FG_WORKSPACE_AND_STREAM,
 };
 
 static int neighbor_map_fill(fg_call *call, void *params) {
-    enum { COORDS, MAP, SHAPE, KERNEL_SIZE, DILATION, TRANSPOSED, CHECK };
+    enum { COORDS, MAP, SHAPE, KERNEL_SIZE, DILATION, QUERIES, QUERY_SHAPE, STRIDE, PADDING, TRANSPOSED, CHECK };
     fg_neighbor_map_params *p = params;
-    const fg_view *coords = &call->views[COORDS], *map = &call->views[MAP];
-    int64_t kernel[3], dilation[3];
-    if (fg_arg_shape(call->values[SHAPE], p->shape) < 0 || fg_check_cells(p->shape) < 0 ||
-        parse_ints(call->values[KERNEL_SIZE], "kernel_size", 1, FG_MAX_KERNEL, 3, kernel) < 0 ||
-        parse_ints(call->values[DILATION], "dilation", 1, INT32_MAX, 3, dilation) < 0 ||
+    const fg_view *coords = &call->views[COORDS], *map = &call->views[MAP], *queries = &call->views[QUERIES];
+    if (fg_arg_grid(call->values[SHAPE], "shape", p->shape) < 0 ||
+        parse_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
+        parse_axes(call->values[DILATION], "dilation", INT32_MAX, p->dilation) < 0 ||
         fg_arg_bool(call->values[TRANSPOSED], "transposed", &p->transposed) < 0 ||
         fg_arg_bool(call->values[CHECK], "check", &p->check) < 0) {
         return -1;
     }
+    /* Without queries: a submanifold convolution. */
+    int64_t volume = 1;
     for (int i = 0; i < 3; i++) {
-        p->kernel[i] = (int32_t)kernel[i];
-        p->dilation[i] = (int32_t)dilation[i];
+        p->stride[i] = 1;
+        p->padding[i] = (int64_t)(p->kernel[i] / 2) * p->dilation[i];
+        volume *= p->kernel[i];
     }
-    const int64_t volume = kernel[0] * kernel[1] * kernel[2];
+    for (int i = 0; i < 4; i++) p->query_shape[i] = p->shape[i];
+    if (!queries->tensor.present && (call->values[QUERY_SHAPE] || call->values[STRIDE] || call->values[PADDING])) {
+        PyErr_SetString(PyExc_ValueError, "queries: must be given with query_shape, stride and padding");
+        return -1;
+    }
+    if (queries->tensor.present && (!call->values[QUERY_SHAPE] || !call->values[STRIDE] || !call->values[PADDING])) {
+        PyErr_SetString(PyExc_ValueError, "queries: expected query_shape, stride and padding with them");
+        return -1;
+    }
+    if (queries->tensor.present && (fg_arg_grid(call->values[QUERY_SHAPE], "query_shape", p->query_shape) < 0 ||
+                                    expect_same_batch("query_shape", p->query_shape, p->shape) < 0 ||
+                                    parse_axes(call->values[STRIDE], "stride", INT32_MAX, p->stride) < 0 ||
+                                    parse_ints(call->values[PADDING], "padding", 0, INT32_MAX, 3, p->padding) < 0 ||
+                                    fg_expect_coords(queries, FG_ANY, NULL) < 0)) {
+        return -1;
+    }
     if (fg_expect_coords(coords, FG_ANY, NULL) < 0) return -1;
-    const fg_dim map_shape[] = {{NULL, volume}, {NULL, coords->tensor.shape[0]}};
-    if (fg_expect_dtype(map, FG_BIT(FG_INT32)) < 0 ||
-        fg_expect_shape(map, 2, map_shape, "to match kernel_size and coords") < 0 || fg_expect_contiguous(map) < 0) {
+    p->coords = coords->tensor;
+    p->queries = queries->tensor.present ? queries->tensor : coords->tensor;
+    const fg_dim map_shape[] = {{NULL, volume}, {NULL, p->queries.shape[0]}};
+    const char *why = queries->tensor.present ? "to match kernel_size and queries" : "to match kernel_size and coords";
+    if (fg_expect_dtype(map, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(map, 2, map_shape, why) < 0 ||
+        fg_expect_contiguous(map) < 0) {
+        return -1;
+    }
+    p->map = map->tensor;
+    return 0;
+}
+
+/* ---- output sites ---- */
+
+enum { MAX_SITE_BITS = 63 }; /* a code above all others tells positions that lead nowhere */
+
+static const fg_parameter conv_sites_parameters[] = {
+    FG_INPUT(coords),
+    FG_OUTPUT(code),
+    FG_OUTPUT(count),
+    FG_REQUIRED_SCALAR(shape),
+    FG_REQUIRED_SCALAR(out_shape),
+    FG_REQUIRED_SCALAR(code_shape),
+    FG_REQUIRED_SCALAR(mode),
+    FG_REQUIRED_SCALAR(kernel_size),
+    FG_REQUIRED_SCALAR(stride),
+    FG_REQUIRED_SCALAR(padding),
+    FG_REQUIRED_SCALAR(dilation),
+    FG_SCALAR(transposed),
+    FG_WORKSPACE_AND_STREAM,
+};
+
+static int conv_sites_fill(fg_call *call, void *params) {
+    enum {
+        COORDS,
+        CODE,
+        COUNT,
+        SHAPE,
+        OUT_SHAPE,
+        CODE_SHAPE,
+        MODE,
+        KERNEL_SIZE,
+        STRIDE,
+        PADDING,
+        DILATION,
+        TRANSPOSED
+    };
+    fg_conv_sites_params *p = params;
+    const fg_view *coords = &call->views[COORDS], *code = &call->views[CODE], *count = &call->views[COUNT];
+    int mode = 0;
+    if (fg_arg_grid(call->values[SHAPE], "shape", p->shape) < 0 ||
+        fg_arg_grid(call->values[OUT_SHAPE], "out_shape", p->out_shape) < 0 ||
+        expect_same_batch("out_shape", p->out_shape, p->shape) < 0 ||
+        fg_arg_grid(call->values[CODE_SHAPE], "code_shape", p->code_shape) < 0 ||
+        fg_arg_choice(call->values[MODE], "mode", call->state->sequences, FG_SEQUENCE_COUNT, &mode) < 0 ||
+        parse_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
+        parse_axes(call->values[STRIDE], "stride", INT32_MAX, p->stride) < 0 ||
+        parse_ints(call->values[PADDING], "padding", 0, INT32_MAX, 3, p->padding) < 0 ||
+        parse_axes(call->values[DILATION], "dilation", INT32_MAX, p->dilation) < 0 ||
+        fg_arg_bool(call->values[TRANSPOSED], "transposed", &p->transposed) < 0 ||
+        fg_expect_coords(coords, FG_ANY, NULL) < 0) {
+        return -1;
+    }
+    p->mode = (fg_sequence)mode;
+    bool room = fg_sequence_bits(p->mode, p->code_shape) <= MAX_SITE_BITS;
+    for (int i = 0; i < 4; i++) room = room && p->code_shape[i] >= p->out_shape[i];
+    if (!room) {
+        PyErr_Format(PyExc_ValueError,
+                     "code_shape: expected codes of at most %d bits and nowhere less than out_shape, got "
+                     "(%lld, %lld, %lld, %lld)",
+                     MAX_SITE_BITS, (long long)p->code_shape[0], (long long)p->code_shape[1],
+                     (long long)p->code_shape[2], (long long)p->code_shape[3]);
+        return -1;
+    }
+    const fg_sites_plan plan = fg_plan_conv_sites(p->kernel, p->stride, p->dilation, p->transposed);
+    const int64_t most = coords->tensor.shape[0] * plan.per_voxel;
+    if (fg_expect_vector(code, FG_BIT(FG_INT64), most, "to match coords, kernel_size, stride and dilation") < 0 ||
+        fg_expect_vector(count, FG_BIT(FG_INT64), 1, NULL) < 0) {
         return -1;
     }
     p->coords = coords->tensor;
-    p->map = map->tensor;
+    p->code = code->tensor;
+    p->count = count->tensor;
     return 0;
 }
 
@@ -67,10 +183,8 @@ static int row_order_fill(fg_call *call, void *params) {
     enum { MAP, ORDER, KERNEL_SIZE };
     fg_row_order_params *p = params;
     const fg_view *map = &call->views[MAP], *order = &call->views[ORDER];
-    int64_t kernel[3];
-    if (parse_ints(call->values[KERNEL_SIZE], "kernel_size", 1, FG_MAX_KERNEL, 3, kernel) < 0) return -1;
-    for (int i = 0; i < 3; i++) p->kernel[i] = (int32_t)kernel[i];
-    const fg_dim map_shape[] = {{"V", kernel[0] * kernel[1] * kernel[2]}, {"N", FG_ANY}};
+    if (parse_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0) return -1;
+    const fg_dim map_shape[] = {{"V", p->kernel[0] * p->kernel[1] * p->kernel[2]}, {"N", FG_ANY}};
     if (fg_expect_dtype(map, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(map, 2, map_shape, "to match kernel_size") < 0 ||
         fg_expect_contiguous(map) < 0) {
         return -1;
@@ -88,13 +202,18 @@ static int row_order_fill(fg_call *call, void *params) {
 /* ---- methods ---- */
 
 FG_DEFINE_OPERATION(neighbor_map)
+FG_DEFINE_OPERATION(conv_sites)
 FG_DEFINE_OPERATION(row_order)
 
 PyMethodDef fg_voxel_methods[] = {
     FG_OPERATION_METHODS(neighbor_map,
-                         "coords, map, *, shape, kernel_size, dilation, transposed=False, check=False, workspace=None, "
-                         "stream=None",
-                         "map[v, n] = row of the voxel at kernel offset v from coords[n], -1 where there is none."),
+                         "coords, map, *, shape, kernel_size, dilation, queries=None, query_shape=None, stride=None, "
+                         "padding=None, transposed=False, check=False, workspace=None, stream=None",
+                         "map[v, m] = row of the voxel that queries[m] reads at kernel offset v, -1 for none."),
+    FG_OPERATION_METHODS(conv_sites,
+                         "coords, code, count, *, shape, out_shape, code_shape, mode, kernel_size, stride, padding, "
+                         "dilation, transposed=False, workspace=None, stream=None",
+                         "code[:count] = the sorted codes of the sites that a convolution reaches."),
     FG_OPERATION_METHODS(row_order, "map, order, *, kernel_size, workspace=None, stream=None",
                          "Columns of map sorted so that neighbours in order have neighbours at the same offsets."),
     {NULL, NULL, 0, NULL},

@@ -74,12 +74,39 @@ def neighbor_map(
     shape: Sequence[int],
     kernel_size: Sequence[int],
     dilation: Sequence[int],
+    queries: Array | None = None,
+    query_shape: Sequence[int] | None = None,
+    stride: Sequence[int] | None = None,
+    padding: Sequence[int] | None = None,
     transposed: bool = False,
     check: bool = False,
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
-    """coords (N, 4) int32 [batch, x, y, z]; shape (B, W, H, D); map (V, N) int32 out."""
+    """coords (N, 4) int32 [batch, x, y, z]; shape (B, W, H, D); map (V, M) int32 out: the row of coords at
+    queries[m] * stride + k * dilation - padding; transposed: at (queries[m] + padding - k * dilation) / stride.
+    queries (M, 4) int32 come with query_shape, stride and padding; without them they are coords, with stride 1 and
+    padding kernel_size // 2 * dilation."""
+
+def conv_sites(
+    coords: Array,
+    code: Array,
+    count: Array,
+    *,
+    shape: Sequence[int],
+    out_shape: Sequence[int],
+    code_shape: Sequence[int],
+    mode: str,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool = False,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """coords (N, 4) int32 -> code (N * plan_conv_sites(),) int64, of which the first count (1,) int64 are the sorted
+    codes in code_shape, at least out_shape, of the sites that a convolution of these voxels reaches."""
 
 def row_order(
     map: Array,
@@ -219,7 +246,7 @@ def group_reduce(
     out: Array,
     argmax: Array | None,
     *,
-    reduction: str = "sum",
+    mode: str = "sum",
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
@@ -268,6 +295,60 @@ def conv_wgrad(
 ) -> int:
     """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co)."""
 
+def pool(
+    feats: Array,
+    map: Array,
+    out: Array,
+    chosen: Array | None,
+    count: Array | None,
+    *,
+    mode: str,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """feats (N, C), map (V, M), out (M, C); mode "max", "mean" or "sum"; chosen (M, C) int32, of max, the row that each
+    maximum is from; count (M) int32, the rows there are."""
+
+def pool_backward(
+    grad_out: Array,
+    map: Array,
+    grad_feats: Array,
+    chosen: Array | None,
+    count: Array | None,
+    *,
+    mode: str,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """grad_out (M, C), map (V, N) the transposed one, grad_feats (N, C); chosen of max and count of mean as pool or
+    global_pool gave them. Of global_pool, map is batch as (1, N)."""
+
+def batch_rows(
+    coords: Array,
+    batch: Array,
+    order: Array,
+    bounds: Array,
+    *,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """coords (N, 4) int32 -> batch (N) int32, the sample of each row, -1 for none; order (N) int32 and bounds (B + 1)
+    int32: order[bounds[b]:bounds[b + 1]] are the rows of sample b."""
+
+def global_pool(
+    feats: Array,
+    order: Array,
+    bounds: Array,
+    out: Array,
+    chosen: Array | None,
+    count: Array | None,
+    *,
+    mode: str,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """feats (N, C), order (N) and bounds (B + 1) of batch_rows, out (B, C); the rest as of pool."""
+
 def gemm(
     a: Array,
     b: Array,
@@ -300,6 +381,11 @@ def quantize(
     """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row. dtype names a uint8 q."""
 
 def neighbor_map_workspace(*args: Any, **kwargs: Any) -> int: ...
+def pool_workspace(*args: Any, **kwargs: Any) -> int: ...
+def pool_backward_workspace(*args: Any, **kwargs: Any) -> int: ...
+def batch_rows_workspace(*args: Any, **kwargs: Any) -> int: ...
+def global_pool_workspace(*args: Any, **kwargs: Any) -> int: ...
+def conv_sites_workspace(*args: Any, **kwargs: Any) -> int: ...
 def row_order_workspace(*args: Any, **kwargs: Any) -> int: ...
 def encode_seq_workspace(*args: Any, **kwargs: Any) -> int: ...
 def decode_seq_workspace(*args: Any, **kwargs: Any) -> int: ...
@@ -317,6 +403,9 @@ def conv_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def gemm_workspace(*args: Any, **kwargs: Any) -> int: ...
 def quantize_workspace(*args: Any, **kwargs: Any) -> int: ...
 def plan_row_order(*, rows: int, kernel_size: Sequence[int]) -> dict[str, Any]: ...
+def plan_conv_sites(
+    *, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], transposed: bool = False
+) -> int: ...
 def row_order_pays(*, rows: int, kernel_size: Sequence[int]) -> bool: ...
 def plan_conv(
     *, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int, compute_capability: int = 80

@@ -5,12 +5,25 @@ NumPy and the extension, nothing else; `flexgemm.torch` holds what only torch ne
 """
 
 from flexgemm._C import DeviceArray, build_info, device_count, device_info
-from flexgemm.conv import submanifold_conv3d, submanifold_conv3d_backward
+from flexgemm.conv import (
+    sparse_conv3d,
+    sparse_conv3d_backward,
+    sparse_inverse_conv3d,
+    submanifold_conv3d,
+    submanifold_conv3d_backward,
+)
 from flexgemm.gemm import gemm_nt, m_grouped_gemm_nt, quantize
 from flexgemm.grid_sample import SampleMap, grid_sample_3d, grid_sample_3d_backward, sample_map
 from flexgemm.hash_table import HashTable
+from flexgemm.pool import (
+    global_pool,
+    global_pool_backward,
+    sparse_pool3d,
+    sparse_pool3d_backward,
+    sparse_upsample3d,
+)
 from flexgemm.serialize import decode_seq, encode_seq, sort_coords
-from flexgemm.voxel import NeighborMap, neighbor_map
+from flexgemm.voxel import NeighborMap, neighbor_map, sparse_conv_map
 
 __version__: str = build_info()["version"]
 
@@ -27,11 +40,20 @@ __all__ = [
     "gemm_nt",
     "grid_sample_3d",
     "grid_sample_3d_backward",
+    "global_pool",
+    "global_pool_backward",
     "m_grouped_gemm_nt",
     "neighbor_map",
     "quantize",
     "sample_map",
     "sort_coords",
+    "sparse_conv3d",
+    "sparse_conv3d_backward",
+    "sparse_conv_map",
+    "sparse_inverse_conv3d",
+    "sparse_pool3d",
+    "sparse_pool3d_backward",
+    "sparse_upsample3d",
     "submanifold_conv3d",
     "submanifold_conv3d_backward",
 ]

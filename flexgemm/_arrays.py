@@ -126,14 +126,13 @@ class Library:
         while nbytes := operation(*arrays, workspace=workspace, stream=self.stream, **scalars):
             workspace = self.workspace(nbytes, arrays[0])
 
-    def read(self, x: Array) -> list[int]:
-        """The numbers of a small integer array from `empty`, once the work queued on the call's stream is done."""
-        host = x.numpy(stream=self.stream) if isinstance(x, _C.DeviceArray) else x
-        return list(map(int, host))
-
     def result(self, x: Array) -> Array:
         """An array from `empty`, as the caller wants it."""
         return x
+
+    def first_int(self, x: Array) -> int:
+        """The first element of an integer array from `empty`. Waits for a GPU."""
+        return int(x.numpy(stream=self.stream)[0] if isinstance(x, _C.DeviceArray) else x[0])
 
     def output(self, out: Array, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
         """What the extension writes when the caller has given out=; arguments as of `empty`."""
@@ -295,10 +294,14 @@ class TorchLibrary(Library):
         return bool(required and self.torch.is_grad_enabled())
 
 
+def _pointer(stream: Stream) -> int:
+    """The cudaStream_t of a stream= argument."""
+    return int(index(stream) if hasattr(stream, "__index__") else stream.__cuda_stream__()[1])
+
+
 def torch_scope(x: Array, stream: Stream) -> Any:
     """A context in which `stream`, of the device of tensor x, is torch's current one."""
-    cuda = sys.modules["torch"].cuda
-    pointer = index(stream) if hasattr(stream, "__index__") else stream.__cuda_stream__()[1]
+    cuda, pointer = sys.modules["torch"].cuda, _pointer(stream)
     # 0 and 1 are the legacy default stream.
     return cuda.stream(cuda.ExternalStream(pointer, x.device) if pointer > 1 else cuda.default_stream(x.device))
 
@@ -323,9 +326,9 @@ class TorchOnStream(TorchLibrary):
         with self.scope:
             return super().empty(shape, dtype, like)
 
-    def read(self, x: Array) -> list[int]:
+    def first_int(self, x: Array) -> int:
         with self.scope:
-            return x.tolist()
+            return super().first_int(x)
 
 
 class CupyLibrary(Library):
@@ -350,16 +353,14 @@ class CupyLibrary(Library):
         with x.device:
             return self.cupy.ascontiguousarray(x)
 
+    def first_int(self, x: Array) -> int:
+        if self.stream is not None:
+            self.cupy.cuda.ExternalStream(_pointer(self.stream)).synchronize()
+        return super().first_int(x)
+
     def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
         with like.device:
             return self.cupy.empty(shape, like.dtype if dtype is None else numpy_dtype(self.storage(dtype)))
-
-    def read(self, x: Array) -> list[int]:
-        with x.device:
-            if self.stream is None:
-                return x.tolist()
-            pointer = index(self.stream) if hasattr(self.stream, "__index__") else self.stream.__cuda_stream__()[1]
-            return x.get(stream=self.cupy.cuda.ExternalStream(pointer)).tolist()
 
 
 class JaxLibrary(Library):

@@ -1,8 +1,10 @@
-"""Submanifold sparse 3-D convolution (Graham, Engelcke, van der Maaten, CVPR 2018) over a neighbour map.
+"""Sparse 3-D convolution over a neighbour map.
 
-    out[n] = bias + sum_v weight[:, v, :] . feats[map[v, n]]
+    out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]
 
-where offsets without a neighbour contribute nothing, so that the sites of the output are those of the input.
+where offsets without a neighbour contribute nothing. The map decides what the convolution is: submanifold (Graham,
+Engelcke, van der Maaten, CVPR 2018), whose output voxels are its input voxels, strided, transposed, or the inverse of
+an earlier one.
 """
 
 from __future__ import annotations
@@ -39,16 +41,8 @@ def submanifold_conv3d(
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes, devices, an output that is
     read-only or overlaps an input, by argument name.
     """
-    library = bind(feats, neighbor_map, stream)
-    if library.needs_grad(feats, weight, bias):
-        if out is not None:
-            raise ValueError("out: cannot be given when feats, weight or bias require grad")
-        from flexgemm.torch import ops
-
-        return ops.submanifold_conv3d(
-            feats, weight, bias, neighbor_map=neighbor_map, precision=precision, stream=stream
-        )
-    return forward(library, feats, weight, bias, neighbor_map, out, precision)
+    expect_submanifold(neighbor_map)
+    return sparse_conv3d(feats, weight, bias, neighbor_map=neighbor_map, out=out, precision=precision, stream=stream)
 
 
 def submanifold_conv3d_backward(
@@ -69,8 +63,83 @@ def submanifold_conv3d_backward(
     Returns (grad_feats (N, Ci), grad_weight like weight, grad_bias (Co)), None where needs_grad is False.
     Deterministic; sums are float32. Raises as `submanifold_conv3d` does.
     """
+    expect_submanifold(neighbor_map)
+    return sparse_conv3d_backward(
+        grad_out, feats, weight, neighbor_map=neighbor_map, needs_grad=needs_grad, precision=precision, stream=stream
+    )
+
+
+def sparse_conv3d(
+    feats: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    neighbor_map: NeighborMap,
+    out: Array | None = None,
+    precision: str = "ieee",
+    stream: Stream = None,
+) -> Array:
+    """Convolution over any neighbour map: strided, transposed (sparse_conv_map) or submanifold (neighbor_map).
+
+    feats: (N, Ci), one row for each of neighbor_map.coords; float32, float16 or bfloat16; rows may be strided.
+    weight: (Co, Kw, Kh, Kd, Ci) of the same dtype, also of a transposed convolution, where the voxel at i and the
+        output at i * stride + k * dilation - padding meet in weight[:, k]. torch's conv3d has it as (Co, Ci, Kw, Kh,
+        Kd), its conv_transpose3d as (Ci, Co, Kw, Kh, Kd).
+    bias: (Co) of the same dtype, or None.
+    out, precision, stream: as of submanifold_conv3d.
+
+    Returns (M, Co), one row for each of neighbor_map.out_coords. Deterministic, recorded by autograd and computed where
+    the map is, and raises, as submanifold_conv3d.
+    """
+    library = bind(feats, neighbor_map, stream)
+    if library.needs_grad(feats, weight, bias):
+        if out is not None:
+            raise ValueError("out: cannot be given when feats, weight or bias require grad")
+        from flexgemm.torch import ops
+
+        return ops.sparse_conv3d(feats, weight, bias, neighbor_map=neighbor_map, precision=precision, stream=stream)
+    return forward(library, feats, weight, bias, neighbor_map, out, precision)
+
+
+def sparse_conv3d_backward(
+    grad_out: Array,
+    feats: Array,
+    weight: Array,
+    *,
+    neighbor_map: NeighborMap,
+    needs_grad: tuple[bool, bool, bool] = (True, True, True),
+    precision: str = "ieee",
+    stream: Stream = None,
+) -> tuple[Array | None, Array | None, Array | None]:
+    """The gradients of `sparse_conv3d` in feats, weight and bias.
+
+    grad_out: (M, Co), the gradient of the output; the rest and the result as of submanifold_conv3d_backward. Those of
+    `sparse_inverse_conv3d` come with neighbor_map.inverse.
+    """
     library = bind(feats, neighbor_map, stream)
     return backward(library, grad_out, feats, weight, neighbor_map, needs_grad, precision)
+
+
+def sparse_inverse_conv3d(
+    feats: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    neighbor_map: NeighborMap,
+    out: Array | None = None,
+    precision: str = "ieee",
+    stream: Stream = None,
+) -> Array:
+    """The transposed convolution from the outputs of an earlier convolution back to its inputs: `sparse_conv3d` over
+    neighbor_map.inverse.
+
+    feats: (M, Ci), one row for each of neighbor_map.out_coords.
+    weight: (Co, Kw, Kh, Kd, Ci), Kw, Kh, Kd being neighbor_map.kernel_size.
+
+    Returns (N, Co), one row for each of neighbor_map.coords; a voxel that no output read gets the bias.
+    """
+    inverse = expect_map(neighbor_map).inverse
+    return sparse_conv3d(feats, weight, bias, neighbor_map=inverse, out=out, precision=precision, stream=stream)
 
 
 def forward(
@@ -82,7 +151,7 @@ def forward(
     out: Array | None,
     precision: str,
 ) -> Array:
-    """`submanifold_conv3d` without autograd."""
+    """`sparse_conv3d` without autograd."""
     feats = library.rows(feats, "feats")
     weight = library.contiguous(weight, "weight")
     if bias is not None:
@@ -106,7 +175,7 @@ def backward(
     needs_grad: tuple[bool, bool, bool],
     precision: str,
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """`submanifold_conv3d_backward` with the library already bound."""
+    """`sparse_conv3d_backward` with the library already bound."""
     grad_out = library.rows(grad_out, "grad_out")
     feats = library.rows(feats, "feats")
     weight = library.contiguous(weight, "weight")
@@ -152,13 +221,23 @@ def backward(
 
 def bind(feats: Array, neighbor_map: NeighborMap, stream: Stream) -> Library:
     """The library of feats; NumPy features go where the map is."""
-    if not isinstance(neighbor_map, NeighborMap):
-        got = f"{type(neighbor_map).__module__}.{type(neighbor_map).__qualname__}"
-        raise TypeError(f"neighbor_map: expected a NeighborMap, got {got}")
+    expect_map(neighbor_map)
     device = neighbor_map.device
     if device is not None and not isinstance(feats, np.ndarray):
         device = None
     return library_of(feats, "feats", device, stream)
+
+
+def expect_map(neighbor_map: NeighborMap) -> NeighborMap:
+    if not isinstance(neighbor_map, NeighborMap):
+        got = f"{type(neighbor_map).__module__}.{type(neighbor_map).__qualname__}"
+        raise TypeError(f"neighbor_map: expected a NeighborMap, got {got}")
+    return neighbor_map
+
+
+def expect_submanifold(neighbor_map: NeighborMap) -> None:
+    if not expect_map(neighbor_map).submanifold:
+        raise ValueError(f"neighbor_map: expected a submanifold one, of neighbor_map(), got {neighbor_map!r}")
 
 
 def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap) -> tuple[int, int]:
@@ -170,4 +249,4 @@ def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap) -> tup
     if co_and_kernel[1:] != expected:
         need = ", ".join(str(n) for n in expected)
         raise ValueError(f"weight: expected (Co, {need}) to match neighbor_map and feats, got {tuple(co_and_kernel)}")
-    return rows, co_and_kernel[0]
+    return neighbor_map.num_out_voxels, co_and_kernel[0]

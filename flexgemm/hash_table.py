@@ -152,7 +152,7 @@ class HashTable:
         return self._overflowed(library_of(self.native[2], "state"))
 
     def _overflowed(self, library: Library) -> bool:
-        return not self._fresh and library.read(self.native[2])[0] != 0
+        return not self._fresh and library.first_int(self.native[2]) != 0
 
     def _expected(self, library: Library, keys: Array) -> Array:
         keys = library.contiguous(keys, "keys")

@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from operator import index
 from typing import Any
 
 from flexgemm import _C
 from flexgemm._arrays import Array, Library, Stream, library_of
+from flexgemm._voxels import Shape, grid_shape, rows_of_four
 
 Triple = tuple[int, int, int]
 
-AXES = "a positive int or three of them (w, h, d)"
-
 
 class NeighborMap:
-    """Where each voxel's neighbours are: built once by `neighbor_map`, used by every layer on the same coordinates.
+    """Which input voxel each output voxel reads at each kernel offset: built once by `neighbor_map` (submanifold) or
+    `sparse_conv_map`, used by every layer on the same coordinates.
 
-    `map` is (V, N) int32: `map[v, n]` is the row of the voxel at `coords[n] + (k - K // 2) * dilation`, where
-    `v = (kx * Kh + ky) * Kd + kz`, or -1 where there is none. It is of the array library of `coords`; for NumPy
-    coordinates with device="cuda" it stays on the GPU and is copied to the host when `map` is first read.
+    `map` is (V, M) int32: `map[v, m]` is the row in `coords` of the voxel that output m reads at offset
+    `v = (kx * Kh + ky) * Kd + kz`, or -1 where there is none. That voxel lies at
+
+        out_coords[m] * stride + k * dilation - padding                  of a convolution
+        (out_coords[m] + padding - k * dilation) / stride, where whole   of a transposed one
+
+    and a submanifold map is that of a convolution with stride 1 and padding K // 2 * dilation whose outputs are its
+    inputs. Arrays are of the library of `coords`; for NumPy coordinates with device="cuda" they stay on the GPU and
+    are copied to the host when they are first read.
 
     The coordinates are kept, not copied: do not change them in place.
     """
 
     coords: Array  # (N, 4) int32, as given
-    shape: tuple[int, int, int, int]  # B, W, H, D
+    shape: Shape  # B, W, H, D of coords
+    out_shape: Shape  # and of out_coords
     kernel_size: Triple  # Kw, Kh, Kd
+    stride: Triple
+    padding: Triple
     dilation: Triple  # dw, dh, dd
+    transposed: bool  # of a transposed convolution
+    submanifold: bool  # the outputs are the inputs
     num_voxels: int  # N
+    num_out_voxels: int  # M
     kernel_volume: int  # V = Kw * Kh * Kd
-    mirrored: bool  # every kernel axis is odd: the gradient uses the map itself, read backwards
+    mirrored: bool  # submanifold, every kernel axis odd: the gradient uses the map itself, read backwards
     device: str | None  # the device= of NumPy coordinates
     native: Array  # the map as the extension takes it
     native_order: Array | None  # and its row order
@@ -38,42 +52,97 @@ class NeighborMap:
     def __init__(
         self,
         coords: Array,
-        shape: tuple[int, int, int, int],
+        shape: Shape,
         kernel_size: Triple,
         dilation: Triple,
         *,
+        stride: Triple = (1, 1, 1),
+        padding: Triple | None = None,
+        transposed: bool = False,
+        out_coords: Array | None = None,
+        out_shape: Shape | None = None,
+        order: str = "bxyz",
         check: bool = False,
         device: str | None = None,
         stream: Stream = None,
     ) -> None:
+        """Without `padding`: a submanifold map. With it and without `out_coords`: the outputs are those reached, in
+        the order `order`."""
+        self.submanifold = padding is None
+        same = kernel_size[0] // 2 * dilation[0], kernel_size[1] // 2 * dilation[1], kernel_size[2] // 2 * dilation[2]
         self.coords = coords
         self.shape = shape
+        self.out_shape = shape if out_shape is None else out_shape
         self.kernel_size = kernel_size
+        self.stride = stride
+        self.padding = same if padding is None else padding
         self.dilation = dilation
+        self.transposed = transposed
         self.kernel_volume = kernel_size[0] * kernel_size[1] * kernel_size[2]
-        self.mirrored = kernel_size[0] & kernel_size[1] & kernel_size[2] & 1 == 1
+        self.mirrored = self.submanifold and kernel_size[0] & kernel_size[1] & kernel_size[2] & 1 == 1
         self.device = device
         self._native_transposed: tuple[Array, Array | None] | None = None
         self._map: Array | None = None
         self._transposed_map: Array | None = None
+        self._inverse: NeighborMap | None = None
+        library = self._library(stream)
+        # Inputs and outputs as the extension takes them; a submanifold map has its inputs at hand.
+        self._sites: tuple[Array, Array] | None = None
+        self._out_coords: Array | None = coords
+        if not self.submanifold:
+            sites = rows_of_four(library, coords, "coords")
+            self._out_coords = out_coords
+            if out_coords is None:
+                self._sites = sites, self._reached_sites(library, sites, order)
+            else:
+                self._sites = sites, rows_of_four(library, out_coords, "out_coords")
         self.native, self.native_order = self._build(False, check, stream)
-        self.num_voxels = int(self.native.shape[1])
+        self.num_voxels = int(coords.shape[0])
+        self.num_out_voxels = int(self.native.shape[1])
+        if check and out_coords is not None:
+            self._native_transposed = self._build(True, check, stream)
+
+    @property
+    def out_coords(self) -> Array:
+        """(M, 4) int32, the voxels of the output: `coords` of a submanifold map, those given, or those derived."""
+        if self._out_coords is None:
+            assert self._sites is not None
+            self._out_coords = self._library(None).result(self._sites[1])
+        return self._out_coords
 
     @property
     def map(self) -> Array:
-        """(V, N) int32, -1 = no neighbour."""
+        """(V, M) int32, -1 = no neighbour."""
         if self._map is None:
             self._map = self._library(None).result(self.native)
         return self._map
 
     @property
     def transposed_map(self) -> Array:
-        """(V, N) int32: the map with negated offsets, `map[::-1]` when every kernel axis is odd.
+        """(V, N) int32: `transposed_map[v, n]` is the output that reads voxel n at offset v, or -1.
 
-        Built on first use, on the stream that is current then. The gradient of an even kernel uses it."""
+        Of a submanifold map it is the map with negated offsets, `map[::-1]` when every kernel axis is odd. Built on
+        first use, on the stream that is current then. The gradient of any but a mirrored map uses it."""
         if self._transposed_map is None:
             self._transposed_map = self._library(None).result(self._transposed(None)[0])
         return self._transposed_map
+
+    @property
+    def inverse(self) -> NeighborMap:
+        """The same pairs the other way round, from the outputs back to `coords`: what an inverse convolution and
+        upsampling use. Made on first use; both share their arrays."""
+        if self._inverse is None:
+            other = copy(self)
+            other.coords, other._out_coords = self.out_coords, self.coords
+            other.shape, other.out_shape = self.out_shape, self.shape
+            other.num_voxels, other.num_out_voxels = self.num_out_voxels, self.num_voxels
+            other.transposed, other.mirrored = not self.transposed, False
+            other._sites = None if self._sites is None else self._sites[::-1]
+            other.native, other.native_order = self._transposed(None)
+            other._native_transposed = self.native, self.native_order
+            other._map, other._transposed_map = self._transposed_map, self._map
+            self._inverse = other
+        return self._inverse
 
     @property
     def num_pairs(self) -> int:
@@ -83,7 +152,7 @@ class NeighborMap:
 
     @property
     def order(self) -> Array | None:
-        """(N,) int32: the columns of `map`, those with neighbours at the same offsets side by side, as a GPU works
+        """(M,) int32: the columns of `map`, those with neighbours at the same offsets side by side, as a GPU works
         through them; None where an order does not pay: for few voxels, for a volume of 1, on the CPU."""
         return None if self.native_order is None else self._library(None).result(self.native_order)
 
@@ -101,39 +170,69 @@ class NeighborMap:
     def _library(self, stream: Stream) -> Library:
         return library_of(self.coords, "coords", self.device, stream)
 
-    def _build(self, transposed: bool, check: bool, stream: Stream) -> tuple[Array, Array | None]:
-        """A map and its row order, both at once: what is built while a CUDA graph is captured lives in that graph."""
+    def _reached_sites(self, library: Library, coords: Array, mode: str) -> Array:
+        """The outputs that a voxel reaches, sorted by their code. Their number is known only when they
+        have been found: this waits for a GPU."""
+        kernel = {
+            "kernel_size": self.kernel_size,
+            "stride": self.stride,
+            "dilation": self.dilation,
+            "transposed": self.transposed,
+        }
+        # The curves have the bits of the larger grid, and so the order of the input's wherever that is the larger.
+        code_shape = self.out_shape if mode == "bxyz" else tuple(map(max, self.shape, self.out_shape))
+        with _renamed({"mode": "order"}):
+            bits = _C.sequence_bits(shape=code_shape, mode=mode)
+        if bits > 63:
+            raise ValueError(f"order: {mode!r} needs codes of at most 63 bits, those of {code_shape} are longer")
+        code = library.empty((coords.shape[0] * _C.plan_conv_sites(**kernel),), "int64", coords)
+        count = library.empty((1,), "int64", coords)
+        grids = {"shape": self.shape, "out_shape": self.out_shape, "code_shape": code_shape}
+        library.run(_C.conv_sites, coords, code, count, mode=mode, padding=self.padding, **grids, **kernel)
+        sites = library.empty((library.first_int(count), 4), "int32", coords)
+        library.run(_C.decode_seq, code, sites, shape=code_shape, mode=mode)
+        return sites
+
+    def _build(self, backward: bool, check: bool, stream: Stream) -> tuple[Array, Array | None]:
+        """A map and its row order, both at once: what is built while a CUDA graph is captured lives in that graph.
+
+        backward: from the inputs to the outputs that read them."""
         library = self._library(stream)
-        coords = library.contiguous(self.coords, "coords")
-        if len(coords.shape) != 2 or coords.shape[1] != 4:
-            raise ValueError(f"coords: expected (N, 4) [batch, x, y, z], got {tuple(coords.shape)}")
-        result = library.empty((self.kernel_volume, coords.shape[0]), "int32", coords)
-        workspace = None
-        while nbytes := _C.neighbor_map(
-            coords,
-            result,
-            shape=self.shape,
-            kernel_size=self.kernel_size,
-            dilation=self.dilation,
-            transposed=transposed,
-            check=check,
-            workspace=workspace,
-            stream=library.stream,
-        ):
-            workspace = library.workspace(nbytes, coords)
-        if not library.on_gpu(coords) or not _C.row_order_pays(rows=coords.shape[0], kernel_size=self.kernel_size):
+        asked: dict[str, Any]
+        if self._sites is None:
+            coords = queries = rows_of_four(library, self.coords, "coords")
+            asked = {"shape": self.shape, "transposed": backward}
+            names = {}
+        else:
+            coords, queries = self._sites[::-1] if backward else self._sites
+            shape, query_shape = (self.out_shape, self.shape) if backward else (self.shape, self.out_shape)
+            asked = {"shape": shape, "queries": queries, "query_shape": query_shape}
+            asked |= {"stride": self.stride, "padding": self.padding, "transposed": self.transposed != backward}
+            names = {"coords": "out_coords", "queries": "coords"} if backward else {"queries": "out_coords"}
+        result = library.empty((self.kernel_volume, queries.shape[0]), "int32", coords)
+        with _renamed(names):
+            library.run(
+                _C.neighbor_map,
+                coords,
+                result,
+                kernel_size=self.kernel_size,
+                dilation=self.dilation,
+                check=check,
+                **asked,
+            )
+        if not library.on_gpu(coords) or not _C.row_order_pays(rows=queries.shape[0], kernel_size=self.kernel_size):
             return result, None
-        order = library.empty((coords.shape[0],), "int32", coords)
-        workspace = None
-        while nbytes := _C.row_order(
-            result, order, kernel_size=self.kernel_size, workspace=workspace, stream=library.stream
-        ):
-            workspace = library.workspace(nbytes, coords)
+        order = library.empty((queries.shape[0],), "int32", coords)
+        library.run(_C.row_order, result, order, kernel_size=self.kernel_size)
         return result, order
 
     def __repr__(self) -> str:
         kernel = f"kernel_size={self.kernel_size}, dilation={self.dilation}"
-        return f"NeighborMap({self.num_voxels} voxels in {self.shape}, {kernel})"
+        if self.submanifold:
+            return f"NeighborMap({self.num_voxels} voxels in {self.shape}, {kernel})"
+        kind = "transposed, " if self.transposed else ""
+        sites = f"{self.num_voxels} voxels in {self.shape} to {self.num_out_voxels} in {self.out_shape}"
+        return f"NeighborMap({kind}{sites}, {kernel}, stride={self.stride}, padding={self.padding})"
 
 
 def neighbor_map(
@@ -161,22 +260,111 @@ def neighbor_map(
     """
     return NeighborMap(
         coords,
-        _ints(shape, "shape", "four positive ints (B, W, H, D)", 4),
-        _ints(kernel_size, "kernel_size", AXES, 3),
-        _ints(dilation, "dilation", AXES, 3),
+        grid_shape(shape),
+        _axes(kernel_size, "kernel_size"),
+        _axes(dilation, "dilation"),
         check=check,
         device=device,
         stream=stream,
     )
 
 
-def _ints(value: Any, name: str, meaning: str, count: int) -> Any:
-    """A tuple of `count` positive ints out of a sequence, or of one int that stands for all of them where `count` is
-    3."""
+def sparse_conv_map(
+    coords: Array,
+    shape: Sequence[int],
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    *,
+    transposed: bool = False,
+    output_padding: int | Sequence[int] = 0,
+    out_coords: Array | None = None,
+    order: str = "bxyz",
+    check: bool = False,
+    device: str | None = None,
+    stream: Stream = None,
+) -> NeighborMap:
+    """The map of a sparse convolution, of a pooling or, with transposed=True, of a transposed convolution.
+
+    Output site o reads the voxels at o * stride + k * dilation - padding, k from 0 to kernel_size - 1; transposed, a
+    voxel at i reaches the sites i * stride + k * dilation - padding. The grid of the outputs is, along each axis,
+
+        (W + 2 * padding - dilation * (K - 1) - 1) // stride + 1
+        (W - 1) * stride - 2 * padding + dilation * (K - 1) + output_padding + 1      transposed
+
+    as in torch. The outputs are all sites of that grid that any voxel reaches, in the order `order`, or
+    `out_coords`.
+
+    coords: (N, 4) int32, rows [batch, x, y, z], unique, in any order; of duplicates the lowest row is found.
+    shape: (B, W, H, D), the exclusive upper bounds of batch, x, y and z; their product must be below 2**63.
+    kernel_size, stride, padding, dilation, output_padding: an int, or one per axis (w, h, d); kernels of 1 to 7, odd or
+        even; output_padding only with transposed=True, below stride or dilation.
+    out_coords: (M, 4) int32, unique rows, in any order: the outputs to compute instead of those reached.
+    order: of the outputs reached: "bxyz" sorts them by batch, x, y and z; "z_order" and "hilbert" along those curves
+        (encode_seq), with as many bits as the larger of both grids needs.
+    check: raise ValueError for a row out of range or a duplicate row of coords or out_coords. Synchronises on a GPU,
+        where by default rows out of range have no neighbours; on the CPU rows out of range always raise.
+    device: "cuda" or "cuda:1" computes NumPy coordinates on a GPU, and with them everything over this map.
+    stream: a CUDA stream (an int or an object with __cuda_stream__) instead of the array library's current one.
+
+    On a GPU, finding the outputs waits for it once, to learn their number; with out_coords nothing waits.
+
+    Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes and values, by argument name.
+    """
+    grid = grid_shape(shape)
+    kernel, steps = _axes(kernel_size, "kernel_size"), _axes(stride, "stride")
+    dilations, pads = _axes(dilation, "dilation"), _axes(padding, "padding", least=0)
+    more = _axes(output_padding, "output_padding", least=0)
+    if any(m >= max(s, d) if transposed else m for m, s, d in zip(more, steps, dilations, strict=True)):
+        need = "less than stride or dilation" if transposed else "0 without transposed=True"
+        raise ValueError(f"output_padding: expected {need}, got {output_padding!r}")
+    if transposed:
+        axes = [(w - 1) * s + m for w, s, m in zip(grid[1:], steps, more, strict=True)]
+    else:
+        axes = [w - 1 for w in grid[1:]]
+    for i in range(3):
+        reach = dilations[i] * (kernel[i] - 1)
+        axes[i] += reach - 2 * pads[i] if transposed else 2 * pads[i] - reach
+    if min(axes) < 0:
+        raise ValueError(f"kernel_size: {kernel} with dilation {dilations} and padding {pads} fits nowhere in {grid}")
+    x, y, z = axes if transposed else [a // s for a, s in zip(axes, steps, strict=True)]
+    return NeighborMap(
+        coords,
+        grid,
+        kernel,
+        dilations,
+        stride=steps,
+        padding=pads,
+        transposed=bool(transposed),
+        out_coords=out_coords,
+        out_shape=(grid[0], x + 1, y + 1, z + 1),
+        order=order,
+        check=check,
+        device=device,
+        stream=stream,
+    )
+
+
+@contextmanager
+def _renamed(names: dict[str, str]) -> Iterator[None]:
+    """Errors name arguments of the extension; here they are the caller's."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        name, colon, rest = str(error).partition(":")
+        if name not in names:
+            raise
+        raise type(error)(f"{names[name]}{colon}{rest}") from None
+
+
+def _axes(value: Any, name: str, *, least: int = 1) -> Any:
+    """Three ints from `least`, given as such or as one that stands for all."""
     try:
         numbers = tuple(map(index, value)) if hasattr(value, "__len__") else (index(value),) * 3
     except TypeError:
         numbers = ()
-    if len(numbers) != count or min(numbers) < 1:
-        raise ValueError(f"{name}: expected {meaning}, got {value!r}")
+    if len(numbers) != 3 or min(numbers) < least:
+        meaning = "a positive int" if least else "an int from 0"
+        raise ValueError(f"{name}: expected {meaning} or three of them (w, h, d), got {value!r}")
     return numbers

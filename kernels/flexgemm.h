@@ -95,18 +95,26 @@ typedef enum { FG_PRECISION_IEEE = 0, FG_PRECISION_TF32 } fg_precision; /* of fl
  * Empty problems (N = 0) succeed and still write what they must (zero gradients).
  */
 
-/* Neighbour map of a submanifold convolution.
- * map[v, n] = row of the voxel at coords[n] + (k - K/2) * dilation (integer K/2), v = (kx * Kh + ky) * Kd + kz;
- * -1 where there is none or where it lies outside `shape`. transposed: at coords[n] - (k - K/2) * dilation.
+/* Neighbour map: the row of `coords` that each query site reads at each kernel offset v = (kx * Kh + ky) * Kd + kz,
+ *
+ *     map[v, m] = row of the voxel at queries[m] * stride + k * dilation - padding
+ *     transposed:                  at (queries[m] + padding - k * dilation) / stride, where that is whole
+ *
+ * -1 where there is none or where it lies outside `shape`. A submanifold convolution asks from its own voxels, with
+ * stride 1 and padding K/2 * dilation (integer K/2).
  * Duplicate coordinates: the lowest row wins. Rows out of range have no neighbours and are nobody's neighbour. */
 typedef struct {
-    fg_tensor coords;    /* (N, 4) int32 contiguous: batch, x, y, z */
-    int64_t shape[4];    /* B, W, H, D > 0 with B*W*H*D < 2^63 */
-    int32_t kernel[3];   /* Kw, Kh, Kd, each 1..7 */
-    int32_t dilation[3]; /* each >= 1 */
-    bool transposed;     /* look up with negated offsets */
-    bool check;          /* report out-of-range and duplicate rows (the CPU always reports out-of-range ones) */
-    fg_tensor map;       /* out: (V, N) int32 contiguous */
+    fg_tensor coords;       /* (N, 4) int32 contiguous: batch, x, y, z */
+    fg_tensor queries;      /* (M, 4) int32 contiguous; may be coords */
+    int64_t shape[4];       /* of coords: B, W, H, D > 0 with B*W*H*D < 2^63 */
+    int64_t query_shape[4]; /* of queries, the same B */
+    int32_t kernel[3];      /* Kw, Kh, Kd, each 1..7 */
+    int32_t stride[3];      /* each >= 1 */
+    int64_t padding[3];     /* each >= 0; at most 2^31 - 1 unless every stride is 1 */
+    int32_t dilation[3];    /* each >= 1 */
+    bool transposed;
+    bool check;    /* report out-of-range and duplicate rows of coords (the CPU always reports out-of-range ones) */
+    fg_tensor map; /* out: (V, M) int32 contiguous */
     fg_tensor workspace;
 } fg_neighbor_map_params;
 
@@ -132,7 +140,8 @@ int32_t fg_sequence_bits(fg_sequence mode, const int64_t shape[4]);
  * `shape` is reported by the CPU; a CUDA backend gives it the code -1, or the coordinates (-1, -1, -1, -1). */
 typedef struct {
     fg_tensor coords; /* (N, 4) int32 contiguous: batch, x, y, z; the output of decode_seq */
-    fg_tensor code;   /* (N) contiguous, int32 up to 32 bits, else int64; the output of encode_seq */
+    fg_tensor code;   /* (N) contiguous, int32 up to 32 bits, else int64; the output of encode_seq. decode_seq takes
+                       * int64 of any, and the first N of more */
     int64_t shape[4]; /* B, W, H, D > 0 with fg_sequence_bits() of at most 64 */
     fg_sequence mode;
     fg_tensor workspace;
@@ -217,7 +226,7 @@ typedef struct {
     fg_tensor workspace;
 } fg_group_rows_params;
 
-typedef enum { FG_SUM = 0, FG_MEAN, FG_MAX, FG_REDUCTION_COUNT } fg_reduction;
+typedef enum { FG_POOL_MAX = 0, FG_POOL_MEAN, FG_POOL_SUM, FG_POOL_MODE_COUNT } fg_pool_mode;
 
 /* out[m] = reduction over i in [starts[m], starts[m + 1]) of weights[order[i]] * src[order[i] / K], in the order of i,
  * accumulation in float32; 0 for an empty group. Of equal maxima the first counts, and NaN is above all. */
@@ -226,11 +235,30 @@ typedef struct {
     fg_tensor order;   /* (R * K) int32 contiguous, below R * K */
     fg_tensor starts;  /* at least M + 1 int32 contiguous, ascending, at most R * K */
     fg_tensor weights; /* (R * K) float32 contiguous; absent: all 1 */
-    fg_reduction reduction;
+    fg_pool_mode mode;
     fg_tensor out;    /* (M, C) dtype of src, inner stride 1 */
     fg_tensor argmax; /* out: (M, C) int32 contiguous, the row of src that the maximum is of, -1 = none; or absent */
     fg_tensor workspace;
 } fg_group_reduce_params;
+/* The sites that a convolution's inputs reach, as their sorted, distinct codes: code[0 .. count); what follows them is
+ * arbitrary. A voxel reaches (coord + padding - k * dilation) / stride where that is whole; transposed:
+ * coord * stride + k * dilation - padding. Sites outside `out_shape` and voxels outside `shape` are left out; the CPU
+ * reports the latter. */
+typedef struct {
+    fg_tensor coords;      /* (N, 4) int32 contiguous */
+    int64_t shape[4];      /* of coords */
+    int64_t out_shape[4];  /* of the sites, the same B */
+    int64_t code_shape[4]; /* of the codes: nowhere less than out_shape, fg_sequence_bits() of at most 63 */
+    fg_sequence mode;
+    int32_t kernel[3];
+    int32_t stride[3];
+    int64_t padding[3]; /* at most 2^31 - 1 each */
+    int32_t dilation[3];
+    bool transposed;
+    fg_tensor code;  /* out: (N * fg_plan_conv_sites().per_voxel) int64 contiguous */
+    fg_tensor count; /* out: (1) int64 */
+    fg_tensor workspace;
+} fg_conv_sites_params;
 
 /* out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]; accumulation in float32. */
 typedef struct {
@@ -268,6 +296,54 @@ typedef struct {
     fg_tensor grad_bias;   /* out: (Co) contiguous, dtype of feats; or absent */
     fg_tensor workspace;
 } fg_conv_wgrad_params;
+
+/* out[m] = maximum, mean or sum of feats[map[v, m]] over the offsets v with an entry, in their order; 0 without any.
+ * NaN is above every number; of equal maxima the first is chosen. Sums and means are float32. Without
+ * channels nothing is written. */
+typedef struct {
+    fg_tensor feats; /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor map;   /* (V, M) int32 contiguous, -1 = none */
+    fg_pool_mode mode;
+    fg_tensor out;    /* (M, C) inner stride 1, dtype of feats */
+    fg_tensor chosen; /* out, of max: (M, C) int32 contiguous, the row that each maximum is from, or -1; or absent */
+    fg_tensor count;  /* out: (M) int32 contiguous, entries; or absent */
+    fg_tensor workspace;
+} fg_pool_params;
+
+/* grad_feats[n] = sum over the entries m = map[v, n] of grad_out[m], of max where chosen[m] is n, of mean divided by
+ * count[m]. */
+typedef struct {
+    fg_tensor grad_out; /* (M, C), inner stride 1 */
+    fg_tensor map;      /* (V, N) int32 contiguous: the transposed map */
+    fg_pool_mode mode;
+    fg_tensor chosen;     /* of max: (M, C) int32 contiguous */
+    fg_tensor count;      /* of mean: (M) int32 contiguous */
+    fg_tensor grad_feats; /* out: (N, C) inner stride 1 */
+    fg_tensor workspace;
+} fg_pool_backward_params;
+
+/* Rows by sample: order[bounds[b] .. bounds[b + 1]) are the rows of sample b, rising; batch[n] is the sample of row n,
+ * -1 where it is none of 0 .. B - 1 (the CPU reports it). */
+typedef struct {
+    fg_tensor coords; /* (N, 4) int32 contiguous */
+    fg_tensor batch;  /* out: (N) int32 contiguous */
+    fg_tensor order;  /* out: (N) int32 contiguous */
+    fg_tensor bounds; /* out: (B + 1) int32 contiguous */
+    fg_tensor workspace;
+} fg_batch_rows_params;
+
+/* out[b] = maximum, mean or sum of the rows feats[order[bounds[b] .. bounds[b + 1])]; 0 without any. As in fg_pool. Its
+ * gradient is that of pooling, with `batch` as a map of volume 1. */
+typedef struct {
+    fg_tensor feats;  /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor order;  /* (N) int32 contiguous */
+    fg_tensor bounds; /* (B + 1) int32 contiguous */
+    fg_pool_mode mode;
+    fg_tensor out;    /* (B, C) inner stride 1, dtype of feats */
+    fg_tensor chosen; /* out, of max: (B, C) int32 contiguous; or absent */
+    fg_tensor count;  /* out: (B) int32 contiguous, rows; or absent */
+    fg_tensor workspace;
+} fg_global_pool_params;
 
 typedef enum { FG_SCALE_NONE = 0, FG_SCALE_TENSOR, FG_SCALE_ROW } fg_scale_kind;
 
@@ -323,6 +399,7 @@ typedef struct {
     const char *name; /* "cpu", "cuda" */
 
     FG_OPERATION(neighbor_map);
+    FG_OPERATION(conv_sites);
     FG_OPERATION(row_order);
     FG_OPERATION(encode_seq);
     FG_OPERATION(decode_seq);
@@ -337,6 +414,10 @@ typedef struct {
     FG_OPERATION(conv_forward);
     FG_OPERATION(conv_dgrad);
     FG_OPERATION(conv_wgrad);
+    FG_OPERATION(pool);
+    FG_OPERATION(pool_backward);
+    FG_OPERATION(batch_rows);
+    FG_OPERATION(global_pool);
     FG_OPERATION(gemm);
     FG_OPERATION(quantize);
 

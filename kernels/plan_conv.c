@@ -102,3 +102,11 @@ fg_plan fg_plan_column_sum(int64_t rows, int64_t columns, int32_t num_sms) {
     set_split(&plan, at_most(4 * (int64_t)num_sms, ceil_div(rows, MIN_ROWS_PER_SUM)), columns);
     return plan;
 }
+
+fg_plan fg_plan_global_pool(int64_t rows, int64_t samples, int64_t columns, int32_t num_sms) {
+    fg_plan plan = {.split_k = 1};
+    const int64_t count = at_least(samples * ceil_div(columns, 32), 1);
+    set_split(&plan, at_most(4 * (int64_t)num_sms / count, ceil_div(rows, at_least(samples, 1) * MIN_ROWS_PER_SUM)),
+              samples * columns);
+    return plan;
+}

@@ -65,6 +65,47 @@ def neighbor_map(backend, coords, shape, kernel_size, dilation=(1, 1, 1), *, tra
     )
 
 
+def sparse_map(backend, coords, shape, sites, sites_shape, kernel_size, stride, padding, dilation, *, transposed=False,
+               fence=True):  # fmt: skip
+    call = Call(backend, fence=fence)
+    return call.run(
+        "neighbor_map",
+        call.give(coords),
+        call.take((int(np.prod(kernel_size)), len(sites)), "int32"),
+        queries=call.give(sites),
+        shape=shape,
+        query_shape=sites_shape,
+        kernel_size=kernel_size,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        transposed=transposed,
+    )
+
+
+def conv_sites(backend, coords, shape, to_shape, kernel_size, stride, padding, dilation, *, transposed=False,
+               mode="bxyz", code_shape=None, fence=True):  # fmt: skip
+    """(M, 4) int32, by way of the codes."""
+    call = Call(backend, fence=fence)
+    kernel = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation, "transposed": transposed}
+    code_shape = code_shape or to_shape
+    code, count = call.run(
+        "conv_sites",
+        call.give(coords),
+        call.take((len(coords) * _C.plan_conv_sites(**kernel),), "int64"),
+        call.take((1,), "int64"),
+        shape=shape,
+        out_shape=to_shape,
+        code_shape=code_shape,
+        mode=mode,
+        padding=padding,
+        **kernel,
+    )
+    call = Call(backend, fence=fence)
+    sites = call.take((int(count[0]), 4), "int32")
+    return call.run("decode_seq", call.give(code), sites, shape=code_shape, mode=mode)
+
+
 def row_order(backend, nmap, kernel_size, **layout):
     call = Call(backend, **layout)
     return call.run("row_order", call.give(nmap), call.take((nmap.shape[1],), "int32"), kernel_size=kernel_size)
@@ -155,7 +196,7 @@ def group_reduce(backend, src, order, starts, weights, reduction, *, rows=None, 
         *(call.give(array) for array in (order, starts, weights)),
         call.take(shape, src.dtype, strided=True),
         call.take(shape, "int32") if with_argmax else None,
-        reduction=reduction,
+        mode=reduction,
     )
 
 
@@ -200,6 +241,58 @@ def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), pr
         call.take((co, len(nmap), ci), dtype) if "weight" in outputs else None,
         call.take((co,), dtype) if "bias" in outputs else None,
         precision=precision,
+    )
+
+
+def pool(backend, feats, nmap, mode, *, by_products=True, **layout):
+    """(out, chosen of max, count), or out alone."""
+    call = Call(backend, **layout)
+    shape = nmap.shape[1], feats.shape[1]
+    return call.run(
+        "pool",
+        call.give(feats, strided=True),
+        call.give(nmap),
+        call.take(shape, feats.dtype, strided=True),
+        call.take(shape, "int32") if by_products and mode == "max" else None,
+        call.take(shape[:1], "int32") if by_products else None,
+        mode=mode,
+    )
+
+
+def pool_backward(backend, grad_out, nmap, mode, chosen=None, count=None, **layout):
+    """nmap is the transposed map."""
+    call = Call(backend, **layout)
+    return call.run(
+        "pool_backward",
+        call.give(grad_out, strided=True),
+        call.give(nmap),
+        call.take((nmap.shape[1], grad_out.shape[1]), grad_out.dtype, strided=True),
+        call.give(chosen),
+        call.give(count),
+        mode=mode,
+    )
+
+
+def batch_rows(backend, coords, samples, **layout):
+    """(batch, order, bounds)"""
+    call = Call(backend, **layout)
+    outputs = [call.take((size,), "int32") for size in (len(coords), len(coords), samples + 1)]
+    return call.run("batch_rows", call.give(coords), *outputs)
+
+
+def global_pool(backend, feats, order, bounds, mode, **layout):
+    """(out, chosen of max, count)"""
+    call = Call(backend, **layout)
+    shape = len(bounds) - 1, feats.shape[1]
+    return call.run(
+        "global_pool",
+        call.give(feats, strided=True),
+        call.give(order),
+        call.give(bounds),
+        call.take(shape, feats.dtype, strided=True),
+        call.take(shape, "int32") if mode == "max" else None,
+        call.take(shape[:1], "int32"),
+        mode=mode,
     )
 
 

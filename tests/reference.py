@@ -68,6 +68,50 @@ def neighbor_map(coords, shape, kernel_size=(3, 3, 3), dilation=(1, 1, 1), trans
     return result
 
 
+def out_shape(shape, kernel_size, stride, padding, dilation, transposed=False, output_padding=(0, 0, 0)):
+    axes = zip(shape[1:], kernel_size, stride, padding, dilation, output_padding, strict=True)
+    if transposed:
+        return shape[0], *((w - 1) * s - 2 * p + d * (k - 1) + more + 1 for w, k, s, p, d, more in axes)
+    return shape[0], *((w + 2 * p - d * (k - 1) - 1) // s + 1 for w, k, s, p, d, _ in axes)
+
+
+def conv_sites(coords, shape, to_shape, kernel_size, stride, padding, dilation, transposed=False):
+    """(M, 4): the sites of `to_shape` that any voxel inside `shape` reaches, sorted."""
+    reached = set()
+    for b, *voxel in np.asarray(coords)[in_range(coords, shape)].tolist():
+        for tap in itertools.product(*(range(k) for k in kernel_size)):
+            steps = list(zip(voxel, tap, stride, padding, dilation, strict=True))
+            if transposed:
+                site = [c * s + k * d - p for c, k, s, p, d in steps]
+            elif all((c + p - k * d) % s == 0 for c, k, s, p, d in steps):
+                site = [(c + p - k * d) // s for c, k, s, p, d in steps]
+            else:
+                continue
+            if all(0 <= x < min(extent, 2**31) for x, extent in zip(site, to_shape[1:], strict=True)):
+                reached.add((b, *site))
+    return np.array(sorted(reached), np.int32).reshape(-1, 4)
+
+
+def sparse_map(coords, shape, sites, sites_shape, kernel_size, stride, padding, dilation, transposed=False):
+    """map[v, m]: the row of coords at site * stride + k * dilation - padding; transposed, the row of the voxel that
+    reaches the site from voxel * stride + k * dilation - padding."""
+    row_of = {}
+    for row, inside in enumerate(in_range(coords, shape)):
+        if inside:
+            row_of.setdefault(tuple(np.asarray(coords)[row].tolist()), row)
+    taps = list(itertools.product(*(range(k) for k in kernel_size)))
+    result = np.full((len(taps), len(sites)), -1, np.int32)
+    for m, inside in enumerate(in_range(sites, sites_shape)):
+        b, *site = np.asarray(sites)[m].tolist()
+        for v, tap in enumerate(taps if inside else ()):
+            steps = list(zip(site, tap, stride, padding, dilation, strict=True))
+            if not transposed:
+                result[v, m] = row_of.get((b, *(c * s + k * d - p for c, k, s, p, d in steps)), -1)
+            elif all((c + p - k * d) % s == 0 for c, k, s, p, d in steps):
+                result[v, m] = row_of.get((b, *((c + p - k * d) // s for c, k, s, p, d in steps)), -1)
+    return result
+
+
 # ---- codes of voxels ----
 
 
@@ -261,6 +305,46 @@ def conv_wgrad(grad_out, feats, nmap):
         has = sources >= 0
         grad_weight[:, v] = f64(grad_out[has]).T @ f64(feats[sources[has]])
     return grad_weight, f64(grad_out).sum(axis=0)
+
+
+# ---- pooling ----
+
+
+def pool(feats, nmap, mode):
+    """(out, chosen, count): the first maximum in the order of v, NaN above all; 0 and -1 where there is no entry."""
+    feats = f64(feats)
+    out, count = np.zeros((nmap.shape[1], feats.shape[1])), (nmap >= 0).sum(axis=0).astype(np.int32)
+    chosen = np.full(out.shape, -1, np.int32)
+    for sources in nmap:
+        for m in np.nonzero(sources >= 0)[0]:
+            x, row = feats[sources[m]], sources[m]
+            if mode == "max":
+                takes = (chosen[m] < 0) | (x > out[m]) | (np.isnan(x) & ~np.isnan(out[m]))
+                out[m], chosen[m] = np.where(takes, x, out[m]), np.where(takes, row, chosen[m])
+            else:
+                out[m] += x
+    if mode == "mean":
+        out /= np.maximum(count, 1)[:, None]
+    return out, chosen, count
+
+
+def pool_backward(grad_out, nmap, num_rows, mode, chosen, count):
+    """The adjoint of pool, scattered through the forward map."""
+    grad_out, grad_feats = f64(grad_out), np.zeros((num_rows, grad_out.shape[1]))
+    for sources in nmap:
+        for m in np.nonzero(sources >= 0)[0]:
+            share = {"max": chosen[m] == sources[m], "mean": 1 / max(count[m], 1), "sum": 1}[mode]
+            grad_feats[sources[m]] += share * grad_out[m]
+    return grad_feats
+
+
+def batch_map(batch, samples):
+    """A map with which `pool` pools samples: as many offsets as the largest has rows, in rising order."""
+    rows = [np.nonzero(batch == b)[0] for b in range(samples)]
+    nmap = np.full((max([len(r) for r in rows], default=0), samples), -1, np.int32)
+    for b, of_sample in enumerate(rows):
+        nmap[: len(of_sample), b] = of_sample
+    return nmap
 
 
 # ---- GEMM ----

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from flexgemm import conv, grid_sample
+from flexgemm import conv, grid_sample, pool
 from flexgemm._arrays import Stream, library_of, torch_scope
 from flexgemm.grid_sample import SampleMap
 from flexgemm.voxel import NeighborMap
 
 
-class _SubmanifoldConv3d(torch.autograd.Function):
+class _SparseConv3d(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -60,19 +60,115 @@ def submanifold_conv3d(
 
     Raises TypeError and ValueError by argument name; TypeError for tensors that are sparse, complex or lazily negated.
     """
-    if not isinstance(feats, torch.Tensor):
-        raise TypeError(f"feats: expected a torch.Tensor, got {type(feats).__module__}.{type(feats).__qualname__}")
+    conv.expect_submanifold(neighbor_map)
+    return sparse_conv3d(feats, weight, bias, neighbor_map=neighbor_map, precision=precision, stream=stream)
+
+
+def sparse_conv3d(
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    neighbor_map: NeighborMap,
+    precision: str | None = None,
+    stream: Stream = None,
+) -> torch.Tensor:
+    """`flexgemm.sparse_conv3d` of torch tensors, differentiable once in feats, weight and bias.
+
+    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None -> (M, Co); the rest as of submanifold_conv3d.
+    """
+    _expect_tensor(feats)
     if precision is None:
         precision = float32_precision() if feats.dtype is torch.float32 else "ieee"
     library = conv.bind(feats, neighbor_map, stream)
     if not library.needs_grad(feats, weight, bias):
         out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, precision)
         return out
-    # The stream that is current in the forward pass is the one on which autograd runs the backward pass.
+    return _recorded(_SparseConv3d, stream, feats, weight, bias, neighbor_map, precision)
+
+
+def sparse_inverse_conv3d(
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    neighbor_map: NeighborMap,
+    precision: str | None = None,
+    stream: Stream = None,
+) -> torch.Tensor:
+    """`flexgemm.sparse_inverse_conv3d` of torch tensors, differentiable once in feats, weight and bias.
+
+    feats (M, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None -> (N, Co); the rest as of submanifold_conv3d.
+    """
+    inverse = conv.expect_map(neighbor_map).inverse
+    return sparse_conv3d(feats, weight, bias, neighbor_map=inverse, precision=precision, stream=stream)
+
+
+class _SparsePool3d(torch.autograd.Function):
+    """Pooling over a map, or, with coordinates and a number of samples in its place, over samples."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, feats: torch.Tensor, neighbor_map: NeighborMap | tuple[torch.Tensor, int], mode: str
+    ) -> torch.Tensor:
+        library = library_of(feats, "feats")
+        out: torch.Tensor
+        if isinstance(neighbor_map, NeighborMap):
+            ctx.neighbor_map = neighbor_map
+            out, by_products = pool.forward(library, feats, neighbor_map, mode, with_gradient=True)
+        else:
+            out, ctx.batch, by_products = pool.global_forward(library, feats, *neighbor_map, mode, with_gradient=True)
+        ctx.save_for_backward(*by_products)
+        ctx.mode = mode
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        library = library_of(grad_out, "grad_out")
+        map = ctx.batch if hasattr(ctx, "batch") else ctx.neighbor_map.native_gradient()[0]
+        return pool.gradient(library, grad_out, grad_out, map, ctx.mode, ctx.saved_tensors), None, None
+
+
+def sparse_pool3d(
+    feats: torch.Tensor, *, neighbor_map: NeighborMap, mode: str = "max", stream: Stream = None
+) -> torch.Tensor:
+    """`flexgemm.sparse_pool3d` of torch tensors, differentiable once in feats: (N, C) -> (M, C)."""
+    library = conv.bind(_expect_tensor(feats), neighbor_map, stream)
+    if not library.needs_grad(feats, None, None):
+        out: torch.Tensor = pool.forward(library, feats, neighbor_map, mode, with_gradient=False)[0]
+        return out
+    return _recorded(_SparsePool3d, stream, feats, neighbor_map, mode)
+
+
+def sparse_upsample3d(feats: torch.Tensor, *, neighbor_map: NeighborMap, stream: Stream = None) -> torch.Tensor:
+    """`flexgemm.sparse_upsample3d` of torch tensors, differentiable once in feats: (M, C) -> (N, C)."""
+    return sparse_pool3d(feats, neighbor_map=pool.to_voxels(neighbor_map), mode="sum", stream=stream)
+
+
+def global_pool(
+    feats: torch.Tensor, coords: torch.Tensor, batch_size: int, mode: str = "max", *, stream: Stream = None
+) -> torch.Tensor:
+    """`flexgemm.global_pool` of torch tensors, differentiable once in feats: (N, C) -> (B, C)."""
+    library = library_of(_expect_tensor(feats), "feats", None, stream)
+    if not library.needs_grad(feats, None, None):
+        out: torch.Tensor = pool.global_forward(library, feats, coords, batch_size, mode, with_gradient=False)[0]
+        return out
+    return _recorded(_SparsePool3d, stream, feats, (coords, batch_size), mode)
+
+
+def _expect_tensor(feats: torch.Tensor) -> torch.Tensor:
+    if not isinstance(feats, torch.Tensor):
+        raise TypeError(f"feats: expected a torch.Tensor, got {type(feats).__module__}.{type(feats).__qualname__}")
+    return feats
+
+
+def _recorded(function: Any, stream: Stream, feats: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    """function.apply. The stream that is current in the forward pass is the one on which autograd runs the backward
+    pass."""
     on_stream = contextlib.nullcontext() if stream is None or not feats.is_cuda else torch_scope(feats, stream)
-    apply: Any = _SubmanifoldConv3d.apply  # torch leaves it untyped
     with on_stream:
-        result: torch.Tensor = apply(feats, weight, bias, neighbor_map, precision)
+        result: torch.Tensor = function.apply(feats, *arguments)
     return result
 
 

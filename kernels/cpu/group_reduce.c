@@ -96,7 +96,7 @@ fg_status fg_cpu_group_reduce(const fg_group_reduce_params *params, const fg_que
     const int64_t groups = params->out.shape[0], channels = src->shape[1], count = params->order.shape[0];
     const int32_t *order = params->order.data, *starts = params->starts.data;
     const float *weights = params->weights.data;
-    const bool maximum = params->reduction == FG_MAX;
+    const bool maximum = params->mode == FG_POOL_MAX;
     if (groups == 0) return FG_OK;
     const int64_t wrong_start = first_wrong_start(starts, groups, count);
     if (wrong_start >= 0)
@@ -132,7 +132,7 @@ fg_status fg_cpu_group_reduce(const fg_group_reduce_params *params, const fg_que
                 for (int64_t c = 0; c < channels; c++) values[c] += weight * row[c];
             }
         }
-        if (params->reduction == FG_MEAN && starts[m + 1] > starts[m]) {
+        if (params->mode == FG_POOL_MEAN && starts[m + 1] > starts[m]) {
             const float size = (float)(starts[m + 1] - starts[m]);
             for (int64_t c = 0; c < channels; c++) values[c] /= size;
         }

@@ -119,7 +119,7 @@ fg_status fg_cpu_hash_insert(const fg_hash_insert_params *params, const fg_queue
             if (!fg_curve_contains(&source.curve, (const int32_t *)params->keys.data + 4 * row))
                 outside = fg_min(outside, row);
     }
-    if (outside < n) return fg_report_outside(params->keys.data, outside, params->shape, error);
+    if (outside < n) return fg_report_outside("keys", params->keys.data, outside, params->shape, error);
 
     if (params->clear) {
         table.state[FG_TABLE_FULL] = table.state[FG_TABLE_LONGEST] = 0;

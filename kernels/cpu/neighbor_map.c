@@ -1,5 +1,5 @@
 /*
- * Neighbour map of a submanifold convolution, through an open-addressing hash table in the workspace.
+ * Neighbour map of a sparse convolution, through an open-addressing hash table in the workspace.
  *
  *     key  = ((b * W + x) * H + y) * D + z, 64 bits, unique within `shape`
  *     slot = { uint64 keys[capacity], int32 rows[capacity] }, capacity a power of two >= 2 N, linear probing
@@ -62,70 +62,51 @@ static int32_t lookup(const hash_table *table, uint64_t key) {
     }
 }
 
-static uint64_t pack_key(const int32_t *coord, const int64_t *shape) {
-    uint64_t key = (uint64_t)coord[0];
-    for (int axis = 1; axis < 4; axis++) key = key * (uint64_t)shape[axis] + (uint64_t)coord[axis];
-    return key;
-}
-
-static bool inside(const int32_t *coord, const int64_t *shape) {
-    bool all = true;
-    for (int axis = 0; axis < 4; axis++) all &= coord[axis] >= 0 && coord[axis] < shape[axis];
-    return all;
-}
-
-/* The lowest row outside `shape`, or n. */
-static int64_t first_outside(const int32_t *coords, const int64_t *shape, int64_t n, int threads) {
-    int64_t lowest = n;
-#pragma omp parallel for num_threads(threads) reduction(min : lowest)
-    for (int64_t row = 0; row < n; row++)
-        if (!inside(coords + 4 * row, shape)) lowest = fg_min(lowest, row);
-    return lowest;
-}
-
 /* The lowest row that repeats an earlier one, or n. */
 static int64_t first_duplicate(const hash_table *table, const int32_t *coords, const int64_t *shape, int64_t n,
                                int threads) {
     int64_t lowest = n;
 #pragma omp parallel for num_threads(threads) reduction(min : lowest)
     for (int64_t row = 0; row < n; row++)
-        if (lookup(table, pack_key(coords + 4 * row, shape)) != row) lowest = fg_min(lowest, row);
+        if (lookup(table, fg_pack_key(coords + 4 * row, shape)) != row) lowest = fg_min(lowest, row);
     return lowest;
 }
 
-/* Rows [begin, end) of every map[v], end - begin <= ROW_BLOCK. */
-static void map_block(const fg_neighbor_map_params *params, const hash_table *table, int64_t begin, int64_t end) {
-    const int32_t *coords = params->coords.data;
-    const int64_t *shape = params->shape, n = params->coords.shape[0];
-    const int32_t *kernel = params->kernel, *dilation = params->dilation;
-    uint64_t keys[ROW_BLOCK];
-    for (int64_t row = begin; row < end; row++) keys[row - begin] = pack_key(coords + 4 * row, shape);
+/* Where along one axis the query at c looks at position k; -1 where it does not look. */
+static int64_t look(const fg_neighbor_map_params *params, int axis, int64_t c, int k) {
+    const int64_t stride = params->stride[axis], shift = (int64_t)k * params->dilation[axis] - params->padding[axis];
+    if (!params->transposed) return c * stride + shift;
+    return c >= shift && (c - shift) % stride == 0 ? (c - shift) / stride : -1;
+}
 
-    int64_t step[3]; /* voxels from a row to its neighbour at v */
-    int64_t v = 0;
-    for (int kx = 0; kx < kernel[0]; kx++)
-        for (int ky = 0; ky < kernel[1]; ky++)
-            for (int kz = 0; kz < kernel[2]; kz++, v++) {
-                const int k[3] = {kx, ky, kz};
-                for (int axis = 0; axis < 3; axis++) {
-                    step[axis] = (int64_t)(k[axis] - kernel[axis] / 2) * dilation[axis];
-                    if (params->transposed) step[axis] = -step[axis];
-                }
-                /* Unsigned: exact modulo 2^64 wherever the neighbour lies inside the shape. */
-                const uint64_t delta =
-                    ((uint64_t)step[0] * (uint64_t)shape[2] + (uint64_t)step[1]) * (uint64_t)shape[3] +
-                    (uint64_t)step[2];
-                int32_t *map = (int32_t *)params->map.data + v * n;
-                for (int64_t row = begin; row < end; row++) {
-                    const int32_t *coord = coords + 4 * row;
-                    bool exists = true;
-                    for (int axis = 0; axis < 3; axis++) {
-                        const int64_t c = coord[axis + 1] + step[axis];
-                        exists &= c >= 0 && c < shape[axis + 1];
-                    }
-                    map[row] = exists ? lookup(table, keys[row - begin] + delta) : -1;
-                }
+/* Rows [begin, end) of every map[v], end - begin <= ROW_BLOCK: position by position along each axis, so that what all
+ * positions of the other axes share is found once. */
+static void map_block(const fg_neighbor_map_params *params, const hash_table *table, int64_t begin, int64_t end) {
+    const int32_t *queries = params->queries.data, *kernel = params->kernel;
+    const int64_t *shape = params->shape, rows = params->queries.shape[0];
+    uint64_t line[ROW_BLOCK], plane[ROW_BLOCK]; /* the key so far, of (b, x) and (b, x, y); EMPTY outside the grid */
+
+    int32_t *map = params->map.data;
+    for (int kx = 0; kx < kernel[0]; kx++) {
+        for (int64_t row = begin; row < end; row++) {
+            const int64_t x = look(params, 0, queries[4 * row + 1], kx);
+            const bool inside = x >= 0 && x < shape[1];
+            plane[row - begin] = inside ? (uint64_t)queries[4 * row] * (uint64_t)shape[1] + (uint64_t)x : EMPTY;
+        }
+        for (int ky = 0; ky < kernel[1]; ky++) {
+            for (int64_t row = begin; row < end; row++) {
+                const int64_t y = look(params, 1, queries[4 * row + 2], ky);
+                const bool inside = y >= 0 && y < shape[2] && plane[row - begin] != EMPTY;
+                line[row - begin] = inside ? plane[row - begin] * (uint64_t)shape[2] + (uint64_t)y : EMPTY;
             }
+            for (int kz = 0; kz < kernel[2]; kz++, map += rows)
+                for (int64_t row = begin; row < end; row++) {
+                    const int64_t z = look(params, 2, queries[4 * row + 3], kz);
+                    const bool inside = z >= 0 && z < shape[3] && line[row - begin] != EMPTY;
+                    map[row] = inside ? lookup(table, line[row - begin] * (uint64_t)shape[3] + (uint64_t)z) : -1;
+                }
+        }
+    }
 }
 
 fg_status fg_cpu_neighbor_map_workspace(const fg_neighbor_map_params *params, const fg_queue *queue, size_t *bytes,
@@ -137,21 +118,24 @@ fg_status fg_cpu_neighbor_map_workspace(const fg_neighbor_map_params *params, co
 
 fg_status fg_cpu_neighbor_map(const fg_neighbor_map_params *params, const fg_queue *queue, fg_error *error) {
     (void)queue;
-    const int64_t n = params->coords.shape[0];
+    const int64_t n = params->coords.shape[0], rows = params->queries.shape[0];
     const int64_t *shape = params->shape;
     const int32_t *coords = params->coords.data;
-    if (n == 0) return FG_OK;
     if (n > INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "coords: expected at most %d rows for an int32 map, got %lld", INT32_MAX,
                        (long long)n);
 
     int threads = 0;
-    const int64_t capacity = table_capacity(n), blocks = fg_ceil_div(n, ROW_BLOCK);
-    const fg_status status = fg_workspace_threads(&params->workspace, plan_workspace(n), blocks, &threads, error);
+    const int64_t capacity = table_capacity(n), blocks = fg_ceil_div(rows, ROW_BLOCK);
+    fg_status status =
+        fg_workspace_threads(&params->workspace, plan_workspace(n), fg_max(blocks, n / ROW_BLOCK), &threads, error);
+    if (status == FG_OK) status = fg_check_coords(&params->coords, "coords", shape, threads, error);
+    if (status == FG_OK) status = fg_check_coords(&params->queries, "queries", params->query_shape, threads, error);
     if (status != FG_OK) return status;
-
-    const int64_t outside = first_outside(coords, shape, n, threads);
-    if (outside < n) return fg_report_outside(coords, outside, shape, error);
+    if (n == 0) {
+        memset(params->map.data, 0xFF, (size_t)(params->map.shape[0] * rows) * sizeof(int32_t));
+        return FG_OK;
+    }
 
     hash_table table = {.keys = params->workspace.data, .mask = (uint64_t)capacity - 1};
     table.rows = (int32_t *)((char *)params->workspace.data + fg_workspace_part(capacity, sizeof(uint64_t)));
@@ -164,7 +148,7 @@ fg_status fg_cpu_neighbor_map(const fg_neighbor_map_params *params, const fg_que
             table.rows[slot] = INT32_MAX;
         }
 #pragma omp for
-        for (int64_t row = 0; row < n; row++) insert(&table, pack_key(coords + 4 * row, shape), (int32_t)row);
+        for (int64_t row = 0; row < n; row++) insert(&table, fg_pack_key(coords + 4 * row, shape), (int32_t)row);
     }
 
     if (params->check) {
@@ -172,12 +156,12 @@ fg_status fg_cpu_neighbor_map(const fg_neighbor_map_params *params, const fg_que
         if (duplicate < n) {
             const int32_t *c = coords + 4 * duplicate;
             return fg_fail(error, FG_ERROR_VALUE, "coords: row %lld is (%d, %d, %d, %d), the same as row %d",
-                           (long long)duplicate, c[0], c[1], c[2], c[3], lookup(&table, pack_key(c, shape)));
+                           (long long)duplicate, c[0], c[1], c[2], c[3], lookup(&table, fg_pack_key(c, shape)));
         }
     }
 
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (int64_t block = 0; block < blocks; block++)
-        map_block(params, &table, block * ROW_BLOCK, fg_min(n, (block + 1) * ROW_BLOCK));
+        map_block(params, &table, block * ROW_BLOCK, fg_min(rows, (block + 1) * ROW_BLOCK));
     return FG_OK;
 }

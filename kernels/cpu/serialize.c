@@ -37,7 +37,7 @@ fg_status fg_cpu_encode_seq(const fg_encode_seq_params *params, const fg_queue *
         }
         if (!inside) outside = fg_min(outside, row);
     }
-    return outside < n ? fg_report_outside(coords, outside, params->shape, error) : FG_OK;
+    return outside < n ? fg_report_outside("coords", coords, outside, params->shape, error) : FG_OK;
 }
 
 fg_status fg_cpu_decode_seq_workspace(const fg_decode_seq_params *params, const fg_queue *queue, size_t *bytes,

@@ -235,6 +235,7 @@ extern "C" const fg_backend *fg_cuda_backend(void) {
     static const fg_backend backend = {
         .name = "cuda",
         FG_ENTRY(neighbor_map),
+        FG_ENTRY(conv_sites),
         FG_ENTRY(row_order),
         FG_ENTRY(encode_seq),
         FG_ENTRY(decode_seq),
@@ -249,6 +250,10 @@ extern "C" const fg_backend *fg_cuda_backend(void) {
         FG_ENTRY(conv_forward),
         FG_ENTRY(conv_dgrad),
         FG_ENTRY(conv_wgrad),
+        FG_ENTRY(pool),
+        FG_ENTRY(pool_backward),
+        FG_ENTRY(batch_rows),
+        FG_ENTRY(global_pool),
         FG_ENTRY(gemm),
         FG_ENTRY(quantize),
         .device_count = flexgemm::device_count,

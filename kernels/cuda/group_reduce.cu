@@ -129,7 +129,7 @@ struct Problem {
           argmax(static_cast<int32_t *>(p.argmax.data)),
           entries(p.order.shape[0]),
           terms(p.order.shape[0] > 0 ? static_cast<uint32_t>(p.order.shape[0] / p.src.shape[0]) : 1),
-          mean(p.reduction == FG_MEAN) {}
+          mean(p.mode == FG_POOL_MEAN) {}
 
     /* Nothing past the entries, whatever the starts say. */
     __device__ int64_t start(int64_t group) const {
@@ -300,7 +300,7 @@ fg_status group_rows(const fg_group_rows_params *p, const fg_queue *queue, fg_er
 }
 
 fg_status group_reduce_workspace(const fg_group_reduce_params *p, const fg_queue *, size_t *bytes, fg_error *) {
-    *bytes = p->out.shape[0] == 0 ? 0 : p->reduction == FG_MAX ? part_bytes<Maximum>(*p) : part_bytes<Sum>(*p);
+    *bytes = p->out.shape[0] == 0 ? 0 : p->mode == FG_POOL_MAX ? part_bytes<Maximum>(*p) : part_bytes<Sum>(*p);
     return FG_OK;
 }
 
@@ -311,7 +311,7 @@ fg_status group_reduce(const fg_group_reduce_params *p, const fg_queue *queue, f
     const bool aligned = is_aligned(p->src, 16) && is_aligned(p->out, 16);
     return dispatch_rows(p->src.dtype, aligned, [&](auto *element, auto vector) -> fg_status {
         using T = std::remove_pointer_t<decltype(element)>;
-        return p->reduction == FG_MAX ? reduce_groups<Maximum, vector(), T>(*p, stream_of(queue), error)
+        return p->mode == FG_POOL_MAX ? reduce_groups<Maximum, vector(), T>(*p, stream_of(queue), error)
                                       : reduce_groups<Sum, vector(), T>(*p, stream_of(queue), error);
     });
 }

@@ -14,10 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-import numpy  # noqa: E402
-import setup  # noqa: E402
 import sysconfig  # noqa: E402
+
+import numpy  # noqa: E402
 from translate import translate_tree  # noqa: E402
+
+import setup  # noqa: E402
 
 HERE = Path("tests/simt")  # like all names below relative to the root
 TARGET = Path("build/simt")
@@ -54,7 +56,7 @@ def steps() -> list[setup.Step]:
     kernels = sorted(translate_tree(Path(), TARGET), key=lambda path: -path.stat().st_size)
     cxx, kernel = [CXX, *CXX_FLAGS], [*KERNEL_FLAGS, "-include", "simt.h", *headers, "-x", "c++"]
     result = [step(source, cxx, kernel) for source in kernels]
-    result += [step(source, cxx, ["-O3", *headers]) for source in sorted(HERE.glob("*.cpp"))]
+    result += [step(source, cxx, ["-O3", "-ffp-contract=fast", *headers]) for source in sorted(HERE.glob("*.cpp"))]
     for folder in ("csrc", "kernels", "kernels/cpu"):
         for source in sorted(Path(folder).glob("*.c")):
             flags = python * (folder == "csrc") + info * (str(source) == setup.BUILD_INFO_SOURCE)

@@ -36,41 +36,44 @@ static float from_bits(uint32_t bits) {
     return value;
 }
 
-/* The elements of 4 * words bytes. */
-static void decode(Type type, const void *source, int words, float *target) {
+/* The elements of 4 * kWords bytes. */
+template <int kWords>
+static inline void decode(Type type, const void *source, float *target) {
     static const Fp8Table e4m3(3, false), e5m2(2, true);
-    const auto half = static_cast<const _Float16 *>(source);
-    const auto bits16 = static_cast<const uint16_t *>(source);
-    const auto bits32 = static_cast<const uint32_t *>(source);
-    const auto bits8 = static_cast<const uint8_t *>(source);
-    switch (type) {
-        case Type::kF16:
-            for (int i = 0; i < 2 * words; ++i) target[i] = static_cast<float>(half[i]);
-            break;
-        case Type::kBf16:
-            for (int i = 0; i < 2 * words; ++i) target[i] = from_bits(uint32_t{bits16[i]} << 16);
-            break;
-        case Type::kTf32:
-            for (int i = 0; i < words; ++i) target[i] = from_bits(bits32[i] & 0xffffe000u);
-            break;
-        default: {
-            const float *table = (type == Type::kE4m3 ? e4m3 : e5m2).value;
-            for (int i = 0; i < 4 * words; ++i) target[i] = table[bits8[i]];
-        }
+    if (type == Type::kF16) {
+        _Float16 half[2 * kWords];
+        std::memcpy(half, source, sizeof half);
+        for (int i = 0; i < 2 * kWords; ++i) target[i] = static_cast<float>(half[i]);
+    } else if (type == Type::kBf16) {
+        uint16_t bits[2 * kWords];
+        std::memcpy(bits, source, sizeof bits);
+        for (int i = 0; i < 2 * kWords; ++i) target[i] = from_bits(uint32_t{bits[i]} << 16);
+    } else if (type == Type::kTf32) {
+        uint32_t bits[kWords];
+        std::memcpy(bits, source, sizeof bits);
+        for (int i = 0; i < kWords; ++i) target[i] = from_bits(bits[i] & 0xffffe000u);
+    } else {
+        const float *table = (type == Type::kE4m3 ? e4m3 : e5m2).value;
+        for (int i = 0; i < 4 * kWords; ++i) target[i] = table[static_cast<const uint8_t *>(source)[i]];
     }
 }
 
-/* sums (rows x n, `pitch` apart) += a (rows x k) . b (k x n) */
-template <int kRows, int kWidth>
-static void add_products(float *sums, int pitch, const float *a, const float *b, int n, int k) {
-    for (int column = 0; column < n; column += kWidth)
-        for (int row = 0; row < kRows; ++row) {
-            float sum[kWidth];
-            for (int j = 0; j < kWidth; ++j) sum[j] = sums[row * pitch + column + j];
-            for (int i = 0; i < k; ++i)
-                for (int j = 0; j < kWidth; ++j) sum[j] += a[row * k + i] * b[i * n + column + j];
-            for (int j = 0; j < kWidth; ++j) sums[row * pitch + column + j] = sum[j];
+/* sums (16 x n) += a (16 x k) . b (k x n) */
+template <int kWidth>
+static void add_products(float *sums, const float *a, const float *b, int n, int k) {
+    typedef float Row __attribute__((vector_size(4 * kWidth), aligned(4)));
+    for (int column = 0; column < n; column += kWidth) {
+        Row sum[16];
+#pragma GCC unroll 16
+        for (int row = 0; row < 16; ++row) sum[row] = *reinterpret_cast<const Row *>(sums + row * n + column);
+        for (int i = 0; i < k; ++i) {
+            const Row factor = *reinterpret_cast<const Row *>(b + i * n + column);
+#pragma GCC unroll 16
+            for (int row = 0; row < 16; ++row) sum[row] += a[row * k + i] * factor;
         }
+#pragma GCC unroll 16
+        for (int row = 0; row < 16; ++row) *reinterpret_cast<Row *>(sums + row * n + column) = sum[row];
+    }
 }
 
 /* ---- fragments ---- */
@@ -86,7 +89,7 @@ static char *shared_row(const Frame &frame, const Argument &address, Block &bloc
 /* Matrix i: row r at the address of lane 8 i + r; lane l holds the 32-bit word l % 4 of row l / 4. */
 void load_matrices(Frame *const *lanes, const Instruction &instruction) {
     Block &block = *current().in;
-    const bool transposed = instruction.has(".trans");
+    const bool transposed = instruction.transposed;
     const auto count = static_cast<int>(instruction.arguments[0].parts.size());
     for (int matrix = 0; matrix < count; ++matrix) {
         uint16_t element[8][8];
@@ -96,14 +99,14 @@ void load_matrices(Frame *const *lanes, const Instruction &instruction) {
             const int row = lane / 4, column = lane % 4 * 2;
             const uint32_t low = transposed ? element[column][row] : element[row][column];
             const uint32_t high = transposed ? element[column + 1][row] : element[row][column + 1];
-            lanes[lane]->write(part(instruction.arguments[0], matrix), high << 16 | low);
+            lanes[lane]->set_word(part(instruction.arguments[0], matrix), high << 16 | low);
         }
     }
 }
 
 void store_matrices(Frame *const *lanes, const Instruction &instruction) {
     Block &block = *current().in;
-    const bool transposed = instruction.has(".trans");
+    const bool transposed = instruction.transposed;
     const auto count = static_cast<int>(instruction.arguments[1].parts.size());
     for (int matrix = 0; matrix < count; ++matrix) {
         uint16_t element[8][8];
@@ -121,12 +124,10 @@ void store_matrices(Frame *const *lanes, const Instruction &instruction) {
 /* A fragment of A is quarters of 8 rows and 16 bytes: (0, 0), (8, 0), (0, 16), (8, 16), and where k is 16 bytes only the
  * first two; a lane's word is word lane % 4 of row lane / 4 of its quarter. */
 static void decode_a(Type type, int k, const uint32_t (*word)[4], float *a) {
-    const int per_word = 4 / bytes_of(type);
+    const int per_word = 4 / bytes_of(type), words = k / per_word / 2;
     for (int lane = 0; lane < 32; ++lane)
-        for (int i = 0; i < k * bytes_of(type) / 8; ++i) {
-            const int row = lane / 4 + i % 2 * 8, column = (i / 2 * 4 + lane % 4) * per_word;
-            decode(type, &word[lane][i], 1, a + row * k + column);
-        }
+        for (int i = 0; i < words; ++i)
+            decode<1>(type, &word[lane][i], a + (lane / 4 + i % 2 * 8) * k + (i / 2 * 4 + lane % 4) * per_word);
 }
 
 void multiply(Frame *const *lanes, const Instruction &instruction) {
@@ -136,25 +137,24 @@ void multiply(Frame *const *lanes, const Instruction &instruction) {
     uint32_t word[32][4];
     for (int lane = 0; lane < 32; ++lane) {
         const Frame &frame = *lanes[lane];
-        for (int i = 0; i < 2 * words; ++i) word[lane][i] = static_cast<uint32_t>(frame.read(part(arguments[1], i)));
+        const int row = lane / 4, pair = lane % 4 * 2;
+        for (int i = 0; i < 2 * words; ++i) word[lane][i] = frame.word(part(arguments[1], i));
         for (int i = 0; i < words; ++i) {
+            const uint32_t bits = frame.word(part(arguments[2], i));
             float element[4];
-            const auto bits = static_cast<uint32_t>(frame.read(part(arguments[2], i)));
-            decode(instruction.b, &bits, 1, element);
-            for (int e = 0; e < per_word; ++e)
-                b[((i * 4 + lane % 4) * per_word + e) * 8 + lane / 4] = element[e];
+            decode<1>(instruction.b, &bits, element);
+            for (int e = 0; e < per_word; ++e) b[((i * 4 + lane % 4) * per_word + e) * 8 + row] = element[e];
         }
         for (int i = 0; i < 4; ++i)
-            sums[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] =
-                from_bits(static_cast<uint32_t>(frame.read(part(arguments[3], i))));
+            sums[(row + i / 2 * 8) * 8 + pair + i % 2] = from_bits(frame.word(part(arguments[3], i)));
     }
     decode_a(instruction.a, k, word, a);
-    add_products<16, 8>(sums, 8, a, b, 8, k);
+    add_products<8>(sums, a, b, 8, k);
     for (int lane = 0; lane < 32; ++lane)
         for (int i = 0; i < 4; ++i) {
             uint32_t bits;
             std::memcpy(&bits, &sums[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2], sizeof bits);
-            lanes[lane]->write(part(arguments[0], i), bits);
+            lanes[lane]->set_word(part(arguments[0], i), bits);
         }
 }
 
@@ -203,8 +203,8 @@ static void fetch(const Wgmma &product, Type type, uint64_t descriptor, bool mn_
     float element[16];
     for (uint32_t row = 0; row < count; row += mn_major ? 8 : 1)
         for (uint32_t i = 0; i < k; i += mn_major ? 1 : per_piece) {
-            decode(type, piece(mn_major ? layout.mn_major(first + row, i) : layout.k_major(first + row, i / per_piece)), 4,
-                   element);
+            decode<4>(type, piece(mn_major ? layout.mn_major(first + row, i) : layout.k_major(first + row, i / per_piece)),
+                      element);
             for (uint32_t e = 0; e < per_piece; ++e) {
                 const uint32_t at_row = mn_major ? row + e : row, at_k = mn_major ? i : i + e;
                 target[k_first ? at_k * count + at_row : at_row * k + at_k] = element[e];
@@ -224,7 +224,7 @@ static void compute(Wgmma &product, Sums &sums) {
         fetch(product, instruction.a, product.a, transposed(instruction, 2), first, 16, a, false);
     fetch(product, instruction.b, product.b, transposed(instruction, 1), 0, static_cast<uint32_t>(instruction.n), b, true);
     if (!product.accumulate) std::fill(sums.value.begin(), sums.value.end(), 0.0f);
-    add_products<16, 8>(sums.value.data(), instruction.n, a, b, instruction.n, instruction.k);
+    add_products<8>(sums.value.data(), a, b, instruction.n, instruction.k);
     product.done = true;
 }
 

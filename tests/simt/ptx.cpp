@@ -16,6 +16,7 @@ uint64_t Frame::read(const Argument &argument) const {
         case Argument::kOperand: {
             const Operand &from = operand(argument);
             if (from.place == nullptr) return from.bits;
+            if (from.size == 4) return *static_cast<const uint32_t *>(from.place);
             uint64_t bits = 0;
             std::memcpy(&bits, from.place, from.size);
             return bits;
@@ -281,6 +282,7 @@ void look_up(Instruction &instruction) {
             instruction.run = entry.run;
             instruction.run_warp = entry.run_warp;
         }
+    instruction.transposed = instruction.has(".trans");
     if (opcode.find("mma") == std::string::npos) return;
     for (size_t at = 0; at != std::string::npos; at = opcode.find('.', at + 1)) {
         const std::string part = opcode.substr(at + 1, opcode.find('.', at + 1) - at - 1);

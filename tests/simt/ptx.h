@@ -30,6 +30,15 @@ struct Frame {
     }
     uint64_t read(const Argument &argument) const;
     void write(const Argument &argument, uint64_t value);
+
+    /* The same of a 32-bit operand, which most are. */
+    uint32_t word(const Argument &argument) const {
+        const Operand &from = operand(argument);
+        return from.place ? *static_cast<const uint32_t *>(from.place) : static_cast<uint32_t>(from.bits);
+    }
+    void set_word(const Argument &argument, uint32_t value) const {
+        *static_cast<uint32_t *>(operand(argument).place) = value;
+    }
 };
 
 enum class Type : uint8_t { kNone, kF16, kBf16, kTf32, kE4m3, kE5m2 };
@@ -46,6 +55,7 @@ struct Instruction {
     void (*run_warp)(Frame *const *lanes, const Instruction &instruction) = nullptr;
     int m = 0, n = 0, k = 0; /* of matrix instructions */
     Type a = Type::kNone, b = Type::kNone;
+    bool transposed = false; /* ldmatrix, stmatrix */
 
     bool has(const char *part) const { return opcode.find(part) != std::string::npos; }
 };

@@ -39,6 +39,14 @@ struct DeviceRadixSort {
         std::copy(values.begin(), values.end(), values_out);
         return cudaSuccess;
     }
+
+    template <class Key>
+    static cudaError_t SortKeys(void *temporary, size_t &bytes, const Key *keys_in, Key *keys_out, int64_t count,
+                                int begin_bit = 0, int end_bit = sizeof(Key) * 8, cudaStream_t stream = nullptr) {
+        std::vector<int32_t> values(static_cast<size_t>(count));
+        return SortPairs(temporary, bytes, keys_in, keys_out, values.data(), values.data(), count, begin_bit, end_bit,
+                         stream);
+    }
 };
 
 }  // namespace cub

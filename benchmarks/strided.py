@@ -1,0 +1,154 @@
+"""Convolution that changes resolution, forward and backward, and max pooling, at kernels 2 and 3 with stride 2.
+
+strided and transposed derive their output voxels from the scene; inverse leads from the outputs of the strided one back
+to the scene. bwd is the gradients of feats, weight and bias.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import flexgemm
+from benchmarks.check import TOLERANCE, Wrong, judge_rows
+from benchmarks.scenes import Scene
+from benchmarks.timing import DEVICE
+from benchmarks.work import Case, Work
+
+SCENES = (("sphere64", 512), ("sphere128", 64), ("sphere256", 128), ("sphere512", 64))
+KERNELS = {"k2s2": 2, "k3s2": 3}
+OPS = ("strided_fwd", "strided_bwd", "transposed_fwd", "transposed_bwd", "inverse_fwd", "pool_max")
+STRIDE = 2
+DTYPE = "float16"
+ROWS = 64  # of a result that are judged
+
+
+def cases() -> list[Case]:
+    return [
+        Case(op, scene, partial(make, op, size, channels), variant, DTYPE, channels)
+        for scene, channels in SCENES
+        for variant, size in KERNELS.items()
+        for op in OPS
+    ]
+
+
+class Problem:
+    """One scene, the voxels that the convolution leads to, and random tensors on both. Neighbours found by NumPy judge
+    those that the package finds."""
+
+    def __init__(self, scene: Scene, size: int, channels: int, transposed: bool) -> None:
+        torch.manual_seed(0)
+        self.inputs, self.padding, self.transposed = scene, (size - 1) // 2, transposed
+        self.taps = np.array(list(product(range(size), repeat=3)), np.int32)
+        self.map = flexgemm.sparse_conv_map(
+            torch.from_numpy(scene.coords).to(DEVICE), scene.shape, size, STRIDE, self.padding, transposed=transposed
+        )
+        self.outputs = Scene("outputs", self._sites(), self.map.out_shape)
+        if not np.array_equal(self.map.out_coords.cpu().numpy(), self.outputs.coords):
+            raise Wrong("out_coords: not the sites that the voxels reach")
+        dtype, volume = getattr(torch, DTYPE), len(self.taps)
+        self.fine = torch.randn(scene.n, channels, device=DEVICE, dtype=dtype)
+        self.coarse = torch.randn(self.outputs.n, channels, device=DEVICE, dtype=dtype)
+        shape = channels, size, size, size, channels
+        self.weight = torch.randn(shape, device=DEVICE, dtype=dtype) * (volume * channels) ** -0.5
+        self.bias = torch.randn(channels, device=DEVICE, dtype=dtype)
+        self.rng = np.random.default_rng(1)
+
+    def _sites(self) -> NDArray[np.int32]:
+        found = []
+        for tap in self.taps:
+            xyz, whole = self._towards_outputs(self.inputs.coords[:, 1:], tap)
+            inside = whole & np.all((xyz >= 0) & (xyz < np.array(self.map.out_shape[1:])), axis=1)
+            found.append(np.concatenate([self.inputs.coords[inside, :1], xyz[inside]], axis=1))
+        return np.unique(np.concatenate(found), axis=0).astype(np.int32)
+
+    def _towards_outputs(self, xyz: NDArray[np.int32], tap: NDArray[np.int32]) -> tuple[NDArray, NDArray]:
+        """Where an input's place leads at one tap, and whether that is a whole place."""
+        if self.transposed:
+            return xyz * STRIDE + tap - self.padding, np.ones(len(xyz), bool)
+        there = xyz + self.padding - tap
+        return there // STRIDE, np.all(there % STRIDE == 0, axis=1)
+
+    def _towards_inputs(self, xyz: NDArray[np.int32], tap: NDArray[np.int32]) -> tuple[NDArray, NDArray]:
+        if not self.transposed:
+            return xyz * STRIDE + tap - self.padding, np.ones(len(xyz), bool)
+        there = xyz + self.padding - tap
+        return there // STRIDE, np.all(there % STRIDE == 0, axis=1)
+
+    def inputs_of(self, rows: NDArray[np.int64] | slice, v: int) -> NDArray[np.int64]:
+        """The input that each of these outputs reads at offset v, -1 for none."""
+        coords = self.outputs.coords[rows]
+        xyz, whole = self._towards_inputs(coords[:, 1:], self.taps[v])
+        return np.where(whole, self.inputs.find(coords[:, 0], xyz), -1)
+
+    def outputs_of(self, rows: NDArray[np.int64] | slice, v: int) -> NDArray[np.int64]:
+        coords = self.inputs.coords[rows]
+        xyz, whole = self._towards_outputs(coords[:, 1:], self.taps[v])
+        return np.where(whole, self.outputs.find(coords[:, 0], xyz), -1)
+
+    @property
+    def pairs(self) -> int:
+        return sum(int((self.outputs_of(slice(None), v) >= 0).sum()) for v in range(len(self.taps)))
+
+    def sample(self, towards_inputs: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random rows of the outputs (or of the inputs) and, (V, rows), what each reads (or who reads it)."""
+        rows_of, near = (self.outputs, self.inputs_of) if towards_inputs else (self.inputs, self.outputs_of)
+        rows = self.rng.choice(rows_of.n, min(ROWS, rows_of.n), replace=False)
+        neighbors = np.stack([near(rows, v) for v in range(len(self.taps))])
+        return torch.from_numpy(rows).to(DEVICE), torch.from_numpy(neighbors).to(DEVICE)
+
+    def judge_gather(
+        self, name: str, result: torch.Tensor, source: torch.Tensor, towards_inputs: bool, equation: str
+    ) -> None:
+        """Rows of a result that is sum_v W_v . source[near[v]]."""
+        rows, near = self.sample(towards_inputs)
+        gathered = source[near.clamp(min=0)].double() * (near >= 0)[..., None]
+        weight = self.weight.reshape(self.weight.shape[0], len(self.taps), -1).double()
+        reference = torch.einsum(equation, gathered, weight)
+        if name == "out":
+            reference = reference + self.bias.double()
+        judge_rows(name, result[rows], reference, TOLERANCE[DTYPE])
+
+    def judge_backward(self, gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+        grad_feats, grad_weight, grad_bias = gradients
+        self.judge_gather("grad_feats", grad_feats, self.coarse, False, "vro,ovi->ri")
+        judge_rows("grad_bias", grad_bias, self.coarse.sum(0, dtype=torch.float64), TOLERANCE[DTYPE])
+        v = len(self.taps) // 2
+        near = torch.from_numpy(self.inputs_of(slice(None), v)).to(DEVICE)
+        has = near >= 0
+        reference = self.coarse[has, :8].double().t() @ self.fine[near[has], :8].double()
+        got = grad_weight.reshape(grad_weight.shape[0], len(self.taps), -1)[:8, v, :8]
+        judge_rows("grad_weight", got.reshape(1, -1), reference.reshape(1, -1), TOLERANCE[DTYPE])
+
+    def judge_pool(self, out: torch.Tensor) -> None:
+        rows, near = self.sample(True)
+        gathered = self.fine[near.clamp(min=0)].masked_fill((near < 0)[..., None], -torch.inf)
+        if not torch.equal(out[rows], gathered.amax(0)):
+            raise Wrong("pool_max: not the largest of the voxels that are there")
+
+
+def make(op: str, size: int, channels: int, scene: Scene) -> Work:
+    p = Problem(scene, size, channels, transposed=op.startswith("transposed"))
+    over = {"neighbor_map": p.map}
+    item, pairs = p.fine.element_size(), p.pairs
+    rows, weight = (p.inputs.n + p.outputs.n) * channels * item, p.weight.numel() * item
+    flops = 2.0 * pairs * channels * channels
+    if op == "pool_max":
+        call = partial(flexgemm.sparse_pool3d, p.fine, mode="max", **over)
+        return Work(call, p.judge_pool, scene.n, rows + 4 * pairs)
+    if op == "inverse_fwd":
+        p.map.inverse  # noqa: B018  built on first use
+        call = partial(flexgemm.sparse_inverse_conv3d, p.coarse, p.weight, p.bias, **over)
+        judge = partial(p.judge_gather, "out", source=p.coarse, towards_inputs=False, equation="vri,ovi->ro")
+        return Work(call, lambda out: judge(result=out), scene.n, rows + weight + 4 * pairs, flops)
+    if op.endswith("fwd"):
+        call = partial(flexgemm.sparse_conv3d, p.fine, p.weight, p.bias, **over)
+        judge = partial(p.judge_gather, "out", source=p.fine, towards_inputs=True, equation="vri,ovi->ro")
+        return Work(call, lambda out: judge(result=out), scene.n, rows + weight + 4 * pairs, flops)
+    call = partial(flexgemm.sparse_conv3d_backward, p.coarse, p.fine, p.weight, **over)
+    moved = rows + p.inputs.n * channels * item + 2 * weight + 4 * pairs
+    return Work(call, p.judge_backward, scene.n, moved, 2 * flops)

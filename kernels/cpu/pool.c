@@ -1,0 +1,143 @@
+/*
+ * Pooling over a neighbour map: the maximum, mean or sum of the rows that an output row reads, and its gradient, which
+ * reads the map the other way round.
+ *
+ * One thread works on an output row, a block of channels at a time in float32, offset by offset in rising order.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "backend.h"
+#include "pairs.h"
+#include "simd.h"
+
+enum { BLOCK = 512 };
+
+static void widen(const fg_simd *simd, const fg_tensor *tensor, int64_t row, int64_t channel, int64_t n, float *x) {
+    const char *from = fg_row(tensor, row) + channel * (int64_t)fg_dtype_size(tensor->dtype);
+    simd->to_float[tensor->dtype](x, from, n);
+}
+
+static void narrow(const fg_simd *simd, const fg_tensor *tensor, int64_t row, int64_t channel, int64_t n,
+                   const float *x) {
+    char *to = fg_row(tensor, row) + channel * (int64_t)fg_dtype_size(tensor->dtype);
+    simd->from_float[tensor->dtype](to, x, n);
+}
+
+static void take_larger(const float *x, int32_t row, int64_t n, float *best, int32_t *chosen) {
+    for (int64_t i = 0; i < n; i++) {
+        const bool takes = x[i] > best[i] || (isnan(x[i]) && !isnan(best[i]));
+        best[i] = takes ? x[i] : best[i];
+        chosen[i] = takes ? row : chosen[i];
+    }
+}
+
+/* Rows of a map that are neither -1 nor a row of `rows` make it invalid. */
+static bool valid_entries(const int32_t *map, int64_t volume, int64_t columns, int64_t column, int64_t rows) {
+    bool valid = true;
+    for (int64_t v = 0; v < volume; v++) valid &= map[v * columns + column] >= -1 && map[v * columns + column] < rows;
+    return valid;
+}
+
+static void pool_row(const fg_simd *simd, const fg_pool_params *p, int64_t m) {
+    const int64_t volume = p->map.shape[0], columns = p->map.shape[1], channels = p->feats.shape[1];
+    const int32_t *map = (const int32_t *)p->map.data + m;
+    int32_t count = 0;
+    for (int64_t v = 0; v < volume; v++) count += map[v * columns] >= 0;
+    for (int64_t channel = 0; channel < channels; channel += BLOCK) {
+        const int64_t n = fg_min(BLOCK, channels - channel);
+        float result[BLOCK], x[BLOCK];
+        int32_t chosen[BLOCK];
+        bool first = true;
+        for (int64_t v = 0; v < volume; v++) {
+            const int32_t row = map[v * columns];
+            if (row < 0) continue;
+            widen(simd, &p->feats, row, channel, n, first ? result : x);
+            if (first)
+                for (int64_t i = 0; i < n; i++) chosen[i] = row;
+            else if (p->mode == FG_POOL_MAX)
+                take_larger(x, row, n, result, chosen);
+            else
+                for (int64_t i = 0; i < n; i++) result[i] += x[i];
+            first = false;
+        }
+        if (first) {
+            for (int64_t i = 0; i < n; i++) result[i] = 0, chosen[i] = -1;
+        } else if (p->mode == FG_POOL_MEAN) {
+            for (int64_t i = 0; i < n; i++) result[i] /= (float)count;
+        }
+        narrow(simd, &p->out, m, channel, n, result);
+        if (p->chosen.present)
+            memcpy((int32_t *)p->chosen.data + m * channels + channel, chosen, (size_t)n * sizeof(int32_t));
+    }
+    if (p->count.present) ((int32_t *)p->count.data)[m] = count;
+}
+
+static void pool_gradient_row(const fg_simd *simd, const fg_pool_backward_params *p, int64_t row) {
+    const int64_t volume = p->map.shape[0], columns = p->map.shape[1], channels = p->grad_out.shape[1];
+    const int32_t *map = (const int32_t *)p->map.data + row, *count = p->count.data;
+    for (int64_t channel = 0; channel < channels; channel += BLOCK) {
+        const int64_t n = fg_min(BLOCK, channels - channel);
+        float sum[BLOCK] = {0}, grad[BLOCK];
+        for (int64_t v = 0; v < volume; v++) {
+            const int32_t m = map[v * columns];
+            if (m < 0) continue;
+            widen(simd, &p->grad_out, m, channel, n, grad);
+            if (p->mode == FG_POOL_MAX) {
+                const int32_t *chosen = (const int32_t *)p->chosen.data + m * channels + channel;
+                for (int64_t i = 0; i < n; i++) sum[i] += chosen[i] == row ? grad[i] : 0;
+            } else if (p->mode == FG_POOL_MEAN) {
+                for (int64_t i = 0; i < n; i++) sum[i] += grad[i] / (float)count[m];
+            } else {
+                for (int64_t i = 0; i < n; i++) sum[i] += grad[i];
+            }
+        }
+        narrow(simd, &p->grad_feats, row, channel, n, sum);
+    }
+}
+
+static fg_status no_workspace(size_t *bytes) {
+    *bytes = 0;
+    return FG_OK;
+}
+
+fg_status fg_cpu_pool_workspace(const fg_pool_params *params, const fg_queue *queue, size_t *bytes, fg_error *error) {
+    (void)params, (void)queue, (void)error;
+    return no_workspace(bytes);
+}
+
+fg_status fg_cpu_pool(const fg_pool_params *params, const fg_queue *queue, fg_error *error) {
+    (void)queue;
+    const fg_simd *simd = fg_simd_get(error);
+    if (simd == NULL) return error->code;
+    const int64_t rows = params->out.shape[0], sources = params->feats.shape[0];
+    bool valid = true;
+#pragma omp parallel for schedule(dynamic, 64) reduction(&& : valid)
+    for (int64_t m = 0; m < rows; m++) {
+        const bool right = valid_entries(params->map.data, params->map.shape[0], rows, m, sources);
+        if (right) pool_row(simd, params, m);
+        valid = valid && right;
+    }
+    return valid ? FG_OK : fg_report_map(&params->map, sources, error);
+}
+
+fg_status fg_cpu_pool_backward_workspace(const fg_pool_backward_params *params, const fg_queue *queue, size_t *bytes,
+                                         fg_error *error) {
+    (void)params, (void)queue, (void)error;
+    return no_workspace(bytes);
+}
+
+fg_status fg_cpu_pool_backward(const fg_pool_backward_params *params, const fg_queue *queue, fg_error *error) {
+    (void)queue;
+    const fg_simd *simd = fg_simd_get(error);
+    if (simd == NULL) return error->code;
+    const int64_t rows = params->grad_feats.shape[0], sources = params->grad_out.shape[0];
+    bool valid = true;
+#pragma omp parallel for schedule(dynamic, 64) reduction(&& : valid)
+    for (int64_t row = 0; row < rows; row++) {
+        const bool right = valid_entries(params->map.data, params->map.shape[0], rows, row, sources);
+        if (right) pool_gradient_row(simd, params, row);
+        valid = valid && right;
+    }
+    return valid ? FG_OK : fg_report_map(&params->map, sources, error);
+}

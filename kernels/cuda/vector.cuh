@@ -1,0 +1,28 @@
+/*
+ * Eight or four channels of a row at a time: one 16-byte access where addresses allow it, else one by one.
+ */
+#pragma once
+
+#include "common.cuh"
+
+namespace flexgemm {
+
+template <typename T>
+constexpr int kChannels = 16 / sizeof(T); /* of one access */
+
+/* Whether the rows of a matrix, `stride` elements apart and `columns` long, are whole 16-byte pieces. */
+template <typename T>
+bool rows_are_vectors(const void *data, int64_t stride, int64_t columns) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kChannels<T> == 0 && columns % kChannels<T> == 0;
+}
+
+/* A run of kCount channels: kChannels of them, or 1. */
+template <typename T, int kCount>
+struct alignas(kCount * sizeof(T)) Vector {
+    T element[kCount];
+
+    __device__ static Vector load(const T *from) { return *reinterpret_cast<const Vector *>(from); }
+    __device__ void store(T *to) const { *reinterpret_cast<Vector *>(to) = *this; }
+};
+
+}  // namespace flexgemm
