@@ -6,10 +6,14 @@
 
 enum { CORNERS = 8 };
 
-/* (B, L, 3) float32, contiguous. */
-static int expect_grid(const fg_view *grid, int64_t samples, int64_t points, const char *why) {
-    const fg_dim shape[] = {{"B", samples}, {"L", points}, {NULL, 3}};
-    if (fg_expect_dtype(grid, FG_BIT(FG_FLOAT32)) < 0 || fg_expect_shape(grid, 3, shape, why) < 0) return -1;
+/* (B, L, 3) or (Q, 4) float32, contiguous. */
+static int expect_grid(const fg_view *grid, int64_t *points) {
+    const int64_t *shape = grid->tensor.shape;
+    const int32_t ndim = grid->tensor.ndim;
+    if (!(ndim == 3 && shape[2] == 3) && !(ndim == 2 && shape[1] == 4))
+        return fg_wrong_shape(grid, "(B, L, 3) or (Q, 4)");
+    *points = ndim == 3 ? shape[0] * shape[1] : shape[0];
+    if (fg_expect_dtype(grid, FG_BIT(FG_FLOAT32)) < 0) return -1;
     return fg_expect_contiguous(grid);
 }
 
@@ -30,12 +34,12 @@ static int sample_map_fill(fg_call *call, void *params) {
     enum { GRID, TABLE_KEYS, TABLE_VALUES, STATE, INDICES, WEIGHTS, SHAPE };
     fg_sample_map_params *p = params;
     const fg_view *views = call->views, *weights = &views[WEIGHTS];
-    if (expect_grid(&views[GRID], FG_ANY, FG_ANY, NULL) < 0 ||
+    int64_t points = 0;
+    if (expect_grid(&views[GRID], &points) < 0 ||
         fg_expect_table(&views[TABLE_KEYS], &views[TABLE_VALUES], FG_BIT(FG_INT32), &views[STATE]) < 0 ||
         fg_arg_shape(call->values[SHAPE], p->shape) < 0 || fg_check_keys_fit(&views[TABLE_KEYS], p->shape) < 0) {
         return -1;
     }
-    const int64_t points = views[GRID].tensor.shape[0] * views[GRID].tensor.shape[1];
     const fg_dim rows = {NULL, points}, columns = {NULL, weights->tensor.present ? CORNERS : 1};
     if (expect_matrix(&views[INDICES], FG_INT32, rows, columns, "to match grid and weights") < 0) return -1;
     if (weights->tensor.present && expect_matrix(weights, FG_FLOAT32, rows, columns, "to match grid") < 0) return -1;
@@ -59,22 +63,26 @@ static int sample_grad_fill(fg_call *call, void *params) {
     enum { GRAD_OUT, FEATS, GRID, INDICES, GRAD_GRID };
     fg_sample_grad_params *p = params;
     const fg_view *views = call->views;
-    if (expect_grid(&views[GRID], FG_ANY, FG_ANY, NULL) < 0) return -1;
-    const int64_t *grid = views[GRID].tensor.shape;
+    int64_t points = 0;
+    if (expect_grid(&views[GRID], &points) < 0) return -1;
     const fg_dim feats[] = {{"N", FG_ANY}, {"C", FG_ANY}};
     if (fg_expect_dtype(&views[FEATS], FG_FLOATS) < 0 || fg_expect_shape(&views[FEATS], 2, feats, NULL) < 0 ||
         fg_expect_rows(&views[FEATS]) < 0) {
         return -1;
     }
-    const fg_dim out[] = {{NULL, grid[0] * grid[1]}, {NULL, views[FEATS].tensor.shape[1]}};
+    const fg_dim out[] = {{NULL, points}, {NULL, views[FEATS].tensor.shape[1]}};
     if (fg_expect_dtype_of(&views[GRAD_OUT], &views[FEATS]) < 0 ||
         fg_expect_shape(&views[GRAD_OUT], 2, out, "to match grid and feats") < 0 ||
         fg_expect_rows(&views[GRAD_OUT]) < 0) {
         return -1;
     }
+    const fg_tensor *grid = &views[GRID].tensor;
     const fg_dim columns = {NULL, CORNERS};
+    const fg_dim grid_shape[] = {{NULL, grid->shape[0]}, {NULL, grid->shape[1]}, {NULL, grid->shape[2]}};
     if (expect_matrix(&views[INDICES], FG_INT32, out[0], columns, "to match grid") < 0 ||
-        expect_grid(&views[GRAD_GRID], grid[0], grid[1], "to match grid") < 0) {
+        fg_expect_dtype(&views[GRAD_GRID], FG_BIT(FG_FLOAT32)) < 0 ||
+        fg_expect_shape(&views[GRAD_GRID], grid->ndim, grid_shape, "to match grid") < 0 ||
+        fg_expect_contiguous(&views[GRAD_GRID]) < 0) {
         return -1;
     }
     p->grad_out = views[GRAD_OUT].tensor;

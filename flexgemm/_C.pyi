@@ -129,7 +129,7 @@ def encode_seq(
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
-    """coords (N, 4) int32, shape (B, W, H, D) -> code (N) int32 where sequence_bits() is up to 32, else int64; mode is
+    """coords (N, 4) int32, shape (B, W, H, D) -> code (N) int64, or int32 where sequence_bits() is up to 32; mode is
     "bxyz", "z_order" or "hilbert". Rows outside shape get the code -1, on the CPU they raise."""
 
 def decode_seq(
@@ -200,8 +200,9 @@ def sample_map(
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
-    """grid (B, L, 3) float32 and a table of voxels of shape (B, W, H, D) with int32 rows -> indices (B * L, 8) int32,
-    -1 = no voxel, and weights (B * L, 8) float32; without weights the nearest voxel, indices (B * L, 1)."""
+    """grid (B, L, 3) or (Q, 4) [batch, x, y, z] float32 and a table of voxels of shape (B, W, H, D) with int32 rows ->
+    indices (Q, 8) int32, -1 = no voxel, and weights (Q, 8) float32; without weights the nearest voxel, indices (Q, 1).
+    """
 
 def sample_grad(
     grad_out: Array,
@@ -213,7 +214,7 @@ def sample_grad(
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (B * L, C), feats (N, C), grid (B, L, 3), indices (B * L, 8) -> grad_grid (B, L, 3) float32."""
+    """grad_out (Q, C), feats (N, C), grid (B, L, 3) or (Q, 4), indices (Q, 8) -> grad_grid like grid."""
 
 def gather_sum(
     feats: Array,
@@ -252,6 +253,47 @@ def group_reduce(
 ) -> int:
     """out[m] = sum, mean or max of weights[i] * src[i // K] over i = order[starts[m]:starts[m + 1]], where order has K
     entries for each row of src (R, C); argmax (M, C) int32: the row of src that a maximum is of."""
+
+def voxel_codes(
+    points: Array,
+    code: Array,
+    places: Array | None,
+    *,
+    voxel_size: Sequence[float],
+    origin: Sequence[float],
+    shape: Sequence[int],
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """points (N, 3) or (N, 4) [batch, x, y, z] float32 -> code (N): the "bxyz" number of the voxel
+    floor(point / voxel_size - origin), -1 outside shape; int64, or int32 up to 31 bits; places (N, 4) float32."""
+
+def unique_ranks(
+    sorted: Array,
+    ranks: Array,
+    count: Array,
+    *,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """sorted (N) int32 | int64, ascending as unsigned numbers -> ranks (N) int32, the distinct keys up to each place;
+    count (1) int32, all of them. -1 is not counted."""
+
+def unique_groups(
+    sorted: Array,
+    order: Array,
+    ranks: Array,
+    keys: Array,
+    starts: Array,
+    first: Array,
+    counts: Array,
+    inverse: Array,
+    *,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """keys (M): the distinct keys; starts (M + 1), first (M), counts (M), inverse (N) int32: their rows in order, the
+    lowest row, how many, and the number of each row's key."""
 
 def conv_forward(
     feats: Array,
@@ -397,6 +439,9 @@ def sample_grad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def gather_sum_workspace(*args: Any, **kwargs: Any) -> int: ...
 def group_rows_workspace(*args: Any, **kwargs: Any) -> int: ...
 def group_reduce_workspace(*args: Any, **kwargs: Any) -> int: ...
+def voxel_codes_workspace(*args: Any, **kwargs: Any) -> int: ...
+def unique_ranks_workspace(*args: Any, **kwargs: Any) -> int: ...
+def unique_groups_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_forward_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...

@@ -24,6 +24,7 @@ from flexgemm.pool import (
 )
 from flexgemm.serialize import decode_seq, encode_seq, sort_coords
 from flexgemm.voxel import NeighborMap, neighbor_map, sparse_conv_map
+from flexgemm.voxelize import Voxels, devoxelize, reduce_points, unique_coords, voxelize
 
 __version__: str = build_info()["version"]
 
@@ -32,10 +33,12 @@ __all__ = [
     "HashTable",
     "NeighborMap",
     "SampleMap",
+    "Voxels",
     "build_info",
     "decode_seq",
     "device_count",
     "device_info",
+    "devoxelize",
     "encode_seq",
     "gemm_nt",
     "grid_sample_3d",
@@ -45,6 +48,7 @@ __all__ = [
     "m_grouped_gemm_nt",
     "neighbor_map",
     "quantize",
+    "reduce_points",
     "sample_map",
     "sort_coords",
     "sparse_conv3d",
@@ -56,4 +60,6 @@ __all__ = [
     "sparse_upsample3d",
     "submanifold_conv3d",
     "submanifold_conv3d_backward",
+    "unique_coords",
+    "voxelize",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,13 +19,13 @@ class SampleMap:
     """Which voxels lie around the points of a grid, and how they weigh: built once by `sample_map`, used by every layer
     that samples the same voxels at the same points, forward and backward.
 
-    `indices` is (B * L, K) int32: the rows of the voxels around each point, -1 where there is none. K is 8 for
-    "trilinear", corner 4 kx + 2 ky + kz of the cell, and 1 for "nearest". `weights` is (B * L, 8) float32.
+    `indices` is (Q, K) int32, Q = B * L: the rows of the voxels around each point, -1 where there is none. K is 8 for
+    "trilinear", corner 4 kx + 2 ky + kz of the cell, and 1 for "nearest". `weights` is (Q, 8) float32.
     """
 
     shape: Shape  # B, W, H, D
     mode: str
-    grid_shape: tuple[int, int]  # B, L
+    grid_shape: tuple[int, ...]  # (B, L) or (Q,)
     num_voxels: int  # N
     device: str | None  # the device= of NumPy coordinates
     native: tuple[Array, Array, Array | None]  # grid, indices, weights as the extension takes them
@@ -36,13 +37,14 @@ class SampleMap:
         if mode not in MODES:
             raise ValueError(f"mode: expected 'trilinear' or 'nearest', got {mode!r}")
         grid = library.contiguous(grid, "grid")
-        if len(grid.shape) != 3 or grid.shape[0] != shape[0] or grid.shape[2] != 3:
-            raise ValueError(f"grid: expected ({shape[0]}, L, 3) to match shape, got {tuple(grid.shape)}")
+        given = tuple(grid.shape)
+        if not (len(given) == 3 and given[0] == shape[0] and given[2] == 3) and given[1:] != (4,):
+            raise ValueError(f"grid: expected ({shape[0]}, L, 3) to match shape, or (Q, 4), got {given}")
         table = HashTable.build(coords, shape=shape, device=device, stream=stream)
         self.shape, self.mode, self.device = shape, mode, device
-        self.grid_shape = (int(grid.shape[0]), int(grid.shape[1]))
+        self.grid_shape = tuple(map(int, given[:-1]))
         self.num_voxels = int(coords.shape[0])
-        size = (self.grid_shape[0] * self.grid_shape[1], MODES[mode])
+        size = (math.prod(self.grid_shape), MODES[mode])
         indices = library.empty(size, "int32", grid)
         weights = library.empty(size, "float32", grid) if mode == "trilinear" else None
         library.run(_C.sample_map, grid, *table.native, indices, weights, shape=shape)
@@ -52,12 +54,12 @@ class SampleMap:
 
     @property
     def indices(self) -> Array:
-        """(B * L, K) int32, -1 = no voxel."""
+        """(Q, K) int32, -1 = no voxel."""
         return self._library.result(self.native[1])
 
     @property
     def weights(self) -> Array | None:
-        """(B * L, 8) float32: they add up to 1, or to 0 where no voxel is near. None for "nearest"."""
+        """(Q, 8) float32: they add up to 1, or to 0 where no voxel is near. None for "nearest"."""
         return None if self.native[2] is None else self._library.result(self.native[2])
 
     def groups(self, library: Library) -> tuple[Array, Array]:
@@ -107,15 +109,15 @@ def grid_sample_3d(
     coords: (N, 4) int32, rows [batch, x, y, z]; of duplicates the lowest row is found.
     shape: (B, W, H, D), the exclusive upper bounds of batch, x, y and z; their product must be below 2**63.
     grid: (B, L, 3) float32 points (x, y, z) in units of voxels, those of sample b in batch b. The centre of voxel
-        (i, j, k) lies at (i + 0.5, j + 0.5, k + 0.5).
+        (i, j, k) lies at (i + 0.5, j + 0.5, k + 0.5). Or (Q, 4), rows [batch, x, y, z].
     mode: "trilinear" weighs the up to eight voxels whose centres surround a point; the weights of those that are there
         are scaled to add up to 1, and where there is none the sample is 0. "nearest" takes the voxel that the point
         lies in (coordinates are truncated towards 0), or 0.
     sample_map: what `sample_map` made of coords, shape, grid and mode, instead of them.
     device, stream: as in `neighbor_map`.
 
-    Returns (B, L, C) of the dtype of feats; sums are float32. Deterministic: the same input gives the same bits. torch
-    tensors that require grad are recorded by autograd, in feats and, for "trilinear", in grid.
+    Returns (B, L, C), or (Q, C), of the dtype of feats; sums are float32. Deterministic: the same input gives the same
+    bits. torch tensors that require grad are recorded by autograd, in feats and, for "trilinear", in grid.
 
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes and values, by argument name.
     On the CPU a row of coords outside the shape raises; on a GPU it is left out.
@@ -150,11 +152,11 @@ def grid_sample_3d_backward(
 ) -> tuple[Array | None, Array | None]:
     """The gradients of `grid_sample_3d` in feats and in the points.
 
-    grad_out: (B, L, C), the gradient of the output; feats as in the forward pass.
+    grad_out: (B, L, C) or (Q, C), the gradient of the output; feats as in the forward pass.
     needs_grad: which of the two gradients to compute.
 
-    Returns (grad_feats (N, C) of the dtype of feats, grad_grid (B, L, 3) float32); None where needs_grad is False, and
-    for grad_grid of "nearest", which is constant almost everywhere. Deterministic; sums are float32.
+    Returns (grad_feats (N, C) of the dtype of feats, grad_grid like the grid, float32); None where needs_grad is False,
+    and for grad_grid of "nearest", which is constant almost everywhere. Deterministic; sums are float32.
     """
     library = _bind(feats, sample_map, stream)
     return backward(library, grad_out, feats, sample_map, needs_grad)

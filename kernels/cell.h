@@ -10,6 +10,26 @@
 
 enum { FG_CORNERS = 8 }; /* of a cell; corner 4 kx + 2 ky + kz */
 
+/* The points of a grid: (B, L, 3), or rows of batch, x, y, z. */
+typedef struct {
+    const float *data;
+    int64_t per_sample; /* L */
+    bool batched;       /* rows tell their batch */
+} fg_points;
+
+FG_BOTH fg_points fg_points_of(const fg_tensor *grid) {
+    const fg_points points = {(const float *)grid->data, grid->shape[1], grid->ndim == 2};
+    return points;
+}
+
+/* Returns the batch of point q, -1 where that is no number. */
+FG_BOTH int32_t fg_read_point(const fg_points *points, int64_t q, float point[3]) {
+    const float *at = points->data + (points->batched ? 4 * q + 1 : 3 * q);
+    for (int axis = 0; axis < 3; axis++) point[axis] = at[axis];
+    if (!points->batched) return (int32_t)(q / points->per_sample);
+    return at[-1] >= 0.0f && at[-1] < 2147483648.0f ? (int32_t)at[-1] : -1;
+}
+
 /* The cell of eight voxels whose centres enclose a point. */
 typedef struct {
     int32_t base[3];

@@ -188,23 +188,23 @@ typedef struct {
  * there, all 0 where none is or where those that are weigh nothing. K = 1, nearest: the point truncated towards 0.
  * -1 where there is no voxel, as everywhere around a point that is not finite. */
 typedef struct {
-    fg_tensor grid;         /* (B, L, 3) float32 contiguous; sample b lies in batch b */
+    fg_tensor grid;         /* (B, L, 3) float32 contiguous, [b] in batch b; or (Q, 4): batch, x, y, z */
     fg_tensor table_keys;   /* (S): a table of voxels with their rows, from hash_insert */
     fg_tensor table_values; /* (S) int32 */
     fg_tensor state;        /* (2) */
     int64_t shape[4];
-    fg_tensor indices; /* out: (B * L, K) int32 contiguous */
-    fg_tensor weights; /* out: (B * L, 8) float32 contiguous; absent with K = 1 */
+    fg_tensor indices; /* out: (Q, K) int32 contiguous, Q = B * L */
+    fg_tensor weights; /* out: (Q, 8) float32 contiguous; absent with K = 1 */
     fg_tensor workspace;
 } fg_sample_map_params;
 
 /* The gradient of sum_k weights[q, k] * feats[indices[q, k]] in the points, with K = 8. */
 typedef struct {
-    fg_tensor grad_out;  /* (B * L, C) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor grad_out;  /* (Q, C) float32 | float16 | bfloat16, inner stride 1 */
     fg_tensor feats;     /* (N, C) dtype of grad_out, inner stride 1 */
-    fg_tensor grid;      /* (B, L, 3) float32 contiguous */
-    fg_tensor indices;   /* (B * L, 8) int32 contiguous */
-    fg_tensor grad_grid; /* out: (B, L, 3) float32 contiguous */
+    fg_tensor grid;      /* (B, L, 3) or (Q, 4) float32 contiguous */
+    fg_tensor indices;   /* (Q, 8) int32 contiguous */
+    fg_tensor grad_grid; /* out: as grid; 0 for the batch */
     fg_tensor workspace;
 } fg_sample_grad_params;
 
@@ -259,6 +259,39 @@ typedef struct {
     fg_tensor count; /* out: (1) int64 */
     fg_tensor workspace;
 } fg_conv_sites_params;
+
+/* The voxels that points lie in: places = (x, y, z) / voxel_size - origin in float32, code = the BXYZ number of the voxel
+ * (batch, floor(places)), -1 for a point outside the shape or not finite. */
+typedef struct {
+    fg_tensor points; /* (N, 4) float32 contiguous: batch, x, y, z; or (N, 3), all of batch 0 */
+    float voxel_size[3], origin[3];
+    int64_t shape[4];
+    fg_tensor code;   /* out: (N) int32 | int64 contiguous, of more bits than a code */
+    fg_tensor places; /* out: (N, 4) float32 contiguous: batch and place; or absent */
+    fg_tensor workspace;
+} fg_voxel_codes_params;
+
+/* The distinct numbers among sorted keys, all ones excepted: ranks[i] is how many there are up to and including place i,
+ * count how many there are in all. */
+typedef struct {
+    fg_tensor sorted; /* (N) int32 | int64 contiguous, ascending as unsigned numbers */
+    fg_tensor ranks;  /* out: (N) int32 contiguous */
+    fg_tensor count;  /* out: (1) int32 */
+    fg_tensor workspace;
+} fg_unique_ranks_params;
+
+/* What is known once the M distinct keys can be given memory. */
+typedef struct {
+    fg_tensor sorted;  /* (N) as above */
+    fg_tensor order;   /* (N) int32 contiguous, from sort_keys */
+    fg_tensor ranks;   /* (N) as above */
+    fg_tensor keys;    /* out: (M) contiguous, dtype of sorted: the distinct keys, ascending */
+    fg_tensor starts;  /* out: (M + 1) int32 contiguous: rows order[starts[m] .. starts[m + 1]) have the key m */
+    fg_tensor first;   /* out: (M) int32 contiguous: the lowest of them */
+    fg_tensor counts;  /* out: (M) int32 contiguous: how many they are */
+    fg_tensor inverse; /* out: (N) int32 contiguous: the number of each row's key, -1 for a key of all ones */
+    fg_tensor workspace;
+} fg_unique_groups_params;
 
 /* out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]; accumulation in float32. */
 typedef struct {
@@ -411,6 +444,9 @@ typedef struct {
     FG_OPERATION(gather_sum);
     FG_OPERATION(group_rows);
     FG_OPERATION(group_reduce);
+    FG_OPERATION(voxel_codes);
+    FG_OPERATION(unique_ranks);
+    FG_OPERATION(unique_groups);
     FG_OPERATION(conv_forward);
     FG_OPERATION(conv_dgrad);
     FG_OPERATION(conv_wgrad);

@@ -200,6 +200,29 @@ def group_reduce(backend, src, order, starts, weights, reduction, *, rows=None, 
     )
 
 
+def voxel_codes(backend, points, dtype, *, with_places=True, **how):
+    """(code, places), or the codes alone."""
+    call = Call(backend, fence=how.pop("fence", True))
+    code = call.take((len(points),), dtype)
+    places = call.take((len(points), 4), "float32") if with_places else None
+    return call.run("voxel_codes", call.give(points), code, places, **how)
+
+
+def unique_ranks(backend, in_order, **layout):
+    """(ranks, count)."""
+    call = Call(backend, **layout)
+    return call.run("unique_ranks", call.give(in_order), call.take(in_order.shape, "int32"), call.take((1,), "int32"))
+
+
+def unique_groups(backend, in_order, order, ranks, voxels, **layout):
+    """(keys, starts, first, counts, inverse)."""
+    call = Call(backend, **layout)
+    sizes = {"starts": voxels + 1, "first": voxels, "counts": voxels, "inverse": len(in_order)}
+    given = [call.give(array) for array in (in_order, order, ranks)]
+    keys = call.take((voxels,), in_order.dtype)
+    return call.run("unique_groups", *given, keys, *(call.take((size,), "int32") for size in sizes.values()))
+
+
 def conv_forward(backend, feats, weight, bias, nmap, *, order=None, precision="ieee", **layout):
     call = Call(backend, **layout)
     return call.run(

@@ -200,8 +200,8 @@ def sample_map(coords, shape, grid, mode):
 
 def gather_sum(feats, indices, weights=None):
     weights = np.ones(indices.shape) if weights is None else f64(weights)
-    rows = np.where(indices[..., None] >= 0, f64(feats)[np.maximum(indices, 0)] if len(feats) else 0.0, 0.0)
-    return (rows * weights[..., None]).sum(axis=1)
+    rows = np.concatenate([f64(feats), np.zeros((1, feats.shape[1]))])  # -1 is the last one
+    return (rows[indices] * weights[..., None]).sum(axis=1)
 
 
 def scatter_sum(grad_out, indices, weights, rows):
@@ -269,6 +269,42 @@ def group_reduce(src, order, starts, weights, reduction):
         else:
             out[m] = values.sum(axis=0) if reduction == "sum" else values.mean(axis=0)
     return out, argmax.astype(np.int32)
+
+
+# ---- points and voxels ----
+
+
+def voxel_of(points, voxel_size, origin, shape):
+    """(N, 4) [batch, x, y, z], rows of -1 for points outside, by float32 arithmetic as the points are."""
+    points = np.asarray(points, np.float32)
+    if points.shape[1] == 3:
+        points = np.concatenate([np.zeros((len(points), 1), np.float32), points], axis=1)
+    with np.errstate(all="ignore"):
+        places = points[:, 1:] / np.asarray(voxel_size, np.float32) - np.asarray(origin, np.float32)
+        coords = np.concatenate([np.trunc(points[:, :1]), np.floor(places)], axis=1).astype(np.float64)
+        inside = ((coords >= 0) & (coords < np.asarray(shape, np.float64))).all(axis=1) & (points[:, 0] >= 0)
+    return np.where(inside[:, None], coords, -1).astype(np.int32)
+
+
+def unique_coords(coords):
+    """(unique, inverse, counts) by a dictionary, sorted; rows of -1 are none."""
+    rows = {}
+    for row, voxel in enumerate(map(tuple, np.asarray(coords).tolist())):
+        if voxel[0] >= 0:
+            rows.setdefault(voxel, []).append(row)
+    unique, inverse = sorted(rows), np.full(len(coords), -1, np.int32)
+    for m, voxel in enumerate(unique):
+        inverse[rows[voxel]] = m
+    counts = np.array([len(rows[voxel]) for voxel in unique], np.int32)
+    return np.array(unique, np.int32).reshape(-1, 4), inverse, counts
+
+
+def reduce_points(feats, inverse, voxels, how):
+    out = np.zeros((voxels, feats.shape[1]))
+    for m in range(voxels):
+        rows = f64(feats[inverse == m])
+        out[m] = {"sum": rows.sum(0), "mean": rows.mean(0), "max": rows.max(0), "first": rows[0]}[how]
+    return out
 
 
 # ---- convolution ----

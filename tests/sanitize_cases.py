@@ -131,6 +131,26 @@ def reduce_case(backend, reduction, dtype, channels, offset):
     assert_rows(got, expected, reference.ROW_TOLERANCE[dtype])
 
 
+def voxelize_case(backend, dtype, columns):
+    rng = np.random.default_rng(0)
+    shape, how = (2, 5, 6, 7), {"voxel_size": (0.5, 1, 2), "origin": (1, 0, 0.5)}
+    points = rng.uniform(-1, 8, (N, columns)).astype(np.float32)
+    if columns == 4:
+        points[:, 0] = rng.integers(-1, 3, N)
+    points[3] = np.nan
+    code, _ = guarded.voxel_codes(backend, points, dtype, shape=shape, fence=False, **how)
+    coords = reference.voxel_of(points, how["voxel_size"], how["origin"], shape)
+    np.testing.assert_array_equal(code, [reference.code_of(c, shape, "bxyz") if c[0] >= 0 else -1 for c in coords])
+    order, in_order = guarded.sort_keys(backend, code, 32, fence=False)
+    ranks, count = guarded.unique_ranks(backend, in_order, fence=False)
+    unique, inverse, counts = reference.unique_coords(coords)
+    assert count.item() == len(unique)
+    groups = guarded.unique_groups(backend, in_order, order, ranks, len(unique), fence=False)
+    np.testing.assert_array_equal(groups[0], [reference.code_of(c, shape, "bxyz") for c in unique])
+    np.testing.assert_array_equal(groups[3], counts)
+    np.testing.assert_array_equal(groups[4], inverse)
+
+
 def conv_case(backend, direction, mode, channels, kernel_size, offset, ordered=False):
     dtype, precision = MODES[mode]
     ci, co = CHANNELS[channels]
@@ -244,6 +264,10 @@ def all_cases():
                 cases[f"reduce/{reduction}/{layout}"] = partial(
                     reduce_case, reduction=reduction, dtype=dtype, channels=channels, offset=offset
                 )
+
+    for dtype in ("int32", "int64"):
+        for columns in (3, 4):
+            cases[f"voxelize/{dtype}/{columns}"] = partial(voxelize_case, dtype=dtype, columns=columns)
 
     for direction in ("forward", "dgrad", "wgrad"):
         for mode in MODES:

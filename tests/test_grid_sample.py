@@ -373,3 +373,34 @@ def test_indices_and_orders_that_are_no_rows(backend):
     np.testing.assert_array_equal(got_starts[-1], ((bad >= 0) & (bad < 20)).sum())
     guarded.group_reduce(backend, grad_out, wild, starts, None, "sum")
     guarded.group_reduce(backend, grad_out, order, np.array([-5, 3, 2**31 - 1, -(2**31)], np.int32), None, "max")
+
+
+# ---- points with a batch of their own ----
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_points_that_tell_their_batch(backend, mode):
+    """Rows [batch, x, y, z] in any order give what the points give sample by sample, forward and backward."""
+    coords, shape, grid, feats = problem(300, 65, 16, "float32")
+    batch = np.repeat(np.arange(2, dtype=np.float32), 65)[:, None]
+    shuffle = np.random.default_rng(0).permutation(130)
+    rows = np.concatenate([batch, grid.reshape(-1, 3)], axis=1)[shuffle]
+    rows = np.concatenate([rows, [[-1, 2, 2, 2], [2, 2, 2, 2], [np.nan, 2, 2, 2]]]).astype(np.float32)
+    grad_out = scenes.values(np.random.default_rng(1), (133, 16), "float32", one_sign=True)
+    nested = np.empty((130, 16), np.float32)
+    nested[shuffle] = grad_out[:130]
+
+    def run(points, gradient):
+        sample_map = flexgemm.sample_map(backend.array(coords), shape, backend.array(points), mode)
+        out = flexgemm.grid_sample_3d(backend.array(feats), sample_map=sample_map)
+        grads = flexgemm.grid_sample_3d_backward(backend.array(gradient), backend.array(feats), sample_map=sample_map)
+        return [None if a is None else backend.numpy(a) for a in (out, *grads)]
+
+    out, grad_feats, grad_rows = run(rows, grad_out)
+    expected, expected_feats, expected_grid = run(grid, nested.reshape(2, 65, 16))
+    np.testing.assert_array_equal(out[:130], expected.reshape(130, 16)[shuffle])
+    assert not out[130:].any()
+    assert_rows(grad_feats, expected_feats.astype(np.float64), 1e-6)
+    if mode == "trilinear":
+        np.testing.assert_array_equal(grad_rows[:130, 1:], expected_grid.reshape(130, 3)[shuffle])
+        assert not grad_rows[:, 0].any() and not grad_rows[130:].any()

@@ -90,3 +90,55 @@ def test_the_nearest_voxel_passes_its_gradient_on(device):
     expected = torch.zeros(120).index_add(0, rows[rows >= 0], torch.ones(int((rows >= 0).sum())))
     torch.testing.assert_close(feats.grad.cpu(), expected[:, None].expand(120, 5))
     assert grid.grad is None or not grid.grad.any()
+
+
+# ---- points and voxels ----
+
+
+def cloud(device, channels=5):
+    rng = np.random.default_rng(0)
+    points = torch.tensor(rng.uniform(-0.5, 4.5, (300, 3)), dtype=torch.float32, device=device)
+    feats = torch.tensor(rng.standard_normal((300, channels)), dtype=torch.float32, device=device, requires_grad=True)
+    return points, feats
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum", "max", "first"])
+def test_gradients_of_voxelization(device, reduce):
+    points, feats = cloud(device)
+    voxels = flexgemm.voxelize(points, feats, voxel_size=1.0, shape=(1, 4, 4, 4), reduce=reduce)
+    grad_out = torch.randn(voxels.feats.shape, generator=torch.Generator().manual_seed(0)).to(device)
+    voxels.feats.backward(grad_out)
+    f = feats.detach().cpu().double().requires_grad_()
+    inverse = voxels.inverse.cpu()
+    rows = [f[inverse == m] for m in range(voxels.num_voxels)]
+    way = {"mean": lambda r: r.mean(0), "sum": lambda r: r.sum(0), "max": lambda r: r.amax(0), "first": lambda r: r[0]}
+    expected = torch.stack([way[reduce](r) for r in rows])
+    expected.backward(grad_out.double().cpu())
+    torch.testing.assert_close(voxels.feats.detach().double().cpu(), expected.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(feats.grad.double().cpu(), f.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "trilinear"])
+def test_gradients_of_devoxelization(device, mode):
+    points, _ = cloud(device)
+    voxels = flexgemm.voxelize(points, voxel_size=1.0, shape=(1, 4, 4, 4))
+    feats = torch.randn(voxels.num_voxels, 6, device=device, requires_grad=True)
+    out = flexgemm.devoxelize(feats, voxels, mode)
+    grad_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(device)
+    out.backward(grad_out)
+    with torch.no_grad():  # linear in feats: <out, g> = <feats, grad>
+        assert torch.allclose((out * grad_out).sum(), (feats * feats.grad).sum(), rtol=1e-4)
+        inside = voxels.inverse >= 0
+        assert inside.any() and not inside.all()
+        if mode == "nearest":
+            torch.testing.assert_close(out[inside], feats[voxels.inverse[inside].long()])
+            assert not out[~inside].any()
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum", "max", "first"])
+def test_no_point_lies_in_a_voxel(device, reduce):
+    points, feats = cloud(device)
+    voxels = flexgemm.voxelize(points - 100, feats, voxel_size=1.0, shape=(1, 4, 4, 4), reduce=reduce)
+    assert voxels.feats.shape == (0, 5)
+    voxels.feats.sum().backward()
+    assert not feats.grad.any()

@@ -45,19 +45,19 @@ fg_status fg_cpu_sample_map(const fg_sample_map_params *params, const fg_queue *
     (void)queue, (void)error;
     const fg_hash_table table = {&params->table_keys, params->table_keys.shape[0] - 1, params->state.data};
     const fg_curve curve = fg_make_curve(FG_BXYZ, params->shape);
-    const int64_t points = params->indices.shape[0], per_sample = params->grid.shape[1];
-    const float *grid = params->grid.data;
+    const int64_t count = params->indices.shape[0];
+    const fg_points points = fg_points_of(&params->grid);
     int32_t *indices = params->indices.data;
     float *weights = params->weights.data;
 #pragma omp parallel for
-    for (int64_t q = 0; q < points; q++) {
-        const int32_t batch = (int32_t)(q / per_sample);
+    for (int64_t q = 0; q < count; q++) {
+        float point[3];
+        const int32_t batch = fg_read_point(&points, q, point);
         if (params->weights.present) {
-            map_trilinear(params, &table, &curve, batch, grid + 3 * q, indices + FG_CORNERS * q,
-                          weights + FG_CORNERS * q);
+            map_trilinear(params, &table, &curve, batch, point, indices + FG_CORNERS * q, weights + FG_CORNERS * q);
         } else {
             int32_t coord[4] = {batch};
-            const bool near = fg_find_nearest(grid + 3 * q, curve.shape, coord + 1);
+            const bool near = fg_find_nearest(point, curve.shape, coord + 1);
             indices[q] = near ? row_at(params, &table, &curve, coord) : -1;
         }
     }
@@ -92,6 +92,7 @@ fg_status fg_cpu_sample_grad(const fg_sample_grad_params *params, const fg_queue
     const fg_tensor *feats = &params->feats;
     const int64_t points = params->indices.shape[0], channels = feats->shape[1];
     const fg_workspace_layout layout = plan_grad(params);
+    const fg_points grid = fg_points_of(&params->grid);
     const int64_t everywhere[4] = {1, (int64_t)1 << 31, (int64_t)1 << 31, (int64_t)1 << 31};
     int threads = 0;
     const fg_status status = fg_workspace_threads(&params->workspace, layout, points, &threads, error);
@@ -115,8 +116,10 @@ fg_status fg_cpu_sample_grad(const fg_sample_grad_params *params, const fg_queue
             product[corner] = dot(upper, row, channels);
         }
         fg_cell cell = {{0}, {0}};
-        float *gradient = (float *)params->grad_grid.data + 3 * q;
-        if (!fg_find_cell((const float *)params->grid.data + 3 * q, everywhere, &cell)) present = 0;
+        float point[3], *gradient = (float *)params->grad_grid.data + (grid.batched ? 4 : 3) * q;
+        fg_read_point(&grid, q, point);
+        if (!fg_find_cell(point, everywhere, &cell)) present = 0;
+        if (grid.batched) *gradient++ = 0.0f;
         fg_cell_gradient(&cell, present, product, gradient);
     }
     if (wrong == points * FG_CORNERS) return FG_OK;

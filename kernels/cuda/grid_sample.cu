@@ -41,11 +41,11 @@ template <class Key>
 __global__ void __launch_bounds__(kThreads) trilinear_kernel(const float *grid, int64_t points, int64_t per_sample,
                                                              VoxelTable<Key> voxels, int32_t *indices, float *weights) {
     const int64_t q = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-    if (q >= points) return;
-    const float point[3] = {grid[3 * q], grid[3 * q + 1], grid[3 * q + 2]};
+    if (q >= count) return;
+    float point[3];
+    const int32_t batch = fg_read_point(&points, q, point);
     fg_cell cell = {};
     const bool near = fg_find_cell(point, voxels.curve.shape, &cell);
-    const int32_t batch = static_cast<int32_t>(q / per_sample);
     int32_t row[FG_CORNERS];
     float weight[FG_CORNERS], total = 0.0f;
 #pragma unroll
@@ -65,29 +65,30 @@ __global__ void __launch_bounds__(kThreads) trilinear_kernel(const float *grid, 
 
 template <class Key>
 __global__ void __launch_bounds__(kThreads)
-    nearest_kernel(const float *grid, int64_t points, int64_t per_sample, VoxelTable<Key> voxels, int32_t *indices) {
+    nearest_kernel(fg_points points, int64_t count, VoxelTable<Key> voxels, int32_t *indices) {
     const int64_t q = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-    if (q >= points) return;
-    const float point[3] = {grid[3 * q], grid[3 * q + 1], grid[3 * q + 2]};
-    int32_t coord[4] = {static_cast<int32_t>(q / per_sample), 0, 0, 0};
+    if (q >= count) return;
+    float point[3];
+    const int32_t batch = fg_read_point(&points, q, point);
+    int32_t coord[4] = {batch, 0, 0, 0};
     const bool near = fg_find_nearest(point, voxels.curve.shape, coord + 1);
     indices[q] = near ? voxels.row_at(coord) : -1;
 }
 
 template <class Key>
 fg_status map_points(const fg_sample_map_params &p, cudaStream_t stream, fg_error *error) {
-    const int64_t points = p.indices.shape[0], per_sample = p.grid.shape[1];
+    const int64_t count = p.indices.shape[0];
     unsigned int blocks = 0;
-    const fg_status status = grid_for(points, kThreads, "grid", &blocks, error);
+    const fg_status status = grid_for(count, kThreads, "grid", &blocks, error);
     if (status != FG_OK) return status;
-    const float *grid = static_cast<const float *>(p.grid.data);
+    const fg_points points = fg_points_of(&p.grid);
     int32_t *indices = static_cast<int32_t *>(p.indices.data);
     const VoxelTable<Key> voxels(p);
     if (p.weights.present)
-        trilinear_kernel<Key><<<blocks, kThreads, 0, stream>>>(grid, points, per_sample, voxels, indices,
-                                                               static_cast<float *>(p.weights.data));
+        trilinear_kernel<Key>
+            <<<blocks, kThreads, 0, stream>>>(points, count, voxels, indices, static_cast<float *>(p.weights.data));
     else
-        nearest_kernel<Key><<<blocks, kThreads, 0, stream>>>(grid, points, per_sample, voxels, indices);
+        nearest_kernel<Key><<<blocks, kThreads, 0, stream>>>(points, count, voxels, indices);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }
@@ -96,7 +97,7 @@ fg_status map_points(const fg_sample_map_params &p, cudaStream_t stream, fg_erro
 
 template <class T, int kVector>
 __global__ void __launch_bounds__(kLaneThreads)
-    sample_grad_kernel(RowsOf<const T> grad_out, RowsOf<const T> feats, const float *grid, const int32_t *indices,
+    sample_grad_kernel(RowsOf<const T> grad_out, RowsOf<const T> feats, fg_points points, const int32_t *indices,
                        float *grad_grid, int log_lanes) {
     const LaneGroup group(log_lanes);
     /* Every lane stays for the shuffles. */
@@ -127,13 +128,15 @@ __global__ void __launch_bounds__(kLaneThreads)
             product[corner] += __shfl_xor_sync(~0u, product[corner], distance);
     if (!inside || group.lane > 0) return;
     const int64_t everywhere[4] = {1, 1ll << 31, 1ll << 31, 1ll << 31};
-    const float point[3] = {grid[3 * q], grid[3 * q + 1], grid[3 * q + 2]};
     fg_cell cell = {};
-    float gradient[3];
+    float point[3], gradient[3];
+    fg_read_point(&points, q, point);
     if (!fg_find_cell(point, everywhere, &cell)) present = 0;
     fg_cell_gradient(&cell, present, product, gradient);
+    grad_grid += points.batched ? 4 * q + 1 : 3 * q;
+    if (points.batched) grad_grid[-1] = 0.0f;
 #pragma unroll
-    for (int axis = 0; axis < 3; ++axis) grad_grid[3 * q + axis] = gradient[axis];
+    for (int axis = 0; axis < 3; ++axis) grad_grid[axis] = gradient[axis];
 }
 
 }  // namespace
@@ -169,7 +172,7 @@ fg_status sample_grad(const fg_sample_grad_params *p, const fg_queue *queue, fg_
         const fg_status status = lane_blocks(points, log_lanes, "grid", &blocks, error);
         if (status != FG_OK) return status;
         sample_grad_kernel<T, vector()><<<blocks, kLaneThreads, 0, stream_of(queue)>>>(
-            RowsOf<const T>(p->grad_out), RowsOf<const T>(p->feats), static_cast<const float *>(p->grid.data),
+            RowsOf<const T>(p->grad_out), RowsOf<const T>(p->feats), fg_points_of(&p->grid),
             static_cast<const int32_t *>(p->indices.data), static_cast<float *>(p->grad_grid.data), log_lanes);
         FG_CUDA(cudaGetLastError());
         return FG_OK;
