@@ -38,8 +38,8 @@ struct VoxelTable {
 };
 
 template <class Key>
-__global__ void __launch_bounds__(kThreads) trilinear_kernel(const float *grid, int64_t points, int64_t per_sample,
-                                                             VoxelTable<Key> voxels, int32_t *indices, float *weights) {
+__global__ void __launch_bounds__(kThreads)
+    trilinear_kernel(fg_points points, int64_t count, VoxelTable<Key> voxels, int32_t *indices, float *weights) {
     const int64_t q = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     if (q >= count) return;
     float point[3];
