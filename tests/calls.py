@@ -30,6 +30,30 @@ LEGAL = {
         "kernel_size": (1, 3, 1),
         "dilation": (1, 1, 1),
     },
+    "sparse_map": lambda: {
+        "coords": np.array([[0, 0, y, 0] for y in range(5)], np.int32),
+        "map": zeros(3, 2, dtype=np.int32),
+        "queries": np.array([[0, 0, y, 0] for y in range(2)], np.int32),
+        "shape": (1, 1, 5, 1),
+        "query_shape": (1, 1, 2, 1),
+        "kernel_size": (1, 3, 1),
+        "stride": (1, 2, 1),
+        "padding": (0, 0, 0),
+        "dilation": (1, 1, 1),
+    },
+    "conv_sites": lambda: {
+        "coords": np.array([[0, 0, y, 0] for y in range(5)], np.int32),
+        "code": zeros(10, dtype=np.int64),
+        "count": zeros(1, dtype=np.int64),
+        "shape": (1, 1, 5, 1),
+        "out_shape": (1, 1, 2, 1),
+        "code_shape": (1, 1, 2, 1),
+        "mode": "bxyz",
+        "kernel_size": (1, 3, 1),
+        "stride": (1, 2, 1),
+        "padding": (0, 0, 0),
+        "dilation": (1, 1, 1),
+    },
     "row_order": lambda: {
         "map": zeros(3, 5, dtype=np.int32),
         "order": zeros(5, dtype=np.int32),
@@ -143,6 +167,37 @@ LEGAL = {
         "grad_weight": zeros(4, 1, 3, 1, 6),
         "grad_bias": zeros(4),
     },
+    "pool": lambda: {
+        "feats": zeros(5, 6),
+        "map": zeros(3, 4, dtype=np.int32),
+        "out": zeros(4, 6),
+        "chosen": zeros(4, 6, dtype=np.int32),
+        "count": zeros(4, dtype=np.int32),
+        "mode": "max",
+    },
+    "pool_backward": lambda: {
+        "grad_out": zeros(4, 6),
+        "map": zeros(3, 5, dtype=np.int32),
+        "grad_feats": zeros(5, 6),
+        "chosen": zeros(4, 6, dtype=np.int32),
+        "count": zeros(4, dtype=np.int32),
+        "mode": "max",
+    },
+    "batch_rows": lambda: {
+        "coords": zeros(5, 4, dtype=np.int32),
+        "batch": zeros(5, dtype=np.int32),
+        "order": zeros(5, dtype=np.int32),
+        "bounds": zeros(3, dtype=np.int32),
+    },
+    "global_pool": lambda: {
+        "feats": zeros(5, 6),
+        "order": zeros(5, dtype=np.int32),
+        "bounds": zeros(3, dtype=np.int32),
+        "out": zeros(2, 6),
+        "chosen": zeros(2, 6, dtype=np.int32),
+        "count": zeros(2, dtype=np.int32),
+        "mode": "max",
+    },
     "gemm": lambda: {"a": zeros(5, 8), "b": zeros(7, 8), "out": zeros(5, 7)},
     "grouped": lambda: {
         "a": zeros(5, 8),
@@ -156,7 +211,7 @@ OPERATIONS = sorted(LEGAL)
 
 
 def functions(operation):
-    name = "gemm" if operation == "grouped" else operation
+    name = {"grouped": "gemm", "sparse_map": "neighbor_map"}.get(operation, operation)
     return getattr(_C, name), getattr(_C, name + "_workspace")
 
 

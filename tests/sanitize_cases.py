@@ -48,6 +48,48 @@ def map_case(backend, kernel_size, dilation, transposed, check, shape=None):
     np.testing.assert_array_equal(nmap, reference.neighbor_map(coords, shape, kernel_size, dilation, transposed))
 
 
+def sparse_map_case(backend, stride, transposed, mode, shape=None):
+    """Output sites, and the maps both ways."""
+    coords, shape = (scenes.far_corner(N, shape), shape) if shape else scenes.scene(N)
+    how = {"kernel_size": (3, 2, 3), "stride": stride, "padding": (1, 0, 2), "dilation": (1, 2, 1)}
+    to_shape = reference.out_shape(shape, **how, transposed=transposed)
+    sites = reference.conv_sites(coords, shape, to_shape, **how, transposed=transposed)
+    got = guarded.conv_sites(backend, coords, shape, to_shape, **how, transposed=transposed, mode=mode, fence=False)
+    order = np.argsort([reference.code_of(site, to_shape, mode) for site in sites])
+    np.testing.assert_array_equal(got, sites[order])
+    for given, asked in (
+        ((coords, shape, sites, to_shape), transposed),
+        ((sites, to_shape, coords, shape), not transposed),
+    ):
+        nmap = guarded.sparse_map(backend, *given, **how, transposed=asked, fence=False)
+        np.testing.assert_array_equal(nmap, reference.sparse_map(*given, **how, transposed=asked))
+
+
+def pool_case(backend, mode, dtype, channels, offset):
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(N)
+    nmap, transposed = (reference.neighbor_map(coords, shape, (2, 2, 3), transposed=t) for t in (False, True))
+    feats, grad_out = (scenes.values(rng, (N, channels), dtype, one_sign=True) for _ in range(2))
+    layout = {"fence": False, "offset": offset, "pad": offset}
+    expected, chosen, count = reference.pool(feats, nmap, mode)
+    assert_rows(guarded.pool(backend, feats, nmap, mode, **layout)[0], expected, reference.ROW_TOLERANCE[dtype])
+    given = {"max": (chosen, None), "mean": (None, count), "sum": (None, None)}[mode]
+    grad_feats = guarded.pool_backward(backend, grad_out, transposed, mode, *given, **layout)
+    expected = reference.pool_backward(grad_out, nmap, N, mode, chosen, count)
+    assert_rows(grad_feats, expected, reference.ROW_TOLERANCE[dtype])
+
+
+def global_pool_case(backend, mode, dtype, n, samples):
+    rng = np.random.default_rng(0)
+    coords = rng.integers(0, samples, (n, 4)).astype(np.int32)
+    feats = scenes.values(rng, (n, 40), dtype, one_sign=True)
+    batch, order, bounds = guarded.batch_rows(backend, coords, samples, fence=False)
+    np.testing.assert_array_equal(batch, coords[:, 0])
+    expected, _, _ = reference.pool(feats, reference.batch_map(batch, samples), mode)
+    out = guarded.global_pool(backend, feats, order, bounds, mode, fence=False)[0]
+    assert_rows(out, expected, max(reference.ROW_TOLERANCE[dtype], 1e-5))
+
+
 def order_case(backend, kernel_size, n):
     """A map of random entries: what is sorted need not come from a scene."""
     nmap = np.random.default_rng(0).integers(-2, 2, (int(np.prod(kernel_size)), n)).astype(np.int32)
@@ -229,6 +271,31 @@ def all_cases():
     for check in (False, True):  # more runs of voxels than 32 bits can number
         name = "map/3x3x3/huge" + "/check" * check
         cases[name] = partial(map_case, check=check, shape=(2, 2**20, 2**20, 2**20), **plain)
+
+    for transposed in (False, True):
+        name = "transposed" if transposed else "forward"
+        for stride in ((1, 1, 1), (2, 3, 1)):
+            cases[f"sparse_map/{'x'.join(map(str, stride))}/{name}"] = partial(
+                sparse_map_case, stride=stride, transposed=transposed, mode="bxyz"
+            )
+        for mode in ("z_order", "hilbert"):
+            cases[f"sparse_map/{mode}/{name}"] = partial(
+                sparse_map_case, stride=(2, 3, 1), transposed=transposed, mode=mode
+            )
+    cases["sparse_map/huge"] = partial(
+        sparse_map_case, stride=(2, 3, 1), transposed=False, mode="bxyz", shape=(2, 2**20, 2**20, 2**20)
+    )
+
+    for mode in ("max", "mean", "sum"):
+        for dtype in ("float32", "float16", "bfloat16"):
+            for channels, offset in ((64, 0), (33, 1)):
+                cases[f"pool/{mode}/{dtype}/{channels}"] = partial(
+                    pool_case, mode=mode, dtype=dtype, channels=channels, offset=offset
+                )
+            for n, samples in ((N, 40), (3000, 2)):
+                cases[f"global_pool/{mode}/{dtype}/{n}"] = partial(
+                    global_pool_case, mode=mode, dtype=dtype, n=n, samples=samples
+                )
 
     for kernel_size, n in (((3, 3, 3), 150), ((1, 1, 1), 150), ((2, 7, 7), 150), ((3, 3, 3), 40_000)):
         cases[f"order/{'x'.join(map(str, kernel_size))}/{n}"] = partial(order_case, kernel_size=kernel_size, n=n)
