@@ -14,10 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-import numpy  # noqa: E402
-import setup  # noqa: E402
 import sysconfig  # noqa: E402
+
+import numpy  # noqa: E402
 from translate import translate_tree  # noqa: E402
+
+import setup  # noqa: E402
 
 HERE = Path("tests/simt")  # like all names below relative to the root
 TARGET = Path("build/simt")
