@@ -17,11 +17,12 @@ from flexgemm import _C
 
 pytestmark = pytest.mark.skipif(_C.build_info()["cuda"] != "emulated", reason="runs on the emulator")
 
+CASES = sanitize_cases.all_cases()
 SEEDS = range(8)
 WRONG_NUMBERS = None
 FAULTS = {
     "block_barrier": WRONG_NUMBERS,
-    "barrier_of_a_branch": r"deadlock(.|\n)*block 0 warp 0, all lanes: barrier 1 of 128 threads at .*tests/simt/faults.cu:\d+",
+    "barrier_of_a_branch": r"deadlock(.|\n)*warp 0, all lanes: barrier 1 of 128 threads at .*faults.cu:\d+",
     "mbarrier_count": r"deadlock(.|\n)*mbarrier 0x\w+, phase of parity 0, which misses 1 arrivals and 0 bytes",
     "mbarrier_parity": "deadlock",
     "copy_wait": WRONG_NUMBERS,
@@ -76,8 +77,6 @@ def test_a_fault_is_noticed(faults, monkeypatch, name):
         assert any(re.search(FAULTS[name], message) for message in messages), messages
 
 
-@pytest.mark.parametrize("timing", ["eager", "lazy", "mixed"])
-@pytest.mark.parametrize("name", sanitize_cases.all_cases())
-def test_every_kernel_path(cuda, monkeypatch, name, timing):
-    monkeypatch.setenv("FLEXGEMM_SIMT_TIMING", timing)
-    sanitize_cases.all_cases()[name](cuda)
+@pytest.mark.parametrize("name", CASES)
+def test_every_kernel_path(cuda, name):
+    CASES[name](cuda)
