@@ -87,12 +87,13 @@ bool mbarrier_passed(uint32_t address, uint32_t parity) {
     return (find({current().in, address}).phase & 1) != parity;
 }
 
+const char *const kWaitsForMBarrier = "mbarrier 0x%llx, phase of parity %llu";
+
 void mbarrier_wait(uint32_t address, uint32_t parity) {
     while (!mbarrier_passed(address, parity)) {
         MBarrier &barrier = find({current().in, address});
         barrier.waiting.push_back(&current());
-        wait("mbarrier 0x%llx, phase of parity %llu; it missed %llu arrivals", address, parity,
-             static_cast<unsigned long long>(barrier.pending));
+        wait(kWaitsForMBarrier, address, parity);
     }
 }
 

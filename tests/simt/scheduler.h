@@ -37,7 +37,7 @@ struct Thread {
 
     const void *where;     /* return address of what it called last: for reports */
     const char *waits_for; /* the same: a format and its numbers */
-    unsigned long long number[3];
+    unsigned long long number[2];
     uint32_t mask; /* of the warp_collective it waits in */
     Combine combine;
     void *item;
@@ -129,7 +129,7 @@ inline Thread &current() { return *self; }
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Sleeps until somebody calls wake(). The format has a %llu for each number. */
-void wait(const char *format, unsigned long long a = 0, unsigned long long b = 0, unsigned long long c = 0);
+void wait(const char *format, unsigned long long a = 0, unsigned long long b = 0);
 void wake(Thread *thread);
 void wake_all(std::vector<Thread *> &threads);
 
