@@ -154,7 +154,8 @@ struct Problem {
     template <int kVector, class Reduction>
     __device__ void reduce(Reduction (&result)[kVector], int64_t begin, int64_t end, int64_t c) const {
         for (int64_t i = begin; i < end; i += kAhead) {
-            float value[kAhead][kVector], weight[kAhead];
+            Piece<T, kVector> piece[kAhead];
+            float weight[kAhead];
             int32_t row[kAhead];
 #pragma unroll
             for (int k = 0; k < kAhead; ++k) {
@@ -162,13 +163,13 @@ struct Problem {
                 const bool there = entry < entries;
                 row[k] = there ? static_cast<int32_t>(static_cast<uint32_t>(entry) / terms) : -1;
                 weight[k] = there && weights ? weights[entry] : 1.0f;
-                if (there) load_piece(value[k], src.row(row[k]) + c);
+                if (there) piece[k] = load_raw<kVector>(src.row(row[k]) + c);
             }
 #pragma unroll
             for (int k = 0; k < kAhead; ++k) {
                 if (row[k] < 0) continue;
 #pragma unroll
-                for (int j = 0; j < kVector; ++j) result[j].add(weight[k] * value[k][j], row[k]);
+                for (int j = 0; j < kVector; ++j) result[j].add(weight[k] * to_float(piece[k].element[j]), row[k]);
             }
         }
     }
