@@ -21,7 +21,8 @@
     X(out) X(precision) X(q) X(rows) X(scale) X(scale_a) X(scale_b) X(scale_given) X(shape) X(stream) X(transposed)    \
     X(v) X(weight) X(workspace) X(x)                                                                                   \
     X(bits) X(code) X(keys) X(mode) X(sorted)                                                                          \
-    X(count) X(out_shape) X(code_shape) X(padding) X(queries) X(query_shape) X(stride) X(batch) X(bounds) X(chosen)
+    X(count) X(out_shape) X(code_shape) X(padding) X(queries) X(query_shape) X(stride) X(batch) X(bounds) X(chosen)    \
+    X(group)
 /* clang-format on */
 
 #define FG_KEYWORD_ENUMERATOR(name) FG_KEYWORD_##name,

@@ -167,11 +167,14 @@ def conv_forward(
     *,
     order: Array | None = None,
     precision: str = "ieee",
+    group: int = 0,
+    groups: int = 1,
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
     """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co).
-    order (M) int32, a permutation: the rows in the order that a GPU works through them, for speed alone."""
+    order (M) int32, a permutation: the rows in the order that a GPU works through them, for speed alone.
+    Of `groups` groups of channels the call computes number `group`: the arrays are whole, weight has Ci / groups."""
 
 def conv_dgrad(
     grad_out: Array,
@@ -182,6 +185,8 @@ def conv_dgrad(
     order: Array | None = None,
     mirrored: bool = False,
     precision: str = "ieee",
+    group: int = 0,
+    groups: int = 1,
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
@@ -195,10 +200,47 @@ def conv_wgrad(
     grad_bias: Array | None,
     *,
     precision: str = "ieee",
+    group: int = 0,
+    groups: int = 1,
     workspace: Array = None,
     stream: Stream = None,
 ) -> int:
     """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co)."""
+
+def depthwise_forward(
+    feats: Array,
+    weight: Array,
+    bias: Array | None,
+    map: Array,
+    out: Array,
+    *,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """feats (N, C), weight (Co, Kw, Kh, Kd, 1), Co a multiple of C, bias (Co), map (V, M), out (M, Co)."""
+
+def depthwise_dgrad(
+    grad_out: Array,
+    weight: Array,
+    map: Array,
+    grad_feats: Array,
+    *,
+    mirrored: bool = False,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """grad_out (M, Co), map (V, N), grad_feats (N, C)."""
+
+def depthwise_wgrad(
+    grad_out: Array,
+    feats: Array,
+    map: Array,
+    grad_weight: Array,
+    *,
+    workspace: Array = None,
+    stream: Stream = None,
+) -> int:
+    """grad_out (M, Co), feats (N, C), map (V, M), grad_weight as weight."""
 
 def pool(
     feats: Array,
@@ -286,6 +328,9 @@ def quantize(
     """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row. dtype names a uint8 q."""
 
 def neighbor_map_workspace(*args: Any, **kwargs: Any) -> int: ...
+def depthwise_forward_workspace(*args: Any, **kwargs: Any) -> int: ...
+def depthwise_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
+def depthwise_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def pool_workspace(*args: Any, **kwargs: Any) -> int: ...
 def pool_backward_workspace(*args: Any, **kwargs: Any) -> int: ...
 def batch_rows_workspace(*args: Any, **kwargs: Any) -> int: ...

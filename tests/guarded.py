@@ -177,6 +177,41 @@ def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), pr
     )
 
 
+def depthwise_forward(backend, feats, weight, bias, nmap, **layout):
+    call = Call(backend, **layout)
+    return call.run(
+        "depthwise_forward",
+        call.give(feats, strided=True),
+        call.give(weight),
+        call.give(bias),
+        call.give(nmap),
+        call.take((nmap.shape[1], len(weight)), feats.dtype, strided=True),
+    )
+
+
+def depthwise_dgrad(backend, grad_out, weight, nmap, channels, **layout):
+    """nmap is the transposed map."""
+    call = Call(backend, **layout)
+    return call.run(
+        "depthwise_dgrad",
+        call.give(grad_out, strided=True),
+        call.give(weight),
+        call.give(nmap),
+        call.take((nmap.shape[1], channels), grad_out.dtype, strided=True),
+    )
+
+
+def depthwise_wgrad(backend, grad_out, feats, nmap, **layout):
+    call = Call(backend, **layout)
+    return call.run(
+        "depthwise_wgrad",
+        call.give(grad_out, strided=True),
+        call.give(feats, strided=True),
+        call.give(nmap),
+        call.take((grad_out.shape[1], len(nmap), 1), feats.dtype),
+    )
+
+
 def pool(backend, feats, nmap, mode, *, by_products=True, **layout):
     """(out, chosen of max, count), or out alone."""
     call = Call(backend, **layout)

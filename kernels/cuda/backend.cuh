@@ -10,21 +10,24 @@ namespace flexgemm {
                                fg_error *error);                                                                       \
     fg_status name(const fg_##name##_params *params, const fg_queue *queue, fg_error *error)
 
-FG_DECLARE(neighbor_map);  /* neighbor_map.cu */
-FG_DECLARE(conv_sites);    /* conv_sites.cu */
-FG_DECLARE(row_order);     /* row_order.cu */
-FG_DECLARE(encode_seq);    /* serialize.cu */
-FG_DECLARE(decode_seq);    /* serialize.cu */
-FG_DECLARE(sort_keys);     /* sort_keys.cu */
-FG_DECLARE(conv_forward);  /* conv_gather.cu */
-FG_DECLARE(conv_dgrad);    /* conv_gather.cu */
-FG_DECLARE(conv_wgrad);    /* conv_wgrad.cu */
-FG_DECLARE(pool);          /* pool.cu */
-FG_DECLARE(pool_backward); /* pool.cu */
-FG_DECLARE(batch_rows);    /* global_pool.cu */
-FG_DECLARE(global_pool);   /* global_pool.cu */
-FG_DECLARE(gemm);          /* gemm_portable.cu */
-FG_DECLARE(quantize);      /* quantize.cu */
+FG_DECLARE(neighbor_map);      /* neighbor_map.cu */
+FG_DECLARE(conv_sites);        /* conv_sites.cu */
+FG_DECLARE(row_order);         /* row_order.cu */
+FG_DECLARE(encode_seq);        /* serialize.cu */
+FG_DECLARE(decode_seq);        /* serialize.cu */
+FG_DECLARE(sort_keys);         /* sort_keys.cu */
+FG_DECLARE(conv_forward);      /* conv_gather.cu */
+FG_DECLARE(conv_dgrad);        /* conv_gather.cu */
+FG_DECLARE(conv_wgrad);        /* conv_wgrad.cu */
+FG_DECLARE(depthwise_forward); /* depthwise.cu */
+FG_DECLARE(depthwise_dgrad);   /* depthwise.cu */
+FG_DECLARE(depthwise_wgrad);   /* depthwise.cu */
+FG_DECLARE(pool);              /* pool.cu */
+FG_DECLARE(pool_backward);     /* pool.cu */
+FG_DECLARE(batch_rows);        /* global_pool.cu */
+FG_DECLARE(global_pool);       /* global_pool.cu */
+FG_DECLARE(gemm);              /* gemm_portable.cu */
+FG_DECLARE(quantize);          /* quantize.cu */
 
 #undef FG_DECLARE
 
