@@ -22,7 +22,10 @@
     X(v) X(weight) X(workspace) X(x)                                                                                   \
     X(bits) X(code) X(keys) X(mode) X(sorted)                                                                          \
     X(count) X(out_shape) X(code_shape) X(padding) X(queries) X(query_shape) X(stride) X(batch) X(bounds) X(chosen)    \
-    X(group)
+    X(group)                                                                                                    \
+    X(values) X(table_keys) X(table_values) X(state) X(clear)                                                          \
+    X(grid) X(indices) X(weights) X(grad_grid) X(starts) X(src) X(argmax)                                     \
+    X(points) X(places) X(voxel_size) X(origin) X(ranks) X(first) X(counts) X(inverse)
 /* clang-format on */
 
 #define FG_KEYWORD_ENUMERATOR(name) FG_KEYWORD_##name,
@@ -78,6 +81,6 @@ static inline const fg_backend *fg_backend_of(fg_device_type type) {
 
 /* Method tables of the families; module.c adds them all. */
 extern PyMethodDef fg_conv_methods[], fg_gemm_methods[], fg_plan_methods[], fg_pool_methods[], fg_serialize_methods[],
-    fg_voxel_methods[];
+    fg_voxel_methods[], fg_hash_methods[], fg_sample_methods[], fg_group_methods[], fg_voxelize_methods[];
 
 #endif

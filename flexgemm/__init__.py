@@ -13,6 +13,8 @@ from flexgemm.conv import (
     submanifold_conv3d_backward,
 )
 from flexgemm.gemm import gemm_nt, m_grouped_gemm_nt, quantize
+from flexgemm.grid_sample import SampleMap, grid_sample_3d, grid_sample_3d_backward, sample_map
+from flexgemm.hash_table import HashTable
 from flexgemm.pool import (
     global_pool,
     global_pool_backward,
@@ -22,23 +24,32 @@ from flexgemm.pool import (
 )
 from flexgemm.serialize import decode_seq, encode_seq, sort_coords
 from flexgemm.voxel import NeighborMap, neighbor_map, sparse_conv_map
+from flexgemm.voxelize import Voxels, devoxelize, reduce_points, unique_coords, voxelize
 
 __version__: str = build_info()["version"]
 
 __all__ = [
     "DeviceArray",
+    "HashTable",
     "NeighborMap",
+    "SampleMap",
+    "Voxels",
     "build_info",
     "decode_seq",
     "device_count",
     "device_info",
+    "devoxelize",
     "encode_seq",
     "gemm_nt",
+    "grid_sample_3d",
+    "grid_sample_3d_backward",
     "global_pool",
     "global_pool_backward",
     "m_grouped_gemm_nt",
     "neighbor_map",
     "quantize",
+    "reduce_points",
+    "sample_map",
     "sort_coords",
     "sparse_conv3d",
     "sparse_conv3d_backward",
@@ -49,4 +60,6 @@ __all__ = [
     "sparse_upsample3d",
     "submanifold_conv3d",
     "submanifold_conv3d_backward",
+    "unique_coords",
+    "voxelize",
 ]

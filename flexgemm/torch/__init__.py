@@ -1,7 +1,10 @@
 """flexgemm for torch: operations that autograd records."""
 
 from flexgemm.torch.ops import (
+    devoxelize,
     global_pool,
+    grid_sample_3d,
+    reduce_points,
     sparse_conv3d,
     sparse_inverse_conv3d,
     sparse_pool3d,
@@ -10,7 +13,10 @@ from flexgemm.torch.ops import (
 )
 
 __all__ = [
+    "devoxelize",
     "global_pool",
+    "grid_sample_3d",
+    "reduce_points",
     "sparse_conv3d",
     "sparse_inverse_conv3d",
     "sparse_pool3d",

@@ -1,6 +1,6 @@
 """Builds flexgemm with its CUDA kernels for the emulator: build/simt/flexgemm, a package like the one of the root.
 
-    python tests/simt/build.py
+python tests/simt/build.py
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-import numpy  # noqa: E402
-import setup  # noqa: E402
 import sysconfig  # noqa: E402
+
+import numpy  # noqa: E402
 from translate import translate_tree  # noqa: E402
+
+import setup  # noqa: E402
 
 HERE = Path("tests/simt")  # like all names below relative to the root
 TARGET = Path("build/simt")

@@ -94,11 +94,15 @@ def translate_launches(source: Source) -> None:
 def translate_shared(source: Source) -> None:
     for match in DYNAMIC_SHARED.finditer(source.code):
         alignment, kind, name = match[1] or f"alignof({match[2]})", match[2], match[3]
-        source.replace(*match.span(), f"{kind} *const {name} = static_cast<{kind} *>(simt::dynamic_shared({alignment}));")
+        source.replace(
+            *match.span(), f"{kind} *const {name} = static_cast<{kind} *>(simt::dynamic_shared({alignment}));"
+        )
     for match in STATIC_SHARED.finditer(source.code):
         declaration, name = source.text[match.start(1) : match.end(1)], match[2]
         kind = f"simt_shared_{name}"
-        source.replace(*match.span(), f"struct {kind} {{ {declaration}; }}; auto &{name} = simt::shared<{kind}>().{name};")
+        source.replace(
+            *match.span(), f"struct {kind} {{ {declaration}; }}; auto &{name} = simt::shared<{kind}>().{name};"
+        )
 
 
 def translate_asm(source: Source) -> None:
