@@ -44,6 +44,8 @@ fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_d
                            int32_t compute_capability);
 /* Bias gradient: split_k slices of rows; the block sizes are not used. */
 fg_plan fg_plan_column_sum(int64_t rows, int64_t columns, int32_t num_sms);
+/* Weight gradient of a depthwise convolution: split_k slices of rows, float32 results in the workspace, always. */
+fg_plan fg_plan_depthwise_wgrad(int64_t rows, int64_t channels, int64_t v, int32_t num_sms);
 
 /* The sizes of a product whatever its layout: m x n x k is the most that one of its groups can have. */
 typedef struct {

@@ -149,7 +149,7 @@ FAULTY_ARRAYS = {
         ({"order": zeros(2, 5, dtype=np.int32)}, ValueError, r"order: expected \(G, N\), .* divides V"),
         ({"order": zeros(0, 5, dtype=np.int32)}, ValueError, r"order: expected \(G, N\), .* divides V"),
         (
-            {"order": zeros(3, 5, dtype=np.int32), "groups": (1, 3)},
+            {"order": zeros(3, 5, dtype=np.int32), "order_groups": (1, 3)},
             ValueError,
             r"order: expected \(G, N\), G the sum of groups",
         ),
