@@ -1,4 +1,4 @@
-"""flex_gemm.kernels.cuda: the functions behind a neighbour cache, on the CPU too.
+"""The functions behind a neighbour cache.
 
 Maps are (N, V) uint32, 0xffffffff where there is no neighbour.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 
 from flexgemm.voxel import neighbor_map
-
-NONE = 0xFFFFFFFF
 
 
 def unsigned(nmap: torch.Tensor) -> torch.Tensor:
@@ -82,11 +80,3 @@ def neighbor_map_post_process_for_masked_implicit_gemm_2(
     present = (codes[..., None] >> bits & 1).any(1) if blocks else codes.new_zeros((0, 32), dtype=torch.bool)
     segments = torch.nn.functional.pad(present.sum(1).cumsum(0), (1, 0))
     return present.nonzero()[:, 1].to(torch.int32), segments.to(torch.int32)
-
-
-__all__ = [
-    "hashmap_build_submanifold_conv_neighbour_map",
-    "neighbor_map_post_process_for_masked_implicit_gemm_1",
-    "neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd",
-    "neighbor_map_post_process_for_masked_implicit_gemm_2",
-]
