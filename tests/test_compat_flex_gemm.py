@@ -206,6 +206,11 @@ def test_strided(device, how):
     assert torch.equal(steps["neighbor_map"], cache["neighbor_map"])
     assert tuple(steps["neighbor_map_bwd"].shape) == (200, s.weight[0, ..., 0].numel())
     assert torch.equal(SparseConv3dFunction._sparse_conv_forward(s.feats, steps, s.weight, s.bias), out)
+    sizes = *s.grid, *kernel, *how[0], *how[1], *how[2]
+    assert torch.equal(kernels.hashmap_build_sparse_conv_out_coords(s.coords, 1.1, 0, *sizes), out_coords)
+    assert torch.equal(kernels.expand_unique_build_sparse_conv_out_coords(s.coords, 0, *sizes), out_coords)
+    maps = kernels.hashmap_build_sparse_conv_neighbour_map(s.coords, out_coords, 2.0, True, *sizes)
+    assert all(torch.equal(a, steps[name]) for a, name in zip(maps, ("neighbor_map", "neighbor_map_bwd"), strict=True))
     out.backward(torch.ones_like(out))
     gradients = SparseConv3dFunction._sparse_conv_backward(torch.ones_like(out), s.feats, steps, s.weight, s.bias)
     for leaf, gradient in zip((s.feats, s.weight, s.bias), gradients, strict=True):
@@ -292,6 +297,15 @@ def test_grid_sample(device, mode):
     out = ops.grid_sample.grid_sample_3d(feats, coords, shape=shape, grid=points, mode=mode)
     between = 2.0 if mode == "trilinear" else 3.0
     torch.testing.assert_close(out[..., 0], torch.tensor([[1.0, between], [5.0, 0.0]], device=device))
+    table = [torch.empty(8, dtype=torch.uint32, device=device) for _ in range(2)]
+    if mode == "nearest":
+        rows = kernels.hashmap_build_grid_sample_3d_nearest_neighbor_map(*table, coords, points, 4, 4, 4)
+        assert rows.view(torch.int32).tolist() == [[0, 1], [2, -1]]
+    else:
+        build = kernels.hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight
+        rows, weights = build(*table, coords, points, 4, 4, 4)
+        picked = feats[rows.view(torch.int32).long().clamp_min(0), 0] * weights * (rows.view(torch.int32) >= 0)
+        torch.testing.assert_close(picked.sum(-1), out[..., 0])
     out.sum().backward()
     assert feats.grad.sum() == pytest.approx(3)
     assert torch.equal(ops.grid_sample.grid_sample_3d_torch(feats, coords, shape, points, mode), out)

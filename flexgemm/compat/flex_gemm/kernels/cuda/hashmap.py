@@ -56,13 +56,15 @@ def hashmap_lookup_3d(
 def _table(keys: torch.Tensor, values: torch.Tensor, extents: tuple[int, int, int] | None) -> HashTable:
     """The table that a tensor of keys names; made when it is first used."""
     if keys not in _tables:
-        shape, key_dtype = None, "int32" if keys.element_size() == 4 else "int64"
+        shape: tuple[int, ...] | None = None
+        key_dtype = "int32" if keys.element_size() == 4 else "int64"
         if extents is not None:
             w, h, d = extents
             shape, key_dtype = (min(2**31 - 1, (2**63 - 1) // (w * h * d)), w, h, d), "int64"
         value_dtype = "int32" if values.element_size() == 4 else "int64"
-        how = {"like": _signed(keys), "shape": shape, "key_dtype": key_dtype, "value_dtype": value_dtype}
-        _tables[keys] = HashTable(max(len(keys), 1), **how)
+        _tables[keys] = HashTable(
+            max(len(keys), 1), like=_signed(keys), shape=shape, key_dtype=key_dtype, value_dtype=value_dtype
+        )
     table: HashTable = _tables[keys]
     return table
 
