@@ -5,6 +5,8 @@ The tolerances are the test suite's: per row, relative to the norm of the refere
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -37,18 +39,18 @@ def judge_similarity(name: str, got: torch.Tensor, reference: torch.Tensor, limi
 
 
 class ConvReference:
-    """Float64 answers for random rows of one 3x3x3 problem, from neighbours that the package did not find."""
+    """Float64 answers for random rows of one problem, from neighbours that the package did not find."""
 
     def __init__(
         self, scene: Scene, feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, grad_out: torch.Tensor
     ) -> None:
         self.scene = scene
         self.feats, self.bias, self.grad_out = feats, bias, grad_out
-        self.weight = weight.reshape(weight.shape[0], 27, -1)
+        self.weight = weight.reshape(weight.shape[0], scene.volume, -1)
         self.rng = np.random.default_rng(1)
         rows = self.rng.choice(scene.n, min(ROWS, scene.n), replace=False)
         self.rows = self._tensor(rows)
-        self.neighbors = self._tensor(np.stack([scene.neighbors(v, rows) for v in range(27)]))  # (27, rows)
+        self.neighbors = self._tensor(np.stack([scene.neighbors(v, rows) for v in range(scene.volume)]))  # (V, rows)
 
     def _tensor(self, index: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(index).to(self.feats.device)
@@ -59,18 +61,23 @@ class ConvReference:
         if not torch.equal(map[:, self.rows].long(), self.neighbors):
             raise Wrong("neighbor_map: entries differ from the sorted-key search")
 
-    def judge_forward(self, out: torch.Tensor, tolerance: float) -> None:
+    def judge_forward(
+        self,
+        out: torch.Tensor,
+        tolerance: float,
+        activation: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
+    ) -> None:
         reference = torch.einsum("vri,ovi->ro", self._gather(self.feats), self.weight.double()) + self.bias.double()
-        judge_rows("out", out[self.rows], reference, tolerance)
+        judge_rows("out", out[self.rows], activation(reference), tolerance)
 
     def judge_backward(self, grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor], tolerance: float) -> None:
         grad_feats, grad_weight, grad_bias = grads
-        # offset v leads from n to m exactly where 26 - v leads from m to n
+        # offset v leads from n to m exactly where V - 1 - v leads from m to n
         mirrored = torch.einsum("vro,ovi->ri", self._gather(self.grad_out).flip(0), self.weight.double())
         judge_rows("grad_feats", grad_feats[self.rows], mirrored, tolerance)
         judge_rows("grad_bias", grad_bias, self.grad_out.sum(0, dtype=torch.float64), tolerance)
         c_out, _, c_in = self.weight.shape
-        for v in self.rng.choice(27, 4, replace=False):
+        for v in self.rng.choice(self.scene.volume, 4, replace=False):
             near = self._tensor(self.scene.neighbors(int(v)))
             rows = torch.nonzero(near >= 0).squeeze(1)
             outs = self._tensor(self.rng.choice(c_out, min(8, c_out), replace=False))
@@ -80,5 +87,5 @@ class ConvReference:
             judge_rows(f"grad_weight[:, {v}]", got.reshape(1, -1), reference.reshape(1, -1), tolerance)
 
     def _gather(self, source: torch.Tensor) -> torch.Tensor:
-        """Rows of the neighbours (27, rows, C) in float64, zero where there is none."""
+        """Rows of the neighbours (V, rows, C) in float64, zero where there is none."""
         return source[self.neighbors.clamp(min=0)].double() * (self.neighbors >= 0)[..., None]

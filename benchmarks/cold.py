@@ -67,7 +67,7 @@ def first_call_ms(op: str, case: conv.Case, scene: Scene) -> float | str:
 
 
 def run(run: Run, ceilings: Ceilings, clouds: dict[str, Path]) -> None:
-    todo = [case for case in conv.cases(clouds) if case.precision != "ieee"]
+    todo = [case for case in conv.peers_cases(clouds) if case.precision != "ieee"]
     made = conv.Scenes(clouds)
     for number, case in enumerate(todo, 1):
         for row in run.pending([case.row(op) for op in OPS]):

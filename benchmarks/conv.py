@@ -1,4 +1,5 @@
-"""Submanifold convolution, 3x3x3: neighbour map, forward and backward at the sizes that peers were measured at.
+"""Submanifold convolution: neighbour map, forward and backward, 3x3x3 at the sizes that peers were measured at, and
+cases of our own: every scene in bfloat16 and TF32, channels between powers of two, a 5x5x5 kernel.
 
 map_train builds all that forward and backward need, map_infer what forward needs; bwd is the gradients of feats,
 weight and bias.
@@ -26,7 +27,8 @@ from benchmarks.timing import DEVICE, Timer
 SPHERES = ((8, 1024), (16, 1024), (32, 1024), (64, 1024), (128, 512), (256, 256), (512, 128), (1024, 64))
 OTHER_DTYPES = ((64, 1024), (256, 256))  # spheres that are measured in bfloat16 and float32 too
 CLOUD_CHANNELS = (16, 32, 64, 128)  # of scenes given with --scene
-VOLUME = 27
+BETWEEN = tuple((res, channels) for res in (64, 128) for channels in (96, 160, 320))
+WIDE_KERNELS = ((64, 256), (128, 128))  # spheres under a 5x5x5 kernel
 
 OPS = ("map_train", "map_infer", "fwd", "bwd")
 
@@ -50,8 +52,8 @@ class Case:
         return row | {"family": kernel_family("" if op.startswith("map") else self.dtype)}
 
 
-def cases(clouds: Iterable[str] = ()) -> list[Case]:
-    """Cases of one scene are adjacent, so that a scene is made once."""
+def peers_cases(clouds: Iterable[str] = ()) -> list[Case]:
+    """What peers were measured at, and true float32 beside TF32."""
     made = []
     for res, channels in SPHERES:
         made.append(Case(f"sphere{res}", channels, "float16"))
@@ -59,6 +61,17 @@ def cases(clouds: Iterable[str] = ()) -> list[Case]:
             made.append(Case(f"sphere{res}", channels, "bfloat16"))
             made += [Case(f"sphere{res}", channels, "float32", precision) for precision in ("tf32", "ieee")]
     return made + [Case(name, channels, "float16") for name in clouds for channels in CLOUD_CHANNELS]
+
+
+def cases(clouds: Iterable[str] = ()) -> list[Case]:
+    """All; those of one scene are adjacent, so that a scene is made once."""
+    made = peers_cases(clouds)
+    made += [Case(f"sphere{res}", channels, "float16") for res, channels in BETWEEN]
+    made += [Case(f"sphere{res}-k5", channels, "float16") for res, channels in WIDE_KERNELS]
+    for case in peers_cases(clouds):
+        made += [Case(case.scene, case.channels, "bfloat16"), Case(case.scene, case.channels, "float32", "tf32")]
+    scenes_in_order = list(dict.fromkeys(case.scene for case in made))
+    return sorted(dict.fromkeys(made), key=lambda case: scenes_in_order.index(case.scene))
 
 
 class Scenes:
@@ -71,7 +84,7 @@ class Scenes:
     def __getitem__(self, name: str) -> Scene:
         if self._last is None or self._last.name != name:
             cloud = self._clouds.get(name)
-            self._last = scenes.load(name, cloud) if cloud else scenes.sphere(int(name.removeprefix("sphere")))
+            self._last = scenes.load(name, cloud) if cloud else scenes.sphere_named(name)
         return self._last
 
 
@@ -85,12 +98,12 @@ class Problem:
         self.coords = torch.from_numpy(scene.coords).to(DEVICE)
         self.feats = torch.randn(scene.n, c, device=DEVICE, dtype=dtype)
         self.grad_out = torch.randn(scene.n, c, device=DEVICE, dtype=dtype)
-        self.weight = torch.randn(c, 3, 3, 3, c, device=DEVICE, dtype=dtype) * (VOLUME * c) ** -0.5
+        self.weight = torch.randn(c, *(scene.kernel,) * 3, c, device=DEVICE, dtype=dtype) * (scene.volume * c) ** -0.5
         self.bias = torch.randn(c, device=DEVICE, dtype=dtype)
         self.precision = case.precision or "ieee"
 
     def map_infer(self) -> flexgemm.NeighborMap:
-        return flexgemm.neighbor_map(self.coords, self.scene.shape, kernel_size=3)
+        return flexgemm.neighbor_map(self.coords, self.scene.shape, kernel_size=self.scene.kernel)
 
     def map_train(self) -> flexgemm.NeighborMap:
         neighbor_map = self.map_infer()
@@ -121,22 +134,29 @@ class Problem:
             reference.judge_backward(result, tolerance)
 
 
+def useful_flops(op: str, case: Case, scene: Scene) -> float:
+    """A multiply-add for each pair and two channels; backward, one for the features and one for the weight."""
+    return {"fwd": 2.0, "bwd": 4.0}.get(op, 0.0) * scene.pairs * case.channels**2
+
+
 def floor_ms(op: str, case: Case, scene: Scene, ceilings: Ceilings) -> float:
     """Useful multiply-adds at dense speed, or each operand once at copy speed. A map costs 4 bytes a pair to read."""
     c, size = case.channels, getattr(torch, case.dtype).itemsize
-    rows, weight, pairs = scene.n * c * size, VOLUME * c * c * size, scene.pairs * 4
-    flops, moved = {
-        "map": (0.0, scene.n * 16 + VOLUME * scene.n * 4),
-        "fwd": (2.0 * scene.pairs * c * c, 2 * rows + weight + pairs),
-        "bwd": (4.0 * scene.pairs * c * c, 3 * rows + 2 * weight + pairs),
+    rows, weight, pairs = scene.n * c * size, scene.volume * c * c * size, scene.pairs * 4
+    moved = {
+        "map": scene.n * 16 + scene.volume * scene.n * 4,
+        "fwd": 2 * rows + weight + pairs,
+        "bwd": 3 * rows + 2 * weight + pairs,
     }[op.partition("_")[0]]
-    return ceilings.floor_ms(case.kind, flops, moved)
+    return ceilings.floor_ms(case.kind, useful_flops(op, case, scene), moved)
 
 
 def measured(op: str, case: Case, scene: Scene, ms: float, floor: float) -> Row:
-    return case.row(op) | {
+    row = case.row(op) | {
         "n": scene.n, "pairs": scene.pairs, "ms": significant(ms), "floor_ms": significant(floor),
     }  # fmt: skip
+    flops = useful_flops(op, case, scene)
+    return row | {"tflops": significant(flops / ms / 1e9)} if flops else row
 
 
 def measure_case(run: Run, timer: Timer, ceilings: Ceilings, case: Case, scene: Scene, ops: list[str], at: str) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import flexgemm
-from benchmarks import ceilings, cold, conv, gemm, overhead, results, sanitize, scenes, voxel
+from benchmarks import ceilings, cold, conv, gemm, overhead, results, sanitize, scenes, train, voxel
 from benchmarks.run import OutOfTime, Run
 from benchmarks.timing import Timer
 
@@ -96,6 +96,7 @@ def run_conv(run: Run, options: argparse.Namespace) -> None:
     timer = Timer()
     measured = _ceilings(run, timer)
     conv.run(run, timer, measured, dict(options.scene))
+    train.run(run, timer, measured)
     cold.run(run, measured, dict(options.scene))
 
 

@@ -208,6 +208,9 @@ def figures(row: Row) -> str:
     """'1.651 ms, floor 0.56 ms (34 %)': what a row measured, in words."""
     if "us" in row:
         return f"{row['us']:.2f} us"
+    if "peak_bytes" in row:
+        share = row["peak_bytes"] / row["needed_bytes"]
+        return f"peak {row['peak_bytes'] / 2**20:.1f} MiB, {share:.2f} times inputs, outputs and map"
     if "GBs" in row:
         return f"{row['GBs']:.0f} GB/s"
     if "ms" not in row:

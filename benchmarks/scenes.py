@@ -1,6 +1,7 @@
 """Voxel scenes of the convolution benchmarks, with an oracle for their neighbours.
 
-`sphere<res>` is the shell that FlexGEMM's own benchmark uses; `--scene name=path.npz` adds a cloud of the user's.
+`sphere<res>` is the shell that FlexGEMM's own benchmark uses, `sphere<res>-k5` the same under a 5x5x5 kernel;
+`--scene name=path.npz` adds a cloud of the user's.
 Everything here is NumPy and shares no code with the package, so that a scene also judges the maps built from it.
 """
 
@@ -13,30 +14,38 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-# Offsets of the 3x3x3 kernel in the package's order, v = (kx * 3 + ky) * 3 + kz.
-OFFSETS = np.array([(x, y, z) for x in (-1, 0, 1) for y in (-1, 0, 1) for z in (-1, 0, 1)])
-
 
 @dataclass(frozen=True)
 class Scene:
     name: str
     coords: NDArray[np.int32]  # (N, 4) [batch, x, y, z], rows unique
     shape: tuple[int, int, int, int]  # B, W, H, D
+    kernel: int = 3  # along each axis, odd
 
     @property
     def n(self) -> int:
         return len(self.coords)
 
+    @property
+    def volume(self) -> int:
+        return self.kernel**3
+
+    @property
+    def offsets(self) -> NDArray[np.int32]:
+        """(V, 3) in the package's order, v = (kx * K + ky) * K + kz."""
+        reach = np.arange(self.kernel, dtype=np.int32) - self.kernel // 2
+        return np.stack(np.meshgrid(reach, reach, reach, indexing="ij"), axis=-1).reshape(-1, 3)
+
     @cached_property
     def pairs(self) -> int:
-        """(row, offset) pairs of the 3x3x3 kernel that have a neighbour; 27 * n where none were missing."""
-        below = sum(int(np.count_nonzero(self.neighbors(v) >= 0)) for v in range(13))
-        return self.n + 2 * below  # being a neighbour is mutual: offset 26 - v counts what offset v counts
+        """(row, offset) pairs that have a neighbour; volume * n where none were missing."""
+        below = sum(int(np.count_nonzero(self.neighbors(v) >= 0)) for v in range(self.volume // 2))
+        return self.n + 2 * below  # being a neighbour is mutual: offset V - 1 - v counts what offset v counts
 
     def neighbors(self, v: int, rows: NDArray[np.integer] | None = None) -> NDArray[np.int64]:
         """Row of the voxel at offset v of each of `rows` (default all), -1 where there is none."""
         coords = self.coords if rows is None else self.coords[rows]
-        return self.find(coords[:, 0], coords[:, 1:] + OFFSETS[v].astype(np.int32))
+        return self.find(coords[:, 0], coords[:, 1:] + self.offsets[v])
 
     def find(self, batch: NDArray[np.int32], xyz: NDArray[np.int32]) -> NDArray[np.int64]:
         """Row of the voxel at each place, -1 where there is none."""
@@ -57,7 +66,7 @@ class Scene:
         return keys[order], order
 
 
-def sphere(res: int) -> Scene:
+def sphere(res: int, kernel: int = 3) -> Scene:
     """Voxels c in [0, res)^3 with res/2 - 1.25 <= |c - res/2 + 0.5| <= res/2, sorted by x, y, z.
 
     In d = 2c - res + 1 this reads (res - 2.5)^2 <= |d|^2 <= res^2, exact in integers. One x slab is held at a time:
@@ -72,7 +81,14 @@ def sphere(res: int) -> Scene:
         slab = np.zeros((len(y), 4), np.int32)
         slab[:, 1], slab[:, 2], slab[:, 3] = x, y, z
         slabs.append(slab)
-    return Scene(f"sphere{res}", np.concatenate(slabs), (1, res, res, res))
+    name = f"sphere{res}" + (f"-k{kernel}" if kernel != 3 else "")
+    return Scene(name, np.concatenate(slabs), (1, res, res, res), kernel)
+
+
+def sphere_named(name: str) -> Scene:
+    """'sphere64' or 'sphere64-k5'."""
+    res, _, kernel = name.removeprefix("sphere").partition("-k")
+    return sphere(int(res), int(kernel or 3))
 
 
 def load(name: str, path: str | Path) -> Scene:

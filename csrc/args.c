@@ -198,3 +198,20 @@ int fg_arg_activation(const fg_state *state, PyObject *value, fg_activation *out
     *out = (fg_activation)(index + 1);
     return 0;
 }
+
+int fg_arg_algorithm(const fg_state *state, PyObject *value, fg_algorithm *out) {
+    int index = (int)*out;
+    if (fg_arg_choice(value, "algorithm", state->algorithms, FG_ALGORITHM_COUNT, &index) < 0) return -1;
+    *out = (fg_algorithm)index;
+    return 0;
+}
+
+int fg_arg_groups(PyObject *value, fg_order_sets *out) {
+    int64_t groups[FG_MAX_ORDER_SETS];
+    int count;
+    if (!value || value == Py_None) return 0;
+    if (fg_arg_int64s(value, "groups", 1, INT32_MAX, FG_MAX_ORDER_SETS, groups, &count) < 0) return -1;
+    out->sets = count;
+    for (int i = 0; i < count; i++) out->groups[i] = (int32_t)groups[i];
+    return 0;
+}

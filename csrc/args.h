@@ -46,5 +46,9 @@ int fg_arg_choice(PyObject *value, const char *name, PyObject *const *choices, i
 int fg_arg_dtype(const fg_state *state, PyObject *value, const char *name, fg_dtype *out);
 int fg_arg_precision(const fg_state *state, PyObject *value, fg_precision *out);
 int fg_arg_activation(const fg_state *state, PyObject *value, fg_activation *out);
+int fg_arg_algorithm(const fg_state *state, PyObject *value, fg_algorithm *out);
+
+/* `groups`: how many groups each set of row orders has, one to three sets. */
+int fg_arg_groups(PyObject *value, fg_order_sets *out);
 
 #endif

@@ -124,14 +124,15 @@ static int exec_module(PyObject *module) {
                                      fg_plan_methods,   fg_serialize_methods, fg_pool_methods,    fg_hash_methods,
                                      fg_sample_methods, fg_group_methods,     fg_voxelize_methods};
     fg_state *state = PyModule_GetState(module);
-    const char *names[FG_KEYWORD_COUNT], *dtypes[FG_DTYPE_COUNT];
+    const char *names[FG_KEYWORD_COUNT], *dtypes[FG_DTYPE_COUNT], *algorithms[FG_ALGORITHM_COUNT];
     for (int i = 0; i < FG_KEYWORD_COUNT; i++) names[i] = fg_keyword_name((fg_keyword)i);
     for (int i = 0; i < FG_DTYPE_COUNT; i++) dtypes[i] = fg_dtype_name((fg_dtype)i);
+    for (int i = 0; i < FG_ALGORITHM_COUNT; i++) algorithms[i] = fg_algorithm_name((fg_algorithm)i);
 
     if (fg_numpy_init() < 0 || intern(state->keywords, names, FG_KEYWORD_COUNT) < 0 ||
         intern(state->dtypes, dtypes, FG_DTYPE_COUNT) < 0 || intern(state->precisions, precisions, 2) < 0 ||
-        intern(state->devices, devices, 2) < 0 || intern(state->activations, activations, 3) < 0 ||
-        intern(state->layouts, layouts, FG_GEMM_LAYOUT_COUNT) < 0 ||
+        intern(state->algorithms, algorithms, FG_ALGORITHM_COUNT) < 0 || intern(state->devices, devices, 2) < 0 ||
+        intern(state->activations, activations, 3) < 0 || intern(state->layouts, layouts, FG_GEMM_LAYOUT_COUNT) < 0 ||
         intern(state->sequences, sequences, FG_SEQUENCE_COUNT) < 0 ||
         intern(state->pool_modes, pool_modes, FG_POOL_MODE_COUNT) < 0) {
         return -1;
@@ -159,6 +160,7 @@ static int clear(PyObject *module) {
     for (int i = 0; i < FG_KEYWORD_COUNT; i++) Py_CLEAR(state->keywords[i]);
     for (int i = 0; i < FG_DTYPE_COUNT; i++) Py_CLEAR(state->dtypes[i]);
     for (int i = 0; i < 2; i++) Py_CLEAR(state->precisions[i]);
+    for (int i = 0; i < FG_ALGORITHM_COUNT; i++) Py_CLEAR(state->algorithms[i]);
     for (int i = 0; i < 2; i++) Py_CLEAR(state->devices[i]);
     for (int i = 0; i < 3; i++) Py_CLEAR(state->activations[i]);
     for (int i = 0; i < FG_GEMM_LAYOUT_COUNT; i++) Py_CLEAR(state->layouts[i]);

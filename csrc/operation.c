@@ -19,8 +19,8 @@ static int open_views(fg_call *call, const fg_operation *operation, bool with_wo
     for (int i = 0; i < operation->count; i++) {
         const unsigned flags = operation->parameters[i].flags;
         PyObject *value = call->values[i];
-        const bool skipped = i == operation->count - 2 && !with_workspace;
-        if (!(flags & FG_TENSOR) || !value || skipped) continue;
+        if (!(flags & FG_TENSOR) || !value) continue;
+        if (i == operation->count - 2 && (!with_workspace || PyCallable_Check(value))) continue;
         if (value == Py_None && (flags & FG_NULLABLE)) continue;
         const char *name = fg_keyword_name(operation->parameters[i].keyword);
         if (fg_view_open(call->state, &call->views[i], value, name, (flags & FG_WRITTEN) != 0) < 0) return -1;
@@ -65,11 +65,14 @@ static int find_stream(fg_call *call, const fg_operation *operation) {
     return 0;
 }
 
+static int import_view(fg_call *call, fg_view *view) {
+    const bool pending = view->object && (view->source == FG_SOURCE_DLPACK || view->source == FG_SOURCE_CUPY);
+    return pending ? fg_view_import(view, call->stream.queue.stream) : 0;
+}
+
 static int import_views(fg_call *call, int count) {
     for (int i = 0; i < count; i++) {
-        fg_view *view = &call->views[i];
-        const bool pending = view->object && (view->source == FG_SOURCE_DLPACK || view->source == FG_SOURCE_CUPY);
-        if (pending && fg_view_import(view, call->stream.queue.stream) < 0) return -1;
+        if (import_view(call, &call->views[i]) < 0) return -1;
     }
     return 0;
 }
@@ -143,17 +146,29 @@ static void defer_borrowed(fg_call *call, int count) {
 }
 
 /* Takes the workspace from the arrays' own library when the caller has given none: its allocator, in the order of the
- * stream that the work runs on. Where it cannot, the caller is told what to allocate. */
-static void allocate_workspace(fg_call *call, fg_view *view, size_t bytes) {
+ * stream that the work runs on. Where it cannot, from the caller's function, or the caller is told what to allocate. */
+static int allocate_workspace(fg_call *call, const fg_operation *operation, size_t bytes) {
+    fg_view *view = &call->views[operation->count - 2];
+    PyObject *function = call->values[operation->count - 2];
     const fg_view *like = call->views->tensor.device_type == FG_CPU ? call->views : call->stream_view;
-    if (like) fg_view_allocate(view, like, "workspace", bytes + WORKSPACE_ALIGNMENT - 1);
+    const size_t room = bytes + WORKSPACE_ALIGNMENT - 1;
+    if (like && fg_view_allocate(view, like, "workspace", room)) return 0;
+    if (!function || function == Py_None) return 0;
+    call->workspace = PyObject_CallFunction(function, "nO", (Py_ssize_t)room, call->views->object);
+    if (!call->workspace) return -1;
+    *view = (fg_view){.object = NULL};
+    if (fg_view_open(call->state, view, call->workspace, "workspace", true) < 0 ||
+        fg_check_devices(call->views, operation->count) < 0 || import_view(call, view) < 0) {
+        return -1;
+    }
+    return fg_check_outputs(call->views, operation->count);
 }
 
 static PyObject *run(fg_call *call, const fg_operation *operation, const void *params, fg_tensor *workspace) {
     fg_view *view = &call->views[operation->count - 2];
     size_t bytes = 0;
     if (query(call, operation, params, &bytes) < 0) return NULL;
-    if (bytes > 0 && !view->tensor.present) allocate_workspace(call, view, bytes);
+    if (bytes > 0 && !view->tensor.present && allocate_workspace(call, operation, bytes) < 0) return NULL;
     if (set_workspace(view, workspace) < 0) return NULL;
     if (bytes > 0 && !workspace->present) return bytes_to_allocate(bytes);
     if (bytes > 0 && bytes > (size_t)workspace->shape[0]) {
@@ -180,6 +195,7 @@ PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyO
     call.state = PyModule_GetState(module);
     call.stream_reference = NULL;
     call.stream_view = NULL;
+    call.workspace = NULL;
     for (int i = 0; i < operation->count; i++) call.views[i] = (fg_view){.object = NULL};
     if (call.state->deferred) fg_collect_deferred(call.state);
 
@@ -197,6 +213,7 @@ PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyO
     }
 done:
     for (int i = 0; i < operation->count; i++) fg_view_close(&call.views[i]);
+    Py_XDECREF(call.workspace);
     Py_XDECREF(call.stream_reference);
     return result;
 }

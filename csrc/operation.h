@@ -21,6 +21,7 @@ typedef struct {
     fg_stream stream;
     PyObject *stream_reference; /* what stream.owner borrows from, when nobody else holds it */
     const fg_view *stream_view; /* the view whose library's current stream it is; NULL: another stream */
+    PyObject *workspace;        /* owned: what a workspace= that is a function returned */
 } fg_call;
 
 typedef struct {

@@ -50,10 +50,25 @@ static int expect_map(const fg_view *view, int64_t volume, int64_t rows, const c
     return fg_expect_contiguous(view);
 }
 
-static int expect_order(const fg_view *view, int64_t rows) {
-    const fg_dim shape[] = {{"N", rows}};
-    if (fg_expect_dtype(view, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(view, 1, shape, "to match map") < 0) return -1;
-    return fg_expect_contiguous(view);
+/* order: row orders of `map`, in sets of groups that divide its volume; without `groups` one set of them all. */
+static int expect_orders(const fg_view *view, const fg_view *map, PyObject *groups, fg_order_sets *sets) {
+    const int64_t volume = map->tensor.shape[0];
+    if (!view->tensor.present) return 0;
+    const fg_dim shape[] = {{"G", FG_ANY}, {"N", map->tensor.shape[1]}};
+    if (fg_expect_dtype(view, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(view, 2, shape, "to match map") < 0 ||
+        fg_expect_contiguous(view) < 0) {
+        return -1;
+    }
+    *sets = (fg_order_sets){1, {(int32_t)(view->tensor.shape[0] <= volume ? view->tensor.shape[0] : 0)}};
+    if (fg_arg_groups(groups, sets) < 0) return -1;
+    int64_t orders = 0;
+    bool divides = true;
+    for (int i = 0; i < sets->sets; i++) {
+        orders += sets->groups[i];
+        divides = divides && sets->groups[i] > 0 && sets->groups[i] <= FG_MAX_GROUPS && volume % sets->groups[i] == 0;
+    }
+    if (divides && orders == view->tensor.shape[0]) return 0;
+    return fg_wrong_shape(view, "(G, N), G the sum of groups, each of which divides V");
 }
 
 static int expect_channels(const fg_view *view, int64_t channels, const char *why) {
@@ -65,13 +80,13 @@ static int expect_channels(const fg_view *view, int64_t channels, const char *wh
 /* ---- forward ---- */
 
 static const fg_parameter conv_forward_parameters[] = {
-    FG_INPUT(feats),      FG_INPUT(weight),         FG_INPUT_OR_NONE(bias),      FG_INPUT(map),
-    FG_OUTPUT(out),       FG_OPTIONAL_INPUT(order), FG_OPTIONAL_INPUT(residual), FG_SCALAR(activation),
-    FG_SCALAR(precision), FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(feats),       FG_INPUT(weight),         FG_INPUT_OR_NONE(bias),      FG_INPUT(map),
+    FG_OUTPUT(out),        FG_OPTIONAL_INPUT(order), FG_OPTIONAL_INPUT(residual), FG_SCALAR(groups),
+    FG_SCALAR(activation), FG_SCALAR(algorithm),     FG_SCALAR(precision),        FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_forward_fill(fg_call *call, void *params) {
-    enum { FEATS, WEIGHT, BIAS, MAP, OUT, ORDER, RESIDUAL, ACTIVATION, PRECISION };
+    enum { FEATS, WEIGHT, BIAS, MAP, OUT, ORDER, RESIDUAL, GROUPS, ACTIVATION, ALGORITHM, PRECISION };
     fg_conv_forward_params *p = params;
     const fg_view *feats = &call->views[FEATS], *weight = &call->views[WEIGHT], *bias = &call->views[BIAS];
     const fg_view *map = &call->views[MAP], *out = &call->views[OUT], *order = &call->views[ORDER];
@@ -90,7 +105,10 @@ static int conv_forward_fill(fg_call *call, void *params) {
         (fg_expect_dtype_of(bias, feats) < 0 || expect_channels(bias, co, "to match weight") < 0)) {
         return -1;
     }
-    if (order->tensor.present && expect_order(order, map->tensor.shape[1]) < 0) return -1;
+    if (expect_orders(order, map, call->values[GROUPS], &p->sets) < 0 ||
+        fg_arg_algorithm(call->state, call->values[ALGORITHM], &p->algorithm) < 0) {
+        return -1;
+    }
     if (residual->tensor.present) {
         if (fg_expect_dtype_of(residual, feats) < 0 ||
             expect_features(residual, map->tensor.shape[1], co, "to match map and weight") < 0) {
@@ -111,12 +129,12 @@ static int conv_forward_fill(fg_call *call, void *params) {
 /* ---- input gradient ---- */
 
 static const fg_parameter conv_dgrad_parameters[] = {
-    FG_INPUT(grad_out),       FG_INPUT(weight),    FG_INPUT(map),        FG_OUTPUT(grad_feats),
-    FG_OPTIONAL_INPUT(order), FG_SCALAR(mirrored), FG_SCALAR(precision), FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(grad_out), FG_INPUT(weight),     FG_INPUT(map),       FG_OUTPUT(grad_feats), FG_OPTIONAL_INPUT(order),
+    FG_SCALAR(groups),  FG_SCALAR(algorithm), FG_SCALAR(mirrored), FG_SCALAR(precision),  FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_dgrad_fill(fg_call *call, void *params) {
-    enum { GRAD_OUT, WEIGHT, MAP, GRAD_FEATS, ORDER, MIRRORED, PRECISION };
+    enum { GRAD_OUT, WEIGHT, MAP, GRAD_FEATS, ORDER, GROUPS, ALGORITHM, MIRRORED, PRECISION };
     fg_conv_dgrad_params *p = params;
     const fg_view *grad_out = &call->views[GRAD_OUT], *weight = &call->views[WEIGHT];
     const fg_view *map = &call->views[MAP], *grad_feats = &call->views[GRAD_FEATS], *order = &call->views[ORDER];
@@ -133,7 +151,10 @@ static int conv_dgrad_fill(fg_call *call, void *params) {
         expect_features(grad_feats, map->tensor.shape[1], p->weight.shape[2], "to match map and weight") < 0) {
         return -1;
     }
-    if (order->tensor.present && expect_order(order, map->tensor.shape[1]) < 0) return -1;
+    if (expect_orders(order, map, call->values[GROUPS], &p->sets) < 0 ||
+        fg_arg_algorithm(call->state, call->values[ALGORITHM], &p->algorithm) < 0) {
+        return -1;
+    }
     p->grad_out = grad_out->tensor;
     p->map = map->tensor;
     p->order = order->tensor;
@@ -144,12 +165,12 @@ static int conv_dgrad_fill(fg_call *call, void *params) {
 /* ---- weight and bias gradient ---- */
 
 static const fg_parameter conv_wgrad_parameters[] = {
-    FG_INPUT(grad_out),           FG_INPUT(feats),      FG_INPUT(map),           FG_OUTPUT_OR_NONE(grad_weight),
-    FG_OUTPUT_OR_NONE(grad_bias), FG_SCALAR(precision), FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(grad_out),           FG_INPUT(feats),      FG_INPUT(map),        FG_OUTPUT_OR_NONE(grad_weight),
+    FG_OUTPUT_OR_NONE(grad_bias), FG_SCALAR(algorithm), FG_SCALAR(precision), FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_wgrad_fill(fg_call *call, void *params) {
-    enum { GRAD_OUT, FEATS, MAP, GRAD_WEIGHT, GRAD_BIAS, PRECISION };
+    enum { GRAD_OUT, FEATS, MAP, GRAD_WEIGHT, GRAD_BIAS, ALGORITHM, PRECISION };
     fg_conv_wgrad_params *p = params;
     const fg_view *grad_out = &call->views[GRAD_OUT], *feats = &call->views[FEATS], *map = &call->views[MAP];
     const fg_view *grad_weight = &call->views[GRAD_WEIGHT], *grad_bias = &call->views[GRAD_BIAS];
@@ -173,6 +194,7 @@ static int conv_wgrad_fill(fg_call *call, void *params) {
     p->feats = feats->tensor;
     p->map = map->tensor;
     p->grad_bias = grad_bias->tensor;
+    if (fg_arg_algorithm(call->state, call->values[ALGORITHM], &p->algorithm) < 0) return -1;
     return fg_arg_precision(call->state, call->values[PRECISION], &p->precision);
 }
 
@@ -183,17 +205,18 @@ FG_DEFINE_OPERATION(conv_dgrad)
 FG_DEFINE_OPERATION(conv_wgrad)
 
 PyMethodDef fg_conv_methods[] = {
-    FG_OPERATION_METHODS(conv_forward,
-                         "feats, weight, bias, map, out, *, order=None, residual=None, activation=None, "
-                         "precision='ieee', workspace=None, stream=None",
-                         "out[m] = activation(sum_v weight[:, v, :] . feats[map[v, m]] + bias + residual[m])"),
+    FG_OPERATION_METHODS(
+        conv_forward,
+        "feats, weight, bias, map, out, *, order=None, residual=None, groups=None, activation=None, algorithm='auto', "
+        "precision='ieee', workspace=None, stream=None",
+        "out[m] = activation(sum_v weight[:, v, :] . feats[map[v, m]] + bias + residual[m])"),
     FG_OPERATION_METHODS(conv_dgrad,
-                         "grad_out, weight, map, grad_feats, *, order=None, mirrored=False, precision='ieee', "
-                         "workspace=None, stream=None",
+                         "grad_out, weight, map, grad_feats, *, order=None, groups=None, algorithm='auto', "
+                         "mirrored=False, precision='ieee', workspace=None, stream=None",
                          "grad_feats[n] = sum_v weight[:, v, :]^T . grad_out[map[v, n]]; mirrored: with V - 1 - v."),
     FG_OPERATION_METHODS(
         conv_wgrad,
-        "grad_out, feats, map, grad_weight, grad_bias, *, precision='ieee', workspace=None, "
+        "grad_out, feats, map, grad_weight, grad_bias, *, algorithm='auto', precision='ieee', workspace=None, "
         "stream=None",
         "grad_weight[:, v, :] = sum_m grad_out[m] (x) feats[map[v, m]]; grad_bias = sum_m grad_out[m]"),
     {NULL, NULL, 0, NULL},

@@ -5,38 +5,36 @@
 
 #include "args.h"
 
-/* What every plan is asked: four sizes, a dtype, the number of multiprocessors and, where kernels differ by it, the
- * compute capability or what is asked of the tiles; parameters are in this order. */
+/* What every plan is asked: four sizes, a dtype and the number of multiprocessors; parameters are in this order, what
+ * only one of them takes comes after. */
 typedef struct {
     int64_t sizes[4];
     fg_dtype dtype;
-    int32_t num_sms, compute_capability, tiles;
+    int32_t num_sms;
+    PyObject *others[4];
 } fg_question;
 
 static int parse_question(fg_question *question, const char *name, const fg_parameter *parameters, int count,
                           PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    enum { SIZES = 4, DTYPE = SIZES, NUM_SMS, LAST, COUNT };
+    enum { SIZES = 4, DTYPE = SIZES, NUM_SMS, OTHERS, COUNT = OTHERS + FG_LENGTH(question->others) };
     const fg_state *state = PyModule_GetState(module);
     PyObject *values[COUNT] = {NULL};
-    *question = (fg_question){.compute_capability = 80};
+    *question = (fg_question){.num_sms = 0};
     if (fg_parse_args(state, name, parameters, count, args, nargs, kwnames, values) < 0) return -1;
     for (int i = 0; i < SIZES; i++) {
         const char *size = fg_keyword_name(parameters[i].keyword);
         if (fg_arg_int64(values[i], size, 0, INT64_MAX, &question->sizes[i]) < 0) return -1;
     }
-    if (fg_arg_dtype(state, values[DTYPE], "dtype", &question->dtype) < 0 ||
-        fg_arg_int32(values[NUM_SMS], "num_sms", 1, INT32_MAX, &question->num_sms) < 0) {
-        return -1;
-    }
-    if (count == COUNT && parameters[LAST].keyword == FG_KEYWORD_tiles)
-        return fg_arg_int32(values[LAST], "tiles", 0, FG_TILES_ALL, &question->tiles);
-    return fg_arg_int32(values[LAST], "compute_capability", 80, INT32_MAX, &question->compute_capability);
+    for (int i = OTHERS; i < count; i++) question->others[i - OTHERS] = values[i];
+    if (fg_arg_dtype(state, values[DTYPE], "dtype", &question->dtype) < 0) return -1;
+    return fg_arg_int32(values[NUM_SMS], "num_sms", 1, INT32_MAX, &question->num_sms);
 }
 
 static PyObject *answer(fg_plan plan) {
-    return Py_BuildValue("{s:s,s:i,s:i,s:i,s:i,s:i,s:L}", "family", plan.family == FG_FAMILY_SM90 ? "sm90" : "portable",
-                         "block_m", plan.block_m, "block_n", plan.block_n, "block_k", plan.block_k, "num_stages",
-                         plan.num_stages, "split_k", plan.split_k, "workspace_bytes", (long long)plan.workspace_bytes);
+    return Py_BuildValue("{s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:L}", "family",
+                         plan.family == FG_FAMILY_SM90 ? "sm90" : "portable", "block_m", plan.block_m, "block_n",
+                         plan.block_n, "block_k", plan.block_k, "num_stages", plan.num_stages, "groups", plan.groups,
+                         "split_k", plan.split_k, "workspace_bytes", (long long)plan.workspace_bytes);
 }
 
 #define FG_SIZE(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY | FG_REQUIRED}
@@ -49,8 +47,11 @@ static const fg_parameter conv_parameters[] = {
     FG_SIZE(dtype),
     FG_SIZE(num_sms),
     {FG_KEYWORD_compute_capability, FG_KEYWORD_ONLY},
+    {FG_KEYWORD_precision, FG_KEYWORD_ONLY},
+    {FG_KEYWORD_algorithm, FG_KEYWORD_ONLY},
+    {FG_KEYWORD_groups, FG_KEYWORD_ONLY},
 };
-enum { PORTABLE_PARAMETERS = FG_LENGTH(conv_parameters) - 1 }; /* of plans that know one family of kernels */
+enum { WGRAD_PARAMETERS = FG_LENGTH(conv_parameters) - 3 };
 static const fg_parameter gemm_parameters[] = {
     FG_SIZE(m),
     FG_SIZE(n),
@@ -62,19 +63,42 @@ static const fg_parameter gemm_parameters[] = {
 };
 enum { PORTABLE_GEMM_PARAMETERS = FG_LENGTH(gemm_parameters) - 1 };
 
+static int parse_capability(const fg_question *q, int32_t *compute_capability) {
+    return fg_arg_int32(q->others[0], "compute_capability", 80, INT32_MAX, compute_capability);
+}
+
 static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    enum { PRECISION = 1, ALGORITHM, GROUPS };
+    const fg_state *state = PyModule_GetState(module);
     fg_question q;
     if (parse_question(&q, "plan_conv", conv_parameters, FG_LENGTH(conv_parameters), module, args, nargs, kwnames) < 0)
         return NULL;
-    return answer(
-        fg_plan_conv(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms, q.compute_capability));
+    fg_conv_question question = {
+        .rows = q.sizes[0],
+        .ci = q.sizes[1],
+        .co = q.sizes[2],
+        .v = q.sizes[3],
+        .dtype = q.dtype,
+        .num_sms = q.num_sms,
+        .compute_capability = 80,
+    };
+    if (parse_capability(&q, &question.compute_capability) < 0 ||
+        fg_arg_precision(state, q.others[PRECISION], &question.precision) < 0 ||
+        fg_arg_algorithm(state, q.others[ALGORITHM], &question.algorithm) < 0 ||
+        fg_arg_groups(q.others[GROUPS], &question.orders) < 0) {
+        return NULL;
+    }
+    return answer(fg_plan_conv(&question));
 }
 
 static PyObject *plan_conv_wgrad(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     fg_question q;
-    if (parse_question(&q, "plan_conv_wgrad", conv_parameters, PORTABLE_PARAMETERS, module, args, nargs, kwnames) < 0)
+    int32_t compute_capability = 80;
+    if (parse_question(&q, "plan_conv_wgrad", conv_parameters, WGRAD_PARAMETERS, module, args, nargs, kwnames) < 0 ||
+        parse_capability(&q, &compute_capability) < 0)
         return NULL;
-    return answer(fg_plan_conv_wgrad(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms));
+    return answer(
+        fg_plan_conv_wgrad(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms, compute_capability));
 }
 
 static PyObject *plan_gemm(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
@@ -84,15 +108,45 @@ static PyObject *plan_gemm(PyObject *module, PyObject *const *args, Py_ssize_t n
     return answer(fg_plan_gemm(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms));
 }
 
-static int fill_order_plan(const char *name, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
-                           PyObject *kwnames, fg_order_plan *plan) {
-    static const fg_parameter parameters[] = {FG_SIZE(rows), FG_SIZE(kernel_size)};
-    enum { ROWS, KERNEL_SIZE, COUNT };
-    PyObject *values[COUNT];
-    int64_t rows = 0, sizes[3];
+/* The set of row orders that a map should have: a tuple of numbers of groups. */
+static PyObject *groups_of(const fg_order_sets *sets) {
+    PyObject *groups = PyTuple_New(sets->sets);
+    for (int32_t i = 0; groups && i < sets->sets; i++) {
+        PyObject *number = PyLong_FromLong(sets->groups[i]);
+        if (!number || PyTuple_SetItem(groups, i, number) < 0) Py_CLEAR(groups);
+    }
+    return groups;
+}
+
+/* One list of offsets for each order. */
+static PyObject *offsets_of(const fg_order_plan *plan) {
+    PyObject *orders = PyList_New(plan->orders);
+    for (int32_t i = 0; orders && i < plan->orders; i++) {
+        PyObject *offsets = PyList_New(plan->keys[i].bits);
+        for (int32_t j = 0; offsets && j < plan->keys[i].bits; j++) {
+            PyObject *offset = PyLong_FromLong(plan->keys[i].offsets[j]);
+            if (!offset || PyList_SetItem(offsets, j, offset) < 0) Py_CLEAR(offsets);
+        }
+        if (!offsets || PyList_SetItem(orders, i, offsets) < 0) Py_CLEAR(orders);
+    }
+    return orders;
+}
+
+typedef struct {
+    int64_t rows;
+    int32_t kernel[3];
+    PyObject *groups;
+} fg_order_question;
+
+static int parse_order_question(fg_order_question *question, const char *name, int count, PyObject *module,
+                                PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    static const fg_parameter parameters[] = {FG_SIZE(rows), FG_SIZE(kernel_size), FG_SIZE(groups)};
+    enum { ROWS, KERNEL_SIZE, GROUPS, COUNT };
+    PyObject *values[COUNT] = {NULL};
+    int64_t sizes[3];
     int given;
-    if (fg_parse_args(PyModule_GetState(module), name, parameters, COUNT, args, nargs, kwnames, values) < 0 ||
-        fg_arg_int64(values[ROWS], "rows", 0, INT64_MAX, &rows) < 0 ||
+    if (fg_parse_args(PyModule_GetState(module), name, parameters, count, args, nargs, kwnames, values) < 0 ||
+        fg_arg_int64(values[ROWS], "rows", 0, INT64_MAX, &question->rows) < 0 ||
         fg_arg_int64s(values[KERNEL_SIZE], "kernel_size", 1, FG_MAX_KERNEL, 3, sizes, &given) < 0) {
         return -1;
     }
@@ -100,27 +154,36 @@ static int fill_order_plan(const char *name, PyObject *module, PyObject *const *
         PyErr_Format(PyExc_ValueError, "kernel_size: expected 3 ints, got %d", given);
         return -1;
     }
-    const int32_t kernel[3] = {(int32_t)sizes[0], (int32_t)sizes[1], (int32_t)sizes[2]};
-    *plan = fg_plan_row_order(rows, kernel);
+    for (int i = 0; i < 3; i++) question->kernel[i] = (int32_t)sizes[i];
+    question->groups = values[GROUPS];
     return 0;
 }
 
-/* {"offsets": list, "segment": int} */
-static PyObject *plan_row_order(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    fg_order_plan plan;
-    if (fill_order_plan("plan_row_order", module, args, nargs, kwnames, &plan) < 0) return NULL;
-    PyObject *offsets = PyList_New(plan.key_bits);
-    for (int32_t i = 0; offsets && i < plan.key_bits; i++) {
-        PyObject *offset = PyLong_FromLong(plan.offsets[i]);
-        if (!offset || PyList_SetItem(offsets, i, offset) < 0) Py_CLEAR(offsets);
+static PyObject *plan_row_orders(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    fg_order_question q;
+    fg_order_sets sets = {0};
+    if (parse_order_question(&q, "plan_row_orders", 3, module, args, nargs, kwnames) < 0 ||
+        fg_arg_groups(q.groups, &sets) < 0) {
+        return NULL;
     }
-    return offsets ? Py_BuildValue("{s:N,s:i}", "offsets", offsets, "segment", plan.segment) : NULL;
+    int64_t orders = 0;
+    for (int32_t i = 0; i < sets.sets; i++) {
+        orders += sets.groups[i];
+        if (q.kernel[0] * q.kernel[1] * q.kernel[2] % sets.groups[i] == 0 && orders <= FG_MAX_ORDERS) continue;
+        return PyErr_Format(PyExc_ValueError,
+                            "groups: expected divisors of the kernel volume, %d at most in all, got %R",
+                            (int)FG_MAX_ORDERS, q.groups);
+    }
+    const fg_order_plan plan = fg_plan_row_orders(q.rows, q.kernel, sets);
+    return Py_BuildValue("{s:N,s:i,s:i}", "offsets", offsets_of(&plan), "segment", plan.segment, "key_bits",
+                         plan.key_bits);
 }
 
-static PyObject *row_order_pays(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    fg_order_plan plan;
-    if (fill_order_plan("row_order_pays", module, args, nargs, kwnames, &plan) < 0) return NULL;
-    return PyBool_FromLong(plan.pays);
+static PyObject *plan_order_sets(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    fg_order_question q;
+    if (parse_order_question(&q, "plan_order_sets", 2, module, args, nargs, kwnames) < 0) return NULL;
+    const fg_order_sets sets = fg_plan_order_sets(q.rows, q.kernel);
+    return groups_of(&sets);
 }
 
 static PyObject *plan_conv_sites(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
@@ -148,24 +211,28 @@ static PyObject *plan_conv_sites(PyObject *module, PyObject *const *args, Py_ssi
 
 static PyObject *plan_gemm_sm90(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     fg_question q;
+    int32_t tiles = 0;
     if (parse_question(&q, "plan_gemm_sm90", gemm_parameters, FG_LENGTH(gemm_parameters), module, args, nargs,
-                       kwnames) < 0)
+                       kwnames) < 0 ||
+        fg_arg_int32(q.others[0], "tiles", 0, FG_TILES_ALL, &tiles) < 0) {
         return NULL;
-    return answer(fg_plan_gemm_sm90(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms, q.tiles));
+    }
+    return answer(fg_plan_gemm_sm90(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms, tiles));
 }
 
 PyMethodDef fg_plan_methods[] = {
     {"plan_conv", FG_FASTCALL(plan_conv),
-     PyDoc_STR("plan_conv($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80)\n--\n\n"
-               "Tiles of the forward pass and of the input gradient.")},
+     PyDoc_STR("plan_conv($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80, precision='ieee', "
+               "algorithm='auto', groups=None)\n--\n\nTiles of the forward pass and of the input gradient.")},
     {"plan_conv_wgrad", FG_FASTCALL(plan_conv_wgrad),
-     PyDoc_STR("plan_conv_wgrad($module, /, *, rows, ci, co, v, dtype, num_sms)\n--\n\nTiles of the weight gradient.")},
-    {"plan_row_order", FG_FASTCALL(plan_row_order),
-     PyDoc_STR("plan_row_order($module, /, *, rows, kernel_size)\n--\n\n"
-               "The offsets to sort the rows of a neighbour map by, first highest, and the rows of a segment.")},
-    {"row_order_pays", FG_FASTCALL(row_order_pays),
-     PyDoc_STR("row_order_pays($module, /, *, rows, kernel_size)\n--\n\n"
-               "Whether convolutions over a neighbour map gain more from an order of its rows than it costs.")},
+     PyDoc_STR("plan_conv_wgrad($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80)\n--\n\n"
+               "Tiles of the weight gradient.")},
+    {"plan_order_sets", FG_FASTCALL(plan_order_sets),
+     PyDoc_STR("plan_order_sets($module, /, *, rows, kernel_size)\n--\n\n"
+               "The numbers of groups of the row orders that a neighbour map should have; () where none pays.")},
+    {"plan_row_orders", FG_FASTCALL(plan_row_orders),
+     PyDoc_STR("plan_row_orders($module, /, *, rows, kernel_size, groups)\n--\n\n"
+               "For each order the offsets to sort the rows by, first highest; the rows of a segment; bits of a key.")},
     {"plan_conv_sites", FG_FASTCALL(plan_conv_sites),
      PyDoc_STR("plan_conv_sites($module, /, *, kernel_size, stride, dilation, transposed=False)\n--\n\n"
                "How many output sites one voxel of a sparse convolution can reach.")},
@@ -174,6 +241,6 @@ PyMethodDef fg_plan_methods[] = {
     {"plan_gemm_sm90", FG_FASTCALL(plan_gemm_sm90),
      PyDoc_STR(
          "plan_gemm_sm90($module, /, *, m, n, k, groups, dtype, num_sms, tiles=0)\n--\n\nThe same on Hopper. tiles: "
-         "1 no pairs of blocks, 2 the narrowest.")},
+         "1 no pairs of blocks, 2 of 128 x 128, 4 of at least 128 rows.")},
     {NULL, NULL, 0, NULL},
 };

@@ -1,5 +1,5 @@
 /*
- * Voxel structure: the output sites of a sparse convolution, its neighbour map, and the order in which to work through
+ * Voxel structure: the output sites of a sparse convolution, its neighbour map, and the orders in which to work through
  * the map's rows.
  */
 #include "../kernels/plan.h"
@@ -169,28 +169,42 @@ static int conv_sites_fill(fg_call *call, void *params) {
     return 0;
 }
 
-/* ---- row order ---- */
+/* ---- row orders ---- */
 
 static const fg_parameter row_order_parameters[] = {
-    FG_INPUT(map),
-    FG_OUTPUT(order),
-    FG_REQUIRED_SCALAR(kernel_size),
-    FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(map), FG_OUTPUT(order), FG_REQUIRED_SCALAR(kernel_size), FG_SCALAR(groups), FG_WORKSPACE_AND_STREAM,
 };
 
 static int row_order_fill(fg_call *call, void *params) {
-    enum { MAP, ORDER, KERNEL_SIZE };
+    enum { MAP, ORDER, KERNEL_SIZE, GROUPS };
     fg_row_order_params *p = params;
     const fg_view *map = &call->views[MAP], *order = &call->views[ORDER];
     if (parse_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0) return -1;
+    p->sets = (fg_order_sets){1, {1}};
+    if (fg_arg_groups(call->values[GROUPS], &p->sets) < 0) return -1;
+    int64_t orders = 0;
+    for (int i = 0; i < p->sets.sets; i++) {
+        const int64_t groups = p->sets.groups[i];
+        if (groups != 1 && groups != p->kernel[0] && groups != p->kernel[0] * p->kernel[1]) {
+            PyErr_Format(PyExc_ValueError, "groups: expected 1, Kw = %d or Kw*Kh = %d, got %lld", (int)p->kernel[0],
+                         (int)(p->kernel[0] * p->kernel[1]), (long long)groups);
+            return -1;
+        }
+        orders += groups;
+    }
+    if (orders > FG_MAX_ORDERS) {
+        PyErr_Format(PyExc_ValueError, "groups: expected at most %d in all, got %lld", (int)FG_MAX_ORDERS,
+                     (long long)orders);
+        return -1;
+    }
     const fg_dim map_shape[] = {{"V", p->kernel[0] * p->kernel[1] * p->kernel[2]}, {"N", FG_ANY}};
     if (fg_expect_dtype(map, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(map, 2, map_shape, "to match kernel_size") < 0 ||
         fg_expect_contiguous(map) < 0) {
         return -1;
     }
-    const fg_dim order_shape[] = {{"N", map->tensor.shape[1]}};
-    if (fg_expect_dtype(order, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(order, 1, order_shape, "to match map") < 0 ||
-        fg_expect_contiguous(order) < 0) {
+    const fg_dim order_shape[] = {{NULL, orders}, {NULL, map->tensor.shape[1]}};
+    if (fg_expect_dtype(order, FG_BIT(FG_INT32)) < 0 ||
+        fg_expect_shape(order, 2, order_shape, "to match groups and map") < 0 || fg_expect_contiguous(order) < 0) {
         return -1;
     }
     p->map = map->tensor;
@@ -213,7 +227,8 @@ PyMethodDef fg_voxel_methods[] = {
                          "coords, code, count, *, shape, out_shape, code_shape, mode, kernel_size, stride, padding, "
                          "dilation, transposed=False, workspace=None, stream=None",
                          "code[:count] = the sorted codes of the sites that a convolution reaches."),
-    FG_OPERATION_METHODS(row_order, "map, order, *, kernel_size, workspace=None, stream=None",
-                         "Columns of map sorted so that neighbours in order have neighbours at the same offsets."),
+    FG_OPERATION_METHODS(row_order, "map, order, *, kernel_size, groups=None, workspace=None, stream=None",
+                         "Columns of map sorted, for each group of offsets, so that neighbours in an order have "
+                         "neighbours at the same offsets."),
     {NULL, NULL, 0, NULL},
 };

@@ -9,19 +9,21 @@ argument.
 `__cuda_stream__`, and must stay alive while work is queued on it; by default it is the current stream of the tensors'
 device in the first of the arrays' libraries that tells it (torch, CuPy), else the legacy default stream.
 
-An operation returns 0 when it ran. In need of a `workspace` and without one it takes it from the arrays' own library
-where that offers its allocator (torch, on its current stream); else it runs nothing and returns the bytes that
-`workspace` must have: a contiguous uint8 array at any address (the bytes leave room to align it to 256).
-`<operation>_workspace` takes the same arguments and only tells the bytes.
+An operation returns 0 when it ran. In need of a workspace it takes the array `workspace`; else memory from the arrays'
+own library where that offers its allocator (torch, on its current stream); else what the function `workspace(nbytes,
+first array)` returns; without any of them it runs nothing and returns the bytes that `workspace` must have. That is a
+contiguous uint8 array at any address (the bytes leave room to align it to 256). `<operation>_workspace` takes the same
+arguments and only tells the bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from numpy.typing import NDArray
 
 Array = Any
 Stream = Any
+Workspace = Array | Callable[[int, Array], Array] | None
 
 @final
 class DeviceArray:
@@ -80,7 +82,7 @@ def neighbor_map(
     padding: Sequence[int] | None = None,
     transposed: bool = False,
     check: bool = False,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """coords (N, 4) int32 [batch, x, y, z]; shape (B, W, H, D); map (V, M) int32 out: the row of coords at
@@ -102,7 +104,7 @@ def conv_sites(
     padding: Sequence[int],
     dilation: Sequence[int],
     transposed: bool = False,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """coords (N, 4) int32 -> code (N * plan_conv_sites(),) int64, of which the first count (1,) int64 are the sorted
@@ -113,12 +115,14 @@ def row_order(
     order: Array,
     *,
     kernel_size: Sequence[int],
-    workspace: Array = None,
+    groups: Sequence[int] | None = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """map (V, N) int32 -> order (N) int32, columns with neighbours at the same offsets side by side: each "segment" of
-    plan_row_order() sorted, stably, by the Gray-code rank of one bit for each of its "offsets", the first one highest.
-    """
+    """map (V, N) int32 -> order (sum(groups), N) int32. groups: of 1, Kw and Kw * Kh, into how many groups of V / g
+    offsets, one after another, each set of orders cuts the kernel, by default (1,); in a group's order, columns with
+    neighbours at the same of its offsets lie side by side, those without any first. Each "segment" of plan_row_orders()
+    is sorted, stably, by the Gray-code rank of one bit for each of the order's "offsets", the first one highest."""
 
 def encode_seq(
     coords: Array,
@@ -126,7 +130,7 @@ def encode_seq(
     *,
     shape: Sequence[int],
     mode: str = "z_order",
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """coords (N, 4) int32, shape (B, W, H, D) -> code (N) int64, or int32 where sequence_bits() is up to 32; mode is
@@ -138,7 +142,7 @@ def decode_seq(
     *,
     shape: Sequence[int],
     mode: str = "z_order",
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """The way back. Codes of no voxel give (-1, -1, -1, -1), on the CPU they raise."""
@@ -152,7 +156,7 @@ def sort_keys(
     sorted: Array | None,
     *,
     bits: int,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """order (N) int32 = the permutation that sorts the low `bits` bits of keys (N) int32 | int64 as unsigned numbers,
@@ -304,13 +308,16 @@ def conv_forward(
     *,
     order: Array | None = None,
     residual: Array | None = None,
+    groups: Sequence[int] | None = None,
     activation: str | None = None,
+    algorithm: str = "auto",
     precision: str = "ieee",
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co).
-    order (M) int32, a permutation: the rows in the order that a GPU works through them, for speed alone.
+    order (sum(groups), M) int32, permutations: sets of orders in which a GPU may work through the rows, for speed
+    alone; a set of g has one for each g-th of the offsets. By default `groups` is one set of them all.
     residual (M, Co), added before the activation ("relu", "silu" or "gelu"); it may be out itself."""
 
 def conv_dgrad(
@@ -320,12 +327,15 @@ def conv_dgrad(
     grad_feats: Array,
     *,
     order: Array | None = None,
+    groups: Sequence[int] | None = None,
+    algorithm: str = "auto",
     mirrored: bool = False,
     precision: str = "ieee",
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (M, Co), map (V, N), grad_feats (N, Ci), order (N) as in the forward pass."""
+    """grad_out (M, Co), map (V, N), grad_feats (N, Ci); order (sum(groups), N), the orders of `map`, as in the forward
+    pass."""
 
 def conv_wgrad(
     grad_out: Array,
@@ -334,11 +344,12 @@ def conv_wgrad(
     grad_weight: Array | None,
     grad_bias: Array | None,
     *,
+    algorithm: str = "auto",
     precision: str = "ieee",
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co)."""
+    """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co). There is one algorithm."""
 
 def pool(
     feats: Array,
@@ -348,7 +359,7 @@ def pool(
     count: Array | None,
     *,
     mode: str,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """feats (N, C), map (V, M), out (M, C); mode "max", "mean" or "sum"; chosen (M, C) int32, of max, the row that each
@@ -362,7 +373,7 @@ def pool_backward(
     count: Array | None,
     *,
     mode: str,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """grad_out (M, C), map (V, N) the transposed one, grad_feats (N, C); chosen of max and count of mean as pool or
@@ -374,7 +385,7 @@ def batch_rows(
     order: Array,
     bounds: Array,
     *,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """coords (N, 4) int32 -> batch (N) int32, the sample of each row, -1 for none; order (N) int32 and bounds (B + 1)
@@ -389,7 +400,7 @@ def global_pool(
     count: Array | None,
     *,
     mode: str,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """feats (N, C), order (N) and bounds (B + 1) of batch_rows, out (B, C); the rest as of pool."""
@@ -419,7 +430,7 @@ def gemm(
     dtype_b: str | None = None,
     dtype_out: str | None = None,
     precision: str = "ieee",
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """out = act(alpha scale_a scale_b A.B^T + bias). `layout`, "dense" by default and "m_grouped" with offsets:
@@ -448,7 +459,7 @@ def quantize(
     dtype: str | None = None,
     swiglu: bool = False,
     block_rows: int = 0,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row; with block_rows 1 or 128 one per
@@ -480,15 +491,27 @@ def conv_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def gemm_workspace(*args: Any, **kwargs: Any) -> int: ...
 def quantize_workspace(*args: Any, **kwargs: Any) -> int: ...
-def plan_row_order(*, rows: int, kernel_size: Sequence[int]) -> dict[str, Any]: ...
+def plan_order_sets(*, rows: int, kernel_size: Sequence[int]) -> tuple[int, ...]: ...
+def plan_row_orders(*, rows: int, kernel_size: Sequence[int], groups: Sequence[int]) -> dict[str, Any]: ...
 def plan_conv_sites(
     *, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], transposed: bool = False
 ) -> int: ...
-def row_order_pays(*, rows: int, kernel_size: Sequence[int]) -> bool: ...
 def plan_conv(
+    *,
+    rows: int,
+    ci: int,
+    co: int,
+    v: int,
+    dtype: str,
+    num_sms: int,
+    compute_capability: int = 80,
+    precision: str = "ieee",
+    algorithm: str = "auto",
+    groups: Sequence[int] | None = None,
+) -> dict[str, Any]: ...
+def plan_conv_wgrad(
     *, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int, compute_capability: int = 80
 ) -> dict[str, Any]: ...
-def plan_conv_wgrad(*, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
 def plan_gemm(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
 def plan_gemm_sm90(
     *, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int, tiles: int = 0

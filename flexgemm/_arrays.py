@@ -6,7 +6,7 @@ recognises an array by its type, without importing a library that the caller has
 answer per type: for a torch tensor it costs one dictionary lookup.
 
 An operation goes: library_of(first array) -> rows()/contiguous() of its inputs -> empty() for its outputs -> the
-extension, once more with a workspace() if it asks for one -> result().
+extension, which may ask for a workspace() -> result().
 """
 
 from __future__ import annotations
@@ -117,14 +117,12 @@ class Library:
         raise NotImplementedError
 
     def workspace(self, nbytes: int, like: Array) -> Array:
-        """The scratch memory that an operation of the extension asks for by returning nbytes instead of 0."""
+        """The scratch memory that an operation of the extension asks for, given this as its `workspace`."""
         return self.empty((nbytes,), "uint8", like)
 
     def run(self, operation: Any, *arrays: Array, **scalars: Any) -> None:
-        """Calls an operation of the extension, once more with the workspace that it asks for."""
-        workspace = None
-        while nbytes := operation(*arrays, workspace=workspace, stream=self.stream, **scalars):
-            workspace = self.workspace(nbytes, arrays[0])
+        """Calls an operation of the extension, on this library's stream and with its memory."""
+        operation(*arrays, workspace=self.workspace, stream=self.stream, **scalars)
 
     def result(self, x: Array) -> Array:
         """An array from `empty`, as the caller wants it."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from flexgemm import _C
 from flexgemm._arrays import Array, Library, Stream, library_of
-from flexgemm.voxel import NeighborMap
+from flexgemm.voxel import NeighborMap, order_groups
 
 
 def submanifold_conv3d(
@@ -27,6 +27,7 @@ def submanifold_conv3d(
     residual: Array | None = None,
     activation: str | None = None,
     out: Array | None = None,
+    algorithm: str = "auto",
     precision: str = "ieee",
     stream: Stream = None,
 ) -> Array:
@@ -39,6 +40,12 @@ def submanifold_conv3d(
     activation: None, "relu", "silu" or "gelu" (the exact one, by erf).
     out: (N, Co) to write into; by default a new array of the library of feats. It may be the residual itself, with the
         same strides, but overlap no input otherwise.
+    algorithm: how a GPU computes it; the CPU has one way. The results are the same within rounding.
+        "auto": whatever is expected to be fastest for this number of voxels and these channels.
+        "implicit_gemm": one pass over all offsets, voxels as they come.
+        "implicit_gemm_splitk": the offsets split among blocks, where there are too few of them.
+        "masked_implicit_gemm": voxels with the same neighbours side by side, where neighbor_map has such an order.
+        "masked_implicit_gemm_splitk": the same for groups of offsets, each with an order of its own.
     precision: of float32 products: "ieee" is true float32, "tf32" rounds the factors to TF32. Sums are float32.
     stream: a CUDA stream instead of the array library's current one.
 
@@ -51,7 +58,7 @@ def submanifold_conv3d(
     """
     expect_submanifold(neighbor_map)
     how: Any = {"neighbor_map": neighbor_map, "residual": residual, "activation": activation, "out": out}
-    return sparse_conv3d(feats, weight, bias, **how, precision=precision, stream=stream)
+    return sparse_conv3d(feats, weight, bias, **how, algorithm=algorithm, precision=precision, stream=stream)
 
 
 def submanifold_conv3d_backward(
@@ -61,6 +68,7 @@ def submanifold_conv3d_backward(
     *,
     neighbor_map: NeighborMap,
     needs_grad: tuple[bool, bool, bool] = (True, True, True),
+    algorithm: str = "auto",
     precision: str = "ieee",
     stream: Stream = None,
 ) -> tuple[Array | None, Array | None, Array | None]:
@@ -68,15 +76,15 @@ def submanifold_conv3d_backward(
 
     grad_out: (N, Co), the gradient of the output; with an activation that of its input, which is the residual's too.
     feats, weight, precision, stream: as in the forward pass.
+    algorithm: of the gradient in feats, as in the forward pass; the gradient in weight has one.
     needs_grad: which of the three gradients to compute.
 
     Returns (grad_feats (N, Ci), grad_weight like weight, grad_bias (Co)), None where needs_grad is False.
     Deterministic; sums are float32. Raises as `submanifold_conv3d` does.
     """
     expect_submanifold(neighbor_map)
-    return sparse_conv3d_backward(
-        grad_out, feats, weight, neighbor_map=neighbor_map, needs_grad=needs_grad, precision=precision, stream=stream
-    )
+    how: Any = {"neighbor_map": neighbor_map, "needs_grad": needs_grad, "algorithm": algorithm}
+    return sparse_conv3d_backward(grad_out, feats, weight, **how, precision=precision, stream=stream)
 
 
 def sparse_conv3d(
@@ -88,6 +96,7 @@ def sparse_conv3d(
     residual: Array | None = None,
     activation: str | None = None,
     out: Array | None = None,
+    algorithm: str = "auto",
     precision: str = "ieee",
     stream: Stream = None,
 ) -> Array:
@@ -98,7 +107,7 @@ def sparse_conv3d(
         output at i * stride + k * dilation - padding meet in weight[:, k]. torch's conv3d has it as (Co, Ci, Kw, Kh,
         Kd), its conv_transpose3d as (Ci, Co, Kw, Kh, Kd).
     bias: (Co) of the same dtype, or None.
-    residual (M, Co), activation, out, precision, stream: as of submanifold_conv3d.
+    residual (M, Co), activation, out, algorithm, precision, stream: as of submanifold_conv3d.
 
     Returns (M, Co), one row for each of neighbor_map.out_coords. Deterministic, recorded by autograd and computed where
     the map is, and raises, as submanifold_conv3d.
@@ -109,8 +118,8 @@ def sparse_conv3d(
             raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
         from flexgemm.torch import ops
 
-        return ops.record_conv(feats, weight, bias, residual, neighbor_map, activation, precision, stream)
-    return forward(library, feats, weight, bias, neighbor_map, out, precision, residual, activation)
+        return ops.record_conv(feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, stream)
+    return forward(library, feats, weight, bias, neighbor_map, out, algorithm, precision, residual, activation)
 
 
 def sparse_conv3d_backward(
@@ -120,6 +129,7 @@ def sparse_conv3d_backward(
     *,
     neighbor_map: NeighborMap,
     needs_grad: tuple[bool, bool, bool] = (True, True, True),
+    algorithm: str = "auto",
     precision: str = "ieee",
     stream: Stream = None,
 ) -> tuple[Array | None, Array | None, Array | None]:
@@ -129,7 +139,7 @@ def sparse_conv3d_backward(
     `sparse_inverse_conv3d` come with neighbor_map.inverse.
     """
     library = bind(feats, neighbor_map, stream)
-    return backward(library, grad_out, feats, weight, neighbor_map, needs_grad, precision)
+    return backward(library, grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision)
 
 
 def sparse_inverse_conv3d(
@@ -141,6 +151,7 @@ def sparse_inverse_conv3d(
     residual: Array | None = None,
     activation: str | None = None,
     out: Array | None = None,
+    algorithm: str = "auto",
     precision: str = "ieee",
     stream: Stream = None,
 ) -> Array:
@@ -154,7 +165,7 @@ def sparse_inverse_conv3d(
     """
     inverse = expect_map(neighbor_map).inverse
     how: Any = {"neighbor_map": inverse, "residual": residual, "activation": activation, "out": out}
-    return sparse_conv3d(feats, weight, bias, **how, precision=precision, stream=stream)
+    return sparse_conv3d(feats, weight, bias, **how, algorithm=algorithm, precision=precision, stream=stream)
 
 
 def forward(
@@ -164,6 +175,7 @@ def forward(
     bias: Array | None,
     neighbor_map: NeighborMap,
     out: Array | None,
+    algorithm: str,
     precision: str,
     residual: Array | None = None,
     activation: str | None = None,
@@ -177,8 +189,8 @@ def forward(
         residual = library.rows(residual, "residual")
     shape = _check_shapes(feats, weight, neighbor_map)
     out = library.empty(shape, None, feats) if out is None else library.output(out, shape, None, feats)
-    map, order, workspace, stream = neighbor_map.native, neighbor_map.native_order, None, library.stream
-    while nbytes := _C.conv_forward(
+    map, order, stream = neighbor_map.native, neighbor_map.native_order, library.stream
+    _C.conv_forward(
         feats,
         weight,
         bias,
@@ -186,12 +198,13 @@ def forward(
         out,
         order=order,
         residual=residual,
+        groups=order_groups(order, neighbor_map.kernel_size),
         activation=activation,
+        algorithm=algorithm,
         precision=precision,
-        workspace=workspace,
+        workspace=library.workspace,
         stream=stream,
-    ):
-        workspace = library.workspace(nbytes, feats)
+    )
     return library.result(out)
 
 
@@ -202,6 +215,7 @@ def backward(
     weight: Array,
     neighbor_map: NeighborMap,
     needs_grad: tuple[bool, bool, bool],
+    algorithm: str,
     precision: str,
 ) -> tuple[Array | None, Array | None, Array | None]:
     """`sparse_conv3d_backward` with the library already bound."""
@@ -218,30 +232,36 @@ def backward(
     if needs_grad[0]:
         map, order = neighbor_map.native_gradient(stream)
         grad_feats = library.empty(tuple(feats.shape), None, feats)
-        workspace = None
-        while nbytes := _C.conv_dgrad(
+        _C.conv_dgrad(
             grad_out,
             weight,
             map,
             grad_feats,
             order=order,
+            groups=order_groups(order, neighbor_map.kernel_size),
+            algorithm=algorithm,
             mirrored=neighbor_map.mirrored,
             precision=precision,
-            workspace=workspace,
+            workspace=library.workspace,
             stream=stream,
-        ):
-            workspace = library.workspace(nbytes, feats)
+        )
         grad_feats = library.result(grad_feats)
 
     if needs_grad[1] or needs_grad[2]:
         map = neighbor_map.native
         grad_weight = library.empty(tuple(weight.shape), None, weight) if needs_grad[1] else None
         grad_bias = library.empty((weight.shape[0],), None, weight) if needs_grad[2] else None
-        workspace = None
-        while nbytes := _C.conv_wgrad(
-            grad_out, feats, map, grad_weight, grad_bias, precision=precision, workspace=workspace, stream=stream
-        ):
-            workspace = library.workspace(nbytes, feats)
+        _C.conv_wgrad(
+            grad_out,
+            feats,
+            map,
+            grad_weight,
+            grad_bias,
+            algorithm=algorithm,
+            precision=precision,
+            workspace=library.workspace,
+            stream=stream,
+        )
         grad_weight = library.result(grad_weight) if needs_grad[1] else None
         grad_bias = library.result(grad_bias) if needs_grad[2] else None
 

@@ -295,8 +295,7 @@ def product(
             result = library.contiguous(out, "out")
     else:
         result = library.empty(shape, out_dtype, a)
-    workspace, stream = None, library.stream
-    while nbytes := _C.gemm(
+    _C.gemm(
         a,
         b,
         result,
@@ -313,10 +312,9 @@ def product(
         dtype_b=dtype_b,
         dtype_out=out_dtype if scale_out is not None else None,
         precision=precision,
-        workspace=workspace,
-        stream=stream,
-    ):
-        workspace = library.workspace(nbytes, a)
+        workspace=library.workspace,
+        stream=library.stream,
+    )
     return library.result(result)
 
 

@@ -62,8 +62,7 @@ def quantize(
             need = " or ".join(str(shape) for shape in expected)
             raise ValueError(f"scale: expected {need} for granularity {granularity!r}, got {tuple(factors.shape)}")
     q = library.empty((*lead, m, k), name, x)
-    workspace, stream = None, library.stream
-    while nbytes := _C.quantize(
+    _C.quantize(
         x,
         q,
         factors,
@@ -71,8 +70,7 @@ def quantize(
         dtype=name,
         swiglu=swiglu,
         block_rows=block_rows,
-        workspace=workspace,
-        stream=stream,
-    ):
-        workspace = library.workspace(nbytes, x)
+        workspace=library.workspace,
+        stream=library.stream,
+    )
     return library.result(q), library.result(factors) if scale is None else scale

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from functools import lru_cache
 from operator import index
 from typing import Any
 
@@ -47,7 +48,7 @@ class NeighborMap:
     mirrored: bool  # submanifold, every kernel axis odd: the gradient uses the map itself, read backwards
     device: str | None  # the device= of NumPy coordinates
     native: Array  # the map as the extension takes it
-    native_order: Array | None  # and its row order
+    native_order: Array | None  # and its row orders
 
     def __init__(
         self,
@@ -151,9 +152,18 @@ class NeighborMap:
         return int((pairs >= 0).sum())
 
     @property
+    def order_groups(self) -> tuple[int, ...]:
+        """The groups of offsets of each set of row orders; () where none pays."""
+        return order_groups(self.native_order, self.kernel_size)
+
+    @property
     def order(self) -> Array | None:
-        """(M,) int32: the columns of `map`, those with neighbours at the same offsets side by side, as a GPU works
-        through them; None where an order does not pay: for few voxels, for a volume of 1, on the CPU."""
+        """(sum(order_groups), M) int32: orders of the columns of `map`, as a GPU works through them; None where none
+        pays: for few voxels, for a volume of 1, on the CPU.
+
+        A set of orders cuts the V offsets into as many groups, one after another, and has one order for each, in which
+        columns with neighbours at the same offsets of the group lie side by side. Each layer works with the set that
+        suits its channels."""
         return None if self.native_order is None else self._library(None).result(self.native_order)
 
     def freeze(self, stream: Stream = None) -> NeighborMap:
@@ -218,9 +228,9 @@ class NeighborMap:
             self.native, self.native_order = self._build(self.submanifold and self.transposed, False, None)
 
     def native_gradient(self, stream: Stream = None) -> tuple[Array, Array | None]:
-        """The map that the gradient of the features uses and its row order, as the extension takes them.
+        """The map that the gradient of the features uses and its row orders, as the extension takes them.
 
-        A row's mask read backwards sorts as well as the mask itself: a mirrored map shares the order of the map."""
+        A mirrored map is the map itself with the weights read backwards, so that it has the same orders."""
         return (self.native, self.native_order) if self.mirrored else self._transposed(stream)
 
     def _transposed(self, stream: Stream) -> tuple[Array, Array | None]:
@@ -255,7 +265,7 @@ class NeighborMap:
         return sites
 
     def _build(self, backward: bool, check: bool, stream: Stream) -> tuple[Array, Array | None]:
-        """A map and its row order, both at once: what is built while a CUDA graph is captured lives in that graph.
+        """A map and its row orders, all at once: what is built while a CUDA graph is captured lives in that graph.
 
         backward: from the inputs to the outputs that read them."""
         library = self._library(stream)
@@ -281,10 +291,11 @@ class NeighborMap:
                 check=check,
                 **asked,
             )
-        if not library.on_gpu(coords) or not _C.row_order_pays(rows=queries.shape[0], kernel_size=self.kernel_size):
+        sets = _C.plan_order_sets(rows=queries.shape[0], kernel_size=self.kernel_size) if library.on_gpu(coords) else ()
+        if not sets:
             return result, None
-        order = library.empty((queries.shape[0],), "int32", coords)
-        library.run(_C.row_order, result, order, kernel_size=self.kernel_size)
+        order = library.empty((sum(sets), queries.shape[0]), "int32", coords)
+        library.run(_C.row_order, result, order, kernel_size=self.kernel_size, groups=sets)
         return result, order
 
     def __repr__(self) -> str:
@@ -405,6 +416,21 @@ def sparse_conv_map(
         device=device,
         stream=stream,
     )
+
+
+def order_groups(order: Array | None, kernel_size: Triple) -> tuple[int, ...]:
+    """The groups of offsets of each of the sets that row orders (orders, N) are; they say it by their number."""
+    return () if order is None else _order_groups(int(order.shape[0]), kernel_size)
+
+
+@lru_cache
+def _order_groups(orders: int, kernel_size: Triple) -> tuple[int, ...]:
+    """Sets come coarsest first, each once: the whole kernel, planes of constant kx, columns of constant (kx, ky)."""
+    sets: list[int] = []
+    for groups in (1, kernel_size[0], kernel_size[0] * kernel_size[1]):
+        if groups not in sets and sum(sets) < orders:
+            sets.append(groups)
+    return tuple(sets)
 
 
 @contextmanager

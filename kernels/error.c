@@ -1,4 +1,4 @@
-/* fg_error and dtype names: the few lines of the contract that have a body. */
+/* fg_error and names: the few lines of the contract that have a body. */
 #include "flexgemm.h"
 
 #include <stdarg.h>
@@ -18,4 +18,11 @@ const char *fg_dtype_name(fg_dtype dtype) {
         "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "int64", "uint8",
     };
     return names[dtype];
+}
+
+const char *fg_algorithm_name(fg_algorithm algorithm) {
+    static const char *const names[FG_ALGORITHM_COUNT] = {
+        "auto", "implicit_gemm", "implicit_gemm_splitk", "masked_implicit_gemm", "masked_implicit_gemm_splitk",
+    };
+    return names[algorithm];
 }

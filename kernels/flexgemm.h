@@ -92,6 +92,28 @@ typedef enum { FG_PRECISION_IEEE = 0, FG_PRECISION_TF32 } fg_precision; /* of fl
 /* Of float32 sums, the last thing before they are rounded to the output's dtype. GELU is the exact one, by erf. */
 typedef enum { FG_ACTIVATION_NONE = 0, FG_ACTIVATION_RELU, FG_ACTIVATION_SILU, FG_ACTIVATION_GELU } fg_activation;
 
+/* How a convolution is computed: what a plan may choose among. The results are the same within rounding, and a backend
+ * may know one way only. */
+typedef enum {
+    FG_ALGORITHM_AUTO = 0,                    /* whatever the plan takes to be fastest */
+    FG_ALGORITHM_IMPLICIT_GEMM,               /* rows as they come, one pass over all offsets */
+    FG_ALGORITHM_IMPLICIT_GEMM_SPLITK,        /* ... offsets split among blocks where tiles are few */
+    FG_ALGORITHM_MASKED_IMPLICIT_GEMM,        /* rows in one order, one pass */
+    FG_ALGORITHM_MASKED_IMPLICIT_GEMM_SPLITK, /* offsets in groups, each with an order of its own, and split */
+    FG_ALGORITHM_COUNT,
+} fg_algorithm;
+
+/* "auto", "implicit_gemm", ... (kernels/error.c) */
+const char *fg_algorithm_name(fg_algorithm algorithm);
+
+/* Sets of row orders. A set of g cuts the V offsets of a map into g groups of V / g, one after another, and has an order
+ * for each. Sets lie one after another: sum(groups) orders in all. */
+enum { FG_MAX_ORDER_SETS = 3, FG_MAX_GROUPS = 49 };
+typedef struct {
+    int32_t sets;
+    int32_t groups[FG_MAX_ORDER_SETS];
+} fg_order_sets;
+
 /* ---- operations ----
  * Each has a workspace query on the same params (workspace ignored) and a run. The caller allocates `workspace`
  * (uint8, 256-byte aligned) of at least that many bytes. Sizes and strides are int64: N*V beyond 2^31 is legal.
@@ -127,13 +149,14 @@ typedef struct {
     fg_tensor workspace;
 } fg_neighbor_map_params;
 
-/* order: the columns of a map, permuted so that neighbours in it have neighbours at the same offsets: sorted, stably
- * and segment by segment, by the Gray-code rank of a bit mask over the offsets that fg_plan_row_order chooses (plan.h).
- * V = 1 is the identity. */
+/* order: the columns of a map, permuted once for each group of offsets, so that neighbours in an order have neighbours
+ * at the same offsets of the group: sorted, stably and segment by segment, by the Gray-code rank of a bit mask over the
+ * offsets that fg_plan_row_orders chooses (plan.h). Columns without any of these come first. */
 typedef struct {
-    fg_tensor map;     /* (V, N) int32 contiguous, -1 = none */
-    int32_t kernel[3]; /* Kw, Kh, Kd with V = Kw * Kh * Kd */
-    fg_tensor order;   /* out: (N) int32 contiguous */
+    fg_tensor map;      /* (V, N) int32 contiguous, -1 = none */
+    int32_t kernel[3];  /* Kw, Kh, Kd with V = Kw * Kh * Kd */
+    fg_order_sets sets; /* of 1, Kw or Kw * Kh groups */
+    fg_tensor order;    /* out: (sum of groups, N) int32 contiguous */
     fg_tensor workspace;
 } fg_row_order_params;
 
@@ -304,14 +327,15 @@ typedef struct {
 
 /* out[m] = activation(sum_v weight[:, v, :] . feats[map[v, m]] + bias + residual[m]), all of it in float32. */
 typedef struct {
-    fg_tensor feats;  /* (N, Ci) float32 | float16 | bfloat16, inner stride 1 */
-    fg_tensor weight; /* (Co, V, Ci) contiguous, dtype of feats */
-    fg_tensor bias;   /* (Co) contiguous, dtype of feats; or absent */
-    fg_tensor map;    /* (V, M) int32 contiguous, -1 = none */
-    fg_tensor order;  /* (M) int32 contiguous, a permutation: the rows in the order to work in; or absent */
-    fg_tensor
-        residual; /* (M, Co) inner stride 1, dtype of feats; may be `out` itself, element for element; or absent */
+    fg_tensor feats;    /* (N, Ci) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor weight;   /* (Co, V, Ci) contiguous, dtype of feats */
+    fg_tensor bias;     /* (Co) contiguous, dtype of feats; or absent */
+    fg_tensor map;      /* (V, M) int32 contiguous, -1 = none */
+    fg_tensor order;    /* (sum of groups, M) int32 contiguous, permutations: orders to take rows in; or absent */
+    fg_tensor residual; /* (M, Co) inner stride 1, dtype of feats, may be `out` element for element; or absent */
+    fg_order_sets sets; /* of which a plan takes one, or none; every one divides V */
     fg_activation activation;
+    fg_algorithm algorithm;
     fg_precision precision;
     fg_tensor out; /* (M, Co) inner stride 1, dtype of feats */
     fg_tensor workspace;
@@ -323,7 +347,9 @@ typedef struct {
     fg_tensor grad_out; /* (M, Co), inner stride 1 */
     fg_tensor weight;   /* (Co, V, Ci) contiguous */
     fg_tensor map;      /* (V, N) int32 contiguous */
-    fg_tensor order;    /* (N) int32 contiguous, as in the forward pass; or absent */
+    fg_tensor order;    /* (sum of groups, N) int32 contiguous: those of `map`, as in the forward pass; or absent */
+    fg_order_sets sets;
+    fg_algorithm algorithm;
     bool mirrored;
     fg_precision precision;
     fg_tensor grad_feats; /* out: (N, Ci) inner stride 1 */
@@ -333,9 +359,10 @@ typedef struct {
 /* grad_weight[:, v, :] = sum_m grad_out[m] (x) feats[map[v, m]]; grad_bias = sum_m grad_out[m].
  * Either output may be absent. Deterministic: partial sums meet in a fixed order. */
 typedef struct {
-    fg_tensor grad_out; /* (M, Co), inner stride 1 */
-    fg_tensor feats;    /* (N, Ci), inner stride 1 */
-    fg_tensor map;      /* (V, M) int32 contiguous: the forward map */
+    fg_tensor grad_out;     /* (M, Co), inner stride 1 */
+    fg_tensor feats;        /* (N, Ci), inner stride 1 */
+    fg_tensor map;          /* (V, M) int32 contiguous: the forward map */
+    fg_algorithm algorithm; /* of which this pass knows one */
     fg_precision precision;
     fg_tensor grad_weight; /* out: (Co, V, Ci) contiguous, dtype of feats; or absent */
     fg_tensor grad_bias;   /* out: (Co) contiguous, dtype of feats; or absent */

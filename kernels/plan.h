@@ -12,21 +12,36 @@
 extern "C" {
 #endif
 
-typedef enum { FG_FAMILY_PORTABLE = 0, FG_FAMILY_SM90 } fg_family;
+typedef enum { FG_FAMILY_PORTABLE = 0, FG_FAMILY_SM90, FG_FAMILY_CPU } fg_family;
 
 typedef struct {
     fg_family family;                  /* whose tiles these are */
     int32_t block_m, block_n, block_k; /* output rows, output channels, reduction elements of one tile step */
     int32_t num_stages;                /* depth of the cp.async pipeline */
+    int32_t groups;                    /* of offsets, each with its own row order; 0: rows as they come */
     int32_t split_k;                   /* reduction slices whose fp32 partials meet in the workspace; 1 = none */
     int64_t workspace_bytes;
 } fg_plan;
 
 /* rows = output rows, ci / co = reduction and output channels as the pass sees them, v = kernel volume;
- * compute_capability = 90 for 9.0. */
-fg_plan fg_plan_conv(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
-                     int32_t compute_capability);
-fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms);
+ * compute_capability = 90 for 9.0, where the float32 of a weight gradient means TF32: there is no other float32 kernel
+ * for it. */
+typedef struct {
+    int64_t rows, ci, co, v;
+    fg_dtype dtype;
+    fg_precision precision;
+    int32_t num_sms, compute_capability;
+    fg_algorithm algorithm;
+    fg_order_sets orders; /* that the caller has */
+} fg_conv_question;
+
+/* Forward pass and input gradient. split_k is a multiple of `groups`: each group may be split further. */
+fg_plan fg_plan_conv(const fg_conv_question *question);
+/* Weight gradient: a tile is block_m output channels x block_n input channels of one offset; on Hopper block_n of the
+ * v * ci columns, which touch FG_WGRAD_MAX_OFFSETS offsets at most. The reduction runs over rows. */
+enum { FG_WGRAD_MAX_OFFSETS = 12 };
+fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
+                           int32_t compute_capability);
 /* Bias gradient: split_k slices of rows; the block sizes are not used. */
 fg_plan fg_plan_column_sum(int64_t rows, int64_t columns, int32_t num_sms);
 
@@ -47,27 +62,59 @@ fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype d
 enum {
     FG_TILES_UNPAIRED = 1, /* groups of rows that start at any multiple of 128 */
     FG_TILES_NARROW = 2,   /* 128 x 128: scales of blocks, and sums promoted every other step or less */
-    FG_TILES_ALL = 3,
+    FG_TILES_TALL = 4,     /* of at least 128 rows: groups along K */
+    FG_TILES_ALL = 7,
 };
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params);
 
-/* Of the Hopper kernel: persistent blocks, TMA and wgmma. block_m 256 is a pair of blocks of 128 rows that share B. */
+/* Of the Hopper kernels: persistent blocks, TMA and wgmma. block_m 256 is a pair of blocks of 128 rows that share B;
+ * below 128 it is the kernel for few rows, where split_k blocks of a cluster share the depth of a tile. */
 fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
                           int32_t tiles);
 
-enum { FG_MAX_KEY_BITS = 24 };
+/* ---- what was chosen (print_config.c) ---- */
 
-/* Row order of a neighbour map: each segment of rows sorted by the Gray-code rank of a key with one bit per offset, the
- * first one highest. Both backends follow it. (plan_order.c) */
+const char *fg_family_name(fg_family family); /* "portable", "sm90", "cpu" */
+
+/* With FLEXGEMM_PRINT_CONFIGS=1 in the environment: a line on stderr, once for each. The shape is printf-style. */
+void fg_print_plan(const fg_plan *plan, const char *operation, fg_dtype dtype, const char *shape_format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 4, 5)))
+#endif
+    ;
+
+/* ---- row orders (plan_order.c) ---- */
+
+/* 7 x 7 x 7: 1 + 7 + 49 orders. */
+enum { FG_MAX_KEY_BITS = 24, FG_MAX_ORDERS = 57 };
+
+/* The sets that a map of this many rows should have, coarsest first; none where an order costs more than it gains. */
+fg_order_sets fg_plan_order_sets(int64_t rows, const int32_t kernel[3]);
+
+/* How to build sets of orders. A key has above the number of the row's segment, where those of the second order follow
+ * those of the first, and below the Gray-code rank of a mask with one bit per offset, the first one highest. Both
+ * backends follow it. */
 typedef struct {
-    bool pays;       /* a convolution of this many rows gains more than the order costs */
-    int32_t segment; /* rows, a power of two; at most 256 segments */
-    int32_t key_bits;
-    uint16_t offsets[FG_MAX_KEY_BITS];
+    int32_t orders;    /* sum of the groups of all sets */
+    int32_t segment;   /* rows, a power of two */
+    int32_t rank_bits; /* of the longest key */
+    int32_t key_bits;  /* both together, at most 32 */
+    struct {
+        uint16_t bits;
+        uint16_t offsets[FG_MAX_KEY_BITS];
+    } keys[FG_MAX_ORDERS];
 } fg_order_plan;
 
-fg_order_plan fg_plan_row_order(int64_t rows, const int32_t kernel[3]);
+/* Rows of a segment, before it grows to keep keys short. */
+int32_t fg_order_segment(int64_t rows);
+
+fg_order_plan fg_plan_row_orders(int64_t rows, const int32_t kernel[3], fg_order_sets sets);
+
+/* The share of a volume's offsets at which a surface has neighbours, and of a group's offsets that a tile of block_m
+ * rows works through when the rows are in the group's order: models, fitted to scenes of docs/performance.md. */
+double fg_pair_share(int64_t volume);
+double fg_union_share(int64_t rows, int64_t volume, int64_t groups, int32_t block_m);
 
 /* Which kernel positions lead a voxel to an output site of a convolution: along each axis at most `taps` of them,
  * `step` apart. (plan_sites.c) */

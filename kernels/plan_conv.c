@@ -2,8 +2,11 @@
  * Plans of the convolution passes: which tile, and into how many slices the reduction is split.
  *
  * A tile step is 128 bytes deep. Large tiles move the fewest bytes per product; small ones and splits exist to give
- * every multiprocessor work when rows or channels are few.
+ * every multiprocessor work when rows or channels are few. A split by groups of offsets, each with its own row order,
+ * also saves most of the products with neighbours that do not exist.
  */
+#include <math.h>
+
 #include "plan.h"
 
 enum {
@@ -14,10 +17,12 @@ enum {
     MAX_GATHER_SLICES = 16,
     MAX_SLICES = 65535,         /* of any pass: a grid's extent */
     MIN_ROWS_PER_SLICE = 512,   /* weight gradient */
+    MIN_ROWS_PER_WAVE = 4096,   /* of a slice, weight gradient on Hopper, where there is more than one wave */
     MAX_ROWS_PER_SLICE = 65536, /* bounds the chain of additions that tensor cores truncate */
     WGRAD_WAVES = 4,            /* offsets differ in neighbours: more CTAs than fit at once even that out */
     MIN_ROWS_PER_SUM = 256,     /* column sums */
     SM90_MIN_OFFSETS = 2,       /* of a slice, Hopper */
+    MAX_PARTIALS = 1 << 28,     /* 1 GiB of float32 */
 };
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -40,51 +45,165 @@ static void set_split(fg_plan *plan, int64_t slices, int64_t outputs) {
     plan->workspace_bytes = plan->split_k > 1 ? plan->split_k * outputs * (int64_t)sizeof(float) : 0;
 }
 
+/* ---- forward pass and input gradient ---- */
+
+/* A tile, and the speed of a card full of it: TFLOP/s on 132 multiprocessors with 16-bit inputs and rows as they come,
+ * every product counted. Fitted to an H200. */
+typedef struct {
+    int32_t block_m, block_n, num_stages, ctas_per_sm;
+    double tflops;
+} tile;
+
+/* What else a convolution spends its time on, in seconds and bytes, on the same card. */
+static const double MEASURED_SMS = 132;
+static const double TASK_SECONDS = 3e-6;   /* a CTA's pipeline fills, and empties, once a tile */
+static const double LAUNCH_SECONDS = 3e-6; /* of the kernel that adds partial sums */
+static const double L2_BYTES = 5.5e12;     /* a second, from L2 to the multiprocessors */
+static const double DRAM_BYTES = 4.2e12;   /* a second, read and written */
+static const double L2_HOLDS = 32e6;       /* bytes of features beside the weights that pass through */
+static const double ENTRY_BYTES = 16;      /* of L2 for a map entry read through an order: half a sector, 4 when not */
+
+/* What is more complicated has to be this much cheaper: the figures are not exact. */
+static const double WORTHWHILE = 0.97;
+
+/* Seconds of one choice. `groups` is 0 for rows as they come: then a tile works through nearly all offsets, neighbours
+ * in space share what they gather, and all of this is part of the tile's speed. An order saves the offsets that no row
+ * of a tile needs, and pays for it with rows and map entries from all over a segment. */
+static double seconds(const fg_conv_question *q, const tile *t, int64_t groups, int64_t splits) {
+    const double size = (double)fg_dtype_size(q->dtype), scale = q->num_sms / MEASURED_SMS;
+    const int64_t columns = ceil_div(q->co, t->block_n), slices = at_least(groups, 1) * splits;
+    const int64_t depth = STEP_BYTES / (int64_t)size, slots = (int64_t)q->num_sms * t->ctas_per_sm;
+    /* float32: half as many products a step; the three products of "ieee" take three times as long. */
+    const double slowdown = size / 2 * (size == 4 && q->precision == FG_PRECISION_IEEE ? 3 : 1);
+    const double task_flops =
+        2.0 * t->block_m * t->block_n * ((double)q->v / (double)slices) * (double)(ceil_div(q->ci, depth) * depth);
+    const double task_seconds = task_flops * slowdown * (double)slots / (t->tflops * 1e12 * scale);
+    const double tasks = (double)tiles(q->rows, q->co, t->block_m, t->block_n) * (double)slices;
+    const double waves = tasks / (double)slots;
+
+    double span = ceil(waves), other = ceil(waves) * TASK_SECONDS;
+    if (groups > 0) {
+        const int64_t segment = fg_order_segment(q->rows);
+        const double share = fg_union_share(at_most(q->rows, segment), q->v, groups, t->block_m);
+        const double gathered = fg_pair_share(q->v) * (double)q->v * (double)q->rows * (double)(q->ci * columns) * size;
+        const bool fits = (double)at_most(q->rows, segment) * (double)q->ci * size <= L2_HOLDS;
+        span = fmin(span, share * waves + 0.5); /* tiles differ: the last CTA is half a full one late */
+        other += (1 - share) * gathered / (L2_BYTES * scale);
+        other += (double)q->rows * (double)(q->v * columns) * ENTRY_BYTES / (L2_BYTES * scale);
+        if (!fits) other += gathered * (1 / DRAM_BYTES - 1 / L2_BYTES) / scale;
+    }
+    if (slices > 1) {
+        /* A surface misses about half of all offsets one by one, few slices of many: those rows have no partial sum. */
+        const double present = 1 - 0.5 * (double)slices / (double)q->v;
+        const double bytes = 2.0 * sizeof(float) * (double)q->rows * (double)q->co * (double)slices;
+        other += LAUNCH_SECONDS + present * bytes / (DRAM_BYTES * scale);
+    }
+    return span * task_seconds + other;
+}
+
+/* Tries the orders that the caller has and none, each with as many more splits as fill the card. */
+static fg_plan choose_slices(const fg_conv_question *q, fg_plan plan, const tile *t, int64_t max_splits) {
+    const bool masked =
+        q->algorithm == FG_ALGORITHM_MASKED_IMPLICIT_GEMM || q->algorithm == FG_ALGORITHM_MASKED_IMPLICIT_GEMM_SPLITK;
+    const bool plain = q->algorithm == FG_ALGORITHM_IMPLICIT_GEMM || q->algorithm == FG_ALGORITHM_IMPLICIT_GEMM_SPLITK;
+    const bool split = q->algorithm != FG_ALGORITHM_IMPLICIT_GEMM && q->algorithm != FG_ALGORITHM_MASKED_IMPLICIT_GEMM;
+    const int64_t tile_count = at_least(tiles(q->rows, q->co, t->block_m, t->block_n), 1);
+    const int64_t slots = (int64_t)q->num_sms * t->ctas_per_sm;
+    double best = INFINITY;
+    for (int32_t i = -1; i < q->orders.sets; i++) {
+        const int64_t groups = i < 0 ? 0 : q->orders.groups[i], orders = at_least(groups, 1);
+        if (i < 0 ? masked && q->orders.sets > 0 : plain) continue;
+        const int64_t filling = at_most(slots / (tile_count * orders), max_splits / orders);
+        const int64_t options[] = {1, at_least(filling, 1)};
+        for (int option = 0; option < 2; option++) {
+            const int64_t slices = orders * options[option];
+            if (slices > 1 && (!split || slices * q->rows * q->co > MAX_PARTIALS)) continue;
+            const double cost = seconds(q, t, groups, options[option]);
+            if (cost > WORTHWHILE * best) continue;
+            best = cost;
+            plan.groups = (int32_t)groups;
+            set_split(&plan, slices, q->rows * q->co);
+        }
+    }
+    return plan;
+}
+
 /* Hopper. Bytes from L2 per product are what a tile must save, so the widest is best; narrower ones are for channels that
  * would leave much of a wider one empty. */
-static fg_plan plan_conv_sm90(int64_t rows, int64_t co, int64_t v, int32_t num_sms) {
+static fg_plan plan_conv_sm90(const fg_conv_question *q) {
     static const struct {
-        int32_t block_n, num_stages, ctas_per_sm;
+        tile tile;
         int32_t cost; /* of a column, relative: sphere256 with 256 channels on an H200 */
-    } candidates[] = {{256, 4, 1, 10}, {128, 5, 1, 13}, {64, 3, 2, 17}};
+    } candidates[] = {
+        {{128, 256, 4, 1, 800}, 10},
+        {{128, 128, 5, 1, 610}, 13},
+        {{128, 64, 3, 2, 400}, 17},
+    };
     int best = 0;
     for (int i = 1; i < 3; i++) {
-        const int64_t width = ceil_div(co, candidates[i].block_n) * candidates[i].block_n;
-        const int64_t best_width = ceil_div(co, candidates[best].block_n) * candidates[best].block_n;
-        if (width * candidates[i].cost < best_width * candidates[best].cost) best = i;
+        const int64_t block_n = candidates[i].tile.block_n, best_n = candidates[best].tile.block_n;
+        if (ceil_div(q->co, block_n) * block_n * candidates[i].cost <
+            ceil_div(q->co, best_n) * best_n * candidates[best].cost)
+            best = i;
     }
-    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = 64, .split_k = 1};
-    set_tile(&plan, 128, candidates[best].block_n, candidates[best].num_stages);
-    const int64_t count = at_least(tiles(rows, co, plan.block_m, plan.block_n), 1);
-    const int64_t wanted = candidates[best].ctas_per_sm * num_sms / count;
-    set_split(&plan, at_most(at_most(wanted, MAX_GATHER_SLICES), v / SM90_MIN_OFFSETS), rows * co);
-    return plan;
+    const tile *t = &candidates[best].tile;
+    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(q->dtype)), .split_k = 1};
+    set_tile(&plan, t->block_m, t->block_n, t->num_stages);
+    return choose_slices(q, plan, t, at_most(MAX_GATHER_SLICES, q->v / SM90_MIN_OFFSETS));
 }
 
-fg_plan fg_plan_conv(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
-                     int32_t compute_capability) {
-    if (compute_capability == 90 && fg_dtype_size(dtype) == 2 && ci > 0 && ci % 8 == 0 && co % 8 == 0)
-        return plan_conv_sm90(rows, co, v, num_sms);
-    fg_plan plan = {.block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
-    const int64_t columns_64 = ceil_div(co, 64) * 64, columns_128 = ceil_div(co, 128) * 128;
+static fg_plan plan_conv_portable(const fg_conv_question *q) {
+    static const tile large = {128, 128, 3, CTAS_PER_SM, 260}, tall = {128, 64, 3, CTAS_PER_SM, 220},
+                      small = {64, 64, 4, SMALL_CTAS_PER_SM, 160};
+    fg_plan plan = {.block_k = (int32_t)(STEP_BYTES / fg_dtype_size(q->dtype)), .split_k = 1};
+    const int64_t columns_64 = ceil_div(q->co, 64) * 64, columns_128 = ceil_div(q->co, 128) * 128;
     /* A 64-wide tile pays where a 128-wide one would compute a fifth or more in vain (64 or 192 channels). */
     const bool narrow = 5 * columns_64 <= 4 * columns_128;
-    if (!narrow && tiles(rows, co, 128, 128) >= num_sms) {
-        set_tile(&plan, 128, 128, 3);
-    } else if (narrow && tiles(rows, co, 128, 64) >= CTAS_PER_SM * num_sms) {
-        set_tile(&plan, 128, 64, 3);
-    } else {
-        set_tile(&plan, 64, 64, 4);
-        const int64_t count = at_least(tiles(rows, co, 64, 64), 1);
-        const int64_t steps = v * ceil_div(ci, plan.block_k);
-        const int64_t wanted = SMALL_CTAS_PER_SM * num_sms / count;
-        set_split(&plan, at_most(at_most(wanted, MAX_GATHER_SLICES), at_most(v, steps / MIN_STEPS_PER_SLICE)),
-                  rows * co);
+    const tile *t = &small;
+    if (!narrow && tiles(q->rows, q->co, 128, 128) >= q->num_sms) t = &large;
+    if (narrow && tiles(q->rows, q->co, 128, 64) >= CTAS_PER_SM * q->num_sms) t = &tall;
+    set_tile(&plan, t->block_m, t->block_n, t->num_stages);
+    const int64_t steps = q->v * ceil_div(q->ci, plan.block_k);
+    const int64_t splits = t == &small ? at_most(q->v, steps / MIN_STEPS_PER_SLICE) : 1;
+    return choose_slices(q, plan, t, at_most(MAX_GATHER_SLICES, splits));
+}
+
+fg_plan fg_plan_conv(const fg_conv_question *q) {
+    const bool fits = q->dtype == FG_FLOAT32 ? q->precision == FG_PRECISION_TF32 : fg_dtype_size(q->dtype) == 2;
+    const bool wgmma = q->compute_capability == 90 && fits && q->ci > 0 && q->ci % 8 == 0 && q->co % 8 == 0;
+    return wgmma ? plan_conv_sm90(q) : plan_conv_portable(q);
+}
+
+/* ---- weight and bias gradient ---- */
+
+/* Hopper. The tile as in the forward pass: fewest bytes from L2, without leaving much of a wide one empty. Slices: about
+ * WGRAD_WAVES CTAs a multiprocessor where there are rows enough, one where that leaves slices short. */
+static fg_plan plan_conv_wgrad_sm90(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms) {
+    static const struct {
+        int32_t block_m, block_n;
+        int32_t cost; /* of an output channel, relative: bytes per product, (block_m + block_n) / (block_m * block_n) */
+    } candidates[] = {{256, 192, 10}, {128, 256, 13}, {64, 384, 20}};
+    int best = 0;
+    for (int i = 1; i < 3; i++) {
+        const int64_t width = ceil_div(co, candidates[i].block_m) * candidates[i].block_m;
+        const int64_t best_width = ceil_div(co, candidates[best].block_m) * candidates[best].block_m;
+        if (width * candidates[i].cost < best_width * candidates[best].cost) best = i;
     }
+    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
+    const int64_t columns = at_most(candidates[best].block_n, FG_WGRAD_MAX_OFFSETS * ci);
+    set_tile(&plan, candidates[best].block_m, (int32_t)columns, 3);
+    /* CTAs of a slice: its tiles, and those that sum the bias gradient 128 bytes of a row each. */
+    const int64_t count = at_least(tiles(co, v * ci, plan.block_m, plan.block_n) + ceil_div(co, plan.block_k), 1);
+    const int64_t one_wave = at_most(num_sms / count, rows / MIN_ROWS_PER_SLICE);
+    const int64_t waves = at_most(WGRAD_WAVES * num_sms / count, rows / MIN_ROWS_PER_WAVE);
+    set_split(&plan, at_least(at_least(one_wave, waves), ceil_div(rows, MAX_ROWS_PER_SLICE)), co * v * ci);
     return plan;
 }
 
-fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms) {
+fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
+                           int32_t compute_capability) {
+    if (compute_capability == 90 && ci > 0 && ci % 8 == 0 && co % 8 == 0)
+        return plan_conv_wgrad_sm90(rows, ci, co, v, dtype, num_sms);
     fg_plan plan = {.block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
     if (ci > 64 && co > 64)
         set_tile(&plan, 128, 128, 3);

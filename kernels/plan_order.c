@@ -1,49 +1,114 @@
 /*
- * Plan of a row order: whether sorting the rows of a neighbour map pays, and by which offsets to sort.
+ * Plan of row orders: which ones pay, and by which offsets to sort.
  *
  * Rows are sorted by the Gray-code rank of a bit mask that says at which offsets they have neighbours, so that the
- * rows of one tile miss the same neighbours. The highest bits are the corners of the innermost 3x3x3 cube, then its
- * edges and faces, then the cubes around it: a corner tells most about the others, and what lies far out says little
- * about what lies near. 16 such bits group the rows of small scenes better than all 27 in their order of v, 24 those of
- * large ones as well (docs/performance.md). The centre, always there, says nothing. A radix sort takes 8 bits a pass.
+ * rows of one tile miss the same neighbours. A mask of all 27 offsets of 3x3x3 has so many kinds that only large scenes
+ * fill tiles with rows of one kind. The offsets are therefore cut into groups as well, planes of constant kx or columns
+ * of constant (kx, ky), each with an order of its own: 9 offsets have few kinds, 3 have eight. The price is a partial
+ * sum of each row and group, which fg_plan_conv weighs; a map has the sets that it may choose from.
+ *
+ * The highest bits of a mask are the corners of the innermost 3x3x3 cube, then its edges and faces, then the cubes
+ * around it: a corner tells most about the others, and what lies far out says little about what lies near. 12 such bits
+ * group the rows of small scenes as well as all 27, 20 those of large ones (docs/performance.md). The centre, always
+ * there, says nothing. A radix sort takes 8 bits a pass: keys have 16 bits or 24.
  *
  * Large scenes are sorted in segments. Rows come in some spatial order; sorted over the whole scene, the rows of a tile
- * lie anywhere in it and what they gather has left L2 before the next tile asks for it. 2^17 rows of 64 to 128 16-bit
- * channels are 16 to 32 MB. There are at most 2^8 segments, so that a key and the number of its segment fit 32 bits.
+ * lie anywhere in it and what they gather has left L2 before the next tile asks for it. 2^16 rows of 128 16-bit channels
+ * are 16 MB. With four million rows, shorter segments leave enough rows of each kind and gather nearer still.
  */
+#include <math.h>
 #include <stdlib.h>
 
 #include "plan.h"
 
 enum {
-    MIN_ROWS = 2048,       /* below, an order saves less than it costs */
-    MANY_ROWS = 1 << 15,   /* from here a third pass over the rows earns its time back */
-    ONE_SEGMENT = 1 << 18, /* up to here the rows are one */
-    SEGMENT = 1 << 17,
-    MAX_SEGMENTS = 1 << 8,
+    MIN_ROWS = 512,      /* four tiles: below, all kinds of rows share them */
+    SMALL_MAP = 1 << 20, /* entries; from here a third pass over the keys earns its time back */
+    SMALL_MAP_KEY_BITS = 16,
+    KEY_BITS = 24,
+    MIN_RANK_BITS = 12,
+    ONE_SEGMENT_ROWS = 1 << 18,  /* up to here the rows are one segment */
+    LONG_SEGMENT_ROWS = 1 << 21, /* up to here segments are long */
+    LONG_SEGMENT = 1 << 16,
+    SHORT_SEGMENT = 1 << 14,
+    SORTED_OUT = 5, /* times as many rows as there are kinds: finer groups have nothing left to gain */
 };
 
 static int larger(int a, int b) { return a > b ? a : b; }
 
-fg_order_plan fg_plan_row_order(int64_t rows, const int32_t kernel[3]) {
+/* Bits that number n things. */
+static int32_t bits_of(int64_t n) {
+    int32_t bits = 0;
+    while (((int64_t)1 << bits) < n) bits++;
+    return bits;
+}
+
+/* ---- which orders ---- */
+
+/* How many tiles' worth of rows it takes until half of a tile's needless work is gone: the number of common kinds of
+ * masks, over surfaces of all sizes and kernels of 2 to 7. */
+static double kinds(int64_t offsets) { return fmin(0.3 * (double)(offsets * offsets), 200); }
+
+double fg_pair_share(int64_t volume) { return fmin(0.55, 1.44 / cbrt((double)volume)); }
+
+double fg_union_share(int64_t rows, int64_t volume, int64_t groups, int32_t block_m) {
+    const double pairs = fg_pair_share(volume);
+    return pairs + (1 - pairs) / (1 + (double)rows / (block_m * kinds(volume / groups)));
+}
+
+fg_order_sets fg_plan_order_sets(int64_t rows, const int32_t kernel[3]) {
     const int32_t volume = kernel[0] * kernel[1] * kernel[2];
-    const int32_t wanted = rows < MANY_ROWS ? FG_MAX_KEY_BITS - 8 : FG_MAX_KEY_BITS;
+    const int32_t groups[FG_MAX_ORDER_SETS] = {1, kernel[0], kernel[0] * kernel[1]};
+    fg_order_sets sets = {0};
+    if (rows < MIN_ROWS || volume == 1) return sets;
+    for (int i = 0; i < FG_MAX_ORDER_SETS; i++) {
+        if (i > 0 && groups[i] == sets.groups[sets.sets - 1]) continue;
+        const double coarser = i > 0 ? kinds(volume / sets.groups[sets.sets - 1]) : INFINITY;
+        if ((double)rows > SORTED_OUT * 128 * coarser) break;
+        sets.groups[sets.sets++] = groups[i];
+    }
+    return sets;
+}
+
+/* ---- how to sort ---- */
+
+int32_t fg_order_segment(int64_t rows) {
+    return rows <= ONE_SEGMENT_ROWS ? ONE_SEGMENT_ROWS : rows <= LONG_SEGMENT_ROWS ? LONG_SEGMENT : SHORT_SEGMENT;
+}
+
+static void add_offset(fg_order_plan *plan, int32_t order, int32_t v, int32_t room) {
+    if (plan->keys[order].bits == room) return;
+    plan->keys[order].offsets[plan->keys[order].bits++] = (uint16_t)v;
+    if (plan->keys[order].bits > plan->rank_bits) plan->rank_bits = plan->keys[order].bits;
+}
+
+fg_order_plan fg_plan_row_orders(int64_t rows, const int32_t kernel[3], fg_order_sets sets) {
+    const int32_t volume = kernel[0] * kernel[1] * kernel[2];
     const int rings = larger(larger(kernel[0], kernel[1]), kernel[2]) / 2;
-    fg_order_plan plan = {
-        .pays = rows >= MIN_ROWS && volume > 1,
-        .segment = rows <= ONE_SEGMENT ? ONE_SEGMENT : SEGMENT,
-    };
-    while (plan.segment < (rows + MAX_SEGMENTS - 1) / MAX_SEGMENTS) plan.segment *= 2;
+    fg_order_plan plan = {.segment = fg_order_segment(rows)};
+    if (rows > INT32_MAX) rows = INT32_MAX; /* which no backend takes */
+    for (int32_t i = 0; i < sets.sets; i++) plan.orders += sets.groups[i];
+
+    const int32_t wanted = rows * volume < SMALL_MAP ? SMALL_MAP_KEY_BITS : KEY_BITS;
+    int32_t run_bits; /* of the number of a segment of an order */
+    while ((run_bits = bits_of(plan.orders * ((rows + plan.segment - 1) / plan.segment))) + MIN_RANK_BITS > wanted &&
+           plan.segment < rows)
+        plan.segment *= 2;
+    const int32_t room = wanted - run_bits;
+
     for (int ring = 1; ring <= rings; ring++) {
         for (int distance = 3 * ring; distance >= ring; distance--) {
-            for (int32_t v = 0; v < volume && plan.key_bits < wanted; v++) {
+            for (int32_t v = 0; v < volume; v++) {
                 const int z = abs(v % kernel[2] - kernel[2] / 2);
                 const int y = abs(v / kernel[2] % kernel[1] - kernel[1] / 2);
                 const int x = abs(v / kernel[2] / kernel[1] - kernel[0] / 2);
-                if (larger(larger(x, y), z) == ring && x + y + z == distance)
-                    plan.offsets[plan.key_bits++] = (uint16_t)v;
+                if (larger(larger(x, y), z) != ring || x + y + z != distance) continue;
+                int32_t order = 0;
+                for (int32_t i = 0; i < sets.sets; order += sets.groups[i++])
+                    add_offset(&plan, order + v * sets.groups[i] / volume, v, room);
             }
         }
     }
+    plan.key_bits = run_bits + plan.rank_bits;
     return plan;
 }

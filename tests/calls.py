@@ -56,7 +56,7 @@ LEGAL = {
     },
     "row_order": lambda: {
         "map": zeros(3, 5, dtype=np.int32),
-        "order": zeros(5, dtype=np.int32),
+        "order": zeros(1, 5, dtype=np.int32),
         "kernel_size": (1, 3, 1),
     },
     "encode_seq": lambda: {

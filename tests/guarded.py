@@ -106,9 +106,10 @@ def conv_sites(backend, coords, shape, to_shape, kernel_size, stride, padding, d
     return call.run("decode_seq", call.give(code), sites, shape=code_shape, mode=mode)
 
 
-def row_order(backend, nmap, kernel_size, **layout):
+def row_order(backend, nmap, kernel_size, groups=(1,), **layout):
     call = Call(backend, **layout)
-    return call.run("row_order", call.give(nmap), call.take((nmap.shape[1],), "int32"), kernel_size=kernel_size)
+    shape = sum(groups), nmap.shape[1]
+    return call.run("row_order", call.give(nmap), call.take(shape, "int32"), kernel_size=kernel_size, groups=groups)
 
 
 def encode_seq(backend, coords, shape, mode, **layout):
@@ -223,8 +224,8 @@ def unique_groups(backend, in_order, order, ranks, voxels, **layout):
     return call.run("unique_groups", *given, keys, *(call.take((size,), "int32") for size in sizes.values()))
 
 
-def conv_forward(backend, feats, weight, bias, nmap, *, order=None, residual=None, activation=None, in_place=False,
-                 precision="ieee", **layout):  # fmt: skip
+def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None, residual=None, activation=None,
+                 in_place=False, algorithm="auto", precision="ieee", **layout):  # fmt: skip
     """in_place: the output is the residual itself."""
     call = Call(backend, **layout)
     shape = nmap.shape[1], len(weight)
@@ -239,11 +240,14 @@ def conv_forward(backend, feats, weight, bias, nmap, *, order=None, residual=Non
         order=call.give(order),
         residual=out if in_place else call.give(residual, strided=True),
         activation=activation,
+        groups=groups,
+        algorithm=algorithm,
         precision=precision,
     )
 
 
-def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, mirrored=False, precision="ieee", **layout):
+def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, groups=None, algorithm="auto", mirrored=False,
+               precision="ieee", **layout):  # fmt: skip
     """nmap is the transposed map, or with mirrored=True the forward map."""
     call = Call(backend, **layout)
     return call.run(
@@ -253,6 +257,8 @@ def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, mirrored=False, p
         call.give(nmap),
         call.take((nmap.shape[1], weight.shape[-1]), grad_out.dtype, strided=True),
         order=call.give(order),
+        groups=groups,
+        algorithm=algorithm,
         mirrored=mirrored,
         precision=precision,
     )

@@ -37,15 +37,19 @@ def in_range(coords, shape):
     return (np.asarray(coords) >= 0).all(axis=1) & (np.asarray(coords, np.int64) < np.asarray(shape)).all(axis=1)
 
 
-def row_order(nmap, offsets, segment):
-    """Each segment of rows sorted, stably, by the place of a row's neighbour mask in the reflected Gray code,
-    offsets[0] highest: each bit of that place is the parity of the bits of the mask down to it."""
-    keys = np.zeros(nmap.shape[1], np.int64)
-    for bit in np.cumsum(nmap[offsets] >= 0, axis=0) % 2:
-        keys = 2 * keys + bit
-    starts = range(0, len(keys), segment)
-    parts = [start + np.argsort(keys[start : start + segment], kind="stable") for start in starts]
-    return np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
+def row_orders(nmap, offsets, segment):
+    """One order for each list of offsets: each segment of rows sorted, stably, by the place of a row's neighbour mask
+    in the reflected Gray code, offsets[0] highest: each bit of that place is the parity of the bits of the mask down
+    to it."""
+    rows = nmap.shape[1]
+    orders = np.zeros((len(offsets), rows), np.int32)
+    for order, bits in zip(orders, offsets, strict=True):
+        keys = np.zeros(rows, np.int64)
+        for bit in np.cumsum(nmap[bits] >= 0, axis=0) % 2:
+            keys = 2 * keys + bit
+        for start in range(0, rows, segment):
+            order[start : start + segment] = start + np.argsort(keys[start : start + segment], kind="stable")
+    return orders
 
 
 def neighbor_map(coords, shape, kernel_size=(3, 3, 3), dilation=(1, 1, 1), transposed=False, rows=None):

@@ -33,8 +33,9 @@ MODES = {
     "float16": ("float16", "ieee"),
     "bfloat16": ("bfloat16", "ieee"),
 }
-# wide: more than one tile of channels; broad: the widest tiles, and rows whose last 128-byte step is ragged
-CHANNELS = {"aligned": (64, 64), "odd": (33, 37), "wide": (136, 72), "broad": (200, 264)}
+# wide: more than one tile of channels; broad: the widest tiles, and rows whose last 128-byte step is ragged; tall: the
+# tallest tiles of the weight gradient, with several offsets each
+CHANNELS = {"aligned": (64, 64), "odd": (33, 37), "wide": (136, 72), "broad": (200, 264), "tall": (40, 200)}
 N = 150  # two row tiles of 128 or three of 64, the last one ragged
 
 
@@ -90,12 +91,12 @@ def global_pool_case(backend, mode, dtype, n, samples):
     assert_rows(out, expected, max(reference.ROW_TOLERANCE[dtype], 1e-5))
 
 
-def order_case(backend, kernel_size, n):
+def order_case(backend, kernel_size, n, groups):
     """A map of random entries: what is sorted need not come from a scene."""
     nmap = np.random.default_rng(0).integers(-2, 2, (int(np.prod(kernel_size)), n)).astype(np.int32)
-    order = guarded.row_order(backend, nmap, kernel_size, fence=False)
-    plan = _C.plan_row_order(rows=n, kernel_size=kernel_size)
-    np.testing.assert_array_equal(order, reference.row_order(nmap, plan["offsets"], plan["segment"]))
+    orders = guarded.row_order(backend, nmap, kernel_size, groups, fence=False)
+    plan = _C.plan_row_orders(rows=n, kernel_size=kernel_size, groups=groups)
+    np.testing.assert_array_equal(orders, reference.row_orders(nmap, plan["offsets"], plan["segment"]))
 
 
 def sequence_case(backend, mode, shape, offset):
@@ -193,18 +194,19 @@ def voxelize_case(backend, dtype, columns):
     np.testing.assert_array_equal(groups[4], inverse)
 
 
-def conv_case(backend, direction, mode, channels, kernel_size, offset, ordered=False):
+def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0, rows=N):
     dtype, precision = MODES[mode]
     ci, co = CHANNELS[channels]
     tolerance = reference.ROW_TOLERANCE[mode]
     rng = np.random.default_rng(0)
-    coords, shape = scenes.scene(N)
+    coords, shape = scenes.scene(rows)
     nmap, transposed = (reference.neighbor_map(coords, shape, kernel_size, transposed=t) for t in (False, True))
-    draw = (N, ci), (co, *kernel_size, ci), (co,), (N, co)
+    draw = (rows, ci), (co, *kernel_size, ci), (co,), (rows, co)
     feats, weight, bias, grad_out = (scenes.values(rng, s, dtype) for s in draw)
     how = {"precision": precision, "fence": False, "offset": offset, "pad": offset}
-    if ordered:
-        how["order"] = rng.permutation(N).astype(np.int32)
+    if groups:
+        how["order"] = np.stack([rng.permutation(rows).astype(np.int32) for _ in range(groups)])
+        how["algorithm"] = "masked_implicit_gemm_splitk"
     if direction == "forward":
         out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
         assert_rows(out, reference.conv_forward(feats, weight, bias, nmap), tolerance)
@@ -212,7 +214,7 @@ def conv_case(backend, direction, mode, channels, kernel_size, offset, ordered=F
         mirrored = all(k % 2 for k in kernel_size)
         given = nmap if mirrored else transposed
         grad_feats = guarded.conv_dgrad(backend, grad_out, weight, given, mirrored=mirrored, **how)
-        assert_rows(grad_feats, reference.conv_dgrad(grad_out, weight, nmap, N), tolerance)
+        assert_rows(grad_feats, reference.conv_dgrad(grad_out, weight, nmap, rows), tolerance)
     else:
         grad_weight, grad_bias = guarded.conv_wgrad(backend, grad_out, feats, nmap, **how)
         expected, expected_bias = reference.conv_wgrad(grad_out, feats, nmap)
@@ -370,8 +372,14 @@ def all_cases():
                     global_pool_case, mode=mode, dtype=dtype, n=n, samples=samples
                 )
 
-    for kernel_size, n in (((3, 3, 3), 150), ((1, 1, 1), 150), ((2, 7, 7), 150), ((3, 3, 3), 40_000)):
-        cases[f"order/{'x'.join(map(str, kernel_size))}/{n}"] = partial(order_case, kernel_size=kernel_size, n=n)
+    for kernel_size, n, groups in (
+        ((3, 3, 3), 150, (1, 3, 9)),
+        ((1, 1, 1), 150, (1,)),
+        ((2, 7, 7), 150, (2, 14)),
+        ((3, 3, 3), 40_000, (1,)),
+    ):
+        name = f"order/{'x'.join(map(str, kernel_size))}/{n}"
+        cases[name] = partial(order_case, kernel_size=kernel_size, n=n, groups=groups)
 
     for mode in ("bxyz", "z_order", "hilbert"):
         for name, shape in (("32", (2, 30, 40, 50)), ("64", (2, 2**20, 3, 2**20))):
@@ -412,7 +420,9 @@ def all_cases():
     for direction in ("forward", "dgrad", "wgrad"):
         for mode in MODES:
             for channels in CHANNELS:
-                if channels == "broad" and (direction == "wgrad" or "float16" not in mode):
+                if channels == "broad" and (direction == "wgrad" or mode == "float32"):
+                    continue
+                if channels == "tall" and (direction != "wgrad" or mode == "float32"):
                     continue
                 for offset in (0, 1):
                     layout = "strided" if offset else "plain"
@@ -428,15 +438,26 @@ def all_cases():
                 conv_case, direction=direction, mode=mode, channels="aligned", kernel_size=(2, 2, 2), offset=0
             )
 
-            for channels in ("odd", "wide") if direction != "wgrad" else ():
-                cases[f"conv/{direction}/{mode}/{channels}/ordered"] = partial(
+            if direction == "wgrad":
+                cases[f"conv/wgrad/{mode}/split"] = partial(
+                    conv_case,
+                    direction=direction,
+                    mode=mode,
+                    channels="aligned",
+                    kernel_size=(3, 1, 3),
+                    offset=0,
+                    rows=1100,
+                )
+
+            for channels, groups in (("odd", 1), ("wide", 1), ("odd", 3), ("wide", 9)) if direction != "wgrad" else ():
+                cases[f"conv/{direction}/{mode}/{channels}/{groups}-orders"] = partial(
                     conv_case,
                     direction=direction,
                     mode=mode,
                     channels=channels,
                     kernel_size=(3, 1, 3),
                     offset=0,
-                    ordered=True,
+                    groups=groups,
                 )
 
     for mode in MODES:

@@ -3,22 +3,41 @@ time, and the results file merges as it says."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import time
 
 import numpy as np
 import pytest
 
-from benchmarks import results, scenes
+from benchmarks import results, row_orders, scenes
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import check, cold, conv, gemm, gpu_check, sanitize, strided, voxel  # noqa: E402
+from benchmarks import check, cold, conv, gemm, gpu_check, sanitize, strided, train, voxel  # noqa: E402
 from benchmarks.ceilings import Ceilings  # noqa: E402
 from benchmarks.run import OutOfTime, Run  # noqa: E402
 
 CEILINGS = Ceilings(4000.0, {"float8": 1300.0, "float16": 700.0, "bfloat16": 700.0, "tf32": 350.0, "ieee": 50.0})
 MACHINE = {"gpu": "NVIDIA H200", "driver": "1.0", "cuda": "13.0", "torch": "2.11.0"}
+
+
+# ---- row orders ----
+
+
+def test_useful_share_of_row_orders():
+    """Tiles of two rows, four offsets: pairs of rows agree about the first two offsets, or about the last two."""
+    present = np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0], [1, 1, 0, 0]], bool)
+    share, as_they_come, by_twos = row_orders.useful_share, [0, 1, 2, 3], [0, 2, 1, 3]
+    assert share(present, np.array([as_they_come]), 2) == 8 / 12
+    assert share(present, np.array([by_twos]), 2) == 8 / 12
+    assert share(present, np.array([by_twos, as_they_come]), 2) == 1
+
+
+def test_row_orders_of_the_table():
+    cells = row_orders.line(scenes.sphere(32)).strip("| ").split(" | ")
+    assert cells == ["sphere32", "3,840", ".485 / .491", ".557 / .595", ".725 / .801", ".925 / .955"]
 
 
 # ---- scenes ----
@@ -40,17 +59,24 @@ def test_sphere_follows_its_definition_in_floats():
     np.testing.assert_array_equal(scenes.sphere(10).coords[:, 1:], expected)
 
 
-def test_neighbors_are_those_of_a_dictionary():
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_neighbors_are_those_of_a_dictionary(kernel):
     rng = np.random.default_rng(0)
     cells = rng.permutation(np.argwhere(rng.random((2, 5, 4, 6)) < 0.5)).astype(np.int32)
-    scene = scenes.Scene("cells", cells, (2, 5, 4, 6))
+    scene = scenes.Scene("cells", cells, (2, 5, 4, 6), kernel)
     rows = {tuple(cell): row for row, cell in enumerate(cells.tolist())}
     pairs = 0
-    for v, (x, y, z) in enumerate(scenes.OFFSETS.tolist()):
+    for v, (x, y, z) in enumerate(scene.offsets.tolist()):
         expected = [rows.get((b, i + x, j + y, k + z), -1) for b, i, j, k in cells.tolist()]
         assert scene.neighbors(v).tolist() == expected
         pairs += sum(row >= 0 for row in expected)
     assert scene.pairs == pairs
+
+
+def test_a_sphere_is_found_by_its_name():
+    for name, kernel in (("sphere8", 3), ("sphere8-k5", 5)):
+        scene = scenes.sphere_named(name)
+        assert (scene.name, scene.n, scene.kernel, len(scene.offsets)) == (name, 192, kernel, scene.volume)
 
 
 def test_cloud_is_loaded_from_npz(tmp_path):
@@ -72,27 +98,59 @@ def test_cloud_without_its_arrays_is_refused(tmp_path):
 
 
 def test_group_sizes_are_those_that_peers_drew():
-    rows = [case.m for case in gemm.cases() if case.sizes and case.dtype == gemm.FP8]
+    rows = [case.m for case in gemm.cases() if case.op == "m_grouped_ragged" and case.dtype == gemm.FP8]
     assert rows == [34151, 32782, 33694, 38239, 8320, 8593, 8069, 8047]
+    masked = [case.m for case in gemm.cases() if case.op == "m_grouped_masked"]
+    assert masked == [966, 1134, 1138, 1097, 1002, 1042, 1024, 1001, 1984, 1946]
 
 
 def test_cases_are_the_measured_ones():
-    spheres = [(c.scene, c.channels) for c in conv.cases() if c.dtype == "float16"]
+    spheres = [(c.scene, c.channels) for c in conv.peers_cases() if c.dtype == "float16"]
     assert spheres == [(f"sphere{res}", c) for res, c in conv.SPHERES]
-    assert [c.channels for c in conv.cases(["lidar"]) if c.scene == "lidar"] == [16, 32, 64, 128]
-    others = [(c.scene, c.dtype, c.precision) for c in conv.cases() if c.dtype != "float16"]
+    assert [c.channels for c in conv.peers_cases(["lidar"]) if c.scene == "lidar"] == [16, 32, 64, 128]
+    others = [(c.scene, c.dtype, c.precision) for c in conv.peers_cases() if c.dtype != "float16"]
     kinds = [("bfloat16", None), ("float32", "tf32"), ("float32", "ieee")]
     assert others == [(scene, *kind) for scene in ("sphere64", "sphere256") for kind in kinds]
-    dense = [case for case in gemm.cases() if not case.sizes]
+    dense = [case for case in gemm.cases() if case.op == "dense"]
     assert len([c for c in dense if c.dtype == gemm.FP8]) == 21
     assert len([c for c in dense if c.dtype == "bfloat16"]) == 4
+
+
+def test_cases_of_our_own_join_them():
+    cases = conv.cases(["lidar"])
+    assert set(conv.peers_cases(["lidar"])) < set(cases)
+    assert len(set(cases)) == len(cases)
+    changes = sum(a.scene != b.scene for a, b in itertools.pairwise(cases))
+    assert changes + 1 == len({case.scene for case in cases})
+    kinds = {(case.scene, case.channels): set() for case in cases}
+    for case in cases:
+        kinds[case.scene, case.channels].add(case.kind)
+    measured = [(f"sphere{res}", channels) for res, channels in conv.SPHERES]
+    measured += [("lidar", channels) for channels in conv.CLOUD_CHANNELS]
+    assert all({"float16", "bfloat16", "tf32"} <= kinds.pop(case) for case in measured)
+    between = {(f"sphere{res}", channels) for res in (64, 128) for channels in (96, 160, 320)}
+    assert kinds.keys() == between | {("sphere64-k5", 256), ("sphere128-k5", 128)}
 
 
 def test_rows_have_the_fields_of_the_results_format():
     scene = scenes.sphere(8)
     case = conv.Case("sphere8", 1024, "float16")
     row = conv.measured("fwd", case, scene, 1.0, conv.floor_ms("fwd", case, scene, CEILINGS))
-    assert list(row) == ["suite", "op", "scene", "dtype", "channels", "family", "n", "pairs", "ms", "floor_ms"]
+    assert list(row) == [
+        "suite",
+        "op",
+        "scene",
+        "dtype",
+        "channels",
+        "family",
+        "n",
+        "pairs",
+        "ms",
+        "floor_ms",
+        "tflops",
+    ]
+    assert row["tflops"] == results.significant(2 * 2544 * 1024**2 / 1e-3 / 1e12)
+    assert "tflops" not in conv.measured("map_infer", case, scene, 1.0, 0.5)
     assert conv.Case("sphere8", 1024, "float32", "tf32").row("fwd")["precision"] == "tf32"
     dense, grouped = gemm.cases()[0].row(), next(case for case in gemm.cases() if case.sizes).row()
     assert list(dense) == ["suite", "op", "dtype", "m", "n", "k", "family"]
@@ -101,8 +159,11 @@ def test_rows_have_the_fields_of_the_results_format():
 
 def test_all_rows_are_distinct():
     rows = [case.row(op) for case in conv.cases(["lidar"]) for op in (*conv.OPS, *cold.OPS)]
-    for case in gemm.cases():
-        rows += [case.row(), *(case.row(peer) for peer in gemm.PEERS[case.op, case.dtype])]
+    rows += [case.row("train_step") for case in train.cases()]
+    rows.append(train.MEMORY_CASE.row("train_step") | {"suite": "memory"})
+    assert train.MEMORY_CASE in train.cases()
+    for case in gemm.cases() + gemm.more_cases():
+        rows += [case.row(), *(case.row(peer) for peer in gemm.PEERS.get((case.op, case.dtype), ()))]
     rows += [case.row() for case in voxel.cases()]
     assert len({results.identity(row) for row in rows}) == len(rows)
 
@@ -142,11 +203,11 @@ def test_right_results_on_voxels_pass_and_wrong_ones_do_not(monkeypatch, op, siz
         work.judge(result)
 
 
-@pytest.fixture
-def conv_problem(monkeypatch):
+@pytest.fixture(params=[3, 5])
+def conv_problem(monkeypatch, request):
     monkeypatch.setattr(conv, "DEVICE", "cpu")
     case = conv.Case("sphere8", 8, "float32", "ieee")
-    return conv.Problem(case, scenes.sphere(8))
+    return conv.Problem(case, scenes.sphere(8, request.param))
 
 
 def test_right_convolution_passes_the_spot_check(conv_problem):
@@ -178,10 +239,71 @@ def test_wrong_map_fails_the_spot_check(conv_problem):
         reference.judge_map(right.flip(0), conv_problem.scene.pairs)
 
 
+@pytest.fixture
+def train_problem(monkeypatch):
+    monkeypatch.setattr(conv, "DEVICE", "cpu")
+    return train.Problem(conv.Case("sphere8", 8, "float32", "ieee"), scenes.sphere(8))
+
+
+def test_a_training_step_is_judged_layer_by_layer(train_problem):
+    train_problem.judge(train_problem.step())
+    for index in range(6):
+        step = train_problem.step()
+        grads = [grad * 1.001 if i == index else grad for i, grad in enumerate(step.grads)]
+        with pytest.raises(check.Wrong, match="^grad"):
+            train_problem.judge(dataclasses.replace(step, grads=tuple(grads)))
+    for name in ("hidden", "out"):
+        with pytest.raises(check.Wrong):
+            train_problem.judge(dataclasses.replace(step, **{name: getattr(step, name) * 1.001}))
+
+
+class FakeTimer:
+    def median_ms(self, call):
+        call()
+        return 2.0
+
+
+def test_training_rows(tmp_path, same_sources, monkeypatch, capsys):
+    monkeypatch.setattr(conv, "DEVICE", "cpu")
+    # A step holds 100 bytes at once besides the 10 that were there before; the peak before it does not count.
+    peaks = [10**9]
+    answers = {"memory_allocated": 10, "synchronize": None, "empty_cache": None}
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: peaks.append(110))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: peaks[-1])
+    case = conv.Case("sphere8", 8, "float16")
+    monkeypatch.setattr(train, "cases", lambda: [case])
+    monkeypatch.setattr(train, "MEMORY_CASE", case)
+    run = Run(results.Results(tmp_path / "h200.json", MACHINE), float("inf"))
+    train.run(run, FakeTimer(), CEILINGS)
+    assert run.failures == []
+    time_row, memory_row = run.results.rows
+    assert (time_row["suite"], time_row["op"], time_row["ms"]) == ("conv", "train_step", 2.0)
+    n, v, c = 192, 27, 8
+    parts = ("map", "fwd", "fwd", "bwd", "bwd")
+    assert time_row["floor_ms"] == pytest.approx(
+        sum(conv.floor_ms(part, case, scenes.sphere(8), CEILINGS) for part in parts), rel=1e-4
+    )
+    assert (memory_row["suite"], memory_row["op"], memory_row["peak_bytes"]) == ("memory", "train_step", 100)
+    # feats, grad_out, hidden, out, grad_hidden and grad_feats; two weights and biases and their gradients; coords, map
+    assert memory_row["needed_bytes"] == 2 * (6 * n * c + 4 * (v * c * c + c)) + 16 * n + 4 * v * n
+    assert "times inputs, outputs and map" in capsys.readouterr().out
+    assert "train_step" in "\n".join(results.summary(run.results.rows, []))
+    train.run(run, None, CEILINGS)  # all is there
+
+
 @pytest.mark.parametrize(
     "case",
-    [gemm.Case(gemm.FP8, 48, 96, 64), gemm.Case(gemm.FP8, 60, 96, 64, (7, 0, 33, 20), 15)],
-    ids=["dense", "grouped"],
+    [
+        gemm.Case(gemm.FP8, 48, 96, 64),
+        gemm.Case(gemm.FP8, 60, 96, 64, (7, 0, 33, 20), 15),
+        gemm.Case(gemm.FP8, 60, 96, 64, (7, 0, 33, 20), 15, "m_grouped_contiguous"),
+        gemm.Case(gemm.FP8, 60, 96, 64, (7, 0, 33, 20), 15, "m_grouped_masked"),
+        gemm.Case(gemm.FP8, 48, 96, 64, layout="wgrad"),
+        gemm.Case(gemm.FP8, 48, 96, 64, (16, 0, 48), 21, "k_grouped_wgrad"),
+    ],
+    ids=lambda case: case.op,
 )
 def test_product_is_judged_against_the_dequantised_operands(monkeypatch, case):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")

@@ -157,6 +157,36 @@ def test_cuda_0_finds_no_toolkit(build, monkeypatch):
     assert build.find_toolkit() is None
 
 
+# ---- make module ----
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+@pytest.mark.parametrize(
+    ("sha", "cuda", "toolkit", "environment", "code", "said"),
+    [
+        ("this", "13.0", None, {}, 0, ""),
+        ("other", "13.0", "nvcc", {}, 0, "BUILDS"),
+        ("other", None, None, {}, 0, "BUILDS"),
+        ("other", "13.0", None, {}, 2, "no nvcc"),
+        ("other", "13.0", None, {"FLEXGEMM_CUDA": "0"}, 0, "BUILDS"),
+        (None, None, None, {}, 0, "BUILDS"),
+    ],
+)
+def test_a_carried_gpu_module_is_not_replaced_by_a_cpu_one(tmp_path, sha, cuda, toolkit, environment, code, said):
+    """A tree in which the module's and the build's answers are given."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    text = f"def source_sha256(): return 'this'\ndef find_toolkit(): return {toolkit!r}\n"
+    (tmp_path / "setup.py").write_text(text + "if __name__ == '__main__': print('BUILDS')\n")
+    (tmp_path / "flexgemm").mkdir()
+    text = f"def build_info(): return {{'source_sha256': {sha!r}, 'cuda': {cuda!r}}}\n"
+    (tmp_path / "flexgemm" / "__init__.py").write_text(text if sha else "raise ImportError\n")
+    env = {k: v for k, v in os.environ.items() if k not in ("FLEXGEMM_CUDA", "PYTHONPATH")} | environment
+    command = ["make", "-s", "module", f"PYTHON={sys.executable}"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done
+    assert "BUILDS" not in done.stdout or said == "BUILDS"
+
+
 # ---- the built module ----
 
 

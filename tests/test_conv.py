@@ -52,6 +52,9 @@ CASES = [
     Case(n=65, ci=40, co=600),
     Case(n=700, ci=264, co=200),  # several tiles of the widest kind, the last step of channels ragged
     Case(n=20_000, ci=8, co=256),
+    Case(n=1500, ci=64, co=128),  # several offsets in a tile of the weight gradient, its rows split
+    Case(n=1500, ci=136, co=200),  # tiles of the weight gradient that begin inside an offset
+    Case(n=700, ci=40, co=24, kernel_size=(5, 5, 5)),
 ]
 SMALL = [Case(ci=7, co=13), Case(ci=33, co=65), Case(ci=64, co=64), Case(ci=16, co=40, kernel_size=(2, 3, 2))]
 
@@ -153,12 +156,14 @@ def test_forward_without_bias(backend, case, mode):
 
 
 @every_mode
-def test_each_gradient_alone_equals_both(backend, mode):
-    p = Problem(SMALL[1], mode)
+@cases([Case(ci=33, co=65), Case(n=1500, ci=64, co=128)])
+def test_each_gradient_alone_equals_both(backend, case, mode):
+    p = Problem(case, mode)
     weight, bias = guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, precision=p.precision)
     for name, both in (("weight", weight), ("bias", bias)):
         alone = guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, outputs=(name,), precision=p.precision)
         assert_same_bits(alone, both, name)
+    assert guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, outputs=(), precision=p.precision) == []
 
 
 # ---- orders of the rows: a matter of speed alone ----
@@ -168,7 +173,8 @@ def test_each_gradient_alone_equals_both(backend, mode):
 @cases([*SMALL, Case(n=700, ci=72, co=264), Case(n=1, ci=8, co=8), Case(n=0, ci=8, co=8)])
 def test_any_order_gives_the_same_rows(backend, case, mode):
     p = Problem(case, mode)
-    how = {"precision": p.precision, "order": np.random.default_rng(1).permutation(case.n).astype(np.int32)}
+    order = np.random.default_rng(1).permutation(case.n).astype(np.int32)[None]
+    how = {"precision": p.precision, "order": order, "algorithm": "masked_implicit_gemm"}
     p.check_forward(guarded.conv_forward(backend, p.feats, p.weight, p.bias, p.map, **how))
     p.check_dgrad(guarded.conv_dgrad(backend, p.grad_out, p.weight, p.transposed_map, **how))
     if p.mirrored:
@@ -179,7 +185,8 @@ def test_an_order_with_rows_out_of_range_writes_nothing_outside(cuda):
     p = Problem(Case(ci=64, co=64), "float16")
     order = np.arange(300, dtype=np.int32)
     order[::7] = np.resize([-1, -(2**31), 300, 2**31 - 1], order[::7].shape)
-    out = guarded.conv_forward(cuda, p.feats, p.weight, p.bias, p.map, order=order)
+    how = {"order": order[None], "algorithm": "masked_implicit_gemm"}
+    out = guarded.conv_forward(cuda, p.feats, p.weight, p.bias, p.map, **how)
     kept = order[(order >= 0) & (order < 300)]
     expected = reference.conv_forward(p.feats, p.weight, p.bias, p.map)
     assert_rows(out[kept], expected[kept], p.tolerance)
@@ -239,10 +246,11 @@ def test_any_one_array_of_a_weight_gradient_off_alignment(backend, mode, shifted
 
 
 @every_mode
+@pytest.mark.parametrize("ci, co", [(33, 40), (64, 72)])
 @pytest.mark.parametrize("m, n", [(200, 77), (77, 200), (0, 50), (50, 1), (129, 0)])
-def test_rectangular_maps(backend, mode, m, n):
+def test_rectangular_maps(backend, mode, m, n, ci, co):
     """Each row of feats is wanted at most once per offset, and about a third of them never: those hold NaN."""
-    p = Problem(Case(n=max(m, n), ci=33, co=40), mode)
+    p = Problem(Case(n=max(m, n), ci=ci, co=co), mode)
     rng = np.random.default_rng(5)
     wanted = rng.permutation(n)[: n * 2 // 3 + (n == 1)]
     forward, backward = np.full((27, m), -1, np.int32), np.full((27, n), -1, np.int32)
@@ -268,8 +276,9 @@ def test_rectangular_maps(backend, mode, m, n):
 
 
 @every_mode
-def test_offsets_without_pairs_give_zero(backend, mode):
-    p = Problem(Case(ci=64, co=33), mode)
+@cases([Case(ci=64, co=33), Case(ci=64, co=40)])
+def test_offsets_without_pairs_give_zero(backend, case, mode):
+    p = Problem(case, mode)
     empty = np.full((27, 300), -1, np.int32)
     out = guarded.conv_forward(backend, np.full_like(p.feats, np.nan), p.weight, p.bias, empty, precision=p.precision)
     assert_same_bits(out, np.broadcast_to(p.bias, out.shape))
@@ -285,10 +294,11 @@ HOSTILE = [-2, -(2**31), 300, 301, 2**31 - 1]
 
 
 @every_mode
-def test_map_entries_out_of_range_are_no_neighbours_on_the_gpu(cuda, mode):
-    p = Problem(Case(ci=33, co=64), mode)
+@cases([Case(ci=33, co=64), Case(ci=64, co=64), Case(ci=264, co=200)])
+def test_map_entries_out_of_range_are_no_neighbours_on_the_gpu(cuda, case, mode):
+    p = Problem(case, mode)
     hostile = p.map.copy()
-    hostile[:, ::7] = np.resize(HOSTILE, hostile[:, ::7].shape)
+    hostile[::2, ::7] = np.resize(HOSTILE, hostile[::2, ::7].shape)  # beside good entries of the same rows
     tamed = np.where((hostile < 0) | (hostile >= 300), -1, hostile)
     out = guarded.conv_forward(cuda, p.feats, p.weight, p.bias, hostile, precision=p.precision)
     assert_rows(out, reference.conv_forward(p.feats, p.weight, p.bias, tamed), p.tolerance)
@@ -316,6 +326,46 @@ def test_map_entries_out_of_range_raise_on_the_cpu(entry):
 
 
 # ---- the public functions ----
+
+
+ALGORITHMS = [
+    "auto",
+    "implicit_gemm",
+    "implicit_gemm_splitk",
+    "masked_implicit_gemm",
+    "masked_implicit_gemm_splitk",
+]
+
+
+@every_mode
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@cases([Case(n=0), Case(n=65, ci=24, co=40), Case(n=900, ci=72, co=40), Case(n=900, kernel_size=(2, 3, 2))])
+def test_algorithms_agree(backend, case, mode, algorithm):
+    """900 voxels have row orders."""
+    p = Problem(case, mode)
+    feats, weight, bias, grad_out, coords = map(backend.array, (p.feats, p.weight, p.bias, p.grad_out, p.coords))
+    nmap = flexgemm.neighbor_map(coords, p.shape, case.kernel_size)
+    how = {"neighbor_map": nmap, "precision": p.precision, "algorithm": algorithm}
+    p.check_forward(backend.numpy(flexgemm.submanifold_conv3d(feats, weight, bias, **how)))
+    gradients = flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, **how)
+    grad_feats, grad_weight, grad_bias = map(backend.numpy, gradients)
+    p.check_dgrad(grad_feats)
+    p.check_wgrad(grad_weight, grad_bias)
+
+
+@pytest.mark.parametrize("algorithm", ["gemm", "", "AUTO"])
+def test_unknown_algorithms_are_refused_by_name(backend, algorithm):
+    p = Problem(SMALL[0], "float32")
+    feats, weight, grad_out, coords = map(backend.array, (p.feats, p.weight, p.grad_out, p.coords))
+    nmap = flexgemm.neighbor_map(coords, p.shape)
+    message = f"algorithm: expected 'auto', .*'masked_implicit_gemm_splitk', got '{algorithm}'"
+    with pytest.raises(ValueError, match=message):
+        flexgemm.submanifold_conv3d(feats, weight, neighbor_map=nmap, algorithm=algorithm)
+    with pytest.raises(ValueError, match=message):
+        flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, neighbor_map=nmap, algorithm=algorithm)
+    how = {"neighbor_map": nmap, "algorithm": algorithm, "needs_grad": (False, False, True)}
+    with pytest.raises(ValueError, match=message):
+        flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, **how)
 
 
 @every_mode

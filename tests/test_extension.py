@@ -75,6 +75,17 @@ def test_signatures_say_what_is_accepted(operation):
     [
         ("conv_forward", {"precision": "fast"}, ValueError, "precision: expected 'ieee' or 'tf32', got 'fast'"),
         ("conv_forward", {"precision": 1}, TypeError, "precision: expected a str, got int"),
+        (
+            "conv_forward",
+            {"algorithm": "gemm"},
+            ValueError,
+            "algorithm: expected 'auto', 'implicit_gemm', 'implicit_gemm_splitk', 'masked_implicit_gemm' or "
+            "'masked_implicit_gemm_splitk', got 'gemm'",
+        ),
+        ("conv_dgrad", {"algorithm": 1}, TypeError, "algorithm: expected a str, got int"),
+        ("row_order", {"groups": (2,)}, ValueError, r"groups: expected 1, Kw = 1 or Kw\*Kh = 3, got 2"),
+        ("row_order", {"groups": (1, 1, 1, 1)}, ValueError, "groups: expected at most 3 ints, got 4"),
+        ("row_order", {"groups": 3}, TypeError, "groups: expected a sequence of ints, got int"),
         ("conv_dgrad", {"mirrored": 1}, TypeError, "mirrored: expected a bool, got int"),
         ("neighbor_map", {"shape": (1, 1, 5)}, ValueError, "shape: expected 4 ints, got 3"),
         ("neighbor_map", {"shape": (1, 1, 5, 1, 1)}, ValueError, "shape: expected at most 4 ints, got 5"),
@@ -126,12 +137,22 @@ FAULTY_ARRAYS = {
     "row_order": [
         ({"map": zeros(3, 5)}, TypeError, "map: expected dtype int32, got float32"),
         ({"map": zeros(2, 5, dtype=np.int32)}, ValueError, r"map: expected \(3, N\) to match kernel_size"),
-        ({"order": zeros(5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
-        ({"order": zeros(6, dtype=np.int32)}, ValueError, r"order: expected \(5,?\) to match map"),
+        ({"order": zeros(1, 5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
+        ({"order": zeros(1, 6, dtype=np.int32)}, ValueError, r"order: expected \(1, 5\) to match groups and map"),
+        ({"order": zeros(5, dtype=np.int32)}, ValueError, r"order: expected \(1, 5\) to match groups and map"),
+        ({"groups": (1, 3)}, ValueError, r"order: expected \(4, 5\) to match groups and map"),
     ],
     "conv_forward": [
-        ({"order": zeros(6, dtype=np.int32)}, ValueError, r"order: expected \(5,?\) to match map"),
-        ({"order": zeros(5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
+        ({"order": zeros(1, 6, dtype=np.int32)}, ValueError, r"order: expected \(G, 5\) to match map"),
+        ({"order": zeros(5, dtype=np.int32)}, ValueError, r"order: expected \(G, 5\) to match map"),
+        ({"order": zeros(1, 5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
+        ({"order": zeros(2, 5, dtype=np.int32)}, ValueError, r"order: expected \(G, N\), .* divides V"),
+        ({"order": zeros(0, 5, dtype=np.int32)}, ValueError, r"order: expected \(G, N\), .* divides V"),
+        (
+            {"order": zeros(3, 5, dtype=np.int32), "groups": (1, 3)},
+            ValueError,
+            r"order: expected \(G, N\), G the sum of groups",
+        ),
         ({"feats": zeros(5, 6, dtype=np.int32)}, TypeError, "feats: expected dtype float32, float16 or bf"),
         ({"feats": zeros(5)}, ValueError, r"feats: expected \(N, C\), got \(5,\)"),
         ({"feats": zeros(1, 1, 1, 5, 6)}, ValueError, r"feats: expected \(N, C\), got \(1, 1, 1, 5, 6\)"),
@@ -157,7 +178,7 @@ FAULTY_ARRAYS = {
     ],
     "conv_dgrad": [
         ({"grad_out": zeros(5, 3)}, ValueError, r"weight: expected \(3, 1, 3, 1, Ci\) to match grad_out channels"),
-        ({"order": zeros(5)}, TypeError, "order: expected dtype int32, got float32"),
+        ({"order": zeros(1, 5)}, TypeError, "order: expected dtype int32, got float32"),
         ({"grad_feats": zeros(5, 7)}, ValueError, r"grad_feats: expected \(5, 6\) to match map and weight"),
         ({"grad_out": zeros(6, 4), "mirrored": True}, ValueError, r"map: expected \(3, 6\) to match .*mirrored"),
     ],
@@ -326,7 +347,8 @@ def test_arrays_without_elements(backend):
     call(backend, "gemm", a=zeros(5, 0), b=zeros(7, 0))
     call(backend, "conv_forward", feats=zeros(0, 6), map=zeros(3, 0, dtype=np.int32), out=zeros(0, 4))
     call(backend, "neighbor_map", coords=zeros(0, 4, dtype=np.int32), map=zeros(3, 0, dtype=np.int32))
-    call(backend, "row_order", map=zeros(3, 0, dtype=np.int32), order=zeros(0, dtype=np.int32))
+    call(backend, "row_order", map=zeros(3, 0, dtype=np.int32), order=zeros(1, 0, dtype=np.int32))
+    call(backend, "row_order", order=zeros(0, 5, dtype=np.int32), groups=())
 
 
 def test_a_null_pointer_is_legal_only_without_elements():
@@ -444,6 +466,40 @@ def test_a_workspace_one_byte_short_is_refused(backend, operation):
 def test_workspaces_of_the_wrong_kind(workspace, error, message):
     with pytest.raises(error, match=message):
         _C.gemm(**LEGAL["gemm"](), workspace=workspace)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_function_is_asked_for_the_workspace_once_and_only_in_need(backend, operation):
+    run, workspace_bytes = functions(operation)
+    arguments = place(backend, LEGAL[operation]())
+    nbytes, asked = workspace_bytes(**arguments), []
+
+    def allocate(size, first):
+        asked.append((size, first is next(iter(arguments.values()))))
+        return backend.array(zeros(size, dtype=np.uint8))
+
+    assert workspace_bytes(**arguments, workspace=allocate) == nbytes
+    assert run(**arguments, workspace=allocate) == 0
+    assert asked == ([(nbytes, True)] if nbytes else [])
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        (zeros(2**20), TypeError, "workspace: expected dtype uint8, got float32"),
+        (np.frombuffer(bytes(2**20), np.uint8), ValueError, "workspace: expected writable memory"),
+        (zeros(10, dtype=np.uint8), ValueError, "workspace: expected at least"),
+        (None, TypeError, "workspace: expected an array"),
+    ],
+)
+def test_a_function_that_returns_no_workspace(returned, error, message):
+    with pytest.raises(error, match=message):
+        _C.gemm(**LEGAL["gemm"](), workspace=lambda size, first: returned)
+    with pytest.raises(ZeroDivisionError):
+        _C.gemm(**LEGAL["gemm"](), workspace=lambda size, first: 1 // 0)
+    legal, memory = LEGAL["gemm"](), np.zeros(_C.gemm_workspace(**LEGAL["gemm"]()) + 1024, np.uint8)
+    with pytest.raises(ValueError, match="workspace: .* overlaps a"):
+        _C.gemm(**legal | {"a": memory[:160].view(np.float32).reshape(5, 8)}, workspace=lambda size, first: memory)
 
 
 def test_a_workspace_that_overlaps_an_input_is_refused():

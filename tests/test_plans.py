@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
+from calls import run_python
 
 from flexgemm import _C
 
 DTYPES = ["float32", "float16", "bfloat16"]
 FP8 = ["float8_e4m3fn", "float8_e5m2"]
-KEYS = {"family", "block_m", "block_n", "block_k", "num_stages", "split_k", "workspace_bytes"}
+KEYS = {"family", "block_m", "block_n", "block_k", "num_stages", "groups", "split_k", "workspace_bytes"}
 SMS = 132
 HOPPER = 90
 
@@ -19,12 +21,17 @@ def plan_conv_hopper(**how):
     return _C.plan_conv(**how, compute_capability=HOPPER)
 
 
-CONV_PLANS = [_C.plan_conv, plan_conv_hopper, _C.plan_conv_wgrad]
+def plan_wgrad_hopper(**how):
+    return _C.plan_conv_wgrad(**how, compute_capability=HOPPER)
+
+
+CONV_PLANS = [_C.plan_conv, plan_conv_hopper, _C.plan_conv_wgrad, plan_wgrad_hopper]
+WGRAD_PLANS = CONV_PLANS[2:]
 SIZES = [0, 1, 63, 64, 65, 129, 3000, 65_931, 4_000_000, 2**32]
 CHANNELS = [1, 7, 16, 33, 64, 97, 256, 1024]
 VOLUMES = [1, 8, 27, 343]
 
-conv_plans = pytest.mark.parametrize("plan", CONV_PLANS, ids=["forward", "hopper", "wgrad"])
+conv_plans = pytest.mark.parametrize("plan", CONV_PLANS, ids=["forward", "hopper", "wgrad", "hopper wgrad"])
 
 
 def check(plan):
@@ -35,6 +42,7 @@ def check(plan):
     assert all(8 <= block <= 512 and block % 8 == 0 for block in blocks)
     assert 1 <= plan["num_stages"] <= 8
     assert plan["split_k"] >= 1
+    assert plan["split_k"] % max(plan["groups"], 1) == 0
     assert plan["workspace_bytes"] >= 0
     return plan
 
@@ -44,7 +52,7 @@ def check(plan):
 def test_convolution_plans_are_sane(plan, dtype):
     for rows, ci, co, v, sms in itertools.product(SIZES, CHANNELS, CHANNELS, VOLUMES, (1, 16, SMS)):
         chosen = check(plan(rows=rows, ci=ci, co=co, v=v, dtype=dtype, num_sms=sms))
-        assert chosen["split_k"] <= max(1, rows if plan is _C.plan_conv_wgrad else v * ci)
+        assert chosen["split_k"] <= max(1, rows if plan in WGRAD_PLANS else v * ci)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, *FP8])
@@ -107,7 +115,8 @@ def test_the_workspace_holds_the_partial_sums(dtype):
         how = {"rows": rows, "ci": ci, "co": co, "v": v, "dtype": dtype, "num_sms": SMS}
         splits_hold(_C.plan_conv(**how), rows * co)
         splits_hold(plan_conv_hopper(**how), rows * co)
-        splits_hold(_C.plan_conv_wgrad(**how), co * v * ci)
+        for plan_wgrad in WGRAD_PLANS:
+            splits_hold(plan_wgrad(**how), co * v * ci)
     for m, n, k in itertools.product([1, 64, 300, 4096], [33, 64, 2112], [16, 576, 7168]):
         splits_hold(_C.plan_gemm(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=SMS), m * n)
 
@@ -131,15 +140,20 @@ def test_few_tiles_are_split_and_many_are_not(dtype):
     assert wgrad(4_000_000, 32) >= wgrad(4_000_000, 1024)
 
 
+@pytest.mark.parametrize("plan", [_C.plan_conv, _C.plan_conv_wgrad], ids=["forward", "wgrad"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_hopper_takes_16_byte_rows_of_16_bit_elements(dtype):
-    def family(capability=HOPPER, dtype=dtype, ci=64, co=64):
+def test_hopper_takes_channels_in_eights(plan, dtype):
+    def family(capability=HOPPER, dtype=dtype, ci=64, co=64, **precision):
         how = {"rows": 65_931, "ci": ci, "co": co, "v": 27, "dtype": dtype, "num_sms": SMS}
-        return _C.plan_conv(**how, compute_capability=capability)["family"]
+        return plan(**how, compute_capability=capability, **precision)["family"]
 
     assert family() == family(ci=72, co=1024) == "sm90"
     assert family(ci=68) == family(co=68) == family(ci=1, co=1) == "portable"
-    assert family(dtype="float32") == "portable"
+    if plan is _C.plan_conv:
+        assert family(dtype="float32", precision="tf32") == "sm90"
+        assert family(dtype="float32", precision="ieee") == "portable"
+    else:
+        assert family(dtype="float32") == "sm90"  # in TF32: for true float32 the caller asks for a capability of 80
     assert family(80) == family(89) == family(100) == "portable"
 
 
@@ -163,6 +177,139 @@ def test_hopper_splits_offsets_while_tiles_are_few():
     assert split(15_192) == split(252_392) == 1
 
 
+def test_hopper_weight_gradient_tiles_follow_the_channels():
+    def tile(ci, co):
+        plan = plan_wgrad_hopper(rows=252_392, ci=ci, co=co, v=27, dtype="float16", num_sms=SMS)
+        return plan["block_m"], plan["block_n"]
+
+    assert tile(256, 256) == tile(1024, 1024) == tile(64, 200) == (256, 192)
+    assert tile(128, 128) == tile(256, 72) == tile(1024, 320) == (128, 256)
+    assert tile(64, 64) == tile(64, 8) == tile(32, 64) == (64, 384)
+    assert tile(16, 16) == (64, 192)  # twelve offsets are as many as a tile may touch
+    assert tile(8, 256) == (256, 96)
+
+
+@pytest.mark.parametrize("channels", [(8, 8), (24, 64), (40, 64), (56, 128), (72, 200), (264, 1024)], ids=str)
+def test_a_hopper_weight_gradient_tile_touches_no_more_offsets_than_it_may(channels):
+    ci, co = channels
+    width = plan_wgrad_hopper(rows=3000, ci=ci, co=co, v=343, dtype="float16", num_sms=SMS)["block_n"]
+    for first in range(0, 343 * ci, width):
+        last = min(first + width, 343 * ci) - 1
+        assert last // ci - first // ci + 1 <= 12
+
+
+def test_hopper_splits_rows_while_tiles_are_few():
+    def split(rows, channels):
+        return plan_wgrad_hopper(rows=rows, ci=channels, co=channels, v=27, dtype="float16", num_sms=SMS)["split_k"]
+
+    assert split(192, 1024) == split(15_192, 1024) == 1  # 576 tiles
+    assert 5 * split(65_931, 64) <= SMS < 5 * split(4_000_000, 64)  # one wave where rows are few
+    assert split(300, 16) == 1
+    assert split(4_000_000, 1024) >= 4_000_000 // 65_536  # so long may a chain of float32 sums be
+
+
+# ---- row orders ----
+
+ALGORITHMS = [
+    "auto",
+    "implicit_gemm",
+    "implicit_gemm_splitk",
+    "masked_implicit_gemm",
+    "masked_implicit_gemm_splitk",
+]
+
+
+def ordered_plan(rows, ci, co=None, kernel_size=(3, 3, 3), dtype="float16", num_sms=SMS, **how):
+    """With the row orders that a map of this many rows has."""
+    sets = _C.plan_order_sets(rows=rows, kernel_size=kernel_size)
+    volume = kernel_size[0] * kernel_size[1] * kernel_size[2]
+    sizes = {"rows": rows, "ci": ci, "co": co or ci, "v": volume, "dtype": dtype, "num_sms": num_sms}
+    return check(plan_conv_hopper(**sizes, groups=sets, **how))
+
+
+def groups(*args, **how):
+    return ordered_plan(*args, **how)["groups"]
+
+
+@pytest.mark.parametrize(
+    "rows, channels, best",
+    [  # H200, float16, forward: what was fastest, or within 4 % of it
+        (3840, 1024, {9}),
+        (15_192, 1024, {3, 9}),
+        (64_160, 512, {1, 3}),
+        (252_392, 256, {1}),
+        (1_026_536, 128, {1}),
+        (65_931, 16, {0}),
+        (65_931, 32, {0}),
+        (65_931, 64, {0}),
+        (65_931, 128, {1}),
+    ],
+)
+def test_the_fastest_number_of_groups_of_measured_scenes(rows, channels, best):
+    assert groups(rows, channels) in best
+
+
+def test_more_channels_pay_for_more_groups():
+    """The work that an order saves grows with the square of the channels, partial sums only with the channels."""
+    for rows in (848, 3840, 15_192, 64_160):
+        chosen = [groups(rows, c) for c in (32, 64, 128, 256, 512, 1024)]
+        assert chosen == sorted(chosen)
+        assert chosen[0] == 0
+    assert groups(848, 2048) == groups(3840, 1024) == 9
+    assert groups(15_192, 512) == groups(30_000, 512) == 3
+    assert groups(64_160, 96) == groups(64_160, 160) == groups(64_160, 320) == 1
+    assert groups(15_192, 96) == groups(15_192, 160) == 0
+    assert groups(4_000_000, 16) in (0, 1)
+
+
+def test_few_rows_are_split_instead():
+    for channels in (16, 96, 320, 1024):
+        plan = ordered_plan(200, channels)
+        assert plan["groups"] == 0
+        assert plan["split_k"] > 1
+
+
+def test_larger_kernels_have_more_to_skip():
+    assert groups(15_192, 64) == 0
+    assert groups(64_160, 128, kernel_size=(5, 5, 5)) >= 1
+    assert groups(15_192, 1024, kernel_size=(5, 5, 5)) in (5, 25)
+    assert groups(4_000_000, 64, kernel_size=(5, 5, 5)) == 1
+
+
+def test_partial_sums_stay_below_a_gibibyte():
+    for rows, channels in itertools.product((3840, 15_192, 64_160, 120_000), (256, 1024, 4096)):
+        assert ordered_plan(rows, channels)["workspace_bytes"] <= 1 << 30
+
+
+@pytest.mark.parametrize("capability", [80, HOPPER])
+@pytest.mark.parametrize("dtype, precision", [("float16", "ieee"), ("float32", "tf32"), ("float32", "ieee")])
+def test_algorithms_are_what_they_say(capability, dtype, precision):
+    for rows, channels in itertools.product((1, 200, 848, 3840, 15_192, 64_160, 1_000_000), (16, 64, 320, 1024)):
+        sets = _C.plan_order_sets(rows=rows, kernel_size=(3, 3, 3))
+        sizes = {"rows": rows, "ci": channels, "co": channels, "v": 27, "dtype": dtype, "num_sms": SMS}
+        plans = {
+            name: check(
+                _C.plan_conv(**sizes, compute_capability=capability, precision=precision, algorithm=name, groups=sets)
+            )
+            for name in ALGORITHMS
+        }
+        tiles = {(plan["family"], plan["block_m"], plan["block_n"]) for plan in plans.values()}
+        assert len(tiles) == 1
+        assert plans["implicit_gemm"]["groups"] == plans["implicit_gemm_splitk"]["groups"] == 0
+        assert plans["implicit_gemm"]["split_k"] == plans["masked_implicit_gemm"]["split_k"] == 1
+        assert plans["masked_implicit_gemm"]["groups"] == (1 if sets else 0)
+        assert plans["masked_implicit_gemm_splitk"]["groups"] in (sets or (0,))
+
+
+def test_a_plan_takes_only_orders_that_are_there():
+    assert groups(3840, 1024) == 9
+    sizes = {"rows": 3840, "ci": 1024, "co": 1024, "v": 27, "dtype": "float16", "num_sms": SMS}
+    for algorithm in ALGORITHMS:
+        assert plan_conv_hopper(**sizes, algorithm=algorithm)["groups"] == 0
+    assert plan_conv_hopper(**sizes, algorithm="masked_implicit_gemm", groups=(9,))["groups"] == 0
+    assert plan_conv_hopper(**sizes, algorithm="masked_implicit_gemm_splitk", groups=(3,))["groups"] == 3
+
+
 def test_more_multiprocessors_never_mean_fewer_splits():
     for rows in (64, 848, 3840, 65_931):
         splits = [
@@ -184,3 +331,46 @@ def test_impossible_questions_are_refused(plan, wrong):
     how = {"rows": 100, "ci": 64, "co": 64, "v": 27, "dtype": "float16", "num_sms": SMS, **wrong}
     with pytest.raises((TypeError, ValueError)):
         plan(**how)
+
+
+# ---- what was chosen ----
+
+CALLS = """
+import numpy as np
+import flexgemm
+x = np.ones((5, 6), np.float32)
+coords = np.array([[0, 0, y, 0] for y in range(5)], np.int32)
+nmap = flexgemm.neighbor_map(coords, (1, 1, 5, 1), (1, 3, 1))
+weight = np.ones((4, 1, 3, 1, 6), np.float32)
+for _ in range(3):
+    flexgemm.submanifold_conv3d(x, weight, neighbor_map=nmap)
+    flexgemm.submanifold_conv3d_backward(np.ones((5, 4), np.float32), x, weight, neighbor_map=nmap)
+    flexgemm.gemm_nt(x, x)
+flexgemm.gemm_nt(x[:3], x)
+"""
+
+
+def printed(**environment):
+    done = run_python(["-c", CALLS], **environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    return done.stderr.splitlines()
+
+
+def test_choices_are_printed_once_for_each_shape_on_request():
+    lines = printed(FLEXGEMM_PRINT_CONFIGS="1")
+    shapes = [line.removeprefix("flexgemm: ").split(": family=cpu tile=")[0] for line in lines]
+    assert shapes == [
+        "conv_forward float32 rows=5 ci=6 co=4 v=3",
+        "conv_dgrad float32 rows=5 ci=4 co=6 v=3",
+        "conv_wgrad float32 rows=5 ci=6 co=4 v=3",
+        "gemm float32 m=5 n=5 k=6 groups=1",
+        "gemm float32 m=3 n=5 k=6 groups=1",
+    ]
+    for line in lines:
+        assert re.search(r" tile=\d+x\d+x\d+ stages=0 groups=0 split=\d+ workspace=\d+$", line)
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_nothing_is_printed_unasked(value):
+    assert printed(FLEXGEMM_PRINT_CONFIGS=value) == []

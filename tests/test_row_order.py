@@ -1,4 +1,4 @@
-"""The row order of a neighbour map against a sort in plain Python, and convolutions that follow one."""
+"""The row orders of a neighbour map against a sort in plain Python, and convolutions that follow them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ KERNELS = [(1, 1, 1), (3, 3, 3), (2, 2, 2), (5, 5, 5), (7, 7, 7), (1, 1, 7), (2,
 ROWS = [0, 1, 2, 63, 64, 65, 1023, 1025, 5000, 40_000, 300_000]  # one CTA or many, two passes or three, two segments
 
 
+def all_sets(kernel_size):
+    """By planes of constant kx and by columns of constant (kx, ky)."""
+    return tuple(sorted({1, kernel_size[0], kernel_size[0] * kernel_size[1]}))
+
+
 def random_map(n, kernel_size, *, seed=0, kinds=None):
     """Entries of -2 to 1, and so masks of every kind; or columns drawn from a few kinds."""
     rng = np.random.default_rng(seed)
@@ -23,63 +28,87 @@ def random_map(n, kernel_size, *, seed=0, kinds=None):
     return nmap[:, rng.integers(0, kinds, n)] if kinds else nmap
 
 
-def check(backend, nmap, kernel_size):
-    order = guarded.row_order(backend, nmap, kernel_size)
-    np.testing.assert_array_equal(order, expected(nmap, kernel_size))
-    return order
+def check(backend, nmap, kernel_size, groups=(1,)):
+    orders = guarded.row_order(backend, nmap, kernel_size, groups)
+    np.testing.assert_array_equal(orders, expected(nmap, kernel_size, groups))
+    return orders
 
 
-def expected(nmap, kernel_size):
-    plan = _C.plan_row_order(rows=nmap.shape[1], kernel_size=kernel_size)
-    return reference.row_order(nmap, plan["offsets"], plan["segment"])
+def expected(nmap, kernel_size, groups=(1,)):
+    plan = _C.plan_row_orders(rows=nmap.shape[1], kernel_size=kernel_size, groups=groups)
+    return reference.row_orders(nmap, plan["offsets"], plan["segment"])
 
 
 @pytest.mark.parametrize("kernel_size", KERNELS)
 def test_kernel_sizes(backend, kernel_size):
-    check(backend, random_map(1000, kernel_size), kernel_size)
+    nmap = random_map(1000, kernel_size)
+    for groups in all_sets(kernel_size):
+        check(backend, nmap, kernel_size, (groups,))
+    check(backend, nmap, kernel_size, all_sets(kernel_size))
 
 
 @pytest.mark.parametrize("n", ROWS)
 def test_row_counts(backend, n):
     check(backend, random_map(n, (3, 3, 3)), (3, 3, 3))
+    check(backend, random_map(n, (3, 3, 3)), (3, 3, 3), (1, 3))
+
+
+def test_short_segments(backend):
+    check(backend, random_map(2_200_000, (1, 1, 3)), (1, 1, 3))
 
 
 @pytest.mark.parametrize("n", [300, 70_000])
 def test_rows_with_the_same_neighbours_keep_their_order(backend, n):
     nmap = random_map(n, (3, 3, 3), kinds=5)
-    order = check(backend, nmap, (3, 3, 3))
+    (order,) = check(backend, nmap, (3, 3, 3))
     masks = (nmap[:, order] >= 0).T
     same = (masks[1:] == masks[:-1]).all(axis=1)
     assert (~same).sum() == 4  # five kinds side by side
     assert (order[1:] > order[:-1])[same].all()
 
 
+def test_rows_without_neighbours_in_a_group_come_first(backend):
+    nmap = random_map(5000, (3, 3, 3))
+    nmap[13] = -1  # by which nothing is sorted: a voxel is always its own neighbour
+    for order, of_group in zip(check(backend, nmap, (3, 3, 3), (9,)), np.split(nmap, 9), strict=True):
+        present = (of_group[:, order] >= 0).any(axis=0)
+        assert 0 < (~present).sum() < 5000
+        assert (present[1:] >= present[:-1]).all()
+
+
 @pytest.mark.parametrize("n", [100, 50_000])
 def test_a_volume_of_1_leaves_the_rows_where_they_are(backend, n):
-    np.testing.assert_array_equal(check(backend, random_map(n, (1, 1, 1)), (1, 1, 1)), np.arange(n))
+    np.testing.assert_array_equal(check(backend, random_map(n, (1, 1, 1)), (1, 1, 1)), np.arange(n)[None])
 
 
 def test_bitwise_repeat(backend):
     nmap = random_map(20_000, (3, 3, 3))
-    first = guarded.row_order(backend, nmap, (3, 3, 3))
+    first = guarded.row_order(backend, nmap, (3, 3, 3), (1, 3, 9))
     for _ in range(5):
-        np.testing.assert_array_equal(guarded.row_order(backend, nmap, (3, 3, 3)), first)
+        np.testing.assert_array_equal(guarded.row_order(backend, nmap, (3, 3, 3), (1, 3, 9)), first)
 
 
-def useful_share(nmap, order, tile=128):
-    """Share of multiply-adds that are useful when tiles of rows work through the union of their neighbours."""
-    present = (nmap >= 0)[:, order]
-    padded = np.pad(present, [(0, 0), (0, -present.shape[1] % tile)])
-    return present.sum() / (padded.reshape(len(nmap), -1, tile).any(axis=2).sum() * tile)
+def useful_share(nmap, orders, tile=128):
+    """Share of multiply-adds that are useful when tiles of rows work through the union of their neighbours, group by
+    group of the offsets."""
+    worked = 0
+    for order, of_group in zip(orders, np.split(nmap >= 0, len(orders)), strict=True):
+        padded = np.pad(of_group[:, order], [(0, 0), (0, -nmap.shape[1] % tile)])
+        worked += padded.reshape(len(of_group), -1, tile).any(axis=2).sum() * tile
+    return (nmap >= 0).sum() / worked
 
 
-def test_an_order_saves_products_forward_and_backward(backend):
+def test_orders_save_products_forward_and_backward(backend):
     coords, shape = scenes.shell(64, seed=None)
     nmap = guarded.neighbor_map(backend, coords[np.lexsort(coords.T[::-1])], shape, (3, 3, 3))
-    order = check(backend, nmap, (3, 3, 3))
-    assert useful_share(nmap, np.arange(len(order))) < 0.5
-    assert useful_share(nmap, order) > 0.6
-    assert useful_share(nmap[::-1], order) == useful_share(nmap, order)
+    orders = check(backend, nmap, (3, 3, 3), (1, 3, 9))
+    one, three, nine = orders[:1], orders[1:4], orders[4:]
+    assert useful_share(nmap, np.arange(nmap.shape[1])[None]) < 0.5
+    assert 0.6 < useful_share(nmap, one) < 0.86 < useful_share(nmap, three) < 0.97 < useful_share(nmap, nine)
+    for order in (one, three, nine):  # the mirrored map has the same orders, the groups read backwards
+        assert useful_share(nmap[::-1], order[::-1]) == useful_share(nmap, order)
+    for order in (three, nine):
+        assert useful_share(nmap[::-1], order) < useful_share(nmap, order) - 0.1
 
 
 @pytest.mark.parametrize("kernel_size", KERNELS)
@@ -87,25 +116,50 @@ def test_plans(kernel_size):
     volume = int(np.prod(kernel_size))
     centre = np.ravel_multi_index([k // 2 for k in kernel_size], kernel_size)
     for rows in (0, 1, 100, 4096, 1 << 20, 1 << 27, (1 << 31) - 1):
-        plan = _C.plan_row_order(rows=rows, kernel_size=kernel_size)
-        offsets = plan["offsets"]
-        assert len(set(offsets)) == len(offsets) == min(volume - 1, 16 if rows < 32768 else 24)
-        assert set(offsets) <= set(range(volume)) - {centre}
-        # A key and the number of its segment fit 32 bits.
-        assert (max(rows, 1) - 1) // plan["segment"] < 2 ** (32 - 24)
-        assert _C.row_order_pays(rows=rows, kernel_size=kernel_size) == (rows >= 4096 and volume > 1)
+        how = {"rows": rows, "kernel_size": kernel_size}
+        plan = _C.plan_row_orders(**how, groups=all_sets(kernel_size))
+        lists = iter(plan["offsets"])
+        for groups in all_sets(kernel_size):
+            for group in np.split(np.arange(volume), groups):
+                offsets = next(lists)
+                assert len(set(offsets)) == len(offsets)
+                assert set(offsets) <= set(group.tolist()) - {int(centre)}
+                assert len(offsets) >= min(len(group) - (centre in group), 9)
+        assert next(lists, None) is None
+        assert plan["key_bits"] <= (16 if rows * volume < 1 << 20 else 24)  # two passes of a radix sort, or three
+        sets = _C.plan_order_sets(**how)
+        assert sets == all_sets(kernel_size)[: len(sets)]
+        assert bool(sets) == (rows >= 4096 and volume > 1)
+
+
+def test_larger_scenes_have_coarser_groups():
+    def sets(rows, kernel_size=(3, 3, 3)):
+        return _C.plan_order_sets(rows=rows, kernel_size=kernel_size)
+
+    assert sets(3840) == sets(15_192) == (1, 3, 9)
+    assert sets(64_160) == (1, 3)
+    assert sets(252_392) == sets(4_113_056) == (1,)
+    assert sets(15_192, (5, 5, 5)) == (1, 5, 25)
+    assert sets(15_192, (7, 7, 7)) == (1, 7, 49)
+    assert sets(4096, (1, 1, 7)) == (1,)
+    assert sets(4096, (1, 3, 5)) == (1, 3)
+    assert sets(4096, (2, 2, 2)) == (1, 2)
+    assert sets(1000, (2, 2, 2)) == (1, 2, 4)
 
 
 def test_the_corners_of_a_kernel_are_sorted_by_first():
-    offsets = _C.plan_row_order(rows=100, kernel_size=(5, 5, 5))["offsets"]
+    plan = _C.plan_row_orders(rows=100, kernel_size=(5, 5, 5), groups=(1, 5))
     inner = [(x * 5 + y) * 5 + z for x in (1, 3) for y in (1, 3) for z in (1, 3)]
-    assert offsets[:8] == inner
+    assert plan["offsets"][0][:8] == inner
+    assert plan["offsets"][2][:4] == inner[:4]
 
 
-@pytest.mark.parametrize("wrong", [{"rows": -1}, {"kernel_size": (3, 3)}, {"kernel_size": (3, 3, 8)}])
+@pytest.mark.parametrize(
+    "wrong", [{"rows": -1}, {"kernel_size": (3, 3)}, {"kernel_size": (3, 3, 8)}, {"groups": (2,)}, {"groups": (0,)}]
+)
 def test_impossible_plans_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        _C.plan_row_order(**{"rows": 10, "kernel_size": (3, 3, 3)} | wrong)
+        _C.plan_row_orders(**{"rows": 10, "kernel_size": (3, 3, 3), "groups": (1,)} | wrong)
 
 
 # ---- convolutions ----
@@ -113,14 +167,15 @@ def test_impossible_plans_are_refused(wrong):
 
 @pytest.mark.parametrize("mode", ["float32", "tf32", "float16", "bfloat16"])
 @pytest.mark.parametrize("n, ci, co", [(1, 7, 33), (127, 64, 64), (129, 33, 97), (700, 136, 72), (20_000, 16, 136)])
-def test_an_order_changes_where_rows_are_computed_and_not_what(backend, mode, n, ci, co):
+@pytest.mark.parametrize("groups", [1, 3, 9])
+def test_orders_change_where_rows_are_computed_and_not_what(backend, mode, n, ci, co, groups):
     dtype, precision = ("float32", "tf32") if mode == "tf32" else (mode, "ieee")
     rng = np.random.default_rng(0)
     coords, shape = scenes.scene(n)
     nmap = reference.neighbor_map(coords, shape)
     feats, weight, bias, grad_out = (scenes.values(rng, s, dtype) for s in ((n, ci), (co, 3, 3, 3, ci), (co,), (n, co)))
-    order = rng.permutation(n).astype(np.int32)
-    how = {"precision": precision, "pad": 3, "offset": 1}
+    order = np.stack([rng.permutation(n).astype(np.int32) for _ in range(groups)])
+    how = {"precision": precision, "pad": 3, "offset": 1, "algorithm": "masked_implicit_gemm_splitk"}
 
     def forward(order):
         return guarded.conv_forward(backend, feats, weight, bias, nmap, order=order, **how)
@@ -134,6 +189,27 @@ def test_an_order_changes_where_rows_are_computed_and_not_what(backend, mode, n,
         assert ordered.tobytes() == compute(order).tobytes()
     if n <= 700:
         assert_rows(forward(order), reference.conv_forward(feats, weight, bias, nmap), reference.ROW_TOLERANCE[mode])
+        assert_rows(dgrad(order), reference.conv_dgrad(grad_out, weight, nmap, n), reference.ROW_TOLERANCE[mode])
+
+
+@pytest.mark.parametrize("mode", ["float32", "float16"])
+@pytest.mark.parametrize("groups", [3, 9])
+@pytest.mark.parametrize("channels", [(24, 40), (72, 264)])
+def test_rows_without_neighbours_in_a_group(backend, mode, groups, channels):
+    """Whole tiles of them are passed over, and their share of the sum is zero: what lies in the workspace is NaN."""
+    n, (ci, co) = 600, channels
+    rng = np.random.default_rng(0)
+    nmap = rng.integers(0, n, (27, n)).astype(np.int32)
+    for group in np.split(nmap, groups):
+        group[:, rng.random(n) < 0.6] = -1
+    nmap[:, :150] = -1  # and some that have none at all
+    orders = expected(nmap, (3, 3, 3), (groups,))
+    feats, weight, bias = (scenes.values(rng, s, mode) for s in ((n, ci), (co, 27, ci), (co,)))
+    how = {"order": orders, "algorithm": "masked_implicit_gemm_splitk"}
+    out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
+    assert_rows(out, reference.conv_forward(feats, weight, bias, nmap), reference.ROW_TOLERANCE[mode])
+    grad_feats = guarded.conv_dgrad(backend, feats, weight.swapaxes(0, 2).copy(), nmap, **how)
+    assert_rows(grad_feats, reference.conv_forward(feats, weight, None, nmap), reference.ROW_TOLERANCE[mode])
 
 
 def test_slots_of_an_order_that_are_no_rows_are_left_out(cuda):
@@ -142,29 +218,53 @@ def test_slots_of_an_order_that_are_no_rows_are_left_out(cuda):
     rng = np.random.default_rng(0)
     nmap = rng.integers(-1, n, (27, n)).astype(np.int32)
     feats, weight = scenes.values(rng, (n, 64), "float16"), scenes.values(rng, (64, 27, 64), "float16")
-    order = np.arange(n, dtype=np.int32)
-    order[[0, 100, 200, 299]] = -1, n, 2**31 - 1, -(2**31)
+    order = np.tile(np.arange(n, dtype=np.int32), (3, 1))
+    order[:, [0, 100, 200, 299]] = -1, n, 2**31 - 1, -(2**31)
     left = np.isin(np.arange(n), [0, 100, 200, 299], invert=True)
-    with_order = guarded.conv_forward(cuda, feats, weight, None, nmap, order=order)
-    assert_rows(with_order[left], reference.conv_forward(feats, weight, None, nmap)[left], 2e-3)
+    for groups in (1, 3):
+        how = {"order": order[:groups], "algorithm": "masked_implicit_gemm_splitk"}
+        with_order = guarded.conv_forward(cuda, feats, weight, None, nmap, **how)
+        assert_rows(with_order[left], reference.conv_forward(feats, weight, None, nmap)[left], 2e-3)
+
+
+@pytest.mark.parametrize("mode", ["float32", "float16"])
+def test_a_mirrored_pass_takes_the_order_of_the_map_rows_that_it_reads(cuda, mode):
+    """Only the first third of the map has neighbours, and only its order has rows."""
+    n, channels = 300, 40
+    rng = np.random.default_rng(0)
+    nmap = np.full((27, n), -1, np.int32)
+    nmap[:9] = rng.integers(-1, n, (9, n))
+    order = np.full((3, n), -1, np.int32)
+    order[0] = rng.permutation(n)
+    feats, weight = scenes.values(rng, (n, channels), mode), scenes.values(rng, (channels, 27, channels), mode)
+    how = {"order": order, "algorithm": "masked_implicit_gemm_splitk"}
+    tolerance = reference.ROW_TOLERANCE[mode]
+    out = guarded.conv_forward(cuda, feats, weight, None, nmap, **how)
+    assert_rows(out, reference.conv_forward(feats, weight, None, nmap), tolerance)
+    grad_feats = guarded.conv_dgrad(cuda, feats, weight, nmap, mirrored=True, **how)
+    adjoint = weight[:, ::-1].swapaxes(0, 2)
+    assert_rows(grad_feats, reference.conv_forward(feats, adjoint, None, nmap), tolerance)
 
 
 @pytest.mark.parametrize("kernel_size", [3, 2])
-def test_the_object_has_an_order_where_it_pays(backend, kernel_size):
+def test_the_object_has_orders_where_they_pay(backend, kernel_size):
     coords, shape = scenes.scene(4000)
     nmap = flexgemm.neighbor_map(backend.array(coords), shape, kernel_size)
     if backend.name == "cpu":
         assert nmap.order is None
+        assert nmap.order_groups == ()
     else:
-        order = expected(backend.numpy(nmap.map), nmap.kernel_size)
-        np.testing.assert_array_equal(backend.numpy(nmap.order), order)
+        assert nmap.order_groups == _C.plan_order_sets(rows=4000, kernel_size=nmap.kernel_size)
+        orders = expected(backend.numpy(nmap.map), nmap.kernel_size, nmap.order_groups)
+        np.testing.assert_array_equal(backend.numpy(nmap.order), orders)
     for n, size in ((500, kernel_size), (4000, 1)):
         few = flexgemm.neighbor_map(backend.array(coords[:n]), shape, size)
         assert few.order is None
 
 
+@pytest.mark.parametrize("algorithm", ["auto", "masked_implicit_gemm", "masked_implicit_gemm_splitk"])
 @pytest.mark.parametrize("kernel_size", [3, 2])
-def test_convolutions_of_an_ordered_object(backend, kernel_size):
+def test_convolutions_of_an_ordered_object(backend, kernel_size, algorithm):
     rng = np.random.default_rng(0)
     coords, shape = scenes.scene(3000)
     feats, grad_out = scenes.values(rng, (3000, 24), "float32"), scenes.values(rng, (3000, 40), "float32")
@@ -172,7 +272,8 @@ def test_convolutions_of_an_ordered_object(backend, kernel_size):
     nmap = flexgemm.neighbor_map(backend.array(coords), shape, kernel_size)
     plain = reference.neighbor_map(coords, shape, (kernel_size,) * 3)
     x, w, g = map(backend.array, (feats, weight, grad_out))
-    out = flexgemm.submanifold_conv3d(x, w, neighbor_map=nmap)
-    gradients = flexgemm.submanifold_conv3d_backward(g, x, w, neighbor_map=nmap, needs_grad=(True, False, False))
+    how = {"neighbor_map": nmap, "algorithm": algorithm}
+    out = flexgemm.submanifold_conv3d(x, w, **how)
+    gradients = flexgemm.submanifold_conv3d_backward(g, x, w, needs_grad=(True, False, False), **how)
     assert_rows(backend.numpy(out), reference.conv_forward(feats, weight, None, plain), 1e-5)
     assert_rows(backend.numpy(gradients[0]), reference.conv_dgrad(grad_out, weight, plain, 3000), 1e-5)

@@ -49,11 +49,10 @@ def neighbor_map(
     transposed: bool,
     check: bool,
 ) -> torch.Tensor:
-    kernel, coords, workspace = tuple(kernel_size), coords.contiguous(), None
+    kernel, coords = tuple(kernel_size), coords.contiguous()
     result = coords.new_empty((kernel[0] * kernel[1] * kernel[2], coords.shape[0]), dtype=torch.int32)
     how: Any = {"shape": tuple(shape), "kernel_size": kernel, "dilation": tuple(dilation)}
-    while nbytes := _C.neighbor_map(coords, result, **how, transposed=transposed, check=check, workspace=workspace):
-        workspace = coords.new_empty(nbytes, dtype=torch.uint8)
+    library_of(coords, "coords").run(_C.neighbor_map, coords, result, **how, transposed=transposed, check=check)
     return result
 
 
@@ -65,15 +64,16 @@ def _(coords: Any, shape: Any, kernel_size: Any, *how: Any) -> torch.Tensor:
 
 @_operator
 def row_order(map: torch.Tensor, kernel_size: Sequence[int]) -> torch.Tensor:
-    order, workspace = map.new_empty(map.shape[1]), None
-    while nbytes := _C.row_order(map, order, kernel_size=tuple(kernel_size), workspace=workspace):
-        workspace = map.new_empty(nbytes, dtype=torch.uint8)
+    """One order for all offsets: how many more would pay depends on the number of rows, which a program that is
+    compiled for all numbers of rows does not know."""
+    order = map.new_empty((1, map.shape[1]))
+    library_of(map, "map").run(_C.row_order, map, order, kernel_size=tuple(kernel_size))
     return order
 
 
 @row_order.register_fake
 def _(map: Any, kernel_size: Any) -> torch.Tensor:
-    return map.new_empty(map.shape[1])
+    return map.new_empty((1, map.shape[1]))
 
 
 # ---- convolution over a map: submanifold, strided, transposed, inverse ----
@@ -91,12 +91,13 @@ def sparse_conv3d(
     gradient_order: torch.Tensor | None,
     kernel_size: Sequence[int],
     activation: str | None,
+    algorithm: str,
     precision: str | None,
 ) -> torch.Tensor:
     """gradient_map: the map of the gradient of feats where that is not `map` itself; the forward pass ignores it."""
     nmap = from_operators(map, order, gradient_map, gradient_order, kernel_size, feats.shape[0])
-    how: Any = {"residual": residual, "activation": activation, "precision": setting(precision, feats)}
-    return conv.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, **how)
+    how: Any = {"residual": residual, "activation": activation, "algorithm": algorithm}
+    return conv.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, **how, precision=setting(precision, feats))
 
 
 @sparse_conv3d.register_fake
@@ -116,6 +117,7 @@ def sparse_conv3d_backward(
     gradient_order: torch.Tensor | None,
     kernel_size: Sequence[int],
     needs_grad: Sequence[bool],
+    algorithm: str,
     precision: str | None,
 ) -> Gradients:
     """An empty tensor for each gradient that is not needed."""
@@ -126,6 +128,7 @@ def sparse_conv3d_backward(
         weight,
         neighbor_map=from_operators(map, order, gradient_map, gradient_order, kernel_size, feats.shape[0]),
         needs_grad=(for_feats, for_weight, for_bias),
+        algorithm=algorithm,
         precision=setting(precision, feats),
     )
     first, second, third = (feats.new_empty(0) if gradient is None else gradient for gradient in gradients)
@@ -134,7 +137,7 @@ def sparse_conv3d_backward(
 
 @sparse_conv3d_backward.register_fake
 def _(grad_out: Any, feats: Any, weight: Any, *others: Any) -> Gradients:
-    shapes, needs_grad = (feats.shape, weight.shape, weight.shape[:1]), others[-2]
+    shapes, needs_grad = (feats.shape, weight.shape, weight.shape[:1]), others[-3]
     first, second, third = (feats.new_empty(s if n else 0) for s, n in zip(shapes, needs_grad, strict=True))
     return first, second, third
 

@@ -58,7 +58,7 @@ def _build(coords: Any, shape: Any, kernel: Any, dilation: Any, transposed: bool
 
 
 def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any]:
-    """A map and its order as operators take them; and the other pair, if a gradient will be asked for that uses it."""
+    """A map and its orders as operators take them; and the other pair, if a gradient will be asked for that uses it."""
     if not gradient or nmap.mirrored:
         return nmap.native, nmap.native_order, None, None
     if nmap._native_transposed is None:
@@ -79,6 +79,7 @@ def submanifold_conv3d(
     neighbor_map: NeighborMap,
     residual: torch.Tensor | None = None,
     activation: str | None = None,
+    algorithm: str = "auto",
     precision: str | None = None,
     stream: Stream = None,
 ) -> torch.Tensor:
@@ -88,6 +89,7 @@ def submanifold_conv3d(
         float16 or bfloat16, and under torch.autocast the dtype of that: activation(convolution + bias + residual).
     activation: None, "relu", "silu" or "gelu" (the exact one). SiLU and GELU are fused only where nothing requires
         grad: their gradient needs the sum, which is rounded to the dtype of feats then.
+    algorithm: as there, forward and in the gradient of feats.
     precision: of float32 products, forward and backward; by default torch's own setting at the time of the call,
         torch.backends.cuda.matmul.fp32_precision (which allow_tf32 and set_float32_matmul_precision set too).
     stream: a CUDA stream instead of torch's current one, forward and backward.
@@ -95,7 +97,7 @@ def submanifold_conv3d(
     Raises TypeError and ValueError by argument name; TypeError for tensors that are sparse, complex or lazily negated.
     """
     conv.expect_submanifold(neighbor_map)
-    return _convolution(feats, weight, bias, residual, neighbor_map, activation, precision, stream)
+    return _convolution(feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, stream)
 
 
 def sparse_conv3d(
@@ -106,6 +108,7 @@ def sparse_conv3d(
     neighbor_map: NeighborMap,
     residual: torch.Tensor | None = None,
     activation: str | None = None,
+    algorithm: str = "auto",
     precision: str | None = None,
     stream: Stream = None,
 ) -> torch.Tensor:
@@ -115,7 +118,7 @@ def sparse_conv3d(
     submanifold_conv3d.
     """
     conv.expect_map(neighbor_map)
-    return _convolution(feats, weight, bias, residual, neighbor_map, activation, precision, stream)
+    return _convolution(feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, stream)
 
 
 def sparse_inverse_conv3d(
@@ -126,6 +129,7 @@ def sparse_inverse_conv3d(
     neighbor_map: NeighborMap,
     residual: torch.Tensor | None = None,
     activation: str | None = None,
+    algorithm: str = "auto",
     precision: str | None = None,
     stream: Stream = None,
 ) -> torch.Tensor:
@@ -135,7 +139,7 @@ def sparse_inverse_conv3d(
     submanifold_conv3d.
     """
     inverse = conv.expect_map(neighbor_map).inverse
-    return _convolution(feats, weight, bias, residual, inverse, activation, precision, stream)
+    return _convolution(feats, weight, bias, residual, inverse, activation, algorithm, precision, stream)
 
 
 # ReLU's gradient needs the output alone. That of the others needs their input, which a fused kernel does not keep:
@@ -150,6 +154,7 @@ def _convolution(
     residual: Any,
     nmap: NeighborMap,
     activation: str | None,
+    algorithm: str,
     precision: str | None,
     stream: Stream,
 ) -> torch.Tensor:
@@ -160,9 +165,10 @@ def _convolution(
     if not through_operator:
         precision = setting(precision, feats)
         if recording:
-            return record_conv(feats, weight, bias, residual, nmap, activation, precision, stream)
+            return record_conv(feats, weight, bias, residual, nmap, activation, algorithm, precision, stream)
         library = conv.bind(feats, nmap, stream)
-        result: torch.Tensor = conv.forward(library, feats, weight, bias, nmap, None, precision, residual, activation)
+        how = algorithm, precision, residual, activation
+        result: torch.Tensor = conv.forward(library, feats, weight, bias, nmap, None, *how)
         return result
     expect_tensor(weight, "weight")
     refuse_stream(stream)
@@ -170,7 +176,7 @@ def _convolution(
     maps = maps_of(nmap, recording and feats.requires_grad)
     fused = None if apart else activation
     out: torch.Tensor = operators.sparse_conv3d(
-        feats, weight, bias, residual, *maps, nmap.kernel_size, fused, precision
+        feats, weight, bias, residual, *maps, nmap.kernel_size, fused, algorithm, precision
     )
     return apart(out) if apart else out
 
@@ -182,12 +188,13 @@ def submanifold_conv3d_backward(
     *,
     neighbor_map: NeighborMap,
     needs_grad: tuple[bool, bool, bool] = (True, True, True),
+    algorithm: str = "auto",
     precision: str | None = None,
     stream: Stream = None,
 ) -> Gradients:
     """`flexgemm.submanifold_conv3d_backward` of torch tensors; itself not differentiable."""
     conv.expect_submanifold(neighbor_map)
-    return _conv_gradients(grad_out, feats, weight, neighbor_map, needs_grad, precision, stream)
+    return _conv_gradients(grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision, stream)
 
 
 def sparse_conv3d_backward(
@@ -197,34 +204,43 @@ def sparse_conv3d_backward(
     *,
     neighbor_map: NeighborMap,
     needs_grad: tuple[bool, bool, bool] = (True, True, True),
+    algorithm: str = "auto",
     precision: str | None = None,
     stream: Stream = None,
 ) -> Gradients:
     """`flexgemm.sparse_conv3d_backward` of torch tensors; itself not differentiable."""
     conv.expect_map(neighbor_map)
-    return _conv_gradients(grad_out, feats, weight, neighbor_map, needs_grad, precision, stream)
+    return _conv_gradients(grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision, stream)
 
 
 # ---- its gradients ----
 
 
 def _conv_gradients(
-    grad_out: Any, feats: Any, weight: Any, nmap: NeighborMap, needs: Any, precision: str | None, stream: Stream
+    grad_out: Any,
+    feats: Any,
+    weight: Any,
+    nmap: NeighborMap,
+    needs: Any,
+    algorithm: str,
+    precision: str | None,
+    stream: Stream,
 ) -> Gradients:
     expect_tensor(grad_out, "grad_out")
     if traced(grad_out, feats):
         expect_tensor(feats, "feats")
         refuse_stream(stream)
         maps = maps_of(nmap, needs[0])
-        results = operators.sparse_conv3d_backward(grad_out, feats, weight, *maps, nmap.kernel_size, needs, precision)
+        how = nmap.kernel_size, needs, algorithm, precision
+        results = operators.sparse_conv3d_backward(grad_out, feats, weight, *maps, *how)
         first, second, third = (g if n else None for g, n in zip(results, needs, strict=True))
         return first, second, third
     precision = setting(precision, feats)
     if records(grad_out, feats, weight):
         with on_stream(feats, stream):
-            first, second, third = _record_conv_gradients(grad_out, feats, weight, nmap, needs, precision)
+            first, second, third = _record_conv_gradients(grad_out, feats, weight, nmap, needs, algorithm, precision)
         return first, second, third
-    return conv.backward(conv.bind(feats, nmap, stream), grad_out, feats, weight, nmap, needs, precision)
+    return conv.backward(conv.bind(feats, nmap, stream), grad_out, feats, weight, nmap, needs, algorithm, precision)
 
 
 def record_conv(
@@ -234,31 +250,40 @@ def record_conv(
     residual: torch.Tensor | None,
     neighbor_map: NeighborMap,
     activation: str | None,
+    algorithm: str,
     precision: str,
     stream: Stream,
 ) -> torch.Tensor:
     """A convolution that autograd records, on tensors as they are."""
     apart = _APART.get(activation)
     with on_stream(feats, stream):
-        out = _record_conv(feats, weight, bias, residual, neighbor_map, None if apart else activation, precision)
+        fused = None if apart else activation
+        out = _record_conv(feats, weight, bias, residual, neighbor_map, fused, algorithm, precision)
         return apart(out) if apart else out
 
 
 def _forward(
-    feats: Any, weight: Any, bias: Any, residual: Any, nmap: NeighborMap, activation: Any, precision: str
+    feats: Any,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    nmap: NeighborMap,
+    activation: Any,
+    algorithm: str,
+    precision: str,
 ) -> Any:
     library = conv.bind(feats, nmap, None)
-    return conv.forward(library, feats, weight, bias, nmap, None, precision, residual, activation)
+    return conv.forward(library, feats, weight, bias, nmap, None, algorithm, precision, residual, activation)
 
 
 def _save(ctx: Any, args: tuple[Any, ...], out: Any) -> None:
-    feats, weight, _, _, ctx.nmap, activation, ctx.precision = args
+    feats, weight, _, _, ctx.nmap, activation, ctx.algorithm, ctx.precision = args
     ctx.save_for_backward(feats, weight, out if activation == "relu" else None)
 
 
 def _backward(ctx: Any, grad_out: Any) -> Any:
     feats, weight, out = ctx.saved_tensors
-    return *_gradients(ctx, grad_out, feats, weight, out, ctx.nmap), None, None, None
+    return *_gradients(ctx, grad_out, feats, weight, out, ctx.nmap), *[None] * 4
 
 
 def _gradients(ctx: Any, grad_out: Any, feats: Any, weight: Any, out: Any, nmap: NeighborMap) -> Any:
@@ -266,12 +291,12 @@ def _gradients(ctx: Any, grad_out: Any, feats: Any, weight: Any, out: Any, nmap:
     if out is not None:
         grad_out = torch.ops.aten.threshold_backward(grad_out, out, 0)
     needs = ctx.needs_input_grad
-    gradients = _conv_gradients(grad_out, feats, weight, nmap, needs[:3], ctx.precision, None)
+    gradients = _conv_gradients(grad_out, feats, weight, nmap, needs[:3], ctx.algorithm, ctx.precision, None)
     return *gradients, grad_out if needs[3] else None
 
 
-def _gradients_directly(grad_out: Any, feats: Any, weight: Any, nmap: NeighborMap, needs: Any, precision: str) -> Any:
-    return conv.backward(conv.bind(feats, nmap, None), grad_out, feats, weight, nmap, needs, precision)
+def _gradients_directly(grad_out: Any, feats: Any, weight: Any, nmap: NeighborMap, needs: Any, *how: str) -> Any:
+    return conv.backward(conv.bind(feats, nmap, None), grad_out, feats, weight, nmap, needs, *how)
 
 
 _record_conv = recorded("SparseConv3d", _forward, _save, _backward)
@@ -279,14 +304,14 @@ _record_conv_gradients = recorded("SparseConv3dGradients", _gradients_directly, 
 
 
 def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    feats, weight, _, _, *maps, ctx.kernel_size, activation, ctx.precision = inputs
+    feats, weight, _, _, *maps, ctx.kernel_size, activation, ctx.algorithm, ctx.precision = inputs
     ctx.save_for_backward(feats, weight, output if activation == "relu" else None, *maps)
 
 
 def _operator_backward(ctx: Any, grad_out: Any) -> Any:
     feats, weight, out, map, order, gradient, gradient_order = ctx.saved_tensors
     nmap = from_operators(map, order, gradient, gradient_order, ctx.kernel_size, feats.shape[0])
-    return *_gradients(ctx, grad_out, feats, weight, out, nmap), *[None] * 7
+    return *_gradients(ctx, grad_out, feats, weight, out, nmap), *[None] * 8
 
 
 operators.sparse_conv3d.register_autograd(_operator_backward, setup_context=_operator_save)

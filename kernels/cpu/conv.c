@@ -12,6 +12,7 @@
  */
 #include <string.h>
 
+#include "../plan.h"
 #include "activation.h"
 #include "backend.h"
 #include "pairs.h"
@@ -21,6 +22,7 @@
 enum { TILE = 128 };
 
 typedef struct {
+    const char *name;
     const fg_tensor *source, *bias, *residual, *map, *out, *workspace; /* bias, residual: NULL or absent for none */
     fg_activation activation;
     fg_operand weight; /* W_0; W_v starts v * v_stride elements later */
@@ -96,6 +98,14 @@ static fg_status run_gather(const gather_conv *conv, fg_error *error) {
     int threads = 0;
     const fg_status status = fg_workspace_threads(conv->workspace, plan.layout, tiles, &threads, error);
     if (status != FG_OK) return status;
+    const fg_plan chosen = {.family = FG_FAMILY_CPU,
+                            .block_m = TILE,
+                            .block_n = (int32_t)packing->padded_n,
+                            .block_k = (int32_t)packing->block_k,
+                            .split_k = 1,
+                            .workspace_bytes = (int64_t)fg_workspace_bytes(plan.layout)};
+    fg_print_plan(&chosen, conv->name, conv->source->dtype, "rows=%lld ci=%lld co=%lld v=%lld", (long long)rows,
+                  (long long)packing->k, (long long)packing->n, (long long)volume);
 
     float *packed = conv->workspace->data;
     float *bias = packed + fg_workspace_part(volume * packing->k * packing->padded_n, sizeof(float)) / sizeof(float);
@@ -142,6 +152,7 @@ fg_status fg_cpu_conv_forward(const fg_conv_forward_params *params, const fg_que
     (void)queue;
     const int64_t volume = params->weight.shape[1], ci = params->weight.shape[2];
     const gather_conv conv = {
+        .name = "conv_forward",
         .source = &params->feats,
         .bias = &params->bias,
         .residual = &params->residual,
@@ -167,6 +178,7 @@ fg_status fg_cpu_conv_dgrad(const fg_conv_dgrad_params *params, const fg_queue *
     (void)queue;
     const int64_t volume = params->weight.shape[1], ci = params->weight.shape[2];
     const gather_conv conv = {
+        .name = "conv_dgrad",
         .source = &params->grad_out,
         .map = &params->map,
         .out = &params->grad_feats,

@@ -12,6 +12,7 @@
  */
 #include <string.h>
 
+#include "../plan.h"
 #include "backend.h"
 #include "pairs.h"
 #include "simd.h"
@@ -148,6 +149,15 @@ fg_status fg_cpu_conv_wgrad(const fg_conv_wgrad_params *params, const fg_queue *
     const fg_status status =
         fg_workspace_threads(&params->workspace, plan.layout, fg_max(tasks, bias_tasks), &threads, error);
     if (status != FG_OK) return status;
+    const fg_plan chosen = {.family = FG_FAMILY_CPU,
+                            .block_m = (int32_t)plan.co,
+                            .block_n = (int32_t)simd->panel,
+                            .block_k = ROW_BLOCK,
+                            .split_k = (int32_t)plan.slices,
+                            .workspace_bytes = (int64_t)fg_workspace_bytes(plan.layout)};
+    if (tasks > 0)
+        fg_print_plan(&chosen, "conv_wgrad", params->feats.dtype, "rows=%lld ci=%lld co=%lld v=%lld",
+                      (long long)plan.rows, (long long)plan.ci, (long long)plan.co, (long long)plan.volume);
     double *bias_partials = (double *)((char *)params->workspace.data + plan.weight_part);
 
     bool valid = true;

@@ -315,6 +315,14 @@ fg_status fg_cpu_gemm(const fg_gemm_params *params, const fg_queue *queue, fg_er
     const int64_t grains = 1 + products * shape.m * shape.n * shape.k / THREAD_WORK;
     status = fg_workspace_threads(&params->workspace, plan.layout, grains, &threads, error);
     if (status != FG_OK) return status;
+    const fg_plan chosen = {.family = FG_FAMILY_CPU,
+                            .block_m = TILE_M,
+                            .block_n = TILE_N,
+                            .block_k = FG_BLOCK_K,
+                            .split_k = 1,
+                            .workspace_bytes = (int64_t)fg_workspace_bytes(plan.layout)};
+    fg_print_plan(&chosen, "gemm", params->a.dtype, "m=%lld n=%lld k=%lld groups=%lld", (long long)shape.m,
+                  (long long)shape.n, (long long)shape.k, (long long)shape.groups);
 
 #pragma omp parallel num_threads(threads)
     {

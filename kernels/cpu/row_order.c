@@ -1,7 +1,7 @@
 /*
- * Row order of a neighbour map: the same order as the CUDA backend's, by a stable radix sort of Gray-code ranks.
+ * Row orders of a neighbour map: the same as the CUDA backend's, by a stable radix sort of Gray-code ranks.
  *
- * The CPU's convolution gathers pairs and gains nothing from an order: this is what the CUDA backend is compared with.
+ * The CPU's convolution gathers pairs and gains nothing from orders: this is what the CUDA backend is compared with.
  */
 #include <string.h>
 
@@ -34,6 +34,26 @@ static void sort_by_digit(const entry *from, entry *to, int64_t n, int shift) {
     for (int64_t i = 0; i < n; i++) to[start[(from[i].key >> shift) % DIGITS]++] = from[i];
 }
 
+static void build_order(const int32_t *map, int64_t n, const fg_order_plan *plan, int32_t which, entry *scratch[2],
+                        int32_t *order) {
+    entry *entries = scratch[0], *sorted = scratch[1];
+    for (int64_t row = 0; row < n; row++) {
+        uint32_t key = 0;
+        for (int i = 0; i < plan->keys[which].bits; i++)
+            key = key << 1 | (map[plan->keys[which].offsets[i] * n + row] >= 0);
+        for (int shift = 1; shift < 32; shift *= 2) key ^= key >> shift; /* the rank of a Gray code */
+        entries[row] = (entry){key, (int32_t)row};
+    }
+    for (int shift = 0; shift < plan->keys[which].bits; shift += DIGIT_BITS) {
+        for (int64_t start = 0; start < n; start += plan->segment)
+            sort_by_digit(entries + start, sorted + start, fg_min(n - start, plan->segment), shift);
+        entry *swap = entries;
+        entries = sorted;
+        sorted = swap;
+    }
+    for (int64_t i = 0; i < n; i++) order[i] = entries[i].row;
+}
+
 fg_status fg_cpu_row_order(const fg_row_order_params *params, const fg_queue *queue, fg_error *error) {
     (void)queue;
     const int64_t n = params->map.shape[1];
@@ -46,24 +66,9 @@ fg_status fg_cpu_row_order(const fg_row_order_params *params, const fg_queue *qu
     const fg_status status = fg_workspace_threads(&params->workspace, layout, 1, &threads, error);
     if (status != FG_OK) return status;
 
-    const fg_order_plan plan = fg_plan_row_order(n, params->kernel);
-    const int32_t *map = params->map.data;
-    int32_t *order = params->order.data;
-    entry *entries = params->workspace.data;
-    entry *sorted = (entry *)((char *)params->workspace.data + layout.shared / 2);
-    for (int64_t row = 0; row < n; row++) {
-        uint32_t key = 0;
-        for (int i = 0; i < plan.key_bits; i++) key = key << 1 | (map[plan.offsets[i] * n + row] >= 0);
-        for (int shift = 1; shift < 32; shift *= 2) key ^= key >> shift;
-        entries[row] = (entry){key, (int32_t)row};
-    }
-    for (int shift = 0; shift < plan.key_bits; shift += DIGIT_BITS) {
-        for (int64_t start = 0; start < n; start += plan.segment)
-            sort_by_digit(entries + start, sorted + start, fg_min(n - start, plan.segment), shift);
-        entry *swap = entries;
-        entries = sorted;
-        sorted = swap;
-    }
-    for (int64_t i = 0; i < n; i++) order[i] = entries[i].row;
+    const fg_order_plan plan = fg_plan_row_orders(n, params->kernel, params->sets);
+    entry *scratch[2] = {params->workspace.data, (entry *)((char *)params->workspace.data + layout.shared / 2)};
+    for (int32_t i = 0; i < plan.orders; i++)
+        build_order(params->map.data, n, &plan, i, scratch, (int32_t *)params->order.data + i * n);
     return FG_OK;
 }

@@ -8,47 +8,85 @@
 
 namespace flexgemm {
 
-constexpr int kSumColumns = 32, kSumRows = 8; /* threads of a CTA: columns x rows taken in turn */
+/* A CTA's part: some threads side by side, each with kVector columns that it reads at once, the rest on rows taken in
+ * turn. Eight times 16 bytes are a whole line; where rows do not allow that, single elements of 32 columns. */
+template <typename In, int kVector, int kThreads>
+struct ColumnSum {
+    static constexpr int kAcross = kVector > 1 ? 8 : 32, kDown = kThreads / kAcross, kColumns = kAcross * kVector;
+    struct alignas(kVector * sizeof(In)) Vector {
+        In x[kVector];
+    };
+    using Sums = float[kDown][kColumns]; /* in shared memory */
+    static_assert(kColumns <= kThreads, "a thread for each sum");
+
+    /* Rows begin .. end of the columns from column0 on, of which there are `columns` in all, a multiple of kVector.
+     * Returns the sum of column column0 + threadIdx.x. */
+    __device__ static float run(const In *in, int64_t stride, int64_t begin, int64_t end, int64_t column0,
+                                int64_t columns, Sums &sums) {
+        const int x = threadIdx.x % kAcross, y = threadIdx.x / kAcross;
+        const int64_t column = column0 + x * kVector;
+        float sum[kVector] = {};
+        if (column < columns) {
+#pragma unroll 4
+            for (int64_t m = begin + y; m < end; m += kDown) {
+                const Vector vector = *reinterpret_cast<const Vector *>(in + m * stride + column);
+#pragma unroll
+                for (int i = 0; i < kVector; ++i) sum[i] += to_float(vector.x[i]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) sums[y][x * kVector + i] = sum[i];
+        __syncthreads();
+        float total = 0.0f;
+        if (threadIdx.x < kColumns) {
+#pragma unroll
+            for (int i = 0; i < kDown; ++i) total += sums[i][threadIdx.x];
+        }
+        return total;
+    }
+};
+
+constexpr int kColumnSumThreads = 256;
 
 /* out[slice, c] = sum of in[m, c] over the rows of slice blockIdx.y. */
-template <typename In, typename Out>
-__global__ void __launch_bounds__(kSumColumns *kSumRows)
+template <typename In, typename Out, int kVector>
+__global__ void __launch_bounds__(kColumnSumThreads)
     column_sum_kernel(const In *in, int64_t stride, int64_t rows, int64_t rows_per_slice, int64_t columns, Out *out) {
-    __shared__ float sums[kSumRows][kSumColumns];
-    const int x = threadIdx.x % kSumColumns, y = threadIdx.x / kSumColumns;
-    const int64_t column = static_cast<int64_t>(blockIdx.x) * kSumColumns + x;
-    const int64_t begin = blockIdx.y * rows_per_slice;
-    const int64_t end = begin + rows_per_slice < rows ? begin + rows_per_slice : rows;
-    float sum = 0.0f;
-    if (column < columns) {
-#pragma unroll 8
-        for (int64_t m = begin + y; m < end; m += kSumRows) sum += to_float(in[m * stride + column]);
-    }
-    sums[y][x] = sum;
-    __syncthreads();
-    if (y > 0 || column >= columns) return;
-#pragma unroll
-    for (int i = 1; i < kSumRows; ++i) sum += sums[i][x];
-    out[blockIdx.y * columns + column] = from_float<Out>(sum);
+    using Sum = ColumnSum<In, kVector, kColumnSumThreads>;
+    __shared__ typename Sum::Sums sums;
+    const int64_t begin = blockIdx.y * rows_per_slice, column0 = static_cast<int64_t>(blockIdx.x) * Sum::kColumns;
+    const float sum = Sum::run(in, stride, begin, min(begin + rows_per_slice, rows), column0, columns, sums);
+    const int64_t column = column0 + threadIdx.x;
+    if (threadIdx.x < Sum::kColumns && column < columns) out[blockIdx.y * columns + column] = from_float<Out>(sum);
+}
+
+template <int kVector, typename In, typename Out>
+cudaError_t launch_column_sum(const In *in, int64_t stride, int64_t rows, int64_t columns, int slices, Out *out,
+                              cudaStream_t stream) {
+    constexpr int kColumns = ColumnSum<In, kVector, kColumnSumThreads>::kColumns;
+    const dim3 grid(static_cast<unsigned int>(ceil_div<int64_t>(columns, kColumns)), static_cast<unsigned int>(slices));
+    column_sum_kernel<In, Out, kVector>
+        <<<grid, kColumnSumThreads, 0, stream>>>(in, stride, rows, ceil_div<int64_t>(rows, slices), columns, out);
+    return cudaGetLastError();
+}
+
+template <typename In, typename Out>
+cudaError_t column_sum_slices(const In *in, int64_t stride, int64_t rows, int64_t columns, int slices, Out *out,
+                              cudaStream_t stream) {
+    constexpr int kVector = 16 / sizeof(In);
+    if (reinterpret_cast<uintptr_t>(in) % 16 == 0 && stride % kVector == 0 && columns % kVector == 0)
+        return launch_column_sum<kVector>(in, stride, rows, columns, slices, out, stream);
+    return launch_column_sum<1>(in, stride, rows, columns, slices, out, stream);
 }
 
 /* partials: (slices, columns), where there is more than one slice. */
 template <typename T>
 cudaError_t column_sum(const T *in, int64_t stride, int64_t rows, int64_t columns, int slices, float *partials, T *out,
                        cudaStream_t stream) {
-    const unsigned int blocks = static_cast<unsigned int>(ceil_div<int64_t>(columns, kSumColumns));
-    const int threads = kSumColumns * kSumRows;
-    if (slices == 1) {
-        column_sum_kernel<T, T><<<blocks, threads, 0, stream>>>(in, stride, rows, rows, columns, out);
-        return cudaGetLastError();
-    }
-    const dim3 grid(blocks, static_cast<unsigned int>(slices));
-    column_sum_kernel<T, float>
-        <<<grid, threads, 0, stream>>>(in, stride, rows, ceil_div<int64_t>(rows, slices), columns, partials);
-    const cudaError_t status = cudaGetLastError();
+    if (slices == 1) return column_sum_slices(in, stride, rows, columns, 1, out, stream);
+    const cudaError_t status = column_sum_slices(in, stride, rows, columns, slices, partials, stream);
     if (status != cudaSuccess) return status;
-    column_sum_kernel<float, T><<<blocks, threads, 0, stream>>>(partials, columns, slices, slices, columns, out);
-    return cudaGetLastError();
+    return column_sum_slices(partials, columns, slices, columns, 1, out, stream);
 }
 
 }  // namespace flexgemm

@@ -9,55 +9,61 @@
  * transposed) map with W_v transposed, which costs nothing but another way of reading W_v out of shared memory, and
  * nothing is added.
  *
- * A tile's rows are block_m slots in a row of `order` when the caller gives one, which brings rows with the same missing
- * neighbours together; every row is computed the same way wherever it is.
+ * The offsets may be cut into slices, whose sums meet in the workspace (conv_reduce.cuh). A tile's rows are block_m slots
+ * in a row of `order` when the plan takes one, which brings rows with the same missing neighbours together: those of all
+ * offsets, or of a group of them, where each group has an order of its own and is a slice or several. Every row is
+ * computed the same way wherever it is.
  *
  * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later. The plan may name the kernel of conv_gather_sm90.cu
  * instead.
  */
 #include "backend.cuh"
 #include "conv_gather.cuh"
+#include "conv_reduce.cuh"
 #include "mma_tile.cuh"
+#include "tf32.cuh"
 
 namespace flexgemm {
 namespace {
 
-/* Fills `offsets` with the offsets, in rising order, at which any of a tile's kBlockM rows has a neighbour; returns how
- * many. Warps look at the offsets in turn, a batch at a time so that its loads are in flight together; the
+/* Fills `offsets` with the offsets of a slice, in rising order, at which any of a tile's kBlockM rows has a neighbour;
+ * returns how many. Warps look at the offsets in turn, a batch at a time so that its loads are in flight together; the
  * first warp then packs the answers. */
 template <class Shape>
-__device__ int find_offsets(const GatherParams &p, const int64_t *tile_rows, uint16_t *offsets) {
+__device__ int find_offsets(const GatherParams &p, int slice, const int64_t *tile_rows, uint16_t *offsets) {
     constexpr int kBatch = 8;
     __shared__ bool any[FG_MAX_VOLUME];
     __shared__ int count;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int first = warp; first < p.volume; first += kBatch * Shape::kWarps) {
+    const int begin = p.first_offset(slice), length = ceil_div(p.end_offset(slice) - begin, p.splits);
+    for (int first = warp; first < length; first += kBatch * Shape::kWarps) {
         bool found[kBatch];
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-            const int v = first + i * Shape::kWarps;
-            const int32_t *map = p.map_at(v);
+            const int index = first + i * Shape::kWarps;
+            const int32_t *map = p.map_at(begin + index * p.splits);
             found[i] = false;
 #pragma unroll
             for (int r = 0; r < Shape::kBlockM; r += 32) {
                 const int64_t m = tile_rows[r + lane];
-                if (v < p.volume && m >= 0) found[i] |= static_cast<uint32_t>(map[m]) < p.in_rows;
+                if (index < length && m >= 0) found[i] |= static_cast<uint32_t>(map[m]) < p.in_rows;
             }
         }
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-            const int v = first + i * Shape::kWarps;
+            const int index = first + i * Shape::kWarps;
             const bool found_by_any = __any_sync(~0u, found[i]);
-            if (lane == 0 && v < p.volume) any[v] = found_by_any;
+            if (lane == 0 && index < length) any[index] = found_by_any;
         }
     }
     __syncthreads();
     if (warp == 0) {
         int packed = 0;
-        for (int v = lane; v - lane < p.volume; v += 32) {
-            const bool found = v < p.volume && any[v];
+        for (int index = lane; index - lane < length; index += 32) {
+            const bool found = index < length && any[index];
             const unsigned int mask = __ballot_sync(~0u, found);
-            if (found) offsets[packed + __popc(mask & ((1u << lane) - 1))] = static_cast<uint16_t>(v);
+            if (found)
+                offsets[packed + __popc(mask & ((1u << lane) - 1))] = static_cast<uint16_t>(begin + index * p.splits);
             packed += __popc(mask);
         }
         if (lane == 0) count = packed;
@@ -125,9 +131,9 @@ struct GatherKernel {
         }
     }
 
-    /* One sum of the CTA's share in plain float32. Split factors make NaN out of one that is infinite or rounds to an
-     * infinite tf32, and so does an infinite weight beside the zeros of a missing neighbour, where IEEE arithmetic may
-     * have none: sums that are NaN are computed again. */
+    /* One sum of a slice in plain float32. Split factors make NaN out of one that is infinite or rounds to an infinite
+     * tf32, and so does an infinite weight beside the zeros of a missing neighbour, where IEEE arithmetic may have none:
+     * sums that are NaN are computed again. */
     __device__ __noinline__ static float plain_sum(const GatherParams &p, const uint16_t *offsets, int count, int64_t m,
                                                    int n) {
         float sum = 0.0f;
@@ -145,8 +151,8 @@ struct GatherKernel {
         return sum;
     }
 
-    /* `offsets`: the `count` offsets of this CTA's share. */
-    __device__ void run(char *shared, const uint16_t *offsets, int count) const {
+    /* `offsets`: the `count` offsets of a slice at which the tile has neighbours. */
+    __device__ void run(char *shared, int slice, const uint16_t *offsets, int count) const {
         Accumulator<kMode, Shape> acc;
         acc.clear();
         const int k_steps = ceil_div(p.depth, TileA::kDepth), steps = count * k_steps;
@@ -194,7 +200,7 @@ struct GatherKernel {
                 return row_of(slot) >= 0 && n < p.columns ? plain_sum(p, offsets, count, row_of(slot), n) : 0.0f;
             });
         if (p.partials) {
-            float *partial = p.partials + blockIdx.y * p.rows * p.columns;
+            float *partial = p.partials + slice * p.rows * p.columns;
             acc.store(row_of, partial, p.columns, n0, p.columns);
         } else {
             if constexpr (kMajorB == Major::kK) acc.template finish<T>(row_of, n0, p.columns, p.epilogue);
@@ -204,7 +210,7 @@ struct GatherKernel {
 };
 
 /* blockIdx.x: tile, channel tiles of the same rows side by side so that they share the gathered rows in L2;
- * blockIdx.y: share of the tile's offsets. */
+ * blockIdx.y: slice of the offsets. */
 template <MathMode kMode, Major kMajorB, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_gather_kernel(const GatherParams p) {
     extern __shared__ __align__(128) char shared[];
@@ -212,17 +218,18 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_gathe
     __shared__ int64_t tile_rows[Shape::kBlockM];
     const int64_t m0 = static_cast<int64_t>(blockIdx.x / p.column_tiles) * Shape::kBlockM;
     const int n0 = static_cast<int>(blockIdx.x % p.column_tiles) * Shape::kBlockN;
-    for (int slot = threadIdx.x; slot < Shape::kBlockM; slot += Shape::kThreads) tile_rows[slot] = p.row_of(m0 + slot);
+    const int slice = static_cast<int>(blockIdx.y);
+    for (int slot = threadIdx.x; slot < Shape::kBlockM; slot += Shape::kThreads)
+        tile_rows[slot] = p.row_of(m0 + slot, slice);
     __syncthreads();
-    const int count = find_offsets<Shape>(p, tile_rows, offsets);
-    const int begin = static_cast<int>(count * blockIdx.y / gridDim.y);
-    const int end = static_cast<int>(count * (blockIdx.y + 1) / gridDim.y);
+    const int count = find_offsets<Shape>(p, slice, tile_rows, offsets);
+    if (p.partials && count == 0) return; /* nobody reads the partial sums of rows without neighbours */
     const GatherKernel<kMode, kMajorB, Shape> kernel = {p, tile_rows, n0};
-    kernel.run(shared, offsets + begin, end - begin);
+    kernel.run(shared, slice, offsets, count);
 }
 
 template <MathMode kMode, Major kMajorB, class Shape>
-fg_status launch(GatherParams p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
+fg_status launch(GatherParams p, cudaStream_t stream, fg_error *error) {
     using Kernel = GatherKernel<kMode, kMajorB, Shape>;
     using T = typename Kernel::T;
     p.column_tiles = ceil_div(p.columns, Shape::kBlockN);
@@ -232,23 +239,20 @@ fg_status launch(GatherParams p, const fg_plan &plan, cudaStream_t stream, fg_er
                        static_cast<long long>(p.rows), p.columns, static_cast<long long>(tiles));
     const auto kernel = conv_gather_kernel<kMode, kMajorB, Shape>;
     FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::kSharedBytes));
-    const dim3 grid(static_cast<unsigned int>(tiles), static_cast<unsigned int>(plan.split_k));
+    const dim3 grid(static_cast<unsigned int>(tiles), static_cast<unsigned int>(p.slices()));
     kernel<<<grid, Shape::kThreads, Kernel::kSharedBytes, stream>>>(p);
     FG_CUDA(cudaGetLastError());
-    if (p.partials)
-        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.rows, p.columns, p.epilogue, static_cast<T *>(p.out),
-                                   p.out_stride, stream));
+    if (p.partials) FG_CUDA(reduce_slices<T>(p, stream));
     return FG_OK;
 }
 
 /* The tiles of fg_plan_conv. */
 template <MathMode kMode, Major kMajorB>
 fg_status launch_shape(const GatherParams &p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
-    if (plan.block_m == 128 && plan.block_n == 128)
-        return launch<kMode, kMajorB, LargeTile<kMode>>(p, plan, stream, error);
+    if (plan.block_m == 128 && plan.block_n == 128) return launch<kMode, kMajorB, LargeTile<kMode>>(p, stream, error);
     if (plan.block_m == 128 && plan.block_n == 64)
-        return launch<kMode, kMajorB, TileShape<128, 64, 2, 2, 3>>(p, plan, stream, error);
-    return launch<kMode, kMajorB, TileShape<64, 64, 2, 2, 4>>(p, plan, stream, error);
+        return launch<kMode, kMajorB, TileShape<128, 64, 2, 2, 3>>(p, stream, error);
+    return launch<kMode, kMajorB, TileShape<64, 64, 2, 2, 4>>(p, stream, error);
 }
 
 template <Major kMajorB>
@@ -262,8 +266,11 @@ fg_status launch_mode(const GatherParams &p, const fg_plan &plan, fg_dtype dtype
 
 /* What both passes ask of a plan and of the kernel, under the names they share here. */
 struct Problem {
+    const char *name;
     const fg_tensor &in, &weight, &map, &order, &out, &workspace;
     SumEpilogue epilogue;
+    const fg_order_sets &orders;
+    fg_algorithm algorithm;
     fg_precision precision;
     Major major; /* of the weight */
     bool mirrored;
@@ -277,14 +284,44 @@ struct Problem {
     fg_status plan(const fg_queue *queue, fg_plan *result, int *num_sms, fg_error *error) const {
         int compute_capability;
         const fg_status status = device_properties(queue->device_index, num_sms, &compute_capability, error);
-        /* The plan sees that rows are whole 16-byte pieces, but not where they are. */
-        const bool near = 0 <= in.strides[0] && in.strides[0] <= INT32_MAX && in.shape[1] <= kMaxChannels / 2 &&
-                          out.shape[1] <= kMaxChannels / 2;
-        if (!in_aligned() || !weight_aligned() || !near) compute_capability = 80;
-        if (status == FG_OK)
-            *result = fg_plan_conv(out.shape[0], in.shape[1], out.shape[1], map.shape[0], in.dtype, *num_sms,
-                                   compute_capability);
-        return status;
+        /* The plan sees that rows are whole 16-byte pieces, but not where they are; TF32 works on copies. */
+        const bool near = in.dtype == FG_FLOAT32 ||
+                          (in_aligned() && weight_aligned() && 0 <= in.strides[0] && in.strides[0] <= INT32_MAX);
+        if (!near || in.shape[1] > kMaxChannels / 4 || out.shape[1] > kMaxChannels / 4) compute_capability = 80;
+        if (status != FG_OK) return status;
+        const fg_conv_question question = {out.shape[0], in.shape[1], out.shape[1],       map.shape[0], in.dtype,
+                                           precision,    *num_sms,    compute_capability, algorithm,    orders};
+        *result = fg_plan_conv(&question);
+        return FG_OK;
+    }
+
+    /* The orders of the set that the plan chose. */
+    const int32_t *order_of(const fg_plan &plan) const {
+        const int32_t *set = static_cast<const int32_t *>(order.data);
+        if (plan.groups == 0) return nullptr;
+        for (int i = 0; orders.groups[i] != plan.groups; ++i) set += orders.groups[i] * out.shape[0];
+        return set;
+    }
+
+    /* The rounded copies that the Hopper kernel takes, in the workspace behind which partial sums lie. */
+    int64_t copied_elements(const fg_plan &chosen) const {
+        if (chosen.family != FG_FAMILY_SM90 || in.dtype != FG_FLOAT32) return 0;
+        return in.shape[0] * in.shape[1] + map.shape[0] * in.shape[1] * out.shape[1];
+    }
+
+    fg_status round_operands(GatherParams *p, float *copies, cudaStream_t stream, fg_error *error) const {
+        float *copied_weight = copies + in.shape[0] * p->depth;
+        const float *from = static_cast<const float *>(weight.data);
+        const int64_t weights = static_cast<int64_t>(p->columns) * p->volume * p->depth;
+        FG_CUDA(tf32_rows(static_cast<const float *>(p->in), p->in_stride, in.shape[0], p->depth, copies, stream));
+        if (major == Major::kK)
+            FG_CUDA(tf32_rows(from, weights, 1, weights, copied_weight, stream));
+        else
+            FG_CUDA(tf32_transposed(from, p->depth, p->volume, p->columns, copied_weight, stream));
+        p->in = copies;
+        p->in_stride = p->depth;
+        p->weight = copied_weight;
+        return FG_OK;
     }
 
     fg_status run(const fg_queue *queue, fg_error *error) const {
@@ -300,14 +337,21 @@ struct Problem {
         const fg_status status = plan(queue, &chosen, &num_sms, error);
         if (status != FG_OK) return status;
 
+        fg_print_plan(&chosen, name, in.dtype, "rows=%lld ci=%lld co=%lld v=%lld", static_cast<long long>(out.shape[0]),
+                      static_cast<long long>(in.shape[1]), static_cast<long long>(out.shape[1]),
+                      static_cast<long long>(map.shape[0]));
+
         GatherParams p = {};
         p.in = in.data;
         p.weight = weight.data;
         p.epilogue = epilogue;
         p.map = static_cast<const int32_t *>(map.data);
-        p.order = order.present ? static_cast<const int32_t *>(order.data) : nullptr;
+        p.order = order_of(chosen);
+        p.groups = chosen.groups > 0 ? chosen.groups : 1;
+        p.splits = chosen.split_k / p.groups;
         p.out = out.data;
-        p.partials = chosen.split_k > 1 ? static_cast<float *>(workspace.data) : nullptr;
+        float *const copies = static_cast<float *>(workspace.data);
+        p.partials = chosen.split_k > 1 ? copies + copied_elements(chosen) : nullptr;
         p.in_stride = in.strides[0];
         p.out_stride = out.strides[0];
         p.rows = out.shape[0];
@@ -319,6 +363,10 @@ struct Problem {
         p.in_aligned = in_aligned();
         p.weight_aligned = weight_aligned();
         const cudaStream_t stream = stream_of(queue);
+        if (chosen.family == FG_FAMILY_SM90 && in.dtype == FG_FLOAT32) {
+            const fg_status rounded = round_operands(&p, copies, stream, error);
+            return rounded != FG_OK ? rounded : launch_gather_sm90(p, chosen, in.dtype, true, num_sms, stream, error);
+        }
         if (chosen.family == FG_FAMILY_SM90)
             return launch_gather_sm90(p, chosen, in.dtype, major == Major::kK, num_sms, stream, error);
         return major == Major::kK ? launch_mode<Major::kK>(p, chosen, in.dtype, precision, stream, error)
@@ -330,20 +378,23 @@ Problem problem_of(const fg_conv_forward_params *p) {
     const SumEpilogue epilogue = {p->bias.present ? p->bias.data : nullptr,
                                   p->residual.present ? p->residual.data : nullptr, p->residual.strides[0],
                                   p->activation};
-    return {p->feats, p->weight, p->map, p->order, p->out, p->workspace, epilogue, p->precision, Major::kK, false};
+    return {"conv_forward", p->feats, p->weight,    p->map,       p->order,  p->out, p->workspace,
+            epilogue,       p->sets,  p->algorithm, p->precision, Major::kK, false};
 }
 
 Problem problem_of(const fg_conv_dgrad_params *p) {
-    return {p->grad_out,  p->weight, p->map,       p->order,   p->grad_feats,
-            p->workspace, {},        p->precision, Major::kMN, p->mirrored};
+    return {"conv_dgrad", p->grad_out, p->weight,    p->map,       p->order,   p->grad_feats, p->workspace,
+            {},           p->sets,     p->algorithm, p->precision, Major::kMN, p->mirrored};
 }
 
 template <class Params>
 fg_status workspace_of(const Params *p, const fg_queue *queue, size_t *bytes, fg_error *error) {
     fg_plan plan;
     int num_sms;
-    const fg_status status = problem_of(p).plan(queue, &plan, &num_sms, error);
-    if (status == FG_OK) *bytes = static_cast<size_t>(plan.workspace_bytes);
+    const Problem problem = problem_of(p);
+    const fg_status status = problem.plan(queue, &plan, &num_sms, error);
+    if (status == FG_OK)
+        *bytes = static_cast<size_t>(plan.workspace_bytes) + problem.copied_elements(plan) * sizeof(float);
     return status;
 }
 

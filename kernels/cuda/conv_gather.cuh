@@ -4,7 +4,7 @@
 
 #include "../plan.h"
 #include "common.cuh"
-#include "split_k.cuh"
+#include "conv_epilogue.cuh"
 
 namespace flexgemm {
 
@@ -12,19 +12,33 @@ struct GatherParams {
     const void *in;       /* rows of `depth` elements, in_stride apart */
     const void *weight;   /* (columns, volume, depth) K-major or (depth, volume, columns) MN-major, contiguous */
     const int32_t *map;   /* (volume, rows) */
-    const int32_t *order; /* (rows): slot -> row; or NULL: every slot is its row */
+    const int32_t *order; /* (groups, rows): slot -> row, for each group of rows of `map`; or NULL: a slot is its row */
     void *out;            /* (rows, columns), out_stride apart */
     SumEpilogue epilogue; /* of the forward pass */
-    float *partials;      /* (split_k, rows, columns) when the offsets are split, else NULL */
+    float *partials;      /* (slices(), rows, columns) when the offsets are split, else NULL */
     int64_t in_stride, out_stride, rows;
     uint32_t in_rows;
     int volume, depth, columns, column_tiles;
+    int groups,
+        splits; /* the offsets are cut into groups, one after another, and each of these into interleaved splits */
     bool mirrored, in_aligned, weight_aligned;
 
-    /* What a slot works on: a column of `map` and a row of `out`, or less than 0. */
-    __device__ int64_t row_of(int64_t slot) const {
+    /* A slice is one split of one group: offsets first_offset, first_offset + splits, ... below end_offset. */
+    __host__ __device__ int slices() const { return groups * splits; }
+    __device__ int first_offset(int slice) const { return slice / splits * (volume / groups) + slice % splits; }
+    __device__ int end_offset(int slice) const { return (slice / splits + 1) * (volume / groups); }
+    __device__ int slice_of(int v) const {
+        const int length = volume / groups;
+        return v / length * splits + v % length % splits;
+    }
+
+    /* What a slot of a slice works on: a column of `map` and a row of `out`, or less than 0. Mirrored, the first group of
+     * offsets reads the last rows of `map` and takes their order. */
+    __device__ int64_t row_of(int64_t slot, int slice) const {
         if (slot >= rows) return -1;
-        const int64_t row = order ? order[slot] : slot;
+        if (!order) return slot;
+        const int group = slice / splits;
+        const int64_t row = order[(mirrored ? groups - 1 - group : group) * rows + slot];
         return row < rows ? row : -1;
     }
 
@@ -34,7 +48,9 @@ struct GatherParams {
     }
 };
 
-/* 16-bit types, in_aligned and weight_aligned, 0 <= in_stride <= INT32_MAX, half of kMaxChannels at most. weight_is_k_major: the forward pass. (conv_gather_sm90.cu) */
+/* 16-bit types, in_aligned and weight_aligned; or float32 whose operands are rounded to TF32 already, the weight K-major.
+ * 0 <= in_stride <= INT32_MAX, a quarter of kMaxChannels at most. weight_is_k_major: the forward pass.
+ * (conv_gather_sm90.cu) */
 fg_status launch_gather_sm90(GatherParams p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major, int num_sms,
                              cudaStream_t stream, fg_error *error);
 

@@ -1,10 +1,10 @@
 /*
- * Forward and input gradient of sparse convolution on Hopper, 16-bit types: the sum of conv_gather.cu,
+ * Forward and input gradient of sparse convolution on Hopper, 16-bit types and TF32: the sum of conv_gather.cu,
  *
  *     out[m, :] = activation(sum_v W_v . in[map[v, m], :] + bias + residual[m, :])
  *
  * with the multiplications by wgmma. Three warpgroups of a CTA share one pipeline of shared memory stages, each one
- * step of 64 channels at one offset v:
+ * step of 64 channels (TF32: of 32) at one offset v:
  *
  *   producer     gathers rows of `in` by 16-byte cp.async, zeros for missing neighbours; one of its threads has the
  *                copy engine bring W_v through a 3-D tensor map, which zero-fills a partial last step of channels;
@@ -12,7 +12,8 @@
  *
  * A step travels with a word that says which blocks of 64 rows have neighbours at v. Offsets without any are never
  * loaded, and a consumer passes over the steps that do not concern its block. Rows may be taken in an order that
- * brings rows with the same neighbours together, which leaves less to pass over.
+ * brings rows with the same neighbours together, which leaves less to pass over; and more so when each group of offsets
+ * has an order of its own (conv_gather.cuh).
  *
  * CTAs are persistent: while the consumers write one tile, the producer already loads the next.
  */
@@ -20,6 +21,7 @@
 #include <type_traits>
 
 #include "conv_gather.cuh"
+#include "conv_reduce.cuh"
 #include "ptx.cuh"
 #include "tensor_map.cuh"
 
@@ -31,13 +33,15 @@ constexpr int kWarpgroup = 128; /* threads */
 /* Both operands lie in 128-byte rows, whose 16-byte chunk c is stored as chunk c ^ (row % 8), from an address that is a
  * multiple of 1024 on. The copy engine writes the weights that way, the producer the rows that it gathers. A row of A is
  * one row of `in`; a row of B is one output channel's weights (K-major), or, transposed, 64 output channels of one
- * reduction channel, and a wider tile is such blocks of 64 one after another. */
+ * reduction channel, and a wider tile is such blocks of 64 one after another. wgmma transposes 16-bit operands only:
+ * TF32 has K-major weights in both passes. */
 constexpr int kSwizzleRowBytes = 128;
 constexpr int kSwizzleAtomBytes = 8 * kSwizzleRowBytes; /* after which the pattern repeats */
 
-constexpr int kBlockK = kSwizzleRowBytes / 2; /* 16-bit elements of the reduction in one step */
-constexpr int kWgmmaM = 64, kWgmmaK = 16;
-constexpr int kConsumers = 2; /* warpgroups, each with one block of 64 rows */
+template <typename T>
+constexpr int kBlockK = kSwizzleRowBytes / static_cast<int>(sizeof(T)); /* elements of the reduction in one step */
+constexpr int kWgmmaM = 64, kWgmmaBytes = 32;                           /* rows and reduction bytes of a wgmma */
+constexpr int kConsumers = 2;                                           /* warpgroups, each with one block of 64 rows */
 constexpr int kBlockM = kConsumers * kWgmmaM;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
@@ -54,7 +58,7 @@ struct Tile {
     static constexpr int kStageBytes = kBytesA + kBytesB;
     static constexpr int kProducerRegisters = kCtasPerSm == 1 ? 56 : 48;
     static constexpr int kConsumerRegisters = kCtasPerSm == 1 ? 224 : 96;
-    static_assert(kBlockN % kBlockK == 0, "whole blocks of 64 channels");
+    static_assert(kBlockN % 64 == 0, "whole blocks of 64 channels");
     static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kWarpgroup * kCtasPerSm <= 65536,
                   "the register file of a multiprocessor");
 };
@@ -83,52 +87,65 @@ struct Place {
     }
 };
 
-/* One CTA's task: a tile, and a share of its offsets: v = slice, slice + slices, ... Column tiles of the same rows run
- * side by side, so that they share the gathered rows in L2. */
+/* One CTA's task: a tile, and a slice of the offsets. Column tiles of the same rows run side by side, so that they share
+ * the gathered rows in L2, then the splits of a group, which have the same rows too; and the groups run one after
+ * another, so that L2 holds the weights of few offsets at a time. */
 template <class Tile>
 struct Task {
-    int64_t m0;
-    int n0, slice;
-    __device__ Task(const GatherParams &p, int slices, int index) {
+    int index, row_tile, n0, slice;
+    __device__ Task(const GatherParams &p, int index_) : index(index_) {
+        const int row_tiles = static_cast<int>(ceil_div<int64_t>(p.rows, kBlockM));
+        const int split = index / p.column_tiles % p.splits, rest = index / p.column_tiles / p.splits;
         n0 = index % p.column_tiles * Tile::kBlockN;
-        slice = index / p.column_tiles % slices;
-        m0 = static_cast<int64_t>(index / p.column_tiles / slices) * kBlockM;
+        row_tile = rest % row_tiles;
+        slice = rest / row_tiles * p.splits + split;
+    }
+    /* The row of `map` and `out` that is row `i` of the tile, or less than 0. */
+    __device__ int64_t row_of(const GatherParams &p, int i) const {
+        return p.row_of(static_cast<int64_t>(row_tile) * kBlockM + i, slice);
     }
 };
 
 /* ---- producer ---- */
 
-template <class Tile, bool kKMajor>
+template <typename T, class Tile, bool kKMajor>
 struct Producer {
+    static constexpr int kElement = sizeof(T);
     static constexpr int kRowsPerPass = kWarpgroup / kChunksPerRow;
     static constexpr int kRowsPerThread = kBlockM / kRowsPerPass;
 
     const GatherParams &p;
     const CUtensorMap &weight_map;
-    const int slices;
     const uint32_t in_row_bytes;
     Shared<Tile> &shared;
     Place<Tile> place;
 
-    /* Up to kWindow offsets of a task, `slices` apart. */
+    /* Up to kWindow offsets of a task, `splits` apart. */
     struct Window {
-        int task, first;
+        Task<Tile> task;
+        int first;
     };
 
-    __device__ Window window_after(Window window) const {
-        window.first += kWindow * slices;
-        if (window.first < p.volume) return window;
-        const int task = window.task + static_cast<int>(gridDim.x);
-        return {task, Task<Tile>(p, slices, task).slice};
+    __device__ Window first_window(int index) const {
+        const Task<Tile> task(p, index);
+        return {task, p.first_offset(task.slice)};
     }
 
-    __device__ int count_of(Window window) const { return min(kWindow, ceil_div(p.volume - window.first, slices)); }
+    __device__ Window window_after(const Window &window) const {
+        const int first = window.first + kWindow * p.splits;
+        if (first < p.end_offset(window.task.slice)) return {window.task, first};
+        return first_window(window.task.index + static_cast<int>(gridDim.x));
+    }
+
+    __device__ int count_of(const Window &window) const {
+        return min(kWindow, ceil_div(p.end_offset(window.task.slice) - window.first, p.splits));
+    }
 
     /* Starts the copies of a window's map entries into shared memory, one row per thread. */
-    __device__ void request(Window window, int buffer) {
-        const int64_t row = p.row_of(Task<Tile>(p, slices, window.task).m0 + threadIdx.x);
+    __device__ void request(const Window &window, int buffer) {
+        const int64_t row = window.task.row_of(p, threadIdx.x);
         const int32_t *source = p.map_at(window.first) + row;
-        const int64_t stride = (p.mirrored ? -slices : slices) * p.rows;
+        const int64_t stride = (p.mirrored ? -p.splits : p.splits) * p.rows;
         const int count = count_of(window);
         for (int i = 0; i < count; ++i, source += stride) {
             int32_t *entry = &shared.map[buffer][i][threadIdx.x];
@@ -162,16 +179,16 @@ struct Producer {
             shared.step[place.stage] = step;
             ptx::mbarrier_arrive_expect_tx(full, Tile::kBytesB);
             if constexpr (kKMajor) {
-                ptx::tma_load_3d(b, &weight_map, full, 2 * k, v, n0);
+                ptx::tma_load_3d(b, &weight_map, full, kElement * k, v, n0);
             } else {
 #pragma unroll
-                for (int n = 0; n < Tile::kBlockN; n += kBlockK)
-                    ptx::tma_load_3d(b + n * kSwizzleRowBytes, &weight_map, full, 2 * (n0 + n), v, k);
+                for (int n = 0; n < Tile::kBlockN; n += kBlockK<T>)
+                    ptx::tma_load_3d(b + n * kSwizzleRowBytes, &weight_map, full, kElement * (n0 + n), v, k);
             }
         }
         const int chunk = threadIdx.x % kChunksPerRow, first = threadIdx.x / kChunksPerRow;
-        const int column = k + chunk * (kChunk / 2);
-        const char *in = static_cast<const char *>(p.in) + 2 * static_cast<int64_t>(column);
+        const int column = k + chunk * (kChunk / kElement);
+        const char *in = static_cast<const char *>(p.in) + kElement * static_cast<int64_t>(column);
         const uint32_t in_rows = column < p.depth ? p.in_rows : 0; /* past the last channel no row has anything */
         a += first * kSwizzleRowBytes + (chunk ^ first % 8) * kChunk;
 #pragma unroll
@@ -198,17 +215,16 @@ struct Producer {
     __device__ void run(int tasks) {
         static_assert(kRowsPerPass % 8 == 0 && kWindow <= 32, "a thread's rows share one swizzle; a bit per offset");
         if (threadIdx.x == 0) ptx::prefetch_tensor_map(&weight_map);
-        Window window = {static_cast<int>(blockIdx.x), Task<Tile>(p, slices, blockIdx.x).slice};
+        Window window = first_window(static_cast<int>(blockIdx.x));
         int buffer = 0, parity = 0;
         request(window, buffer);
-        while (window.task < tasks) {
+        while (window.task.index < tasks) {
             const Window next = window_after(window);
-            const int n0 = Task<Tile>(p, slices, window.task).n0;
             uint32_t found[kConsumers];
             ptx::mbarrier_wait_parity(&shared.map_full[buffer], parity);
             find(found, buffer, count_of(window));
             /* All threads have come past the window before, whose place is taken by the one after. */
-            if (next.task < tasks) request(next, buffer ^ 1);
+            if (next.task.index < tasks) request(next, buffer ^ 1);
             for (uint32_t left = found[0] | found[1]; left != 0; left &= left - 1) {
                 const int i = __ffs(static_cast<int>(left)) - 1;
                 const uint32_t step = (found[0] >> i & 1) | (found[1] >> i & 1) << 1;
@@ -216,9 +232,10 @@ struct Producer {
 #pragma unroll
                 for (int j = 0; j < kRowsPerThread; ++j)
                     rows[j] = shared.map[buffer][i][threadIdx.x / kChunksPerRow + j * kRowsPerPass];
-                for (int k = 0; k < p.depth; k += kBlockK) load(rows, step, window.first + i * slices, k, n0);
+                for (int k = 0; k < p.depth; k += kBlockK<T>)
+                    load(rows, step, window.first + i * p.splits, k, window.task.n0);
             }
-            if (next.task != window.task) end_tile();
+            if (next.task.index != window.task.index) end_tile();
             window = next;
             buffer ^= 1;
             if (buffer == 0) parity ^= 1;
@@ -289,7 +306,10 @@ __device__ __forceinline__ void store_chunk(void *target, const uint32_t (&word)
 /* D += A.B of 64 rows, B as the pass has it. */
 template <typename T, bool kKMajor, int kRegisters>
 __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b) {
-    if constexpr (std::is_same<T, __half>::value && kKMajor)
+    static_assert(sizeof(T) == 2 || kKMajor, "wgmma transposes 16-bit operands only");
+    if constexpr (std::is_same<T, float>::value)
+        ptx::wgmma_tf32(d, a, b, 1);
+    else if constexpr (std::is_same<T, __half>::value && kKMajor)
         ptx::wgmma_f16(d, a, b, 1);
     else if constexpr (std::is_same<T, __half>::value)
         ptx::wgmma_f16_kn(d, a, b, 1);
@@ -317,22 +337,24 @@ struct Consumer {
 
     __device__ void multiply(float (&d)[kRegisters]) {
         const char *a = shared.stages[place.stage], *b = a + Tile::kBytesA;
-        constexpr int kAdvanceA = kWgmmaK * 2 / 16, kAdvanceB = kKMajor ? kAdvanceA : kWgmmaK * kSwizzleRowBytes / 16;
+        constexpr int kSteps = kSwizzleRowBytes / kWgmmaBytes, kAdvanceA = kWgmmaBytes / 16;
+        constexpr int kAdvanceB = kKMajor ? kAdvanceA : kBlockK<T> / kSteps * kSwizzleRowBytes / 16;
         const uint64_t descriptor_a = ptx::wgmma_descriptor(a + consumer() * kWgmmaM * kSwizzleRowBytes);
         const uint64_t descriptor_b =
-            kKMajor ? ptx::wgmma_descriptor(b) : ptx::wgmma_descriptor(b, kBlockK * kSwizzleRowBytes);
+            kKMajor ? ptx::wgmma_descriptor(b) : ptx::wgmma_descriptor(b, kBlockK<T> * kSwizzleRowBytes);
         ptx::fence_proxy_async(); /* the rows of A came through the ordinary path, wgmma reads through another */
         ptx::wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < kBlockK / kWgmmaK; ++k)
+        for (int k = 0; k < kSteps; ++k)
             wgmma<T, kKMajor>(d, descriptor_a + k * kAdvanceA, descriptor_b + k * kAdvanceB);
         ptx::wgmma_commit();
     }
 
-    /* Multiplies until the end of the tile. One step stays in flight behind the one being issued; its stage is
+    /* Multiplies until the end of the tile; returns whether there was anything to multiply. One step stays in flight behind the one being issued; its stage is
      * released when the next is issued, or at a step that is passed over, which the producer may wait for. */
-    __device__ void accumulate(float (&d)[kRegisters]) {
+    __device__ bool accumulate(float (&d)[kRegisters]) {
         int in_flight = kNone;
+        bool any = false;
         uint32_t step;
         do {
             ptx::mbarrier_wait_parity(&shared.full[place.stage], place.parity);
@@ -348,21 +370,25 @@ struct Consumer {
             }
             if (in_flight != kNone) release(in_flight);
             in_flight = active ? place.stage : kNone;
+            any |= active;
             place.advance();
         } while (step != kEndOfTile);
         ptx::wgmma_wait<0>(); /* nothing is in flight after a step without operands; the compiler cannot know */
         ptx::wgmma_hold(d);
+        return any;
     }
 
     /* The two rows of `out` whose accumulators this thread holds, eight places apart. */
     __device__ int64_t row_of(const Task<Tile> &task, int half) const {
         const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-        return p.row_of(task.m0 + consumer() * kWgmmaM + warp * 16 + half * 8 + lane / 4);
+        return task.row_of(p, consumer() * kWgmmaM + warp * 16 + half * 8 + lane / 4);
     }
 
-    __device__ void store_partials(const float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
+    /* Sums as they are, to rows of `pitch` elements. */
+    __device__ void store_sums(const float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2],
+                               float *sums, int64_t pitch) {
         const int lane = threadIdx.x % 32;
-        float *partials = p.partials + task.slice * p.rows * p.columns;
+        const bool aligned = reinterpret_cast<uintptr_t>(sums) % sizeof(float2) == 0 && pitch % 2 == 0;
 #pragma unroll
         for (int j = 0; j < Tile::kBlockN / 8; ++j) {
             const int n = task.n0 + 8 * j + lane % 4 * 2;
@@ -370,49 +396,65 @@ struct Consumer {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 if (rows[half] < 0) continue;
-                *reinterpret_cast<float2 *>(partials + rows[half] * p.columns + n) =
-                    make_float2(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
-            }
-        }
-    }
-
-    /* d += bias + residual. Four groups of 8 columns at a time: each lane of a quad reads 16 bytes of a row of the
-     * residual and they exchange pairs of columns. */
-    __device__ void add(float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
-        const T *bias = static_cast<const T *>(p.epilogue.bias),
-                *residual = static_cast<const T *>(p.epilogue.residual);
-        const int lane = threadIdx.x % 32;
-        const bool aligned = are_chunks(residual, p.epilogue.residual_stride);
-#pragma unroll
-        for (int j = 0; j < Tile::kBlockN / 8; j += 4) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int n = task.n0 + 8 * (j + i) + lane % 4 * 2;
-                const bool biased = bias && n < p.columns;
-                const float x = biased ? to_float(bias[n]) : 0.0f, y = biased ? to_float(bias[n + 1]) : 0.0f;
-                float *pair = &d[4 * (j + i)];
-                pair[0] += x, pair[1] += y;
-                pair[2] += x, pair[3] += y;
-            }
-            if (!residual) continue;
-            const int n = task.n0 + 8 * (j + lane % 4);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                uint32_t word[4] = {};
-                if (rows[half] >= 0 && n < p.columns)
-                    load_chunk(word, residual + rows[half] * p.epilogue.residual_stride + n, aligned);
-                transpose_quad(word, lane);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float2 addend = unpack<T>(word[i]);
-                    d[4 * (j + i) + 2 * half] += addend.x;
-                    d[4 * (j + i) + 2 * half + 1] += addend.y;
+                const float2 pair = make_float2(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
+                float *target = sums + rows[half] * pitch + n;
+                if (aligned) {
+                    *reinterpret_cast<float2 *>(target) = pair;
+                } else {
+                    target[0] = pair.x;
+                    target[1] = pair.y;
                 }
             }
         }
     }
 
-    /* The way of the residual back. */
+    /* d += bias + residual, four groups of 8 columns at a time. Of 16-bit rows each lane of a quad reads 16 bytes and they
+     * exchange pairs of columns. */
+    __device__ void add(float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
+        const T *bias = static_cast<const T *>(p.epilogue.bias),
+                *residual = static_cast<const T *>(p.epilogue.residual);
+        const int64_t pitch = p.epilogue.residual_stride;
+        const int lane = threadIdx.x % 32;
+        const bool aligned = are_chunks(residual, pitch);
+#pragma unroll
+        for (int j = 0; j < Tile::kBlockN / 8; j += 4) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int n = task.n0 + 8 * (j + i) + lane % 4 * 2;
+                if (n >= p.columns) continue;
+                float *pair = &d[4 * (j + i)];
+                const float x = bias ? to_float(bias[n]) : 0.0f, y = bias ? to_float(bias[n + 1]) : 0.0f;
+                pair[0] += x, pair[1] += y;
+                pair[2] += x, pair[3] += y;
+                if constexpr (std::is_same<T, float>::value) {
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        if (!residual || rows[half] < 0) continue;
+                        pair[2 * half] += residual[rows[half] * pitch + n];
+                        pair[2 * half + 1] += residual[rows[half] * pitch + n + 1];
+                    }
+                }
+            }
+            if constexpr (sizeof(T) == 2) {
+                if (!residual) continue;
+                const int n = task.n0 + 8 * (j + lane % 4);
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    uint32_t word[4] = {};
+                    if (rows[half] >= 0 && n < p.columns) load_chunk(word, residual + rows[half] * pitch + n, aligned);
+                    transpose_quad(word, lane);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const float2 addend = unpack<T>(word[i]);
+                        d[4 * (j + i) + 2 * half] += addend.x;
+                        d[4 * (j + i) + 2 * half + 1] += addend.y;
+                    }
+                }
+            }
+        }
+    }
+
+    /* Of 16-bit rows: the way of the residual back. */
     __device__ void store(const float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
         const int lane = threadIdx.x % 32;
         const bool aligned = are_chunks(p.out, p.out_stride);
@@ -435,23 +477,27 @@ struct Consumer {
         }
     }
 
-    __device__ void run(int tasks, int slices) {
+    __device__ void run(int tasks) {
         for (int index = blockIdx.x; index < tasks; index += gridDim.x) {
-            const Task<Tile> task(p, slices, index);
+            const Task<Tile> task(p, index);
             float d[kRegisters];
 #pragma unroll
             for (float &sum : d) sum = 0.0f;
-            accumulate(d);
+            const bool any = accumulate(d);
+            if (p.partials && !any) continue; /* nobody reads the partial sums of rows without neighbours */
             const int64_t rows[2] = {row_of(task, 0), row_of(task, 1)};
             if (p.partials) {
-                store_partials(d, task, rows);
+                store_sums(d, task, rows, p.partials + task.slice * p.rows * p.columns, p.columns);
                 continue;
             }
             if constexpr (kKMajor) { /* the forward pass */
                 add(d, task, rows);
                 activate(d, p.epilogue.activation);
             }
-            store(d, task, rows);
+            if constexpr (std::is_same<T, float>::value)
+                store_sums(d, task, rows, static_cast<float *>(p.out), p.out_stride);
+            else
+                store(d, task, rows);
         }
     }
 };
@@ -460,8 +506,7 @@ struct Consumer {
 
 template <typename T, class Tile, bool kKMajor>
 __global__ void __launch_bounds__(kThreads, Tile::kCtasPerSm)
-    conv_gather_sm90_kernel(const GatherParams p, const __grid_constant__ CUtensorMap weight_map, int tasks,
-                            int slices) {
+    conv_gather_sm90_kernel(const GatherParams p, const __grid_constant__ CUtensorMap weight_map, int tasks) {
     extern __shared__ __align__(kSwizzleAtomBytes) char dynamic[];
     Shared<Tile> &shared = *reinterpret_cast<Shared<Tile> *>(dynamic);
     if (threadIdx.x == 0) {
@@ -476,17 +521,18 @@ __global__ void __launch_bounds__(kThreads, Tile::kCtasPerSm)
     __syncthreads();
     if (threadIdx.x < kWarpgroup) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-        Producer<Tile, kKMajor>{p, weight_map, slices, static_cast<uint32_t>(2 * p.in_stride), shared, {}}.run(tasks);
+        Producer<T, Tile, kKMajor>{p, weight_map, static_cast<uint32_t>(sizeof(T) * p.in_stride), shared, {}}.run(
+            tasks);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-        Consumer<T, Tile, kKMajor>{p, shared, {}}.run(tasks, slices);
+        Consumer<T, Tile, kKMajor>{p, shared, {}}.run(tasks);
     }
 }
 
 template <typename T, class Tile, bool kKMajor>
-fg_status launch(GatherParams p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
+fg_status launch(GatherParams p, int num_sms, cudaStream_t stream, fg_error *error) {
     p.column_tiles = ceil_div(p.columns, Tile::kBlockN);
-    const int64_t tasks = ceil_div<int64_t>(p.rows, kBlockM) * p.column_tiles * plan.split_k;
+    const int64_t tasks = ceil_div<int64_t>(p.rows, kBlockM) * p.column_tiles * p.slices();
     const int64_t resident = static_cast<int64_t>(num_sms) * Tile::kCtasPerSm;
     if (tasks > INT32_MAX - resident) /* a CTA's next task is one grid on */
         return fg_fail(error, FG_ERROR_VALUE, "out: (%lld, %d) needs %lld tiles, more than one launch can have",
@@ -495,33 +541,32 @@ fg_status launch(GatherParams p, const fg_plan &plan, int num_sms, cudaStream_t 
     const int64_t rows = kKMajor ? p.columns : p.depth;
     const int64_t row_bytes = static_cast<int64_t>(sizeof(T)) * (kKMajor ? p.depth : p.columns);
     const TensorRows weight = {p.weight, row_bytes, p.volume, rows, row_bytes, p.volume * row_bytes};
-    const fg_status status = encode_tensor_map(&weight_map, weight, 1, kKMajor ? Tile::kBlockN : kBlockK, error);
+    const fg_status status = encode_tensor_map(&weight_map, weight, 1, kKMajor ? Tile::kBlockN : kBlockK<T>, error);
     if (status != FG_OK) return status;
 
     const auto kernel = conv_gather_sm90_kernel<T, Tile, kKMajor>;
     constexpr int kSharedBytes = sizeof(Shared<Tile>);
     FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
     const auto grid = static_cast<unsigned int>(tasks < resident ? tasks : resident);
-    kernel<<<grid, kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks), plan.split_k);
+    kernel<<<grid, kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks));
     FG_CUDA(cudaGetLastError());
-    if (p.partials)
-        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.rows, p.columns, p.epilogue, static_cast<T *>(p.out),
-                                   p.out_stride, stream));
+    if (p.partials) FG_CUDA(reduce_slices<T>(p, stream));
     return FG_OK;
 }
 
 /* The tiles of fg_plan_conv. */
 template <typename T, bool kKMajor>
 fg_status launch_tile(const GatherParams &p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
-    if (plan.block_n == 256) return launch<T, Tile<256, 4, 1>, kKMajor>(p, plan, num_sms, stream, error);
-    if (plan.block_n == 128) return launch<T, Tile<128, 5, 1>, kKMajor>(p, plan, num_sms, stream, error);
-    return launch<T, Tile<64, 3, 2>, kKMajor>(p, plan, num_sms, stream, error);
+    if (plan.block_n == 256) return launch<T, Tile<256, 4, 1>, kKMajor>(p, num_sms, stream, error);
+    if (plan.block_n == 128) return launch<T, Tile<128, 5, 1>, kKMajor>(p, num_sms, stream, error);
+    return launch<T, Tile<64, 3, 2>, kKMajor>(p, num_sms, stream, error);
 }
 
 }  // namespace
 
 fg_status launch_gather_sm90(GatherParams p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major, int num_sms,
                              cudaStream_t stream, fg_error *error) {
+    if (dtype == FG_FLOAT32) return launch_tile<float, true>(p, plan, num_sms, stream, error);
     if (dtype == FG_FLOAT16)
         return weight_is_k_major ? launch_tile<__half, true>(p, plan, num_sms, stream, error)
                                  : launch_tile<__half, false>(p, plan, num_sms, stream, error);

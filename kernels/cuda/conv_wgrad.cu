@@ -10,29 +10,18 @@
  *
  * Slices meet as float32 partial sums in the workspace and are added in a fixed order: the same bits every time.
  *
- * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later.
+ * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later. The plan may name the kernel of conv_wgrad_sm90.cu
+ * instead.
  */
-#include "../plan.h"
 #include "backend.cuh"
 #include "column_sum.cuh"
-#include "common.cuh"
+#include "conv_wgrad.cuh"
 #include "mma_tile.cuh"
 #include "split_k.cuh"
+#include "tf32.cuh"
 
 namespace flexgemm {
 namespace {
-
-struct WgradParams {
-    const void *grad_out; /* (rows, co), grad_stride apart */
-    const void *feats;    /* (in_rows, ci), feats_stride apart */
-    const int32_t *map;   /* (volume, rows) */
-    void *grad_weight;    /* (co, volume, ci) */
-    float *partials;      /* (gridDim.z, co, volume, ci) when the rows are split, else NULL */
-    int64_t grad_stride, feats_stride, rows, rows_per_slice;
-    uint32_t in_rows;
-    int volume, co, ci, ci_tiles;
-    bool grad_aligned, feats_aligned;
-};
 
 /* Ring of (output row, input row) pairs in shared memory, filled by the whole CTA a window of map entries at a time.
  * Every warp looks at the whole window and counts for itself, so that all agree on the length without talking. */
@@ -134,8 +123,9 @@ struct WgradKernel {
     }
 
     __device__ static void run(const WgradParams &p, char *shared, PairQueue::Storage &storage) {
-        const int co0 = static_cast<int>(blockIdx.x / p.ci_tiles) * Shape::kBlockM;
-        const int ci0 = static_cast<int>(blockIdx.x % p.ci_tiles) * Shape::kBlockN;
+        const int ci_tiles = ceil_div(p.ci, Shape::kBlockN);
+        const int co0 = static_cast<int>(blockIdx.x) / ci_tiles * Shape::kBlockM;
+        const int ci0 = static_cast<int>(blockIdx.x) % ci_tiles * Shape::kBlockN;
         const int v = blockIdx.y;
         const int64_t begin = blockIdx.z * p.rows_per_slice;
         const int64_t left = p.rows - begin;
@@ -201,11 +191,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_wgrad
 }
 
 template <MathMode kMode, class Shape>
-fg_status launch(WgradParams p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
+fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
     using Kernel = WgradKernel<kMode, Shape>;
     using T = typename Kernel::T;
-    p.ci_tiles = ceil_div(p.ci, Shape::kBlockN);
-    const int64_t tiles = static_cast<int64_t>(ceil_div(p.co, Shape::kBlockM)) * p.ci_tiles;
+    const int64_t tiles = static_cast<int64_t>(ceil_div(p.co, Shape::kBlockM)) * ceil_div(p.ci, Shape::kBlockN);
     if (tiles > INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "grad_weight: %d x %d channels need more tiles than one launch can have",
                        p.co, p.ci);
@@ -217,8 +206,8 @@ fg_status launch(WgradParams p, const fg_plan &plan, cudaStream_t stream, fg_err
     FG_CUDA(cudaGetLastError());
     if (p.partials) {
         const int64_t columns = static_cast<int64_t>(p.volume) * p.ci;
-        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.co, columns, {}, static_cast<T *>(p.grad_weight),
-                                   columns, stream));
+        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.co, columns, static_cast<T *>(p.grad_weight), columns,
+                                   stream));
     }
     return FG_OK;
 }
@@ -238,6 +227,107 @@ fg_status launch_mode(const WgradParams &p, const fg_plan &plan, fg_dtype dtype,
     return launch_shape<MathMode::kIeee>(p, plan, stream, error);
 }
 
+/* ---- host ---- */
+
+/* How a call is computed: on Hopper both gradients by one launch, whose partial sums lie side by side; else the weight
+ * gradient by `plan` and then the bias gradient by `bias`, in the same workspace. */
+struct Work {
+    fg_plan plan, bias;
+    int64_t copied; /* float32 elements at the beginning of the workspace: the operands, rounded for TF32 on Hopper */
+    int64_t workspace_bytes;
+
+    bool fused() const { return plan.family == FG_FAMILY_SM90; }
+};
+
+/* 16-byte pieces from one end to the other, and a pitch of 32 bits. */
+bool rows_are_near(const fg_tensor &rows) {
+    return chunks_aligned(rows.data, rows.strides[0], rows.shape[1], rows.dtype) && 0 <= rows.strides[0] &&
+           rows.strides[0] <= INT32_MAX;
+}
+
+fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *work, fg_error *error) {
+    int num_sms, compute_capability;
+    const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
+    if (status != FG_OK) return status;
+    const int64_t rows = p->grad_out.shape[0], co = p->grad_out.shape[1], volume = p->map.shape[0];
+    const int64_t in_rows = p->feats.shape[0], ci = p->feats.shape[1];
+    /* The plan sees that rows are whole 16-byte pieces, but not where they are; TF32 works on copies. */
+    const bool near = p->feats.dtype == FG_FLOAT32 ? p->precision == FG_PRECISION_TF32
+                                                   : rows_are_near(p->grad_out) && rows_are_near(p->feats);
+    if (!near || co > kMaxChannels || ci > kMaxChannels / volume) compute_capability = 80;
+    work->plan = fg_plan_conv_wgrad(rows, ci, co, volume, p->feats.dtype, num_sms, compute_capability);
+    work->bias = fg_plan_column_sum(rows, co, num_sms);
+
+    constexpr int64_t kFloat = sizeof(float);
+    const int64_t weight_bytes = p->grad_weight.present ? work->plan.workspace_bytes : 0;
+    work->copied = 0;
+    if (work->fused()) {
+        if (p->feats.dtype == FG_FLOAT32 && p->grad_weight.present) work->copied = rows * co + in_rows * ci;
+        const int64_t bias_bytes =
+            p->grad_bias.present && work->plan.split_k > 1 ? work->plan.split_k * co * kFloat : 0;
+        work->workspace_bytes = work->copied * kFloat + weight_bytes + bias_bytes;
+    } else {
+        const int64_t bias_bytes = p->grad_bias.present ? work->bias.workspace_bytes : 0;
+        work->workspace_bytes = weight_bytes > bias_bytes ? weight_bytes : bias_bytes;
+    }
+    return FG_OK;
+}
+
+WgradParams params_of(const fg_conv_wgrad_params *p, const Work &work) {
+    WgradParams w = {};
+    w.grad_out = p->grad_out.data;
+    w.feats = p->feats.data;
+    w.map = static_cast<const int32_t *>(p->map.data);
+    w.grad_weight = p->grad_weight.present ? p->grad_weight.data : nullptr;
+    w.partials = work.plan.split_k > 1 ? static_cast<float *>(p->workspace.data) + work.copied : nullptr;
+    w.grad_stride = p->grad_out.strides[0];
+    w.feats_stride = p->feats.strides[0];
+    w.rows = p->grad_out.shape[0];
+    w.rows_per_slice = ceil_div<int64_t>(w.rows, work.plan.split_k);
+    w.in_rows = static_cast<uint32_t>(p->feats.shape[0] < INT32_MAX ? p->feats.shape[0] : INT32_MAX);
+    w.volume = static_cast<int>(p->map.shape[0]);
+    w.co = static_cast<int>(p->grad_out.shape[1]);
+    w.ci = static_cast<int>(p->feats.shape[1]);
+    w.grad_aligned = chunks_aligned(w.grad_out, w.grad_stride, w.co, p->grad_out.dtype);
+    w.feats_aligned = chunks_aligned(w.feats, w.feats_stride, w.ci, p->feats.dtype);
+    w.grad_bias = p->grad_bias.present ? p->grad_bias.data : nullptr;
+    w.summed = w.grad_out;
+    w.summed_stride = w.grad_stride;
+    return w;
+}
+
+fg_status both_gradients_sm90(const fg_conv_wgrad_params *p, const Work &work, cudaStream_t stream, fg_error *error) {
+    WgradParams w = params_of(p, work);
+    if (work.copied > 0) {
+        float *grad_out = static_cast<float *>(p->workspace.data), *feats = grad_out + w.rows * w.co;
+        FG_CUDA(tf32_rows(static_cast<const float *>(w.grad_out), w.grad_stride, w.rows, w.co, grad_out, stream));
+        FG_CUDA(tf32_rows(static_cast<const float *>(w.feats), w.feats_stride, w.in_rows, w.ci, feats, stream));
+        w.grad_out = grad_out;
+        w.feats = feats;
+        w.grad_stride = w.co;
+        w.feats_stride = w.ci;
+    }
+    return launch_wgrad_sm90(w, work.plan, p->feats.dtype, stream, error);
+}
+
+fg_status zero(const fg_tensor &tensor, cudaStream_t stream, fg_error *error) {
+    int64_t count = tensor.present ? 1 : 0;
+    for (int i = 0; i < tensor.ndim; ++i) count *= tensor.shape[i];
+    if (count > 0) FG_CUDA(cudaMemsetAsync(tensor.data, 0, count * fg_dtype_size(tensor.dtype), stream));
+    return FG_OK;
+}
+
+fg_status weight_gradient(const fg_conv_wgrad_params *p, const Work &work, cudaStream_t stream, fg_error *error) {
+    const int64_t co = p->grad_out.shape[1], ci = p->feats.shape[1], volume = p->map.shape[0];
+    if (ci == 0) return FG_OK;
+    if (p->feats.shape[0] == 0) return zero(p->grad_weight, stream, error);
+    if (co > kMaxChannels || ci > kMaxChannels || volume > UINT16_MAX)
+        return fg_fail(error, FG_ERROR_VALUE, "grad_weight: (%lld, %lld, %lld) is larger than (%lld, %d, %lld)",
+                       static_cast<long long>(co), static_cast<long long>(volume), static_cast<long long>(ci),
+                       static_cast<long long>(kMaxChannels), UINT16_MAX, static_cast<long long>(kMaxChannels));
+    return launch_mode(params_of(p, work), work.plan, p->feats.dtype, p->precision, stream, error);
+}
+
 template <typename T>
 fg_status bias_gradient(const fg_conv_wgrad_params *p, int slices, cudaStream_t stream, fg_error *error) {
     FG_CUDA(column_sum<T>(static_cast<const T *>(p->grad_out.data), p->grad_out.strides[0], p->grad_out.shape[0],
@@ -246,81 +336,42 @@ fg_status bias_gradient(const fg_conv_wgrad_params *p, int slices, cudaStream_t 
     return FG_OK;
 }
 
-fg_status zero(const fg_tensor &tensor, cudaStream_t stream, fg_error *error) {
-    int64_t count = 1;
-    for (int i = 0; i < tensor.ndim; ++i) count *= tensor.shape[i];
-    if (count > 0) FG_CUDA(cudaMemsetAsync(tensor.data, 0, count * fg_dtype_size(tensor.dtype), stream));
-    return FG_OK;
-}
-
-/* The two outputs use the workspace one after the other. */
-fg_status make_plans(const fg_conv_wgrad_params *p, const fg_queue *queue, fg_plan *weight, fg_plan *bias,
-                     fg_error *error) {
-    int num_sms, compute_capability;
-    const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
-    if (status != FG_OK) return status;
-    const int64_t rows = p->grad_out.shape[0], co = p->grad_out.shape[1], ci = p->feats.shape[1];
-    *weight = fg_plan_conv_wgrad(rows, ci, co, p->map.shape[0], p->feats.dtype, num_sms);
-    *bias = fg_plan_column_sum(rows, co, num_sms);
-    return FG_OK;
-}
-
-fg_status weight_gradient(const fg_conv_wgrad_params *p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
-    const int64_t rows = p->grad_out.shape[0], co = p->grad_out.shape[1];
-    const int64_t in_rows = p->feats.shape[0], ci = p->feats.shape[1], volume = p->map.shape[0];
-    if (co == 0 || ci == 0) return FG_OK;
-    if (rows == 0 || in_rows == 0) return zero(p->grad_weight, stream, error);
-    if (co > kMaxChannels || ci > kMaxChannels || volume > UINT16_MAX)
-        return fg_fail(error, FG_ERROR_VALUE, "grad_weight: (%lld, %lld, %lld) is larger than (%lld, %d, %lld)",
-                       static_cast<long long>(co), static_cast<long long>(volume), static_cast<long long>(ci),
-                       static_cast<long long>(kMaxChannels), UINT16_MAX, static_cast<long long>(kMaxChannels));
-    WgradParams w = {};
-    w.grad_out = p->grad_out.data;
-    w.feats = p->feats.data;
-    w.map = static_cast<const int32_t *>(p->map.data);
-    w.grad_weight = p->grad_weight.data;
-    w.partials = plan.split_k > 1 ? static_cast<float *>(p->workspace.data) : nullptr;
-    w.grad_stride = p->grad_out.strides[0];
-    w.feats_stride = p->feats.strides[0];
-    w.rows = rows;
-    w.rows_per_slice = ceil_div<int64_t>(rows, plan.split_k);
-    w.in_rows = static_cast<uint32_t>(in_rows < INT32_MAX ? in_rows : INT32_MAX);
-    w.volume = static_cast<int>(volume);
-    w.co = static_cast<int>(co);
-    w.ci = static_cast<int>(ci);
-    w.grad_aligned = chunks_aligned(w.grad_out, w.grad_stride, co, p->grad_out.dtype);
-    w.feats_aligned = chunks_aligned(w.feats, w.feats_stride, ci, p->feats.dtype);
-    return launch_mode(w, plan, p->feats.dtype, p->precision, stream, error);
-}
-
 }  // namespace
 
 fg_status conv_wgrad_workspace(const fg_conv_wgrad_params *p, const fg_queue *queue, size_t *bytes, fg_error *error) {
-    fg_plan weight, bias;
-    const fg_status status = make_plans(p, queue, &weight, &bias, error);
-    if (status != FG_OK) return status;
-    const int64_t weight_bytes = p->grad_weight.present ? weight.workspace_bytes : 0;
-    const int64_t bias_bytes = p->grad_bias.present ? bias.workspace_bytes : 0;
-    *bytes = static_cast<size_t>(weight_bytes > bias_bytes ? weight_bytes : bias_bytes);
-    return FG_OK;
+    Work work;
+    const fg_status status = make_work(p, queue, &work, error);
+    if (status == FG_OK) *bytes = static_cast<size_t>(work.workspace_bytes);
+    return status;
 }
 
 fg_status conv_wgrad(const fg_conv_wgrad_params *p, const fg_queue *queue, fg_error *error) {
+    if (p->grad_out.shape[1] == 0 || (!p->grad_weight.present && !p->grad_bias.present)) return FG_OK;
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
     const cudaStream_t stream = stream_of(queue);
-    fg_plan weight, bias;
-    fg_status status = make_plans(p, queue, &weight, &bias, error);
-    if (status == FG_OK && p->grad_weight.present) status = weight_gradient(p, weight, stream, error);
-    if (status != FG_OK || !p->grad_bias.present || p->grad_out.shape[1] == 0) return status;
-    if (p->grad_out.shape[0] == 0) return zero(p->grad_bias, stream, error);
+    Work work;
+    fg_status status = make_work(p, queue, &work, error);
+    if (status != FG_OK) return status;
+    if (p->grad_out.shape[0] == 0) {
+        status = zero(p->grad_weight, stream, error);
+        return status != FG_OK ? status : zero(p->grad_bias, stream, error);
+    }
+    if (p->grad_weight.present)
+        fg_print_plan(&work.plan, "conv_wgrad", p->feats.dtype, "rows=%lld ci=%lld co=%lld v=%lld",
+                      static_cast<long long>(p->map.shape[1]), static_cast<long long>(p->feats.shape[1]),
+                      static_cast<long long>(p->grad_out.shape[1]), static_cast<long long>(p->map.shape[0]));
+    if (work.fused()) return both_gradients_sm90(p, work, stream, error);
+
+    if (p->grad_weight.present) status = weight_gradient(p, work, stream, error);
+    if (status != FG_OK || !p->grad_bias.present) return status;
     switch (p->grad_out.dtype) {
         case FG_FLOAT16:
-            return bias_gradient<__half>(p, bias.split_k, stream, error);
+            return bias_gradient<__half>(p, work.bias.split_k, stream, error);
         case FG_BFLOAT16:
-            return bias_gradient<__nv_bfloat16>(p, bias.split_k, stream, error);
+            return bias_gradient<__nv_bfloat16>(p, work.bias.split_k, stream, error);
         default:
-            return bias_gradient<float>(p, bias.split_k, stream, error);
+            return bias_gradient<float>(p, work.bias.split_k, stream, error);
     }
 }
 

@@ -407,6 +407,8 @@ fg_status gemm(const fg_gemm_params *params, const fg_queue *queue, fg_error *er
     const fg_dtype dtype = given.a.dtype;
     const fg_gemm_shape all = fg_gemm_all_rows(&given);
     const fg_plan plan = fg_plan_gemm(all.m, all.n, all.k, all.groups, dtype, num_sms);
+    fg_print_plan(&plan, "gemm", dtype, "m=%lld n=%lld k=%lld groups=%lld", static_cast<long long>(all.m),
+                  static_cast<long long>(all.n), static_cast<long long>(all.k), static_cast<long long>(all.groups));
     switch (dtype) {
         case FG_FLOAT32:
             return given.precision == FG_PRECISION_TF32 ? launch<Tf32Math>(plan, args, max_blocks, queue, error)

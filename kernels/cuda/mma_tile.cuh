@@ -26,8 +26,8 @@
 #include <type_traits>
 
 #include "common.cuh"
+#include "conv_epilogue.cuh"
 #include "ptx.cuh"
-#include "split_k.cuh"
 
 namespace flexgemm {
 

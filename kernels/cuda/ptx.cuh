@@ -33,9 +33,33 @@ __device__ __forceinline__ void cp_async_16_or_zeros(void *shared, const void *g
         : "memory");
 }
 
+/* The same through L1, for rows that the CTA soon asks for again. */
+__device__ __forceinline__ void cp_async_16_or_zeros_cached(void *shared, const void *global, bool zeros) {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred zeros;\n\t"
+        "setp.ne.b32 zeros, %2, 0;\n\t"
+        "cp.async.ca.shared.global.L2::128B [%0], [%1], 16, zeros;\n\t"
+        "}" ::"r"(shared_address(shared)),
+        "l"(global), "r"(static_cast<int>(zeros))
+        : "memory");
+}
+
 /* Asynchronous 4-byte copy global -> shared. */
 __device__ __forceinline__ void cp_async_4(void *shared, const void *global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+}
+
+/* The same, or a zero without reading the source. */
+__device__ __forceinline__ void cp_async_4_or_zero(void *shared, const void *global, bool zero) {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred zero;\n\t"
+        "setp.ne.b32 zero, %2, 0;\n\t"
+        "cp.async.ca.shared.global.L2::128B [%0], [%1], 4, zero;\n\t"
+        "}" ::"r"(shared_address(shared)),
+        "l"(global), "r"(static_cast<int>(zero))
+        : "memory");
 }
 
 /* 16 bytes, of which the first `bytes` (0 to 16) are copied: the ragged end of a row. */
@@ -223,6 +247,21 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint64_t *barrier, uint32
         : "memory");
 }
 
+/* Four floats of shared memory, from another block of the cluster: the same place as `shared` is in this one. */
+__device__ __forceinline__ float4 load_remote(const float *shared, uint32_t block) {
+    float4 value;
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %4, %5;\n"
+        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n"
+        "}\n"
+        : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+        : "r"(shared_address(shared)), "r"(block)
+        : "memory");
+    return value;
+}
+
 /* Orders this thread's view of shared memory (ordinary stores and cp.async that it has waited for) before later reads
  * by wgmma and the copy engine. */
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -271,14 +310,33 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void *shared, uint32_
     return kSwizzle128 | kStride | leading | ((shared_address(shared) & 0x3ffffu) >> 4);
 }
 
-/* D = A.B^T, or D += A.B^T when `accumulate`: 64 rows of A and 64, 96, 128, 192 or 256 of B (overloads), 32 bytes of K, float32
- * accumulators. Warp w of the warpgroup holds rows 16 w .. 16 w + 15, each thread d[4 j + 2 half + i] = row
- * group + 8 half, column 8 j + 2 thread_in_group + i. _kn: B lies transposed, K x N. */
+/* D = A.B^T, or D += A.B^T when `accumulate`: 64 rows of A and 16, 32, 64, 96, 128, 192 or 256 of B (overloads), 32 bytes of K,
+ * float32 accumulators. Warp w of the warpgroup holds rows 16 w .. 16 w + 15, each thread d[4 j + 2 half + i] = row
+ * group + 8 half, column 8 j + 2 thread_in_group + i. _km: A lies transposed,
+ * K x M; _kn: B does, K x N. */
 #define FG_FLOATS_16(d, i)                                                                                             \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]), "+f"(d[i + 11]), "+f"(d[i + 12]),             \
         "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
 #define FG_WGMMA(name, kind, tail)                                                                                     \
+    __device__ __forceinline__ void name(float (&d)[8], uint64_t a, uint64_t b, int accumulate) {                      \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %10, 0;\n"                                             \
+            "wgmma.mma_async.sync.aligned.m64n16" kind                                                                 \
+            " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, accumulate, 1, 1" tail ";\n}\n"                                \
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])           \
+            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
+    }                                                                                                                  \
+    __device__ __forceinline__ void name(float (&d)[16], uint64_t a, uint64_t b, int accumulate) {                     \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %18, 0;\n"                                             \
+            "wgmma.mma_async.sync.aligned.m64n32" kind                                                                 \
+            " {"                                                                                                       \
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15 "                                    \
+            "}, %16, %17, accumulate, 1, 1" tail ";\n}\n"                                                              \
+            : FG_FLOATS_16(d, 0)                                                                                       \
+            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
+    }                                                                                                                  \
     __device__ __forceinline__ void name(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {                     \
         asm volatile(                                                                                                  \
             "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %34, 0;\n"                                             \
@@ -354,6 +412,9 @@ FG_WGMMA(wgmma_f16, "k16.f32.f16.f16", ", 0, 0")
 FG_WGMMA(wgmma_bf16, "k16.f32.bf16.bf16", ", 0, 0")
 FG_WGMMA(wgmma_f16_kn, "k16.f32.f16.f16", ", 0, 1")
 FG_WGMMA(wgmma_bf16_kn, "k16.f32.bf16.bf16", ", 0, 1")
+FG_WGMMA(wgmma_f16_km_kn, "k16.f32.f16.f16", ", 1, 1")
+FG_WGMMA(wgmma_bf16_km_kn, "k16.f32.bf16.bf16", ", 1, 1")
+FG_WGMMA(wgmma_tf32, "k8.f32.tf32.tf32", "")
 FG_WGMMA(wgmma_e4m3_e4m3, "k32.f32.e4m3.e4m3", "")
 FG_WGMMA(wgmma_e4m3_e5m2, "k32.f32.e4m3.e5m2", "")
 FG_WGMMA(wgmma_e5m2_e4m3, "k32.f32.e5m2.e4m3", "")

@@ -1,0 +1,32 @@
+/* The weight gradient as a problem, which conv_wgrad.cu hands to the kernel that the plan names: its own, or that of
+ * conv_wgrad_sm90.cu. */
+#pragma once
+
+#include "../plan.h"
+#include "common.cuh"
+
+namespace flexgemm {
+
+struct WgradParams {
+    const void *grad_out; /* (rows, co), grad_stride apart */
+    const void *feats;    /* (in_rows, ci), feats_stride apart */
+    const int32_t *map;   /* (volume, rows) */
+    void *grad_weight;    /* (co, volume, ci); on Hopper NULL where it is not wanted */
+    float *partials;      /* (split_k, co, volume, ci) when the rows are split, else NULL */
+    int64_t grad_stride, feats_stride, rows, rows_per_slice;
+    uint32_t in_rows;
+    int volume, co, ci;
+    bool grad_aligned, feats_aligned;
+
+    /* Hopper alone: the bias gradient, which has its partial sums behind those of its slice's weight gradient. */
+    void *grad_bias;    /* (co) or NULL */
+    const void *summed; /* grad_out as the caller gave it */
+    int64_t summed_stride;
+};
+
+/* 16-bit types, grad_aligned and feats_aligned; or float32 whose operands are rounded to TF32 already. co and ci
+ * multiples of 8, 0 <= strides <= INT32_MAX, co and volume * ci at most kMaxChannels. (conv_wgrad_sm90.cu) */
+fg_status launch_wgrad_sm90(const WgradParams &p, const fg_plan &plan, fg_dtype dtype, cudaStream_t stream,
+                            fg_error *error);
+
+}  // namespace flexgemm
