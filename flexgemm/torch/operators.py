@@ -207,18 +207,22 @@ def _pooled(feats: Any, rows: Any, mode: str, with_gradient: bool) -> tuple[torc
 
 @_operator
 def quantize(
-    x: torch.Tensor, dtype: str, granularity: str, scale: torch.Tensor | None
+    x: torch.Tensor, dtype: str, granularity: str, scale: torch.Tensor | None, swiglu: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """An empty tensor for a scale that is given: results of an operator are none of its inputs."""
-    q, used = quantization.quantize(x, dtype, granularity=granularity, scale=scale)
+    q, used = quantization.quantize(x, dtype, granularity=granularity, scale=scale, swiglu=swiglu)
     return q, used if scale is None else used.new_empty(0)
 
 
 @quantize.register_fake
-def _(x: Any, dtype: Any, granularity: Any, scale: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    q = x.new_empty(x.shape, dtype=getattr(torch, dtype))
-    size = [0] if scale is not None else [] if granularity == "tensor" else x.shape[:1]
-    return q, x.new_empty(size, dtype=torch.float32)
+def _(x: Any, dtype: Any, granularity: Any, scale: Any, swiglu: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    *lead, rows, columns = x.shape
+    columns = columns // 2 if swiglu else columns
+    blocks = (columns + 127) // 128
+    sizes: Any = {"tensor": [], "row": [rows], "1x128": [*lead, rows, blocks]}
+    sizes["128x128"] = [*lead, (rows + 127) // 128, blocks]
+    q = x.new_empty((*lead, rows, columns), dtype=getattr(torch, dtype))
+    return q, x.new_empty(sizes[granularity] if scale is None else 0, dtype=torch.float32)
 
 
 # ---- products: dense, batched, grouped along M, N or K ----
