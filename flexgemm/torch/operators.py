@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flexgemm import _C, conv, gemm, pool, quantization
+from flexgemm import _C, conv, gemm, grid_sample, pool, quantization
 from flexgemm._arrays import library_of
 from flexgemm.torch.dispatch import setting
 from flexgemm.torch.maps import from_operators
@@ -200,6 +200,49 @@ def _noted(feats: torch.Tensor, chosen: torch.Tensor | None, count: torch.Tensor
 def _pooled(feats: Any, rows: Any, mode: str, with_gradient: bool) -> tuple[torch.Tensor, torch.Tensor]:
     shapes: Any = {"max": (rows, feats.shape[1]), "mean": (rows,)} if with_gradient else {}
     return feats.new_empty((rows, feats.shape[1])), feats.new_empty(shapes.get(mode, 0), dtype=torch.int32)
+
+
+# ---- sampling ----
+
+
+@_operator
+def grid_sample_3d(
+    feats: torch.Tensor, coords: torch.Tensor, grid: torch.Tensor, shape: Sequence[int], mode: str
+) -> torch.Tensor:
+    return grid_sample.grid_sample_3d(feats, coords, tuple(shape), grid, mode)
+
+
+@grid_sample_3d.register_fake
+def _(feats: Any, coords: Any, grid: Any, shape: Any, mode: Any) -> torch.Tensor:
+    return feats.new_empty((*grid.shape[:-1], feats.shape[1]))
+
+
+@_operator
+def grid_sample_3d_backward(
+    grad_out: torch.Tensor,
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    grid: torch.Tensor,
+    shape: Sequence[int],
+    mode: str,
+    needs_grad: Sequence[bool],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An empty tensor for a gradient that is not needed. Finds the voxels once more."""
+    samples = grid_sample.sample_map(coords, tuple(shape), grid, mode)
+    for_feats, for_grid = needs_grad
+    gradients = grid_sample.grid_sample_3d_backward(
+        grad_out, feats, sample_map=samples, needs_grad=(for_feats, for_grid)
+    )
+    first, second = (feats.new_empty(0) if gradient is None else gradient for gradient in gradients)
+    return first, second
+
+
+@grid_sample_3d_backward.register_fake
+def _(grad_out: Any, feats: Any, coords: Any, grid: Any, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    for_feats, for_grid = others[-1]
+    return feats.new_empty(feats.shape if for_feats else 0), (grid if for_grid else feats).new_empty(
+        grid.shape if for_grid else 0
+    )
 
 
 # ---- FP8 ----
