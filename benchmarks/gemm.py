@@ -1,14 +1,15 @@
-"""Products at the sizes that peers were measured at: dense FP8 and bf16, ragged groups of both, and casts to FP8.
+"""Products at the sizes that peers were measured at: dense FP8 and bf16, groups in every layout, weight gradients and
+casts to FP8; and at sizes of decoding and of other mixtures of experts.
 
-FP8 products carry one scale per tensor (one per group for b) and write bf16. `--peers torch` times torch's own kernels
-on the same tensors in the same run.
+FP8 products carry one scale per tensor (one per group for b) and write bf16, weight gradients float32. `--peers torch`
+times torch's own kernels on the same tensors in the same run.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +24,7 @@ from benchmarks.timing import DEVICE, Timer
 
 FP8 = "float8_e4m3fn"
 FP8_MAX = 448.0
+ALIGNMENT = flexgemm.get_m_alignment_for_contiguous_layout()
 
 # (n, k) of a large mixture-of-experts model's layers
 LAYERS = ((7168, 576), (2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
@@ -36,6 +38,16 @@ GROUPED_FP8 = [
     (128, 64, 1536, 2048), (128, 64, 2048, 768),
 ]  # fmt: skip
 GROUPED_BF16 = [(4, 8192, 4096, 7168), (8, 4096, 7168, 2048), (32, 256, 4096, 7168), (128, 64, 1536, 2048)]
+MASKED_FP8 = [
+    (1, 1024, 4096, 7168), (1, 1024, 7168, 2048), (2, 512, 4096, 7168), (2, 512, 7168, 2048), (4, 256, 4096, 7168),
+    (4, 256, 7168, 2048), (32, 32, 4096, 7168), (32, 32, 7168, 2048), (128, 16, 4096, 7168), (128, 16, 7168, 2048),
+]  # fmt: skip
+WGRAD_FP8 = [(m, n, k) for k in (4096, 8192) for m, n in ((7168, 2112), (2048, 7168), (7168, 4096))]
+K_GROUPED_FP8 = [(4, 4096, 7168, 4096), (8, 4096, 2048, 7168), (32, 1024, 7168, 2048)]  # (groups, expected k, m, n)
+# (groups, n, k) of other models, with groups of one size and with few large groups beside many small and empty ones
+EXPERTS_FP8 = [(32, 5760, 2880), (128, 1536, 2048), (128, 2048, 768), (8, 28672, 4096), (256, 4096, 7168)]
+EXPERT_ROWS = (1, 7, 64, 300)
+DECODE_FP8 = [(m, n, k) for m in (1, 2, 4, 8, 16, 32) for n, k in ((7168, 2048), (4096, 7168), (24576, 1536))]
 CASTS = [(4096, 7168), (32768, 7168)]  # (m, k), bf16 to FP8
 
 PEERS = {
@@ -52,12 +64,13 @@ class Case:
     m: int
     n: int
     k: int
-    sizes: tuple[int, ...] = ()  # rows per group; () when dense
+    sizes: tuple[int, ...] = ()  # rows per group, or K per group; () when dense
     expected_m: int = 0
+    layout: str = ""  # "" is dense or m_grouped_ragged
 
     @property
     def op(self) -> str:
-        return "m_grouped_ragged" if self.sizes else "dense"
+        return self.layout or ("m_grouped_ragged" if self.sizes else "dense")
 
     def row(self, peer: str | None = None) -> Row:
         row: Row = {"suite": "gemm", "op": self.op, "dtype": self.dtype}
@@ -68,13 +81,33 @@ class Case:
 
 
 def cases() -> list[Case]:
+    """Those of the peers' measured shapes, and the same groups in the other layouts."""
     draw = random.Random(0)
     made = [Case(FP8, *shape) for shape in DENSE_FP8] + [Case("bfloat16", *shape) for shape in DENSE_BF16]
+    contiguous, masked = [], []
     for groups, expected_m, n, k in GROUPED_FP8:
         sizes = tuple(int(expected_m * draw.uniform(0.7, 1.3)) for _ in range(groups))
         made.append(Case(FP8, sum(sizes), n, k, sizes, expected_m))
+        contiguous.append(Case(FP8, sum(sizes), n, k, sizes, expected_m, "m_grouped_contiguous"))
+    for groups, expected_m, n, k in MASKED_FP8:
+        sizes = tuple(max(1, int(expected_m * draw.uniform(0.7, 1.3))) for _ in range(groups))
+        masked.append(Case(FP8, sum(sizes), n, k, sizes, expected_m, "m_grouped_masked"))
     for groups, expected_m, n, k in GROUPED_BF16:
         made.append(Case("bfloat16", groups * expected_m, n, k, (expected_m,) * groups, expected_m))
+    return made + contiguous + masked + [Case(FP8, *shape, layout="wgrad") for shape in WGRAD_FP8]
+
+
+def more_cases() -> list[Case]:
+    """Shapes that no peer was measured at."""
+    draw = random.Random(0)
+    made = [Case(FP8, *shape) for shape in DECODE_FP8]
+    for groups, expected_k, m, n in K_GROUPED_FP8:
+        sizes = tuple(16 * int(expected_k / 16 * draw.uniform(0.7, 1.3)) for _ in range(groups))
+        made.append(Case(FP8, m, n, sum(sizes), sizes, expected_k, "k_grouped_wgrad"))
+    for groups, n, k in EXPERTS_FP8:
+        mixtures = [(rows,) * groups for rows in EXPERT_ROWS]
+        mixtures.append(tuple(min(int(draw.paretovariate(0.8)) - 1, 4096) for _ in range(groups)))
+        made += [Case(FP8, sum(sizes), n, k, sizes, sum(sizes) // groups) for sizes in mixtures]
     return made
 
 
@@ -84,25 +117,74 @@ class Problem:
     def __init__(self, case: Case) -> None:
         torch.manual_seed(0)
         self.case = case
-        groups = len(case.sizes)
-        self.a = torch.randn(case.m, case.k, device=DEVICE, dtype=torch.bfloat16)
-        self.b = torch.randn(*([groups] if groups else []), case.n, case.k, device=DEVICE, dtype=torch.bfloat16)
+        sizes, groups = case.sizes, len(case.sizes)
+        along_k = case.op == "k_grouped_wgrad"
+        weights = groups if not along_k else 0
+        if case.op == "m_grouped_masked":
+            a_shape: tuple[int, ...] = (groups, _round_up(max(sizes), ALIGNMENT), case.k)
+        elif case.op == "m_grouped_contiguous":
+            a_shape = (sum(_round_up(size, ALIGNMENT) for size in sizes), case.k)
+        else:
+            a_shape = (case.m, case.k)
+        self.a = torch.randn(*a_shape, device=DEVICE, dtype=torch.bfloat16)
+        self.b = torch.randn(*([weights] if weights else []), case.n, case.k, device=DEVICE, dtype=torch.bfloat16)
         self.scale_a = self.scale_b = None
         if case.dtype == FP8:
             self.a, self.scale_a = _quantize(self.a, dim=None)
-            self.b, self.scale_b = _quantize(self.b, dim=(1, 2) if groups else None)
-        ends = list(itertools.accumulate(case.sizes))
-        self.offsets = torch.tensor(ends, dtype=torch.int32, device=DEVICE) if groups else None
+            self.b, self.scale_b = _quantize(self.b, dim=(1, 2) if weights else None)
+        self.ends = list(itertools.accumulate(sizes))
+        self.offsets = self._integers(self.ends)
+        self.masked_m = self._integers(sizes)
+        self.m_indices = self._integers(
+            [i for g, size in enumerate(sizes) for i in [g] * size + [-1] * (-size % ALIGNMENT)]
+            if case.op == "m_grouped_contiguous"
+            else []
+        )
+        self.grads = torch.zeros(groups or 1, case.m, case.n, device=DEVICE) if "wgrad" in case.op else None
+
+    @staticmethod
+    def _integers(values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
     def ours(self) -> torch.Tensor:
         scales = {"scale_a": self.scale_a, "scale_b": self.scale_b}
-        if self.offsets is None:
-            return flexgemm.gemm_nt(self.a, self.b, out_dtype=torch.bfloat16, **scales)
-        return flexgemm.m_grouped_gemm_nt(self.a, self.b, self.offsets, out_dtype=torch.bfloat16, **scales)
+        how = scales | {"out_dtype": torch.bfloat16}
+        match self.case.op:
+            case "dense":
+                return flexgemm.gemm_nt(self.a, self.b, **how)
+            case "m_grouped_ragged":
+                return flexgemm.m_grouped_gemm_nt(self.a, self.b, self.offsets, **how)
+            case "m_grouped_contiguous":
+                return flexgemm.m_grouped_gemm_nt_contiguous(self.a, self.b, self.m_indices, **how)
+            case "m_grouped_masked":
+                expected_m = self.case.expected_m
+                return flexgemm.m_grouped_gemm_nt_masked(self.a, self.b, self.masked_m, expected_m, **how)
+            case "wgrad":
+                return flexgemm.wgrad_gemm_nt(self.a, self.b, out=self.grads[0], **scales)
+            case _:
+                return flexgemm.k_grouped_wgrad_gemm_nt(self.a, self.b, self.offsets, out=self.grads, **scales)
+
+    def products(self, out: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """The dense products that the case consists of: a, b and what ours() made of them."""
+        spans = [(g, hi - size, hi) for g, (size, hi) in enumerate(zip(self.case.sizes, self.ends, strict=True))]
+        match self.case.op:
+            case "m_grouped_ragged":
+                return [(self.a[lo:hi], self.b[g], out[lo:hi]) for g, lo, hi in spans]
+            case "m_grouped_contiguous":
+                starts = itertools.accumulate((_round_up(size, ALIGNMENT) for size in self.case.sizes), initial=0)
+                spans = [(g, lo, lo + size) for g, (lo, size) in enumerate(zip(starts, self.case.sizes, strict=False))]
+                return [(self.a[lo:hi], self.b[g], out[lo:hi]) for g, lo, hi in spans]
+            case "m_grouped_masked":
+                return [(self.a[g, :size], self.b[g], out[g, :size]) for g, size in enumerate(self.case.sizes)]
+            case "k_grouped_wgrad":
+                return [(self.a[:, lo:hi], self.b[:, lo:hi], out[g]) for g, lo, hi in spans]
+            case _:
+                return [(self.a, self.b, out)]
 
     def peers(self) -> dict[str, Callable[[], torch.Tensor]]:
         """torch's kernels for the same product, by the names in PEERS."""
-        a, b, offsets = self.a, self.b.transpose(-2, -1), self.offsets
+        a, b = self.a, self.b.transpose(-2, -1)
+        offsets = self.offsets if self.case.sizes else None
         if self.scale_a is None or self.scale_b is None:
             call = partial(torch.matmul, a, b) if offsets is None else partial(torch._grouped_mm, a, b, offs=offsets)
             calls = [call]
@@ -119,16 +201,19 @@ class Problem:
     def judge(self, out: torch.Tensor, limit: float = BF16_OUT_DIFF) -> None:
         """Random rows, from up to 8 groups, against the float64 product of the dequantised operands."""
         picks = random.Random(1)
-        bounds = [0, *itertools.accumulate(self.case.sizes or (self.case.m,))]
-        spans = [(g, lo, hi) for g, (lo, hi) in enumerate(itertools.pairwise(bounds)) if lo < hi]
-        spans = picks.sample(spans, min(8, len(spans)))
-        for g, lo, hi in spans:
-            rows = picks.sample(range(lo, hi), min(ROWS // len(spans), hi - lo))
-            b = self.b[g] if self.case.sizes else self.b
-            reference = torch.stack([self.a[row].double() for row in rows]) @ b.double().t()
+        products = [(g, *product) for g, product in enumerate(self.products(out)) if 0 not in product[0].shape]
+        products = picks.sample(products, min(8, len(products)))
+        for g, a, b, result in products:
+            rows = picks.sample(range(len(a)), min(ROWS // len(products), len(a)))
+            reference = torch.stack([a[row].double() for row in rows]) @ b.double().t()
             if self.scale_a is not None and self.scale_b is not None:
-                reference = reference * self.scale_a.double() * self.scale_b.reshape(-1)[g].double()
-            judge_similarity(f"group {g}" if self.case.sizes else "out", out[rows], reference, limit)
+                scale_b = self.scale_b.reshape(-1)
+                reference = reference * self.scale_a.double() * scale_b[g if len(scale_b) > 1 else 0].double()
+            judge_similarity(f"group {g}" if self.case.sizes else "out", result[rows], reference, limit)
+
+
+def _round_up(length: int, unit: int) -> int:
+    return -(-length // unit) * unit
 
 
 def _quantize(x: torch.Tensor, dim: tuple[int, ...] | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,10 +225,13 @@ def _quantize(x: torch.Tensor, dim: tuple[int, ...] | None) -> tuple[torch.Tenso
 
 
 def floor_ms(case: Case, ceilings: Ceilings) -> float:
-    """Multiply-adds at dense speed, or a, b and out once at copy speed; groups without rows do not read their b."""
+    """Multiply-adds at dense speed, or a, b and out once at copy speed (a gradient is read and written); groups without
+    rows do not read their b."""
     size = getattr(torch, case.dtype).itemsize
-    weights = sum(rows > 0 for rows in case.sizes) if case.sizes else 1
-    moved = size * (case.m * case.k + weights * case.n * case.k) + 2 * case.m * case.n
+    along_k = case.op == "k_grouped_wgrad"
+    weights = sum(rows > 0 for rows in case.sizes) if case.sizes and not along_k else 1
+    out_bytes = 8 * (len(case.sizes) if along_k else 1) if "wgrad" in case.op else 2
+    moved = size * (case.m * case.k + weights * case.n * case.k) + out_bytes * case.m * case.n
     kind = "float8" if case.dtype == FP8 else case.dtype
     return ceilings.floor_ms(kind, 2.0 * case.m * case.n * case.k, moved)
 
@@ -157,7 +245,7 @@ def measure_case(run: Run, timer: Timer, ceilings: Ceilings, case: Case, missing
         peer = row.get("peer")
         with run.guarded(describe(row)):
             # a peer may accumulate in reduced precision: its row only has to be the right product
-            problem.judge(calls[peer](), 1e-3 if peer else BF16_OUT_DIFF)
+            problem.judge(calls[peer](), 1e-3 if peer else BF16_OUT_DIFF)  # of gradients the first call, from zeros
             ms = timer.median_ms(calls[peer])
             speed = {"tflops": significant(2e-9 * case.m * case.n * case.k / ms)}
             run.record(row | {"ms": significant(ms)} | speed | {"floor_ms": floor_ms(case, ceilings)}, at)
@@ -181,10 +269,10 @@ def measure_cast(run: Run, timer: Timer, ceilings: Ceilings, row: Row, at: str) 
 
 
 def run(run: Run, timer: Timer, ceilings: Ceilings, with_peers: bool) -> None:
-    todo = cases()
+    todo = cases() + more_cases()
     total = len(todo) + 2 * len(CASTS)
     for number, case in enumerate(todo, 1):
-        peers = PEERS[case.op, case.dtype] if with_peers else ()
+        peers = PEERS.get((case.op, case.dtype), ()) if with_peers else ()
         missing = run.pending([case.row(peer) for peer in (None, *peers)])
         if missing:
             with run.guarded(describe(case.row())):

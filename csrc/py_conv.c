@@ -165,12 +165,12 @@ static int conv_dgrad_fill(fg_call *call, void *params) {
 /* ---- weight and bias gradient ---- */
 
 static const fg_parameter conv_wgrad_parameters[] = {
-    FG_INPUT(grad_out),           FG_INPUT(feats),      FG_INPUT(map),           FG_OUTPUT_OR_NONE(grad_weight),
-    FG_OUTPUT_OR_NONE(grad_bias), FG_SCALAR(precision), FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(grad_out),           FG_INPUT(feats),      FG_INPUT(map),        FG_OUTPUT_OR_NONE(grad_weight),
+    FG_OUTPUT_OR_NONE(grad_bias), FG_SCALAR(algorithm), FG_SCALAR(precision), FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_wgrad_fill(fg_call *call, void *params) {
-    enum { GRAD_OUT, FEATS, MAP, GRAD_WEIGHT, GRAD_BIAS, PRECISION };
+    enum { GRAD_OUT, FEATS, MAP, GRAD_WEIGHT, GRAD_BIAS, ALGORITHM, PRECISION };
     fg_conv_wgrad_params *p = params;
     const fg_view *grad_out = &call->views[GRAD_OUT], *feats = &call->views[FEATS], *map = &call->views[MAP];
     const fg_view *grad_weight = &call->views[GRAD_WEIGHT], *grad_bias = &call->views[GRAD_BIAS];
@@ -194,6 +194,7 @@ static int conv_wgrad_fill(fg_call *call, void *params) {
     p->feats = feats->tensor;
     p->map = map->tensor;
     p->grad_bias = grad_bias->tensor;
+    if (fg_arg_algorithm(call->state, call->values[ALGORITHM], &p->algorithm) < 0) return -1;
     return fg_arg_precision(call->state, call->values[PRECISION], &p->precision);
 }
 
@@ -215,7 +216,7 @@ PyMethodDef fg_conv_methods[] = {
                          "grad_feats[n] = sum_v weight[:, v, :]^T . grad_out[map[v, n]]; mirrored: with V - 1 - v."),
     FG_OPERATION_METHODS(
         conv_wgrad,
-        "grad_out, feats, map, grad_weight, grad_bias, *, precision='ieee', workspace=None, "
+        "grad_out, feats, map, grad_weight, grad_bias, *, algorithm='auto', precision='ieee', workspace=None, "
         "stream=None",
         "grad_weight[:, v, :] = sum_m grad_out[m] (x) feats[map[v, m]]; grad_bias = sum_m grad_out[m]"),
     {NULL, NULL, 0, NULL},

@@ -76,7 +76,7 @@ def submanifold_conv3d_backward(
 
     grad_out: (N, Co), the gradient of the output; with an activation that of its input, which is the residual's too.
     feats, weight, precision, stream: as in the forward pass.
-    algorithm: of the gradient in feats, as in the forward pass.
+    algorithm: of the gradient in feats, as in the forward pass; the gradient in weight has one.
     needs_grad: which of the three gradients to compute.
 
     Returns (grad_feats (N, Ci), grad_weight like weight, grad_bias (Co)), None where needs_grad is False.
@@ -257,6 +257,7 @@ def backward(
             map,
             grad_weight,
             grad_bias,
+            algorithm=algorithm,
             precision=precision,
             workspace=library.workspace,
             stream=stream,

@@ -15,7 +15,8 @@ from benchmarks import results, row_orders, scenes
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import check, cold, conv, gemm, gpu_check, sanitize, train  # noqa: E402
+import flexgemm  # noqa: E402
+from benchmarks import check, cold, conv, gemm, gpu_check, points, sanitize, strided, train, voxel  # noqa: E402
 from benchmarks.ceilings import Ceilings  # noqa: E402
 from benchmarks.run import OutOfTime, Run  # noqa: E402
 
@@ -98,8 +99,10 @@ def test_cloud_without_its_arrays_is_refused(tmp_path):
 
 
 def test_group_sizes_are_those_that_peers_drew():
-    rows = [case.m for case in gemm.cases() if case.sizes and case.dtype == gemm.FP8]
+    rows = [case.m for case in gemm.cases() if case.op == "m_grouped_ragged" and case.dtype == gemm.FP8]
     assert rows == [34151, 32782, 33694, 38239, 8320, 8593, 8069, 8047]
+    masked = [case.m for case in gemm.cases() if case.op == "m_grouped_masked"]
+    assert masked == [966, 1134, 1138, 1097, 1002, 1042, 1024, 1001, 1984, 1946]
 
 
 def test_cases_are_the_measured_ones():
@@ -109,7 +112,7 @@ def test_cases_are_the_measured_ones():
     others = [(c.scene, c.dtype, c.precision) for c in conv.peers_cases() if c.dtype != "float16"]
     kinds = [("bfloat16", None), ("float32", "tf32"), ("float32", "ieee")]
     assert others == [(scene, *kind) for scene in ("sphere64", "sphere256") for kind in kinds]
-    dense = [case for case in gemm.cases() if not case.sizes]
+    dense = [case for case in gemm.cases() if case.op == "dense"]
     assert len([c for c in dense if c.dtype == gemm.FP8]) == 21
     assert len([c for c in dense if c.dtype == "bfloat16"]) == 4
 
@@ -160,8 +163,9 @@ def test_all_rows_are_distinct():
     rows += [case.row("train_step") for case in train.cases()]
     rows.append(train.MEMORY_CASE.row("train_step") | {"suite": "memory"})
     assert train.MEMORY_CASE in train.cases()
-    for case in gemm.cases():
-        rows += [case.row(), *(case.row(peer) for peer in gemm.PEERS[case.op, case.dtype])]
+    for case in gemm.cases() + gemm.more_cases():
+        rows += [case.row(), *(case.row(peer) for peer in gemm.PEERS.get((case.op, case.dtype), ()))]
+    rows += [case.row() for case in voxel.cases()]
     assert len({results.identity(row) for row in rows}) == len(rows)
 
 
@@ -174,7 +178,48 @@ def test_floor_is_arithmetic_or_bytes():
     assert gemm.floor_ms(empty, CEILINGS) == gemm.floor_ms(small, CEILINGS)
 
 
+def test_voxel_cases_of_one_scene_are_adjacent():
+    names = [case.scene for case in voxel.cases()]
+    assert sum(a != b for a, b in zip(names, names[1:], strict=False)) == len(set(names)) - 1
+    row = next(case for case in voxel.cases() if case.op == "strided_fwd").row()
+    assert row["scene"] == "sphere64-k2s2"
+    assert list(row) == ["suite", "op", "scene", "dtype", "channels", "family"]
+
+
 # ---- no wrong result gets a time ----
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("op", strided.OPS)
+def test_right_results_on_voxels_pass_and_wrong_ones_do_not(monkeypatch, op, size):
+    monkeypatch.setattr(strided, "DEVICE", "cpu")
+    work = strided.make(op, size, 16, scenes.sphere(8))
+    result = work.call()
+    work.judge(result)
+    assert work.n == 192
+    assert work.moved > 0
+    first = result[0] if isinstance(result, tuple) else result
+    first[:] = first * 1.1
+    with pytest.raises(check.Wrong):
+        work.judge(result)
+
+
+@pytest.mark.parametrize("case", points.cases(), ids=lambda case: case.op)
+def test_right_results_on_points_pass_and_wrong_ones_do_not(monkeypatch, case):
+    monkeypatch.setattr(points, "DEVICE", "cpu")
+    monkeypatch.setattr(points, "KEYS", 2000)
+    monkeypatch.setattr(points, "POINTS", 500)
+    work = case.make(scenes.sphere(12))
+    result = work.call()
+    work.judge(result)
+    assert work.moved > 0
+    if case.op == "hash_insert":
+        result = flexgemm.HashTable(10, like=torch.zeros(1, dtype=torch.int64))
+    else:
+        spoilt = result.feats if case.op == "voxelize" else result[0] if case.op.startswith("grid") else result
+        spoilt[:] = spoilt.roll(1, 0)
+    with pytest.raises(check.Wrong):
+        work.judge(result)
 
 
 @pytest.fixture(params=[3, 5])
@@ -269,8 +314,15 @@ def test_training_rows(tmp_path, same_sources, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     "case",
-    [gemm.Case(gemm.FP8, 48, 96, 64), gemm.Case(gemm.FP8, 60, 96, 64, (7, 0, 33, 20), 15)],
-    ids=["dense", "grouped"],
+    [
+        gemm.Case(gemm.FP8, 48, 96, 64),
+        gemm.Case(gemm.FP8, 60, 96, 64, (7, 0, 33, 20), 15),
+        gemm.Case(gemm.FP8, 60, 96, 64, (7, 0, 33, 20), 15, "m_grouped_contiguous"),
+        gemm.Case(gemm.FP8, 60, 96, 64, (7, 0, 33, 20), 15, "m_grouped_masked"),
+        gemm.Case(gemm.FP8, 48, 96, 64, layout="wgrad"),
+        gemm.Case(gemm.FP8, 48, 96, 64, (16, 0, 48), 21, "k_grouped_wgrad"),
+    ],
+    ids=lambda case: case.op,
 )
 def test_product_is_judged_against_the_dequantised_operands(monkeypatch, case):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")

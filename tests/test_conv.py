@@ -363,6 +363,9 @@ def test_unknown_algorithms_are_refused_by_name(backend, algorithm):
         flexgemm.submanifold_conv3d(feats, weight, neighbor_map=nmap, algorithm=algorithm)
     with pytest.raises(ValueError, match=message):
         flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, neighbor_map=nmap, algorithm=algorithm)
+    how = {"neighbor_map": nmap, "algorithm": algorithm, "needs_grad": (False, False, True)}
+    with pytest.raises(ValueError, match=message):
+        flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, **how)
 
 
 @every_mode

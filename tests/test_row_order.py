@@ -227,6 +227,25 @@ def test_slots_of_an_order_that_are_no_rows_are_left_out(cuda):
         assert_rows(with_order[left], reference.conv_forward(feats, weight, None, nmap)[left], 2e-3)
 
 
+@pytest.mark.parametrize("mode", ["float32", "float16"])
+def test_a_mirrored_pass_takes_the_order_of_the_map_rows_that_it_reads(cuda, mode):
+    """Only the first third of the map has neighbours, and only its order has rows."""
+    n, channels = 300, 40
+    rng = np.random.default_rng(0)
+    nmap = np.full((27, n), -1, np.int32)
+    nmap[:9] = rng.integers(-1, n, (9, n))
+    order = np.full((3, n), -1, np.int32)
+    order[0] = rng.permutation(n)
+    feats, weight = scenes.values(rng, (n, channels), mode), scenes.values(rng, (channels, 27, channels), mode)
+    how = {"order": order, "algorithm": "masked_implicit_gemm_splitk"}
+    tolerance = reference.ROW_TOLERANCE[mode]
+    out = guarded.conv_forward(cuda, feats, weight, None, nmap, **how)
+    assert_rows(out, reference.conv_forward(feats, weight, None, nmap), tolerance)
+    grad_feats = guarded.conv_dgrad(cuda, feats, weight, nmap, mirrored=True, **how)
+    adjoint = weight[:, ::-1].swapaxes(0, 2)
+    assert_rows(grad_feats, reference.conv_forward(feats, adjoint, None, nmap), tolerance)
+
+
 @pytest.mark.parametrize("kernel_size", [3, 2])
 def test_the_object_has_orders_where_they_pay(backend, kernel_size):
     coords, shape = scenes.scene(4000)

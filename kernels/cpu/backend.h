@@ -15,6 +15,16 @@ FG_DECLARE(row_order);     /* row_order.c */
 FG_DECLARE(encode_seq);    /* serialize.c */
 FG_DECLARE(decode_seq);    /* serialize.c */
 FG_DECLARE(sort_keys);     /* sort_keys.c */
+FG_DECLARE(hash_insert);   /* hash_table.c */
+FG_DECLARE(hash_lookup);   /* hash_table.c */
+FG_DECLARE(sample_map);    /* grid_sample.c */
+FG_DECLARE(sample_grad);   /* grid_sample.c */
+FG_DECLARE(gather_sum);    /* gather_sum.c */
+FG_DECLARE(group_rows);    /* group_reduce.c */
+FG_DECLARE(group_reduce);  /* group_reduce.c */
+FG_DECLARE(voxel_codes);   /* voxelize.c */
+FG_DECLARE(unique_ranks);  /* voxelize.c */
+FG_DECLARE(unique_groups); /* voxelize.c */
 FG_DECLARE(conv_forward);  /* conv.c */
 FG_DECLARE(conv_dgrad);    /* conv.c */
 FG_DECLARE(conv_wgrad);    /* conv_wgrad.c */

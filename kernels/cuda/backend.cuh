@@ -16,6 +16,16 @@ FG_DECLARE(row_order);     /* row_order.cu */
 FG_DECLARE(encode_seq);    /* serialize.cu */
 FG_DECLARE(decode_seq);    /* serialize.cu */
 FG_DECLARE(sort_keys);     /* sort_keys.cu */
+FG_DECLARE(hash_insert);   /* hash_table.cu */
+FG_DECLARE(hash_lookup);   /* hash_table.cu */
+FG_DECLARE(sample_map);    /* grid_sample.cu */
+FG_DECLARE(sample_grad);   /* grid_sample.cu */
+FG_DECLARE(gather_sum);    /* gather_sum.cu */
+FG_DECLARE(group_rows);    /* group_reduce.cu */
+FG_DECLARE(group_reduce);  /* group_reduce.cu */
+FG_DECLARE(voxel_codes);   /* voxelize.cu */
+FG_DECLARE(unique_ranks);  /* voxelize.cu */
+FG_DECLARE(unique_groups); /* voxelize.cu */
 FG_DECLARE(conv_forward);  /* conv_gather.cu */
 FG_DECLARE(conv_dgrad);    /* conv_gather.cu */
 FG_DECLARE(conv_wgrad);    /* conv_wgrad.cu */
