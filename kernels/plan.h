@@ -62,12 +62,14 @@ fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype d
 enum {
     FG_TILES_UNPAIRED = 1, /* groups of rows that start at any multiple of 128 */
     FG_TILES_NARROW = 2,   /* 128 x 128: scales of blocks, and sums promoted every other step or less */
-    FG_TILES_ALL = 3,
+    FG_TILES_TALL = 4,     /* of at least 128 rows: groups along K */
+    FG_TILES_ALL = 7,
 };
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params);
 
-/* Of the Hopper kernel: persistent blocks, TMA and wgmma. block_m 256 is a pair of blocks of 128 rows that share B. */
+/* Of the Hopper kernels: persistent blocks, TMA and wgmma. block_m 256 is a pair of blocks of 128 rows that share B;
+ * below 128 it is the kernel for few rows, where split_k blocks of a cluster share the depth of a tile. */
 fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
                           int32_t tiles);
 

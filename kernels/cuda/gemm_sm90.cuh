@@ -27,10 +27,13 @@
 
 #include <cuda.h>
 
+#include <atomic>
+
 #include "common.cuh"
 #include "gemm_epilogue.cuh"
 #include "ptx.cuh"
 #include "scheduler.cuh"
+#include "tensor_map.cuh"
 
 namespace flexgemm {
 
@@ -41,6 +44,7 @@ struct GemmSm90Args {
     bool out_aligned;          /* rows of out start at multiples of 16 bytes */
     bool plain;                /* of out nothing but scaled and biased sums in 16 or 32 bits */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
+    int32_t split;             /* blocks of a cluster that share the K of a tile (gemm_decode_sm90.cuh) */
 };
 
 /* What becomes of tensor-core sums: nothing, until they are all; they are added to float32 registers; or so times the
@@ -118,34 +122,54 @@ struct Sm90Shared {
     Sm90Work work[Tile::kTileSlots];
 };
 
+/* Barriers of the rings; the block, or its cluster, has yet to meet. */
+template <typename Tile>
+__device__ __forceinline__ void init_rings(Sm90Shared<Tile> &shared) {
+    constexpr int kConsumerWarps = 4 * Tile::kWarpgroups;
+    for (int i = 0; i < Tile::kStages; ++i) {
+        ptx::mbarrier_init(&shared.full[i], 1);
+        ptx::mbarrier_init(&shared.empty[i], kConsumerWarps * Tile::kCluster);
+    }
+    for (int i = 0; i < Tile::kTileSlots; ++i) {
+        ptx::mbarrier_init(&shared.work_full[i], 1);
+        ptx::mbarrier_init(&shared.work_empty[i], kConsumerWarps + 1);
+    }
+    ptx::fence_mbarrier_init();
+}
+
 /* ---- scheduler warp ---- */
+
+template <typename Tile>
+__device__ __forceinline__ void hand_over(Sm90Shared<Tile> &shared, RingPosition<Tile::kTileSlots> &at,
+                                          const Sm90Work &work) {
+    ptx::mbarrier_wait_parity(&shared.work_empty[at.slot], at.parity ^ 1);
+    if (threadIdx.x % 32 == 0) {
+        shared.work[at.slot] = work;
+        ptx::mbarrier_arrive(&shared.work_full[at.slot]);
+    }
+    __syncwarp();
+    at.advance();
+}
+
+__device__ __forceinline__ Sm90Work no_more_work() { return {0, 0, 0, 0, -1, 0, 0, 0}; }
 
 template <typename Tile>
 __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm90Args &args) {
     RingPosition<Tile::kTileSlots> at;
-    const auto hand_over = [&](const Sm90Work &work) {
-        ptx::mbarrier_wait_parity(&shared.work_empty[at.slot], at.parity ^ 1);
-        if (threadIdx.x % 32 == 0) {
-            shared.work[at.slot] = work;
-            ptx::mbarrier_arrive(&shared.work_full[at.slot]);
-        }
-        __syncwarp();
-        at.advance();
-    };
-
     const int64_t rank = Tile::kCluster == 1 ? 0 : ptx::cluster_block_rank();
     TileWalk<Tile::kClusterM, Tile::kBlockN> walk(args.space, blockIdx.x / Tile::kCluster, gridDim.x / Tile::kCluster);
     OutputTile tile;
     while (walk.next(tile)) {
         const int64_t row = tile.row + rank * kSm90BlockM, rows = tile.row_end - row;
         const int64_t columns = tile.column_end - tile.column;
-        hand_over({static_cast<int32_t>(row), rows < kSm90BlockM ? static_cast<int32_t>(rows) : kSm90BlockM,
-                   static_cast<int32_t>(tile.column),
-                   columns < Tile::kBlockN ? static_cast<int32_t>(columns) : Tile::kBlockN,
-                   static_cast<int32_t>(tile.group), static_cast<int32_t>(tile.weight),
-                   static_cast<int32_t>(tile.k_begin), static_cast<int32_t>(tile.k_end - tile.k_begin)});
+        const Sm90Work work = {
+            static_cast<int32_t>(row),          rows < kSm90BlockM ? static_cast<int32_t>(rows) : kSm90BlockM,
+            static_cast<int32_t>(tile.column),  columns < Tile::kBlockN ? static_cast<int32_t>(columns) : Tile::kBlockN,
+            static_cast<int32_t>(tile.group),   static_cast<int32_t>(tile.weight),
+            static_cast<int32_t>(tile.k_begin), static_cast<int32_t>(tile.k_end - tile.k_begin)};
+        hand_over(shared, at, work);
     }
-    hand_over({0, 0, 0, 0, -1, 0, 0, 0});
+    hand_over(shared, at, no_more_work());
 }
 
 __device__ __forceinline__ int steps_of(const Sm90Work &work) { return ceil_div(work.k_bytes, kSm90StepBytes); }
@@ -591,16 +615,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     const int warp = threadIdx.x / 32;
 
     if (threadIdx.x == 0) {
-        constexpr int kConsumerWarps = 4 * Tile::kWarpgroups;
-        for (int i = 0; i < Tile::kStages; ++i) {
-            ptx::mbarrier_init(&shared.full[i], 1);
-            ptx::mbarrier_init(&shared.empty[i], kConsumerWarps * Tile::kCluster);
-        }
-        for (int i = 0; i < Tile::kTileSlots; ++i) {
-            ptx::mbarrier_init(&shared.work_full[i], 1);
-            ptx::mbarrier_init(&shared.work_empty[i], kConsumerWarps + 1);
-        }
-        ptx::fence_mbarrier_init();
+        init_rings(shared);
         ptx::prefetch_tensor_map(&map_a);
         ptx::prefetch_tensor_map(&map_b);
     }
@@ -641,5 +656,58 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                           const __grid_constant__ GemmSm90Args args) {
     gemm_sm90_body<Math, Tile>(map_a, map_b, args);
 }
+
+/* ---- host ---- */
+
+inline TensorRows make_rows(const fg_tensor &tensor) {
+    const bool grouped = tensor.ndim == 3;
+    const int rows = tensor.ndim - 2;
+    return {tensor.data,         tensor.shape[rows + 1] * static_cast<int64_t>(fg_dtype_size(tensor.dtype)),
+            tensor.shape[rows],  grouped ? tensor.shape[0] : 1,
+            pitch(tensor, rows), grouped ? pitch(tensor, 0) : 0};
+}
+
+/* What both Hopper kernels are told. */
+inline GemmSm90Args make_args(const fg_gemm_params &params) {
+    GemmSm90Args args = {};
+    args.space = make_tile_space(params);
+    args.epilogue = make_epilogue(params);
+    args.a_grouped = params.a.ndim == 3;
+    args.b_grouped = params.b.ndim == 3;
+    return args;
+}
+
+/* Once per device and kernel: `allowed` has a bit for each device. */
+template <typename Kernel>
+fg_status allow_shared(Kernel *kernel, int bytes, std::atomic<uint64_t> &allowed, const fg_queue *queue,
+                       fg_error *error) {
+    const uint64_t device_bit = queue->device_index < 64 ? uint64_t{1} << queue->device_index : 0;
+    if (allowed.load(std::memory_order_relaxed) & device_bit) return FG_OK;
+    FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    allowed.fetch_or(device_bit, std::memory_order_relaxed);
+    return FG_OK;
+}
+
+template <typename Kernel>
+fg_status launch_clusters(Kernel *kernel, int64_t blocks, int cluster_blocks, int threads, int shared_bytes,
+                          const CUtensorMap &map_a, const CUtensorMap &map_b, const GemmSm90Args &args,
+                          const fg_queue *queue, fg_error *error) {
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(cluster_blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {static_cast<unsigned>(blocks)};
+    config.blockDim = {static_cast<unsigned>(threads)};
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.stream = stream_of(queue);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    FG_CUDA(cudaLaunchKernelEx(&config, kernel, map_a, map_b, args));
+    return FG_OK;
+}
+
+/* The product of a plan whose tiles have fewer than 128 rows. (gemm_decode_sm90.cu) */
+fg_status gemm_decode_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
+                           fg_error *error);
 
 }  // namespace flexgemm
