@@ -46,6 +46,7 @@ def submanifold_conv3d(
         same strides, but overlap no input otherwise.
     algorithm: how a GPU computes it; the CPU has one way. The results are the same within rounding.
         "auto": whatever is expected to be fastest for this number of voxels and these channels.
+        "explicit_gemm": neighbours written side by side, some 256 MiB at a time, and the kernels of gemm_nt.
         "implicit_gemm": one pass over all offsets, voxels as they come.
         "implicit_gemm_splitk": the offsets split among blocks, where there are too few of them.
         "masked_implicit_gemm": voxels with the same neighbours side by side, where neighbor_map has such an order.

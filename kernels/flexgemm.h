@@ -96,6 +96,7 @@ typedef enum { FG_ACTIVATION_NONE = 0, FG_ACTIVATION_RELU, FG_ACTIVATION_SILU, F
  * may know one way only. */
 typedef enum {
     FG_ALGORITHM_AUTO = 0,                    /* whatever the plan takes to be fastest */
+    FG_ALGORITHM_EXPLICIT_GEMM,               /* a matrix of gathered rows, and the GEMM kernels */
     FG_ALGORITHM_IMPLICIT_GEMM,               /* rows as they come, one pass over all offsets */
     FG_ALGORITHM_IMPLICIT_GEMM_SPLITK,        /* ... offsets split among blocks where tiles are few */
     FG_ALGORITHM_MASKED_IMPLICIT_GEMM,        /* rows in one order, one pass */

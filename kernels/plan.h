@@ -35,7 +35,8 @@ typedef struct {
     fg_order_sets orders; /* that the caller has */
 } fg_conv_question;
 
-/* Forward pass and input gradient. split_k is a multiple of `groups`: each group may be split further. */
+/* Forward pass and input gradient. split_k is a multiple of `groups`: each group may be split further. "explicit_gemm"
+ * makes block_m rows of its matrix at a time. */
 fg_plan fg_plan_conv(const fg_conv_question *question);
 /* Weight gradient: a tile is block_m output channels x block_n input channels of one offset; on Hopper block_n of the
  * v * ci columns, which touch FG_WGRAD_MAX_OFFSETS offsets at most. The reduction runs over rows. */

@@ -301,6 +301,21 @@ def test_algorithms_are_what_they_say(capability, dtype, precision):
         assert plans["masked_implicit_gemm_splitk"]["groups"] in (sets or (0,))
 
 
+@pytest.mark.parametrize("dtype, size", [("float16", 2), ("float32", 4)])
+def test_an_explicit_matrix_is_made_in_parts_of_256_mib(dtype, size):
+    sizes = {"dtype": dtype, "num_sms": SMS, "algorithm": "explicit_gemm"}
+    for rows, ci, co, v in ((1, 1, 1, 1), (15_192, 1024, 1024, 27), (4_113_056, 64, 64, 27), (1000, 2048, 8, 343)):
+        plan = _C.plan_conv(rows=rows, ci=ci, co=co, v=v, **sizes)
+        row_bytes = v * ci * size + 4 * co
+        assert (plan["groups"], plan["split_k"]) == (0, 1)
+        assert plan["workspace_bytes"] == plan["block_m"] * row_bytes
+        assert 1 <= plan["block_m"] <= rows
+        assert plan["block_m"] == rows or plan["block_m"] % 128 == 0
+        assert plan["workspace_bytes"] <= 2**28 or plan["block_m"] <= 128
+        assert plan["block_m"] == rows or plan["workspace_bytes"] + 128 * row_bytes > 2**28
+    assert _C.plan_conv(rows=0, ci=8, co=8, v=27, **sizes)["block_m"] == 1
+
+
 def test_a_plan_takes_only_orders_that_are_there():
     assert groups(3840, 1024) == 9
     sizes = {"rows": 3840, "ci": 1024, "co": 1024, "v": 27, "dtype": "float16", "num_sms": SMS}
