@@ -12,14 +12,16 @@ Place place_of(uint64_t address) {
     Block &own = *current().in;
     if (address >= kRemote) {
         const uint64_t rank = address / kRemote - 1;
-        if (rank >= own.in->blocks.size()) fail("block %llu of a cluster of %zu", static_cast<unsigned long long>(rank), own.in->blocks.size());
+        if (rank >= own.in->blocks.size())
+            fail("block %llu of a cluster of %zu", static_cast<unsigned long long>(rank), own.in->blocks.size());
         return {own.in->blocks[rank], static_cast<uint32_t>(address % kRemote)};
     }
     return {&own, static_cast<uint32_t>(address)};
 }
 
 uint64_t remote_address(uint32_t address, uint32_t rank) {
-    if (rank >= current().in->in->blocks.size()) fail("block %u of a cluster of %zu", rank, current().in->in->blocks.size());
+    if (rank >= current().in->in->blocks.size())
+        fail("block %u of a cluster of %zu", rank, current().in->in->blocks.size());
     return (rank + 1) * kRemote + address % kRemote;
 }
 
@@ -62,14 +64,16 @@ void mbarrier_invalidate(uint32_t address) {
 
 static void expect(MBarrier &barrier, Place place, int64_t bytes) {
     barrier.bytes += bytes;
-    if (std::abs(barrier.bytes) > kMostBytes) fail("mbarrier at 0x%x: %lld bytes are missing", place.address, static_cast<long long>(barrier.bytes));
+    if (std::abs(barrier.bytes) > kMostBytes)
+        fail("mbarrier at 0x%x: %lld bytes are missing", place.address, static_cast<long long>(barrier.bytes));
 }
 
 uint32_t mbarrier_arrive(Place place, uint32_t arrivals, int64_t bytes) {
     MBarrier &barrier = find(place);
     const uint32_t phase = barrier.phase;
     if (barrier.pending < arrivals)
-        fail("mbarrier at 0x%x: more than %lld arrivals in one phase", place.address, static_cast<long long>(barrier.expected));
+        fail("mbarrier at 0x%x: more than %lld arrivals in one phase", place.address,
+             static_cast<long long>(barrier.expected));
     expect(barrier, place, bytes);
     barrier.pending -= arrivals;
     finish_phase(barrier);
@@ -83,11 +87,13 @@ bool mbarrier_passed(uint32_t address, uint32_t parity) {
     return (find({current().in, address}).phase & 1) != parity;
 }
 
+const char *const kWaitsForMBarrier = "mbarrier 0x%llx, phase of parity %llu";
+
 void mbarrier_wait(uint32_t address, uint32_t parity) {
     while (!mbarrier_passed(address, parity)) {
         MBarrier &barrier = find({current().in, address});
         barrier.waiting.push_back(&current());
-        wait("mbarrier 0x%llx, phase of parity %llu; it missed %llu arrivals", address, parity, static_cast<unsigned long long>(barrier.pending));
+        wait(kWaitsForMBarrier, address, parity);
     }
 }
 

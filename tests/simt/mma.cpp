@@ -195,7 +195,8 @@ static void fetch(const Wgmma &product, Type type, uint64_t descriptor, bool mn_
                   float *target, bool k_first) {
     Block &block = *current().in;
     const Layout layout(descriptor);
-    const auto k = static_cast<uint32_t>(product.instruction->k), per_piece = static_cast<uint32_t>(16 / bytes_of(type));
+    const auto k = static_cast<uint32_t>(product.instruction->k),
+               per_piece = static_cast<uint32_t>(16 / bytes_of(type));
     const auto piece = [&](uint32_t address) {
         check_written(block, address, product.issued, product.fenced, "wgmma");
         return block.at(address, 16);
@@ -203,7 +204,8 @@ static void fetch(const Wgmma &product, Type type, uint64_t descriptor, bool mn_
     float element[16];
     for (uint32_t row = 0; row < count; row += mn_major ? 8 : 1)
         for (uint32_t i = 0; i < k; i += mn_major ? 1 : per_piece) {
-            decode<4>(type, piece(mn_major ? layout.mn_major(first + row, i) : layout.k_major(first + row, i / per_piece)),
+            decode<4>(type,
+                      piece(mn_major ? layout.mn_major(first + row, i) : layout.k_major(first + row, i / per_piece)),
                       element);
             for (uint32_t e = 0; e < per_piece; ++e) {
                 const uint32_t at_row = mn_major ? row + e : row, at_k = mn_major ? i : i + e;
@@ -222,7 +224,8 @@ static void compute(Wgmma &product, Sums &sums) {
         decode_a(instruction.a, instruction.k, product.a_registers, a);
     else
         fetch(product, instruction.a, product.a, transposed(instruction, 2), first, 16, a, false);
-    fetch(product, instruction.b, product.b, transposed(instruction, 1), 0, static_cast<uint32_t>(instruction.n), b, true);
+    fetch(product, instruction.b, product.b, transposed(instruction, 1), 0, static_cast<uint32_t>(instruction.n), b,
+          true);
     if (!product.accumulate) std::fill(sums.value.begin(), sums.value.end(), 0.0f);
     add_products<8>(sums.value.data(), a, b, instruction.n, instruction.k);
     product.done = true;
@@ -252,7 +255,8 @@ void wgmma_multiply(Frame *const *lanes, const Instruction &instruction) {
         if (frame.operand(arguments[0].parts.back()).place != product.sums[lane] + instruction.n / 2 - 1)
             fail("wgmma: accumulators that are not an array in order are not emulated");
         if (arguments[1].kind == Argument::kVector)
-            for (int i = 0; i < 4; ++i) product.a_registers[lane][i] = static_cast<uint32_t>(frame.read(part(arguments[1], i)));
+            for (int i = 0; i < 4; ++i)
+                product.a_registers[lane][i] = static_cast<uint32_t>(frame.read(part(arguments[1], i)));
         else if (frame.read(arguments[1]) != lanes[0]->read(arguments[1]))
             fail("wgmma: lanes with different descriptors of A");
         if (frame.read(arguments[2]) != lanes[0]->read(arguments[2]))

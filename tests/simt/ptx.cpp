@@ -26,12 +26,14 @@ uint64_t Frame::read(const Argument &argument) const {
         case Argument::kImmediate:
             return static_cast<uint64_t>(argument.value);
         case Argument::kAddress:
-            return read(argument.parts[0]) + (argument.parts.size() == 2 && argument.parts[1].kind == Argument::kImmediate
-                                                  ? static_cast<uint64_t>(argument.parts[1].value)
-                                                  : 0);
+            return read(argument.parts[0]) +
+                   (argument.parts.size() == 2 && argument.parts[1].kind == Argument::kImmediate
+                        ? static_cast<uint64_t>(argument.parts[1].value)
+                        : 0);
         case Argument::kSpecial: {
             const Thread &thread = current();
-            const uint64_t values[] = {thread.in->rank, thread.in->in->blocks.size(), static_cast<uint64_t>(thread.lane)};
+            const uint64_t values[] = {thread.in->rank, thread.in->in->blocks.size(),
+                                       static_cast<uint64_t>(thread.lane)};
             return values[argument.value];
         }
         default:
@@ -93,10 +95,14 @@ void copy_async_once(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
     const auto bytes = static_cast<uint32_t>(frame.read(a[2]));
     uint32_t valid = bytes;
-    if (a.size() > 3) valid = a[3].kind == Argument::kLocal ? (frame.read(a[3]) ? 0 : bytes) : static_cast<uint32_t>(frame.read(a[3]));
+    if (a.size() > 3)
+        valid =
+            a[3].kind == Argument::kLocal ? (frame.read(a[3]) ? 0 : bytes) : static_cast<uint32_t>(frame.read(a[3]));
     if (valid > bytes) fail("cp.async: %u of %u bytes", valid, bytes);
-    if (instruction.has(".cg.") ? bytes != 16 : bytes != 4 && bytes != 8 && bytes != 16) fail("cp.async of %u bytes", bytes);
-    copy_async({Copy::kCopy, address_in_block(frame, a[0]), reinterpret_cast<const void *>(frame.read(a[1])), bytes, valid});
+    if (instruction.has(".cg.") ? bytes != 16 : bytes != 4 && bytes != 8 && bytes != 16)
+        fail("cp.async of %u bytes", bytes);
+    copy_async(
+        {Copy::kCopy, address_in_block(frame, a[0]), reinterpret_cast<const void *>(frame.read(a[1])), bytes, valid});
 }
 
 void copy_commit(Frame &, const Instruction &) { copy_async({Copy::kCommit, 0, nullptr, 0, 0}); }
@@ -112,7 +118,8 @@ void copy_arrive(Frame &frame, const Instruction &instruction) {
 }
 
 void barrier_init(Frame &frame, const Instruction &instruction) {
-    mbarrier_init(address_in_block(frame, instruction.arguments[0]), static_cast<uint32_t>(frame.read(instruction.arguments[1])));
+    mbarrier_init(address_in_block(frame, instruction.arguments[0]),
+                  static_cast<uint32_t>(frame.read(instruction.arguments[1])));
 }
 
 void barrier_invalidate(Frame &frame, const Instruction &instruction) {
@@ -131,7 +138,8 @@ void barrier_arrive(Frame &frame, const Instruction &instruction) {
 }
 
 void barrier_expect(Frame &frame, const Instruction &instruction) {
-    mbarrier_expect(place_of(frame.read(instruction.arguments[0])), static_cast<int64_t>(frame.read(instruction.arguments[1])));
+    mbarrier_expect(place_of(frame.read(instruction.arguments[0])),
+                    static_cast<int64_t>(frame.read(instruction.arguments[1])));
 }
 
 /* Waits where the hardware may. */
@@ -151,7 +159,8 @@ void tensor_load(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
     TensorCopy copy = {};
     const auto map = reinterpret_cast<const TensorMap *>(frame.read(a[1].parts[0]));
-    if (reinterpret_cast<uintptr_t>(map) % 64) fail("TMA: the tensor map lies at %p, not a multiple of 64", static_cast<const void *>(map));
+    if (reinterpret_cast<uintptr_t>(map) % 64)
+        fail("TMA: the tensor map lies at %p, not a multiple of 64", static_cast<const void *>(map));
     copy.map = *map;
     const std::vector<Argument> &at = a[1].parts[1].parts;
     if (at.size() != copy.map.rank) fail("TMA: %zu coordinates of a tensor of %d axes", at.size(), copy.map.rank);
@@ -175,13 +184,15 @@ void cluster_barrier_wait(Frame &, const Instruction &) { cluster_wait(); }
 
 void barrier_sync(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
-    named_barrier(static_cast<uint32_t>(frame.read(a[0])), a.size() > 1 ? static_cast<uint32_t>(frame.read(a[1])) : 0, 0,
-                  !instruction.has(".arrive"));
+    named_barrier(static_cast<uint32_t>(frame.read(a[0])), a.size() > 1 ? static_cast<uint32_t>(frame.read(a[1])) : 0,
+                  0, !instruction.has(".arrive"));
 }
 
 /* ld and st of global memory, vectors too: the width of an element is the last number of the name. */
 size_t width_of(const Instruction &instruction) {
-    return std::strtoul(instruction.opcode.c_str() + instruction.opcode.find_last_not_of("0123456789") + 1, nullptr, 10) / 8;
+    return std::strtoul(instruction.opcode.c_str() + instruction.opcode.find_last_not_of("0123456789") + 1, nullptr,
+                        10) /
+           8;
 }
 
 void load_global(Frame &frame, const Instruction &instruction) {
@@ -228,7 +239,8 @@ void store_global(Frame &frame, const Instruction &instruction) {
 
 void set_registers(Frame *const *lanes, const Instruction &instruction) {
     const uint64_t count = lanes[0]->read(instruction.arguments[0]);
-    if (count % 8 || count < 24 || count > 256) fail("setmaxnreg of %llu registers", static_cast<unsigned long long>(count));
+    if (count % 8 || count < 24 || count > 256)
+        fail("setmaxnreg of %llu registers", static_cast<unsigned long long>(count));
 }
 
 /* ---- the table: the longest beginning of a name counts ---- */
@@ -283,8 +295,11 @@ const std::map<std::string, Entry> kInstructions = {
 };
 
 Type type_named(const std::string &name) {
-    static const std::map<std::string, Type> types = {
-        {"f16", Type::kF16}, {"bf16", Type::kBf16}, {"tf32", Type::kTf32}, {"e4m3", Type::kE4m3}, {"e5m2", Type::kE5m2}};
+    static const std::map<std::string, Type> types = {{"f16", Type::kF16},
+                                                      {"bf16", Type::kBf16},
+                                                      {"tf32", Type::kTf32},
+                                                      {"e4m3", Type::kE4m3},
+                                                      {"e5m2", Type::kE5m2}};
     const auto found = types.find(name);
     return found == types.end() ? Type::kNone : found->second;
 }
@@ -305,8 +320,10 @@ void look_up(Instruction &instruction) {
         std::sscanf(part.c_str(), "m%dn%dk%d", &instruction.m, &instruction.n, &instruction.k);
         const Type type = type_named(part);
         if (type == Type::kNone) continue;
-        if (instruction.a == Type::kNone) instruction.a = type;
-        else if (instruction.b == Type::kNone) instruction.b = type;
+        if (instruction.a == Type::kNone)
+            instruction.a = type;
+        else if (instruction.b == Type::kNone)
+            instruction.b = type;
     }
 }
 

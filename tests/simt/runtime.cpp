@@ -159,10 +159,12 @@ std::string describe_memory(const void *address) {
     if (after != allocations.begin()) {
         const Allocation &before = std::prev(after)->second;
         if (byte < before.pages + before.page_bytes)
-            return std::to_string(byte - before.data) + " bytes after the begin of an allocation of " + std::to_string(before.bytes);
+            return std::to_string(byte - before.data) + " bytes after the begin of an allocation of " +
+                   std::to_string(before.bytes);
     }
     if (after != allocations.end() && byte >= after->second.pages)
-        return std::to_string(after->second.data - byte) + " bytes before an allocation of " + std::to_string(after->second.bytes);
+        return std::to_string(after->second.data - byte) + " bytes before an allocation of " +
+               std::to_string(after->second.bytes);
     return "";
 }
 

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -70,8 +71,8 @@ bool deadlock;
 char *stack_of(size_t index) {
     static std::vector<char *> stacks;
     while (stacks.size() <= index) {
-        void *memory = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                            -1, 0);
+        void *memory =
+            mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) abort();
         mprotect(memory, 4096, PROT_NONE);
         stacks.push_back(static_cast<char *>(memory));
@@ -242,9 +243,14 @@ std::vector<std::string> symbolise(const char *options, const void *address) {
     return lines;
 }
 
+/* Without what surrounds it: "void (anonymous namespace)::kernel<16>(Arguments)" is kernel<16>. */
 std::string kernel_name() {
     const std::vector<std::string> lines = symbolise("-f -C", config->function);
-    return lines.empty() ? config->name : lines[0].substr(0, lines[0].find('('));
+    std::string name = lines.empty() ? config->name : lines[0];
+    for (const std::string noise : {"(anonymous namespace)::", "flexgemm::", "void "})
+        for (size_t at; (at = name.find(noise)) != std::string::npos;) name.erase(at, noise.size());
+    const size_t end = name.find(">(");
+    return end == std::string::npos ? name.substr(0, name.find('(')) : name.substr(0, end + 1);
 }
 
 /* The line of the kernel that a return address belongs to, and those it was inlined into. */
@@ -253,7 +259,7 @@ std::string source_line(const void *address) {
     if (known.count(address)) return known[address];
     std::string result;
     for (const std::string &line : symbolise("-i", static_cast<const char *>(address) - 1)) {
-        const size_t begin = line.find("kernels/cuda/");
+        const size_t begin = std::min(line.find("kernels/cuda/"), line.find("tests/simt/faults.cu"));
         if (begin == std::string::npos) continue;
         if (!result.empty()) result += " < ";
         result += line.substr(begin, line.find(' ', begin) - begin);
@@ -267,6 +273,15 @@ std::string lanes_text(uint32_t lanes) {
     return text;
 }
 
+std::string waits_for(const Thread &thread) {
+    char text[256];
+    std::snprintf(text, sizeof text, thread.waits_for, thread.number[0], thread.number[1]);
+    if (thread.waits_for != kWaitsForMBarrier) return text;
+    const MBarrier &barrier = thread.in->mbarriers[static_cast<uint32_t>(thread.number[0])];
+    return text + (", which misses " + std::to_string(barrier.pending)) + " arrivals and " +
+           std::to_string(barrier.bytes) + " bytes";
+}
+
 std::string deadlock_report() {
     std::string report = "deadlock: no thread can go on";
     for (Block *block : cluster->blocks)
@@ -275,9 +290,7 @@ std::string deadlock_report() {
             for (int lane = 0; lane < 32; ++lane)
                 if (!(warp.exited >> lane & 1)) {
                     Thread &thread = *warp.threads[lane];
-                    char text[256];
-                    std::snprintf(text, sizeof text, thread.waits_for, thread.number[0], thread.number[1], thread.number[2]);
-                    waits[text + (" at " + source_line(thread.where))] |= 1u << lane;
+                    waits[waits_for(thread) + " at " + source_line(thread.where)] |= 1u << lane;
                 }
             for (const auto &[text, lanes] : waits)
                 report += "\n  block " + std::to_string(block->index.x) + " warp " + std::to_string(warp.index) + ", " +
@@ -399,7 +412,7 @@ void prepare_block(Run &run, size_t rank, uint3 index) {
         Thread &thread = *run.threads[rank * count + i];
         block.threads[i] = &thread;
         thread.place = {static_cast<unsigned int>(i % size.x), static_cast<unsigned int>(i / size.x % size.y),
-                         static_cast<unsigned int>(i / size.x / size.y)};
+                        static_cast<unsigned int>(i / size.x / size.y)};
         thread.in = &block;
         thread.warp = &block.warps[i / 32];
         thread.lane = static_cast<int>(i % 32);
@@ -430,8 +443,9 @@ bool run_cluster(uint64_t first) {
     const dim3 grid = config->grid;
     for (uint32_t rank = 0; rank < config->cluster; ++rank) {
         const uint64_t index = first + rank;
-        prepare_block(run, rank, {static_cast<unsigned int>(index % grid.x), static_cast<unsigned int>(index / grid.x % grid.y),
-                                  static_cast<unsigned int>(index / grid.x / grid.y)});
+        prepare_block(run, rank,
+                      {static_cast<unsigned int>(index % grid.x), static_cast<unsigned int>(index / grid.x % grid.y),
+                       static_cast<unsigned int>(index / grid.x / grid.y)});
         cluster->blocks.push_back(run.blocks[rank].get());
     }
     running = &cluster->blocks[0]->warps[0];
@@ -466,12 +480,11 @@ void fail(const char *format, ...) {
     leave();
 }
 
-void wait(const char *format, unsigned long long a, unsigned long long b, unsigned long long c) {
+void wait(const char *format, unsigned long long a, unsigned long long b) {
     Thread &thread = current();
     thread.waits_for = format;
     thread.number[0] = a;
     thread.number[1] = b;
-    thread.number[2] = c;
     switch_from(thread);
 }
 
@@ -541,7 +554,7 @@ uint64_t named_barrier(uint32_t id, uint32_t threads, int predicate, bool wait_f
         barrier.predicates = 0;
         wake_all(barrier.waiting);
     }
-    if (wait_for_it) wait("barrier %llu, at which %llu of %llu threads had arrived", id, barrier.arrived, threads ? threads : block.live);
+    if (wait_for_it) wait("barrier %llu of %llu threads", id, threads ? threads : block.live);
     return thread.result;
 }
 
@@ -632,7 +645,8 @@ cudaError_t launch(const Config &given, const Body &kernel) {
 Config config_of(const cudaLaunchConfig_t &launch) {
     Config result = {"cudaLaunchKernelEx", launch.gridDim, launch.blockDim, launch.dynamicSmemBytes, 1, nullptr};
     for (unsigned int i = 0; i < launch.numAttrs; ++i)
-        if (launch.attrs[i].id == cudaLaunchAttributeClusterDimension) result.cluster = launch.attrs[i].val.clusterDim.x;
+        if (launch.attrs[i].id == cudaLaunchAttributeClusterDimension)
+            result.cluster = launch.attrs[i].val.clusterDim.x;
     return result;
 }
 

@@ -35,10 +35,10 @@ struct Thread {
     Warp *warp;
     int lane, index; /* within the warp, the block */
 
-    const void *where;       /* return address of what it called last: for reports */
-    const char *waits_for;   /* the same: a format and its numbers */
-    unsigned long long number[3];
-    uint32_t mask;          /* of the warp_collective it waits in */
+    const void *where;     /* return address of what it called last: for reports */
+    const char *waits_for; /* the same: a format and its numbers */
+    unsigned long long number[2];
+    uint32_t mask; /* of the warp_collective it waits in */
     Combine combine;
     void *item;
     const void *how;
@@ -96,7 +96,7 @@ struct Block {
     };
     std::vector<Written> written; /* from address 0 on; empty before the first */
 
-    char *at(uint32_t address, size_t bytes); /* where shared memory lies; fails outside */
+    char *at(uint32_t address, size_t bytes);       /* where shared memory lies; fails outside */
     uint32_t address_of(const void *pointer) const; /* the other way; 0 outside */
 };
 constexpr int32_t kCopyEngine = -1;
@@ -107,10 +107,10 @@ enum class Timing { kEager, kLazy, kMixed }; /* of what is asynchronous: at once
 
 struct Cluster {
     std::vector<Block *> blocks;
-    std::vector<TensorCopy> pending;  /* TMA copies under way */
-    std::vector<Thread *> arriving;   /* threads whose copies end in an arrival */
-    uint32_t arrived;                 /* at the barrier of the cluster */
-    std::vector<Thread *> waiting;    /* there */
+    std::vector<TensorCopy> pending; /* TMA copies under way */
+    std::vector<Thread *> arriving;  /* threads whose copies end in an arrival */
+    uint32_t arrived;                /* at the barrier of the cluster */
+    std::vector<Thread *> waiting;   /* there */
     size_t live;
     uint64_t clock;
     uint64_t random_state;
@@ -129,7 +129,7 @@ inline Thread &current() { return *self; }
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Sleeps until somebody calls wake(). The format has a %llu for each number. */
-void wait(const char *format, unsigned long long a = 0, unsigned long long b = 0, unsigned long long c = 0);
+void wait(const char *format, unsigned long long a = 0, unsigned long long b = 0);
 void wake(Thread *thread);
 void wake_all(std::vector<Thread *> &threads);
 

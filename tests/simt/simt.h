@@ -18,6 +18,8 @@
 #define __launch_bounds__(...)
 #undef __forceinline__
 #define __forceinline__ inline
+#undef __noinline__
+#define __noinline__
 
 extern uint3 threadIdx, blockIdx; /* of the fiber that runs */
 extern dim3 blockDim, gridDim;
@@ -252,12 +254,12 @@ inline unsigned int __ballot_sync(unsigned int mask, int predicate) {
 }
 inline int __any_sync(unsigned int mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned int mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
-inline unsigned int __activemask() { return ~0u; }
 template <class T>
 unsigned int __match_any_sync(unsigned int mask, T value) {
     unsigned int same = 0;
     for (int source = 0; source < 32; ++source)
-        if (mask >> source & 1) same |= static_cast<unsigned int>(simt::shuffle(mask, value, source) == value) << source;
+        if (mask >> source & 1)
+            same |= static_cast<unsigned int>(simt::shuffle(mask, value, source) == value) << source;
     return same;
 }
 inline unsigned int __reduce_or_sync(unsigned int mask, unsigned int x) {

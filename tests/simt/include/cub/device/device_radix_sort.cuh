@@ -10,9 +10,9 @@ namespace cub {
 
 struct DeviceRadixSort {
     template <class Key, class Value>
-    static cudaError_t SortPairs(void *temporary, size_t &bytes, const Key *keys_in, Key *keys_out, const Value *values_in,
-                                 Value *values_out, int64_t count, int begin_bit = 0, int end_bit = sizeof(Key) * 8,
-                                 cudaStream_t = nullptr) {
+    static cudaError_t SortPairs(void *temporary, size_t &bytes, const Key *keys_in, Key *keys_out,
+                                 const Value *values_in, Value *values_out, int64_t count, int begin_bit = 0,
+                                 int end_bit = sizeof(Key) * 8, cudaStream_t = nullptr) {
         const size_t needed = static_cast<size_t>(count) * 4 + 255;
         if (temporary == nullptr) {
             bytes = needed;
@@ -38,6 +38,14 @@ struct DeviceRadixSort {
         std::copy(keys.begin(), keys.end(), keys_out);
         std::copy(values.begin(), values.end(), values_out);
         return cudaSuccess;
+    }
+
+    template <class Key>
+    static cudaError_t SortKeys(void *temporary, size_t &bytes, const Key *keys_in, Key *keys_out, int64_t count,
+                                int begin_bit = 0, int end_bit = sizeof(Key) * 8, cudaStream_t stream = nullptr) {
+        std::vector<int32_t> values(static_cast<size_t>(count));
+        return SortPairs(temporary, bytes, keys_in, keys_out, values.data(), values.data(), count, begin_bit, end_bit,
+                         stream);
     }
 };
 
