@@ -116,7 +116,8 @@ def test_hopper_tiles_are_what_the_product_asks_for(tiles):
         if tiles & TALL:
             assert chosen["block_m"] >= 128
         if tiles & NARROW:
-            assert (chosen["block_m"], chosen["block_n"]) == (128, 128)
+            assert chosen["block_m"] <= 128
+            assert chosen["block_n"] == 128
 
 
 def splits_hold(plan, elements):
