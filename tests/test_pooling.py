@@ -272,6 +272,22 @@ def test_global_pooling_of_voxels(backend, mode):
     judge(backend.numpy(got), reference.pool_backward(grad_out, nmap, 300, mode, chosen, count), "float32")
 
 
+@every_mode
+def test_numpy_arrays_on_a_gpu(cuda, mode):
+    coords, shape, nmap, feats, grad_out = problem()
+    over = {"neighbor_map": flexgemm.sparse_conv_map(coords, shape, 2, 2, device="cuda"), "mode": mode}
+    expected, chosen, count = reference.pool(feats, nmap, mode)
+    judge(flexgemm.sparse_pool3d(feats, **over), expected, "float32")
+    grad_feats = flexgemm.sparse_pool3d_backward(grad_out, feats, **over)
+    judge(grad_feats, reference.pool_backward(grad_out, nmap, 300, mode, chosen, count), "float32")
+    assert flexgemm.sparse_upsample3d(grad_out, neighbor_map=over["neighbor_map"]).shape == feats.shape
+    samples = reference.batch_map(coords[:, 0], 3)
+    expected, chosen, count = reference.pool(feats, samples, mode)
+    judge(flexgemm.global_pool(feats, coords, 3, mode, device="cuda"), expected, "float32")
+    got = flexgemm.global_pool_backward(expected.astype(np.float32), feats, coords, mode, device="cuda")
+    judge(got, reference.pool_backward(expected, samples, 300, mode, chosen, count), "float32")
+
+
 # ---- invariants ----
 
 
