@@ -21,9 +21,10 @@
     X(out) X(precision) X(q) X(rows) X(scale) X(scale_a) X(scale_b) X(scale_given) X(shape) X(stream) X(transposed)    \
     X(v) X(weight) X(workspace) X(x)                                                                                   \
     X(bits) X(code) X(keys) X(mode) X(sorted)                                                                          \
-    X(count) X(out_shape) X(code_shape) X(padding) X(queries) X(query_shape) X(stride) X(batch) X(bounds) X(chosen)    \
+    X(count) X(out_shape) X(code_shape) X(padding) X(queries) X(query_shape) X(stride) X(batch) X(samples)             \
+    X(group)                                                                                                           \
     X(values) X(table_keys) X(table_values) X(state) X(clear)                                                          \
-    X(grid) X(indices) X(weights) X(grad_grid) X(starts) X(src) X(argmax)                                     \
+    X(grid) X(indices) X(weights) X(grad_grid) X(starts) X(src) X(argmax)                                              \
     X(points) X(places) X(voxel_size) X(origin) X(ranks) X(first) X(counts) X(inverse)
 /* clang-format on */
 

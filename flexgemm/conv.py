@@ -9,6 +9,8 @@ an earlier one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from flexgemm import _C
@@ -22,6 +24,7 @@ def submanifold_conv3d(
     bias: Array | None = None,
     *,
     neighbor_map: NeighborMap,
+    groups: int = 1,
     out: Array | None = None,
     precision: str = "ieee",
     stream: Stream = None,
@@ -29,8 +32,11 @@ def submanifold_conv3d(
     """Submanifold convolution of the features of N voxels.
 
     feats: (N, Ci) float32, float16 or bfloat16; rows may be strided.
-    weight: (Co, Kw, Kh, Kd, Ci) of the same dtype, Kw, Kh, Kd being neighbor_map.kernel_size.
+    weight: (Co, Kw, Kh, Kd, Ci / groups) of the same dtype, Kw, Kh, Kd being neighbor_map.kernel_size.
     bias: (Co) of the same dtype, or None.
+    groups: of channels, each convolved by itself: the first Co / groups outputs read the first Ci / groups inputs, and
+        so on. groups = Ci is a depthwise convolution and has kernels of its own, in float32; other groups run one after
+        the other, best with a multiple of 16 bytes of channels each.
     out: (N, Co) to write into; by default a new array of the library of feats.
     precision: of float32 products: "ieee" is true float32, "tf32" rounds the factors to TF32. Sums are float32.
     stream: a CUDA stream instead of the array library's current one.
@@ -42,7 +48,9 @@ def submanifold_conv3d(
     read-only or overlaps an input, by argument name.
     """
     expect_submanifold(neighbor_map)
-    return sparse_conv3d(feats, weight, bias, neighbor_map=neighbor_map, out=out, precision=precision, stream=stream)
+    return sparse_conv3d(
+        feats, weight, bias, neighbor_map=neighbor_map, groups=groups, out=out, precision=precision, stream=stream
+    )
 
 
 def submanifold_conv3d_backward(
@@ -51,6 +59,7 @@ def submanifold_conv3d_backward(
     weight: Array,
     *,
     neighbor_map: NeighborMap,
+    groups: int = 1,
     needs_grad: tuple[bool, bool, bool] = (True, True, True),
     precision: str = "ieee",
     stream: Stream = None,
@@ -65,7 +74,14 @@ def submanifold_conv3d_backward(
     """
     expect_submanifold(neighbor_map)
     return sparse_conv3d_backward(
-        grad_out, feats, weight, neighbor_map=neighbor_map, needs_grad=needs_grad, precision=precision, stream=stream
+        grad_out,
+        feats,
+        weight,
+        neighbor_map=neighbor_map,
+        groups=groups,
+        needs_grad=needs_grad,
+        precision=precision,
+        stream=stream,
     )
 
 
@@ -75,6 +91,7 @@ def sparse_conv3d(
     bias: Array | None = None,
     *,
     neighbor_map: NeighborMap,
+    groups: int = 1,
     out: Array | None = None,
     precision: str = "ieee",
     stream: Stream = None,
@@ -82,11 +99,11 @@ def sparse_conv3d(
     """Convolution over any neighbour map: strided, transposed (sparse_conv_map) or submanifold (neighbor_map).
 
     feats: (N, Ci), one row for each of neighbor_map.coords; float32, float16 or bfloat16; rows may be strided.
-    weight: (Co, Kw, Kh, Kd, Ci) of the same dtype, also of a transposed convolution, where the voxel at i and the
-        output at i * stride + k * dilation - padding meet in weight[:, k]. torch's conv3d has it as (Co, Ci, Kw, Kh,
-        Kd), its conv_transpose3d as (Ci, Co, Kw, Kh, Kd).
+    weight: (Co, Kw, Kh, Kd, Ci / groups) of the same dtype, also of a transposed convolution, where the voxel at i and
+        the output at i * stride + k * dilation - padding meet in weight[:, k]. torch's conv3d has it as (Co, Ci, Kw,
+        Kh, Kd), its conv_transpose3d as (Ci, Co, Kw, Kh, Kd).
     bias: (Co) of the same dtype, or None.
-    out, precision, stream: as of submanifold_conv3d.
+    groups, out, precision, stream: as of submanifold_conv3d.
 
     Returns (M, Co), one row for each of neighbor_map.out_coords. Deterministic, recorded by autograd and computed where
     the map is, and raises, as submanifold_conv3d.
@@ -97,8 +114,10 @@ def sparse_conv3d(
             raise ValueError("out: cannot be given when feats, weight or bias require grad")
         from flexgemm.torch import ops
 
-        return ops.sparse_conv3d(feats, weight, bias, neighbor_map=neighbor_map, precision=precision, stream=stream)
-    return forward(library, feats, weight, bias, neighbor_map, out, precision)
+        return ops.sparse_conv3d(
+            feats, weight, bias, neighbor_map=neighbor_map, groups=groups, precision=precision, stream=stream
+        )
+    return forward(library, feats, weight, bias, neighbor_map, out, precision, groups)
 
 
 def sparse_conv3d_backward(
@@ -107,6 +126,7 @@ def sparse_conv3d_backward(
     weight: Array,
     *,
     neighbor_map: NeighborMap,
+    groups: int = 1,
     needs_grad: tuple[bool, bool, bool] = (True, True, True),
     precision: str = "ieee",
     stream: Stream = None,
@@ -117,7 +137,7 @@ def sparse_conv3d_backward(
     `sparse_inverse_conv3d` come with neighbor_map.inverse.
     """
     library = bind(feats, neighbor_map, stream)
-    return backward(library, grad_out, feats, weight, neighbor_map, needs_grad, precision)
+    return backward(library, grad_out, feats, weight, neighbor_map, needs_grad, precision, groups)
 
 
 def sparse_inverse_conv3d(
@@ -126,6 +146,7 @@ def sparse_inverse_conv3d(
     bias: Array | None = None,
     *,
     neighbor_map: NeighborMap,
+    groups: int = 1,
     out: Array | None = None,
     precision: str = "ieee",
     stream: Stream = None,
@@ -134,12 +155,14 @@ def sparse_inverse_conv3d(
     neighbor_map.inverse.
 
     feats: (M, Ci), one row for each of neighbor_map.out_coords.
-    weight: (Co, Kw, Kh, Kd, Ci), Kw, Kh, Kd being neighbor_map.kernel_size.
+    weight: (Co, Kw, Kh, Kd, Ci / groups), Kw, Kh, Kd being neighbor_map.kernel_size.
 
     Returns (N, Co), one row for each of neighbor_map.coords; a voxel that no output read gets the bias.
     """
     inverse = expect_map(neighbor_map).inverse
-    return sparse_conv3d(feats, weight, bias, neighbor_map=inverse, out=out, precision=precision, stream=stream)
+    return sparse_conv3d(
+        feats, weight, bias, neighbor_map=inverse, groups=groups, out=out, precision=precision, stream=stream
+    )
 
 
 def forward(
@@ -150,19 +173,22 @@ def forward(
     neighbor_map: NeighborMap,
     out: Array | None,
     precision: str,
+    groups: int,
 ) -> Array:
     """`sparse_conv3d` without autograd."""
     feats = library.rows(feats, "feats")
     weight = library.contiguous(weight, "weight")
     if bias is not None:
         bias = library.contiguous(bias, "bias")
-    shape = _check_shapes(feats, weight, neighbor_map)
+    shape = _check_shapes(feats, weight, neighbor_map, groups)
     out = library.empty(shape, None, feats) if out is None else library.output(out, shape, None, feats)
-    map, order, workspace, stream = neighbor_map.native, neighbor_map.native_order, None, library.stream
-    while nbytes := _C.conv_forward(
-        feats, weight, bias, map, out, order=order, precision=precision, workspace=workspace, stream=stream
-    ):
-        workspace = library.workspace(nbytes, feats)
+    map, order = neighbor_map.native, neighbor_map.native_order
+    if _is_depthwise(feats, groups, precision):
+        library.run(_C.depthwise_forward, feats, weight, bias, map, out)
+    else:
+        how: dict[str, Any] = {"order": order, "precision": precision, "groups": groups}
+        for group in range(groups):
+            library.run(_C.conv_forward, feats, weight, bias, map, out, group=group, **how)
     return library.result(out)
 
 
@@ -174,45 +200,43 @@ def backward(
     neighbor_map: NeighborMap,
     needs_grad: tuple[bool, bool, bool],
     precision: str,
+    groups: int,
 ) -> tuple[Array | None, Array | None, Array | None]:
     """`sparse_conv3d_backward` with the library already bound."""
     grad_out = library.rows(grad_out, "grad_out")
     feats = library.rows(feats, "feats")
     weight = library.contiguous(weight, "weight")
-    expected = _check_shapes(feats, weight, neighbor_map)
+    expected = _check_shapes(feats, weight, neighbor_map, groups)
     if grad_out.shape != expected:
         raise ValueError(f"grad_out: expected {expected}, got {tuple(grad_out.shape)}")
     grad_feats = grad_weight = grad_bias = None
-
-    stream = library.stream
+    depthwise = _is_depthwise(feats, groups, precision)
+    how: dict[str, Any] = {"precision": precision, "groups": groups}
 
     if needs_grad[0]:
-        map, order = neighbor_map.native_gradient(stream)
+        map, order = neighbor_map.native_gradient(library.stream)
+        mirrored = neighbor_map.mirrored
         grad_feats = library.empty(tuple(feats.shape), None, feats)
-        workspace = None
-        while nbytes := _C.conv_dgrad(
-            grad_out,
-            weight,
-            map,
-            grad_feats,
-            order=order,
-            mirrored=neighbor_map.mirrored,
-            precision=precision,
-            workspace=workspace,
-            stream=stream,
-        ):
-            workspace = library.workspace(nbytes, feats)
+        if depthwise:
+            library.run(_C.depthwise_dgrad, grad_out, weight, map, grad_feats, mirrored=mirrored)
+        else:
+            for group in range(groups):
+                how["group"] = group
+                library.run(_C.conv_dgrad, grad_out, weight, map, grad_feats, order=order, mirrored=mirrored, **how)
         grad_feats = library.result(grad_feats)
 
     if needs_grad[1] or needs_grad[2]:
         map = neighbor_map.native
         grad_weight = library.empty(tuple(weight.shape), None, weight) if needs_grad[1] else None
         grad_bias = library.empty((weight.shape[0],), None, weight) if needs_grad[2] else None
-        workspace = None
-        while nbytes := _C.conv_wgrad(
-            grad_out, feats, map, grad_weight, grad_bias, precision=precision, workspace=workspace, stream=stream
-        ):
-            workspace = library.workspace(nbytes, feats)
+        if depthwise:
+            if needs_grad[1]:
+                library.run(_C.depthwise_wgrad, grad_out, feats, map, grad_weight)
+            if needs_grad[2]:
+                library.run(_C.conv_wgrad, grad_out, feats, map, None, grad_bias)
+        else:
+            for group in range(groups):
+                library.run(_C.conv_wgrad, grad_out, feats, map, grad_weight, grad_bias, **how | {"group": group})
         grad_weight = library.result(grad_weight) if needs_grad[1] else None
         grad_bias = library.result(grad_bias) if needs_grad[2] else None
 
@@ -240,12 +264,24 @@ def expect_submanifold(neighbor_map: NeighborMap) -> None:
         raise ValueError(f"neighbor_map: expected a submanifold one, of neighbor_map(), got {neighbor_map!r}")
 
 
-def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap) -> tuple[int, int]:
+def _is_depthwise(feats: Array, groups: int, precision: str) -> bool:
+    """Whether every channel is a group. Then arithmetic is float32 whatever the precision, which must be one still."""
+    depthwise = groups > 1 and groups == feats.shape[1]
+    if depthwise and precision not in ("ieee", "tf32"):
+        raise ValueError(f"precision: expected 'ieee' or 'tf32', got {precision!r}")
+    return depthwise
+
+
+def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap, groups: int) -> tuple[int, int]:
     """The shape of the output. Checks what the extension cannot see: it is given V, not the kernel's axes."""
     shape, co_and_kernel, rows = feats.shape, weight.shape, neighbor_map.num_voxels
     if len(shape) != 2 or shape[0] != rows:
         raise ValueError(f"feats: expected ({rows}, Ci) to match neighbor_map, got {tuple(shape)}")
-    expected = (*neighbor_map.kernel_size, shape[1])
+    if groups != 1 or type(groups) is not int:
+        counts = shape[1], co_and_kernel[0] if co_and_kernel else 0
+        if type(groups) is not int or groups < 1 or any(count % groups for count in counts):
+            raise ValueError(f"groups: expected a divisor of Ci and Co, {counts[0]} and {counts[1]}, got {groups!r}")
+    expected = (*neighbor_map.kernel_size, shape[1] // groups)
     if co_and_kernel[1:] != expected:
         need = ", ".join(str(n) for n in expected)
         raise ValueError(f"weight: expected (Co, {need}) to match neighbor_map and feats, got {tuple(co_and_kernel)}")

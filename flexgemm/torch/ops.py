@@ -25,12 +25,14 @@ class _SparseConv3d(torch.autograd.Function):
         bias: torch.Tensor | None,
         neighbor_map: NeighborMap,
         precision: str,
+        groups: int,
     ) -> torch.Tensor:
         ctx.save_for_backward(feats, weight)
         ctx.neighbor_map = neighbor_map
         ctx.precision = precision
+        ctx.groups = groups
         library = library_of(feats, "feats")
-        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, precision)
+        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, precision, groups)
         return out
 
     @staticmethod
@@ -39,8 +41,8 @@ class _SparseConv3d(torch.autograd.Function):
         feats, weight = ctx.saved_tensors
         library = library_of(feats, "feats")
         needs_grad = ctx.needs_input_grad[:3]
-        grads = conv.backward(library, grad_out, feats, weight, ctx.neighbor_map, needs_grad, ctx.precision)
-        return *grads, None, None
+        how = ctx.neighbor_map, needs_grad, ctx.precision, ctx.groups
+        return *conv.backward(library, grad_out, feats, weight, *how), None, None, None
 
 
 def submanifold_conv3d(
@@ -49,12 +51,13 @@ def submanifold_conv3d(
     bias: torch.Tensor | None = None,
     *,
     neighbor_map: NeighborMap,
+    groups: int = 1,
     precision: str | None = None,
     stream: Stream = None,
 ) -> torch.Tensor:
     """`flexgemm.submanifold_conv3d` of torch tensors, differentiable once in feats, weight and bias.
 
-    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None -> (N, Co); float32, float16 or bfloat16.
+    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci / groups), bias (Co) or None -> (N, Co); float32, float16 or bfloat16.
     precision: of float32 products, forward and backward; by default torch's own setting at the time of the call,
         torch.backends.cuda.matmul.fp32_precision (which allow_tf32 and set_float32_matmul_precision set too).
     stream: a CUDA stream instead of torch's current one, forward and backward.
@@ -62,7 +65,9 @@ def submanifold_conv3d(
     Raises TypeError and ValueError by argument name; TypeError for tensors that are sparse, complex or lazily negated.
     """
     conv.expect_submanifold(neighbor_map)
-    return sparse_conv3d(feats, weight, bias, neighbor_map=neighbor_map, precision=precision, stream=stream)
+    return sparse_conv3d(
+        feats, weight, bias, neighbor_map=neighbor_map, groups=groups, precision=precision, stream=stream
+    )
 
 
 def sparse_conv3d(
@@ -71,21 +76,23 @@ def sparse_conv3d(
     bias: torch.Tensor | None = None,
     *,
     neighbor_map: NeighborMap,
+    groups: int = 1,
     precision: str | None = None,
     stream: Stream = None,
 ) -> torch.Tensor:
     """`flexgemm.sparse_conv3d` of torch tensors, differentiable once in feats, weight and bias.
 
-    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None -> (M, Co); the rest as of submanifold_conv3d.
+    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci / groups), bias (Co) or None -> (M, Co). The rest as of
+    submanifold_conv3d.
     """
     _expect_tensor(feats)
     if precision is None:
         precision = float32_precision() if feats.dtype is torch.float32 else "ieee"
     library = conv.bind(feats, neighbor_map, stream)
     if not library.needs_grad(feats, weight, bias):
-        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, precision)
+        out: torch.Tensor = conv.forward(library, feats, weight, bias, neighbor_map, None, precision, groups)
         return out
-    return _recorded(_SparseConv3d, stream, feats, weight, bias, neighbor_map, precision)
+    return _recorded(_SparseConv3d, stream, feats, weight, bias, neighbor_map, precision, groups)
 
 
 def sparse_inverse_conv3d(
@@ -94,15 +101,17 @@ def sparse_inverse_conv3d(
     bias: torch.Tensor | None = None,
     *,
     neighbor_map: NeighborMap,
+    groups: int = 1,
     precision: str | None = None,
     stream: Stream = None,
 ) -> torch.Tensor:
     """`flexgemm.sparse_inverse_conv3d` of torch tensors, differentiable once in feats, weight and bias.
 
-    feats (M, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None -> (N, Co); the rest as of submanifold_conv3d.
+    feats (M, Ci), weight (Co, Kw, Kh, Kd, Ci / groups), bias (Co) or None -> (N, Co). The rest as of
+    submanifold_conv3d.
     """
     inverse = conv.expect_map(neighbor_map).inverse
-    return sparse_conv3d(feats, weight, bias, neighbor_map=inverse, precision=precision, stream=stream)
+    return sparse_conv3d(feats, weight, bias, neighbor_map=inverse, groups=groups, precision=precision, stream=stream)
 
 
 class _SparsePool3d(torch.autograd.Function):
