@@ -80,15 +80,16 @@ def pool_case(backend, mode, dtype, channels, offset):
     assert_rows(grad_feats, expected, reference.ROW_TOLERANCE[dtype])
 
 
-def global_pool_case(backend, mode, dtype, n, samples):
+def batch_case(backend, n):
+    """The samples of rows, and the gradient of a mean over them."""
     rng = np.random.default_rng(0)
-    coords = rng.integers(0, samples, (n, 4)).astype(np.int32)
-    feats = scenes.values(rng, (n, 40), dtype, one_sign=True)
-    batch, order, bounds = guarded.batch_rows(backend, coords, samples, fence=False)
-    np.testing.assert_array_equal(batch, coords[:, 0])
-    expected, _, _ = reference.pool(feats, reference.batch_map(batch, samples), mode)
-    out = guarded.global_pool(backend, feats, order, bounds, mode, fence=False)[0]
-    assert_rows(out, expected, max(reference.ROW_TOLERANCE[dtype], 1e-5))
+    coords = rng.integers(0, 7, (n, 4)).astype(np.int32)
+    batch = guarded.batch_indices(backend, coords, 7, fence=False)
+    np.testing.assert_array_equal(batch, coords[:, :1])
+    grad_out = scenes.values(rng, (7, 40), "float16")
+    bounds = np.searchsorted(np.sort(coords[:, 0]), np.arange(8)).astype(np.int32)
+    grad_feats = guarded.pool_backward(backend, grad_out, batch.reshape(1, n), "mean", None, bounds, fence=False)
+    assert_rows(grad_feats, reference.f64(grad_out)[batch[:, 0]] / np.diff(bounds)[batch], 2e-3)
 
 
 def order_case(backend, kernel_size, n, groups):
@@ -369,10 +370,7 @@ def all_cases():
                 cases[f"pool/{mode}/{dtype}/{channels}"] = partial(
                     pool_case, mode=mode, dtype=dtype, channels=channels, offset=offset
                 )
-            for n, samples in ((N, 40), (3000, 2)):
-                cases[f"global_pool/{mode}/{dtype}/{n}"] = partial(
-                    global_pool_case, mode=mode, dtype=dtype, n=n, samples=samples
-                )
+    cases["batch_indices"] = partial(batch_case, n=N)
 
     for kernel_size, n, groups in (
         ((3, 3, 3), 150, (1, 3, 9)),
