@@ -1,5 +1,5 @@
-"""Voxel operations: strided, transposed and inverse convolution and pooling (strided.py), codes, the hash table, samples
-and voxels of points (points.py), each row a call.
+"""Voxel operations: strided, transposed and inverse convolution and pooling (strided.py), codes, the hash table,
+samples and voxels of points (points.py), each row a call.
 
 A family of operations is a module with `cases()`: what it measures, and how each case is made, judged and bounded
 (work.py).
