@@ -96,6 +96,7 @@ typedef enum { FG_ACTIVATION_NONE = 0, FG_ACTIVATION_RELU, FG_ACTIVATION_SILU, F
  * may know one way only. */
 typedef enum {
     FG_ALGORITHM_AUTO = 0,                    /* whatever the plan takes to be fastest */
+    FG_ALGORITHM_EXPLICIT_GEMM,               /* a matrix of gathered rows, and the GEMM kernels */
     FG_ALGORITHM_IMPLICIT_GEMM,               /* rows as they come, one pass over all offsets */
     FG_ALGORITHM_IMPLICIT_GEMM_SPLITK,        /* ... offsets split among blocks where tiles are few */
     FG_ALGORITHM_MASKED_IMPLICIT_GEMM,        /* rows in one order, one pass */
@@ -124,7 +125,6 @@ enum {
     FG_MAX_KERNEL = 7, /* voxels of a convolution kernel along one axis */
     FG_MAX_VOLUME = FG_MAX_KERNEL * FG_MAX_KERNEL * FG_MAX_KERNEL,
 };
-
 
 /* Neighbour map: the row of `coords` that each query site reads at each kernel offset v = (kx * Kh + ky) * Kd + kz,
  *
@@ -272,6 +272,7 @@ typedef struct {
     fg_tensor argmax; /* out: (M, C) int32 contiguous, the row of src that the maximum is of, -1 = none; or absent */
     fg_tensor workspace;
 } fg_group_reduce_params;
+
 /* The sites that a convolution's inputs reach, as their sorted, distinct codes: code[0 .. count); what follows them is
  * arbitrary. A voxel reaches (coord + padding - k * dilation) / stride where that is whole; transposed:
  * coord * stride + k * dilation - padding. Sites outside `out_shape` and voxels outside `shape` are left out; the CPU
@@ -368,6 +369,37 @@ typedef struct {
     fg_tensor grad_bias;   /* out: (Co) contiguous, dtype of feats; or absent */
     fg_tensor workspace;
 } fg_conv_wgrad_params;
+
+/* Depthwise convolution: every channel by itself, output channel o reading input channel o / multiplier.
+ * out[m, o] = bias[o] + sum_v weight[o, v] * feats[map[v, m], o / multiplier]; float32 sums in the order of v. */
+typedef struct {
+    fg_tensor feats;  /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor weight; /* (C * multiplier, V) contiguous, dtype of feats */
+    fg_tensor bias;   /* (C * multiplier) contiguous, dtype of feats; or absent */
+    fg_tensor map;    /* (V, M) int32 contiguous, -1 = none */
+    fg_tensor out;    /* (M, C * multiplier) inner stride 1, dtype of feats */
+    fg_tensor workspace;
+} fg_depthwise_forward_params;
+
+/* grad_feats[n, c] = sum_v sum_o weight[o, v] * grad_out[map[v', n], o] over the o of channel c; map and v' as in
+ * fg_conv_dgrad_params. */
+typedef struct {
+    fg_tensor grad_out; /* (M, C * multiplier), inner stride 1 */
+    fg_tensor weight;   /* (C * multiplier, V) contiguous */
+    fg_tensor map;      /* (V, N) int32 contiguous */
+    bool mirrored;
+    fg_tensor grad_feats; /* out: (N, C) inner stride 1 */
+    fg_tensor workspace;
+} fg_depthwise_dgrad_params;
+
+/* grad_weight[o, v] = sum_m grad_out[m, o] * feats[map[v, m], o / multiplier]. Deterministic. */
+typedef struct {
+    fg_tensor grad_out;    /* (M, C * multiplier), inner stride 1 */
+    fg_tensor feats;       /* (N, C), inner stride 1 */
+    fg_tensor map;         /* (V, M) int32 contiguous: the forward map */
+    fg_tensor grad_weight; /* out: (C * multiplier, V) contiguous */
+    fg_tensor workspace;
+} fg_depthwise_wgrad_params;
 
 /* out[m] = maximum, mean or sum of feats[map[v, m]] over the offsets v with an entry, in their order; 0 without any.
  * NaN is above every number; of equal maxima the first is chosen. Sums and means are float32. Without
@@ -520,6 +552,9 @@ typedef struct {
     FG_OPERATION(conv_forward);
     FG_OPERATION(conv_dgrad);
     FG_OPERATION(conv_wgrad);
+    FG_OPERATION(depthwise_forward);
+    FG_OPERATION(depthwise_dgrad);
+    FG_OPERATION(depthwise_wgrad);
     FG_OPERATION(pool);
     FG_OPERATION(pool_backward);
     FG_OPERATION(batch_rows);

@@ -167,6 +167,25 @@ LEGAL = {
         "grad_weight": zeros(4, 1, 3, 1, 6),
         "grad_bias": zeros(4),
     },
+    "depthwise_forward": lambda: {
+        "feats": zeros(5, 6),
+        "weight": zeros(12, 1, 3, 1, 1),
+        "bias": zeros(12),
+        "map": zeros(3, 4, dtype=np.int32),
+        "out": zeros(4, 12),
+    },
+    "depthwise_dgrad": lambda: {
+        "grad_out": zeros(4, 12),
+        "weight": zeros(12, 1, 3, 1, 1),
+        "map": zeros(3, 5, dtype=np.int32),
+        "grad_feats": zeros(5, 6),
+    },
+    "depthwise_wgrad": lambda: {
+        "grad_out": zeros(4, 12),
+        "feats": zeros(5, 6),
+        "map": zeros(3, 4, dtype=np.int32),
+        "grad_weight": zeros(12, 1, 3, 1, 1),
+    },
     "pool": lambda: {
         "feats": zeros(5, 6),
         "map": zeros(3, 4, dtype=np.int32),

@@ -240,7 +240,7 @@ def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None,
         order=call.give(order),
         residual=out if in_place else call.give(residual, strided=True),
         activation=activation,
-        groups=groups,
+        order_groups=groups,
         algorithm=algorithm,
         precision=precision,
     )
@@ -257,7 +257,7 @@ def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, groups=None, algo
         call.give(nmap),
         call.take((nmap.shape[1], weight.shape[-1]), grad_out.dtype, strided=True),
         order=call.give(order),
-        groups=groups,
+        order_groups=groups,
         algorithm=algorithm,
         mirrored=mirrored,
         precision=precision,
@@ -276,6 +276,41 @@ def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), pr
         call.take((co, len(nmap), ci), dtype) if "weight" in outputs else None,
         call.take((co,), dtype) if "bias" in outputs else None,
         precision=precision,
+    )
+
+
+def depthwise_forward(backend, feats, weight, bias, nmap, **layout):
+    call = Call(backend, **layout)
+    return call.run(
+        "depthwise_forward",
+        call.give(feats, strided=True),
+        call.give(weight),
+        call.give(bias),
+        call.give(nmap),
+        call.take((nmap.shape[1], len(weight)), feats.dtype, strided=True),
+    )
+
+
+def depthwise_dgrad(backend, grad_out, weight, nmap, channels, **layout):
+    """nmap is the transposed map."""
+    call = Call(backend, **layout)
+    return call.run(
+        "depthwise_dgrad",
+        call.give(grad_out, strided=True),
+        call.give(weight),
+        call.give(nmap),
+        call.take((nmap.shape[1], channels), grad_out.dtype, strided=True),
+    )
+
+
+def depthwise_wgrad(backend, grad_out, feats, nmap, **layout):
+    call = Call(backend, **layout)
+    return call.run(
+        "depthwise_wgrad",
+        call.give(grad_out, strided=True),
+        call.give(feats, strided=True),
+        call.give(nmap),
+        call.take((grad_out.shape[1], len(nmap), 1), feats.dtype),
     )
 
 

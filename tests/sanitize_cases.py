@@ -194,7 +194,7 @@ def voxelize_case(backend, dtype, columns):
     np.testing.assert_array_equal(groups[4], inverse)
 
 
-def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0, rows=N):
+def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0, rows=N, algorithm="auto"):
     dtype, precision = MODES[mode]
     ci, co = CHANNELS[channels]
     tolerance = reference.ROW_TOLERANCE[mode]
@@ -204,6 +204,8 @@ def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0,
     draw = (rows, ci), (co, *kernel_size, ci), (co,), (rows, co)
     feats, weight, bias, grad_out = (scenes.values(rng, s, dtype) for s in draw)
     how = {"precision": precision, "fence": False, "offset": offset, "pad": offset}
+    if algorithm != "auto":
+        how["algorithm"] = algorithm
     if groups:
         how["order"] = np.stack([rng.permutation(rows).astype(np.int32) for _ in range(groups)])
         how["algorithm"] = "masked_implicit_gemm_splitk"
@@ -458,6 +460,19 @@ def all_cases():
                     kernel_size=(3, 1, 3),
                     offset=0,
                     groups=groups,
+                )
+
+    for direction in ("forward", "dgrad"):
+        for mode in MODES:
+            for channels in ("aligned", "odd"):
+                cases[f"conv/{direction}/{mode}/{channels}/explicit"] = partial(
+                    conv_case,
+                    direction=direction,
+                    mode=mode,
+                    channels=channels,
+                    kernel_size=(3, 1, 3),
+                    offset=int(channels == "odd"),
+                    algorithm="explicit_gemm",
                 )
 
     for mode in MODES:

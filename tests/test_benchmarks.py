@@ -15,7 +15,8 @@ from benchmarks import results, row_orders, scenes
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import check, cold, conv, gemm, gpu_check, sanitize, strided, train, voxel  # noqa: E402
+import flexgemm  # noqa: E402
+from benchmarks import check, cold, conv, gemm, gpu_check, points, sanitize, strided, train, voxel  # noqa: E402
 from benchmarks.ceilings import Ceilings  # noqa: E402
 from benchmarks.run import OutOfTime, Run  # noqa: E402
 
@@ -199,6 +200,24 @@ def test_right_results_on_voxels_pass_and_wrong_ones_do_not(monkeypatch, op, siz
     assert work.moved > 0
     first = result[0] if isinstance(result, tuple) else result
     first[:] = first * 1.1
+    with pytest.raises(check.Wrong):
+        work.judge(result)
+
+
+@pytest.mark.parametrize("case", points.cases(), ids=lambda case: case.op)
+def test_right_results_on_points_pass_and_wrong_ones_do_not(monkeypatch, case):
+    monkeypatch.setattr(points, "DEVICE", "cpu")
+    monkeypatch.setattr(points, "KEYS", 2000)
+    monkeypatch.setattr(points, "POINTS", 500)
+    work = case.make(scenes.sphere(12))
+    result = work.call()
+    work.judge(result)
+    assert work.moved > 0
+    if case.op == "hash_insert":
+        result = flexgemm.HashTable(10, like=torch.zeros(1, dtype=torch.int64))
+    else:
+        spoilt = result.feats if case.op == "voxelize" else result[0] if case.op.startswith("grid") else result
+        spoilt[:] = spoilt.roll(1, 0)
     with pytest.raises(check.Wrong):
         work.judge(result)
 

@@ -225,11 +225,11 @@ def test_the_operators_are_what_they_say(device):
     calls = [
         (ops.neighbor_map, (coords, shape, (2, 3, 3), (1, 1, 1), False, False), {}),
         (ops.row_order, (nmap.map, (2, 3, 3)), {}),
-        (ops.sparse_conv3d, (feats, weight, bias, None, *maps, (2, 3, 3), None, "auto", "ieee"), {}),
-        (ops.sparse_conv3d, (feats, weight, None, feats, *maps, (2, 3, 3), "relu", "implicit_gemm", None), {}),
+        (ops.sparse_conv3d, (feats, weight, bias, None, *maps, (2, 3, 3), None, "auto", "ieee", 1), {}),
+        (ops.sparse_conv3d, (feats, weight, None, feats, *maps, (2, 3, 3), "relu", "implicit_gemm", None, 1), {}),
         (
             ops.sparse_conv3d_backward,
-            (feats.detach(), feats.detach(), weight.detach(), *maps, (2, 3, 3), (True, False, True), "auto", "ieee"),
+            (feats.detach(), feats.detach(), weight.detach(), *maps, (2, 3, 3), (True, False, True), "auto", "ieee", 1),
             {},
         ),
         (ops.quantize, (x, "float8_e4m3fn", "row", None, False), {}),

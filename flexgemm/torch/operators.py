@@ -93,16 +93,17 @@ def sparse_conv3d(
     activation: str | None,
     algorithm: str,
     precision: str | None,
+    groups: int,
 ) -> torch.Tensor:
     """gradient_map: the map of the gradient of feats where that is not `map` itself; the forward pass ignores it."""
     nmap = from_operators(map, order, gradient_map, gradient_order, kernel_size, feats.shape[0])
-    how: Any = {"residual": residual, "activation": activation, "algorithm": algorithm}
+    how: Any = {"residual": residual, "activation": activation, "algorithm": algorithm, "groups": groups}
     return conv.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, **how, precision=setting(precision, feats))
 
 
 @sparse_conv3d.register_fake
 def _(feats: Any, weight: Any, bias: Any, residual: Any, map: Any, *others: Any) -> torch.Tensor:
-    torch._check(feats.shape[1] == weight.shape[-1], lambda: "weight: its channels are not those of feats")
+    torch._check(feats.shape[1] == others[-1] * weight.shape[-1], lambda: "weight: its channels are not those of feats")
     return feats.new_empty((map.shape[1], weight.shape[0]))
 
 
@@ -119,6 +120,7 @@ def sparse_conv3d_backward(
     needs_grad: Sequence[bool],
     algorithm: str,
     precision: str | None,
+    groups: int,
 ) -> Gradients:
     """An empty tensor for each gradient that is not needed."""
     for_feats, for_weight, for_bias = needs_grad
@@ -129,6 +131,7 @@ def sparse_conv3d_backward(
         neighbor_map=from_operators(map, order, gradient_map, gradient_order, kernel_size, feats.shape[0]),
         needs_grad=(for_feats, for_weight, for_bias),
         algorithm=algorithm,
+        groups=groups,
         precision=setting(precision, feats),
     )
     first, second, third = (feats.new_empty(0) if gradient is None else gradient for gradient in gradients)
@@ -137,7 +140,7 @@ def sparse_conv3d_backward(
 
 @sparse_conv3d_backward.register_fake
 def _(grad_out: Any, feats: Any, weight: Any, *others: Any) -> Gradients:
-    shapes, needs_grad = (feats.shape, weight.shape, weight.shape[:1]), others[-3]
+    shapes, needs_grad = (feats.shape, weight.shape, weight.shape[:1]), others[-4]
     first, second, third = (feats.new_empty(s if n else 0) for s, n in zip(shapes, needs_grad, strict=True))
     return first, second, third
 

@@ -37,9 +37,27 @@ struct VoxelTable {
     }
 };
 
+/* Two stores of 16 bytes where the address allows them. */
+template <class Value>
+__device__ void store_corners(Value *at, const Value (&value)[FG_CORNERS], bool aligned) {
+    struct alignas(16) Half {
+        Value value[4];
+    };
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        if (aligned) {
+            const Half part = {{value[4 * half], value[4 * half + 1], value[4 * half + 2], value[4 * half + 3]}};
+            reinterpret_cast<Half *>(at)[half] = part;
+        } else {
+#pragma unroll
+            for (int k = 4 * half; k < 4 * half + 4; ++k) at[k] = value[k];
+        }
+    }
+}
+
 template <class Key>
-__global__ void __launch_bounds__(kThreads)
-    trilinear_kernel(fg_points points, int64_t count, VoxelTable<Key> voxels, int32_t *indices, float *weights) {
+__global__ void __launch_bounds__(kThreads) trilinear_kernel(fg_points points, int64_t count, VoxelTable<Key> voxels,
+                                                             int32_t *indices, float *weights, bool aligned) {
     const int64_t q = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     if (q >= count) return;
     float point[3];
@@ -57,10 +75,9 @@ __global__ void __launch_bounds__(kThreads)
         total += weight[corner];
     }
 #pragma unroll
-    for (int corner = 0; corner < FG_CORNERS; ++corner) {
-        indices[FG_CORNERS * q + corner] = row[corner];
-        weights[FG_CORNERS * q + corner] = total > 0.0f ? weight[corner] / total : 0.0f;
-    }
+    for (int corner = 0; corner < FG_CORNERS; ++corner) weight[corner] = total > 0.0f ? weight[corner] / total : 0.0f;
+    store_corners(indices + FG_CORNERS * q, row, aligned);
+    store_corners(weights + FG_CORNERS * q, weight, aligned);
 }
 
 template <class Key>
@@ -85,8 +102,9 @@ fg_status map_points(const fg_sample_map_params &p, cudaStream_t stream, fg_erro
     int32_t *indices = static_cast<int32_t *>(p.indices.data);
     const VoxelTable<Key> voxels(p);
     if (p.weights.present)
-        trilinear_kernel<Key>
-            <<<blocks, kThreads, 0, stream>>>(points, count, voxels, indices, static_cast<float *>(p.weights.data));
+        trilinear_kernel<Key><<<blocks, kThreads, 0, stream>>>(points, count, voxels, indices,
+                                                               static_cast<float *>(p.weights.data),
+                                                               is_aligned(p.indices, 16) && is_aligned(p.weights, 16));
     else
         nearest_kernel<Key><<<blocks, kThreads, 0, stream>>>(points, count, voxels, indices);
     FG_CUDA(cudaGetLastError());

@@ -20,6 +20,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kLong = 512;
+constexpr int kAhead = 4; /* rows that are on their way while the ones before are added */
 constexpr size_t kAlignment = 256;
 
 /* ---- groups ---- */
@@ -152,16 +153,24 @@ struct Problem {
 
     template <int kVector, class Reduction>
     __device__ void reduce(Reduction (&result)[kVector], int64_t begin, int64_t end, int64_t c) const {
-#pragma unroll 4
-        for (int64_t i = begin; i < end; ++i) {
-            const uint32_t entry = static_cast<uint32_t>(order[i]);
-            if (entry >= entries) continue;
-            const uint32_t row = entry / terms;
-            const float weight = weights ? weights[entry] : 1.0f;
-            float value[kVector];
-            load_piece(value, src.row(row) + c);
+        for (int64_t i = begin; i < end; i += kAhead) {
+            Piece<T, kVector> piece[kAhead];
+            float weight[kAhead];
+            int32_t row[kAhead];
 #pragma unroll
-            for (int j = 0; j < kVector; ++j) result[j].add(weight * value[j], static_cast<int32_t>(row));
+            for (int k = 0; k < kAhead; ++k) {
+                const int64_t entry = i + k < end ? static_cast<uint32_t>(order[i + k]) : entries;
+                const bool there = entry < entries;
+                row[k] = there ? static_cast<int32_t>(static_cast<uint32_t>(entry) / terms) : -1;
+                weight[k] = there && weights ? weights[entry] : 1.0f;
+                if (there) piece[k] = load_raw<kVector>(src.row(row[k]) + c);
+            }
+#pragma unroll
+            for (int k = 0; k < kAhead; ++k) {
+                if (row[k] < 0) continue;
+#pragma unroll
+                for (int j = 0; j < kVector; ++j) result[j].add(weight[k] * to_float(piece[k].element[j]), row[k]);
+            }
         }
     }
 

@@ -25,24 +25,30 @@ struct RowsOf {
     __device__ T *row(int64_t n) const { return data + n * stride; }
 };
 
+/* What a lane reads or writes at once. */
+template <class T, int kVector>
+struct alignas(sizeof(T) * kVector) Piece {
+    T element[kVector];
+};
+
+template <int kVector, class T>
+__device__ __forceinline__ Piece<T, kVector> load_raw(const T *at) {
+    return *reinterpret_cast<const Piece<T, kVector> *>(at);
+}
+
 template <int kVector, class T>
 __device__ __forceinline__ void load_piece(float (&value)[kVector], const T *at) {
-    struct alignas(sizeof(T) * kVector) Piece {
-        T element[kVector];
-    };
-    const Piece piece = *reinterpret_cast<const Piece *>(at);
+    const Piece<T, kVector> piece = load_raw<kVector>(at);
 #pragma unroll
     for (int i = 0; i < kVector; ++i) value[i] = to_float(piece.element[i]);
 }
 
 template <int kVector, class T>
 __device__ __forceinline__ void store_piece(T *at, const float (&value)[kVector]) {
-    struct alignas(sizeof(T) * kVector) Piece {
-        T element[kVector];
-    } piece;
+    Piece<T, kVector> piece;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) piece.element[i] = from_float<T>(value[i]);
-    *reinterpret_cast<Piece *>(at) = piece;
+    *reinterpret_cast<Piece<T, kVector> *>(at) = piece;
 }
 
 /* A group's share of a launch: group number, and the lane's place in it. */
