@@ -4,6 +4,9 @@
 #          itself, as it is: they install nothing
 # STEP     one step of gpu-check: tests, sanitize, conv, gemm, voxel or overhead; all of them without it
 # CHECK    more arguments of gpu-check: --scene lidar=cloud.npz, --anchors peers.json, --peers torch
+#
+# simt runs the CUDA kernels on the CPU (tests/simt/README.md): the kernels' tests in both families, ten minutes;
+# simt-paths one small case of every kernel path, one minute.
 
 PYTHON ?= python3
 STEP ?= all
@@ -11,7 +14,8 @@ CHECK ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-C_SOURCES := $(wildcard csrc/*.[ch] kernels/*.[ch] kernels/*/*.[ch] kernels/cuda/*.cu kernels/cuda/*.cuh)
+C_SOURCES := $(wildcard csrc/*.[ch] kernels/*.[ch] kernels/*/*.[ch] kernels/cuda/*.cu kernels/cuda/*.cuh \
+    tests/simt/*.h tests/simt/*.cpp tests/simt/*.cu tests/simt/include/cub/*/*.cuh)
 
 # Whether the module that is there is of these sources: 0 yes, 1 build it, a message where building would lose the GPU.
 define CHECK_MODULE
@@ -34,13 +38,26 @@ endef
 export CHECK_MODULE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test build bench gpu-check gpu-sanitize module format lint clean
+.PHONY: demo test simt simt-paths build bench gpu-check gpu-sanitize module format lint clean
 
 demo: build
 	$(BIN)/python -m flexgemm demo
 
 test: build $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -q
+
+# pytest itself, not python -m pytest: that would find the package of the working directory.
+EMULATED := PYTHONPATH=build/simt:. OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -m "not large"
+
+simt: simt-paths
+	$(EMULATED) -k "cuda and not n20000" --ignore tests/simt --ignore tests/test_build.py
+	FLEXGEMM_ARCH=sm80 $(EMULATED) -k "cuda and not n20000" --ignore tests/simt --ignore tests/test_build.py
+
+simt-paths: $(VENV)/dev.stamp
+	$(BIN)/python tests/simt/build.py
+	$(EMULATED) tests/simt
+	FLEXGEMM_ARCH=sm89 $(EMULATED) tests/simt -k "path and float8"
+	FLEXGEMM_ARCH=sm80 $(EMULATED) tests/simt -k path
 
 # The build itself knows what is stale; the editable install is made once.
 build: $(VENV)/demo.stamp

@@ -4,6 +4,8 @@
  */
 #include "args.h"
 
+#include <math.h>
+
 #include "error.h"
 
 #define FG_KEYWORD_TEXT(name) #name,
@@ -129,6 +131,30 @@ int fg_arg_int64s(PyObject *value, const char *name, int64_t least, int64_t most
         if (status < 0) return -1;
     }
     *count = (int)length;
+    return 0;
+}
+
+int fg_arg_floats(PyObject *value, const char *name, int count, float *out) {
+    if (!PySequence_Check(value) || PyUnicode_Check(value)) return wrong_type(value, name, "a sequence of floats");
+    const Py_ssize_t length = PySequence_Size(value);
+    if (length < 0) return -1;
+    if (length != count) {
+        PyErr_Format(PyExc_ValueError, "%s: expected %d floats, got %zd", name, count, length);
+        return -1;
+    }
+    for (int i = 0; i < count; i++) {
+        PyObject *item = PySequence_GetItem(value, i);
+        const double number = item ? PyFloat_AsDouble(item) : -1.0;
+        Py_XDECREF(item);
+        if (PyErr_Occurred()) {
+            if (item && PyErr_ExceptionMatches(PyExc_TypeError)) return wrong_type(value, name, "a sequence of floats");
+            return -1;
+        }
+        out[i] = (float)number;
+        if (isfinite(out[i])) continue;
+        PyErr_Format(PyExc_ValueError, "%s: expected finite float32 numbers, got %R", name, value);
+        return -1;
+    }
     return 0;
 }
 

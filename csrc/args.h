@@ -38,6 +38,9 @@ int fg_arg_float(PyObject *value, const char *name, float *out);
 /* A sequence of ints: *count of at most `room` are stored. */
 int fg_arg_int64s(PyObject *value, const char *name, int64_t least, int64_t most, int room, int64_t *out, int *count);
 
+/* Exactly `count` finite numbers. */
+int fg_arg_floats(PyObject *value, const char *name, int count, float *out);
+
 /* A string that must be one of choices[0..count). None is "not given". */
 int fg_arg_choice(PyObject *value, const char *name, PyObject *const *choices, int count, int *out);
 int fg_arg_dtype(const fg_state *state, PyObject *value, const char *name, fg_dtype *out);

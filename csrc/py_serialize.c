@@ -38,7 +38,7 @@ static int encode_seq_fill(fg_call *call, void *params) {
     int32_t bits = 0;
     if (parse_sequence(call->state, call->values[MODE], call->values[SHAPE], &p->mode, p->shape, &bits) < 0 ||
         fg_expect_coords(coords, FG_ANY, NULL) < 0 ||
-        fg_expect_vector(code, FG_BIT(bits <= 32 ? FG_INT32 : FG_INT64), coords->tensor.shape[0], "to match coords") <
+        fg_expect_vector(code, bits <= 32 ? FG_OFFSETS : FG_BIT(FG_INT64), coords->tensor.shape[0], "to match coords") <
             0) {
         return -1;
     }

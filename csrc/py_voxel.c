@@ -68,12 +68,11 @@ static int neighbor_map_fill(fg_call *call, void *params) {
         volume *= p->kernel[i];
     }
     for (int i = 0; i < 4; i++) p->query_shape[i] = p->shape[i];
-    if (!queries->tensor.present && (call->values[QUERY_SHAPE] || call->values[STRIDE] || call->values[PADDING])) {
-        PyErr_SetString(PyExc_ValueError, "queries: must be given with query_shape, stride and padding");
-        return -1;
-    }
-    if (queries->tensor.present && (!call->values[QUERY_SHAPE] || !call->values[STRIDE] || !call->values[PADDING])) {
-        PyErr_SetString(PyExc_ValueError, "queries: expected query_shape, stride and padding with them");
+    PyObject *const with_queries[] = {call->values[QUERY_SHAPE], call->values[STRIDE], call->values[PADDING]};
+    for (int i = 0; i < FG_LENGTH(with_queries); i++) {
+        const bool is_given = with_queries[i] && with_queries[i] != Py_None;
+        if (is_given == queries->tensor.present) continue;
+        PyErr_SetString(PyExc_ValueError, "queries: expected query_shape, stride and padding with them and only then");
         return -1;
     }
     if (queries->tensor.present && (fg_arg_grid(call->values[QUERY_SHAPE], "query_shape", p->query_shape) < 0 ||

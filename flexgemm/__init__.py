@@ -27,27 +27,36 @@ from flexgemm.gemm import (
     set_num_sms,
     wgrad_gemm_nt,
 )
+from flexgemm.grid_sample import SampleMap, grid_sample_3d, grid_sample_3d_backward, sample_map
+from flexgemm.hash_table import HashTable
 from flexgemm.pool import global_pool, global_pool_backward, sparse_pool3d, sparse_pool3d_backward, sparse_upsample3d
 from flexgemm.quantization import quantize
 from flexgemm.serialize import decode_seq, encode_seq, sort_coords
 from flexgemm.voxel import NeighborMap, neighbor_map, sparse_conv_map
+from flexgemm.voxelize import Voxels, devoxelize, reduce_points, unique_coords, voxelize
 
 __version__: str = build_info()["version"]
 
 __all__ = [
     "DeviceArray",
+    "HashTable",
     "NeighborMap",
+    "SampleMap",
+    "Voxels",
     "batched_gemm_nt",
     "build_info",
     "decode_seq",
     "device_count",
     "device_info",
+    "devoxelize",
     "encode_seq",
     "gemm_nt",
     "get_m_alignment_for_contiguous_layout",
     "get_num_sms",
     "global_pool",
     "global_pool_backward",
+    "grid_sample_3d",
+    "grid_sample_3d_backward",
     "interleave_gate_up",
     "k_grouped_wgrad_gemm_nt",
     "m_grouped_gemm_nt",
@@ -56,6 +65,8 @@ __all__ = [
     "n_grouped_gemm_nt",
     "neighbor_map",
     "quantize",
+    "reduce_points",
+    "sample_map",
     "segment_gemm",
     "set_num_sms",
     "sort_coords",
@@ -68,5 +79,7 @@ __all__ = [
     "sparse_upsample3d",
     "submanifold_conv3d",
     "submanifold_conv3d_backward",
+    "unique_coords",
+    "voxelize",
     "wgrad_gemm_nt",
 ]

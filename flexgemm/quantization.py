@@ -11,7 +11,6 @@ from flexgemm import _C
 from flexgemm._arrays import Array, Stream, dtype_name, library_of
 from flexgemm.gemm import FP8
 
-
 # Rows of a block that shares a scale; its columns are 128.
 _BLOCK_ROWS = {"1x128": 1, "128x128": 128}
 _BLOCK_COLUMNS = 128

@@ -244,7 +244,7 @@ class NeighborMap:
     def _reached_sites(self, library: Library, coords: Array, mode: str) -> Array:
         """The outputs that a voxel reaches, sorted by their code. Their number is known only when they
         have been found: this waits for a GPU."""
-        kernel: Any = {
+        kernel: dict[str, Any] = {
             "kernel_size": self.kernel_size,
             "stride": self.stride,
             "dilation": self.dilation,

@@ -189,6 +189,90 @@ typedef struct {
     fg_tensor workspace;
 } fg_sort_keys_params;
 
+/* A hash table in arrays of the caller's: open addressing with linear probing. A slot is empty while its key is all ones;
+ * the key of all ones itself lives in the last slot, which is its own. An empty slot's value is all ones as well.
+ * Insertion leaves a key that is there already alone: of equal keys the lowest row of the first call wins.
+ * state: {1 once a key found no free slot, the longest way from a key's first slot to its own where that is over 64}. */
+typedef struct {
+    fg_tensor keys;         /* (N) contiguous, dtype of table_keys; or voxels (N, 4) int32 contiguous */
+    fg_tensor values;       /* (N) contiguous, dtype of table_values; or absent: the number of the row */
+    fg_tensor table_keys;   /* in and out: (S) int32 | int64 contiguous, S >= 2 */
+    fg_tensor table_values; /* in and out: (S) int32 | int64 contiguous */
+    fg_tensor state;        /* in and out: (2) int64 contiguous */
+    int64_t shape[4];       /* of voxels: B, W, H, D; their key is the BXYZ number, and fits the dtype of table_keys */
+    bool clear;             /* empty the table first; what it holds need not be a table yet */
+    fg_tensor workspace;
+} fg_hash_insert_params;
+
+/* out[n] = the value of keys[n]; all ones where there is none, or where the voxel lies outside the shape. */
+typedef struct {
+    fg_tensor keys;         /* as above */
+    fg_tensor table_keys;   /* (S) */
+    fg_tensor table_values; /* (S) */
+    fg_tensor state;        /* (2) */
+    int64_t shape[4];
+    fg_tensor out; /* (N) contiguous, dtype of table_values */
+    fg_tensor workspace;
+} fg_hash_lookup_params;
+
+/* The voxels around the points of a grid and their weights. The centre of voxel (x, y, z) lies at + 0.5.
+ * K = 8, trilinear: corner 4 kx + 2 ky + kz of the cell floor(point - 0.5); weights renormalised over the voxels that are
+ * there, all 0 where none is or where those that are weigh nothing. K = 1, nearest: the point truncated towards 0.
+ * -1 where there is no voxel, as everywhere around a point that is not finite. */
+typedef struct {
+    fg_tensor grid;         /* (B, L, 3) float32 contiguous, [b] in batch b; or (Q, 4): batch, x, y, z */
+    fg_tensor table_keys;   /* (S): a table of voxels with their rows, from hash_insert */
+    fg_tensor table_values; /* (S) int32 */
+    fg_tensor state;        /* (2) */
+    int64_t shape[4];
+    fg_tensor indices; /* out: (Q, K) int32 contiguous, Q = B * L */
+    fg_tensor weights; /* out: (Q, 8) float32 contiguous; absent with K = 1 */
+    fg_tensor workspace;
+} fg_sample_map_params;
+
+/* The gradient of sum_k weights[q, k] * feats[indices[q, k]] in the points, with K = 8. */
+typedef struct {
+    fg_tensor grad_out;  /* (Q, C) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor feats;     /* (N, C) dtype of grad_out, inner stride 1 */
+    fg_tensor grid;      /* (B, L, 3) or (Q, 4) float32 contiguous */
+    fg_tensor indices;   /* (Q, 8) int32 contiguous */
+    fg_tensor grad_grid; /* out: as grid; 0 for the batch */
+    fg_tensor workspace;
+} fg_sample_grad_params;
+
+/* out[q] = sum_k weights[q, k] * feats[indices[q, k]] in the order of k, accumulation in float32; -1 is left out. */
+typedef struct {
+    fg_tensor feats;   /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor indices; /* (Q, K) int32 contiguous */
+    fg_tensor weights; /* (Q, K) float32 contiguous; absent: all 1 */
+    fg_tensor out;     /* (Q, C) dtype of feats, inner stride 1 */
+    fg_tensor workspace;
+} fg_gather_sum_params;
+
+/* The entries of indices grouped by the row that they name: order[starts[m] .. starts[m + 1]) are the positions of the
+ * entries m, ascending; those that are no row come last. */
+typedef struct {
+    fg_tensor indices; /* (Q, K) int32 contiguous: rows below M, -1 = none; Q * K < 2^31 */
+    fg_tensor order;   /* out: (Q * K) int32 contiguous */
+    fg_tensor starts;  /* out: (M + 1) int32 contiguous */
+    fg_tensor workspace;
+} fg_group_rows_params;
+
+typedef enum { FG_POOL_MAX = 0, FG_POOL_MEAN, FG_POOL_SUM, FG_POOL_MODE_COUNT } fg_pool_mode;
+
+/* out[m] = reduction over i in [starts[m], starts[m + 1]) of weights[order[i]] * src[order[i] / K], in the order of i,
+ * accumulation in float32; 0 for an empty group. Of equal maxima the first counts, and NaN is above all. */
+typedef struct {
+    fg_tensor src;     /* (R, C) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor order;   /* (R * K) int32 contiguous, below R * K */
+    fg_tensor starts;  /* at least M + 1 int32 contiguous, ascending, at most R * K */
+    fg_tensor weights; /* (R * K) float32 contiguous; absent: all 1 */
+    fg_pool_mode mode;
+    fg_tensor out;    /* (M, C) dtype of src, inner stride 1 */
+    fg_tensor argmax; /* out: (M, C) int32 contiguous, the row of src that the maximum is of, -1 = none; or absent */
+    fg_tensor workspace;
+} fg_group_reduce_params;
+
 /* The sites that a convolution's inputs reach, as their sorted, distinct codes: code[0 .. count); what follows them is
  * arbitrary. A voxel reaches (coord + padding - k * dilation) / stride where that is whole; transposed:
  * coord * stride + k * dilation - padding. Sites outside `out_shape` and voxels outside `shape` are left out; the CPU
@@ -208,6 +292,39 @@ typedef struct {
     fg_tensor count; /* out: (1) int64 */
     fg_tensor workspace;
 } fg_conv_sites_params;
+
+/* The voxels that points lie in: places = (x, y, z) / voxel_size - origin in float32, code = the BXYZ number of the voxel
+ * (batch, floor(places)), -1 for a point outside the shape or not finite. */
+typedef struct {
+    fg_tensor points; /* (N, 4) float32 contiguous: batch, x, y, z; or (N, 3), all of batch 0 */
+    float voxel_size[3], origin[3];
+    int64_t shape[4];
+    fg_tensor code;   /* out: (N) int32 | int64 contiguous, of more bits than a code */
+    fg_tensor places; /* out: (N, 4) float32 contiguous: batch and place; or absent */
+    fg_tensor workspace;
+} fg_voxel_codes_params;
+
+/* The distinct numbers among sorted keys, all ones excepted: ranks[i] is how many there are up to and including place i,
+ * count how many there are in all. */
+typedef struct {
+    fg_tensor sorted; /* (N) int32 | int64 contiguous, ascending as unsigned numbers */
+    fg_tensor ranks;  /* out: (N) int32 contiguous */
+    fg_tensor count;  /* out: (1) int32 */
+    fg_tensor workspace;
+} fg_unique_ranks_params;
+
+/* What is known once the M distinct keys can be given memory. */
+typedef struct {
+    fg_tensor sorted;  /* (N) as above */
+    fg_tensor order;   /* (N) int32 contiguous, from sort_keys */
+    fg_tensor ranks;   /* (N) as above */
+    fg_tensor keys;    /* out: (M) contiguous, dtype of sorted: the distinct keys, ascending */
+    fg_tensor starts;  /* out: (M + 1) int32 contiguous: rows order[starts[m] .. starts[m + 1]) have the key m */
+    fg_tensor first;   /* out: (M) int32 contiguous: the lowest of them */
+    fg_tensor counts;  /* out: (M) int32 contiguous: how many they are */
+    fg_tensor inverse; /* out: (N) int32 contiguous: the number of each row's key, -1 for a key of all ones */
+    fg_tensor workspace;
+} fg_unique_groups_params;
 
 /* out[m] = activation(sum_v weight[:, v, :] . feats[map[v, m]] + bias + residual[m]), all of it in float32. */
 typedef struct {
@@ -253,7 +370,36 @@ typedef struct {
     fg_tensor workspace;
 } fg_conv_wgrad_params;
 
-typedef enum { FG_POOL_MAX = 0, FG_POOL_MEAN, FG_POOL_SUM, FG_POOL_MODE_COUNT } fg_pool_mode;
+/* Depthwise convolution: every channel by itself, output channel o reading input channel o / multiplier.
+ * out[m, o] = bias[o] + sum_v weight[o, v] * feats[map[v, m], o / multiplier]; float32 sums in the order of v. */
+typedef struct {
+    fg_tensor feats;  /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor weight; /* (C * multiplier, V) contiguous, dtype of feats */
+    fg_tensor bias;   /* (C * multiplier) contiguous, dtype of feats; or absent */
+    fg_tensor map;    /* (V, M) int32 contiguous, -1 = none */
+    fg_tensor out;    /* (M, C * multiplier) inner stride 1, dtype of feats */
+    fg_tensor workspace;
+} fg_depthwise_forward_params;
+
+/* grad_feats[n, c] = sum_v sum_o weight[o, v] * grad_out[map[v', n], o] over the o of channel c; map and v' as in
+ * fg_conv_dgrad_params. */
+typedef struct {
+    fg_tensor grad_out; /* (M, C * multiplier), inner stride 1 */
+    fg_tensor weight;   /* (C * multiplier, V) contiguous */
+    fg_tensor map;      /* (V, N) int32 contiguous */
+    bool mirrored;
+    fg_tensor grad_feats; /* out: (N, C) inner stride 1 */
+    fg_tensor workspace;
+} fg_depthwise_dgrad_params;
+
+/* grad_weight[o, v] = sum_m grad_out[m, o] * feats[map[v, m], o / multiplier]. Deterministic. */
+typedef struct {
+    fg_tensor grad_out;    /* (M, C * multiplier), inner stride 1 */
+    fg_tensor feats;       /* (N, C), inner stride 1 */
+    fg_tensor map;         /* (V, M) int32 contiguous: the forward map */
+    fg_tensor grad_weight; /* out: (C * multiplier, V) contiguous */
+    fg_tensor workspace;
+} fg_depthwise_wgrad_params;
 
 /* out[m] = maximum, mean or sum of feats[map[v, m]] over the offsets v with an entry, in their order; 0 without any.
  * NaN is above every number; of equal maxima the first is chosen. Sums and means are float32. Without
@@ -263,45 +409,31 @@ typedef struct {
     fg_tensor map;   /* (V, M) int32 contiguous, -1 = none */
     fg_pool_mode mode;
     fg_tensor out;    /* (M, C) inner stride 1, dtype of feats */
-    fg_tensor chosen; /* out, of max: (M, C) int32 contiguous, the row that each maximum is from, or -1; or absent */
+    fg_tensor argmax; /* out, of max: (M, C) int32 contiguous, the row that each maximum is from, or -1; or absent */
     fg_tensor count;  /* out: (M) int32 contiguous, entries; or absent */
     fg_tensor workspace;
 } fg_pool_params;
 
-/* grad_feats[n] = sum over the entries m = map[v, n] of grad_out[m], of max where chosen[m] is n, of mean divided by
+/* grad_feats[n] = sum over the entries m = map[v, n] of grad_out[m], of max where argmax[m] is n, of mean divided by
  * count[m]. */
 typedef struct {
     fg_tensor grad_out; /* (M, C), inner stride 1 */
     fg_tensor map;      /* (V, N) int32 contiguous: the transposed map */
     fg_pool_mode mode;
-    fg_tensor chosen;     /* of max: (M, C) int32 contiguous */
-    fg_tensor count;      /* of mean: (M) int32 contiguous */
+    fg_tensor argmax;     /* of max: (M, C) int32 contiguous */
+    fg_tensor count;      /* of mean: (M) int32 contiguous, or (M + 1): bounds that lie so far apart */
     fg_tensor grad_feats; /* out: (N, C) inner stride 1 */
     fg_tensor workspace;
 } fg_pool_backward_params;
 
-/* Rows by sample: order[bounds[b] .. bounds[b + 1]) are the rows of sample b, rising; batch[n] is the sample of row n,
- * -1 where it is none of 0 .. B - 1 (the CPU reports it). */
+/* batch[n, 0] = the sample of row n, -1 where it is none of 0 .. samples - 1 (the CPU reports it): what groups voxels by
+ * sample (fg_group_rows), and the map of volume 1 by which the gradient of pooling whole samples is one of pooling. */
 typedef struct {
     fg_tensor coords; /* (N, 4) int32 contiguous */
-    fg_tensor batch;  /* out: (N) int32 contiguous */
-    fg_tensor order;  /* out: (N) int32 contiguous */
-    fg_tensor bounds; /* out: (B + 1) int32 contiguous */
+    int64_t samples;
+    fg_tensor batch; /* out: (N, 1) int32 contiguous */
     fg_tensor workspace;
-} fg_batch_rows_params;
-
-/* out[b] = maximum, mean or sum of the rows feats[order[bounds[b] .. bounds[b + 1])]; 0 without any. As in fg_pool. Its
- * gradient is that of pooling, with `batch` as a map of volume 1. */
-typedef struct {
-    fg_tensor feats;  /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
-    fg_tensor order;  /* (N) int32 contiguous */
-    fg_tensor bounds; /* (B + 1) int32 contiguous */
-    fg_pool_mode mode;
-    fg_tensor out;    /* (B, C) inner stride 1, dtype of feats */
-    fg_tensor chosen; /* out, of max: (B, C) int32 contiguous; or absent */
-    fg_tensor count;  /* out: (B) int32 contiguous, rows; or absent */
-    fg_tensor workspace;
-} fg_global_pool_params;
+} fg_batch_indices_params;
 
 typedef enum { FG_SCALE_NONE = 0, FG_SCALE_TENSOR, FG_SCALE_ROW, FG_SCALE_BLOCK } fg_scale_kind;
 
@@ -393,13 +525,25 @@ typedef struct {
     FG_OPERATION(encode_seq);
     FG_OPERATION(decode_seq);
     FG_OPERATION(sort_keys);
+    FG_OPERATION(hash_insert);
+    FG_OPERATION(hash_lookup);
+    FG_OPERATION(sample_map);
+    FG_OPERATION(sample_grad);
+    FG_OPERATION(gather_sum);
+    FG_OPERATION(group_rows);
+    FG_OPERATION(group_reduce);
+    FG_OPERATION(voxel_codes);
+    FG_OPERATION(unique_ranks);
+    FG_OPERATION(unique_groups);
     FG_OPERATION(conv_forward);
     FG_OPERATION(conv_dgrad);
     FG_OPERATION(conv_wgrad);
+    FG_OPERATION(depthwise_forward);
+    FG_OPERATION(depthwise_dgrad);
+    FG_OPERATION(depthwise_wgrad);
     FG_OPERATION(pool);
     FG_OPERATION(pool_backward);
-    FG_OPERATION(batch_rows);
-    FG_OPERATION(global_pool);
+    FG_OPERATION(batch_indices);
     FG_OPERATION(gemm);
     FG_OPERATION(quantize);
 

@@ -50,7 +50,8 @@ fg_gemm_shape fg_gemm_all_rows(const fg_gemm_params *params) {
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params) {
     const bool narrow = params->kind_a == FG_SCALE_BLOCK || params->promote_every > FG_SCALE_BLOCK_SIZE;
-    return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_UNPAIRED : 0) | (narrow ? FG_TILES_NARROW : 0);
+    return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_UNPAIRED : 0) | (narrow ? FG_TILES_NARROW : 0) |
+           (params->layout == FG_GEMM_K_GROUPED ? FG_TILES_TALL : 0);
 }
 
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms) {
@@ -73,6 +74,22 @@ fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype d
     return plan;
 }
 
+/* Of products of few rows: as many blocks to a tile as leave each a few steps of K and fit at once. */
+static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, int64_t rows, fg_plan plan,
+                           int32_t num_sms) {
+    enum { STEPS_WORTH_A_BLOCK = 4, MAX_CLUSTER = 8 };
+    plan.block_m = rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+    plan.block_n = 128;
+    plan.num_stages = plan.block_m == 16 ? 10 : plan.block_m == 32 ? 9 : 7;
+    const int64_t nonempty = groups < m ? groups : m;
+    const int64_t tiles = (m + nonempty * (plan.block_m - 1)) / plan.block_m * ceil_div(n, plan.block_n);
+    const int64_t steps = m == 0 ? 0 : ceil_div(k, plan.block_k);
+    while (plan.split_k < MAX_CLUSTER && tiles * plan.split_k * 2 <= num_sms &&
+           steps >= STEPS_WORTH_A_BLOCK * plan.split_k * 2)
+        plan.split_k *= 2;
+    return plan;
+}
+
 /* Persistent blocks walk over the tiles in waves of num_sms, so what counts is the number of waves times the duration
  * of a tile. Wide tiles load less per multiplication and have less epilogue per column; narrow ones fill the last wave
  * and waste less of a last column tile. Pairs of blocks that share B load less still, but waste one of the two at the
@@ -82,10 +99,13 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
     static const struct {
         int32_t block_m, block_n, num_stages, duration; /* of a tile, relative; measured on an H200 */
     } shapes[] = {{256, 256, 4, 256}, {128, 256, 4, 262}, {128, 192, 5, 200}, {128, 128, 6, 145}};
-    (void)k; /* every tile walks all of K */
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
     const int64_t rows = ceil_div(m, groups > 1 ? groups : 1); /* of one group, on average */
+    /* Groups are of different sizes: those of twice the average should still be one tile. */
+    const bool few = groups > 1 ? rows <= 32 : rows <= 64;
+    if (few && !(tiles & FG_TILES_TALL))
+        return plan_decode(m, n, k, groups > 1 ? groups : 1, groups > 1 ? 2 * rows : rows, plan, num_sms);
     double best = INFINITY;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const bool wide = shapes[i].block_m > 128 || shapes[i].block_n > 128;

@@ -30,6 +30,30 @@ LEGAL = {
         "kernel_size": (1, 3, 1),
         "dilation": (1, 1, 1),
     },
+    "sparse_map": lambda: {
+        "coords": np.array([[0, 0, y, 0] for y in range(5)], np.int32),
+        "map": zeros(3, 2, dtype=np.int32),
+        "queries": np.array([[0, 0, y, 0] for y in range(2)], np.int32),
+        "shape": (1, 1, 5, 1),
+        "query_shape": (1, 1, 2, 1),
+        "kernel_size": (1, 3, 1),
+        "stride": (1, 2, 1),
+        "padding": (0, 0, 0),
+        "dilation": (1, 1, 1),
+    },
+    "conv_sites": lambda: {
+        "coords": np.array([[0, 0, y, 0] for y in range(5)], np.int32),
+        "code": zeros(10, dtype=np.int64),
+        "count": zeros(1, dtype=np.int64),
+        "shape": (1, 1, 5, 1),
+        "out_shape": (1, 1, 2, 1),
+        "code_shape": (1, 1, 2, 1),
+        "mode": "bxyz",
+        "kernel_size": (1, 3, 1),
+        "stride": (1, 2, 1),
+        "padding": (0, 0, 0),
+        "dilation": (1, 1, 1),
+    },
     "row_order": lambda: {
         "map": zeros(3, 5, dtype=np.int32),
         "order": zeros(1, 5, dtype=np.int32),
@@ -51,6 +75,78 @@ LEGAL = {
         "sorted": zeros(5, dtype=np.int32),
         "bits": 3,
     },
+    "hash_insert": lambda: {
+        "keys": np.arange(5),
+        "values": np.arange(5, dtype=np.int32),
+        "table_keys": np.full(12, -1),
+        "table_values": np.full(12, -1, np.int32),
+        "state": zeros(2, dtype=np.int64),
+    },
+    "hash_lookup": lambda: {
+        "keys": np.arange(5),
+        "table_keys": np.full(12, -1),
+        "table_values": np.full(12, -1, np.int32),
+        "state": zeros(2, dtype=np.int64),
+        "out": zeros(5, dtype=np.int32),
+    },
+    "sample_map": lambda: {
+        "grid": zeros(1, 5, 3),
+        "table_keys": np.full(12, -1),
+        "table_values": np.full(12, -1, np.int32),
+        "state": zeros(2, dtype=np.int64),
+        "indices": zeros(5, 8, dtype=np.int32),
+        "weights": zeros(5, 8),
+        "shape": (1, 2, 3, 4),
+    },
+    "sample_grad": lambda: {
+        "grad_out": zeros(5, 6),
+        "feats": zeros(3, 6),
+        "grid": zeros(1, 5, 3),
+        "indices": zeros(5, 8, dtype=np.int32),
+        "grad_grid": zeros(1, 5, 3),
+    },
+    "gather_sum": lambda: {
+        "feats": zeros(3, 6),
+        "indices": zeros(5, 8, dtype=np.int32),
+        "weights": zeros(5, 8),
+        "out": zeros(5, 6),
+    },
+    "group_rows": lambda: {
+        "indices": zeros(5, 8, dtype=np.int32),
+        "order": zeros(40, dtype=np.int32),
+        "starts": zeros(4, dtype=np.int32),
+    },
+    "group_reduce": lambda: {
+        "src": zeros(5, 6),
+        "order": np.arange(10, dtype=np.int32),
+        "starts": np.array([0, 3, 3, 10], np.int32),
+        "weights": zeros(10),
+        "out": zeros(3, 6),
+        "argmax": None,
+    },
+    "voxel_codes": lambda: {
+        "points": zeros(5, 3),
+        "code": zeros(5, dtype=np.int32),
+        "places": zeros(5, 4),
+        "voxel_size": (0.5, 0.5, 1.0),
+        "origin": (0, 0, 0),
+        "shape": (1, 2, 3, 4),
+    },
+    "unique_ranks": lambda: {
+        "sorted": np.array([0, 0, 3, 3, -1]),
+        "ranks": zeros(5, dtype=np.int32),
+        "count": zeros(1, dtype=np.int32),
+    },
+    "unique_groups": lambda: {
+        "sorted": np.array([0, 0, 3, 3, -1]),
+        "order": np.array([1, 2, 0, 4, 3], np.int32),
+        "ranks": np.array([1, 1, 2, 2, 2], np.int32),
+        "keys": zeros(2, dtype=np.int64),
+        "starts": zeros(3, dtype=np.int32),
+        "first": zeros(2, dtype=np.int32),
+        "counts": zeros(2, dtype=np.int32),
+        "inverse": zeros(5, dtype=np.int32),
+    },
     "conv_forward": lambda: {
         "feats": zeros(5, 6),
         "weight": zeros(4, 1, 3, 1, 6),
@@ -70,6 +166,46 @@ LEGAL = {
         "map": zeros(3, 5, dtype=np.int32),
         "grad_weight": zeros(4, 1, 3, 1, 6),
         "grad_bias": zeros(4),
+    },
+    "depthwise_forward": lambda: {
+        "feats": zeros(5, 6),
+        "weight": zeros(12, 1, 3, 1, 1),
+        "bias": zeros(12),
+        "map": zeros(3, 4, dtype=np.int32),
+        "out": zeros(4, 12),
+    },
+    "depthwise_dgrad": lambda: {
+        "grad_out": zeros(4, 12),
+        "weight": zeros(12, 1, 3, 1, 1),
+        "map": zeros(3, 5, dtype=np.int32),
+        "grad_feats": zeros(5, 6),
+    },
+    "depthwise_wgrad": lambda: {
+        "grad_out": zeros(4, 12),
+        "feats": zeros(5, 6),
+        "map": zeros(3, 4, dtype=np.int32),
+        "grad_weight": zeros(12, 1, 3, 1, 1),
+    },
+    "pool": lambda: {
+        "feats": zeros(5, 6),
+        "map": zeros(3, 4, dtype=np.int32),
+        "out": zeros(4, 6),
+        "argmax": zeros(4, 6, dtype=np.int32),
+        "count": zeros(4, dtype=np.int32),
+        "mode": "max",
+    },
+    "pool_backward": lambda: {
+        "grad_out": zeros(4, 6),
+        "map": zeros(3, 5, dtype=np.int32),
+        "grad_feats": zeros(5, 6),
+        "argmax": zeros(4, 6, dtype=np.int32),
+        "count": zeros(4, dtype=np.int32),
+        "mode": "max",
+    },
+    "batch_indices": lambda: {
+        "coords": zeros(5, 4, dtype=np.int32),
+        "batch": zeros(5, 1, dtype=np.int32),
+        "samples": 2,
     },
     "gemm": lambda: {"a": zeros(5, 8), "b": zeros(7, 8), "out": zeros(5, 7)},
     "grouped": lambda: {
@@ -116,7 +252,7 @@ PRODUCTS = ("gemm", "grouped", "contiguous", "masked", "n_grouped", "k_grouped")
 
 
 def functions(operation):
-    name = "gemm" if operation in PRODUCTS else operation
+    name = "gemm" if operation in PRODUCTS else {"sparse_map": "neighbor_map"}.get(operation, operation)
     return getattr(_C, name), getattr(_C, name + "_workspace")
 
 

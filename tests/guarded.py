@@ -134,6 +134,96 @@ def sort_keys(backend, keys, bits, *, with_sorted=True, **layout):
     )
 
 
+def hash_insert(backend, keys, values, slots, value_dtype, *, shape=None, initial=None, clear=False, **layout):
+    """The table (keys, values, state) after the insertion; `initial` is one from before."""
+    call = Call(backend, **layout)
+    initial = initial or (None, None, None)
+    key_dtype = "int64" if shape else keys.dtype
+    return call.run(
+        "hash_insert",
+        call.give(keys),
+        call.give(values),
+        call.take((slots,), key_dtype, initial=initial[0]),
+        call.take((slots,), value_dtype, initial=initial[1]),
+        call.take((2,), "int64", initial=initial[2]),
+        shape=shape,
+        clear=clear,
+    )
+
+
+def hash_lookup(backend, keys, table_keys, table_values, state, *, shape=None, **layout):
+    call = Call(backend, **layout)
+    table = (call.give(array) for array in (table_keys, table_values, state))
+    return call.run("hash_lookup", call.give(keys), *table, call.take(keys.shape[:1], table_values.dtype), shape=shape)
+
+
+def sample_map(backend, grid, table, shape, mode, **layout):
+    """(indices, weights), or the indices of the nearest voxels."""
+    call = Call(backend, **layout)
+    points = grid.shape[0] * grid.shape[1]
+    given = [call.give(array) for array in (grid, *table)]
+    indices = call.take((points, 8 if mode == "trilinear" else 1), "int32")
+    weights = call.take((points, 8), "float32") if mode == "trilinear" else None
+    return call.run("sample_map", *given, indices, weights, shape=shape)
+
+
+def sample_grad(backend, grad_out, feats, grid, indices, **layout):
+    call = Call(backend, **layout)
+    rows = [call.give(array, strided=True) for array in (grad_out, feats)]
+    return call.run("sample_grad", *rows, call.give(grid), call.give(indices), call.take(grid.shape, "float32"))
+
+
+def gather_sum(backend, feats, indices, weights, **layout):
+    call = Call(backend, **layout)
+    arrays = call.give(feats, strided=True), call.give(indices), call.give(weights)
+    return call.run("gather_sum", *arrays, call.take((len(indices), feats.shape[1]), feats.dtype, strided=True))
+
+
+def group_rows(backend, indices, rows, **layout):
+    """(order, starts)."""
+    call = Call(backend, **layout)
+    return call.run(
+        "group_rows", call.give(indices), call.take((indices.size,), "int32"), call.take((rows + 1,), "int32")
+    )
+
+
+def group_reduce(backend, src, order, starts, weights, reduction, *, rows=None, with_argmax=False, **layout):
+    """out, or (out, argmax)."""
+    call = Call(backend, **layout)
+    shape = (len(starts) - 1 if rows is None else rows, src.shape[1])
+    return call.run(
+        "group_reduce",
+        call.give(src, strided=True),
+        *(call.give(array) for array in (order, starts, weights)),
+        call.take(shape, src.dtype, strided=True),
+        call.take(shape, "int32") if with_argmax else None,
+        mode=reduction,
+    )
+
+
+def voxel_codes(backend, points, dtype, *, with_places=True, **how):
+    """(code, places), or the codes alone."""
+    call = Call(backend, fence=how.pop("fence", True))
+    code = call.take((len(points),), dtype)
+    places = call.take((len(points), 4), "float32") if with_places else None
+    return call.run("voxel_codes", call.give(points), code, places, **how)
+
+
+def unique_ranks(backend, in_order, **layout):
+    """(ranks, count)."""
+    call = Call(backend, **layout)
+    return call.run("unique_ranks", call.give(in_order), call.take(in_order.shape, "int32"), call.take((1,), "int32"))
+
+
+def unique_groups(backend, in_order, order, ranks, voxels, **layout):
+    """(keys, starts, first, counts, inverse)."""
+    call = Call(backend, **layout)
+    sizes = {"starts": voxels + 1, "first": voxels, "counts": voxels, "inverse": len(in_order)}
+    given = [call.give(array) for array in (in_order, order, ranks)]
+    keys = call.take((voxels,), in_order.dtype)
+    return call.run("unique_groups", *given, keys, *(call.take((size,), "int32") for size in sizes.values()))
+
+
 def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None, residual=None, activation=None,
                  in_place=False, algorithm="auto", precision="ieee", **layout):  # fmt: skip
     """in_place: the output is the residual itself."""
@@ -150,7 +240,7 @@ def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None,
         order=call.give(order),
         residual=out if in_place else call.give(residual, strided=True),
         activation=activation,
-        groups=groups,
+        order_groups=groups,
         algorithm=algorithm,
         precision=precision,
     )
@@ -167,7 +257,7 @@ def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, groups=None, algo
         call.give(nmap),
         call.take((nmap.shape[1], weight.shape[-1]), grad_out.dtype, strided=True),
         order=call.give(order),
-        groups=groups,
+        order_groups=groups,
         algorithm=algorithm,
         mirrored=mirrored,
         precision=precision,
@@ -186,6 +276,41 @@ def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), pr
         call.take((co, len(nmap), ci), dtype) if "weight" in outputs else None,
         call.take((co,), dtype) if "bias" in outputs else None,
         precision=precision,
+    )
+
+
+def depthwise_forward(backend, feats, weight, bias, nmap, **layout):
+    call = Call(backend, **layout)
+    return call.run(
+        "depthwise_forward",
+        call.give(feats, strided=True),
+        call.give(weight),
+        call.give(bias),
+        call.give(nmap),
+        call.take((nmap.shape[1], len(weight)), feats.dtype, strided=True),
+    )
+
+
+def depthwise_dgrad(backend, grad_out, weight, nmap, channels, **layout):
+    """nmap is the transposed map."""
+    call = Call(backend, **layout)
+    return call.run(
+        "depthwise_dgrad",
+        call.give(grad_out, strided=True),
+        call.give(weight),
+        call.give(nmap),
+        call.take((nmap.shape[1], channels), grad_out.dtype, strided=True),
+    )
+
+
+def depthwise_wgrad(backend, grad_out, feats, nmap, **layout):
+    call = Call(backend, **layout)
+    return call.run(
+        "depthwise_wgrad",
+        call.give(grad_out, strided=True),
+        call.give(feats, strided=True),
+        call.give(nmap),
+        call.take((grad_out.shape[1], len(nmap), 1), feats.dtype),
     )
 
 
@@ -221,27 +346,9 @@ def pool_backward(backend, grad_out, nmap, mode, chosen=None, count=None, **layo
     )
 
 
-def batch_rows(backend, coords, samples, **layout):
-    """(batch, order, bounds)"""
+def batch_indices(backend, coords, samples, **layout):
     call = Call(backend, **layout)
-    outputs = [call.take((size,), "int32") for size in (len(coords), len(coords), samples + 1)]
-    return call.run("batch_rows", call.give(coords), *outputs)
-
-
-def global_pool(backend, feats, order, bounds, mode, **layout):
-    """(out, chosen of max, count)"""
-    call = Call(backend, **layout)
-    shape = len(bounds) - 1, feats.shape[1]
-    return call.run(
-        "global_pool",
-        call.give(feats, strided=True),
-        call.give(order),
-        call.give(bounds),
-        call.take(shape, feats.dtype, strided=True),
-        call.take(shape, "int32") if mode == "max" else None,
-        call.take(shape[:1], "int32"),
-        mode=mode,
-    )
+    return call.run("batch_indices", call.give(coords), call.take((len(coords), 1), "int32"), samples=samples)
 
 
 def gemm(backend, a, b, out_dtype, *, shape=None, initial=None, pad=0, offset=0, fence=True, **how):

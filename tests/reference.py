@@ -165,6 +165,153 @@ def encode_seq(coords, shape, mode):
     return np.array([code_of(c, shape, mode) for c in np.asarray(coords)], unsigned).view(signed)
 
 
+# ---- sampling ----
+
+
+def rows_of_voxels(coords, shape):
+    rows = {}
+    for row, point in enumerate(map(tuple, np.asarray(coords).tolist())):
+        if all(0 <= c < s for c, s in zip(point, shape, strict=True)):
+            rows.setdefault(point, row)
+    return rows
+
+
+CORNERS = list(itertools.product((0, 1), repeat=3))
+
+
+def sample_map(coords, shape, grid, mode):
+    """indices (Q, K) and float64 weights (Q, K); a point that is not finite has no voxels."""
+    rows, points = rows_of_voxels(coords, shape), f64(grid).reshape(-1, 3)
+    per_sample = np.shape(grid)[1]
+    if mode == "nearest":
+        found = [
+            rows.get((q // per_sample, *(int(c) for c in p)), -1) if np.isfinite(p).all() and (p > -1).all() else -1
+            for q, p in enumerate(points)
+        ]
+        indices = np.array(found, np.int32).reshape(-1, 1)
+        return indices, (indices >= 0).astype(np.float64)
+    indices, weights = np.full((len(points), 8), -1, np.int32), np.zeros((len(points), 8))
+    for q, p in enumerate(points):
+        if not np.isfinite(p).all():
+            continue
+        base = np.floor(p - 0.5)
+        for k, corner in enumerate(CORNERS):
+            indices[q, k] = rows.get((q // per_sample, *(int(b) + c for b, c in zip(base, corner, strict=True))), -1)
+            if indices[q, k] >= 0:
+                weights[q, k] = np.prod(np.where(corner, p - 0.5 - base, 1 - (p - 0.5 - base)))
+    total = weights.sum(axis=1, keepdims=True)
+    return indices, np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+
+
+def gather_sum(feats, indices, weights=None):
+    weights = np.ones(indices.shape) if weights is None else f64(weights)
+    rows = np.concatenate([f64(feats), np.zeros((1, feats.shape[1]))])  # -1 is the last one
+    return (rows[indices] * weights[..., None]).sum(axis=1)
+
+
+def scatter_sum(grad_out, indices, weights, rows):
+    """The adjoint of gather_sum in the features."""
+    out = np.zeros((rows, grad_out.shape[1]))
+    q, k = np.nonzero(indices >= 0)
+    np.add.at(out, indices[q, k], f64(grad_out)[q] * f64(weights)[q, k][:, None])
+    return out
+
+
+def sample_grad(grad_out, feats, grid, indices):
+    """The gradient of trilinear samples in their points by the quotient rule, and what its terms add up to without
+    their signs, which is the scale of what float32 sums lose."""
+    points, product = f64(grid).reshape(-1, 3), np.zeros(indices.shape)
+    size = np.zeros(indices.shape)
+    for k in range(8):
+        there = indices[:, k] >= 0
+        product[there, k] = (f64(grad_out)[there] * f64(feats)[indices[there, k]]).sum(axis=1)
+        size[there, k] = np.abs(f64(grad_out)[there] * f64(feats)[indices[there, k]]).sum(axis=1)
+    points = np.where(np.isfinite(points), points, 0) - 0.5
+    fraction = points - np.floor(points)
+    parts = np.stack([np.where(corner, fraction, 1 - fraction) for corner in CORNERS], axis=1)  # (Q, 8, 3)
+    weight = parts.prod(axis=2) * (indices >= 0)
+    total = weight.sum(axis=1)
+    safe = np.where(total > 0, total, 1)
+    gradient, scale = np.zeros_like(points), np.zeros_like(points)
+    for axis in range(3):
+        slope = np.where([c[axis] for c in CORNERS], 1, -1) * np.delete(parts, axis, axis=2).prod(axis=2)
+        slope = slope * (indices >= 0)
+        above, below = (weight * product).sum(axis=1), (slope * product).sum(axis=1)
+        gradient[:, axis] = below / safe - above * slope.sum(axis=1) / safe**2
+        scale[:, axis] = (np.abs(slope) * size).sum(axis=1) / safe
+        scale[:, axis] += (weight * size).sum(axis=1) * np.abs(slope).sum(axis=1) / safe**2
+    empty = ~(total > 0)
+    gradient[empty] = scale[empty] = 0
+    return gradient.reshape(np.shape(grid)), scale.reshape(np.shape(grid))
+
+
+def group_rows(indices, rows):
+    """(order, starts): the positions of each row in a list of indices."""
+    flat = indices.ravel().tolist()
+    groups = [[i for i, row in enumerate(flat) if row == m] for m in range(rows)] if rows * len(flat) < 10**7 else None
+    if groups is None:
+        keys = np.where(indices.ravel() < 0, rows, indices.ravel())
+        order = np.argsort(keys, kind="stable")
+        return order.astype(np.int32), np.searchsorted(keys[order], np.arange(rows + 1)).astype(np.int32)
+    none = [i for i, row in enumerate(flat) if not 0 <= row < rows]
+    order = np.array([i for group in groups for i in group] + none, np.int32)
+    return order, np.cumsum([0, *map(len, groups)]).astype(np.int32)
+
+
+def group_reduce(src, order, starts, weights, reduction):
+    """(out float64, argmax)."""
+    terms = max(len(order) // max(len(src), 1), 1)
+    weights = np.ones(len(order)) if weights is None else f64(weights)
+    out, argmax = np.zeros((len(starts) - 1, src.shape[1])), np.full((len(starts) - 1, src.shape[1]), -1)
+    for m, (begin, end) in enumerate(itertools.pairwise(starts.tolist())):
+        entries = order[begin:end]
+        if len(entries) == 0:
+            continue
+        values = f64(src)[entries // terms] * weights[entries, None]
+        if reduction == "max":
+            best = np.argmax(values, axis=0)  # the first; of NaN too
+            out[m], argmax[m] = values.max(axis=0), (entries // terms)[best]
+        else:
+            out[m] = values.sum(axis=0) if reduction == "sum" else values.mean(axis=0)
+    return out, argmax.astype(np.int32)
+
+
+# ---- points and voxels ----
+
+
+def voxel_of(points, voxel_size, origin, shape):
+    """(N, 4) [batch, x, y, z], rows of -1 for points outside, by float32 arithmetic as the points are."""
+    points = np.asarray(points, np.float32)
+    if points.shape[1] == 3:
+        points = np.concatenate([np.zeros((len(points), 1), np.float32), points], axis=1)
+    with np.errstate(all="ignore"):
+        places = points[:, 1:] / np.asarray(voxel_size, np.float32) - np.asarray(origin, np.float32)
+        coords = np.concatenate([np.trunc(points[:, :1]), np.floor(places)], axis=1).astype(np.float64)
+        inside = ((coords >= 0) & (coords < np.asarray(shape, np.float64))).all(axis=1) & (points[:, 0] >= 0)
+    return np.where(inside[:, None], coords, -1).astype(np.int32)
+
+
+def unique_coords(coords):
+    """(unique, inverse, counts) by a dictionary, sorted; rows of -1 are none."""
+    rows = {}
+    for row, voxel in enumerate(map(tuple, np.asarray(coords).tolist())):
+        if voxel[0] >= 0:
+            rows.setdefault(voxel, []).append(row)
+    unique, inverse = sorted(rows), np.full(len(coords), -1, np.int32)
+    for m, voxel in enumerate(unique):
+        inverse[rows[voxel]] = m
+    counts = np.array([len(rows[voxel]) for voxel in unique], np.int32)
+    return np.array(unique, np.int32).reshape(-1, 4), inverse, counts
+
+
+def reduce_points(feats, inverse, voxels, how):
+    out = np.zeros((voxels, feats.shape[1]))
+    for m in range(voxels):
+        rows = f64(feats[inverse == m])
+        out[m] = {"sum": rows.sum(0), "mean": rows.mean(0), "max": rows.max(0), "first": rows[0]}[how]
+    return out
+
+
 # ---- convolution ----
 
 

@@ -49,6 +49,72 @@ def map_case(backend, kernel_size, dilation, transposed, check, shape=None):
     np.testing.assert_array_equal(nmap, reference.neighbor_map(coords, shape, kernel_size, dilation, transposed))
 
 
+def sparse_map_case(backend, stride, transposed, mode, shape=None):
+    """Output sites, and the maps both ways."""
+    coords, shape = (scenes.far_corner(N, shape), shape) if shape else scenes.scene(N)
+    how = {"kernel_size": (3, 2, 3), "stride": stride, "padding": (1, 0, 2), "dilation": (1, 2, 1)}
+    to_shape = reference.out_shape(shape, **how, transposed=transposed)
+    sites = reference.conv_sites(coords, shape, to_shape, **how, transposed=transposed)
+    got = guarded.conv_sites(backend, coords, shape, to_shape, **how, transposed=transposed, mode=mode, fence=False)
+    order = np.argsort([reference.code_of(site, to_shape, mode) for site in sites])
+    np.testing.assert_array_equal(got, sites[order])
+    for given, asked in (
+        ((coords, shape, sites, to_shape), transposed),
+        ((sites, to_shape, coords, shape), not transposed),
+    ):
+        nmap = guarded.sparse_map(backend, *given, **how, transposed=asked, fence=False)
+        np.testing.assert_array_equal(nmap, reference.sparse_map(*given, **how, transposed=asked))
+
+
+def pool_case(backend, mode, dtype, channels, offset):
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(N)
+    nmap, transposed = (reference.neighbor_map(coords, shape, (2, 2, 3), transposed=t) for t in (False, True))
+    feats, grad_out = (scenes.values(rng, (N, channels), dtype, one_sign=True) for _ in range(2))
+    layout = {"fence": False, "offset": offset, "pad": offset}
+    expected, chosen, count = reference.pool(feats, nmap, mode)
+    assert_rows(guarded.pool(backend, feats, nmap, mode, **layout)[0], expected, reference.ROW_TOLERANCE[dtype])
+    given = {"max": (chosen, None), "mean": (None, count), "sum": (None, None)}[mode]
+    grad_feats = guarded.pool_backward(backend, grad_out, transposed, mode, *given, **layout)
+    expected = reference.pool_backward(grad_out, nmap, N, mode, chosen, count)
+    assert_rows(grad_feats, expected, reference.ROW_TOLERANCE[dtype])
+
+
+def depthwise_case(backend, direction, dtype, channels, multiplier, offset):
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(N)
+    kernel_size, co = (2, 3, 3), channels * multiplier
+    nmap, transposed = (reference.neighbor_map(coords, shape, kernel_size, transposed=t) for t in (False, True))
+    draw = (N, channels), (co, *kernel_size, 1), (co,), (N, co)
+    feats, weight, bias, grad_out = (scenes.values(rng, s, dtype, one_sign=True) for s in draw)
+    dense = np.zeros((co, 18, channels))
+    dense[np.arange(co), :, np.arange(co) // multiplier] = reference.by_offset(weight)[..., 0]
+    layout, tolerance = {"fence": False, "offset": offset, "pad": offset}, reference.ROW_TOLERANCE[dtype]
+    if direction == "forward":
+        out = guarded.depthwise_forward(backend, feats, weight, bias, nmap, **layout)
+        assert_rows(out, reference.conv_forward(feats, dense, bias, nmap), tolerance)
+    elif direction == "dgrad":
+        grad_feats = guarded.depthwise_dgrad(backend, grad_out, weight, transposed, channels, **layout)
+        assert_rows(grad_feats, reference.conv_dgrad(grad_out, dense, nmap, N), tolerance)
+    else:
+        grad_weight = guarded.depthwise_wgrad(backend, grad_out, feats, nmap, **layout)
+        expected = reference.conv_wgrad(grad_out, feats, nmap)[0]
+        expected = expected[np.arange(co), :, np.arange(co) // multiplier]
+        assert_rows(grad_weight[..., 0], expected, tolerance)
+
+
+def batch_case(backend, n):
+    """The samples of rows, and the gradient of a mean over them."""
+    rng = np.random.default_rng(0)
+    coords = rng.integers(0, 7, (n, 4)).astype(np.int32)
+    batch = guarded.batch_indices(backend, coords, 7, fence=False)
+    np.testing.assert_array_equal(batch, coords[:, :1])
+    grad_out = scenes.values(rng, (7, 40), "float16")
+    bounds = np.searchsorted(np.sort(coords[:, 0]), np.arange(8)).astype(np.int32)
+    grad_feats = guarded.pool_backward(backend, grad_out, batch.reshape(1, n), "mean", None, bounds, fence=False)
+    assert_rows(grad_feats, reference.f64(grad_out)[batch[:, 0]] / np.diff(bounds)[batch], 2e-3)
+
+
 def order_case(backend, kernel_size, n, groups):
     """A map of random entries: what is sorted need not come from a scene."""
     nmap = np.random.default_rng(0).integers(-2, 2, (int(np.prod(kernel_size)), n)).astype(np.int32)
@@ -69,6 +135,87 @@ def sort_case(backend, dtype, bits, n, with_sorted):
     got = guarded.sort_keys(backend, keys, bits, with_sorted=with_sorted, fence=False)
     order = np.argsort(keys, kind="stable")
     np.testing.assert_array_equal(got[0] if with_sorted else got, order)
+
+
+def hash_case(backend, key_dtype, value_dtype, voxels):
+    rng = np.random.default_rng(0)
+    shape = (2, 5, 6, 7) if voxels else None
+    if voxels:
+        keys = np.stack([rng.integers(0, s, N) for s in shape], axis=1).astype(np.int32)
+        names = list(map(tuple, keys.tolist()))
+    else:
+        keys = rng.integers(-20, 80, N).astype(key_dtype)
+        names = keys.tolist()
+    values = rng.integers(0, 1000, N).astype(value_dtype)
+    for given in (None, values):
+        contents = {}
+        for name, value in zip(names, range(N) if given is None else values.tolist(), strict=True):
+            contents.setdefault(name, value)
+        how = {"shape": shape, "fence": False}
+        table = guarded.hash_insert(backend, keys, given, 200, value_dtype, clear=True, **how)
+        table = guarded.hash_insert(backend, keys[::-1].copy(), values, 200, value_dtype, initial=table, **how)
+        found = guarded.hash_lookup(backend, keys, *table, **how)
+        np.testing.assert_array_equal(found, [contents[name] for name in names])
+
+
+def sample_case(backend, mode, dtype, channels, offset):
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(N, batch=2)
+    grid = (np.floor(rng.uniform(-1, max(shape[1:]) + 1, (2, 70, 3)) * 1024) / 1024).astype(np.float32)
+    grid[0, :2, 0] = np.nan, np.inf
+    how = {"fence": False, "offset": offset, "pad": offset}
+    table = guarded.hash_insert(backend, coords, None, 2 * N, "int32", shape=shape, clear=True, fence=False)
+    got = guarded.sample_map(backend, grid, table, shape, mode, fence=False)
+    indices, weights = reference.sample_map(coords, shape, grid, mode)
+    np.testing.assert_array_equal(got[0] if mode == "trilinear" else got, indices)
+    feats, grad_out = (scenes.values(rng, s, dtype, one_sign=True) for s in ((N, channels), (140, channels)))
+    tolerance = reference.ROW_TOLERANCE[dtype]
+    flat = weights.astype(np.float32) if mode == "trilinear" else None
+    out = guarded.gather_sum(backend, feats, indices, flat, **how)
+    assert_rows(out, reference.gather_sum(feats, indices, weights), tolerance)
+    order, starts = guarded.group_rows(backend, indices, N, fence=False)
+    flat = None if flat is None else flat.ravel()
+    grad_feats = guarded.group_reduce(backend, grad_out, order, starts, flat, "sum", **how)
+    assert_rows(grad_feats, reference.scatter_sum(grad_out, indices, weights, N), tolerance)
+    if mode == "trilinear":
+        grad_grid = guarded.sample_grad(backend, grad_out, feats, grid, indices, **how)
+        expected, scale = reference.sample_grad(grad_out, feats, grid, indices)
+        assert (np.abs(grad_grid - expected) <= 4e-6 * scale).all()
+
+
+def reduce_case(backend, reduction, dtype, channels, offset):
+    """Groups of one entry, of as many as are reduced at once, and of more."""
+    rng = np.random.default_rng(0)
+    starts = np.cumsum([0, 1, 1100, 0, 512, 7, 513]).astype(np.int32)
+    src = scenes.values(rng, (starts[-1] + 5, channels), dtype, one_sign=True)
+    order = rng.permutation(len(src)).astype(np.int32)
+    how = {"fence": False, "offset": offset, "pad": offset, "with_argmax": reduction == "max"}
+    got = guarded.group_reduce(backend, src, order, starts, None, reduction, **how)
+    expected, argmax = reference.group_reduce(src, order, starts, None, reduction)
+    if reduction == "max":
+        got, rows = got
+        np.testing.assert_array_equal(rows, argmax)
+    assert_rows(got, expected, reference.ROW_TOLERANCE[dtype])
+
+
+def voxelize_case(backend, dtype, columns):
+    rng = np.random.default_rng(0)
+    shape, how = (2, 5, 6, 7), {"voxel_size": (0.5, 1, 2), "origin": (1, 0, 0.5)}
+    points = rng.uniform(-1, 8, (N, columns)).astype(np.float32)
+    if columns == 4:
+        points[:, 0] = rng.integers(-1, 3, N)
+    points[3] = np.nan
+    code, _ = guarded.voxel_codes(backend, points, dtype, shape=shape, fence=False, **how)
+    coords = reference.voxel_of(points, how["voxel_size"], how["origin"], shape)
+    np.testing.assert_array_equal(code, [reference.code_of(c, shape, "bxyz") if c[0] >= 0 else -1 for c in coords])
+    order, in_order = guarded.sort_keys(backend, code, 32, fence=False)
+    ranks, count = guarded.unique_ranks(backend, in_order, fence=False)
+    unique, inverse, counts = reference.unique_coords(coords)
+    assert count.item() == len(unique)
+    groups = guarded.unique_groups(backend, in_order, order, ranks, len(unique), fence=False)
+    np.testing.assert_array_equal(groups[0], [reference.code_of(c, shape, "bxyz") for c in unique])
+    np.testing.assert_array_equal(groups[3], counts)
+    np.testing.assert_array_equal(groups[4], inverse)
 
 
 def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0, rows=N, algorithm="auto"):
@@ -226,6 +373,40 @@ def all_cases():
         name = "map/3x3x3/huge" + "/check" * check
         cases[name] = partial(map_case, check=check, shape=(2, 2**20, 2**20, 2**20), **plain)
 
+    for transposed in (False, True):
+        name = "transposed" if transposed else "forward"
+        for stride in ((1, 1, 1), (2, 3, 1)):
+            cases[f"sparse_map/{'x'.join(map(str, stride))}/{name}"] = partial(
+                sparse_map_case, stride=stride, transposed=transposed, mode="bxyz"
+            )
+        for mode in ("z_order", "hilbert"):
+            cases[f"sparse_map/{mode}/{name}"] = partial(
+                sparse_map_case, stride=(2, 3, 1), transposed=transposed, mode=mode
+            )
+    cases["sparse_map/huge"] = partial(
+        sparse_map_case, stride=(2, 3, 1), transposed=False, mode="bxyz", shape=(2, 2**20, 2**20, 2**20)
+    )
+
+    for mode in ("max", "mean", "sum"):
+        for dtype in ("float32", "float16", "bfloat16"):
+            for channels, offset in ((64, 0), (33, 1)):
+                cases[f"pool/{mode}/{dtype}/{channels}"] = partial(
+                    pool_case, mode=mode, dtype=dtype, channels=channels, offset=offset
+                )
+    cases["batch_indices"] = partial(batch_case, n=N)
+
+    for direction in ("forward", "dgrad", "wgrad"):
+        for dtype in ("float32", "float16", "bfloat16"):
+            for channels, multiplier, offset in ((64, 1, 0), (33, 1, 1), (7, 3, 0)):
+                cases[f"depthwise/{direction}/{dtype}/{channels}x{multiplier}"] = partial(
+                    depthwise_case,
+                    direction=direction,
+                    dtype=dtype,
+                    channels=channels,
+                    multiplier=multiplier,
+                    offset=offset,
+                )
+
     for kernel_size, n, groups in (
         ((3, 3, 3), 150, (1, 3, 9)),
         ((1, 1, 1), 150, (1,)),
@@ -245,6 +426,31 @@ def all_cases():
         for with_sorted in (False, True):
             name = f"sort/{np.dtype(dtype)}/{n}" + "/sorted" * with_sorted
             cases[name] = partial(sort_case, dtype=dtype, bits=bits, n=n, with_sorted=with_sorted)
+
+    for value_dtype in ("int32", "int64"):
+        for key_dtype in ("int32", "int64"):
+            cases[f"hash/{key_dtype}/{value_dtype}"] = partial(
+                hash_case, key_dtype=key_dtype, value_dtype=value_dtype, voxels=False
+            )
+        cases[f"hash/voxels/{value_dtype}"] = partial(
+            hash_case, key_dtype="int64", value_dtype=value_dtype, voxels=True
+        )
+
+    for dtype in ("float32", "float16", "bfloat16"):
+        for channels, offset in ((64, 0), (37, 1)):
+            layout = f"{dtype}/{channels}"
+            for mode in ("trilinear", "nearest"):
+                cases[f"sample/{mode}/{layout}"] = partial(
+                    sample_case, mode=mode, dtype=dtype, channels=channels, offset=offset
+                )
+            for reduction in ("sum", "mean", "max"):
+                cases[f"reduce/{reduction}/{layout}"] = partial(
+                    reduce_case, reduction=reduction, dtype=dtype, channels=channels, offset=offset
+                )
+
+    for dtype in ("int32", "int64"):
+        for columns in (3, 4):
+            cases[f"voxelize/{dtype}/{columns}"] = partial(voxelize_case, dtype=dtype, columns=columns)
 
     for direction in ("forward", "dgrad", "wgrad"):
         for mode in MODES:

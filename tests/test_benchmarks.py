@@ -15,7 +15,8 @@ from benchmarks import results, row_orders, scenes
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import check, cold, conv, gemm, gpu_check, sanitize, train  # noqa: E402
+import flexgemm  # noqa: E402
+from benchmarks import check, cold, conv, gemm, gpu_check, points, sanitize, strided, train, voxel  # noqa: E402
 from benchmarks.ceilings import Ceilings  # noqa: E402
 from benchmarks.run import OutOfTime, Run  # noqa: E402
 
@@ -164,6 +165,7 @@ def test_all_rows_are_distinct():
     assert train.MEMORY_CASE in train.cases()
     for case in gemm.cases() + gemm.more_cases():
         rows += [case.row(), *(case.row(peer) for peer in gemm.PEERS.get((case.op, case.dtype), ()))]
+    rows += [case.row() for case in voxel.cases()]
     assert len({results.identity(row) for row in rows}) == len(rows)
 
 
@@ -176,7 +178,48 @@ def test_floor_is_arithmetic_or_bytes():
     assert gemm.floor_ms(empty, CEILINGS) == gemm.floor_ms(small, CEILINGS)
 
 
+def test_voxel_cases_of_one_scene_are_adjacent():
+    names = [case.scene for case in voxel.cases()]
+    assert sum(a != b for a, b in zip(names, names[1:], strict=False)) == len(set(names)) - 1
+    row = next(case for case in voxel.cases() if case.op == "strided_fwd").row()
+    assert row["scene"] == "sphere64-k2s2"
+    assert list(row) == ["suite", "op", "scene", "dtype", "channels", "family"]
+
+
 # ---- no wrong result gets a time ----
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("op", strided.OPS)
+def test_right_results_on_voxels_pass_and_wrong_ones_do_not(monkeypatch, op, size):
+    monkeypatch.setattr(strided, "DEVICE", "cpu")
+    work = strided.make(op, size, 16, scenes.sphere(8))
+    result = work.call()
+    work.judge(result)
+    assert work.n == 192
+    assert work.moved > 0
+    first = result[0] if isinstance(result, tuple) else result
+    first[:] = first * 1.1
+    with pytest.raises(check.Wrong):
+        work.judge(result)
+
+
+@pytest.mark.parametrize("case", points.cases(), ids=lambda case: case.op)
+def test_right_results_on_points_pass_and_wrong_ones_do_not(monkeypatch, case):
+    monkeypatch.setattr(points, "DEVICE", "cpu")
+    monkeypatch.setattr(points, "KEYS", 2000)
+    monkeypatch.setattr(points, "POINTS", 500)
+    work = case.make(scenes.sphere(12))
+    result = work.call()
+    work.judge(result)
+    assert work.moved > 0
+    if case.op == "hash_insert":
+        result = flexgemm.HashTable(10, like=torch.zeros(1, dtype=torch.int64))
+    else:
+        spoilt = result.feats if case.op == "voxelize" else result[0] if case.op.startswith("grid") else result
+        spoilt[:] = spoilt.roll(1, 0)
+    with pytest.raises(check.Wrong):
+        work.judge(result)
 
 
 @pytest.fixture(params=[3, 5])

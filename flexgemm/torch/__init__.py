@@ -18,17 +18,21 @@ from flexgemm.torch.products import (
     n_grouped_gemm_nt,
     quantize,
 )
+from flexgemm.torch.sampling import devoxelize, grid_sample_3d, reduce_points
 
 __all__ = [
     "batched_gemm_nt",
+    "devoxelize",
     "gemm_nt",
     "global_pool",
+    "grid_sample_3d",
     "m_grouped_gemm_nt",
     "m_grouped_gemm_nt_contiguous",
     "m_grouped_gemm_nt_masked",
     "n_grouped_gemm_nt",
     "neighbor_map",
     "quantize",
+    "reduce_points",
     "sparse_conv3d",
     "sparse_conv3d_backward",
     "sparse_inverse_conv3d",

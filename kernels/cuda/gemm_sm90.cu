@@ -3,7 +3,6 @@
  */
 #include "gemm_sm90.cuh"
 
-#include <atomic>
 #include <climits>
 
 #include "../plan.h"
@@ -12,14 +11,6 @@
 
 namespace flexgemm {
 namespace {
-
-TensorRows make_rows(const fg_tensor &tensor) {
-    const bool grouped = tensor.ndim == 3;
-    const int rows = tensor.ndim - 2;
-    return {tensor.data,         tensor.shape[rows + 1] * static_cast<int64_t>(fg_dtype_size(tensor.dtype)),
-            tensor.shape[rows],  grouped ? tensor.shape[0] : 1,
-            pitch(tensor, rows), grouped ? pitch(tensor, 0) : 0};
-}
 
 /* TMA's own rules: addresses, pitches and here K are multiples of 16 bytes, pitches are positive and below 2^40,
  * coordinates int32. */
@@ -47,28 +38,14 @@ fg_status launch_tile(const TensorRows &a, const TensorRows &b, GemmSm90Args &ar
         else
             return half_gemm_sm90_kernel<Math, Tile>;
     }();
-    static std::atomic<uint64_t> allowed; /* devices on which the kernel may already use its shared memory */
-    const uint64_t device_bit = queue->device_index < 64 ? uint64_t{1} << queue->device_index : 0;
-    if (!(allowed.load(std::memory_order_relaxed) & device_bit)) {
-        FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes));
-        allowed.fetch_or(device_bit, std::memory_order_relaxed);
-    }
-
+    static std::atomic<uint64_t> allowed;
+    status = allow_shared(kernel, Tile::kSharedBytes, allowed, queue, error);
+    if (status != FG_OK) return status;
     set_tiles(args.space, Tile::kClusterM, Tile::kBlockN);
     const int64_t tiles = args.space.major_tiles * args.space.minor_tiles, clusters = num_sms / Tile::kCluster;
 
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {Tile::kCluster, 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = {static_cast<unsigned>((tiles < clusters ? tiles : clusters) * Tile::kCluster)};
-    config.blockDim = {Tile::kThreads};
-    config.dynamicSmemBytes = Tile::kSharedBytes;
-    config.stream = stream_of(queue);
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    FG_CUDA(cudaLaunchKernelEx(&config, kernel, map_a, map_b, args));
-    return FG_OK;
+    return launch_clusters(kernel, (tiles < clusters ? tiles : clusters) * Tile::kCluster, Tile::kCluster,
+                           Tile::kThreads, Tile::kSharedBytes, map_a, map_b, args, queue, error);
 }
 
 template <typename Math>
@@ -112,24 +89,22 @@ bool gemm_sm90_takes(const fg_gemm_params &params) {
 }
 
 fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *queue, fg_error *error) {
-    const TensorRows a = make_rows(params.a), b = make_rows(params.b);
     const fg_dtype dtype = params.a.dtype;
     const bool block_scaled = params.kind_a == FG_SCALE_BLOCK;
-    GemmSm90Args args = {};
-    args.space = make_tile_space(params);
-    args.epilogue = make_epilogue(params);
-    args.a_grouped = params.a.ndim == 3;
-    args.b_grouped = params.b.ndim == 3;
+    const fg_gemm_shape all = fg_gemm_all_rows(&params);
+    const fg_plan plan = fg_plan_gemm_sm90(all.m, all.n, all.k, all.groups, dtype, num_sms, fg_gemm_tiles(&params));
+    fg_print_plan(&plan, "gemm", dtype, "m=%lld n=%lld k=%lld groups=%lld", static_cast<long long>(all.m),
+                  static_cast<long long>(all.n), static_cast<long long>(all.k), static_cast<long long>(all.groups));
+    if (plan.block_m < kSm90BlockM) return gemm_decode_sm90(params, plan, num_sms, queue, error);
+
+    const TensorRows a = make_rows(params.a), b = make_rows(params.b);
+    GemmSm90Args args = make_args(params);
     args.plain = is_plain(params);
     args.steps_per_promote = params.promote_every / FG_SCALE_BLOCK_SIZE;
     const int64_t size = static_cast<int64_t>(fg_dtype_size(params.out.dtype));
     args.out_aligned = is_multiple(params.out.data, 16) && args.epilogue.out_stride * size % 16 == 0 &&
                        args.epilogue.out_group_stride * size % 16 == 0;
 
-    const fg_gemm_shape all = fg_gemm_all_rows(&params);
-    const fg_plan plan = fg_plan_gemm_sm90(all.m, all.n, all.k, all.groups, dtype, num_sms, fg_gemm_tiles(&params));
-    fg_print_plan(&plan, "gemm", dtype, "m=%lld n=%lld k=%lld groups=%lld", static_cast<long long>(all.m),
-                  static_cast<long long>(all.n), static_cast<long long>(all.k), static_cast<long long>(all.groups));
     const fg_dtype of_b = params.b.dtype;
     if (dtype == FG_FLOAT16) return launch<Sm90Half<Sm90Sums::kPlain>>(plan, a, b, args, num_sms, queue, error);
     if (dtype == FG_BFLOAT16) return launch<Sm90Bfloat16<Sm90Sums::kPlain>>(plan, a, b, args, num_sms, queue, error);

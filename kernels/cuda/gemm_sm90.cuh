@@ -27,10 +27,13 @@
 
 #include <cuda.h>
 
+#include <atomic>
+
 #include "common.cuh"
 #include "gemm_epilogue.cuh"
 #include "ptx.cuh"
 #include "scheduler.cuh"
+#include "tensor_map.cuh"
 
 namespace flexgemm {
 
@@ -41,6 +44,7 @@ struct GemmSm90Args {
     bool out_aligned;          /* rows of out start at multiples of 16 bytes */
     bool plain;                /* of out nothing but scaled and biased sums in 16 or 32 bits */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
+    int32_t split;             /* blocks of a cluster that share the K of a tile (gemm_decode_sm90.cuh) */
 };
 
 /* What becomes of tensor-core sums: nothing, until they are all; they are added to float32 registers; or so times the
@@ -118,34 +122,54 @@ struct Sm90Shared {
     Sm90Work work[Tile::kTileSlots];
 };
 
+/* Barriers of the rings; the block, or its cluster, has yet to meet. */
+template <typename Tile>
+__device__ __forceinline__ void init_rings(Sm90Shared<Tile> &shared) {
+    constexpr int kConsumerWarps = 4 * Tile::kWarpgroups;
+    for (int i = 0; i < Tile::kStages; ++i) {
+        ptx::mbarrier_init(&shared.full[i], 1);
+        ptx::mbarrier_init(&shared.empty[i], kConsumerWarps * Tile::kCluster);
+    }
+    for (int i = 0; i < Tile::kTileSlots; ++i) {
+        ptx::mbarrier_init(&shared.work_full[i], 1);
+        ptx::mbarrier_init(&shared.work_empty[i], kConsumerWarps + 1);
+    }
+    ptx::fence_mbarrier_init();
+}
+
 /* ---- scheduler warp ---- */
+
+template <typename Tile>
+__device__ __forceinline__ void hand_over(Sm90Shared<Tile> &shared, RingPosition<Tile::kTileSlots> &at,
+                                          const Sm90Work &work) {
+    ptx::mbarrier_wait_parity(&shared.work_empty[at.slot], at.parity ^ 1);
+    if (threadIdx.x % 32 == 0) {
+        shared.work[at.slot] = work;
+        ptx::mbarrier_arrive(&shared.work_full[at.slot]);
+    }
+    __syncwarp();
+    at.advance();
+}
+
+__device__ __forceinline__ Sm90Work no_more_work() { return {0, 0, 0, 0, -1, 0, 0, 0}; }
 
 template <typename Tile>
 __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm90Args &args) {
     RingPosition<Tile::kTileSlots> at;
-    const auto hand_over = [&](const Sm90Work &work) {
-        ptx::mbarrier_wait_parity(&shared.work_empty[at.slot], at.parity ^ 1);
-        if (threadIdx.x % 32 == 0) {
-            shared.work[at.slot] = work;
-            ptx::mbarrier_arrive(&shared.work_full[at.slot]);
-        }
-        __syncwarp();
-        at.advance();
-    };
-
     const int64_t rank = Tile::kCluster == 1 ? 0 : ptx::cluster_block_rank();
     TileWalk<Tile::kClusterM, Tile::kBlockN> walk(args.space, blockIdx.x / Tile::kCluster, gridDim.x / Tile::kCluster);
     OutputTile tile;
     while (walk.next(tile)) {
         const int64_t row = tile.row + rank * kSm90BlockM, rows = tile.row_end - row;
         const int64_t columns = tile.column_end - tile.column;
-        hand_over({static_cast<int32_t>(row), rows < kSm90BlockM ? static_cast<int32_t>(rows) : kSm90BlockM,
-                   static_cast<int32_t>(tile.column),
-                   columns < Tile::kBlockN ? static_cast<int32_t>(columns) : Tile::kBlockN,
-                   static_cast<int32_t>(tile.group), static_cast<int32_t>(tile.weight),
-                   static_cast<int32_t>(tile.k_begin), static_cast<int32_t>(tile.k_end - tile.k_begin)});
+        const Sm90Work work = {
+            static_cast<int32_t>(row),          rows < kSm90BlockM ? static_cast<int32_t>(rows) : kSm90BlockM,
+            static_cast<int32_t>(tile.column),  columns < Tile::kBlockN ? static_cast<int32_t>(columns) : Tile::kBlockN,
+            static_cast<int32_t>(tile.group),   static_cast<int32_t>(tile.weight),
+            static_cast<int32_t>(tile.k_begin), static_cast<int32_t>(tile.k_end - tile.k_begin)};
+        hand_over(shared, at, work);
     }
-    hand_over({0, 0, 0, 0, -1, 0, 0, 0});
+    hand_over(shared, at, no_more_work());
 }
 
 __device__ __forceinline__ int steps_of(const Sm90Work &work) { return ceil_div(work.k_bytes, kSm90StepBytes); }
@@ -215,12 +239,35 @@ __device__ __forceinline__ void multiply_part(float (&sum)[kCount], uint64_t a, 
                        accumulate || k > 0);
 }
 
-/* sum += partial * scale; the scales are those of the thread's two rows. */
-template <int kCount>
-__device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[kCount], const float (&scale)[2]) {
+/* What a step's products are multiplied by when they are added: nothing, or the scales of blocks. `load` reads those of
+ * a step, Step::of is that of the thread's i-th sum. */
+struct NoScales {
+    struct Step {
+        __device__ __forceinline__ float of(int) const { return 1.0f; }
+    };
+    __device__ __forceinline__ void load(Step &, int) const {}
+};
+
+/* Of the thread's two rows of A, times that of the tile's columns. Pointers are to the scales at K = 0. */
+struct RowScales {
+    const float *a[2], *b;
+    struct Step {
+        float value[2];
+        __device__ __forceinline__ float of(int i) const { return value[i / 2 % 2]; }
+    };
+    __device__ __forceinline__ void load(Step &scale, int step) const {
+        const float of_b = b[step];
+        scale.value[0] = a[0][step] * of_b;
+        scale.value[1] = a[1][step] * of_b;
+    }
+};
+
+/* sum += partial * scale */
+template <int kCount, typename Step>
+__device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[kCount], const Step &scale) {
     ptx::wgmma_hold(partial);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) sum[i] = fmaf(partial[i], scale[i / 2 % 2], sum[i]);
+    for (int i = 0; i < kCount; ++i) sum[i] = fmaf(partial[i], scale.of(i), sum[i]);
 }
 
 /* Hands a stage back to the producers of all blocks that write to it, once per warp. */
@@ -270,17 +317,12 @@ __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const Stag
     ptx::named_barrier(1, 128 * Tile::kWarpgroups);
 }
 
-/* The scales of blocks of the thread's two rows and of the tile's columns, at K = 0. */
-struct BlockScales {
-    const float *a[2], *b;
-};
-
 /* Rows that the group has no more of take the scale of another: their sums are not stored. */
-__device__ __forceinline__ BlockScales block_scales_of(const GemmSm90Args &args, const Sm90Work &work,
-                                                       int64_t first_row, int count) {
+__device__ __forceinline__ RowScales row_scales_of(const GemmSm90Args &args, const Sm90Work &work, int64_t first_row,
+                                                   int count) {
     const Scale &a = args.epilogue.scale_a, &b = args.epilogue.scale_b;
     const int local_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    BlockScales scales;
+    RowScales scales;
     for (int half = 0; half < 2; ++half) {
         const int row = local_row + 8 * half < count ? local_row + 8 * half : 0;
         scales.a[half] = a.data + work.group * a.group_step + (first_row + row) * a.step;
@@ -292,12 +334,13 @@ __device__ __forceinline__ BlockScales block_scales_of(const GemmSm90Args &args,
 /* Steps first .. first + kSteps - 1 into promoted sums. Unit of work u is part u % kParts of step u / kParts. With two
  * partial sums, unit u is multiplied while unit u - 1 is added; the compiler follows that through straight code only, so
  * a chain of steps is unrolled and drains at its end. A step with a tail is a chain of its own. */
-template <typename Math, typename Tile, int kSteps, int kParts, int kCount>
+template <typename Math, typename Tile, int kSteps, int kParts, int kCount, typename Scales>
 __device__ __forceinline__ void multiply_chain(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
-                                               const StageDescriptors &stage, const Depth &depth,
-                                               const BlockScales &scales, int first, RingPosition<Tile::kStages> &at) {
+                                               const StageDescriptors &stage, const Depth &depth, const Scales &scales,
+                                               int first, RingPosition<Tile::kStages> &at) {
     constexpr int kUnits = kSteps * kParts, kPartials = Tile::kPartials;
-    float partial[kPartials][kCount], scale[kPartials][2];
+    float partial[kPartials][kCount];
+    typename Scales::Step scale[kPartials];
     int slots[kSteps] = {}; /* of the stages of the chain */
     const auto add = [&](int unit) {
         if (unit % kParts == kParts - 1) hand_back(shared, slots[unit / kParts]);
@@ -316,11 +359,7 @@ __device__ __forceinline__ void multiply_chain(float (&sum)[kParts][kCount], Sm9
         multiply_part<Math>(partial[unit % kPartials], stage.a + at.slot * (Tile::kStageBytes / 16),
                             stage.b + at.slot * (Tile::kStageBytes / 16), unit % kParts, false);
         ptx::wgmma_commit();
-        for (int half = 0; half < 2; ++half) {
-            float &of_row = scale[unit % kPartials][half];
-            of_row = 1.0f;
-            if constexpr (Math::kScaled) of_row = scales.a[half][first + unit] * scales.b[first + unit];
-        }
+        scales.load(scale[unit % kPartials], first + unit / kParts);
         ptx::wgmma_wait<kPartials - 1>();
         if (unit >= kPartials - 1) add(unit - (kPartials - 1));
         if (unit % kParts == kParts - 1) at.advance();
@@ -336,7 +375,6 @@ template <typename Math, typename Tile, int kCount>
 __device__ __forceinline__ void multiply_between_promotions(float (&sum)[kCount], Sm90Shared<Tile> &shared,
                                                             const StageDescriptors &stage, const Depth &depth,
                                                             int first, int steps, RingPosition<Tile::kStages> &at) {
-    constexpr float kOne[2] = {1.0f, 1.0f};
     float partial[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) partial[i] = 0.0f;
@@ -350,15 +388,14 @@ __device__ __forceinline__ void multiply_between_promotions(float (&sum)[kCount]
     }
     ptx::wgmma_wait<0>();
     for (int step = 0; step < steps; ++step, back.advance()) hand_back(shared, back.slot);
-    promote(sum, partial, kOne);
+    promote(sum, partial, NoScales::Step{});
 }
 
 /* All of K of one tile; every stage is waited for and handed back in order. */
-template <typename Math, typename Tile, int kParts, int kCount>
+template <typename Math, typename Tile, int kParts, int kCount, typename Scales>
 __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
-                                              const StageDescriptors &stage, const Depth &depth,
-                                              const BlockScales &scales, int steps_per_promote,
-                                              RingPosition<Tile::kStages> &at) {
+                                              const StageDescriptors &stage, const Depth &depth, const Scales &scales,
+                                              int steps_per_promote, RingPosition<Tile::kStages> &at) {
     const int steps = depth.steps;
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
@@ -570,8 +607,12 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
             continue;
         }
         const int64_t first_row = work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows;
-        BlockScales scales;
-        if constexpr (Math::kScaled) scales = block_scales_of(args, work, first_row, count);
+        const auto scales = [&] {
+            if constexpr (Math::kScaled)
+                return row_scales_of(args, work, first_row, count);
+            else
+                return NoScales{};
+        }();
         constexpr int kParts = Math::kPromote ? Tile::kPromotedParts : 1;
         float sum[kParts][Tile::kBlockN / kParts / 2];
         multiply_tile<Math>(sum, shared, stage, depth, scales, args.steps_per_promote, at);
@@ -591,16 +632,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     const int warp = threadIdx.x / 32;
 
     if (threadIdx.x == 0) {
-        constexpr int kConsumerWarps = 4 * Tile::kWarpgroups;
-        for (int i = 0; i < Tile::kStages; ++i) {
-            ptx::mbarrier_init(&shared.full[i], 1);
-            ptx::mbarrier_init(&shared.empty[i], kConsumerWarps * Tile::kCluster);
-        }
-        for (int i = 0; i < Tile::kTileSlots; ++i) {
-            ptx::mbarrier_init(&shared.work_full[i], 1);
-            ptx::mbarrier_init(&shared.work_empty[i], kConsumerWarps + 1);
-        }
-        ptx::fence_mbarrier_init();
+        init_rings(shared);
         ptx::prefetch_tensor_map(&map_a);
         ptx::prefetch_tensor_map(&map_b);
     }
@@ -641,5 +673,58 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                           const __grid_constant__ GemmSm90Args args) {
     gemm_sm90_body<Math, Tile>(map_a, map_b, args);
 }
+
+/* ---- host ---- */
+
+inline TensorRows make_rows(const fg_tensor &tensor) {
+    const bool grouped = tensor.ndim == 3;
+    const int rows = tensor.ndim - 2;
+    return {tensor.data,         tensor.shape[rows + 1] * static_cast<int64_t>(fg_dtype_size(tensor.dtype)),
+            tensor.shape[rows],  grouped ? tensor.shape[0] : 1,
+            pitch(tensor, rows), grouped ? pitch(tensor, 0) : 0};
+}
+
+/* What both Hopper kernels are told. */
+inline GemmSm90Args make_args(const fg_gemm_params &params) {
+    GemmSm90Args args = {};
+    args.space = make_tile_space(params);
+    args.epilogue = make_epilogue(params);
+    args.a_grouped = params.a.ndim == 3;
+    args.b_grouped = params.b.ndim == 3;
+    return args;
+}
+
+/* Once per device and kernel: `allowed` has a bit for each device. */
+template <typename Kernel>
+fg_status allow_shared(Kernel *kernel, int bytes, std::atomic<uint64_t> &allowed, const fg_queue *queue,
+                       fg_error *error) {
+    const uint64_t device_bit = queue->device_index < 64 ? uint64_t{1} << queue->device_index : 0;
+    if (allowed.load(std::memory_order_relaxed) & device_bit) return FG_OK;
+    FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    allowed.fetch_or(device_bit, std::memory_order_relaxed);
+    return FG_OK;
+}
+
+template <typename Kernel>
+fg_status launch_clusters(Kernel *kernel, int64_t blocks, int cluster_blocks, int threads, int shared_bytes,
+                          const CUtensorMap &map_a, const CUtensorMap &map_b, const GemmSm90Args &args,
+                          const fg_queue *queue, fg_error *error) {
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(cluster_blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {static_cast<unsigned>(blocks)};
+    config.blockDim = {static_cast<unsigned>(threads)};
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.stream = stream_of(queue);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    FG_CUDA(cudaLaunchKernelEx(&config, kernel, map_a, map_b, args));
+    return FG_OK;
+}
+
+/* The product of a plan whose tiles have fewer than 128 rows. (gemm_decode_sm90.cu) */
+fg_status gemm_decode_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
+                           fg_error *error);
 
 }  // namespace flexgemm

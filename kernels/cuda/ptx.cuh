@@ -247,6 +247,21 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint64_t *barrier, uint32
         : "memory");
 }
 
+/* Four floats of shared memory, from another block of the cluster: the same place as `shared` is in this one. */
+__device__ __forceinline__ float4 load_remote(const float *shared, uint32_t block) {
+    float4 value;
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %4, %5;\n"
+        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n"
+        "}\n"
+        : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+        : "r"(shared_address(shared)), "r"(block)
+        : "memory");
+    return value;
+}
+
 /* Orders this thread's view of shared memory (ordinary stores and cp.async that it has waited for) before later reads
  * by wgmma and the copy engine. */
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -295,14 +310,33 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void *shared, uint32_
     return kSwizzle128 | kStride | leading | ((shared_address(shared) & 0x3ffffu) >> 4);
 }
 
-/* D = A.B^T, or D += A.B^T when `accumulate`: 64 rows of A and 64, 96, 128, 192 or 256 of B (overloads), 32 bytes of K, float32
- * accumulators. Warp w of the warpgroup holds rows 16 w .. 16 w + 15, each thread d[4 j + 2 half + i] = row
- * group + 8 half, column 8 j + 2 thread_in_group + i. _km: A lies transposed, K x M; _kn: B does, K x N. */
+/* D = A.B^T, or D += A.B^T when `accumulate`: 64 rows of A and 16, 32, 64, 96, 128, 192 or 256 of B (overloads), 32 bytes of K,
+ * float32 accumulators. Warp w of the warpgroup holds rows 16 w .. 16 w + 15, each thread d[4 j + 2 half + i] = row
+ * group + 8 half, column 8 j + 2 thread_in_group + i. _km: A lies transposed,
+ * K x M; _kn: B does, K x N. */
 #define FG_FLOATS_16(d, i)                                                                                             \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]), "+f"(d[i + 11]), "+f"(d[i + 12]),             \
         "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
 #define FG_WGMMA(name, kind, tail)                                                                                     \
+    __device__ __forceinline__ void name(float (&d)[8], uint64_t a, uint64_t b, int accumulate) {                      \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %10, 0;\n"                                             \
+            "wgmma.mma_async.sync.aligned.m64n16" kind                                                                 \
+            " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, accumulate, 1, 1" tail ";\n}\n"                                \
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])           \
+            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
+    }                                                                                                                  \
+    __device__ __forceinline__ void name(float (&d)[16], uint64_t a, uint64_t b, int accumulate) {                     \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %18, 0;\n"                                             \
+            "wgmma.mma_async.sync.aligned.m64n32" kind                                                                 \
+            " {"                                                                                                       \
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15 "                                    \
+            "}, %16, %17, accumulate, 1, 1" tail ";\n}\n"                                                              \
+            : FG_FLOATS_16(d, 0)                                                                                       \
+            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
+    }                                                                                                                  \
     __device__ __forceinline__ void name(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {                     \
         asm volatile(                                                                                                  \
             "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %34, 0;\n"                                             \

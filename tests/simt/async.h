@@ -43,6 +43,8 @@ inline uint32_t swizzled(uint32_t address, int mode) {
     return address ^ ((address >> 7 & bits) << 4);
 }
 
+extern const char *const kWaitsForMBarrier; /* its address and parity, for wait() */
+
 void mbarrier_init(uint32_t address, uint32_t arrivals);
 void mbarrier_invalidate(uint32_t address);
 uint32_t mbarrier_arrive(Place barrier, uint32_t arrivals, int64_t bytes); /* the phase before */

@@ -1,7 +1,5 @@
 """Builds flexgemm with its CUDA kernels for the emulator: build/simt/flexgemm, a package like the one of the root.
 
-python tests/simt/build.py
-
 The build of setup.py with g++ in nvcc's place: the same steps, skipped when nothing changed that they read.
 """
 
@@ -28,7 +26,14 @@ TARGET = Path("build/simt")
 CXX = os.environ.get("CXX", "g++")
 # -g1: error messages name lines of kernels/cuda. Contraction is left to the kernels' own fma calls.
 CXX_FLAGS = ["-std=c++17", "-g1", "-march=native", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
-KERNEL_FLAGS = ["-O2", "-ffp-contract=off", "-Wno-unknown-pragmas", "-Wno-ignored-attributes", "-Wno-unused-variable"]
+KERNEL_FLAGS = [
+    "-O2",
+    "-ffp-contract=off",
+    "-Wno-unknown-pragmas",
+    "-Wno-psabi",
+    "-Wno-ignored-attributes",
+    "-Wno-unused-variable",
+]
 
 
 def cuda_headers() -> Path:
@@ -41,7 +46,7 @@ def cuda_headers() -> Path:
     sys.exit(f"simt: no cuda_runtime.h near {toolkit.lib}")
 
 
-def steps() -> list[setup.Step]:
+def compile_steps() -> list[setup.Step]:
     """One per source, the slow ones first."""
     headers = [f"-I{HERE}", f"-I{HERE}/include", f"-isystem{cuda_headers()}"]
     python = [*setup.PYTHON_DEFINES, "-Ikernels", f"-isystem{sysconfig.get_path('include')}"]
@@ -80,8 +85,8 @@ def run(stale: list[setup.Step]) -> None:
 def build() -> Path:
     """The folder that belongs on PYTHONPATH."""
     os.chdir(ROOT)
-    compile_steps = steps()
-    run([step for step in compile_steps if not step.is_fresh()])
+    steps = compile_steps()
+    run([step for step in steps if not step.is_fresh()])
     package = TARGET / "flexgemm"
     package.mkdir(parents=True, exist_ok=True)
     for path in Path("flexgemm").iterdir():
@@ -89,11 +94,21 @@ def build() -> Path:
         if path.name.startswith(("_C.abi3", "__pycache__")) or link.is_symlink():
             continue
         link.symlink_to(ROOT / path)
-    objects = [step.output for step in compile_steps]
-    command = [CXX, "-shared", "-fopenmp", *map(str, objects), "-o", str(package / "_C.abi3.so"), "-ldl", "-lpthread"]
-    link = setup.Step(package / "_C.abi3.so", command, "", inputs=objects)
-    run([link] if not link.is_fresh() else [])
+    objects = {str(step.output.relative_to(TARGET / "objects")): step.output for step in steps}
+    faults = "tests/simt/faults.cu.o"
+    module = [output for name, output in objects.items() if name != faults]
+    needed = ("tests/simt/", "kernels/cuda/tensor_map", "kernels/error")
+    links = [
+        link_step(package / "_C.abi3.so", module),
+        link_step(TARGET / "libfaults.so", [output for name, output in objects.items() if name.startswith(needed)]),
+    ]
+    run([link for link in links if not link.is_fresh()])
     return ROOT / TARGET
+
+
+def link_step(output: Path, objects: list[Path]) -> setup.Step:
+    command = [CXX, "-shared", "-fopenmp", *map(str, objects), "-o", str(output), "-ldl", "-lpthread"]
+    return setup.Step(output, command, "", inputs=objects)
 
 
 if __name__ == "__main__":

@@ -208,6 +208,21 @@ void load_global(Frame &frame, const Instruction &instruction) {
     }
 }
 
+/* ld of the shared memory of any block of the cluster. */
+void load_cluster(Frame &frame, const Instruction &instruction) {
+    Arguments a = instruction.arguments;
+    const size_t width = width_of(instruction);
+    const std::vector<Argument> single = {a[0]};
+    const Place place = place_of(frame.read(a[1]));
+    uint32_t address = place.address;
+    for (const Argument &target : a[0].kind == Argument::kVector ? a[0].parts : single) {
+        uint64_t bits = 0;
+        std::memcpy(&bits, place.block->at(address, width), width);
+        frame.write(target, bits);
+        address += static_cast<uint32_t>(width);
+    }
+}
+
 void store_global(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
     auto target = reinterpret_cast<char *>(frame.read(a[0]));
@@ -267,6 +282,7 @@ const std::map<std::string, Entry> kInstructions = {
     {"bra", {branch, nullptr}},
     {"trap", {trap, nullptr}},
     {"ld.global", {load_global, nullptr}},
+    {"ld.shared::cluster", {load_cluster, nullptr}},
     {"st.global", {store_global, nullptr}},
     {"setmaxnreg", {nullptr, set_registers}},
     {"ldmatrix.sync.aligned.m8n8", {nullptr, load_matrices}},

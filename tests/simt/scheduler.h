@@ -37,7 +37,7 @@ struct Thread {
 
     const void *where;     /* return address of what it called last: for reports */
     const char *waits_for; /* the same: a format and its numbers */
-    unsigned long long number[3];
+    unsigned long long number[2];
     uint32_t mask; /* of the warp_collective it waits in */
     Combine combine;
     void *item;
@@ -123,18 +123,35 @@ struct Cluster {
 extern Thread *self; /* that runs; NULL outside a launch */
 inline Thread &current() { return *self; }
 
+struct State { /* of the launch that runs */
+    const Config *config;
+    const Body *body;
+    Cluster *cluster;
+    Warp *warp; /* that runs */
+    std::string failure;
+    const void *failure_where;
+    bool deadlock;
+};
+extern State state;
+
 #define SIMT_HERE current().where = __builtin_return_address(0)
 
 /* Ends the launch with an error. */
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Sleeps until somebody calls wake(). The format has a %llu for each number. */
-void wait(const char *format, unsigned long long a = 0, unsigned long long b = 0, unsigned long long c = 0);
+void wait(const char *format, unsigned long long a = 0, unsigned long long b = 0);
 void wake(Thread *thread);
 void wake_all(std::vector<Thread *> &threads);
 
 void yield_to_others(); /* lets a warp of higher priority go on, if one can */
 void warp_collective_at(const void *where, uint32_t mask, Combine combine, void *item, const void *how);
+void redraw(Warp &warp); /* its priority */
+void start(Thread &thread, size_t stack_index);
+void run_threads(); /* until all have ended, or one failed */
+[[noreturn]] void leave();
+void lay_out_shared(Block &block);
+
 uint64_t named_barrier(uint32_t id, uint32_t threads, int predicate, bool wait_for_it);
 void cluster_arrive();
 void cluster_wait();

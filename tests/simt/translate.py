@@ -1,6 +1,6 @@
 """Rewrites what g++ cannot parse of CUDA C++; all else of a kernel is compiled as it stands.
 
-    kernel<T><<<grid, block, bytes, stream>>>(args)      simt::Launch("kernel", grid, block, bytes, stream)(kernel<T>, args)
+    kernel<T><<<grid, block, bytes>>>(args)              simt::Launch("kernel<T>", grid, block, bytes)(kernel<T>, args)
     __shared__ float sums[8][32];                        a reference into the shared memory of the block
     extern __shared__ __align__(128) char shared[];      a pointer to the dynamic part of it
     asm volatile("text" : outputs : inputs : clobbers)   the same text for the interpreter of ptx.cpp
@@ -133,9 +133,9 @@ def translate(name: str, text: str) -> str:
 
 
 def translate_tree(root: Path, target: Path) -> list[Path]:
-    """kernels/ of `root` as build/simt/kernels, the headers beside it; returns the .cu files. Keeps what is current."""
+    """CUDA files and the headers that they include, below `target`; returns the .cu files. Keeps what is as it was."""
     translated = []
-    for path in sorted([*root.glob("kernels/*.h"), *root.glob("kernels/cuda/*.cu*")]):
+    for path in sorted([*root.glob("kernels/*.h"), *root.glob("kernels/cuda/*.cu*"), root / "tests/simt/faults.cu"]):
         name = path.relative_to(root)
         text = path.read_text()
         if path.suffix != ".h":

@@ -1,0 +1,204 @@
+"""Features of sparse voxels sampled at points, with gradients in the features and in the points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from flexgemm import _C
+from flexgemm._arrays import Array, Library, Stream, library_of
+from flexgemm._voxels import Shape, grid_shape
+from flexgemm.hash_table import HashTable
+
+MODES = {"trilinear": 8, "nearest": 1}
+
+
+class SampleMap:
+    """Which voxels lie around the points of a grid, and how they weigh: built once by `sample_map`, used by every layer
+    that samples the same voxels at the same points, forward and backward.
+
+    `indices` is (Q, K) int32, Q = B * L: the rows of the voxels around each point, -1 where there is none. K is 8 for
+    "trilinear", corner 4 kx + 2 ky + kz of the cell, and 1 for "nearest". `weights` is (Q, 8) float32.
+    """
+
+    shape: Shape  # B, W, H, D
+    mode: str
+    grid_shape: tuple[int, ...]  # (B, L) or (Q,)
+    num_voxels: int  # N
+    device: str | None  # the device= of NumPy coordinates
+    native: tuple[Array, Array, Array | None]  # grid, indices, weights as the extension takes them
+
+    def __init__(
+        self, coords: Array, shape: Shape, grid: Array, mode: str, *, device: str | None, stream: Stream
+    ) -> None:
+        library = library_of(coords, "coords", device, stream)
+        if mode not in MODES:
+            raise ValueError(f"mode: expected 'trilinear' or 'nearest', got {mode!r}")
+        grid = library.contiguous(grid, "grid")
+        given = tuple(grid.shape)
+        if not (len(given) == 3 and given[0] == shape[0] and given[2] == 3) and given[1:] != (4,):
+            raise ValueError(f"grid: expected ({shape[0]}, L, 3) to match shape, or (Q, 4), got {given}")
+        table = HashTable.build(coords, shape=shape, device=device, stream=stream)
+        self.shape, self.mode, self.device = shape, mode, device
+        self.grid_shape = tuple(map(int, given[:-1]))
+        self.num_voxels = int(coords.shape[0])
+        size = (math.prod(self.grid_shape), MODES[mode])
+        indices = library.empty(size, "int32", grid)
+        weights = library.empty(size, "float32", grid) if mode == "trilinear" else None
+        library.run(_C.sample_map, grid, *table.native, indices, weights, shape=shape)
+        self.native = grid, indices, weights
+        self._library = library_of(coords, "coords", device)
+        self._groups: tuple[Array, Array] | None = None
+
+    @property
+    def indices(self) -> Array:
+        """(Q, K) int32, -1 = no voxel."""
+        return self._library.result(self.native[1])
+
+    @property
+    def weights(self) -> Array | None:
+        """(Q, 8) float32: they add up to 1, or to 0 where no voxel is near. None for "nearest"."""
+        return None if self.native[2] is None else self._library.result(self.native[2])
+
+    def groups(self, library: Library) -> tuple[Array, Array]:
+        """The entries of `indices` grouped by voxel, for the gradient of the features; built on first use."""
+        if self._groups is None:
+            indices = self.native[1]
+            order = library.empty((indices.shape[0] * indices.shape[1],), "int32", indices)
+            starts = library.empty((self.num_voxels + 1,), "int32", indices)
+            library.run(_C.group_rows, indices, order, starts)
+            self._groups = order, starts
+        return self._groups
+
+    def __repr__(self) -> str:
+        return f"SampleMap({self.grid_shape} points, {self.num_voxels} voxels in {self.shape}, {self.mode})"
+
+
+def sample_map(
+    coords: Array,
+    shape: Sequence[int],
+    grid: Array,
+    mode: str = "trilinear",
+    *,
+    device: str | None = None,
+    stream: Stream = None,
+) -> SampleMap:
+    """The voxels around the points of a grid, for `grid_sample_3d` of one feature array after another.
+
+    Arguments as of `grid_sample_3d`.
+    """
+    return SampleMap(coords, grid_shape(shape), grid, mode, device=device, stream=stream)
+
+
+def grid_sample_3d(
+    feats: Array,
+    coords: Array | None = None,
+    shape: Sequence[int] | None = None,
+    grid: Array | None = None,
+    mode: str = "trilinear",
+    *,
+    sample_map: SampleMap | None = None,
+    device: str | None = None,
+    stream: Stream = None,
+) -> Array:
+    """Samples the features of sparse voxels at points.
+
+    feats: (N, C) float32, float16 or bfloat16; rows may be strided.
+    coords: (N, 4) int32, rows [batch, x, y, z]; of duplicates the lowest row is found.
+    shape: (B, W, H, D), the exclusive upper bounds of batch, x, y and z; their product must be below 2**63.
+    grid: (B, L, 3) float32 points (x, y, z) in units of voxels, those of sample b in batch b. The centre of voxel
+        (i, j, k) lies at (i + 0.5, j + 0.5, k + 0.5). Or (Q, 4), rows [batch, x, y, z].
+    mode: "trilinear" weighs the up to eight voxels whose centres surround a point; the weights of those that are there
+        are scaled to add up to 1, and where there is none the sample is 0. "nearest" takes the voxel that the point
+        lies in (coordinates are truncated towards 0), or 0.
+    sample_map: what `sample_map` made of coords, shape, grid and mode, instead of them.
+    device, stream: as in `neighbor_map`.
+
+    Returns (B, L, C), or (Q, C), of the dtype of feats; sums are float32. Deterministic: the same input gives the same
+    bits. torch tensors that require grad are recorded by autograd, in feats and, for "trilinear", in grid.
+
+    Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes and values, by argument name.
+    On the CPU a row of coords outside the shape raises; on a GPU it is left out.
+    """
+    library = library_of(feats, "feats", device, stream)
+    if sample_map is not None:
+        if not isinstance(sample_map, SampleMap):
+            got = f"{type(sample_map).__module__}.{type(sample_map).__qualname__}"
+            raise TypeError(f"sample_map: expected a SampleMap, got {got}")
+        if not (coords is None and shape is None and grid is None):
+            raise ValueError("sample_map: expected it instead of coords, shape and grid, got both")
+        library = _bind(feats, sample_map, stream)
+    elif coords is None or shape is None or grid is None:
+        raise ValueError("coords, shape, grid: expected all of them, or sample_map")
+    if library.needs_grad(feats, grid, None):
+        from flexgemm.torch import sampling
+
+        return sampling.grid_sample_3d(feats, coords, shape, grid, mode, sample_map=sample_map, stream=stream)
+    if sample_map is None:
+        assert coords is not None and shape is not None
+        sample_map = SampleMap(coords, grid_shape(shape), grid, mode, device=device, stream=stream)
+    return forward(library, feats, sample_map)
+
+
+def grid_sample_3d_backward(
+    grad_out: Array,
+    feats: Array,
+    *,
+    sample_map: SampleMap,
+    needs_grad: tuple[bool, bool] = (True, True),
+    stream: Stream = None,
+) -> tuple[Array | None, Array | None]:
+    """The gradients of `grid_sample_3d` in feats and in the points.
+
+    grad_out: (B, L, C) or (Q, C), the gradient of the output; feats as in the forward pass.
+    needs_grad: which of the two gradients to compute.
+
+    Returns (grad_feats (N, C) of the dtype of feats, grad_grid like the grid, float32); None where needs_grad is False,
+    and for grad_grid of "nearest", which is constant almost everywhere. Deterministic; sums are float32.
+    """
+    library = _bind(feats, sample_map, stream)
+    return backward(library, grad_out, feats, sample_map, needs_grad)
+
+
+def forward(library: Library, feats: Array, sample_map: SampleMap) -> Array:
+    """`grid_sample_3d` without autograd."""
+    feats = library.rows(feats, "feats")
+    if len(feats.shape) != 2 or feats.shape[0] != sample_map.num_voxels:
+        raise ValueError(f"feats: expected ({sample_map.num_voxels}, C) to match coords, got {tuple(feats.shape)}")
+    _, indices, weights = sample_map.native
+    out = library.empty((indices.shape[0], feats.shape[1]), None, feats)
+    library.run(_C.gather_sum, feats, indices, weights, out)
+    return library.result(out).reshape((*sample_map.grid_shape, feats.shape[1]))
+
+
+def backward(
+    library: Library, grad_out: Array, feats: Array, sample_map: SampleMap, needs_grad: tuple[bool, bool]
+) -> tuple[Array | None, Array | None]:
+    """`grid_sample_3d_backward` with the library already bound."""
+    feats = library.rows(feats, "feats")
+    grad_out = library.contiguous(grad_out, "grad_out")
+    expected = (*sample_map.grid_shape, *feats.shape[1:])
+    if tuple(grad_out.shape) != expected:
+        raise ValueError(f"grad_out: expected {expected} to match the grid and feats, got {tuple(grad_out.shape)}")
+    grid, indices, weights = sample_map.native
+    grad_out = grad_out.reshape((indices.shape[0], feats.shape[1]))
+    grad_feats = grad_grid = None
+    if needs_grad[0]:
+        order, starts = sample_map.groups(library)
+        grad_feats = library.empty(tuple(feats.shape), None, feats)
+        flat = None if weights is None else weights.reshape((indices.shape[0] * indices.shape[1],))
+        library.run(_C.group_reduce, grad_out, order, starts, flat, grad_feats, None)
+        grad_feats = library.result(grad_feats)
+    if needs_grad[1] and sample_map.mode == "trilinear":
+        grad_grid = library.empty(tuple(grid.shape), "float32", grid)
+        library.run(_C.sample_grad, grad_out, feats, grid, indices, grad_grid)
+        grad_grid = library.result(grad_grid)
+    return grad_feats, grad_grid
+
+
+def _bind(feats: Array, sample_map: SampleMap, stream: Stream) -> Library:
+    """The library of feats; NumPy features go where the map is."""
+    device = sample_map.device if isinstance(feats, np.ndarray) else None
+    return library_of(feats, "feats", device, stream)

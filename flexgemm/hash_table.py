@@ -1,0 +1,171 @@
+"""A hash table from integers or voxels to integers, in memory of the caller's array library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flexgemm import _C
+from flexgemm._arrays import Array, Library, Stream, dtype_name, library_of
+from flexgemm._voxels import Shape, grid_shape, rows_of_four
+
+WORDS = ("int32", "int64")
+SLOTS_PER_KEY = 2  # of `build`: half of the slots stay free, so that a key lies near its first slot
+
+
+class HashTable:
+    """Keys of 32 or 64 bits, each with a value of 32 or 64 bits.
+
+    Keys are integers, any of them, or voxels: rows [batch, x, y, z] of a grid whose `shape` the table was made with.
+    Values are any integers; a key that is missing has the value -1 (all bits set).
+
+    A key keeps the value that it was given first: of equal keys in one insertion the lowest row wins, whatever the
+    scheduling, and a key that is there already is left alone. Keys are not removed.
+
+    A table holds at most `capacity` keys besides -1, which has a slot of its own. One key too many is an error: on the
+    CPU `insert` raises ValueError; on a GPU, where nothing waits for the result, `overflowed` tells, and `insert` with
+    check=True raises. Which keys are missing then is not determined. Insertion and lookup end whatever the table holds;
+    they take longer the fuller it is.
+
+        table = HashTable.build(keys)               # key -> its row
+        rows = table.lookup(queries)                # -1 where there is none
+
+    Memory is of the array library of `like`, or of the keys that `build` is given: 8 to 16 bytes a slot, and while
+    inserting up to 4 bytes a slot and 8 a key more.
+    """
+
+    capacity: int
+    shape: Shape | None  # (B, W, H, D): keys are voxels
+    key_dtype: str
+    value_dtype: str
+    native: tuple[Array, Array, Array]  # keys, values and state as the extension takes them
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        like: Array,
+        shape: Sequence[int] | None = None,
+        key_dtype: str = "int64",
+        value_dtype: str = "int32",
+        device: str | None = None,
+        stream: Stream = None,
+    ) -> None:
+        """An empty table.
+
+        capacity: keys that it has room for, at least 1.
+        like: any array; the table's memory is of its library, where it is.
+        shape: (B, W, H, D) when keys are voxels; their numbers must fit key_dtype (int32: 2**32 voxels).
+        key_dtype, value_dtype: "int32" or "int64".
+        device: "cuda" or "cuda:1" puts the table of a NumPy `like` on a GPU, where NumPy keys are then computed.
+        stream: a CUDA stream (an int or an object with __cuda_stream__) instead of the array library's current one.
+        """
+        library = library_of(like, "like", device, stream)
+        if capacity < 1:
+            raise ValueError(f"capacity: expected at least 1, got {capacity}")
+        self.capacity = int(capacity)
+        self.shape = None if shape is None else grid_shape(shape)
+        self.key_dtype = dtype_name(key_dtype, "key_dtype", WORDS)
+        self.value_dtype = dtype_name(value_dtype, "value_dtype", WORDS)
+        self._device = device
+        slots = (self.capacity + 1,)
+        keys, values = library.empty(slots, self.key_dtype, like), library.empty(slots, self.value_dtype, like)
+        self.native = keys, values, library.empty((2,), "int64", like)
+        self._fresh = True  # not cleared yet: the first insertion does that too
+
+    @classmethod
+    def build(
+        cls,
+        keys: Array,
+        values: Array | None = None,
+        *,
+        shape: Sequence[int] | None = None,
+        capacity: int | None = None,
+        value_dtype: str | None = None,
+        device: str | None = None,
+        stream: Stream = None,
+    ) -> HashTable:
+        """A table of these keys.
+
+        keys: (N,) int32 or int64; or voxels (N, 4) int32 with their shape (B, W, H, D).
+        values: (N,) int32 or int64; by default the number of each key's row.
+        capacity: 2 N by default.
+        value_dtype: of the numbers of rows; "int32" by default.
+
+        Raises by argument name as `insert` does.
+        """
+        library = library_of(keys, "keys", device, stream)
+        if len(keys.shape) not in (1, 2):
+            raise ValueError(f"keys: expected (N,) or voxels (N, 4), got {tuple(keys.shape)}")
+        if values is not None:
+            value_dtype = library.dtype(values)
+        if shape is None:
+            key_dtype = library.dtype(keys)
+            if key_dtype not in WORDS:
+                raise TypeError(f"keys: expected dtype int32 or int64, got {key_dtype}")
+        else:
+            key_dtype = "int32" if _C.sequence_bits(shape=grid_shape(shape), mode="bxyz") <= 32 else "int64"
+        count = max(SLOTS_PER_KEY * int(keys.shape[0]), 1) if capacity is None else capacity
+        table = cls(
+            count,
+            like=keys,
+            shape=shape,
+            key_dtype=key_dtype,
+            value_dtype=value_dtype or "int32",
+            device=device,
+            stream=stream,
+        )
+        table.insert(keys, values, stream=stream)
+        return table
+
+    def insert(
+        self, keys: Array, values: Array | None = None, *, check: bool = False, stream: Stream = None
+    ) -> HashTable:
+        """Puts the keys that the table lacks into it, and returns the table.
+
+        keys: (N,) of the table's key dtype; of a table with a shape voxels (N, 4) int32.
+        values: (N,) of the table's value dtype; by default the number of each key's row, counted from 0.
+        check: raise ValueError when the table is full; synchronises. The CPU always raises. On a GPU voxels outside the
+            shape are left out, on the CPU they raise.
+        """
+        library = library_of(keys, "keys", self._device, stream)
+        keys = self._expected(library, keys)
+        values = None if values is None else library.contiguous(values, "values")
+        self._insert(library, keys, values)
+        if check and self._overflowed(library):
+            raise ValueError(f"keys: expected a table with room for them, got one of capacity {self.capacity}")
+        return self
+
+    def lookup(self, keys: Array, *, stream: Stream = None) -> Array:
+        """(N,) of the table's value dtype: the value of each key, -1 where the table lacks it. Voxels outside the
+        shape are in no table."""
+        library = library_of(keys, "keys", self._device, stream)
+        keys = self._expected(library, keys)
+        if self._fresh:
+            self._insert(library, library.empty((0, *keys.shape[1:]), library.dtype(keys), keys), None)
+        out = library.empty((keys.shape[0],), self.value_dtype, keys)
+        library.run(_C.hash_lookup, keys, *self.native, out, shape=self.shape)
+        return library.result(out)
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether a key did not fit. Synchronises the current stream."""
+        return self._overflowed(library_of(self.native[2], "state"))
+
+    def _overflowed(self, library: Library) -> bool:
+        return not self._fresh and library.first_int(self.native[2]) != 0
+
+    def _expected(self, library: Library, keys: Array) -> Array:
+        keys = library.contiguous(keys, "keys")
+        if self.shape is not None:
+            return rows_of_four(library, keys, "keys")
+        if len(keys.shape) != 1:
+            raise ValueError(f"keys: expected (N,), since the table has no shape, got {tuple(keys.shape)}")
+        return keys
+
+    def _insert(self, library: Library, keys: Array, values: Array | None) -> None:
+        library.run(_C.hash_insert, keys, values, *self.native, shape=self.shape, clear=self._fresh)
+        self._fresh = False
+
+    def __repr__(self) -> str:
+        kind = "integers" if self.shape is None else f"voxels in {self.shape}"
+        return f"HashTable({kind}, capacity={self.capacity})"

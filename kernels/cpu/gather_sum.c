@@ -1,0 +1,52 @@
+/*
+ * Weighted sums of gathered rows.
+ */
+#include <string.h>
+
+#include "backend.h"
+#include "simd.h"
+
+/* Private: the sums of one output row, a widened row. */
+static fg_workspace_layout plan_workspace(const fg_gather_sum_params *params) {
+    return (fg_workspace_layout){0, 2 * fg_workspace_part(params->feats.shape[1], sizeof(float))};
+}
+
+fg_status fg_cpu_gather_sum_workspace(const fg_gather_sum_params *params, const fg_queue *queue, size_t *bytes,
+                                      fg_error *error) {
+    (void)queue, (void)error;
+    *bytes = fg_workspace_bytes(plan_workspace(params));
+    return FG_OK;
+}
+
+fg_status fg_cpu_gather_sum(const fg_gather_sum_params *params, const fg_queue *queue, fg_error *error) {
+    (void)queue;
+    const fg_simd *simd = fg_simd_get(error);
+    if (simd == NULL) return error->code;
+    const fg_tensor *feats = &params->feats;
+    const int64_t rows = params->out.shape[0], channels = feats->shape[1], terms = params->indices.shape[1];
+    const fg_workspace_layout layout = plan_workspace(params);
+    int threads = 0;
+    const fg_status status = fg_workspace_threads(&params->workspace, layout, rows, &threads, error);
+    if (status != FG_OK) return status;
+
+    const int32_t *indices = params->indices.data;
+    const float *weights = params->weights.data;
+    int64_t wrong = rows * terms; /* the first entry that is no row */
+#pragma omp parallel for num_threads(threads) reduction(min : wrong)
+    for (int64_t q = 0; q < rows; q++) {
+        float *sums = fg_workspace_private(&params->workspace, layout);
+        float *row = sums + layout.per_thread / sizeof(float) / 2;
+        if (channels > 0) memset(sums, 0, (size_t)channels * sizeof(float));
+        for (int64_t k = q * terms; k < (q + 1) * terms; k++) {
+            if (indices[k] < -1 || indices[k] >= feats->shape[0]) wrong = fg_min(wrong, k);
+            if (indices[k] < 0 || indices[k] >= feats->shape[0]) continue;
+            const float weight = params->weights.present ? weights[k] : 1.0f;
+            simd->to_float[feats->dtype](row, fg_row(feats, indices[k]), channels);
+            for (int64_t c = 0; c < channels; c++) sums[c] += weight * row[c];
+        }
+        simd->from_float[feats->dtype](fg_row(&params->out, q), sums, channels);
+    }
+    if (wrong == rows * terms) return FG_OK;
+    return fg_fail(error, FG_ERROR_VALUE, "indices: entry (%lld, %lld) is %d, expected -1 or a row below %lld",
+                   (long long)(wrong / terms), (long long)(wrong % terms), indices[wrong], (long long)feats->shape[0]);
+}

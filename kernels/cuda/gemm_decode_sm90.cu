@@ -1,0 +1,75 @@
+/*
+ * The kernels of gemm_decode_sm90.cuh and their launch.
+ */
+#include "gemm_decode_sm90.cuh"
+
+#include "tensor_map.cuh"
+
+namespace flexgemm {
+namespace {
+
+template <typename Math, typename Tile>
+fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const TensorRows &tokens, GemmSm90Args &args,
+                      int num_sms, const fg_queue *queue, fg_error *error) {
+    CUtensorMap map_weights, map_tokens;
+    fg_status status = encode_tensor_map(&map_weights, weights, Tile::kWarpgroupRows, 1, error);
+    if (status == FG_OK) status = encode_tensor_map(&map_tokens, tokens, Tile::kBlockN, 1, error);
+    if (status != FG_OK) return status;
+
+    const auto kernel = [] {
+        if constexpr (Math::kFp8)
+            return fp8_gemm_decode_sm90_kernel<Math, Tile>;
+        else
+            return half_gemm_decode_sm90_kernel<Math, Tile>;
+    }();
+    static std::atomic<uint64_t> allowed;
+    status = allow_shared(kernel, Tile::kSharedBytes, allowed, queue, error);
+    if (status != FG_OK) return status;
+
+    set_tiles(args.space, Tile::kBlockN, kSm90BlockM);
+    const int64_t tiles = args.space.major_tiles * args.space.minor_tiles;
+    for (args.split = plan.split_k; args.split > 1 && tiles * args.split > num_sms; args.split /= 2) continue;
+    const int64_t blocks = args.split > 1 ? tiles * args.split : tiles < num_sms ? tiles : num_sms;
+    return launch_clusters(kernel, blocks, args.split, Tile::kThreads, Tile::kSharedBytes, map_weights, map_tokens,
+                           args, queue, error);
+}
+
+template <typename Math>
+fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
+                 fg_error *error) {
+    const TensorRows weights = make_rows(params.b), tokens = make_rows(params.a);
+    GemmSm90Args args = make_args(params);
+    switch (plan.block_m) {
+        case 16:
+            return launch_tile<Math, Sm90DecodeTile<16>>(plan, weights, tokens, args, num_sms, queue, error);
+        case 32:
+            return launch_tile<Math, Sm90DecodeTile<32>>(plan, weights, tokens, args, num_sms, queue, error);
+        default:
+            return launch_tile<Math, Sm90DecodeTile<64>>(plan, weights, tokens, args, num_sms, queue, error);
+    }
+}
+
+template <Sm90Sums kSums>
+fg_status launch_fp8(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
+                     fg_error *error) {
+    const bool tokens_are_e5m2 = params.a.dtype == FG_FLOAT8_E5M2;
+    if (params.b.dtype == FG_FLOAT8_E5M2)
+        return tokens_are_e5m2 ? launch<Sm90E5m2E5m2<kSums>>(plan, params, num_sms, queue, error)
+                               : launch<Sm90E5m2E4m3<kSums>>(plan, params, num_sms, queue, error);
+    return tokens_are_e5m2 ? launch<Sm90E4m3E5m2<kSums>>(plan, params, num_sms, queue, error)
+                           : launch<Sm90E4m3E4m3<kSums>>(plan, params, num_sms, queue, error);
+}
+
+}  // namespace
+
+/* fp8 sums are always promoted: that costs nothing where memory is what takes the time. */
+fg_status gemm_decode_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
+                           fg_error *error) {
+    if (params.a.dtype == FG_FLOAT16) return launch<Sm90Half<Sm90Sums::kPlain>>(plan, params, num_sms, queue, error);
+    if (params.a.dtype == FG_BFLOAT16)
+        return launch<Sm90Bfloat16<Sm90Sums::kPlain>>(plan, params, num_sms, queue, error);
+    if (params.kind_a == FG_SCALE_BLOCK) return launch_fp8<Sm90Sums::kScaled>(plan, params, num_sms, queue, error);
+    return launch_fp8<Sm90Sums::kPromoted>(plan, params, num_sms, queue, error);
+}
+
+}  // namespace flexgemm

@@ -1,0 +1,224 @@
+/*
+ * A hash table in arrays of the caller's: open addressing with linear probing, one thread a key.
+ *
+ * Threads race for slots; for which row's value a key ends up with they do not: a slot that was free when the call began
+ * goes to the lowest row that asked for it. Three kernels: `mark` notes which slots are taken, `claim` gives every key a
+ * slot and every slot the lowest row, `write` lets those rows store their values. A new table whose values are the
+ * numbers of the rows needs one kernel: the value itself is the minimum.
+ *
+ *     workspace: owners uint32 (S) | slots int64 (N)
+ */
+#include "../sequence.h"
+#include "backend.cuh"
+#include "coords.cuh"
+#include "hash_table.cuh"
+
+namespace flexgemm {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr uint32_t kFree = ~0u; /* owner of a slot that was free; rows are counted from 1, so that none precedes 0 */
+
+/* ---- what is looked for ---- */
+
+template <class K>
+struct IntegerKeys {
+    using Key = K;
+    const Key *keys;
+    int64_t count;
+
+    IntegerKeys(const fg_tensor &tensor, const int64_t (&)[4])
+        : keys(static_cast<const Key *>(tensor.data)), count(tensor.shape[0]) {}
+
+    __device__ bool get(int64_t n, Key *key) const {
+        *key = keys[n];
+        return true;
+    }
+};
+
+template <class K>
+struct VoxelKeys {
+    using Key = K;
+    Coords coords;
+    fg_curve curve;
+    int64_t count;
+
+    VoxelKeys(const fg_tensor &tensor, const int64_t (&shape)[4])
+        : coords(tensor), curve(fg_make_curve(FG_BXYZ, shape)), count(tensor.shape[0]) {}
+
+    __device__ bool get(int64_t n, Key *key) const {
+        const int4 c = coords[n];
+        const int32_t coord[4] = {c.x, c.y, c.z, c.w};
+        if (!fg_curve_contains(&curve, coord)) return false;
+        *key = static_cast<Key>(fg_encode(&curve, coord));
+        return true;
+    }
+};
+
+/* ---- kernels ---- */
+
+__device__ int64_t thread_number() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
+
+template <class Key>
+__global__ void __launch_bounds__(kThreads) mark_kernel(KeyTable<Key> table, uint32_t *owners) {
+    const int64_t slot = thread_number();
+    if (slot <= table.capacity) owners[slot] = table.keys[slot] == table.kEmpty ? kFree : 0;
+}
+
+template <class Source>
+__global__ void __launch_bounds__(kThreads)
+    claim_kernel(Source source, KeyTable<typename Source::Key> table, uint32_t *owners, int64_t *slots) {
+    const int64_t n = thread_number();
+    if (n >= source.count) return;
+    typename Source::Key key;
+    const int64_t slot = source.get(n, &key) ? table.claim(key) : -1;
+    slots[n] = slot;
+    if (slot >= 0) atomicMin(&owners[slot], static_cast<uint32_t>(n + 1));
+}
+
+/* values == NULL: the numbers of the rows. */
+template <class Value>
+__global__ void __launch_bounds__(kThreads) write_kernel(const int64_t *slots, const uint32_t *owners, int64_t count,
+                                                         const Value *values, Value *table_values) {
+    const int64_t n = thread_number();
+    if (n >= count) return;
+    const int64_t slot = slots[n];
+    if (slot < 0 || owners[slot] != static_cast<uint32_t>(n + 1)) return;
+    table_values[slot] = values ? values[n] : static_cast<Value>(n);
+}
+
+template <class Source, class Value>
+__global__ void __launch_bounds__(kThreads)
+    number_kernel(Source source, KeyTable<typename Source::Key> table, Value *table_values) {
+    const int64_t n = thread_number();
+    if (n >= source.count) return;
+    typename Source::Key key;
+    const int64_t slot = source.get(n, &key) ? table.claim(key) : -1;
+    if (slot >= 0) atomicMin(&table_values[slot], static_cast<Value>(n));
+}
+
+template <class Source, class Value>
+__global__ void __launch_bounds__(kThreads)
+    lookup_kernel(Source source, KeyTable<typename Source::Key> table, const Value *table_values, Value *out) {
+    const int64_t n = thread_number();
+    if (n >= source.count) return;
+    typename Source::Key key;
+    const int64_t slot = source.get(n, &key) ? table.find(key) : -1;
+    out[n] = slot < 0 ? ~Value{0} : table_values[slot];
+}
+
+/* ---- insert ---- */
+
+bool needs_owners(const fg_hash_insert_params &p) { return p.keys.shape[0] > 0 && (!p.clear || p.values.present); }
+
+struct Workspace {
+    uint32_t *owners;
+    int64_t *slots;
+    size_t bytes;
+
+    explicit Workspace(const fg_hash_insert_params &p) {
+        const size_t size = static_cast<size_t>(p.table_keys.shape[0]) * sizeof(uint32_t);
+        const size_t owner_bytes = ceil_div<size_t>(size, 256) * 256;
+        owners = static_cast<uint32_t *>(p.workspace.data);
+        slots = reinterpret_cast<int64_t *>(static_cast<char *>(p.workspace.data) + owner_bytes);
+        bytes = needs_owners(p) ? owner_bytes + static_cast<size_t>(p.keys.shape[0]) * sizeof(int64_t) : 0;
+    }
+};
+
+template <class Source, class Value>
+fg_status insert(const fg_hash_insert_params &p, cudaStream_t stream, fg_error *error) {
+    using Key = typename Source::Key;
+    const int64_t count = p.keys.shape[0], size = p.table_keys.shape[0];
+    const KeyTable<Key> table = {static_cast<Key *>(p.table_keys.data), size - 1,
+                                 static_cast<KeyTableState *>(p.state.data)};
+    Value *table_values = static_cast<Value *>(p.table_values.data);
+    if (p.clear) {
+        FG_CUDA(cudaMemsetAsync(table.keys, 0xFF, static_cast<size_t>(size) * sizeof(Key), stream));
+        FG_CUDA(cudaMemsetAsync(table_values, 0xFF, static_cast<size_t>(size) * sizeof(Value), stream));
+        FG_CUDA(cudaMemsetAsync(table.state, 0, sizeof(KeyTableState), stream));
+    }
+    if (count == 0) return FG_OK;
+    const unsigned int blocks = static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads));
+    const Source source(p.keys, p.shape);
+    if (!needs_owners(p)) {
+        number_kernel<Source, Value><<<blocks, kThreads, 0, stream>>>(source, table, table_values);
+        FG_CUDA(cudaGetLastError());
+        return FG_OK;
+    }
+    const Workspace workspace(p);
+    unsigned int slot_blocks = 0;
+    const fg_status status = grid_for(size, kThreads, "table_keys", &slot_blocks, error);
+    if (status != FG_OK) return status;
+    mark_kernel<Key><<<slot_blocks, kThreads, 0, stream>>>(table, workspace.owners);
+    FG_CUDA(cudaGetLastError());
+    claim_kernel<Source><<<blocks, kThreads, 0, stream>>>(source, table, workspace.owners, workspace.slots);
+    FG_CUDA(cudaGetLastError());
+    write_kernel<Value><<<blocks, kThreads, 0, stream>>>(workspace.slots, workspace.owners, count,
+                                                         static_cast<const Value *>(p.values.data), table_values);
+    FG_CUDA(cudaGetLastError());
+    return FG_OK;
+}
+
+template <class Source, class Value>
+fg_status lookup(const fg_hash_lookup_params &p, cudaStream_t stream, fg_error *error) {
+    using Key = typename Source::Key;
+    const KeyTable<Key> table = {static_cast<Key *>(p.table_keys.data), p.table_keys.shape[0] - 1,
+                                 static_cast<KeyTableState *>(p.state.data)};
+    unsigned int blocks = 0;
+    const fg_status status = grid_for(p.keys.shape[0], kThreads, "keys", &blocks, error);
+    if (status != FG_OK) return status;
+    lookup_kernel<Source, Value><<<blocks, kThreads, 0, stream>>>(Source(p.keys, p.shape), table,
+                                                                  static_cast<const Value *>(p.table_values.data),
+                                                                  static_cast<Value *>(p.out.data));
+    FG_CUDA(cudaGetLastError());
+    return FG_OK;
+}
+
+/* Calls the instance for the kind and width of keys and the width of values. */
+template <class Params, class Call>
+fg_status dispatch(const Params &p, const Call &call) {
+    const bool voxels = p.keys.ndim == 2, narrow = p.table_keys.dtype == FG_INT32;
+    if (voxels)
+        return narrow ? call(static_cast<VoxelKeys<uint32_t> *>(nullptr))
+                      : call(static_cast<VoxelKeys<Word> *>(nullptr));
+    return narrow ? call(static_cast<IntegerKeys<uint32_t> *>(nullptr))
+                  : call(static_cast<IntegerKeys<Word> *>(nullptr));
+}
+
+}  // namespace
+
+fg_status hash_insert_workspace(const fg_hash_insert_params *p, const fg_queue *, size_t *bytes, fg_error *) {
+    *bytes = Workspace(*p).bytes;
+    return FG_OK;
+}
+
+fg_status hash_insert(const fg_hash_insert_params *p, const fg_queue *queue, fg_error *error) {
+    if (p->keys.shape[0] >= INT32_MAX)
+        return fg_fail(error, FG_ERROR_VALUE, "keys: expected fewer than %lld, got %lld",
+                       static_cast<long long>(INT32_MAX), static_cast<long long>(p->keys.shape[0]));
+    const DeviceGuard guard(queue->device_index);
+    FG_CUDA(guard.status());
+    return dispatch(*p, [&](auto *source) {
+        using Source = std::remove_pointer_t<decltype(source)>;
+        return p->table_values.dtype == FG_INT32 ? insert<Source, uint32_t>(*p, stream_of(queue), error)
+                                                 : insert<Source, Word>(*p, stream_of(queue), error);
+    });
+}
+
+fg_status hash_lookup_workspace(const fg_hash_lookup_params *, const fg_queue *, size_t *bytes, fg_error *) {
+    *bytes = 0;
+    return FG_OK;
+}
+
+fg_status hash_lookup(const fg_hash_lookup_params *p, const fg_queue *queue, fg_error *error) {
+    if (p->keys.shape[0] == 0) return FG_OK;
+    const DeviceGuard guard(queue->device_index);
+    FG_CUDA(guard.status());
+    return dispatch(*p, [&](auto *source) {
+        using Source = std::remove_pointer_t<decltype(source)>;
+        return p->table_values.dtype == FG_INT32 ? lookup<Source, uint32_t>(*p, stream_of(queue), error)
+                                                 : lookup<Source, Word>(*p, stream_of(queue), error);
+    });
+}
+
+}  // namespace flexgemm

@@ -1,0 +1,220 @@
+"""The hash table against a dictionary: first come, first kept, in the order of the rows."""
+
+from __future__ import annotations
+
+import guarded
+import numpy as np
+import pytest
+import scenes
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flexgemm
+from flexgemm import _C
+
+WORDS = [np.int32, np.int64]
+COUNTS = [0, 1, 2, 63, 64, 65, 255, 257, 5000]
+
+
+def random_words(rng, n, dtype):
+    """Any bits, -1 (which marks an empty slot) and its neighbours among them."""
+    words = np.frombuffer(rng.bytes(n * dtype().nbytes), dtype).copy()
+    words[: min(n, 4)] = [-1, 0, -2, np.iinfo(dtype).min][:n]
+    return rng.permutation(words)
+
+
+def insert_all(table, keys, values):
+    """What a dictionary does: a key that is there already is left alone."""
+    for key, value in zip(keys.tolist(), values.tolist(), strict=True):
+        table.setdefault(key, value)
+    return table
+
+
+def look_up(table, keys, dtype):
+    return np.array([table.get(key, -1) for key in keys.tolist()], dtype)
+
+
+def check(backend, table, contents, keys, dtype):
+    got = backend.numpy(table.lookup(backend.array(keys)))
+    np.testing.assert_array_equal(got, look_up(contents, keys, dtype), strict=True)
+
+
+@pytest.mark.parametrize("key_dtype", WORDS)
+@pytest.mark.parametrize("value_dtype", WORDS)
+@pytest.mark.parametrize("n", COUNTS)
+def test_values_of_keys(backend, n, key_dtype, value_dtype):
+    rng = np.random.default_rng(n)
+    keys, values = random_words(rng, n, key_dtype), random_words(rng, n, value_dtype)
+    keys = keys[rng.integers(0, n, n)] if n else keys  # a third of them twice or more
+    table = flexgemm.HashTable.build(backend.array(keys), backend.array(values))
+    assert (table.key_dtype, table.value_dtype) == (key_dtype.__name__, value_dtype.__name__)
+    contents = insert_all({}, keys, values)
+    check(backend, table, contents, keys, value_dtype)
+    check(backend, table, contents, random_words(rng, 100, key_dtype), value_dtype)
+    assert not table.overflowed
+
+
+@pytest.mark.parametrize("value_dtype", ["int32", "int64"])
+@pytest.mark.parametrize("key_dtype", WORDS)
+def test_without_values_a_key_has_its_lowest_row(backend, key_dtype, value_dtype):
+    keys = np.random.default_rng(0).integers(-500, 500, 3000).astype(key_dtype)
+    table = flexgemm.HashTable.build(backend.array(keys), value_dtype=value_dtype)
+    check(backend, table, insert_all({}, keys, np.arange(3000)), np.arange(-600, 600).astype(key_dtype), value_dtype)
+
+
+@pytest.mark.parametrize("with_values", [False, True])
+def test_a_key_keeps_the_value_it_was_given_first(backend, with_values):
+    rng = np.random.default_rng(0)
+    table = flexgemm.HashTable(4000, like=backend.array(np.zeros(1, np.int32)))
+    contents = {}
+    for n in (1000, 0, 1, 2500):
+        keys, values = rng.integers(-1, 3000, n), rng.integers(-(2**31), 2**31, n).astype(np.int32)
+        table.insert(backend.array(keys), backend.array(values) if with_values else None, check=True)
+        insert_all(contents, keys, values if with_values else np.arange(n))
+        check(backend, table, contents, np.arange(-5, 3005), np.int32)
+
+
+def test_a_table_holds_nothing_until_something_is_inserted(backend):
+    table = flexgemm.HashTable(5, like=backend.array(np.zeros(1, np.int32)))
+    assert not table.overflowed
+    check(backend, table, {}, np.array([-1, 0, 5]), np.int32)
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 7, 64, 100, 1000, 1001])
+def test_any_capacity_can_be_filled_to_the_last_slot(backend, capacity):
+    keys = np.random.default_rng(0).permutation(np.arange(-1, capacity))  # -1 has a slot of its own
+    table = flexgemm.HashTable.build(backend.array(keys), capacity=capacity)
+    assert not table.overflowed
+    contents = insert_all({}, keys, np.arange(len(keys)))
+    check(backend, table, contents, np.arange(-2, 2 * capacity), np.int32)  # half of them in vain
+    table.insert(backend.array(keys[::-1].copy()), check=True)  # which needs no room
+    check(backend, table, contents, keys, np.int32)
+
+
+@pytest.mark.parametrize("capacity, n", [(1, 2), (64, 65), (100, 5000)])
+@pytest.mark.parametrize("with_values", [False, True])
+def test_one_key_too_many_is_an_error_and_no_hang(backend, capacity, n, with_values):
+    keys = backend.array(np.arange(n))
+    values = backend.array(np.arange(n, dtype=np.int32)) if with_values else None
+    table = flexgemm.HashTable(capacity, like=keys)
+    with pytest.raises(ValueError, match="keys"):
+        table.insert(keys, values, check=True)
+    if backend.name == "cuda":
+        silent = flexgemm.HashTable(capacity, like=keys)
+        silent.insert(keys, values)
+        assert silent.overflowed
+        found = backend.numpy(silent.lookup(keys))
+        assert (found >= 0).sum() == capacity
+        assert np.isin(found, [-1, *range(n)]).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 20, 30, 40), (2, 2**20, 2**20, 2**20)])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_voxels_as_keys(backend, shape, offset):
+    coords = scenes.far_corner(2000, shape) if shape[1] > 100 else np.stack(
+        [np.random.default_rng(0).integers(0, s, 2000) for s in shape], axis=1
+    ).astype(np.int32)  # fmt: skip
+    table = flexgemm.HashTable.build(backend.array(coords), shape=shape)
+    assert table.key_dtype == ("int32" if np.prod(np.asarray(shape, object)) <= 2**32 else "int64")
+    rows = {}
+    for row, coord in enumerate(map(tuple, coords.tolist())):
+        rows.setdefault(coord, row)
+    outside = np.array([[-1, 0, 0, 0], [shape[0], 0, 0, 0], [0, 0, 0, shape[3]], [0, 0, -1, 2]], np.int32)
+    queries = np.concatenate([coords - [0, 1, 0, 0], coords, outside]).astype(np.int32)
+    found = backend.numpy(table.lookup(backend.array(queries)))
+    np.testing.assert_array_equal(found, [rows.get(c, -1) for c in map(tuple, queries.tolist())])
+
+
+def test_voxels_outside_are_inserted_nowhere(backend):
+    shape = (1, 4, 4, 4)
+    coords = np.array([[0, 0, 0, 0], [0, 4, 0, 0], [0, 1, 0, 0]], np.int32)
+    if backend.name == "cpu":
+        with pytest.raises(ValueError, match="row 1 is"):
+            flexgemm.HashTable.build(coords, shape=shape)
+        return
+    table = flexgemm.HashTable.build(backend.array(coords), shape=shape, capacity=2)
+    assert backend.numpy(table.lookup(backend.array(coords))).tolist() == [0, -1, 2]
+    assert not table.overflowed
+
+
+@pytest.mark.parametrize("key_dtype", WORDS)
+def test_nothing_but_the_table_is_written(backend, key_dtype):
+    rng = np.random.default_rng(0)
+    keys, values = random_words(rng, 300, key_dtype), random_words(rng, 300, np.int32)
+    keys = keys[rng.integers(0, 300, 300)]
+    for first in (values, None):
+        table = guarded.hash_insert(backend, keys, first, 431, "int32", clear=True)
+        contents = insert_all({}, keys, np.arange(300) if first is None else first)
+        found = guarded.hash_lookup(backend, keys, *table)
+        np.testing.assert_array_equal(found, look_up(contents, keys, np.int32))
+        more = random_words(rng, 50, key_dtype)
+        table = guarded.hash_insert(backend, more, values[:50], 431, "int32", initial=table)
+        insert_all(contents, more, values[:50])
+        np.testing.assert_array_equal(guarded.hash_lookup(backend, more, *table), look_up(contents, more, np.int32))
+
+
+@given(st.lists(st.lists(st.integers(-4, 30), max_size=40), max_size=4), st.integers(35, 50), st.booleans())
+def test_it_is_a_dictionary(backend, batches, capacity, wide):
+    dtype = np.int64 if wide else np.int32
+    table = flexgemm.HashTable(capacity, like=backend.array(np.zeros(1, np.int32)), key_dtype=dtype.__name__)
+    contents = {}
+    for batch in batches:
+        keys, values = np.array(batch, dtype), np.arange(len(batch), dtype=np.int32) + 100 * len(contents)
+        table.insert(backend.array(keys), backend.array(values))
+        insert_all(contents, keys, values)
+    check(backend, table, contents, np.arange(-6, 34).astype(dtype), np.int32)
+
+
+@pytest.mark.parametrize(
+    "argument, wrong, error",
+    [
+        ("keys", np.zeros((5, 3), np.int32), ValueError),
+        ("keys", np.zeros((5, 4), np.int32), ValueError),
+        ("keys", np.zeros(5, np.float32), TypeError),
+        ("keys", np.zeros((5, 2, 2), np.int32), ValueError),
+        ("values", np.zeros(4, np.int32), ValueError),
+        ("values", np.zeros(5, np.float32), ValueError),
+        ("capacity", 0, ValueError),
+        ("value_dtype", "float32", ValueError),
+        ("shape", (1, 2, 3), ValueError),
+    ],
+)
+def test_impossible_arguments_are_named(backend, argument, wrong, error):
+    arguments = {"keys": np.zeros(5, np.int32), argument: wrong}
+    placed = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
+    with pytest.raises(error, match="value" if argument == "values" else argument):
+        flexgemm.HashTable.build(**placed)
+
+
+def test_keys_and_values_of_another_dtype(backend):
+    table = flexgemm.HashTable(5, like=backend.array(np.zeros(1, np.int32)))
+    with pytest.raises(TypeError, match="keys"):
+        table.insert(backend.array(np.zeros(3, np.int32)))
+    with pytest.raises(TypeError, match="values"):
+        table.insert(backend.array(np.zeros(3, np.int64)), backend.array(np.zeros(3, np.int64)))
+    with pytest.raises(TypeError, match="keys"):
+        table.lookup(backend.array(np.zeros(3, np.int32)))
+    with pytest.raises(ValueError, match=r"keys: expected \(N,\)"):
+        table.lookup(backend.array(np.zeros((3, 4), np.int64)))
+
+
+def test_more_voxels_than_32_bits_number(backend):
+    with pytest.raises(ValueError, match="shape"):
+        table = flexgemm.HashTable(
+            5, like=backend.array(np.zeros(1, np.int32)), shape=(2, 2**20, 2**20, 2), key_dtype="int32"
+        )
+        table.insert(backend.array(np.zeros((1, 4), np.int32)))
+
+
+def test_bitwise_repeat(backend):
+    keys = backend.array(np.random.default_rng(0).integers(0, 2000, 20_000))
+    first = backend.numpy(flexgemm.HashTable.build(keys).lookup(keys))
+    for _ in range(5):
+        np.testing.assert_array_equal(backend.numpy(flexgemm.HashTable.build(keys).lookup(keys)), first)
+
+
+def test_a_table_needs_two_slots():
+    with pytest.raises(ValueError, match="table_keys"):
+        _C.hash_lookup(
+            np.zeros(1, np.int64), *(np.zeros(1, np.int64),) * 2, np.zeros(2, np.int64), np.zeros(1, np.int64)
+        )

@@ -1,0 +1,179 @@
+"""The operations on voxels that autograd records."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scenes
+
+torch = pytest.importorskip("torch")
+
+import flexgemm  # noqa: E402
+import flexgemm.torch as ft  # noqa: E402
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return request.param
+
+
+def sampling(device, channels=5):
+    """Points a quarter away from where cells meet, in a scene with gaps."""
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(120, batch=2, density=0.6)
+    cells = np.stack([rng.integers(-1, s, (2, 40)) for s in shape[1:]], axis=2)
+    grid = cells + 0.5 + rng.choice([0.25, 0.375, 0.5, 0.75], cells.shape)
+    feats = torch.tensor(rng.standard_normal((120, channels)), dtype=torch.float32, device=device, requires_grad=True)
+    grid = torch.tensor(grid, dtype=torch.float32, device=device, requires_grad=True)
+    return feats, torch.tensor(coords, device=device), shape, grid
+
+
+def dense(feats, coords, shape, grid):
+    """Trilinear samples by torch's own operations in float64: weighted sums over a dense grid with a mask."""
+    volume = feats.new_zeros(*[s + 2 for s in (shape[0] - 2, *shape[1:])], feats.shape[1] + 1)
+    c = coords.long()
+    ones = feats.new_ones(len(feats), 1)
+    volume = volume.index_put((c[:, 0], c[:, 1] + 1, c[:, 2] + 1, c[:, 3] + 1), torch.cat([feats, ones], dim=1))
+    place = grid - 0.5
+    base = place.detach().floor()
+    fraction, base, sums = place - base, base.long() + 1, 0
+    for corner in range(8):
+        bit = torch.tensor([corner >> 2, corner >> 1 & 1, corner & 1])
+        weight = torch.where(bit.bool(), fraction, 1 - fraction).prod(dim=2)
+        at = base + bit
+        batch = torch.arange(len(grid))[:, None].expand(grid.shape[:2])
+        sums = sums + weight[..., None] * volume[batch, at[..., 0], at[..., 1], at[..., 2]]
+    return sums[..., :-1] / sums[..., -1:].clamp_min(1e-30)
+
+
+def test_gradients_are_those_of_torch_s_own_operations(device):
+    feats, coords, shape, grid = sampling(device)
+    grad_out = torch.randn(2, 40, 5, generator=torch.Generator().manual_seed(0)).to(device)
+    out = flexgemm.grid_sample_3d(feats, coords, shape, grid)
+    out.backward(grad_out)
+    f, g = (x.detach().double().cpu().requires_grad_() for x in (feats, grid))
+    expected = dense(f, coords.cpu(), shape, g)
+    expected.backward(grad_out.double().cpu())
+    for got, want in ((out, expected), (feats.grad, f.grad), (grid.grad, g.grad)):
+        torch.testing.assert_close(got.detach().double().cpu(), want.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_only_what_is_asked_for_has_a_gradient(device):
+    feats, coords, shape, grid = sampling(device)
+    flexgemm.grid_sample_3d(feats, coords, shape, grid.detach()).sum().backward()
+    assert feats.grad is not None and grid.grad is None
+    feats, coords, shape, grid = sampling(device)
+    flexgemm.grid_sample_3d(feats.detach(), coords, shape, grid).sum().backward()
+    assert feats.grad is None and grid.grad is not None
+    with torch.no_grad():
+        assert not flexgemm.grid_sample_3d(feats, coords, shape, grid).requires_grad
+
+
+def test_a_map_is_shared_by_layers(device):
+    feats, coords, shape, grid = sampling(device)
+    sample_map = flexgemm.sample_map(coords, shape, grid.detach())
+    for mode_feats in (feats, feats.detach().half().requires_grad_()):
+        out = ft.grid_sample_3d(mode_feats, sample_map=sample_map)
+        out.sum().backward()
+        assert mode_feats.grad.dtype == mode_feats.dtype
+        assert mode_feats.grad.abs().sum() > 0
+
+
+def test_the_nearest_voxel_passes_its_gradient_on(device):
+    feats, coords, shape, grid = sampling(device)
+    out = flexgemm.grid_sample_3d(feats, coords, shape, grid, "nearest")
+    out.sum().backward()
+    sample_map = flexgemm.sample_map(coords, shape, grid.detach(), "nearest")
+    rows = sample_map.indices.ravel().long().cpu()
+    expected = torch.zeros(120).index_add(0, rows[rows >= 0], torch.ones(int((rows >= 0).sum())))
+    torch.testing.assert_close(feats.grad.cpu(), expected[:, None].expand(120, 5))
+    assert grid.grad is None or not grid.grad.any()
+
+
+# ---- points and voxels ----
+
+
+def cloud(device, channels=5):
+    rng = np.random.default_rng(0)
+    points = torch.tensor(rng.uniform(-0.5, 4.5, (300, 3)), dtype=torch.float32, device=device)
+    feats = torch.tensor(rng.standard_normal((300, channels)), dtype=torch.float32, device=device, requires_grad=True)
+    return points, feats
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum", "max", "first"])
+def test_gradients_of_voxelization(device, reduce):
+    points, feats = cloud(device)
+    voxels = flexgemm.voxelize(points, feats, voxel_size=1.0, shape=(1, 4, 4, 4), reduce=reduce)
+    grad_out = torch.randn(voxels.feats.shape, generator=torch.Generator().manual_seed(0)).to(device)
+    voxels.feats.backward(grad_out)
+    f = feats.detach().cpu().double().requires_grad_()
+    inverse = voxels.inverse.cpu()
+    rows = [f[inverse == m] for m in range(voxels.num_voxels)]
+    way = {"mean": lambda r: r.mean(0), "sum": lambda r: r.sum(0), "max": lambda r: r.amax(0), "first": lambda r: r[0]}
+    expected = torch.stack([way[reduce](r) for r in rows])
+    expected.backward(grad_out.double().cpu())
+    torch.testing.assert_close(voxels.feats.detach().double().cpu(), expected.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(feats.grad.double().cpu(), f.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "trilinear"])
+def test_gradients_of_devoxelization(device, mode):
+    points, _ = cloud(device)
+    voxels = flexgemm.voxelize(points, voxel_size=1.0, shape=(1, 4, 4, 4))
+    feats = torch.randn(voxels.num_voxels, 6, device=device, requires_grad=True)
+    out = flexgemm.devoxelize(feats, voxels, mode)
+    grad_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(device)
+    out.backward(grad_out)
+    with torch.no_grad():  # linear in feats: <out, g> = <feats, grad>
+        assert torch.allclose((out * grad_out).sum(), (feats * feats.grad).sum(), rtol=1e-4)
+        inside = voxels.inverse >= 0
+        assert inside.any() and not inside.all()
+        if mode == "nearest":
+            torch.testing.assert_close(out[inside], feats[voxels.inverse[inside].long()])
+            assert not out[~inside].any()
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum", "max", "first"])
+def test_no_point_lies_in_a_voxel(device, reduce):
+    points, feats = cloud(device)
+    voxels = flexgemm.voxelize(points - 100, feats, voxel_size=1.0, shape=(1, 4, 4, 4), reduce=reduce)
+    assert voxels.feats.shape == (0, 5)
+    voxels.feats.sum().backward()
+    assert not feats.grad.any()
+
+
+# ---- torch in, torch out ----
+
+
+def test_what_comes_out_is_torch_s_and_where_the_input_is(device):
+    coords, shape = scenes.scene(200, batch=2)
+    coords = torch.tensor(coords, device=device)
+    code = flexgemm.encode_seq(coords, shape, "hilbert")
+    table = flexgemm.HashTable.build(coords, shape=shape)
+    results = [
+        code,
+        flexgemm.decode_seq(code, shape, "hilbert"),
+        flexgemm.sort_coords(coords, shape),
+        table.lookup(coords),
+        *flexgemm.unique_coords(coords, shape),
+    ]
+    for result in results:
+        assert isinstance(result, torch.Tensor) and result.device == coords.device
+    assert torch.equal(results[1], coords)
+    assert torch.equal(results[3], torch.arange(200, device=device, dtype=torch.int32))
+    assert torch.equal(results[4][results[5].long()], coords)
+    assert not table.overflowed
+
+
+def test_strided_and_permuted_tensors_are_taken(device):
+    coords, shape = scenes.scene(200, batch=2)
+    coords = torch.tensor(coords, device=device)
+    wide = torch.zeros(200, 8, dtype=torch.int32, device=device)
+    wide[:, ::2] = coords
+    assert torch.equal(flexgemm.encode_seq(wide[:, ::2], shape), flexgemm.encode_seq(coords, shape))
+    feats = torch.randn(16, 200, device=device).t()
+    grid = torch.rand(2, 3, 30, device=device).transpose(1, 2) * 4
+    out = flexgemm.grid_sample_3d(feats, coords, shape, grid)
+    assert torch.equal(out, flexgemm.grid_sample_3d(feats.contiguous(), coords, shape, grid.contiguous()))
