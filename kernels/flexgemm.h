@@ -125,7 +125,6 @@ enum {
     FG_MAX_VOLUME = FG_MAX_KERNEL * FG_MAX_KERNEL * FG_MAX_KERNEL,
 };
 
-
 /* Neighbour map: the row of `coords` that each query site reads at each kernel offset v = (kx * Kh + ky) * Kd + kz,
  *
  *     map[v, m] = row of the voxel at queries[m] * stride + k * dilation - padding
