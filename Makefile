@@ -47,11 +47,11 @@ test: build $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -q
 
 # pytest itself, not python -m pytest: that would find the package of the working directory.
-EMULATED := PYTHONPATH=build/simt OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -m "not large"
+EMULATED := PYTHONPATH=build/simt:. OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -m "not large"
 
 simt: simt-paths
-	$(EMULATED) -k "cuda and not n20000" --ignore tests/simt
-	FLEXGEMM_ARCH=sm80 $(EMULATED) -k "cuda and not n20000" --ignore tests/simt
+	$(EMULATED) -k "cuda and not n20000" --ignore tests/simt --ignore tests/test_build.py
+	FLEXGEMM_ARCH=sm80 $(EMULATED) -k "cuda and not n20000" --ignore tests/simt --ignore tests/test_build.py
 
 simt-paths: $(VENV)/dev.stamp
 	$(BIN)/python tests/simt/build.py

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 import flexgemm
-import flexgemm.torch
+import flexgemm.torch.nn as fnn
 
 
 def sphere(resolution: int) -> torch.Tensor:
@@ -18,32 +18,21 @@ def sphere(resolution: int) -> torch.Tensor:
     return torch.from_numpy(np.pad(xyz, ((0, 0), (1, 0))).astype(np.int32))
 
 
-class SubmanifoldConv3d(torch.nn.Module):
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int = 3) -> None:
-        super().__init__()
-        fan_in = in_channels * kernel_size**3
-        self.weight = torch.nn.Parameter(torch.randn(out_channels, *[kernel_size] * 3, in_channels) * fan_in**-0.5)
-        self.bias = torch.nn.Parameter(torch.zeros(out_channels))
-
-    def forward(self, feats: torch.Tensor, neighbor_map: flexgemm.NeighborMap) -> torch.Tensor:
-        return flexgemm.torch.submanifold_conv3d(feats, self.weight, self.bias, neighbor_map=neighbor_map)
-
-
 def main() -> None:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() and flexgemm.device_count() else "cpu"
     resolution = 32
     coords = sphere(resolution).to(device)
-    neighbor_map = flexgemm.neighbor_map(coords, (1, resolution, resolution, resolution))
-    print(f"{device}: {len(coords)} voxels, {neighbor_map.num_pairs} neighbours")
+    print(f"{device}: {len(coords)} voxels")
 
     height = coords[:, 3:].float() / resolution - 0.5
     label = (height > 0).float()
     noisy_height = height + 0.2 * torch.randn_like(height)  # neighbours know better than the voxel itself
-    first, second = SubmanifoldConv3d(1, 16).to(device), SubmanifoldConv3d(16, 1).to(device)
-    optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()], lr=1e-2)
+    network = torch.nn.Sequential(fnn.SubMConv3d(1, 16), fnn.ReLU(), fnn.SubMConv3d(16, 1)).to(device)
+    x = fnn.SparseTensor(noisy_height, coords, (1, resolution, resolution, resolution))
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
     for step in range(1, 101):
-        logits = second(torch.relu(first(noisy_height, neighbor_map)), neighbor_map)
+        logits = network(x).feats
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, label)
         optimizer.zero_grad()
         loss.backward()

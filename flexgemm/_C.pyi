@@ -171,7 +171,7 @@ def hash_insert(
     *,
     shape: Sequence[int] | None = None,
     clear: bool = False,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """keys (N) of the dtype of table_keys, or voxels (N, 4) int32 of shape (B, W, H, D); values (N) of the dtype of
@@ -187,7 +187,7 @@ def hash_lookup(
     out: Array,
     *,
     shape: Sequence[int] | None = None,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """out (N) of the dtype of table_values: the value of each key, -1 where there is none."""
@@ -201,7 +201,7 @@ def sample_map(
     weights: Array | None,
     *,
     shape: Sequence[int],
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """grid (B, L, 3) or (Q, 4) [batch, x, y, z] float32 and a table of voxels of shape (B, W, H, D) with int32 rows ->
@@ -215,7 +215,7 @@ def sample_grad(
     indices: Array,
     grad_grid: Array,
     *,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """grad_out (Q, C), feats (N, C), grid (B, L, 3) or (Q, 4), indices (Q, 8) -> grad_grid like grid."""
@@ -226,7 +226,7 @@ def gather_sum(
     weights: Array | None,
     out: Array,
     *,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """feats (N, C), indices (Q, K) int32, weights (Q, K) float32 -> out (Q, C) = sum_k weights feats[indices]; an index
@@ -237,7 +237,7 @@ def group_rows(
     order: Array,
     starts: Array,
     *,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """indices (Q, K) int32 -> order (Q * K) int32, starts (M + 1) int32: order[starts[m]:starts[m + 1]] are the
@@ -252,7 +252,7 @@ def group_reduce(
     argmax: Array | None,
     *,
     mode: str = "sum",
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """out[m] = sum, mean or max of weights[i] * src[i // K] over i = order[starts[m]:starts[m + 1]], where order has K
@@ -266,7 +266,7 @@ def voxel_codes(
     voxel_size: Sequence[float],
     origin: Sequence[float],
     shape: Sequence[int],
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """points (N, 3) or (N, 4) [batch, x, y, z] float32 -> code (N): the "bxyz" number of the voxel
@@ -277,7 +277,7 @@ def unique_ranks(
     ranks: Array,
     count: Array,
     *,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """sorted (N) int32 | int64, ascending as unsigned numbers -> ranks (N) int32, the distinct keys up to each place;
@@ -293,7 +293,7 @@ def unique_groups(
     counts: Array,
     inverse: Array,
     *,
-    workspace: Array = None,
+    workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """keys (M): the distinct keys; starts (M + 1), first (M), counts (M), inverse (N) int32: their rows in order, the
@@ -308,17 +308,20 @@ def conv_forward(
     *,
     order: Array | None = None,
     residual: Array | None = None,
-    groups: Sequence[int] | None = None,
+    order_groups: Sequence[int] | None = None,
     activation: str | None = None,
     algorithm: str = "auto",
     precision: str = "ieee",
+    group: int = 0,
+    groups: int = 1,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co).
-    order (sum(groups), M) int32, permutations: sets of orders in which a GPU may work through the rows, for speed
-    alone; a set of g has one for each g-th of the offsets. By default `groups` is one set of them all.
-    residual (M, Co), added before the activation ("relu", "silu" or "gelu"); it may be out itself."""
+    order (sum(order_groups), M) int32, permutations: sets of orders in which a GPU may work through the rows, for speed
+    alone; a set of g has one for each g-th of the offsets. By default `order_groups` is one set of them all.
+    residual (M, Co), added before the activation ("relu", "silu" or "gelu"); it may be out itself.
+    Of `groups` groups of channels the call computes number `group`: the arrays are whole, weight has Ci / groups."""
 
 def conv_dgrad(
     grad_out: Array,
@@ -327,15 +330,17 @@ def conv_dgrad(
     grad_feats: Array,
     *,
     order: Array | None = None,
-    groups: Sequence[int] | None = None,
+    order_groups: Sequence[int] | None = None,
     algorithm: str = "auto",
     mirrored: bool = False,
     precision: str = "ieee",
+    group: int = 0,
+    groups: int = 1,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (M, Co), map (V, N), grad_feats (N, Ci); order (sum(groups), N), the orders of `map`, as in the forward
-    pass."""
+    """grad_out (M, Co), map (V, N), grad_feats (N, Ci); order (sum(order_groups), N), the orders of `map`, as in the
+    forward pass."""
 
 def conv_wgrad(
     grad_out: Array,
@@ -346,64 +351,86 @@ def conv_wgrad(
     *,
     algorithm: str = "auto",
     precision: str = "ieee",
+    group: int = 0,
+    groups: int = 1,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co). There is one algorithm."""
 
+def depthwise_forward(
+    feats: Array,
+    weight: Array,
+    bias: Array | None,
+    map: Array,
+    out: Array,
+    *,
+    workspace: Workspace = None,
+    stream: Stream = None,
+) -> int:
+    """feats (N, C), weight (Co, Kw, Kh, Kd, 1), Co a multiple of C, bias (Co), map (V, M), out (M, Co)."""
+
+def depthwise_dgrad(
+    grad_out: Array,
+    weight: Array,
+    map: Array,
+    grad_feats: Array,
+    *,
+    mirrored: bool = False,
+    workspace: Workspace = None,
+    stream: Stream = None,
+) -> int:
+    """grad_out (M, Co), map (V, N), grad_feats (N, C)."""
+
+def depthwise_wgrad(
+    grad_out: Array,
+    feats: Array,
+    map: Array,
+    grad_weight: Array,
+    *,
+    workspace: Workspace = None,
+    stream: Stream = None,
+) -> int:
+    """grad_out (M, Co), feats (N, C), map (V, M), grad_weight as weight."""
+
 def pool(
     feats: Array,
     map: Array,
     out: Array,
-    chosen: Array | None,
+    argmax: Array | None,
     count: Array | None,
     *,
     mode: str,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """feats (N, C), map (V, M), out (M, C); mode "max", "mean" or "sum"; chosen (M, C) int32, of max, the row that each
+    """feats (N, C), map (V, M), out (M, C); mode "max", "mean" or "sum"; argmax (M, C) int32, of max, the row that each
     maximum is from; count (M) int32, the rows there are."""
 
 def pool_backward(
     grad_out: Array,
     map: Array,
     grad_feats: Array,
-    chosen: Array | None,
+    argmax: Array | None,
     count: Array | None,
     *,
     mode: str,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (M, C), map (V, N) the transposed one, grad_feats (N, C); chosen of max and count of mean as pool or
-    global_pool gave them. Of global_pool, map is batch as (1, N)."""
+    """grad_out (M, C), map (V, N) the transposed one, grad_feats (N, C); argmax of max and count of mean as pool gave
+    them. Of whole samples: map is batch_indices as (1, N), argmax that of group_reduce and count the starts of
+    group_rows, (M + 1)."""
 
-def batch_rows(
+def batch_indices(
     coords: Array,
     batch: Array,
-    order: Array,
-    bounds: Array,
     *,
+    samples: int,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """coords (N, 4) int32 -> batch (N) int32, the sample of each row, -1 for none; order (N) int32 and bounds (B + 1)
-    int32: order[bounds[b]:bounds[b + 1]] are the rows of sample b."""
-
-def global_pool(
-    feats: Array,
-    order: Array,
-    bounds: Array,
-    out: Array,
-    chosen: Array | None,
-    count: Array | None,
-    *,
-    mode: str,
-    workspace: Workspace = None,
-    stream: Stream = None,
-) -> int:
-    """feats (N, C), order (N) and bounds (B + 1) of batch_rows, out (B, C); the rest as of pool."""
+    """coords (N, 4) int32 -> batch (N, 1) int32, the sample of each row, -1 where it is none of 0 .. samples - 1."""
 
 def gemm(
     a: Array,
@@ -467,10 +494,12 @@ def quantize(
     swiglu: x has 2 K columns, gate and up in turns. dtype names a uint8 q."""
 
 def neighbor_map_workspace(*args: Any, **kwargs: Any) -> int: ...
+def depthwise_forward_workspace(*args: Any, **kwargs: Any) -> int: ...
+def depthwise_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
+def depthwise_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def pool_workspace(*args: Any, **kwargs: Any) -> int: ...
 def pool_backward_workspace(*args: Any, **kwargs: Any) -> int: ...
-def batch_rows_workspace(*args: Any, **kwargs: Any) -> int: ...
-def global_pool_workspace(*args: Any, **kwargs: Any) -> int: ...
+def batch_indices_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_sites_workspace(*args: Any, **kwargs: Any) -> int: ...
 def row_order_workspace(*args: Any, **kwargs: Any) -> int: ...
 def encode_seq_workspace(*args: Any, **kwargs: Any) -> int: ...

@@ -26,6 +26,7 @@ def submanifold_conv3d(
     neighbor_map: NeighborMap,
     residual: Array | None = None,
     activation: str | None = None,
+    groups: int = 1,
     out: Array | None = None,
     algorithm: str = "auto",
     precision: str = "ieee",
@@ -34,14 +35,18 @@ def submanifold_conv3d(
     """Submanifold convolution of the features of N voxels: activation(convolution + bias + residual).
 
     feats: (N, Ci) float32, float16 or bfloat16; rows may be strided.
-    weight: (Co, Kw, Kh, Kd, Ci) of the same dtype, Kw, Kh, Kd being neighbor_map.kernel_size.
+    weight: (Co, Kw, Kh, Kd, Ci / groups) of the same dtype, Kw, Kh, Kd being neighbor_map.kernel_size.
     bias: (Co) of the same dtype, or None.
     residual: (N, Co) of the same dtype, added before the activation; rows may be strided.
     activation: None, "relu", "silu" or "gelu" (the exact one, by erf).
+    groups: of channels, each convolved by itself: the first Co / groups outputs read the first Ci / groups inputs, and
+        so on. groups = Ci is a depthwise convolution and has kernels of its own, in float32, unless there is a residual
+        or an activation; other groups run one after the other, best with a multiple of 16 bytes of channels each.
     out: (N, Co) to write into; by default a new array of the library of feats. It may be the residual itself, with the
         same strides, but overlap no input otherwise.
     algorithm: how a GPU computes it; the CPU has one way. The results are the same within rounding.
         "auto": whatever is expected to be fastest for this number of voxels and these channels.
+        "explicit_gemm": neighbours written side by side, some 256 MiB at a time, and the kernels of gemm_nt.
         "implicit_gemm": one pass over all offsets, voxels as they come.
         "implicit_gemm_splitk": the offsets split among blocks, where there are too few of them.
         "masked_implicit_gemm": voxels with the same neighbours side by side, where neighbor_map has such an order.
@@ -57,8 +62,9 @@ def submanifold_conv3d(
     read-only or overlaps an input, by argument name.
     """
     expect_submanifold(neighbor_map)
-    how: Any = {"neighbor_map": neighbor_map, "residual": residual, "activation": activation, "out": out}
-    return sparse_conv3d(feats, weight, bias, **how, algorithm=algorithm, precision=precision, stream=stream)
+    how: Any = {"neighbor_map": neighbor_map, "residual": residual, "activation": activation, "groups": groups}
+    how |= {"out": out, "algorithm": algorithm}
+    return sparse_conv3d(feats, weight, bias, **how, precision=precision, stream=stream)
 
 
 def submanifold_conv3d_backward(
@@ -67,6 +73,7 @@ def submanifold_conv3d_backward(
     weight: Array,
     *,
     neighbor_map: NeighborMap,
+    groups: int = 1,
     needs_grad: tuple[bool, bool, bool] = (True, True, True),
     algorithm: str = "auto",
     precision: str = "ieee",
@@ -83,7 +90,7 @@ def submanifold_conv3d_backward(
     Deterministic; sums are float32. Raises as `submanifold_conv3d` does.
     """
     expect_submanifold(neighbor_map)
-    how: Any = {"neighbor_map": neighbor_map, "needs_grad": needs_grad, "algorithm": algorithm}
+    how: Any = {"neighbor_map": neighbor_map, "groups": groups, "needs_grad": needs_grad, "algorithm": algorithm}
     return sparse_conv3d_backward(grad_out, feats, weight, **how, precision=precision, stream=stream)
 
 
@@ -95,6 +102,7 @@ def sparse_conv3d(
     neighbor_map: NeighborMap,
     residual: Array | None = None,
     activation: str | None = None,
+    groups: int = 1,
     out: Array | None = None,
     algorithm: str = "auto",
     precision: str = "ieee",
@@ -103,11 +111,11 @@ def sparse_conv3d(
     """Convolution over any neighbour map: strided, transposed (sparse_conv_map) or submanifold (neighbor_map).
 
     feats: (N, Ci), one row for each of neighbor_map.coords; float32, float16 or bfloat16; rows may be strided.
-    weight: (Co, Kw, Kh, Kd, Ci) of the same dtype, also of a transposed convolution, where the voxel at i and the
-        output at i * stride + k * dilation - padding meet in weight[:, k]. torch's conv3d has it as (Co, Ci, Kw, Kh,
-        Kd), its conv_transpose3d as (Ci, Co, Kw, Kh, Kd).
+    weight: (Co, Kw, Kh, Kd, Ci / groups) of the same dtype, also of a transposed convolution, where the voxel at i and
+        the output at i * stride + k * dilation - padding meet in weight[:, k]. torch's conv3d has it as (Co, Ci, Kw,
+        Kh, Kd), its conv_transpose3d as (Ci, Co, Kw, Kh, Kd).
     bias: (Co) of the same dtype, or None.
-    residual (M, Co), activation, out, algorithm, precision, stream: as of submanifold_conv3d.
+    residual (M, Co), activation, groups, out, algorithm, precision, stream: as of submanifold_conv3d.
 
     Returns (M, Co), one row for each of neighbor_map.out_coords. Deterministic, recorded by autograd and computed where
     the map is, and raises, as submanifold_conv3d.
@@ -118,8 +126,9 @@ def sparse_conv3d(
             raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
         from flexgemm.torch import ops
 
-        return ops.record_conv(feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, stream)
-    return forward(library, feats, weight, bias, neighbor_map, out, algorithm, precision, residual, activation)
+        how = activation, algorithm, precision, groups
+        return ops.record_conv(feats, weight, bias, residual, neighbor_map, *how, stream)
+    return forward(library, feats, weight, bias, neighbor_map, out, algorithm, precision, residual, activation, groups)
 
 
 def sparse_conv3d_backward(
@@ -128,6 +137,7 @@ def sparse_conv3d_backward(
     weight: Array,
     *,
     neighbor_map: NeighborMap,
+    groups: int = 1,
     needs_grad: tuple[bool, bool, bool] = (True, True, True),
     algorithm: str = "auto",
     precision: str = "ieee",
@@ -139,7 +149,7 @@ def sparse_conv3d_backward(
     `sparse_inverse_conv3d` come with neighbor_map.inverse.
     """
     library = bind(feats, neighbor_map, stream)
-    return backward(library, grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision)
+    return backward(library, grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision, groups)
 
 
 def sparse_inverse_conv3d(
@@ -150,6 +160,7 @@ def sparse_inverse_conv3d(
     neighbor_map: NeighborMap,
     residual: Array | None = None,
     activation: str | None = None,
+    groups: int = 1,
     out: Array | None = None,
     algorithm: str = "auto",
     precision: str = "ieee",
@@ -159,13 +170,14 @@ def sparse_inverse_conv3d(
     neighbor_map.inverse.
 
     feats: (M, Ci), one row for each of neighbor_map.out_coords.
-    weight: (Co, Kw, Kh, Kd, Ci), Kw, Kh, Kd being neighbor_map.kernel_size.
+    weight: (Co, Kw, Kh, Kd, Ci / groups), Kw, Kh, Kd being neighbor_map.kernel_size.
 
     Returns (N, Co), one row for each of neighbor_map.coords; a voxel that no output read gets the bias.
     """
     inverse = expect_map(neighbor_map).inverse
-    how: Any = {"neighbor_map": inverse, "residual": residual, "activation": activation, "out": out}
-    return sparse_conv3d(feats, weight, bias, **how, algorithm=algorithm, precision=precision, stream=stream)
+    how: Any = {"neighbor_map": inverse, "residual": residual, "activation": activation, "groups": groups}
+    how |= {"out": out, "algorithm": algorithm}
+    return sparse_conv3d(feats, weight, bias, **how, precision=precision, stream=stream)
 
 
 def forward(
@@ -179,6 +191,7 @@ def forward(
     precision: str,
     residual: Array | None = None,
     activation: str | None = None,
+    groups: int = 1,
 ) -> Array:
     """`sparse_conv3d` without autograd."""
     feats = library.rows(feats, "feats")
@@ -187,24 +200,30 @@ def forward(
         bias = library.contiguous(bias, "bias")
     if residual is not None:
         residual = library.rows(residual, "residual")
-    shape = _check_shapes(feats, weight, neighbor_map)
+    shape = _check_shapes(feats, weight, neighbor_map, groups)
     out = library.empty(shape, None, feats) if out is None else library.output(out, shape, None, feats)
-    map, order, stream = neighbor_map.native, neighbor_map.native_order, library.stream
-    _C.conv_forward(
-        feats,
-        weight,
-        bias,
-        map,
-        out,
-        order=order,
-        residual=residual,
-        groups=order_groups(order, neighbor_map.kernel_size),
-        activation=activation,
-        algorithm=algorithm,
-        precision=precision,
-        workspace=library.workspace,
-        stream=stream,
-    )
+    map, order = neighbor_map.native, neighbor_map.native_order
+    if _is_depthwise(feats, groups, precision) and residual is None and activation is None:
+        library.run(_C.depthwise_forward, feats, weight, bias, map, out)
+        return library.result(out)
+    for group in range(groups):
+        _C.conv_forward(
+            feats,
+            weight,
+            bias,
+            map,
+            out,
+            order=order,
+            residual=residual,
+            order_groups=order_groups(order, neighbor_map.kernel_size),
+            activation=activation,
+            algorithm=algorithm,
+            precision=precision,
+            group=group,
+            groups=groups,
+            workspace=library.workspace,
+            stream=library.stream,
+        )
     return library.result(out)
 
 
@@ -217,51 +236,44 @@ def backward(
     needs_grad: tuple[bool, bool, bool],
     algorithm: str,
     precision: str,
+    groups: int,
 ) -> tuple[Array | None, Array | None, Array | None]:
     """`sparse_conv3d_backward` with the library already bound."""
     grad_out = library.rows(grad_out, "grad_out")
     feats = library.rows(feats, "feats")
     weight = library.contiguous(weight, "weight")
-    expected = _check_shapes(feats, weight, neighbor_map)
+    expected = _check_shapes(feats, weight, neighbor_map, groups)
     if grad_out.shape != expected:
         raise ValueError(f"grad_out: expected {expected}, got {tuple(grad_out.shape)}")
     grad_feats = grad_weight = grad_bias = None
-
-    stream = library.stream
+    depthwise = _is_depthwise(feats, groups, precision)
+    how: dict[str, Any] = {"algorithm": algorithm, "precision": precision, "groups": groups}
 
     if needs_grad[0]:
-        map, order = neighbor_map.native_gradient(stream)
+        map, order = neighbor_map.native_gradient(library.stream)
+        mirrored = neighbor_map.mirrored
         grad_feats = library.empty(tuple(feats.shape), None, feats)
-        _C.conv_dgrad(
-            grad_out,
-            weight,
-            map,
-            grad_feats,
-            order=order,
-            groups=order_groups(order, neighbor_map.kernel_size),
-            algorithm=algorithm,
-            mirrored=neighbor_map.mirrored,
-            precision=precision,
-            workspace=library.workspace,
-            stream=stream,
-        )
+        if depthwise:
+            library.run(_C.depthwise_dgrad, grad_out, weight, map, grad_feats, mirrored=mirrored)
+        else:
+            orders = {"order": order, "order_groups": order_groups(order, neighbor_map.kernel_size)}
+            for group in range(groups):
+                arrays = grad_out, weight, map, grad_feats
+                library.run(_C.conv_dgrad, *arrays, mirrored=mirrored, group=group, **orders, **how)
         grad_feats = library.result(grad_feats)
 
     if needs_grad[1] or needs_grad[2]:
         map = neighbor_map.native
         grad_weight = library.empty(tuple(weight.shape), None, weight) if needs_grad[1] else None
         grad_bias = library.empty((weight.shape[0],), None, weight) if needs_grad[2] else None
-        _C.conv_wgrad(
-            grad_out,
-            feats,
-            map,
-            grad_weight,
-            grad_bias,
-            algorithm=algorithm,
-            precision=precision,
-            workspace=library.workspace,
-            stream=stream,
-        )
+        if depthwise:
+            if needs_grad[1]:
+                library.run(_C.depthwise_wgrad, grad_out, feats, map, grad_weight)
+            if needs_grad[2]:
+                library.run(_C.conv_wgrad, grad_out, feats, map, None, grad_bias)
+        else:
+            for group in range(groups):
+                library.run(_C.conv_wgrad, grad_out, feats, map, grad_weight, grad_bias, group=group, **how)
         grad_weight = library.result(grad_weight) if needs_grad[1] else None
         grad_bias = library.result(grad_bias) if needs_grad[2] else None
 
@@ -289,12 +301,24 @@ def expect_submanifold(neighbor_map: NeighborMap) -> None:
         raise ValueError(f"neighbor_map: expected a submanifold one, of neighbor_map(), got {neighbor_map!r}")
 
 
-def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap) -> tuple[int, int]:
+def _is_depthwise(feats: Array, groups: int, precision: str) -> bool:
+    """Whether every channel is a group. Then arithmetic is float32 whatever the precision, which must be one still."""
+    depthwise = groups > 1 and groups == feats.shape[1]
+    if depthwise and precision not in ("ieee", "tf32"):
+        raise ValueError(f"precision: expected 'ieee' or 'tf32', got {precision!r}")
+    return depthwise
+
+
+def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap, groups: int) -> tuple[int, int]:
     """The shape of the output. Checks what the extension cannot see: it is given V, not the kernel's axes."""
     shape, co_and_kernel, rows = feats.shape, weight.shape, neighbor_map.num_voxels
     if len(shape) != 2 or shape[0] != rows:
         raise ValueError(f"feats: expected ({rows}, Ci) to match neighbor_map, got {tuple(shape)}")
-    expected = (*neighbor_map.kernel_size, shape[1])
+    if groups != 1 or type(groups) is not int:
+        counts = shape[1], co_and_kernel[0] if co_and_kernel else 0
+        if type(groups) is not int or groups < 1 or any(count % groups for count in counts):
+            raise ValueError(f"groups: expected a divisor of Ci and Co, {counts[0]} and {counts[1]}, got {groups!r}")
+    expected = (*neighbor_map.kernel_size, shape[1] // groups)
     if co_and_kernel[1:] != expected:
         need = ", ".join(str(n) for n in expected)
         raise ValueError(f"weight: expected (Co, {need}) to match neighbor_map and feats, got {tuple(co_and_kernel)}")

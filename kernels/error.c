@@ -22,7 +22,12 @@ const char *fg_dtype_name(fg_dtype dtype) {
 
 const char *fg_algorithm_name(fg_algorithm algorithm) {
     static const char *const names[FG_ALGORITHM_COUNT] = {
-        "auto", "implicit_gemm", "implicit_gemm_splitk", "masked_implicit_gemm", "masked_implicit_gemm_splitk",
+        "auto",
+        "explicit_gemm",
+        "implicit_gemm",
+        "implicit_gemm_splitk",
+        "masked_implicit_gemm",
+        "masked_implicit_gemm_splitk",
     };
     return names[algorithm];
 }

@@ -96,6 +96,7 @@ typedef enum { FG_ACTIVATION_NONE = 0, FG_ACTIVATION_RELU, FG_ACTIVATION_SILU, F
  * may know one way only. */
 typedef enum {
     FG_ALGORITHM_AUTO = 0,                    /* whatever the plan takes to be fastest */
+    FG_ALGORITHM_EXPLICIT_GEMM,               /* a matrix of gathered rows, and the GEMM kernels */
     FG_ALGORITHM_IMPLICIT_GEMM,               /* rows as they come, one pass over all offsets */
     FG_ALGORITHM_IMPLICIT_GEMM_SPLITK,        /* ... offsets split among blocks where tiles are few */
     FG_ALGORITHM_MASKED_IMPLICIT_GEMM,        /* rows in one order, one pass */
@@ -271,6 +272,7 @@ typedef struct {
     fg_tensor argmax; /* out: (M, C) int32 contiguous, the row of src that the maximum is of, -1 = none; or absent */
     fg_tensor workspace;
 } fg_group_reduce_params;
+
 /* The sites that a convolution's inputs reach, as their sorted, distinct codes: code[0 .. count); what follows them is
  * arbitrary. A voxel reaches (coord + padding - k * dilation) / stride where that is whole; transposed:
  * coord * stride + k * dilation - padding. Sites outside `out_shape` and voxels outside `shape` are left out; the CPU
@@ -368,6 +370,37 @@ typedef struct {
     fg_tensor workspace;
 } fg_conv_wgrad_params;
 
+/* Depthwise convolution: every channel by itself, output channel o reading input channel o / multiplier.
+ * out[m, o] = bias[o] + sum_v weight[o, v] * feats[map[v, m], o / multiplier]; float32 sums in the order of v. */
+typedef struct {
+    fg_tensor feats;  /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor weight; /* (C * multiplier, V) contiguous, dtype of feats */
+    fg_tensor bias;   /* (C * multiplier) contiguous, dtype of feats; or absent */
+    fg_tensor map;    /* (V, M) int32 contiguous, -1 = none */
+    fg_tensor out;    /* (M, C * multiplier) inner stride 1, dtype of feats */
+    fg_tensor workspace;
+} fg_depthwise_forward_params;
+
+/* grad_feats[n, c] = sum_v sum_o weight[o, v] * grad_out[map[v', n], o] over the o of channel c; map and v' as in
+ * fg_conv_dgrad_params. */
+typedef struct {
+    fg_tensor grad_out; /* (M, C * multiplier), inner stride 1 */
+    fg_tensor weight;   /* (C * multiplier, V) contiguous */
+    fg_tensor map;      /* (V, N) int32 contiguous */
+    bool mirrored;
+    fg_tensor grad_feats; /* out: (N, C) inner stride 1 */
+    fg_tensor workspace;
+} fg_depthwise_dgrad_params;
+
+/* grad_weight[o, v] = sum_m grad_out[m, o] * feats[map[v, m], o / multiplier]. Deterministic. */
+typedef struct {
+    fg_tensor grad_out;    /* (M, C * multiplier), inner stride 1 */
+    fg_tensor feats;       /* (N, C), inner stride 1 */
+    fg_tensor map;         /* (V, M) int32 contiguous: the forward map */
+    fg_tensor grad_weight; /* out: (C * multiplier, V) contiguous */
+    fg_tensor workspace;
+} fg_depthwise_wgrad_params;
+
 /* out[m] = maximum, mean or sum of feats[map[v, m]] over the offsets v with an entry, in their order; 0 without any.
  * NaN is above every number; of equal maxima the first is chosen. Sums and means are float32. Without
  * channels nothing is written. */
@@ -376,45 +409,31 @@ typedef struct {
     fg_tensor map;   /* (V, M) int32 contiguous, -1 = none */
     fg_pool_mode mode;
     fg_tensor out;    /* (M, C) inner stride 1, dtype of feats */
-    fg_tensor chosen; /* out, of max: (M, C) int32 contiguous, the row that each maximum is from, or -1; or absent */
+    fg_tensor argmax; /* out, of max: (M, C) int32 contiguous, the row that each maximum is from, or -1; or absent */
     fg_tensor count;  /* out: (M) int32 contiguous, entries; or absent */
     fg_tensor workspace;
 } fg_pool_params;
 
-/* grad_feats[n] = sum over the entries m = map[v, n] of grad_out[m], of max where chosen[m] is n, of mean divided by
+/* grad_feats[n] = sum over the entries m = map[v, n] of grad_out[m], of max where argmax[m] is n, of mean divided by
  * count[m]. */
 typedef struct {
     fg_tensor grad_out; /* (M, C), inner stride 1 */
     fg_tensor map;      /* (V, N) int32 contiguous: the transposed map */
     fg_pool_mode mode;
-    fg_tensor chosen;     /* of max: (M, C) int32 contiguous */
-    fg_tensor count;      /* of mean: (M) int32 contiguous */
+    fg_tensor argmax;     /* of max: (M, C) int32 contiguous */
+    fg_tensor count;      /* of mean: (M) int32 contiguous, or (M + 1): bounds that lie so far apart */
     fg_tensor grad_feats; /* out: (N, C) inner stride 1 */
     fg_tensor workspace;
 } fg_pool_backward_params;
 
-/* Rows by sample: order[bounds[b] .. bounds[b + 1]) are the rows of sample b, rising; batch[n] is the sample of row n,
- * -1 where it is none of 0 .. B - 1 (the CPU reports it). */
+/* batch[n, 0] = the sample of row n, -1 where it is none of 0 .. samples - 1 (the CPU reports it): what groups voxels by
+ * sample (fg_group_rows), and the map of volume 1 by which the gradient of pooling whole samples is one of pooling. */
 typedef struct {
     fg_tensor coords; /* (N, 4) int32 contiguous */
-    fg_tensor batch;  /* out: (N) int32 contiguous */
-    fg_tensor order;  /* out: (N) int32 contiguous */
-    fg_tensor bounds; /* out: (B + 1) int32 contiguous */
+    int64_t samples;
+    fg_tensor batch; /* out: (N, 1) int32 contiguous */
     fg_tensor workspace;
-} fg_batch_rows_params;
-
-/* out[b] = maximum, mean or sum of the rows feats[order[bounds[b] .. bounds[b + 1])]; 0 without any. As in fg_pool. Its
- * gradient is that of pooling, with `batch` as a map of volume 1. */
-typedef struct {
-    fg_tensor feats;  /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
-    fg_tensor order;  /* (N) int32 contiguous */
-    fg_tensor bounds; /* (B + 1) int32 contiguous */
-    fg_pool_mode mode;
-    fg_tensor out;    /* (B, C) inner stride 1, dtype of feats */
-    fg_tensor chosen; /* out, of max: (B, C) int32 contiguous; or absent */
-    fg_tensor count;  /* out: (B) int32 contiguous, rows; or absent */
-    fg_tensor workspace;
-} fg_global_pool_params;
+} fg_batch_indices_params;
 
 typedef enum { FG_SCALE_NONE = 0, FG_SCALE_TENSOR, FG_SCALE_ROW, FG_SCALE_BLOCK } fg_scale_kind;
 
@@ -519,10 +538,12 @@ typedef struct {
     FG_OPERATION(conv_forward);
     FG_OPERATION(conv_dgrad);
     FG_OPERATION(conv_wgrad);
+    FG_OPERATION(depthwise_forward);
+    FG_OPERATION(depthwise_dgrad);
+    FG_OPERATION(depthwise_wgrad);
     FG_OPERATION(pool);
     FG_OPERATION(pool_backward);
-    FG_OPERATION(batch_rows);
-    FG_OPERATION(global_pool);
+    FG_OPERATION(batch_indices);
     FG_OPERATION(gemm);
     FG_OPERATION(quantize);
 

@@ -35,7 +35,8 @@ typedef struct {
     fg_order_sets orders; /* that the caller has */
 } fg_conv_question;
 
-/* Forward pass and input gradient. split_k is a multiple of `groups`: each group may be split further. */
+/* Forward pass and input gradient. split_k is a multiple of `groups`: each group may be split further. "explicit_gemm"
+ * makes block_m rows of its matrix at a time. */
 fg_plan fg_plan_conv(const fg_conv_question *question);
 /* Weight gradient: a tile is block_m output channels x block_n input channels of one offset; on Hopper block_n of the
  * v * ci columns, which touch FG_WGRAD_MAX_OFFSETS offsets at most. The reduction runs over rows. */
@@ -44,6 +45,8 @@ fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_d
                            int32_t compute_capability);
 /* Bias gradient: split_k slices of rows; the block sizes are not used. */
 fg_plan fg_plan_column_sum(int64_t rows, int64_t columns, int32_t num_sms);
+/* Weight gradient of a depthwise convolution: split_k slices of rows, float32 results in the workspace, always. */
+fg_plan fg_plan_depthwise_wgrad(int64_t rows, int64_t channels, int64_t v, int32_t num_sms);
 
 /* The sizes of a product whatever its layout: m x n x k is the most that one of its groups can have. */
 typedef struct {
@@ -54,14 +57,12 @@ fg_gemm_shape fg_gemm_shape_of(const fg_gemm_params *params);
 /* As the plans below ask: m of all groups together, which are one where the groups share their rows. */
 fg_gemm_shape fg_gemm_all_rows(const fg_gemm_params *params);
 
-/* Pooling of the rows of `samples` samples: split_k slices of the rows of each, float32 results in the workspace. */
-fg_plan fg_plan_global_pool(int64_t rows, int64_t samples, int64_t columns, int32_t num_sms);
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms);
 
 /* What a product asks of the tiles of the Hopper kernel; bits. */
 enum {
     FG_TILES_UNPAIRED = 1, /* groups of rows that start at any multiple of 128 */
-    FG_TILES_NARROW = 2,   /* 128 x 128: scales of blocks, and sums promoted every other step or less */
+    FG_TILES_NARROW = 2,   /* at most 128 x 128: scales of blocks, and sums promoted every other step or less */
     FG_TILES_TALL = 4,     /* of at least 128 rows: groups along K */
     FG_TILES_ALL = 7,
 };

@@ -23,6 +23,7 @@ enum {
     MIN_ROWS_PER_SUM = 256,     /* column sums */
     SM90_MIN_OFFSETS = 2,       /* of a slice, Hopper */
     MAX_PARTIALS = 1 << 28,     /* 1 GiB of float32 */
+    MAX_MATRIX_BYTES = 1 << 28, /* of gathered rows at a time, "explicit_gemm": 256 MiB */
 };
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -168,7 +169,18 @@ static fg_plan plan_conv_portable(const fg_conv_question *q) {
     return choose_slices(q, plan, t, at_most(MAX_GATHER_SLICES, splits));
 }
 
+/* Whole tiles of 128 rows of the matrix at a time, with their float32 sums. The product plans its own tiles. */
+static fg_plan plan_conv_explicit(const fg_conv_question *q) {
+    const int64_t row_bytes = q->v * q->ci * (int64_t)fg_dtype_size(q->dtype) + q->co * (int64_t)sizeof(float);
+    const int64_t most = at_least(MAX_MATRIX_BYTES / at_least(row_bytes, 1) / 128, 1) * 128;
+    fg_plan plan = {.split_k = 1};
+    set_tile(&plan, (int32_t)at_least(at_most(q->rows, most), 1), (int32_t)q->co, 1);
+    plan.workspace_bytes = plan.block_m * row_bytes;
+    return plan;
+}
+
 fg_plan fg_plan_conv(const fg_conv_question *q) {
+    if (q->algorithm == FG_ALGORITHM_EXPLICIT_GEMM) return plan_conv_explicit(q);
     const bool fits = q->dtype == FG_FLOAT32 ? q->precision == FG_PRECISION_TF32 : fg_dtype_size(q->dtype) == 2;
     const bool wgmma = q->compute_capability == 90 && fits && q->ci > 0 && q->ci % 8 == 0 && q->co % 8 == 0;
     return wgmma ? plan_conv_sm90(q) : plan_conv_portable(q);
@@ -222,10 +234,11 @@ fg_plan fg_plan_column_sum(int64_t rows, int64_t columns, int32_t num_sms) {
     return plan;
 }
 
-fg_plan fg_plan_global_pool(int64_t rows, int64_t samples, int64_t columns, int32_t num_sms) {
+fg_plan fg_plan_depthwise_wgrad(int64_t rows, int64_t channels, int64_t v, int32_t num_sms) {
     fg_plan plan = {.split_k = 1};
-    const int64_t count = at_least(samples * ceil_div(columns, 32), 1);
-    set_split(&plan, at_most(4 * (int64_t)num_sms / count, ceil_div(rows, at_least(samples, 1) * MIN_ROWS_PER_SUM)),
-              samples * columns);
+    const int64_t count = at_least(ceil_div(channels, 32) * ceil_div(v, 4), 1);
+    const int64_t wanted = at_most(WGRAD_WAVES * CTAS_PER_SM * num_sms / count, rows / MIN_ROWS_PER_SLICE);
+    plan.split_k = (int32_t)at_most(at_least(at_least(wanted, ceil_div(rows, MAX_ROWS_PER_SLICE)), 1), MAX_SLICES);
+    plan.workspace_bytes = plan.split_k * v * channels * (int64_t)sizeof(float);
     return plan;
 }

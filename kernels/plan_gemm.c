@@ -83,7 +83,7 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, int6
     plan.num_stages = plan.block_m == 16 ? 10 : plan.block_m == 32 ? 9 : 7;
     const int64_t nonempty = groups < m ? groups : m;
     const int64_t tiles = (m + nonempty * (plan.block_m - 1)) / plan.block_m * ceil_div(n, plan.block_n);
-    const int64_t steps = ceil_div(k, plan.block_k);
+    const int64_t steps = m == 0 ? 0 : ceil_div(k, plan.block_k);
     while (plan.split_k < MAX_CLUSTER && tiles * plan.split_k * 2 <= num_sms &&
            steps >= STEPS_WORTH_A_BLOCK * plan.split_k * 2)
         plan.split_k *= 2;
@@ -104,7 +104,7 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
     const int64_t rows = ceil_div(m, groups > 1 ? groups : 1); /* of one group, on average */
     /* Groups are of different sizes: those of twice the average should still be one tile. */
     const bool few = groups > 1 ? rows <= 32 : rows <= 64;
-    if (few && !(tiles & (FG_TILES_NARROW | FG_TILES_TALL)))
+    if (few && !(tiles & FG_TILES_TALL))
         return plan_decode(m, n, k, groups > 1 ? groups : 1, groups > 1 ? 2 * rows : rows, plan, num_sms);
     double best = INFINITY;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {

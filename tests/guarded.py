@@ -240,7 +240,7 @@ def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None,
         order=call.give(order),
         residual=out if in_place else call.give(residual, strided=True),
         activation=activation,
-        groups=groups,
+        order_groups=groups,
         algorithm=algorithm,
         precision=precision,
     )
@@ -257,7 +257,7 @@ def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, groups=None, algo
         call.give(nmap),
         call.take((nmap.shape[1], weight.shape[-1]), grad_out.dtype, strided=True),
         order=call.give(order),
-        groups=groups,
+        order_groups=groups,
         algorithm=algorithm,
         mirrored=mirrored,
         precision=precision,
@@ -276,6 +276,41 @@ def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), pr
         call.take((co, len(nmap), ci), dtype) if "weight" in outputs else None,
         call.take((co,), dtype) if "bias" in outputs else None,
         precision=precision,
+    )
+
+
+def depthwise_forward(backend, feats, weight, bias, nmap, **layout):
+    call = Call(backend, **layout)
+    return call.run(
+        "depthwise_forward",
+        call.give(feats, strided=True),
+        call.give(weight),
+        call.give(bias),
+        call.give(nmap),
+        call.take((nmap.shape[1], len(weight)), feats.dtype, strided=True),
+    )
+
+
+def depthwise_dgrad(backend, grad_out, weight, nmap, channels, **layout):
+    """nmap is the transposed map."""
+    call = Call(backend, **layout)
+    return call.run(
+        "depthwise_dgrad",
+        call.give(grad_out, strided=True),
+        call.give(weight),
+        call.give(nmap),
+        call.take((nmap.shape[1], channels), grad_out.dtype, strided=True),
+    )
+
+
+def depthwise_wgrad(backend, grad_out, feats, nmap, **layout):
+    call = Call(backend, **layout)
+    return call.run(
+        "depthwise_wgrad",
+        call.give(grad_out, strided=True),
+        call.give(feats, strided=True),
+        call.give(nmap),
+        call.take((grad_out.shape[1], len(nmap), 1), feats.dtype),
     )
 
 
@@ -311,27 +346,9 @@ def pool_backward(backend, grad_out, nmap, mode, chosen=None, count=None, **layo
     )
 
 
-def batch_rows(backend, coords, samples, **layout):
-    """(batch, order, bounds)"""
+def batch_indices(backend, coords, samples, **layout):
     call = Call(backend, **layout)
-    outputs = [call.take((size,), "int32") for size in (len(coords), len(coords), samples + 1)]
-    return call.run("batch_rows", call.give(coords), *outputs)
-
-
-def global_pool(backend, feats, order, bounds, mode, **layout):
-    """(out, chosen of max, count)"""
-    call = Call(backend, **layout)
-    shape = len(bounds) - 1, feats.shape[1]
-    return call.run(
-        "global_pool",
-        call.give(feats, strided=True),
-        call.give(order),
-        call.give(bounds),
-        call.take(shape, feats.dtype, strided=True),
-        call.take(shape, "int32") if mode == "max" else None,
-        call.take(shape[:1], "int32"),
-        mode=mode,
-    )
+    return call.run("batch_indices", call.give(coords), call.take((len(coords), 1), "int32"), samples=samples)
 
 
 def gemm(backend, a, b, out_dtype, *, shape=None, initial=None, pad=0, offset=0, fence=True, **how):

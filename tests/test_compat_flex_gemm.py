@@ -10,6 +10,7 @@ import scenes
 
 torch = pytest.importorskip("torch", reason="torch not installed")
 from flexgemm import compat  # noqa: E402
+from flexgemm.compat.flex_gemm import ops  # noqa: E402
 from flexgemm.compat.flex_gemm.kernels import cuda as kernels  # noqa: E402
 from flexgemm.compat.flex_gemm.kernels.triton.spconv import config  # noqa: E402
 from flexgemm.compat.flex_gemm.ops import spconv  # noqa: E402
@@ -19,8 +20,6 @@ from flexgemm.compat.flex_gemm.ops.spconv import (  # noqa: E402
     sparse_conv3d,
     sparse_submanifold_conv3d,
 )
-
-NONE = 0xFFFFFFFF
 
 
 @pytest.fixture(scope="module", params=["cpu", "cuda"])
@@ -207,10 +206,109 @@ def test_strided(device, how):
     assert torch.equal(steps["neighbor_map"], cache["neighbor_map"])
     assert tuple(steps["neighbor_map_bwd"].shape) == (200, s.weight[0, ..., 0].numel())
     assert torch.equal(SparseConv3dFunction._sparse_conv_forward(s.feats, steps, s.weight, s.bias), out)
+    sizes = *s.grid, *kernel, *how[0], *how[1], *how[2]
+    assert torch.equal(kernels.hashmap_build_sparse_conv_out_coords(s.coords, 1.1, 0, *sizes), out_coords)
+    assert torch.equal(kernels.expand_unique_build_sparse_conv_out_coords(s.coords, 0, *sizes), out_coords)
+    maps = kernels.hashmap_build_sparse_conv_neighbour_map(s.coords, out_coords, 2.0, True, *sizes)
+    assert all(torch.equal(a, steps[name]) for a, name in zip(maps, ("neighbor_map", "neighbor_map_bwd"), strict=True))
     out.backward(torch.ones_like(out))
     gradients = SparseConv3dFunction._sparse_conv_backward(torch.ones_like(out), s.feats, steps, s.weight, s.bias)
     for leaf, gradient in zip((s.feats, s.weight, s.bias), gradients, strict=True):
         assert torch.equal(leaf.grad, gradient)
+
+
+@pytest.mark.parametrize("mode", ["Z_ORDER", "HILBERT"])
+def test_outputs_follow_a_curve(device, monkeypatch, mode):
+    """In the bits of the input's grid, and the convolution is the same."""
+    s = Scene(device, kernel_size=(2, 2, 2))
+    how = (2, 2, 2), (0, 0, 0), (1, 1, 1)
+    plain, at, _ = sparse_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, None, None, *how)
+    monkeypatch.setattr(spconv, "SERIALIZATION_MODE", getattr(spconv.SerializationMode, mode))
+    out, out_coords, _ = sparse_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, None, None, *how)
+    codes = ops.serialize.encode_seq(out_coords, s.shape, mode.lower()).tolist()
+    assert codes == sorted(codes)
+    row = {tuple(c): i for i, c in enumerate(at.tolist())}
+    assert torch.equal(out, plain[[row[tuple(c)] for c in out_coords.tolist()]])
+    monkeypatch.setattr(spconv, "SERIALIZATION_MODE", 7)
+    with pytest.raises(ValueError, match="SERIALIZATION_MODE"):
+        sparse_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, None, None, *how)
+
+
+# ---- curves, tables, sampling ----
+
+
+@pytest.mark.parametrize("mode", ["z_order", "hilbert"])
+@pytest.mark.parametrize(
+    "width, batch, dtype", [(1024, 4, torch.int32), (1025, 1, torch.int64), (4096, 1000, torch.int64)]
+)
+def test_curves(device, mode, width, batch, dtype):
+    """The batch survives at 11 bits and more, which FlexGEMM loses."""
+    rng = np.random.default_rng(0)
+    xyz = rng.integers(0, width, (300, 3))
+    coords = torch.from_numpy(np.concatenate([rng.integers(0, batch, (300, 1)), xyz], 1).astype(np.int32)).to(device)
+    shape = torch.Size([batch, 8, width, width, width])
+    codes = ops.serialize.encode_seq(coords, shape, mode)
+    assert codes.dtype is dtype
+    assert torch.equal(ops.serialize.decode_seq(codes, shape, mode=mode), coords)
+    bits = (width - 1).bit_length()
+    raw = torch.empty(300, dtype=dtype, device=device)
+    getattr(kernels, f"{mode}_encode")(coords, bits, raw)
+    assert torch.equal(raw, codes)
+    assert torch.equal(getattr(kernels, f"{mode}_decode")(raw, bits), coords)
+    with pytest.raises(ValueError, match="mode"):
+        ops.serialize.encode_seq(coords, shape, "bxyz")
+
+
+@pytest.mark.parametrize("dtype", [torch.uint32, torch.uint64])
+def test_tables(device, dtype):
+    signed = torch.int32 if dtype is torch.uint32 else torch.int64
+    table = [torch.empty(400, dtype=dtype, device=device) for _ in range(2)]
+    keys = torch.from_numpy(np.random.default_rng(0).permutation(1000)[:300]).to(device, signed)
+    values = (keys * 3 + 1).view(dtype)
+    kernels.hashmap_insert(*table, keys.view(dtype), values)
+    asked = torch.cat([keys, keys.new_tensor([5000])]).view(dtype)
+    found = kernels.hashmap_lookup(*table, asked)
+    assert found.dtype is dtype
+    assert torch.equal(found[:-1].view(signed), values.view(signed))
+    assert found.view(signed)[-1] == -1
+
+
+def test_tables_of_voxels(device):
+    s = Scene(device)
+    w, h, d = s.grid[1:]
+    table = [torch.empty(400, dtype=torch.uint32, device=device) for _ in range(2)]
+    kernels.hashmap_insert_3d_idx_as_val(*table, s.coords, w, h, d)
+    found = kernels.hashmap_lookup_3d(*table, s.coords.flip(0).contiguous(), w, h, d)
+    assert found.view(torch.int32).tolist() == list(range(200))[::-1]
+    other = [torch.empty(400, dtype=torch.uint32, device=device) for _ in range(2)]
+    values = torch.arange(200, dtype=torch.int32, device=device) * 7
+    kernels.hashmap_insert_3d(*other, s.coords, values.view(torch.uint32), w, h, d)
+    assert torch.equal(kernels.hashmap_lookup_3d(*other, s.coords, w, h, d).view(torch.int32), values)
+
+
+@pytest.mark.parametrize("mode", ["trilinear", "nearest"])
+def test_grid_sample(device, mode):
+    """At voxel centres, + 0.5, both modes give the voxel itself; between two voxels alone, their mean."""
+    coords = torch.tensor([[0, 1, 1, 1], [0, 2, 1, 1], [1, 0, 0, 0]], dtype=torch.int32, device=device)
+    feats = torch.tensor([[1.0], [3.0], [5.0]], device=device, requires_grad=True)
+    points = torch.tensor([[[1.5, 1.5, 1.5], [2.0, 1.5, 1.5]], [[0.5, 0.5, 0.5], [3.5, 3.5, 3.5]]], device=device)
+    shape = torch.Size([2, 1, 4, 4, 4])
+    ops.grid_sample.set_hashmap_ratio(3.0)
+    out = ops.grid_sample.grid_sample_3d(feats, coords, shape=shape, grid=points, mode=mode)
+    between = 2.0 if mode == "trilinear" else 3.0
+    torch.testing.assert_close(out[..., 0], torch.tensor([[1.0, between], [5.0, 0.0]], device=device))
+    table = [torch.empty(8, dtype=torch.uint32, device=device) for _ in range(2)]
+    if mode == "nearest":
+        rows = kernels.hashmap_build_grid_sample_3d_nearest_neighbor_map(*table, coords, points, 4, 4, 4)
+        assert rows.view(torch.int32).tolist() == [[0, 1], [2, -1]]
+    else:
+        build = kernels.hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight
+        rows, weights = build(*table, coords, points, 4, 4, 4)
+        picked = feats[rows.view(torch.int32).long().clamp_min(0), 0] * weights * (rows.view(torch.int32) >= 0)
+        torch.testing.assert_close(picked.sum(-1), out[..., 0])
+    out.sum().backward()
+    assert feats.grad.sum() == pytest.approx(3)
+    assert torch.equal(ops.grid_sample.grid_sample_3d_torch(feats, coords, shape, points, mode), out)
 
 
 # ---- settings ----

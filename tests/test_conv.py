@@ -330,6 +330,7 @@ def test_map_entries_out_of_range_raise_on_the_cpu(entry):
 
 ALGORITHMS = [
     "auto",
+    "explicit_gemm",
     "implicit_gemm",
     "implicit_gemm_splitk",
     "masked_implicit_gemm",
@@ -464,6 +465,16 @@ def test_millions_of_voxels(cuda):
         expected = [(reference.f64(g[:, o]) * reference.f64(f[:, i])).sum() for o, i in zip(co, ci, strict=True)]
         assert_rows(grad_weight[co, v, ci][None], np.array(expected)[None], 2e-3, "grad_weight entries")
     assert_rows(grad_bias[None], reference.f64(grad_out).sum(axis=0)[None], 2e-3, "grad_bias")
+
+
+@pytest.mark.large
+def test_a_matrix_that_is_made_in_several_parts(cuda):
+    """A row of 27 x 1,024 halves: the 256 MiB that "explicit_gemm" takes hold 4,736 of them."""
+    p = Problem(Case(n=10_000, ci=1024, co=24), "float16")
+    how = {"algorithm": "explicit_gemm"}
+    p.check_forward(guarded.conv_forward(cuda, p.feats, p.weight, p.bias, p.map, **how))
+    p = Problem(Case(n=10_000, ci=24, co=1024), "float16")
+    p.check_dgrad(guarded.conv_dgrad(cuda, p.grad_out, p.weight, p.map, mirrored=True, **how))
 
 
 @pytest.mark.large

@@ -93,6 +93,15 @@ def test_strided_residuals_of_any_alignment(backend, mode, pad, offset, size):
 
 
 @every_mode
+@every_activation
+@pytest.mark.parametrize("pad, offset", [(0, 0), (3, 1)])
+@pytest.mark.parametrize("size", [(300, 33, 65), (300, 64, 64), (1, 8, 8)], ids=str)
+def test_the_product_of_a_matrix_of_neighbours(backend, mode, activation, size, pad, offset):
+    p = Problem(mode, *size)
+    p.check(p.run(backend, activation=activation, algorithm="explicit_gemm", pad=pad, offset=offset), activation)
+
+
+@every_mode
 @pytest.mark.parametrize("size", [(300, 33, 65), (300, 64, 64), (65, 600, 40)], ids=str)
 @pytest.mark.parametrize("pad", [0, 3])
 def test_a_residual_that_is_the_output(backend, mode, size, pad):

@@ -79,8 +79,8 @@ def test_signatures_say_what_is_accepted(operation):
             "conv_forward",
             {"algorithm": "gemm"},
             ValueError,
-            "algorithm: expected 'auto', 'implicit_gemm', 'implicit_gemm_splitk', 'masked_implicit_gemm' or "
-            "'masked_implicit_gemm_splitk', got 'gemm'",
+            "algorithm: expected 'auto', 'explicit_gemm', 'implicit_gemm', 'implicit_gemm_splitk', "
+            "'masked_implicit_gemm' or 'masked_implicit_gemm_splitk', got 'gemm'",
         ),
         ("conv_dgrad", {"algorithm": 1}, TypeError, "algorithm: expected a str, got int"),
         ("row_order", {"groups": (2,)}, ValueError, r"groups: expected 1, Kw = 1 or Kw\*Kh = 3, got 2"),
@@ -149,7 +149,7 @@ FAULTY_ARRAYS = {
         ({"order": zeros(2, 5, dtype=np.int32)}, ValueError, r"order: expected \(G, N\), .* divides V"),
         ({"order": zeros(0, 5, dtype=np.int32)}, ValueError, r"order: expected \(G, N\), .* divides V"),
         (
-            {"order": zeros(3, 5, dtype=np.int32), "groups": (1, 3)},
+            {"order": zeros(3, 5, dtype=np.int32), "order_groups": (1, 3)},
             ValueError,
             r"order: expected \(G, N\), G the sum of groups",
         ),

@@ -122,7 +122,7 @@ def test_every_encoding_is_decoded(backend, name):
 
 
 @fp8_pairs
-@pytest.mark.parametrize("k", [7168, 7203])
+@pytest.mark.parametrize("k", [7168, 7203, 16384])
 def test_fp8_deep_products(backend, k, dtypes):
     _, a, b = operands(64, 128, k, *dtypes)
     ref = reference.gemm(a, b)

@@ -48,7 +48,9 @@ def block_scales(rng, m, n, k, lead_a=(), lead_b=()):
 
 
 @pytest.mark.parametrize("dtypes", [(a, b) for a in (E4M3, E5M2) for b in (E4M3, E5M2)], ids="-".join)
-@pytest.mark.parametrize("m, n, k", [(65, 97, 144), (129, 300, 400), (16, 129, 16), (1, 64, 1000), (7, 70, 33)])
+@pytest.mark.parametrize(
+    "m, n, k", [(65, 97, 144), (129, 300, 400), (16, 129, 16), (1, 64, 1000), (7, 70, 33), (40, 130, 2064)]
+)
 def test_block_scales(backend, m, n, k, dtypes):
     rng, a, b = operands(m, n, k, *dtypes)
     how = block_scales(rng, m, n, k)

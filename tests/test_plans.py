@@ -40,7 +40,7 @@ def check(plan):
     assert all(type(value) is int for name, value in plan.items() if name != "family")
     blocks = [plan[f"block_{axis}"] for axis in "mnk"]
     assert all(8 <= block <= 512 and block % 8 == 0 for block in blocks)
-    assert 1 <= plan["num_stages"] <= 8
+    assert 1 <= plan["num_stages"] <= 10
     assert plan["split_k"] >= 1
     assert plan["split_k"] % max(plan["groups"], 1) == 0
     assert plan["workspace_bytes"] >= 0
@@ -67,17 +67,27 @@ def test_product_plans_are_sane(dtype):
 def test_hopper_product_plans_are_sane(dtype):
     for m, n, groups, sms in itertools.product(SIZES, [1, 33, 192, 4096, 2**20], [1, 4, 128, 10**6], (1, 2, SMS)):
         chosen = check(_C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=dtype, num_sms=sms))
-        assert chosen["split_k"] == 1
         assert chosen["block_k"] == (128 if dtype in FP8 else 64)
         assert chosen["block_m"] // 128 <= sms  # a pair of blocks needs two multiprocessors at once
-        stage = 128 * (128 + chosen["block_n"])
-        assert stage * chosen["num_stages"] <= 208 * 1024  # beside 16 KB for the epilogue
+        few = chosen["block_m"] < 128
+        stage = 128 * (chosen["block_m"] + 128 if few else 128 + chosen["block_n"])
+        epilogue = 4 * chosen["block_m"] * 132 if few else 16 * 1024
+        assert stage * chosen["num_stages"] + epilogue <= 225 * 1024
+        assert few or chosen["split_k"] == 1
+        assert chosen["split_k"] in (1, 2, 4, 8)
+        if chosen["split_k"] > 1:  # a cluster has one tile, and all run at once
+            assert chosen["split_k"] * -(-n // 128) <= sms
 
 
 @pytest.mark.parametrize(
     "m, n, groups, tile",
     [
-        (64, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
+        (1, 4096, 1, (16, 128)),  # few rows: their own kernel
+        (33, 4096, 1, (64, 128)),
+        (64, 4096, 1, (64, 128)),
+        (65, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
+        (128 * 8, 1536, 128, (16, 128)),  # groups of twice the average are still one tile
+        (128 * 32, 1536, 128, (64, 128)),
         (4096, 4096, 1, (256, 256)),  # large: pairs of blocks share B
         (4096, 2112, 1, (128, 192)),  # 11 x 192: wider tiles would leave a wave nearly empty
         (33_694, 4096, 8, (256, 256)),
@@ -90,17 +100,32 @@ def test_hopper_tiles_follow_the_shape(m, n, groups, tile):
     assert (chosen["block_m"], chosen["block_n"]) == tile
 
 
-UNPAIRED, NARROW = 1, 2
+def test_few_rows_split_the_depth_while_tiles_are_few():
+    def split(m, n, k, groups=1, sms=SMS):
+        how = {"m": m, "n": n, "k": k, "groups": groups, "dtype": FP8[0], "num_sms": sms}
+        return _C.plan_gemm_sm90(**how)["split_k"]
+
+    assert split(1, 2112, 7168) == 4  # 17 tiles
+    assert split(1, 512, 16384) == 8
+    assert split(1, 512, 512) == 1  # four steps are not worth a second block
+    assert split(16, 24576, 1536) == split(128, 4096, 7168, groups=32) == 1
+    assert split(1, 2112, 7168, sms=17) == 1
 
 
-@pytest.mark.parametrize("tiles", range(4))
+UNPAIRED, NARROW, TALL = 1, 2, 4
+
+
+@pytest.mark.parametrize("tiles", range(8))
 def test_hopper_tiles_are_what_the_product_asks_for(tiles):
     for m, n, groups, sms in itertools.product([64, 300, 4096, 33_694], [64, 2112, 4096], [1, 8, 128], (1, 2, SMS)):
         chosen = check(_C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=FP8[0], num_sms=sms, tiles=tiles))
         if tiles & UNPAIRED:
-            assert chosen["block_m"] == 128
+            assert chosen["block_m"] <= 128
+        if tiles & TALL:
+            assert chosen["block_m"] >= 128
         if tiles & NARROW:
-            assert (chosen["block_m"], chosen["block_n"]) == (128, 128)
+            assert chosen["block_m"] <= 128
+            assert chosen["block_n"] == 128
 
 
 def splits_hold(plan, elements):
@@ -299,6 +324,21 @@ def test_algorithms_are_what_they_say(capability, dtype, precision):
         assert plans["implicit_gemm"]["split_k"] == plans["masked_implicit_gemm"]["split_k"] == 1
         assert plans["masked_implicit_gemm"]["groups"] == (1 if sets else 0)
         assert plans["masked_implicit_gemm_splitk"]["groups"] in (sets or (0,))
+
+
+@pytest.mark.parametrize("dtype, size", [("float16", 2), ("float32", 4)])
+def test_an_explicit_matrix_is_made_in_parts_of_256_mib(dtype, size):
+    sizes = {"dtype": dtype, "num_sms": SMS, "algorithm": "explicit_gemm"}
+    for rows, ci, co, v in ((1, 1, 1, 1), (15_192, 1024, 1024, 27), (4_113_056, 64, 64, 27), (1000, 2048, 8, 343)):
+        plan = _C.plan_conv(rows=rows, ci=ci, co=co, v=v, **sizes)
+        row_bytes = v * ci * size + 4 * co
+        assert (plan["groups"], plan["split_k"]) == (0, 1)
+        assert plan["workspace_bytes"] == plan["block_m"] * row_bytes
+        assert 1 <= plan["block_m"] <= rows
+        assert plan["block_m"] == rows or plan["block_m"] % 128 == 0
+        assert plan["workspace_bytes"] <= 2**28 or plan["block_m"] <= 128
+        assert plan["block_m"] == rows or plan["workspace_bytes"] + 128 * row_bytes > 2**28
+    assert _C.plan_conv(rows=0, ci=8, co=8, v=27, **sizes)["block_m"] == 1
 
 
 def test_a_plan_takes_only_orders_that_are_there():

@@ -155,6 +155,37 @@ def test_an_output_that_is_given(device):
     assert (outs[1][6:] == 7).all(), "rows of no group"
 
 
+@pytest.mark.parametrize("mode", ["max", "mean", "sum"])
+def test_pooling_compiles(device, mode):
+    coords, _ = voxels(60, device)
+    nmap = flexgemm.sparse_conv_map(coords, (1, 16, 16, 16), 2, 2).freeze()
+    feats = leaves(60, device)[0]
+
+    def network(x):
+        cells = ft.sparse_pool3d(x, neighbor_map=nmap, mode=mode)
+        return ft.global_pool(ft.sparse_upsample3d(cells, neighbor_map=nmap) + x, coords, 1, mode)
+
+    out, expected = counted(network)[0](feats), network(feats)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), feats) for y in (out, expected)))
+
+
+@pytest.mark.parametrize("mode", ["trilinear", "nearest"])
+def test_sampling_compiles(device, mode):
+    coords, shape = voxels(60, device)
+    feats = leaves(60, device)[0]
+    points = (torch.rand(1, 40, 3, device=device) * torch.tensor(shape[1:], device=device)).requires_grad_()
+
+    def network(x, grid):
+        return ft.grid_sample_3d(x * 2, coords, shape, grid, mode)
+
+    inputs = (feats, points) if mode == "trilinear" else (feats,)
+    out, expected = counted(network)[0](feats, points), network(feats, points)
+    torch.testing.assert_close(out, expected)
+    gradients = (torch.autograd.grad(y.square().sum(), inputs) for y in (out, expected))
+    torch.testing.assert_close(*gradients)
+
+
 def test_export(device):
     class Network(torch.nn.Module):
         def forward(self, feats, weight, nmap):
@@ -194,15 +225,17 @@ def test_the_operators_are_what_they_say(device):
     calls = [
         (ops.neighbor_map, (coords, shape, (2, 3, 3), (1, 1, 1), False, False), {}),
         (ops.row_order, (nmap.map, (2, 3, 3)), {}),
-        (ops.sparse_conv3d, (feats, weight, bias, None, *maps, (2, 3, 3), None, "auto", "ieee"), {}),
-        (ops.sparse_conv3d, (feats, weight, None, feats, *maps, (2, 3, 3), "relu", "implicit_gemm", None), {}),
+        (ops.sparse_conv3d, (feats, weight, bias, None, *maps, (2, 3, 3), None, "auto", "ieee", 1), {}),
+        (ops.sparse_conv3d, (feats, weight, None, feats, *maps, (2, 3, 3), "relu", "implicit_gemm", None, 1), {}),
         (
             ops.sparse_conv3d_backward,
-            (feats.detach(), feats.detach(), weight.detach(), *maps, (2, 3, 3), (True, False, True), "auto", "ieee"),
+            (feats.detach(), feats.detach(), weight.detach(), *maps, (2, 3, 3), (True, False, True), "auto", "ieee", 1),
             {},
         ),
-        (ops.quantize, (x, "float8_e4m3fn", "row", None), {}),
-        (ops.quantize, (x, "float8_e5m2", "tensor", torch.ones((), device=device)), {}),
+        (ops.quantize, (x, "float8_e4m3fn", "row", None, False), {}),
+        (ops.quantize, (x, "float8_e5m2", "tensor", torch.ones((), device=device), True), {}),
+        (ops.quantize, (torch.stack([x, x]), "float8_e4m3fn", "1x128", None, False), {}),
+        (ops.quantize, (x.repeat(20, 20), "float8_e4m3fn", "128x128", None, True), {}),
         (ops.product, (recorded[0], recorded[2], *none, None, None), dense),
         (ops.product, (recorded[0], recorded[1], None, ends, *none), grouped),
         (ops.product, (x, experts[0], *none, None, None), dense | {"activation": "swiglu", "out_dtype": "float32"}),

@@ -89,7 +89,7 @@ def test_any_leaf_may_need_its_gradient_alone(device, activation):
 def test_inference_is_one_call(device, activation, monkeypatch):
     """Without gradients nothing is kept, and torch applies nothing."""
     p = Problem(device, "float16")
-    monkeypatch.setattr(flexgemm.torch.ops, "_SPLIT", None)
+    monkeypatch.setattr(flexgemm.torch.ops, "_APART", None)
     with torch.no_grad():
         out = p(activation)
     assert out.grad_fn is None

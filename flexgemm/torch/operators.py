@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flexgemm import _C, conv, gemm, pool, quantization
+from flexgemm import _C, conv, gemm, grid_sample, pool, quantization
 from flexgemm._arrays import library_of
 from flexgemm.torch.dispatch import setting
 from flexgemm.torch.maps import from_operators
@@ -93,16 +93,17 @@ def sparse_conv3d(
     activation: str | None,
     algorithm: str,
     precision: str | None,
+    groups: int,
 ) -> torch.Tensor:
     """gradient_map: the map of the gradient of feats where that is not `map` itself; the forward pass ignores it."""
     nmap = from_operators(map, order, gradient_map, gradient_order, kernel_size, feats.shape[0])
-    how: Any = {"residual": residual, "activation": activation, "algorithm": algorithm}
+    how: Any = {"residual": residual, "activation": activation, "algorithm": algorithm, "groups": groups}
     return conv.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, **how, precision=setting(precision, feats))
 
 
 @sparse_conv3d.register_fake
 def _(feats: Any, weight: Any, bias: Any, residual: Any, map: Any, *others: Any) -> torch.Tensor:
-    torch._check(feats.shape[1] == weight.shape[-1], lambda: "weight: its channels are not those of feats")
+    torch._check(feats.shape[1] == others[-1] * weight.shape[-1], lambda: "weight: its channels are not those of feats")
     return feats.new_empty((map.shape[1], weight.shape[0]))
 
 
@@ -119,6 +120,7 @@ def sparse_conv3d_backward(
     needs_grad: Sequence[bool],
     algorithm: str,
     precision: str | None,
+    groups: int,
 ) -> Gradients:
     """An empty tensor for each gradient that is not needed."""
     for_feats, for_weight, for_bias = needs_grad
@@ -129,6 +131,7 @@ def sparse_conv3d_backward(
         neighbor_map=from_operators(map, order, gradient_map, gradient_order, kernel_size, feats.shape[0]),
         needs_grad=(for_feats, for_weight, for_bias),
         algorithm=algorithm,
+        groups=groups,
         precision=setting(precision, feats),
     )
     first, second, third = (feats.new_empty(0) if gradient is None else gradient for gradient in gradients)
@@ -137,7 +140,7 @@ def sparse_conv3d_backward(
 
 @sparse_conv3d_backward.register_fake
 def _(grad_out: Any, feats: Any, weight: Any, *others: Any) -> Gradients:
-    shapes, needs_grad = (feats.shape, weight.shape, weight.shape[:1]), others[-3]
+    shapes, needs_grad = (feats.shape, weight.shape, weight.shape[:1]), others[-4]
     first, second, third = (feats.new_empty(s if n else 0) for s, n in zip(shapes, needs_grad, strict=True))
     return first, second, third
 
@@ -202,23 +205,70 @@ def _pooled(feats: Any, rows: Any, mode: str, with_gradient: bool) -> tuple[torc
     return feats.new_empty((rows, feats.shape[1])), feats.new_empty(shapes.get(mode, 0), dtype=torch.int32)
 
 
+# ---- sampling ----
+
+
+@_operator
+def grid_sample_3d(
+    feats: torch.Tensor, coords: torch.Tensor, grid: torch.Tensor, shape: Sequence[int], mode: str
+) -> torch.Tensor:
+    return grid_sample.grid_sample_3d(feats, coords, tuple(shape), grid, mode)
+
+
+@grid_sample_3d.register_fake
+def _(feats: Any, coords: Any, grid: Any, shape: Any, mode: Any) -> torch.Tensor:
+    return feats.new_empty((*grid.shape[:-1], feats.shape[1]))
+
+
+@_operator
+def grid_sample_3d_backward(
+    grad_out: torch.Tensor,
+    feats: torch.Tensor,
+    coords: torch.Tensor,
+    grid: torch.Tensor,
+    shape: Sequence[int],
+    mode: str,
+    needs_grad: Sequence[bool],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An empty tensor for a gradient that is not needed. Finds the voxels once more."""
+    samples = grid_sample.sample_map(coords, tuple(shape), grid, mode)
+    for_feats, for_grid = needs_grad
+    gradients = grid_sample.grid_sample_3d_backward(
+        grad_out, feats, sample_map=samples, needs_grad=(for_feats, for_grid)
+    )
+    first, second = (feats.new_empty(0) if gradient is None else gradient for gradient in gradients)
+    return first, second
+
+
+@grid_sample_3d_backward.register_fake
+def _(grad_out: Any, feats: Any, coords: Any, grid: Any, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    for_feats, for_grid = others[-1]
+    return feats.new_empty(feats.shape if for_feats else 0), (grid if for_grid else feats).new_empty(
+        grid.shape if for_grid else 0
+    )
+
+
 # ---- FP8 ----
 
 
 @_operator
 def quantize(
-    x: torch.Tensor, dtype: str, granularity: str, scale: torch.Tensor | None
+    x: torch.Tensor, dtype: str, granularity: str, scale: torch.Tensor | None, swiglu: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """An empty tensor for a scale that is given: results of an operator are none of its inputs."""
-    q, used = quantization.quantize(x, dtype, granularity=granularity, scale=scale)
+    q, used = quantization.quantize(x, dtype, granularity=granularity, scale=scale, swiglu=swiglu)
     return q, used if scale is None else used.new_empty(0)
 
 
 @quantize.register_fake
-def _(x: Any, dtype: Any, granularity: Any, scale: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    q = x.new_empty(x.shape, dtype=getattr(torch, dtype))
-    size = [0] if scale is not None else [] if granularity == "tensor" else x.shape[:1]
-    return q, x.new_empty(size, dtype=torch.float32)
+def _(x: Any, dtype: Any, granularity: Any, scale: Any, swiglu: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    *lead, rows, columns = x.shape
+    columns = columns // 2 if swiglu else columns
+    blocks = (columns + 127) // 128
+    sizes: Any = {"tensor": [], "row": [rows], "1x128": [*lead, rows, blocks]}
+    sizes["128x128"] = [*lead, (rows + 127) // 128, blocks]
+    q = x.new_empty((*lead, rows, columns), dtype=getattr(torch, dtype))
+    return q, x.new_empty(sizes[granularity] if scale is None else 0, dtype=torch.float32)
 
 
 # ---- products: dense, batched, grouped along M, N or K ----

@@ -79,14 +79,16 @@ def submanifold_conv3d(
     neighbor_map: NeighborMap,
     residual: torch.Tensor | None = None,
     activation: str | None = None,
+    groups: int = 1,
     algorithm: str = "auto",
     precision: str | None = None,
     stream: Stream = None,
 ) -> torch.Tensor:
     """`flexgemm.submanifold_conv3d` of torch tensors, differentiable once in feats, weight, bias and residual.
 
-    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None, residual (N, Co) or None -> (N, Co); float32,
-        float16 or bfloat16, and under torch.autocast the dtype of that: activation(convolution + bias + residual).
+    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci / groups), bias (Co) or None, residual (N, Co) or None -> (N, Co);
+        float32, float16 or bfloat16, and under torch.autocast the dtype of that.
+        activation(convolution + bias + residual).
     activation: None, "relu", "silu" or "gelu" (the exact one). SiLU and GELU are fused only where nothing requires
         grad: their gradient needs the sum, which is rounded to the dtype of feats then.
     algorithm: as there, forward and in the gradient of feats.
@@ -97,7 +99,7 @@ def submanifold_conv3d(
     Raises TypeError and ValueError by argument name; TypeError for tensors that are sparse, complex or lazily negated.
     """
     conv.expect_submanifold(neighbor_map)
-    return _convolution(feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, stream)
+    return _convolution(feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, groups, stream)
 
 
 def sparse_conv3d(
@@ -108,17 +110,18 @@ def sparse_conv3d(
     neighbor_map: NeighborMap,
     residual: torch.Tensor | None = None,
     activation: str | None = None,
+    groups: int = 1,
     algorithm: str = "auto",
     precision: str | None = None,
     stream: Stream = None,
 ) -> torch.Tensor:
     """`flexgemm.sparse_conv3d` of torch tensors, differentiable once in feats, weight, bias and residual.
 
-    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None, residual (M, Co) or None -> (M, Co); the rest as of
-    submanifold_conv3d.
+    feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci / groups), bias (Co) or None, residual (M, Co) or None -> (M, Co);
+    the rest as of submanifold_conv3d.
     """
     conv.expect_map(neighbor_map)
-    return _convolution(feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, stream)
+    return _convolution(feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, groups, stream)
 
 
 def sparse_inverse_conv3d(
@@ -129,22 +132,28 @@ def sparse_inverse_conv3d(
     neighbor_map: NeighborMap,
     residual: torch.Tensor | None = None,
     activation: str | None = None,
+    groups: int = 1,
     algorithm: str = "auto",
     precision: str | None = None,
     stream: Stream = None,
 ) -> torch.Tensor:
     """`flexgemm.sparse_inverse_conv3d` of torch tensors, differentiable once in feats, weight, bias and residual.
 
-    feats (M, Ci), weight (Co, Kw, Kh, Kd, Ci), bias (Co) or None, residual (N, Co) or None -> (N, Co); the rest as of
-    submanifold_conv3d.
+    feats (M, Ci), weight (Co, Kw, Kh, Kd, Ci / groups), bias (Co) or None, residual (N, Co) or None -> (N, Co);
+    the rest as of submanifold_conv3d.
     """
     inverse = conv.expect_map(neighbor_map).inverse
-    return _convolution(feats, weight, bias, residual, inverse, activation, algorithm, precision, stream)
+    return _convolution(feats, weight, bias, residual, inverse, activation, algorithm, precision, groups, stream)
 
 
 # ReLU's gradient needs the output alone. That of the others needs their input, which a fused kernel does not keep:
 # where a gradient will be asked for, torch applies them.
-_APART: dict[str | None, Any] = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}
+_APART = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}
+
+
+def _apart(activation: Any) -> Any:
+    """None also for what is no activation at all: the extension says so."""
+    return _APART.get(activation) if isinstance(activation, str) else None
 
 
 def _convolution(
@@ -156,6 +165,7 @@ def _convolution(
     activation: str | None,
     algorithm: str,
     precision: str | None,
+    groups: int,
     stream: Stream,
 ) -> torch.Tensor:
     expect_tensor(feats, "feats")
@@ -165,18 +175,18 @@ def _convolution(
     if not through_operator:
         precision = setting(precision, feats)
         if recording:
-            return record_conv(feats, weight, bias, residual, nmap, activation, algorithm, precision, stream)
+            return record_conv(feats, weight, bias, residual, nmap, activation, algorithm, precision, groups, stream)
         library = conv.bind(feats, nmap, stream)
-        how = algorithm, precision, residual, activation
+        how = algorithm, precision, residual, activation, groups
         result: torch.Tensor = conv.forward(library, feats, weight, bias, nmap, None, *how)
         return result
     expect_tensor(weight, "weight")
     refuse_stream(stream)
-    apart = _APART.get(activation) if recording else None
+    apart = _apart(activation) if recording else None
     maps = maps_of(nmap, recording and feats.requires_grad)
     fused = None if apart else activation
     out: torch.Tensor = operators.sparse_conv3d(
-        feats, weight, bias, residual, *maps, nmap.kernel_size, fused, algorithm, precision
+        feats, weight, bias, residual, *maps, nmap.kernel_size, fused, algorithm, precision, groups
     )
     return apart(out) if apart else out
 
@@ -187,6 +197,7 @@ def submanifold_conv3d_backward(
     weight: torch.Tensor,
     *,
     neighbor_map: NeighborMap,
+    groups: int = 1,
     needs_grad: tuple[bool, bool, bool] = (True, True, True),
     algorithm: str = "auto",
     precision: str | None = None,
@@ -194,7 +205,7 @@ def submanifold_conv3d_backward(
 ) -> Gradients:
     """`flexgemm.submanifold_conv3d_backward` of torch tensors; itself not differentiable."""
     conv.expect_submanifold(neighbor_map)
-    return _conv_gradients(grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision, stream)
+    return _conv_gradients(grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision, groups, stream)
 
 
 def sparse_conv3d_backward(
@@ -203,6 +214,7 @@ def sparse_conv3d_backward(
     weight: torch.Tensor,
     *,
     neighbor_map: NeighborMap,
+    groups: int = 1,
     needs_grad: tuple[bool, bool, bool] = (True, True, True),
     algorithm: str = "auto",
     precision: str | None = None,
@@ -210,7 +222,7 @@ def sparse_conv3d_backward(
 ) -> Gradients:
     """`flexgemm.sparse_conv3d_backward` of torch tensors; itself not differentiable."""
     conv.expect_map(neighbor_map)
-    return _conv_gradients(grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision, stream)
+    return _conv_gradients(grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision, groups, stream)
 
 
 # ---- its gradients ----
@@ -224,6 +236,7 @@ def _conv_gradients(
     needs: Any,
     algorithm: str,
     precision: str | None,
+    groups: int,
     stream: Stream,
 ) -> Gradients:
     expect_tensor(grad_out, "grad_out")
@@ -231,16 +244,20 @@ def _conv_gradients(
         expect_tensor(feats, "feats")
         refuse_stream(stream)
         maps = maps_of(nmap, needs[0])
-        how = nmap.kernel_size, needs, algorithm, precision
+        how = nmap.kernel_size, needs, algorithm, precision, groups
         results = operators.sparse_conv3d_backward(grad_out, feats, weight, *maps, *how)
         first, second, third = (g if n else None for g, n in zip(results, needs, strict=True))
         return first, second, third
     precision = setting(precision, feats)
     if records(grad_out, feats, weight):
         with on_stream(feats, stream):
-            first, second, third = _record_conv_gradients(grad_out, feats, weight, nmap, needs, algorithm, precision)
+            first, second, third = _record_conv_gradients(
+                grad_out, feats, weight, nmap, needs, algorithm, precision, groups
+            )
         return first, second, third
-    return conv.backward(conv.bind(feats, nmap, stream), grad_out, feats, weight, nmap, needs, algorithm, precision)
+    return conv.backward(
+        conv.bind(feats, nmap, stream), grad_out, feats, weight, nmap, needs, algorithm, precision, groups
+    )
 
 
 def record_conv(
@@ -252,13 +269,14 @@ def record_conv(
     activation: str | None,
     algorithm: str,
     precision: str,
+    groups: int,
     stream: Stream,
 ) -> torch.Tensor:
     """A convolution that autograd records, on tensors as they are."""
-    apart = _APART.get(activation)
+    apart = _apart(activation)
     with on_stream(feats, stream):
         fused = None if apart else activation
-        out = _record_conv(feats, weight, bias, residual, neighbor_map, fused, algorithm, precision)
+        out = _record_conv(feats, weight, bias, residual, neighbor_map, fused, algorithm, precision, groups)
         return apart(out) if apart else out
 
 
@@ -271,19 +289,20 @@ def _forward(
     activation: Any,
     algorithm: str,
     precision: str,
+    groups: int,
 ) -> Any:
     library = conv.bind(feats, nmap, None)
-    return conv.forward(library, feats, weight, bias, nmap, None, algorithm, precision, residual, activation)
+    return conv.forward(library, feats, weight, bias, nmap, None, algorithm, precision, residual, activation, groups)
 
 
 def _save(ctx: Any, args: tuple[Any, ...], out: Any) -> None:
-    feats, weight, _, _, ctx.nmap, activation, ctx.algorithm, ctx.precision = args
+    feats, weight, _, _, ctx.nmap, activation, ctx.algorithm, ctx.precision, ctx.groups = args
     ctx.save_for_backward(feats, weight, out if activation == "relu" else None)
 
 
 def _backward(ctx: Any, grad_out: Any) -> Any:
     feats, weight, out = ctx.saved_tensors
-    return *_gradients(ctx, grad_out, feats, weight, out, ctx.nmap), *[None] * 4
+    return *_gradients(ctx, grad_out, feats, weight, out, ctx.nmap), *[None] * 5
 
 
 def _gradients(ctx: Any, grad_out: Any, feats: Any, weight: Any, out: Any, nmap: NeighborMap) -> Any:
@@ -291,11 +310,12 @@ def _gradients(ctx: Any, grad_out: Any, feats: Any, weight: Any, out: Any, nmap:
     if out is not None:
         grad_out = torch.ops.aten.threshold_backward(grad_out, out, 0)
     needs = ctx.needs_input_grad
-    gradients = _conv_gradients(grad_out, feats, weight, nmap, needs[:3], ctx.algorithm, ctx.precision, None)
+    how = ctx.algorithm, ctx.precision, ctx.groups
+    gradients = _conv_gradients(grad_out, feats, weight, nmap, needs[:3], *how, None)
     return *gradients, grad_out if needs[3] else None
 
 
-def _gradients_directly(grad_out: Any, feats: Any, weight: Any, nmap: NeighborMap, needs: Any, *how: str) -> Any:
+def _gradients_directly(grad_out: Any, feats: Any, weight: Any, nmap: NeighborMap, needs: Any, *how: Any) -> Any:
     return conv.backward(conv.bind(feats, nmap, None), grad_out, feats, weight, nmap, needs, *how)
 
 
@@ -304,14 +324,14 @@ _record_conv_gradients = recorded("SparseConv3dGradients", _gradients_directly, 
 
 
 def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    feats, weight, _, _, *maps, ctx.kernel_size, activation, ctx.algorithm, ctx.precision = inputs
+    feats, weight, _, _, *maps, ctx.kernel_size, activation, ctx.algorithm, ctx.precision, ctx.groups = inputs
     ctx.save_for_backward(feats, weight, output if activation == "relu" else None, *maps)
 
 
 def _operator_backward(ctx: Any, grad_out: Any) -> Any:
     feats, weight, out, map, order, gradient, gradient_order = ctx.saved_tensors
     nmap = from_operators(map, order, gradient, gradient_order, ctx.kernel_size, feats.shape[0])
-    return *_gradients(ctx, grad_out, feats, weight, out, nmap), *[None] * 8
+    return *_gradients(ctx, grad_out, feats, weight, out, nmap), *[None] * 9
 
 
 operators.sparse_conv3d.register_autograd(_operator_backward, setup_context=_operator_save)

@@ -26,15 +26,16 @@ def quantize(
     *,
     granularity: str = "tensor",
     scale: torch.Tensor | None = None,
+    swiglu: bool = False,
     stream: Stream = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`flexgemm.quantize` of a torch tensor. No gradient passes it."""
     expect_tensor(x, "x")
     if not (traced(x, x) or transformed()):
-        q, used = quantization.quantize(x, dtype, granularity=granularity, scale=scale, stream=stream)
+        q, used = quantization.quantize(x, dtype, granularity=granularity, scale=scale, swiglu=swiglu, stream=stream)
         return q, used
     refuse_stream(stream)
-    q, made = operators.quantize(x.detach(), _name(dtype), granularity, scale)
+    q, made = operators.quantize(x.detach(), _name(dtype), granularity, scale, swiglu)
     return q, made if scale is None else scale
 
 

@@ -11,8 +11,9 @@ from torch.autograd.function import once_differentiable
 from flexgemm import _C, grid_sample
 from flexgemm._arrays import Stream, library_of
 from flexgemm.grid_sample import SampleMap
+from flexgemm.torch import operators
 from flexgemm.torch.autograd import on_stream
-from flexgemm.torch.dispatch import expect_tensor
+from flexgemm.torch.dispatch import expect_tensor, refuse_stream, traced
 from flexgemm.voxelize import Voxels, reduced, spread
 
 
@@ -48,6 +49,12 @@ def grid_sample_3d(
     With `sample_map` instead of coords, shape and grid it is differentiable in feats alone.
     """
     expect_tensor(feats, "feats")
+    if traced(feats, feats if grid is None else grid):
+        refuse_stream(stream)
+        if coords is None or shape is None or grid is None:
+            raise ValueError("coords, shape, grid: expected all of them where torch traces the call")
+        traced_result: torch.Tensor = operators.grid_sample_3d(feats, coords, grid, tuple(shape), mode)
+        return traced_result
     with on_stream(feats, stream):
         if sample_map is None:
             if coords is None or shape is None or grid is None:
@@ -56,6 +63,21 @@ def grid_sample_3d(
         apply: Any = _GridSample3d.apply
         result: torch.Tensor = apply(feats, grid, sample_map)
     return result
+
+
+def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    feats, coords, grid, ctx.shape, ctx.mode = inputs
+    ctx.save_for_backward(feats, coords, grid)
+
+
+def _operator_backward(ctx: Any, grad_out: Any) -> Any:
+    needs = ctx.needs_input_grad[0], ctx.needs_input_grad[2] and ctx.mode == "trilinear"
+    gradients = operators.grid_sample_3d_backward(grad_out, *ctx.saved_tensors, ctx.shape, ctx.mode, needs)
+    for_feats, for_grid = (g if n else None for g, n in zip(gradients, needs, strict=True))
+    return for_feats, None, for_grid, None, None
+
+
+operators.grid_sample_3d.register_autograd(_operator_backward, setup_context=_operator_save)
 
 
 class _ReducePoints(torch.autograd.Function):

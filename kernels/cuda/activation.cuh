@@ -23,10 +23,10 @@ __device__ __forceinline__ float activated(float x, fg_activation activation) {
 }
 
 /* All of a thread's sums. Registers cannot be indexed, and code for each of up to 128 sums would be long and want more
- * registers than there are: the sums go round past a loop body that serves an eighth of them, or all of a few. */
+ * registers than there are: many sums go round past a loop body that serves an eighth of them. */
 template <int kCount>
 __device__ __forceinline__ void activate(float (&sum)[kCount], fg_activation activation) {
-    constexpr int kTurns = kCount < 8 ? 1 : 8, kGroup = kCount / kTurns;
+    constexpr int kTurns = kCount > 16 ? 8 : 1, kGroup = kCount / kTurns;
     static_assert(kCount % kTurns == 0, "whole groups");
     if (activation == FG_ACTIVATION_NONE) return;
 #pragma unroll 1

@@ -10,31 +10,33 @@ namespace flexgemm {
                                fg_error *error);                                                                       \
     fg_status name(const fg_##name##_params *params, const fg_queue *queue, fg_error *error)
 
-FG_DECLARE(neighbor_map);  /* neighbor_map.cu */
-FG_DECLARE(conv_sites);    /* conv_sites.cu */
-FG_DECLARE(row_order);     /* row_order.cu */
-FG_DECLARE(encode_seq);    /* serialize.cu */
-FG_DECLARE(decode_seq);    /* serialize.cu */
-FG_DECLARE(sort_keys);     /* sort_keys.cu */
-FG_DECLARE(hash_insert);   /* hash_table.cu */
-FG_DECLARE(hash_lookup);   /* hash_table.cu */
-FG_DECLARE(sample_map);    /* grid_sample.cu */
-FG_DECLARE(sample_grad);   /* grid_sample.cu */
-FG_DECLARE(gather_sum);    /* gather_sum.cu */
-FG_DECLARE(group_rows);    /* group_reduce.cu */
-FG_DECLARE(group_reduce);  /* group_reduce.cu */
-FG_DECLARE(voxel_codes);   /* voxelize.cu */
-FG_DECLARE(unique_ranks);  /* voxelize.cu */
-FG_DECLARE(unique_groups); /* voxelize.cu */
-FG_DECLARE(conv_forward);  /* conv_gather.cu */
-FG_DECLARE(conv_dgrad);    /* conv_gather.cu */
-FG_DECLARE(conv_wgrad);    /* conv_wgrad.cu */
-FG_DECLARE(pool);          /* pool.cu */
-FG_DECLARE(pool_backward); /* pool.cu */
-FG_DECLARE(batch_rows);    /* global_pool.cu */
-FG_DECLARE(global_pool);   /* global_pool.cu */
-FG_DECLARE(gemm);          /* gemm_portable.cu */
-FG_DECLARE(quantize);      /* quantize.cu */
+FG_DECLARE(neighbor_map);      /* neighbor_map.cu */
+FG_DECLARE(conv_sites);        /* conv_sites.cu */
+FG_DECLARE(row_order);         /* row_order.cu */
+FG_DECLARE(encode_seq);        /* serialize.cu */
+FG_DECLARE(decode_seq);        /* serialize.cu */
+FG_DECLARE(sort_keys);         /* sort_keys.cu */
+FG_DECLARE(hash_insert);       /* hash_table.cu */
+FG_DECLARE(hash_lookup);       /* hash_table.cu */
+FG_DECLARE(sample_map);        /* grid_sample.cu */
+FG_DECLARE(sample_grad);       /* grid_sample.cu */
+FG_DECLARE(gather_sum);        /* gather_sum.cu */
+FG_DECLARE(group_rows);        /* group_reduce.cu */
+FG_DECLARE(group_reduce);      /* group_reduce.cu */
+FG_DECLARE(voxel_codes);       /* voxelize.cu */
+FG_DECLARE(unique_ranks);      /* voxelize.cu */
+FG_DECLARE(unique_groups);     /* voxelize.cu */
+FG_DECLARE(conv_forward);      /* conv_gather.cu */
+FG_DECLARE(conv_dgrad);        /* conv_gather.cu */
+FG_DECLARE(conv_wgrad);        /* conv_wgrad.cu */
+FG_DECLARE(depthwise_forward); /* depthwise.cu */
+FG_DECLARE(depthwise_dgrad);   /* depthwise.cu */
+FG_DECLARE(depthwise_wgrad);   /* depthwise.cu */
+FG_DECLARE(pool);              /* pool.cu */
+FG_DECLARE(pool_backward);     /* pool.cu */
+FG_DECLARE(batch_indices);     /* pool.cu */
+FG_DECLARE(gemm);              /* gemm_portable.cu */
+FG_DECLARE(quantize);          /* quantize.cu */
 
 #undef FG_DECLARE
 

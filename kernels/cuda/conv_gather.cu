@@ -324,23 +324,7 @@ struct Problem {
         return FG_OK;
     }
 
-    fg_status run(const fg_queue *queue, fg_error *error) const {
-        if (out.shape[0] == 0 || out.shape[1] == 0) return FG_OK;
-        if (in.shape[1] > kMaxChannels || out.shape[1] > kMaxChannels)
-            return fg_fail(error, FG_ERROR_VALUE, "weight: expected at most %lld channels, got %lld and %lld",
-                           static_cast<long long>(kMaxChannels), static_cast<long long>(in.shape[1]),
-                           static_cast<long long>(out.shape[1]));
-        const DeviceGuard guard(queue->device_index);
-        FG_CUDA(guard.status());
-        fg_plan chosen;
-        int num_sms;
-        const fg_status status = plan(queue, &chosen, &num_sms, error);
-        if (status != FG_OK) return status;
-
-        fg_print_plan(&chosen, name, in.dtype, "rows=%lld ci=%lld co=%lld v=%lld", static_cast<long long>(out.shape[0]),
-                      static_cast<long long>(in.shape[1]), static_cast<long long>(out.shape[1]),
-                      static_cast<long long>(map.shape[0]));
-
+    GatherParams params(const fg_plan &chosen) const {
         GatherParams p = {};
         p.in = in.data;
         p.weight = weight.data;
@@ -362,9 +346,32 @@ struct Problem {
         p.mirrored = mirrored;
         p.in_aligned = in_aligned();
         p.weight_aligned = weight_aligned();
+        return p;
+    }
+
+    fg_status run(const fg_queue *queue, fg_error *error) const {
+        if (out.shape[0] == 0 || out.shape[1] == 0) return FG_OK;
+        if (in.shape[1] > kMaxChannels || out.shape[1] > kMaxChannels)
+            return fg_fail(error, FG_ERROR_VALUE, "weight: expected at most %lld channels, got %lld and %lld",
+                           static_cast<long long>(kMaxChannels), static_cast<long long>(in.shape[1]),
+                           static_cast<long long>(out.shape[1]));
+        const DeviceGuard guard(queue->device_index);
+        FG_CUDA(guard.status());
+        fg_plan chosen;
+        int num_sms;
+        const fg_status status = plan(queue, &chosen, &num_sms, error);
+        if (status != FG_OK) return status;
+
+        fg_print_plan(&chosen, name, in.dtype, "rows=%lld ci=%lld co=%lld v=%lld", static_cast<long long>(out.shape[0]),
+                      static_cast<long long>(in.shape[1]), static_cast<long long>(out.shape[1]),
+                      static_cast<long long>(map.shape[0]));
+
+        GatherParams p = params(chosen);
+        if (algorithm == FG_ALGORITHM_EXPLICIT_GEMM)
+            return conv_explicit(p, chosen, queue, in.dtype, precision, major == Major::kK, workspace, error);
         const cudaStream_t stream = stream_of(queue);
         if (chosen.family == FG_FAMILY_SM90 && in.dtype == FG_FLOAT32) {
-            const fg_status rounded = round_operands(&p, copies, stream, error);
+            const fg_status rounded = round_operands(&p, static_cast<float *>(workspace.data), stream, error);
             return rounded != FG_OK ? rounded : launch_gather_sm90(p, chosen, in.dtype, true, num_sms, stream, error);
         }
         if (chosen.family == FG_FAMILY_SM90)
@@ -393,9 +400,12 @@ fg_status workspace_of(const Params *p, const fg_queue *queue, size_t *bytes, fg
     int num_sms;
     const Problem problem = problem_of(p);
     const fg_status status = problem.plan(queue, &plan, &num_sms, error);
-    if (status == FG_OK)
-        *bytes = static_cast<size_t>(plan.workspace_bytes) + problem.copied_elements(plan) * sizeof(float);
-    return status;
+    if (status != FG_OK) return status;
+    if (problem.algorithm == FG_ALGORITHM_EXPLICIT_GEMM)
+        return conv_explicit_workspace(problem.params(plan), plan, queue, problem.in.dtype, problem.precision,
+                                       problem.major == Major::kK, bytes, error);
+    *bytes = static_cast<size_t>(plan.workspace_bytes) + problem.copied_elements(plan) * sizeof(float);
+    return FG_OK;
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 /* The forward pass and the input gradient as one problem, which conv_gather.cu hands to the kernel that the plan names:
- * its own, or that of conv_gather_sm90.cu. */
+ * its own, or that of conv_gather_sm90.cu; or, when asked to, to conv_explicit.cu. */
 #pragma once
 
 #include "../plan.h"
@@ -47,6 +47,12 @@ struct GatherParams {
         return map + static_cast<int64_t>(mirrored ? volume - 1 - v : v) * rows;
     }
 };
+
+/* By an explicit matrix and gemm(); in_aligned is used, `partials` is not. (conv_explicit.cu) */
+fg_status conv_explicit_workspace(const GatherParams &p, const fg_plan &plan, const fg_queue *queue, fg_dtype dtype,
+                                  fg_precision precision, bool weight_is_k_major, size_t *bytes, fg_error *error);
+fg_status conv_explicit(const GatherParams &p, const fg_plan &plan, const fg_queue *queue, fg_dtype dtype,
+                        fg_precision precision, bool weight_is_k_major, const fg_tensor &workspace, fg_error *error);
 
 /* 16-bit types, in_aligned and weight_aligned; or float32 whose operands are rounded to TF32 already, the weight K-major.
  * 0 <= in_stride <= INT32_MAX, a quarter of kMaxChannels at most. weight_is_k_major: the forward pass.

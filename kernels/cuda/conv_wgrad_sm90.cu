@@ -34,6 +34,7 @@
 #include "column_sum.cuh"
 #include "conv_wgrad.cuh"
 #include "ptx.cuh"
+#include "quad.cuh"
 
 namespace flexgemm {
 namespace {
@@ -373,33 +374,57 @@ struct Consumer {
         for (int i = 0; i < Tile::kConsumerM; ++i) ptx::wgmma_hold(d[i]);
     }
 
-    template <typename Out>
-    __device__ void store(const float (&d)[Tile::kConsumerM][kRegisters], Out *out) {
-        struct alignas(2 * sizeof(Out)) Pair {
-            Out x, y;
-        };
-        const int64_t pitch = static_cast<int64_t>(p.volume) * p.ci;
+    /* The output channel and the first column of what this thread holds of a tile of 64 channels. */
+    __device__ int channel_of(int tile, int half) const {
         const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-        const bool aligned = reinterpret_cast<uintptr_t>(out) % sizeof(Pair) == 0;
+        return task.co0 + first_channel() + tile * kWgmmaM + warp * 16 + half * 8 + lane / 4;
+    }
+
+    __device__ void store_sums(const float (&d)[Tile::kConsumerM][kRegisters], float *sums) {
+        const int64_t pitch = static_cast<int64_t>(p.volume) * p.ci;
+        const bool aligned = reinterpret_cast<uintptr_t>(sums) % sizeof(float2) == 0;
 #pragma unroll
         for (int i = 0; i < Tile::kConsumerM; ++i) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int co = task.co0 + first_channel() + i * kWgmmaM + warp * 16 + half * 8 + lane / 4;
+                const int co = channel_of(i, half);
                 if (co >= p.co) continue;
 #pragma unroll
                 for (int j = 0; j < Tile::kConsumerN / 8; ++j) {
-                    const int column = task.column0 + first_column() + 8 * j + lane % 4 * 2;
+                    const int column = task.column0 + first_column() + 8 * j + threadIdx.x % 4 * 2;
                     if (column >= task.column_end) continue; /* columns are a multiple of 8 */
-                    const Out x = from_float<Out>(d[i][4 * j + 2 * half]);
-                    const Out y = from_float<Out>(d[i][4 * j + 2 * half + 1]);
-                    Out *target = out + co * pitch + column;
+                    const float2 pair = make_float2(d[i][4 * j + 2 * half], d[i][4 * j + 2 * half + 1]);
+                    float *target = sums + co * pitch + column;
                     if (aligned) {
-                        *reinterpret_cast<Pair *>(target) = Pair{x, y};
+                        *reinterpret_cast<float2 *>(target) = pair;
                     } else {
-                        target[0] = x;
-                        target[1] = y;
+                        target[0] = pair.x;
+                        target[1] = pair.y;
                     }
+                }
+            }
+        }
+    }
+
+    /* 16-bit elements, 8 columns a thread. */
+    __device__ void store(const float (&d)[Tile::kConsumerM][kRegisters], T *out) {
+        const int64_t pitch = static_cast<int64_t>(p.volume) * p.ci;
+        const bool aligned = are_chunks(out, pitch);
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < Tile::kConsumerM; ++i) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int co = channel_of(i, half);
+#pragma unroll
+                for (int j = 0; j < Tile::kConsumerN / 8; j += 4) {
+                    uint32_t word[4];
+#pragma unroll
+                    for (int k = 0; k < 4; ++k)
+                        word[k] = pack<T>(d[i][4 * (j + k) + 2 * half], d[i][4 * (j + k) + 2 * half + 1]);
+                    transpose_quad(word, lane);
+                    const int column = task.column0 + first_column() + 8 * (j + lane % 4);
+                    if (co < p.co && column < task.column_end) store_chunk(out + co * pitch + column, word, aligned);
                 }
             }
         }
@@ -413,7 +438,9 @@ struct Consumer {
             for (float &sum : d[i]) sum = 0.0f;
         accumulate(d);
         if (p.partials)
-            store(d, p.partials + task.slice * partial_pitch(p));
+            store_sums(d, p.partials + task.slice * partial_pitch(p));
+        else if constexpr (std::is_same<T, float>::value)
+            store_sums(d, static_cast<float *>(p.grad_weight));
         else
             store(d, static_cast<T *>(p.grad_weight));
     }

@@ -49,20 +49,27 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
     }
 }
 
+template <Sm90Sums kSums>
+fg_status launch_fp8(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
+                     fg_error *error) {
+    const bool tokens_are_e5m2 = params.a.dtype == FG_FLOAT8_E5M2;
+    if (params.b.dtype == FG_FLOAT8_E5M2)
+        return tokens_are_e5m2 ? launch<Sm90E5m2E5m2<kSums>>(plan, params, num_sms, queue, error)
+                               : launch<Sm90E5m2E4m3<kSums>>(plan, params, num_sms, queue, error);
+    return tokens_are_e5m2 ? launch<Sm90E4m3E5m2<kSums>>(plan, params, num_sms, queue, error)
+                           : launch<Sm90E4m3E4m3<kSums>>(plan, params, num_sms, queue, error);
+}
+
 }  // namespace
 
-/* Sums are always promoted: that costs nothing where memory is what takes the time. */
+/* fp8 sums are always promoted: that costs nothing where memory is what takes the time. */
 fg_status gemm_decode_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
                            fg_error *error) {
-    const bool tokens_are_e5m2 = params.a.dtype == FG_FLOAT8_E5M2;
     if (params.a.dtype == FG_FLOAT16) return launch<Sm90Half<Sm90Sums::kPlain>>(plan, params, num_sms, queue, error);
     if (params.a.dtype == FG_BFLOAT16)
         return launch<Sm90Bfloat16<Sm90Sums::kPlain>>(plan, params, num_sms, queue, error);
-    if (params.b.dtype == FG_FLOAT8_E5M2)
-        return tokens_are_e5m2 ? launch<Sm90E5m2E5m2<Sm90Sums::kPromoted>>(plan, params, num_sms, queue, error)
-                               : launch<Sm90E5m2E4m3<Sm90Sums::kPromoted>>(plan, params, num_sms, queue, error);
-    return tokens_are_e5m2 ? launch<Sm90E4m3E5m2<Sm90Sums::kPromoted>>(plan, params, num_sms, queue, error)
-                           : launch<Sm90E4m3E4m3<Sm90Sums::kPromoted>>(plan, params, num_sms, queue, error);
+    if (params.kind_a == FG_SCALE_BLOCK) return launch_fp8<Sm90Sums::kScaled>(plan, params, num_sms, queue, error);
+    return launch_fp8<Sm90Sums::kPromoted>(plan, params, num_sms, queue, error);
 }
 
 }  // namespace flexgemm

@@ -90,6 +90,36 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
 
 /* ---- consumer warpgroups ---- */
 
+/* Scales of blocks where rows are weights, of one block, and columns tokens: sum i is token i / 4 * 8 + i % 2 of those
+ * from the thread's first one on. Tokens that the group has no more of take the scale of its first. */
+template <int kCount>
+struct TokenScales {
+    const float *tokens, *weights; /* at K = 0 */
+    int64_t token_step;
+    int first, count;
+    struct Step {
+        float value[kCount / 2];
+        __device__ __forceinline__ float of(int i) const { return value[i / 4 * 2 + i % 2]; }
+    };
+    __device__ __forceinline__ void load(Step &scale, int step) const {
+        const float of_weights = weights[step];
+#pragma unroll
+        for (int i = 0; i < kCount / 2; ++i) {
+            const int token = first + i / 2 * 8 + i % 2;
+            scale.value[i] = tokens[(token < count ? token : 0) * token_step + step] * of_weights;
+        }
+    }
+};
+
+template <int kCount>
+__device__ __forceinline__ TokenScales<kCount> token_scales_of(const GemmSm90Args &args, const Sm90Work &work) {
+    const Scale &a = args.epilogue.scale_a, &b = args.epilogue.scale_b;
+    const int64_t block = work.k_begin / kSm90StepBytes;
+    return {a.data + work.group * a.group_step + work.first_column * a.step + block,
+            b.data + work.weight * b.group_step + work.first_row / FG_SCALE_BLOCK_SIZE * b.step + block, a.step,
+            static_cast<int>(threadIdx.x % 4 * 2), work.columns};
+}
+
 /* A warpgroup's 64 rows of weights, as part of rows of tokens. */
 template <typename Tile, int kCount>
 __device__ __forceinline__ void keep_sums(const float (&sum)[kCount], float *sums) {
@@ -111,7 +141,7 @@ __device__ __forceinline__ void finish_tokens(const GemmSm90Args &args, const Sm
     const int64_t column = work.first_row + local_column;
     float scale_b[4] = {}, bias[4] = {};
     for (int i = 0; i < count; ++i) {
-        scale_b[i] = to.alpha * scale_at(to.scale_b, work.weight, column + i);
+        scale_b[i] = to.alpha * (to.block_scaled ? 1.0f : scale_at(to.scale_b, work.weight, column + i));
         if (to.bias) bias[i] = load_as_float(to.bias, work.weight * to.bias_step + column + i, to.bias_dtype);
     }
     constexpr int kWarps = 4 * Tile::kWarpgroups;
@@ -124,7 +154,7 @@ __device__ __forceinline__ void finish_tokens(const GemmSm90Args &args, const Sm
             value[0] += part.x, value[1] += part.y, value[2] += part.z, value[3] += part.w;
         }
         const int64_t row = work.first_column + token;
-        const float scale_a = scale_at(to.scale_a, work.group, row);
+        const float scale_a = to.block_scaled ? 1.0f : scale_at(to.scale_a, work.group, row);
         for (int i = 0; i < 4; ++i) value[i] = fmaf(value[i], scale_a * scale_b[i], bias[i]);
         activate_and_store(to, value, work.group, row, column, count);
     }
@@ -146,8 +176,15 @@ __device__ __forceinline__ Sm90Work consume_decode(Sm90Shared<Tile> &shared, uin
         release_work(shared, slot);
         const Depth depth = {steps_of(work), 0};
         if (work.rows > warpgroup * Tile::kWarpgroupRows) {
-            float sum[1][Tile::kBlockN / 2];
-            multiply_tile<Math>(sum, shared, stage, depth, BlockScales{}, 1, at);
+            constexpr int kCount = Tile::kBlockN / 2;
+            const auto scales = [&] {
+                if constexpr (Math::kScaled)
+                    return token_scales_of<kCount>(args, work);
+                else
+                    return NoScales{};
+            }();
+            float sum[1][kCount];
+            multiply_tile<Math>(sum, shared, stage, depth, scales, 1, at);
             keep_sums<Tile>(sum[0], sums);
         } else {
             skip_tile(shared, stage, depth, at);

@@ -239,12 +239,35 @@ __device__ __forceinline__ void multiply_part(float (&sum)[kCount], uint64_t a, 
                        accumulate || k > 0);
 }
 
-/* sum += partial * scale; the scales are those of the thread's two rows. */
-template <int kCount>
-__device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[kCount], const float (&scale)[2]) {
+/* What a step's products are multiplied by when they are added: nothing, or the scales of blocks. `load` reads those of
+ * a step, Step::of is that of the thread's i-th sum. */
+struct NoScales {
+    struct Step {
+        __device__ __forceinline__ float of(int) const { return 1.0f; }
+    };
+    __device__ __forceinline__ void load(Step &, int) const {}
+};
+
+/* Of the thread's two rows of A, times that of the tile's columns. Pointers are to the scales at K = 0. */
+struct RowScales {
+    const float *a[2], *b;
+    struct Step {
+        float value[2];
+        __device__ __forceinline__ float of(int i) const { return value[i / 2 % 2]; }
+    };
+    __device__ __forceinline__ void load(Step &scale, int step) const {
+        const float of_b = b[step];
+        scale.value[0] = a[0][step] * of_b;
+        scale.value[1] = a[1][step] * of_b;
+    }
+};
+
+/* sum += partial * scale */
+template <int kCount, typename Step>
+__device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[kCount], const Step &scale) {
     ptx::wgmma_hold(partial);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) sum[i] = fmaf(partial[i], scale[i / 2 % 2], sum[i]);
+    for (int i = 0; i < kCount; ++i) sum[i] = fmaf(partial[i], scale.of(i), sum[i]);
 }
 
 /* Hands a stage back to the producers of all blocks that write to it, once per warp. */
@@ -294,17 +317,12 @@ __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const Stag
     ptx::named_barrier(1, 128 * Tile::kWarpgroups);
 }
 
-/* The scales of blocks of the thread's two rows and of the tile's columns, at K = 0. */
-struct BlockScales {
-    const float *a[2], *b;
-};
-
 /* Rows that the group has no more of take the scale of another: their sums are not stored. */
-__device__ __forceinline__ BlockScales block_scales_of(const GemmSm90Args &args, const Sm90Work &work,
-                                                       int64_t first_row, int count) {
+__device__ __forceinline__ RowScales row_scales_of(const GemmSm90Args &args, const Sm90Work &work, int64_t first_row,
+                                                   int count) {
     const Scale &a = args.epilogue.scale_a, &b = args.epilogue.scale_b;
     const int local_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    BlockScales scales;
+    RowScales scales;
     for (int half = 0; half < 2; ++half) {
         const int row = local_row + 8 * half < count ? local_row + 8 * half : 0;
         scales.a[half] = a.data + work.group * a.group_step + (first_row + row) * a.step;
@@ -316,12 +334,13 @@ __device__ __forceinline__ BlockScales block_scales_of(const GemmSm90Args &args,
 /* Steps first .. first + kSteps - 1 into promoted sums. Unit of work u is part u % kParts of step u / kParts. With two
  * partial sums, unit u is multiplied while unit u - 1 is added; the compiler follows that through straight code only, so
  * a chain of steps is unrolled and drains at its end. A step with a tail is a chain of its own. */
-template <typename Math, typename Tile, int kSteps, int kParts, int kCount>
+template <typename Math, typename Tile, int kSteps, int kParts, int kCount, typename Scales>
 __device__ __forceinline__ void multiply_chain(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
-                                               const StageDescriptors &stage, const Depth &depth,
-                                               const BlockScales &scales, int first, RingPosition<Tile::kStages> &at) {
+                                               const StageDescriptors &stage, const Depth &depth, const Scales &scales,
+                                               int first, RingPosition<Tile::kStages> &at) {
     constexpr int kUnits = kSteps * kParts, kPartials = Tile::kPartials;
-    float partial[kPartials][kCount], scale[kPartials][2];
+    float partial[kPartials][kCount];
+    typename Scales::Step scale[kPartials];
     int slots[kSteps] = {}; /* of the stages of the chain */
     const auto add = [&](int unit) {
         if (unit % kParts == kParts - 1) hand_back(shared, slots[unit / kParts]);
@@ -340,11 +359,7 @@ __device__ __forceinline__ void multiply_chain(float (&sum)[kParts][kCount], Sm9
         multiply_part<Math>(partial[unit % kPartials], stage.a + at.slot * (Tile::kStageBytes / 16),
                             stage.b + at.slot * (Tile::kStageBytes / 16), unit % kParts, false);
         ptx::wgmma_commit();
-        for (int half = 0; half < 2; ++half) {
-            float &of_row = scale[unit % kPartials][half];
-            of_row = 1.0f;
-            if constexpr (Math::kScaled) of_row = scales.a[half][first + unit] * scales.b[first + unit];
-        }
+        scales.load(scale[unit % kPartials], first + unit / kParts);
         ptx::wgmma_wait<kPartials - 1>();
         if (unit >= kPartials - 1) add(unit - (kPartials - 1));
         if (unit % kParts == kParts - 1) at.advance();
@@ -360,7 +375,6 @@ template <typename Math, typename Tile, int kCount>
 __device__ __forceinline__ void multiply_between_promotions(float (&sum)[kCount], Sm90Shared<Tile> &shared,
                                                             const StageDescriptors &stage, const Depth &depth,
                                                             int first, int steps, RingPosition<Tile::kStages> &at) {
-    constexpr float kOne[2] = {1.0f, 1.0f};
     float partial[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) partial[i] = 0.0f;
@@ -374,15 +388,14 @@ __device__ __forceinline__ void multiply_between_promotions(float (&sum)[kCount]
     }
     ptx::wgmma_wait<0>();
     for (int step = 0; step < steps; ++step, back.advance()) hand_back(shared, back.slot);
-    promote(sum, partial, kOne);
+    promote(sum, partial, NoScales::Step{});
 }
 
 /* All of K of one tile; every stage is waited for and handed back in order. */
-template <typename Math, typename Tile, int kParts, int kCount>
+template <typename Math, typename Tile, int kParts, int kCount, typename Scales>
 __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
-                                              const StageDescriptors &stage, const Depth &depth,
-                                              const BlockScales &scales, int steps_per_promote,
-                                              RingPosition<Tile::kStages> &at) {
+                                              const StageDescriptors &stage, const Depth &depth, const Scales &scales,
+                                              int steps_per_promote, RingPosition<Tile::kStages> &at) {
     const int steps = depth.steps;
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
@@ -594,8 +607,12 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
             continue;
         }
         const int64_t first_row = work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows;
-        BlockScales scales;
-        if constexpr (Math::kScaled) scales = block_scales_of(args, work, first_row, count);
+        const auto scales = [&] {
+            if constexpr (Math::kScaled)
+                return row_scales_of(args, work, first_row, count);
+            else
+                return NoScales{};
+        }();
         constexpr int kParts = Math::kPromote ? Tile::kPromotedParts : 1;
         float sum[kParts][Tile::kBlockN / kParts / 2];
         multiply_tile<Math>(sum, shared, stage, depth, scales, args.steps_per_promote, at);

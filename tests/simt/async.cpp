@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "mma.h"
+
 namespace simt {
 
 /* ---- places ---- */
@@ -256,9 +258,18 @@ bool land(Cluster &cluster) {
     return true;
 }
 
+/* wgmma is a matter of four warps: none may have issued more than another. */
+static void check_warpgroups(const Block &block) {
+    for (const Warp &warp : block.warps)
+        if (warp.wgmma->count != block.warps[static_cast<size_t>(warp.index) / 4 * 4].wgmma->count)
+            fail("wgmma: issued by some warps of a warpgroup only");
+}
+
 void check_exit(Thread &thread) {
     for (const Copy &copy : thread.copies)
         if (copy.kind != Copy::kCommit) fail("the thread ends with a cp.async under way");
+    if (!thread.warp->wgmma->products.empty()) fail("the thread ends with a wgmma under way");
+    if (thread.in->live == 1) check_warpgroups(*thread.in);
 }
 
 }  // namespace simt

@@ -1,7 +1,5 @@
 """Builds flexgemm with its CUDA kernels for the emulator: build/simt/flexgemm, a package like the one of the root.
 
-python tests/simt/build.py
-
 The build of setup.py with g++ in nvcc's place: the same steps, skipped when nothing changed that they read.
 """
 

@@ -123,6 +123,17 @@ struct Cluster {
 extern Thread *self; /* that runs; NULL outside a launch */
 inline Thread &current() { return *self; }
 
+struct State { /* of the launch that runs */
+    const Config *config;
+    const Body *body;
+    Cluster *cluster;
+    Warp *warp; /* that runs */
+    std::string failure;
+    const void *failure_where;
+    bool deadlock;
+};
+extern State state;
+
 #define SIMT_HERE current().where = __builtin_return_address(0)
 
 /* Ends the launch with an error. */
@@ -135,6 +146,12 @@ void wake_all(std::vector<Thread *> &threads);
 
 void yield_to_others(); /* lets a warp of higher priority go on, if one can */
 void warp_collective_at(const void *where, uint32_t mask, Combine combine, void *item, const void *how);
+void redraw(Warp &warp); /* its priority */
+void start(Thread &thread, size_t stack_index);
+void run_threads(); /* until all have ended, or one failed */
+[[noreturn]] void leave();
+void lay_out_shared(Block &block);
+
 uint64_t named_barrier(uint32_t id, uint32_t threads, int predicate, bool wait_for_it);
 void cluster_arrive();
 void cluster_wait();

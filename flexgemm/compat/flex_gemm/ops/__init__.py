@@ -1,5 +1,5 @@
 """flex_gemm.ops."""
 
-from flexgemm.compat.flex_gemm.ops import spconv
+from flexgemm.compat.flex_gemm.ops import grid_sample, serialize, spconv
 
-__all__ = ["spconv"]
+__all__ = ["grid_sample", "serialize", "spconv"]

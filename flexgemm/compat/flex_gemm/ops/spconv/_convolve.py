@@ -9,20 +9,12 @@ from typing import Any
 import torch
 
 import flexgemm.torch
-from flexgemm.compat.flex_gemm.kernels import cuda
+from flexgemm.compat.flex_gemm.kernels.cuda import maps
 from flexgemm.compat.flex_gemm.kernels.triton.spconv import config
 from flexgemm.compat.flex_gemm.ops import spconv
 from flexgemm.voxel import NeighborMap
 
 Triple = Sequence[int]
-
-
-def grid_of(shape: Sequence[int]) -> tuple[int, int, int, int]:
-    """(B, W, H, D) of (B, C, W, H, D)."""
-    if len(shape) != 5:
-        raise ValueError(f"shape: expected (B, C, W, H, D), got {tuple(shape)}")
-    b, _, w, h, d = shape
-    return b, w, h, d
 
 
 def expect_algorithm() -> None:
@@ -71,15 +63,15 @@ class NeighborCache:
 
     @cached_property
     def neighbor_map(self) -> torch.Tensor:
-        return cuda.unsigned(self.nmap.map)
+        return maps.unsigned(self.nmap.map)
 
     @cached_property
     def _pairs(self) -> tuple[torch.Tensor, ...]:
-        return cuda.neighbor_map_post_process_for_masked_implicit_gemm_1(self.neighbor_map)
+        return maps.neighbor_map_post_process_for_masked_implicit_gemm_1(self.neighbor_map)
 
     @cached_property
     def _sorted(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return cuda.neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd(self.neighbor_map)
+        return maps.neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd(self.neighbor_map)
 
     @property
     def gray_code(self) -> torch.Tensor:
@@ -108,4 +100,4 @@ class NeighborCache:
         return self._blocks(block_size)[1]
 
     def _blocks(self, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return cuda.neighbor_map_post_process_for_masked_implicit_gemm_2(self.gray_code, self.sorted_idx, block_size)
+        return maps.neighbor_map_post_process_for_masked_implicit_gemm_2(self.gray_code, self.sorted_idx, block_size)

@@ -7,11 +7,12 @@ from functools import cached_property
 
 import torch
 
-from flexgemm.compat.flex_gemm.kernels import cuda
+from flexgemm.compat.flex_gemm.kernels.cuda.maps import unsigned
 from flexgemm.compat.flex_gemm.ops import spconv
+from flexgemm.compat.flex_gemm.ops.grids import grid_of
 from flexgemm.compat.flex_gemm.ops.spconv import _convolve as convolve
 from flexgemm.compat.flex_gemm.ops.spconv._convolve import NeighborCache, Triple
-from flexgemm.voxel import sparse_conv_map
+from flexgemm.voxel import NeighborMap, sparse_conv_map
 
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
@@ -20,7 +21,19 @@ class SparseConv3dNeighborCache(NeighborCache):
     @cached_property
     def neighbor_map_bwd(self) -> torch.Tensor:
         """(N, V) uint32: the output that reads each input at each offset."""
-        return cuda.unsigned(self.nmap.transposed_map)
+        return unsigned(self.nmap.transposed_map)
+
+
+def _map(coords: torch.Tensor, out_coords: torch.Tensor | None, shape: Sequence[int], *how: Triple) -> NeighborMap:
+    """The map between given outputs, or those that any voxel reaches; how: kernel size, stride, padding, dilation."""
+    orders = {value: name.lower() for name, value in vars(spconv.SerializationMode).items() if name.isupper()}
+    if spconv.SERIALIZATION_MODE not in orders:
+        raise ValueError(f"SERIALIZATION_MODE: expected one of {list(orders)}, got {spconv.SERIALIZATION_MODE!r}")
+    kernel, stride, padding, dilation = (tuple(x) for x in how)
+    order = orders[spconv.SERIALIZATION_MODE]
+    return sparse_conv_map(
+        coords, grid_of(shape), kernel, stride, padding, dilation, out_coords=out_coords, order=order
+    )
 
 
 class SparseConv3dFunction:
@@ -55,11 +68,8 @@ class SparseConv3dFunction:
         padding: Triple,
         dilation: Triple,
     ) -> torch.Tensor:
-        """(M, 4) int32: the outputs that any voxel reaches, sorted by [batch, x, y, z]."""
-        if spconv.SERIALIZATION_MODE != spconv.SerializationMode.BXYZ:
-            raise NotImplementedError("SERIALIZATION_MODE: only BXYZ")
-        grid, how = convolve.grid_of(shape), (tuple(x) for x in (kernel_size, stride, padding, dilation))
-        out_coords: torch.Tensor = sparse_conv_map(coords, grid, *how).out_coords
+        """(M, 4) int32: the outputs that any voxel reaches, sorted as SERIALIZATION_MODE says."""
+        out_coords: torch.Tensor = _map(coords, None, shape, kernel_size, stride, padding, dilation).out_coords
         return out_coords
 
     _get_output_coords_torch = _get_output_coords
@@ -78,8 +88,7 @@ class SparseConv3dFunction:
     ) -> SparseConv3dNeighborCache:
         """needs_grad, is_out_coords_given: accepted; every cache serves the backward pass."""
         convolve.expect_algorithm()
-        grid, how = convolve.grid_of(shape), (tuple(x) for x in (kernel_size, stride, padding, dilation))
-        return SparseConv3dNeighborCache(sparse_conv_map(coords, grid, *how, out_coords=out_coords))
+        return SparseConv3dNeighborCache(_map(coords, out_coords, shape, kernel_size, stride, padding, dilation))
 
     _compute_neighbor_cache_torch = _compute_neighbor_cache
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flexgemm.compat.flex_gemm.ops.grids import grid_of
 from flexgemm.compat.flex_gemm.ops.spconv import _convolve as convolve
 from flexgemm.compat.flex_gemm.ops.spconv._convolve import NeighborCache, Triple
 from flexgemm.voxel import NeighborMap, neighbor_map
@@ -52,9 +53,7 @@ class SubMConv3dFunction:
     ) -> SubMConv3dNeighborCache:
         """needs_grad: accepted; every cache serves the backward pass."""
         convolve.expect_algorithm()
-        return SubMConv3dNeighborCache(
-            neighbor_map(coords, convolve.grid_of(shape), tuple(kernel_size), tuple(dilation))
-        )
+        return SubMConv3dNeighborCache(neighbor_map(coords, grid_of(shape), tuple(kernel_size), tuple(dilation)))
 
     _compute_neighbor_cache_torch = _compute_neighbor_cache
 

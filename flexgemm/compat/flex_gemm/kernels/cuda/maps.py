@@ -1,4 +1,4 @@
-"""flex_gemm.kernels.cuda: the functions behind a neighbour cache, on the CPU too.
+"""The functions behind a neighbour cache.
 
 Maps are (N, V) uint32, 0xffffffff where there is no neighbour.
 """
@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from flexgemm.voxel import neighbor_map
-
-NONE = 0xFFFFFFFF
+from flexgemm.voxel import neighbor_map, sparse_conv_map
 
 
 def unsigned(nmap: torch.Tensor) -> torch.Tensor:
@@ -34,6 +32,33 @@ def hashmap_build_submanifold_conv_neighbour_map(
     """(N, V) uint32. The table's memory is not used."""
     batch = min(2**31 - 1, (2**63 - 1) // (W * H * D))  # any batch index
     return unsigned(neighbor_map(coords, (batch, W, H, D), (Kw, Kh, Kd), (Dw, Dh, Dd)).map)
+
+
+def hashmap_build_sparse_conv_out_coords(
+    in_coords: torch.Tensor, hashmap_ratio: float, serialize_mode: int, *sizes: int
+) -> torch.Tensor:
+    """(M, 4) int32, the outputs that any voxel reaches. serialize_mode: 0 bxyz, 1 Z order, 2 Hilbert. sizes: B, W, H,
+    D, and kernel size, stride, padding and dilation, three ints each."""
+    grid, how = sizes[:4], (sizes[i : i + 3] for i in range(4, 16, 3))
+    order = ("bxyz", "z_order", "hilbert")[serialize_mode]
+    out_coords: torch.Tensor = sparse_conv_map(in_coords, grid, *how, order=order).out_coords
+    return out_coords
+
+
+def expand_unique_build_sparse_conv_out_coords(
+    in_coords: torch.Tensor, serialize_mode: int, *sizes: int
+) -> torch.Tensor:
+    """The same."""
+    return hashmap_build_sparse_conv_out_coords(in_coords, 0.0, serialize_mode, *sizes)
+
+
+def hashmap_build_sparse_conv_neighbour_map(
+    in_coords: torch.Tensor, out_coords: torch.Tensor, hashmap_ratio: float, include_bwd: bool, *sizes: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(M, V) uint32, the inputs that each output reads; with include_bwd (N, V), the outputs that read each input."""
+    grid, how = sizes[:4], (sizes[i : i + 3] for i in range(4, 16, 3))
+    nmap = sparse_conv_map(in_coords, grid, *how, out_coords=out_coords)
+    return unsigned(nmap.map), unsigned(nmap.transposed_map) if include_bwd else None
 
 
 def neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd(
@@ -82,11 +107,3 @@ def neighbor_map_post_process_for_masked_implicit_gemm_2(
     present = (codes[..., None] >> bits & 1).any(1) if blocks else codes.new_zeros((0, 32), dtype=torch.bool)
     segments = torch.nn.functional.pad(present.sum(1).cumsum(0), (1, 0))
     return present.nonzero()[:, 1].to(torch.int32), segments.to(torch.int32)
-
-
-__all__ = [
-    "hashmap_build_submanifold_conv_neighbour_map",
-    "neighbor_map_post_process_for_masked_implicit_gemm_1",
-    "neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd",
-    "neighbor_map_post_process_for_masked_implicit_gemm_2",
-]

@@ -1,0 +1,294 @@
+/*
+ * Depthwise convolution: forward, input gradient and weight gradient.
+ *
+ * Bound by memory, so that plain arithmetic serves: no tensor core has work where no channel meets another. Forward and
+ * input gradient gather rows as pooling does: a thread owns 16 bytes of an output row and walks the offsets, with the
+ * weight laid out as (V, Co) float32 first, which L1 then serves. The weight gradient takes kOffsets offsets over a slice
+ * of rows at a time, so that a row of grad_out is read once for all of them; the slices' sums are added in order.
+ *
+ * Workspace: weight (V, Co) float32; of the weight gradient (slices, V, Co) float32
+ */
+#include "../plan.h"
+#include "backend.cuh"
+#include "common.cuh"
+#include "coords.cuh"
+#include "vector.cuh"
+
+namespace flexgemm {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kBatch = 4;               /* rows in flight of one thread */
+constexpr int kOffsets = 4;             /* of a block of the weight gradient */
+constexpr int kColumns = 32, kRows = 8; /* its threads: channels x rows taken in turn */
+
+struct DepthwiseArgs {
+    const void *in;
+    const float *weight; /* (volume, co) */
+    const void *bias;    /* or NULL */
+    const int32_t *map;
+    void *out;
+    int64_t in_stride, out_stride, rows, channels, co;
+    uint32_t in_rows;
+    int volume;
+    int64_t fan_in, fan_out; /* source channels of an output channel, output channels of a source channel: one is 1 */
+    bool mirrored;           /* offset v reads map row V - 1 - v */
+};
+
+/* (Co, V) -> (V, Co) */
+template <typename T>
+__global__ void __launch_bounds__(kThreads) lay_out_kernel(const T *weight, int64_t co, int64_t volume, float *to) {
+    const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    if (thread < co * volume) to[thread] = to_float(weight[thread % co * volume + thread / co]);
+}
+
+/* kCount channels of an output row; more than one only where channels correspond one to one. */
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads) depthwise_kernel(const DepthwiseArgs p) {
+    const int64_t pieces = p.channels / kCount;
+    const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    const int64_t row = thread / pieces, channel = thread % pieces * kCount;
+    if (row >= p.rows) return;
+    const int64_t first = channel / p.fan_out * p.fan_in; /* source channel */
+    const T *in = static_cast<const T *>(p.in) + first;
+    const float *weight = p.weight + (p.fan_in > 1 ? first : channel);
+    float sum[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] = p.bias ? to_float(static_cast<const T *>(p.bias)[channel + i]) : 0.0f;
+    for (int v = 0; v < p.volume; v += kBatch) {
+        int32_t source[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+            const int at = p.mirrored ? p.volume - 1 - (v + i) : v + i;
+            source[i] = v + i < p.volume ? p.map[at * p.rows + row] : -1;
+        }
+        if constexpr (kCount > 1) {
+            Vector<T, kCount> value[kBatch];
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i)
+                if (static_cast<uint32_t>(source[i]) < p.in_rows)
+                    value[i] = Vector<T, kCount>::load(in + source[i] * p.in_stride);
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+                if (static_cast<uint32_t>(source[i]) >= p.in_rows) continue;
+                const Vector<float, kCount> w = Vector<float, kCount>::load(weight + (v + i) * p.co);
+#pragma unroll
+                for (int c = 0; c < kCount; ++c) sum[c] += w.element[c] * to_float(value[i].element[c]);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+                if (static_cast<uint32_t>(source[i]) >= p.in_rows) continue;
+                const T *from = in + source[i] * p.in_stride;
+                for (int64_t j = 0; j < p.fan_in; ++j) sum[0] += weight[(v + i) * p.co + j] * to_float(from[j]);
+            }
+        }
+    }
+    Vector<T, kCount> out;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) out.element[i] = from_float<T>(sum[i]);
+    out.store(static_cast<T *>(p.out) + row * p.out_stride + channel);
+}
+
+template <typename T>
+fg_status launch_gather(DepthwiseArgs p, const void *weight, float *laid_out, cudaStream_t stream, fg_error *error) {
+    unsigned int blocks = 0;
+    fg_status status = grid_for(p.co * p.volume, kThreads, "weight", &blocks, error);
+    if (status != FG_OK) return status;
+    lay_out_kernel<T><<<blocks, kThreads, 0, stream>>>(static_cast<const T *>(weight), p.co, p.volume, laid_out);
+    FG_CUDA(cudaGetLastError());
+    p.weight = laid_out;
+    const bool vectors = p.fan_in == 1 && p.fan_out == 1 && rows_are_vectors<T>(p.in, p.in_stride, p.channels) &&
+                         rows_are_vectors<T>(p.out, p.out_stride, p.channels);
+    status = grid_for(p.rows * (vectors ? p.channels / kChannels<T> : p.channels), kThreads, "out", &blocks, error);
+    if (status != FG_OK) return status;
+    const auto kernel = vectors ? depthwise_kernel<T, kChannels<T>> : depthwise_kernel<T, 1>;
+    kernel<<<blocks, kThreads, 0, stream>>>(p);
+    FG_CUDA(cudaGetLastError());
+    return FG_OK;
+}
+
+uint32_t row_limit(const fg_tensor &tensor) {
+    return static_cast<uint32_t>(tensor.shape[0] < INT32_MAX ? tensor.shape[0] : INT32_MAX);
+}
+
+fg_status gather(const fg_tensor &in, const fg_tensor &weight, const fg_tensor &bias, const fg_tensor &map,
+                 const fg_tensor &out, const fg_tensor &workspace, bool mirrored, const fg_queue *queue,
+                 fg_error *error) {
+    if (out.shape[0] == 0 || out.shape[1] == 0) return FG_OK;
+    const DeviceGuard guard(queue->device_index);
+    FG_CUDA(guard.status());
+    DepthwiseArgs p = {};
+    p.in = in.data;
+    p.bias = bias.present ? bias.data : nullptr;
+    p.map = static_cast<const int32_t *>(map.data);
+    p.out = out.data;
+    p.in_stride = in.strides[0];
+    p.out_stride = out.strides[0];
+    p.rows = out.shape[0];
+    p.channels = out.shape[1];
+    p.co = weight.shape[0];
+    p.in_rows = row_limit(in);
+    p.volume = static_cast<int>(map.shape[0]);
+    p.fan_in = in.shape[1] > p.channels ? in.shape[1] / p.channels : 1;
+    p.fan_out = in.shape[1] < p.channels ? p.channels / in.shape[1] : 1;
+    p.mirrored = mirrored;
+    float *laid_out = static_cast<float *>(workspace.data);
+    const cudaStream_t stream = stream_of(queue);
+    switch (in.dtype) {
+        case FG_FLOAT16:
+            return launch_gather<__half>(p, weight.data, laid_out, stream, error);
+        case FG_BFLOAT16:
+            return launch_gather<__nv_bfloat16>(p, weight.data, laid_out, stream, error);
+        default:
+            return launch_gather<float>(p, weight.data, laid_out, stream, error);
+    }
+}
+
+size_t weight_bytes(const fg_tensor &weight, const fg_tensor &out) {
+    const bool empty = out.shape[0] == 0 || out.shape[1] == 0;
+    return empty ? 0 : static_cast<size_t>(weight.shape[0] * weight.shape[1]) * sizeof(float);
+}
+
+/* ---- weight gradient ---- */
+
+struct DepthwiseWgradArgs {
+    const void *grad_out, *feats;
+    const int32_t *map;
+    float *partials; /* (slices, volume, co) */
+    int64_t grad_stride, feats_stride, rows, co, multiplier;
+    uint32_t in_rows;
+    int volume, slices;
+};
+
+/* blockIdx.x: strip of channels; y: kOffsets offsets; z: slice of rows. */
+template <typename T>
+__global__ void __launch_bounds__(kColumns *kRows) depthwise_wgrad_kernel(const DepthwiseWgradArgs p) {
+    __shared__ float sums[kRows][kColumns];
+    const int x = threadIdx.x % kColumns, y = threadIdx.x / kColumns, v0 = static_cast<int>(blockIdx.y) * kOffsets;
+    const int64_t channel = static_cast<int64_t>(blockIdx.x) * kColumns + x;
+    const int64_t begin = p.rows * blockIdx.z / p.slices, end = p.rows * (blockIdx.z + 1) / p.slices;
+    const bool exists = channel < p.co;
+    const T *grad_out = static_cast<const T *>(p.grad_out) + (exists ? channel : 0);
+    const T *feats = static_cast<const T *>(p.feats) + (exists ? channel / p.multiplier : 0);
+    float sum[kOffsets] = {};
+    for (int64_t m = begin + y; m < end; m += kRows) {
+        const float grad = to_float(grad_out[m * p.grad_stride]);
+#pragma unroll
+        for (int i = 0; i < kOffsets; ++i) {
+            const int32_t source = v0 + i < p.volume ? p.map[(v0 + i) * p.rows + m] : -1;
+            if (static_cast<uint32_t>(source) < p.in_rows) sum[i] += grad * to_float(feats[source * p.feats_stride]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < kOffsets; ++i) {
+        __syncthreads();
+        sums[y][x] = sum[i];
+        __syncthreads();
+        if (y > 0 || !exists || v0 + i >= p.volume) continue;
+        float total = sums[0][x];
+        for (int other = 1; other < kRows; ++other) total += sums[other][x];
+        p.partials[(static_cast<int64_t>(blockIdx.z) * p.volume + v0 + i) * p.co + channel] = total;
+    }
+}
+
+/* grad_weight (Co, V) = the slices' sums (V, Co) in order. */
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    add_slices_kernel(const float *partials, int64_t co, int64_t volume, int slices, T *grad_weight) {
+    const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    if (thread >= co * volume) return;
+    float sum = 0.0f;
+    for (int slice = 0; slice < slices; ++slice) sum += partials[slice * co * volume + thread];
+    grad_weight[thread % co * volume + thread / co] = from_float<T>(sum);
+}
+
+template <typename T>
+fg_status launch_wgrad(const DepthwiseWgradArgs &p, void *grad_weight, cudaStream_t stream, fg_error *error) {
+    const int64_t strips = ceil_div<int64_t>(p.co, kColumns);
+    if (strips > INT32_MAX)
+        return fg_fail(error, FG_ERROR_VALUE, "grad_weight: %lld channels need more blocks than one launch can have",
+                       static_cast<long long>(p.co));
+    const dim3 grid(static_cast<unsigned int>(strips), static_cast<unsigned int>(ceil_div(p.volume, kOffsets)),
+                    static_cast<unsigned int>(p.slices));
+    depthwise_wgrad_kernel<T><<<grid, kColumns * kRows, 0, stream>>>(p);
+    FG_CUDA(cudaGetLastError());
+    unsigned int blocks = 0;
+    const fg_status status = grid_for(p.co * p.volume, kThreads, "grad_weight", &blocks, error);
+    if (status != FG_OK) return status;
+    add_slices_kernel<T>
+        <<<blocks, kThreads, 0, stream>>>(p.partials, p.co, p.volume, p.slices, static_cast<T *>(grad_weight));
+    FG_CUDA(cudaGetLastError());
+    return FG_OK;
+}
+
+fg_status plan_wgrad(const fg_depthwise_wgrad_params *p, const fg_queue *queue, fg_plan *plan, fg_error *error) {
+    int num_sms, compute_capability;
+    const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
+    if (status == FG_OK)
+        *plan = fg_plan_depthwise_wgrad(p->grad_out.shape[0], p->grad_out.shape[1], p->map.shape[0], num_sms);
+    return status;
+}
+
+}  // namespace
+
+fg_status depthwise_forward_workspace(const fg_depthwise_forward_params *p, const fg_queue *, size_t *bytes,
+                                      fg_error *) {
+    *bytes = weight_bytes(p->weight, p->out);
+    return FG_OK;
+}
+
+fg_status depthwise_forward(const fg_depthwise_forward_params *p, const fg_queue *queue, fg_error *error) {
+    return gather(p->feats, p->weight, p->bias, p->map, p->out, p->workspace, false, queue, error);
+}
+
+fg_status depthwise_dgrad_workspace(const fg_depthwise_dgrad_params *p, const fg_queue *, size_t *bytes, fg_error *) {
+    *bytes = weight_bytes(p->weight, p->grad_feats);
+    return FG_OK;
+}
+
+fg_status depthwise_dgrad(const fg_depthwise_dgrad_params *p, const fg_queue *queue, fg_error *error) {
+    return gather(p->grad_out, p->weight, fg_tensor{}, p->map, p->grad_feats, p->workspace, p->mirrored, queue, error);
+}
+
+fg_status depthwise_wgrad_workspace(const fg_depthwise_wgrad_params *p, const fg_queue *queue, size_t *bytes,
+                                    fg_error *error) {
+    fg_plan plan;
+    const fg_status status = plan_wgrad(p, queue, &plan, error);
+    if (status == FG_OK) *bytes = static_cast<size_t>(plan.workspace_bytes);
+    return status;
+}
+
+fg_status depthwise_wgrad(const fg_depthwise_wgrad_params *p, const fg_queue *queue, fg_error *error) {
+    const int64_t co = p->grad_out.shape[1];
+    if (co == 0) return FG_OK;
+    const DeviceGuard guard(queue->device_index);
+    FG_CUDA(guard.status());
+    fg_plan plan;
+    const fg_status status = plan_wgrad(p, queue, &plan, error);
+    if (status != FG_OK) return status;
+    DepthwiseWgradArgs args = {};
+    args.grad_out = p->grad_out.data;
+    args.feats = p->feats.data;
+    args.map = static_cast<const int32_t *>(p->map.data);
+    args.partials = static_cast<float *>(p->workspace.data);
+    args.grad_stride = p->grad_out.strides[0];
+    args.feats_stride = p->feats.strides[0];
+    args.rows = p->grad_out.shape[0];
+    args.co = co;
+    args.multiplier = co / p->feats.shape[1];
+    args.in_rows = row_limit(p->feats);
+    args.volume = static_cast<int>(p->map.shape[0]);
+    args.slices = plan.split_k;
+    const cudaStream_t stream = stream_of(queue);
+    switch (p->feats.dtype) {
+        case FG_FLOAT16:
+            return launch_wgrad<__half>(args, p->grad_weight.data, stream, error);
+        case FG_BFLOAT16:
+            return launch_wgrad<__nv_bfloat16>(args, p->grad_weight.data, stream, error);
+        default:
+            return launch_wgrad<float>(args, p->grad_weight.data, stream, error);
+    }
+}
+
+}  // namespace flexgemm
