@@ -3,7 +3,7 @@
  *
  * The operands of gemm_sm90.cuh change places: 128 rows of B (weights) are what wgmma multiplies 64 at a time, and 16,
  * 32 or 64 rows of A (tokens) are its n, so that next to nothing is multiplied in vain and a stage is nearly all weights.
- * Rings, roles and the multiplication itself are those of gemm_sm90.cuh.
+ * Roles of warps are those of gemm_sm90.cuh.
  *
  * Where there are fewer tiles than multiprocessors, the blocks of a cluster share a tile: each multiplies a range of K.
  * Sums go to shared memory as rows of tokens; each block then adds the sums of all, in the order of the blocks, for its
@@ -11,7 +11,7 @@
  */
 #pragma once
 
-#include "gemm_sm90.cuh"
+#include "gemm_mainloop_sm90.cuh"
 
 namespace flexgemm {
 

@@ -1,0 +1,392 @@
+/*
+ * What the Hopper kernels of products share: rings of stages and of tiles, and the multiplication of a tile.
+ *
+ * The rings hand over by mbarriers ("full" to the reader, "empty" back). A stage is 128 bytes of K of 128 rows of the one
+ * operand, 64 to each of two warpgroups of consumers, and of kBlockN rows of the other.
+ *
+ * Hopper's fp8 tensor cores keep about 13 fraction bits of a running sum. fp8 sums are therefore promoted: each stage
+ * (K = 128) is summed from zero by the tensor cores and then added to float32 registers. A tile is two parts of
+ * columns; where registers allow two partial sums (kBlockN 192) one part is added while the other is multiplied. With
+ * one partial sum (256) the other warpgroup's products fill that time.
+ */
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+
+#include "common.cuh"
+#include "gemm_epilogue.cuh"
+#include "ptx.cuh"
+#include "scheduler.cuh"
+#include "tensor_map.cuh"
+
+namespace flexgemm {
+
+struct GemmSm90Args {
+    TileSpace space;
+    Epilogue epilogue;
+    bool a_grouped, b_grouped;
+    bool out_aligned;          /* rows of out start at multiples of 16 bytes */
+    bool plain;                /* of out nothing but scaled and biased sums in 16 or 32 bits */
+    int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
+    int32_t split;             /* blocks of a cluster that share the K of a tile (gemm_decode_sm90.cuh) */
+};
+
+/* What becomes of tensor-core sums: nothing, until they are all; they are added to float32 registers; or so times the
+ * scales of blocks of the operands, in 128 x 128 tiles. */
+enum class Sm90Sums { kPlain, kPromoted, kScaled };
+
+/* Each kind: its sums; the product of 64 rows and kColumns columns, 32 bytes of K. */
+#define FG_SM90_MATH(Name, fp8, wgmma)                                                                                 \
+    template <Sm90Sums kSums>                                                                                          \
+    struct Name {                                                                                                      \
+        static constexpr bool kFp8 = fp8, kPromote = kSums != Sm90Sums::kPlain, kScaled = kSums == Sm90Sums::kScaled;  \
+        template <int kCount>                                                                                          \
+        __device__ static void multiply(float (&sum)[kCount], uint64_t a, uint64_t b, int accumulate) {                \
+            wgmma(sum, a, b, accumulate);                                                                              \
+        }                                                                                                              \
+    };
+
+FG_SM90_MATH(Sm90Half, false, ptx::wgmma_f16)
+FG_SM90_MATH(Sm90Bfloat16, false, ptx::wgmma_bf16)
+FG_SM90_MATH(Sm90E4m3E4m3, true, ptx::wgmma_e4m3_e4m3)
+FG_SM90_MATH(Sm90E4m3E5m2, true, ptx::wgmma_e4m3_e5m2)
+FG_SM90_MATH(Sm90E5m2E4m3, true, ptx::wgmma_e5m2_e4m3)
+FG_SM90_MATH(Sm90E5m2E5m2, true, ptx::wgmma_e5m2_e5m2)
+#undef FG_SM90_MATH
+
+constexpr int kSm90BlockM = 128, kSm90StepBytes = 128, kSm90SlabBytes = 128;
+
+/* ---- rings ---- */
+
+/* One tile as the scheduler hands it over. rows <= 0: a block with nothing to do but its share of the copies;
+ * group < 0: there are no more. */
+struct Sm90Work {
+    int32_t first_row, rows, first_column, columns;
+    int32_t group, weight; /* matrices of A and out, and of B */
+    int32_t k_begin, k_bytes;
+};
+
+/* Stage or slot of a ring, and the parity of its current round. */
+template <int kSlots>
+struct RingPosition {
+    int slot = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ void advance() {
+        if (++slot == kSlots) slot = 0, parity ^= 1;
+    }
+};
+
+template <typename Tile>
+struct Sm90Shared {
+    uint64_t full[Tile::kStages], empty[Tile::kStages];
+    uint64_t work_full[Tile::kTileSlots], work_empty[Tile::kTileSlots];
+    Sm90Work work[Tile::kTileSlots];
+};
+
+/* Barriers of the rings; the block, or its cluster, has yet to meet. */
+template <typename Tile>
+__device__ __forceinline__ void init_rings(Sm90Shared<Tile> &shared) {
+    constexpr int kConsumerWarps = 4 * Tile::kWarpgroups;
+    for (int i = 0; i < Tile::kStages; ++i) {
+        ptx::mbarrier_init(&shared.full[i], 1);
+        ptx::mbarrier_init(&shared.empty[i], kConsumerWarps * Tile::kCluster);
+    }
+    for (int i = 0; i < Tile::kTileSlots; ++i) {
+        ptx::mbarrier_init(&shared.work_full[i], 1);
+        ptx::mbarrier_init(&shared.work_empty[i], kConsumerWarps + 1);
+    }
+    ptx::fence_mbarrier_init();
+}
+
+template <typename Tile>
+__device__ __forceinline__ void hand_over(Sm90Shared<Tile> &shared, RingPosition<Tile::kTileSlots> &at,
+                                          const Sm90Work &work) {
+    ptx::mbarrier_wait_parity(&shared.work_empty[at.slot], at.parity ^ 1);
+    if (threadIdx.x % 32 == 0) {
+        shared.work[at.slot] = work;
+        ptx::mbarrier_arrive(&shared.work_full[at.slot]);
+    }
+    __syncwarp();
+    at.advance();
+}
+
+__device__ __forceinline__ Sm90Work no_more_work() { return {0, 0, 0, 0, -1, 0, 0, 0}; }
+
+__device__ __forceinline__ int steps_of(const Sm90Work &work) { return ceil_div(work.k_bytes, kSm90StepBytes); }
+
+/* The next tile, for the 32 threads of a warp; it stays where it is until release_work. */
+template <typename Tile>
+__device__ __forceinline__ const Sm90Work &next_work(Sm90Shared<Tile> &shared,
+                                                     const RingPosition<Tile::kTileSlots> &at) {
+    ptx::mbarrier_wait_parity(&shared.work_full[at.slot], at.parity);
+    return shared.work[at.slot];
+}
+
+template <typename Tile>
+__device__ __forceinline__ void release_work(Sm90Shared<Tile> &shared, RingPosition<Tile::kTileSlots> &at) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.work_empty[at.slot]);
+    at.advance();
+}
+
+/* ---- multiplication ---- */
+
+/* sum += or = the product of a stage, columns `part`: 128 bytes of K as four wgmma, one commit group. */
+template <typename Math, int kCount>
+__device__ __forceinline__ void multiply_part(float (&sum)[kCount], uint64_t a, uint64_t b, int part, bool accumulate) {
+    constexpr int kUnit = 16; /* bytes that one in a descriptor's address stands for */
+#pragma unroll
+    for (int k = 0; k < kSm90StepBytes / 32; ++k)
+        Math::multiply(sum, a + k * (32 / kUnit), b + part * (kCount * 2 * kSm90StepBytes / kUnit) + k * (32 / kUnit),
+                       accumulate || k > 0);
+}
+
+/* What a step's products are multiplied by when they are added: nothing, or the scales of blocks. `load` reads those of
+ * a step, Step::of is that of the thread's i-th sum. */
+struct NoScales {
+    struct Step {
+        __device__ __forceinline__ float of(int) const { return 1.0f; }
+    };
+    __device__ __forceinline__ void load(Step &, int) const {}
+};
+
+/* Of the thread's two rows of A, times that of the tile's columns. Pointers are to the scales at K = 0. */
+struct RowScales {
+    const float *a[2], *b;
+    struct Step {
+        float value[2];
+        __device__ __forceinline__ float of(int i) const { return value[i / 2 % 2]; }
+    };
+    __device__ __forceinline__ void load(Step &scale, int step) const {
+        const float of_b = b[step];
+        scale.value[0] = a[0][step] * of_b;
+        scale.value[1] = a[1][step] * of_b;
+    }
+};
+
+/* sum += partial * scale */
+template <int kCount, typename Step>
+__device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[kCount], const Step &scale) {
+    ptx::wgmma_hold(partial);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] = fmaf(partial[i], scale.of(i), sum[i]);
+}
+
+/* Hands a stage back to the producers of all blocks that write to it, once per warp. */
+template <typename Tile>
+__device__ __forceinline__ void hand_back(Sm90Shared<Tile> &shared, int slot) {
+    const uint32_t block = threadIdx.x % 32;
+    if constexpr (Tile::kCluster == 1) {
+        if (block == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
+    } else {
+        if (block < Tile::kCluster) ptx::mbarrier_arrive_remote(&shared.empty[slot], block);
+    }
+}
+
+/* What a warpgroup multiplies: descriptors of its rows of A and of B in slot 0, which is at `stages`. */
+struct StageDescriptors {
+    uint8_t *stages;
+    uint64_t a, b;
+};
+
+/* How a tile goes through K. tail: bytes of the last step that belong to the group, where another group follows. */
+struct Depth {
+    int steps, tail;
+};
+
+__device__ __forceinline__ Depth depth_of(const Sm90Work &work, const GemmSm90Args &args) {
+    return {steps_of(work), args.space.k_offsets.data ? work.k_bytes % kSm90StepBytes : 0};
+}
+
+/* Clears the bytes from `tail` on of rows of a stage that are dealt to `threads` threads. */
+__device__ __forceinline__ void clear_rows(uint8_t *rows, int count, int tail, int thread, int threads) {
+    for (int row = thread; row < count; row += threads)
+        for (int byte = tail; byte < kSm90StepBytes; ++byte)
+            rows[row * kSm90StepBytes + (byte / 16 ^ row % 8) * 16 + byte % 16] = 0;
+}
+
+/* Waits for the stage of a step. In the last one each warpgroup clears the tail of its rows of A and of a share of B. */
+template <typename Tile>
+__device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const StageDescriptors &stage, const Depth &depth,
+                                            int step, const RingPosition<Tile::kStages> &at) {
+    ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
+    if (depth.tail == 0 || step + 1 < depth.steps) return;
+    const int thread = threadIdx.x - 128;
+    uint8_t *rows_a = stage.stages + at.slot * Tile::kStageBytes, *rows_b = rows_a + Tile::kWarpgroups * Tile::kBytesA;
+    clear_rows(rows_a + thread / 128 * Tile::kBytesA, Tile::kWarpgroupRows, depth.tail, thread % 128, 128);
+    clear_rows(rows_b, Tile::kBlockN, depth.tail, thread, 128 * Tile::kWarpgroups);
+    ptx::fence_proxy_async();
+    ptx::named_barrier(1, 128 * Tile::kWarpgroups);
+}
+
+/* Steps first .. first + kSteps - 1 into promoted sums. Unit of work u is part u % kParts of step u / kParts. With two
+ * partial sums, unit u is multiplied while unit u - 1 is added; the compiler follows that through straight code only, so
+ * a chain of steps is unrolled and drains at its end. A step with a tail is a chain of its own. */
+template <typename Math, typename Tile, int kSteps, int kParts, int kCount, typename Scales>
+__device__ __forceinline__ void multiply_chain(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
+                                               const StageDescriptors &stage, const Depth &depth, const Scales &scales,
+                                               int first, RingPosition<Tile::kStages> &at) {
+    constexpr int kUnits = kSteps * kParts, kPartials = Tile::kPartials;
+    float partial[kPartials][kCount];
+    typename Scales::Step scale[kPartials];
+    int slots[kSteps] = {}; /* of the stages of the chain */
+    const auto add = [&](int unit) {
+        if (unit % kParts == kParts - 1) hand_back(shared, slots[unit / kParts]);
+        promote(sum[unit % kParts], partial[unit % kPartials], scale[unit % kPartials]);
+    };
+#pragma unroll
+    for (int unit = 0; unit < kUnits; ++unit) {
+        if (unit % kParts == 0) {
+            slots[unit / kParts] = at.slot;
+            if constexpr (kSteps == 1)
+                await_stage(shared, stage, depth, first, at);
+            else
+                ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
+        }
+        ptx::wgmma_fence();
+        multiply_part<Math>(partial[unit % kPartials], stage.a + at.slot * (Tile::kStageBytes / 16),
+                            stage.b + at.slot * (Tile::kStageBytes / 16), unit % kParts, false);
+        ptx::wgmma_commit();
+        scales.load(scale[unit % kPartials], first + unit / kParts);
+        ptx::wgmma_wait<kPartials - 1>();
+        if (unit >= kPartials - 1) add(unit - (kPartials - 1));
+        if (unit % kParts == kParts - 1) at.advance();
+    }
+    if constexpr (kPartials == 2) {
+        ptx::wgmma_wait<0>();
+        add(kUnits - 1);
+    }
+}
+
+/* `steps` steps, at most a ring of stages, into one partial sum that is then added. */
+template <typename Math, typename Tile, int kCount>
+__device__ __forceinline__ void multiply_between_promotions(float (&sum)[kCount], Sm90Shared<Tile> &shared,
+                                                            const StageDescriptors &stage, const Depth &depth,
+                                                            int first, int steps, RingPosition<Tile::kStages> &at) {
+    float partial[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) partial[i] = 0.0f;
+    RingPosition<Tile::kStages> back = at;
+    for (int step = 0; step < steps; ++step, at.advance()) {
+        await_stage(shared, stage, depth, first + step, at);
+        ptx::wgmma_fence();
+        multiply_part<Math>(partial, stage.a + at.slot * (Tile::kStageBytes / 16),
+                            stage.b + at.slot * (Tile::kStageBytes / 16), 0, true);
+        ptx::wgmma_commit();
+    }
+    ptx::wgmma_wait<0>();
+    for (int step = 0; step < steps; ++step, back.advance()) hand_back(shared, back.slot);
+    promote(sum, partial, NoScales::Step{});
+}
+
+/* All of K of one tile; every stage is waited for and handed back in order. */
+template <typename Math, typename Tile, int kParts, int kCount, typename Scales>
+__device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
+                                              const StageDescriptors &stage, const Depth &depth, const Scales &scales,
+                                              int steps_per_promote, RingPosition<Tile::kStages> &at) {
+    const int steps = depth.steps;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) sum[part][i] = 0.0f;
+
+    int step = 0;
+    if constexpr (Math::kPromote) {
+        if constexpr (kParts == 1 && !Math::kScaled)
+            for (; steps_per_promote > 1 && step < steps; step += steps_per_promote)
+                multiply_between_promotions<Math>(sum[0], shared, stage, depth, step,
+                                                  min(steps_per_promote, steps - step), at);
+        const int chained = Tile::kChain > 1 && depth.tail > 0 ? steps - 1 : steps;
+        for (; step + Tile::kChain <= chained; step += Tile::kChain)
+            multiply_chain<Math, Tile, Tile::kChain>(sum, shared, stage, depth, scales, step, at);
+        if constexpr (Tile::kChain > 1)
+            for (; step < steps; ++step) multiply_chain<Math, Tile, 1>(sum, shared, stage, depth, scales, step, at);
+    } else {
+        int before = 0; /* the slot of the step before */
+        for (; step < steps; ++step, before = at.slot, at.advance()) {
+            await_stage(shared, stage, depth, step, at);
+            ptx::wgmma_fence();
+#pragma unroll
+            for (int part = 0; part < kParts; ++part)
+                multiply_part<Math>(sum[part], stage.a + at.slot * (Tile::kStageBytes / 16),
+                                    stage.b + at.slot * (Tile::kStageBytes / 16), part, true);
+            ptx::wgmma_commit();
+            if (step > 0) {
+                ptx::wgmma_wait<1>();
+                hand_back(shared, before);
+            }
+        }
+        ptx::wgmma_wait<0>();
+        if (steps > 0) hand_back(shared, before);
+    }
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) ptx::wgmma_hold(sum[part]);
+}
+
+/* Stands in for multiply_tile where a warpgroup has no rows. */
+template <typename Tile>
+__device__ __forceinline__ void skip_tile(Sm90Shared<Tile> &shared, const StageDescriptors &stage, const Depth &depth,
+                                          RingPosition<Tile::kStages> &at) {
+    for (int step = 0; step < depth.steps; ++step, at.advance()) {
+        await_stage(shared, stage, depth, step, at);
+        __syncwarp();
+        hand_back(shared, at.slot);
+    }
+}
+
+/* ---- host ---- */
+
+inline TensorRows make_rows(const fg_tensor &tensor) {
+    const bool grouped = tensor.ndim == 3;
+    const int rows = tensor.ndim - 2;
+    return {tensor.data,         tensor.shape[rows + 1] * static_cast<int64_t>(fg_dtype_size(tensor.dtype)),
+            tensor.shape[rows],  grouped ? tensor.shape[0] : 1,
+            pitch(tensor, rows), grouped ? pitch(tensor, 0) : 0};
+}
+
+/* What both Hopper kernels are told. */
+inline GemmSm90Args make_args(const fg_gemm_params &params) {
+    GemmSm90Args args = {};
+    args.space = make_tile_space(params);
+    args.epilogue = make_epilogue(params);
+    args.a_grouped = params.a.ndim == 3;
+    args.b_grouped = params.b.ndim == 3;
+    return args;
+}
+
+/* Once per device and kernel: `allowed` has a bit for each device. */
+template <typename Kernel>
+fg_status allow_shared(Kernel *kernel, int bytes, std::atomic<uint64_t> &allowed, const fg_queue *queue,
+                       fg_error *error) {
+    const uint64_t device_bit = queue->device_index < 64 ? uint64_t{1} << queue->device_index : 0;
+    if (allowed.load(std::memory_order_relaxed) & device_bit) return FG_OK;
+    FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    allowed.fetch_or(device_bit, std::memory_order_relaxed);
+    return FG_OK;
+}
+
+template <typename Kernel>
+fg_status launch_clusters(Kernel *kernel, int64_t blocks, int cluster_blocks, int threads, int shared_bytes,
+                          const CUtensorMap &map_a, const CUtensorMap &map_b, const GemmSm90Args &args,
+                          const fg_queue *queue, fg_error *error) {
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(cluster_blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {static_cast<unsigned>(blocks)};
+    config.blockDim = {static_cast<unsigned>(threads)};
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.stream = stream_of(queue);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    FG_CUDA(cudaLaunchKernelEx(&config, kernel, map_a, map_b, args));
+    return FG_OK;
+}
+
+/* The product of a plan whose tiles have fewer than 128 rows. (gemm_decode_sm90.cu) */
+fg_status gemm_decode_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
+                           fg_error *error);
+
+}  // namespace flexgemm
