@@ -397,55 +397,40 @@ def pool(
     feats: Array,
     map: Array,
     out: Array,
-    chosen: Array | None,
+    argmax: Array | None,
     count: Array | None,
     *,
     mode: str,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """feats (N, C), map (V, M), out (M, C); mode "max", "mean" or "sum"; chosen (M, C) int32, of max, the row that each
+    """feats (N, C), map (V, M), out (M, C); mode "max", "mean" or "sum"; argmax (M, C) int32, of max, the row that each
     maximum is from; count (M) int32, the rows there are."""
 
 def pool_backward(
     grad_out: Array,
     map: Array,
     grad_feats: Array,
-    chosen: Array | None,
+    argmax: Array | None,
     count: Array | None,
     *,
     mode: str,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (M, C), map (V, N) the transposed one, grad_feats (N, C); chosen of max and count of mean as pool or
-    global_pool gave them. Of global_pool, map is batch as (1, N)."""
+    """grad_out (M, C), map (V, N) the transposed one, grad_feats (N, C); argmax of max and count of mean as pool gave
+    them. Of whole samples: map is batch_indices as (1, N), argmax that of group_reduce and count the starts of
+    group_rows, (M + 1)."""
 
-def batch_rows(
+def batch_indices(
     coords: Array,
     batch: Array,
-    order: Array,
-    bounds: Array,
     *,
+    samples: int,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """coords (N, 4) int32 -> batch (N) int32, the sample of each row, -1 for none; order (N) int32 and bounds (B + 1)
-    int32: order[bounds[b]:bounds[b + 1]] are the rows of sample b."""
-
-def global_pool(
-    feats: Array,
-    order: Array,
-    bounds: Array,
-    out: Array,
-    chosen: Array | None,
-    count: Array | None,
-    *,
-    mode: str,
-    workspace: Workspace = None,
-    stream: Stream = None,
-) -> int:
-    """feats (N, C), order (N) and bounds (B + 1) of batch_rows, out (B, C); the rest as of pool."""
+    """coords (N, 4) int32 -> batch (N, 1) int32, the sample of each row, -1 where it is none of 0 .. samples - 1."""
 
 def gemm(
     a: Array,
@@ -514,8 +499,7 @@ def depthwise_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def depthwise_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def pool_workspace(*args: Any, **kwargs: Any) -> int: ...
 def pool_backward_workspace(*args: Any, **kwargs: Any) -> int: ...
-def batch_rows_workspace(*args: Any, **kwargs: Any) -> int: ...
-def global_pool_workspace(*args: Any, **kwargs: Any) -> int: ...
+def batch_indices_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_sites_workspace(*args: Any, **kwargs: Any) -> int: ...
 def row_order_workspace(*args: Any, **kwargs: Any) -> int: ...
 def encode_seq_workspace(*args: Any, **kwargs: Any) -> int: ...

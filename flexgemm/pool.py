@@ -7,7 +7,6 @@ bit for bit from run to run.
 from __future__ import annotations
 
 from operator import index
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from flexgemm._voxels import rows_of_four
 from flexgemm.conv import bind
 from flexgemm.voxel import NeighborMap
 
-ByProducts = tuple[Array | None, Array | None]  # the row of each maximum; how many rows a mean is of
+ByProducts = tuple[Array | None, Array | None]  # the row of each maximum; how many rows each mean is of, or bounds
 
 
 def sparse_pool3d(feats: Array, *, neighbor_map: NeighborMap, mode: str = "max", stream: Stream = None) -> Array:
@@ -135,10 +134,11 @@ def forward(
             f"feats: expected ({neighbor_map.num_voxels}, C) to match neighbor_map, got {tuple(feats.shape)}"
         )
     shape = neighbor_map.num_out_voxels, feats.shape[1]
-    by_products = _by_products(library, shape, mode, feats) if with_gradient else (None, None)
+    argmax = library.empty(shape, "int32", feats) if with_gradient and mode == "max" else None
+    count = library.empty(shape[:1], "int32", feats) if with_gradient and mode == "mean" else None
     out = library.empty(shape, None, feats)
-    library.run(_C.pool, feats, neighbor_map.native, out, *by_products, mode=mode)
-    return out, by_products
+    library.run(_C.pool, feats, neighbor_map.native, out, argmax, count, mode=mode)
+    return out, (argmax, count)
 
 
 def backward(
@@ -164,14 +164,16 @@ def global_forward(
         raise ValueError(f"batch_size: expected a positive int, got {batch_size!r}")
     if len(feats.shape) != 2 or feats.shape[0] != coords.shape[0]:
         raise ValueError(f"feats: expected ({coords.shape[0]}, C) to match coords, got {tuple(feats.shape)}")
-    rows = (coords.shape[0],)
-    batch, order, bounds = (library.empty(size, "int32", feats) for size in (rows, rows, (samples + 1,)))
-    library.run(_C.batch_rows, coords, batch, order, bounds)
+    rows = coords.shape[0]
+    batch = library.empty((rows, 1), "int32", feats)
+    order, starts = (library.empty((size,), "int32", feats) for size in (rows, samples + 1))
+    library.run(_C.batch_indices, coords, batch, samples=samples)
+    library.run(_C.group_rows, batch, order, starts)
     shape = samples, feats.shape[1]
-    by_products = _by_products(library, shape, mode, feats) if with_gradient else (None, None)
+    argmax = library.empty(shape, "int32", feats) if with_gradient and mode == "max" else None
     out = library.empty(shape, None, feats)
-    library.run(_C.global_pool, feats, order, bounds, out, *by_products, mode=mode)
-    return out, batch.reshape((1, rows[0])), by_products
+    library.run(_C.group_reduce, feats, order, starts, None, out, argmax, mode=mode)
+    return out, batch.reshape((1, rows)), (argmax, starts if mode == "mean" else None)
 
 
 def gradient(library: Library, grad_out: Array, out: Array, map: Array, mode: str, by_products: ByProducts) -> Array:
@@ -181,9 +183,3 @@ def gradient(library: Library, grad_out: Array, out: Array, map: Array, mode: st
     grad_feats = library.empty((map.shape[1], out.shape[1]), None, out)
     library.run(_C.pool_backward, grad_out, map, grad_feats, *by_products, mode=mode)
     return grad_feats
-
-
-def _by_products(library: Library, shape: tuple[int, int], mode: str, like: Any) -> ByProducts:
-    chosen = library.empty(shape, "int32", like) if mode == "max" else None
-    count = library.empty(shape[:1], "int32", like) if mode == "mean" else None
-    return chosen, count

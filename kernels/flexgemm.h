@@ -409,45 +409,31 @@ typedef struct {
     fg_tensor map;   /* (V, M) int32 contiguous, -1 = none */
     fg_pool_mode mode;
     fg_tensor out;    /* (M, C) inner stride 1, dtype of feats */
-    fg_tensor chosen; /* out, of max: (M, C) int32 contiguous, the row that each maximum is from, or -1; or absent */
+    fg_tensor argmax; /* out, of max: (M, C) int32 contiguous, the row that each maximum is from, or -1; or absent */
     fg_tensor count;  /* out: (M) int32 contiguous, entries; or absent */
     fg_tensor workspace;
 } fg_pool_params;
 
-/* grad_feats[n] = sum over the entries m = map[v, n] of grad_out[m], of max where chosen[m] is n, of mean divided by
+/* grad_feats[n] = sum over the entries m = map[v, n] of grad_out[m], of max where argmax[m] is n, of mean divided by
  * count[m]. */
 typedef struct {
     fg_tensor grad_out; /* (M, C), inner stride 1 */
     fg_tensor map;      /* (V, N) int32 contiguous: the transposed map */
     fg_pool_mode mode;
-    fg_tensor chosen;     /* of max: (M, C) int32 contiguous */
-    fg_tensor count;      /* of mean: (M) int32 contiguous */
+    fg_tensor argmax;     /* of max: (M, C) int32 contiguous */
+    fg_tensor count;      /* of mean: (M) int32 contiguous, or (M + 1): bounds that lie so far apart */
     fg_tensor grad_feats; /* out: (N, C) inner stride 1 */
     fg_tensor workspace;
 } fg_pool_backward_params;
 
-/* Rows by sample: order[bounds[b] .. bounds[b + 1]) are the rows of sample b, rising; batch[n] is the sample of row n,
- * -1 where it is none of 0 .. B - 1 (the CPU reports it). */
+/* batch[n, 0] = the sample of row n, -1 where it is none of 0 .. samples - 1 (the CPU reports it): what groups voxels by
+ * sample (fg_group_rows), and the map of volume 1 by which the gradient of pooling whole samples is one of pooling. */
 typedef struct {
     fg_tensor coords; /* (N, 4) int32 contiguous */
-    fg_tensor batch;  /* out: (N) int32 contiguous */
-    fg_tensor order;  /* out: (N) int32 contiguous */
-    fg_tensor bounds; /* out: (B + 1) int32 contiguous */
+    int64_t samples;
+    fg_tensor batch; /* out: (N, 1) int32 contiguous */
     fg_tensor workspace;
-} fg_batch_rows_params;
-
-/* out[b] = maximum, mean or sum of the rows feats[order[bounds[b] .. bounds[b + 1])]; 0 without any. As in fg_pool. Its
- * gradient is that of pooling, with `batch` as a map of volume 1. */
-typedef struct {
-    fg_tensor feats;  /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
-    fg_tensor order;  /* (N) int32 contiguous */
-    fg_tensor bounds; /* (B + 1) int32 contiguous */
-    fg_pool_mode mode;
-    fg_tensor out;    /* (B, C) inner stride 1, dtype of feats */
-    fg_tensor chosen; /* out, of max: (B, C) int32 contiguous; or absent */
-    fg_tensor count;  /* out: (B) int32 contiguous, rows; or absent */
-    fg_tensor workspace;
-} fg_global_pool_params;
+} fg_batch_indices_params;
 
 typedef enum { FG_SCALE_NONE = 0, FG_SCALE_TENSOR, FG_SCALE_ROW, FG_SCALE_BLOCK } fg_scale_kind;
 
@@ -557,8 +543,7 @@ typedef struct {
     FG_OPERATION(depthwise_wgrad);
     FG_OPERATION(pool);
     FG_OPERATION(pool_backward);
-    FG_OPERATION(batch_rows);
-    FG_OPERATION(global_pool);
+    FG_OPERATION(batch_indices);
     FG_OPERATION(gemm);
     FG_OPERATION(quantize);
 

@@ -57,8 +57,6 @@ fg_gemm_shape fg_gemm_shape_of(const fg_gemm_params *params);
 /* As the plans below ask: m of all groups together, which are one where the groups share their rows. */
 fg_gemm_shape fg_gemm_all_rows(const fg_gemm_params *params);
 
-/* Pooling of the rows of `samples` samples: split_k slices of the rows of each, float32 results in the workspace. */
-fg_plan fg_plan_global_pool(int64_t rows, int64_t samples, int64_t columns, int32_t num_sms);
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms);
 
 /* What a product asks of the tiles of the Hopper kernel; bits. */

@@ -234,14 +234,6 @@ fg_plan fg_plan_column_sum(int64_t rows, int64_t columns, int32_t num_sms) {
     return plan;
 }
 
-fg_plan fg_plan_global_pool(int64_t rows, int64_t samples, int64_t columns, int32_t num_sms) {
-    fg_plan plan = {.split_k = 1};
-    const int64_t count = at_least(samples * ceil_div(columns, 32), 1);
-    set_split(&plan, at_most(4 * (int64_t)num_sms / count, ceil_div(rows, at_least(samples, 1) * MIN_ROWS_PER_SUM)),
-              samples * columns);
-    return plan;
-}
-
 fg_plan fg_plan_depthwise_wgrad(int64_t rows, int64_t channels, int64_t v, int32_t num_sms) {
     fg_plan plan = {.split_k = 1};
     const int64_t count = at_least(ceil_div(channels, 32) * ceil_div(v, 4), 1);

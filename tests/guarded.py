@@ -346,27 +346,9 @@ def pool_backward(backend, grad_out, nmap, mode, chosen=None, count=None, **layo
     )
 
 
-def batch_rows(backend, coords, samples, **layout):
-    """(batch, order, bounds)"""
+def batch_indices(backend, coords, samples, **layout):
     call = Call(backend, **layout)
-    outputs = [call.take((size,), "int32") for size in (len(coords), len(coords), samples + 1)]
-    return call.run("batch_rows", call.give(coords), *outputs)
-
-
-def global_pool(backend, feats, order, bounds, mode, **layout):
-    """(out, chosen of max, count)"""
-    call = Call(backend, **layout)
-    shape = len(bounds) - 1, feats.shape[1]
-    return call.run(
-        "global_pool",
-        call.give(feats, strided=True),
-        call.give(order),
-        call.give(bounds),
-        call.take(shape, feats.dtype, strided=True),
-        call.take(shape, "int32") if mode == "max" else None,
-        call.take(shape[:1], "int32"),
-        mode=mode,
-    )
+    return call.run("batch_indices", call.give(coords), call.take((len(coords), 1), "int32"), samples=samples)
 
 
 def gemm(backend, a, b, out_dtype, *, shape=None, initial=None, pad=0, offset=0, fence=True, **how):

@@ -80,15 +80,39 @@ def pool_case(backend, mode, dtype, channels, offset):
     assert_rows(grad_feats, expected, reference.ROW_TOLERANCE[dtype])
 
 
-def global_pool_case(backend, mode, dtype, n, samples):
+def depthwise_case(backend, direction, dtype, channels, multiplier, offset):
     rng = np.random.default_rng(0)
-    coords = rng.integers(0, samples, (n, 4)).astype(np.int32)
-    feats = scenes.values(rng, (n, 40), dtype, one_sign=True)
-    batch, order, bounds = guarded.batch_rows(backend, coords, samples, fence=False)
-    np.testing.assert_array_equal(batch, coords[:, 0])
-    expected, _, _ = reference.pool(feats, reference.batch_map(batch, samples), mode)
-    out = guarded.global_pool(backend, feats, order, bounds, mode, fence=False)[0]
-    assert_rows(out, expected, max(reference.ROW_TOLERANCE[dtype], 1e-5))
+    coords, shape = scenes.scene(N)
+    kernel_size, co = (2, 3, 3), channels * multiplier
+    nmap, transposed = (reference.neighbor_map(coords, shape, kernel_size, transposed=t) for t in (False, True))
+    draw = (N, channels), (co, *kernel_size, 1), (co,), (N, co)
+    feats, weight, bias, grad_out = (scenes.values(rng, s, dtype, one_sign=True) for s in draw)
+    dense = np.zeros((co, 18, channels))
+    dense[np.arange(co), :, np.arange(co) // multiplier] = reference.by_offset(weight)[..., 0]
+    layout, tolerance = {"fence": False, "offset": offset, "pad": offset}, reference.ROW_TOLERANCE[dtype]
+    if direction == "forward":
+        out = guarded.depthwise_forward(backend, feats, weight, bias, nmap, **layout)
+        assert_rows(out, reference.conv_forward(feats, dense, bias, nmap), tolerance)
+    elif direction == "dgrad":
+        grad_feats = guarded.depthwise_dgrad(backend, grad_out, weight, transposed, channels, **layout)
+        assert_rows(grad_feats, reference.conv_dgrad(grad_out, dense, nmap, N), tolerance)
+    else:
+        grad_weight = guarded.depthwise_wgrad(backend, grad_out, feats, nmap, **layout)
+        expected = reference.conv_wgrad(grad_out, feats, nmap)[0]
+        expected = expected[np.arange(co), :, np.arange(co) // multiplier]
+        assert_rows(grad_weight[..., 0], expected, tolerance)
+
+
+def batch_case(backend, n):
+    """The samples of rows, and the gradient of a mean over them."""
+    rng = np.random.default_rng(0)
+    coords = rng.integers(0, 7, (n, 4)).astype(np.int32)
+    batch = guarded.batch_indices(backend, coords, 7, fence=False)
+    np.testing.assert_array_equal(batch, coords[:, :1])
+    grad_out = scenes.values(rng, (7, 40), "float16")
+    bounds = np.searchsorted(np.sort(coords[:, 0]), np.arange(8)).astype(np.int32)
+    grad_feats = guarded.pool_backward(backend, grad_out, batch.reshape(1, n), "mean", None, bounds, fence=False)
+    assert_rows(grad_feats, reference.f64(grad_out)[batch[:, 0]] / np.diff(bounds)[batch], 2e-3)
 
 
 def order_case(backend, kernel_size, n, groups):
@@ -369,9 +393,18 @@ def all_cases():
                 cases[f"pool/{mode}/{dtype}/{channels}"] = partial(
                     pool_case, mode=mode, dtype=dtype, channels=channels, offset=offset
                 )
-            for n, samples in ((N, 40), (3000, 2)):
-                cases[f"global_pool/{mode}/{dtype}/{n}"] = partial(
-                    global_pool_case, mode=mode, dtype=dtype, n=n, samples=samples
+    cases["batch_indices"] = partial(batch_case, n=N)
+
+    for direction in ("forward", "dgrad", "wgrad"):
+        for dtype in ("float32", "float16", "bfloat16"):
+            for channels, multiplier, offset in ((64, 1, 0), (33, 1, 1), (7, 3, 0)):
+                cases[f"depthwise/{direction}/{dtype}/{channels}x{multiplier}"] = partial(
+                    depthwise_case,
+                    direction=direction,
+                    dtype=dtype,
+                    channels=channels,
+                    multiplier=multiplier,
+                    offset=offset,
                 )
 
     for kernel_size, n, groups in (

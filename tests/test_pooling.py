@@ -206,74 +206,58 @@ def test_upsampling_needs_cells_side_by_side(backend):
 # ---- over samples ----
 
 
-@pytest.mark.parametrize("samples", [1, 2, 7, 512])
-@pytest.mark.parametrize("n", [0, 1, 300, 5000])
-def test_rows_by_sample(backend, n, samples):
-    coords = np.random.default_rng(0).integers(0, samples, (n, 4)).astype(np.int32)
-    batch, order, bounds = guarded.batch_rows(backend, coords, samples)
-    np.testing.assert_array_equal(batch, coords[:, 0])
-    np.testing.assert_array_equal(order, np.argsort(coords[:, 0], kind="stable"))
-    np.testing.assert_array_equal(bounds, np.searchsorted(np.sort(coords[:, 0]), np.arange(samples + 1)))
+@pytest.mark.parametrize("n", [0, 1, 300])
+def test_samples_of_rows(backend, n):
+    coords = np.random.default_rng(0).integers(0, 7, (n, 4)).astype(np.int32)
+    np.testing.assert_array_equal(guarded.batch_indices(backend, coords, 7), coords[:, :1])
 
 
 def test_rows_of_no_sample(backend):
     coords = np.array([[b, 0, 0, 0] for b in (1, -1, 0, 3, 1, 2**31 - 1, -(2**31))], np.int32)
+    feats = np.arange(56, dtype=np.float32).reshape(7, 8)
     if backend.name == "cpu":
         with pytest.raises(ValueError, match="coords: row 1 is of sample -1"):
-            guarded.batch_rows(backend, coords, 3)
+            guarded.batch_indices(backend, coords, 3)
         return
-    batch, order, bounds = guarded.batch_rows(backend, coords, 3)
-    assert batch.tolist() == [1, -1, 0, -1, 1, -1, -1]
-    assert bounds.tolist() == [0, 1, 3, 3]
-    assert order[:3].tolist() == [2, 0, 4]
-    assert sorted(order.tolist()) == list(range(7))
-
-
-def by_samples(batch, samples):
-    order = np.argsort(batch, kind="stable").astype(np.int32)
-    return order, np.searchsorted(batch[order], np.arange(samples + 1)).astype(np.int32)
+    assert guarded.batch_indices(backend, coords, 3)[:, 0].tolist() == [1, -1, 0, -1, 1, -1, -1]
+    out = backend.numpy(flexgemm.global_pool(*map(backend.array, (feats, coords)), 3, "sum"))
+    np.testing.assert_array_equal(out, [feats[2], feats[0] + feats[4], np.zeros(8)])
+    grad_out = backend.array(np.ones((3, 8), np.float32))
+    got = flexgemm.global_pool_backward(grad_out, *map(backend.array, (feats, coords)), "mean")
+    np.testing.assert_array_equal(backend.numpy(got)[:, 0], [0.5, 0, 1, 0, 0.5, 0, 0])
 
 
 @every_dtype
 @every_mode
 @pytest.mark.parametrize("channels", [1, 8, 33, 100])
-@pytest.mark.parametrize("n, samples", [(0, 2), (1, 1), (300, 1), (300, 40), (9000, 3)])
+@pytest.mark.parametrize("n, samples", [(0, 2), (1, 1), (300, 1), (300, 40), (3000, 3)])
 def test_global_pooling(backend, n, samples, channels, mode, dtype):
     rng = np.random.default_rng(0)
     feats = scenes.values(rng, (n, channels), dtype, one_sign=mode != "max")
-    batch = rng.integers(0, samples, n).astype(np.int32)
-    batch[batch == 1] = 0  # a sample without rows
-    order, bounds = by_samples(batch, samples)
-    got = guarded.global_pool(backend, feats, order, bounds, mode, pad=channels % 2, offset=channels % 2)
-    expected, chosen, count = reference.pool(feats, reference.batch_map(batch, samples), mode)
-    assert_rows(got[0], expected, max(reference.ROW_TOLERANCE[dtype], 1e-5))
-    np.testing.assert_array_equal(got[-1], count)
-    if mode == "max":
-        np.testing.assert_array_equal(got[1], chosen)
+    grad_out = scenes.values(rng, (samples, channels), dtype, one_sign=True)
+    coords = rng.integers(0, samples, (n, 4)).astype(np.int32)
+    coords[coords[:, 0] == 1, 0] = 0  # a sample without rows
+    nmap = reference.batch_map(coords[:, 0], samples)
+    expected, chosen, count = reference.pool(feats, nmap, mode)
+    x, c = backend.array(feats), backend.array(coords)
+    out = backend.numpy(flexgemm.global_pool(x, c, samples, mode))
+    assert_rows(out, expected, max(reference.ROW_TOLERANCE[dtype], 1e-5))
+    got = backend.numpy(flexgemm.global_pool_backward(backend.array(grad_out), x, c, mode))
+    judge(got, reference.pool_backward(grad_out, nmap, n, mode, chosen, count), dtype, "grad_feats")
 
 
-def test_global_maxima_choose_the_first_row_and_nan(backend):
+def test_the_gradient_of_global_maxima_goes_to_the_first_row(backend):
     rng = np.random.default_rng(0)
     feats = rng.choice(np.array([np.nan, -np.inf, 1, 2], np.float32), (3000, 40), p=[0.001, 0.5, 0.299, 0.2])
-    batch = rng.integers(0, 4, 3000).astype(np.int32)
-    out, chosen, _ = guarded.global_pool(backend, feats, *by_samples(batch, 4), "max")
-    expected, expected_chosen, _ = reference.pool(feats, reference.batch_map(batch, 4), "max")
-    assert_same_bits(out, expected.astype(np.float32))
-    np.testing.assert_array_equal(chosen, expected_chosen)
-
-
-def test_orders_and_bounds_out_of_range(backend):
-    feats = np.ones((100, 8), np.float32)
-    order, bounds = np.arange(100, dtype=np.int32), np.array([0, 50, 100], np.int32)
-    hostile = [("order", np.where(order == 7, wrong, order)) for wrong in (100, -1)]
-    hostile += [("bounds", wrong) for wrong in (bounds + 1, bounds[::-1], bounds - 1)]
-    for argument, wrong in hostile:
-        given = {"order": order, "bounds": bounds} | {argument: wrong.astype(np.int32)}
-        if backend.name == "cpu":
-            with pytest.raises(ValueError, match=argument):
-                guarded.global_pool(backend, feats, **given, mode="sum")
-        else:
-            guarded.global_pool(backend, feats, **given, mode="sum")  # the fences prove the rest
+    coords = rng.integers(0, 4, (3000, 4)).astype(np.int32)
+    expected, chosen, count = reference.pool(feats, reference.batch_map(coords[:, 0], 4), "max")
+    x, c = backend.array(feats), backend.array(coords)
+    assert_same_bits(backend.numpy(flexgemm.global_pool(x, c, 4)), expected.astype(np.float32))
+    grad_out = np.ones((4, 40), np.float32)
+    got = backend.numpy(flexgemm.global_pool_backward(backend.array(grad_out), x, c))
+    where = np.zeros((3000, 40))
+    where[chosen, np.arange(40)] = 1
+    np.testing.assert_array_equal(got, where)
 
 
 @every_mode
@@ -286,6 +270,22 @@ def test_global_pooling_of_voxels(backend, mode):
     grad_out = scenes.values(np.random.default_rng(1), (4, 24), "float32", one_sign=True)
     got = flexgemm.global_pool_backward(backend.array(grad_out), x, c, mode)
     judge(backend.numpy(got), reference.pool_backward(grad_out, nmap, 300, mode, chosen, count), "float32")
+
+
+@every_mode
+def test_numpy_arrays_on_a_gpu(cuda, mode):
+    coords, shape, nmap, feats, grad_out = problem()
+    over = {"neighbor_map": flexgemm.sparse_conv_map(coords, shape, 2, 2, device="cuda"), "mode": mode}
+    expected, chosen, count = reference.pool(feats, nmap, mode)
+    judge(flexgemm.sparse_pool3d(feats, **over), expected, "float32")
+    grad_feats = flexgemm.sparse_pool3d_backward(grad_out, feats, **over)
+    judge(grad_feats, reference.pool_backward(grad_out, nmap, 300, mode, chosen, count), "float32")
+    assert flexgemm.sparse_upsample3d(grad_out, neighbor_map=over["neighbor_map"]).shape == feats.shape
+    samples = reference.batch_map(coords[:, 0], 3)
+    expected, chosen, count = reference.pool(feats, samples, mode)
+    judge(flexgemm.global_pool(feats, coords, 3, mode, device="cuda"), expected, "float32")
+    got = flexgemm.global_pool_backward(expected.astype(np.float32), feats, coords, mode, device="cuda")
+    judge(got, reference.pool_backward(expected, samples, 300, mode, chosen, count), "float32")
 
 
 # ---- invariants ----

@@ -361,6 +361,18 @@ def test_a_submanifold_map_serves_too(backend):
     assert_same_bits(backend.numpy(one), backend.numpy(other))
 
 
+@pytest.mark.parametrize("kernel", [FORWARD[0], FORWARD[1], TRANSPOSED[0]], ids=str)
+def test_maps_large_enough_for_an_order_of_rows(backend, kernel):
+    p = Problem(kernel, "float16", n=4000, ci=16, co=24)
+    nmap = p.neighbor_map(backend)
+    assert (nmap.inverse.order is not None) == (backend.name == "cuda")
+    feats, weight, grad_out = map(backend.array, (p.feats, p.weight, p.grad_out))
+    out = flexgemm.sparse_conv3d(feats, weight, neighbor_map=nmap)
+    p.judge(backend.numpy(out), reference.conv_forward(p.feats, p.weight, None, p.map))
+    grad_feats = flexgemm.sparse_conv3d_backward(grad_out, feats, weight, neighbor_map=nmap)[0]
+    p.judge(backend.numpy(grad_feats), reference.conv_dgrad(p.grad_out, p.weight, p.map, p.n), "grad_feats")
+
+
 @every_kernel
 def test_the_same_input_gives_the_same_bits(backend, kernel):
     p = Problem(kernel, "float16")
@@ -396,6 +408,24 @@ def test_no_outputs_from_some_voxels(backend):
     grad_out = np.ones((0, 4), np.float32)
     gradients = flexgemm.sparse_conv3d_backward(*map(backend.array, (grad_out, feats, weight)), neighbor_map=nmap)
     assert not any(backend.numpy(gradient).any() for gradient in gradients)
+
+
+def test_numpy_arrays_on_a_gpu(cuda):
+    """NumPy in, NumPy out, computed on the GPU from the coordinates on."""
+    p = Problem(FORWARD[1])
+    nmap = flexgemm.sparse_conv_map(p.coords, p.shape, **p.kernel.public, device="cuda")
+    np.testing.assert_array_equal(nmap.out_coords, p.sites)
+    np.testing.assert_array_equal(nmap.map, p.map)
+    out = flexgemm.sparse_conv3d(p.feats, p.weight, p.bias, neighbor_map=nmap)
+    p.judge(out, reference.conv_forward(p.feats, p.weight, p.bias, p.map))
+    back = flexgemm.sparse_inverse_conv3d(out, p.weight.transpose(4, 1, 2, 3, 0), neighbor_map=nmap)
+    assert isinstance(back, np.ndarray)
+    assert back.shape == p.feats.shape
+    grad_feats, grad_weight, _ = flexgemm.sparse_conv3d_backward(p.grad_out, p.feats, p.weight, neighbor_map=nmap)
+    p.judge(grad_feats, reference.conv_dgrad(p.grad_out, p.weight, p.map, p.n), "grad_feats")
+    assert grad_weight.shape == p.weight.shape
+    depthwise = flexgemm.sparse_conv3d(p.feats, p.weight[:33, ..., :1], neighbor_map=nmap, groups=33)
+    assert isinstance(depthwise, np.ndarray)
 
 
 # ---- faults ----

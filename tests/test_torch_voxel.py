@@ -142,3 +142,38 @@ def test_no_point_lies_in_a_voxel(device, reduce):
     assert voxels.feats.shape == (0, 5)
     voxels.feats.sum().backward()
     assert not feats.grad.any()
+
+
+# ---- torch in, torch out ----
+
+
+def test_what_comes_out_is_torch_s_and_where_the_input_is(device):
+    coords, shape = scenes.scene(200, batch=2)
+    coords = torch.tensor(coords, device=device)
+    code = flexgemm.encode_seq(coords, shape, "hilbert")
+    table = flexgemm.HashTable.build(coords, shape=shape)
+    results = [
+        code,
+        flexgemm.decode_seq(code, shape, "hilbert"),
+        flexgemm.sort_coords(coords, shape),
+        table.lookup(coords),
+        *flexgemm.unique_coords(coords, shape),
+    ]
+    for result in results:
+        assert isinstance(result, torch.Tensor) and result.device == coords.device
+    assert torch.equal(results[1], coords)
+    assert torch.equal(results[3], torch.arange(200, device=device, dtype=torch.int32))
+    assert torch.equal(results[4][results[5].long()], coords)
+    assert not table.overflowed
+
+
+def test_strided_and_permuted_tensors_are_taken(device):
+    coords, shape = scenes.scene(200, batch=2)
+    coords = torch.tensor(coords, device=device)
+    wide = torch.zeros(200, 8, dtype=torch.int32, device=device)
+    wide[:, ::2] = coords
+    assert torch.equal(flexgemm.encode_seq(wide[:, ::2], shape), flexgemm.encode_seq(coords, shape))
+    feats = torch.randn(16, 200, device=device).t()
+    grid = torch.rand(2, 3, 30, device=device).transpose(1, 2) * 4
+    out = flexgemm.grid_sample_3d(feats, coords, shape, grid)
+    assert torch.equal(out, flexgemm.grid_sample_3d(feats.contiguous(), coords, shape, grid.contiguous()))

@@ -33,8 +33,7 @@ FG_DECLARE(depthwise_dgrad);   /* depthwise.c */
 FG_DECLARE(depthwise_wgrad);   /* depthwise.c */
 FG_DECLARE(pool);              /* pool.c */
 FG_DECLARE(pool_backward);     /* pool.c */
-FG_DECLARE(batch_rows);        /* global_pool.c */
-FG_DECLARE(global_pool);       /* global_pool.c */
+FG_DECLARE(batch_indices);     /* pool.c */
 FG_DECLARE(gemm);              /* gemm.c */
 FG_DECLARE(quantize);          /* quantize.c */
 

@@ -24,11 +24,11 @@ static void narrow(const fg_simd *simd, const fg_tensor *tensor, int64_t row, in
     simd->from_float[tensor->dtype](to, x, n);
 }
 
-static void take_larger(const float *x, int32_t row, int64_t n, float *best, int32_t *chosen) {
+static void take_larger(const float *x, int32_t row, int64_t n, float *best, int32_t *argmax) {
     for (int64_t i = 0; i < n; i++) {
         const bool takes = x[i] > best[i] || (isnan(x[i]) && !isnan(best[i]));
         best[i] = takes ? x[i] : best[i];
-        chosen[i] = takes ? row : chosen[i];
+        argmax[i] = takes ? row : argmax[i];
     }
 }
 
@@ -47,35 +47,40 @@ static void pool_row(const fg_simd *simd, const fg_pool_params *p, int64_t m) {
     for (int64_t channel = 0; channel < channels; channel += BLOCK) {
         const int64_t n = fg_min(BLOCK, channels - channel);
         float result[BLOCK], x[BLOCK];
-        int32_t chosen[BLOCK];
+        int32_t argmax[BLOCK];
         bool first = true;
         for (int64_t v = 0; v < volume; v++) {
             const int32_t row = map[v * columns];
             if (row < 0) continue;
             widen(simd, &p->feats, row, channel, n, first ? result : x);
             if (first)
-                for (int64_t i = 0; i < n; i++) chosen[i] = row;
+                for (int64_t i = 0; i < n; i++) argmax[i] = row;
             else if (p->mode == FG_POOL_MAX)
-                take_larger(x, row, n, result, chosen);
+                take_larger(x, row, n, result, argmax);
             else
                 for (int64_t i = 0; i < n; i++) result[i] += x[i];
             first = false;
         }
         if (first) {
-            for (int64_t i = 0; i < n; i++) result[i] = 0, chosen[i] = -1;
+            for (int64_t i = 0; i < n; i++) result[i] = 0, argmax[i] = -1;
         } else if (p->mode == FG_POOL_MEAN) {
             for (int64_t i = 0; i < n; i++) result[i] /= (float)count;
         }
         narrow(simd, &p->out, m, channel, n, result);
-        if (p->chosen.present)
-            memcpy((int32_t *)p->chosen.data + m * channels + channel, chosen, (size_t)n * sizeof(int32_t));
+        if (p->argmax.present)
+            memcpy((int32_t *)p->argmax.data + m * channels + channel, argmax, (size_t)n * sizeof(int32_t));
     }
     if (p->count.present) ((int32_t *)p->count.data)[m] = count;
 }
 
+static int32_t rows_of_mean(const fg_pool_backward_params *p, int64_t m) {
+    const int32_t *count = p->count.data;
+    return p->count.shape[0] > p->grad_out.shape[0] ? count[m + 1] - count[m] : count[m];
+}
+
 static void pool_gradient_row(const fg_simd *simd, const fg_pool_backward_params *p, int64_t row) {
     const int64_t volume = p->map.shape[0], columns = p->map.shape[1], channels = p->grad_out.shape[1];
-    const int32_t *map = (const int32_t *)p->map.data + row, *count = p->count.data;
+    const int32_t *map = (const int32_t *)p->map.data + row;
     for (int64_t channel = 0; channel < channels; channel += BLOCK) {
         const int64_t n = fg_min(BLOCK, channels - channel);
         float sum[BLOCK] = {0}, grad[BLOCK];
@@ -84,10 +89,10 @@ static void pool_gradient_row(const fg_simd *simd, const fg_pool_backward_params
             if (m < 0) continue;
             widen(simd, &p->grad_out, m, channel, n, grad);
             if (p->mode == FG_POOL_MAX) {
-                const int32_t *chosen = (const int32_t *)p->chosen.data + m * channels + channel;
-                for (int64_t i = 0; i < n; i++) sum[i] += chosen[i] == row ? grad[i] : 0;
+                const int32_t *argmax = (const int32_t *)p->argmax.data + m * channels + channel;
+                for (int64_t i = 0; i < n; i++) sum[i] += argmax[i] == row ? grad[i] : 0;
             } else if (p->mode == FG_POOL_MEAN) {
-                for (int64_t i = 0; i < n; i++) sum[i] += grad[i] / (float)count[m];
+                for (int64_t i = 0; i < n; i++) sum[i] += grad[i] / (float)rows_of_mean(p, m);
             } else {
                 for (int64_t i = 0; i < n; i++) sum[i] += grad[i];
             }
@@ -140,4 +145,26 @@ fg_status fg_cpu_pool_backward(const fg_pool_backward_params *params, const fg_q
         valid = valid && right;
     }
     return valid ? FG_OK : fg_report_map(&params->map, sources, error);
+}
+
+/* ---- samples ---- */
+
+fg_status fg_cpu_batch_indices_workspace(const fg_batch_indices_params *params, const fg_queue *queue, size_t *bytes,
+                                         fg_error *error) {
+    (void)params, (void)queue, (void)error;
+    return no_workspace(bytes);
+}
+
+fg_status fg_cpu_batch_indices(const fg_batch_indices_params *params, const fg_queue *queue, fg_error *error) {
+    (void)queue;
+    const int32_t *coords = params->coords.data;
+    int32_t *batch = params->batch.data;
+    for (int64_t row = 0; row < params->coords.shape[0]; row++) {
+        const int32_t sample = coords[4 * row];
+        if (sample < 0 || sample >= params->samples)
+            return fg_fail(error, FG_ERROR_VALUE, "coords: row %lld is of sample %d, expected 0 to %lld",
+                           (long long)row, sample, (long long)params->samples - 1);
+        batch[row] = sample;
+    }
+    return FG_OK;
 }

@@ -34,8 +34,7 @@ FG_DECLARE(depthwise_dgrad);   /* depthwise.cu */
 FG_DECLARE(depthwise_wgrad);   /* depthwise.cu */
 FG_DECLARE(pool);              /* pool.cu */
 FG_DECLARE(pool_backward);     /* pool.cu */
-FG_DECLARE(batch_rows);        /* global_pool.cu */
-FG_DECLARE(global_pool);       /* global_pool.cu */
+FG_DECLARE(batch_indices);     /* pool.cu */
 FG_DECLARE(gemm);              /* gemm_portable.cu */
 FG_DECLARE(quantize);          /* quantize.cu */
 

@@ -24,12 +24,17 @@ struct PoolArgs {
     const void *in; /* feats, or grad_out */
     const int32_t *map;
     void *out;       /* out, or grad_feats */
-    int32_t *chosen; /* written forward, read backward; or NULL */
+    int32_t *argmax; /* written forward, read backward; or NULL */
     int32_t *count;
+    bool counts_are_bounds;
     int64_t in_stride, out_stride, rows; /* rows of out: columns of map */
     uint32_t in_rows;
     int volume;
     int64_t channels;
+
+    __device__ int32_t rows_of_mean(int32_t source) const {
+        return counts_are_bounds ? count[source + 1] - count[source] : count[source];
+    }
 };
 
 /* Calls visit(row of `in`, its channels) for every entry of a map column, in the order of offsets. */
@@ -67,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(const PoolArgs p) {
     int64_t row, channel;
     if (!own_place<kCount>(p, &row, &channel)) return;
     float result[kCount];
-    int32_t chosen[kCount], count = 0;
+    int32_t argmax[kCount], count = 0;
     for_each_source<T, kCount>(p, row, channel, [&](int32_t source, const Vector<T, kCount> &value) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
@@ -75,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(const PoolArgs p) {
             if constexpr (kMode == FG_POOL_MAX) {
                 const bool larger = count == 0 || takes(x, result[i]);
                 result[i] = larger ? x : result[i];
-                chosen[i] = larger ? source : chosen[i];
+                argmax[i] = larger ? source : argmax[i];
             } else {
                 result[i] = count == 0 ? x : result[i] + x;
             }
@@ -92,11 +97,11 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(const PoolArgs p) {
     }
     out.store(static_cast<T *>(p.out) + row * p.out_stride + channel);
     if constexpr (kMode == FG_POOL_MAX) {
-        if (p.chosen) {
+        if (p.argmax) {
             Vector<int32_t, kCount> rows;
 #pragma unroll
-            for (int i = 0; i < kCount; ++i) rows.element[i] = count > 0 ? chosen[i] : -1;
-            rows.store(p.chosen + row * p.channels + channel);
+            for (int i = 0; i < kCount; ++i) rows.element[i] = count > 0 ? argmax[i] : -1;
+            rows.store(p.argmax + row * p.channels + channel);
         }
     }
     if (p.count && channel == 0) p.count[row] = count;
@@ -108,16 +113,16 @@ __global__ void __launch_bounds__(kThreads) pool_backward_kernel(const PoolArgs 
     if (!own_place<kCount>(p, &row, &channel)) return;
     float sum[kCount] = {};
     for_each_source<T, kCount>(p, row, channel, [&](int32_t source, const Vector<T, kCount> &value) {
-        Vector<int32_t, kCount> chosen;
+        Vector<int32_t, kCount> argmax;
         if constexpr (kMode == FG_POOL_MAX)
-            chosen = Vector<int32_t, kCount>::load(p.chosen + source * p.channels + channel);
+            argmax = Vector<int32_t, kCount>::load(p.argmax + source * p.channels + channel);
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             const float x = to_float(value.element[i]);
             if constexpr (kMode == FG_POOL_MAX)
-                sum[i] += chosen.element[i] == row ? x : 0.0f;
+                sum[i] += argmax.element[i] == row ? x : 0.0f;
             else if constexpr (kMode == FG_POOL_MEAN)
-                sum[i] += __fdiv_rn(x, static_cast<float>(p.count[source]));
+                sum[i] += __fdiv_rn(x, static_cast<float>(p.rows_of_mean(source)));
             else
                 sum[i] += x;
         }
@@ -126,6 +131,13 @@ __global__ void __launch_bounds__(kThreads) pool_backward_kernel(const PoolArgs 
 #pragma unroll
     for (int i = 0; i < kCount; ++i) out.element[i] = from_float<T>(sum[i]);
     out.store(static_cast<T *>(p.out) + row * p.out_stride + channel);
+}
+
+__global__ void __launch_bounds__(kThreads) batch_kernel(Coords coords, int64_t samples, int32_t *batch) {
+    const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    if (n >= coords.count) return;
+    const int32_t sample = coords.data[4 * n];
+    batch[n] = sample >= 0 && sample < samples ? sample : -1;
 }
 
 /* ---- launches ---- */
@@ -156,7 +168,7 @@ fg_status launch_width(const PoolArgs &p, fg_pool_mode mode, bool backward, cuda
                    : launch_mode<T, 1>(p, mode, backward, stream, error);
 }
 
-fg_status run(const fg_tensor &in, const fg_tensor &map, const fg_tensor &out, const fg_tensor &chosen,
+fg_status run(const fg_tensor &in, const fg_tensor &map, const fg_tensor &out, const fg_tensor &argmax,
               const fg_tensor &count, fg_pool_mode mode, bool backward, const fg_queue *queue, fg_error *error) {
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
@@ -165,8 +177,9 @@ fg_status run(const fg_tensor &in, const fg_tensor &map, const fg_tensor &out, c
     p.in = in.data;
     p.map = static_cast<const int32_t *>(map.data);
     p.out = out.data;
-    p.chosen = chosen.present ? static_cast<int32_t *>(chosen.data) : nullptr;
+    p.argmax = argmax.present ? static_cast<int32_t *>(argmax.data) : nullptr;
     p.count = count.present ? static_cast<int32_t *>(count.data) : nullptr;
+    p.counts_are_bounds = count.present && backward && count.shape[0] > in.shape[0];
     p.in_stride = in.strides[0];
     p.out_stride = out.strides[0];
     p.rows = out.shape[0];
@@ -195,7 +208,7 @@ fg_status pool_workspace(const fg_pool_params *, const fg_queue *, size_t *bytes
 }
 
 fg_status pool(const fg_pool_params *p, const fg_queue *queue, fg_error *error) {
-    return run(p->feats, p->map, p->out, p->chosen, p->count, p->mode, false, queue, error);
+    return run(p->feats, p->map, p->out, p->argmax, p->count, p->mode, false, queue, error);
 }
 
 fg_status pool_backward_workspace(const fg_pool_backward_params *, const fg_queue *, size_t *bytes, fg_error *) {
@@ -204,7 +217,26 @@ fg_status pool_backward_workspace(const fg_pool_backward_params *, const fg_queu
 }
 
 fg_status pool_backward(const fg_pool_backward_params *p, const fg_queue *queue, fg_error *error) {
-    return run(p->grad_out, p->map, p->grad_feats, p->chosen, p->count, p->mode, true, queue, error);
+    return run(p->grad_out, p->map, p->grad_feats, p->argmax, p->count, p->mode, true, queue, error);
+}
+
+fg_status batch_indices_workspace(const fg_batch_indices_params *, const fg_queue *, size_t *bytes, fg_error *) {
+    *bytes = 0;
+    return FG_OK;
+}
+
+fg_status batch_indices(const fg_batch_indices_params *p, const fg_queue *queue, fg_error *error) {
+    const int64_t count = p->coords.shape[0];
+    if (count == 0) return FG_OK;
+    unsigned int blocks = 0;
+    const fg_status status = grid_for(count, kThreads, "coords", &blocks, error);
+    if (status != FG_OK) return status;
+    const DeviceGuard guard(queue->device_index);
+    FG_CUDA(guard.status());
+    batch_kernel<<<blocks, kThreads, 0, stream_of(queue)>>>(Coords(p->coords), p->samples,
+                                                            static_cast<int32_t *>(p->batch.data));
+    FG_CUDA(cudaGetLastError());
+    return FG_OK;
 }
 
 }  // namespace flexgemm
