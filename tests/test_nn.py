@@ -130,6 +130,17 @@ def test_submanifold_convolution_is_torch_s_on_the_dense_grid(device, kernel_siz
         close(got, want, 1e-4)
 
 
+@pytest.mark.parametrize("groups", [2, 6])
+def test_groups_of_channels(device, groups):
+    x = sparse(channels=6, device=device)
+    layer = fnn.SubMConv3d(6, 12, groups=groups, precision="ieee", device=device)
+    kernel, bias = layer.weight.double().permute(0, 4, 1, 2, 3), layer.bias.double()
+    dense = torch.nn.functional.conv3d(x.dense().double(), kernel, bias, padding=1, groups=groups)
+    close(layer(x).feats, at_voxels(dense, x))
+    with pytest.raises(ValueError, match="groups"):
+        fnn.SubMConv3d(6, 12, groups=4)
+
+
 def test_initial_weights_are_those_of_torch():
     torch.manual_seed(0)
     ours, theirs = fnn.SubMConv3d(16, 32, 3), torch.nn.Conv3d(16, 32, 3)

@@ -22,8 +22,9 @@ def triple(value: int | Sequence[int]) -> Triple:
 class Convolution(torch.nn.Module):
     """What the convolutions share.
 
-    weight (out_channels, Kw, Kh, Kd, in_channels), bias (out_channels) or None, initialised as torch.nn.Conv3d does.
-    kernel_size (1 to 7): an int, or three (w, h, d). precision: as of flexgemm.torch.submanifold_conv3d.
+    weight (out_channels, Kw, Kh, Kd, in_channels / groups), bias (out_channels) or None, initialised as torch.nn.Conv3d
+    does. kernel_size (1 to 7): an int, or three (w, h, d). groups: the channels are cut into so many, each output
+    channel sees the input channels of its group. precision: as of flexgemm.torch.submanifold_conv3d.
     """
 
     bias: torch.nn.Parameter | None
@@ -34,16 +35,19 @@ class Convolution(torch.nn.Module):
         out_channels: int,
         kernel_size: int | Sequence[int],
         *,
+        groups: int = 1,
         bias: bool = True,
         precision: str | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.in_channels, self.out_channels = in_channels, out_channels
+        if groups < 1 or in_channels % groups or out_channels % groups:
+            raise ValueError(f"groups: expected a divisor of {in_channels} and {out_channels} channels, got {groups}")
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size = triple(kernel_size)
         self.precision = precision
-        shape = out_channels, *self.kernel_size, in_channels
+        shape = out_channels, *self.kernel_size, in_channels // groups
         self.weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         if bias:
             self.bias = torch.nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype))
@@ -52,20 +56,22 @@ class Convolution(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform within 1 / sqrt(in_channels * kernel volume), weight and bias."""
-        bound = 1 / math.sqrt(self.in_channels * math.prod(self.kernel_size))
+        """Uniform within 1 / sqrt(in_channels / groups * kernel volume), weight and bias."""
+        bound = 1 / math.sqrt(math.prod(self.weight.shape[1:]))
         torch.nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
             torch.nn.init.uniform_(self.bias, -bound, bound)
 
     def convolve(self, feats: torch.Tensor, nmap: NeighborMap) -> torch.Tensor:
-        return ops.sparse_conv3d(feats, self.weight, self.bias, neighbor_map=nmap, precision=self.precision)
+        how: Any = {"neighbor_map": nmap, "groups": self.groups, "precision": self.precision}
+        return ops.sparse_conv3d(feats, self.weight, self.bias, **how)
 
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
         for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
             if getattr(self, name, triple(default)) != triple(default):
                 text += f", {name}={getattr(self, name)}"
+        text += f", groups={self.groups}" if self.groups != 1 else ""
         return text if self.bias is not None else f"{text}, bias=False"
 
 

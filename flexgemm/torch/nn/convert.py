@@ -95,12 +95,12 @@ def _convert(
 
 def _x_fastest(kernel: torch.Tensor, conv: Convolution) -> torch.Tensor:
     """(V, Ci, Co), offsets counted with x fastest -> (Co, Kw, Kh, Kd, Ci)."""
-    kernel = kernel.reshape(*conv.kernel_size[::-1], conv.in_channels, conv.out_channels)
+    kernel = kernel.reshape(*conv.kernel_size[::-1], conv.weight.shape[-1], conv.out_channels)
     return kernel.permute(4, 2, 1, 0, 3)
 
 
 def _z_fastest(kernel: torch.Tensor, conv: Convolution) -> torch.Tensor:
-    kernel = kernel.reshape(*conv.kernel_size, conv.in_channels, conv.out_channels)
+    kernel = kernel.reshape(*conv.kernel_size, conv.weight.shape[-1], conv.out_channels)
     return kernel.permute(4, 0, 1, 2, 3)
 
 
