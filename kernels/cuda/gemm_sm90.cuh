@@ -117,6 +117,7 @@ __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm9
     RingPosition<Tile::kTileSlots> at;
     const auto hand_over = [&](const Sm90Work &work) {
         ptx::mbarrier_wait_parity(&shared.work_empty[at.slot], at.parity ^ 1);
+        __syncwarp(); /* a lane that looked later could find the slot filled and emptied again, and wait for ever */
         if (threadIdx.x % 32 == 0) {
             shared.work[at.slot] = work;
             ptx::mbarrier_arrive(&shared.work_full[at.slot]);
@@ -170,6 +171,7 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
         const int boxes_a = work.rows > 0 ? ceil_div(work.rows, Tile::kWarpgroupRows) : 0;
         for (int step = 0; step < args.steps; ++step, at.advance()) {
             ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
+            __syncwarp(); /* as in the scheduler */
             if (threadIdx.x % 32 == 0) {
                 uint8_t *a = stages + at.slot * Tile::kStageBytes, *b = a + Tile::kWarpgroups * Tile::kBytesA;
                 uint64_t *full = &shared.full[at.slot];
