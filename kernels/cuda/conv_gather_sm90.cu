@@ -224,7 +224,7 @@ struct Producer {
             buffer ^= 1;
             if (buffer == 0) parity ^= 1;
         }
-        ptx::cp_async_commit(); /* only groups can be waited for */
+        ptx::cp_async_commit();  /* only groups can be waited for */
         ptx::cp_async_wait<0>(); /* no thread leaves with copies under way */
     }
 };
