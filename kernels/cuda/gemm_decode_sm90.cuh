@@ -72,6 +72,7 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
         const int group = args.a_grouped ? work.group : 0, weight = args.b_grouped ? work.weight : 0;
         for (int step = 0; step < steps; ++step, at.advance()) {
             ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
+            __syncwarp(); /* as in hand_over */
             if (threadIdx.x % 32 == 0) {
                 uint8_t *weights = stages + at.slot * Tile::kStageBytes;
                 uint64_t *full = &shared.full[at.slot];

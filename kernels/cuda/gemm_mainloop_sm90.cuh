@@ -104,6 +104,7 @@ template <typename Tile>
 __device__ __forceinline__ void hand_over(Sm90Shared<Tile> &shared, RingPosition<Tile::kTileSlots> &at,
                                           const Sm90Work &work) {
     ptx::mbarrier_wait_parity(&shared.work_empty[at.slot], at.parity ^ 1);
+    __syncwarp(); /* a lane that looked later could find the slot filled and emptied again, and wait for ever */
     if (threadIdx.x % 32 == 0) {
         shared.work[at.slot] = work;
         ptx::mbarrier_arrive(&shared.work_full[at.slot]);

@@ -86,6 +86,7 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
         const int steps = steps_of(work);
         for (int step = 0; step < steps; ++step, at.advance()) {
             ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
+            __syncwarp(); /* as in hand_over */
             if (threadIdx.x % 32 == 0) {
                 uint8_t *a = stages + at.slot * Tile::kStageBytes, *b = a + Tile::kWarpgroups * Tile::kBytesA;
                 uint64_t *full = &shared.full[at.slot];

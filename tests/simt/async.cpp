@@ -34,6 +34,7 @@ static constexpr uint64_t kMark = 0x6d62617272696572;
 static constexpr int64_t kMostArrivals = (1 << 20) - 1, kMostBytes = (1 << 20) - 1;
 
 static MBarrier &find(Place place) {
+    if (place.block->live == 0) fail("mbarrier of a block that has ended");
     const auto found = place.block->mbarriers.find(place.address);
     if (found == place.block->mbarriers.end()) fail("mbarrier at 0x%x: not initialised", place.address);
     uint64_t word;

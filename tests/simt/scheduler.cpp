@@ -60,8 +60,9 @@ char *stack_of(size_t index) {
 
 /* ---- who runs next ---- */
 
-Thread *pick() {
-    if (state.warp->runnable == 0) {
+/* The warp that runs goes on while it can, or only if it has the highest priority. */
+Thread *pick(bool anew = false) {
+    if (anew || state.warp->runnable == 0) {
         if (state.cluster->random(16) == 0) redraw(*state.warp);
         if (state.cluster->timing != Timing::kLazy && state.cluster->random(4) == 0) land(*state.cluster);
         Warp *best = nullptr;
@@ -202,15 +203,17 @@ void wake_all(std::vector<Thread *> &threads) {
     threads.clear();
 }
 
-void yield() {
-    wake(&current());
-    redraw(*state.warp);
-    wait("its turn");
+void yield_to_others() {
+    Thread &thread = current();
+    wake(&thread);
+    Thread *next = pick(true);
+    if (next != &thread) simt_switch(&thread.stack_pointer, resume(next));
 }
 
-/* After something that others may wait for. */
-void yield_to_others() {
-    if (state.cluster->random(2)) yield();
+/* It may ask again and again: all others first. */
+void yield() {
+    state.warp->priority = 0;
+    yield_to_others();
 }
 
 void warp_collective(uint32_t mask, Combine combine, void *item, const void *how) {
