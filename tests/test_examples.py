@@ -4,6 +4,7 @@ is."""
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,17 @@ pytest.importorskip("tqdm", reason="tqdm not installed")
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-@pytest.fixture(scope="module")
-def unet():
-    """examples/terrain_unet.py, which no package holds."""
-    spec = importlib.util.spec_from_file_location("terrain_unet", EXAMPLES / "terrain_unet.py")
+def load(name):
+    """examples/<name>.py, which no package holds, as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def unet():
+    return load("terrain_unet")
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -156,3 +161,21 @@ def test_wrong_arguments_are_refused(unet, wrong, capsys):
         unet.main(wrong)
     assert stop.value.code == 2
     assert wrong[0] in capsys.readouterr().err
+
+
+# ---- the small examples ----
+
+
+def test_numpy_products(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["numpy_products.py"])
+    load("numpy_products").main()
+    printed = capsys.readouterr().out
+    assert "convolution: (5000, 16) -> (5000, 32) float32" in printed
+    assert float(re.search(r"relative error ([\d.]+)%", printed)[1]) < 6  # e4m3 keeps 3 fraction bits
+
+
+def test_torch_training(capsys):
+    load("torch_training").main()
+    right = [float(share) for share in re.findall(r"right ([\d.]+)%", capsys.readouterr().out)]
+    assert len(right) == 5
+    assert right[-1] > 95
