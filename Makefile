@@ -43,8 +43,9 @@ export CHECK_MODULE
 demo: build
 	$(BIN)/python -m flexgemm demo
 
+# Waiting threads sleep: spinning ones take the cores from whatever else runs, and tests are many short parallel regions.
 test: build $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -q
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q
 
 # pytest itself, not python -m pytest: that would find the package of the working directory.
 EMULATED := PYTHONPATH=build/simt:. OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -m "not large"
