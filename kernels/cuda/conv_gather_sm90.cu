@@ -59,8 +59,9 @@ struct Tile {
     static constexpr int kProducerRegisters = kCtasPerSm == 1 ? 56 : 48;
     static constexpr int kConsumerRegisters = kCtasPerSm == 1 ? 224 : 96;
     static_assert(kBlockN % 64 == 0, "whole blocks of 64 channels");
-    static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kWarpgroup * kCtasPerSm <= 65536,
-                  "the register file of a multiprocessor");
+    static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+                      (1 + kConsumers) * ptx::registers_at_launch(kThreads, kCtasPerSm),
+                  "warpgroups divide the registers of the launch");
 };
 
 /* Dynamic shared memory of a CTA. Stages first: they start at a multiple of 1024. */
@@ -294,8 +295,9 @@ struct Consumer {
         ptx::wgmma_commit();
     }
 
-    /* Multiplies until the end of the tile; returns whether there was anything to multiply. One step stays in flight behind the one being issued; its stage is
-     * released when the next is issued, or at a step that is passed over, which the producer may wait for. */
+    /* Multiplies until the end of the tile; returns whether there was anything to multiply. One step stays in flight
+     * behind the one being issued; its stage is released when the next is issued, or at a step that is passed over,
+     * which the producer may wait for. */
     __device__ bool accumulate(float (&d)[kRegisters]) {
         int in_flight = kNone;
         bool any = false;

@@ -44,10 +44,10 @@ constexpr int kConsumers = 2;   /* warpgroups */
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
 
-/* Registers of a thread: at launch, and when the warpgroups have divided them anew. */
-constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8, kProducerRegisters = 56, kConsumerRegisters = 224;
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= (1 + kConsumers) * kLaunchRegisters,
-              "a warpgroup takes what another gave back: for more it would wait for ever");
+constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+                  (1 + kConsumers) * ptx::registers_at_launch(kThreads),
+              "warpgroups divide the registers of the launch");
 
 /* A stage is a row of blocks of 64 channels, those of grad_out, then those of feats. A block is 64 rows of 128 bytes,
  * which are 64 channels of one gathered row (16-bit) or 32 gathered rows of one channel (TF32); 16-byte chunk c of row r

@@ -46,7 +46,9 @@ struct Sm90Tile {
     static_assert(kWarpgroups * kWarpgroupRows == kSm90BlockM, "a warpgroup multiplies 64 rows");
     static_assert(kN / kPromotedParts * kSm90StepBytes % 1024 == 0, "a part of B starts at a swizzle atom");
     static_assert(kSharedBytes + 1024 <= 227 * 1024, "shared memory of one block");
-    static_assert(128 * (kProducerRegisters + kWarpgroups * kConsumerRegisters) <= 65536, "the register file");
+    static_assert(kProducerRegisters + kWarpgroups * kConsumerRegisters <=
+                      (1 + kWarpgroups) * ptx::registers_at_launch(kThreads),
+                  "warpgroups divide the registers of the launch");
 };
 
 /* ---- scheduler warp ---- */

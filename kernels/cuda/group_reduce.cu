@@ -73,7 +73,7 @@ struct RowsWorkspace {
 /* Keys are rows, and one more for entries that are none. */
 int key_bits(const fg_group_rows_params &p) {
     int bits = 1;
-    while (p.starts.shape[0] - 1 >> bits) ++bits;
+    while ((p.starts.shape[0] - 1) >> bits) ++bits;
     return bits;
 }
 
