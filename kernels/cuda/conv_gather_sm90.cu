@@ -23,6 +23,7 @@
 #include "conv_reduce.cuh"
 #include "ptx.cuh"
 #include "quad.cuh"
+#include "ring.cuh"
 #include "tensor_map.cuh"
 
 namespace flexgemm {
@@ -76,18 +77,6 @@ struct Shared {
     uint64_t map_full[2];
 };
 
-/* A place in the pipeline. */
-template <class Tile>
-struct Place {
-    int stage = 0, parity = 0;
-    __device__ void advance() {
-        if (++stage == Tile::kStages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 /* One CTA's task: a tile, and a slice of the offsets. Column tiles of the same rows run side by side, so that they share
  * the gathered rows in L2, then the splits of a group, which have the same rows too; and the groups run one after
  * another, so that L2 holds the weights of few offsets at a time. */
@@ -119,7 +108,7 @@ struct Producer {
     const CUtensorMap &weight_map;
     const uint32_t in_row_bytes;
     Shared<Tile> &shared;
-    Place<Tile> place;
+    RingPosition<Tile::kStages> place; /* in the pipeline */
 
     /* Up to kWindow offsets of a task, `splits` apart. */
     struct Window {
@@ -173,11 +162,11 @@ struct Producer {
 
     /* All of this thread's row pieces at channel k, and the weights by one thread for all. */
     __device__ void load(const uint32_t (&rows)[kRowsPerThread], uint32_t step, int v, int k, int n0) {
-        char *a = shared.stages[place.stage], *b = a + Tile::kBytesA;
-        uint64_t *full = &shared.full[place.stage];
-        ptx::mbarrier_wait_parity(&shared.empty[place.stage], place.parity ^ 1);
+        char *a = shared.stages[place.slot], *b = a + Tile::kBytesA;
+        uint64_t *full = &shared.full[place.slot];
+        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
         if (threadIdx.x == 0) {
-            shared.step[place.stage] = step;
+            shared.step[place.slot] = step;
             ptx::mbarrier_arrive_expect_tx(full, Tile::kBytesB);
             if constexpr (kKMajor) {
                 ptx::tma_load_3d(b, &weight_map, full, kElement * k, v, n0);
@@ -203,10 +192,10 @@ struct Producer {
     }
 
     __device__ void end_tile() {
-        ptx::mbarrier_wait_parity(&shared.empty[place.stage], place.parity ^ 1);
-        uint64_t *full = &shared.full[place.stage];
+        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
+        uint64_t *full = &shared.full[place.slot];
         if (threadIdx.x == 0) {
-            shared.step[place.stage] = kEndOfTile;
+            shared.step[place.slot] = kEndOfTile;
             ptx::mbarrier_arrive(full);
         }
         ptx::mbarrier_arrive(full);
@@ -271,7 +260,7 @@ struct Consumer {
 
     const GatherParams &p;
     Shared<Tile> &shared;
-    Place<Tile> place;
+    RingPosition<Tile::kStages> place; /* in the pipeline */
 
     __device__ static int consumer() { return static_cast<int>(threadIdx.x) / kWarpgroup - 1; }
 
@@ -281,7 +270,7 @@ struct Consumer {
     }
 
     __device__ void multiply(float (&d)[kRegisters]) {
-        const char *a = shared.stages[place.stage], *b = a + Tile::kBytesA;
+        const char *a = shared.stages[place.slot], *b = a + Tile::kBytesA;
         constexpr int kSteps = kSwizzleRowBytes / kWgmmaBytes, kAdvanceA = kWgmmaBytes / 16;
         constexpr int kAdvanceB = kKMajor ? kAdvanceA : kBlockK<T> / kSteps * kSwizzleRowBytes / 16;
         const uint64_t descriptor_a = ptx::wgmma_descriptor(a + consumer() * kWgmmaM * kSwizzleRowBytes);
@@ -303,8 +292,8 @@ struct Consumer {
         bool any = false;
         uint32_t step;
         do {
-            ptx::mbarrier_wait_parity(&shared.full[place.stage], place.parity);
-            step = shared.step[place.stage];
+            ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
+            step = shared.step[place.slot];
             /* A vote, so that the compiler sees one branch for the whole warp: it would serialise wgmma otherwise. */
             const bool active = __any_sync(~0u, step >> consumer() & 1);
             if (active) {
@@ -312,10 +301,10 @@ struct Consumer {
                 ptx::wgmma_wait<1>();
             } else {
                 ptx::wgmma_wait<0>();
-                release(place.stage);
+                release(place.slot);
             }
             if (in_flight != kNone) release(in_flight);
-            in_flight = active ? place.stage : kNone;
+            in_flight = active ? place.slot : kNone;
             any |= active;
             place.advance();
         } while (step != kEndOfTile);

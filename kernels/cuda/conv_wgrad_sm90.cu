@@ -35,6 +35,7 @@
 #include "conv_wgrad.cuh"
 #include "ptx.cuh"
 #include "quad.cuh"
+#include "ring.cuh"
 
 namespace flexgemm {
 namespace {
@@ -95,18 +96,6 @@ struct Shared {
     uint64_t empty[Tile::kStages];
 };
 
-/* A place in the pipeline. */
-template <class Tile>
-struct Place {
-    int stage = 0, parity = 0;
-    __device__ void advance() {
-        if (++stage == Tile::kStages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 /* Elements of the outputs, one after the other in the partial sums of a slice. */
 __host__ __device__ inline int64_t weights_of(const WgradParams &p) {
     return p.grad_weight ? static_cast<int64_t>(p.co) * p.volume * p.ci : 0;
@@ -157,8 +146,8 @@ struct Producer {
     const WgradParams &p;
     const Task<Tile> &task;
     Shared<Tile> &shared;
-    Place<Tile> place;
-    int scanned = 0, produced = 0; /* rows of the slice, and those of them in the queue so far */
+    RingPosition<Tile::kStages> place; /* in the pipeline */
+    int scanned = 0, produced = 0;     /* rows of the slice, and those of them in the queue so far */
 
     /* Starts the copies of the next window's map entries, one row per thread, which alone reads them. */
     __device__ void request() {
@@ -239,8 +228,8 @@ struct Producer {
 
     /* The step of queue places first .. first + count. */
     __device__ void load(int first, int count) {
-        ptx::mbarrier_wait_parity(&shared.empty[place.stage], place.parity ^ 1);
-        char *block = shared.stages[place.stage];
+        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
+        char *block = shared.stages[place.slot];
         const int slot = first % kCapacity + first_row();
         const auto inside = [&](int i) { return first_row() + i * kRowsPerPass < count; };
         uint32_t rows[kRowsPerThread];
@@ -273,15 +262,15 @@ struct Producer {
                                                   static_cast<uint32_t>(p.feats_stride), rows, p.in_rows);
             }
         }
-        ptx::mbarrier_arrive_after_cp_async(&shared.full[place.stage]);
+        ptx::mbarrier_arrive_after_cp_async(&shared.full[place.slot]);
         announce(false);
     }
 
     /* One thread says what the stage is. */
     __device__ void announce(bool end) {
         if (threadIdx.x == 0) {
-            shared.end[place.stage] = end;
-            ptx::mbarrier_arrive(&shared.full[place.stage]);
+            shared.end[place.slot] = end;
+            ptx::mbarrier_arrive(&shared.full[place.slot]);
         }
         place.advance();
     }
@@ -298,8 +287,8 @@ struct Producer {
             if (produced <= first) break;
             load(first, min(produced - first, kBlockK<T>));
         }
-        ptx::mbarrier_wait_parity(&shared.empty[place.stage], place.parity ^ 1);
-        ptx::mbarrier_arrive(&shared.full[place.stage]);
+        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
+        ptx::mbarrier_arrive(&shared.full[place.slot]);
         announce(true);
         ptx::cp_async_commit();
         ptx::cp_async_wait<0>(); /* no thread leaves with copies under way */
@@ -327,7 +316,7 @@ struct Consumer {
     const WgradParams &p;
     const Task<Tile> &task;
     Shared<Tile> &shared;
-    Place<Tile> place;
+    RingPosition<Tile::kStages> place; /* in the pipeline */
 
     __device__ static int consumer() { return static_cast<int>(threadIdx.x) / kWarpgroup - 1; }
     __device__ static int first_channel() { return consumer() % Tile::kConsumersM * Tile::kConsumerM * kWgmmaM; }
@@ -339,7 +328,7 @@ struct Consumer {
     }
 
     __device__ void multiply(float (&d)[Tile::kConsumerM][kRegisters]) {
-        const char *a = shared.stages[place.stage], *b = a + Tile::kBlocksA * kBlockBytes;
+        const char *a = shared.stages[place.slot], *b = a + Tile::kBlocksA * kBlockBytes;
         constexpr int kSteps = kRowBytes / 32; /* of wgmma: along the rows of a block, or from row to row */
         constexpr int kAdvance = (sizeof(T) == 4 ? 32 : kBlockBytes / kSteps) / 16, kNextTile = kBlockBytes / 16;
         const uint64_t descriptor_a = ptx::wgmma_descriptor(a + first_channel() * kRowBytes, kBlockBytes);
@@ -360,13 +349,13 @@ struct Consumer {
     __device__ void accumulate(float (&d)[Tile::kConsumerM][kRegisters]) {
         int in_flight = kNone;
         while (true) {
-            ptx::mbarrier_wait_parity(&shared.full[place.stage], place.parity);
+            ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
             /* A vote, so that the compiler sees one branch for the whole warp: it would serialise wgmma otherwise. */
-            if (__any_sync(~0u, shared.end[place.stage])) break;
+            if (__any_sync(~0u, shared.end[place.slot])) break;
             multiply(d);
             ptx::wgmma_wait<1>();
             if (in_flight != kNone) release(in_flight);
-            in_flight = place.stage;
+            in_flight = place.slot;
             place.advance();
         }
         ptx::wgmma_wait<0>();

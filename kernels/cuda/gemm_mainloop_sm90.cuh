@@ -18,6 +18,7 @@
 #include "common.cuh"
 #include "gemm_epilogue.cuh"
 #include "ptx.cuh"
+#include "ring.cuh"
 #include "scheduler.cuh"
 #include "tensor_map.cuh"
 
@@ -66,16 +67,6 @@ struct Sm90Work {
     int32_t first_row, rows, first_column, columns;
     int32_t group, weight; /* matrices of A and out, and of B */
     int32_t k_begin, k_bytes;
-};
-
-/* Stage or slot of a ring, and the parity of its current round. */
-template <int kSlots>
-struct RingPosition {
-    int slot = 0;
-    uint32_t parity = 0;
-    __device__ __forceinline__ void advance() {
-        if (++slot == kSlots) slot = 0, parity ^= 1;
-    }
 };
 
 template <typename Tile>
