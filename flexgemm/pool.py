@@ -13,7 +13,7 @@ import numpy as np
 from flexgemm import _C
 from flexgemm._arrays import Array, Library, Stream, library_of
 from flexgemm._voxels import rows_of_four
-from flexgemm.conv import bind
+from flexgemm.conv import bind, expect_map
 from flexgemm.voxel import NeighborMap
 
 ByProducts = tuple[Array | None, Array | None]  # the row of each maximum; how many rows each mean is of, or bounds
@@ -64,9 +64,7 @@ def sparse_upsample3d(feats: Array, *, neighbor_map: NeighborMap, stream: Stream
 
 def to_voxels(neighbor_map: NeighborMap) -> NeighborMap:
     """The inverse of a map of cells that lie side by side."""
-    if not isinstance(neighbor_map, NeighborMap):
-        got = f"{type(neighbor_map).__module__}.{type(neighbor_map).__qualname__}"
-        raise TypeError(f"neighbor_map: expected a NeighborMap, got {got}")
+    expect_map(neighbor_map)
     side_by_side = neighbor_map.kernel_size == neighbor_map.stride and neighbor_map.dilation == (1, 1, 1)
     if not side_by_side or neighbor_map.submanifold or neighbor_map.transposed:
         raise ValueError(f"neighbor_map: expected a stride equal to the kernel size, got {neighbor_map!r}")

@@ -101,3 +101,23 @@ class NeighborCache:
 
     def _blocks(self, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         return maps.neighbor_map_post_process_for_masked_implicit_gemm_2(self.gray_code, self.sorted_idx, block_size)
+
+
+def cached_forward(
+    feats: torch.Tensor, neighbor_cache: NeighborCache, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`forward` by the name that both autograd classes have for it: without autograd."""
+    expect_algorithm()
+    with torch.no_grad():
+        return forward(feats, neighbor_cache.nmap, weight, bias)
+
+
+def cached_backward(
+    grad_output: torch.Tensor,
+    feats: torch.Tensor,
+    neighbor_cache: NeighborCache,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    expect_algorithm()
+    return backward(grad_output, feats, neighbor_cache.nmap, weight, bias)

@@ -14,8 +14,6 @@ from flexgemm.compat.flex_gemm.ops.spconv import _convolve as convolve
 from flexgemm.compat.flex_gemm.ops.spconv._convolve import NeighborCache, Triple
 from flexgemm.voxel import NeighborMap, sparse_conv_map
 
-Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-
 
 class SparseConv3dNeighborCache(NeighborCache):
     @cached_property
@@ -92,27 +90,8 @@ class SparseConv3dFunction:
 
     _compute_neighbor_cache_torch = _compute_neighbor_cache
 
-    @staticmethod
-    def _sparse_conv_forward(
-        feats: torch.Tensor,
-        neighbor_cache: SparseConv3dNeighborCache,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        convolve.expect_algorithm()
-        with torch.no_grad():
-            return convolve.forward(feats, neighbor_cache.nmap, weight, bias)
-
-    @staticmethod
-    def _sparse_conv_backward(
-        grad_output: torch.Tensor,
-        feats: torch.Tensor,
-        neighbor_cache: SparseConv3dNeighborCache,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-    ) -> Gradients:
-        convolve.expect_algorithm()
-        return convolve.backward(grad_output, feats, neighbor_cache.nmap, weight, bias)
+    _sparse_conv_forward = staticmethod(convolve.cached_forward)
+    _sparse_conv_backward = staticmethod(convolve.cached_backward)
 
 
 def sparse_conv3d(
