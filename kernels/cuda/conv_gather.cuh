@@ -5,6 +5,7 @@
 #include "../plan.h"
 #include "common.cuh"
 #include "conv_epilogue.cuh"
+#include "gemm_math.cuh"
 
 namespace flexgemm {
 
@@ -16,6 +17,10 @@ struct GatherParams {
     void *out;            /* (rows, columns), out_stride apart */
     SumEpilogue epilogue; /* of the forward pass */
     float *partials;      /* (slices(), rows, columns) when the offsets are split, else NULL */
+    fg_dtype out_dtype;
+    const float *row_scales; /* of float8: one for each row of `in`; or NULL: they have one together, in the epilogue */
+    Fp8Format in_format, weight_format; /* of float8, portable */
+    float product_scale;                /* what these formats owe to a product */
     int64_t in_stride, out_stride, rows;
     uint32_t in_rows;
     int volume, depth, columns, column_tiles;

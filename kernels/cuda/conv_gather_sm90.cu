@@ -485,7 +485,7 @@ fg_status launch(GatherParams p, int num_sms, cudaStream_t stream, fg_error *err
     const auto grid = static_cast<unsigned int>(tasks < resident ? tasks : resident);
     kernel<<<grid, kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks));
     FG_CUDA(cudaGetLastError());
-    if (p.partials) FG_CUDA(reduce_slices<T>(p, stream));
+    if (p.partials) FG_CUDA(reduce_slices(p, stream));
     return FG_OK;
 }
 
