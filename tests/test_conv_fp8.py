@@ -330,7 +330,6 @@ def fp8(*shape, dtype=E4M3):
         ({"scale_feats": zeros(4)}, ValueError, r"scale_feats: expected \(\) or \(5,\) to match feats, got \(4,\)"),
         ({"scale_feats": zeros(5, 1)}, ValueError, r"scale_feats: expected \(\) or \(5,\)"),
         ({"scale_feats": zeros(5, dtype=np.float16)}, TypeError, "scale_feats: expected dtype float32"),
-        ({"scale_feats": zeros(10)[::2]}, ValueError, "scale_feats: expected a contiguous array"),
         ({"scale_weight": zeros(5)}, ValueError, r"scale_weight: expected \(\) or \(4,\) to match weight, got \(5,\)"),
         ({"scale_weight": 0.5}, TypeError, "scale_weight"),
         ({"dtype_feats": E5M2}, TypeError, "feats: expected dtype float8_e5m2, got float8_e4m3fn"),
@@ -340,15 +339,15 @@ def fp8(*shape, dtype=E4M3):
 )
 def test_wrong_arguments(backend, change, error, message):
     legal = {"feats": fp8(5, 6), "weight": fp8(4, 1, 3, 1, 6)}
-    call(backend, "conv_forward", legal)
+    call(backend, "conv_forward", **legal)
     with pytest.raises(error, match=message):
-        call(backend, "conv_forward", {**legal, **change})
+        call(backend, "conv_forward", **legal | change)
 
 
 @pytest.mark.parametrize("name, shape", [("scale_feats", (5,)), ("scale_weight", ())])
 def test_scales_are_for_fp8(name, shape):
     with pytest.raises(ValueError, match=f"{name}: expected None, since .* are float32, not float8"):
-        call(Host(), "conv_forward", {name: zeros(*shape)})
+        call(Host(), "conv_forward", **{name: zeros(*shape)})
 
 
 def test_dtypes_of_the_public_function():

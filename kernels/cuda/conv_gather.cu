@@ -17,7 +17,7 @@
  * float8 rows of `in` may have a scale each. Every row of a tile gathers another one at each offset, so that it is the
  * sums of a step that are multiplied by it, where they are promoted to float32.
  *
- * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later. The plan may name the kernel of conv_gather_sm90.cu
+ * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later. The plan may name the kernels of conv_gather_sm90.cuh
  * instead.
  */
 #include "backend.cuh"
@@ -407,6 +407,8 @@ struct Problem {
             const fg_status rounded = round_operands(&p, static_cast<float *>(workspace.data), stream, error);
             return rounded != FG_OK ? rounded : launch_gather_sm90(p, chosen, in.dtype, true, num_sms, stream, error);
         }
+        if (chosen.family == FG_FAMILY_SM90 && fg_is_float8(in.dtype))
+            return launch_fp8_sm90(p, chosen, in.dtype, weight.dtype, num_sms, stream, error);
         if (chosen.family == FG_FAMILY_SM90)
             return launch_gather_sm90(p, chosen, in.dtype, major == Major::kK, num_sms, stream, error);
         return major == Major::kK ? launch_mode<Major::kK>(p, chosen, in.dtype, precision, stream, error)
