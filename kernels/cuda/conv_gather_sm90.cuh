@@ -20,8 +20,6 @@
  */
 #pragma once
 
-#include <type_traits>
-
 #include "conv_gather.cuh"
 #include "conv_reduce.cuh"
 #include "ptx.cuh"
