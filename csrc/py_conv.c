@@ -105,7 +105,7 @@ static int expect_channels(const fg_view *view, int64_t channels, const char *wh
 
 /* ---- float8 operands of the forward pass ---- */
 
-/* dtype_feats, dtype_weight: names what a uint8 array holds; of any other array it must be the dtype. */
+/* dtype_feats, dtype_weight, dtype_out: names what a uint8 array holds; of any other array it must be the dtype. */
 static int reinterpret(const fg_call *call, fg_view *view, PyObject *dtype, const char *name) {
     fg_dtype named = view->tensor.dtype;
     if (!dtype || dtype == Py_None) return 0;
@@ -126,7 +126,7 @@ static int expect_operands(const fg_view *feats, const fg_view *weight) {
 static int expect_scale(const fg_view *view, const fg_view *of, int64_t count, fg_tensor *scale) {
     if (!view->tensor.present) return 0;
     if (!fg_is_float8(of->tensor.dtype)) {
-        PyErr_Format(PyExc_ValueError, "%s: expected None, since %s are %s, not float8", view->name, of->name,
+        PyErr_Format(PyExc_ValueError, "%s: expected None, since %s is %s, not float8", view->name, of->name,
                      fg_dtype_name(of->tensor.dtype));
         return -1;
     }
@@ -152,12 +152,14 @@ static const fg_parameter conv_forward_parameters[] = {
     FG_OPTIONAL_INPUT(residual),
     FG_OPTIONAL_INPUT(scale_feats),
     FG_OPTIONAL_INPUT(scale_weight),
+    FG_OPTIONAL_INPUT(scale_out),
     FG_SCALAR(order_groups),
     FG_SCALAR(activation),
     FG_SCALAR(algorithm),
     FG_SCALAR(precision),
     FG_SCALAR(dtype_feats),
     FG_SCALAR(dtype_weight),
+    FG_SCALAR(dtype_out),
     FG_SCALAR(group),
     FG_SCALAR(groups),
     FG_WORKSPACE_AND_STREAM,
@@ -174,12 +176,14 @@ static int conv_forward_fill(fg_call *call, void *params) {
         RESIDUAL,
         SCALE_FEATS,
         SCALE_WEIGHT,
+        SCALE_OUT,
         ORDER_GROUPS,
         ACTIVATION,
         ALGORITHM,
         PRECISION,
         DTYPE_FEATS,
         DTYPE_WEIGHT,
+        DTYPE_OUT,
         GROUP,
         GROUPS
     };
@@ -187,10 +191,11 @@ static int conv_forward_fill(fg_call *call, void *params) {
     fg_conv_forward_params *p = params;
     fg_view *feats = &call->views[FEATS], *weight = &call->views[WEIGHT], *residual = &call->views[RESIDUAL];
     const fg_view *bias = &call->views[BIAS], *map = &call->views[MAP], *order = &call->views[ORDER];
-    const fg_view *out = &call->views[OUT];
+    fg_view *out = &call->views[OUT];
     if (parse_group(call->values[GROUP], call->values[GROUPS], &group) < 0 ||
         reinterpret(call, feats, call->values[DTYPE_FEATS], "dtype_feats") < 0 ||
-        reinterpret(call, weight, call->values[DTYPE_WEIGHT], "dtype_weight") < 0) {
+        reinterpret(call, weight, call->values[DTYPE_WEIGHT], "dtype_weight") < 0 ||
+        reinterpret(call, out, call->values[DTYPE_OUT], "dtype_out") < 0) {
         return -1;
     }
     p->feats = feats->tensor;
@@ -200,16 +205,21 @@ static int conv_forward_fill(fg_call *call, void *params) {
         return -1;
     }
     const int64_t co = p->weight.shape[0];
-    const fg_view *summed = fg_is_float8(p->feats.dtype) ? out : feats; /* whose dtype the sums are rounded to */
-    if (expect_map(map, p->weight.shape[1], FG_ANY, "to match weight") < 0 || fg_expect_dtype(summed, FG_FLOATS) < 0 ||
-        fg_expect_dtype_of(out, summed) < 0 ||
+    const bool is_float8 = fg_is_float8(p->feats.dtype);
+    if (expect_map(map, p->weight.shape[1], FG_ANY, "to match weight") < 0 ||
+        (is_float8 ? fg_expect_dtype(out, FG_FLOATS | FG_FLOAT8S) : fg_expect_dtype_of(out, feats)) < 0 ||
         expect_features(out, map->tensor.shape[1], co, "to match map and weight") < 0 ||
         expect_scale(&call->views[SCALE_FEATS], feats, p->feats.shape[0], &p->scale_feats) < 0 ||
-        expect_scale(&call->views[SCALE_WEIGHT], weight, co, &p->scale_weight) < 0) {
+        expect_scale(&call->views[SCALE_WEIGHT], weight, co, &p->scale_weight) < 0 ||
+        expect_scale(&call->views[SCALE_OUT], out, 1, &p->scale_out) < 0) {
         return -1;
     }
+    /* Whose dtype bias and residual have. */
+    const fg_view *added = !is_float8 ? feats : !fg_is_float8(out->tensor.dtype) ? out : bias;
+    if (added == bias && !bias->tensor.present) added = residual;
+    if (added->tensor.present && fg_expect_dtype(added, FG_FLOATS) < 0) return -1;
     if (bias->tensor.present &&
-        (fg_expect_dtype_of(bias, summed) < 0 || expect_channels(bias, co, "to match weight") < 0)) {
+        (fg_expect_dtype_of(bias, added) < 0 || expect_channels(bias, co, "to match weight") < 0)) {
         return -1;
     }
     if (expect_orders(order, map, call->values[ORDER_GROUPS], &p->sets) < 0 ||
@@ -217,11 +227,12 @@ static int conv_forward_fill(fg_call *call, void *params) {
         return -1;
     }
     if (residual->tensor.present) {
-        if (fg_expect_dtype_of(residual, summed) < 0 ||
+        if (fg_expect_dtype_of(residual, added) < 0 ||
             expect_features(residual, map->tensor.shape[1], co, "to match map and weight") < 0) {
             return -1;
         }
-        residual->in_place = fg_same_elements(residual, out); /* each is read before it is written, by one thread */
+        /* Each is read before it is written, by one thread. */
+        residual->in_place = residual->tensor.dtype == out->tensor.dtype && fg_same_elements(residual, out);
     }
     p->bias = bias->tensor;
     p->map = map->tensor;
@@ -436,8 +447,9 @@ PyMethodDef fg_conv_methods[] = {
     FG_OPERATION_METHODS(
         conv_forward,
         "feats, weight, bias, map, out, *, order=None, residual=None, scale_feats=None, scale_weight=None, "
+        "scale_out=None, "
         "order_groups=None, activation=None, algorithm='auto', precision='ieee', dtype_feats=None, dtype_weight=None, "
-        "group=0, groups=1, workspace=None, stream=None",
+        "dtype_out=None, group=0, groups=1, workspace=None, stream=None",
         "out[m] = activation(scale_weight * sum_v weight[:, v, :] . (scale_feats * feats)[map[v, m]] + bias + "
         "residual[m])"),
     FG_OPERATION_METHODS(conv_dgrad,

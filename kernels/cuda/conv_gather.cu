@@ -9,7 +9,7 @@
  * transposed) map with W_v transposed, which costs nothing but another way of reading W_v out of shared memory, and
  * nothing is added.
  *
- * The offsets may be cut into slices, whose sums meet in the workspace (conv_reduce.cuh). A tile's rows are block_m slots
+ * The offsets may be cut into slices, whose sums meet in the workspace (conv_reduce.cu). A tile's rows are block_m slots
  * in a row of `order` when the plan takes one, which brings rows with the same missing neighbours together: those of all
  * offsets, or of a group of them, where each group has an order of its own and is a slice or several. Every row is
  * computed the same way wherever it is.
@@ -22,7 +22,6 @@
  */
 #include "backend.cuh"
 #include "conv_gather.cuh"
-#include "conv_reduce.cuh"
 #include "mma_tile.cuh"
 #include "tf32.cuh"
 
@@ -222,15 +221,20 @@ struct GatherKernel {
             float *partial = p.partials + slice * p.rows * p.columns;
             acc.store(row_of, partial, p.columns, n0, p.columns);
         } else if constexpr (kMode == MathMode::kFloat8) {
-            with_float_type(p.out_dtype, [&](auto type) { finish<decltype(type)>(acc, row_of); });
+            const SumEpilogue &to = p.epilogue;
+            with_float_type(p.added_dtype,
+                            [&](auto type) { acc.template finish<decltype(type)>(row_of, n0, p.columns, to); });
+            if (to.scale_out) acc.divide(*to.scale_out);
+            with_out_type(p.out_dtype, [&](auto type) { store<decltype(type)>(acc, row_of); });
         } else {
-            finish<typename Math<kMode>::Element>(acc, row_of);
+            using T = typename Math<kMode>::Element;
+            if constexpr (kMajorB == Major::kK) acc.template finish<T>(row_of, n0, p.columns, p.epilogue);
+            store<T>(acc, row_of);
         }
     }
 
     template <typename T, typename RowOf>
-    __device__ void finish(Sums &acc, const RowOf &row_of) const {
-        if constexpr (kMajorB == Major::kK) acc.template finish<T>(row_of, n0, p.columns, p.epilogue);
+    __device__ void store(const Sums &acc, const RowOf &row_of) const {
         acc.store(row_of, static_cast<T *>(p.out), p.out_stride, n0, p.columns);
     }
 };
@@ -296,6 +300,7 @@ struct Problem {
     const char *name;
     const fg_tensor &in, &weight, &map, &order, &out, &workspace;
     SumEpilogue epilogue;
+    fg_dtype added_dtype; /* of bias and residual */
     const float *row_scales;
     const fg_order_sets &orders;
     fg_algorithm algorithm;
@@ -365,6 +370,7 @@ struct Problem {
         float *const copies = static_cast<float *>(workspace.data);
         p.partials = chosen.split_k > 1 ? copies + copied_elements(chosen) : nullptr;
         p.out_dtype = out.dtype;
+        p.added_dtype = added_dtype;
         p.row_scales = row_scales;
         p.in_format = fp8_half_format(in.dtype);
         p.weight_format = fp8_half_format(weight.dtype);
@@ -425,21 +431,22 @@ Problem problem_of(const fg_conv_forward_params *p) {
     const bool of_rows = p->scale_feats.present && p->scale_feats.ndim == 1;
     const float *const scale_feats = data_of<float>(p->scale_feats);
     const SumEpilogue epilogue = {
-        data_of<void>(p->bias),          data_of<void>(p->residual),      p->residual.strides[0], p->activation,
-        of_rows ? nullptr : scale_feats, data_of<float>(p->scale_weight), p->scale_weight.ndim};
+        data_of<void>(p->bias), data_of<void>(p->residual),      p->residual.strides[0],
+        p->activation,          of_rows ? nullptr : scale_feats, data_of<float>(p->scale_weight),
+        p->scale_weight.ndim,   data_of<float>(p->scale_out)};
+    const fg_dtype given = p->bias.present ? p->bias.dtype : p->residual.present ? p->residual.dtype : FG_FLOAT32;
+    const fg_dtype added = fg_is_float8(p->out.dtype) ? given : p->out.dtype;
     /* The gathered rows of float8 cannot be multiplied by scales of their own in a product of theirs. */
     const bool implicit = fg_is_float8(p->feats.dtype) && p->algorithm == FG_ALGORITHM_EXPLICIT_GEMM;
     const fg_algorithm algorithm = implicit ? FG_ALGORITHM_AUTO : p->algorithm;
-    return {"conv_forward", p->feats,  p->weight,
-            p->map,         p->order,  p->out,
-            p->workspace,   epilogue,  of_rows ? scale_feats : nullptr,
-            p->sets,        algorithm, p->precision,
-            Major::kK,      false};
+    return {"conv_forward", p->feats,     p->weight,    p->map,    p->order,
+            p->out,         p->workspace, epilogue,     added,     of_rows ? scale_feats : nullptr,
+            p->sets,        algorithm,    p->precision, Major::kK, false};
 }
 
 Problem problem_of(const fg_conv_dgrad_params *p) {
-    return {"conv_dgrad", p->grad_out, p->weight, p->map,       p->order,     p->grad_feats, p->workspace,
-            {},           nullptr,     p->sets,   p->algorithm, p->precision, Major::kMN,    p->mirrored};
+    return {"conv_dgrad",        p->grad_out, p->weight, p->map,       p->order,     p->grad_feats, p->workspace, {},
+            p->grad_feats.dtype, nullptr,     p->sets,   p->algorithm, p->precision, Major::kMN,    p->mirrored};
 }
 
 template <class Params>
