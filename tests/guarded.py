@@ -162,8 +162,8 @@ def sample_map(backend, grid, table, shape, mode, **layout):
     call = Call(backend, **layout)
     points = grid.shape[0] * grid.shape[1]
     given = [call.give(array) for array in (grid, *table)]
-    indices = call.take((points, 8 if mode == "trilinear" else 1), "int32")
-    weights = call.take((points, 8), "float32") if mode == "trilinear" else None
+    indices = call.take((points, 8 if mode == "trilinear" else 1), "int32", strided=True)
+    weights = call.take((points, 8), "float32", strided=True) if mode == "trilinear" else None
     return call.run("sample_map", *given, indices, weights, shape=shape)
 
 
