@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import flexgemm
+from flexgemm import compat
 
 torch = pytest.importorskip("torch", reason="torch not installed")
 
@@ -28,8 +29,16 @@ def examples(page):
     return "\n".join(kept)
 
 
+@pytest.fixture
+def adapters():
+    """Those that an example installs go again."""
+    yield
+    for name in compat.INSTALLABLE:
+        compat.uninstall(name)
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
-def test_examples_run(page):
+def test_examples_run(page, adapters):
     torch.manual_seed(0)
     exec(compile(examples(page), str(page), "exec"), {"__name__": page.stem})
 
