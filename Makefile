@@ -1,4 +1,5 @@
 # Everything a developer runs. `make demo` and `make test` do all their own set-up; with nvcc they build for the GPU too.
+# `make docs` builds the site of docs/ into build/docs: any broken link is an error.
 #
 # PYTHON   the interpreter that .venv is made of (3.11 or later); of gpu-check, gpu-sanitize and bench the interpreter
 #          itself, as it is: they install nothing
@@ -38,7 +39,7 @@ endef
 export CHECK_MODULE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test simt simt-paths build bench gpu-check gpu-sanitize module format lint clean
+.PHONY: demo test docs simt simt-paths build bench gpu-check gpu-sanitize module format lint clean
 
 demo: build
 	$(BIN)/python -m flexgemm demo
@@ -46,6 +47,9 @@ demo: build
 # Waiting threads sleep: spinning ones take the cores from whatever else runs, and tests are many short parallel regions.
 test: build $(VENV)/dev.stamp
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q
+
+docs: build $(VENV)/docs.stamp
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --quiet
 
 # pytest itself, not python -m pytest: that would find the package of the working directory.
 EMULATED := PYTHONPATH=build/simt:. OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -m "not large"

@@ -30,11 +30,13 @@ class DeviceArray:
     """A contiguous array of up to 5 dimensions in CUDA memory owned by flexgemm. Exports DLPack.
 
     Allocation and release are stream-ordered. The array follows the streams that it is used on: a new one waits for
-    the last one, and the memory is released on the last one.
+    the last one, and the memory is released on the last one. `shape` and `nbytes` are those of NumPy, `dtype` is a name
+    and `device` the index of the GPU.
     """
 
     @classmethod
-    def empty(cls, shape: Sequence[int], dtype: str, *, device: int = 0, stream: Stream = None) -> DeviceArray: ...
+    def empty(cls, shape: Sequence[int], dtype: str, *, device: int = 0, stream: Stream = None) -> DeviceArray:
+        """An uninitialised array."""
     @classmethod
     def from_numpy(cls, array: NDArray[Any], *, device: int = 0, stream: Stream = None) -> DeviceArray:
         """Copies the array, C-contiguous or not; on return the source may change."""

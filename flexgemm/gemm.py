@@ -154,7 +154,9 @@ def segment_gemm(
 ) -> Array:
     """Products of consecutive segments of the rows of x, each with the weight that it names: adapters, experts.
 
-    x: (M, K). weights: (W, N, K), or (W, K, N) with weight_column_major=False; 16-bit or FP8.
+    x: (M, K).
+    weights: (W, N, K), 16-bit or FP8; or with weight_column_major=False (W, K, N), which a GPU first transposes into a
+        workspace.
     offsets: (S,) ends or (S + 1,) bounds of the segments, as in `m_grouped_gemm_nt`; or seg_lens: (S,) their lengths.
     weight_indices: (S,) int32 or int64, the weight of each segment; by default segment i has weight i.
     scale_b: (), (W,) or (W, N); bias: (W, N): of the weights. The rest as in `gemm_nt`.

@@ -33,10 +33,10 @@ class HashTable:
     inserting up to 4 bytes a slot and 8 a key more.
     """
 
-    capacity: int
-    shape: Shape | None  # (B, W, H, D): keys are voxels
-    key_dtype: str
-    value_dtype: str
+    capacity: int  # keys that it has room for
+    shape: Shape | None  # (B, W, H, D) where keys are voxels
+    key_dtype: str  # "int32" or "int64"
+    value_dtype: str  # "int32" or "int64"
     native: tuple[Array, Array, Array]  # keys, values and state as the extension takes them
 
     def __init__(

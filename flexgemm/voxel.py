@@ -33,20 +33,20 @@ class NeighborMap:
     The coordinates are kept, not copied: do not change them in place.
     """
 
-    coords: Array  # (N, 4) int32, as given
+    coords: Array  # (N, 4) int32, the inputs, as given
     shape: Shape  # B, W, H, D of coords
-    out_shape: Shape  # and of out_coords
+    out_shape: Shape  # B, W, H, D of out_coords
     kernel_size: Triple  # Kw, Kh, Kd
-    stride: Triple
-    padding: Triple
-    dilation: Triple  # dw, dh, dd
-    transposed: bool  # of a transposed convolution
-    submanifold: bool  # the outputs are the inputs
-    num_voxels: int  # N
-    num_out_voxels: int  # M
+    stride: Triple  # along w, h, d
+    padding: Triple  # along w, h, d
+    dilation: Triple  # along w, h, d
+    transposed: bool  # whether of a transposed convolution
+    submanifold: bool  # whether the outputs are the inputs
+    num_voxels: int  # N, of coords
+    num_out_voxels: int  # M, of out_coords
     kernel_volume: int  # V = Kw * Kh * Kd
     mirrored: bool  # submanifold, every kernel axis odd: the gradient uses the map itself, read backwards
-    device: str | None  # the device= of NumPy coordinates
+    device: str | None  # the device= that NumPy coordinates were given
     native: Array  # the map as the extension takes it
     native_order: Array | None  # and its row orders
 

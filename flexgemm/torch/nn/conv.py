@@ -22,9 +22,12 @@ def triple(value: int | Sequence[int]) -> Triple:
 class Convolution(torch.nn.Module):
     """What the convolutions share.
 
-    weight (out_channels, Kw, Kh, Kd, in_channels / groups), bias (out_channels) or None, initialised as torch.nn.Conv3d
-    does. kernel_size (1 to 7): an int, or three (w, h, d). groups: the channels are cut into so many, each output
-    channel sees the input channels of its group. precision: as of flexgemm.torch.submanifold_conv3d.
+    weight (out_channels, Kw, Kh, Kd, in_channels / groups) and bias (out_channels) or None are initialised as
+    torch.nn.Conv3d does.
+
+    kernel_size: 1 to 7, an int, or three (w, h, d); stride, padding, dilation and output_padding likewise.
+    groups: the channels are cut into so many, each output channel sees the input channels of its group.
+    precision: as of `flexgemm.torch.submanifold_conv3d`.
     """
 
     bias: torch.nn.Parameter | None
@@ -63,6 +66,7 @@ class Convolution(torch.nn.Module):
             torch.nn.init.uniform_(self.bias, -bound, bound)
 
     def convolve(self, feats: torch.Tensor, nmap: NeighborMap) -> torch.Tensor:
+        """Of rows of features over a map."""
         how: Any = {"neighbor_map": nmap, "groups": self.groups, "precision": self.precision}
         return ops.sparse_conv3d(feats, self.weight, self.bias, **how)
 
