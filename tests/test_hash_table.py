@@ -1,4 +1,4 @@
-"""The hash table against a dictionary: of equal keys the lowest row wins, and earlier calls do unless told otherwise."""
+"""The hash table against a dictionary: of equal keys the lowest row wins, and the first call unless told otherwise."""
 
 from __future__ import annotations
 
