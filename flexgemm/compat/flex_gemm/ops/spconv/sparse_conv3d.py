@@ -17,8 +17,7 @@ from flexgemm.voxel import NeighborMap, sparse_conv_map
 
 
 class SparseConv3dNeighborCache(NeighborCache):
-    """Names with `_bwd` in them are of the map from the inputs to the outputs that read them. An item that is missing is
-    None."""
+    """Names with `_bwd` are of the map from the inputs to the outputs that read them. A missing item is None."""
 
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key, None)
