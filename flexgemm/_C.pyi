@@ -173,13 +173,14 @@ def hash_insert(
     *,
     shape: Sequence[int] | None = None,
     clear: bool = False,
+    replace: bool = False,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """keys (N) of the dtype of table_keys, or voxels (N, 4) int32 of shape (B, W, H, D); values (N) of the dtype of
     table_values, None: the numbers of the rows; table_keys, table_values (S) int32 | int64, the last slot being that of
-    the key -1; state (2) int64. clear empties the table first. A table that is full raises on the CPU; on a GPU
-    state[0] is 1."""
+    the key -1; state (2) int64. clear empties the table first; with replace keys that are there get the new values. A
+    table that is full raises on the CPU; on a GPU state[0] is 1."""
 
 def hash_lookup(
     keys: Array,

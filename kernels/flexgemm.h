@@ -191,7 +191,7 @@ typedef struct {
 
 /* A hash table in arrays of the caller's: open addressing with linear probing. A slot is empty while its key is all ones;
  * the key of all ones itself lives in the last slot, which is its own. An empty slot's value is all ones as well.
- * Insertion leaves a key that is there already alone: of equal keys the lowest row of the first call wins.
+ * Of equal keys the lowest row of a call wins. A key that is there already keeps its value, or with `replace` gets it.
  * state: {1 once a key found no free slot, the longest way from a key's first slot to its own where that is over 64}. */
 typedef struct {
     fg_tensor keys;         /* (N) contiguous, dtype of table_keys; or voxels (N, 4) int32 contiguous */
@@ -201,6 +201,7 @@ typedef struct {
     fg_tensor state;        /* in and out: (2) int64 contiguous */
     int64_t shape[4];       /* of voxels: B, W, H, D; their key is the BXYZ number, and fits the dtype of table_keys */
     bool clear;             /* empty the table first; what it holds need not be a table yet */
+    bool replace;           /* the values of keys that are there already */
     fg_tensor workspace;
 } fg_hash_insert_params;
 

@@ -134,7 +134,9 @@ def sort_keys(backend, keys, bits, *, with_sorted=True, **layout):
     )
 
 
-def hash_insert(backend, keys, values, slots, value_dtype, *, shape=None, initial=None, clear=False, **layout):
+def hash_insert(
+    backend, keys, values, slots, value_dtype, *, shape=None, initial=None, clear=False, replace=False, **layout
+):
     """The table (keys, values, state) after the insertion; `initial` is one from before."""
     call = Call(backend, **layout)
     initial = initial or (None, None, None)
@@ -148,6 +150,7 @@ def hash_insert(backend, keys, values, slots, value_dtype, *, shape=None, initia
         call.take((2,), "int64", initial=initial[2]),
         shape=shape,
         clear=clear,
+        replace=replace,
     )
 
 

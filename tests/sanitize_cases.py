@@ -156,6 +156,10 @@ def hash_case(backend, key_dtype, value_dtype, voxels):
         table = guarded.hash_insert(backend, keys[::-1].copy(), values, 200, value_dtype, initial=table, **how)
         found = guarded.hash_lookup(backend, keys, *table, **how)
         np.testing.assert_array_equal(found, [contents[name] for name in names])
+        table = guarded.hash_insert(backend, keys, values, 200, value_dtype, initial=table, replace=True, **how)
+        first = dict(zip(names[::-1], values[::-1].tolist(), strict=True))
+        found = guarded.hash_lookup(backend, keys, *table, **how)
+        np.testing.assert_array_equal(found, [first[name] for name in names])
 
 
 def sample_case(backend, mode, dtype, channels, offset):
