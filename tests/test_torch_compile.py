@@ -222,6 +222,7 @@ def test_the_operators_are_what_they_say(device):
     ends, grad_out = torch.tensor([2, 9], device=device), torch.randn(9, 8, device=device)
     recorded = [t.clone().requires_grad_() for t in (x, experts, experts[0], experts[:, 0])]
     none, dense, grouped = [None] * 6, {"layout": "dense"}, {"layout": "m_grouped"}
+    numbers, contiguous = torch.zeros(9, dtype=torch.int32, device=device), "m_grouped_contiguous"
     calls = [
         (ops.neighbor_map, (coords, shape, (2, 3, 3), (1, 1, 1), False, False), {}),
         (ops.row_order, (nmap.map, (2, 3, 3)), {}),
@@ -241,7 +242,9 @@ def test_the_operators_are_what_they_say(device):
         (ops.product, (x, experts[0], *none, None, None), dense | {"activation": "swiglu", "out_dtype": "float32"}),
         (ops.product, (x[None], experts[:1], *none, None, None), {"layout": "batched", "alpha": 2.0}),
         (ops.product, (x.t(), x.t(), None, ends, *none), {"layout": "k_grouped", "groups": 2, "out_dtype": "float32"}),
-        (ops.m_grouped_gradients, (grad_out, x, experts, ends, (True, True, True), "ieee"), {}),
+        (ops.m_grouped_gradients, (grad_out, x, experts, ends, "m_grouped", (True, True, True), "ieee"), {}),
+        (ops.m_grouped_gradients, (grad_out, x, experts, numbers, contiguous, (True, True, True), "ieee"), {}),
+        (ops.product, (recorded[0], recorded[1], None, None, numbers, *none[1:]), {"layout": contiguous}),
         (ops.product_into, (grad_out.clone(), x, experts, None, ends, *none), grouped | {"accumulate": True}),
     ]
     for operator, arguments, keywords in calls:
@@ -403,6 +406,53 @@ def test_gradients_of_grouped_products(device, dtype, ends):
     for leaf, e in zip((a, b, bias), exact, strict=True):
         reference.assert_rows(leaf.grad.double().cpu().flatten(0, -2), e.grad.cpu().flatten(0, -2).numpy(), tolerance)
     assert not a.grad[bounds[-1][1] :].any(), "rows of no group"
+
+
+def grouped_layouts(device, dtype):
+    """Both padded layouts of three groups of 5, 0 and 130 rows: the function, inputs, and the rows of each group. The
+    groups of the first are not in the order of their numbers, and what is of no group is NaN."""
+    torch.manual_seed(0)
+    blocks, counts = {2: 0, 0: 256}, [5, 0, 130]
+    m_indices = torch.full((400,), -1, dtype=torch.int32, device=device)
+    for group, first in blocks.items():
+        m_indices[first : first + counts[group]] = group
+    rows = torch.full((400, 16), torch.nan, device=device, dtype=dtype)
+    rows[m_indices >= 0] = torch.randn(135, 16, device=device).to(dtype)
+    flat = [torch.nonzero(m_indices == group).flatten() for group in range(3)]
+    yield ft.m_grouped_gemm_nt_contiguous, rows, m_indices, flat
+    masked = torch.full((3, 140, 16), torch.nan, device=device, dtype=dtype)
+    for group, count in enumerate(counts):
+        masked[group, :count] = torch.randn(count, 16, device=device).to(dtype)
+    numbers = torch.tensor(counts, dtype=torch.int32, device=device)
+    flat = [140 * group + torch.arange(count, device=device) for group, count in enumerate(counts)]
+    yield ft.m_grouped_gemm_nt_masked, masked, numbers, flat
+
+
+@pytest.mark.parametrize("layout", [0, 1], ids=["contiguous", "masked"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("row_major", [False, True])
+@pytest.mark.parametrize("way", ["plain", "compiled"])
+def test_gradients_of_padded_groups(device, way, row_major, dtype, layout):
+    function, a, grouping, flat = list(grouped_layouts(device, dtype))[layout]
+    a.requires_grad_()
+    b, bias = (torch.randn(s, device=device).to(dtype).requires_grad_() for s in ((3, 8, 16), (3, 8)))
+
+    def call(a, b, bias, grouping):
+        weight = b.transpose(1, 2) if row_major else b
+        return function(a, weight, grouping, bias=bias, b_row_major=row_major, precision="ieee")
+
+    out = (call if way == "plain" else counted(call)[0])(a, b, bias, grouping)
+    grad_out = torch.full_like(out, torch.nan)
+    every = torch.cat(flat)
+    grad_out.flatten(0, -2)[every] = torch.randn(len(every), 8, device=device).to(dtype)
+    out.backward(grad_out)
+    exact = [t.detach().double().requires_grad_() for t in (a, b, bias)]
+    for group, rows in enumerate(flat):
+        product = exact[0].flatten(0, -2)[rows] @ exact[1][group].t() + exact[2][group]
+        product.backward(grad_out.flatten(0, -2)[rows].double())
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+    for leaf, e in zip((a, b, bias), exact, strict=True):
+        reference.assert_rows(leaf.grad.double().cpu().flatten(0, -2), e.grad.cpu().flatten(0, -2).numpy(), tolerance)
 
 
 def test_the_neutral_product_is_recorded(device):

@@ -351,34 +351,64 @@ def product_into(
     gemm.product(layout, a, b, **(how | {"precision": setting(precision, a)}))
 
 
+# What tells the groups of rows apart.
+GROUPING = {"m_grouped": "offsets", "m_grouped_contiguous": "m_indices", "m_grouped_masked": "masked_m"}
+
+
 def m_grouped_gradients(
     grad_out: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
-    offsets: torch.Tensor,
+    grouping: torch.Tensor,
+    layout: str,
     needs_grad: Sequence[bool],
     precision: str | None,
 ) -> Gradients:
-    """The gradients of m_grouped_gemm_nt in a, b and bias (float32), and an empty tensor for each that is not needed.
-    Rows of no group have a gradient of zero."""
-    how: Any = {"offsets": offsets, "precision": setting(precision, a)}
+    """The gradients of a product grouped along M in a, b and bias (float32), and an empty tensor for each that is not
+    needed. Rows of no group have a gradient of zero, and are not read."""
+    how: Any = {"precision": setting(precision, a)}
     grad_a, grad_b, grad_bias = (grad_out.new_empty(0, dtype=dtype) for dtype in (a.dtype, b.dtype, torch.float32))
-    rows = grad_out.to(a.dtype)
     if needs_grad[0]:
-        grad_a = gemm.product("m_grouped", rows, b, b_row_major=True, out=torch.zeros_like(a), **how)
-    how |= {"groups": b.shape[0], "out_dtype": "float32"}
-    if needs_grad[1]:
-        grad_b = gemm.product("k_grouped", rows.t(), a.t(), **how).to(b.dtype)
-    if needs_grad[2]:
-        grad_bias = gemm.product("k_grouped", grad_out.t(), torch.ones_like(grad_out[:, :1]).t(), **how)[..., 0]
+        grad_rows, groups = grad_out.to(a.dtype), {GROUPING[layout]: grouping}
+        grad_a = gemm.product(layout, grad_rows, b, b_row_major=True, out=torch.zeros_like(a), **groups, **how)
+    if needs_grad[1] or needs_grad[2]:
+        order, ends = _order_by_group(layout, grouping, a, b.shape[0])
+        how |= {"offsets": ends, "groups": b.shape[0], "out_dtype": "float32"}
+        columns = _columns(grad_out, order)
+        if needs_grad[1]:
+            grad_b = gemm.product("k_grouped", columns.to(a.dtype), _columns(a, order), **how).to(b.dtype)
+        if needs_grad[2]:
+            grad_bias = gemm.product("k_grouped", columns, columns.new_ones(1, columns.shape[1]), **how)[..., 0]
     return grad_a, grad_b, grad_bias
+
+
+def _order_by_group(
+    layout: str, grouping: torch.Tensor, a: torch.Tensor, groups: int
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """The rows of a, group after group and at last those of none (None: as they are), and where each group ends."""
+    if layout == "m_grouped":
+        return None, grouping
+    numbers = torch.arange(groups, device=a.device)
+    if layout == "m_grouped_masked":
+        inside = torch.arange(a.shape[1], device=a.device) < grouping[:, None]
+        group = torch.where(inside, numbers[:, None], groups).flatten()
+    else:
+        group = torch.where((grouping >= 0) & (grouping < groups), grouping.long(), groups)
+    in_order, order = torch.sort(group, stable=True)
+    return order, torch.searchsorted(in_order, numbers, right=True)
+
+
+def _columns(x: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+    """(..., C) -> (C, rows), the rows in this order."""
+    columns = x.flatten(0, -2).t()
+    return columns if order is None else columns.index_select(1, order)
 
 
 m_grouped_gradients_operator = _operator(m_grouped_gradients)
 
 
 @m_grouped_gradients_operator.register_fake
-def _(grad_out: Any, a: Any, b: Any, offsets: Any, needs_grad: Any, precision: Any) -> Gradients:
+def _(grad_out: Any, a: Any, b: Any, grouping: Any, layout: Any, needs_grad: Any, precision: Any) -> Gradients:
     needs_a, needs_b, needs_bias = needs_grad
     grad_bias = grad_out.new_empty(b.shape[:2] if needs_bias else 0, dtype=torch.float32)
     return a.new_empty(a.shape if needs_a else 0), b.new_empty(b.shape if needs_b else 0), grad_bias
