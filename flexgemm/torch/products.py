@@ -85,6 +85,44 @@ def n_grouped_gemm_nt(
     return product("n_grouped", a, b, offsets=offsets, **options)
 
 
+def wgrad_gemm_nt(  # type: ignore[misc]
+    a: torch.Tensor, b: torch.Tensor, *, accumulate: bool = True, **options: Unpack[Options]
+) -> torch.Tensor:
+    """`flexgemm.wgrad_gemm_nt` of torch tensors."""
+    options["accumulate"] = accumulate and options.get("out") is not None
+    return product("dense", a, b, **({"out_dtype": "float32"} | options))
+
+
+def k_grouped_wgrad_gemm_nt(  # type: ignore[misc]
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, *, num_groups: int | None = None, accumulate: bool = True,
+    **options: Unpack[Options],
+) -> torch.Tensor:  # fmt: skip
+    """`flexgemm.k_grouped_wgrad_gemm_nt` of torch tensors."""
+    out = options.get("out")
+    options["accumulate"] = accumulate and out is not None
+    if num_groups is None:
+        num_groups = (offsets if out is None else out).shape[0]
+    return product("k_grouped", a, b, offsets=offsets, groups=num_groups, **({"out_dtype": "float32"} | options))
+
+
+def segment_gemm(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    *,
+    seg_lens: torch.Tensor | None = None,
+    weight_indices: torch.Tensor | None = None,
+    weight_column_major: bool = True,
+    **options: Unpack[Options],
+) -> torch.Tensor:
+    """`flexgemm.segment_gemm` of torch tensors, differentiable as `m_grouped_gemm_nt` is without weight_indices."""
+    if (offsets is None) == (seg_lens is None):
+        raise ValueError("offsets, seg_lens: expected one of them")
+    ends = offsets if seg_lens is None else seg_lens.cumsum(0)
+    how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": not weight_column_major}
+    return product("m_grouped", x, weights, **how, **options)
+
+
 def product(layout: str, a: Any, b: Any, **options: Any) -> torch.Tensor:
     """Any product; layouts and options are those of flexgemm.gemm."""
     expect_tensor(a, "a")
