@@ -119,7 +119,7 @@ class UNet(torch.nn.Module):
             skips.append(x)
             x = encoder(down(x))
         for up, decoder, skip in zip(reversed(self.ups), reversed(self.decoders), reversed(skips), strict=True):
-            x = decoder(skip.replace(torch.cat([skip.feats, up(x).feats], 1)))  # up(x) is on the voxels of skip
+            x = decoder(fnn.cat([skip, up(x)]))  # up(x) is on the voxels of skip
         return self.head(x)
 
 
@@ -150,7 +150,7 @@ def random_patches(heights: torch.Tensor, labels: torch.Tensor, batch: int) -> t
             square = both[:, top : top + PATCH, left : left + PATCH].rot90(turns, (1, 2))
             squares.append(square.mT if mirrored else square)
     answers = torch.stack([square[1] for square in squares]).long().flatten()
-    return fnn.SparseTensor.cat([voxels(square[0]) for square in squares]), answers
+    return fnn.SparseTensor.collate([voxels(square[0]) for square in squares]), answers
 
 
 def train(
@@ -186,7 +186,7 @@ def predict(network: UNet, heights: torch.Tensor) -> torch.Tensor:
     votes = heights.new_zeros(*heights.shape, len(CLASSES))
     tops, lefts = ([*range(0, n - PATCH, PATCH // 2), n - PATCH] for n in heights.shape)
     for top in tops:
-        x = fnn.SparseTensor.cat([voxels(heights[top : top + PATCH, left : left + PATCH]) for left in lefts])
+        x = fnn.SparseTensor.collate([voxels(heights[top : top + PATCH, left : left + PATCH]) for left in lefts])
         for left, logits in zip(lefts, network(x).feats.view(-1, PATCH, PATCH, len(CLASSES)), strict=True):
             votes[top : top + PATCH, left : left + PATCH] += logits
     return votes.argmax(-1)

@@ -315,7 +315,6 @@ def conv_forward(
     activation: str | None = None,
     algorithm: str = "auto",
     precision: str = "ieee",
-    group: int = 0,
     groups: int = 1,
     workspace: Workspace = None,
     stream: Stream = None,
@@ -324,7 +323,7 @@ def conv_forward(
     order (sum(order_groups), M) int32, permutations: sets of orders in which a GPU may work through the rows, for speed
     alone; a set of g has one for each g-th of the offsets. By default `order_groups` is one set of them all.
     residual (M, Co), added before the activation ("relu", "silu" or "gelu"); it may be out itself.
-    Of `groups` groups of channels the call computes number `group`: the arrays are whole, weight has Ci / groups."""
+    groups of channels, each convolved by itself: weight has Ci / groups."""
 
 def conv_dgrad(
     grad_out: Array,
@@ -337,7 +336,6 @@ def conv_dgrad(
     algorithm: str = "auto",
     mirrored: bool = False,
     precision: str = "ieee",
-    group: int = 0,
     groups: int = 1,
     workspace: Workspace = None,
     stream: Stream = None,
@@ -354,7 +352,6 @@ def conv_wgrad(
     *,
     algorithm: str = "auto",
     precision: str = "ieee",
-    group: int = 0,
     groups: int = 1,
     workspace: Workspace = None,
     stream: Stream = None,
@@ -368,10 +365,13 @@ def depthwise_forward(
     map: Array,
     out: Array,
     *,
+    residual: Array | None = None,
+    activation: str | None = None,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """feats (N, C), weight (Co, Kw, Kh, Kd, 1), Co a multiple of C, bias (Co), map (V, M), out (M, Co)."""
+    """feats (N, C), weight (Co, Kw, Kh, Kd, 1), Co a multiple of C, bias (Co), map (V, M), out (M, Co);
+    residual (M, Co) and activation as of conv_forward."""
 
 def depthwise_dgrad(
     grad_out: Array,
@@ -540,6 +540,7 @@ def plan_conv(
     precision: str = "ieee",
     algorithm: str = "auto",
     groups: Sequence[int] | None = None,
+    channel_groups: int = 1,
 ) -> dict[str, Any]: ...
 def plan_conv_wgrad(
     *, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int, compute_capability: int = 80

@@ -40,8 +40,8 @@ def submanifold_conv3d(
     residual: (N, Co) of the same dtype, added before the activation; rows may be strided.
     activation: None, "relu", "silu" or "gelu" (the exact one, by erf).
     groups: of channels, each convolved by itself: the first Co / groups outputs read the first Ci / groups inputs, and
-        so on. groups = Ci is a depthwise convolution and has kernels of its own, in float32, unless there is a residual
-        or an activation; other groups run one after the other, best with a multiple of 16 bytes of channels each.
+        so on. groups = Ci is a depthwise convolution and has kernels of its own, in float32; other groups do best with
+        a multiple of 16 bytes of channels each.
     out: (N, Co) to write into; by default a new array of the library of feats. It may be the residual itself, with the
         same strides, but overlap no input otherwise.
     algorithm: how a GPU computes it; the CPU has one way. The results are the same within rounding.
@@ -203,27 +203,25 @@ def forward(
     shape = _check_shapes(feats, weight, neighbor_map, groups)
     out = library.empty(shape, None, feats) if out is None else library.output(out, shape, None, feats)
     map, order = neighbor_map.native, neighbor_map.native_order
-    if _is_depthwise(feats, groups, precision) and residual is None and activation is None:
-        library.run(_C.depthwise_forward, feats, weight, bias, map, out)
+    if _is_depthwise(feats, groups, precision):
+        library.run(_C.depthwise_forward, feats, weight, bias, map, out, residual=residual, activation=activation)
         return library.result(out)
-    for group in range(groups):
-        _C.conv_forward(
-            feats,
-            weight,
-            bias,
-            map,
-            out,
-            order=order,
-            residual=residual,
-            order_groups=order_groups(order, neighbor_map.kernel_size),
-            activation=activation,
-            algorithm=algorithm,
-            precision=precision,
-            group=group,
-            groups=groups,
-            workspace=library.workspace,
-            stream=library.stream,
-        )
+    _C.conv_forward(
+        feats,
+        weight,
+        bias,
+        map,
+        out,
+        order=order,
+        residual=residual,
+        order_groups=order_groups(order, neighbor_map.kernel_size),
+        activation=activation,
+        algorithm=algorithm,
+        precision=precision,
+        groups=groups,
+        workspace=library.workspace,
+        stream=library.stream,
+    )
     return library.result(out)
 
 
@@ -257,9 +255,7 @@ def backward(
             library.run(_C.depthwise_dgrad, grad_out, weight, map, grad_feats, mirrored=mirrored)
         else:
             orders = {"order": order, "order_groups": order_groups(order, neighbor_map.kernel_size)}
-            for group in range(groups):
-                arrays = grad_out, weight, map, grad_feats
-                library.run(_C.conv_dgrad, *arrays, mirrored=mirrored, group=group, **orders, **how)
+            library.run(_C.conv_dgrad, grad_out, weight, map, grad_feats, mirrored=mirrored, **orders, **how)
         grad_feats = library.result(grad_feats)
 
     if needs_grad[1] or needs_grad[2]:
@@ -272,8 +268,7 @@ def backward(
             if needs_grad[2]:
                 library.run(_C.conv_wgrad, grad_out, feats, map, None, grad_bias)
         else:
-            for group in range(groups):
-                library.run(_C.conv_wgrad, grad_out, feats, map, grad_weight, grad_bias, group=group, **how)
+            library.run(_C.conv_wgrad, grad_out, feats, map, grad_weight, grad_bias, **how)
         grad_weight = library.result(grad_weight) if needs_grad[1] else None
         grad_bias = library.result(grad_bias) if needs_grad[2] else None
 

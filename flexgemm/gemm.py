@@ -257,9 +257,10 @@ def product(
     if library.needs_grad(a, b, bias):
         from flexgemm.torch import products
 
-        others = scale_a, scale_b, scale_out, m_indices, masked_m, weight_indices, activation, out
+        others = scale_a, scale_b, scale_out, weight_indices, activation, out
         products.expect_differentiable(layout, library.dtype(a), all(x is None for x in others) and alpha == 1)
-        return products.record(layout, a, b, offsets, bias, b_row_major, out_dtype, precision, stream)
+        grouping = next((x for x in (offsets, m_indices, masked_m) if x is not None), None)
+        return products.record(layout, a, b, grouping, bias, b_row_major, out_dtype, precision, expected_m, stream)
     a = library.rows(a, names[0])
     b = library.rows(b, names[1])
     rows, columns = a.shape, b.shape

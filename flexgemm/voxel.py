@@ -384,6 +384,30 @@ def sparse_conv_map(
 
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes and values, by argument name.
     """
+    grid, kernel, steps, pads, dilations, out_grid = conv_grids(
+        shape, kernel_size, stride, padding, dilation, transposed, output_padding
+    )
+    return NeighborMap(
+        coords,
+        grid,
+        kernel,
+        dilations,
+        stride=steps,
+        padding=pads,
+        transposed=bool(transposed),
+        out_coords=out_coords,
+        out_shape=out_grid,
+        order=order,
+        check=check,
+        device=device,
+        stream=stream,
+    )
+
+
+def conv_grids(
+    shape: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any
+) -> tuple[Shape, Triple, Triple, Triple, Triple, Shape]:
+    """The grid, kernel, stride, padding and dilation of a sparse convolution in full, and the grid of its outputs."""
     grid = grid_shape(shape)
     kernel, steps = _axes(kernel_size, "kernel_size"), _axes(stride, "stride")
     dilations, pads = _axes(dilation, "dilation"), _axes(padding, "padding", least=0)
@@ -401,21 +425,7 @@ def sparse_conv_map(
     if min(axes) < 0:
         raise ValueError(f"kernel_size: {kernel} with dilation {dilations} and padding {pads} fits nowhere in {grid}")
     x, y, z = axes if transposed else [a // s for a, s in zip(axes, steps, strict=True)]
-    return NeighborMap(
-        coords,
-        grid,
-        kernel,
-        dilations,
-        stride=steps,
-        padding=pads,
-        transposed=bool(transposed),
-        out_coords=out_coords,
-        out_shape=(grid[0], x + 1, y + 1, z + 1),
-        order=order,
-        check=check,
-        device=device,
-        stream=stream,
-    )
+    return grid, kernel, steps, pads, dilations, (grid[0], x + 1, y + 1, z + 1)
 
 
 def order_groups(order: Array | None, kernel_size: Triple) -> tuple[int, ...]:

@@ -330,12 +330,13 @@ typedef struct {
 /* out[m] = activation(sum_v weight[:, v, :] . feats[map[v, m]] + bias + residual[m]), all of it in float32. */
 typedef struct {
     fg_tensor feats;    /* (N, Ci) float32 | float16 | bfloat16, inner stride 1 */
-    fg_tensor weight;   /* (Co, V, Ci) contiguous, dtype of feats */
+    fg_tensor weight;   /* (Co, V, Ci / groups) contiguous, dtype of feats */
     fg_tensor bias;     /* (Co) contiguous, dtype of feats; or absent */
     fg_tensor map;      /* (V, M) int32 contiguous, -1 = none */
     fg_tensor order;    /* (sum of groups, M) int32 contiguous, permutations: orders to take rows in; or absent */
     fg_tensor residual; /* (M, Co) inner stride 1, dtype of feats, may be `out` element for element; or absent */
     fg_order_sets sets; /* of which a plan takes one, or none; every one divides V */
+    int64_t groups;     /* of channels, a divisor of Ci and Co; each is a convolution of its own (channel_groups.h) */
     fg_activation activation;
     fg_algorithm algorithm;
     fg_precision precision;
@@ -347,10 +348,11 @@ typedef struct {
  * when mirrored (every kernel axis odd, one coordinate set), the forward map and v' = V - 1 - v. */
 typedef struct {
     fg_tensor grad_out; /* (M, Co), inner stride 1 */
-    fg_tensor weight;   /* (Co, V, Ci) contiguous */
+    fg_tensor weight;   /* (Co, V, Ci / groups) contiguous */
     fg_tensor map;      /* (V, N) int32 contiguous */
     fg_tensor order;    /* (sum of groups, N) int32 contiguous: those of `map`, as in the forward pass; or absent */
     fg_order_sets sets;
+    int64_t groups; /* of channels */
     fg_algorithm algorithm;
     bool mirrored;
     fg_precision precision;
@@ -364,21 +366,26 @@ typedef struct {
     fg_tensor grad_out;     /* (M, Co), inner stride 1 */
     fg_tensor feats;        /* (N, Ci), inner stride 1 */
     fg_tensor map;          /* (V, M) int32 contiguous: the forward map */
+    int64_t groups;         /* of channels */
     fg_algorithm algorithm; /* of which this pass knows one */
     fg_precision precision;
-    fg_tensor grad_weight; /* out: (Co, V, Ci) contiguous, dtype of feats; or absent */
+    fg_tensor grad_weight; /* out: (Co, V, Ci / groups) contiguous, dtype of feats; or absent */
     fg_tensor grad_bias;   /* out: (Co) contiguous, dtype of feats; or absent */
     fg_tensor workspace;
 } fg_conv_wgrad_params;
 
 /* Depthwise convolution: every channel by itself, output channel o reading input channel o / multiplier.
- * out[m, o] = bias[o] + sum_v weight[o, v] * feats[map[v, m], o / multiplier]; float32 sums in the order of v. */
+ * out[m, o] = activation(bias[o] + sum_v weight[o, v] * feats[map[v, m], o / multiplier] + residual[m, o]); float32 sums
+ * in the order of v. */
 typedef struct {
     fg_tensor feats;  /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
     fg_tensor weight; /* (C * multiplier, V) contiguous, dtype of feats */
     fg_tensor bias;   /* (C * multiplier) contiguous, dtype of feats; or absent */
     fg_tensor map;    /* (V, M) int32 contiguous, -1 = none */
-    fg_tensor out;    /* (M, C * multiplier) inner stride 1, dtype of feats */
+    fg_tensor
+        residual; /* (M, C * multiplier) inner stride 1, dtype of feats, may be `out` element for element; or absent */
+    fg_activation activation;
+    fg_tensor out; /* (M, C * multiplier) inner stride 1, dtype of feats */
     fg_tensor workspace;
 } fg_depthwise_forward_params;
 

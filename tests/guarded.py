@@ -228,7 +228,7 @@ def unique_groups(backend, in_order, order, ranks, voxels, **layout):
 
 
 def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None, residual=None, activation=None,
-                 in_place=False, algorithm="auto", precision="ieee", **layout):  # fmt: skip
+                 in_place=False, algorithm="auto", precision="ieee", channel_groups=1, **layout):  # fmt: skip
     """in_place: the output is the residual itself."""
     call = Call(backend, **layout)
     shape = nmap.shape[1], len(weight)
@@ -246,11 +246,12 @@ def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None,
         order_groups=groups,
         algorithm=algorithm,
         precision=precision,
+        groups=channel_groups,
     )
 
 
 def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, groups=None, algorithm="auto", mirrored=False,
-               precision="ieee", **layout):  # fmt: skip
+               precision="ieee", channel_groups=1, **layout):  # fmt: skip
     """nmap is the transposed map, or with mirrored=True the forward map."""
     call = Call(backend, **layout)
     return call.run(
@@ -258,17 +259,19 @@ def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, groups=None, algo
         call.give(grad_out, strided=True),
         call.give(weight),
         call.give(nmap),
-        call.take((nmap.shape[1], weight.shape[-1]), grad_out.dtype, strided=True),
+        call.take((nmap.shape[1], channel_groups * weight.shape[-1]), grad_out.dtype, strided=True),
         order=call.give(order),
         order_groups=groups,
         algorithm=algorithm,
         mirrored=mirrored,
         precision=precision,
+        groups=channel_groups,
     )
 
 
-def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), precision="ieee", **layout):
-    """grad_weight (Co, V, Ci) and grad_bias (Co); one of them alone when `outputs` names one."""
+def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), precision="ieee", channel_groups=1,
+               **layout):  # fmt: skip
+    """grad_weight (Co, V, Ci / channel_groups) and grad_bias (Co); one of them alone when `outputs` names one."""
     call = Call(backend, **layout)
     co, ci, dtype = grad_out.shape[1], feats.shape[1], feats.dtype
     return call.run(
@@ -276,21 +279,26 @@ def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), pr
         call.give(grad_out, strided=True),
         call.give(feats, strided=True),
         call.give(nmap),
-        call.take((co, len(nmap), ci), dtype) if "weight" in outputs else None,
+        call.take((co, len(nmap), ci // channel_groups), dtype) if "weight" in outputs else None,
         call.take((co,), dtype) if "bias" in outputs else None,
         precision=precision,
+        groups=channel_groups,
     )
 
 
-def depthwise_forward(backend, feats, weight, bias, nmap, **layout):
+def depthwise_forward(backend, feats, weight, bias, nmap, *, residual=None, activation=None, in_place=False, **layout):
     call = Call(backend, **layout)
+    shape = nmap.shape[1], len(weight)
+    out = call.take(shape, feats.dtype, strided=True, initial=residual if in_place else None)
     return call.run(
         "depthwise_forward",
         call.give(feats, strided=True),
         call.give(weight),
         call.give(bias),
         call.give(nmap),
-        call.take((nmap.shape[1], len(weight)), feats.dtype, strided=True),
+        out,
+        residual=out if in_place else call.give(residual, strided=True),
+        activation=activation,
     )
 
 

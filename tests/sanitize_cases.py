@@ -91,8 +91,9 @@ def depthwise_case(backend, direction, dtype, channels, multiplier, offset):
     dense[np.arange(co), :, np.arange(co) // multiplier] = reference.by_offset(weight)[..., 0]
     layout, tolerance = {"fence": False, "offset": offset, "pad": offset}, reference.ROW_TOLERANCE[dtype]
     if direction == "forward":
-        out = guarded.depthwise_forward(backend, feats, weight, bias, nmap, **layout)
-        assert_rows(out, reference.conv_forward(feats, dense, bias, nmap), tolerance)
+        added = {"residual": grad_out, "activation": "silu"}
+        out = guarded.depthwise_forward(backend, feats, weight, bias, nmap, **added, **layout)
+        assert_rows(out, reference.conv_epilogue(feats, dense, bias, nmap, grad_out, "silu"), tolerance)
     elif direction == "dgrad":
         grad_feats = guarded.depthwise_dgrad(backend, grad_out, weight, transposed, channels, **layout)
         assert_rows(grad_feats, reference.conv_dgrad(grad_out, dense, nmap, N), tolerance)
@@ -250,6 +251,31 @@ def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0,
         expected, expected_bias = reference.conv_wgrad(grad_out, feats, nmap)
         assert_rows(grad_weight, expected, tolerance)
         assert_rows(grad_bias[None], expected_bias[None], tolerance)
+
+
+def grouped_case(backend, direction, mode, ci, co, groups, rows=N):
+    dtype, precision = MODES[mode]
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(rows)
+    nmap, own = reference.neighbor_map(coords, shape), ci // groups
+    draw = (rows, ci), (co, 3, 3, 3, own), (rows, co)
+    feats, weight, grad_out = (scenes.values(rng, s, dtype, one_sign=True) for s in draw)
+    dense = np.zeros((co, 27, groups, own))
+    group = np.arange(co) // (co // groups)
+    dense[np.arange(co), :, group] = reference.by_offset(weight)
+    dense = dense.reshape(co, 27, ci)
+    how = {"precision": precision, "fence": False, "channel_groups": groups}
+    if direction == "forward":
+        got = guarded.conv_forward(backend, feats, weight, None, nmap, **how)
+        expected = reference.conv_forward(feats, dense, None, nmap)
+    elif direction == "dgrad":
+        got = guarded.conv_dgrad(backend, grad_out, weight, nmap, mirrored=True, **how)
+        expected = reference.conv_dgrad(grad_out, dense, nmap, rows)
+    else:
+        got, _ = guarded.conv_wgrad(backend, grad_out, feats, nmap, **how)
+        expected = reference.conv_wgrad(grad_out, feats, nmap)[0].reshape(co, 27, groups, own)
+        expected = expected[np.arange(co), :, group]
+    assert_rows(got, expected, reference.ROW_TOLERANCE[mode])
 
 
 def epilogue_case(backend, mode, channels, activation, in_place, offset, n=N):
@@ -486,6 +512,12 @@ def all_cases():
                     kernel_size=(3, 1, 3),
                     offset=0,
                     rows=1100,
+                )
+
+            for ci, co, groups in ((16, 24, 4), (33, 66, 3), (128, 128, 2)):
+                how = {"ci": ci, "co": co, "groups": groups}
+                cases[f"conv/{direction}/{mode}/{groups}-channel-groups"] = partial(
+                    grouped_case, direction=direction, mode=mode, **how
                 )
 
             for channels, groups in (("odd", 1), ("wide", 1), ("odd", 3), ("wide", 9)) if direction != "wgrad" else ():

@@ -87,7 +87,7 @@ def test_the_network_answers_for_each_voxel_in_float32(unet, device):
     torch.manual_seed(0)
     network = unet.UNet(in_channels=3, classes=3).to(device)
     heights = torch.rand(64, 64).to(device)
-    x = unet.fnn.SparseTensor.cat([unet.voxels(heights), unet.voxels(heights.T)])
+    x = unet.fnn.SparseTensor.collate([unet.voxels(heights), unet.voxels(heights.T)])
     logits = network(x).feats
     assert (logits.shape, logits.dtype) == ((2 * 64 * 64, 3), torch.float32)
     logits.square().mean().backward()

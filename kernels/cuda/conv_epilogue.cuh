@@ -12,6 +12,13 @@ struct SumEpilogue {
     const void *residual;    /* (rows, columns), residual_stride apart, or NULL; dtype of out */
     int64_t residual_stride; /* elements */
     fg_activation activation;
+
+    /* The same for rows that begin at one of their columns. */
+    template <typename T>
+    __device__ SumEpilogue from_column(int64_t column) const {
+        return {bias ? static_cast<const T *>(bias) + column : nullptr,
+                residual ? static_cast<const T *>(residual) + column : nullptr, residual_stride, activation};
+    }
 };
 
 }  // namespace flexgemm

@@ -15,7 +15,8 @@ struct WgradParams {
     float *partials;      /* (split_k, co, volume, ci) when the rows are split, else NULL */
     int64_t grad_stride, feats_stride, rows, rows_per_slice;
     uint32_t in_rows;
-    int volume, co, ci;
+    int volume, co, ci; /* channels of a group */
+    int channel_groups; /* side by side in rows, one after another in the gradient; on Hopper each is a launch: 1 */
     bool grad_aligned, feats_aligned;
 
     /* Hopper alone: the bias gradient, which has its partial sums behind those of its slice's weight gradient. */

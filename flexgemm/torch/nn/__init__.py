@@ -16,7 +16,7 @@ from flexgemm.torch.nn.pointwise import (
     SyncBatchNorm,
 )
 from flexgemm.torch.nn.pooling import GlobalPool, SparsePool3d, SparseUpsample3d
-from flexgemm.torch.nn.tensor import Sites, SparseTensor
+from flexgemm.torch.nn.tensor import Sites, SparseTensor, cat
 
 __all__ = [
     "GELU",
@@ -40,6 +40,7 @@ __all__ = [
     "SparseUpsample3d",
     "SubMConv3d",
     "SyncBatchNorm",
+    "cat",
     "from_minkowski",
     "from_spconv",
     "from_torchsparse",

@@ -100,7 +100,11 @@ class SubMConv3d(Convolution):
 
 class SparseConv3d(Convolution):
     """Strided convolution: output o reads the voxels at o * stride + k * dilation - padding, and is there if it reads
-    any. The rest as of `Convolution`."""
+    any. The rest as of `Convolution`.
+
+        y = layer(x)
+        y = layer(x, onto=z)        # the outputs are the voxels of z, which y + z and cat([y, z]) need
+    """
 
     transposed = False
 
@@ -120,9 +124,9 @@ class SparseConv3d(Convolution):
         self.stride, self.padding, self.dilation = triple(stride), triple(padding), triple(dilation)
         self.output_padding = triple(output_padding)
 
-    def forward(self, x: SparseTensor) -> SparseTensor:
+    def forward(self, x: SparseTensor, onto: SparseTensor | None = None) -> SparseTensor:
         how = self.kernel_size, self.stride, self.padding, self.dilation, self.transposed, self.output_padding
-        nmap, sites = x.sites.strided(*how)
+        nmap, sites = x.sites.strided(*how, None if onto is None else onto.sites)
         return x.replace(self.convolve(x.feats, nmap), sites)
 
 
