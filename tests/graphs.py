@@ -61,6 +61,8 @@ class TorchGraphs(Replayed):
 
     def capture(self, function):
         graph, returned = self._torch.cuda.CUDAGraph(), []
+        with self._torch.cuda.stream(self._stream):
+            function()  # kernels are loaded at their first launch, which is no matter of a graph
         self._torch.cuda.synchronize()
         with self._torch.cuda.graph(graph, stream=self._stream):
             returned.append(function())
