@@ -40,7 +40,9 @@ class Call:
         """Buffers start at multiples of 256: the room that the query leaves to align others is not given."""
         nbytes = max(getattr(_C, f"{operation}_workspace")(*args, **kwargs) - 255, 0)
         workspace = Buffer(self.backend, poison(nbytes, "uint8"), output=True, fence=self.fence, initialise=self.fence)
-        still_needed = getattr(_C, operation)(*args, workspace=workspace.array if nbytes else None, **kwargs)
+        kwargs["workspace"] = workspace.array if nbytes else None
+        buffers = [*self.inputs, *self.outputs, workspace]
+        still_needed = self.backend.run(getattr(_C, operation), buffers, *args, **kwargs)
         assert not still_needed, f"{operation}: did not run, asks for a workspace of {still_needed} bytes"
         for buffer in self.inputs:
             buffer.read(f"{operation}: an input")

@@ -19,7 +19,7 @@ template <int kTokens>
 struct Sm90DecodeTile {
     static constexpr int kBlockN = kTokens;
     static constexpr int kCluster = 1; /* blocks that copy for each other */
-    static constexpr int kPromotedParts = 1, kPartials = 2, kChain = 4;
+    static constexpr int kPromotedParts = 1, kPartials = 2, kChain = 2;
     static constexpr int kStages = kTokens == 16 ? 10 : kTokens == 32 ? 9 : 7;
     static constexpr int kWarpgroups = 2, kWarpgroupRows = 64;
     static constexpr int kThreads = 128 * (1 + kWarpgroups);
@@ -95,20 +95,21 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
  * from the thread's first one on. Tokens that the group has no more of take the scale of its first. */
 template <int kCount>
 struct TokenScales {
-    const float *tokens, *weights; /* at K = 0 */
+    const float *tokens, *weights; /* of the next step */
     int64_t token_step;
     int first, count;
     struct Step {
         float value[kCount / 2];
         __device__ __forceinline__ float of(int i) const { return value[i / 4 * 2 + i % 2]; }
     };
-    __device__ __forceinline__ void load(Step &scale, int step) const {
-        const float of_weights = weights[step];
+    __device__ __forceinline__ void load(Step &scale) {
+        const float of_weights = *weights++;
 #pragma unroll
         for (int i = 0; i < kCount / 2; ++i) {
             const int token = first + i / 2 * 8 + i % 2;
-            scale.value[i] = tokens[(token < count ? token : 0) * token_step + step] * of_weights;
+            scale.value[i] = tokens[(token < count ? token : 0) * token_step] * of_weights;
         }
+        ++tokens;
     }
 };
 
@@ -178,7 +179,7 @@ __device__ __forceinline__ Sm90Work consume_decode(Sm90Shared<Tile> &shared, uin
         const Depth depth = {steps_of(work), 0};
         if (work.rows > warpgroup * Tile::kWarpgroupRows) {
             constexpr int kCount = Tile::kBlockN / 2;
-            const auto scales = [&] {
+            auto scales = [&] {
                 if constexpr (Math::kScaled)
                     return token_scales_of<kCount>(args, work);
                 else

@@ -275,6 +275,13 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
  * setmaxnreg can divide anew. A warpgroup that takes more than others gave back waits for ever. */
 constexpr int registers_at_launch(int threads, int blocks = 1) { return 65536 / (threads * blocks) / 8 * 8; }
 
+/* The same value, but not to the compiler's knowledge: what follows from it is computed where it stands, and does not
+ * hold registers in a loop before it. */
+__device__ __forceinline__ int opaque(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
 /* Gives registers back to the pool, or takes more from it; the whole warpgroup together. */
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
@@ -312,6 +319,12 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void *shared, uint32_
     constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kStride = uint64_t{1024 / 16} << 32;
     const uint64_t leading = static_cast<uint64_t>(leading_bytes / 16) << 16;
     return kSwizzle128 | kStride | leading | ((shared_address(shared) & 0x3ffffu) >> 4);
+}
+
+/* The descriptor of what lies `bytes` (a multiple of 16) behind. Only its lower word changes: the upper one stays a
+ * constant, which needs no register. */
+__device__ __forceinline__ uint64_t wgmma_advance(uint64_t descriptor, int bytes) {
+    return (descriptor >> 32 << 32) | (static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(bytes / 16));
 }
 
 /* D = A.B^T, or D += A.B^T when `accumulate`: 64 rows of A and 16, 32, 64, 96, 128, 192 or 256 of B (overloads), 32 bytes of K,

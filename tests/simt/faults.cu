@@ -179,6 +179,19 @@ __global__ void uninitialised(const __grid_constant__ Arguments args) {
     write(args.out, values[threadIdx.x]);
 }
 
+/* ---- clusters ---- */
+
+template <bool kFaulty>
+__global__ void cluster_exit(const __grid_constant__ Arguments args) {
+    __shared__ alignas(16) float values[kThreads];
+    values[threadIdx.x] = static_cast<float>(threadIdx.x);
+    ptx::cluster_sync();
+    const float4 four = ptx::load_remote(values + threadIdx.x / 4 * 4, ptx::cluster_block_rank() ^ 1);
+    const float own[4] = {four.x, four.y, four.z, four.w};
+    write(args.out, own[threadIdx.x % 4]);
+    if (!kFaulty) ptx::cluster_sync();
+}
+
 struct Pair {
     const char *name;
     void (*kernels[2])(Arguments);
@@ -191,7 +204,7 @@ constexpr Pair kPairs[] = {
     FG_PAIR(block_barrier), FG_PAIR(barrier_of_a_branch), FG_PAIR(mbarrier_count), FG_PAIR(mbarrier_parity),
     FG_PAIR(copy_wait),     FG_PAIR(tma_bytes),           FG_PAIR(tma_swizzle),    FG_PAIR(wgmma_wait),
     FG_PAIR(wgmma_fence),   FG_PAIR(proxy_fence),         FG_PAIR(stage_reuse),    FG_PAIR(shared_bounds),
-    FG_PAIR(global_bounds), FG_PAIR(uninitialised),
+    FG_PAIR(global_bounds), FG_PAIR(uninitialised),       FG_PAIR(cluster_exit),
 };
 #undef FG_PAIR
 
@@ -208,9 +221,17 @@ fg_status run(int index, int faulty, float *out, fg_error *error) {
     fg_status status = flexgemm::encode_tensor_map(&args.map, rows, 64, 1, error);
     if (status != FG_OK) return status;
 
-    const auto kernel = kPairs[index].kernels[faulty];
-    kernel<<<1, kThreads, 2 * 8192>>>(args);
-    status = flexgemm::cuda_status(cudaGetLastError(), kPairs[index].name, error);
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {2, 1, 1}; /* which do the same, but for what is about clusters */
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {2};
+    config.blockDim = {kThreads};
+    config.dynamicSmemBytes = 2 * 8192;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    status = flexgemm::cuda_status(cudaLaunchKernelEx(&config, kPairs[index].kernels[faulty], args), kPairs[index].name,
+                                   error);
     FG_CUDA(cudaMemcpy(out, result, kOutputs * sizeof(float), cudaMemcpyDeviceToHost));
     FG_CUDA(cudaFree(matrix));
     FG_CUDA(cudaFree(result));

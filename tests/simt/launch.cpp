@@ -117,14 +117,8 @@ bool run_cluster(uint64_t first) {
 
 }  // namespace
 
-cudaError_t launch(const Config &given, const Body &kernel) {
-    const dim3 grid = given.grid, block = given.block;
-    const uint64_t threads = uint64_t{block.x} * block.y * block.z, blocks = uint64_t{grid.x} * grid.y * grid.z;
-    if (threads == 0 || threads > 1024 || block.z > 64 || blocks == 0 || grid.x > INT32_MAX || grid.y > 65535 ||
-        grid.z > 65535 || grid.x % given.cluster || given.cluster > 8)
-        return set_error(cudaErrorInvalidConfiguration, "");
-    if (given.shared_bytes > dynamic_shared_limit(given.function)) return set_error(cudaErrorInvalidValue, "");
-
+static cudaError_t run(const Config &given, const Body &kernel) {
+    const uint64_t blocks = uint64_t{given.grid.x} * given.grid.y * given.grid.z;
     const std::lock_guard<std::mutex> guard(one_launch);
     const FaultGuard faults;
     state = {};
@@ -139,8 +133,19 @@ cudaError_t launch(const Config &given, const Body &kernel) {
     return cudaSuccess;
 }
 
+cudaError_t launch(const Config &given, const Body &kernel) {
+    const dim3 grid = given.grid, block = given.block;
+    const uint64_t threads = uint64_t{block.x} * block.y * block.z, blocks = uint64_t{grid.x} * grid.y * grid.z;
+    if (threads == 0 || threads > 1024 || block.z > 64 || blocks == 0 || grid.x > INT32_MAX || grid.y > 65535 ||
+        grid.z > 65535 || grid.x % given.cluster || given.cluster > 8)
+        return set_error(cudaErrorInvalidConfiguration, "");
+    if (given.shared_bytes > dynamic_shared_limit(given.function)) return set_error(cudaErrorInvalidValue, "");
+    return in_stream(given.stream, [given, kept = kernel.copy()] { return run(given, *kept); });
+}
+
 Config config_of(const cudaLaunchConfig_t &launch) {
-    Config result = {"cudaLaunchKernelEx", launch.gridDim, launch.blockDim, launch.dynamicSmemBytes, 1, nullptr};
+    Config result = {"cudaLaunchKernelEx", launch.gridDim, launch.blockDim, launch.dynamicSmemBytes, 1, nullptr,
+                     launch.stream};
     for (unsigned int i = 0; i < launch.numAttrs; ++i)
         if (launch.attrs[i].id == cudaLaunchAttributeClusterDimension)
             result.cluster = launch.attrs[i].val.clusterDim.x;

@@ -214,6 +214,7 @@ void load_cluster(Frame &frame, const Instruction &instruction) {
     const size_t width = width_of(instruction);
     const std::vector<Argument> single = {a[0]};
     const Place place = place_of(frame.read(a[1]));
+    if (place.block->live == 0) fail("shared memory of block %u of the cluster, which has ended", place.block->rank);
     uint32_t address = place.address;
     for (const Argument &target : a[0].kind == Argument::kVector ? a[0].parts : single) {
         uint64_t bits = 0;

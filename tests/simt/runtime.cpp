@@ -98,6 +98,15 @@ cudaError_t copy(void *target, const void *source, size_t bytes, cudaMemcpyKind 
     return cudaSuccess;
 }
 
+cudaError_t set(void *target, int value, size_t bytes) {
+    const std::lock_guard<std::mutex> guard(memory_mutex);
+    const Allocation *found = allocation_at(target);
+    if (found == nullptr || static_cast<char *>(target) + bytes > found->data + found->bytes)
+        return set_error(cudaErrorInvalidValue, "");
+    std::memset(target, value, bytes);
+    return cudaSuccess;
+}
+
 /* ---- tensor maps ---- */
 
 CUresult encode_tiled(CUtensorMap *result, CUtensorMapDataType type, cuuint32_t rank, void *data,
@@ -187,6 +196,9 @@ const char *cudaGetErrorString(cudaError_t status) {
     if (status == cudaErrorMemoryAllocation) return "out of memory";
     if (status == cudaErrorInvalidConfiguration) return "invalid configuration argument";
     if (status == cudaErrorInvalidDevice) return "invalid device ordinal";
+    if (status == cudaErrorStreamCaptureUnsupported) return "operation not permitted when stream is capturing";
+    if (status == cudaErrorStreamCaptureImplicit)
+        return "operation would make the legacy stream depend on a capturing one";
     return status == cudaSuccess ? "no error" : "invalid argument";
 }
 
@@ -257,13 +269,25 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
 
 /* ---- memory ---- */
 
-cudaError_t cudaMalloc(void **data, size_t bytes) { return allocate(data, bytes); }
-cudaError_t cudaMallocAsync(void **data, size_t bytes, cudaStream_t) { return allocate(data, bytes); }
-cudaError_t cudaMallocFromPoolAsync(void **data, size_t bytes, cudaMemPool_t, cudaStream_t) {
-    return allocate(data, bytes);
+cudaError_t cudaMalloc(void **data, size_t bytes) {
+    const cudaError_t refused = refuse_in_capture();
+    return refused ? refused : allocate(data, bytes);
 }
-cudaError_t cudaFree(void *data) { return release(data); }
-cudaError_t cudaFreeAsync(void *data, cudaStream_t) { return release(data); }
+cudaError_t cudaMallocAsync(void **data, size_t bytes, cudaStream_t stream) {
+    const cudaError_t refused = refuse_in_capture(stream);
+    return refused ? refused : allocate(data, bytes);
+}
+cudaError_t cudaMallocFromPoolAsync(void **data, size_t bytes, cudaMemPool_t, cudaStream_t stream) {
+    return cudaMallocAsync(data, bytes, stream);
+}
+cudaError_t cudaFree(void *data) {
+    const cudaError_t refused = refuse_in_capture();
+    return refused ? refused : release(data);
+}
+cudaError_t cudaFreeAsync(void *data, cudaStream_t stream) {
+    const cudaError_t refused = refuse_in_capture(stream);
+    return refused ? refused : release(data);
+}
 
 cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const cudaMemPoolProps *) {
     *pool = reinterpret_cast<cudaMemPool_t>(&allocations);
@@ -279,19 +303,15 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
-    return copy(target, source, bytes, kind);
+cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    return in_stream(stream, [=] { return copy(target, source, bytes, kind); });
 }
 cudaError_t cudaMemcpy(void *target, const void *source, size_t bytes, cudaMemcpyKind kind) {
-    return copy(target, source, bytes, kind);
+    const cudaError_t refused = refuse_in_capture();
+    return refused ? refused : copy(target, source, bytes, kind);
 }
-cudaError_t cudaMemsetAsync(void *target, int value, size_t bytes, cudaStream_t) {
-    const std::lock_guard<std::mutex> guard(memory_mutex);
-    const Allocation *found = allocation_at(target);
-    if (found == nullptr || static_cast<char *>(target) + bytes > found->data + found->bytes)
-        return set_error(cudaErrorInvalidValue, "");
-    std::memset(target, value, bytes);
-    return cudaSuccess;
+cudaError_t cudaMemsetAsync(void *target, int value, size_t bytes, cudaStream_t stream) {
+    return in_stream(stream, [=] { return set(target, value, bytes); });
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *address) {
@@ -303,9 +323,9 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const vo
 
 /* ---- streams: everything has happened already ---- */
 
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned int) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return refuse_in_capture(stream); }
+cudaError_t cudaDeviceSynchronize() { return refuse_in_capture(); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned int) { return refuse_in_capture(stream); }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int) {
     *event = reinterpret_cast<cudaEvent_t>(new char);
     return cudaSuccess;
@@ -314,7 +334,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
     delete reinterpret_cast<char *>(event);
     return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t stream) { return refuse_in_capture(stream); }
+cudaError_t cudaEventQuery(cudaEvent_t) { return refuse_in_capture(); }
 
 }  // extern "C"

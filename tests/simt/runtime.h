@@ -11,4 +11,9 @@ cudaError_t set_error(cudaError_t status, const std::string &text);
 size_t dynamic_shared_limit(const void *function);
 std::string describe_memory(const void *address); /* which allocation is near */
 
+/* ---- capture (graph.cpp) ---- */
+
+cudaError_t refuse_in_capture(); /* for calls that no thread may make while a capture is under way */
+cudaError_t refuse_in_capture(cudaStream_t stream);
+
 }  // namespace simt

@@ -9,7 +9,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <initializer_list>
+#include <memory>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -45,10 +47,16 @@ T &shared() {
     return *static_cast<T *>(static_shared(&key, sizeof(T), alignof(T)));
 }
 
+/* ---- streams ---- */
+
+/* Does it at once, or, when the stream is being captured, with each launch of the graph. (graph.cpp) */
+cudaError_t in_stream(cudaStream_t stream, std::function<cudaError_t()> work);
+
 /* ---- launches ---- */
 
 struct Body { /* a kernel with its arguments */
     virtual void operator()() const = 0;
+    virtual std::shared_ptr<Body> copy() const = 0;
 };
 
 struct Config {
@@ -57,6 +65,7 @@ struct Config {
     size_t shared_bytes;
     unsigned int cluster;
     const void *function;
+    cudaStream_t stream;
 };
 
 cudaError_t launch(const Config &config, const Body &body);
@@ -70,6 +79,7 @@ cudaError_t launch(Config config, void (*kernel)(Parameters...), Arguments &&...
         Call(void (*kernel_)(Parameters...), Arguments &&...given)
             : kernel(kernel_), arguments(std::forward<Arguments>(given)...) {}
         void operator()() const override { std::apply(kernel, arguments); }
+        std::shared_ptr<Body> copy() const override { return std::make_shared<Call>(*this); }
     };
     config.function = reinterpret_cast<const void *>(kernel);
     return launch(config, Call(kernel, std::forward<Arguments>(arguments)...));
@@ -78,8 +88,8 @@ cudaError_t launch(Config config, void (*kernel)(Parameters...), Arguments &&...
 /* kernel<<<grid, block, bytes, stream>>>(arguments) */
 struct Launch {
     Config config;
-    Launch(const char *name, dim3 grid, dim3 block, size_t bytes = 0, cudaStream_t = nullptr)
-        : config{name, grid, block, bytes, 1, nullptr} {}
+    Launch(const char *name, dim3 grid, dim3 block, size_t bytes = 0, cudaStream_t stream = nullptr)
+        : config{name, grid, block, bytes, 1, nullptr, stream} {}
 
     template <class Kernel, class... Arguments>
     void operator()(Kernel kernel, Arguments &&...arguments) {
