@@ -254,7 +254,7 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
     /* The plan sees that rows are whole 16-byte pieces, but not where they are; TF32 works on copies. */
     const bool near = p->feats.dtype == FG_FLOAT32 ? p->precision == FG_PRECISION_TF32
                                                    : rows_are_near(p->grad_out) && rows_are_near(p->feats);
-    if (!near || co > kMaxChannels || ci > kMaxChannels / volume) compute_capability = 80;
+    if (!near || co > kMaxChannels / 4 || ci > kMaxChannels / 4 / volume) compute_capability = 80;
     work->plan = fg_plan_conv_wgrad(rows, ci, co, volume, p->feats.dtype, num_sms, compute_capability);
     work->bias = fg_plan_column_sum(rows, co, num_sms);
 

@@ -40,9 +40,9 @@ template <typename T>
 constexpr int kBlockK = kRowBytes / static_cast<int>(sizeof(T)); /* rows of a step */
 
 constexpr int kMaxOffsets = FG_WGRAD_MAX_OFFSETS;
-constexpr int kWindow = kWarpgroup;    /* rows that the producer looks at together */
-constexpr int kCapacity = 2 * kWindow; /* of the queue: a window, and less than a step */
-constexpr int kProducerBarrier = 1;    /* named barrier among the producer's threads */
+constexpr int kWindow = kWarpgroup;                   /* rows that the producer looks at together */
+constexpr int kCapacity = 2 * kWindow;                /* of the queue: a window, and less than a step */
+constexpr int kProducerBarrier = 1, kTaskBarrier = 2; /* named barriers: the producer's threads, all threads */
 
 /* Output channels and columns of a tile. The consumers divide its output channels, or its columns. */
 template <int kBlockM_, int kBlockN_, int kConsumersN_>
@@ -56,9 +56,47 @@ struct Tile {
     static_assert(kConsumerN % kBlockChannels == 0, "a consumer starts at a block");
 };
 
-/* What eight columns are gathered from: a channel, at one of the tile's offsets; less than 0 past the last column. */
+/* What eight columns are gathered from: a channel, less than 0 where there is none, at one of the task's offsets. */
 struct Column {
     int offset, channel;
+};
+
+/* One CTA's share of the weight gradient. Tiles of the same rows run side by side, so that they share them in L2, and
+ * the middle columns come first: they are those of the middle offset, at which the most rows have a neighbour. */
+template <class Tile>
+struct Task {
+    int co0;                   /* output channels co0 .. co0 + kBlockM */
+    int column0;               /* columns of the tile: column0 .. column0 + kBlockN */
+    int begin, end;            /* those of them that are computed */
+    int first_offset, offsets; /* that these touch */
+    int slice, rows;
+    int64_t row0;
+
+    Task() = default;
+    __device__ Task(const WgradParams &p, int tile_columns, int index) {
+        const int columns = p.volume * p.ci;
+        const int co_tiles = ceil_div(p.co, Tile::kBlockM), column_tiles = ceil_div(columns, tile_columns);
+        co0 = index % co_tiles * Tile::kBlockM;
+        const int turn = index / co_tiles % column_tiles;
+        slice = index / co_tiles / column_tiles;
+        column0 = (column_tiles / 2 + (turn % 2 ? -(turn + 1) / 2 : turn / 2)) * tile_columns;
+        begin = column0;
+        end = min(column0 + tile_columns, columns);
+        first_offset = begin / p.ci;
+        offsets = (end - 1) / p.ci - first_offset + 1;
+        row0 = slice * p.rows_per_slice;
+        rows = static_cast<int>(min(p.rows_per_slice, p.rows - row0));
+    }
+
+    /* Its offset number `part` alone. */
+    __device__ Task at_offset(const WgradParams &p, int part) const {
+        Task task = *this;
+        task.first_offset += part;
+        task.offsets = 1;
+        task.begin = max(begin, task.first_offset * p.ci);
+        task.end = min(end, (task.first_offset + 1) * p.ci);
+        return task;
+    }
 };
 
 /* Dynamic shared memory of a CTA. Stages first: they start at a multiple of 1024. */
@@ -69,35 +107,12 @@ struct Shared {
     int32_t in_row[kMaxOffsets][kCapacity]; /* the producer's queue: rows of feats at each offset, */
     int32_t out_row[kCapacity];             /* and of grad_out, relative to the slice, or less than 0 */
     Column column[Tile::kBlockN / kOctet];
+    Task<Tile> task;
     uint32_t found[kWindow / 32]; /* the producer's: which of a warp's rows go into the queue */
     bool end[Tile::kStages];      /* a step without operands, after the last */
+    bool spoiled;                 /* the consumers': some sum is NaN */
     alignas(8) uint64_t full[Tile::kStages];
     uint64_t empty[Tile::kStages];
-};
-
-/* One CTA's share of the weight gradient. Tiles of the same rows run side by side, so that they share them in L2, and
- * the middle columns come first: they are those of the middle offset, at which the most rows have a neighbour. */
-template <class Tile>
-struct Task {
-    int co0;                   /* output channels co0 .. co0 + kBlockM */
-    int column0, column_end;   /* columns column0 .. column_end, at most kBlockN */
-    int first_offset, offsets; /* that these columns touch */
-    int slice, rows;
-    int64_t row0;
-
-    __device__ Task(const WgradParams &p, int tile_columns, int index) {
-        const int columns = p.volume * p.ci;
-        const int co_tiles = ceil_div(p.co, Tile::kBlockM), column_tiles = ceil_div(columns, tile_columns);
-        co0 = index % co_tiles * Tile::kBlockM;
-        const int turn = index / co_tiles % column_tiles;
-        slice = index / co_tiles / column_tiles;
-        column0 = (column_tiles / 2 + (turn % 2 ? -(turn + 1) / 2 : turn / 2)) * tile_columns;
-        column_end = min(column0 + tile_columns, columns);
-        first_offset = column0 / p.ci;
-        offsets = (column_end - 1) / p.ci - first_offset + 1;
-        row0 = slice * p.rows_per_slice;
-        rows = static_cast<int>(min(p.rows_per_slice, p.rows - row0));
-    }
 };
 
 /* ---- producer ---- */
@@ -111,14 +126,14 @@ struct Producer {
     static constexpr int kRowsPerThread = kBlockK<T> / kRowsPerPass;
     static constexpr int kPieces = kTransposes ? kBlockChannels / kOctet : 1; /* of a thread, in a row of a block */
     static constexpr int kPiecesA = Tile::kBlocksA * kPieces, kPiecesB = Tile::kBlocksB * kPieces;
-    static constexpr int kBatch = kTransposes ? 8 : kPiecesB; /* pieces of B whose places are looked up together */
+    static constexpr int kBatch = kPiecesB % 4 == 0 ? 4 : 3; /* pieces of B whose places are looked up together */
     static_assert(kPiecesB % kBatch == 0, "whole batches");
     static_assert(kWindow + kBlockK<T> <= kCapacity && kCapacity % kBlockK<T> == 0,
                   "a step lies in the queue without a break");
 
     const WgradParams &p;
-    const Task<Tile> &task;
     Shared<Tile> &shared;
+    Task<Tile> task;
     RingPosition<Tile::kStages> place; /* in the pipeline */
     int scanned = 0, produced = 0;     /* rows of the slice, and those of them in the queue so far */
 
@@ -219,7 +234,7 @@ struct Producer {
             out_rows[i] = static_cast<uint32_t>(shared.out_row[slot + i * kRowsPerPass]);
         const T *grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride;
         const auto grad_bytes = static_cast<uint32_t>(p.grad_stride * sizeof(T));
-#pragma unroll 8
+#pragma unroll 4
         for (int piece = 0; piece < kPiecesA; ++piece) {
             const int co = task.co0 + octet_of(piece) * kOctet;
             copy<false>(a, piece, grad_out + co, grad_bytes, out_rows,
@@ -260,11 +275,15 @@ struct Producer {
         place.advance();
     }
 
+    /* Between two tasks is a barrier among the producer's threads. */
     __device__ void run() {
+        task = shared.task;
+        scanned = produced = 0;
         for (int i = threadIdx.x; i < Tile::kBlockN / kOctet; i += kWarpgroup) {
             const int column = task.column0 + i * kOctet;
             shared.column[i] = {0, -kOctet};
-            if (column < task.column_end) shared.column[i] = {column / p.ci - task.first_offset, column % p.ci};
+            if (task.begin <= column && column < task.end)
+                shared.column[i] = {column / p.ci - task.first_offset, column % p.ci};
         }
         request();
         for (int first = 0;; first += kBlockK<T>) {
@@ -277,6 +296,7 @@ struct Producer {
         announce(true);
         ptx::cp_async_commit();
         ptx::cp_async_wait<0>(); /* no thread leaves with copies under way */
+        ptx::named_barrier(kProducerBarrier, kWarpgroup);
     }
 };
 

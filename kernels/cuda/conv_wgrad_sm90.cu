@@ -20,8 +20,10 @@
  * The bias gradient, sums of the columns of grad_out, is the work of further CTAs of the same launch: beside the others
  * they cost little, and small scenes are spared the launches.
  *
+ * Zeros stand for missing neighbours, so that a row of grad_out that is not finite makes NaN at all offsets of a tile. A
+ * tile of several offsets that has NaN is computed again, one offset at a time: then no row is there in vain.
+ *
  * Slices meet as float32 partial sums in the workspace and are added in a fixed order: the same bits every time.
- * A row of grad_out that is not finite spoils its tile at all offsets of the tile, not only where it has neighbours.
  */
 #include <type_traits>
 
@@ -61,8 +63,8 @@ struct Consumer {
     static constexpr int kNone = -1;
 
     const WgradParams &p;
-    const Task<Tile> &task;
     Shared<Tile> &shared;
+    const Task<Tile> &task;
     RingPosition<Tile::kStages> place; /* in the pipeline */
 
     __device__ static int consumer() { return static_cast<int>(threadIdx.x) / kWarpgroup - 1; }
@@ -108,6 +110,18 @@ struct Consumer {
         ptx::wgmma_wait<0>();
 #pragma unroll
         for (int i = 0; i < Tile::kConsumerM; ++i) ptx::wgmma_hold(d[i]);
+        if (in_flight != kNone) release(in_flight);
+        release(place.slot);
+        place.advance();
+    }
+
+    __device__ void look_for_nan(const float (&d)[Tile::kConsumerM][kRegisters]) {
+        bool found = false;
+#pragma unroll
+        for (int i = 0; i < Tile::kConsumerM; ++i)
+#pragma unroll
+            for (const float sum : d[i]) found |= isnan(sum);
+        if (found) shared.spoiled = true;
     }
 
     /* The output channel and the first column of what this thread holds of a tile of 64 channels. */
@@ -128,7 +142,7 @@ struct Consumer {
 #pragma unroll
                 for (int j = 0; j < Tile::kConsumerN / 8; ++j) {
                     const int column = task.column0 + first_column() + 8 * j + threadIdx.x % 4 * 2;
-                    if (column >= task.column_end) continue; /* columns are a multiple of 8 */
+                    if (column < task.begin || column >= task.end) continue; /* columns are a multiple of 8 */
                     const float2 pair = make_float2(d[i][4 * j + 2 * half], d[i][4 * j + 2 * half + 1]);
                     float *target = sums + co * pitch + column;
                     if (aligned) {
@@ -160,7 +174,8 @@ struct Consumer {
                         word[k] = pack<T>(d[i][4 * (j + k) + 2 * half], d[i][4 * (j + k) + 2 * half + 1]);
                     transpose_quad(word, lane);
                     const int column = task.column0 + first_column() + 8 * (j + lane % 4);
-                    if (co < p.co && column < task.column_end) store_chunk(out + co * pitch + column, word, aligned);
+                    if (co < p.co && task.begin <= column && column < task.end)
+                        store_chunk(out + co * pitch + column, word, aligned);
                 }
             }
         }
@@ -173,10 +188,10 @@ struct Consumer {
 #pragma unroll
             for (float &sum : d[i]) sum = 0.0f;
         accumulate(d);
-        if (p.partials)
-            store_sums(d, p.partials + task.slice * partial_pitch(p));
-        else if constexpr (std::is_same<T, float>::value)
-            store_sums(d, static_cast<float *>(p.grad_weight));
+        look_for_nan(d);
+        if (std::is_same<T, float>::value || p.partials)
+            store_sums(d,
+                       p.partials ? p.partials + task.slice * partial_pitch(p) : static_cast<float *>(p.grad_weight));
         else
             store(d, static_cast<T *>(p.grad_weight));
     }
@@ -220,6 +235,19 @@ __global__ void __launch_bounds__(256) reduce_gradients_kernel(const WgradParams
 
 /* ---- kernel and launch ---- */
 
+/* A role's share of a task, and once more offset by offset if that made NaN. */
+template <class Role, class Tile>
+__device__ __forceinline__ void run(Role role, const Task<Tile> &whole) {
+    for (int part = 0;; ++part) {
+        role.run();
+        if (whole.offsets == 1 || part == whole.offsets) return;
+        ptx::named_barrier(kTaskBarrier, kThreads);
+        if (!__any_sync(~0u, role.shared.spoiled)) return;
+        if (threadIdx.x == 0) role.shared.task = whole.at_offset(role.p, part);
+        ptx::named_barrier(kTaskBarrier, kThreads);
+    }
+}
+
 /* The first `bias_tasks` CTAs sum the bias gradient. */
 template <typename T, class Tile>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -233,6 +261,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         return;
     }
     Shared<Tile> &shared = *reinterpret_cast<Shared<Tile> *>(dynamic);
+    const Task<Tile> whole(p, tile_columns, static_cast<int>(blockIdx.x) - bias_tasks);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < Tile::kStages; ++stage) {
             /* Every producing thread for its copies, and one more arrival that says what the stage is. */
@@ -240,15 +269,16 @@ __global__ void __launch_bounds__(kThreads, 1)
             ptx::mbarrier_init(&shared.empty[stage], kConsumerWarps);
         }
         ptx::fence_mbarrier_init();
+        shared.task = whole;
+        shared.spoiled = false;
     }
     __syncthreads();
-    const Task<Tile> task(p, tile_columns, static_cast<int>(blockIdx.x) - bias_tasks);
     if (threadIdx.x < kWarpgroup) {
         ptx::setmaxnreg_dec<kProducerRegisters>();
-        Producer<T, Tile>{p, task, shared, {}}.run();
+        run(Producer<T, Tile>{p, shared, {}, {}}, whole);
     } else {
         ptx::setmaxnreg_inc<kConsumerRegisters>();
-        Consumer<T, Tile>{p, task, shared, {}}.run();
+        run(Consumer<T, Tile>{p, shared, shared.task, {}}, whole);
     }
 }
 
