@@ -187,9 +187,9 @@ struct GatherProducer {
         a += first * kSwizzleRowBytes + (chunk ^ first % 8) * kChunk;
 #pragma unroll
         for (int i = 0; i < kRowsPerThread; ++i) {
-            const bool present = rows[i] < in_rows;
-            const char *row = in + static_cast<uint64_t>(present ? rows[i] : 0) * in_row_bytes;
-            ptx::cp_async_16_or_zeros(a + i * kRowsPerPass * kSwizzleRowBytes, row, !present);
+            /* Where zeros are asked for, the row is not read and may lie anywhere. */
+            const char *row = in + static_cast<uint64_t>(rows[i]) * in_row_bytes;
+            ptx::cp_async_16_or_zeros(a + i * kRowsPerPass * kSwizzleRowBytes, row, rows[i] >= in_rows);
         }
         if (kElement == 1 && p.row_scales) {
             const bool present = own_row < p.in_rows;
