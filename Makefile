@@ -60,7 +60,7 @@ simt: simt-paths
 
 simt-paths: $(VENV)/dev.stamp
 	$(BIN)/python tests/simt/build.py
-	$(EMULATED) tests/simt
+	$(EMULATED) tests/simt tests/test_devices.py
 	FLEXGEMM_SIMT_SMS=2 FLEXGEMM_SIMT_SEED=1 $(EMULATED) tests/simt -k path
 	FLEXGEMM_ARCH=sm89 $(EMULATED) tests/simt -k "path and float8"
 	FLEXGEMM_ARCH=sm80 $(EMULATED) tests/simt -k path

@@ -9,6 +9,7 @@ import pytest
 from calls import LEGAL, OPERATIONS, call
 from memory import Cuda
 
+import flexgemm
 from flexgemm import _C
 
 OWN_STREAM = 2  # CUDA's number for the default stream of the calling thread
@@ -61,3 +62,26 @@ def test_threads_on_streams_and_devices_of_their_own(cuda):
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
+
+
+def test_a_network_on_the_second_device(cuda):
+    """The kernels of larger sizes, which ask each device for more shared memory."""
+    if _C.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    rng = np.random.default_rng(0)
+    coords = np.pad(np.argwhere(rng.random((12, 12, 12)) < 0.4), ((0, 0), (1, 0))).astype(np.int32)
+    feats = rng.standard_normal((len(coords), 64), np.float32).astype(np.float16)
+    weight = rng.standard_normal((64, 3, 3, 3, 64), np.float32).astype(np.float16)
+
+    def computed(device):
+        nmap = flexgemm.neighbor_map(coords, (1, 12, 12, 12), device=device)
+        out = flexgemm.submanifold_conv3d(feats, weight, neighbor_map=nmap)
+        gradients = flexgemm.submanifold_conv3d_backward(out, feats, weight, neighbor_map=nmap)
+        down = flexgemm.sparse_conv_map(coords, (1, 12, 12, 12), 2, 2, device=device)
+        pooled = flexgemm.sparse_pool3d(out, neighbor_map=down)
+        q, scale = flexgemm.quantize(out, granularity="row", device=device)
+        product = flexgemm.gemm_nt(q, q, scale_a=scale, scale_b=scale, out_dtype="float32", device=device)
+        return out, *gradients, down.out_coords, pooled, scale, product
+
+    for first, second in zip(computed("cuda"), computed("cuda:1"), strict=True):
+        np.testing.assert_array_equal(first, second)

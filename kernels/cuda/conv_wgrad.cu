@@ -266,11 +266,10 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
                                                    : rows_are_near(p->grad_out) && rows_are_near(p->feats);
     if (!near || co > kMaxChannels / 4 || ci > kMaxChannels / 4 / volume) compute_capability = 80;
     if (p->groups > 1 && (co < kMinGroup || ci < kMinGroup)) compute_capability = 80;
-    /* Groups are side by side in one launch of the portable kernel, each with its share of the multiprocessors, and one
-     * after another on Hopper. */
-    const int together = compute_capability == 90 ? 1 : static_cast<int>(p->groups < num_sms ? p->groups : num_sms);
-    work->plan = fg_plan_conv_wgrad(rows, ci, co, volume, p->feats.dtype, num_sms / together, compute_capability);
-    if (!work->fused()) work->plan.workspace_bytes *= p->groups;
+    /* Groups are side by side in one launch of the portable kernel: each plans for its share of the multiprocessors. */
+    const int share = p->groups < num_sms ? num_sms / static_cast<int>(p->groups) : 1;
+    work->plan = fg_plan_conv_wgrad(rows, ci, co, volume, p->feats.dtype, share, compute_capability);
+    work->plan.workspace_bytes *= p->groups;
     work->bias = fg_plan_column_sum(rows, p->grad_out.shape[1], num_sms);
 
     constexpr int64_t kFloat = sizeof(float);
