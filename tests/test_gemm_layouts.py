@@ -94,7 +94,7 @@ def test_contiguous_without_a_valid_row(backend):
     check_contiguous(backend, np.zeros(0, np.int32), 2, 33, 64, FP8, "bfloat16")
 
 
-@pytest.mark.parametrize("wrong", [[0, 1], [0, -1, 0], [2], [-2]])
+@pytest.mark.parametrize("wrong", [[0, 1], [0, -1, 0], [0] * 64 + [1], [2], [-2]])
 def test_contiguous_faults_raise_on_the_cpu(wrong):
     _, a, b = operands(len(wrong), 33, 64, *FP8, groups=2)
     with pytest.raises(ValueError, match="m_indices"):
