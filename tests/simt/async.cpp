@@ -60,32 +60,20 @@ void mbarrier_init(uint32_t address, uint32_t arrivals) {
     block.mbarriers[address] = {arrivals, arrivals, 0, 0, {}};
 }
 
-void mbarrier_invalidate(uint32_t address) {
-    find({current().in, address});
-    current().in->mbarriers.erase(address);
-}
-
-static void expect(MBarrier &barrier, Place place, int64_t bytes) {
+/* `bytes`: that copies must deliver in this phase besides. */
+void mbarrier_arrive(Place place, int64_t bytes) {
+    MBarrier &barrier = find(place);
+    if (barrier.pending == 0)
+        fail("mbarrier at 0x%x: more than %lld arrivals in one phase", place.address,
+             static_cast<long long>(barrier.expected));
     barrier.bytes += bytes;
     if (std::abs(barrier.bytes) > kMostBytes)
         fail("mbarrier at 0x%x: %lld bytes are missing", place.address, static_cast<long long>(barrier.bytes));
-}
-
-uint32_t mbarrier_arrive(Place place, uint32_t arrivals, int64_t bytes) {
-    MBarrier &barrier = find(place);
-    const uint32_t phase = barrier.phase;
-    if (barrier.pending < arrivals)
-        fail("mbarrier at 0x%x: more than %lld arrivals in one phase", place.address,
-             static_cast<long long>(barrier.expected));
-    expect(barrier, place, bytes);
-    barrier.pending -= arrivals;
+    --barrier.pending;
     finish_phase(barrier);
-    return phase;
 }
 
-void mbarrier_expect(Place place, int64_t bytes) { expect(find(place), place, bytes); }
-
-bool mbarrier_passed(uint32_t address, uint32_t parity) {
+static bool mbarrier_passed(uint32_t address, uint32_t parity) {
     if (parity > 1) fail("mbarrier: parity %u", parity);
     return (find({current().in, address}).phase & 1) != parity;
 }
@@ -137,7 +125,7 @@ static void happen(Thread &thread, const Copy &copy) {
         std::memset(target + copy.valid, 0, copy.bytes - copy.valid);
         note_written(block, copy.target, copy.bytes, thread.index);
     } else if (copy.kind == Copy::kArrive) {
-        mbarrier_arrive({&block, copy.target}, 1, 0);
+        mbarrier_arrive({&block, copy.target}, 0);
         std::vector<Thread *> &arriving = block.in->arriving;
         arriving.erase(std::find(arriving.begin(), arriving.end(), &thread));
     }

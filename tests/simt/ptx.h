@@ -12,8 +12,8 @@
 namespace simt {
 
 struct Argument {
-    enum Kind { kOperand, kLocal, kImmediate, kSink, kSpecial, kAddress, kVector } kind;
-    int64_t value;               /* number of the operand or local register, which special register, the immediate */
+    enum Kind { kOperand, kLocal, kImmediate, kSink, kBlockRank, kAddress, kVector } kind;
+    int64_t value;               /* number of the operand or local register, the immediate */
     std::vector<Argument> parts; /* of an address: base, offset or coordinates; of a vector */
 };
 

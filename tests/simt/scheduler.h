@@ -42,7 +42,6 @@ struct Thread {
     Combine combine;
     void *item;
     const void *how;
-    uint64_t result; /* of the barrier it waited at */
 
     std::vector<Copy> copies; /* not landed */
     uint64_t fenced;          /* when it last executed fence.proxy.async */
@@ -60,7 +59,6 @@ struct Warp {
 
 struct Barrier { /* bar.sync */
     uint32_t expected, arrived;
-    uint64_t predicates;
     std::vector<Thread *> waiting;
 };
 
@@ -152,7 +150,7 @@ void run_threads(); /* until all have ended, or one failed */
 [[noreturn]] void leave();
 void lay_out_shared(Block &block);
 
-uint64_t named_barrier(uint32_t id, uint32_t threads, int predicate, bool wait_for_it);
+void named_barrier(uint32_t id, uint32_t threads, bool wait_for_it);
 void cluster_arrive();
 void cluster_wait();
 
