@@ -150,13 +150,13 @@ def sparse_conv3d(
     if library.needs_grad(feats, weight, bias, residual):
         if out is not None:
             raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
-        expect_differentiable(library.dtype(feats))
+        expect_differentiable(library.dtype(feats), float8)
         from flexgemm.torch import ops
 
         how = activation, algorithm, precision, groups
         return ops.record_conv(feats, weight, bias, residual, neighbor_map, *how, stream)
-    how: Any = {"residual": residual, "activation": activation, "groups": groups, **float8}
-    return forward(library, feats, weight, bias, neighbor_map, out, algorithm, precision, **how)
+    options: Any = {"residual": residual, "activation": activation, "groups": groups, **float8}
+    return forward(library, feats, weight, bias, neighbor_map, out, algorithm, precision, **options)
 
 
 def sparse_conv3d_backward(
@@ -230,15 +230,20 @@ def forward(
 ) -> Array:
     """`sparse_conv3d` without autograd."""
     is_float8 = dtype_feats in FP8 or library.dtype(feats) in FP8
-    dtype = _out_dtype(library, feats, out, out_dtype, is_float8)
+    given: Float8 = {"scale_feats": scale_feats, "scale_weight": scale_weight, "out_dtype": out_dtype}
+    if not is_float8:
+        expect_none(library.dtype(feats), given)
+    dtype = _out_dtype(library, out, out_dtype) if is_float8 else None
     feats = library.rows(feats, "feats")
     weight = library.contiguous(weight, "weight")
     if bias is not None:
         bias = library.contiguous(bias, "bias")
     if residual is not None:
         residual = library.rows(residual, "residual")
-    given = {"scale_feats": scale_feats, "scale_weight": scale_weight}
-    scales = {name: library.contiguous(x, name) for name, x in given.items() if x is not None}
+    if scale_feats is not None:
+        scale_feats = library.contiguous(scale_feats, "scale_feats")
+    if scale_weight is not None:
+        scale_weight = library.contiguous(scale_weight, "scale_weight")
     shape = _check_shapes(feats, weight, neighbor_map, groups)
     out = library.empty(shape, dtype, feats) if out is None else library.output(out, shape, dtype, feats)
     map, order = neighbor_map.native, neighbor_map.native_order
@@ -253,7 +258,8 @@ def forward(
         out,
         order=order,
         residual=residual,
-        **scales,
+        scale_feats=scale_feats,
+        scale_weight=scale_weight,
         order_groups=order_groups(order, neighbor_map.kernel_size),
         activation=activation,
         algorithm=algorithm,
@@ -338,21 +344,23 @@ def expect_submanifold(neighbor_map: NeighborMap) -> None:
         raise ValueError(f"neighbor_map: expected a submanifold one, of neighbor_map(), got {neighbor_map!r}")
 
 
-def expect_differentiable(dtype: str) -> None:
-    """Raises for feats of a dtype that has no gradient."""
-    if dtype not in FLOATS:
+def expect_differentiable(dtype: str, float8: Float8) -> None:
+    """Raises for feats that have no gradient."""
+    if dtype in (*FP8, "uint8"):
         raise ValueError(f"feats, weight, bias, residual: require grad, but a convolution of {dtype} has no gradient")
+    expect_none(dtype, float8)
 
 
-def _out_dtype(library: Library, feats: Array, out: Array | None, out_dtype: Any, is_float8: bool) -> str | None:
-    """The dtype of the output by name; None is that of feats."""
+def expect_none(dtype: str, float8: Float8) -> None:
+    """Of feats that are not FP8."""
+    for name, value in float8.items():
+        if value is not None:
+            raise ValueError(f"{name}: expected None, since feats are {dtype}, not FP8")
+
+
+def _out_dtype(library: Library, out: Array | None, out_dtype: Any) -> str:
+    """The dtype of the output of FP8 operands."""
     name = None if out_dtype is None else dtype_name(out_dtype, "out_dtype", FLOATS)
-    if not is_float8:
-        if name not in (None, library.dtype(feats)):
-            raise ValueError(
-                f"out_dtype: expected that of feats, {library.dtype(feats)}, which are not FP8, got {name}"
-            )
-        return None
     if out is None:
         return name or "bfloat16"
     if name not in (None, library.dtype(out)):

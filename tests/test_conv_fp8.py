@@ -358,6 +358,17 @@ def test_dtypes_of_the_public_function():
     with pytest.raises(TypeError, match="out: expected out_dtype float16, got float32"):
         out = np.empty((50, 8), np.float32)
         flexgemm.submanifold_conv3d(p.feats, p.weight, neighbor_map=nmap, out=out, out_dtype="float16")
-    with pytest.raises(ValueError, match="out_dtype: expected that of feats, float32"):
+    with pytest.raises(ValueError, match="out_dtype: expected None, since feats are float32, not FP8"):
         floats = p.feats.astype(np.float32), p.weight.astype(np.float32)
         flexgemm.submanifold_conv3d(*floats, neighbor_map=nmap, out_dtype="float16")
+
+
+@pytest.mark.parametrize("name", ["scale_feats", "scale_weight"])
+def test_scales_of_feats_that_are_not_fp8(name):
+    p = Problem(50, 16, 8)
+    nmap = flexgemm.neighbor_map(p.coords, p.shape)
+    floats = p.feats.astype(np.float32), p.weight.astype(np.float32)
+    with pytest.raises(ValueError, match=f"{name}: expected None, since feats are float32, not FP8"):
+        flexgemm.submanifold_conv3d(*floats, neighbor_map=nmap, **{name: np.ones((), np.float32)})
+    with pytest.raises(TypeError, match="scale"):
+        flexgemm.submanifold_conv3d(p.feats, p.weight, neighbor_map=nmap, scale=p.scale_feats)
