@@ -71,9 +71,9 @@ class SyncBatchNorm(BatchNorm):
         alone = not (distributed.is_available() and distributed.is_initialized())
         if alone or not self.training or distributed.get_world_size(self.process_group) == 1:
             return super().forward(x)
-        of_all = torch.compiler.disable(self._of_all)
-        return x.replace(of_all(x.feats)) if isinstance(x, SparseTensor) else of_all(x)
+        return x.replace(self._of_all(x.feats)) if isinstance(x, SparseTensor) else self._of_all(x)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _of_all(self, feats: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(feats)
         rows = feats.to(torch.promote_types(feats.dtype, torch.float32)).movedim(1, -1)  # (N, C), or (N, L, C)
