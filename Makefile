@@ -4,7 +4,7 @@
 # PYTHON   the interpreter that .venv is made of (3.11 or later); of gpu-check, gpu-sanitize and bench the interpreter
 #          itself, as it is: they install nothing
 # STEP     one step of gpu-check: tests, sanitize, conv, gemm, voxel or overhead; all of them without it
-# CHECK    more arguments of gpu-check: --scene lidar=cloud.npz, --anchors peers.json, --peers torch
+# CHECK    more arguments of gpu-check: --scene lidar=cloud.npz, --anchors peers.json, --peers torch flex_gemm
 #
 # simt runs the CUDA kernels on the CPU (tests/simt/README.md): the kernels' tests in both families, ten minutes;
 # simt-paths one small case of every kernel path, one minute.
