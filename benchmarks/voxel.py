@@ -8,6 +8,7 @@ A family of operations is a module with `cases()`: what it measures, and how eac
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -21,18 +22,16 @@ from benchmarks.run import Run
 from benchmarks.timing import Timer
 from benchmarks.work import Case, Work
 
-FAMILIES = (strided, fp8_conv, points)
 
-
-def cases() -> list[Case]:
+def cases(clouds: Iterable[str] = ()) -> list[Case]:
     """Cases of one scene are adjacent, so that a scene is made once."""
-    made = [case for family in FAMILIES for case in family.cases()]
+    made = [*strided.cases(clouds), *fp8_conv.cases(), *points.cases()]
     order = list(dict.fromkeys(case.scene for case in made))
     return sorted(made, key=lambda case: order.index(case.scene))
 
 
 def run(run: Run, timer: Timer, ceilings: Ceilings, clouds: dict[str, Path], peer: FlexGemm | None = None) -> None:
-    todo, made = cases(), Scenes(clouds)
+    todo, made = cases(clouds), Scenes(clouds)
     for number, case in enumerate(todo, 1):
         rows = [case.row(), *([case.row(NAME)] if peer is not None and case.op in peer.ops else [])]
         missing = run.pending(rows)
@@ -43,7 +42,9 @@ def run(run: Run, timer: Timer, ceilings: Ceilings, clouds: dict[str, Path], pee
             floor = significant(ceilings.floor_ms(work.kind, work.flops, work.moved))
             for row in missing:
                 with run.guarded(describe(row)):
-                    figures = {"n": work.n, "ms": significant(_measure(work, timer, row, peer)), "floor_ms": floor}
+                    ms = _measure(work, timer, row, peer)
+                    figures: Row = {"n": work.n, "ms": significant(ms), "floor_ms": floor}
+                    figures |= {"keys_per_s": significant(1e3 * work.n / ms)} if case.op.startswith("hash") else {}
                     run.record(row | figures, f"[{number}/{len(todo)}] ")
         torch.cuda.empty_cache()
 

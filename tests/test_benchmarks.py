@@ -170,7 +170,7 @@ def test_all_rows_are_distinct():
     assert train.MEMORY_CASE in train.cases()
     for case in gemm.cases() + gemm.more_cases():
         rows += [case.row(), *(case.row(peer) for peer in gemm.PEERS.get((case.op, case.dtype), ()))]
-    for case in voxel.cases():
+    for case in voxel.cases(["lidar"]):
         rows += [case.row(), case.row(peers.NAME)]
     assert len({results.identity(row) for row in rows}) == len(rows)
 
@@ -185,10 +185,12 @@ def test_floor_is_arithmetic_or_bytes():
 
 
 def test_voxel_cases_of_one_scene_are_adjacent():
-    names = [case.scene for case in voxel.cases()]
+    names = [case.scene for case in voxel.cases(["lidar"])]
     assert sum(a != b for a, b in zip(names, names[1:], strict=False)) == len(set(names)) - 1
     row = next(case for case in voxel.cases() if case.op == "strided_fwd").row()
-    assert row["scene"] == "sphere64-k2s2"
+    assert row["scene"] == "sphere128-k2s2" and row["channels"] == 64
+    lidar = {case.row()["scene"] for case in voxel.cases(["lidar"]) if case.channels == 32}
+    assert lidar == {"lidar-k2s2", "lidar-k3s2"}
     assert list(row) == ["suite", "op", "scene", "dtype", "channels", "family"]
 
 

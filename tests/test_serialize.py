@@ -26,8 +26,11 @@ SHAPES = [
     (5, 1024, 1000, 3),  # 33
     (16, 2**20, 2**20, 2**20),  # 64 bits on the curves; too many voxels to number
     (2, 2**21, 5, 2),
+    (2, 2**21, 2**21, 2**21),  # the longest: 21 bits an axis, in words of 1, 10 and 10
+    (3, 2**11, 2**11, 2**11),
+    (1, 2**13, 2**12, 2**13),
 ]
-ROWS = [0, 1, 63, 64, 65, 255, 257, 1000]
+ROWS = [0, 1, 63, 64, 65, 255, 257, 1000, 1025, 9000]
 
 
 def draw(shape, n, seed=0):
@@ -52,6 +55,18 @@ def test_codes_and_back(backend, shape, mode):
     expected = reference.encode_seq(coords, shape, mode)
     np.testing.assert_array_equal(code, expected, strict=True)
     np.testing.assert_array_equal(guarded.decode_seq(backend, code, shape, mode), coords)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("side", [1000, 2**20])
+def test_more_rows_than_a_gpu_takes_at_once(backend, mode, side):
+    shape = (1, side, side, side)
+    coords = draw(shape, 1_500_001)
+    code = flexgemm.encode_seq(backend.array(coords), shape, mode)
+    some = np.random.default_rng(1).integers(0, len(coords), 4096)
+    np.testing.assert_array_equal(backend.numpy(code)[some], reference.encode_seq(coords[some], shape, mode))
+    np.testing.assert_array_equal(backend.numpy(flexgemm.decode_seq(code, shape, mode)), coords)
 
 
 @pytest.mark.parametrize("mode", MODES)
