@@ -20,7 +20,18 @@ torch = pytest.importorskip("torch")
 
 import flexgemm  # noqa: E402
 from benchmarks import (  # noqa: E402
-    check, cold, conv, fp8_conv, gemm, gpu_check, peers, points, sanitize, strided, train, voxel,
+    check,
+    cold,
+    conv,
+    fp8_conv,
+    gemm,
+    gpu_check,
+    peers,
+    points,
+    sanitize,
+    strided,
+    train,
+    voxel,
 )  # fmt: skip
 from benchmarks.ceilings import Ceilings  # noqa: E402
 from benchmarks.run import OutOfTime, Run  # noqa: E402
@@ -386,7 +397,7 @@ def test_peers_are_measured_on_the_same_tensors(flex_gemm, tmp_path, same_source
     small = [dataclasses.replace(case, scene="sphere12") for case in points.cases()]
     makes = {op: partial(strided.make, op, 3, 16) for op in strided.OPS}
     small += [strided.Case(op, "sphere8", make, "k3s2", "float16", 16) for op, make in makes.items()]
-    monkeypatch.setattr(voxel, "cases", lambda: small)
+    monkeypatch.setattr(voxel, "cases", lambda clouds: small)
     run = Run(results.Results(tmp_path / "h200.json", MACHINE), float("inf"))
     peer = peers.find()
     assert set(peer.ops) == {"strided_fwd", "strided_bwd", *peers.EXTENSION, "grid_sample_bwd"}
@@ -408,7 +419,7 @@ def test_a_wrong_peer_gets_no_time(flex_gemm, tmp_path, same_sources, monkeypatc
     right = function._sparse_conv_forward
     monkeypatch.setattr(function, "_sparse_conv_forward", staticmethod(lambda *a: right(*a) * 1.1))
     case = strided.Case("strided_fwd", "sphere8", partial(strided.make, "strided_fwd", 2, 16), "k2s2", "float16", 16)
-    monkeypatch.setattr(voxel, "cases", lambda: [case])
+    monkeypatch.setattr(voxel, "cases", lambda clouds: [case])
     run = Run(results.Results(tmp_path / "h200.json", MACHINE), float("inf"))
     voxel.run(run, FakeTimer(), CEILINGS, {}, peers.find())
     assert [row.get("peer") for row in run.results.rows] == [None]

@@ -99,20 +99,38 @@ static void complete_bytes(Place place, int64_t bytes) {
 
 /* ---- who wrote shared memory, and when ---- */
 
-void note_written(Block &block, uint32_t address, uint32_t bytes, int32_t by) {
-    if (block.written.empty()) block.written.assign(1 << 14, {0, kCopyEngine});
-    const uint64_t now = ++block.in->clock;
-    for (uint32_t chunk = address / 16; chunk <= (address + bytes - 1) / 16; ++chunk) block.written[chunk] = {now, by};
+/* Nobody has written yet: shared memory is all ones. */
+static Block::Written &written_at(Block &block, uint32_t address) {
+    static const Block::Written nobody = [] {
+        Block::Written never = {0, kCopyEngine, {}};
+        std::memset(never.content, 0xff, sizeof never.content);
+        return never;
+    }();
+    if (block.written.size() <= address / 16) block.written.resize(address / 16 + 1, nobody);
+    return block.written[address / 16];
 }
 
-/* Before wgmma or the copy engine reads what it was asked for at `issued`. */
-void check_written(Block &block, uint32_t address, uint64_t issued, uint64_t fenced, const char *reader) {
-    if (block.written.empty()) return;
-    const Block::Written &last = block.written[address / 16];
-    if (last.when > issued) fail("%s: shared memory at 0x%x is written while it is read", reader, address);
+void note_written(Block &block, uint32_t address, uint32_t bytes, int32_t by) {
+    const uint64_t now = ++block.in->clock;
+    for (uint32_t at = address, next; at < address + bytes; at = next) {
+        next = std::min(at / 16 * 16 + 16, address + bytes);
+        Block::Written &written = written_at(block, at);
+        written.when = now;
+        written.by = by;
+        std::memcpy(written.content + at % 16, block.at(at, next - at), next - at);
+    }
+}
+
+/* Before wgmma reads what it was asked for at `issued`. Ordinary stores are not seen, but what they changed is; some
+ * thread must have executed the fence since. */
+void check_written(Block &block, uint32_t address, uint64_t issued, uint64_t fenced) {
+    const Block::Written &last = written_at(block, address);
+    if (last.when > issued) fail("wgmma: shared memory at 0x%x is written while it is read", address);
+    if (block.fenced <= last.when && std::memcmp(last.content, block.at(address, 16), 16) != 0)
+        fail("wgmma: no fence.proxy.async since a store changed shared memory at 0x%x", address);
     if (last.by == kCopyEngine) return;
     if (fenced < last.when && block.threads[static_cast<size_t>(last.by)]->fenced < last.when)
-        fail("%s: no fence.proxy.async since cp.async wrote shared memory at 0x%x", reader, address);
+        fail("wgmma: no fence.proxy.async since cp.async wrote shared memory at 0x%x", address);
 }
 
 /* ---- cp.async ---- */

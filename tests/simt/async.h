@@ -53,7 +53,7 @@ void copy_async(const Copy &copy);
 void copy_async_wait(size_t groups); /* until at most so many are under way */
 void tensor_copy(const TensorCopy &copy);
 
-void check_written(Block &block, uint32_t address, uint64_t issued, uint64_t fenced, const char *reader);
+void check_written(Block &block, uint32_t address, uint64_t issued, uint64_t fenced);
 void note_written(Block &block, uint32_t address, uint32_t bytes, int32_t by);
 
 /* Lets one thing land that is under way; false when there is none. */

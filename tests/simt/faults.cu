@@ -105,16 +105,22 @@ __global__ void tma_swizzle(const __grid_constant__ Arguments args) {
 
 enum class Step { kWait, kRegisterFence, kProxyFence, kReuse, kNone };
 
-template <Step kMissing>
+/* kStored: B comes by ordinary stores, else by cp.async. */
+template <Step kMissing, bool kStored = false>
 __device__ void product(const Arguments &args) {
     extern __shared__ __align__(1024) char shared[];
     __shared__ uint64_t barrier;
     load_matrix(args, shared, &barrier, 8192);
-    /* B: row n has 1 in column 0, from column 1 of the matrix. By cp.async, so that it needs the proxy's fence. */
+    /* B: row n has 1 in column 0, from column 1 of the matrix. Either way it needs the proxy's fence. */
     const int row = threadIdx.x / 2, first = threadIdx.x % 2 * 4;
-    for (int chunk = first; chunk < first + 4; ++chunk)
-        ptx::cp_async_16_partial(shared + 8192 + row * 128 + (chunk ^ row % 8) * 16, args.matrix + 64 * 64 + chunk * 8,
-                                 16);
+    for (int chunk = first; chunk < first + 4; ++chunk) {
+        char *target = shared + 8192 + row * 128 + (chunk ^ row % 8) * 16;
+        const __half *source = args.matrix + 64 * 64 + chunk * 8;
+        if (kStored)
+            *reinterpret_cast<uint4 *>(target) = *reinterpret_cast<const uint4 *>(source);
+        else
+            ptx::cp_async_16(target, source, true);
+    }
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     if (kMissing != Step::kProxyFence) ptx::fence_proxy_async();
@@ -152,6 +158,10 @@ __global__ void wgmma_fence(const __grid_constant__ Arguments args) {
 template <bool kFaulty>
 __global__ void proxy_fence(const __grid_constant__ Arguments args) {
     product<kFaulty ? Step::kProxyFence : Step::kNone>(args);
+}
+template <bool kFaulty>
+__global__ void proxy_fence_of_stores(const __grid_constant__ Arguments args) {
+    product<kFaulty ? Step::kProxyFence : Step::kNone, true>(args);
 }
 template <bool kFaulty>
 __global__ void stage_reuse(const __grid_constant__ Arguments args) {
@@ -201,10 +211,10 @@ struct Pair {
         #kernel, { kernel<false>, kernel<true> }                                                                       \
     }
 constexpr Pair kPairs[] = {
-    FG_PAIR(block_barrier), FG_PAIR(barrier_of_a_branch), FG_PAIR(mbarrier_count), FG_PAIR(mbarrier_parity),
-    FG_PAIR(copy_wait),     FG_PAIR(tma_bytes),           FG_PAIR(tma_swizzle),    FG_PAIR(wgmma_wait),
-    FG_PAIR(wgmma_fence),   FG_PAIR(proxy_fence),         FG_PAIR(stage_reuse),    FG_PAIR(shared_bounds),
-    FG_PAIR(global_bounds), FG_PAIR(uninitialised),       FG_PAIR(cluster_exit),
+    FG_PAIR(block_barrier), FG_PAIR(barrier_of_a_branch), FG_PAIR(mbarrier_count),        FG_PAIR(mbarrier_parity),
+    FG_PAIR(copy_wait),     FG_PAIR(tma_bytes),           FG_PAIR(tma_swizzle),           FG_PAIR(wgmma_wait),
+    FG_PAIR(wgmma_fence),   FG_PAIR(proxy_fence),         FG_PAIR(proxy_fence_of_stores), FG_PAIR(stage_reuse),
+    FG_PAIR(shared_bounds), FG_PAIR(global_bounds),       FG_PAIR(uninitialised),         FG_PAIR(cluster_exit),
 };
 #undef FG_PAIR
 

@@ -198,7 +198,7 @@ static void fetch(const Wgmma &product, Type type, uint64_t descriptor, bool mn_
     const auto k = static_cast<uint32_t>(product.instruction->k),
                per_piece = static_cast<uint32_t>(16 / bytes_of(type));
     const auto piece = [&](uint32_t address) {
-        check_written(block, address, product.issued, product.fenced, "wgmma");
+        check_written(block, address, product.issued, product.fenced);
         return block.at(address, 16);
     };
     float element[16];

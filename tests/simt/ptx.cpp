@@ -138,7 +138,10 @@ void tensor_load(Frame &frame, const Instruction &instruction) {
     tensor_copy(copy);
 }
 
-void fence_proxy(Frame &, const Instruction &) { current().fenced = ++current().in->in->clock; }
+void fence_proxy(Frame &, const Instruction &) {
+    Thread &thread = current();
+    thread.fenced = thread.in->fenced = ++thread.in->in->clock;
+}
 
 void map_address(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
