@@ -130,11 +130,13 @@ def scaled_grouped_mm(
     if not _is_fp8(a, b, out_dtype, scale_result) or not _are_scales(scale_a, scale_b):
         return None
     of_a, of_b = tuple(a.shape[:-1]), (*b.shape[:-2], b.shape[-1])
-    if layout["layout"] == "k_grouped":
-        of_a, of_b = (layout["groups"], *of_a), (layout["groups"], *of_b)
-    if scale_a.numel() != torch.Size(of_a).numel() or scale_b.numel() != torch.Size(of_b).numel():
+    groups = layout.get("groups")
+    if groups is not None:
+        of_a, of_b = (groups * of_a[0],), (groups * of_b[0],)
+    if scale_a.shape != of_a or scale_b.shape != of_b:
         return None
-    return _product(layout, a, b, (scale_a.reshape(of_a), scale_b.reshape(of_b)), None, offs, out_dtype, use_fast_accum)
+    scales = (scale_a, scale_b) if groups is None else (scale_a.view(groups, -1), scale_b.view(groups, -1))
+    return _product(layout, a, b, scales, None, offs, out_dtype, use_fast_accum)
 
 
 def grouped_mm(
@@ -196,7 +198,7 @@ def _is_fp8(a: torch.Tensor, b: torch.Tensor, out_dtype: Any, scale_result: torc
 
 
 def _are_scales(*scales: torch.Tensor) -> bool:
-    return all(scale.dtype is torch.float32 for scale in scales)
+    return all(scale.dtype is torch.float32 and scale.is_contiguous() for scale in scales)
 
 
 def _product(
@@ -211,4 +213,14 @@ def _product(
 ) -> dict[str, Any]:
     factors = {"a": a, "b": b if layout.get("b_row_major") else b.mT, "scale_a": scales[0], "scale_b": scales[1]}
     how = {"bias": bias, "offsets": offs, "out_dtype": out_dtype, "promote_every": None if fast else 128}
+    how["out"] = None if layout["layout"] == "dense" else _output(layout, a, b, out_dtype)
     return layout | factors | how
+
+
+def _output(layout: dict[str, Any], a: torch.Tensor, b: torch.Tensor, out_dtype: Any) -> torch.Tensor:
+    """An output as torch's grouped products have it, which its traced graphs expect and the next such product needs:
+    rows begin at multiples of 16 bytes."""
+    leading = {"k_grouped": (layout.get("groups"), *a.shape[:-1]), "n_grouped": a.shape[1:-1]}
+    n, unit = b.shape[-1], 16 // out_dtype.itemsize
+    rows = leading.get(layout["layout"], a.shape[:-1])
+    return a.new_empty((*rows, -(-n // unit) * unit), dtype=out_dtype)[..., :n]
