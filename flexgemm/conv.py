@@ -230,10 +230,10 @@ def forward(
 ) -> Array:
     """`sparse_conv3d` without autograd."""
     is_float8 = dtype_feats in FP8 or library.dtype(feats) in FP8
-    given: Float8 = {"scale_feats": scale_feats, "scale_weight": scale_weight, "out_dtype": out_dtype}
-    if not is_float8:
-        expect_none(library.dtype(feats), given)
     dtype = _out_dtype(library, out, out_dtype) if is_float8 else None
+    if not is_float8 and not (scale_feats is scale_weight is out_dtype is None):
+        given: Float8 = {"scale_feats": scale_feats, "scale_weight": scale_weight, "out_dtype": out_dtype}
+        expect_none(library.dtype(feats), given)
     feats = library.rows(feats, "feats")
     weight = library.contiguous(weight, "weight")
     if bias is not None:

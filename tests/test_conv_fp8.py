@@ -308,6 +308,15 @@ def test_uint8_arrays_that_hold_fp8(backend):
     p.check(backend.numpy(flexgemm.submanifold_conv3d(feats, weight, backend.array(p.bias), **how, **scales)))
 
 
+def test_numpy_arrays_over_a_map_on_a_gpu(cuda):
+    p = Problem(300, 64, 48, out_dtype="float16")
+    nmap = flexgemm.neighbor_map(p.coords, p.shape, device="cuda")
+    out = np.empty((300, 48), np.float16)
+    how = {**p.scales, "neighbor_map": nmap, "out": out}
+    assert flexgemm.submanifold_conv3d(p.feats, p.weight, p.bias, **how) is out
+    p.check(out)
+
+
 # ---- what a caller can get wrong: the legal call has 5 rows, 6 input and 4 output channels ----
 
 

@@ -142,6 +142,18 @@ def test_a_frozen_layer_is_near_the_layer(device, make, dtype):
     assert torch.equal(copy.deepcopy(frozen)(x).feats, out.feats)
 
 
+def test_a_frozen_layer_keeps_its_weight_when_a_network_changes_dtype_or_device(device):
+    layer = fnn.SubMConv3d(32, 24).frozen().to(device)
+    coords, shape = voxels(100, device)
+    x = fnn.SparseTensor(torch.randn(100, 32, device=device), coords, shape)
+    out = layer(x).feats
+    halves = torch.nn.Sequential(layer).half()[0]
+    assert halves.weight.dtype is torch.float8_e4m3fn
+    assert (halves.scale.dtype, halves.bias.dtype) == (torch.float32, torch.float16)
+    assert halves(x.to(torch.float16)).feats.dtype is torch.float16
+    torch.testing.assert_close(halves(x).feats, out, rtol=0, atol=2e-4)  # the bias lost some
+
+
 def test_a_frozen_inverse_layer(device):
     coords, shape = voxels(150, device)
     x = fnn.SparseTensor(torch.randn(150, 32, device=device), coords, shape)

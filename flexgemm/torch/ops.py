@@ -189,7 +189,8 @@ def _convolution(
     through_operator = traced(feats, weight)
     feats, weight, bias, residual = autocast(feats, weight, bias, residual)
     recording = records(feats, weight, bias) or records(feats, residual, None)
-    conv.expect_none(_name(feats.dtype), float8)
+    if float8:
+        conv.expect_none(_name(feats.dtype), float8)
     if not through_operator:
         precision = setting(precision, feats)
         if recording:

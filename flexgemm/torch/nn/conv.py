@@ -99,6 +99,14 @@ class Convolution(torch.nn.Module):
         result.scale = scale
         return result
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Behind half(), to(dtype) and the like, which know no other floats than theirs: FP8 and its scale stay."""
+        weight, scale = self.weight, self.scale
+        super()._apply(fn, recurse)
+        if scale is not None and self.scale is not None:
+            self.weight, self.scale = weight.to(self.weight.device), scale.to(self.scale.device)
+        return self
+
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
         for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
