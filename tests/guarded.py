@@ -367,9 +367,11 @@ def gemm(backend, a, b, out_dtype, *, shape=None, initial=None, pad=0, offset=0,
 BLOCK_ROWS = {"1x128": 1, "128x128": 128}
 
 
-def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, **layout):
+def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, q_offset=None, **layout):
     """(q, scale)."""
     call = Call(backend, **layout)
+    given = call.give(x, strided=True)
+    call.offset = call.offset if q_offset is None else q_offset
     *lead, rows, columns = x.shape
     columns //= 2 if swiglu else 1
     block_rows = BLOCK_ROWS.get(granularity, 0)
@@ -378,7 +380,7 @@ def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, **layo
         shape = (*lead, -(-rows // block_rows), -(-columns // 128))
     return call.run(
         "quantize",
-        call.give(x, strided=True),
+        given,
         call.take((*lead, rows, columns), dtype, strided=True),
         call.take(shape, "float32", initial=scale),
         scale_given=scale is not None,

@@ -118,9 +118,9 @@ class Buffer:
     """An array inside a larger one.
 
     `row_pad` elements are left between rows (then also a row between matrices) and `offset` elements before the first,
-    so that pitches and base pointers of every alignment occur. The surroundings of an input are NaN (zero for integers, a legal row), those of an
-    output are random bits. With fence=False the allocation is exact, which is what a sanitizer wants to see;
-    initialise=False then leaves the content away as well.
+    so that pitches and base pointers of every alignment occur. The surroundings of an input are NaN (zero for integers,
+    a legal row), those of an output are random bits. With fence=False the allocation is exact, which is what a
+    sanitizer wants to see; initialise=False then leaves the content away as well.
     """
 
     def __init__(self, backend, content, *, output=False, row_pad=0, offset=0, fence=True, initialise=True):

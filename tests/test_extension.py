@@ -172,6 +172,12 @@ FAULTY_ARRAYS = {
         ({"map": zeros(3, 5, dtype=np.int64)}, TypeError, "map: expected dtype int32, got int64"),
         ({"out": zeros(6, 4)}, ValueError, r"out: expected \(5, 4\) to match map and weight, got \(6, 4\)"),
         ({"out": zeros(5, 4, dtype=np.float16)}, TypeError, "out: expected dtype float32 to match feats"),
+        ({"groups": 4, "group": 1}, ValueError, "feats: expected channels in 4 groups, got 6 channels"),
+        (
+            {"groups": 3, "weight": zeros(4, 1, 3, 1, 2)},
+            ValueError,
+            "weight: expected channels in 3 groups, got 4 channels",
+        ),
         ({"feats": None}, TypeError, "feats: expected an array .*NoneType"),
         ({"out": None}, TypeError, "out: expected an array .*NoneType"),
         ({"feats": [[0.0] * 6] * 5}, TypeError, "feats: expected an array .*list"),
@@ -187,6 +193,20 @@ FAULTY_ARRAYS = {
         ({"feats": zeros(5, 6, dtype=np.float16)}, TypeError, "feats: expected dtype float32 to match grad_out"),
         ({"grad_weight": zeros(4, 2, 6)}, ValueError, r"grad_weight: expected \(4, 3, 6\) to match grad_out, map"),
         ({"grad_bias": zeros(5)}, ValueError, r"grad_bias: expected \(4,\) to match grad_out channels"),
+    ],
+    "depthwise_forward": [
+        (
+            {"weight": zeros(10, 1, 3, 1, 1), "out": zeros(4, 10)},
+            ValueError,
+            "out: expected a multiple of the 6 input channels, got 10",
+        ),
+        ({"weight": zeros(12, 1, 3, 1, 2)}, ValueError, r"weight: expected \(Co, 1, 3, 1, 1\) of one channel each"),
+    ],
+    "depthwise_dgrad": [
+        ({"grad_feats": zeros(5, 5)}, ValueError, "grad_out: expected a multiple of the 5 input channels, got 12"),
+    ],
+    "depthwise_wgrad": [
+        ({"feats": zeros(5, 5)}, ValueError, "grad_out: expected a multiple of the 5 input channels, got 12"),
     ],
     "gemm": [
         ({"a": zeros(5, 8, dtype=np.int32)}, TypeError, "a: expected dtype float32, .* or float8_e5m2, got int32"),
@@ -231,7 +251,7 @@ FAULTY_ARRAYS = {
             r"offsets: expected \(2,\) or \(3,\) to match the groups of a",
         ),
         ({"bias": zeros(2, 7)}, ValueError, r"bias: expected \(7,\) to match b, got \(2, 7\)"),
-        ({"swiglu": True}, ValueError, "b: expected an even N that is not grouped for SwiGLU"),
+        ({"b": zeros(8, 8), "swiglu": True}, ValueError, "b: expected an even N that is not grouped for SwiGLU, got 8"),
         ({"weight_indices": np.zeros(2, np.int32)}, ValueError, "weight_indices: expected None without layout 'm_gr"),
     ],
     "k_grouped": [
