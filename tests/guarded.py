@@ -141,7 +141,7 @@ def hash_insert(backend, keys, values, slots, value_dtype, *, shape=None, initia
     key_dtype = "int64" if shape else keys.dtype
     return call.run(
         "hash_insert",
-        call.give(keys),
+        call.give(keys, strided=keys.ndim == 2),
         call.give(values),
         call.take((slots,), key_dtype, initial=initial[0]),
         call.take((slots,), value_dtype, initial=initial[1]),
@@ -154,7 +154,8 @@ def hash_insert(backend, keys, values, slots, value_dtype, *, shape=None, initia
 def hash_lookup(backend, keys, table_keys, table_values, state, *, shape=None, **layout):
     call = Call(backend, **layout)
     table = (call.give(array) for array in (table_keys, table_values, state))
-    return call.run("hash_lookup", call.give(keys), *table, call.take(keys.shape[:1], table_values.dtype), shape=shape)
+    given, out = call.give(keys, strided=keys.ndim == 2), call.take(keys.shape[:1], table_values.dtype)
+    return call.run("hash_lookup", given, *table, out, shape=shape)
 
 
 def sample_map(backend, grid, table, shape, mode, **layout):
