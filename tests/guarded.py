@@ -145,7 +145,7 @@ def hash_insert(
     key_dtype = "int64" if shape else keys.dtype
     return call.run(
         "hash_insert",
-        call.give(keys),
+        call.give(keys, strided=keys.ndim == 2),
         call.give(values),
         call.take((slots,), key_dtype, initial=initial[0]),
         call.take((slots,), value_dtype, initial=initial[1]),
@@ -159,7 +159,8 @@ def hash_insert(
 def hash_lookup(backend, keys, table_keys, table_values, state, *, shape=None, **layout):
     call = Call(backend, **layout)
     table = (call.give(array) for array in (table_keys, table_values, state))
-    return call.run("hash_lookup", call.give(keys), *table, call.take(keys.shape[:1], table_values.dtype), shape=shape)
+    given, out = call.give(keys, strided=keys.ndim == 2), call.take(keys.shape[:1], table_values.dtype)
+    return call.run("hash_lookup", given, *table, out, shape=shape)
 
 
 def sample_map(backend, grid, table, shape, mode, **layout):
@@ -383,9 +384,11 @@ def gemm(backend, a, b, out_dtype, *, shape=None, initial=None, pad=0, offset=0,
 BLOCK_ROWS = {"1x128": 1, "128x128": 128}
 
 
-def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, **layout):
+def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, q_offset=None, **layout):
     """(q, scale)."""
     call = Call(backend, **layout)
+    given = call.give(x, strided=True)
+    call.offset = call.offset if q_offset is None else q_offset
     *lead, rows, columns = x.shape
     columns //= 2 if swiglu else 1
     block_rows = BLOCK_ROWS.get(granularity, 0)
@@ -394,7 +397,7 @@ def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, **layo
         shape = (*lead, -(-rows // block_rows), -(-columns // 128))
     return call.run(
         "quantize",
-        call.give(x, strided=True),
+        given,
         call.take((*lead, rows, columns), dtype, strided=True),
         call.take(shape, "float32", initial=scale),
         scale_given=scale is not None,

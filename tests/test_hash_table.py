@@ -138,7 +138,11 @@ def test_voxels_as_keys(backend, shape, offset):
     outside = np.array([[-1, 0, 0, 0], [shape[0], 0, 0, 0], [0, 0, 0, shape[3]], [0, 0, -1, 2]], np.int32)
     queries = np.concatenate([coords - [0, 1, 0, 0], coords, outside]).astype(np.int32)
     found = backend.numpy(table.lookup(backend.array(queries)))
-    np.testing.assert_array_equal(found, [rows.get(c, -1) for c in map(tuple, queries.tolist())])
+    expected = [rows.get(c, -1) for c in map(tuple, queries.tolist())]
+    np.testing.assert_array_equal(found, expected)
+    arrays = guarded.hash_insert(backend, coords, None, 4001, "int32", shape=shape, clear=True, offset=offset)
+    found = guarded.hash_lookup(backend, queries, *arrays, shape=shape, offset=offset)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_voxels_outside_are_inserted_nowhere(backend):

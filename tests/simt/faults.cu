@@ -183,6 +183,14 @@ __global__ void global_bounds(const __grid_constant__ Arguments args) {
 }
 
 template <bool kFaulty>
+__global__ void alignment(const __grid_constant__ Arguments args) {
+    if (threadIdx.x >= kOutputs / 4) return;
+    const float first = static_cast<float>(4 * threadIdx.x);
+    *reinterpret_cast<float4 *>(args.out + 4 * threadIdx.x + kFaulty) =
+        make_float4(first, first + 1, first + 2, first + 3);
+}
+
+template <bool kFaulty>
 __global__ void uninitialised(const __grid_constant__ Arguments args) {
     __shared__ float values[kThreads];
     if (!kFaulty || threadIdx.x % 2) values[threadIdx.x] = static_cast<float>(threadIdx.x);
@@ -211,10 +219,23 @@ struct Pair {
         #kernel, { kernel<false>, kernel<true> }                                                                       \
     }
 constexpr Pair kPairs[] = {
-    FG_PAIR(block_barrier), FG_PAIR(barrier_of_a_branch), FG_PAIR(mbarrier_count),        FG_PAIR(mbarrier_parity),
-    FG_PAIR(copy_wait),     FG_PAIR(tma_bytes),           FG_PAIR(tma_swizzle),           FG_PAIR(wgmma_wait),
-    FG_PAIR(wgmma_fence),   FG_PAIR(proxy_fence),         FG_PAIR(proxy_fence_of_stores), FG_PAIR(stage_reuse),
-    FG_PAIR(shared_bounds), FG_PAIR(global_bounds),       FG_PAIR(uninitialised),         FG_PAIR(cluster_exit),
+    FG_PAIR(block_barrier),
+    FG_PAIR(barrier_of_a_branch),
+    FG_PAIR(mbarrier_count),
+    FG_PAIR(mbarrier_parity),
+    FG_PAIR(copy_wait),
+    FG_PAIR(tma_bytes),
+    FG_PAIR(tma_swizzle),
+    FG_PAIR(wgmma_wait),
+    FG_PAIR(wgmma_fence),
+    FG_PAIR(proxy_fence),
+    FG_PAIR(proxy_fence_of_stores),
+    FG_PAIR(stage_reuse),
+    FG_PAIR(shared_bounds),
+    FG_PAIR(global_bounds),
+    FG_PAIR(alignment),
+    FG_PAIR(uninitialised),
+    FG_PAIR(cluster_exit),
 };
 #undef FG_PAIR
 

@@ -153,8 +153,7 @@ void cluster_barrier_wait(Frame &, const Instruction &) { cluster_wait(); }
 
 void barrier_sync(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
-    named_barrier(static_cast<uint32_t>(frame.read(a[0])), static_cast<uint32_t>(frame.read(a[1])),
-                  !instruction.has(".arrive"));
+    named_barrier(static_cast<uint32_t>(frame.read(a[0])), static_cast<uint32_t>(frame.read(a[1])));
 }
 
 /* ld.shared::cluster.v4.f32: of any block of the cluster. */
@@ -200,7 +199,6 @@ const std::map<std::string, Entry> kInstructions = {
     {"barrier.cluster.arrive", {cluster_barrier_arrive, nullptr}},
     {"barrier.cluster.wait", {cluster_barrier_wait, nullptr}},
     {"bar.sync", {barrier_sync, nullptr}},
-    {"bar.arrive", {barrier_sync, nullptr}},
     {"mov.", {move, nullptr}},
     {"cvt.rna.tf32.f32", {round_to_tf32, nullptr}},
     {"setp.ne.b32", {set_predicate, nullptr}},
@@ -209,7 +207,6 @@ const std::map<std::string, Entry> kInstructions = {
     {"ld.shared::cluster.v4.f32", {load_cluster, nullptr}},
     {"setmaxnreg", {nullptr, set_registers}},
     {"ldmatrix.sync.aligned.m8n8", {nullptr, load_matrices}},
-    {"stmatrix.sync.aligned.m8n8", {nullptr, store_matrices}},
     {"mma.sync.aligned.m16n8k", {nullptr, multiply}},
     {"wgmma.fence.sync.aligned", {nullptr, wgmma_fence}},
     {"wgmma.commit_group.sync.aligned", {nullptr, wgmma_commit}},

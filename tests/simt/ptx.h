@@ -55,7 +55,7 @@ struct Instruction {
     void (*run_warp)(Frame *const *lanes, const Instruction &instruction) = nullptr;
     int m = 0, n = 0, k = 0; /* of matrix instructions */
     Type a = Type::kNone, b = Type::kNone;
-    bool transposed = false; /* ldmatrix, stmatrix */
+    bool transposed = false; /* ldmatrix */
 
     bool has(const char *part) const { return opcode.find(part) != std::string::npos; }
 };

@@ -231,11 +231,11 @@ void warp_collective_at(const void *where, uint32_t mask, Combine combine, void 
 
 void block_barrier() {
     SIMT_HERE;
-    named_barrier(0, 0, true);
+    named_barrier(0, 0);
 }
 
 /* `threads` 0: all that live. */
-void named_barrier(uint32_t id, uint32_t threads, bool wait_for_it) {
+void named_barrier(uint32_t id, uint32_t threads) {
     Thread &thread = current();
     Block &block = *thread.in;
     if (id > 15) fail("barrier %u: there are 16", id);
@@ -246,14 +246,14 @@ void named_barrier(uint32_t id, uint32_t threads, bool wait_for_it) {
         fail("barrier %u: %u threads expected here, %u where others wait", id, threads, barrier.expected);
     barrier.expected = threads;
     ++barrier.arrived;
-    if (wait_for_it) barrier.waiting.push_back(&thread);
+    barrier.waiting.push_back(&thread);
     if (threads == 0) {
         finish_block_barrier(block);
     } else if (barrier.arrived == threads) {
         barrier.arrived = 0;
         wake_all(barrier.waiting);
     }
-    if (wait_for_it) wait("barrier %llu of %llu threads", id, threads ? threads : block.live);
+    wait("barrier %llu of %llu threads", id, threads ? threads : block.live);
 }
 
 void cluster_arrive() { ++state.cluster->arrived; }

@@ -152,7 +152,7 @@ void run_threads(); /* until all have ended, or one failed */
 [[noreturn]] void leave();
 void lay_out_shared(Block &block);
 
-void named_barrier(uint32_t id, uint32_t threads, bool wait_for_it);
+void named_barrier(uint32_t id, uint32_t threads);
 void cluster_arrive();
 void cluster_wait();
 

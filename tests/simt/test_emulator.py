@@ -35,6 +35,7 @@ FAULTS = {
     "stage_reuse": "is written while it is read",
     "shared_bounds": "access out of bounds of shared memory",
     "global_bounds": "access out of bounds of memory.* bytes after the begin of an allocation of 256",
+    "alignment": r"misaligned access of memory at 0x\w+ .*at tests/simt/faults.cu:\d+",
     "uninitialised": WRONG_NUMBERS,
     "cluster_exit": "shared memory of block . of the cluster, which has ended",
 }
