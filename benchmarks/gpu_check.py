@@ -95,7 +95,7 @@ def read_junit(report: Path) -> dict[str, int]:
 def run_conv(run: Run, options: argparse.Namespace) -> None:
     timer = Timer()
     measured = _ceilings(run, timer)
-    conv.run(run, timer, measured, dict(options.scene))
+    conv.run(run, timer, measured, dict(options.scene), _flex_gemm(options))
     train.run(run, timer, measured)
     cold.run(run, measured, dict(options.scene))
 
@@ -107,8 +107,7 @@ def run_gemm(run: Run, options: argparse.Namespace) -> None:
 
 def run_voxel(run: Run, options: argparse.Namespace) -> None:
     timer = Timer()
-    peer = peers.find() if peers.NAME in options.peers else None
-    voxel.run(run, timer, _ceilings(run, timer), dict(options.scene), peer)
+    voxel.run(run, timer, _ceilings(run, timer), dict(options.scene), _flex_gemm(options))
 
 
 def run_overhead(run: Run, options: argparse.Namespace) -> None:
@@ -117,6 +116,10 @@ def run_overhead(run: Run, options: argparse.Namespace) -> None:
 
 def run_sanitize(run: Run, options: argparse.Namespace) -> None:
     sanitize.run(run)
+
+
+def _flex_gemm(options: argparse.Namespace) -> peers.FlexGemm | None:
+    return peers.find() if peers.NAME in options.peers else None
 
 
 def _ceilings(run: Run, timer: Timer) -> ceilings.Ceilings:
@@ -148,7 +151,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--peers", choices=["torch", peers.NAME], nargs="+", default=[],
-        help="time in the same run: torch's own products; FlexGEMM's voxel operations, where it can be imported",
+        help="time in the same run: torch's own products; FlexGEMM's operations, where it can be imported",
     )  # fmt: skip
     parser.add_argument("--anchors", type=Path, help="a file of peers' times, for the summary at the end")
     parser.add_argument("--out", type=Path, default=results.DIRECTORY, help="folder of the results file")

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 NAME = "flex_gemm"
-TRITON = ("strided_fwd", "strided_bwd", "grid_sample_bwd")  # operations that are Triton kernels on given maps
-EXTENSION = ("z_order", "hilbert", "hash_insert", "hash_lookup", "grid_sample_fwd")
+TRITON = ("fwd", "bwd", "strided_fwd", "strided_bwd", "grid_sample_bwd")  # operations on given maps
+EXTENSION = ("map_train", "map_infer", "z_order", "hilbert", "hash_insert", "hash_lookup", "grid_sample_fwd")
 
 Call = Callable[[], Any]
 
@@ -43,6 +43,24 @@ class FlexGemm:
         self.package: Any = package
         self.ops = ops
 
+    # ---- submanifold convolution ----
+
+    def map(self, coords: torch.Tensor, shape: Sequence[int], kernel: int, training: bool) -> Call:
+        """Makes its neighbour cache."""
+        compute = self.package.ops.spconv.SubMConv3dFunction._compute_neighbor_cache
+        return partial(compute, coords, _with_channels(shape), (kernel,) * 3, (1, 1, 1), training)
+
+    def fwd(self, feats: torch.Tensor, cache: Any, weight: torch.Tensor, bias: torch.Tensor) -> Call:
+        forward = self.package.ops.spconv.SubMConv3dFunction._sparse_submanifold_conv_forward
+        return partial(forward, feats, cache, weight, bias)
+
+    def bwd(
+        self, grad_out: torch.Tensor, feats: torch.Tensor, cache: Any, weight: torch.Tensor, bias: torch.Tensor
+    ) -> Call:
+        backward = self.package.ops.spconv.SubMConv3dFunction._sparse_submanifold_conv_backward
+        of_feats, of_weight, of_bias = _leaves(feats, weight, bias)
+        return partial(backward, grad_out, of_feats, cache, of_weight, of_bias)
+
     # ---- strided convolution ----
 
     def strided_fwd(self, feats: torch.Tensor, nmap: Any, weight: torch.Tensor, bias: torch.Tensor) -> Call:
@@ -53,8 +71,7 @@ class FlexGemm:
         self, grad_out: torch.Tensor, feats: torch.Tensor, nmap: Any, weight: torch.Tensor, bias: torch.Tensor
     ) -> Call:
         backward = self.package.ops.spconv.SparseConv3dFunction._sparse_conv_backward
-        leaves = (x.detach().requires_grad_() for x in (feats, weight, bias))  # it computes what requires a gradient
-        of_feats, of_weight, of_bias = leaves
+        of_feats, of_weight, of_bias = _leaves(feats, weight, bias)
         return partial(backward, grad_out, of_feats, self._cache(nmap, training=True), of_weight, of_bias)
 
     def _cache(self, nmap: Any, training: bool) -> Any:
@@ -104,6 +121,11 @@ class Table:
     def lookup(self, queries: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self._cuda.hashmap_lookup(self._keys, self._values, queries.view(torch.uint64))
         return found.view(torch.int32)
+
+
+def _leaves(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """FlexGEMM computes the gradients of what requires one."""
+    return [x.detach().requires_grad_() for x in tensors]
 
 
 def _rows(keys: torch.Tensor) -> torch.Tensor:

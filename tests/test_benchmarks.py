@@ -400,16 +400,30 @@ def test_peers_are_measured_on_the_same_tensors(flex_gemm, tmp_path, same_source
     monkeypatch.setattr(voxel, "cases", lambda clouds: small)
     run = Run(results.Results(tmp_path / "h200.json", MACHINE), float("inf"))
     peer = peers.find()
-    assert set(peer.ops) == {"strided_fwd", "strided_bwd", *peers.EXTENSION, "grid_sample_bwd"}
     voxel.run(run, FakeTimer(), CEILINGS, {}, peer)
     assert run.failures == []
     theirs = [row["op"] for row in run.results.rows if row.get("peer") == "flex_gemm"]
-    assert sorted(theirs) == sorted(peer.ops)
+    assert sorted(theirs) == sorted(set(peer.ops) - set(conv.OPS))
     assert len(run.results.rows) == len(small) + len(theirs)
     assert all({"ms", "floor_ms", "n"} <= row.keys() for row in run.results.rows)
     (line,) = (line for line in results.summary(run.results.rows, []) if line.startswith("voxel strided_fwd"))
     assert "beside the fastest peer x1.00" in line
     voxel.run(run, None, CEILINGS, {}, peer)  # all is there
+
+
+def test_convolutions_of_peers(flex_gemm, tmp_path, same_sources, monkeypatch):
+    monkeypatch.setattr(conv, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    theirs, ours = conv.Case("sphere8", 8, "float16"), conv.Case("sphere8", 8, "float32", "ieee")
+    monkeypatch.setattr(conv, "peers_cases", lambda clouds: [theirs, ours])
+    monkeypatch.setattr(conv, "cases", conv.peers_cases)
+    run = Run(results.Results(tmp_path / "h200.json", MACHINE), float("inf"))
+    conv.run(run, FakeTimer(), CEILINGS, {}, peers.find())
+    assert run.failures == []
+    expected = [theirs.row(op) for op in conv.OPS] + [theirs.row(op, "flex_gemm") for op in conv.OPS]
+    expected += [ours.row(op) for op in conv.OPS]
+    assert [results.describe(row) for row in run.results.rows] == [results.describe(row) for row in expected]
+    conv.run(run, None, CEILINGS, {}, peers.find())  # all is there
 
 
 def test_a_wrong_peer_gets_no_time(flex_gemm, tmp_path, same_sources, monkeypatch):
@@ -436,7 +450,7 @@ def test_a_peer_without_its_extension_runs_its_triton_kernels(monkeypatch, capsy
     package = SimpleNamespace(kernels=SimpleNamespace(cuda=SimpleNamespace()))
     monkeypatch.setitem(sys.modules, "flex_gemm", package)
     peer = peers.find()
-    assert set(peer.ops) == {"strided_fwd", "strided_bwd", "grid_sample_bwd"}
+    assert set(peer.ops) == {"fwd", "bwd", "strided_fwd", "strided_bwd", "grid_sample_bwd"}
     assert hasattr(package.kernels.cuda, "hashmap_build_sparse_conv_neighbour_map")
     assert "not built" in capsys.readouterr().out
 

@@ -133,6 +133,12 @@ def test_a_frozen_cache_compiles_whole(device):
     s.check_gradients(torch.full_like(out, 2))
 
 
+def test_functions_have_the_names_of_earlier_versions_too():
+    names = [name for name in kernels.__all__ if name.endswith("_cuda")]
+    assert len(names) == 6
+    assert all(getattr(kernels, name) is getattr(kernels, name.removesuffix("_cuda")) for name in names)
+
+
 def test_no_voxels(device):
     s = Scene(device)
     feats, coords = s.feats[:0], s.coords[:0]

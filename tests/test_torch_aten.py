@@ -157,6 +157,39 @@ def test_scales_that_torch_refuses_are_left_to_it(device, ours):
     assert ours == []
 
 
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "scaled_mm"), reason="torch without scaled_mm")
+@pytest.mark.parametrize("recipe", ["TensorWise", "RowWise"])
+def test_scaled_mm_of_torch_functional(device, ours, recipe):
+    functional = torch.nn.functional
+    a, b = draw(20, 48, device=device, dtype=E4M3), draw(16, 48, device=device, dtype=E4M3).t()
+    one, rows = ((), ()), ((20, 1), (1, 16))
+    kind = getattr(functional.ScalingType, recipe)
+    scale_a, scale_b = (torch.rand(s, device=device) + 0.5 for s in (one if recipe == "TensorWise" else rows))
+    wrong = [torch.ones(s, device=device) for s in (rows if recipe == "TensorWise" else one)]
+    bias = torch.randn(16, device=device).bfloat16()
+    with aten.use(device.type):
+        out = functional.scaled_mm(a, b, scale_a, kind, scale_b, kind, bias=bias)
+        assert (ours, out.dtype) == (["dense"], torch.bfloat16)
+        with pytest.raises((RuntimeError, ValueError, IndexError)):  # scales of the other recipe: torch's own error
+            functional.scaled_mm(a, b, wrong[0], kind, wrong[1], kind)
+    assert ours == ["dense"]
+    expected = f64(scale_a) * (f64(a) @ f64(b)) * f64(scale_b) + f64(bias)
+    assert_gemm_rows(f64(out), expected, "bfloat16")
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "scaled_grouped_mm"), reason="torch without scaled_grouped_mm")
+@pytest.mark.parametrize("case", ["2d3d", "3d2d", "2d2d", "3d3d"])
+def test_scaled_grouped_mm_of_torch_functional(device, ours, case):
+    a, b, offs = operands(case, device, E4M3)
+    groups, row = G if case == "2d2d" else 1, torch.nn.functional.ScalingType.RowWise
+    scale_a = torch.rand(*a.shape[:-2], groups * a.shape[-2], device=device) + 0.5
+    scale_b = torch.rand(*b.shape[:-2], groups * b.shape[-1], device=device) + 0.5
+    with aten.use(device.type):
+        out = torch.nn.functional.scaled_grouped_mm(a, b, scale_a, row, scale_b, row, offs=offs)
+    assert len(ours) == 1
+    check(case, out, a, b, scale_a, scale_b)
+
+
 def test_row_major_weights_of_16_bits_are_read_as_they_are(device, ours):
     a, b, offs = operands("2d3d", device, torch.bfloat16)
     with aten.use(device.type):

@@ -4,15 +4,16 @@
     with flexgemm.torch.aten.use(): ...     # only here
 
 torch._scaled_mm (scales per tensor or per row), torch._scaled_grouped_mm (scales per row) and torch._grouped_mm, in all
-four combinations of 2-D and 3-D operands, then run flexgemm's kernels wherever these read the operands as they are;
-what would need a copy, another scale, dtype or option goes to torch's own kernel, as before. Autograd, torch.compile
-and everything else above the kernels stay torch's.
+four combinations of 2-D and 3-D operands, then run flexgemm's kernels wherever these read the operands as they are, and
+with them scaled_mm, scaled_grouped_mm and grouped_mm of torch.nn.functional; what would need a copy, another scale,
+dtype or option goes to torch's own kernel, as before. Autograd, torch.compile and everything else above the kernels
+stay torch's.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +24,7 @@ from flexgemm import gemm
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _HALF = (torch.float16, torch.bfloat16)
 _OUTPUTS = (torch.float32, *_HALF)
+_TENSOR, _ROW = 0, 1  # recipes of torch.nn.functional.ScalingType
 
 _enabled: dict[str, torch.library.Library] = {}
 
@@ -42,6 +44,8 @@ def enable(device_type: str = "cuda") -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         for name, choose in _CHOICES.items():
+            if not hasattr(torch.ops.aten, name):
+                continue
             library.impl(name, _override(name, key, choose), key, with_keyset=True)
     _enabled[device_type] = library
 
@@ -105,7 +109,7 @@ def scaled_mm(
         return None
     rows = scale_a.shape == (a.shape[0], 1) and scale_b.shape == (1, b.shape[1])
     tensor = scale_a.numel() == scale_b.numel() == 1
-    if not (rows or tensor) or (bias is not None and bias.dtype not in (torch.float32, out_dtype)):
+    if not (rows or tensor) or not _is_bias(bias, b.shape[1], out_dtype):
         return None
     scales = (scale_a.reshape(()), scale_b.reshape(())) if tensor else (scale_a[:, 0], scale_b[0])
     return _product(layout, a, b, scales, bias, None, out_dtype, use_fast_accum)
@@ -139,6 +143,52 @@ def scaled_grouped_mm(
     return _product(layout, a, b, scales, None, offs, out_dtype, use_fast_accum)
 
 
+def scaled_mm_v2(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: Sequence[torch.Tensor],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[torch.Tensor],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+) -> dict[str, Any] | None:
+    """Of torch.nn.functional.scaled_mm: scales per tensor or per row on both sides, as `scaled_mm`."""
+    if contraction_dim or any((*swizzle_a, *swizzle_b)) or list(recipe_a) != list(recipe_b):
+        return None
+    if list(recipe_a) == [_TENSOR]:
+        right = scale_a[0].numel() == scale_b[0].numel() == 1
+    else:
+        rows = a.ndim == b.ndim == 2 and list(recipe_a) == [_ROW]
+        right = rows and (scale_a[0].shape, scale_b[0].shape) == ((a.shape[0], 1), (1, b.shape[1]))
+    return scaled_mm(a, b, scale_a[0], scale_b[0], bias, None, out_dtype, use_fast_accum) if right else None
+
+
+def scaled_grouped_mm_v2(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: Sequence[torch.Tensor],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[torch.Tensor],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+) -> dict[str, Any] | None:
+    """Of torch.nn.functional.scaled_grouped_mm: scales per row on both sides, as `scaled_grouped_mm`."""
+    if contraction_dim or any((*swizzle_a, *swizzle_b)) or not list(recipe_a) == list(recipe_b) == [_ROW]:
+        return None
+    return scaled_grouped_mm(a, b, scale_a[0], scale_b[0], offs, bias, None, out_dtype, use_fast_accum)
+
+
 def grouped_mm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -158,6 +208,8 @@ _CHOICES: dict[str, Callable[..., dict[str, Any] | None]] = {
     "_scaled_mm": scaled_mm,
     "_scaled_grouped_mm": scaled_grouped_mm,
     "_grouped_mm": grouped_mm,
+    "_scaled_mm_v2": scaled_mm_v2,
+    "_scaled_grouped_mm_v2": scaled_grouped_mm_v2,
 }
 
 
@@ -195,6 +247,10 @@ def _readable(x: torch.Tensor) -> bool:
 
 def _is_fp8(a: torch.Tensor, b: torch.Tensor, out_dtype: Any, scale_result: torch.Tensor | None) -> bool:
     return a.dtype in _FP8 and b.dtype in _FP8 and out_dtype in _OUTPUTS and scale_result is None
+
+
+def _is_bias(bias: torch.Tensor | None, n: int, out_dtype: torch.dtype | None) -> bool:
+    return bias is None or (bias.shape == (n,) and bias.is_contiguous() and bias.dtype in (torch.float32, out_dtype))
 
 
 def _are_scales(*scales: torch.Tensor) -> bool:
