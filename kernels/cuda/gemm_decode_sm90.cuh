@@ -219,6 +219,7 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
         ptx::prefetch_tensor_map(&map_tokens);
     }
     __syncthreads();
+    ptx::wait_for_earlier_kernels();
 
     Sm90Work shared_tile = no_more_work();
     if (warp == 0)

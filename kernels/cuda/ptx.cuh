@@ -229,6 +229,10 @@ __device__ __forceinline__ uint32_t cluster_block_rank() {
     return rank;
 }
 
+/* In a launch that may begin before the kernels in front of it have ended: waits until they have, and what they wrote
+ * is visible. In any other it returns at once. */
+__device__ __forceinline__ void wait_for_earlier_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 /* All threads of all blocks of the cluster. */
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");

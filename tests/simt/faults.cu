@@ -192,19 +192,32 @@ __global__ void cluster_exit(const __grid_constant__ Arguments args) {
     if (!kFaulty) ptx::cluster_sync();
 }
 
+/* ---- launches that may begin early ---- */
+
+template <bool kFaulty>
+__global__ void early_launch(const __grid_constant__ Arguments args) {
+    if (!kFaulty || threadIdx.x % 2) ptx::wait_for_earlier_kernels();
+    write(args.out, static_cast<float>(threadIdx.x));
+}
+
 struct Pair {
     const char *name;
     void (*kernels[2])(Arguments);
+    bool early = false;
 };
 #define FG_PAIR(kernel)                                                                                                \
     {                                                                                                                  \
         #kernel, { kernel<false>, kernel<true> }                                                                       \
     }
 constexpr Pair kPairs[] = {
-    FG_PAIR(block_barrier), FG_PAIR(barrier_of_a_branch), FG_PAIR(mbarrier_count), FG_PAIR(mbarrier_parity),
-    FG_PAIR(copy_wait),     FG_PAIR(tma_bytes),           FG_PAIR(tma_swizzle),    FG_PAIR(wgmma_wait),
-    FG_PAIR(wgmma_fence),   FG_PAIR(proxy_fence),         FG_PAIR(stage_reuse),    FG_PAIR(shared_bounds),
-    FG_PAIR(global_bounds), FG_PAIR(uninitialised),       FG_PAIR(cluster_exit),
+    FG_PAIR(block_barrier),  FG_PAIR(barrier_of_a_branch),
+    FG_PAIR(mbarrier_count), FG_PAIR(mbarrier_parity),
+    FG_PAIR(copy_wait),      FG_PAIR(tma_bytes),
+    FG_PAIR(tma_swizzle),    FG_PAIR(wgmma_wait),
+    FG_PAIR(wgmma_fence),    FG_PAIR(proxy_fence),
+    FG_PAIR(stage_reuse),    FG_PAIR(shared_bounds),
+    FG_PAIR(global_bounds),  FG_PAIR(uninitialised),
+    FG_PAIR(cluster_exit),   {"early_launch", {early_launch<false>, early_launch<true>}, true},
 };
 #undef FG_PAIR
 
@@ -221,15 +234,17 @@ fg_status run(int index, int faulty, float *out, fg_error *error) {
     fg_status status = flexgemm::encode_tensor_map(&args.map, rows, 64, 1, error);
     if (status != FG_OK) return status;
 
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {2, 1, 1}; /* which do the same, but for what is about clusters */
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {2, 1, 1}; /* which do the same, but for what is about clusters */
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = kPairs[index].early;
     cudaLaunchConfig_t config = {};
     config.gridDim = {2};
     config.blockDim = {kThreads};
     config.dynamicSmemBytes = 2 * 8192;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
     status = flexgemm::cuda_status(cudaLaunchKernelEx(&config, kPairs[index].kernels[faulty], args), kPairs[index].name,
                                    error);
     FG_CUDA(cudaMemcpy(out, result, kOutputs * sizeof(float), cudaMemcpyDeviceToHost));

@@ -174,6 +174,8 @@ void tensor_load(Frame &frame, const Instruction &instruction) {
 
 void fence_proxy(Frame &, const Instruction &) { current().fenced = ++current().in->in->clock; }
 
+void wait_for_grids(Frame &, const Instruction &) { current().ordered = true; }
+
 void map_address(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
     frame.write(a[0], remote_address(static_cast<uint32_t>(frame.read(a[1])), static_cast<uint32_t>(frame.read(a[2]))));
@@ -266,6 +268,7 @@ const std::map<std::string, Entry> kInstructions = {
     {"mbarrier.try_wait", {barrier_try_wait, nullptr}},
     {"mbarrier.test_wait", {barrier_try_wait, nullptr}},
     {"fence.proxy.async", {fence_proxy, nullptr}},
+    {"griddepcontrol.wait", {wait_for_grids, nullptr}},
     {"fence.", {nothing, nullptr}},
     {"membar.", {nothing, nullptr}},
     {"prefetch", {nothing, nullptr}},

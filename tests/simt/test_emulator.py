@@ -35,6 +35,7 @@ FAULTS = {
     "shared_bounds": "access out of bounds of shared memory",
     "global_bounds": "access out of bounds of memory.* bytes after the begin of an allocation of 256",
     "uninitialised": WRONG_NUMBERS,
+    "early_launch": "the thread ends without griddepcontrol.wait",
     "cluster_exit": "shared memory of block . of the cluster, which has ended",
 }
 
