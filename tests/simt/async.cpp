@@ -111,18 +111,35 @@ static void complete_bytes(Place place, int64_t bytes) {
 
 /* ---- who wrote shared memory, and when ---- */
 
+static std::vector<Block::Written> &written_in(Block &block) {
+    if (block.written.empty()) {
+        Block::Written uninitialised = {0, kCopyEngine, {}};
+        std::memset(uninitialised.content, 0xff, sizeof uninitialised.content);
+        block.written.assign(1 << 14, uninitialised);
+    }
+    return block.written;
+}
+
+/* After it was written. */
 void note_written(Block &block, uint32_t address, uint32_t bytes, int32_t by) {
-    if (block.written.empty()) block.written.assign(1 << 14, {0, kCopyEngine});
+    std::vector<Block::Written> &written = written_in(block);
     const uint64_t now = ++block.in->clock;
-    for (uint32_t chunk = address / 16; chunk <= (address + bytes - 1) / 16; ++chunk) block.written[chunk] = {now, by};
+    for (uint32_t chunk = address / 16; chunk <= (address + bytes - 1) / 16; ++chunk) {
+        written[chunk].when = now;
+        written[chunk].by = by;
+        std::memcpy(written[chunk].content, block.at(chunk * 16, 16), 16);
+    }
 }
 
 /* Before wgmma or the copy engine reads what it was asked for at `issued`. */
 void check_written(Block &block, uint32_t address, uint64_t issued, uint64_t fenced, const char *reader) {
-    if (block.written.empty()) return;
-    const Block::Written &last = block.written[address / 16];
+    const Block::Written &last = written_in(block)[address / 16];
     if (last.when > issued) fail("%s: shared memory at 0x%x is written while it is read", reader, address);
-    if (last.by == kCopyEngine) return;
+    if (last.by == kCopyEngine) {
+        const bool same = std::memcmp(last.content, block.at(address / 16 * 16, 16), 16) == 0;
+        if (same || block.fenced > last.when) return;
+        fail("%s: no fence.proxy.async since a thread wrote shared memory at 0x%x", reader, address);
+    }
     if (fenced < last.when && block.threads[static_cast<size_t>(last.by)]->fenced < last.when)
         fail("%s: no fence.proxy.async since cp.async wrote shared memory at 0x%x", reader, address);
 }

@@ -172,7 +172,7 @@ void tensor_load(Frame &frame, const Instruction &instruction) {
     tensor_copy(copy);
 }
 
-void fence_proxy(Frame &, const Instruction &) { current().fenced = ++current().in->in->clock; }
+void fence_proxy(Frame &, const Instruction &) { current().fenced = current().in->fenced = ++current().in->in->clock; }
 
 void wait_for_grids(Frame &, const Instruction &) { current().ordered = true; }
 

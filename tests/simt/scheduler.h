@@ -90,12 +90,14 @@ struct Block {
     uint32_t statics, static_bytes;  /* from the address on */
     std::vector<Variable> variables;
     std::unordered_map<uint32_t, MBarrier> mbarriers;
-    /* Of each 16 bytes of shared memory, when cp.async or TMA wrote them last; the thread, or kCopyEngine. */
+    /* Of each 16 bytes of shared memory, when cp.async or TMA wrote them last, and what; the thread, or kCopyEngine. */
     struct Written {
         uint64_t when;
         int32_t by;
+        char content[16];
     };
     std::vector<Written> written; /* from address 0 on; empty before the first */
+    uint64_t fenced;              /* when a thread last executed fence.proxy.async */
 
     char *at(uint32_t address, size_t bytes);       /* where shared memory lies; fails outside */
     uint32_t address_of(const void *pointer) const; /* the other way; 0 outside */

@@ -31,6 +31,7 @@ FAULTS = {
     "wgmma_wait": WRONG_NUMBERS,
     "wgmma_fence": "no wgmma.fence since its accumulators changed",
     "proxy_fence": "no fence.proxy.async since cp.async wrote",
+    "store_fence": "no fence.proxy.async since a thread wrote",
     "stage_reuse": "is written while it is read",
     "shared_bounds": "access out of bounds of shared memory",
     "global_bounds": "access out of bounds of memory.* bytes after the begin of an allocation of 256",
