@@ -22,6 +22,7 @@ import numpy as np
 import reference
 import scenes
 from memory import Cuda, Host
+from products import block_scales
 from reference import assert_gemm_rows, assert_rows, assert_same_bits
 
 from flexgemm import _C
@@ -320,7 +321,9 @@ def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offse
     lead = (len(sizes),) if sizes else ()
     a, b = scenes.values(rng, (rows, k), dtypes[0]), scenes.values(rng, (*lead, n, k), dtypes[1])
     how = {}
-    if extras:
+    if extras == "blocks":
+        how = block_scales(rng, rows, n, k)
+    elif extras:
         how = {
             "scale_a": rng.uniform(0.5, 1, rows).astype(np.float32),
             "scale_b": rng.uniform(0.5, 1, (*lead, n)).astype(np.float32),
@@ -607,6 +610,14 @@ def all_cases():
             cases[f"gemm/large/{dtype}/{name}"] = partial(gemm_case, rows=rows, shape=(n, 208), sizes=(), **common)
         sizes = (700, 0, 129, 1900, 64, 1)
         cases[f"gemm/large/{dtype}/grouped"] = partial(gemm_case, shape=(2112, 208), sizes=sizes, **common)
+
+    # Every tile of the Hopper kernel for few rows; the deep ones in clusters.
+    for rows in (5, 12, 20, 30, 60):
+        for dtype, extras in ((E4M3, True), (E4M3, "blocks"), ("bfloat16", True)):
+            common = {"dtypes": (dtype, dtype), "out_dtype": "float32", "precision": "ieee", "sizes": (), "offset": 0}
+            cases[f"gemm/few/{dtype}/{rows}" + "/blocks" * (extras == "blocks")] = partial(
+                gemm_case, rows=rows, shape=(200, 4112), extras=extras, **common
+            )
 
     for layout in ("batched", "m_grouped_contiguous", "m_grouped_masked", "n_grouped", "k_grouped", "segments"):
         for dtype in (E4M3, "bfloat16", "float32"):

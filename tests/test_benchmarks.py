@@ -180,7 +180,8 @@ def test_all_rows_are_distinct():
     rows.append(train.MEMORY_CASE.row("train_step") | {"suite": "memory"})
     assert train.MEMORY_CASE in train.cases()
     for case in gemm.cases() + gemm.more_cases():
-        rows += [case.row(), *(case.row(peer) for peer in gemm.PEERS.get((case.op, case.dtype), ()))]
+        peers_of_case = () if case.scales else gemm.PEERS.get((case.op, case.dtype), ())
+        rows += [case.row(), *(case.row(peer) for peer in peers_of_case)]
     for case in voxel.cases(["lidar"]):
         rows += [case.row(), case.row(peers.NAME)]
     assert len({results.identity(row) for row in rows}) == len(rows)
@@ -356,8 +357,11 @@ def test_training_rows(tmp_path, same_sources, monkeypatch, capsys):
         gemm.Case(gemm.FP8, 60, 96, 64, (7, 0, 33, 20), 15, "m_grouped_masked"),
         gemm.Case(gemm.FP8, 48, 96, 64, layout="wgrad"),
         gemm.Case(gemm.FP8, 48, 96, 64, (16, 0, 48), 21, "k_grouped_wgrad"),
+        gemm.Case(gemm.FP8, 48, 96, 192, scales="block"),
+        gemm.Case(gemm.FP8, 60, 96, 192, (7, 0, 33, 20), 15, scales="block"),
+        gemm.Case(gemm.FP8, 60, 96, 192, (7, 0, 33, 20), 15, "m_grouped_masked", "block"),
     ],
-    ids=lambda case: case.op,
+    ids=lambda case: case.op + case.scales,
 )
 def test_product_is_judged_against_the_dequantised_operands(monkeypatch, case):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
-from products import judge, operands
+from products import block_scales, judge, operands
 from reference import assert_gemm_rows, dtype_of, f64
 
 import flexgemm
@@ -32,16 +32,6 @@ def activation_of(activation):
 
 def width(n, activation):
     return n // 2 if activation == "swiglu" else n
-
-
-def block_scales(rng, m, n, k, lead_a=(), lead_b=()):
-    """Of 1 x 128 of A and 128 x 128 of B; far apart, so that a neighbour's scale is seen."""
-    blocks = -(-k // 128)
-    shapes = (*lead_a, m, blocks), (*lead_b, -(-n // 128), blocks)
-    return {
-        name: np.exp(rng.uniform(-2, 2, shape)).astype(np.float32)
-        for name, shape in zip(("scale_a", "scale_b"), shapes, strict=True)
-    }
 
 
 # ---- block scales ----

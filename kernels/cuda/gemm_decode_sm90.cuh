@@ -1,8 +1,8 @@
 /*
  * Products of few rows on Hopper: decoding. Their time is that of reading the weights once.
  *
- * The operands of gemm_sm90.cuh change places: 128 rows of B (weights) are what wgmma multiplies 64 at a time, and 16,
- * 32 or 64 rows of A (tokens) are its n, so that next to nothing is multiplied in vain and a stage is nearly all weights.
+ * The operands of gemm_sm90.cuh change places: 128 rows of B (weights) are what wgmma multiplies 64 at a time, and 8 to
+ * 64 rows of A (tokens) are its n, so that next to nothing is multiplied in vain and a stage is nearly all weights.
  * Roles of warps are those of gemm_sm90.cuh.
  *
  * Where there are fewer tiles than multiprocessors, the blocks of a cluster share a tile: each multiplies a range of K.
@@ -20,7 +20,7 @@ struct Sm90DecodeTile {
     static constexpr int kBlockN = kTokens;
     static constexpr int kCluster = 1; /* blocks that copy for each other */
     static constexpr int kPromotedParts = 1, kPartials = 2, kChain = 2;
-    static constexpr int kStages = kTokens == 16 ? 10 : kTokens == 32 ? 9 : 7;
+    static constexpr int kStages = kTokens <= 24 ? 10 : kTokens == 32 ? 9 : 7;
     static constexpr int kWarpgroups = 2, kWarpgroupRows = 64;
     static constexpr int kThreads = 128 * (1 + kWarpgroups);
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes;
@@ -29,6 +29,7 @@ struct Sm90DecodeTile {
     static constexpr int kSumPitch = kSm90BlockM + 4; /* floats of a token: no two of a warp's stores meet in a bank */
     static constexpr int kSharedBytes = kStages * kStageBytes + kTokens * kSumPitch * 4 + 1024;
     static constexpr int kTileSlots = 4;
+    static_assert(kStageBytes % 1024 == 0, "stages start at swizzle atoms");
     static_assert(kSharedBytes + 1024 <= 227 * 1024, "shared memory of one block");
 };
 
@@ -218,6 +219,7 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
         ptx::prefetch_tensor_map(&map_tokens);
     }
     __syncthreads();
+    ptx::wait_for_earlier_kernels();
 
     Sm90Work shared_tile = no_more_work();
     if (warp == 0)

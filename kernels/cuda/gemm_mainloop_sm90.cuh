@@ -358,20 +358,23 @@ fg_status allow_shared(Kernel *kernel, int bytes, std::atomic<uint64_t> &allowed
     return FG_OK;
 }
 
+/* The kernel may begin, up to wait_for_earlier_kernels(), while the last blocks of the one before it end. */
 template <typename Kernel>
 fg_status launch_clusters(Kernel *kernel, int64_t blocks, int cluster_blocks, int threads, int shared_bytes,
                           const CUtensorMap &map_a, const CUtensorMap &map_b, const GemmSm90Args &args,
                           const fg_queue *queue, fg_error *error) {
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned>(cluster_blocks), 1, 1};
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {static_cast<unsigned>(cluster_blocks), 1, 1};
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = {static_cast<unsigned>(blocks)};
     config.blockDim = {static_cast<unsigned>(threads)};
     config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
     config.stream = stream_of(queue);
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
     FG_CUDA(cudaLaunchKernelEx(&config, kernel, map_a, map_b, args));
     return FG_OK;
 }

@@ -324,6 +324,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
         __syncthreads();
     else
         ptx::cluster_sync();
+    ptx::wait_for_earlier_kernels();
 
     if (warp < 4) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();

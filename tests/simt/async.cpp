@@ -237,6 +237,7 @@ static void land_copy(const TensorCopy &copy) {
 void tensor_copy(const TensorCopy &copy) {
     Cluster &cluster = *copy.block->in;
     if (copy.map.magic != kTensorMapMagic) fail("TMA: not a tensor map");
+    if (!current().ordered) fail("TMA before griddepcontrol.wait, in a launch that may begin early");
     if (copy.shared % 128) fail("TMA: shared memory at 0x%x, expected a multiple of 128", copy.shared);
     for (Block *block : cluster.blocks)
         if (copy.blocks >> block->rank & 1) find({block, copy.barrier});
@@ -276,6 +277,7 @@ void check_exit(Thread &thread) {
     for (const Copy &copy : thread.copies)
         if (copy.kind != Copy::kCommit) fail("the thread ends with a cp.async under way");
     if (!thread.warp->wgmma->products.empty()) fail("the thread ends with a wgmma under way");
+    if (!thread.ordered) fail("the thread ends without griddepcontrol.wait, in a launch that may begin early");
     if (thread.in->live == 1) check_warpgroups(*thread.in);
 }
 

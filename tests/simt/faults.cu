@@ -210,9 +210,18 @@ __global__ void cluster_exit(const __grid_constant__ Arguments args) {
     if (!kFaulty) ptx::cluster_sync();
 }
 
+/* ---- launches that may begin early ---- */
+
+template <bool kFaulty>
+__global__ void early_launch(const __grid_constant__ Arguments args) {
+    if (!kFaulty || threadIdx.x % 2) ptx::wait_for_earlier_kernels();
+    write(args.out, static_cast<float>(threadIdx.x));
+}
+
 struct Pair {
     const char *name;
     void (*kernels[2])(Arguments);
+    bool early = false;
 };
 #define FG_PAIR(kernel)                                                                                                \
     {                                                                                                                  \
@@ -236,6 +245,7 @@ constexpr Pair kPairs[] = {
     FG_PAIR(alignment),
     FG_PAIR(uninitialised),
     FG_PAIR(cluster_exit),
+    {"early_launch", {early_launch<false>, early_launch<true>}, true},
 };
 #undef FG_PAIR
 
@@ -252,15 +262,17 @@ fg_status run(int index, int faulty, float *out, fg_error *error) {
     fg_status status = flexgemm::encode_tensor_map(&args.map, rows, 64, 1, error);
     if (status != FG_OK) return status;
 
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {2, 1, 1}; /* which do the same, but for what is about clusters */
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {2, 1, 1}; /* which do the same, but for what is about clusters */
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = kPairs[index].early;
     cudaLaunchConfig_t config = {};
     config.gridDim = {2};
     config.blockDim = {kThreads};
     config.dynamicSmemBytes = 2 * 8192;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
     status = flexgemm::cuda_status(cudaLaunchKernelEx(&config, kPairs[index].kernels[faulty], args), kPairs[index].name,
                                    error);
     FG_CUDA(cudaMemcpy(out, result, kOutputs * sizeof(float), cudaMemcpyDeviceToHost));

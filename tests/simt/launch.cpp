@@ -76,6 +76,7 @@ void prepare_block(Run &run, size_t rank, uint3 index) {
         thread.index = static_cast<int>(i);
         thread.copies.clear();
         thread.fenced = 0;
+        thread.ordered = !state.config->early;
         thread.warp->threads[i % 32] = &thread;
         thread.warp->exited &= ~(1u << i % 32);
         thread.warp->runnable |= 1u << i % 32;
@@ -144,10 +145,13 @@ cudaError_t launch(const Config &given, const Body &kernel) {
 
 Config config_of(const cudaLaunchConfig_t &launch) {
     Config result = {"cudaLaunchKernelEx", launch.gridDim, launch.blockDim, launch.dynamicSmemBytes, 1, nullptr,
-                     launch.stream};
-    for (unsigned int i = 0; i < launch.numAttrs; ++i)
+                     launch.stream,        false};
+    for (unsigned int i = 0; i < launch.numAttrs; ++i) {
         if (launch.attrs[i].id == cudaLaunchAttributeClusterDimension)
             result.cluster = launch.attrs[i].val.clusterDim.x;
+        if (launch.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization)
+            result.early = launch.attrs[i].val.programmaticStreamSerializationAllowed;
+    }
     return result;
 }
 

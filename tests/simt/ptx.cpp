@@ -143,6 +143,8 @@ void fence_proxy(Frame &, const Instruction &) {
     thread.fenced = thread.in->fenced = ++thread.in->in->clock;
 }
 
+void wait_for_grids(Frame &, const Instruction &) { current().ordered = true; }
+
 void map_address(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
     frame.write(a[0], remote_address(static_cast<uint32_t>(frame.read(a[1])), static_cast<uint32_t>(frame.read(a[2]))));
@@ -193,6 +195,7 @@ const std::map<std::string, Entry> kInstructions = {
     {"mbarrier.arrive", {barrier_arrive, nullptr}},
     {"mbarrier.try_wait.parity", {barrier_try_wait, nullptr}},
     {"fence.proxy.async", {fence_proxy, nullptr}},
+    {"griddepcontrol.wait", {wait_for_grids, nullptr}},
     {"fence.", {nothing, nullptr}},
     {"prefetch", {nothing, nullptr}},
     {"mapa.shared::cluster", {map_address, nullptr}},

@@ -45,6 +45,7 @@ struct Thread {
 
     std::vector<Copy> copies; /* not landed */
     uint64_t fenced;          /* when it last executed fence.proxy.async */
+    bool ordered;             /* behind the kernels in front of its own: by the launch, or griddepcontrol.wait */
 };
 
 struct Warp {

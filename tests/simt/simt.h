@@ -65,6 +65,7 @@ struct Config {
     unsigned int cluster;
     const void *function;
     cudaStream_t stream;
+    bool early; /* may begin before the kernel in front of it has ended */
 };
 
 cudaError_t launch(const Config &config, const Body &body);
@@ -88,7 +89,7 @@ cudaError_t launch(Config config, void (*kernel)(Parameters...), Arguments &&...
 struct Launch {
     Config config;
     Launch(const char *name, dim3 grid, dim3 block, size_t bytes = 0, cudaStream_t stream = nullptr)
-        : config{name, grid, block, bytes, 1, nullptr, stream} {}
+        : config{name, grid, block, bytes, 1, nullptr, stream, false} {}
 
     template <class Kernel, class... Arguments>
     void operator()(Kernel kernel, Arguments &&...arguments) {

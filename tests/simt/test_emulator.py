@@ -37,6 +37,7 @@ FAULTS = {
     "global_bounds": "access out of bounds of memory.* bytes after the begin of an allocation of 256",
     "alignment": r"misaligned access of memory at 0x\w+ .*at tests/simt/faults.cu:\d+",
     "uninitialised": WRONG_NUMBERS,
+    "early_launch": "the thread ends without griddepcontrol.wait",
     "cluster_exit": "shared memory of block . of the cluster, which has ended",
 }
 
