@@ -171,7 +171,7 @@ def _convolution(
     expect_tensor(feats, "feats")
     through_operator = traced(feats, weight)
     feats, weight, bias, residual = autocast(feats, weight, bias, residual)
-    recording = records(feats, weight, bias) or records(feats, residual, None)
+    recording = records(feats, weight, bias, residual)
     if not through_operator:
         precision = setting(precision, feats)
         if recording:

@@ -21,7 +21,7 @@ def sparse_pool3d(
     """`flexgemm.sparse_pool3d` of torch tensors, differentiable once in feats: (N, C) -> (M, C)."""
     expect_tensor(feats, "feats")
     conv.expect_map(neighbor_map)
-    recording, out = records(feats, None, None), feats
+    recording, out = records(feats), feats
     if traced(feats, feats):
         refuse_stream(stream)
         native, _, gradient, _ = maps_of(neighbor_map, recording)
@@ -45,7 +45,7 @@ def global_pool(
 ) -> torch.Tensor:
     """`flexgemm.global_pool` of torch tensors, differentiable once in feats: (N, C) -> (B, C)."""
     expect_tensor(feats, "feats")
-    recording, out = records(feats, None, None), feats
+    recording, out = records(feats), feats
     if traced(feats, coords):
         refuse_stream(stream)
         out, _, _ = operators.global_pool(feats, coords, batch_size, mode, recording)
@@ -65,7 +65,7 @@ def _gradient(grad_out: Any, map: Any, noted: Any, mode: str) -> Any:
     """noted: the row of each maximum, how many rows a mean is of, or, of a sum, nothing."""
     if traced(grad_out, map):
         return operators.sparse_pool3d_backward(grad_out, map, noted, mode)
-    return (_record_gradient if records(grad_out, None, None) else _gradient_directly)(grad_out, map, noted, mode)
+    return (_record_gradient if records(grad_out) else _gradient_directly)(grad_out, map, noted, mode)
 
 
 def _gradient_directly(grad_out: Any, map: Any, noted: Any, mode: str) -> Any:

@@ -63,8 +63,9 @@ class Convolution(torch.nn.Module):
             torch.nn.init.uniform_(self.bias, -bound, bound)
 
     def convolve(self, feats: torch.Tensor, nmap: NeighborMap) -> torch.Tensor:
-        how: Any = {"neighbor_map": nmap, "groups": self.groups, "precision": self.precision}
-        return ops.sparse_conv3d(feats, self.weight, self.bias, **how)
+        return ops.sparse_conv3d(
+            feats, self.weight, self.bias, neighbor_map=nmap, groups=self.groups, precision=self.precision
+        )
 
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
