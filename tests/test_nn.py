@@ -93,6 +93,35 @@ def test_maps_are_shared_by_tensors_on_the_same_voxels(device):
             wrong()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("groups", [1, 3, 6])
+@pytest.mark.parametrize("affine", [False, True])
+def test_group_norm_is_torch_s_on_each_sample(device, affine, groups, dtype):
+    x = sparse(120, 6, batch=3, device=device)
+    x = fnn.SparseTensor(x.feats + 5, x.coords[torch.randperm(120)], x.shape)  # samples in any order
+    layer = fnn.GroupNorm(groups, 6, affine=affine, device=device)
+    if groups == 6:
+        layer = fnn.InstanceNorm(6, affine=affine, device=device)
+    if affine:
+        torch.nn.init.normal_(layer.weight)
+        torch.nn.init.normal_(layer.bias)
+    feats = x.feats.to(dtype).requires_grad_()
+    y = layer(x.replace(feats))
+    assert y.dtype is dtype and y.sites is x.sites
+    grad_out = torch.randn_like(y.feats)
+    parameters = [*layer.parameters()]
+    gradients = torch.autograd.grad(y.feats, [feats, *parameters], grad_out)
+    exact = [t.detach().double().requires_grad_() for t in (feats, *parameters)]
+    expected = torch.empty(120, 6, dtype=torch.float64, device=device)
+    for sample in range(3):
+        rows = x.coords[:, 0] == sample
+        of_sample = exact[0][rows].t()[None]  # (1, C, voxels)
+        expected[rows] = torch.nn.functional.group_norm(of_sample, groups, *exact[1:])[0].t()
+    close(y.feats, expected, 1e-5 if dtype is torch.float32 else 2e-3)
+    for got, want in zip(gradients, torch.autograd.grad(expected, exact, grad_out.double()), strict=True):
+        close(got, want, 1e-4 if dtype is torch.float32 else 1e-2)
+
+
 def test_voxels_are_pruned(device):
     x = sparse(device=device)
     mask = x.feats[:, 0] > 0

@@ -252,6 +252,26 @@ def test_a_hopper_weight_gradient_tile_touches_no_more_offsets_than_it_may(chann
         assert last // ci - first // ci + 1 <= 12
 
 
+@pytest.mark.parametrize(
+    "groups, channels, family", [(4, 16, "portable"), (4, 64, "sm90"), (1, 16, "sm90"), (2, 63, "portable")]
+)
+def test_narrow_groups_of_channels_are_one_launch_of_the_portable_kernel(groups, channels, family):
+    sizes = {"rows": 3000, "ci": channels, "co": channels, "v": 27, "dtype": "float16", "num_sms": SMS}
+    chosen = check(_C.plan_conv(**sizes, compute_capability=90, channel_groups=groups))
+    assert chosen["family"] == family
+    if family == "sm90":  # a launch for each group
+        assert chosen == _C.plan_conv(**sizes, compute_capability=90)
+
+
+def test_groups_of_channels_share_the_multiprocessors():
+    sizes = {"rows": 700, "ci": 256, "co": 32, "v": 27, "dtype": "float16"}
+    alone = _C.plan_conv(**sizes, num_sms=SMS // 6)
+    together = _C.plan_conv(**sizes, num_sms=SMS, channel_groups=6)
+    assert alone["split_k"] == together["split_k"] > 1
+    assert together["workspace_bytes"] == 6 * alone["workspace_bytes"]
+    assert _C.plan_conv(**sizes, num_sms=SMS, channel_groups=1000)["split_k"] == 1
+
+
 def test_hopper_splits_rows_while_tiles_are_few():
     def split(rows, channels):
         return plan_wgrad_hopper(rows=rows, ci=channels, co=channels, v=27, dtype="float16", num_sms=SMS)["split_k"]

@@ -272,6 +272,26 @@ def test_the_gradient_of_global_maxima_goes_to_the_first_row(backend):
     np.testing.assert_array_equal(got, where)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("n, channels", [(0, 4), (1, 1), (130, 7), (130, 64)])
+def test_rows_of_samples(backend, n, channels, dtype):
+    rng = np.random.default_rng(0)
+    coords = rng.integers(0, 3, (n, 4)).astype(np.int32)
+    values = scenes.values(rng, (3, channels), dtype)
+    out = flexgemm.broadcast_samples(*map(backend.array, (values, coords)))
+    assert_same_bits(backend.numpy(out), values[coords[:, 0]])
+    coords[: n // 2, 0] = 7
+    if n > 1 and backend.name == "cpu":
+        with pytest.raises(ValueError, match="coords"):
+            flexgemm.broadcast_samples(*map(backend.array, (values, coords)))
+    elif n > 1:
+        out = backend.numpy(flexgemm.broadcast_samples(*map(backend.array, (values, coords))))
+        assert not out[: n // 2].any()
+        assert_same_bits(out[n // 2 :], values[coords[n // 2 :, 0]])
+    with pytest.raises(ValueError, match="values"):
+        flexgemm.broadcast_samples(backend.array(values[0]), backend.array(coords))
+
+
 @every_mode
 def test_global_pooling_of_voxels(backend, mode):
     coords, _, _, feats, _ = problem(batch=3)

@@ -178,7 +178,8 @@ def test_pooling_compiles(device, mode):
 
     def network(x):
         cells = ft.sparse_pool3d(x, neighbor_map=nmap, mode=mode)
-        return ft.global_pool(ft.sparse_upsample3d(cells, neighbor_map=nmap) + x, coords, 1, mode)
+        pooled = ft.global_pool(ft.sparse_upsample3d(cells, neighbor_map=nmap) + x, coords, 1, mode)
+        return x * ft.broadcast_samples(pooled, coords)
 
     out, expected = counted(network)[0](feats), network(feats)
     torch.testing.assert_close(out, expected)
@@ -287,6 +288,7 @@ def test_the_operators_are_what_they_say(device):
     groups, of_cells = cells.groups, torch.randn(cells.num_voxels, 8, device=device)
     rising, numbered = torch.rand(9, 8, device=device).requires_grad_(), torch.zeros_like(of_cells, dtype=torch.int32)
     calls = [
+        (ops.broadcast_samples, (torch.randn(3, 5, device=device).requires_grad_(), coords), {}),
         (ops.encode_seq, (coords, shape, "hilbert"), {}),
         (ops.decode_seq, (flexgemm.encode_seq(coords, shape), shape, "z_order"), {}),
         (ops.sort_coords, (coords, shape, "z_order"), {}),

@@ -9,7 +9,7 @@ from flexgemm.torch.ops import (
     submanifold_conv3d,
     submanifold_conv3d_backward,
 )
-from flexgemm.torch.pooling import global_pool, sparse_pool3d, sparse_upsample3d
+from flexgemm.torch.pooling import broadcast_samples, global_pool, sparse_pool3d, sparse_upsample3d
 from flexgemm.torch.products import (
     batched_gemm_nt,
     gemm_nt,
@@ -26,6 +26,7 @@ from flexgemm.torch.sampling import devoxelize, grid_sample_3d, reduce_points, u
 
 __all__ = [
     "batched_gemm_nt",
+    "broadcast_samples",
     "decode_seq",
     "devoxelize",
     "encode_seq",

@@ -234,6 +234,16 @@ def _(feats: Any, coords: Any, batch_size: Any, mode: Any, with_gradient: Any) -
     return out, coords.new_empty((1, coords.shape[0])), noted
 
 
+@_operator
+def broadcast_samples(values: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
+    return pool.rows_of_samples(library_of(values, "values"), values, coords)
+
+
+@broadcast_samples.register_fake
+def _(values: Any, coords: Any) -> torch.Tensor:
+    return values.new_empty((coords.shape[0], values.shape[1]))
+
+
 def _noted(feats: torch.Tensor, chosen: torch.Tensor | None, count: torch.Tensor | None) -> torch.Tensor:
     noted = chosen if count is None else count
     return feats.new_empty(0, dtype=torch.int32) if noted is None else noted

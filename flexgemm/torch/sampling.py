@@ -124,7 +124,7 @@ def unique_coords(
 def reduce_points(feats: torch.Tensor, voxels: Voxels, reduce: str = "mean", *, stream: Stream = None) -> torch.Tensor:
     """`flexgemm.reduce_points` of torch tensors, differentiable once in feats."""
     expect_tensor(feats, "feats")
-    recording = records(feats, None, None)
+    recording = records(feats)
     if traced(feats, feats):
         refuse_stream(stream)
         out, _ = operators.reduce_points(feats, *voxels.groups, reduce, recording)
@@ -149,7 +149,7 @@ def devoxelize(feats: torch.Tensor, voxels: Voxels, mode: str = "nearest", *, st
     elif traced(feats, feats):
         refuse_stream(stream)
         result = operators.devoxelize(feats, *voxels.groups)
-    elif records(feats, None, None):
+    elif records(feats):
         with on_stream(feats, stream):
             result = _record_devoxelize(feats, voxels.groups)
     else:
@@ -164,14 +164,14 @@ def _reduced_gradient(grad_out: Any, argmax: Any, groups: Groups, reduce: str) -
     tensors = grad_out, argmax, groups.first, groups.counts, groups.inverse
     if traced(grad_out, groups.inverse):
         return operators.reduced_points_gradient_operator(*tensors, reduce)
-    plainly = not records(grad_out, None, None)
+    plainly = not records(grad_out)
     return (operators.reduced_points_gradient if plainly else _record_reduced_gradient)(*tensors, reduce)
 
 
 def _devoxelized_gradient(grad_out: Any, groups: Groups) -> Any:
     if traced(grad_out, groups.inverse):
         return operators.reduce_points(grad_out, *groups, "sum", False)[0]
-    return (_record_sum if records(grad_out, None, None) else _sum)(grad_out, groups)
+    return (_record_sum if records(grad_out) else _sum)(grad_out, groups)
 
 
 def _reduce(feats: Any, groups: Groups, reduce: str) -> Any:

@@ -9,10 +9,10 @@
  *
  *     workspace: owners uint32 (S) | slots int64 (N)
  */
-#include "../sequence.h"
 #include "backend.cuh"
 #include "coords.cuh"
 #include "hash_table.cuh"
+#include "voxel_number.cuh"
 
 namespace flexgemm {
 namespace {
@@ -41,18 +41,16 @@ template <class K>
 struct VoxelKeys {
     using Key = K;
     Coords coords;
-    fg_curve curve;
+    VoxelNumbers<Key> number;
     int64_t count;
 
     VoxelKeys(const fg_tensor &tensor, const int64_t (&shape)[4])
-        : coords(tensor), curve(fg_make_curve(FG_BXYZ, shape)), count(tensor.shape[0]) {}
+        : coords(tensor), number(shape), count(tensor.shape[0]) {}
 
     __device__ bool get(int64_t n, Key *key) const {
         const int4 c = coords[n];
-        const int32_t coord[4] = {c.x, c.y, c.z, c.w};
-        if (!fg_curve_contains(&curve, coord)) return false;
-        *key = static_cast<Key>(fg_encode(&curve, coord));
-        return true;
+        *key = number(c);
+        return number.bounds.contain(c);
     }
 };
 

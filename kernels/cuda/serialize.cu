@@ -10,6 +10,7 @@
 #include "common.cuh"
 #include "coords.cuh"
 #include "curve_machine.cuh"
+#include "voxel_number.cuh"
 
 namespace flexgemm {
 namespace {
@@ -19,17 +20,6 @@ constexpr int kBlocksPerSm = 8;
 constexpr int kWordBits = 10; /* of an axis */
 
 __device__ constexpr CurveMachine kMachine;
-
-/* What coordinates are below, in 32 bits: they are int32. */
-struct Limits {
-    uint32_t of[4];
-
-    explicit Limits(const fg_curve &curve) {
-        for (int axis = 0; axis < 4; ++axis)
-            of[axis] =
-                static_cast<uint32_t>(curve.shape[axis] < INT64_C(1) << 31 ? curve.shape[axis] : INT64_C(1) << 31);
-    }
-};
 
 /* ---- words ---- */
 
@@ -176,7 +166,8 @@ __device__ __forceinline__ const uint16_t *load_table(const uint16_t *from) {
 }
 
 template <class Code, fg_sequence kMode>
-__global__ void __launch_bounds__(kThreads) encode_kernel(Coords coords, fg_curve curve, Limits limits, Code *code) {
+__global__ void __launch_bounds__(kThreads)
+    encode_kernel(Coords coords, fg_curve curve, VoxelBounds bounds, Code *code) {
     const Curve<Code, kMode> codes = {curve, load_table<kMode>(kMachine.encode)};
     for (int64_t first = static_cast<int64_t>(blockIdx.x) * kTile + threadIdx.x; first < coords.count;
          first += static_cast<int64_t>(gridDim.x) * kTile) {
@@ -189,17 +180,14 @@ __global__ void __launch_bounds__(kThreads) encode_kernel(Coords coords, fg_curv
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             if (first + i * kThreads >= coords.count) continue;
-            const bool inside =
-                static_cast<uint32_t>(coord[i].x) < limits.of[0] && static_cast<uint32_t>(coord[i].y) < limits.of[1] &&
-                static_cast<uint32_t>(coord[i].z) < limits.of[2] && static_cast<uint32_t>(coord[i].w) < limits.of[3];
-            code[first + i * kThreads] = inside ? result[i] : ~Code{0};
+            code[first + i * kThreads] = bounds.contain(coord[i]) ? result[i] : ~Code{0};
         }
     }
 }
 
 template <class Code, fg_sequence kMode>
 __global__ void __launch_bounds__(kThreads)
-    decode_kernel(const Code *code, fg_curve curve, Limits limits, WritableCoords coords) {
+    decode_kernel(const Code *code, fg_curve curve, VoxelBounds bounds, WritableCoords coords) {
     using Axis = std::conditional_t<kMode == FG_BXYZ, Code, uint32_t>;
     const Curve<Code, kMode> codes = {curve, load_table<kMode>(kMachine.decode)};
     for (int64_t first = static_cast<int64_t>(blockIdx.x) * kTile + threadIdx.x; first < coords.count;
@@ -213,8 +201,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             if (first + i * kThreads >= coords.count) continue;
-            const bool inside = batch[i] < limits.of[0] && axes[i][0] < limits.of[1] && axes[i][1] < limits.of[2] &&
-                                axes[i][2] < limits.of[3];
+            const bool inside = batch[i] < bounds.batch && axes[i][0] < bounds.width && axes[i][1] < bounds.height &&
+                                axes[i][2] < bounds.depth;
             const int4 voxel = make_int4(static_cast<int32_t>(batch[i]), static_cast<int32_t>(axes[i][0]),
                                          static_cast<int32_t>(axes[i][1]), static_cast<int32_t>(axes[i][2]));
             coords.store(first + i * kThreads, inside ? voxel : make_int4(-1, -1, -1, -1));
@@ -244,8 +232,8 @@ template <class Code>
 fg_status encode(const fg_encode_seq_params &p, unsigned int blocks, cudaStream_t stream, fg_error *error) {
     const fg_curve curve = fg_make_curve(p.mode, p.shape);
     dispatch_mode(p.mode, [&](auto mode) {
-        encode_kernel<Code, mode()>
-            <<<blocks, kThreads, 0, stream>>>(Coords(p.coords), curve, Limits(curve), static_cast<Code *>(p.code.data));
+        encode_kernel<Code, mode()><<<blocks, kThreads, 0, stream>>>(Coords(p.coords), curve, VoxelBounds(p.shape),
+                                                                     static_cast<Code *>(p.code.data));
     });
     FG_CUDA(cudaGetLastError());
     return FG_OK;
@@ -256,7 +244,7 @@ fg_status decode(const fg_decode_seq_params &p, unsigned int blocks, cudaStream_
     const fg_curve curve = fg_make_curve(p.mode, p.shape);
     dispatch_mode(p.mode, [&](auto mode) {
         decode_kernel<Code, mode()><<<blocks, kThreads, 0, stream>>>(static_cast<const Code *>(p.code.data), curve,
-                                                                     Limits(curve), WritableCoords(p.coords));
+                                                                     VoxelBounds(p.shape), WritableCoords(p.coords));
     });
     FG_CUDA(cudaGetLastError());
     return FG_OK;

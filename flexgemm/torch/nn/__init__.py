@@ -3,6 +3,7 @@
 from flexgemm.torch.nn.conv import SparseConv3d, SparseConvTranspose3d, SparseInverseConv3d, SubMConv3d
 from flexgemm.torch.nn.convert import from_minkowski, from_spconv, from_torchsparse
 from flexgemm.torch.nn.experts import Float8GroupedLinear, GroupedLinear
+from flexgemm.torch.nn.normalization import GroupNorm, InstanceNorm
 from flexgemm.torch.nn.pointwise import (
     GELU,
     BatchNorm,
@@ -25,7 +26,9 @@ __all__ = [
     "Features",
     "Float8GroupedLinear",
     "GlobalPool",
+    "GroupNorm",
     "GroupedLinear",
+    "InstanceNorm",
     "LayerNorm",
     "LeakyReLU",
     "Linear",

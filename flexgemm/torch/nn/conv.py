@@ -75,14 +75,15 @@ class Convolution(torch.nn.Module):
 
     def convolve(self, feats: torch.Tensor, nmap: NeighborMap) -> torch.Tensor:
         """Of rows of features over a map."""
-        how: Any = {"neighbor_map": nmap, "groups": self.groups}
         if self.scale is None:
-            return ops.sparse_conv3d(feats, self.weight, self.bias, **how, precision=self.precision)
+            return ops.sparse_conv3d(
+                feats, self.weight, self.bias, neighbor_map=nmap, groups=self.groups, precision=self.precision
+            )
         (feats,) = autocast(feats)
         rows, of_rows = products.quantize(feats, granularity="row")
         bias = None if self.bias is None else self.bias.to(feats.dtype)
-        how |= {"scale_feats": of_rows, "scale_weight": self.scale, "out_dtype": feats.dtype}
-        return ops.sparse_conv3d(rows, self.weight, bias, **how)
+        scales: Any = {"scale_feats": of_rows, "scale_weight": self.scale, "out_dtype": feats.dtype}
+        return ops.sparse_conv3d(rows, self.weight, bias, neighbor_map=nmap, groups=self.groups, **scales)
 
     def frozen(self) -> Self:
         """A copy for inference with a weight of FP8: e4m3, a scale for each output channel. Rows of the features are

@@ -39,10 +39,9 @@ class Sites:
 
     def neighbor_map(self, kernel_size: Sequence[int], dilation: Sequence[int]) -> NeighborMap:
         """The map of a submanifold convolution, three ints each."""
-        kernel, steps = tuple(kernel_size), tuple(dilation)
-        return self.cached(
-            ("submanifold", kernel, steps), lambda: ops.neighbor_map(self.coords, self.shape, kernel, steps)
-        )
+        key = tuple(kernel_size), tuple(dilation)
+        nmap: NeighborMap | None = self.maps.get(key)
+        return nmap or self.cached(key, lambda: ops.neighbor_map(self.coords, self.shape, *key))
 
     def strided(
         self,
