@@ -46,7 +46,6 @@ constexpr int kConsumers = 2;                                           /* warpg
 constexpr int kBlockM = kConsumers * kWgmmaM;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
-constexpr int kWindow = 27;                  /* offsets whose map entries are copied at a time: all of 3x3x3 */
 constexpr uint32_t kEndOfTile = 0x80000000u; /* a step without operands, after the last */
 constexpr int kProducerBarrier = 1;          /* named barrier among the producer's threads */
 constexpr int kChunk = 16, kChunksPerRow = kSwizzleRowBytes / kChunk;
@@ -59,7 +58,9 @@ struct Tile {
     static constexpr int kStageBytes = kBytesA + kBytesB;
     static constexpr int kProducerRegisters = kCtasPerSm == 1 ? 56 : 48;
     static constexpr int kConsumerRegisters = kCtasPerSm == 1 ? 224 : 96;
-    static_assert(kBlockN % 64 == 0, "whole blocks of 64 channels");
+    /* Offsets whose map entries are copied at a time: all of 3x3x3, or half of them, which leaves L1 60 KB. */
+    static constexpr int kWindow = kCtasPerSm == 1 ? 27 : 14;
+    static_assert(kBlockN % 64 == 0 && kWindow <= 32, "whole blocks of 64 channels; a bit for each offset");
     static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
                       (1 + kConsumers) * ptx::registers_at_launch(kThreads, kCtasPerSm),
                   "warpgroups divide the registers of the launch");
@@ -69,7 +70,7 @@ struct Tile {
 template <class Tile>
 struct Shared {
     char stages[Tile::kStages][Tile::kStageBytes]; /* A, then B */
-    int32_t map[2][kWindow][kBlockM];              /* the producer's: map entries of this window and the next */
+    int32_t map[2][Tile::kWindow][kBlockM];        /* the producer's: map entries of this window and the next */
     uint32_t found[kBlockM / 32];                  /* the producer's: offsets at which a warp's rows have any */
     uint32_t step[Tile::kStages];                  /* bit b: block b has neighbours; or kEndOfTile */
     alignas(8) uint64_t full[Tile::kStages];
@@ -109,8 +110,11 @@ struct Producer {
     const uint32_t in_row_bytes;
     Shared<Tile> &shared;
     RingPosition<Tile::kStages> place; /* in the pipeline */
+    /* Rows as they come share most of what they gather with the rows beside them: at the nine offsets of one kx, a tile
+     * asks for a hundred and some rows four times each. 128 bytes of each are 17 KB, of two CTAs 33. */
+    const bool through_l1 = Tile::kCtasPerSm > 1 && p.order == nullptr &&p.depth <= kBlockK<T>;
 
-    /* Up to kWindow offsets of a task, `splits` apart. */
+    /* Up to Tile::kWindow offsets of a task, `splits` apart. */
     struct Window {
         Task<Tile> task;
         int first;
@@ -122,13 +126,13 @@ struct Producer {
     }
 
     __device__ Window window_after(const Window &window) const {
-        const int first = window.first + kWindow * p.splits;
+        const int first = window.first + Tile::kWindow * p.splits;
         if (first < p.end_offset(window.task.slice)) return {window.task, first};
         return first_window(window.task.index + static_cast<int>(gridDim.x));
     }
 
     __device__ int count_of(const Window &window) const {
-        return min(kWindow, ceil_div(p.end_offset(window.task.slice) - window.first, p.splits));
+        return min(Tile::kWindow, ceil_div(p.end_offset(window.task.slice) - window.first, p.splits));
     }
 
     /* Starts the copies of a window's map entries into shared memory, one row per thread. */
@@ -185,7 +189,11 @@ struct Producer {
         for (int i = 0; i < kRowsPerThread; ++i) {
             /* Where zeros are asked for, the row is not read and may lie anywhere. */
             const char *row = in + static_cast<uint64_t>(rows[i]) * in_row_bytes;
-            ptx::cp_async_16_or_zeros(a + i * kRowsPerPass * kSwizzleRowBytes, row, rows[i] >= in_rows);
+            char *target = a + i * kRowsPerPass * kSwizzleRowBytes;
+            if (through_l1)
+                ptx::cp_async_16_or_zeros_cached(target, row, rows[i] >= in_rows);
+            else
+                ptx::cp_async_16_or_zeros(target, row, rows[i] >= in_rows);
         }
         ptx::mbarrier_arrive_after_cp_async(full);
         place.advance();
@@ -203,7 +211,7 @@ struct Producer {
     }
 
     __device__ void run(int tasks) {
-        static_assert(kRowsPerPass % 8 == 0 && kWindow <= 32, "a thread's rows share one swizzle; a bit per offset");
+        static_assert(kRowsPerPass % 8 == 0, "a thread's rows share one swizzle");
         if (threadIdx.x == 0) ptx::prefetch_tensor_map(&weight_map);
         Window window = first_window(static_cast<int>(blockIdx.x));
         int buffer = 0, parity = 0;
@@ -482,6 +490,10 @@ fg_status launch(GatherParams p, int num_sms, cudaStream_t stream, fg_error *err
     const auto kernel = conv_gather_sm90_kernel<T, Tile, kKMajor>;
     constexpr int kSharedBytes = sizeof(Shared<Tile>);
     FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+    constexpr int kSharedPercent = 85; /* of 228 KB: the next size is 196, and two small CTAs leave L1 60 */
+    static_assert(Tile::kCtasPerSm == 1 || Tile::kCtasPerSm * (kSharedBytes + 1024) <= 196 * 1024, "as asked for");
+    if (Tile::kCtasPerSm > 1)
+        FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, kSharedPercent));
     const auto grid = static_cast<unsigned int>(tasks < resident ? tasks : resident);
     kernel<<<grid, kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks));
     FG_CUDA(cudaGetLastError());
