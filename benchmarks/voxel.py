@@ -1,5 +1,5 @@
-"""Voxel operations: strided, transposed and inverse convolution and pooling (strided.py), codes, the hash table,
-samples and voxels of points (points.py), each row a call.
+"""Voxel operations: strided, transposed and inverse convolution and pooling (strided.py), convolution in FP8
+(fp8_conv.py), codes, the hash table, samples and voxels of points (points.py), each row a call.
 
 A family of operations is a module with `cases()`: what it measures, and how each case is made, judged and bounded
 (work.py).
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import points, strided
+from benchmarks import fp8_conv, points, strided
 from benchmarks.ceilings import Ceilings
 from benchmarks.conv import Scenes
 from benchmarks.results import describe, significant
@@ -19,7 +19,7 @@ from benchmarks.run import Run
 from benchmarks.timing import Timer
 from benchmarks.work import Case
 
-FAMILIES = (strided, points)
+FAMILIES = (strided, fp8_conv, points)
 
 
 def cases() -> list[Case]:

@@ -225,11 +225,12 @@ def unique_groups(backend, in_order, order, ranks, voxels, **layout):
 
 
 def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None, residual=None, activation=None,
-                 in_place=False, algorithm="auto", precision="ieee", **layout):  # fmt: skip
-    """in_place: the output is the residual itself."""
+                 in_place=False, algorithm="auto", precision="ieee", out_dtype=None, scale_feats=None,
+                 scale_weight=None, **layout):  # fmt: skip
+    """in_place: the output is the residual itself. out_dtype: that of feats by default."""
     call = Call(backend, **layout)
     shape = nmap.shape[1], len(weight)
-    out = call.take(shape, feats.dtype, strided=True, initial=residual if in_place else None)
+    out = call.take(shape, out_dtype or feats.dtype, strided=True, initial=residual if in_place else None)
     return call.run(
         "conv_forward",
         call.give(feats, strided=True),
@@ -239,6 +240,8 @@ def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None,
         out,
         order=call.give(order),
         residual=out if in_place else call.give(residual, strided=True),
+        scale_feats=call.give(scale_feats),
+        scale_weight=call.give(scale_weight),
         activation=activation,
         order_groups=groups,
         algorithm=algorithm,

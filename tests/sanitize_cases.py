@@ -263,6 +263,26 @@ def epilogue_case(backend, mode, channels, activation, in_place, offset, n=N):
     assert_rows(out, expected, reference.ROW_TOLERANCE[mode])
 
 
+def fp8_conv_case(backend, dtypes, out_dtype, channels, of_rows, offset, groups=0):
+    ci, co = channels
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(N)
+    nmap = reference.neighbor_map(coords, shape)
+    feats, weight = scenes.values(rng, (N, ci), dtypes[0]), scenes.values(rng, (co, 27, ci), dtypes[1])
+    bias, residual = scenes.values(rng, (co,), out_dtype), scenes.values(rng, (N, co), out_dtype)
+    scale_feats = rng.uniform(0.25, 0.75, N if of_rows else ()).astype(np.float32)
+    scale_weight = rng.uniform(0.25, 0.75, co if of_rows else ()).astype(np.float32)
+    how = {"residual": residual, "activation": "gelu", "out_dtype": out_dtype, "fence": False}
+    how |= {"scale_feats": scale_feats, "scale_weight": scale_weight, "offset": offset, "pad": offset}
+    if groups:
+        how["order"] = np.stack([rng.permutation(N).astype(np.int32) for _ in range(groups)])
+        how["algorithm"] = "masked_implicit_gemm_splitk"
+    out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
+    meant = reference.scaled(feats, scale_feats, 1), reference.f64(weight) * scale_weight.reshape(-1, 1, 1)
+    expected = reference.conv_epilogue(*meant, bias, nmap, residual, "gelu")
+    assert_rows(out, expected, reference.ROW_TOLERANCE[out_dtype])
+
+
 def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offset, rows=70):
     n, k = shape
     rng = np.random.default_rng(0)
@@ -522,6 +542,14 @@ def all_cases():
         cases[f"epilogue/{mode}/whole"] = partial(
             epilogue_case, mode=mode, channels="aligned", activation="gelu", in_place=True, offset=0, n=13_000
         )
+
+    for dtypes in ((a, b) for a in (E4M3, E5M2) for b in (E4M3, E5M2)):
+        # the three widths of Hopper's tiles, and what takes the portable kernel
+        for channels in ((64, 64), (144, 72), (208, 136), (33, 37)):
+            for of_rows, out_dtype, groups in ((True, "float32", 0), (False, "bfloat16", 0), (True, "float16", 9)):
+                name = f"conv/fp8/{'-'.join(dtypes)}/{channels[0]}-{channels[1]}/{out_dtype}"
+                common = {"dtypes": dtypes, "out_dtype": out_dtype, "channels": channels, "of_rows": of_rows}
+                cases[name] = partial(fp8_conv_case, offset=int(out_dtype == "bfloat16"), groups=groups, **common)
 
     mixes = [(a, b, "ieee") for a in (E4M3, E5M2) for b in (E4M3, E5M2)]
     mixes += [(dtype, dtype, precision) for dtype, precision in MODES.values()]

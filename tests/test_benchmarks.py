@@ -16,7 +16,7 @@ from benchmarks import results, row_orders, scenes
 torch = pytest.importorskip("torch")
 
 import flexgemm  # noqa: E402
-from benchmarks import check, cold, conv, gemm, gpu_check, points, sanitize, strided, train, voxel  # noqa: E402
+from benchmarks import check, cold, conv, fp8_conv, gemm, gpu_check, points, sanitize, strided, train, voxel  # noqa: E402
 from benchmarks.ceilings import Ceilings  # noqa: E402
 from benchmarks.run import OutOfTime, Run  # noqa: E402
 
@@ -202,6 +202,22 @@ def test_right_results_on_voxels_pass_and_wrong_ones_do_not(monkeypatch, op, siz
     first[:] = first * 1.1
     with pytest.raises(check.Wrong):
         work.judge(result)
+
+
+@pytest.mark.parametrize("op", fp8_conv.DTYPES)
+def test_right_convolutions_in_fp8_pass_and_wrong_ones_do_not(monkeypatch, op):
+    monkeypatch.setattr(fp8_conv, "DEVICE", "cpu")
+    work = fp8_conv.make(op, 64, scenes.sphere(8))
+    result = work.call()
+    work.judge(result)
+    assert result.dtype == torch.float16
+    assert work.n == 192
+    if op == "fp8_fwd":  # half the bytes of feats and weight
+        assert work.moved < fp8_conv.make("fp16_fwd", 64, scenes.sphere(8)).moved - 27 * 64 * 64
+        with pytest.raises(check.Wrong):
+            work.judge((result.float() + 3e-3 * torch.randn(result.shape)).half())
+    with pytest.raises(check.Wrong):
+        work.judge(result.roll(1, 0))
 
 
 @pytest.mark.parametrize("case", points.cases(), ids=lambda case: case.op)

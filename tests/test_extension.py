@@ -153,7 +153,7 @@ FAULTY_ARRAYS = {
             ValueError,
             r"order: expected \(G, N\), G the sum of groups",
         ),
-        ({"feats": zeros(5, 6, dtype=np.int32)}, TypeError, "feats: expected dtype float32, float16 or bf"),
+        ({"feats": zeros(5, 6, dtype=np.int32)}, TypeError, "feats: expected dtype float32, float16, bfloat16, fl"),
         ({"feats": zeros(5)}, ValueError, r"feats: expected \(N, C\), got \(5,\)"),
         ({"feats": zeros(1, 1, 1, 5, 6)}, ValueError, r"feats: expected \(N, C\), got \(1, 1, 1, 5, 6\)"),
         (
