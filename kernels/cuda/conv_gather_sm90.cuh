@@ -113,9 +113,8 @@ struct GatherProducer {
     GatherShared<Tile> &shared;
     RingPosition<Tile::kStages> place; /* in the pipeline */
     /* Rows as they come share most of what they gather with the rows beside them: at the nine offsets of one kx, a tile
-     * asks for a hundred and some rows four times each. 128 bytes of each are 17 KB, of two CTAs 33. Float8 asks L2 for
-     * half as much. */
-    const bool through_l1 = Tile::kCtasPerSm > 1 && kElement > 1 && !p.order && (p.depth <= kBlockK<T>);
+     * asks for a hundred and some rows four times each. 128 bytes of each are 17 KB, of two CTAs 33. */
+    const bool through_l1 = Tile::kCtasPerSm > 1 && !p.order && (p.depth <= kBlockK<T>);
 
     /* Up to Tile::kWindow offsets of a task, `splits` apart. */
     struct Window {
