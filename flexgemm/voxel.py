@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
 from operator import index
 from typing import Any
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, cuda_index, library_of
+from flexgemm._arrays import Array, Library, Stream, cuda_index, library_of, renamed
 from flexgemm._voxels import Shape, grid_shape, rows_of_four
 
 Triple = tuple[int, int, int]
@@ -252,7 +251,7 @@ class NeighborMap:
         }
         # The curves have the bits of the larger grid, and so the order of the input's wherever that is the larger.
         code_shape = self.out_shape if mode == "bxyz" else tuple(map(max, self.shape, self.out_shape))
-        with _renamed({"mode": "order"}):
+        with renamed({"mode": "order"}):
             bits = _C.sequence_bits(shape=code_shape, mode=mode)
         if bits > 63:
             raise ValueError(f"order: {mode!r} needs codes of at most 63 bits, those of {code_shape} are longer")
@@ -281,7 +280,7 @@ class NeighborMap:
             asked |= {"stride": self.stride, "padding": self.padding, "transposed": self.transposed != backward}
             names = {"coords": "out_coords", "queries": "coords"} if backward else {"queries": "out_coords"}
         result = library.empty((self.kernel_volume, queries.shape[0]), "int32", coords)
-        with _renamed(names):
+        with renamed(names):
             library.run(
                 _C.neighbor_map,
                 coords,
@@ -441,18 +440,6 @@ def _order_groups(orders: int, kernel_size: Triple) -> tuple[int, ...]:
         if groups not in sets and sum(sets) < orders:
             sets.append(groups)
     return tuple(sets)
-
-
-@contextmanager
-def _renamed(names: dict[str, str]) -> Iterator[None]:
-    """Errors name arguments of the extension; here they are the caller's."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        name, colon, rest = str(error).partition(":")
-        if name not in names:
-            raise
-        raise type(error)(f"{names[name]}{colon}{rest}") from None
 
 
 def _axes(value: Any, name: str, *, least: int = 1) -> Any:

@@ -360,6 +360,9 @@ def test_tables_without_anything_to_do(device):
         kernels.hashmap_insert_3d_idx_as_val(*table, torch.cat([coords, coords.new_zeros(1, 4)]), 4, 4, 4)
     with pytest.raises(ValueError, match="hashmap_keys"):
         kernels.hashmap_lookup_3d(*empty_table(device), coords.new_zeros(1, 4), 2048, 2048, 2048)
+    some, few = torch.full((4, 4), 2, dtype=torch.int32, device=device), empty_table(device, 9)
+    with pytest.raises(ValueError, match="^hashmap_values: "):
+        kernels.hashmap_insert_3d_idx_as_val(few[0], few[1][:8], some, 4, 4, 4)
     with pytest.raises(TypeError, match="hashmap_values"):
         kernels.hashmap_lookup_3d(table[0].new_zeros(9), torch.zeros(9, device=device), coords.new_zeros(1, 4), 4, 4, 4)
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from flexgemm import _C
-from flexgemm._arrays import library_of
+from flexgemm._arrays import library_of, renamed
 
+_NAMES = {"table_keys": "hashmap_keys", "table_values": "hashmap_values"}  # of the extension's arguments here
 _ANY_WAY = 2**62  # how far a key may lie from its first slot: lookups go on to the key or to a free slot
 
 
@@ -67,7 +68,8 @@ def _insert(
         return
     table = _table(hashmap_keys, hashmap_values, longest=0)
     given: Any = None if values is None else values.contiguous()
-    library_of(keys, "keys").run(_C.hash_insert, keys.contiguous(), given, *table, shape=grid, replace=True)
+    with renamed(_NAMES):
+        library_of(keys, "keys").run(_C.hash_insert, keys.contiguous(), given, *table, shape=grid, replace=True)
 
 
 def _lookup(
@@ -77,7 +79,8 @@ def _lookup(
         return hashmap_values.new_empty((0,))
     table = _table(hashmap_keys, hashmap_values, longest=_ANY_WAY)
     out = keys.new_empty((len(keys),), dtype=table[1].dtype)
-    library_of(keys, "keys").run(_C.hash_lookup, keys.contiguous(), *table, out, shape=grid)
+    with renamed(_NAMES):
+        library_of(keys, "keys").run(_C.hash_lookup, keys.contiguous(), *table, out, shape=grid)
     return out.view(hashmap_values.dtype)
 
 
