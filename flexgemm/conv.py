@@ -57,8 +57,8 @@ def submanifold_conv3d(
     residual: (N, Co) of the same dtype, added before the activation; rows may be strided.
     activation: None, "relu", "silu" or "gelu" (the exact one, by erf).
     groups: of channels, each convolved by itself: the first Co / groups outputs read the first Ci / groups inputs, and
-        so on. groups = Ci is a depthwise convolution and has kernels of its own, in float32, unless there is a residual
-        or an activation; other groups run one after the other, best with a multiple of 16 bytes of channels each.
+        so on. groups = Ci is a depthwise convolution and has kernels of its own, in float32; other groups do best with
+        a multiple of 16 bytes of channels each.
     out: (N, Co) to write into; by default a new array of the library of feats. It may be the residual itself, with the
         same strides, but overlap no input otherwise.
     algorithm: how a GPU computes it; the CPU has one way. The results are the same within rounding.
@@ -257,34 +257,31 @@ def forward(
     shape = _check_shapes(feats, weight, neighbor_map, groups)
     out = library.empty(shape, dtype, feats) if out is None else library.output(out, shape, dtype, feats)
     map, order = neighbor_map.native, neighbor_map.native_order
-    plain = residual is None and activation is None and not is_float8
-    if _is_depthwise(feats, groups, precision) and plain:
-        library.run(_C.depthwise_forward, feats, weight, bias, map, out)
+    if _is_depthwise(feats, groups, precision) and not is_float8:
+        library.run(_C.depthwise_forward, feats, weight, bias, map, out, residual=residual, activation=activation)
         return library.result(out)
-    for group in range(groups):
-        _C.conv_forward(
-            feats,
-            weight,
-            bias,
-            map,
-            out,
-            order=order,
-            residual=residual,
-            scale_feats=scale_feats,
-            scale_weight=scale_weight,
-            scale_out=scale_out,
-            order_groups=order_groups(order, neighbor_map.kernel_size),
-            activation=activation,
-            algorithm=algorithm,
-            precision=precision,
-            dtype_feats=dtype_feats,
-            dtype_weight=dtype_weight,
-            dtype_out=dtype if scale_out is not None else None,
-            group=group,
-            groups=groups,
-            workspace=library.workspace,
-            stream=library.stream,
-        )
+    _C.conv_forward(
+        feats,
+        weight,
+        bias,
+        map,
+        out,
+        order=order,
+        residual=residual,
+        scale_feats=scale_feats,
+        scale_weight=scale_weight,
+        scale_out=scale_out,
+        order_groups=order_groups(order, neighbor_map.kernel_size),
+        activation=activation,
+        algorithm=algorithm,
+        precision=precision,
+        dtype_feats=dtype_feats,
+        dtype_weight=dtype_weight,
+        dtype_out=dtype if scale_out is not None else None,
+        groups=groups,
+        workspace=library.workspace,
+        stream=library.stream,
+    )
     return library.result(out)
 
 
@@ -318,9 +315,7 @@ def backward(
             library.run(_C.depthwise_dgrad, grad_out, weight, map, grad_feats, mirrored=mirrored)
         else:
             orders = {"order": order, "order_groups": order_groups(order, neighbor_map.kernel_size)}
-            for group in range(groups):
-                arrays = grad_out, weight, map, grad_feats
-                library.run(_C.conv_dgrad, *arrays, mirrored=mirrored, group=group, **orders, **how)
+            library.run(_C.conv_dgrad, grad_out, weight, map, grad_feats, mirrored=mirrored, **orders, **how)
         grad_feats = library.result(grad_feats)
 
     if needs_grad[1] or needs_grad[2]:
@@ -333,8 +328,7 @@ def backward(
             if needs_grad[2]:
                 library.run(_C.conv_wgrad, grad_out, feats, map, None, grad_bias)
         else:
-            for group in range(groups):
-                library.run(_C.conv_wgrad, grad_out, feats, map, grad_weight, grad_bias, group=group, **how)
+            library.run(_C.conv_wgrad, grad_out, feats, map, grad_weight, grad_bias, **how)
         grad_weight = library.result(grad_weight) if needs_grad[1] else None
         grad_bias = library.result(grad_bias) if needs_grad[2] else None
 

@@ -22,6 +22,7 @@ enum {
     WGRAD_WAVES = 4,            /* offsets differ in neighbours: more CTAs than fit at once even that out */
     MIN_ROWS_PER_SUM = 256,     /* column sums */
     SM90_MIN_OFFSETS = 2,       /* of a slice, Hopper */
+    SM90_MIN_GROUP = 64,        /* channels of a group that are worth a launch of the Hopper kernel */
     MAX_PARTIALS = 1 << 28,     /* 1 GiB of float32 */
     MAX_MATRIX_BYTES = 1 << 28, /* of gathered rows at a time, "explicit_gemm": 256 MiB */
 };
@@ -120,7 +121,7 @@ static fg_plan choose_slices(const fg_conv_question *q, fg_plan plan, const tile
         const int64_t options[] = {1, at_least(filling, 1)};
         for (int option = 0; option < 2; option++) {
             const int64_t slices = orders * options[option];
-            if (slices > 1 && (!split || slices * q->rows * q->co > MAX_PARTIALS)) continue;
+            if (slices > 1 && (!split || slices * q->rows * q->co * q->channel_groups > MAX_PARTIALS)) continue;
             const double cost = seconds(q, t, groups, options[option]);
             if (cost > WORTHWHILE * best) continue;
             best = cost;
@@ -155,9 +156,13 @@ static fg_plan plan_conv_sm90(const fg_conv_question *q) {
     return choose_slices(q, plan, t, at_most(MAX_GATHER_SLICES, q->v / SM90_MIN_OFFSETS));
 }
 
-static fg_plan plan_conv_portable(const fg_conv_question *q) {
+/* Groups of channels are side by side in one launch: each plans for its share of the multiprocessors. */
+static fg_plan plan_conv_portable(const fg_conv_question *whole) {
     static const tile large = {128, 128, 3, CTAS_PER_SM, 260}, tall = {128, 64, 3, CTAS_PER_SM, 220},
                       small = {64, 64, 4, SMALL_CTAS_PER_SM, 160};
+    fg_conv_question share = *whole;
+    share.num_sms = (int32_t)at_least(whole->num_sms / whole->channel_groups, 1);
+    const fg_conv_question *q = &share;
     fg_plan plan = {.block_k = (int32_t)(STEP_BYTES / fg_dtype_size(q->dtype)), .split_k = 1};
     const int64_t columns_64 = ceil_div(q->co, 64) * 64, columns_128 = ceil_div(q->co, 128) * 128;
     /* A 64-wide tile pays where a 128-wide one would compute a fifth or more in vain (64 or 192 channels). */
@@ -168,7 +173,9 @@ static fg_plan plan_conv_portable(const fg_conv_question *q) {
     set_tile(&plan, t->block_m, t->block_n, t->num_stages);
     const int64_t steps = q->v * ceil_div(q->ci, plan.block_k);
     const int64_t splits = t == &small ? at_most(q->v, steps / MIN_STEPS_PER_SLICE) : 1;
-    return choose_slices(q, plan, t, at_most(MAX_GATHER_SLICES, splits));
+    plan = choose_slices(q, plan, t, at_most(MAX_GATHER_SLICES, splits));
+    plan.workspace_bytes *= q->channel_groups;
+    return plan;
 }
 
 /* Whole tiles of 128 rows of the matrix at a time, with their float32 sums. The product plans its own tiles. */
@@ -184,8 +191,9 @@ static fg_plan plan_conv_explicit(const fg_conv_question *q) {
 fg_plan fg_plan_conv(const fg_conv_question *q) {
     if (q->algorithm == FG_ALGORITHM_EXPLICIT_GEMM) return plan_conv_explicit(q);
     const bool fits = q->dtype != FG_FLOAT32 || q->precision == FG_PRECISION_TF32;
+    const bool wide = q->channel_groups == 1 || at_most(q->ci, q->co) >= SM90_MIN_GROUP;
     const int64_t whole = fg_is_float8(q->dtype) ? 16 : 8; /* channels that rows of whole 16-byte pieces come by */
-    const bool wgmma = q->compute_capability == 90 && fits && q->ci > 0 && q->ci % whole == 0 && q->co % 8 == 0;
+    const bool wgmma = q->compute_capability == 90 && fits && wide && q->ci > 0 && q->ci % whole == 0 && q->co % 8 == 0;
     return wgmma ? plan_conv_sm90(q) : plan_conv_portable(q);
 }
 

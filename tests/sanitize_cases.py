@@ -22,6 +22,7 @@ import numpy as np
 import reference
 import scenes
 from memory import Cuda, Host
+from products import block_scales
 from reference import assert_gemm_rows, assert_rows, assert_same_bits
 
 from flexgemm import _C
@@ -91,8 +92,9 @@ def depthwise_case(backend, direction, dtype, channels, multiplier, offset):
     dense[np.arange(co), :, np.arange(co) // multiplier] = reference.by_offset(weight)[..., 0]
     layout, tolerance = {"fence": False, "offset": offset, "pad": offset}, reference.ROW_TOLERANCE[dtype]
     if direction == "forward":
-        out = guarded.depthwise_forward(backend, feats, weight, bias, nmap, **layout)
-        assert_rows(out, reference.conv_forward(feats, dense, bias, nmap), tolerance)
+        added = {"residual": grad_out, "activation": "silu"}
+        out = guarded.depthwise_forward(backend, feats, weight, bias, nmap, **added, **layout)
+        assert_rows(out, reference.conv_epilogue(feats, dense, bias, nmap, grad_out, "silu"), tolerance)
     elif direction == "dgrad":
         grad_feats = guarded.depthwise_dgrad(backend, grad_out, weight, transposed, channels, **layout)
         assert_rows(grad_feats, reference.conv_dgrad(grad_out, dense, nmap, N), tolerance)
@@ -156,6 +158,10 @@ def hash_case(backend, key_dtype, value_dtype, voxels):
         table = guarded.hash_insert(backend, keys[::-1].copy(), values, 200, value_dtype, initial=table, **how)
         found = guarded.hash_lookup(backend, keys, *table, **how)
         np.testing.assert_array_equal(found, [contents[name] for name in names])
+        table = guarded.hash_insert(backend, keys, values, 200, value_dtype, initial=table, replace=True, **how)
+        first = dict(zip(names[::-1], values[::-1].tolist(), strict=True))
+        found = guarded.hash_lookup(backend, keys, *table, **how)
+        np.testing.assert_array_equal(found, [first[name] for name in names])
 
 
 def sample_case(backend, mode, dtype, channels, offset):
@@ -248,6 +254,31 @@ def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0,
         assert_rows(grad_bias[None], expected_bias[None], tolerance)
 
 
+def grouped_case(backend, direction, mode, ci, co, groups, rows=N):
+    dtype, precision = MODES[mode]
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(rows)
+    nmap, own = reference.neighbor_map(coords, shape), ci // groups
+    draw = (rows, ci), (co, 3, 3, 3, own), (rows, co)
+    feats, weight, grad_out = (scenes.values(rng, s, dtype, one_sign=True) for s in draw)
+    dense = np.zeros((co, 27, groups, own))
+    group = np.arange(co) // (co // groups)
+    dense[np.arange(co), :, group] = reference.by_offset(weight)
+    dense = dense.reshape(co, 27, ci)
+    how = {"precision": precision, "fence": False, "channel_groups": groups}
+    if direction == "forward":
+        got = guarded.conv_forward(backend, feats, weight, None, nmap, **how)
+        expected = reference.conv_forward(feats, dense, None, nmap)
+    elif direction == "dgrad":
+        got = guarded.conv_dgrad(backend, grad_out, weight, nmap, mirrored=True, **how)
+        expected = reference.conv_dgrad(grad_out, dense, nmap, rows)
+    else:
+        got, _ = guarded.conv_wgrad(backend, grad_out, feats, nmap, **how)
+        expected = reference.conv_wgrad(grad_out, feats, nmap)[0].reshape(co, 27, groups, own)
+        expected = expected[np.arange(co), :, group]
+    assert_rows(got, expected, reference.ROW_TOLERANCE[mode])
+
+
 def epilogue_case(backend, mode, channels, activation, in_place, offset, n=N):
     dtype, precision = MODES[mode]
     ci, co = CHANNELS[channels]
@@ -293,7 +324,9 @@ def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offse
     lead = (len(sizes),) if sizes else ()
     a, b = scenes.values(rng, (rows, k), dtypes[0]), scenes.values(rng, (*lead, n, k), dtypes[1])
     how = {}
-    if extras:
+    if extras == "blocks":
+        how = block_scales(rng, rows, n, k)
+    elif extras:
         how = {
             "scale_a": rng.uniform(0.5, 1, rows).astype(np.float32),
             "scale_b": rng.uniform(0.5, 1, (*lead, n)).astype(np.float32),
@@ -507,6 +540,12 @@ def all_cases():
                     rows=1100,
                 )
 
+            for ci, co, groups in ((16, 24, 4), (33, 66, 3), (128, 128, 2)):
+                how = {"ci": ci, "co": co, "groups": groups}
+                cases[f"conv/{direction}/{mode}/{groups}-channel-groups"] = partial(
+                    grouped_case, direction=direction, mode=mode, **how
+                )
+
             for channels, groups in (("odd", 1), ("wide", 1), ("odd", 3), ("wide", 9)) if direction != "wgrad" else ():
                 cases[f"conv/{direction}/{mode}/{channels}/{groups}-orders"] = partial(
                     conv_case,
@@ -578,6 +617,14 @@ def all_cases():
             cases[f"gemm/large/{dtype}/{name}"] = partial(gemm_case, rows=rows, shape=(n, 208), sizes=(), **common)
         sizes = (700, 0, 129, 1900, 64, 1)
         cases[f"gemm/large/{dtype}/grouped"] = partial(gemm_case, shape=(2112, 208), sizes=sizes, **common)
+
+    # Every tile of the Hopper kernel for few rows; the deep ones in clusters.
+    for rows in (5, 12, 20, 30, 60):
+        for dtype, extras in ((E4M3, True), (E4M3, "blocks"), ("bfloat16", True)):
+            common = {"dtypes": (dtype, dtype), "out_dtype": "float32", "precision": "ieee", "sizes": (), "offset": 0}
+            cases[f"gemm/few/{dtype}/{rows}" + "/blocks" * (extras == "blocks")] = partial(
+                gemm_case, rows=rows, shape=(200, 4112), extras=extras, **common
+            )
 
     for layout in ("batched", "m_grouped_contiguous", "m_grouped_masked", "n_grouped", "k_grouped", "segments"):
         for dtype in (E4M3, "bfloat16", "float32"):

@@ -76,17 +76,23 @@ def test_hopper_product_plans_are_sane(dtype):
         assert few or chosen["split_k"] == 1
         assert chosen["split_k"] in (1, 2, 4, 8)
         if chosen["split_k"] > 1:  # a cluster has one tile, and all run at once
-            assert chosen["split_k"] * -(-n // 128) <= sms
+            at_once = sms if chosen["split_k"] == 2 else max(sms // 16 * 16, min(sms, 15))
+            assert chosen["split_k"] * -(-n // 128) <= at_once
 
 
 @pytest.mark.parametrize(
     "m, n, groups, tile",
     [
-        (1, 4096, 1, (16, 128)),  # few rows: their own kernel
+        (1, 4096, 1, (8, 128)),  # few rows: their own kernel
+        (9, 4096, 1, (16, 128)),
+        (17, 4096, 1, (24, 128)),
+        (25, 4096, 1, (32, 128)),
         (33, 4096, 1, (64, 128)),
         (64, 4096, 1, (64, 128)),
         (65, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
+        (128 * 4, 1536, 128, (16, 128)),  # not 8 or 24: groups differ
         (128 * 8, 1536, 128, (16, 128)),  # groups of twice the average are still one tile
+        (128 * 12, 1536, 128, (32, 128)),
         (128 * 32, 1536, 128, (64, 128)),
         (4096, 4096, 1, (256, 256)),  # large: pairs of blocks share B
         (4096, 2112, 1, (128, 192)),  # 11 x 192: wider tiles would leave a wave nearly empty
@@ -110,6 +116,8 @@ def test_few_rows_split_the_depth_while_tiles_are_few():
     assert split(1, 512, 512) == 1  # four steps are not worth a second block
     assert split(16, 24576, 1536) == split(128, 4096, 7168, groups=32) == 1
     assert split(1, 2112, 7168, sms=17) == 1
+    assert split(1, 33 * 128, 7168) == 2  # clusters of four do not reach all of the multiprocessors
+    assert split(1, 32 * 128, 7168) == 4
 
 
 UNPAIRED, NARROW, TALL = 1, 2, 4
@@ -242,6 +250,26 @@ def test_a_hopper_weight_gradient_tile_touches_no_more_offsets_than_it_may(chann
     for first in range(0, 343 * ci, width):
         last = min(first + width, 343 * ci) - 1
         assert last // ci - first // ci + 1 <= 12
+
+
+@pytest.mark.parametrize(
+    "groups, channels, family", [(4, 16, "portable"), (4, 64, "sm90"), (1, 16, "sm90"), (2, 63, "portable")]
+)
+def test_narrow_groups_of_channels_are_one_launch_of_the_portable_kernel(groups, channels, family):
+    sizes = {"rows": 3000, "ci": channels, "co": channels, "v": 27, "dtype": "float16", "num_sms": SMS}
+    chosen = check(_C.plan_conv(**sizes, compute_capability=90, channel_groups=groups))
+    assert chosen["family"] == family
+    if family == "sm90":  # a launch for each group
+        assert chosen == _C.plan_conv(**sizes, compute_capability=90)
+
+
+def test_groups_of_channels_share_the_multiprocessors():
+    sizes = {"rows": 700, "ci": 256, "co": 32, "v": 27, "dtype": "float16"}
+    alone = _C.plan_conv(**sizes, num_sms=SMS // 6)
+    together = _C.plan_conv(**sizes, num_sms=SMS, channel_groups=6)
+    assert alone["split_k"] == together["split_k"] > 1
+    assert together["workspace_bytes"] == 6 * alone["workspace_bytes"]
+    assert _C.plan_conv(**sizes, num_sms=SMS, channel_groups=1000)["split_k"] == 1
 
 
 def test_hopper_splits_rows_while_tiles_are_few():

@@ -188,7 +188,7 @@ def _convolution(
         return _float8_convolution(feats, weight, bias, residual, nmap, activation, algorithm, groups, stream, float8)
     through_operator = traced(feats, weight)
     feats, weight, bias, residual = autocast(feats, weight, bias, residual)
-    recording = records(feats, weight, bias) or records(feats, residual, None)
+    recording = records(feats, weight, bias, residual)
     if float8:
         conv.expect_none(_name(feats.dtype), float8)
     if not through_operator:

@@ -14,6 +14,7 @@
  */
 #include <string.h>
 
+#include "../channel_groups.h"
 #include "../plan.h"
 #include "activation.h"
 #include "backend.h"
@@ -167,12 +168,11 @@ static fg_status gather_workspace(int64_t volume, int64_t rows, int64_t k, int64
 fg_status fg_cpu_conv_forward_workspace(const fg_conv_forward_params *params, const fg_queue *queue, size_t *bytes,
                                         fg_error *error) {
     (void)queue;
-    return gather_workspace(params->map.shape[0], params->out.shape[0], params->feats.shape[1], params->out.shape[1],
-                            bytes, error);
+    return gather_workspace(params->map.shape[0], params->out.shape[0], params->feats.shape[1] / params->groups,
+                            params->out.shape[1] / params->groups, bytes, error);
 }
 
-fg_status fg_cpu_conv_forward(const fg_conv_forward_params *params, const fg_queue *queue, fg_error *error) {
-    (void)queue;
+static fg_status forward_group(const fg_conv_forward_params *params, fg_error *error) {
     const int64_t volume = params->weight.shape[1], ci = params->weight.shape[2];
     const gather_conv conv = {
         .name = "conv_forward",
@@ -193,15 +193,25 @@ fg_status fg_cpu_conv_forward(const fg_conv_forward_params *params, const fg_que
     return run_gather(&conv, error);
 }
 
+fg_status fg_cpu_conv_forward(const fg_conv_forward_params *params, const fg_queue *queue, fg_error *error) {
+    (void)queue;
+    fg_status status = FG_OK;
+    for (int64_t group = 0; group < params->groups && status == FG_OK; group++) {
+        const fg_conv_forward_params part = fg_conv_forward_group(params, group);
+        status = forward_group(&part, error);
+    }
+    return status;
+}
+
 fg_status fg_cpu_conv_dgrad_workspace(const fg_conv_dgrad_params *params, const fg_queue *queue, size_t *bytes,
                                       fg_error *error) {
     (void)queue;
-    return gather_workspace(params->map.shape[0], params->grad_feats.shape[0], params->grad_out.shape[1],
-                            params->grad_feats.shape[1], bytes, error);
+    return gather_workspace(params->map.shape[0], params->grad_feats.shape[0],
+                            params->grad_out.shape[1] / params->groups, params->grad_feats.shape[1] / params->groups,
+                            bytes, error);
 }
 
-fg_status fg_cpu_conv_dgrad(const fg_conv_dgrad_params *params, const fg_queue *queue, fg_error *error) {
-    (void)queue;
+static fg_status dgrad_group(const fg_conv_dgrad_params *params, fg_error *error) {
     const int64_t volume = params->weight.shape[1], ci = params->weight.shape[2];
     const gather_conv conv = {
         .name = "conv_dgrad",
@@ -214,4 +224,14 @@ fg_status fg_cpu_conv_dgrad(const fg_conv_dgrad_params *params, const fg_queue *
         .mirrored = params->mirrored,
     };
     return run_gather(&conv, error);
+}
+
+fg_status fg_cpu_conv_dgrad(const fg_conv_dgrad_params *params, const fg_queue *queue, fg_error *error) {
+    (void)queue;
+    fg_status status = FG_OK;
+    for (int64_t group = 0; group < params->groups && status == FG_OK; group++) {
+        const fg_conv_dgrad_params part = fg_conv_dgrad_group(params, group);
+        status = dgrad_group(&part, error);
+    }
+    return status;
 }

@@ -22,6 +22,16 @@ struct SumEpilogue {
         const float scale = scale_in ? *scale_in : 1.0f;
         return scale_weight ? scale * scale_weight[column * scale_weight_step] : scale;
     }
+
+    /* The same for rows that begin at one of their columns. */
+    template <typename T>
+    __device__ SumEpilogue from_column(int64_t column) const {
+        SumEpilogue part = *this;
+        if (bias) part.bias = static_cast<const T *>(bias) + column;
+        if (residual) part.residual = static_cast<const T *>(residual) + column;
+        if (scale_weight) part.scale_weight += column * scale_weight_step;
+        return part;
+    }
 };
 
 /* Calls body with a value of the type of what is added. */

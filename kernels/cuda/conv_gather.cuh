@@ -12,6 +12,8 @@ namespace flexgemm {
 struct GatherParams {
     const void *in;       /* rows of `depth` elements, in_stride apart */
     const void *weight;   /* (columns, volume, depth) K-major or (depth, volume, columns) MN-major, contiguous */
+    int channel_groups;   /* of which `depth` and `columns` are one; they are side by side in rows, one after another in
+                           * `weight`. Of the portable kernel: elsewhere each is a launch, and this is 1 */
     const int32_t *map;   /* (volume, rows) */
     const int32_t *order; /* (groups, rows): slot -> row, for each group of rows of `map`; or NULL: a slot is its row */
     void *out;            /* (rows, columns), out_stride apart */

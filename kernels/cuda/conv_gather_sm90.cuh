@@ -44,7 +44,6 @@ constexpr int kConsumers = 2;                                           /* warpg
 constexpr int kBlockM = kConsumers * kWgmmaM;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
-constexpr int kWindow = 27;                  /* offsets whose map entries are copied at a time: all of 3x3x3 */
 constexpr uint32_t kEndOfTile = 0x80000000u; /* a step without operands, after the last */
 constexpr int kProducerBarrier = 1;          /* named barrier among the producer's threads */
 constexpr int kChunk = 16, kChunksPerRow = kSwizzleRowBytes / kChunk;
@@ -57,7 +56,9 @@ struct GatherTile {
     static constexpr int kStageBytes = kBytesA + kBytesB;
     static constexpr int kProducerRegisters = kCtasPerSm == 1 ? 56 : 48;
     static constexpr int kConsumerRegisters = kCtasPerSm == 1 ? 224 : 96;
-    static_assert(kBlockN % 64 == 0, "whole blocks of 64 channels");
+    /* Offsets whose map entries are copied at a time: all of 3x3x3, or half of them, which leaves L1 60 KB. */
+    static constexpr int kWindow = kCtasPerSm == 1 ? 27 : 14;
+    static_assert(kBlockN % 64 == 0 && kWindow <= 32, "whole blocks of 64 channels; a bit for each offset");
     static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
                       (1 + kConsumers) * ptx::registers_at_launch(kThreads, kCtasPerSm),
                   "warpgroups divide the registers of the launch");
@@ -67,7 +68,7 @@ struct GatherTile {
 template <class Tile>
 struct GatherShared {
     char stages[Tile::kStages][Tile::kStageBytes]; /* A, then B */
-    int32_t map[2][kWindow][kBlockM];              /* the producer's: map entries of this window and the next */
+    int32_t map[2][Tile::kWindow][kBlockM];        /* the producer's: map entries of this window and the next */
     uint32_t found[kBlockM / 32];                  /* the producer's: offsets at which a warp's rows have any */
     uint32_t step[Tile::kStages];                  /* bit b: block b has neighbours; or kEndOfTile */
     float scale[Tile::kStages][kBlockM];           /* of float8 rows that have one each */
@@ -108,8 +109,11 @@ struct GatherProducer {
     const uint32_t in_row_bytes;
     GatherShared<Tile> &shared;
     RingPosition<Tile::kStages> place; /* in the pipeline */
+    /* Rows as they come share most of what they gather with the rows beside them: at the nine offsets of one kx, a tile
+     * asks for a hundred and some rows four times each. 128 bytes of each are 17 KB, of two CTAs 33. */
+    const bool through_l1 = Tile::kCtasPerSm > 1 && !p.order && (p.depth <= kBlockK<T>);
 
-    /* Up to kWindow offsets of a task, `splits` apart. */
+    /* Up to Tile::kWindow offsets of a task, `splits` apart. */
     struct Window {
         GatherTask<Tile> task;
         int first;
@@ -121,13 +125,13 @@ struct GatherProducer {
     }
 
     __device__ Window window_after(const Window &window) const {
-        const int first = window.first + kWindow * p.splits;
+        const int first = window.first + Tile::kWindow * p.splits;
         if (first < p.end_offset(window.task.slice)) return {window.task, first};
         return first_window(window.task.index + static_cast<int>(gridDim.x));
     }
 
     __device__ int count_of(const Window &window) const {
-        return min(kWindow, ceil_div(p.end_offset(window.task.slice) - window.first, p.splits));
+        return min(Tile::kWindow, ceil_div(p.end_offset(window.task.slice) - window.first, p.splits));
     }
 
     /* Starts the copies of a window's map entries into shared memory, one row per thread. */
@@ -184,9 +188,13 @@ struct GatherProducer {
         a += first * kSwizzleRowBytes + (chunk ^ first % 8) * kChunk;
 #pragma unroll
         for (int i = 0; i < kRowsPerThread; ++i) {
-            const bool present = rows[i] < in_rows;
-            const char *row = in + static_cast<uint64_t>(present ? rows[i] : 0) * in_row_bytes;
-            ptx::cp_async_16_or_zeros(a + i * kRowsPerPass * kSwizzleRowBytes, row, !present);
+            /* Where zeros are asked for, the row is not read and may lie anywhere. */
+            const char *row = in + static_cast<uint64_t>(rows[i]) * in_row_bytes;
+            char *target = a + i * kRowsPerPass * kSwizzleRowBytes;
+            if (through_l1)
+                ptx::cp_async_16_or_zeros_cached(target, row, rows[i] >= in_rows);
+            else
+                ptx::cp_async_16_or_zeros(target, row, rows[i] >= in_rows);
         }
         if (kElement == 1 && p.row_scales) {
             const bool present = own_row < p.in_rows;
@@ -209,7 +217,7 @@ struct GatherProducer {
     }
 
     __device__ void run(int tasks) {
-        static_assert(kRowsPerPass % 8 == 0 && kWindow <= 32, "a thread's rows share one swizzle; a bit per offset");
+        static_assert(kRowsPerPass % 8 == 0, "a thread's rows share one swizzle");
         if (threadIdx.x == 0) ptx::prefetch_tensor_map(&weight_map);
         Window window = first_window(static_cast<int>(blockIdx.x));
         int buffer = 0, parity = 0;
@@ -300,6 +308,10 @@ fg_status launch_gather(Kernel *kernel, GatherParams p, int num_sms, cudaStream_
 
     constexpr int kSharedBytes = sizeof(GatherShared<Tile>);
     FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+    constexpr int kSharedPercent = 85; /* of 228 KB: the next size is 196, and two small CTAs leave L1 60 */
+    static_assert(Tile::kCtasPerSm == 1 || Tile::kCtasPerSm * (kSharedBytes + 1024) <= 196 * 1024, "as asked for");
+    if (Tile::kCtasPerSm > 1)
+        FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, kSharedPercent));
     const auto grid = static_cast<unsigned int>(tasks < resident ? tasks : resident);
     kernel<<<grid, kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks));
     FG_CUDA(cudaGetLastError());

@@ -27,9 +27,12 @@ def triple(value: int | Sequence[int]) -> Triple:
 class Convolution(torch.nn.Module):
     """What the convolutions share.
 
-    weight (out_channels, Kw, Kh, Kd, in_channels / groups), bias (out_channels) or None, initialised as torch.nn.Conv3d
-    does. kernel_size (1 to 7): an int, or three (w, h, d). groups: the channels are cut into so many, each output
-    channel sees the input channels of its group. precision: as of flexgemm.torch.submanifold_conv3d.
+    weight (out_channels, Kw, Kh, Kd, in_channels / groups) and bias (out_channels) or None are initialised as
+    torch.nn.Conv3d does.
+
+    kernel_size: 1 to 7, an int, or three (w, h, d); stride, padding, dilation and output_padding likewise.
+    groups: the channels are cut into so many, each output channel sees the input channels of its group.
+    precision: as of `flexgemm.torch.submanifold_conv3d`.
     """
 
     weight: torch.Tensor
@@ -71,14 +74,16 @@ class Convolution(torch.nn.Module):
             torch.nn.init.uniform_(self.bias, -bound, bound)
 
     def convolve(self, feats: torch.Tensor, nmap: NeighborMap) -> torch.Tensor:
-        how: Any = {"neighbor_map": nmap, "groups": self.groups}
+        """Of rows of features over a map."""
         if self.scale is None:
-            return ops.sparse_conv3d(feats, self.weight, self.bias, **how, precision=self.precision)
+            return ops.sparse_conv3d(
+                feats, self.weight, self.bias, neighbor_map=nmap, groups=self.groups, precision=self.precision
+            )
         (feats,) = autocast(feats)
         rows, of_rows = products.quantize(feats, granularity="row")
         bias = None if self.bias is None else self.bias.to(feats.dtype)
-        how |= {"scale_feats": of_rows, "scale_weight": self.scale, "out_dtype": feats.dtype}
-        return ops.sparse_conv3d(rows, self.weight, bias, **how)
+        scales: Any = {"scale_feats": of_rows, "scale_weight": self.scale, "out_dtype": feats.dtype}
+        return ops.sparse_conv3d(rows, self.weight, bias, neighbor_map=nmap, groups=self.groups, **scales)
 
     def frozen(self) -> Self:
         """A copy for inference with a weight of FP8: e4m3, a scale for each output channel. Rows of the features are
@@ -134,7 +139,11 @@ class SubMConv3d(Convolution):
 
 class SparseConv3d(Convolution):
     """Strided convolution: output o reads the voxels at o * stride + k * dilation - padding, and is there if it reads
-    any. The rest as of `Convolution`."""
+    any. The rest as of `Convolution`.
+
+        y = layer(x)
+        y = layer(x, onto=z)        # the outputs are the voxels of z, which y + z and cat([y, z]) need
+    """
 
     transposed = False
 
@@ -154,9 +163,9 @@ class SparseConv3d(Convolution):
         self.stride, self.padding, self.dilation = triple(stride), triple(padding), triple(dilation)
         self.output_padding = triple(output_padding)
 
-    def forward(self, x: SparseTensor) -> SparseTensor:
+    def forward(self, x: SparseTensor, onto: SparseTensor | None = None) -> SparseTensor:
         how = self.kernel_size, self.stride, self.padding, self.dilation, self.transposed, self.output_padding
-        nmap, sites = x.sites.strided(*how)
+        nmap, sites = x.sites.strided(*how, None if onto is None else onto.sites)
         return x.replace(self.convolve(x.feats, nmap), sites)
 
 
