@@ -52,9 +52,10 @@ static int parse_groups(PyObject *value, int64_t *groups) {
 
 /* A dimension (0 or 1) that is cut into groups of channels. */
 static int expect_groups(const fg_view *view, int dimension, int64_t groups) {
-    if (view->tensor.shape[dimension] % groups == 0) return 0;
+    const int64_t channels = view->tensor.shape[dimension];
+    if (channels % groups == 0 && (channels > 0 || groups == 1)) return 0;
     PyErr_Format(PyExc_ValueError, "%s: expected channels in %lld groups, got %lld channels", view->name,
-                 (long long)groups, (long long)view->tensor.shape[dimension]);
+                 (long long)groups, (long long)channels);
     return -1;
 }
 

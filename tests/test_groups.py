@@ -240,6 +240,15 @@ def test_groups_that_do_not_divide_the_channels(backend, groups):
         )
 
 
+def test_no_channels_are_no_groups(backend):
+    p = Problem(16, 16, 16)
+    feats, weight = (backend.array(np.zeros(s, np.float32)) for s in ((len(p.feats), 0), (0, 3, 3, 3, 0)))
+    nmap = p.neighbor_map(backend)
+    assert backend.numpy(flexgemm.sparse_conv3d(feats, weight, neighbor_map=nmap)).shape == (len(p.feats), 0)
+    with pytest.raises(ValueError, match="feats: expected channels in 2147483647 groups, got 0 channels"):
+        flexgemm.sparse_conv3d(feats, weight, neighbor_map=nmap, groups=2**31 - 1)
+
+
 def test_shapes_are_named(backend):
     p = Problem(16, 16, 16)
     feats, weight, nmap = backend.array(p.feats), backend.array(p.weight), p.neighbor_map(backend)
