@@ -18,9 +18,13 @@ from flexgemm import _C
 # One of each kernel path, judged by its oracle. check=True is left out: it reads what the kernels found and so
 # synchronises, which a capture does not allow.
 CASES = {name: case for name, case in sanitize_cases.all_cases().items() if not name.endswith("check")}
+LARGE = ("gemm/large/", "/whole")  # many tiles: nothing that a graph would see
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.large] * any(part in name for part in LARGE)) for name in CASES],
+)
 def test_a_captured_call_replays_on_other_content(graphs, name):
     """Captured and replayed on zeros, then on what the case needs."""
     CASES[name](graphs)
