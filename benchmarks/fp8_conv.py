@@ -15,7 +15,7 @@ from benchmarks.scenes import Scene
 from benchmarks.timing import DEVICE
 from benchmarks.work import Case, Work
 
-SCENES = (("sphere64", 1024), ("sphere128", 512), ("sphere256", 256), ("sphere512", 128))
+SCENES = (("sphere64", 1024), ("sphere128", 512), ("sphere256", 256), ("sphere512", 128), ("sphere1024", 64))
 DTYPES = {"fp8_fwd": "float8_e4m3fn", "fp16_fwd": "float16"}
 # 1 - cosine-like similarity of an fp16 row with the exact product: rounding, and what sums promoted every 128 products
 # lose. Sums that are not promoted lose 1e-6.

@@ -155,8 +155,8 @@ def sparse_conv3d(
 
         how = activation, algorithm, precision, groups
         return ops.record_conv(feats, weight, bias, residual, neighbor_map, *how, stream)
-    options: Any = {"residual": residual, "activation": activation, "groups": groups, **float8}
-    return forward(library, feats, weight, bias, neighbor_map, out, algorithm, precision, **options)
+    given = library, feats, weight, bias, neighbor_map, out, algorithm, precision
+    return forward(*given, residual, activation, groups, **float8)
 
 
 def sparse_conv3d_backward(

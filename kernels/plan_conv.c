@@ -50,8 +50,8 @@ static void set_split(fg_plan *plan, int64_t slices, int64_t outputs) {
 /* ---- forward pass and input gradient ---- */
 
 /* A tile, and the speed of a card full of it: TFLOP/s on 132 multiprocessors with 16-bit inputs and rows as they come,
- * every product counted. Fitted to an H200; those of float8 are predictions, between the bytes from L2, of which it needs
- * half, and the GEMM kernel's speed with promoted sums. */
+ * every product counted. Fitted to an H200; those of float8 are predictions, between the bytes from L2, of which it
+ * needs half, and the GEMM kernel's speed with promoted sums. */
 typedef struct {
     int32_t block_m, block_n, num_stages, ctas_per_sm;
     double tflops;

@@ -39,8 +39,8 @@ typedef struct {
     fg_workspace_layout layout;
 } gather_plan;
 
-/* Shared: packed weight, bias, scales of the columns. Private: sums (TILE, padded n), widened rows (TILE, block_k), a row
- * of the residual. */
+/* Shared: packed weight, bias, scales of the columns. Private: sums (TILE, padded n), widened rows (TILE, block_k), a
+ * row of the residual. */
 static gather_plan plan_gather(const fg_simd *simd, int64_t volume, int64_t k, int64_t n) {
     const fg_packing packing = fg_packing_of(simd, k, n);
     const size_t shared = fg_workspace_part(volume * k * packing.padded_n, sizeof(float)) +

@@ -20,8 +20,6 @@
  */
 #pragma once
 
-#include <type_traits>
-
 #include "conv_gather.cuh"
 #include "conv_reduce.cuh"
 #include "ptx.cuh"
@@ -166,8 +164,8 @@ struct GatherProducer {
         for (int b = 0; b < kConsumers; ++b) found[b] = shared.found[2 * b] | shared.found[2 * b + 1];
     }
 
-    /* All of this thread's row pieces at channel k, the scale of the tile's row that is the thread's own, and the weights
-     * by one thread for all. */
+    /* All of this thread's row pieces at channel k, the scale of the tile's row that is the thread's own, and the
+     * weights by one thread for all. */
     __device__ void load(const uint32_t (&rows)[kRowsPerThread], uint32_t own_row, uint32_t step, int v, int k,
                          int n0) {
         char *a = shared.stages[place.slot], *b = a + Tile::kBytesA;

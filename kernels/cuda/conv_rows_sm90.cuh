@@ -1,7 +1,7 @@
 /*
- * The end of a tile of the Hopper convolution kernels. A thread's sums d are those of two rows of `out`, less than 0 where
- * there is none: of every 8 columns from n0 on the two at 2 * (lane % 4), of rows[0] in d[4 j] and d[4 j + 1], of rows[1]
- * in the next two. Columns are a multiple of 8.
+ * The end of a tile of the Hopper convolution kernels. A thread's sums d are those of two rows of `out`, less than 0
+ * where there is none: of every 8 columns from n0 on the two at 2 * (lane % 4), of rows[0] in d[4 j] and d[4 j + 1], of
+ * rows[1] in the next two. Columns are a multiple of 8.
  */
 #pragma once
 

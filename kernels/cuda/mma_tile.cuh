@@ -218,8 +218,8 @@ struct TileShape {
 };
 
 /* 128 x 128 by warps of 64 x 64, the least shared memory traffic per product that registers allow: 128 accumulators a
- * thread. True float32 holds each operand twice, float8 each sum, and they need smaller warp tiles. Three stages of 32 KB leave room for two
- * CTAs on sm_80 and sm_90, for one on sm_86 and sm_89. */
+ * thread. True float32 holds each operand twice, float8 each sum, and they need smaller warp tiles. Three stages of 32 KB
+ * leave room for two CTAs on sm_80 and sm_90, for one on sm_86 and sm_89. */
 template <MathMode kMode>
 using LargeTile = TileShape<128, 128, 2, kMode == MathMode::kIeee || kMode == MathMode::kFloat8 ? 4 : 2, 3>;
 
@@ -330,9 +330,9 @@ struct Accumulator {
                 }
     }
 
-    /* d = activation(scale * d + bias + residual): row_of(slot of the tile) is a row of the residual, negative where there is
-     * none. An mma result: lane holds columns 2 * thread_in_group and the next of rows group (d[0], d[1]) and group + 8
-     * (d[2], d[3]). */
+    /* d = activation(scale * d + bias + residual): row_of(slot of the tile) is a row of the residual, negative where
+     * there is none. An mma result: lane holds columns 2 * thread_in_group and the next of rows group (d[0], d[1]) and
+     * group + 8 (d[2], d[3]). */
     template <typename T, typename RowOf>
     __device__ void finish(const RowOf &row_of, int n0, int columns, const SumEpilogue &epilogue) {
         const T *bias = static_cast<const T *>(epilogue.bias), *residual = static_cast<const T *>(epilogue.residual);
