@@ -34,8 +34,15 @@ MODES = {
     "bfloat16": ("bfloat16", "ieee"),
 }
 # wide: more than one tile of channels; broad: the widest tiles, and rows whose last 128-byte step is ragged; tall: the
-# tallest tiles of the weight gradient, with several offsets each
-CHANNELS = {"aligned": (64, 64), "odd": (33, 37), "wide": (136, 72), "broad": (200, 264), "tall": (40, 200), "square": (200, 200)}
+# tallest tiles of the weight gradient, with several offsets each; square: the tallest of the other passes, of many rows
+CHANNELS = {
+    "aligned": (64, 64),
+    "odd": (33, 37),
+    "wide": (136, 72),
+    "broad": (200, 264),
+    "tall": (40, 200),
+    "square": (200, 200),
+}
 N = 150  # two row tiles of 128 or three of 64, the last one ragged
 
 
