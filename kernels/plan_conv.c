@@ -132,8 +132,9 @@ static fg_plan choose_slices(const fg_conv_question *q, fg_plan plan, const tile
     return plan;
 }
 
-/* Hopper. Bytes from L2 per product are what a tile must save, so the widest is best; narrower ones are for channels that
- * would leave much of a wider one empty. */
+/* Hopper. Bytes from L2 per product are what a tile must save, so the widest is best, and 16-bit rows are enough for the
+ * tallest when they fill the card with it twice; narrower ones are for channels that would leave much of a wider one
+ * empty. */
 static fg_plan plan_conv_sm90(const fg_conv_question *q) {
     static const struct {
         tile tile, float8;
@@ -143,6 +144,7 @@ static fg_plan plan_conv_sm90(const fg_conv_question *q) {
         {{128, 128, 5, 1, 610}, {128, 128, 5, 1, 1000}, 13},
         {{128, 64, 3, 2, 400}, {128, 64, 3, 2, 700}, 17},
     };
+    static const tile tallest = {192, 256, 3, 1, 880}; /* its speed is a prediction */
     int best = 0;
     for (int i = 1; i < 3; i++) {
         const int64_t block_n = candidates[i].tile.block_n, best_n = candidates[best].tile.block_n;
@@ -151,6 +153,8 @@ static fg_plan plan_conv_sm90(const fg_conv_question *q) {
             best = i;
     }
     const tile *t = fg_is_float8(q->dtype) ? &candidates[best].float8 : &candidates[best].tile;
+    const bool fills = tiles(q->rows, q->co, tallest.block_m, tallest.block_n) >= 2 * (int64_t)q->num_sms;
+    if (best == 0 && fills && fg_dtype_size(q->dtype) == 2) t = &tallest;
     fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(q->dtype)), .split_k = 1};
     set_tile(&plan, t->block_m, t->block_n, t->num_stages);
     return choose_slices(q, plan, t, at_most(MAX_GATHER_SLICES, q->v / SM90_MIN_OFFSETS));

@@ -449,10 +449,10 @@ def test_the_same_input_gives_the_same_bits(backend, case, mode):
 
 
 @pytest.mark.large
-def test_millions_of_voxels(cuda):
-    """4 million voxels x 64 channels, every pass; 4,096 rows and 256 weight entries are judged."""
+@pytest.mark.parametrize("n, channels", [(4_000_000, 64), (200_000, 256)])
+def test_millions_of_voxels(cuda, n, channels):
+    """Every pass, in the tiles that large scenes get; 4,096 rows and 256 weight entries are judged."""
     rng = np.random.default_rng(0)
-    n, channels = 4_000_000, 64
     coords, shape = scenes.scene(n)
     feats, grad_out = (scenes.values(rng, (n, channels), "float16") for _ in range(2))
     weight = scenes.values(rng, (channels, 3, 3, 3, channels), "float16")

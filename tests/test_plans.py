@@ -212,12 +212,13 @@ def test_float8_takes_the_tiles_of_float16_and_no_more_groups():
 
 
 def test_hopper_tiles_are_as_wide_as_the_channels_fill():
-    def tile(co, rows=1_000_000):
-        how = {"rows": rows, "ci": 256, "co": co, "v": 27, "dtype": "float16", "num_sms": SMS}
+    def tile(co, rows=1_000_000, dtype="float16"):
+        how = {"rows": rows, "ci": 256, "co": co, "v": 27, "dtype": dtype, "num_sms": SMS, "precision": "tf32"}
         plan = plan_conv_hopper(**how)
         return plan["block_m"], plan["block_n"]
 
-    assert tile(1024) == tile(256) == tile(200) == (128, 256)
+    assert tile(1024) == tile(256) == tile(200) == (192, 256)
+    assert tile(256, dtype="float32") == tile(256, rows=50_000) == (128, 256)
     assert tile(128) == tile(384) == tile(72) == tile(320) == (128, 128)
     assert tile(64) == tile(8) == (128, 64)
 

@@ -53,6 +53,9 @@ struct Tile {
     static constexpr int kConsumerN = kBlockN / kConsumersN;           /* columns of a consumer */
     static constexpr int kBlocksA = kBlockM / kBlockChannels, kBlocksB = kBlockN / kBlockChannels;
     static constexpr int kStageBytes = (kBlocksA + kBlocksB) * kBlockBytes;
+    /* A tile of few output channels holds several offsets, of which neighbouring ones want mostly the same rows: L1 has
+     * them. The widest would only push its operands through L1. */
+    static constexpr bool kThroughL1 = kBlockM < 256;
     static_assert(kConsumerN % kBlockChannels == 0, "a consumer starts at a block");
 };
 
@@ -256,10 +259,8 @@ struct Producer {
                     in_rows[j][i] = static_cast<uint32_t>(shared.in_row[column[j].offset][slot + i * kRowsPerPass]);
 #pragma unroll
             for (int j = 0; j < kBatch; ++j) {
-                /* A tile of few output channels holds several offsets, of which neighbouring ones want mostly the same
-                 * rows: L1 has them. The widest would only push its operands through L1. */
-                copy<(Tile::kBlockM < 256)>(b, piece + j, feats + column[j].channel, feats_bytes, in_rows[j],
-                                            column[j].channel >= 0 ? p.in_rows : 0);
+                copy<Tile::kThroughL1>(b, piece + j, feats + column[j].channel, feats_bytes, in_rows[j],
+                                       column[j].channel >= 0 ? p.in_rows : 0);
             }
         }
         ptx::mbarrier_arrive_after_cp_async(&shared.full[place.slot]);
