@@ -277,12 +277,13 @@ def test_rectangular_maps(backend, mode, m, n, ci, co):
 
 @every_mode
 @cases([Case(ci=64, co=33), Case(ci=64, co=40)])
-def test_offsets_without_pairs_give_zero(backend, case, mode):
+@pytest.mark.parametrize("algorithm", ["auto", "implicit_gemm"])  # with partial sums and without
+def test_offsets_without_pairs_give_zero(backend, case, mode, algorithm):
     p = Problem(case, mode)
-    empty = np.full((27, 300), -1, np.int32)
-    out = guarded.conv_forward(backend, np.full_like(p.feats, np.nan), p.weight, p.bias, empty, precision=p.precision)
+    empty, how = np.full((27, 300), -1, np.int32), {"algorithm": algorithm, "precision": p.precision}
+    out = guarded.conv_forward(backend, np.full_like(p.feats, np.nan), p.weight, p.bias, empty, **how)
     assert_same_bits(out, np.broadcast_to(p.bias, out.shape))
-    grad_feats = guarded.conv_dgrad(backend, np.full_like(p.grad_out, np.nan), p.weight, empty, precision=p.precision)
+    grad_feats = guarded.conv_dgrad(backend, np.full_like(p.grad_out, np.nan), p.weight, empty, **how)
     grad_weight, _ = guarded.conv_wgrad(
         backend, p.grad_out, np.full_like(p.feats, np.nan), empty, precision=p.precision
     )
