@@ -172,6 +172,17 @@ struct GatherProducer {
     __device__ void load(const int32_t *tile_rows, uint32_t step, int v, int k, int n0) {
         char *a = shared.stages[place.slot], *b = a + Tile::kBytesA;
         uint64_t *full = &shared.full[place.slot];
+        const int chunk = threadIdx.x % kChunksPerRow, first = threadIdx.x / kChunksPerRow;
+        const int column = k + chunk * (kChunk / kElement);
+        uint64_t in = reinterpret_cast<uint64_t>(p.in) + kElement * static_cast<uint64_t>(column);
+        ptx::hold(in);
+        const uint32_t in_rows = column < p.depth ? p.in_rows : 0; /* past the last channel no row has anything */
+        uint32_t rows[kBatch];
+        const auto look_up = [&](int batch) {
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) rows[i] = tile_rows[first + (batch + i) * kRowsPerPass];
+        };
+        look_up(0); /* all that can be known before the stage is free */
         ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
         if (threadIdx.x == 0) {
             shared.step[place.slot] = step;
@@ -184,20 +195,14 @@ struct GatherProducer {
                     ptx::tma_load_3d(b + n * kSwizzleRowBytes, &weight_map, full, kElement * (n0 + n), v, k);
             }
         }
-        const int chunk = threadIdx.x % kChunksPerRow, first = threadIdx.x / kChunksPerRow;
-        const int column = k + chunk * (kChunk / kElement);
-        const char *in = static_cast<const char *>(p.in) + kElement * static_cast<int64_t>(column);
-        const uint32_t in_rows = column < p.depth ? p.in_rows : 0; /* past the last channel no row has anything */
         a += first * kSwizzleRowBytes + (chunk ^ first % 8) * kChunk;
 #pragma unroll
         for (int batch = 0; batch < kRowsPerThread; batch += kBatch) {
-            uint32_t rows[kBatch];
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) rows[i] = tile_rows[first + (batch + i) * kRowsPerPass];
+            if (batch > 0) look_up(batch);
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) {
                 /* Where zeros are asked for, the row is not read and may lie anywhere. */
-                const char *row = in + static_cast<uint64_t>(rows[i]) * in_row_bytes;
+                const void *row = reinterpret_cast<const void *>(in + static_cast<uint64_t>(rows[i]) * in_row_bytes);
                 char *target = a + (batch + i) * kRowsPerPass * kSwizzleRowBytes;
                 if (through_l1)
                     ptx::cp_async_16_or_zeros_cached(target, row, rows[i] >= in_rows);

@@ -228,13 +228,13 @@ struct Producer {
 
     /* The step that begins at queue place `first`. */
     __device__ void load(int first) {
-        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
         char *const a = shared.stages[place.slot], *const b = a + Tile::kBlocksA * kBlockBytes;
         const int slot = first % kCapacity + first_row();
         uint32_t out_rows[kRowsPerThread];
 #pragma unroll
         for (int i = 0; i < kRowsPerThread; ++i)
             out_rows[i] = static_cast<uint32_t>(shared.out_row[slot + i * kRowsPerPass]);
+        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
         const T *grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride;
         const auto grad_bytes = static_cast<uint32_t>(p.grad_stride * sizeof(T));
 #pragma unroll 4
