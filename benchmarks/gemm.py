@@ -1,8 +1,9 @@
 """Products at the sizes that peers were measured at: dense FP8 and bf16, groups in every layout, weight gradients and
 casts to FP8; and at sizes of decoding and of other mixtures of experts.
 
-FP8 products carry one scale per tensor (one per group for b) and write bf16, weight gradients float32. `--peers torch`
-times torch's own kernels on the same tensors in the same run.
+FP8 products carry one scale per tensor (one per group for b), or where `scales` says "block" one per 1 x 128 of a and
+128 x 128 of b, and write bf16, weight gradients float32. `--peers torch` times torch's own kernels on the same tensors
+in the same run.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -49,6 +51,13 @@ EXPERTS_FP8 = [(32, 5760, 2880), (128, 1536, 2048), (128, 2048, 768), (8, 28672,
 EXPERT_ROWS = (1, 7, 64, 300)
 DECODE_FP8 = [(m, n, k) for m in (1, 2, 4, 8, 16, 32) for n, k in ((7168, 2048), (4096, 7168), (24576, 1536))]
 CASTS = [(4096, 7168), (32768, 7168)]  # (m, k), bf16 to FP8
+# (op, m, n) of the cases that are measured with scales of blocks as well
+BLOCK_SCALED = {
+    ("dense", 64, 4096), ("dense", 4096, 4096), ("dense", 4096, 24576), ("m_grouped_ragged", 8320, 4096),
+    ("m_grouped_ragged", 8069, 1536), ("m_grouped_contiguous", 34151, 4096), ("m_grouped_masked", 1024, 4096),
+}  # fmt: skip
+GRANULARITIES = ("tensor", "row", "1x128", "128x128")
+BLOCK = 128
 
 PEERS = {
     ("dense", FP8): ("torch._scaled_mm", "torch._scaled_mm(fast_accum)"),
@@ -67,6 +76,7 @@ class Case:
     sizes: tuple[int, ...] = ()  # rows per group, or K per group; () when dense
     expected_m: int = 0
     layout: str = ""  # "" is dense or m_grouped_ragged
+    scales: str = ""  # "" is one per tensor, or "block"
 
     @property
     def op(self) -> str:
@@ -77,6 +87,8 @@ class Case:
         if self.sizes:
             row |= {"groups": len(self.sizes), "expected_m": self.expected_m}
         row |= {"m": self.m, "n": self.n, "k": self.k}
+        if self.scales:
+            row |= {"scales": self.scales}
         return row | ({"peer": peer} if peer else {"family": kernel_family(self.dtype)})
 
 
@@ -108,7 +120,8 @@ def more_cases() -> list[Case]:
         mixtures = [(rows,) * groups for rows in EXPERT_ROWS]
         mixtures.append(tuple(min(int(draw.paretovariate(0.8)) - 1, 4096) for _ in range(groups)))
         made += [Case(FP8, sum(sizes), n, k, sizes, sum(sizes) // groups) for sizes in mixtures]
-    return made
+    blocks = [case for case in cases() if case.dtype == FP8 and (case.op, case.m, case.n) in BLOCK_SCALED]
+    return made + [replace(case, scales="block") for case in blocks]
 
 
 class Problem:
@@ -129,7 +142,10 @@ class Problem:
         self.a = torch.randn(*a_shape, device=DEVICE, dtype=torch.bfloat16)
         self.b = torch.randn(*([weights] if weights else []), case.n, case.k, device=DEVICE, dtype=torch.bfloat16)
         self.scale_a = self.scale_b = None
-        if case.dtype == FP8:
+        if case.scales == "block":
+            self.a, self.scale_a = _quantize_blocks(self.a, 1)
+            self.b, self.scale_b = _quantize_blocks(self.b, BLOCK)
+        elif case.dtype == FP8:
             self.a, self.scale_a = _quantize(self.a, dim=None)
             self.b, self.scale_b = _quantize(self.b, dim=(1, 2) if weights else None)
         self.ends = list(itertools.accumulate(sizes))
@@ -164,22 +180,22 @@ class Problem:
             case _:
                 return flexgemm.k_grouped_wgrad_gemm_nt(self.a, self.b, self.offsets, out=self.grads, **scales)
 
-    def products(self, out: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """The dense products that the case consists of: a, b and what ours() made of them."""
+    def products(self, out: torch.Tensor) -> list[tuple[Any, Any, torch.Tensor]]:
+        """The dense products that the case consists of: where in a, where in b, and what ours() made of them."""
         spans = [(g, hi - size, hi) for g, (size, hi) in enumerate(zip(self.case.sizes, self.ends, strict=True))]
         match self.case.op:
             case "m_grouped_ragged":
-                return [(self.a[lo:hi], self.b[g], out[lo:hi]) for g, lo, hi in spans]
+                return [(slice(lo, hi), g, out[lo:hi]) for g, lo, hi in spans]
             case "m_grouped_contiguous":
                 starts = itertools.accumulate((_round_up(size, ALIGNMENT) for size in self.case.sizes), initial=0)
                 spans = [(g, lo, lo + size) for g, (lo, size) in enumerate(zip(starts, self.case.sizes, strict=False))]
-                return [(self.a[lo:hi], self.b[g], out[lo:hi]) for g, lo, hi in spans]
+                return [(slice(lo, hi), g, out[lo:hi]) for g, lo, hi in spans]
             case "m_grouped_masked":
-                return [(self.a[g, :size], self.b[g], out[g, :size]) for g, size in enumerate(self.case.sizes)]
+                return [((g, slice(size)), g, out[g, :size]) for g, size in enumerate(self.case.sizes)]
             case "k_grouped_wgrad":
-                return [(self.a[:, lo:hi], self.b[:, lo:hi], out[g]) for g, lo, hi in spans]
+                return [((slice(None), slice(lo, hi)),) * 2 + (out[g],) for g, lo, hi in spans]
             case _:
-                return [(self.a, self.b, out)]
+                return [(..., ..., out)]
 
     def peers(self) -> dict[str, Callable[[], torch.Tensor]]:
         """torch's kernels for the same product, by the names in PEERS."""
@@ -201,12 +217,17 @@ class Problem:
     def judge(self, out: torch.Tensor, limit: float = BF16_OUT_DIFF) -> None:
         """Random rows, from up to 8 groups, against the float64 product of the dequantised operands."""
         picks = random.Random(1)
-        products = [(g, *product) for g, product in enumerate(self.products(out)) if 0 not in product[0].shape]
+        products = [(g, *product) for g, product in enumerate(self.products(out)) if self.a[product[0]].numel() > 0]
         products = picks.sample(products, min(8, len(products)))
-        for g, a, b, result in products:
-            rows = picks.sample(range(len(a)), min(ROWS // len(products), len(a)))
-            reference = torch.stack([a[row].double() for row in rows]) @ b.double().t()
-            if self.scale_a is not None and self.scale_b is not None:
+        for g, of_a, of_b, result in products:
+            rows = picks.sample(range(len(result)), min(ROWS // len(products), len(result)))
+            if self.case.scales == "block":
+                a = _by_blocks(self.a[of_a][rows], self.scale_a[of_a][rows], 1)
+                b = _by_blocks(self.b[of_b], self.scale_b[of_b], BLOCK)
+            else:
+                a, b = self.a[of_a][rows].double(), self.b[of_b].double()
+            reference = a @ b.t()
+            if self.scale_a is not None and self.scale_b is not None and not self.case.scales:
                 scale_b = self.scale_b.reshape(-1)
                 reference = reference * self.scale_a.double() * scale_b[g if len(scale_b) > 1 else 0].double()
             judge_similarity(f"group {g}" if self.case.sizes else "out", result[rows], reference, limit)
@@ -222,6 +243,29 @@ def _quantize(x: torch.Tensor, dim: tuple[int, ...] | None) -> tuple[torch.Tenso
     scale = amax.float() / FP8_MAX
     per_entry = scale.reshape(scale.shape + (1,) * (x.dim() - scale.dim()))
     return (x / per_entry.to(x.dtype)).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
+
+
+def _blocks_of(x: torch.Tensor, block_rows: int) -> torch.Tensor:
+    """(..., R, K) -> (..., R / block_rows, block_rows, K / 128, 128), with zeros behind what does not come out even."""
+    rows, k = x.shape[-2:]
+    x = torch.nn.functional.pad(x, (0, -k % BLOCK, 0, -rows % block_rows))
+    return x.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, block_rows))
+
+
+def _quantize_blocks(x: torch.Tensor, block_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """q, scale with a scale for each block_rows x 128 of x."""
+    blocks = _blocks_of(x, block_rows)
+    scale = blocks.abs().amax(dim=(-3, -1)).float().clamp(min=1e-6) / FP8_MAX
+    q = (blocks / scale[..., None, :, None].to(x.dtype)).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    rows, k = x.shape[-2:]
+    q = q.flatten(-2).flatten(-3, -2).view(torch.uint8)[..., :rows, :k].contiguous()
+    return q.view(torch.float8_e4m3fn), scale
+
+
+def _by_blocks(q: torch.Tensor, scale: torch.Tensor, block_rows: int) -> torch.Tensor:
+    """What q and scale stand for, in float64."""
+    by_element = scale.double().repeat_interleave(block_rows, -2).repeat_interleave(BLOCK, -1)
+    return q.double() * by_element[..., : q.shape[-2], : q.shape[-1]]
 
 
 def floor_ms(case: Case, ceilings: Ceilings) -> float:
@@ -256,11 +300,19 @@ def measure_cast(run: Run, timer: Timer, ceilings: Ceilings, row: Row, at: str) 
     x = torch.randn(row["m"], row["k"], device=DEVICE, dtype=torch.bfloat16)
     cast = partial(flexgemm.quantize, x, FP8, granularity=row["granularity"])
     q, scale = cast()
-    amax = x.abs().amax(dim=1 if row["granularity"] == "row" else (0, 1)).float()
+    block_rows = {"1x128": 1, "128x128": BLOCK}.get(row["granularity"])
+    if block_rows:
+        amax = _blocks_of(x, block_rows).abs().amax(dim=(-3, -1)).float()
+    else:
+        amax = x.abs().amax(dim=1 if row["granularity"] == "row" else (0, 1)).float()
     # a tensor as divisor: by a number, torch multiplies with the rounded reciprocal on a GPU
     if not torch.equal(scale.reshape(amax.shape), amax / torch.full_like(amax, FP8_MAX)):
         raise Wrong("scale is not amax / 448")
-    expected = (x[:ROWS].float() / scale.reshape(-1, 1)[:ROWS]).to(torch.float8_e4m3fn)
+    if block_rows:
+        divisor = scale.repeat_interleave(block_rows, 0).repeat_interleave(BLOCK, 1)[:ROWS, : x.shape[1]]
+    else:
+        divisor = scale.reshape(-1, 1)[:ROWS]
+    expected = (x[:ROWS].float() / divisor).to(torch.float8_e4m3fn)
     if not torch.equal(q[:ROWS].float(), expected.float()):
         raise Wrong("q is not the rounded quotient")
     moved = x.numel() * 2 + q.numel() + 4 * scale.numel()  # x once: a floor that the second read of x stays above
@@ -270,9 +322,9 @@ def measure_cast(run: Run, timer: Timer, ceilings: Ceilings, row: Row, at: str) 
 
 def run(run: Run, timer: Timer, ceilings: Ceilings, with_peers: bool) -> None:
     todo = cases() + more_cases()
-    total = len(todo) + 2 * len(CASTS)
+    total = len(todo) + len(GRANULARITIES) * len(CASTS)
     for number, case in enumerate(todo, 1):
-        peers = PEERS.get((case.op, case.dtype), ()) if with_peers else ()
+        peers = PEERS.get((case.op, case.dtype), ()) if with_peers and not case.scales else ()
         missing = run.pending([case.row(peer) for peer in (None, *peers)])
         if missing:
             with run.guarded(describe(case.row())):
@@ -281,7 +333,7 @@ def run(run: Run, timer: Timer, ceilings: Ceilings, with_peers: bool) -> None:
     casts: list[Row] = [
         {"suite": "quantize", "op": "quantize", "dtype": FP8, "granularity": granularity, "m": m, "k": k,
          "family": kernel_family()}
-        for m, k in CASTS for granularity in ("tensor", "row")
+        for m, k in CASTS for granularity in GRANULARITIES
     ]  # fmt: skip
     for number, row in enumerate(casts, len(todo) + 1):
         if run.pending([row]):

@@ -27,7 +27,7 @@ Row = dict[str, Any]
 # What makes two rows the same measurement. The rest of a row (ms, pairs, floor_ms, ...) follows from the run.
 IDENTITY = (
     "suite", "op", "scene", "dtype", "channels", "m", "n", "k", "groups", "expected_m",
-    "precision", "granularity", "family", "peer",
+    "precision", "granularity", "scales", "family", "peer",
 )  # fmt: skip
 
 
@@ -138,11 +138,13 @@ def _read(path: str) -> str:
 
 # ---- beside peers ----
 
+SUITES = ("conv", "gemm", "voxel")
+
 
 def case_key(row: Row) -> tuple[Any, ...]:
     """What a row of ours and a row of a peer share. A ragged FP8 product is a contiguous one without its padding."""
-    if row["suite"] == "conv":
-        return ("conv", row["op"], row["scene"], row["dtype"], row["channels"])
+    if row["suite"] in ("conv", "voxel"):
+        return (row["suite"], row["op"], row["scene"], row.get("dtype"), row.get("channels"))
     if row.get("groups"):
         ragged_fp8 = row["op"] == "m_grouped_ragged" and row["dtype"].startswith("float8")
         op = "m_grouped_contiguous" if ragged_fp8 else row["op"]
@@ -153,7 +155,7 @@ def case_key(row: Row) -> tuple[Any, ...]:
 def best_peers(rows: Iterable[Row]) -> dict[tuple[Any, ...], Row]:
     best: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        if row["suite"] in ("conv", "gemm") and row.get("peer"):
+        if row["suite"] in SUITES and row.get("peer"):
             key = case_key(row)
             if key not in best or row["ms"] < best[key]["ms"]:
                 best[key] = row
@@ -172,16 +174,17 @@ def summary(rows: Iterable[Row], anchors: Iterable[Row]) -> list[str]:
     peers = best_peers([*anchors, *rows])
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        if row["suite"] in ("conv", "gemm") and not row.get("peer"):
-            name = " ".join(row[field] for field in ("suite", "op", "dtype", "precision") if field in row)
+        if row["suite"] in SUITES and not row.get("peer"):
+            name = " ".join(row[field] for field in ("suite", "op", "dtype", "precision", "scales") if field in row)
             groups.setdefault(name, []).append(row)
     lines = []
     for name, members in groups.items():
         line = (
             f"{name:44} cases {len(members):3}, of floor {geometric_mean(r['floor_ms'] / r['ms'] for r in members):.1%}"
         )
-        # peers round float32 factors to TF32
-        beside = [(r, peers[case_key(r)]) for r in members if r.get("precision") != "ieee" and case_key(r) in peers]
+        # peers round float32 factors to TF32 and have one scale per tensor
+        alike = [r for r in members if r.get("precision") != "ieee" and not r.get("scales")]
+        beside = [(r, peers[case_key(r)]) for r in alike if case_key(r) in peers]
         if beside:
             ratios = [times_faster(row, peer) for row, peer in beside]
             line += f", beside the fastest peer x{geometric_mean(ratios):.2f} (lowest x{min(ratios):.2f})"
@@ -192,7 +195,7 @@ def summary(rows: Iterable[Row], anchors: Iterable[Row]) -> list[str]:
 def describe(row: Row) -> str:
     """'conv fwd sphere64 float16 C=1024': the identity of a row in words."""
     words = [row["suite"], row["op"]]
-    words += [str(row[f]) for f in ("scene", "dtype", "precision", "granularity") if row.get(f)]
+    words += [str(row[f]) for f in ("scene", "dtype", "precision", "granularity", "scales") if row.get(f)]
     if "channels" in row:
         words.append(f"C={row['channels']}")
     if "k" in row:

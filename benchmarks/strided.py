@@ -155,7 +155,10 @@ def make(op: str, size: int, channels: int, scene: Scene) -> Work:
     if op.endswith("fwd"):
         call = partial(flexgemm.sparse_conv3d, p.feats, p.weight, p.bias, **over)
         judge = partial(p.judge_gather, "out", source=p.feats, towards_inputs=True, equation="vri,ovi->ro")
-        return Work(call, lambda out: judge(result=out), scene.n, rows + weight + 4 * pairs, flops)
+        moved = rows + weight + 4 * pairs
+        peer = None if p.transposed else lambda flex: flex.strided_fwd(p.feats, p.map, p.weight, p.bias)
+        return Work(call, lambda out: judge(result=out), scene.n, moved, flops, peer=peer)
     call = partial(flexgemm.sparse_conv3d_backward, p.grad_out, p.feats, p.weight, **over)
     moved = rows + feats + 2 * weight + 4 * pairs
-    return Work(call, p.judge_backward, scene.n, moved, 2 * flops)
+    peer = None if p.transposed else lambda flex: flex.strided_bwd(p.grad_out, p.feats, p.map, p.weight, p.bias)
+    return Work(call, p.judge_backward, scene.n, moved, 2 * flops, peer=peer)

@@ -1,6 +1,7 @@
 /*
  * Submanifold sparse convolution: forward, input gradient, weight and bias gradient.
  */
+#include "error.h"
 #include "operation.h"
 
 /* weight or grad_weight: (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), contiguous, seen as (Co, V, Ci). `ci` and `volume` may
@@ -91,6 +92,43 @@ static int expect_channels(const fg_view *view, int64_t channels, const char *wh
     return fg_expect_contiguous(view);
 }
 
+/* ---- float8 operands of the forward pass ---- */
+
+/* dtype_feats, dtype_weight: names what a uint8 array holds; of any other array it must be the dtype. */
+static int reinterpret(const fg_call *call, fg_view *view, PyObject *dtype, const char *name) {
+    fg_dtype named = view->tensor.dtype;
+    if (!dtype || dtype == Py_None) return 0;
+    if (fg_arg_dtype(call->state, dtype, name, &named) < 0) return -1;
+    const bool holds = view->tensor.dtype == FG_UINT8 && fg_is_float8(named);
+    if (!holds && fg_expect_dtype(view, FG_BIT(named)) < 0) return -1;
+    view->tensor.dtype = named;
+    return 0;
+}
+
+/* feats and weight of one dtype, or both of float8, whose kinds mix. */
+static int expect_operands(const fg_view *feats, const fg_view *weight) {
+    if (fg_expect_dtype(feats, FG_FLOATS | FG_FLOAT8S) < 0) return -1;
+    return fg_is_float8(feats->tensor.dtype) ? fg_expect_dtype(weight, FG_FLOAT8S) : fg_expect_dtype_of(weight, feats);
+}
+
+/* One for all, shape () or (1,), or one for each of `count` rows of an operand. */
+static int expect_scale(const fg_view *view, const fg_view *of, int64_t count, fg_tensor *scale) {
+    if (!view->tensor.present) return 0;
+    if (!fg_is_float8(of->tensor.dtype)) {
+        PyErr_Format(PyExc_ValueError, "%s: expected None, since %s are %s, not float8", view->name, of->name,
+                     fg_dtype_name(of->tensor.dtype));
+        return -1;
+    }
+    if (fg_expect_dtype(view, FG_BIT(FG_FLOAT32)) < 0 || fg_expect_contiguous(view) < 0) return -1;
+    *scale = view->tensor;
+    if (scale->ndim == 1 && scale->shape[0] == count) return 0;
+    if (scale->ndim == 1 && scale->shape[0] == 1) scale->ndim = 0;
+    if (scale->ndim == 0) return 0;
+    fg_text expected = {.length = 0};
+    fg_text_add(&expected, "() or (%lld,) to match %s", (long long)count, of->name);
+    return fg_wrong_shape(view, expected.data);
+}
+
 /* residual: as `out`, which it may be: each element is read before it is written, by one thread. */
 static int expect_residual(fg_view *view, const fg_view *out) {
     if (!view->tensor.present) return 0;
@@ -105,33 +143,69 @@ static int expect_residual(fg_view *view, const fg_view *out) {
 /* ---- forward ---- */
 
 static const fg_parameter conv_forward_parameters[] = {
-    FG_INPUT(feats),         FG_INPUT(weight),         FG_INPUT_OR_NONE(bias),      FG_INPUT(map),
-    FG_OUTPUT(out),          FG_OPTIONAL_INPUT(order), FG_OPTIONAL_INPUT(residual), FG_SCALAR(order_groups),
-    FG_SCALAR(activation),   FG_SCALAR(algorithm),     FG_SCALAR(precision),        FG_SCALAR(groups),
+    FG_INPUT(feats),
+    FG_INPUT(weight),
+    FG_INPUT_OR_NONE(bias),
+    FG_INPUT(map),
+    FG_OUTPUT(out),
+    FG_OPTIONAL_INPUT(order),
+    FG_OPTIONAL_INPUT(residual),
+    FG_OPTIONAL_INPUT(scale_feats),
+    FG_OPTIONAL_INPUT(scale_weight),
+    FG_SCALAR(order_groups),
+    FG_SCALAR(activation),
+    FG_SCALAR(algorithm),
+    FG_SCALAR(precision),
+    FG_SCALAR(dtype_feats),
+    FG_SCALAR(dtype_weight),
+    FG_SCALAR(groups),
     FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_forward_fill(fg_call *call, void *params) {
-    enum { FEATS, WEIGHT, BIAS, MAP, OUT, ORDER, RESIDUAL, ORDER_GROUPS, ACTIVATION, ALGORITHM, PRECISION, GROUPS };
+    enum {
+        FEATS,
+        WEIGHT,
+        BIAS,
+        MAP,
+        OUT,
+        ORDER,
+        RESIDUAL,
+        SCALE_FEATS,
+        SCALE_WEIGHT,
+        ORDER_GROUPS,
+        ACTIVATION,
+        ALGORITHM,
+        PRECISION,
+        DTYPE_FEATS,
+        DTYPE_WEIGHT,
+        GROUPS
+    };
     fg_conv_forward_params *p = params;
-    const fg_view *feats = &call->views[FEATS], *weight = &call->views[WEIGHT], *bias = &call->views[BIAS];
-    const fg_view *map = &call->views[MAP], *out = &call->views[OUT], *order = &call->views[ORDER];
-    fg_view *residual = &call->views[RESIDUAL];
-    if (parse_groups(call->values[GROUPS], &p->groups) < 0 || fg_expect_dtype(feats, FG_FLOATS) < 0 ||
-        expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 || expect_groups(feats, 1, p->groups) < 0 ||
-        fg_expect_dtype_of(weight, feats) < 0 ||
+    fg_view *feats = &call->views[FEATS], *weight = &call->views[WEIGHT], *residual = &call->views[RESIDUAL];
+    const fg_view *bias = &call->views[BIAS], *map = &call->views[MAP], *order = &call->views[ORDER];
+    const fg_view *out = &call->views[OUT];
+    if (parse_groups(call->values[GROUPS], &p->groups) < 0 ||
+        reinterpret(call, feats, call->values[DTYPE_FEATS], "dtype_feats") < 0 ||
+        reinterpret(call, weight, call->values[DTYPE_WEIGHT], "dtype_weight") < 0 ||
+        expect_operands(feats, weight) < 0 || expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
+        expect_groups(feats, 1, p->groups) < 0 ||
         flatten_weight(weight, FG_ANY, FG_ANY, feats->tensor.shape[1] / p->groups, "to match feats channels",
                        &p->weight) < 0 ||
         expect_groups(weight, 0, p->groups) < 0) {
         return -1;
     }
     const int64_t co = p->weight.shape[0];
-    if (expect_map(map, p->weight.shape[1], FG_ANY, "to match weight") < 0 || fg_expect_dtype_of(out, feats) < 0 ||
-        expect_features(out, map->tensor.shape[1], co, "to match map and weight") < 0) {
+    const fg_view *summed = fg_is_float8(feats->tensor.dtype) ? out : feats; /* whose dtype the sums are rounded to */
+    if (expect_map(map, p->weight.shape[1], FG_ANY, "to match weight") < 0 || fg_expect_dtype(summed, FG_FLOATS) < 0 ||
+        fg_expect_dtype_of(out, summed) < 0 ||
+        expect_features(out, map->tensor.shape[1], co, "to match map and weight") < 0 ||
+        expect_scale(&call->views[SCALE_FEATS], feats, feats->tensor.shape[0], &p->scale_feats) < 0 ||
+        expect_scale(&call->views[SCALE_WEIGHT], weight, co, &p->scale_weight) < 0) {
         return -1;
     }
     if (bias->tensor.present &&
-        (fg_expect_dtype_of(bias, feats) < 0 || expect_channels(bias, co, "to match weight") < 0)) {
+        (fg_expect_dtype_of(bias, summed) < 0 || expect_channels(bias, co, "to match weight") < 0)) {
         return -1;
     }
     if (expect_orders(order, map, call->values[ORDER_GROUPS], &p->sets) < 0 ||
@@ -338,9 +412,11 @@ FG_DEFINE_OPERATION(depthwise_wgrad)
 PyMethodDef fg_conv_methods[] = {
     FG_OPERATION_METHODS(
         conv_forward,
-        "feats, weight, bias, map, out, *, order=None, residual=None, order_groups=None, activation=None, "
-        "algorithm='auto', precision='ieee', groups=1, workspace=None, stream=None",
-        "out[m] = activation(sum_v weight[:, v, :] . feats[map[v, m]] + bias + residual[m])"),
+        "feats, weight, bias, map, out, *, order=None, residual=None, scale_feats=None, scale_weight=None, "
+        "order_groups=None, activation=None, algorithm='auto', precision='ieee', dtype_feats=None, dtype_weight=None, "
+        "groups=1, workspace=None, stream=None",
+        "out[m] = activation(scale_weight * sum_v weight[:, v, :] . (scale_feats * feats)[map[v, m]] + bias + "
+        "residual[m])"),
     FG_OPERATION_METHODS(conv_dgrad,
                          "grad_out, weight, map, grad_feats, *, order=None, order_groups=None, algorithm='auto', "
                          "mirrored=False, precision='ieee', groups=1, workspace=None, stream=None",

@@ -1,6 +1,6 @@
 """flexgemm: submanifold sparse 3-D convolution and FP8 products, in hand-written C and CUDA C.
 
-The functions take and give arrays of torch, NumPy, CuPy or JAX alike (docs/api.md). Importing this package imports
+The functions take and give arrays of torch, NumPy, CuPy or JAX alike (docs/arrays.md). Importing this package imports
 NumPy and the extension, nothing else; `flexgemm.torch` holds what only torch needs and is imported on demand.
 """
 

@@ -154,7 +154,9 @@ def segment_gemm(
 ) -> Array:
     """Products of consecutive segments of the rows of x, each with the weight that it names: adapters, experts.
 
-    x: (M, K). weights: (W, N, K), or (W, K, N) with weight_column_major=False; 16-bit or FP8.
+    x: (M, K).
+    weights: (W, N, K), 16-bit or FP8; or with weight_column_major=False (W, K, N), which a GPU first transposes into a
+        workspace.
     offsets: (S,) ends or (S + 1,) bounds of the segments, as in `m_grouped_gemm_nt`; or seg_lens: (S,) their lengths.
     weight_indices: (S,) int32 or int64, the weight of each segment; by default segment i has weight i.
     scale_b: (), (W,) or (W, N); bias: (W, N): of the weights. The rest as in `gemm_nt`.
@@ -219,6 +221,8 @@ _AXES = {
     "n_grouped": (_GROUPED, _MATRIX, _MATRIX),
     "k_grouped": (_MATRIX, _MATRIX, _GROUPED),
 }
+# Options that are arrays.
+_ARRAYS = frozenset(("scale_a", "scale_b", "bias", "scale_out", "offsets", "m_indices", "masked_m", "weight_indices"))
 
 
 def product(
@@ -228,108 +232,117 @@ def product(
     *,
     names: tuple[str, str] = ("a", "b"),
     groups: int = 0,
-    offsets: Array | None = None,
-    m_indices: Array | None = None,
-    masked_m: Array | None = None,
-    weight_indices: Array | None = None,
-    expected_m: int = 0,
-    b_row_major: bool = False,
-    scale_a: Array | None = None,
-    scale_b: Array | None = None,
-    bias: Array | None = None,
-    alpha: float = 1.0,
-    activation: str | None = None,
-    scale_out: Array | None = None,
-    accumulate: bool = False,
     out: Array | None = None,
     out_dtype: Any = None,
-    dtype_a: str | None = None,
-    dtype_b: str | None = None,
     dtype_out: str | None = None,
-    precision: str = "ieee",
-    promote_every: int | None = 128,
     device: str | None = None,
     stream: Stream = None,
+    **options: Any,
 ) -> Array:
+    """Any product. What is not named here goes to the extension as it came, which has the defaults."""
     library = library_of(a, names[0], device, stream)
-    if library.needs_grad(a, b, bias):
-        from flexgemm.torch import products
-
-        others = scale_a, scale_b, scale_out, weight_indices, activation, out
-        products.expect_differentiable(layout, library.dtype(a), all(x is None for x in others) and alpha == 1)
-        grouping = next((x for x in (offsets, m_indices, masked_m) if x is not None), None)
-        return products.record(layout, a, b, grouping, bias, b_row_major, out_dtype, precision, expected_m, stream)
+    if library.needs_grad(a, b, options.get("bias")):
+        return _recorded(layout, library.dtype(a), a, b, out, out_dtype, stream, **options)
     a = library.rows(a, names[0])
     b = library.rows(b, names[1])
-    rows, columns = a.shape, b.shape
-    axes = _AXES[layout]
-    if len(rows) != axes[0]:
-        raise ValueError(f"{names[0]}: expected {'(M, K)' if axes[0] == _MATRIX else '(G, M, K)'}, got {tuple(rows)}")
-    if len(columns) != axes[1]:
-        matrix = "K, N" if b_row_major else "N, K"
-        need = f"({matrix})" if axes[1] == _MATRIX else f"(G, {matrix})"
-        raise ValueError(f"{names[1]}: expected {need}, got {tuple(columns)}")
-    given: dict[str, Any] = {
-        "scale_a": scale_a,
-        "scale_b": scale_b,
-        "bias": bias,
-        "scale_out": scale_out,
-        "offsets": offsets,
-        "m_indices": m_indices,
-        "masked_m": masked_m,
-        "weight_indices": weight_indices,
-    }
-    arrays = {name: library.contiguous(x, name) for name, x in given.items() if x is not None}
-    if activation not in (None, "relu", "silu", "gelu", "swiglu"):
-        raise ValueError(f"activation: expected 'relu', 'silu', 'gelu', 'swiglu' or None, got {activation!r}")
-    swiglu = activation == "swiglu"
-    out_dtype = _out_dtype(library, a, out, out_dtype, dtype_out, scale_out is not None)
-    n = columns[-1 if b_row_major else -2]
-    shape: tuple[int, ...] = (rows[-2], n // 2 if swiglu else n)
-    if axes[2] == _GROUPED:
-        shape = (groups if layout == "k_grouped" else rows[0], *shape)
-    if out is None and accumulate:
-        raise ValueError("out: expected an array to add to with accumulate=True, got None")
-    if out is not None:
-        result = library.output(out, shape, out_dtype, a)
-        if accumulate and result is not out:  # what is written to is a copy of out on a GPU
-            result = library.contiguous(out, "out")
+    for name, value in options.items():
+        if name in _ARRAYS and value is not None:
+            options[name] = library.contiguous(value, name)
+    swiglu = _take_swiglu(options) if options.get("activation") is not None else False
+    scaled = options.get("scale_out") is not None
+    dtype = _out_dtype(library, a, out, out_dtype, dtype_out, scaled)
+    if scaled:
+        options["dtype_out"] = dtype
+    shape = _out_shape(layout, a.shape, b.shape, groups, options.get("b_row_major", False), swiglu, names)
+    if out is None:
+        if options.get("accumulate"):
+            raise ValueError("out: expected an array to add to with accumulate=True, got None")
+        result = library.empty(shape, dtype, a)
     else:
-        result = library.empty(shape, out_dtype, a)
-    _C.gemm(
-        a,
-        b,
-        result,
-        **arrays,
-        layout=layout,
-        b_row_major=b_row_major,
-        expected_m=expected_m,
-        alpha=alpha,
-        activation=None if swiglu else activation,
-        swiglu=swiglu,
-        accumulate=accumulate,
-        promote_every=promote_every,
-        dtype_a=dtype_a,
-        dtype_b=dtype_b,
-        dtype_out=out_dtype if scale_out is not None else None,
-        precision=precision,
-        workspace=library.workspace,
-        stream=library.stream,
-    )
+        result = library.output(out, shape, dtype, a)
+        if result is not out and options.get("accumulate"):  # what is written to is a copy of out on a GPU
+            result = library.contiguous(out, "out")
+    _C.gemm(a, b, result, layout=layout, workspace=library.workspace, stream=library.stream, **options)
     return library.result(result)
+
+
+def _recorded(
+    layout: str,
+    dtype: str,
+    a: Array,
+    b: Array,
+    out: Array | None,
+    out_dtype: Any,
+    stream: Stream,
+    *,
+    bias: Array | None = None,
+    b_row_major: bool = False,
+    precision: str = "ieee",
+    alpha: float = 1.0,
+    expected_m: int = 0,
+    **others: Any,
+) -> Array:
+    """The product where autograd has to see it."""
+    from flexgemm.torch import products
+
+    groupings = (others.pop(name, None) for name in ("offsets", "m_indices", "masked_m"))
+    grouping = next((x for x in groupings if x is not None), None)
+    plain = out is None and alpha == 1 and all(others.get(name) is None for name in (*_ARRAYS, "activation"))
+    products.expect_differentiable(layout, dtype, plain)
+    return products.record(layout, a, b, grouping, bias, b_row_major, out_dtype, precision, expected_m, stream)
+
+
+def _take_swiglu(options: dict[str, Any]) -> bool:
+    """Whether the activation is SwiGLU, which is a flag of its own in the extension."""
+    activation = options["activation"]
+    if activation not in ("relu", "silu", "gelu", "swiglu"):
+        raise ValueError(f"activation: expected 'relu', 'silu', 'gelu', 'swiglu' or None, got {activation!r}")
+    if activation != "swiglu":
+        return False
+    options["activation"], options["swiglu"] = None, True
+    return True
+
+
+def _out_shape(
+    layout: str,
+    rows: tuple[int, ...],
+    columns: tuple[int, ...],
+    groups: int,
+    b_row_major: bool,
+    swiglu: bool,
+    names: tuple[str, str],
+) -> tuple[int, ...]:
+    """The shape of the output, from those of a and b."""
+    of_a, of_b, of_out = _AXES[layout]
+    if len(rows) != of_a:
+        raise ValueError(f"{names[0]}: expected {'(M, K)' if of_a == _MATRIX else '(G, M, K)'}, got {tuple(rows)}")
+    if len(columns) != of_b:
+        matrix = "K, N" if b_row_major else "N, K"
+        need = f"({matrix})" if of_b == _MATRIX else f"(G, {matrix})"
+        raise ValueError(f"{names[1]}: expected {need}, got {tuple(columns)}")
+    n = columns[-1 if b_row_major else -2]
+    if swiglu:
+        n //= 2
+    if of_out == _MATRIX:
+        return rows[-2], n
+    return groups if layout == "k_grouped" else rows[0], rows[-2], n
 
 
 def _out_dtype(
     library: Library, a: Array, out: Array | None, out_dtype: Any, dtype_out: str | None, scaled: bool
 ) -> str | None:
     """The dtype of the output by name; None is that of a."""
-    allowed = FP8 if scaled else FLOATS
+    if out is not None and type(out) not in library.known:
+        library.accept(out, "out")
     out_dtype = dtype_out if out_dtype is None else out_dtype
     if out_dtype is not None:
-        name = dtype_name(out_dtype, "out_dtype", allowed)
+        name = dtype_name(out_dtype, "out_dtype", FP8 if scaled else FLOATS)
         if out is not None and library.dtype(out) not in (name, "uint8" if dtype_out else library.storage(name)):
             raise TypeError(f"out: expected out_dtype {name}, got {library.dtype(out)}")
         return name
+    if out is not None:
+        own = library.dtype(out)
+        return own if own in FP8 or not scaled else FP8[0]
     if scaled:
-        return FP8[0] if out is None or library.dtype(out) not in FP8 else library.dtype(out)
+        return FP8[0]
     return None if library.dtype(a) in FLOATS else "bfloat16"

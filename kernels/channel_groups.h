@@ -20,6 +20,7 @@ static inline fg_conv_forward_params fg_conv_forward_group(const fg_conv_forward
     p.feats = fg_part_of(p.feats, 1, params->groups, group);
     p.weight = fg_part_of(p.weight, 0, params->groups, group);
     p.bias = fg_part_of(p.bias, 0, params->groups, group);
+    if (p.scale_weight.ndim == 1) p.scale_weight = fg_part_of(p.scale_weight, 0, params->groups, group);
     p.residual = fg_part_of(p.residual, 1, params->groups, group);
     p.out = fg_part_of(p.out, 1, params->groups, group);
     p.groups = 1;

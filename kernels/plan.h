@@ -77,6 +77,10 @@ int32_t fg_gemm_tiles(const fg_gemm_params *params);
 fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
                           int32_t tiles);
 
+/* How many of its blocks run at once in clusters of this many: a cluster lies within one of the parts that Hopper's
+ * multiprocessors come in (GPCs), most of which have 16 of them and some 18. */
+int32_t fg_blocks_at_once(int32_t num_sms, int32_t cluster);
+
 /* ---- what was chosen (print_config.c) ---- */
 
 const char *fg_family_name(fg_family family); /* "portable", "sm90", "cpu" */

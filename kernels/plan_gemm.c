@@ -74,17 +74,29 @@ fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype d
     return plan;
 }
 
-/* Of products of few rows: as many blocks to a tile as leave each a few steps of K and fit at once. */
-static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, int64_t rows, fg_plan plan,
-                           int32_t num_sms) {
+int32_t fg_blocks_at_once(int32_t num_sms, int32_t cluster) {
+    enum { GPC_SMS = 16 };
+    return cluster <= 2 || num_sms < GPC_SMS ? num_sms : num_sms / GPC_SMS * GPC_SMS;
+}
+
+/* Of products of few rows: as many blocks to a tile as leave each a few steps of K and run at once. */
+static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, fg_plan plan, int32_t num_sms) {
     enum { STEPS_WORTH_A_BLOCK = 4, MAX_CLUSTER = 8 };
-    plan.block_m = rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+    static const struct {
+        int32_t block_m, num_stages;
+        bool of_groups; /* whose sizes differ, so that tight tiles would read the weights of many twice */
+    } shapes[] = {{8, 10, false}, {16, 10, true}, {24, 10, false}, {32, 9, true}, {64, 7, true}};
+    /* Groups of twice the average should still be one tile. */
+    const int64_t rows = groups > 1 ? 2 * ceil_div(m, groups) : m;
+    size_t chosen = 0;
+    while (shapes[chosen].block_m < rows || (groups > 1 && !shapes[chosen].of_groups)) chosen++;
+    plan.block_m = shapes[chosen].block_m;
     plan.block_n = 128;
-    plan.num_stages = plan.block_m == 16 ? 10 : plan.block_m == 32 ? 9 : 7;
+    plan.num_stages = shapes[chosen].num_stages;
     const int64_t nonempty = groups < m ? groups : m;
     const int64_t tiles = (m + nonempty * (plan.block_m - 1)) / plan.block_m * ceil_div(n, plan.block_n);
     const int64_t steps = m == 0 ? 0 : ceil_div(k, plan.block_k);
-    while (plan.split_k < MAX_CLUSTER && tiles * plan.split_k * 2 <= num_sms &&
+    while (plan.split_k < MAX_CLUSTER && tiles * plan.split_k * 2 <= fg_blocks_at_once(num_sms, plan.split_k * 2) &&
            steps >= STEPS_WORTH_A_BLOCK * plan.split_k * 2)
         plan.split_k *= 2;
     return plan;
@@ -102,10 +114,8 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
     const int64_t rows = ceil_div(m, groups > 1 ? groups : 1); /* of one group, on average */
-    /* Groups are of different sizes: those of twice the average should still be one tile. */
     const bool few = groups > 1 ? rows <= 32 : rows <= 64;
-    if (few && !(tiles & FG_TILES_TALL))
-        return plan_decode(m, n, k, groups > 1 ? groups : 1, groups > 1 ? 2 * rows : rows, plan, num_sms);
+    if (few && !(tiles & FG_TILES_TALL)) return plan_decode(m, n, k, groups > 1 ? groups : 1, plan, num_sms);
     double best = INFINITY;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const bool wide = shapes[i].block_m > 128 || shapes[i].block_n > 128;

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from graphs import EmulatedGraphs, TorchGraphs
 from hypothesis import settings
 from memory import Cuda, Host
 
@@ -48,3 +49,15 @@ def backend(request):
 def cuda():
     """For behaviour that only device memory has."""
     return _cuda()
+
+
+@pytest.fixture(scope="session")
+def graphs():
+    """A backend that captures calls in CUDA graphs: by torch on a card, else by the emulator."""
+    _cuda()
+    if _C.build_info()["cuda"] == "emulated":
+        return EmulatedGraphs()
+    torch = pytest.importorskip("torch", reason="torch captures the graphs of a card")
+    if not torch.cuda.is_available():
+        pytest.skip("torch has no CUDA device")
+    return TorchGraphs(torch)

@@ -40,7 +40,9 @@ class Call:
         """Buffers start at multiples of 256: the room that the query leaves to align others is not given."""
         nbytes = max(getattr(_C, f"{operation}_workspace")(*args, **kwargs) - 255, 0)
         workspace = Buffer(self.backend, poison(nbytes, "uint8"), output=True, fence=self.fence, initialise=self.fence)
-        still_needed = getattr(_C, operation)(*args, workspace=workspace.array if nbytes else None, **kwargs)
+        kwargs["workspace"] = workspace.array if nbytes else None
+        buffers = [*self.inputs, *self.outputs, workspace]
+        still_needed = self.backend.run(getattr(_C, operation), buffers, *args, **kwargs)
         assert not still_needed, f"{operation}: did not run, asks for a workspace of {still_needed} bytes"
         for buffer in self.inputs:
             buffer.read(f"{operation}: an input")
@@ -134,27 +136,31 @@ def sort_keys(backend, keys, bits, *, with_sorted=True, **layout):
     )
 
 
-def hash_insert(backend, keys, values, slots, value_dtype, *, shape=None, initial=None, clear=False, **layout):
+def hash_insert(
+    backend, keys, values, slots, value_dtype, *, shape=None, initial=None, clear=False, replace=False, **layout
+):
     """The table (keys, values, state) after the insertion; `initial` is one from before."""
     call = Call(backend, **layout)
     initial = initial or (None, None, None)
     key_dtype = "int64" if shape else keys.dtype
     return call.run(
         "hash_insert",
-        call.give(keys),
+        call.give(keys, strided=keys.ndim == 2),
         call.give(values),
         call.take((slots,), key_dtype, initial=initial[0]),
         call.take((slots,), value_dtype, initial=initial[1]),
         call.take((2,), "int64", initial=initial[2]),
         shape=shape,
         clear=clear,
+        replace=replace,
     )
 
 
 def hash_lookup(backend, keys, table_keys, table_values, state, *, shape=None, **layout):
     call = Call(backend, **layout)
     table = (call.give(array) for array in (table_keys, table_values, state))
-    return call.run("hash_lookup", call.give(keys), *table, call.take(keys.shape[:1], table_values.dtype), shape=shape)
+    given, out = call.give(keys, strided=keys.ndim == 2), call.take(keys.shape[:1], table_values.dtype)
+    return call.run("hash_lookup", given, *table, out, shape=shape)
 
 
 def sample_map(backend, grid, table, shape, mode, **layout):
@@ -162,8 +168,8 @@ def sample_map(backend, grid, table, shape, mode, **layout):
     call = Call(backend, **layout)
     points = grid.shape[0] * grid.shape[1]
     given = [call.give(array) for array in (grid, *table)]
-    indices = call.take((points, 8 if mode == "trilinear" else 1), "int32")
-    weights = call.take((points, 8), "float32") if mode == "trilinear" else None
+    indices = call.take((points, 8 if mode == "trilinear" else 1), "int32", strided=True)
+    weights = call.take((points, 8), "float32", strided=True) if mode == "trilinear" else None
     return call.run("sample_map", *given, indices, weights, shape=shape)
 
 
@@ -225,11 +231,12 @@ def unique_groups(backend, in_order, order, ranks, voxels, **layout):
 
 
 def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None, residual=None, activation=None,
-                 in_place=False, algorithm="auto", precision="ieee", channel_groups=1, **layout):  # fmt: skip
-    """in_place: the output is the residual itself."""
+                 in_place=False, algorithm="auto", precision="ieee", channel_groups=1, out_dtype=None, scale_feats=None,
+                 scale_weight=None, **layout):  # fmt: skip
+    """in_place: the output is the residual itself. out_dtype: that of feats by default."""
     call = Call(backend, **layout)
     shape = nmap.shape[1], len(weight)
-    out = call.take(shape, feats.dtype, strided=True, initial=residual if in_place else None)
+    out = call.take(shape, out_dtype or feats.dtype, strided=True, initial=residual if in_place else None)
     return call.run(
         "conv_forward",
         call.give(feats, strided=True),
@@ -239,6 +246,8 @@ def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None,
         out,
         order=call.give(order),
         residual=out if in_place else call.give(residual, strided=True),
+        scale_feats=call.give(scale_feats),
+        scale_weight=call.give(scale_weight),
         activation=activation,
         order_groups=groups,
         algorithm=algorithm,
@@ -375,9 +384,11 @@ def gemm(backend, a, b, out_dtype, *, shape=None, initial=None, pad=0, offset=0,
 BLOCK_ROWS = {"1x128": 1, "128x128": 128}
 
 
-def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, **layout):
+def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, q_offset=None, **layout):
     """(q, scale)."""
     call = Call(backend, **layout)
+    given = call.give(x, strided=True)
+    call.offset = call.offset if q_offset is None else q_offset
     *lead, rows, columns = x.shape
     columns //= 2 if swiglu else 1
     block_rows = BLOCK_ROWS.get(granularity, 0)
@@ -386,7 +397,7 @@ def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, **layo
         shape = (*lead, -(-rows // block_rows), -(-columns // 128))
     return call.run(
         "quantize",
-        call.give(x, strided=True),
+        given,
         call.take((*lead, rows, columns), dtype, strided=True),
         call.take(shape, "float32", initial=scale),
         scale_given=scale is not None,

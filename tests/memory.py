@@ -29,7 +29,7 @@ class DeviceView:
     """A strided window of a DeviceArray. It owns the DLPack structure, so the structure has no deleter."""
 
     def __init__(self, base, shape, strides, offset):
-        capsule = base.__dlpack__()
+        capsule = base.__dlpack__(stream=-1)  # only the address is wanted: the array stays on its stream
         whole = _DLManagedTensor.from_address(_capsule_pointer(capsule, b"dltensor")).tensor
         itemsize = whole.bits // 8
         self.base, self.shape, self.dtype = base, tuple(shape), base.dtype
@@ -85,9 +85,14 @@ class Host:
     def window(self, base, shape, strides, offset):
         return window(base, shape, strides, offset)
 
+    def run(self, function, buffers, *args, **kwargs):
+        """A call whose arrays lie in these buffers; other backends (graphs.py) do more about it."""
+        return function(*args, **kwargs)
+
 
 class Cuda:
     name, device = "cuda", "cuda"
+    run = Host.run
 
     def array(self, array):
         contiguous = np.ascontiguousarray(array).reshape(np.shape(array))  # which gives a scalar an axis
@@ -117,10 +122,10 @@ def poison(shape, dtype):
 class Buffer:
     """An array inside a larger one.
 
-    `row_pad` elements are left between rows and `offset` elements before the first, so that pitches and base pointers
-    of every alignment occur. The surroundings of an input are NaN (zero for integers, a legal row), those of an
-    output are random bits. With fence=False the allocation is exact, which is what a sanitizer wants to see;
-    initialise=False then leaves the content away as well.
+    `row_pad` elements are left between rows (then also a row between matrices) and `offset` elements before the first,
+    so that pitches and base pointers of every alignment occur. The surroundings of an input are NaN (zero for integers,
+    a legal row), those of an output are random bits. With fence=False the allocation is exact, which is what a
+    sanitizer wants to see; initialise=False then leaves the content away as well.
     """
 
     def __init__(self, backend, content, *, output=False, row_pad=0, offset=0, fence=True, initialise=True):
@@ -128,7 +133,7 @@ class Buffer:
         shape, dtype = content.shape, content.dtype
         strides = np.ones(len(shape), np.int64)
         for axis in range(len(shape) - 2, -1, -1):
-            pitch = shape[axis + 1] + (row_pad if axis == len(shape) - 2 else 0)
+            pitch = shape[axis + 1] + (row_pad if axis == len(shape) - 2 else row_pad > 0)
             strides[axis] = strides[axis + 1] * pitch
         extent = 0 if 0 in shape else 1 + sum((s - 1) * int(t) for s, t in zip(shape, strides, strict=True))
         border = FENCE // dtype.itemsize if fence else 0
@@ -136,19 +141,19 @@ class Buffer:
         self._backend, self._layout = backend, (shape, strides.tolist(), start)
 
         if output:
-            self._before = np.frombuffer(np.random.default_rng(0).bytes(total * dtype.itemsize), dtype).copy()
+            self.before = np.frombuffer(np.random.default_rng(0).bytes(total * dtype.itemsize), dtype).copy()
         else:
-            self._before = np.full(total, 0 if dtype.kind in "iu" else np.nan, dtype)
-        window(self._before, *self._layout)[...] = content
+            self.before = np.full(total, 0 if dtype.kind in "iu" else np.nan, dtype)
+        window(self.before, *self._layout)[...] = content
         self._may_change = np.zeros(total, bool)
         window(self._may_change, *self._layout)[...] = output
-        self._base = backend.array(self._before) if initialise else backend.empty((total,), dtype)
-        self.array = backend.window(self._base, *self._layout)
+        self.base = backend.array(self.before) if initialise else backend.empty((total,), dtype)
+        self.array = backend.window(self.base, *self._layout)
 
     def read(self, what="out"):
         """The content after the call, with the proof that nothing around it (in an input, nothing at all) changed."""
-        after = self._backend.numpy(self._base)
-        changed = (_bytes(after) != _bytes(self._before)).any(axis=1) & ~self._may_change
+        after = self._backend.numpy(self.base)
+        changed = (_bytes(after) != _bytes(self.before)).any(axis=1) & ~self._may_change
         assert not changed.any(), f"{what}: {changed.sum()} elements written that were not to be touched"
         return window(after, *self._layout).copy()
 

@@ -39,6 +39,16 @@ def scale_of(rng, kind, rows, lead=()):
     return rng.uniform(0.25, 0.75, (*lead, rows) if kind == "row" else lead).astype(np.float32)
 
 
+def block_scales(rng, m, n, k, lead_a=(), lead_b=()):
+    """Of 1 x 128 of A and 128 x 128 of B; far apart, so that a neighbour's scale is seen."""
+    blocks = -(-k // 128)
+    shapes = (*lead_a, m, blocks), (*lead_b, -(-n // 128), blocks)
+    return {
+        name: np.exp(rng.uniform(-2, 2, shape)).astype(np.float32)
+        for name, shape in zip(("scale_a", "scale_b"), shapes, strict=True)
+    }
+
+
 def offsets_of(sizes, form, dtype, first=0):
     bounds = first + np.concatenate([[0], np.cumsum(sizes)])
     return (bounds if form == "bounds" else bounds[1:]).astype(dtype)

@@ -22,6 +22,7 @@ import numpy as np
 import reference
 import scenes
 from memory import Cuda, Host
+from products import block_scales
 from reference import assert_gemm_rows, assert_rows, assert_same_bits
 
 from flexgemm import _C
@@ -157,6 +158,10 @@ def hash_case(backend, key_dtype, value_dtype, voxels):
         table = guarded.hash_insert(backend, keys[::-1].copy(), values, 200, value_dtype, initial=table, **how)
         found = guarded.hash_lookup(backend, keys, *table, **how)
         np.testing.assert_array_equal(found, [contents[name] for name in names])
+        table = guarded.hash_insert(backend, keys, values, 200, value_dtype, initial=table, replace=True, **how)
+        first = dict(zip(names[::-1], values[::-1].tolist(), strict=True))
+        found = guarded.hash_lookup(backend, keys, *table, **how)
+        np.testing.assert_array_equal(found, [first[name] for name in names])
 
 
 def sample_case(backend, mode, dtype, channels, offset):
@@ -289,6 +294,26 @@ def epilogue_case(backend, mode, channels, activation, in_place, offset, n=N):
     assert_rows(out, expected, reference.ROW_TOLERANCE[mode])
 
 
+def fp8_conv_case(backend, dtypes, out_dtype, channels, of_rows, offset, groups=0):
+    ci, co = channels
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(N)
+    nmap = reference.neighbor_map(coords, shape)
+    feats, weight = scenes.values(rng, (N, ci), dtypes[0]), scenes.values(rng, (co, 27, ci), dtypes[1])
+    bias, residual = scenes.values(rng, (co,), out_dtype), scenes.values(rng, (N, co), out_dtype)
+    scale_feats = rng.uniform(0.25, 0.75, N if of_rows else ()).astype(np.float32)
+    scale_weight = rng.uniform(0.25, 0.75, co if of_rows else ()).astype(np.float32)
+    how = {"residual": residual, "activation": "gelu", "out_dtype": out_dtype, "fence": False}
+    how |= {"scale_feats": scale_feats, "scale_weight": scale_weight, "offset": offset, "pad": offset}
+    if groups:
+        how["order"] = np.stack([rng.permutation(N).astype(np.int32) for _ in range(groups)])
+        how["algorithm"] = "masked_implicit_gemm_splitk"
+    out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
+    meant = reference.scaled(feats, scale_feats, 1), reference.f64(weight) * scale_weight.reshape(-1, 1, 1)
+    expected = reference.conv_epilogue(*meant, bias, nmap, residual, "gelu")
+    assert_rows(out, expected, reference.ROW_TOLERANCE[out_dtype])
+
+
 def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offset, rows=70):
     n, k = shape
     rng = np.random.default_rng(0)
@@ -296,7 +321,9 @@ def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offse
     lead = (len(sizes),) if sizes else ()
     a, b = scenes.values(rng, (rows, k), dtypes[0]), scenes.values(rng, (*lead, n, k), dtypes[1])
     how = {}
-    if extras:
+    if extras == "blocks":
+        how = block_scales(rng, rows, n, k)
+    elif extras:
         how = {
             "scale_a": rng.uniform(0.5, 1, rows).astype(np.float32),
             "scale_b": rng.uniform(0.5, 1, (*lead, n)).astype(np.float32),
@@ -555,6 +582,14 @@ def all_cases():
             epilogue_case, mode=mode, channels="aligned", activation="gelu", in_place=True, offset=0, n=13_000
         )
 
+    for dtypes in ((a, b) for a in (E4M3, E5M2) for b in (E4M3, E5M2)):
+        # the three widths of Hopper's tiles, and what takes the portable kernel
+        for channels in ((64, 64), (144, 72), (208, 136), (33, 37)):
+            for of_rows, out_dtype, groups in ((True, "float32", 0), (False, "bfloat16", 0), (True, "float16", 9)):
+                name = f"conv/fp8/{'-'.join(dtypes)}/{channels[0]}-{channels[1]}/{out_dtype}"
+                common = {"dtypes": dtypes, "out_dtype": out_dtype, "channels": channels, "of_rows": of_rows}
+                cases[name] = partial(fp8_conv_case, offset=int(out_dtype == "bfloat16"), groups=groups, **common)
+
     mixes = [(a, b, "ieee") for a in (E4M3, E5M2) for b in (E4M3, E5M2)]
     mixes += [(dtype, dtype, precision) for dtype, precision in MODES.values()]
     for a, b, precision in mixes:
@@ -575,6 +610,14 @@ def all_cases():
             cases[f"gemm/large/{dtype}/{name}"] = partial(gemm_case, rows=rows, shape=(n, 208), sizes=(), **common)
         sizes = (700, 0, 129, 1900, 64, 1)
         cases[f"gemm/large/{dtype}/grouped"] = partial(gemm_case, shape=(2112, 208), sizes=sizes, **common)
+
+    # Every tile of the Hopper kernel for few rows; the deep ones in clusters.
+    for rows in (5, 12, 20, 30, 60):
+        for dtype, extras in ((E4M3, True), (E4M3, "blocks"), ("bfloat16", True)):
+            common = {"dtypes": (dtype, dtype), "out_dtype": "float32", "precision": "ieee", "sizes": (), "offset": 0}
+            cases[f"gemm/few/{dtype}/{rows}" + "/blocks" * (extras == "blocks")] = partial(
+                gemm_case, rows=rows, shape=(200, 4112), extras=extras, **common
+            )
 
     for layout in ("batched", "m_grouped_contiguous", "m_grouped_masked", "n_grouped", "k_grouped", "segments"):
         for dtype in (E4M3, "bfloat16", "float32"):

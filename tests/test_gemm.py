@@ -8,7 +8,7 @@ import pytest
 import reference
 import scenes
 from memory import Host, poison
-from products import judge, offsets_of, operands, scale_of
+from products import block_scales, judge, offsets_of, operands, scale_of
 from reference import assert_gemm_rows, assert_rows, assert_same_bits, dtype_of, f64
 
 import flexgemm
@@ -47,6 +47,22 @@ def test_fp8_row_counts(backend, m, k, out_dtype):
 @pytest.mark.parametrize("n", N)
 def test_fp8_column_counts(backend, n, m, out_dtype):
     check_dense(backend, m, n, 576, out_dtype=out_dtype)
+
+
+@pytest.mark.parametrize("n, k", [(97, 1168), (300, 4112)])  # the latter deep enough for clusters that share it
+@pytest.mark.parametrize("scales", ["none", "row", "block"])
+@pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E5M2, E4M3), ("bfloat16", "bfloat16")], ids="-".join)
+@pytest.mark.parametrize("m", [1, 7, 8, 9, 16, 17, 24, 25, 32, 33, 64])
+def test_few_rows(backend, m, n, k, scales, dtypes):
+    if scales == "block" and dtypes[0] == "bfloat16":
+        pytest.skip("scales of blocks are for FP8")
+    rng, a, b = operands(m, n, k, *dtypes)
+    how = {"bias": rng.standard_normal(n).astype(np.float32)}
+    if scales == "block":
+        how |= block_scales(rng, m, n, k)
+    else:
+        how |= {"scale_a": scale_of(rng, scales, m), "scale_b": scale_of(rng, scales, n)}
+    judge(guarded.gemm(backend, a, b, "float32", **how), reference.gemm(a, b, **how), dtypes[0], "float32")
 
 
 @fp8_pairs
@@ -336,6 +352,7 @@ def test_one_group_equals_the_dense_product(backend):
 HOSTILE = {
     "negative": [0, -50, 100, 200],
     "most_negative": [-(2**31), -(2**31), 100, 200],
+    "one_beyond": [0, 50, 100, 201],
     "beyond": [0, 100, 500, 2**31 - 1],
     "all_beyond": [1000, 2000, 3000, 4000],
     "decreasing": [0, 150, 50, 200],

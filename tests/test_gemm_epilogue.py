@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
-from products import judge, operands
+from products import block_scales, judge, operands
 from reference import assert_gemm_rows, dtype_of, f64
 
 import flexgemm
@@ -32,16 +32,6 @@ def activation_of(activation):
 
 def width(n, activation):
     return n // 2 if activation == "swiglu" else n
-
-
-def block_scales(rng, m, n, k, lead_a=(), lead_b=()):
-    """Of 1 x 128 of A and 128 x 128 of B; far apart, so that a neighbour's scale is seen."""
-    blocks = -(-k // 128)
-    shapes = (*lead_a, m, blocks), (*lead_b, -(-n // 128), blocks)
-    return {
-        name: np.exp(rng.uniform(-2, 2, shape)).astype(np.float32)
-        for name, shape in zip(("scale_a", "scale_b"), shapes, strict=True)
-    }
 
 
 # ---- block scales ----
@@ -96,7 +86,7 @@ def test_block_scales_come_in_pairs_and_with_float8(backend, dtypes):
 # ---- alpha, activations ----
 
 
-def reaching(a, b, activation):
+def reaching(a, activation):
     """A factor that brings sums to where an activation bends; of SwiGLU both columns."""
     return 1.0 if activation is None else 2.0 / np.sqrt(a.shape[1])
 
@@ -107,7 +97,7 @@ def reaching(a, b, activation):
 def test_activations(backend, m, n, k, activation, dtypes):
     rng = np.random.default_rng(0)
     a, b = scenes.values(rng, (m, k), dtypes[0]), scenes.values(rng, (n, k), dtypes[1])
-    alpha = reaching(a, b, activation)
+    alpha = reaching(a, activation)
     bias = rng.standard_normal(n).astype(np.float32)
     ref = reference.gemm(a, b, bias=bias, alpha=alpha, activation=activation)
     for out_dtype in OUT_DTYPES:

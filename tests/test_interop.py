@@ -270,6 +270,19 @@ def test_numpy_subclasses_and_lists():
         flexgemm.neighbor_map(p.coords.tolist(), p.shape)
 
 
+@pytest.mark.parametrize("out_dtype", ["float32", "float16", "bfloat16"])
+def test_the_output_of_a_product_may_have_any_float_dtype(backend, out_dtype):
+    """Without out_dtype it is that of out, on a GPU as well."""
+    a, b = (np.ones((m, 32), dtype_of(E4M3)) for m in (3, 5))
+    out = np.zeros((3, 5), dtype_of(out_dtype))
+    assert flexgemm.gemm_nt(a, b, out=out, device=backend.device) is out
+    assert (f64(out) == 32).all()
+    with pytest.raises(TypeError, match="out"):
+        flexgemm.gemm_nt(a, b, out=np.zeros((3, 5), np.int32), device=backend.device)
+    with pytest.raises(TypeError, match="out: expected a NumPy array"):
+        flexgemm.gemm_nt(a, b, out=[[0.0] * 5] * 3, device=backend.device)
+
+
 def test_a_device_that_is_not_there_is_refused():
     p = Problem("float32")
     with pytest.raises((RuntimeError, ValueError), match="device"):

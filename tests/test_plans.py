@@ -76,17 +76,23 @@ def test_hopper_product_plans_are_sane(dtype):
         assert few or chosen["split_k"] == 1
         assert chosen["split_k"] in (1, 2, 4, 8)
         if chosen["split_k"] > 1:  # a cluster has one tile, and all run at once
-            assert chosen["split_k"] * -(-n // 128) <= sms
+            at_once = sms if chosen["split_k"] == 2 else max(sms // 16 * 16, min(sms, 15))
+            assert chosen["split_k"] * -(-n // 128) <= at_once
 
 
 @pytest.mark.parametrize(
     "m, n, groups, tile",
     [
-        (1, 4096, 1, (16, 128)),  # few rows: their own kernel
+        (1, 4096, 1, (8, 128)),  # few rows: their own kernel
+        (9, 4096, 1, (16, 128)),
+        (17, 4096, 1, (24, 128)),
+        (25, 4096, 1, (32, 128)),
         (33, 4096, 1, (64, 128)),
         (64, 4096, 1, (64, 128)),
         (65, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
+        (128 * 4, 1536, 128, (16, 128)),  # not 8 or 24: groups differ
         (128 * 8, 1536, 128, (16, 128)),  # groups of twice the average are still one tile
+        (128 * 12, 1536, 128, (32, 128)),
         (128 * 32, 1536, 128, (64, 128)),
         (4096, 4096, 1, (256, 256)),  # large: pairs of blocks share B
         (4096, 2112, 1, (128, 192)),  # 11 x 192: wider tiles would leave a wave nearly empty
@@ -110,6 +116,8 @@ def test_few_rows_split_the_depth_while_tiles_are_few():
     assert split(1, 512, 512) == 1  # four steps are not worth a second block
     assert split(16, 24576, 1536) == split(128, 4096, 7168, groups=32) == 1
     assert split(1, 2112, 7168, sms=17) == 1
+    assert split(1, 33 * 128, 7168) == 2  # clusters of four do not reach all of the multiprocessors
+    assert split(1, 32 * 128, 7168) == 4
 
 
 UNPAIRED, NARROW, TALL = 1, 2, 4
@@ -180,6 +188,27 @@ def test_hopper_takes_channels_in_eights(plan, dtype):
     else:
         assert family(dtype="float32") == "sm90"  # in TF32: for true float32 the caller asks for a capability of 80
     assert family(80) == family(89) == family(100) == "portable"
+
+
+def test_hopper_takes_channels_of_float8_in_sixteens():
+    def plan(ci=64, co=64, capability=HOPPER, dtype=FP8[0]):
+        how = {"rows": 65_931, "ci": ci, "co": co, "v": 27, "dtype": dtype, "num_sms": SMS}
+        return check(_C.plan_conv(**how, compute_capability=capability))
+
+    for dtype in FP8:
+        assert plan(dtype=dtype)["family"] == plan(ci=80, co=1000, dtype=dtype)["family"] == "sm90"
+        assert plan(ci=72, dtype=dtype)["family"] == plan(co=68, dtype=dtype)["family"] == "portable"
+        assert plan(dtype=dtype, capability=89)["family"] == "portable"
+    assert plan(ci=72)["block_k"] == plan()["block_k"] == 128
+
+
+def test_float8_takes_the_tiles_of_float16_and_no_more_groups():
+    """It halves the work that an order saves, and not the partial sums."""
+    for rows, channels in itertools.product((848, 3840, 15_192, 64_160, 252_392), (128, 256, 512, 1024)):
+        float8, float16 = (ordered_plan(rows, channels, dtype=dtype) for dtype in (FP8[0], "float16"))
+        assert float8["block_n"] == float16["block_n"]
+        assert float8["groups"] <= float16["groups"]
+    assert ordered_plan(15_192, 1024, dtype=FP8[0])["groups"] == 3
 
 
 def test_hopper_tiles_are_as_wide_as_the_channels_fill():

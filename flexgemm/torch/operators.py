@@ -112,6 +112,41 @@ def _(feats: Any, weight: Any, bias: Any, residual: Any, map: Any, *others: Any)
 
 
 @_operator
+def sparse_conv3d_float8(
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    scale_feats: torch.Tensor | None,
+    scale_weight: torch.Tensor | None,
+    map: torch.Tensor,
+    order: torch.Tensor | None,
+    kernel_size: Sequence[int],
+    activation: str | None,
+    algorithm: str,
+    groups: int,
+    out_dtype: str | None,
+    dtype_feats: str | None,
+    dtype_weight: str | None,
+) -> torch.Tensor:
+    """Without a gradient."""
+    nmap = from_operators(map, order, None, None, kernel_size, feats.shape[0])
+    how: Any = {"residual": residual, "activation": activation, "algorithm": algorithm, "groups": groups}
+    how |= {"scale_feats": scale_feats, "scale_weight": scale_weight, "out_dtype": out_dtype}
+    how |= {"dtype_feats": dtype_feats, "dtype_weight": dtype_weight}
+    return conv.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, **how)
+
+
+@sparse_conv3d_float8.register_fake
+def _(
+    feats: Any, weight: Any, bias: Any, residual: Any, scale_feats: Any, scale_weight: Any, map: Any, *others: Any
+) -> torch.Tensor:
+    *_, groups, out_dtype, _, _ = others
+    torch._check(feats.shape[1] == groups * weight.shape[-1], lambda: "weight: its channels are not those of feats")
+    return feats.new_empty((map.shape[1], weight.shape[0]), dtype=getattr(torch, out_dtype or "bfloat16"))
+
+
+@_operator
 def sparse_conv3d_backward(
     grad_out: torch.Tensor,
     feats: torch.Tensor,

@@ -1,7 +1,7 @@
 /*
  * Forward and input gradient of sparse convolution: one implicit-GEMM kernel,
  *
- *     out[m, :] = activation(sum_v W_v . in[map[v, m], :] + bias + residual[m, :])
+ *     out[m, :] = activation(scale * sum_v W_v . in[map[v, m], :] + bias + residual[m, :])
  *
  * in which a CTA owns block_m rows x block_n channels of `out` and the reduction runs over (offset v, input channel).
  * Rows of `in` are gathered straight into shared memory by 16-byte cp.async, zeros for missing neighbours; offsets at
@@ -14,7 +14,10 @@
  * offsets, or of a group of them, where each group has an order of its own and is a slice or several. Every row is
  * computed the same way wherever it is.
  *
- * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later. The plan may name the kernel of conv_gather_sm90.cu
+ * float8 rows of `in` may have a scale each. Every row of a tile gathers another one at each offset, so that it is the
+ * sums of a step that are multiplied by it, where they are promoted to float32.
+ *
+ * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later. The plan may name the kernels of conv_gather_sm90.cuh
  * instead.
  */
 #include "../channel_groups.h"
@@ -75,9 +78,8 @@ __device__ int find_offsets(const GatherParams &p, int slice, const int64_t *til
 
 template <MathMode kMode, Major kMajorB, class Shape>
 struct GatherKernel {
-    using M = Math<kMode>;
-    using T = typename M::Element;
-    using Bits = typename M::Bits;
+    using Bits = typename Math<kMode>::Bits;
+    using Sums = Accumulator<kMode, Shape>;
     using TileA = OperandTile<Bits, Shape::kBlockM, Major::kK>;
     using TileB = OperandTile<Bits, Shape::kBlockN, kMajorB>;
     static constexpr int kStageBytes = TileA::kBytes + TileB::kBytes;
@@ -158,10 +160,22 @@ struct GatherKernel {
         return sum;
     }
 
+    /* The scales of the input rows behind this thread's sums at one offset, of float8. */
+    __device__ void fetch_scales(float (&scale)[Sums::kRows], int v) const {
+        const int32_t *map = p.map_at(v);
+#pragma unroll
+        for (int i = 0; i < Sums::kRows; ++i) {
+            const int64_t m = tile_rows[Sums::row(i)];
+            const uint32_t row = m >= 0 && p.row_scales ? static_cast<uint32_t>(map[m]) : UINT32_MAX;
+            scale[i] = row < p.in_rows ? p.product_scale * p.row_scales[row] : p.product_scale;
+        }
+    }
+
     /* `offsets`: the `count` offsets of a slice at which the tile has neighbours. */
     __device__ void run(char *shared, int slice, const uint16_t *offsets, int count) const {
-        Accumulator<kMode, Shape> acc;
+        Sums acc;
         acc.clear();
+        [[maybe_unused]] float scale[Sums::kRows];
         const int k_steps = ceil_div(p.depth, TileA::kDepth), steps = count * k_steps;
 
         /* The loader runs kStages - 1 steps ahead. It asks for the map entries of the offset after its own as soon as
@@ -196,7 +210,12 @@ struct GatherKernel {
             if (step + Shape::kStages - 1 < steps) load(load_stage);
             ptx::cp_async_commit();
             const char *a = shared + stage * kStageBytes;
-            acc.template multiply<TileA, TileB>(a, a + TileA::kBytes);
+            if constexpr (kMode == MathMode::kFloat8) {
+                if (step % k_steps == 0) fetch_scales(scale, offsets[step / k_steps]);
+                acc.template multiply_float8<TileA, TileB>(a, a + TileA::kBytes, p.in_format, p.weight_format, scale);
+            } else {
+                acc.template multiply<TileA, TileB>(a, a + TileA::kBytes);
+            }
             stage = stage + 1 < Shape::kStages ? stage + 1 : 0;
             load_stage = load_stage + 1 < Shape::kStages ? load_stage + 1 : 0;
         }
@@ -210,11 +229,18 @@ struct GatherKernel {
         if (p.partials) {
             const int64_t row = static_cast<int64_t>(p.columns) * p.channel_groups;
             acc.store(row_of, p.partials + slice * p.rows * row + first_column, row, n0, p.columns);
+        } else if constexpr (kMode == MathMode::kFloat8) {
+            with_float_type(p.out_dtype, [&](auto type) { finish<decltype(type)>(acc, row_of, first_column); });
         } else {
-            if constexpr (kMajorB == Major::kK)
-                acc.template finish<T>(row_of, n0, p.columns, p.epilogue.from_column<T>(first_column));
-            acc.store(row_of, static_cast<T *>(p.out) + first_column, p.out_stride, n0, p.columns);
+            finish<typename Math<kMode>::Element>(acc, row_of, first_column);
         }
+    }
+
+    template <typename T, typename RowOf>
+    __device__ void finish(Sums &acc, const RowOf &row_of, int64_t first_column) const {
+        if constexpr (kMajorB == Major::kK)
+            acc.template finish<T>(row_of, n0, p.columns, p.epilogue.from_column<T>(first_column));
+        acc.store(row_of, static_cast<T *>(p.out) + first_column, p.out_stride, n0, p.columns);
     }
 };
 
@@ -242,7 +268,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_gathe
 template <MathMode kMode, Major kMajorB, class Shape>
 fg_status launch(GatherParams p, cudaStream_t stream, fg_error *error) {
     using Kernel = GatherKernel<kMode, kMajorB, Shape>;
-    using T = typename Kernel::T;
     const int64_t column_tiles = static_cast<int64_t>(ceil_div(p.columns, Shape::kBlockN)) * p.channel_groups;
     const int64_t tiles = ceil_div<int64_t>(p.rows, Shape::kBlockM) * column_tiles;
     if (tiles > INT32_MAX)
@@ -255,7 +280,7 @@ fg_status launch(GatherParams p, cudaStream_t stream, fg_error *error) {
     kernel<<<grid, Shape::kThreads, Kernel::kSharedBytes, stream>>>(p);
     FG_CUDA(cudaGetLastError());
     p.columns *= p.channel_groups; /* whose partial sums lie side by side, as in `out` */
-    if (p.partials) FG_CUDA(reduce_slices<T>(p, stream));
+    if (p.partials) FG_CUDA(reduce_slices(p, stream));
     return FG_OK;
 }
 
@@ -271,6 +296,8 @@ fg_status launch_shape(const GatherParams &p, const fg_plan &plan, cudaStream_t 
 template <Major kMajorB>
 fg_status launch_mode(const GatherParams &p, const fg_plan &plan, fg_dtype dtype, fg_precision precision,
                       cudaStream_t stream, fg_error *error) {
+    if constexpr (kMajorB == Major::kK) /* float8 has no input gradient */
+        if (fg_is_float8(dtype)) return launch_shape<MathMode::kFloat8, kMajorB>(p, plan, stream, error);
     if (dtype == FG_FLOAT16) return launch_shape<MathMode::kFloat16, kMajorB>(p, plan, stream, error);
     if (dtype == FG_BFLOAT16) return launch_shape<MathMode::kBFloat16, kMajorB>(p, plan, stream, error);
     if (precision == FG_PRECISION_TF32) return launch_shape<MathMode::kTf32, kMajorB>(p, plan, stream, error);
@@ -282,6 +309,7 @@ struct Problem {
     const char *name;
     const fg_tensor &in, &weight, &map, &order, &out, &workspace;
     SumEpilogue epilogue;
+    const float *row_scales;
     const fg_order_sets &orders;
     int64_t channel_groups;
     fg_algorithm algorithm;
@@ -361,6 +389,11 @@ struct Problem {
         p.out = out.data;
         float *const copies = static_cast<float *>(workspace.data);
         p.partials = chosen.split_k > 1 ? copies + copied_elements(chosen) : nullptr;
+        p.out_dtype = out.dtype;
+        p.row_scales = row_scales;
+        p.in_format = fp8_half_format(in.dtype);
+        p.weight_format = fp8_half_format(weight.dtype);
+        p.product_scale = fp8_half_scale(in.dtype) * fp8_half_scale(weight.dtype);
         p.in_stride = in.strides[0];
         p.out_stride = out.strides[0];
         p.rows = out.shape[0];
@@ -398,6 +431,8 @@ struct Problem {
             const fg_status rounded = round_operands(&p, static_cast<float *>(workspace.data), stream, error);
             return rounded != FG_OK ? rounded : launch_gather_sm90(p, chosen, in.dtype, true, num_sms, stream, error);
         }
+        if (chosen.family == FG_FAMILY_SM90 && fg_is_float8(in.dtype))
+            return launch_fp8_sm90(p, chosen, in.dtype, weight.dtype, num_sms, stream, error);
         if (chosen.family == FG_FAMILY_SM90)
             return launch_gather_sm90(p, chosen, in.dtype, major == Major::kK, num_sms, stream, error);
         return major == Major::kK ? launch_mode<Major::kK>(p, chosen, in.dtype, precision, stream, error)
@@ -405,17 +440,30 @@ struct Problem {
     }
 };
 
+template <typename T>
+const T *data_of(const fg_tensor &tensor) {
+    return tensor.present ? static_cast<const T *>(tensor.data) : nullptr;
+}
+
 Problem problem_of(const fg_conv_forward_params *p) {
-    const SumEpilogue epilogue = {p->bias.present ? p->bias.data : nullptr,
-                                  p->residual.present ? p->residual.data : nullptr, p->residual.strides[0],
-                                  p->activation};
-    return {"conv_forward", p->feats, p->weight, p->map,       p->order,     p->out,    p->workspace,
-            epilogue,       p->sets,  p->groups, p->algorithm, p->precision, Major::kK, false};
+    const bool of_rows = p->scale_feats.present && p->scale_feats.ndim == 1;
+    const float *const scale_feats = data_of<float>(p->scale_feats);
+    const SumEpilogue epilogue = {
+        data_of<void>(p->bias),          data_of<void>(p->residual),      p->residual.strides[0], p->activation,
+        of_rows ? nullptr : scale_feats, data_of<float>(p->scale_weight), p->scale_weight.ndim};
+    /* The gathered rows of float8 cannot be multiplied by scales of their own in a product of theirs. */
+    const bool implicit = fg_is_float8(p->feats.dtype) && p->algorithm == FG_ALGORITHM_EXPLICIT_GEMM;
+    const fg_algorithm algorithm = implicit ? FG_ALGORITHM_AUTO : p->algorithm;
+    return {"conv_forward", p->feats,  p->weight,
+            p->map,         p->order,  p->out,
+            p->workspace,   epilogue,  of_rows ? scale_feats : nullptr,
+            p->sets,        p->groups, algorithm,
+            p->precision,   Major::kK, false};
 }
 
 Problem problem_of(const fg_conv_dgrad_params *p) {
-    return {"conv_dgrad", p->grad_out, p->weight, p->map,       p->order,     p->grad_feats, p->workspace,
-            {},           p->sets,     p->groups, p->algorithm, p->precision, Major::kMN,    p->mirrored};
+    return {"conv_dgrad", p->grad_out, p->weight, p->map,       p->order,     p->grad_feats, p->workspace, {},
+            nullptr,      p->sets,     p->groups, p->algorithm, p->precision, Major::kMN,    p->mirrored};
 }
 
 fg_conv_forward_params group_of(const fg_conv_forward_params *p, int64_t group) {

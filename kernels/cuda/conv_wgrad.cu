@@ -266,7 +266,7 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
     /* The plan sees that rows are whole 16-byte pieces, but not where they are; TF32 works on copies. */
     const bool near = p->feats.dtype == FG_FLOAT32 ? p->precision == FG_PRECISION_TF32
                                                    : rows_are_near(p->grad_out) && rows_are_near(p->feats);
-    if (!near || co > kMaxChannels || ci > kMaxChannels / volume) compute_capability = 80;
+    if (!near || co > kMaxChannels / 4 || ci > kMaxChannels / 4 / volume) compute_capability = 80;
     if (p->groups > 1 && (co < kMinGroup || ci < kMinGroup)) compute_capability = 80;
     /* Groups are side by side in one launch of the portable kernel: each plans for its share of the multiprocessors. */
     const int share = p->groups < num_sms ? num_sms / static_cast<int>(p->groups) : 1;

@@ -32,7 +32,8 @@ fg_status narrow_wgrad(const WgradParams &p, const fg_plan &plan, float *partial
                        fg_error *error);
 
 /* 16-bit types, grad_aligned and feats_aligned; or float32 whose operands are rounded to TF32 already. co and ci
- * multiples of 8, 0 <= strides <= INT32_MAX, co and volume * ci at most kMaxChannels. (conv_wgrad_sm90.cu) */
+ * multiples of 8, 0 <= strides <= INT32_MAX, co and volume * ci at most a quarter of kMaxChannels.
+ * (conv_wgrad_sm90.cu) */
 fg_status launch_wgrad_sm90(const WgradParams &p, const fg_plan &plan, fg_dtype dtype, cudaStream_t stream,
                             fg_error *error);
 

@@ -185,9 +185,13 @@ fg_status mark(const fg_queue *queue, void **mark, fg_error *error) {
     return cuda_status(recorded, "cudaEventRecord", error);
 }
 
+/* Another call's mark, perhaps asked for while a graph is captured: a capture would else be lost by the question. */
 fg_status passed(void *mark, bool *passed, fg_error *error) {
     const cudaEvent_t event = static_cast<cudaEvent_t>(mark);
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    FG_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
     const cudaError_t status = cudaEventQuery(event);
+    FG_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
     *passed = status != cudaErrorNotReady;
     if (!*passed) {
         cudaGetLastError(); /* not ready is an answer, not a failure */

@@ -28,7 +28,8 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
 
     set_tiles(args.space, Tile::kBlockN, kSm90BlockM);
     const int64_t tiles = args.space.major_tiles * args.space.minor_tiles;
-    for (args.split = plan.split_k; args.split > 1 && tiles * args.split > num_sms; args.split /= 2) continue;
+    args.split = plan.split_k;
+    while (args.split > 1 && tiles * args.split > fg_blocks_at_once(num_sms, args.split)) args.split /= 2;
     const int64_t blocks = args.split > 1 ? tiles * args.split : tiles < num_sms ? tiles : num_sms;
     return launch_clusters(kernel, blocks, args.split, Tile::kThreads, Tile::kSharedBytes, map_weights, map_tokens,
                            args, queue, error);
@@ -40,8 +41,12 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
     const TensorRows weights = make_rows(params.b), tokens = make_rows(params.a);
     GemmSm90Args args = make_args(params);
     switch (plan.block_m) {
+        case 8:
+            return launch_tile<Math, Sm90DecodeTile<8>>(plan, weights, tokens, args, num_sms, queue, error);
         case 16:
             return launch_tile<Math, Sm90DecodeTile<16>>(plan, weights, tokens, args, num_sms, queue, error);
+        case 24:
+            return launch_tile<Math, Sm90DecodeTile<24>>(plan, weights, tokens, args, num_sms, queue, error);
         case 32:
             return launch_tile<Math, Sm90DecodeTile<32>>(plan, weights, tokens, args, num_sms, queue, error);
         default:

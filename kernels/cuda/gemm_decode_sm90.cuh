@@ -1,8 +1,8 @@
 /*
  * Products of few rows on Hopper: decoding. Their time is that of reading the weights once.
  *
- * The operands of gemm_sm90.cuh change places: 128 rows of B (weights) are what wgmma multiplies 64 at a time, and 16,
- * 32 or 64 rows of A (tokens) are its n, so that next to nothing is multiplied in vain and a stage is nearly all weights.
+ * The operands of gemm_sm90.cuh change places: 128 rows of B (weights) are what wgmma multiplies 64 at a time, and 8 to
+ * 64 rows of A (tokens) are its n, so that next to nothing is multiplied in vain and a stage is nearly all weights.
  * Roles of warps are those of gemm_sm90.cuh.
  *
  * Where there are fewer tiles than multiprocessors, the blocks of a cluster share a tile: each multiplies a range of K.
@@ -19,8 +19,8 @@ template <int kTokens>
 struct Sm90DecodeTile {
     static constexpr int kBlockN = kTokens;
     static constexpr int kCluster = 1; /* blocks that copy for each other */
-    static constexpr int kPromotedParts = 1, kPartials = 2, kChain = 4;
-    static constexpr int kStages = kTokens == 16 ? 10 : kTokens == 32 ? 9 : 7;
+    static constexpr int kPromotedParts = 1, kPartials = 2, kChain = 2;
+    static constexpr int kStages = kTokens <= 24 ? 10 : kTokens == 32 ? 9 : 7;
     static constexpr int kWarpgroups = 2, kWarpgroupRows = 64;
     static constexpr int kThreads = 128 * (1 + kWarpgroups);
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes;
@@ -29,6 +29,7 @@ struct Sm90DecodeTile {
     static constexpr int kSumPitch = kSm90BlockM + 4; /* floats of a token: no two of a warp's stores meet in a bank */
     static constexpr int kSharedBytes = kStages * kStageBytes + kTokens * kSumPitch * 4 + 1024;
     static constexpr int kTileSlots = 4;
+    static_assert(kStageBytes % 1024 == 0, "stages start at swizzle atoms");
     static_assert(kSharedBytes + 1024 <= 227 * 1024, "shared memory of one block");
 };
 
@@ -95,20 +96,21 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
  * from the thread's first one on. Tokens that the group has no more of take the scale of its first. */
 template <int kCount>
 struct TokenScales {
-    const float *tokens, *weights; /* at K = 0 */
+    const float *tokens, *weights; /* of the next step */
     int64_t token_step;
     int first, count;
     struct Step {
         float value[kCount / 2];
         __device__ __forceinline__ float of(int i) const { return value[i / 4 * 2 + i % 2]; }
     };
-    __device__ __forceinline__ void load(Step &scale, int step) const {
-        const float of_weights = weights[step];
+    __device__ __forceinline__ void load(Step &scale) {
+        const float of_weights = *weights++;
 #pragma unroll
         for (int i = 0; i < kCount / 2; ++i) {
             const int token = first + i / 2 * 8 + i % 2;
-            scale.value[i] = tokens[(token < count ? token : 0) * token_step + step] * of_weights;
+            scale.value[i] = tokens[(token < count ? token : 0) * token_step] * of_weights;
         }
+        ++tokens;
     }
 };
 
@@ -178,7 +180,7 @@ __device__ __forceinline__ Sm90Work consume_decode(Sm90Shared<Tile> &shared, uin
         const Depth depth = {steps_of(work), 0};
         if (work.rows > warpgroup * Tile::kWarpgroupRows) {
             constexpr int kCount = Tile::kBlockN / 2;
-            const auto scales = [&] {
+            auto scales = [&] {
                 if constexpr (Math::kScaled)
                     return token_scales_of<kCount>(args, work);
                 else
@@ -217,6 +219,7 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
         ptx::prefetch_tensor_map(&map_tokens);
     }
     __syncthreads();
+    ptx::wait_for_earlier_kernels();
 
     Sm90Work shared_tile = no_more_work();
     if (warp == 0)

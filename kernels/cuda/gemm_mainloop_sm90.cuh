@@ -128,33 +128,32 @@ __device__ __forceinline__ void release_work(Sm90Shared<Tile> &shared, RingPosit
 /* sum += or = the product of a stage, columns `part`: 128 bytes of K as four wgmma, one commit group. */
 template <typename Math, int kCount>
 __device__ __forceinline__ void multiply_part(float (&sum)[kCount], uint64_t a, uint64_t b, int part, bool accumulate) {
-    constexpr int kUnit = 16; /* bytes that one in a descriptor's address stands for */
 #pragma unroll
-    for (int k = 0; k < kSm90StepBytes / 32; ++k)
-        Math::multiply(sum, a + k * (32 / kUnit), b + part * (kCount * 2 * kSm90StepBytes / kUnit) + k * (32 / kUnit),
+    for (int k = 0; k < kSm90StepBytes; k += 32)
+        Math::multiply(sum, ptx::wgmma_advance(a, k), ptx::wgmma_advance(b, part * kCount * 2 * kSm90StepBytes + k),
                        accumulate || k > 0);
 }
 
 /* What a step's products are multiplied by when they are added: nothing, or the scales of blocks. `load` reads those of
- * a step, Step::of is that of the thread's i-th sum. */
+ * the next step, Step::of is that of the thread's i-th sum. */
 struct NoScales {
     struct Step {
         __device__ __forceinline__ float of(int) const { return 1.0f; }
     };
-    __device__ __forceinline__ void load(Step &, int) const {}
+    __device__ __forceinline__ void load(Step &) {}
 };
 
-/* Of the thread's two rows of A, times that of the tile's columns. Pointers are to the scales at K = 0. */
+/* Of the thread's two rows of A, times that of the tile's columns. Pointers are to the scales of the next step. */
 struct RowScales {
     const float *a[2], *b;
     struct Step {
         float value[2];
         __device__ __forceinline__ float of(int i) const { return value[i / 2 % 2]; }
     };
-    __device__ __forceinline__ void load(Step &scale, int step) const {
-        const float of_b = b[step];
-        scale.value[0] = a[0][step] * of_b;
-        scale.value[1] = a[1][step] * of_b;
+    __device__ __forceinline__ void load(Step &scale) {
+        const float of_b = *b++;
+        scale.value[0] = *a[0]++ * of_b;
+        scale.value[1] = *a[1]++ * of_b;
     }
 };
 
@@ -218,7 +217,7 @@ __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const Stag
  * a chain of steps is unrolled and drains at its end. A step with a tail is a chain of its own. */
 template <typename Math, typename Tile, int kSteps, int kParts, int kCount, typename Scales>
 __device__ __forceinline__ void multiply_chain(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
-                                               const StageDescriptors &stage, const Depth &depth, const Scales &scales,
+                                               const StageDescriptors &stage, const Depth &depth, Scales &scales,
                                                int first, RingPosition<Tile::kStages> &at) {
     constexpr int kUnits = kSteps * kParts, kPartials = Tile::kPartials;
     float partial[kPartials][kCount];
@@ -226,7 +225,7 @@ __device__ __forceinline__ void multiply_chain(float (&sum)[kParts][kCount], Sm9
     int slots[kSteps] = {}; /* of the stages of the chain */
     const auto add = [&](int unit) {
         if (unit % kParts == kParts - 1) hand_back(shared, slots[unit / kParts]);
-        promote(sum[unit % kParts], partial[unit % kPartials], scale[unit % kPartials]);
+        promote(sum[unit % kParts], partial[unit % kPartials], scale[unit / kParts % kPartials]);
     };
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
@@ -238,10 +237,10 @@ __device__ __forceinline__ void multiply_chain(float (&sum)[kParts][kCount], Sm9
                 ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
         }
         ptx::wgmma_fence();
-        multiply_part<Math>(partial[unit % kPartials], stage.a + at.slot * (Tile::kStageBytes / 16),
-                            stage.b + at.slot * (Tile::kStageBytes / 16), unit % kParts, false);
+        multiply_part<Math>(partial[unit % kPartials], ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes),
+                            ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes), unit % kParts, false);
         ptx::wgmma_commit();
-        scales.load(scale[unit % kPartials], first + unit / kParts);
+        if (unit % kParts == 0) scales.load(scale[unit / kParts % kPartials]);
         ptx::wgmma_wait<kPartials - 1>();
         if (unit >= kPartials - 1) add(unit - (kPartials - 1));
         if (unit % kParts == kParts - 1) at.advance();
@@ -264,8 +263,8 @@ __device__ __forceinline__ void multiply_between_promotions(float (&sum)[kCount]
     for (int step = 0; step < steps; ++step, at.advance()) {
         await_stage(shared, stage, depth, first + step, at);
         ptx::wgmma_fence();
-        multiply_part<Math>(partial, stage.a + at.slot * (Tile::kStageBytes / 16),
-                            stage.b + at.slot * (Tile::kStageBytes / 16), 0, true);
+        multiply_part<Math>(partial, ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes),
+                            ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes), 0, true);
         ptx::wgmma_commit();
     }
     ptx::wgmma_wait<0>();
@@ -276,7 +275,7 @@ __device__ __forceinline__ void multiply_between_promotions(float (&sum)[kCount]
 /* All of K of one tile; every stage is waited for and handed back in order. */
 template <typename Math, typename Tile, int kParts, int kCount, typename Scales>
 __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
-                                              const StageDescriptors &stage, const Depth &depth, const Scales &scales,
+                                              const StageDescriptors &stage, const Depth &depth, Scales &scales,
                                               int steps_per_promote, RingPosition<Tile::kStages> &at) {
     const int steps = depth.steps;
 #pragma unroll
@@ -302,8 +301,8 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90
             ptx::wgmma_fence();
 #pragma unroll
             for (int part = 0; part < kParts; ++part)
-                multiply_part<Math>(sum[part], stage.a + at.slot * (Tile::kStageBytes / 16),
-                                    stage.b + at.slot * (Tile::kStageBytes / 16), part, true);
+                multiply_part<Math>(sum[part], ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes),
+                                    ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes), part, true);
             ptx::wgmma_commit();
             if (step > 0) {
                 ptx::wgmma_wait<1>();
@@ -359,20 +358,23 @@ fg_status allow_shared(Kernel *kernel, int bytes, std::atomic<uint64_t> &allowed
     return FG_OK;
 }
 
+/* The kernel may begin, up to wait_for_earlier_kernels(), while the last blocks of the one before it end. */
 template <typename Kernel>
 fg_status launch_clusters(Kernel *kernel, int64_t blocks, int cluster_blocks, int threads, int shared_bytes,
                           const CUtensorMap &map_a, const CUtensorMap &map_b, const GemmSm90Args &args,
                           const fg_queue *queue, fg_error *error) {
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned>(cluster_blocks), 1, 1};
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {static_cast<unsigned>(cluster_blocks), 1, 1};
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = {static_cast<unsigned>(blocks)};
     config.blockDim = {static_cast<unsigned>(threads)};
     config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
     config.stream = stream_of(queue);
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
     FG_CUDA(cudaLaunchKernelEx(&config, kernel, map_a, map_b, args));
     return FG_OK;
 }

@@ -32,7 +32,8 @@ struct Sm90Tile {
     /* Promoted sums come in parts of columns, each with a partial sum that lives in registers beside them. */
     static constexpr int kPromotedParts = kN > 128 ? 2 : 1;
     static constexpr int kPartials = kN == 256 ? 1 : 2;
-    static constexpr int kChain = kPartials == 1 ? 1 : 4; /* steps between two drains of the tensor cores */
+    /* Steps between two drains of the tensor cores; in chains of three, addresses and sums go to local memory. */
+    static constexpr int kChain = kPartials == 1 ? 1 : 2;
     static constexpr int kStages = kN == 256 ? 4 : kN == 192 ? 5 : 6;
     static constexpr int kWarpgroups = 2, kWarpgroupRows = 64; /* of consumers */
     static constexpr int kThreads = 128 * (1 + kWarpgroups);
@@ -148,11 +149,11 @@ __device__ __forceinline__ float *block_of(float (&sum)[kParts][kCount], int i) 
  * lines. */
 template <typename T, int kParts, int kCount>
 __device__ __forceinline__ void store_sums(float (&sum)[kParts][kCount], const GemmSm90Args &args, const Sm90Work &work,
-                                           uint8_t *slab, int64_t first_row, int count) {
+                                           uint8_t *slab, int lane, int64_t first_row, int count) {
     constexpr int kSize = sizeof(T), kSlabColumns = kSm90SlabBytes / kSize, kChunkColumns = 16 / kSize;
     constexpr int kSlabs = kParts * kCount * 2 / kSlabColumns, kBlocks = kSlabColumns / 8;
     const Epilogue &to = args.epilogue;
-    const int lane = threadIdx.x % 32, chunk = lane % 8;
+    const int chunk = lane % 8;
     T *const out =
         static_cast<T *>(to.out) + work.group * to.out_group_stride + first_row * to.out_stride + work.first_column;
     const bool aligned = args.out_aligned && work.first_column % kChunkColumns == 0;
@@ -190,9 +191,10 @@ __device__ __forceinline__ void store_sums(float (&sum)[kParts][kCount], const G
  * slab as float32; the others move up behind them, so that one copy of this code serves all. */
 template <int kParts, int kCount>
 __device__ __forceinline__ void finish_sums(float (&sum)[kParts][kCount], const GemmSm90Args &args,
-                                            const Sm90Work &work, uint8_t *slab, int64_t first_row, int count) {
+                                            const Sm90Work &work, uint8_t *slab, int lane, int64_t first_row,
+                                            int count) {
     constexpr int kColumns = kParts * kCount * 2, kSlabColumns = kSm90SlabBytes / 4, kBlocks = kSlabColumns / 8;
-    const int lane = threadIdx.x % 32, chunk = lane % 8;
+    const int chunk = lane % 8;
 #pragma unroll 1
     for (int column = 0; column < work.columns; column += kSlabColumns) {
         __syncwarp();
@@ -222,7 +224,8 @@ template <int kParts, int kCount>
 __device__ __forceinline__ void finish_tile(float (&sum)[kParts][kCount], const GemmSm90Args &args,
                                             const Sm90Work &work, int64_t first_row, int count, uint8_t *slabs) {
     const Epilogue &to = args.epilogue;
-    const int local_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const int thread = ptx::opaque(static_cast<int>(threadIdx.x)), lane = thread % 32;
+    const int warp_row = thread % 128 / 32 * 16, local_row = warp_row + lane / 4;
     float scale_a[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -243,7 +246,7 @@ __device__ __forceinline__ void finish_tile(float (&sum)[kParts][kCount], const 
 #pragma unroll
             for (int pair = 0; pair < kCount / 2; ++pair) {
                 const int block = pair / 2, i = pair % 2;
-                const int local_column = part * kCount * 2 + block * 8 + threadIdx.x % 4 * 2 + i;
+                const int local_column = part * kCount * 2 + block * 8 + lane % 4 * 2 + i;
                 if (local_column < work.columns) {
                     const int64_t column = work.first_column + local_column;
                     const float scale_b = to.block_scaled ? 1.0f : scale_at(to.scale_b, work.weight, column);
@@ -258,16 +261,16 @@ __device__ __forceinline__ void finish_tile(float (&sum)[kParts][kCount], const 
             }
     }
 
-    const int warp_row = threadIdx.x % 128 / 32 * 16, warp_count = count - warp_row;
-    uint8_t *slab = slabs + (threadIdx.x / 32 - 4) * 16 * kSm90SlabBytes;
+    const int warp_count = count - warp_row;
+    uint8_t *slab = slabs + (thread / 32 - 4) * 16 * kSm90SlabBytes;
     if (!args.plain) {
-        finish_sums(sum, args, work, slab, first_row + warp_row, warp_count);
+        finish_sums(sum, args, work, slab, lane, first_row + warp_row, warp_count);
     } else if (to.out_dtype == FG_FLOAT16) {
-        store_sums<__half>(sum, args, work, slab, first_row + warp_row, warp_count);
+        store_sums<__half>(sum, args, work, slab, lane, first_row + warp_row, warp_count);
     } else if (to.out_dtype == FG_BFLOAT16) {
-        store_sums<__nv_bfloat16>(sum, args, work, slab, first_row + warp_row, warp_count);
+        store_sums<__nv_bfloat16>(sum, args, work, slab, lane, first_row + warp_row, warp_count);
     } else {
-        store_sums<float>(sum, args, work, slab, first_row + warp_row, warp_count);
+        store_sums<float>(sum, args, work, slab, lane, first_row + warp_row, warp_count);
     }
 }
 
@@ -288,7 +291,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
             continue;
         }
         const int64_t first_row = work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows;
-        const auto scales = [&] {
+        auto scales = [&] {
             if constexpr (Math::kScaled)
                 return row_scales_of(args, work, first_row, count);
             else
@@ -321,6 +324,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
         __syncthreads();
     else
         ptx::cluster_sync();
+    ptx::wait_for_earlier_kernels();
 
     if (warp < 4) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();

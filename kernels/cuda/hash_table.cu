@@ -2,9 +2,10 @@
  * A hash table in arrays of the caller's: open addressing with linear probing, one thread a key.
  *
  * Threads race for slots; for which row's value a key ends up with they do not: a slot that was free when the call began
- * goes to the lowest row that asked for it. Three kernels: `mark` notes which slots are taken, `claim` gives every key a
- * slot and every slot the lowest row, `write` lets those rows store their values. A new table whose values are the
- * numbers of the rows needs one kernel: the value itself is the minimum.
+ * goes to the lowest row that asked for it, and so does any slot whose value is to be replaced. Three kernels: `mark` notes
+ * which slots keep their values, `claim` gives every key a slot and every slot the lowest row, `write` lets those rows
+ * store their values. A new table whose values are the numbers of the rows needs one kernel: the value itself is the
+ * minimum.
  *
  *     workspace: owners uint32 (S) | slots int64 (N)
  */
@@ -17,7 +18,7 @@ namespace flexgemm {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr uint32_t kFree = ~0u; /* owner of a slot that was free; rows are counted from 1, so that none precedes 0 */
+constexpr uint32_t kFree = ~0u; /* owner of a slot for the taking; rows are counted from 1, so that none precedes 0 */
 
 /* ---- what is looked for ---- */
 
@@ -58,9 +59,9 @@ struct VoxelKeys {
 __device__ int64_t thread_number() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 
 template <class Key>
-__global__ void __launch_bounds__(kThreads) mark_kernel(KeyTable<Key> table, uint32_t *owners) {
+__global__ void __launch_bounds__(kThreads) mark_kernel(KeyTable<Key> table, bool replace, uint32_t *owners) {
     const int64_t slot = thread_number();
-    if (slot <= table.capacity) owners[slot] = table.keys[slot] == table.kEmpty ? kFree : 0;
+    if (slot <= table.capacity) owners[slot] = replace || table.keys[slot] == table.kEmpty ? kFree : 0;
 }
 
 template <class Source>
@@ -147,7 +148,7 @@ fg_status insert(const fg_hash_insert_params &p, cudaStream_t stream, fg_error *
     unsigned int slot_blocks = 0;
     const fg_status status = grid_for(size, kThreads, "table_keys", &slot_blocks, error);
     if (status != FG_OK) return status;
-    mark_kernel<Key><<<slot_blocks, kThreads, 0, stream>>>(table, workspace.owners);
+    mark_kernel<Key><<<slot_blocks, kThreads, 0, stream>>>(table, p.replace, workspace.owners);
     FG_CUDA(cudaGetLastError());
     claim_kernel<Source><<<blocks, kThreads, 0, stream>>>(source, table, workspace.owners, workspace.slots);
     FG_CUDA(cudaGetLastError());

@@ -229,6 +229,10 @@ __device__ __forceinline__ uint32_t cluster_block_rank() {
     return rank;
 }
 
+/* In a launch that may begin before the kernels in front of it have ended: waits until they have, and what they wrote
+ * is visible. In any other it returns at once. */
+__device__ __forceinline__ void wait_for_earlier_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 /* All threads of all blocks of the cluster. */
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -275,6 +279,13 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
  * setmaxnreg can divide anew. A warpgroup that takes more than others gave back waits for ever. */
 constexpr int registers_at_launch(int threads, int blocks = 1) { return 65536 / (threads * blocks) / 8 * 8; }
 
+/* The same value, but not to the compiler's knowledge: what follows from it is computed where it stands, and does not
+ * hold registers in a loop before it. */
+__device__ __forceinline__ int opaque(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
 /* Gives registers back to the pool, or takes more from it; the whole warpgroup together. */
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
@@ -314,8 +325,14 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void *shared, uint32_
     return kSwizzle128 | kStride | leading | ((shared_address(shared) & 0x3ffffu) >> 4);
 }
 
-/* D = A.B^T, or D += A.B^T when `accumulate`: 64 rows of A and 16, 32, 64, 96, 128, 192 or 256 of B (overloads), 32 bytes of K,
- * float32 accumulators. Warp w of the warpgroup holds rows 16 w .. 16 w + 15, each thread d[4 j + 2 half + i] = row
+/* The descriptor of what lies `bytes` (a multiple of 16) behind. Only its lower word changes: the upper one stays a
+ * constant, which needs no register. */
+__device__ __forceinline__ uint64_t wgmma_advance(uint64_t descriptor, int bytes) {
+    return (descriptor >> 32 << 32) | (static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(bytes / 16));
+}
+
+/* D = A.B^T, or D += A.B^T when `accumulate`: 64 rows of A and 8, 16, 24, 32, 64, 96, 128, 192 or 256 of B (overloads),
+ * 32 bytes of K, float32 accumulators. Warp w of the warpgroup holds rows 16 w .. 16 w + 15, each thread d[4 j + 2 half + i] = row
  * group + 8 half, column 8 j + 2 thread_in_group + i. _km: A lies transposed,
  * K x M; _kn: B does, K x N. */
 #define FG_FLOATS_16(d, i)                                                                                             \
@@ -323,12 +340,28 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void *shared, uint32_
         "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]), "+f"(d[i + 11]), "+f"(d[i + 12]),             \
         "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
 #define FG_WGMMA(name, kind, tail)                                                                                     \
+    __device__ __forceinline__ void name(float (&d)[4], uint64_t a, uint64_t b, int accumulate) {                      \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %6, 0;\n"                                              \
+            "wgmma.mma_async.sync.aligned.m64n8" kind " {%0, %1, %2, %3}, %4, %5, accumulate, 1, 1" tail ";\n}\n"      \
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                           \
+            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
+    }                                                                                                                  \
     __device__ __forceinline__ void name(float (&d)[8], uint64_t a, uint64_t b, int accumulate) {                      \
         asm volatile(                                                                                                  \
             "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %10, 0;\n"                                             \
             "wgmma.mma_async.sync.aligned.m64n16" kind                                                                 \
             " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, accumulate, 1, 1" tail ";\n}\n"                                \
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])           \
+            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
+    }                                                                                                                  \
+    __device__ __forceinline__ void name(float (&d)[12], uint64_t a, uint64_t b, int accumulate) {                     \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %14, 0;\n"                                             \
+            "wgmma.mma_async.sync.aligned.m64n24" kind                                                                 \
+            " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, %12, %13, accumulate, 1, 1" tail ";\n}\n"            \
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),          \
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])                                                         \
             : "l"(a), "l"(b), "r"(accumulate));                                                                        \
     }                                                                                                                  \
     __device__ __forceinline__ void name(float (&d)[16], uint64_t a, uint64_t b, int accumulate) {                     \

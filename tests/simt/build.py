@@ -29,6 +29,7 @@ CXX_FLAGS = ["-std=c++17", "-g1", "-march=native", "-fPIC", "-fvisibility=hidden
 KERNEL_FLAGS = [
     "-O2",
     "-ffp-contract=off",
+    "-fsanitize=alignment",  # whose findings come to report.cpp
     "-Wno-unknown-pragmas",
     "-Wno-psabi",
     "-Wno-ignored-attributes",
@@ -92,10 +93,11 @@ def build() -> Path:
     package = TARGET / "flexgemm"
     package.mkdir(parents=True, exist_ok=True)
     for path in Path("flexgemm").iterdir():
-        link = package / path.name
-        if path.name.startswith(("_C.abi3", "__pycache__")) or link.is_symlink():
+        link, source = package / path.name, ROOT / path
+        if path.name.startswith(("_C.abi3", "__pycache__")) or (link.is_symlink() and link.readlink() == source):
             continue
-        link.symlink_to(ROOT / path)
+        link.unlink(missing_ok=True)  # of another checkout whose build folder this was
+        link.symlink_to(source)
     objects = {str(step.output.relative_to(TARGET / "objects")): step.output for step in steps}
     faults = "tests/simt/faults.cu.o"
     module = [output for name, output in objects.items() if name != faults]

@@ -105,16 +105,22 @@ __global__ void tma_swizzle(const __grid_constant__ Arguments args) {
 
 enum class Step { kWait, kRegisterFence, kProxyFence, kReuse, kNone };
 
-template <Step kMissing>
+/* kStored: B comes by ordinary stores, else by cp.async. */
+template <Step kMissing, bool kStored = false>
 __device__ void product(const Arguments &args) {
     extern __shared__ __align__(1024) char shared[];
     __shared__ uint64_t barrier;
     load_matrix(args, shared, &barrier, 8192);
-    /* B: row n has 1 in column 0, from column 1 of the matrix. By cp.async, so that it needs the proxy's fence. */
+    /* B: row n has 1 in column 0, from column 1 of the matrix. Either way it needs the proxy's fence. */
     const int row = threadIdx.x / 2, first = threadIdx.x % 2 * 4;
-    for (int chunk = first; chunk < first + 4; ++chunk)
-        ptx::cp_async_16_partial(shared + 8192 + row * 128 + (chunk ^ row % 8) * 16, args.matrix + 64 * 64 + chunk * 8,
-                                 16);
+    for (int chunk = first; chunk < first + 4; ++chunk) {
+        char *target = shared + 8192 + row * 128 + (chunk ^ row % 8) * 16;
+        const __half *source = args.matrix + 64 * 64 + chunk * 8;
+        if (kStored)
+            *reinterpret_cast<uint4 *>(target) = *reinterpret_cast<const uint4 *>(source);
+        else
+            ptx::cp_async_16(target, source, true);
+    }
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     if (kMissing != Step::kProxyFence) ptx::fence_proxy_async();
@@ -154,6 +160,10 @@ __global__ void proxy_fence(const __grid_constant__ Arguments args) {
     product<kFaulty ? Step::kProxyFence : Step::kNone>(args);
 }
 template <bool kFaulty>
+__global__ void proxy_fence_of_stores(const __grid_constant__ Arguments args) {
+    product<kFaulty ? Step::kProxyFence : Step::kNone, true>(args);
+}
+template <bool kFaulty>
 __global__ void stage_reuse(const __grid_constant__ Arguments args) {
     product<kFaulty ? Step::kReuse : Step::kNone>(args);
 }
@@ -173,25 +183,69 @@ __global__ void global_bounds(const __grid_constant__ Arguments args) {
 }
 
 template <bool kFaulty>
+__global__ void alignment(const __grid_constant__ Arguments args) {
+    if (threadIdx.x >= kOutputs / 4) return;
+    const float first = static_cast<float>(4 * threadIdx.x);
+    *reinterpret_cast<float4 *>(args.out + 4 * threadIdx.x + kFaulty) =
+        make_float4(first, first + 1, first + 2, first + 3);
+}
+
+template <bool kFaulty>
 __global__ void uninitialised(const __grid_constant__ Arguments args) {
     __shared__ float values[kThreads];
     if (!kFaulty || threadIdx.x % 2) values[threadIdx.x] = static_cast<float>(threadIdx.x);
     write(args.out, values[threadIdx.x]);
 }
 
+/* ---- clusters ---- */
+
+template <bool kFaulty>
+__global__ void cluster_exit(const __grid_constant__ Arguments args) {
+    __shared__ alignas(16) float values[kThreads];
+    values[threadIdx.x] = static_cast<float>(threadIdx.x);
+    ptx::cluster_sync();
+    const float4 four = ptx::load_remote(values + threadIdx.x / 4 * 4, ptx::cluster_block_rank() ^ 1);
+    const float own[4] = {four.x, four.y, four.z, four.w};
+    write(args.out, own[threadIdx.x % 4]);
+    if (!kFaulty) ptx::cluster_sync();
+}
+
+/* ---- launches that may begin early ---- */
+
+template <bool kFaulty>
+__global__ void early_launch(const __grid_constant__ Arguments args) {
+    if (!kFaulty || threadIdx.x % 2) ptx::wait_for_earlier_kernels();
+    write(args.out, static_cast<float>(threadIdx.x));
+}
+
 struct Pair {
     const char *name;
     void (*kernels[2])(Arguments);
+    bool early = false;
 };
 #define FG_PAIR(kernel)                                                                                                \
     {                                                                                                                  \
         #kernel, { kernel<false>, kernel<true> }                                                                       \
     }
 constexpr Pair kPairs[] = {
-    FG_PAIR(block_barrier), FG_PAIR(barrier_of_a_branch), FG_PAIR(mbarrier_count), FG_PAIR(mbarrier_parity),
-    FG_PAIR(copy_wait),     FG_PAIR(tma_bytes),           FG_PAIR(tma_swizzle),    FG_PAIR(wgmma_wait),
-    FG_PAIR(wgmma_fence),   FG_PAIR(proxy_fence),         FG_PAIR(stage_reuse),    FG_PAIR(shared_bounds),
-    FG_PAIR(global_bounds), FG_PAIR(uninitialised),
+    FG_PAIR(block_barrier),
+    FG_PAIR(barrier_of_a_branch),
+    FG_PAIR(mbarrier_count),
+    FG_PAIR(mbarrier_parity),
+    FG_PAIR(copy_wait),
+    FG_PAIR(tma_bytes),
+    FG_PAIR(tma_swizzle),
+    FG_PAIR(wgmma_wait),
+    FG_PAIR(wgmma_fence),
+    FG_PAIR(proxy_fence),
+    FG_PAIR(proxy_fence_of_stores),
+    FG_PAIR(stage_reuse),
+    FG_PAIR(shared_bounds),
+    FG_PAIR(global_bounds),
+    FG_PAIR(alignment),
+    FG_PAIR(uninitialised),
+    FG_PAIR(cluster_exit),
+    {"early_launch", {early_launch<false>, early_launch<true>}, true},
 };
 #undef FG_PAIR
 
@@ -208,9 +262,19 @@ fg_status run(int index, int faulty, float *out, fg_error *error) {
     fg_status status = flexgemm::encode_tensor_map(&args.map, rows, 64, 1, error);
     if (status != FG_OK) return status;
 
-    const auto kernel = kPairs[index].kernels[faulty];
-    kernel<<<1, kThreads, 2 * 8192>>>(args);
-    status = flexgemm::cuda_status(cudaGetLastError(), kPairs[index].name, error);
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {2, 1, 1}; /* which do the same, but for what is about clusters */
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = kPairs[index].early;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {2};
+    config.blockDim = {kThreads};
+    config.dynamicSmemBytes = 2 * 8192;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    status = flexgemm::cuda_status(cudaLaunchKernelEx(&config, kPairs[index].kernels[faulty], args), kPairs[index].name,
+                                   error);
     FG_CUDA(cudaMemcpy(out, result, kOutputs * sizeof(float), cudaMemcpyDeviceToHost));
     FG_CUDA(cudaFree(matrix));
     FG_CUDA(cudaFree(result));

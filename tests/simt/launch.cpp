@@ -14,8 +14,6 @@
 namespace simt {
 namespace {
 
-std::mutex one_launch; /* at a time */
-
 uint64_t mixed(uint64_t x) { /* the finaliser of SplitMix64 */
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
@@ -78,6 +76,7 @@ void prepare_block(Run &run, size_t rank, uint3 index) {
         thread.index = static_cast<int>(i);
         thread.copies.clear();
         thread.fenced = 0;
+        thread.ordered = !state.config->early;
         thread.warp->threads[i % 32] = &thread;
         thread.warp->exited &= ~(1u << i % 32);
         thread.warp->runnable |= 1u << i % 32;
@@ -117,16 +116,11 @@ bool run_cluster(uint64_t first) {
 
 }  // namespace
 
-cudaError_t launch(const Config &given, const Body &kernel) {
-    const dim3 grid = given.grid, block = given.block;
-    const uint64_t threads = uint64_t{block.x} * block.y * block.z, blocks = uint64_t{grid.x} * grid.y * grid.z;
-    if (threads == 0 || threads > 1024 || block.z > 64 || blocks == 0 || grid.x > INT32_MAX || grid.y > 65535 ||
-        grid.z > 65535 || grid.x % given.cluster || given.cluster > 8)
-        return set_error(cudaErrorInvalidConfiguration, "");
-    if (given.shared_bytes > dynamic_shared_limit(given.function)) return set_error(cudaErrorInvalidValue, "");
-
+static cudaError_t run(const Config &given, const Body &kernel) {
+    const uint64_t blocks = uint64_t{given.grid.x} * given.grid.y * given.grid.z;
     const std::lock_guard<std::mutex> guard(one_launch);
     const FaultGuard faults;
+    const OnlyThisDevice device;
     state = {};
     state.config = &given;
     state.body = &kernel;
@@ -139,11 +133,25 @@ cudaError_t launch(const Config &given, const Body &kernel) {
     return cudaSuccess;
 }
 
+cudaError_t launch(const Config &given, const Body &kernel) {
+    const dim3 grid = given.grid, block = given.block;
+    const uint64_t threads = uint64_t{block.x} * block.y * block.z, blocks = uint64_t{grid.x} * grid.y * grid.z;
+    if (threads == 0 || threads > 1024 || block.z > 64 || blocks == 0 || grid.x > INT32_MAX || grid.y > 65535 ||
+        grid.z > 65535 || grid.x % given.cluster || given.cluster > 8)
+        return set_error(cudaErrorInvalidConfiguration, "");
+    if (given.shared_bytes > dynamic_shared_limit(given.function)) return set_error(cudaErrorInvalidValue, "");
+    return in_stream(given.stream, [given, kept = kernel.copy()] { return run(given, *kept); });
+}
+
 Config config_of(const cudaLaunchConfig_t &launch) {
-    Config result = {"cudaLaunchKernelEx", launch.gridDim, launch.blockDim, launch.dynamicSmemBytes, 1, nullptr};
-    for (unsigned int i = 0; i < launch.numAttrs; ++i)
+    Config result = {"cudaLaunchKernelEx", launch.gridDim, launch.blockDim, launch.dynamicSmemBytes, 1, nullptr,
+                     launch.stream,        false};
+    for (unsigned int i = 0; i < launch.numAttrs; ++i) {
         if (launch.attrs[i].id == cudaLaunchAttributeClusterDimension)
             result.cluster = launch.attrs[i].val.clusterDim.x;
+        if (launch.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization)
+            result.early = launch.attrs[i].val.programmaticStreamSerializationAllowed;
+    }
     return result;
 }
 

@@ -38,6 +38,7 @@ void lay_out_shared(Block &block) {
     block.static_bytes = 0;
     block.variables.clear();
     block.written.clear();
+    block.fenced = 0;
 }
 
 void *dynamic_shared(size_t alignment) {

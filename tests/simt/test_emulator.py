@@ -31,10 +31,14 @@ FAULTS = {
     "wgmma_wait": WRONG_NUMBERS,
     "wgmma_fence": "no wgmma.fence since its accumulators changed",
     "proxy_fence": "no fence.proxy.async since cp.async wrote",
+    "proxy_fence_of_stores": "no fence.proxy.async since a store changed",
     "stage_reuse": "is written while it is read",
     "shared_bounds": "access out of bounds of shared memory",
     "global_bounds": "access out of bounds of memory.* bytes after the begin of an allocation of 256",
+    "alignment": r"misaligned access of memory at 0x\w+ .*at tests/simt/faults.cu:\d+",
     "uninitialised": WRONG_NUMBERS,
+    "early_launch": "the thread ends without griddepcontrol.wait",
+    "cluster_exit": "shared memory of block . of the cluster, which has ended",
 }
 
 
@@ -80,3 +84,31 @@ def test_a_fault_is_noticed(faults, monkeypatch, name):
 @pytest.mark.parametrize("name", CASES)
 def test_every_kernel_path(cuda, name):
     CASES[name](cuda)
+
+
+# ---- graphs ----
+
+
+def test_what_synchronises_is_refused_during_a_capture(graphs):
+    coords = graphs.array(np.zeros((5, 4), np.int32))
+    nmap = graphs.empty((27, 5), "int32")
+    how = {"shape": (1, 1, 1, 1), "kernel_size": (3, 3, 3), "dilation": (1, 1, 1), "check": True}
+    workspace = graphs.empty((_C.neighbor_map_workspace(coords, nmap, **how),), "uint8")
+    with pytest.raises(RuntimeError, match="cudaStreamSynchronize.*not permitted when stream is capturing"):
+        graphs.capture(lambda: _C.neighbor_map(coords, nmap, **how, workspace=workspace, stream=graphs.stream))
+
+
+def test_work_on_another_stream_is_noticed_during_a_capture(graphs):
+    arrays = [graphs.array(np.zeros((16, 16), np.float32)) for _ in range(3)]
+    x, y, out = (graphs.window(array, (16, 16), (16, 1), 0) for array in arrays)  # which do not order the streams
+    with pytest.raises(RuntimeError, match="legacy stream"):
+        graphs.capture(lambda: _C.gemm(x, y, out, stream=0))
+
+
+def test_a_lost_capture_leaves_no_graph(graphs):
+    def synchronise_and_go_on():
+        with pytest.raises(RuntimeError, match="not permitted"):
+            graphs.empty((16, 16), "float32")
+
+    with pytest.raises(RuntimeError, match="CUDA error 901"):  # cudaErrorStreamCaptureInvalidated
+        graphs.capture(synchronise_and_go_on)

@@ -80,14 +80,16 @@ class Sites:
 class SparseTensor:
     """Features of N voxels in a batch of grids.
 
-    feats: (N, C). coords: (N, 4) int32, rows [batch, x, y, z], unique. shape: (B, W, H, D).
+    feats: (N, C).
+    coords: (N, 4) int32, rows [batch, x, y, z], unique.
+    shape: (B, W, H, D), the exclusive upper bounds of batch, x, y and z.
 
     Tensors made from one another by `replace`, arithmetic and the modules of flexgemm.torch.nn share their `sites`, and
     with them the neighbour maps.
     """
 
     feats: torch.Tensor
-    sites: Sites
+    sites: Sites  # the voxels and the maps over them, shared by all tensors made from this one
 
     def __init__(self, feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int]) -> None:
         if feats.ndim != 2 or coords.ndim != 2 or coords.shape[1] != 4 or coords.shape[0] != feats.shape[0]:
@@ -120,22 +122,27 @@ class SparseTensor:
 
     @property
     def coords(self) -> torch.Tensor:
+        """(N, 4) int32, rows [batch, x, y, z]."""
         return self.sites.coords
 
     @property
     def shape(self) -> Shape:
+        """(B, W, H, D)."""
         return self.sites.shape
 
     @property
     def batch_size(self) -> int:
+        """B."""
         return self.sites.shape[0]
 
     @property
     def device(self) -> torch.device:
+        """Of the features."""
         return self.feats.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the features."""
         return self.feats.dtype
 
     def __len__(self) -> int:
