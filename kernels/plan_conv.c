@@ -23,6 +23,7 @@ enum {
     MIN_ROWS_PER_SUM = 256,     /* column sums */
     SM90_MIN_OFFSETS = 2,       /* of a slice, Hopper */
     SM90_MIN_GROUP = 64,        /* channels of a group that are worth a launch of the Hopper kernel */
+    MAX_NARROW_GROUP = 8,       /* input channels of a group up to which plain arithmetic is ahead of tensor cores */
     MAX_PARTIALS = 1 << 28,     /* 1 GiB of float32 */
     MAX_MATRIX_BYTES = 1 << 28, /* of gathered rows at a time, "explicit_gemm": 256 MiB */
 };
@@ -192,8 +193,21 @@ static fg_plan plan_conv_explicit(const fg_conv_question *q) {
     return plan;
 }
 
+/* Tensor cores work through 64 columns and a step of 64 channels (32 of float32) for each group, whatever it has; plain
+ * arithmetic through ci products a column, each with a load of the weight: at 16 channels they are even. */
+static fg_plan plan_conv_narrow(const fg_conv_question *q) {
+    fg_plan plan = {.split_k = 1};
+    set_tile(&plan, 1, 1, 1);
+    plan.block_k = 1;
+    plan.workspace_bytes = q->v * q->ci * q->co * q->channel_groups * (int64_t)sizeof(float);
+    return plan;
+}
+
 fg_plan fg_plan_conv(const fg_conv_question *q) {
     if (q->algorithm == FG_ALGORITHM_EXPLICIT_GEMM) return plan_conv_explicit(q);
+    if (q->algorithm == FG_ALGORITHM_AUTO && q->channel_groups > 1 && q->ci <= MAX_NARROW_GROUP &&
+        !fg_is_float8(q->dtype))
+        return plan_conv_narrow(q);
     const bool fits = q->dtype != FG_FLOAT32 || q->precision == FG_PRECISION_TF32;
     const bool wide = q->channel_groups == 1 || at_most(q->ci, q->co) >= SM90_MIN_GROUP;
     const int64_t whole = fg_is_float8(q->dtype) ? 16 : 8; /* channels that rows of whole 16-byte pieces come by */

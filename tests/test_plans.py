@@ -264,6 +264,19 @@ def test_narrow_groups_of_channels_are_one_launch_of_the_portable_kernel(groups,
         assert chosen == _C.plan_conv(**sizes, compute_capability=90)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_groups_of_few_channels_need_no_tensor_cores(dtype):
+    sizes = {"rows": 3000, "co": 16, "v": 27, "dtype": dtype, "num_sms": SMS, "compute_capability": 90}
+    assert _C.plan_conv(**sizes, ci=8, channel_groups=8)["block_k"] == 1
+    assert _C.plan_conv(**sizes, ci=8, channel_groups=8)["workspace_bytes"] == 27 * 8 * 16 * 8 * 4
+    for how in (
+        {"ci": 16, "channel_groups": 4},
+        {"ci": 8},
+        {"ci": 8, "channel_groups": 8, "algorithm": "implicit_gemm"},
+    ):
+        assert _C.plan_conv(**sizes, **how)["block_k"] > 1
+
+
 def test_groups_of_channels_share_the_multiprocessors():
     sizes = {"rows": 700, "ci": 256, "co": 32, "v": 27, "dtype": "float16"}
     alone = _C.plan_conv(**sizes, num_sms=SMS // 6)

@@ -425,6 +425,8 @@ struct Problem {
         if (algorithm == FG_ALGORITHM_EXPLICIT_GEMM)
             return conv_explicit(p, chosen, queue, in.dtype, precision, major == Major::kK, workspace, error);
         const cudaStream_t stream = stream_of(queue);
+        if (chosen.block_k == 1)
+            return conv_narrow(p, in.dtype, major == Major::kK, static_cast<float *>(workspace.data), stream, error);
         if (chosen.family == FG_FAMILY_SM90 && in.dtype == FG_FLOAT32) {
             const fg_status rounded = round_operands(&p, static_cast<float *>(workspace.data), stream, error);
             return rounded != FG_OK ? rounded : launch_gather_sm90(p, chosen, in.dtype, true, num_sms, stream, error);
