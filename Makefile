@@ -1,9 +1,10 @@
 # Everything a developer runs. `make demo` and `make test` do all their own set-up; with nvcc they build for the GPU too.
+# `make docs` builds the site of docs/ into build/docs: any broken link is an error.
 #
 # PYTHON   the interpreter that .venv is made of (3.11 or later); of gpu-check, gpu-sanitize and bench the interpreter
 #          itself, as it is: they install nothing
 # STEP     one step of gpu-check: tests, sanitize, conv, gemm, voxel or overhead; all of them without it
-# CHECK    more arguments of gpu-check: --scene lidar=cloud.npz, --anchors peers.json, --peers torch
+# CHECK    more arguments of gpu-check: --scene lidar=cloud.npz, --anchors peers.json, --peers torch flex_gemm
 #
 # simt runs the CUDA kernels on the CPU (tests/simt/README.md): the kernels' tests in both families, a quarter of an hour;
 # simt-paths one small case of every kernel path, one minute.
@@ -38,7 +39,7 @@ endef
 export CHECK_MODULE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test simt simt-paths build bench gpu-check gpu-sanitize module format lint clean
+.PHONY: demo test docs simt simt-paths build bench gpu-check gpu-sanitize module format lint clean
 
 demo: build
 	$(BIN)/python -m flexgemm demo
@@ -46,6 +47,9 @@ demo: build
 # Waiting threads sleep: spinning ones take the cores from whatever else runs, and tests are many short parallel regions.
 test: build $(VENV)/dev.stamp
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q
+
+docs: build $(VENV)/docs.stamp
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --quiet
 
 # pytest itself, not python -m pytest: that would find the package of the working directory.
 EMULATED := PYTHONPATH=build/simt:. OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -m "not large"
@@ -56,7 +60,7 @@ simt: simt-paths
 
 simt-paths: $(VENV)/dev.stamp
 	$(BIN)/python tests/simt/build.py
-	$(EMULATED) tests/simt
+	$(EMULATED) tests/simt tests/test_devices.py
 	FLEXGEMM_SIMT_SMS=2 FLEXGEMM_SIMT_SEED=1 $(EMULATED) tests/simt -k path
 	FLEXGEMM_ARCH=sm89 $(EMULATED) tests/simt -k "path and float8"
 	FLEXGEMM_ARCH=sm80 $(EMULATED) tests/simt -k path

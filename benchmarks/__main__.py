@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 import flexgemm
@@ -9,6 +10,7 @@ from benchmarks import cpu
 
 
 def main() -> int:
+    argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__).parse_args()
     cpu.main(["--write"])
     if flexgemm.device_count() == 0:
         print("no CUDA device: GPU benchmarks are left out")

@@ -61,14 +61,17 @@ class ConvReference:
         if not torch.equal(map[:, self.rows].long(), self.neighbors):
             raise Wrong("neighbor_map: entries differ from the sorted-key search")
 
+    def forward(self) -> torch.Tensor:
+        """The rows of the output."""
+        return torch.einsum("vri,ovi->ro", self._gather(self.feats), self.weight.double()) + self.bias.double()
+
     def judge_forward(
         self,
         out: torch.Tensor,
         tolerance: float,
         activation: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
     ) -> None:
-        reference = torch.einsum("vri,ovi->ro", self._gather(self.feats), self.weight.double()) + self.bias.double()
-        judge_rows("out", out[self.rows], activation(reference), tolerance)
+        judge_rows("out", out[self.rows], activation(self.forward()), tolerance)
 
     def judge_backward(self, grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor], tolerance: float) -> None:
         grad_feats, grad_weight, grad_bias = grads

@@ -2,7 +2,7 @@
 cases of our own: every scene in bfloat16 and TF32, channels between powers of two, a 5x5x5 kernel.
 
 map_train builds all that forward and backward need, map_infer what forward needs; bwd is the gradients of feats,
-weight and bias.
+weight and bias. `--peers flex_gemm` times FlexGEMM beside it (peers.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import flexgemm
 from benchmarks import scenes
 from benchmarks.ceilings import Ceilings
 from benchmarks.check import TOLERANCE, ConvReference
+from benchmarks.peers import NAME, FlexGemm
 from benchmarks.results import Row, describe, kernel_family, significant
 from benchmarks.run import Run
 from benchmarks.scenes import Scene
@@ -45,11 +46,11 @@ class Case:
         """What decides tolerance and arithmetic speed."""
         return self.precision or self.dtype
 
-    def row(self, op: str) -> Row:
+    def row(self, op: str, peer: str | None = None) -> Row:
         row: Row = {"suite": "conv", "op": op, "scene": self.scene, "dtype": self.dtype, "channels": self.channels}
         if self.precision:
             row["precision"] = self.precision
-        return row | {"family": kernel_family("" if op.startswith("map") else self.dtype)}
+        return row | ({"peer": peer} if peer else {"family": kernel_family("" if op.startswith("map") else self.dtype)})
 
 
 def peers_cases(clouds: Iterable[str] = ()) -> list[Case]:
@@ -121,13 +122,27 @@ class Problem:
             self.grad_out, self.feats, self.weight, neighbor_map=neighbor_map, precision=self.precision
         )
 
+    def peer_calls(self, peer: FlexGemm) -> dict[str, Callable[[], Any]]:
+        maps = {
+            op: peer.map(self.coords, self.scene.shape, self.scene.kernel, op == "map_train")
+            for op in ("map_train", "map_infer")
+        }
+        cache = maps["map_train"]()
+        return maps | {
+            "fwd": peer.fwd(self.feats, cache, self.weight, self.bias),
+            "bwd": peer.bwd(self.grad_out, self.feats, cache, self.weight, self.bias),
+        }
+
     def reference(self) -> ConvReference:
         return ConvReference(self.scene, self.feats, self.weight, self.bias, self.grad_out)
 
     def judge(self, op: str, result: Any, reference: ConvReference) -> None:
         tolerance = TOLERANCE[self.case.kind]
-        if op.startswith("map"):
+        if op.startswith("map") and isinstance(result, flexgemm.NeighborMap):
             reference.judge_map(result.map, result.num_pairs)
+        elif op.startswith("map"):  # FlexGEMM's
+            transposed = result["neighbor_map"].view(torch.int32).t()
+            reference.judge_map(transposed, int((transposed >= 0).sum()))
         elif op == "fwd":
             reference.judge_forward(result, tolerance)
         else:
@@ -151,15 +166,24 @@ def floor_ms(op: str, case: Case, scene: Scene, ceilings: Ceilings) -> float:
     return ceilings.floor_ms(case.kind, useful_flops(op, case, scene), moved)
 
 
-def measured(op: str, case: Case, scene: Scene, ms: float, floor: float) -> Row:
-    row = case.row(op) | {
+def measured(op: str, case: Case, scene: Scene, ms: float, floor: float, peer: str | None = None) -> Row:
+    row = case.row(op, peer) | {
         "n": scene.n, "pairs": scene.pairs, "ms": significant(ms), "floor_ms": significant(floor),
     }  # fmt: skip
     flops = useful_flops(op, case, scene)
     return row | {"tflops": significant(flops / ms / 1e9)} if flops else row
 
 
-def measure_case(run: Run, timer: Timer, ceilings: Ceilings, case: Case, scene: Scene, ops: list[str], at: str) -> None:
+def measure_case(
+    run: Run,
+    timer: Timer,
+    ceilings: Ceilings,
+    case: Case,
+    scene: Scene,
+    rows: list[Row],
+    peer: FlexGemm | None,
+    at: str,
+) -> None:
     problem = Problem(case, scene)
     reference = problem.reference()
     neighbor_map = problem.map_train()
@@ -169,19 +193,27 @@ def measure_case(run: Run, timer: Timer, ceilings: Ceilings, case: Case, scene: 
         "fwd": partial(problem.fwd, neighbor_map),
         "bwd": partial(problem.bwd, neighbor_map),
     }
-    for op in ops:
-        with run.guarded(describe(case.row(op))):
-            problem.judge(op, calls[op](), reference)
-            ms = timer.median_ms(calls[op])
-            run.record(measured(op, case, scene, ms, floor_ms(op, case, scene, ceilings)), at)
+    theirs = problem.peer_calls(peer) if peer is not None and any("peer" in row for row in rows) else {}
+    for row in rows:
+        op, name = row["op"], row.get("peer")
+        with run.guarded(describe(row)):
+            call = theirs[op] if name else calls[op]
+            problem.judge(op, call(), reference)
+            ms = timer.median_ms(call)
+            run.record(measured(op, case, scene, ms, floor_ms(op, case, scene, ceilings), name), at)
 
 
-def run(run: Run, timer: Timer, ceilings: Ceilings, clouds: dict[str, Path]) -> None:
+def run(run: Run, timer: Timer, ceilings: Ceilings, clouds: dict[str, Path], peer: FlexGemm | None = None) -> None:
     todo = cases(clouds)
+    beside = [case for case in peers_cases(clouds) if case.precision != "ieee"]  # FlexGEMM rounds float32 to TF32
     made = Scenes(clouds)
     for number, case in enumerate(todo, 1):
-        ops = [row["op"] for row in run.pending([case.row(op) for op in OPS])]
-        if ops:
+        rows = [case.row(op) for op in OPS]
+        if peer is not None and case in beside:
+            rows += [case.row(op, NAME) for op in OPS if op in peer.ops]
+        missing = run.pending(rows)
+        if missing:
             with run.guarded(f"conv {case}"):
-                measure_case(run, timer, ceilings, case, made[case.scene], ops, f"[{number}/{len(todo)}] ")
+                at = f"[{number}/{len(todo)}] "
+                measure_case(run, timer, ceilings, case, made[case.scene], missing, peer, at)
             torch.cuda.empty_cache()

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import flexgemm
-from benchmarks import ceilings, cold, conv, gemm, overhead, results, sanitize, scenes, train, voxel
+from benchmarks import ceilings, cold, conv, gemm, overhead, peers, results, sanitize, scenes, train, voxel
 from benchmarks.run import OutOfTime, Run
 from benchmarks.timing import Timer
 
@@ -95,19 +95,19 @@ def read_junit(report: Path) -> dict[str, int]:
 def run_conv(run: Run, options: argparse.Namespace) -> None:
     timer = Timer()
     measured = _ceilings(run, timer)
-    conv.run(run, timer, measured, dict(options.scene))
+    conv.run(run, timer, measured, dict(options.scene), _flex_gemm(options))
     train.run(run, timer, measured)
     cold.run(run, measured, dict(options.scene))
 
 
 def run_gemm(run: Run, options: argparse.Namespace) -> None:
     timer = Timer()
-    gemm.run(run, timer, _ceilings(run, timer), with_peers=options.peers == "torch")
+    gemm.run(run, timer, _ceilings(run, timer), with_peers="torch" in options.peers)
 
 
 def run_voxel(run: Run, options: argparse.Namespace) -> None:
     timer = Timer()
-    voxel.run(run, timer, _ceilings(run, timer), dict(options.scene))
+    voxel.run(run, timer, _ceilings(run, timer), dict(options.scene), _flex_gemm(options))
 
 
 def run_overhead(run: Run, options: argparse.Namespace) -> None:
@@ -116,6 +116,10 @@ def run_overhead(run: Run, options: argparse.Namespace) -> None:
 
 def run_sanitize(run: Run, options: argparse.Namespace) -> None:
     sanitize.run(run)
+
+
+def _flex_gemm(options: argparse.Namespace) -> peers.FlexGemm | None:
+    return peers.find() if peers.NAME in options.peers else None
 
 
 def _ceilings(run: Run, timer: Timer) -> ceilings.Ceilings:
@@ -145,7 +149,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--scene", type=scenes.parse, action="append", default=[], metavar="NAME=FILE.npz",
         help="a cloud to convolve as well: arrays coords (N, 4) and shape (B, W, H, D)",
     )  # fmt: skip
-    parser.add_argument("--peers", choices=["torch"], help="time torch's own products in the same run")
+    parser.add_argument(
+        "--peers", choices=["torch", peers.NAME], nargs="+", default=[],
+        help="time in the same run: torch's own products; FlexGEMM's operations, where it can be imported",
+    )  # fmt: skip
     parser.add_argument("--anchors", type=Path, help="a file of peers' times, for the summary at the end")
     parser.add_argument("--out", type=Path, default=results.DIRECTORY, help="folder of the results file")
     return parser.parse_args(argv)

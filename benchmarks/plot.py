@@ -44,7 +44,7 @@ def draw_panel(axes: Any, rows: list[results.Row], peers: dict[tuple[Any, ...], 
     axes.legend(fontsize=7)
 
 
-def draw(file: Path, anchors: list[results.Row]) -> list[Path]:
+def draw(file: Path, anchors: list[results.Row], folder: Path) -> list[Path]:
     measured = json.loads(file.read_text())
     peers = results.best_peers(anchors + measured["rows"])
     pictures = []
@@ -65,7 +65,7 @@ def draw(file: Path, anchors: list[results.Row]) -> list[Path]:
             axes.set_visible(False)
         figure.suptitle(f"{measured['gpu']}, {measured['date']}, sources {measured['source_sha256'][:12]}")
         figure.tight_layout()
-        pictures.append(file.with_name(f"{file.stem}-{suite}.png"))
+        pictures.append(folder / f"{file.stem}-{suite}.png")
         figure.savefig(pictures[-1], dpi=120)
         plt.close(figure)
     return pictures
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--anchors", type=Path, help="a file of peers' times")
     options = parser.parse_args(argv)
     anchors = json.loads(options.anchors.read_text())["rows"] if options.anchors else []
-    for picture in draw(options.file, anchors):
+    for picture in draw(options.file, anchors, options.file.parent):
         print(picture)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,8 +36,8 @@ CORNERS = np.array([(x, y, z) for x in (0, 1) for y in (0, 1) for z in (0, 1)], 
 class KeysCase(Case):
     """A case that takes no scene: its keys are random."""
 
-    def row(self) -> Row:
-        return super().row() | {"scene": f"keys{KEYS}"}
+    def row(self, peer: str | None = None) -> Row:
+        return super().row(peer) | {"scene": f"keys{KEYS}"}
 
 
 def cases() -> list[Case]:
@@ -54,7 +55,8 @@ def make_codes(mode: str, scene: Scene) -> Work:
     call = partial(flexgemm.encode_seq, coords, scene.shape, mode)
     bytes_of_code = 4 if 3 * (max(scene.shape[1:]) - 1).bit_length() <= 32 else 8  # a scene has one sample
     judge = partial(judge_codes, mode, coords, scene)
-    return Work(call, judge, scene.n, scene.n * (16 + bytes_of_code))
+    moved = scene.n * (16 + bytes_of_code)
+    return Work(call, judge, scene.n, moved, peer=lambda flex: flex.codes(mode, coords, scene.shape))
 
 
 def judge_codes(mode: str, coords: torch.Tensor, scene: Scene, code: torch.Tensor) -> None:
@@ -88,13 +90,14 @@ def make_hash(op: str, scene: Scene) -> Work:
     if op == "hash_insert":
         call = partial(flexgemm.HashTable.build, keys)
 
-        def judge_table(table: flexgemm.HashTable) -> None:
+        def judge_table(table: Any) -> None:
             judge_lookup(keys, torch.arange(KEYS, device=DEVICE), table.lookup(keys))
 
-        return Work(call, judge_table, KEYS, KEYS * (8 + slot))
+        return Work(call, judge_table, KEYS, KEYS * (8 + slot), peer=lambda flex: flex.hash_insert(keys))
     queries = keys[order]
     call = partial(flexgemm.HashTable.build(keys).lookup, queries)
-    return Work(call, partial(judge_lookup, queries, order), KEYS, KEYS * (8 + slot + 4))
+    judge, moved = partial(judge_lookup, queries, order), KEYS * (8 + slot + 4)
+    return Work(call, judge, KEYS, moved, peer=lambda flex: flex.hash_lookup(keys, queries))
 
 
 def judge_lookup(queries: torch.Tensor, expected: torch.Tensor, found: torch.Tensor) -> None:
@@ -138,7 +141,7 @@ class Problem:
         reference = (self.feats[rows.clamp(min=0)].double() * weights[..., None]).sum(dim=1)
         judge_rows("out", out[0][torch.from_numpy(points).to(DEVICE)], reference, TOLERANCE[DTYPE])
 
-    def judge_gradient(self, grads: tuple[torch.Tensor, None]) -> None:
+    def judge_gradient(self, grads: tuple[torch.Tensor, None], tolerance: float = TOLERANCE[DTYPE]) -> None:
         """Against a weighted sum over every point, of a few voxels."""
         voxels = torch.from_numpy(self.rng.choice(self.scene.n, 4, replace=False)).to(DEVICE)
         rows, weights = self.neighbors(self.xyz)
@@ -148,7 +151,7 @@ class Problem:
                 for point, corner in ((rows == voxel).nonzero(as_tuple=True) for voxel in voxels)
             ]
         )
-        judge_rows("grad_feats", grads[0][voxels], reference, TOLERANCE[DTYPE])
+        judge_rows("grad_feats", grads[0][voxels], reference, tolerance)
 
     def judge_voxels(self, voxels: flexgemm.Voxels) -> None:
         unique, inverse = np.unique(np.floor(self.xyz).astype(np.int32), axis=0, return_inverse=True)
@@ -169,7 +172,9 @@ def make_points(op: str, scene: Scene) -> Work:
         return Work(call, p.judge_voxels, POINTS, POINTS * (12 + 4) + points + voxels + scene.n * 16)
     if op == "grid_sample_fwd":
         call = partial(flexgemm.grid_sample_3d, p.feats, p.coords, scene.shape, p.grid)
-        return Work(call, p.judge_samples, POINTS, scene.n * 16 + voxels + POINTS * 12 + points)
+        moved = scene.n * 16 + voxels + POINTS * 12 + points
+        given = p.feats, p.coords, scene.shape, p.grid
+        return Work(call, p.judge_samples, POINTS, moved, peer=lambda flex: flex.grid_sample_fwd(*given))
     unsorted = flexgemm.sample_map(p.coords, scene.shape, p.grid)
 
     def backward() -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -177,4 +182,11 @@ def make_points(op: str, scene: Scene) -> Work:
         sample_map = copy.copy(unsorted)  # keeps its sorted pairs, which the original must not have
         return flexgemm.grid_sample_3d_backward(gradient, p.feats, sample_map=sample_map, needs_grad=(True, False))
 
-    return Work(backward, p.judge_gradient, POINTS, POINTS * 8 * (4 + 4) + points + voxels)
+    return Work(
+        backward,
+        p.judge_gradient,
+        POINTS,
+        POINTS * 8 * (4 + 4) + points + voxels,
+        peer=lambda flex: flex.grid_sample_bwd(p.of_points[None], p.coords, scene.shape, p.grid),
+        judge_peer=partial(p.judge_gradient, tolerance=10 * TOLERANCE[DTYPE]),  # it adds in float16
+    )

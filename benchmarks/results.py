@@ -138,11 +138,13 @@ def _read(path: str) -> str:
 
 # ---- beside peers ----
 
+SUITES = ("conv", "gemm", "voxel")
+
 
 def case_key(row: Row) -> tuple[Any, ...]:
     """What a row of ours and a row of a peer share. A ragged FP8 product is a contiguous one without its padding."""
-    if row["suite"] == "conv":
-        return ("conv", row["op"], row["scene"], row["dtype"], row["channels"])
+    if row["suite"] in ("conv", "voxel"):
+        return (row["suite"], row["op"], row["scene"], row.get("dtype"), row.get("channels"))
     if row.get("groups"):
         ragged_fp8 = row["op"] == "m_grouped_ragged" and row["dtype"].startswith("float8")
         op = "m_grouped_contiguous" if ragged_fp8 else row["op"]
@@ -153,7 +155,7 @@ def case_key(row: Row) -> tuple[Any, ...]:
 def best_peers(rows: Iterable[Row]) -> dict[tuple[Any, ...], Row]:
     best: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        if row["suite"] in ("conv", "gemm") and row.get("peer"):
+        if row["suite"] in SUITES and row.get("peer"):
             key = case_key(row)
             if key not in best or row["ms"] < best[key]["ms"]:
                 best[key] = row
@@ -172,7 +174,7 @@ def summary(rows: Iterable[Row], anchors: Iterable[Row]) -> list[str]:
     peers = best_peers([*anchors, *rows])
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        if row["suite"] in ("conv", "gemm") and not row.get("peer"):
+        if row["suite"] in SUITES and not row.get("peer"):
             name = " ".join(row[field] for field in ("suite", "op", "dtype", "precision", "scales") if field in row)
             groups.setdefault(name, []).append(row)
     lines = []

@@ -1,11 +1,13 @@
 """Convolution that changes resolution, forward and backward, and max pooling, at kernels 2 and 3 with stride 2.
 
 strided and transposed derive their output voxels from the scene; inverse leads from the outputs of the strided one back
-to the scene. bwd is the gradients of feats, weight and bias.
+to the scene. The coarser side has twice the channels, as in a U-Net; a row names those of the finer one. bwd is the
+gradients of feats, weight and bias.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from itertools import product
 
@@ -19,7 +21,8 @@ from benchmarks.scenes import Scene
 from benchmarks.timing import DEVICE
 from benchmarks.work import Case, Work
 
-SCENES = (("sphere64", 512), ("sphere128", 64), ("sphere256", 128), ("sphere512", 64))
+SPHERES = (("sphere128", 64), ("sphere256", 128), ("sphere512", 64))
+CLOUD_CHANNELS = 32  # of scenes given with --scene
 KERNELS = {"k2s2": 2, "k3s2": 3}
 OPS = ("strided_fwd", "strided_bwd", "transposed_fwd", "transposed_bwd", "inverse_fwd", "pool_max")
 STRIDE = 2
@@ -27,10 +30,10 @@ DTYPE = "float16"
 ROWS = 64  # of a result that are judged
 
 
-def cases() -> list[Case]:
+def cases(clouds: Iterable[str] = ()) -> list[Case]:
     return [
         Case(op, scene, partial(make, op, size, channels), variant, DTYPE, channels)
-        for scene, channels in SCENES
+        for scene, channels in (*SPHERES, *((name, CLOUD_CHANNELS) for name in clouds))
         for variant, size in KERNELS.items()
         for op in OPS
     ]
@@ -40,8 +43,9 @@ class Problem:
     """One scene, the voxels that the convolution leads to, and random tensors on both. Neighbours found by NumPy judge
     those that the package finds."""
 
-    def __init__(self, scene: Scene, size: int, channels: int, transposed: bool) -> None:
+    def __init__(self, op: str, scene: Scene, size: int, channels: int) -> None:
         torch.manual_seed(0)
+        transposed = op.startswith("transposed")
         self.inputs, self.padding, self.transposed = scene, (size - 1) // 2, transposed
         self.taps = np.array(list(product(range(size), repeat=3)), np.int32)
         self.map = flexgemm.sparse_conv_map(
@@ -51,11 +55,12 @@ class Problem:
         if not np.array_equal(self.map.out_coords.cpu().numpy(), self.outputs.coords):
             raise Wrong("out_coords: not the sites that the voxels reach")
         dtype, volume = getattr(torch, DTYPE), len(self.taps)
-        self.fine = torch.randn(scene.n, channels, device=DEVICE, dtype=dtype)
-        self.coarse = torch.randn(self.outputs.n, channels, device=DEVICE, dtype=dtype)
-        shape = channels, size, size, size, channels
-        self.weight = torch.randn(shape, device=DEVICE, dtype=dtype) * (volume * channels) ** -0.5
-        self.bias = torch.randn(channels, device=DEVICE, dtype=dtype)
+        ci, co = (2 * channels, channels) if transposed else (channels, 2 * channels)
+        self.feats = torch.randn(scene.n, ci, device=DEVICE, dtype=dtype)
+        self.grad_out = torch.randn(self.outputs.n, co, device=DEVICE, dtype=dtype)
+        shape = (ci, size, size, size, co) if op.startswith("inverse") else (co, size, size, size, ci)
+        self.weight = torch.randn(shape, device=DEVICE, dtype=dtype) * (volume * shape[-1]) ** -0.5
+        self.bias = torch.randn(shape[0], device=DEVICE, dtype=dtype)
         self.rng = np.random.default_rng(1)
 
     def _sites(self) -> NDArray[np.int32]:
@@ -115,40 +120,45 @@ class Problem:
 
     def judge_backward(self, gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
         grad_feats, grad_weight, grad_bias = gradients
-        self.judge_gather("grad_feats", grad_feats, self.coarse, False, "vro,ovi->ri")
-        judge_rows("grad_bias", grad_bias, self.coarse.sum(0, dtype=torch.float64), TOLERANCE[DTYPE])
+        self.judge_gather("grad_feats", grad_feats, self.grad_out, False, "vro,ovi->ri")
+        judge_rows("grad_bias", grad_bias, self.grad_out.sum(0, dtype=torch.float64), TOLERANCE[DTYPE])
         v = len(self.taps) // 2
         near = torch.from_numpy(self.inputs_of(slice(None), v)).to(DEVICE)
         has = near >= 0
-        reference = self.coarse[has, :8].double().t() @ self.fine[near[has], :8].double()
+        reference = self.grad_out[has, :8].double().t() @ self.feats[near[has], :8].double()
         got = grad_weight.reshape(grad_weight.shape[0], len(self.taps), -1)[:8, v, :8]
         judge_rows("grad_weight", got.reshape(1, -1), reference.reshape(1, -1), TOLERANCE[DTYPE])
 
     def judge_pool(self, out: torch.Tensor) -> None:
         rows, near = self.sample(True)
-        gathered = self.fine[near.clamp(min=0)].masked_fill((near < 0)[..., None], -torch.inf)
+        gathered = self.feats[near.clamp(min=0)].masked_fill((near < 0)[..., None], -torch.inf)
         if not torch.equal(out[rows], gathered.amax(0)):
             raise Wrong("pool_max: not the largest of the voxels that are there")
 
 
 def make(op: str, size: int, channels: int, scene: Scene) -> Work:
-    p = Problem(scene, size, channels, transposed=op.startswith("transposed"))
+    p = Problem(op, scene, size, channels)
     over = {"neighbor_map": p.map}
-    item, pairs = p.fine.element_size(), p.pairs
-    rows, weight = (p.inputs.n + p.outputs.n) * channels * item, p.weight.numel() * item
-    flops = 2.0 * pairs * channels * channels
+    item, pairs = p.feats.element_size(), p.pairs
+    feats, weight = p.feats.numel() * item, p.weight.numel() * item
+    rows = feats + p.grad_out.numel() * item
+    flops = 2.0 * pairs * p.feats.shape[1] * p.grad_out.shape[1]
     if op == "pool_max":
-        call = partial(flexgemm.sparse_pool3d, p.fine, mode="max", **over)
+        rows = feats + p.outputs.n * channels * item
+        call = partial(flexgemm.sparse_pool3d, p.feats, mode="max", **over)
         return Work(call, p.judge_pool, scene.n, rows + 4 * pairs)
     if op == "inverse_fwd":
         p.map.inverse  # noqa: B018  built on first use
-        call = partial(flexgemm.sparse_inverse_conv3d, p.coarse, p.weight, p.bias, **over)
-        judge = partial(p.judge_gather, "out", source=p.coarse, towards_inputs=False, equation="vri,ovi->ro")
+        call = partial(flexgemm.sparse_inverse_conv3d, p.grad_out, p.weight, p.bias, **over)
+        judge = partial(p.judge_gather, "out", source=p.grad_out, towards_inputs=False, equation="vri,ovi->ro")
         return Work(call, lambda out: judge(result=out), scene.n, rows + weight + 4 * pairs, flops)
     if op.endswith("fwd"):
-        call = partial(flexgemm.sparse_conv3d, p.fine, p.weight, p.bias, **over)
-        judge = partial(p.judge_gather, "out", source=p.fine, towards_inputs=True, equation="vri,ovi->ro")
-        return Work(call, lambda out: judge(result=out), scene.n, rows + weight + 4 * pairs, flops)
-    call = partial(flexgemm.sparse_conv3d_backward, p.coarse, p.fine, p.weight, **over)
-    moved = rows + p.inputs.n * channels * item + 2 * weight + 4 * pairs
-    return Work(call, p.judge_backward, scene.n, moved, 2 * flops)
+        call = partial(flexgemm.sparse_conv3d, p.feats, p.weight, p.bias, **over)
+        judge = partial(p.judge_gather, "out", source=p.feats, towards_inputs=True, equation="vri,ovi->ro")
+        moved = rows + weight + 4 * pairs
+        peer = None if p.transposed else lambda flex: flex.strided_fwd(p.feats, p.map, p.weight, p.bias)
+        return Work(call, lambda out: judge(result=out), scene.n, moved, flops, peer=peer)
+    call = partial(flexgemm.sparse_conv3d_backward, p.grad_out, p.feats, p.weight, **over)
+    moved = rows + feats + 2 * weight + 4 * pairs
+    peer = None if p.transposed else lambda flex: flex.strided_bwd(p.grad_out, p.feats, p.map, p.weight, p.bias)
+    return Work(call, p.judge_backward, scene.n, moved, 2 * flops, peer=peer)

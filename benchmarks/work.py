@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.peers import FlexGemm
 from benchmarks.results import Row, kernel_family
 from benchmarks.scenes import Scene
 
@@ -21,6 +22,8 @@ class Work:
     moved: float
     flops: float = 0.0
     kind: str = "float16"
+    peer: Callable[[FlexGemm], Callable[[], Any]] | None = None  # the same by FlexGEMM
+    judge_peer: Callable[[Any], None] | None = None  # where that may be less exact
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,9 @@ class Case:
     dtype: str = ""
     channels: int = 0
 
-    def row(self) -> Row:
+    def row(self, peer: str | None = None) -> Row:
         scene = f"{self.scene}-{self.variant}" if self.variant else self.scene
         row: Row = {"suite": "voxel", "op": self.op, "scene": scene}
         row |= {"dtype": self.dtype} if self.dtype else {}
         row |= {"channels": self.channels} if self.channels else {}
-        return row | {"family": kernel_family(self.dtype)}
+        return row | ({"peer": peer} if peer else {"family": kernel_family(self.dtype)})

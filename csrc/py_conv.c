@@ -1,6 +1,7 @@
 /*
  * Submanifold sparse convolution: forward, input gradient, weight and bias gradient.
  */
+#include "error.h"
 #include "operation.h"
 
 /* weight or grad_weight: (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), contiguous, seen as (Co, V, Ci). `ci` and `volume` may
@@ -44,29 +45,17 @@ static int expect_features(const fg_view *view, int64_t rows, int64_t channels, 
     return 0;
 }
 
-/* The channels of one group of a grouped convolution: call number `index` of `count`. */
-typedef struct {
-    int64_t index, count;
-} channel_group;
-
-static int parse_group(PyObject *index, PyObject *count, channel_group *group) {
-    *group = (channel_group){0, 1};
-    if (fg_arg_int64(count, "groups", 1, INT32_MAX, &group->count) < 0) return -1;
-    return fg_arg_int64(index, "group", 0, group->count - 1, &group->index);
+static int parse_groups(PyObject *value, int64_t *groups) {
+    *groups = 1;
+    return fg_arg_int64(value, "groups", 1, INT32_MAX, groups);
 }
 
-/* The part of a dimension (0 or 1) that belongs to the group. */
-static int narrow(const fg_view *view, channel_group group, int dimension, fg_tensor *tensor) {
-    if (!tensor->present || group.count == 1) return 0;
-    if (tensor->shape[dimension] % group.count != 0) {
-        PyErr_Format(PyExc_ValueError, "%s: expected channels in %lld groups, got %lld channels", view->name,
-                     (long long)group.count, (long long)tensor->shape[dimension]);
-        return -1;
-    }
-    tensor->shape[dimension] /= group.count;
-    const int64_t first = group.index * tensor->shape[dimension] * tensor->strides[dimension];
-    if (tensor->data) tensor->data = (char *)tensor->data + first * (int64_t)fg_dtype_size(tensor->dtype);
-    return 0;
+/* A dimension (0 or 1) that is cut into groups of channels. */
+static int expect_groups(const fg_view *view, int dimension, int64_t groups) {
+    if (view->tensor.shape[dimension] % groups == 0) return 0;
+    PyErr_Format(PyExc_ValueError, "%s: expected channels in %lld groups, got %lld channels", view->name,
+                 (long long)groups, (long long)view->tensor.shape[dimension]);
+    return -1;
 }
 
 static int expect_map(const fg_view *view, int64_t volume, int64_t rows, const char *why) {
@@ -102,13 +91,74 @@ static int expect_channels(const fg_view *view, int64_t channels, const char *wh
     return fg_expect_contiguous(view);
 }
 
+/* ---- float8 operands of the forward pass ---- */
+
+/* dtype_feats, dtype_weight: names what a uint8 array holds; of any other array it must be the dtype. */
+static int reinterpret(const fg_call *call, fg_view *view, PyObject *dtype, const char *name) {
+    fg_dtype named = view->tensor.dtype;
+    if (!dtype || dtype == Py_None) return 0;
+    if (fg_arg_dtype(call->state, dtype, name, &named) < 0) return -1;
+    const bool holds = view->tensor.dtype == FG_UINT8 && fg_is_float8(named);
+    if (!holds && fg_expect_dtype(view, FG_BIT(named)) < 0) return -1;
+    view->tensor.dtype = named;
+    return 0;
+}
+
+/* feats and weight of one dtype, or both of float8, whose kinds mix. */
+static int expect_operands(const fg_view *feats, const fg_view *weight) {
+    if (fg_expect_dtype(feats, FG_FLOATS | FG_FLOAT8S) < 0) return -1;
+    return fg_is_float8(feats->tensor.dtype) ? fg_expect_dtype(weight, FG_FLOAT8S) : fg_expect_dtype_of(weight, feats);
+}
+
+/* One for all, shape () or (1,), or one for each of `count` rows of an operand. */
+static int expect_scale(const fg_view *view, const fg_view *of, int64_t count, fg_tensor *scale) {
+    if (!view->tensor.present) return 0;
+    if (!fg_is_float8(of->tensor.dtype)) {
+        PyErr_Format(PyExc_ValueError, "%s: expected None, since %s are %s, not float8", view->name, of->name,
+                     fg_dtype_name(of->tensor.dtype));
+        return -1;
+    }
+    if (fg_expect_dtype(view, FG_BIT(FG_FLOAT32)) < 0 || fg_expect_contiguous(view) < 0) return -1;
+    *scale = view->tensor;
+    if (scale->ndim == 1 && scale->shape[0] == count) return 0;
+    if (scale->ndim == 1 && scale->shape[0] == 1) scale->ndim = 0;
+    if (scale->ndim == 0) return 0;
+    fg_text expected = {.length = 0};
+    fg_text_add(&expected, "() or (%lld,) to match %s", (long long)count, of->name);
+    return fg_wrong_shape(view, expected.data);
+}
+
+/* residual: as `out`, which it may be: each element is read before it is written, by one thread. */
+static int expect_residual(fg_view *view, const fg_view *out) {
+    if (!view->tensor.present) return 0;
+    if (fg_expect_dtype_of(view, out) < 0 ||
+        expect_features(view, out->tensor.shape[0], out->tensor.shape[1], "to match map and weight") < 0) {
+        return -1;
+    }
+    view->in_place = fg_same_elements(view, out);
+    return 0;
+}
+
 /* ---- forward ---- */
 
 static const fg_parameter conv_forward_parameters[] = {
-    FG_INPUT(feats),       FG_INPUT(weight),         FG_INPUT_OR_NONE(bias),      FG_INPUT(map),
-    FG_OUTPUT(out),        FG_OPTIONAL_INPUT(order), FG_OPTIONAL_INPUT(residual), FG_SCALAR(order_groups),
-    FG_SCALAR(activation), FG_SCALAR(algorithm),     FG_SCALAR(precision),        FG_SCALAR(group),
-    FG_SCALAR(groups),     FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(feats),
+    FG_INPUT(weight),
+    FG_INPUT_OR_NONE(bias),
+    FG_INPUT(map),
+    FG_OUTPUT(out),
+    FG_OPTIONAL_INPUT(order),
+    FG_OPTIONAL_INPUT(residual),
+    FG_OPTIONAL_INPUT(scale_feats),
+    FG_OPTIONAL_INPUT(scale_weight),
+    FG_SCALAR(order_groups),
+    FG_SCALAR(activation),
+    FG_SCALAR(algorithm),
+    FG_SCALAR(precision),
+    FG_SCALAR(dtype_feats),
+    FG_SCALAR(dtype_weight),
+    FG_SCALAR(groups),
+    FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_forward_fill(fg_call *call, void *params) {
@@ -120,75 +170,77 @@ static int conv_forward_fill(fg_call *call, void *params) {
         OUT,
         ORDER,
         RESIDUAL,
+        SCALE_FEATS,
+        SCALE_WEIGHT,
         ORDER_GROUPS,
         ACTIVATION,
         ALGORITHM,
         PRECISION,
-        GROUP,
+        DTYPE_FEATS,
+        DTYPE_WEIGHT,
         GROUPS
     };
-    channel_group group;
     fg_conv_forward_params *p = params;
-    const fg_view *feats = &call->views[FEATS], *weight = &call->views[WEIGHT], *bias = &call->views[BIAS];
-    const fg_view *map = &call->views[MAP], *out = &call->views[OUT], *order = &call->views[ORDER];
-    fg_view *residual = &call->views[RESIDUAL];
-    p->feats = feats->tensor;
-    if (parse_group(call->values[GROUP], call->values[GROUPS], &group) < 0 || fg_expect_dtype(feats, FG_FLOATS) < 0 ||
-        expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 || narrow(feats, group, 1, &p->feats) < 0 ||
-        fg_expect_dtype_of(weight, feats) < 0 ||
-        flatten_weight(weight, FG_ANY, FG_ANY, p->feats.shape[1], "to match feats channels", &p->weight) < 0) {
+    fg_view *feats = &call->views[FEATS], *weight = &call->views[WEIGHT], *residual = &call->views[RESIDUAL];
+    const fg_view *bias = &call->views[BIAS], *map = &call->views[MAP], *order = &call->views[ORDER];
+    const fg_view *out = &call->views[OUT];
+    if (parse_groups(call->values[GROUPS], &p->groups) < 0 ||
+        reinterpret(call, feats, call->values[DTYPE_FEATS], "dtype_feats") < 0 ||
+        reinterpret(call, weight, call->values[DTYPE_WEIGHT], "dtype_weight") < 0 ||
+        expect_operands(feats, weight) < 0 || expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
+        expect_groups(feats, 1, p->groups) < 0 ||
+        flatten_weight(weight, FG_ANY, FG_ANY, feats->tensor.shape[1] / p->groups, "to match feats channels",
+                       &p->weight) < 0 ||
+        expect_groups(weight, 0, p->groups) < 0) {
         return -1;
     }
     const int64_t co = p->weight.shape[0];
-    if (expect_map(map, p->weight.shape[1], FG_ANY, "to match weight") < 0 || fg_expect_dtype_of(out, feats) < 0 ||
-        expect_features(out, map->tensor.shape[1], co, "to match map and weight") < 0) {
+    const fg_view *summed = fg_is_float8(feats->tensor.dtype) ? out : feats; /* whose dtype the sums are rounded to */
+    if (expect_map(map, p->weight.shape[1], FG_ANY, "to match weight") < 0 || fg_expect_dtype(summed, FG_FLOATS) < 0 ||
+        fg_expect_dtype_of(out, summed) < 0 ||
+        expect_features(out, map->tensor.shape[1], co, "to match map and weight") < 0 ||
+        expect_scale(&call->views[SCALE_FEATS], feats, feats->tensor.shape[0], &p->scale_feats) < 0 ||
+        expect_scale(&call->views[SCALE_WEIGHT], weight, co, &p->scale_weight) < 0) {
         return -1;
     }
     if (bias->tensor.present &&
-        (fg_expect_dtype_of(bias, feats) < 0 || expect_channels(bias, co, "to match weight") < 0)) {
+        (fg_expect_dtype_of(bias, summed) < 0 || expect_channels(bias, co, "to match weight") < 0)) {
         return -1;
     }
     if (expect_orders(order, map, call->values[ORDER_GROUPS], &p->sets) < 0 ||
         fg_arg_algorithm(call->state, call->values[ALGORITHM], &p->algorithm) < 0) {
         return -1;
     }
-    if (residual->tensor.present) {
-        if (fg_expect_dtype_of(residual, feats) < 0 ||
-            expect_features(residual, map->tensor.shape[1], co, "to match map and weight") < 0) {
-            return -1;
-        }
-        residual->in_place = fg_same_elements(residual, out); /* each is read before it is written, by one thread */
+    if (expect_residual(residual, out) < 0 ||
+        fg_arg_activation(call->state, call->values[ACTIVATION], &p->activation) < 0) {
+        return -1;
     }
+    p->feats = feats->tensor;
     p->bias = bias->tensor;
     p->map = map->tensor;
     p->order = order->tensor;
     p->residual = residual->tensor;
     p->out = out->tensor;
-    if (narrow(weight, group, 0, &p->weight) < 0 || narrow(bias, group, 0, &p->bias) < 0 ||
-        narrow(residual, group, 1, &p->residual) < 0 || narrow(out, group, 1, &p->out) < 0 ||
-        fg_arg_activation(call->state, call->values[ACTIVATION], &p->activation) < 0) {
-        return -1;
-    }
     return fg_arg_precision(call->state, call->values[PRECISION], &p->precision);
 }
 
 /* ---- input gradient ---- */
 
 static const fg_parameter conv_dgrad_parameters[] = {
-    FG_INPUT(grad_out),       FG_INPUT(weight),        FG_INPUT(map),        FG_OUTPUT(grad_feats),
-    FG_OPTIONAL_INPUT(order), FG_SCALAR(order_groups), FG_SCALAR(algorithm), FG_SCALAR(mirrored),
-    FG_SCALAR(precision),     FG_SCALAR(group),        FG_SCALAR(groups),    FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(grad_out),       FG_INPUT(weight),        FG_INPUT(map),           FG_OUTPUT(grad_feats),
+    FG_OPTIONAL_INPUT(order), FG_SCALAR(order_groups), FG_SCALAR(algorithm),    FG_SCALAR(mirrored),
+    FG_SCALAR(precision),     FG_SCALAR(groups),       FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_dgrad_fill(fg_call *call, void *params) {
-    enum { GRAD_OUT, WEIGHT, MAP, GRAD_FEATS, ORDER, ORDER_GROUPS, ALGORITHM, MIRRORED, PRECISION, GROUP, GROUPS };
-    channel_group group;
+    enum { GRAD_OUT, WEIGHT, MAP, GRAD_FEATS, ORDER, ORDER_GROUPS, ALGORITHM, MIRRORED, PRECISION, GROUPS };
     fg_conv_dgrad_params *p = params;
     const fg_view *grad_out = &call->views[GRAD_OUT], *weight = &call->views[WEIGHT];
     const fg_view *map = &call->views[MAP], *grad_feats = &call->views[GRAD_FEATS], *order = &call->views[ORDER];
-    if (parse_group(call->values[GROUP], call->values[GROUPS], &group) < 0 ||
+    if (parse_groups(call->values[GROUPS], &p->groups) < 0 ||
         fg_arg_bool(call->values[MIRRORED], "mirrored", &p->mirrored) < 0 || fg_expect_dtype(grad_out, FG_FLOATS) < 0 ||
-        expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 || fg_expect_dtype_of(weight, grad_out) < 0 ||
+        expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 || expect_groups(grad_out, 1, p->groups) < 0 ||
+        fg_expect_dtype_of(weight, grad_out) < 0 ||
         flatten_weight(weight, grad_out->tensor.shape[1], FG_ANY, FG_ANY, "to match grad_out channels", &p->weight) <
             0) {
         return -1;
@@ -197,7 +249,7 @@ static int conv_dgrad_fill(fg_call *call, void *params) {
     const int64_t rows = p->mirrored ? grad_out->tensor.shape[0] : FG_ANY;
     const char *why = p->mirrored ? "to match weight and, mirrored, grad_out" : "to match weight";
     if (expect_map(map, p->weight.shape[1], rows, why) < 0 || fg_expect_dtype_of(grad_feats, grad_out) < 0 ||
-        expect_features(grad_feats, map->tensor.shape[1], p->weight.shape[2] * group.count, "to match map and weight") <
+        expect_features(grad_feats, map->tensor.shape[1], p->weight.shape[2] * p->groups, "to match map and weight") <
             0) {
         return -1;
     }
@@ -209,47 +261,33 @@ static int conv_dgrad_fill(fg_call *call, void *params) {
     p->map = map->tensor;
     p->order = order->tensor;
     p->grad_feats = grad_feats->tensor;
-    if (narrow(grad_out, group, 1, &p->grad_out) < 0 || narrow(weight, group, 0, &p->weight) < 0 ||
-        narrow(grad_feats, group, 1, &p->grad_feats) < 0) {
-        return -1;
-    }
     return fg_arg_precision(call->state, call->values[PRECISION], &p->precision);
 }
 
 /* ---- weight and bias gradient ---- */
 
 static const fg_parameter conv_wgrad_parameters[] = {
-    FG_INPUT(grad_out),
-    FG_INPUT(feats),
-    FG_INPUT(map),
-    FG_OUTPUT_OR_NONE(grad_weight),
-    FG_OUTPUT_OR_NONE(grad_bias),
-    FG_SCALAR(algorithm),
-    FG_SCALAR(precision),
-    FG_SCALAR(group),
-    FG_SCALAR(groups),
+    FG_INPUT(grad_out),           FG_INPUT(feats),      FG_INPUT(map),        FG_OUTPUT_OR_NONE(grad_weight),
+    FG_OUTPUT_OR_NONE(grad_bias), FG_SCALAR(algorithm), FG_SCALAR(precision), FG_SCALAR(groups),
     FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_wgrad_fill(fg_call *call, void *params) {
-    enum { GRAD_OUT, FEATS, MAP, GRAD_WEIGHT, GRAD_BIAS, ALGORITHM, PRECISION, GROUP, GROUPS };
-    channel_group group;
+    enum { GRAD_OUT, FEATS, MAP, GRAD_WEIGHT, GRAD_BIAS, ALGORITHM, PRECISION, GROUPS };
     fg_conv_wgrad_params *p = params;
     const fg_view *grad_out = &call->views[GRAD_OUT], *feats = &call->views[FEATS], *map = &call->views[MAP];
     const fg_view *grad_weight = &call->views[GRAD_WEIGHT], *grad_bias = &call->views[GRAD_BIAS];
-    p->grad_out = grad_out->tensor;
-    p->feats = feats->tensor;
-    if (parse_group(call->values[GROUP], call->values[GROUPS], &group) < 0 ||
-        fg_expect_dtype(grad_out, FG_FLOATS) < 0 || expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 ||
-        narrow(grad_out, group, 1, &p->grad_out) < 0 || fg_expect_dtype_of(feats, grad_out) < 0 ||
-        expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 || narrow(feats, group, 1, &p->feats) < 0 ||
+    if (parse_groups(call->values[GROUPS], &p->groups) < 0 || fg_expect_dtype(grad_out, FG_FLOATS) < 0 ||
+        expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 || expect_groups(grad_out, 1, p->groups) < 0 ||
+        fg_expect_dtype_of(feats, grad_out) < 0 || expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
+        expect_groups(feats, 1, p->groups) < 0 ||
         expect_map(map, FG_ANY, grad_out->tensor.shape[0], "to match grad_out") < 0) {
         return -1;
     }
     const int64_t co = grad_out->tensor.shape[1], volume = map->tensor.shape[0];
     if (volume < 1 || volume > FG_MAX_VOLUME) return fg_wrong_shape(map, "(V, N) with V of 1 to 343");
     if (grad_weight->tensor.present && (fg_expect_dtype_of(grad_weight, feats) < 0 ||
-                                        flatten_weight(grad_weight, co, volume, p->feats.shape[1],
+                                        flatten_weight(grad_weight, co, volume, feats->tensor.shape[1] / p->groups,
                                                        "to match grad_out, map and feats", &p->grad_weight) < 0)) {
         return -1;
     }
@@ -257,19 +295,20 @@ static int conv_wgrad_fill(fg_call *call, void *params) {
                                       expect_channels(grad_bias, co, "to match grad_out channels") < 0)) {
         return -1;
     }
+    p->grad_out = grad_out->tensor;
+    p->feats = feats->tensor;
     p->map = map->tensor;
     p->grad_bias = grad_bias->tensor;
-    if (narrow(grad_weight, group, 0, &p->grad_weight) < 0 || narrow(grad_bias, group, 0, &p->grad_bias) < 0 ||
-        fg_arg_algorithm(call->state, call->values[ALGORITHM], &p->algorithm) < 0) {
-        return -1;
-    }
+    if (fg_arg_algorithm(call->state, call->values[ALGORITHM], &p->algorithm) < 0) return -1;
     return fg_arg_precision(call->state, call->values[PRECISION], &p->precision);
 }
 
 /* ---- depthwise ---- */
 
 static const fg_parameter depthwise_forward_parameters[] = {
-    FG_INPUT(feats), FG_INPUT(weight), FG_INPUT_OR_NONE(bias), FG_INPUT(map), FG_OUTPUT(out), FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(feats),       FG_INPUT(weight),        FG_INPUT_OR_NONE(bias),
+    FG_INPUT(map),         FG_OUTPUT(out),          FG_OPTIONAL_INPUT(residual),
+    FG_SCALAR(activation), FG_WORKSPACE_AND_STREAM,
 };
 
 /* Channels of the wider side are a multiple of those of the other. */
@@ -282,10 +321,11 @@ static int expect_multiple(const fg_view *view, int64_t channels) {
 }
 
 static int depthwise_forward_fill(fg_call *call, void *params) {
-    enum { FEATS, WEIGHT, BIAS, MAP, OUT };
+    enum { FEATS, WEIGHT, BIAS, MAP, OUT, RESIDUAL, ACTIVATION };
     fg_depthwise_forward_params *p = params;
     const fg_view *feats = &call->views[FEATS], *weight = &call->views[WEIGHT], *bias = &call->views[BIAS];
     const fg_view *map = &call->views[MAP], *out = &call->views[OUT];
+    fg_view *residual = &call->views[RESIDUAL];
     if (fg_expect_dtype(feats, FG_FLOATS) < 0 || expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
         fg_expect_dtype_of(weight, feats) < 0 ||
         flatten_weight(weight, FG_ANY, FG_ANY, 1, "of one channel each", &p->weight) < 0 ||
@@ -298,11 +338,13 @@ static int depthwise_forward_fill(fg_call *call, void *params) {
         (fg_expect_dtype_of(bias, feats) < 0 || expect_channels(bias, p->weight.shape[0], "to match weight") < 0)) {
         return -1;
     }
+    if (expect_residual(residual, out) < 0) return -1;
     p->feats = feats->tensor;
     p->bias = bias->tensor;
     p->map = map->tensor;
+    p->residual = residual->tensor;
     p->out = out->tensor;
-    return 0;
+    return fg_arg_activation(call->state, call->values[ACTIVATION], &p->activation);
 }
 
 static const fg_parameter depthwise_dgrad_parameters[] = {
@@ -369,20 +411,24 @@ FG_DEFINE_OPERATION(depthwise_wgrad)
 PyMethodDef fg_conv_methods[] = {
     FG_OPERATION_METHODS(
         conv_forward,
-        "feats, weight, bias, map, out, *, order=None, residual=None, order_groups=None, activation=None, "
-        "algorithm='auto', precision='ieee', group=0, groups=1, workspace=None, stream=None",
-        "out[m] = activation(sum_v weight[:, v, :] . feats[map[v, m]] + bias + residual[m])"),
+        "feats, weight, bias, map, out, *, order=None, residual=None, scale_feats=None, scale_weight=None, "
+        "order_groups=None, activation=None, algorithm='auto', precision='ieee', dtype_feats=None, dtype_weight=None, "
+        "groups=1, workspace=None, stream=None",
+        "out[m] = activation(scale_weight * sum_v weight[:, v, :] . (scale_feats * feats)[map[v, m]] + bias + "
+        "residual[m])"),
     FG_OPERATION_METHODS(conv_dgrad,
                          "grad_out, weight, map, grad_feats, *, order=None, order_groups=None, algorithm='auto', "
-                         "mirrored=False, precision='ieee', group=0, groups=1, workspace=None, stream=None",
+                         "mirrored=False, precision='ieee', groups=1, workspace=None, stream=None",
                          "grad_feats[n] = sum_v weight[:, v, :]^T . grad_out[map[v, n]]; mirrored: with V - 1 - v."),
     FG_OPERATION_METHODS(
         conv_wgrad,
-        "grad_out, feats, map, grad_weight, grad_bias, *, algorithm='auto', precision='ieee', group=0, groups=1, "
+        "grad_out, feats, map, grad_weight, grad_bias, *, algorithm='auto', precision='ieee', groups=1, "
         "workspace=None, stream=None",
         "grad_weight[:, v, :] = sum_m grad_out[m] (x) feats[map[v, m]]; grad_bias = sum_m grad_out[m]"),
-    FG_OPERATION_METHODS(depthwise_forward, "feats, weight, bias, map, out, *, workspace=None, stream=None",
-                         "out[m, o] = bias[o] + sum_v weight[o, v] * feats[map[v, m], o / multiplier]"),
+    FG_OPERATION_METHODS(
+        depthwise_forward,
+        "feats, weight, bias, map, out, *, residual=None, activation=None, workspace=None, stream=None",
+        "out[m, o] = activation(bias[o] + sum_v weight[o, v] * feats[map[v, m], o / multiplier] + residual[m, o])"),
     FG_OPERATION_METHODS(
         depthwise_dgrad, "grad_out, weight, map, grad_feats, *, mirrored=False, workspace=None, stream=None",
         "grad_feats[n, c] = sum_v sum_o weight[o, v] * grad_out[map[v, n], o]; mirrored: with V - 1 - v."),

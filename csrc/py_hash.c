@@ -25,17 +25,18 @@ static int expect_keys(const fg_view *keys, const fg_view *table_keys, PyObject 
 /* ---- insert ---- */
 
 static const fg_parameter hash_insert_parameters[] = {
-    FG_INPUT(keys),   FG_INPUT_OR_NONE(values), FG_OUTPUT(table_keys), FG_OUTPUT(table_values),
-    FG_OUTPUT(state), FG_SCALAR(shape),         FG_SCALAR(clear),      FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(keys),   FG_INPUT_OR_NONE(values), FG_OUTPUT(table_keys), FG_OUTPUT(table_values), FG_OUTPUT(state),
+    FG_SCALAR(shape), FG_SCALAR(clear),         FG_SCALAR(replace),    FG_WORKSPACE_AND_STREAM,
 };
 
 static int hash_insert_fill(fg_call *call, void *params) {
-    enum { KEYS, VALUES, TABLE_KEYS, TABLE_VALUES, STATE, SHAPE, CLEAR };
+    enum { KEYS, VALUES, TABLE_KEYS, TABLE_VALUES, STATE, SHAPE, CLEAR, REPLACE };
     fg_hash_insert_params *p = params;
     const fg_view *views = call->views;
     if (fg_expect_table(&views[TABLE_KEYS], &views[TABLE_VALUES], FG_OFFSETS, &views[STATE]) < 0 ||
         expect_keys(&views[KEYS], &views[TABLE_KEYS], call->values[SHAPE], p->shape) < 0 ||
-        fg_arg_bool(call->values[CLEAR], "clear", &p->clear) < 0) {
+        fg_arg_bool(call->values[CLEAR], "clear", &p->clear) < 0 ||
+        fg_arg_bool(call->values[REPLACE], "replace", &p->replace) < 0) {
         return -1;
     }
     if (views[VALUES].tensor.present && fg_expect_vector(&views[VALUES], FG_BIT(views[TABLE_VALUES].tensor.dtype),
@@ -82,8 +83,8 @@ FG_DEFINE_OPERATION(hash_lookup)
 
 PyMethodDef fg_hash_methods[] = {
     FG_OPERATION_METHODS(hash_insert,
-                         "keys, values, table_keys, table_values, state, *, shape=None, clear=False, workspace=None, "
-                         "stream=None",
+                         "keys, values, table_keys, table_values, state, *, shape=None, clear=False, replace=False, "
+                         "workspace=None, stream=None",
                          "Puts keys that the table lacks into it; of equal keys the lowest row wins."),
     FG_OPERATION_METHODS(hash_lookup,
                          "keys, table_keys, table_values, state, out, *, shape=None, workspace=None, stream=None",

@@ -11,7 +11,7 @@ typedef struct {
     int64_t sizes[4];
     fg_dtype dtype;
     int32_t num_sms;
-    PyObject *others[4];
+    PyObject *others[5];
 } fg_question;
 
 static int parse_question(fg_question *question, const char *name, const fg_parameter *parameters, int count,
@@ -50,8 +50,9 @@ static const fg_parameter conv_parameters[] = {
     {FG_KEYWORD_precision, FG_KEYWORD_ONLY},
     {FG_KEYWORD_algorithm, FG_KEYWORD_ONLY},
     {FG_KEYWORD_groups, FG_KEYWORD_ONLY},
+    {FG_KEYWORD_channel_groups, FG_KEYWORD_ONLY},
 };
-enum { WGRAD_PARAMETERS = FG_LENGTH(conv_parameters) - 3 };
+enum { WGRAD_PARAMETERS = FG_LENGTH(conv_parameters) - 4 };
 static const fg_parameter gemm_parameters[] = {
     FG_SIZE(m),
     FG_SIZE(n),
@@ -68,7 +69,7 @@ static int parse_capability(const fg_question *q, int32_t *compute_capability) {
 }
 
 static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    enum { PRECISION = 1, ALGORITHM, GROUPS };
+    enum { PRECISION = 1, ALGORITHM, GROUPS, CHANNEL_GROUPS };
     const fg_state *state = PyModule_GetState(module);
     fg_question q;
     if (parse_question(&q, "plan_conv", conv_parameters, FG_LENGTH(conv_parameters), module, args, nargs, kwnames) < 0)
@@ -81,11 +82,13 @@ static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t n
         .dtype = q.dtype,
         .num_sms = q.num_sms,
         .compute_capability = 80,
+        .channel_groups = 1,
     };
     if (parse_capability(&q, &question.compute_capability) < 0 ||
         fg_arg_precision(state, q.others[PRECISION], &question.precision) < 0 ||
         fg_arg_algorithm(state, q.others[ALGORITHM], &question.algorithm) < 0 ||
-        fg_arg_groups(q.others[GROUPS], &question.orders) < 0) {
+        fg_arg_groups(q.others[GROUPS], &question.orders) < 0 ||
+        fg_arg_int64(q.others[CHANNEL_GROUPS], "channel_groups", 1, INT32_MAX, &question.channel_groups) < 0) {
         return NULL;
     }
     return answer(fg_plan_conv(&question));
@@ -223,7 +226,8 @@ static PyObject *plan_gemm_sm90(PyObject *module, PyObject *const *args, Py_ssiz
 PyMethodDef fg_plan_methods[] = {
     {"plan_conv", FG_FASTCALL(plan_conv),
      PyDoc_STR("plan_conv($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80, precision='ieee', "
-               "algorithm='auto', groups=None)\n--\n\nTiles of the forward pass and of the input gradient.")},
+               "algorithm='auto', groups=None, channel_groups=1)\n--\n\nTiles of the forward pass and of the input "
+               "gradient.")},
     {"plan_conv_wgrad", FG_FASTCALL(plan_conv_wgrad),
      PyDoc_STR("plan_conv_wgrad($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80)\n--\n\n"
                "Tiles of the weight gradient.")},

@@ -1,6 +1,7 @@
 """A sparse U-Net that tells the ridges, slopes and valleys of real terrain apart.
 
-    python examples/terrain_unet.py [--steps 600] [--device cuda] [--out terrain_unet.png] [--seed 0]
+    python examples/terrain_unet.py [--steps 600] [--batch 4] [--device cuda] [--out terrain_unet.png] [--seed 0]
+    torchrun --nproc-per-node 2 examples/terrain_unet.py [...]      # the same on two GPUs, or in two CPU processes
 
 The terrain is that of `python -m flexgemm demo`: 344 x 403 elevations, one surface voxel of 90 m over each. The label
 of a voxel is how the ground bends there: the heights are smoothed by a Gaussian, the principal curvature of larger
@@ -13,11 +14,16 @@ smoothing, no altitude above the sea. A voxel whose label reads a height of the 
 
 Beside its accuracy stand those of the most frequent class, of a logistic regression on the raw height, and of one on
 the raw heights of all 15 x 15 cells that the label reads: how far a linear model gets that sees as much.
+
+Processes of torchrun share the patches of each step, and torch's DistributedDataParallel adds their gradients (by NCCL
+between GPUs, gloo between CPUs). Loss and parameters are those of one process, but for rounding: each loss is divided
+by the labelled voxels of all processes, and the batch norms take the means of all processes.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +31,9 @@ from pathlib import Path
 import torch
 from matplotlib import colormaps, colors
 from matplotlib.figure import Figure
+from torch import distributed
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import flexgemm
@@ -37,7 +45,6 @@ UNKNOWN = -1  # the label of cells that do not count
 SMOOTHING = 2  # standard deviation of the labels' Gaussian, in cells
 REACH = 3 * SMOOTHING + 1  # how far from a cell its label reads heights
 PATCH = 64  # edge of a patch in cells
-BATCH = 4  # patches of a step
 WINDOW = 2 * REACH + 1  # edge of what a label reads, and the wider logistic regression
 
 
@@ -83,10 +90,10 @@ def voxels(heights: torch.Tensor) -> fnn.SparseTensor:
 
 
 def block(in_channels: int, out_channels: int) -> torch.nn.Sequential:
-    """Two convolutions on the voxels there are."""
+    """Two convolutions on the voxels there are. Of one process a SyncBatchNorm is a BatchNorm."""
     layers: list[torch.nn.Module] = []
     for channels in (in_channels, out_channels):
-        layers += [fnn.SubMConv3d(channels, out_channels, bias=False), fnn.BatchNorm(out_channels), fnn.ReLU()]
+        layers += [fnn.SubMConv3d(channels, out_channels, bias=False), fnn.SyncBatchNorm(out_channels), fnn.ReLU()]
     return torch.nn.Sequential(*layers)
 
 
@@ -112,35 +119,64 @@ class UNet(torch.nn.Module):
             skips.append(x)
             x = encoder(down(x))
         for up, decoder, skip in zip(reversed(self.ups), reversed(self.decoders), reversed(skips), strict=True):
-            x = decoder(skip.replace(torch.cat([skip.feats, up(x).feats], 1)))  # up(x) is on the voxels of skip
+            x = decoder(fnn.cat([skip, up(x)]))  # up(x) is on the voxels of skip
         return self.head(x)
 
 
-def random_patches(heights: torch.Tensor, labels: torch.Tensor) -> tuple[fnn.SparseTensor, torch.Tensor]:
-    """BATCH patches, each turned and mirrored at random, and the labels (BATCH * P * P) of their voxels."""
+# ---- training, in one process or several ----
+
+
+def process() -> tuple[int, int]:
+    """The number of this process and how many there are."""
+    return (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
+
+
+def total(value: torch.Tensor) -> torch.Tensor:
+    """The sum over the processes of what each has."""
+    if distributed.is_initialized():
+        distributed.all_reduce(value)
+    return value
+
+
+def random_patches(heights: torch.Tensor, labels: torch.Tensor, batch: int) -> tuple[fnn.SparseTensor, torch.Tensor]:
+    """This process's share of `batch` patches, each turned and mirrored at random, and the labels of their voxels. All
+    processes draw the same numbers, and each takes every patch that is its turn."""
+    rank, processes = process()
     both, squares = torch.stack([heights, labels.to(heights.dtype)]), []
-    for _ in range(BATCH):
+    for patch in range(batch):
         top, left = (int(torch.randint(n - PATCH + 1, ())) for n in heights.shape)
-        square = both[:, top : top + PATCH, left : left + PATCH].rot90(int(torch.randint(4, ())), (1, 2))
-        squares.append(square.mT if torch.randint(2, ()) else square)
+        turns, mirrored = int(torch.randint(4, ())), bool(torch.randint(2, ()))
+        if patch % processes == rank:
+            square = both[:, top : top + PATCH, left : left + PATCH].rot90(turns, (1, 2))
+            squares.append(square.mT if mirrored else square)
     answers = torch.stack([square[1] for square in squares]).long().flatten()
-    return fnn.SparseTensor.cat([voxels(square[0]) for square in squares]), answers
+    return fnn.SparseTensor.collate([voxels(square[0]) for square in squares]), answers
 
 
-def train(network: UNet, heights: torch.Tensor, labels: torch.Tensor, steps: int) -> None:
-    optimizer = torch.optim.AdamW(network.parameters(), lr=5e-3)
+def train(
+    network: UNet, heights: torch.Tensor, labels: torch.Tensor, steps: int, batch: int
+) -> tuple[list[float], float]:
+    """The loss of each step, and the samples per second of the second half of them: the first warms up."""
+    rank, processes = process()
+    model = DistributedDataParallel(network) if processes > 1 else network
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
-    network.train()
-    with tqdm(total=steps, desc="training", unit="step") as bar:
-        for _ in range(steps):
-            x, answers = random_patches(heights, labels)
-            loss = functional.cross_entropy(network(x).feats, answers, ignore_index=UNKNOWN)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-            bar.update()
+    model.train()
+    losses: list[float] = []
+    bar = tqdm(range(steps), desc="training", unit="step", disable=rank > 0)
+    for step in bar:
+        if step == steps // 2:
+            since = time.perf_counter()
+        x, answers = random_patches(heights, labels, batch)
+        labelled = total((answers != UNKNOWN).sum())
+        loss = functional.cross_entropy(model(x).feats, answers, ignore_index=UNKNOWN, reduction="sum") / labelled
+        optimizer.zero_grad()
+        (processes * loss).backward()  # DistributedDataParallel takes the mean of the gradients, and this is a sum
+        optimizer.step()
+        schedule.step()
+        losses.append(total(loss.detach()).item())
+        bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
+    return losses, (steps - steps // 2) * batch / (time.perf_counter() - since)
 
 
 @torch.no_grad()
@@ -150,7 +186,7 @@ def predict(network: UNet, heights: torch.Tensor) -> torch.Tensor:
     votes = heights.new_zeros(*heights.shape, len(CLASSES))
     tops, lefts = ([*range(0, n - PATCH, PATCH // 2), n - PATCH] for n in heights.shape)
     for top in tops:
-        x = fnn.SparseTensor.cat([voxels(heights[top : top + PATCH, left : left + PATCH]) for left in lefts])
+        x = fnn.SparseTensor.collate([voxels(heights[top : top + PATCH, left : left + PATCH]) for left in lefts])
         for left, logits in zip(lefts, network(x).feats.view(-1, PATCH, PATCH, len(CLASSES)), strict=True):
             votes[top : top + PATCH, left : left + PATCH] += logits
     return votes.argmax(-1)
@@ -214,17 +250,33 @@ def draw(path: Path, heights: torch.Tensor, labels: torch.Tensor, predicted: tor
     figure.savefig(path, dpi=110)
 
 
+def join(device: str) -> torch.device:
+    """The device of this process. Those of torchrun, which numbers them in the environment, join into one group."""
+    if "RANK" not in os.environ:
+        return torch.device(device)
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    return torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
+
+
 def main(argv: Sequence[str] | None = None) -> dict[str, list[float]]:
-    """Returns the accuracies on the held-out half, of all voxels and of each class, by the name of the method."""
+    """Returns the accuracies on the held-out half, of all voxels and of each class, by the name of the method; nothing
+    in processes but the first, which alone reports."""
     here = "cuda" if torch.cuda.is_available() and flexgemm.device_count() else "cpu"
     parser = argparse.ArgumentParser(description="Train a sparse U-Net to tell ridges, slopes and valleys apart.")
     parser.add_argument("--steps", type=int, default=600, help="training steps (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=4, help="patches of a step (default: %(default)s)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default=here, help="default: a GPU if there is one")
     parser.add_argument("--out", type=Path, default=Path("terrain_unet.png"), help="picture (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and patches (default: %(default)s)")
     arguments = parser.parse_args(argv)
     if arguments.steps < 1 or arguments.out.suffix != ".png" or not arguments.out.parent.is_dir():
         parser.error("expected --steps of at least 1, and --out a .png file in an existing folder")
+    if arguments.batch < int(os.environ.get("WORLD_SIZE", 1)):
+        parser.error("expected --batch of at least 1, and of no less than there are processes")
+    device = join(arguments.device)
+    rank, processes = process()
     torch.manual_seed(arguments.seed)
 
     ground = elevation_model()
@@ -235,15 +287,22 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[float]]:
     threshold = curved[0].abs().nanmedian()
     north_labels, south_labels = (classify(half, threshold) for half in curved)
     counts = ", ".join(f"{(south_labels == i).sum():,} {name}" for i, name in enumerate(CLASSES))
-    print(f"terrain    {ground.name}, voxels of {ground.voxel:.3g} {ground.unit}, device {arguments.device}")
-    print(f"trained on {(north_labels != UNKNOWN).sum():,} voxels of the north, held out {counts} of the south")
-    north, north_labels, south = (x.to(arguments.device) for x in (north, north_labels, south))
+    if rank == 0:
+        print(f"terrain    {ground.name}, voxels of {ground.voxel:.3g} {ground.unit}")
+        print(f"trained on {(north_labels != UNKNOWN).sum():,} voxels of the north, held out {counts} of the south")
+    north, north_labels, south = (x.to(device) for x in (north, north_labels, south))
 
-    network = UNet(in_channels=3, classes=len(CLASSES)).to(arguments.device)
+    network = UNet(in_channels=3, classes=len(CLASSES)).to(device)
     parameters = sum(p.numel() for p in network.parameters())
     since = time.perf_counter()
-    train(network, north, north_labels, arguments.steps)
-    print(f"network    {parameters:,} parameters, {arguments.steps} steps in {time.perf_counter() - since:.0f} s")
+    _, rate = train(network, north, north_labels, arguments.steps, arguments.batch)
+    elapsed = time.perf_counter() - since
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    if rank > 0:
+        return {}
+    print(f"network    {parameters:,} parameters, {arguments.steps} steps in {elapsed:.0f} s")
+    print(f"speed      {rate:.1f} samples per second, {processes} x {device.type}")
 
     most_frequent = int(north_labels[north_labels != UNKNOWN].bincount().argmax())
     predicted = {"most frequent": torch.full_like(south_labels, most_frequent)}

@@ -30,11 +30,13 @@ class DeviceArray:
     """A contiguous array of up to 5 dimensions in CUDA memory owned by flexgemm. Exports DLPack.
 
     Allocation and release are stream-ordered. The array follows the streams that it is used on: a new one waits for
-    the last one, and the memory is released on the last one.
+    the last one, and the memory is released on the last one. `shape` and `nbytes` are those of NumPy, `dtype` is a name
+    and `device` the index of the GPU.
     """
 
     @classmethod
-    def empty(cls, shape: Sequence[int], dtype: str, *, device: int = 0, stream: Stream = None) -> DeviceArray: ...
+    def empty(cls, shape: Sequence[int], dtype: str, *, device: int = 0, stream: Stream = None) -> DeviceArray:
+        """An uninitialised array."""
     @classmethod
     def from_numpy(cls, array: NDArray[Any], *, device: int = 0, stream: Stream = None) -> DeviceArray:
         """Copies the array, C-contiguous or not; on return the source may change."""
@@ -171,13 +173,14 @@ def hash_insert(
     *,
     shape: Sequence[int] | None = None,
     clear: bool = False,
+    replace: bool = False,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """keys (N) of the dtype of table_keys, or voxels (N, 4) int32 of shape (B, W, H, D); values (N) of the dtype of
     table_values, None: the numbers of the rows; table_keys, table_values (S) int32 | int64, the last slot being that of
-    the key -1; state (2) int64. clear empties the table first. A table that is full raises on the CPU; on a GPU
-    state[0] is 1."""
+    the key -1; state (2) int64. clear empties the table first; with replace keys that are there get the new values. A
+    table that is full raises on the CPU; on a GPU state[0] is 1."""
 
 def hash_lookup(
     keys: Array,
@@ -308,11 +311,14 @@ def conv_forward(
     *,
     order: Array | None = None,
     residual: Array | None = None,
+    scale_feats: Array | None = None,
+    scale_weight: Array | None = None,
     order_groups: Sequence[int] | None = None,
     activation: str | None = None,
     algorithm: str = "auto",
     precision: str = "ieee",
-    group: int = 0,
+    dtype_feats: str | None = None,
+    dtype_weight: str | None = None,
     groups: int = 1,
     workspace: Workspace = None,
     stream: Stream = None,
@@ -321,7 +327,9 @@ def conv_forward(
     order (sum(order_groups), M) int32, permutations: sets of orders in which a GPU may work through the rows, for speed
     alone; a set of g has one for each g-th of the offsets. By default `order_groups` is one set of them all.
     residual (M, Co), added before the activation ("relu", "silu" or "gelu"); it may be out itself.
-    Of `groups` groups of channels the call computes number `group`: the arrays are whole, weight has Ci / groups."""
+    float8 feats and weight have float32 scales, () or (N) and () or (Co), and an out of another dtype, which is that of
+    bias and residual; dtype_feats and dtype_weight say what uint8 arrays hold.
+    groups of channels, each convolved by itself: weight has Ci / groups."""
 
 def conv_dgrad(
     grad_out: Array,
@@ -334,7 +342,6 @@ def conv_dgrad(
     algorithm: str = "auto",
     mirrored: bool = False,
     precision: str = "ieee",
-    group: int = 0,
     groups: int = 1,
     workspace: Workspace = None,
     stream: Stream = None,
@@ -351,7 +358,6 @@ def conv_wgrad(
     *,
     algorithm: str = "auto",
     precision: str = "ieee",
-    group: int = 0,
     groups: int = 1,
     workspace: Workspace = None,
     stream: Stream = None,
@@ -365,10 +371,13 @@ def depthwise_forward(
     map: Array,
     out: Array,
     *,
+    residual: Array | None = None,
+    activation: str | None = None,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """feats (N, C), weight (Co, Kw, Kh, Kd, 1), Co a multiple of C, bias (Co), map (V, M), out (M, Co)."""
+    """feats (N, C), weight (Co, Kw, Kh, Kd, 1), Co a multiple of C, bias (Co), map (V, M), out (M, Co);
+    residual (M, Co) and activation as of conv_forward."""
 
 def depthwise_dgrad(
     grad_out: Array,
@@ -537,6 +546,7 @@ def plan_conv(
     precision: str = "ieee",
     algorithm: str = "auto",
     groups: Sequence[int] | None = None,
+    channel_groups: int = 1,
 ) -> dict[str, Any]: ...
 def plan_conv_wgrad(
     *, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int, compute_capability: int = 80

@@ -1,6 +1,6 @@
 """flexgemm: submanifold sparse 3-D convolution and FP8 products, in hand-written C and CUDA C.
 
-The functions take and give arrays of torch, NumPy, CuPy or JAX alike (docs/api.md). Importing this package imports
+The functions take and give arrays of torch, NumPy, CuPy or JAX alike (docs/arrays.md). Importing this package imports
 NumPy and the extension, nothing else; `flexgemm.torch` holds what only torch needs and is imported on demand.
 """
 
@@ -29,7 +29,14 @@ from flexgemm.gemm import (
 )
 from flexgemm.grid_sample import SampleMap, grid_sample_3d, grid_sample_3d_backward, sample_map
 from flexgemm.hash_table import HashTable
-from flexgemm.pool import global_pool, global_pool_backward, sparse_pool3d, sparse_pool3d_backward, sparse_upsample3d
+from flexgemm.pool import (
+    broadcast_samples,
+    global_pool,
+    global_pool_backward,
+    sparse_pool3d,
+    sparse_pool3d_backward,
+    sparse_upsample3d,
+)
 from flexgemm.quantization import quantize
 from flexgemm.serialize import decode_seq, encode_seq, sort_coords
 from flexgemm.voxel import NeighborMap, neighbor_map, sparse_conv_map
@@ -44,6 +51,7 @@ __all__ = [
     "SampleMap",
     "Voxels",
     "batched_gemm_nt",
+    "broadcast_samples",
     "build_info",
     "decode_seq",
     "device_count",

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import index
 from typing import Any
 
@@ -53,6 +55,18 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         raise ImportError(f"NumPy arrays of {name} need ml_dtypes: pip install ml_dtypes") from error
     result: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     return result
+
+
+@contextmanager
+def renamed(names: dict[str, str]) -> Iterator[None]:
+    """Errors name arguments of the extension; here they are the caller's."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        name, colon, rest = str(error).partition(":")
+        if name not in names:
+            raise
+        raise type(error)(f"{names[name]}{colon}{rest}") from None
 
 
 def cuda_index(device: str | None) -> int | None:

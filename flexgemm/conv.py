@@ -2,20 +2,34 @@
 
     out[m] = bias + sum_v weight[:, v, :] . feats[map[v, m]]
 
-where offsets without a neighbour contribute nothing. The map decides what the convolution is: submanifold (Graham,
-Engelcke, van der Maaten, CVPR 2018), whose output voxels are its input voxels, strided, transposed, or the inverse of
-an earlier one.
+where offsets without a neighbour contribute nothing, and FP8 numbers stand for themselves times their scales. The map
+decides what the convolution is: submanifold (Graham, Engelcke, van der Maaten, CVPR 2018), whose output voxels are its
+input voxels, strided, transposed, or the inverse of an earlier one.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, library_of
+from flexgemm._arrays import Array, Library, Stream, dtype_name, library_of
+from flexgemm.gemm import FLOATS, FP8
 from flexgemm.voxel import NeighborMap, order_groups
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+
+class Float8(TypedDict, total=False):
+    """Keywords of a convolution of FP8 feats and weight; `submanifold_conv3d` describes them."""
+
+    scale_feats: Array | None
+    scale_weight: Array | None
+    out_dtype: Any
+    dtype_feats: str | None
+    dtype_weight: str | None
 
 
 def submanifold_conv3d(
@@ -31,6 +45,7 @@ def submanifold_conv3d(
     algorithm: str = "auto",
     precision: str = "ieee",
     stream: Stream = None,
+    **float8: Unpack[Float8],
 ) -> Array:
     """Submanifold convolution of the features of N voxels: activation(convolution + bias + residual).
 
@@ -40,8 +55,8 @@ def submanifold_conv3d(
     residual: (N, Co) of the same dtype, added before the activation; rows may be strided.
     activation: None, "relu", "silu" or "gelu" (the exact one, by erf).
     groups: of channels, each convolved by itself: the first Co / groups outputs read the first Ci / groups inputs, and
-        so on. groups = Ci is a depthwise convolution and has kernels of its own, in float32, unless there is a residual
-        or an activation; other groups run one after the other, best with a multiple of 16 bytes of channels each.
+        so on. groups = Ci is a depthwise convolution and has kernels of its own, in float32; other groups do best with
+        a multiple of 16 bytes of channels each.
     out: (N, Co) to write into; by default a new array of the library of feats. It may be the residual itself, with the
         same strides, but overlap no input otherwise.
     algorithm: how a GPU computes it; the CPU has one way. The results are the same within rounding.
@@ -54,9 +69,19 @@ def submanifold_conv3d(
     precision: of float32 products: "ieee" is true float32, "tf32" rounds the factors to TF32. Sums are float32.
     stream: a CUDA stream instead of the array library's current one.
 
+    For inference feats and weight may be FP8, of either kind each (`quantize`), and stand for themselves times scales:
+    activation(convolution of scale_feats * feats with scale_weight * weight + bias + residual). Then
+
+    scale_feats: float32, () for all feats or (N,) for each row, or None for 1.
+    scale_weight: float32, () for all or (Co,) for each output channel, or None for 1.
+    out_dtype: float32, float16 or bfloat16, which bias and residual have too; by default that of out, or bfloat16.
+    dtype_feats, dtype_weight: the dtype behind uint8 arrays: "float8_e4m3fn" or "float8_e5m2".
+    algorithm: "explicit_gemm" is "auto".
+
     Returns (N, Co). Bias, residual and activation are applied to the float32 sums, which are rounded once.
     Deterministic: the same input gives the same bits. torch tensors that require grad are recorded
-    by autograd (flexgemm.torch). NumPy arrays over a map that was built with device="cuda" are computed on that GPU.
+    by autograd (flexgemm.torch); FP8 has no gradient. NumPy arrays over a map that was built with device="cuda" are
+    computed on that GPU.
 
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes, devices, an output that is
     read-only or overlaps an input, by argument name.
@@ -64,7 +89,7 @@ def submanifold_conv3d(
     expect_submanifold(neighbor_map)
     how: Any = {"neighbor_map": neighbor_map, "residual": residual, "activation": activation, "groups": groups}
     how |= {"out": out, "algorithm": algorithm}
-    return sparse_conv3d(feats, weight, bias, **how, precision=precision, stream=stream)
+    return sparse_conv3d(feats, weight, bias, **how, precision=precision, stream=stream, **float8)
 
 
 def submanifold_conv3d_backward(
@@ -107,6 +132,7 @@ def sparse_conv3d(
     algorithm: str = "auto",
     precision: str = "ieee",
     stream: Stream = None,
+    **float8: Unpack[Float8],
 ) -> Array:
     """Convolution over any neighbour map: strided, transposed (sparse_conv_map) or submanifold (neighbor_map).
 
@@ -115,7 +141,7 @@ def sparse_conv3d(
         the output at i * stride + k * dilation - padding meet in weight[:, k]. torch's conv3d has it as (Co, Ci, Kw,
         Kh, Kd), its conv_transpose3d as (Ci, Co, Kw, Kh, Kd).
     bias: (Co) of the same dtype, or None.
-    residual (M, Co), activation, groups, out, algorithm, precision, stream: as of submanifold_conv3d.
+    residual (M, Co), activation, groups, out, algorithm, precision, stream, and those of FP8: as of submanifold_conv3d.
 
     Returns (M, Co), one row for each of neighbor_map.out_coords. Deterministic, recorded by autograd and computed where
     the map is, and raises, as submanifold_conv3d.
@@ -124,11 +150,13 @@ def sparse_conv3d(
     if library.needs_grad(feats, weight, bias, residual):
         if out is not None:
             raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
+        expect_differentiable(library.dtype(feats), float8)
         from flexgemm.torch import ops
 
         how = activation, algorithm, precision, groups
         return ops.record_conv(feats, weight, bias, residual, neighbor_map, *how, stream)
-    return forward(library, feats, weight, bias, neighbor_map, out, algorithm, precision, residual, activation, groups)
+    options: Any = {"residual": residual, "activation": activation, "groups": groups, **float8}
+    return forward(library, feats, weight, bias, neighbor_map, out, algorithm, precision, **options)
 
 
 def sparse_conv3d_backward(
@@ -165,6 +193,7 @@ def sparse_inverse_conv3d(
     algorithm: str = "auto",
     precision: str = "ieee",
     stream: Stream = None,
+    **float8: Unpack[Float8],
 ) -> Array:
     """The transposed convolution from the outputs of an earlier convolution back to its inputs: `sparse_conv3d` over
     neighbor_map.inverse.
@@ -177,7 +206,7 @@ def sparse_inverse_conv3d(
     inverse = expect_map(neighbor_map).inverse
     how: Any = {"neighbor_map": inverse, "residual": residual, "activation": activation, "groups": groups}
     how |= {"out": out, "algorithm": algorithm}
-    return sparse_conv3d(feats, weight, bias, **how, precision=precision, stream=stream)
+    return sparse_conv3d(feats, weight, bias, **how, precision=precision, stream=stream, **float8)
 
 
 def forward(
@@ -192,38 +221,55 @@ def forward(
     residual: Array | None = None,
     activation: str | None = None,
     groups: int = 1,
+    *,
+    scale_feats: Array | None = None,
+    scale_weight: Array | None = None,
+    out_dtype: Any = None,
+    dtype_feats: str | None = None,
+    dtype_weight: str | None = None,
 ) -> Array:
     """`sparse_conv3d` without autograd."""
+    is_float8 = dtype_feats in FP8 or library.dtype(feats) in FP8
+    dtype = _out_dtype(library, out, out_dtype) if is_float8 else None
+    if not is_float8 and not (scale_feats is scale_weight is out_dtype is None):
+        given: Float8 = {"scale_feats": scale_feats, "scale_weight": scale_weight, "out_dtype": out_dtype}
+        expect_none(library.dtype(feats), given)
     feats = library.rows(feats, "feats")
     weight = library.contiguous(weight, "weight")
     if bias is not None:
         bias = library.contiguous(bias, "bias")
     if residual is not None:
         residual = library.rows(residual, "residual")
+    if scale_feats is not None:
+        scale_feats = library.contiguous(scale_feats, "scale_feats")
+    if scale_weight is not None:
+        scale_weight = library.contiguous(scale_weight, "scale_weight")
     shape = _check_shapes(feats, weight, neighbor_map, groups)
-    out = library.empty(shape, None, feats) if out is None else library.output(out, shape, None, feats)
+    out = library.empty(shape, dtype, feats) if out is None else library.output(out, shape, dtype, feats)
     map, order = neighbor_map.native, neighbor_map.native_order
-    if _is_depthwise(feats, groups, precision) and residual is None and activation is None:
-        library.run(_C.depthwise_forward, feats, weight, bias, map, out)
+    if _is_depthwise(feats, groups, precision) and not is_float8:
+        library.run(_C.depthwise_forward, feats, weight, bias, map, out, residual=residual, activation=activation)
         return library.result(out)
-    for group in range(groups):
-        _C.conv_forward(
-            feats,
-            weight,
-            bias,
-            map,
-            out,
-            order=order,
-            residual=residual,
-            order_groups=order_groups(order, neighbor_map.kernel_size),
-            activation=activation,
-            algorithm=algorithm,
-            precision=precision,
-            group=group,
-            groups=groups,
-            workspace=library.workspace,
-            stream=library.stream,
-        )
+    _C.conv_forward(
+        feats,
+        weight,
+        bias,
+        map,
+        out,
+        order=order,
+        residual=residual,
+        scale_feats=scale_feats,
+        scale_weight=scale_weight,
+        order_groups=order_groups(order, neighbor_map.kernel_size),
+        activation=activation,
+        algorithm=algorithm,
+        precision=precision,
+        dtype_feats=dtype_feats,
+        dtype_weight=dtype_weight,
+        groups=groups,
+        workspace=library.workspace,
+        stream=library.stream,
+    )
     return library.result(out)
 
 
@@ -257,9 +303,7 @@ def backward(
             library.run(_C.depthwise_dgrad, grad_out, weight, map, grad_feats, mirrored=mirrored)
         else:
             orders = {"order": order, "order_groups": order_groups(order, neighbor_map.kernel_size)}
-            for group in range(groups):
-                arrays = grad_out, weight, map, grad_feats
-                library.run(_C.conv_dgrad, *arrays, mirrored=mirrored, group=group, **orders, **how)
+            library.run(_C.conv_dgrad, grad_out, weight, map, grad_feats, mirrored=mirrored, **orders, **how)
         grad_feats = library.result(grad_feats)
 
     if needs_grad[1] or needs_grad[2]:
@@ -272,8 +316,7 @@ def backward(
             if needs_grad[2]:
                 library.run(_C.conv_wgrad, grad_out, feats, map, None, grad_bias)
         else:
-            for group in range(groups):
-                library.run(_C.conv_wgrad, grad_out, feats, map, grad_weight, grad_bias, group=group, **how)
+            library.run(_C.conv_wgrad, grad_out, feats, map, grad_weight, grad_bias, **how)
         grad_weight = library.result(grad_weight) if needs_grad[1] else None
         grad_bias = library.result(grad_bias) if needs_grad[2] else None
 
@@ -299,6 +342,30 @@ def expect_map(neighbor_map: NeighborMap) -> NeighborMap:
 def expect_submanifold(neighbor_map: NeighborMap) -> None:
     if not expect_map(neighbor_map).submanifold:
         raise ValueError(f"neighbor_map: expected a submanifold one, of neighbor_map(), got {neighbor_map!r}")
+
+
+def expect_differentiable(dtype: str, float8: Float8) -> None:
+    """Raises for feats that have no gradient."""
+    if dtype in (*FP8, "uint8"):
+        raise ValueError(f"feats, weight, bias, residual: require grad, but a convolution of {dtype} has no gradient")
+    expect_none(dtype, float8)
+
+
+def expect_none(dtype: str, float8: Float8) -> None:
+    """Of feats that are not FP8."""
+    for name, value in float8.items():
+        if value is not None:
+            raise ValueError(f"{name}: expected None, since feats are {dtype}, not FP8")
+
+
+def _out_dtype(library: Library, out: Array | None, out_dtype: Any) -> str:
+    """The dtype of the output of FP8 operands."""
+    name = None if out_dtype is None else dtype_name(out_dtype, "out_dtype", FLOATS)
+    if out is None:
+        return name or "bfloat16"
+    if name not in (None, library.dtype(out)):
+        raise TypeError(f"out: expected out_dtype {name}, got {library.dtype(out)}")
+    return library.dtype(out)
 
 
 def _is_depthwise(feats: Array, groups: int, precision: str) -> bool:

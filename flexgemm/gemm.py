@@ -154,7 +154,9 @@ def segment_gemm(
 ) -> Array:
     """Products of consecutive segments of the rows of x, each with the weight that it names: adapters, experts.
 
-    x: (M, K). weights: (W, N, K), or (W, K, N) with weight_column_major=False; 16-bit or FP8.
+    x: (M, K).
+    weights: (W, N, K), 16-bit or FP8; or with weight_column_major=False (W, K, N), which a GPU first transposes into a
+        workspace.
     offsets: (S,) ends or (S + 1,) bounds of the segments, as in `m_grouped_gemm_nt`; or seg_lens: (S,) their lengths.
     weight_indices: (S,) int32 or int64, the weight of each segment; by default segment i has weight i.
     scale_b: (), (W,) or (W, N); bias: (W, N): of the weights. The rest as in `gemm_nt`.
@@ -273,19 +275,21 @@ def _recorded(
     out_dtype: Any,
     stream: Stream,
     *,
-    offsets: Array | None = None,
     bias: Array | None = None,
     b_row_major: bool = False,
     precision: str = "ieee",
     alpha: float = 1.0,
+    expected_m: int = 0,
     **others: Any,
 ) -> Array:
     """The product where autograd has to see it."""
     from flexgemm.torch import products
 
+    groupings = (others.pop(name, None) for name in ("offsets", "m_indices", "masked_m"))
+    grouping = next((x for x in groupings if x is not None), None)
     plain = out is None and alpha == 1 and all(others.get(name) is None for name in (*_ARRAYS, "activation"))
     products.expect_differentiable(layout, dtype, plain)
-    return products.record(layout, a, b, offsets, bias, b_row_major, out_dtype, precision, stream)
+    return products.record(layout, a, b, grouping, bias, b_row_major, out_dtype, precision, expected_m, stream)
 
 
 def _take_swiglu(options: dict[str, Any]) -> bool:

@@ -24,7 +24,7 @@ class SampleMap:
     """
 
     shape: Shape  # B, W, H, D
-    mode: str
+    mode: str  # "trilinear" or "nearest"
     grid_shape: tuple[int, ...]  # (B, L) or (Q,)
     num_voxels: int  # N
     device: str | None  # the device= of NumPy coordinates

@@ -18,8 +18,8 @@ class HashTable:
     Keys are integers, any of them, or voxels: rows [batch, x, y, z] of a grid whose `shape` the table was made with.
     Values are any integers; a key that is missing has the value -1 (all bits set).
 
-    A key keeps the value that it was given first: of equal keys in one insertion the lowest row wins, whatever the
-    scheduling, and a key that is there already is left alone. Keys are not removed.
+    Of equal keys in one insertion the lowest row wins, whatever the scheduling. A key that is there already keeps its
+    value, or gets the new one with replace=True. Keys are not removed.
 
     A table holds at most `capacity` keys besides -1, which has a slot of its own. One key too many is an error: on the
     CPU `insert` raises ValueError; on a GPU, where nothing waits for the result, `overflowed` tells, and `insert` with
@@ -33,10 +33,10 @@ class HashTable:
     inserting up to 4 bytes a slot and 8 a key more.
     """
 
-    capacity: int
-    shape: Shape | None  # (B, W, H, D): keys are voxels
-    key_dtype: str
-    value_dtype: str
+    capacity: int  # keys that it has room for
+    shape: Shape | None  # (B, W, H, D) where keys are voxels
+    key_dtype: str  # "int32" or "int64"
+    value_dtype: str  # "int32" or "int64"
     native: tuple[Array, Array, Array]  # keys, values and state as the extension takes them
 
     def __init__(
@@ -118,19 +118,26 @@ class HashTable:
         return table
 
     def insert(
-        self, keys: Array, values: Array | None = None, *, check: bool = False, stream: Stream = None
+        self,
+        keys: Array,
+        values: Array | None = None,
+        *,
+        replace: bool = False,
+        check: bool = False,
+        stream: Stream = None,
     ) -> HashTable:
         """Puts the keys that the table lacks into it, and returns the table.
 
         keys: (N,) of the table's key dtype; of a table with a shape voxels (N, 4) int32.
         values: (N,) of the table's value dtype; by default the number of each key's row, counted from 0.
+        replace: keys that are there already get their value of this call too.
         check: raise ValueError when the table is full; synchronises. The CPU always raises. On a GPU voxels outside the
             shape are left out, on the CPU they raise.
         """
         library = library_of(keys, "keys", self._device, stream)
         keys = self._expected(library, keys)
         values = None if values is None else library.contiguous(values, "values")
-        self._insert(library, keys, values)
+        self._insert(library, keys, values, replace)
         if check and self._overflowed(library):
             raise ValueError(f"keys: expected a table with room for them, got one of capacity {self.capacity}")
         return self
@@ -141,7 +148,7 @@ class HashTable:
         library = library_of(keys, "keys", self._device, stream)
         keys = self._expected(library, keys)
         if self._fresh:
-            self._insert(library, library.empty((0, *keys.shape[1:]), library.dtype(keys), keys), None)
+            self._insert(library, library.empty((0, *keys.shape[1:]), library.dtype(keys), keys), None, False)
         out = library.empty((keys.shape[0],), self.value_dtype, keys)
         library.run(_C.hash_lookup, keys, *self.native, out, shape=self.shape)
         return library.result(out)
@@ -162,8 +169,8 @@ class HashTable:
             raise ValueError(f"keys: expected (N,), since the table has no shape, got {tuple(keys.shape)}")
         return keys
 
-    def _insert(self, library: Library, keys: Array, values: Array | None) -> None:
-        library.run(_C.hash_insert, keys, values, *self.native, shape=self.shape, clear=self._fresh)
+    def _insert(self, library: Library, keys: Array, values: Array | None, replace: bool) -> None:
+        library.run(_C.hash_insert, keys, values, *self.native, shape=self.shape, clear=self._fresh, replace=replace)
         self._fresh = False
 
     def __repr__(self) -> str:

@@ -119,6 +119,24 @@ def global_pool_backward(
     return library.result(gradient(library, grad_out, out, batch, mode, by_products))
 
 
+def broadcast_samples(values: Array, coords: Array, *, device: str | None = None, stream: Stream = None) -> Array:
+    """A row for each voxel, that of its sample: the way back from `global_pool`.
+
+    values: (B, C) float32, float16 or bfloat16; rows may be strided.
+    coords: (N, 4) int32, rows [batch, x, y, z], of which only the batch is read; in any order.
+    device, stream: as of `global_pool`.
+
+    Returns (N, C). On a GPU a row of no sample is 0; on the CPU it raises. torch tensors that require grad are recorded
+    by autograd (flexgemm.torch); the gradient is the sum over each sample.
+    """
+    library = library_of(values, "values", device, stream)
+    if library.needs_grad(values):
+        from flexgemm.torch import pooling
+
+        return pooling.broadcast_samples(values, coords, stream=stream)
+    return library.result(rows_of_samples(library, values, coords))
+
+
 # ---- arrays as the extension takes them ----
 
 
@@ -172,6 +190,18 @@ def global_forward(
     out = library.empty(shape, None, feats)
     library.run(_C.group_reduce, feats, order, starts, None, out, argmax, mode=mode)
     return out, batch.reshape((1, rows)), (argmax, starts if mode == "mean" else None)
+
+
+def rows_of_samples(library: Library, values: Array, coords: Array) -> Array:
+    values = library.rows(values, "values")
+    coords = rows_of_four(library, coords, "coords")
+    if len(values.shape) != 2 or values.shape[0] < 1:
+        raise ValueError(f"values: expected (B, C) of at least one sample, got {tuple(values.shape)}")
+    batch = library.empty((coords.shape[0], 1), "int32", values)
+    out = library.empty((coords.shape[0], values.shape[1]), None, values)
+    library.run(_C.batch_indices, coords, batch, samples=values.shape[0])
+    library.run(_C.gather_sum, values, batch, None, out)
+    return out
 
 
 def gradient(library: Library, grad_out: Array, out: Array, map: Array, mode: str, by_products: ByProducts) -> Array:

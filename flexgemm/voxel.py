@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
 from operator import index
 from typing import Any
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, cuda_index, library_of
+from flexgemm._arrays import Array, Library, Stream, cuda_index, library_of, renamed
 from flexgemm._voxels import Shape, grid_shape, rows_of_four
 
 Triple = tuple[int, int, int]
@@ -33,20 +32,20 @@ class NeighborMap:
     The coordinates are kept, not copied: do not change them in place.
     """
 
-    coords: Array  # (N, 4) int32, as given
+    coords: Array  # (N, 4) int32, the inputs, as given
     shape: Shape  # B, W, H, D of coords
-    out_shape: Shape  # and of out_coords
+    out_shape: Shape  # B, W, H, D of out_coords
     kernel_size: Triple  # Kw, Kh, Kd
-    stride: Triple
-    padding: Triple
-    dilation: Triple  # dw, dh, dd
-    transposed: bool  # of a transposed convolution
-    submanifold: bool  # the outputs are the inputs
-    num_voxels: int  # N
-    num_out_voxels: int  # M
+    stride: Triple  # along w, h, d
+    padding: Triple  # along w, h, d
+    dilation: Triple  # along w, h, d
+    transposed: bool  # whether of a transposed convolution
+    submanifold: bool  # whether the outputs are the inputs
+    num_voxels: int  # N, of coords
+    num_out_voxels: int  # M, of out_coords
     kernel_volume: int  # V = Kw * Kh * Kd
     mirrored: bool  # submanifold, every kernel axis odd: the gradient uses the map itself, read backwards
-    device: str | None  # the device= of NumPy coordinates
+    device: str | None  # the device= that NumPy coordinates were given
     native: Array  # the map as the extension takes it
     native_order: Array | None  # and its row orders
 
@@ -252,7 +251,7 @@ class NeighborMap:
         }
         # The curves have the bits of the larger grid, and so the order of the input's wherever that is the larger.
         code_shape = self.out_shape if mode == "bxyz" else tuple(map(max, self.shape, self.out_shape))
-        with _renamed({"mode": "order"}):
+        with renamed({"mode": "order"}):
             bits = _C.sequence_bits(shape=code_shape, mode=mode)
         if bits > 63:
             raise ValueError(f"order: {mode!r} needs codes of at most 63 bits, those of {code_shape} are longer")
@@ -281,7 +280,7 @@ class NeighborMap:
             asked |= {"stride": self.stride, "padding": self.padding, "transposed": self.transposed != backward}
             names = {"coords": "out_coords", "queries": "coords"} if backward else {"queries": "out_coords"}
         result = library.empty((self.kernel_volume, queries.shape[0]), "int32", coords)
-        with _renamed(names):
+        with renamed(names):
             library.run(
                 _C.neighbor_map,
                 coords,
@@ -384,6 +383,30 @@ def sparse_conv_map(
 
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes and values, by argument name.
     """
+    grid, kernel, steps, pads, dilations, out_grid = conv_grids(
+        shape, kernel_size, stride, padding, dilation, transposed, output_padding
+    )
+    return NeighborMap(
+        coords,
+        grid,
+        kernel,
+        dilations,
+        stride=steps,
+        padding=pads,
+        transposed=bool(transposed),
+        out_coords=out_coords,
+        out_shape=out_grid,
+        order=order,
+        check=check,
+        device=device,
+        stream=stream,
+    )
+
+
+def conv_grids(
+    shape: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any
+) -> tuple[Shape, Triple, Triple, Triple, Triple, Shape]:
+    """The grid, kernel, stride, padding and dilation of a sparse convolution in full, and the grid of its outputs."""
     grid = grid_shape(shape)
     kernel, steps = _axes(kernel_size, "kernel_size"), _axes(stride, "stride")
     dilations, pads = _axes(dilation, "dilation"), _axes(padding, "padding", least=0)
@@ -401,21 +424,7 @@ def sparse_conv_map(
     if min(axes) < 0:
         raise ValueError(f"kernel_size: {kernel} with dilation {dilations} and padding {pads} fits nowhere in {grid}")
     x, y, z = axes if transposed else [a // s for a, s in zip(axes, steps, strict=True)]
-    return NeighborMap(
-        coords,
-        grid,
-        kernel,
-        dilations,
-        stride=steps,
-        padding=pads,
-        transposed=bool(transposed),
-        out_coords=out_coords,
-        out_shape=(grid[0], x + 1, y + 1, z + 1),
-        order=order,
-        check=check,
-        device=device,
-        stream=stream,
-    )
+    return grid, kernel, steps, pads, dilations, (grid[0], x + 1, y + 1, z + 1)
 
 
 def order_groups(order: Array | None, kernel_size: Triple) -> tuple[int, ...]:
@@ -431,18 +440,6 @@ def _order_groups(orders: int, kernel_size: Triple) -> tuple[int, ...]:
         if groups not in sets and sum(sets) < orders:
             sets.append(groups)
     return tuple(sets)
-
-
-@contextmanager
-def _renamed(names: dict[str, str]) -> Iterator[None]:
-    """Errors name arguments of the extension; here they are the caller's."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        name, colon, rest = str(error).partition(":")
-        if name not in names:
-            raise
-        raise type(error)(f"{names[name]}{colon}{rest}") from None
 
 
 def _axes(value: Any, name: str, *, least: int = 1) -> Any:

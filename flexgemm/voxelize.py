@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,34 +15,30 @@ from flexgemm.grid_sample import SampleMap, grid_sample_3d
 REDUCTIONS = ("mean", "sum", "max", "first")
 
 
-class _Groups:
+class Groups(NamedTuple):
     """Rows grouped by voxel, as the extension takes them. Voxels are in the order of their number."""
 
-    coords: Array  # (M, 4) int32
     order: Array  # (N,) int32: rows of voxel m are order[starts[m]:starts[m + 1]], ascending
     starts: Array  # (M + 1,) int32
     first: Array  # (M,) int32
     counts: Array  # (M,) int32
     inverse: Array  # (N,) int32, -1 for a row in no voxel
 
-    def __init__(self, library: Library, code: Array, shape: Shape) -> None:
-        """code: (N,) BXYZ numbers, -1 for no voxel, of a dtype with more bits than a number has."""
-        rows = code.shape[0]
-        dtype = library.dtype(code)
-        self.order, in_order = library.empty((rows,), "int32", code), library.empty((rows,), dtype, code)
-        bits = _C.sequence_bits(shape=shape, mode="bxyz") + 1
-        library.run(_C.sort_keys, code, self.order, in_order, bits=bits)
-        ranks, count = library.empty((rows,), "int32", code), library.empty((1,), "int32", code)
-        library.run(_C.unique_ranks, in_order, ranks, count)
-        voxels = library.first_int(count) if rows else 0
-        keys = library.empty((voxels,), dtype, code)
-        self.starts = library.empty((voxels + 1,), "int32", code)
-        self.first, self.counts = (library.empty((voxels,), "int32", code) for _ in range(2))
-        self.inverse = library.empty((rows,), "int32", code)
-        groups = self.starts, self.first, self.counts, self.inverse
-        library.run(_C.unique_groups, in_order, self.order, ranks, keys, *groups)
-        self.coords = library.empty((voxels, 4), "int32", code)
-        library.run(_C.decode_seq, keys, self.coords, shape=shape, mode="bxyz")
+
+def _group(library: Library, code: Array, shape: Shape) -> tuple[Array, Groups]:
+    """The voxels (M, 4) of codes, (N,) BXYZ numbers, -1 for no voxel, of a dtype with more bits than a number has."""
+    rows = code.shape[0]
+    dtype = library.dtype(code)
+    order, in_order = library.empty((rows,), "int32", code), library.empty((rows,), dtype, code)
+    library.run(_C.sort_keys, code, order, in_order, bits=_C.sequence_bits(shape=shape, mode="bxyz") + 1)
+    ranks, count = library.empty((rows,), "int32", code), library.empty((1,), "int32", code)
+    library.run(_C.unique_ranks, in_order, ranks, count)
+    voxels = library.first_int(count) if rows else 0
+    keys, coords = library.empty((voxels,), dtype, code), library.empty((voxels, 4), "int32", code)
+    starts, first, counts, inverse = (library.empty((n,), "int32", code) for n in (voxels + 1, voxels, voxels, rows))
+    library.run(_C.unique_groups, in_order, order, ranks, keys, starts, first, counts, inverse)
+    library.run(_C.decode_seq, keys, coords, shape=shape, mode="bxyz")
+    return coords, Groups(order, starts, first, counts, inverse)
 
 
 def _code_dtype(shape: Shape) -> str:
@@ -68,8 +64,8 @@ def unique_coords(
     coords = rows_of_four(library, coords, "coords")
     code = library.empty((coords.shape[0],), _code_dtype(extents), coords)
     library.run(_C.encode_seq, coords, code, shape=extents, mode="bxyz")
-    groups = _Groups(library, code, extents)
-    return library.result(groups.coords), library.result(groups.inverse), library.result(groups.counts)
+    unique, groups = _group(library, code, extents)
+    return library.result(unique), library.result(groups.inverse), library.result(groups.counts)
 
 
 class Voxels:
@@ -83,16 +79,20 @@ class Voxels:
     num_points: int  # N
     num_voxels: int  # M
     device: str | None  # the device= of NumPy points
-    groups: _Groups
+    groups: Groups
+    native: Array  # coords as the extension takes them
     places: Array  # (N, 4) float32 [batch, x, y, z]: the points in units of voxels, as the extension takes them
 
     sample_map: SampleMap | None  # of the points among the voxels, once `devoxelize` needed it
 
-    def __init__(self, library: Library, groups: _Groups, places: Array, shape: Shape, device: str | None) -> None:
-        self.groups, self.places, self.shape, self.device = groups, places, shape, device
+    def __init__(
+        self, results: Sequence[Array], native: Array, groups: Groups, places: Array, shape: Shape, device: str | None
+    ) -> None:
+        """results: coords, inverse and counts as the caller has them."""
+        self.native, self.groups, self.places, self.shape, self.device = native, groups, places, shape, device
         self.feats = self.sample_map = None
-        self.coords, self.inverse, self.counts = map(library.result, (groups.coords, groups.inverse, groups.counts))
-        self.num_points, self.num_voxels = int(groups.inverse.shape[0]), int(groups.coords.shape[0])
+        self.coords, self.inverse, self.counts = results
+        self.num_points, self.num_voxels = groups.inverse.shape[0], native.shape[0]
 
     def __repr__(self) -> str:
         return f"Voxels({self.num_points} points in {self.num_voxels} voxels of {self.shape})"
@@ -127,17 +127,26 @@ def voxelize(
     """
     library = library_of(points, "points", device, stream)
     extents = grid_shape(shape)
-    points = library.contiguous(points, "points")
-    if len(points.shape) != 2 or points.shape[1] not in (3, 4):
-        raise ValueError(f"points: expected (N, 3) or (N, 4) [batch, x, y, z], got {tuple(points.shape)}")
-    size, begin = _three(voxel_size, "voxel_size"), _three(origin, "origin")
-    code = library.empty((points.shape[0],), _code_dtype(extents), points)
-    places = library.empty((points.shape[0], 4), "float32", points)
-    library.run(_C.voxel_codes, points, code, places, voxel_size=size, origin=begin, shape=extents)
-    voxels = Voxels(library, _Groups(library, code, extents), places, extents, device)
+    native, groups, places = group_points(library, points, voxel_size, extents, origin)
+    results = [library.result(x) for x in (native, groups.inverse, groups.counts)]
+    voxels = Voxels(results, native, groups, places, extents, device)
     if feats is not None:
         voxels.feats = reduce_points(feats, voxels, reduce, stream=stream)
     return voxels
+
+
+def group_points(
+    library: Library, points: Array, voxel_size: Any, shape: Shape, origin: Any
+) -> tuple[Array, Groups, Array]:
+    """The voxels of points, which point lies where, and the points in units of voxels, (N, 4)."""
+    points = library.contiguous(points, "points")
+    if len(points.shape) != 2 or points.shape[1] not in (3, 4):
+        raise ValueError(f"points: expected (N, 3) or (N, 4) [batch, x, y, z], got {tuple(points.shape)}")
+    size, begin = three(voxel_size, "voxel_size"), three(origin, "origin")
+    code = library.empty((points.shape[0],), _code_dtype(shape), points)
+    places = library.empty((points.shape[0], 4), "float32", points)
+    library.run(_C.voxel_codes, points, code, places, voxel_size=size, origin=begin, shape=shape)
+    return *_group(library, code, shape), places
 
 
 def reduce_points(feats: Array, voxels: Voxels, reduce: str = "mean", *, stream: Stream = None) -> Array:
@@ -154,7 +163,7 @@ def reduce_points(feats: Array, voxels: Voxels, reduce: str = "mean", *, stream:
         from flexgemm.torch import sampling
 
         return sampling.reduce_points(feats, voxels, reduce, stream=stream)
-    return reduced(library, feats, voxels, reduce)[0]
+    return reduced(library, feats, voxels.groups, reduce)[0]
 
 
 def devoxelize(feats: Array, voxels: Voxels, mode: str = "nearest", *, stream: Stream = None) -> Array:
@@ -175,17 +184,17 @@ def devoxelize(feats: Array, voxels: Voxels, mode: str = "nearest", *, stream: S
         from flexgemm.torch import sampling
 
         return sampling.devoxelize(feats, voxels, stream=stream)
-    return spread(library, feats, voxels)
+    return spread(library, feats, voxels.groups)
 
 
 def reduced(
-    library: Library, feats: Array, voxels: Voxels, reduce: str, with_argmax: bool = False
+    library: Library, feats: Array, groups: Groups, reduce: str, with_argmax: bool = False
 ) -> tuple[Array, Array | None]:
     """`reduce_points` without autograd, and the points that maxima are of."""
     if reduce not in REDUCTIONS:
         raise ValueError(f"reduce: expected one of {', '.join(REDUCTIONS)}, got {reduce!r}")
-    feats = _rows(library, feats, voxels.num_points, "points")
-    groups, shape = voxels.groups, (voxels.num_voxels, feats.shape[1])
+    feats = _rows(library, feats, groups.inverse.shape[0], "points")
+    shape = groups.first.shape[0], feats.shape[1]
     out, argmax = library.empty(shape, None, feats), None
     if reduce == "first":
         library.run(_C.gather_sum, feats, groups.first.reshape((shape[0], 1)), None, out)
@@ -195,11 +204,11 @@ def reduced(
     return library.result(out), argmax
 
 
-def spread(library: Library, feats: Array, voxels: Voxels) -> Array:
+def spread(library: Library, feats: Array, groups: Groups) -> Array:
     """`devoxelize` to the nearest voxel, without autograd."""
-    feats = _rows(library, feats, voxels.num_voxels, "voxels")
-    out = library.empty((voxels.num_points, feats.shape[1]), None, feats)
-    library.run(_C.gather_sum, feats, voxels.groups.inverse.reshape((voxels.num_points, 1)), None, out)
+    feats, points = _rows(library, feats, groups.first.shape[0], "voxels"), groups.inverse.shape[0]
+    out = library.empty((points, feats.shape[1]), None, feats)
+    library.run(_C.gather_sum, feats, groups.inverse.reshape((points, 1)), None, out)
     return library.result(out)
 
 
@@ -213,7 +222,7 @@ def bind(feats: Array, voxels: Voxels, stream: Stream) -> Library:
 
 def _points_map(library: Library, voxels: Voxels) -> SampleMap:
     if voxels.sample_map is None:
-        arrays = voxels.groups.coords, voxels.shape, voxels.places
+        arrays = voxels.native, voxels.shape, voxels.places
         voxels.sample_map = SampleMap(*arrays, "trilinear", device=None, stream=library.stream)
         voxels.sample_map.device = voxels.device
     return voxels.sample_map
@@ -226,7 +235,7 @@ def _rows(library: Library, feats: Array, count: int, what: str) -> Array:
     return feats
 
 
-def _three(value: float | Sequence[float], name: str) -> tuple[float, ...]:
+def three(value: float | Sequence[float], name: str) -> tuple[float, ...]:
     numbers: Any = value if hasattr(value, "__len__") else (value,) * 3
     try:
         return tuple(map(float, numbers))  # the extension counts them and checks their range

@@ -58,6 +58,8 @@ typedef enum {
     FG_DTYPE_COUNT,
 } fg_dtype;
 
+static inline bool fg_is_float8(fg_dtype dtype) { return dtype == FG_FLOAT8_E4M3FN || dtype == FG_FLOAT8_E5M2; }
+
 static inline size_t fg_dtype_size(fg_dtype dtype) {
     static const unsigned char size[FG_DTYPE_COUNT] = {4, 2, 2, 1, 1, 4, 8, 1};
     return size[dtype];
@@ -191,7 +193,7 @@ typedef struct {
 
 /* A hash table in arrays of the caller's: open addressing with linear probing. A slot is empty while its key is all ones;
  * the key of all ones itself lives in the last slot, which is its own. An empty slot's value is all ones as well.
- * Insertion leaves a key that is there already alone: of equal keys the lowest row of the first call wins.
+ * Of equal keys the lowest row of a call wins. A key that is there already keeps its value, or with `replace` gets it.
  * state: {1 once a key found no free slot, the longest way from a key's first slot to its own where that is over 64}. */
 typedef struct {
     fg_tensor keys;         /* (N) contiguous, dtype of table_keys; or voxels (N, 4) int32 contiguous */
@@ -201,6 +203,7 @@ typedef struct {
     fg_tensor state;        /* in and out: (2) int64 contiguous */
     int64_t shape[4];       /* of voxels: B, W, H, D; their key is the BXYZ number, and fits the dtype of table_keys */
     bool clear;             /* empty the table first; what it holds need not be a table yet */
+    bool replace;           /* the values of keys that are there already */
     fg_tensor workspace;
 } fg_hash_insert_params;
 
@@ -326,19 +329,23 @@ typedef struct {
     fg_tensor workspace;
 } fg_unique_groups_params;
 
-/* out[m] = activation(sum_v weight[:, v, :] . feats[map[v, m]] + bias + residual[m]), all of it in float32. */
+/* out[m] = activation(sum_v weight[:, v, :] . feats[map[v, m]] + bias + residual[m]), all of it in float32. Of float8
+ * operands the sum is that of weight * scale_weight and feats * scale_feats. "explicit_gemm" of these is "auto". */
 typedef struct {
-    fg_tensor feats;    /* (N, Ci) float32 | float16 | bfloat16, inner stride 1 */
-    fg_tensor weight;   /* (Co, V, Ci) contiguous, dtype of feats */
-    fg_tensor bias;     /* (Co) contiguous, dtype of feats; or absent */
-    fg_tensor map;      /* (V, M) int32 contiguous, -1 = none */
-    fg_tensor order;    /* (sum of groups, M) int32 contiguous, permutations: orders to take rows in; or absent */
-    fg_tensor residual; /* (M, Co) inner stride 1, dtype of feats, may be `out` element for element; or absent */
-    fg_order_sets sets; /* of which a plan takes one, or none; every one divides V */
+    fg_tensor feats;        /* (N, Ci) float32 | float16 | bfloat16 | float8_*, inner stride 1 */
+    fg_tensor weight;       /* (Co, V, Ci / groups) contiguous, dtype of feats; float8 kinds mix freely */
+    fg_tensor bias;         /* (Co) contiguous, dtype of out; or absent */
+    fg_tensor map;          /* (V, M) int32 contiguous, -1 = none */
+    fg_tensor order;        /* (sum of groups, M) int32 contiguous, permutations: orders to take rows in; or absent */
+    fg_tensor residual;     /* (M, Co) inner stride 1, dtype of out, may be `out` element for element; or absent */
+    fg_tensor scale_feats;  /* of float8: float32 () or contiguous (N), one for each row; or absent: 1 */
+    fg_tensor scale_weight; /* of float8: float32 () or contiguous (Co), one for each output channel; or absent: 1 */
+    fg_order_sets sets;     /* of which a plan takes one, or none; every one divides V */
+    int64_t groups; /* of channels, a divisor of Ci and Co; each is a convolution of its own (channel_groups.h) */
     fg_activation activation;
     fg_algorithm algorithm;
     fg_precision precision;
-    fg_tensor out; /* (M, Co) inner stride 1, dtype of feats */
+    fg_tensor out; /* (M, Co) inner stride 1, dtype of feats; of float8 operands float32 | float16 | bfloat16 */
     fg_tensor workspace;
 } fg_conv_forward_params;
 
@@ -346,10 +353,11 @@ typedef struct {
  * when mirrored (every kernel axis odd, one coordinate set), the forward map and v' = V - 1 - v. */
 typedef struct {
     fg_tensor grad_out; /* (M, Co), inner stride 1 */
-    fg_tensor weight;   /* (Co, V, Ci) contiguous */
+    fg_tensor weight;   /* (Co, V, Ci / groups) contiguous */
     fg_tensor map;      /* (V, N) int32 contiguous */
     fg_tensor order;    /* (sum of groups, N) int32 contiguous: those of `map`, as in the forward pass; or absent */
     fg_order_sets sets;
+    int64_t groups; /* of channels */
     fg_algorithm algorithm;
     bool mirrored;
     fg_precision precision;
@@ -363,21 +371,26 @@ typedef struct {
     fg_tensor grad_out;     /* (M, Co), inner stride 1 */
     fg_tensor feats;        /* (N, Ci), inner stride 1 */
     fg_tensor map;          /* (V, M) int32 contiguous: the forward map */
+    int64_t groups;         /* of channels */
     fg_algorithm algorithm; /* of which this pass knows one */
     fg_precision precision;
-    fg_tensor grad_weight; /* out: (Co, V, Ci) contiguous, dtype of feats; or absent */
+    fg_tensor grad_weight; /* out: (Co, V, Ci / groups) contiguous, dtype of feats; or absent */
     fg_tensor grad_bias;   /* out: (Co) contiguous, dtype of feats; or absent */
     fg_tensor workspace;
 } fg_conv_wgrad_params;
 
 /* Depthwise convolution: every channel by itself, output channel o reading input channel o / multiplier.
- * out[m, o] = bias[o] + sum_v weight[o, v] * feats[map[v, m], o / multiplier]; float32 sums in the order of v. */
+ * out[m, o] = activation(bias[o] + sum_v weight[o, v] * feats[map[v, m], o / multiplier] + residual[m, o]); float32 sums
+ * in the order of v. */
 typedef struct {
     fg_tensor feats;  /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
     fg_tensor weight; /* (C * multiplier, V) contiguous, dtype of feats */
     fg_tensor bias;   /* (C * multiplier) contiguous, dtype of feats; or absent */
     fg_tensor map;    /* (V, M) int32 contiguous, -1 = none */
-    fg_tensor out;    /* (M, C * multiplier) inner stride 1, dtype of feats */
+    fg_tensor
+        residual; /* (M, C * multiplier) inner stride 1, dtype of feats, may be `out` element for element; or absent */
+    fg_activation activation;
+    fg_tensor out; /* (M, C * multiplier) inner stride 1, dtype of feats */
     fg_tensor workspace;
 } fg_depthwise_forward_params;
 

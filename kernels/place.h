@@ -8,20 +8,17 @@
 
 #include "sequence.h"
 
-/* A point's place in units of voxels and the voxel around it; false where that lies outside the curve's shape. A NaN
- * compares false with everything. `batch` is a float, as the points are. */
+/* A point's place in units of voxels and the voxel around it; false where that lies outside the curve's shape, as a NaN
+ * does. `batch` is a float, as the points are. */
 FG_BOTH bool fg_find_voxel(const fg_curve *curve, float batch, const float point[3], const float voxel_size[3],
                            const float origin[3], float place[3], int32_t coord[4]) {
-    bool inside = batch >= 0.0f && batch < (float)curve->shape[0] && batch < 2147483648.0f;
-    coord[0] = inside ? (int32_t)batch : -1;
+    coord[0] = batch >= 0.0f && batch < 2147483648.0f ? (int32_t)batch : -1;
     for (int axis = 0; axis < 3; axis++) {
         place[axis] = point[axis] / voxel_size[axis] - origin[axis];
         const float below = floorf(place[axis]);
-        const bool within = below >= 0.0f && below < (float)curve->shape[axis + 1] && below < 2147483648.0f;
-        coord[axis + 1] = within ? (int32_t)below : -1;
-        inside = inside && within;
+        coord[axis + 1] = below >= 0.0f && below < 2147483648.0f ? (int32_t)below : -1;
     }
-    return inside && fg_curve_contains(curve, coord);
+    return fg_curve_contains(curve, coord);
 }
 
 #endif

@@ -23,7 +23,8 @@ typedef struct {
     int64_t workspace_bytes;
 } fg_plan;
 
-/* rows = output rows, ci / co = reduction and output channels as the pass sees them, v = kernel volume;
+/* rows = output rows, ci / co = reduction and output channels as the pass sees them, of one group of channels, v = kernel
+ * volume;
  * compute_capability = 90 for 9.0, where the float32 of a weight gradient means TF32: there is no other float32 kernel
  * for it. */
 typedef struct {
@@ -33,10 +34,12 @@ typedef struct {
     int32_t num_sms, compute_capability;
     fg_algorithm algorithm;
     fg_order_sets orders; /* that the caller has */
+    int64_t channel_groups;
 } fg_conv_question;
 
 /* Forward pass and input gradient. split_k is a multiple of `groups`: each group may be split further. "explicit_gemm"
- * makes block_m rows of its matrix at a time. */
+ * makes block_m rows of its matrix at a time. All groups of channels are one launch of the portable kernel, whose
+ * workspace is of all of them; else the plan is that of a launch for each. */
 fg_plan fg_plan_conv(const fg_conv_question *question);
 /* Weight gradient: a tile is block_m output channels x block_n input channels of one offset; on Hopper block_n of the
  * v * ci columns, which touch FG_WGRAD_MAX_OFFSETS offsets at most. The reduction runs over rows. */

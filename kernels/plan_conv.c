@@ -22,6 +22,7 @@ enum {
     WGRAD_WAVES = 4,            /* offsets differ in neighbours: more CTAs than fit at once even that out */
     MIN_ROWS_PER_SUM = 256,     /* column sums */
     SM90_MIN_OFFSETS = 2,       /* of a slice, Hopper */
+    SM90_MIN_GROUP = 64,        /* channels of a group that are worth a launch of the Hopper kernel */
     MAX_PARTIALS = 1 << 28,     /* 1 GiB of float32 */
     MAX_MATRIX_BYTES = 1 << 28, /* of gathered rows at a time, "explicit_gemm": 256 MiB */
 };
@@ -49,7 +50,8 @@ static void set_split(fg_plan *plan, int64_t slices, int64_t outputs) {
 /* ---- forward pass and input gradient ---- */
 
 /* A tile, and the speed of a card full of it: TFLOP/s on 132 multiprocessors with 16-bit inputs and rows as they come,
- * every product counted. Fitted to an H200. */
+ * every product counted. Fitted to an H200; those of float8 are predictions, between the bytes from L2, of which it needs
+ * half, and the GEMM kernel's speed with promoted sums. */
 typedef struct {
     int32_t block_m, block_n, num_stages, ctas_per_sm;
     double tflops;
@@ -74,8 +76,9 @@ static double seconds(const fg_conv_question *q, const tile *t, int64_t groups, 
     const double size = (double)fg_dtype_size(q->dtype), scale = q->num_sms / MEASURED_SMS;
     const int64_t columns = ceil_div(q->co, t->block_n), slices = at_least(groups, 1) * splits;
     const int64_t depth = STEP_BYTES / (int64_t)size, slots = (int64_t)q->num_sms * t->ctas_per_sm;
-    /* float32: half as many products a step; the three products of "ieee" take three times as long. */
-    const double slowdown = size / 2 * (size == 4 && q->precision == FG_PRECISION_IEEE ? 3 : 1);
+    /* float32: half as many products a step; the three products of "ieee" take three times as long. float8 is multiplied
+     * as float16, or by tiles with figures of their own. */
+    const double slowdown = size < 4 ? 1 : q->precision == FG_PRECISION_IEEE ? 6 : 2;
     const double task_flops =
         2.0 * t->block_m * t->block_n * ((double)q->v / (double)slices) * (double)(ceil_div(q->ci, depth) * depth);
     const double task_seconds = task_flops * slowdown * (double)slots / (t->tflops * 1e12 * scale);
@@ -118,7 +121,7 @@ static fg_plan choose_slices(const fg_conv_question *q, fg_plan plan, const tile
         const int64_t options[] = {1, at_least(filling, 1)};
         for (int option = 0; option < 2; option++) {
             const int64_t slices = orders * options[option];
-            if (slices > 1 && (!split || slices * q->rows * q->co > MAX_PARTIALS)) continue;
+            if (slices > 1 && (!split || slices * q->rows * q->co * q->channel_groups > MAX_PARTIALS)) continue;
             const double cost = seconds(q, t, groups, options[option]);
             if (cost > WORTHWHILE * best) continue;
             best = cost;
@@ -133,12 +136,12 @@ static fg_plan choose_slices(const fg_conv_question *q, fg_plan plan, const tile
  * would leave much of a wider one empty. */
 static fg_plan plan_conv_sm90(const fg_conv_question *q) {
     static const struct {
-        tile tile;
+        tile tile, float8;
         int32_t cost; /* of a column, relative: sphere256 with 256 channels on an H200 */
     } candidates[] = {
-        {{128, 256, 4, 1, 800}, 10},
-        {{128, 128, 5, 1, 610}, 13},
-        {{128, 64, 3, 2, 400}, 17},
+        {{128, 256, 4, 1, 800}, {128, 256, 4, 1, 1150}, 10},
+        {{128, 128, 5, 1, 610}, {128, 128, 5, 1, 1000}, 13},
+        {{128, 64, 3, 2, 400}, {128, 64, 3, 2, 700}, 17},
     };
     int best = 0;
     for (int i = 1; i < 3; i++) {
@@ -147,15 +150,19 @@ static fg_plan plan_conv_sm90(const fg_conv_question *q) {
             ceil_div(q->co, best_n) * best_n * candidates[best].cost)
             best = i;
     }
-    const tile *t = &candidates[best].tile;
+    const tile *t = fg_is_float8(q->dtype) ? &candidates[best].float8 : &candidates[best].tile;
     fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(q->dtype)), .split_k = 1};
     set_tile(&plan, t->block_m, t->block_n, t->num_stages);
     return choose_slices(q, plan, t, at_most(MAX_GATHER_SLICES, q->v / SM90_MIN_OFFSETS));
 }
 
-static fg_plan plan_conv_portable(const fg_conv_question *q) {
+/* Groups of channels are side by side in one launch: each plans for its share of the multiprocessors. */
+static fg_plan plan_conv_portable(const fg_conv_question *whole) {
     static const tile large = {128, 128, 3, CTAS_PER_SM, 260}, tall = {128, 64, 3, CTAS_PER_SM, 220},
                       small = {64, 64, 4, SMALL_CTAS_PER_SM, 160};
+    fg_conv_question share = *whole;
+    share.num_sms = (int32_t)at_least(whole->num_sms / whole->channel_groups, 1);
+    const fg_conv_question *q = &share;
     fg_plan plan = {.block_k = (int32_t)(STEP_BYTES / fg_dtype_size(q->dtype)), .split_k = 1};
     const int64_t columns_64 = ceil_div(q->co, 64) * 64, columns_128 = ceil_div(q->co, 128) * 128;
     /* A 64-wide tile pays where a 128-wide one would compute a fifth or more in vain (64 or 192 channels). */
@@ -166,7 +173,9 @@ static fg_plan plan_conv_portable(const fg_conv_question *q) {
     set_tile(&plan, t->block_m, t->block_n, t->num_stages);
     const int64_t steps = q->v * ceil_div(q->ci, plan.block_k);
     const int64_t splits = t == &small ? at_most(q->v, steps / MIN_STEPS_PER_SLICE) : 1;
-    return choose_slices(q, plan, t, at_most(MAX_GATHER_SLICES, splits));
+    plan = choose_slices(q, plan, t, at_most(MAX_GATHER_SLICES, splits));
+    plan.workspace_bytes *= q->channel_groups;
+    return plan;
 }
 
 /* Whole tiles of 128 rows of the matrix at a time, with their float32 sums. The product plans its own tiles. */
@@ -181,8 +190,10 @@ static fg_plan plan_conv_explicit(const fg_conv_question *q) {
 
 fg_plan fg_plan_conv(const fg_conv_question *q) {
     if (q->algorithm == FG_ALGORITHM_EXPLICIT_GEMM) return plan_conv_explicit(q);
-    const bool fits = q->dtype == FG_FLOAT32 ? q->precision == FG_PRECISION_TF32 : fg_dtype_size(q->dtype) == 2;
-    const bool wgmma = q->compute_capability == 90 && fits && q->ci > 0 && q->ci % 8 == 0 && q->co % 8 == 0;
+    const bool fits = q->dtype != FG_FLOAT32 || q->precision == FG_PRECISION_TF32;
+    const bool wide = q->channel_groups == 1 || at_most(q->ci, q->co) >= SM90_MIN_GROUP;
+    const int64_t whole = fg_is_float8(q->dtype) ? 16 : 8; /* channels that rows of whole 16-byte pieces come by */
+    const bool wgmma = q->compute_capability == 90 && fits && wide && q->ci > 0 && q->ci % whole == 0 && q->co % 8 == 0;
     return wgmma ? plan_conv_sm90(q) : plan_conv_portable(q);
 }
 

@@ -136,27 +136,31 @@ def sort_keys(backend, keys, bits, *, with_sorted=True, **layout):
     )
 
 
-def hash_insert(backend, keys, values, slots, value_dtype, *, shape=None, initial=None, clear=False, **layout):
+def hash_insert(
+    backend, keys, values, slots, value_dtype, *, shape=None, initial=None, clear=False, replace=False, **layout
+):
     """The table (keys, values, state) after the insertion; `initial` is one from before."""
     call = Call(backend, **layout)
     initial = initial or (None, None, None)
     key_dtype = "int64" if shape else keys.dtype
     return call.run(
         "hash_insert",
-        call.give(keys),
+        call.give(keys, strided=keys.ndim == 2),
         call.give(values),
         call.take((slots,), key_dtype, initial=initial[0]),
         call.take((slots,), value_dtype, initial=initial[1]),
         call.take((2,), "int64", initial=initial[2]),
         shape=shape,
         clear=clear,
+        replace=replace,
     )
 
 
 def hash_lookup(backend, keys, table_keys, table_values, state, *, shape=None, **layout):
     call = Call(backend, **layout)
     table = (call.give(array) for array in (table_keys, table_values, state))
-    return call.run("hash_lookup", call.give(keys), *table, call.take(keys.shape[:1], table_values.dtype), shape=shape)
+    given, out = call.give(keys, strided=keys.ndim == 2), call.take(keys.shape[:1], table_values.dtype)
+    return call.run("hash_lookup", given, *table, out, shape=shape)
 
 
 def sample_map(backend, grid, table, shape, mode, **layout):
@@ -164,8 +168,8 @@ def sample_map(backend, grid, table, shape, mode, **layout):
     call = Call(backend, **layout)
     points = grid.shape[0] * grid.shape[1]
     given = [call.give(array) for array in (grid, *table)]
-    indices = call.take((points, 8 if mode == "trilinear" else 1), "int32")
-    weights = call.take((points, 8), "float32") if mode == "trilinear" else None
+    indices = call.take((points, 8 if mode == "trilinear" else 1), "int32", strided=True)
+    weights = call.take((points, 8), "float32", strided=True) if mode == "trilinear" else None
     return call.run("sample_map", *given, indices, weights, shape=shape)
 
 
@@ -227,11 +231,12 @@ def unique_groups(backend, in_order, order, ranks, voxels, **layout):
 
 
 def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None, residual=None, activation=None,
-                 in_place=False, algorithm="auto", precision="ieee", **layout):  # fmt: skip
-    """in_place: the output is the residual itself."""
+                 in_place=False, algorithm="auto", precision="ieee", channel_groups=1, out_dtype=None, scale_feats=None,
+                 scale_weight=None, **layout):  # fmt: skip
+    """in_place: the output is the residual itself. out_dtype: that of feats by default."""
     call = Call(backend, **layout)
     shape = nmap.shape[1], len(weight)
-    out = call.take(shape, feats.dtype, strided=True, initial=residual if in_place else None)
+    out = call.take(shape, out_dtype or feats.dtype, strided=True, initial=residual if in_place else None)
     return call.run(
         "conv_forward",
         call.give(feats, strided=True),
@@ -241,15 +246,18 @@ def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None,
         out,
         order=call.give(order),
         residual=out if in_place else call.give(residual, strided=True),
+        scale_feats=call.give(scale_feats),
+        scale_weight=call.give(scale_weight),
         activation=activation,
         order_groups=groups,
         algorithm=algorithm,
         precision=precision,
+        groups=channel_groups,
     )
 
 
 def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, groups=None, algorithm="auto", mirrored=False,
-               precision="ieee", **layout):  # fmt: skip
+               precision="ieee", channel_groups=1, **layout):  # fmt: skip
     """nmap is the transposed map, or with mirrored=True the forward map."""
     call = Call(backend, **layout)
     return call.run(
@@ -257,17 +265,19 @@ def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, groups=None, algo
         call.give(grad_out, strided=True),
         call.give(weight),
         call.give(nmap),
-        call.take((nmap.shape[1], weight.shape[-1]), grad_out.dtype, strided=True),
+        call.take((nmap.shape[1], channel_groups * weight.shape[-1]), grad_out.dtype, strided=True),
         order=call.give(order),
         order_groups=groups,
         algorithm=algorithm,
         mirrored=mirrored,
         precision=precision,
+        groups=channel_groups,
     )
 
 
-def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), precision="ieee", **layout):
-    """grad_weight (Co, V, Ci) and grad_bias (Co); one of them alone when `outputs` names one."""
+def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), precision="ieee", channel_groups=1,
+               **layout):  # fmt: skip
+    """grad_weight (Co, V, Ci / channel_groups) and grad_bias (Co); one of them alone when `outputs` names one."""
     call = Call(backend, **layout)
     co, ci, dtype = grad_out.shape[1], feats.shape[1], feats.dtype
     return call.run(
@@ -275,21 +285,26 @@ def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), pr
         call.give(grad_out, strided=True),
         call.give(feats, strided=True),
         call.give(nmap),
-        call.take((co, len(nmap), ci), dtype) if "weight" in outputs else None,
+        call.take((co, len(nmap), ci // channel_groups), dtype) if "weight" in outputs else None,
         call.take((co,), dtype) if "bias" in outputs else None,
         precision=precision,
+        groups=channel_groups,
     )
 
 
-def depthwise_forward(backend, feats, weight, bias, nmap, **layout):
+def depthwise_forward(backend, feats, weight, bias, nmap, *, residual=None, activation=None, in_place=False, **layout):
     call = Call(backend, **layout)
+    shape = nmap.shape[1], len(weight)
+    out = call.take(shape, feats.dtype, strided=True, initial=residual if in_place else None)
     return call.run(
         "depthwise_forward",
         call.give(feats, strided=True),
         call.give(weight),
         call.give(bias),
         call.give(nmap),
-        call.take((nmap.shape[1], len(weight)), feats.dtype, strided=True),
+        out,
+        residual=out if in_place else call.give(residual, strided=True),
+        activation=activation,
     )
 
 
@@ -369,9 +384,11 @@ def gemm(backend, a, b, out_dtype, *, shape=None, initial=None, pad=0, offset=0,
 BLOCK_ROWS = {"1x128": 1, "128x128": 128}
 
 
-def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, **layout):
+def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, q_offset=None, **layout):
     """(q, scale)."""
     call = Call(backend, **layout)
+    given = call.give(x, strided=True)
+    call.offset = call.offset if q_offset is None else q_offset
     *lead, rows, columns = x.shape
     columns //= 2 if swiglu else 1
     block_rows = BLOCK_ROWS.get(granularity, 0)
@@ -380,7 +397,7 @@ def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, **layo
         shape = (*lead, -(-rows // block_rows), -(-columns // 128))
     return call.run(
         "quantize",
-        call.give(x, strided=True),
+        given,
         call.take((*lead, rows, columns), dtype, strided=True),
         call.take(shape, "float32", initial=scale),
         scale_given=scale is not None,

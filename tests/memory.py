@@ -122,10 +122,10 @@ def poison(shape, dtype):
 class Buffer:
     """An array inside a larger one.
 
-    `row_pad` elements are left between rows and `offset` elements before the first, so that pitches and base pointers
-    of every alignment occur. The surroundings of an input are NaN (zero for integers, a legal row), those of an
-    output are random bits. With fence=False the allocation is exact, which is what a sanitizer wants to see;
-    initialise=False then leaves the content away as well.
+    `row_pad` elements are left between rows (then also a row between matrices) and `offset` elements before the first,
+    so that pitches and base pointers of every alignment occur. The surroundings of an input are NaN (zero for integers,
+    a legal row), those of an output are random bits. With fence=False the allocation is exact, which is what a
+    sanitizer wants to see; initialise=False then leaves the content away as well.
     """
 
     def __init__(self, backend, content, *, output=False, row_pad=0, offset=0, fence=True, initialise=True):
@@ -133,7 +133,7 @@ class Buffer:
         shape, dtype = content.shape, content.dtype
         strides = np.ones(len(shape), np.int64)
         for axis in range(len(shape) - 2, -1, -1):
-            pitch = shape[axis + 1] + (row_pad if axis == len(shape) - 2 else 0)
+            pitch = shape[axis + 1] + (row_pad if axis == len(shape) - 2 else row_pad > 0)
             strides[axis] = strides[axis + 1] * pitch
         extent = 0 if 0 in shape else 1 + sum((s - 1) * int(t) for s, t in zip(shape, strides, strict=True))
         border = FENCE // dtype.itemsize if fence else 0

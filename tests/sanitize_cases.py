@@ -92,8 +92,9 @@ def depthwise_case(backend, direction, dtype, channels, multiplier, offset):
     dense[np.arange(co), :, np.arange(co) // multiplier] = reference.by_offset(weight)[..., 0]
     layout, tolerance = {"fence": False, "offset": offset, "pad": offset}, reference.ROW_TOLERANCE[dtype]
     if direction == "forward":
-        out = guarded.depthwise_forward(backend, feats, weight, bias, nmap, **layout)
-        assert_rows(out, reference.conv_forward(feats, dense, bias, nmap), tolerance)
+        added = {"residual": grad_out, "activation": "silu"}
+        out = guarded.depthwise_forward(backend, feats, weight, bias, nmap, **added, **layout)
+        assert_rows(out, reference.conv_epilogue(feats, dense, bias, nmap, grad_out, "silu"), tolerance)
     elif direction == "dgrad":
         grad_feats = guarded.depthwise_dgrad(backend, grad_out, weight, transposed, channels, **layout)
         assert_rows(grad_feats, reference.conv_dgrad(grad_out, dense, nmap, N), tolerance)
@@ -157,6 +158,10 @@ def hash_case(backend, key_dtype, value_dtype, voxels):
         table = guarded.hash_insert(backend, keys[::-1].copy(), values, 200, value_dtype, initial=table, **how)
         found = guarded.hash_lookup(backend, keys, *table, **how)
         np.testing.assert_array_equal(found, [contents[name] for name in names])
+        table = guarded.hash_insert(backend, keys, values, 200, value_dtype, initial=table, replace=True, **how)
+        first = dict(zip(names[::-1], values[::-1].tolist(), strict=True))
+        found = guarded.hash_lookup(backend, keys, *table, **how)
+        np.testing.assert_array_equal(found, [first[name] for name in names])
 
 
 def sample_case(backend, mode, dtype, channels, offset):
@@ -249,6 +254,31 @@ def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0,
         assert_rows(grad_bias[None], expected_bias[None], tolerance)
 
 
+def grouped_case(backend, direction, mode, ci, co, groups, rows=N):
+    dtype, precision = MODES[mode]
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(rows)
+    nmap, own = reference.neighbor_map(coords, shape), ci // groups
+    draw = (rows, ci), (co, 3, 3, 3, own), (rows, co)
+    feats, weight, grad_out = (scenes.values(rng, s, dtype, one_sign=True) for s in draw)
+    dense = np.zeros((co, 27, groups, own))
+    group = np.arange(co) // (co // groups)
+    dense[np.arange(co), :, group] = reference.by_offset(weight)
+    dense = dense.reshape(co, 27, ci)
+    how = {"precision": precision, "fence": False, "channel_groups": groups}
+    if direction == "forward":
+        got = guarded.conv_forward(backend, feats, weight, None, nmap, **how)
+        expected = reference.conv_forward(feats, dense, None, nmap)
+    elif direction == "dgrad":
+        got = guarded.conv_dgrad(backend, grad_out, weight, nmap, mirrored=True, **how)
+        expected = reference.conv_dgrad(grad_out, dense, nmap, rows)
+    else:
+        got, _ = guarded.conv_wgrad(backend, grad_out, feats, nmap, **how)
+        expected = reference.conv_wgrad(grad_out, feats, nmap)[0].reshape(co, 27, groups, own)
+        expected = expected[np.arange(co), :, group]
+    assert_rows(got, expected, reference.ROW_TOLERANCE[mode])
+
+
 def epilogue_case(backend, mode, channels, activation, in_place, offset, n=N):
     dtype, precision = MODES[mode]
     ci, co = CHANNELS[channels]
@@ -262,6 +292,26 @@ def epilogue_case(backend, mode, channels, activation, in_place, offset, n=N):
     out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
     expected = reference.conv_epilogue(feats, weight, bias, nmap, residual, activation)
     assert_rows(out, expected, reference.ROW_TOLERANCE[mode])
+
+
+def fp8_conv_case(backend, dtypes, out_dtype, channels, of_rows, offset, groups=0):
+    ci, co = channels
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(N)
+    nmap = reference.neighbor_map(coords, shape)
+    feats, weight = scenes.values(rng, (N, ci), dtypes[0]), scenes.values(rng, (co, 27, ci), dtypes[1])
+    bias, residual = scenes.values(rng, (co,), out_dtype), scenes.values(rng, (N, co), out_dtype)
+    scale_feats = rng.uniform(0.25, 0.75, N if of_rows else ()).astype(np.float32)
+    scale_weight = rng.uniform(0.25, 0.75, co if of_rows else ()).astype(np.float32)
+    how = {"residual": residual, "activation": "gelu", "out_dtype": out_dtype, "fence": False}
+    how |= {"scale_feats": scale_feats, "scale_weight": scale_weight, "offset": offset, "pad": offset}
+    if groups:
+        how["order"] = np.stack([rng.permutation(N).astype(np.int32) for _ in range(groups)])
+        how["algorithm"] = "masked_implicit_gemm_splitk"
+    out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
+    meant = reference.scaled(feats, scale_feats, 1), reference.f64(weight) * scale_weight.reshape(-1, 1, 1)
+    expected = reference.conv_epilogue(*meant, bias, nmap, residual, "gelu")
+    assert_rows(out, expected, reference.ROW_TOLERANCE[out_dtype])
 
 
 def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offset, rows=70):
@@ -487,6 +537,12 @@ def all_cases():
                     rows=1100,
                 )
 
+            for ci, co, groups in ((16, 24, 4), (33, 66, 3), (128, 128, 2)):
+                how = {"ci": ci, "co": co, "groups": groups}
+                cases[f"conv/{direction}/{mode}/{groups}-channel-groups"] = partial(
+                    grouped_case, direction=direction, mode=mode, **how
+                )
+
             for channels, groups in (("odd", 1), ("wide", 1), ("odd", 3), ("wide", 9)) if direction != "wgrad" else ():
                 cases[f"conv/{direction}/{mode}/{channels}/{groups}-orders"] = partial(
                     conv_case,
@@ -525,6 +581,14 @@ def all_cases():
         cases[f"epilogue/{mode}/whole"] = partial(
             epilogue_case, mode=mode, channels="aligned", activation="gelu", in_place=True, offset=0, n=13_000
         )
+
+    for dtypes in ((a, b) for a in (E4M3, E5M2) for b in (E4M3, E5M2)):
+        # the three widths of Hopper's tiles, and what takes the portable kernel
+        for channels in ((64, 64), (144, 72), (208, 136), (33, 37)):
+            for of_rows, out_dtype, groups in ((True, "float32", 0), (False, "bfloat16", 0), (True, "float16", 9)):
+                name = f"conv/fp8/{'-'.join(dtypes)}/{channels[0]}-{channels[1]}/{out_dtype}"
+                common = {"dtypes": dtypes, "out_dtype": out_dtype, "channels": channels, "of_rows": of_rows}
+                cases[name] = partial(fp8_conv_case, offset=int(out_dtype == "bfloat16"), groups=groups, **common)
 
     mixes = [(a, b, "ieee") for a in (E4M3, E5M2) for b in (E4M3, E5M2)]
     mixes += [(dtype, dtype, precision) for dtype, precision in MODES.values()]

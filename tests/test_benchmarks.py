@@ -6,7 +6,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import sys
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +19,20 @@ from benchmarks import results, row_orders, scenes
 torch = pytest.importorskip("torch")
 
 import flexgemm  # noqa: E402
-from benchmarks import check, cold, conv, gemm, gpu_check, points, sanitize, strided, train, voxel  # noqa: E402
+from benchmarks import (  # noqa: E402
+    check,
+    cold,
+    conv,
+    fp8_conv,
+    gemm,
+    gpu_check,
+    peers,
+    points,
+    sanitize,
+    strided,
+    train,
+    voxel,
+)  # fmt: skip
 from benchmarks.ceilings import Ceilings  # noqa: E402
 from benchmarks.run import OutOfTime, Run  # noqa: E402
 
@@ -164,9 +180,10 @@ def test_all_rows_are_distinct():
     rows.append(train.MEMORY_CASE.row("train_step") | {"suite": "memory"})
     assert train.MEMORY_CASE in train.cases()
     for case in gemm.cases() + gemm.more_cases():
-        peers = () if case.scales else gemm.PEERS.get((case.op, case.dtype), ())
-        rows += [case.row(), *(case.row(peer) for peer in peers)]
-    rows += [case.row() for case in voxel.cases()]
+        peers_of_case = () if case.scales else gemm.PEERS.get((case.op, case.dtype), ())
+        rows += [case.row(), *(case.row(peer) for peer in peers_of_case)]
+    for case in voxel.cases(["lidar"]):
+        rows += [case.row(), case.row(peers.NAME)]
     assert len({results.identity(row) for row in rows}) == len(rows)
 
 
@@ -180,10 +197,12 @@ def test_floor_is_arithmetic_or_bytes():
 
 
 def test_voxel_cases_of_one_scene_are_adjacent():
-    names = [case.scene for case in voxel.cases()]
+    names = [case.scene for case in voxel.cases(["lidar"])]
     assert sum(a != b for a, b in zip(names, names[1:], strict=False)) == len(set(names)) - 1
     row = next(case for case in voxel.cases() if case.op == "strided_fwd").row()
-    assert row["scene"] == "sphere64-k2s2"
+    assert row["scene"] == "sphere128-k2s2" and row["channels"] == 64
+    lidar = {case.row()["scene"] for case in voxel.cases(["lidar"]) if case.channels == 32}
+    assert lidar == {"lidar-k2s2", "lidar-k3s2"}
     assert list(row) == ["suite", "op", "scene", "dtype", "channels", "family"]
 
 
@@ -203,6 +222,22 @@ def test_right_results_on_voxels_pass_and_wrong_ones_do_not(monkeypatch, op, siz
     first[:] = first * 1.1
     with pytest.raises(check.Wrong):
         work.judge(result)
+
+
+@pytest.mark.parametrize("op", fp8_conv.DTYPES)
+def test_right_convolutions_in_fp8_pass_and_wrong_ones_do_not(monkeypatch, op):
+    monkeypatch.setattr(fp8_conv, "DEVICE", "cpu")
+    work = fp8_conv.make(op, 64, scenes.sphere(8))
+    result = work.call()
+    work.judge(result)
+    assert result.dtype == torch.float16
+    assert work.n == 192
+    if op == "fp8_fwd":  # half the bytes of feats and weight
+        assert work.moved < fp8_conv.make("fp16_fwd", 64, scenes.sphere(8)).moved - 27 * 64 * 64
+        with pytest.raises(check.Wrong):
+            work.judge((result.float() + 3e-3 * torch.randn(result.shape)).half())
+    with pytest.raises(check.Wrong):
+        work.judge(result.roll(1, 0))
 
 
 @pytest.mark.parametrize("case", points.cases(), ids=lambda case: case.op)
@@ -336,6 +371,92 @@ def test_product_is_judged_against_the_dequantised_operands(monkeypatch, case):
     for wrong in (torch.zeros_like(out), out * torch.linspace(0.99, 1.01, case.n), out.roll(1, 1), out / 0):
         with pytest.raises(check.Wrong):
             problem.judge(wrong)
+
+
+# ---- FlexGEMM beside it ----
+
+
+def scatter(grad_out, indices, weights, n):
+    """What FlexGEMM's kernel of this name does."""
+    rows, has = indices.view(torch.int32).long(), weights > 0
+    parts = (grad_out[:, None].float() * weights[..., None])[has]
+    return torch.zeros(n, grad_out.shape[1]).index_add_(0, rows[has], parts).to(grad_out.dtype)
+
+
+@pytest.fixture
+def flex_gemm(monkeypatch):
+    """FlexGEMM's functions as flexgemm has them."""
+    package = pytest.importorskip("flexgemm.compat.flex_gemm")
+    monkeypatch.setattr(package.kernels.triton, "indice_weighed_sum_bwd_input", scatter, raising=False)
+    monkeypatch.setitem(sys.modules, "flex_gemm", package)
+    return package
+
+
+def test_peers_are_measured_on_the_same_tensors(flex_gemm, tmp_path, same_sources, monkeypatch):
+    for module in (points, strided):
+        monkeypatch.setattr(module, "DEVICE", "cpu")
+    monkeypatch.setattr(points, "KEYS", 2000)
+    monkeypatch.setattr(points, "POINTS", 500)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    small = [dataclasses.replace(case, scene="sphere12") for case in points.cases()]
+    makes = {op: partial(strided.make, op, 3, 16) for op in strided.OPS}
+    small += [strided.Case(op, "sphere8", make, "k3s2", "float16", 16) for op, make in makes.items()]
+    monkeypatch.setattr(voxel, "cases", lambda clouds: small)
+    run = Run(results.Results(tmp_path / "h200.json", MACHINE), float("inf"))
+    peer = peers.find()
+    voxel.run(run, FakeTimer(), CEILINGS, {}, peer)
+    assert run.failures == []
+    theirs = [row["op"] for row in run.results.rows if row.get("peer") == "flex_gemm"]
+    assert sorted(theirs) == sorted(set(peer.ops) - set(conv.OPS))
+    assert len(run.results.rows) == len(small) + len(theirs)
+    assert all({"ms", "floor_ms", "n"} <= row.keys() for row in run.results.rows)
+    (line,) = (line for line in results.summary(run.results.rows, []) if line.startswith("voxel strided_fwd"))
+    assert "beside the fastest peer x1.00" in line
+    voxel.run(run, None, CEILINGS, {}, peer)  # all is there
+
+
+def test_convolutions_of_peers(flex_gemm, tmp_path, same_sources, monkeypatch):
+    monkeypatch.setattr(conv, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    theirs, ours = conv.Case("sphere8", 8, "float16"), conv.Case("sphere8", 8, "float32", "ieee")
+    monkeypatch.setattr(conv, "peers_cases", lambda clouds: [theirs, ours])
+    monkeypatch.setattr(conv, "cases", conv.peers_cases)
+    run = Run(results.Results(tmp_path / "h200.json", MACHINE), float("inf"))
+    conv.run(run, FakeTimer(), CEILINGS, {}, peers.find())
+    assert run.failures == []
+    expected = [theirs.row(op) for op in conv.OPS] + [theirs.row(op, "flex_gemm") for op in conv.OPS]
+    expected += [ours.row(op) for op in conv.OPS]
+    assert [results.describe(row) for row in run.results.rows] == [results.describe(row) for row in expected]
+    conv.run(run, None, CEILINGS, {}, peers.find())  # all is there
+
+
+def test_a_wrong_peer_gets_no_time(flex_gemm, tmp_path, same_sources, monkeypatch):
+    monkeypatch.setattr(strided, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    function = flex_gemm.ops.spconv.SparseConv3dFunction
+    right = function._sparse_conv_forward
+    monkeypatch.setattr(function, "_sparse_conv_forward", staticmethod(lambda *a: right(*a) * 1.1))
+    case = strided.Case("strided_fwd", "sphere8", partial(strided.make, "strided_fwd", 2, 16), "k2s2", "float16", 16)
+    monkeypatch.setattr(voxel, "cases", lambda clouds: [case])
+    run = Run(results.Results(tmp_path / "h200.json", MACHINE), float("inf"))
+    voxel.run(run, FakeTimer(), CEILINGS, {}, peers.find())
+    assert [row.get("peer") for row in run.results.rows] == [None]
+    assert "[flex_gemm]" in run.failures[0] and "WRONG" in run.failures[0]
+
+
+def test_a_peer_that_is_not_there_is_said(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "flex_gemm", None)
+    assert peers.find() is None
+    assert "flex_gemm: not measured" in capsys.readouterr().out
+
+
+def test_a_peer_without_its_extension_runs_its_triton_kernels(monkeypatch, capsys):
+    package = SimpleNamespace(kernels=SimpleNamespace(cuda=SimpleNamespace()))
+    monkeypatch.setitem(sys.modules, "flex_gemm", package)
+    peer = peers.find()
+    assert set(peer.ops) == {"fwd", "bwd", "strided_fwd", "strided_bwd", "grid_sample_bwd"}
+    assert hasattr(package.kernels.cuda, "hashmap_build_sparse_conv_neighbour_map")
+    assert "not built" in capsys.readouterr().out
 
 
 # ---- the results file ----

@@ -113,6 +113,14 @@ def test_a_frozen_cache_compiles_whole(device):
     _, cache = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias)
     frozen = cache.freeze(splitk=2)
     assert (frozen.splitk, frozen.algorithm) == (2, "masked_implicit_gemm_splitk")
+    for name in ("neighbor_map", "sorted_idx", "valid_signal_i", "valid_signal_o", "valid_signal_seg"):
+        assert torch.equal(getattr(frozen, name), cache[name])
+    for block, kernels_at, segments in zip(
+        frozen.block_sizes, frozen.valid_kernels, frozen.valid_kernel_segs, strict=True
+    ):
+        assert torch.equal(kernels_at, cache.valid_kernel_callback(block))
+        assert torch.equal(segments, cache.valid_kernel_seg_callback(block))
+    assert not hasattr(frozen, "gray_code")
     torch.compiler.reset()
     compiled = torch.compile(
         lambda x: sparse_submanifold_conv3d(x, weight=s.weight, bias=s.bias, config=frozen) * 2,
@@ -123,6 +131,12 @@ def test_a_frozen_cache_compiles_whole(device):
     reference.assert_rows(numpy(out) / 2, s.expected(), 1e-3)
     out.sum().backward()
     s.check_gradients(torch.full_like(out, 2))
+
+
+def test_functions_have_the_names_of_earlier_versions_too():
+    names = [name for name in kernels.__all__ if name.endswith("_cuda")]
+    assert len(names) == 6
+    assert all(getattr(kernels, name) is getattr(kernels, name.removesuffix("_cuda")) for name in names)
 
 
 def test_no_voxels(device):
@@ -217,6 +231,38 @@ def test_strided(device, how):
         assert torch.equal(leaf.grad, gradient)
 
 
+def test_the_backward_half_of_a_strided_cache(device):
+    """Its codes and blocks are those of the map from inputs to outputs; an item that is missing is None."""
+    s = Scene(device, kernel_size=(2, 2, 2))
+    _, _, cache = sparse_conv3d(s.feats, s.coords, s.shape, s.weight, None, None, None, (2, 2, 2))
+    has = cache["neighbor_map_bwd"].view(torch.int32).cpu().numpy() >= 0  # (N, V)
+    np.testing.assert_array_equal(cache["gray_code_bwd"].cpu(), (has * (1 << np.arange(8))).sum(1))
+    rows = cache["sorted_idx_bwd"].cpu().numpy()
+    kernel, segments = cache.valid_kernel_bwd_callback(64), cache.valid_kernel_bwd_seg_callback(64).tolist()
+    for block in range(4):
+        some = has[rows[64 * block : 64 * (block + 1)]].any(0)
+        assert kernel[segments[block] : segments[block + 1]].tolist() == np.flatnonzero(some).tolist()
+    assert cache["valid_kernel_32"] is None
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_kernel_larger_than_the_grid_has_no_outputs(device, given):
+    """Where torch raises."""
+    coords = torch.zeros(1, 4, dtype=torch.int32, device=device)
+    feats = torch.ones(1, 2, device=device, requires_grad=True)
+    weight = torch.ones(3, 2, 2, 2, 2, device=device, requires_grad=True)
+    shape, how = torch.Size([1, 2, 1, 1, 1]), ((2, 2, 2), (0, 0, 0), (1, 1, 1))
+    out_coords = SparseConv3dFunction._get_output_coords(coords, shape, (2, 2, 2), *how)
+    assert (tuple(out_coords.shape), out_coords.dtype) == ((0, 4), torch.int32)
+    out, at, cache = sparse_conv3d(feats, coords, shape, weight, None, None, out_coords if given else None, *how)
+    assert (tuple(out.shape), tuple(at.shape)) == ((0, 3), (0, 4))
+    assert (tuple(cache["neighbor_map"].shape), tuple(cache["neighbor_map_bwd"].shape)) == ((0, 8), (1, 8))
+    assert (cache["neighbor_map_bwd"].view(torch.int32) == -1).all()
+    out.sum().backward()
+    assert not feats.grad.any()
+    assert not weight.grad.any()
+
+
 @pytest.mark.parametrize("mode", ["Z_ORDER", "HILBERT"])
 def test_outputs_follow_a_curve(device, monkeypatch, mode):
     """In the bits of the input's grid, and the convolution is the same."""
@@ -259,10 +305,15 @@ def test_curves(device, mode, width, batch, dtype):
         ops.serialize.encode_seq(coords, shape, "bxyz")
 
 
+def empty_table(device, slots=400, key_dtype=torch.uint32, value_dtype=torch.uint32):
+    keys = torch.full((slots,), torch.iinfo(key_dtype).max, dtype=key_dtype, device=device)
+    return [keys, torch.empty(slots, dtype=value_dtype, device=device)]
+
+
 @pytest.mark.parametrize("dtype", [torch.uint32, torch.uint64])
 def test_tables(device, dtype):
     signed = torch.int32 if dtype is torch.uint32 else torch.int64
-    table = [torch.empty(400, dtype=dtype, device=device) for _ in range(2)]
+    table = empty_table(device, 400, dtype, dtype)
     keys = torch.from_numpy(np.random.default_rng(0).permutation(1000)[:300]).to(device, signed)
     values = (keys * 3 + 1).view(dtype)
     kernels.hashmap_insert(*table, keys.view(dtype), values)
@@ -271,16 +322,69 @@ def test_tables(device, dtype):
     assert found.dtype is dtype
     assert torch.equal(found[:-1].view(signed), values.view(signed))
     assert found.view(signed)[-1] == -1
+    # A key that is inserted again gets its new value, others keep theirs.
+    kernels.hashmap_insert(*table, keys[:10].view(dtype), values[10:20])
+    found = kernels.hashmap_lookup(*table, keys.view(dtype)).view(signed)
+    assert torch.equal(found, torch.cat([values[10:20], values[10:]]).view(signed))
 
 
-def test_tables_of_voxels(device):
+def test_a_table_is_the_two_tensors_and_nothing_else(device):
+    """It can be copied, emptied and looked into; the same coordinates make the same keys as FlexGEMM's."""
+    table = empty_table(device, 100)
+    coords = torch.tensor([[0, 1, 2, 3], [1, 0, 0, 4]], dtype=torch.int32, device=device)
+    kernels.hashmap_insert_3d_idx_as_val(*table, coords, 4, 5, 6)
+    held = table[0].view(torch.int32)
+    assert sorted(held[held != -1].tolist()) == [1 * 30 + 2 * 6 + 3, 4 * 5 * 6 + 4]
+    copies = [x.clone() for x in table]
+    held.fill_(-1)
+    assert kernels.hashmap_lookup_3d(*table, coords, 4, 5, 6).view(torch.int32).tolist() == [-1, -1]
+    assert kernels.hashmap_lookup_3d(*copies, coords, 4, 5, 6).view(torch.int32).tolist() == [0, 1]
+
+
+def test_a_crowded_table(device):
+    """One free slot, most keys far from their first one."""
+    keys = torch.arange(499, dtype=torch.int32, device=device)
+    table = empty_table(device, 500)
+    kernels.hashmap_insert(*table, keys.view(torch.uint32), keys.view(torch.uint32))
+    asked = torch.arange(-100, 700, dtype=torch.int32, device=device)
+    found = kernels.hashmap_lookup(*table, asked.view(torch.uint32)).view(torch.int32)
+    assert torch.equal(found, torch.where((asked >= 0) & (asked < 499), asked, -1))
+
+
+def test_tables_without_anything_to_do(device):
+    table = empty_table(device, 0)
+    coords = torch.empty(0, 4, dtype=torch.int32, device=device)
+    kernels.hashmap_insert_3d_idx_as_val(*table, coords, 4, 4, 4)
+    assert kernels.hashmap_lookup_3d(*table, coords, 4, 4, 4).dtype is torch.uint32
+    with pytest.raises(ValueError, match="hashmap_keys"):
+        kernels.hashmap_insert_3d_idx_as_val(*table, torch.cat([coords, coords.new_zeros(1, 4)]), 4, 4, 4)
+    with pytest.raises(ValueError, match="hashmap_keys"):
+        kernels.hashmap_lookup_3d(*empty_table(device), coords.new_zeros(1, 4), 2048, 2048, 2048)
+    some, few = torch.full((4, 4), 2, dtype=torch.int32, device=device), empty_table(device, 9)
+    with pytest.raises(ValueError, match="^hashmap_values: "):
+        kernels.hashmap_insert_3d_idx_as_val(few[0], few[1][:8], some, 4, 4, 4)
+    with pytest.raises(TypeError, match="hashmap_values"):
+        kernels.hashmap_lookup_3d(table[0].new_zeros(9), torch.zeros(9, device=device), coords.new_zeros(1, 4), 4, 4, 4)
+
+
+@pytest.mark.parametrize("width, dtype", [(1625, torch.uint32), (1626, torch.uint64)])
+def test_the_table_of_a_grid(device, width, dtype):
+    keys, values = ops.utils.init_hashmap(torch.Size([1, 7, width, width, width]), 10, device)
+    assert (keys.dtype, values.dtype, tuple(values.shape)) == (dtype, torch.uint32, (10,))
+    assert (keys.view(torch.int32) == -1).all()
+    alone = ops.utils.init_hashmap(torch.Size([1, 7, width, width, width]), 10, device, with_values=False)
+    assert alone.dtype is dtype
+
+
+@pytest.mark.parametrize("key_dtype", [torch.uint32, torch.uint64])
+def test_tables_of_voxels(device, key_dtype):
     s = Scene(device)
     w, h, d = s.grid[1:]
-    table = [torch.empty(400, dtype=torch.uint32, device=device) for _ in range(2)]
+    table = empty_table(device, 400, key_dtype)
     kernels.hashmap_insert_3d_idx_as_val(*table, s.coords, w, h, d)
     found = kernels.hashmap_lookup_3d(*table, s.coords.flip(0).contiguous(), w, h, d)
     assert found.view(torch.int32).tolist() == list(range(200))[::-1]
-    other = [torch.empty(400, dtype=torch.uint32, device=device) for _ in range(2)]
+    other = empty_table(device, 400, key_dtype)
     values = torch.arange(200, dtype=torch.int32, device=device) * 7
     kernels.hashmap_insert_3d(*other, s.coords, values.view(torch.uint32), w, h, d)
     assert torch.equal(kernels.hashmap_lookup_3d(*other, s.coords, w, h, d).view(torch.int32), values)
@@ -297,18 +401,21 @@ def test_grid_sample(device, mode):
     out = ops.grid_sample.grid_sample_3d(feats, coords, shape=shape, grid=points, mode=mode)
     between = 2.0 if mode == "trilinear" else 3.0
     torch.testing.assert_close(out[..., 0], torch.tensor([[1.0, between], [5.0, 0.0]], device=device))
-    table = [torch.empty(8, dtype=torch.uint32, device=device) for _ in range(2)]
+    table = empty_table(device, 8)
     if mode == "nearest":
         rows = kernels.hashmap_build_grid_sample_3d_nearest_neighbor_map(*table, coords, points, 4, 4, 4)
         assert rows.view(torch.int32).tolist() == [[0, 1], [2, -1]]
     else:
         build = kernels.hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight
         rows, weights = build(*table, coords, points, 4, 4, 4)
+        assert rows.view(torch.int32)[0, 1].tolist() == [0, 1, -1, -1, -1, -1, -1, -1]  # x is the lowest bit
+        assert weights.is_contiguous()
         picked = feats[rows.view(torch.int32).long().clamp_min(0), 0] * weights * (rows.view(torch.int32) >= 0)
         torch.testing.assert_close(picked.sum(-1), out[..., 0])
     out.sum().backward()
     assert feats.grad.sum() == pytest.approx(3)
     assert torch.equal(ops.grid_sample.grid_sample_3d_torch(feats, coords, shape, points, mode), out)
+    assert torch.equal(ops.grid_sample.GridSample3dFunction.apply(feats, coords, shape, points, mode), out)
 
 
 # ---- settings ----

@@ -290,6 +290,20 @@ def test_offsets_without_pairs_give_zero(backend, case, mode):
     assert not grad_weight.any()
 
 
+@every_mode
+@cases([Case(ci=16, co=40), Case(ci=64, co=64), Case(n=1500, ci=64, co=128), Case(n=1500, ci=136, co=200)])
+def test_a_gradient_that_is_not_finite_stays_at_the_offsets_of_its_row(backend, case, mode):
+    """Rows are multiplied in tiles that several offsets may share, with zeros for missing neighbours."""
+    p = Problem(case, mode)
+    p.grad_out[[5, 40, -1], [3, 7, 11]] = [np.inf, -np.inf, np.nan]
+    grad_weight, _ = guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, precision=p.precision)
+    expected, _ = reference.conv_wgrad(p.grad_out, p.feats, p.map)
+    grad_weight, finite = reference.f64(grad_weight).reshape(expected.shape), np.isfinite(expected)
+    assert finite[[3, 7, 11]].any() and not finite[[3, 7, 11]].all()
+    np.testing.assert_array_equal(grad_weight[~finite], expected[~finite])
+    assert_rows(np.where(finite, grad_weight, 0), np.where(finite, expected, 0), p.tolerance)
+
+
 HOSTILE = [-2, -(2**31), 300, 301, 2**31 - 1]
 
 

@@ -87,7 +87,7 @@ def test_the_network_answers_for_each_voxel_in_float32(unet, device):
     torch.manual_seed(0)
     network = unet.UNet(in_channels=3, classes=3).to(device)
     heights = torch.rand(64, 64).to(device)
-    x = unet.fnn.SparseTensor.cat([unet.voxels(heights), unet.voxels(heights.T)])
+    x = unet.fnn.SparseTensor.collate([unet.voxels(heights), unet.voxels(heights.T)])
     logits = network(x).feats
     assert (logits.shape, logits.dtype) == ((2 * 64 * 64, 3), torch.float32)
     logits.square().mean().backward()
@@ -128,6 +128,7 @@ def test_the_example_reports_every_method_and_draws(unet, device, tmp_path, caps
     results = unet.main(arguments)
     assert out.read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
+    assert "samples per second, 1 x " in printed
     assert set(results) == {"most frequent", "logistic, height", "logistic, 15 x 15", "U-Net"}
     for name, shares in results.items():
         assert len(shares) == 4 and all(0 <= share <= 1 for share in shares)  # of all, ridge, slope, valley
@@ -149,12 +150,13 @@ def test_help_names_the_options(unet, capsys):
         unet.main(["--help"])
     assert stop.value.code == 0
     printed = capsys.readouterr().out
-    for option in ("--steps", "--device", "--out", "--seed"):
+    for option in ("--steps", "--batch", "--device", "--out", "--seed"):
         assert option in printed
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--steps", "0"], ["--out", "no/such/folder/picture.png"], ["--out", "a.txt"], ["--device", "tpu"]]
+    "wrong",
+    [["--steps", "0"], ["--batch", "0"], ["--out", "no/folder/picture.png"], ["--out", "a.txt"], ["--device", "tpu"]],
 )
 def test_wrong_arguments_are_refused(unet, wrong, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -10,7 +10,18 @@ import weakref
 import numpy as np
 import pytest
 from calls import LEGAL, Stream, call, call_on_host, second_module, zeros
-from exporters import CPU, CUDA, CUDA_HOST, READ_ONLY, ROCM, Exporter, Forwarding, OldForwarding, exchange_type
+from exporters import (
+    CPU,
+    CUDA,
+    CUDA_HOST,
+    READ_ONLY,
+    ROCM,
+    Deleter,
+    Exporter,
+    Forwarding,
+    OldForwarding,
+    exchange_type,
+)
 
 from flexgemm import _C
 
@@ -167,6 +178,7 @@ def test_a_device_is_assumed_to_be_the_host_when_none_is_told():
         ({"shape": None}, BufferError, "a: the exporter gave 2 dimensions and no shape"),
         ({"shape": (-5, 8)}, BufferError, r"a: the exporter gave an impossible shape or strides: \(-5, 8\)"),
         ({"shape": (2**62, 8)}, BufferError, "a: the exporter gave an impossible shape"),
+        ({"shape": (2**40, 2**40), "strides": (0, 1)}, BufferError, "a: the exporter gave an impossible shape"),
         ({"strides": (2**62, 1)}, BufferError, "a: the exporter gave an impossible shape or strides"),
         ({"bits": 64}, TypeError, "a: expected dtype .*, got float64"),
         ({"code": 14, "bits": 8}, TypeError, "a: expected dtype .*, got float8_e8m0fnu"),
@@ -179,6 +191,14 @@ def test_impossible_exports(fields, error, message):
     with pytest.raises(error, match=message):
         _C.gemm(exporter, zeros(7, 8), zeros(5, 7))
     assert exporter.deleted == (0 if "announced" in fields and fields["announced"][0] == ROCM else len(exporter.asked))
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_a_producer_without_a_deleter(versioned):
+    exporter = Exporter(zeros(5, 8), versioned=versioned)
+    exporter.managed.deleter = Deleter()
+    call_on_host("gemm", a=exporter)
+    assert exporter.asked and exporter.deleted == 0
 
 
 def test_byte_offsets_and_pinned_memory():

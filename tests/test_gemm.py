@@ -352,6 +352,7 @@ def test_one_group_equals_the_dense_product(backend):
 HOSTILE = {
     "negative": [0, -50, 100, 200],
     "most_negative": [-(2**31), -(2**31), 100, 200],
+    "one_beyond": [0, 50, 100, 201],
     "beyond": [0, 100, 500, 2**31 - 1],
     "all_beyond": [1000, 2000, 3000, 4000],
     "decreasing": [0, 150, 50, 200],

@@ -94,7 +94,7 @@ def test_contiguous_without_a_valid_row(backend):
     check_contiguous(backend, np.zeros(0, np.int32), 2, 33, 64, FP8, "bfloat16")
 
 
-@pytest.mark.parametrize("wrong", [[0, 1], [0, -1, 0], [2], [-2]])
+@pytest.mark.parametrize("wrong", [[0, 1], [0, -1, 0], [0] * 64 + [1], [2], [-2]])
 def test_contiguous_faults_raise_on_the_cpu(wrong):
     _, a, b = operands(len(wrong), 33, 64, *FP8, groups=2)
     with pytest.raises(ValueError, match="m_indices"):
@@ -233,9 +233,11 @@ def test_n_grouped(backend, m, k, form, dtypes):
 
 
 @all_dtypes
-def test_products_are_added_to_the_output(backend, dtypes):
-    rng, a, b = operands(65, 97, 144, *dtypes)
-    before = rng.standard_normal((65, 97)).astype(np.float32)
+@pytest.mark.parametrize("m, n", [(65, 97), (384, 513)])
+def test_products_are_added_to_the_output(backend, m, n, dtypes):
+    """Once each: tiles of any backend, whole ones and the last."""
+    rng, a, b = operands(m, n, 144, *dtypes)
+    before = rng.standard_normal((m, n)).astype(np.float32)
     out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before)
     judge(out, before + reference.gemm(a, b), dtypes[0], "float32")
 

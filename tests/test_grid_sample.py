@@ -12,7 +12,7 @@ import reference
 import scenes
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import ROW_TOLERANCE, assert_rows
+from reference import ROW_TOLERANCE, assert_rows, assert_same_bits
 
 import flexgemm
 
@@ -55,6 +55,19 @@ def test_voxels_around_points(backend, n, count, mode):
     np.testing.assert_array_equal(got[0] if mode == "trilinear" else got, indices)
     if mode == "trilinear":
         np.testing.assert_allclose(got[1], weights, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("offset", [1, 2])
+def test_maps_of_any_alignment(backend, offset, mode):
+    coords, shape, grid, _ = problem(300, 40, 1, "float32")
+    table = table_of(backend, coords, shape)
+    for got, expected in zip(
+        guarded.sample_map(backend, grid, table, shape, mode, offset=offset),
+        guarded.sample_map(backend, grid, table, shape, mode),
+        strict=True,
+    ):
+        assert_same_bits(got, expected)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -351,28 +364,41 @@ def test_indices_and_orders_that_are_no_rows(backend):
     rng = np.random.default_rng(0)
     feats, weights = scenes.values(rng, (20, 16), "float32"), np.ones((40, 8), np.float32)
     indices = rng.integers(-1, 20, (40, 8)).astype(np.int32)
-    bad = indices.copy()
-    bad[7, 3], bad[9, 1] = 20, -2
+    grid = rng.random((1, 40, 3), np.float32)
     order, starts = reference.group_rows(indices, 20)
     grad_out = scenes.values(rng, (40, 16), "float32")
     wild = order.copy()
     wild[5] = 320
+    for wrong in (20, 2**31 - 1, -2, -(2**31)):
+        bad, tamed = indices.copy(), indices.copy()
+        bad[7, 3], tamed[7, 3] = wrong, -1
+        calls = (
+            lambda bad=bad: guarded.gather_sum(backend, feats, bad, weights),
+            lambda bad=bad: guarded.sample_grad(backend, grad_out, feats, grid, bad),
+            lambda bad=bad: guarded.group_rows(backend, bad, 20),
+        )
+        if backend.name == "cpu":
+            for call in calls:
+                with pytest.raises(ValueError, match=rf"indices: entry \(7, 3\) is {wrong}"):
+                    call()
+            continue
+        assert_rows(calls[0](), reference.gather_sum(feats, tamed, weights), 1e-4)
+        assert_same_bits(calls[1](), guarded.sample_grad(backend, grad_out, feats, grid, tamed))
+        for got, expected in zip(calls[2](), reference.group_rows(tamed, 20), strict=True):
+            np.testing.assert_array_equal(got[: len(expected)], expected)
     if backend.name == "cpu":
-        with pytest.raises(ValueError, match=r"indices: entry \(7, 3\) is 20"):
-            guarded.gather_sum(backend, feats, bad, weights)
-        with pytest.raises(ValueError, match=r"indices: entry \(7, 3\) is 20"):
-            guarded.group_rows(backend, bad, 20)
         with pytest.raises(ValueError, match=r"order: entry 5 is 320"):
             guarded.group_reduce(backend, grad_out, wild, starts, None, "sum")
-        with pytest.raises(ValueError, match=r"starts: entry 2 is 400"):
-            guarded.group_reduce(backend, grad_out, order, np.array([0, 3, 400], np.int32), None, "sum")
+        for row, wrong in ((2, [0, 3, 400]), (2, [0, 9, 3]), (0, [-1, 3, 9])):
+            with pytest.raises(ValueError, match=f"starts: entry {row} is {wrong[row]}"):
+                guarded.group_reduce(backend, grad_out, order, np.array(wrong, np.int32), None, "sum")
         return
-    expected = reference.gather_sum(feats, np.where((bad < 0) | (bad >= 20), -1, bad), weights)
-    assert_rows(guarded.gather_sum(backend, feats, bad, weights), expected, 1e-4)
-    got_order, got_starts = guarded.group_rows(backend, bad, 20)
-    np.testing.assert_array_equal(got_starts[-1], ((bad >= 0) & (bad < 20)).sum())
     guarded.group_reduce(backend, grad_out, wild, starts, None, "sum")
-    guarded.group_reduce(backend, grad_out, order, np.array([-5, 3, 2**31 - 1, -(2**31)], np.int32), None, "max")
+    for wrong in (320 + 9, 2**31 - 1):
+        hostile, tamed = np.array([-5, 3, wrong, -(2**31)], np.int32), np.array([0, 3, 320], np.int32)
+        expected, _ = reference.group_reduce(grad_out, order, tamed, None, "max")
+        out = guarded.group_reduce(backend, grad_out, order, hostile, None, "max", fence=False)
+        np.testing.assert_array_equal(out, np.concatenate([expected, np.zeros((1, 16))]))
 
 
 # ---- points with a batch of their own ----

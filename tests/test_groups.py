@@ -35,6 +35,16 @@ def gather_groups(dense, groups):
     return np.stack([dense[o, :, first : first + own] for o, first in enumerate(firsts)])
 
 
+def run(operation, backend, *arrays, groups, ci, **how):
+    """A pass in fenced buffers: that of depthwise convolution where every channel is a group."""
+    if groups < ci:
+        return getattr(guarded, f"conv_{operation}")(backend, *arrays, channel_groups=groups, **how)
+    how.pop("precision", None)
+    if operation == "dgrad":
+        arrays += (ci,)
+    return getattr(guarded, f"depthwise_{operation}")(backend, *arrays, **how)
+
+
 class Problem:
     def __init__(self, ci, co, groups, mode="float32", kernel_size=(3, 3, 3), stride=1, n=250):
         self.mode, self.groups, self.kernel_size, self.stride = mode, groups, kernel_size, stride
@@ -108,6 +118,60 @@ def test_kernels(backend, kernel_size, stride, ci, co, groups):
 def test_sizes(backend, n, ci, co, groups):
     p = Problem(ci, co, groups, n=n)
     p.check(*p.passes(backend))
+
+
+@every_mode
+@pytest.mark.parametrize("ci, co, groups", [(16, 16, 16), (5, 15, 5), (16, 24, 4), (33, 66, 3), (256, 128, 2)])
+def test_residual_and_activation(backend, ci, co, groups, mode):
+    p = Problem(ci, co, groups, mode)
+    p.weight = p.weight * p.weight.dtype.type(0.01)  # sums of about unit size
+    p.dense = spread(reference.by_offset(p.weight), groups)
+    for activation, pad, in_place in ((None, 0, False), ("relu", 1, False), ("silu", 8, False), ("gelu", 0, True)):
+        how = {"residual": p.grad_out, "activation": activation, "in_place": in_place, "pad": pad}
+        out = run(
+            "forward", backend, p.feats, p.weight, p.bias, p.map, groups=groups, ci=ci, **how,
+            precision=p.how["precision"],
+        )  # fmt: skip
+        p.judge(out, reference.conv_epilogue(p.feats, p.dense, p.bias, p.map, p.grad_out, activation), activation)
+
+
+@every_mode
+@pytest.mark.parametrize("ci, co, groups", [(16, 24, 4), (33, 66, 3), (256, 128, 2)])
+@pytest.mark.parametrize("pad, offset", [(0, 0), (3, 1), (8, 0)])
+def test_groups_in_fenced_buffers(backend, ci, co, groups, mode, pad, offset):
+    p = Problem(ci, co, groups, mode, (2, 3, 2))
+    transposed = reference.neighbor_map(p.coords, p.shape, p.kernel_size, transposed=True)
+    how = {"groups": groups, "ci": ci, "precision": p.how["precision"], "pad": pad, "offset": offset}
+    grad_weight, grad_bias = run("wgrad", backend, p.grad_out, p.feats, p.map, **how)
+    p.check(
+        run("forward", backend, p.feats, p.weight, p.bias, p.map, **how),
+        run("dgrad", backend, p.grad_out, p.weight, transposed, **how),
+        grad_weight.reshape(p.weight.shape),
+        grad_bias,
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["implicit_gemm_splitk", "masked_implicit_gemm_splitk", "explicit_gemm"])
+@pytest.mark.parametrize("ci, co, groups", [(16, 24, 4), (600, 40, 2), (256, 128, 2)])
+def test_every_algorithm_takes_groups(backend, algorithm, ci, co, groups):
+    p = Problem(ci, co, groups, "float16", n=65)
+    orders = np.stack([np.random.default_rng(i).permutation(65) for i in range(3)]).astype(np.int32)
+    how = {"groups": groups, "ci": ci, "algorithm": algorithm, "order": orders}
+    p.judge(
+        run("forward", backend, p.feats, p.weight, p.bias, p.map, **how),
+        reference.conv_forward(p.feats, p.dense, p.bias, p.map), algorithm,
+    )  # fmt: skip
+    p.judge(
+        run("dgrad", backend, p.grad_out, p.weight, p.map, mirrored=True, **how),
+        reference.conv_dgrad(p.grad_out, p.dense, p.map, 65), algorithm,
+    )  # fmt: skip
+
+
+def test_infinities_stay_in_their_group(backend):
+    p = Problem(6, 4, 2)
+    p.feats[3, 0] = np.inf
+    out = next(p.passes(backend))
+    assert not np.isfinite(out[:, :2]).all() and np.isfinite(out[:, 2:]).all()
 
 
 @pytest.mark.parametrize("ci, co", [(16, 16), (5, 15)])
@@ -188,17 +252,18 @@ def test_shapes_are_named(backend):
 def test_hostile_maps(backend):
     p = Problem(16, 16, 16, "float16")
     hostile = p.map.copy()
-    hostile[:, ::7] = np.resize([-2, 250, 2**31 - 1], hostile[:, ::7].shape)
     calls = (
         lambda on: guarded.depthwise_forward(on, p.feats, p.weight, None, hostile),
         lambda on: guarded.depthwise_dgrad(on, p.grad_out, p.weight, hostile, 16),
         lambda on: guarded.depthwise_wgrad(on, p.grad_out, p.feats, hostile),
     )
     if backend.name == "cpu":
-        for call in calls:
-            with pytest.raises(ValueError, match="map"):
-                call(Host())
+        for hostile[20, 249] in (-2, 250, 2**31 - 1):
+            for call in calls:
+                with pytest.raises(ValueError, match=rf"map: entry \(20, 249\) is {hostile[20, 249]}"):
+                    call(Host())
         return
+    hostile[:, ::7] = np.resize([-2, 250, 2**31 - 1], hostile[:, ::7].shape)
     tamed = np.where((hostile < 0) | (hostile >= 250), -1, hostile)
     expected = (
         reference.conv_forward(p.feats, p.dense, None, tamed),

@@ -1,4 +1,4 @@
-"""The hash table against a dictionary: first come, first kept, in the order of the rows."""
+"""The hash table against a dictionary: of equal keys the lowest row wins, and the first call unless told otherwise."""
 
 from __future__ import annotations
 
@@ -74,6 +74,22 @@ def test_a_key_keeps_the_value_it_was_given_first(backend, with_values):
         check(backend, table, contents, np.arange(-5, 3005), np.int32)
 
 
+@pytest.mark.parametrize("with_values", [False, True])
+def test_values_of_keys_that_are_there_can_be_replaced(backend, with_values):
+    rng = np.random.default_rng(0)
+    table = flexgemm.HashTable(3100, like=backend.array(np.zeros(1, np.int32)))
+    contents = {}
+    for n in (1000, 0, 1, 2500):
+        keys, values = rng.integers(-1, 3000, n), rng.integers(-(2**31), 2**31, n).astype(np.int32)
+        given = backend.array(values) if with_values else None
+        table.insert(backend.array(keys), given, replace=True, check=True)
+        contents |= insert_all({}, keys, values if with_values else np.arange(n))
+        check(backend, table, contents, np.arange(-5, 3005), np.int32)
+    keys = np.arange(-1, 500)  # and so they are kept again
+    table.insert(backend.array(keys), backend.array(np.zeros(501, np.int32)), check=True)
+    check(backend, table, insert_all(contents, keys, np.zeros(501, int)), np.arange(-5, 3005), np.int32)
+
+
 def test_a_table_holds_nothing_until_something_is_inserted(backend):
     table = flexgemm.HashTable(5, like=backend.array(np.zeros(1, np.int32)))
     assert not table.overflowed
@@ -122,7 +138,11 @@ def test_voxels_as_keys(backend, shape, offset):
     outside = np.array([[-1, 0, 0, 0], [shape[0], 0, 0, 0], [0, 0, 0, shape[3]], [0, 0, -1, 2]], np.int32)
     queries = np.concatenate([coords - [0, 1, 0, 0], coords, outside]).astype(np.int32)
     found = backend.numpy(table.lookup(backend.array(queries)))
-    np.testing.assert_array_equal(found, [rows.get(c, -1) for c in map(tuple, queries.tolist())])
+    expected = [rows.get(c, -1) for c in map(tuple, queries.tolist())]
+    np.testing.assert_array_equal(found, expected)
+    arrays = guarded.hash_insert(backend, coords, None, 4001, "int32", shape=shape, clear=True, offset=offset)
+    found = guarded.hash_lookup(backend, queries, *arrays, shape=shape, offset=offset)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_voxels_outside_are_inserted_nowhere(backend):
@@ -151,6 +171,9 @@ def test_nothing_but_the_table_is_written(backend, key_dtype):
         table = guarded.hash_insert(backend, more, values[:50], 431, "int32", initial=table)
         insert_all(contents, more, values[:50])
         np.testing.assert_array_equal(guarded.hash_lookup(backend, more, *table), look_up(contents, more, np.int32))
+        table = guarded.hash_insert(backend, keys, values, 431, "int32", initial=table, replace=True)
+        contents |= insert_all({}, keys, values)
+        np.testing.assert_array_equal(guarded.hash_lookup(backend, keys, *table), look_up(contents, keys, np.int32))
 
 
 @given(st.lists(st.lists(st.integers(-4, 30), max_size=40), max_size=4), st.integers(35, 50), st.booleans())

@@ -85,6 +85,11 @@ def test_misaligned_inputs_are_copied_and_forgotten():
     assert_flat(lambda: _C.gemm(**arguments))
 
 
+def test_workspaces_of_a_function():
+    arguments = product() | {"workspace": lambda nbytes, like: np.empty(nbytes, np.uint8)}
+    assert_flat(lambda: _C.gemm(**arguments), CALLS // 4)
+
+
 class Raising:
     def __dlpack__(self, **keywords):
         raise BufferError("no")
@@ -148,6 +153,15 @@ def test_reference_counts_after_success():
         _C.gemm(**arguments)
         _C.gemm_workspace(**arguments)
     assert [sys.getrefcount(x) for x in counted] == before
+
+
+def test_reference_counts_of_numbers_in_sequences():
+    number, fraction = 10**6, 0.75
+    before = sys.getrefcount(number), sys.getrefcount(fraction)
+    points, codes = np.zeros((1, 3), np.float32), np.zeros(1, np.int32)
+    for _ in range(100):
+        _C.voxel_codes(points, codes, None, shape=(1, number, 1, 1), voxel_size=[fraction] * 3, origin=[fraction] * 3)
+    assert (sys.getrefcount(number), sys.getrefcount(fraction)) == before
 
 
 def test_device_memory(cuda):

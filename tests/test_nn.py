@@ -72,9 +72,9 @@ def test_batches_are_split_and_joined(device):
     assert [len(part) for part in parts] == x.batch_counts().tolist()
     assert all(part.shape == (1, *x.shape[1:]) for part in parts)
     assert torch.equal(torch.cat([part.dense() for part in parts]), x.dense())
-    assert torch.equal(fnn.SparseTensor.cat(parts).dense(), x.dense())
+    assert torch.equal(fnn.SparseTensor.collate(parts).dense(), x.dense())
     larger = fnn.SparseTensor(parts[0].feats, parts[0].coords, (1, 20, 20, 20))
-    assert fnn.SparseTensor.cat([parts[1], larger]).shape == (2, 20, 20, 20)
+    assert fnn.SparseTensor.collate([parts[1], larger]).shape == (2, 20, 20, 20)
 
 
 def test_maps_are_shared_by_tensors_on_the_same_voxels(device):
@@ -84,9 +84,51 @@ def test_maps_are_shared_by_tensors_on_the_same_voxels(device):
     assert y.sites.neighbor_map((3, 3, 3), (1, 1, 1)) is nmap
     assert y.sites.neighbor_map((3, 3, 3), (2, 2, 2)) is not nmap
     assert torch.equal((x + y).feats, 3 * x.feats)
-    assert torch.equal((x * 2 + 1).feats, 2 * x.feats + 1)
-    with pytest.raises(ValueError, match="same one"):
-        x + sparse(device=device)
+    assert torch.equal((1 + 2 * x).feats, 2 * x.feats + 1)
+    assert torch.equal((-x * y / 2 - x).feats, -x.feats * x.feats - x.feats)
+    both = fnn.cat([x, y, x])
+    assert torch.equal(both.feats, torch.cat([x.feats, y.feats, x.feats], dim=1)) and both.sites is x.sites
+    for wrong in (lambda: x + sparse(device=device), lambda: fnn.cat([x, sparse(device=device)])):
+        with pytest.raises(ValueError, match="same one"):
+            wrong()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("groups", [1, 3, 6])
+@pytest.mark.parametrize("affine", [False, True])
+def test_group_norm_is_torch_s_on_each_sample(device, affine, groups, dtype):
+    x = sparse(120, 6, batch=3, device=device)
+    x = fnn.SparseTensor(x.feats + 5, x.coords[torch.randperm(120)], x.shape)  # samples in any order
+    layer = fnn.GroupNorm(groups, 6, affine=affine, device=device)
+    if groups == 6:
+        layer = fnn.InstanceNorm(6, affine=affine, device=device)
+    if affine:
+        torch.nn.init.normal_(layer.weight)
+        torch.nn.init.normal_(layer.bias)
+    feats = x.feats.to(dtype).requires_grad_()
+    y = layer(x.replace(feats))
+    assert y.dtype is dtype and y.sites is x.sites
+    grad_out = torch.randn_like(y.feats)
+    parameters = [*layer.parameters()]
+    gradients = torch.autograd.grad(y.feats, [feats, *parameters], grad_out)
+    exact = [t.detach().double().requires_grad_() for t in (feats, *parameters)]
+    expected = torch.empty(120, 6, dtype=torch.float64, device=device)
+    for sample in range(3):
+        rows = x.coords[:, 0] == sample
+        of_sample = exact[0][rows].t()[None]  # (1, C, voxels)
+        expected[rows] = torch.nn.functional.group_norm(of_sample, groups, *exact[1:])[0].t()
+    close(y.feats, expected, 1e-5 if dtype is torch.float32 else 2e-3)
+    for got, want in zip(gradients, torch.autograd.grad(expected, exact, grad_out.double()), strict=True):
+        close(got, want, 1e-4 if dtype is torch.float32 else 1e-2)
+
+
+def test_voxels_are_pruned(device):
+    x = sparse(device=device)
+    mask = x.feats[:, 0] > 0
+    pruned = x.prune(mask)
+    assert torch.equal(pruned.feats, x.feats[mask]) and torch.equal(pruned.coords, x.coords[mask])
+    assert pruned.shape == x.shape and len(x.prune(torch.zeros_like(mask))) == 0
+    assert fnn.SubMConv3d(5, 3).to(device)(pruned).feats.shape == (int(mask.sum()), 3)
 
 
 def test_tensors_move_and_change_dtype(device):
@@ -237,6 +279,30 @@ def test_transposed_convolution(device):
     how = torch.nn.functional.conv_transpose3d, layer.weight, layer.bias, 2, 1, 1
     close(y.feats, by_torch_strided(x, y, *how))
     assert y.shape[1:] == tuple(2 * size for size in x.shape[1:])
+
+
+@pytest.mark.parametrize("kind", [fnn.SparseConv3d, fnn.SparseConvTranspose3d])
+def test_convolution_onto_given_voxels(device, kind):
+    x = sparse(device=device)
+    options = {"output_padding": 1} if kind is fnn.SparseConvTranspose3d else {}
+    layer = kind(5, 7, 3, 2, 1, precision="ieee", device=device, **options)
+    reached = layer(x)
+    full = reached.dense()
+    skip = sparse(60, 7, device=device)
+    skip = fnn.SparseTensor(skip.feats, skip.coords % torch.tensor(reached.shape, device=device).int(), reached.shape)
+    unique = torch.unique(skip.coords, dim=0).flip(0)  # in an order of its own
+    skip = fnn.SparseTensor(torch.zeros(len(unique), 7, device=device), unique, reached.shape)
+    y = layer(x, onto=skip)
+    assert y.sites is skip.sites and (y + skip).sites is y.sites
+    inside = torch.zeros_like(full[:, 0], dtype=torch.bool)
+    inside[reached.coords.long().unbind(1)] = True
+    expected = torch.where(inside[:, None], full, layer.bias.detach()[:, None, None, None])
+    close(y.feats, at_voxels(expected, y))
+    assert layer(x, onto=skip).sites is skip.sites and len(x.sites.maps) == 2, "the map is built once"
+    y.feats.square().sum().backward()
+    assert torch.isfinite(layer.weight.grad).all() and layer.weight.grad.any()
+    with pytest.raises(ValueError, match="onto"):
+        layer(x, onto=sparse(device=device))
 
 
 @pytest.mark.parametrize("mode", ["max", "mean", "sum"])

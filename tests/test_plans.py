@@ -190,6 +190,27 @@ def test_hopper_takes_channels_in_eights(plan, dtype):
     assert family(80) == family(89) == family(100) == "portable"
 
 
+def test_hopper_takes_channels_of_float8_in_sixteens():
+    def plan(ci=64, co=64, capability=HOPPER, dtype=FP8[0]):
+        how = {"rows": 65_931, "ci": ci, "co": co, "v": 27, "dtype": dtype, "num_sms": SMS}
+        return check(_C.plan_conv(**how, compute_capability=capability))
+
+    for dtype in FP8:
+        assert plan(dtype=dtype)["family"] == plan(ci=80, co=1000, dtype=dtype)["family"] == "sm90"
+        assert plan(ci=72, dtype=dtype)["family"] == plan(co=68, dtype=dtype)["family"] == "portable"
+        assert plan(dtype=dtype, capability=89)["family"] == "portable"
+    assert plan(ci=72)["block_k"] == plan()["block_k"] == 128
+
+
+def test_float8_takes_the_tiles_of_float16_and_no_more_groups():
+    """It halves the work that an order saves, and not the partial sums."""
+    for rows, channels in itertools.product((848, 3840, 15_192, 64_160, 252_392), (128, 256, 512, 1024)):
+        float8, float16 = (ordered_plan(rows, channels, dtype=dtype) for dtype in (FP8[0], "float16"))
+        assert float8["block_n"] == float16["block_n"]
+        assert float8["groups"] <= float16["groups"]
+    assert ordered_plan(15_192, 1024, dtype=FP8[0])["groups"] == 3
+
+
 def test_hopper_tiles_are_as_wide_as_the_channels_fill():
     def tile(co, rows=1_000_000):
         how = {"rows": rows, "ci": 256, "co": co, "v": 27, "dtype": "float16", "num_sms": SMS}
@@ -229,6 +250,26 @@ def test_a_hopper_weight_gradient_tile_touches_no_more_offsets_than_it_may(chann
     for first in range(0, 343 * ci, width):
         last = min(first + width, 343 * ci) - 1
         assert last // ci - first // ci + 1 <= 12
+
+
+@pytest.mark.parametrize(
+    "groups, channels, family", [(4, 16, "portable"), (4, 64, "sm90"), (1, 16, "sm90"), (2, 63, "portable")]
+)
+def test_narrow_groups_of_channels_are_one_launch_of_the_portable_kernel(groups, channels, family):
+    sizes = {"rows": 3000, "ci": channels, "co": channels, "v": 27, "dtype": "float16", "num_sms": SMS}
+    chosen = check(_C.plan_conv(**sizes, compute_capability=90, channel_groups=groups))
+    assert chosen["family"] == family
+    if family == "sm90":  # a launch for each group
+        assert chosen == _C.plan_conv(**sizes, compute_capability=90)
+
+
+def test_groups_of_channels_share_the_multiprocessors():
+    sizes = {"rows": 700, "ci": 256, "co": 32, "v": 27, "dtype": "float16"}
+    alone = _C.plan_conv(**sizes, num_sms=SMS // 6)
+    together = _C.plan_conv(**sizes, num_sms=SMS, channel_groups=6)
+    assert alone["split_k"] == together["split_k"] > 1
+    assert together["workspace_bytes"] == 6 * alone["workspace_bytes"]
+    assert _C.plan_conv(**sizes, num_sms=SMS, channel_groups=1000)["split_k"] == 1
 
 
 def test_hopper_splits_rows_while_tiles_are_few():

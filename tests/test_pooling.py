@@ -110,16 +110,27 @@ def test_nan_and_infinity(backend):
 
 
 @every_mode
-def test_entries_out_of_range(backend, mode):
+@pytest.mark.parametrize("entry", [-2, -(2**31), 80, 2**31 - 1])
+def test_entries_out_of_range(backend, entry, mode):
     nmap = random_map(8, 100, 80)
-    nmap[2, 5], nmap[7, 99] = 80, -7
-    feats = scenes.values(np.random.default_rng(0), (80, 16), "float32")
+    tamed, nmap[7, 99] = nmap.copy(), entry
+    tamed[7, 99] = -1
+    rng = np.random.default_rng(0)
+    feats, grad_out = (scenes.values(rng, (80, 16), "float32", one_sign=True) for _ in range(2))
+    expected, chosen, count = reference.pool(feats, tamed, mode)
+    back, chosen_back, count_back = reference.pool(np.ones((100, 16), np.float32), transpose(tamed, 80), mode)
+    by_products = {"max": (chosen_back, None), "mean": (None, count_back), "sum": (None, None)}[mode]
     if backend.name == "cpu":
-        with pytest.raises(ValueError, match="map"):
+        with pytest.raises(ValueError, match=rf"map: entry \(7, 99\) is {entry}"):
             guarded.pool(backend, feats, nmap, mode)
+        with pytest.raises(ValueError, match=rf"map: entry \(7, 99\) is {entry}"):
+            guarded.pool_backward(backend, grad_out, nmap, mode, *by_products)
         return
-    tamed = np.where((nmap < 0) | (nmap >= 80), -1, nmap)
-    assert_rows(guarded.pool(backend, feats, nmap, mode)[0], reference.pool(feats, tamed, mode)[0], 1e-5)
+    judge(guarded.pool(backend, feats, nmap, mode)[0], expected, "float32")
+    judge(guarded.pool(backend, feats, nmap, mode, fence=False)[0], expected, "float32")  # nothing lies behind feats
+    got = guarded.pool_backward(backend, grad_out, nmap, mode, *by_products)
+    expected = reference.pool_backward(grad_out, transpose(tamed, 80), 100, mode, chosen_back, count_back)
+    judge(got, expected, "float32")
 
 
 @every_dtype
@@ -216,8 +227,9 @@ def test_rows_of_no_sample(backend):
     coords = np.array([[b, 0, 0, 0] for b in (1, -1, 0, 3, 1, 2**31 - 1, -(2**31))], np.int32)
     feats = np.arange(56, dtype=np.float32).reshape(7, 8)
     if backend.name == "cpu":
-        with pytest.raises(ValueError, match="coords: row 1 is of sample -1"):
-            guarded.batch_indices(backend, coords, 3)
+        for row in (1, 3, 5, 6):
+            with pytest.raises(ValueError, match=f"coords: row 2 is of sample {coords[row, 0]}, expected 0 to 2"):
+                guarded.batch_indices(backend, coords[[0, 2, row]], 3)
         return
     assert guarded.batch_indices(backend, coords, 3)[:, 0].tolist() == [1, -1, 0, -1, 1, -1, -1]
     out = backend.numpy(flexgemm.global_pool(*map(backend.array, (feats, coords)), 3, "sum"))
@@ -258,6 +270,26 @@ def test_the_gradient_of_global_maxima_goes_to_the_first_row(backend):
     where = np.zeros((3000, 40))
     where[chosen, np.arange(40)] = 1
     np.testing.assert_array_equal(got, where)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("n, channels", [(0, 4), (1, 1), (130, 7), (130, 64)])
+def test_rows_of_samples(backend, n, channels, dtype):
+    rng = np.random.default_rng(0)
+    coords = rng.integers(0, 3, (n, 4)).astype(np.int32)
+    values = scenes.values(rng, (3, channels), dtype)
+    out = flexgemm.broadcast_samples(*map(backend.array, (values, coords)))
+    assert_same_bits(backend.numpy(out), values[coords[:, 0]])
+    coords[: n // 2, 0] = 7
+    if n > 1 and backend.name == "cpu":
+        with pytest.raises(ValueError, match="coords"):
+            flexgemm.broadcast_samples(*map(backend.array, (values, coords)))
+    elif n > 1:
+        out = backend.numpy(flexgemm.broadcast_samples(*map(backend.array, (values, coords))))
+        assert not out[: n // 2].any()
+        assert_same_bits(out[n // 2 :], values[coords[n // 2 :, 0]])
+    with pytest.raises(ValueError, match="values"):
+        flexgemm.broadcast_samples(backend.array(values[0]), backend.array(coords))
 
 
 @every_mode

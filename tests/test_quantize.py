@@ -48,6 +48,14 @@ def test_layouts(backend, pad, offset, granularity, source, dtype):
     check(backend, x, dtype, granularity, pad=pad, offset=offset)
 
 
+@from_dtype
+@granularities
+@pytest.mark.parametrize("q_offset", [1, 2])
+def test_only_the_output_off_alignment(backend, q_offset, granularity, source):
+    x = scenes.values(np.random.default_rng(1), (65, 64), source)
+    check(backend, x, "float8_e4m3fn", granularity, q_offset=q_offset)
+
+
 @to_fp8
 @from_dtype
 @pytest.mark.parametrize("granularity", ["1x128", "128x128"])

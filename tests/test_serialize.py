@@ -26,8 +26,11 @@ SHAPES = [
     (5, 1024, 1000, 3),  # 33
     (16, 2**20, 2**20, 2**20),  # 64 bits on the curves; too many voxels to number
     (2, 2**21, 5, 2),
+    (2, 2**21, 2**21, 2**21),  # the longest: 21 bits an axis, in words of 1, 10 and 10
+    (3, 2**11, 2**11, 2**11),
+    (1, 2**13, 2**12, 2**13),
 ]
-ROWS = [0, 1, 63, 64, 65, 255, 257, 1000]
+ROWS = [0, 1, 63, 64, 65, 255, 257, 1000, 1025, 9000]
 
 
 def draw(shape, n, seed=0):
@@ -52,6 +55,18 @@ def test_codes_and_back(backend, shape, mode):
     expected = reference.encode_seq(coords, shape, mode)
     np.testing.assert_array_equal(code, expected, strict=True)
     np.testing.assert_array_equal(guarded.decode_seq(backend, code, shape, mode), coords)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("side", [1000, 2**20])
+def test_more_rows_than_a_gpu_takes_at_once(backend, mode, side):
+    shape = (1, side, side, side)
+    coords = draw(shape, 1_500_001)
+    code = flexgemm.encode_seq(backend.array(coords), shape, mode)
+    some = np.random.default_rng(1).integers(0, len(coords), 4096)
+    np.testing.assert_array_equal(backend.numpy(code)[some], reference.encode_seq(coords[some], shape, mode))
+    np.testing.assert_array_equal(backend.numpy(flexgemm.decode_seq(code, shape, mode)), coords)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -122,15 +137,15 @@ OUTSIDE = [(-1, 0, 0, 0), (2, 0, 0, 0), (0, -1, 0, 0), (0, 5, 0, 0), (0, 0, 6, 0
 def test_rows_out_of_range(backend, mode, wrong):
     shape = (2, 5, 6, 7)
     coords = draw(shape, 100)
-    coords[[40, 70]] = wrong
+    coords[[40, 41, 70]] = wrong
     if backend.name == "cpu":
         with pytest.raises(ValueError, match=r"coords: row 40 is"):
             flexgemm.encode_seq(coords, shape, mode)
         return
     code = guarded.encode_seq(backend, coords, shape, mode)
-    assert (code == -1).nonzero()[0].tolist() == [40, 70]
+    assert (code == -1).nonzero()[0].tolist() == [40, 41, 70]
     order = backend.numpy(flexgemm.sort_coords(backend.array(coords), shape, mode))
-    assert order[-2:].tolist() == [40, 70]
+    assert order[-3:].tolist() == [40, 41, 70]
 
 
 @pytest.mark.parametrize("mode, wrong", [("bxyz", 420), ("z_order", 511), ("hilbert", -1), ("z_order", 3 << 9)])

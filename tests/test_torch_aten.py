@@ -122,6 +122,74 @@ def test_grouped_mm(device, ours, case):
     check(case, out, a, b)
 
 
+@pytest.mark.parametrize("case", ["2d3d", "3d2d", "2d2d", "3d3d"])
+@pytest.mark.parametrize("dtype", [E4M3, torch.bfloat16])
+def test_rows_of_a_grouped_output_begin_where_torch_has_them(device, ours, case, dtype):
+    """At multiples of 16 bytes, as torch.compile expects and another grouped product of torch's requires."""
+    a, b, offs = operands(case, device, dtype)
+    if case != "3d2d":
+        b = b[..., :20].mT.contiguous().mT
+    with aten.use(device.type):
+        if dtype is E4M3:
+            groups = G if case == "2d2d" else 1
+            scale_a = torch.ones(*a.shape[:-2], groups * a.shape[-2], device=device)
+            scale_b = torch.ones(*b.shape[:-2], groups * b.shape[-1], device=device)
+            out = torch._scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs)
+        else:
+            out = torch._grouped_mm(a, b, offs=offs)
+    assert len(ours) == 1
+    assert out.stride()[-2:] == (-(-out.shape[-1] // 8) * 8, 1)
+    check(case, out, a, b)
+
+
+def test_scales_that_torch_refuses_are_left_to_it(device, ours):
+    """Of another shape than it documents, or not contiguous."""
+    a, b, offs = operands("2d3d", device, E4M3)
+    rows, columns = torch.ones(32, device=device), torch.ones(G, 24, device=device)
+    with aten.use(device.type):
+        for wrong in (
+            (rows[:, None], columns),
+            (rows, columns.flatten()),
+            (torch.ones(64, device=device)[::2], columns),
+        ):
+            with pytest.raises((RuntimeError, ValueError)):
+                torch._scaled_grouped_mm(a, b, *wrong, offs=offs)
+    assert ours == []
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "scaled_mm"), reason="torch without scaled_mm")
+@pytest.mark.parametrize("recipe", ["TensorWise", "RowWise"])
+def test_scaled_mm_of_torch_functional(device, ours, recipe):
+    functional = torch.nn.functional
+    a, b = draw(20, 48, device=device, dtype=E4M3), draw(16, 48, device=device, dtype=E4M3).t()
+    one, rows = ((), ()), ((20, 1), (1, 16))
+    kind = getattr(functional.ScalingType, recipe)
+    scale_a, scale_b = (torch.rand(s, device=device) + 0.5 for s in (one if recipe == "TensorWise" else rows))
+    wrong = [torch.ones(s, device=device) for s in (rows if recipe == "TensorWise" else one)]
+    bias = torch.randn(16, device=device).bfloat16()
+    with aten.use(device.type):
+        out = functional.scaled_mm(a, b, scale_a, kind, scale_b, kind, bias=bias)
+        assert (ours, out.dtype) == (["dense"], torch.bfloat16)
+        with pytest.raises((RuntimeError, ValueError, IndexError)):  # scales of the other recipe: torch's own error
+            functional.scaled_mm(a, b, wrong[0], kind, wrong[1], kind)
+    assert ours == ["dense"]
+    expected = f64(scale_a) * (f64(a) @ f64(b)) * f64(scale_b) + f64(bias)
+    assert_gemm_rows(f64(out), expected, "bfloat16")
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "scaled_grouped_mm"), reason="torch without scaled_grouped_mm")
+@pytest.mark.parametrize("case", ["2d3d", "3d2d", "2d2d", "3d3d"])
+def test_scaled_grouped_mm_of_torch_functional(device, ours, case):
+    a, b, offs = operands(case, device, E4M3)
+    groups, row = G if case == "2d2d" else 1, torch.nn.functional.ScalingType.RowWise
+    scale_a = torch.rand(*a.shape[:-2], groups * a.shape[-2], device=device) + 0.5
+    scale_b = torch.rand(*b.shape[:-2], groups * b.shape[-1], device=device) + 0.5
+    with aten.use(device.type):
+        out = torch.nn.functional.scaled_grouped_mm(a, b, scale_a, row, scale_b, row, offs=offs)
+    assert len(ours) == 1
+    check(case, out, a, b, scale_a, scale_b)
+
+
 def test_row_major_weights_of_16_bits_are_read_as_they_are(device, ours):
     a, b, offs = operands("2d3d", device, torch.bfloat16)
     with aten.use(device.type):

@@ -155,6 +155,21 @@ def test_an_output_that_is_given(device):
     assert (outs[1][6:] == 7).all(), "rows of no group"
 
 
+def test_weight_gradients_and_segments_compile(device):
+    def network(a, b, ends, lengths, picked, total):
+        ft.wgrad_gemm_nt(a, b, out=total)
+        grouped = ft.k_grouped_wgrad_gemm_nt(a, b, ends)
+        return total + grouped.sum(0), ft.segment_gemm(a.t(), grouped, seg_lens=lengths, weight_indices=picked)
+
+    a, b = torch.randn(8, 20, device=device), torch.randn(8, 20, device=device)
+    given = [torch.tensor(x, device=device) for x in ([12, 20], [15, 5], [1, 0])]
+    totals = [torch.ones(8, 8, device=device) for _ in range(2)]
+    out, expected = counted(network)[0](a, b, *given, totals[0]), network(a, b, *given, totals[1])
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(*totals)
+    torch.testing.assert_close(totals[0], 1 + a @ b.t())
+
+
 @pytest.mark.parametrize("mode", ["max", "mean", "sum"])
 def test_pooling_compiles(device, mode):
     coords, _ = voxels(60, device)
@@ -163,7 +178,8 @@ def test_pooling_compiles(device, mode):
 
     def network(x):
         cells = ft.sparse_pool3d(x, neighbor_map=nmap, mode=mode)
-        return ft.global_pool(ft.sparse_upsample3d(cells, neighbor_map=nmap) + x, coords, 1, mode)
+        pooled = ft.global_pool(ft.sparse_upsample3d(cells, neighbor_map=nmap) + x, coords, 1, mode)
+        return x * ft.broadcast_samples(pooled, coords)
 
     out, expected = counted(network)[0](feats), network(feats)
     torch.testing.assert_close(out, expected)
@@ -184,6 +200,51 @@ def test_sampling_compiles(device, mode):
     torch.testing.assert_close(out, expected)
     gradients = (torch.autograd.grad(y.square().sum(), inputs) for y in (out, expected))
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum", "max", "first"])
+def test_points_and_voxels_compile(device, reduce):
+    torch.manual_seed(0)
+    points, feats = torch.rand(60, 3, device=device) * 4.5, leaves(60, device)[0]
+    voxels = flexgemm.voxelize(points, voxel_size=1.0, shape=(1, 4, 4, 4))
+
+    def network(x, voxels):
+        cells = ft.reduce_points(x * 2, voxels, reduce)
+        return ft.devoxelize(cells, voxels) + ft.devoxelize(cells, voxels, "trilinear")
+
+    out, expected = counted(network)[0](feats, voxels), network(feats, voxels)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), feats) for y in (out, expected)))
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_voxels_are_found_inside(device):
+    def network(points, x):
+        voxels = ft.voxelize(points, x, voxel_size=1.0, shape=(1, 4, 4, 4))
+        unique, inverse, counts = ft.unique_coords(voxels.coords, voxels.shape)
+        return voxels.feats * counts[:, None], ft.devoxelize(voxels.feats, voxels), unique, inverse
+
+    compiled, counter = counted(network)
+    for n in (60, 33, 90):
+        torch.manual_seed(n)
+        points, feats = torch.rand(n, 3, device=device) * 4.5, leaves(n, device)[0]
+        out, expected = compiled(points, feats), network(points, feats)
+        torch.testing.assert_close(out, expected)
+        gradients = (torch.autograd.grad(y[0].sum() + y[1].square().sum(), feats) for y in (out, expected))
+        torch.testing.assert_close(*gradients)
+    assert counter.frame_count == 2
+
+
+@pytest.mark.parametrize("mode", ["z_order", "hilbert", "bxyz"])
+@pytest.mark.parametrize("side", [16, 4096], ids=["int32", "int64"])
+def test_codes_compile(device, mode, side):
+    def network(coords):
+        order = ft.sort_coords(coords, shape, mode)
+        return order, ft.decode_seq(ft.encode_seq(coords[order.long()], shape, mode), shape, mode)
+
+    shape = (1, side, side, side)
+    coords, _ = voxels(60, device)
+    torch.testing.assert_close(counted(network)[0](coords), network(coords), rtol=0, atol=0)
 
 
 def test_export(device):
@@ -222,7 +283,22 @@ def test_the_operators_are_what_they_say(device):
     ends, grad_out = torch.tensor([2, 9], device=device), torch.randn(9, 8, device=device)
     recorded = [t.clone().requires_grad_() for t in (x, experts, experts[0], experts[:, 0])]
     none, dense, grouped = [None] * 6, {"layout": "dense"}, {"layout": "m_grouped"}
+    numbers, contiguous = torch.zeros(9, dtype=torch.int32, device=device), "m_grouped_contiguous"
+    cells = flexgemm.voxelize(torch.rand(9, 3, device=device) * 4.5, voxel_size=1.0, shape=(1, 4, 4, 4))
+    groups, of_cells = cells.groups, torch.randn(cells.num_voxels, 8, device=device)
+    rising, numbered = torch.rand(9, 8, device=device).requires_grad_(), torch.zeros_like(of_cells, dtype=torch.int32)
     calls = [
+        (ops.broadcast_samples, (torch.randn(3, 5, device=device).requires_grad_(), coords), {}),
+        (ops.encode_seq, (coords, shape, "hilbert"), {}),
+        (ops.decode_seq, (flexgemm.encode_seq(coords, shape), shape, "z_order"), {}),
+        (ops.sort_coords, (coords, shape, "z_order"), {}),
+        (ops.unique_coords, (coords, shape), {}),
+        (ops.group_points, (torch.rand(9, 3, device=device), [0.5] * 3, [0.0] * 3, (1, 2, 2, 2)), {}),
+        (ops.reduce_points, (rising, *groups, "max", True), {}),
+        (ops.reduce_points, (rising, *groups, "mean", True), {}),
+        (ops.reduced_points_gradient, (of_cells, numbered, *groups[2:], "max"), {}),
+        (ops.reduced_points_gradient, (of_cells, None, *groups[2:], "first"), {}),
+        (ops.devoxelize, (of_cells.clone().requires_grad_(), *groups), {}),
         (ops.neighbor_map, (coords, shape, (2, 3, 3), (1, 1, 1), False, False), {}),
         (ops.row_order, (nmap.map, (2, 3, 3)), {}),
         (ops.sparse_conv3d, (feats, weight, bias, None, *maps, (2, 3, 3), None, "auto", "ieee", 1), {}),
@@ -241,7 +317,9 @@ def test_the_operators_are_what_they_say(device):
         (ops.product, (x, experts[0], *none, None, None), dense | {"activation": "swiglu", "out_dtype": "float32"}),
         (ops.product, (x[None], experts[:1], *none, None, None), {"layout": "batched", "alpha": 2.0}),
         (ops.product, (x.t(), x.t(), None, ends, *none), {"layout": "k_grouped", "groups": 2, "out_dtype": "float32"}),
-        (ops.m_grouped_gradients, (grad_out, x, experts, ends, (True, True, True), "ieee"), {}),
+        (ops.m_grouped_gradients, (grad_out, x, experts, ends, "m_grouped", (True, True, True), "ieee"), {}),
+        (ops.m_grouped_gradients, (grad_out, x, experts, numbers, contiguous, (True, True, True), "ieee"), {}),
+        (ops.product, (recorded[0], recorded[1], None, None, numbers, *none[1:]), {"layout": contiguous}),
         (ops.product_into, (grad_out.clone(), x, experts, None, ends, *none), grouped | {"accumulate": True}),
     ]
     for operator, arguments, keywords in calls:
@@ -403,6 +481,53 @@ def test_gradients_of_grouped_products(device, dtype, ends):
     for leaf, e in zip((a, b, bias), exact, strict=True):
         reference.assert_rows(leaf.grad.double().cpu().flatten(0, -2), e.grad.cpu().flatten(0, -2).numpy(), tolerance)
     assert not a.grad[bounds[-1][1] :].any(), "rows of no group"
+
+
+def grouped_layouts(device, dtype):
+    """Both padded layouts of three groups of 5, 0 and 130 rows: the function, inputs, and the rows of each group. The
+    groups of the first are not in the order of their numbers, and what is of no group is NaN."""
+    torch.manual_seed(0)
+    blocks, counts = {2: 0, 0: 256}, [5, 0, 130]
+    m_indices = torch.full((400,), -1, dtype=torch.int32, device=device)
+    for group, first in blocks.items():
+        m_indices[first : first + counts[group]] = group
+    rows = torch.full((400, 16), torch.nan, device=device, dtype=dtype)
+    rows[m_indices >= 0] = torch.randn(135, 16, device=device).to(dtype)
+    flat = [torch.nonzero(m_indices == group).flatten() for group in range(3)]
+    yield ft.m_grouped_gemm_nt_contiguous, rows, m_indices, flat
+    masked = torch.full((3, 140, 16), torch.nan, device=device, dtype=dtype)
+    for group, count in enumerate(counts):
+        masked[group, :count] = torch.randn(count, 16, device=device).to(dtype)
+    numbers = torch.tensor(counts, dtype=torch.int32, device=device)
+    flat = [140 * group + torch.arange(count, device=device) for group, count in enumerate(counts)]
+    yield ft.m_grouped_gemm_nt_masked, masked, numbers, flat
+
+
+@pytest.mark.parametrize("layout", [0, 1], ids=["contiguous", "masked"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("row_major", [False, True])
+@pytest.mark.parametrize("way", ["plain", "compiled"])
+def test_gradients_of_padded_groups(device, way, row_major, dtype, layout):
+    function, a, grouping, flat = list(grouped_layouts(device, dtype))[layout]
+    a.requires_grad_()
+    b, bias = (torch.randn(s, device=device).to(dtype).requires_grad_() for s in ((3, 8, 16), (3, 8)))
+
+    def call(a, b, bias, grouping):
+        weight = b.transpose(1, 2) if row_major else b
+        return function(a, weight, grouping, bias=bias, b_row_major=row_major, precision="ieee")
+
+    out = (call if way == "plain" else counted(call)[0])(a, b, bias, grouping)
+    grad_out = torch.full_like(out, torch.nan)
+    every = torch.cat(flat)
+    grad_out.flatten(0, -2)[every] = torch.randn(len(every), 8, device=device).to(dtype)
+    out.backward(grad_out)
+    exact = [t.detach().double().requires_grad_() for t in (a, b, bias)]
+    for group, rows in enumerate(flat):
+        product = exact[0].flatten(0, -2)[rows] @ exact[1][group].t() + exact[2][group]
+        product.backward(grad_out.flatten(0, -2)[rows].double())
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+    for leaf, e in zip((a, b, bias), exact, strict=True):
+        reference.assert_rows(leaf.grad.double().cpu().flatten(0, -2), e.grad.cpu().flatten(0, -2).numpy(), tolerance)
 
 
 def test_the_neutral_product_is_recorded(device):

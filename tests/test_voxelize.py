@@ -54,6 +54,14 @@ def test_grids_of_any_size(backend, shape):
         np.testing.assert_array_equal(got, want)
 
 
+def test_the_last_voxel_where_floats_are_two_apart(backend):
+    """2^24 + 1 voxels along an axis: no float32 is that many, but the last voxel's number is one."""
+    points = np.array([[2**24, 0, 0], [2**24 + 2, 0, 0], [1, 0, 0]], np.float32)
+    voxels = flexgemm.voxelize(backend.array(points), voxel_size=1, shape=(1, 2**24 + 1, 1, 1))
+    assert backend.numpy(voxels.coords).tolist() == [[0, 1, 0, 0], [0, 2**24, 0, 0]]
+    assert backend.numpy(voxels.inverse).tolist() == [1, -1, 0]
+
+
 def test_rows_outside_the_shape(backend):
     coords = np.array([[0, 1, 1, 1], [0, 6, 0, 0], [0, 1, 1, 1], [-1, 0, 0, 0], [1, 0, 0, 0]], np.int32)
     if backend.name == "cpu":
@@ -234,14 +242,27 @@ def test_features_of_other_voxels(backend):
 def test_ranks_and_orders_that_do_not_fit(backend):
     """On a GPU they write nothing outside, which the fences prove; on the CPU they raise."""
     in_order, order = np.array([1, 1, 4, 9]), np.array([0, 1, 2, 3], np.int32)
-    for ranks, rows in (
-        ([1, 1, 2, 9], order),
-        ([-5, 1, 2, 3], order),
-        ([1, 1, 2, 3], np.array([0, 1, 2, 4], np.int32)),
+    for ranks, rows, voxels in (
+        ([1, 1, 2, 9], order, 3),
+        ([-5, 1, 2, 3], order, 3),
+        ([1, 1, 2, 3], np.array([0, 1, 2, 4], np.int32), 3),
+        ([1, 1, 2, 3], np.array([0, 1, 2, -1], np.int32), 3),
+        ([1, 1, 2, 3], order, 2),
+        ([1, 1, 2, 3], order, 4),
     ):
         ranks = np.array(ranks, np.int32)
         if backend.name == "cpu":
             with pytest.raises(ValueError, match="ranks|order"):
-                guarded.unique_groups(backend, in_order, rows, ranks, 3)
+                guarded.unique_groups(backend, in_order, rows, ranks, voxels)
         else:
-            guarded.unique_groups(backend, in_order, rows, ranks, 3)
+            guarded.unique_groups(backend, in_order, rows, ranks, voxels)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("n", [0, 5])
+def test_points_outside_make_no_voxel(backend, n, dtype):
+    in_order, order = np.full(n, -1, dtype), np.arange(n, dtype=np.int32)
+    ranks, count = guarded.unique_ranks(backend, in_order)
+    assert (count.tolist(), ranks.tolist()) == ([0], [0] * n)
+    _, starts, _, _, inverse = guarded.unique_groups(backend, in_order, order, ranks, 0)
+    assert (starts.tolist(), inverse.tolist()) == ([0], [-1] * n)

@@ -64,6 +64,7 @@ class SegmentGEMMWrapper:
         seg_lens: (batch_size,), or seg_indptr: (batch_size + 1,), where the segments begin and the last one ends.
         weight_indices: (batch_size,); by default segment i has weight i.
         out: (sum of lengths, d_out); by default of x's dtype, bfloat16 for FP8.
+        Lengths, their sums and indices may lie on the CPU, as flashinfer's programs have them.
 
         An older order of the arguments has no `out`: seg_lens or seg_indptr by position are recognised.
         """
@@ -77,8 +78,10 @@ class SegmentGEMMWrapper:
         if given is None or given.shape != (need,):
             name = "seg_lens" if seg_indptr is None else "seg_indptr"
             raise ValueError(f"{name}: expected ({need},), got {None if given is None else tuple(given.shape)}")
-        where: Any = {"seg_lens": seg_lens} if seg_indptr is None else {"offsets": seg_indptr}
-        how: Any = {"weight_indices": weight_indices, "weight_column_major": weight_column_major, "out": out}
+        given = given.to(x.device)
+        where: Any = {"seg_lens": given} if seg_indptr is None else {"offsets": given}
+        indices = None if weight_indices is None else weight_indices.to(x.device)
+        how: Any = {"weight_indices": indices, "weight_column_major": weight_column_major, "out": out}
         result: torch.Tensor = flexgemm.segment_gemm(x, weights, **where, **how)
         return result
 

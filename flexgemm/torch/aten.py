@@ -4,15 +4,16 @@
     with flexgemm.torch.aten.use(): ...     # only here
 
 torch._scaled_mm (scales per tensor or per row), torch._scaled_grouped_mm (scales per row) and torch._grouped_mm, in all
-four combinations of 2-D and 3-D operands, then run flexgemm's kernels wherever these read the operands as they are;
-what would need a copy, another scale, dtype or option goes to torch's own kernel, as before. Autograd, torch.compile
-and everything else above the kernels stay torch's.
+four combinations of 2-D and 3-D operands, then run flexgemm's kernels wherever these read the operands as they are, and
+with them scaled_mm, scaled_grouped_mm and grouped_mm of torch.nn.functional; what would need a copy, another scale,
+dtype or option goes to torch's own kernel, as before. Autograd, torch.compile and everything else above the kernels
+stay torch's.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +24,7 @@ from flexgemm import gemm
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _HALF = (torch.float16, torch.bfloat16)
 _OUTPUTS = (torch.float32, *_HALF)
+_TENSOR, _ROW = 0, 1  # recipes of torch.nn.functional.ScalingType
 
 _enabled: dict[str, torch.library.Library] = {}
 
@@ -42,6 +44,8 @@ def enable(device_type: str = "cuda") -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         for name, choose in _CHOICES.items():
+            if not hasattr(torch.ops.aten, name):
+                continue
             library.impl(name, _override(name, key, choose), key, with_keyset=True)
     _enabled[device_type] = library
 
@@ -105,7 +109,7 @@ def scaled_mm(
         return None
     rows = scale_a.shape == (a.shape[0], 1) and scale_b.shape == (1, b.shape[1])
     tensor = scale_a.numel() == scale_b.numel() == 1
-    if not (rows or tensor) or (bias is not None and bias.dtype not in (torch.float32, out_dtype)):
+    if not (rows or tensor) or not _is_bias(bias, b.shape[1], out_dtype):
         return None
     scales = (scale_a.reshape(()), scale_b.reshape(())) if tensor else (scale_a[:, 0], scale_b[0])
     return _product(layout, a, b, scales, bias, None, out_dtype, use_fast_accum)
@@ -130,11 +134,59 @@ def scaled_grouped_mm(
     if not _is_fp8(a, b, out_dtype, scale_result) or not _are_scales(scale_a, scale_b):
         return None
     of_a, of_b = tuple(a.shape[:-1]), (*b.shape[:-2], b.shape[-1])
-    if layout["layout"] == "k_grouped":
-        of_a, of_b = (layout["groups"], *of_a), (layout["groups"], *of_b)
-    if scale_a.numel() != torch.Size(of_a).numel() or scale_b.numel() != torch.Size(of_b).numel():
+    groups = layout.get("groups")
+    if groups is not None:
+        of_a, of_b = (groups * of_a[0],), (groups * of_b[0],)
+    if scale_a.shape != of_a or scale_b.shape != of_b:
         return None
-    return _product(layout, a, b, (scale_a.reshape(of_a), scale_b.reshape(of_b)), None, offs, out_dtype, use_fast_accum)
+    scales = (scale_a, scale_b) if groups is None else (scale_a.view(groups, -1), scale_b.view(groups, -1))
+    return _product(layout, a, b, scales, None, offs, out_dtype, use_fast_accum)
+
+
+def scaled_mm_v2(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: Sequence[torch.Tensor],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[torch.Tensor],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+) -> dict[str, Any] | None:
+    """Of torch.nn.functional.scaled_mm: scales per tensor or per row on both sides, as `scaled_mm`."""
+    if contraction_dim or any((*swizzle_a, *swizzle_b)) or list(recipe_a) != list(recipe_b):
+        return None
+    if list(recipe_a) == [_TENSOR]:
+        right = scale_a[0].numel() == scale_b[0].numel() == 1
+    else:
+        rows = a.ndim == b.ndim == 2 and list(recipe_a) == [_ROW]
+        right = rows and (scale_a[0].shape, scale_b[0].shape) == ((a.shape[0], 1), (1, b.shape[1]))
+    return scaled_mm(a, b, scale_a[0], scale_b[0], bias, None, out_dtype, use_fast_accum) if right else None
+
+
+def scaled_grouped_mm_v2(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: Sequence[torch.Tensor],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[torch.Tensor],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+) -> dict[str, Any] | None:
+    """Of torch.nn.functional.scaled_grouped_mm: scales per row on both sides, as `scaled_grouped_mm`."""
+    if contraction_dim or any((*swizzle_a, *swizzle_b)) or not list(recipe_a) == list(recipe_b) == [_ROW]:
+        return None
+    return scaled_grouped_mm(a, b, scale_a[0], scale_b[0], offs, bias, None, out_dtype, use_fast_accum)
 
 
 def grouped_mm(
@@ -156,6 +208,8 @@ _CHOICES: dict[str, Callable[..., dict[str, Any] | None]] = {
     "_scaled_mm": scaled_mm,
     "_scaled_grouped_mm": scaled_grouped_mm,
     "_grouped_mm": grouped_mm,
+    "_scaled_mm_v2": scaled_mm_v2,
+    "_scaled_grouped_mm_v2": scaled_grouped_mm_v2,
 }
 
 
@@ -195,8 +249,12 @@ def _is_fp8(a: torch.Tensor, b: torch.Tensor, out_dtype: Any, scale_result: torc
     return a.dtype in _FP8 and b.dtype in _FP8 and out_dtype in _OUTPUTS and scale_result is None
 
 
+def _is_bias(bias: torch.Tensor | None, n: int, out_dtype: torch.dtype | None) -> bool:
+    return bias is None or (bias.shape == (n,) and bias.is_contiguous() and bias.dtype in (torch.float32, out_dtype))
+
+
 def _are_scales(*scales: torch.Tensor) -> bool:
-    return all(scale.dtype is torch.float32 for scale in scales)
+    return all(scale.dtype is torch.float32 and scale.is_contiguous() for scale in scales)
 
 
 def _product(
@@ -211,4 +269,14 @@ def _product(
 ) -> dict[str, Any]:
     factors = {"a": a, "b": b if layout.get("b_row_major") else b.mT, "scale_a": scales[0], "scale_b": scales[1]}
     how = {"bias": bias, "offsets": offs, "out_dtype": out_dtype, "promote_every": None if fast else 128}
+    how["out"] = None if layout["layout"] == "dense" else _output(layout, a, b, out_dtype)
     return layout | factors | how
+
+
+def _output(layout: dict[str, Any], a: torch.Tensor, b: torch.Tensor, out_dtype: Any) -> torch.Tensor:
+    """An output as torch's grouped products have it, which its traced graphs expect and the next such product needs:
+    rows begin at multiples of 16 bytes."""
+    leading = {"k_grouped": (layout.get("groups"), *a.shape[:-1]), "n_grouped": a.shape[1:-1]}
+    n, unit = b.shape[-1], 16 // out_dtype.itemsize
+    rows = leading.get(layout["layout"], a.shape[:-1])
+    return a.new_empty((*rows, -(-n // unit) * unit), dtype=out_dtype)[..., :n]

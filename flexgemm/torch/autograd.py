@@ -12,10 +12,13 @@ from flexgemm._arrays import Stream, torch_scope
 from flexgemm.torch.dispatch import transformed
 
 
-def records(x: torch.Tensor, y: Any, z: Any) -> bool:
-    """Whether autograd or torch.func has to see an operation on these, of which y and z may be None."""
-    required = x.requires_grad or getattr(y, "requires_grad", False) or getattr(z, "requires_grad", False)
-    return (required and torch.is_grad_enabled()) or transformed()
+def records(*tensors: Any) -> bool:
+    """Whether autograd or torch.func has to see an operation on these, of which some may be None."""
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if getattr(x, "requires_grad", False):
+                return True
+    return transformed()
 
 
 def on_stream(x: torch.Tensor, stream: Stream) -> Any:

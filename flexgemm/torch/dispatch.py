@@ -18,6 +18,14 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 transformed = torch._C._are_functorch_transforms_active  # inside torch.func.grad, vmap, ...
 
 
+def _by_allow_tf32(backend: str, operation: str) -> str:
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+# torch.backends.cuda.matmul.fp32_precision, at a third of its time; torch before 2.9 knows allow_tf32 only.
+_matmul_precision = getattr(torch._C, "_get_fp32_precision_getter", _by_allow_tf32)
+
+
 def traced(x: Any, y: Any) -> bool:
     """Whether a call whose first tensors are x and y has to go through the dispatcher."""
     return torch.compiler.is_compiling() or type(x) not in _PLAIN or type(y) not in _PLAIN or _dispatch_modes() > 0
@@ -50,9 +58,4 @@ def setting(precision: str | None, x: torch.Tensor) -> str:
     """The precision of a product of x: by default of float32 what torch's settings ask of it on CUDA."""
     if precision is not None or x.dtype is not torch.float32:
         return precision or "ieee"
-    matmul = torch.backends.cuda.matmul
-    try:
-        tf32 = matmul.fp32_precision == "tf32"
-    except AttributeError:  # torch before 2.9 knows allow_tf32 only
-        tf32 = matmul.allow_tf32
-    return "tf32" if tf32 else "ieee"
+    return "tf32" if _matmul_precision("cuda", "matmul") == "tf32" else "ieee"

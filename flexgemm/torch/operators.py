@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flexgemm import _C, conv, gemm, grid_sample, pool, quantization
+from flexgemm import _C, conv, gemm, grid_sample, pool, quantization, serialize
 from flexgemm._arrays import library_of
+from flexgemm._voxels import grid_shape
 from flexgemm.torch.dispatch import setting
 from flexgemm.torch.maps import from_operators
+from flexgemm.voxelize import Groups, reduced, spread
+from flexgemm.voxelize import group_points as grouped_points
+from flexgemm.voxelize import unique_coords as distinct_coords
 
 if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
@@ -108,6 +112,41 @@ def _(feats: Any, weight: Any, bias: Any, residual: Any, map: Any, *others: Any)
 
 
 @_operator
+def sparse_conv3d_float8(
+    feats: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    scale_feats: torch.Tensor | None,
+    scale_weight: torch.Tensor | None,
+    map: torch.Tensor,
+    order: torch.Tensor | None,
+    kernel_size: Sequence[int],
+    activation: str | None,
+    algorithm: str,
+    groups: int,
+    out_dtype: str | None,
+    dtype_feats: str | None,
+    dtype_weight: str | None,
+) -> torch.Tensor:
+    """Without a gradient."""
+    nmap = from_operators(map, order, None, None, kernel_size, feats.shape[0])
+    how: Any = {"residual": residual, "activation": activation, "algorithm": algorithm, "groups": groups}
+    how |= {"scale_feats": scale_feats, "scale_weight": scale_weight, "out_dtype": out_dtype}
+    how |= {"dtype_feats": dtype_feats, "dtype_weight": dtype_weight}
+    return conv.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, **how)
+
+
+@sparse_conv3d_float8.register_fake
+def _(
+    feats: Any, weight: Any, bias: Any, residual: Any, scale_feats: Any, scale_weight: Any, map: Any, *others: Any
+) -> torch.Tensor:
+    *_, groups, out_dtype, _, _ = others
+    torch._check(feats.shape[1] == groups * weight.shape[-1], lambda: "weight: its channels are not those of feats")
+    return feats.new_empty((map.shape[1], weight.shape[0]), dtype=getattr(torch, out_dtype or "bfloat16"))
+
+
+@_operator
 def sparse_conv3d_backward(
     grad_out: torch.Tensor,
     feats: torch.Tensor,
@@ -195,6 +234,16 @@ def _(feats: Any, coords: Any, batch_size: Any, mode: Any, with_gradient: Any) -
     return out, coords.new_empty((1, coords.shape[0])), noted
 
 
+@_operator
+def broadcast_samples(values: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
+    return pool.rows_of_samples(library_of(values, "values"), values, coords)
+
+
+@broadcast_samples.register_fake
+def _(values: Any, coords: Any) -> torch.Tensor:
+    return values.new_empty((coords.shape[0], values.shape[1]))
+
+
 def _noted(feats: torch.Tensor, chosen: torch.Tensor | None, count: torch.Tensor | None) -> torch.Tensor:
     noted = chosen if count is None else count
     return feats.new_empty(0, dtype=torch.int32) if noted is None else noted
@@ -246,6 +295,144 @@ def _(grad_out: Any, feats: Any, coords: Any, grid: Any, *others: Any) -> tuple[
     return feats.new_empty(feats.shape if for_feats else 0), (grid if for_grid else feats).new_empty(
         grid.shape if for_grid else 0
     )
+
+
+# ---- points and voxels ----
+
+
+@_operator
+def group_points(
+    points: torch.Tensor, voxel_size: Sequence[float], origin: Sequence[float], shape: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The voxels of points, the five tensors of flexgemm.voxelize.Groups, and the points in units of voxels."""
+    arrays = points, tuple(voxel_size), grid_shape(shape), tuple(origin)
+    coords, groups, places = grouped_points(library_of(points, "points"), *arrays)
+    return coords, *groups, places
+
+
+@group_points.register_fake
+def _(points: Any, voxel_size: Any, origin: Any, shape: Any) -> Any:
+    n, m = points.shape[0], torch.library.get_ctx().new_dynamic_size()
+    sizes = (m, 4), n, m + 1, m, m, n
+    return *(points.new_empty(size, dtype=torch.int32) for size in sizes), points.new_empty((n, 4))
+
+
+@_operator
+def unique_coords(coords: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return distinct_coords(coords, shape)
+
+
+@unique_coords.register_fake
+def _(coords: Any, shape: Any) -> Any:
+    m = torch.library.get_ctx().new_dynamic_size()
+    return tuple(coords.new_empty(size) for size in ((m, 4), coords.shape[0], m))
+
+
+@_operator
+def reduce_points(
+    feats: torch.Tensor,
+    order: torch.Tensor,
+    starts: torch.Tensor,
+    first: torch.Tensor,
+    counts: torch.Tensor,
+    inverse: torch.Tensor,
+    reduce: str,
+    with_gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The features of voxels, and the points that maxima are of, if asked for."""
+    library, groups = library_of(feats, "feats"), Groups(order, starts, first, counts, inverse)
+    out, argmax = reduced(library, feats, groups, reduce, with_gradient)
+    return out, feats.new_empty(0, dtype=torch.int32) if argmax is None else argmax
+
+
+@reduce_points.register_fake
+def _(feats: Any, order: Any, starts: Any, first: Any, counts: Any, inverse: Any, reduce: Any, gradient: Any) -> Any:
+    shape = first.shape[0], feats.shape[1]
+    return feats.new_empty(shape), feats.new_empty(shape if gradient and reduce == "max" else 0, dtype=torch.int32)
+
+
+def reduced_points_gradient(
+    grad_out: torch.Tensor,
+    argmax: torch.Tensor | None,
+    first: torch.Tensor,
+    counts: torch.Tensor,
+    inverse: torch.Tensor,
+    reduce: str,
+) -> torch.Tensor:
+    """The gradient of reduce_points in feats: each point takes that of its voxel, as far as it had a part in it."""
+    shape, voxels = (inverse.shape[0], grad_out.shape[1]), first.shape[0]
+    if reduce == "max":
+        assert argmax is not None
+        return grad_out.new_zeros(shape).scatter_(0, argmax.long(), grad_out)
+    source, weights = inverse, None
+    if reduce == "first":
+        source = torch.full_like(inverse, -1)
+        source[first.long()] = torch.arange(voxels, dtype=torch.int32, device=source.device)
+    if reduce == "mean" and voxels:
+        weights = counts.float().reciprocal()[source.clamp_min(0).long()][:, None]
+    library = library_of(grad_out, "grad_out")
+    grad = grad_out.new_empty(shape)
+    library.run(_C.gather_sum, library.rows(grad_out, "grad_out"), source[:, None], weights, grad)
+    return grad
+
+
+reduced_points_gradient_operator = _operator(reduced_points_gradient)
+
+
+@reduced_points_gradient_operator.register_fake
+def _(grad_out: Any, argmax: Any, first: Any, counts: Any, inverse: Any, reduce: Any) -> torch.Tensor:
+    return grad_out.new_empty((inverse.shape[0], grad_out.shape[1]))
+
+
+@_operator
+def devoxelize(
+    feats: torch.Tensor,
+    order: torch.Tensor,
+    starts: torch.Tensor,
+    first: torch.Tensor,
+    counts: torch.Tensor,
+    inverse: torch.Tensor,
+) -> torch.Tensor:
+    return spread(library_of(feats, "feats"), feats, Groups(order, starts, first, counts, inverse))
+
+
+@devoxelize.register_fake
+def _(feats: Any, order: Any, starts: Any, first: Any, counts: Any, inverse: Any) -> torch.Tensor:
+    return feats.new_empty((inverse.shape[0], feats.shape[1]))
+
+
+# ---- codes ----
+
+
+@_operator
+def encode_seq(coords: torch.Tensor, shape: Sequence[int], mode: str) -> torch.Tensor:
+    return serialize.encode_seq(coords, shape, mode)
+
+
+@encode_seq.register_fake
+def _(coords: Any, shape: Any, mode: Any) -> torch.Tensor:
+    bits = _C.sequence_bits(shape=grid_shape(shape), mode=mode)
+    return coords.new_empty(coords.shape[0], dtype=torch.int32 if bits <= 32 else torch.int64)
+
+
+@_operator
+def decode_seq(code: torch.Tensor, shape: Sequence[int], mode: str) -> torch.Tensor:
+    return serialize.decode_seq(code, shape, mode)
+
+
+@decode_seq.register_fake
+def _(code: Any, shape: Any, mode: Any) -> torch.Tensor:
+    return code.new_empty((code.shape[0], 4), dtype=torch.int32)
+
+
+@_operator
+def sort_coords(coords: torch.Tensor, shape: Sequence[int], mode: str) -> torch.Tensor:
+    return serialize.sort_coords(coords, shape, mode)
+
+
+@sort_coords.register_fake
+def _(coords: Any, shape: Any, mode: Any) -> torch.Tensor:
+    return coords.new_empty(coords.shape[0], dtype=torch.int32)
 
 
 # ---- FP8 ----
@@ -351,34 +538,64 @@ def product_into(
     gemm.product(layout, a, b, **(how | {"precision": setting(precision, a)}))
 
 
+# What tells the groups of rows apart.
+GROUPING = {"m_grouped": "offsets", "m_grouped_contiguous": "m_indices", "m_grouped_masked": "masked_m"}
+
+
 def m_grouped_gradients(
     grad_out: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
-    offsets: torch.Tensor,
+    grouping: torch.Tensor,
+    layout: str,
     needs_grad: Sequence[bool],
     precision: str | None,
 ) -> Gradients:
-    """The gradients of m_grouped_gemm_nt in a, b and bias (float32), and an empty tensor for each that is not needed.
-    Rows of no group have a gradient of zero."""
-    how: Any = {"offsets": offsets, "precision": setting(precision, a)}
+    """The gradients of a product grouped along M in a, b and bias (float32), and an empty tensor for each that is not
+    needed. Rows of no group have a gradient of zero, and are not read."""
+    how: Any = {"precision": setting(precision, a)}
     grad_a, grad_b, grad_bias = (grad_out.new_empty(0, dtype=dtype) for dtype in (a.dtype, b.dtype, torch.float32))
-    rows = grad_out.to(a.dtype)
     if needs_grad[0]:
-        grad_a = gemm.product("m_grouped", rows, b, b_row_major=True, out=torch.zeros_like(a), **how)
-    how |= {"groups": b.shape[0], "out_dtype": "float32"}
-    if needs_grad[1]:
-        grad_b = gemm.product("k_grouped", rows.t(), a.t(), **how).to(b.dtype)
-    if needs_grad[2]:
-        grad_bias = gemm.product("k_grouped", grad_out.t(), torch.ones_like(grad_out[:, :1]).t(), **how)[..., 0]
+        into = how | {GROUPING[layout]: grouping, "b_row_major": True, "out": torch.zeros_like(a)}
+        grad_a = gemm.product(layout, grad_out.to(a.dtype), b, **into)
+    if needs_grad[1] or needs_grad[2]:
+        order, ends = _order_by_group(layout, grouping, a, b.shape[0])
+        how |= {"offsets": ends, "groups": b.shape[0], "out_dtype": "float32"}
+        columns = _columns(grad_out, order)
+        if needs_grad[1]:
+            grad_b = gemm.product("k_grouped", columns.to(a.dtype), _columns(a, order), **how).to(b.dtype)
+        if needs_grad[2]:
+            grad_bias = gemm.product("k_grouped", columns, columns.new_ones(1, columns.shape[1]), **how)[..., 0]
     return grad_a, grad_b, grad_bias
+
+
+def _order_by_group(
+    layout: str, grouping: torch.Tensor, a: torch.Tensor, groups: int
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """The rows of a, group after group and at last those of none (None: as they are), and where each group ends."""
+    if layout == "m_grouped":
+        return None, grouping
+    numbers = torch.arange(groups, device=a.device)
+    if layout == "m_grouped_masked":
+        inside = torch.arange(a.shape[1], device=a.device) < grouping[:, None]
+        group = torch.where(inside, numbers[:, None], groups).flatten()
+    else:
+        group = torch.where((grouping >= 0) & (grouping < groups), grouping.long(), groups)
+    in_order, order = torch.sort(group, stable=True)
+    return order, torch.searchsorted(in_order, numbers, right=True)
+
+
+def _columns(x: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+    """(..., C) -> (C, rows), the rows in this order."""
+    columns = x.flatten(0, -2).t()
+    return columns if order is None else columns.index_select(1, order)
 
 
 m_grouped_gradients_operator = _operator(m_grouped_gradients)
 
 
 @m_grouped_gradients_operator.register_fake
-def _(grad_out: Any, a: Any, b: Any, offsets: Any, needs_grad: Any, precision: Any) -> Gradients:
+def _(grad_out: Any, a: Any, b: Any, grouping: Any, layout: Any, needs_grad: Any, precision: Any) -> Gradients:
     needs_a, needs_b, needs_bias = needs_grad
     grad_bias = grad_out.new_empty(b.shape[:2] if needs_bias else 0, dtype=torch.float32)
     return a.new_empty(a.shape if needs_a else 0), b.new_empty(b.shape if needs_b else 0), grad_bias

@@ -8,7 +8,7 @@ gradient, made of functions of this file, which decide anew how they go.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,11 @@ from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
 from flexgemm.torch.dispatch import autocast, expect_tensor, refuse_stream, setting, traced
 from flexgemm.torch.maps import assemble, from_operators
 from flexgemm.voxel import NeighborMap
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from flexgemm.conv import Float8
 
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
@@ -83,6 +88,7 @@ def submanifold_conv3d(
     algorithm: str = "auto",
     precision: str | None = None,
     stream: Stream = None,
+    **float8: Unpack[Float8],
 ) -> torch.Tensor:
     """`flexgemm.submanifold_conv3d` of torch tensors, differentiable once in feats, weight, bias and residual.
 
@@ -95,11 +101,15 @@ def submanifold_conv3d(
     precision: of float32 products, forward and backward; by default torch's own setting at the time of the call,
         torch.backends.cuda.matmul.fp32_precision (which allow_tf32 and set_float32_matmul_precision set too).
     stream: a CUDA stream instead of torch's current one, forward and backward.
+    float8: scale_feats, scale_weight, out_dtype, dtype_feats, dtype_weight, as there, of FP8 feats and weight: a
+        forward pass without a gradient, which torch.autocast leaves alone.
 
-    Raises TypeError and ValueError by argument name; TypeError for tensors that are sparse, complex or lazily negated.
+    Raises TypeError and ValueError by argument name; TypeError for tensors that are sparse, complex or lazily negated,
+    ValueError where a gradient is asked of FP8.
     """
     conv.expect_submanifold(neighbor_map)
-    return _convolution(feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, groups, stream)
+    how = activation, algorithm, precision, groups, stream, float8
+    return _convolution(feats, weight, bias, residual, neighbor_map, *how)
 
 
 def sparse_conv3d(
@@ -114,6 +124,7 @@ def sparse_conv3d(
     algorithm: str = "auto",
     precision: str | None = None,
     stream: Stream = None,
+    **float8: Unpack[Float8],
 ) -> torch.Tensor:
     """`flexgemm.sparse_conv3d` of torch tensors, differentiable once in feats, weight, bias and residual.
 
@@ -121,7 +132,8 @@ def sparse_conv3d(
     the rest as of submanifold_conv3d.
     """
     conv.expect_map(neighbor_map)
-    return _convolution(feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, groups, stream)
+    how = activation, algorithm, precision, groups, stream, float8
+    return _convolution(feats, weight, bias, residual, neighbor_map, *how)
 
 
 def sparse_inverse_conv3d(
@@ -136,6 +148,7 @@ def sparse_inverse_conv3d(
     algorithm: str = "auto",
     precision: str | None = None,
     stream: Stream = None,
+    **float8: Unpack[Float8],
 ) -> torch.Tensor:
     """`flexgemm.sparse_inverse_conv3d` of torch tensors, differentiable once in feats, weight, bias and residual.
 
@@ -143,7 +156,8 @@ def sparse_inverse_conv3d(
     the rest as of submanifold_conv3d.
     """
     inverse = conv.expect_map(neighbor_map).inverse
-    return _convolution(feats, weight, bias, residual, inverse, activation, algorithm, precision, groups, stream)
+    how = activation, algorithm, precision, groups, stream, float8
+    return _convolution(feats, weight, bias, residual, inverse, *how)
 
 
 # ReLU's gradient needs the output alone. That of the others needs their input, which a fused kernel does not keep:
@@ -167,11 +181,16 @@ def _convolution(
     precision: str | None,
     groups: int,
     stream: Stream,
+    float8: Float8,
 ) -> torch.Tensor:
     expect_tensor(feats, "feats")
+    if feats.dtype.itemsize == 1:
+        return _float8_convolution(feats, weight, bias, residual, nmap, activation, algorithm, groups, stream, float8)
     through_operator = traced(feats, weight)
     feats, weight, bias, residual = autocast(feats, weight, bias, residual)
-    recording = records(feats, weight, bias) or records(feats, residual, None)
+    recording = records(feats, weight, bias, residual)
+    if float8:
+        conv.expect_none(_name(feats.dtype), float8)
     if not through_operator:
         precision = setting(precision, feats)
         if recording:
@@ -189,6 +208,43 @@ def _convolution(
         feats, weight, bias, residual, *maps, nmap.kernel_size, fused, algorithm, precision, groups
     )
     return apart(out) if apart else out
+
+
+def _float8_convolution(
+    feats: Any,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    nmap: NeighborMap,
+    activation: str | None,
+    algorithm: str,
+    groups: int,
+    stream: Stream,
+    float8: Float8,
+) -> torch.Tensor:
+    if records(feats, weight, bias) or records(feats, residual, None):
+        conv.expect_differentiable(_name(feats.dtype), float8)
+    result: torch.Tensor
+    if not traced(feats, weight):
+        how: Any = {"residual": residual, "activation": activation, "groups": groups, **float8}
+        result = conv.forward(conv.bind(feats, nmap, stream), feats, weight, bias, nmap, None, algorithm, "ieee", **how)
+        return result
+    expect_tensor(weight, "weight")
+    refuse_stream(stream)
+    scales, dtypes = (
+        [float8.get(name) for name in names]
+        for names in (("scale_feats", "scale_weight"), ("dtype_feats", "dtype_weight"))
+    )
+    out_dtype = _name(float8.get("out_dtype"))
+    maps = nmap.native, nmap.native_order, nmap.kernel_size
+    result = operators.sparse_conv3d_float8(
+        feats, weight, bias, residual, *scales, *maps, activation, algorithm, groups, out_dtype, *dtypes
+    )
+    return result
+
+
+def _name(dtype: Any) -> Any:
+    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
 
 
 def submanifold_conv3d_backward(

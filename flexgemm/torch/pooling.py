@@ -21,7 +21,7 @@ def sparse_pool3d(
     """`flexgemm.sparse_pool3d` of torch tensors, differentiable once in feats: (N, C) -> (M, C)."""
     expect_tensor(feats, "feats")
     conv.expect_map(neighbor_map)
-    recording, out = records(feats, None, None), feats
+    recording, out = records(feats), feats
     if traced(feats, feats):
         refuse_stream(stream)
         native, _, gradient, _ = maps_of(neighbor_map, recording)
@@ -45,7 +45,7 @@ def global_pool(
 ) -> torch.Tensor:
     """`flexgemm.global_pool` of torch tensors, differentiable once in feats: (N, C) -> (B, C)."""
     expect_tensor(feats, "feats")
-    recording, out = records(feats, None, None), feats
+    recording, out = records(feats), feats
     if traced(feats, coords):
         refuse_stream(stream)
         out, _, _ = operators.global_pool(feats, coords, batch_size, mode, recording)
@@ -58,6 +58,21 @@ def global_pool(
     return out
 
 
+def broadcast_samples(values: torch.Tensor, coords: torch.Tensor, *, stream: Stream = None) -> torch.Tensor:
+    """`flexgemm.broadcast_samples` of torch tensors, differentiable once in values: (B, C) -> (N, C)."""
+    expect_tensor(values, "values")
+    result: torch.Tensor
+    if traced(values, coords):
+        refuse_stream(stream)
+        result = operators.broadcast_samples(values, coords)
+    elif records(values):
+        with on_stream(values, stream):
+            result = _record_broadcast(values, coords)
+    else:
+        result = pool.rows_of_samples(library_of(values, "values", None, stream), values, coords)
+    return result
+
+
 # ---- gradients: a pooling over the transposed map, with what the forward pass noted ----
 
 
@@ -65,7 +80,7 @@ def _gradient(grad_out: Any, map: Any, noted: Any, mode: str) -> Any:
     """noted: the row of each maximum, how many rows a mean is of, or, of a sum, nothing."""
     if traced(grad_out, map):
         return operators.sparse_pool3d_backward(grad_out, map, noted, mode)
-    return (_record_gradient if records(grad_out, None, None) else _gradient_directly)(grad_out, map, noted, mode)
+    return (_record_gradient if records(grad_out) else _gradient_directly)(grad_out, map, noted, mode)
 
 
 def _gradient_directly(grad_out: Any, map: Any, noted: Any, mode: str) -> Any:
@@ -106,8 +121,36 @@ def _global_backward(ctx: Any, grad_out: Any, *_: Any) -> Any:
     return _gradient(grad_out, batch, noted, ctx.mode), None, None, None
 
 
+def _broadcast(values: Any, coords: Any) -> Any:
+    return pool.rows_of_samples(library_of(values, "values"), values, coords)
+
+
+def _save_broadcast(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
+    values, coords = args
+    ctx.samples = values.shape[0]
+    ctx.save_for_backward(coords)
+
+
+def _broadcast_backward(ctx: Any, grad_out: Any) -> Any:
+    (coords,) = ctx.saved_tensors
+    return _sum_of_samples(grad_out, coords, ctx.samples), None
+
+
+def _sum_of_samples(grad_out: Any, coords: Any, samples: int) -> Any:
+    if traced(grad_out, coords):
+        return operators.global_pool(grad_out, coords, samples, "sum", False)[0]
+    return (_record_sum if records(grad_out) else _sum_directly)(grad_out, coords, samples)
+
+
+def _sum_directly(grad_out: Any, coords: Any, samples: int) -> Any:
+    library = library_of(grad_out, "grad_out")
+    return pool.global_forward(library, grad_out, coords, samples, "sum", with_gradient=False)[0]
+
+
 _record_pool = recorded("SparsePool3d", _forward, _save, _backward)
 _record_global_pool = recorded("GlobalPool", _global_forward, _save_global, _global_backward)
+_record_broadcast = recorded("BroadcastSamples", _broadcast, _save_broadcast, _broadcast_backward)
+_record_sum = recorded("SumOfSamples", _sum_directly, None, no_gradient)
 _record_gradient = recorded("PoolingGradient", _gradient_directly, None, no_gradient)
 
 
@@ -121,6 +164,10 @@ def _operator_backward(ctx: Any, grad_out: Any, _: Any) -> Any:
     return _gradient(grad_out, gradient_map, noted, ctx.mode), None, None, None, None
 
 
+def _broadcast_operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _save_broadcast(ctx, inputs, output)
+
+
 def _global_operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     *_, ctx.mode, _ = inputs
     ctx.save_for_backward(*output[1:])
@@ -131,4 +178,5 @@ def _global_operator_backward(ctx: Any, grad_out: Any, *_: Any) -> Any:
 
 
 operators.sparse_pool3d.register_autograd(_operator_backward, setup_context=_operator_save)
+operators.broadcast_samples.register_autograd(_broadcast_backward, setup_context=_broadcast_operator_save)
 operators.global_pool.register_autograd(_global_operator_backward, setup_context=_global_operator_save)

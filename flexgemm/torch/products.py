@@ -65,14 +65,16 @@ def m_grouped_gemm_nt(
 def m_grouped_gemm_nt_contiguous(
     a: torch.Tensor, b: torch.Tensor, m_indices: torch.Tensor, **options: Unpack[Options]
 ) -> torch.Tensor:
-    """`flexgemm.m_grouped_gemm_nt_contiguous` of torch tensors."""
+    """`flexgemm.m_grouped_gemm_nt_contiguous` of torch tensors, differentiable as `m_grouped_gemm_nt` is: padding has a
+    gradient of zero, and its rows of the gradient of the output are not read."""
     return product("m_grouped_contiguous", a, b, m_indices=m_indices, **options)
 
 
 def m_grouped_gemm_nt_masked(
     a: torch.Tensor, b: torch.Tensor, masked_m: torch.Tensor, expected_m: int = 0, **options: Unpack[Options]
 ) -> torch.Tensor:
-    """`flexgemm.m_grouped_gemm_nt_masked` of torch tensors."""
+    """`flexgemm.m_grouped_gemm_nt_masked` of torch tensors, differentiable as `m_grouped_gemm_nt` is: rows past
+    masked_m have a gradient of zero, and those of the gradient of the output are not read."""
     return product("m_grouped_masked", a, b, masked_m=masked_m, expected_m=expected_m, **options)
 
 
@@ -81,6 +83,44 @@ def n_grouped_gemm_nt(
 ) -> torch.Tensor:
     """`flexgemm.n_grouped_gemm_nt` of torch tensors."""
     return product("n_grouped", a, b, offsets=offsets, **options)
+
+
+def wgrad_gemm_nt(  # type: ignore[misc]
+    a: torch.Tensor, b: torch.Tensor, *, accumulate: bool = True, **options: Unpack[Options]
+) -> torch.Tensor:
+    """`flexgemm.wgrad_gemm_nt` of torch tensors."""
+    options["accumulate"] = accumulate and options.get("out") is not None
+    return product("dense", a, b, **({"out_dtype": "float32"} | options))
+
+
+def k_grouped_wgrad_gemm_nt(  # type: ignore[misc]
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, *, num_groups: int | None = None, accumulate: bool = True,
+    **options: Unpack[Options],
+) -> torch.Tensor:  # fmt: skip
+    """`flexgemm.k_grouped_wgrad_gemm_nt` of torch tensors."""
+    out = options.get("out")
+    options["accumulate"] = accumulate and out is not None
+    if num_groups is None:
+        num_groups = (offsets if out is None else out).shape[0]
+    return product("k_grouped", a, b, offsets=offsets, groups=num_groups, **({"out_dtype": "float32"} | options))
+
+
+def segment_gemm(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    *,
+    seg_lens: torch.Tensor | None = None,
+    weight_indices: torch.Tensor | None = None,
+    weight_column_major: bool = True,
+    **options: Unpack[Options],
+) -> torch.Tensor:
+    """`flexgemm.segment_gemm` of torch tensors, differentiable as `m_grouped_gemm_nt` is without weight_indices."""
+    if (offsets is None) == (seg_lens is None):
+        raise ValueError("offsets, seg_lens: expected one of them")
+    ends = offsets if seg_lens is None else seg_lens.cumsum(0)
+    how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": not weight_column_major}
+    return product("m_grouped", x, weights, **how, **options)
 
 
 def product(layout: str, a: Any, b: Any, **options: Any) -> torch.Tensor:
@@ -110,7 +150,7 @@ def _trace(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
     if "out_dtype" in options:
         options["out_dtype"] = _name(options["out_dtype"])
     if records(a, b, tensors[0]):
-        others = [*tensors[2:], options.get("activation"), out]
+        others = [*tensors[4:], options.get("activation"), out]
         plain = all(x is None for x in others) and options.get("alpha", 1) == 1
         expect_differentiable(layout, _name(a.dtype), plain)
     if out is not None:
@@ -129,53 +169,72 @@ def _name(dtype: Any) -> Any:
 
 def expect_differentiable(layout: str, dtype: str, plain: bool) -> None:
     """Raises for a product that has no gradient; plain: without scales, alpha, activation and out."""
-    if layout not in ("dense", "batched", "m_grouped") or not plain or dtype not in gemm.FLOATS:
+    if layout not in ("dense", "batched", *operators.GROUPING) or not plain or dtype not in gemm.FLOATS:
         raise ValueError(
-            "a, b, bias: require grad, but a product of FP8, with scales, alpha, activation or out=, or in groups "
-            "other than offsets of rows, is not differentiable"
+            "a, b, bias: require grad, but a product of FP8, in groups of columns or depth, or with scales, alpha, "
+            "activation, weight_indices or out=, is not differentiable"
         )
 
 
 def record(
-    layout: str, a: Any, b: Any, offsets: Any, bias: Any, b_row_major: bool, out_dtype: Any, precision: str, stream: Any
+    layout: str,
+    a: Any,
+    b: Any,
+    grouping: Any,
+    bias: Any,
+    b_row_major: bool,
+    out_dtype: Any,
+    precision: str,
+    expected_m: int,
+    stream: Any,
 ) -> torch.Tensor:
-    """A product that autograd records, on tensors as they are."""
+    """A product that autograd records, on tensors as they are. grouping: what tells groups of rows apart, or None."""
     with on_stream(a, stream):
-        result: torch.Tensor = _record(a, b, bias, offsets, layout, b_row_major, out_dtype, precision)
+        how = layout, b_row_major, out_dtype, precision, expected_m
+        result: torch.Tensor = _record(a, b, bias, grouping, *how)
     return result
 
 
 def _checked_record(layout: str, a: Any, b: Any, options: dict[str, Any]) -> Any:
     """The same inside torch.func, which does not come by way of the array-neutral function."""
     given = {name: value for name, value in options.items() if value is not None}
-    offsets, bias, out_dtype, stream = (given.pop(name, None) for name in ("offsets", "bias", "out_dtype", "stream"))
-    row_major, precision = given.pop("b_row_major", False), given.pop("precision")
+    bias, out_dtype, stream = (given.pop(name, None) for name in ("bias", "out_dtype", "stream"))
+    grouping = given.pop(operators.GROUPING.get(layout, ""), None)
+    row_major, precision, expected_m = (
+        given.pop("b_row_major", False),
+        given.pop("precision"),
+        given.pop("expected_m", 0),
+    )
     expect_differentiable(layout, _name(a.dtype), not given)
-    return record(layout, a, b, offsets, bias, row_major, out_dtype, precision, stream)
+    return record(layout, a, b, grouping, bias, row_major, out_dtype, precision, expected_m, stream)
 
 
-def _forward(a: Any, b: Any, bias: Any, offsets: Any, layout: str, row_major: bool, out_dtype: Any, how: Any) -> Any:
-    given = {"bias": bias, "offsets": offsets, "b_row_major": row_major, "out_dtype": out_dtype, "precision": how}
+def _forward(
+    a: Any, b: Any, bias: Any, grouping: Any, layout: str, row_major: bool, out_dtype: Any, how: Any, expected_m: int
+) -> Any:
+    given = {"bias": bias, "b_row_major": row_major, "out_dtype": out_dtype, "precision": how}
+    if grouping is not None:
+        given |= {operators.GROUPING[layout]: grouping, "expected_m": expected_m}
     return gemm.product(layout, a, b, **given)
 
 
 def _save(ctx: Any, args: tuple[Any, ...], out: Any) -> None:
-    a, b, bias, offsets, ctx.layout, ctx.row_major, _, ctx.precision = args
+    a, b, bias, grouping, ctx.layout, ctx.row_major, _, ctx.precision, _ = args
     ctx.bias_dtype = None if bias is None else bias.dtype
-    ctx.save_for_backward(a, b, offsets)
+    ctx.save_for_backward(a, b, grouping)
 
 
 def _backward(ctx: Any, grad_out: Any) -> Any:
-    return *_gradients(ctx, grad_out), *[None] * 5
+    return *_gradients(ctx, grad_out), *[None] * 6
 
 
 def _gradients(ctx: Any, grad_out: Any) -> Gradients:
     """Of out = a . b^T + bias: grad_out . b, grad_out^T . a, and the sum of the rows of grad_out."""
-    a, b, offsets = ctx.saved_tensors
+    a, b, grouping = ctx.saved_tensors
     needs, how, row_major = ctx.needs_input_grad[:3], {"precision": ctx.precision}, ctx.row_major
     grad_a = grad_b = grad_bias = None
-    if ctx.layout == "m_grouped":
-        given = grad_out, a, b.transpose(1, 2) if row_major else b, offsets, needs, ctx.precision
+    if grouping is not None:
+        given = grad_out, a, b.transpose(1, 2) if row_major else b, grouping, needs, ctx.precision, ctx.layout
         grad_a, grad_b, grad_bias = m_grouped_gradients(*given)
         grad_b = grad_b.transpose(1, 2) if row_major and grad_b is not None else grad_b
     else:
@@ -196,13 +255,15 @@ def _uncast(layout: str, a: Any, b: Any, **options: Any) -> torch.Tensor:
         return product(layout, a, b, **options)
 
 
-def m_grouped_gradients(grad_out: Any, a: Any, b: Any, offsets: Any, needs: Any, precision: str | None) -> Gradients:
-    """Of `m_grouped_gemm_nt` in a, b and bias (float32); None where needs is False. Rows of no group have zero."""
+def m_grouped_gradients(
+    grad_out: Any, a: Any, b: Any, grouping: Any, needs: Any, precision: str | None, layout: str = "m_grouped"
+) -> Gradients:
+    """Of products grouped along M in a, b and bias (float32); None where needs is False. Rows of no group have zero."""
     if traced(grad_out, a):
         function: Any = operators.m_grouped_gradients_operator
     else:
         function = _record_grouped_gradients if records(grad_out, a, b) else operators.m_grouped_gradients
-    results = function(grad_out, a, b, offsets, needs, precision)
+    results = function(grad_out, a, b, grouping, layout, needs, precision)
     grad_a, grad_b, grad_bias = (g if n else None for g, n in zip(results, needs, strict=True))
     return grad_a, grad_b, grad_bias
 
@@ -212,9 +273,10 @@ _record_grouped_gradients = recorded("GroupedProductGradients", operators.m_grou
 
 
 def _operator_save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
-    a, b, bias, offsets, *_ = inputs
+    a, b, bias, *groupings = inputs[:6]
+    grouping = next((x for x in groupings if x is not None), None)
     how = keyword_only_inputs
-    _save(ctx, (a, b, bias, offsets, how["layout"], how["b_row_major"], None, how["precision"]), output)
+    _save(ctx, (a, b, bias, grouping, how["layout"], how["b_row_major"], None, how["precision"], 0), output)
 
 
 def _operator_backward(ctx: Any, grad_out: Any) -> Any:

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from flexgemm import _C, grid_sample
+import flexgemm
+from flexgemm import grid_sample
 from flexgemm._arrays import Stream, library_of
 from flexgemm.grid_sample import SampleMap
 from flexgemm.torch import operators
-from flexgemm.torch.autograd import on_stream
+from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
 from flexgemm.torch.dispatch import expect_tensor, refuse_stream, traced
-from flexgemm.voxelize import Voxels, reduced, spread
+from flexgemm.voxelize import Groups, Voxels, bind, reduced, spread, three
 
 
 class _GridSample3d(torch.autograd.Function):
@@ -80,57 +81,151 @@ def _operator_backward(ctx: Any, grad_out: Any) -> Any:
 operators.grid_sample_3d.register_autograd(_operator_backward, setup_context=_operator_save)
 
 
-class _ReducePoints(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, feats: torch.Tensor, voxels: Voxels, reduce: str) -> torch.Tensor:
-        out, argmax = reduced(library_of(feats, "feats"), feats, voxels, reduce, with_argmax=True)
-        ctx.voxels, ctx.reduce, ctx.argmax = voxels, reduce, argmax
-        return out
+# ---- points to voxels ----
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        voxels, reduce = ctx.voxels, ctx.reduce
-        groups, shape = voxels.groups, (voxels.num_points, grad_out.shape[1])
-        if reduce == "max":
-            grad = grad_out.new_zeros(shape)
-            return grad.scatter_(0, ctx.argmax.long(), grad_out), None, None
-        source, weights = groups.inverse, None
-        if reduce == "first":
-            source = torch.full_like(groups.inverse, -1)
-            source[groups.first.long()] = torch.arange(voxels.num_voxels, dtype=torch.int32, device=source.device)
-        if reduce == "mean" and voxels.num_voxels:
-            weights = groups.counts.float().reciprocal()[source.clamp_min(0).long()][:, None]
-        library = library_of(grad_out, "grad_out")
-        grad = grad_out.new_empty(shape)
-        library.run(_C.gather_sum, library.rows(grad_out, "grad_out"), source[:, None], weights, grad)
-        return grad, None, None
+
+def voxelize(
+    points: torch.Tensor,
+    feats: torch.Tensor | None = None,
+    *,
+    voxel_size: float | Sequence[float],
+    shape: Sequence[int],
+    origin: float | Sequence[float] = 0.0,
+    reduce: str = "mean",
+    stream: Stream = None,
+) -> Voxels:
+    """`flexgemm.voxelize` of torch tensors, differentiable once in feats."""
+    expect_tensor(points, "points")
+    if not traced(points, points):
+        how: Any = {"voxel_size": voxel_size, "shape": shape, "origin": origin, "reduce": reduce, "stream": stream}
+        return flexgemm.voxelize(points, feats, **how)
+    refuse_stream(stream)
+    size, begin = (three(x, name) for x, name in ((voxel_size, "voxel_size"), (origin, "origin")))
+    b, w, h, d = shape
+    coords, *groups, places = operators.group_points(points.detach(), size, begin, (b, w, h, d))
+    grouped = Groups(*groups)
+    voxels = Voxels((coords, grouped.inverse, grouped.counts), coords, grouped, places, (b, w, h, d), None)
+    voxels.feats = None if feats is None else reduce_points(feats, voxels, reduce)
+    return voxels
+
+
+def unique_coords(
+    coords: torch.Tensor, shape: Sequence[int], *, stream: Stream = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`flexgemm.unique_coords` of a torch tensor."""
+    expect_tensor(coords, "coords")
+    if not traced(coords, coords):
+        return flexgemm.unique_coords(coords, shape, stream=stream)
+    refuse_stream(stream)
+    unique, inverse, counts = operators.unique_coords(coords, tuple(shape))
+    return unique, inverse, counts
 
 
 def reduce_points(feats: torch.Tensor, voxels: Voxels, reduce: str = "mean", *, stream: Stream = None) -> torch.Tensor:
     """`flexgemm.reduce_points` of torch tensors, differentiable once in feats."""
-    apply: Any = _ReducePoints.apply
-    with on_stream(feats, stream):
-        result: torch.Tensor = apply(feats, voxels, reduce)
+    expect_tensor(feats, "feats")
+    recording = records(feats)
+    if traced(feats, feats):
+        refuse_stream(stream)
+        out, _ = operators.reduce_points(feats, *voxels.groups, reduce, recording)
+    elif recording:
+        with on_stream(feats, stream):
+            out, _ = _record_reduce(feats, voxels.groups, reduce)
+    else:
+        library = bind(feats, voxels, stream)
+        out, _ = reduced(library, feats, voxels.groups, reduce)
+    result: torch.Tensor = out
     return result
 
 
-class _Devoxelize(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, feats: torch.Tensor, voxels: Voxels) -> torch.Tensor:
-        ctx.voxels = voxels
-        out: torch.Tensor = spread(library_of(feats, "feats"), feats, voxels)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return reduced(library_of(grad_out, "grad_out"), grad_out, ctx.voxels, "sum")[0], None
-
-
-def devoxelize(feats: torch.Tensor, voxels: Voxels, *, stream: Stream = None) -> torch.Tensor:
-    """`flexgemm.devoxelize` to the nearest voxel, of torch tensors, differentiable once in feats."""
-    apply: Any = _Devoxelize.apply
-    with on_stream(feats, stream):
-        result: torch.Tensor = apply(feats, voxels)
+def devoxelize(feats: torch.Tensor, voxels: Voxels, mode: str = "nearest", *, stream: Stream = None) -> torch.Tensor:
+    """`flexgemm.devoxelize` of torch tensors, differentiable once in feats."""
+    expect_tensor(feats, "feats")
+    result: torch.Tensor
+    if mode == "trilinear" and traced(feats, feats):
+        return operators.grid_sample_3d(feats, voxels.native, voxels.places, voxels.shape, mode)
+    if mode != "nearest":
+        result = flexgemm.devoxelize(feats, voxels, mode, stream=stream)
+    elif traced(feats, feats):
+        refuse_stream(stream)
+        result = operators.devoxelize(feats, *voxels.groups)
+    elif records(feats):
+        with on_stream(feats, stream):
+            result = _record_devoxelize(feats, voxels.groups)
+    else:
+        result = spread(bind(feats, voxels, stream), feats, voxels.groups)
     return result
+
+
+# ---- their gradients: voxels to points, and points to voxels ----
+
+
+def _reduced_gradient(grad_out: Any, argmax: Any, groups: Groups, reduce: str) -> Any:
+    tensors = grad_out, argmax, groups.first, groups.counts, groups.inverse
+    if traced(grad_out, groups.inverse):
+        return operators.reduced_points_gradient_operator(*tensors, reduce)
+    plainly = not records(grad_out)
+    return (operators.reduced_points_gradient if plainly else _record_reduced_gradient)(*tensors, reduce)
+
+
+def _devoxelized_gradient(grad_out: Any, groups: Groups) -> Any:
+    if traced(grad_out, groups.inverse):
+        return operators.reduce_points(grad_out, *groups, "sum", False)[0]
+    return (_record_sum if records(grad_out) else _sum)(grad_out, groups)
+
+
+def _reduce(feats: Any, groups: Groups, reduce: str) -> Any:
+    return reduced(library_of(feats, "feats"), feats, groups, reduce, with_argmax=True)
+
+
+def _save_reduce(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
+    _, groups, ctx.reduce = args
+    ctx.save_for_backward(result[1], *groups)
+
+
+def _reduce_backward(ctx: Any, grad_out: Any, _: Any) -> Any:
+    argmax, *groups = ctx.saved_tensors
+    return _reduced_gradient(grad_out, argmax, Groups(*groups), ctx.reduce), None, None
+
+
+def _spread(feats: Any, groups: Groups) -> Any:
+    return spread(library_of(feats, "feats"), feats, groups)
+
+
+def _save_spread(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
+    ctx.save_for_backward(*args[1])
+
+
+def _spread_backward(ctx: Any, grad_out: Any) -> Any:
+    return _devoxelized_gradient(grad_out, Groups(*ctx.saved_tensors)), None
+
+
+def _sum(grad_out: Any, groups: Groups) -> Any:
+    return reduced(library_of(grad_out, "grad_out"), grad_out, groups, "sum")[0]
+
+
+_record_reduce = recorded("ReducePoints", _reduce, _save_reduce, _reduce_backward)
+_record_devoxelize = recorded("Devoxelize", _spread, _save_spread, _spread_backward)
+_record_reduced_gradient = recorded("ReducePointsGradient", operators.reduced_points_gradient, None, no_gradient)
+_record_sum = recorded("DevoxelizeGradient", _sum, None, no_gradient)
+
+
+def _reduce_operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, *groups, ctx.reduce, _ = inputs
+    ctx.save_for_backward(output[1], *groups)
+
+
+def _reduce_operator_backward(ctx: Any, grad_out: Any, _: Any) -> Any:
+    return _reduce_backward(ctx, grad_out, None)[0], *[None] * 7
+
+
+def _spread_operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _spread_operator_backward(ctx: Any, grad_out: Any) -> Any:
+    return _spread_backward(ctx, grad_out)[0], *[None] * 5
+
+
+operators.reduce_points.register_autograd(_reduce_operator_backward, setup_context=_reduce_operator_save)
+operators.devoxelize.register_autograd(_spread_operator_backward, setup_context=_spread_operator_save)

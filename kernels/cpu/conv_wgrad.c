@@ -12,6 +12,7 @@
  */
 #include <string.h>
 
+#include "../channel_groups.h"
 #include "../plan.h"
 #include "backend.h"
 #include "pairs.h"
@@ -134,12 +135,12 @@ fg_status fg_cpu_conv_wgrad_workspace(const fg_conv_wgrad_params *params, const 
     (void)queue;
     const fg_simd *simd = fg_simd_get(error);
     if (simd == NULL) return error->code;
-    *bytes = fg_workspace_bytes(plan_wgrad(simd, params).layout);
+    const fg_conv_wgrad_params part = fg_conv_wgrad_group(params, 0);
+    *bytes = fg_workspace_bytes(plan_wgrad(simd, &part).layout);
     return FG_OK;
 }
 
-fg_status fg_cpu_conv_wgrad(const fg_conv_wgrad_params *params, const fg_queue *queue, fg_error *error) {
-    (void)queue;
+static fg_status wgrad_group(const fg_conv_wgrad_params *params, fg_error *error) {
     const fg_simd *simd = fg_simd_get(error);
     if (simd == NULL) return error->code;
     const wgrad_plan plan = plan_wgrad(simd, params);
@@ -181,4 +182,14 @@ fg_status fg_cpu_conv_wgrad(const fg_conv_wgrad_params *params, const fg_queue *
     if (!valid) return fg_report_map(&params->map, params->feats.shape[0], error);
     if (bias_tasks > 0) reduce_bias(simd, params, &plan, bias_partials);
     return FG_OK;
+}
+
+fg_status fg_cpu_conv_wgrad(const fg_conv_wgrad_params *params, const fg_queue *queue, fg_error *error) {
+    (void)queue;
+    fg_status status = FG_OK;
+    for (int64_t group = 0; group < params->groups && status == FG_OK; group++) {
+        const fg_conv_wgrad_params part = fg_conv_wgrad_group(params, group);
+        status = wgrad_group(&part, error);
+    }
+    return status;
 }

@@ -7,20 +7,23 @@
  */
 #include <string.h>
 
+#include "activation.h"
 #include "backend.h"
 #include "pairs.h"
 #include "simd.h"
 
 typedef struct {
-    const fg_tensor *source, *weight, *bias, *map, *out, *workspace;
+    const fg_tensor *source, *weight, *bias, *residual, *map, *out,
+        *workspace; /* bias, residual: NULL or absent for none */
+    fg_activation activation;
     int64_t fan_in, fan_out; /* source channels of an output channel, output channels of a source channel: one is 1 */
     bool mirrored;           /* offset v reads map row V - 1 - v */
 } depthwise;
 
-/* Shared: the weight. Private: sums of a row, a source row. */
+/* Shared: the weight. Private: sums of a row, a source row, a row of the residual. */
 static fg_workspace_layout plan_workspace(int64_t volume, int64_t co, int64_t in, int64_t out) {
     return (fg_workspace_layout){fg_workspace_part(volume * co, sizeof(float)),
-                                 fg_workspace_part(in, sizeof(float)) + fg_workspace_part(out, sizeof(float))};
+                                 fg_workspace_part(in, sizeof(float)) + 2 * fg_workspace_part(out, sizeof(float))};
 }
 
 /* (Co, V) -> (V, Co) */
@@ -63,6 +66,12 @@ static bool gather_row(const fg_simd *simd, const depthwise *d, const float *wei
         simd->to_float[d->source->dtype](x, fg_row(d->source, row), in);
         add_offset(d, weight + v * co, x, sums);
     }
+    if (d->residual != NULL && d->residual->present) {
+        float *addend = x + fg_workspace_part(in, sizeof(float)) / sizeof(float);
+        simd->to_float[d->residual->dtype](addend, fg_row(d->residual, m), channels);
+        for (int64_t c = 0; c < channels; c++) sums[c] += addend[c];
+    }
+    fg_activate(sums, channels, d->activation);
     simd->from_float[d->out->dtype](fg_row(d->out, m), sums, channels);
     return true;
 }
@@ -104,6 +113,8 @@ fg_status fg_cpu_depthwise_forward(const fg_depthwise_forward_params *params, co
         .source = &params->feats,
         .weight = &params->weight,
         .bias = &params->bias,
+        .residual = &params->residual,
+        .activation = params->activation,
         .map = &params->map,
         .out = &params->out,
         .workspace = &params->workspace,

@@ -2,7 +2,7 @@
  * A hash table in arrays of the caller's. Threads insert side by side: which slot a key gets depends on their order,
  * which row's value it ends up with (the lowest) does not.
  *
- * Insertion has three steps: note which slots are taken; give every key a slot, and every slot that was free the lowest
+ * Insertion has three steps: note which slots keep their values; give every key a slot, and every other slot the lowest
  * row that asked for it; let those rows write their values.
  *
  *     workspace = { int64 slots[N], uint32 owners[S] }
@@ -131,7 +131,7 @@ fg_status fg_cpu_hash_insert(const fg_hash_insert_params *params, const fg_queue
     }
     if (n == 0) return FG_OK;
 
-    /* Rows are counted from 1 here: no row goes before 0, the owner of a slot that was taken. */
+    /* Rows are counted from 1 here: no row goes before 0, the owner of a slot that keeps its value. */
     int64_t *slot_of = params->workspace.data;
     uint32_t *owners = (uint32_t *)((char *)params->workspace.data + fg_workspace_part(n, sizeof(int64_t)));
     const uint64_t empty = fg_all_ones(&params->table_keys);
@@ -139,7 +139,7 @@ fg_status fg_cpu_hash_insert(const fg_hash_insert_params *params, const fg_queue
     {
 #pragma omp for
         for (int64_t slot = 0; slot < slots; slot++)
-            owners[slot] = fg_load_word(&params->table_keys, slot) == empty ? UINT32_MAX : 0;
+            owners[slot] = params->replace || fg_load_word(&params->table_keys, slot) == empty ? UINT32_MAX : 0;
 #pragma omp for
         for (int64_t row = 0; row < n; row++) {
             uint64_t key = 0;

@@ -1,7 +1,7 @@
 /*
  * Forward and input gradient of sparse convolution: one implicit-GEMM kernel,
  *
- *     out[m, :] = activation(sum_v W_v . in[map[v, m], :] + bias + residual[m, :])
+ *     out[m, :] = activation(scale * sum_v W_v . in[map[v, m], :] + bias + residual[m, :])
  *
  * in which a CTA owns block_m rows x block_n channels of `out` and the reduction runs over (offset v, input channel).
  * Rows of `in` are gathered straight into shared memory by 16-byte cp.async, zeros for missing neighbours; offsets at
@@ -14,9 +14,13 @@
  * offsets, or of a group of them, where each group has an order of its own and is a slice or several. Every row is
  * computed the same way wherever it is.
  *
- * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later. The plan may name the kernel of conv_gather_sm90.cu
+ * float8 rows of `in` may have a scale each. Every row of a tile gathers another one at each offset, so that it is the
+ * sums of a step that are multiplied by it, where they are promoted to float32.
+ *
+ * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later. The plan may name the kernels of conv_gather_sm90.cuh
  * instead.
  */
+#include "../channel_groups.h"
 #include "backend.cuh"
 #include "conv_gather.cuh"
 #include "conv_reduce.cuh"
@@ -74,9 +78,8 @@ __device__ int find_offsets(const GatherParams &p, int slice, const int64_t *til
 
 template <MathMode kMode, Major kMajorB, class Shape>
 struct GatherKernel {
-    using M = Math<kMode>;
-    using T = typename M::Element;
-    using Bits = typename M::Bits;
+    using Bits = typename Math<kMode>::Bits;
+    using Sums = Accumulator<kMode, Shape>;
     using TileA = OperandTile<Bits, Shape::kBlockM, Major::kK>;
     using TileB = OperandTile<Bits, Shape::kBlockN, kMajorB>;
     static constexpr int kStageBytes = TileA::kBytes + TileB::kBytes;
@@ -92,7 +95,11 @@ struct GatherKernel {
 
     const GatherParams &p;
     const int64_t *tile_rows; /* (kBlockM) in shared memory */
-    const int n0;
+    const int group, n0;      /* n0 within the group */
+
+    __device__ static int64_t group_weights(const GatherParams &p) {
+        return static_cast<int64_t>(p.columns) * p.volume * p.depth;
+    }
 
     /* The input rows behind this thread's chunks at one offset. */
     __device__ void fetch_rows(int32_t (&rows)[kRowsPerThread], int v) const {
@@ -106,10 +113,11 @@ struct GatherKernel {
 
     __device__ void load_a(char *tile, const int32_t (&rows)[kRowsPerThread], int k) const {
         const int row = threadIdx.x / TileA::kChunksPerRow, chunk = threadIdx.x % TileA::kChunksPerRow;
+        const Bits *in = static_cast<const Bits *>(p.in) + static_cast<int64_t>(group) * p.depth;
 #pragma unroll
         for (int i = 0; i < kRowsPerThread; ++i) {
             const bool present = static_cast<uint32_t>(rows[i]) < p.in_rows;
-            const Bits *source = static_cast<const Bits *>(p.in) + (present ? rows[i] : 0) * p.in_stride;
+            const Bits *source = in + (present ? rows[i] : 0) * p.in_stride;
             load_chunk(tile + TileA::offset(row + i * kRowStepA, chunk), source, k + chunk * TileA::kPerChunk, p.depth,
                        present, p.in_aligned);
         }
@@ -121,40 +129,53 @@ struct GatherKernel {
         const int first = kMajorB == Major::kK ? n0 : k, rows = kMajorB == Major::kK ? p.columns : p.depth;
         const int column = (kMajorB == Major::kK ? k : n0) + chunk * TileB::kPerChunk;
         const int columns = kMajorB == Major::kK ? p.depth : p.columns;
+        const Bits *weight = static_cast<const Bits *>(p.weight) + group * group_weights(p);
 #pragma unroll
         for (int i = 0; i < kChunksB; ++i) {
             const int r = row + i * kRowStepB;
             const bool present = first + r < rows;
             const int64_t source = (static_cast<int64_t>(present ? first + r : 0) * p.volume + v) * columns;
-            load_chunk(tile + TileB::offset(r, chunk), static_cast<const Bits *>(p.weight) + source, column, columns,
-                       present, p.weight_aligned);
+            load_chunk(tile + TileB::offset(r, chunk), weight + source, column, columns, present, p.weight_aligned);
         }
     }
 
     /* One sum of a slice in plain float32. Split factors make NaN out of one that is infinite or rounds to an infinite
      * tf32, and so does an infinite weight beside the zeros of a missing neighbour, where IEEE arithmetic may have none:
      * sums that are NaN are computed again. */
-    __device__ __noinline__ static float plain_sum(const GatherParams &p, const uint16_t *offsets, int count, int64_t m,
-                                                   int n) {
+    __device__ __noinline__ static float plain_sum(const GatherParams &p, int group, const uint16_t *offsets, int count,
+                                                   int64_t m, int n) {
         float sum = 0.0f;
         for (int i = 0; i < count && !isnan(sum); ++i) {
             const int v = offsets[i];
             const auto row = static_cast<uint32_t>(p.map_at(v)[m]);
             if (row >= p.in_rows) continue;
-            const float *in = static_cast<const float *>(p.in) + row * p.in_stride;
+            const float *in =
+                static_cast<const float *>(p.in) + row * p.in_stride + static_cast<int64_t>(group) * p.depth;
             const int64_t first = kMajorB == Major::kK ? (static_cast<int64_t>(n) * p.volume + v) * p.depth
                                                        : static_cast<int64_t>(v) * p.columns + n;
             const int64_t step = kMajorB == Major::kK ? 1 : static_cast<int64_t>(p.volume) * p.columns;
-            const float *weight = static_cast<const float *>(p.weight) + first;
+            const float *weight = static_cast<const float *>(p.weight) + group * group_weights(p) + first;
             for (int k = 0; k < p.depth && !isnan(sum); ++k) sum = fmaf(in[k], weight[k * step], sum);
         }
         return sum;
     }
 
+    /* The scales of the input rows behind this thread's sums at one offset, of float8. */
+    __device__ void fetch_scales(float (&scale)[Sums::kRows], int v) const {
+        const int32_t *map = p.map_at(v);
+#pragma unroll
+        for (int i = 0; i < Sums::kRows; ++i) {
+            const int64_t m = tile_rows[Sums::row(i)];
+            const uint32_t row = m >= 0 && p.row_scales ? static_cast<uint32_t>(map[m]) : UINT32_MAX;
+            scale[i] = row < p.in_rows ? p.product_scale * p.row_scales[row] : p.product_scale;
+        }
+    }
+
     /* `offsets`: the `count` offsets of a slice at which the tile has neighbours. */
     __device__ void run(char *shared, int slice, const uint16_t *offsets, int count) const {
-        Accumulator<kMode, Shape> acc;
+        Sums acc;
         acc.clear();
+        [[maybe_unused]] float scale[Sums::kRows];
         const int k_steps = ceil_div(p.depth, TileA::kDepth), steps = count * k_steps;
 
         /* The loader runs kStages - 1 steps ahead. It asks for the map entries of the offset after its own as soon as
@@ -189,7 +210,12 @@ struct GatherKernel {
             if (step + Shape::kStages - 1 < steps) load(load_stage);
             ptx::cp_async_commit();
             const char *a = shared + stage * kStageBytes;
-            acc.template multiply<TileA, TileB>(a, a + TileA::kBytes);
+            if constexpr (kMode == MathMode::kFloat8) {
+                if (step % k_steps == 0) fetch_scales(scale, offsets[step / k_steps]);
+                acc.template multiply_float8<TileA, TileB>(a, a + TileA::kBytes, p.in_format, p.weight_format, scale);
+            } else {
+                acc.template multiply<TileA, TileB>(a, a + TileA::kBytes);
+            }
             stage = stage + 1 < Shape::kStages ? stage + 1 : 0;
             load_stage = load_stage + 1 < Shape::kStages ? load_stage + 1 : 0;
         }
@@ -197,19 +223,29 @@ struct GatherKernel {
         const auto row_of = [this](int slot) { return tile_rows[slot]; };
         if constexpr (kMode == MathMode::kIeee)
             acc.replace_nan(n0, [&](int slot, int n) {
-                return row_of(slot) >= 0 && n < p.columns ? plain_sum(p, offsets, count, row_of(slot), n) : 0.0f;
+                return row_of(slot) >= 0 && n < p.columns ? plain_sum(p, group, offsets, count, row_of(slot), n) : 0.0f;
             });
+        const int64_t first_column = static_cast<int64_t>(group) * p.columns;
         if (p.partials) {
-            float *partial = p.partials + slice * p.rows * p.columns;
-            acc.store(row_of, partial, p.columns, n0, p.columns);
+            const int64_t row = static_cast<int64_t>(p.columns) * p.channel_groups;
+            acc.store(row_of, p.partials + slice * p.rows * row + first_column, row, n0, p.columns);
+        } else if constexpr (kMode == MathMode::kFloat8) {
+            with_float_type(p.out_dtype, [&](auto type) { finish<decltype(type)>(acc, row_of, first_column); });
         } else {
-            if constexpr (kMajorB == Major::kK) acc.template finish<T>(row_of, n0, p.columns, p.epilogue);
-            acc.store(row_of, static_cast<T *>(p.out), p.out_stride, n0, p.columns);
+            finish<typename Math<kMode>::Element>(acc, row_of, first_column);
         }
+    }
+
+    template <typename T, typename RowOf>
+    __device__ void finish(Sums &acc, const RowOf &row_of, int64_t first_column) const {
+        if constexpr (kMajorB == Major::kK)
+            acc.template finish<T>(row_of, n0, p.columns, p.epilogue.from_column<T>(first_column));
+        acc.store(row_of, static_cast<T *>(p.out) + first_column, p.out_stride, n0, p.columns);
     }
 };
 
-/* blockIdx.x: tile, channel tiles of the same rows side by side so that they share the gathered rows in L2;
+/* blockIdx.x: tile, groups of channels and tiles of these of the same rows side by side so that they share the gathered
+ * rows in L2;
  * blockIdx.y: slice of the offsets. */
 template <MathMode kMode, Major kMajorB, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_gather_kernel(const GatherParams p) {
@@ -217,32 +253,34 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_gathe
     __shared__ uint16_t offsets[FG_MAX_VOLUME];
     __shared__ int64_t tile_rows[Shape::kBlockM];
     const int64_t m0 = static_cast<int64_t>(blockIdx.x / p.column_tiles) * Shape::kBlockM;
-    const int n0 = static_cast<int>(blockIdx.x % p.column_tiles) * Shape::kBlockN;
+    const int column_tile = static_cast<int>(blockIdx.x % p.column_tiles), in_group = p.column_tiles / p.channel_groups;
+    const int group = column_tile / in_group, n0 = column_tile % in_group * Shape::kBlockN;
     const int slice = static_cast<int>(blockIdx.y);
     for (int slot = threadIdx.x; slot < Shape::kBlockM; slot += Shape::kThreads)
         tile_rows[slot] = p.row_of(m0 + slot, slice);
     __syncthreads();
     const int count = find_offsets<Shape>(p, slice, tile_rows, offsets);
     if (p.partials && count == 0) return; /* nobody reads the partial sums of rows without neighbours */
-    const GatherKernel<kMode, kMajorB, Shape> kernel = {p, tile_rows, n0};
+    const GatherKernel<kMode, kMajorB, Shape> kernel = {p, tile_rows, group, n0};
     kernel.run(shared, slice, offsets, count);
 }
 
 template <MathMode kMode, Major kMajorB, class Shape>
 fg_status launch(GatherParams p, cudaStream_t stream, fg_error *error) {
     using Kernel = GatherKernel<kMode, kMajorB, Shape>;
-    using T = typename Kernel::T;
-    p.column_tiles = ceil_div(p.columns, Shape::kBlockN);
-    const int64_t tiles = ceil_div<int64_t>(p.rows, Shape::kBlockM) * p.column_tiles;
+    const int64_t column_tiles = static_cast<int64_t>(ceil_div(p.columns, Shape::kBlockN)) * p.channel_groups;
+    const int64_t tiles = ceil_div<int64_t>(p.rows, Shape::kBlockM) * column_tiles;
     if (tiles > INT32_MAX)
-        return fg_fail(error, FG_ERROR_VALUE, "out: (%lld, %d) needs %lld tiles, more than one launch can have",
-                       static_cast<long long>(p.rows), p.columns, static_cast<long long>(tiles));
+        return fg_fail(error, FG_ERROR_VALUE, "out: %lld rows need %lld tiles, more than one launch can have",
+                       static_cast<long long>(p.rows), static_cast<long long>(tiles));
+    p.column_tiles = static_cast<int>(column_tiles);
     const auto kernel = conv_gather_kernel<kMode, kMajorB, Shape>;
     FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::kSharedBytes));
     const dim3 grid(static_cast<unsigned int>(tiles), static_cast<unsigned int>(p.slices()));
     kernel<<<grid, Shape::kThreads, Kernel::kSharedBytes, stream>>>(p);
     FG_CUDA(cudaGetLastError());
-    if (p.partials) FG_CUDA(reduce_slices<T>(p, stream));
+    p.columns *= p.channel_groups; /* whose partial sums lie side by side, as in `out` */
+    if (p.partials) FG_CUDA(reduce_slices(p, stream));
     return FG_OK;
 }
 
@@ -258,6 +296,8 @@ fg_status launch_shape(const GatherParams &p, const fg_plan &plan, cudaStream_t 
 template <Major kMajorB>
 fg_status launch_mode(const GatherParams &p, const fg_plan &plan, fg_dtype dtype, fg_precision precision,
                       cudaStream_t stream, fg_error *error) {
+    if constexpr (kMajorB == Major::kK) /* float8 has no input gradient */
+        if (fg_is_float8(dtype)) return launch_shape<MathMode::kFloat8, kMajorB>(p, plan, stream, error);
     if (dtype == FG_FLOAT16) return launch_shape<MathMode::kFloat16, kMajorB>(p, plan, stream, error);
     if (dtype == FG_BFLOAT16) return launch_shape<MathMode::kBFloat16, kMajorB>(p, plan, stream, error);
     if (precision == FG_PRECISION_TF32) return launch_shape<MathMode::kTf32, kMajorB>(p, plan, stream, error);
@@ -269,15 +309,21 @@ struct Problem {
     const char *name;
     const fg_tensor &in, &weight, &map, &order, &out, &workspace;
     SumEpilogue epilogue;
+    const float *row_scales;
     const fg_order_sets &orders;
+    int64_t channel_groups;
     fg_algorithm algorithm;
     fg_precision precision;
     Major major; /* of the weight */
     bool mirrored;
 
-    bool in_aligned() const { return chunks_aligned(in.data, in.strides[0], in.shape[1], in.dtype); }
+    /* Of a group of channels. */
+    int64_t depth() const { return in.shape[1] / channel_groups; }
+    int64_t columns() const { return out.shape[1] / channel_groups; }
+
+    bool in_aligned() const { return chunks_aligned(in.data, in.strides[0], depth(), in.dtype); }
     bool weight_aligned() const {
-        const int64_t row = major == Major::kK ? in.shape[1] : out.shape[1];
+        const int64_t row = major == Major::kK ? depth() : columns();
         return chunks_aligned(weight.data, row, row, in.dtype);
     }
 
@@ -289,10 +335,16 @@ struct Problem {
                           (in_aligned() && weight_aligned() && 0 <= in.strides[0] && in.strides[0] <= INT32_MAX);
         if (!near || in.shape[1] > kMaxChannels / 4 || out.shape[1] > kMaxChannels / 4) compute_capability = 80;
         if (status != FG_OK) return status;
-        const fg_conv_question question = {out.shape[0], in.shape[1], out.shape[1],       map.shape[0], in.dtype,
-                                           precision,    *num_sms,    compute_capability, algorithm,    orders};
+        const fg_conv_question question = {out.shape[0], depth(),   columns(),     map.shape[0],
+                                           in.dtype,     precision, *num_sms,      compute_capability,
+                                           algorithm,    orders,    channel_groups};
         *result = fg_plan_conv(&question);
         return FG_OK;
+    }
+
+    /* Whether `chosen` is for all groups of channels at once, or for each of them as a problem of its own. */
+    bool is_one_launch(const fg_plan &chosen) const {
+        return channel_groups == 1 || (chosen.family == FG_FAMILY_PORTABLE && algorithm != FG_ALGORITHM_EXPLICIT_GEMM);
     }
 
     /* The orders of the set that the plan chose. */
@@ -328,6 +380,7 @@ struct Problem {
         GatherParams p = {};
         p.in = in.data;
         p.weight = weight.data;
+        p.channel_groups = static_cast<int>(channel_groups);
         p.epilogue = epilogue;
         p.map = static_cast<const int32_t *>(map.data);
         p.order = order_of(chosen);
@@ -336,34 +389,36 @@ struct Problem {
         p.out = out.data;
         float *const copies = static_cast<float *>(workspace.data);
         p.partials = chosen.split_k > 1 ? copies + copied_elements(chosen) : nullptr;
+        p.out_dtype = out.dtype;
+        p.row_scales = row_scales;
+        p.in_format = fp8_half_format(in.dtype);
+        p.weight_format = fp8_half_format(weight.dtype);
+        p.product_scale = fp8_half_scale(in.dtype) * fp8_half_scale(weight.dtype);
         p.in_stride = in.strides[0];
         p.out_stride = out.strides[0];
         p.rows = out.shape[0];
         p.in_rows = static_cast<uint32_t>(in.shape[0] < INT32_MAX ? in.shape[0] : INT32_MAX);
         p.volume = static_cast<int>(map.shape[0]);
-        p.depth = static_cast<int>(in.shape[1]);
-        p.columns = static_cast<int>(out.shape[1]);
+        p.depth = static_cast<int>(depth());
+        p.columns = static_cast<int>(columns());
         p.mirrored = mirrored;
         p.in_aligned = in_aligned();
         p.weight_aligned = weight_aligned();
         return p;
     }
 
-    fg_status run(const fg_queue *queue, fg_error *error) const {
-        if (out.shape[0] == 0 || out.shape[1] == 0) return FG_OK;
+    fg_status check(fg_error *error) const {
         if (in.shape[1] > kMaxChannels || out.shape[1] > kMaxChannels)
             return fg_fail(error, FG_ERROR_VALUE, "weight: expected at most %lld channels, got %lld and %lld",
                            static_cast<long long>(kMaxChannels), static_cast<long long>(in.shape[1]),
                            static_cast<long long>(out.shape[1]));
-        const DeviceGuard guard(queue->device_index);
-        FG_CUDA(guard.status());
-        fg_plan chosen;
-        int num_sms;
-        const fg_status status = plan(queue, &chosen, &num_sms, error);
-        if (status != FG_OK) return status;
+        return FG_OK;
+    }
 
+    /* By a plan for all of it. */
+    fg_status run(const fg_plan &chosen, int num_sms, const fg_queue *queue, fg_error *error) const {
         fg_print_plan(&chosen, name, in.dtype, "rows=%lld ci=%lld co=%lld v=%lld", static_cast<long long>(out.shape[0]),
-                      static_cast<long long>(in.shape[1]), static_cast<long long>(out.shape[1]),
+                      static_cast<long long>(depth()), static_cast<long long>(columns()),
                       static_cast<long long>(map.shape[0]));
 
         GatherParams p = params(chosen);
@@ -374,6 +429,8 @@ struct Problem {
             const fg_status rounded = round_operands(&p, static_cast<float *>(workspace.data), stream, error);
             return rounded != FG_OK ? rounded : launch_gather_sm90(p, chosen, in.dtype, true, num_sms, stream, error);
         }
+        if (chosen.family == FG_FAMILY_SM90 && fg_is_float8(in.dtype))
+            return launch_fp8_sm90(p, chosen, in.dtype, weight.dtype, num_sms, stream, error);
         if (chosen.family == FG_FAMILY_SM90)
             return launch_gather_sm90(p, chosen, in.dtype, major == Major::kK, num_sms, stream, error);
         return major == Major::kK ? launch_mode<Major::kK>(p, chosen, in.dtype, precision, stream, error)
@@ -381,18 +438,36 @@ struct Problem {
     }
 };
 
+template <typename T>
+const T *data_of(const fg_tensor &tensor) {
+    return tensor.present ? static_cast<const T *>(tensor.data) : nullptr;
+}
+
 Problem problem_of(const fg_conv_forward_params *p) {
-    const SumEpilogue epilogue = {p->bias.present ? p->bias.data : nullptr,
-                                  p->residual.present ? p->residual.data : nullptr, p->residual.strides[0],
-                                  p->activation};
-    return {"conv_forward", p->feats, p->weight,    p->map,       p->order,  p->out, p->workspace,
-            epilogue,       p->sets,  p->algorithm, p->precision, Major::kK, false};
+    const bool of_rows = p->scale_feats.present && p->scale_feats.ndim == 1;
+    const float *const scale_feats = data_of<float>(p->scale_feats);
+    const SumEpilogue epilogue = {
+        data_of<void>(p->bias),          data_of<void>(p->residual),      p->residual.strides[0], p->activation,
+        of_rows ? nullptr : scale_feats, data_of<float>(p->scale_weight), p->scale_weight.ndim};
+    /* The gathered rows of float8 cannot be multiplied by scales of their own in a product of theirs. */
+    const bool implicit = fg_is_float8(p->feats.dtype) && p->algorithm == FG_ALGORITHM_EXPLICIT_GEMM;
+    const fg_algorithm algorithm = implicit ? FG_ALGORITHM_AUTO : p->algorithm;
+    return {"conv_forward", p->feats,  p->weight,
+            p->map,         p->order,  p->out,
+            p->workspace,   epilogue,  of_rows ? scale_feats : nullptr,
+            p->sets,        p->groups, algorithm,
+            p->precision,   Major::kK, false};
 }
 
 Problem problem_of(const fg_conv_dgrad_params *p) {
-    return {"conv_dgrad", p->grad_out, p->weight,    p->map,       p->order,   p->grad_feats, p->workspace,
-            {},           p->sets,     p->algorithm, p->precision, Major::kMN, p->mirrored};
+    return {"conv_dgrad", p->grad_out, p->weight, p->map,       p->order,     p->grad_feats, p->workspace, {},
+            nullptr,      p->sets,     p->groups, p->algorithm, p->precision, Major::kMN,    p->mirrored};
 }
+
+fg_conv_forward_params group_of(const fg_conv_forward_params *p, int64_t group) {
+    return fg_conv_forward_group(p, group);
+}
+fg_conv_dgrad_params group_of(const fg_conv_dgrad_params *p, int64_t group) { return fg_conv_dgrad_group(p, group); }
 
 template <class Params>
 fg_status workspace_of(const Params *p, const fg_queue *queue, size_t *bytes, fg_error *error) {
@@ -401,11 +476,35 @@ fg_status workspace_of(const Params *p, const fg_queue *queue, size_t *bytes, fg
     const Problem problem = problem_of(p);
     const fg_status status = problem.plan(queue, &plan, &num_sms, error);
     if (status != FG_OK) return status;
+    if (!problem.is_one_launch(plan)) {
+        const Params part = group_of(p, 0);
+        return workspace_of(&part, queue, bytes, error);
+    }
     if (problem.algorithm == FG_ALGORITHM_EXPLICIT_GEMM)
         return conv_explicit_workspace(problem.params(plan), plan, queue, problem.in.dtype, problem.precision,
                                        problem.major == Major::kK, bytes, error);
     *bytes = static_cast<size_t>(plan.workspace_bytes) + problem.copied_elements(plan) * sizeof(float);
     return FG_OK;
+}
+
+template <class Params>
+fg_status run(const Params *p, const fg_queue *queue, fg_error *error) {
+    const Problem problem = problem_of(p);
+    if (problem.out.shape[0] == 0 || problem.out.shape[1] == 0) return FG_OK;
+    fg_status status = problem.check(error);
+    if (status != FG_OK) return status;
+    const DeviceGuard guard(queue->device_index);
+    FG_CUDA(guard.status());
+    fg_plan plan;
+    int num_sms;
+    status = problem.plan(queue, &plan, &num_sms, error);
+    if (status != FG_OK) return status;
+    if (problem.is_one_launch(plan)) return problem.run(plan, num_sms, queue, error);
+    for (int64_t group = 0; group < p->groups && status == FG_OK; ++group) {
+        const Params part = group_of(p, group);
+        status = run(&part, queue, error);
+    }
+    return status;
 }
 
 }  // namespace
@@ -416,7 +515,7 @@ fg_status conv_forward_workspace(const fg_conv_forward_params *p, const fg_queue
 }
 
 fg_status conv_forward(const fg_conv_forward_params *p, const fg_queue *queue, fg_error *error) {
-    return problem_of(p).run(queue, error);
+    return run(p, queue, error);
 }
 
 fg_status conv_dgrad_workspace(const fg_conv_dgrad_params *p, const fg_queue *queue, size_t *bytes, fg_error *error) {
@@ -424,7 +523,7 @@ fg_status conv_dgrad_workspace(const fg_conv_dgrad_params *p, const fg_queue *qu
 }
 
 fg_status conv_dgrad(const fg_conv_dgrad_params *p, const fg_queue *queue, fg_error *error) {
-    return problem_of(p).run(queue, error);
+    return run(p, queue, error);
 }
 
 }  // namespace flexgemm

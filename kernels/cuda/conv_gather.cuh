@@ -1,21 +1,28 @@
 /* The forward pass and the input gradient as one problem, which conv_gather.cu hands to the kernel that the plan names:
- * its own, or that of conv_gather_sm90.cu; or, when asked to, to conv_explicit.cu. */
+ * its own, or those of conv_gather_sm90.cu and conv_fp8_sm90.cu; or, when asked to, to conv_explicit.cu. */
 #pragma once
 
 #include "../plan.h"
 #include "common.cuh"
 #include "conv_epilogue.cuh"
+#include "gemm_math.cuh"
 
 namespace flexgemm {
 
 struct GatherParams {
     const void *in;       /* rows of `depth` elements, in_stride apart */
     const void *weight;   /* (columns, volume, depth) K-major or (depth, volume, columns) MN-major, contiguous */
+    int channel_groups;   /* of which `depth` and `columns` are one; they are side by side in rows, one after another in
+                           * `weight`. Of the portable kernel: elsewhere each is a launch, and this is 1 */
     const int32_t *map;   /* (volume, rows) */
     const int32_t *order; /* (groups, rows): slot -> row, for each group of rows of `map`; or NULL: a slot is its row */
     void *out;            /* (rows, columns), out_stride apart */
     SumEpilogue epilogue; /* of the forward pass */
     float *partials;      /* (slices(), rows, columns) when the offsets are split, else NULL */
+    fg_dtype out_dtype;
+    const float *row_scales; /* of float8: one for each row of `in`; or NULL: they have one together, in the epilogue */
+    Fp8Format in_format, weight_format; /* of float8, portable */
+    float product_scale;                /* what these formats owe to a product */
     int64_t in_stride, out_stride, rows;
     uint32_t in_rows;
     int volume, depth, columns, column_tiles;
@@ -57,7 +64,11 @@ fg_status conv_explicit(const GatherParams &p, const fg_plan &plan, const fg_que
 /* 16-bit types, in_aligned and weight_aligned; or float32 whose operands are rounded to TF32 already, the weight K-major.
  * 0 <= in_stride <= INT32_MAX, a quarter of kMaxChannels at most. weight_is_k_major: the forward pass.
  * (conv_gather_sm90.cu) */
-fg_status launch_gather_sm90(GatherParams p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major, int num_sms,
-                             cudaStream_t stream, fg_error *error);
+fg_status launch_gather_sm90(const GatherParams &p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major,
+                             int num_sms, cudaStream_t stream, fg_error *error);
+
+/* The same of float8, the forward pass. (conv_fp8_sm90.cu) */
+fg_status launch_fp8_sm90(const GatherParams &p, const fg_plan &plan, fg_dtype in, fg_dtype weight, int num_sms,
+                          cudaStream_t stream, fg_error *error);
 
 }  // namespace flexgemm

@@ -1,241 +1,17 @@
 /*
- * Forward and input gradient of sparse convolution on Hopper, 16-bit types and TF32: the sum of conv_gather.cu,
+ * Forward and input gradient of sparse convolution on Hopper, 16-bit types and TF32: the pipeline of
+ * conv_gather_sm90.cuh, whose consumers let all products of a tile run into the accumulators of wgmma.
  *
- *     out[m, :] = activation(sum_v W_v . in[map[v, m], :] + bias + residual[m, :])
- *
- * with the multiplications by wgmma. Three warpgroups of a CTA share one pipeline of shared memory stages, each one
- * step of 64 channels (TF32: of 32) at one offset v:
- *
- *   producer     gathers rows of `in` by 16-byte cp.async, zeros for missing neighbours; one of its threads has the
- *                copy engine bring W_v through a 3-D tensor map, which zero-fills a partial last step of channels;
- *   2 consumers  multiply, half of the tile's rows each, accumulators in registers, and write the tile.
- *
- * A step travels with a word that says which blocks of 64 rows have neighbours at v. Offsets without any are never
- * loaded, and a consumer passes over the steps that do not concern its block. Rows may be taken in an order that
- * brings rows with the same neighbours together, which leaves less to pass over; and more so when each group of offsets
- * has an order of its own (conv_gather.cuh).
- *
- * CTAs are persistent: while the consumers write one tile, the producer already loads the next.
+ * wgmma transposes 16-bit operands only: TF32 has K-major weights in both passes.
  */
 #include <type_traits>
 
-#include "conv_gather.cuh"
-#include "conv_reduce.cuh"
-#include "ptx.cuh"
-#include "quad.cuh"
-#include "ring.cuh"
-#include "tensor_map.cuh"
+#include "activation.cuh"
+#include "conv_gather_sm90.cuh"
+#include "conv_rows_sm90.cuh"
 
 namespace flexgemm {
 namespace {
-
-constexpr int kWarpgroup = 128; /* threads */
-
-/* Both operands lie in 128-byte rows, whose 16-byte chunk c is stored as chunk c ^ (row % 8), from an address that is a
- * multiple of 1024 on. The copy engine writes the weights that way, the producer the rows that it gathers. A row of A is
- * one row of `in`; a row of B is one output channel's weights (K-major), or, transposed, 64 output channels of one
- * reduction channel, and a wider tile is such blocks of 64 one after another. wgmma transposes 16-bit operands only:
- * TF32 has K-major weights in both passes. */
-constexpr int kSwizzleRowBytes = 128;
-constexpr int kSwizzleAtomBytes = 8 * kSwizzleRowBytes; /* after which the pattern repeats */
-
-template <typename T>
-constexpr int kBlockK = kSwizzleRowBytes / static_cast<int>(sizeof(T)); /* elements of the reduction in one step */
-constexpr int kWgmmaM = 64, kWgmmaBytes = 32;                           /* rows and reduction bytes of a wgmma */
-constexpr int kConsumers = 2;                                           /* warpgroups, each with one block of 64 rows */
-constexpr int kBlockM = kConsumers * kWgmmaM;
-constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
-constexpr int kWindow = 27;                  /* offsets whose map entries are copied at a time: all of 3x3x3 */
-constexpr uint32_t kEndOfTile = 0x80000000u; /* a step without operands, after the last */
-constexpr int kProducerBarrier = 1;          /* named barrier among the producer's threads */
-constexpr int kChunk = 16, kChunksPerRow = kSwizzleRowBytes / kChunk;
-
-/* Columns of a tile, depth of the pipeline, CTAs per multiprocessor and how these divide its registers. */
-template <int kBlockN_, int kStages_, int kCtasPerSm_>
-struct Tile {
-    static constexpr int kBlockN = kBlockN_, kStages = kStages_, kCtasPerSm = kCtasPerSm_;
-    static constexpr int kBytesA = kBlockM * kSwizzleRowBytes, kBytesB = kBlockN * kSwizzleRowBytes;
-    static constexpr int kStageBytes = kBytesA + kBytesB;
-    static constexpr int kProducerRegisters = kCtasPerSm == 1 ? 56 : 48;
-    static constexpr int kConsumerRegisters = kCtasPerSm == 1 ? 224 : 96;
-    static_assert(kBlockN % 64 == 0, "whole blocks of 64 channels");
-    static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-                      (1 + kConsumers) * ptx::registers_at_launch(kThreads, kCtasPerSm),
-                  "warpgroups divide the registers of the launch");
-};
-
-/* Dynamic shared memory of a CTA. Stages first: they start at a multiple of 1024. */
-template <class Tile>
-struct Shared {
-    char stages[Tile::kStages][Tile::kStageBytes]; /* A, then B */
-    int32_t map[2][kWindow][kBlockM];              /* the producer's: map entries of this window and the next */
-    uint32_t found[kBlockM / 32];                  /* the producer's: offsets at which a warp's rows have any */
-    uint32_t step[Tile::kStages];                  /* bit b: block b has neighbours; or kEndOfTile */
-    alignas(8) uint64_t full[Tile::kStages];
-    uint64_t empty[Tile::kStages];
-    uint64_t map_full[2];
-};
-
-/* One CTA's task: a tile, and a slice of the offsets. Column tiles of the same rows run side by side, so that they share
- * the gathered rows in L2, then the splits of a group, which have the same rows too; and the groups run one after
- * another, so that L2 holds the weights of few offsets at a time. */
-template <class Tile>
-struct Task {
-    int index, row_tile, n0, slice;
-    __device__ Task(const GatherParams &p, int index_) : index(index_) {
-        const int row_tiles = static_cast<int>(ceil_div<int64_t>(p.rows, kBlockM));
-        const int split = index / p.column_tiles % p.splits, rest = index / p.column_tiles / p.splits;
-        n0 = index % p.column_tiles * Tile::kBlockN;
-        row_tile = rest % row_tiles;
-        slice = rest / row_tiles * p.splits + split;
-    }
-    /* The row of `map` and `out` that is row `i` of the tile, or less than 0. */
-    __device__ int64_t row_of(const GatherParams &p, int i) const {
-        return p.row_of(static_cast<int64_t>(row_tile) * kBlockM + i, slice);
-    }
-};
-
-/* ---- producer ---- */
-
-template <typename T, class Tile, bool kKMajor>
-struct Producer {
-    static constexpr int kElement = sizeof(T);
-    static constexpr int kRowsPerPass = kWarpgroup / kChunksPerRow;
-    static constexpr int kRowsPerThread = kBlockM / kRowsPerPass;
-
-    const GatherParams &p;
-    const CUtensorMap &weight_map;
-    const uint32_t in_row_bytes;
-    Shared<Tile> &shared;
-    RingPosition<Tile::kStages> place; /* in the pipeline */
-
-    /* Up to kWindow offsets of a task, `splits` apart. */
-    struct Window {
-        Task<Tile> task;
-        int first;
-    };
-
-    __device__ Window first_window(int index) const {
-        const Task<Tile> task(p, index);
-        return {task, p.first_offset(task.slice)};
-    }
-
-    __device__ Window window_after(const Window &window) const {
-        const int first = window.first + kWindow * p.splits;
-        if (first < p.end_offset(window.task.slice)) return {window.task, first};
-        return first_window(window.task.index + static_cast<int>(gridDim.x));
-    }
-
-    __device__ int count_of(const Window &window) const {
-        return min(kWindow, ceil_div(p.end_offset(window.task.slice) - window.first, p.splits));
-    }
-
-    /* Starts the copies of a window's map entries into shared memory, one row per thread. */
-    __device__ void request(const Window &window, int buffer) {
-        const int64_t row = window.task.row_of(p, threadIdx.x);
-        const int32_t *source = p.map_at(window.first) + row;
-        const int64_t stride = (p.mirrored ? -p.splits : p.splits) * p.rows;
-        const int count = count_of(window);
-        for (int i = 0; i < count; ++i, source += stride) {
-            int32_t *entry = &shared.map[buffer][i][threadIdx.x];
-            if (row >= 0)
-                ptx::cp_async_4(entry, source);
-            else
-                *entry = -1;
-        }
-        ptx::mbarrier_arrive_after_cp_async(&shared.map_full[buffer]);
-    }
-
-    /* For each block of 64 rows, the offsets of the window at which it has neighbours. */
-    __device__ void find(uint32_t (&found)[kConsumers], int buffer, int count) {
-        uint32_t bits = 0;
-#pragma unroll 4
-        for (int i = 0; i < count; ++i)
-            bits |= static_cast<uint32_t>(static_cast<uint32_t>(shared.map[buffer][i][threadIdx.x]) < p.in_rows) << i;
-        bits = __reduce_or_sync(~0u, bits);
-        if (threadIdx.x % 32 == 0) shared.found[threadIdx.x / 32] = bits;
-        ptx::named_barrier(kProducerBarrier, kWarpgroup);
-#pragma unroll
-        for (int b = 0; b < kConsumers; ++b) found[b] = shared.found[2 * b] | shared.found[2 * b + 1];
-    }
-
-    /* All of this thread's row pieces at channel k, and the weights by one thread for all. */
-    __device__ void load(const uint32_t (&rows)[kRowsPerThread], uint32_t step, int v, int k, int n0) {
-        char *a = shared.stages[place.slot], *b = a + Tile::kBytesA;
-        uint64_t *full = &shared.full[place.slot];
-        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
-        if (threadIdx.x == 0) {
-            shared.step[place.slot] = step;
-            ptx::mbarrier_arrive_expect_tx(full, Tile::kBytesB);
-            if constexpr (kKMajor) {
-                ptx::tma_load_3d(b, &weight_map, full, kElement * k, v, n0);
-            } else {
-#pragma unroll
-                for (int n = 0; n < Tile::kBlockN; n += kBlockK<T>)
-                    ptx::tma_load_3d(b + n * kSwizzleRowBytes, &weight_map, full, kElement * (n0 + n), v, k);
-            }
-        }
-        const int chunk = threadIdx.x % kChunksPerRow, first = threadIdx.x / kChunksPerRow;
-        const int column = k + chunk * (kChunk / kElement);
-        const char *in = static_cast<const char *>(p.in) + kElement * static_cast<int64_t>(column);
-        const uint32_t in_rows = column < p.depth ? p.in_rows : 0; /* past the last channel no row has anything */
-        a += first * kSwizzleRowBytes + (chunk ^ first % 8) * kChunk;
-#pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i) {
-            const bool present = rows[i] < in_rows;
-            const char *row = in + static_cast<uint64_t>(present ? rows[i] : 0) * in_row_bytes;
-            ptx::cp_async_16_or_zeros(a + i * kRowsPerPass * kSwizzleRowBytes, row, !present);
-        }
-        ptx::mbarrier_arrive_after_cp_async(full);
-        place.advance();
-    }
-
-    __device__ void end_tile() {
-        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
-        uint64_t *full = &shared.full[place.slot];
-        if (threadIdx.x == 0) {
-            shared.step[place.slot] = kEndOfTile;
-            ptx::mbarrier_arrive(full);
-        }
-        ptx::mbarrier_arrive(full);
-        place.advance();
-    }
-
-    __device__ void run(int tasks) {
-        static_assert(kRowsPerPass % 8 == 0 && kWindow <= 32, "a thread's rows share one swizzle; a bit per offset");
-        if (threadIdx.x == 0) ptx::prefetch_tensor_map(&weight_map);
-        Window window = first_window(static_cast<int>(blockIdx.x));
-        int buffer = 0, parity = 0;
-        request(window, buffer);
-        while (window.task.index < tasks) {
-            const Window next = window_after(window);
-            uint32_t found[kConsumers];
-            ptx::mbarrier_wait_parity(&shared.map_full[buffer], parity);
-            find(found, buffer, count_of(window));
-            /* All threads have come past the window before, whose place is taken by the one after. */
-            if (next.task.index < tasks) request(next, buffer ^ 1);
-            for (uint32_t left = found[0] | found[1]; left != 0; left &= left - 1) {
-                const int i = __ffs(static_cast<int>(left)) - 1;
-                const uint32_t step = (found[0] >> i & 1) | (found[1] >> i & 1) << 1;
-                uint32_t rows[kRowsPerThread];
-#pragma unroll
-                for (int j = 0; j < kRowsPerThread; ++j)
-                    rows[j] = shared.map[buffer][i][threadIdx.x / kChunksPerRow + j * kRowsPerPass];
-                for (int k = 0; k < p.depth; k += kBlockK<T>)
-                    load(rows, step, window.first + i * p.splits, k, window.task.n0);
-            }
-            if (next.task.index != window.task.index) end_tile();
-            window = next;
-            buffer ^= 1;
-            if (buffer == 0) parity ^= 1;
-        }
-        ptx::cp_async_commit();  /* only groups can be waited for */
-        ptx::cp_async_wait<0>(); /* no thread leaves with copies under way */
-    }
-};
-
-/* ---- consumers ---- */
 
 /* D += A.B of 64 rows, B as the pass has it. */
 template <typename T, bool kKMajor, int kRegisters>
@@ -259,21 +35,14 @@ struct Consumer {
     static constexpr int kNone = -1;
 
     const GatherParams &p;
-    Shared<Tile> &shared;
+    GatherShared<Tile> &shared;
     RingPosition<Tile::kStages> place; /* in the pipeline */
-
-    __device__ static int consumer() { return static_cast<int>(threadIdx.x) / kWarpgroup - 1; }
-
-    /* Each warp for itself: the last of them frees the stage. */
-    __device__ void release(int stage) {
-        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[stage]);
-    }
 
     __device__ void multiply(float (&d)[kRegisters]) {
         const char *a = shared.stages[place.slot], *b = a + Tile::kBytesA;
         constexpr int kSteps = kSwizzleRowBytes / kWgmmaBytes, kAdvanceA = kWgmmaBytes / 16;
         constexpr int kAdvanceB = kKMajor ? kAdvanceA : kBlockK<T> / kSteps * kSwizzleRowBytes / 16;
-        const uint64_t descriptor_a = ptx::wgmma_descriptor(a + consumer() * kWgmmaM * kSwizzleRowBytes);
+        const uint64_t descriptor_a = ptx::wgmma_descriptor(a + consumer_of_thread() * kWgmmaM * kSwizzleRowBytes);
         const uint64_t descriptor_b =
             kKMajor ? ptx::wgmma_descriptor(b) : ptx::wgmma_descriptor(b, kBlockK<T> * kSwizzleRowBytes);
         ptx::fence_proxy_async(); /* the rows of A came through the ordinary path, wgmma reads through another */
@@ -295,15 +64,15 @@ struct Consumer {
             ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
             step = shared.step[place.slot];
             /* A vote, so that the compiler sees one branch for the whole warp: it would serialise wgmma otherwise. */
-            const bool active = __any_sync(~0u, step >> consumer() & 1);
+            const bool active = __any_sync(~0u, step >> consumer_of_thread() & 1);
             if (active) {
                 multiply(d);
                 ptx::wgmma_wait<1>();
             } else {
                 ptx::wgmma_wait<0>();
-                release(place.slot);
+                release_stage(shared, place.slot);
             }
-            if (in_flight != kNone) release(in_flight);
+            if (in_flight != kNone) release_stage(shared, in_flight);
             in_flight = active ? place.slot : kNone;
             any |= active;
             place.advance();
@@ -313,126 +82,24 @@ struct Consumer {
         return any;
     }
 
-    /* The two rows of `out` whose accumulators this thread holds, eight places apart. */
-    __device__ int64_t row_of(const Task<Tile> &task, int half) const {
-        const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-        return task.row_of(p, consumer() * kWgmmaM + warp * 16 + half * 8 + lane / 4);
-    }
-
-    /* Sums as they are, to rows of `pitch` elements. */
-    __device__ void store_sums(const float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2],
-                               float *sums, int64_t pitch) {
-        const int lane = threadIdx.x % 32;
-        const bool aligned = reinterpret_cast<uintptr_t>(sums) % sizeof(float2) == 0 && pitch % 2 == 0;
-#pragma unroll
-        for (int j = 0; j < Tile::kBlockN / 8; ++j) {
-            const int n = task.n0 + 8 * j + lane % 4 * 2;
-            if (n >= p.columns) continue; /* columns are a multiple of 8 */
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                if (rows[half] < 0) continue;
-                const float2 pair = make_float2(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
-                float *target = sums + rows[half] * pitch + n;
-                if (aligned) {
-                    *reinterpret_cast<float2 *>(target) = pair;
-                } else {
-                    target[0] = pair.x;
-                    target[1] = pair.y;
-                }
-            }
-        }
-    }
-
-    /* d += bias + residual, four groups of 8 columns at a time. Of 16-bit rows each lane of a quad reads 16 bytes and they
-     * exchange pairs of columns. */
-    __device__ void add(float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
-        const T *bias = static_cast<const T *>(p.epilogue.bias),
-                *residual = static_cast<const T *>(p.epilogue.residual);
-        const int64_t pitch = p.epilogue.residual_stride;
-        const int lane = threadIdx.x % 32;
-        const bool aligned = are_chunks(residual, pitch);
-#pragma unroll
-        for (int j = 0; j < Tile::kBlockN / 8; j += 4) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int n = task.n0 + 8 * (j + i) + lane % 4 * 2;
-                if (n >= p.columns) continue;
-                float *pair = &d[4 * (j + i)];
-                const float x = bias ? to_float(bias[n]) : 0.0f, y = bias ? to_float(bias[n + 1]) : 0.0f;
-                pair[0] += x, pair[1] += y;
-                pair[2] += x, pair[3] += y;
-                if constexpr (std::is_same<T, float>::value) {
-#pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        if (!residual || rows[half] < 0) continue;
-                        pair[2 * half] += residual[rows[half] * pitch + n];
-                        pair[2 * half + 1] += residual[rows[half] * pitch + n + 1];
-                    }
-                }
-            }
-            if constexpr (sizeof(T) == 2) {
-                if (!residual) continue;
-                const int n = task.n0 + 8 * (j + lane % 4);
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    uint32_t word[4] = {};
-                    if (rows[half] >= 0 && n < p.columns) load_chunk(word, residual + rows[half] * pitch + n, aligned);
-                    transpose_quad(word, lane);
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const float2 addend = unpack<T>(word[i]);
-                        d[4 * (j + i) + 2 * half] += addend.x;
-                        d[4 * (j + i) + 2 * half + 1] += addend.y;
-                    }
-                }
-            }
-        }
-    }
-
-    /* Of 16-bit rows: the way of the residual back. */
-    __device__ void store(const float (&d)[kRegisters], const Task<Tile> &task, const int64_t (&rows)[2]) {
-        const int lane = threadIdx.x % 32;
-        const bool aligned = are_chunks(p.out, p.out_stride);
-#pragma unroll
-        for (int j = 0; j < Tile::kBlockN / 8; j += 4) {
-            uint32_t word[2][4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float *pair = &d[4 * (j + i)];
-                word[0][i] = pack<T>(pair[0], pair[1]);
-                word[1][i] = pack<T>(pair[2], pair[3]);
-            }
-            const int n = task.n0 + 8 * (j + lane % 4);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                transpose_quad(word[half], lane);
-                if (rows[half] < 0 || n >= p.columns) continue;
-                store_chunk(static_cast<T *>(p.out) + rows[half] * p.out_stride + n, word[half], aligned);
-            }
-        }
-    }
-
     __device__ void run(int tasks) {
         for (int index = blockIdx.x; index < tasks; index += gridDim.x) {
-            const Task<Tile> task(p, index);
+            const GatherTask<Tile> task(p, index);
             float d[kRegisters];
 #pragma unroll
             for (float &sum : d) sum = 0.0f;
             const bool any = accumulate(d);
             if (p.partials && !any) continue; /* nobody reads the partial sums of rows without neighbours */
-            const int64_t rows[2] = {row_of(task, 0), row_of(task, 1)};
+            const int64_t rows[2] = {task.row_of(p, row_of_thread(0)), task.row_of(p, row_of_thread(1))};
             if (p.partials) {
-                store_sums(d, task, rows, p.partials + task.slice * p.rows * p.columns, p.columns);
+                store_floats(d, p, task.n0, rows, p.partials + task.slice * p.rows * p.columns, p.columns);
                 continue;
             }
             if constexpr (kKMajor) { /* the forward pass */
-                add(d, task, rows);
+                add_rows<T>(d, p, task.n0, rows);
                 activate(d, p.epilogue.activation);
             }
-            if constexpr (std::is_same<T, float>::value)
-                store_sums(d, task, rows, static_cast<float *>(p.out), p.out_stride);
-            else
-                store(d, task, rows);
+            store_rows<T>(d, p, task.n0, rows);
         }
     }
 };
@@ -442,71 +109,27 @@ struct Consumer {
 template <typename T, class Tile, bool kKMajor>
 __global__ void __launch_bounds__(kThreads, Tile::kCtasPerSm)
     conv_gather_sm90_kernel(const GatherParams p, const __grid_constant__ CUtensorMap weight_map, int tasks) {
-    extern __shared__ __align__(kSwizzleAtomBytes) char dynamic[];
-    Shared<Tile> &shared = *reinterpret_cast<Shared<Tile> *>(dynamic);
-    if (threadIdx.x == 0) {
-        for (int stage = 0; stage < Tile::kStages; ++stage) {
-            /* Every producing thread for its rows, and one more arrival that announces the weights. */
-            ptx::mbarrier_init(&shared.full[stage], kWarpgroup + 1);
-            ptx::mbarrier_init(&shared.empty[stage], kConsumerWarps);
-        }
-        for (uint64_t &barrier : shared.map_full) ptx::mbarrier_init(&barrier, kWarpgroup);
-        ptx::fence_mbarrier_init();
-    }
-    __syncthreads();
-    if (threadIdx.x < kWarpgroup) {
-        ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-        Producer<T, Tile, kKMajor>{p, weight_map, static_cast<uint32_t>(sizeof(T) * p.in_stride), shared, {}}.run(
-            tasks);
-    } else {
-        ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-        Consumer<T, Tile, kKMajor>{p, shared, {}}.run(tasks);
-    }
+    gather_block<T, Tile, kKMajor, Consumer<T, Tile, kKMajor>>(p, weight_map, tasks);
 }
 
-template <typename T, class Tile, bool kKMajor>
-fg_status launch(GatherParams p, int num_sms, cudaStream_t stream, fg_error *error) {
-    p.column_tiles = ceil_div(p.columns, Tile::kBlockN);
-    const int64_t tasks = ceil_div<int64_t>(p.rows, kBlockM) * p.column_tiles * p.slices();
-    const int64_t resident = static_cast<int64_t>(num_sms) * Tile::kCtasPerSm;
-    if (tasks > INT32_MAX - resident) /* a CTA's next task is one grid on */
-        return fg_fail(error, FG_ERROR_VALUE, "out: (%lld, %d) needs %lld tiles, more than one launch can have",
-                       static_cast<long long>(p.rows), p.columns, static_cast<long long>(tasks));
-    CUtensorMap weight_map; /* coordinates: byte of a row, offset, row */
-    const int64_t rows = kKMajor ? p.columns : p.depth;
-    const int64_t row_bytes = static_cast<int64_t>(sizeof(T)) * (kKMajor ? p.depth : p.columns);
-    const TensorRows weight = {p.weight, row_bytes, p.volume, rows, row_bytes, p.volume * row_bytes};
-    const fg_status status = encode_tensor_map(&weight_map, weight, 1, kKMajor ? Tile::kBlockN : kBlockK<T>, error);
-    if (status != FG_OK) return status;
-
-    const auto kernel = conv_gather_sm90_kernel<T, Tile, kKMajor>;
-    constexpr int kSharedBytes = sizeof(Shared<Tile>);
-    FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-    const auto grid = static_cast<unsigned int>(tasks < resident ? tasks : resident);
-    kernel<<<grid, kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks));
-    FG_CUDA(cudaGetLastError());
-    if (p.partials) FG_CUDA(reduce_slices<T>(p, stream));
-    return FG_OK;
-}
-
-/* The tiles of fg_plan_conv. */
 template <typename T, bool kKMajor>
-fg_status launch_tile(const GatherParams &p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
-    if (plan.block_n == 256) return launch<T, Tile<256, 4, 1>, kKMajor>(p, num_sms, stream, error);
-    if (plan.block_n == 128) return launch<T, Tile<128, 5, 1>, kKMajor>(p, num_sms, stream, error);
-    return launch<T, Tile<64, 3, 2>, kKMajor>(p, num_sms, stream, error);
+fg_status launch(const GatherParams &p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
+    return with_gather_tile(plan, [&](auto tile) {
+        using Tile = decltype(tile);
+        return launch_gather<T, Tile, kKMajor>(conv_gather_sm90_kernel<T, Tile, kKMajor>, p, num_sms, stream, error);
+    });
 }
 
 }  // namespace
 
-fg_status launch_gather_sm90(GatherParams p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major, int num_sms,
-                             cudaStream_t stream, fg_error *error) {
-    if (dtype == FG_FLOAT32) return launch_tile<float, true>(p, plan, num_sms, stream, error);
+fg_status launch_gather_sm90(const GatherParams &p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major,
+                             int num_sms, cudaStream_t stream, fg_error *error) {
+    if (dtype == FG_FLOAT32) return launch<float, true>(p, plan, num_sms, stream, error);
     if (dtype == FG_FLOAT16)
-        return weight_is_k_major ? launch_tile<__half, true>(p, plan, num_sms, stream, error)
-                                 : launch_tile<__half, false>(p, plan, num_sms, stream, error);
-    return weight_is_k_major ? launch_tile<__nv_bfloat16, true>(p, plan, num_sms, stream, error)
-                             : launch_tile<__nv_bfloat16, false>(p, plan, num_sms, stream, error);
+        return weight_is_k_major ? launch<__half, true>(p, plan, num_sms, stream, error)
+                                 : launch<__half, false>(p, plan, num_sms, stream, error);
+    return weight_is_k_major ? launch<__nv_bfloat16, true>(p, plan, num_sms, stream, error)
+                             : launch<__nv_bfloat16, false>(p, plan, num_sms, stream, error);
 }
 
 }  // namespace flexgemm

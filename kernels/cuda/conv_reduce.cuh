@@ -1,6 +1,6 @@
 /*
  * The second half of a convolution whose offsets were cut into slices: for each row the sum of its partial sums, slice 0
- * first, then what the epilogue adds and the activation. Always the same order, hence always the same bits.
+ * first, then the epilogue. Always the same order, hence always the same bits.
  *
  * A row without neighbours at a slice's offsets has no partial sum there: tiles of such rows write none. A look at the
  * row's column of the map tells which ones exist, and saves reading about a third of them when groups are small.
@@ -64,6 +64,7 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const Gat
             }
 #pragma unroll
             for (int i = 0; i < kWidth; ++i) {
+                sum.at[i] *= epilogue.scale_of(n + i);
                 if (bias) sum.at[i] += to_float(bias[n + i]);
                 sum.at[i] += to_float(addend.at[i]);
                 outputs.at[i] = from_float<T>(activated(sum.at[i], epilogue.activation));
@@ -80,13 +81,19 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const Gat
 
 /* The workspace is 256-byte aligned: where columns are a multiple of four, so is each row to 16 bytes. */
 template <typename T>
-cudaError_t reduce_slices(const GatherParams &p, cudaStream_t stream) {
+cudaError_t reduce_slices_to(const GatherParams &p, cudaStream_t stream) {
     constexpr int64_t kMaxBlocks = 1 << 16;
     const int64_t wanted = ceil_div<int64_t>(p.rows, kReduceThreads / 32);
     const auto blocks = static_cast<unsigned int>(wanted < kMaxBlocks ? wanted : kMaxBlocks);
     const auto kernel = p.columns % 4 == 0 ? reduce_slices_kernel<T, 4> : reduce_slices_kernel<T, 1>;
     kernel<<<blocks, kReduceThreads, 0, stream>>>(p);
     return cudaGetLastError();
+}
+
+inline cudaError_t reduce_slices(const GatherParams &p, cudaStream_t stream) {
+    if (p.out_dtype == FG_FLOAT16) return reduce_slices_to<__half>(p, stream);
+    if (p.out_dtype == FG_BFLOAT16) return reduce_slices_to<__nv_bfloat16>(p, stream);
+    return reduce_slices_to<float>(p, stream);
 }
 
 }  // namespace flexgemm

@@ -13,6 +13,7 @@
  * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later. The plan may name the kernel of conv_wgrad_sm90.cu
  * instead.
  */
+#include "../channel_groups.h"
 #include "backend.cuh"
 #include "column_sum.cuh"
 #include "conv_wgrad.cuh"
@@ -111,7 +112,8 @@ struct WgradKernel {
     }
 
     /* One sum of the CTA's slice in plain float32, where split factors gave NaN; see conv_gather.cu. */
-    __device__ __noinline__ static float plain_sum(const WgradParams &p, int64_t begin, int rows, int co, int ci) {
+    __device__ __noinline__ static float plain_sum(const WgradParams &p, int64_t begin, int rows, int64_t co,
+                                                   int64_t ci) {
         float sum = 0.0f;
         for (int64_t m = begin; m < begin + rows && !isnan(sum); ++m) {
             const auto row = static_cast<uint32_t>(p.map[blockIdx.y * p.rows + m]);
@@ -123,15 +125,17 @@ struct WgradKernel {
     }
 
     __device__ static void run(const WgradParams &p, char *shared, PairQueue::Storage &storage) {
-        const int ci_tiles = ceil_div(p.ci, Shape::kBlockN);
-        const int co0 = static_cast<int>(blockIdx.x) / ci_tiles * Shape::kBlockM;
+        const int ci_tiles = ceil_div(p.ci, Shape::kBlockN), co_tiles = ceil_div(p.co, Shape::kBlockM);
+        const int group = static_cast<int>(blockIdx.x) / (ci_tiles * co_tiles);
+        const int co0 = static_cast<int>(blockIdx.x) / ci_tiles % co_tiles * Shape::kBlockM;
         const int ci0 = static_cast<int>(blockIdx.x) % ci_tiles * Shape::kBlockN;
+        const int64_t group_co = static_cast<int64_t>(group) * p.co, group_ci = static_cast<int64_t>(group) * p.ci;
         const int v = blockIdx.y;
         const int64_t begin = blockIdx.z * p.rows_per_slice;
         const int64_t left = p.rows - begin;
         const int rows = static_cast<int>(left < p.rows_per_slice ? left : p.rows_per_slice);
-        const Bits *grad_out = static_cast<const Bits *>(p.grad_out) + begin * p.grad_stride;
-        const Bits *feats = static_cast<const Bits *>(p.feats);
+        const Bits *grad_out = static_cast<const Bits *>(p.grad_out) + begin * p.grad_stride + group_co;
+        const Bits *feats = static_cast<const Bits *>(p.feats) + group_ci;
         PairQueue queue(storage, p.map + v * p.rows + begin, rows, p.in_rows);
 
         Accumulator<kMode, Shape> acc;
@@ -169,11 +173,13 @@ struct WgradKernel {
 
         if constexpr (kMode == MathMode::kIeee)
             acc.replace_nan(ci0, [&](int slot, int ci) {
-                return co0 + slot < p.co && ci < p.ci ? plain_sum(p, begin, rows, co0 + slot, ci) : 0.0f;
+                const bool inside = co0 + slot < p.co && ci < p.ci;
+                return inside ? plain_sum(p, begin, rows, group_co + co0 + slot, group_ci + ci) : 0.0f;
             });
-        const int64_t stride = static_cast<int64_t>(p.volume) * p.ci, offset = static_cast<int64_t>(v) * p.ci;
+        const int64_t stride = static_cast<int64_t>(p.volume) * p.ci;
+        const int64_t offset = group_co * stride + static_cast<int64_t>(v) * p.ci;
         if (p.partials) {
-            float *partial = p.partials + blockIdx.z * p.co * stride + offset;
+            float *partial = p.partials + blockIdx.z * (p.channel_groups * p.co * stride) + offset;
             acc.store(partial, stride, co0, p.co, ci0, p.ci);
         } else {
             acc.store(static_cast<T *>(p.grad_weight) + offset, stride, co0, p.co, ci0, p.ci);
@@ -181,7 +187,7 @@ struct WgradKernel {
     }
 };
 
-/* blockIdx.x: tile of channels, side by side so that they share the gathered rows in L2; y: offset; z: slice. */
+/* blockIdx.x: group of channels and tile of these, side by side so that they share the gathered rows in L2; y: offset; z: slice. */
 template <MathMode kMode, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_wgrad_kernel(const WgradParams p) {
     using Kernel = WgradKernel<kMode, Shape>;
@@ -194,7 +200,8 @@ template <MathMode kMode, class Shape>
 fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
     using Kernel = WgradKernel<kMode, Shape>;
     using T = typename Kernel::T;
-    const int64_t tiles = static_cast<int64_t>(ceil_div(p.co, Shape::kBlockM)) * ceil_div(p.ci, Shape::kBlockN);
+    const int64_t group_tiles = static_cast<int64_t>(ceil_div(p.co, Shape::kBlockM)) * ceil_div(p.ci, Shape::kBlockN);
+    const int64_t tiles = group_tiles * p.channel_groups;
     if (tiles > INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "grad_weight: %d x %d channels need more tiles than one launch can have",
                        p.co, p.ci);
@@ -205,8 +212,9 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream,
     kernel<<<grid, Shape::kThreads, Kernel::kSharedBytes, stream>>>(p);
     FG_CUDA(cudaGetLastError());
     if (p.partials) {
-        const int64_t columns = static_cast<int64_t>(p.volume) * p.ci;
-        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, p.co, columns, static_cast<T *>(p.grad_weight), columns,
+        const int64_t rows = static_cast<int64_t>(p.co) * p.channel_groups,
+                      columns = static_cast<int64_t>(p.volume) * p.ci;
+        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, rows, columns, static_cast<T *>(p.grad_weight), columns,
                                    stream));
     }
     return FG_OK;
@@ -239,6 +247,8 @@ struct Work {
     bool fused() const { return plan.family == FG_FAMILY_SM90; }
 };
 
+constexpr int64_t kMinGroup = 64; /* channels of a group that are worth a launch of the Hopper kernel */
+
 /* 16-byte pieces from one end to the other, and a pitch of 32 bits. */
 bool rows_are_near(const fg_tensor &rows) {
     return chunks_aligned(rows.data, rows.strides[0], rows.shape[1], rows.dtype) && 0 <= rows.strides[0] &&
@@ -249,14 +259,18 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
     int num_sms, compute_capability;
     const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
     if (status != FG_OK) return status;
-    const int64_t rows = p->grad_out.shape[0], co = p->grad_out.shape[1], volume = p->map.shape[0];
-    const int64_t in_rows = p->feats.shape[0], ci = p->feats.shape[1];
+    const int64_t rows = p->grad_out.shape[0], co = p->grad_out.shape[1] / p->groups, volume = p->map.shape[0];
+    const int64_t in_rows = p->feats.shape[0], ci = p->feats.shape[1] / p->groups;
     /* The plan sees that rows are whole 16-byte pieces, but not where they are; TF32 works on copies. */
     const bool near = p->feats.dtype == FG_FLOAT32 ? p->precision == FG_PRECISION_TF32
                                                    : rows_are_near(p->grad_out) && rows_are_near(p->feats);
-    if (!near || co > kMaxChannels || ci > kMaxChannels / volume) compute_capability = 80;
-    work->plan = fg_plan_conv_wgrad(rows, ci, co, volume, p->feats.dtype, num_sms, compute_capability);
-    work->bias = fg_plan_column_sum(rows, co, num_sms);
+    if (!near || co > kMaxChannels / 4 || ci > kMaxChannels / 4 / volume) compute_capability = 80;
+    if (p->groups > 1 && (co < kMinGroup || ci < kMinGroup)) compute_capability = 80;
+    /* Groups are side by side in one launch of the portable kernel: each plans for its share of the multiprocessors. */
+    const int share = p->groups < num_sms ? num_sms / static_cast<int>(p->groups) : 1;
+    work->plan = fg_plan_conv_wgrad(rows, ci, co, volume, p->feats.dtype, share, compute_capability);
+    work->plan.workspace_bytes *= p->groups;
+    work->bias = fg_plan_column_sum(rows, p->grad_out.shape[1], num_sms);
 
     constexpr int64_t kFloat = sizeof(float);
     const int64_t weight_bytes = p->grad_weight.present ? work->plan.workspace_bytes : 0;
@@ -286,8 +300,9 @@ WgradParams params_of(const fg_conv_wgrad_params *p, const Work &work) {
     w.rows_per_slice = ceil_div<int64_t>(w.rows, work.plan.split_k);
     w.in_rows = static_cast<uint32_t>(p->feats.shape[0] < INT32_MAX ? p->feats.shape[0] : INT32_MAX);
     w.volume = static_cast<int>(p->map.shape[0]);
-    w.co = static_cast<int>(p->grad_out.shape[1]);
-    w.ci = static_cast<int>(p->feats.shape[1]);
+    w.co = static_cast<int>(p->grad_out.shape[1] / p->groups);
+    w.ci = static_cast<int>(p->feats.shape[1] / p->groups);
+    w.channel_groups = static_cast<int>(p->groups);
     w.grad_aligned = chunks_aligned(w.grad_out, w.grad_stride, w.co, p->grad_out.dtype);
     w.feats_aligned = chunks_aligned(w.feats, w.feats_stride, w.ci, p->feats.dtype);
     w.grad_bias = p->grad_bias.present ? p->grad_bias.data : nullptr;
@@ -341,6 +356,10 @@ fg_status bias_gradient(const fg_conv_wgrad_params *p, int slices, cudaStream_t 
 fg_status conv_wgrad_workspace(const fg_conv_wgrad_params *p, const fg_queue *queue, size_t *bytes, fg_error *error) {
     Work work;
     const fg_status status = make_work(p, queue, &work, error);
+    if (status == FG_OK && p->groups > 1 && work.fused()) {
+        const fg_conv_wgrad_params part = fg_conv_wgrad_group(p, 0);
+        return conv_wgrad_workspace(&part, queue, bytes, error);
+    }
     if (status == FG_OK) *bytes = static_cast<size_t>(work.workspace_bytes);
     return status;
 }
@@ -356,6 +375,13 @@ fg_status conv_wgrad(const fg_conv_wgrad_params *p, const fg_queue *queue, fg_er
     if (p->grad_out.shape[0] == 0) {
         status = zero(p->grad_weight, stream, error);
         return status != FG_OK ? status : zero(p->grad_bias, stream, error);
+    }
+    if (p->groups > 1 && work.fused()) {
+        for (int64_t group = 0; group < p->groups && status == FG_OK; ++group) {
+            const fg_conv_wgrad_params part = fg_conv_wgrad_group(p, group);
+            status = conv_wgrad(&part, queue, error);
+        }
+        return status;
     }
     if (p->grad_weight.present)
         fg_print_plan(&work.plan, "conv_wgrad", p->feats.dtype, "rows=%lld ci=%lld co=%lld v=%lld",

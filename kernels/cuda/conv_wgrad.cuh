@@ -15,7 +15,8 @@ struct WgradParams {
     float *partials;      /* (split_k, co, volume, ci) when the rows are split, else NULL */
     int64_t grad_stride, feats_stride, rows, rows_per_slice;
     uint32_t in_rows;
-    int volume, co, ci;
+    int volume, co, ci; /* channels of a group */
+    int channel_groups; /* side by side in rows, one after another in the gradient; on Hopper each is a launch: 1 */
     bool grad_aligned, feats_aligned;
 
     /* Hopper alone: the bias gradient, which has its partial sums behind those of its slice's weight gradient. */
@@ -25,7 +26,8 @@ struct WgradParams {
 };
 
 /* 16-bit types, grad_aligned and feats_aligned; or float32 whose operands are rounded to TF32 already. co and ci
- * multiples of 8, 0 <= strides <= INT32_MAX, co and volume * ci at most kMaxChannels. (conv_wgrad_sm90.cu) */
+ * multiples of 8, 0 <= strides <= INT32_MAX, co and volume * ci at most a quarter of kMaxChannels.
+ * (conv_wgrad_sm90.cu) */
 fg_status launch_wgrad_sm90(const WgradParams &p, const fg_plan &plan, fg_dtype dtype, cudaStream_t stream,
                             fg_error *error);
 

@@ -11,90 +11,30 @@
  * A CTA owns one tile and one slice of the rows. Its three warpgroups share a pipeline of stages of 64 rows each (TF32:
  * of 32):
  *
- *   producer     packs the rows of the slice that have a neighbour at any of the tile's offsets into a queue, in rising
- *                order, and gathers both operands by the queue with cp.async;
+ *   producer     gathers both operands (conv_wgrad_producer_sm90.cuh);
  *   2 consumers  multiply, accumulators in registers.
  *
  * The reduction runs across the rows that are gathered. wgmma transposes 16-bit operands, which therefore lie in shared
  * memory as they come, MN-major, by copies of 16 bytes. It does not transpose TF32: the producer does, by copies of 4.
  *
- * Why a queue and not rows sorted by their neighbours: with one offset in a tile it wastes nothing, whatever the order,
- * and rows keep the order of the scene, in which neighbouring rows share their neighbours: what one step gathers is
- * mostly what the last one did, and L2 holds it. With several offsets, rows are there for any of them, and a piece that
- * is missing costs its place in the product but no bytes from L2, which are what limits such tiles.
- *
  * The bias gradient, sums of the columns of grad_out, is the work of further CTAs of the same launch: beside the others
  * they cost little, and small scenes are spared the launches.
  *
+ * Zeros stand for missing neighbours, so that a row of grad_out that is not finite makes NaN at all offsets of a tile. A
+ * tile of several offsets that has NaN is computed again, one offset at a time: then no row is there in vain.
+ *
  * Slices meet as float32 partial sums in the workspace and are added in a fixed order: the same bits every time.
- * A row of grad_out that is not finite spoils its tile at all offsets of the tile, not only where it has neighbours.
  */
 #include <type_traits>
 
 #include "column_sum.cuh"
-#include "conv_wgrad.cuh"
-#include "ptx.cuh"
+#include "conv_wgrad_producer_sm90.cuh"
 #include "quad.cuh"
-#include "ring.cuh"
 
 namespace flexgemm {
 namespace {
 
-constexpr int kWarpgroup = 128; /* threads */
-constexpr int kConsumers = 2;   /* warpgroups */
-constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
-
-constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-                  (1 + kConsumers) * ptx::registers_at_launch(kThreads),
-              "warpgroups divide the registers of the launch");
-
-/* A stage is a row of blocks of 64 channels, those of grad_out, then those of feats. A block is 64 rows of 128 bytes,
- * which are 64 channels of one gathered row (16-bit) or 32 gathered rows of one channel (TF32); 16-byte chunk c of row r
- * is stored as chunk c ^ (r % 8), from an address that is a multiple of 1024 on. */
-constexpr int kBlockChannels = 64, kRowBytes = 128, kBlockBytes = 64 * kRowBytes;
-constexpr int kSwizzleAtomBytes = 8 * kRowBytes;
-constexpr int kChunk = 16, kOctet = 8; /* bytes that are swizzled together; channels that lie at one offset */
-constexpr int kWgmmaM = 64;
-template <typename T>
-constexpr int kBlockK = kRowBytes / static_cast<int>(sizeof(T)); /* rows of a step */
-
-constexpr int kMaxOffsets = FG_WGRAD_MAX_OFFSETS;
-constexpr int kWindow = kWarpgroup;    /* rows that the producer looks at together */
-constexpr int kCapacity = 2 * kWindow; /* of the queue: a window, and less than a step */
-constexpr int kProducerBarrier = 1;    /* named barrier among the producer's threads */
-
-/* Output channels and columns of a tile. The consumers divide its output channels, or its columns. */
-template <int kBlockM_, int kBlockN_, int kConsumersN_>
-struct Tile {
-    static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kConsumersN = kConsumersN_, kStages = 3;
-    static constexpr int kConsumersM = kConsumers / kConsumersN;
-    static constexpr int kConsumerM = kBlockM / kConsumersM / kWgmmaM; /* wgmma tiles of a consumer */
-    static constexpr int kConsumerN = kBlockN / kConsumersN;           /* columns of a consumer */
-    static constexpr int kBlocksA = kBlockM / kBlockChannels, kBlocksB = kBlockN / kBlockChannels;
-    static constexpr int kStageBytes = (kBlocksA + kBlocksB) * kBlockBytes;
-    static_assert(kConsumerN % kBlockChannels == 0, "a consumer starts at a block");
-};
-
-/* What eight columns are gathered from: one of the tile's offsets, -1 past the last column, and a channel. */
-struct Column {
-    int offset, channel;
-};
-
-/* Dynamic shared memory of a CTA. Stages first: they start at a multiple of 1024. */
-template <class Tile>
-struct Shared {
-    char stages[Tile::kStages][Tile::kStageBytes];
-    int32_t window[kMaxOffsets][kWindow];   /* the producer's: map entries of the next window, on their way */
-    int32_t in_row[kMaxOffsets][kCapacity]; /* the producer's queue: rows of feats at each offset */
-    int32_t out_row[kCapacity];             /* and of grad_out, relative to the slice */
-    Column column[Tile::kBlockN / kOctet];
-    uint32_t found[kWindow / 32]; /* the producer's: which of a warp's rows go into the queue */
-    bool end[Tile::kStages];      /* a step without operands, after the last */
-    alignas(8) uint64_t full[Tile::kStages];
-    uint64_t empty[Tile::kStages];
-};
+using namespace wgrad;
 
 /* Elements of the outputs, one after the other in the partial sums of a slice. */
 __host__ __device__ inline int64_t weights_of(const WgradParams &p) {
@@ -103,197 +43,6 @@ __host__ __device__ inline int64_t weights_of(const WgradParams &p) {
 __host__ __device__ inline int64_t partial_pitch(const WgradParams &p) {
     return weights_of(p) + (p.grad_bias ? p.co : 0);
 }
-
-/* One CTA's share of the weight gradient. Tiles of the same rows run side by side, so that they share them in L2, and
- * the middle columns come first: they are those of the middle offset, at which the most rows have a neighbour. */
-template <class Tile>
-struct Task {
-    int co0;                   /* output channels co0 .. co0 + kBlockM */
-    int column0, column_end;   /* columns column0 .. column_end, at most kBlockN */
-    int first_offset, offsets; /* that these columns touch */
-    int slice, rows;
-    int64_t row0;
-
-    __device__ Task(const WgradParams &p, int tile_columns, int index) {
-        const int columns = p.volume * p.ci;
-        const int co_tiles = ceil_div(p.co, Tile::kBlockM), column_tiles = ceil_div(columns, tile_columns);
-        co0 = index % co_tiles * Tile::kBlockM;
-        const int turn = index / co_tiles % column_tiles;
-        slice = index / co_tiles / column_tiles;
-        column0 = (column_tiles / 2 + (turn % 2 ? -(turn + 1) / 2 : turn / 2)) * tile_columns;
-        column_end = min(column0 + tile_columns, columns);
-        first_offset = column0 / p.ci;
-        offsets = (column_end - 1) / p.ci - first_offset + 1;
-        row0 = slice * p.rows_per_slice;
-        rows = static_cast<int>(min(p.rows_per_slice, p.rows - row0));
-    }
-};
-
-/* ---- producer ---- */
-
-/* Eight threads take a row of the queue together. Each copies pieces of it: an octet of every block (16-bit), or one
- * channel of every octet (TF32: a warp's 4 rows x 8 channels come in whole sectors and go to all 32 banks). */
-template <typename T, class Tile>
-struct Producer {
-    static constexpr bool kTransposes = sizeof(T) == 4;
-    static constexpr int kThreadsPerRow = 8, kRowsPerPass = kWarpgroup / kThreadsPerRow;
-    static constexpr int kRowsPerThread = kBlockK<T> / kRowsPerPass;
-    static constexpr int kUnroll = kTransposes ? 1 : 8;                       /* blocks */
-    static constexpr int kPieces = kTransposes ? kBlockChannels / kOctet : 1; /* of a row, in a block */
-    static_assert(kWindow + kBlockK<T> <= kCapacity && kCapacity % kBlockK<T> == 0,
-                  "a step lies in the queue without a break");
-
-    const WgradParams &p;
-    const Task<Tile> &task;
-    Shared<Tile> &shared;
-    RingPosition<Tile::kStages> place; /* in the pipeline */
-    int scanned = 0, produced = 0;     /* rows of the slice, and those of them in the queue so far */
-
-    /* Starts the copies of the next window's map entries, one row per thread, which alone reads them. */
-    __device__ void request() {
-        const int row = scanned + static_cast<int>(threadIdx.x);
-        const int32_t *source = p.map + task.first_offset * p.rows + task.row0 + row;
-        for (int i = 0; i < task.offsets; ++i, source += p.rows) {
-            int32_t *entry = &shared.window[i][threadIdx.x];
-            if (row < task.rows)
-                ptx::cp_async_4(entry, source);
-            else
-                *entry = -1;
-        }
-        ptx::cp_async_commit();
-    }
-
-    /* Appends to the queue until `wanted` rows have been put there in total, or the slice ends. All but the last
-     * `wanted` - kBlockK of them have been used. */
-    __device__ void fill(int wanted) {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        while (produced < wanted && scanned < task.rows) {
-            ptx::cp_async_wait<0>();
-            bool present = false;
-            for (int i = 0; i < task.offsets; ++i)
-                present |= static_cast<uint32_t>(shared.window[i][threadIdx.x]) < p.in_rows;
-            const uint32_t mask = __ballot_sync(~0u, present);
-            if (lane == 0) shared.found[warp] = mask;
-            /* Also, all have read the places written below for an earlier step. */
-            ptx::named_barrier(kProducerBarrier, kWarpgroup);
-            int slot = produced + __popc(mask & ((1u << lane) - 1));
-#pragma unroll
-            for (int w = 0; w < kWindow / 32; ++w) {
-                const int count = __popc(shared.found[w]);
-                slot += w < warp ? count : 0;
-                produced += count;
-            }
-            slot %= kCapacity;
-            if (present) {
-                shared.out_row[slot] = scanned + static_cast<int>(threadIdx.x);
-                for (int i = 0; i < task.offsets; ++i) shared.in_row[i][slot] = shared.window[i][threadIdx.x];
-            }
-            scanned += kWindow;
-            ptx::named_barrier(kProducerBarrier, kWarpgroup);
-            request();
-        }
-    }
-
-    /* Which of a row's eight threads this is, and the first of its rows. */
-    __device__ static int lane() { return static_cast<int>(threadIdx.x) % kThreadsPerRow; }
-    __device__ static int first_row() { return static_cast<int>(threadIdx.x) / kThreadsPerRow; }
-
-    /* The octet of a block that a piece belongs to, and the place of this thread's piece of its i-th row. */
-    __device__ static int octet_of(int piece) { return kTransposes ? piece : lane(); }
-    __device__ static int place_of(int piece, int i) {
-        const int row = first_row() + i * kRowsPerPass;
-        if constexpr (kTransposes)
-            return (piece * kOctet + lane()) * kRowBytes + (row / 4 ^ lane()) * kChunk + row % 4 * 4;
-        else
-            return row * kRowBytes + (lane() ^ row % 8) * kChunk;
-    }
-
-    /* The same piece of each of this thread's rows, zeros for rows that are not there. */
-    template <bool kCached>
-    __device__ __forceinline__ static void load_piece(char *block, int piece, const T *source, uint32_t pitch,
-                                                      const uint32_t (&rows)[kRowsPerThread], uint32_t limit) {
-#pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i) {
-            const bool present = rows[i] < limit;
-            const T *row = source + static_cast<uint64_t>(present ? rows[i] : 0) * pitch;
-            char *target = block + place_of(piece, i);
-            if constexpr (kTransposes)
-                ptx::cp_async_4_or_zero(target, row + lane(), !present);
-            else if constexpr (kCached)
-                ptx::cp_async_16_or_zeros_cached(target, row, !present);
-            else
-                ptx::cp_async_16_or_zeros(target, row, !present);
-        }
-    }
-
-    /* The step of queue places first .. first + count. */
-    __device__ void load(int first, int count) {
-        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
-        char *block = shared.stages[place.slot];
-        const int slot = first % kCapacity + first_row();
-        const auto inside = [&](int i) { return first_row() + i * kRowsPerPass < count; };
-        uint32_t rows[kRowsPerThread];
-#pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i)
-            rows[i] = inside(i) ? static_cast<uint32_t>(shared.out_row[slot + i * kRowsPerPass]) : UINT32_MAX;
-        const T *grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride;
-#pragma unroll(kUnroll)
-        for (int b = 0; b < Tile::kBlocksA; ++b, block += kBlockBytes) {
-#pragma unroll
-            for (int piece = 0; piece < kPieces; ++piece) {
-                const int co = task.co0 + b * kBlockChannels + octet_of(piece) * kOctet;
-                load_piece<false>(block, piece, grad_out + co, static_cast<uint32_t>(p.grad_stride), rows,
-                                  co < p.co ? static_cast<uint32_t>(task.rows) : 0);
-            }
-        }
-#pragma unroll(kUnroll)
-        for (int b = 0; b < Tile::kBlocksB; ++b, block += kBlockBytes) {
-#pragma unroll
-            for (int piece = 0; piece < kPieces; ++piece) {
-                const Column column = shared.column[b * kBlockChannels / kOctet + octet_of(piece)];
-#pragma unroll
-                for (int i = 0; i < kRowsPerThread; ++i)
-                    rows[i] = inside(i) && column.offset >= 0
-                                  ? static_cast<uint32_t>(shared.in_row[column.offset][slot + i * kRowsPerPass])
-                                  : UINT32_MAX;
-                /* A tile of few output channels holds several offsets, of which neighbouring ones want mostly the same
-                 * rows: L1 has them. The widest would only push its operands through L1. */
-                load_piece<(Tile::kBlockM < 256)>(block, piece, static_cast<const T *>(p.feats) + column.channel,
-                                                  static_cast<uint32_t>(p.feats_stride), rows, p.in_rows);
-            }
-        }
-        ptx::mbarrier_arrive_after_cp_async(&shared.full[place.slot]);
-        announce(false);
-    }
-
-    /* One thread says what the stage is. */
-    __device__ void announce(bool end) {
-        if (threadIdx.x == 0) {
-            shared.end[place.slot] = end;
-            ptx::mbarrier_arrive(&shared.full[place.slot]);
-        }
-        place.advance();
-    }
-
-    __device__ void run() {
-        for (int i = threadIdx.x; i < Tile::kBlockN / kOctet; i += kWarpgroup) {
-            const int column = task.column0 + i * kOctet;
-            const bool inside = column < task.column_end;
-            shared.column[i] = {inside ? column / p.ci - task.first_offset : -1, column % p.ci};
-        }
-        request();
-        for (int first = 0;; first += kBlockK<T>) {
-            fill(first + kBlockK<T>); /* at least one round, behind whose barriers the columns lie */
-            if (produced <= first) break;
-            load(first, min(produced - first, kBlockK<T>));
-        }
-        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
-        ptx::mbarrier_arrive(&shared.full[place.slot]);
-        announce(true);
-        ptx::cp_async_commit();
-        ptx::cp_async_wait<0>(); /* no thread leaves with copies under way */
-    }
-};
 
 /* ---- consumers ---- */
 
@@ -314,8 +63,8 @@ struct Consumer {
     static constexpr int kNone = -1;
 
     const WgradParams &p;
-    const Task<Tile> &task;
     Shared<Tile> &shared;
+    const Task<Tile> &task;
     RingPosition<Tile::kStages> place; /* in the pipeline */
 
     __device__ static int consumer() { return static_cast<int>(threadIdx.x) / kWarpgroup - 1; }
@@ -361,6 +110,18 @@ struct Consumer {
         ptx::wgmma_wait<0>();
 #pragma unroll
         for (int i = 0; i < Tile::kConsumerM; ++i) ptx::wgmma_hold(d[i]);
+        if (in_flight != kNone) release(in_flight);
+        release(place.slot);
+        place.advance();
+    }
+
+    __device__ void look_for_nan(const float (&d)[Tile::kConsumerM][kRegisters]) {
+        bool found = false;
+#pragma unroll
+        for (int i = 0; i < Tile::kConsumerM; ++i)
+#pragma unroll
+            for (const float sum : d[i]) found |= isnan(sum);
+        if (found) shared.spoiled = true;
     }
 
     /* The output channel and the first column of what this thread holds of a tile of 64 channels. */
@@ -381,7 +142,7 @@ struct Consumer {
 #pragma unroll
                 for (int j = 0; j < Tile::kConsumerN / 8; ++j) {
                     const int column = task.column0 + first_column() + 8 * j + threadIdx.x % 4 * 2;
-                    if (column >= task.column_end) continue; /* columns are a multiple of 8 */
+                    if (column < task.begin || column >= task.end) continue; /* columns are a multiple of 8 */
                     const float2 pair = make_float2(d[i][4 * j + 2 * half], d[i][4 * j + 2 * half + 1]);
                     float *target = sums + co * pitch + column;
                     if (aligned) {
@@ -413,7 +174,8 @@ struct Consumer {
                         word[k] = pack<T>(d[i][4 * (j + k) + 2 * half], d[i][4 * (j + k) + 2 * half + 1]);
                     transpose_quad(word, lane);
                     const int column = task.column0 + first_column() + 8 * (j + lane % 4);
-                    if (co < p.co && column < task.column_end) store_chunk(out + co * pitch + column, word, aligned);
+                    if (co < p.co && task.begin <= column && column < task.end)
+                        store_chunk(out + co * pitch + column, word, aligned);
                 }
             }
         }
@@ -426,10 +188,10 @@ struct Consumer {
 #pragma unroll
             for (float &sum : d[i]) sum = 0.0f;
         accumulate(d);
-        if (p.partials)
-            store_sums(d, p.partials + task.slice * partial_pitch(p));
-        else if constexpr (std::is_same<T, float>::value)
-            store_sums(d, static_cast<float *>(p.grad_weight));
+        look_for_nan(d);
+        if (std::is_same<T, float>::value || p.partials)
+            store_sums(d,
+                       p.partials ? p.partials + task.slice * partial_pitch(p) : static_cast<float *>(p.grad_weight));
         else
             store(d, static_cast<T *>(p.grad_weight));
     }
@@ -473,6 +235,19 @@ __global__ void __launch_bounds__(256) reduce_gradients_kernel(const WgradParams
 
 /* ---- kernel and launch ---- */
 
+/* A role's share of a task, and once more offset by offset if that made NaN. */
+template <class Role, class Tile>
+__device__ __forceinline__ void run(Role role, const Task<Tile> &whole) {
+    for (int part = 0;; ++part) {
+        role.run();
+        if (whole.offsets == 1 || part == whole.offsets) return;
+        ptx::named_barrier(kTaskBarrier, kThreads);
+        if (!__any_sync(~0u, role.shared.spoiled)) return;
+        if (threadIdx.x == 0) role.shared.task = whole.at_offset(role.p, part);
+        ptx::named_barrier(kTaskBarrier, kThreads);
+    }
+}
+
 /* The first `bias_tasks` CTAs sum the bias gradient. */
 template <typename T, class Tile>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -486,6 +261,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         return;
     }
     Shared<Tile> &shared = *reinterpret_cast<Shared<Tile> *>(dynamic);
+    const Task<Tile> whole(p, tile_columns, static_cast<int>(blockIdx.x) - bias_tasks);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < Tile::kStages; ++stage) {
             /* Every producing thread for its copies, and one more arrival that says what the stage is. */
@@ -493,15 +269,16 @@ __global__ void __launch_bounds__(kThreads, 1)
             ptx::mbarrier_init(&shared.empty[stage], kConsumerWarps);
         }
         ptx::fence_mbarrier_init();
+        shared.task = whole;
+        shared.spoiled = false;
     }
     __syncthreads();
-    const Task<Tile> task(p, tile_columns, static_cast<int>(blockIdx.x) - bias_tasks);
     if (threadIdx.x < kWarpgroup) {
         ptx::setmaxnreg_dec<kProducerRegisters>();
-        Producer<T, Tile>{p, task, shared, {}}.run();
+        run(Producer<T, Tile>{p, shared, {}, {}}, whole);
     } else {
         ptx::setmaxnreg_inc<kConsumerRegisters>();
-        Consumer<T, Tile>{p, task, shared, {}}.run();
+        run(Consumer<T, Tile>{p, shared, shared.task, {}}, whole);
     }
 }
 

@@ -11,6 +11,7 @@
 #include "../plan.h"
 #include "backend.cuh"
 #include "common.cuh"
+#include "conv_epilogue.cuh"
 #include "coords.cuh"
 #include "vector.cuh"
 
@@ -25,7 +26,7 @@ constexpr int kColumns = 32, kRows = 8; /* its threads: channels x rows taken in
 struct DepthwiseArgs {
     const void *in;
     const float *weight; /* (volume, co) */
-    const void *bias;    /* or NULL */
+    SumEpilogue epilogue;
     const int32_t *map;
     void *out;
     int64_t in_stride, out_stride, rows, channels, co;
@@ -52,9 +53,10 @@ __global__ void __launch_bounds__(kThreads) depthwise_kernel(const DepthwiseArgs
     const int64_t first = channel / p.fan_out * p.fan_in; /* source channel */
     const T *in = static_cast<const T *>(p.in) + first;
     const float *weight = p.weight + (p.fan_in > 1 ? first : channel);
+    const T *bias = static_cast<const T *>(p.epilogue.bias), *residual = static_cast<const T *>(p.epilogue.residual);
     float sum[kCount];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) sum[i] = p.bias ? to_float(static_cast<const T *>(p.bias)[channel + i]) : 0.0f;
+    for (int i = 0; i < kCount; ++i) sum[i] = bias ? to_float(bias[channel + i]) : 0.0f;
     for (int v = 0; v < p.volume; v += kBatch) {
         int32_t source[kBatch];
 #pragma unroll
@@ -85,8 +87,12 @@ __global__ void __launch_bounds__(kThreads) depthwise_kernel(const DepthwiseArgs
         }
     }
     Vector<T, kCount> out;
+    if (residual) out = Vector<T, kCount>::load(residual + row * p.epilogue.residual_stride + channel);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) out.element[i] = from_float<T>(sum[i]);
+    for (int i = 0; i < kCount; ++i) {
+        if (residual) sum[i] += to_float(out.element[i]);
+        out.element[i] = from_float<T>(activated(sum[i], p.epilogue.activation));
+    }
     out.store(static_cast<T *>(p.out) + row * p.out_stride + channel);
 }
 
@@ -98,8 +104,10 @@ fg_status launch_gather(DepthwiseArgs p, const void *weight, float *laid_out, cu
     lay_out_kernel<T><<<blocks, kThreads, 0, stream>>>(static_cast<const T *>(weight), p.co, p.volume, laid_out);
     FG_CUDA(cudaGetLastError());
     p.weight = laid_out;
-    const bool vectors = p.fan_in == 1 && p.fan_out == 1 && rows_are_vectors<T>(p.in, p.in_stride, p.channels) &&
-                         rows_are_vectors<T>(p.out, p.out_stride, p.channels);
+    const bool vectors =
+        p.fan_in == 1 && p.fan_out == 1 && rows_are_vectors<T>(p.in, p.in_stride, p.channels) &&
+        rows_are_vectors<T>(p.out, p.out_stride, p.channels) &&
+        (!p.epilogue.residual || rows_are_vectors<T>(p.epilogue.residual, p.epilogue.residual_stride, p.channels));
     status = grid_for(p.rows * (vectors ? p.channels / kChannels<T> : p.channels), kThreads, "out", &blocks, error);
     if (status != FG_OK) return status;
     const auto kernel = vectors ? depthwise_kernel<T, kChannels<T>> : depthwise_kernel<T, 1>;
@@ -112,15 +120,15 @@ uint32_t row_limit(const fg_tensor &tensor) {
     return static_cast<uint32_t>(tensor.shape[0] < INT32_MAX ? tensor.shape[0] : INT32_MAX);
 }
 
-fg_status gather(const fg_tensor &in, const fg_tensor &weight, const fg_tensor &bias, const fg_tensor &map,
-                 const fg_tensor &out, const fg_tensor &workspace, bool mirrored, const fg_queue *queue,
+fg_status gather(const fg_tensor &in, const fg_tensor &weight, const fg_tensor &map, const fg_tensor &out,
+                 const SumEpilogue &epilogue, const fg_tensor &workspace, bool mirrored, const fg_queue *queue,
                  fg_error *error) {
     if (out.shape[0] == 0 || out.shape[1] == 0) return FG_OK;
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
     DepthwiseArgs p = {};
     p.in = in.data;
-    p.bias = bias.present ? bias.data : nullptr;
+    p.epilogue = epilogue;
     p.map = static_cast<const int32_t *>(map.data);
     p.out = out.data;
     p.in_stride = in.strides[0];
@@ -239,7 +247,10 @@ fg_status depthwise_forward_workspace(const fg_depthwise_forward_params *p, cons
 }
 
 fg_status depthwise_forward(const fg_depthwise_forward_params *p, const fg_queue *queue, fg_error *error) {
-    return gather(p->feats, p->weight, p->bias, p->map, p->out, p->workspace, false, queue, error);
+    const SumEpilogue epilogue = {p->bias.present ? p->bias.data : nullptr,
+                                  p->residual.present ? p->residual.data : nullptr, p->residual.strides[0],
+                                  p->activation};
+    return gather(p->feats, p->weight, p->map, p->out, epilogue, p->workspace, false, queue, error);
 }
 
 fg_status depthwise_dgrad_workspace(const fg_depthwise_dgrad_params *p, const fg_queue *, size_t *bytes, fg_error *) {
@@ -248,7 +259,7 @@ fg_status depthwise_dgrad_workspace(const fg_depthwise_dgrad_params *p, const fg
 }
 
 fg_status depthwise_dgrad(const fg_depthwise_dgrad_params *p, const fg_queue *queue, fg_error *error) {
-    return gather(p->grad_out, p->weight, fg_tensor{}, p->map, p->grad_feats, p->workspace, p->mirrored, queue, error);
+    return gather(p->grad_out, p->weight, p->map, p->grad_feats, {}, p->workspace, p->mirrored, queue, error);
 }
 
 fg_status depthwise_wgrad_workspace(const fg_depthwise_wgrad_params *p, const fg_queue *queue, size_t *bytes,

@@ -9,6 +9,7 @@
 #include "coords.cuh"
 #include "hash_table.cuh"
 #include "lanes.cuh"
+#include "voxel_number.cuh"
 
 namespace flexgemm {
 namespace {
@@ -21,18 +22,21 @@ template <class Key>
 struct VoxelTable {
     KeyTable<Key> table;
     const int32_t *rows;
-    fg_curve curve;
+    VoxelNumbers<Key> number;
+    int64_t shape[4];
 
     explicit VoxelTable(const fg_sample_map_params &p)
         : table{static_cast<Key *>(p.table_keys.data), p.table_keys.shape[0] - 1,
                 static_cast<KeyTableState *>(p.state.data)},
           rows(static_cast<const int32_t *>(p.table_values.data)),
-          curve(fg_make_curve(FG_BXYZ, p.shape)) {}
+          number(p.shape),
+          shape{p.shape[0], p.shape[1], p.shape[2], p.shape[3]} {}
 
     /* The row of a voxel, or -1. */
     __device__ int32_t row_at(const int32_t (&coord)[4]) const {
-        if (!fg_curve_contains(&curve, coord)) return -1;
-        const int64_t slot = table.find(static_cast<Key>(fg_encode(&curve, coord)));
+        const int4 voxel = make_int4(coord[0], coord[1], coord[2], coord[3]);
+        if (!number.bounds.contain(voxel)) return -1;
+        const int64_t slot = table.find(number(voxel));
         return slot < 0 ? -1 : rows[slot];
     }
 };
@@ -63,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) trilinear_kernel(fg_points points, i
     float point[3];
     const int32_t batch = fg_read_point(&points, q, point);
     fg_cell cell = {};
-    const bool near = fg_find_cell(point, voxels.curve.shape, &cell);
+    const bool near = fg_find_cell(point, voxels.shape, &cell);
     int32_t row[FG_CORNERS];
     float weight[FG_CORNERS], total = 0.0f;
 #pragma unroll
@@ -88,7 +92,7 @@ __global__ void __launch_bounds__(kThreads)
     float point[3];
     const int32_t batch = fg_read_point(&points, q, point);
     int32_t coord[4] = {batch, 0, 0, 0};
-    const bool near = fg_find_nearest(point, voxels.curve.shape, coord + 1);
+    const bool near = fg_find_nearest(point, voxels.shape, coord + 1);
     indices[q] = near ? voxels.row_at(coord) : -1;
 }
 

@@ -2,22 +2,23 @@
  * A hash table in arrays of the caller's: open addressing with linear probing, one thread a key.
  *
  * Threads race for slots; for which row's value a key ends up with they do not: a slot that was free when the call began
- * goes to the lowest row that asked for it. Three kernels: `mark` notes which slots are taken, `claim` gives every key a
- * slot and every slot the lowest row, `write` lets those rows store their values. A new table whose values are the
- * numbers of the rows needs one kernel: the value itself is the minimum.
+ * goes to the lowest row that asked for it, and so does any slot whose value is to be replaced. Three kernels: `mark` notes
+ * which slots keep their values, `claim` gives every key a slot and every slot the lowest row, `write` lets those rows
+ * store their values. A new table whose values are the numbers of the rows needs one kernel: the value itself is the
+ * minimum.
  *
  *     workspace: owners uint32 (S) | slots int64 (N)
  */
-#include "../sequence.h"
 #include "backend.cuh"
 #include "coords.cuh"
 #include "hash_table.cuh"
+#include "voxel_number.cuh"
 
 namespace flexgemm {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr uint32_t kFree = ~0u; /* owner of a slot that was free; rows are counted from 1, so that none precedes 0 */
+constexpr uint32_t kFree = ~0u; /* owner of a slot for the taking; rows are counted from 1, so that none precedes 0 */
 
 /* ---- what is looked for ---- */
 
@@ -40,18 +41,16 @@ template <class K>
 struct VoxelKeys {
     using Key = K;
     Coords coords;
-    fg_curve curve;
+    VoxelNumbers<Key> number;
     int64_t count;
 
     VoxelKeys(const fg_tensor &tensor, const int64_t (&shape)[4])
-        : coords(tensor), curve(fg_make_curve(FG_BXYZ, shape)), count(tensor.shape[0]) {}
+        : coords(tensor), number(shape), count(tensor.shape[0]) {}
 
     __device__ bool get(int64_t n, Key *key) const {
         const int4 c = coords[n];
-        const int32_t coord[4] = {c.x, c.y, c.z, c.w};
-        if (!fg_curve_contains(&curve, coord)) return false;
-        *key = static_cast<Key>(fg_encode(&curve, coord));
-        return true;
+        *key = number(c);
+        return number.bounds.contain(c);
     }
 };
 
@@ -60,9 +59,9 @@ struct VoxelKeys {
 __device__ int64_t thread_number() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 
 template <class Key>
-__global__ void __launch_bounds__(kThreads) mark_kernel(KeyTable<Key> table, uint32_t *owners) {
+__global__ void __launch_bounds__(kThreads) mark_kernel(KeyTable<Key> table, bool replace, uint32_t *owners) {
     const int64_t slot = thread_number();
-    if (slot <= table.capacity) owners[slot] = table.keys[slot] == table.kEmpty ? kFree : 0;
+    if (slot <= table.capacity) owners[slot] = replace || table.keys[slot] == table.kEmpty ? kFree : 0;
 }
 
 template <class Source>
@@ -149,7 +148,7 @@ fg_status insert(const fg_hash_insert_params &p, cudaStream_t stream, fg_error *
     unsigned int slot_blocks = 0;
     const fg_status status = grid_for(size, kThreads, "table_keys", &slot_blocks, error);
     if (status != FG_OK) return status;
-    mark_kernel<Key><<<slot_blocks, kThreads, 0, stream>>>(table, workspace.owners);
+    mark_kernel<Key><<<slot_blocks, kThreads, 0, stream>>>(table, p.replace, workspace.owners);
     FG_CUDA(cudaGetLastError());
     claim_kernel<Source><<<blocks, kThreads, 0, stream>>>(source, table, workspace.owners, workspace.slots);
     FG_CUDA(cudaGetLastError());

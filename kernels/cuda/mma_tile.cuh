@@ -27,6 +27,7 @@
 
 #include "common.cuh"
 #include "conv_epilogue.cuh"
+#include "gemm_math.cuh"
 #include "ptx.cuh"
 
 namespace flexgemm {
@@ -109,13 +110,13 @@ __device__ __forceinline__ void load_chunk(char *shared, const Bits *row, int co
 #pragma unroll
     for (int e = 0; e < kPerChunk; ++e) {
         if (present && column + e < columns)
-            word[e / kPerWord] |= static_cast<uint32_t>(row[column + e]) << (e % kPerWord * 16);
+            word[e / kPerWord] |= static_cast<uint32_t>(row[column + e]) << (e % kPerWord * 8 * sizeof(Bits));
     }
     *reinterpret_cast<uint4 *>(shared) = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
 /* What a product's operands are rounded to. */
-enum class MathMode { kFloat16, kBFloat16, kTf32, kIeee };
+enum class MathMode { kFloat16, kBFloat16, kTf32, kIeee, kFloat8 };
 
 /* Math<mode>: the element type, the operand a fragment becomes, and the product of two of them. `half` picks columns
  * 0..7 or 8..15 of B. */
@@ -198,6 +199,12 @@ struct Math<MathMode::kIeee> {
     }
 };
 
+/* float8 of either kind, made float16 as in gemm_math.cuh: Accumulator::multiply_float8. */
+template <>
+struct Math<MathMode::kFloat8> {
+    using Bits = uint8_t;
+};
+
 /* A CTA's tile and how its warps divide it. */
 template <int kBlockM_, int kBlockN_, int kWarpsM_, int kWarpsN_, int kStages_>
 struct TileShape {
@@ -211,10 +218,10 @@ struct TileShape {
 };
 
 /* 128 x 128 by warps of 64 x 64, the least shared memory traffic per product that registers allow: 128 accumulators a
- * thread. True float32 holds each operand twice and needs smaller warp tiles. Three stages of 32 KB leave room for two
+ * thread. True float32 holds each operand twice, float8 each sum, and they need smaller warp tiles. Three stages of 32 KB leave room for two
  * CTAs on sm_80 and sm_90, for one on sm_86 and sm_89. */
 template <MathMode kMode>
-using LargeTile = TileShape<128, 128, 2, kMode == MathMode::kIeee ? 4 : 2, 3>;
+using LargeTile = TileShape<128, 128, 2, kMode == MathMode::kIeee || kMode == MathMode::kFloat8 ? 4 : 2, 3>;
 
 /* Two neighbours of a row, moved at once where every even column allows it. */
 template <typename T>
@@ -273,6 +280,41 @@ struct Accumulator {
         }
     }
 
+    static constexpr int kRows = 2 * Shape::kFragmentsM; /* whose sums a thread has: row(0), row(1), ... of the tile */
+    __device__ static int row(int i) { return first_row() + 8 * i + static_cast<int>(threadIdx.x) % 32 / 4; }
+
+    /* One stage of float8. Its sums start from zero; times the scales of their rows they are added to the float32 ones:
+     * tensor cores cut off more of a long sum than float8 products can spare. */
+    template <class TileA, class TileB>
+    __device__ __forceinline__ void multiply_float8(const char *a, const char *b, Fp8Format format_a,
+                                                    Fp8Format format_b, const float (&scale)[kRows]) {
+        const int lane = threadIdx.x % 32;
+        float partial[Shape::kFragmentsM][2 * Shape::kFragmentsN][4] = {};
+#pragma unroll
+        for (int k_step = 0; k_step < kStepBytes / kFragmentBytes; ++k_step) {
+            uint32_t fa[Shape::kFragmentsM][4], fb[2 * Shape::kFragmentsN][2], r[4];
+#pragma unroll
+            for (int i = 0; i < Shape::kFragmentsM; ++i)
+                TileA::load_fragment(fa[i], a, lane, first_row() + 16 * i, k_step);
+#pragma unroll
+            for (int j = 0; j < Shape::kFragmentsN; ++j) {
+                TileB::load_fragment(r, b, lane, first_column() + 16 * j, k_step);
+                fb[2 * j][0] = r[0], fb[2 * j][1] = r[2];
+                fb[2 * j + 1][0] = r[1], fb[2 * j + 1][1] = r[3];
+            }
+            Fp8HalfMath::multiply(partial, fa, fb, format_a, format_b);
+        }
+#pragma unroll
+        for (int i = 0; i < Shape::kFragmentsM; ++i)
+#pragma unroll
+            for (int j = 0; j < 2 * Shape::kFragmentsN; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    float &sum = d[i][j / 2][j % 2][e];
+                    sum = fmaf(partial[i][j][e], scale[2 * i + e / 2], sum);
+                }
+    }
+
     /* sum = visit(sum, slot of the tile, column) for those that are NaN. */
     template <typename Visit>
     __device__ __forceinline__ void replace_nan(int n0, const Visit &visit) {
@@ -284,12 +326,11 @@ struct Accumulator {
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     float &sum = d[i / 2][j / 2][j % 2][i % 2 * 2 + e];
-                    if (isnan(sum))
-                        sum = visit(first_row() + 8 * i + lane / 4, n0 + first_column() + 8 * j + lane % 4 * 2 + e);
+                    if (isnan(sum)) sum = visit(row(i), n0 + first_column() + 8 * j + lane % 4 * 2 + e);
                 }
     }
 
-    /* d = activation(d + bias + residual): row_of(slot of the tile) is a row of the residual, negative where there is
+    /* d = activation(scale * d + bias + residual): row_of(slot of the tile) is a row of the residual, negative where there is
      * none. An mma result: lane holds columns 2 * thread_in_group and the next of rows group (d[0], d[1]) and group + 8
      * (d[2], d[3]). */
     template <typename T, typename RowOf>
@@ -302,12 +343,18 @@ struct Accumulator {
             const int n = n0 + first_column() + 8 * j + lane % 4 * 2;
             const float bias_x = bias && n < columns ? to_float(bias[n]) : 0.0f;
             const float bias_y = bias && n + 1 < columns ? to_float(bias[n + 1]) : 0.0f;
+            [[maybe_unused]] float scale_x = 1.0f, scale_y = 1.0f;
+            if constexpr (kMode == MathMode::kFloat8) {
+                if (n < columns) scale_x = epilogue.scale_of(n);
+                if (n + 1 < columns) scale_y = epilogue.scale_of(n + 1);
+            }
 #pragma unroll
             for (int i = 0; i < 2 * Shape::kFragmentsM; ++i) {
                 float *pair = &d[i / 2][j / 2][j % 2][i % 2 * 2];
+                if constexpr (kMode == MathMode::kFloat8) pair[0] *= scale_x, pair[1] *= scale_y;
                 pair[0] += bias_x;
                 pair[1] += bias_y;
-                const int64_t m = residual ? row_of(first_row() + 8 * i + lane / 4) : -1;
+                const int64_t m = residual ? row_of(row(i)) : -1;
                 if (m < 0) continue;
                 const T *source = residual + m * epilogue.residual_stride + n;
                 if (aligned && n + 1 < columns) {
@@ -339,7 +386,7 @@ struct Accumulator {
             const int n = n0 + first_column() + 8 * j + lane % 4 * 2;
 #pragma unroll
             for (int i = 0; i < 2 * Shape::kFragmentsM; ++i) {
-                const int64_t m = row_of(first_row() + 8 * i + lane / 4);
+                const int64_t m = row_of(row(i));
                 if (m < 0) continue;
                 const float *pair = &d[i / 2][j / 2][j % 2][i % 2 * 2];
                 const Out x = from_float<Out>(pair[0]), y = from_float<Out>(pair[1]);

@@ -12,6 +12,7 @@
 #include "common.cuh"
 #include "coords.cuh"
 #include "hash.cuh"
+#include "voxel_number.cuh"
 
 namespace flexgemm {
 namespace {
@@ -20,22 +21,12 @@ constexpr int kThreads = 256;
 constexpr int kMaxKernel = 7; /* voxels along one axis */
 constexpr unsigned long long kNothing = ~0ull;
 
-/* Coordinates are below 2^31, and so may the extents be: a voxel's number is unique all the same. An int32 that is
- * negative or past the end is, as an unsigned number, past the end. */
-struct VoxelGrid {
-    uint32_t batch, width, height, depth;
-
-    explicit VoxelGrid(const int64_t (&shape)[4])
-        : batch(clip(shape[0])), width(clip(shape[1])), height(clip(shape[2])), depth(clip(shape[3])) {}
-
-    static uint32_t clip(int64_t extent) { return static_cast<uint32_t>(extent < 1ll << 31 ? extent : 1ll << 31); }
+/* With extents below 2^31 a voxel's number is unique all the same. */
+struct VoxelGrid : VoxelBounds {
+    using VoxelBounds::VoxelBounds;
 
     __host__ __device__ uint32_t runs_of_column() const { return (depth + kRunVoxels - 1) / kRunVoxels; }
 
-    __device__ bool contains(int4 c) const {
-        return static_cast<uint32_t>(c.x) < batch && static_cast<uint32_t>(c.y) < width &&
-               static_cast<uint32_t>(c.z) < height && static_cast<uint32_t>(c.w) < depth;
-    }
     /* The first run of a column along z; the voxel at z lies in the run z / kRunVoxels further. */
     template <class Run>
     __device__ Run column(uint32_t b, uint32_t x, uint32_t y) const {
@@ -62,7 +53,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     const int lane = threadIdx.x % 32;
     const int4 c = n < rows.count ? rows[n] : make_int4(-1, -1, -1, -1);
-    const bool inside = grid.contains(c);
+    const bool inside = grid.contain(c);
     if (n < rows.count && !inside && report) atomicMin(&report->outside, static_cast<unsigned long long>(n));
 
     const Run run = inside ? grid.column<Run>(c.x, c.y, c.z) + c.w / kRunVoxels : table.kEmpty;
@@ -81,7 +72,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     if (n >= rows.count) return;
     const int4 c = rows[n];
-    if (!grid.contains(c)) return;
+    if (!grid.contain(c)) return;
     /* All rows are in the table. */
     const int64_t first = table.find(grid.column<Run>(c.x, c.y, c.z) + c.w / kRunVoxels)[c.w % kRunVoxels];
     if (first != n) atomicMin(&report->duplicate, static_cast<unsigned long long>(n << 32 | first));
@@ -147,7 +138,7 @@ __global__ void __launch_bounds__(kThreads)
     if (m >= queries.count) return;
     const int4 c = queries[m];
     const uint32_t x = ax.from(c.y, k / ay.size), y = ay.from(c.z, k % ay.size);
-    const bool inside = query_grid.contains(c) && x < grid.width && y < grid.height;
+    const bool inside = query_grid.contain(c) && x < grid.width && y < grid.height;
     const Run column = grid.column<Run>(c.x, x, y);
     /* Loads first, stores after: a store waits for its value, and every load behind it would wait as well. */
     int32_t found[kDepth];

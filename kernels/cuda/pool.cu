@@ -17,8 +17,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kBatch = 4; /* rows in flight of one thread */
 
-/* NaN is above every number; of equals the first stays. */
-__device__ __forceinline__ bool takes(float x, float best) { return x > best || (x != x && best == best); }
+/* NaN is above every number; of equals the first stays. Two comparisons: the first is true of NaN on either side. */
+__device__ __forceinline__ bool takes(float x, float best) { return !(x <= best) && best == best; }
 
 struct PoolArgs {
     const void *in; /* feats, or grad_out */
@@ -67,7 +67,8 @@ __device__ __forceinline__ bool own_place(const PoolArgs &p, int64_t *row, int64
     return *row < p.rows;
 }
 
-template <typename T, int kCount, fg_pool_mode kMode>
+/* kChosen: maxima tell which row they are from, which takes a select and a register for each channel more. */
+template <typename T, int kCount, fg_pool_mode kMode, bool kChosen>
 __global__ void __launch_bounds__(kThreads) pool_kernel(const PoolArgs p) {
     int64_t row, channel;
     if (!own_place<kCount>(p, &row, &channel)) return;
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(const PoolArgs p) {
             if constexpr (kMode == FG_POOL_MAX) {
                 const bool larger = count == 0 || takes(x, result[i]);
                 result[i] = larger ? x : result[i];
-                argmax[i] = larger ? source : argmax[i];
+                if constexpr (kChosen) argmax[i] = larger ? source : argmax[i];
             } else {
                 result[i] = count == 0 ? x : result[i] + x;
             }
@@ -96,13 +97,11 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(const PoolArgs p) {
         out.element[i] = from_float<T>(result[i]);
     }
     out.store(static_cast<T *>(p.out) + row * p.out_stride + channel);
-    if constexpr (kMode == FG_POOL_MAX) {
-        if (p.argmax) {
-            Vector<int32_t, kCount> rows;
+    if constexpr (kChosen) {
+        Vector<int32_t, kCount> rows;
 #pragma unroll
-            for (int i = 0; i < kCount; ++i) rows.element[i] = count > 0 ? argmax[i] : -1;
-            rows.store(p.argmax + row * p.channels + channel);
-        }
+        for (int i = 0; i < kCount; ++i) rows.element[i] = count > 0 ? argmax[i] : -1;
+        rows.store(p.argmax + row * p.channels + channel);
     }
     if (p.count && channel == 0) p.count[row] = count;
 }
@@ -114,6 +113,8 @@ __global__ void __launch_bounds__(kThreads) pool_backward_kernel(const PoolArgs 
     float sum[kCount] = {};
     for_each_source<T, kCount>(p, row, channel, [&](int32_t source, const Vector<T, kCount> &value) {
         Vector<int32_t, kCount> argmax;
+        float share = 1.0f; /* one division a row: a quotient for each channel would be most of the arithmetic */
+        if constexpr (kMode == FG_POOL_MEAN) share = __fdiv_rn(1.0f, static_cast<float>(p.rows_of_mean(source)));
         if constexpr (kMode == FG_POOL_MAX)
             argmax = Vector<int32_t, kCount>::load(p.argmax + source * p.channels + channel);
 #pragma unroll
@@ -121,10 +122,8 @@ __global__ void __launch_bounds__(kThreads) pool_backward_kernel(const PoolArgs 
             const float x = to_float(value.element[i]);
             if constexpr (kMode == FG_POOL_MAX)
                 sum[i] += argmax.element[i] == row ? x : 0.0f;
-            else if constexpr (kMode == FG_POOL_MEAN)
-                sum[i] += __fdiv_rn(x, static_cast<float>(p.rows_of_mean(source)));
             else
-                sum[i] += x;
+                sum[i] += x * share;
         }
     });
     Vector<T, kCount> out;
@@ -147,7 +146,9 @@ fg_status launch(const PoolArgs &p, bool backward, cudaStream_t stream, fg_error
     unsigned int blocks = 0;
     const fg_status status = grid_for(p.rows * (p.channels / kCount), kThreads, "map", &blocks, error);
     if (status != FG_OK) return status;
-    const auto kernel = backward ? pool_backward_kernel<T, kCount, kMode> : pool_kernel<T, kCount, kMode>;
+    auto kernel = backward ? pool_backward_kernel<T, kCount, kMode> : pool_kernel<T, kCount, kMode, false>;
+    if constexpr (kMode == FG_POOL_MAX)
+        if (!backward && p.argmax) kernel = pool_kernel<T, kCount, kMode, true>;
     kernel<<<blocks, kThreads, 0, stream>>>(p);
     FG_CUDA(cudaGetLastError());
     return FG_OK;

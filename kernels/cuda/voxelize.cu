@@ -7,6 +7,7 @@
 #include "../place.h"
 #include "backend.cuh"
 #include "coords.cuh"
+#include "voxel_number.cuh"
 
 namespace flexgemm {
 namespace {
@@ -17,11 +18,13 @@ __device__ int64_t thread_number() { return static_cast<int64_t>(blockIdx.x) * k
 
 /* ---- codes ---- */
 
+template <class Code>
 struct Raster {
     float voxel_size[3], origin[3];
     fg_curve curve;
+    VoxelNumbers<Code> number;
 
-    explicit Raster(const fg_voxel_codes_params &p) : curve(fg_make_curve(FG_BXYZ, p.shape)) {
+    explicit Raster(const fg_voxel_codes_params &p) : curve(fg_make_curve(FG_BXYZ, p.shape)), number(p.shape) {
         for (int axis = 0; axis < 3; ++axis) {
             voxel_size[axis] = p.voxel_size[axis];
             origin[axis] = p.origin[axis];
@@ -31,7 +34,7 @@ struct Raster {
 
 template <class Code>
 __global__ void __launch_bounds__(kThreads)
-    code_kernel(const float *points, int64_t count, bool batched, Raster raster, Code *code, float *places) {
+    code_kernel(const float *points, int64_t count, bool batched, Raster<Code> raster, Code *code, float *places) {
     const int64_t n = thread_number();
     if (n >= count) return;
     const float *row = points + n * (batched ? 4 : 3);
@@ -40,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
     float place[3];
     int32_t coord[4];
     const bool inside = fg_find_voxel(&raster.curve, batch, point, raster.voxel_size, raster.origin, place, coord);
-    code[n] = inside ? static_cast<Code>(fg_encode(&raster.curve, coord)) : ~Code{0};
+    code[n] = inside ? raster.number(make_int4(coord[0], coord[1], coord[2], coord[3])) : ~Code{0};
     if (places == nullptr) return;
     places[4 * n] = batch;
     for (int axis = 0; axis < 3; ++axis) places[4 * n + axis + 1] = place[axis];
@@ -118,15 +121,14 @@ fg_status voxel_codes(const fg_voxel_codes_params *p, const fg_queue *queue, fg_
     if (status != FG_OK) return status;
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
-    const Raster raster(*p);
     const float *points = static_cast<const float *>(p->points.data);
     float *places = static_cast<float *>(p->places.data);
     const bool batched = p->points.shape[1] == 4;
     if (p->code.dtype == FG_INT32)
-        code_kernel<uint32_t><<<blocks, kThreads, 0, stream_of(queue)>>>(points, count, batched, raster,
+        code_kernel<uint32_t><<<blocks, kThreads, 0, stream_of(queue)>>>(points, count, batched, Raster<uint32_t>(*p),
                                                                          static_cast<uint32_t *>(p->code.data), places);
     else
-        code_kernel<uint64_t><<<blocks, kThreads, 0, stream_of(queue)>>>(points, count, batched, raster,
+        code_kernel<uint64_t><<<blocks, kThreads, 0, stream_of(queue)>>>(points, count, batched, Raster<uint64_t>(*p),
                                                                          static_cast<uint64_t *>(p->code.data), places);
     FG_CUDA(cudaGetLastError());
     return FG_OK;

@@ -60,32 +60,20 @@ void mbarrier_init(uint32_t address, uint32_t arrivals) {
     block.mbarriers[address] = {arrivals, arrivals, 0, 0, {}};
 }
 
-void mbarrier_invalidate(uint32_t address) {
-    find({current().in, address});
-    current().in->mbarriers.erase(address);
-}
-
-static void expect(MBarrier &barrier, Place place, int64_t bytes) {
+/* `bytes`: that copies must deliver in this phase besides. */
+void mbarrier_arrive(Place place, int64_t bytes) {
+    MBarrier &barrier = find(place);
+    if (barrier.pending == 0)
+        fail("mbarrier at 0x%x: more than %lld arrivals in one phase", place.address,
+             static_cast<long long>(barrier.expected));
     barrier.bytes += bytes;
     if (std::abs(barrier.bytes) > kMostBytes)
         fail("mbarrier at 0x%x: %lld bytes are missing", place.address, static_cast<long long>(barrier.bytes));
-}
-
-uint32_t mbarrier_arrive(Place place, uint32_t arrivals, int64_t bytes) {
-    MBarrier &barrier = find(place);
-    const uint32_t phase = barrier.phase;
-    if (barrier.pending < arrivals)
-        fail("mbarrier at 0x%x: more than %lld arrivals in one phase", place.address,
-             static_cast<long long>(barrier.expected));
-    expect(barrier, place, bytes);
-    barrier.pending -= arrivals;
+    --barrier.pending;
     finish_phase(barrier);
-    return phase;
 }
 
-void mbarrier_expect(Place place, int64_t bytes) { expect(find(place), place, bytes); }
-
-bool mbarrier_passed(uint32_t address, uint32_t parity) {
+static bool mbarrier_passed(uint32_t address, uint32_t parity) {
     if (parity > 1) fail("mbarrier: parity %u", parity);
     return (find({current().in, address}).phase & 1) != parity;
 }
@@ -111,37 +99,38 @@ static void complete_bytes(Place place, int64_t bytes) {
 
 /* ---- who wrote shared memory, and when ---- */
 
-static std::vector<Block::Written> &written_in(Block &block) {
-    if (block.written.empty()) {
-        Block::Written uninitialised = {0, kCopyEngine, {}};
-        std::memset(uninitialised.content, 0xff, sizeof uninitialised.content);
-        block.written.assign(1 << 14, uninitialised);
-    }
-    return block.written;
+/* Nobody has written yet: shared memory is all ones. */
+static Block::Written &written_at(Block &block, uint32_t address) {
+    static const Block::Written nobody = [] {
+        Block::Written never = {0, kCopyEngine, {}};
+        std::memset(never.content, 0xff, sizeof never.content);
+        return never;
+    }();
+    if (block.written.size() <= address / 16) block.written.resize(address / 16 + 1, nobody);
+    return block.written[address / 16];
 }
 
-/* After it was written. */
 void note_written(Block &block, uint32_t address, uint32_t bytes, int32_t by) {
-    std::vector<Block::Written> &written = written_in(block);
     const uint64_t now = ++block.in->clock;
-    for (uint32_t chunk = address / 16; chunk <= (address + bytes - 1) / 16; ++chunk) {
-        written[chunk].when = now;
-        written[chunk].by = by;
-        std::memcpy(written[chunk].content, block.at(chunk * 16, 16), 16);
+    for (uint32_t at = address, next; at < address + bytes; at = next) {
+        next = std::min(at / 16 * 16 + 16, address + bytes);
+        Block::Written &written = written_at(block, at);
+        written.when = now;
+        written.by = by;
+        std::memcpy(written.content + at % 16, block.at(at, next - at), next - at);
     }
 }
 
-/* Before wgmma or the copy engine reads what it was asked for at `issued`. */
-void check_written(Block &block, uint32_t address, uint64_t issued, uint64_t fenced, const char *reader) {
-    const Block::Written &last = written_in(block)[address / 16];
-    if (last.when > issued) fail("%s: shared memory at 0x%x is written while it is read", reader, address);
-    if (last.by == kCopyEngine) {
-        const bool same = std::memcmp(last.content, block.at(address / 16 * 16, 16), 16) == 0;
-        if (same || block.fenced > last.when) return;
-        fail("%s: no fence.proxy.async since a thread wrote shared memory at 0x%x", reader, address);
-    }
+/* Before wgmma reads what it was asked for at `issued`. Ordinary stores are not seen, but what they changed is; some
+ * thread must have executed the fence since. */
+void check_written(Block &block, uint32_t address, uint64_t issued, uint64_t fenced) {
+    const Block::Written &last = written_at(block, address);
+    if (last.when > issued) fail("wgmma: shared memory at 0x%x is written while it is read", address);
+    if (block.fenced <= last.when && std::memcmp(last.content, block.at(address, 16), 16) != 0)
+        fail("wgmma: no fence.proxy.async since a store changed shared memory at 0x%x", address);
+    if (last.by == kCopyEngine) return;
     if (fenced < last.when && block.threads[static_cast<size_t>(last.by)]->fenced < last.when)
-        fail("%s: no fence.proxy.async since cp.async wrote shared memory at 0x%x", reader, address);
+        fail("wgmma: no fence.proxy.async since cp.async wrote shared memory at 0x%x", address);
 }
 
 /* ---- cp.async ---- */
@@ -154,7 +143,7 @@ static void happen(Thread &thread, const Copy &copy) {
         std::memset(target + copy.valid, 0, copy.bytes - copy.valid);
         note_written(block, copy.target, copy.bytes, thread.index);
     } else if (copy.kind == Copy::kArrive) {
-        mbarrier_arrive({&block, copy.target}, 1, 0);
+        mbarrier_arrive({&block, copy.target}, 0);
         std::vector<Thread *> &arriving = block.in->arriving;
         arriving.erase(std::find(arriving.begin(), arriving.end(), &thread));
     }

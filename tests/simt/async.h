@@ -46,17 +46,14 @@ inline uint32_t swizzled(uint32_t address, int mode) {
 extern const char *const kWaitsForMBarrier; /* its address and parity, for wait() */
 
 void mbarrier_init(uint32_t address, uint32_t arrivals);
-void mbarrier_invalidate(uint32_t address);
-uint32_t mbarrier_arrive(Place barrier, uint32_t arrivals, int64_t bytes); /* the phase before */
-void mbarrier_expect(Place barrier, int64_t bytes);
-bool mbarrier_passed(uint32_t address, uint32_t parity);
+void mbarrier_arrive(Place barrier, int64_t bytes);
 void mbarrier_wait(uint32_t address, uint32_t parity);
 
 void copy_async(const Copy &copy);
 void copy_async_wait(size_t groups); /* until at most so many are under way */
 void tensor_copy(const TensorCopy &copy);
 
-void check_written(Block &block, uint32_t address, uint64_t issued, uint64_t fenced, const char *reader);
+void check_written(Block &block, uint32_t address, uint64_t issued, uint64_t fenced);
 void note_written(Block &block, uint32_t address, uint32_t bytes, int32_t by);
 
 /* Lets one thing land that is under way; false when there is none. */

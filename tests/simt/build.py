@@ -29,6 +29,7 @@ CXX_FLAGS = ["-std=c++17", "-g1", "-march=native", "-fPIC", "-fvisibility=hidden
 KERNEL_FLAGS = [
     "-O2",
     "-ffp-contract=off",
+    "-fsanitize=alignment",  # whose findings come to report.cpp
     "-Wno-unknown-pragmas",
     "-Wno-psabi",
     "-Wno-ignored-attributes",

@@ -103,30 +103,27 @@ __global__ void tma_swizzle(const __grid_constant__ Arguments args) {
 
 /* ---- wgmma: the matrix times its own column 1, out[i] = matrix[i][0] . 1 ---- */
 
-enum class Step { kWait, kRegisterFence, kProxyFence, kStoreFence, kReuse, kNone };
+enum class Step { kWait, kRegisterFence, kProxyFence, kReuse, kNone };
 
-template <Step kMissing>
+/* kStored: B comes by ordinary stores, else by cp.async. */
+template <Step kMissing, bool kStored = false>
 __device__ void product(const Arguments &args) {
     extern __shared__ __align__(1024) char shared[];
     __shared__ uint64_t barrier;
-    /* B: row n has 1 in column 0, from column 1 of the matrix. By cp.async, so that it needs the proxy's fence. */
+    load_matrix(args, shared, &barrier, 8192);
+    /* B: row n has 1 in column 0, from column 1 of the matrix. Either way it needs the proxy's fence. */
     const int row = threadIdx.x / 2, first = threadIdx.x % 2 * 4;
-    for (int chunk = first; chunk < first + 4; ++chunk)
-        ptx::cp_async_16_partial(shared + 8192 + row * 128 + (chunk ^ row % 8) * 16, args.matrix + 64 * 64 + chunk * 8,
-                                 16);
+    for (int chunk = first; chunk < first + 4; ++chunk) {
+        char *target = shared + 8192 + row * 128 + (chunk ^ row % 8) * 16;
+        const __half *source = args.matrix + 64 * 64 + chunk * 8;
+        if (kStored)
+            *reinterpret_cast<uint4 *>(target) = *reinterpret_cast<const uint4 *>(source);
+        else
+            ptx::cp_async_16(target, source, true);
+    }
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     if (kMissing != Step::kProxyFence) ptx::fence_proxy_async();
-    __syncthreads();
-    load_matrix(args, shared, &barrier, 8192);
-
-    if (kMissing != Step::kProxyFence) {
-        /* Column 15 of A meets zeros only: an ordinary store there changes nothing but who wrote last. */
-        if (threadIdx.x < kOutputs)
-            reinterpret_cast<__half *>(shared + threadIdx.x * 128 + (1 ^ threadIdx.x % 8) * 16)[7] =
-                __float2half_rn(1.0f);
-        if (kMissing != Step::kStoreFence) ptx::fence_proxy_async();
-    }
     __syncthreads();
 
     float d[32] = {};
@@ -163,8 +160,8 @@ __global__ void proxy_fence(const __grid_constant__ Arguments args) {
     product<kFaulty ? Step::kProxyFence : Step::kNone>(args);
 }
 template <bool kFaulty>
-__global__ void store_fence(const __grid_constant__ Arguments args) {
-    product<kFaulty ? Step::kStoreFence : Step::kNone>(args);
+__global__ void proxy_fence_of_stores(const __grid_constant__ Arguments args) {
+    product<kFaulty ? Step::kProxyFence : Step::kNone, true>(args);
 }
 template <bool kFaulty>
 __global__ void stage_reuse(const __grid_constant__ Arguments args) {
@@ -183,6 +180,14 @@ __global__ void shared_bounds(const __grid_constant__ Arguments args) {
 template <bool kFaulty>
 __global__ void global_bounds(const __grid_constant__ Arguments args) {
     args.out[kFaulty ? threadIdx.x : threadIdx.x % kOutputs] = static_cast<float>(threadIdx.x % kOutputs);
+}
+
+template <bool kFaulty>
+__global__ void alignment(const __grid_constant__ Arguments args) {
+    if (threadIdx.x >= kOutputs / 4) return;
+    const float first = static_cast<float>(4 * threadIdx.x);
+    *reinterpret_cast<float4 *>(args.out + 4 * threadIdx.x + kFaulty) =
+        make_float4(first, first + 1, first + 2, first + 3);
 }
 
 template <bool kFaulty>
@@ -233,10 +238,11 @@ constexpr Pair kPairs[] = {
     FG_PAIR(wgmma_wait),
     FG_PAIR(wgmma_fence),
     FG_PAIR(proxy_fence),
-    FG_PAIR(store_fence),
+    FG_PAIR(proxy_fence_of_stores),
     FG_PAIR(stage_reuse),
     FG_PAIR(shared_bounds),
     FG_PAIR(global_bounds),
+    FG_PAIR(alignment),
     FG_PAIR(uninitialised),
     FG_PAIR(cluster_exit),
     {"early_launch", {early_launch<false>, early_launch<true>}, true},

@@ -14,8 +14,6 @@
 namespace simt {
 namespace {
 
-std::mutex one_launch; /* at a time */
-
 uint64_t mixed(uint64_t x) { /* the finaliser of SplitMix64 */
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
@@ -122,6 +120,7 @@ static cudaError_t run(const Config &given, const Body &kernel) {
     const uint64_t blocks = uint64_t{given.grid.x} * given.grid.y * given.grid.z;
     const std::lock_guard<std::mutex> guard(one_launch);
     const FaultGuard faults;
+    const OnlyThisDevice device;
     state = {};
     state.config = &given;
     state.body = &kernel;

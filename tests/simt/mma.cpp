@@ -104,23 +104,6 @@ void load_matrices(Frame *const *lanes, const Instruction &instruction) {
     }
 }
 
-void store_matrices(Frame *const *lanes, const Instruction &instruction) {
-    Block &block = *current().in;
-    const bool transposed = instruction.transposed;
-    const auto count = static_cast<int>(instruction.arguments[1].parts.size());
-    for (int matrix = 0; matrix < count; ++matrix) {
-        uint16_t element[8][8];
-        for (int lane = 0; lane < 32; ++lane) {
-            const int row = lane / 4, column = lane % 4 * 2;
-            const auto word = static_cast<uint32_t>(lanes[lane]->read(part(instruction.arguments[1], matrix)));
-            (transposed ? element[column][row] : element[row][column]) = static_cast<uint16_t>(word);
-            (transposed ? element[column + 1][row] : element[row][column + 1]) = static_cast<uint16_t>(word >> 16);
-        }
-        for (int row = 0; row < 8; ++row)
-            std::memcpy(shared_row(*lanes[8 * matrix + row], instruction.arguments[0], block), element[row], 16);
-    }
-}
-
 /* A fragment of A is quarters of 8 rows and 16 bytes: (0, 0), (8, 0), (0, 16), (8, 16), and where k is 16 bytes only the
  * first two; a lane's word is word lane % 4 of row lane / 4 of its quarter. */
 static void decode_a(Type type, int k, const uint32_t (*word)[4], float *a) {
@@ -198,7 +181,7 @@ static void fetch(const Wgmma &product, Type type, uint64_t descriptor, bool mn_
     const auto k = static_cast<uint32_t>(product.instruction->k),
                per_piece = static_cast<uint32_t>(16 / bytes_of(type));
     const auto piece = [&](uint32_t address) {
-        check_written(block, address, product.issued, product.fenced, "wgmma");
+        check_written(block, address, product.issued, product.fenced);
         return block.at(address, 16);
     };
     float element[16];
@@ -216,14 +199,10 @@ static void fetch(const Wgmma &product, Type type, uint64_t descriptor, bool mn_
 
 static void compute(Wgmma &product, Sums &sums) {
     const Instruction &instruction = *product.instruction;
-    const bool registers = instruction.arguments[1].kind == Argument::kVector;
     const uint32_t first = static_cast<uint32_t>(current().warp->index % 4) * 16;
     float a[16 * 32];
     static float b[32 * 256];
-    if (registers)
-        decode_a(instruction.a, instruction.k, product.a_registers, a);
-    else
-        fetch(product, instruction.a, product.a, transposed(instruction, 2), first, 16, a, false);
+    fetch(product, instruction.a, product.a, transposed(instruction, 2), first, 16, a, false);
     fetch(product, instruction.b, product.b, transposed(instruction, 1), 0, static_cast<uint32_t>(instruction.n), b,
           true);
     if (!product.accumulate) std::fill(sums.value.begin(), sums.value.end(), 0.0f);
@@ -254,17 +233,14 @@ void wgmma_multiply(Frame *const *lanes, const Instruction &instruction) {
         product.sums[lane] = static_cast<float *>(frame.operand(arguments[0].parts[0]).place);
         if (frame.operand(arguments[0].parts.back()).place != product.sums[lane] + instruction.n / 2 - 1)
             fail("wgmma: accumulators that are not an array in order are not emulated");
-        if (arguments[1].kind == Argument::kVector)
-            for (int i = 0; i < 4; ++i)
-                product.a_registers[lane][i] = static_cast<uint32_t>(frame.read(part(arguments[1], i)));
-        else if (frame.read(arguments[1]) != lanes[0]->read(arguments[1]))
+        if (frame.read(arguments[1]) != lanes[0]->read(arguments[1]))
             fail("wgmma: lanes with different descriptors of A");
         if (frame.read(arguments[2]) != lanes[0]->read(arguments[2]))
             fail("wgmma: lanes with different descriptors of B");
         product.fenced = std::max(product.fenced, thread.warp->threads[lane]->fenced);
     }
     if (arguments[4].value != 1 || arguments[5].value != 1) fail("wgmma: operands with another sign are not emulated");
-    if (arguments[1].kind != Argument::kVector) product.a = lanes[0]->read(arguments[1]);
+    product.a = lanes[0]->read(arguments[1]);
     product.b = lanes[0]->read(arguments[2]);
     product.accumulate = lanes[0]->read(arguments[3]) != 0;
     product.group = queue.groups;

@@ -1,5 +1,5 @@
 /*
- * Matrix instructions: ldmatrix, stmatrix, mma.sync and wgmma. Products of 8- and 16-bit and tf32 numbers are exact in
+ * Matrix instructions: ldmatrix, mma.sync and wgmma. Products of 8- and 16-bit and tf32 numbers are exact in
  * float32; sums are kept in float32.
  */
 #pragma once
@@ -14,7 +14,6 @@ struct Wgmma {
     const Instruction *instruction;
     float *sums[32]; /* each lane's first accumulator */
     uint64_t a, b;   /* descriptors */
-    uint32_t a_registers[32][4];
     bool accumulate, done;
     uint64_t group, issued, fenced; /* times */
 };
@@ -36,7 +35,6 @@ struct WgmmaQueue {
 };
 
 void load_matrices(Frame *const *lanes, const Instruction &instruction);
-void store_matrices(Frame *const *lanes, const Instruction &instruction);
 void multiply(Frame *const *lanes, const Instruction &instruction);
 void wgmma_fence(Frame *const *lanes, const Instruction &instruction);
 void wgmma_multiply(Frame *const *lanes, const Instruction &instruction);

@@ -30,12 +30,8 @@ uint64_t Frame::read(const Argument &argument) const {
                    (argument.parts.size() == 2 && argument.parts[1].kind == Argument::kImmediate
                         ? static_cast<uint64_t>(argument.parts[1].value)
                         : 0);
-        case Argument::kSpecial: {
-            const Thread &thread = current();
-            const uint64_t values[] = {thread.in->rank, thread.in->in->blocks.size(),
-                                       static_cast<uint64_t>(thread.lane)};
-            return values[argument.value];
-        }
+        case Argument::kBlockRank:
+            return current().in->rank;
         default:
             fail("an operand that cannot be read");
     }
@@ -74,19 +70,8 @@ void round_to_tf32(Frame &frame, const Instruction &instruction) {
 }
 
 void set_predicate(Frame &frame, const Instruction &instruction) {
-    const bool is_signed = instruction.has(".s32") || instruction.has(".b32");
-    const auto value = [&](size_t i) {
-        const uint64_t bits = frame.read(instruction.arguments[i]);
-        return is_signed ? static_cast<int64_t>(static_cast<int32_t>(bits)) : static_cast<int64_t>(bits);
-    };
-    const int64_t a = value(1), b = value(2);
-    const bool result = instruction.has(".eq")   ? a == b
-                        : instruction.has(".ne") ? a != b
-                        : instruction.has(".lt") ? a < b
-                        : instruction.has(".le") ? a <= b
-                        : instruction.has(".gt") ? a > b
-                                                 : a >= b;
-    frame.write(instruction.arguments[0], result);
+    Arguments a = instruction.arguments;
+    frame.write(a[0], static_cast<uint32_t>(frame.read(a[1])) != static_cast<uint32_t>(frame.read(a[2])));
 }
 
 void branch(Frame &frame, const Instruction &instruction) { frame.next = instruction.target; }
@@ -107,10 +92,7 @@ void copy_async_once(Frame &frame, const Instruction &instruction) {
 
 void copy_commit(Frame &, const Instruction &) { copy_async({Copy::kCommit, 0, nullptr, 0, 0}); }
 
-void copy_wait(Frame &frame, const Instruction &instruction) {
-    if (instruction.has("wait_all")) copy_async({Copy::kCommit, 0, nullptr, 0, 0});
-    copy_async_wait(instruction.has("wait_all") ? 0 : frame.read(instruction.arguments[0]));
-}
+void copy_wait(Frame &frame, const Instruction &instruction) { copy_async_wait(frame.read(instruction.arguments[0])); }
 
 void copy_arrive(Frame &frame, const Instruction &instruction) {
     if (!instruction.has(".noinc")) fail("cp.async.mbarrier.arrive without .noinc is not emulated");
@@ -122,36 +104,20 @@ void barrier_init(Frame &frame, const Instruction &instruction) {
                   static_cast<uint32_t>(frame.read(instruction.arguments[1])));
 }
 
-void barrier_invalidate(Frame &frame, const Instruction &instruction) {
-    mbarrier_invalidate(address_in_block(frame, instruction.arguments[0]));
-}
-
-/* mbarrier.arrive[.expect_tx] state|_, [barrier](, count | bytes) */
+/* mbarrier.arrive _, [barrier] and mbarrier.arrive.expect_tx _, [barrier], bytes */
 void barrier_arrive(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
-    const bool expects = instruction.has("expect_tx");
-    const uint64_t number = a.size() > 2 ? frame.read(a[2]) : 1;
-    const uint32_t phase = mbarrier_arrive(place_of(frame.read(a[1])), expects ? 1 : static_cast<uint32_t>(number),
-                                           expects ? static_cast<int64_t>(number) : 0);
-    frame.write(a[0], phase);
+    if (a[0].kind != Argument::kSink || (a.size() > 2 && !instruction.has(".expect_tx")))
+        fail("%s: a state or a count is not emulated", instruction.opcode.c_str());
+    mbarrier_arrive(place_of(frame.read(a[1])), a.size() > 2 ? static_cast<int64_t>(frame.read(a[2])) : 0);
     yield_to_others();
-}
-
-void barrier_expect(Frame &frame, const Instruction &instruction) {
-    mbarrier_expect(place_of(frame.read(instruction.arguments[0])),
-                    static_cast<int64_t>(frame.read(instruction.arguments[1])));
 }
 
 /* Waits where the hardware may. */
 void barrier_try_wait(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
-    if (!instruction.has(".parity")) fail("%s: only waits for a parity are emulated", instruction.opcode.c_str());
-    const uint32_t address = address_in_block(frame, a[1]), parity = static_cast<uint32_t>(frame.read(a[2]));
-    if (instruction.has("test_wait"))
-        yield();
-    else
-        mbarrier_wait(address, parity);
-    frame.write(a[0], mbarrier_passed(address, parity));
+    mbarrier_wait(address_in_block(frame, a[1]), static_cast<uint32_t>(frame.read(a[2])));
+    frame.write(a[0], true);
 }
 
 /* cp.async.bulk.tensor.Nd.shared::cluster.global... [target], [map, {x, y, ..}], [barrier](, blocks) */
@@ -172,7 +138,10 @@ void tensor_load(Frame &frame, const Instruction &instruction) {
     tensor_copy(copy);
 }
 
-void fence_proxy(Frame &, const Instruction &) { current().fenced = current().in->fenced = ++current().in->in->clock; }
+void fence_proxy(Frame &, const Instruction &) {
+    Thread &thread = current();
+    thread.fenced = thread.in->fenced = ++thread.in->in->clock;
+}
 
 void wait_for_grids(Frame &, const Instruction &) { current().ordered = true; }
 
@@ -186,56 +155,18 @@ void cluster_barrier_wait(Frame &, const Instruction &) { cluster_wait(); }
 
 void barrier_sync(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
-    named_barrier(static_cast<uint32_t>(frame.read(a[0])), a.size() > 1 ? static_cast<uint32_t>(frame.read(a[1])) : 0,
-                  0, !instruction.has(".arrive"));
+    named_barrier(static_cast<uint32_t>(frame.read(a[0])), static_cast<uint32_t>(frame.read(a[1])));
 }
 
-/* ld and st of global memory, vectors too: the width of an element is the last number of the name. */
-size_t width_of(const Instruction &instruction) {
-    return std::strtoul(instruction.opcode.c_str() + instruction.opcode.find_last_not_of("0123456789") + 1, nullptr,
-                        10) /
-           8;
-}
-
-void load_global(Frame &frame, const Instruction &instruction) {
-    Arguments a = instruction.arguments;
-    auto source = reinterpret_cast<const char *>(frame.read(a[1]));
-    const size_t width = width_of(instruction);
-    const std::vector<Argument> single = {a[0]};
-    for (const Argument &target : a[0].kind == Argument::kVector ? a[0].parts : single) {
-        uint64_t bits = 0;
-        std::memcpy(&bits, source, width);
-        frame.write(target, bits);
-        source += width;
-    }
-}
-
-/* ld of the shared memory of any block of the cluster. */
+/* ld.shared::cluster.v4.f32: of any block of the cluster. */
 void load_cluster(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
-    const size_t width = width_of(instruction);
-    const std::vector<Argument> single = {a[0]};
     const Place place = place_of(frame.read(a[1]));
     if (place.block->live == 0) fail("shared memory of block %u of the cluster, which has ended", place.block->rank);
-    uint32_t address = place.address;
-    for (const Argument &target : a[0].kind == Argument::kVector ? a[0].parts : single) {
-        uint64_t bits = 0;
-        std::memcpy(&bits, place.block->at(address, width), width);
-        frame.write(target, bits);
-        address += static_cast<uint32_t>(width);
-    }
-}
-
-void store_global(Frame &frame, const Instruction &instruction) {
-    Arguments a = instruction.arguments;
-    auto target = reinterpret_cast<char *>(frame.read(a[0]));
-    const size_t width = width_of(instruction);
-    const std::vector<Argument> single = {a[1]};
-    for (const Argument &source : a[1].kind == Argument::kVector ? a[1].parts : single) {
-        const uint64_t bits = frame.read(source);
-        std::memcpy(target, &bits, width);
-        target += width;
-    }
+    if (place.address % 16) fail("%s at 0x%x: misaligned", instruction.opcode.c_str(), place.address);
+    uint32_t words[4];
+    std::memcpy(words, place.block->at(place.address, sizeof words), sizeof words);
+    for (size_t i = 0; i < 4; ++i) frame.write(a[0].parts[i], words[i]);
 }
 
 /* ---- a warp's instructions ---- */
@@ -258,39 +189,27 @@ const std::map<std::string, Entry> kInstructions = {
     {"cp.async.cg.shared", {copy_async_once, nullptr}},
     {"cp.async.commit_group", {copy_commit, nullptr}},
     {"cp.async.wait_group", {copy_wait, nullptr}},
-    {"cp.async.wait_all", {copy_wait, nullptr}},
     {"cp.async.mbarrier.arrive", {copy_arrive, nullptr}},
     {"cp.async.bulk.tensor", {tensor_load, nullptr}},
     {"mbarrier.init", {barrier_init, nullptr}},
-    {"mbarrier.inval", {barrier_invalidate, nullptr}},
     {"mbarrier.arrive", {barrier_arrive, nullptr}},
-    {"mbarrier.expect_tx", {barrier_expect, nullptr}},
-    {"mbarrier.try_wait", {barrier_try_wait, nullptr}},
-    {"mbarrier.test_wait", {barrier_try_wait, nullptr}},
+    {"mbarrier.try_wait.parity", {barrier_try_wait, nullptr}},
     {"fence.proxy.async", {fence_proxy, nullptr}},
     {"griddepcontrol.wait", {wait_for_grids, nullptr}},
     {"fence.", {nothing, nullptr}},
-    {"membar.", {nothing, nullptr}},
     {"prefetch", {nothing, nullptr}},
     {"mapa.shared::cluster", {map_address, nullptr}},
     {"barrier.cluster.arrive", {cluster_barrier_arrive, nullptr}},
     {"barrier.cluster.wait", {cluster_barrier_wait, nullptr}},
     {"bar.sync", {barrier_sync, nullptr}},
-    {"bar.arrive", {barrier_sync, nullptr}},
-    {"barrier.sync", {barrier_sync, nullptr}},
-    {"barrier.cta.sync", {barrier_sync, nullptr}},
-    {"barrier.cta.arrive", {barrier_sync, nullptr}},
     {"mov.", {move, nullptr}},
     {"cvt.rna.tf32.f32", {round_to_tf32, nullptr}},
-    {"setp.", {set_predicate, nullptr}},
+    {"setp.ne.b32", {set_predicate, nullptr}},
     {"bra", {branch, nullptr}},
     {"trap", {trap, nullptr}},
-    {"ld.global", {load_global, nullptr}},
-    {"ld.shared::cluster", {load_cluster, nullptr}},
-    {"st.global", {store_global, nullptr}},
+    {"ld.shared::cluster.v4.f32", {load_cluster, nullptr}},
     {"setmaxnreg", {nullptr, set_registers}},
     {"ldmatrix.sync.aligned.m8n8", {nullptr, load_matrices}},
-    {"stmatrix.sync.aligned.m8n8", {nullptr, store_matrices}},
     {"mma.sync.aligned.m16n8k", {nullptr, multiply}},
     {"wgmma.fence.sync.aligned", {nullptr, wgmma_fence}},
     {"wgmma.commit_group.sync.aligned", {nullptr, wgmma_commit}},
@@ -408,12 +327,7 @@ private:
         if (take('{')) return list(Argument::kVector, '}');
         const std::string text = word();
         if (text == "_") return {Argument::kSink, 0, {}};
-        if (text.compare(0, 2, "%%") == 0) {
-            static const std::map<std::string, int64_t> specials = {
-                {"%%cluster_ctarank", 0}, {"%%cluster_nctarank", 1}, {"%%laneid", 2}};
-            const auto found = specials.find(text);
-            if (found != specials.end()) return {Argument::kSpecial, found->second, {}};
-        }
+        if (text == "%%cluster_ctarank") return {Argument::kBlockRank, 0, {}};
         if (text[0] == '%') return {Argument::kOperand, std::strtoll(text.c_str() + 1, nullptr, 10), {}};
         if (std::isdigit(static_cast<unsigned char>(text[0])) || text[0] == '-' || text[0] == '+')
             return {Argument::kImmediate, std::strtoll(text.c_str(), nullptr, 0), {}};

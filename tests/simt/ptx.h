@@ -12,8 +12,8 @@
 namespace simt {
 
 struct Argument {
-    enum Kind { kOperand, kLocal, kImmediate, kSink, kSpecial, kAddress, kVector } kind;
-    int64_t value;               /* number of the operand or local register, which special register, the immediate */
+    enum Kind { kOperand, kLocal, kImmediate, kSink, kBlockRank, kAddress, kVector } kind;
+    int64_t value;               /* number of the operand or local register, the immediate */
     std::vector<Argument> parts; /* of an address: base, offset or coordinates; of a vector */
 };
 
@@ -55,7 +55,7 @@ struct Instruction {
     void (*run_warp)(Frame *const *lanes, const Instruction &instruction) = nullptr;
     int m = 0, n = 0, k = 0; /* of matrix instructions */
     Type a = Type::kNone, b = Type::kNone;
-    bool transposed = false; /* ldmatrix, stmatrix */
+    bool transposed = false; /* ldmatrix */
 
     bool has(const char *part) const { return opcode.find(part) != std::string::npos; }
 };

@@ -127,6 +127,12 @@ void fail(const char *format, ...) {
     leave();
 }
 
+/* What code under -fsanitize=alignment calls before such an access, which is an error on a GPU. */
+extern "C" __attribute__((visibility("default"))) void __ubsan_handle_type_mismatch_v1(void *, uintptr_t pointer) {
+    current().where = __builtin_return_address(0);
+    fail("misaligned access of memory at 0x%llx", static_cast<unsigned long long>(pointer));
+}
+
 std::string failure_report() {
     const uint3 block = state.cluster->blocks[0]->index;
     char place[64];

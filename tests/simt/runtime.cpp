@@ -1,6 +1,6 @@
 /*
- * The CUDA runtime of one emulated device, as far as the project calls it: streams do their work at once, memory lies
- * between pages that nobody may touch and starts as NaN.
+ * The CUDA runtime of the emulated devices, as far as the project calls it: streams do their work at once, memory lies
+ * between pages that nobody may touch and starts as NaN. A kernel reaches the memory of its own device alone.
  */
 #include "runtime.h"
 
@@ -23,6 +23,7 @@ constexpr size_t kPoisonBytes = size_t{64} << 20; /* of an allocation */
 constexpr int kBlockSharedBytes = 227 << 10, kDefaultSharedBytes = 48 << 10;
 
 thread_local cudaError_t last_error = cudaSuccess;
+thread_local int current_device = 0;
 std::string launch_failure; /* what cudaErrorLaunchFailure was about */
 
 /* ---- memory ---- */
@@ -30,11 +31,25 @@ std::string launch_failure; /* what cudaErrorLaunchFailure was about */
 struct Allocation {
     char *data, *pages;
     size_t bytes, page_bytes;
+    int device;
 };
 
 std::mutex memory_mutex;
 std::map<const char *, Allocation> allocations;
 size_t allocated;
+
+int device_count() {
+    const char *text = std::getenv("FLEXGEMM_SIMT_DEVICES");
+    return text ? std::atoi(text) : 2;
+}
+
+/* Of the memory of all devices but the current one. */
+void protect_others(int protection) {
+    const std::lock_guard<std::mutex> guard(memory_mutex);
+    for (const auto &[data, allocation] : allocations)
+        if (allocation.device != current_device)
+            mprotect(allocation.pages + kPage, allocation.page_bytes - 2 * kPage, protection);
+}
 
 const Allocation *allocation_at(const void *address) {
     const auto byte = static_cast<const char *>(address);
@@ -58,7 +73,7 @@ cudaError_t allocate(void **data, size_t bytes) {
     mprotect(first + kPage + inner, kPage, PROT_NONE);
     char *begin = first + kPage + inner - rounded;
     std::memset(begin, 0xff, std::min(rounded, kPoisonBytes));
-    allocations[begin] = {begin, first, bytes, pages};
+    allocations[begin] = {begin, first, bytes, pages, current_device};
     allocated += bytes;
     *data = begin;
     return cudaSuccess;
@@ -66,6 +81,7 @@ cudaError_t allocate(void **data, size_t bytes) {
 
 cudaError_t release(void *data) {
     if (data == nullptr) return cudaSuccess;
+    const std::lock_guard<std::mutex> no_launch(one_launch);
     const std::lock_guard<std::mutex> guard(memory_mutex);
     const auto found = allocations.find(static_cast<char *>(data));
     if (found == allocations.end()) return set_error(cudaErrorInvalidValue, "");
@@ -85,10 +101,12 @@ cudaError_t release(void *data) {
 }
 
 cudaError_t copy(void *target, const void *source, size_t bytes, cudaMemcpyKind kind) {
+    const std::lock_guard<std::mutex> no_launch(one_launch);
     const std::lock_guard<std::mutex> guard(memory_mutex);
     const auto on_device = [bytes](const void *address) {
         const Allocation *found = allocation_at(address);
-        return found && static_cast<const char *>(address) + bytes <= found->data + found->bytes;
+        return found && found->device == current_device &&
+               static_cast<const char *>(address) + bytes <= found->data + found->bytes;
     };
     const bool to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool from = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
@@ -142,12 +160,19 @@ CUresult encode_tiled(CUtensorMap *result, CUtensorMapDataType type, cuuint32_t 
     return CUDA_SUCCESS;
 }
 
-std::map<const void *, size_t> &dynamic_limits() {
-    static std::map<const void *, size_t> limits;
+using OnDevice = std::pair<int, const void *>; /* a function there */
+
+std::map<OnDevice, size_t> &dynamic_limits() {
+    static std::map<OnDevice, size_t> limits;
     return limits;
 }
 
 }  // namespace
+
+std::mutex one_launch;
+
+OnlyThisDevice::OnlyThisDevice() { protect_others(PROT_NONE); }
+OnlyThisDevice::~OnlyThisDevice() { protect_others(PROT_READ | PROT_WRITE); }
 
 cudaError_t set_error(cudaError_t status, const std::string &text) {
     if (!text.empty()) {
@@ -158,7 +183,7 @@ cudaError_t set_error(cudaError_t status, const std::string &text) {
 }
 
 size_t dynamic_shared_limit(const void *function) {
-    const auto found = dynamic_limits().find(function);
+    const auto found = dynamic_limits().find({current_device, function});
     return found == dynamic_limits().end() ? kDefaultSharedBytes : found->second;
 }
 
@@ -169,7 +194,7 @@ std::string describe_memory(const void *address) {
         const Allocation &before = std::prev(after)->second;
         if (byte < before.pages + before.page_bytes)
             return std::to_string(byte - before.data) + " bytes after the begin of an allocation of " +
-                   std::to_string(before.bytes);
+                   std::to_string(before.bytes) + " on device " + std::to_string(before.device);
     }
     if (after != allocations.end() && byte >= after->second.pages)
         return std::to_string(after->second.data - byte) + " bytes before an allocation of " +
@@ -203,14 +228,18 @@ const char *cudaGetErrorString(cudaError_t status) {
 }
 
 cudaError_t cudaGetDeviceCount(int *count) {
-    *count = 1;
+    *count = device_count();
     return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int *device) {
-    *device = 0;
+    *device = current_device;
     return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : set_error(cudaErrorInvalidDevice, ""); }
+cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device >= device_count()) return set_error(cudaErrorInvalidDevice, "");
+    current_device = device;
+    return cudaSuccess;
+}
 cudaError_t cudaDriverGetVersion(int *version) {
     *version = CUDART_VERSION;
     return cudaSuccess;
@@ -221,7 +250,7 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
-    if (device != 0) return set_error(cudaErrorInvalidDevice, "");
+    if (device < 0 || device >= device_count()) return set_error(cudaErrorInvalidDevice, "");
     *properties = {};
     std::snprintf(properties->name, sizeof properties->name, "emulated Hopper");
     properties->major = 9;
@@ -232,7 +261,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
-    if (device != 0) return set_error(cudaErrorInvalidDevice, "");
+    if (device < 0 || device >= device_count()) return set_error(cudaErrorInvalidDevice, "");
     const char *multiprocessors = std::getenv("FLEXGEMM_SIMT_SMS");
     switch (attribute) {
         case cudaDevAttrMultiProcessorCount:
@@ -253,9 +282,10 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
 }
 
 cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute attribute, int value) {
+    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout && value >= -1 && value <= 100) return cudaSuccess;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value > kBlockSharedBytes)
         return set_error(cudaErrorInvalidValue, "");
-    dynamic_limits()[function] = static_cast<size_t>(value);
+    dynamic_limits()[{current_device, function}] = static_cast<size_t>(value);
     return cudaSuccess;
 }
 
@@ -317,7 +347,9 @@ cudaError_t cudaMemsetAsync(void *target, int value, size_t bytes, cudaStream_t 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *address) {
     const std::lock_guard<std::mutex> guard(memory_mutex);
     *attributes = {};
-    attributes->type = allocation_at(address) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+    const Allocation *found = allocation_at(address);
+    attributes->type = found ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+    attributes->device = found ? found->device : 0;
     return cudaSuccess;
 }
 

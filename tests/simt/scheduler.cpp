@@ -104,9 +104,7 @@ void complete_collectives(Warp &warp);
 void finish_block_barrier(Block &block) {
     Barrier &barrier = block.barriers[0];
     if (barrier.arrived == 0 || barrier.arrived < block.live) return;
-    for (Thread *thread : barrier.waiting) thread->result = barrier.predicates;
     barrier.arrived = 0;
-    barrier.predicates = 0;
     wake_all(barrier.waiting);
 }
 
@@ -210,12 +208,6 @@ void yield_to_others() {
     if (next != &thread) simt_switch(&thread.stack_pointer, resume(next));
 }
 
-/* It may ask again and again: all others first. */
-void yield() {
-    state.warp->priority = 0;
-    yield_to_others();
-}
-
 void warp_collective(uint32_t mask, Combine combine, void *item, const void *how) {
     warp_collective_at(__builtin_return_address(0), mask, combine, item, how);
 }
@@ -237,13 +229,13 @@ void warp_collective_at(const void *where, uint32_t mask, Combine combine, void 
     wait("the other lanes of its warp");
 }
 
-uint64_t block_barrier(int predicate) {
+void block_barrier() {
     SIMT_HERE;
-    return named_barrier(0, 0, predicate, true);
+    named_barrier(0, 0);
 }
 
 /* `threads` 0: all that live. */
-uint64_t named_barrier(uint32_t id, uint32_t threads, int predicate, bool wait_for_it) {
+void named_barrier(uint32_t id, uint32_t threads) {
     Thread &thread = current();
     Block &block = *thread.in;
     if (id > 15) fail("barrier %u: there are 16", id);
@@ -253,19 +245,15 @@ uint64_t named_barrier(uint32_t id, uint32_t threads, int predicate, bool wait_f
     if (barrier.arrived > 0 && barrier.expected != threads)
         fail("barrier %u: %u threads expected here, %u where others wait", id, threads, barrier.expected);
     barrier.expected = threads;
-    barrier.predicates += predicate != 0;
     ++barrier.arrived;
-    if (wait_for_it) barrier.waiting.push_back(&thread);
+    barrier.waiting.push_back(&thread);
     if (threads == 0) {
         finish_block_barrier(block);
     } else if (barrier.arrived == threads) {
-        for (Thread *waiting : barrier.waiting) waiting->result = barrier.predicates;
         barrier.arrived = 0;
-        barrier.predicates = 0;
         wake_all(barrier.waiting);
     }
-    if (wait_for_it) wait("barrier %llu of %llu threads", id, threads ? threads : block.live);
-    return thread.result;
+    wait("barrier %llu of %llu threads", id, threads ? threads : block.live);
 }
 
 void cluster_arrive() { ++state.cluster->arrived; }

@@ -42,7 +42,6 @@ struct Thread {
     Combine combine;
     void *item;
     const void *how;
-    uint64_t result; /* of the barrier it waited at */
 
     std::vector<Copy> copies; /* not landed */
     uint64_t fenced;          /* when it last executed fence.proxy.async */
@@ -61,7 +60,6 @@ struct Warp {
 
 struct Barrier { /* bar.sync */
     uint32_t expected, arrived;
-    uint64_t predicates;
     std::vector<Thread *> waiting;
 };
 
@@ -90,14 +88,14 @@ struct Block {
     uint32_t statics, static_bytes;  /* from the address on */
     std::vector<Variable> variables;
     std::unordered_map<uint32_t, MBarrier> mbarriers;
-    /* Of each 16 bytes of shared memory, when cp.async or TMA wrote them last, and what; the thread, or kCopyEngine. */
+    /* Of each 16 bytes of shared memory, when cp.async or TMA wrote them last; the thread, or kCopyEngine; and what. */
     struct Written {
         uint64_t when;
         int32_t by;
         char content[16];
     };
-    std::vector<Written> written; /* from address 0 on; empty before the first */
-    uint64_t fenced;              /* when a thread last executed fence.proxy.async */
+    std::vector<Written> written; /* from address 0 on, as far as it was asked for */
+    uint64_t fenced;              /* when any thread last executed fence.proxy.async */
 
     char *at(uint32_t address, size_t bytes);       /* where shared memory lies; fails outside */
     uint32_t address_of(const void *pointer) const; /* the other way; 0 outside */
@@ -155,7 +153,7 @@ void run_threads(); /* until all have ended, or one failed */
 [[noreturn]] void leave();
 void lay_out_shared(Block &block);
 
-uint64_t named_barrier(uint32_t id, uint32_t threads, int predicate, bool wait_for_it);
+void named_barrier(uint32_t id, uint32_t threads);
 void cluster_arrive();
 void cluster_wait();
 

@@ -25,7 +25,6 @@
 
 extern uint3 threadIdx, blockIdx; /* of the fiber that runs */
 extern dim3 blockDim, gridDim;
-constexpr int warpSize = 32;
 
 template <class... Parameters>
 cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute, int value) {
@@ -203,43 +202,21 @@ uint64_t vote(uint32_t mask, uint64_t value, Operation) {
 struct Or {
     uint64_t operator()(uint64_t a, uint64_t b) const { return a | b; }
 };
-struct And {
-    uint64_t operator()(uint64_t a, uint64_t b) const { return a & b; }
-};
-struct Xor {
-    uint64_t operator()(uint64_t a, uint64_t b) const { return a ^ b; }
-};
-template <class T>
-struct Add {
-    uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }
-};
 template <class T>
 struct Max {
     uint64_t operator()(uint64_t a, uint64_t b) const { return static_cast<T>(a) < static_cast<T>(b) ? b : a; }
 };
-template <class T>
-struct Min {
-    uint64_t operator()(uint64_t a, uint64_t b) const { return static_cast<T>(b) < static_cast<T>(a) ? b : a; }
-};
 
 /* ---- barriers ---- */
 
-uint64_t block_barrier(int predicate = 0); /* of all threads; how many of them had the predicate */
-void yield();                              /* a good moment for other threads */
+void block_barrier();
 
 }  // namespace simt
 
 /* ---- the names of CUDA C++ ---- */
 
 inline void __syncthreads() { simt::block_barrier(); }
-inline int __syncthreads_count(int predicate) { return static_cast<int>(simt::block_barrier(predicate)); }
-inline int __syncthreads_or(int predicate) { return simt::block_barrier(predicate) > 0; }
-inline int __syncthreads_and(int predicate) { return simt::block_barrier(!predicate) == 0; }
 inline void __syncwarp(unsigned int mask = ~0u) { simt::vote(mask, 0, simt::Or{}); }
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __threadfence_system() {}
-inline void __nanosleep(unsigned int) { simt::yield(); }
 
 template <class T>
 T __shfl_sync(unsigned int mask, T value, int source, int width = 32) {
@@ -251,11 +228,6 @@ T __shfl_up_sync(unsigned int mask, T value, unsigned int distance, int width = 
     return simt::shuffle(mask, value, source >= (lane & ~(width - 1)) ? source : lane);
 }
 template <class T>
-T __shfl_down_sync(unsigned int mask, T value, unsigned int distance, int width = 32) {
-    const int lane = simt::lane(), source = lane + static_cast<int>(distance);
-    return simt::shuffle(mask, value, source <= (lane | (width - 1)) ? source : lane);
-}
-template <class T>
 T __shfl_xor_sync(unsigned int mask, T value, int bits, int width = 32) {
     const int lane = simt::lane(), source = lane ^ bits;
     return simt::shuffle(mask, value, source <= (lane | (width - 1)) ? source : lane);
@@ -264,35 +236,12 @@ inline unsigned int __ballot_sync(unsigned int mask, int predicate) {
     return static_cast<unsigned int>(simt::vote(mask, uint64_t{predicate != 0} << simt::lane(), simt::Or{}));
 }
 inline int __any_sync(unsigned int mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
-inline int __all_sync(unsigned int mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
-template <class T>
-unsigned int __match_any_sync(unsigned int mask, T value) {
-    unsigned int same = 0;
-    for (int source = 0; source < 32; ++source)
-        if (mask >> source & 1)
-            same |= static_cast<unsigned int>(simt::shuffle(mask, value, source) == value) << source;
-    return same;
-}
 inline unsigned int __reduce_or_sync(unsigned int mask, unsigned int x) {
     return static_cast<unsigned int>(simt::vote(mask, x, simt::Or{}));
-}
-inline unsigned int __reduce_and_sync(unsigned int mask, unsigned int x) {
-    return static_cast<unsigned int>(simt::vote(mask, x, simt::And{}));
-}
-inline unsigned int __reduce_xor_sync(unsigned int mask, unsigned int x) {
-    return static_cast<unsigned int>(simt::vote(mask, x, simt::Xor{}));
-}
-template <class T>
-T __reduce_add_sync(unsigned int mask, T x) {
-    return static_cast<T>(simt::vote(mask, static_cast<uint64_t>(x), simt::Add<T>{}));
 }
 template <class T>
 T __reduce_max_sync(unsigned int mask, T x) {
     return static_cast<T>(simt::vote(mask, static_cast<uint64_t>(x), simt::Max<T>{}));
-}
-template <class T>
-T __reduce_min_sync(unsigned int mask, T x) {
-    return static_cast<T>(simt::vote(mask, static_cast<uint64_t>(x), simt::Min<T>{}));
 }
 
 inline size_t __cvta_generic_to_shared(const void *pointer) { return simt::shared_address(pointer); }
@@ -307,14 +256,6 @@ T simt_exchange(T *place, T value) {
 template <class T>
 using simt_same = std::common_type_t<T>; /* the pointer alone decides the type */
 template <class T>
-T atomicAdd(T *place, simt_same<T> x) {
-    return simt_exchange(place, static_cast<T>(*place + x));
-}
-template <class T>
-T atomicSub(T *place, simt_same<T> x) {
-    return simt_exchange(place, static_cast<T>(*place - x));
-}
-template <class T>
 T atomicMin(T *place, simt_same<T> x) {
     return simt_exchange(place, x < *place ? x : *place);
 }
@@ -323,40 +264,12 @@ T atomicMax(T *place, simt_same<T> x) {
     return simt_exchange(place, *place < x ? x : *place);
 }
 template <class T>
-T atomicOr(T *place, simt_same<T> x) {
-    return simt_exchange(place, static_cast<T>(*place | x));
-}
-template <class T>
-T atomicAnd(T *place, simt_same<T> x) {
-    return simt_exchange(place, static_cast<T>(*place & x));
-}
-template <class T>
 T atomicExch(T *place, simt_same<T> x) {
     return simt_exchange(place, x);
 }
 template <class T>
 T atomicCAS(T *place, simt_same<T> expected, simt_same<T> x) {
     return simt_exchange(place, *place == expected ? x : *place);
-}
-template <class T>
-T __ldg(const T *place) {
-    return *place;
-}
-template <class T>
-T __ldcs(const T *place) {
-    return *place;
-}
-template <class T>
-T __ldcg(const T *place) {
-    return *place;
-}
-template <class T>
-void __stcs(T *place, simt_same<T> value) {
-    *place = value;
-}
-template <class T>
-void __stcg(T *place, simt_same<T> value) {
-    *place = value;
 }
 
 template <class A, class B>
@@ -371,27 +284,14 @@ constexpr std::common_type_t<A, B> max(A a, B b) {
 }
 
 inline int __popc(unsigned int x) { return __builtin_popcount(x); }
-inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned int>(x)) : 32; }
-inline int __clzll(long long x) { return x ? __builtin_clzll(static_cast<unsigned long long>(x)) : 64; }
-inline unsigned int __brev(unsigned int x) {
-    unsigned int reversed = 0;
-    for (int bit = 0; bit < 32; ++bit) reversed |= (x >> bit & 1u) << (31 - bit);
-    return reversed;
-}
 inline unsigned int __umulhi(unsigned int a, unsigned int b) {
     return static_cast<unsigned int>(static_cast<uint64_t>(a) * b >> 32);
 }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
     return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
-}
-inline unsigned int __funnelshift_r(unsigned int low, unsigned int high, unsigned int shift) {
-    return static_cast<unsigned int>((static_cast<uint64_t>(high) << 32 | low) >> (shift & 31));
-}
-inline unsigned int __funnelshift_l(unsigned int low, unsigned int high, unsigned int shift) {
-    return static_cast<unsigned int>((static_cast<uint64_t>(high) << 32 | low) << (shift & 31) >> 32);
 }
 
 template <class To, class From>
@@ -402,14 +302,6 @@ To simt_bits(From value) {
     return result;
 }
 inline unsigned int __float_as_uint(float x) { return simt_bits<unsigned int>(x); }
-inline int __float_as_int(float x) { return simt_bits<int>(x); }
 inline float __uint_as_float(unsigned int x) { return simt_bits<float>(x); }
-inline float __int_as_float(int x) { return simt_bits<float>(x); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __fdividef(float a, float b) { return a / b; }
-inline float rsqrtf(float x) { return 1.0f / __builtin_sqrtf(x); }
-inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }

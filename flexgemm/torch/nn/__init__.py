@@ -3,6 +3,7 @@
 from flexgemm.torch.nn.conv import SparseConv3d, SparseConvTranspose3d, SparseInverseConv3d, SubMConv3d
 from flexgemm.torch.nn.convert import from_minkowski, from_spconv, from_torchsparse
 from flexgemm.torch.nn.experts import Float8GroupedLinear, GroupedLinear
+from flexgemm.torch.nn.normalization import GroupNorm, InstanceNorm
 from flexgemm.torch.nn.pointwise import (
     GELU,
     BatchNorm,
@@ -16,7 +17,7 @@ from flexgemm.torch.nn.pointwise import (
     SyncBatchNorm,
 )
 from flexgemm.torch.nn.pooling import GlobalPool, SparsePool3d, SparseUpsample3d
-from flexgemm.torch.nn.tensor import Sites, SparseTensor
+from flexgemm.torch.nn.tensor import Sites, SparseTensor, cat
 
 __all__ = [
     "GELU",
@@ -25,7 +26,9 @@ __all__ = [
     "Features",
     "Float8GroupedLinear",
     "GlobalPool",
+    "GroupNorm",
     "GroupedLinear",
+    "InstanceNorm",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
@@ -40,6 +43,7 @@ __all__ = [
     "SparseUpsample3d",
     "SubMConv3d",
     "SyncBatchNorm",
+    "cat",
     "from_minkowski",
     "from_spconv",
     "from_torchsparse",

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flexgemm.torch import ops
+from flexgemm.torch import ops, products
+from flexgemm.torch.dispatch import autocast
 from flexgemm.torch.nn.tensor import SparseTensor
 from flexgemm.voxel import NeighborMap, Triple
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 def triple(value: int | Sequence[int]) -> Triple:
@@ -22,12 +27,17 @@ def triple(value: int | Sequence[int]) -> Triple:
 class Convolution(torch.nn.Module):
     """What the convolutions share.
 
-    weight (out_channels, Kw, Kh, Kd, in_channels / groups), bias (out_channels) or None, initialised as torch.nn.Conv3d
-    does. kernel_size (1 to 7): an int, or three (w, h, d). groups: the channels are cut into so many, each output
-    channel sees the input channels of its group. precision: as of flexgemm.torch.submanifold_conv3d.
+    weight (out_channels, Kw, Kh, Kd, in_channels / groups) and bias (out_channels) or None are initialised as
+    torch.nn.Conv3d does.
+
+    kernel_size: 1 to 7, an int, or three (w, h, d); stride, padding, dilation and output_padding likewise.
+    groups: the channels are cut into so many, each output channel sees the input channels of its group.
+    precision: as of `flexgemm.torch.submanifold_conv3d`.
     """
 
-    bias: torch.nn.Parameter | None
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    scale: torch.Tensor | None  # of the output channels of a weight in FP8
 
     def __init__(
         self,
@@ -53,6 +63,7 @@ class Convolution(torch.nn.Module):
             self.bias = torch.nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype))
         else:
             self.register_parameter("bias", None)
+        self.register_buffer("scale", None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -63,8 +74,39 @@ class Convolution(torch.nn.Module):
             torch.nn.init.uniform_(self.bias, -bound, bound)
 
     def convolve(self, feats: torch.Tensor, nmap: NeighborMap) -> torch.Tensor:
-        how: Any = {"neighbor_map": nmap, "groups": self.groups, "precision": self.precision}
-        return ops.sparse_conv3d(feats, self.weight, self.bias, **how)
+        """Of rows of features over a map."""
+        if self.scale is None:
+            return ops.sparse_conv3d(
+                feats, self.weight, self.bias, neighbor_map=nmap, groups=self.groups, precision=self.precision
+            )
+        (feats,) = autocast(feats)
+        rows, of_rows = products.quantize(feats, granularity="row")
+        bias = None if self.bias is None else self.bias.to(feats.dtype)
+        scales: Any = {"scale_feats": of_rows, "scale_weight": self.scale, "out_dtype": feats.dtype}
+        return ops.sparse_conv3d(rows, self.weight, bias, neighbor_map=nmap, groups=self.groups, **scales)
+
+    def frozen(self) -> Self:
+        """A copy for inference with a weight of FP8: e4m3, a scale for each output channel. Rows of the features are
+        cast in each call, with a scale each; no gradient passes."""
+        result = copy.deepcopy(self)
+        q, scale = products.quantize(self.weight.detach().flatten(1), granularity="row")
+        buffers = {
+            "weight": q.view(self.weight.shape),
+            "bias": None if self.bias is None else self.bias.detach().clone(),
+        }
+        for name, buffer in buffers.items():
+            delattr(result, name)
+            result.register_buffer(name, buffer)
+        result.scale = scale
+        return result
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Behind half(), to(dtype) and the like, which know no other floats than theirs: FP8 and its scale stay."""
+        weight, scale = self.weight, self.scale
+        super()._apply(fn, recurse)
+        if scale is not None and self.scale is not None:
+            self.weight, self.scale = weight.to(self.weight.device), scale.to(self.scale.device)
+        return self
 
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
@@ -72,6 +114,7 @@ class Convolution(torch.nn.Module):
             if getattr(self, name, triple(default)) != triple(default):
                 text += f", {name}={getattr(self, name)}"
         text += f", groups={self.groups}" if self.groups != 1 else ""
+        text += "" if self.scale is None else ", fp8=True"
         return text if self.bias is not None else f"{text}, bias=False"
 
 
@@ -96,7 +139,11 @@ class SubMConv3d(Convolution):
 
 class SparseConv3d(Convolution):
     """Strided convolution: output o reads the voxels at o * stride + k * dilation - padding, and is there if it reads
-    any. The rest as of `Convolution`."""
+    any. The rest as of `Convolution`.
+
+        y = layer(x)
+        y = layer(x, onto=z)        # the outputs are the voxels of z, which y + z and cat([y, z]) need
+    """
 
     transposed = False
 
@@ -116,9 +163,9 @@ class SparseConv3d(Convolution):
         self.stride, self.padding, self.dilation = triple(stride), triple(padding), triple(dilation)
         self.output_padding = triple(output_padding)
 
-    def forward(self, x: SparseTensor) -> SparseTensor:
+    def forward(self, x: SparseTensor, onto: SparseTensor | None = None) -> SparseTensor:
         how = self.kernel_size, self.stride, self.padding, self.dilation, self.transposed, self.output_padding
-        nmap, sites = x.sites.strided(*how)
+        nmap, sites = x.sites.strided(*how, None if onto is None else onto.sites)
         return x.replace(self.convolve(x.feats, nmap), sites)
 
 

@@ -14,7 +14,8 @@ from flexgemm.torch.nn.tensor import SparseTensor
 class SparsePool3d(torch.nn.Module):
     """The maximum, mean or sum of the voxels that each output reads, those at o * stride + k - padding.
 
-    mode: "max", "mean" or "sum". stride: by default kernel_size.
+    kernel_size, stride, padding: an int, or three (w, h, d); stride by default kernel_size.
+    mode: "max", "mean" or "sum".
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flexgemm.torch import ops
-from flexgemm.voxel import NeighborMap, Triple, sparse_conv_map
+from flexgemm.voxel import NeighborMap, Triple, conv_grids, sparse_conv_map
 
 Shape = tuple[int, int, int, int]
 
@@ -39,10 +39,9 @@ class Sites:
 
     def neighbor_map(self, kernel_size: Sequence[int], dilation: Sequence[int]) -> NeighborMap:
         """The map of a submanifold convolution, three ints each."""
-        kernel, steps = tuple(kernel_size), tuple(dilation)
-        return self.cached(
-            ("submanifold", kernel, steps), lambda: ops.neighbor_map(self.coords, self.shape, kernel, steps)
-        )
+        key = tuple(kernel_size), tuple(dilation)
+        nmap: NeighborMap | None = self.maps.get(key)
+        return nmap or self.cached(key, lambda: ops.neighbor_map(self.coords, self.shape, *key))
 
     def strided(
         self,
@@ -52,18 +51,24 @@ class Sites:
         dilation: Triple = (1, 1, 1),
         transposed: bool = False,
         output_padding: Triple = (0, 0, 0),
+        onto: Sites | None = None,
     ) -> tuple[NeighborMap, Sites]:
-        """The map of a strided or transposed convolution, or of a pooling, and its outputs."""
-        key = kernel_size, stride, padding, dilation, transposed, output_padding
+        """The map of a strided or transposed convolution, or of a pooling, and its outputs: those that are reached, or
+        `onto`."""
+        how = kernel_size, stride, padding, dilation
+        given: Any = {"transposed": transposed, "output_padding": output_padding}
 
         def build() -> tuple[NeighborMap, Sites]:
-            *how, _, _ = key
-            nmap = sparse_conv_map(self.coords, self.shape, *how, transposed=transposed, output_padding=output_padding)
+            targets = None if onto is None else onto.coords
+            *_, grid = conv_grids(self.shape, *how, transposed, output_padding)
+            if onto is not None and onto.shape != grid:
+                raise ValueError(f"onto: expected voxels of a grid {grid}, got one of {onto.shape}")
+            nmap = sparse_conv_map(self.coords, self.shape, *how, **given, out_coords=targets)
             if torch.is_grad_enabled():
                 nmap.freeze()  # training needs it, and torch.compile needs it there
-            return nmap, Sites(nmap.out_coords, nmap.out_shape, (nmap, self))
+            return nmap, onto or Sites(nmap.out_coords, nmap.out_shape, (nmap, self))
 
-        return self.cached(key, build)
+        return self.cached((*how, transposed, output_padding, onto), build)
 
     def came_from(self) -> tuple[NeighborMap, Sites]:
         """The map of the strided layer that made these voxels, and the voxels that it read."""
@@ -75,14 +80,16 @@ class Sites:
 class SparseTensor:
     """Features of N voxels in a batch of grids.
 
-    feats: (N, C). coords: (N, 4) int32, rows [batch, x, y, z], unique. shape: (B, W, H, D).
+    feats: (N, C).
+    coords: (N, 4) int32, rows [batch, x, y, z], unique.
+    shape: (B, W, H, D), the exclusive upper bounds of batch, x, y and z.
 
     Tensors made from one another by `replace`, arithmetic and the modules of flexgemm.torch.nn share their `sites`, and
     with them the neighbour maps.
     """
 
     feats: torch.Tensor
-    sites: Sites
+    sites: Sites  # the voxels and the maps over them, shared by all tensors made from this one
 
     def __init__(self, feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int]) -> None:
         if feats.ndim != 2 or coords.ndim != 2 or coords.shape[1] != 4 or coords.shape[0] != feats.shape[0]:
@@ -104,7 +111,7 @@ class SparseTensor:
         return cls(voxels[coords.unbind(1)], coords.int(), mask.shape)
 
     @classmethod
-    def cat(cls, tensors: Sequence[SparseTensor]) -> SparseTensor:
+    def collate(cls, tensors: Sequence[SparseTensor]) -> SparseTensor:
         """One batch of all samples of the tensors, in a grid that holds each of theirs."""
         first, coords = 0, []
         for x in tensors:
@@ -115,22 +122,27 @@ class SparseTensor:
 
     @property
     def coords(self) -> torch.Tensor:
+        """(N, 4) int32, rows [batch, x, y, z]."""
         return self.sites.coords
 
     @property
     def shape(self) -> Shape:
+        """(B, W, H, D)."""
         return self.sites.shape
 
     @property
     def batch_size(self) -> int:
+        """B."""
         return self.sites.shape[0]
 
     @property
     def device(self) -> torch.device:
+        """Of the features."""
         return self.feats.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the features."""
         return self.feats.dtype
 
     def __len__(self) -> int:
@@ -143,6 +155,11 @@ class SparseTensor:
         result.feats = feats
         result.sites = self.sites if sites is None else sites
         return result
+
+    def prune(self, mask: torch.Tensor) -> SparseTensor:
+        """The voxels where mask (N,) is True, in their order. Waits for their number."""
+        kept = mask.nonzero().flatten()
+        return SparseTensor(self.feats[kept], self.coords[kept], self.shape)
 
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
         """As torch.Tensor.to: the dtype applies to the features, the device to all. Maps are built anew elsewhere."""
@@ -171,17 +188,40 @@ class SparseTensor:
         parts = zip(self.feats[order].split(counts), coords.split(counts), strict=True)
         return [SparseTensor(feats, where, (1, *self.shape[1:])) for feats, where in parts]
 
-    def __add__(self, other: SparseTensor | torch.Tensor | float) -> SparseTensor:
-        """With a tensor on the same voxels, or with what can be added to the features."""
-        if isinstance(other, SparseTensor):
-            if other.sites is not self.sites:
-                raise ValueError("+: expected a SparseTensor made from the same one; voxels are not compared")
-            other = other.feats
-        return self.replace(self.feats + other)
+    def _operand(self, other: Operand) -> torch.Tensor | float:
+        """The features of a tensor on the same voxels, or what can be combined with features."""
+        if not isinstance(other, SparseTensor):
+            return other
+        if other.sites is not self.sites:
+            raise ValueError("other: expected a SparseTensor made from the same one; voxels are not compared")
+        return other.feats
 
-    def __mul__(self, other: torch.Tensor | float) -> SparseTensor:
-        return self.replace(self.feats * other)
+    def __add__(self, other: Operand) -> SparseTensor:
+        return self.replace(self.feats + self._operand(other))
+
+    def __sub__(self, other: Operand) -> SparseTensor:
+        return self.replace(self.feats - self._operand(other))
+
+    def __mul__(self, other: Operand) -> SparseTensor:
+        return self.replace(self.feats * self._operand(other))
+
+    def __truediv__(self, other: Operand) -> SparseTensor:
+        return self.replace(self.feats / self._operand(other))
+
+    def __neg__(self) -> SparseTensor:
+        return self.replace(-self.feats)
+
+    __radd__, __rmul__ = __add__, __mul__
 
     def __repr__(self) -> str:
         channels, where = self.feats.shape[1], f"{self.dtype}, {self.device}"
         return f"SparseTensor({len(self)} voxels in {self.shape}, {channels} channels, {where})"
+
+
+Operand = SparseTensor | torch.Tensor | float
+
+
+def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:
+    """The channels of tensors on the same voxels side by side: the skip connections of a U-Net."""
+    feats: Any = [tensors[0]._operand(x) for x in tensors]
+    return tensors[0].replace(torch.cat(feats, dim=1))

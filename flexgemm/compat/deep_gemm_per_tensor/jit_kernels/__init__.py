@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 import flexgemm
+from flexgemm._arrays import renamed
 from flexgemm.compat.deep_gemm_per_tensor.jit_kernels.utils import (
     ceil_div,
     get_m_alignment_for_contiguous_layout,
@@ -14,11 +15,14 @@ from flexgemm.compat.deep_gemm_per_tensor.jit_kernels.utils import (
     set_num_sms,
 )
 
+_NAMES = {"a": "lhs", "b": "rhs"}  # of flexgemm's arguments here
+
 
 def gemm_per_tensor_fp8_fp8_bf16_nt(lhs: torch.Tensor, rhs: torch.Tensor, out: torch.Tensor) -> None:
     """out (m, n) bfloat16 = lhs (m, k) . rhs (n, k)^T."""
     _expect(out, torch.bfloat16, lhs=lhs, rhs=rhs)
-    flexgemm.gemm_nt(lhs, rhs, out=out)
+    with renamed(_NAMES):
+        flexgemm.gemm_nt(lhs, rhs, out=out)
 
 
 def m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_contiguous(
@@ -27,7 +31,8 @@ def m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_contiguous(
     """Row i of out (sum of m, n) bfloat16 = lhs[i] . rhs[m_indices[i]]^T, rhs (g, n, k), m_indices int32, -1 for
     rows of padding, which are left alone; groups begin at multiples of get_m_alignment_for_contiguous_layout()."""
     _expect(out, torch.bfloat16, lhs=lhs, rhs=rhs)
-    flexgemm.m_grouped_gemm_nt_contiguous(lhs, rhs, m_indices, out=out)
+    with renamed(_NAMES):
+        flexgemm.m_grouped_gemm_nt_contiguous(lhs, rhs, m_indices, out=out)
 
 
 def m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_masked(
@@ -35,13 +40,15 @@ def m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_masked(
 ) -> None:
     """The first masked_m[g] rows of out[g] (g, m_max, n) bfloat16 = lhs[g] . rhs[g]^T; any m_max."""
     _expect(out, torch.bfloat16, lhs=lhs, rhs=rhs)
-    flexgemm.m_grouped_gemm_nt_masked(lhs, rhs, masked_m, expected_m, out=out)
+    with renamed(_NAMES):
+        flexgemm.m_grouped_gemm_nt_masked(lhs, rhs, masked_m, expected_m, out=out)
 
 
 def wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(lhs: torch.Tensor, rhs: torch.Tensor, out: torch.Tensor) -> None:
     """out (m, n) float32 += lhs (m, k) . rhs (n, k)^T."""
     _expect(out, torch.float32, lhs=lhs, rhs=rhs)
-    flexgemm.wgrad_gemm_nt(lhs, rhs, out=out)
+    with renamed(_NAMES):
+        flexgemm.wgrad_gemm_nt(lhs, rhs, out=out)
 
 
 def k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(

@@ -1,5 +1,5 @@
 """flex_gemm.ops."""
 
-from flexgemm.compat.flex_gemm.ops import grid_sample, serialize, spconv
+from flexgemm.compat.flex_gemm.ops import grid_sample, serialize, spconv, utils
 
-__all__ = ["grid_sample", "serialize", "spconv"]
+__all__ = ["grid_sample", "serialize", "spconv", "utils"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flexgemm.grid_sample import SampleMap, sample_map
+from flexgemm.grid_sample import sample_map
 
 
 def hashmap_build_grid_sample_3d_nearest_neighbor_map(
@@ -17,7 +17,8 @@ def hashmap_build_grid_sample_3d_nearest_neighbor_map(
     D: int,
 ) -> torch.Tensor:
     """(B, L) uint32: the voxel that each point of grid (B, L, 3) lies in. The table's memory is not used."""
-    return _indices(sample_map(coords, (len(grid), W, H, D), grid, "nearest"), grid.shape[:2])
+    indices: torch.Tensor = sample_map(coords, (len(grid), W, H, D), grid, "nearest").indices
+    return indices.reshape(grid.shape[:2]).view(torch.uint32)
 
 
 def hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight(
@@ -29,12 +30,9 @@ def hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight(
     H: int,
     D: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, L, 8) uint32, the voxels around each point of grid (B, L, 3), and their weights, float32."""
-    found, shape = sample_map(coords, (len(grid), W, H, D), grid, "trilinear"), (*grid.shape[:2], 8)
+    """(B, L, 8) uint32, the voxels around each point of grid (B, L, 3), and their weights, float32; corner
+    kx + 2 ky + 4 kz, where a map of flexgemm has 4 kx + 2 ky + kz."""
+    found, shape = sample_map(coords, (len(grid), W, H, D), grid, "trilinear"), (*grid.shape[:2], 2, 2, 2)
     assert found.weights is not None
-    return _indices(found, shape), found.weights.reshape(shape)
-
-
-def _indices(found: SampleMap, shape: tuple[int, ...]) -> torch.Tensor:
-    indices: torch.Tensor = found.indices
-    return indices.reshape(shape).view(torch.uint32)
+    weights, indices = (x.reshape(shape).transpose(2, 4).flatten(2) for x in (found.weights, found.indices))
+    return indices.view(torch.uint32), weights

@@ -31,4 +31,9 @@ def grid_sample_3d(
 
 grid_sample_3d_torch = grid_sample_3d
 
-__all__ = ["HASHMAP_RATIO", "grid_sample_3d", "grid_sample_3d_torch", "set_hashmap_ratio"]
+
+class GridSample3dFunction:
+    apply = staticmethod(grid_sample_3d)
+
+
+__all__ = ["HASHMAP_RATIO", "GridSample3dFunction", "grid_sample_3d", "grid_sample_3d_torch", "set_hashmap_ratio"]

@@ -73,23 +73,23 @@ class NeighborCache:
     def _sorted(self) -> tuple[torch.Tensor, torch.Tensor]:
         return maps.neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd(self.neighbor_map)
 
-    @property
+    @cached_property
     def gray_code(self) -> torch.Tensor:
         return self._sorted[0]
 
-    @property
+    @cached_property
     def sorted_idx(self) -> torch.Tensor:
         return self._sorted[1]
 
-    @property
+    @cached_property
     def valid_signal_i(self) -> torch.Tensor:
         return self._pairs[2]
 
-    @property
+    @cached_property
     def valid_signal_o(self) -> torch.Tensor:
         return self._pairs[3]
 
-    @property
+    @cached_property
     def valid_signal_seg(self) -> torch.Tensor:
         return self._pairs[4]
 

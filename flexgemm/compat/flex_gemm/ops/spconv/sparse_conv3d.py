@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -16,22 +17,49 @@ from flexgemm.voxel import NeighborMap, sparse_conv_map
 
 
 class SparseConv3dNeighborCache(NeighborCache):
+    """Names with `_bwd` are of the map from the inputs to the outputs that read them. A missing item is None."""
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key, None)
+
     @cached_property
     def neighbor_map_bwd(self) -> torch.Tensor:
         """(N, V) uint32: the output that reads each input at each offset."""
         return unsigned(self.nmap.transposed_map)
 
+    @cached_property
+    def _backward(self) -> NeighborCache:
+        return NeighborCache(self.nmap.inverse)
+
+    @cached_property
+    def gray_code_bwd(self) -> torch.Tensor:
+        return self._backward.gray_code
+
+    @cached_property
+    def sorted_idx_bwd(self) -> torch.Tensor:
+        return self._backward.sorted_idx
+
+    def valid_kernel_bwd_callback(self, block_size: int) -> torch.Tensor:
+        return self._backward.valid_kernel_callback(block_size)
+
+    def valid_kernel_bwd_seg_callback(self, block_size: int) -> torch.Tensor:
+        return self._backward.valid_kernel_seg_callback(block_size)
+
 
 def _map(coords: torch.Tensor, out_coords: torch.Tensor | None, shape: Sequence[int], *how: Triple) -> NeighborMap:
-    """The map between given outputs, or those that any voxel reaches; how: kernel size, stride, padding, dilation."""
+    """The map between given outputs, or those that any voxel reaches; how: kernel size, stride, padding, dilation.
+
+    A kernel larger than the padded grid has no outputs, where torch raises."""
     orders = {value: name.lower() for name, value in vars(spconv.SerializationMode).items() if name.isupper()}
     if spconv.SERIALIZATION_MODE not in orders:
         raise ValueError(f"SERIALIZATION_MODE: expected one of {list(orders)}, got {spconv.SERIALIZATION_MODE!r}")
-    kernel, stride, padding, dilation = (tuple(x) for x in how)
+    grid, (kernel, stride, padding, dilation) = grid_of(shape), (tuple(x) for x in how)
+    reach = tuple(d * (k - 1) for k, d in zip(kernel, dilation, strict=True))
+    fits = all(w + 2 * p > r for w, p, r in zip(grid[1:], padding, reach, strict=True))
+    if not fits and (out_coords is None or len(out_coords) == 0):
+        out_coords, padding = coords.new_empty((0, 4)), reach
     order = orders[spconv.SERIALIZATION_MODE]
-    return sparse_conv_map(
-        coords, grid_of(shape), kernel, stride, padding, dilation, out_coords=out_coords, order=order
-    )
+    return sparse_conv_map(coords, grid, kernel, stride, padding, dilation, out_coords=out_coords, order=order)
 
 
 class SparseConv3dFunction:
@@ -82,7 +110,7 @@ class SparseConv3dFunction:
         padding: Triple,
         dilation: Triple,
         needs_grad: bool = True,
-        is_out_coords_given: bool = True,
+        is_out_coords_given: bool = False,
     ) -> SparseConv3dNeighborCache:
         """needs_grad, is_out_coords_given: accepted; every cache serves the backward pass."""
         convolve.expect_algorithm()

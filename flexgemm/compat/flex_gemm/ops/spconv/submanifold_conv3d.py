@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -15,11 +17,33 @@ from flexgemm.voxel import NeighborMap, neighbor_map
 
 @dataclass(frozen=True)
 class SpConvConfig:
-    """A cache that changes no more, for torch.compile. splitk and algorithm are kept; flexgemm plans by itself."""
+    """A cache that changes no more, for torch.compile. splitk and algorithm are kept; flexgemm plans by itself. What
+    else FlexGEMM's config holds is made when asked for."""
 
     nmap: NeighborMap
     splitk: int = 1
     algorithm: str = "masked_implicit_gemm_splitk"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("neighbor_map", "sorted_idx", "valid_signal_i", "valid_signal_o", "valid_signal_seg"):
+            return getattr(self._cache, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    @property
+    def block_sizes(self) -> list[int]:
+        return [32, 64, 128, 256]
+
+    @property
+    def valid_kernels(self) -> list[torch.Tensor]:
+        return [self._cache.valid_kernel_callback(size) for size in self.block_sizes]
+
+    @property
+    def valid_kernel_segs(self) -> list[torch.Tensor]:
+        return [self._cache.valid_kernel_seg_callback(size) for size in self.block_sizes]
+
+    @cached_property
+    def _cache(self) -> NeighborCache:
+        return NeighborCache(self.nmap)
 
 
 class SubMConv3dNeighborCache(NeighborCache):

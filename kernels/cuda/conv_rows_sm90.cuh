@@ -1,0 +1,116 @@
+/*
+ * The end of a tile of the Hopper convolution kernels. A thread's sums d are those of two rows of `out`, less than 0 where
+ * there is none: of every 8 columns from n0 on the two at 2 * (lane % 4), of rows[0] in d[4 j] and d[4 j + 1], of rows[1]
+ * in the next two. Columns are a multiple of 8.
+ */
+#pragma once
+
+#include <type_traits>
+
+#include "conv_gather.cuh"
+#include "quad.cuh"
+
+namespace flexgemm {
+
+/* Sums as they are, to rows of `pitch` elements. */
+template <int kRegisters>
+__device__ __forceinline__ void store_floats(const float (&d)[kRegisters], const GatherParams &p, int n0,
+                                             const int64_t (&rows)[2], float *sums, int64_t pitch) {
+    const int lane = threadIdx.x % 32;
+    const bool aligned = reinterpret_cast<uintptr_t>(sums) % sizeof(float2) == 0 && pitch % 2 == 0;
+#pragma unroll
+    for (int j = 0; j < kRegisters / 4; ++j) {
+        const int n = n0 + 8 * j + lane % 4 * 2;
+        if (n >= p.columns) continue; /* columns are a multiple of 8 */
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (rows[half] < 0) continue;
+            const float2 pair = make_float2(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
+            float *target = sums + rows[half] * pitch + n;
+            if (aligned) {
+                *reinterpret_cast<float2 *>(target) = pair;
+            } else {
+                target[0] = pair.x;
+                target[1] = pair.y;
+            }
+        }
+    }
+}
+
+/* d += bias + residual, four groups of 8 columns at a time. Of 16-bit rows each lane of a quad reads 16 bytes and they
+ * exchange pairs of columns. */
+template <typename T, int kRegisters>
+__device__ __forceinline__ void add_rows(float (&d)[kRegisters], const GatherParams &p, int n0,
+                                         const int64_t (&rows)[2]) {
+    const T *bias = static_cast<const T *>(p.epilogue.bias), *residual = static_cast<const T *>(p.epilogue.residual);
+    const int64_t pitch = p.epilogue.residual_stride;
+    const int lane = threadIdx.x % 32;
+    const bool aligned = are_chunks(residual, pitch);
+#pragma unroll
+    for (int j = 0; j < kRegisters / 4; j += 4) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int n = n0 + 8 * (j + i) + lane % 4 * 2;
+            if (n >= p.columns) continue;
+            float *pair = &d[4 * (j + i)];
+            const float x = bias ? to_float(bias[n]) : 0.0f, y = bias ? to_float(bias[n + 1]) : 0.0f;
+            pair[0] += x, pair[1] += y;
+            pair[2] += x, pair[3] += y;
+            if constexpr (std::is_same<T, float>::value) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    if (!residual || rows[half] < 0) continue;
+                    pair[2 * half] += residual[rows[half] * pitch + n];
+                    pair[2 * half + 1] += residual[rows[half] * pitch + n + 1];
+                }
+            }
+        }
+        if constexpr (sizeof(T) == 2) {
+            if (!residual) continue;
+            const int n = n0 + 8 * (j + lane % 4);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                uint32_t word[4] = {};
+                if (rows[half] >= 0 && n < p.columns) load_chunk(word, residual + rows[half] * pitch + n, aligned);
+                transpose_quad(word, lane);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float2 addend = unpack<T>(word[i]);
+                    d[4 * (j + i) + 2 * half] += addend.x;
+                    d[4 * (j + i) + 2 * half + 1] += addend.y;
+                }
+            }
+        }
+    }
+}
+
+/* out = d; 16-bit rows take the way of the residual back. */
+template <typename T, int kRegisters>
+__device__ __forceinline__ void store_rows(const float (&d)[kRegisters], const GatherParams &p, int n0,
+                                           const int64_t (&rows)[2]) {
+    if constexpr (std::is_same<T, float>::value) {
+        store_floats(d, p, n0, rows, static_cast<float *>(p.out), p.out_stride);
+        return;
+    }
+    const int lane = threadIdx.x % 32;
+    const bool aligned = are_chunks(p.out, p.out_stride);
+#pragma unroll
+    for (int j = 0; j < kRegisters / 4; j += 4) {
+        uint32_t word[2][4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float *pair = &d[4 * (j + i)];
+            word[0][i] = pack<T>(pair[0], pair[1]);
+            word[1][i] = pack<T>(pair[2], pair[3]);
+        }
+        const int n = n0 + 8 * (j + lane % 4);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            transpose_quad(word[half], lane);
+            if (rows[half] < 0 || n >= p.columns) continue;
+            store_chunk(static_cast<T *>(p.out) + rows[half] * p.out_stride + n, word[half], aligned);
+        }
+    }
+}
+
+}  // namespace flexgemm

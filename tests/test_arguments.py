@@ -1,0 +1,367 @@
+"""What every operation asks of its arrays: dtype, shape, strides, memory of their own. A fault names the argument."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from calls import E4M3, E5M2, LEGAL, OPERATIONS, call, call_on_host, zeros
+from exporters import IS_COPIED, READ_ONLY, Exporter, misaligned
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flexgemm import _C
+
+# ---- dtypes and shapes ----
+
+
+FAULTY_ARRAYS = {
+    "neighbor_map": [
+        ({"coords": zeros(5, 4, dtype=np.int64)}, TypeError, "coords: expected dtype int32, got int64"),
+        ({"coords": zeros(5, 3, dtype=np.int32)}, ValueError, r"coords: expected \(N, 4\), got \(5, 3\)"),
+        ({"coords": zeros(20, dtype=np.int32)}, ValueError, r"coords: expected \(N, 4\), got \(20,\)"),
+        ({"map": zeros(3, 6, dtype=np.int32)}, ValueError, r"map: expected \(3, 5\) to match kernel_size"),
+        ({"map": zeros(3, 5)}, TypeError, "map: expected dtype int32, got float32"),
+    ],
+    "row_order": [
+        ({"map": zeros(3, 5)}, TypeError, "map: expected dtype int32, got float32"),
+        ({"map": zeros(2, 5, dtype=np.int32)}, ValueError, r"map: expected \(3, N\) to match kernel_size"),
+        ({"order": zeros(1, 5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
+        ({"order": zeros(1, 6, dtype=np.int32)}, ValueError, r"order: expected \(1, 5\) to match groups and map"),
+        ({"order": zeros(5, dtype=np.int32)}, ValueError, r"order: expected \(1, 5\) to match groups and map"),
+        ({"groups": (1, 3)}, ValueError, r"order: expected \(4, 5\) to match groups and map"),
+    ],
+    "conv_forward": [
+        ({"order": zeros(1, 6, dtype=np.int32)}, ValueError, r"order: expected \(G, 5\) to match map"),
+        ({"order": zeros(5, dtype=np.int32)}, ValueError, r"order: expected \(G, 5\) to match map"),
+        ({"order": zeros(1, 5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
+        ({"order": zeros(2, 5, dtype=np.int32)}, ValueError, r"order: expected \(G, N\), .* divides V"),
+        ({"order": zeros(0, 5, dtype=np.int32)}, ValueError, r"order: expected \(G, N\), .* divides V"),
+        (
+            {"order": zeros(3, 5, dtype=np.int32), "order_groups": (1, 3)},
+            ValueError,
+            r"order: expected \(G, N\), G the sum of groups",
+        ),
+        ({"feats": zeros(5, 6, dtype=np.int32)}, TypeError, "feats: expected dtype float32, float16, bfloat16, fl"),
+        ({"feats": zeros(5)}, ValueError, r"feats: expected \(N, C\), got \(5,\)"),
+        ({"feats": zeros(1, 1, 1, 5, 6)}, ValueError, r"feats: expected \(N, C\), got \(1, 1, 1, 5, 6\)"),
+        (
+            {"weight": zeros(4, 1, 3, 1, 8)},
+            ValueError,
+            r"weight: expected \(Co, 1, 3, 1, 6\) to match feats channels, got \(4, 1, 3, 1, 8\)",
+        ),
+        ({"weight": zeros(4, 3, 1, 6)}, ValueError, r"weight: expected \(Co, Kw, Kh, Kd, Ci\) or \(Co, V, Ci\)"),
+        ({"weight": zeros(4, 0, 6)}, ValueError, "weight: expected a kernel of 1 to 7 along each axis"),
+        ({"weight": zeros(4, 8, 1, 1, 6)}, ValueError, "weight: expected a kernel of 1 to 7 along each axis"),
+        ({"weight": zeros(4, 344, 6)}, ValueError, "weight: expected a kernel of 1 to 7 .*, V of 1 to 343"),
+        ({"weight": zeros(4, 3, 6, dtype=np.float16)}, TypeError, "weight: .* float32 to match feats"),
+        ({"bias": zeros(5)}, ValueError, r"bias: expected \(4,\) to match weight, got \(5,\)"),
+        ({"bias": zeros(4, dtype=np.float16)}, TypeError, "bias: expected dtype float32 to match feats"),
+        ({"map": zeros(2, 5, dtype=np.int32)}, ValueError, r"map: expected \(3, N\) to match weight, got \(2, 5\)"),
+        ({"map": zeros(3, 5, dtype=np.int64)}, TypeError, "map: expected dtype int32, got int64"),
+        ({"out": zeros(6, 4)}, ValueError, r"out: expected \(5, 4\) to match map and weight, got \(6, 4\)"),
+        ({"out": zeros(5, 4, dtype=np.float16)}, TypeError, "out: expected dtype float32 to match feats"),
+        ({"groups": 4, "group": 1}, ValueError, "feats: expected channels in 4 groups, got 6 channels"),
+        (
+            {"groups": 3, "weight": zeros(4, 1, 3, 1, 2)},
+            ValueError,
+            "weight: expected channels in 3 groups, got 4 channels",
+        ),
+        ({"feats": None}, TypeError, "feats: expected an array .*NoneType"),
+        ({"out": None}, TypeError, "out: expected an array .*NoneType"),
+        ({"feats": [[0.0] * 6] * 5}, TypeError, "feats: expected an array .*list"),
+    ],
+    "conv_dgrad": [
+        ({"grad_out": zeros(5, 3)}, ValueError, r"weight: expected \(3, 1, 3, 1, Ci\) to match grad_out channels"),
+        ({"order": zeros(1, 5)}, TypeError, "order: expected dtype int32, got float32"),
+        ({"grad_feats": zeros(5, 7)}, ValueError, r"grad_feats: expected \(5, 6\) to match map and weight"),
+        ({"grad_out": zeros(6, 4), "mirrored": True}, ValueError, r"map: expected \(3, 6\) to match .*mirrored"),
+    ],
+    "conv_wgrad": [
+        ({"map": zeros(3, 6, dtype=np.int32)}, ValueError, r"map: expected \(V, 5\) to match grad_out"),
+        ({"feats": zeros(5, 6, dtype=np.float16)}, TypeError, "feats: expected dtype float32 to match grad_out"),
+        ({"grad_weight": zeros(4, 2, 6)}, ValueError, r"grad_weight: expected \(4, 3, 6\) to match grad_out, map"),
+        ({"grad_bias": zeros(5)}, ValueError, r"grad_bias: expected \(4,\) to match grad_out channels"),
+    ],
+    "depthwise_forward": [
+        (
+            {"weight": zeros(10, 1, 3, 1, 1), "out": zeros(4, 10)},
+            ValueError,
+            "out: expected a multiple of the 6 input channels, got 10",
+        ),
+        ({"weight": zeros(12, 1, 3, 1, 2)}, ValueError, r"weight: expected \(Co, 1, 3, 1, 1\) of one channel each"),
+    ],
+    "depthwise_dgrad": [
+        ({"grad_feats": zeros(5, 5)}, ValueError, "grad_out: expected a multiple of the 5 input channels, got 12"),
+    ],
+    "depthwise_wgrad": [
+        ({"feats": zeros(5, 5)}, ValueError, "grad_out: expected a multiple of the 5 input channels, got 12"),
+    ],
+    "gemm": [
+        ({"a": zeros(5, 8, dtype=np.int32)}, TypeError, "a: expected dtype float32, .* or float8_e5m2, got int32"),
+        ({"b": zeros(7, 8, dtype=np.float16)}, TypeError, "b: expected dtype float32 to match a, got float16"),
+        ({"a": zeros(5, 8, dtype=E4M3)}, TypeError, "b: expected dtype float8_e4m3fn or float8_e5m2, got float32"),
+        ({"b": zeros(7, 9)}, ValueError, r"b: expected \(N, 8\) to match a, got \(7, 9\)"),
+        ({"out": zeros(7, 5)}, ValueError, r"out: expected \(5, 7\) to match a and b, got \(7, 5\)"),
+        ({"out": zeros(5, 7, dtype=E4M3)}, TypeError, "out: expected dtype float32, float16 or bfloat16"),
+        ({"scale_a": zeros(4)}, ValueError, r"scale_a: expected \(\) or \(M,\) = \(5,\) to match a, got \(4,\)"),
+        ({"scale_b": zeros(7, 1)}, ValueError, r"scale_b: expected \(\) or \(N,\) = \(7,\) to match b"),
+        ({"scale_a": zeros(5, dtype=np.float16)}, TypeError, "scale_a: expected dtype float32, got float16"),
+        ({"bias": zeros(8)}, ValueError, r"bias: expected \(7,\) to match b, got \(8,\)"),
+        ({"bias": zeros(7, dtype=np.int32)}, TypeError, "bias: expected dtype float32, got int32"),
+        ({"dtype_a": "float16"}, TypeError, "a: expected dtype float16, got float32"),
+        ({"a": zeros(5, 8, dtype=np.uint8)}, TypeError, "a: expected dtype .*, got uint8"),
+        ({"offsets": np.zeros(2, np.int32)}, ValueError, r"b: expected \(G, N, 8\) to match a, grouped by offsets"),
+    ],
+    "grouped": [
+        ({"offsets": None}, ValueError, r"b: expected \(N, 8\) to match a"),
+        ({"offsets": zeros(4, dtype=np.int32)}, ValueError, r"offsets: expected \(2,\) or \(3,\) to match the groups"),
+        ({"offsets": zeros(2)}, TypeError, "offsets: expected dtype int32 or int64, got float32"),
+        ({"scale_b": zeros(3)}, ValueError, r"scale_b: expected \(\), \(2,\) or \(2, 7\) to match b, got \(3,\)"),
+        ({"bias": zeros(7)}, ValueError, r"bias: expected \(2, 7\) to match b, got \(7,\)"),
+    ],
+    "contiguous": [
+        ({"m_indices": None}, ValueError, "m_indices: expected an array with layout 'm_grouped_contiguous'"),
+        ({"offsets": np.zeros(2, np.int32)}, ValueError, "offsets: expected None with layout 'm_grouped_contiguous'"),
+        ({"m_indices": np.zeros(4, np.int32)}, ValueError, r"m_indices: expected \(5,\) to match a, got \(4,\)"),
+        ({"m_indices": np.zeros(5, np.int64)}, TypeError, "m_indices: expected dtype int32, got int64"),
+    ],
+    "masked": [
+        ({"a": zeros(5, 8)}, ValueError, r"a: expected \(G, M, K\), got \(5, 8\)"),
+        ({"b": zeros(3, 7, 8)}, ValueError, r"b: expected \(2, N, 8\) to match a, got \(3, 7, 8\)"),
+        ({"out": zeros(2, 5, 8)}, ValueError, r"out: expected \(2, 5, 7\) to match a and b"),
+        ({"masked_m": np.zeros(3, np.int32)}, ValueError, r"masked_m: expected \(2,\) to match a, got \(3,\)"),
+        ({"scale_a": zeros(5)}, ValueError, r"scale_a: expected \(\), \(2,\) or \(2, 5\) to match a, got \(5,\)"),
+    ],
+    "n_grouped": [
+        (
+            {"offsets": np.zeros(5, np.int32)},
+            ValueError,
+            r"offsets: expected \(2,\) or \(3,\) to match the groups of a",
+        ),
+        ({"bias": zeros(2, 7)}, ValueError, r"bias: expected \(7,\) to match b, got \(2, 7\)"),
+        ({"b": zeros(8, 8), "swiglu": True}, ValueError, "b: expected an even N that is not grouped for SwiGLU, got 8"),
+        ({"weight_indices": np.zeros(2, np.int32)}, ValueError, "weight_indices: expected None without layout 'm_gr"),
+    ],
+    "k_grouped": [
+        ({"out": zeros(5, 7)}, ValueError, r"out: expected \(G, 5, 7\) to match a and b, got \(5, 7\)"),
+        ({"out": zeros(2, 5, 7, dtype=np.float16)}, TypeError, "out: expected dtype float32, got float16"),
+        (
+            {"offsets": np.zeros(4, np.int32)},
+            ValueError,
+            r"offsets: expected \(2,\) or \(3,\) to match the groups of out",
+        ),
+        ({"layout": "dense"}, ValueError, "offsets: expected None|out: expected"),
+        ({"layout": "diagonal"}, ValueError, "layout: expected 'dense', .* or 'k_grouped', got 'diagonal'"),
+    ],
+    "quantize": [
+        ({"block_rows": 64}, ValueError, "block_rows: expected 0, 1 or 128, got 64"),
+        ({"block_rows": 1}, ValueError, r"scale: expected \(5, 1\) to match x, got \(5,\)"),
+        ({"x": zeros(5, 9), "swiglu": True}, ValueError, "x: expected an even number of columns"),
+        ({"x": zeros(5, 8), "swiglu": True}, ValueError, r"q: expected \(5, 4\) to match x, got \(5, 8\)"),
+        ({"x": zeros(5, 8, dtype=E4M3)}, TypeError, "x: expected dtype float32, float16 or bfloat16"),
+        ({"q": zeros(5, 8, dtype=np.uint8)}, TypeError, "q: expected dtype float8_e4m3fn or float8_e5m2, got uint8"),
+        ({"q": zeros(5, 9, dtype=E4M3)}, ValueError, r"q: expected \(5, 8\) to match x, got \(5, 9\)"),
+        ({"scale": zeros(8)}, ValueError, r"scale: expected \(\) or \(M,\) = \(5,\) to match x, got \(8,\)"),
+        ({"dtype": "float8_e5m2"}, TypeError, "q: expected dtype float8_e5m2, got float8_e4m3fn"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("operation", "changes", "error", "message"),
+    [(operation, *fault) for operation, faults in FAULTY_ARRAYS.items() for fault in faults],
+)
+def test_dtype_and_shape_faults(backend, operation, changes, error, message):
+    with pytest.raises(error, match=message):
+        call(backend, operation, **changes)
+
+
+ARRAYS = [
+    (operation, name)
+    for operation in OPERATIONS
+    for name, value in LEGAL[operation]().items()
+    if isinstance(value, np.ndarray) and value.size > 1
+]
+
+
+@pytest.mark.parametrize(("operation", "name"), ARRAYS)
+def test_a_dtype_that_no_argument_has(backend, operation, name):
+    wrong = LEGAL[operation]()[name].astype(np.int16)
+    with pytest.raises(TypeError, match=f"{name}: expected dtype .*, got int16"):
+        call_on_host(operation, **{name: wrong})
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.float64, np.int8, np.uint16, bool, np.complex64, ml_dtypes.float8_e4m3, object, "M8[s]", ">f4"]
+)
+def test_dtypes_that_flexgemm_does_not_have_are_named(dtype):
+    name = str(np.dtype(dtype)).replace("[", r"\[").replace("]", r"\]")
+    with pytest.raises(TypeError, match=f"a: expected .*, got {name}"):
+        _C.gemm(zeros(5, 8, dtype=dtype), zeros(7, 8), zeros(5, 7))
+
+
+def test_more_dimensions_than_any_argument_has():
+    with pytest.raises(ValueError, match="a: expected at most 5 dimensions, got 6"):
+        _C.gemm(zeros(1, 1, 1, 1, 5, 8), zeros(7, 8), zeros(5, 7))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_uint8_arrays_hold_the_float8_that_is_named(backend, dtype):
+    raw = zeros(5, 8, dtype=np.uint8)
+    call(backend, "gemm", a=raw, dtype_a=dtype, b=zeros(7, 8, dtype=E5M2))
+    call(backend, "gemm", a=zeros(5, 8, dtype=E4M3), b=zeros(7, 8, dtype=np.uint8), dtype_b=dtype)
+    call(backend, "quantize", q=raw, dtype=dtype)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,)])
+def test_scales_per_tensor_and_per_row(backend, shape):
+    call(backend, "gemm", scale_a=zeros(*shape))
+    call(backend, "quantize", scale=np.ones(shape, np.float32), scale_given=True)
+
+
+# ---- strides ----
+
+
+def test_rows_may_be_strided_but_channels_may_not(backend):
+    base = backend.array(zeros(160))
+    call(backend, "gemm", {"a": backend.window(base, (5, 8), (16, 1), 3)})
+    with pytest.raises(ValueError, match=r"a: expected inner stride 1, got strides \(16, 2\) of shape \(5, 8\)"):
+        call(backend, "gemm", {"a": backend.window(base, (5, 8), (16, 2), 0)})
+    with pytest.raises(ValueError, match="b: expected inner stride 1"):
+        call(backend, "gemm", {"b": backend.window(base, (7, 8), (1, 7), 0)})
+
+
+def test_an_input_may_repeat_rows_but_an_output_may_not(backend):
+    base = backend.array(zeros(40))
+    call(backend, "gemm", {"a": backend.window(base, (5, 8), (0, 1), 0)})
+    for pitch in (0, 6):
+        with pytest.raises(ValueError, match="out: expected rows that do not overlap"):
+            call(backend, "gemm", {"out": backend.window(base, (5, 7), (pitch, 1), 0)})
+
+
+@pytest.mark.parametrize(("operation", "name"), ARRAYS)
+def test_elements_that_are_not_side_by_side(backend, operation, name):
+    array = LEGAL[operation]()[name]
+    base = backend.array(np.zeros(2 * array.size, array.dtype))
+    strides = [2 * s // array.itemsize for s in array.strides]
+    with pytest.raises(ValueError, match=f"{name}: expected (a contiguous array|inner stride 1), got strides"):
+        call(backend, operation, {name: backend.window(base, array.shape, strides, 0)})
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [("neighbor_map", "map"), ("row_order", "map"), ("conv_forward", "map"), ("conv_forward", "weight"),
+     ("conv_wgrad", "grad_weight"), ("pool", "map"), ("pool", "argmax")],
+)  # fmt: skip
+def test_matrices_without_a_pitch(backend, operation, name):
+    array = LEGAL[operation]()[name]
+    base = backend.array(np.zeros(2 * array.size, array.dtype))
+    strides = [2 * s // array.itemsize for s in array.strides[:-1]]
+    with pytest.raises(ValueError, match=f"{name}: expected a contiguous array, got strides"):
+        call(backend, operation, {name: backend.window(base, array.shape, [*strides, 1], 0)})
+
+
+def test_strides_of_size_1_dimensions_mean_nothing(backend):
+    base = backend.array(zeros(72))
+    call(backend, "gemm", {"out": backend.window(base, (1, 7), (0, 1), 0)}, a=zeros(1, 8))
+    call(backend, "conv_forward", {"weight": backend.window(base, (4, 1, 3, 1, 6), (18, 5, 6, 9, 1), 0)})
+    column = {"a": backend.window(base, (5, 1), (3, 9), 0), "b": backend.window(base, (7, 1), (1, 0), 0)}
+    call(backend, "gemm", column)
+
+
+def test_null_strides_mean_contiguous():
+    call_on_host("gemm", a=Exporter(zeros(5, 8), strides=None), b=Exporter(zeros(7, 8), versioned=False, strides=None))
+
+
+def test_arrays_without_elements(backend):
+    call(backend, "gemm", a=zeros(0, 8), out=zeros(0, 7))
+    call(backend, "gemm", a=zeros(5, 0), b=zeros(7, 0))
+    call(backend, "conv_forward", feats=zeros(0, 6), map=zeros(3, 0, dtype=np.int32), out=zeros(0, 4))
+    call(backend, "neighbor_map", coords=zeros(0, 4, dtype=np.int32), map=zeros(3, 0, dtype=np.int32))
+    call(backend, "row_order", map=zeros(3, 0, dtype=np.int32), order=zeros(1, 0, dtype=np.int32))
+    call(backend, "row_order", order=zeros(0, 5, dtype=np.int32), groups=())
+
+
+def test_a_null_pointer_is_legal_only_without_elements():
+    call_on_host("gemm", a=Exporter(zeros(0, 8), data=None), out=Exporter(zeros(0, 7), data=None))
+    with pytest.raises(BufferError, match="a: the exporter gave a NULL pointer"):
+        call_on_host("gemm", a=Exporter(zeros(5, 8), data=None))
+
+
+def test_misaligned_inputs_are_read_and_misaligned_outputs_refused():
+    a, b = (np.random.default_rng(0).standard_normal((n, 8), np.float32) for n in (5, 7))
+    got, expected = zeros(5, 7), zeros(5, 7)
+    call_on_host("gemm", a=a, b=b, out=expected)
+    call_on_host("gemm", a=misaligned(a), b=misaligned(b), out=got)
+    np.testing.assert_array_equal(got, expected)
+    with pytest.raises(ValueError, match="out: expected memory aligned to its elements"):
+        call_on_host("gemm", out=misaligned(zeros(5, 7)))
+
+
+# ---- outputs ----
+
+
+def test_read_only_outputs_are_refused_and_inputs_accepted():
+    frozen = LEGAL["conv_forward"]()
+    for array in frozen.values():
+        array.flags.writeable = False
+    writable = LEGAL["conv_forward"]()["out"]
+    call_on_host("conv_forward", **frozen | {"out": writable})
+    with pytest.raises(ValueError, match="out: expected writable memory, got a read-only array"):
+        call_on_host("conv_forward", **frozen)
+    call_on_host("gemm", a=Exporter(zeros(5, 8), flags=READ_ONLY))
+    with pytest.raises(ValueError, match="out: expected writable memory"):
+        call_on_host("gemm", out=Exporter(zeros(5, 7), flags=READ_ONLY))
+
+
+def test_a_scale_is_an_output_unless_it_is_given():
+    scale = np.ones(5, np.float32)
+    scale.flags.writeable = False
+    call_on_host("quantize", scale=scale, scale_given=True)
+    with pytest.raises(ValueError, match="scale: expected writable memory"):
+        call_on_host("quantize", scale=scale)
+
+
+def test_an_exporter_that_copies_is_no_output():
+    call_on_host("gemm", a=Exporter(zeros(5, 8), flags=IS_COPIED))
+    with pytest.raises(ValueError, match="out: expected the array's own memory, got a copy"):
+        call_on_host("gemm", out=Exporter(zeros(5, 7), flags=IS_COPIED))
+
+
+def test_overlap_with_an_input_or_another_output_is_refused(backend):
+    base = backend.array(zeros(200))
+    a, out = backend.window(base, (5, 8), (8, 1), 0), backend.window(base, (5, 7), (7, 1), 39)
+    with pytest.raises(ValueError, match="out: expected memory of its own, got memory that overlaps a"):
+        call(backend, "gemm", {"a": a, "out": out})
+    grad_weight = backend.window(base, (4, 3, 6), (18, 6, 1), 0)
+    with pytest.raises(ValueError, match="grad_weight: .* overlaps grad_bias"):
+        call(backend, "conv_wgrad", {"grad_weight": grad_weight, "grad_bias": backend.window(base, (4,), (1,), 71)})
+    call(backend, "conv_wgrad", {"grad_weight": grad_weight, "grad_bias": backend.window(base, (4,), (1,), 72)})
+
+
+def test_an_output_may_be_the_neighbouring_columns_of_an_input(backend):
+    base = backend.array(zeros(100))
+    a = backend.window(base, (5, 8), (20, 1), 0)
+    call(backend, "gemm", {"a": a, "out": backend.window(base, (5, 7), (20, 1), 8)})
+    with pytest.raises(ValueError, match="out: .* overlaps a"):
+        call(backend, "gemm", {"a": a, "out": backend.window(base, (5, 7), (20, 1), 7)})
+
+
+@given(
+    rows=st.integers(1, 4),
+    widths=st.tuples(st.integers(1, 8), st.integers(1, 8)),
+    starts=st.tuples(*[st.integers(0, 30)] * 2),
+)
+def test_overlap_of_equal_pitch_is_exact(rows, widths, starts):
+    base = zeros(100)
+    a, out = (
+        np.lib.stride_tricks.as_strided(base[start:], (rows, width), (36, 4))
+        for start, width in zip(starts, widths, strict=True)
+    )
+    arguments = {"a": a, "b": zeros(widths[1], widths[0]), "out": out}
+    if np.shares_memory(a, out):
+        with pytest.raises(ValueError, match="out: .* overlaps a"):
+            call_on_host("gemm", **arguments)
+    else:
+        call_on_host("gemm", **arguments)

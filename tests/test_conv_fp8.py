@@ -1,0 +1,383 @@
+"""Convolution of FP8 feats and weight with scales, for inference: against float64 of the numbers they stand for."""
+
+from __future__ import annotations
+
+import guarded
+import numpy as np
+import pytest
+import reference
+import scenes
+from calls import call, zeros
+from memory import Host
+from products import scale_of
+from reference import assert_gemm_rows, assert_rounded_once, assert_same_bits, f64
+
+import flexgemm
+
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+KINDS = ["none", "tensor", "row"]
+OUT_DTYPES = ["float32", "float16", "bfloat16"]
+
+every_out = pytest.mark.parametrize("out_dtype", OUT_DTYPES)
+
+
+class Problem:
+    """FP8 operands, scales of these kinds, and a bias and a residual of the output's dtype. Few channels have data of
+    one sign, so that short rows do not cancel."""
+
+    def __init__(self, n=300, ci=64, co=64, kernel_size=(3, 3, 3), dtypes=(E4M3, E4M3), kinds=("row", "row"),
+                 out_dtype="float32", dilation=(1, 1, 1)):  # fmt: skip
+        self.coords, self.shape = scenes.scene(n, seed=n)
+        self.kernel_size, self.dilation, self.out_dtype = kernel_size, dilation, out_dtype
+        self.map = reference.neighbor_map(self.coords, self.shape, kernel_size, dilation)
+        rng = np.random.default_rng([n, ci, co])
+        one_sign = min(ci, co) < 64
+        self.feats = scenes.values(rng, (n, ci), dtypes[0], one_sign=one_sign)
+        self.weight = scenes.values(rng, (co, *kernel_size, ci), dtypes[1], one_sign=one_sign)
+        self.scale_feats, self.scale_weight = scale_of(rng, kinds[0], n), scale_of(rng, kinds[1], co)
+        self.bias = scenes.values(rng, (co,), out_dtype, one_sign=one_sign)
+        self.residual = scenes.values(rng, (n, co), out_dtype, one_sign=one_sign)
+
+    @property
+    def scales(self):
+        return {"scale_feats": self.scale_feats, "scale_weight": self.scale_weight}
+
+    def run(self, backend, bias=True, residual=False, **how):
+        how = {"out_dtype": self.out_dtype, "residual": self.residual if residual else None, **self.scales, **how}
+        return guarded.conv_forward(backend, self.feats, self.weight, self.bias if bias else None, self.map, **how)
+
+    def expected(self, bias=True, residual=False, activation=None, nmap=None):
+        weight = reference.by_offset(self.weight)
+        if self.scale_weight is not None:
+            weight = weight * f64(self.scale_weight).reshape(-1, 1, 1)
+        feats = reference.scaled(self.feats, self.scale_feats, 1)
+        added = self.bias if bias else None, self.map if nmap is None else nmap, self.residual if residual else None
+        return reference.conv_epilogue(feats, weight, *added, activation)
+
+    def check(self, out, **parts):
+        expected = self.expected(**parts)
+        assert out.dtype == reference.dtype_of(self.out_dtype)
+        assert_gemm_rows(out, expected, self.out_dtype)
+        if self.out_dtype in reference.HALF_ULP:
+            assert_rounded_once(out, expected)
+
+
+# ---- every shape, fenced buffers ----
+
+SHAPES = [
+    (300, 1, 1), (300, 7, 13), (300, 16, 16), (300, 33, 65), (300, 64, 64), (300, 48, 24), (129, 80, 72),
+    (65, 600, 40),  # a reduction of many steps, in several shares
+    (65, 592, 40),  # the same in whole pieces of 16 bytes
+    (65, 40, 600),
+    (700, 272, 264),  # tiles of the widest kind and a ragged one beside them, the last step of channels ragged
+    (20_000, 16, 256),  # more tiles than a GPU takes at once
+    (1, 16, 8), (0, 16, 8),
+]  # fmt: skip
+
+
+@every_out
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_shapes(backend, shape, out_dtype):
+    p = Problem(*shape, out_dtype=out_dtype)
+    p.check(p.run(backend))
+
+
+@pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)], ids="-".join)
+@pytest.mark.parametrize("shape", [(300, 33, 65), (300, 144, 136)], ids=str)
+def test_every_mix_of_kinds(backend, shape, dtypes):
+    p = Problem(*shape, dtypes=dtypes)
+    p.check(p.run(backend))
+
+
+@pytest.mark.parametrize("kind_weight", KINDS)
+@pytest.mark.parametrize("kind_feats", KINDS)
+@pytest.mark.parametrize("shape", [(300, 33, 65), (300, 144, 136), (65, 592, 40)], ids=str)
+def test_every_kind_of_scale(backend, shape, kind_feats, kind_weight):
+    p = Problem(*shape, kinds=(kind_feats, kind_weight))
+    p.check(p.run(backend))
+
+
+def test_scales_of_rows_that_differ_by_orders_of_magnitude(backend):
+    """Each gathered row is multiplied by its own scale, at whatever offset and output row it is met."""
+    p = Problem(500, 144, 136)
+    p.scale_feats = (10.0 ** np.random.default_rng(2).integers(-6, 6, 500)).astype(np.float32)
+    p.check(p.run(backend))
+
+
+@pytest.mark.parametrize("kernel_size", [(1, 1, 1), (2, 3, 2), (5, 5, 5), (7, 7, 7), (1, 3, 5)], ids=str)
+@pytest.mark.parametrize("channels", [(16, 40), (19, 24)], ids=str)
+def test_kernels_and_dilations(backend, kernel_size, channels):
+    p = Problem(300, *channels, kernel_size=kernel_size, dilation=(2, 1, 3))
+    p.check(p.run(backend))
+
+
+# ---- accuracy ----
+
+
+@pytest.mark.parametrize("one_sign", [False, True])
+@pytest.mark.parametrize("channels", [(1024, 128), (2048, 64)], ids=str)
+def test_long_sums_keep_float32_accuracy(backend, channels, one_sign):
+    """Tensor cores of Hopper keep some 13 bits of a sum. Without promotion to float32 at least every 128 products, sums
+    of 27 x 1024 would be beyond the limit, or biased where nothing cancels (test_gemm.py models both)."""
+    ci, co = channels
+    p = Problem(40, 1, co)
+    rng = np.random.default_rng(ci)
+    p.map = rng.integers(-1, 40, (27, 40)).astype(np.int32)
+    p.feats = scenes.values(rng, (40, ci), E4M3, one_sign=one_sign)
+    p.weight = scenes.values(rng, (co, 27, ci), E4M3, one_sign=one_sign)
+    out, expected = p.run(backend, bias=False), p.expected(bias=False)
+    assert_gemm_rows(out, expected, "float32")
+    if one_sign:
+        assert abs((out / expected).mean() - 1) < 2e-3
+
+
+# ---- what is added to the sums ----
+
+
+@every_out
+@pytest.mark.parametrize("activation", [None, "relu", "silu", "gelu"])
+@pytest.mark.parametrize("shape", [(300, 33, 65), (300, 144, 136), (65, 592, 40), (1, 16, 8), (0, 16, 8)], ids=str)
+def test_bias_residual_activation(backend, shape, activation, out_dtype):
+    p = Problem(*shape, out_dtype=out_dtype)
+    p.check(p.run(backend, residual=True, activation=activation), residual=True, activation=activation)
+
+
+@every_out
+@pytest.mark.parametrize("pad", [0, 3])
+@pytest.mark.parametrize("shape", [(300, 33, 65), (300, 144, 136), (65, 592, 40)], ids=str)
+def test_a_residual_that_is_the_output(backend, shape, pad, out_dtype):
+    p = Problem(*shape, out_dtype=out_dtype)
+    apart = p.run(backend, residual=True, activation="relu", pad=pad)
+    assert_same_bits(p.run(backend, residual=True, activation="relu", pad=pad, in_place=True), apart)
+
+
+# ---- layouts, orders, maps ----
+
+
+@every_out
+@pytest.mark.parametrize("offset", [0, 1, 16])
+@pytest.mark.parametrize("pad", [1, 16])
+@pytest.mark.parametrize("shape", [(129, 33, 65), (129, 64, 64)], ids=str)
+def test_strided_rows_and_any_alignment(backend, shape, pad, offset, out_dtype):
+    p = Problem(*shape, out_dtype=out_dtype)
+    p.check(p.run(backend, residual=True, pad=pad, offset=offset), residual=True)
+
+
+@pytest.mark.parametrize("algorithm", ["masked_implicit_gemm", "masked_implicit_gemm_splitk"])
+@pytest.mark.parametrize("groups", [1, 3, 9])
+@pytest.mark.parametrize("shape", [(300, 33, 65), (300, 144, 136), (700, 272, 264)], ids=str)
+def test_any_order_gives_the_same_rows(backend, shape, groups, algorithm):
+    p = Problem(*shape)
+    rng = np.random.default_rng(groups)
+    order = np.stack([rng.permutation(shape[0]) for _ in range(groups)]).astype(np.int32)
+    p.check(p.run(backend, order=order, groups=(groups,), algorithm=algorithm))
+
+
+ALGORITHMS = ["auto", "explicit_gemm", "implicit_gemm", "implicit_gemm_splitk", "masked_implicit_gemm"]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("shape", [(900, 80, 40), (900, 33, 40), (0, 16, 8)], ids=str)
+def test_algorithms_agree(backend, shape, algorithm):
+    p = Problem(*shape)
+    p.check(p.run(backend, algorithm=algorithm))
+
+
+@pytest.mark.parametrize("shape", [(64, 33, 40), (64, 64, 72)], ids=str)
+@pytest.mark.parametrize("m, n", [(200, 77), (77, 200), (0, 50), (50, 1), (129, 0)])
+def test_rectangular_maps(backend, shape, m, n):
+    """Rows that no output reads hold NaN, and so do their scales."""
+    p = Problem(max(m, n), *shape[1:])
+    rng = np.random.default_rng(5)
+    wanted = rng.permutation(n)[: n * 2 // 3 + (n == 1)]
+    nmap = np.full((27, m), -1, np.int32)
+    for v in range(27 if n else 0):
+        has = rng.permutation(m)[: int(rng.integers(0, m + 1))]
+        nmap[v, has] = rng.choice(wanted, len(has))
+    unread = np.setdiff1d(np.arange(n), nmap)
+    p.feats, p.scale_feats, p.map = p.feats[:n].copy(), p.scale_feats[:n].copy(), nmap
+    p.feats[unread], p.scale_feats[unread] = np.nan, np.nan
+    p.check(p.run(backend))
+
+
+def test_map_entries_out_of_range_are_no_neighbours_on_the_gpu(cuda):
+    for shape in ((300, 33, 64), (300, 64, 64), (300, 272, 264)):
+        p = Problem(*shape)
+        p.map = p.map.copy()
+        p.map[::2, ::7] = np.resize([-2, -(2**31), 300, 301, 2**31 - 1], p.map[::2, ::7].shape)
+        tamed = np.where((p.map < 0) | (p.map >= 300), -1, p.map)
+        p.check(p.run(cuda), nmap=tamed)
+
+
+def test_nan_and_infinity_reach_the_rows_that_read_them(backend):
+    """And no others. e4m3 has a NaN and no infinity, e5m2 both."""
+    for dtype, value in ((E4M3, np.nan), (E5M2, np.nan), (E5M2, np.inf)):
+        for shape in ((300, 33, 40), (300, 64, 72)):
+            p = Problem(*shape, dtypes=(dtype, E4M3))
+            p.feats[7, 5] = value
+            out = p.run(backend)
+            reads = (p.map == 7).any(axis=0)
+            assert not np.isfinite(out[reads]).any()
+            assert_gemm_rows(out[~reads], p.expected()[~reads], "float32")
+
+
+def test_the_same_bits_again(backend):
+    for shape in ((300, 33, 65), (700, 272, 264), (65, 592, 40)):
+        p = Problem(*shape)
+        assert_same_bits(p.run(backend), p.run(backend))
+
+
+# ---- the public functions ----
+
+
+@every_out
+@pytest.mark.parametrize("granularity", ["tensor", "row"])
+def test_quantize_and_convolve(backend, granularity, out_dtype):
+    """As a user goes: float arrays, cast by quantize, close to the convolution of the floats."""
+    coords, shape = scenes.scene(900)
+    rng = np.random.default_rng(0)
+    feats = scenes.values(rng, (900, 64), "float32")
+    weight = scenes.values(rng, (80, 3, 3, 3, 64), "float32") / np.float32(20)
+    bias = scenes.values(rng, (80,), out_dtype)
+    nmap = flexgemm.neighbor_map(backend.array(coords), shape)
+    q, scale_feats = flexgemm.quantize(backend.array(feats), granularity=granularity)
+    w, scale_weight = flexgemm.quantize(backend.array(weight.reshape(80, -1)), granularity="row")
+    w = backend.array(backend.numpy(w).reshape(weight.shape))
+    how = {"neighbor_map": nmap, "scale_feats": scale_feats, "scale_weight": scale_weight, "out_dtype": out_dtype}
+    out = backend.numpy(flexgemm.submanifold_conv3d(q, w, backend.array(bias), **how))
+    assert out.dtype == reference.dtype_of(out_dtype)
+
+    p = Problem(0, 64, 80, out_dtype=out_dtype)
+    p.map = reference.neighbor_map(coords, shape)
+    p.feats, p.weight, p.scale_feats, p.scale_weight = map(backend.numpy, (q, w, scale_feats, scale_weight))
+    p.bias = bias
+    p.check(out)
+    assert reference.gemm_diff(out, reference.conv_forward(feats, weight, bias, p.map)).max() < 2e-3
+
+
+def test_bfloat16_is_the_default_and_out_may_be_given(backend):
+    p = Problem(300, 64, 48, out_dtype="bfloat16")
+    nmap = flexgemm.neighbor_map(backend.array(p.coords), p.shape)
+    feats, weight, bias = map(backend.array, (p.feats, p.weight, p.bias))
+    scales = {name: backend.array(scale) for name, scale in p.scales.items()}
+    p.check(backend.numpy(flexgemm.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap, **scales)))
+    out = backend.empty((300, 48), "bfloat16")
+    assert flexgemm.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, out=out, **scales) is out
+    p.check(backend.numpy(out))
+
+
+def test_strided_and_inverse_maps(backend):
+    p = Problem(400, 32, 48, kernel_size=(2, 2, 2))
+    nmap = flexgemm.sparse_conv_map(backend.array(p.coords), p.shape, 2, 2)
+    weight, scale_weight = backend.array(p.weight), backend.array(p.scale_weight)
+    how = {"neighbor_map": nmap, "scale_weight": scale_weight, "out_dtype": "float32"}
+    scale_feats = backend.array(p.scale_feats)
+    out = flexgemm.sparse_conv3d(backend.array(p.feats), weight, backend.array(p.bias), **how, scale_feats=scale_feats)
+    p.check(backend.numpy(out), nmap=backend.numpy(nmap.map))
+
+    coarse, p.map = nmap.num_out_voxels, backend.numpy(nmap.inverse.map)
+    p.feats, p.scale_feats = p.feats[:coarse], p.scale_feats[:coarse]
+    how["scale_feats"] = backend.array(p.scale_feats)
+    p.check(backend.numpy(flexgemm.sparse_inverse_conv3d(backend.array(p.feats), weight, backend.array(p.bias), **how)))
+
+
+@pytest.mark.parametrize("groups", [2, 4, 32])
+def test_groups_of_channels(backend, groups):
+    p = Problem(300, 32, 64)
+    nmap = flexgemm.neighbor_map(backend.array(p.coords), p.shape)
+    width = 32 // groups
+    weight = np.ascontiguousarray(p.weight[..., :width])
+    arrays = map(backend.array, (p.feats, weight, p.bias))
+    scales = {name: backend.array(scale) for name, scale in p.scales.items()}
+    how = {"neighbor_map": nmap, "groups": groups, "out_dtype": "float32", **scales}
+    out = backend.numpy(flexgemm.submanifold_conv3d(*arrays, **how))
+    dense = np.zeros_like(p.weight)
+    for group in range(groups):
+        rows = slice(group * 64 // groups, (group + 1) * 64 // groups)
+        dense[rows, ..., group * width : (group + 1) * width] = weight[rows]
+    p.weight = dense
+    p.check(out)
+
+
+def test_uint8_arrays_that_hold_fp8(backend):
+    p = Problem(300, 64, 48, dtypes=(E4M3, E5M2))
+    nmap = flexgemm.neighbor_map(backend.array(p.coords), p.shape)
+    feats, weight = (backend.array(x.view(np.uint8)) for x in (p.feats, p.weight))
+    how = {"neighbor_map": nmap, "dtype_feats": E4M3, "dtype_weight": E5M2, "out_dtype": "float32"}
+    scales = {name: backend.array(scale) for name, scale in p.scales.items()}
+    p.check(backend.numpy(flexgemm.submanifold_conv3d(feats, weight, backend.array(p.bias), **how, **scales)))
+
+
+def test_numpy_arrays_over_a_map_on_a_gpu(cuda):
+    p = Problem(300, 64, 48, out_dtype="float16")
+    nmap = flexgemm.neighbor_map(p.coords, p.shape, device="cuda")
+    out = np.empty((300, 48), np.float16)
+    how = {**p.scales, "neighbor_map": nmap, "out": out}
+    assert flexgemm.submanifold_conv3d(p.feats, p.weight, p.bias, **how) is out
+    p.check(out)
+
+
+# ---- what a caller can get wrong: the legal call has 5 rows, 6 input and 4 output channels ----
+
+
+def fp8(*shape, dtype=E4M3):
+    return zeros(*shape, dtype=reference.dtype_of(dtype))
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        (
+            {"weight": zeros(4, 1, 3, 1, 6)},
+            TypeError,
+            "weight: expected dtype float8_e4m3fn or float8_e5m2, got float32",
+        ),
+        ({"out": fp8(5, 4)}, TypeError, "out: expected dtype float32, float16 or bfloat16, got float8_e4m3fn"),
+        ({"bias": fp8(4)}, TypeError, "bias: expected dtype float32 to match out, got float8_e4m3fn"),
+        ({"bias": zeros(4, dtype=np.float16)}, TypeError, "bias: expected dtype float32 to match out"),
+        ({"residual": fp8(5, 4)}, TypeError, "residual: expected dtype float32 to match out"),
+        ({"scale_feats": zeros(4)}, ValueError, r"scale_feats: expected \(\) or \(5,\) to match feats, got \(4,\)"),
+        ({"scale_feats": zeros(5, 1)}, ValueError, r"scale_feats: expected \(\) or \(5,\)"),
+        ({"scale_feats": zeros(5, dtype=np.float16)}, TypeError, "scale_feats: expected dtype float32"),
+        ({"scale_weight": zeros(5)}, ValueError, r"scale_weight: expected \(\) or \(4,\) to match weight, got \(5,\)"),
+        ({"scale_weight": 0.5}, TypeError, "scale_weight"),
+        ({"dtype_feats": E5M2}, TypeError, "feats: expected dtype float8_e5m2, got float8_e4m3fn"),
+        ({"dtype_weight": "float32"}, TypeError, "weight: expected dtype float32, got float8_e4m3fn"),
+        ({"dtype_weight": "int4"}, ValueError, "dtype_weight"),
+    ],
+)
+def test_wrong_arguments(backend, change, error, message):
+    legal = {"feats": fp8(5, 6), "weight": fp8(4, 1, 3, 1, 6)}
+    call(backend, "conv_forward", **legal)
+    with pytest.raises(error, match=message):
+        call(backend, "conv_forward", **legal | change)
+
+
+@pytest.mark.parametrize("name, shape", [("scale_feats", (5,)), ("scale_weight", ())])
+def test_scales_are_for_fp8(name, shape):
+    with pytest.raises(ValueError, match=f"{name}: expected None, since .* are float32, not float8"):
+        call(Host(), "conv_forward", **{name: zeros(*shape)})
+
+
+def test_dtypes_of_the_public_function():
+    p = Problem(50, 16, 8)
+    nmap = flexgemm.neighbor_map(p.coords, p.shape)
+    with pytest.raises(ValueError, match="out_dtype: expected float32 or float16 or bfloat16, got float8_e4m3fn"):
+        flexgemm.submanifold_conv3d(p.feats, p.weight, neighbor_map=nmap, out_dtype=E4M3)
+    with pytest.raises(TypeError, match="out: expected out_dtype float16, got float32"):
+        out = np.empty((50, 8), np.float32)
+        flexgemm.submanifold_conv3d(p.feats, p.weight, neighbor_map=nmap, out=out, out_dtype="float16")
+    with pytest.raises(ValueError, match="out_dtype: expected None, since feats are float32, not FP8"):
+        floats = p.feats.astype(np.float32), p.weight.astype(np.float32)
+        flexgemm.submanifold_conv3d(*floats, neighbor_map=nmap, out_dtype="float16")
+
+
+@pytest.mark.parametrize("name", ["scale_feats", "scale_weight"])
+def test_scales_of_feats_that_are_not_fp8(name):
+    p = Problem(50, 16, 8)
+    nmap = flexgemm.neighbor_map(p.coords, p.shape)
+    floats = p.feats.astype(np.float32), p.weight.astype(np.float32)
+    with pytest.raises(ValueError, match=f"{name}: expected None, since feats are float32, not FP8"):
+        flexgemm.submanifold_conv3d(*floats, neighbor_map=nmap, **{name: np.ones((), np.float32)})
+    with pytest.raises(TypeError, match="scale"):
+        flexgemm.submanifold_conv3d(p.feats, p.weight, neighbor_map=nmap, scale=p.scale_feats)

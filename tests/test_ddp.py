@@ -1,0 +1,123 @@
+"""Several processes: each has its share of a batch, and losses, gradients and statistics are those of one process that
+has it all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch not installed")
+pytest.importorskip("matplotlib", reason="matplotlib not installed")
+pytest.importorskip("tqdm", reason="tqdm not installed")
+if not torch.distributed.is_available():
+    pytest.skip("torch without torch.distributed", allow_module_level=True)
+
+from test_examples import EXAMPLES, load  # noqa: E402
+
+import flexgemm.torch.nn as fnn  # noqa: E402
+
+PROCESSES = 2
+SHARES = ((37, 4), (41, 0))  # rows of each process
+PATCH, BATCH, STEPS = 16, 3, 4  # of three patches a step one process gets two
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+# ---- what one process does, with its share or with everything ----
+
+
+def normalise(rows, sample):
+    """Two training steps of a batch norm, and the gradients after the second."""
+    torch.manual_seed(0)
+    coords = torch.nn.functional.pad(torch.arange(len(rows))[:, None], (1, 2)).int()
+    x = fnn.SparseTensor(rows.requires_grad_(), coords, (1, 64, 1, 1))
+    layer = fnn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(fnn.BatchNorm(5, momentum=None)))
+    torch.nn.init.normal_(layer[0].weight)
+    for _ in range(2):
+        y = layer(x).feats
+    (y * sample).sum().backward()
+    return y.detach(), rows.grad, layer[0].weight.grad, layer[0].bias.grad, layer.state_dict()
+
+
+def rows_and_gradient():
+    numbers = torch.randn(2, 41, 5, generator=torch.Generator().manual_seed(1))
+    return 3 * numbers[0] + 7, numbers[1]
+
+
+def train_the_example():
+    """The losses, and how far each parameter and statistic went."""
+    unet = load("terrain_unet")
+    unet.PATCH = PATCH
+    torch.manual_seed(0)
+    heights = 2 * torch.randn(40, 40)
+    labels = torch.randint(-1, 3, heights.shape)
+    labels[:20] = unet.UNKNOWN  # patches differ in how many of their voxels count
+    network = unet.UNet(in_channels=3, classes=3, channels=(8, 8))
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    # Adam makes a full step of a gradient that is nothing but rounding.
+    with mock.patch.object(torch.optim, "AdamW", torch.optim.SGD):
+        losses, rate = unet.train(network, heights, labels, STEPS, BATCH)
+    assert rate > 0
+    return losses, {name: value - before[name] for name, value in network.state_dict().items()}
+
+
+# ---- several processes ----
+
+
+def of_process(rank, folder):
+    torch.set_num_threads(1)
+    where = f"file://{folder}/rendezvous"
+    torch.distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=PROCESSES)
+    normalised = [normalise(*(part.split(shares)[rank].clone() for part in rows_and_gradient())) for shares in SHARES]
+    torch.save((normalised, train_the_example()), folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """What each gave: (its batch norms, its training)."""
+    folder = tmp_path_factory.mktemp("processes")
+    torch.multiprocessing.spawn(of_process, (folder,), PROCESSES)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
+
+
+@pytest.mark.parametrize("case", range(len(SHARES)), ids=map(str, SHARES))
+def test_batch_norm_takes_the_statistics_of_all_processes(processes, case):
+    parts, whole = [normalised[case] for normalised, _ in processes], normalise(*rows_and_gradient())
+    y, grad_x, grad_weight, grad_bias, states = zip(*parts, strict=True)
+    for by_rows, expected in zip((y, grad_x), whole[:2], strict=True):
+        close(torch.cat(by_rows), expected)
+    for of_parameters, expected in zip((grad_weight, grad_bias), whole[2:4], strict=True):
+        close(sum(of_parameters), expected)
+    for state in states:
+        close(state, whole[4])
+
+
+def test_training_in_two_processes_is_training_in_one(processes):
+    (losses, ways), trained = train_the_example(), [training for _, training in processes]
+    for losses_of_part, ways_of_part in trained:
+        np.testing.assert_allclose(losses_of_part, losses, rtol=1e-6)
+        for name, way in ways.items():
+            error = (ways_of_part[name] - way).double().norm() / way.double().norm()
+            assert error < 1e-4, name
+    assert all(torch.equal(trained[0][1][name], trained[1][1][name]) for name in ways)
+
+
+def test_the_example_under_torchrun(tmp_path):
+    """The first process reports, once; the others say nothing."""
+    root, out = Path(__file__).parent.parent, tmp_path / "picture.png"
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES)]
+    example = [EXAMPLES / "terrain_unet.py", "--steps", "2", "--batch", "2", "--device", "cpu", "--out", out]
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run([*run, *example], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert done.stdout.count("samples per second, 2 x cpu") == done.stdout.count("U-Net") == 1

@@ -1,0 +1,170 @@
+"""FP8 convolution of torch tensors: the numbers of the plain call under torch.compile and autocast, frozen modules."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import scenes
+
+import flexgemm
+
+torch = pytest.importorskip("torch", reason="torch not installed")
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+
+import flexgemm.torch as ft  # noqa: E402
+import flexgemm.torch.nn as fnn  # noqa: E402
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device, or torch without CUDA")
+    return torch.device(request.param)
+
+
+def voxels(n, device):
+    coords, shape = scenes.scene(n)
+    return torch.from_numpy(coords).to(device), shape
+
+
+class Problem:
+    """Random tensors, and their casts as a user makes them."""
+
+    def __init__(self, n, device, ci=32, co=24, dtype=torch.float16):
+        self.coords, self.shape = voxels(n, device)
+        self.nmap = ft.neighbor_map(self.coords, self.shape)
+        torch.manual_seed(0)
+        self.feats = torch.randn(n, ci, device=device, dtype=dtype)
+        self.weight = torch.randn(co, 3, 3, 3, ci, device=device, dtype=dtype) / 16
+        self.bias, self.residual = (torch.randn(s, device=device, dtype=dtype) for s in ((co,), (n, co)))
+        self.q, scale_feats = ft.quantize(self.feats, granularity="row")
+        w, scale_weight = ft.quantize(self.weight.flatten(1), granularity="row")
+        self.w = w.view(self.weight.shape)
+        self.scales = {"scale_feats": scale_feats, "scale_weight": scale_weight}
+        self.how = {**self.scales, "neighbor_map": self.nmap, "out_dtype": dtype}
+
+
+def near(out, expected):
+    assert (out.double() - expected.double()).norm() < 6e-2 * expected.double().norm()
+
+
+def test_the_neutral_function_and_this_one_agree(device):
+    p = Problem(200, device)
+    out = ft.submanifold_conv3d(p.q, p.w, p.bias, residual=p.residual, activation="relu", **p.how)
+    assert out.dtype is torch.float16
+    how = {**p.how, "residual": p.residual, "activation": "relu", "out_dtype": "float16"}
+    assert torch.equal(out, flexgemm.submanifold_conv3d(p.q, p.w, p.bias, **how))
+    near(out, torch.relu(ft.submanifold_conv3d(p.feats, p.weight, p.bias, neighbor_map=p.nmap) + p.residual))
+    assert ft.sparse_conv3d(p.q, p.w, neighbor_map=p.nmap, **p.scales).dtype is torch.bfloat16
+
+
+def test_it_compiles_whole_and_for_any_number_of_voxels(device):
+    torch.compiler.reset()
+
+    def layer(feats, w, scale_weight, bias, nmap):
+        q, scale_feats = ft.quantize(feats, granularity="row")
+        how = {"scale_feats": scale_feats, "scale_weight": scale_weight, "activation": "silu"}
+        return ft.submanifold_conv3d(q, w, bias, neighbor_map=nmap, out_dtype=torch.float16, **how) * 2
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, backend=counter)
+    for n in (20, 33, 70):
+        p = Problem(n, device)
+        inputs = p.feats, p.w, p.scales["scale_weight"], p.bias, p.nmap
+        assert torch.equal(compiled(*inputs), layer(*inputs))
+    assert counter.frame_count == 2
+
+
+def test_the_operator(device):
+    p = Problem(40, device)
+    maps = p.nmap.native, p.nmap.native_order, p.nmap.kernel_size
+    scales = tuple(p.scales.values())
+    arguments = p.q, p.w, p.bias, None, *scales, *maps, None, "auto", 1, "float16", None, None
+    assert torch.equal(
+        torch.ops.flexgemm.sparse_conv3d_float8(*arguments), ft.submanifold_conv3d(p.q, p.w, p.bias, **p.how)
+    )
+    torch.library.opcheck(torch.ops.flexgemm.sparse_conv3d_float8, arguments, test_utils="test_faketensor")
+
+
+def test_autocast_leaves_it_alone(device):
+    p = Problem(60, device)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        out = ft.submanifold_conv3d(p.q, p.w, p.bias, **p.how)
+    assert torch.equal(out, ft.submanifold_conv3d(p.q, p.w, p.bias, **p.how))
+
+
+@pytest.mark.parametrize("function", [ft.submanifold_conv3d, flexgemm.submanifold_conv3d], ids=["torch", "neutral"])
+def test_a_gradient_is_refused(device, function):
+    p = Problem(30, device)
+    p.bias.requires_grad_()
+    with pytest.raises(ValueError, match="require grad, but a convolution of float8_e4m3fn has no gradient"):
+        function(p.q, p.w, p.bias, **p.how)
+    with torch.no_grad():
+        assert function(p.q, p.w, p.bias, **p.how).dtype is torch.float16
+    feats = p.feats.requires_grad_()
+    with pytest.raises(ValueError, match="scale_feats: expected None, since feats are float16, not FP8"):
+        function(feats, p.weight, neighbor_map=p.nmap, **p.scales)
+
+
+# ---- modules ----
+
+
+LAYERS = [
+    lambda: fnn.SubMConv3d(32, 24),
+    lambda: fnn.SubMConv3d(32, 24, (3, 1, 5), dilation=2, groups=2, bias=False),
+    lambda: fnn.SparseConv3d(32, 24, 2, 2),
+    lambda: fnn.SparseConvTranspose3d(32, 24, 2, 2),
+]
+
+
+@pytest.mark.parametrize("make", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_frozen_layer_is_near_the_layer(device, make, dtype):
+    torch.manual_seed(0)
+    layer = make().to(device, dtype)
+    coords, shape = voxels(150, device)
+    x = fnn.SparseTensor(torch.randn(150, 32, device=device, dtype=dtype), coords, shape)
+    frozen = layer.frozen()
+    assert type(frozen) is type(layer)
+    assert frozen.weight.dtype is torch.float8_e4m3fn
+    assert not list(frozen.parameters())
+    out, expected = frozen(x), layer(x)
+    assert out.feats.dtype is dtype
+    assert torch.equal(out.coords, expected.coords)
+    near(out.feats, expected.feats)
+    assert "fp8=True" in repr(frozen)
+    assert "fp8" not in repr(layer)
+
+    again = make().to(device, dtype).frozen()
+    again.load_state_dict(frozen.state_dict())
+    assert torch.equal(again(x).feats, out.feats)
+    assert torch.equal(copy.deepcopy(frozen)(x).feats, out.feats)
+
+
+def test_a_frozen_layer_keeps_its_weight_when_a_network_changes_dtype_or_device(device):
+    layer = fnn.SubMConv3d(32, 24).frozen().to(device)
+    coords, shape = voxels(100, device)
+    x = fnn.SparseTensor(torch.randn(100, 32, device=device), coords, shape)
+    out = layer(x).feats
+    halves = torch.nn.Sequential(layer).half()[0]
+    assert halves.weight.dtype is torch.float8_e4m3fn
+    assert (halves.scale.dtype, halves.bias.dtype) == (torch.float32, torch.float16)
+    assert halves(x.to(torch.float16)).feats.dtype is torch.float16
+    torch.testing.assert_close(halves(x).feats, out, rtol=0, atol=2e-4)  # the bias lost some
+
+
+def test_a_frozen_inverse_layer(device):
+    coords, shape = voxels(150, device)
+    x = fnn.SparseTensor(torch.randn(150, 32, device=device), coords, shape)
+    down, up = fnn.SparseConv3d(32, 48, 2, 2).to(device), fnn.SparseInverseConv3d(48, 32, 2).to(device)
+    near(up.frozen()(down.frozen()(x)).feats, up(down(x)).feats)
+
+
+def test_a_frozen_layer_compiles(device):
+    torch.compiler.reset()
+    layer = fnn.SubMConv3d(32, 24).to(device).frozen()
+    coords, shape = voxels(80, device)
+    x = fnn.SparseTensor(torch.randn(80, 32, device=device), coords, shape)
+    compiled = torch.compile(lambda x: layer(x).feats * 2, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), layer(x).feats * 2)
