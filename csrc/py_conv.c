@@ -94,7 +94,7 @@ static int expect_channels(const fg_view *view, int64_t channels, const char *wh
 
 /* ---- float8 operands of the forward pass ---- */
 
-/* dtype_feats, dtype_weight: names what a uint8 array holds; of any other array it must be the dtype. */
+/* dtype_feats, dtype_weight, dtype_out: names what a uint8 array holds; of any other array it must be the dtype. */
 static int reinterpret(const fg_call *call, fg_view *view, PyObject *dtype, const char *name) {
     fg_dtype named = view->tensor.dtype;
     if (!dtype || dtype == Py_None) return 0;
@@ -115,7 +115,7 @@ static int expect_operands(const fg_view *feats, const fg_view *weight) {
 static int expect_scale(const fg_view *view, const fg_view *of, int64_t count, fg_tensor *scale) {
     if (!view->tensor.present) return 0;
     if (!fg_is_float8(of->tensor.dtype)) {
-        PyErr_Format(PyExc_ValueError, "%s: expected None, since %s are %s, not float8", view->name, of->name,
+        PyErr_Format(PyExc_ValueError, "%s: expected None, since %s is %s, not float8", view->name, of->name,
                      fg_dtype_name(of->tensor.dtype));
         return -1;
     }
@@ -129,14 +129,15 @@ static int expect_scale(const fg_view *view, const fg_view *of, int64_t count, f
     return fg_wrong_shape(view, expected.data);
 }
 
-/* residual: as `out`, which it may be: each element is read before it is written, by one thread. */
-static int expect_residual(fg_view *view, const fg_view *out) {
+/* residual: of the shape of `out` and the dtype of `added`. It may be `out`: each element is read before it is written,
+ * by one thread. */
+static int expect_residual(fg_view *view, const fg_view *added, const fg_view *out) {
     if (!view->tensor.present) return 0;
-    if (fg_expect_dtype_of(view, out) < 0 ||
+    if (fg_expect_dtype_of(view, added) < 0 ||
         expect_features(view, out->tensor.shape[0], out->tensor.shape[1], "to match map and weight") < 0) {
         return -1;
     }
-    view->in_place = fg_same_elements(view, out);
+    view->in_place = view->tensor.dtype == out->tensor.dtype && fg_same_elements(view, out);
     return 0;
 }
 
@@ -152,12 +153,14 @@ static const fg_parameter conv_forward_parameters[] = {
     FG_OPTIONAL_INPUT(residual),
     FG_OPTIONAL_INPUT(scale_feats),
     FG_OPTIONAL_INPUT(scale_weight),
+    FG_OPTIONAL_INPUT(scale_out),
     FG_SCALAR(order_groups),
     FG_SCALAR(activation),
     FG_SCALAR(algorithm),
     FG_SCALAR(precision),
     FG_SCALAR(dtype_feats),
     FG_SCALAR(dtype_weight),
+    FG_SCALAR(dtype_out),
     FG_SCALAR(groups),
     FG_WORKSPACE_AND_STREAM,
 };
@@ -173,46 +176,53 @@ static int conv_forward_fill(fg_call *call, void *params) {
         RESIDUAL,
         SCALE_FEATS,
         SCALE_WEIGHT,
+        SCALE_OUT,
         ORDER_GROUPS,
         ACTIVATION,
         ALGORITHM,
         PRECISION,
         DTYPE_FEATS,
         DTYPE_WEIGHT,
+        DTYPE_OUT,
         GROUPS
     };
     fg_conv_forward_params *p = params;
     fg_view *feats = &call->views[FEATS], *weight = &call->views[WEIGHT], *residual = &call->views[RESIDUAL];
     const fg_view *bias = &call->views[BIAS], *map = &call->views[MAP], *order = &call->views[ORDER];
-    const fg_view *out = &call->views[OUT];
+    fg_view *out = &call->views[OUT];
     if (parse_groups(call->values[GROUPS], &p->groups) < 0 ||
         reinterpret(call, feats, call->values[DTYPE_FEATS], "dtype_feats") < 0 ||
         reinterpret(call, weight, call->values[DTYPE_WEIGHT], "dtype_weight") < 0 ||
-        expect_operands(feats, weight) < 0 || expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
-        expect_groups(feats, 1, p->groups) < 0 ||
+        reinterpret(call, out, call->values[DTYPE_OUT], "dtype_out") < 0 || expect_operands(feats, weight) < 0 ||
+        expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 || expect_groups(feats, 1, p->groups) < 0 ||
         flatten_weight(weight, FG_ANY, FG_ANY, feats->tensor.shape[1] / p->groups, "to match feats channels",
                        &p->weight) < 0 ||
         expect_groups(weight, 0, p->groups) < 0) {
         return -1;
     }
     const int64_t co = p->weight.shape[0];
-    const fg_view *summed = fg_is_float8(feats->tensor.dtype) ? out : feats; /* whose dtype the sums are rounded to */
-    if (expect_map(map, p->weight.shape[1], FG_ANY, "to match weight") < 0 || fg_expect_dtype(summed, FG_FLOATS) < 0 ||
-        fg_expect_dtype_of(out, summed) < 0 ||
+    const bool is_float8 = fg_is_float8(feats->tensor.dtype);
+    if (expect_map(map, p->weight.shape[1], FG_ANY, "to match weight") < 0 ||
+        (is_float8 ? fg_expect_dtype(out, FG_FLOATS | FG_FLOAT8S) : fg_expect_dtype_of(out, feats)) < 0 ||
         expect_features(out, map->tensor.shape[1], co, "to match map and weight") < 0 ||
         expect_scale(&call->views[SCALE_FEATS], feats, feats->tensor.shape[0], &p->scale_feats) < 0 ||
-        expect_scale(&call->views[SCALE_WEIGHT], weight, co, &p->scale_weight) < 0) {
+        expect_scale(&call->views[SCALE_WEIGHT], weight, co, &p->scale_weight) < 0 ||
+        expect_scale(&call->views[SCALE_OUT], out, 1, &p->scale_out) < 0) {
         return -1;
     }
+    /* Whose dtype bias and residual have. */
+    const fg_view *added = !is_float8 ? feats : !fg_is_float8(out->tensor.dtype) ? out : bias;
+    if (added == bias && !bias->tensor.present) added = residual;
+    if (added->tensor.present && fg_expect_dtype(added, FG_FLOATS) < 0) return -1;
     if (bias->tensor.present &&
-        (fg_expect_dtype_of(bias, summed) < 0 || expect_channels(bias, co, "to match weight") < 0)) {
+        (fg_expect_dtype_of(bias, added) < 0 || expect_channels(bias, co, "to match weight") < 0)) {
         return -1;
     }
     if (expect_orders(order, map, call->values[ORDER_GROUPS], &p->sets) < 0 ||
         fg_arg_algorithm(call->state, call->values[ALGORITHM], &p->algorithm) < 0) {
         return -1;
     }
-    if (expect_residual(residual, out) < 0 ||
+    if (expect_residual(residual, added, out) < 0 ||
         fg_arg_activation(call->state, call->values[ACTIVATION], &p->activation) < 0) {
         return -1;
     }
@@ -339,7 +349,7 @@ static int depthwise_forward_fill(fg_call *call, void *params) {
         (fg_expect_dtype_of(bias, feats) < 0 || expect_channels(bias, p->weight.shape[0], "to match weight") < 0)) {
         return -1;
     }
-    if (expect_residual(residual, out) < 0) return -1;
+    if (expect_residual(residual, out, out) < 0) return -1;
     p->feats = feats->tensor;
     p->bias = bias->tensor;
     p->map = map->tensor;
@@ -413,8 +423,9 @@ PyMethodDef fg_conv_methods[] = {
     FG_OPERATION_METHODS(
         conv_forward,
         "feats, weight, bias, map, out, *, order=None, residual=None, scale_feats=None, scale_weight=None, "
+        "scale_out=None, "
         "order_groups=None, activation=None, algorithm='auto', precision='ieee', dtype_feats=None, dtype_weight=None, "
-        "groups=1, workspace=None, stream=None",
+        "dtype_out=None, groups=1, workspace=None, stream=None",
         "out[m] = activation(scale_weight * sum_v weight[:, v, :] . (scale_feats * feats)[map[v, m]] + bias + "
         "residual[m])"),
     FG_OPERATION_METHODS(conv_dgrad,

@@ -313,12 +313,14 @@ def conv_forward(
     residual: Array | None = None,
     scale_feats: Array | None = None,
     scale_weight: Array | None = None,
+    scale_out: Array | None = None,
     order_groups: Sequence[int] | None = None,
     activation: str | None = None,
     algorithm: str = "auto",
     precision: str = "ieee",
     dtype_feats: str | None = None,
     dtype_weight: str | None = None,
+    dtype_out: str | None = None,
     groups: int = 1,
     workspace: Workspace = None,
     stream: Stream = None,
@@ -327,8 +329,9 @@ def conv_forward(
     order (sum(order_groups), M) int32, permutations: sets of orders in which a GPU may work through the rows, for speed
     alone; a set of g has one for each g-th of the offsets. By default `order_groups` is one set of them all.
     residual (M, Co), added before the activation ("relu", "silu" or "gelu"); it may be out itself.
-    float8 feats and weight have float32 scales, () or (N) and () or (Co), and an out of another dtype, which is that of
-    bias and residual; dtype_feats and dtype_weight say what uint8 arrays hold.
+    float8 feats and weight have float32 scales, () or (N) and () or (Co), and an out of any floating-point dtype:
+    float8 divided by scale_out (), while bias and residual are wider. dtype_feats, dtype_weight and dtype_out say what
+    uint8 arrays hold.
     groups of channels, each convolved by itself: weight has Ci / groups."""
 
 def conv_dgrad(

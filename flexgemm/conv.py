@@ -27,9 +27,11 @@ class Float8(TypedDict, total=False):
 
     scale_feats: Array | None
     scale_weight: Array | None
+    scale_out: Array | None
     out_dtype: Any
     dtype_feats: str | None
     dtype_weight: str | None
+    dtype_out: str | None
 
 
 def submanifold_conv3d(
@@ -74,8 +76,10 @@ def submanifold_conv3d(
 
     scale_feats: float32, () for all feats or (N,) for each row, or None for 1.
     scale_weight: float32, () for all or (Co,) for each output channel, or None for 1.
-    out_dtype: float32, float16 or bfloat16, which bias and residual have too; by default that of out, or bfloat16.
-    dtype_feats, dtype_weight: the dtype behind uint8 arrays: "float8_e4m3fn" or "float8_e5m2".
+    out_dtype: float32, float16 or bfloat16, which bias and residual have too; by default that of out, or bfloat16. With
+        scale_out, float32 (), FP8 (e4m3fn by default): the result divided by scale_out, saturated; bias and residual
+        are then of one of the others.
+    dtype_feats, dtype_weight, dtype_out: the dtype behind uint8 arrays: "float8_e4m3fn" or "float8_e5m2".
     algorithm: "explicit_gemm" is "auto".
 
     Returns (N, Co). Bias, residual and activation are applied to the float32 sums, which are rounded once.
@@ -224,16 +228,20 @@ def forward(
     *,
     scale_feats: Array | None = None,
     scale_weight: Array | None = None,
+    scale_out: Array | None = None,
     out_dtype: Any = None,
     dtype_feats: str | None = None,
     dtype_weight: str | None = None,
+    dtype_out: str | None = None,
 ) -> Array:
     """`sparse_conv3d` without autograd."""
     is_float8 = dtype_feats in FP8 or library.dtype(feats) in FP8
-    dtype = _out_dtype(library, out, out_dtype) if is_float8 else None
-    if not is_float8 and not (scale_feats is scale_weight is out_dtype is None):
-        given: Float8 = {"scale_feats": scale_feats, "scale_weight": scale_weight, "out_dtype": out_dtype}
-        expect_none(library.dtype(feats), given)
+    dtype = None
+    if is_float8:
+        dtype = _out_dtype(library, out, out_dtype, dtype_out, scale_out is not None)
+    elif not (scale_feats is scale_weight is scale_out is out_dtype is None):
+        given: Float8 = {"scale_feats": scale_feats, "scale_weight": scale_weight, "scale_out": scale_out}
+        expect_none(library.dtype(feats), {**given, "out_dtype": out_dtype})
     feats = library.rows(feats, "feats")
     weight = library.contiguous(weight, "weight")
     if bias is not None:
@@ -244,6 +252,8 @@ def forward(
         scale_feats = library.contiguous(scale_feats, "scale_feats")
     if scale_weight is not None:
         scale_weight = library.contiguous(scale_weight, "scale_weight")
+    if scale_out is not None:
+        scale_out = library.contiguous(scale_out, "scale_out")
     shape = _check_shapes(feats, weight, neighbor_map, groups)
     out = library.empty(shape, dtype, feats) if out is None else library.output(out, shape, dtype, feats)
     map, order = neighbor_map.native, neighbor_map.native_order
@@ -260,12 +270,14 @@ def forward(
         residual=residual,
         scale_feats=scale_feats,
         scale_weight=scale_weight,
+        scale_out=scale_out,
         order_groups=order_groups(order, neighbor_map.kernel_size),
         activation=activation,
         algorithm=algorithm,
         precision=precision,
         dtype_feats=dtype_feats,
         dtype_weight=dtype_weight,
+        dtype_out=dtype if scale_out is not None else None,
         groups=groups,
         workspace=library.workspace,
         stream=library.stream,
@@ -358,14 +370,16 @@ def expect_none(dtype: str, float8: Float8) -> None:
             raise ValueError(f"{name}: expected None, since feats are {dtype}, not FP8")
 
 
-def _out_dtype(library: Library, out: Array | None, out_dtype: Any) -> str:
-    """The dtype of the output of FP8 operands."""
-    name = None if out_dtype is None else dtype_name(out_dtype, "out_dtype", FLOATS)
+def _out_dtype(library: Library, out: Array | None, out_dtype: Any, dtype_out: str | None, scaled: bool) -> str:
+    """The dtype of the output of FP8 operands; scaled: of an output in FP8."""
+    given = dtype_out if out_dtype is None else out_dtype
+    name = None if given is None else dtype_name(given, "out_dtype", FP8 if scaled else FLOATS)
     if out is None:
-        return name or "bfloat16"
-    if name not in (None, library.dtype(out)):
-        raise TypeError(f"out: expected out_dtype {name}, got {library.dtype(out)}")
-    return library.dtype(out)
+        return name or (FP8[0] if scaled else "bfloat16")
+    own = library.dtype(out)
+    if name is not None and own not in (name, "uint8" if dtype_out else library.storage(name)):
+        raise TypeError(f"out: expected out_dtype {name}, got {own}")
+    return name or own
 
 
 def _is_depthwise(feats: Array, groups: int, precision: str) -> bool:

@@ -334,10 +334,10 @@ typedef struct {
 typedef struct {
     fg_tensor feats;        /* (N, Ci) float32 | float16 | bfloat16 | float8_*, inner stride 1 */
     fg_tensor weight;       /* (Co, V, Ci / groups) contiguous, dtype of feats; float8 kinds mix freely */
-    fg_tensor bias;         /* (Co) contiguous, dtype of out; or absent */
+    fg_tensor bias;         /* (Co) contiguous, dtype of out, with a float8 out any of the wider; or absent */
     fg_tensor map;          /* (V, M) int32 contiguous, -1 = none */
     fg_tensor order;        /* (sum of groups, M) int32 contiguous, permutations: orders to take rows in; or absent */
-    fg_tensor residual;     /* (M, Co) inner stride 1, dtype of out, may be `out` element for element; or absent */
+    fg_tensor residual;     /* (M, Co) inner stride 1, dtype as of bias, may be `out` element for element; or absent */
     fg_tensor scale_feats;  /* of float8: float32 () or contiguous (N), one for each row; or absent: 1 */
     fg_tensor scale_weight; /* of float8: float32 () or contiguous (Co), one for each output channel; or absent: 1 */
     fg_order_sets sets;     /* of which a plan takes one, or none; every one divides V */
@@ -345,7 +345,8 @@ typedef struct {
     fg_activation activation;
     fg_algorithm algorithm;
     fg_precision precision;
-    fg_tensor out; /* (M, Co) inner stride 1, dtype of feats; of float8 operands float32 | float16 | bfloat16 */
+    fg_tensor out;       /* (M, Co) inner stride 1, dtype of feats; of float8 operands any: saturate(... / scale_out) */
+    fg_tensor scale_out; /* float32 (); with a float8 out, or absent: 1 */
     fg_tensor workspace;
 } fg_conv_forward_params;
 

@@ -232,7 +232,7 @@ def unique_groups(backend, in_order, order, ranks, voxels, **layout):
 
 def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None, residual=None, activation=None,
                  in_place=False, algorithm="auto", precision="ieee", channel_groups=1, out_dtype=None, scale_feats=None,
-                 scale_weight=None, **layout):  # fmt: skip
+                 scale_weight=None, scale_out=None, **layout):  # fmt: skip
     """in_place: the output is the residual itself. out_dtype: that of feats by default."""
     call = Call(backend, **layout)
     shape = nmap.shape[1], len(weight)
@@ -248,6 +248,7 @@ def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None,
         residual=out if in_place else call.give(residual, strided=True),
         scale_feats=call.give(scale_feats),
         scale_weight=call.give(scale_weight),
+        scale_out=call.give(scale_out),
         activation=activation,
         order_groups=groups,
         algorithm=algorithm,

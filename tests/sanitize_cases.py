@@ -301,24 +301,27 @@ def epilogue_case(backend, mode, channels, activation, in_place, offset, n=N):
     assert_rows(out, expected, reference.ROW_TOLERANCE[mode])
 
 
-def fp8_conv_case(backend, dtypes, out_dtype, channels, of_rows, offset, groups=0):
+def fp8_conv_case(backend, dtypes, out_dtype, channels, of_rows, offset, groups=0, scale_out=None):
     ci, co = channels
     rng = np.random.default_rng(0)
     coords, shape = scenes.scene(N)
     nmap = reference.neighbor_map(coords, shape)
     feats, weight = scenes.values(rng, (N, ci), dtypes[0]), scenes.values(rng, (co, 27, ci), dtypes[1])
-    bias, residual = scenes.values(rng, (co,), out_dtype), scenes.values(rng, (N, co), out_dtype)
+    added = out_dtype if scale_out is None else "bfloat16"
+    bias, residual = scenes.values(rng, (co,), added), scenes.values(rng, (N, co), added)
     scale_feats = rng.uniform(0.25, 0.75, N if of_rows else ()).astype(np.float32)
     scale_weight = rng.uniform(0.25, 0.75, co if of_rows else ()).astype(np.float32)
     how = {"residual": residual, "activation": "gelu", "out_dtype": out_dtype, "fence": False}
     how |= {"scale_feats": scale_feats, "scale_weight": scale_weight, "offset": offset, "pad": offset}
+    if scale_out:
+        how["scale_out"] = np.float32(scale_out).reshape(())
     if groups:
         how["order"] = np.stack([rng.permutation(N).astype(np.int32) for _ in range(groups)])
         how["algorithm"] = "masked_implicit_gemm_splitk"
     out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
     meant = reference.scaled(feats, scale_feats, 1), reference.f64(weight) * scale_weight.reshape(-1, 1, 1)
-    expected = reference.conv_epilogue(*meant, bias, nmap, residual, "gelu")
-    assert_rows(out, expected, reference.ROW_TOLERANCE[out_dtype])
+    expected = reference.conv_epilogue(*meant, bias, nmap, residual, "gelu") / (scale_out or 1)
+    assert_rows(out, expected, reference.ROW_TOLERANCE.get(out_dtype, 0.1))
 
 
 def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offset, rows=70):
@@ -610,6 +613,10 @@ def all_cases():
                 name = f"conv/fp8/{'-'.join(dtypes)}/{channels[0]}-{channels[1]}/{out_dtype}"
                 common = {"dtypes": dtypes, "out_dtype": out_dtype, "channels": channels, "of_rows": of_rows}
                 cases[name] = partial(fp8_conv_case, offset=int(out_dtype == "bfloat16"), groups=groups, **common)
+            for groups in (0, 9):
+                name = f"conv/fp8/{'-'.join(dtypes)}/{channels[0]}-{channels[1]}/fp8/{groups}-orders"
+                common = {"dtypes": dtypes, "out_dtype": dtypes[0], "channels": channels, "of_rows": True}
+                cases[name] = partial(fp8_conv_case, offset=0, groups=groups, scale_out=0.5, **common)
 
     mixes = [(a, b, "ieee") for a in (E4M3, E5M2) for b in (E4M3, E5M2)]
     mixes += [(dtype, dtype, precision) for dtype, precision in MODES.values()]

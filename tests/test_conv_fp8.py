@@ -151,6 +151,27 @@ def test_a_residual_that_is_the_output(backend, shape, pad, out_dtype):
     assert_same_bits(p.run(backend, residual=True, activation="relu", pad=pad, in_place=True), apart)
 
 
+@pytest.mark.parametrize("out_dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("added", OUT_DTYPES)
+@pytest.mark.parametrize("shape", [(300, 33, 65), (300, 144, 136), (65, 592, 40), (0, 16, 8)], ids=str)
+def test_an_output_in_fp8(backend, shape, added, out_dtype):
+    """The wide result divided by scale_out, saturated: at most half a step of FP8 from it, and what sums may lose."""
+    p = Problem(*shape, out_dtype=added)
+    wide = p.expected(residual=True, activation="gelu")
+    scale_out = np.float32(np.abs(wide).max(initial=1) / 300 if out_dtype == E4M3 else 2**-9)
+    how = {"out_dtype": out_dtype, "residual": True, "activation": "gelu"}
+    for scale in (scale_out, scale_out / np.float32(64)):  # the second saturates
+        out = p.run(backend, **how, scale_out=np.asarray(scale))
+        assert out.dtype == reference.dtype_of(out_dtype)
+        largest, digits, smallest = {E4M3: (448, 4, 2.0**-9), E5M2: (57344, 3, 2.0**-16)}[out_dtype]
+        expected = np.clip(wide / f64(scale), -largest, largest)
+        limit = np.maximum(np.abs(expected) * 2.0**-digits, smallest / 2) * 1.001 + 1e-5 * np.abs(expected).max(
+            initial=0
+        )
+        assert (np.abs(f64(out) - expected) <= limit).all()
+        assert (np.abs(f64(out)) == largest).any() or scale is scale_out or not len(out)
+
+
 # ---- layouts, orders, maps ----
 
 
@@ -332,7 +353,19 @@ def fp8(*shape, dtype=E4M3):
             TypeError,
             "weight: expected dtype float8_e4m3fn or float8_e5m2, got float32",
         ),
-        ({"out": fp8(5, 4)}, TypeError, "out: expected dtype float32, float16 or bfloat16, got float8_e4m3fn"),
+        ({"out": zeros(5, 4, dtype=np.int32)}, TypeError, "out: expected dtype float32, float16, bfloat16, float8"),
+        ({"scale_out": zeros()}, ValueError, "scale_out: expected None, since out is float32, not float8"),
+        ({"out": fp8(5, 4), "scale_out": zeros(5)}, ValueError, r"scale_out: expected \(\) or \(1,\) to match out"),
+        (
+            {"out": fp8(5, 4), "bias": fp8(4)},
+            TypeError,
+            "bias: expected dtype float32, float16 or bfloat16, got float8",
+        ),
+        (
+            {"out": fp8(5, 4), "residual": zeros(5, 4, dtype=np.float16)},
+            TypeError,
+            "residual: expected dtype float32 to match bias, got float16",
+        ),
         ({"bias": fp8(4)}, TypeError, "bias: expected dtype float32 to match out, got float8_e4m3fn"),
         ({"bias": zeros(4, dtype=np.float16)}, TypeError, "bias: expected dtype float32 to match out"),
         ({"residual": fp8(5, 4)}, TypeError, "residual: expected dtype float32 to match out"),
@@ -355,13 +388,20 @@ def test_wrong_arguments(backend, change, error, message):
 
 @pytest.mark.parametrize("name, shape", [("scale_feats", (5,)), ("scale_weight", ())])
 def test_scales_are_for_fp8(name, shape):
-    with pytest.raises(ValueError, match=f"{name}: expected None, since .* are float32, not float8"):
+    with pytest.raises(ValueError, match=f"{name}: expected None, since .* is float32, not float8"):
         call(Host(), "conv_forward", **{name: zeros(*shape)})
 
 
 def test_dtypes_of_the_public_function():
     p = Problem(50, 16, 8)
     nmap = flexgemm.neighbor_map(p.coords, p.shape)
+    scaled = {"neighbor_map": nmap, "scale_out": np.ones((), np.float32)}
+    assert flexgemm.submanifold_conv3d(p.feats, p.weight, **scaled).dtype == reference.dtype_of(E4M3)
+    assert flexgemm.submanifold_conv3d(p.feats, p.weight, **scaled, out_dtype=E5M2).dtype == reference.dtype_of(E5M2)
+    out = np.empty((50, 8), np.uint8)
+    assert flexgemm.submanifold_conv3d(p.feats, p.weight, **scaled, out=out, dtype_out=E5M2) is out
+    with pytest.raises(ValueError, match="out_dtype: expected float8_e4m3fn or float8_e5m2, got float16"):
+        flexgemm.submanifold_conv3d(p.feats, p.weight, **scaled, out_dtype="float16")
     with pytest.raises(ValueError, match="out_dtype: expected float32 or float16 or bfloat16, got float8_e4m3fn"):
         flexgemm.submanifold_conv3d(p.feats, p.weight, neighbor_map=nmap, out_dtype=E4M3)
     with pytest.raises(TypeError, match="out: expected out_dtype float16, got float32"):

@@ -80,11 +80,33 @@ def test_the_operator(device):
     p = Problem(40, device)
     maps = p.nmap.native, p.nmap.native_order, p.nmap.kernel_size
     scales = tuple(p.scales.values())
-    arguments = p.q, p.w, p.bias, None, *scales, *maps, None, "auto", 1, "float16", None, None
+    arguments = p.q, p.w, p.bias, None, *scales, None, *maps, None, "auto", 1, "float16", None, None, None
     assert torch.equal(
         torch.ops.flexgemm.sparse_conv3d_float8(*arguments), ft.submanifold_conv3d(p.q, p.w, p.bias, **p.how)
     )
     torch.library.opcheck(torch.ops.flexgemm.sparse_conv3d_float8, arguments, test_utils="test_faketensor")
+
+
+def test_layers_that_hand_on_fp8(device):
+    torch.compiler.reset()
+    p = Problem(80, device, ci=32, co=32)
+    scale = torch.tensor(0.05, device=device)
+
+    def network(q):
+        hidden = ft.submanifold_conv3d(
+            q, p.w, p.bias, **{**p.how, "out_dtype": None}, scale_out=scale, activation="relu"
+        )
+        how = {**p.how, "scale_feats": scale}
+        return hidden, ft.submanifold_conv3d(hidden, p.w, p.bias, **how)
+
+    hidden, out = network(p.q)
+    assert (hidden.dtype, out.dtype) == (torch.float8_e4m3fn, torch.float16)
+    wide = ft.submanifold_conv3d(p.q, p.w, p.bias, **p.how, activation="relu")
+    expected, _ = ft.quantize(wide, scale=scale)
+    near(hidden.float(), expected.float())
+    compiled = torch.compile(network, fullgraph=True, backend="aot_eager")(p.q)
+    assert torch.equal(compiled[0].view(torch.uint8), hidden.view(torch.uint8))
+    assert torch.equal(compiled[1], out)
 
 
 def test_autocast_leaves_it_alone(device):

@@ -119,6 +119,7 @@ def sparse_conv3d_float8(
     residual: torch.Tensor | None,
     scale_feats: torch.Tensor | None,
     scale_weight: torch.Tensor | None,
+    scale_out: torch.Tensor | None,
     map: torch.Tensor,
     order: torch.Tensor | None,
     kernel_size: Sequence[int],
@@ -128,22 +129,24 @@ def sparse_conv3d_float8(
     out_dtype: str | None,
     dtype_feats: str | None,
     dtype_weight: str | None,
+    dtype_out: str | None,
 ) -> torch.Tensor:
     """Without a gradient."""
     nmap = from_operators(map, order, None, None, kernel_size, feats.shape[0])
     how: Any = {"residual": residual, "activation": activation, "algorithm": algorithm, "groups": groups}
-    how |= {"scale_feats": scale_feats, "scale_weight": scale_weight, "out_dtype": out_dtype}
-    how |= {"dtype_feats": dtype_feats, "dtype_weight": dtype_weight}
+    how |= {"scale_feats": scale_feats, "scale_weight": scale_weight, "scale_out": scale_out, "out_dtype": out_dtype}
+    how |= {"dtype_feats": dtype_feats, "dtype_weight": dtype_weight, "dtype_out": dtype_out}
     return conv.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, **how)
 
 
 @sparse_conv3d_float8.register_fake
 def _(
-    feats: Any, weight: Any, bias: Any, residual: Any, scale_feats: Any, scale_weight: Any, map: Any, *others: Any
+    feats: Any, weight: Any, bias: Any, residual: Any, of_feats: Any, of_weight: Any, of_out: Any, map: Any, *how: Any
 ) -> torch.Tensor:
-    *_, groups, out_dtype, _, _ = others
+    *_, groups, out_dtype, _, _, dtype_out = how
     torch._check(feats.shape[1] == groups * weight.shape[-1], lambda: "weight: its channels are not those of feats")
-    return feats.new_empty((map.shape[1], weight.shape[0]), dtype=getattr(torch, out_dtype or "bfloat16"))
+    dtype = out_dtype or dtype_out or ("bfloat16" if of_out is None else "float8_e4m3fn")
+    return feats.new_empty((map.shape[1], weight.shape[0]), dtype=getattr(torch, dtype))
 
 
 @_operator

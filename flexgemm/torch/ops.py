@@ -101,8 +101,8 @@ def submanifold_conv3d(
     precision: of float32 products, forward and backward; by default torch's own setting at the time of the call,
         torch.backends.cuda.matmul.fp32_precision (which allow_tf32 and set_float32_matmul_precision set too).
     stream: a CUDA stream instead of torch's current one, forward and backward.
-    float8: scale_feats, scale_weight, out_dtype, dtype_feats, dtype_weight, as there, of FP8 feats and weight: a
-        forward pass without a gradient, which torch.autocast leaves alone.
+    float8: scale_feats, scale_weight, scale_out, out_dtype, dtype_feats, dtype_weight, dtype_out, as there, of FP8
+        feats and weight: a forward pass without a gradient, which torch.autocast leaves alone.
 
     Raises TypeError and ValueError by argument name; TypeError for tensors that are sparse, complex or lazily negated,
     ValueError where a gradient is asked of FP8.
@@ -231,14 +231,11 @@ def _float8_convolution(
         return result
     expect_tensor(weight, "weight")
     refuse_stream(stream)
-    scales, dtypes = (
-        [float8.get(name) for name in names]
-        for names in (("scale_feats", "scale_weight"), ("dtype_feats", "dtype_weight"))
-    )
-    out_dtype = _name(float8.get("out_dtype"))
+    scales = [float8.get(name) for name in ("scale_feats", "scale_weight", "scale_out")]
+    dtypes = [_name(float8.get(name)) for name in ("out_dtype", "dtype_feats", "dtype_weight", "dtype_out")]
     maps = nmap.native, nmap.native_order, nmap.kernel_size
     result = operators.sparse_conv3d_float8(
-        feats, weight, bias, residual, *scales, *maps, activation, algorithm, groups, out_dtype, *dtypes
+        feats, weight, bias, residual, *scales, *maps, activation, algorithm, groups, *dtypes
     )
     return result
 

@@ -27,7 +27,7 @@ enum { TILE = 128 };
 typedef struct {
     const char *name;
     const fg_tensor *source, *map, *out, *workspace;
-    const fg_tensor *bias, *residual, *scale_source, *scale_weight; /* NULL or absent for none */
+    const fg_tensor *bias, *residual, *scale_source, *scale_weight, *scale_out; /* NULL or absent for none */
     fg_activation activation;
     fg_operand weight; /* W_0; W_v starts v * v_stride elements later */
     int64_t v_stride;
@@ -99,6 +99,10 @@ static bool gather_tile(const fg_simd *simd, const gather_conv *conv, const gath
             for (int64_t j = 0; j < packing->n; j++) sum[j] += addend[j];
         }
         fg_activate(sum, packing->n, conv->activation);
+        if (is_given(conv->scale_out)) {
+            const float scale_out = *(const float *)conv->scale_out->data;
+            for (int64_t j = 0; j < packing->n; j++) sum[j] /= scale_out;
+        }
         simd->from_float[out->dtype](fg_row(out, begin + i), sum, packing->n);
     }
     return true;
@@ -177,6 +181,7 @@ static fg_status forward_group(const fg_conv_forward_params *params, fg_error *e
         .residual = &params->residual,
         .scale_source = &params->scale_feats,
         .scale_weight = &params->scale_weight,
+        .scale_out = &params->scale_out,
         .activation = params->activation,
         .map = &params->map,
         .out = &params->out,

@@ -107,6 +107,11 @@ struct Consumer {
         }
     }
 
+    __device__ static void divide(float (&d)[kParts * kCount], float divisor) {
+#pragma unroll
+        for (float &sum : d) sum = __fdiv_rn(sum, divisor);
+    }
+
     __device__ void run(int tasks) {
         for (int index = blockIdx.x; index < tasks; index += gridDim.x) {
             const GatherTask<Tile> task(p, index);
@@ -117,13 +122,14 @@ struct Consumer {
             if (p.partials && !any) continue; /* nobody reads the partial sums of rows without neighbours */
             const int64_t rows[2] = {task.row_of(p, row_of_thread(0)), task.row_of(p, row_of_thread(1))};
             if (p.partials) {
-                store_floats(d, p, task.n0, rows, p.partials + task.slice * p.rows * p.columns, p.columns);
+                store_pairs(d, p, task.n0, rows, p.partials + task.slice * p.rows * p.columns, p.columns);
                 continue;
             }
             scale_columns(d, task.n0);
-            with_float_type(p.out_dtype, [&](auto type) { add_rows<decltype(type)>(d, p, task.n0, rows); });
+            with_float_type(p.added_dtype, [&](auto type) { add_rows<decltype(type)>(d, p, task.n0, rows); });
             activate(d, p.epilogue.activation);
-            with_float_type(p.out_dtype, [&](auto type) { store_rows<decltype(type)>(d, p, task.n0, rows); });
+            if (p.epilogue.scale_out) divide(d, *p.epilogue.scale_out);
+            with_out_type(p.out_dtype, [&](auto type) { store_rows<decltype(type)>(d, p, task.n0, rows); });
         }
     }
 };

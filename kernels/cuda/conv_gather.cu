@@ -9,7 +9,7 @@
  * transposed) map with W_v transposed, which costs nothing but another way of reading W_v out of shared memory, and
  * nothing is added.
  *
- * The offsets may be cut into slices, whose sums meet in the workspace (conv_reduce.cuh). A tile's rows are block_m slots
+ * The offsets may be cut into slices, whose sums meet in the workspace (conv_reduce.cu). A tile's rows are block_m slots
  * in a row of `order` when the plan takes one, which brings rows with the same missing neighbours together: those of all
  * offsets, or of a group of them, where each group has an order of its own and is a slice or several. Every row is
  * computed the same way wherever it is.
@@ -23,7 +23,6 @@
 #include "../channel_groups.h"
 #include "backend.cuh"
 #include "conv_gather.cuh"
-#include "conv_reduce.cuh"
 #include "mma_tile.cuh"
 #include "tf32.cuh"
 
@@ -230,16 +229,22 @@ struct GatherKernel {
             const int64_t row = static_cast<int64_t>(p.columns) * p.channel_groups;
             acc.store(row_of, p.partials + slice * p.rows * row + first_column, row, n0, p.columns);
         } else if constexpr (kMode == MathMode::kFloat8) {
-            with_float_type(p.out_dtype, [&](auto type) { finish<decltype(type)>(acc, row_of, first_column); });
+            with_float_type(p.added_dtype, [&](auto type) {
+                using T = decltype(type);
+                acc.template finish<T>(row_of, n0, p.columns, p.epilogue.from_column<T>(first_column));
+            });
+            if (p.epilogue.scale_out) acc.divide(*p.epilogue.scale_out);
+            with_out_type(p.out_dtype, [&](auto type) { store<decltype(type)>(acc, row_of, first_column); });
         } else {
-            finish<typename Math<kMode>::Element>(acc, row_of, first_column);
+            using T = typename Math<kMode>::Element;
+            if constexpr (kMajorB == Major::kK)
+                acc.template finish<T>(row_of, n0, p.columns, p.epilogue.from_column<T>(first_column));
+            store<T>(acc, row_of, first_column);
         }
     }
 
     template <typename T, typename RowOf>
-    __device__ void finish(Sums &acc, const RowOf &row_of, int64_t first_column) const {
-        if constexpr (kMajorB == Major::kK)
-            acc.template finish<T>(row_of, n0, p.columns, p.epilogue.from_column<T>(first_column));
+    __device__ void store(const Sums &acc, const RowOf &row_of, int64_t first_column) const {
         acc.store(row_of, static_cast<T *>(p.out) + first_column, p.out_stride, n0, p.columns);
     }
 };
@@ -309,6 +314,7 @@ struct Problem {
     const char *name;
     const fg_tensor &in, &weight, &map, &order, &out, &workspace;
     SumEpilogue epilogue;
+    fg_dtype added_dtype; /* of bias and residual */
     const float *row_scales;
     const fg_order_sets &orders;
     int64_t channel_groups;
@@ -390,6 +396,7 @@ struct Problem {
         float *const copies = static_cast<float *>(workspace.data);
         p.partials = chosen.split_k > 1 ? copies + copied_elements(chosen) : nullptr;
         p.out_dtype = out.dtype;
+        p.added_dtype = added_dtype;
         p.row_scales = row_scales;
         p.in_format = fp8_half_format(in.dtype);
         p.weight_format = fp8_half_format(weight.dtype);
@@ -449,21 +456,24 @@ Problem problem_of(const fg_conv_forward_params *p) {
     const bool of_rows = p->scale_feats.present && p->scale_feats.ndim == 1;
     const float *const scale_feats = data_of<float>(p->scale_feats);
     const SumEpilogue epilogue = {
-        data_of<void>(p->bias),          data_of<void>(p->residual),      p->residual.strides[0], p->activation,
-        of_rows ? nullptr : scale_feats, data_of<float>(p->scale_weight), p->scale_weight.ndim};
+        data_of<void>(p->bias), data_of<void>(p->residual),      p->residual.strides[0],
+        p->activation,          of_rows ? nullptr : scale_feats, data_of<float>(p->scale_weight),
+        p->scale_weight.ndim,   data_of<float>(p->scale_out)};
+    const fg_dtype given = p->bias.present ? p->bias.dtype : p->residual.present ? p->residual.dtype : FG_FLOAT32;
+    const fg_dtype added = fg_is_float8(p->out.dtype) ? given : p->out.dtype;
     /* The gathered rows of float8 cannot be multiplied by scales of their own in a product of theirs. */
     const bool implicit = fg_is_float8(p->feats.dtype) && p->algorithm == FG_ALGORITHM_EXPLICIT_GEMM;
     const fg_algorithm algorithm = implicit ? FG_ALGORITHM_AUTO : p->algorithm;
-    return {"conv_forward", p->feats,  p->weight,
-            p->map,         p->order,  p->out,
-            p->workspace,   epilogue,  of_rows ? scale_feats : nullptr,
-            p->sets,        p->groups, algorithm,
-            p->precision,   Major::kK, false};
+    return {"conv_forward", p->feats,     p->weight, p->map,       p->order,
+            p->out,         p->workspace, epilogue,  added,        of_rows ? scale_feats : nullptr,
+            p->sets,        p->groups,    algorithm, p->precision, Major::kK,
+            false};
 }
 
 Problem problem_of(const fg_conv_dgrad_params *p) {
-    return {"conv_dgrad", p->grad_out, p->weight, p->map,       p->order,     p->grad_feats, p->workspace, {},
-            nullptr,      p->sets,     p->groups, p->algorithm, p->precision, Major::kMN,    p->mirrored};
+    return {"conv_dgrad", p->grad_out,  p->weight,           p->map,     p->order, p->grad_feats,
+            p->workspace, {},           p->grad_feats.dtype, nullptr,    p->sets,  p->groups,
+            p->algorithm, p->precision, Major::kMN,          p->mirrored};
 }
 
 fg_conv_forward_params group_of(const fg_conv_forward_params *p, int64_t group) {

@@ -19,7 +19,7 @@ struct GatherParams {
     void *out;            /* (rows, columns), out_stride apart */
     SumEpilogue epilogue; /* of the forward pass */
     float *partials;      /* (slices(), rows, columns) when the offsets are split, else NULL */
-    fg_dtype out_dtype;
+    fg_dtype out_dtype, added_dtype; /* of out; of bias and residual, the same but where out is float8 */
     const float *row_scales; /* of float8: one for each row of `in`; or NULL: they have one together, in the epilogue */
     Fp8Format in_format, weight_format; /* of float8, portable */
     float product_scale;                /* what these formats owe to a product */
@@ -54,6 +54,9 @@ struct GatherParams {
         return map + static_cast<int64_t>(mirrored ? volume - 1 - v : v) * rows;
     }
 };
+
+/* Adds the partial sums of all slices and finishes them. (conv_reduce.cu) */
+cudaError_t reduce_slices(const GatherParams &p, cudaStream_t stream);
 
 /* By an explicit matrix and gemm(); in_aligned is used, `partials` is not. (conv_explicit.cu) */
 fg_status conv_explicit_workspace(const GatherParams &p, const fg_plan &plan, const fg_queue *queue, fg_dtype dtype,

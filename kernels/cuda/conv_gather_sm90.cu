@@ -99,7 +99,7 @@ struct Consumer {
             if (p.partials && !any) continue; /* nobody reads the partial sums of rows without neighbours */
             const int64_t rows[2] = {task.row_of(p, row_of_thread(0)), task.row_of(p, row_of_thread(1))};
             if (p.partials) {
-                store_floats(d, p, task.n0, rows, p.partials + task.slice * p.rows * p.columns, p.columns);
+                store_pairs(d, p, task.n0, rows, p.partials + task.slice * p.rows * p.columns, p.columns);
                 continue;
             }
             if constexpr (kKMajor) { /* the forward pass */

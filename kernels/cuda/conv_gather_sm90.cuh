@@ -21,7 +21,6 @@
 #pragma once
 
 #include "conv_gather.cuh"
-#include "conv_reduce.cuh"
 #include "ptx.cuh"
 #include "ring.cuh"
 #include "tensor_map.cuh"

@@ -12,12 +12,15 @@
 
 namespace flexgemm {
 
-/* Sums as they are, to rows of `pitch` elements. */
-template <int kRegisters>
-__device__ __forceinline__ void store_floats(const float (&d)[kRegisters], const GatherParams &p, int n0,
-                                             const int64_t (&rows)[2], float *sums, int64_t pitch) {
+/* Sums in pairs of columns, to rows of `pitch` elements. */
+template <typename T, int kRegisters>
+__device__ __forceinline__ void store_pairs(const float (&d)[kRegisters], const GatherParams &p, int n0,
+                                            const int64_t (&rows)[2], T *out, int64_t pitch) {
+    struct alignas(2 * sizeof(T)) Pair {
+        T x, y;
+    };
     const int lane = threadIdx.x % 32;
-    const bool aligned = reinterpret_cast<uintptr_t>(sums) % sizeof(float2) == 0 && pitch % 2 == 0;
+    const bool aligned = reinterpret_cast<uintptr_t>(out) % sizeof(Pair) == 0 && pitch % 2 == 0;
 #pragma unroll
     for (int j = 0; j < kRegisters / 4; ++j) {
         const int n = n0 + 8 * j + lane % 4 * 2;
@@ -25,10 +28,10 @@ __device__ __forceinline__ void store_floats(const float (&d)[kRegisters], const
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             if (rows[half] < 0) continue;
-            const float2 pair = make_float2(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
-            float *target = sums + rows[half] * pitch + n;
+            const Pair pair = {from_float<T>(d[4 * j + 2 * half]), from_float<T>(d[4 * j + 2 * half + 1])};
+            T *target = out + rows[half] * pitch + n;
             if (aligned) {
-                *reinterpret_cast<float2 *>(target) = pair;
+                *reinterpret_cast<Pair *>(target) = pair;
             } else {
                 target[0] = pair.x;
                 target[1] = pair.y;
@@ -88,27 +91,27 @@ __device__ __forceinline__ void add_rows(float (&d)[kRegisters], const GatherPar
 template <typename T, int kRegisters>
 __device__ __forceinline__ void store_rows(const float (&d)[kRegisters], const GatherParams &p, int n0,
                                            const int64_t (&rows)[2]) {
-    if constexpr (std::is_same<T, float>::value) {
-        store_floats(d, p, n0, rows, static_cast<float *>(p.out), p.out_stride);
-        return;
-    }
-    const int lane = threadIdx.x % 32;
-    const bool aligned = are_chunks(p.out, p.out_stride);
+    if constexpr (sizeof(T) != 2) {
+        store_pairs(d, p, n0, rows, static_cast<T *>(p.out), p.out_stride);
+    } else {
+        const int lane = threadIdx.x % 32;
+        const bool aligned = are_chunks(p.out, p.out_stride);
 #pragma unroll
-    for (int j = 0; j < kRegisters / 4; j += 4) {
-        uint32_t word[2][4];
+        for (int j = 0; j < kRegisters / 4; j += 4) {
+            uint32_t word[2][4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float *pair = &d[4 * (j + i)];
-            word[0][i] = pack<T>(pair[0], pair[1]);
-            word[1][i] = pack<T>(pair[2], pair[3]);
-        }
-        const int n = n0 + 8 * (j + lane % 4);
+            for (int i = 0; i < 4; ++i) {
+                const float *pair = &d[4 * (j + i)];
+                word[0][i] = pack<T>(pair[0], pair[1]);
+                word[1][i] = pack<T>(pair[2], pair[3]);
+            }
+            const int n = n0 + 8 * (j + lane % 4);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            transpose_quad(word[half], lane);
-            if (rows[half] < 0 || n >= p.columns) continue;
-            store_chunk(static_cast<T *>(p.out) + rows[half] * p.out_stride + n, word[half], aligned);
+            for (int half = 0; half < 2; ++half) {
+                transpose_quad(word[half], lane);
+                if (rows[half] < 0 || n >= p.columns) continue;
+                store_chunk(static_cast<T *>(p.out) + rows[half] * p.out_stride + n, word[half], aligned);
+            }
         }
     }
 }

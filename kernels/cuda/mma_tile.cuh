@@ -370,6 +370,11 @@ struct Accumulator {
         activate(reinterpret_cast<float (&)[sizeof d / sizeof(float)]>(d), epilogue.activation);
     }
 
+    __device__ void divide(float divisor) {
+#pragma unroll
+        for (float &sum : reinterpret_cast<float (&)[sizeof d / sizeof(float)]>(d)) sum = __fdiv_rn(sum, divisor);
+    }
+
     /* Writes the part of the tile at (m0, n0) that lies inside rows x columns. */
     template <typename Out>
     __device__ void store(Out *out, int64_t stride, int64_t m0, int64_t rows, int n0, int columns) const {

@@ -5,11 +5,10 @@
  * A row without neighbours at a slice's offsets has no partial sum there: tiles of such rows write none. A look at the
  * row's column of the map tells which ones exist, and saves reading about a third of them when groups are small.
  */
-#pragma once
-
 #include "conv_gather.cuh"
 
 namespace flexgemm {
+namespace {
 
 constexpr int kReduceThreads = 256;
 static_assert(FG_MAX_GROUPS <= 64, "a bit for each slice; of splits there are fewer");
@@ -24,21 +23,24 @@ __device__ __forceinline__ uint64_t slices_of_row(const GatherParams &p, int64_t
     return static_cast<uint64_t>(high) << 32 | low;
 }
 
-/* One warp a row; kWidth columns a lane, read as one word. */
-template <typename T, int kWidth>
+/* One warp a row; kWidth columns a lane, read as one word. T: of what is added. */
+template <typename T, typename Out, int kWidth>
 __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const GatherParams p) {
     struct alignas(kWidth * sizeof(float)) Floats {
         float at[kWidth];
     };
-    struct alignas(kWidth * sizeof(T)) Outputs {
+    struct alignas(kWidth * sizeof(T)) Addends {
         T at[kWidth];
+    };
+    struct alignas(kWidth * sizeof(Out)) Outputs {
+        Out at[kWidth];
     };
     const bool aligned = reinterpret_cast<uintptr_t>(p.out) % sizeof(Outputs) == 0 && p.out_stride % kWidth == 0;
     const int lane = threadIdx.x % 32;
     const SumEpilogue &epilogue = p.epilogue;
     const T *bias = static_cast<const T *>(epilogue.bias), *addends = static_cast<const T *>(epilogue.residual);
     const bool addends_aligned =
-        reinterpret_cast<uintptr_t>(addends) % sizeof(Outputs) == 0 && epilogue.residual_stride % kWidth == 0;
+        reinterpret_cast<uintptr_t>(addends) % sizeof(Addends) == 0 && epilogue.residual_stride % kWidth == 0;
     const int64_t slice_stride = p.rows * p.columns;
     const int64_t warps = static_cast<int64_t>(gridDim.x) * (kReduceThreads / 32);
     for (int64_t row = (static_cast<int64_t>(blockIdx.x) * kReduceThreads + threadIdx.x) / 32; row < p.rows;
@@ -46,7 +48,7 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const Gat
         const uint64_t slices = slices_of_row(p, row);
         const float *partials = p.partials + row * p.columns;
         const T *residual = addends ? addends + row * epilogue.residual_stride : nullptr;
-        T *out = static_cast<T *>(p.out) + row * p.out_stride;
+        Out *out = static_cast<Out *>(p.out) + row * p.out_stride;
         for (int n = lane * kWidth; n < p.columns; n += 32 * kWidth) {
             Floats sum = {};
             for (uint64_t left = slices; left != 0; left &= left - 1) {
@@ -55,9 +57,10 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const Gat
 #pragma unroll
                 for (int i = 0; i < kWidth; ++i) sum.at[i] += partial.at[i];
             }
-            Outputs addend = {}, outputs;
+            Addends addend = {};
+            Outputs outputs;
             if (residual && addends_aligned) {
-                addend = *reinterpret_cast<const Outputs *>(residual + n);
+                addend = *reinterpret_cast<const Addends *>(residual + n);
             } else if (residual) {
 #pragma unroll
                 for (int i = 0; i < kWidth; ++i) addend.at[i] = residual[n + i];
@@ -67,7 +70,9 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const Gat
                 sum.at[i] *= epilogue.scale_of(n + i);
                 if (bias) sum.at[i] += to_float(bias[n + i]);
                 sum.at[i] += to_float(addend.at[i]);
-                outputs.at[i] = from_float<T>(activated(sum.at[i], epilogue.activation));
+                sum.at[i] = activated(sum.at[i], epilogue.activation);
+                if (epilogue.scale_out) sum.at[i] = __fdiv_rn(sum.at[i], *epilogue.scale_out);
+                outputs.at[i] = from_float<Out>(sum.at[i]);
             }
             if (aligned) {
                 *reinterpret_cast<Outputs *>(out + n) = outputs;
@@ -80,20 +85,29 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const Gat
 }
 
 /* The workspace is 256-byte aligned: where columns are a multiple of four, so is each row to 16 bytes. */
-template <typename T>
-cudaError_t reduce_slices_to(const GatherParams &p, cudaStream_t stream) {
+template <typename T, typename Out>
+cudaError_t launch(const GatherParams &p, cudaStream_t stream) {
     constexpr int64_t kMaxBlocks = 1 << 16;
     const int64_t wanted = ceil_div<int64_t>(p.rows, kReduceThreads / 32);
     const auto blocks = static_cast<unsigned int>(wanted < kMaxBlocks ? wanted : kMaxBlocks);
-    const auto kernel = p.columns % 4 == 0 ? reduce_slices_kernel<T, 4> : reduce_slices_kernel<T, 1>;
+    const auto kernel = p.columns % 4 == 0 ? reduce_slices_kernel<T, Out, 4> : reduce_slices_kernel<T, Out, 1>;
     kernel<<<blocks, kReduceThreads, 0, stream>>>(p);
     return cudaGetLastError();
 }
 
-inline cudaError_t reduce_slices(const GatherParams &p, cudaStream_t stream) {
-    if (p.out_dtype == FG_FLOAT16) return reduce_slices_to<__half>(p, stream);
-    if (p.out_dtype == FG_BFLOAT16) return reduce_slices_to<__nv_bfloat16>(p, stream);
-    return reduce_slices_to<float>(p, stream);
+template <typename T>
+cudaError_t launch_out(const GatherParams &p, cudaStream_t stream) {
+    if (p.out_dtype == FG_FLOAT8_E4M3FN) return launch<T, __nv_fp8_e4m3>(p, stream);
+    if (p.out_dtype == FG_FLOAT8_E5M2) return launch<T, __nv_fp8_e5m2>(p, stream);
+    return launch<T, T>(p, stream);
+}
+
+}  // namespace
+
+cudaError_t reduce_slices(const GatherParams &p, cudaStream_t stream) {
+    if (p.added_dtype == FG_FLOAT16) return launch_out<__half>(p, stream);
+    if (p.added_dtype == FG_BFLOAT16) return launch_out<__nv_bfloat16>(p, stream);
+    return launch_out<float>(p, stream);
 }
 
 }  // namespace flexgemm
