@@ -61,7 +61,7 @@ FAULTY_ARRAYS = {
         ({"map": zeros(3, 5, dtype=np.int64)}, TypeError, "map: expected dtype int32, got int64"),
         ({"out": zeros(6, 4)}, ValueError, r"out: expected \(5, 4\) to match map and weight, got \(6, 4\)"),
         ({"out": zeros(5, 4, dtype=np.float16)}, TypeError, "out: expected dtype float32 to match feats"),
-        ({"groups": 4, "group": 1}, ValueError, "feats: expected channels in 4 groups, got 6 channels"),
+        ({"groups": 4}, ValueError, "feats: expected channels in 4 groups, got 6 channels"),
         (
             {"groups": 3, "weight": zeros(4, 1, 3, 1, 2)},
             ValueError,
