@@ -52,9 +52,10 @@ static int parse_groups(PyObject *value, int64_t *groups) {
 
 /* A dimension (0 or 1) that is cut into groups of channels. */
 static int expect_groups(const fg_view *view, int dimension, int64_t groups) {
-    if (view->tensor.shape[dimension] % groups == 0) return 0;
+    const int64_t channels = view->tensor.shape[dimension];
+    if (channels % groups == 0 && (channels > 0 || groups == 1)) return 0;
     PyErr_Format(PyExc_ValueError, "%s: expected channels in %lld groups, got %lld channels", view->name,
-                 (long long)groups, (long long)view->tensor.shape[dimension]);
+                 (long long)groups, (long long)channels);
     return -1;
 }
 
@@ -128,11 +129,11 @@ static int expect_scale(const fg_view *view, const fg_view *of, int64_t count, f
     return fg_wrong_shape(view, expected.data);
 }
 
-/* residual: of the dtype of `like` and the shape of `out`, which it may be: each element is read before it is written,
+/* residual: of the shape of `out` and the dtype of `added`. It may be `out`: each element is read before it is written,
  * by one thread. */
-static int expect_residual(fg_view *view, const fg_view *like, const fg_view *out) {
+static int expect_residual(fg_view *view, const fg_view *added, const fg_view *out) {
     if (!view->tensor.present) return 0;
-    if (fg_expect_dtype_of(view, like) < 0 ||
+    if (fg_expect_dtype_of(view, added) < 0 ||
         expect_features(view, out->tensor.shape[0], out->tensor.shape[1], "to match map and weight") < 0) {
         return -1;
     }
@@ -210,7 +211,8 @@ static int conv_forward_fill(fg_call *call, void *params) {
         return -1;
     }
     /* Whose dtype bias and residual have. */
-    const fg_view *added = !fg_is_float8(out->tensor.dtype) ? out : bias->tensor.present ? bias : residual;
+    const fg_view *added = !is_float8 ? feats : !fg_is_float8(out->tensor.dtype) ? out : bias;
+    if (added == bias && !bias->tensor.present) added = residual;
     if (added->tensor.present && fg_expect_dtype(added, FG_FLOATS) < 0) return -1;
     if (bias->tensor.present &&
         (fg_expect_dtype_of(bias, added) < 0 || expect_channels(bias, co, "to match weight") < 0)) {
@@ -421,8 +423,8 @@ PyMethodDef fg_conv_methods[] = {
     FG_OPERATION_METHODS(
         conv_forward,
         "feats, weight, bias, map, out, *, order=None, residual=None, scale_feats=None, scale_weight=None, "
-        "scale_out=None, order_groups=None, activation=None, algorithm='auto', precision='ieee', dtype_feats=None, "
-        "dtype_weight=None, "
+        "scale_out=None, "
+        "order_groups=None, activation=None, algorithm='auto', precision='ieee', dtype_feats=None, dtype_weight=None, "
         "dtype_out=None, groups=1, workspace=None, stream=None",
         "out[m] = activation(scale_weight * sum_v weight[:, v, :] . (scale_feats * feats)[map[v, m]] + bias + "
         "residual[m])"),

@@ -275,20 +275,30 @@ def _recorded(
     out_dtype: Any,
     stream: Stream,
     *,
+    scale_a: Array | None = None,
+    scale_b: Array | None = None,
+    scale_out: Array | None = None,
     bias: Array | None = None,
-    b_row_major: bool = False,
-    precision: str = "ieee",
-    alpha: float = 1.0,
+    offsets: Array | None = None,
+    m_indices: Array | None = None,
+    masked_m: Array | None = None,
+    weight_indices: Array | None = None,
     expected_m: int = 0,
-    **others: Any,
+    b_row_major: bool = False,
+    alpha: float = 1.0,
+    activation: str | None = None,
+    precision: str = "ieee",
+    accumulate: bool = False,
+    promote_every: int | None = 128,
+    dtype_a: str | None = None,
+    dtype_b: str | None = None,
 ) -> Array:
     """The product where autograd has to see it."""
     from flexgemm.torch import products
 
-    groupings = (others.pop(name, None) for name in ("offsets", "m_indices", "masked_m"))
-    grouping = next((x for x in groupings if x is not None), None)
-    plain = out is None and alpha == 1 and all(others.get(name) is None for name in (*_ARRAYS, "activation"))
-    products.expect_differentiable(layout, dtype, plain)
+    others = (scale_a, scale_b, scale_out, weight_indices, activation, out)
+    products.expect_differentiable(layout, dtype, alpha == 1 and all(x is None for x in others))
+    grouping = next((x for x in (offsets, m_indices, masked_m) if x is not None), None)
     return products.record(layout, a, b, grouping, bias, b_row_major, out_dtype, precision, expected_m, stream)
 
 

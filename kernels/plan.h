@@ -38,7 +38,7 @@ typedef struct {
 } fg_conv_question;
 
 /* Forward pass and input gradient. split_k is a multiple of `groups`: each group may be split further. "explicit_gemm"
- * makes block_m rows of its matrix at a time. All groups of channels are one launch of the portable kernel, whose
+ * makes block_m rows of its matrix at a time. block_k 1 is plain arithmetic, for groups of few channels. All groups of channels are one launch of the portable kernel, whose
  * workspace is of all of them; else the plan is that of a launch for each. */
 fg_plan fg_plan_conv(const fg_conv_question *question);
 /* Weight gradient: a tile is block_m output channels x block_n input channels of one offset; on Hopper block_n of the

@@ -23,6 +23,7 @@ enum {
     MIN_ROWS_PER_SUM = 256,     /* column sums */
     SM90_MIN_OFFSETS = 2,       /* of a slice, Hopper */
     SM90_MIN_GROUP = 64,        /* channels of a group that are worth a launch of the Hopper kernel */
+    MAX_NARROW_GROUP = 8,       /* input channels of a group up to which plain arithmetic is ahead of tensor cores */
     MAX_PARTIALS = 1 << 28,     /* 1 GiB of float32 */
     MAX_MATRIX_BYTES = 1 << 28, /* of gathered rows at a time, "explicit_gemm": 256 MiB */
 };
@@ -132,8 +133,9 @@ static fg_plan choose_slices(const fg_conv_question *q, fg_plan plan, const tile
     return plan;
 }
 
-/* Hopper. Bytes from L2 per product are what a tile must save, so the widest is best; narrower ones are for channels that
- * would leave much of a wider one empty. */
+/* Hopper. Bytes from L2 per product are what a tile must save, so the widest is best, and 16-bit rows are enough for the
+ * tallest when they fill the card with it twice; narrower ones are for channels that would leave much of a wider one
+ * empty. */
 static fg_plan plan_conv_sm90(const fg_conv_question *q) {
     static const struct {
         tile tile, float8;
@@ -143,6 +145,7 @@ static fg_plan plan_conv_sm90(const fg_conv_question *q) {
         {{128, 128, 5, 1, 610}, {128, 128, 5, 1, 1000}, 13},
         {{128, 64, 3, 2, 400}, {128, 64, 3, 2, 700}, 17},
     };
+    static const tile tallest = {192, 256, 3, 1, 880}; /* its speed is a prediction */
     int best = 0;
     for (int i = 1; i < 3; i++) {
         const int64_t block_n = candidates[i].tile.block_n, best_n = candidates[best].tile.block_n;
@@ -151,6 +154,8 @@ static fg_plan plan_conv_sm90(const fg_conv_question *q) {
             best = i;
     }
     const tile *t = fg_is_float8(q->dtype) ? &candidates[best].float8 : &candidates[best].tile;
+    const bool fills = tiles(q->rows, q->co, tallest.block_m, tallest.block_n) >= 2 * (int64_t)q->num_sms;
+    if (best == 0 && fills && fg_dtype_size(q->dtype) == 2) t = &tallest;
     fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(q->dtype)), .split_k = 1};
     set_tile(&plan, t->block_m, t->block_n, t->num_stages);
     return choose_slices(q, plan, t, at_most(MAX_GATHER_SLICES, q->v / SM90_MIN_OFFSETS));
@@ -188,8 +193,21 @@ static fg_plan plan_conv_explicit(const fg_conv_question *q) {
     return plan;
 }
 
+/* Tensor cores work through 64 columns and a step of 64 channels (32 of float32) for each group, whatever it has; plain
+ * arithmetic through ci products a column, each with a load of the weight: at 16 channels they are even. */
+static fg_plan plan_conv_narrow(const fg_conv_question *q) {
+    fg_plan plan = {.split_k = 1};
+    set_tile(&plan, 1, 1, 1);
+    plan.block_k = 1;
+    plan.workspace_bytes = q->v * q->ci * q->co * q->channel_groups * (int64_t)sizeof(float);
+    return plan;
+}
+
 fg_plan fg_plan_conv(const fg_conv_question *q) {
     if (q->algorithm == FG_ALGORITHM_EXPLICIT_GEMM) return plan_conv_explicit(q);
+    if (q->algorithm == FG_ALGORITHM_AUTO && q->channel_groups > 1 && q->ci <= MAX_NARROW_GROUP &&
+        !fg_is_float8(q->dtype))
+        return plan_conv_narrow(q);
     const bool fits = q->dtype != FG_FLOAT32 || q->precision == FG_PRECISION_TF32;
     const bool wide = q->channel_groups == 1 || at_most(q->ci, q->co) >= SM90_MIN_GROUP;
     const int64_t whole = fg_is_float8(q->dtype) ? 16 : 8; /* channels that rows of whole 16-byte pieces come by */

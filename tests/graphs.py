@@ -57,7 +57,7 @@ class TorchGraphs(Replayed):
         return raw.view(dtype_of(str(tensor.dtype).removeprefix("torch."))).reshape(tuple(tensor.shape))
 
     def window(self, base, shape, strides, offset):
-        return base.as_strided(shape, strides, offset)
+        return base.as_strided(shape, strides, base.storage_offset() + offset)
 
     def capture(self, function):
         graph, returned = self._torch.cuda.CUDAGraph(), []

@@ -35,8 +35,15 @@ MODES = {
     "bfloat16": ("bfloat16", "ieee"),
 }
 # wide: more than one tile of channels; broad: the widest tiles, and rows whose last 128-byte step is ragged; tall: the
-# tallest tiles of the weight gradient, with several offsets each
-CHANNELS = {"aligned": (64, 64), "odd": (33, 37), "wide": (136, 72), "broad": (200, 264), "tall": (40, 200)}
+# tallest tiles of the weight gradient, with several offsets each; square: the tallest of the other passes, of many rows
+CHANNELS = {
+    "aligned": (64, 64),
+    "odd": (33, 37),
+    "wide": (136, 72),
+    "broad": (200, 264),
+    "tall": (40, 200),
+    "square": (200, 200),
+}
 N = 150  # two row tiles of 128 or three of 64, the last one ragged
 
 
@@ -511,6 +518,8 @@ def all_cases():
     for direction in ("forward", "dgrad", "wgrad"):
         for mode in MODES:
             for channels in CHANNELS:
+                if channels == "square":  # many rows of it are below
+                    continue
                 if channels == "broad" and (direction == "wgrad" or mode == "float32"):
                     continue
                 if channels == "tall" and (direction != "wgrad" or mode == "float32"):
@@ -528,6 +537,18 @@ def all_cases():
             cases[f"conv/{direction}/{mode}/even"] = partial(
                 conv_case, direction=direction, mode=mode, channels="aligned", kernel_size=(2, 2, 2), offset=0
             )
+
+            for groups in (0, 3) if direction != "wgrad" and mode in ("float16", "bfloat16") else ():
+                cases[f"conv/{direction}/{mode}/many-rows/{groups}-orders"] = partial(
+                    conv_case,
+                    direction=direction,
+                    mode=mode,
+                    channels="square",
+                    kernel_size=(3, 1, 3),
+                    offset=0,
+                    groups=groups,
+                    rows=3100,
+                )
 
             if direction == "wgrad":
                 cases[f"conv/wgrad/{mode}/split"] = partial(

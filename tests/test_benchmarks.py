@@ -444,6 +444,11 @@ def test_a_wrong_peer_gets_no_time(flex_gemm, tmp_path, same_sources, monkeypatc
     assert "[flex_gemm]" in run.failures[0] and "WRONG" in run.failures[0]
 
 
+def test_peers_are_chosen_by_name():
+    assert gpu_check.parse_arguments([]).peers == []
+    assert gpu_check.parse_arguments(["--peers", "torch", "flex_gemm"]).peers == ["torch", "flex_gemm"]
+
+
 def test_a_peer_that_is_not_there_is_said(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "flex_gemm", None)
     assert peers.find() is None

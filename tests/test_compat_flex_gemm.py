@@ -418,6 +418,17 @@ def test_grid_sample(device, mode):
     assert torch.equal(ops.grid_sample.GridSample3dFunction.apply(feats, coords, shape, points, mode), out)
 
 
+def test_samples_of_64_bit_coordinates_and_stray_points(device):
+    """As renderers ask for them: points of the background lie anywhere, or nowhere."""
+    coords = torch.tensor([[0, 1, 1, 1], [0, 2, 2, 2]], device=device)
+    feats = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=device).half()
+    points = [[1.5, 1.5, 1.5], [float("nan"), 0, 0], [1e9, -1e9, 2], [2, 2, 2]]
+    grid = torch.tensor([points], device=device, dtype=torch.float64)
+    out = ops.grid_sample.grid_sample_3d(feats, coords, torch.Size([1, 2, 4, 4, 4]), grid, mode="trilinear")
+    assert out.dtype is torch.float16
+    assert out[0].tolist() == [[1, 2], [0, 0], [0, 0], [2, 3]]
+
+
 # ---- settings ----
 
 

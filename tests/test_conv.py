@@ -277,12 +277,13 @@ def test_rectangular_maps(backend, mode, m, n, ci, co):
 
 @every_mode
 @cases([Case(ci=64, co=33), Case(ci=64, co=40)])
-def test_offsets_without_pairs_give_zero(backend, case, mode):
+@pytest.mark.parametrize("algorithm", ["auto", "implicit_gemm"])  # with partial sums and without
+def test_offsets_without_pairs_give_zero(backend, case, mode, algorithm):
     p = Problem(case, mode)
-    empty = np.full((27, 300), -1, np.int32)
-    out = guarded.conv_forward(backend, np.full_like(p.feats, np.nan), p.weight, p.bias, empty, precision=p.precision)
+    empty, how = np.full((27, 300), -1, np.int32), {"algorithm": algorithm, "precision": p.precision}
+    out = guarded.conv_forward(backend, np.full_like(p.feats, np.nan), p.weight, p.bias, empty, **how)
     assert_same_bits(out, np.broadcast_to(p.bias, out.shape))
-    grad_feats = guarded.conv_dgrad(backend, np.full_like(p.grad_out, np.nan), p.weight, empty, precision=p.precision)
+    grad_feats = guarded.conv_dgrad(backend, np.full_like(p.grad_out, np.nan), p.weight, empty, **how)
     grad_weight, _ = guarded.conv_wgrad(
         backend, p.grad_out, np.full_like(p.feats, np.nan), empty, precision=p.precision
     )
@@ -449,10 +450,10 @@ def test_the_same_input_gives_the_same_bits(backend, case, mode):
 
 
 @pytest.mark.large
-def test_millions_of_voxels(cuda):
-    """4 million voxels x 64 channels, every pass; 4,096 rows and 256 weight entries are judged."""
+@pytest.mark.parametrize("n, channels", [(4_000_000, 64), (200_000, 256)])
+def test_millions_of_voxels(cuda, n, channels):
+    """Every pass, in the tiles that large scenes get; 4,096 rows and 256 weight entries are judged."""
     rng = np.random.default_rng(0)
-    n, channels = 4_000_000, 64
     coords, shape = scenes.scene(n)
     feats, grad_out = (scenes.values(rng, (n, channels), "float16") for _ in range(2))
     weight = scenes.values(rng, (channels, 3, 3, 3, channels), "float16")

@@ -12,14 +12,19 @@ import sanitize_cases
 import scenes
 from reference import assert_rows
 
+import flexgemm
 from flexgemm import _C
 
 # One of each kernel path, judged by its oracle. check=True is left out: it reads what the kernels found and so
 # synchronises, which a capture does not allow.
 CASES = {name: case for name, case in sanitize_cases.all_cases().items() if not name.endswith("check")}
+LARGE = ("gemm/large/", "/whole")  # many tiles: nothing that a graph would see
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.large] * any(part in name for part in LARGE)) for name in CASES],
+)
 def test_a_captured_call_replays_on_other_content(graphs, name):
     """Captured and replayed on zeros, then on what the case needs."""
     CASES[name](graphs)
@@ -149,3 +154,34 @@ def test_map_and_convolution_replay_on_another_scene(graphs):
         assert_rows(graphs.numpy(arrays["out"]), reference.conv_forward(feats, weight, None, nmap), 2e-3)
         assert_rows(graphs.numpy(arrays["grad_feats"]), reference.conv_dgrad(grad_out, weight, nmap, n), 2e-3)
         assert_rows(grad_weight, reference.conv_wgrad(grad_out, feats, nmap)[0], 2e-3)
+
+
+def test_functions_that_allocate_are_captured_by_torch():
+    """Outputs and workspaces come from the pool of the graph: casts, a grouped product and its weights' gradient."""
+    torch = pytest.importorskip("torch", reason="torch not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device, or torch without CUDA")
+    torch.manual_seed(0)
+    x = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
+    weights, scale_b = flexgemm.quantize(torch.randn(4 * 96, 256, device="cuda", dtype=torch.bfloat16))
+    weights, offsets = weights.reshape(4, 96, 256), torch.zeros(4, device="cuda", dtype=torch.int32)
+
+    def step():
+        q, scale_a = flexgemm.quantize(x, granularity="row")
+        out = flexgemm.m_grouped_gemm_nt(q, weights, offsets, scale_a=scale_a, scale_b=scale_b)
+        return out, flexgemm.k_grouped_wgrad_gemm_nt(out.t(), x.t(), offsets)
+
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=side):
+        captured = step()
+    for sizes in SIZES:
+        x.copy_(torch.randn_like(x))
+        offsets.copy_(torch.from_numpy(ends(sizes)))
+        graph.replay()
+        rows = sum(sizes)  # those behind the last group are not written
+        for ours, expected in zip(captured, step(), strict=True):
+            own = slice(rows) if ours.dim() == 2 else slice(None)
+            assert torch.equal(ours[own], expected[own])

@@ -169,7 +169,7 @@ def test_a_residual_with_strided_columns_is_copied():
         ({"residual": zeros(5, 6)}, ValueError, r"residual: expected \(5, 4\) to match map and weight, got \(5, 6\)"),
         ({"residual": zeros(4, 4)}, ValueError, r"residual: expected \(5, 4\) .* got \(4, 4\)"),
         ({"residual": zeros(20)}, ValueError, r"residual: expected \(5, 4\) .* got \(20,\)"),
-        ({"residual": zeros(5, 4, dtype=np.float16)}, TypeError, "residual: expected dtype float32 to match out"),
+        ({"residual": zeros(5, 4, dtype=np.float16)}, TypeError, "residual: expected dtype float32 to match feats"),
         ({"residual": "skip"}, TypeError, "residual"),
         ({"activation": "tanh"}, ValueError, "activation: expected 'relu', 'silu' or 'gelu', got 'tanh'"),
         ({"activation": 1}, TypeError, "activation: expected a str, got int"),

@@ -240,6 +240,15 @@ def test_groups_that_do_not_divide_the_channels(backend, groups):
         )
 
 
+def test_no_channels_are_no_groups(backend):
+    p = Problem(16, 16, 16)
+    feats, weight = (backend.array(np.zeros(s, np.float32)) for s in ((len(p.feats), 0), (0, 3, 3, 3, 0)))
+    nmap = p.neighbor_map(backend)
+    assert backend.numpy(flexgemm.sparse_conv3d(feats, weight, neighbor_map=nmap)).shape == (len(p.feats), 0)
+    with pytest.raises(ValueError, match="feats: expected channels in 2147483647 groups, got 0 channels"):
+        flexgemm.sparse_conv3d(feats, weight, neighbor_map=nmap, groups=2**31 - 1)
+
+
 def test_shapes_are_named(backend):
     p = Problem(16, 16, 16)
     feats, weight, nmap = backend.array(p.feats), backend.array(p.weight), p.neighbor_map(backend)
@@ -272,3 +281,25 @@ def test_hostile_maps(backend):
     assert_rows(calls[0](backend), expected[0], 2e-3)
     calls[1](backend)  # the fences prove that nothing else is touched
     assert_rows(calls[2](backend).reshape(expected[1].shape), expected[1], 2e-3)
+
+
+@pytest.mark.parametrize("ci, co, groups", [(16, 24, 4), (33, 66, 3)])
+def test_hostile_maps_of_groups(backend, ci, co, groups):
+    p = Problem(ci, co, groups, "float16")
+    hostile = p.map.copy()
+    hostile[:, ::7] = np.resize([-2, 250, 2**31 - 1], hostile[:, ::7].shape)
+    calls = (
+        lambda on: run("forward", on, p.feats, p.weight, None, hostile, groups=groups, ci=ci),
+        lambda on: run("dgrad", on, p.grad_out, p.weight, hostile, groups=groups, ci=ci),
+        lambda on: run("wgrad", on, p.grad_out, p.feats, hostile, groups=groups, ci=ci)[0],
+    )
+    if backend.name == "cpu":
+        for call in calls:
+            with pytest.raises(ValueError, match="map"):
+                call(Host())
+        return
+    tamed = np.where((hostile < 0) | (hostile >= 250), -1, hostile)
+    p.judge(calls[0](backend), reference.conv_forward(p.feats, p.dense, None, tamed), "out")
+    calls[1](backend)  # the fences prove that nothing else is touched
+    expected = gather_groups(reference.conv_wgrad(p.grad_out, p.feats, tamed)[0], groups)
+    p.judge(calls[2](backend), expected, "grad_weight")

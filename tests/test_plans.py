@@ -212,12 +212,13 @@ def test_float8_takes_the_tiles_of_float16_and_no_more_groups():
 
 
 def test_hopper_tiles_are_as_wide_as_the_channels_fill():
-    def tile(co, rows=1_000_000):
-        how = {"rows": rows, "ci": 256, "co": co, "v": 27, "dtype": "float16", "num_sms": SMS}
+    def tile(co, rows=1_000_000, dtype="float16"):
+        how = {"rows": rows, "ci": 256, "co": co, "v": 27, "dtype": dtype, "num_sms": SMS, "precision": "tf32"}
         plan = plan_conv_hopper(**how)
         return plan["block_m"], plan["block_n"]
 
-    assert tile(1024) == tile(256) == tile(200) == (128, 256)
+    assert tile(1024) == tile(256) == tile(200) == (192, 256)
+    assert tile(256, dtype="float32") == tile(256, rows=50_000) == (128, 256)
     assert tile(128) == tile(384) == tile(72) == tile(320) == (128, 128)
     assert tile(64) == tile(8) == (128, 64)
 
@@ -261,6 +262,19 @@ def test_narrow_groups_of_channels_are_one_launch_of_the_portable_kernel(groups,
     assert chosen["family"] == family
     if family == "sm90":  # a launch for each group
         assert chosen == _C.plan_conv(**sizes, compute_capability=90)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_groups_of_few_channels_need_no_tensor_cores(dtype):
+    sizes = {"rows": 3000, "co": 16, "v": 27, "dtype": dtype, "num_sms": SMS, "compute_capability": 90}
+    assert _C.plan_conv(**sizes, ci=8, channel_groups=8)["block_k"] == 1
+    assert _C.plan_conv(**sizes, ci=8, channel_groups=8)["workspace_bytes"] == 27 * 8 * 16 * 8 * 4
+    for how in (
+        {"ci": 16, "channel_groups": 4},
+        {"ci": 8},
+        {"ci": 8, "channel_groups": 8, "algorithm": "implicit_gemm"},
+    ):
+        assert _C.plan_conv(**sizes, **how)["block_k"] > 1
 
 
 def test_groups_of_channels_share_the_multiprocessors():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
-from reference import assert_rows
+from reference import assert_rows, assert_same_bits
 
 import flexgemm
 from flexgemm import _C
@@ -208,6 +208,9 @@ def test_rows_without_neighbours_in_a_group(backend, mode, groups, channels):
     how = {"order": orders, "algorithm": "masked_implicit_gemm_splitk"}
     out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
     assert_rows(out, reference.conv_forward(feats, weight, bias, nmap), reference.ROW_TOLERANCE[mode])
+    if backend.name == "cuda":  # what is no row is no neighbour
+        hostile = np.where(nmap < 0, n, nmap).astype(np.int32)
+        assert_same_bits(guarded.conv_forward(backend, feats, weight, bias, hostile, **how), out)
     grad_feats = guarded.conv_dgrad(backend, feats, weight.swapaxes(0, 2).copy(), nmap, **how)
     assert_rows(grad_feats, reference.conv_forward(feats, weight, None, nmap), reference.ROW_TOLERANCE[mode])
 

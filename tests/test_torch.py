@@ -439,6 +439,13 @@ def test_grouped_tensors(device):
         assert (numpy(out)[~written] == 7).all()
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_an_unknown_option_of_a_product_is_refused(device, needs_grad):
+    a, b = (torch.randn(m, 16, device=device, requires_grad=needs_grad) for m in (3, 5))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bais'"):
+        flexgemm.gemm_nt(a, b, bais=None)
+
+
 def test_products_of_views(device):
     torch.manual_seed(0)
     a, b = torch.randn(48, 65, device=device).t(), torch.randn(97, 96, device=device)[:, ::2]

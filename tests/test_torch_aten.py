@@ -157,6 +157,23 @@ def test_scales_that_torch_refuses_are_left_to_it(device, ours):
     assert ours == []
 
 
+def test_scaled_mm_into_an_output(device, ours):
+    """As inductor calls it. An output of another shape is torch's to resize."""
+    a, b = draw(16, 48, device=device, dtype=E4M3), draw(32, 48, device=device, dtype=E4M3).t()
+    one = torch.ones((), device=device)
+    out, other = (torch.full(s, torch.nan, device=device, dtype=torch.bfloat16) for s in ((16, 32), (0,)))
+    with aten.use(device.type):
+        assert torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16, out=out) is out
+        assert ours == ["dense"]
+        torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16, out=other)
+        assert ours == ["dense"]
+        traced = torch.compile(lambda a, b: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16), fullgraph=True)
+        compiled = traced(a, b)
+        assert len(ours) == 2
+    for result in (out, other, compiled):
+        assert_gemm_rows(f64(result), f64(a) @ f64(b), "bfloat16")
+
+
 @pytest.mark.skipif(not hasattr(torch.nn.functional, "scaled_mm"), reason="torch without scaled_mm")
 @pytest.mark.parametrize("recipe", ["TensorWise", "RowWise"])
 def test_scaled_mm_of_torch_functional(device, ours, recipe):

@@ -44,9 +44,9 @@ def enable(device_type: str = "cuda") -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         for name, choose in _CHOICES.items():
-            if not hasattr(torch.ops.aten, name):
-                continue
-            library.impl(name, _override(name, key, choose), key, with_keyset=True)
+            operator, _, overload = name.partition(".")
+            if hasattr(getattr(torch.ops.aten, operator, None), overload or "default"):
+                library.impl(name, _override(name, key, choose), key, with_keyset=True)
     _enabled[device_type] = library
 
 
@@ -76,15 +76,16 @@ def _override(name: str, key: str, choose: Callable[..., dict[str, Any] | None])
     except RuntimeError:  # torch has none on this device
         own = None
 
-    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def kernel(keyset: Any, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
         chosen = choose(*args, **kwargs)
-        if chosen is not None:
+        if chosen is not None and (out is None or _is_output(out, chosen)):
             with torch.no_grad():  # autograd has recorded torch's operator
-                result: torch.Tensor = gemm.product(**chosen)
+                result: torch.Tensor = gemm.product(**(chosen if out is None else chosen | {"out": out}))
             return result
         if own is None:
             raise NotImplementedError(f"torch.{name}: neither flexgemm nor torch computes these arguments on {key}")
-        result = own.call_boxed(keyset, *args, **kwargs)
+        given = kwargs if out is None else kwargs | {"out": out}
+        result = own.call_boxed(keyset, *args, **given)
         return result
 
     return kernel
@@ -206,9 +207,11 @@ def grouped_mm(
 
 _CHOICES: dict[str, Callable[..., dict[str, Any] | None]] = {
     "_scaled_mm": scaled_mm,
+    "_scaled_mm.out": scaled_mm,  # what inductor calls
     "_scaled_grouped_mm": scaled_grouped_mm,
     "_grouped_mm": grouped_mm,
     "_scaled_mm_v2": scaled_mm_v2,
+    "_scaled_mm_v2.out": scaled_mm_v2,
     "_scaled_grouped_mm_v2": scaled_grouped_mm_v2,
 }
 
@@ -247,6 +250,12 @@ def _readable(x: torch.Tensor) -> bool:
 
 def _is_fp8(a: torch.Tensor, b: torch.Tensor, out_dtype: Any, scale_result: torch.Tensor | None) -> bool:
     return a.dtype in _FP8 and b.dtype in _FP8 and out_dtype in _OUTPUTS and scale_result is None
+
+
+def _is_output(out: torch.Tensor, chosen: dict[str, Any]) -> bool:
+    """Whether a dense product can be written there as it is; torch gives an output of another shape the right one."""
+    shape = chosen["a"].shape[0], chosen["b"].shape[0]
+    return out.shape == shape and out.dtype is chosen["out_dtype"] and _readable(out)
 
 
 def _is_bias(bias: torch.Tensor | None, n: int, out_dtype: torch.dtype | None) -> bool:

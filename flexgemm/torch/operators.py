@@ -536,7 +536,8 @@ def product_into(
     precision: str | None = None,
     promote_every: int | None = 128,
 ) -> None:
-    """Leaves alone what is of no group."""
+    """Leaves alone what is of no group. Not `product` itself: torch gives gradients to operators alone that write
+    nothing."""
     how: Any = {key: value for key, value in locals().items() if key not in ("a", "b", "layout")}
     gemm.product(layout, a, b, **(how | {"precision": setting(precision, a)}))
 

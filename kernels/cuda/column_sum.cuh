@@ -27,7 +27,7 @@ struct ColumnSum {
         const int64_t column = column0 + x * kVector;
         float sum[kVector] = {};
         if (column < columns) {
-#pragma unroll 4
+#pragma unroll 8
             for (int64_t m = begin + y; m < end; m += kDown) {
                 const Vector vector = *reinterpret_cast<const Vector *>(in + m * stride + column);
 #pragma unroll

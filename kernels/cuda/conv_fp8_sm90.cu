@@ -137,7 +137,7 @@ struct Consumer {
 /* ---- kernel and launch ---- */
 
 template <bool kAIsE5m2, bool kBIsE5m2, class Tile>
-__global__ void __launch_bounds__(kThreads, Tile::kCtasPerSm)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kCtasPerSm)
     conv_fp8_sm90_kernel(const GatherParams p, const __grid_constant__ CUtensorMap weight_map, int tasks) {
     gather_block<Byte, Tile, true, Consumer<kAIsE5m2, kBIsE5m2, Tile>>(p, weight_map, tasks);
 }

@@ -229,20 +229,18 @@ struct GatherKernel {
             const int64_t row = static_cast<int64_t>(p.columns) * p.channel_groups;
             acc.store(row_of, p.partials + slice * p.rows * row + first_column, row, n0, p.columns);
         } else if constexpr (kMode == MathMode::kFloat8) {
-            const SumEpilogue &to = p.epilogue;
-            with_float_type(p.added_dtype, [&](auto type) { add<decltype(type)>(acc, row_of, first_column); });
-            if (to.scale_out) acc.divide(*to.scale_out);
+            with_float_type(p.added_dtype, [&](auto type) {
+                using T = decltype(type);
+                acc.template finish<T>(row_of, n0, p.columns, p.epilogue.from_column<T>(first_column));
+            });
+            if (p.epilogue.scale_out) acc.divide(*p.epilogue.scale_out);
             with_out_type(p.out_dtype, [&](auto type) { store<decltype(type)>(acc, row_of, first_column); });
         } else {
             using T = typename Math<kMode>::Element;
-            if constexpr (kMajorB == Major::kK) add<T>(acc, row_of, first_column);
+            if constexpr (kMajorB == Major::kK)
+                acc.template finish<T>(row_of, n0, p.columns, p.epilogue.from_column<T>(first_column));
             store<T>(acc, row_of, first_column);
         }
-    }
-
-    template <typename T, typename RowOf>
-    __device__ void add(Sums &acc, const RowOf &row_of, int64_t first_column) const {
-        acc.template finish<T>(row_of, n0, p.columns, p.epilogue.from_column<T>(first_column));
     }
 
     template <typename T, typename RowOf>
@@ -434,6 +432,8 @@ struct Problem {
         if (algorithm == FG_ALGORITHM_EXPLICIT_GEMM)
             return conv_explicit(p, chosen, queue, in.dtype, precision, major == Major::kK, workspace, error);
         const cudaStream_t stream = stream_of(queue);
+        if (chosen.block_k == 1)
+            return conv_narrow(p, in.dtype, major == Major::kK, static_cast<float *>(workspace.data), stream, error);
         if (chosen.family == FG_FAMILY_SM90 && in.dtype == FG_FLOAT32) {
             const fg_status rounded = round_operands(&p, static_cast<float *>(workspace.data), stream, error);
             return rounded != FG_OK ? rounded : launch_gather_sm90(p, chosen, in.dtype, true, num_sms, stream, error);

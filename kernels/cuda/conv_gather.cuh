@@ -64,6 +64,10 @@ fg_status conv_explicit_workspace(const GatherParams &p, const fg_plan &plan, co
 fg_status conv_explicit(const GatherParams &p, const fg_plan &plan, const fg_queue *queue, fg_dtype dtype,
                         fg_precision precision, bool weight_is_k_major, const fg_tensor &workspace, fg_error *error);
 
+/* Groups of few channels; `laid_out` holds the weight in float32. (conv_narrow.cu) */
+fg_status conv_narrow(const GatherParams &p, fg_dtype dtype, bool weight_is_k_major, float *laid_out,
+                      cudaStream_t stream, fg_error *error);
+
 /* 16-bit types, in_aligned and weight_aligned; or float32 whose operands are rounded to TF32 already, the weight K-major.
  * 0 <= in_stride <= INT32_MAX, a quarter of kMaxChannels at most. weight_is_k_major: the forward pass.
  * (conv_gather_sm90.cu) */

@@ -32,6 +32,8 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64
 template <typename T, class Tile, bool kKMajor>
 struct Consumer {
     static constexpr int kRegisters = Tile::kBlockN / 2; /* accumulators of a thread */
+    /* ptxas wants 154 registers at launch for a wgmma of 256 columns; four warpgroups have 128. */
+    static constexpr int kParts = Tile::kConsumers > 2 ? 2 : 1;
     static constexpr int kNone = -1;
 
     const GatherParams &p;
@@ -42,14 +44,19 @@ struct Consumer {
         const char *a = shared.stages[place.slot], *b = a + Tile::kBytesA;
         constexpr int kSteps = kSwizzleRowBytes / kWgmmaBytes, kAdvanceA = kWgmmaBytes / 16;
         constexpr int kAdvanceB = kKMajor ? kAdvanceA : kBlockK<T> / kSteps * kSwizzleRowBytes / 16;
+        constexpr int kNextPart = Tile::kBlockN / kParts * kSwizzleRowBytes / 16; /* either way: whole blocks of 64 */
         const uint64_t descriptor_a = ptx::wgmma_descriptor(a + consumer_of_thread() * kWgmmaM * kSwizzleRowBytes);
         const uint64_t descriptor_b =
             kKMajor ? ptx::wgmma_descriptor(b) : ptx::wgmma_descriptor(b, kBlockK<T> * kSwizzleRowBytes);
         ptx::fence_proxy_async(); /* the rows of A came through the ordinary path, wgmma reads through another */
         ptx::wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < kSteps; ++k)
-            wgmma<T, kKMajor>(d, descriptor_a + k * kAdvanceA, descriptor_b + k * kAdvanceB);
+        for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+            for (int part = 0; part < kParts; ++part)
+                wgmma<T, kKMajor>(reinterpret_cast<float (&)[kParts][kRegisters / kParts]>(d)[part],
+                                  descriptor_a + k * kAdvanceA, descriptor_b + part * kNextPart + k * kAdvanceB);
+        }
         ptx::wgmma_commit();
     }
 
@@ -107,17 +114,20 @@ struct Consumer {
 /* ---- kernel and launch ---- */
 
 template <typename T, class Tile, bool kKMajor>
-__global__ void __launch_bounds__(kThreads, Tile::kCtasPerSm)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kCtasPerSm)
     conv_gather_sm90_kernel(const GatherParams p, const __grid_constant__ CUtensorMap weight_map, int tasks) {
     gather_block<T, Tile, kKMajor, Consumer<T, Tile, kKMajor>>(p, weight_map, tasks);
 }
 
 template <typename T, bool kKMajor>
 fg_status launch(const GatherParams &p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
-    return with_gather_tile(plan, [&](auto tile) {
+    const auto launch_tile = [&](auto tile) {
         using Tile = decltype(tile);
         return launch_gather<T, Tile, kKMajor>(conv_gather_sm90_kernel<T, Tile, kKMajor>, p, num_sms, stream, error);
-    });
+    };
+    if constexpr (sizeof(T) == 2)
+        if (plan.block_m == 192) return launch_tile(GatherTile<192, 256, 3, 1>{});
+    return with_gather_tile(plan, launch_tile);
 }
 
 }  // namespace

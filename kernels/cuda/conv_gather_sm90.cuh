@@ -3,13 +3,13 @@
  *
  *     out[m, :] = activation(scale * sum_v W_v . in[map[v, m], :] + bias + residual[m, :])
  *
- * with the multiplications by wgmma. Three warpgroups of a CTA share one pipeline of shared memory stages, each one
+ * with the multiplications by wgmma. The warpgroups of a CTA share one pipeline of shared memory stages, each one
  * step of 128 bytes of channels at one offset v:
  *
  *   producer     gathers rows of `in` by 16-byte cp.async, zeros for missing neighbours; one of its threads has the
  *                copy engine bring W_v through a 3-D tensor map, which zero-fills a partial last step of channels;
- *   2 consumers  multiply, half of the tile's rows each, accumulators in registers, and write the tile. They are what
- *                kernels differ in: conv_gather_sm90.cu, conv_fp8_sm90.cu.
+ *   2 consumers  multiply, 64 of the tile's rows each, accumulators in registers, and write the tile. They are what
+ *   or 3         kernels differ in: conv_gather_sm90.cu, conv_fp8_sm90.cu.
  *
  * A step travels with a word that says which blocks of 64 rows have neighbours at v. Offsets without any are never
  * loaded, and a consumer passes over the steps that do not concern its block. Rows may be taken in an order that
@@ -40,22 +40,20 @@ constexpr int kSwizzleAtomBytes = 8 * kSwizzleRowBytes; /* after which the patte
 template <typename T>
 constexpr int kBlockK = kSwizzleRowBytes / static_cast<int>(sizeof(T)); /* elements of the reduction in one step */
 constexpr int kWgmmaM = 64, kWgmmaBytes = 32;                           /* rows and reduction bytes of a wgmma */
-constexpr int kConsumers = 2;                                           /* warpgroups, each with one block of 64 rows */
-constexpr int kBlockM = kConsumers * kWgmmaM;
-constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
-constexpr uint32_t kEndOfTile = 0x80000000u; /* a step without operands, after the last */
-constexpr int kProducerBarrier = 1;          /* named barrier among the producer's threads */
+constexpr uint32_t kEndOfTile = 0x80000000u;                            /* a step without operands, after the last */
+constexpr int kProducerBarrier = 1;                                     /* named barrier among the producer's threads */
 constexpr int kChunk = 16, kChunksPerRow = kSwizzleRowBytes / kChunk;
 
-/* Columns of a tile, depth of the pipeline, CTAs per multiprocessor and how these divide its registers. */
-template <int kBlockN_, int kStages_, int kCtasPerSm_>
+/* Rows and columns of a tile, depth of the pipeline, CTAs per multiprocessor and how these divide its registers. */
+template <int kBlockM_, int kBlockN_, int kStages_, int kCtasPerSm_>
 struct GatherTile {
-    static constexpr int kBlockN = kBlockN_, kStages = kStages_, kCtasPerSm = kCtasPerSm_;
+    static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kStages = kStages_, kCtasPerSm = kCtasPerSm_;
+    static constexpr int kConsumers = kBlockM / kWgmmaM; /* warpgroups, each with one block of 64 rows */
+    static constexpr int kThreads = (1 + kConsumers) * kWarpgroup, kConsumerWarps = kConsumers * kWarpgroup / 32;
     static constexpr int kBytesA = kBlockM * kSwizzleRowBytes, kBytesB = kBlockN * kSwizzleRowBytes;
     static constexpr int kStageBytes = kBytesA + kBytesB;
-    static constexpr int kProducerRegisters = kCtasPerSm == 1 ? 56 : 48;
-    static constexpr int kConsumerRegisters = kCtasPerSm == 1 ? 224 : 96;
+    static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kCtasPerSm == 1 ? 56 : 48;
+    static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kCtasPerSm == 1 ? 224 : 96;
     /* Offsets whose map entries are copied at a time: all of 3x3x3, or half of them, which leaves L1 60 KB. */
     static constexpr int kWindow = kCtasPerSm == 1 ? 27 : 14;
     static_assert(kBlockN % 64 == 0 && kWindow <= 32, "whole blocks of 64 channels; a bit for each offset");
@@ -68,10 +66,10 @@ struct GatherTile {
 template <class Tile>
 struct GatherShared {
     char stages[Tile::kStages][Tile::kStageBytes]; /* A, then B */
-    int32_t map[2][Tile::kWindow][kBlockM];        /* the producer's: map entries of this window and the next */
-    uint32_t found[kBlockM / 32];                  /* the producer's: offsets at which a warp's rows have any */
+    int32_t map[2][Tile::kWindow][Tile::kBlockM];  /* the producer's: map entries of this window and the next */
+    uint32_t found[Tile::kBlockM / 32];            /* the producer's: offsets at which a warp's rows have any */
     uint32_t step[Tile::kStages];                  /* bit b: block b has neighbours; or kEndOfTile */
-    float scale[Tile::kStages][kBlockM];           /* of float8 rows that have one each */
+    float scale[Tile::kStages][Tile::kBlockM];     /* of float8 rows that have one each */
     alignas(8) uint64_t full[Tile::kStages];
     uint64_t empty[Tile::kStages];
     uint64_t map_full[2];
@@ -84,7 +82,7 @@ template <class Tile>
 struct GatherTask {
     int index, row_tile, n0, slice;
     __device__ GatherTask(const GatherParams &p, int index_) : index(index_) {
-        const int row_tiles = static_cast<int>(ceil_div<int64_t>(p.rows, kBlockM));
+        const int row_tiles = static_cast<int>(ceil_div<int64_t>(p.rows, Tile::kBlockM));
         const int split = index / p.column_tiles % p.splits, rest = index / p.column_tiles / p.splits;
         n0 = index % p.column_tiles * Tile::kBlockN;
         row_tile = rest % row_tiles;
@@ -92,7 +90,7 @@ struct GatherTask {
     }
     /* The row of `map` and `out` that is row `i` of the tile, or less than 0. */
     __device__ int64_t row_of(const GatherParams &p, int i) const {
-        return p.row_of(static_cast<int64_t>(row_tile) * kBlockM + i, slice);
+        return p.row_of(static_cast<int64_t>(row_tile) * Tile::kBlockM + i, slice);
     }
 };
 
@@ -102,7 +100,8 @@ template <typename T, class Tile, bool kKMajor>
 struct GatherProducer {
     static constexpr int kElement = sizeof(T);
     static constexpr int kRowsPerPass = kWarpgroup / kChunksPerRow;
-    static constexpr int kRowsPerThread = kBlockM / kRowsPerPass;
+    static constexpr int kRowsPerThread = Tile::kBlockM / kRowsPerPass;
+    static constexpr int kBatch = kRowsPerThread > 8 ? kRowsPerThread / 2 : kRowsPerThread; /* as registers allow */
 
     const GatherParams &p;
     const CUtensorMap &weight_map;
@@ -134,41 +133,55 @@ struct GatherProducer {
         return min(Tile::kWindow, ceil_div(p.end_offset(window.task.slice) - window.first, p.splits));
     }
 
-    /* Starts the copies of a window's map entries into shared memory, one row per thread. */
+    /* Starts the copies of a window's map entries into shared memory, a row per thread or two. */
     __device__ void request(const Window &window, int buffer) {
-        const int64_t row = window.task.row_of(p, threadIdx.x);
-        const int32_t *source = p.map_at(window.first) + row;
         const int64_t stride = (p.mirrored ? -p.splits : p.splits) * p.rows;
         const int count = count_of(window);
-        for (int i = 0; i < count; ++i, source += stride) {
-            int32_t *entry = &shared.map[buffer][i][threadIdx.x];
-            if (row >= 0)
-                ptx::cp_async_4(entry, source);
-            else
-                *entry = -1;
+        for (int slot = threadIdx.x; slot < Tile::kBlockM; slot += kWarpgroup) {
+            const int64_t row = window.task.row_of(p, slot);
+            const int32_t *source = p.map_at(window.first) + row;
+            for (int i = 0; i < count; ++i, source += stride) {
+                int32_t *entry = &shared.map[buffer][i][slot];
+                if (row >= 0)
+                    ptx::cp_async_4(entry, source);
+                else
+                    *entry = -1;
+            }
         }
         ptx::mbarrier_arrive_after_cp_async(&shared.map_full[buffer]);
     }
 
     /* For each block of 64 rows, the offsets of the window at which it has neighbours. */
-    __device__ void find(uint32_t (&found)[kConsumers], int buffer, int count) {
-        uint32_t bits = 0;
+    __device__ void find(uint32_t (&found)[Tile::kConsumers], int buffer, int count) {
+        for (int slot = threadIdx.x; slot < Tile::kBlockM; slot += kWarpgroup) { /* whole warps */
+            uint32_t bits = 0;
 #pragma unroll 4
-        for (int i = 0; i < count; ++i)
-            bits |= static_cast<uint32_t>(static_cast<uint32_t>(shared.map[buffer][i][threadIdx.x]) < p.in_rows) << i;
-        bits = __reduce_or_sync(~0u, bits);
-        if (threadIdx.x % 32 == 0) shared.found[threadIdx.x / 32] = bits;
+            for (int i = 0; i < count; ++i)
+                bits |= static_cast<uint32_t>(static_cast<uint32_t>(shared.map[buffer][i][slot]) < p.in_rows) << i;
+            bits = __reduce_or_sync(~0u, bits);
+            if (threadIdx.x % 32 == 0) shared.found[slot / 32] = bits;
+        }
         ptx::named_barrier(kProducerBarrier, kWarpgroup);
 #pragma unroll
-        for (int b = 0; b < kConsumers; ++b) found[b] = shared.found[2 * b] | shared.found[2 * b + 1];
+        for (int b = 0; b < Tile::kConsumers; ++b) found[b] = shared.found[2 * b] | shared.found[2 * b + 1];
     }
 
-    /* All of this thread's row pieces at channel k, the scale of the tile's row that is the thread's own, and the
-     * weights by one thread for all. */
-    __device__ void load(const uint32_t (&rows)[kRowsPerThread], uint32_t own_row, uint32_t step, int v, int k,
-                         int n0) {
+    /* All of this thread's row pieces at channel k of the tile's rows of `in`, the scale of the row that is the thread's
+     * own, and the weights by one thread for all. */
+    __device__ void load(const int32_t *tile_rows, uint32_t step, int v, int k, int n0) {
         char *a = shared.stages[place.slot], *b = a + Tile::kBytesA;
         uint64_t *full = &shared.full[place.slot];
+        const int chunk = threadIdx.x % kChunksPerRow, first = threadIdx.x / kChunksPerRow;
+        const int column = k + chunk * (kChunk / kElement);
+        uint64_t in = reinterpret_cast<uint64_t>(p.in) + kElement * static_cast<uint64_t>(column);
+        ptx::hold(in);
+        const uint32_t in_rows = column < p.depth ? p.in_rows : 0; /* past the last channel no row has anything */
+        uint32_t rows[kBatch];
+        const auto look_up = [&](int batch) {
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) rows[i] = tile_rows[first + (batch + i) * kRowsPerPass];
+        };
+        look_up(0); /* all that can be known before the stage is free */
         ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
         if (threadIdx.x == 0) {
             shared.step[place.slot] = step;
@@ -181,22 +194,23 @@ struct GatherProducer {
                     ptx::tma_load_3d(b + n * kSwizzleRowBytes, &weight_map, full, kElement * (n0 + n), v, k);
             }
         }
-        const int chunk = threadIdx.x % kChunksPerRow, first = threadIdx.x / kChunksPerRow;
-        const int column = k + chunk * (kChunk / kElement);
-        const char *in = static_cast<const char *>(p.in) + kElement * static_cast<int64_t>(column);
-        const uint32_t in_rows = column < p.depth ? p.in_rows : 0; /* past the last channel no row has anything */
         a += first * kSwizzleRowBytes + (chunk ^ first % 8) * kChunk;
 #pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i) {
-            /* Where zeros are asked for, the row is not read and may lie anywhere. */
-            const char *row = in + static_cast<uint64_t>(rows[i]) * in_row_bytes;
-            char *target = a + i * kRowsPerPass * kSwizzleRowBytes;
-            if (through_l1)
-                ptx::cp_async_16_or_zeros_cached(target, row, rows[i] >= in_rows);
-            else
-                ptx::cp_async_16_or_zeros(target, row, rows[i] >= in_rows);
+        for (int batch = 0; batch < kRowsPerThread; batch += kBatch) {
+            if (batch > 0) look_up(batch);
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+                /* Where zeros are asked for, the row is not read and may lie anywhere. */
+                const void *row = reinterpret_cast<const void *>(in + static_cast<uint64_t>(rows[i]) * in_row_bytes);
+                char *target = a + (batch + i) * kRowsPerPass * kSwizzleRowBytes;
+                if (through_l1)
+                    ptx::cp_async_16_or_zeros_cached(target, row, rows[i] >= in_rows);
+                else
+                    ptx::cp_async_16_or_zeros(target, row, rows[i] >= in_rows);
+            }
         }
         if (kElement == 1 && p.row_scales) {
+            const uint32_t own_row = tile_rows[threadIdx.x];
             const bool present = own_row < p.in_rows;
             ptx::cp_async_4_or_zero(&shared.scale[place.slot][threadIdx.x], p.row_scales + (present ? own_row : 0),
                                     !present);
@@ -218,27 +232,28 @@ struct GatherProducer {
 
     __device__ void run(int tasks) {
         static_assert(kRowsPerPass % 8 == 0, "a thread's rows share one swizzle");
+        static_assert(kElement > 1 || Tile::kBlockM == kWarpgroup, "a thread brings one scale");
         if (threadIdx.x == 0) ptx::prefetch_tensor_map(&weight_map);
         Window window = first_window(static_cast<int>(blockIdx.x));
         int buffer = 0, parity = 0;
         request(window, buffer);
         while (window.task.index < tasks) {
             const Window next = window_after(window);
-            uint32_t found[kConsumers];
+            uint32_t found[Tile::kConsumers];
             ptx::mbarrier_wait_parity(&shared.map_full[buffer], parity);
             find(found, buffer, count_of(window));
             /* All threads have come past the window before, whose place is taken by the one after. */
             if (next.task.index < tasks) request(next, buffer ^ 1);
-            for (uint32_t left = found[0] | found[1]; left != 0; left &= left - 1) {
-                const int i = __ffs(static_cast<int>(left)) - 1;
-                const uint32_t step = (found[0] >> i & 1) | (found[1] >> i & 1) << 1;
-                uint32_t rows[kRowsPerThread];
+            uint32_t left = 0;
 #pragma unroll
-                for (int j = 0; j < kRowsPerThread; ++j)
-                    rows[j] = shared.map[buffer][i][threadIdx.x / kChunksPerRow + j * kRowsPerPass];
-                const uint32_t own_row = shared.map[buffer][i][threadIdx.x];
+            for (const uint32_t bits : found) left |= bits;
+            for (; left != 0; left &= left - 1) {
+                const int i = __ffs(static_cast<int>(left)) - 1;
+                uint32_t step = 0;
+#pragma unroll
+                for (int b = 0; b < Tile::kConsumers; ++b) step |= (found[b] >> i & 1) << b;
                 for (int k = 0; k < p.depth; k += kBlockK<T>)
-                    load(rows, own_row, step, window.first + i * p.splits, k, window.task.n0);
+                    load(shared.map[buffer][i], step, window.first + i * p.splits, k, window.task.n0);
             }
             if (next.task.index != window.task.index) end_tile();
             window = next;
@@ -275,7 +290,7 @@ __device__ __forceinline__ void gather_block(const GatherParams &p, const CUtens
         for (int stage = 0; stage < Tile::kStages; ++stage) {
             /* Every producing thread for its rows, and one more arrival that announces the weights. */
             ptx::mbarrier_init(&shared.full[stage], kWarpgroup + 1);
-            ptx::mbarrier_init(&shared.empty[stage], kConsumerWarps);
+            ptx::mbarrier_init(&shared.empty[stage], Tile::kConsumerWarps);
         }
         for (uint64_t &barrier : shared.map_full) ptx::mbarrier_init(&barrier, kWarpgroup);
         ptx::fence_mbarrier_init();
@@ -294,7 +309,7 @@ __device__ __forceinline__ void gather_block(const GatherParams &p, const CUtens
 template <typename T, class Tile, bool kKMajor, typename Kernel>
 fg_status launch_gather(Kernel *kernel, GatherParams p, int num_sms, cudaStream_t stream, fg_error *error) {
     p.column_tiles = ceil_div(p.columns, Tile::kBlockN);
-    const int64_t tasks = ceil_div<int64_t>(p.rows, kBlockM) * p.column_tiles * p.slices();
+    const int64_t tasks = ceil_div<int64_t>(p.rows, Tile::kBlockM) * p.column_tiles * p.slices();
     const int64_t resident = static_cast<int64_t>(num_sms) * Tile::kCtasPerSm;
     if (tasks > INT32_MAX - resident) /* a CTA's next task is one grid on */
         return fg_fail(error, FG_ERROR_VALUE, "out: (%lld, %d) needs %lld tiles, more than one launch can have",
@@ -313,18 +328,18 @@ fg_status launch_gather(Kernel *kernel, GatherParams p, int num_sms, cudaStream_
     if (Tile::kCtasPerSm > 1)
         FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, kSharedPercent));
     const auto grid = static_cast<unsigned int>(tasks < resident ? tasks : resident);
-    kernel<<<grid, kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks));
+    kernel<<<grid, Tile::kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks));
     FG_CUDA(cudaGetLastError());
     if (p.partials) FG_CUDA(reduce_slices(p, stream));
     return FG_OK;
 }
 
-/* Calls launch with a value of the tile of fg_plan_conv. */
+/* Calls launch with a value of the tile of fg_plan_conv, one of those that every kernel has. */
 template <typename Launch>
 fg_status with_gather_tile(const fg_plan &plan, const Launch &launch) {
-    if (plan.block_n == 256) return launch(GatherTile<256, 4, 1>{});
-    if (plan.block_n == 128) return launch(GatherTile<128, 5, 1>{});
-    return launch(GatherTile<64, 3, 2>{});
+    if (plan.block_n == 256) return launch(GatherTile<128, 256, 4, 1>{});
+    if (plan.block_n == 128) return launch(GatherTile<128, 128, 5, 1>{});
+    return launch(GatherTile<128, 64, 3, 2>{});
 }
 
 }  // namespace flexgemm

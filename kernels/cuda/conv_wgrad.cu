@@ -244,6 +244,8 @@ struct Work {
     int64_t copied; /* float32 elements at the beginning of the workspace: the operands, rounded for TF32 on Hopper */
     int64_t workspace_bytes;
 
+    bool narrow; /* groups of so few channels that plain arithmetic is ahead */
+
     bool fused() const { return plan.family == FG_FAMILY_SM90; }
 };
 
@@ -270,6 +272,8 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
     const int share = p->groups < num_sms ? num_sms / static_cast<int>(p->groups) : 1;
     work->plan = fg_plan_conv_wgrad(rows, ci, co, volume, p->feats.dtype, share, compute_capability);
     work->plan.workspace_bytes *= p->groups;
+    work->narrow = p->groups > 1 && ci <= kMaxNarrowGroup;
+    if (work->narrow) work->plan = fg_plan_depthwise_wgrad(rows, p->grad_out.shape[1], volume * ci, num_sms);
     work->bias = fg_plan_column_sum(rows, p->grad_out.shape[1], num_sms);
 
     constexpr int64_t kFloat = sizeof(float);
@@ -340,6 +344,9 @@ fg_status weight_gradient(const fg_conv_wgrad_params *p, const Work &work, cudaS
         return fg_fail(error, FG_ERROR_VALUE, "grad_weight: (%lld, %lld, %lld) is larger than (%lld, %d, %lld)",
                        static_cast<long long>(co), static_cast<long long>(volume), static_cast<long long>(ci),
                        static_cast<long long>(kMaxChannels), UINT16_MAX, static_cast<long long>(kMaxChannels));
+    if (work.narrow)
+        return narrow_wgrad(params_of(p, work), work.plan, static_cast<float *>(p->workspace.data), p->feats.dtype,
+                            stream, error);
     return launch_mode(params_of(p, work), work.plan, p->feats.dtype, p->precision, stream, error);
 }
 

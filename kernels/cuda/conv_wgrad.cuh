@@ -25,6 +25,12 @@ struct WgradParams {
     int64_t summed_stride;
 };
 
+/* Groups of at most kMaxNarrowGroup input channels by plain arithmetic, of fg_plan_depthwise_wgrad for
+ * `volume * ci` offsets. partials: (split_k, volume, ci, all co). (depthwise.cu) */
+constexpr int kMaxNarrowGroup = 8;
+fg_status narrow_wgrad(const WgradParams &p, const fg_plan &plan, float *partials, fg_dtype dtype, cudaStream_t stream,
+                       fg_error *error);
+
 /* 16-bit types, grad_aligned and feats_aligned; or float32 whose operands are rounded to TF32 already. co and ci
  * multiples of 8, 0 <= strides <= INT32_MAX, co and volume * ci at most a quarter of kMaxChannels.
  * (conv_wgrad_sm90.cu) */

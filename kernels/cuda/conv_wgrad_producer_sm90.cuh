@@ -53,6 +53,9 @@ struct Tile {
     static constexpr int kConsumerN = kBlockN / kConsumersN;           /* columns of a consumer */
     static constexpr int kBlocksA = kBlockM / kBlockChannels, kBlocksB = kBlockN / kBlockChannels;
     static constexpr int kStageBytes = (kBlocksA + kBlocksB) * kBlockBytes;
+    /* A tile of few output channels holds several offsets, of which neighbouring ones want mostly the same rows: L1 has
+     * them. The widest would only push its operands through L1. */
+    static constexpr bool kThroughL1 = kBlockM < 256;
     static_assert(kConsumerN % kBlockChannels == 0, "a consumer starts at a block");
 };
 
@@ -225,13 +228,13 @@ struct Producer {
 
     /* The step that begins at queue place `first`. */
     __device__ void load(int first) {
-        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
         char *const a = shared.stages[place.slot], *const b = a + Tile::kBlocksA * kBlockBytes;
         const int slot = first % kCapacity + first_row();
         uint32_t out_rows[kRowsPerThread];
 #pragma unroll
         for (int i = 0; i < kRowsPerThread; ++i)
             out_rows[i] = static_cast<uint32_t>(shared.out_row[slot + i * kRowsPerPass]);
+        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
         const T *grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride;
         const auto grad_bytes = static_cast<uint32_t>(p.grad_stride * sizeof(T));
 #pragma unroll 4
@@ -256,10 +259,8 @@ struct Producer {
                     in_rows[j][i] = static_cast<uint32_t>(shared.in_row[column[j].offset][slot + i * kRowsPerPass]);
 #pragma unroll
             for (int j = 0; j < kBatch; ++j) {
-                /* A tile of few output channels holds several offsets, of which neighbouring ones want mostly the same
-                 * rows: L1 has them. The widest would only push its operands through L1. */
-                copy<(Tile::kBlockM < 256)>(b, piece + j, feats + column[j].channel, feats_bytes, in_rows[j],
-                                            column[j].channel >= 0 ? p.in_rows : 0);
+                copy<Tile::kThroughL1>(b, piece + j, feats + column[j].channel, feats_bytes, in_rows[j],
+                                       column[j].channel >= 0 ? p.in_rows : 0);
             }
         }
         ptx::mbarrier_arrive_after_cp_async(&shared.full[place.slot]);

@@ -4,7 +4,8 @@
  * Bound by memory, so that plain arithmetic serves: no tensor core has work where no channel meets another. Forward and
  * input gradient gather rows as pooling does: a thread owns 16 bytes of an output row and walks the offsets, with the
  * weight laid out as (V, Co) float32 first, which L1 then serves. The weight gradient takes kOffsets offsets over a slice
- * of rows at a time, so that a row of grad_out is read once for all of them; the slices' sums are added in order.
+ * of rows at a time, so that a row of grad_out is read once for all of them; the slices' sums are added in order. It
+ * serves groups of few channels too, of which an output channel has as many weights at each offset.
  *
  * Workspace: weight (V, Co) float32; of the weight gradient (slices, V, Co) float32
  */
@@ -12,6 +13,7 @@
 #include "backend.cuh"
 #include "common.cuh"
 #include "conv_epilogue.cuh"
+#include "conv_wgrad.cuh"
 #include "coords.cuh"
 #include "vector.cuh"
 
@@ -163,14 +165,15 @@ size_t weight_bytes(const fg_tensor &weight, const fg_tensor &out) {
 struct DepthwiseWgradArgs {
     const void *grad_out, *feats;
     const int32_t *map;
-    float *partials; /* (slices, volume, co) */
+    float *partials; /* (slices, volume, own, co) */
     int64_t grad_stride, feats_stride, rows, co, multiplier;
     uint32_t in_rows;
     int volume, slices;
+    int own; /* input channels of a group; its output channels are `multiplier` */
 };
 
-/* blockIdx.x: strip of channels; y: kOffsets offsets; z: slice of rows. */
-template <typename T>
+/* blockIdx.x: strip of channels; y: kOffsets offsets; z: slice of rows. A group has at most kOwn input channels. */
+template <typename T, int kOwn>
 __global__ void __launch_bounds__(kColumns *kRows) depthwise_wgrad_kernel(const DepthwiseWgradArgs p) {
     __shared__ float sums[kRows][kColumns];
     const int x = threadIdx.x % kColumns, y = threadIdx.x / kColumns, v0 = static_cast<int>(blockIdx.y) * kOffsets;
@@ -178,37 +181,45 @@ __global__ void __launch_bounds__(kColumns *kRows) depthwise_wgrad_kernel(const 
     const int64_t begin = p.rows * blockIdx.z / p.slices, end = p.rows * (blockIdx.z + 1) / p.slices;
     const bool exists = channel < p.co;
     const T *grad_out = static_cast<const T *>(p.grad_out) + (exists ? channel : 0);
-    const T *feats = static_cast<const T *>(p.feats) + (exists ? channel / p.multiplier : 0);
-    float sum[kOffsets] = {};
+    const T *feats = static_cast<const T *>(p.feats) + (exists ? channel / p.multiplier * p.own : 0);
+    float sum[kOffsets][kOwn] = {};
     for (int64_t m = begin + y; m < end; m += kRows) {
         const float grad = to_float(grad_out[m * p.grad_stride]);
 #pragma unroll
         for (int i = 0; i < kOffsets; ++i) {
             const int32_t source = v0 + i < p.volume ? p.map[(v0 + i) * p.rows + m] : -1;
-            if (static_cast<uint32_t>(source) < p.in_rows) sum[i] += grad * to_float(feats[source * p.feats_stride]);
+            if (static_cast<uint32_t>(source) >= p.in_rows) continue;
+            const T *from = feats + source * p.feats_stride;
+#pragma unroll
+            for (int j = 0; j < kOwn; ++j)
+                if (kOwn == 1 || j < p.own) sum[i][j] += grad * to_float(from[j]);
         }
     }
 #pragma unroll
     for (int i = 0; i < kOffsets; ++i) {
-        __syncthreads();
-        sums[y][x] = sum[i];
-        __syncthreads();
-        if (y > 0 || !exists || v0 + i >= p.volume) continue;
-        float total = sums[0][x];
-        for (int other = 1; other < kRows; ++other) total += sums[other][x];
-        p.partials[(static_cast<int64_t>(blockIdx.z) * p.volume + v0 + i) * p.co + channel] = total;
+#pragma unroll
+        for (int j = 0; j < kOwn; ++j) {
+            __syncthreads();
+            sums[y][x] = sum[i][j];
+            __syncthreads();
+            if (y > 0 || !exists || v0 + i >= p.volume || j >= p.own) continue;
+            float total = sums[0][x];
+            for (int other = 1; other < kRows; ++other) total += sums[other][x];
+            const int64_t v = static_cast<int64_t>(blockIdx.z) * p.volume + v0 + i;
+            p.partials[(v * p.own + j) * p.co + channel] = total;
+        }
     }
 }
 
-/* grad_weight (Co, V) = the slices' sums (V, Co) in order. */
+/* grad_weight (Co, weights of a channel) = the slices' sums, the other way round, in order. */
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    add_slices_kernel(const float *partials, int64_t co, int64_t volume, int slices, T *grad_weight) {
+    add_slices_kernel(const float *partials, int64_t co, int64_t weights, int slices, T *grad_weight) {
     const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-    if (thread >= co * volume) return;
+    if (thread >= co * weights) return;
     float sum = 0.0f;
-    for (int slice = 0; slice < slices; ++slice) sum += partials[slice * co * volume + thread];
-    grad_weight[thread % co * volume + thread / co] = from_float<T>(sum);
+    for (int slice = 0; slice < slices; ++slice) sum += partials[slice * co * weights + thread];
+    grad_weight[thread % co * weights + thread / co] = from_float<T>(sum);
 }
 
 template <typename T>
@@ -219,15 +230,24 @@ fg_status launch_wgrad(const DepthwiseWgradArgs &p, void *grad_weight, cudaStrea
                        static_cast<long long>(p.co));
     const dim3 grid(static_cast<unsigned int>(strips), static_cast<unsigned int>(ceil_div(p.volume, kOffsets)),
                     static_cast<unsigned int>(p.slices));
-    depthwise_wgrad_kernel<T><<<grid, kColumns * kRows, 0, stream>>>(p);
+    const auto kernel = p.own == 1 ? depthwise_wgrad_kernel<T, 1> : depthwise_wgrad_kernel<T, kMaxNarrowGroup>;
+    kernel<<<grid, kColumns * kRows, 0, stream>>>(p);
     FG_CUDA(cudaGetLastError());
     unsigned int blocks = 0;
-    const fg_status status = grid_for(p.co * p.volume, kThreads, "grad_weight", &blocks, error);
+    const int64_t weights = static_cast<int64_t>(p.volume) * p.own;
+    const fg_status status = grid_for(p.co * weights, kThreads, "grad_weight", &blocks, error);
     if (status != FG_OK) return status;
     add_slices_kernel<T>
-        <<<blocks, kThreads, 0, stream>>>(p.partials, p.co, p.volume, p.slices, static_cast<T *>(grad_weight));
+        <<<blocks, kThreads, 0, stream>>>(p.partials, p.co, weights, p.slices, static_cast<T *>(grad_weight));
     FG_CUDA(cudaGetLastError());
     return FG_OK;
+}
+
+fg_status launch_wgrad_of(const DepthwiseWgradArgs &p, fg_dtype dtype, void *grad_weight, cudaStream_t stream,
+                          fg_error *error) {
+    if (dtype == FG_FLOAT16) return launch_wgrad<__half>(p, grad_weight, stream, error);
+    if (dtype == FG_BFLOAT16) return launch_wgrad<__nv_bfloat16>(p, grad_weight, stream, error);
+    return launch_wgrad<float>(p, grad_weight, stream, error);
 }
 
 fg_status plan_wgrad(const fg_depthwise_wgrad_params *p, const fg_queue *queue, fg_plan *plan, fg_error *error) {
@@ -288,18 +308,30 @@ fg_status depthwise_wgrad(const fg_depthwise_wgrad_params *p, const fg_queue *qu
     args.rows = p->grad_out.shape[0];
     args.co = co;
     args.multiplier = co / p->feats.shape[1];
+    args.own = 1;
     args.in_rows = row_limit(p->feats);
     args.volume = static_cast<int>(p->map.shape[0]);
     args.slices = plan.split_k;
-    const cudaStream_t stream = stream_of(queue);
-    switch (p->feats.dtype) {
-        case FG_FLOAT16:
-            return launch_wgrad<__half>(args, p->grad_weight.data, stream, error);
-        case FG_BFLOAT16:
-            return launch_wgrad<__nv_bfloat16>(args, p->grad_weight.data, stream, error);
-        default:
-            return launch_wgrad<float>(args, p->grad_weight.data, stream, error);
-    }
+    return launch_wgrad_of(args, p->feats.dtype, p->grad_weight.data, stream_of(queue), error);
+}
+
+fg_status narrow_wgrad(const WgradParams &p, const fg_plan &plan, float *partials, fg_dtype dtype, cudaStream_t stream,
+                       fg_error *error) {
+    DepthwiseWgradArgs args = {};
+    args.grad_out = p.grad_out;
+    args.feats = p.feats;
+    args.map = p.map;
+    args.partials = partials;
+    args.grad_stride = p.grad_stride;
+    args.feats_stride = p.feats_stride;
+    args.rows = p.rows;
+    args.co = static_cast<int64_t>(p.co) * p.channel_groups;
+    args.multiplier = p.co;
+    args.own = p.ci;
+    args.in_rows = p.in_rows;
+    args.volume = p.volume;
+    args.slices = plan.split_k;
+    return launch_wgrad_of(args, dtype, p.grad_weight, stream, error);
 }
 
 }  // namespace flexgemm

@@ -358,7 +358,8 @@ fg_status allow_shared(Kernel *kernel, int bytes, std::atomic<uint64_t> &allowed
     return FG_OK;
 }
 
-/* The kernel may begin, up to wait_for_earlier_kernels(), while the last blocks of the one before it end. */
+/* The kernel may begin, up to wait_for_earlier_kernels(), when all blocks of the one before it have ended, but before
+ * what they wrote is visible. None of its blocks takes a multiprocessor earlier than that: set_num_sms would not hold. */
 template <typename Kernel>
 fg_status launch_clusters(Kernel *kernel, int64_t blocks, int cluster_blocks, int threads, int shared_bytes,
                           const CUtensorMap &map_a, const CUtensorMap &map_b, const GemmSm90Args &args,

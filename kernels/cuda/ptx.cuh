@@ -13,6 +13,9 @@ __device__ __forceinline__ uint32_t shared_address(const void *pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+/* Keeps a sum in one register: the compiler would add its terms to each address that is made from it. */
+__device__ __forceinline__ void hold(uint64_t &sum) { asm("" : "+l"(sum)); }
+
 /* Asynchronous 16-byte copy global -> shared, L2 only. Copies `valid` ? 16 : 0 bytes and fills the rest with zeros;
  * the source is not read when nothing is copied. */
 __device__ __forceinline__ void cp_async_16(void *shared, const void *global, bool valid) {
