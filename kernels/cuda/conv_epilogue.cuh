@@ -13,10 +13,10 @@ struct SumEpilogue {
     const void *residual;    /* (rows, columns), residual_stride apart, or NULL; dtype of bias */
     int64_t residual_stride; /* elements */
     fg_activation activation;
-    const float *scale_in;     /* of all that was gathered, or NULL: 1 */
-    const float *scale_weight; /* of the whole weight, or where the step is 1 of each column; or NULL: 1 */
-    int scale_weight_step;
-    const float *scale_out; /* or NULL: 1 */
+    const float *scale_in = nullptr;     /* of all that was gathered, or NULL: 1 */
+    const float *scale_weight = nullptr; /* of the whole weight, or where the step is 1 of each column; or NULL: 1 */
+    int scale_weight_step = 0;
+    const float *scale_out = nullptr; /* or NULL: 1 */
 
     __device__ __forceinline__ float scale_of(int column) const {
         const float scale = scale_in ? *scale_in : 1.0f;
