@@ -26,8 +26,8 @@ FG_DECLARE(group_reduce);      /* group_reduce.cu */
 FG_DECLARE(voxel_codes);       /* voxelize.cu */
 FG_DECLARE(unique_ranks);      /* voxelize.cu */
 FG_DECLARE(unique_groups);     /* voxelize.cu */
-FG_DECLARE(conv_forward);      /* conv_gather.cu */
-FG_DECLARE(conv_dgrad);        /* conv_gather.cu */
+FG_DECLARE(conv_forward);      /* conv.cu */
+FG_DECLARE(conv_dgrad);        /* conv.cu */
 FG_DECLARE(conv_wgrad);        /* conv_wgrad.cu */
 FG_DECLARE(depthwise_forward); /* depthwise.cu */
 FG_DECLARE(depthwise_dgrad);   /* depthwise.cu */
