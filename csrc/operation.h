@@ -53,10 +53,11 @@ PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyO
 
 /* Defines py_NAME and py_NAME_workspace from NAME_parameters and NAME_fill. */
 #define FG_DEFINE_OPERATION(op)                                                                                        \
-    static bool op##_available(const fg_backend *backend) { return backend->op && backend->op##_workspace; }           \
+    static bool op##_available(const fg_backend *backend) { return backend->op; }                                      \
     static fg_status op##_query(const fg_backend *backend, const void *params, const fg_queue *queue, size_t *bytes,   \
                                 fg_error *error) {                                                                     \
-        return backend->op##_workspace(params, queue, bytes, error);                                                   \
+        *bytes = 0;                                                                                                    \
+        return backend->op##_workspace ? backend->op##_workspace(params, queue, bytes, error) : FG_OK;                 \
     }                                                                                                                  \
     static fg_status op##_run(const fg_backend *backend, const void *params, const fg_queue *queue, fg_error *error) { \
         return backend->op(params, queue, error);                                                                      \
