@@ -40,6 +40,9 @@ typedef struct {
 PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames, void *params, fg_tensor *workspace);
 
+/* For `fill`: dtype_a, dtype_feats, ...: names what a uint8 array holds; of any other array it must be the dtype. */
+int fg_reinterpret(const fg_call *call, fg_view *view, PyObject *dtype, const char *name);
+
 /* The kinds of parameters that operations have. */
 #define FG_INPUT(name) {FG_KEYWORD_##name, FG_REQUIRED | FG_TENSOR}
 #define FG_INPUT_OR_NONE(name) {FG_KEYWORD_##name, FG_REQUIRED | FG_TENSOR | FG_NULLABLE}
