@@ -106,7 +106,7 @@ struct Problem {
         p.in_stride = in.strides[0];
         p.out_stride = out.strides[0];
         p.rows = out.shape[0];
-        p.in_rows = static_cast<uint32_t>(in.shape[0] < INT32_MAX ? in.shape[0] : INT32_MAX);
+        p.in_rows = row_limit(in);
         p.volume = static_cast<int>(map.shape[0]);
         p.depth = static_cast<int>(depth());
         p.columns = static_cast<int>(columns());

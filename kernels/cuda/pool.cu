@@ -184,7 +184,7 @@ fg_status run(const fg_tensor &in, const fg_tensor &map, const fg_tensor &out, c
     p.in_stride = in.strides[0];
     p.out_stride = out.strides[0];
     p.rows = out.shape[0];
-    p.in_rows = static_cast<uint32_t>(in.shape[0] < INT32_MAX ? in.shape[0] : INT32_MAX);
+    p.in_rows = row_limit(in);
     p.volume = static_cast<int>(map.shape[0]);
     p.channels = out.shape[1];
     if (map.shape[0] > INT32_MAX - kBatch)
