@@ -92,6 +92,24 @@ int fg_expect_contiguous(const fg_view *view) {
     return 0;
 }
 
+/* ---- kinds of arrays ---- */
+
+int fg_expect_features(const fg_view *view, int64_t rows, int64_t channels, const char *why) {
+    const fg_dim shape[] = {{"N", rows}, {"C", channels}};
+    if (fg_expect_shape(view, 2, shape, why) < 0) return -1;
+    return fg_expect_rows(view);
+}
+
+int fg_expect_matrix(const fg_view *view, fg_dtype dtype, fg_dim rows, fg_dim columns, const char *why) {
+    const fg_dim shape[] = {rows, columns};
+    if (fg_expect_dtype(view, FG_BIT(dtype)) < 0 || fg_expect_shape(view, 2, shape, why) < 0) return -1;
+    return fg_expect_contiguous(view);
+}
+
+int fg_expect_map(const fg_view *view, int64_t volume, int64_t rows, const char *why) {
+    return fg_expect_matrix(view, FG_INT32, (fg_dim){"V", volume}, (fg_dim){"N", rows}, why);
+}
+
 /* ---- overlap ---- */
 
 /* Rows [low + i*pitch, low + i*pitch + length), i = 0 .. count-1, in bytes. */

@@ -29,6 +29,15 @@ int fg_expect_shape(const fg_view *view, int ndim, const fg_dim *dims, const cha
 int fg_expect_rows(const fg_view *view);
 int fg_expect_contiguous(const fg_view *view);
 
+/* (N, C), inner stride 1; either size may be FG_ANY. */
+int fg_expect_features(const fg_view *view, int64_t rows, int64_t channels, const char *why);
+
+/* Two dimensions of one dtype, contiguous. */
+int fg_expect_matrix(const fg_view *view, fg_dtype dtype, fg_dim rows, fg_dim columns, const char *why);
+
+/* (V, N) int32, contiguous; either size may be FG_ANY. */
+int fg_expect_map(const fg_view *view, int64_t volume, int64_t rows, const char *why);
+
 /* ValueError: "name: expected <expected>, got shape (...)". */
 int fg_wrong_shape(const fg_view *view, const char *expected);
 

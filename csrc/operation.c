@@ -86,6 +86,16 @@ static int prepare(fg_call *call, const fg_operation *operation, void *params, b
     return fg_check_outputs(call->views, operation->count);
 }
 
+int fg_reinterpret(const fg_call *call, fg_view *view, PyObject *dtype, const char *name) {
+    fg_dtype named = view->tensor.dtype;
+    if (!dtype || dtype == Py_None) return 0;
+    if (fg_arg_dtype(call->state, dtype, name, &named) < 0) return -1;
+    const bool holds = view->tensor.dtype == FG_UINT8 && fg_is_float8(named);
+    if (!holds && fg_expect_dtype(view, FG_BIT(named)) < 0) return -1;
+    view->tensor.dtype = named;
+    return 0;
+}
+
 /* ---- the call ---- */
 
 /* Host arithmetic: not worth letting go of the GIL. */

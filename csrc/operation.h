@@ -40,6 +40,9 @@ typedef struct {
 PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames, void *params, fg_tensor *workspace);
 
+/* For `fill`: dtype_a, dtype_feats, ...: names what a uint8 array holds; of any other array it must be the dtype. */
+int fg_reinterpret(const fg_call *call, fg_view *view, PyObject *dtype, const char *name);
+
 /* The kinds of parameters that operations have. */
 #define FG_INPUT(name) {FG_KEYWORD_##name, FG_REQUIRED | FG_TENSOR}
 #define FG_INPUT_OR_NONE(name) {FG_KEYWORD_##name, FG_REQUIRED | FG_TENSOR | FG_NULLABLE}
@@ -53,10 +56,11 @@ PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyO
 
 /* Defines py_NAME and py_NAME_workspace from NAME_parameters and NAME_fill. */
 #define FG_DEFINE_OPERATION(op)                                                                                        \
-    static bool op##_available(const fg_backend *backend) { return backend->op && backend->op##_workspace; }           \
+    static bool op##_available(const fg_backend *backend) { return backend->op; }                                      \
     static fg_status op##_query(const fg_backend *backend, const void *params, const fg_queue *queue, size_t *bytes,   \
                                 fg_error *error) {                                                                     \
-        return backend->op##_workspace(params, queue, bytes, error);                                                   \
+        *bytes = 0;                                                                                                    \
+        return backend->op##_workspace ? backend->op##_workspace(params, queue, bytes, error) : FG_OK;                 \
     }                                                                                                                  \
     static fg_status op##_run(const fg_backend *backend, const void *params, const fg_queue *queue, fg_error *error) { \
         return backend->op(params, queue, error);                                                                      \

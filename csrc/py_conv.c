@@ -38,13 +38,6 @@ static int flatten_weight(const fg_view *view, int64_t co, int64_t volume, int64
     return 0;
 }
 
-/* feats, grad_out, out, grad_feats: rows x channels. Either size may be FG_ANY. */
-static int expect_features(const fg_view *view, int64_t rows, int64_t channels, const char *why) {
-    const fg_dim shape[] = {{"N", rows}, {"C", channels}};
-    if (fg_expect_shape(view, 2, shape, why) < 0 || fg_expect_rows(view) < 0) return -1;
-    return 0;
-}
-
 static int parse_groups(PyObject *value, int64_t *groups) {
     *groups = 1;
     return fg_arg_int64(value, "groups", 1, INT32_MAX, groups);
@@ -59,21 +52,12 @@ static int expect_groups(const fg_view *view, int dimension, int64_t groups) {
     return -1;
 }
 
-static int expect_map(const fg_view *view, int64_t volume, int64_t rows, const char *why) {
-    const fg_dim shape[] = {{"V", volume}, {"N", rows}};
-    if (fg_expect_dtype(view, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(view, 2, shape, why) < 0) return -1;
-    return fg_expect_contiguous(view);
-}
-
 /* order: row orders of `map`, in sets of groups that divide its volume; without `groups` one set of them all. */
 static int expect_orders(const fg_view *view, const fg_view *map, PyObject *groups, fg_order_sets *sets) {
     const int64_t volume = map->tensor.shape[0];
     if (!view->tensor.present) return 0;
-    const fg_dim shape[] = {{"G", FG_ANY}, {"N", map->tensor.shape[1]}};
-    if (fg_expect_dtype(view, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(view, 2, shape, "to match map") < 0 ||
-        fg_expect_contiguous(view) < 0) {
-        return -1;
-    }
+    const fg_dim any = {"G", FG_ANY}, rows = {"N", map->tensor.shape[1]};
+    if (fg_expect_matrix(view, FG_INT32, any, rows, "to match map") < 0) return -1;
     *sets = (fg_order_sets){1, {(int32_t)(view->tensor.shape[0] <= volume ? view->tensor.shape[0] : 0)}};
     if (fg_arg_groups(groups, sets) < 0) return -1;
     int64_t orders = 0;
@@ -93,17 +77,6 @@ static int expect_channels(const fg_view *view, int64_t channels, const char *wh
 }
 
 /* ---- float8 operands of the forward pass ---- */
-
-/* dtype_feats, dtype_weight, dtype_out: names what a uint8 array holds; of any other array it must be the dtype. */
-static int reinterpret(const fg_call *call, fg_view *view, PyObject *dtype, const char *name) {
-    fg_dtype named = view->tensor.dtype;
-    if (!dtype || dtype == Py_None) return 0;
-    if (fg_arg_dtype(call->state, dtype, name, &named) < 0) return -1;
-    const bool holds = view->tensor.dtype == FG_UINT8 && fg_is_float8(named);
-    if (!holds && fg_expect_dtype(view, FG_BIT(named)) < 0) return -1;
-    view->tensor.dtype = named;
-    return 0;
-}
 
 /* feats and weight of one dtype, or both of float8, whose kinds mix. */
 static int expect_operands(const fg_view *feats, const fg_view *weight) {
@@ -134,7 +107,7 @@ static int expect_scale(const fg_view *view, const fg_view *of, int64_t count, f
 static int expect_residual(fg_view *view, const fg_view *added, const fg_view *out) {
     if (!view->tensor.present) return 0;
     if (fg_expect_dtype_of(view, added) < 0 ||
-        expect_features(view, out->tensor.shape[0], out->tensor.shape[1], "to match map and weight") < 0) {
+        fg_expect_features(view, out->tensor.shape[0], out->tensor.shape[1], "to match map and weight") < 0) {
         return -1;
     }
     view->in_place = view->tensor.dtype == out->tensor.dtype && fg_same_elements(view, out);
@@ -191,10 +164,10 @@ static int conv_forward_fill(fg_call *call, void *params) {
     const fg_view *bias = &call->views[BIAS], *map = &call->views[MAP], *order = &call->views[ORDER];
     fg_view *out = &call->views[OUT];
     if (parse_groups(call->values[GROUPS], &p->groups) < 0 ||
-        reinterpret(call, feats, call->values[DTYPE_FEATS], "dtype_feats") < 0 ||
-        reinterpret(call, weight, call->values[DTYPE_WEIGHT], "dtype_weight") < 0 ||
-        reinterpret(call, out, call->values[DTYPE_OUT], "dtype_out") < 0 || expect_operands(feats, weight) < 0 ||
-        expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 || expect_groups(feats, 1, p->groups) < 0 ||
+        fg_reinterpret(call, feats, call->values[DTYPE_FEATS], "dtype_feats") < 0 ||
+        fg_reinterpret(call, weight, call->values[DTYPE_WEIGHT], "dtype_weight") < 0 ||
+        fg_reinterpret(call, out, call->values[DTYPE_OUT], "dtype_out") < 0 || expect_operands(feats, weight) < 0 ||
+        fg_expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 || expect_groups(feats, 1, p->groups) < 0 ||
         flatten_weight(weight, FG_ANY, FG_ANY, feats->tensor.shape[1] / p->groups, "to match feats channels",
                        &p->weight) < 0 ||
         expect_groups(weight, 0, p->groups) < 0) {
@@ -202,9 +175,9 @@ static int conv_forward_fill(fg_call *call, void *params) {
     }
     const int64_t co = p->weight.shape[0];
     const bool is_float8 = fg_is_float8(feats->tensor.dtype);
-    if (expect_map(map, p->weight.shape[1], FG_ANY, "to match weight") < 0 ||
+    if (fg_expect_map(map, p->weight.shape[1], FG_ANY, "to match weight") < 0 ||
         (is_float8 ? fg_expect_dtype(out, FG_FLOATS | FG_FLOAT8S) : fg_expect_dtype_of(out, feats)) < 0 ||
-        expect_features(out, map->tensor.shape[1], co, "to match map and weight") < 0 ||
+        fg_expect_features(out, map->tensor.shape[1], co, "to match map and weight") < 0 ||
         expect_scale(&call->views[SCALE_FEATS], feats, feats->tensor.shape[0], &p->scale_feats) < 0 ||
         expect_scale(&call->views[SCALE_WEIGHT], weight, co, &p->scale_weight) < 0 ||
         expect_scale(&call->views[SCALE_OUT], out, 1, &p->scale_out) < 0) {
@@ -250,7 +223,7 @@ static int conv_dgrad_fill(fg_call *call, void *params) {
     const fg_view *map = &call->views[MAP], *grad_feats = &call->views[GRAD_FEATS], *order = &call->views[ORDER];
     if (parse_groups(call->values[GROUPS], &p->groups) < 0 ||
         fg_arg_bool(call->values[MIRRORED], "mirrored", &p->mirrored) < 0 || fg_expect_dtype(grad_out, FG_FLOATS) < 0 ||
-        expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 || expect_groups(grad_out, 1, p->groups) < 0 ||
+        fg_expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 || expect_groups(grad_out, 1, p->groups) < 0 ||
         fg_expect_dtype_of(weight, grad_out) < 0 ||
         flatten_weight(weight, grad_out->tensor.shape[1], FG_ANY, FG_ANY, "to match grad_out channels", &p->weight) <
             0) {
@@ -259,9 +232,9 @@ static int conv_dgrad_fill(fg_call *call, void *params) {
     /* Mirrored means one coordinate set, so that the rows of both sides are the same. */
     const int64_t rows = p->mirrored ? grad_out->tensor.shape[0] : FG_ANY;
     const char *why = p->mirrored ? "to match weight and, mirrored, grad_out" : "to match weight";
-    if (expect_map(map, p->weight.shape[1], rows, why) < 0 || fg_expect_dtype_of(grad_feats, grad_out) < 0 ||
-        expect_features(grad_feats, map->tensor.shape[1], p->weight.shape[2] * p->groups, "to match map and weight") <
-            0) {
+    if (fg_expect_map(map, p->weight.shape[1], rows, why) < 0 || fg_expect_dtype_of(grad_feats, grad_out) < 0 ||
+        fg_expect_features(grad_feats, map->tensor.shape[1], p->weight.shape[2] * p->groups,
+                           "to match map and weight") < 0) {
         return -1;
     }
     if (expect_orders(order, map, call->values[ORDER_GROUPS], &p->sets) < 0 ||
@@ -289,10 +262,10 @@ static int conv_wgrad_fill(fg_call *call, void *params) {
     const fg_view *grad_out = &call->views[GRAD_OUT], *feats = &call->views[FEATS], *map = &call->views[MAP];
     const fg_view *grad_weight = &call->views[GRAD_WEIGHT], *grad_bias = &call->views[GRAD_BIAS];
     if (parse_groups(call->values[GROUPS], &p->groups) < 0 || fg_expect_dtype(grad_out, FG_FLOATS) < 0 ||
-        expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 || expect_groups(grad_out, 1, p->groups) < 0 ||
-        fg_expect_dtype_of(feats, grad_out) < 0 || expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
+        fg_expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 || expect_groups(grad_out, 1, p->groups) < 0 ||
+        fg_expect_dtype_of(feats, grad_out) < 0 || fg_expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
         expect_groups(feats, 1, p->groups) < 0 ||
-        expect_map(map, FG_ANY, grad_out->tensor.shape[0], "to match grad_out") < 0) {
+        fg_expect_map(map, FG_ANY, grad_out->tensor.shape[0], "to match grad_out") < 0) {
         return -1;
     }
     const int64_t co = grad_out->tensor.shape[1], volume = map->tensor.shape[0];
@@ -337,11 +310,11 @@ static int depthwise_forward_fill(fg_call *call, void *params) {
     const fg_view *feats = &call->views[FEATS], *weight = &call->views[WEIGHT], *bias = &call->views[BIAS];
     const fg_view *map = &call->views[MAP], *out = &call->views[OUT];
     fg_view *residual = &call->views[RESIDUAL];
-    if (fg_expect_dtype(feats, FG_FLOATS) < 0 || expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
+    if (fg_expect_dtype(feats, FG_FLOATS) < 0 || fg_expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
         fg_expect_dtype_of(weight, feats) < 0 ||
         flatten_weight(weight, FG_ANY, FG_ANY, 1, "of one channel each", &p->weight) < 0 ||
-        expect_map(map, p->weight.shape[1], FG_ANY, "to match weight") < 0 || fg_expect_dtype_of(out, feats) < 0 ||
-        expect_features(out, map->tensor.shape[1], p->weight.shape[0], "to match map and weight") < 0 ||
+        fg_expect_map(map, p->weight.shape[1], FG_ANY, "to match weight") < 0 || fg_expect_dtype_of(out, feats) < 0 ||
+        fg_expect_features(out, map->tensor.shape[1], p->weight.shape[0], "to match map and weight") < 0 ||
         expect_multiple(out, feats->tensor.shape[1]) < 0) {
         return -1;
     }
@@ -369,14 +342,14 @@ static int depthwise_dgrad_fill(fg_call *call, void *params) {
     const fg_view *grad_out = &call->views[GRAD_OUT], *weight = &call->views[WEIGHT];
     const fg_view *map = &call->views[MAP], *grad_feats = &call->views[GRAD_FEATS];
     if (fg_arg_bool(call->values[MIRRORED], "mirrored", &p->mirrored) < 0 || fg_expect_dtype(grad_out, FG_FLOATS) < 0 ||
-        expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 || fg_expect_dtype_of(weight, grad_out) < 0 ||
+        fg_expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 || fg_expect_dtype_of(weight, grad_out) < 0 ||
         flatten_weight(weight, grad_out->tensor.shape[1], FG_ANY, 1, "to match grad_out channels", &p->weight) < 0) {
         return -1;
     }
     const int64_t rows = p->mirrored ? grad_out->tensor.shape[0] : FG_ANY;
     const char *why = p->mirrored ? "to match weight and, mirrored, grad_out" : "to match weight";
-    if (expect_map(map, p->weight.shape[1], rows, why) < 0 || fg_expect_dtype_of(grad_feats, grad_out) < 0 ||
-        expect_features(grad_feats, map->tensor.shape[1], FG_ANY, "to match map") < 0 ||
+    if (fg_expect_map(map, p->weight.shape[1], rows, why) < 0 || fg_expect_dtype_of(grad_feats, grad_out) < 0 ||
+        fg_expect_features(grad_feats, map->tensor.shape[1], FG_ANY, "to match map") < 0 ||
         expect_multiple(grad_out, grad_feats->tensor.shape[1]) < 0) {
         return -1;
     }
@@ -395,10 +368,10 @@ static int depthwise_wgrad_fill(fg_call *call, void *params) {
     fg_depthwise_wgrad_params *p = params;
     const fg_view *grad_out = &call->views[GRAD_OUT], *feats = &call->views[FEATS], *map = &call->views[MAP];
     const fg_view *grad_weight = &call->views[GRAD_WEIGHT];
-    if (fg_expect_dtype(grad_out, FG_FLOATS) < 0 || expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 ||
-        fg_expect_dtype_of(feats, grad_out) < 0 || expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
+    if (fg_expect_dtype(grad_out, FG_FLOATS) < 0 || fg_expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 ||
+        fg_expect_dtype_of(feats, grad_out) < 0 || fg_expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
         expect_multiple(grad_out, feats->tensor.shape[1]) < 0 ||
-        expect_map(map, FG_ANY, grad_out->tensor.shape[0], "to match grad_out") < 0 ||
+        fg_expect_map(map, FG_ANY, grad_out->tensor.shape[0], "to match grad_out") < 0 ||
         fg_expect_dtype_of(grad_weight, feats) < 0 ||
         flatten_weight(grad_weight, grad_out->tensor.shape[1], map->tensor.shape[0], 1, "to match grad_out and map",
                        &p->grad_weight) < 0) {

@@ -5,19 +5,6 @@
 #include "error.h"
 #include "operation.h"
 
-/* ---- float8 behind uint8 ---- */
-
-/* dtype_a, dtype_b, dtype: names what a uint8 array holds; of any other array it must be the dtype. */
-static int reinterpret(fg_call *call, fg_view *view, PyObject *dtype, const char *name) {
-    fg_dtype named = view->tensor.dtype;
-    if (!dtype || dtype == Py_None) return 0;
-    if (fg_arg_dtype(call->state, dtype, name, &named) < 0) return -1;
-    const bool holds = view->tensor.dtype == FG_UINT8 && (FG_BIT(named) & FG_FLOAT8S);
-    if (!holds && fg_expect_dtype(view, FG_BIT(named)) < 0) return -1;
-    view->tensor.dtype = named;
-    return 0;
-}
-
 /* ---- scales ---- */
 
 /* What the scales of an operand are counted by. */
@@ -283,9 +270,9 @@ static int gemm_fill(fg_call *call, void *params) {
     fg_view *a = &call->views[A], *b = &call->views[B], *out = &call->views[OUT];
     const fg_view *bias = &call->views[BIAS];
     fg_gemm_shape shape;
-    if (fill_scalars(call, p) < 0 || reinterpret(call, a, call->values[DTYPE_A], "dtype_a") < 0 ||
-        reinterpret(call, b, call->values[DTYPE_B], "dtype_b") < 0 ||
-        reinterpret(call, out, call->values[DTYPE_OUT], "dtype_out") < 0 ||
+    if (fill_scalars(call, p) < 0 || fg_reinterpret(call, a, call->values[DTYPE_A], "dtype_a") < 0 ||
+        fg_reinterpret(call, b, call->values[DTYPE_B], "dtype_b") < 0 ||
+        fg_reinterpret(call, out, call->values[DTYPE_OUT], "dtype_out") < 0 ||
         fg_expect_dtype(a, FG_FLOATS | FG_FLOAT8S) < 0) {
         return -1;
     }
@@ -331,7 +318,7 @@ static int quantize_fill(fg_call *call, void *params) {
     if (p->swiglu && x->tensor.shape[rows_axis + 1] % 2 != 0) return fg_wrong_shape(x, "an even number of columns");
     scale->output = !p->scale_given;
     const fg_dim q_shape[] = {{"G", g}, {"M", m}, {"K", k}};
-    if (reinterpret(call, q, call->values[DTYPE], "dtype") < 0 || fg_expect_dtype(q, FG_FLOAT8S) < 0 ||
+    if (fg_reinterpret(call, q, call->values[DTYPE], "dtype") < 0 || fg_expect_dtype(q, FG_FLOAT8S) < 0 ||
         expect_matrix(q, batch, q_shape, "to match x") < 0) {
         return -1;
     }

@@ -17,11 +17,7 @@ static int group_rows_fill(fg_call *call, void *params) {
     enum { INDICES, ORDER, STARTS };
     fg_group_rows_params *p = params;
     const fg_view *indices = &call->views[INDICES], *order = &call->views[ORDER], *starts = &call->views[STARTS];
-    const fg_dim shape[] = {{"Q", FG_ANY}, {"K", FG_ANY}};
-    if (fg_expect_dtype(indices, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(indices, 2, shape, NULL) < 0 ||
-        fg_expect_contiguous(indices) < 0) {
-        return -1;
-    }
+    if (fg_expect_matrix(indices, FG_INT32, (fg_dim){"Q", FG_ANY}, (fg_dim){"K", FG_ANY}, NULL) < 0) return -1;
     const int64_t entries = indices->tensor.shape[0] * indices->tensor.shape[1];
     if (entries > INT32_MAX) return fg_wrong_shape(indices, "at most 2^31 - 1 entries");
     if (fg_expect_vector(order, FG_BIT(FG_INT32), entries, "to match indices") < 0 ||
@@ -68,10 +64,9 @@ static int group_reduce_fill(fg_call *call, void *params) {
         fg_expect_vector(&views[WEIGHTS], FG_BIT(FG_FLOAT32), entries, "to match order") < 0) {
         return -1;
     }
-    const fg_dim argmax_shape[] = {{NULL, out->tensor.shape[0]}, {NULL, src->tensor.shape[1]}};
-    if (views[ARGMAX].tensor.present && (fg_expect_dtype(&views[ARGMAX], FG_BIT(FG_INT32)) < 0 ||
-                                         fg_expect_shape(&views[ARGMAX], 2, argmax_shape, "to match out") < 0 ||
-                                         fg_expect_contiguous(&views[ARGMAX]) < 0)) {
+    const fg_dim out_rows = {NULL, out->tensor.shape[0]}, channels = {NULL, out->tensor.shape[1]};
+    if (views[ARGMAX].tensor.present &&
+        fg_expect_matrix(&views[ARGMAX], FG_INT32, out_rows, channels, "to match out") < 0) {
         return -1;
     }
     if (views[ARGMAX].tensor.present && mode != FG_POOL_MAX) {

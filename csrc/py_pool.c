@@ -11,20 +11,6 @@ static int parse_mode(const fg_state *state, PyObject *value, fg_pool_mode *mode
     return 0;
 }
 
-/* rows x channels, inner stride 1. Either size may be FG_ANY. */
-static int expect_features(const fg_view *view, int64_t rows, int64_t channels, const char *why) {
-    const fg_dim shape[] = {{"N", rows}, {"C", channels}};
-    if (fg_expect_shape(view, 2, shape, why) < 0) return -1;
-    return fg_expect_rows(view);
-}
-
-/* (V, columns) or (rows, channels) int32, contiguous. */
-static int expect_matrix(const fg_view *view, const char *symbol, int64_t rows, int64_t columns, const char *why) {
-    const fg_dim shape[] = {{symbol, rows}, {"N", columns}};
-    if (fg_expect_dtype(view, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(view, 2, shape, why) < 0) return -1;
-    return fg_expect_contiguous(view);
-}
-
 /* What a pooling tells besides its result: argmax only of max, count of any; each may be absent. */
 static int expect_by_products(const fg_view *argmax, const fg_view *count, fg_pool_mode mode, const fg_tensor *out,
                               bool bounds_too) {
@@ -32,8 +18,8 @@ static int expect_by_products(const fg_view *argmax, const fg_view *count, fg_po
         PyErr_SetString(PyExc_ValueError, "argmax: expected None unless mode is 'max'");
         return -1;
     }
-    if (argmax->tensor.present && expect_matrix(argmax, "M", out->shape[0], out->shape[1], "to match out") < 0)
-        return -1;
+    const fg_dim rows = {NULL, out->shape[0]}, channels = {NULL, out->shape[1]};
+    if (argmax->tensor.present && fg_expect_matrix(argmax, FG_INT32, rows, channels, "to match out") < 0) return -1;
     if (!count->tensor.present) return 0;
     const int64_t counts = count->tensor.ndim == 1 ? count->tensor.shape[0] : 0;
     const int64_t expected = bounds_too && counts == out->shape[0] + 1 ? counts : out->shape[0];
@@ -55,9 +41,9 @@ static int pool_fill(fg_call *call, void *params) {
     const fg_view *feats = &call->views[FEATS], *map = &call->views[MAP], *out = &call->views[OUT];
     const fg_view *argmax = &call->views[ARGMAX], *count = &call->views[COUNT];
     if (parse_mode(call->state, call->values[MODE], &p->mode) < 0 || fg_expect_dtype(feats, FG_FLOATS) < 0 ||
-        expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 || expect_matrix(map, "V", FG_ANY, FG_ANY, NULL) < 0 ||
+        fg_expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 || fg_expect_map(map, FG_ANY, FG_ANY, NULL) < 0 ||
         fg_expect_dtype_of(out, feats) < 0 ||
-        expect_features(out, map->tensor.shape[1], feats->tensor.shape[1], "to match map and feats") < 0 ||
+        fg_expect_features(out, map->tensor.shape[1], feats->tensor.shape[1], "to match map and feats") < 0 ||
         expect_by_products(argmax, count, p->mode, &out->tensor, false) < 0) {
         return -1;
     }
@@ -81,9 +67,10 @@ static int pool_backward_fill(fg_call *call, void *params) {
     const fg_view *grad_out = &call->views[GRAD_OUT], *map = &call->views[MAP], *grad_feats = &call->views[GRAD_FEATS];
     const fg_view *argmax = &call->views[ARGMAX], *count = &call->views[COUNT];
     if (parse_mode(call->state, call->values[MODE], &p->mode) < 0 || fg_expect_dtype(grad_out, FG_FLOATS) < 0 ||
-        expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 || expect_matrix(map, "V", FG_ANY, FG_ANY, NULL) < 0 ||
+        fg_expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 || fg_expect_map(map, FG_ANY, FG_ANY, NULL) < 0 ||
         fg_expect_dtype_of(grad_feats, grad_out) < 0 ||
-        expect_features(grad_feats, map->tensor.shape[1], grad_out->tensor.shape[1], "to match map and grad_out") < 0 ||
+        fg_expect_features(grad_feats, map->tensor.shape[1], grad_out->tensor.shape[1], "to match map and grad_out") <
+            0 ||
         expect_by_products(argmax, count, p->mode, &grad_out->tensor, true) < 0) {
         return -1;
     }
@@ -113,9 +100,10 @@ static int batch_indices_fill(fg_call *call, void *params) {
     enum { COORDS, BATCH, SAMPLES };
     fg_batch_indices_params *p = params;
     const fg_view *coords = &call->views[COORDS], *batch = &call->views[BATCH];
+    const fg_dim one = {NULL, 1};
     if (fg_arg_int64(call->values[SAMPLES], "samples", 1, INT32_MAX, &p->samples) < 0 ||
         fg_expect_coords(coords, FG_ANY, NULL) < 0 ||
-        expect_matrix(batch, "N", coords->tensor.shape[0], 1, "to match coords") < 0) {
+        fg_expect_matrix(batch, FG_INT32, (fg_dim){NULL, coords->tensor.shape[0]}, one, "to match coords") < 0) {
         return -1;
     }
     p->coords = coords->tensor;

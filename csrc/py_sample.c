@@ -17,12 +17,6 @@ static int expect_grid(const fg_view *grid, int64_t *points) {
     return fg_expect_contiguous(grid);
 }
 
-static int expect_matrix(const fg_view *view, fg_dtype dtype, fg_dim rows, fg_dim columns, const char *why) {
-    const fg_dim shape[] = {rows, columns};
-    if (fg_expect_dtype(view, FG_BIT(dtype)) < 0 || fg_expect_shape(view, 2, shape, why) < 0) return -1;
-    return fg_expect_contiguous(view);
-}
-
 /* ---- map ---- */
 
 static const fg_parameter sample_map_parameters[] = {
@@ -41,8 +35,8 @@ static int sample_map_fill(fg_call *call, void *params) {
         return -1;
     }
     const fg_dim rows = {NULL, points}, columns = {NULL, weights->tensor.present ? CORNERS : 1};
-    if (expect_matrix(&views[INDICES], FG_INT32, rows, columns, "to match grid and weights") < 0) return -1;
-    if (weights->tensor.present && expect_matrix(weights, FG_FLOAT32, rows, columns, "to match grid") < 0) return -1;
+    if (fg_expect_matrix(&views[INDICES], FG_INT32, rows, columns, "to match grid and weights") < 0) return -1;
+    if (weights->tensor.present && fg_expect_matrix(weights, FG_FLOAT32, rows, columns, "to match grid") < 0) return -1;
     p->grid = views[GRID].tensor;
     p->table_keys = views[TABLE_KEYS].tensor;
     p->table_values = views[TABLE_VALUES].tensor;
@@ -65,21 +59,15 @@ static int sample_grad_fill(fg_call *call, void *params) {
     const fg_view *views = call->views;
     int64_t points = 0;
     if (expect_grid(&views[GRID], &points) < 0) return -1;
-    const fg_dim feats[] = {{"N", FG_ANY}, {"C", FG_ANY}};
-    if (fg_expect_dtype(&views[FEATS], FG_FLOATS) < 0 || fg_expect_shape(&views[FEATS], 2, feats, NULL) < 0 ||
-        fg_expect_rows(&views[FEATS]) < 0) {
-        return -1;
-    }
-    const fg_dim out[] = {{NULL, points}, {NULL, views[FEATS].tensor.shape[1]}};
-    if (fg_expect_dtype_of(&views[GRAD_OUT], &views[FEATS]) < 0 ||
-        fg_expect_shape(&views[GRAD_OUT], 2, out, "to match grid and feats") < 0 ||
-        fg_expect_rows(&views[GRAD_OUT]) < 0) {
+    if (fg_expect_dtype(&views[FEATS], FG_FLOATS) < 0 || fg_expect_features(&views[FEATS], FG_ANY, FG_ANY, NULL) < 0 ||
+        fg_expect_dtype_of(&views[GRAD_OUT], &views[FEATS]) < 0 ||
+        fg_expect_features(&views[GRAD_OUT], points, views[FEATS].tensor.shape[1], "to match grid and feats") < 0) {
         return -1;
     }
     const fg_tensor *grid = &views[GRID].tensor;
-    const fg_dim columns = {NULL, CORNERS};
+    const fg_dim rows = {NULL, points}, columns = {NULL, CORNERS};
     const fg_dim grid_shape[] = {{NULL, grid->shape[0]}, {NULL, grid->shape[1]}, {NULL, grid->shape[2]}};
-    if (expect_matrix(&views[INDICES], FG_INT32, out[0], columns, "to match grid") < 0 ||
+    if (fg_expect_matrix(&views[INDICES], FG_INT32, rows, columns, "to match grid") < 0 ||
         fg_expect_dtype(&views[GRAD_GRID], FG_BIT(FG_FLOAT32)) < 0 ||
         fg_expect_shape(&views[GRAD_GRID], grid->ndim, grid_shape, "to match grid") < 0 ||
         fg_expect_contiguous(&views[GRAD_GRID]) < 0) {
@@ -104,17 +92,15 @@ static int gather_sum_fill(fg_call *call, void *params) {
     fg_gather_sum_params *p = params;
     const fg_view *feats = &call->views[FEATS], *indices = &call->views[INDICES];
     const fg_view *weights = &call->views[WEIGHTS], *out = &call->views[OUT];
-    const fg_dim feats_shape[] = {{"N", FG_ANY}, {"C", FG_ANY}};
-    if (fg_expect_dtype(feats, FG_FLOATS) < 0 || fg_expect_shape(feats, 2, feats_shape, NULL) < 0 ||
-        fg_expect_rows(feats) < 0 ||
-        expect_matrix(indices, FG_INT32, (fg_dim){"Q", FG_ANY}, (fg_dim){"K", FG_ANY}, NULL) < 0) {
+    if (fg_expect_dtype(feats, FG_FLOATS) < 0 || fg_expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
+        fg_expect_matrix(indices, FG_INT32, (fg_dim){"Q", FG_ANY}, (fg_dim){"K", FG_ANY}, NULL) < 0) {
         return -1;
     }
     const fg_dim rows = {NULL, indices->tensor.shape[0]}, terms = {NULL, indices->tensor.shape[1]};
-    if (weights->tensor.present && expect_matrix(weights, FG_FLOAT32, rows, terms, "to match indices") < 0) return -1;
-    const fg_dim out_shape[] = {rows, {NULL, feats->tensor.shape[1]}};
-    if (fg_expect_dtype_of(out, feats) < 0 || fg_expect_shape(out, 2, out_shape, "to match indices and feats") < 0 ||
-        fg_expect_rows(out) < 0) {
+    if (weights->tensor.present && fg_expect_matrix(weights, FG_FLOAT32, rows, terms, "to match indices") < 0)
+        return -1;
+    if (fg_expect_dtype_of(out, feats) < 0 ||
+        fg_expect_features(out, rows.size, feats->tensor.shape[1], "to match indices and feats") < 0) {
         return -1;
     }
     p->feats = feats->tensor;

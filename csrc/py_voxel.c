@@ -85,12 +85,8 @@ static int neighbor_map_fill(fg_call *call, void *params) {
     if (fg_expect_coords(coords, FG_ANY, NULL) < 0) return -1;
     p->coords = coords->tensor;
     p->queries = queries->tensor.present ? queries->tensor : coords->tensor;
-    const fg_dim map_shape[] = {{NULL, volume}, {NULL, p->queries.shape[0]}};
     const char *why = queries->tensor.present ? "to match kernel_size and queries" : "to match kernel_size and coords";
-    if (fg_expect_dtype(map, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(map, 2, map_shape, why) < 0 ||
-        fg_expect_contiguous(map) < 0) {
-        return -1;
-    }
+    if (fg_expect_map(map, volume, p->queries.shape[0], why) < 0) return -1;
     p->map = map->tensor;
     return 0;
 }
@@ -197,16 +193,10 @@ static int row_order_fill(fg_call *call, void *params) {
                      (long long)orders);
         return -1;
     }
-    const fg_dim map_shape[] = {{"V", p->kernel[0] * p->kernel[1] * p->kernel[2]}, {"N", FG_ANY}};
-    if (fg_expect_dtype(map, FG_BIT(FG_INT32)) < 0 || fg_expect_shape(map, 2, map_shape, "to match kernel_size") < 0 ||
-        fg_expect_contiguous(map) < 0) {
-        return -1;
-    }
-    const fg_dim order_shape[] = {{NULL, orders}, {NULL, map->tensor.shape[1]}};
-    if (fg_expect_dtype(order, FG_BIT(FG_INT32)) < 0 ||
-        fg_expect_shape(order, 2, order_shape, "to match groups and map") < 0 || fg_expect_contiguous(order) < 0) {
-        return -1;
-    }
+    const int64_t volume = (int64_t)p->kernel[0] * p->kernel[1] * p->kernel[2];
+    if (fg_expect_map(map, volume, FG_ANY, "to match kernel_size") < 0) return -1;
+    const fg_dim all = {NULL, orders}, rows = {NULL, map->tensor.shape[1]};
+    if (fg_expect_matrix(order, FG_INT32, all, rows, "to match groups and map") < 0) return -1;
     p->map = map->tensor;
     p->order = order->tensor;
     return 0;

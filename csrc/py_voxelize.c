@@ -33,12 +33,8 @@ static int voxel_codes_fill(fg_call *call, void *params) {
         fg_expect_vector(code, codes, count, "to match points") < 0) {
         return -1;
     }
-    const fg_dim places_shape[] = {{NULL, count}, {NULL, 4}};
-    if (places->tensor.present &&
-        (fg_expect_dtype(places, FG_BIT(FG_FLOAT32)) < 0 ||
-         fg_expect_shape(places, 2, places_shape, "to match points") < 0 || fg_expect_contiguous(places) < 0)) {
-        return -1;
-    }
+    const fg_dim rows = {NULL, count}, four = {NULL, 4};
+    if (places->tensor.present && fg_expect_matrix(places, FG_FLOAT32, rows, four, "to match points") < 0) return -1;
     p->points = points->tensor;
     p->code = code->tensor;
     p->places = places->tensor;

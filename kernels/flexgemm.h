@@ -529,7 +529,8 @@ typedef struct {
                                   fg_error *error);                                                                    \
     fg_status (*name)(const fg_##name##_params *params, const fg_queue *queue, fg_error *error)
 
-/* One column per backend. A NULL entry raises NotImplementedError naming the operation and the device. */
+/* One column per backend. An operation that is NULL raises NotImplementedError naming it and the device; one whose
+ * workspace query is NULL needs none. */
 typedef struct {
     const char *name; /* "cpu", "cuda" */
 

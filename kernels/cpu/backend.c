@@ -77,6 +77,7 @@ static fg_status device_info(int32_t device_index, fg_device_info *info, fg_erro
 /* ---- the table ---- */
 
 #define FG_ENTRY(name) .name##_workspace = fg_cpu_##name##_workspace, .name = fg_cpu_##name
+#define FG_ENTRY_RUN(name) .name##_workspace = NULL, .name = fg_cpu_##name
 
 const fg_backend *fg_cpu_backend(void) {
     static const fg_backend backend = {
@@ -84,30 +85,30 @@ const fg_backend *fg_cpu_backend(void) {
         FG_ENTRY(neighbor_map),
         FG_ENTRY(conv_sites),
         FG_ENTRY(row_order),
-        FG_ENTRY(encode_seq),
-        FG_ENTRY(decode_seq),
+        FG_ENTRY_RUN(encode_seq),
+        FG_ENTRY_RUN(decode_seq),
         FG_ENTRY(sort_keys),
         FG_ENTRY(hash_insert),
-        FG_ENTRY(hash_lookup),
-        FG_ENTRY(sample_map),
+        FG_ENTRY_RUN(hash_lookup),
+        FG_ENTRY_RUN(sample_map),
         FG_ENTRY(sample_grad),
         FG_ENTRY(gather_sum),
         FG_ENTRY(group_rows),
         FG_ENTRY(group_reduce),
-        FG_ENTRY(voxel_codes),
-        FG_ENTRY(unique_ranks),
-        FG_ENTRY(unique_groups),
+        FG_ENTRY_RUN(voxel_codes),
+        FG_ENTRY_RUN(unique_ranks),
+        FG_ENTRY_RUN(unique_groups),
         FG_ENTRY(conv_forward),
         FG_ENTRY(conv_dgrad),
         FG_ENTRY(conv_wgrad),
         FG_ENTRY(depthwise_forward),
         FG_ENTRY(depthwise_dgrad),
         FG_ENTRY(depthwise_wgrad),
-        FG_ENTRY(pool),
-        FG_ENTRY(pool_backward),
-        FG_ENTRY(batch_indices),
+        FG_ENTRY_RUN(pool),
+        FG_ENTRY_RUN(pool_backward),
+        FG_ENTRY_RUN(batch_indices),
         FG_ENTRY(gemm),
-        FG_ENTRY(quantize),
+        FG_ENTRY_RUN(quantize),
         .device_count = device_count,
         .device_info = device_info,
     };

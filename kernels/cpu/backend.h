@@ -4,40 +4,44 @@
 
 #include "../flexgemm.h"
 
+/* FG_DECLARE_RUN: an operation that needs no workspace. */
+#define FG_DECLARE_RUN(name)                                                                                           \
+    fg_status fg_cpu_##name(const fg_##name##_params *params, const fg_queue *queue, fg_error *error)
 #define FG_DECLARE(name)                                                                                               \
     fg_status fg_cpu_##name##_workspace(const fg_##name##_params *params, const fg_queue *queue, size_t *bytes,        \
                                         fg_error *error);                                                              \
-    fg_status fg_cpu_##name(const fg_##name##_params *params, const fg_queue *queue, fg_error *error)
+    FG_DECLARE_RUN(name)
 
 FG_DECLARE(neighbor_map);      /* neighbor_map.c */
 FG_DECLARE(conv_sites);        /* conv_sites.c */
 FG_DECLARE(row_order);         /* row_order.c */
-FG_DECLARE(encode_seq);        /* serialize.c */
-FG_DECLARE(decode_seq);        /* serialize.c */
+FG_DECLARE_RUN(encode_seq);    /* serialize.c */
+FG_DECLARE_RUN(decode_seq);    /* serialize.c */
 FG_DECLARE(sort_keys);         /* sort_keys.c */
 FG_DECLARE(hash_insert);       /* hash_table.c */
-FG_DECLARE(hash_lookup);       /* hash_table.c */
-FG_DECLARE(sample_map);        /* grid_sample.c */
+FG_DECLARE_RUN(hash_lookup);   /* hash_table.c */
+FG_DECLARE_RUN(sample_map);    /* grid_sample.c */
 FG_DECLARE(sample_grad);       /* grid_sample.c */
 FG_DECLARE(gather_sum);        /* gather_sum.c */
 FG_DECLARE(group_rows);        /* group_reduce.c */
 FG_DECLARE(group_reduce);      /* group_reduce.c */
-FG_DECLARE(voxel_codes);       /* voxelize.c */
-FG_DECLARE(unique_ranks);      /* voxelize.c */
-FG_DECLARE(unique_groups);     /* voxelize.c */
+FG_DECLARE_RUN(voxel_codes);   /* voxelize.c */
+FG_DECLARE_RUN(unique_ranks);  /* voxelize.c */
+FG_DECLARE_RUN(unique_groups); /* voxelize.c */
 FG_DECLARE(conv_forward);      /* conv.c */
 FG_DECLARE(conv_dgrad);        /* conv.c */
 FG_DECLARE(conv_wgrad);        /* conv_wgrad.c */
 FG_DECLARE(depthwise_forward); /* depthwise.c */
 FG_DECLARE(depthwise_dgrad);   /* depthwise.c */
 FG_DECLARE(depthwise_wgrad);   /* depthwise.c */
-FG_DECLARE(pool);              /* pool.c */
-FG_DECLARE(pool_backward);     /* pool.c */
-FG_DECLARE(batch_indices);     /* pool.c */
+FG_DECLARE_RUN(pool);          /* pool.c */
+FG_DECLARE_RUN(pool_backward); /* pool.c */
+FG_DECLARE_RUN(batch_indices); /* pool.c */
 FG_DECLARE(gemm);              /* gemm.c */
-FG_DECLARE(quantize);          /* quantize.c */
+FG_DECLARE_RUN(quantize);      /* quantize.c */
 
 #undef FG_DECLARE
+#undef FG_DECLARE_RUN
 
 /* A workspace is one shared part followed by one private part per thread. The query asks for omp_get_max_threads()
  * private parts; the run uses as many threads as it was given parts, so that a different thread count at either call

@@ -34,13 +34,6 @@ static void map_trilinear(const fg_sample_map_params *params, const fg_hash_tabl
     for (int corner = 0; corner < FG_CORNERS; corner++) weights[corner] /= total;
 }
 
-fg_status fg_cpu_sample_map_workspace(const fg_sample_map_params *params, const fg_queue *queue, size_t *bytes,
-                                      fg_error *error) {
-    (void)params, (void)queue, (void)error;
-    *bytes = 0;
-    return FG_OK;
-}
-
 fg_status fg_cpu_sample_map(const fg_sample_map_params *params, const fg_queue *queue, fg_error *error) {
     (void)queue, (void)error;
     const fg_hash_table table = {&params->table_keys, params->table_keys.shape[0] - 1, params->state.data};

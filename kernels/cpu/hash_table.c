@@ -162,13 +162,6 @@ fg_status fg_cpu_hash_insert(const fg_hash_insert_params *params, const fg_queue
 
 /* ---- lookup ---- */
 
-fg_status fg_cpu_hash_lookup_workspace(const fg_hash_lookup_params *params, const fg_queue *queue, size_t *bytes,
-                                       fg_error *error) {
-    (void)params, (void)queue, (void)error;
-    *bytes = 0;
-    return FG_OK;
-}
-
 fg_status fg_cpu_hash_lookup(const fg_hash_lookup_params *params, const fg_queue *queue, fg_error *error) {
     (void)queue, (void)error;
     const fg_hash_table table = {&params->table_keys, params->table_keys.shape[0] - 1, params->state.data};

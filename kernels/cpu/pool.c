@@ -101,16 +101,6 @@ static void pool_gradient_row(const fg_simd *simd, const fg_pool_backward_params
     }
 }
 
-static fg_status no_workspace(size_t *bytes) {
-    *bytes = 0;
-    return FG_OK;
-}
-
-fg_status fg_cpu_pool_workspace(const fg_pool_params *params, const fg_queue *queue, size_t *bytes, fg_error *error) {
-    (void)params, (void)queue, (void)error;
-    return no_workspace(bytes);
-}
-
 fg_status fg_cpu_pool(const fg_pool_params *params, const fg_queue *queue, fg_error *error) {
     (void)queue;
     const fg_simd *simd = fg_simd_get(error);
@@ -124,12 +114,6 @@ fg_status fg_cpu_pool(const fg_pool_params *params, const fg_queue *queue, fg_er
         valid = valid && right;
     }
     return valid ? FG_OK : fg_report_map(&params->map, sources, error);
-}
-
-fg_status fg_cpu_pool_backward_workspace(const fg_pool_backward_params *params, const fg_queue *queue, size_t *bytes,
-                                         fg_error *error) {
-    (void)params, (void)queue, (void)error;
-    return no_workspace(bytes);
 }
 
 fg_status fg_cpu_pool_backward(const fg_pool_backward_params *params, const fg_queue *queue, fg_error *error) {
@@ -148,12 +132,6 @@ fg_status fg_cpu_pool_backward(const fg_pool_backward_params *params, const fg_q
 }
 
 /* ---- samples ---- */
-
-fg_status fg_cpu_batch_indices_workspace(const fg_batch_indices_params *params, const fg_queue *queue, size_t *bytes,
-                                         fg_error *error) {
-    (void)params, (void)queue, (void)error;
-    return no_workspace(bytes);
-}
 
 fg_status fg_cpu_batch_indices(const fg_batch_indices_params *params, const fg_queue *queue, fg_error *error) {
     (void)queue;

@@ -93,13 +93,6 @@ static region region_at(const fg_quantize_params *params, int64_t i) {
                     fg_min(FG_SCALE_BLOCK_SIZE, columns - column)};
 }
 
-fg_status fg_cpu_quantize_workspace(const fg_quantize_params *params, const fg_queue *queue, size_t *bytes,
-                                    fg_error *error) {
-    (void)params, (void)queue, (void)error;
-    *bytes = 0;
-    return FG_OK;
-}
-
 fg_status fg_cpu_quantize(const fg_quantize_params *params, const fg_queue *queue, fg_error *error) {
     (void)queue;
     const fg_simd *simd = fg_simd_get(error);

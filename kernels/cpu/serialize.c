@@ -4,19 +4,8 @@
 #include "../sequence.h"
 #include "coords.h"
 
-static fg_status no_workspace(size_t *bytes) {
-    *bytes = 0;
-    return FG_OK;
-}
-
 static uint64_t load_code(const fg_tensor *code, int64_t n) {
     return code->dtype == FG_INT32 ? ((const uint32_t *)code->data)[n] : ((const uint64_t *)code->data)[n];
-}
-
-fg_status fg_cpu_encode_seq_workspace(const fg_encode_seq_params *params, const fg_queue *queue, size_t *bytes,
-                                      fg_error *error) {
-    (void)params, (void)queue, (void)error;
-    return no_workspace(bytes);
 }
 
 fg_status fg_cpu_encode_seq(const fg_encode_seq_params *params, const fg_queue *queue, fg_error *error) {
@@ -38,12 +27,6 @@ fg_status fg_cpu_encode_seq(const fg_encode_seq_params *params, const fg_queue *
         if (!inside) outside = fg_min(outside, row);
     }
     return outside < n ? fg_report_outside("coords", coords, outside, params->shape, error) : FG_OK;
-}
-
-fg_status fg_cpu_decode_seq_workspace(const fg_decode_seq_params *params, const fg_queue *queue, size_t *bytes,
-                                      fg_error *error) {
-    (void)params, (void)queue, (void)error;
-    return no_workspace(bytes);
 }
 
 fg_status fg_cpu_decode_seq(const fg_decode_seq_params *params, const fg_queue *queue, fg_error *error) {

@@ -4,18 +4,7 @@
 #include "../place.h"
 #include "hash_table.h"
 
-static fg_status no_workspace(size_t *bytes) {
-    *bytes = 0;
-    return FG_OK;
-}
-
 /* ---- codes ---- */
-
-fg_status fg_cpu_voxel_codes_workspace(const fg_voxel_codes_params *params, const fg_queue *queue, size_t *bytes,
-                                       fg_error *error) {
-    (void)params, (void)queue, (void)error;
-    return no_workspace(bytes);
-}
 
 fg_status fg_cpu_voxel_codes(const fg_voxel_codes_params *params, const fg_queue *queue, fg_error *error) {
     (void)queue, (void)error;
@@ -39,12 +28,6 @@ fg_status fg_cpu_voxel_codes(const fg_voxel_codes_params *params, const fg_queue
 
 /* ---- distinct keys ---- */
 
-fg_status fg_cpu_unique_ranks_workspace(const fg_unique_ranks_params *params, const fg_queue *queue, size_t *bytes,
-                                        fg_error *error) {
-    (void)params, (void)queue, (void)error;
-    return no_workspace(bytes);
-}
-
 fg_status fg_cpu_unique_ranks(const fg_unique_ranks_params *params, const fg_queue *queue, fg_error *error) {
     (void)queue, (void)error;
     const int64_t n = params->sorted.shape[0];
@@ -59,12 +42,6 @@ fg_status fg_cpu_unique_ranks(const fg_unique_ranks_params *params, const fg_que
     }
     *(int32_t *)params->count.data = rank;
     return FG_OK;
-}
-
-fg_status fg_cpu_unique_groups_workspace(const fg_unique_groups_params *params, const fg_queue *queue, size_t *bytes,
-                                         fg_error *error) {
-    (void)params, (void)queue, (void)error;
-    return no_workspace(bytes);
 }
 
 fg_status fg_cpu_unique_groups(const fg_unique_groups_params *params, const fg_queue *queue, fg_error *error) {

@@ -5,40 +5,43 @@
 
 namespace flexgemm {
 
+/* FG_DECLARE_RUN: an operation that needs no workspace. */
+#define FG_DECLARE_RUN(name) fg_status name(const fg_##name##_params *params, const fg_queue *queue, fg_error *error)
 #define FG_DECLARE(name)                                                                                               \
     fg_status name##_workspace(const fg_##name##_params *params, const fg_queue *queue, size_t *bytes,                 \
                                fg_error *error);                                                                       \
-    fg_status name(const fg_##name##_params *params, const fg_queue *queue, fg_error *error)
+    FG_DECLARE_RUN(name)
 
 FG_DECLARE(neighbor_map);      /* neighbor_map.cu */
 FG_DECLARE(conv_sites);        /* conv_sites.cu */
 FG_DECLARE(row_order);         /* row_order.cu */
-FG_DECLARE(encode_seq);        /* serialize.cu */
-FG_DECLARE(decode_seq);        /* serialize.cu */
+FG_DECLARE_RUN(encode_seq);    /* serialize.cu */
+FG_DECLARE_RUN(decode_seq);    /* serialize.cu */
 FG_DECLARE(sort_keys);         /* sort_keys.cu */
 FG_DECLARE(hash_insert);       /* hash_table.cu */
-FG_DECLARE(hash_lookup);       /* hash_table.cu */
-FG_DECLARE(sample_map);        /* grid_sample.cu */
-FG_DECLARE(sample_grad);       /* grid_sample.cu */
-FG_DECLARE(gather_sum);        /* gather_sum.cu */
+FG_DECLARE_RUN(hash_lookup);   /* hash_table.cu */
+FG_DECLARE_RUN(sample_map);    /* grid_sample.cu */
+FG_DECLARE_RUN(sample_grad);   /* grid_sample.cu */
+FG_DECLARE_RUN(gather_sum);    /* gather_sum.cu */
 FG_DECLARE(group_rows);        /* group_reduce.cu */
 FG_DECLARE(group_reduce);      /* group_reduce.cu */
-FG_DECLARE(voxel_codes);       /* voxelize.cu */
+FG_DECLARE_RUN(voxel_codes);   /* voxelize.cu */
 FG_DECLARE(unique_ranks);      /* voxelize.cu */
-FG_DECLARE(unique_groups);     /* voxelize.cu */
-FG_DECLARE(conv_forward);      /* conv_gather.cu */
-FG_DECLARE(conv_dgrad);        /* conv_gather.cu */
+FG_DECLARE_RUN(unique_groups); /* voxelize.cu */
+FG_DECLARE(conv_forward);      /* conv.cu */
+FG_DECLARE(conv_dgrad);        /* conv.cu */
 FG_DECLARE(conv_wgrad);        /* conv_wgrad.cu */
 FG_DECLARE(depthwise_forward); /* depthwise.cu */
 FG_DECLARE(depthwise_dgrad);   /* depthwise.cu */
 FG_DECLARE(depthwise_wgrad);   /* depthwise.cu */
-FG_DECLARE(pool);              /* pool.cu */
-FG_DECLARE(pool_backward);     /* pool.cu */
-FG_DECLARE(batch_indices);     /* pool.cu */
+FG_DECLARE_RUN(pool);          /* pool.cu */
+FG_DECLARE_RUN(pool_backward); /* pool.cu */
+FG_DECLARE_RUN(batch_indices); /* pool.cu */
 FG_DECLARE(gemm);              /* gemm_portable.cu */
 FG_DECLARE(quantize);          /* quantize.cu */
 
 #undef FG_DECLARE
+#undef FG_DECLARE_RUN
 
 /* gemm on compute capability 9.0, and whether it can: gemm() has checked its arguments and asks. (gemm_sm90.cu) */
 bool gemm_sm90_takes(const fg_gemm_params &params);

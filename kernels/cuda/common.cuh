@@ -72,6 +72,11 @@ __host__ __device__ constexpr T ceil_div(T a, T b) {
     return (a + b - 1) / b;
 }
 
+/* The rows of a tensor that an int32 can name: an entry of a map is one of them when it is less as an unsigned number. */
+inline uint32_t row_limit(const fg_tensor &tensor) {
+    return static_cast<uint32_t>(tensor.shape[0] < INT32_MAX ? tensor.shape[0] : INT32_MAX);
+}
+
 /* Conversions through float32, the accumulator type of every kernel. */
 template <typename T>
 __device__ __forceinline__ float to_float(T x) {

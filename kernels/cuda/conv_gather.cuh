@@ -1,5 +1,4 @@
-/* The forward pass and the input gradient as one problem, which conv_gather.cu hands to the kernel that the plan names:
- * its own, or those of conv_gather_sm90.cu and conv_fp8_sm90.cu; or, when asked to, to conv_explicit.cu. */
+/* The forward pass and the input gradient as one problem, which conv.cu hands to the kernel that the plan names. */
 #pragma once
 
 #include "../plan.h"
@@ -67,6 +66,10 @@ fg_status conv_explicit(const GatherParams &p, const fg_plan &plan, const fg_que
 /* Groups of few channels; `laid_out` holds the weight in float32. (conv_narrow.cu) */
 fg_status conv_narrow(const GatherParams &p, fg_dtype dtype, bool weight_is_k_major, float *laid_out,
                       cudaStream_t stream, fg_error *error);
+
+/* Any types and strides, all groups of channels at once. (conv_gather.cu) */
+fg_status launch_gather_portable(const GatherParams &p, const fg_plan &plan, fg_dtype dtype, fg_precision precision,
+                                 bool weight_is_k_major, cudaStream_t stream, fg_error *error);
 
 /* 16-bit types, in_aligned and weight_aligned; or float32 whose operands are rounded to TF32 already, the weight K-major.
  * 0 <= in_stride <= INT32_MAX, a quarter of kMaxChannels at most. weight_is_k_major: the forward pass.

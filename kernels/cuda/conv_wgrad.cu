@@ -302,7 +302,7 @@ WgradParams params_of(const fg_conv_wgrad_params *p, const Work &work) {
     w.feats_stride = p->feats.strides[0];
     w.rows = p->grad_out.shape[0];
     w.rows_per_slice = ceil_div<int64_t>(w.rows, work.plan.split_k);
-    w.in_rows = static_cast<uint32_t>(p->feats.shape[0] < INT32_MAX ? p->feats.shape[0] : INT32_MAX);
+    w.in_rows = row_limit(p->feats);
     w.volume = static_cast<int>(p->map.shape[0]);
     w.co = static_cast<int>(p->grad_out.shape[1] / p->groups);
     w.ci = static_cast<int>(p->feats.shape[1] / p->groups);

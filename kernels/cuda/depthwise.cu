@@ -118,10 +118,6 @@ fg_status launch_gather(DepthwiseArgs p, const void *weight, float *laid_out, cu
     return FG_OK;
 }
 
-uint32_t row_limit(const fg_tensor &tensor) {
-    return static_cast<uint32_t>(tensor.shape[0] < INT32_MAX ? tensor.shape[0] : INT32_MAX);
-}
-
 fg_status gather(const fg_tensor &in, const fg_tensor &weight, const fg_tensor &map, const fg_tensor &out,
                  const SumEpilogue &epilogue, const fg_tensor &workspace, bool mirrored, const fg_queue *queue,
                  fg_error *error) {

@@ -234,6 +234,7 @@ fg_status device_properties(int device, int *num_sms, int *compute_capability, f
 }  // namespace flexgemm
 
 #define FG_ENTRY(operation) .operation##_workspace = flexgemm::operation##_workspace, .operation = flexgemm::operation
+#define FG_ENTRY_RUN(operation) .operation##_workspace = nullptr, .operation = flexgemm::operation
 
 extern "C" const fg_backend *fg_cuda_backend(void) {
     static const fg_backend backend = {
@@ -241,28 +242,28 @@ extern "C" const fg_backend *fg_cuda_backend(void) {
         FG_ENTRY(neighbor_map),
         FG_ENTRY(conv_sites),
         FG_ENTRY(row_order),
-        FG_ENTRY(encode_seq),
-        FG_ENTRY(decode_seq),
+        FG_ENTRY_RUN(encode_seq),
+        FG_ENTRY_RUN(decode_seq),
         FG_ENTRY(sort_keys),
         FG_ENTRY(hash_insert),
-        FG_ENTRY(hash_lookup),
-        FG_ENTRY(sample_map),
-        FG_ENTRY(sample_grad),
-        FG_ENTRY(gather_sum),
+        FG_ENTRY_RUN(hash_lookup),
+        FG_ENTRY_RUN(sample_map),
+        FG_ENTRY_RUN(sample_grad),
+        FG_ENTRY_RUN(gather_sum),
         FG_ENTRY(group_rows),
         FG_ENTRY(group_reduce),
-        FG_ENTRY(voxel_codes),
+        FG_ENTRY_RUN(voxel_codes),
         FG_ENTRY(unique_ranks),
-        FG_ENTRY(unique_groups),
+        FG_ENTRY_RUN(unique_groups),
         FG_ENTRY(conv_forward),
         FG_ENTRY(conv_dgrad),
         FG_ENTRY(conv_wgrad),
         FG_ENTRY(depthwise_forward),
         FG_ENTRY(depthwise_dgrad),
         FG_ENTRY(depthwise_wgrad),
-        FG_ENTRY(pool),
-        FG_ENTRY(pool_backward),
-        FG_ENTRY(batch_indices),
+        FG_ENTRY_RUN(pool),
+        FG_ENTRY_RUN(pool_backward),
+        FG_ENTRY_RUN(batch_indices),
         FG_ENTRY(gemm),
         FG_ENTRY(quantize),
         .device_count = flexgemm::device_count,

@@ -33,11 +33,6 @@ __global__ void __launch_bounds__(kLaneThreads)
 
 }  // namespace
 
-fg_status gather_sum_workspace(const fg_gather_sum_params *, const fg_queue *, size_t *bytes, fg_error *) {
-    *bytes = 0;
-    return FG_OK;
-}
-
 fg_status gather_sum(const fg_gather_sum_params *p, const fg_queue *queue, fg_error *error) {
     if (p->out.shape[0] == 0 || p->out.shape[1] == 0) return FG_OK;
     const DeviceGuard guard(queue->device_index);

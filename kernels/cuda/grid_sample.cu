@@ -163,22 +163,12 @@ __global__ void __launch_bounds__(kLaneThreads)
 
 }  // namespace
 
-fg_status sample_map_workspace(const fg_sample_map_params *, const fg_queue *, size_t *bytes, fg_error *) {
-    *bytes = 0;
-    return FG_OK;
-}
-
 fg_status sample_map(const fg_sample_map_params *p, const fg_queue *queue, fg_error *error) {
     if (p->indices.shape[0] == 0) return FG_OK;
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
     return p->table_keys.dtype == FG_INT32 ? map_points<uint32_t>(*p, stream_of(queue), error)
                                            : map_points<Word>(*p, stream_of(queue), error);
-}
-
-fg_status sample_grad_workspace(const fg_sample_grad_params *, const fg_queue *, size_t *bytes, fg_error *) {
-    *bytes = 0;
-    return FG_OK;
 }
 
 fg_status sample_grad(const fg_sample_grad_params *p, const fg_queue *queue, fg_error *error) {

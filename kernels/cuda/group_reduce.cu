@@ -154,7 +154,7 @@ struct Problem {
     template <int kVector, class Reduction>
     __device__ void reduce(Reduction (&result)[kVector], int64_t begin, int64_t end, int64_t c) const {
         for (int64_t i = begin; i < end; i += kAhead) {
-            Piece<T, kVector> piece[kAhead];
+            Vector<T, kVector> piece[kAhead];
             float weight[kAhead];
             int32_t row[kAhead];
 #pragma unroll
@@ -163,7 +163,7 @@ struct Problem {
                 const bool there = entry < entries;
                 row[k] = there ? static_cast<int32_t>(static_cast<uint32_t>(entry) / terms) : -1;
                 weight[k] = there && weights ? weights[entry] : 1.0f;
-                if (there) piece[k] = load_raw<kVector>(src.row(row[k]) + c);
+                if (there) piece[k] = Vector<T, kVector>::load(src.row(row[k]) + c);
             }
 #pragma unroll
             for (int k = 0; k < kAhead; ++k) {

@@ -204,11 +204,6 @@ fg_status hash_insert(const fg_hash_insert_params *p, const fg_queue *queue, fg_
     });
 }
 
-fg_status hash_lookup_workspace(const fg_hash_lookup_params *, const fg_queue *, size_t *bytes, fg_error *) {
-    *bytes = 0;
-    return FG_OK;
-}
-
 fg_status hash_lookup(const fg_hash_lookup_params *p, const fg_queue *queue, fg_error *error) {
     if (p->keys.shape[0] == 0) return FG_OK;
     const DeviceGuard guard(queue->device_index);

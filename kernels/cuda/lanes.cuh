@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common.cuh"
+#include "vector.cuh"
 
 namespace flexgemm {
 
@@ -26,29 +27,19 @@ struct RowsOf {
 };
 
 /* What a lane reads or writes at once. */
-template <class T, int kVector>
-struct alignas(sizeof(T) * kVector) Piece {
-    T element[kVector];
-};
-
-template <int kVector, class T>
-__device__ __forceinline__ Piece<T, kVector> load_raw(const T *at) {
-    return *reinterpret_cast<const Piece<T, kVector> *>(at);
-}
-
 template <int kVector, class T>
 __device__ __forceinline__ void load_piece(float (&value)[kVector], const T *at) {
-    const Piece<T, kVector> piece = load_raw<kVector>(at);
+    const auto piece = Vector<T, kVector>::load(at);
 #pragma unroll
     for (int i = 0; i < kVector; ++i) value[i] = to_float(piece.element[i]);
 }
 
 template <int kVector, class T>
 __device__ __forceinline__ void store_piece(T *at, const float (&value)[kVector]) {
-    Piece<T, kVector> piece;
+    Vector<T, kVector> piece;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) piece.element[i] = from_float<T>(value[i]);
-    *reinterpret_cast<Piece<T, kVector> *>(at) = piece;
+    piece.store(at);
 }
 
 /* A group's share of a launch: group number, and the lane's place in it. */

@@ -184,7 +184,7 @@ fg_status run(const fg_tensor &in, const fg_tensor &map, const fg_tensor &out, c
     p.in_stride = in.strides[0];
     p.out_stride = out.strides[0];
     p.rows = out.shape[0];
-    p.in_rows = static_cast<uint32_t>(in.shape[0] < INT32_MAX ? in.shape[0] : INT32_MAX);
+    p.in_rows = row_limit(in);
     p.volume = static_cast<int>(map.shape[0]);
     p.channels = out.shape[1];
     if (map.shape[0] > INT32_MAX - kBatch)
@@ -203,27 +203,12 @@ fg_status run(const fg_tensor &in, const fg_tensor &map, const fg_tensor &out, c
 
 }  // namespace
 
-fg_status pool_workspace(const fg_pool_params *, const fg_queue *, size_t *bytes, fg_error *) {
-    *bytes = 0;
-    return FG_OK;
-}
-
 fg_status pool(const fg_pool_params *p, const fg_queue *queue, fg_error *error) {
     return run(p->feats, p->map, p->out, p->argmax, p->count, p->mode, false, queue, error);
 }
 
-fg_status pool_backward_workspace(const fg_pool_backward_params *, const fg_queue *, size_t *bytes, fg_error *) {
-    *bytes = 0;
-    return FG_OK;
-}
-
 fg_status pool_backward(const fg_pool_backward_params *p, const fg_queue *queue, fg_error *error) {
     return run(p->grad_out, p->map, p->grad_feats, p->argmax, p->count, p->mode, true, queue, error);
-}
-
-fg_status batch_indices_workspace(const fg_batch_indices_params *, const fg_queue *, size_t *bytes, fg_error *) {
-    *bytes = 0;
-    return FG_OK;
 }
 
 fg_status batch_indices(const fg_batch_indices_params *p, const fg_queue *queue, fg_error *error) {

@@ -210,78 +210,54 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-/* Calls launch(mode) with the mode as a constant. */
-template <class Launch>
-void dispatch_mode(fg_sequence mode, const Launch &launch) {
-    if (mode == FG_BXYZ) return launch(std::integral_constant<fg_sequence, FG_BXYZ>());
-    if (mode == FG_Z_ORDER) return launch(std::integral_constant<fg_sequence, FG_Z_ORDER>());
-    launch(std::integral_constant<fg_sequence, FG_HILBERT>());
+/* ---- launches ---- */
+
+/* Calls launch(code, mode, blocks), the type of codes and the mode as constants. */
+template <class Code, class Launch>
+void dispatch_mode(fg_sequence mode, unsigned int blocks, const Launch &launch) {
+    if (mode == FG_BXYZ) return launch(Code(), std::integral_constant<fg_sequence, FG_BXYZ>(), blocks);
+    if (mode == FG_Z_ORDER) return launch(Code(), std::integral_constant<fg_sequence, FG_Z_ORDER>(), blocks);
+    launch(Code(), std::integral_constant<fg_sequence, FG_HILBERT>(), blocks);
 }
 
 /* As many blocks as the device holds at once at most: each loads the table. */
-fg_status blocks_for(int64_t count, const fg_queue *queue, unsigned int *blocks, fg_error *error) {
+template <class Params, class Launch>
+fg_status run(const Params &p, const fg_queue *queue, fg_error *error, const Launch &launch) {
+    const int64_t tiles = ceil_div<int64_t>(p.coords.shape[0], kTile);
+    if (tiles == 0) return FG_OK;
+    const DeviceGuard guard(queue->device_index);
+    FG_CUDA(guard.status());
     int num_sms, compute_capability;
     const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
     if (status != FG_OK) return status;
-    const int64_t tiles = ceil_div<int64_t>(count, kTile), most = static_cast<int64_t>(num_sms) * kBlocksPerSm;
-    *blocks = static_cast<unsigned int>(tiles < most ? tiles : most);
-    return FG_OK;
-}
-
-template <class Code>
-fg_status encode(const fg_encode_seq_params &p, unsigned int blocks, cudaStream_t stream, fg_error *error) {
-    const fg_curve curve = fg_make_curve(p.mode, p.shape);
-    dispatch_mode(p.mode, [&](auto mode) {
-        encode_kernel<Code, mode()><<<blocks, kThreads, 0, stream>>>(Coords(p.coords), curve, VoxelBounds(p.shape),
-                                                                     static_cast<Code *>(p.code.data));
-    });
-    FG_CUDA(cudaGetLastError());
-    return FG_OK;
-}
-
-template <class Code>
-fg_status decode(const fg_decode_seq_params &p, unsigned int blocks, cudaStream_t stream, fg_error *error) {
-    const fg_curve curve = fg_make_curve(p.mode, p.shape);
-    dispatch_mode(p.mode, [&](auto mode) {
-        decode_kernel<Code, mode()><<<blocks, kThreads, 0, stream>>>(static_cast<const Code *>(p.code.data), curve,
-                                                                     VoxelBounds(p.shape), WritableCoords(p.coords));
-    });
+    const int64_t most = static_cast<int64_t>(num_sms) * kBlocksPerSm;
+    const unsigned int blocks = static_cast<unsigned int>(tiles < most ? tiles : most);
+    if (p.code.dtype == FG_INT32)
+        dispatch_mode<uint32_t>(p.mode, blocks, launch);
+    else
+        dispatch_mode<uint64_t>(p.mode, blocks, launch);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }
 
 }  // namespace
 
-fg_status encode_seq_workspace(const fg_encode_seq_params *, const fg_queue *, size_t *bytes, fg_error *) {
-    *bytes = 0;
-    return FG_OK;
-}
-
 fg_status encode_seq(const fg_encode_seq_params *p, const fg_queue *queue, fg_error *error) {
-    if (p->coords.shape[0] == 0) return FG_OK;
-    const DeviceGuard guard(queue->device_index);
-    FG_CUDA(guard.status());
-    unsigned int blocks = 0;
-    const fg_status status = blocks_for(p->coords.shape[0], queue, &blocks, error);
-    if (status != FG_OK) return status;
-    return p->code.dtype == FG_INT32 ? encode<uint32_t>(*p, blocks, stream_of(queue), error)
-                                     : encode<uint64_t>(*p, blocks, stream_of(queue), error);
-}
-
-fg_status decode_seq_workspace(const fg_decode_seq_params *, const fg_queue *, size_t *bytes, fg_error *) {
-    *bytes = 0;
-    return FG_OK;
+    const fg_curve curve = fg_make_curve(p->mode, p->shape);
+    return run(*p, queue, error, [&](auto code, auto mode, unsigned int blocks) {
+        using Code = decltype(code);
+        encode_kernel<Code, mode()><<<blocks, kThreads, 0, stream_of(queue)>>>(
+            Coords(p->coords), curve, VoxelBounds(p->shape), static_cast<Code *>(p->code.data));
+    });
 }
 
 fg_status decode_seq(const fg_decode_seq_params *p, const fg_queue *queue, fg_error *error) {
-    if (p->coords.shape[0] == 0) return FG_OK;
-    const DeviceGuard guard(queue->device_index);
-    FG_CUDA(guard.status());
-    unsigned int blocks = 0;
-    const fg_status status = blocks_for(p->coords.shape[0], queue, &blocks, error);
-    if (status != FG_OK) return status;
-    return p->code.dtype == FG_INT32 ? decode<uint32_t>(*p, blocks, stream_of(queue), error)
-                                     : decode<uint64_t>(*p, blocks, stream_of(queue), error);
+    const fg_curve curve = fg_make_curve(p->mode, p->shape);
+    return run(*p, queue, error, [&](auto code, auto mode, unsigned int blocks) {
+        using Code = decltype(code);
+        decode_kernel<Code, mode()><<<blocks, kThreads, 0, stream_of(queue)>>>(
+            static_cast<const Code *>(p->code.data), curve, VoxelBounds(p->shape), WritableCoords(p->coords));
+    });
 }
 
 }  // namespace flexgemm

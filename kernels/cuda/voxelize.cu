@@ -108,11 +108,6 @@ fg_status write_groups(const fg_unique_groups_params &p, cudaStream_t stream, fg
 
 }  // namespace
 
-fg_status voxel_codes_workspace(const fg_voxel_codes_params *, const fg_queue *, size_t *bytes, fg_error *) {
-    *bytes = 0;
-    return FG_OK;
-}
-
 fg_status voxel_codes(const fg_voxel_codes_params *p, const fg_queue *queue, fg_error *error) {
     const int64_t count = p->points.shape[0];
     if (count == 0) return FG_OK;
@@ -165,11 +160,6 @@ fg_status unique_ranks(const fg_unique_ranks_params *p, const fg_queue *queue, f
     FG_CUDA(scan(nullptr, &bytes, ranks, count, stream));
     FG_CUDA(scan(p->workspace.data, &bytes, ranks, count, stream));
     FG_CUDA(cudaMemcpyAsync(p->count.data, ranks + count - 1, sizeof(int32_t), cudaMemcpyDeviceToDevice, stream));
-    return FG_OK;
-}
-
-fg_status unique_groups_workspace(const fg_unique_groups_params *, const fg_queue *, size_t *bytes, fg_error *) {
-    *bytes = 0;
     return FG_OK;
 }
 
