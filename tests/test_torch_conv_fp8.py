@@ -162,6 +162,7 @@ def test_a_frozen_layer_is_near_the_layer(device, make, dtype):
     again.load_state_dict(frozen.state_dict())
     assert torch.equal(again(x).feats, out.feats)
     assert torch.equal(copy.deepcopy(frozen)(x).feats, out.feats)
+    assert torch.equal(frozen.frozen()(x).feats, out.feats)
 
 
 def test_a_frozen_layer_keeps_its_weight_when_a_network_changes_dtype_or_device(device):

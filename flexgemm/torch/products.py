@@ -10,7 +10,7 @@ from flexgemm import gemm, quantization
 from flexgemm._arrays import Stream
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
-from flexgemm.torch.dispatch import autocast, expect_tensor, refuse_stream, setting, traced, transformed
+from flexgemm.torch.dispatch import autocast, expect_tensor, name_of, refuse_stream, setting, traced, transformed
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -35,7 +35,7 @@ def quantize(
         q, used = quantization.quantize(x, dtype, granularity=granularity, scale=scale, swiglu=swiglu, stream=stream)
         return q, used
     refuse_stream(stream)
-    q, made = operators.quantize(x.detach(), _name(dtype), granularity, scale, swiglu)
+    q, made = operators.quantize(x.detach(), name_of(dtype), granularity, scale, swiglu)
     return q, made if scale is None else scale
 
 
@@ -150,20 +150,16 @@ def _trace(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
     tensors = [options.pop(name, None) for name in _TENSORS]
     out, accumulate = options.pop("out", None), options.pop("accumulate", False)
     if "out_dtype" in options:
-        options["out_dtype"] = _name(options["out_dtype"])
+        options["out_dtype"] = name_of(options["out_dtype"])
     if records(a, b, tensors[0]):
         others = [*tensors[4:], options.get("activation"), out]
         plain = all(x is None for x in others) and options.get("alpha", 1) == 1
-        expect_differentiable(layout, _name(a.dtype), plain)
+        expect_differentiable(layout, name_of(a.dtype), plain)
     if out is not None:
         operators.product_into(out, a, b, *tensors, layout=layout, accumulate=accumulate, **options)
         return out
     result: torch.Tensor = operators.product(a, b, *tensors, layout=layout, **options)
     return result
-
-
-def _name(dtype: Any) -> Any:
-    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
 
 
 # ---- gradients ----
@@ -206,7 +202,7 @@ def _checked_record(layout: str, a: Any, b: Any, options: dict[str, Any]) -> Any
     grouping = given.pop(operators.GROUPING.get(layout, ""), None)
     row_major, expected_m = given.pop("b_row_major", False), given.pop("expected_m", 0)
     precision = given.pop("precision")
-    expect_differentiable(layout, _name(a.dtype), plain and not given)
+    expect_differentiable(layout, name_of(a.dtype), plain and not given)
     return record(layout, a, b, grouping, bias, row_major, out_dtype, precision, expected_m, stream)
 
 
