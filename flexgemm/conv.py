@@ -34,6 +34,9 @@ class Float8(TypedDict, total=False):
     dtype_out: str | None
 
 
+_FLOAT8 = frozenset(Float8.__annotations__)
+
+
 def submanifold_conv3d(
     feats: Array,
     weight: Array,
@@ -154,6 +157,7 @@ def sparse_conv3d(
     if library.needs_grad(feats, weight, bias, residual):
         if out is not None:
             raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
+        expect_known(float8)
         expect_differentiable(library.dtype(feats), float8)
         from flexgemm.torch import ops
 
@@ -361,6 +365,13 @@ def expect_differentiable(dtype: str, float8: Float8) -> None:
     if dtype in (*FP8, "uint8"):
         raise ValueError(f"feats, weight, bias, residual: require grad, but a convolution of {dtype} has no gradient")
     expect_none(dtype, float8)
+
+
+def expect_known(float8: Float8) -> None:
+    """The rest of a call's keywords: raises for what is none."""
+    for name in float8:
+        if name not in _FLOAT8:
+            raise TypeError(f"unexpected keyword argument {name!r}")
 
 
 def expect_none(dtype: str, float8: Float8) -> None:

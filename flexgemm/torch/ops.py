@@ -15,8 +15,8 @@ import torch
 from flexgemm import conv, voxel
 from flexgemm._arrays import Stream
 from flexgemm.torch import operators
-from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
-from flexgemm.torch.dispatch import autocast, expect_tensor, name_of, refuse_stream, setting, traced
+from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records, requires_grad
+from flexgemm.torch.dispatch import autocast, expect_tensor, name_of, refuse_stream, setting, traced, transformed
 from flexgemm.torch.maps import assemble, from_operators
 from flexgemm.voxel import NeighborMap
 
@@ -184,6 +184,7 @@ def _convolution(
     float8: Float8,
 ) -> torch.Tensor:
     expect_tensor(feats, "feats")
+    conv.expect_known(float8)
     if feats.dtype.itemsize == 1:
         return _float8_convolution(feats, weight, bias, residual, nmap, activation, algorithm, groups, stream, float8)
     through_operator = traced(feats, weight)
@@ -222,10 +223,10 @@ def _float8_convolution(
     stream: Stream,
     float8: Float8,
 ) -> torch.Tensor:
-    if records(feats, weight, bias, residual):
+    if requires_grad(feats, weight, bias, residual):
         conv.expect_differentiable(name_of(feats.dtype), float8)
     result: torch.Tensor
-    if not traced(feats, weight):
+    if not (traced(feats, weight) or transformed()):
         how: Any = {"residual": residual, "activation": activation, "groups": groups, **float8}
         result = conv.forward(conv.bind(feats, nmap, stream), feats, weight, bias, nmap, None, algorithm, "ieee", **how)
         return result
