@@ -193,10 +193,12 @@ def measure_case(
         "fwd": partial(problem.fwd, neighbor_map),
         "bwd": partial(problem.bwd, neighbor_map),
     }
-    theirs = problem.peer_calls(peer) if peer is not None and any("peer" in row for row in rows) else {}
+    theirs: dict[str, Callable[[], Any]] = {}
     for row in rows:
         op, name = row["op"], row.get("peer")
         with run.guarded(describe(row)):
+            if peer is not None and name and not theirs:
+                theirs = problem.peer_calls(peer)
             call = theirs[op] if name else calls[op]
             problem.judge(op, call(), reference)
             ms = timer.median_ms(call)

@@ -51,7 +51,8 @@ def run(run: Run, timer: Timer, ceilings: Ceilings, clouds: dict[str, Path], pee
 
 def _measure(work: Work, timer: Timer, row: Row, peer: FlexGemm | None) -> float:
     call, judge = work.call, work.judge
-    if "peer" in row and peer is not None and work.peer is not None:
+    if "peer" in row:
+        assert peer is not None and work.peer is not None  # of every case whose operation is in peer.ops
         call, judge = work.peer(peer), work.judge_peer or work.judge
     judge(call())
     return timer.median_ms(call)

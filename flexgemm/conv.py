@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, dtype_name, library_of
-from flexgemm.gemm import FLOATS, FP8
+from flexgemm._arrays import Array, Library, Stream, library_of
+from flexgemm.gemm import FP8, dtype_of_out
 from flexgemm.voxel import NeighborMap, order_groups
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ class Float8(TypedDict, total=False):
     dtype_feats: str | None
     dtype_weight: str | None
     dtype_out: str | None
+
+
+_FLOAT8 = frozenset(Float8.__annotations__)
 
 
 def submanifold_conv3d(
@@ -154,6 +157,7 @@ def sparse_conv3d(
     if library.needs_grad(feats, weight, bias, residual):
         if out is not None:
             raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
+        expect_known(float8)
         expect_differentiable(library.dtype(feats), float8)
         from flexgemm.torch import ops
 
@@ -238,7 +242,7 @@ def forward(
     is_float8 = dtype_feats in FP8 or library.dtype(feats) in FP8
     dtype = None
     if is_float8:
-        dtype = _out_dtype(library, out, out_dtype, dtype_out, scale_out is not None)
+        dtype = dtype_of_out(library, feats, out, out_dtype, dtype_out, scale_out is not None)
     elif not (scale_feats is scale_weight is scale_out is out_dtype is None):
         given: Float8 = {"scale_feats": scale_feats, "scale_weight": scale_weight, "scale_out": scale_out}
         expect_none(library.dtype(feats), {**given, "out_dtype": out_dtype})
@@ -363,23 +367,18 @@ def expect_differentiable(dtype: str, float8: Float8) -> None:
     expect_none(dtype, float8)
 
 
+def expect_known(float8: Float8) -> None:
+    """The rest of a call's keywords: raises for what is none."""
+    for name in float8:
+        if name not in _FLOAT8:
+            raise TypeError(f"unexpected keyword argument {name!r}")
+
+
 def expect_none(dtype: str, float8: Float8) -> None:
     """Of feats that are not FP8."""
     for name, value in float8.items():
         if value is not None:
             raise ValueError(f"{name}: expected None, since feats are {dtype}, not FP8")
-
-
-def _out_dtype(library: Library, out: Array | None, out_dtype: Any, dtype_out: str | None, scaled: bool) -> str:
-    """The dtype of the output of FP8 operands; scaled: of an output in FP8."""
-    given = dtype_out if out_dtype is None else out_dtype
-    name = None if given is None else dtype_name(given, "out_dtype", FP8 if scaled else FLOATS)
-    if out is None:
-        return name or (FP8[0] if scaled else "bfloat16")
-    own = library.dtype(out)
-    if name is not None and own not in (name, "uint8" if dtype_out else library.storage(name)):
-        raise TypeError(f"out: expected out_dtype {name}, got {own}")
-    return name or own
 
 
 def _is_depthwise(feats: Array, groups: int, precision: str) -> bool:

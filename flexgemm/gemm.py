@@ -241,8 +241,11 @@ def product(
 ) -> Array:
     """Any product. What is not named here goes to the extension as it came, which has the defaults."""
     library = library_of(a, names[0], device, stream)
+    if out is None and options.get("accumulate"):
+        raise ValueError("out: expected an array to add to with accumulate=True, got None")
     if library.needs_grad(a, b, options.get("bias")):
-        return _recorded(layout, library.dtype(a), a, b, out, out_dtype, stream, **options)
+        wanted = dtype_out if out_dtype is None else out_dtype
+        return _recorded(layout, library.dtype(a), a, b, out, wanted, stream, **options)
     a = library.rows(a, names[0])
     b = library.rows(b, names[1])
     for name, value in options.items():
@@ -250,13 +253,11 @@ def product(
             options[name] = library.contiguous(value, name)
     swiglu = _take_swiglu(options) if options.get("activation") is not None else False
     scaled = options.get("scale_out") is not None
-    dtype = _out_dtype(library, a, out, out_dtype, dtype_out, scaled)
+    dtype = dtype_of_out(library, a, out, out_dtype, dtype_out, scaled)
     if scaled:
         options["dtype_out"] = dtype
     shape = _out_shape(layout, a.shape, b.shape, groups, options.get("b_row_major", False), swiglu, names)
     if out is None:
-        if options.get("accumulate"):
-            raise ValueError("out: expected an array to add to with accumulate=True, got None")
         result = library.empty(shape, dtype, a)
     else:
         result = library.output(out, shape, dtype, a)
@@ -338,7 +339,7 @@ def _out_shape(
     return groups if layout == "k_grouped" else rows[0], rows[-2], n
 
 
-def _out_dtype(
+def dtype_of_out(
     library: Library, a: Array, out: Array | None, out_dtype: Any, dtype_out: str | None, scaled: bool
 ) -> str | None:
     """The dtype of the output by name; None is that of a."""

@@ -384,12 +384,11 @@ typedef struct {
  * out[m, o] = activation(bias[o] + sum_v weight[o, v] * feats[map[v, m], o / multiplier] + residual[m, o]); float32 sums
  * in the order of v. */
 typedef struct {
-    fg_tensor feats;  /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
-    fg_tensor weight; /* (C * multiplier, V) contiguous, dtype of feats */
-    fg_tensor bias;   /* (C * multiplier) contiguous, dtype of feats; or absent */
-    fg_tensor map;    /* (V, M) int32 contiguous, -1 = none */
-    fg_tensor
-        residual; /* (M, C * multiplier) inner stride 1, dtype of feats, may be `out` element for element; or absent */
+    fg_tensor feats;    /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor weight;   /* (C * multiplier, V) contiguous, dtype of feats */
+    fg_tensor bias;     /* (C * multiplier) contiguous, dtype of feats; or absent */
+    fg_tensor map;      /* (V, M) int32 contiguous, -1 = none */
+    fg_tensor residual; /* (M, C * multiplier) inner stride 1, dtype of feats, may be `out` itself; or absent */
     fg_activation activation;
     fg_tensor out; /* (M, C * multiplier) inner stride 1, dtype of feats */
     fg_tensor workspace;

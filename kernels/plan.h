@@ -24,9 +24,8 @@ typedef struct {
 } fg_plan;
 
 /* rows = output rows, ci / co = reduction and output channels as the pass sees them, of one group of channels, v = kernel
- * volume;
- * compute_capability = 90 for 9.0, where the float32 of a weight gradient means TF32: there is no other float32 kernel
- * for it. */
+ * volume; compute_capability = 90 for 9.0, where the float32 of a weight gradient means TF32: there is no other float32
+ * kernel for it. */
 typedef struct {
     int64_t rows, ci, co, v;
     fg_dtype dtype;
@@ -37,9 +36,14 @@ typedef struct {
     int64_t channel_groups;
 } fg_conv_question;
 
+/* Groups of channels: from how many on one is worth a launch of the Hopper kernels, and up to how many input channels
+ * plain arithmetic is ahead of tensor cores. */
+enum { FG_MIN_HOPPER_GROUP = 64, FG_MAX_NARROW_GROUP = 8 };
+
 /* Forward pass and input gradient. split_k is a multiple of `groups`: each group may be split further. "explicit_gemm"
- * makes block_m rows of its matrix at a time. block_k 1 is plain arithmetic, for groups of few channels. All groups of channels are one launch of the portable kernel, whose
- * workspace is of all of them; else the plan is that of a launch for each. */
+ * makes block_m rows of its matrix at a time. block_k 1 is plain arithmetic, for groups of few channels. All groups of
+ * channels are one launch of the portable kernel, whose workspace is of all of them; else the plan is that of a launch
+ * for each. */
 fg_plan fg_plan_conv(const fg_conv_question *question);
 /* Weight gradient: a tile is block_m output channels x block_n input channels of one offset; on Hopper block_n of the
  * v * ci columns, which touch FG_WGRAD_MAX_OFFSETS offsets at most. The reduction runs over rows. */

@@ -22,8 +22,6 @@ enum {
     WGRAD_WAVES = 4,            /* offsets differ in neighbours: more CTAs than fit at once even that out */
     MIN_ROWS_PER_SUM = 256,     /* column sums */
     SM90_MIN_OFFSETS = 2,       /* of a slice, Hopper */
-    SM90_MIN_GROUP = 64,        /* channels of a group that are worth a launch of the Hopper kernel */
-    MAX_NARROW_GROUP = 8,       /* input channels of a group up to which plain arithmetic is ahead of tensor cores */
     MAX_PARTIALS = 1 << 28,     /* 1 GiB of float32 */
     MAX_MATRIX_BYTES = 1 << 28, /* of gathered rows at a time, "explicit_gemm": 256 MiB */
 };
@@ -205,11 +203,11 @@ static fg_plan plan_conv_narrow(const fg_conv_question *q) {
 
 fg_plan fg_plan_conv(const fg_conv_question *q) {
     if (q->algorithm == FG_ALGORITHM_EXPLICIT_GEMM) return plan_conv_explicit(q);
-    if (q->algorithm == FG_ALGORITHM_AUTO && q->channel_groups > 1 && q->ci <= MAX_NARROW_GROUP &&
+    if (q->algorithm == FG_ALGORITHM_AUTO && q->channel_groups > 1 && q->ci <= FG_MAX_NARROW_GROUP &&
         !fg_is_float8(q->dtype))
         return plan_conv_narrow(q);
     const bool fits = q->dtype != FG_FLOAT32 || q->precision == FG_PRECISION_TF32;
-    const bool wide = q->channel_groups == 1 || at_most(q->ci, q->co) >= SM90_MIN_GROUP;
+    const bool wide = q->channel_groups == 1 || at_most(q->ci, q->co) >= FG_MIN_HOPPER_GROUP;
     const int64_t whole = fg_is_float8(q->dtype) ? 16 : 8; /* channels that rows of whole 16-byte pieces come by */
     const bool wgmma = q->compute_capability == 90 && fits && wide && q->ci > 0 && q->ci % whole == 0 && q->co % 8 == 0;
     return wgmma ? plan_conv_sm90(q) : plan_conv_portable(q);

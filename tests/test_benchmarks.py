@@ -444,6 +444,19 @@ def test_a_wrong_peer_gets_no_time(flex_gemm, tmp_path, same_sources, monkeypatc
     assert "[flex_gemm]" in run.failures[0] and "WRONG" in run.failures[0]
 
 
+def test_a_peer_that_fails_costs_nothing_else(flex_gemm, tmp_path, same_sources, monkeypatch):
+    monkeypatch.setattr(conv, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(flex_gemm.ops.spconv.SubMConv3dFunction, "_compute_neighbor_cache", None)
+    case = conv.Case("sphere8", 8, "float16")
+    monkeypatch.setattr(conv, "peers_cases", lambda clouds: [case])
+    monkeypatch.setattr(conv, "cases", conv.peers_cases)
+    run = Run(results.Results(tmp_path / "h200.json", MACHINE), float("inf"))
+    conv.run(run, FakeTimer(), CEILINGS, {}, peers.find())
+    assert [(row["op"], row.get("peer")) for row in run.results.rows] == [(op, None) for op in conv.OPS]
+    assert all("[flex_gemm]" in failure for failure in run.failures)
+
+
 def test_peers_are_chosen_by_name():
     assert gpu_check.parse_arguments([]).peers == []
     assert gpu_check.parse_arguments(["--peers", "torch", "flex_gemm"]).peers == ["torch", "flex_gemm"]

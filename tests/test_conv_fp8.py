@@ -302,22 +302,43 @@ def test_strided_and_inverse_maps(backend):
     p.check(backend.numpy(flexgemm.sparse_inverse_conv3d(backend.array(p.feats), weight, backend.array(p.bias), **how)))
 
 
+def take_groups(p, groups):
+    """The weight of so many groups, which the problem's own becomes between zeros."""
+    co, *kernel, ci = p.weight.shape
+    width, many = ci // groups, co // groups
+    weight = np.ascontiguousarray(p.weight[..., :width])
+    p.weight = np.zeros_like(p.weight)
+    for group in range(groups):
+        rows = slice(group * many, (group + 1) * many)
+        p.weight[rows, ..., group * width : (group + 1) * width] = weight[rows]
+    return weight
+
+
 @pytest.mark.parametrize("groups", [2, 4, 32])
 def test_groups_of_channels(backend, groups):
     p = Problem(300, 32, 64)
     nmap = flexgemm.neighbor_map(backend.array(p.coords), p.shape)
-    width = 32 // groups
-    weight = np.ascontiguousarray(p.weight[..., :width])
-    arrays = map(backend.array, (p.feats, weight, p.bias))
+    arrays = map(backend.array, (p.feats, take_groups(p, groups), p.bias))
     scales = {name: backend.array(scale) for name, scale in p.scales.items()}
     how = {"neighbor_map": nmap, "groups": groups, "out_dtype": "float32", **scales}
-    out = backend.numpy(flexgemm.submanifold_conv3d(*arrays, **how))
-    dense = np.zeros_like(p.weight)
-    for group in range(groups):
-        rows = slice(group * 64 // groups, (group + 1) * 64 // groups)
-        dense[rows, ..., group * width : (group + 1) * width] = weight[rows]
-    p.weight = dense
-    p.check(out)
+    p.check(backend.numpy(flexgemm.submanifold_conv3d(*arrays, **how)))
+
+
+@every_out
+@pytest.mark.parametrize("algorithm", ["auto", "implicit_gemm_splitk"])
+@pytest.mark.parametrize("n, ci, co, groups", [(70, 33, 66, 3), (65, 160, 144, 2), (65, 1200, 80, 2)])
+def test_groups_in_fenced_buffers(backend, n, ci, co, groups, algorithm, out_dtype):
+    """A launch of all groups, and one for each: what lies between a group's channels, its scales and what is added."""
+    p = Problem(n, ci, co, out_dtype=out_dtype)
+    weight, how = take_groups(p, groups), {"algorithm": algorithm, "channel_groups": groups, "activation": "relu"}
+    arrays = backend, p.feats, weight, p.bias, p.map
+    for in_place, pad in ((False, 16), (True, 1)):
+        also = {"residual": p.residual, "in_place": in_place, "pad": pad, "out_dtype": out_dtype, **p.scales}
+        p.check(guarded.conv_forward(*arrays, **how, **also), residual=True, activation="relu")
+    wide = guarded.conv_forward(*arrays, **how, out_dtype=out_dtype, **p.scales)
+    narrow = guarded.conv_forward(*arrays, **how, out_dtype=E4M3, scale_out=np.float32([0.5]), **p.scales)
+    expected = np.clip(f64(wide) / 0.5, -448, 448)
+    assert (np.abs(f64(narrow) - expected) <= np.maximum(expected * 2.0**-4, 2.0**-10) * 1.1).all()
 
 
 def test_uint8_arrays_that_hold_fp8(backend):
@@ -400,6 +421,10 @@ def test_dtypes_of_the_public_function():
     assert flexgemm.submanifold_conv3d(p.feats, p.weight, **scaled, out_dtype=E5M2).dtype == reference.dtype_of(E5M2)
     out = np.empty((50, 8), np.uint8)
     assert flexgemm.submanifold_conv3d(p.feats, p.weight, **scaled, out=out, dtype_out=E5M2) is out
+    flexgemm.submanifold_conv3d(p.feats, p.weight, **scaled, out=out)
+    assert_same_bits(out.view(reference.dtype_of(E4M3)), flexgemm.submanifold_conv3d(p.feats, p.weight, **scaled))
+    with pytest.raises(TypeError, match="out: expected a NumPy array"):
+        flexgemm.submanifold_conv3d(p.feats, p.weight, neighbor_map=nmap, out=[1])
     with pytest.raises(ValueError, match="out_dtype: expected float8_e4m3fn or float8_e5m2, got float16"):
         flexgemm.submanifold_conv3d(p.feats, p.weight, **scaled, out_dtype="float16")
     with pytest.raises(ValueError, match="out_dtype: expected float32 or float16 or bfloat16, got float8_e4m3fn"):

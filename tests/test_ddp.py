@@ -101,6 +101,21 @@ def test_batch_norm_takes_the_statistics_of_all_processes(processes, case):
         close(state, whole[4])
 
 
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_batch_norm_has_the_dtype_of_its_network(dtype, momentum):
+    """As torch's: of one process, that takes the way of several."""
+    rows = rows_and_gradient()[0].to(dtype)
+    layer, expected = (norm(5, momentum=momentum).to(dtype) for norm in (fnn.SyncBatchNorm, torch.nn.BatchNorm1d))
+    several = {"is_initialized": lambda: True, "get_world_size": lambda group: 2, "all_reduce": mock.Mock()}
+    with mock.patch.multiple(torch.distributed, **several):
+        y = layer(rows)
+    assert several["all_reduce"].called
+    tolerance = {"rtol": 0.02, "atol": 0.01}
+    torch.testing.assert_close(y, expected(rows), **tolerance)
+    torch.testing.assert_close(layer.state_dict(), expected.state_dict(), **tolerance)
+
+
 def test_training_in_two_processes_is_training_in_one(processes):
     (losses, ways), trained = train_the_example(), [training for _, training in processes]
     for losses_of_part, ways_of_part in trained:

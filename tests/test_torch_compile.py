@@ -537,6 +537,25 @@ def test_the_neutral_product_is_recorded(device):
     torch.testing.assert_close(b.grad, a.detach().sum(0).expand(5, 6))
 
 
+def test_a_recorded_product_heeds_every_option(device):
+    a, b = torch.randn(4, 6, device=device).requires_grad_(), torch.randn(5, 6, device=device)
+    for function in (flexgemm.gemm_nt, ft.gemm_nt):
+        assert function(a, b, dtype_out="float16").dtype is torch.float16
+        with pytest.raises(ValueError, match="out: expected an array to add to"):
+            function(a, b, accumulate=True)
+    plain = {"alpha": 1.0, "promote_every": 256, "accumulate": False}  # what a product has anyway
+    gradient = torch.func.grad(lambda x: ft.gemm_nt(x, b, **plain).sum())(a.detach())
+    torch.testing.assert_close(gradient, b.sum(0).expand(4, 6))
+
+
+def test_segments_name_their_arguments(device):
+    x, weights, ends = torch.randn(1, 8, 16), torch.randn(2, 4, 16), torch.tensor([4, 8], dtype=torch.int32)
+    with pytest.raises(ValueError, match="^x: expected"):
+        ft.segment_gemm(*(t.to(device) for t in (x, weights, ends)))
+    with pytest.raises(TypeError, match="^x: expected"):
+        ft.segment_gemm([1], weights, ends)
+
+
 def test_what_has_no_gradient_says_so(device):
     x = torch.randn(8, 16, device=device).requires_grad_()
     q, scale = ft.quantize(x)

@@ -129,6 +129,27 @@ def test_a_gradient_is_refused(device, function):
         function(feats, p.weight, neighbor_map=p.nmap, **p.scales)
 
 
+def test_what_is_no_keyword_is_named(device):
+    p = Problem(30, device)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'out'"):
+        ft.submanifold_conv3d(p.q, p.w, p.bias, **p.how, out=p.feats)
+    for function in (ft.submanifold_conv3d, flexgemm.submanifold_conv3d):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'scale'"):
+            function(p.feats.requires_grad_(), p.weight, neighbor_map=p.nmap, scale=1)
+
+
+def test_gradients_of_others_are_taken_beside_it(device):
+    p = Problem(30, device)
+
+    def loss(factor):
+        return (ft.submanifold_conv3d(p.q, p.w, p.bias, **p.how) * factor).sum()
+
+    gradient = torch.func.grad(loss)(torch.tensor(2.0, device=device))
+    near(gradient, ft.submanifold_conv3d(p.q, p.w, p.bias, **p.how).sum())
+    with pytest.raises(ValueError, match="has no gradient"):
+        torch.func.grad(lambda bias: ft.submanifold_conv3d(p.q, p.w, bias, **p.how).sum())(p.bias)
+
+
 # ---- modules ----
 
 
@@ -162,6 +183,7 @@ def test_a_frozen_layer_is_near_the_layer(device, make, dtype):
     again.load_state_dict(frozen.state_dict())
     assert torch.equal(again(x).feats, out.feats)
     assert torch.equal(copy.deepcopy(frozen)(x).feats, out.feats)
+    assert torch.equal(frozen.frozen()(x).feats, out.feats)
 
 
 def test_a_frozen_layer_keeps_its_weight_when_a_network_changes_dtype_or_device(device):

@@ -12,13 +12,18 @@ from flexgemm._arrays import Stream, torch_scope
 from flexgemm.torch.dispatch import transformed
 
 
-def records(*tensors: Any) -> bool:
-    """Whether autograd or torch.func has to see an operation on these, of which some may be None."""
+def requires_grad(*tensors: Any) -> bool:
+    """Whether a gradient is asked of an operation on these, of which some may be None."""
     if torch.is_grad_enabled():
         for x in tensors:
             if getattr(x, "requires_grad", False):
                 return True
-    return transformed()
+    return False
+
+
+def records(*tensors: Any) -> bool:
+    """Whether autograd or torch.func has to see an operation on these."""
+    return requires_grad(*tensors) or transformed()
 
 
 def on_stream(x: torch.Tensor, stream: Stream) -> Any:

@@ -36,6 +36,11 @@ def expect_tensor(x: Any, name: str) -> None:
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__module__}.{type(x).__qualname__}")
 
 
+def name_of(dtype: Any) -> Any:
+    """A dtype as operators take it; what is none stays."""
+    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+
+
 def refuse_stream(stream: Any) -> None:
     """An operator runs on torch's current stream."""
     if stream is not None:

@@ -15,8 +15,8 @@ import torch
 from flexgemm import conv, voxel
 from flexgemm._arrays import Stream
 from flexgemm.torch import operators
-from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
-from flexgemm.torch.dispatch import autocast, expect_tensor, refuse_stream, setting, traced
+from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records, requires_grad
+from flexgemm.torch.dispatch import autocast, expect_tensor, name_of, refuse_stream, setting, traced, transformed
 from flexgemm.torch.maps import assemble, from_operators
 from flexgemm.voxel import NeighborMap
 
@@ -184,13 +184,14 @@ def _convolution(
     float8: Float8,
 ) -> torch.Tensor:
     expect_tensor(feats, "feats")
+    conv.expect_known(float8)
     if feats.dtype.itemsize == 1:
         return _float8_convolution(feats, weight, bias, residual, nmap, activation, algorithm, groups, stream, float8)
     through_operator = traced(feats, weight)
     feats, weight, bias, residual = autocast(feats, weight, bias, residual)
     recording = records(feats, weight, bias, residual)
     if float8:
-        conv.expect_none(_name(feats.dtype), float8)
+        conv.expect_none(name_of(feats.dtype), float8)
     if not through_operator:
         precision = setting(precision, feats)
         if recording:
@@ -222,26 +223,22 @@ def _float8_convolution(
     stream: Stream,
     float8: Float8,
 ) -> torch.Tensor:
-    if records(feats, weight, bias) or records(feats, residual, None):
-        conv.expect_differentiable(_name(feats.dtype), float8)
+    if requires_grad(feats, weight, bias, residual):
+        conv.expect_differentiable(name_of(feats.dtype), float8)
     result: torch.Tensor
-    if not traced(feats, weight):
+    if not (traced(feats, weight) or transformed()):
         how: Any = {"residual": residual, "activation": activation, "groups": groups, **float8}
         result = conv.forward(conv.bind(feats, nmap, stream), feats, weight, bias, nmap, None, algorithm, "ieee", **how)
         return result
     expect_tensor(weight, "weight")
     refuse_stream(stream)
     scales = [float8.get(name) for name in ("scale_feats", "scale_weight", "scale_out")]
-    dtypes = [_name(float8.get(name)) for name in ("out_dtype", "dtype_feats", "dtype_weight", "dtype_out")]
+    dtypes = [name_of(float8.get(name)) for name in ("out_dtype", "dtype_feats", "dtype_weight", "dtype_out")]
     maps = nmap.native, nmap.native_order, nmap.kernel_size
     result = operators.sparse_conv3d_float8(
         feats, weight, bias, residual, *scales, *maps, activation, algorithm, groups, *dtypes
     )
     return result
-
-
-def _name(dtype: Any) -> Any:
-    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
 
 
 def submanifold_conv3d_backward(

@@ -10,7 +10,7 @@ from flexgemm import gemm, quantization
 from flexgemm._arrays import Stream
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
-from flexgemm.torch.dispatch import autocast, expect_tensor, refuse_stream, setting, traced, transformed
+from flexgemm.torch.dispatch import autocast, expect_tensor, name_of, refuse_stream, setting, traced, transformed
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -35,7 +35,7 @@ def quantize(
         q, used = quantization.quantize(x, dtype, granularity=granularity, scale=scale, swiglu=swiglu, stream=stream)
         return q, used
     refuse_stream(stream)
-    q, made = operators.quantize(x.detach(), _name(dtype), granularity, scale, swiglu)
+    q, made = operators.quantize(x.detach(), name_of(dtype), granularity, scale, swiglu)
     return q, made if scale is None else scale
 
 
@@ -120,21 +120,24 @@ def segment_gemm(
         raise ValueError("offsets, seg_lens: expected one of them")
     ends = offsets if seg_lens is None else seg_lens.cumsum(0)
     how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": not weight_column_major}
-    return product("m_grouped", x, weights, **how, **options)
+    return product("m_grouped", x, weights, names=("x", "weights"), **how, **options)
 
 
-def product(layout: str, a: Any, b: Any, **options: Any) -> torch.Tensor:
+def product(layout: str, a: Any, b: Any, *, names: tuple[str, str] = ("a", "b"), **options: Any) -> torch.Tensor:
     """Any product; layouts and options are those of flexgemm.gemm."""
-    expect_tensor(a, "a")
+    expect_tensor(a, names[0])
     a, b = autocast(a, b)
     result: torch.Tensor
-    if traced(a, b) or (transformed() and not records(a, b, options.get("bias"))):
+    if traced(a, b):
+        expect_tensor(b, names[1])
         return _trace(layout, a, b, options)
     options["precision"] = setting(options.get("precision"), a)
     if transformed():
         result = _checked_record(layout, a, b, options)
         return result
-    result = gemm.product(layout, a, b, **options)  # which comes back to `record` where autograd has to see it
+    result = gemm.product(
+        layout, a, b, names=names, **options
+    )  # which comes back to `record` where autograd has to see it
     return result
 
 
@@ -143,25 +146,20 @@ _TENSORS = ("bias", "offsets", "m_indices", "masked_m", "weight_indices", "scale
 
 def _trace(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor:
     """The product as an operator."""
-    expect_tensor(b, "b")
     refuse_stream(options.pop("stream", None))
     tensors = [options.pop(name, None) for name in _TENSORS]
     out, accumulate = options.pop("out", None), options.pop("accumulate", False)
     if "out_dtype" in options:
-        options["out_dtype"] = _name(options["out_dtype"])
+        options["out_dtype"] = name_of(options["out_dtype"])
     if records(a, b, tensors[0]):
         others = [*tensors[4:], options.get("activation"), out]
         plain = all(x is None for x in others) and options.get("alpha", 1) == 1
-        expect_differentiable(layout, _name(a.dtype), plain)
+        expect_differentiable(layout, name_of(a.dtype), plain)
     if out is not None:
         operators.product_into(out, a, b, *tensors, layout=layout, accumulate=accumulate, **options)
         return out
     result: torch.Tensor = operators.product(a, b, *tensors, layout=layout, **options)
     return result
-
-
-def _name(dtype: Any) -> Any:
-    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
 
 
 # ---- gradients ----
@@ -198,14 +196,13 @@ def record(
 def _checked_record(layout: str, a: Any, b: Any, options: dict[str, Any]) -> Any:
     """The same inside torch.func, which does not come by way of the array-neutral function."""
     given = {name: value for name, value in options.items() if value is not None}
+    given.pop("promote_every", None)  # of FP8
+    plain = given.pop("alpha", 1) == 1 and not given.pop("accumulate", False)
     bias, out_dtype, stream = (given.pop(name, None) for name in ("bias", "out_dtype", "stream"))
     grouping = given.pop(operators.GROUPING.get(layout, ""), None)
-    row_major, precision, expected_m = (
-        given.pop("b_row_major", False),
-        given.pop("precision"),
-        given.pop("expected_m", 0),
-    )
-    expect_differentiable(layout, _name(a.dtype), not given)
+    row_major, expected_m = given.pop("b_row_major", False), given.pop("expected_m", 0)
+    precision = given.pop("precision")
+    expect_differentiable(layout, name_of(a.dtype), plain and not given)
     return record(layout, a, b, grouping, bias, row_major, out_dtype, precision, expected_m, stream)
 
 

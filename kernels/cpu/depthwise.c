@@ -13,8 +13,8 @@
 #include "simd.h"
 
 typedef struct {
-    const fg_tensor *source, *weight, *bias, *residual, *map, *out,
-        *workspace; /* bias, residual: NULL or absent for none */
+    const fg_tensor *source, *weight, *map, *out, *workspace;
+    const fg_tensor *bias, *residual; /* NULL or absent for none */
     fg_activation activation;
     int64_t fan_in, fan_out; /* source channels of an output channel, output channels of a source channel: one is 1 */
     bool mirrored;           /* offset v reads map row V - 1 - v */

@@ -187,7 +187,8 @@ struct WgradKernel {
     }
 };
 
-/* blockIdx.x: group of channels and tile of these, side by side so that they share the gathered rows in L2; y: offset; z: slice. */
+/* blockIdx.x: group of channels and tile of these, side by side so that they share the gathered rows in L2; y: offset;
+ * z: slice. */
 template <MathMode kMode, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_wgrad_kernel(const WgradParams p) {
     using Kernel = WgradKernel<kMode, Shape>;
@@ -243,13 +244,10 @@ struct Work {
     fg_plan plan, bias;
     int64_t copied; /* float32 elements at the beginning of the workspace: the operands, rounded for TF32 on Hopper */
     int64_t workspace_bytes;
-
-    bool narrow; /* groups of so few channels that plain arithmetic is ahead */
+    bool narrow; /* the weight gradient by plain arithmetic: groups of few channels */
 
     bool fused() const { return plan.family == FG_FAMILY_SM90; }
 };
-
-constexpr int64_t kMinGroup = 64; /* channels of a group that are worth a launch of the Hopper kernel */
 
 /* 16-byte pieces from one end to the other, and a pitch of 32 bits. */
 bool rows_are_near(const fg_tensor &rows) {
@@ -267,12 +265,12 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
     const bool near = p->feats.dtype == FG_FLOAT32 ? p->precision == FG_PRECISION_TF32
                                                    : rows_are_near(p->grad_out) && rows_are_near(p->feats);
     if (!near || co > kMaxChannels / 4 || ci > kMaxChannels / 4 / volume) compute_capability = 80;
-    if (p->groups > 1 && (co < kMinGroup || ci < kMinGroup)) compute_capability = 80;
+    if (p->groups > 1 && (co < FG_MIN_HOPPER_GROUP || ci < FG_MIN_HOPPER_GROUP)) compute_capability = 80;
     /* Groups are side by side in one launch of the portable kernel: each plans for its share of the multiprocessors. */
     const int share = p->groups < num_sms ? num_sms / static_cast<int>(p->groups) : 1;
     work->plan = fg_plan_conv_wgrad(rows, ci, co, volume, p->feats.dtype, share, compute_capability);
     work->plan.workspace_bytes *= p->groups;
-    work->narrow = p->groups > 1 && ci <= kMaxNarrowGroup;
+    work->narrow = p->groups > 1 && ci <= FG_MAX_NARROW_GROUP;
     if (work->narrow) work->plan = fg_plan_depthwise_wgrad(rows, p->grad_out.shape[1], volume * ci, num_sms);
     work->bias = fg_plan_column_sum(rows, p->grad_out.shape[1], num_sms);
 

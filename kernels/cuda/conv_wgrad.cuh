@@ -25,9 +25,8 @@ struct WgradParams {
     int64_t summed_stride;
 };
 
-/* Groups of at most kMaxNarrowGroup input channels by plain arithmetic, of fg_plan_depthwise_wgrad for
+/* Groups of at most FG_MAX_NARROW_GROUP input channels by plain arithmetic, of fg_plan_depthwise_wgrad for
  * `volume * ci` offsets. partials: (split_k, volume, ci, all co). (depthwise.cu) */
-constexpr int kMaxNarrowGroup = 8;
 fg_status narrow_wgrad(const WgradParams &p, const fg_plan &plan, float *partials, fg_dtype dtype, cudaStream_t stream,
                        fg_error *error);
 

@@ -226,7 +226,7 @@ fg_status launch_wgrad(const DepthwiseWgradArgs &p, void *grad_weight, cudaStrea
                        static_cast<long long>(p.co));
     const dim3 grid(static_cast<unsigned int>(strips), static_cast<unsigned int>(ceil_div(p.volume, kOffsets)),
                     static_cast<unsigned int>(p.slices));
-    const auto kernel = p.own == 1 ? depthwise_wgrad_kernel<T, 1> : depthwise_wgrad_kernel<T, kMaxNarrowGroup>;
+    const auto kernel = p.own == 1 ? depthwise_wgrad_kernel<T, 1> : depthwise_wgrad_kernel<T, FG_MAX_NARROW_GROUP>;
     kernel<<<grid, kColumns * kRows, 0, stream>>>(p);
     FG_CUDA(cudaGetLastError());
     unsigned int blocks = 0;

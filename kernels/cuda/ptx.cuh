@@ -335,9 +335,9 @@ __device__ __forceinline__ uint64_t wgmma_advance(uint64_t descriptor, int bytes
 }
 
 /* D = A.B^T, or D += A.B^T when `accumulate`: 64 rows of A and 8, 16, 24, 32, 64, 96, 128, 192 or 256 of B (overloads),
- * 32 bytes of K, float32 accumulators. Warp w of the warpgroup holds rows 16 w .. 16 w + 15, each thread d[4 j + 2 half + i] = row
- * group + 8 half, column 8 j + 2 thread_in_group + i. _km: A lies transposed,
- * K x M; _kn: B does, K x N. */
+ * 32 bytes of K, float32 accumulators. Warp w of the warpgroup holds rows 16 w .. 16 w + 15, each thread
+ * d[4 j + 2 half + i] = row group + 8 half, column 8 j + 2 thread_in_group + i. _km: A lies transposed, K x M; _kn: B
+ * does, K x N. */
 #define FG_FLOATS_16(d, i)                                                                                             \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]), "+f"(d[i + 11]), "+f"(d[i + 12]),             \

@@ -89,6 +89,8 @@ class Convolution(torch.nn.Module):
         """A copy for inference with a weight of FP8: e4m3, a scale for each output channel. Rows of the features are
         cast in each call, with a scale each; no gradient passes."""
         result = copy.deepcopy(self)
+        if self.scale is not None:
+            return result
         q, scale = products.quantize(self.weight.detach().flatten(1), granularity="row")
         buffers = {
             "weight": q.view(self.weight.shape),

@@ -87,8 +87,9 @@ class SyncBatchNorm(BatchNorm):
             self.num_batches_tracked.add_(1)
             with torch.no_grad():
                 share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
-                self.running_mean.lerp_(mean, share)
-                self.running_var.lerp_(variance * count / (count - 1), share)
+                dtype = self.running_mean.dtype
+                self.running_mean.lerp_(mean.to(dtype), share)
+                self.running_var.lerp_((variance * count / (count - 1)).to(dtype), share)
 
         y = (rows - mean) * (variance + self.eps).rsqrt()
         y = y if self.weight is None else y * self.weight
