@@ -97,6 +97,7 @@ class EmulatedGraphs(Replayed, Cuda):
 
     def _check(self, status):
         if status:
+            self._runtime.cudaGetLastError()  # or the next launch would find it
             raise RuntimeError(f"CUDA error {status}")
 
     @contextlib.contextmanager
