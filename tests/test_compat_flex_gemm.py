@@ -21,8 +21,8 @@ from flexgemm.compat.flex_gemm.ops.spconv import (  # noqa: E402
     sparse_submanifold_conv3d,
 )
 
-# On a GPU float32 products are of operands rounded to TF32, as FlexGEMM's: each within 2^-10 of itself. The sums of a row
-# with few channels may cancel to half their size.
+# On a GPU float32 products are of operands rounded to TF32, as FlexGEMM's: each within 2^-10 of itself. The sums of a
+# row with few channels may cancel to half their size.
 TF32 = 2e-3
 
 
