@@ -106,7 +106,12 @@ __device__ __forceinline__ void hand_over(Sm90Shared<Tile> &shared, RingPosition
 
 __device__ __forceinline__ Sm90Work no_more_work() { return {0, 0, 0, 0, -1, 0, 0, 0}; }
 
-__device__ __forceinline__ int steps_of(const Sm90Work &work) { return ceil_div(work.k_bytes, kSm90StepBytes); }
+/* Copies begin at multiples of 16 bytes, groups along K anywhere: bytes of the first step that are before the group. */
+__device__ __forceinline__ int head_of(const Sm90Work &work) { return work.k_begin % 16; }
+
+__device__ __forceinline__ int steps_of(const Sm90Work &work) {
+    return ceil_div(head_of(work) + work.k_bytes, kSm90StepBytes);
+}
 
 /* The next tile, for the 32 threads of a warp; it stays where it is until release_work. */
 template <typename Tile>
@@ -182,39 +187,47 @@ struct StageDescriptors {
     uint64_t a, b;
 };
 
-/* How a tile goes through K. tail: bytes of the last step that belong to the group, where another group follows. */
+/* How a tile goes through K. Of a group along K the first step begins with `head` bytes that are not its own, and the
+ * last one ends with what follows on its `tail` own bytes (0: with its own). */
 struct Depth {
-    int steps, tail;
+    int steps, head, tail;
 };
 
 __device__ __forceinline__ Depth depth_of(const Sm90Work &work, const GemmSm90Args &args) {
-    return {steps_of(work), args.space.k_offsets.data ? work.k_bytes % kSm90StepBytes : 0};
+    const int head = head_of(work);
+    return {steps_of(work), head, args.space.k_offsets.data ? (head + work.k_bytes) % kSm90StepBytes : 0};
 }
 
-/* Clears the bytes from `tail` on of rows of a stage that are dealt to `threads` threads. */
-__device__ __forceinline__ void clear_rows(uint8_t *rows, int count, int tail, int thread, int threads) {
+/* Clears bytes begin .. end - 1 of rows of a stage that are dealt to `threads` threads. */
+__device__ __forceinline__ void clear_rows(uint8_t *rows, int count, int begin, int end, int thread, int threads) {
     for (int row = thread; row < count; row += threads)
-        for (int byte = tail; byte < kSm90StepBytes; ++byte)
+        for (int byte = begin; byte < end; ++byte)
             rows[row * kSm90StepBytes + (byte / 16 ^ row % 8) * 16 + byte % 16] = 0;
 }
 
-/* Waits for the stage of a step. In the last one each warpgroup clears the tail of its rows of A and of a share of B. */
+/* Waits for the stage of a step. Of what is not the group's each warpgroup clears its rows of A and a share of B. */
 template <typename Tile>
 __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const StageDescriptors &stage, const Depth &depth,
                                             int step, const RingPosition<Tile::kStages> &at) {
     ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
-    if (depth.tail == 0 || step + 1 < depth.steps) return;
+    const int head = step == 0 ? depth.head : 0, tail = step + 1 == depth.steps ? depth.tail : 0;
+    if (head == 0 && tail == 0) return;
     const int thread = threadIdx.x - 128;
     uint8_t *rows_a = stage.stages + at.slot * Tile::kStageBytes, *rows_b = rows_a + Tile::kWarpgroups * Tile::kBytesA;
-    clear_rows(rows_a + thread / 128 * Tile::kBytesA, Tile::kWarpgroupRows, depth.tail, thread % 128, 128);
-    clear_rows(rows_b, Tile::kBlockN, depth.tail, thread, 128 * Tile::kWarpgroups);
+    const auto clear = [&](int begin, int end) {
+        clear_rows(rows_a + thread / 128 * Tile::kBytesA, Tile::kWarpgroupRows, begin, end, thread % 128, 128);
+        clear_rows(rows_b, Tile::kBlockN, begin, end, thread, 128 * Tile::kWarpgroups);
+    };
+    clear(0, head);
+    if (tail > 0) clear(tail, kSm90StepBytes);
     ptx::fence_proxy_async();
     ptx::named_barrier(1, 128 * Tile::kWarpgroups);
 }
 
 /* Steps first .. first + kSteps - 1 into promoted sums. Unit of work u is part u % kParts of step u / kParts. With two
  * partial sums, unit u is multiplied while unit u - 1 is added; the compiler follows that through straight code only, so
- * a chain of steps is unrolled and drains at its end. A step with a tail is a chain of its own. */
+ * a chain of steps is unrolled and drains at its end. A step with a tail is a chain of its own, and so is each step of a
+ * tile with a head. */
 template <typename Math, typename Tile, int kSteps, int kParts, int kCount, typename Scales>
 __device__ __forceinline__ void multiply_chain(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
                                                const StageDescriptors &stage, const Depth &depth, Scales &scales,
@@ -289,7 +302,7 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90
             for (; steps_per_promote > 1 && step < steps; step += steps_per_promote)
                 multiply_between_promotions<Math>(sum[0], shared, stage, depth, step,
                                                   min(steps_per_promote, steps - step), at);
-        const int chained = Tile::kChain > 1 && depth.tail > 0 ? steps - 1 : steps;
+        const int chained = Tile::kChain == 1 ? steps : depth.head > 0 ? 0 : depth.tail > 0 ? steps - 1 : steps;
         for (; step + Tile::kChain <= chained; step += Tile::kChain)
             multiply_chain<Math, Tile, Tile::kChain>(sum, shared, stage, depth, scales, step, at);
         if constexpr (Tile::kChain > 1)
