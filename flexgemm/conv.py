@@ -94,9 +94,8 @@ def submanifold_conv3d(
     read-only or overlaps an input, by argument name.
     """
     expect_submanifold(neighbor_map)
-    how: Any = {"neighbor_map": neighbor_map, "residual": residual, "activation": activation, "groups": groups}
-    how |= {"out": out, "algorithm": algorithm}
-    return sparse_conv3d(feats, weight, bias, **how, precision=precision, stream=stream, **float8)
+    how = activation, groups, out, algorithm, precision, stream, float8
+    return _convolution(feats, weight, bias, residual, neighbor_map, *how)
 
 
 def submanifold_conv3d_backward(
@@ -153,18 +152,8 @@ def sparse_conv3d(
     Returns (M, Co), one row for each of neighbor_map.out_coords. Deterministic, recorded by autograd and computed where
     the map is, and raises, as submanifold_conv3d.
     """
-    library = bind(feats, neighbor_map, stream)
-    if library.needs_grad(feats, weight, bias, residual):
-        if out is not None:
-            raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
-        expect_known(float8)
-        expect_differentiable(library.dtype(feats), float8)
-        from flexgemm.torch import ops
-
-        how = activation, algorithm, precision, groups
-        return ops.record_conv(feats, weight, bias, residual, neighbor_map, *how, stream)
-    given = library, feats, weight, bias, neighbor_map, out, algorithm, precision
-    return forward(*given, residual, activation, groups, **float8)
+    how = activation, groups, out, algorithm, precision, stream, float8
+    return _convolution(feats, weight, bias, residual, neighbor_map, *how)
 
 
 def sparse_conv3d_backward(
@@ -212,9 +201,36 @@ def sparse_inverse_conv3d(
     Returns (N, Co), one row for each of neighbor_map.coords; a voxel that no output read gets the bias.
     """
     inverse = expect_map(neighbor_map).inverse
-    how: Any = {"neighbor_map": inverse, "residual": residual, "activation": activation, "groups": groups}
-    how |= {"out": out, "algorithm": algorithm}
-    return sparse_conv3d(feats, weight, bias, **how, precision=precision, stream=stream, **float8)
+    how = activation, groups, out, algorithm, precision, stream, float8
+    return _convolution(feats, weight, bias, residual, inverse, *how)
+
+
+def _convolution(
+    feats: Array,
+    weight: Array,
+    bias: Array | None,
+    residual: Array | None,
+    neighbor_map: NeighborMap,
+    activation: str | None,
+    groups: int,
+    out: Array | None,
+    algorithm: str,
+    precision: str,
+    stream: Stream,
+    float8: Float8,
+) -> Array:
+    library = bind(feats, neighbor_map, stream)
+    if library.needs_grad(feats, weight, bias, residual):
+        if out is not None:
+            raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
+        expect_known(float8)
+        expect_differentiable(library.dtype(feats), float8)
+        from flexgemm.torch import ops
+
+        how = activation, algorithm, precision, groups
+        return ops.record_conv(feats, weight, bias, residual, neighbor_map, *how, stream)
+    given = library, feats, weight, bias, neighbor_map, out, algorithm, precision
+    return forward(*given, residual, activation, groups, **float8)
 
 
 def forward(
@@ -392,14 +408,15 @@ def _is_depthwise(feats: Array, groups: int, precision: str) -> bool:
 def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap, groups: int) -> tuple[int, int]:
     """The shape of the output. Checks what the extension cannot see: it is given V, not the kernel's axes."""
     shape, co_and_kernel, rows = feats.shape, weight.shape, neighbor_map.num_voxels
+    co = co_and_kernel[0] if co_and_kernel else 0
     if len(shape) != 2 or shape[0] != rows:
         raise ValueError(f"feats: expected ({rows}, Ci) to match neighbor_map, got {tuple(shape)}")
     if groups != 1 or type(groups) is not int:
-        counts = shape[1], co_and_kernel[0] if co_and_kernel else 0
+        counts = shape[1], co
         if type(groups) is not int or groups < 1 or any(count % groups for count in counts):
             raise ValueError(f"groups: expected a divisor of Ci and Co, {counts[0]} and {counts[1]}, got {groups!r}")
-    expected = (*neighbor_map.kernel_size, shape[1] // groups)
-    if co_and_kernel[1:] != expected:
-        need = ", ".join(str(n) for n in expected)
+    expected = (co, *neighbor_map.kernel_size, shape[1] // groups)
+    if co_and_kernel != expected:
+        need = ", ".join(str(n) for n in expected[1:])
         raise ValueError(f"weight: expected (Co, {need}) to match neighbor_map and feats, got {tuple(co_and_kernel)}")
-    return neighbor_map.num_out_voxels, co_and_kernel[0]
+    return neighbor_map.num_out_voxels, co

@@ -8,6 +8,7 @@
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstdio>
 
 #include "../flexgemm.h"
@@ -64,6 +65,21 @@ private:
     bool switched_ = false;
     cudaError_t status_;
 };
+
+/* Dynamic shared memory for a kernel, and if asked for the percentage of a multiprocessor's memory that is shared, the rest
+ * being L1. Once per device, since it takes the driver as long as a launch. */
+template <auto kKernel>
+fg_status allow_shared(int bytes, fg_error *error, int percent = cudaSharedmemCarveoutDefault) {
+    static std::atomic<uint64_t> allowed; /* a bit for each device */
+    int device = 0;
+    FG_CUDA(cudaGetDevice(&device));
+    const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+    if (allowed.load(std::memory_order_relaxed) & bit) return FG_OK;
+    FG_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    FG_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent));
+    allowed.fetch_or(bit, std::memory_order_relaxed);
+    return FG_OK;
+}
 
 inline cudaStream_t stream_of(const fg_queue *queue) { return static_cast<cudaStream_t>(queue->stream); }
 

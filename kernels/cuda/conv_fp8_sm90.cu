@@ -146,8 +146,8 @@ template <bool kAIsE5m2, bool kBIsE5m2>
 fg_status launch(const GatherParams &p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
     return with_gather_tile(plan, [&](auto tile) {
         using Tile = decltype(tile);
-        return launch_gather<Byte, Tile, true>(conv_fp8_sm90_kernel<kAIsE5m2, kBIsE5m2, Tile>, p, num_sms, stream,
-                                               error);
+        return launch_gather<conv_fp8_sm90_kernel<kAIsE5m2, kBIsE5m2, Tile>, Byte, Tile, true>(p, num_sms, stream,
+                                                                                               error);
     });
 }
 

@@ -275,8 +275,9 @@ fg_status launch(GatherParams p, cudaStream_t stream, fg_error *error) {
         return fg_fail(error, FG_ERROR_VALUE, "out: %lld rows need %lld tiles, more than one launch can have",
                        static_cast<long long>(p.rows), static_cast<long long>(tiles));
     p.column_tiles = static_cast<int>(column_tiles);
-    const auto kernel = conv_gather_kernel<kMode, kMajorB, Shape>;
-    FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::kSharedBytes));
+    constexpr auto kernel = conv_gather_kernel<kMode, kMajorB, Shape>;
+    const fg_status status = allow_shared<kernel>(Kernel::kSharedBytes, error);
+    if (status != FG_OK) return status;
     const dim3 grid(static_cast<unsigned int>(tiles), static_cast<unsigned int>(p.slices()));
     kernel<<<grid, Shape::kThreads, Kernel::kSharedBytes, stream>>>(p);
     FG_CUDA(cudaGetLastError());

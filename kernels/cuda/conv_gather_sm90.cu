@@ -123,7 +123,7 @@ template <typename T, bool kKMajor>
 fg_status launch(const GatherParams &p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
     const auto launch_tile = [&](auto tile) {
         using Tile = decltype(tile);
-        return launch_gather<T, Tile, kKMajor>(conv_gather_sm90_kernel<T, Tile, kKMajor>, p, num_sms, stream, error);
+        return launch_gather<conv_gather_sm90_kernel<T, Tile, kKMajor>, T, Tile, kKMajor>(p, num_sms, stream, error);
     };
     if constexpr (sizeof(T) == 2)
         if (plan.block_m == 192) return launch_tile(GatherTile<192, 256, 3, 1>{});

@@ -274,9 +274,10 @@ __device__ __forceinline__ int row_of_thread(int half) {
     return consumer_of_thread() * kWgmmaM + warp * 16 + half * 8 + lane / 4;
 }
 
-/* Each warp for itself: the last of them frees the stage. */
+/* Each warp for itself, when all its lanes have read what they need: the last of them frees the stage. */
 template <class Tile>
 __device__ __forceinline__ void release_stage(GatherShared<Tile> &shared, int stage) {
+    __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[stage]);
 }
 
@@ -306,8 +307,8 @@ __device__ __forceinline__ void gather_block(const GatherParams &p, const CUtens
     }
 }
 
-template <typename T, class Tile, bool kKMajor, typename Kernel>
-fg_status launch_gather(Kernel *kernel, GatherParams p, int num_sms, cudaStream_t stream, fg_error *error) {
+template <auto kKernel, typename T, class Tile, bool kKMajor>
+fg_status launch_gather(GatherParams p, int num_sms, cudaStream_t stream, fg_error *error) {
     p.column_tiles = ceil_div(p.columns, Tile::kBlockN);
     const int64_t tasks = ceil_div<int64_t>(p.rows, Tile::kBlockM) * p.column_tiles * p.slices();
     const int64_t resident = static_cast<int64_t>(num_sms) * Tile::kCtasPerSm;
@@ -318,17 +319,17 @@ fg_status launch_gather(Kernel *kernel, GatherParams p, int num_sms, cudaStream_
     const int64_t rows = kKMajor ? p.columns : p.depth;
     const int64_t row_bytes = static_cast<int64_t>(sizeof(T)) * (kKMajor ? p.depth : p.columns);
     const TensorRows weight = {p.weight, row_bytes, p.volume, rows, row_bytes, p.volume * row_bytes};
-    const fg_status status = encode_tensor_map(&weight_map, weight, 1, kKMajor ? Tile::kBlockN : kBlockK<T>, error);
+    fg_status status = encode_tensor_map(&weight_map, weight, 1, kKMajor ? Tile::kBlockN : kBlockK<T>, error);
     if (status != FG_OK) return status;
 
     constexpr int kSharedBytes = sizeof(GatherShared<Tile>);
-    FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-    constexpr int kSharedPercent = 85; /* of 228 KB: the next size is 196, and two small CTAs leave L1 60 */
+    /* 85 % of 228 KB: the next size is 196, and two small CTAs leave L1 60. */
+    constexpr int kSharedPercent = Tile::kCtasPerSm > 1 ? 85 : cudaSharedmemCarveoutDefault;
     static_assert(Tile::kCtasPerSm == 1 || Tile::kCtasPerSm * (kSharedBytes + 1024) <= 196 * 1024, "as asked for");
-    if (Tile::kCtasPerSm > 1)
-        FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, kSharedPercent));
+    status = allow_shared<kKernel>(kSharedBytes, error, kSharedPercent);
+    if (status != FG_OK) return status;
     const auto grid = static_cast<unsigned int>(tasks < resident ? tasks : resident);
-    kernel<<<grid, Tile::kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks));
+    kKernel<<<grid, Tile::kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks));
     FG_CUDA(cudaGetLastError());
     if (p.partials) FG_CUDA(reduce_slices(p, stream));
     return FG_OK;

@@ -206,8 +206,9 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream,
     if (tiles > INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "grad_weight: %d x %d channels need more tiles than one launch can have",
                        p.co, p.ci);
-    const auto kernel = conv_wgrad_kernel<kMode, Shape>;
-    FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::kSharedBytes));
+    constexpr auto kernel = conv_wgrad_kernel<kMode, Shape>;
+    const fg_status status = allow_shared<kernel>(Kernel::kSharedBytes, error);
+    if (status != FG_OK) return status;
     const dim3 grid(static_cast<unsigned int>(tiles), static_cast<unsigned int>(p.volume),
                     static_cast<unsigned int>(plan.split_k));
     kernel<<<grid, Shape::kThreads, Kernel::kSharedBytes, stream>>>(p);

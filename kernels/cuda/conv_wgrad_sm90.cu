@@ -71,8 +71,9 @@ struct Consumer {
     __device__ static int first_channel() { return consumer() % Tile::kConsumersM * Tile::kConsumerM * kWgmmaM; }
     __device__ static int first_column() { return consumer() / Tile::kConsumersM * Tile::kConsumerN; }
 
-    /* Each warp for itself: the last of them frees the stage. */
+    /* Each warp for itself, when all its lanes have read what they need: the last of them frees the stage. */
     __device__ void release(int stage) {
+        __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[stage]);
     }
 
@@ -290,13 +291,13 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream,
     if (weight_tasks + bias_tasks > INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "grad_weight: (%d, %d, %d) needs more tiles than one launch can have",
                        p.co, p.volume, p.ci);
-    const auto kernel = conv_wgrad_sm90_kernel<T, Tile>;
+    constexpr auto kernel = conv_wgrad_sm90_kernel<T, Tile>;
     constexpr int kSharedBytes = sizeof(Shared<Tile>);
-    FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-    constexpr int kSharedPercent = 85; /* of 228 KB: the next size is 196, which leaves L1 60 */
+    /* 85 % of 228 KB: the next size is 196, which leaves L1 60. */
+    constexpr int kSharedPercent = Tile::kThroughL1 ? 85 : cudaSharedmemCarveoutDefault;
     static_assert(kSharedBytes + 1024 <= 196 * 1024, "as asked for");
-    if (Tile::kThroughL1)
-        FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, kSharedPercent));
+    const fg_status status = allow_shared<kernel>(kSharedBytes, error, kSharedPercent);
+    if (status != FG_OK) return status;
     kernel<<<static_cast<unsigned int>(weight_tasks + bias_tasks), kThreads, kSharedBytes, stream>>>(
         p, plan.block_n, static_cast<int>(bias_tasks));
     FG_CUDA(cudaGetLastError());

@@ -16,14 +16,13 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
     if (status == FG_OK) status = encode_tensor_map(&map_tokens, tokens, Tile::kBlockN, 1, error);
     if (status != FG_OK) return status;
 
-    const auto kernel = [] {
+    constexpr auto kernel = [] {
         if constexpr (Math::kFp8)
             return fp8_gemm_decode_sm90_kernel<Math, Tile>;
         else
             return half_gemm_decode_sm90_kernel<Math, Tile>;
     }();
-    static std::atomic<uint64_t> allowed;
-    status = allow_shared(kernel, Tile::kSharedBytes, allowed, queue, error);
+    status = allow_shared<kernel>(Tile::kSharedBytes, error);
     if (status != FG_OK) return status;
 
     set_tiles(args.space, Tile::kBlockN, kSm90BlockM);

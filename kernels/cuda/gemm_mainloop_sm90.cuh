@@ -13,8 +13,6 @@
 
 #include <cuda.h>
 
-#include <atomic>
-
 #include "common.cuh"
 #include "gemm_epilogue.cuh"
 #include "ptx.cuh"
@@ -358,17 +356,6 @@ inline GemmSm90Args make_args(const fg_gemm_params &params) {
     args.a_grouped = params.a.ndim == 3;
     args.b_grouped = params.b.ndim == 3;
     return args;
-}
-
-/* Once per device and kernel: `allowed` has a bit for each device. */
-template <typename Kernel>
-fg_status allow_shared(Kernel *kernel, int bytes, std::atomic<uint64_t> &allowed, const fg_queue *queue,
-                       fg_error *error) {
-    const uint64_t device_bit = queue->device_index < 64 ? uint64_t{1} << queue->device_index : 0;
-    if (allowed.load(std::memory_order_relaxed) & device_bit) return FG_OK;
-    FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    allowed.fetch_or(device_bit, std::memory_order_relaxed);
-    return FG_OK;
 }
 
 /* The kernel may begin, up to wait_for_earlier_kernels(), when all blocks of the one before it have ended, but before

@@ -10,7 +10,6 @@
  * 32 banks once. Each warp multiplies its own part of the tile; the sums go back through shared memory so that the
  * epilogue reads scales and bias and writes the output along rows, in a loop small enough to hold every dtype.
  */
-#include <atomic>
 #include <climits>
 #include <type_traits>
 
@@ -290,13 +289,8 @@ template <typename Math, typename Shape>
 fg_status launch_tile(GemmArgs &args, int max_blocks, const fg_queue *queue, fg_error *error) {
     set_tiles(args.space, Shape::kBlockM, Shape::kBlockN);
 
-    static std::atomic<uint64_t> allowed; /* devices on which the kernel may already use its shared memory */
-    const uint64_t device_bit = queue->device_index < 64 ? uint64_t{1} << queue->device_index : 0;
-    if (!(allowed.load(std::memory_order_relaxed) & device_bit)) {
-        FG_CUDA(cudaFuncSetAttribute(gemm_kernel<Math, Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     Shape::kSharedBytes));
-        allowed.fetch_or(device_bit, std::memory_order_relaxed);
-    }
+    const fg_status status = allow_shared<gemm_kernel<Math, Shape>>(Shape::kSharedBytes, error);
+    if (status != FG_OK) return status;
     const int64_t tiles = args.space.major_tiles * args.space.minor_tiles;
     const unsigned blocks = static_cast<unsigned>(tiles < max_blocks ? tiles : max_blocks);
     gemm_kernel<Math, Shape><<<blocks, Shape::kThreads, Shape::kSharedBytes, stream_of(queue)>>>(args);

@@ -32,14 +32,13 @@ fg_status launch_tile(const TensorRows &a, const TensorRows &b, GemmSm90Args &ar
     if (status == FG_OK) status = encode_tensor_map(&map_b, b, Tile::kBlockN / Tile::kCluster, 1, error);
     if (status != FG_OK) return status;
 
-    const auto kernel = [] {
+    constexpr auto kernel = [] {
         if constexpr (Math::kFp8)
             return fp8_gemm_or_fp8_wgrad_gemm_sm90_kernel<Math, Tile>;
         else
             return half_gemm_sm90_kernel<Math, Tile>;
     }();
-    static std::atomic<uint64_t> allowed;
-    status = allow_shared(kernel, Tile::kSharedBytes, allowed, queue, error);
+    status = allow_shared<kernel>(Tile::kSharedBytes, error);
     if (status != FG_OK) return status;
     set_tiles(args.space, Tile::kClusterM, Tile::kBlockN);
     const int64_t tiles = args.space.major_tiles * args.space.minor_tiles, clusters = num_sms / Tile::kCluster;

@@ -75,7 +75,7 @@ class Convolution(torch.nn.Module):
 
     def convolve(self, feats: torch.Tensor, nmap: NeighborMap) -> torch.Tensor:
         """Of rows of features over a map."""
-        if self.scale is None:
+        if self._buffers["scale"] is None:  # as `self.scale`, for which torch looks in three places
             return ops.sparse_conv3d(
                 feats, self.weight, self.bias, neighbor_map=nmap, groups=self.groups, precision=self.precision
             )
