@@ -304,4 +304,5 @@ To simt_bits(From value) {
 inline unsigned int __float_as_uint(float x) { return simt_bits<unsigned int>(x); }
 inline float __uint_as_float(unsigned int x) { return simt_bits<float>(x); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __fdividef(float a, float b) { return a / b; }
