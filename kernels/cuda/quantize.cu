@@ -316,10 +316,13 @@ constexpr int kWarpRows = kSquare ? FG_SCALE_BLOCK_SIZE / (kBlockThreads<true> /
 /* Maximum over the lanes that share a block of columns. */
 template <int kLanes>
 __device__ __forceinline__ uint32_t lanes_max(uint32_t value) {
-    if constexpr (kLanes == 32) return __reduce_max_sync(0xffffffffu, value);
+    if constexpr (kLanes == 32) {
+        return __reduce_max_sync(0xffffffffu, value);
+    } else {
 #pragma unroll
-    for (int step = kLanes / 2; step > 0; step /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, step));
-    return value;
+        for (int step = kLanes / 2; step > 0; step /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, step));
+        return value;
+    }
 }
 
 template <typename T, bool kSwiglu, bool kSquare>
