@@ -83,8 +83,11 @@ struct Divisor {
     float scale, reciprocal;
     bool middle;
 
-    explicit __device__ Divisor(float scale_)
-        : scale(scale_), reciprocal(__frcp_rn(scale_)), middle(scale_ > 0x1p-80f && scale_ < 0x1p80f) {}
+    __device__ explicit Divisor(float by) {
+        scale = by;
+        reciprocal = __frcp_rn(by);
+        middle = by > 0x1p-80f && by < 0x1p80f;
+    }
 
     __device__ __forceinline__ float divide(float x) const {
         if (!middle) return __fdiv_rn(x, scale);

@@ -283,6 +283,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
 
 cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute attribute, int value) {
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout && value >= -1 && value <= 100) return cudaSuccess;
+    if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed && value == 1) return cudaSuccess;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value > kBlockSharedBytes)
         return set_error(cudaErrorInvalidValue, "");
     dynamic_limits()[{current_device, function}] = static_cast<size_t>(value);

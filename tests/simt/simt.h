@@ -283,6 +283,10 @@ constexpr std::common_type_t<A, B> max(A a, B b) {
     return static_cast<T>(a) < static_cast<T>(b) ? static_cast<T>(b) : static_cast<T>(a);
 }
 
+template <class T>
+T __ldcg(const T *address) {
+    return *address;
+}
 inline int __popc(unsigned int x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
