@@ -6,12 +6,15 @@
  * cell. Every pair is looked up: the map of an odd submanifold kernel is its own mirror image only while no voxel
  * occurs twice, which nobody has checked.
  *
+ * Row orders are built behind the map, by keys that the look at adjacent offsets leaves on its way.
+ *
  * Nothing here waits for the device except check = true, which reads back what is wrong before it raises.
  */
 #include "backend.cuh"
 #include "common.cuh"
 #include "coords.cuh"
 #include "hash.cuh"
+#include "row_order.cuh"
 #include "voxel_number.cuh"
 
 namespace flexgemm {
@@ -213,7 +216,8 @@ struct Neighborhood {
 
     __host__ __device__ int cells(int axis) const { return size[axis] / 2 + 1; }
     int cells() const { return cells(0) * cells(1) * cells(2); }
-    size_t shared_bytes() const { return sizeof(int32_t) * kCellVoxels * 32 * cells(); }
+    int volume() const { return size[0] * size[1] * size[2]; }
+    size_t shared_bytes() const { return sizeof(int32_t) * (kCellVoxels * 32 * cells() + volume()); }
 };
 
 constexpr int kNearThreads = 128, kNearWarps = kNearThreads / 32;
@@ -233,10 +237,11 @@ bool is_near(const fg_neighbor_map_params *p) {
 }
 
 /* A block takes 32 queries, one a lane. Its warps fetch the cells around them, then write the map, a column of kDepth
- * offsets at a time. */
+ * offsets at a time, then the keys of the orders. */
 template <class Cell, int kDepth>
-__global__ void __launch_bounds__(kNearThreads) near_kernel(Coords queries, VoxelBounds query_grid, CellGrid grid,
-                                                            HashTable<Cell> table, Neighborhood near, int32_t *map) {
+__global__ void __launch_bounds__(kNearThreads)
+    near_kernel(Coords queries, VoxelBounds query_grid, CellGrid grid, HashTable<Cell> table, Neighborhood near,
+                int32_t *map, const __grid_constant__ OrderKeys keys) {
     extern __shared__ int32_t cell_rows[]; /* (cell, voxel of the cell, lane) */
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t m = static_cast<int64_t>(blockIdx.x) * 32 + lane;
@@ -244,6 +249,8 @@ __global__ void __launch_bounds__(kNearThreads) near_kernel(Coords queries, Voxe
     const bool inside = query_grid.contain(c);
     const int32_t x = c.y + near.low[0], y = c.z + near.low[1], z = c.w + near.low[2];
     const int cells_y = near.cells(1), cells_z = near.cells(2), cells = near.cells(0) * cells_y * cells_z;
+    /* (offset): the lanes that have a neighbour there */
+    uint32_t *const present = reinterpret_cast<uint32_t *>(cell_rows) + cells * kCellVoxels * 32;
 
     for (int first = warp; first < cells; first += kCellsAhead * kNearWarps) {
         Cell cell[kCellsAhead], seen[kCellsAhead];
@@ -294,8 +301,16 @@ __global__ void __launch_bounds__(kNearThreads) near_kernel(Coords queries, Voxe
             const int from_z = (z & 1) + (near.flipped ? kDepth - 1 - kz : kz);
             const int32_t row = cell[(from_z / 2 * kCellVoxels + voxel_in_cell(from_x, from_y, from_z)) * 32];
             if (m < queries.count) entry[kz * queries.count] = row;
+            const uint32_t with = __ballot_sync(~0u, row >= 0);
+            if (lane == 0) present[column * kDepth + kz] = with;
         }
     }
+    if (keys.plan.orders == 0) return;
+    __syncthreads();
+
+    if (m >= queries.count) return;
+    for (int order = warp; order < keys.plan.orders; order += kNearWarps)
+        keys.store(order, m, [&](int offset) { return present[offset] >> lane & 1; });
 }
 
 template <class Cell>
@@ -306,7 +321,7 @@ constexpr decltype(&near_kernel<Cell, 1>) kNearKernels[kMaxKernel] = {
 
 template <class Cell>
 fg_status look_near(const fg_neighbor_map_params *p, const CellGrid &grid, const HashTable<Cell> &table,
-                    cudaStream_t stream, fg_error *error) {
+                    const OrderKeys &keys, cudaStream_t stream, fg_error *error) {
     const Neighborhood near(p);
     const int64_t blocks = ceil_div<int64_t>(p->queries.shape[0], 32);
     if (blocks == 0) return FG_OK;
@@ -315,7 +330,7 @@ fg_status look_near(const fg_neighbor_map_params *p, const CellGrid &grid, const
                        static_cast<long long>(p->queries.shape[0]));
     const auto kernel = kNearKernels<Cell>[near.size[2] - 1];
     kernel<<<static_cast<unsigned int>(blocks), kNearThreads, near.shared_bytes(), stream>>>(
-        Coords(p->queries), VoxelBounds(p->query_shape), grid, table, near, static_cast<int32_t *>(p->map.data));
+        Coords(p->queries), VoxelBounds(p->query_shape), grid, table, near, static_cast<int32_t *>(p->map.data), keys);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }
@@ -344,11 +359,28 @@ constexpr size_t kReportBytes = 256; /* keeps the table 256-byte aligned */
 template <class Cell>
 size_t workspace_bytes(int64_t count) {
     using Table = HashTable<Cell>;
-    return count == 0 ? 0 : kReportBytes + uint64_t{Table::capacity_for(count)} * Table::kBytesPerSlot;
+    const size_t bytes = kReportBytes + uint64_t{Table::capacity_for(count)} * Table::kBytesPerSlot;
+    return count == 0 ? 0 : ceil_div<size_t>(bytes, 256) * 256; /* row orders have theirs behind */
+}
+
+size_t workspace_bytes(const fg_neighbor_map_params *p) {
+    const int64_t count = p->coords.shape[0];
+    return cells_fit_32_bits(p->shape) ? workspace_bytes<uint32_t>(count) : workspace_bytes<unsigned long long>(count);
+}
+
+bool has_orders(const fg_neighbor_map_params *p) {
+    return p->order.present && p->order.shape[0] * p->order.shape[1] > 0;
+}
+
+fg_status prepare_orders(const fg_neighbor_map_params *p, const fg_queue *queue, RowOrders *orders, fg_error *error) {
+    *orders = {};
+    if (!has_orders(p)) return FG_OK;
+    char *const workspace = static_cast<char *>(p->workspace.data) + workspace_bytes(p);
+    return orders->prepare(p->map.shape[1], p->kernel, p->sets, workspace, queue, error);
 }
 
 template <class Cell>
-fg_status build(const fg_neighbor_map_params *p, cudaStream_t stream, fg_error *error) {
+fg_status build(const fg_neighbor_map_params *p, const OrderKeys &keys, cudaStream_t stream, fg_error *error) {
     const int64_t count = p->coords.shape[0];
     char *workspace = static_cast<char *>(p->workspace.data);
     Report *report = reinterpret_cast<Report *>(workspace);
@@ -369,7 +401,7 @@ fg_status build(const fg_neighbor_map_params *p, cudaStream_t stream, fg_error *
         const fg_status status = check_report(p, report, stream, error);
         if (status != FG_OK) return status;
     }
-    if (is_near(p)) return look_near(p, grid, table, stream, error);
+    if (is_near(p)) return look_near(p, grid, table, keys, stream, error);
     const bool unit_stride = p->stride[0] == 1 && p->stride[1] == 1 && p->stride[2] == 1;
     if (unit_stride) return look_up<ShiftAxis>(p, grid, table, stream, error);
     if (p->transposed) return look_up<QuotientAxis>(p, grid, table, stream, error);
@@ -378,11 +410,14 @@ fg_status build(const fg_neighbor_map_params *p, cudaStream_t stream, fg_error *
 
 }  // namespace
 
-fg_status neighbor_map_workspace(const fg_neighbor_map_params *p, const fg_queue *, size_t *bytes, fg_error *) {
-    const int64_t count = p->coords.shape[0];
-    *bytes =
-        cells_fit_32_bits(p->shape) ? workspace_bytes<uint32_t>(count) : workspace_bytes<unsigned long long>(count);
-    return FG_OK;
+fg_status neighbor_map_workspace(const fg_neighbor_map_params *p, const fg_queue *queue, size_t *bytes,
+                                 fg_error *error) {
+    const DeviceGuard guard(queue->device_index);
+    FG_CUDA(guard.status());
+    RowOrders orders;
+    const fg_status status = prepare_orders(p, queue, &orders, error);
+    *bytes = workspace_bytes(p) + orders.bytes;
+    return status;
 }
 
 fg_status neighbor_map(const fg_neighbor_map_params *p, const fg_queue *queue, fg_error *error) {
@@ -393,12 +428,19 @@ fg_status neighbor_map(const fg_neighbor_map_params *p, const fg_queue *queue, f
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
     const cudaStream_t stream = stream_of(queue);
+    RowOrders orders;
+    fg_status status = prepare_orders(p, queue, &orders, error);
+    if (status != FG_OK) return status;
     if (count == 0) {
         if (entries > 0) FG_CUDA(cudaMemsetAsync(p->map.data, 0xFF, entries * sizeof(int32_t), stream));
-        return FG_OK;
+    } else {
+        status = cells_fit_32_bits(p->shape) ? build<uint32_t>(p, orders.keys, stream, error)
+                                             : build<unsigned long long>(p, orders.keys, stream, error);
     }
-    return cells_fit_32_bits(p->shape) ? build<uint32_t>(p, stream, error)
-                                       : build<unsigned long long>(p, stream, error);
+    if (status != FG_OK || !has_orders(p)) return status;
+    if (count == 0 || !is_near(p)) status = write_order_keys(p->map, orders.keys, stream, error);
+    if (status == FG_OK) status = orders.sort(static_cast<int32_t *>(p->order.data), stream, error);
+    return status;
 }
 
 }  // namespace flexgemm

@@ -10,12 +10,11 @@
  * Workspace, n = orders * N: keys (n) | on Hopper keys and rows (2 n) | counts
  *                                     | elsewhere sorted keys (n) | rows (n) | what CUB needs
  */
+#include "row_order.cuh"
+
 #include <cub/device/device_radix_sort.cuh>
 
-#include "../plan.h"
 #include "backend.cuh"
-#include "common.cuh"
-#include "row_sort_sm90.cuh"
 
 namespace flexgemm {
 namespace {
@@ -23,112 +22,84 @@ namespace {
 constexpr int kThreads = 256;
 
 /* blockIdx.y: the order. */
-__global__ void __launch_bounds__(kThreads)
-    rank_kernel(const int32_t *map, int64_t count, const fg_order_plan plan, uint32_t *keys, int32_t *rows) {
+__global__ void __launch_bounds__(kThreads) keys_kernel(const int32_t *map, const __grid_constant__ OrderKeys keys) {
     const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-    if (n >= count) return;
-    const auto &offsets = plan.keys[blockIdx.y];
-    uint32_t key = 0;
-#pragma unroll
-    for (int i = 0; i < FG_MAX_KEY_BITS; ++i)
-        if (i < offsets.bits) key = key << 1 | (map[offsets.offsets[i] * count + n] >= 0);
-    /* The rank of a Gray code: each bit is the parity of itself and all above. */
-#pragma unroll
-    for (int shift = 1; shift < 32; shift *= 2) key ^= key >> shift;
-    const uint32_t segments = static_cast<uint32_t>((count + plan.segment - 1) / plan.segment);
-    const uint32_t segment = blockIdx.y * segments + static_cast<uint32_t>(n / plan.segment);
-    keys[blockIdx.y * count + n] = segment << plan.rank_bits | key;
-    if (rows) rows[blockIdx.y * count + n] = static_cast<int32_t>(n);
+    if (n >= keys.count) return;
+    keys.store(blockIdx.y, n, [&](int offset) { return map[offset * keys.count + n] >= 0; });
 }
 
-/* The workspace, and how the rows are sorted. */
-struct Chain {
-    fg_order_plan plan;
-    int64_t count, entries;
-    int num_sms;
-    bool clusters;
-    uint32_t *keys, *sorted_keys;
-    int32_t *rows;
-    RowSort sort;
-    void *temporary;
-    size_t temporary_bytes, bytes;
+}  // namespace
 
-    fg_status prepare(const fg_row_order_params *p, const fg_queue *queue, fg_error *error);
-    fg_status run(const int32_t *map, int32_t *order, cudaStream_t stream, fg_error *error);
+/* The next part of the workspace. */
+template <typename T>
+T *RowOrders::take(size_t size) {
+    T *const part = reinterpret_cast<T *>(workspace_ + bytes);
+    bytes += ceil_div<size_t>(size * sizeof(T), 256) * 256;
+    return part;
+}
 
-private:
-    char *next_;
+/* Before there is a workspace it only tells the bytes that it needs there. CUB asks for one bit at least. */
+cudaError_t RowOrders::sort_pairs(int32_t *order, cudaStream_t stream) {
+    const int bits = keys.plan.key_bits > 0 ? keys.plan.key_bits : 1;
+    return cub::DeviceRadixSort::SortPairs(temporary_, temporary_bytes_, keys.keys, sorted_keys_, keys.rows, order,
+                                           static_cast<int>(entries()), 0, bits, stream);
+}
 
-    /* The next part of the workspace. */
-    template <typename T>
-    T *take(size_t size) {
-        T *const part = reinterpret_cast<T *>(next_ + bytes);
-        bytes += ceil_div<size_t>(size * sizeof(T), 256) * 256;
-        return part;
-    }
-
-    /* With temporary == NULL it only tells the bytes that it needs there. CUB asks for one bit at least. */
-    cudaError_t sort_pairs(int32_t *order, cudaStream_t stream) {
-        return cub::DeviceRadixSort::SortPairs(temporary, temporary_bytes, keys, sorted_keys, rows, order,
-                                               static_cast<int>(entries), 0, plan.key_bits > 0 ? plan.key_bits : 1,
-                                               stream);
-    }
-};
-
-/* The device is current. */
-fg_status Chain::prepare(const fg_row_order_params *p, const fg_queue *queue, fg_error *error) {
+fg_status RowOrders::prepare(int64_t count, const int32_t (&kernel)[3], fg_order_sets sets, void *workspace,
+                             const fg_queue *queue, fg_error *error) {
     *this = {};
-    count = p->map.shape[1];
-    entries = p->order.shape[0] * count;
-    if (entries > INT32_MAX)
+    keys.plan = fg_plan_row_orders(count, kernel, sets);
+    keys.count = count;
+    if (entries() > INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "order: expected at most %lld entries, which int32 can number, got %lld",
-                       static_cast<long long>(INT32_MAX), static_cast<long long>(entries));
-    plan = fg_plan_row_orders(count, p->kernel, p->sets);
+                       static_cast<long long>(INT32_MAX), static_cast<long long>(entries()));
     int compute_capability = 0;
-    const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
+    const fg_status status = device_properties(queue->device_index, &num_sms_, &compute_capability, error);
     if (status != FG_OK) return status;
 
-    sort.count = count;
-    sort.segment = plan.segment;
-    sort.orders = plan.orders;
-    for (int i = 0; i < plan.orders; ++i) sort.bits[i] = static_cast<uint8_t>(plan.keys[i].bits);
-    clusters = compute_capability == 90 && row_sort_sm90_takes(sort);
-    next_ = static_cast<char *>(p->workspace.data);
-    const size_t n = static_cast<size_t>(entries);
-    sort.keys = keys = take<uint32_t>(n);
-    if (clusters) {
-        for (uint2 *&items : sort.items) items = take<uint2>(n);
-        sort.counts = take<uint32_t>(row_sort_sm90_counts(sort, num_sms));
+    sort_.count = count;
+    sort_.segment = keys.plan.segment;
+    sort_.orders = keys.plan.orders;
+    for (int i = 0; i < keys.plan.orders; ++i) sort_.bits[i] = static_cast<uint8_t>(keys.plan.keys[i].bits);
+    clusters_ = compute_capability == 90 && row_sort_sm90_takes(sort_);
+    workspace_ = static_cast<char *>(workspace);
+    const size_t n = static_cast<size_t>(entries());
+    sort_.keys = keys.keys = take<uint32_t>(n);
+    if (clusters_) {
+        for (uint2 *&items : sort_.items) items = take<uint2>(n);
+        sort_.counts = take<uint32_t>(row_sort_sm90_counts(sort_, num_sms_));
     } else {
-        sorted_keys = take<uint32_t>(n);
-        rows = take<int32_t>(n);
+        sorted_keys_ = take<uint32_t>(n);
+        keys.rows = take<int32_t>(n);
         FG_CUDA(sort_pairs(nullptr, stream_of(queue)));
-        temporary = take<char>(temporary_bytes);
+        temporary_ = take<char>(temporary_bytes_);
     }
     return FG_OK;
 }
 
-fg_status Chain::run(const int32_t *map, int32_t *order, cudaStream_t stream, fg_error *error) {
-    const dim3 grid(static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads)),
-                    static_cast<unsigned int>(plan.orders));
-    rank_kernel<<<grid, kThreads, 0, stream>>>(map, count, plan, keys, rows);
-    FG_CUDA(cudaGetLastError());
-    sort.order = order;
-    if (clusters) return row_sort_sm90(sort, num_sms, stream, error);
+fg_status RowOrders::sort(int32_t *order, cudaStream_t stream, fg_error *error) {
+    sort_.order = order;
+    if (clusters_) return row_sort_sm90(sort_, num_sms_, stream, error);
     FG_CUDA(sort_pairs(order, stream));
     return FG_OK;
 }
 
-}  // namespace
+fg_status write_order_keys(const fg_tensor &map, const OrderKeys &keys, cudaStream_t stream, fg_error *error) {
+    const dim3 grid(static_cast<unsigned int>(ceil_div<int64_t>(keys.count, kThreads)),
+                    static_cast<unsigned int>(keys.plan.orders));
+    keys_kernel<<<grid, kThreads, 0, stream>>>(static_cast<const int32_t *>(map.data), keys);
+    FG_CUDA(cudaGetLastError());
+    return FG_OK;
+}
 
 fg_status row_order_workspace(const fg_row_order_params *p, const fg_queue *queue, size_t *bytes, fg_error *error) {
     *bytes = 0;
     if (p->order.shape[0] * p->order.shape[1] == 0) return FG_OK;
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
-    Chain chain;
-    const fg_status status = chain.prepare(p, queue, error);
-    if (status == FG_OK) *bytes = chain.bytes;
+    RowOrders orders;
+    const fg_status status = orders.prepare(p->map.shape[1], p->kernel, p->sets, nullptr, queue, error);
+    if (status == FG_OK) *bytes = orders.bytes;
     return status;
 }
 
@@ -136,11 +107,12 @@ fg_status row_order(const fg_row_order_params *p, const fg_queue *queue, fg_erro
     if (p->order.shape[0] * p->order.shape[1] == 0) return FG_OK;
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
-    Chain chain;
-    const fg_status status = chain.prepare(p, queue, error);
-    if (status != FG_OK) return status;
-    return chain.run(static_cast<const int32_t *>(p->map.data), static_cast<int32_t *>(p->order.data), stream_of(queue),
-                     error);
+    const cudaStream_t stream = stream_of(queue);
+    RowOrders orders;
+    fg_status status = orders.prepare(p->map.shape[1], p->kernel, p->sets, p->workspace.data, queue, error);
+    if (status == FG_OK) status = write_order_keys(p->map, orders.keys, stream, error);
+    if (status == FG_OK) status = orders.sort(static_cast<int32_t *>(p->order.data), stream, error);
+    return status;
 }
 
 }  // namespace flexgemm
