@@ -61,14 +61,15 @@ __global__ void __launch_bounds__(kThreads, 1) sort_segments_kernel(const __grid
         const uint32_t digits = 1u << digit_bits;
         const auto digit_of = [&](uint32_t key) { return key >> shift & (digits - 1); };
 
+        for (uint32_t i = thread; i < kWarps * kDigits / 2; i += kThreads)
+            reinterpret_cast<uint32_t *>(warp_counts)[i] = 0;
+        if (pass == 0) ptx::wait_for_earlier_kernels();
         uint32_t key[kItems], rank[kItems];
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
             const uint32_t n = begin + i * 32;
             key[i] = i >= items || n >= rows ? 0 : pass == 0 ? args.keys[base + n] : __ldcg(&in[n].x);
         }
-        for (uint32_t i = thread; i < kWarps * kDigits / 2; i += kThreads)
-            reinterpret_cast<uint32_t *>(warp_counts)[i] = 0;
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
@@ -148,15 +149,17 @@ template <int kItems>
 fg_status launch(const RowSort &sort, unsigned cluster, cudaStream_t stream, fg_error *error) {
     const auto kernel = sort_segments_kernel<kItems>;
     FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {cluster, 1, 1};
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {cluster, 1, 1};
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = {cluster, static_cast<unsigned>(sort.segments()), static_cast<unsigned>(sort.orders)};
     config.blockDim = {kThreads};
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
     FG_CUDA(cudaLaunchKernelEx(&config, kernel, sort));
     return FG_OK;
 }
