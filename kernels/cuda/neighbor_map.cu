@@ -14,6 +14,7 @@
 #include "common.cuh"
 #include "coords.cuh"
 #include "hash.cuh"
+#include "ptx.cuh"
 #include "row_order.cuh"
 #include "voxel_number.cuh"
 
@@ -66,6 +67,7 @@ struct Report {
 template <class Cell>
 __global__ void __launch_bounds__(kThreads)
     insert_kernel(Coords rows, CellGrid grid, HashTable<Cell> table, Report *report) {
+    ptx::let_next_kernel_begin();
     const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     const int lane = threadIdx.x % 32;
     const int4 c = n < rows.count ? rows[n] : make_int4(-1, -1, -1, -1);
@@ -243,10 +245,12 @@ __global__ void __launch_bounds__(kNearThreads)
     near_kernel(Coords queries, VoxelBounds query_grid, CellGrid grid, HashTable<Cell> table, Neighborhood near,
                 int32_t *map, const __grid_constant__ OrderKeys keys) {
     extern __shared__ int32_t cell_rows[]; /* (cell, voxel of the cell, lane) */
+    ptx::let_next_kernel_begin();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t m = static_cast<int64_t>(blockIdx.x) * 32 + lane;
     const int4 c = m < queries.count ? queries[m] : make_int4(-1, -1, -1, -1);
     const bool inside = query_grid.contain(c);
+    ptx::wait_for_earlier_kernels(); /* the table's; coordinates were there before those */
     const int32_t x = c.y + near.low[0], y = c.z + near.low[1], z = c.w + near.low[2];
     const int cells_y = near.cells(1), cells_z = near.cells(2), cells = near.cells(0) * cells_y * cells_z;
     /* (offset): the lanes that have a neighbour there */
@@ -321,7 +325,7 @@ constexpr decltype(&near_kernel<Cell, 1>) kNearKernels[kMaxKernel] = {
 
 template <class Cell>
 fg_status look_near(const fg_neighbor_map_params *p, const CellGrid &grid, const HashTable<Cell> &table,
-                    const OrderKeys &keys, cudaStream_t stream, fg_error *error) {
+                    const OrderKeys &keys, int compute_capability, cudaStream_t stream, fg_error *error) {
     const Neighborhood near(p);
     const int64_t blocks = ceil_div<int64_t>(p->queries.shape[0], 32);
     if (blocks == 0) return FG_OK;
@@ -329,9 +333,18 @@ fg_status look_near(const fg_neighbor_map_params *p, const CellGrid &grid, const
         return fg_fail(error, FG_ERROR_VALUE, "queries: %lld rows need more blocks than one launch can have",
                        static_cast<long long>(p->queries.shape[0]));
     const auto kernel = kNearKernels<Cell>[near.size[2] - 1];
-    kernel<<<static_cast<unsigned int>(blocks), kNearThreads, near.shared_bytes(), stream>>>(
-        Coords(p->queries), VoxelBounds(p->query_shape), grid, table, near, static_cast<int32_t *>(p->map.data), keys);
-    FG_CUDA(cudaGetLastError());
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {static_cast<unsigned int>(blocks)};
+    config.blockDim = {kNearThreads};
+    config.dynamicSmemBytes = near.shared_bytes();
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = compute_capability >= 90 ? 1 : 0;
+    FG_CUDA(cudaLaunchKernelEx(&config, kernel, Coords(p->queries), VoxelBounds(p->query_shape), grid, table, near,
+                               static_cast<int32_t *>(p->map.data), keys));
     return FG_OK;
 }
 
@@ -380,7 +393,8 @@ fg_status prepare_orders(const fg_neighbor_map_params *p, const fg_queue *queue,
 }
 
 template <class Cell>
-fg_status build(const fg_neighbor_map_params *p, const OrderKeys &keys, cudaStream_t stream, fg_error *error) {
+fg_status build(const fg_neighbor_map_params *p, const OrderKeys &keys, int compute_capability, cudaStream_t stream,
+                fg_error *error) {
     const int64_t count = p->coords.shape[0];
     char *workspace = static_cast<char *>(p->workspace.data);
     Report *report = reinterpret_cast<Report *>(workspace);
@@ -401,7 +415,7 @@ fg_status build(const fg_neighbor_map_params *p, const OrderKeys &keys, cudaStre
         const fg_status status = check_report(p, report, stream, error);
         if (status != FG_OK) return status;
     }
-    if (is_near(p)) return look_near(p, grid, table, keys, stream, error);
+    if (is_near(p)) return look_near(p, grid, table, keys, compute_capability, stream, error);
     const bool unit_stride = p->stride[0] == 1 && p->stride[1] == 1 && p->stride[2] == 1;
     if (unit_stride) return look_up<ShiftAxis>(p, grid, table, stream, error);
     if (p->transposed) return look_up<QuotientAxis>(p, grid, table, stream, error);
@@ -429,13 +443,16 @@ fg_status neighbor_map(const fg_neighbor_map_params *p, const fg_queue *queue, f
     FG_CUDA(guard.status());
     const cudaStream_t stream = stream_of(queue);
     RowOrders orders;
-    fg_status status = prepare_orders(p, queue, &orders, error);
+    int num_sms = 0, compute_capability = 0;
+    fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
+    if (status == FG_OK) status = prepare_orders(p, queue, &orders, error);
     if (status != FG_OK) return status;
     if (count == 0) {
         if (entries > 0) FG_CUDA(cudaMemsetAsync(p->map.data, 0xFF, entries * sizeof(int32_t), stream));
     } else {
-        status = cells_fit_32_bits(p->shape) ? build<uint32_t>(p, orders.keys, stream, error)
-                                             : build<unsigned long long>(p, orders.keys, stream, error);
+        status = cells_fit_32_bits(p->shape)
+                     ? build<uint32_t>(p, orders.keys, compute_capability, stream, error)
+                     : build<unsigned long long>(p, orders.keys, compute_capability, stream, error);
     }
     if (status != FG_OK || !has_orders(p)) return status;
     if (count == 0 || !is_near(p)) status = write_order_keys(p->map, orders.keys, stream, error);
