@@ -203,16 +203,28 @@ fg_status look_up(const fg_neighbor_map_params *p, const CellGrid &grid, const H
 
 /* ---- adjacent offsets ---- */
 
+constexpr int kMaxCells = 36;
+
 /* Along each axis the kernel looks at `size` voxels from c + low on, and so at cells() cells at most. */
 struct Neighborhood {
     int32_t size[3], low[3];
-    bool flipped; /* the first element of the kernel looks at the last voxel */
+    bool flipped;                           /* the first element of the kernel looks at the last voxel */
+    uchar4 cell[kMaxCells];                 /* the place of a cell among them: x, y, z */
+    uchar2 column[kMaxKernel * kMaxKernel]; /* x and y of the voxels that a column of offsets looks at, from low on */
 
     explicit Neighborhood(const fg_neighbor_map_params *p) : flipped(p->transposed) {
         for (int axis = 0; axis < 3; ++axis) {
             const int64_t padding = p->padding[axis];
             size[axis] = p->kernel[axis];
             low[axis] = static_cast<int32_t>(flipped ? padding - (size[axis] - 1) : -padding);
+        }
+        for (int i = 0; i < cells() && i < kMaxCells; ++i) {
+            const int yz = cells(1) * cells(2);
+            cell[i] = make_uchar4(i / yz, i % yz / cells(2), i % cells(2), 0);
+        }
+        for (int i = 0; i < size[0] * size[1]; ++i) {
+            const int x = i / size[1], y = i % size[1];
+            column[i] = flipped ? make_uchar2(size[0] - 1 - x, size[1] - 1 - y) : make_uchar2(x, y);
         }
     }
 
@@ -225,7 +237,6 @@ struct Neighborhood {
 constexpr int kNearThreads = 128, kNearWarps = kNearThreads / 32;
 constexpr int kCellsAhead = 2; /* of a thread: read before the first is asked about */
 constexpr int64_t kNearExtent = 1 << 30;
-constexpr size_t kNearSharedBytes = 48 << 10;
 
 /* Whether near_kernel() can: int32 holds all coordinates that it looks at, and shared memory the cells. */
 bool is_near(const fg_neighbor_map_params *p) {
@@ -235,15 +246,15 @@ bool is_near(const fg_neighbor_map_params *p) {
             p->query_shape[axis + 1] > kNearExtent)
             return false;
     }
-    return Neighborhood(p).shared_bytes() <= kNearSharedBytes;
+    return Neighborhood(p).cells() <= kMaxCells;
 }
 
 /* A block takes 32 queries, one a lane. Its warps fetch the cells around them, then write the map, a column of kDepth
  * offsets at a time, then the keys of the orders. */
 template <class Cell, int kDepth>
 __global__ void __launch_bounds__(kNearThreads)
-    near_kernel(Coords queries, VoxelBounds query_grid, CellGrid grid, HashTable<Cell> table, Neighborhood near,
-                int32_t *map, const __grid_constant__ OrderKeys keys) {
+    near_kernel(Coords queries, VoxelBounds query_grid, CellGrid grid, HashTable<Cell> table,
+                const __grid_constant__ Neighborhood near, int32_t *map, const __grid_constant__ OrderKeys keys) {
     extern __shared__ int32_t cell_rows[]; /* (cell, voxel of the cell, lane) */
     ptx::let_next_kernel_begin();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -263,8 +274,8 @@ __global__ void __launch_bounds__(kNearThreads)
 #pragma unroll
         for (int i = 0; i < kCellsAhead; ++i) {
             const int at = first + i * kNearWarps;
-            const uint32_t cell_x = (x >> 1) + at / (cells_y * cells_z), cell_y = (y >> 1) + at / cells_z % cells_y;
-            const uint32_t cell_z = (z >> 1) + at % cells_z;
+            const uchar4 place = near.cell[at < cells ? at : 0];
+            const uint32_t cell_x = (x >> 1) + place.x, cell_y = (y >> 1) + place.y, cell_z = (z >> 1) + place.z;
             const bool exists =
                 inside && at < cells && cell_x < grid.cells_x && cell_y < grid.cells_y && cell_z < grid.cells_z;
             cell[i] = exists ? grid.column<Cell>(c.x, cell_x, cell_y) + cell_z : table.kEmpty;
@@ -294,17 +305,21 @@ __global__ void __launch_bounds__(kNearThreads)
     }
     __syncthreads();
 
-    for (int column = warp; column < near.size[0] * near.size[1]; column += kNearWarps) {
-        const int kx = column / near.size[1], ky = column % near.size[1];
-        const int from_x = (x & 1) + (near.flipped ? near.size[0] - 1 - kx : kx);
-        const int from_y = (y & 1) + (near.flipped ? near.size[1] - 1 - ky : ky);
-        const int32_t *const cell = cell_rows + (from_x / 2 * cells_y + from_y / 2) * cells_z * kCellVoxels * 32 + lane;
-        int32_t *const entry = map + static_cast<int64_t>(column) * kDepth * queries.count + m;
+    int along_z[kDepth]; /* where in a column of cells this query's voxels are */
 #pragma unroll
-        for (int kz = 0; kz < kDepth; ++kz) {
-            const int from_z = (z & 1) + (near.flipped ? kDepth - 1 - kz : kz);
-            const int32_t row = cell[(from_z / 2 * kCellVoxels + voxel_in_cell(from_x, from_y, from_z)) * 32];
-            if (m < queries.count) entry[kz * queries.count] = row;
+    for (int kz = 0; kz < kDepth; ++kz) {
+        const int from_z = (z & 1) + (near.flipped ? kDepth - 1 - kz : kz);
+        along_z[kz] = (from_z / 2 * kCellVoxels + from_z % 2) * 32 + lane;
+    }
+    for (int column = warp; column < near.size[0] * near.size[1]; column += kNearWarps) {
+        const int from_x = (x & 1) + near.column[column].x, from_y = (y & 1) + near.column[column].y;
+        const int cells_before = (from_x / 2 * cells_y + from_y / 2) * cells_z;
+        const int base = (cells_before * kCellVoxels + voxel_in_cell(from_x, from_y, 0)) * 32;
+        int32_t *entry = map + static_cast<int64_t>(column) * kDepth * queries.count + m;
+#pragma unroll
+        for (int kz = 0; kz < kDepth; ++kz, entry += queries.count) {
+            const int32_t row = cell_rows[base + along_z[kz]];
+            if (m < queries.count) *entry = row;
             const uint32_t with = __ballot_sync(~0u, row >= 0);
             if (lane == 0) present[column * kDepth + kz] = with;
         }
@@ -456,7 +471,7 @@ fg_status neighbor_map(const fg_neighbor_map_params *p, const fg_queue *queue, f
     }
     if (status != FG_OK || !has_orders(p)) return status;
     if (count == 0 || !is_near(p)) status = write_order_keys(p->map, orders.keys, stream, error);
-    if (status == FG_OK) status = orders.sort(static_cast<int32_t *>(p->order.data), stream, error);
+    if (status == FG_OK) status = orders.run(static_cast<int32_t *>(p->order.data), stream, error);
     return status;
 }
 

@@ -89,13 +89,23 @@ struct Divisor {
         middle = by > 0x1p-80f && by < 0x1p80f;
     }
 
-    __device__ __forceinline__ float divide(float x) const {
-        if (!middle) return __fdiv_rn(x, scale);
-        const float quotient = x * reciprocal;
-        const float excess = fmaf(quotient, scale, -x); /* +0 for both zeros, so that their signs stay */
-        const float corrected = fmaf(excess, -reciprocal, quotient);
-        return fabsf(quotient) < 0x1p20f ? corrected : quotient;
+    template <int kCount>
+    __device__ __forceinline__ void divide(float (&quotient)[kCount], const float (&x)[kCount]) const {
+        if (middle) {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) {
+                const float product = x[i] * reciprocal;
+                const float excess = fmaf(product, scale, -x[i]); /* +0 for both zeros, so that their signs stay */
+                const float corrected = fmaf(excess, -reciprocal, product);
+                quotient[i] = fabsf(product) < 0x1p20f ? corrected : product;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) quotient[i] = plain_quotient(x[i], scale);
+        }
     }
+
+    static __device__ __noinline__ float plain_quotient(float x, float by) { return __fdiv_rn(x, by); }
 };
 
 /* cuda_fp8.h rounds to nearest even, saturates infinities with the rest and maps every NaN to 0x7f, by instruction
@@ -106,11 +116,18 @@ __device__ __forceinline__ void store_vector(uint8_t *q, const float (&value)[kC
     struct alignas(kCount) Vector {
         __nv_fp8x2_storage_t pair[kCount / 2];
     } vector;
-    for (int i = 0; i < kCount / 2; ++i) {
-        const float2 scaled = make_float2(scale.divide(value[2 * i]), scale.divide(value[2 * i + 1]));
-        vector.pair[i] = e5m2 ? __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, __NV_E5M2)
-                              : __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, __NV_E4M3);
-    }
+    float scaled[kCount];
+    scale.divide(scaled, value);
+    const auto cast = [&](__nv_fp8_interpretation_t kind) {
+#pragma unroll
+        for (int i = 0; i < kCount / 2; ++i)
+            vector.pair[i] =
+                __nv_cvt_float2_to_fp8x2(make_float2(scaled[2 * i], scaled[2 * i + 1]), __NV_SATFINITE, kind);
+    };
+    if (e5m2)
+        cast(__NV_E5M2);
+    else
+        cast(__NV_E4M3);
     if (aligned && count == kCount)
         *reinterpret_cast<Vector *>(q) = vector;
     else

@@ -3,16 +3,11 @@
  * the rows of one tile have neighbours at the same offsets of a group and the convolution skips the others.
  *
  * The key of a row is the Gray-code rank of its mask at the offsets of the plan: from one rank to the next a single
- * offset comes or goes. On Hopper clusters sort the segments of the orders, each by itself (row_sort_sm90.cu). Elsewhere
- * one stable radix sort (CUB) does it: above the rank stand the numbers of the order and of the row's segment, so that
- * it leaves the segments and the orders one after another.
+ * offset comes or goes. (row_sort.cu sorts by it.)
  *
- * Workspace, n = orders * N: keys (n) | on Hopper keys and rows (2 n) | counts
- *                                     | elsewhere sorted keys (n) | rows (n) | what CUB needs
+ * Workspace, n = orders * N: keys (n) | keys and rows between passes (2 n) | counts
  */
 #include "row_order.cuh"
-
-#include <cub/device/device_radix_sort.cuh>
 
 #include "backend.cuh"
 
@@ -30,58 +25,39 @@ __global__ void __launch_bounds__(kThreads) keys_kernel(const int32_t *map, cons
 
 }  // namespace
 
-/* The next part of the workspace. */
-template <typename T>
-T *RowOrders::take(size_t size) {
-    T *const part = reinterpret_cast<T *>(workspace_ + bytes);
-    bytes += ceil_div<size_t>(size * sizeof(T), 256) * 256;
-    return part;
-}
-
-/* Before there is a workspace it only tells the bytes that it needs there. CUB asks for one bit at least. */
-cudaError_t RowOrders::sort_pairs(int32_t *order, cudaStream_t stream) {
-    const int bits = keys.plan.key_bits > 0 ? keys.plan.key_bits : 1;
-    return cub::DeviceRadixSort::SortPairs(temporary_, temporary_bytes_, keys.keys, sorted_keys_, keys.rows, order,
-                                           static_cast<int>(entries()), 0, bits, stream);
-}
-
 fg_status RowOrders::prepare(int64_t count, const int32_t (&kernel)[3], fg_order_sets sets, void *workspace,
                              const fg_queue *queue, fg_error *error) {
     *this = {};
     keys.plan = fg_plan_row_orders(count, kernel, sets);
     keys.count = count;
-    if (entries() > INT32_MAX)
+    const int64_t entries = keys.plan.orders * count;
+    if (entries > INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "order: expected at most %lld entries, which int32 can number, got %lld",
-                       static_cast<long long>(INT32_MAX), static_cast<long long>(entries()));
-    int compute_capability = 0;
-    const fg_status status = device_properties(queue->device_index, &num_sms_, &compute_capability, error);
+                       static_cast<long long>(INT32_MAX), static_cast<long long>(entries));
+    int num_sms = 0;
+    const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
     if (status != FG_OK) return status;
 
-    sort_.count = count;
-    sort_.segment = keys.plan.segment;
-    sort_.orders = keys.plan.orders;
-    for (int i = 0; i < keys.plan.orders; ++i) sort_.bits[i] = static_cast<uint8_t>(keys.plan.keys[i].bits);
-    clusters_ = compute_capability == 90 && row_sort_sm90_takes(sort_);
-    workspace_ = static_cast<char *>(workspace);
-    const size_t n = static_cast<size_t>(entries());
-    sort_.keys = keys.keys = take<uint32_t>(n);
-    if (clusters_) {
-        for (uint2 *&items : sort_.items) items = take<uint2>(n);
-        sort_.counts = take<uint32_t>(row_sort_sm90_counts(sort_, num_sms_));
-    } else {
-        sorted_keys_ = take<uint32_t>(n);
-        keys.rows = take<int32_t>(n);
-        FG_CUDA(sort_pairs(nullptr, stream_of(queue)));
-        temporary_ = take<char>(temporary_bytes_);
-    }
+    sort.count = count;
+    sort.segment = keys.plan.segment;
+    sort.orders = keys.plan.orders;
+    for (int i = 0; i < keys.plan.orders; ++i) sort.bits[i] = static_cast<uint8_t>(keys.plan.keys[i].bits);
+    char *const base = static_cast<char *>(workspace);
+    const auto take = [&](size_t part) {
+        char *const begin = base + bytes;
+        bytes += ceil_div<size_t>(part, 256) * 256;
+        return begin;
+    };
+    const size_t n = static_cast<size_t>(entries);
+    sort.keys = keys.keys = reinterpret_cast<uint32_t *>(take(n * sizeof(uint32_t)));
+    for (uint2 *&items : sort.items) items = reinterpret_cast<uint2 *>(take(n * sizeof(uint2)));
+    sort.counts = reinterpret_cast<uint32_t *>(take(row_sort_counts(sort) * sizeof(uint32_t)));
     return FG_OK;
 }
 
-fg_status RowOrders::sort(int32_t *order, cudaStream_t stream, fg_error *error) {
-    sort_.order = order;
-    if (clusters_) return row_sort_sm90(sort_, num_sms_, stream, error);
-    FG_CUDA(sort_pairs(order, stream));
-    return FG_OK;
+fg_status RowOrders::run(int32_t *order, cudaStream_t stream, fg_error *error) {
+    sort.order = order;
+    return row_sort(sort, compute_capability, stream, error);
 }
 
 fg_status write_order_keys(const fg_tensor &map, const OrderKeys &keys, cudaStream_t stream, fg_error *error) {
@@ -111,7 +87,7 @@ fg_status row_order(const fg_row_order_params *p, const fg_queue *queue, fg_erro
     RowOrders orders;
     fg_status status = orders.prepare(p->map.shape[1], p->kernel, p->sets, p->workspace.data, queue, error);
     if (status == FG_OK) status = write_order_keys(p->map, orders.keys, stream, error);
-    if (status == FG_OK) status = orders.sort(static_cast<int32_t *>(p->order.data), stream, error);
+    if (status == FG_OK) status = orders.run(static_cast<int32_t *>(p->order.data), stream, error);
     return status;
 }
 
