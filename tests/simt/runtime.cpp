@@ -267,6 +267,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
         case cudaDevAttrMultiProcessorCount:
             *value = multiprocessors ? std::atoi(multiprocessors) : 8;
             return cudaSuccess;
+        case cudaDevAttrL2CacheSize: /* small, so that what is divided by it is divided in tests */
+            *value = 1 << 14;
+            return cudaSuccess;
         case cudaDevAttrComputeCapabilityMajor:
             *value = 9;
             return cudaSuccess;
