@@ -3,12 +3,13 @@
  *
  * A slot is a cell of 2 x 2 x 2 voxels: `keys` says which cell, `rows` (32 bytes a slot, one sector of memory) has a row
  * for each of its voxels. Voxels lie on surfaces, which a cell holds more of than any other shape of eight voxels does,
- * and the neighbours of a voxel in 3x3x3 lie in eight cells. Four cells in a row along z begin at slots next to each
- * other, so that their keys share a sector and their rows a line.
+ * and the neighbours of a voxel in 3x3x3 lie in eight cells.
  *
- * There are one and a half slots a row: even where every voxel has a cell of its own, linear probing ends soon. All
- * bytes 0xFF is the empty table: no cell has that number, and the empty row is -1, or, unsigned, the largest number,
- * which atomicMin then lowers.
+ * Four slots are a bucket, whose keys are read at once. Four cells in a row along z have the same one, each a slot of its
+ * own that it would rather have; where that is taken it has another, and where all are, the next bucket's. There are one
+ * and a half slots a row: even where every voxel has a cell of its own, a second bucket is seldom looked at. All bytes
+ * 0xFF is the empty table: no cell has that number, and the empty row is -1, or, unsigned, the largest number, which
+ * atomicMin then lowers.
  *
  * Cell: uint32_t where the grid has few enough of them, as almost every one does, else unsigned long long. 64-bit
  * instructions are several.
@@ -24,35 +25,55 @@ constexpr int kCellVoxels = 8;
 template <class Cell>
 struct HashTable {
     static constexpr Cell kEmpty = ~Cell{0};
-    static constexpr uint32_t kRow = 4; /* cells whose slots lie side by side */
+    static constexpr uint32_t kNone = ~0u; /* no slot */
+    static constexpr int kBucketSlots = 4;
     static constexpr int kBytesPerSlot = sizeof(Cell) + kCellVoxels * sizeof(int32_t);
 
+    struct alignas(16) Bucket {
+        Cell cell[kBucketSlots];
+    };
+
     int32_t *rows; /* (capacity, kCellVoxels) */
-    Cell *keys;    /* (capacity) */
+    Bucket *keys;  /* (capacity / kBucketSlots) */
     uint32_t capacity;
 
-    /* A multiple of kRow; below 2^32 for every count that int32 can number. */
-    static uint32_t capacity_for(int64_t count) { return static_cast<uint32_t>(count + count / 2 + 64) / kRow * kRow; }
+    /* A multiple of kBucketSlots; below 2^32 for every count that int32 can number. */
+    static uint32_t capacity_for(int64_t count) {
+        return static_cast<uint32_t>(count + count / 2 + 64) / kBucketSlots * kBucketSlots;
+    }
 
-    /* Two rounds of multiplication (by constants of MurmurHash3), scaled to the capacity. No two of 2^32 consecutive
-     * rows of cells share a hash before it is scaled. */
+    __device__ uint32_t buckets() const { return capacity / kBucketSlots; }
+
+    /* Two rounds of multiplication (by constants of MurmurHash3), scaled to the buckets. No two of 2^32 consecutive rows
+     * of cells share a hash before it is scaled. */
     __device__ uint32_t home(Cell cell) const {
-        const Cell row = cell / kRow;
+        const Cell row = cell / kBucketSlots;
         uint32_t hash = static_cast<uint32_t>(row) * 0x85ebca6bu;
         if constexpr (sizeof(Cell) == 8) hash += static_cast<uint32_t>(row >> 32) * 0xcc9e2d51u;
         hash = (hash ^ hash >> 15) * 0xc2b2ae35u;
-        return __umulhi(hash ^ hash >> 16, capacity / kRow) * kRow + static_cast<uint32_t>(cell % kRow);
+        return __umulhi(hash ^ hash >> 16, buckets());
     }
 
-    __device__ uint32_t next(uint32_t slot) const { return slot + 1 < capacity ? slot + 1 : 0; }
+    __device__ uint32_t next(uint32_t bucket) const { return bucket + 1 < buckets() ? bucket + 1 : 0; }
 
-    /* The slot of a cell, claimed for it if need be. Which slot that is is a race. There are more slots than rows, so
-     * that a free one is met, here and in find(). */
+    /* The slot of a cell, claimed for it if need be. Which slot that is is a race, but all who ask for a cell try slots in
+     * the same order, and one that another cell has stays taken: they agree. There are more slots than rows, so that a
+     * free one is met, here and in find(). */
     __device__ uint32_t claim(Cell cell) {
-        uint32_t slot = home(cell);
-        for (;; slot = next(slot)) {
-            const Cell seen = atomicCAS(&keys[slot], kEmpty, cell);
-            if (seen == kEmpty || seen == cell) return slot;
+        for (uint32_t bucket = home(cell);; bucket = next(bucket)) {
+            const Bucket seen = keys[bucket];
+            uint32_t free = 0;
+#pragma unroll
+            for (int i = 0; i < kBucketSlots; ++i) {
+                if (seen.cell[i] == cell) return bucket * kBucketSlots + i;
+                free |= static_cast<uint32_t>(seen.cell[i] == kEmpty) << i;
+            }
+            for (int i = 0; i < kBucketSlots; ++i) {
+                const uint32_t slot = (static_cast<uint32_t>(cell) + i) % kBucketSlots;
+                if (!(free >> slot & 1)) continue;
+                const Cell taken = atomicCAS(&keys[bucket].cell[slot], kEmpty, cell);
+                if (taken == kEmpty || taken == cell) return bucket * kBucketSlots + slot;
+            }
         }
     }
 
@@ -62,20 +83,26 @@ struct HashTable {
         atomicMin(reinterpret_cast<unsigned int *>(entry), static_cast<unsigned int>(row));
     }
 
-    /* The slot of a cell, or kNone when it has no voxel. `seen` is the key at `slot`, its home: several can be read
-     * before the first is asked about. */
-    static constexpr uint32_t kNone = ~0u;
-    __device__ uint32_t find(Cell cell, uint32_t slot, Cell seen) const {
-        while (seen != cell && seen != kEmpty) {
-            slot = next(slot);
-            seen = keys[slot];
+    /* The slot of a cell, or kNone when it has no voxel. `seen` is its home bucket: several can be read before the first
+     * is asked about. */
+    __device__ uint32_t find(Cell cell, uint32_t bucket, Bucket seen) const {
+        for (;;) {
+            uint32_t slot = kNone;
+            bool full = true;
+#pragma unroll
+            for (int i = 0; i < kBucketSlots; ++i) {
+                if (seen.cell[i] == cell) slot = bucket * kBucketSlots + i;
+                full = full && seen.cell[i] != kEmpty;
+            }
+            if (slot != kNone || !full) return slot;
+            bucket = next(bucket);
+            seen = keys[bucket];
         }
-        return seen == cell ? slot : kNone;
     }
 
     /* The lowest rows of the cell's voxels, each -1 where there is none; NULL when it has no voxel. */
     __device__ const int32_t *find(Cell cell) const {
-        const uint32_t at = home(cell), slot = find(cell, at, keys[at]);
+        const uint32_t bucket = home(cell), slot = find(cell, bucket, keys[bucket]);
         return slot != kNone ? rows + static_cast<uint64_t>(slot) * kCellVoxels : nullptr;
     }
 };

@@ -268,8 +268,9 @@ __global__ void __launch_bounds__(kNearThreads)
     uint32_t *const present = reinterpret_cast<uint32_t *>(cell_rows) + cells * kCellVoxels * 32;
 
     for (int first = warp; first < cells; first += kCellsAhead * kNearWarps) {
-        Cell cell[kCellsAhead], seen[kCellsAhead];
-        uint32_t slot[kCellsAhead];
+        Cell cell[kCellsAhead]; /* kEmpty where there is none to look for */
+        typename HashTable<Cell>::Bucket seen[kCellsAhead];
+        uint32_t bucket[kCellsAhead];
         int4 rows[kCellsAhead][2];
 #pragma unroll
         for (int i = 0; i < kCellsAhead; ++i) {
@@ -279,15 +280,15 @@ __global__ void __launch_bounds__(kNearThreads)
             const bool exists =
                 inside && at < cells && cell_x < grid.cells_x && cell_y < grid.cells_y && cell_z < grid.cells_z;
             cell[i] = exists ? grid.column<Cell>(c.x, cell_x, cell_y) + cell_z : table.kEmpty;
-            slot[i] = exists ? table.home(cell[i]) : table.kNone;
-            seen[i] = exists ? table.keys[slot[i]] : table.kEmpty;
+            bucket[i] = exists ? table.home(cell[i]) : 0;
+            seen[i] = table.keys[bucket[i]];
         }
 #pragma unroll
         for (int i = 0; i < kCellsAhead; ++i) {
-            if (slot[i] != table.kNone) slot[i] = table.find(cell[i], slot[i], seen[i]);
-            const int4 *const entries = reinterpret_cast<const int4 *>(table.rows) + uint64_t{slot[i]} * 2;
-            rows[i][0] = slot[i] != table.kNone ? entries[0] : make_int4(-1, -1, -1, -1);
-            rows[i][1] = slot[i] != table.kNone ? entries[1] : make_int4(-1, -1, -1, -1);
+            const uint32_t slot = cell[i] != table.kEmpty ? table.find(cell[i], bucket[i], seen[i]) : table.kNone;
+            const int4 *const entries = reinterpret_cast<const int4 *>(table.rows) + uint64_t{slot} * 2;
+            rows[i][0] = slot != table.kNone ? entries[0] : make_int4(-1, -1, -1, -1);
+            rows[i][1] = slot != table.kNone ? entries[1] : make_int4(-1, -1, -1, -1);
         }
 #pragma unroll
         for (int i = 0; i < kCellsAhead; ++i) {
@@ -416,7 +417,8 @@ fg_status build(const fg_neighbor_map_params *p, const OrderKeys &keys, int comp
     HashTable<Cell> table;
     table.capacity = table.capacity_for(count);
     table.rows = reinterpret_cast<int32_t *>(workspace + kReportBytes);
-    table.keys = reinterpret_cast<Cell *>(table.rows + uint64_t{table.capacity} * kCellVoxels);
+    table.keys =
+        reinterpret_cast<typename HashTable<Cell>::Bucket *>(table.rows + uint64_t{table.capacity} * kCellVoxels);
     FG_CUDA(cudaMemsetAsync(workspace, 0xFF, workspace_bytes<Cell>(count), stream));
 
     const Coords rows(p->coords);

@@ -110,11 +110,13 @@ __device__ __forceinline__ uint32_t sum_before(uint32_t value) {
 __global__ void __launch_bounds__(kThreads) place_kernel(const __grid_constant__ RowSort sort, int number) {
     ptx::let_next_kernel_begin();
     __shared__ uint16_t warp_counts[kWarps][kDigits]; /* rows with a digit; then those of the warps before */
-    __shared__ uint32_t begins[kDigits];              /* where this tile's rows with a digit go */
+    __shared__ uint32_t totals[kDigits];              /* rows with a digit in all tiles of the segment */
+    __shared__ uint32_t begins[kDigits];              /* where those of this tile go */
     const Pass pass(sort, number);
     const uint32_t thread = threadIdx.x, warp = thread / 32;
     const uint32_t lanes_below = (1u << thread % 32) - 1;
     for (int i = thread; i < kWarps * kDigits / 2; i += kThreads) reinterpret_cast<uint32_t *>(warp_counts)[i] = 0;
+    totals[thread] = begins[thread] = 0;
     __syncthreads();
     ptx::wait_for_earlier_kernels();
     if (!pass.exists) return;
@@ -128,15 +130,17 @@ __global__ void __launch_bounds__(kThreads) place_kernel(const __grid_constant__
         const uint32_t n = pass.place(i);
         item[i] = n < pass.rows ? pass.item(sort, in, n) : make_uint2(0, 0);
     }
-    uint32_t total = 0, before = 0; /* rows with this thread's digit: in all tiles, in those before this one */
-    if (thread < pass.digits()) {
+    /* All threads add up counts, several a digit where digits are few. */
+    const uint32_t of_digit = thread & (pass.digits() - 1), step = kThreads >> pass.digit_bits;
+    uint32_t total = 0, before = 0;
 #pragma unroll 16
-        for (uint32_t tile = 0; tile < pass.tiles; ++tile) {
-            const uint32_t count = pass.counts[tile * kDigits + thread];
-            total += count;
-            before += tile < blockIdx.x ? count : 0;
-        }
+    for (uint32_t tile = thread >> pass.digit_bits; tile < pass.tiles; tile += step) {
+        const uint32_t count = pass.counts[tile * kDigits + of_digit];
+        total += count;
+        before += tile < blockIdx.x ? count : 0;
     }
+    atomicAdd(&totals[of_digit], total);
+    atomicAdd(&begins[of_digit], before);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
         const bool valid = pass.place(i) < pass.rows;
@@ -148,7 +152,8 @@ __global__ void __launch_bounds__(kThreads) place_kernel(const __grid_constant__
         __syncwarp();
         rank[i] = counted + __popc(alike & lanes_below);
     }
-    begins[thread] = sum_before(total) + before;
+    __syncthreads();
+    begins[thread] += sum_before(totals[thread]);
     uint32_t running = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
