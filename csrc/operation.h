@@ -49,6 +49,7 @@ int fg_reinterpret(const fg_call *call, fg_view *view, PyObject *dtype, const ch
 #define FG_OUTPUT(name) {FG_KEYWORD_##name, FG_REQUIRED | FG_TENSOR | FG_WRITTEN}
 #define FG_OUTPUT_OR_NONE(name) {FG_KEYWORD_##name, FG_REQUIRED | FG_TENSOR | FG_WRITTEN | FG_NULLABLE}
 #define FG_OPTIONAL_INPUT(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY | FG_TENSOR | FG_NULLABLE}
+#define FG_OPTIONAL_OUTPUT(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY | FG_TENSOR | FG_WRITTEN | FG_NULLABLE}
 #define FG_SCALAR(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY}
 #define FG_REQUIRED_SCALAR(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY | FG_REQUIRED}
 #define FG_WORKSPACE_AND_STREAM                                                                                        \

@@ -84,13 +84,15 @@ def neighbor_map(
     padding: Sequence[int] | None = None,
     transposed: bool = False,
     check: bool = False,
+    order: Array | None = None,
+    groups: Sequence[int] | None = None,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """coords (N, 4) int32 [batch, x, y, z]; shape (B, W, H, D); map (V, M) int32 out: the row of coords at
     queries[m] * stride + k * dilation - padding; transposed: at (queries[m] + padding - k * dilation) / stride.
     queries (M, 4) int32 come with query_shape, stride and padding; without them they are coords, with stride 1 and
-    padding kernel_size // 2 * dilation."""
+    padding kernel_size // 2 * dilation. order (sum(groups), M) int32 out: what row_order() makes of the map."""
 
 def conv_sites(
     coords: Array,

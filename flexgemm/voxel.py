@@ -282,6 +282,11 @@ class NeighborMap:
             asked |= {"stride": self.stride, "padding": self.padding, "transposed": self.transposed != backward}
             names = {"coords": "out_coords", "queries": "coords"} if backward else {"queries": "out_coords"}
         result = library.empty((self.kernel_volume, queries.shape[0]), "int32", coords)
+        order = None
+        sets = _C.plan_order_sets(rows=queries.shape[0], kernel_size=self.kernel_size) if library.on_gpu(coords) else ()
+        if sets:
+            order = library.empty((sum(sets), queries.shape[0]), "int32", coords)
+            asked |= {"order": order, "groups": sets}
         with renamed(names):
             library.run(
                 _C.neighbor_map,
@@ -292,11 +297,6 @@ class NeighborMap:
                 check=check,
                 **asked,
             )
-        sets = _C.plan_order_sets(rows=queries.shape[0], kernel_size=self.kernel_size) if library.on_gpu(coords) else ()
-        if not sets:
-            return result, None
-        order = library.empty((sum(sets), queries.shape[0]), "int32", coords)
-        library.run(_C.row_order, result, order, kernel_size=self.kernel_size, groups=sets)
         return result, order
 
     def __repr__(self) -> str:

@@ -148,6 +148,8 @@ typedef struct {
     bool transposed;
     bool check;    /* report out-of-range and duplicate rows of coords (the CPU always reports out-of-range ones) */
     fg_tensor map; /* out: (V, M) int32 contiguous */
+    fg_order_sets sets;
+    fg_tensor order; /* out, optional: the map's row orders in these sets, as row_order() builds them */
     fg_tensor workspace;
 } fg_neighbor_map_params;
 

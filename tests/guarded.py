@@ -52,9 +52,12 @@ class Call:
         return results[0] if len(results) == 1 else results
 
 
-def neighbor_map(backend, coords, shape, kernel_size, dilation=(1, 1, 1), *, transposed=False, check=False, fence=True):
+def neighbor_map(backend, coords, shape, kernel_size, dilation=(1, 1, 1), *, transposed=False, check=False, fence=True,
+                 groups=()):  # fmt: skip
+    """The map, and with groups its orders."""
     call = Call(backend, fence=fence)
     volume = int(np.prod(kernel_size))
+    orders = {"order": call.take((sum(groups), len(coords)), "int32"), "groups": groups} if groups else {}
     return call.run(
         "neighbor_map",
         call.give(coords),
@@ -64,6 +67,7 @@ def neighbor_map(backend, coords, shape, kernel_size, dilation=(1, 1, 1), *, tra
         dilation=dilation,
         transposed=transposed,
         check=check,
+        **orders,
     )
 
 

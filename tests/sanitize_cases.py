@@ -55,6 +55,11 @@ def map_case(backend, kernel_size, dilation, transposed, check, shape=None):
         backend, coords, shape, kernel_size, dilation, transposed=transposed, check=check, fence=False
     )
     np.testing.assert_array_equal(nmap, reference.neighbor_map(coords, shape, kernel_size, dilation, transposed))
+    groups = tuple(sorted({1, kernel_size[0]}))
+    how = {"transposed": transposed, "fence": False, "groups": groups}
+    orders, nmap = guarded.neighbor_map(backend, coords, shape, kernel_size, dilation, **how)
+    plan = _C.plan_row_orders(rows=len(coords), kernel_size=kernel_size, groups=groups)
+    np.testing.assert_array_equal(orders, reference.row_orders(nmap, plan["offsets"], plan["segment"]))
 
 
 def sparse_map_case(backend, stride, transposed, mode, shape=None):
@@ -434,7 +439,7 @@ def all_cases():
             )
     plain = {"kernel_size": (3, 3, 3), "dilation": (1, 1, 1), "transposed": False}
     cases["map/3x3x3/check"] = partial(map_case, check=True, **plain)
-    for check in (False, True):  # more runs of voxels than 32 bits can number
+    for check in (False, True):  # more cells than 32 bits can number
         name = "map/3x3x3/huge" + "/check" * check
         cases[name] = partial(map_case, check=check, shape=(2, 2**20, 2**20, 2**20), **plain)
 

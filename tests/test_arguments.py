@@ -22,6 +22,8 @@ FAULTY_ARRAYS = {
         ({"coords": zeros(20, dtype=np.int32)}, ValueError, r"coords: expected \(N, 4\), got \(20,\)"),
         ({"map": zeros(3, 6, dtype=np.int32)}, ValueError, r"map: expected \(3, 5\) to match kernel_size"),
         ({"map": zeros(3, 5)}, TypeError, "map: expected dtype int32, got float32"),
+        ({"order": zeros(1, 5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
+        ({"order": zeros(1, 6, dtype=np.int32)}, ValueError, r"order: expected \(1, 5\) to match groups and map"),
     ],
     "row_order": [
         ({"map": zeros(3, 5)}, TypeError, "map: expected dtype int32, got float32"),

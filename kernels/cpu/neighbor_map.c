@@ -109,15 +109,28 @@ static void map_block(const fg_neighbor_map_params *params, const hash_table *ta
     }
 }
 
-fg_status fg_cpu_neighbor_map_workspace(const fg_neighbor_map_params *params, const fg_queue *queue, size_t *bytes,
-                                        fg_error *error) {
-    (void)queue, (void)error;
-    *bytes = fg_workspace_bytes(plan_workspace(params->coords.shape[0]));
-    return FG_OK;
+static fg_row_order_params order_of(const fg_neighbor_map_params *params) {
+    return (fg_row_order_params){
+        .map = params->map,
+        .kernel = {params->kernel[0], params->kernel[1], params->kernel[2]},
+        .sets = params->sets,
+        .order = params->order,
+        .workspace = params->workspace,
+    };
 }
 
-fg_status fg_cpu_neighbor_map(const fg_neighbor_map_params *params, const fg_queue *queue, fg_error *error) {
-    (void)queue;
+fg_status fg_cpu_neighbor_map_workspace(const fg_neighbor_map_params *params, const fg_queue *queue, size_t *bytes,
+                                        fg_error *error) {
+    size_t for_order = 0;
+    *bytes = fg_workspace_bytes(plan_workspace(params->coords.shape[0]));
+    if (!params->order.present) return FG_OK;
+    const fg_row_order_params order = order_of(params);
+    const fg_status status = fg_cpu_row_order_workspace(&order, queue, &for_order, error);
+    if (for_order > *bytes) *bytes = for_order;
+    return status;
+}
+
+static fg_status build_map(const fg_neighbor_map_params *params, fg_error *error) {
     const int64_t n = params->coords.shape[0], rows = params->queries.shape[0];
     const int64_t *shape = params->shape;
     const int32_t *coords = params->coords.data;
@@ -164,4 +177,11 @@ fg_status fg_cpu_neighbor_map(const fg_neighbor_map_params *params, const fg_que
     for (int64_t block = 0; block < blocks; block++)
         map_block(params, &table, block * ROW_BLOCK, fg_min(rows, (block + 1) * ROW_BLOCK));
     return FG_OK;
+}
+
+fg_status fg_cpu_neighbor_map(const fg_neighbor_map_params *params, const fg_queue *queue, fg_error *error) {
+    const fg_status status = build_map(params, error);
+    if (status != FG_OK || !params->order.present) return status;
+    const fg_row_order_params order = order_of(params);
+    return fg_cpu_row_order(&order, queue, error);
 }

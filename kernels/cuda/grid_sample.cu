@@ -32,11 +32,14 @@ struct VoxelTable {
           number(p.shape),
           shape{p.shape[0], p.shape[1], p.shape[2], p.shape[3]} {}
 
-    /* The row of a voxel, or -1. */
-    __device__ int32_t row_at(const int32_t (&coord)[4]) const {
+    /* The row of a voxel, or -1, of the probe for it. A voxel outside asks for that of the first. */
+    __device__ typename KeyTable<Key>::Probe probe(const int32_t (&coord)[4], bool *exists) const {
         const int4 voxel = make_int4(coord[0], coord[1], coord[2], coord[3]);
-        if (!number.bounds.contain(voxel)) return -1;
-        const int64_t slot = table.find(number(voxel));
+        *exists = *exists && number.bounds.contain(voxel);
+        return table.probe(*exists ? number(voxel) : 0);
+    }
+    __device__ int32_t row_at(const typename KeyTable<Key>::Probe &probe, bool exists) const {
+        const int64_t slot = exists ? table.find(probe) : -1;
         return slot < 0 ? -1 : rows[slot];
     }
 };
@@ -68,13 +71,20 @@ __global__ void __launch_bounds__(kThreads) trilinear_kernel(fg_points points, i
     const int32_t batch = fg_read_point(&points, q, point);
     fg_cell cell = {};
     const bool near = fg_find_cell(point, voxels.shape, &cell);
-    int32_t row[FG_CORNERS];
-    float weight[FG_CORNERS], total = 0.0f;
+    typename KeyTable<Key>::Probe probe[FG_CORNERS];
+    bool exists[FG_CORNERS];
 #pragma unroll
     for (int corner = 0; corner < FG_CORNERS; ++corner) {
         int32_t coord[4];
         fg_corner_coord(&cell, corner, batch, coord);
-        row[corner] = near ? voxels.row_at(coord) : -1;
+        exists[corner] = near;
+        probe[corner] = voxels.probe(coord, &exists[corner]);
+    }
+    int32_t row[FG_CORNERS];
+    float weight[FG_CORNERS], total = 0.0f;
+#pragma unroll
+    for (int corner = 0; corner < FG_CORNERS; ++corner) {
+        row[corner] = voxels.row_at(probe[corner], exists[corner]);
         weight[corner] = row[corner] >= 0 ? fg_corner_weight(&cell, corner) : 0.0f;
         total += weight[corner];
     }
@@ -92,8 +102,9 @@ __global__ void __launch_bounds__(kThreads)
     float point[3];
     const int32_t batch = fg_read_point(&points, q, point);
     int32_t coord[4] = {batch, 0, 0, 0};
-    const bool near = fg_find_nearest(point, voxels.shape, coord + 1);
-    indices[q] = near ? voxels.row_at(coord) : -1;
+    bool exists = fg_find_nearest(point, voxels.shape, coord + 1);
+    const auto probe = voxels.probe(coord, &exists);
+    indices[q] = voxels.row_at(probe, exists);
 }
 
 template <class Key>

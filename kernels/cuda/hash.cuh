@@ -1,17 +1,18 @@
 /*
  * Open-addressing hash table from a voxel to the lowest row that holds it.
  *
- * A slot is a run of eight voxels along z: `keys` says which run, `rows` (32 bytes a slot, one sector of memory) has a
- * row for each of its voxels. Neighbours along z cost one probe and one sector between them, and a run that does not
- * exist is known after the probe. Adjacent rows of a scene in any spatial order ask for the same slots, so that a
- * warp's loads fall together.
+ * A slot is a cell of 2 x 2 x 2 voxels: `keys` says which cell, `rows` (32 bytes a slot, one sector of memory) has a row
+ * for each of its voxels. Voxels lie on surfaces, which a cell holds more of than any other shape of eight voxels does,
+ * and the neighbours of a voxel in 3x3x3 lie in eight cells.
  *
- * There are one and a half slots a row: even where every voxel has a run of its own, linear probing ends soon. All
- * bytes 0xFF is the empty table: no run has that number, and the empty row is -1, or, unsigned, the largest number,
- * which atomicMin then lowers.
+ * Four slots are a bucket, whose keys are read at once. Four cells in a row along z have the same one, each a slot of its
+ * own that it would rather have; where that is taken it has another, and where all are, the next bucket's. There are one
+ * and a half slots a row: even where every voxel has a cell of its own, a second bucket is seldom looked at. All bytes
+ * 0xFF is the empty table: no cell has that number, and the empty row is -1, or, unsigned, the largest number, which
+ * atomicMin then lowers.
  *
- * Run: uint32_t where the grid has few enough runs, as almost every one does, else unsigned long long. The lookup is
- * bound by instructions, and 64-bit ones are several.
+ * Cell: uint32_t where the grid has few enough of them, as almost every one does, else unsigned long long. 64-bit
+ * instructions are several.
  */
 #pragma once
 
@@ -19,56 +20,90 @@
 
 namespace flexgemm {
 
-constexpr int kRunVoxels = 8;
+constexpr int kCellVoxels = 8;
 
-template <class Run>
+template <class Cell>
 struct HashTable {
-    static constexpr Run kEmpty = ~Run{0};
-    static constexpr int kBytesPerSlot = sizeof(Run) + kRunVoxels * sizeof(int32_t);
+    static constexpr Cell kEmpty = ~Cell{0};
+    static constexpr uint32_t kNone = ~0u; /* no slot */
+    static constexpr int kBucketSlots = 4;
+    static constexpr int kBytesPerSlot = sizeof(Cell) + kCellVoxels * sizeof(int32_t);
 
-    int32_t *rows; /* (capacity, kRunVoxels) */
-    Run *keys;     /* (capacity) */
+    struct alignas(16) Bucket {
+        Cell cell[kBucketSlots];
+    };
+
+    int32_t *rows; /* (capacity, kCellVoxels) */
+    Bucket *keys;  /* (capacity / kBucketSlots) */
     uint32_t capacity;
 
-    /* Below 2^32 for every count that int32 can number. */
-    static uint32_t capacity_for(int64_t count) { return static_cast<uint32_t>(count + count / 2 + 64); }
-
-    /* Two rounds of multiplication (by constants of MurmurHash3), scaled to the capacity. No two of 2^32 consecutive
-     * runs share a hash before it is scaled. */
-    __device__ uint32_t home(Run run) const {
-        uint32_t hash = static_cast<uint32_t>(run) * 0x85ebca6bu;
-        if constexpr (sizeof(Run) == 8) hash += static_cast<uint32_t>(run >> 32) * 0xcc9e2d51u;
-        hash = (hash ^ hash >> 15) * 0xc2b2ae35u;
-        return __umulhi(hash ^ hash >> 16, capacity);
+    /* A multiple of kBucketSlots; below 2^32 for every count that int32 can number. */
+    static uint32_t capacity_for(int64_t count) {
+        return static_cast<uint32_t>(count + count / 2 + 64) / kBucketSlots * kBucketSlots;
     }
 
-    __device__ uint32_t next(uint32_t slot) const { return slot + 1 < capacity ? slot + 1 : 0; }
+    __device__ uint32_t buckets() const { return capacity / kBucketSlots; }
 
-    /* The slot of a run, claimed for it if need be. Which slot that is is a race. There are more slots than rows, so
-     * that a free one is met, here and in find(). */
-    __device__ uint32_t claim(Run run) {
-        uint32_t slot = home(run);
-        for (;; slot = next(slot)) {
-            const Run seen = atomicCAS(&keys[slot], kEmpty, run);
-            if (seen == kEmpty || seen == run) return slot;
+    /* Two rounds of multiplication (by constants of MurmurHash3), scaled to the buckets. No two of 2^32 consecutive rows
+     * of cells share a hash before it is scaled. */
+    __device__ uint32_t home(Cell cell) const {
+        const Cell row = cell / kBucketSlots;
+        uint32_t hash = static_cast<uint32_t>(row) * 0x85ebca6bu;
+        if constexpr (sizeof(Cell) == 8) hash += static_cast<uint32_t>(row >> 32) * 0xcc9e2d51u;
+        hash = (hash ^ hash >> 15) * 0xc2b2ae35u;
+        return __umulhi(hash ^ hash >> 16, buckets());
+    }
+
+    __device__ uint32_t next(uint32_t bucket) const { return bucket + 1 < buckets() ? bucket + 1 : 0; }
+
+    /* The slot of a cell, claimed for it if need be. Which slot that is is a race, but all who ask for a cell try slots in
+     * the same order, and one that another cell has stays taken: they agree. There are more slots than rows, so that a
+     * free one is met, here and in find(). */
+    __device__ uint32_t claim(Cell cell) {
+        for (uint32_t bucket = home(cell);; bucket = next(bucket)) {
+            const Bucket seen = keys[bucket];
+            uint32_t free = 0;
+#pragma unroll
+            for (int i = 0; i < kBucketSlots; ++i) {
+                if (seen.cell[i] == cell) return bucket * kBucketSlots + i;
+                free |= static_cast<uint32_t>(seen.cell[i] == kEmpty) << i;
+            }
+            for (int i = 0; i < kBucketSlots; ++i) {
+                const uint32_t slot = (static_cast<uint32_t>(cell) + i) % kBucketSlots;
+                if (!(free >> slot & 1)) continue;
+                const Cell taken = atomicCAS(&keys[bucket].cell[slot], kEmpty, cell);
+                if (taken == kEmpty || taken == cell) return bucket * kBucketSlots + slot;
+            }
         }
     }
 
     /* Of the rows that a voxel is given the lowest one stays, in whatever order they come. */
     __device__ void insert(uint32_t slot, uint32_t voxel, int32_t row) {
-        int32_t *entry = rows + static_cast<uint64_t>(slot) * kRunVoxels + voxel;
+        int32_t *entry = rows + static_cast<uint64_t>(slot) * kCellVoxels + voxel;
         atomicMin(reinterpret_cast<unsigned int *>(entry), static_cast<unsigned int>(row));
     }
 
-    /* The lowest rows of the run's voxels, each -1 where there is none; NULL when it has no voxel. */
-    __device__ const int32_t *find(Run run) const {
-        uint32_t slot = home(run);
-        Run seen = keys[slot];
-        while (seen != run && seen != kEmpty) {
-            slot = next(slot);
-            seen = keys[slot];
+    /* The slot of a cell, or kNone when it has no voxel. `seen` is its home bucket: several can be read before the first
+     * is asked about. */
+    __device__ uint32_t find(Cell cell, uint32_t bucket, Bucket seen) const {
+        for (;;) {
+            uint32_t slot = kNone;
+            bool full = true;
+#pragma unroll
+            for (int i = 0; i < kBucketSlots; ++i) {
+                if (seen.cell[i] == cell) slot = bucket * kBucketSlots + i;
+                full = full && seen.cell[i] != kEmpty;
+            }
+            if (slot != kNone || !full) return slot;
+            bucket = next(bucket);
+            seen = keys[bucket];
         }
-        return seen == run ? rows + static_cast<uint64_t>(slot) * kRunVoxels : nullptr;
+    }
+
+    /* The lowest rows of the cell's voxels, each -1 where there is none; NULL when it has no voxel. */
+    __device__ const int32_t *find(Cell cell) const {
+        const uint32_t bucket = home(cell), slot = find(cell, bucket, keys[bucket]);
+        return slot != kNone ? rows + static_cast<uint64_t>(slot) * kCellVoxels : nullptr;
     }
 };
 

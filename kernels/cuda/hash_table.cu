@@ -5,10 +5,13 @@
  * goes to the lowest row that asked for it, and so does any slot whose value is to be replaced. Three kernels: `mark`
  * notes which slots keep their values, `claim` gives every key a slot and every slot the lowest row, `write` lets those
  * rows store their values. A new table whose values are the numbers of the rows needs one kernel: the value itself is
- * the minimum.
+ * the minimum. Where such a table is larger than L2 it is filled stretch by stretch, of a size that stays there: the keys
+ * are read anew for each, in order, which takes less time than each key's own trip to memory.
  *
  *     workspace: owners uint32 (S) | slots int64 (N)
  */
+#include <algorithm>
+
 #include "backend.cuh"
 #include "coords.cuh"
 #include "hash_table.cuh"
@@ -86,13 +89,17 @@ __global__ void __launch_bounds__(kThreads) write_kernel(const int64_t *slots, c
     table_values[slot] = values ? values[n] : static_cast<Value>(n);
 }
 
+/* Keys whose first slot is one of [begin, end). */
 template <class Source, class Value>
-__global__ void __launch_bounds__(kThreads)
-    number_kernel(Source source, KeyTable<typename Source::Key> table, Value *table_values) {
+__global__ void __launch_bounds__(kThreads) number_kernel(Source source, KeyTable<typename Source::Key> table,
+                                                          int64_t begin, int64_t end, Value *table_values) {
     const int64_t n = thread_number();
     if (n >= source.count) return;
     typename Source::Key key;
-    const int64_t slot = source.get(n, &key) ? table.claim(key) : -1;
+    if (!source.get(n, &key)) return;
+    const int64_t first = table.first_slot(key);
+    if (first < begin || first >= end) return;
+    const int64_t slot = table.claim(key);
     if (slot >= 0) atomicMin(&table_values[slot], static_cast<Value>(n));
 }
 
@@ -124,6 +131,18 @@ struct Workspace {
     }
 };
 
+constexpr int64_t kMaxStretches = 16; /* more readings of all keys take as long as their trips to memory */
+
+/* Slots that half of L2 holds, or all where the table does not pass all of L2. */
+fg_status stretch_of(int64_t size, size_t slot_bytes, int64_t *stretch, fg_error *error) {
+    int device = 0, l2_bytes = 0;
+    FG_CUDA(cudaGetDevice(&device));
+    FG_CUDA(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, device));
+    const int64_t slots = l2_bytes / static_cast<int64_t>(slot_bytes);
+    *stretch = size <= slots ? size : std::max(slots / 2, ceil_div(size, kMaxStretches));
+    return FG_OK;
+}
+
 template <class Source, class Value>
 fg_status insert(const fg_hash_insert_params &p, cudaStream_t stream, fg_error *error) {
     using Key = typename Source::Key;
@@ -140,8 +159,14 @@ fg_status insert(const fg_hash_insert_params &p, cudaStream_t stream, fg_error *
     const unsigned int blocks = static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads));
     const Source source(p.keys, p.shape);
     if (!needs_owners(p)) {
-        number_kernel<Source, Value><<<blocks, kThreads, 0, stream>>>(source, table, table_values);
-        FG_CUDA(cudaGetLastError());
+        int64_t stretch = 0;
+        const fg_status status = stretch_of(size, sizeof(Key) + sizeof(Value), &stretch, error);
+        if (status != FG_OK) return status;
+        for (int64_t begin = 0; begin < size; begin += stretch) {
+            number_kernel<Source, Value>
+                <<<blocks, kThreads, 0, stream>>>(source, table, begin, begin + stretch, table_values);
+            FG_CUDA(cudaGetLastError());
+        }
         return FG_OK;
     }
     const Workspace workspace(p);

@@ -58,18 +58,32 @@ struct KeyTable {
         return -1;
     }
 
-    /* The slot that holds a key, or -1. */
-    __device__ int64_t find(Key key) const {
-        if (key == kEmpty) return keys[capacity] == kEmpty ? -1 : capacity;
+    /* Where the search for a key begins and what lies there: several can be read before the first is asked about. */
+    struct Probe {
+        Key key, seen;
+        int64_t slot;
+    };
+    __device__ Probe probe(Key key) const {
+        const int64_t slot = key == kEmpty ? capacity : first_slot(key);
+        return {key, keys[slot], slot};
+    }
+
+    /* The slot that holds the key, or -1. */
+    __device__ int64_t find(Probe at) const {
+        if (at.key == kEmpty) return at.seen == kEmpty ? -1 : capacity;
+        if (at.seen == at.key) return at.slot;
+        if (at.seen == kEmpty) return -1;
         const Word longest = state->longest > kShortWay ? state->longest : kShortWay;
-        int64_t slot = first_slot(key);
-        for (int64_t steps = 0; steps < capacity && static_cast<Word>(steps) <= longest; ++steps, slot = next(slot)) {
-            const Key seen = keys[slot];
-            if (seen == key) return slot;
-            if (seen == kEmpty) return -1;
+        for (int64_t steps = 1; steps < capacity && static_cast<Word>(steps) <= longest; ++steps) {
+            at.slot = next(at.slot);
+            at.seen = keys[at.slot];
+            if (at.seen == at.key) return at.slot;
+            if (at.seen == kEmpty) return -1;
         }
         return -1;
     }
+
+    __device__ int64_t find(Key key) const { return find(probe(key)); }
 };
 
 }  // namespace flexgemm

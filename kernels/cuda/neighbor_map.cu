@@ -1,10 +1,12 @@
 /*
  * Neighbour map of a sparse convolution: map[v, m] = row of the voxel that query m reads at offset v, or -1.
  *
- * Columns of voxels are cut into runs along z, and runs are numbered: ((b * W + x) * H + y) * ceil(D / 8) + z / 8. One
- * kernel puts all rows into a hash table of runs in the caller's workspace, one looks up every (query, offset) pair.
- * Every pair is looked up: the map of an odd submanifold kernel is its own mirror image only while no voxel occurs
- * twice, which nobody has checked.
+ * Voxels are taken in cells of 2 x 2 x 2, which are numbered as voxels are. One kernel puts all rows into a hash table of
+ * cells in the caller's workspace, one looks up every (query, offset) pair: where offsets are adjacent voxels, cell by
+ * cell. Every pair is looked up: the map of an odd submanifold kernel is its own mirror image only while no voxel
+ * occurs twice, which nobody has checked.
+ *
+ * Row orders are built behind the map, by keys that the look at adjacent offsets leaves on its way.
  *
  * Nothing here waits for the device except check = true, which reads back what is wrong before it raises.
  */
@@ -12,6 +14,8 @@
 #include "common.cuh"
 #include "coords.cuh"
 #include "hash.cuh"
+#include "ptx.cuh"
+#include "row_order.cuh"
 #include "voxel_number.cuh"
 
 namespace flexgemm {
@@ -21,23 +25,36 @@ constexpr int kThreads = 256;
 constexpr int kMaxKernel = 7; /* voxels along one axis */
 constexpr unsigned long long kNothing = ~0ull;
 
-/* With extents below 2^31 a voxel's number is unique all the same. */
-struct VoxelGrid : VoxelBounds {
-    using VoxelBounds::VoxelBounds;
+/* Cells of a grid. With extents below 2^31 a cell's number is unique even outside of the last cells. */
+struct CellGrid : VoxelBounds {
+    uint32_t cells_x, cells_y, cells_z;
 
-    __host__ __device__ uint32_t runs_of_column() const { return (depth + kRunVoxels - 1) / kRunVoxels; }
+    explicit CellGrid(const int64_t (&shape)[4])
+        : VoxelBounds(shape), cells_x(cells_of(width)), cells_y(cells_of(height)), cells_z(cells_of(depth)) {}
 
-    /* The first run of a column along z; the voxel at z lies in the run z / kRunVoxels further. */
-    template <class Run>
-    __device__ Run column(uint32_t b, uint32_t x, uint32_t y) const {
-        return ((static_cast<Run>(b) * width + x) * height + y) * runs_of_column();
+    static uint32_t cells_of(uint32_t extent) { return extent / 2 + extent % 2; }
+
+    /* The first cell of a column along z; the voxel at z lies in the cell z / 2 further. */
+    template <class Cell>
+    __device__ Cell column(uint32_t b, uint32_t cell_x, uint32_t cell_y) const {
+        return ((static_cast<Cell>(b) * cells_x + cell_x) * cells_y + cell_y) * cells_z;
+    }
+
+    template <class Cell>
+    __device__ Cell cell(int4 c) const {
+        return column<Cell>(c.x, c.y / 2, c.z / 2) + c.w / 2;
     }
 };
 
-/* Whether runs can be numbered, and an empty slot told from them, in 32 bits. */
-bool runs_fit_32_bits(const int64_t (&shape)[4]) {
-    const VoxelGrid grid(shape);
-    return static_cast<double>(grid.batch) * grid.width * grid.height * grid.runs_of_column() < 4e9;
+/* Which of its cell's voxels one is. */
+__device__ __forceinline__ uint32_t voxel_in_cell(uint32_t x, uint32_t y, uint32_t z) {
+    return (x % 2 * 2 + y % 2) * 2 + z % 2;
+}
+
+/* Whether cells can be numbered, and an empty slot told from them, in 32 bits. */
+bool cells_fit_32_bits(const int64_t (&shape)[4]) {
+    const CellGrid grid(shape);
+    return static_cast<double>(grid.batch) * grid.cells_x * grid.cells_y * grid.cells_z < 4e9;
 }
 
 /* First offenders, as unsigned numbers that atomicMin can lower. */
@@ -46,37 +63,40 @@ struct Report {
     unsigned long long duplicate; /* later row in the high half, the row it repeats in the low half */
 };
 
-/* Lanes with the same run as the lane before them leave the claim to the first of them. */
-template <class Run>
+/* Lanes with the same cell as the lane before them leave the claim to the first of them. */
+template <class Cell>
 __global__ void __launch_bounds__(kThreads)
-    insert_kernel(Coords rows, VoxelGrid grid, HashTable<Run> table, Report *report) {
+    insert_kernel(Coords rows, CellGrid grid, HashTable<Cell> table, Report *report) {
+    ptx::let_next_kernel_begin();
     const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     const int lane = threadIdx.x % 32;
     const int4 c = n < rows.count ? rows[n] : make_int4(-1, -1, -1, -1);
     const bool inside = grid.contain(c);
     if (n < rows.count && !inside && report) atomicMin(&report->outside, static_cast<unsigned long long>(n));
 
-    const Run run = inside ? grid.column<Run>(c.x, c.y, c.z) + c.w / kRunVoxels : table.kEmpty;
-    const Run run_before = __shfl_up_sync(~0u, run, 1);
-    const bool first = lane == 0 || run != run_before;
-    const uint32_t slot = first && inside ? table.claim(run) : 0;
+    const Cell cell = inside ? grid.cell<Cell>(c) : table.kEmpty;
+    const Cell cell_before = __shfl_up_sync(~0u, cell, 1);
+    const bool first = lane == 0 || cell != cell_before;
+    const uint32_t slot = first && inside ? table.claim(cell) : 0;
     const unsigned int firsts = __ballot_sync(~0u, first);
     const int claimer = 31 - __clz(firsts & (~0u >> (31 - lane)));
     const uint32_t claimed = __shfl_sync(~0u, slot, claimer);
-    if (inside) table.insert(claimed, c.w % kRunVoxels, static_cast<int32_t>(n));
+    if (inside) table.insert(claimed, voxel_in_cell(c.y, c.z, c.w), static_cast<int32_t>(n));
 }
 
-template <class Run>
+template <class Cell>
 __global__ void __launch_bounds__(kThreads)
-    find_duplicates_kernel(Coords rows, VoxelGrid grid, HashTable<Run> table, Report *report) {
+    find_duplicates_kernel(Coords rows, CellGrid grid, HashTable<Cell> table, Report *report) {
     const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     if (n >= rows.count) return;
     const int4 c = rows[n];
     if (!grid.contain(c)) return;
     /* All rows are in the table. */
-    const int64_t first = table.find(grid.column<Run>(c.x, c.y, c.z) + c.w / kRunVoxels)[c.w % kRunVoxels];
+    const int64_t first = table.find(grid.cell<Cell>(c))[voxel_in_cell(c.y, c.z, c.w)];
     if (first != n) atomicMin(&report->duplicate, static_cast<unsigned long long>(n << 32 | first));
 }
+
+/* ---- any offsets ---- */
 
 /* Where the kernel's elements look along one axis, in the three ways that a map may ask for. What lies outside every
  * grid is past the end of the largest, as an unsigned number. */
@@ -126,47 +146,48 @@ struct QuotientAxis : StrideAxis {
     }
 };
 
-/* One thread walks the kDepth offsets along z of one query at one (kx, ky), and probes where a run of the table begins.
+/* One thread walks the kDepth offsets along z of one query at one (kx, ky), and probes where a cell of the table begins.
  * CTAs of the same queries follow each other, so that what they read of coordinates and table is in L2 while it is
  * needed, however large the scene. */
-template <class Run, class Axis, int kDepth>
+template <class Cell, class Axis, int kDepth>
 __global__ void __launch_bounds__(kThreads)
-    lookup_kernel(Coords queries, VoxelGrid query_grid, VoxelGrid grid, HashTable<Run> table, Axis ax, Axis ay, Axis az,
-                  int32_t *map) {
+    lookup_kernel(Coords queries, VoxelBounds query_grid, CellGrid grid, HashTable<Cell> table, Axis ax, Axis ay,
+                  Axis az, int32_t *map) {
     const unsigned int columns = ax.size * ay.size, k = blockIdx.x % columns;
     const int64_t m = static_cast<int64_t>(blockIdx.x / columns) * kThreads + threadIdx.x;
     if (m >= queries.count) return;
     const int4 c = queries[m];
     const uint32_t x = ax.from(c.y, k / ay.size), y = ay.from(c.z, k % ay.size);
     const bool inside = query_grid.contain(c) && x < grid.width && y < grid.height;
-    const Run column = grid.column<Run>(c.x, x, y);
+    const Cell column = grid.column<Cell>(c.x, x / 2, y / 2);
     /* Loads first, stores after: a store waits for its value, and every load behind it would wait as well. */
     int32_t found[kDepth];
     const int32_t *entries = nullptr;
-    uint32_t run = ~0u; /* of the column, none yet */
+    uint32_t cell = ~0u; /* of the column, none yet */
 #pragma unroll
     for (int kz = 0; kz < kDepth; ++kz) {
         const uint32_t z = az.from(c.w, kz);
         const bool exists = inside && z < grid.depth;
-        if (exists && z / kRunVoxels != run) {
-            run = z / kRunVoxels;
-            entries = table.find(column + run);
+        if (exists && z / 2 != cell) {
+            cell = z / 2;
+            entries = table.find(column + cell);
         }
-        found[kz] = exists && entries ? entries[z % kRunVoxels] : -1;
+        found[kz] = exists && entries ? entries[voxel_in_cell(x, y, z)] : -1;
     }
     int32_t *entry = map + static_cast<int64_t>(k) * kDepth * queries.count + m;
 #pragma unroll
     for (int kz = 0; kz < kDepth; ++kz) entry[kz * queries.count] = found[kz];
 }
 
-template <class Run, class Axis>
-constexpr decltype(&lookup_kernel<Run, Axis, 1>) kLookupKernels[kMaxKernel] = {
-    lookup_kernel<Run, Axis, 1>, lookup_kernel<Run, Axis, 2>, lookup_kernel<Run, Axis, 3>, lookup_kernel<Run, Axis, 4>,
-    lookup_kernel<Run, Axis, 5>, lookup_kernel<Run, Axis, 6>, lookup_kernel<Run, Axis, 7>,
+template <class Cell, class Axis>
+constexpr decltype(&lookup_kernel<Cell, Axis, 1>) kLookupKernels[kMaxKernel] = {
+    lookup_kernel<Cell, Axis, 1>, lookup_kernel<Cell, Axis, 2>, lookup_kernel<Cell, Axis, 3>,
+    lookup_kernel<Cell, Axis, 4>, lookup_kernel<Cell, Axis, 5>, lookup_kernel<Cell, Axis, 6>,
+    lookup_kernel<Cell, Axis, 7>,
 };
 
-template <class Axis, class Run>
-fg_status look_up(const fg_neighbor_map_params *p, const VoxelGrid &grid, const HashTable<Run> &table,
+template <class Axis, class Cell>
+fg_status look_up(const fg_neighbor_map_params *p, const CellGrid &grid, const HashTable<Cell> &table,
                   cudaStream_t stream, fg_error *error) {
     const Axis ax(p, 0), ay(p, 1), az(p, 2);
     const int64_t blocks = ceil_div<int64_t>(p->queries.shape[0], kThreads) * ax.size * ay.size;
@@ -174,11 +195,176 @@ fg_status look_up(const fg_neighbor_map_params *p, const VoxelGrid &grid, const 
     if (blocks > INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "queries: %lld rows need more blocks than one launch can have",
                        static_cast<long long>(p->queries.shape[0]));
-    kLookupKernels<Run, Axis>[az.size - 1]<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(
-        Coords(p->queries), VoxelGrid(p->query_shape), grid, table, ax, ay, az, static_cast<int32_t *>(p->map.data));
+    kLookupKernels<Cell, Axis>[az.size - 1]<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(
+        Coords(p->queries), VoxelBounds(p->query_shape), grid, table, ax, ay, az, static_cast<int32_t *>(p->map.data));
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }
+
+/* ---- adjacent offsets ---- */
+
+constexpr int kMaxCells = 36;
+
+/* Along each axis the kernel looks at `size` voxels from c + low on, and so at cells() cells at most. */
+struct Neighborhood {
+    int32_t size[3], low[3];
+    bool flipped;                           /* the first element of the kernel looks at the last voxel */
+    uchar4 cell[kMaxCells];                 /* the place of a cell among them: x, y, z */
+    uchar2 column[kMaxKernel * kMaxKernel]; /* x and y of the voxels that a column of offsets looks at, from low on */
+
+    explicit Neighborhood(const fg_neighbor_map_params *p) : flipped(p->transposed) {
+        for (int axis = 0; axis < 3; ++axis) {
+            const int64_t padding = p->padding[axis];
+            size[axis] = p->kernel[axis];
+            low[axis] = static_cast<int32_t>(flipped ? padding - (size[axis] - 1) : -padding);
+        }
+        for (int i = 0; i < cells() && i < kMaxCells; ++i) {
+            const int yz = cells(1) * cells(2);
+            cell[i] = make_uchar4(i / yz, i % yz / cells(2), i % cells(2), 0);
+        }
+        for (int i = 0; i < size[0] * size[1]; ++i) {
+            const int x = i / size[1], y = i % size[1];
+            column[i] = flipped ? make_uchar2(size[0] - 1 - x, size[1] - 1 - y) : make_uchar2(x, y);
+        }
+    }
+
+    __host__ __device__ int cells(int axis) const { return size[axis] / 2 + 1; }
+    int cells() const { return cells(0) * cells(1) * cells(2); }
+    int volume() const { return size[0] * size[1] * size[2]; }
+    size_t shared_bytes() const { return sizeof(int32_t) * (kCellVoxels * 32 * cells() + volume()); }
+};
+
+constexpr int kNearThreads = 128, kNearWarps = kNearThreads / 32;
+constexpr int kCellsAhead = 2; /* of a thread: read before the first is asked about */
+constexpr int64_t kNearExtent = 1 << 30;
+
+/* Whether near_kernel() can: int32 holds all coordinates that it looks at, and shared memory the cells. */
+bool is_near(const fg_neighbor_map_params *p) {
+    for (int axis = 0; axis < 3; ++axis) {
+        if (p->stride[axis] != 1 || p->dilation[axis] != 1 || p->padding[axis] > kNearExtent / 2 ||
+            p->padding[axis] < -kNearExtent / 2 || p->shape[axis + 1] > kNearExtent ||
+            p->query_shape[axis + 1] > kNearExtent)
+            return false;
+    }
+    return Neighborhood(p).cells() <= kMaxCells;
+}
+
+/* A block takes 32 queries, one a lane. Its warps fetch the cells around them, then write the map, a column of kDepth
+ * offsets at a time, then the keys of the orders. */
+template <class Cell, int kDepth>
+__global__ void __launch_bounds__(kNearThreads)
+    near_kernel(Coords queries, VoxelBounds query_grid, CellGrid grid, HashTable<Cell> table,
+                const __grid_constant__ Neighborhood near, int32_t *map, const __grid_constant__ OrderKeys keys) {
+    extern __shared__ int32_t cell_rows[]; /* (cell, voxel of the cell, lane) */
+    ptx::let_next_kernel_begin();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int64_t m = static_cast<int64_t>(blockIdx.x) * 32 + lane;
+    const int4 c = m < queries.count ? queries[m] : make_int4(-1, -1, -1, -1);
+    const bool inside = query_grid.contain(c);
+    ptx::wait_for_earlier_kernels(); /* the table's; coordinates were there before those */
+    const int32_t x = c.y + near.low[0], y = c.z + near.low[1], z = c.w + near.low[2];
+    const int cells_y = near.cells(1), cells_z = near.cells(2), cells = near.cells(0) * cells_y * cells_z;
+    /* (offset): the lanes that have a neighbour there */
+    uint32_t *const present = reinterpret_cast<uint32_t *>(cell_rows) + cells * kCellVoxels * 32;
+
+    for (int first = warp; first < cells; first += kCellsAhead * kNearWarps) {
+        Cell cell[kCellsAhead]; /* kEmpty where there is none to look for */
+        typename HashTable<Cell>::Bucket seen[kCellsAhead];
+        uint32_t bucket[kCellsAhead];
+        int4 rows[kCellsAhead][2];
+#pragma unroll
+        for (int i = 0; i < kCellsAhead; ++i) {
+            const int at = first + i * kNearWarps;
+            const uchar4 place = near.cell[at < cells ? at : 0];
+            const uint32_t cell_x = (x >> 1) + place.x, cell_y = (y >> 1) + place.y, cell_z = (z >> 1) + place.z;
+            const bool exists =
+                inside && at < cells && cell_x < grid.cells_x && cell_y < grid.cells_y && cell_z < grid.cells_z;
+            cell[i] = exists ? grid.column<Cell>(c.x, cell_x, cell_y) + cell_z : table.kEmpty;
+            bucket[i] = exists ? table.home(cell[i]) : 0;
+            seen[i] = table.keys[bucket[i]];
+        }
+#pragma unroll
+        for (int i = 0; i < kCellsAhead; ++i) {
+            const uint32_t slot = cell[i] != table.kEmpty ? table.find(cell[i], bucket[i], seen[i]) : table.kNone;
+            const int4 *const entries = reinterpret_cast<const int4 *>(table.rows) + uint64_t{slot} * 2;
+            rows[i][0] = slot != table.kNone ? entries[0] : make_int4(-1, -1, -1, -1);
+            rows[i][1] = slot != table.kNone ? entries[1] : make_int4(-1, -1, -1, -1);
+        }
+#pragma unroll
+        for (int i = 0; i < kCellsAhead; ++i) {
+            const int at = first + i * kNearWarps;
+            if (at >= cells) break;
+            int32_t *const entry = cell_rows + at * kCellVoxels * 32 + lane;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                entry[(4 * half + 0) * 32] = rows[i][half].x;
+                entry[(4 * half + 1) * 32] = rows[i][half].y;
+                entry[(4 * half + 2) * 32] = rows[i][half].z;
+                entry[(4 * half + 3) * 32] = rows[i][half].w;
+            }
+        }
+    }
+    __syncthreads();
+
+    int along_z[kDepth]; /* where in a column of cells this query's voxels are */
+#pragma unroll
+    for (int kz = 0; kz < kDepth; ++kz) {
+        const int from_z = (z & 1) + (near.flipped ? kDepth - 1 - kz : kz);
+        along_z[kz] = (from_z / 2 * kCellVoxels + from_z % 2) * 32 + lane;
+    }
+    for (int column = warp; column < near.size[0] * near.size[1]; column += kNearWarps) {
+        const int from_x = (x & 1) + near.column[column].x, from_y = (y & 1) + near.column[column].y;
+        const int cells_before = (from_x / 2 * cells_y + from_y / 2) * cells_z;
+        const int base = (cells_before * kCellVoxels + voxel_in_cell(from_x, from_y, 0)) * 32;
+        int32_t *entry = map + static_cast<int64_t>(column) * kDepth * queries.count + m;
+#pragma unroll
+        for (int kz = 0; kz < kDepth; ++kz, entry += queries.count) {
+            const int32_t row = cell_rows[base + along_z[kz]];
+            if (m < queries.count) *entry = row;
+            const uint32_t with = __ballot_sync(~0u, row >= 0);
+            if (lane == 0) present[column * kDepth + kz] = with;
+        }
+    }
+    if (keys.plan.orders == 0) return;
+    __syncthreads();
+
+    if (m >= queries.count) return;
+    for (int order = warp; order < keys.plan.orders; order += kNearWarps)
+        keys.store(order, m, [&](int offset) { return present[offset] >> lane & 1; });
+}
+
+template <class Cell>
+constexpr decltype(&near_kernel<Cell, 1>) kNearKernels[kMaxKernel] = {
+    near_kernel<Cell, 1>, near_kernel<Cell, 2>, near_kernel<Cell, 3>, near_kernel<Cell, 4>,
+    near_kernel<Cell, 5>, near_kernel<Cell, 6>, near_kernel<Cell, 7>,
+};
+
+template <class Cell>
+fg_status look_near(const fg_neighbor_map_params *p, const CellGrid &grid, const HashTable<Cell> &table,
+                    const OrderKeys &keys, int compute_capability, cudaStream_t stream, fg_error *error) {
+    const Neighborhood near(p);
+    const int64_t blocks = ceil_div<int64_t>(p->queries.shape[0], 32);
+    if (blocks == 0) return FG_OK;
+    if (blocks > INT32_MAX)
+        return fg_fail(error, FG_ERROR_VALUE, "queries: %lld rows need more blocks than one launch can have",
+                       static_cast<long long>(p->queries.shape[0]));
+    const auto kernel = kNearKernels<Cell>[near.size[2] - 1];
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {static_cast<unsigned int>(blocks)};
+    config.blockDim = {kNearThreads};
+    config.dynamicSmemBytes = near.shared_bytes();
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = compute_capability >= 90 ? 1 : 0;
+    FG_CUDA(cudaLaunchKernelEx(&config, kernel, Coords(p->queries), VoxelBounds(p->query_shape), grid, table, near,
+                               static_cast<int32_t *>(p->map.data), keys));
+    return FG_OK;
+}
+
+/* ---- launch ---- */
 
 /* Reads the report back (the one wait) and names the first offender. */
 fg_status check_report(const fg_neighbor_map_params *p, const Report *report, cudaStream_t stream, fg_error *error) {
@@ -199,34 +385,54 @@ fg_status check_report(const fg_neighbor_map_params *p, const Report *report, cu
 
 constexpr size_t kReportBytes = 256; /* keeps the table 256-byte aligned */
 
-template <class Run>
+template <class Cell>
 size_t workspace_bytes(int64_t count) {
-    using Table = HashTable<Run>;
-    return count == 0 ? 0 : kReportBytes + uint64_t{Table::capacity_for(count)} * Table::kBytesPerSlot;
+    using Table = HashTable<Cell>;
+    const size_t bytes = kReportBytes + uint64_t{Table::capacity_for(count)} * Table::kBytesPerSlot;
+    return count == 0 ? 0 : ceil_div<size_t>(bytes, 256) * 256; /* row orders have theirs behind */
 }
 
-template <class Run>
-fg_status build(const fg_neighbor_map_params *p, cudaStream_t stream, fg_error *error) {
+size_t workspace_bytes(const fg_neighbor_map_params *p) {
+    const int64_t count = p->coords.shape[0];
+    return cells_fit_32_bits(p->shape) ? workspace_bytes<uint32_t>(count) : workspace_bytes<unsigned long long>(count);
+}
+
+bool has_orders(const fg_neighbor_map_params *p) {
+    return p->order.present && p->order.shape[0] * p->order.shape[1] > 0;
+}
+
+fg_status prepare_orders(const fg_neighbor_map_params *p, const fg_queue *queue, RowOrders *orders, fg_error *error) {
+    *orders = {};
+    if (!has_orders(p)) return FG_OK;
+    char *const workspace = static_cast<char *>(p->workspace.data) + workspace_bytes(p);
+    return orders->prepare(p->map.shape[1], p->kernel, p->sets, workspace, queue, error);
+}
+
+template <class Cell>
+fg_status build(const fg_neighbor_map_params *p, const OrderKeys &keys, int compute_capability, cudaStream_t stream,
+                fg_error *error) {
     const int64_t count = p->coords.shape[0];
     char *workspace = static_cast<char *>(p->workspace.data);
     Report *report = reinterpret_cast<Report *>(workspace);
-    HashTable<Run> table;
+    HashTable<Cell> table;
     table.capacity = table.capacity_for(count);
     table.rows = reinterpret_cast<int32_t *>(workspace + kReportBytes);
-    table.keys = reinterpret_cast<Run *>(table.rows + uint64_t{table.capacity} * kRunVoxels);
-    FG_CUDA(cudaMemsetAsync(workspace, 0xFF, workspace_bytes<Run>(count), stream));
+    table.keys =
+        reinterpret_cast<typename HashTable<Cell>::Bucket *>(table.rows + uint64_t{table.capacity} * kCellVoxels);
+    FG_CUDA(cudaMemsetAsync(workspace, 0xFF, workspace_bytes<Cell>(count), stream));
 
     const Coords rows(p->coords);
-    const VoxelGrid grid(p->shape);
+    const CellGrid grid(p->shape);
     const unsigned int blocks = static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads));
-    insert_kernel<Run><<<blocks, kThreads, 0, stream>>>(rows, grid, table, p->check ? report : nullptr);
+    insert_kernel<Cell><<<blocks, kThreads, 0, stream>>>(rows, grid, table, p->check ? report : nullptr);
     FG_CUDA(cudaGetLastError());
     if (p->check) {
-        find_duplicates_kernel<Run><<<blocks, kThreads, 0, stream>>>(rows, grid, table, report);
+        find_duplicates_kernel<Cell><<<blocks, kThreads, 0, stream>>>(rows, grid, table, report);
         FG_CUDA(cudaGetLastError());
         const fg_status status = check_report(p, report, stream, error);
         if (status != FG_OK) return status;
     }
+    if (is_near(p)) return look_near(p, grid, table, keys, compute_capability, stream, error);
     const bool unit_stride = p->stride[0] == 1 && p->stride[1] == 1 && p->stride[2] == 1;
     if (unit_stride) return look_up<ShiftAxis>(p, grid, table, stream, error);
     if (p->transposed) return look_up<QuotientAxis>(p, grid, table, stream, error);
@@ -235,10 +441,14 @@ fg_status build(const fg_neighbor_map_params *p, cudaStream_t stream, fg_error *
 
 }  // namespace
 
-fg_status neighbor_map_workspace(const fg_neighbor_map_params *p, const fg_queue *, size_t *bytes, fg_error *) {
-    const int64_t count = p->coords.shape[0];
-    *bytes = runs_fit_32_bits(p->shape) ? workspace_bytes<uint32_t>(count) : workspace_bytes<unsigned long long>(count);
-    return FG_OK;
+fg_status neighbor_map_workspace(const fg_neighbor_map_params *p, const fg_queue *queue, size_t *bytes,
+                                 fg_error *error) {
+    const DeviceGuard guard(queue->device_index);
+    FG_CUDA(guard.status());
+    RowOrders orders;
+    const fg_status status = prepare_orders(p, queue, &orders, error);
+    *bytes = workspace_bytes(p) + orders.bytes;
+    return status;
 }
 
 fg_status neighbor_map(const fg_neighbor_map_params *p, const fg_queue *queue, fg_error *error) {
@@ -249,11 +459,22 @@ fg_status neighbor_map(const fg_neighbor_map_params *p, const fg_queue *queue, f
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
     const cudaStream_t stream = stream_of(queue);
+    RowOrders orders;
+    int num_sms = 0, compute_capability = 0;
+    fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
+    if (status == FG_OK) status = prepare_orders(p, queue, &orders, error);
+    if (status != FG_OK) return status;
     if (count == 0) {
         if (entries > 0) FG_CUDA(cudaMemsetAsync(p->map.data, 0xFF, entries * sizeof(int32_t), stream));
-        return FG_OK;
+    } else {
+        status = cells_fit_32_bits(p->shape)
+                     ? build<uint32_t>(p, orders.keys, compute_capability, stream, error)
+                     : build<unsigned long long>(p, orders.keys, compute_capability, stream, error);
     }
-    return runs_fit_32_bits(p->shape) ? build<uint32_t>(p, stream, error) : build<unsigned long long>(p, stream, error);
+    if (status != FG_OK || !has_orders(p)) return status;
+    if (count == 0 || !is_near(p)) status = write_order_keys(p->map, orders.keys, stream, error);
+    if (status == FG_OK) status = orders.run(static_cast<int32_t *>(p->order.data), stream, error);
+    return status;
 }
 
 }  // namespace flexgemm

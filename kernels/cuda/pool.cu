@@ -3,8 +3,8 @@
  * so that nothing needs atomics and sums are in the order of offsets.
  *
  * Bound by memory. A thread owns 16 bytes of one output row (one channel where rows are not whole 16-byte pieces) and
- * walks the offsets; the threads of a row are neighbours and read its map entries together. Entries are fetched a batch
- * ahead of the rows they name, and those before the first is used.
+ * walks the offsets; the threads of a row are neighbours and read its map entries together. It first notes which of
+ * 32 offsets have an entry, most have none, then fetches the rows of a batch before the first is used.
  */
 #include "backend.cuh"
 #include "common.cuh"
@@ -15,7 +15,8 @@ namespace flexgemm {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBatch = 4; /* rows in flight of one thread */
+constexpr int kBatch = 4;    /* rows in flight of one thread */
+constexpr int kOffsets = 32; /* whose entries it looks at before */
 
 /* NaN is above every number; of equals the first stays. Two comparisons: the first is true of NaN on either side. */
 __device__ __forceinline__ bool takes(float x, float best) { return !(x <= best) && best == best; }
@@ -42,28 +43,37 @@ template <typename T, int kCount, class Visit>
 __device__ __forceinline__ void for_each_source(const PoolArgs &p, int64_t row, int64_t channel, Visit visit) {
     const T *in = static_cast<const T *>(p.in) + channel;
     const int32_t *map = p.map + row;
-    for (int v = 0; v < p.volume; v += kBatch) {
-        int32_t source[kBatch];
-        Vector<T, kCount> value[kBatch];
+    for (int first = 0; first < p.volume; first += kOffsets, map += kOffsets * p.rows) {
+        uint32_t present = 0; /* offsets from `first` on */
+        const int offsets = p.volume - first < kOffsets ? p.volume - first : kOffsets;
+#pragma unroll 9
+        for (int v = 0; v < offsets; ++v)
+            present |= static_cast<uint32_t>(static_cast<uint32_t>(map[v * p.rows]) < p.in_rows) << v;
+        while (present != 0) {
+            int32_t source[kBatch]; /* -1 where there are no more */
+            Vector<T, kCount> value[kBatch];
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) source[i] = v + i < p.volume ? map[(v + i) * p.rows] : -1;
+            for (int i = 0; i < kBatch; ++i, present &= present - 1)
+                source[i] = present != 0 ? map[(__ffs(static_cast<int>(present)) - 1) * p.rows] : -1;
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i)
-            if (static_cast<uint32_t>(source[i]) < p.in_rows)
-                value[i] = Vector<T, kCount>::load(in + source[i] * p.in_stride);
+            for (int i = 0; i < kBatch; ++i)
+                if (source[i] >= 0) value[i] = Vector<T, kCount>::load(in + source[i] * p.in_stride);
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i)
-            if (static_cast<uint32_t>(source[i]) < p.in_rows) visit(source[i], value[i]);
+            for (int i = 0; i < kBatch; ++i)
+                if (source[i] >= 0) visit(source[i], value[i]);
+        }
     }
 }
 
 /* The row and first channel of this thread; false beyond the end. */
 template <int kCount>
 __device__ __forceinline__ bool own_place(const PoolArgs &p, int64_t *row, int64_t *channel) {
-    const int64_t pieces = p.channels / kCount;
-    const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-    *row = thread / pieces;
-    *channel = thread % pieces * kCount;
+    /* The threads of a block lie within kThreads of its first piece: one long division is the block's, the rest short. */
+    const int64_t pieces = p.channels / kCount, first = static_cast<int64_t>(blockIdx.x) * kThreads;
+    const int64_t first_row = first / pieces;
+    const uint32_t piece = static_cast<uint32_t>(first - first_row * pieces) + threadIdx.x;
+    *row = first_row + piece / static_cast<uint32_t>(pieces);
+    *channel = piece % static_cast<uint32_t>(pieces) * kCount;
     return *row < p.rows;
 }
 
@@ -187,9 +197,12 @@ fg_status run(const fg_tensor &in, const fg_tensor &map, const fg_tensor &out, c
     p.in_rows = row_limit(in);
     p.volume = static_cast<int>(map.shape[0]);
     p.channels = out.shape[1];
-    if (map.shape[0] > INT32_MAX - kBatch)
-        return fg_fail(error, FG_ERROR_VALUE, "map: expected at most %d rows, got %lld", INT32_MAX - kBatch,
+    if (map.shape[0] > INT32_MAX - kOffsets)
+        return fg_fail(error, FG_ERROR_VALUE, "map: expected at most %d rows, got %lld", INT32_MAX - kOffsets,
                        static_cast<long long>(map.shape[0]));
+    if (p.channels > INT32_MAX)
+        return fg_fail(error, FG_ERROR_VALUE, "out: expected at most %d channels, got %lld", INT32_MAX,
+                       static_cast<long long>(p.channels));
     if (p.rows == 0 || p.channels == 0) return FG_OK;
     switch (in.dtype) {
         case FG_FLOAT16:

@@ -233,8 +233,20 @@ __device__ __forceinline__ uint32_t cluster_block_rank() {
 }
 
 /* In a launch that may begin before the kernels in front of it have ended: waits until they have, and what they wrote
- * is visible. In any other it returns at once. */
-__device__ __forceinline__ void wait_for_earlier_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+ * is visible. In any other, and before sm_90, it returns at once. */
+__device__ __forceinline__ void wait_for_earlier_kernels() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* When all blocks of a kernel have said so or ended, the launch behind it may begin, if it is one that may: blocks of
+ * both share the multiprocessors then. */
+__device__ __forceinline__ void let_next_kernel_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 
 /* All threads of all blocks of the cluster. */
 __device__ __forceinline__ void cluster_sync() {

@@ -3,13 +3,16 @@
  *
  * Bound by memory. A thread takes 16 bytes of x at a time, a warp 512 adjacent ones; where a row's address does not
  * allow that, the same elements go one by one. Per tensor: a pass for amax (an integer maximum over the bits of |x|,
- * which orders non-negative floats and does not depend on the order of the blocks), a pass for the cast. Per row: one
- * warp, or for long rows one block, reads its row twice, the second time from cache. Per block of 128 columns: a warp
- * holds its rows in registers between the two passes.
+ * which orders non-negative floats and does not depend on the order of the blocks), a pass for the cast, which begins
+ * at the end, where the first has left x in L2. Per row: one warp, or for long rows one block, holds the row in
+ * registers between the two passes, and reads what does not fit a second time. Per block of 128 columns: a warp holds
+ * its rows in registers.
  *
  * With SwiGLU two elements of x, gate and up, make one that is cast.
  */
 #include <algorithm>
+#include <cstring>
+#include <type_traits>
 
 #include "activation.cuh"
 #include "backend.cuh"
@@ -19,7 +22,7 @@ namespace flexgemm {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerSm = 8; /* grid-stride passes: enough to fill an SM's threads */
+constexpr int kBlocksPerSm = 4; /* that reside together: half of an SM's threads, each with several loads under way */
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 
 struct QuantizeArgs {
@@ -73,19 +76,58 @@ __device__ __forceinline__ void load_vector(float (&value)[kCount], const T *x, 
     }
 }
 
+/* Division by one scale of many numbers, rounded as a division is: a product with the reciprocal and one correction by
+ * the remainder, which is exact as long as nothing of it leaves the range of float32. That is so for scales of a middle
+ * size and quotients that fp8 tells from zero or from its largest number; beyond, infinities and NaN are the product's. */
+struct Divisor {
+    float scale, reciprocal;
+    bool middle;
+
+    __device__ explicit Divisor(float by) {
+        scale = by;
+        reciprocal = __frcp_rn(by);
+        middle = by > 0x1p-80f && by < 0x1p80f;
+    }
+
+    template <int kCount>
+    __device__ __forceinline__ void divide(float (&quotient)[kCount], const float (&x)[kCount]) const {
+        if (middle) {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) {
+                const float product = x[i] * reciprocal;
+                const float excess = fmaf(product, scale, -x[i]); /* +0 for both zeros, so that their signs stay */
+                const float corrected = fmaf(excess, -reciprocal, product);
+                quotient[i] = fabsf(product) < 0x1p20f ? corrected : product;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) quotient[i] = plain_quotient(x[i], scale);
+        }
+    }
+
+    static __device__ __noinline__ float plain_quotient(float x, float by) { return __fdiv_rn(x, by); }
+};
+
 /* cuda_fp8.h rounds to nearest even, saturates infinities with the rest and maps every NaN to 0x7f, by instruction
  * from sm_89 and in software before. */
 template <int kCount>
-__device__ __forceinline__ void store_vector(uint8_t *q, const float (&value)[kCount], float scale, bool e5m2,
+__device__ __forceinline__ void store_vector(uint8_t *q, const float (&value)[kCount], const Divisor &scale, bool e5m2,
                                              int count, bool aligned) {
     struct alignas(kCount) Vector {
         __nv_fp8x2_storage_t pair[kCount / 2];
     } vector;
-    for (int i = 0; i < kCount / 2; ++i) {
-        const float2 scaled = make_float2(__fdiv_rn(value[2 * i], scale), __fdiv_rn(value[2 * i + 1], scale));
-        vector.pair[i] = e5m2 ? __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, __NV_E5M2)
-                              : __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, __NV_E4M3);
-    }
+    float scaled[kCount];
+    scale.divide(scaled, value);
+    const auto cast = [&](__nv_fp8_interpretation_t kind) {
+#pragma unroll
+        for (int i = 0; i < kCount / 2; ++i)
+            vector.pair[i] =
+                __nv_cvt_float2_to_fp8x2(make_float2(scaled[2 * i], scaled[2 * i + 1]), __NV_SATFINITE, kind);
+    };
+    if (e5m2)
+        cast(__NV_E5M2);
+    else
+        cast(__NV_E4M3);
     if (aligned && count == kCount)
         *reinterpret_cast<Vector *>(q) = vector;
     else
@@ -93,10 +135,16 @@ __device__ __forceinline__ void store_vector(uint8_t *q, const float (&value)[kC
             if (i < count) q[i] = static_cast<uint8_t>(vector.pair[i / 2] >> (8 * (i % 2)));
 }
 
-/* Bits of |x| where finite, else 0. */
-__device__ __forceinline__ uint32_t finite_magnitude(float x) {
-    const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
-    return bits < kInfinityBits ? bits : 0;
+/* Bits of the largest |x| of those that are finite. fmaxf() passes over NaN; an infinity is rare enough to look twice. */
+template <int kCount>
+__device__ __forceinline__ uint32_t finite_amax(const float (&value)[kCount]) {
+    float amax = 0;
+    for (float x : value) amax = fmaxf(amax, fabsf(x));
+    if (__float_as_uint(amax) < kInfinityBits) return __float_as_uint(amax);
+    amax = 0;
+    for (float x : value)
+        if (__float_as_uint(fabsf(x)) < kInfinityBits) amax = fmaxf(amax, fabsf(x));
+    return __float_as_uint(amax);
 }
 
 /* A scale of 0, from zeros or by underflow, would divide by zero. */
@@ -121,57 +169,103 @@ __device__ __forceinline__ uint32_t block_max(uint32_t value) {
     return value;
 }
 
-/* ---- per tensor ---- */
-
-/* Vectors of kCount elements of a tensor in row order, dealt to all threads of the grid. */
-template <int kCount, typename Body>
-__device__ __forceinline__ void for_each_vector(const QuantizeArgs &args, Body body) {
-    const int64_t per_row = ceil_div<int64_t>(args.columns, kCount);
-    const int64_t total = args.rows * per_row, step = static_cast<int64_t>(gridDim.x) * kThreads;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total; i += step) {
-        const int64_t row = args.rows == 1 ? 0 : i / per_row;
-        body(row, (i - row * per_row) * kCount);
-    }
-}
-
 template <bool kSwiglu, typename T>
 __device__ __forceinline__ const T *input_at(const QuantizeArgs &args, int64_t row, int64_t column) {
     return static_cast<const T *>(args.x) + row * args.x_stride + column * (kSwiglu ? 2 : 1);
 }
 
+/* What a thread keeps of one load between the two passes: the elements as they came, or what SwiGLU made of them. They
+ * are kept as words: 16-bit elements would each take a register. */
+template <typename T, bool kSwiglu, int kCount>
+struct Kept {
+    using Element = std::conditional_t<kSwiglu, float, T>;
+    struct alignas(16) Words {
+        uint32_t word[kCount * sizeof(Element) / 4];
+    } words;
+
+    __device__ __forceinline__ void load(const T *x, int count, bool aligned) {
+        if constexpr (!kSwiglu) {
+            if (aligned && count == kCount) {
+                words = *reinterpret_cast<const Words *>(x);
+                return;
+            }
+        }
+        Element element[kCount];
+        if constexpr (kSwiglu)
+            load_vector<true>(element, x, count, aligned);
+        else
+            for (int i = 0; i < kCount; ++i) element[i] = i < count ? x[i] : from_float<T>(0.0f);
+        memcpy(&words, element, sizeof element);
+    }
+
+    __device__ __forceinline__ void widen(float (&value)[kCount]) const {
+        Element element[kCount];
+        memcpy(element, &words, sizeof element);
+        for (int i = 0; i < kCount; ++i) value[i] = to_float(element[i]);
+    }
+};
+
+/* ---- per tensor ---- */
+
+/* Vectors of kCount elements of a tensor in row order, dealt to all threads of the grid, kAhead of them loaded before
+ * the first is worked on. kBackward: from the last to the first. */
+template <typename T, bool kSwiglu, bool kBackward, typename Body>
+__device__ __forceinline__ void for_each_vector(const QuantizeArgs &args, Body body) {
+    constexpr int kCount = kOutputs<T, kSwiglu>, kAhead = 4;
+    const int64_t per_row = ceil_div<int64_t>(args.columns, kCount);
+    const int64_t total = args.rows * per_row, step = static_cast<int64_t>(gridDim.x) * kThreads;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total; i += kAhead * step) {
+        Kept<T, kSwiglu, kCount> kept[kAhead];
+        int64_t row[kAhead], column[kAhead];
+        int count[kAhead];
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            const int64_t at = kBackward ? total - 1 - (i + j * step) : i + j * step;
+            const bool valid = i + j * step < total;
+            row[j] = !valid || args.rows == 1 ? 0 : at / per_row;
+            column[j] = valid ? (at - row[j] * per_row) * kCount : 0;
+            count[j] = valid ? elements_at<kCount>(args.columns, column[j]) : 0;
+            kept[j].load(input_at<kSwiglu, T>(args, row[j], column[j]), count[j], args.aligned);
+        }
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            float value[kCount];
+            kept[j].widen(value);
+            body(row[j], column[j], value, count[j]);
+        }
+    }
+}
+
 template <typename T, bool kSwiglu>
-__global__ void __launch_bounds__(kThreads) tensor_amax_kernel(const __grid_constant__ QuantizeArgs args) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    tensor_amax_kernel(const __grid_constant__ QuantizeArgs args) {
     constexpr int kCount = kOutputs<T, kSwiglu>;
     uint32_t amax = 0;
-    for_each_vector<kCount>(args, [&](int64_t row, int64_t column) {
-        float value[kCount];
-        load_vector<kSwiglu>(value, input_at<kSwiglu, T>(args, row, column), elements_at<kCount>(args.columns, column),
-                             args.aligned);
-        for (float v : value) amax = max(amax, finite_magnitude(v));
-    });
+    for_each_vector<T, kSwiglu, false>(
+        args, [&](int64_t, int64_t, const float (&value)[kCount], int) { amax = max(amax, finite_amax(value)); });
     amax = block_max(amax);
     if (threadIdx.x == 0 && amax != 0) atomicMax(args.amax_bits, amax);
 }
 
 template <typename T, bool kSwiglu>
-__global__ void __launch_bounds__(kThreads) tensor_cast_kernel(const __grid_constant__ QuantizeArgs args) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    tensor_cast_kernel(const __grid_constant__ QuantizeArgs args) {
     constexpr int kCount = kOutputs<T, kSwiglu>;
     const float scale = args.scale_given ? *args.scale : scale_from_amax(*args.amax_bits, args.e5m2);
     if (!args.scale_given && blockIdx.x == 0 && threadIdx.x == 0) *args.scale = scale;
-    for_each_vector<kCount>(args, [&](int64_t row, int64_t column) {
-        float value[kCount];
-        const int count = elements_at<kCount>(args.columns, column);
-        load_vector<kSwiglu>(value, input_at<kSwiglu, T>(args, row, column), count, args.aligned);
-        store_vector(args.q + row * args.q_stride + column, value, scale, args.e5m2, count, args.aligned);
+    const Divisor divisor(scale);
+    for_each_vector<T, kSwiglu, true>(args, [&](int64_t row, int64_t column, const float (&value)[kCount], int count) {
+        store_vector(args.q + row * args.q_stride + column, value, divisor, args.e5m2, count, args.aligned);
     });
 }
 
 /* ---- per row ---- */
 
-constexpr int64_t kWarpRowColumns = 2048; /* longer rows take a block */
+constexpr int64_t kWarpRowColumns = 1024; /* longer rows take a block */
+constexpr int kKeptVectors = 4;           /* of a thread; those behind are read twice */
 
 template <typename T, bool kSwiglu, int kThreadsPerRow>
-__global__ void __launch_bounds__(kThreads) row_kernel(const __grid_constant__ QuantizeArgs args) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm) row_kernel(const __grid_constant__ QuantizeArgs args) {
     constexpr int kRowsPerBlock = kThreads / kThreadsPerRow, kCount = kOutputs<T, kSwiglu>;
     const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / kThreadsPerRow;
     if (row >= args.rows) return; /* whole warps or the whole block */
@@ -180,76 +274,136 @@ __global__ void __launch_bounds__(kThreads) row_kernel(const __grid_constant__ Q
     constexpr int kStep = kThreadsPerRow * kCount;
     float value[kCount];
 
+    Kept<T, kSwiglu, kCount> kept[kKeptVectors];
+#pragma unroll
+    for (int i = 0; i < kKeptVectors; ++i) {
+        const int64_t column = first + i * kStep;
+        const int count = column < args.columns ? elements_at<kCount>(args.columns, column) : 0;
+        kept[i].load(input_at<kSwiglu, T>(args, row, count > 0 ? column : 0), count, args.aligned);
+    }
+
     float scale;
     if (args.scale_given) {
         scale = args.scale[row];
     } else {
         uint32_t amax = 0;
-        for (int64_t column = first; column < args.columns; column += kStep) {
+#pragma unroll
+        for (int i = 0; i < kKeptVectors; ++i) {
+            kept[i].widen(value);
+            amax = max(amax, finite_amax(value));
+        }
+        for (int64_t column = first + kKeptVectors * kStep; column < args.columns; column += kStep) {
             load_vector<kSwiglu>(value, input_at<kSwiglu, T>(args, row, column),
                                  elements_at<kCount>(args.columns, column), args.aligned);
-            for (float v : value) amax = max(amax, finite_magnitude(v));
+            amax = max(amax, finite_amax(value));
         }
         amax = kThreadsPerRow == 32 ? __reduce_max_sync(0xffffffffu, amax) : block_max(amax);
         scale = scale_from_amax(amax, args.e5m2);
         if (first == 0) args.scale[row] = scale;
     }
-    for (int64_t column = first; column < args.columns; column += kStep) {
+    const Divisor divisor(scale);
+#pragma unroll
+    for (int i = 0; i < kKeptVectors; ++i) {
+        const int64_t column = first + i * kStep;
+        if (column >= args.columns) break;
+        kept[i].widen(value);
+        store_vector(q + column, value, divisor, args.e5m2, elements_at<kCount>(args.columns, column), args.aligned);
+    }
+    for (int64_t column = first + kKeptVectors * kStep; column < args.columns; column += kStep) {
         const int count = elements_at<kCount>(args.columns, column);
         load_vector<kSwiglu>(value, input_at<kSwiglu, T>(args, row, column), count, args.aligned);
-        store_vector(q + column, value, scale, args.e5m2, count, args.aligned);
+        store_vector(q + column, value, divisor, args.e5m2, count, args.aligned);
     }
 }
 
 /* ---- per block of 128 columns ---- */
 
-constexpr int kLaneColumns = FG_SCALE_BLOCK_SIZE / 32;
+/* Elements of q that a lane takes: 16 bytes of 16-bit x, so that 16 lanes share a block and a warp takes two. */
+template <typename T, bool kSwiglu>
+constexpr int kLaneColumns = kOutputs<T, kSwiglu> > 4 ? kOutputs<T, kSwiglu> : 4;
 
-/* A warp takes kWarpRows rows of a block of columns. kSquare: the rows of a thread block share one scale. */
+template <typename T, bool kSwiglu>
+constexpr int kWarpColumns = 32 * kLaneColumns<T, kSwiglu>;
+
+/* kSquare: the rows of a thread block share their scales; more threads hold its rows in registers. */
 template <bool kSquare>
-constexpr int kWarpRows = kSquare ? FG_SCALE_BLOCK_SIZE / (kThreads / 32) : 4;
+constexpr int kBlockThreads = kSquare ? 512 : kThreads;
+
+/* Rows of a warp. */
+template <bool kSquare>
+constexpr int kWarpRows = kSquare ? FG_SCALE_BLOCK_SIZE / (kBlockThreads<true> / 32) : 4;
+
+/* Maximum over the lanes that share a block of columns. */
+template <int kLanes>
+__device__ __forceinline__ uint32_t lanes_max(uint32_t value) {
+    if constexpr (kLanes == 32) {
+        return __reduce_max_sync(0xffffffffu, value);
+    } else {
+#pragma unroll
+        for (int step = kLanes / 2; step > 0; step /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, step));
+        return value;
+    }
+}
 
 template <typename T, bool kSwiglu, bool kSquare>
-__global__ void __launch_bounds__(kThreads) block_kernel(const __grid_constant__ QuantizeArgs args) {
-    constexpr int kRows = kWarpRows<kSquare>;
-    const int64_t column_block = blockIdx.x % args.column_blocks, rest = blockIdx.x / args.column_blocks;
-    const int64_t row_block = rest % args.row_blocks, group = rest / args.row_blocks;
-    const int lane = threadIdx.x % 32;
-    const int64_t first_row = (row_block * (kThreads / 32) + threadIdx.x / 32) * kRows;
-    const int64_t column = column_block * FG_SCALE_BLOCK_SIZE + lane * kLaneColumns;
-    const int count = args.columns > column ? elements_at<kLaneColumns>(args.columns, column) : 0;
-    float value[kRows][kLaneColumns];
-    uint32_t amax[kRows];
+__global__ void __launch_bounds__(kBlockThreads<kSquare>, kBlocksPerSm *kThreads / kBlockThreads<kSquare>)
+    block_kernel(const __grid_constant__ QuantizeArgs args) {
+    constexpr int kRows = kWarpRows<kSquare>, kCount = kLaneColumns<T, kSwiglu>, kWarps = kBlockThreads<kSquare> / 32;
+    constexpr int kLanes = FG_SCALE_BLOCK_SIZE / kCount; /* that share a block of columns */
+    const uint32_t spans = static_cast<uint32_t>(ceil_div<int64_t>(args.columns, kWarpColumns<T, kSwiglu>));
+    const uint32_t rest = blockIdx.x / spans, row_blocks = static_cast<uint32_t>(args.row_blocks);
+    const int64_t group = rest / row_blocks, row_block = rest % row_blocks;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t first_row = (row_block * kWarps + warp) * kRows;
+    const int64_t column = static_cast<int64_t>(blockIdx.x % spans) * kWarpColumns<T, kSwiglu> + lane * kCount;
+    const int64_t column_block = column / FG_SCALE_BLOCK_SIZE;
+    const int count = args.columns > column ? elements_at<kCount>(args.columns, column) : 0;
+    const bool writes_scale = lane % kLanes == 0 && count > 0 && !args.scale_given;
+    Kept<T, kSwiglu, kCount> kept[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
         const bool valid = first_row + i < args.rows && count > 0;
         const T *x = input_at<kSwiglu, T>(args, valid ? first_row + i : 0, valid ? column : 0);
-        load_vector<kSwiglu>(value[i], x + group * args.x_group_stride, valid ? count : 0, args.aligned);
-        amax[i] = 0;
-        for (float v : value[i]) amax[i] = max(amax[i], finite_magnitude(v));
+        kept[i].load(x + group * args.x_group_stride, valid ? count : 0, args.aligned);
     }
 
     const int64_t scale_rows = kSquare ? args.row_blocks : args.rows;
     float *const scales = args.scale + group * scale_rows * args.column_blocks + column_block;
-    float shared_scale = 1.0f;
+    float value[kCount], shared_scale = 1.0f;
     if constexpr (kSquare) {
-        for (int i = 1; i < kRows; ++i) amax[0] = max(amax[0], amax[i]);
-        shared_scale =
-            args.scale_given ? scales[row_block * args.column_blocks] : scale_from_amax(block_max(amax[0]), args.e5m2);
-        if (!args.scale_given && threadIdx.x == 0) scales[row_block * args.column_blocks] = shared_scale;
+        if (!args.scale_given) {
+            __shared__ uint32_t warp_max[kWarps][32 / kLanes];
+            uint32_t amax = 0;
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) {
+                kept[i].widen(value);
+                amax = max(amax, finite_amax(value));
+            }
+            amax = lanes_max<kLanes>(amax);
+            if (lane % kLanes == 0) warp_max[warp][lane / kLanes] = amax;
+            __syncthreads();
+            for (int other = 0; other < kWarps; ++other) amax = max(amax, warp_max[other][lane / kLanes]);
+            shared_scale = scale_from_amax(amax, args.e5m2);
+            if (writes_scale && warp == 0) scales[row_block * args.column_blocks] = shared_scale;
+        } else if (count > 0) {
+            shared_scale = scales[row_block * args.column_blocks];
+        }
     }
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
         const int64_t row = first_row + i;
         if (row >= args.rows) break; /* the whole warp */
+        kept[i].widen(value);
         float scale = shared_scale;
         if constexpr (!kSquare) {
-            scale = args.scale_given ? scales[row * args.column_blocks]
-                                     : scale_from_amax(__reduce_max_sync(0xffffffffu, amax[i]), args.e5m2);
-            if (!args.scale_given && lane == 0) scales[row * args.column_blocks] = scale;
+            if (args.scale_given)
+                scale = count > 0 ? scales[row * args.column_blocks] : 1.0f;
+            else
+                scale = scale_from_amax(lanes_max<kLanes>(finite_amax(value)), args.e5m2);
+            if (writes_scale) scales[row * args.column_blocks] = scale;
         }
         if (count > 0)
-            store_vector(args.q + group * args.q_group_stride + row * args.q_stride + column, value[i], scale,
+            store_vector(args.q + group * args.q_group_stride + row * args.q_stride + column, value, Divisor(scale),
                          args.e5m2, count, args.aligned);
     }
 }
@@ -312,14 +466,14 @@ fg_status quantize_rows(QuantizeArgs &args, cudaStream_t stream, fg_error *error
 
 template <typename T, bool kSwiglu, bool kSquare>
 fg_status quantize_blocks(QuantizeArgs &args, int64_t groups, cudaStream_t stream, fg_error *error) {
-    constexpr int kInputs = kLaneColumns * (kSwiglu ? 2 : 1);
-    args.aligned = rows_aligned<T>(args, std::min(kInputs, kVector<T>), kLaneColumns);
-    args.row_blocks = ceil_div<int64_t>(args.rows, kWarpRows<kSquare> * (kThreads / 32));
+    constexpr int kOut = kLaneColumns<T, kSwiglu>, kInputs = kOut * (kSwiglu ? 2 : 1);
+    args.aligned = rows_aligned<T>(args, std::min(kInputs, kVector<T>), kOut);
+    args.row_blocks = ceil_div<int64_t>(args.rows, kWarpRows<kSquare> * (kBlockThreads<kSquare> / 32));
     args.column_blocks = ceil_div<int64_t>(args.columns, FG_SCALE_BLOCK_SIZE);
-    const int64_t blocks = groups * args.row_blocks * args.column_blocks;
+    const int64_t blocks = groups * args.row_blocks * ceil_div<int64_t>(args.columns, kWarpColumns<T, kSwiglu>);
     const fg_status status = check_grid(blocks, error);
     if (status != FG_OK || blocks == 0) return status;
-    block_kernel<T, kSwiglu, kSquare><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
+    block_kernel<T, kSwiglu, kSquare><<<static_cast<unsigned>(blocks), kBlockThreads<kSquare>, 0, stream>>>(args);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }

@@ -3,16 +3,13 @@
  * the rows of one tile have neighbours at the same offsets of a group and the convolution skips the others.
  *
  * The key of a row is the Gray-code rank of its mask at the offsets of the plan: from one rank to the next a single
- * offset comes or goes. Above the rank stand the numbers of the order and of the row's segment, so that one stable radix
- * sort (CUB) sorts every segment of every order by itself, and leaves the orders one after another.
+ * offset comes or goes. (row_sort.cu sorts by it.)
  *
- * Workspace, n = orders * N: keys (n) | sorted keys (n) | rows (n) | what CUB needs
+ * Workspace, n = orders * N: keys (n) | keys and rows between passes (2 n) | counts
  */
-#include <cub/device/device_radix_sort.cuh>
+#include "row_order.cuh"
 
-#include "../plan.h"
 #include "backend.cuh"
-#include "common.cuh"
 
 namespace flexgemm {
 namespace {
@@ -20,94 +17,78 @@ namespace {
 constexpr int kThreads = 256;
 
 /* blockIdx.y: the order. */
-__global__ void __launch_bounds__(kThreads)
-    rank_kernel(const int32_t *map, int64_t count, const fg_order_plan plan, uint32_t *keys, int32_t *rows) {
+__global__ void __launch_bounds__(kThreads) keys_kernel(const int32_t *map, const __grid_constant__ OrderKeys keys) {
     const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-    if (n >= count) return;
-    const auto &offsets = plan.keys[blockIdx.y];
-    uint32_t key = 0;
-#pragma unroll
-    for (int i = 0; i < FG_MAX_KEY_BITS; ++i)
-        if (i < offsets.bits) key = key << 1 | (map[offsets.offsets[i] * count + n] >= 0);
-    /* The rank of a Gray code: each bit is the parity of itself and all above. */
-#pragma unroll
-    for (int shift = 1; shift < 32; shift *= 2) key ^= key >> shift;
-    const uint32_t segments = static_cast<uint32_t>((count + plan.segment - 1) / plan.segment);
-    const uint32_t segment = blockIdx.y * segments + static_cast<uint32_t>(n / plan.segment);
-    keys[blockIdx.y * count + n] = segment << plan.rank_bits | key;
-    rows[blockIdx.y * count + n] = static_cast<int32_t>(n);
-}
-
-struct Workspace {
-    uint32_t *keys, *sorted_keys;
-    int32_t *rows;
-    void *sort;
-    size_t sort_bytes, bytes;
-
-    Workspace(void *base, int64_t entries, size_t sort_bytes_) : sort_bytes(sort_bytes_) {
-        const size_t array = ceil_div<size_t>(static_cast<size_t>(entries) * sizeof(uint32_t), 256) * 256;
-        char *at = static_cast<char *>(base);
-        keys = reinterpret_cast<uint32_t *>(at);
-        sorted_keys = reinterpret_cast<uint32_t *>(at + array);
-        rows = reinterpret_cast<int32_t *>(at + 2 * array);
-        sort = at + 3 * array;
-        bytes = 3 * array + sort_bytes;
-    }
-};
-
-/* With temporary == NULL it only tells the bytes that it needs there. CUB asks for one bit at least. */
-cudaError_t sort_rows(void *temporary, size_t *bytes, const Workspace &workspace, int32_t *order, int64_t entries,
-                      int bits, cudaStream_t stream) {
-    return cub::DeviceRadixSort::SortPairs(temporary, *bytes, workspace.keys, workspace.sorted_keys, workspace.rows,
-                                           order, static_cast<int>(entries), 0, bits > 0 ? bits : 1, stream);
-}
-
-fg_status sort_bytes(const fg_row_order_params *p, const fg_order_plan &plan, const fg_queue *queue, size_t *bytes,
-                     fg_error *error) {
-    const int64_t entries = p->order.shape[0] * p->order.shape[1];
-    if (entries > INT32_MAX)
-        return fg_fail(error, FG_ERROR_VALUE, "order: expected at most %lld entries, which int32 can number, got %lld",
-                       static_cast<long long>(INT32_MAX), static_cast<long long>(entries));
-    const DeviceGuard guard(queue->device_index);
-    FG_CUDA(guard.status());
-    FG_CUDA(
-        sort_rows(nullptr, bytes, Workspace(nullptr, entries, 0), nullptr, entries, plan.key_bits, stream_of(queue)));
-    return FG_OK;
+    if (n >= keys.count) return;
+    keys.store(blockIdx.y, n, [&](int offset) { return map[offset * keys.count + n] >= 0; });
 }
 
 }  // namespace
 
+fg_status RowOrders::prepare(int64_t count, const int32_t (&kernel)[3], fg_order_sets sets, void *workspace,
+                             const fg_queue *queue, fg_error *error) {
+    *this = {};
+    keys.plan = fg_plan_row_orders(count, kernel, sets);
+    keys.count = count;
+    const int64_t entries = keys.plan.orders * count;
+    if (entries > INT32_MAX)
+        return fg_fail(error, FG_ERROR_VALUE, "order: expected at most %lld entries, which int32 can number, got %lld",
+                       static_cast<long long>(INT32_MAX), static_cast<long long>(entries));
+    int num_sms = 0;
+    const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
+    if (status != FG_OK) return status;
+
+    sort.count = count;
+    sort.segment = keys.plan.segment;
+    sort.orders = keys.plan.orders;
+    for (int i = 0; i < keys.plan.orders; ++i) sort.bits[i] = static_cast<uint8_t>(keys.plan.keys[i].bits);
+    char *const base = static_cast<char *>(workspace);
+    const auto take = [&](size_t part) {
+        char *const begin = base + bytes;
+        bytes += ceil_div<size_t>(part, 256) * 256;
+        return begin;
+    };
+    const size_t n = static_cast<size_t>(entries);
+    sort.keys = keys.keys = reinterpret_cast<uint32_t *>(take(n * sizeof(uint32_t)));
+    for (uint2 *&items : sort.items) items = reinterpret_cast<uint2 *>(take(n * sizeof(uint2)));
+    sort.counts = reinterpret_cast<uint32_t *>(take(row_sort_counts(sort) * sizeof(uint32_t)));
+    return FG_OK;
+}
+
+fg_status RowOrders::run(int32_t *order, cudaStream_t stream, fg_error *error) {
+    sort.order = order;
+    return row_sort(sort, compute_capability, stream, error);
+}
+
+fg_status write_order_keys(const fg_tensor &map, const OrderKeys &keys, cudaStream_t stream, fg_error *error) {
+    const dim3 grid(static_cast<unsigned int>(ceil_div<int64_t>(keys.count, kThreads)),
+                    static_cast<unsigned int>(keys.plan.orders));
+    keys_kernel<<<grid, kThreads, 0, stream>>>(static_cast<const int32_t *>(map.data), keys);
+    FG_CUDA(cudaGetLastError());
+    return FG_OK;
+}
+
 fg_status row_order_workspace(const fg_row_order_params *p, const fg_queue *queue, size_t *bytes, fg_error *error) {
     *bytes = 0;
-    const int64_t entries = p->order.shape[0] * p->order.shape[1];
-    if (entries == 0) return FG_OK;
-    size_t sort = 0;
-    const fg_order_plan plan = fg_plan_row_orders(p->map.shape[1], p->kernel, p->sets);
-    const fg_status status = sort_bytes(p, plan, queue, &sort, error);
-    if (status == FG_OK) *bytes = Workspace(nullptr, entries, sort).bytes;
+    if (p->order.shape[0] * p->order.shape[1] == 0) return FG_OK;
+    const DeviceGuard guard(queue->device_index);
+    FG_CUDA(guard.status());
+    RowOrders orders;
+    const fg_status status = orders.prepare(p->map.shape[1], p->kernel, p->sets, nullptr, queue, error);
+    if (status == FG_OK) *bytes = orders.bytes;
     return status;
 }
 
 fg_status row_order(const fg_row_order_params *p, const fg_queue *queue, fg_error *error) {
-    const int64_t count = p->map.shape[1], entries = p->order.shape[0] * count;
-    if (entries == 0) return FG_OK;
-    size_t sort = 0;
-    const fg_order_plan plan = fg_plan_row_orders(count, p->kernel, p->sets);
-    const fg_status status = sort_bytes(p, plan, queue, &sort, error);
-    if (status != FG_OK) return status;
+    if (p->order.shape[0] * p->order.shape[1] == 0) return FG_OK;
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
     const cudaStream_t stream = stream_of(queue);
-
-    const Workspace workspace(p->workspace.data, entries, sort);
-    const dim3 grid(static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads)),
-                    static_cast<unsigned int>(plan.orders));
-    rank_kernel<<<grid, kThreads, 0, stream>>>(static_cast<const int32_t *>(p->map.data), count, plan, workspace.keys,
-                                               workspace.rows);
-    FG_CUDA(cudaGetLastError());
-    int32_t *order = static_cast<int32_t *>(p->order.data);
-    FG_CUDA(sort_rows(workspace.sort, &sort, workspace, order, entries, plan.key_bits, stream));
-    return FG_OK;
+    RowOrders orders;
+    fg_status status = orders.prepare(p->map.shape[1], p->kernel, p->sets, p->workspace.data, queue, error);
+    if (status == FG_OK) status = write_order_keys(p->map, orders.keys, stream, error);
+    if (status == FG_OK) status = orders.run(static_cast<int32_t *>(p->order.data), stream, error);
+    return status;
 }
 
 }  // namespace flexgemm

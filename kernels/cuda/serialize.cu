@@ -220,7 +220,8 @@ void dispatch_mode(fg_sequence mode, unsigned int blocks, const Launch &launch) 
     launch(Code(), std::integral_constant<fg_sequence, FG_HILBERT>(), blocks);
 }
 
-/* As many blocks as the device holds at once at most: each loads the table. */
+/* On the Hilbert curve as many blocks as the device holds at once at most, each of which loads the table; else a block a
+ * tile, so that no multiprocessor waits for others' last one. */
 template <class Params, class Launch>
 fg_status run(const Params &p, const fg_queue *queue, fg_error *error, const Launch &launch) {
     const int64_t tiles = ceil_div<int64_t>(p.coords.shape[0], kTile);
@@ -230,7 +231,7 @@ fg_status run(const Params &p, const fg_queue *queue, fg_error *error, const Lau
     int num_sms, compute_capability;
     const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
     if (status != FG_OK) return status;
-    const int64_t most = static_cast<int64_t>(num_sms) * kBlocksPerSm;
+    const int64_t most = p.mode == FG_HILBERT ? static_cast<int64_t>(num_sms) * kBlocksPerSm : INT32_MAX;
     const unsigned int blocks = static_cast<unsigned int>(tiles < most ? tiles : most);
     if (p.code.dtype == FG_INT32)
         dispatch_mode<uint32_t>(p.mode, blocks, launch);

@@ -137,7 +137,7 @@ cudaError_t launch(const Config &given, const Body &kernel) {
     const dim3 grid = given.grid, block = given.block;
     const uint64_t threads = uint64_t{block.x} * block.y * block.z, blocks = uint64_t{grid.x} * grid.y * grid.z;
     if (threads == 0 || threads > 1024 || block.z > 64 || blocks == 0 || grid.x > INT32_MAX || grid.y > 65535 ||
-        grid.z > 65535 || grid.x % given.cluster || given.cluster > 8)
+        grid.z > 65535 || grid.x % given.cluster || given.cluster > 16)
         return set_error(cudaErrorInvalidConfiguration, "");
     if (given.shared_bytes > dynamic_shared_limit(given.function)) return set_error(cudaErrorInvalidValue, "");
     return in_stream(given.stream, [given, kept = kernel.copy()] { return run(given, *kept); });

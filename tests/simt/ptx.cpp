@@ -196,6 +196,7 @@ const std::map<std::string, Entry> kInstructions = {
     {"mbarrier.try_wait.parity", {barrier_try_wait, nullptr}},
     {"fence.proxy.async", {fence_proxy, nullptr}},
     {"griddepcontrol.wait", {wait_for_grids, nullptr}},
+    {"griddepcontrol.launch_dependents", {nothing, nullptr}},
     {"fence.", {nothing, nullptr}},
     {"prefetch", {nothing, nullptr}},
     {"mapa.shared::cluster", {map_address, nullptr}},

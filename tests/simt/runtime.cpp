@@ -271,6 +271,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
         case cudaDevAttrMultiProcessorCount:
             *value = multiprocessors ? std::atoi(multiprocessors) : 8;
             return cudaSuccess;
+        case cudaDevAttrL2CacheSize: /* small, so that what is divided by it is divided in tests */
+            *value = 1 << 14;
+            return cudaSuccess;
         case cudaDevAttrComputeCapabilityMajor:
             *value = 9;
             return cudaSuccess;
@@ -287,6 +290,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
 
 cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute attribute, int value) {
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout && value >= -1 && value <= 100) return cudaSuccess;
+    if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed && value == 1) return cudaSuccess;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value > kBlockSharedBytes)
         return set_error(cudaErrorInvalidValue, "");
     dynamic_limits()[{current_device, function}] = static_cast<size_t>(value);

@@ -264,6 +264,10 @@ T atomicMax(T *place, simt_same<T> x) {
     return simt_exchange(place, *place < x ? x : *place);
 }
 template <class T>
+T atomicAdd(T *place, simt_same<T> x) {
+    return simt_exchange(place, *place + x);
+}
+template <class T>
 T atomicExch(T *place, simt_same<T> x) {
     return simt_exchange(place, x);
 }
@@ -283,6 +287,10 @@ constexpr std::common_type_t<A, B> max(A a, B b) {
     return static_cast<T>(a) < static_cast<T>(b) ? static_cast<T>(b) : static_cast<T>(a);
 }
 
+template <class T>
+T __ldcg(const T *address) {
+    return *address;
+}
 inline int __popc(unsigned int x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
@@ -304,4 +312,5 @@ To simt_bits(From value) {
 inline unsigned int __float_as_uint(float x) { return simt_bits<unsigned int>(x); }
 inline float __uint_as_float(unsigned int x) { return simt_bits<float>(x); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __fdividef(float a, float b) { return a / b; }

@@ -1,0 +1,205 @@
+/*
+ * Sorts the segments of row orders by their keys: a stable radix sort in as many passes as an order's own keys need, most
+ * often one.
+ *
+ * A pass is two launches. The first counts the digits of every tile of rows. In the second a block adds up the counts of
+ * its segment's tiles, which says where its rows with each digit go; a warp numbers the rows of its stretch among those
+ * with the same digit, and every row goes to its place. All of it lies in L2; what limits is the latency of launches that
+ * wait for each other, so that they begin while the one in front ends.
+ */
+#include "row_sort.cuh"
+
+#include <algorithm>
+
+#include "ptx.cuh"
+
+namespace flexgemm {
+namespace {
+
+constexpr int kThreads = 512, kWarps = kThreads / 32;
+constexpr int kItems = 4; /* rows of a thread */
+constexpr int kTile = kThreads * kItems;
+constexpr int kMaxDigitBits = 9;
+constexpr int kDigits = 1 << kMaxDigitBits;
+static_assert(kThreads == kDigits, "a thread for each digit");
+
+/* One pass over the tile blockIdx.x of the segment blockIdx.y of the order blockIdx.z. */
+struct Pass {
+    int64_t base; /* the segment's first row in keys, items and order */
+    uint32_t first_row, rows, tiles;
+    int shift, digit_bits;
+    bool exists, first, last;
+    uint32_t *counts; /* (tiles, kDigits) of the segment */
+
+    __device__ Pass(const RowSort &sort, int pass) {
+        const int64_t start = static_cast<int64_t>(blockIdx.y) * sort.segment;
+        base = blockIdx.z * sort.count + start;
+        first_row = static_cast<uint32_t>(start);
+        rows = static_cast<uint32_t>(min(sort.segment, sort.count - start));
+        tiles = gridDim.x;
+        counts = sort.counts + (static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * tiles * kDigits;
+        const int bits = sort.bits[blockIdx.z], passes = max(1, ceil_div(bits, kMaxDigitBits));
+        digit_bits = ceil_div(bits, passes);
+        shift = pass * digit_bits;
+        exists = pass < passes;
+        first = pass == 0;
+        last = pass == passes - 1;
+    }
+
+    __device__ uint32_t digits() const { return 1u << digit_bits; }
+    __device__ uint32_t digit_of(uint32_t key) const { return key >> shift & (digits() - 1); }
+
+    /* The row that this thread takes as its i-th: a warp has a stretch of 32 * kItems. */
+    __device__ uint32_t place(int i) const {
+        return blockIdx.x * kTile + (threadIdx.x / 32 * kItems + i) * 32 + threadIdx.x % 32;
+    }
+    __device__ uint2 item(const RowSort &sort, const uint2 *in, uint32_t n) const {
+        return first ? make_uint2(sort.keys[base + n], first_row + n) : in[base + n];
+    }
+};
+
+__global__ void __launch_bounds__(kThreads) count_kernel(const __grid_constant__ RowSort sort, int number) {
+    ptx::let_next_kernel_begin();
+    __shared__ uint32_t counts[kDigits];
+    const Pass pass(sort, number);
+    counts[threadIdx.x] = 0;
+    __syncthreads();
+    ptx::wait_for_earlier_kernels();
+    if (!pass.exists) return;
+    const uint2 *const in = sort.items[number % 2];
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+        const uint32_t n = pass.place(i);
+        if (n < pass.rows) atomicAdd(&counts[pass.digit_of(pass.item(sort, in, n).x)], 1u);
+    }
+    __syncthreads();
+    if (threadIdx.x < pass.digits()) pass.counts[blockIdx.x * kDigits + threadIdx.x] = counts[threadIdx.x];
+}
+
+/* The lanes of the warp with the same digit; a lane without a row is not among them. */
+__device__ __forceinline__ uint32_t lanes_alike(uint32_t digit, int bits, bool valid) {
+    uint32_t alike = __ballot_sync(~0u, valid);
+    for (int bit = 0; bit < bits; bit += 3) {
+#pragma unroll
+        for (int i = 0; i < 3; ++i) {
+            const bool set = digit >> (bit + i) & 1;
+            const uint32_t with = __ballot_sync(~0u, set);
+            alike &= set ? with : ~with;
+        }
+    }
+    return alike;
+}
+
+/* Sum of a value over the threads before this one. */
+__device__ __forceinline__ uint32_t sum_before(uint32_t value) {
+    __shared__ uint32_t warp_sums[kWarps];
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint32_t sum = value;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        const uint32_t other = __shfl_up_sync(~0u, sum, distance);
+        sum += lane >= static_cast<uint32_t>(distance) ? other : 0;
+    }
+    if (lane == 31) warp_sums[warp] = sum;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += static_cast<uint32_t>(w) < warp ? warp_sums[w] : 0;
+    return sum - value;
+}
+
+__global__ void __launch_bounds__(kThreads) place_kernel(const __grid_constant__ RowSort sort, int number) {
+    ptx::let_next_kernel_begin();
+    __shared__ uint16_t warp_counts[kWarps][kDigits]; /* rows with a digit; then those of the warps before */
+    __shared__ uint32_t totals[kDigits];              /* rows with a digit in all tiles of the segment */
+    __shared__ uint32_t begins[kDigits];              /* where those of this tile go */
+    const Pass pass(sort, number);
+    const uint32_t thread = threadIdx.x, warp = thread / 32;
+    const uint32_t lanes_below = (1u << thread % 32) - 1;
+    for (int i = thread; i < kWarps * kDigits / 2; i += kThreads) reinterpret_cast<uint32_t *>(warp_counts)[i] = 0;
+    totals[thread] = begins[thread] = 0;
+    __syncthreads();
+    ptx::wait_for_earlier_kernels();
+    if (!pass.exists) return;
+
+    const uint2 *const in = sort.items[number % 2];
+    uint2 *const out = sort.items[(number + 1) % 2];
+    uint2 item[kItems];
+    uint32_t rank[kItems];
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+        const uint32_t n = pass.place(i);
+        item[i] = n < pass.rows ? pass.item(sort, in, n) : make_uint2(0, 0);
+    }
+    /* All threads add up counts, several a digit where digits are few. */
+    const uint32_t of_digit = thread & (pass.digits() - 1), step = kThreads >> pass.digit_bits;
+    uint32_t total = 0, before = 0;
+#pragma unroll 16
+    for (uint32_t tile = thread >> pass.digit_bits; tile < pass.tiles; tile += step) {
+        const uint32_t count = pass.counts[tile * kDigits + of_digit];
+        total += count;
+        before += tile < blockIdx.x ? count : 0;
+    }
+    atomicAdd(&totals[of_digit], total);
+    atomicAdd(&begins[of_digit], before);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+        const bool valid = pass.place(i) < pass.rows;
+        const uint32_t digit = pass.digit_of(item[i].x), alike = lanes_alike(digit, pass.digit_bits, valid);
+        uint16_t *const count = &warp_counts[warp][digit];
+        const uint32_t counted = *count;
+        __syncwarp();
+        if (valid && (alike & lanes_below) == 0) *count = static_cast<uint16_t>(counted + __popc(alike));
+        __syncwarp();
+        rank[i] = counted + __popc(alike & lanes_below);
+    }
+    __syncthreads();
+    begins[thread] += sum_before(totals[thread]);
+    uint32_t running = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+        const uint32_t count = warp_counts[w][thread];
+        warp_counts[w][thread] = static_cast<uint16_t>(running);
+        running += count;
+    }
+    __syncthreads();
+
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+        if (pass.place(i) >= pass.rows) break;
+        const uint32_t digit = pass.digit_of(item[i].x);
+        const int64_t to = pass.base + begins[digit] + warp_counts[warp][digit] + rank[i];
+        if (pass.last)
+            sort.order[to] = static_cast<int32_t>(item[i].y);
+        else
+            out[to] = item[i];
+    }
+}
+
+int64_t tiles_of(const RowSort &sort) { return ceil_div<int64_t>(std::min(sort.segment, sort.count), kTile); }
+
+}  // namespace
+
+size_t row_sort_counts(const RowSort &sort) {
+    return static_cast<size_t>(tiles_of(sort) * sort.segments() * sort.orders) * kDigits;
+}
+
+fg_status row_sort(const RowSort &sort, int compute_capability, cudaStream_t stream, fg_error *error) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {static_cast<unsigned>(tiles_of(sort)), static_cast<unsigned>(sort.segments()),
+                      static_cast<unsigned>(sort.orders)};
+    config.blockDim = {kThreads};
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = compute_capability >= 90 ? 1 : 0;
+    const int bits = *std::max_element(sort.bits, sort.bits + sort.orders);
+    for (int pass = 0; pass < std::max(1, ceil_div(bits, kMaxDigitBits)); ++pass) {
+        FG_CUDA(cudaLaunchKernelEx(&config, count_kernel, sort, pass));
+        FG_CUDA(cudaLaunchKernelEx(&config, place_kernel, sort, pass));
+    }
+    return FG_OK;
+}
+
+}  // namespace flexgemm
