@@ -229,7 +229,7 @@ static fg_plan plan_conv_wgrad_sm90(int64_t rows, int64_t ci, int64_t co, int64_
         if (width * candidates[i].cost < best_width * candidates[best].cost) best = i;
     }
     fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
-    const int64_t columns = at_most(candidates[best].block_n, FG_WGRAD_MAX_OFFSETS * ci);
+    const int64_t columns = at_most(candidates[best].block_n, candidates[best].block_n / 32 * ci);
     set_tile(&plan, candidates[best].block_m, (int32_t)columns, 3);
     /* CTAs of a slice: its tiles, and those that sum the bias gradient 128 bytes of a row each. */
     const int64_t count = at_least(tiles(co, v * ci, plan.block_m, plan.block_n) + ceil_div(co, plan.block_k), 1);

@@ -20,14 +20,11 @@ namespace flexgemm {
 namespace wgrad {
 
 constexpr int kWarpgroup = 128; /* threads */
-constexpr int kConsumers = 2;   /* warpgroups */
-constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+constexpr int kProducers = 2,
+              kConsumers = 2; /* warpgroups: one producer issues its copies too slowly for two consumers */
+constexpr int kProducerThreads = kProducers * kWarpgroup;
+constexpr int kThreads = kProducerThreads + kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
-
-constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-                  (1 + kConsumers) * ptx::registers_at_launch(kThreads),
-              "warpgroups divide the registers of the launch");
 
 /* A stage is a row of blocks of 64 channels, those of grad_out, then those of feats. A block is 64 rows of 128 bytes,
  * which are 64 channels of one gathered row (16-bit) or 32 gathered rows of one channel (TF32); 16-byte chunk c of row r
@@ -39,9 +36,7 @@ constexpr int kWgmmaM = 64;
 template <typename T>
 constexpr int kBlockK = kRowBytes / static_cast<int>(sizeof(T)); /* rows of a step */
 
-constexpr int kMaxOffsets = FG_WGRAD_MAX_OFFSETS;
-constexpr int kWindow = kWarpgroup;                   /* rows that the producer looks at together */
-constexpr int kCapacity = 2 * kWindow;                /* of the queue: a window, and less than a step */
+constexpr int kWindow = kProducerThreads;             /* rows that the producer looks at together */
 constexpr int kProducerBarrier = 1, kTaskBarrier = 2; /* named barriers: the producer's threads, all threads */
 
 /* Output channels and columns of a tile. The consumers divide its output channels, or its columns. */
@@ -56,12 +51,13 @@ struct Tile {
     /* A tile of few output channels holds several offsets, of which neighbouring ones want mostly the same rows: L1 has
      * them. The widest would only push its operands through L1. */
     static constexpr bool kThroughL1 = kBlockM < 256;
+    static constexpr int kMaxOffsets = kBlockN / 32;
+    /* Accumulators of a thread decide what consumers need. */
+    static constexpr int kConsumerRegisters = kConsumerM * kConsumerN / 2 > 128 ? 224 : 168;
+    static constexpr int kProducerRegisters =
+        (kProducers + kConsumers) * ptx::registers_at_launch(kThreads) / kProducers -
+        kConsumers * kConsumerRegisters / kProducers;
     static_assert(kConsumerN % kBlockChannels == 0, "a consumer starts at a block");
-};
-
-/* What eight columns are gathered from: a channel, less than 0 where there is none, at one of the task's offsets. */
-struct Column {
-    int offset, channel;
 };
 
 /* One CTA's share of the weight gradient. Tiles of the same rows run side by side, so that they share them in L2, and
@@ -105,15 +101,15 @@ struct Task {
 /* Dynamic shared memory of a CTA. Stages first: they start at a multiple of 1024. */
 template <class Tile>
 struct Shared {
+    static constexpr int kCapacity = kWindow + kBlockK<__half>; /* of the queue: a window, and less than a step */
+
     char stages[Tile::kStages][Tile::kStageBytes];
-    int32_t window[kMaxOffsets][kWindow];   /* the producer's: map entries of the next window, on their way */
-    int32_t in_row[kMaxOffsets][kCapacity]; /* the producer's queue: rows of feats at each offset, */
-    int32_t out_row[kCapacity];             /* and of grad_out, relative to the slice, or less than 0 */
-    Column column[Tile::kBlockN / kOctet];
+    int32_t in_row[Tile::kMaxOffsets][kCapacity]; /* the producer's queue: rows of feats at each offset, */
+    int32_t out_row[kCapacity];                   /* and of grad_out, relative to the slice, or less than 0 */
     Task<Tile> task;
-    uint32_t found[kWindow / 32]; /* the producer's: which of a warp's rows go into the queue */
-    bool end[Tile::kStages];      /* a step without operands, after the last */
-    bool spoiled;                 /* the consumers': some sum is NaN */
+    int32_t found[kWindow / 32]; /* the producer's: how many of a warp's rows go into the queue */
+    bool end[Tile::kStages];     /* a step without operands, after the last */
+    bool spoiled;                /* the consumers': some sum is NaN */
     alignas(8) uint64_t full[Tile::kStages];
     uint64_t empty[Tile::kStages];
 };
@@ -125,144 +121,171 @@ struct Shared {
 template <typename T, class Tile>
 struct Producer {
     static constexpr bool kTransposes = sizeof(T) == 4;
-    static constexpr int kThreadsPerRow = 8, kRowsPerPass = kWarpgroup / kThreadsPerRow;
+    static constexpr int kThreadsPerRow = 8, kRowsPerPass = kProducerThreads / kThreadsPerRow;
     static constexpr int kRowsPerThread = kBlockK<T> / kRowsPerPass;
-    static constexpr int kPieces = kTransposes ? kBlockChannels / kOctet : 1; /* of a thread, in a row of a block */
-    static constexpr int kPiecesA = Tile::kBlocksA * kPieces, kPiecesB = Tile::kBlocksB * kPieces;
-    static constexpr int kBatch = kPiecesB % 4 == 0 ? 4 : 3; /* pieces of B whose places are looked up together */
-    static_assert(kPiecesB % kBatch == 0, "whole batches");
-    static_assert(kWindow + kBlockK<T> <= kCapacity && kCapacity % kBlockK<T> == 0,
-                  "a step lies in the queue without a break");
+    static constexpr int kOctets = kBlockChannels / kOctet; /* of a block */
+    static constexpr int kCapacity = Shared<Tile>::kCapacity;
+    static_assert(kBlockK<T> % kRowsPerPass == 0, "threads cover whole rows and copy alike");
+    static_assert(kCapacity % kBlockK<T> == 0, "a step lies in the queue without a break");
+    static_assert(kOctets == kThreadsPerRow, "a piece of every block, and a channel of every octet");
+
+    /* What one piece of the columns is gathered from: a channel, less than 0 where there is none, at one of the task's
+     * offsets, whose rows of the queue begin at `queue`. */
+    struct Column {
+        int queue, channel;
+    };
 
     const WgradParams &p;
     Shared<Tile> &shared;
     Task<Tile> task;
     RingPosition<Tile::kStages> place; /* in the pipeline */
-    int scanned = 0, produced = 0;     /* rows of the slice, and those of them in the queue so far */
-
-    /* Starts the copies of the next window's map entries, one row per thread, which alone reads them. */
-    __device__ void request() {
-        const int row = scanned + static_cast<int>(threadIdx.x);
-        const int32_t *source = p.map + task.first_offset * p.rows + task.row0 + row;
-        for (int i = 0; i < task.offsets; ++i, source += p.rows) {
-            int32_t *entry = &shared.window[i][threadIdx.x];
-            if (row < task.rows)
-                ptx::cp_async_4(entry, source);
-            else
-                *entry = -1;
-        }
-        ptx::cp_async_commit();
-    }
-
-    /* Appends to the queue until `wanted` rows have been put there in total, or the slice ends; then what is missing of
-     * the last step gets places without a row. All but the last `wanted` - kBlockK of the rows have been used. */
-    __device__ void fill(int wanted) {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        while (produced < wanted && scanned < task.rows) {
-            ptx::cp_async_wait<0>();
-            bool present = false;
-            for (int i = 0; i < task.offsets; ++i)
-                present |= static_cast<uint32_t>(shared.window[i][threadIdx.x]) < p.in_rows;
-            const uint32_t mask = __ballot_sync(~0u, present);
-            if (lane == 0) shared.found[warp] = mask;
-            /* Also, all have read the places written below for an earlier step. */
-            ptx::named_barrier(kProducerBarrier, kWarpgroup);
-            int slot = produced + __popc(mask & ((1u << lane) - 1));
-#pragma unroll
-            for (int w = 0; w < kWindow / 32; ++w) {
-                const int count = __popc(shared.found[w]);
-                slot += w < warp ? count : 0;
-                produced += count;
-            }
-            slot %= kCapacity;
-            if (present) {
-                shared.out_row[slot] = scanned + static_cast<int>(threadIdx.x);
-                for (int i = 0; i < task.offsets; ++i) shared.in_row[i][slot] = shared.window[i][threadIdx.x];
-            }
-            scanned += kWindow;
-            ptx::named_barrier(kProducerBarrier, kWarpgroup);
-            request();
-        }
-        const int missing = wanted - produced, slot = (produced + static_cast<int>(threadIdx.x)) % kCapacity;
-        if (missing <= 0 || missing >= kBlockK<T>) return;
-        if (static_cast<int>(threadIdx.x) < missing) {
-            shared.out_row[slot] = -1;
-            for (int i = 0; i < task.offsets; ++i) shared.in_row[i][slot] = -1;
-        }
-        ptx::named_barrier(kProducerBarrier, kWarpgroup);
-    }
+    int scanned = 0;                   /* rows of the slice */
+    int head = 0, queued = 0;          /* the queue: first place, rows */
+    int32_t window[Tile::kMaxOffsets]; /* map entries of the next window, one row per thread, on their way */
+    Column columns[kTransposes ? 1 : Tile::kBlocksB]; /* of this thread's pieces, 16-bit */
 
     /* Which of a row's eight threads this is, and the first of its rows. */
     __device__ static int lane() { return static_cast<int>(threadIdx.x) % kThreadsPerRow; }
     __device__ static int first_row() { return static_cast<int>(threadIdx.x) / kThreadsPerRow; }
 
-    /* The octet of an operand that a piece belongs to, and where in the operand's blocks this thread's piece of its i-th
-     * row goes. */
-    __device__ static int octet_of(int piece) { return kTransposes ? piece : piece * kThreadsPerRow + lane(); }
-    __device__ static int place_of(int piece, int i) {
-        const int row = first_row() + i * kRowsPerPass;
-        if constexpr (kTransposes)
-            return (piece * kOctet + lane()) * kRowBytes + (row / 4 ^ lane()) * kChunk + row % 4 * 4;
-        else
-            return piece * kBlockBytes + row * kRowBytes + (lane() ^ row % 8) * kChunk;
-    }
+    __device__ static int wrapped(int slot) { return slot < kCapacity ? slot : slot - kCapacity; }
 
-    /* The same piece of each of this thread's rows, zeros for rows that are not there: then the source is not read, and
-     * may lie anywhere. */
-    template <bool kCached>
-    __device__ __forceinline__ static void copy(char *blocks, int piece, const T *source, uint32_t row_bytes,
-                                                const uint32_t (&rows)[kRowsPerThread], uint32_t limit) {
+    __device__ void request() {
+        const int row = scanned + static_cast<int>(threadIdx.x);
+        const int32_t *entry = p.map + task.first_offset * p.rows + task.row0 + row;
 #pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i) {
-            const char *row = reinterpret_cast<const char *>(source) + static_cast<uint64_t>(rows[i]) * row_bytes;
-            const bool zeros = rows[i] >= limit;
-            char *target = blocks + place_of(piece, i);
-            if constexpr (kTransposes)
-                ptx::cp_async_4_or_zero(target, row + lane() * sizeof(T), zeros);
-            else if constexpr (kCached)
-                ptx::cp_async_16_or_zeros_cached(target, row, zeros);
-            else
-                ptx::cp_async_16_or_zeros(target, row, zeros);
+        for (int i = 0; i < Tile::kMaxOffsets; ++i, entry += p.rows) {
+            if (i == task.offsets) break;
+            window[i] = row < task.rows ? *entry : -1;
         }
     }
 
-    /* The step that begins at queue place `first`. */
-    __device__ void load(int first) {
-        char *const a = shared.stages[place.slot], *const b = a + Tile::kBlocksA * kBlockBytes;
-        const int slot = first % kCapacity + first_row();
+    /* Appends to the queue until it holds a step, or the slice ends; then what is missing of the last step gets places
+     * without a row. */
+    __device__ void fill() {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        while (queued < kBlockK<T> && scanned < task.rows) {
+            bool present = false;
+#pragma unroll
+            for (int i = 0; i < Tile::kMaxOffsets; ++i) {
+                if (i == task.offsets) break;
+                present |= static_cast<uint32_t>(window[i]) < p.in_rows;
+            }
+            const uint32_t mask = __ballot_sync(~0u, present);
+            if (lane == 0) shared.found[warp] = __popc(mask);
+            /* Also, all have read the places written below for an earlier step. */
+            ptx::named_barrier(kProducerBarrier, kProducerThreads);
+            const int found = lane < kWindow / 32 ? shared.found[lane] : 0;
+            const int before = __reduce_add_sync(~0u, lane < warp ? found : 0);
+            if (present) {
+                const int slot = wrapped(wrapped(head + queued) + before + __popc(mask & ((1u << lane) - 1)));
+                shared.out_row[slot] = scanned + static_cast<int>(threadIdx.x);
+#pragma unroll
+                for (int i = 0; i < Tile::kMaxOffsets; ++i) {
+                    if (i == task.offsets) break;
+                    shared.in_row[i][slot] = window[i];
+                }
+            }
+            queued += __reduce_add_sync(~0u, found);
+            scanned += kWindow;
+            request();
+            ptx::named_barrier(kProducerBarrier, kProducerThreads);
+        }
+        if (queued == 0 || queued >= kBlockK<T>) return;
+        const int slot = wrapped(wrapped(head + queued) + static_cast<int>(threadIdx.x));
+        if (static_cast<int>(threadIdx.x) < kBlockK<T> - queued) {
+            shared.out_row[slot] = -1;
+            for (int i = 0; i < task.offsets; ++i) shared.in_row[i][slot] = -1;
+        }
+        queued = kBlockK<T>;
+        ptx::named_barrier(kProducerBarrier, kProducerThreads);
+    }
+
+    /* A row that is not there is zeros: the source is not read, and may lie anywhere. */
+    __device__ static const char *row_of(const void *data, uint32_t row, int64_t stride) {
+        return static_cast<const char *>(data) + static_cast<uint64_t>(row) * static_cast<uint32_t>(stride * sizeof(T));
+    }
+
+    /* 16-bit: pieces of 16 bytes, as they come. */
+    __device__ void copy(char *stage, int slot, const uint32_t (&out_rows)[kRowsPerThread]) {
+        char *const target = stage + first_row() * kRowBytes + (lane() ^ first_row() % 8) * kChunk;
+        const int co = task.co0 + lane() * kOctet;
+        const T *grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride + co;
+#pragma unroll
+        for (int i = 0; i < kRowsPerThread; ++i) {
+            const char *source = row_of(grad_out, out_rows[i], p.grad_stride);
+            const bool missing = out_rows[i] >= static_cast<uint32_t>(task.rows);
+#pragma unroll
+            for (int block = 0; block < Tile::kBlocksA; ++block)
+                ptx::cp_async_16_or_zeros(target + block * kBlockBytes + i * kRowsPerPass * kRowBytes,
+                                          source + block * kRowBytes, missing || co + block * kBlockChannels >= p.co);
+        }
+        /* Nothing is read behind a copy that could be read before it: a thread waits once. */
+        uint32_t in_rows[Tile::kBlocksB][kRowsPerThread];
+#pragma unroll
+        for (int block = 0; block < Tile::kBlocksB; ++block)
+#pragma unroll
+            for (int i = 0; i < kRowsPerThread; ++i)
+                in_rows[block][i] =
+                    static_cast<uint32_t>(shared.in_row[0][columns[block].queue + slot + i * kRowsPerPass]);
+#pragma unroll
+        for (int block = 0; block < Tile::kBlocksB; ++block) {
+            const T *feats = static_cast<const T *>(p.feats) + columns[block].channel;
+#pragma unroll
+            for (int i = 0; i < kRowsPerThread; ++i) {
+                char *const piece = target + (Tile::kBlocksA + block) * kBlockBytes + i * kRowsPerPass * kRowBytes;
+                const char *source = row_of(feats, in_rows[block][i], p.feats_stride);
+                const bool missing = in_rows[block][i] >= p.in_rows || columns[block].channel < 0;
+                if constexpr (Tile::kThroughL1)
+                    ptx::cp_async_16_or_zeros_cached(piece, source, missing);
+                else
+                    ptx::cp_async_16_or_zeros(piece, source, missing);
+            }
+        }
+    }
+
+    /* TF32: channels lane() of octets begin .. end, the first of them from `source`, each to its own row of a block. */
+    __device__ static void transpose(char *target, int begin, int end, const char *source, bool missing) {
+#pragma unroll 8
+        for (int octet = begin; octet < end; ++octet, source += kOctet * sizeof(T))
+            ptx::cp_async_4_or_zero(target + octet * kOctet * kRowBytes, source, missing);
+    }
+
+    __device__ void transpose(char *stage, int slot, uint32_t out_row) {
+        char *target = stage + lane() * kRowBytes + (first_row() / 4 ^ lane()) * kChunk + first_row() % 4 * sizeof(T);
+        const T *grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride + task.co0 + lane();
+        const int octets = min((p.co - task.co0) / kOctet, Tile::kBlocksA * kOctets);
+        transpose(target, 0, octets, row_of(grad_out, out_row, p.grad_stride),
+                  out_row >= static_cast<uint32_t>(task.rows));
+        transpose(target, octets, Tile::kBlocksA * kOctets, nullptr, true);
+        target += Tile::kBlocksA * kBlockBytes;
+        int octet = (task.begin - task.column0) / kOctet, channel = task.begin - task.first_offset * p.ci;
+        const int end = (task.end - task.column0) / kOctet;
+        transpose(target, 0, octet, nullptr, true);
+        for (int i = 0; octet < end; ++i, channel = 0) {
+            const int begin = octet;
+            octet = min(octet + (p.ci - channel) / kOctet, end);
+            const auto in_row = static_cast<uint32_t>(shared.in_row[i][slot]);
+            const T *feats = static_cast<const T *>(p.feats) + channel + lane();
+            transpose(target, begin, octet, row_of(feats, in_row, p.feats_stride), in_row >= p.in_rows);
+        }
+        transpose(target, end, Tile::kBlocksB * kOctets, nullptr, true);
+    }
+
+    /* The step at the head of the queue. */
+    __device__ void load() {
+        const int slot = head + first_row();
         uint32_t out_rows[kRowsPerThread];
 #pragma unroll
         for (int i = 0; i < kRowsPerThread; ++i)
             out_rows[i] = static_cast<uint32_t>(shared.out_row[slot + i * kRowsPerPass]);
         ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
-        const T *grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride;
-        const auto grad_bytes = static_cast<uint32_t>(p.grad_stride * sizeof(T));
-#pragma unroll 4
-        for (int piece = 0; piece < kPiecesA; ++piece) {
-            const int co = task.co0 + octet_of(piece) * kOctet;
-            copy<false>(a, piece, grad_out + co, grad_bytes, out_rows,
-                        co < p.co ? static_cast<uint32_t>(task.rows) : 0);
-        }
-        const T *feats = static_cast<const T *>(p.feats);
-        const auto feats_bytes = static_cast<uint32_t>(p.feats_stride * sizeof(T));
-#pragma unroll 1
-        for (int piece = 0; piece < kPiecesB; piece += kBatch) {
-            /* Nothing is read behind a copy that could be read before it: a thread waits twice a batch. */
-            Column column[kBatch];
-            uint32_t in_rows[kBatch][kRowsPerThread];
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j) column[j] = shared.column[octet_of(piece + j)];
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j)
-#pragma unroll
-                for (int i = 0; i < kRowsPerThread; ++i)
-                    in_rows[j][i] = static_cast<uint32_t>(shared.in_row[column[j].offset][slot + i * kRowsPerPass]);
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j) {
-                copy<Tile::kThroughL1>(b, piece + j, feats + column[j].channel, feats_bytes, in_rows[j],
-                                       column[j].channel >= 0 ? p.in_rows : 0);
-            }
-        }
+        if constexpr (kTransposes)
+            transpose(shared.stages[place.slot], slot, out_rows[0]);
+        else
+            copy(shared.stages[place.slot], slot, out_rows);
+        head = wrapped(head + kBlockK<T>);
+        queued -= kBlockK<T>;
         ptx::mbarrier_arrive_after_cp_async(&shared.full[place.slot]);
         announce(false);
     }
@@ -279,25 +302,28 @@ struct Producer {
     /* Between two tasks is a barrier among the producer's threads. */
     __device__ void run() {
         task = shared.task;
-        scanned = produced = 0;
-        for (int i = threadIdx.x; i < Tile::kBlockN / kOctet; i += kWarpgroup) {
-            const int column = task.column0 + i * kOctet;
-            shared.column[i] = {0, -kOctet};
-            if (task.begin <= column && column < task.end)
-                shared.column[i] = {column / p.ci - task.first_offset, column % p.ci};
-        }
+        scanned = head = queued = 0;
         request();
-        for (int first = 0;; first += kBlockK<T>) {
-            fill(first + kBlockK<T>); /* at least one round, behind whose barriers the columns lie */
-            if (produced <= first) break;
-            load(first);
+        if constexpr (!kTransposes) {
+#pragma unroll
+            for (int block = 0; block < Tile::kBlocksB; ++block) {
+                const int column = task.column0 + (block * kOctets + lane()) * kOctet;
+                columns[block] = {0, -kOctet};
+                if (task.begin <= column && column < task.end)
+                    columns[block] = {(column / p.ci - task.first_offset) * kCapacity, column % p.ci};
+            }
+        }
+        while (true) {
+            fill();
+            if (queued == 0) break;
+            load();
         }
         ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
         ptx::mbarrier_arrive(&shared.full[place.slot]);
         announce(true);
         ptx::cp_async_commit();
         ptx::cp_async_wait<0>(); /* no thread leaves with copies under way */
-        ptx::named_barrier(kProducerBarrier, kWarpgroup);
+        ptx::named_barrier(kProducerBarrier, kProducerThreads);
     }
 };
 

@@ -8,10 +8,10 @@
  * any stretch of these columns: part of an offset's channels when they are many, several offsets when they are few, so
  * that rows of grad_out are fetched once for all of them.
  *
- * A CTA owns one tile and one slice of the rows. Its three warpgroups share a pipeline of stages of 64 rows each (TF32:
+ * A CTA owns one tile and one slice of the rows. Its four warpgroups share a pipeline of stages of 64 rows each (TF32:
  * of 32):
  *
- *   producer     gathers both operands (conv_wgrad_producer_sm90.cuh);
+ *   2 producers  gather both operands (conv_wgrad_producer_sm90.cuh);
  *   2 consumers  multiply, accumulators in registers.
  *
  * The reduction runs across the rows that are gathered. wgmma transposes 16-bit operands, which therefore lie in shared
@@ -67,7 +67,7 @@ struct Consumer {
     const Task<Tile> &task;
     RingPosition<Tile::kStages> place; /* in the pipeline */
 
-    __device__ static int consumer() { return static_cast<int>(threadIdx.x) / kWarpgroup - 1; }
+    __device__ static int consumer() { return static_cast<int>(threadIdx.x) / kWarpgroup - kProducers; }
     __device__ static int first_channel() { return consumer() % Tile::kConsumersM * Tile::kConsumerM * kWgmmaM; }
     __device__ static int first_column() { return consumer() / Tile::kConsumersM * Tile::kConsumerN; }
 
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < Tile::kStages; ++stage) {
             /* Every producing thread for its copies, and one more arrival that says what the stage is. */
-            ptx::mbarrier_init(&shared.full[stage], kWarpgroup + 1);
+            ptx::mbarrier_init(&shared.full[stage], kProducerThreads + 1);
             ptx::mbarrier_init(&shared.empty[stage], kConsumerWarps);
         }
         ptx::fence_mbarrier_init();
@@ -273,11 +273,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         shared.spoiled = false;
     }
     __syncthreads();
-    if (threadIdx.x < kWarpgroup) {
-        ptx::setmaxnreg_dec<kProducerRegisters>();
+    if (threadIdx.x < kProducerThreads) {
+        ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
         run(Producer<T, Tile>{p, shared, {}, {}}, whole);
     } else {
-        ptx::setmaxnreg_inc<kConsumerRegisters>();
+        ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
         run(Consumer<T, Tile>{p, shared, shared.task, {}}, whole);
     }
 }
@@ -314,7 +314,7 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream,
 template <typename T>
 fg_status launch_tile(const WgradParams &p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
     if (plan.block_m == 256) return launch<T, Tile<256, 192, 1>>(p, plan, stream, error);
-    if (plan.block_m == 128) return launch<T, Tile<128, 256, 1>>(p, plan, stream, error);
+    if (plan.block_m == 128) return launch<T, Tile<128, 256, 2>>(p, plan, stream, error);
     return launch<T, Tile<64, 384, 2>>(p, plan, stream, error);
 }
 
