@@ -104,8 +104,10 @@ struct Shared {
     static constexpr int kCapacity = kWindow + kBlockK<__half>; /* of the queue: a window, and less than a step */
 
     char stages[Tile::kStages][Tile::kStageBytes];
-    int32_t in_row[Tile::kMaxOffsets][kCapacity]; /* the producer's queue: rows of feats at each offset, */
-    int32_t out_row[kCapacity];                   /* and of grad_out, relative to the slice, or less than 0 */
+    /* The producer's queue: rows of feats at each offset, less than 0 throughout for columns that are at none, and of
+     * grad_out, relative to the slice, or less than 0. */
+    int32_t in_row[Tile::kMaxOffsets + 1][kCapacity];
+    int32_t out_row[kCapacity];
     Task<Tile> task;
     int32_t found[kWindow / 32]; /* the producer's: how many of a warp's rows go into the queue */
     bool end[Tile::kStages];     /* a step without operands, after the last */
@@ -129,8 +131,7 @@ struct Producer {
     static_assert(kCapacity % kBlockK<T> == 0, "a step lies in the queue without a break");
     static_assert(kOctets == kThreadsPerRow, "a piece of every block, and a channel of every octet");
 
-    /* What one piece of the columns is gathered from: a channel, less than 0 where there is none, at one of the task's
-     * offsets, whose rows of the queue begin at `queue`. */
+    /* What one piece of the columns is gathered from: a channel of the rows that begin at place `queue` of in_row. */
     struct Column {
         int queue, channel;
     };
@@ -209,7 +210,7 @@ struct Producer {
     /* 16-bit: pieces of 16 bytes, as they come. */
     __device__ void copy(char *stage, int slot, const uint32_t (&out_rows)[kRowsPerThread]) {
         char *const target = stage + first_row() * kRowBytes + (lane() ^ first_row() % 8) * kChunk;
-        const int co = task.co0 + lane() * kOctet;
+        const int co = task.co0 + lane() * kOctet, left = p.co - co;
         const T *grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride + co;
 #pragma unroll
         for (int i = 0; i < kRowsPerThread; ++i) {
@@ -218,7 +219,7 @@ struct Producer {
 #pragma unroll
             for (int block = 0; block < Tile::kBlocksA; ++block)
                 ptx::cp_async_16_or_zeros(target + block * kBlockBytes + i * kRowsPerPass * kRowBytes,
-                                          source + block * kRowBytes, missing || co + block * kBlockChannels >= p.co);
+                                          source + block * kRowBytes, missing || block * kBlockChannels >= left);
         }
         /* Nothing is read behind a copy that could be read before it: a thread waits once. */
         uint32_t in_rows[Tile::kBlocksB][kRowsPerThread];
@@ -235,7 +236,7 @@ struct Producer {
             for (int i = 0; i < kRowsPerThread; ++i) {
                 char *const piece = target + (Tile::kBlocksA + block) * kBlockBytes + i * kRowsPerPass * kRowBytes;
                 const char *source = row_of(feats, in_rows[block][i], p.feats_stride);
-                const bool missing = in_rows[block][i] >= p.in_rows || columns[block].channel < 0;
+                const bool missing = in_rows[block][i] >= p.in_rows;
                 if constexpr (Tile::kThroughL1)
                     ptx::cp_async_16_or_zeros_cached(piece, source, missing);
                 else
@@ -305,10 +306,11 @@ struct Producer {
         scanned = head = queued = 0;
         request();
         if constexpr (!kTransposes) {
+            for (int i = threadIdx.x; i < kCapacity; i += kProducerThreads) shared.in_row[Tile::kMaxOffsets][i] = -1;
 #pragma unroll
             for (int block = 0; block < Tile::kBlocksB; ++block) {
                 const int column = task.column0 + (block * kOctets + lane()) * kOctet;
-                columns[block] = {0, -kOctet};
+                columns[block] = {Tile::kMaxOffsets * kCapacity, 0};
                 if (task.begin <= column && column < task.end)
                     columns[block] = {(column / p.ci - task.first_offset) * kCapacity, column % p.ci};
             }
