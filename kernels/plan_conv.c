@@ -216,7 +216,8 @@ fg_plan fg_plan_conv(const fg_conv_question *q) {
 /* ---- weight and bias gradient ---- */
 
 /* Hopper. The tile as in the forward pass: fewest bytes from L2, without leaving much of a wide one empty. Slices: about
- * WGRAD_WAVES CTAs a multiprocessor where there are rows enough, one where that leaves slices short. */
+ * WGRAD_WAVES CTAs a multiprocessor where there are rows enough, one where that leaves slices short. The longest of many
+ * slices has twice the mean. */
 static fg_plan plan_conv_wgrad_sm90(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms) {
     static const struct {
         int32_t block_m, block_n;
@@ -235,7 +236,7 @@ static fg_plan plan_conv_wgrad_sm90(int64_t rows, int64_t ci, int64_t co, int64_
     const int64_t count = at_least(tiles(co, v * ci, plan.block_m, plan.block_n) + ceil_div(co, plan.block_k), 1);
     const int64_t one_wave = at_most(num_sms / count, rows / MIN_ROWS_PER_SLICE);
     const int64_t waves = at_most(WGRAD_WAVES * num_sms / count, rows / MIN_ROWS_PER_WAVE);
-    set_split(&plan, at_least(at_least(one_wave, waves), ceil_div(rows, MAX_ROWS_PER_SLICE)), co * v * ci);
+    set_split(&plan, at_least(at_least(one_wave, waves), ceil_div(2 * rows, MAX_ROWS_PER_SLICE)), co * v * ci);
     return plan;
 }
 

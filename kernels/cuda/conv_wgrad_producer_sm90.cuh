@@ -60,6 +60,13 @@ struct Tile {
     static_assert(kConsumerN % kBlockChannels == 0, "a consumer starts at a block");
 };
 
+/* First row of a slice. CTAs begin slice by slice, and how long one takes depends on its offsets: the short slices at the
+ * end fill up what the long ones left uneven, for no more partial sums than equal ones would need. */
+__device__ inline int64_t slice_begin(const WgradParams &p, int slice) {
+    const int64_t left = p.slices - slice;
+    return p.tapered ? p.rows - p.rows * left / p.slices * left / p.slices : min(slice * p.rows_per_slice, p.rows);
+}
+
 /* One CTA's share of the weight gradient. Tiles of the same rows run side by side, so that they share them in L2, and
  * the middle columns come first: they are those of the middle offset, at which the most rows have a neighbour. */
 template <class Tile>
@@ -83,8 +90,8 @@ struct Task {
         end = min(column0 + tile_columns, columns);
         first_offset = begin / p.ci;
         offsets = (end - 1) / p.ci - first_offset + 1;
-        row0 = slice * p.rows_per_slice;
-        rows = static_cast<int>(min(p.rows_per_slice, p.rows - row0));
+        row0 = slice_begin(p, slice);
+        rows = static_cast<int>(slice_begin(p, slice + 1) - row0);
     }
 
     /* Its offset number `part` alone. */
