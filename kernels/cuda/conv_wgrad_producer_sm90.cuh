@@ -60,38 +60,41 @@ struct Tile {
     static_assert(kConsumerN % kBlockChannels == 0, "a consumer starts at a block");
 };
 
-/* First row of a slice. CTAs begin slice by slice, and how long one takes depends on its offsets: the short slices at the
- * end fill up what the long ones left uneven, for no more partial sums than equal ones would need. */
-__device__ inline int64_t slice_begin(const WgradParams &p, int slice) {
-    const int64_t left = p.slices - slice;
-    return p.tapered ? p.rows - p.rows * left / p.slices * left / p.slices : min(slice * p.rows_per_slice, p.rows);
+/* First row of a region. Three and more become shorter towards the last: how long a CTA takes depends on its offsets, and
+ * the short ones at the end fill up what the long ones left uneven, for no more partial sums than equal ones need. */
+__device__ inline int64_t region_begin(const WgradParams &p, int region) {
+    const int64_t left = p.regions - region;
+    return p.rows - p.rows * left / p.regions * (p.regions < 3 ? p.regions : left) / p.regions;
 }
 
-/* One CTA's share of the weight gradient. Tiles of the same rows run side by side, so that they share them in L2, and
- * the middle columns come first: they are those of the middle offset, at which the most rows have a neighbour. */
+/* One CTA's share of the weight gradient: a tile and a slice. A slice is every phases-th window of a region. The CTAs of
+ * a region run side by side, so that they go through the scene together and share its rows in L2. Their middle columns
+ * come first: they are those of the middle offset, at which the most rows have a neighbour. */
 template <class Tile>
 struct Task {
     int co0;                   /* output channels co0 .. co0 + kBlockM */
     int column0;               /* columns of the tile: column0 .. column0 + kBlockN */
     int begin, end;            /* those of them that are computed */
     int first_offset, offsets; /* that these touch */
-    int slice, rows;
-    int64_t row0;
+    int slice, phase;
+    int64_t row0; /* the region's first, and how many it has */
+    int rows;
 
     Task() = default;
     __device__ Task(const WgradParams &p, int tile_columns, int index) {
         const int columns = p.volume * p.ci;
         const int co_tiles = ceil_div(p.co, Tile::kBlockM), column_tiles = ceil_div(columns, tile_columns);
         co0 = index % co_tiles * Tile::kBlockM;
-        const int turn = index / co_tiles % column_tiles;
-        slice = index / co_tiles / column_tiles;
+        phase = index / co_tiles % p.phases;
+        const int tile = index / co_tiles / p.phases, turn = tile % column_tiles, region = tile / column_tiles;
+        slice = region * p.phases + phase;
         column0 = (column_tiles / 2 + (turn % 2 ? -(turn + 1) / 2 : turn / 2)) * tile_columns;
         begin = column0;
         end = min(column0 + tile_columns, columns);
         first_offset = begin / p.ci;
         offsets = (end - 1) / p.ci - first_offset + 1;
-        row0 = slice_begin(p, slice);
-        rows = static_cast<int>(slice_begin(p, slice + 1) - row0);
+        row0 = region_begin(p, region);
+        rows = static_cast<int>(region_begin(p, region + 1) - row0);
     }
 
     /* Its offset number `part` alone. */
@@ -112,7 +115,7 @@ struct Shared {
 
     char stages[Tile::kStages][Tile::kStageBytes];
     /* The producer's queue: rows of feats at each offset, less than 0 throughout for columns that are at none, and of
-     * grad_out, relative to the slice, or less than 0. */
+     * grad_out, relative to the region, or less than 0. */
     int32_t in_row[Tile::kMaxOffsets + 1][kCapacity];
     int32_t out_row[kCapacity];
     Task<Tile> task;
@@ -147,7 +150,7 @@ struct Producer {
     Shared<Tile> &shared;
     Task<Tile> task;
     RingPosition<Tile::kStages> place; /* in the pipeline */
-    int scanned = 0;                   /* rows of the slice */
+    int scanned = 0;                   /* first row of the next window, in the region */
     int head = 0, queued = 0;          /* the queue: first place, rows */
     int32_t window[Tile::kMaxOffsets]; /* map entries of the next window, one row per thread, on their way */
     Column columns[kTransposes ? 1 : Tile::kBlocksB]; /* of this thread's pieces, 16-bit */
@@ -195,7 +198,7 @@ struct Producer {
                 }
             }
             queued += __reduce_add_sync(~0u, found);
-            scanned += kWindow;
+            scanned += kWindow * p.phases;
             request();
             ptx::named_barrier(kProducerBarrier, kProducerThreads);
         }
@@ -310,7 +313,8 @@ struct Producer {
     /* Between two tasks is a barrier among the producer's threads. */
     __device__ void run() {
         task = shared.task;
-        scanned = head = queued = 0;
+        scanned = task.phase * kWindow;
+        head = queued = 0;
         request();
         if constexpr (!kTransposes) {
             for (int i = threadIdx.x; i < kCapacity; i += kProducerThreads) shared.in_row[Tile::kMaxOffsets][i] = -1;

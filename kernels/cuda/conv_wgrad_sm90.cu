@@ -208,7 +208,7 @@ __device__ void sum_bias(const WgradParams &p, int index, char *dynamic) {
     using Sum = ColumnSum<T, kVector, kThreads>;
     static_assert(Sum::kColumns == kBiasChannels<T>, "as the launch counts CTAs");
     const int groups = ceil_div(p.co, Sum::kColumns), slice = index / groups;
-    const int64_t begin = slice_begin(p, slice), end = slice_begin(p, slice + 1);
+    const int64_t begin = slice * p.rows_per_slice, end = min(begin + p.rows_per_slice, p.rows);
     const int co0 = index % groups * Sum::kColumns, co = co0 + static_cast<int>(threadIdx.x);
     const float sum = Sum::run(static_cast<const T *>(p.summed), p.summed_stride, begin, end, co0, p.co,
                                *reinterpret_cast<typename Sum::Sums *>(dynamic));
