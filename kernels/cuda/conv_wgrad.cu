@@ -282,7 +282,7 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
     if (work->fused()) {
         const fg_plan &plan = work->plan; /* a slice's CTAs are its tiles, and those of the bias gradient */
         const int64_t tiles = ceil_div<int64_t>(co, plan.block_m) * ceil_div<int64_t>(volume * ci, plan.block_n);
-        const int64_t at_once = num_sms / (tiles + ceil_div<int64_t>(co, plan.block_k));
+        const int64_t at_once = num_sms / (tiles + ceil_div<int64_t>(co * fg_dtype_size(p->feats.dtype), 128));
         work->regions = plan.split_k > at_once ? static_cast<int>(plan.split_k / (at_once > 1 ? at_once : 1)) : 1;
         work->plan.split_k -= plan.split_k % work->regions;
         if (p->feats.dtype == FG_FLOAT32 && p->grad_weight.present) work->copied = rows * co + in_rows * ci;

@@ -26,18 +26,18 @@ constexpr int kProducerThreads = kProducers * kWarpgroup;
 constexpr int kThreads = kProducerThreads + kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
 
-/* A stage is a row of blocks of 64 channels, those of grad_out, then those of feats. A block is 64 rows of 128 bytes,
- * which are 64 channels of one gathered row (16-bit) or 32 gathered rows of one channel (TF32); 16-byte chunk c of row r
+/* A stage is a row of blocks of 64 channels, those of grad_out, then those of feats. A row of a block
+ * is 128 bytes: 64 channels of one of 32 gathered rows (16-bit), or 32 gathered rows of one of 64 channels (TF32); 16-byte chunk c of row r
  * is stored as chunk c ^ (r % 8), from an address that is a multiple of 1024 on. feats in TF32 lie as they come, a row
  * of the tile's columns behind the other: consumers read them to registers, and wgmma takes them from there. */
-constexpr int kBlockChannels = 64, kRowBytes = 128, kBlockBytes = 64 * kRowBytes;
+constexpr int kBlockChannels = 64, kRowBytes = 128;
 constexpr int kSwizzleAtomBytes = 8 * kRowBytes;
 constexpr int kChunk = 16, kOctet = 8; /* bytes that are swizzled together; channels that lie at one offset */
 constexpr int kWgmmaM = 64;
-template <typename T>
-constexpr int kBlockK = kRowBytes / static_cast<int>(sizeof(T)); /* rows of a step */
+constexpr int kBlockK = 32; /* rows of a step */
 
 constexpr int kWindow = kProducerThreads;             /* rows that the producer looks at together */
+constexpr int kCapacity = kWindow + kBlockK;          /* of its queue: a window, and less than a step */
 constexpr int kProducerBarrier = 1, kTaskBarrier = 2; /* named barriers: the producer's threads, all threads */
 
 /* Output channels and columns of a tile. The consumers divide its output channels, or its columns. A wgmma's 64 rows are
@@ -45,7 +45,7 @@ constexpr int kProducerBarrier = 1, kTaskBarrier = 2; /* named barriers: the pro
 template <typename T, int kBlockM_, int kBlockN_, int kConsumersN_>
 struct Tile {
     static constexpr bool kTf32 = sizeof(T) == 4;
-    static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kConsumersN = kConsumersN_, kStages = 3;
+    static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kConsumersN = kConsumersN_;
     static constexpr int kConsumersM = kConsumers / kConsumersN;
     static constexpr int kConsumerM = kBlockM / kConsumersM; /* output channels of a consumer */
     static constexpr int kConsumerN = kBlockN / kConsumersN; /* columns of a consumer */
@@ -53,11 +53,15 @@ struct Tile {
         (kTf32 ? kConsumerN : kConsumerM) / kWgmmaM;                    /* wgmma of a consumer, side by side */
     static constexpr int kSums = (kTf32 ? kConsumerM : kConsumerN) / 2; /* accumulators of a thread in each */
     static constexpr int kBlocksA = kBlockM / kBlockChannels, kBlocksB = kBlockN / kBlockChannels;
+    static constexpr int kBlockBytes = (kTf32 ? kBlockChannels : kBlockK) * kRowBytes;
     /* TF32: eight banks from row to row, which the 4 rows x 8 columns that a warp reads share out among them. */
     static constexpr int kFeatsPitch = kBlockN * static_cast<int>(sizeof(T)) + 32;
     static constexpr int kStageBytes =
-        kBlocksA * kBlockBytes + (kTf32 ? kBlockK<T> * kFeatsPitch : kBlocksB * kBlockBytes);
+        kBlocksA * kBlockBytes + (kTf32 ? kBlockK * kFeatsPitch : kBlocksB * kBlockBytes);
     static constexpr int kMaxOffsets = kBlockN / (kTf32 && kBlockM > 64 ? 48 : 32); /* as the plan allows for */
+    /* Short steps and many of them: how far ahead the producer can be is what hides the way to memory. */
+    static constexpr int kStages =
+        (220 * 1024 - (kMaxOffsets + 2) * kCapacity * static_cast<int>(sizeof(int32_t))) / kStageBytes;
     /* Accumulators of a thread decide what consumers need. */
     static constexpr int kConsumerRegisters = kProducts * kSums > 128 ? 224 : 168;
     static constexpr int kProducerRegisters =
@@ -124,8 +128,6 @@ struct Task {
 /* Dynamic shared memory of a CTA. Stages first: they start at a multiple of 1024. */
 template <class Tile>
 struct Shared {
-    static constexpr int kCapacity = kWindow + kBlockK<__half>; /* of the queue: a window, and less than a step */
-
     char stages[Tile::kStages][Tile::kStageBytes];
     /* The producer's queue: rows of feats at each offset, less than 0 throughout for columns that are at none, and of
      * grad_out, relative to the slice, or less than 0. */
@@ -147,12 +149,11 @@ struct Shared {
 template <typename T, class Tile>
 struct Producer {
     static constexpr int kThreadsPerRow = 8, kRowsPerPass = kProducerThreads / kThreadsPerRow;
-    static constexpr int kRowsPerThread = kBlockK<T> / kRowsPerPass;
+    static constexpr int kRowsPerThread = kBlockK / kRowsPerPass;
     static constexpr int kPieceChannels = kChunk / static_cast<int>(sizeof(T));
     static constexpr int kOctets = kBlockChannels / kOctet; /* of a block */
-    static constexpr int kCapacity = Shared<Tile>::kCapacity;
-    static_assert(kBlockK<T> % kRowsPerPass == 0, "threads cover whole rows and copy alike");
-    static_assert(kCapacity % kBlockK<T> == 0, "a step lies in the queue without a break");
+    static_assert(kBlockK % kRowsPerPass == 0, "threads cover whole rows and copy alike");
+    static_assert(kCapacity % kBlockK == 0, "a step lies in the queue without a break");
     static_assert(kOctets == kThreadsPerRow, "a piece of every block, and a channel of every octet");
 
     const WgradParams &p;
@@ -184,7 +185,7 @@ struct Producer {
      * without a row. */
     __device__ void fill() {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        while (queued < kBlockK<T> && scanned < task.rows) {
+        while (queued < kBlockK && scanned < task.rows) {
             bool present = false;
 #pragma unroll
             for (int i = 0; i < Tile::kMaxOffsets; ++i) {
@@ -211,13 +212,13 @@ struct Producer {
             request();
             ptx::named_barrier(kProducerBarrier, kProducerThreads);
         }
-        if (queued == 0 || queued >= kBlockK<T>) return;
+        if (queued == 0 || queued >= kBlockK) return;
         const int slot = wrapped(wrapped(head + queued) + static_cast<int>(threadIdx.x));
-        if (static_cast<int>(threadIdx.x) < kBlockK<T> - queued) {
+        if (static_cast<int>(threadIdx.x) < kBlockK - queued) {
             shared.out_row[slot] = -1;
             for (int i = 0; i < task.offsets; ++i) shared.in_row[i][slot] = -1;
         }
-        queued = kBlockK<T>;
+        queued = kBlockK;
         ptx::named_barrier(kProducerBarrier, kProducerThreads);
     }
 
@@ -237,7 +238,7 @@ struct Producer {
             const bool missing = out_rows[i] >= static_cast<uint32_t>(task.rows);
 #pragma unroll
             for (int block = 0; block < Tile::kBlocksA; ++block)
-                ptx::cp_async_16_or_zeros(target + block * kBlockBytes + i * kRowsPerPass * kRowBytes,
+                ptx::cp_async_16_or_zeros(target + block * Tile::kBlockBytes + i * kRowsPerPass * kRowBytes,
                                           source + block * kRowBytes, missing || block * kBlockChannels >= left);
         }
         /* Nothing is read behind a copy that could be read before it: a thread waits once. */
@@ -253,7 +254,8 @@ struct Producer {
             const T *feats = static_cast<const T *>(p.feats) + columns[block].channel;
 #pragma unroll
             for (int i = 0; i < kRowsPerThread; ++i) {
-                char *const piece = target + (Tile::kBlocksA + block) * kBlockBytes + i * kRowsPerPass * kRowBytes;
+                char *const piece =
+                    target + (Tile::kBlocksA + block) * Tile::kBlockBytes + i * kRowsPerPass * kRowBytes;
                 const char *source = row_of(feats, in_rows[block][i], p.feats_stride);
                 ptx::cp_async_16_or_zeros(piece, source, in_rows[block][i] >= p.in_rows);
             }
@@ -275,7 +277,7 @@ struct Producer {
                   out_row >= static_cast<uint32_t>(task.rows));
         transpose(target, octets, Tile::kBlocksA * kOctets, nullptr, true);
 
-        target = stage + Tile::kBlocksA * kBlockBytes + first_row() * Tile::kFeatsPitch + lane() * kChunk;
+        target = stage + Tile::kBlocksA * Tile::kBlockBytes + first_row() * Tile::kFeatsPitch + lane() * kChunk;
         constexpr int kBatch = 4, kPieces = Tile::kBlockN / kPieceChannels / kThreadsPerRow;
         static_assert(kPieces % kBatch == 0, "whole batches");
 #pragma unroll
@@ -308,8 +310,8 @@ struct Producer {
             transpose_and_copy(shared.stages[place.slot], slot, out_rows[0]);
         else
             copy(shared.stages[place.slot], slot, out_rows);
-        head = wrapped(head + kBlockK<T>);
-        queued -= kBlockK<T>;
+        head = wrapped(head + kBlockK);
+        queued -= kBlockK;
         ptx::mbarrier_arrive_after_cp_async(&shared.full[place.slot]);
         announce(false);
     }
