@@ -20,14 +20,14 @@ namespace flexgemm {
 namespace wgrad {
 
 constexpr int kWarpgroup = 128; /* threads */
-constexpr int kProducers = 2,
-              kConsumers = 2; /* warpgroups: one producer issues its copies too slowly for two consumers */
+constexpr int kConsumers = 2;   /* warpgroups, */
+constexpr int kProducers = 2;   /* and as many: the copies that one can issue would not keep them busy */
 constexpr int kProducerThreads = kProducers * kWarpgroup;
 constexpr int kThreads = kProducerThreads + kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
 
-/* A stage is a row of blocks of 64 channels, those of grad_out, then those of feats. A row of a block
- * is 128 bytes: 64 channels of one of 32 gathered rows (16-bit), or 32 gathered rows of one of 64 channels (TF32); 16-byte chunk c of row r
+/* A stage is a row of blocks of 64 channels, those of grad_out, then those of feats. A row of a block is 128 bytes: 64
+ * channels of one of 32 gathered rows (16-bit), or 32 gathered rows of one of 64 channels (TF32). 16-byte chunk c of row r
  * is stored as chunk c ^ (r % 8), from an address that is a multiple of 1024 on. feats in TF32 lie as they come, a row
  * of the tile's columns behind the other: consumers read them to registers, and wgmma takes them from there. */
 constexpr int kBlockChannels = 64, kRowBytes = 128;
@@ -148,11 +148,10 @@ struct Shared {
  * takes one channel of eight: a warp's 4 rows x 8 channels come in whole sectors and go to all 32 banks. */
 template <typename T, class Tile>
 struct Producer {
-    static constexpr int kThreadsPerRow = 8, kRowsPerPass = kProducerThreads / kThreadsPerRow;
-    static constexpr int kRowsPerThread = kBlockK / kRowsPerPass;
+    static constexpr int kThreadsPerRow = 8;
     static constexpr int kPieceChannels = kChunk / static_cast<int>(sizeof(T));
     static constexpr int kOctets = kBlockChannels / kOctet; /* of a block */
-    static_assert(kBlockK % kRowsPerPass == 0, "threads cover whole rows and copy alike");
+    static_assert(kBlockK * kThreadsPerRow == kProducerThreads, "threads cover a step, a row each");
     static_assert(kCapacity % kBlockK == 0, "a step lies in the queue without a break");
     static_assert(kOctets == kThreadsPerRow, "a piece of every block, and a channel of every octet");
 
@@ -164,13 +163,15 @@ struct Producer {
     int head = 0, queued = 0;          /* the queue: first place, rows */
     int32_t window[Tile::kMaxOffsets]; /* map entries of the next window, one row per thread, on their way */
     Column columns[Tile::kBlocksB];    /* of this thread's pieces, 16-bit */
+    const T *grad_out = nullptr;       /* the slice's first row, this thread's channel of it */
 
-    /* Which of a row's eight threads this is, and the first of its rows. */
+    /* Which of a row's eight threads this is, and its row of a step. */
     __device__ static int lane() { return static_cast<int>(threadIdx.x) % kThreadsPerRow; }
-    __device__ static int first_row() { return static_cast<int>(threadIdx.x) / kThreadsPerRow; }
+    __device__ static int row() { return static_cast<int>(threadIdx.x) / kThreadsPerRow; }
 
     __device__ static int wrapped(int slot) { return slot < kCapacity ? slot : slot - kCapacity; }
 
+    /* Starts the loads of the next window's map entries. */
     __device__ void request() {
         const int row = scanned + static_cast<int>(threadIdx.x);
         const int32_t *entry = p.map + task.first_offset * p.rows + task.row0 + row;
@@ -228,37 +229,25 @@ struct Producer {
     }
 
     /* 16-bit: both operands as they come. */
-    __device__ void copy(char *stage, int slot, const uint32_t (&out_rows)[kRowsPerThread]) {
-        char *const target = stage + first_row() * kRowBytes + (lane() ^ first_row() % 8) * kChunk;
-        const int co = task.co0 + lane() * kOctet, left = p.co - co;
-        const T *grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride + co;
+    __device__ void copy(char *stage, int slot, uint32_t out_row) {
+        char *const target = stage + row() * kRowBytes + (lane() ^ row() % 8) * kChunk;
+        const int left = p.co - task.co0 - lane() * kOctet; /* channels */
+        const char *source = row_of(grad_out, out_row, p.grad_stride);
+        const bool missing = out_row >= static_cast<uint32_t>(task.rows);
 #pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i) {
-            const char *source = row_of(grad_out, out_rows[i], p.grad_stride);
-            const bool missing = out_rows[i] >= static_cast<uint32_t>(task.rows);
-#pragma unroll
-            for (int block = 0; block < Tile::kBlocksA; ++block)
-                ptx::cp_async_16_or_zeros(target + block * Tile::kBlockBytes + i * kRowsPerPass * kRowBytes,
-                                          source + block * kRowBytes, missing || block * kBlockChannels >= left);
-        }
+        for (int block = 0; block < Tile::kBlocksA; ++block)
+            ptx::cp_async_16_or_zeros(target + block * Tile::kBlockBytes, source + block * kRowBytes,
+                                      missing || block * kBlockChannels >= left);
         /* Nothing is read behind a copy that could be read before it: a thread waits once. */
-        uint32_t in_rows[Tile::kBlocksB][kRowsPerThread];
+        uint32_t in_row[Tile::kBlocksB];
 #pragma unroll
         for (int block = 0; block < Tile::kBlocksB; ++block)
-#pragma unroll
-            for (int i = 0; i < kRowsPerThread; ++i)
-                in_rows[block][i] =
-                    static_cast<uint32_t>(shared.in_row[0][columns[block].queue + slot + i * kRowsPerPass]);
+            in_row[block] = static_cast<uint32_t>(shared.in_row[0][columns[block].queue + slot]);
 #pragma unroll
         for (int block = 0; block < Tile::kBlocksB; ++block) {
             const T *feats = static_cast<const T *>(p.feats) + columns[block].channel;
-#pragma unroll
-            for (int i = 0; i < kRowsPerThread; ++i) {
-                char *const piece =
-                    target + (Tile::kBlocksA + block) * Tile::kBlockBytes + i * kRowsPerPass * kRowBytes;
-                const char *source = row_of(feats, in_rows[block][i], p.feats_stride);
-                ptx::cp_async_16_or_zeros(piece, source, in_rows[block][i] >= p.in_rows);
-            }
+            ptx::cp_async_16_or_zeros(target + (Tile::kBlocksA + block) * Tile::kBlockBytes,
+                                      row_of(feats, in_row[block], p.feats_stride), in_row[block] >= p.in_rows);
         }
     }
 
@@ -270,14 +259,13 @@ struct Producer {
     }
 
     __device__ void transpose_and_copy(char *stage, int slot, uint32_t out_row) {
-        char *target = stage + lane() * kRowBytes + (first_row() / 4 ^ lane()) * kChunk + first_row() % 4 * sizeof(T);
-        const T *grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride + task.co0 + lane();
+        char *target = stage + lane() * kRowBytes + (row() / 4 ^ lane()) * kChunk + row() % 4 * sizeof(T);
         const int octets = min((p.co - task.co0) / kOctet, Tile::kBlocksA * kOctets);
         transpose(target, 0, octets, row_of(grad_out, out_row, p.grad_stride),
                   out_row >= static_cast<uint32_t>(task.rows));
         transpose(target, octets, Tile::kBlocksA * kOctets, nullptr, true);
 
-        target = stage + Tile::kBlocksA * Tile::kBlockBytes + first_row() * Tile::kFeatsPitch + lane() * kChunk;
+        target = stage + Tile::kBlocksA * Tile::kBlockBytes + row() * Tile::kFeatsPitch + lane() * kChunk;
         constexpr int kBatch = 4, kPieces = Tile::kBlockN / kPieceChannels / kThreadsPerRow;
         static_assert(kPieces % kBatch == 0, "whole batches");
 #pragma unroll
@@ -300,16 +288,13 @@ struct Producer {
 
     /* The step at the head of the queue. */
     __device__ void load() {
-        const int slot = head + first_row();
-        uint32_t out_rows[kRowsPerThread];
-#pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i)
-            out_rows[i] = static_cast<uint32_t>(shared.out_row[slot + i * kRowsPerPass]);
+        const int slot = head + row();
+        const auto out_row = static_cast<uint32_t>(shared.out_row[slot]);
         ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
         if constexpr (Tile::kTf32)
-            transpose_and_copy(shared.stages[place.slot], slot, out_rows[0]);
+            transpose_and_copy(shared.stages[place.slot], slot, out_row);
         else
-            copy(shared.stages[place.slot], slot, out_rows);
+            copy(shared.stages[place.slot], slot, out_row);
         head = wrapped(head + kBlockK);
         queued -= kBlockK;
         ptx::mbarrier_arrive_after_cp_async(&shared.full[place.slot]);
@@ -335,6 +320,8 @@ struct Producer {
     __device__ void run() {
         task = shared.task;
         scanned = head = queued = 0;
+        grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride + task.co0 +
+                   lane() * (Tile::kTf32 ? 1 : kOctet);
         request();
         for (int i = threadIdx.x; i < kCapacity; i += kProducerThreads) shared.in_row[Tile::kMaxOffsets][i] = -1;
         if constexpr (Tile::kTf32) {
