@@ -267,18 +267,39 @@ __device__ void sum_bias(const WgradParams &p, int index, char *dynamic) {
         static_cast<T *>(p.grad_bias)[co] = from_float<T>(sum);
 }
 
-/* Adds the slices, the first one first. */
-template <typename T>
+template <typename T, int kCount>
+struct alignas(kCount * sizeof(T)) Elements {
+    T x[kCount];
+};
+
+/* Adds the slices, the first one first; kVector sums a thread, which divides both outputs. */
+template <typename T, int kVector>
 __global__ void __launch_bounds__(256) reduce_gradients_kernel(const WgradParams p, int slices) {
     const int64_t weights = weights_of(p), pitch = partial_pitch(p);
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x; i < pitch;
-         i += static_cast<int64_t>(gridDim.x) * 256) {
-        float sum = 0.0f;
+    const int64_t stride = static_cast<int64_t>(gridDim.x) * 256 * kVector;
+    for (int64_t i = (static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x) * kVector; i < pitch; i += stride) {
+        Elements<float, kVector> sum = {};
 #pragma unroll 8
-        for (int s = 0; s < slices; ++s) sum += p.partials[s * pitch + i];
+        for (int s = 0; s < slices; ++s) {
+            const auto part = *reinterpret_cast<const Elements<float, kVector> *>(p.partials + s * pitch + i);
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) sum.x[e] += part.x[e];
+        }
         T *out = i < weights ? static_cast<T *>(p.grad_weight) + i : static_cast<T *>(p.grad_bias) + (i - weights);
-        *out = from_float<T>(sum);
+        Elements<T, kVector> rounded;
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) rounded.x[e] = from_float<T>(sum.x[e]);
+        *reinterpret_cast<Elements<T, kVector> *>(out) = rounded;
     }
+}
+
+template <typename T, int kVector>
+cudaError_t reduce_gradients(const WgradParams &p, int slices, cudaStream_t stream) {
+    const int64_t blocks = ceil_div<int64_t>(partial_pitch(p), 256 * kVector);
+    constexpr int64_t kMaxBlocks = 1 << 16;
+    reduce_gradients_kernel<T, kVector>
+        <<<static_cast<unsigned int>(blocks < kMaxBlocks ? blocks : kMaxBlocks), 256, 0, stream>>>(p, slices);
+    return cudaGetLastError();
 }
 
 /* ---- kernel and launch ---- */
@@ -345,11 +366,14 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream,
         p, plan.block_n, static_cast<int>(bias_tasks));
     FG_CUDA(cudaGetLastError());
     if (p.partials) {
-        const int64_t blocks = ceil_div<int64_t>(partial_pitch(p), 256);
-        constexpr int64_t kMaxBlocks = 1 << 16;
-        reduce_gradients_kernel<T>
-            <<<static_cast<unsigned int>(blocks < kMaxBlocks ? blocks : kMaxBlocks), 256, 0, stream>>>(p, plan.split_k);
-        FG_CUDA(cudaGetLastError());
+        constexpr int kVector = 4; /* co and ci are multiples of 8 */
+        const auto aligned = [](const void *data, size_t size) {
+            return reinterpret_cast<uintptr_t>(data) % (kVector * size) == 0;
+        };
+        if (aligned(p.partials, sizeof(float)) && aligned(p.grad_weight, sizeof(T)) && aligned(p.grad_bias, sizeof(T)))
+            FG_CUDA((reduce_gradients<T, kVector>(p, plan.split_k, stream)));
+        else
+            FG_CUDA((reduce_gradients<T, 1>(p, plan.split_k, stream)));
     }
     return FG_OK;
 }
