@@ -246,6 +246,7 @@ struct Work {
     int64_t copied; /* float32 elements at the beginning of the workspace: the operands, rounded for TF32 on Hopper */
     int64_t workspace_bytes;
     bool narrow; /* the weight gradient by plain arithmetic: groups of few channels */
+    int regions; /* on Hopper: of the rows, each of as many slices as run at once */
 
     bool fused() const { return plan.family == FG_FAMILY_SM90; }
 };
@@ -278,7 +279,13 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
     constexpr int64_t kFloat = sizeof(float);
     const int64_t weight_bytes = p->grad_weight.present ? work->plan.workspace_bytes : 0;
     work->copied = 0;
+    work->regions = 1;
     if (work->fused()) {
+        const fg_plan &plan = work->plan; /* a slice's CTAs are its tiles, and those of the bias gradient */
+        const int64_t tiles = ceil_div<int64_t>(co, plan.block_m) * ceil_div<int64_t>(volume * ci, plan.block_n);
+        const int64_t at_once = num_sms / (tiles + ceil_div<int64_t>(co * fg_dtype_size(p->feats.dtype), 128));
+        work->regions = plan.split_k > at_once ? static_cast<int>(plan.split_k / (at_once > 1 ? at_once : 1)) : 1;
+        work->plan.split_k -= plan.split_k % work->regions;
         if (p->feats.dtype == FG_FLOAT32 && p->grad_weight.present) work->copied = rows * co + in_rows * ci;
         const int64_t bias_bytes =
             p->grad_bias.present && work->plan.split_k > 1 ? work->plan.split_k * co * kFloat : 0;
@@ -301,6 +308,8 @@ WgradParams params_of(const fg_conv_wgrad_params *p, const Work &work) {
     w.feats_stride = p->feats.strides[0];
     w.rows = p->grad_out.shape[0];
     w.rows_per_slice = ceil_div<int64_t>(w.rows, work.plan.split_k);
+    w.regions = work.regions;
+    w.phases = work.plan.split_k / work.regions;
     w.in_rows = row_limit(p->feats);
     w.volume = static_cast<int>(p->map.shape[0]);
     w.co = static_cast<int>(p->grad_out.shape[1] / p->groups);

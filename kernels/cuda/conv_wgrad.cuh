@@ -23,6 +23,7 @@ struct WgradParams {
     void *grad_bias;    /* (co) or NULL */
     const void *summed; /* grad_out as the caller gave it */
     int64_t summed_stride;
+    int regions, phases; /* slices of the rows: so many regions one after another, each shared out to so many slices */
 };
 
 /* Groups of at most FG_MAX_NARROW_GROUP input channels by plain arithmetic, of fg_plan_depthwise_wgrad for

@@ -20,52 +20,73 @@ namespace flexgemm {
 namespace wgrad {
 
 constexpr int kWarpgroup = 128; /* threads */
-constexpr int kConsumers = 2;   /* warpgroups */
-constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+constexpr int kConsumers = 2;   /* warpgroups, */
+constexpr int kProducers = 2;   /* and as many: the copies that one can issue would not keep them busy */
+constexpr int kProducerThreads = kProducers * kWarpgroup;
+constexpr int kThreads = kProducerThreads + kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
 
-constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-                  (1 + kConsumers) * ptx::registers_at_launch(kThreads),
-              "warpgroups divide the registers of the launch");
-
-/* A stage is a row of blocks of 64 channels, those of grad_out, then those of feats. A block is 64 rows of 128 bytes,
- * which are 64 channels of one gathered row (16-bit) or 32 gathered rows of one channel (TF32); 16-byte chunk c of row r
- * is stored as chunk c ^ (r % 8), from an address that is a multiple of 1024 on. */
-constexpr int kBlockChannels = 64, kRowBytes = 128, kBlockBytes = 64 * kRowBytes;
+/* A stage is a row of blocks of 64 channels, those of grad_out, then those of feats. A row of a block is 128 bytes: 64
+ * channels of one of 32 gathered rows (16-bit), or 32 gathered rows of one of 64 channels (TF32). 16-byte chunk c of row r
+ * is stored as chunk c ^ (r % 8), from an address that is a multiple of 1024 on. feats in TF32 lie as they come, a row
+ * of the tile's columns behind the other: consumers read them to registers, and wgmma takes them from there. */
+constexpr int kBlockChannels = 64, kRowBytes = 128;
 constexpr int kSwizzleAtomBytes = 8 * kRowBytes;
 constexpr int kChunk = 16, kOctet = 8; /* bytes that are swizzled together; channels that lie at one offset */
 constexpr int kWgmmaM = 64;
-template <typename T>
-constexpr int kBlockK = kRowBytes / static_cast<int>(sizeof(T)); /* rows of a step */
+constexpr int kBlockK = 32; /* rows of a step */
 
-constexpr int kMaxOffsets = FG_WGRAD_MAX_OFFSETS;
-constexpr int kWindow = kWarpgroup;                   /* rows that the producer looks at together */
-constexpr int kCapacity = 2 * kWindow;                /* of the queue: a window, and less than a step */
+constexpr int kWindow = kProducerThreads;             /* rows that the producer looks at together */
+constexpr int kCapacity = kWindow + kBlockK;          /* of its queue: a window, and less than a step */
 constexpr int kProducerBarrier = 1, kTaskBarrier = 2; /* named barriers: the producer's threads, all threads */
 
-/* Output channels and columns of a tile. The consumers divide its output channels, or its columns. */
-template <int kBlockM_, int kBlockN_, int kConsumersN_>
+/* Output channels and columns of a tile. The consumers divide its output channels, or its columns. A wgmma's 64 rows are
+ * output channels (16-bit) or columns (TF32). */
+template <typename T, int kBlockM_, int kBlockN_, int kConsumersN_>
 struct Tile {
-    static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kConsumersN = kConsumersN_, kStages = 3;
+    static constexpr bool kTf32 = sizeof(T) == 4;
+    static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kConsumersN = kConsumersN_;
     static constexpr int kConsumersM = kConsumers / kConsumersN;
-    static constexpr int kConsumerM = kBlockM / kConsumersM / kWgmmaM; /* wgmma tiles of a consumer */
-    static constexpr int kConsumerN = kBlockN / kConsumersN;           /* columns of a consumer */
+    static constexpr int kConsumerM = kBlockM / kConsumersM; /* output channels of a consumer */
+    static constexpr int kConsumerN = kBlockN / kConsumersN; /* columns of a consumer */
+    static constexpr int kProducts =
+        (kTf32 ? kConsumerN : kConsumerM) / kWgmmaM;                    /* wgmma of a consumer, side by side */
+    static constexpr int kSums = (kTf32 ? kConsumerM : kConsumerN) / 2; /* accumulators of a thread in each */
     static constexpr int kBlocksA = kBlockM / kBlockChannels, kBlocksB = kBlockN / kBlockChannels;
-    static constexpr int kStageBytes = (kBlocksA + kBlocksB) * kBlockBytes;
-    /* A tile of few output channels holds several offsets, of which neighbouring ones want mostly the same rows: L1 has
-     * them. The widest would only push its operands through L1. */
-    static constexpr bool kThroughL1 = kBlockM < 256;
+    static constexpr int kBlockBytes = (kTf32 ? kBlockChannels : kBlockK) * kRowBytes;
+    /* TF32: eight banks from row to row, which the 4 rows x 8 columns that a warp reads share out among them. */
+    static constexpr int kFeatsPitch = kBlockN * static_cast<int>(sizeof(T)) + 32;
+    static constexpr int kStageBytes =
+        kBlocksA * kBlockBytes + (kTf32 ? kBlockK * kFeatsPitch : kBlocksB * kBlockBytes);
+    static constexpr int kMaxOffsets = kBlockN / (kTf32 && kBlockM > 64 ? 48 : 32); /* as the plan allows for */
+    /* Short steps and many of them: how far ahead the producer can be is what hides the way to memory. */
+    static constexpr int kStages =
+        (220 * 1024 - (kMaxOffsets + 2) * kCapacity * static_cast<int>(sizeof(int32_t))) / kStageBytes;
+    /* Accumulators of a thread decide what consumers need. */
+    static constexpr int kConsumerRegisters = kProducts * kSums > 128 ? 224 : 168;
+    static constexpr int kProducerRegisters =
+        (kProducers + kConsumers) * ptx::registers_at_launch(kThreads) / kProducers -
+        kConsumers * kConsumerRegisters / kProducers;
     static_assert(kConsumerN % kBlockChannels == 0, "a consumer starts at a block");
+    static_assert(kStageBytes % kSwizzleAtomBytes == 0, "so does a stage");
 };
 
-/* What eight columns are gathered from: a channel, less than 0 where there is none, at one of the task's offsets. */
+/* What a piece of a row of the tile's columns is gathered from: a channel of the rows that begin at place `queue` of
+ * in_row. */
 struct Column {
-    int offset, channel;
+    int queue, channel;
 };
 
-/* One CTA's share of the weight gradient. Tiles of the same rows run side by side, so that they share them in L2, and
- * the middle columns come first: they are those of the middle offset, at which the most rows have a neighbour. */
+/* First row of a region. Three and more become shorter towards the last: how long a CTA takes depends on its offsets, and
+ * the short ones at the end fill up what the long ones left uneven, for no more partial sums than equal ones need. */
+__device__ inline int64_t region_begin(const WgradParams &p, int region) {
+    const int64_t left = p.regions - region;
+    return p.rows - p.rows * left / p.regions * (p.regions < 3 ? p.regions : left) / p.regions;
+}
+
+/* One CTA's share of the weight gradient: a tile and a slice. The CTAs of a region run side by side; those of a slice share
+ * its rows in L2. Their middle columns come first: they are those of the middle offset, at which the most rows have a
+ * neighbour. */
 template <class Tile>
 struct Task {
     int co0;                   /* output channels co0 .. co0 + kBlockM */
@@ -80,15 +101,17 @@ struct Task {
         const int columns = p.volume * p.ci;
         const int co_tiles = ceil_div(p.co, Tile::kBlockM), column_tiles = ceil_div(columns, tile_columns);
         co0 = index % co_tiles * Tile::kBlockM;
-        const int turn = index / co_tiles % column_tiles;
-        slice = index / co_tiles / column_tiles;
+        const int phase = index / co_tiles % p.phases, tile = index / co_tiles / p.phases;
+        const int turn = tile % column_tiles, region = tile / column_tiles;
+        slice = region * p.phases + phase;
         column0 = (column_tiles / 2 + (turn % 2 ? -(turn + 1) / 2 : turn / 2)) * tile_columns;
         begin = column0;
         end = min(column0 + tile_columns, columns);
         first_offset = begin / p.ci;
         offsets = (end - 1) / p.ci - first_offset + 1;
-        row0 = slice * p.rows_per_slice;
-        rows = static_cast<int>(min(p.rows_per_slice, p.rows - row0));
+        const int64_t region0 = region_begin(p, region), region_rows = region_begin(p, region + 1) - region0;
+        row0 = region0 + region_rows * phase / p.phases;
+        rows = static_cast<int>(region0 + region_rows * (phase + 1) / p.phases - row0);
     }
 
     /* Its offset number `part` alone. */
@@ -106,163 +129,174 @@ struct Task {
 template <class Tile>
 struct Shared {
     char stages[Tile::kStages][Tile::kStageBytes];
-    int32_t window[kMaxOffsets][kWindow];   /* the producer's: map entries of the next window, on their way */
-    int32_t in_row[kMaxOffsets][kCapacity]; /* the producer's queue: rows of feats at each offset, */
-    int32_t out_row[kCapacity];             /* and of grad_out, relative to the slice, or less than 0 */
-    Column column[Tile::kBlockN / kOctet];
+    /* The producer's queue: rows of feats at each offset, less than 0 throughout for columns that are at none, and of
+     * grad_out, relative to the slice, or less than 0. */
+    int32_t in_row[Tile::kMaxOffsets + 1][kCapacity];
+    int32_t out_row[kCapacity];
+    Column column[Tile::kTf32 ? Tile::kFeatsPitch / kChunk : 1]; /* of a row's pieces */
     Task<Tile> task;
-    uint32_t found[kWindow / 32]; /* the producer's: which of a warp's rows go into the queue */
-    bool end[Tile::kStages];      /* a step without operands, after the last */
-    bool spoiled;                 /* the consumers': some sum is NaN */
+    int32_t found[kWindow / 32]; /* the producer's: how many of a warp's rows go into the queue */
+    bool end[Tile::kStages];     /* a step without operands, after the last */
+    bool spoiled;                /* the consumers': some sum is NaN */
     alignas(8) uint64_t full[Tile::kStages];
     uint64_t empty[Tile::kStages];
 };
 
 /* ---- producer ---- */
 
-/* Eight threads take a row of the queue together, each of them a piece of every block: an octet (16-bit), or one channel
- * of each octet (TF32: a warp's 4 rows x 8 channels come in whole sectors and go to all 32 banks). */
+/* Eight threads take a row of the queue together, 16 bytes each of 128. Of grad_out in TF32, which they transpose, each
+ * takes one channel of eight: a warp's 4 rows x 8 channels come in whole sectors and go to all 32 banks. */
 template <typename T, class Tile>
 struct Producer {
-    static constexpr bool kTransposes = sizeof(T) == 4;
-    static constexpr int kThreadsPerRow = 8, kRowsPerPass = kWarpgroup / kThreadsPerRow;
-    static constexpr int kRowsPerThread = kBlockK<T> / kRowsPerPass;
-    static constexpr int kPieces = kTransposes ? kBlockChannels / kOctet : 1; /* of a thread, in a row of a block */
-    static constexpr int kPiecesA = Tile::kBlocksA * kPieces, kPiecesB = Tile::kBlocksB * kPieces;
-    static constexpr int kBatch = kPiecesB % 4 == 0 ? 4 : 3; /* pieces of B whose places are looked up together */
-    static_assert(kPiecesB % kBatch == 0, "whole batches");
-    static_assert(kWindow + kBlockK<T> <= kCapacity && kCapacity % kBlockK<T> == 0,
-                  "a step lies in the queue without a break");
+    static constexpr int kThreadsPerRow = 8;
+    static constexpr int kPieceChannels = kChunk / static_cast<int>(sizeof(T));
+    static constexpr int kOctets = kBlockChannels / kOctet; /* of a block */
+    static_assert(kBlockK * kThreadsPerRow == kProducerThreads, "threads cover a step, a row each");
+    static_assert(kCapacity % kBlockK == 0, "a step lies in the queue without a break");
+    static_assert(kOctets == kThreadsPerRow, "a piece of every block, and a channel of every octet");
 
     const WgradParams &p;
     Shared<Tile> &shared;
     Task<Tile> task;
     RingPosition<Tile::kStages> place; /* in the pipeline */
-    int scanned = 0, produced = 0;     /* rows of the slice, and those of them in the queue so far */
+    int scanned = 0;                   /* rows of the slice */
+    int head = 0, queued = 0;          /* the queue: first place, rows */
+    int32_t window[Tile::kMaxOffsets]; /* map entries of the next window, one row per thread, on their way */
+    Column columns[Tile::kBlocksB];    /* of this thread's pieces, 16-bit */
+    const T *grad_out = nullptr;       /* the slice's first row, this thread's channel of it */
 
-    /* Starts the copies of the next window's map entries, one row per thread, which alone reads them. */
+    /* Which of a row's eight threads this is, and its row of a step. */
+    __device__ static int lane() { return static_cast<int>(threadIdx.x) % kThreadsPerRow; }
+    __device__ static int row() { return static_cast<int>(threadIdx.x) / kThreadsPerRow; }
+
+    __device__ static int wrapped(int slot) { return slot < kCapacity ? slot : slot - kCapacity; }
+
+    /* Starts the loads of the next window's map entries. */
     __device__ void request() {
         const int row = scanned + static_cast<int>(threadIdx.x);
-        const int32_t *source = p.map + task.first_offset * p.rows + task.row0 + row;
-        for (int i = 0; i < task.offsets; ++i, source += p.rows) {
-            int32_t *entry = &shared.window[i][threadIdx.x];
-            if (row < task.rows)
-                ptx::cp_async_4(entry, source);
-            else
-                *entry = -1;
+        const int32_t *entry = p.map + task.first_offset * p.rows + task.row0 + row;
+#pragma unroll
+        for (int i = 0; i < Tile::kMaxOffsets; ++i, entry += p.rows) {
+            if (i == task.offsets) break;
+            window[i] = row < task.rows ? *entry : -1;
         }
-        ptx::cp_async_commit();
     }
 
-    /* Appends to the queue until `wanted` rows have been put there in total, or the slice ends; then what is missing of
-     * the last step gets places without a row. All but the last `wanted` - kBlockK of the rows have been used. */
-    __device__ void fill(int wanted) {
+    /* Appends to the queue until it holds a step, or the slice ends; then what is missing of the last step gets places
+     * without a row. */
+    __device__ void fill() {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        while (produced < wanted && scanned < task.rows) {
-            ptx::cp_async_wait<0>();
+        while (queued < kBlockK && scanned < task.rows) {
             bool present = false;
-            for (int i = 0; i < task.offsets; ++i)
-                present |= static_cast<uint32_t>(shared.window[i][threadIdx.x]) < p.in_rows;
-            const uint32_t mask = __ballot_sync(~0u, present);
-            if (lane == 0) shared.found[warp] = mask;
-            /* Also, all have read the places written below for an earlier step. */
-            ptx::named_barrier(kProducerBarrier, kWarpgroup);
-            int slot = produced + __popc(mask & ((1u << lane) - 1));
 #pragma unroll
-            for (int w = 0; w < kWindow / 32; ++w) {
-                const int count = __popc(shared.found[w]);
-                slot += w < warp ? count : 0;
-                produced += count;
+            for (int i = 0; i < Tile::kMaxOffsets; ++i) {
+                if (i == task.offsets) break;
+                present |= static_cast<uint32_t>(window[i]) < p.in_rows;
             }
-            slot %= kCapacity;
+            const uint32_t mask = __ballot_sync(~0u, present);
+            if (lane == 0) shared.found[warp] = __popc(mask);
+            /* Also, all have read the places written below for an earlier step. */
+            ptx::named_barrier(kProducerBarrier, kProducerThreads);
+            const int found = lane < kWindow / 32 ? shared.found[lane] : 0;
+            const int before = __reduce_add_sync(~0u, lane < warp ? found : 0);
             if (present) {
+                const int slot = wrapped(wrapped(head + queued) + before + __popc(mask & ((1u << lane) - 1)));
                 shared.out_row[slot] = scanned + static_cast<int>(threadIdx.x);
-                for (int i = 0; i < task.offsets; ++i) shared.in_row[i][slot] = shared.window[i][threadIdx.x];
+#pragma unroll
+                for (int i = 0; i < Tile::kMaxOffsets; ++i) {
+                    if (i == task.offsets) break;
+                    shared.in_row[i][slot] = window[i];
+                }
             }
+            queued += __reduce_add_sync(~0u, found);
             scanned += kWindow;
-            ptx::named_barrier(kProducerBarrier, kWarpgroup);
             request();
+            ptx::named_barrier(kProducerBarrier, kProducerThreads);
         }
-        const int missing = wanted - produced, slot = (produced + static_cast<int>(threadIdx.x)) % kCapacity;
-        if (missing <= 0 || missing >= kBlockK<T>) return;
-        if (static_cast<int>(threadIdx.x) < missing) {
+        if (queued == 0 || queued >= kBlockK) return;
+        const int slot = wrapped(wrapped(head + queued) + static_cast<int>(threadIdx.x));
+        if (static_cast<int>(threadIdx.x) < kBlockK - queued) {
             shared.out_row[slot] = -1;
             for (int i = 0; i < task.offsets; ++i) shared.in_row[i][slot] = -1;
         }
-        ptx::named_barrier(kProducerBarrier, kWarpgroup);
+        queued = kBlockK;
+        ptx::named_barrier(kProducerBarrier, kProducerThreads);
     }
 
-    /* Which of a row's eight threads this is, and the first of its rows. */
-    __device__ static int lane() { return static_cast<int>(threadIdx.x) % kThreadsPerRow; }
-    __device__ static int first_row() { return static_cast<int>(threadIdx.x) / kThreadsPerRow; }
-
-    /* The octet of an operand that a piece belongs to, and where in the operand's blocks this thread's piece of its i-th
-     * row goes. */
-    __device__ static int octet_of(int piece) { return kTransposes ? piece : piece * kThreadsPerRow + lane(); }
-    __device__ static int place_of(int piece, int i) {
-        const int row = first_row() + i * kRowsPerPass;
-        if constexpr (kTransposes)
-            return (piece * kOctet + lane()) * kRowBytes + (row / 4 ^ lane()) * kChunk + row % 4 * 4;
-        else
-            return piece * kBlockBytes + row * kRowBytes + (lane() ^ row % 8) * kChunk;
+    /* A row that is not there is zeros: the source is not read, and may lie anywhere. */
+    __device__ static const char *row_of(const void *data, uint32_t row, int64_t stride) {
+        return static_cast<const char *>(data) + static_cast<uint64_t>(row) * static_cast<uint32_t>(stride * sizeof(T));
     }
 
-    /* The same piece of each of this thread's rows, zeros for rows that are not there: then the source is not read, and
-     * may lie anywhere. */
-    template <bool kCached>
-    __device__ __forceinline__ static void copy(char *blocks, int piece, const T *source, uint32_t row_bytes,
-                                                const uint32_t (&rows)[kRowsPerThread], uint32_t limit) {
+    /* 16-bit: both operands as they come. */
+    __device__ void copy(char *stage, int slot, uint32_t out_row) {
+        char *const target = stage + row() * kRowBytes + (lane() ^ row() % 8) * kChunk;
+        const int left = p.co - task.co0 - lane() * kOctet; /* channels */
+        const char *source = row_of(grad_out, out_row, p.grad_stride);
+        const bool missing = out_row >= static_cast<uint32_t>(task.rows);
 #pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i) {
-            const char *row = reinterpret_cast<const char *>(source) + static_cast<uint64_t>(rows[i]) * row_bytes;
-            const bool zeros = rows[i] >= limit;
-            char *target = blocks + place_of(piece, i);
-            if constexpr (kTransposes)
-                ptx::cp_async_4_or_zero(target, row + lane() * sizeof(T), zeros);
-            else if constexpr (kCached)
-                ptx::cp_async_16_or_zeros_cached(target, row, zeros);
-            else
-                ptx::cp_async_16_or_zeros(target, row, zeros);
+        for (int block = 0; block < Tile::kBlocksA; ++block)
+            ptx::cp_async_16_or_zeros(target + block * Tile::kBlockBytes, source + block * kRowBytes,
+                                      missing || block * kBlockChannels >= left);
+        /* Nothing is read behind a copy that could be read before it: a thread waits once. */
+        uint32_t in_row[Tile::kBlocksB];
+#pragma unroll
+        for (int block = 0; block < Tile::kBlocksB; ++block)
+            in_row[block] = static_cast<uint32_t>(shared.in_row[0][columns[block].queue + slot]);
+#pragma unroll
+        for (int block = 0; block < Tile::kBlocksB; ++block) {
+            const T *feats = static_cast<const T *>(p.feats) + columns[block].channel;
+            ptx::cp_async_16_or_zeros(target + (Tile::kBlocksA + block) * Tile::kBlockBytes,
+                                      row_of(feats, in_row[block], p.feats_stride), in_row[block] >= p.in_rows);
         }
     }
 
-    /* The step that begins at queue place `first`. */
-    __device__ void load(int first) {
-        char *const a = shared.stages[place.slot], *const b = a + Tile::kBlocksA * kBlockBytes;
-        const int slot = first % kCapacity + first_row();
-        uint32_t out_rows[kRowsPerThread];
+    /* TF32: channels lane() of octets begin .. end, the first of them from `source`, each to its own row of a block. */
+    __device__ static void transpose(char *target, int begin, int end, const char *source, bool missing) {
+#pragma unroll 8
+        for (int octet = begin; octet < end; ++octet, source += kOctet * sizeof(T))
+            ptx::cp_async_4_or_zero(target + octet * kOctet * kRowBytes, source, missing);
+    }
+
+    __device__ void transpose_and_copy(char *stage, int slot, uint32_t out_row) {
+        char *target = stage + lane() * kRowBytes + (row() / 4 ^ lane()) * kChunk + row() % 4 * sizeof(T);
+        const int octets = min((p.co - task.co0) / kOctet, Tile::kBlocksA * kOctets);
+        transpose(target, 0, octets, row_of(grad_out, out_row, p.grad_stride),
+                  out_row >= static_cast<uint32_t>(task.rows));
+        transpose(target, octets, Tile::kBlocksA * kOctets, nullptr, true);
+
+        target = stage + Tile::kBlocksA * Tile::kBlockBytes + row() * Tile::kFeatsPitch + lane() * kChunk;
+        constexpr int kBatch = 4, kPieces = Tile::kBlockN / kPieceChannels / kThreadsPerRow;
+        static_assert(kPieces % kBatch == 0, "whole batches");
 #pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i)
-            out_rows[i] = static_cast<uint32_t>(shared.out_row[slot + i * kRowsPerPass]);
-        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
-        const T *grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride;
-        const auto grad_bytes = static_cast<uint32_t>(p.grad_stride * sizeof(T));
-#pragma unroll 4
-        for (int piece = 0; piece < kPiecesA; ++piece) {
-            const int co = task.co0 + octet_of(piece) * kOctet;
-            copy<false>(a, piece, grad_out + co, grad_bytes, out_rows,
-                        co < p.co ? static_cast<uint32_t>(task.rows) : 0);
-        }
-        const T *feats = static_cast<const T *>(p.feats);
-        const auto feats_bytes = static_cast<uint32_t>(p.feats_stride * sizeof(T));
-#pragma unroll 1
-        for (int piece = 0; piece < kPiecesB; piece += kBatch) {
-            /* Nothing is read behind a copy that could be read before it: a thread waits twice a batch. */
+        for (int piece = 0; piece < kPieces; piece += kBatch) {
             Column column[kBatch];
-            uint32_t in_rows[kBatch][kRowsPerThread];
+            uint32_t in_row[kBatch];
 #pragma unroll
-            for (int j = 0; j < kBatch; ++j) column[j] = shared.column[octet_of(piece + j)];
+            for (int j = 0; j < kBatch; ++j) column[j] = shared.column[(piece + j) * kThreadsPerRow + lane()];
 #pragma unroll
             for (int j = 0; j < kBatch; ++j)
-#pragma unroll
-                for (int i = 0; i < kRowsPerThread; ++i)
-                    in_rows[j][i] = static_cast<uint32_t>(shared.in_row[column[j].offset][slot + i * kRowsPerPass]);
+                in_row[j] = static_cast<uint32_t>(shared.in_row[0][column[j].queue + slot]);
 #pragma unroll
             for (int j = 0; j < kBatch; ++j) {
-                copy<Tile::kThroughL1>(b, piece + j, feats + column[j].channel, feats_bytes, in_rows[j],
-                                       column[j].channel >= 0 ? p.in_rows : 0);
+                const T *feats = static_cast<const T *>(p.feats) + column[j].channel;
+                ptx::cp_async_16_or_zeros(target + (piece + j) * kRowBytes, row_of(feats, in_row[j], p.feats_stride),
+                                          in_row[j] >= p.in_rows);
             }
         }
+    }
+
+    /* The step at the head of the queue. */
+    __device__ void load() {
+        const int slot = head + row();
+        const auto out_row = static_cast<uint32_t>(shared.out_row[slot]);
+        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
+        if constexpr (Tile::kTf32)
+            transpose_and_copy(shared.stages[place.slot], slot, out_row);
+        else
+            copy(shared.stages[place.slot], slot, out_row);
+        head = wrapped(head + kBlockK);
+        queued -= kBlockK;
         ptx::mbarrier_arrive_after_cp_async(&shared.full[place.slot]);
         announce(false);
     }
@@ -276,28 +310,39 @@ struct Producer {
         place.advance();
     }
 
+    __device__ Column column_at(int in_tile) const {
+        const int column = task.column0 + in_tile;
+        if (column < task.begin || column >= task.end) return {Tile::kMaxOffsets * kCapacity, 0};
+        return {(column / p.ci - task.first_offset) * kCapacity, column % p.ci};
+    }
+
     /* Between two tasks is a barrier among the producer's threads. */
     __device__ void run() {
         task = shared.task;
-        scanned = produced = 0;
-        for (int i = threadIdx.x; i < Tile::kBlockN / kOctet; i += kWarpgroup) {
-            const int column = task.column0 + i * kOctet;
-            shared.column[i] = {0, -kOctet};
-            if (task.begin <= column && column < task.end)
-                shared.column[i] = {column / p.ci - task.first_offset, column % p.ci};
-        }
+        scanned = head = queued = 0;
+        grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride + task.co0 +
+                   lane() * (Tile::kTf32 ? 1 : kOctet);
         request();
-        for (int first = 0;; first += kBlockK<T>) {
-            fill(first + kBlockK<T>); /* at least one round, behind whose barriers the columns lie */
-            if (produced <= first) break;
-            load(first);
+        for (int i = threadIdx.x; i < kCapacity; i += kProducerThreads) shared.in_row[Tile::kMaxOffsets][i] = -1;
+        if constexpr (Tile::kTf32) {
+            for (int i = threadIdx.x; i < Tile::kBlockN / kPieceChannels; i += kProducerThreads)
+                shared.column[i] = column_at(i * kPieceChannels);
+        } else {
+#pragma unroll
+            for (int block = 0; block < Tile::kBlocksB; ++block)
+                columns[block] = column_at((block * kOctets + lane()) * kOctet);
+        }
+        while (true) {
+            fill();
+            if (queued == 0) break;
+            load();
         }
         ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
         ptx::mbarrier_arrive(&shared.full[place.slot]);
         announce(true);
         ptx::cp_async_commit();
         ptx::cp_async_wait<0>(); /* no thread leaves with copies under way */
-        ptx::named_barrier(kProducerBarrier, kWarpgroup);
+        ptx::named_barrier(kProducerBarrier, kProducerThreads);
     }
 };
 

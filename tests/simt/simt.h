@@ -202,6 +202,9 @@ uint64_t vote(uint32_t mask, uint64_t value, Operation) {
 struct Or {
     uint64_t operator()(uint64_t a, uint64_t b) const { return a | b; }
 };
+struct Add {
+    uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }
+};
 template <class T>
 struct Max {
     uint64_t operator()(uint64_t a, uint64_t b) const { return static_cast<T>(a) < static_cast<T>(b) ? b : a; }
@@ -238,6 +241,10 @@ inline unsigned int __ballot_sync(unsigned int mask, int predicate) {
 inline int __any_sync(unsigned int mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline unsigned int __reduce_or_sync(unsigned int mask, unsigned int x) {
     return static_cast<unsigned int>(simt::vote(mask, x, simt::Or{}));
+}
+template <class T>
+T __reduce_add_sync(unsigned int mask, T x) {
+    return static_cast<T>(simt::vote(mask, static_cast<uint64_t>(x), simt::Add{}));
 }
 template <class T>
 T __reduce_max_sync(unsigned int mask, T x) {
