@@ -71,9 +71,8 @@ struct Consumer {
     __device__ static int first_channel() { return consumer() % Tile::kConsumersM * Tile::kConsumerM * kWgmmaM; }
     __device__ static int first_column() { return consumer() / Tile::kConsumersM * Tile::kConsumerN; }
 
-    /* Each warp for itself, when all its lanes have read what they need: the last of them frees the stage. */
+    /* Each warp for itself: the last of them frees the stage. */
     __device__ void release(int stage) {
-        __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[stage]);
     }
 
