@@ -274,10 +274,9 @@ __device__ __forceinline__ int row_of_thread(int half) {
     return consumer_of_thread() * kWgmmaM + warp * 16 + half * 8 + lane / 4;
 }
 
-/* Each warp for itself, when all its lanes have read what they need: the last of them frees the stage. */
+/* Each warp for itself: the last of them frees the stage. */
 template <class Tile>
 __device__ __forceinline__ void release_stage(GatherShared<Tile> &shared, int stage) {
-    __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[stage]);
 }
 

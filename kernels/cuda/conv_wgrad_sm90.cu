@@ -71,9 +71,8 @@ struct Consumer {
     /* The row of a wgmma whose sums this thread holds, and the one 8 below it. */
     __device__ static int first_row() { return static_cast<int>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4); }
 
-    /* Each warp for itself, when all its lanes have read what they need: the last of them frees the stage. */
+    /* Each warp for itself: the last of them frees the stage. */
     __device__ void release(int stage) {
-        __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[stage]);
     }
 

@@ -30,18 +30,18 @@ fg_status encode_tensor_map(CUtensorMap *map, const TensorRows &rows, int box_ro
     const cuuint64_t pitches[] = {static_cast<cuuint64_t>(row_pitch), static_cast<cuuint64_t>(group_pitch)};
     const cuuint32_t box[] = {128, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_groups)};
     const cuuint32_t steps[] = {1, 1, 1};
-    const auto encode = [&] {
+    const auto ask_driver = [&] {
         return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found)(
             map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void *>(rows.data), sizes, pitches, box, steps,
             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     };
-    CUresult status = encode();
+    CUresult status = ask_driver();
     if (status == CUDA_ERROR_INVALID_CONTEXT) { /* a new thread: its device is current, but not yet for the driver */
         int device = 0;
         FG_CUDA(cudaGetDevice(&device));
         FG_CUDA(cudaSetDevice(device));
-        status = encode();
+        status = ask_driver();
     }
     if (status != CUDA_SUCCESS)
         return fg_fail(error, FG_ERROR_DEVICE, "cuTensorMapEncodeTiled: error %d", static_cast<int>(status));
