@@ -19,6 +19,7 @@ namespace {
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kItems = 4; /* rows of a thread */
 constexpr int kTile = kThreads * kItems;
+constexpr int kCountsAhead = 16; /* loads of a thread under way */
 constexpr int kMaxDigitBits = 9;
 constexpr int kDigits = 1 << kMaxDigitBits;
 static_assert(kThreads == kDigits, "a thread for each digit");
@@ -133,11 +134,18 @@ __global__ void __launch_bounds__(kThreads) place_kernel(const __grid_constant__
     /* All threads add up counts, several a digit where digits are few. */
     const uint32_t of_digit = thread & (pass.digits() - 1), step = kThreads >> pass.digit_bits;
     uint32_t total = 0, before = 0;
-#pragma unroll 16
-    for (uint32_t tile = thread >> pass.digit_bits; tile < pass.tiles; tile += step) {
-        const uint32_t count = pass.counts[tile * kDigits + of_digit];
-        total += count;
-        before += tile < blockIdx.x ? count : 0;
+    for (uint32_t first = thread >> pass.digit_bits; first < pass.tiles; first += kCountsAhead * step) {
+        uint32_t count[kCountsAhead];
+#pragma unroll
+        for (int i = 0; i < kCountsAhead; ++i) {
+            const uint32_t tile = first + i * step;
+            count[i] = tile < pass.tiles ? pass.counts[tile * kDigits + of_digit] : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < kCountsAhead; ++i) {
+            total += count[i];
+            before += first + i * step < blockIdx.x ? count[i] : 0;
+        }
     }
     atomicAdd(&totals[of_digit], total);
     atomicAdd(&begins[of_digit], before);
