@@ -219,19 +219,23 @@ fg_plan fg_plan_conv(const fg_conv_question *q) {
  * WGRAD_WAVES CTAs a multiprocessor where there are rows enough, one where that leaves slices short. The longest of many
  * slices has twice the mean. */
 static fg_plan plan_conv_wgrad_sm90(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms) {
-    static const struct {
-        int32_t block_m, block_n;
+    typedef struct {
+        int32_t block_m, block_n, num_stages, offsets; /* that it may touch */
         int32_t cost; /* of an output channel, relative: bytes per product, (block_m + block_n) / (block_m * block_n) */
-    } candidates[] = {{256, 192, 10}, {128, 256, 13}, {64, 384, 20}};
-    int best = 0;
-    for (int i = 1; i < 3; i++) {
-        const int64_t width = ceil_div(co, candidates[i].block_m) * candidates[i].block_m;
-        const int64_t best_width = ceil_div(co, candidates[best].block_m) * candidates[best].block_m;
-        if (width * candidates[i].cost < best_width * candidates[best].cost) best = i;
+    } candidate;
+    static const candidate tiles_16[] = {{256, 192, 3, 6, 10},
+                                         {128, 256, 4, 8, 13},
+                                         {64, 384, 3, FG_WGRAD_MAX_OFFSETS, 20},
+                                         {0}},
+                           tiles_32[] = {{128, 384, 3, 8, 10}, {64, 384, 3, FG_WGRAD_MAX_OFFSETS, 17}, {0}};
+    const candidate *best = fg_dtype_size(dtype) == 4 ? tiles_32 : tiles_16;
+    for (const candidate *c = best; c->block_m > 0; c++) {
+        const int64_t width = ceil_div(co, c->block_m) * c->block_m;
+        const int64_t best_width = ceil_div(co, best->block_m) * best->block_m;
+        if (width * c->cost < best_width * best->cost) best = c;
     }
     fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
-    const int64_t columns = at_most(candidates[best].block_n, candidates[best].block_n / 32 * ci);
-    set_tile(&plan, candidates[best].block_m, (int32_t)columns, 3);
+    set_tile(&plan, best->block_m, (int32_t)at_most(best->block_n, best->offsets * ci), best->num_stages);
     /* CTAs of a slice: its tiles, and those that sum the bias gradient 128 bytes of a row each. */
     const int64_t count = at_least(tiles(co, v * ci, plan.block_m, plan.block_n) + ceil_div(co, plan.block_k), 1);
     const int64_t one_wave = at_most(num_sms / count, rows / MIN_ROWS_PER_SLICE);

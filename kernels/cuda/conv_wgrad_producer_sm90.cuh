@@ -20,15 +20,16 @@ namespace flexgemm {
 namespace wgrad {
 
 constexpr int kWarpgroup = 128; /* threads */
-constexpr int kProducers = 2,
-              kConsumers = 2; /* warpgroups: one producer issues its copies too slowly for two consumers */
+constexpr int kConsumers = 2;   /* warpgroups, */
+constexpr int kProducers = 2;   /* and as many: the copies that one can issue would not keep them busy */
 constexpr int kProducerThreads = kProducers * kWarpgroup;
 constexpr int kThreads = kProducerThreads + kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
 
 /* A stage is a row of blocks of 64 channels, those of grad_out, then those of feats. A block is 64 rows of 128 bytes,
  * which are 64 channels of one gathered row (16-bit) or 32 gathered rows of one channel (TF32); 16-byte chunk c of row r
- * is stored as chunk c ^ (r % 8), from an address that is a multiple of 1024 on. */
+ * is stored as chunk c ^ (r % 8), from an address that is a multiple of 1024 on. feats in TF32 lie as they come, a row
+ * of the tile's columns behind the other: consumers read them to registers, and wgmma takes them from there. */
 constexpr int kBlockChannels = 64, kRowBytes = 128, kBlockBytes = 64 * kRowBytes;
 constexpr int kSwizzleAtomBytes = 8 * kRowBytes;
 constexpr int kChunk = 16, kOctet = 8; /* bytes that are swizzled together; channels that lie at one offset */
@@ -39,25 +40,39 @@ constexpr int kBlockK = kRowBytes / static_cast<int>(sizeof(T)); /* rows of a st
 constexpr int kWindow = kProducerThreads;             /* rows that the producer looks at together */
 constexpr int kProducerBarrier = 1, kTaskBarrier = 2; /* named barriers: the producer's threads, all threads */
 
-/* Output channels and columns of a tile. The consumers divide its output channels, or its columns. */
-template <int kBlockM_, int kBlockN_, int kConsumersN_>
+/* Output channels and columns of a tile. The consumers divide its output channels, or its columns. A wgmma's 64 rows are
+ * output channels (16-bit) or columns (TF32). */
+template <typename T, int kBlockM_, int kBlockN_, int kConsumersN_>
 struct Tile {
-    static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kConsumersN = kConsumersN_, kStages = 3;
+    static constexpr bool kTf32 = sizeof(T) == 4;
+    static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kConsumersN = kConsumersN_;
+    static constexpr int kStages = !kTf32 && kBlockM == 128 ? 4 : 3; /* as many as there is room for */
     static constexpr int kConsumersM = kConsumers / kConsumersN;
-    static constexpr int kConsumerM = kBlockM / kConsumersM / kWgmmaM; /* wgmma tiles of a consumer */
-    static constexpr int kConsumerN = kBlockN / kConsumersN;           /* columns of a consumer */
+    static constexpr int kConsumerM = kBlockM / kConsumersM; /* output channels of a consumer */
+    static constexpr int kConsumerN = kBlockN / kConsumersN; /* columns of a consumer */
+    static constexpr int kProducts =
+        (kTf32 ? kConsumerN : kConsumerM) / kWgmmaM;                    /* wgmma of a consumer, side by side */
+    static constexpr int kSums = (kTf32 ? kConsumerM : kConsumerN) / 2; /* accumulators of a thread in each */
     static constexpr int kBlocksA = kBlockM / kBlockChannels, kBlocksB = kBlockN / kBlockChannels;
-    static constexpr int kStageBytes = (kBlocksA + kBlocksB) * kBlockBytes;
-    /* A tile of few output channels holds several offsets, of which neighbouring ones want mostly the same rows: L1 has
-     * them. The widest would only push its operands through L1. */
-    static constexpr bool kThroughL1 = kBlockM < 256;
-    static constexpr int kMaxOffsets = kBlockN / 32;
+    /* TF32: eight banks from row to row, which the 4 rows x 8 columns that a warp reads share out among them. */
+    static constexpr int kFeatsPitch = kBlockN * static_cast<int>(sizeof(T)) + 32;
+    static constexpr int kStageBytes =
+        kBlocksA * kBlockBytes + (kTf32 ? kBlockK<T> * kFeatsPitch : kBlocksB * kBlockBytes);
+    static constexpr int kMaxOffsets = kBlockN / (kTf32 && kBlockM > 64 ? 48 : 32); /* as the plan allows for */
     /* Accumulators of a thread decide what consumers need. */
-    static constexpr int kConsumerRegisters = kConsumerM * kConsumerN / 2 > 128 ? 224 : 168;
+    static constexpr int kConsumerRegisters = kProducts * kSums > 128 ? 224 : 168;
     static constexpr int kProducerRegisters =
         (kProducers + kConsumers) * ptx::registers_at_launch(kThreads) / kProducers -
         kConsumers * kConsumerRegisters / kProducers;
+    static_assert(kMaxOffsets <= FG_WGRAD_MAX_OFFSETS, "none may touch more");
     static_assert(kConsumerN % kBlockChannels == 0, "a consumer starts at a block");
+    static_assert(kStageBytes % kSwizzleAtomBytes == 0, "so does a stage");
+};
+
+/* What a piece of a row of the tile's columns is gathered from: a channel of the rows that begin at place `queue` of
+ * in_row. */
+struct Column {
+    int queue, channel;
 };
 
 /* First row of a region. Three and more become shorter towards the last: how long a CTA takes depends on its offsets, and
@@ -68,8 +83,8 @@ __device__ inline int64_t region_begin(const WgradParams &p, int region) {
 }
 
 /* One CTA's share of the weight gradient: a tile and a slice. A slice is every phases-th window of a region. The CTAs of
- * a region run side by side, so that they go through the scene together and share its rows in L2. Their middle columns
- * come first: they are those of the middle offset, at which the most rows have a neighbour. */
+ * a region run side by side and go through it together. Their middle columns come first: they are those of the middle
+ * offset, at which the most rows have a neighbour. */
 template <class Tile>
 struct Task {
     int co0;                   /* output channels co0 .. co0 + kBlockM */
@@ -118,6 +133,7 @@ struct Shared {
      * grad_out, relative to the region, or less than 0. */
     int32_t in_row[Tile::kMaxOffsets + 1][kCapacity];
     int32_t out_row[kCapacity];
+    Column column[Tile::kTf32 ? Tile::kFeatsPitch / kChunk : 1]; /* of a row's pieces */
     Task<Tile> task;
     int32_t found[kWindow / 32]; /* the producer's: how many of a warp's rows go into the queue */
     bool end[Tile::kStages];     /* a step without operands, after the last */
@@ -128,23 +144,18 @@ struct Shared {
 
 /* ---- producer ---- */
 
-/* Eight threads take a row of the queue together, each of them a piece of every block: an octet (16-bit), or one channel
- * of each octet (TF32: a warp's 4 rows x 8 channels come in whole sectors and go to all 32 banks). */
+/* Eight threads take a row of the queue together, 16 bytes each of 128. Of grad_out in TF32, which they transpose, each
+ * takes one channel of eight: a warp's 4 rows x 8 channels come in whole sectors and go to all 32 banks. */
 template <typename T, class Tile>
 struct Producer {
-    static constexpr bool kTransposes = sizeof(T) == 4;
     static constexpr int kThreadsPerRow = 8, kRowsPerPass = kProducerThreads / kThreadsPerRow;
     static constexpr int kRowsPerThread = kBlockK<T> / kRowsPerPass;
+    static constexpr int kPieceChannels = kChunk / static_cast<int>(sizeof(T));
     static constexpr int kOctets = kBlockChannels / kOctet; /* of a block */
     static constexpr int kCapacity = Shared<Tile>::kCapacity;
     static_assert(kBlockK<T> % kRowsPerPass == 0, "threads cover whole rows and copy alike");
     static_assert(kCapacity % kBlockK<T> == 0, "a step lies in the queue without a break");
     static_assert(kOctets == kThreadsPerRow, "a piece of every block, and a channel of every octet");
-
-    /* What one piece of the columns is gathered from: a channel of the rows that begin at place `queue` of in_row. */
-    struct Column {
-        int queue, channel;
-    };
 
     const WgradParams &p;
     Shared<Tile> &shared;
@@ -153,7 +164,7 @@ struct Producer {
     int scanned = 0;                   /* first row of the next window, in the region */
     int head = 0, queued = 0;          /* the queue: first place, rows */
     int32_t window[Tile::kMaxOffsets]; /* map entries of the next window, one row per thread, on their way */
-    Column columns[kTransposes ? 1 : Tile::kBlocksB]; /* of this thread's pieces, 16-bit */
+    Column columns[Tile::kBlocksB];    /* of this thread's pieces, 16-bit */
 
     /* Which of a row's eight threads this is, and the first of its rows. */
     __device__ static int lane() { return static_cast<int>(threadIdx.x) % kThreadsPerRow; }
@@ -217,7 +228,7 @@ struct Producer {
         return static_cast<const char *>(data) + static_cast<uint64_t>(row) * static_cast<uint32_t>(stride * sizeof(T));
     }
 
-    /* 16-bit: pieces of 16 bytes, as they come. */
+    /* 16-bit: both operands as they come. */
     __device__ void copy(char *stage, int slot, const uint32_t (&out_rows)[kRowsPerThread]) {
         char *const target = stage + first_row() * kRowBytes + (lane() ^ first_row() % 8) * kChunk;
         const int co = task.co0 + lane() * kOctet, left = p.co - co;
@@ -246,11 +257,7 @@ struct Producer {
             for (int i = 0; i < kRowsPerThread; ++i) {
                 char *const piece = target + (Tile::kBlocksA + block) * kBlockBytes + i * kRowsPerPass * kRowBytes;
                 const char *source = row_of(feats, in_rows[block][i], p.feats_stride);
-                const bool missing = in_rows[block][i] >= p.in_rows;
-                if constexpr (Tile::kThroughL1)
-                    ptx::cp_async_16_or_zeros_cached(piece, source, missing);
-                else
-                    ptx::cp_async_16_or_zeros(piece, source, missing);
+                ptx::cp_async_16_or_zeros(piece, source, in_rows[block][i] >= p.in_rows);
             }
         }
     }
@@ -262,25 +269,33 @@ struct Producer {
             ptx::cp_async_4_or_zero(target + octet * kOctet * kRowBytes, source, missing);
     }
 
-    __device__ void transpose(char *stage, int slot, uint32_t out_row) {
+    __device__ void transpose_and_copy(char *stage, int slot, uint32_t out_row) {
         char *target = stage + lane() * kRowBytes + (first_row() / 4 ^ lane()) * kChunk + first_row() % 4 * sizeof(T);
         const T *grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride + task.co0 + lane();
         const int octets = min((p.co - task.co0) / kOctet, Tile::kBlocksA * kOctets);
         transpose(target, 0, octets, row_of(grad_out, out_row, p.grad_stride),
                   out_row >= static_cast<uint32_t>(task.rows));
         transpose(target, octets, Tile::kBlocksA * kOctets, nullptr, true);
-        target += Tile::kBlocksA * kBlockBytes;
-        int octet = (task.begin - task.column0) / kOctet, channel = task.begin - task.first_offset * p.ci;
-        const int end = (task.end - task.column0) / kOctet;
-        transpose(target, 0, octet, nullptr, true);
-        for (int i = 0; octet < end; ++i, channel = 0) {
-            const int begin = octet;
-            octet = min(octet + (p.ci - channel) / kOctet, end);
-            const auto in_row = static_cast<uint32_t>(shared.in_row[i][slot]);
-            const T *feats = static_cast<const T *>(p.feats) + channel + lane();
-            transpose(target, begin, octet, row_of(feats, in_row, p.feats_stride), in_row >= p.in_rows);
+
+        target = stage + Tile::kBlocksA * kBlockBytes + first_row() * Tile::kFeatsPitch + lane() * kChunk;
+        constexpr int kBatch = 4, kPieces = Tile::kBlockN / kPieceChannels / kThreadsPerRow;
+        static_assert(kPieces % kBatch == 0, "whole batches");
+#pragma unroll
+        for (int piece = 0; piece < kPieces; piece += kBatch) {
+            Column column[kBatch];
+            uint32_t in_row[kBatch];
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) column[j] = shared.column[(piece + j) * kThreadsPerRow + lane()];
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j)
+                in_row[j] = static_cast<uint32_t>(shared.in_row[0][column[j].queue + slot]);
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) {
+                const T *feats = static_cast<const T *>(p.feats) + column[j].channel;
+                ptx::cp_async_16_or_zeros(target + (piece + j) * kRowBytes, row_of(feats, in_row[j], p.feats_stride),
+                                          in_row[j] >= p.in_rows);
+            }
         }
-        transpose(target, end, Tile::kBlocksB * kOctets, nullptr, true);
     }
 
     /* The step at the head of the queue. */
@@ -291,8 +306,8 @@ struct Producer {
         for (int i = 0; i < kRowsPerThread; ++i)
             out_rows[i] = static_cast<uint32_t>(shared.out_row[slot + i * kRowsPerPass]);
         ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
-        if constexpr (kTransposes)
-            transpose(shared.stages[place.slot], slot, out_rows[0]);
+        if constexpr (Tile::kTf32)
+            transpose_and_copy(shared.stages[place.slot], slot, out_rows[0]);
         else
             copy(shared.stages[place.slot], slot, out_rows);
         head = wrapped(head + kBlockK<T>);
@@ -310,21 +325,26 @@ struct Producer {
         place.advance();
     }
 
+    __device__ Column column_at(int in_tile) const {
+        const int column = task.column0 + in_tile;
+        if (column < task.begin || column >= task.end) return {Tile::kMaxOffsets * kCapacity, 0};
+        return {(column / p.ci - task.first_offset) * kCapacity, column % p.ci};
+    }
+
     /* Between two tasks is a barrier among the producer's threads. */
     __device__ void run() {
         task = shared.task;
         scanned = task.phase * kWindow;
         head = queued = 0;
         request();
-        if constexpr (!kTransposes) {
-            for (int i = threadIdx.x; i < kCapacity; i += kProducerThreads) shared.in_row[Tile::kMaxOffsets][i] = -1;
+        for (int i = threadIdx.x; i < kCapacity; i += kProducerThreads) shared.in_row[Tile::kMaxOffsets][i] = -1;
+        if constexpr (Tile::kTf32) {
+            for (int i = threadIdx.x; i < Tile::kBlockN / kPieceChannels; i += kProducerThreads)
+                shared.column[i] = column_at(i * kPieceChannels);
+        } else {
 #pragma unroll
-            for (int block = 0; block < Tile::kBlocksB; ++block) {
-                const int column = task.column0 + (block * kOctets + lane()) * kOctet;
-                columns[block] = {Tile::kMaxOffsets * kCapacity, 0};
-                if (task.begin <= column && column < task.end)
-                    columns[block] = {(column / p.ci - task.first_offset) * kCapacity, column % p.ci};
-            }
+            for (int block = 0; block < Tile::kBlocksB; ++block)
+                columns[block] = column_at((block * kOctets + lane()) * kOctet);
         }
         while (true) {
             fill();

@@ -15,7 +15,8 @@
  *   2 consumers  multiply, accumulators in registers.
  *
  * The reduction runs across the rows that are gathered. wgmma transposes 16-bit operands, which therefore lie in shared
- * memory as they come, MN-major, by copies of 16 bytes. It does not transpose TF32: the producer does, by copies of 4.
+ * memory as they come, MN-major, by copies of 16 bytes. It does not transpose TF32: of the two operands wgmma takes feats
+ * from registers, where consumers put them as it wants them, and the producer transposes grad_out by copies of 4 bytes.
  *
  * The bias gradient, sums of the columns of grad_out, is the work of further CTAs of the same launch: beside the others
  * they cost little, and small scenes are spared the launches.
@@ -46,21 +47,19 @@ __host__ __device__ inline int64_t partial_pitch(const WgradParams &p) {
 
 /* ---- consumers ---- */
 
-/* D += A.B of 64 output channels and 32 bytes of rows, operands as the producer left them. */
-template <typename T, int kRegisters>
-__device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b) {
+/* D += A.B of 64 output channels and 16 rows, 16-bit operands as the producer left them. */
+template <typename T, int kSums>
+__device__ __forceinline__ void wgmma(float (&d)[kSums], uint64_t a, uint64_t b) {
     if constexpr (std::is_same<T, __half>::value)
         ptx::wgmma_f16_km_kn(d, a, b, 1);
-    else if constexpr (std::is_same<T, __nv_bfloat16>::value)
-        ptx::wgmma_bf16_km_kn(d, a, b, 1);
     else
-        ptx::wgmma_tf32(d, a, b, 1);
+        ptx::wgmma_bf16_km_kn(d, a, b, 1);
 }
 
 template <typename T, class Tile>
 struct Consumer {
-    static constexpr int kRegisters = Tile::kConsumerN / 2; /* accumulators of a thread, for each wgmma tile */
     static constexpr int kNone = -1;
+    using Sums = float[Tile::kProducts][Tile::kSums];
 
     const WgradParams &p;
     Shared<Tile> &shared;
@@ -68,18 +67,20 @@ struct Consumer {
     RingPosition<Tile::kStages> place; /* in the pipeline */
 
     __device__ static int consumer() { return static_cast<int>(threadIdx.x) / kWarpgroup - kProducers; }
-    __device__ static int first_channel() { return consumer() % Tile::kConsumersM * Tile::kConsumerM * kWgmmaM; }
+    __device__ static int first_channel() { return consumer() % Tile::kConsumersM * Tile::kConsumerM; }
     __device__ static int first_column() { return consumer() / Tile::kConsumersM * Tile::kConsumerN; }
+    /* The row of a wgmma whose sums this thread holds, and the one 8 below it. */
+    __device__ static int first_row() { return static_cast<int>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4); }
 
     /* Each warp for itself: the last of them frees the stage. */
     __device__ void release(int stage) {
         if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[stage]);
     }
 
-    __device__ void multiply(float (&d)[Tile::kConsumerM][kRegisters]) {
+    __device__ void multiply(Sums &d) {
         const char *a = shared.stages[place.slot], *b = a + Tile::kBlocksA * kBlockBytes;
-        constexpr int kSteps = kRowBytes / 32; /* of wgmma: along the rows of a block, or from row to row */
-        constexpr int kAdvance = (sizeof(T) == 4 ? 32 : kBlockBytes / kSteps) / 16, kNextTile = kBlockBytes / 16;
+        constexpr int kSteps = kRowBytes / 32; /* from row to row of a block */
+        constexpr int kAdvance = kBlockBytes / kSteps / 16, kNextProduct = kBlockBytes / 16;
         const uint64_t descriptor_a = ptx::wgmma_descriptor(a + first_channel() * kRowBytes, kBlockBytes);
         const uint64_t descriptor_b = ptx::wgmma_descriptor(b + first_column() * kRowBytes, kBlockBytes);
         ptx::fence_proxy_async(); /* the rows came through the ordinary path, wgmma reads through another */
@@ -87,21 +88,50 @@ struct Consumer {
 #pragma unroll
         for (int k = 0; k < kSteps; ++k) {
 #pragma unroll
-            for (int i = 0; i < Tile::kConsumerM; ++i)
-                wgmma<T>(d[i], descriptor_a + i * kNextTile + k * kAdvance, descriptor_b + k * kAdvance);
+            for (int i = 0; i < Tile::kProducts; ++i)
+                wgmma<T>(d[i], descriptor_a + i * kNextProduct + k * kAdvance, descriptor_b + k * kAdvance);
         }
         ptx::wgmma_commit();
     }
 
+    /* TF32, transposed: columns x output channels. Registers of an operand are free again when its products are done,
+     * and the other consumer multiplies while this one loads. */
+    __device__ void multiply_tf32(Sums &d) {
+        const char *grad_out = shared.stages[place.slot];
+        const uint64_t descriptor = ptx::wgmma_descriptor(grad_out + first_channel() * kRowBytes);
+        const float *feats = reinterpret_cast<const float *>(grad_out + Tile::kBlocksA * kBlockBytes);
+        constexpr int kPitch = Tile::kFeatsPitch / static_cast<int>(sizeof(float)), kStepRows = 8;
+        feats += threadIdx.x % 4 * kPitch + first_column() + first_row();
+        ptx::fence_proxy_async();
+#pragma unroll
+        for (int k = 0; k < kBlockK<T>; k += kStepRows) {
+#pragma unroll
+            for (int i = 0; i < Tile::kProducts; ++i) {
+                uint32_t a[4];
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    a[j] = __float_as_uint(feats[(k + j / 2 * 4) * kPitch + i * kWgmmaM + j % 2 * 8]);
+                ptx::wgmma_fence();
+                ptx::wgmma_tf32_from_registers(d[i], a, ptx::wgmma_advance(descriptor, k * sizeof(float)), 1);
+                ptx::wgmma_commit();
+                ptx::wgmma_wait<0>();
+                ptx::wgmma_hold(a);
+            }
+        }
+    }
+
     /* Multiplies until the end of the slice. One step stays in flight behind the one being issued; its stage is
      * released when the next is issued. */
-    __device__ void accumulate(float (&d)[Tile::kConsumerM][kRegisters]) {
+    __device__ void accumulate(Sums &d) {
         int in_flight = kNone;
         while (true) {
             ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
             /* A vote, so that the compiler sees one branch for the whole warp: it would serialise wgmma otherwise. */
             if (__any_sync(~0u, shared.end[place.slot])) break;
-            multiply(d);
+            if constexpr (Tile::kTf32)
+                multiply_tf32(d);
+            else
+                multiply(d);
             ptx::wgmma_wait<1>();
             if (in_flight != kNone) release(in_flight);
             in_flight = place.slot;
@@ -109,38 +139,36 @@ struct Consumer {
         }
         ptx::wgmma_wait<0>();
 #pragma unroll
-        for (int i = 0; i < Tile::kConsumerM; ++i) ptx::wgmma_hold(d[i]);
+        for (int i = 0; i < Tile::kProducts; ++i) ptx::wgmma_hold(d[i]);
         if (in_flight != kNone) release(in_flight);
         release(place.slot);
         place.advance();
     }
 
-    __device__ void look_for_nan(const float (&d)[Tile::kConsumerM][kRegisters]) {
+    __device__ void look_for_nan(const Sums &d) {
         bool found = false;
 #pragma unroll
-        for (int i = 0; i < Tile::kConsumerM; ++i)
+        for (int i = 0; i < Tile::kProducts; ++i)
 #pragma unroll
             for (const float sum : d[i]) found |= isnan(sum);
         if (found) shared.spoiled = true;
     }
 
-    /* The output channel and the first column of what this thread holds of a tile of 64 channels. */
-    __device__ int channel_of(int tile, int half) const {
-        const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-        return task.co0 + first_channel() + tile * kWgmmaM + warp * 16 + half * 8 + lane / 4;
+    __device__ int channel_of(int product, int half) const {
+        return task.co0 + first_channel() + product * kWgmmaM + first_row() + half * 8;
     }
 
-    __device__ void store_sums(const float (&d)[Tile::kConsumerM][kRegisters], float *sums) {
+    __device__ void store_sums(const Sums &d, float *sums) {
         const int64_t pitch = static_cast<int64_t>(p.volume) * p.ci;
         const bool aligned = reinterpret_cast<uintptr_t>(sums) % sizeof(float2) == 0;
 #pragma unroll
-        for (int i = 0; i < Tile::kConsumerM; ++i) {
+        for (int i = 0; i < Tile::kProducts; ++i) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int co = channel_of(i, half);
                 if (co >= p.co) continue;
 #pragma unroll
-                for (int j = 0; j < Tile::kConsumerN / 8; ++j) {
+                for (int j = 0; j < Tile::kSums / 4; ++j) {
                     const int column = task.column0 + first_column() + 8 * j + threadIdx.x % 4 * 2;
                     if (column < task.begin || column >= task.end) continue; /* columns are a multiple of 8 */
                     const float2 pair = make_float2(d[i][4 * j + 2 * half], d[i][4 * j + 2 * half + 1]);
@@ -156,18 +184,38 @@ struct Consumer {
         }
     }
 
+    /* TF32: eight threads side by side have eight columns. */
+    __device__ void store_transposed(const Sums &d, float *sums) {
+        const int64_t pitch = static_cast<int64_t>(p.volume) * p.ci;
+#pragma unroll
+        for (int i = 0; i < Tile::kProducts; ++i) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int column = task.column0 + first_column() + i * kWgmmaM + first_row() + half * 8;
+                if (column < task.begin || column >= task.end) continue;
+                int co = task.co0 + first_channel() + threadIdx.x % 4 * 2;
+#pragma unroll
+                for (int j = 0; j < Tile::kSums / 4; ++j, co += 8) {
+                    if (co >= p.co) break; /* channels are a multiple of 8 */
+                    sums[co * pitch + column] = d[i][4 * j + 2 * half];
+                    sums[(co + 1) * pitch + column] = d[i][4 * j + 2 * half + 1];
+                }
+            }
+        }
+    }
+
     /* 16-bit elements, 8 columns a thread. */
-    __device__ void store(const float (&d)[Tile::kConsumerM][kRegisters], T *out) {
+    __device__ void store(const Sums &d, T *out) {
         const int64_t pitch = static_cast<int64_t>(p.volume) * p.ci;
         const bool aligned = are_chunks(out, pitch);
         const int lane = threadIdx.x % 32;
 #pragma unroll
-        for (int i = 0; i < Tile::kConsumerM; ++i) {
+        for (int i = 0; i < Tile::kProducts; ++i) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int co = channel_of(i, half);
 #pragma unroll
-                for (int j = 0; j < Tile::kConsumerN / 8; j += 4) {
+                for (int j = 0; j < Tile::kSums / 4; j += 4) {
                     uint32_t word[4];
 #pragma unroll
                     for (int k = 0; k < 4; ++k)
@@ -182,16 +230,18 @@ struct Consumer {
     }
 
     __device__ void run() {
-        float d[Tile::kConsumerM][kRegisters];
+        Sums d;
 #pragma unroll
-        for (int i = 0; i < Tile::kConsumerM; ++i)
+        for (int i = 0; i < Tile::kProducts; ++i)
 #pragma unroll
             for (float &sum : d[i]) sum = 0.0f;
         accumulate(d);
         look_for_nan(d);
-        if (std::is_same<T, float>::value || p.partials)
-            store_sums(d,
-                       p.partials ? p.partials + task.slice * partial_pitch(p) : static_cast<float *>(p.grad_weight));
+        float *sums = p.partials ? p.partials + task.slice * partial_pitch(p) : static_cast<float *>(p.grad_weight);
+        if constexpr (Tile::kTf32)
+            store_transposed(d, sums);
+        else if (p.partials)
+            store_sums(d, sums);
         else
             store(d, static_cast<T *>(p.grad_weight));
     }
@@ -219,18 +269,39 @@ __device__ void sum_bias(const WgradParams &p, int index, char *dynamic) {
         static_cast<T *>(p.grad_bias)[co] = from_float<T>(sum);
 }
 
-/* Adds the slices, the first one first. */
-template <typename T>
+template <typename T, int kCount>
+struct alignas(kCount * sizeof(T)) Elements {
+    T x[kCount];
+};
+
+/* Adds the slices, the first one first; kVector sums a thread, which divides both outputs. */
+template <typename T, int kVector>
 __global__ void __launch_bounds__(256) reduce_gradients_kernel(const WgradParams p, int slices) {
     const int64_t weights = weights_of(p), pitch = partial_pitch(p);
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x; i < pitch;
-         i += static_cast<int64_t>(gridDim.x) * 256) {
-        float sum = 0.0f;
+    const int64_t stride = static_cast<int64_t>(gridDim.x) * 256 * kVector;
+    for (int64_t i = (static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x) * kVector; i < pitch; i += stride) {
+        Elements<float, kVector> sum = {};
 #pragma unroll 8
-        for (int s = 0; s < slices; ++s) sum += p.partials[s * pitch + i];
+        for (int s = 0; s < slices; ++s) {
+            const auto part = *reinterpret_cast<const Elements<float, kVector> *>(p.partials + s * pitch + i);
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) sum.x[e] += part.x[e];
+        }
         T *out = i < weights ? static_cast<T *>(p.grad_weight) + i : static_cast<T *>(p.grad_bias) + (i - weights);
-        *out = from_float<T>(sum);
+        Elements<T, kVector> rounded;
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) rounded.x[e] = from_float<T>(sum.x[e]);
+        *reinterpret_cast<Elements<T, kVector> *>(out) = rounded;
     }
+}
+
+template <typename T, int kVector>
+cudaError_t reduce_gradients(const WgradParams &p, int slices, cudaStream_t stream) {
+    const int64_t blocks = ceil_div<int64_t>(partial_pitch(p), 256 * kVector);
+    constexpr int64_t kMaxBlocks = 1 << 16;
+    reduce_gradients_kernel<T, kVector>
+        <<<static_cast<unsigned int>(blocks < kMaxBlocks ? blocks : kMaxBlocks), 256, 0, stream>>>(p, slices);
+    return cudaGetLastError();
 }
 
 /* ---- kernel and launch ---- */
@@ -293,19 +364,20 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream,
     const auto kernel = conv_wgrad_sm90_kernel<T, Tile>;
     constexpr int kSharedBytes = sizeof(Shared<Tile>);
     FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-    constexpr int kSharedPercent = 85; /* of 228 KB: the next size is 196, which leaves L1 60 */
-    static_assert(kSharedBytes + 1024 <= 196 * 1024, "as asked for");
-    if (Tile::kThroughL1)
-        FG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, kSharedPercent));
     kernel<<<static_cast<unsigned int>(weight_tasks + bias_tasks), kThreads, kSharedBytes, stream>>>(
         p, plan.block_n, static_cast<int>(bias_tasks));
     FG_CUDA(cudaGetLastError());
     if (p.partials) {
-        const int64_t blocks = ceil_div<int64_t>(partial_pitch(p), 256);
-        constexpr int64_t kMaxBlocks = 1 << 16;
-        reduce_gradients_kernel<T>
-            <<<static_cast<unsigned int>(blocks < kMaxBlocks ? blocks : kMaxBlocks), 256, 0, stream>>>(p, plan.split_k);
-        FG_CUDA(cudaGetLastError());
+        constexpr int kVector = 4;             /* co and ci are multiples of 8 */
+        constexpr int64_t kManySums = 1 << 20; /* fewer need a thread each, to have loads enough in flight */
+        const auto aligned = [](const void *data, size_t size) {
+            return reinterpret_cast<uintptr_t>(data) % (kVector * size) == 0;
+        };
+        if (partial_pitch(p) >= kManySums && aligned(p.partials, sizeof(float)) && aligned(p.grad_weight, sizeof(T)) &&
+            aligned(p.grad_bias, sizeof(T)))
+            FG_CUDA((reduce_gradients<T, kVector>(p, plan.split_k, stream)));
+        else
+            FG_CUDA((reduce_gradients<T, 1>(p, plan.split_k, stream)));
     }
     return FG_OK;
 }
@@ -313,9 +385,13 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream,
 /* The tiles of fg_plan_conv_wgrad. */
 template <typename T>
 fg_status launch_tile(const WgradParams &p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
-    if (plan.block_m == 256) return launch<T, Tile<256, 192, 1>>(p, plan, stream, error);
-    if (plan.block_m == 128) return launch<T, Tile<128, 256, 2>>(p, plan, stream, error);
-    return launch<T, Tile<64, 384, 2>>(p, plan, stream, error);
+    if constexpr (sizeof(T) == 4) {
+        if (plan.block_m == 128) return launch<T, Tile<T, 128, 384, 2>>(p, plan, stream, error);
+    } else {
+        if (plan.block_m == 256) return launch<T, Tile<T, 256, 192, 1>>(p, plan, stream, error);
+        if (plan.block_m == 128) return launch<T, Tile<T, 128, 256, 2>>(p, plan, stream, error);
+    }
+    return launch<T, Tile<T, 64, 384, 2>>(p, plan, stream, error);
 }
 
 }  // namespace

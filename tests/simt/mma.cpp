@@ -202,7 +202,10 @@ static void compute(Wgmma &product, Sums &sums) {
     const uint32_t first = static_cast<uint32_t>(current().warp->index % 4) * 16;
     float a[16 * 32];
     static float b[32 * 256];
-    fetch(product, instruction.a, product.a, transposed(instruction, 2), first, 16, a, false);
+    if (product.holds)
+        std::copy(std::begin(product.held), std::end(product.held), a);
+    else
+        fetch(product, instruction.a, product.a, transposed(instruction, 2), first, 16, a, false);
     fetch(product, instruction.b, product.b, transposed(instruction, 1), 0, static_cast<uint32_t>(instruction.n), b,
           true);
     if (!product.accumulate) std::fill(sums.value.begin(), sums.value.end(), 0.0f);
@@ -228,19 +231,25 @@ void wgmma_multiply(Frame *const *lanes, const Instruction &instruction) {
     const auto &arguments = instruction.arguments;
     Wgmma product = {};
     product.instruction = &instruction;
+    product.holds = arguments[1].kind == Argument::kVector;
+    uint32_t word[32][4];
     for (int lane = 0; lane < 32; ++lane) {
         const Frame &frame = *lanes[lane];
         product.sums[lane] = static_cast<float *>(frame.operand(arguments[0].parts[0]).place);
         if (frame.operand(arguments[0].parts.back()).place != product.sums[lane] + instruction.n / 2 - 1)
             fail("wgmma: accumulators that are not an array in order are not emulated");
-        if (frame.read(arguments[1]) != lanes[0]->read(arguments[1]))
+        for (int i = 0; product.holds && i < 4; ++i) word[lane][i] = frame.word(part(arguments[1], i));
+        if (!product.holds && frame.read(arguments[1]) != lanes[0]->read(arguments[1]))
             fail("wgmma: lanes with different descriptors of A");
         if (frame.read(arguments[2]) != lanes[0]->read(arguments[2]))
             fail("wgmma: lanes with different descriptors of B");
         product.fenced = std::max(product.fenced, thread.warp->threads[lane]->fenced);
     }
     if (arguments[4].value != 1 || arguments[5].value != 1) fail("wgmma: operands with another sign are not emulated");
-    product.a = lanes[0]->read(arguments[1]);
+    if (product.holds)
+        decode_a(instruction.a, instruction.k, word, product.held);
+    else
+        product.a = lanes[0]->read(arguments[1]);
     product.b = lanes[0]->read(arguments[2]);
     product.accumulate = lanes[0]->read(arguments[3]) != 0;
     product.group = queue.groups;

@@ -14,6 +14,8 @@ struct Wgmma {
     const Instruction *instruction;
     float *sums[32]; /* each lane's first accumulator */
     uint64_t a, b;   /* descriptors */
+    bool holds;      /* A comes in registers: its 16 rows of k */
+    float held[16 * 32];
     bool accumulate, done;
     uint64_t group, issued, fenced; /* times */
 };
