@@ -220,22 +220,24 @@ fg_plan fg_plan_conv(const fg_conv_question *q) {
  * slices has twice the mean. */
 static fg_plan plan_conv_wgrad_sm90(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms) {
     typedef struct {
-        int32_t block_m, block_n, num_stages, offsets;
+        int32_t block_m, block_n, num_stages, offsets; /* that it may touch */
         int32_t cost; /* of an output channel, relative: bytes per product, (block_m + block_n) / (block_m * block_n) */
     } candidate;
-    static const candidate tiles_16[] = {{256, 192, 7, 6, 10}, {128, 256, 8, 8, 13}, {64, 384, 7, 12, 20}, {0}},
-                           tiles_32[] = {{128, 384, 3, 8, 10}, {64, 384, 3, 12, 17}, {0}};
+    static const candidate tiles_16[] = {{256, 192, 3, 6, 10},
+                                         {128, 256, 4, 8, 13},
+                                         {64, 384, 3, FG_WGRAD_MAX_OFFSETS, 20},
+                                         {0}},
+                           tiles_32[] = {{128, 384, 3, 8, 10}, {64, 384, 3, FG_WGRAD_MAX_OFFSETS, 17}, {0}};
     const candidate *best = fg_dtype_size(dtype) == 4 ? tiles_32 : tiles_16;
     for (const candidate *c = best; c->block_m > 0; c++) {
         const int64_t width = ceil_div(co, c->block_m) * c->block_m;
         const int64_t best_width = ceil_div(co, best->block_m) * best->block_m;
         if (width * c->cost < best_width * best->cost) best = c;
     }
-    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = 32, .split_k = 1};
+    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
     set_tile(&plan, best->block_m, (int32_t)at_most(best->block_n, best->offsets * ci), best->num_stages);
     /* CTAs of a slice: its tiles, and those that sum the bias gradient 128 bytes of a row each. */
-    const int64_t bias_tiles = ceil_div(co * (int64_t)fg_dtype_size(dtype), STEP_BYTES);
-    const int64_t count = at_least(tiles(co, v * ci, plan.block_m, plan.block_n) + bias_tiles, 1);
+    const int64_t count = at_least(tiles(co, v * ci, plan.block_m, plan.block_n) + ceil_div(co, plan.block_k), 1);
     const int64_t one_wave = at_most(num_sms / count, rows / MIN_ROWS_PER_SLICE);
     const int64_t waves = at_most(WGRAD_WAVES * num_sms / count, rows / MIN_ROWS_PER_WAVE);
     set_split(&plan, at_least(at_least(one_wave, waves), ceil_div(2 * rows, MAX_ROWS_PER_SLICE)), co * v * ci);

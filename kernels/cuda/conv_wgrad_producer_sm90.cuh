@@ -26,18 +26,18 @@ constexpr int kProducerThreads = kProducers * kWarpgroup;
 constexpr int kThreads = kProducerThreads + kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
 
-/* A stage is a row of blocks of 64 channels, those of grad_out, then those of feats. A row of a block is 128 bytes: 64
- * channels of one of 32 gathered rows (16-bit), or 32 gathered rows of one of 64 channels (TF32). 16-byte chunk c of row r
+/* A stage is a row of blocks of 64 channels, those of grad_out, then those of feats. A block is 64 rows of 128 bytes,
+ * which are 64 channels of one gathered row (16-bit) or 32 gathered rows of one channel (TF32); 16-byte chunk c of row r
  * is stored as chunk c ^ (r % 8), from an address that is a multiple of 1024 on. feats in TF32 lie as they come, a row
  * of the tile's columns behind the other: consumers read them to registers, and wgmma takes them from there. */
-constexpr int kBlockChannels = 64, kRowBytes = 128;
+constexpr int kBlockChannels = 64, kRowBytes = 128, kBlockBytes = 64 * kRowBytes;
 constexpr int kSwizzleAtomBytes = 8 * kRowBytes;
 constexpr int kChunk = 16, kOctet = 8; /* bytes that are swizzled together; channels that lie at one offset */
 constexpr int kWgmmaM = 64;
-constexpr int kBlockK = 32; /* rows of a step */
+template <typename T>
+constexpr int kBlockK = kRowBytes / static_cast<int>(sizeof(T)); /* rows of a step */
 
 constexpr int kWindow = kProducerThreads;             /* rows that the producer looks at together */
-constexpr int kCapacity = kWindow + kBlockK;          /* of its queue: a window, and less than a step */
 constexpr int kProducerBarrier = 1, kTaskBarrier = 2; /* named barriers: the producer's threads, all threads */
 
 /* Output channels and columns of a tile. The consumers divide its output channels, or its columns. A wgmma's 64 rows are
@@ -46,6 +46,7 @@ template <typename T, int kBlockM_, int kBlockN_, int kConsumersN_>
 struct Tile {
     static constexpr bool kTf32 = sizeof(T) == 4;
     static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kConsumersN = kConsumersN_;
+    static constexpr int kStages = !kTf32 && kBlockM == 128 ? 4 : 3; /* as many as there is room for */
     static constexpr int kConsumersM = kConsumers / kConsumersN;
     static constexpr int kConsumerM = kBlockM / kConsumersM; /* output channels of a consumer */
     static constexpr int kConsumerN = kBlockN / kConsumersN; /* columns of a consumer */
@@ -53,20 +54,17 @@ struct Tile {
         (kTf32 ? kConsumerN : kConsumerM) / kWgmmaM;                    /* wgmma of a consumer, side by side */
     static constexpr int kSums = (kTf32 ? kConsumerM : kConsumerN) / 2; /* accumulators of a thread in each */
     static constexpr int kBlocksA = kBlockM / kBlockChannels, kBlocksB = kBlockN / kBlockChannels;
-    static constexpr int kBlockBytes = (kTf32 ? kBlockChannels : kBlockK) * kRowBytes;
     /* TF32: eight banks from row to row, which the 4 rows x 8 columns that a warp reads share out among them. */
     static constexpr int kFeatsPitch = kBlockN * static_cast<int>(sizeof(T)) + 32;
     static constexpr int kStageBytes =
-        kBlocksA * kBlockBytes + (kTf32 ? kBlockK * kFeatsPitch : kBlocksB * kBlockBytes);
+        kBlocksA * kBlockBytes + (kTf32 ? kBlockK<T> * kFeatsPitch : kBlocksB * kBlockBytes);
     static constexpr int kMaxOffsets = kBlockN / (kTf32 && kBlockM > 64 ? 48 : 32); /* as the plan allows for */
-    /* Short steps and many of them: how far ahead the producer can be is what hides the way to memory. */
-    static constexpr int kStages =
-        (220 * 1024 - (kMaxOffsets + 2) * kCapacity * static_cast<int>(sizeof(int32_t))) / kStageBytes;
     /* Accumulators of a thread decide what consumers need. */
     static constexpr int kConsumerRegisters = kProducts * kSums > 128 ? 224 : 168;
     static constexpr int kProducerRegisters =
         (kProducers + kConsumers) * ptx::registers_at_launch(kThreads) / kProducers -
         kConsumers * kConsumerRegisters / kProducers;
+    static_assert(kMaxOffsets <= FG_WGRAD_MAX_OFFSETS, "none may touch more");
     static_assert(kConsumerN % kBlockChannels == 0, "a consumer starts at a block");
     static_assert(kStageBytes % kSwizzleAtomBytes == 0, "so does a stage");
 };
@@ -84,34 +82,34 @@ __device__ inline int64_t region_begin(const WgradParams &p, int region) {
     return p.rows - p.rows * left / p.regions * (p.regions < 3 ? p.regions : left) / p.regions;
 }
 
-/* One CTA's share of the weight gradient: a tile and a slice. The CTAs of a region run side by side; those of a slice share
- * its rows in L2. Their middle columns come first: they are those of the middle offset, at which the most rows have a
- * neighbour. */
+/* One CTA's share of the weight gradient: a tile and a slice. A slice is every phases-th window of a region. The CTAs of
+ * a region run side by side and go through it together. Their middle columns come first: they are those of the middle
+ * offset, at which the most rows have a neighbour. */
 template <class Tile>
 struct Task {
     int co0;                   /* output channels co0 .. co0 + kBlockM */
     int column0;               /* columns of the tile: column0 .. column0 + kBlockN */
     int begin, end;            /* those of them that are computed */
     int first_offset, offsets; /* that these touch */
-    int slice, rows;
-    int64_t row0;
+    int slice, phase;
+    int64_t row0; /* the region's first, and how many it has */
+    int rows;
 
     Task() = default;
     __device__ Task(const WgradParams &p, int tile_columns, int index) {
         const int columns = p.volume * p.ci;
         const int co_tiles = ceil_div(p.co, Tile::kBlockM), column_tiles = ceil_div(columns, tile_columns);
         co0 = index % co_tiles * Tile::kBlockM;
-        const int phase = index / co_tiles % p.phases, tile = index / co_tiles / p.phases;
-        const int turn = tile % column_tiles, region = tile / column_tiles;
+        phase = index / co_tiles % p.phases;
+        const int tile = index / co_tiles / p.phases, turn = tile % column_tiles, region = tile / column_tiles;
         slice = region * p.phases + phase;
         column0 = (column_tiles / 2 + (turn % 2 ? -(turn + 1) / 2 : turn / 2)) * tile_columns;
         begin = column0;
         end = min(column0 + tile_columns, columns);
         first_offset = begin / p.ci;
         offsets = (end - 1) / p.ci - first_offset + 1;
-        const int64_t region0 = region_begin(p, region), region_rows = region_begin(p, region + 1) - region0;
-        row0 = region0 + region_rows * phase / p.phases;
-        rows = static_cast<int>(region0 + region_rows * (phase + 1) / p.phases - row0);
+        row0 = region_begin(p, region);
+        rows = static_cast<int>(region_begin(p, region + 1) - row0);
     }
 
     /* Its offset number `part` alone. */
@@ -128,9 +126,11 @@ struct Task {
 /* Dynamic shared memory of a CTA. Stages first: they start at a multiple of 1024. */
 template <class Tile>
 struct Shared {
+    static constexpr int kCapacity = kWindow + kBlockK<__half>; /* of the queue: a window, and less than a step */
+
     char stages[Tile::kStages][Tile::kStageBytes];
     /* The producer's queue: rows of feats at each offset, less than 0 throughout for columns that are at none, and of
-     * grad_out, relative to the slice, or less than 0. */
+     * grad_out, relative to the region, or less than 0. */
     int32_t in_row[Tile::kMaxOffsets + 1][kCapacity];
     int32_t out_row[kCapacity];
     Column column[Tile::kTf32 ? Tile::kFeatsPitch / kChunk : 1]; /* of a row's pieces */
@@ -148,30 +148,30 @@ struct Shared {
  * takes one channel of eight: a warp's 4 rows x 8 channels come in whole sectors and go to all 32 banks. */
 template <typename T, class Tile>
 struct Producer {
-    static constexpr int kThreadsPerRow = 8;
+    static constexpr int kThreadsPerRow = 8, kRowsPerPass = kProducerThreads / kThreadsPerRow;
+    static constexpr int kRowsPerThread = kBlockK<T> / kRowsPerPass;
     static constexpr int kPieceChannels = kChunk / static_cast<int>(sizeof(T));
     static constexpr int kOctets = kBlockChannels / kOctet; /* of a block */
-    static_assert(kBlockK * kThreadsPerRow == kProducerThreads, "threads cover a step, a row each");
-    static_assert(kCapacity % kBlockK == 0, "a step lies in the queue without a break");
+    static constexpr int kCapacity = Shared<Tile>::kCapacity;
+    static_assert(kBlockK<T> % kRowsPerPass == 0, "threads cover whole rows and copy alike");
+    static_assert(kCapacity % kBlockK<T> == 0, "a step lies in the queue without a break");
     static_assert(kOctets == kThreadsPerRow, "a piece of every block, and a channel of every octet");
 
     const WgradParams &p;
     Shared<Tile> &shared;
     Task<Tile> task;
     RingPosition<Tile::kStages> place; /* in the pipeline */
-    int scanned = 0;                   /* rows of the slice */
+    int scanned = 0;                   /* first row of the next window, in the region */
     int head = 0, queued = 0;          /* the queue: first place, rows */
     int32_t window[Tile::kMaxOffsets]; /* map entries of the next window, one row per thread, on their way */
     Column columns[Tile::kBlocksB];    /* of this thread's pieces, 16-bit */
-    const T *grad_out = nullptr;       /* the slice's first row, this thread's channel of it */
 
-    /* Which of a row's eight threads this is, and its row of a step. */
+    /* Which of a row's eight threads this is, and the first of its rows. */
     __device__ static int lane() { return static_cast<int>(threadIdx.x) % kThreadsPerRow; }
-    __device__ static int row() { return static_cast<int>(threadIdx.x) / kThreadsPerRow; }
+    __device__ static int first_row() { return static_cast<int>(threadIdx.x) / kThreadsPerRow; }
 
     __device__ static int wrapped(int slot) { return slot < kCapacity ? slot : slot - kCapacity; }
 
-    /* Starts the loads of the next window's map entries. */
     __device__ void request() {
         const int row = scanned + static_cast<int>(threadIdx.x);
         const int32_t *entry = p.map + task.first_offset * p.rows + task.row0 + row;
@@ -186,7 +186,7 @@ struct Producer {
      * without a row. */
     __device__ void fill() {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        while (queued < kBlockK && scanned < task.rows) {
+        while (queued < kBlockK<T> && scanned < task.rows) {
             bool present = false;
 #pragma unroll
             for (int i = 0; i < Tile::kMaxOffsets; ++i) {
@@ -209,17 +209,17 @@ struct Producer {
                 }
             }
             queued += __reduce_add_sync(~0u, found);
-            scanned += kWindow;
+            scanned += kWindow * p.phases;
             request();
             ptx::named_barrier(kProducerBarrier, kProducerThreads);
         }
-        if (queued == 0 || queued >= kBlockK) return;
+        if (queued == 0 || queued >= kBlockK<T>) return;
         const int slot = wrapped(wrapped(head + queued) + static_cast<int>(threadIdx.x));
-        if (static_cast<int>(threadIdx.x) < kBlockK - queued) {
+        if (static_cast<int>(threadIdx.x) < kBlockK<T> - queued) {
             shared.out_row[slot] = -1;
             for (int i = 0; i < task.offsets; ++i) shared.in_row[i][slot] = -1;
         }
-        queued = kBlockK;
+        queued = kBlockK<T>;
         ptx::named_barrier(kProducerBarrier, kProducerThreads);
     }
 
@@ -229,25 +229,36 @@ struct Producer {
     }
 
     /* 16-bit: both operands as they come. */
-    __device__ void copy(char *stage, int slot, uint32_t out_row) {
-        char *const target = stage + row() * kRowBytes + (lane() ^ row() % 8) * kChunk;
-        const int left = p.co - task.co0 - lane() * kOctet; /* channels */
-        const char *source = row_of(grad_out, out_row, p.grad_stride);
-        const bool missing = out_row >= static_cast<uint32_t>(task.rows);
+    __device__ void copy(char *stage, int slot, const uint32_t (&out_rows)[kRowsPerThread]) {
+        char *const target = stage + first_row() * kRowBytes + (lane() ^ first_row() % 8) * kChunk;
+        const int co = task.co0 + lane() * kOctet, left = p.co - co;
+        const T *grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride + co;
 #pragma unroll
-        for (int block = 0; block < Tile::kBlocksA; ++block)
-            ptx::cp_async_16_or_zeros(target + block * Tile::kBlockBytes, source + block * kRowBytes,
-                                      missing || block * kBlockChannels >= left);
+        for (int i = 0; i < kRowsPerThread; ++i) {
+            const char *source = row_of(grad_out, out_rows[i], p.grad_stride);
+            const bool missing = out_rows[i] >= static_cast<uint32_t>(task.rows);
+#pragma unroll
+            for (int block = 0; block < Tile::kBlocksA; ++block)
+                ptx::cp_async_16_or_zeros(target + block * kBlockBytes + i * kRowsPerPass * kRowBytes,
+                                          source + block * kRowBytes, missing || block * kBlockChannels >= left);
+        }
         /* Nothing is read behind a copy that could be read before it: a thread waits once. */
-        uint32_t in_row[Tile::kBlocksB];
+        uint32_t in_rows[Tile::kBlocksB][kRowsPerThread];
 #pragma unroll
         for (int block = 0; block < Tile::kBlocksB; ++block)
-            in_row[block] = static_cast<uint32_t>(shared.in_row[0][columns[block].queue + slot]);
+#pragma unroll
+            for (int i = 0; i < kRowsPerThread; ++i)
+                in_rows[block][i] =
+                    static_cast<uint32_t>(shared.in_row[0][columns[block].queue + slot + i * kRowsPerPass]);
 #pragma unroll
         for (int block = 0; block < Tile::kBlocksB; ++block) {
             const T *feats = static_cast<const T *>(p.feats) + columns[block].channel;
-            ptx::cp_async_16_or_zeros(target + (Tile::kBlocksA + block) * Tile::kBlockBytes,
-                                      row_of(feats, in_row[block], p.feats_stride), in_row[block] >= p.in_rows);
+#pragma unroll
+            for (int i = 0; i < kRowsPerThread; ++i) {
+                char *const piece = target + (Tile::kBlocksA + block) * kBlockBytes + i * kRowsPerPass * kRowBytes;
+                const char *source = row_of(feats, in_rows[block][i], p.feats_stride);
+                ptx::cp_async_16_or_zeros(piece, source, in_rows[block][i] >= p.in_rows);
+            }
         }
     }
 
@@ -259,13 +270,14 @@ struct Producer {
     }
 
     __device__ void transpose_and_copy(char *stage, int slot, uint32_t out_row) {
-        char *target = stage + lane() * kRowBytes + (row() / 4 ^ lane()) * kChunk + row() % 4 * sizeof(T);
+        char *target = stage + lane() * kRowBytes + (first_row() / 4 ^ lane()) * kChunk + first_row() % 4 * sizeof(T);
+        const T *grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride + task.co0 + lane();
         const int octets = min((p.co - task.co0) / kOctet, Tile::kBlocksA * kOctets);
         transpose(target, 0, octets, row_of(grad_out, out_row, p.grad_stride),
                   out_row >= static_cast<uint32_t>(task.rows));
         transpose(target, octets, Tile::kBlocksA * kOctets, nullptr, true);
 
-        target = stage + Tile::kBlocksA * Tile::kBlockBytes + row() * Tile::kFeatsPitch + lane() * kChunk;
+        target = stage + Tile::kBlocksA * kBlockBytes + first_row() * Tile::kFeatsPitch + lane() * kChunk;
         constexpr int kBatch = 4, kPieces = Tile::kBlockN / kPieceChannels / kThreadsPerRow;
         static_assert(kPieces % kBatch == 0, "whole batches");
 #pragma unroll
@@ -288,15 +300,18 @@ struct Producer {
 
     /* The step at the head of the queue. */
     __device__ void load() {
-        const int slot = head + row();
-        const auto out_row = static_cast<uint32_t>(shared.out_row[slot]);
+        const int slot = head + first_row();
+        uint32_t out_rows[kRowsPerThread];
+#pragma unroll
+        for (int i = 0; i < kRowsPerThread; ++i)
+            out_rows[i] = static_cast<uint32_t>(shared.out_row[slot + i * kRowsPerPass]);
         ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
         if constexpr (Tile::kTf32)
-            transpose_and_copy(shared.stages[place.slot], slot, out_row);
+            transpose_and_copy(shared.stages[place.slot], slot, out_rows[0]);
         else
-            copy(shared.stages[place.slot], slot, out_row);
-        head = wrapped(head + kBlockK);
-        queued -= kBlockK;
+            copy(shared.stages[place.slot], slot, out_rows);
+        head = wrapped(head + kBlockK<T>);
+        queued -= kBlockK<T>;
         ptx::mbarrier_arrive_after_cp_async(&shared.full[place.slot]);
         announce(false);
     }
@@ -319,9 +334,8 @@ struct Producer {
     /* Between two tasks is a barrier among the producer's threads. */
     __device__ void run() {
         task = shared.task;
-        scanned = head = queued = 0;
-        grad_out = static_cast<const T *>(p.grad_out) + task.row0 * p.grad_stride + task.co0 +
-                   lane() * (Tile::kTf32 ? 1 : kOctet);
+        scanned = task.phase * kWindow;
+        head = queued = 0;
         request();
         for (int i = threadIdx.x; i < kCapacity; i += kProducerThreads) shared.in_row[Tile::kMaxOffsets][i] = -1;
         if constexpr (Tile::kTf32) {

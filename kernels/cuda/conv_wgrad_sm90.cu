@@ -8,7 +8,8 @@
  * any stretch of these columns: part of an offset's channels when they are many, several offsets when they are few, so
  * that rows of grad_out are fetched once for all of them.
  *
- * A CTA owns one tile and one slice of the rows. Its four warpgroups share a pipeline of stages of 32 rows each:
+ * A CTA owns one tile and one slice of the rows. Its four warpgroups share a pipeline of stages of 64 rows each (TF32:
+ * of 32):
  *
  *   2 producers  gather both operands (conv_wgrad_producer_sm90.cuh);
  *   2 consumers  multiply, accumulators in registers.
@@ -77,17 +78,18 @@ struct Consumer {
     }
 
     __device__ void multiply(Sums &d) {
-        const char *a = shared.stages[place.slot], *b = a + Tile::kBlocksA * Tile::kBlockBytes;
-        constexpr int kStepRows = 16, kBytes = Tile::kBlockBytes;
-        const uint64_t descriptor_a = ptx::wgmma_descriptor(a + first_channel() / kBlockChannels * kBytes, kBytes);
-        const uint64_t descriptor_b = ptx::wgmma_descriptor(b + first_column() / kBlockChannels * kBytes, kBytes);
+        const char *a = shared.stages[place.slot], *b = a + Tile::kBlocksA * kBlockBytes;
+        constexpr int kSteps = kRowBytes / 32; /* from row to row of a block */
+        constexpr int kAdvance = kBlockBytes / kSteps / 16, kNextProduct = kBlockBytes / 16;
+        const uint64_t descriptor_a = ptx::wgmma_descriptor(a + first_channel() * kRowBytes, kBlockBytes);
+        const uint64_t descriptor_b = ptx::wgmma_descriptor(b + first_column() * kRowBytes, kBlockBytes);
         ptx::fence_proxy_async(); /* the rows came through the ordinary path, wgmma reads through another */
         ptx::wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < kBlockK * kRowBytes; k += kStepRows * kRowBytes) {
+        for (int k = 0; k < kSteps; ++k) {
 #pragma unroll
             for (int i = 0; i < Tile::kProducts; ++i)
-                wgmma<T>(d[i], ptx::wgmma_advance(descriptor_a, i * kBytes + k), ptx::wgmma_advance(descriptor_b, k));
+                wgmma<T>(d[i], descriptor_a + i * kNextProduct + k * kAdvance, descriptor_b + k * kAdvance);
         }
         ptx::wgmma_commit();
     }
@@ -96,13 +98,13 @@ struct Consumer {
      * and the other consumer multiplies while this one loads. */
     __device__ void multiply_tf32(Sums &d) {
         const char *grad_out = shared.stages[place.slot];
-        const uint64_t descriptor = ptx::wgmma_descriptor(grad_out);
-        const float *feats = reinterpret_cast<const float *>(grad_out + Tile::kBlocksA * Tile::kBlockBytes);
+        const uint64_t descriptor = ptx::wgmma_descriptor(grad_out + first_channel() * kRowBytes);
+        const float *feats = reinterpret_cast<const float *>(grad_out + Tile::kBlocksA * kBlockBytes);
         constexpr int kPitch = Tile::kFeatsPitch / static_cast<int>(sizeof(float)), kStepRows = 8;
         feats += threadIdx.x % 4 * kPitch + first_column() + first_row();
         ptx::fence_proxy_async();
 #pragma unroll
-        for (int k = 0; k < kBlockK; k += kStepRows) {
+        for (int k = 0; k < kBlockK<T>; k += kStepRows) {
 #pragma unroll
             for (int i = 0; i < Tile::kProducts; ++i) {
                 uint32_t a[4];
@@ -367,11 +369,13 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream,
         p, plan.block_n, static_cast<int>(bias_tasks));
     FG_CUDA(cudaGetLastError());
     if (p.partials) {
-        constexpr int kVector = 4; /* co and ci are multiples of 8 */
+        constexpr int kVector = 4;             /* co and ci are multiples of 8 */
+        constexpr int64_t kManySums = 1 << 20; /* fewer need a thread each, to have loads enough in flight */
         const auto aligned = [](const void *data, size_t size) {
             return reinterpret_cast<uintptr_t>(data) % (kVector * size) == 0;
         };
-        if (aligned(p.partials, sizeof(float)) && aligned(p.grad_weight, sizeof(T)) && aligned(p.grad_bias, sizeof(T)))
+        if (partial_pitch(p) >= kManySums && aligned(p.partials, sizeof(float)) && aligned(p.grad_weight, sizeof(T)) &&
+            aligned(p.grad_bias, sizeof(T)))
             FG_CUDA((reduce_gradients<T, kVector>(p, plan.split_k, stream)));
         else
             FG_CUDA((reduce_gradients<T, 1>(p, plan.split_k, stream)));
