@@ -67,6 +67,7 @@ struct Sm90Work {
     int32_t first_row, rows, first_column, columns;
     int32_t group, weight; /* matrices of A and out, and of B */
     int32_t k_begin, k_bytes;
+    bool apart; /* from the other block of the pair: B is not shared */
 };
 
 template <typename Tile>
@@ -104,7 +105,7 @@ __device__ __forceinline__ void hand_over(Sm90Shared<Tile> &shared, RingPosition
     at.advance();
 }
 
-__device__ __forceinline__ Sm90Work no_more_work() { return {0, 0, 0, 0, -1, 0, 0, 0}; }
+__device__ __forceinline__ Sm90Work no_more_work() { return {0, 0, 0, 0, -1, 0, 0, 0, false}; }
 
 __device__ __forceinline__ int steps_of(const Sm90Work &work) { return ceil_div(work.k_bytes, kSm90StepBytes); }
 
@@ -165,6 +166,26 @@ __device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[k
     for (int i = 0; i < kCount; ++i) sum[i] = fmaf(partial[i], scale.of(i), sum[i]);
 }
 
+template <int kCount>
+__device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[kCount], const NoScales::Step &) {
+    ptx::wgmma_hold(partial);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] += partial[i];
+}
+
+/* Two warpgroups that promote take turns at starting products, so that one adds while the tensor cores work for the
+ * other: left to themselves they do both at the same time. A barrier for each has the arrivals of the other. */
+template <typename Tile>
+__device__ __forceinline__ void await_turn(int warpgroup) {
+    static_assert(Tile::kWarpgroups == 2, "a turn goes to the other one");
+    ptx::named_barrier(2 + warpgroup, 128 * Tile::kWarpgroups);
+}
+
+template <typename Tile>
+__device__ __forceinline__ void pass_turn(int warpgroup) {
+    ptx::named_barrier_arrive(3 - warpgroup, 128 * Tile::kWarpgroups);
+}
+
 /* Hands a stage back to the producers of all blocks that write to it, once per warp. */
 template <typename Tile>
 __device__ __forceinline__ void hand_back(Sm90Shared<Tile> &shared, int slot) {
@@ -180,6 +201,7 @@ __device__ __forceinline__ void hand_back(Sm90Shared<Tile> &shared, int slot) {
 struct StageDescriptors {
     uint8_t *stages;
     uint64_t a, b;
+    int warpgroup = 0; /* of the consumers, where they take turns */
 };
 
 /* How a tile goes through K. tail: bytes of the last step that belong to the group, where another group follows. */
@@ -212,42 +234,44 @@ __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const Stag
     ptx::named_barrier(1, 128 * Tile::kWarpgroups);
 }
 
-/* Steps first .. first + kSteps - 1 into promoted sums. Unit of work u is part u % kParts of step u / kParts. With two
- * partial sums, unit u is multiplied while unit u - 1 is added; the compiler follows that through straight code only, so
- * a chain of steps is unrolled and drains at its end. A step with a tail is a chain of its own. */
-template <typename Math, typename Tile, int kSteps, int kParts, int kCount, typename Scales>
-__device__ __forceinline__ void multiply_chain(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
-                                               const StageDescriptors &stage, const Depth &depth, Scales &scales,
-                                               int first, RingPosition<Tile::kStages> &at) {
-    constexpr int kUnits = kSteps * kParts, kPartials = Tile::kPartials;
-    float partial[kPartials][kCount];
-    typename Scales::Step scale[kPartials];
-    int slots[kSteps] = {}; /* of the stages of the chain */
-    const auto add = [&](int unit) {
-        if (unit % kParts == kParts - 1) hand_back(shared, slots[unit / kParts]);
-        promote(sum[unit % kParts], partial[unit % kPartials], scale[unit / kParts % kPartials]);
-    };
+/* All of K into promoted sums: each part of a step is summed from zero and then added. What the next part needs, the
+ * stage and its address, is awaited while the tensor cores are busy with this one, so that nothing but additions lies
+ * between a warpgroup's products. */
+template <typename Math, bool kTurns, typename Tile, int kParts, int kCount, typename Scales>
+__device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
+                                                  const StageDescriptors &stage, const Depth &depth, Scales &scales,
+                                                  int first, RingPosition<Tile::kStages> &at) {
+    if (first >= depth.steps) return;
+    float partial[kCount];
+    await_stage(shared, stage, depth, first, at);
+    uint64_t a = ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes);
+    uint64_t b = ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes);
+    ptx::wgmma_hold(a);
+    ptx::wgmma_hold(b);
+#pragma unroll 1
+    for (int step = first; step < depth.steps; ++step) {
+        const int slot = at.slot;
+        typename Scales::Step scale;
 #pragma unroll
-    for (int unit = 0; unit < kUnits; ++unit) {
-        if (unit % kParts == 0) {
-            slots[unit / kParts] = at.slot;
-            if constexpr (kSteps == 1)
-                await_stage(shared, stage, depth, first, at);
-            else
-                ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
+        for (int part = 0; part < kParts; ++part) {
+            if constexpr (kTurns) await_turn<Tile>(stage.warpgroup);
+            ptx::wgmma_fence();
+            multiply_part<Math>(partial, a, b, part, false);
+            ptx::wgmma_commit();
+            if constexpr (kTurns) pass_turn<Tile>(stage.warpgroup);
+            if (part == 0) scales.load(scale);
+            if (part == kParts - 1) {
+                at.advance();
+                if (step + 1 < depth.steps) await_stage(shared, stage, depth, step + 1, at);
+                a = ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes);
+                b = ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes);
+                ptx::wgmma_hold(a);
+                ptx::wgmma_hold(b);
+            }
+            ptx::wgmma_wait<0>();
+            if (part == kParts - 1) hand_back(shared, slot);
+            promote(sum[part], partial, scale);
         }
-        ptx::wgmma_fence();
-        multiply_part<Math>(partial[unit % kPartials], ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes),
-                            ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes), unit % kParts, false);
-        ptx::wgmma_commit();
-        if (unit % kParts == 0) scales.load(scale[unit / kParts % kPartials]);
-        ptx::wgmma_wait<kPartials - 1>();
-        if (unit >= kPartials - 1) add(unit - (kPartials - 1));
-        if (unit % kParts == kParts - 1) at.advance();
-    }
-    if constexpr (kPartials == 2) {
-        ptx::wgmma_wait<0>();
-        add(kUnits - 1);
     }
 }
 
@@ -273,7 +297,7 @@ __device__ __forceinline__ void multiply_between_promotions(float (&sum)[kCount]
 }
 
 /* All of K of one tile; every stage is waited for and handed back in order. */
-template <typename Math, typename Tile, int kParts, int kCount, typename Scales>
+template <typename Math, bool kTurns = false, typename Tile, int kParts, int kCount, typename Scales>
 __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
                                               const StageDescriptors &stage, const Depth &depth, Scales &scales,
                                               int steps_per_promote, RingPosition<Tile::kStages> &at) {
@@ -289,11 +313,7 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90
             for (; steps_per_promote > 1 && step < steps; step += steps_per_promote)
                 multiply_between_promotions<Math>(sum[0], shared, stage, depth, step,
                                                   min(steps_per_promote, steps - step), at);
-        const int chained = Tile::kChain > 1 && depth.tail > 0 ? steps - 1 : steps;
-        for (; step + Tile::kChain <= chained; step += Tile::kChain)
-            multiply_chain<Math, Tile, Tile::kChain>(sum, shared, stage, depth, scales, step, at);
-        if constexpr (Tile::kChain > 1)
-            for (; step < steps; ++step) multiply_chain<Math, Tile, 1>(sum, shared, stage, depth, scales, step, at);
+        multiply_promoted<Math, kTurns>(sum, shared, stage, depth, scales, step, at);
     } else {
         int before = 0; /* the slot of the step before */
         for (; step < steps; ++step, before = at.slot, at.advance()) {
@@ -319,9 +339,13 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90
 /* Stands in for multiply_tile where a warpgroup has no rows. */
 template <typename Tile>
 __device__ __forceinline__ void skip_tile(Sm90Shared<Tile> &shared, const StageDescriptors &stage, const Depth &depth,
-                                          RingPosition<Tile::kStages> &at) {
+                                          RingPosition<Tile::kStages> &at, int turns_per_step = 0) {
     for (int step = 0; step < depth.steps; ++step, at.advance()) {
         await_stage(shared, stage, depth, step, at);
+        for (int turn = 0; turn < turns_per_step; ++turn) {
+            await_turn<Tile>(stage.warpgroup);
+            pass_turn<Tile>(stage.warpgroup);
+        }
         __syncwarp();
         hand_back(shared, at.slot);
     }

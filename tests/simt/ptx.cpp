@@ -158,6 +158,11 @@ void barrier_sync(Frame &frame, const Instruction &instruction) {
     named_barrier(static_cast<uint32_t>(frame.read(a[0])), static_cast<uint32_t>(frame.read(a[1])));
 }
 
+void barrier_arrive_only(Frame &frame, const Instruction &instruction) {
+    Arguments a = instruction.arguments;
+    named_barrier_arrive(static_cast<uint32_t>(frame.read(a[0])), static_cast<uint32_t>(frame.read(a[1])));
+}
+
 /* ld.shared::cluster.v4.f32: of any block of the cluster. */
 void load_cluster(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
@@ -202,6 +207,7 @@ const std::map<std::string, Entry> kInstructions = {
     {"barrier.cluster.arrive", {cluster_barrier_arrive, nullptr}},
     {"barrier.cluster.wait", {cluster_barrier_wait, nullptr}},
     {"bar.sync", {barrier_sync, nullptr}},
+    {"bar.arrive", {barrier_arrive_only, nullptr}},
     {"mov.", {move, nullptr}},
     {"cvt.rna.tf32.f32", {round_to_tf32, nullptr}},
     {"setp.ne.b32", {set_predicate, nullptr}},
@@ -210,6 +216,7 @@ const std::map<std::string, Entry> kInstructions = {
     {"ld.shared::cluster.v4.f32", {load_cluster, nullptr}},
     {"setmaxnreg", {nullptr, set_registers}},
     {"ldmatrix.sync.aligned.m8n8", {nullptr, load_matrices}},
+    {"stmatrix.sync.aligned.m8n8", {nullptr, store_matrices}},
     {"mma.sync.aligned.m16n8k", {nullptr, multiply}},
     {"wgmma.fence.sync.aligned", {nullptr, wgmma_fence}},
     {"wgmma.commit_group.sync.aligned", {nullptr, wgmma_commit}},
