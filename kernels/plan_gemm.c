@@ -121,13 +121,13 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         const bool wide = shapes[i].block_m > 128 || shapes[i].block_n > 128;
         if (wide && (tiles & FG_TILES_NARROW)) continue;
         const int64_t at_once = num_sms / (shapes[i].block_m / 128);
-        /* The sizes of groups vary: on average half a tile of each is empty. */
-        const double row_tiles = groups > 1 && !(tiles & FG_TILES_PACKED)
-                                     ? (double)groups * ((double)rows / shapes[i].block_m + 0.5)
-                                     : (double)ceil_div(m, shapes[i].block_m);
-        const double count = row_tiles * (double)ceil_div(n, shapes[i].block_n);
-        const double waves = at_once == 0 ? INFINITY : ceil(count / (double)at_once);
-        const double cost = waves * shapes[i].duration;
+        if (at_once == 0) continue;
+        /* The sizes of groups vary: on average half a tile of each is empty, and half of the last wave. */
+        const bool vary = groups > 1 && !(tiles & FG_TILES_PACKED);
+        const double row_tiles = vary ? (double)groups * ((double)rows / shapes[i].block_m + 0.5)
+                                      : (double)ceil_div(m, shapes[i].block_m);
+        const double waves = row_tiles * (double)ceil_div(n, shapes[i].block_n) / (double)at_once;
+        const double cost = (vary ? waves + 0.5 : ceil(waves)) * shapes[i].duration;
         if (cost < best || plan.block_m == 0) {
             best = cost;
             plan.block_m = shapes[i].block_m;
