@@ -213,11 +213,20 @@ __device__ __forceinline__ Depth depth_of(const Sm90Work &work, const GemmSm90Ar
     return {steps_of(work), args.space.k_offsets.data ? work.k_bytes % kSm90StepBytes : 0};
 }
 
-/* Clears the bytes from `tail` on of rows of a stage that are dealt to `threads` threads. */
+/* Clears the bytes from `tail` on of rows of a stage, whose 16-byte chunks are dealt to `threads` threads. */
 __device__ __forceinline__ void clear_rows(uint8_t *rows, int count, int tail, int thread, int threads) {
-    for (int row = thread; row < count; row += threads)
-        for (int byte = tail; byte < kSm90StepBytes; ++byte)
-            rows[row * kSm90StepBytes + (byte / 16 ^ row % 8) * 16 + byte % 16] = 0;
+    constexpr int kChunks = kSm90StepBytes / 16;
+#pragma unroll 1
+    for (int i = thread; i < count * kChunks; i += threads) {
+        const int row = i / kChunks, from = tail - i % kChunks * 16; /* the first byte of the chunk to clear */
+        uint8_t *chunk = rows + row * kSm90StepBytes + (i % kChunks ^ row % 8) * 16;
+        if (from <= 0) {
+            *reinterpret_cast<uint4 *>(chunk) = {};
+        } else {
+#pragma unroll 1
+            for (int byte = from; byte < 16; ++byte) chunk[byte] = 0;
+        }
+    }
 }
 
 /* Waits for the stage of a step. In the last one each warpgroup clears the tail of its rows of A and of a share of B. */
