@@ -173,19 +173,6 @@ __device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[k
     for (int i = 0; i < kCount; ++i) sum[i] += partial[i];
 }
 
-/* Two warpgroups that promote take turns at starting products, so that one adds while the tensor cores work for the
- * other: left to themselves they do both at the same time. A barrier for each has the arrivals of the other. */
-template <typename Tile>
-__device__ __forceinline__ void await_turn(int warpgroup) {
-    static_assert(Tile::kWarpgroups == 2, "a turn goes to the other one");
-    ptx::named_barrier(2 + warpgroup, 128 * Tile::kWarpgroups);
-}
-
-template <typename Tile>
-__device__ __forceinline__ void pass_turn(int warpgroup) {
-    ptx::named_barrier_arrive(3 - warpgroup, 128 * Tile::kWarpgroups);
-}
-
 /* Hands a stage back to the producers of all blocks that write to it, once per warp. */
 template <typename Tile>
 __device__ __forceinline__ void hand_back(Sm90Shared<Tile> &shared, int slot) {
@@ -201,7 +188,6 @@ __device__ __forceinline__ void hand_back(Sm90Shared<Tile> &shared, int slot) {
 struct StageDescriptors {
     uint8_t *stages;
     uint64_t a, b;
-    int warpgroup = 0; /* of the consumers, where they take turns */
 };
 
 /* How a tile goes through K. tail: bytes of the last step that belong to the group, where another group follows. */
@@ -243,44 +229,48 @@ __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const Stag
     ptx::named_barrier(1, 128 * Tile::kWarpgroups);
 }
 
-/* All of K into promoted sums: each part of a step is summed from zero and then added. What the next part needs, the
- * stage and its address, is awaited while the tensor cores are busy with this one, so that nothing but additions lies
+/* All of K into promoted sums: each part of a step is summed from zero and then added. Whatever else there is to do,
+ * the wait for the next stage, addresses, the loop, is done while the tensor cores are busy: nothing but additions lies
  * between a warpgroup's products. */
-template <typename Math, bool kTurns, typename Tile, int kParts, int kCount, typename Scales>
+template <typename Math, typename Tile, int kParts, int kCount, typename Scales>
 __device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
                                                   const StageDescriptors &stage, const Depth &depth, Scales &scales,
                                                   int first, RingPosition<Tile::kStages> &at) {
     if (first >= depth.steps) return;
     float partial[kCount];
-    await_stage(shared, stage, depth, first, at);
-    uint64_t a = ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes);
-    uint64_t b = ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes);
-    ptx::wgmma_hold(a);
-    ptx::wgmma_hold(b);
-#pragma unroll 1
-    for (int step = first; step < depth.steps; ++step) {
-        const int slot = at.slot;
+    uint64_t a, b;
+    const auto await = [&](int step) {
+        await_stage(shared, stage, depth, step, at);
+        a = ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes);
+        b = ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes);
+        ptx::wgmma_hold(a);
+        ptx::wgmma_hold(b);
+    };
+    const auto multiply = [&](int part) {
+        ptx::wgmma_fence();
+        multiply_part<Math>(partial, a, b, part, false);
+        ptx::wgmma_commit();
+    };
+    await(first);
+    multiply(0);
+    for (int step = first;; ++step) {
         typename Scales::Step scale;
+        scales.load(scale);
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-            if constexpr (kTurns) await_turn<Tile>(stage.warpgroup);
-            ptx::wgmma_fence();
-            multiply_part<Math>(partial, a, b, part, false);
-            ptx::wgmma_commit();
-            if constexpr (kTurns) pass_turn<Tile>(stage.warpgroup);
-            if (part == 0) scales.load(scale);
-            if (part == kParts - 1) {
-                at.advance();
-                if (step + 1 < depth.steps) await_stage(shared, stage, depth, step + 1, at);
-                a = ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes);
-                b = ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes);
-                ptx::wgmma_hold(a);
-                ptx::wgmma_hold(b);
-            }
+        for (int part = 0; part < kParts - 1; ++part) {
             ptx::wgmma_wait<0>();
-            if (part == kParts - 1) hand_back(shared, slot);
             promote(sum[part], partial, scale);
+            multiply(part + 1);
         }
+        const int slot = at.slot;
+        const bool more = step + 1 < depth.steps;
+        at.advance();
+        if (more) await(step + 1);
+        ptx::wgmma_wait<0>();
+        hand_back(shared, slot);
+        promote(sum[kParts - 1], partial, scale);
+        if (!more) return;
+        multiply(0);
     }
 }
 
@@ -306,7 +296,7 @@ __device__ __forceinline__ void multiply_between_promotions(float (&sum)[kCount]
 }
 
 /* All of K of one tile; every stage is waited for and handed back in order. */
-template <typename Math, bool kTurns = false, typename Tile, int kParts, int kCount, typename Scales>
+template <typename Math, typename Tile, int kParts, int kCount, typename Scales>
 __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
                                               const StageDescriptors &stage, const Depth &depth, Scales &scales,
                                               int steps_per_promote, RingPosition<Tile::kStages> &at) {
@@ -322,7 +312,7 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90
             for (; steps_per_promote > 1 && step < steps; step += steps_per_promote)
                 multiply_between_promotions<Math>(sum[0], shared, stage, depth, step,
                                                   min(steps_per_promote, steps - step), at);
-        multiply_promoted<Math, kTurns>(sum, shared, stage, depth, scales, step, at);
+        multiply_promoted<Math>(sum, shared, stage, depth, scales, step, at);
     } else {
         int before = 0; /* the slot of the step before */
         for (; step < steps; ++step, before = at.slot, at.advance()) {
@@ -348,13 +338,9 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90
 /* Stands in for multiply_tile where a warpgroup has no rows. */
 template <typename Tile>
 __device__ __forceinline__ void skip_tile(Sm90Shared<Tile> &shared, const StageDescriptors &stage, const Depth &depth,
-                                          RingPosition<Tile::kStages> &at, int turns_per_step = 0) {
+                                          RingPosition<Tile::kStages> &at) {
     for (int step = 0; step < depth.steps; ++step, at.advance()) {
         await_stage(shared, stage, depth, step, at);
-        for (int turn = 0; turn < turns_per_step; ++turn) {
-            await_turn<Tile>(stage.warpgroup);
-            pass_turn<Tile>(stage.warpgroup);
-        }
         __syncwarp();
         hand_back(shared, at.slot);
     }
