@@ -28,7 +28,10 @@ struct GemmSm90Args {
     TileSpace space;
     Epilogue epilogue;
     bool a_grouped, b_grouped;
-    bool out_aligned;          /* rows of out start at multiples of 16 bytes */
+    CUtensorMap map_out;       /* boxes of 16 rows and 128 bytes of out, where out_in_boxes */
+    bool out_in_boxes;         /* the copy engine can store it */
+    bool out_grouped;          /* it has a matrix for each group */
+    bool out_aligned;          /* its rows start at multiples of 16 bytes */
     bool plain;                /* of out nothing but scaled and biased sums in 16 or 32 bits */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
     int32_t split;             /* blocks of a cluster that share the K of a tile (gemm_decode_sm90.cuh) */

@@ -188,6 +188,38 @@ __device__ __forceinline__ void fill_slab(float (&sum)[kParts][kCount], uint8_t 
     }
 }
 
+/* Converts and stores a warp's 16 rows, or adds them to what is there. The copy engine does it while the warp goes on;
+ * each element is added to once, so that sums do not depend on an order. */
+template <typename T, bool kAdd, typename Tile, int kParts, int kCount>
+__device__ __forceinline__ void store_boxes(float (&sum)[kParts][kCount], const GemmSm90Args &args,
+                                            const Sm90Work &work, uint8_t *slabs, int lane, int64_t first_row) {
+    constexpr int kSlabColumns = kSm90SlabBytes / static_cast<int>(sizeof(T)), kSlabs = Tile::kBlockN / kSlabColumns;
+    constexpr int kUnit = kAdd ? 1 : sizeof(T); /* coordinates along a row are of float32, or of bytes */
+    const int row = static_cast<int>(first_row), group = args.out_grouped ? work.group : 0;
+#pragma unroll
+    for (int i = 0; i < kSlabs; ++i) {
+        uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
+        if (lane == 0) {
+            if (i == 0)
+                ptx::tma_wait_read<0>();
+            else
+                ptx::tma_wait_read<Tile::kSlabs - 1>();
+        }
+        __syncwarp();
+        fill_slab<T>(sum, slab, lane, i * kSlabColumns);
+        ptx::fence_proxy_async();
+        __syncwarp();
+        if (lane == 0) {
+            const int x = (work.first_column + i * kSlabColumns) * kUnit;
+            if constexpr (kAdd)
+                ptx::tma_add_3d(&args.map_out, slab, x, row, group);
+            else
+                ptx::tma_store_3d(&args.map_out, slab, x, row, group);
+            ptx::tma_commit();
+        }
+    }
+}
+
 /* What a lane passes on of a slab: chunk lane % 8 of four rows. */
 template <typename T>
 __device__ __forceinline__ T slab_chunk(const uint8_t *slab, int lane, int i) {
@@ -195,60 +227,30 @@ __device__ __forceinline__ T slab_chunk(const uint8_t *slab, int lane, int i) {
     return *reinterpret_cast<const T *>(slab + row * kSm90SlabBytes + (lane % 8 ^ row % 8) * 16);
 }
 
-/* Converts and stores the first `count` of a warp's 16 rows, or adds them to what is there. They pass through slabs in
- * turns, so that each access is to whole lines. */
+/* The first `count` of a warp's 16 rows, and the columns that there are: by the warp itself. */
 template <typename T, bool kAdd, typename Tile, int kParts, int kCount>
-__device__ __forceinline__ void store_sums(float (&sum)[kParts][kCount], const GemmSm90Args &args, const Sm90Work &work,
+__device__ __forceinline__ void store_some(float (&sum)[kParts][kCount], const GemmSm90Args &args, const Sm90Work &work,
                                            uint8_t *slabs, int lane, int64_t first_row, int count) {
     constexpr int kSize = sizeof(T), kSlabColumns = kSm90SlabBytes / kSize, kSlabs = Tile::kBlockN / kSlabColumns;
     constexpr int kChunkColumns = 16 / kSize;
-    const Epilogue &to = args.epilogue;
-    const int columns = work.columns, column = lane % 8 * kChunkColumns;
-    const int64_t step = 4 * to.out_stride;
-    T *const out = static_cast<T *>(to.out) + work.group * to.out_group_stride +
-                   (first_row + lane / 8) * to.out_stride + work.first_column + column;
-    const bool aligned = args.out_aligned && work.first_column % kChunkColumns == 0;
-    if (aligned && columns == Tile::kBlockN && count >= 16) {
-        float4 before[2][4];
-        const auto load = [&](int slab) {
-            if constexpr (kAdd)
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    before[slab % 2][i] = *reinterpret_cast<const float4 *>(out + i * step + slab * kSlabColumns);
-        };
-        load(0);
-#pragma unroll
-        for (int i = 0; i < kSlabs; ++i) {
-            uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
-            if (i + 1 < kSlabs) load(i + 1);
-            fill_slab<T>(sum, slab, lane, i * kSlabColumns);
-            __syncwarp();
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                T *target = out + j * step + i * kSlabColumns;
-                if constexpr (kAdd) {
-                    const float4 sums = slab_chunk<float4>(slab, lane, j), old = before[i % 2][j];
-                    *reinterpret_cast<float4 *>(target) = {old.x + sums.x, old.y + sums.y, old.z + sums.z,
-                                                           old.w + sums.w};
-                } else {
-                    *reinterpret_cast<uint4 *>(target) = slab_chunk<uint4>(slab, lane, j);
-                }
-            }
-        }
-        return;
-    }
     struct alignas(16) Chunk {
         T element[kChunkColumns];
     };
+    const Epilogue &to = args.epilogue;
+    const int column = lane % 8 * kChunkColumns;
+    const bool aligned = args.out_aligned && work.first_column % kChunkColumns == 0;
+    T *const out = static_cast<T *>(to.out) + work.group * to.out_group_stride + work.first_column + column;
+    if (lane == 0) ptx::tma_wait_read<0>();
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < kSlabs; ++i) {
         uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
         fill_slab<T>(sum, slab, lane, i * kSlabColumns);
         __syncwarp();
-        const int inside = columns - i * kSlabColumns - column;
+        const int inside = work.columns - i * kSlabColumns - column;
 #pragma unroll 1
         for (int j = 0; j < 4 && lane / 8 + 4 * j < count && inside > 0; ++j) {
-            T *target = out + j * step + i * kSlabColumns;
+            T *target = out + (first_row + lane / 8 + 4 * j) * to.out_stride + i * kSlabColumns;
             const Chunk chunk = slab_chunk<Chunk>(slab, lane, j);
             if (!kAdd && aligned && inside >= kChunkColumns) {
                 *reinterpret_cast<Chunk *>(target) = chunk;
@@ -264,6 +266,15 @@ __device__ __forceinline__ void store_sums(float (&sum)[kParts][kCount], const G
                 }
         }
     }
+}
+
+template <typename T, bool kAdd, typename Tile, int kParts, int kCount>
+__device__ __forceinline__ void store_sums(float (&sum)[kParts][kCount], const GemmSm90Args &args, const Sm90Work &work,
+                                           uint8_t *slabs, int lane, int64_t first_row, int count) {
+    if (args.out_in_boxes && work.columns == Tile::kBlockN && count >= 16)
+        store_boxes<T, kAdd, Tile>(sum, args, work, slabs, lane, first_row);
+    else
+        store_some<T, kAdd, Tile>(sum, args, work, slabs, lane, first_row, count);
 }
 
 /* The same for every other output: activations, SwiGLU, fp8. 32 columns at a time go through a slab as float32; the
@@ -357,19 +368,6 @@ __device__ __forceinline__ void finish_tile(float (&sum)[kParts][kCount], const 
     }
 }
 
-/* Sums that will be added to are on their way to L2 while they grow. */
-template <typename Tile>
-__device__ __forceinline__ void prefetch_out(const GemmSm90Args &args, const Sm90Work &work, int64_t first_row,
-                                             int count) {
-    const Epilogue &to = args.epilogue;
-    const float *out = static_cast<const float *>(to.out) + work.group * to.out_group_stride + work.first_column;
-    constexpr int kLineFloats = 32, kLines = Tile::kBlockN / kLineFloats;
-    for (int line = threadIdx.x % 128; line < count * kLines && line < Tile::kWarpgroupRows * kLines; line += 128) {
-        const int column = line % kLines * kLineFloats;
-        if (column < work.columns) ptx::prefetch_l2(out + (first_row + line / kLines) * to.out_stride + column);
-    }
-}
-
 template <typename Math, typename Tile>
 __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stages, const GemmSm90Args &args) {
     const int warpgroup = threadIdx.x / 128 - 1;
@@ -388,7 +386,6 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
             continue;
         }
         const int64_t first_row = work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows;
-        if (args.epilogue.accumulate) prefetch_out<Tile>(args, work, first_row, count);
         auto scales = [&] {
             if constexpr (Math::kScaled)
                 return row_scales_of(args, work, first_row, count);
@@ -399,6 +396,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
         multiply_tile<Math>(sum, shared, stage, depth, scales, args.steps_per_promote, at);
         finish_tile<Tile>(sum, args, work, first_row, count, stages + Tile::kStages * Tile::kStageBytes);
     }
+    if (threadIdx.x % 32 == 0) ptx::tma_wait_read<0>(); /* shared memory goes with the block */
 }
 
 /* ---- kernel ---- */

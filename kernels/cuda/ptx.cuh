@@ -207,11 +207,6 @@ __device__ __forceinline__ void mbarrier_wait_parity(uint64_t *barrier, uint32_t
         : "memory");
 }
 
-/* Brings the line of this address into L2. */
-__device__ __forceinline__ void prefetch_l2(const void *global) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
-}
-
 /* Fetches the 128-byte descriptor ahead of its first use. */
 __device__ __forceinline__ void prefetch_tensor_map(const void *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -236,6 +231,30 @@ __device__ __forceinline__ void tma_load_3d_multicast(void *shared, const void *
         "[%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(shared)),
         "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "h"(blocks)
         : "memory");
+}
+
+/* Shared memory -> box at element coordinates, as the copies above but the other way; what lies outside the tensor is
+ * not written. The copy reads what was stored before fence_proxy_async, and is part of this thread's next group. */
+__device__ __forceinline__ void tma_store_3d(const void *map, const void *shared, int x, int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                 "r"(shared_address(shared)), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+/* The same, but added to what is there. */
+__device__ __forceinline__ void tma_add_3d(const void *map, const void *shared, int x, int y, int z) {
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+        "r"(shared_address(shared)), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+__device__ __forceinline__ void tma_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+/* Waits until at most `Pending` of this thread's committed groups still read shared memory. */
+template <int Pending>
+__device__ __forceinline__ void tma_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
 }
 
 __device__ __forceinline__ uint32_t cluster_block_rank() {

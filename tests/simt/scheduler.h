@@ -19,6 +19,7 @@ struct Block;
 struct Warp;
 struct Cluster;
 struct WgmmaQueue;
+struct TensorCopy; /* async.h */
 
 /* One step of a thread's cp.async: a copy, the end of a commit group, or an arrival that waits for all before. */
 struct Copy {
@@ -43,9 +44,10 @@ struct Thread {
     void *item;
     const void *how;
 
-    std::vector<Copy> copies; /* not landed */
-    uint64_t fenced;          /* when it last executed fence.proxy.async */
-    bool ordered;             /* behind the kernels in front of its own: by the launch, or griddepcontrol.wait */
+    std::vector<Copy> copies;       /* not landed */
+    std::vector<TensorCopy> stores; /* that may still read shared memory, and the ends of their groups */
+    uint64_t fenced;                /* when it last executed fence.proxy.async */
+    bool ordered;                   /* behind the kernels in front of its own: by the launch, or griddepcontrol.wait */
 };
 
 struct Warp {
@@ -101,8 +103,6 @@ struct Block {
     uint32_t address_of(const void *pointer) const; /* the other way; 0 outside */
 };
 constexpr int32_t kCopyEngine = -1;
-
-struct TensorCopy; /* async.cpp */
 
 enum class Timing { kEager, kLazy, kMixed }; /* of what is asynchronous: at once, as late as legal, either */
 
