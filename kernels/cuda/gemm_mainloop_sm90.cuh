@@ -5,9 +5,9 @@
  * operand, 64 to each of two warpgroups of consumers, and of kBlockN rows of the other.
  *
  * Hopper's fp8 tensor cores keep about 13 fraction bits of a running sum. fp8 sums are therefore promoted: each stage
- * (K = 128) is summed from zero by the tensor cores and then added to float32 registers. A tile is two parts of
- * columns; where registers allow two partial sums (kBlockN 192) one part is added while the other is multiplied. With
- * one partial sum (256) the other warpgroup's products fill that time.
+ * (K = 128) is summed from zero by the tensor cores and then added to float32 registers. The registers of a partial sum
+ * are those of the next one too, so that a warpgroup adds and multiplies by turns, and the products of the other one
+ * fill the time in which it adds. A tile of 256 columns is two parts, for want of registers.
  */
 #pragma once
 

@@ -29,15 +29,15 @@ struct Sm90Tile {
     static constexpr int kBlockN = kN;
     static constexpr int kCluster = kBlocks; /* blocks with adjacent rows that share B */
     static constexpr int kClusterM = kBlocks * kSm90BlockM;
-    /* Promoted sums come in parts of columns, whose partial sum lives in registers beside them. */
-    static constexpr int kPromotedParts = kN > 128 ? 2 : 1;
-    static constexpr int kStages = kN == 256 || kN == 192 ? 4 : 6;
+    /* Promoted sums come in parts of columns, each as many as a partial sum beside the sums has registers for. */
+    static constexpr int kPromotedParts = kN > 192 ? 2 : 1;
+    static constexpr int kStages = kN > 128 ? 4 : 6;
     static constexpr int kWarpgroups = 2, kWarpgroupRows = 64; /* of consumers */
     static constexpr int kThreads = 128 * (1 + kWarpgroups);
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes; /* of one warpgroup */
     static constexpr int kBytesB = kN * kSm90StepBytes;
     static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
-    static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = 2; /* of the epilogue, of each warp */
+    static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = kN == 192 ? 3 : 2; /* of each warp's epilogue */
     static constexpr int kSlabsBytes = 4 * kWarpgroups * kSlabs * kSlabBytes;
     static constexpr int kSharedBytes = kStages * kStageBytes + kSlabsBytes + 1024; /* 1024: room to align the stages */
     static constexpr int kTileSlots = 4;
