@@ -124,8 +124,8 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         if (at_once == 0) continue;
         /* The sizes of groups vary: on average half a tile of each is empty, and half of the last wave. */
         const bool vary = groups > 1 && !(tiles & FG_TILES_PACKED);
-        const double row_tiles = vary ? (double)groups * ((double)rows / shapes[i].block_m + 0.5)
-                                      : (double)ceil_div(m, shapes[i].block_m);
+        const double row_tiles =
+            vary ? (double)groups * ((double)rows / shapes[i].block_m + 0.5) : (double)ceil_div(m, shapes[i].block_m);
         const double waves = row_tiles * (double)ceil_div(n, shapes[i].block_n) / (double)at_once;
         const double cost = (vary ? waves + 0.5 : ceil(waves)) * shapes[i].duration;
         if (cost < best || plan.block_m == 0) {
