@@ -77,13 +77,14 @@ class Case:
     expected_m: int = 0
     layout: str = ""  # "" is dense or m_grouped_ragged
     scales: str = ""  # "" is one per tensor, or "block"
+    suite: str = "gemm"  # or "experts": shapes beside which no peer's figure is put
 
     @property
     def op(self) -> str:
         return self.layout or ("m_grouped_ragged" if self.sizes else "dense")
 
     def row(self, peer: str | None = None) -> Row:
-        row: Row = {"suite": "gemm", "op": self.op, "dtype": self.dtype}
+        row: Row = {"suite": self.suite, "op": self.op, "dtype": self.dtype}
         if self.sizes:
             row |= {"groups": len(self.sizes), "expected_m": self.expected_m}
         row |= {"m": self.m, "n": self.n, "k": self.k}
@@ -119,7 +120,7 @@ def more_cases() -> list[Case]:
     for groups, n, k in EXPERTS_FP8:
         mixtures = [(rows,) * groups for rows in EXPERT_ROWS]
         mixtures.append(tuple(min(int(draw.paretovariate(0.8)) - 1, 4096) for _ in range(groups)))
-        made += [Case(FP8, sum(sizes), n, k, sizes, sum(sizes) // groups) for sizes in mixtures]
+        made += [Case(FP8, sum(sizes), n, k, sizes, sum(sizes) // groups, suite="experts") for sizes in mixtures]
     blocks = [case for case in cases() if case.dtype == FP8 and (case.op, case.m, case.n) in BLOCK_SCALED]
     return made + [replace(case, scales="block") for case in blocks]
 

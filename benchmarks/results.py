@@ -138,7 +138,7 @@ def _read(path: str) -> str:
 
 # ---- beside peers ----
 
-SUITES = ("conv", "gemm", "voxel")
+SUITES = ("conv", "gemm", "experts", "voxel")
 
 
 def case_key(row: Row) -> tuple[Any, ...]:
@@ -148,8 +148,8 @@ def case_key(row: Row) -> tuple[Any, ...]:
     if row.get("groups"):
         ragged_fp8 = row["op"] == "m_grouped_ragged" and row["dtype"].startswith("float8")
         op = "m_grouped_contiguous" if ragged_fp8 else row["op"]
-        return ("gemm", op, row["dtype"], row["groups"], row["expected_m"], row["n"], row["k"])
-    return ("gemm", row["op"], row["dtype"], row["m"], row["n"], row["k"])
+        return (row["suite"], op, row["dtype"], row["groups"], row["expected_m"], row["n"], row["k"])
+    return (row["suite"], row["op"], row["dtype"], row["m"], row["n"], row["k"])
 
 
 def best_peers(rows: Iterable[Row]) -> dict[tuple[Any, ...], Row]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from functools import lru_cache
 from operator import index
 from typing import Any
@@ -132,7 +131,10 @@ class NeighborMap:
         """The same pairs the other way round, from the outputs back to `coords`: what an inverse convolution and
         upsampling use. Made on first use; both share their arrays."""
         if self._inverse is None:
-            other = copy(self)
+            other = NeighborMap.__new__(NeighborMap)  # by name, for torch.compile: not every torch traces copies
+            other.kernel_size, other.kernel_volume = self.kernel_size, self.kernel_volume
+            other.stride, other.padding, other.dilation = self.stride, self.padding, self.dilation
+            other.submanifold, other.device, other._inverse = self.submanifold, self.device, None
             other.coords, other._out_coords = self.out_coords, self.coords
             other.shape, other.out_shape = self.out_shape, self.shape
             other.num_voxels, other.num_out_voxels = self.num_out_voxels, self.num_voxels

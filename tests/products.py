@@ -17,11 +17,12 @@ def operands(m, n, k, dtype_a, dtype_b, groups=None, seed=0):
     return rng, a, b
 
 
-def judge(out, ref, dtype_a, out_dtype, precision="ieee"):
-    """FP8 by the diff of each row. Otherwise by its norm: the rounding of the output, or the sums of 16-bit products
-    that tensor cores truncate where they add them (2^-24 a step), or float32's own bound."""
+def judge(out, ref, dtype_a, out_dtype, precision="ieee", cut=0.0):
+    """FP8 by the diff of each row; `cut` is for short sums (reference.float8_cut). Otherwise by its norm: the rounding
+    of the output, or the sums of 16-bit products that tensor cores truncate where they add them (2^-24 a step), or
+    float32's own bound."""
     if dtype_a.startswith("float8"):
-        assert_gemm_rows(out, ref, out_dtype)
+        assert_gemm_rows(out, ref, out_dtype, cut=cut)
     elif dtype_a == "float32":
         own = reference.ROW_TOLERANCE["tf32" if precision == "tf32" else "float32"]
         assert_rows(out, ref, max(own, 0 if out_dtype == "float32" else reference.ROW_TOLERANCE[out_dtype]))

@@ -185,6 +185,11 @@ def test_all_rows_are_distinct():
     for case in voxel.cases(["lidar"]):
         rows += [case.row(), case.row(peers.NAME)]
     assert len({results.identity(row) for row in rows}) == len(rows)
+    beside_peers = [
+        row for row in rows if not row.get("peer") and not row.get("scales") and row["suite"] in results.SUITES
+    ]
+    beside_peers = [row for row in beside_peers if row.get("precision") != "ieee"]
+    assert len({(row["op"], results.case_key(row)) for row in beside_peers}) == len(beside_peers)
 
 
 def test_floor_is_arithmetic_or_bytes():

@@ -10,7 +10,7 @@ import scenes
 from calls import call, zeros
 from memory import Host
 from products import scale_of
-from reference import assert_gemm_rows, assert_rounded_once, assert_same_bits, f64
+from reference import ELEMENT_CUTS, assert_gemm_rows, assert_rounded_once, assert_same_bits, f64, float8_cut
 
 import flexgemm
 
@@ -54,12 +54,12 @@ class Problem:
         added = self.bias if bias else None, self.map if nmap is None else nmap, self.residual if residual else None
         return reference.conv_epilogue(feats, weight, *added, activation)
 
-    def check(self, out, **parts):
-        expected = self.expected(**parts)
+    def check(self, backend, out, **parts):
+        expected, cut = self.expected(**parts), float8_cut(backend.name)
         assert out.dtype == reference.dtype_of(self.out_dtype)
-        assert_gemm_rows(out, expected, self.out_dtype)
+        assert_gemm_rows(out, expected, self.out_dtype, cut=cut)
         if self.out_dtype in reference.HALF_ULP:
-            assert_rounded_once(out, expected)
+            assert_rounded_once(out, expected, cut=cut)
 
 
 # ---- every shape, fenced buffers ----
@@ -79,14 +79,14 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_shapes(backend, shape, out_dtype):
     p = Problem(*shape, out_dtype=out_dtype)
-    p.check(p.run(backend))
+    p.check(backend, p.run(backend))
 
 
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)], ids="-".join)
 @pytest.mark.parametrize("shape", [(300, 33, 65), (300, 144, 136)], ids=str)
 def test_every_mix_of_kinds(backend, shape, dtypes):
     p = Problem(*shape, dtypes=dtypes)
-    p.check(p.run(backend))
+    p.check(backend, p.run(backend))
 
 
 @pytest.mark.parametrize("kind_weight", KINDS)
@@ -94,21 +94,21 @@ def test_every_mix_of_kinds(backend, shape, dtypes):
 @pytest.mark.parametrize("shape", [(300, 33, 65), (300, 144, 136), (65, 592, 40)], ids=str)
 def test_every_kind_of_scale(backend, shape, kind_feats, kind_weight):
     p = Problem(*shape, kinds=(kind_feats, kind_weight))
-    p.check(p.run(backend))
+    p.check(backend, p.run(backend))
 
 
 def test_scales_of_rows_that_differ_by_orders_of_magnitude(backend):
     """Each gathered row is multiplied by its own scale, at whatever offset and output row it is met."""
     p = Problem(500, 144, 136)
     p.scale_feats = (10.0 ** np.random.default_rng(2).integers(-6, 6, 500)).astype(np.float32)
-    p.check(p.run(backend))
+    p.check(backend, p.run(backend))
 
 
 @pytest.mark.parametrize("kernel_size", [(1, 1, 1), (2, 3, 2), (5, 5, 5), (7, 7, 7), (1, 3, 5)], ids=str)
 @pytest.mark.parametrize("channels", [(16, 40), (19, 24)], ids=str)
 def test_kernels_and_dilations(backend, kernel_size, channels):
     p = Problem(300, *channels, kernel_size=kernel_size, dilation=(2, 1, 3))
-    p.check(p.run(backend))
+    p.check(backend, p.run(backend))
 
 
 # ---- accuracy ----
@@ -126,9 +126,10 @@ def test_long_sums_keep_float32_accuracy(backend, channels, one_sign):
     p.feats = scenes.values(rng, (40, ci), E4M3, one_sign=one_sign)
     p.weight = scenes.values(rng, (co, 27, ci), E4M3, one_sign=one_sign)
     out, expected = p.run(backend, bias=False), p.expected(bias=False)
-    assert_gemm_rows(out, expected, "float32")
     if one_sign:
-        assert abs((out / expected).mean() - 1) < 2e-3
+        assert abs(out / expected - 1).max() < 2e-3
+    else:
+        assert_gemm_rows(out, expected, "float32")
 
 
 # ---- what is added to the sums ----
@@ -139,7 +140,7 @@ def test_long_sums_keep_float32_accuracy(backend, channels, one_sign):
 @pytest.mark.parametrize("shape", [(300, 33, 65), (300, 144, 136), (65, 592, 40), (1, 16, 8), (0, 16, 8)], ids=str)
 def test_bias_residual_activation(backend, shape, activation, out_dtype):
     p = Problem(*shape, out_dtype=out_dtype)
-    p.check(p.run(backend, residual=True, activation=activation), residual=True, activation=activation)
+    p.check(backend, p.run(backend, residual=True, activation=activation), residual=True, activation=activation)
 
 
 @every_out
@@ -160,14 +161,14 @@ def test_an_output_in_fp8(backend, shape, added, out_dtype):
     wide = p.expected(residual=True, activation="gelu")
     scale_out = np.float32(np.abs(wide).max(initial=1) / 300 if out_dtype == E4M3 else 2**-9)
     how = {"out_dtype": out_dtype, "residual": True, "activation": "gelu"}
+    loss = ELEMENT_CUTS * float8_cut(backend.name) * np.sqrt((wide**2).mean(axis=1, keepdims=True))
     for scale in (scale_out, scale_out / np.float32(64)):  # the second saturates
         out = p.run(backend, **how, scale_out=np.asarray(scale))
         assert out.dtype == reference.dtype_of(out_dtype)
         largest, digits, smallest = {E4M3: (448, 4, 2.0**-9), E5M2: (57344, 3, 2.0**-16)}[out_dtype]
         expected = np.clip(wide / f64(scale), -largest, largest)
-        limit = np.maximum(np.abs(expected) * 2.0**-digits, smallest / 2) * 1.001 + 1e-5 * np.abs(expected).max(
-            initial=0
-        )
+        limit = np.maximum(np.abs(expected) * 2.0**-digits, smallest / 2) * 1.001
+        limit += 1e-5 * np.abs(expected).max(initial=0) + loss / f64(scale)
         assert (np.abs(f64(out) - expected) <= limit).all()
         assert (np.abs(f64(out)) == largest).any() or scale is scale_out or not len(out)
 
@@ -181,7 +182,7 @@ def test_an_output_in_fp8(backend, shape, added, out_dtype):
 @pytest.mark.parametrize("shape", [(129, 33, 65), (129, 64, 64)], ids=str)
 def test_strided_rows_and_any_alignment(backend, shape, pad, offset, out_dtype):
     p = Problem(*shape, out_dtype=out_dtype)
-    p.check(p.run(backend, residual=True, pad=pad, offset=offset), residual=True)
+    p.check(backend, p.run(backend, residual=True, pad=pad, offset=offset), residual=True)
 
 
 @pytest.mark.parametrize("algorithm", ["masked_implicit_gemm", "masked_implicit_gemm_splitk"])
@@ -191,7 +192,7 @@ def test_any_order_gives_the_same_rows(backend, shape, groups, algorithm):
     p = Problem(*shape)
     rng = np.random.default_rng(groups)
     order = np.stack([rng.permutation(shape[0]) for _ in range(groups)]).astype(np.int32)
-    p.check(p.run(backend, order=order, groups=(groups,), algorithm=algorithm))
+    p.check(backend, p.run(backend, order=order, groups=(groups,), algorithm=algorithm))
 
 
 ALGORITHMS = ["auto", "explicit_gemm", "implicit_gemm", "implicit_gemm_splitk", "masked_implicit_gemm"]
@@ -201,7 +202,7 @@ ALGORITHMS = ["auto", "explicit_gemm", "implicit_gemm", "implicit_gemm_splitk", 
 @pytest.mark.parametrize("shape", [(900, 80, 40), (900, 33, 40), (0, 16, 8)], ids=str)
 def test_algorithms_agree(backend, shape, algorithm):
     p = Problem(*shape)
-    p.check(p.run(backend, algorithm=algorithm))
+    p.check(backend, p.run(backend, algorithm=algorithm))
 
 
 @pytest.mark.parametrize("shape", [(64, 33, 40), (64, 64, 72)], ids=str)
@@ -218,7 +219,7 @@ def test_rectangular_maps(backend, shape, m, n):
     unread = np.setdiff1d(np.arange(n), nmap)
     p.feats, p.scale_feats, p.map = p.feats[:n].copy(), p.scale_feats[:n].copy(), nmap
     p.feats[unread], p.scale_feats[unread] = np.nan, np.nan
-    p.check(p.run(backend))
+    p.check(backend, p.run(backend))
 
 
 def test_map_entries_out_of_range_are_no_neighbours_on_the_gpu(cuda):
@@ -227,7 +228,7 @@ def test_map_entries_out_of_range_are_no_neighbours_on_the_gpu(cuda):
         p.map = p.map.copy()
         p.map[::2, ::7] = np.resize([-2, -(2**31), 300, 301, 2**31 - 1], p.map[::2, ::7].shape)
         tamed = np.where((p.map < 0) | (p.map >= 300), -1, p.map)
-        p.check(p.run(cuda), nmap=tamed)
+        p.check(cuda, p.run(cuda), nmap=tamed)
 
 
 def test_nan_and_infinity_reach_the_rows_that_read_them(backend):
@@ -239,7 +240,7 @@ def test_nan_and_infinity_reach_the_rows_that_read_them(backend):
             out = p.run(backend)
             reads = (p.map == 7).any(axis=0)
             assert not np.isfinite(out[reads]).any()
-            assert_gemm_rows(out[~reads], p.expected()[~reads], "float32")
+            assert_gemm_rows(out[~reads], p.expected()[~reads], "float32", cut=float8_cut(backend.name))
 
 
 def test_the_same_bits_again(backend):
@@ -272,7 +273,7 @@ def test_quantize_and_convolve(backend, granularity, out_dtype):
     p.map = reference.neighbor_map(coords, shape)
     p.feats, p.weight, p.scale_feats, p.scale_weight = map(backend.numpy, (q, w, scale_feats, scale_weight))
     p.bias = bias
-    p.check(out)
+    p.check(backend, out)
     assert reference.gemm_diff(out, reference.conv_forward(feats, weight, bias, p.map)).max() < 2e-3
 
 
@@ -281,10 +282,10 @@ def test_bfloat16_is_the_default_and_out_may_be_given(backend):
     nmap = flexgemm.neighbor_map(backend.array(p.coords), p.shape)
     feats, weight, bias = map(backend.array, (p.feats, p.weight, p.bias))
     scales = {name: backend.array(scale) for name, scale in p.scales.items()}
-    p.check(backend.numpy(flexgemm.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap, **scales)))
+    p.check(backend, backend.numpy(flexgemm.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap, **scales)))
     out = backend.empty((300, 48), "bfloat16")
     assert flexgemm.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, out=out, **scales) is out
-    p.check(backend.numpy(out))
+    p.check(backend, backend.numpy(out))
 
 
 def test_strided_and_inverse_maps(backend):
@@ -294,12 +295,15 @@ def test_strided_and_inverse_maps(backend):
     how = {"neighbor_map": nmap, "scale_weight": scale_weight, "out_dtype": "float32"}
     scale_feats = backend.array(p.scale_feats)
     out = flexgemm.sparse_conv3d(backend.array(p.feats), weight, backend.array(p.bias), **how, scale_feats=scale_feats)
-    p.check(backend.numpy(out), nmap=backend.numpy(nmap.map))
+    p.check(backend, backend.numpy(out), nmap=backend.numpy(nmap.map))
 
     coarse, p.map = nmap.num_out_voxels, backend.numpy(nmap.inverse.map)
     p.feats, p.scale_feats = p.feats[:coarse], p.scale_feats[:coarse]
     how["scale_feats"] = backend.array(p.scale_feats)
-    p.check(backend.numpy(flexgemm.sparse_inverse_conv3d(backend.array(p.feats), weight, backend.array(p.bias), **how)))
+    p.check(
+        backend,
+        backend.numpy(flexgemm.sparse_inverse_conv3d(backend.array(p.feats), weight, backend.array(p.bias), **how)),
+    )
 
 
 def take_groups(p, groups):
@@ -321,7 +325,7 @@ def test_groups_of_channels(backend, groups):
     arrays = map(backend.array, (p.feats, take_groups(p, groups), p.bias))
     scales = {name: backend.array(scale) for name, scale in p.scales.items()}
     how = {"neighbor_map": nmap, "groups": groups, "out_dtype": "float32", **scales}
-    p.check(backend.numpy(flexgemm.submanifold_conv3d(*arrays, **how)))
+    p.check(backend, backend.numpy(flexgemm.submanifold_conv3d(*arrays, **how)))
 
 
 @every_out
@@ -334,7 +338,7 @@ def test_groups_in_fenced_buffers(backend, n, ci, co, groups, algorithm, out_dty
     arrays = backend, p.feats, weight, p.bias, p.map
     for in_place, pad in ((False, 16), (True, 1)):
         also = {"residual": p.residual, "in_place": in_place, "pad": pad, "out_dtype": out_dtype, **p.scales}
-        p.check(guarded.conv_forward(*arrays, **how, **also), residual=True, activation="relu")
+        p.check(backend, guarded.conv_forward(*arrays, **how, **also), residual=True, activation="relu")
     wide = guarded.conv_forward(*arrays, **how, out_dtype=out_dtype, **p.scales)
     narrow = guarded.conv_forward(*arrays, **how, out_dtype=E4M3, scale_out=np.float32([0.5]), **p.scales)
     expected = np.clip(f64(wide) / 0.5, -448, 448)
@@ -347,7 +351,7 @@ def test_uint8_arrays_that_hold_fp8(backend):
     feats, weight = (backend.array(x.view(np.uint8)) for x in (p.feats, p.weight))
     how = {"neighbor_map": nmap, "dtype_feats": E4M3, "dtype_weight": E5M2, "out_dtype": "float32"}
     scales = {name: backend.array(scale) for name, scale in p.scales.items()}
-    p.check(backend.numpy(flexgemm.submanifold_conv3d(feats, weight, backend.array(p.bias), **how, **scales)))
+    p.check(backend, backend.numpy(flexgemm.submanifold_conv3d(feats, weight, backend.array(p.bias), **how, **scales)))
 
 
 def test_numpy_arrays_over_a_map_on_a_gpu(cuda):
@@ -356,7 +360,7 @@ def test_numpy_arrays_over_a_map_on_a_gpu(cuda):
     out = np.empty((300, 48), np.float16)
     how = {**p.scales, "neighbor_map": nmap, "out": out}
     assert flexgemm.submanifold_conv3d(p.feats, p.weight, p.bias, **how) is out
-    p.check(out)
+    p.check(cuda, out)
 
 
 # ---- what a caller can get wrong: the legal call has 5 rows, 6 input and 4 output channels ----

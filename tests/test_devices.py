@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from calls import LEGAL, OPERATIONS, call
 from memory import Cuda
+from reference import assert_rows, f64
 
 import flexgemm
 from flexgemm import _C
@@ -62,6 +63,18 @@ def test_threads_on_streams_and_devices_of_their_own(cuda):
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
+
+
+@pytest.mark.parametrize("rows", [16, 256])
+def test_a_new_thread_begins_with_a_product(cuda, rows):
+    """The driver, which is asked to describe operands to the copy engine, knows no device in a new thread."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape, np.float32).astype(np.float16) for shape in ((rows, 64), (128, 64)))
+    arrays = cuda.array(a), cuda.array(b), cuda.empty((rows, 128), "float32")
+    for _ in range(2):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(_C.gemm, *arrays).result()
+    assert_rows(arrays[2].numpy(), f64(a) @ f64(b).T, 1e-5)
 
 
 def test_a_network_on_the_second_device(cuda):

@@ -286,7 +286,7 @@ def test_the_operators_are_what_they_say(device):
     numbers, contiguous = torch.zeros(9, dtype=torch.int32, device=device), "m_grouped_contiguous"
     cells = flexgemm.voxelize(torch.rand(9, 3, device=device) * 4.5, voxel_size=1.0, shape=(1, 4, 4, 4))
     groups, of_cells = cells.groups, torch.randn(cells.num_voxels, 8, device=device)
-    rising, numbered = torch.rand(9, 8, device=device).requires_grad_(), torch.zeros_like(of_cells, dtype=torch.int32)
+    rising, numbered = torch.rand(9, 8, device=device).requires_grad_(), groups[2][:, None].repeat(1, 8)
     calls = [
         (ops.broadcast_samples, (torch.randn(3, 5, device=device).requires_grad_(), coords), {}),
         (ops.encode_seq, (coords, shape, "hilbert"), {}),

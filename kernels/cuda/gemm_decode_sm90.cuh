@@ -177,7 +177,7 @@ __device__ __forceinline__ Sm90Work consume_decode(Sm90Shared<Tile> &shared, uin
         const Sm90Work work = next_work(shared, slot);
         if (work.group < 0) return shared_tile;
         release_work(shared, slot);
-        const Depth depth = {steps_of(work), 0};
+        const Depth depth = {steps_of(work), 0, 0};
         if (work.rows > warpgroup * Tile::kWarpgroupRows) {
             constexpr int kCount = Tile::kBlockN / 2;
             auto scales = [&] {

@@ -110,7 +110,12 @@ __device__ __forceinline__ void hand_over(Sm90Shared<Tile> &shared, RingPosition
 
 __device__ __forceinline__ Sm90Work no_more_work() { return {0, 0, 0, 0, -1, 0, 0, 0, false}; }
 
-__device__ __forceinline__ int steps_of(const Sm90Work &work) { return ceil_div(work.k_bytes, kSm90StepBytes); }
+/* Copies begin at multiples of 16 bytes, groups along K anywhere: bytes of the first step that are before the group. */
+__device__ __forceinline__ int head_of(const Sm90Work &work) { return work.k_begin % 16; }
+
+__device__ __forceinline__ int steps_of(const Sm90Work &work) {
+    return ceil_div(head_of(work) + work.k_bytes, kSm90StepBytes);
+}
 
 /* The next tile, for the 32 threads of a warp; it stays where it is until release_work. */
 template <typename Tile>
@@ -193,41 +198,48 @@ struct StageDescriptors {
     uint64_t a, b;
 };
 
-/* How a tile goes through K. tail: bytes of the last step that belong to the group, where another group follows. */
+/* How a tile goes through K. Of a group along K the first step begins with `head` bytes that are not its own, and the
+ * last one ends with what follows on its `tail` own bytes (0: with its own). */
 struct Depth {
-    int steps, tail;
+    int steps, head, tail;
 };
 
 __device__ __forceinline__ Depth depth_of(const Sm90Work &work, const GemmSm90Args &args) {
-    return {steps_of(work), args.space.k_offsets.data ? work.k_bytes % kSm90StepBytes : 0};
+    const int head = head_of(work);
+    return {steps_of(work), head, args.space.k_offsets.data ? (head + work.k_bytes) % kSm90StepBytes : 0};
 }
 
-/* Clears the bytes from `tail` on of rows of a stage, whose 16-byte chunks are dealt to `threads` threads. */
-__device__ __forceinline__ void clear_rows(uint8_t *rows, int count, int tail, int thread, int threads) {
+/* Clears bytes begin .. end - 1 of rows of a stage, whose 16-byte chunks are dealt to `threads` threads. */
+__device__ __forceinline__ void clear_rows(uint8_t *rows, int count, int begin, int end, int thread, int threads) {
     constexpr int kChunks = kSm90StepBytes / 16;
 #pragma unroll 1
     for (int i = thread; i < count * kChunks; i += threads) {
-        const int row = i / kChunks, from = tail - i % kChunks * 16; /* the first byte of the chunk to clear */
+        const int row = i / kChunks, first = i % kChunks * 16, from = max(begin - first, 0), to = min(end - first, 16);
         uint8_t *chunk = rows + row * kSm90StepBytes + (i % kChunks ^ row % 8) * 16;
-        if (from <= 0) {
+        if (from == 0 && to == 16) {
             *reinterpret_cast<uint4 *>(chunk) = {};
         } else {
 #pragma unroll 1
-            for (int byte = from; byte < 16; ++byte) chunk[byte] = 0;
+            for (int byte = from; byte < to; ++byte) chunk[byte] = 0;
         }
     }
 }
 
-/* Waits for the stage of a step. In the last one each warpgroup clears the tail of its rows of A and of a share of B. */
+/* Waits for the stage of a step. Of what is not the group's each warpgroup clears its rows of A and a share of B. */
 template <typename Tile>
 __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const StageDescriptors &stage, const Depth &depth,
                                             int step, const RingPosition<Tile::kStages> &at) {
     ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
-    if (depth.tail == 0 || step + 1 < depth.steps) return;
+    const int head = step == 0 ? depth.head : 0, tail = step + 1 == depth.steps ? depth.tail : 0;
+    if (head == 0 && tail == 0) return;
     const int thread = threadIdx.x - 128;
     uint8_t *rows_a = stage.stages + at.slot * Tile::kStageBytes, *rows_b = rows_a + Tile::kWarpgroups * Tile::kBytesA;
-    clear_rows(rows_a + thread / 128 * Tile::kBytesA, Tile::kWarpgroupRows, depth.tail, thread % 128, 128);
-    clear_rows(rows_b, Tile::kBlockN, depth.tail, thread, 128 * Tile::kWarpgroups);
+    const auto clear = [&](int begin, int end) {
+        clear_rows(rows_a + thread / 128 * Tile::kBytesA, Tile::kWarpgroupRows, begin, end, thread % 128, 128);
+        clear_rows(rows_b, Tile::kBlockN, begin, end, thread, 128 * Tile::kWarpgroups);
+    };
+    clear(0, head);
+    if (tail > 0) clear(tail, kSm90StepBytes);
     ptx::fence_proxy_async();
     ptx::named_barrier(1, 128 * Tile::kWarpgroups);
 }

@@ -15,8 +15,8 @@
  * of B, which the copy engine delivers to both; where their rows are of two groups, each copies a B of its own.
  *
  * Groups of rows or columns: a box starts where the group does and may reach into the next group; those sums are not
- * stored. A warpgroup whose 64 rows all lie past the end neither loads nor multiplies. Groups along K: the last box may
- * reach into the next group too, and what does is cleared in both operands before it is multiplied.
+ * stored. A warpgroup whose 64 rows all lie past the end neither loads nor multiplies. Groups along K: the first and the
+ * last box may reach into the neighbours too, and what does is cleared in both operands before it is multiplied.
  */
 #pragma once
 
@@ -94,7 +94,7 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
             if (threadIdx.x % 32 == 0) {
                 uint8_t *a = stages + at.slot * Tile::kStageBytes, *b = a + Tile::kWarpgroups * Tile::kBytesA;
                 uint64_t *full = &shared.full[at.slot];
-                const int k = work.k_begin + step * kSm90StepBytes;
+                const int k = work.k_begin - head_of(work) + step * kSm90StepBytes;
                 ptx::mbarrier_arrive_expect_tx(full, boxes_a * Tile::kBytesA + Tile::kBytesB);
                 for (int box = 0; box < boxes_a; ++box)
                     ptx::tma_load_3d(a + box * Tile::kBytesA, &map_a, full, k,

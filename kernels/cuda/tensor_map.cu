@@ -33,9 +33,18 @@ static fg_status encode(CUtensorMap *map, CUtensorMapDataType type, const Tensor
     const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / size), static_cast<cuuint32_t>(box_rows),
                               static_cast<cuuint32_t>(box_groups)};
     const cuuint32_t steps[] = {1, 1, 1};
-    const CUresult status = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found)(
-        map, type, 3, const_cast<void *>(rows.data), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const auto try_encode = [&] {
+        return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found)(
+            map, type, 3, const_cast<void *>(rows.data), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+            CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    };
+    CUresult status = try_encode();
+    if (status == CUDA_ERROR_INVALID_CONTEXT) { /* a new thread: its device is current, but not yet for the driver */
+        int device = 0;
+        FG_CUDA(cudaGetDevice(&device));
+        FG_CUDA(cudaSetDevice(device));
+        status = try_encode();
+    }
     if (status != CUDA_SUCCESS)
         return fg_fail(error, FG_ERROR_DEVICE, "cuTensorMapEncodeTiled: error %d", static_cast<int>(status));
     return FG_OK;

@@ -279,6 +279,9 @@ void tensor_copy(const TensorCopy &copy) {
     if (copy.map.magic != kTensorMapMagic) fail("TMA: not a tensor map");
     if (!current().ordered) fail("TMA before griddepcontrol.wait, in a launch that may begin early");
     if (copy.shared % 128) fail("TMA: shared memory at 0x%x, expected a multiple of 128", copy.shared);
+    if (copy.at[0] * static_cast<int64_t>(copy.map.element_bytes) % 16)
+        fail("TMA: illegal instruction: begins at element %lld of a row, which is no multiple of 16 bytes",
+             static_cast<long long>(copy.at[0]));
     for (Block *block : cluster.blocks)
         if (copy.blocks >> block->rank & 1) find({block, copy.barrier});
     if (cluster.early())

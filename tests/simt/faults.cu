@@ -73,12 +73,12 @@ __global__ void copy_wait(const __grid_constant__ Arguments args) {
 }
 
 /* The matrix by TMA, in rows of 128 bytes. */
-__device__ void load_matrix(const Arguments &args, char *shared, uint64_t *barrier, uint32_t bytes) {
+__device__ void load_matrix(const Arguments &args, char *shared, uint64_t *barrier, uint32_t bytes, int first = 0) {
     if (threadIdx.x == 0) {
         ptx::mbarrier_init(barrier, 1);
         ptx::fence_mbarrier_init();
         ptx::mbarrier_arrive_expect_tx(barrier, bytes);
-        ptx::tma_load_3d(shared, &args.map, barrier, 0, 0, 0);
+        ptx::tma_load_3d(shared, &args.map, barrier, first, 0, 0);
     }
     __syncthreads();
     ptx::mbarrier_wait_parity(barrier, 0);
@@ -89,6 +89,14 @@ __global__ void tma_bytes(const __grid_constant__ Arguments args) {
     extern __shared__ __align__(1024) char shared[];
     __shared__ uint64_t barrier;
     load_matrix(args, shared, &barrier, kFaulty ? 8192 + 128 : 8192);
+    write(args.out, static_cast<float>(threadIdx.x));
+}
+
+template <bool kFaulty>
+__global__ void tma_start(const __grid_constant__ Arguments args) {
+    extern __shared__ __align__(1024) char shared[];
+    __shared__ uint64_t barrier;
+    load_matrix(args, shared, &barrier, 8192, kFaulty ? 8 : 16);
     write(args.out, static_cast<float>(threadIdx.x));
 }
 
@@ -258,6 +266,7 @@ constexpr Pair kPairs[] = {
     FG_PAIR(mbarrier_parity),
     FG_PAIR(copy_wait),
     FG_PAIR(tma_bytes),
+    FG_PAIR(tma_start),
     FG_PAIR(tma_swizzle),
     FG_PAIR(wgmma_wait),
     FG_PAIR(wgmma_fence),

@@ -76,6 +76,33 @@ static void add_products(float *sums, const float *a, const float *b, int n, int
     }
 }
 
+/* The same for wgmma of FP8: the 32 products of a step and the running sum are aligned to the largest exponent among them, and what
+ * then lies behind 13 fraction bits is cut off. */
+static void add_cut_products(float *sums, const float *a, const float *b, int n, int k) {
+    constexpr int kWidth = 8, kFractionBits = 13;
+    typedef float Row __attribute__((vector_size(4 * kWidth), aligned(4)));
+    typedef int32_t Bits __attribute__((vector_size(4 * kWidth), aligned(4)));
+    const auto larger = [](Row x, Row y) {
+        const Row size = reinterpret_cast<Row>(reinterpret_cast<Bits>(y) & 0x7fffffff);
+        return x > size ? x : size;
+    };
+    for (int row = 0; row < 16; ++row)
+        for (int column = 0; column < n; column += kWidth) {
+            Row &sum = *reinterpret_cast<Row *>(sums + row * n + column);
+            const auto product = [&](int i) {
+                return a[row * k + i] * *reinterpret_cast<const Row *>(b + i * n + column);
+            };
+            Row whole = sum, largest = larger(Row{} + 0x1p-100f, sum);
+            for (int i = 0; i < k; ++i) whole += product(i), largest = larger(largest, product(i));
+            const Bits unit_bits = (reinterpret_cast<Bits>(largest) & 0x7f800000) - (kFractionBits << 23);
+            const Row unit = reinterpret_cast<Row>(unit_bits),
+                      per_unit = reinterpret_cast<Row>((254 << 23) - unit_bits);
+            Bits units = __builtin_convertvector(sum * per_unit, Bits);
+            for (int i = 0; i < k; ++i) units += __builtin_convertvector(product(i) * per_unit, Bits);
+            sum = whole - whole == 0.0f ? __builtin_convertvector(units, Row) * unit : whole; /* infinity, NaN: as is */
+        }
+}
+
 /* ---- fragments ---- */
 
 static const Argument &part(const Argument &vector, int i) { return vector.parts[static_cast<size_t>(i)]; }
@@ -220,7 +247,8 @@ static void compute(Wgmma &product, Sums &sums) {
     fetch(product, instruction.b, product.b, transposed(instruction, 1), 0, static_cast<uint32_t>(instruction.n), b,
           true);
     if (!product.accumulate) std::fill(sums.value.begin(), sums.value.end(), 0.0f);
-    add_products<8>(sums.value.data(), a, b, instruction.n, instruction.k);
+    const auto add = bytes_of(instruction.a) == 1 ? add_cut_products : add_products<8>;
+    add(sums.value.data(), a, b, instruction.n, instruction.k);
     product.done = true;
 }
 

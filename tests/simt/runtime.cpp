@@ -24,7 +24,8 @@ constexpr int kBlockSharedBytes = 227 << 10, kDefaultSharedBytes = 48 << 10;
 
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int current_device = 0;
-std::string launch_failure; /* what cudaErrorLaunchFailure was about */
+thread_local bool has_context = false; /* to the driver a thread has none until it first sets a device or allocates */
+std::string launch_failure;            /* what cudaErrorLaunchFailure was about */
 
 /* ---- memory ---- */
 
@@ -61,6 +62,7 @@ const Allocation *allocation_at(const void *address) {
 
 cudaError_t allocate(void **data, size_t bytes) {
     *data = nullptr;
+    has_context = true;
     if (bytes == 0) return cudaSuccess;
     const std::lock_guard<std::mutex> guard(memory_mutex);
     if (bytes > kMemoryBytes - allocated) return set_error(cudaErrorMemoryAllocation, "");
@@ -133,6 +135,7 @@ CUresult encode_tiled(CUtensorMap *result, CUtensorMapDataType type, cuuint32_t 
                       CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
     static const uint8_t kBytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
     static const uint32_t kSwizzleBytes[] = {UINT32_MAX, 32, 64, 128};
+    if (!has_context) return CUDA_ERROR_INVALID_CONTEXT;
     if (type > CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ || rank < 1 || rank > 5 || swizzle > CU_TENSOR_MAP_SWIZZLE_128B ||
         interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || reinterpret_cast<uintptr_t>(result) % 64 ||
         reinterpret_cast<uintptr_t>(data) % 16)
@@ -238,6 +241,7 @@ cudaError_t cudaGetDevice(int *device) {
 cudaError_t cudaSetDevice(int device) {
     if (device < 0 || device >= device_count()) return set_error(cudaErrorInvalidDevice, "");
     current_device = device;
+    has_context = true;
     return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int *version) {

@@ -25,8 +25,9 @@ class _OfFeatures:
     """In front of a module of torch.nn: its parameters and their names stay what they are."""
 
     def forward(self, x: Any) -> Any:
-        of_rows: Any = super()
-        return x.replace(of_rows.forward(x.feats)) if isinstance(x, SparseTensor) else of_rows.forward(x)
+        if isinstance(x, SparseTensor):
+            return x.replace(super().forward(x.feats))  # type: ignore[misc]
+        return super().forward(x)  # type: ignore[misc]
 
 
 class BatchNorm(_OfFeatures, torch.nn.BatchNorm1d):
