@@ -181,6 +181,19 @@ __device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[k
     for (int i = 0; i < kCount; ++i) sum[i] += partial[i];
 }
 
+/* Two warpgroups that promote take turns at starting products, so that one adds while the tensor cores work for the
+ * other: left to themselves they may do both at the same time. A barrier for each has the arrivals of the other. */
+template <typename Tile>
+__device__ __forceinline__ void await_turn(int warpgroup) {
+    static_assert(Tile::kWarpgroups == 2, "a turn goes to the other one");
+    ptx::named_barrier(2 + warpgroup, 128 * Tile::kWarpgroups);
+}
+
+template <typename Tile>
+__device__ __forceinline__ void pass_turn(int warpgroup) {
+    ptx::named_barrier_arrive(3 - warpgroup, 128 * Tile::kWarpgroups);
+}
+
 /* Hands a stage back to the producers of all blocks that write to it, once per warp. */
 template <typename Tile>
 __device__ __forceinline__ void hand_back(Sm90Shared<Tile> &shared, int slot) {
@@ -196,6 +209,7 @@ __device__ __forceinline__ void hand_back(Sm90Shared<Tile> &shared, int slot) {
 struct StageDescriptors {
     uint8_t *stages;
     uint64_t a, b;
+    int warpgroup = 0; /* of the consumers, where they take turns */
 };
 
 /* How a tile goes through K. Of a group along K the first step begins with `head` bytes that are not its own, and the
@@ -247,7 +261,7 @@ __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const Stag
 /* All of K into promoted sums: each part of a step is summed from zero and then added. Whatever else there is to do,
  * the wait for the next stage, addresses, the loop, is done while the tensor cores are busy: nothing but additions lies
  * between a warpgroup's products. */
-template <typename Math, typename Tile, int kParts, int kCount, typename Scales>
+template <typename Math, bool kTurns, typename Tile, int kParts, int kCount, typename Scales>
 __device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
                                                   const StageDescriptors &stage, const Depth &depth, Scales &scales,
                                                   int first, RingPosition<Tile::kStages> &at) {
@@ -262,9 +276,11 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], 
         ptx::wgmma_hold(b);
     };
     const auto multiply = [&](int part) {
+        if constexpr (kTurns) await_turn<Tile>(stage.warpgroup);
         ptx::wgmma_fence();
         multiply_part<Math>(partial, a, b, part, false);
         ptx::wgmma_commit();
+        if constexpr (kTurns) pass_turn<Tile>(stage.warpgroup);
     };
     await(first);
     multiply(0);
@@ -311,7 +327,7 @@ __device__ __forceinline__ void multiply_between_promotions(float (&sum)[kCount]
 }
 
 /* All of K of one tile; every stage is waited for and handed back in order. */
-template <typename Math, typename Tile, int kParts, int kCount, typename Scales>
+template <typename Math, bool kTurns = false, typename Tile, int kParts, int kCount, typename Scales>
 __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
                                               const StageDescriptors &stage, const Depth &depth, Scales &scales,
                                               int steps_per_promote, RingPosition<Tile::kStages> &at) {
@@ -327,7 +343,7 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90
             for (; steps_per_promote > 1 && step < steps; step += steps_per_promote)
                 multiply_between_promotions<Math>(sum[0], shared, stage, depth, step,
                                                   min(steps_per_promote, steps - step), at);
-        multiply_promoted<Math>(sum, shared, stage, depth, scales, step, at);
+        multiply_promoted<Math, kTurns>(sum, shared, stage, depth, scales, step, at);
     } else {
         int before = 0; /* the slot of the step before */
         for (; step < steps; ++step, before = at.slot, at.advance()) {
@@ -353,9 +369,13 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90
 /* Stands in for multiply_tile where a warpgroup has no rows. */
 template <typename Tile>
 __device__ __forceinline__ void skip_tile(Sm90Shared<Tile> &shared, const StageDescriptors &stage, const Depth &depth,
-                                          RingPosition<Tile::kStages> &at) {
+                                          RingPosition<Tile::kStages> &at, int turns_per_step = 0) {
     for (int step = 0; step < depth.steps; ++step, at.advance()) {
         await_stage(shared, stage, depth, step, at);
+        for (int turn = 0; turn < turns_per_step; ++turn) {
+            await_turn<Tile>(stage.warpgroup);
+            pass_turn<Tile>(stage.warpgroup);
+        }
         __syncwarp();
         hand_back(shared, at.slot);
     }

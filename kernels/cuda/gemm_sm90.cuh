@@ -374,15 +374,17 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
     RingPosition<Tile::kTileSlots> slot;
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
-                                    ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA)};
+                                    ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA), warpgroup};
     constexpr int kParts = Math::kPromote ? Tile::kPromotedParts : 1;
+    const bool turns = Math::kPromote && (Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
+    if (turns && warpgroup == 1) pass_turn<Tile>(warpgroup);
     for (;; release_work(shared, slot)) {
         const Sm90Work &work = next_work(shared, slot);
         if (work.group < 0) break;
         const Depth depth = depth_of(work, args);
         const int count = work.rows - warpgroup * Tile::kWarpgroupRows;
         if (count <= 0) {
-            skip_tile(shared, stage, depth, at);
+            skip_tile(shared, stage, depth, at, turns ? kParts : 0);
             continue;
         }
         const int64_t first_row = work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows;
@@ -393,9 +395,10 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
                 return NoScales{};
         }();
         float sum[kParts][Tile::kBlockN / kParts / 2];
-        multiply_tile<Math>(sum, shared, stage, depth, scales, args.steps_per_promote, at);
+        multiply_tile<Math, Math::kPromote>(sum, shared, stage, depth, scales, args.steps_per_promote, at);
         finish_tile<Tile>(sum, args, work, first_row, count, stages + Tile::kStages * Tile::kStageBytes);
     }
+    if (turns && warpgroup == 0) await_turn<Tile>(warpgroup); /* which the other passed last */
     if (threadIdx.x % 32 == 0) ptx::tma_wait_read<0>(); /* shared memory goes with the block */
 }
 

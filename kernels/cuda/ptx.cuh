@@ -309,6 +309,11 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* Arrives without waiting: the others' named_barrier counts it. */
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /* Registers that each thread of a block has at launch when `blocks` of them are to fit a multiprocessor: all that
  * setmaxnreg can divide anew. A warpgroup that takes more than others gave back waits for ever. */
 constexpr int registers_at_launch(int threads, int blocks = 1) { return 65536 / (threads * blocks) / 8 * 8; }

@@ -181,6 +181,11 @@ void barrier_sync(Frame &frame, const Instruction &instruction) {
     named_barrier(static_cast<uint32_t>(frame.read(a[0])), static_cast<uint32_t>(frame.read(a[1])));
 }
 
+void barrier_arrive_only(Frame &frame, const Instruction &instruction) {
+    Arguments a = instruction.arguments;
+    named_barrier_arrive(static_cast<uint32_t>(frame.read(a[0])), static_cast<uint32_t>(frame.read(a[1])));
+}
+
 /* ld.shared::cluster.v4.f32: of any block of the cluster. */
 void load_cluster(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
@@ -229,6 +234,7 @@ const std::map<std::string, Entry> kInstructions = {
     {"barrier.cluster.arrive", {cluster_barrier_arrive, nullptr}},
     {"barrier.cluster.wait", {cluster_barrier_wait, nullptr}},
     {"bar.sync", {barrier_sync, nullptr}},
+    {"bar.arrive", {barrier_arrive_only, nullptr}},
     {"mov.", {move, nullptr}},
     {"cvt.rna.tf32.f32", {round_to_tf32, nullptr}},
     {"setp.ne.b32", {set_predicate, nullptr}},

@@ -154,6 +154,7 @@ void run_threads(); /* until all have ended, or one failed */
 void lay_out_shared(Block &block);
 
 void named_barrier(uint32_t id, uint32_t threads);
+void named_barrier_arrive(uint32_t id, uint32_t threads); /* without waiting */
 void cluster_arrive();
 void cluster_wait();
 
