@@ -68,9 +68,9 @@ fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype d
 
 /* What a product asks of the tiles of the Hopper kernel; bits. */
 enum {
-    FG_TILES_UNPAIRED = 1, /* groups of rows that start at any multiple of 128 */
-    FG_TILES_NARROW = 2,   /* at most 128 x 128: scales of blocks, and sums promoted every other step or less */
-    FG_TILES_TALL = 4,     /* of at least 128 rows: groups along K */
+    FG_TILES_PACKED = 1, /* groups of rows that start at multiples of 128: no tile has rows of two, none is left over */
+    FG_TILES_NARROW = 2, /* at most 128 x 128: scales of blocks, and sums promoted every other step or less */
+    FG_TILES_TALL = 4,   /* of at least 128 rows: groups along K */
     FG_TILES_ALL = 7,
 };
 

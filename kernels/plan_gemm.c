@@ -50,7 +50,7 @@ fg_gemm_shape fg_gemm_all_rows(const fg_gemm_params *params) {
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params) {
     const bool narrow = params->kind_a == FG_SCALE_BLOCK || params->promote_every > FG_SCALE_BLOCK_SIZE;
-    return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_UNPAIRED : 0) | (narrow ? FG_TILES_NARROW : 0) |
+    return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_PACKED : 0) | (narrow ? FG_TILES_NARROW : 0) |
            (params->layout == FG_GEMM_K_GROUPED ? FG_TILES_TALL : 0);
 }
 
@@ -105,12 +105,12 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, fg_p
 /* Persistent blocks walk over the tiles in waves of num_sms, so what counts is the number of waves times the duration
  * of a tile. Wide tiles load less per multiplication and have less epilogue per column; narrow ones fill the last wave
  * and waste less of a last column tile. Pairs of blocks that share B load less still, but waste one of the two at the
- * odd end of each group. */
+ * odd end of each group, unless a pair may have rows of two groups. */
 fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
                           int32_t tiles) {
     static const struct {
         int32_t block_m, block_n, num_stages, duration; /* of a tile, relative; measured on an H200 */
-    } shapes[] = {{256, 256, 4, 256}, {128, 256, 4, 262}, {128, 192, 5, 200}, {128, 128, 6, 145}};
+    } shapes[] = {{256, 256, 4, 256}, {128, 256, 4, 262}, {128, 192, 4, 203}, {128, 128, 6, 145}};
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
     const int64_t rows = ceil_div(m, groups > 1 ? groups : 1); /* of one group, on average */
@@ -119,14 +119,15 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
     double best = INFINITY;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const bool wide = shapes[i].block_m > 128 || shapes[i].block_n > 128;
-        if ((wide && (tiles & FG_TILES_NARROW)) || (shapes[i].block_m > 128 && (tiles & FG_TILES_UNPAIRED))) continue;
+        if (wide && (tiles & FG_TILES_NARROW)) continue;
         const int64_t at_once = num_sms / (shapes[i].block_m / 128);
-        /* The sizes of groups vary: on average half a tile of each is empty. */
-        const double row_tiles = groups > 1 ? (double)groups * ((double)rows / shapes[i].block_m + 0.5)
-                                            : (double)ceil_div(rows, shapes[i].block_m);
-        const double count = row_tiles * (double)ceil_div(n, shapes[i].block_n);
-        const double waves = at_once == 0 ? INFINITY : ceil(count / (double)at_once);
-        const double cost = waves * shapes[i].duration;
+        if (at_once == 0) continue;
+        /* The sizes of groups vary: on average half a tile of each is empty, and half of the last wave. */
+        const bool vary = groups > 1 && !(tiles & FG_TILES_PACKED);
+        const double row_tiles =
+            vary ? (double)groups * ((double)rows / shapes[i].block_m + 0.5) : (double)ceil_div(m, shapes[i].block_m);
+        const double waves = row_tiles * (double)ceil_div(n, shapes[i].block_n) / (double)at_once;
+        const double cost = (vary ? waves + 0.5 : ceil(waves)) * shapes[i].duration;
         if (cost < best || plan.block_m == 0) {
             best = cost;
             plan.block_m = shapes[i].block_m;

@@ -5,9 +5,9 @@
  * operand, 64 to each of two warpgroups of consumers, and of kBlockN rows of the other.
  *
  * Hopper's fp8 tensor cores keep about 13 fraction bits of a running sum. fp8 sums are therefore promoted: each stage
- * (K = 128) is summed from zero by the tensor cores and then added to float32 registers. A tile is two parts of
- * columns; where registers allow two partial sums (kBlockN 192) one part is added while the other is multiplied. With
- * one partial sum (256) the other warpgroup's products fill that time.
+ * (K = 128) is summed from zero by the tensor cores and then added to float32 registers. The registers of a partial sum
+ * are those of the next one too, so that a warpgroup adds and multiplies by turns, and the products of the other one
+ * fill the time in which it adds. A tile of 256 columns is two parts, for want of registers.
  */
 #pragma once
 
@@ -26,7 +26,10 @@ struct GemmSm90Args {
     TileSpace space;
     Epilogue epilogue;
     bool a_grouped, b_grouped;
-    bool out_aligned;          /* rows of out start at multiples of 16 bytes */
+    CUtensorMap map_out;       /* boxes of 16 rows and 128 bytes of out, where out_in_boxes */
+    bool out_in_boxes;         /* the copy engine can store it */
+    bool out_grouped;          /* it has a matrix for each group */
+    bool out_aligned;          /* its rows start at multiples of 16 bytes */
     bool plain;                /* of out nothing but scaled and biased sums in 16 or 32 bits */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
     int32_t split;             /* blocks of a cluster that share the K of a tile (gemm_decode_sm90.cuh) */
@@ -65,6 +68,7 @@ struct Sm90Work {
     int32_t first_row, rows, first_column, columns;
     int32_t group, weight; /* matrices of A and out, and of B */
     int32_t k_begin, k_bytes;
+    bool apart; /* from the other block of the pair: B is not shared */
 };
 
 template <typename Tile>
@@ -102,7 +106,7 @@ __device__ __forceinline__ void hand_over(Sm90Shared<Tile> &shared, RingPosition
     at.advance();
 }
 
-__device__ __forceinline__ Sm90Work no_more_work() { return {0, 0, 0, 0, -1, 0, 0, 0}; }
+__device__ __forceinline__ Sm90Work no_more_work() { return {0, 0, 0, 0, -1, 0, 0, 0, false}; }
 
 /* Copies begin at multiples of 16 bytes, groups along K anywhere: bytes of the first step that are before the group. */
 __device__ __forceinline__ int head_of(const Sm90Work &work) { return work.k_begin % 16; }
@@ -168,6 +172,26 @@ __device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[k
     for (int i = 0; i < kCount; ++i) sum[i] = fmaf(partial[i], scale.of(i), sum[i]);
 }
 
+template <int kCount>
+__device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[kCount], const NoScales::Step &) {
+    ptx::wgmma_hold(partial);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] += partial[i];
+}
+
+/* Two warpgroups that promote take turns at starting products, so that one adds while the tensor cores work for the
+ * other: left to themselves they may do both at the same time. A barrier for each has the arrivals of the other. */
+template <typename Tile>
+__device__ __forceinline__ void await_turn(int warpgroup) {
+    static_assert(Tile::kWarpgroups == 2, "a turn goes to the other one");
+    ptx::named_barrier(2 + warpgroup, 128 * Tile::kWarpgroups);
+}
+
+template <typename Tile>
+__device__ __forceinline__ void pass_turn(int warpgroup) {
+    ptx::named_barrier_arrive(3 - warpgroup, 128 * Tile::kWarpgroups);
+}
+
 /* Hands a stage back to the producers of all blocks that write to it, once per warp. */
 template <typename Tile>
 __device__ __forceinline__ void hand_back(Sm90Shared<Tile> &shared, int slot) {
@@ -183,6 +207,7 @@ __device__ __forceinline__ void hand_back(Sm90Shared<Tile> &shared, int slot) {
 struct StageDescriptors {
     uint8_t *stages;
     uint64_t a, b;
+    int warpgroup = 0; /* of the consumers, where they take turns */
 };
 
 /* How a tile goes through K. Of a group along K the first step begins with `head` bytes that are not its own, and the
@@ -196,11 +221,20 @@ __device__ __forceinline__ Depth depth_of(const Sm90Work &work, const GemmSm90Ar
     return {steps_of(work), head, args.space.k_offsets.data ? (head + work.k_bytes) % kSm90StepBytes : 0};
 }
 
-/* Clears bytes begin .. end - 1 of rows of a stage that are dealt to `threads` threads. */
+/* Clears bytes begin .. end - 1 of rows of a stage, whose 16-byte chunks are dealt to `threads` threads. */
 __device__ __forceinline__ void clear_rows(uint8_t *rows, int count, int begin, int end, int thread, int threads) {
-    for (int row = thread; row < count; row += threads)
-        for (int byte = begin; byte < end; ++byte)
-            rows[row * kSm90StepBytes + (byte / 16 ^ row % 8) * 16 + byte % 16] = 0;
+    constexpr int kChunks = kSm90StepBytes / 16;
+#pragma unroll 1
+    for (int i = thread; i < count * kChunks; i += threads) {
+        const int row = i / kChunks, first = i % kChunks * 16, from = max(begin - first, 0), to = min(end - first, 16);
+        uint8_t *chunk = rows + row * kSm90StepBytes + (i % kChunks ^ row % 8) * 16;
+        if (from == 0 && to == 16) {
+            *reinterpret_cast<uint4 *>(chunk) = {};
+        } else {
+#pragma unroll 1
+            for (int byte = from; byte < to; ++byte) chunk[byte] = 0;
+        }
+    }
 }
 
 /* Waits for the stage of a step. Of what is not the group's each warpgroup clears its rows of A and a share of B. */
@@ -222,43 +256,50 @@ __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const Stag
     ptx::named_barrier(1, 128 * Tile::kWarpgroups);
 }
 
-/* Steps first .. first + kSteps - 1 into promoted sums. Unit of work u is part u % kParts of step u / kParts. With two
- * partial sums, unit u is multiplied while unit u - 1 is added; the compiler follows that through straight code only, so
- * a chain of steps is unrolled and drains at its end. A step with a tail is a chain of its own, and so is each step of a
- * tile with a head. */
-template <typename Math, typename Tile, int kSteps, int kParts, int kCount, typename Scales>
-__device__ __forceinline__ void multiply_chain(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
-                                               const StageDescriptors &stage, const Depth &depth, Scales &scales,
-                                               int first, RingPosition<Tile::kStages> &at) {
-    constexpr int kUnits = kSteps * kParts, kPartials = Tile::kPartials;
-    float partial[kPartials][kCount];
-    typename Scales::Step scale[kPartials];
-    int slots[kSteps] = {}; /* of the stages of the chain */
-    const auto add = [&](int unit) {
-        if (unit % kParts == kParts - 1) hand_back(shared, slots[unit / kParts]);
-        promote(sum[unit % kParts], partial[unit % kPartials], scale[unit / kParts % kPartials]);
+/* All of K into promoted sums: each part of a step is summed from zero and then added. Whatever else there is to do,
+ * the wait for the next stage, addresses, the loop, is done while the tensor cores are busy: nothing but additions lies
+ * between a warpgroup's products. */
+template <typename Math, bool kTurns, typename Tile, int kParts, int kCount, typename Scales>
+__device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
+                                                  const StageDescriptors &stage, const Depth &depth, Scales &scales,
+                                                  int first, RingPosition<Tile::kStages> &at) {
+    if (first >= depth.steps) return;
+    float partial[kCount];
+    uint64_t a, b;
+    const auto await = [&](int step) {
+        await_stage(shared, stage, depth, step, at);
+        a = ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes);
+        b = ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes);
+        ptx::wgmma_hold(a);
+        ptx::wgmma_hold(b);
     };
-#pragma unroll
-    for (int unit = 0; unit < kUnits; ++unit) {
-        if (unit % kParts == 0) {
-            slots[unit / kParts] = at.slot;
-            if constexpr (kSteps == 1)
-                await_stage(shared, stage, depth, first, at);
-            else
-                ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
-        }
+    const auto multiply = [&](int part) {
+        if constexpr (kTurns) await_turn<Tile>(stage.warpgroup);
         ptx::wgmma_fence();
-        multiply_part<Math>(partial[unit % kPartials], ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes),
-                            ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes), unit % kParts, false);
+        multiply_part<Math>(partial, a, b, part, false);
         ptx::wgmma_commit();
-        if (unit % kParts == 0) scales.load(scale[unit / kParts % kPartials]);
-        ptx::wgmma_wait<kPartials - 1>();
-        if (unit >= kPartials - 1) add(unit - (kPartials - 1));
-        if (unit % kParts == kParts - 1) at.advance();
-    }
-    if constexpr (kPartials == 2) {
+        if constexpr (kTurns) pass_turn<Tile>(stage.warpgroup);
+    };
+    await(first);
+    multiply(0);
+    for (int step = first;; ++step) {
+        typename Scales::Step scale;
+        scales.load(scale);
+#pragma unroll
+        for (int part = 0; part < kParts - 1; ++part) {
+            ptx::wgmma_wait<0>();
+            promote(sum[part], partial, scale);
+            multiply(part + 1);
+        }
+        const int slot = at.slot;
+        const bool more = step + 1 < depth.steps;
+        at.advance();
+        if (more) await(step + 1);
         ptx::wgmma_wait<0>();
-        add(kUnits - 1);
+        hand_back(shared, slot);
+        promote(sum[kParts - 1], partial, scale);
+        if (!more) return;
+        multiply(0);
     }
 }
 
@@ -284,7 +325,7 @@ __device__ __forceinline__ void multiply_between_promotions(float (&sum)[kCount]
 }
 
 /* All of K of one tile; every stage is waited for and handed back in order. */
-template <typename Math, typename Tile, int kParts, int kCount, typename Scales>
+template <typename Math, bool kTurns = false, typename Tile, int kParts, int kCount, typename Scales>
 __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
                                               const StageDescriptors &stage, const Depth &depth, Scales &scales,
                                               int steps_per_promote, RingPosition<Tile::kStages> &at) {
@@ -300,11 +341,7 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90
             for (; steps_per_promote > 1 && step < steps; step += steps_per_promote)
                 multiply_between_promotions<Math>(sum[0], shared, stage, depth, step,
                                                   min(steps_per_promote, steps - step), at);
-        const int chained = Tile::kChain == 1 ? steps : depth.head > 0 ? 0 : depth.tail > 0 ? steps - 1 : steps;
-        for (; step + Tile::kChain <= chained; step += Tile::kChain)
-            multiply_chain<Math, Tile, Tile::kChain>(sum, shared, stage, depth, scales, step, at);
-        if constexpr (Tile::kChain > 1)
-            for (; step < steps; ++step) multiply_chain<Math, Tile, 1>(sum, shared, stage, depth, scales, step, at);
+        multiply_promoted<Math, kTurns>(sum, shared, stage, depth, scales, step, at);
     } else {
         int before = 0; /* the slot of the step before */
         for (; step < steps; ++step, before = at.slot, at.advance()) {
@@ -330,9 +367,13 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90
 /* Stands in for multiply_tile where a warpgroup has no rows. */
 template <typename Tile>
 __device__ __forceinline__ void skip_tile(Sm90Shared<Tile> &shared, const StageDescriptors &stage, const Depth &depth,
-                                          RingPosition<Tile::kStages> &at) {
+                                          RingPosition<Tile::kStages> &at, int turns_per_step = 0) {
     for (int step = 0; step < depth.steps; ++step, at.advance()) {
         await_stage(shared, stage, depth, step, at);
+        for (int turn = 0; turn < turns_per_step; ++turn) {
+            await_turn<Tile>(stage.warpgroup);
+            pass_turn<Tile>(stage.warpgroup);
+        }
         __syncwarp();
         hand_back(shared, at.slot);
     }

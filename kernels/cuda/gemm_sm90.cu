@@ -78,7 +78,8 @@ fg_status launch_fp8(const fg_plan &plan, const TensorRows &a, const TensorRows 
 
 /* The output lacks what only stores of four columns at a time do. */
 bool is_plain(const fg_gemm_params &params) {
-    return !params.accumulate && !params.swiglu && params.activation == FG_ACTIVATION_NONE && !params.scale_out.present;
+    return !params.swiglu && params.activation == FG_ACTIVATION_NONE && !params.scale_out.present &&
+           fg_dtype_size(params.out.dtype) > 1;
 }
 
 }  // namespace
@@ -98,11 +99,19 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
 
     const TensorRows a = make_rows(params.a), b = make_rows(params.b);
     GemmSm90Args args = make_args(params);
-    args.plain = is_plain(params);
     args.steps_per_promote = params.promote_every / FG_SCALE_BLOCK_SIZE;
+    args.plain = is_plain(params);
     const int64_t size = static_cast<int64_t>(fg_dtype_size(params.out.dtype));
     args.out_aligned = is_multiple(params.out.data, 16) && args.epilogue.out_stride * size % 16 == 0 &&
                        args.epilogue.out_group_stride * size % 16 == 0;
+    const TensorRows out = make_rows(params.out);
+    args.out_grouped = params.out.ndim == 3;
+    args.out_in_boxes = args.plain && fits_tma(out);
+    if (args.out_in_boxes) {
+        const auto encode = params.accumulate ? encode_sums_map : encode_tensor_map;
+        const fg_status status = encode(&args.map_out, out, 16, 1, error);
+        if (status != FG_OK) return status;
+    }
 
     const fg_dtype of_b = params.b.dtype;
     if (dtype == FG_FLOAT16) return launch<Sm90Half<Sm90Sums::kPlain>>(plan, a, b, args, num_sms, queue, error);

@@ -12,7 +12,7 @@
  * runs ahead into the next tile during an epilogue. The rings and the multiplication are in gemm_mainloop_sm90.cuh.
  *
  * Blocks may work in pairs (clusters of 2) on adjacent row tiles: each copies its own rows of A and half of the columns
- * of B, which the copy engine delivers to both.
+ * of B, which the copy engine delivers to both; where their rows are of two groups, each copies a B of its own.
  *
  * Groups of rows or columns: a box starts where the group does and may reach into the next group; those sums are not
  * stored. A warpgroup whose 64 rows all lie past the end neither loads nor multiplies. Groups along K: the first and the
@@ -29,18 +29,16 @@ struct Sm90Tile {
     static constexpr int kBlockN = kN;
     static constexpr int kCluster = kBlocks; /* blocks with adjacent rows that share B */
     static constexpr int kClusterM = kBlocks * kSm90BlockM;
-    /* Promoted sums come in parts of columns, each with a partial sum that lives in registers beside them. */
-    static constexpr int kPromotedParts = kN > 128 ? 2 : 1;
-    static constexpr int kPartials = kN == 256 ? 1 : 2;
-    /* Steps between two drains of the tensor cores; in chains of three, addresses and sums go to local memory. */
-    static constexpr int kChain = kPartials == 1 ? 1 : 2;
-    static constexpr int kStages = kN == 256 ? 4 : kN == 192 ? 5 : 6;
+    /* Promoted sums come in parts of columns, each as many as a partial sum beside the sums has registers for. */
+    static constexpr int kPromotedParts = kN > 192 ? 2 : 1;
+    static constexpr int kStages = kN > 128 ? 4 : 6;
     static constexpr int kWarpgroups = 2, kWarpgroupRows = 64; /* of consumers */
     static constexpr int kThreads = 128 * (1 + kWarpgroups);
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes; /* of one warpgroup */
     static constexpr int kBytesB = kN * kSm90StepBytes;
     static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
-    static constexpr int kSlabsBytes = 4 * kWarpgroups * 16 * kSm90SlabBytes;       /* of the epilogue */
+    static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = kN == 192 ? 3 : 2; /* of each warp's epilogue */
+    static constexpr int kSlabsBytes = 4 * kWarpgroups * kSlabs * kSlabBytes;
     static constexpr int kSharedBytes = kStages * kStageBytes + kSlabsBytes + 1024; /* 1024: room to align the stages */
     static constexpr int kTileSlots = 4;
     static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
@@ -57,17 +55,20 @@ struct Sm90Tile {
 template <typename Tile>
 __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm90Args &args) {
     RingPosition<Tile::kTileSlots> at;
-    const int64_t rank = Tile::kCluster == 1 ? 0 : ptx::cluster_block_rank();
-    TileWalk<Tile::kClusterM, Tile::kBlockN> walk(args.space, blockIdx.x / Tile::kCluster, gridDim.x / Tile::kCluster);
+    TileWalk<Tile::kClusterM, Tile::kBlockN, Tile::kCluster> walk(
+        args.space, blockIdx.x / Tile::kCluster, gridDim.x / Tile::kCluster, blockIdx.x % Tile::kCluster);
     OutputTile tile;
     while (walk.next(tile)) {
-        const int64_t row = tile.row + rank * kSm90BlockM, rows = tile.row_end - row;
-        const int64_t columns = tile.column_end - tile.column;
-        const Sm90Work work = {
-            static_cast<int32_t>(row),          rows < kSm90BlockM ? static_cast<int32_t>(rows) : kSm90BlockM,
-            static_cast<int32_t>(tile.column),  columns < Tile::kBlockN ? static_cast<int32_t>(columns) : Tile::kBlockN,
-            static_cast<int32_t>(tile.group),   static_cast<int32_t>(tile.weight),
-            static_cast<int32_t>(tile.k_begin), static_cast<int32_t>(tile.k_end - tile.k_begin)};
+        const int64_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column;
+        const Sm90Work work = {static_cast<int32_t>(tile.row),
+                               rows < kSm90BlockM ? static_cast<int32_t>(rows) : kSm90BlockM,
+                               static_cast<int32_t>(tile.column),
+                               columns < Tile::kBlockN ? static_cast<int32_t>(columns) : Tile::kBlockN,
+                               static_cast<int32_t>(tile.group),
+                               static_cast<int32_t>(tile.weight),
+                               static_cast<int32_t>(tile.k_begin),
+                               static_cast<int32_t>(tile.k_end - tile.k_begin),
+                               tile.apart};
         hand_over(shared, at, work);
     }
     hand_over(shared, at, no_more_work());
@@ -101,10 +102,16 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
                 if constexpr (Tile::kCluster == 1) {
                     ptx::tma_load_3d(b, &map_b, full, k, work.first_column, group_b);
                 } else {
-                    const int rank = static_cast<int>(ptx::cluster_block_rank());
                     constexpr int kShare = Tile::kBlockN / Tile::kCluster;
-                    ptx::tma_load_3d_multicast(b + rank * kShare * kSm90StepBytes, &map_b, full, k,
-                                               work.first_column + rank * kShare, group_b, (1 << Tile::kCluster) - 1);
+                    const int rank = static_cast<int>(ptx::cluster_block_rank());
+                    for (int share = 0; share < Tile::kCluster; ++share)
+                        if (work.apart)
+                            ptx::tma_load_3d(b + share * kShare * kSm90StepBytes, &map_b, full, k,
+                                             work.first_column + share * kShare, group_b);
+                        else if (share == rank)
+                            ptx::tma_load_3d_multicast(b + share * kShare * kSm90StepBytes, &map_b, full, k,
+                                                       work.first_column + share * kShare, group_b,
+                                                       (1 << Tile::kCluster) - 1);
                 }
             }
             __syncwarp();
@@ -145,50 +152,133 @@ __device__ __forceinline__ float *block_of(float (&sum)[kParts][kCount], int i) 
     return &sum[i / kPartBlocks][i % kPartBlocks * 4];
 }
 
-/* Converts and stores the first `count` of a warp's 16 rows. They pass through a slab, so that each store writes whole
- * lines. */
+/* 16 rows of a slab's columns from `column` on, converted. */
 template <typename T, int kParts, int kCount>
-__device__ __forceinline__ void store_sums(float (&sum)[kParts][kCount], const GemmSm90Args &args, const Sm90Work &work,
-                                           uint8_t *slab, int lane, int64_t first_row, int count) {
-    constexpr int kSize = sizeof(T), kSlabColumns = kSm90SlabBytes / kSize, kChunkColumns = 16 / kSize;
-    constexpr int kSlabs = kParts * kCount * 2 / kSlabColumns, kBlocks = kSlabColumns / 8;
-    const Epilogue &to = args.epilogue;
-    const int chunk = lane % 8;
-    T *const out =
-        static_cast<T *>(to.out) + work.group * to.out_group_stride + first_row * to.out_stride + work.first_column;
-    const bool aligned = args.out_aligned && work.first_column % kChunkColumns == 0;
-    const int columns = work.columns;
+__device__ __forceinline__ void fill_slab(float (&sum)[kParts][kCount], uint8_t *slab, int lane, int column) {
+    constexpr int kBlocks = kSm90SlabBytes / static_cast<int>(sizeof(T)) / 8;
+    const int first = column / 8;
+    if constexpr (sizeof(T) == 2) {
+        struct alignas(4) Pair {
+            T element[2];
+        };
 #pragma unroll
-    for (int part = 0; part < kSlabs; ++part) {
-        __syncwarp();
+        for (int block = 0; block < kBlocks; block += 2) {
+            uint32_t words[4]; /* rows 0 to 7 and 8 to 15 of a block, and of the next */
 #pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-            const float *sums = block_of(sum, part * kBlocks + block);
+            for (int i = 0; i < 4; ++i) {
+                const float *sums = block_of(sum, first + block + i / 2) + i % 2 * 2;
+                const Pair pair = {from_float<T>(sums[0]), from_float<T>(sums[1])};
+                memcpy(&words[i], &pair, sizeof pair);
+            }
+            ptx::stmatrix_x4(slab + lane % 16 * kSm90SlabBytes + ((block + lane / 16) ^ lane % 8) * 16, words);
+        }
+    } else {
+        /* Two rows beside each other have the same banks in a block: one of them takes the blocks in turns. */
+        const bool odd = lane / 4 % 2;
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
-                store_pair<T>(slab, lane / 4 + 8 * half, (block * 8 + lane % 4 * 2) * kSize, sums[2 * half],
-                              sums[2 * half + 1]);
+        for (int block = 0; block < kBlocks; block += 2)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float *sums = block_of(sum, first + block) + 2 * half;
+                const float *next = block_of(sum, first + block + 1) + 2 * half;
+                const int row = lane / 4 + 8 * half, byte = lane % 4 * 8;
+                store_pair<T>(slab, row, (block + odd) * 32 + byte, odd ? next[0] : sums[0], odd ? next[1] : sums[1]);
+                store_pair<T>(slab, row, (block + !odd) * 32 + byte, odd ? sums[0] : next[0], odd ? sums[1] : next[1]);
+            }
+    }
+}
+
+/* Converts and stores a warp's 16 rows, or adds them to what is there. The copy engine does it while the warp goes on;
+ * each element is added to once, so that sums do not depend on an order. */
+template <typename T, bool kAdd, typename Tile, int kParts, int kCount>
+__device__ __forceinline__ void store_boxes(float (&sum)[kParts][kCount], const GemmSm90Args &args,
+                                            const Sm90Work &work, uint8_t *slabs, int lane, int64_t first_row) {
+    constexpr int kSlabColumns = kSm90SlabBytes / static_cast<int>(sizeof(T)), kSlabs = Tile::kBlockN / kSlabColumns;
+    constexpr int kUnit = kAdd ? 1 : sizeof(T); /* coordinates along a row are of float32, or of bytes */
+    const int row = static_cast<int>(first_row), group = args.out_grouped ? work.group : 0;
+#pragma unroll
+    for (int i = 0; i < kSlabs; ++i) {
+        uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
+        if (lane == 0) {
+            if (i == 0)
+                ptx::tma_wait_read<0>();
+            else
+                ptx::tma_wait_read<Tile::kSlabs - 1>();
         }
         __syncwarp();
-        const int column = part * kSlabColumns + chunk * kChunkColumns;
-#pragma unroll
-        for (int row = lane / 8; row < 16; row += 4) {
-            const uint8_t *source = slab + row * kSm90SlabBytes + (chunk ^ row % 8) * 16;
-            T *target = out + row * to.out_stride + column;
-            if (row >= count) continue;
-            if (aligned && column + kChunkColumns <= columns) {
-                *reinterpret_cast<uint4 *>(target) = *reinterpret_cast<const uint4 *>(source);
-            } else {
-#pragma unroll 1
-                for (int i = 0; i < kChunkColumns && column + i < columns; ++i)
-                    target[i] = reinterpret_cast<const T *>(source)[i];
-            }
+        fill_slab<T>(sum, slab, lane, i * kSlabColumns);
+        ptx::fence_proxy_async();
+        __syncwarp();
+        if (lane == 0) {
+            const int x = (work.first_column + i * kSlabColumns) * kUnit;
+            if constexpr (kAdd)
+                ptx::tma_add_3d(&args.map_out, slab, x, row, group);
+            else
+                ptx::tma_store_3d(&args.map_out, slab, x, row, group);
+            ptx::tma_commit();
         }
     }
 }
 
-/* The same for every other output: activations, SwiGLU, fp8, sums that are added. 32 columns at a time go through the
- * slab as float32; the others move up behind them, so that one copy of this code serves all. */
+/* What a lane passes on of a slab: chunk lane % 8 of four rows. */
+template <typename T>
+__device__ __forceinline__ T slab_chunk(const uint8_t *slab, int lane, int i) {
+    const int row = lane / 8 + 4 * i;
+    return *reinterpret_cast<const T *>(slab + row * kSm90SlabBytes + (lane % 8 ^ row % 8) * 16);
+}
+
+/* The first `count` of a warp's 16 rows, and the columns that there are: by the warp itself. */
+template <typename T, bool kAdd, typename Tile, int kParts, int kCount>
+__device__ __forceinline__ void store_some(float (&sum)[kParts][kCount], const GemmSm90Args &args, const Sm90Work &work,
+                                           uint8_t *slabs, int lane, int64_t first_row, int count) {
+    constexpr int kSize = sizeof(T), kSlabColumns = kSm90SlabBytes / kSize, kSlabs = Tile::kBlockN / kSlabColumns;
+    constexpr int kChunkColumns = 16 / kSize;
+    struct alignas(16) Chunk {
+        T element[kChunkColumns];
+    };
+    const Epilogue &to = args.epilogue;
+    const int column = lane % 8 * kChunkColumns;
+    const bool aligned = args.out_aligned && work.first_column % kChunkColumns == 0;
+    T *const out = static_cast<T *>(to.out) + work.group * to.out_group_stride + work.first_column + column;
+    if (lane == 0) ptx::tma_wait_read<0>();
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kSlabs; ++i) {
+        uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
+        fill_slab<T>(sum, slab, lane, i * kSlabColumns);
+        __syncwarp();
+        const int inside = work.columns - i * kSlabColumns - column;
+#pragma unroll 1
+        for (int j = 0; j < 4 && lane / 8 + 4 * j < count && inside > 0; ++j) {
+            T *target = out + (first_row + lane / 8 + 4 * j) * to.out_stride + i * kSlabColumns;
+            const Chunk chunk = slab_chunk<Chunk>(slab, lane, j);
+            if (!kAdd && aligned && inside >= kChunkColumns) {
+                *reinterpret_cast<Chunk *>(target) = chunk;
+                continue;
+            }
+#pragma unroll
+            for (int k = 0; k < kChunkColumns; ++k)
+                if (k < inside) {
+                    if constexpr (kAdd)
+                        target[k] += chunk.element[k];
+                    else
+                        target[k] = chunk.element[k];
+                }
+        }
+    }
+}
+
+template <typename T, bool kAdd, typename Tile, int kParts, int kCount>
+__device__ __forceinline__ void store_sums(float (&sum)[kParts][kCount], const GemmSm90Args &args, const Sm90Work &work,
+                                           uint8_t *slabs, int lane, int64_t first_row, int count) {
+    if (args.out_in_boxes && work.columns == Tile::kBlockN && count >= 16)
+        store_boxes<T, kAdd, Tile>(sum, args, work, slabs, lane, first_row);
+    else
+        store_some<T, kAdd, Tile>(sum, args, work, slabs, lane, first_row, count);
+}
+
+/* The same for every other output: activations, SwiGLU, fp8. 32 columns at a time go through a slab as float32; the
+ * others move up behind them, so that one copy of this code serves all. */
 template <int kParts, int kCount>
 __device__ __forceinline__ void finish_sums(float (&sum)[kParts][kCount], const GemmSm90Args &args,
                                             const Sm90Work &work, uint8_t *slab, int lane, int64_t first_row,
@@ -220,7 +310,7 @@ __device__ __forceinline__ void finish_sums(float (&sum)[kParts][kCount], const 
 }
 
 /* Scales, bias and store of a warpgroup's 64 rows, of which the first `count` are the group's. */
-template <int kParts, int kCount>
+template <typename Tile, int kParts, int kCount>
 __device__ __forceinline__ void finish_tile(float (&sum)[kParts][kCount], const GemmSm90Args &args,
                                             const Sm90Work &work, int64_t first_row, int count, uint8_t *slabs) {
     const Epilogue &to = args.epilogue;
@@ -262,15 +352,19 @@ __device__ __forceinline__ void finish_tile(float (&sum)[kParts][kCount], const 
     }
 
     const int warp_count = count - warp_row;
-    uint8_t *slab = slabs + (thread / 32 - 4) * 16 * kSm90SlabBytes;
+    if (warp_count <= 0) return;
+    first_row += warp_row;
+    uint8_t *slab = slabs + (thread / 32 - 4) * Tile::kSlabs * Tile::kSlabBytes;
     if (!args.plain) {
-        finish_sums(sum, args, work, slab, lane, first_row + warp_row, warp_count);
+        finish_sums(sum, args, work, slab, lane, first_row, warp_count);
     } else if (to.out_dtype == FG_FLOAT16) {
-        store_sums<__half>(sum, args, work, slab, lane, first_row + warp_row, warp_count);
+        store_sums<__half, false, Tile>(sum, args, work, slab, lane, first_row, warp_count);
     } else if (to.out_dtype == FG_BFLOAT16) {
-        store_sums<__nv_bfloat16>(sum, args, work, slab, lane, first_row + warp_row, warp_count);
+        store_sums<__nv_bfloat16, false, Tile>(sum, args, work, slab, lane, first_row, warp_count);
+    } else if (to.accumulate) {
+        store_sums<float, true, Tile>(sum, args, work, slab, lane, first_row, warp_count);
     } else {
-        store_sums<float>(sum, args, work, slab, lane, first_row + warp_row, warp_count);
+        store_sums<float, false, Tile>(sum, args, work, slab, lane, first_row, warp_count);
     }
 }
 
@@ -280,14 +374,17 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
     RingPosition<Tile::kTileSlots> slot;
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
-                                    ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA)};
+                                    ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA), warpgroup};
+    constexpr int kParts = Math::kPromote ? Tile::kPromotedParts : 1;
+    const bool turns = Math::kPromote && (Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
+    if (turns && warpgroup == 1) pass_turn<Tile>(warpgroup);
     for (;; release_work(shared, slot)) {
         const Sm90Work &work = next_work(shared, slot);
-        if (work.group < 0) return;
+        if (work.group < 0) break;
         const Depth depth = depth_of(work, args);
         const int count = work.rows - warpgroup * Tile::kWarpgroupRows;
         if (count <= 0) {
-            skip_tile(shared, stage, depth, at);
+            skip_tile(shared, stage, depth, at, turns ? kParts : 0);
             continue;
         }
         const int64_t first_row = work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows;
@@ -297,12 +394,12 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
             else
                 return NoScales{};
         }();
-        constexpr int kParts = Math::kPromote ? Tile::kPromotedParts : 1;
         float sum[kParts][Tile::kBlockN / kParts / 2];
-        multiply_tile<Math>(sum, shared, stage, depth, scales, args.steps_per_promote, at);
-        finish_tile(sum, args, work, work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows,
-                    work.rows - warpgroup * Tile::kWarpgroupRows, stages + Tile::kStages * Tile::kStageBytes);
+        multiply_tile<Math, Math::kPromote>(sum, shared, stage, depth, scales, args.steps_per_promote, at);
+        finish_tile<Tile>(sum, args, work, first_row, count, stages + Tile::kStages * Tile::kStageBytes);
     }
+    if (turns && warpgroup == 0) await_turn<Tile>(warpgroup); /* which the other passed last */
+    if (threadIdx.x % 32 == 0) ptx::tma_wait_read<0>(); /* shared memory goes with the block */
 }
 
 /* ---- kernel ---- */

@@ -94,6 +94,13 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void *
                  : "memory");
 }
 
+/* The same way back. */
+__device__ __forceinline__ void stmatrix_x4(void *row, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
 /* D += A.B, A 16x16 row, B 16x8 column, float32 accumulators. */
 __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile(
@@ -226,6 +233,30 @@ __device__ __forceinline__ void tma_load_3d_multicast(void *shared, const void *
         : "memory");
 }
 
+/* Shared memory -> box at element coordinates, as the copies above but the other way; what lies outside the tensor is
+ * not written. The copy reads what was stored before fence_proxy_async, and is part of this thread's next group. */
+__device__ __forceinline__ void tma_store_3d(const void *map, const void *shared, int x, int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                 "r"(shared_address(shared)), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+/* The same, but added to what is there. */
+__device__ __forceinline__ void tma_add_3d(const void *map, const void *shared, int x, int y, int z) {
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+        "r"(shared_address(shared)), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+__device__ __forceinline__ void tma_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+/* Waits until at most `Pending` of this thread's committed groups still read shared memory. */
+template <int Pending>
+__device__ __forceinline__ void tma_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
+}
+
 __device__ __forceinline__ uint32_t cluster_block_rank() {
     uint32_t rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -290,6 +321,11 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* Arrives without waiting: the others' named_barrier counts it. */
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /* Registers that each thread of a block has at launch when `blocks` of them are to fit a multiprocessor: all that
  * setmaxnreg can divide anew. A warpgroup that takes more than others gave back waits for ever. */
 constexpr int registers_at_launch(int threads, int blocks = 1) { return 65536 / (threads * blocks) / 8 * 8; }
@@ -351,6 +387,13 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void *shared, uint32_
  * constant, which needs no register. */
 __device__ __forceinline__ uint64_t wgmma_advance(uint64_t descriptor, int bytes) {
     return (descriptor >> 32 << 32) | (static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(bytes / 16));
+}
+
+/* Pins a descriptor: it is made here, not where it is used. */
+__device__ __forceinline__ void wgmma_hold(uint64_t &descriptor) {
+    uint32_t low = static_cast<uint32_t>(descriptor);
+    asm volatile("" : "+r"(low));
+    descriptor = (descriptor >> 32 << 32) | low;
 }
 
 /* D = A.B^T, or D += A.B^T when `accumulate`: 64 rows of A and 8, 16, 24, 32, 64, 96, 128, 192 or 256 of B (overloads),

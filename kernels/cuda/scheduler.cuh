@@ -52,6 +52,7 @@ struct TileSpace {
  * `weight` is the matrix of B; bytes [k_begin, k_end) of K. */
 struct OutputTile {
     int64_t row, row_end, column, column_end, group, weight, k_begin, k_end;
+    bool apart; /* the blocks of a pair have rows of different groups */
 };
 
 /* ---- host ---- */
@@ -120,9 +121,11 @@ inline void set_tiles(TileSpace &space, int block_m, int block_n) {
 
 /* ---- groups ---- */
 
-/* Elements begin .. end - 1 of `group`; a tile takes at most a block of them from `begin`. begin == end: no tile. */
+/* Elements begin .. end - 1 of `group`; a tile takes at most a block of them from `begin`. begin == end: none, which is
+ * no tile unless the other block of a pair has some. */
 struct MajorTile {
     int64_t begin, end, group;
+    bool paired, apart;
 };
 
 /* Groups before `group` end at `reached` and have `counted` tiles. */
@@ -191,7 +194,8 @@ __device__ MajorTile scan_groups(const GroupedAxis &axis, int64_t target, int64_
 /* The elements from the begin of tile `target` on that have the index of its first one, by one warp. */
 template <int kBlock>
 __device__ MajorTile read_indices(const GroupedAxis &axis, int64_t target) {
-    MajorTile tile = {target * kBlock, target * kBlock, integer_at(axis.data, target * kBlock)};
+    MajorTile tile = {target * kBlock, target * kBlock, -1};
+    if (target * kBlock < axis.length) tile.group = integer_at(axis.data, target * kBlock);
     if (tile.group < 0 || tile.group >= axis.groups) return tile;
     for (int read = 0; read < kBlock; read += 32) {
         const int64_t i = target * kBlock + read + threadIdx.x % 32;
@@ -224,12 +228,13 @@ __device__ __forceinline__ void rasterise(int64_t tile, int64_t major_tiles, int
     *minor = within / height;
 }
 
-/* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. */
-template <int kBlockM, int kBlockN>
+/* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. Where kBlocks blocks share a
+ * tile, block `rank` of them gets its own rows of it, which may be none. */
+template <int kBlockM, int kBlockN, int kBlocks = 1>
 class TileWalk {
 public:
-    __device__ __forceinline__ TileWalk(const TileSpace &space, int64_t tile, int64_t step)
-        : space_(space), tile_(tile), step_(step), major_tiles_(space.major_tiles) {
+    __device__ __forceinline__ TileWalk(const TileSpace &space, int64_t tile, int64_t step, int64_t rank = 0)
+        : space_(space), tile_(tile), step_(step), rank_(rank), major_tiles_(space.major_tiles) {
         if (space.major.grouping == Grouping::kOffsets)
             cursor_.reached = group_bound(space.major.data, 0, space.major.length);
     }
@@ -243,7 +248,7 @@ public:
             rasterise(tile_, space_.major_tiles, space_.minor_tiles, &major, &minor);
             if (major >= major_tiles_) continue;
             const MajorTile own = space_.major_is_columns ? find<kBlockN>(major, band) : find<kBlockM>(major, band);
-            if (own.begin >= own.end || !set(out, own, minor)) continue;
+            if ((own.begin >= own.end && !own.paired) || !set(out, own, minor)) continue;
             tile_ += step_;
             return true;
         }
@@ -255,7 +260,7 @@ private:
     __device__ __forceinline__ MajorTile find(int64_t major, int64_t band) {
         const GroupedAxis &axis = space_.major;
         if (axis.grouping == Grouping::kNone) return {major * kBlock, axis.length, 0};
-        if (axis.grouping == Grouping::kIndices) return read_indices<kBlock>(axis, major);
+        if (axis.grouping == Grouping::kIndices) return find_index<kBlock>(axis, major);
         if (axis.grouping == Grouping::kUniform) {
             const int64_t tiles = ceil_div<int64_t>(axis.length, kBlock);
             return {major % tiles * kBlock, axis.length, major / tiles};
@@ -263,12 +268,29 @@ private:
         return scan_groups<kBlock>(axis, major, band, cursor_, major_tiles_);
     }
 
+    /* Any block of rows may be another group's. */
+    template <int kBlock>
+    __device__ __forceinline__ MajorTile find_index(const GroupedAxis &axis, int64_t major) {
+        MajorTile own = read_indices<kBlock / kBlocks>(axis, major * kBlocks + rank_);
+        if constexpr (kBlocks == 2) {
+            const MajorTile other = read_indices<kBlock / kBlocks>(axis, major * kBlocks + 1 - rank_);
+            own.paired = other.begin < other.end;
+            own.apart = own.paired && own.begin < own.end && own.group != other.group;
+            if (own.begin >= own.end) own.group = other.group;
+        }
+        return own;
+    }
+
     __device__ __forceinline__ bool set(OutputTile &out, const MajorTile &own, int64_t minor) {
+        constexpr int kRows = kBlockM / kBlocks;
         if (space_.major_is_columns)
-            out = {minor * kBlockM, space_.minor_length, own.begin, own.end};
-        else
+            out = {minor * kBlockM + rank_ * kRows, space_.minor_length, own.begin, own.end};
+        else if (space_.major.grouping == Grouping::kIndices)
             out = {own.begin, own.end, minor * kBlockN, space_.minor_length};
+        else
+            out = {own.begin + rank_ * kRows, own.end, minor * kBlockN, space_.minor_length};
         out.group = out.weight = own.group;
+        out.apart = own.apart;
         out.k_end = space_.k_bytes;
         if (space_.k_offsets.data) {
             const int64_t k = space_.k_bytes / space_.element_bytes;
@@ -282,7 +304,7 @@ private:
     }
 
     const TileSpace &space_;
-    int64_t tile_, step_, major_tiles_;
+    int64_t tile_, step_, rank_, major_tiles_;
     GroupCursor cursor_ = {};
 };
 

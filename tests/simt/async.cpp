@@ -121,13 +121,18 @@ void note_written(Block &block, uint32_t address, uint32_t bytes, int32_t by) {
     }
 }
 
-/* Before wgmma reads what it was asked for at `issued`. Ordinary stores are not seen, but what they changed is; some
- * thread must have executed the fence since. */
+/* Ordinary stores are not seen, but what they changed is; some thread must have executed the fence since. */
+static void check_fenced(Block &block, uint32_t address) {
+    const Block::Written &last = written_at(block, address);
+    if (block.fenced <= last.when && std::memcmp(last.content, block.at(address, 16), 16) != 0)
+        fail("no fence.proxy.async since a store changed shared memory at 0x%x", address);
+}
+
+/* Before wgmma reads what it was asked for at `issued`. */
 void check_written(Block &block, uint32_t address, uint64_t issued, uint64_t fenced) {
     const Block::Written &last = written_at(block, address);
     if (last.when > issued) fail("wgmma: shared memory at 0x%x is written while it is read", address);
-    if (block.fenced <= last.when && std::memcmp(last.content, block.at(address, 16), 16) != 0)
-        fail("wgmma: no fence.proxy.async since a store changed shared memory at 0x%x", address);
+    check_fenced(block, address);
     if (last.by == kCopyEngine) return;
     if (fenced < last.when && block.threads[static_cast<size_t>(last.by)]->fenced < last.when)
         fail("wgmma: no fence.proxy.async since cp.async wrote shared memory at 0x%x", address);
@@ -186,6 +191,41 @@ void copy_async_wait(size_t groups) {
 }
 
 /* ---- TMA ---- */
+
+/* A box of shared memory to the tensor, or added to what is there. */
+static void store(const TensorCopy &copy) {
+    const TensorMap &map = copy.map;
+    Block &block = *copy.block;
+    uint32_t elements = 1;
+    for (int axis = 0; axis < map.rank; ++axis) elements *= map.box[axis];
+    for (uint32_t element = 0; element < elements; ++element) {
+        int64_t offset = 0;
+        bool inside = true;
+        uint32_t rest = element;
+        for (int axis = 0; axis < map.rank; ++axis) {
+            const int64_t at = copy.at[axis] + rest % map.box[axis];
+            rest /= map.box[axis];
+            inside = inside && at >= 0 && at <= map.last[axis];
+            offset += at * static_cast<int64_t>(axis ? map.pitch[axis - 1] : map.element_bytes);
+        }
+        const uint32_t at = copy.shared + element * map.element_bytes;
+        const uint32_t address = swizzled(at / 16 * 16, map.swizzle) + at % 16;
+        if (at % 16 == 0) check_fenced(block, address);
+        if (!inside) continue;
+        char *target = const_cast<char *>(map.data) + offset;
+        const char *source = block.at(address, map.element_bytes);
+        if (copy.kind == TensorCopy::kStore) {
+            std::memcpy(target, source, map.element_bytes);
+        } else {
+            float sum, term;
+            std::memcpy(&sum, target, sizeof sum);
+            std::memcpy(&term, source, sizeof term);
+            sum += term;
+            std::memcpy(target, &sum, sizeof sum);
+        }
+    }
+    note_written(block, copy.shared, elements * map.element_bytes, kCopyEngine); /* later stores need another fence */
+}
 
 /* One box, or the part of it that lies in the tensor. */
 static void transfer(const TensorCopy &copy, Block &block) {
@@ -250,6 +290,33 @@ void tensor_copy(const TensorCopy &copy) {
         cluster.pending.push_back(copy);
 }
 
+/* A store happens at once or when its group is waited for. */
+void tensor_store(const TensorCopy &copy) {
+    Thread &thread = current();
+    if (copy.kind != TensorCopy::kCommit) {
+        if (copy.map.magic != kTensorMapMagic) fail("TMA: not a tensor map");
+        if (!thread.ordered) fail("TMA before griddepcontrol.wait, in a launch that may begin early");
+        if (copy.shared % 128) fail("TMA: shared memory at 0x%x, expected a multiple of 128", copy.shared);
+        if (copy.kind == TensorCopy::kAdd && copy.map.element_bytes != 4) fail("TMA: only float32 can be added");
+        if (thread.in->in->early()) return store(copy);
+    }
+    thread.stores.push_back(copy);
+}
+
+void tensor_store_wait(size_t groups) {
+    Thread &thread = current();
+    size_t commits = 0, count = 0;
+    for (const TensorCopy &copy : thread.stores) commits += copy.kind == TensorCopy::kCommit;
+    for (; commits > groups; ++count) {
+        const TensorCopy &copy = thread.stores[count];
+        if (copy.kind == TensorCopy::kCommit)
+            --commits;
+        else
+            store(copy);
+    }
+    thread.stores.erase(thread.stores.begin(), thread.stores.begin() + static_cast<std::ptrdiff_t>(count));
+}
+
 /* ---- the scheduler's side ---- */
 
 bool land(Cluster &cluster) {
@@ -279,6 +346,8 @@ static void check_warpgroups(const Block &block) {
 void check_exit(Thread &thread) {
     for (const Copy &copy : thread.copies)
         if (copy.kind != Copy::kCommit) fail("the thread ends with a cp.async under way");
+    for (const TensorCopy &copy : thread.stores)
+        if (copy.kind != TensorCopy::kCommit) fail("the thread ends with a TMA store under way");
     if (!thread.warp->wgmma->products.empty()) fail("the thread ends with a wgmma under way");
     if (!thread.ordered) fail("the thread ends without griddepcontrol.wait, in a launch that may begin early");
     if (thread.in->live == 1) check_warpgroups(*thread.in);

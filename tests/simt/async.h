@@ -22,6 +22,7 @@ static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap), "it is kept there");
 constexpr uint32_t kTensorMapMagic = 0x7e2501a9;
 
 struct TensorCopy {
+    enum { kLoad, kStore, kAdd, kCommit } kind; /* the last one: the end of a group of stores */
     TensorMap map;
     int64_t at[5];
     Block *block;             /* that issued it */
@@ -52,6 +53,8 @@ void mbarrier_wait(uint32_t address, uint32_t parity);
 void copy_async(const Copy &copy);
 void copy_async_wait(size_t groups); /* until at most so many are under way */
 void tensor_copy(const TensorCopy &copy);
+void tensor_store(const TensorCopy &copy);
+void tensor_store_wait(size_t groups); /* until at most so many may still read shared memory */
 
 void check_written(Block &block, uint32_t address, uint64_t issued, uint64_t fenced);
 void note_written(Block &block, uint32_t address, uint32_t bytes, int32_t by);

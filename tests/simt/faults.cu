@@ -176,6 +176,30 @@ __global__ void stage_reuse(const __grid_constant__ Arguments args) {
     product<kFaulty ? Step::kReuse : Step::kNone>(args);
 }
 
+/* The matrix is written from shared memory. */
+template <bool kFenced, bool kWaited>
+__device__ void store_box(const Arguments &args) {
+    extern __shared__ __align__(1024) char shared[];
+    for (int i = threadIdx.x; i < 8192 / 4; i += kThreads) reinterpret_cast<float *>(shared)[i] = 1.0f;
+    if (kFenced) ptx::fence_proxy_async();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        ptx::tma_store_3d(&args.map, shared, 0, 0, 0);
+        ptx::tma_commit();
+        if (kWaited) ptx::tma_wait_read<0>();
+    }
+    write(args.out, static_cast<float>(threadIdx.x));
+}
+
+template <bool kFaulty>
+__global__ void store_fence(const __grid_constant__ Arguments args) {
+    store_box<!kFaulty, true>(args);
+}
+template <bool kFaulty>
+__global__ void store_wait(const __grid_constant__ Arguments args) {
+    store_box<true, !kFaulty>(args);
+}
+
 /* ---- memory ---- */
 
 template <bool kFaulty>
@@ -249,6 +273,8 @@ constexpr Pair kPairs[] = {
     FG_PAIR(proxy_fence),
     FG_PAIR(proxy_fence_of_stores),
     FG_PAIR(stage_reuse),
+    FG_PAIR(store_fence),
+    FG_PAIR(store_wait),
     FG_PAIR(shared_bounds),
     FG_PAIR(global_bounds),
     FG_PAIR(alignment),

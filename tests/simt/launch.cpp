@@ -75,6 +75,7 @@ void prepare_block(Run &run, size_t rank, uint3 index) {
         thread.lane = static_cast<int>(i % 32);
         thread.index = static_cast<int>(i);
         thread.copies.clear();
+        thread.stores.clear();
         thread.fenced = 0;
         thread.ordered = !state.config->early;
         thread.warp->threads[i % 32] = &thread;

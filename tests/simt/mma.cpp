@@ -131,6 +131,20 @@ void load_matrices(Frame *const *lanes, const Instruction &instruction) {
     }
 }
 
+/* The same way back: stmatrix [address], {words}. */
+void store_matrices(Frame *const *lanes, const Instruction &instruction) {
+    Block &block = *current().in;
+    const auto count = static_cast<int>(instruction.arguments[1].parts.size());
+    for (int matrix = 0; matrix < count; ++matrix)
+        for (int row = 0; row < 8; ++row) {
+            char *target = shared_row(*lanes[8 * matrix + row], instruction.arguments[0], block);
+            for (int word = 0; word < 4; ++word) {
+                const uint32_t bits = lanes[row * 4 + word]->word(part(instruction.arguments[1], matrix));
+                std::memcpy(target + 4 * word, &bits, 4);
+            }
+        }
+}
+
 /* A fragment of A is quarters of 8 rows and 16 bytes: (0, 0), (8, 0), (0, 16), (8, 16), and where k is 16 bytes only the
  * first two; a lane's word is word lane % 4 of row lane / 4 of its quarter. */
 static void decode_a(Type type, int k, const uint32_t (*word)[4], float *a) {

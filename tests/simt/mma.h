@@ -37,6 +37,7 @@ struct WgmmaQueue {
 };
 
 void load_matrices(Frame *const *lanes, const Instruction &instruction);
+void store_matrices(Frame *const *lanes, const Instruction &instruction);
 void multiply(Frame *const *lanes, const Instruction &instruction);
 void wgmma_fence(Frame *const *lanes, const Instruction &instruction);
 void wgmma_multiply(Frame *const *lanes, const Instruction &instruction);

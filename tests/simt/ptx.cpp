@@ -120,19 +120,42 @@ void barrier_try_wait(Frame &frame, const Instruction &instruction) {
     frame.write(a[0], true);
 }
 
-/* cp.async.bulk.tensor.Nd.shared::cluster.global... [target], [map, {x, y, ..}], [barrier](, blocks) */
-void tensor_load(Frame &frame, const Instruction &instruction) {
-    Arguments a = instruction.arguments;
+/* [map, {x, y, ..}] and a shared address */
+TensorCopy box_of(const Frame &frame, const Argument &tensor, const Argument &shared) {
     TensorCopy copy = {};
-    const auto map = reinterpret_cast<const TensorMap *>(frame.read(a[1].parts[0]));
+    const auto map = reinterpret_cast<const TensorMap *>(frame.read(tensor.parts[0]));
     if (reinterpret_cast<uintptr_t>(map) % 64)
         fail("TMA: the tensor map lies at %p, not a multiple of 64", static_cast<const void *>(map));
     copy.map = *map;
-    const std::vector<Argument> &at = a[1].parts[1].parts;
+    const std::vector<Argument> &at = tensor.parts[1].parts;
     if (at.size() != copy.map.rank) fail("TMA: %zu coordinates of a tensor of %d axes", at.size(), copy.map.rank);
     for (size_t axis = 0; axis < at.size(); ++axis) copy.at[axis] = static_cast<int32_t>(frame.read(at[axis]));
     copy.block = current().in;
-    copy.shared = address_in_block(frame, a[0]);
+    copy.shared = address_in_block(frame, shared);
+    return copy;
+}
+
+/* cp.(reduce.)async.bulk.tensor.Nd.global.shared::cta... [map, {x, y, ..}], [source] */
+void tensor_store(Frame &frame, const Instruction &instruction) {
+    TensorCopy copy = box_of(frame, instruction.arguments[0], instruction.arguments[1]);
+    copy.kind = instruction.has(".add") ? TensorCopy::kAdd : TensorCopy::kStore;
+    simt::tensor_store(copy);
+}
+
+void tensor_commit(Frame &, const Instruction &) {
+    TensorCopy end = {};
+    end.kind = TensorCopy::kCommit;
+    simt::tensor_store(end);
+}
+
+void tensor_wait(Frame &frame, const Instruction &instruction) {
+    tensor_store_wait(frame.read(instruction.arguments[0]));
+}
+
+/* cp.async.bulk.tensor.Nd.shared::cluster.global... [target], [map, {x, y, ..}], [barrier](, blocks) */
+void tensor_load(Frame &frame, const Instruction &instruction) {
+    Arguments a = instruction.arguments;
+    TensorCopy copy = box_of(frame, a[1], a[0]);
     copy.barrier = address_in_block(frame, a[2]);
     copy.blocks = instruction.has(".multicast") ? static_cast<uint32_t>(frame.read(a[3])) : 1u << current().in->rank;
     tensor_copy(copy);
@@ -156,6 +179,11 @@ void cluster_barrier_wait(Frame &, const Instruction &) { cluster_wait(); }
 void barrier_sync(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
     named_barrier(static_cast<uint32_t>(frame.read(a[0])), static_cast<uint32_t>(frame.read(a[1])));
+}
+
+void barrier_arrive_only(Frame &frame, const Instruction &instruction) {
+    Arguments a = instruction.arguments;
+    named_barrier_arrive(static_cast<uint32_t>(frame.read(a[0])), static_cast<uint32_t>(frame.read(a[1])));
 }
 
 /* ld.shared::cluster.v4.f32: of any block of the cluster. */
@@ -191,6 +219,10 @@ const std::map<std::string, Entry> kInstructions = {
     {"cp.async.wait_group", {copy_wait, nullptr}},
     {"cp.async.mbarrier.arrive", {copy_arrive, nullptr}},
     {"cp.async.bulk.tensor", {tensor_load, nullptr}},
+    {"cp.async.bulk.tensor.3d.global", {tensor_store, nullptr}},
+    {"cp.reduce.async.bulk.tensor.3d.global", {tensor_store, nullptr}},
+    {"cp.async.bulk.commit_group", {tensor_commit, nullptr}},
+    {"cp.async.bulk.wait_group.read", {tensor_wait, nullptr}},
     {"mbarrier.init", {barrier_init, nullptr}},
     {"mbarrier.arrive", {barrier_arrive, nullptr}},
     {"mbarrier.try_wait.parity", {barrier_try_wait, nullptr}},
@@ -203,6 +235,7 @@ const std::map<std::string, Entry> kInstructions = {
     {"barrier.cluster.arrive", {cluster_barrier_arrive, nullptr}},
     {"barrier.cluster.wait", {cluster_barrier_wait, nullptr}},
     {"bar.sync", {barrier_sync, nullptr}},
+    {"bar.arrive", {barrier_arrive_only, nullptr}},
     {"mov.", {move, nullptr}},
     {"cvt.rna.tf32.f32", {round_to_tf32, nullptr}},
     {"setp.ne.b32", {set_predicate, nullptr}},
@@ -211,6 +244,7 @@ const std::map<std::string, Entry> kInstructions = {
     {"ld.shared::cluster.v4.f32", {load_cluster, nullptr}},
     {"setmaxnreg", {nullptr, set_registers}},
     {"ldmatrix.sync.aligned.m8n8", {nullptr, load_matrices}},
+    {"stmatrix.sync.aligned.m8n8", {nullptr, store_matrices}},
     {"mma.sync.aligned.m16n8k", {nullptr, multiply}},
     {"wgmma.fence.sync.aligned", {nullptr, wgmma_fence}},
     {"wgmma.commit_group.sync.aligned", {nullptr, wgmma_commit}},

@@ -256,6 +256,19 @@ void named_barrier(uint32_t id, uint32_t threads) {
     wait("barrier %llu of %llu threads", id, threads ? threads : block.live);
 }
 
+void named_barrier_arrive(uint32_t id, uint32_t threads) {
+    if (id > 15) fail("barrier %u: there are 16", id);
+    if (threads == 0 || threads % 32) fail("barrier %u of %u threads: expected a multiple of 32", id, threads);
+    Barrier &barrier = current().in->barriers[id];
+    if (barrier.arrived > 0 && barrier.expected != threads)
+        fail("barrier %u: %u threads expected here, %u where others wait", id, threads, barrier.expected);
+    barrier.expected = threads;
+    if (++barrier.arrived == threads) {
+        barrier.arrived = 0;
+        wake_all(barrier.waiting);
+    }
+}
+
 void cluster_arrive() { ++state.cluster->arrived; }
 
 void cluster_wait() {

@@ -19,6 +19,7 @@ struct Block;
 struct Warp;
 struct Cluster;
 struct WgmmaQueue;
+struct TensorCopy; /* async.h */
 
 /* One step of a thread's cp.async: a copy, the end of a commit group, or an arrival that waits for all before. */
 struct Copy {
@@ -43,9 +44,10 @@ struct Thread {
     void *item;
     const void *how;
 
-    std::vector<Copy> copies; /* not landed */
-    uint64_t fenced;          /* when it last executed fence.proxy.async */
-    bool ordered;             /* behind the kernels in front of its own: by the launch, or griddepcontrol.wait */
+    std::vector<Copy> copies;       /* not landed */
+    std::vector<TensorCopy> stores; /* that may still read shared memory, and the ends of their groups */
+    uint64_t fenced;                /* when it last executed fence.proxy.async */
+    bool ordered;                   /* behind the kernels in front of its own: by the launch, or griddepcontrol.wait */
 };
 
 struct Warp {
@@ -102,8 +104,6 @@ struct Block {
 };
 constexpr int32_t kCopyEngine = -1;
 
-struct TensorCopy; /* async.cpp */
-
 enum class Timing { kEager, kLazy, kMixed }; /* of what is asynchronous: at once, as late as legal, either */
 
 struct Cluster {
@@ -154,6 +154,7 @@ void run_threads(); /* until all have ended, or one failed */
 void lay_out_shared(Block &block);
 
 void named_barrier(uint32_t id, uint32_t threads);
+void named_barrier_arrive(uint32_t id, uint32_t threads); /* without waiting */
 void cluster_arrive();
 void cluster_wait();
 

@@ -34,6 +34,8 @@ FAULTS = {
     "proxy_fence": "no fence.proxy.async since cp.async wrote",
     "proxy_fence_of_stores": "no fence.proxy.async since a store changed",
     "stage_reuse": "is written while it is read",
+    "store_fence": "no fence.proxy.async since a store changed",
+    "store_wait": "the thread ends with a TMA store under way",
     "shared_bounds": "access out of bounds of shared memory",
     "global_bounds": "access out of bounds of memory.* bytes after the begin of an allocation of 256",
     "alignment": r"misaligned access of memory at 0x\w+ .*at tests/simt/faults.cu:\d+",
