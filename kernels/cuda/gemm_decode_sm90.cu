@@ -8,12 +8,35 @@
 namespace flexgemm {
 namespace {
 
+/* How many clusters run at once. The device is asked once for each size of them, with any of the kernels: they are
+ * alike in that a block takes a multiprocessor for itself. */
+fg_status clusters_at_once(const void *kernel, int cluster, int threads, int shared_bytes, const fg_queue *queue,
+                           int *count, fg_error *error) {
+    enum { DEVICES = 16 };
+    static std::atomic<int> known[DEVICES][kMaxDecodeSplit + 1];
+    const bool kept = queue->device_index < DEVICES;
+    *count = kept ? known[queue->device_index][cluster].load(std::memory_order_relaxed) : 0;
+    if (*count > 0) return FG_OK;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {static_cast<unsigned>(cluster)};
+    config.blockDim = {static_cast<unsigned>(threads)};
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    FG_CUDA(cudaOccupancyMaxActiveClusters(count, kernel, &config));
+    if (kept) known[queue->device_index][cluster].store(*count, std::memory_order_relaxed);
+    return FG_OK;
+}
+
 template <typename Math, typename Tile>
 fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const TensorRows &tokens, GemmSm90Args &args,
                       int num_sms, const fg_queue *queue, fg_error *error) {
     CUtensorMap map_weights, map_tokens;
     fg_status status = encode_tensor_map(&map_weights, weights, Tile::kWarpgroupRows, 1, error);
-    if (status == FG_OK) status = encode_tensor_map(&map_tokens, tokens, Tile::kBlockN, 1, error);
+    if (status == FG_OK) status = encode_tensor_map(&map_tokens, tokens, Tile::kBoxTokens, 1, error);
     if (status != FG_OK) return status;
 
     const auto kernel = [] {
@@ -29,7 +52,13 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
     set_tiles(args.space, Tile::kBlockN, kSm90BlockM);
     const int64_t tiles = args.space.major_tiles * args.space.minor_tiles;
     args.split = plan.split_k;
-    while (args.split > 1 && tiles * args.split > fg_blocks_at_once(num_sms, args.split)) args.split /= 2;
+    for (; args.split > 1; --args.split) {
+        int clusters = 0;
+        status = clusters_at_once(reinterpret_cast<const void *>(+kernel), args.split, Tile::kThreads,
+                                  Tile::kSharedBytes, queue, &clusters, error);
+        if (status != FG_OK) return status;
+        if (tiles <= clusters && tiles * args.split <= num_sms) break;
+    }
     const int64_t blocks = args.split > 1 ? tiles * args.split : tiles < num_sms ? tiles : num_sms;
     return launch_clusters(kernel, blocks, args.split, Tile::kThreads, Tile::kSharedBytes, map_weights, map_tokens,
                            args, queue, error);
@@ -49,8 +78,11 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
             return launch_tile<Math, Sm90DecodeTile<24>>(plan, weights, tokens, args, num_sms, queue, error);
         case 32:
             return launch_tile<Math, Sm90DecodeTile<32>>(plan, weights, tokens, args, num_sms, queue, error);
-        default:
+        case 64:
             return launch_tile<Math, Sm90DecodeTile<64>>(plan, weights, tokens, args, num_sms, queue, error);
+        default:
+            return launch_tile<Math, Sm90DecodeTile<Math::kScaled ? 64 : 128>>(plan, weights, tokens, args, num_sms,
+                                                                               queue, error);
     }
 }
 

@@ -344,6 +344,8 @@ inline GemmSm90Args make_args(const fg_gemm_params &params) {
     args.epilogue = make_epilogue(params);
     args.a_grouped = params.a.ndim == 3;
     args.b_grouped = params.b.ndim == 3;
+    args.plain = !params.accumulate && !params.swiglu && params.activation == FG_ACTIVATION_NONE &&
+                 !params.scale_out.present;
     return args;
 }
 
@@ -380,7 +382,7 @@ fg_status launch_clusters(Kernel *kernel, int64_t blocks, int cluster_blocks, in
     return FG_OK;
 }
 
-/* The product of a plan whose tiles have fewer than 128 rows. (gemm_decode_sm90.cu) */
+/* The product of a plan of few rows. (gemm_decode_sm90.cu) */
 fg_status gemm_decode_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
                            fg_error *error);
 

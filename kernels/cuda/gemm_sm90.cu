@@ -77,11 +77,6 @@ fg_status launch_fp8(const fg_plan &plan, const TensorRows &a, const TensorRows 
                                   : launch<Sm90E4m3E4m3<kSums>>(plan, a, b, args, num_sms, queue, error);
 }
 
-/* The output lacks what only stores of four columns at a time do. */
-bool is_plain(const fg_gemm_params &params) {
-    return !params.accumulate && !params.swiglu && params.activation == FG_ACTIVATION_NONE && !params.scale_out.present;
-}
-
 }  // namespace
 
 bool gemm_sm90_takes(const fg_gemm_params &params) {
@@ -95,11 +90,10 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     const fg_plan plan = fg_plan_gemm_sm90(all.m, all.n, all.k, all.groups, dtype, num_sms, fg_gemm_tiles(&params));
     fg_print_plan(&plan, "gemm", dtype, "m=%lld n=%lld k=%lld groups=%lld", static_cast<long long>(all.m),
                   static_cast<long long>(all.n), static_cast<long long>(all.k), static_cast<long long>(all.groups));
-    if (plan.block_m < kSm90BlockM) return gemm_decode_sm90(params, plan, num_sms, queue, error);
+    if (plan.few_rows) return gemm_decode_sm90(params, plan, num_sms, queue, error);
 
     const TensorRows a = make_rows(params.a), b = make_rows(params.b);
     GemmSm90Args args = make_args(params);
-    args.plain = is_plain(params);
     args.steps_per_promote = params.promote_every / FG_SCALE_BLOCK_SIZE;
     const int64_t size = static_cast<int64_t>(fg_dtype_size(params.out.dtype));
     args.out_aligned = is_multiple(params.out.data, 16) && args.epilogue.out_stride * size % 16 == 0 &&
