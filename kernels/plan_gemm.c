@@ -85,22 +85,27 @@ int32_t fg_clusters_at_once(int32_t num_sms, int32_t cluster) {
 static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, fg_plan plan, int32_t num_sms) {
     enum { STEPS_WORTH_A_BLOCK = 3, MAX_CLUSTER = 8 };
     static const struct {
-        int32_t block_m, num_stages;
+        int32_t block_m, num_stages, pair; /* pair: blocks that read the rows for each other */
         bool of_groups; /* whose sizes differ, so that tight tiles would read the weights of many twice */
-    } shapes[] = {{8, 10, false}, {16, 10, true}, {24, 10, false}, {32, 9, true}, {64, 7, true}, {128, 4, true}};
+    } shapes[] = {{8, 10, 1, false}, {16, 10, 1, true}, {24, 10, 1, false},
+                  {32, 9, 1, true},  {64, 7, 2, true},  {128, 4, 2, true}};
+    enum { UNPAIRED_SHAPES = 4, SHAPES = sizeof shapes / sizeof *shapes };
     /* Groups of twice the average should still be one tile. */
     const int64_t rows = groups > 1 ? 2 * ceil_div(m, groups) : m;
+    const size_t last = (num_sms < 2 ? UNPAIRED_SHAPES : SHAPES) - 1;
     size_t chosen = 0;
-    while (shapes[chosen].block_m < rows || (groups > 1 && !shapes[chosen].of_groups)) chosen++;
+    while (chosen < last && (shapes[chosen].block_m < rows || (groups > 1 && !shapes[chosen].of_groups))) chosen++;
     plan.block_m = shapes[chosen].block_m;
     plan.block_n = 128;
     plan.num_stages = shapes[chosen].num_stages;
     plan.few_rows = 1;
     const int64_t nonempty = groups < m ? groups : m;
-    const int64_t tiles = (m + nonempty * (plan.block_m - 1)) / plan.block_m * ceil_div(n, plan.block_n);
+    const int32_t pair = shapes[chosen].pair;
+    const int64_t tiles = (m + nonempty * (plan.block_m - 1)) / plan.block_m * ceil_div(n, plan.block_n * pair);
     const int64_t steps = m == 0 ? 0 : ceil_div(k, plan.block_k);
-    for (int32_t split = 2; split <= MAX_CLUSTER; ++split)
-        if (tiles <= fg_clusters_at_once(num_sms, split) && steps >= STEPS_WORTH_A_BLOCK * split) plan.split_k = split;
+    for (int32_t split = 2; split * pair <= MAX_CLUSTER; ++split)
+        if (tiles <= fg_clusters_at_once(num_sms, split * pair) && steps >= STEPS_WORTH_A_BLOCK * split)
+            plan.split_k = split;
     return plan;
 }
 

@@ -49,19 +49,20 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
     status = allow_shared(kernel, Tile::kSharedBytes, allowed, queue, error);
     if (status != FG_OK) return status;
 
-    set_tiles(args.space, Tile::kBlockN, kSm90BlockM);
+    set_tiles(args.space, Tile::kBlockN, Tile::kWeights);
     const int64_t tiles = args.space.major_tiles * args.space.minor_tiles;
-    args.split = plan.split_k;
-    for (; args.split > 1; --args.split) {
+    for (args.split = plan.split_k; args.split > 1; --args.split) {
+        const int cluster = args.split * Tile::kCluster;
         int clusters = 0;
-        status = clusters_at_once(reinterpret_cast<const void *>(+kernel), args.split, Tile::kThreads,
-                                  Tile::kSharedBytes, queue, &clusters, error);
+        status = clusters_at_once(reinterpret_cast<const void *>(+kernel), cluster, Tile::kThreads, Tile::kSharedBytes,
+                                  queue, &clusters, error);
         if (status != FG_OK) return status;
-        if (tiles <= clusters && tiles * args.split <= num_sms) break;
+        if (tiles <= clusters && tiles * cluster <= num_sms) break;
     }
-    const int64_t blocks = args.split > 1 ? tiles * args.split : tiles < num_sms ? tiles : num_sms;
-    return launch_clusters(kernel, blocks, args.split, Tile::kThreads, Tile::kSharedBytes, map_weights, map_tokens,
-                           args, queue, error);
+    const int64_t at_once = num_sms / Tile::kCluster, clusters = args.split > 1 || tiles < at_once ? tiles : at_once;
+    const int cluster = args.split * Tile::kCluster;
+    return launch_clusters(kernel, clusters * cluster, cluster, Tile::kThreads, Tile::kSharedBytes, map_weights,
+                           map_tokens, args, queue, error);
 }
 
 template <typename Math>
@@ -71,18 +72,18 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
     GemmSm90Args args = make_args(params);
     switch (plan.block_m) {
         case 8:
-            return launch_tile<Math, Sm90DecodeTile<8>>(plan, weights, tokens, args, num_sms, queue, error);
+            return launch_tile<Math, Sm90DecodeTile<8, 1>>(plan, weights, tokens, args, num_sms, queue, error);
         case 16:
-            return launch_tile<Math, Sm90DecodeTile<16>>(plan, weights, tokens, args, num_sms, queue, error);
+            return launch_tile<Math, Sm90DecodeTile<16, 1>>(plan, weights, tokens, args, num_sms, queue, error);
         case 24:
-            return launch_tile<Math, Sm90DecodeTile<24>>(plan, weights, tokens, args, num_sms, queue, error);
+            return launch_tile<Math, Sm90DecodeTile<24, 1>>(plan, weights, tokens, args, num_sms, queue, error);
         case 32:
-            return launch_tile<Math, Sm90DecodeTile<32>>(plan, weights, tokens, args, num_sms, queue, error);
+            return launch_tile<Math, Sm90DecodeTile<32, 1>>(plan, weights, tokens, args, num_sms, queue, error);
         case 64:
-            return launch_tile<Math, Sm90DecodeTile<64>>(plan, weights, tokens, args, num_sms, queue, error);
+            return launch_tile<Math, Sm90DecodeTile<64, 2>>(plan, weights, tokens, args, num_sms, queue, error);
         default:
-            return launch_tile<Math, Sm90DecodeTile<Math::kScaled ? 64 : 128>>(plan, weights, tokens, args, num_sms,
-                                                                               queue, error);
+            return launch_tile<Math, Sm90DecodeTile<Math::kScaled ? 64 : 128, 2>>(plan, weights, tokens, args, num_sms,
+                                                                                  queue, error);
     }
 }
 

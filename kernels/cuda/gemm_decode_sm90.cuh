@@ -9,6 +9,9 @@
  * and sends its sums to the blocks that add them, 8 tokens to a block, in the order of the blocks. One tile is all that
  * such a cluster has. What such a product takes beside reading is latency: the sums travel as they are in registers and
  * their arrival is counted by a barrier, which takes neither a memory barrier nor a meeting of the cluster.
+ *
+ * Many tokens are read from L2 as fast as it goes, and weights come no faster than what it has left. Pairs of blocks
+ * with neighbouring rows of weights then read half of the tokens each, for both.
  */
 #pragma once
 
@@ -28,10 +31,11 @@ constexpr int received_units(int units) {
     return most;
 }
 
-template <int kTokens>
+template <int kTokens, int kPair>
 struct Sm90DecodeTile {
     static constexpr int kBlockN = kTokens;
-    static constexpr int kCluster = 1; /* blocks that copy for each other */
+    static constexpr int kCluster = kPair; /* blocks that copy for each other */
+    static constexpr int kWeights = kPair * kSm90BlockM;
     static constexpr int kPromotedParts = 1, kPartials = kTokens <= 64 ? 2 : 1, kChain = kPartials;
     static constexpr int kStages = kTokens <= 24 ? 10 : kTokens == 32 ? 9 : kTokens == 64 ? 7 : 4;
     static constexpr int kWarpgroups = 2, kWarpgroupRows = 64;
@@ -51,6 +55,15 @@ struct Sm90DecodeTile {
     static_assert(kSumBytes <= kStages * kStageBytes, "sums of a shared tile take the place of its stages");
 };
 
+/* The blocks of a pair are neighbours in a cluster that may have more of them. */
+template <int kTokens, int kPair>
+__device__ __forceinline__ void hand_back(Sm90Shared<Sm90DecodeTile<kTokens, kPair>> &shared, int slot) {
+    const uint32_t lane = threadIdx.x % 32;
+    if (kPair == 1 && lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
+    if (kPair > 1 && lane < kPair)
+        ptx::mbarrier_arrive_remote(&shared.empty[slot], ptx::cluster_block_rank() / kPair * kPair + lane);
+}
+
 template <typename Tile>
 struct DecodeShared {
     Sm90Shared<Tile> rings;
@@ -63,14 +76,15 @@ struct DecodeShared {
 
 /* ---- scheduler and producer warps ---- */
 
-/* Rows of a work are weights, columns are tokens; K is the block's range of it. */
+/* Rows of a work are weights, columns are tokens; K is the block's range of it. `rank` is that in the cluster: blocks of
+ * a pair, which share a range, are neighbours. */
 template <typename Tile>
 __device__ __forceinline__ Sm90Work decode_work(const GemmSm90Args &args, int rank, int32_t row, int64_t rows,
                                                 int32_t column, int64_t columns, int32_t group, int32_t weight,
                                                 int32_t k_begin, int32_t k_bytes) {
-    const int steps = ceil_div(k_bytes, kSm90StepBytes);
-    const int begin = args.split > 1 ? steps * rank / args.split * kSm90StepBytes : 0;
-    const int end = args.split > 1 ? min(steps * (rank + 1) / args.split * kSm90StepBytes, k_bytes) : k_bytes;
+    const int steps = ceil_div(k_bytes, kSm90StepBytes), part = rank / Tile::kCluster;
+    const int begin = args.split > 1 ? steps * part / args.split * kSm90StepBytes : 0;
+    const int end = args.split > 1 ? min(steps * (part + 1) / args.split * kSm90StepBytes, k_bytes) : k_bytes;
     return {row,
             rows < kSm90BlockM ? static_cast<int32_t>(rows) : kSm90BlockM,
             column,
@@ -85,24 +99,25 @@ template <typename Tile>
 __device__ __forceinline__ void schedule_decode(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank) {
     RingPosition<Tile::kTileSlots> at;
     const TileSpace &space = args.space;
-    const int first = static_cast<int>(blockIdx.x) / args.split, step = static_cast<int>(gridDim.x) / args.split;
+    const int blocks = args.split * Tile::kCluster, place = rank % Tile::kCluster * kSm90BlockM;
+    const int first = static_cast<int>(blockIdx.x) / blocks, step = static_cast<int>(gridDim.x) / blocks;
     if (space.major.grouping == Grouping::kNone && space.major_tiles == 1) {
         /* One row of tiles: no search, which would take longer than many of these products. */
         const auto tiles = static_cast<int32_t>(space.minor_tiles);
         for (int tile = first; tile < tiles; tile += step)
             hand_over(shared, at,
-                      decode_work<Tile>(args, rank, tile * kSm90BlockM,
-                                        space.minor_length - int64_t{tile} * kSm90BlockM, 0, space.major.length, 0, 0,
-                                        0, static_cast<int32_t>(space.k_bytes)));
+                      decode_work<Tile>(args, rank, tile * Tile::kWeights + place,
+                                        space.minor_length - (tile * Tile::kWeights + place), 0, space.major.length, 0,
+                                        0, 0, static_cast<int32_t>(space.k_bytes)));
     } else {
-        TileWalk<Tile::kBlockN, kSm90BlockM> walk(space, first, step);
+        TileWalk<Tile::kBlockN, Tile::kWeights> walk(space, first, step);
         OutputTile tile;
         while (walk.next(tile))
             hand_over(shared, at,
-                      decode_work<Tile>(args, rank, static_cast<int32_t>(tile.column), tile.column_end - tile.column,
-                                        static_cast<int32_t>(tile.row), tile.row_end - tile.row,
-                                        static_cast<int32_t>(tile.group), static_cast<int32_t>(tile.weight),
-                                        static_cast<int32_t>(tile.k_begin),
+                      decode_work<Tile>(args, rank, static_cast<int32_t>(tile.column) + place,
+                                        tile.column_end - tile.column - place, static_cast<int32_t>(tile.row),
+                                        tile.row_end - tile.row, static_cast<int32_t>(tile.group),
+                                        static_cast<int32_t>(tile.weight), static_cast<int32_t>(tile.k_begin),
                                         static_cast<int32_t>(tile.k_end - tile.k_begin)));
     }
     hand_over(shared, at, no_more_work());
@@ -112,15 +127,16 @@ __device__ __forceinline__ void schedule_decode(Sm90Shared<Tile> &shared, const 
 template <typename Tile>
 __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t *stages,
                                                const CUtensorMap &map_weights, const CUtensorMap &map_tokens,
-                                               const GemmSm90Args &args) {
+                                               const GemmSm90Args &args, int rank) {
     constexpr int kBoxBytes = Tile::kBoxTokens * kSm90StepBytes;
+    const auto pair = static_cast<uint16_t>(((1 << Tile::kCluster) - 1) << rank / Tile::kCluster * Tile::kCluster);
     RingPosition<Tile::kTileSlots> slot;
     RingPosition<Tile::kStages> at;
     for (;;) {
         const Sm90Work work = next_work(shared, slot);
-        if (work.group < 0) return;
+        if (work.group < 0) break;
         release_work(shared, slot);
-        const int boxes = ceil_div(work.rows, Tile::kWarpgroupRows), steps = steps_of(work);
+        const int boxes = work.rows > 0 ? ceil_div(work.rows, Tile::kWarpgroupRows) : 0, steps = steps_of(work);
         const int token_boxes = ceil_div(work.columns, Tile::kBoxTokens);
         const int group = args.a_grouped ? work.group : 0, weight = args.b_grouped ? work.weight : 0;
         for (int step = 0; step < steps; ++step, at.advance()) {
@@ -137,13 +153,22 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
                     ptx::tma_load_3d(weights + box * Tile::kBytesA, &map_weights, full, k,
                                      work.first_row + box * Tile::kWarpgroupRows, weight);
 #pragma unroll 1
-                for (int box = 0; box < token_boxes; ++box)
-                    ptx::tma_load_3d(tokens + box * kBoxBytes, &map_tokens, full, k,
-                                     work.first_column + box * Tile::kBoxTokens, group);
+                for (int box = rank % Tile::kCluster; box < token_boxes; box += Tile::kCluster) {
+                    uint8_t *to = tokens + box * kBoxBytes;
+                    const int token = work.first_column + box * Tile::kBoxTokens;
+                    if constexpr (Tile::kCluster == 1)
+                        ptx::tma_load_3d(to, &map_tokens, full, k, token, group);
+                    else
+                        ptx::tma_load_3d_multicast(to, &map_tokens, full, k, token, group, pair);
+                }
             }
             __syncwarp();
         }
     }
+    /* The block stays until the other one of its pair has handed back what it read here. */
+    if constexpr (Tile::kCluster > 1)
+        for (int i = 0; i < Tile::kStages; ++i, at.advance())
+            ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
 }
 
 /* ---- consumer warpgroups ---- */
@@ -204,25 +229,25 @@ __device__ __forceinline__ void keep_unit(const float (&sum)[4], int first, floa
     for (int i = 0; i < 4; ++i) sums[(first + lane % 4 * 2 + i % 2) * Tile::kSumPitch + row + i / 2 * 8] = sum[i];
 }
 
-/* Where tiles are not shared all units are the block's own; else every `split`-th from unit `rank` on. */
-template <typename Tile>
-__device__ __forceinline__ int own_units(const Sm90Work &work, int rank, int split) {
+/* Where tiles are not shared all units are the block's own; else every `split`-th from unit `part` on. */
+__device__ __forceinline__ int own_units(const Sm90Work &work, int part, int split) {
     const int units = ceil_div(work.columns, 8);
-    return units > rank ? ceil_div(units - rank, split) : 0;
+    return units > part ? ceil_div(units - part, split) : 0;
 }
 
-/* Sends each unit to the block that it belongs to: the sums of block `rank` go to the rank-th place there. */
+/* Sends each unit to the block that it belongs to: the sums of part p of K go to the p-th place there. */
 template <typename Tile, int kCount>
 __device__ __forceinline__ void send_sums(const float (&sum)[kCount], DecodeShared<Tile> &shared, float *exchange,
                                           const Sm90Work &work, int rank, int split) {
     const int thread = threadIdx.x - 128, share = ceil_div(Tile::kUnits, split);
-    float *place = exchange + (rank * share * Tile::kConsumers + thread) * 4;
+    float *place = exchange + (rank / Tile::kCluster * share * Tile::kConsumers + thread) * 4;
     int owner = 0;
 #pragma unroll
     for (int unit = 0; unit < Tile::kUnits; ++unit) {
         if (unit * 8 >= work.columns) break;
         const float four[4] = {sum[unit * 4], sum[unit * 4 + 1], sum[unit * 4 + 2], sum[unit * 4 + 3]};
-        ptx::store_remote(place, four, &shared.received, static_cast<uint32_t>(owner));
+        ptx::store_remote(place, four, &shared.received,
+                          static_cast<uint32_t>(owner * Tile::kCluster + rank % Tile::kCluster));
         if (++owner == split) owner = 0, place += Tile::kUnitFloats;
     }
 }
@@ -254,15 +279,16 @@ __device__ __forceinline__ void store_halves(uint16_t *out, const float (&value)
 /* Scales, biases and stores the block's tokens; a warp takes a token at a time. */
 template <typename Tile>
 __device__ __forceinline__ void finish_tokens(const DecodeShared<Tile> &shared, const GemmSm90Args &args,
-                                              const Sm90Work &work, const float *sums, int rank) {
+                                              const Sm90Work &work, const float *sums, int part) {
     const Epilogue &to = args.epilogue;
     const int thread = threadIdx.x - 128, local_column = thread % 32 * 4, count = min(work.rows - local_column, 4);
     if (count <= 0) return;
     const float4 scale = *reinterpret_cast<const float4 *>(&shared.weight_scale[local_column]);
     const float4 bias = *reinterpret_cast<const float4 *>(&shared.bias[local_column]);
-    const int tokens = own_units<Tile>(work, rank, args.split) * 8;
+    const int tokens = own_units(work, part, args.split) * 8;
     const int64_t column = work.first_row + local_column;
-    const bool halves = args.plain && (to.out_dtype == FG_FLOAT16 || to.out_dtype == FG_BFLOAT16) && to.out_aligned &&
+    const bool plain = !to.accumulate && !to.swiglu && to.activation == FG_ACTIVATION_NONE && to.scale_out == nullptr;
+    const bool halves = plain && (to.out_dtype == FG_FLOAT16 || to.out_dtype == FG_BFLOAT16) && to.out_aligned &&
                         count == 4 && column % 4 == 0;
     constexpr int kWarps = Tile::kConsumers / 32;
     const auto finished = [&](int i, int token, float (&value)[4]) {
@@ -279,7 +305,7 @@ __device__ __forceinline__ void finish_tokens(const DecodeShared<Tile> &shared, 
                         work.first_column * to.out_stride + column;
 #pragma unroll 4
         for (int i = thread / 32; i < tokens; i += kWarps) {
-            const int token = (i / 8 * args.split + rank) * 8 + i % 8;
+            const int token = (i / 8 * args.split + part) * 8 + i % 8;
             if (token >= work.columns) break;
             finished(i, token, value);
             store_halves(out + token * to.out_stride, value, to.out_dtype);
@@ -288,7 +314,7 @@ __device__ __forceinline__ void finish_tokens(const DecodeShared<Tile> &shared, 
     }
 #pragma unroll 1
     for (int i = thread / 32; i < tokens; i += kWarps) {
-        const int token = (i / 8 * args.split + rank) * 8 + i % 8;
+        const int token = (i / 8 * args.split + part) * 8 + i % 8;
         if (token >= work.columns) break;
         finished(i, token, value);
         activate_and_store(to, value, work.group, work.first_column + token, column, count);
@@ -337,8 +363,8 @@ __device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8
         float *sums = exchange;
         if (split > 1) { /* the stages have been read: rows of tokens take their place */
             sums = reinterpret_cast<float *>(stages);
-            const int units = own_units<Tile>(work, rank, split);
-            const int warpgroups = ceil_div(work.rows, Tile::kWarpgroupRows);
+            const int units = own_units(work, rank / Tile::kCluster, split);
+            const int warpgroups = work.rows > 0 ? ceil_div(work.rows, Tile::kWarpgroupRows) : 0;
             if (threadIdx.x == 128)
                 ptx::mbarrier_arrive_expect_tx(&shared.received, units * split * warpgroups * 128 * 16);
             if (has_rows) {
@@ -347,7 +373,7 @@ __device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8
             }
             ptx::named_barrier(1, Tile::kConsumers);
         }
-        finish_tokens(shared, args, work, sums, rank);
+        finish_tokens(shared, args, work, sums, rank / Tile::kCluster);
         ptx::named_barrier(1, Tile::kConsumers); /* before the sums and scales of the next tile */
     }
 }
@@ -361,7 +387,8 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
     __shared__ DecodeShared<Tile> shared;
     uint8_t *stages = dynamic + (-ptx::shared_address(dynamic) & 1023u);
     float *exchange = reinterpret_cast<float *>(stages + Tile::kStages * Tile::kStageBytes);
-    const int warp = threadIdx.x / 32, rank = args.split > 1 ? static_cast<int>(ptx::cluster_block_rank()) : 0;
+    const bool alone = Tile::kCluster == 1 && args.split == 1;
+    const int warp = threadIdx.x / 32, rank = alone ? 0 : static_cast<int>(ptx::cluster_block_rank());
 
     if (threadIdx.x == 0) {
         ptx::prefetch_tensor_map(&map_weights);
@@ -370,18 +397,19 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
         init_rings(shared.rings);
     }
     __syncthreads();
-    if (args.split > 1) ptx::cluster_arrive();
+    if (!alone) ptx::cluster_arrive();
     ptx::wait_for_earlier_kernels();
 
-    if (warp == 0)
-        produce_decode(shared.rings, stages, map_weights, map_tokens, args);
-    else if (warp == 1)
-        schedule_decode(shared.rings, args, rank);
-    if (args.split > 1) {
+    if (warp == 1) schedule_decode(shared.rings, args, rank);
+    if (Tile::kCluster == 1 && warp == 0) produce_decode(shared.rings, stages, map_weights, map_tokens, args, rank);
+    if (!alone) {
         __syncwarp();
         ptx::cluster_wait(); /* all blocks have their barriers */
     }
-    if (warp >= 4) consume_decode<Math, Tile>(shared, stages, exchange, args, rank);
+    if (Tile::kCluster > 1 && warp == 0)
+        produce_decode(shared.rings, stages, map_weights, map_tokens, args, rank);
+    else if (warp >= 4)
+        consume_decode<Math, Tile>(shared, stages, exchange, args, rank);
 }
 
 template <typename Math, typename Tile>

@@ -344,8 +344,6 @@ inline GemmSm90Args make_args(const fg_gemm_params &params) {
     args.epilogue = make_epilogue(params);
     args.a_grouped = params.a.ndim == 3;
     args.b_grouped = params.b.ndim == 3;
-    args.plain = !params.accumulate && !params.swiglu && params.activation == FG_ACTIVATION_NONE &&
-                 !params.scale_out.present;
     return args;
 }
 

@@ -77,6 +77,11 @@ fg_status launch_fp8(const fg_plan &plan, const TensorRows &a, const TensorRows 
                                   : launch<Sm90E4m3E4m3<kSums>>(plan, a, b, args, num_sms, queue, error);
 }
 
+/* The output lacks what only stores of four columns at a time do. */
+bool is_plain(const fg_gemm_params &params) {
+    return !params.accumulate && !params.swiglu && params.activation == FG_ACTIVATION_NONE && !params.scale_out.present;
+}
+
 }  // namespace
 
 bool gemm_sm90_takes(const fg_gemm_params &params) {
@@ -94,6 +99,7 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
 
     const TensorRows a = make_rows(params.a), b = make_rows(params.b);
     GemmSm90Args args = make_args(params);
+    args.plain = is_plain(params);
     args.steps_per_promote = params.promote_every / FG_SCALE_BLOCK_SIZE;
     const int64_t size = static_cast<int64_t>(fg_dtype_size(params.out.dtype));
     args.out_aligned = is_multiple(params.out.data, 16) && args.epilogue.out_stride * size % 16 == 0 &&
