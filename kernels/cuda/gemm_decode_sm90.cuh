@@ -74,54 +74,85 @@ struct DecodeShared {
     static_assert(Tile::kSharedBytes + 2048 <= 227 * 1024, "shared memory of one block");
 };
 
-/* ---- scheduler and producer warps ---- */
+/* ---- tiles ---- */
 
 /* Rows of a work are weights, columns are tokens; K is the block's range of it. `rank` is that in the cluster: blocks of
  * a pair, which share a range, are neighbours. */
 template <typename Tile>
-__device__ __forceinline__ Sm90Work decode_work(const GemmSm90Args &args, int rank, int32_t row, int64_t rows,
-                                                int32_t column, int64_t columns, int32_t group, int32_t weight,
-                                                int32_t k_begin, int32_t k_bytes) {
-    const int steps = ceil_div(k_bytes, kSm90StepBytes), part = rank / Tile::kCluster;
+__device__ __forceinline__ Sm90Work decode_work(const GemmSm90Args &args, int rank, const OutputTile &tile) {
+    const int64_t row = tile.column + rank % Tile::kCluster * kSm90BlockM;
+    const int64_t rows = tile.column_end - row, columns = tile.row_end - tile.row;
+    const int k_bytes = static_cast<int>(tile.k_end - tile.k_begin), steps = ceil_div(k_bytes, kSm90StepBytes);
+    const int part = rank / Tile::kCluster;
     const int begin = args.split > 1 ? steps * part / args.split * kSm90StepBytes : 0;
     const int end = args.split > 1 ? min(steps * (part + 1) / args.split * kSm90StepBytes, k_bytes) : k_bytes;
-    return {row,
+    return {static_cast<int32_t>(row),
             rows < kSm90BlockM ? static_cast<int32_t>(rows) : kSm90BlockM,
-            column,
+            static_cast<int32_t>(tile.row),
             columns < Tile::kBlockN ? static_cast<int32_t>(columns) : Tile::kBlockN,
-            group,
-            weight,
-            k_begin + begin,
+            static_cast<int32_t>(tile.group),
+            static_cast<int32_t>(tile.weight),
+            static_cast<int32_t>(tile.k_begin) + begin,
             end > begin ? end - begin : 0};
+}
+
+/* Clusters that there are, and which of them this is. */
+template <typename Tile>
+__device__ __forceinline__ int cluster_index(const GemmSm90Args &args) {
+    return static_cast<int>(blockIdx.x) / (args.split * Tile::kCluster);
+}
+template <typename Tile>
+__device__ __forceinline__ int clusters(const GemmSm90Args &args) {
+    return static_cast<int>(gridDim.x) / (args.split * Tile::kCluster);
+}
+
+/* The tokens of one group that are one tile: who needs a tile knows where it is. Else a warp looks for them: that takes
+ * longer than many of these products. */
+__device__ __forceinline__ bool is_one_row_of_tiles(const TileSpace &space) {
+    return space.major.grouping == Grouping::kNone && space.major_tiles == 1;
 }
 
 template <typename Tile>
 __device__ __forceinline__ void schedule_decode(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank) {
+    if (is_one_row_of_tiles(args.space)) return;
     RingPosition<Tile::kTileSlots> at;
-    const TileSpace &space = args.space;
-    const int blocks = args.split * Tile::kCluster, place = rank % Tile::kCluster * kSm90BlockM;
-    const int first = static_cast<int>(blockIdx.x) / blocks, step = static_cast<int>(gridDim.x) / blocks;
-    if (space.major.grouping == Grouping::kNone && space.major_tiles == 1) {
-        /* One row of tiles: no search, which would take longer than many of these products. */
-        const auto tiles = static_cast<int32_t>(space.minor_tiles);
-        for (int tile = first; tile < tiles; tile += step)
-            hand_over(shared, at,
-                      decode_work<Tile>(args, rank, tile * Tile::kWeights + place,
-                                        space.minor_length - (tile * Tile::kWeights + place), 0, space.major.length, 0,
-                                        0, 0, static_cast<int32_t>(space.k_bytes)));
-    } else {
-        TileWalk<Tile::kBlockN, Tile::kWeights> walk(space, first, step);
-        OutputTile tile;
-        while (walk.next(tile))
-            hand_over(shared, at,
-                      decode_work<Tile>(args, rank, static_cast<int32_t>(tile.column) + place,
-                                        tile.column_end - tile.column - place, static_cast<int32_t>(tile.row),
-                                        tile.row_end - tile.row, static_cast<int32_t>(tile.group),
-                                        static_cast<int32_t>(tile.weight), static_cast<int32_t>(tile.k_begin),
-                                        static_cast<int32_t>(tile.k_end - tile.k_begin)));
-    }
+    TileWalk<Tile::kBlockN, Tile::kWeights> walk(args.space, cluster_index<Tile>(args), clusters<Tile>(args));
+    OutputTile tile;
+    while (walk.next(tile)) hand_over(shared, at, decode_work<Tile>(args, rank, tile));
     hand_over(shared, at, no_more_work());
 }
+
+/* The block's tiles, to a warp of its producer or consumers. */
+template <typename Tile>
+class DecodeWorks {
+public:
+    __device__ __forceinline__ DecodeWorks(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank)
+        : shared_(shared), args_(args), rank_(rank), tile_(cluster_index<Tile>(args)) {}
+
+    __device__ __forceinline__ bool next(Sm90Work &work) {
+        const TileSpace &space = args_.space;
+        if (is_one_row_of_tiles(space)) {
+            if (tile_ >= static_cast<int>(space.minor_tiles)) return false;
+            const OutputTile tile = {0, space.major.length, tile_ * Tile::kWeights, space.minor_length, 0, 0,
+                                     0, space.k_bytes};
+            work = decode_work<Tile>(args_, rank_, tile);
+            tile_ += clusters<Tile>(args_);
+            return true;
+        }
+        work = next_work(shared_, slot_);
+        if (work.group < 0) return false;
+        release_work(shared_, slot_);
+        return true;
+    }
+
+private:
+    Sm90Shared<Tile> &shared_;
+    const GemmSm90Args &args_;
+    int rank_, tile_;
+    RingPosition<Tile::kTileSlots> slot_;
+};
+
+/* ---- producer warp ---- */
 
 /* Only the tokens that there are: the rest of a stage keeps what it held, and so do sums that nobody stores. */
 template <typename Tile>
@@ -130,12 +161,10 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
                                                const GemmSm90Args &args, int rank) {
     constexpr int kBoxBytes = Tile::kBoxTokens * kSm90StepBytes;
     const auto pair = static_cast<uint16_t>(((1 << Tile::kCluster) - 1) << rank / Tile::kCluster * Tile::kCluster);
-    RingPosition<Tile::kTileSlots> slot;
+    DecodeWorks<Tile> works(shared, args, rank);
+    Sm90Work work;
     RingPosition<Tile::kStages> at;
-    for (;;) {
-        const Sm90Work work = next_work(shared, slot);
-        if (work.group < 0) break;
-        release_work(shared, slot);
+    while (works.next(work)) {
         const int boxes = work.rows > 0 ? ceil_div(work.rows, Tile::kWarpgroupRows) : 0, steps = steps_of(work);
         const int token_boxes = ceil_div(work.columns, Tile::kBoxTokens);
         const int group = args.a_grouped ? work.group : 0, weight = args.b_grouped ? work.weight : 0;
@@ -325,14 +354,12 @@ template <typename Math, typename Tile>
 __device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8_t *stages, float *exchange,
                                                const GemmSm90Args &args, int rank) {
     const int warpgroup = threadIdx.x / 128 - 1;
-    RingPosition<Tile::kTileSlots> slot;
+    DecodeWorks<Tile> works(shared.rings, args, rank);
+    Sm90Work work;
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
                                     ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA)};
-    for (;;) {
-        const Sm90Work work = next_work(shared.rings, slot);
-        if (work.group < 0) return;
-        release_work(shared.rings, slot);
+    while (works.next(work)) {
         fetch_scales(shared, args, work);
         const Depth depth = {steps_of(work), 0};
         const int split = args.split;
