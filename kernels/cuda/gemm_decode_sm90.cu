@@ -49,9 +49,6 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
     status = allow_shared(kernel, Tile::kSharedBytes, allowed, queue, error);
     if (status != FG_OK) return status;
 
-    args.weights = static_cast<const uint8_t *>(weights.data);
-    args.weight_row_pitch = weights.row_pitch;
-    args.weight_group_pitch = weights.group_pitch;
     set_tiles(args.space, Tile::kBlockN, Tile::kWeights);
     const int64_t tiles = args.space.major_tiles * args.space.minor_tiles;
     for (args.split = plan.split_k; args.split > 1; --args.split) {

@@ -154,26 +154,12 @@ private:
 
 /* ---- producer warp ---- */
 
-/* Rows of weights from a step on, to L2, by a warp. A multiprocessor has no more than some 32 KB of copies on their way,
- * however deep its ring: from memory, with its latency, that is a few hundredths of what the memory has. What L2 has been
- * asked for is on its way as well, and copies from there are near. */
-__device__ __forceinline__ void prefetch_weights(const GemmSm90Args &args, const Sm90Work &work, int weight, int step,
-                                                 int steps) {
-    const int k = step * kSm90StepBytes, bytes = min(work.k_bytes - k, steps * kSm90StepBytes);
-    if (bytes <= 0) return;
-    const uint8_t *rows = args.weights + weight * args.weight_group_pitch + work.k_begin + k;
-    for (int row = threadIdx.x % 32; row < work.rows; row += 32)
-        ptx::prefetch_to_l2(rows + (work.first_row + row) * args.weight_row_pitch, static_cast<uint32_t>(bytes));
-}
-
 /* Only the tokens that there are: the rest of a stage keeps what it held, and so do sums that nobody stores. */
 template <typename Tile>
 __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t *stages,
                                                const CUtensorMap &map_weights, const CUtensorMap &map_tokens,
                                                const GemmSm90Args &args, int rank) {
     constexpr int kBoxBytes = Tile::kBoxTokens * kSm90StepBytes;
-    constexpr int kAhead = 16,
-                  kPrefetchSteps = 4; /* weights that are asked for before their copies, and how many at a time */
     const auto pair = static_cast<uint16_t>(((1 << Tile::kCluster) - 1) << rank / Tile::kCluster * Tile::kCluster);
     DecodeWorks<Tile> works(shared, args, rank);
     Sm90Work work;
@@ -206,10 +192,6 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
                 }
             }
             __syncwarp();
-            if (step == 0)
-                prefetch_weights(args, work, weight, 1, kAhead);
-            else if (step % kPrefetchSteps == 0)
-                prefetch_weights(args, work, weight, step + kAhead + 1 - kPrefetchSteps, kPrefetchSteps);
         }
     }
     /* The block stays until the other one of its pair has handed back what it read here. */

@@ -31,10 +31,7 @@ struct GemmSm90Args {
     bool out_aligned;          /* rows of out start at multiples of 16 bytes */
     bool plain;                /* of out nothing but scaled and biased sums in 16 or 32 bits */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
-    /* Of gemm_decode_sm90.cuh. */
-    int32_t split; /* blocks of a cluster that share the K of a tile */
-    const uint8_t *weights;
-    int64_t weight_row_pitch, weight_group_pitch; /* bytes */
+    int32_t split;             /* blocks of a cluster that share the K of a tile (gemm_decode_sm90.cuh) */
 };
 
 /* What becomes of tensor-core sums: nothing, until they are all; they are added to float32 registers; or so times the

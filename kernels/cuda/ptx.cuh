@@ -218,11 +218,6 @@ __device__ __forceinline__ void prefetch_tensor_map(const void *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* Asks for `bytes` bytes (both multiples of 16) to be brought to L2. */
-__device__ __forceinline__ void prefetch_to_l2(const void *global, uint32_t bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-}
-
 /* Box at element coordinates (x innermost) -> shared memory; its bytes count on `barrier`. Coordinates may lie outside
  * the tensor: what is outside arrives as zeros. */
 __device__ __forceinline__ void tma_load_3d(void *shared, const void *map, uint64_t *barrier, int x, int y, int z) {

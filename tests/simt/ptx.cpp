@@ -198,7 +198,6 @@ const std::map<std::string, Entry> kInstructions = {
     {"griddepcontrol.wait", {wait_for_grids, nullptr}},
     {"fence.", {nothing, nullptr}},
     {"prefetch", {nothing, nullptr}},
-    {"cp.async.bulk.prefetch.L2", {nothing, nullptr}},
     {"mapa.shared::cluster", {map_address, nullptr}},
     {"barrier.cluster.arrive", {cluster_barrier_arrive, nullptr}},
     {"barrier.cluster.wait", {cluster_barrier_wait, nullptr}},
