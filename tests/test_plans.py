@@ -70,7 +70,8 @@ def test_hopper_product_plans_are_sane(dtype):
         assert chosen["block_k"] == (128 if dtype in FP8 else 64)
         assert chosen["block_m"] // 128 <= sms  # a pair of blocks needs two multiprocessors at once
         few = chosen["few_rows"]
-        assert few == (m <= 128 if groups == 1 else -(-m // groups) <= 32)
+        most = (128 if -(-n // 256) <= sms // 2 else 64) if groups == 1 else 32
+        assert few == (-(-m // groups) <= most)
         stage = 128 * (chosen["block_m"] + 128 if few else 128 + chosen["block_n"])
         sums = 4 * chosen["block_m"] * 132 if few else 16 * 1024
         assert stage * chosen["num_stages"] + sums <= 225 * 1024
@@ -91,6 +92,7 @@ def test_hopper_product_plans_are_sane(dtype):
         (64, 4096, 1, (64, 128)),
         (65, 4096, 1, (128, 128)),
         (128, 4096, 1, (128, 128)),
+        (128, 24576, 1, (128, 256)),  # 96 pairs of blocks would not run at once
         (129, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
         (128 * 4, 1536, 128, (16, 128)),  # not 8 or 24: groups differ
         (128 * 8, 1536, 128, (16, 128)),  # groups of twice the average are still one tile
@@ -113,7 +115,8 @@ def test_few_rows_split_the_depth_while_tiles_are_few():
         how = {"m": m, "n": n, "k": k, "groups": groups, "dtype": FP8[0], "num_sms": sms}
         return _C.plan_gemm_sm90(**how)["split_k"]
 
-    assert split(1, 2112, 7168) == split(128, 2112, 7168) == 6  # 17 tiles
+    assert split(1, 2112, 7168) == 6  # 17 tiles
+    assert split(128, 2112, 7168) == 4  # 9 pairs of tiles: clusters of 8
     assert split(1, 512, 16384) == 8
     assert split(1, 512, 512) == 1  # four steps are not worth a second block
     assert split(1, 512, 1024) == 2

@@ -264,19 +264,23 @@ __device__ __forceinline__ int own_units(const Sm90Work &work, int part, int spl
     return units > part ? ceil_div(units - part, split) : 0;
 }
 
-/* Sends each unit to the block that it belongs to: the sums of part p of K go to the p-th place there. */
+/* Sends each unit to the block that it belongs to: the sums of part p of K go to the p-th place there. Its own ones a
+ * thread keeps, for itself. */
 template <typename Tile, int kCount>
 __device__ __forceinline__ void send_sums(const float (&sum)[kCount], DecodeShared<Tile> &shared, float *exchange,
                                           const Sm90Work &work, int rank, int split) {
-    const int thread = threadIdx.x - 128, share = ceil_div(Tile::kUnits, split);
-    float *place = exchange + (rank / Tile::kCluster * share * Tile::kConsumers + thread) * 4;
+    const int thread = threadIdx.x - 128, share = ceil_div(Tile::kUnits, split), part = rank / Tile::kCluster;
+    float *place = exchange + (part * share * Tile::kConsumers + thread) * 4;
     int owner = 0;
 #pragma unroll
     for (int unit = 0; unit < Tile::kUnits; ++unit) {
         if (unit * 8 >= work.columns) break;
         const float four[4] = {sum[unit * 4], sum[unit * 4 + 1], sum[unit * 4 + 2], sum[unit * 4 + 3]};
-        ptx::store_remote(place, four, &shared.received,
-                          static_cast<uint32_t>(owner * Tile::kCluster + rank % Tile::kCluster));
+        if (owner == part)
+            *reinterpret_cast<float4 *>(place) = {four[0], four[1], four[2], four[3]};
+        else
+            ptx::store_remote(place, four, &shared.received,
+                              static_cast<uint32_t>(owner * Tile::kCluster + rank % Tile::kCluster));
         if (++owner == split) owner = 0, place += Tile::kUnitFloats;
     }
 }
@@ -284,17 +288,21 @@ __device__ __forceinline__ void send_sums(const float (&sum)[kCount], DecodeShar
 /* Adds what the blocks sent, in their order, into rows of tokens: the block's own, without gaps. */
 template <typename Tile>
 __device__ __forceinline__ void add_received(const float *exchange, float *sums, int units, int split) {
+    constexpr int kMost = (Tile::kUnits + 1) / 2; /* units: half of them, where two blocks share */
     const int thread = threadIdx.x - 128, share = ceil_div(Tile::kUnits, split);
-    for (int unit = 0; unit < units; ++unit) {
-        const float *place = exchange + (unit * Tile::kConsumers + thread) * 4;
-        float sum[4] = {};
-#pragma unroll 4
-        for (int block = 0; block < split; ++block) {
-            const float4 part = *reinterpret_cast<const float4 *>(place + block * share * Tile::kUnitFloats);
-            sum[0] += part.x, sum[1] += part.y, sum[2] += part.z, sum[3] += part.w;
+    float sum[kMost][4] = {};
+    for (int block = 0; block < split; ++block) {
+        const float *place = exchange + (block * share * Tile::kConsumers + thread) * 4;
+#pragma unroll
+        for (int unit = 0; unit < kMost; ++unit) {
+            if (unit >= units) break;
+            const float4 part = *reinterpret_cast<const float4 *>(place + unit * Tile::kUnitFloats);
+            sum[unit][0] += part.x, sum[unit][1] += part.y, sum[unit][2] += part.z, sum[unit][3] += part.w;
         }
-        keep_unit<Tile>(sum, unit * 8, sums);
     }
+#pragma unroll
+    for (int unit = 0; unit < kMost; ++unit)
+        if (unit < units) keep_unit<Tile>(sum[unit], unit * 8, sums);
 }
 
 /* Four finished sums in 16 bits: what nearly all products want, and little code to fetch. */
@@ -393,7 +401,7 @@ __device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8
             const int units = own_units(work, rank / Tile::kCluster, split);
             const int warpgroups = work.rows > 0 ? ceil_div(work.rows, Tile::kWarpgroupRows) : 0;
             if (threadIdx.x == 128)
-                ptx::mbarrier_arrive_expect_tx(&shared.received, units * split * warpgroups * 128 * 16);
+                ptx::mbarrier_arrive_expect_tx(&shared.received, units * (split - 1) * warpgroups * 128 * 16);
             if (has_rows) {
                 ptx::mbarrier_wait_cluster(&shared.received, 0);
                 add_received<Tile>(exchange, sums, units, split);
