@@ -233,21 +233,33 @@ __device__ __forceinline__ TokenScales<kCount> token_scales_of(const GemmSm90Arg
             static_cast<int>(threadIdx.x % 4 * 2), work.columns};
 }
 
-/* What finish_tokens multiplies and adds, brought near while the first stages are on their way. */
-template <typename Tile>
-__device__ __forceinline__ void fetch_scales(DecodeShared<Tile> &shared, const GemmSm90Args &args,
-                                             const Sm90Work &work) {
+/* What finish_tokens multiplies by and adds: of a token and of a row of weights to each thread. It is asked for before the
+ * tile is multiplied and kept for all threads after that. */
+struct TileScales {
+    float token, weight, bias;
+};
+
+__device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, const Sm90Work &work) {
     const Epilogue &to = args.epilogue;
     const int thread = threadIdx.x - 128;
-    if (thread < work.columns)
-        shared.token_scale[thread] =
-            to.block_scaled ? 1.0f : scale_at(to.scale_a, work.group, work.first_column + thread);
+    TileScales scales = {1.0f, 1.0f, 0.0f};
+    if (thread < work.columns && !to.block_scaled)
+        scales.token = scale_at(to.scale_a, work.group, work.first_column + thread);
     if (thread < work.rows) {
         const int64_t column = work.first_row + thread;
-        shared.weight_scale[thread] = to.alpha * (to.block_scaled ? 1.0f : scale_at(to.scale_b, work.weight, column));
-        shared.bias[thread] =
-            to.bias ? load_as_float(to.bias, work.weight * to.bias_step + column, to.bias_dtype) : 0.0f;
+        if (!to.block_scaled) scales.weight = scale_at(to.scale_b, work.weight, column);
+        if (to.bias) scales.bias = load_as_float(to.bias, work.weight * to.bias_step + column, to.bias_dtype);
     }
+    return scales;
+}
+
+template <typename Tile>
+__device__ __forceinline__ void keep_scales(DecodeShared<Tile> &shared, const TileScales &scales, float alpha) {
+    const int thread = threadIdx.x - 128;
+    if (thread < Tile::kBlockN) shared.token_scale[thread] = scales.token;
+    if (thread >= kSm90BlockM) return;
+    shared.weight_scale[thread] = alpha * scales.weight;
+    shared.bias[thread] = scales.bias;
 }
 
 /* Sums of 8 tokens, of which token `first` is the first, as part of rows of tokens. */
@@ -368,7 +380,7 @@ __device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
                                     ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA)};
     while (works.next(work)) {
-        fetch_scales(shared, args, work);
+        const TileScales tile_scales = load_scales(args, work);
         const Depth depth = {steps_of(work), 0};
         const int split = args.split;
         const bool has_rows = work.rows > warpgroup * Tile::kWarpgroupRows;
@@ -394,6 +406,7 @@ __device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8
         } else {
             skip_tile(shared.rings, stage, depth, at);
         }
+        keep_scales(shared, tile_scales, args.epilogue.alpha);
         ptx::named_barrier(1, Tile::kConsumers);
         float *sums = exchange;
         if (split > 1) { /* the stages have been read: rows of tokens take their place */
