@@ -80,8 +80,8 @@ int32_t fg_clusters_at_once(int32_t num_sms, int32_t cluster) {
     return surely / cluster;
 }
 
-/* Of products of few rows: as many blocks to a tile as leave each a few steps of K and run at once. Two thirds of the
- * multiprocessors are enough to read as fast as the memory goes, so the number need not fit better. */
+/* Of products of few rows: as many blocks to a tile as leave each a few steps of K and run at once. A multiprocessor
+ * reads some 50 GB/s and no more, so that most of them are needed to read as fast as the memory goes. */
 static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, fg_plan plan, int32_t num_sms) {
     enum { STEPS_WORTH_A_BLOCK = 3, MAX_CLUSTER = 8 };
     static const struct {

@@ -92,7 +92,7 @@ def test_hopper_product_plans_are_sane(dtype):
         (64, 4096, 1, (64, 128)),
         (65, 4096, 1, (128, 128)),
         (128, 4096, 1, (128, 128)),
-        (128, 24576, 1, (128, 256)),  # 96 pairs of blocks would not run at once
+        (128, 24576, 1, (128, 192)),  # 96 pairs of blocks would not run at once
         (129, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
         (128 * 4, 1536, 128, (16, 128)),  # not 8 or 24: groups differ
         (128 * 8, 1536, 128, (16, 128)),  # groups of twice the average are still one tile
