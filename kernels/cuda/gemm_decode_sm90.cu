@@ -34,9 +34,11 @@ fg_status clusters_at_once(const void *kernel, int cluster, int threads, int sha
 template <typename Math, typename Tile>
 fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const TensorRows &tokens, GemmSm90Args &args,
                       int num_sms, const fg_queue *queue, fg_error *error) {
+    const bool grouped = args.space.major.grouping != Grouping::kNone;
+    args.box_tokens = grouped ? Tile::kBoxTokensOfGroups : Tile::kBoxTokens;
     CUtensorMap map_weights, map_tokens;
-    fg_status status = encode_tensor_map(&map_weights, weights, Tile::kWarpgroupRows, 1, error);
-    if (status == FG_OK) status = encode_tensor_map(&map_tokens, tokens, Tile::kBoxTokens, 1, error);
+    fg_status status = encode_tensor_map(&map_weights, weights, kSm90BlockM, 1, error);
+    if (status == FG_OK) status = encode_tensor_map(&map_tokens, tokens, args.box_tokens, 1, error);
     if (status != FG_OK) return status;
 
     const auto kernel = [] {

@@ -43,7 +43,10 @@ struct Sm90DecodeTile {
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes;
     static constexpr int kBytesB = kTokens * kSm90StepBytes;
     static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
-    static constexpr int kBoxTokens = kTokens % 16 ? 8 : kTokens <= 64 ? 16 : 32; /* of one copy */
+    /* Tokens of one copy. A copy takes its warp some 200 cycles to start, whatever its size: as few as can be, but groups
+     * of which most have fewer tokens than a tile should not read what they do not have. */
+    static constexpr int kBoxTokens = kTokens / kPair;
+    static constexpr int kBoxTokensOfGroups = kTokens % 16 ? 8 : kTokens <= 64 ? 16 : 32;
     static constexpr int kSumPitch = kSm90BlockM + 4; /* floats of a token: no two of a warp's stores meet in a bank */
     static constexpr int kUnits = kTokens / 8, kUnitFloats = kConsumers * 4;
     static constexpr int kReceivedBytes = received_units(kUnits) * kUnitFloats * 4;
@@ -159,14 +162,14 @@ template <typename Tile>
 __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t *stages,
                                                const CUtensorMap &map_weights, const CUtensorMap &map_tokens,
                                                const GemmSm90Args &args, int rank) {
-    constexpr int kBoxBytes = Tile::kBoxTokens * kSm90StepBytes;
+    const int box_bytes = args.box_tokens * kSm90StepBytes;
     const auto pair = static_cast<uint16_t>(((1 << Tile::kCluster) - 1) << rank / Tile::kCluster * Tile::kCluster);
     DecodeWorks<Tile> works(shared, args, rank);
     Sm90Work work;
     RingPosition<Tile::kStages> at;
     while (works.next(work)) {
-        const int boxes = work.rows > 0 ? ceil_div(work.rows, Tile::kWarpgroupRows) : 0, steps = steps_of(work);
-        const int token_boxes = ceil_div(work.columns, Tile::kBoxTokens);
+        const int steps = steps_of(work), token_boxes = ceil_div(work.columns, args.box_tokens);
+        const int weight_bytes = work.rows > 0 ? Tile::kWarpgroups * Tile::kBytesA : 0;
         const int group = args.a_grouped ? work.group : 0, weight = args.b_grouped ? work.weight : 0;
         for (int step = 0; step < steps; ++step, at.advance()) {
             ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
@@ -176,15 +179,12 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
                 uint8_t *tokens = weights + Tile::kWarpgroups * Tile::kBytesA;
                 uint64_t *full = &shared.full[at.slot];
                 const int k = work.k_begin + step * kSm90StepBytes;
-                ptx::mbarrier_arrive_expect_tx(full, boxes * Tile::kBytesA + token_boxes * kBoxBytes);
-#pragma unroll 1
-                for (int box = 0; box < boxes; ++box)
-                    ptx::tma_load_3d(weights + box * Tile::kBytesA, &map_weights, full, k,
-                                     work.first_row + box * Tile::kWarpgroupRows, weight);
+                ptx::mbarrier_arrive_expect_tx(full, weight_bytes + token_boxes * box_bytes);
+                if (weight_bytes > 0) ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight);
 #pragma unroll 1
                 for (int box = rank % Tile::kCluster; box < token_boxes; box += Tile::kCluster) {
-                    uint8_t *to = tokens + box * kBoxBytes;
-                    const int token = work.first_column + box * Tile::kBoxTokens;
+                    uint8_t *to = tokens + box * box_bytes;
+                    const int token = work.first_column + box * args.box_tokens;
                     if constexpr (Tile::kCluster == 1)
                         ptx::tma_load_3d(to, &map_tokens, full, k, token, group);
                     else

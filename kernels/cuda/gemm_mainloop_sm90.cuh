@@ -32,6 +32,7 @@ struct GemmSm90Args {
     bool plain;                /* of out nothing but scaled and biased sums in 16 or 32 bits */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
     int32_t split;             /* blocks of a cluster that share the K of a tile (gemm_decode_sm90.cuh) */
+    int32_t box_tokens;        /* rows of one copy of A there */
 };
 
 /* What becomes of tensor-core sums: nothing, until they are all; they are added to float32 registers; or so times the
