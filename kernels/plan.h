@@ -20,6 +20,7 @@ typedef struct {
     int32_t num_stages;                /* depth of the cp.async pipeline */
     int32_t groups;                    /* of offsets, each with its own row order; 0: rows as they come */
     int32_t split_k;                   /* reduction slices whose fp32 partials meet in the workspace; 1 = none */
+    int32_t few_rows;                  /* 1: of the Hopper kernel for products of few rows */
     int64_t workspace_bytes;
 } fg_plan;
 
@@ -76,14 +77,14 @@ enum {
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params);
 
-/* Of the Hopper kernels: persistent blocks, TMA and wgmma. block_m 256 is a pair of blocks of 128 rows that share B;
- * below 128 it is the kernel for few rows, where split_k blocks of a cluster share the depth of a tile. */
+/* Of the Hopper kernels: persistent blocks, TMA and wgmma. block_m 256 is a pair of blocks of 128 rows that share B. In
+ * the kernel for few rows split_k blocks of a cluster share the depth of a tile. */
 fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
                           int32_t tiles);
 
-/* How many of its blocks run at once in clusters of this many: a cluster lies within one of the parts that Hopper's
- * multiprocessors come in (GPCs), most of which have 16 of them and some 18. */
-int32_t fg_blocks_at_once(int32_t num_sms, int32_t cluster);
+/* How many of its clusters of this many blocks surely run at once: a cluster lies within one of the parts that Hopper's
+ * multiprocessors come in (GPCs), of which some have 18, some 16 and some fewer. */
+int32_t fg_clusters_at_once(int32_t num_sms, int32_t cluster);
 
 /* ---- what was chosen (print_config.c) ---- */
 

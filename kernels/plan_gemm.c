@@ -74,31 +74,38 @@ fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype d
     return plan;
 }
 
-int32_t fg_blocks_at_once(int32_t num_sms, int32_t cluster) {
+int32_t fg_clusters_at_once(int32_t num_sms, int32_t cluster) {
     enum { GPC_SMS = 16 };
-    return cluster <= 2 || num_sms < GPC_SMS ? num_sms : num_sms / GPC_SMS * GPC_SMS;
+    const int32_t surely = cluster <= 2 || num_sms < GPC_SMS ? num_sms : num_sms - num_sms / 8;
+    return surely / cluster;
 }
 
-/* Of products of few rows: as many blocks to a tile as leave each a few steps of K and run at once. */
+/* Of products of few rows: as many blocks to a tile as leave each a few steps of K and run at once. A multiprocessor
+ * reads some 50 GB/s and no more, so that most of them are needed to read as fast as the memory goes. */
 static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, fg_plan plan, int32_t num_sms) {
-    enum { STEPS_WORTH_A_BLOCK = 4, MAX_CLUSTER = 8 };
+    enum { STEPS_WORTH_A_BLOCK = 3, MAX_CLUSTER = 8 };
     static const struct {
-        int32_t block_m, num_stages;
+        int32_t block_m, num_stages, pair; /* pair: blocks that read the rows for each other */
         bool of_groups; /* whose sizes differ, so that tight tiles would read the weights of many twice */
-    } shapes[] = {{8, 10, false}, {16, 10, true}, {24, 10, false}, {32, 9, true}, {64, 7, true}};
+    } shapes[] = {{8, 10, 1, false}, {16, 10, 1, true}, {24, 10, 1, false},
+                  {32, 9, 1, true},  {64, 7, 2, true},  {128, 4, 2, true}};
+    enum { UNPAIRED_SHAPES = 4, SHAPES = sizeof shapes / sizeof *shapes };
     /* Groups of twice the average should still be one tile. */
     const int64_t rows = groups > 1 ? 2 * ceil_div(m, groups) : m;
+    const size_t last = (num_sms < 2 ? UNPAIRED_SHAPES : SHAPES) - 1;
     size_t chosen = 0;
-    while (shapes[chosen].block_m < rows || (groups > 1 && !shapes[chosen].of_groups)) chosen++;
+    while (chosen < last && (shapes[chosen].block_m < rows || (groups > 1 && !shapes[chosen].of_groups))) chosen++;
     plan.block_m = shapes[chosen].block_m;
     plan.block_n = 128;
     plan.num_stages = shapes[chosen].num_stages;
+    plan.few_rows = 1;
     const int64_t nonempty = groups < m ? groups : m;
-    const int64_t tiles = (m + nonempty * (plan.block_m - 1)) / plan.block_m * ceil_div(n, plan.block_n);
+    const int32_t pair = shapes[chosen].pair;
+    const int64_t tiles = (m + nonempty * (plan.block_m - 1)) / plan.block_m * ceil_div(n, plan.block_n * pair);
     const int64_t steps = m == 0 ? 0 : ceil_div(k, plan.block_k);
-    while (plan.split_k < MAX_CLUSTER && tiles * plan.split_k * 2 <= fg_blocks_at_once(num_sms, plan.split_k * 2) &&
-           steps >= STEPS_WORTH_A_BLOCK * plan.split_k * 2)
-        plan.split_k *= 2;
+    for (int32_t split = 2; split * pair <= MAX_CLUSTER; ++split)
+        if (tiles <= fg_clusters_at_once(num_sms, split * pair) && steps >= STEPS_WORTH_A_BLOCK * split)
+            plan.split_k = split;
     return plan;
 }
 
@@ -114,7 +121,9 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
     const int64_t rows = ceil_div(m, groups > 1 ? groups : 1); /* of one group, on average */
-    const bool few = groups > 1 ? rows <= 32 : rows <= 64;
+    /* Above 64 rows tensor cores have as much to do as the memory, and where tiles are many the others keep them busier. */
+    const bool some = groups <= 1 && rows > 64 && rows <= 128 && ceil_div(n, 256) <= num_sms / 2;
+    const bool few = groups > 1 ? rows <= 32 : rows <= 64 || (some && !(tiles & FG_TILES_NARROW));
     if (few && !(tiles & FG_TILES_TALL)) return plan_decode(m, n, k, groups > 1 ? groups : 1, plan, num_sms);
     double best = INFINITY;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {

@@ -648,7 +648,7 @@ def all_cases():
         cases[f"gemm/large/{dtype}/grouped"] = partial(gemm_case, shape=(2112, 208), sizes=sizes, **common)
 
     # Every tile of the Hopper kernel for few rows; the deep ones in clusters.
-    for rows in (5, 12, 20, 30, 60):
+    for rows in (5, 12, 20, 30, 60, 120):
         for dtype, extras in ((E4M3, True), (E4M3, "blocks"), ("bfloat16", True)):
             common = {"dtypes": (dtype, dtype), "out_dtype": "float32", "precision": "ieee", "sizes": (), "offset": 0}
             cases[f"gemm/few/{dtype}/{rows}" + "/blocks" * (extras == "blocks")] = partial(

@@ -52,7 +52,7 @@ def test_fp8_column_counts(backend, n, m, out_dtype):
 @pytest.mark.parametrize("n, k", [(97, 1168), (300, 4112)])  # the latter deep enough for clusters that share it
 @pytest.mark.parametrize("scales", ["none", "row", "block"])
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E5M2, E4M3), ("bfloat16", "bfloat16")], ids="-".join)
-@pytest.mark.parametrize("m", [1, 7, 8, 9, 16, 17, 24, 25, 32, 33, 64])
+@pytest.mark.parametrize("m", [1, 7, 8, 9, 16, 17, 24, 25, 32, 33, 64, 65, 128])
 def test_few_rows(backend, m, n, k, scales, dtypes):
     if scales == "block" and dtypes[0] == "bfloat16":
         pytest.skip("scales of blocks are for FP8")

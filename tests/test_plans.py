@@ -12,7 +12,7 @@ from flexgemm import _C
 
 DTYPES = ["float32", "float16", "bfloat16"]
 FP8 = ["float8_e4m3fn", "float8_e5m2"]
-KEYS = {"family", "block_m", "block_n", "block_k", "num_stages", "groups", "split_k", "workspace_bytes"}
+KEYS = {"family", "block_m", "block_n", "block_k", "num_stages", "groups", "split_k", "few_rows", "workspace_bytes"}
 SMS = 132
 HOPPER = 90
 
@@ -69,15 +69,16 @@ def test_hopper_product_plans_are_sane(dtype):
         chosen = check(_C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=dtype, num_sms=sms))
         assert chosen["block_k"] == (128 if dtype in FP8 else 64)
         assert chosen["block_m"] // 128 <= sms  # a pair of blocks needs two multiprocessors at once
-        few = chosen["block_m"] < 128
+        few = chosen["few_rows"]
+        most = (128 if -(-n // 256) <= sms // 2 else 64) if groups == 1 else 32
+        assert few == (-(-m // groups) <= most)
         stage = 128 * (chosen["block_m"] + 128 if few else 128 + chosen["block_n"])
-        epilogue = 4 * chosen["block_m"] * 132 if few else 32 * 1024
-        assert stage * chosen["num_stages"] + epilogue <= 225 * 1024
-        assert few or chosen["split_k"] == 1
-        assert chosen["split_k"] in (1, 2, 4, 8)
-        if chosen["split_k"] > 1:  # a cluster has one tile, and all run at once
-            at_once = sms if chosen["split_k"] == 2 else max(sms // 16 * 16, min(sms, 15))
-            assert chosen["split_k"] * -(-n // 128) <= at_once
+        sums = 4 * chosen["block_m"] * 132 if few else 32 * 1024
+        assert stage * chosen["num_stages"] + sums <= 225 * 1024
+        assert 1 <= chosen["split_k"] <= (8 if few else 1)
+        if chosen["split_k"] > 1:  # a cluster has one tile, and all run at once wherever clusters do not fit well
+            surely = sms if chosen["split_k"] == 2 or sms < 16 else sms * 7 / 8
+            assert chosen["split_k"] * -(-n // 128) <= surely + 1
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,10 @@ def test_hopper_product_plans_are_sane(dtype):
         (25, 4096, 1, (32, 128)),
         (33, 4096, 1, (64, 128)),
         (64, 4096, 1, (64, 128)),
-        (65, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
+        (65, 4096, 1, (128, 128)),
+        (128, 4096, 1, (128, 128)),
+        (128, 24576, 1, (128, 192)),  # 96 pairs of blocks would not run at once
+        (129, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
         (128 * 4, 1536, 128, (16, 128)),  # not 8 or 24: groups differ
         (128 * 8, 1536, 128, (16, 128)),  # groups of twice the average are still one tile
         (128 * 12, 1536, 128, (32, 128)),
@@ -111,13 +115,15 @@ def test_few_rows_split_the_depth_while_tiles_are_few():
         how = {"m": m, "n": n, "k": k, "groups": groups, "dtype": FP8[0], "num_sms": sms}
         return _C.plan_gemm_sm90(**how)["split_k"]
 
-    assert split(1, 2112, 7168) == 4  # 17 tiles
+    assert split(1, 2112, 7168) == 6  # 17 tiles
+    assert split(128, 2112, 7168) == 4  # 9 pairs of tiles: clusters of 8
     assert split(1, 512, 16384) == 8
     assert split(1, 512, 512) == 1  # four steps are not worth a second block
+    assert split(1, 512, 1024) == 2
     assert split(16, 24576, 1536) == split(128, 4096, 7168, groups=32) == 1
     assert split(1, 2112, 7168, sms=17) == 1
-    assert split(1, 33 * 128, 7168) == 2  # clusters of four do not reach all of the multiprocessors
-    assert split(1, 32 * 128, 7168) == 4
+    assert split(1, 39 * 128, 7168) == 2  # clusters of three do not reach all of the multiprocessors
+    assert split(1, 38 * 128, 7168) == 3
 
 
 PACKED, NARROW, TALL = 1, 2, 4

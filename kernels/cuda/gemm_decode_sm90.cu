@@ -8,12 +8,37 @@
 namespace flexgemm {
 namespace {
 
+/* How many clusters run at once. The device is asked once for each size of them, with any of the kernels: they are
+ * alike in that a block takes a multiprocessor for itself. */
+fg_status clusters_at_once(const void *kernel, int cluster, int threads, int shared_bytes, const fg_queue *queue,
+                           int *count, fg_error *error) {
+    enum { DEVICES = 16 };
+    static std::atomic<int> known[DEVICES][kMaxDecodeSplit + 1];
+    const bool kept = queue->device_index < DEVICES;
+    *count = kept ? known[queue->device_index][cluster].load(std::memory_order_relaxed) : 0;
+    if (*count > 0) return FG_OK;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {static_cast<unsigned>(cluster)};
+    config.blockDim = {static_cast<unsigned>(threads)};
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    FG_CUDA(cudaOccupancyMaxActiveClusters(count, kernel, &config));
+    if (kept) known[queue->device_index][cluster].store(*count, std::memory_order_relaxed);
+    return FG_OK;
+}
+
 template <typename Math, typename Tile>
 fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const TensorRows &tokens, GemmSm90Args &args,
                       int num_sms, const fg_queue *queue, fg_error *error) {
+    const bool grouped = args.space.major.grouping != Grouping::kNone;
+    args.box_tokens = grouped ? Tile::kBoxTokensOfGroups : Tile::kBoxTokens;
     CUtensorMap map_weights, map_tokens;
-    fg_status status = encode_tensor_map(&map_weights, weights, Tile::kWarpgroupRows, 1, error);
-    if (status == FG_OK) status = encode_tensor_map(&map_tokens, tokens, Tile::kBlockN, 1, error);
+    fg_status status = encode_tensor_map(&map_weights, weights, kSm90BlockM, 1, error);
+    if (status == FG_OK) status = encode_tensor_map(&map_tokens, tokens, args.box_tokens, 1, error);
     if (status != FG_OK) return status;
 
     constexpr auto kernel = [] {
@@ -25,13 +50,20 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
     status = allow_shared<kernel>(Tile::kSharedBytes, error);
     if (status != FG_OK) return status;
 
-    set_tiles(args.space, Tile::kBlockN, kSm90BlockM);
+    set_tiles(args.space, Tile::kBlockN, Tile::kWeights);
     const int64_t tiles = args.space.major_tiles * args.space.minor_tiles;
-    args.split = plan.split_k;
-    while (args.split > 1 && tiles * args.split > fg_blocks_at_once(num_sms, args.split)) args.split /= 2;
-    const int64_t blocks = args.split > 1 ? tiles * args.split : tiles < num_sms ? tiles : num_sms;
-    return launch_clusters(kernel, blocks, args.split, Tile::kThreads, Tile::kSharedBytes, map_weights, map_tokens,
-                           args, queue, error);
+    for (args.split = plan.split_k; args.split > 1; --args.split) {
+        const int cluster = args.split * Tile::kCluster;
+        int clusters = 0;
+        status = clusters_at_once(reinterpret_cast<const void *>(+kernel), cluster, Tile::kThreads, Tile::kSharedBytes,
+                                  queue, &clusters, error);
+        if (status != FG_OK) return status;
+        if (tiles <= clusters && tiles * cluster <= num_sms) break;
+    }
+    const int64_t at_once = num_sms / Tile::kCluster, clusters = args.split > 1 || tiles < at_once ? tiles : at_once;
+    const int cluster = args.split * Tile::kCluster;
+    return launch_clusters(kernel, clusters * cluster, cluster, Tile::kThreads, Tile::kSharedBytes, map_weights,
+                           map_tokens, args, queue, error);
 }
 
 template <typename Math>
@@ -41,15 +73,18 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
     GemmSm90Args args = make_args(params);
     switch (plan.block_m) {
         case 8:
-            return launch_tile<Math, Sm90DecodeTile<8>>(plan, weights, tokens, args, num_sms, queue, error);
+            return launch_tile<Math, Sm90DecodeTile<8, 1>>(plan, weights, tokens, args, num_sms, queue, error);
         case 16:
-            return launch_tile<Math, Sm90DecodeTile<16>>(plan, weights, tokens, args, num_sms, queue, error);
+            return launch_tile<Math, Sm90DecodeTile<16, 1>>(plan, weights, tokens, args, num_sms, queue, error);
         case 24:
-            return launch_tile<Math, Sm90DecodeTile<24>>(plan, weights, tokens, args, num_sms, queue, error);
+            return launch_tile<Math, Sm90DecodeTile<24, 1>>(plan, weights, tokens, args, num_sms, queue, error);
         case 32:
-            return launch_tile<Math, Sm90DecodeTile<32>>(plan, weights, tokens, args, num_sms, queue, error);
+            return launch_tile<Math, Sm90DecodeTile<32, 1>>(plan, weights, tokens, args, num_sms, queue, error);
+        case 64:
+            return launch_tile<Math, Sm90DecodeTile<64, 2>>(plan, weights, tokens, args, num_sms, queue, error);
         default:
-            return launch_tile<Math, Sm90DecodeTile<64>>(plan, weights, tokens, args, num_sms, queue, error);
+            return launch_tile<Math, Sm90DecodeTile<Math::kScaled ? 64 : 128, 2>>(plan, weights, tokens, args, num_sms,
+                                                                                  queue, error);
     }
 }
 

@@ -33,6 +33,7 @@ struct GemmSm90Args {
     bool plain;                /* of out nothing but scaled and biased sums in 16 or 32 bits */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
     int32_t split;             /* blocks of a cluster that share the K of a tile (gemm_decode_sm90.cuh) */
+    int32_t box_tokens;        /* rows of one copy of A there */
 };
 
 /* What becomes of tensor-core sums: nothing, until they are all; they are added to float32 registers; or so times the
@@ -421,7 +422,7 @@ fg_status launch_clusters(Kernel *kernel, int64_t blocks, int cluster_blocks, in
     return FG_OK;
 }
 
-/* The product of a plan whose tiles have fewer than 128 rows. (gemm_decode_sm90.cu) */
+/* The product of a plan of few rows. (gemm_decode_sm90.cu) */
 fg_status gemm_decode_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
                            fg_error *error);
 

@@ -95,7 +95,7 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     const fg_plan plan = fg_plan_gemm_sm90(all.m, all.n, all.k, all.groups, dtype, num_sms, fg_gemm_tiles(&params));
     fg_print_plan(&plan, "gemm", dtype, "m=%lld n=%lld k=%lld groups=%lld", static_cast<long long>(all.m),
                   static_cast<long long>(all.n), static_cast<long long>(all.k), static_cast<long long>(all.groups));
-    if (plan.block_m < kSm90BlockM) return gemm_decode_sm90(params, plan, num_sms, queue, error);
+    if (plan.few_rows) return gemm_decode_sm90(params, plan, num_sms, queue, error);
 
     const TensorRows a = make_rows(params.a), b = make_rows(params.b);
     GemmSm90Args args = make_args(params);

@@ -207,6 +207,19 @@ __device__ __forceinline__ void mbarrier_wait_parity(uint64_t *barrier, uint32_t
         : "memory");
 }
 
+/* The same, where other blocks of the cluster complete the phase. */
+__device__ __forceinline__ void mbarrier_wait_cluster(uint64_t *barrier, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+}
+
 /* Fetches the 128-byte descriptor ahead of its first use. */
 __device__ __forceinline__ void prefetch_tensor_map(const void *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -284,6 +297,13 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+/* The same in two halves, between which a thread goes on. Of what was done before it, it orders initialised barriers
+ * (fence_mbarrier_init) and nothing else. */
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
 /* Arrives at the same barrier of another block of the cluster. Orders no other memory access: release at cluster scope
  * would be a full memory barrier each time. */
 __device__ __forceinline__ void mbarrier_arrive_remote(uint64_t *barrier, uint32_t block) {
@@ -297,19 +317,20 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint64_t *barrier, uint32
         : "memory");
 }
 
-/* Four floats of shared memory, from another block of the cluster: the same place as `shared` is in this one. */
-__device__ __forceinline__ float4 load_remote(const float *shared, uint32_t block) {
-    float4 value;
+/* Four floats to the place in another block of the cluster that `shared` is in this one; they count as 16 bytes on
+ * `barrier` there, and who has waited for it by mbarrier_wait_cluster sees them. */
+__device__ __forceinline__ void store_remote(float *shared, const float (&value)[4], uint64_t *barrier,
+                                             uint32_t block) {
     asm volatile(
         "{\n"
-        ".reg .b32 remote;\n"
-        "mapa.shared::cluster.u32 remote, %4, %5;\n"
-        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n"
-        "}\n"
-        : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-        : "r"(shared_address(shared)), "r"(block)
+        ".reg .b32 remote, remote_barrier;\n"
+        "mapa.shared::cluster.u32 remote, %0, %6;\n"
+        "mapa.shared::cluster.u32 remote_barrier, %1, %6;\n"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [remote], {%2, %3, %4, %5}, "
+        "[remote_barrier];\n"
+        "}\n" ::"r"(shared_address(shared)),
+        "r"(shared_address(barrier)), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]), "r"(block)
         : "memory");
-    return value;
 }
 
 /* Orders this thread's view of shared memory (ordinary stores and cp.async that it has waited for) before later reads

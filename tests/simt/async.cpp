@@ -317,13 +317,37 @@ void tensor_store_wait(size_t groups) {
     thread.stores.erase(thread.stores.begin(), thread.stores.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
+/* ---- st.async ---- */
+
+static void land_store(const RemoteStore &store) {
+    Block &block = *store.to.block;
+    if (block.live == 0) fail("shared memory of block %u of the cluster, which has ended", block.rank);
+    std::memcpy(block.at(store.to.address, sizeof store.words), store.words, sizeof store.words);
+    complete_bytes({&block, store.barrier}, sizeof store.words);
+}
+
+void store_remote(const RemoteStore &store) {
+    Cluster &cluster = *store.to.block->in;
+    find({store.to.block, store.barrier});
+    if (cluster.early())
+        land_store(store);
+    else
+        cluster.stores.push_back(store);
+}
+
 /* ---- the scheduler's side ---- */
 
 bool land(Cluster &cluster) {
-    const size_t count = cluster.pending.size() + cluster.arriving.size();
+    const size_t count = cluster.pending.size() + cluster.arriving.size() + cluster.stores.size();
     if (count == 0) return false;
     const size_t which = cluster.random(static_cast<uint32_t>(count));
-    if (which < cluster.pending.size()) {
+    if (which >= cluster.pending.size() + cluster.arriving.size()) {
+        const size_t at = which - cluster.pending.size() - cluster.arriving.size();
+        const RemoteStore store = cluster.stores[at];
+        cluster.stores[at] = cluster.stores.back();
+        cluster.stores.pop_back();
+        land_store(store);
+    } else if (which < cluster.pending.size()) {
         const TensorCopy copy = cluster.pending[which];
         cluster.pending.erase(cluster.pending.begin() + static_cast<std::ptrdiff_t>(which));
         land_copy(copy);

@@ -44,6 +44,13 @@ inline uint32_t swizzled(uint32_t address, int mode) {
     return address ^ ((address >> 7 & bits) << 4);
 }
 
+/* Of st.async: 16 bytes and the mbarrier that they count on, in one block. */
+struct RemoteStore {
+    Place to;
+    uint32_t barrier;
+    uint32_t words[4];
+};
+
 extern const char *const kWaitsForMBarrier; /* its address and parity, for wait() */
 
 void mbarrier_init(uint32_t address, uint32_t arrivals);
@@ -55,6 +62,7 @@ void copy_async_wait(size_t groups); /* until at most so many are under way */
 void tensor_copy(const TensorCopy &copy);
 void tensor_store(const TensorCopy &copy);
 void tensor_store_wait(size_t groups); /* until at most so many may still read shared memory */
+void store_remote(const RemoteStore &store);
 
 void check_written(Block &block, uint32_t address, uint64_t issued, uint64_t fenced);
 void note_written(Block &block, uint32_t address, uint32_t bytes, int32_t by);

@@ -233,13 +233,18 @@ __global__ void uninitialised(const __grid_constant__ Arguments args) {
 
 template <bool kFaulty>
 __global__ void cluster_exit(const __grid_constant__ Arguments args) {
-    __shared__ alignas(16) float values[kThreads];
-    values[threadIdx.x] = static_cast<float>(threadIdx.x);
+    __shared__ alignas(16) float values[4 * kThreads];
+    __shared__ uint64_t barrier;
+    if (threadIdx.x == 0) {
+        ptx::mbarrier_init(&barrier, 1);
+        ptx::fence_mbarrier_init();
+        ptx::mbarrier_arrive_expect_tx(&barrier, 16 * kThreads);
+    }
     ptx::cluster_sync();
-    const float4 four = ptx::load_remote(values + threadIdx.x / 4 * 4, ptx::cluster_block_rank() ^ 1);
-    const float own[4] = {four.x, four.y, four.z, four.w};
-    write(args.out, own[threadIdx.x % 4]);
-    if (!kFaulty) ptx::cluster_sync();
+    const float own[4] = {static_cast<float>(threadIdx.x)};
+    ptx::store_remote(values + threadIdx.x * 4, own, &barrier, ptx::cluster_block_rank() ^ 1);
+    if (!kFaulty || ptx::cluster_block_rank() == 0) ptx::mbarrier_wait_cluster(&barrier, 0);
+    write(args.out, kFaulty ? 0.0f : values[threadIdx.x * 4]);
 }
 
 /* ---- launches that may begin early ---- */

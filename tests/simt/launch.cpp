@@ -95,9 +95,11 @@ bool run_cluster(uint64_t first) {
     cluster->timing = timing_of_environment(kTimings[cluster->random(4)]);
     cluster->blocks.clear();
     cluster->pending.clear();
+    cluster->stores.clear();
     cluster->arriving.clear();
     cluster->waiting.clear();
     cluster->arrived = 0;
+    cluster->met = 0;
     cluster->live = 0;
     cluster->clock = 0;
     const dim3 grid = state.config->grid;

@@ -186,15 +186,15 @@ void barrier_arrive_only(Frame &frame, const Instruction &instruction) {
     named_barrier_arrive(static_cast<uint32_t>(frame.read(a[0])), static_cast<uint32_t>(frame.read(a[1])));
 }
 
-/* ld.shared::cluster.v4.f32: of any block of the cluster. */
-void load_cluster(Frame &frame, const Instruction &instruction) {
+/* st.async...v4.f32 [target], {..}, [barrier], both of one block of the cluster. */
+void store_async(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
-    const Place place = place_of(frame.read(a[1]));
-    if (place.block->live == 0) fail("shared memory of block %u of the cluster, which has ended", place.block->rank);
+    const Place place = place_of(frame.read(a[0])), barrier = place_of(frame.read(a[2]));
+    if (place.block != barrier.block) fail("%s: target and barrier in two blocks", instruction.opcode.c_str());
     if (place.address % 16) fail("%s at 0x%x: misaligned", instruction.opcode.c_str(), place.address);
-    uint32_t words[4];
-    std::memcpy(words, place.block->at(place.address, sizeof words), sizeof words);
-    for (size_t i = 0; i < 4; ++i) frame.write(a[0].parts[i], words[i]);
+    RemoteStore store = {place, barrier.address, {}};
+    for (size_t i = 0; i < 4; ++i) store.words[i] = static_cast<uint32_t>(frame.read(a[1].parts[i]));
+    store_remote(store);
 }
 
 /* ---- a warp's instructions ---- */
@@ -241,7 +241,7 @@ const std::map<std::string, Entry> kInstructions = {
     {"setp.ne.b32", {set_predicate, nullptr}},
     {"bra", {branch, nullptr}},
     {"trap", {trap, nullptr}},
-    {"ld.shared::cluster.v4.f32", {load_cluster, nullptr}},
+    {"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32", {store_async, nullptr}},
     {"setmaxnreg", {nullptr, set_registers}},
     {"ldmatrix.sync.aligned.m8n8", {nullptr, load_matrices}},
     {"stmatrix.sync.aligned.m8n8", {nullptr, store_matrices}},

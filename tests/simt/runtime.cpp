@@ -297,6 +297,17 @@ cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute attribu
     return cudaSuccess;
 }
 
+/* As if its blocks had a multiprocessor each. */
+cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, const void *, const cudaLaunchConfig_t *config) {
+    int multiprocessors = 0;
+    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0);
+    for (unsigned int i = 0; i < config->numAttrs; ++i)
+        if (config->attrs[i].id == cudaLaunchAttributeClusterDimension)
+            multiprocessors /= static_cast<int>(config->attrs[i].val.clusterDim.x);
+    *clusters = multiprocessors;
+    return cudaSuccess;
+}
+
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned int, unsigned long long,
                                              cudaDriverEntryPointQueryResult *result) {
     const bool known = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;

@@ -111,6 +111,7 @@ void finish_block_barrier(Block &block) {
 void finish_cluster_barrier() {
     if (state.cluster->arrived == 0 || state.cluster->arrived < state.cluster->live) return;
     state.cluster->arrived = 0;
+    ++state.cluster->met;
     wake_all(state.cluster->waiting);
 }
 
@@ -269,11 +270,15 @@ void named_barrier_arrive(uint32_t id, uint32_t threads) {
     }
 }
 
-void cluster_arrive() { ++state.cluster->arrived; }
+void cluster_arrive() {
+    current().meeting = state.cluster->met;
+    ++state.cluster->arrived;
+    finish_cluster_barrier();
+}
 
 void cluster_wait() {
+    if (state.cluster->met != current().meeting) return;
     state.cluster->waiting.push_back(&current());
-    finish_cluster_barrier();
     wait("the barrier of the cluster");
 }
 

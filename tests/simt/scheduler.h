@@ -47,6 +47,7 @@ struct Thread {
     std::vector<Copy> copies;       /* not landed */
     std::vector<TensorCopy> stores; /* that may still read shared memory, and the ends of their groups */
     uint64_t fenced;                /* when it last executed fence.proxy.async */
+    uint64_t meeting;               /* of the cluster, that it arrived for */
     bool ordered;                   /* behind the kernels in front of its own: by the launch, or griddepcontrol.wait */
 };
 
@@ -104,13 +105,17 @@ struct Block {
 };
 constexpr int32_t kCopyEngine = -1;
 
+struct RemoteStore; /* async.h */
+
 enum class Timing { kEager, kLazy, kMixed }; /* of what is asynchronous: at once, as late as legal, either */
 
 struct Cluster {
     std::vector<Block *> blocks;
     std::vector<TensorCopy> pending; /* TMA copies under way */
+    std::vector<RemoteStore> stores; /* to other blocks, under way */
     std::vector<Thread *> arriving;  /* threads whose copies end in an arrival */
     uint32_t arrived;                /* at the barrier of the cluster */
+    uint64_t met;                    /* how often all have met there */
     std::vector<Thread *> waiting;   /* there */
     size_t live;
     uint64_t clock;
