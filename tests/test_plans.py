@@ -221,7 +221,8 @@ def test_hopper_tiles_are_as_wide_as_the_channels_fill():
     assert tile(256, dtype="float32") == tile(256, rows=1000) == (128, 256)
     assert tile(256, rows=150) == (192, 256)  # all rows in one tile
     assert tile(128) == tile(384) == tile(72) == tile(320) == (128, 128)
-    assert tile(64) == tile(8) == (128, 64)
+    assert tile(64) == tile(40) == tile(8, dtype="float32") == (128, 64)
+    assert tile(32) == tile(8) == (128, 32)
 
 
 def test_hopper_splits_offsets_while_tiles_are_few():

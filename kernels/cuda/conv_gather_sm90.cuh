@@ -58,7 +58,7 @@ struct GatherTile {
     static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kCtasPerSm == 1 ? 224 : 96;
     /* Offsets whose map entries are copied at a time: all of 3x3x3, or half of them, which leaves L1 60 KB. */
     static constexpr int kWindow = kCtasPerSm == 1 ? 27 : 14;
-    static_assert(kBlockN % 64 == 0 && kWindow <= 32, "whole blocks of 64 channels; a bit for each offset");
+    static_assert(kBlockN % 32 == 0 && kWindow <= 32, "whole chunks of a quad's rows; a bit for each offset");
     static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
                       (1 + kConsumers) * ptx::registers_at_launch(kThreads, kCtasPerSm),
                   "warpgroups divide the registers of the launch");
@@ -265,6 +265,7 @@ struct GatherProducer {
 
     __device__ void run(int tasks) {
         static_assert(kRowsPerPass % 8 == 0, "a thread's rows share one swizzle");
+        static_assert(kKMajor || Tile::kBlockN % kBlockK<T> == 0, "transposed weights are blocks of 64 channels");
         static_assert(kElement > 1 || Tile::kBlockM == kWarpgroup, "a thread brings one scale");
         if (threadIdx.x == 0) ptx::prefetch_tensor_map(&weight_map);
         Window window = first_window(static_cast<int>(blockIdx.x));
