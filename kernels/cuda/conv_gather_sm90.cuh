@@ -127,6 +127,7 @@ struct GatherProducer {
     const bool through_l1 = Tile::kCtasPerSm > 1 && !p.order && (p.depth <= kBlockK<T>);
     const int packed = packed_offsets<T, Tile>(p); /* a power of two; a thread's pieces are of one of these offsets */
     const int own_offset = static_cast<int>(threadIdx.x) % kChunksPerRow * packed / kChunksPerRow;
+    const int own_column = static_cast<int>(threadIdx.x) % kChunksPerRow * (kChunk / kElement) % (kBlockK<T> / packed);
     const int window_length = Tile::kWindow / packed * packed;
 
     /* Up to window_length offsets of a task, `splits` apart. */
@@ -209,7 +210,7 @@ struct GatherProducer {
         char *a = shared.stages[place.slot], *b = a + Tile::kBytesA;
         uint64_t *full = &shared.full[place.slot];
         const int chunk = threadIdx.x % kChunksPerRow, first = threadIdx.x / kChunksPerRow;
-        const int column = (k + chunk * (kChunk / kElement)) % (packed > 1 ? p.depth : INT32_MAX);
+        const int column = k + own_column;
         tile_rows += own_offset * Tile::kBlockM;
         uint64_t in = reinterpret_cast<uint64_t>(p.in) + kElement * static_cast<uint64_t>(column);
         ptx::hold(in);
