@@ -81,8 +81,8 @@ struct GatherShared {
 
 /* One CTA's task: a tile, and a slice of the offsets. Column tiles of the same rows run side by side, so that they share
  * the gathered rows in L2, then the splits of a group, which have the same rows too; and the groups run one after
- * another, so that L2 holds the weights of few offsets at a time. The first rows of an order have few neighbours: tiles of
- * them are short, and fill in at the end. */
+ * another, so that L2 holds the weights of few offsets at a time. Where tiles are handed out, the last rows come first:
+ * the first ones of an order have few neighbours, and such tiles fill in at the end. */
 template <class Tile>
 struct GatherTask {
     int index, row_tile, n0, slice;
@@ -90,7 +90,7 @@ struct GatherTask {
         const int row_tiles = static_cast<int>(ceil_div<int64_t>(p.rows, Tile::kBlockM));
         const int split = index / p.column_tiles % p.splits, rest = index / p.column_tiles / p.splits;
         n0 = index % p.column_tiles * Tile::kBlockN;
-        row_tile = p.order ? row_tiles - 1 - rest % row_tiles : rest % row_tiles;
+        row_tile = p.next_task ? row_tiles - 1 - rest % row_tiles : rest % row_tiles;
         slice = rest / row_tiles * p.splits + split;
     }
     /* The row of `map` and `out` that is row `i` of the tile, or less than 0. */
