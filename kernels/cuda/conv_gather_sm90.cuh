@@ -318,8 +318,7 @@ __device__ __forceinline__ int row_of_thread(int half) {
     return consumer_of_thread() * kWgmmaM + warp * 16 + half * 8 + lane / 4;
 }
 
-/* Each warp for itself: the last of them frees the stage. The lane is kept: to read threadIdx again takes longer than a
- * wgmma. */
+/* Each warp for itself: the last of them frees the stage. The lane is kept, or each step would read threadIdx again. */
 template <class Tile>
 __device__ __forceinline__ void release_stage(GatherShared<Tile> &shared, int stage, int lane) {
     if (lane == 0) ptx::mbarrier_arrive(&shared.empty[stage]);
