@@ -14,14 +14,13 @@ enum {
     CTAS_PER_SM = 2,         /* resident, of the 128-row tiles */
     SMALL_CTAS_PER_SM = 3,   /* resident, of the 64 x 64 tile */
     MIN_STEPS_PER_SLICE = 8, /* shorter slices cost more in partial sums than they gain */
-    MAX_GATHER_SLICES = 16,
+    MAX_GATHER_SLICES = 32,
     MAX_SLICES = 65535,         /* of any pass: a grid's extent */
     MIN_ROWS_PER_SLICE = 512,   /* weight gradient */
     MIN_ROWS_PER_WAVE = 4096,   /* of a slice, weight gradient on Hopper, where there is more than one wave */
     MAX_ROWS_PER_SLICE = 65536, /* bounds the chain of additions that tensor cores truncate */
     WGRAD_WAVES = 4,            /* offsets differ in neighbours: more CTAs than fit at once even that out */
     MIN_ROWS_PER_SUM = 256,     /* column sums */
-    SM90_MIN_OFFSETS = 2,       /* of a slice, Hopper */
     MAX_PARTIALS = 1 << 28,     /* 1 GiB of float32 */
     MAX_MATRIX_BYTES = 1 << 28, /* of gathered rows at a time, "explicit_gemm": 256 MiB */
 };
@@ -63,7 +62,7 @@ static const double LAUNCH_SECONDS = 3e-6; /* of the kernel that adds partial su
 static const double L2_BYTES = 5.5e12;     /* a second, from L2 to the multiprocessors */
 static const double DRAM_BYTES = 4.2e12;   /* a second, read and written */
 static const double L2_HOLDS = 32e6;       /* bytes of features beside the weights that pass through */
-static const double ENTRY_BYTES = 16;      /* of L2 for a map entry read through an order: half a sector, 4 when not */
+static const double ENTRY_BYTES = 8;       /* of L2 for a map entry read through an order; 4 when not */
 
 /* What is more complicated has to be this much cheaper: the figures are not exact. */
 static const double WORTHWHILE = 0.97;
@@ -86,10 +85,12 @@ static double seconds(const fg_conv_question *q, const tile *t, int64_t groups, 
 
     double span = ceil(waves), other = ceil(waves) * TASK_SECONDS;
     if (groups > 0) {
-        const int64_t segment = fg_order_segment(q->rows);
-        const double share = fg_union_share(at_most(q->rows, segment), q->v, groups, t->block_m);
+        const int64_t segment = fg_order_segment(q->rows), together = at_most(q->rows, segment);
+        /* A segment is one part of the scene, and has fewer kinds of rows: as if there were more of each. */
+        const double alike = pow((double)q->rows / (double)together, 0.3);
+        const double share = fg_union_share((int64_t)((double)together * alike), q->v, groups, t->block_m);
         const double gathered = fg_pair_share(q->v) * (double)q->v * (double)q->rows * (double)(q->ci * columns) * size;
-        const bool fits = (double)at_most(q->rows, segment) * (double)q->ci * size <= L2_HOLDS;
+        const bool fits = (double)together * (double)q->ci * size <= L2_HOLDS;
         span = fmin(span, share * waves + 0.5); /* tiles differ: the last CTA is half a full one late */
         other += (1 - share) * gathered / (L2_BYTES * scale);
         other += (double)q->rows * (double)(q->v * columns) * ENTRY_BYTES / (L2_BYTES * scale);
@@ -104,36 +105,38 @@ static double seconds(const fg_conv_question *q, const tile *t, int64_t groups, 
     return span * task_seconds + other;
 }
 
-/* Tries the orders that the caller has and none, each with as many more splits as fill the card. */
-static fg_plan choose_slices(const fg_conv_question *q, fg_plan plan, const tile *t, int64_t max_splits) {
+/* Tries the orders that the caller has and none, each with as many more splits as fill the card. Changes *plan where
+ * that is worth it against *best, the seconds of *plan. */
+static void choose_slices(const fg_conv_question *q, const tile *t, int64_t max_splits, fg_plan *plan, double *best) {
     const bool masked =
         q->algorithm == FG_ALGORITHM_MASKED_IMPLICIT_GEMM || q->algorithm == FG_ALGORITHM_MASKED_IMPLICIT_GEMM_SPLITK;
     const bool plain = q->algorithm == FG_ALGORITHM_IMPLICIT_GEMM || q->algorithm == FG_ALGORITHM_IMPLICIT_GEMM_SPLITK;
     const bool split = q->algorithm != FG_ALGORITHM_IMPLICIT_GEMM && q->algorithm != FG_ALGORITHM_MASKED_IMPLICIT_GEMM;
     const int64_t tile_count = at_least(tiles(q->rows, q->co, t->block_m, t->block_n), 1);
     const int64_t slots = (int64_t)q->num_sms * t->ctas_per_sm;
-    double best = INFINITY;
     for (int32_t i = -1; i < q->orders.sets; i++) {
         const int64_t groups = i < 0 ? 0 : q->orders.groups[i], orders = at_least(groups, 1);
         if (i < 0 ? masked && q->orders.sets > 0 : plain) continue;
         const int64_t filling = at_most(slots / (tile_count * orders), max_splits / orders);
-        const int64_t options[] = {1, at_least(filling, 1)};
+        /* No more than it takes for the longest slices, which have one offset more than others. */
+        const int64_t offsets = q->v / orders, longest = ceil_div(offsets, at_least(filling, 1));
+        const int64_t options[] = {1, ceil_div(offsets, longest)};
         for (int option = 0; option < 2; option++) {
             const int64_t slices = orders * options[option];
             if (slices > 1 && (!split || slices * q->rows * q->co * q->channel_groups > MAX_PARTIALS)) continue;
             const double cost = seconds(q, t, groups, options[option]);
-            if (cost > WORTHWHILE * best) continue;
-            best = cost;
-            plan.groups = (int32_t)groups;
-            set_split(&plan, slices, q->rows * q->co);
+            if (cost > WORTHWHILE * *best) continue;
+            *best = cost;
+            set_tile(plan, t->block_m, t->block_n, t->num_stages);
+            plan->groups = (int32_t)groups;
+            set_split(plan, slices, q->rows * q->co);
         }
     }
-    return plan;
 }
 
-/* Hopper. Bytes from L2 per product are what a tile must save, so the widest is best, and 16-bit rows are enough for the
- * tallest when they fill the card with it twice; narrower ones are for channels that would leave much of a wider one
- * empty. */
+/* Hopper. Bytes from L2 per product are what a tile must save, so the widest is best, and 16-bit rows have a taller one,
+ * for scenes that fill the card with it twice, or are one tile of it; narrower ones are for channels that
+ * would leave much of a wider one empty. */
 static fg_plan plan_conv_sm90(const fg_conv_question *q) {
     static const struct {
         tile tile, float8;
@@ -142,21 +145,26 @@ static fg_plan plan_conv_sm90(const fg_conv_question *q) {
         {{128, 256, 4, 1, 800}, {128, 256, 4, 1, 1150}, 10},
         {{128, 128, 5, 1, 610}, {128, 128, 5, 1, 1000}, 13},
         {{128, 64, 3, 2, 400}, {128, 64, 3, 2, 700}, 17},
+        {{128, 32, 4, 2, 250}, {0}, 25}, /* 16-bit only */
     };
-    static const tile tallest = {192, 256, 3, 1, 880}; /* its speed is a prediction */
+    const int count = fg_dtype_size(q->dtype) == 2 ? 4 : 3;
+    static const tile tallest = {192, 256, 3, 1, 880};
     int best = 0;
-    for (int i = 1; i < 3; i++) {
+    for (int i = 1; i < count; i++) {
         const int64_t block_n = candidates[i].tile.block_n, best_n = candidates[best].tile.block_n;
         if (ceil_div(q->co, block_n) * block_n * candidates[i].cost <
             ceil_div(q->co, best_n) * best_n * candidates[best].cost)
             best = i;
     }
     const tile *t = fg_is_float8(q->dtype) ? &candidates[best].float8 : &candidates[best].tile;
-    const bool fills = tiles(q->rows, q->co, tallest.block_m, tallest.block_n) >= 2 * (int64_t)q->num_sms;
-    if (best == 0 && fills && fg_dtype_size(q->dtype) == 2) t = &tallest;
     fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(q->dtype)), .split_k = 1};
     set_tile(&plan, t->block_m, t->block_n, t->num_stages);
-    return choose_slices(q, plan, t, at_most(MAX_GATHER_SLICES, q->v / SM90_MIN_OFFSETS));
+    const int64_t max_splits = at_most(MAX_GATHER_SLICES, q->v);
+    double cost = INFINITY;
+    const bool fills = tiles(q->rows, q->co, tallest.block_m, tallest.block_n) >= 2 * (int64_t)q->num_sms;
+    if (best == 0 && fg_dtype_size(q->dtype) == 2 && (fills || q->rows <= tallest.block_m)) t = &tallest;
+    choose_slices(q, t, max_splits, &plan, &cost);
+    return plan;
 }
 
 /* Groups of channels are side by side in one launch: each plans for its share of the multiprocessors. */
@@ -176,7 +184,8 @@ static fg_plan plan_conv_portable(const fg_conv_question *whole) {
     set_tile(&plan, t->block_m, t->block_n, t->num_stages);
     const int64_t steps = q->v * ceil_div(q->ci, plan.block_k);
     const int64_t splits = t == &small ? at_most(q->v, steps / MIN_STEPS_PER_SLICE) : 1;
-    plan = choose_slices(q, plan, t, at_most(MAX_GATHER_SLICES, splits));
+    double cost = INFINITY;
+    choose_slices(q, t, at_most(MAX_GATHER_SLICES, splits), &plan, &cost);
     plan.workspace_bytes *= q->channel_groups;
     return plan;
 }

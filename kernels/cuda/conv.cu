@@ -84,7 +84,20 @@ struct Problem {
         return FG_OK;
     }
 
-    GatherParams params(const fg_plan &chosen) const {
+    int64_t sums_and_copies(const fg_plan &chosen) const {
+        return chosen.workspace_bytes + copied_elements(chosen) * static_cast<int64_t>(sizeof(float));
+    }
+
+    /* What lies behind them: a counter that hands out tiles, where each multiprocessor has so many that it pays. */
+    int64_t counter_bytes(const fg_plan &chosen, int num_sms) const {
+        constexpr int kTilesPerSm = 4;
+        if (chosen.family != FG_FAMILY_SM90 || chosen.split_k > 1) return 0; /* slices share weights in step */
+        const int64_t tiles =
+            ceil_div<int64_t>(out.shape[0], chosen.block_m) * ceil_div<int64_t>(columns(), chosen.block_n);
+        return tiles >= kTilesPerSm * static_cast<int64_t>(num_sms) ? static_cast<int64_t>(sizeof(int)) : 0;
+    }
+
+    GatherParams params(const fg_plan &chosen, int num_sms) const {
         GatherParams p = {};
         p.in = in.data;
         p.weight = weight.data;
@@ -97,6 +110,8 @@ struct Problem {
         p.out = out.data;
         float *const copies = static_cast<float *>(workspace.data);
         p.partials = chosen.split_k > 1 ? copies + copied_elements(chosen) : nullptr;
+        if (counter_bytes(chosen, num_sms) > 0)
+            p.next_task = reinterpret_cast<int *>(static_cast<char *>(workspace.data) + sums_and_copies(chosen));
         p.out_dtype = out.dtype;
         p.added_dtype = added_dtype;
         p.row_scales = row_scales;
@@ -130,7 +145,7 @@ struct Problem {
                       static_cast<long long>(depth()), static_cast<long long>(columns()),
                       static_cast<long long>(map.shape[0]));
 
-        GatherParams p = params(chosen);
+        GatherParams p = params(chosen, num_sms);
         if (algorithm == FG_ALGORITHM_EXPLICIT_GEMM)
             return conv_explicit(p, chosen, queue, in.dtype, precision, major == Major::kK, workspace, error);
         const cudaStream_t stream = stream_of(queue);
@@ -194,9 +209,9 @@ fg_status workspace_of(const Params *p, const fg_queue *queue, size_t *bytes, fg
         return workspace_of(&part, queue, bytes, error);
     }
     if (problem.algorithm == FG_ALGORITHM_EXPLICIT_GEMM)
-        return conv_explicit_workspace(problem.params(plan), plan, queue, problem.in.dtype, problem.precision,
+        return conv_explicit_workspace(problem.params(plan, num_sms), plan, queue, problem.in.dtype, problem.precision,
                                        problem.major == Major::kK, bytes, error);
-    *bytes = static_cast<size_t>(plan.workspace_bytes) + problem.copied_elements(plan) * sizeof(float);
+    *bytes = static_cast<size_t>(problem.sums_and_copies(plan) + problem.counter_bytes(plan, num_sms));
     return FG_OK;
 }
 

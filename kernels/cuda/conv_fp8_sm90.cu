@@ -39,6 +39,7 @@ struct Consumer {
 
     const GatherParams &p;
     GatherShared<Tile> &shared;
+    const int lane;
     RingPosition<Tile::kStages> place; /* in the pipeline */
 
     /* d += the products of a stage times the scales of its rows; frees the stage. */
@@ -66,7 +67,7 @@ struct Consumer {
             ptx::wgmma_hold(partial);
             if (part == kParts - 1) {
                 __syncwarp(); /* all lanes have read their scales */
-                release_stage(shared, place.slot);
+                release_stage(shared, place.slot, lane);
             }
 #pragma unroll
             for (int i = 0; i < kCount; ++i) {
@@ -76,27 +77,24 @@ struct Consumer {
         }
     }
 
-    /* Multiplies until the end of the tile; returns whether there was anything to multiply. */
-    __device__ bool accumulate(float (&d)[kParts * kCount]) {
-        bool any = false;
+    /* Multiplies until the end of the tile, whose word is returned; *any: there was something to multiply. */
+    __device__ uint32_t accumulate(float (&d)[kParts * kCount], bool *any) {
         uint32_t step;
         do {
             ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
             step = shared.step[place.slot];
-            /* A vote, so that the compiler sees one branch for the whole warp: it would serialise wgmma otherwise. */
-            const bool active = __any_sync(~0u, step >> consumer_of_thread() & 1);
+            const bool active = concerns(step, consumer_of_thread());
             if (active)
                 multiply(d);
             else
-                release_stage(shared, place.slot);
-            any |= active;
+                release_stage(shared, place.slot, lane);
+            *any |= active;
             place.advance();
-        } while (step != kEndOfTile);
-        return any;
+        } while (step < kEndOfTile);
+        return step;
     }
 
     __device__ void scale_columns(float (&d)[kParts * kCount], int n0) {
-        const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int j = 0; j < Tile::kBlockN / 8; ++j) {
             const int n = n0 + 8 * j + lane % 4 * 2;
@@ -112,21 +110,26 @@ struct Consumer {
         for (float &sum : d) sum = __fdiv_rn(sum, divisor);
     }
 
-    __device__ void run(int tasks) {
-        for (int index = blockIdx.x; index < tasks; index += gridDim.x) {
-            const GatherTask<Tile> task(p, index);
+    __device__ void run() {
+        for (;;) {
             float d[kParts * kCount];
 #pragma unroll
             for (float &sum : d) sum = 0.0f;
-            const bool any = accumulate(d);
+            bool any = false;
+            const uint32_t end = accumulate(d, &any);
+            if (end == kEndOfWork) return;
             if (p.partials && !any) continue; /* nobody reads the partial sums of rows without neighbours */
+            const GatherTask<Tile> task(p, static_cast<int>(end - kEndOfTile));
             const int64_t rows[2] = {task.row_of(p, row_of_thread(0)), task.row_of(p, row_of_thread(1))};
             if (p.partials) {
                 store_pairs(d, p, task.n0, rows, p.partials + task.slice * p.rows * p.columns, p.columns);
                 continue;
             }
             scale_columns(d, task.n0);
-            with_float_type(p.added_dtype, [&](auto type) { add_rows<decltype(type)>(d, p, task.n0, rows); });
+            with_float_type(p.added_dtype, [&](auto type) {
+                using T = decltype(type);
+                add_rows<T>(d, bring_bias<T>(shared, p, task.n0), p, task.n0, rows);
+            });
             activate(d, p.epilogue.activation);
             if (p.epilogue.scale_out) divide(d, *p.epilogue.scale_out);
             with_out_type(p.out_dtype, [&](auto type) { store_rows<decltype(type)>(d, p, task.n0, rows); });

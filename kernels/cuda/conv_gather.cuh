@@ -18,6 +18,7 @@ struct GatherParams {
     void *out;            /* (rows, columns), out_stride apart */
     SumEpilogue epilogue; /* of the forward pass */
     float *partials;      /* (slices(), rows, columns) when the offsets are split, else NULL */
+    int *next_task;       /* of the Hopper kernels: one int that hands out tiles, or NULL: each CTA knows its tiles */
     fg_dtype out_dtype, added_dtype; /* of out; of bias and residual, the same but where out is float8 */
     const float *row_scales; /* of float8: one for each row of `in`; or NULL: they have one together, in the epilogue */
     Fp8Format in_format, weight_format; /* of float8, portable */

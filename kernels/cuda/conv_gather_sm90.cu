@@ -38,6 +38,7 @@ struct Consumer {
 
     const GatherParams &p;
     GatherShared<Tile> &shared;
+    const int lane;
     RingPosition<Tile::kStages> place; /* in the pipeline */
 
     __device__ void multiply(float (&d)[kRegisters]) {
@@ -60,50 +61,50 @@ struct Consumer {
         ptx::wgmma_commit();
     }
 
-    /* Multiplies until the end of the tile; returns whether there was anything to multiply. One step stays in flight
-     * behind the one being issued; its stage is released when the next is issued, or at a step that is passed over,
-     * which the producer may wait for. */
-    __device__ bool accumulate(float (&d)[kRegisters]) {
+    /* Multiplies until the end of the tile, whose word is returned; *any: there was something to multiply. One step stays
+     * in flight behind the one being issued; its stage is released when the next is issued, or at a step that is passed
+     * over, which the producer may wait for. */
+    __device__ uint32_t accumulate(float (&d)[kRegisters], bool *any) {
         int in_flight = kNone;
-        bool any = false;
         uint32_t step;
         do {
             ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
             step = shared.step[place.slot];
-            /* A vote, so that the compiler sees one branch for the whole warp: it would serialise wgmma otherwise. */
-            const bool active = __any_sync(~0u, step >> consumer_of_thread() & 1);
+            const bool active = concerns(step, consumer_of_thread());
             if (active) {
                 multiply(d);
                 ptx::wgmma_wait<1>();
             } else {
                 ptx::wgmma_wait<0>();
-                release_stage(shared, place.slot);
+                release_stage(shared, place.slot, lane);
             }
-            if (in_flight != kNone) release_stage(shared, in_flight);
+            if (in_flight != kNone) release_stage(shared, in_flight, lane);
             in_flight = active ? place.slot : kNone;
-            any |= active;
+            *any |= active;
             place.advance();
-        } while (step != kEndOfTile);
+        } while (step < kEndOfTile);
         ptx::wgmma_wait<0>(); /* nothing is in flight after a step without operands; the compiler cannot know */
         ptx::wgmma_hold(d);
-        return any;
+        return step;
     }
 
-    __device__ void run(int tasks) {
-        for (int index = blockIdx.x; index < tasks; index += gridDim.x) {
-            const GatherTask<Tile> task(p, index);
+    __device__ void run() {
+        for (;;) {
             float d[kRegisters];
 #pragma unroll
             for (float &sum : d) sum = 0.0f;
-            const bool any = accumulate(d);
+            bool any = false;
+            const uint32_t end = accumulate(d, &any);
+            if (end == kEndOfWork) return;
             if (p.partials && !any) continue; /* nobody reads the partial sums of rows without neighbours */
+            const GatherTask<Tile> task(p, static_cast<int>(end - kEndOfTile));
             const int64_t rows[2] = {task.row_of(p, row_of_thread(0)), task.row_of(p, row_of_thread(1))};
             if (p.partials) {
                 store_pairs(d, p, task.n0, rows, p.partials + task.slice * p.rows * p.columns, p.columns);
                 continue;
             }
             if constexpr (kKMajor) { /* the forward pass */
-                add_rows<T>(d, p, task.n0, rows);
+                add_rows<T>(d, bring_bias<T>(shared, p, task.n0), p, task.n0, rows);
                 activate(d, p.epilogue.activation);
             }
             store_rows<T>(d, p, task.n0, rows);
@@ -125,6 +126,8 @@ fg_status launch(const GatherParams &p, const fg_plan &plan, int num_sms, cudaSt
         using Tile = decltype(tile);
         return launch_gather<conv_gather_sm90_kernel<T, Tile, kKMajor>, T, Tile, kKMajor>(p, num_sms, stream, error);
     };
+    if constexpr (sizeof(T) == 2 && kKMajor) /* transposed weights take the next wider one */
+        if (plan.block_n == 32) return launch_tile(GatherTile<128, 32, 4, 2>{});
     if constexpr (sizeof(T) == 2)
         if (plan.block_m == 192) return launch_tile(GatherTile<192, 256, 3, 1>{});
     return with_gather_tile(plan, launch_tile);

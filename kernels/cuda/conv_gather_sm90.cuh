@@ -16,7 +16,8 @@
  * brings rows with the same neighbours together, which leaves less to pass over; and more so when each group of offsets
  * has an order of its own (conv_gather.cuh).
  *
- * CTAs are persistent: while the consumers write one tile, the producer already loads the next.
+ * CTAs are persistent: while the consumers write one tile, the producer already loads the next. Tiles differ in work:
+ * where each CTA has several, whichever becomes free takes the next one from a counter. No sum depends on who adds it.
  */
 #pragma once
 
@@ -40,8 +41,9 @@ constexpr int kSwizzleAtomBytes = 8 * kSwizzleRowBytes; /* after which the patte
 template <typename T>
 constexpr int kBlockK = kSwizzleRowBytes / static_cast<int>(sizeof(T)); /* elements of the reduction in one step */
 constexpr int kWgmmaM = 64, kWgmmaBytes = 32;                           /* rows and reduction bytes of a wgmma */
-constexpr uint32_t kEndOfTile = 0x80000000u;                            /* a step without operands, after the last */
-constexpr int kProducerBarrier = 1;                                     /* named barrier among the producer's threads */
+constexpr uint32_t kEndOfTile = 0x80000000u; /* or more: a step without operands; the rest is the task that has ended */
+constexpr uint32_t kEndOfWork = 0xffffffffu; /* the last one */
+constexpr int kProducerBarrier = 1;          /* named barrier of the producer's threads; then one for each consumer */
 constexpr int kChunk = 16, kChunksPerRow = kSwizzleRowBytes / kChunk;
 
 /* Rows and columns of a tile, depth of the pipeline, CTAs per multiprocessor and how these divide its registers. */
@@ -56,7 +58,7 @@ struct GatherTile {
     static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kCtasPerSm == 1 ? 224 : 96;
     /* Offsets whose map entries are copied at a time: all of 3x3x3, or half of them, which leaves L1 60 KB. */
     static constexpr int kWindow = kCtasPerSm == 1 ? 27 : 14;
-    static_assert(kBlockN % 64 == 0 && kWindow <= 32, "whole blocks of 64 channels; a bit for each offset");
+    static_assert(kBlockN % 32 == 0 && kWindow <= 32, "whole chunks of a quad's rows; a bit for each offset");
     static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
                       (1 + kConsumers) * ptx::registers_at_launch(kThreads, kCtasPerSm),
                   "warpgroups divide the registers of the launch");
@@ -68,8 +70,10 @@ struct GatherShared {
     char stages[Tile::kStages][Tile::kStageBytes]; /* A, then B */
     int32_t map[2][Tile::kWindow][Tile::kBlockM];  /* the producer's: map entries of this window and the next */
     uint32_t found[Tile::kBlockM / 32];            /* the producer's: offsets at which a warp's rows have any */
-    uint32_t step[Tile::kStages];                  /* bit b: block b has neighbours; or kEndOfTile */
+    int next_task[2];                              /* the producer's: for this window and the next */
+    uint32_t step[Tile::kStages];                  /* bit b: block b has neighbours; or the end of a tile */
     float scale[Tile::kStages][Tile::kBlockM];     /* of float8 rows that have one each */
+    float bias[Tile::kConsumers][Tile::kBlockN];   /* a consumer's, of the tile that it writes */
     alignas(8) uint64_t full[Tile::kStages];
     uint64_t empty[Tile::kStages];
     uint64_t map_full[2];
@@ -77,7 +81,8 @@ struct GatherShared {
 
 /* One CTA's task: a tile, and a slice of the offsets. Column tiles of the same rows run side by side, so that they share
  * the gathered rows in L2, then the splits of a group, which have the same rows too; and the groups run one after
- * another, so that L2 holds the weights of few offsets at a time. */
+ * another, so that L2 holds the weights of few offsets at a time. Where tiles are handed out, the last rows come first:
+ * the first ones of an order have few neighbours, and such tiles fill in at the end. */
 template <class Tile>
 struct GatherTask {
     int index, row_tile, n0, slice;
@@ -85,7 +90,7 @@ struct GatherTask {
         const int row_tiles = static_cast<int>(ceil_div<int64_t>(p.rows, Tile::kBlockM));
         const int split = index / p.column_tiles % p.splits, rest = index / p.column_tiles / p.splits;
         n0 = index % p.column_tiles * Tile::kBlockN;
-        row_tile = rest % row_tiles;
+        row_tile = p.next_task ? row_tiles - 1 - rest % row_tiles : rest % row_tiles;
         slice = rest / row_tiles * p.splits + split;
     }
     /* The row of `map` and `out` that is row `i` of the tile, or less than 0. */
@@ -93,6 +98,15 @@ struct GatherTask {
         return p.row_of(static_cast<int64_t>(row_tile) * Tile::kBlockM + i, slice);
     }
 };
+
+/* How many offsets, one after another, a step holds side by side: more than one where a row of `in` is a half, a quarter
+ * or an eighth of a step. Their weights are one piece of a row, too, or blocks of rows. */
+template <typename T, class Tile>
+__host__ __device__ inline int packed_offsets(const GatherParams &p) {
+    if (sizeof(T) == 1 || Tile::kBlockN > 64 || p.slices() > 1) return 1; /* float8 has other scales at each offset */
+    const bool divides = p.depth == kBlockK<T> / 2 || p.depth == kBlockK<T> / 4 || p.depth == kBlockK<T> / 8;
+    return divides ? kBlockK<T> / p.depth : 1;
+}
 
 /* ---- producer ---- */
 
@@ -111,8 +125,12 @@ struct GatherProducer {
     /* Rows as they come share most of what they gather with the rows beside them: at the nine offsets of one kx, a tile
      * asks for a hundred and some rows four times each. 128 bytes of each are 17 KB, of two CTAs 33. */
     const bool through_l1 = Tile::kCtasPerSm > 1 && !p.order && (p.depth <= kBlockK<T>);
+    const int packed = packed_offsets<T, Tile>(p); /* a power of two; a thread's pieces are of one of these offsets */
+    const int own_offset = static_cast<int>(threadIdx.x) % kChunksPerRow * packed / kChunksPerRow;
+    const int own_column = static_cast<int>(threadIdx.x) % kChunksPerRow * (kChunk / kElement) % (kBlockK<T> / packed);
+    const int window_length = Tile::kWindow / packed * packed;
 
-    /* Up to Tile::kWindow offsets of a task, `splits` apart. */
+    /* Up to window_length offsets of a task, `splits` apart. */
     struct Window {
         GatherTask<Tile> task;
         int first;
@@ -123,14 +141,20 @@ struct GatherProducer {
         return {task, p.first_offset(task.slice)};
     }
 
-    __device__ Window window_after(const Window &window) const {
-        const int first = window.first + Tile::kWindow * p.splits;
+    __device__ Window window_after(const Window &window, int next_task) const {
+        const int first = window.first + window_length * p.splits;
         if (first < p.end_offset(window.task.slice)) return {window.task, first};
-        return first_window(window.task.index + static_cast<int>(gridDim.x));
+        return first_window(next_task);
+    }
+
+    /* The task that this CTA has after `index`; asked once for each, by one thread. */
+    __device__ int task_after(int index) const {
+        const int ctas = static_cast<int>(gridDim.x);
+        return p.next_task ? ctas + atomicAdd(p.next_task, 1) : index + ctas;
     }
 
     __device__ int count_of(const Window &window) const {
-        return min(Tile::kWindow, ceil_div(p.end_offset(window.task.slice) - window.first, p.splits));
+        return min(window_length, ceil_div(p.end_offset(window.task.slice) - window.first, p.splits));
     }
 
     /* Starts the copies of a window's map entries into shared memory, a row per thread or two. */
@@ -166,16 +190,32 @@ struct GatherProducer {
         for (int b = 0; b < Tile::kConsumers; ++b) found[b] = shared.found[2 * b] | shared.found[2 * b + 1];
     }
 
+    __device__ void load_weights(char *b, uint64_t *full, int v, int k, int n0) {
+        if constexpr (kKMajor) {
+            ptx::tma_load_3d(b, &weight_map, full, kElement * (packed > 1 ? v * p.depth : k), packed > 1 ? 0 : v, n0);
+        } else {
+            const int rows = packed > 1 ? p.depth : kBlockK<T>;
+#pragma unroll
+            for (int n = 0; n < Tile::kBlockN; n += kBlockK<T>)
+                for (int i = 0; i < packed; ++i)
+                    ptx::tma_load_3d(b + (n + i * rows) * kSwizzleRowBytes, &weight_map, full, kElement * (n0 + n),
+                                     v + i, k);
+        }
+    }
+
     /* All of this thread's row pieces at channel k of the tile's rows of `in`, the scale of the row that is the thread's
-     * own, and the weights by one thread for all. */
-    __device__ void load(const int32_t *tile_rows, uint32_t step, int v, int k, int n0) {
+     * own, and the weights by one thread for all. The rows are those of offset v, or of `packed` from v on, of which
+     * `offsets` are there. */
+    __device__ void load(const int32_t *tile_rows, uint32_t step, int v, int offsets, int k, int n0) {
         char *a = shared.stages[place.slot], *b = a + Tile::kBytesA;
         uint64_t *full = &shared.full[place.slot];
         const int chunk = threadIdx.x % kChunksPerRow, first = threadIdx.x / kChunksPerRow;
-        const int column = k + chunk * (kChunk / kElement);
+        const int column = k + own_column;
+        tile_rows += own_offset * Tile::kBlockM;
         uint64_t in = reinterpret_cast<uint64_t>(p.in) + kElement * static_cast<uint64_t>(column);
         ptx::hold(in);
-        const uint32_t in_rows = column < p.depth ? p.in_rows : 0; /* past the last channel no row has anything */
+        /* Past the last channel or offset no row has anything. */
+        const uint32_t in_rows = column < p.depth && own_offset < offsets ? p.in_rows : 0;
         uint32_t rows[kBatch];
         const auto look_up = [&](int batch) {
 #pragma unroll
@@ -186,13 +226,7 @@ struct GatherProducer {
         if (threadIdx.x == 0) {
             shared.step[place.slot] = step;
             ptx::mbarrier_arrive_expect_tx(full, Tile::kBytesB);
-            if constexpr (kKMajor) {
-                ptx::tma_load_3d(b, &weight_map, full, kElement * k, v, n0);
-            } else {
-#pragma unroll
-                for (int n = 0; n < Tile::kBlockN; n += kBlockK<T>)
-                    ptx::tma_load_3d(b + n * kSwizzleRowBytes, &weight_map, full, kElement * (n0 + n), v, k);
-            }
+            load_weights(b, full, v, k, n0);
         }
         a += first * kSwizzleRowBytes + (chunk ^ first % 8) * kChunk;
 #pragma unroll
@@ -219,11 +253,11 @@ struct GatherProducer {
         place.advance();
     }
 
-    __device__ void end_tile() {
+    __device__ void end_tile(uint32_t step) {
         ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
         uint64_t *full = &shared.full[place.slot];
         if (threadIdx.x == 0) {
-            shared.step[place.slot] = kEndOfTile;
+            shared.step[place.slot] = step;
             ptx::mbarrier_arrive(full);
         }
         ptx::mbarrier_arrive(full);
@@ -232,34 +266,44 @@ struct GatherProducer {
 
     __device__ void run(int tasks) {
         static_assert(kRowsPerPass % 8 == 0, "a thread's rows share one swizzle");
+        static_assert(kKMajor || Tile::kBlockN % kBlockK<T> == 0, "transposed weights are blocks of 64 channels");
         static_assert(kElement > 1 || Tile::kBlockM == kWarpgroup, "a thread brings one scale");
         if (threadIdx.x == 0) ptx::prefetch_tensor_map(&weight_map);
         Window window = first_window(static_cast<int>(blockIdx.x));
         int buffer = 0, parity = 0;
         request(window, buffer);
+        int next_task = threadIdx.x == 0 ? task_after(window.task.index) : 0;
         while (window.task.index < tasks) {
-            const Window next = window_after(window);
             uint32_t found[Tile::kConsumers];
+            if (threadIdx.x == 0) shared.next_task[buffer] = next_task;
             ptx::mbarrier_wait_parity(&shared.map_full[buffer], parity);
-            find(found, buffer, count_of(window));
+            const int count = count_of(window);
+            find(found, buffer, count); /* a barrier is in it */
+            const Window next = window_after(window, shared.next_task[buffer]);
+            const bool last = next.task.index != window.task.index;
+            if (last && threadIdx.x == 0) next_task = task_after(next.task.index);
             /* All threads have come past the window before, whose place is taken by the one after. */
             if (next.task.index < tasks) request(next, buffer ^ 1);
             uint32_t left = 0;
 #pragma unroll
             for (const uint32_t bits : found) left |= bits;
-            for (; left != 0; left &= left - 1) {
-                const int i = __ffs(static_cast<int>(left)) - 1;
+            while (left != 0) {
+                const int i = (__ffs(static_cast<int>(left)) - 1) & -packed;
+                const uint32_t own = (1u << packed) - 1; /* of the bits from i on */
+                left &= ~(own << i);
                 uint32_t step = 0;
 #pragma unroll
-                for (int b = 0; b < Tile::kConsumers; ++b) step |= (found[b] >> i & 1) << b;
+                for (int b = 0; b < Tile::kConsumers; ++b)
+                    step |= static_cast<uint32_t>((found[b] >> i & own) != 0) << b;
                 for (int k = 0; k < p.depth; k += kBlockK<T>)
-                    load(shared.map[buffer][i], step, window.first + i * p.splits, k, window.task.n0);
+                    load(shared.map[buffer][i], step, window.first + i * p.splits, count - i, k, window.task.n0);
             }
-            if (next.task.index != window.task.index) end_tile();
+            if (last) end_tile(kEndOfTile | window.task.index);
             window = next;
             buffer ^= 1;
             if (buffer == 0) parity ^= 1;
         }
+        end_tile(kEndOfWork);
         ptx::cp_async_commit();  /* only groups can be waited for */
         ptx::cp_async_wait<0>(); /* no thread leaves with copies under way */
     }
@@ -274,10 +318,30 @@ __device__ __forceinline__ int row_of_thread(int half) {
     return consumer_of_thread() * kWgmmaM + warp * 16 + half * 8 + lane / 4;
 }
 
-/* Each warp for itself: the last of them frees the stage. */
+/* Each warp for itself: the last of them frees the stage. The lane is kept, or each step would read threadIdx again. */
 template <class Tile>
-__device__ __forceinline__ void release_stage(GatherShared<Tile> &shared, int stage) {
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[stage]);
+__device__ __forceinline__ void release_stage(GatherShared<Tile> &shared, int stage, int lane) {
+    if (lane == 0) ptx::mbarrier_arrive(&shared.empty[stage]);
+}
+__device__ __forceinline__ int kept_lane() { return ptx::opaque(static_cast<int>(threadIdx.x % 32)); }
+
+/* Whether a step is one of this consumer's. A vote, so that the compiler sees one branch for the whole warp: it would
+ * serialise wgmma otherwise. */
+__device__ __forceinline__ bool concerns(uint32_t step, int consumer) {
+    return __any_sync(~0u, step < kEndOfTile && step >> consumer & 1);
+}
+
+/* The bias of a tile's columns, read from memory once by a consumer's threads together. */
+template <typename T, class Tile>
+__device__ __forceinline__ const float *bring_bias(GatherShared<Tile> &shared, const GatherParams &p, int n0) {
+    const T *bias = static_cast<const T *>(p.epilogue.bias);
+    if (!bias) return nullptr;
+    const int consumer = consumer_of_thread(), barrier = kProducerBarrier + 1 + consumer;
+    ptx::named_barrier(barrier, kWarpgroup); /* all have read that of the tile before */
+    for (int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < Tile::kBlockN; i += kWarpgroup)
+        shared.bias[consumer][i] = n0 + i < p.columns ? to_float(bias[n0 + i]) : 0.0f;
+    ptx::named_barrier(barrier, kWarpgroup);
+    return shared.bias[consumer];
 }
 
 /* ---- kernel and launch ---- */
@@ -302,7 +366,7 @@ __device__ __forceinline__ void gather_block(const GatherParams &p, const CUtens
             tasks);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-        Consumer{p, shared, {}}.run(tasks);
+        Consumer{p, shared, kept_lane(), {}}.run();
     }
 }
 
@@ -317,8 +381,12 @@ fg_status launch_gather(GatherParams p, int num_sms, cudaStream_t stream, fg_err
     CUtensorMap weight_map; /* coordinates: byte of a row, offset, row */
     const int64_t rows = kKMajor ? p.columns : p.depth;
     const int64_t row_bytes = static_cast<int64_t>(sizeof(T)) * (kKMajor ? p.depth : p.columns);
-    const TensorRows weight = {p.weight, row_bytes, p.volume, rows, row_bytes, p.volume * row_bytes};
-    fg_status status = encode_tensor_map(&weight_map, weight, 1, kKMajor ? Tile::kBlockN : kBlockK<T>, error);
+    const int packed = packed_offsets<T, Tile>(p);
+    const TensorRows weight = kKMajor && packed > 1
+                                  ? TensorRows{p.weight, p.volume * row_bytes, 1, rows, row_bytes, p.volume * row_bytes}
+                                  : TensorRows{p.weight, row_bytes, p.volume, rows, row_bytes, p.volume * row_bytes};
+    const int box_rows = kKMajor ? Tile::kBlockN : kBlockK<T> / packed;
+    fg_status status = encode_tensor_map(&weight_map, weight, 1, box_rows, error);
     if (status != FG_OK) return status;
 
     constexpr int kSharedBytes = sizeof(GatherShared<Tile>);
@@ -328,6 +396,7 @@ fg_status launch_gather(GatherParams p, int num_sms, cudaStream_t stream, fg_err
     status = allow_shared<kKernel>(kSharedBytes, error, kSharedPercent);
     if (status != FG_OK) return status;
     const auto grid = static_cast<unsigned int>(tasks < resident ? tasks : resident);
+    if (p.next_task) FG_CUDA(cudaMemsetAsync(p.next_task, 0, sizeof *p.next_task, stream));
     kKernel<<<grid, Tile::kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks));
     FG_CUDA(cudaGetLastError());
     if (p.partials) FG_CUDA(reduce_slices(p, stream));

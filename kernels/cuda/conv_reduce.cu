@@ -10,20 +10,28 @@
 namespace flexgemm {
 namespace {
 
-constexpr int kReduceThreads = 256;
+constexpr int kReduceThreads = 256, kReduceRows = kReduceThreads / 32; /* a warp each */
+constexpr int kParts = 2;                                              /* words of a lane, 32 of them apart */
 static_assert(FG_MAX_GROUPS <= 64, "a bit for each slice; of splits there are fewer");
 
-/* The slices at which a row has neighbours, asked by a warp. */
-__device__ __forceinline__ uint64_t slices_of_row(const GatherParams &p, int64_t row) {
-    uint64_t slices = 0;
-    for (int v = threadIdx.x % 32; v < p.volume; v += 32)
-        if (static_cast<uint32_t>(p.map_at(v)[row]) < p.in_rows) slices |= uint64_t{1} << p.slice_of(v);
-    const auto low = __reduce_or_sync(~0u, static_cast<unsigned int>(slices));
-    const auto high = __reduce_or_sync(~0u, static_cast<unsigned int>(slices >> 32));
-    return static_cast<uint64_t>(high) << 32 | low;
+/* The slices at which each of the CTA's rows has neighbours, 32 to a word. Eight neighbouring lanes are its rows, which
+ * a line of the map has side by side. */
+__device__ __forceinline__ void find_slices(const GatherParams &p, int64_t first_row,
+                                            uint32_t (&slices)[kReduceRows][2]) {
+    if (threadIdx.x < 2 * kReduceRows) slices[threadIdx.x / 2][threadIdx.x % 2] = 0;
+    __syncthreads();
+    const int slot = threadIdx.x % kReduceRows;
+    if (first_row + slot < p.rows) {
+        for (int v = threadIdx.x / kReduceRows; v < p.volume; v += kReduceThreads / kReduceRows) {
+            const int slice = p.slice_of(v);
+            if (static_cast<uint32_t>(p.map_at(v)[first_row + slot]) < p.in_rows)
+                atomicOr(&slices[slot][slice / 32], 1u << slice % 32);
+        }
+    }
+    __syncthreads();
 }
 
-/* One warp a row; kWidth columns a lane, read as one word. T: of what is added. */
+/* A warp adds one row, kParts times 32 kWidth columns of it; kWidth columns are read as one word. T: of what is added. */
 template <typename T, typename Out, int kWidth>
 __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const GatherParams p) {
     struct alignas(kWidth * sizeof(float)) Floats {
@@ -35,63 +43,89 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const Gat
     struct alignas(kWidth * sizeof(Out)) Outputs {
         Out at[kWidth];
     };
-    const bool aligned = reinterpret_cast<uintptr_t>(p.out) % sizeof(Outputs) == 0 && p.out_stride % kWidth == 0;
-    const int lane = threadIdx.x % 32;
+    __shared__ uint32_t slices[kReduceRows][2];
     const SumEpilogue &epilogue = p.epilogue;
     const T *bias = static_cast<const T *>(epilogue.bias), *addends = static_cast<const T *>(epilogue.residual);
+    const bool aligned = reinterpret_cast<uintptr_t>(p.out) % sizeof(Outputs) == 0 && p.out_stride % kWidth == 0;
     const bool addends_aligned =
         reinterpret_cast<uintptr_t>(addends) % sizeof(Addends) == 0 && epilogue.residual_stride % kWidth == 0;
     const int64_t slice_stride = p.rows * p.columns;
-    const int64_t warps = static_cast<int64_t>(gridDim.x) * (kReduceThreads / 32);
-    for (int64_t row = (static_cast<int64_t>(blockIdx.x) * kReduceThreads + threadIdx.x) / 32; row < p.rows;
-         row += warps) {
-        const uint64_t slices = slices_of_row(p, row);
-        const float *partials = p.partials + row * p.columns;
-        const T *residual = addends ? addends + row * epilogue.residual_stride : nullptr;
-        Out *out = static_cast<Out *>(p.out) + row * p.out_stride;
-        for (int n = lane * kWidth; n < p.columns; n += 32 * kWidth) {
-            Floats sum = {};
-            for (uint64_t left = slices; left != 0; left &= left - 1) {
-                const int slice = __ffsll(static_cast<long long>(left)) - 1;
-                const Floats partial = *reinterpret_cast<const Floats *>(partials + slice * slice_stride + n);
+    const int64_t first_row = static_cast<int64_t>(blockIdx.x / p.column_tiles) * kReduceRows;
+    const int slot = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int first_column = (static_cast<int>(blockIdx.x) % p.column_tiles * kParts * 32 + lane) * kWidth;
+    find_slices(p, first_row, slices);
+    const int64_t row = first_row + slot;
+    if (row >= p.rows) return;
+    const float *partials = p.partials + row * p.columns + first_column;
+    float sums[kParts][kWidth] = {};
+    for (int word = 0; word < 2; ++word) {
+#pragma unroll 2
+        for (uint32_t left = slices[slot][word]; left != 0; left &= left - 1) {
+            const int slice = 32 * word + __ffs(static_cast<int>(left)) - 1;
+            Floats partial[kParts] = {};
 #pragma unroll
-                for (int i = 0; i < kWidth; ++i) sum.at[i] += partial.at[i];
-            }
-            Addends addend = {};
-            Outputs outputs;
-            if (residual && addends_aligned) {
-                addend = *reinterpret_cast<const Addends *>(residual + n);
-            } else if (residual) {
+            for (int part = 0; part < kParts; ++part)
+                if (first_column + part * 32 * kWidth < p.columns)
+                    partial[part] =
+                        *reinterpret_cast<const Floats *>(partials + slice * slice_stride + part * 32 * kWidth);
 #pragma unroll
-                for (int i = 0; i < kWidth; ++i) addend.at[i] = residual[n + i];
-            }
+            for (int part = 0; part < kParts; ++part) {
 #pragma unroll
-            for (int i = 0; i < kWidth; ++i) {
-                sum.at[i] *= epilogue.scale_of(n + i);
-                if (bias) sum.at[i] += to_float(bias[n + i]);
-                sum.at[i] += to_float(addend.at[i]);
-                sum.at[i] = activated(sum.at[i], epilogue.activation);
-                if (epilogue.scale_out) sum.at[i] = __fdiv_rn(sum.at[i], *epilogue.scale_out);
-                outputs.at[i] = from_float<Out>(sum.at[i]);
+                for (int i = 0; i < kWidth; ++i) sums[part][i] += partial[part].at[i];
             }
-            if (aligned) {
-                *reinterpret_cast<Outputs *>(out + n) = outputs;
+        }
+    }
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+        const int n = first_column + part * 32 * kWidth;
+        if (n >= p.columns) return;
+        float (&sum)[kWidth] = sums[part];
+        if (epilogue.scale_in || epilogue.scale_weight) {
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) sum[i] *= epilogue.scale_of(n + i);
+        }
+        if (bias) {
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) sum[i] += to_float(bias[n + i]);
+        }
+        if (addends) {
+            const T *residual = addends + row * epilogue.residual_stride + n;
+            Addends addend;
+            if (addends_aligned) {
+                addend = *reinterpret_cast<const Addends *>(residual);
             } else {
 #pragma unroll
-                for (int i = 0; i < kWidth; ++i) out[n + i] = outputs.at[i];
+                for (int i = 0; i < kWidth; ++i) addend.at[i] = residual[i];
             }
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) sum[i] += to_float(addend.at[i]);
+        }
+        Outputs outputs;
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) {
+            sum[i] = activated(sum[i], epilogue.activation);
+            if (epilogue.scale_out) sum[i] = __fdiv_rn(sum[i], *epilogue.scale_out);
+            outputs.at[i] = from_float<Out>(sum[i]);
+        }
+        Out *out = static_cast<Out *>(p.out) + row * p.out_stride + n;
+        if (aligned) {
+            *reinterpret_cast<Outputs *>(out) = outputs;
+        } else {
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) out[i] = outputs.at[i];
         }
     }
 }
 
 /* The workspace is 256-byte aligned: where columns are a multiple of four, so is each row to 16 bytes. */
 template <typename T, typename Out>
-cudaError_t launch(const GatherParams &p, cudaStream_t stream) {
-    constexpr int64_t kMaxBlocks = 1 << 16;
-    const int64_t wanted = ceil_div<int64_t>(p.rows, kReduceThreads / 32);
-    const auto blocks = static_cast<unsigned int>(wanted < kMaxBlocks ? wanted : kMaxBlocks);
-    const auto kernel = p.columns % 4 == 0 ? reduce_slices_kernel<T, Out, 4> : reduce_slices_kernel<T, Out, 1>;
-    kernel<<<blocks, kReduceThreads, 0, stream>>>(p);
+cudaError_t launch(GatherParams p, cudaStream_t stream) {
+    const int width = p.columns % 4 == 0 ? 4 : 1;
+    p.column_tiles = ceil_div(p.columns, kParts * 32 * width);
+    const int64_t blocks = ceil_div<int64_t>(p.rows, kReduceRows) * p.column_tiles;
+    if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration; /* of 512 elements: partial sums have far fewer */
+    const auto kernel = width == 4 ? reduce_slices_kernel<T, Out, 4> : reduce_slices_kernel<T, Out, 1>;
+    kernel<<<static_cast<unsigned int>(blocks), kReduceThreads, 0, stream>>>(p);
     return cudaGetLastError();
 }
 

@@ -40,12 +40,12 @@ __device__ __forceinline__ void store_pairs(const float (&d)[kRegisters], const 
     }
 }
 
-/* d += bias + residual, four groups of 8 columns at a time. Of 16-bit rows each lane of a quad reads 16 bytes and they
+/* d += bias + residual, `bias` of the tile's columns in shared memory or NULL; four groups of 8 columns at a time. Of 16-bit rows each lane of a quad reads 16 bytes and they
  * exchange pairs of columns. */
 template <typename T, int kRegisters>
-__device__ __forceinline__ void add_rows(float (&d)[kRegisters], const GatherParams &p, int n0,
+__device__ __forceinline__ void add_rows(float (&d)[kRegisters], const float *bias, const GatherParams &p, int n0,
                                          const int64_t (&rows)[2]) {
-    const T *bias = static_cast<const T *>(p.epilogue.bias), *residual = static_cast<const T *>(p.epilogue.residual);
+    const T *residual = static_cast<const T *>(p.epilogue.residual);
     const int64_t pitch = p.epilogue.residual_stride;
     const int lane = threadIdx.x % 32;
     const bool aligned = are_chunks(residual, pitch);
@@ -56,7 +56,7 @@ __device__ __forceinline__ void add_rows(float (&d)[kRegisters], const GatherPar
             const int n = n0 + 8 * (j + i) + lane % 4 * 2;
             if (n >= p.columns) continue;
             float *pair = &d[4 * (j + i)];
-            const float x = bias ? to_float(bias[n]) : 0.0f, y = bias ? to_float(bias[n + 1]) : 0.0f;
+            const float x = bias ? bias[n - n0] : 0.0f, y = bias ? bias[n - n0 + 1] : 0.0f;
             pair[0] += x, pair[1] += y;
             pair[2] += x, pair[3] += y;
             if constexpr (std::is_same<T, float>::value) {

@@ -263,6 +263,14 @@ T simt_exchange(T *place, T value) {
 template <class T>
 using simt_same = std::common_type_t<T>; /* the pointer alone decides the type */
 template <class T>
+T atomicAdd(T *place, simt_same<T> x) {
+    return simt_exchange(place, static_cast<T>(*place + x));
+}
+template <class T>
+T atomicOr(T *place, simt_same<T> x) {
+    return simt_exchange(place, static_cast<T>(*place | x));
+}
+template <class T>
 T atomicMin(T *place, simt_same<T> x) {
     return simt_exchange(place, x < *place ? x : *place);
 }
