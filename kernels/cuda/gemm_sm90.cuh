@@ -399,7 +399,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
         finish_tile<Tile>(sum, args, work, first_row, count, stages + Tile::kStages * Tile::kStageBytes);
     }
     if (turns && warpgroup == 0) await_turn<Tile>(warpgroup); /* which the other passed last */
-    if (threadIdx.x % 32 == 0) ptx::tma_wait_read<0>(); /* shared memory goes with the block */
+    if (threadIdx.x % 32 == 0) ptx::tma_wait_read<0>();       /* shared memory goes with the block */
 }
 
 /* ---- kernel ---- */
