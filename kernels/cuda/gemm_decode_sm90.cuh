@@ -43,8 +43,7 @@ struct Sm90DecodeTile {
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes;
     static constexpr int kBytesB = kTokens * kSm90StepBytes;
     static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
-    /* Tokens of one copy. A copy takes its warp some 200 cycles to start, whatever its size: as few as can be, but groups
-     * of which most have fewer tokens than a tile should not read what they do not have. */
+    /* Tokens of one copy. Groups of which most have fewer tokens than a tile should not read what they do not have. */
     static constexpr int kBoxTokens = kTokens / kPair;
     static constexpr int kBoxTokensOfGroups = kTokens % 16 ? 8 : kTokens <= 64 ? 16 : 32;
     static constexpr int kSumPitch = kSm90BlockM + 4; /* floats of a token: no two of a warp's stores meet in a bank */
