@@ -36,7 +36,6 @@ struct Sm90DecodeTile {
     static constexpr int kBlockN = kTokens;
     static constexpr int kCluster = kPair; /* blocks that copy for each other */
     static constexpr int kWeights = kPair * kSm90BlockM;
-    static constexpr int kPromotedParts = 1, kPartials = kTokens <= 64 ? 2 : 1, kChain = kPartials;
     static constexpr int kStages = kTokens <= 24 ? 10 : kTokens == 32 ? 9 : kTokens == 64 ? 7 : 4;
     static constexpr int kWarpgroups = 2, kWarpgroupRows = 64;
     static constexpr int kThreads = 128 * (1 + kWarpgroups), kConsumers = 128 * kWarpgroups;
