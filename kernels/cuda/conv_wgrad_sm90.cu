@@ -312,6 +312,7 @@ __device__ __forceinline__ void run(Role role, const Task<Tile> &whole) {
     for (int part = 0;; ++part) {
         role.run();
         if (whole.offsets == 1 || part == whole.offsets) return;
+        __syncwarp(); /* which a named barrier asks for */
         ptx::named_barrier(kTaskBarrier, kThreads);
         if (!__any_sync(~0u, role.shared.spoiled)) return;
         if (threadIdx.x == 0) role.shared.task = whole.at_offset(role.p, part);

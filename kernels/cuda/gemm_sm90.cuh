@@ -271,7 +271,8 @@ __device__ __forceinline__ void store_some(float (&sum)[kParts][kCount], const G
 template <typename T, bool kAdd, typename Tile, int kParts, int kCount>
 __device__ __forceinline__ void store_sums(float (&sum)[kParts][kCount], const GemmSm90Args &args, const Sm90Work &work,
                                            uint8_t *slabs, int lane, int64_t first_row, int count) {
-    if (args.out_in_boxes && work.columns == Tile::kBlockN && count >= 16)
+    const bool aligned = work.first_column * static_cast<int>(sizeof(T)) % 16 == 0; /* groups along N begin anywhere */
+    if (args.out_in_boxes && aligned && work.columns == Tile::kBlockN && count >= 16)
         store_boxes<T, kAdd, Tile>(sum, args, work, slabs, lane, first_row);
     else
         store_some<T, kAdd, Tile>(sum, args, work, slabs, lane, first_row, count);

@@ -274,14 +274,18 @@ static void land_copy(const TensorCopy &copy) {
     }
 }
 
-void tensor_copy(const TensorCopy &copy) {
-    Cluster &cluster = *copy.block->in;
+static void check_box(const TensorCopy &copy) {
     if (copy.map.magic != kTensorMapMagic) fail("TMA: not a tensor map");
     if (!current().ordered) fail("TMA before griddepcontrol.wait, in a launch that may begin early");
     if (copy.shared % 128) fail("TMA: shared memory at 0x%x, expected a multiple of 128", copy.shared);
     if (copy.at[0] * static_cast<int64_t>(copy.map.element_bytes) % 16)
         fail("TMA: illegal instruction: begins at element %lld of a row, which is no multiple of 16 bytes",
              static_cast<long long>(copy.at[0]));
+}
+
+void tensor_copy(const TensorCopy &copy) {
+    Cluster &cluster = *copy.block->in;
+    check_box(copy);
     for (Block *block : cluster.blocks)
         if (copy.blocks >> block->rank & 1) find({block, copy.barrier});
     if (cluster.early())
@@ -294,9 +298,7 @@ void tensor_copy(const TensorCopy &copy) {
 void tensor_store(const TensorCopy &copy) {
     Thread &thread = current();
     if (copy.kind != TensorCopy::kCommit) {
-        if (copy.map.magic != kTensorMapMagic) fail("TMA: not a tensor map");
-        if (!thread.ordered) fail("TMA before griddepcontrol.wait, in a launch that may begin early");
-        if (copy.shared % 128) fail("TMA: shared memory at 0x%x, expected a multiple of 128", copy.shared);
+        check_box(copy);
         if (copy.kind == TensorCopy::kAdd && copy.map.element_bytes != 4) fail("TMA: only float32 can be added");
         if (thread.in->in->early()) return store(copy);
     }

@@ -279,10 +279,6 @@ T atomicMax(T *place, simt_same<T> x) {
     return simt_exchange(place, *place < x ? x : *place);
 }
 template <class T>
-T atomicAdd(T *place, simt_same<T> x) {
-    return simt_exchange(place, *place + x);
-}
-template <class T>
 T atomicExch(T *place, simt_same<T> x) {
     return simt_exchange(place, x);
 }
