@@ -50,7 +50,7 @@ class Case:
         row: Row = {"suite": "conv", "op": op, "scene": self.scene, "dtype": self.dtype, "channels": self.channels}
         if self.precision:
             row["precision"] = self.precision
-        return row | ({"peer": peer} if peer else {"family": kernel_family("" if op.startswith("map") else self.dtype)})
+        return row | ({"peer": peer} if peer else {"family": kernel_family("" if op.startswith("map") else self.kind)})
 
 
 def peers_cases(clouds: Iterable[str] = ()) -> list[Case]:

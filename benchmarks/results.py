@@ -31,13 +31,13 @@ IDENTITY = (
 )  # fmt: skip
 
 
-HOPPER_DTYPES = ("float16", "bfloat16", "float8_e4m3fn")
+HOPPER_DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "tf32")
 
 
 def kernel_family(dtype: str = "") -> str:
     """The architecture family whose kernels a row measured: "sm90" where Hopper has kernels of its own for products of
-    this dtype (of a backward pass, for the input gradient) and FLEXGEMM_ARCH does not forbid them. Without a dtype:
-    that of maps, orders and casts."""
+    this dtype, or of float32 in this precision, and FLEXGEMM_ARCH does not forbid them. Without a dtype: that of maps,
+    orders and casts."""
     hopper = _C.device_count() > 0 and _C.device_info("cuda")["compute_capability"] == 90
     return "sm90" if hopper and dtype in HOPPER_DTYPES and not os.environ.get("FLEXGEMM_ARCH") else "portable"
 
