@@ -247,6 +247,8 @@ struct Work {
     int64_t workspace_bytes;
     bool narrow; /* the weight gradient by plain arithmetic: groups of few channels */
     int regions; /* on Hopper: of the rows, each of as many slices as run at once */
+    int num_sms;
+    int64_t counter; /* on Hopper: where in the workspace, in bytes */
 
     bool fused() const { return plan.family == FG_FAMILY_SM90; }
 };
@@ -278,6 +280,7 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
 
     constexpr int64_t kFloat = sizeof(float);
     const int64_t weight_bytes = p->grad_weight.present ? work->plan.workspace_bytes : 0;
+    work->num_sms = num_sms;
     work->copied = 0;
     work->regions = 1;
     if (work->fused()) {
@@ -289,7 +292,8 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
         if (p->feats.dtype == FG_FLOAT32 && p->grad_weight.present) work->copied = rows * co + in_rows * ci;
         const int64_t bias_bytes =
             p->grad_bias.present && work->plan.split_k > 1 ? work->plan.split_k * co * kFloat : 0;
-        work->workspace_bytes = work->copied * kFloat + weight_bytes + bias_bytes;
+        work->counter = work->copied * kFloat + weight_bytes + bias_bytes;
+        work->workspace_bytes = work->counter + static_cast<int64_t>(sizeof(int));
     } else {
         const int64_t bias_bytes = p->grad_bias.present ? work->bias.workspace_bytes : 0;
         work->workspace_bytes = weight_bytes > bias_bytes ? weight_bytes : bias_bytes;
@@ -318,6 +322,8 @@ WgradParams params_of(const fg_conv_wgrad_params *p, const Work &work) {
     w.grad_aligned = chunks_aligned(w.grad_out, w.grad_stride, w.co, p->grad_out.dtype);
     w.feats_aligned = chunks_aligned(w.feats, w.feats_stride, w.ci, p->feats.dtype);
     w.grad_bias = p->grad_bias.present ? p->grad_bias.data : nullptr;
+    if (work.fused())
+        w.next_task = reinterpret_cast<int *>(static_cast<char *>(p->workspace.data) + work.counter);
     w.summed = w.grad_out;
     w.summed_stride = w.grad_stride;
     return w;
@@ -334,7 +340,7 @@ fg_status both_gradients_sm90(const fg_conv_wgrad_params *p, const Work &work, c
         w.grad_stride = w.co;
         w.feats_stride = w.ci;
     }
-    return launch_wgrad_sm90(w, work.plan, p->feats.dtype, stream, error);
+    return launch_wgrad_sm90(w, work.plan, p->feats.dtype, work.num_sms, stream, error);
 }
 
 fg_status zero(const fg_tensor &tensor, cudaStream_t stream, fg_error *error) {

@@ -38,7 +38,7 @@ template <typename T>
 constexpr int kBlockK = kRowBytes / static_cast<int>(sizeof(T)); /* rows of a step */
 
 constexpr int kWindow = kProducerThreads;             /* rows that the producer looks at together */
-constexpr int kProducerBarrier = 1, kTaskBarrier = 2; /* named barriers: the producer's threads, all threads */
+constexpr int kProducerBarrier = 1;                   /* named barrier of the producer's threads */
 
 /* Output channels and columns of a tile. The consumers divide its output channels, or its columns. A wgmma's 64 rows are
  * output channels (16-bit) or columns (TF32). */
@@ -134,12 +134,14 @@ struct Shared {
     int32_t in_row[Tile::kMaxOffsets + 1][kCapacity];
     int32_t out_row[kCapacity];
     Column column[Tile::kTf32 ? Tile::kFeatsPitch / kChunk : 1]; /* of a row's pieces */
-    Task<Tile> task;
-    int32_t found[kWindow / 32]; /* the producer's: how many of a warp's rows go into the queue */
-    bool end[Tile::kStages];     /* a step without operands, after the last */
-    bool spoiled;                /* the consumers': some sum is NaN */
+    Task<Tile> task[Tile::kStages]; /* that has come to its end, or one of no offsets: there are no more */
+    int32_t found[kWindow / 32];    /* the producer's: how many of a warp's rows go into the queue */
+    int next_task;                  /* the producer's */
+    bool end[Tile::kStages];        /* a step without operands, after the last of a task */
+    bool spoiled;                   /* the consumers': some sum is NaN */
     alignas(8) uint64_t full[Tile::kStages];
     uint64_t empty[Tile::kStages];
+    uint64_t judged; /* sums of a task of several offsets have been looked at */
 };
 
 /* ---- producer ---- */
@@ -163,6 +165,8 @@ struct Producer {
     RingPosition<Tile::kStages> place; /* in the pipeline */
     int scanned = 0;                   /* first row of the next window, in the region */
     int head = 0, queued = 0;          /* the queue: first place, rows */
+    uint32_t judged_parity = 0;
+    int chunk;
     int32_t window[Tile::kMaxOffsets]; /* map entries of the next window, one row per thread, on their way */
     Column columns[Tile::kBlocksB];    /* of this thread's pieces, 16-bit */
 
@@ -209,7 +213,8 @@ struct Producer {
                 }
             }
             queued += __reduce_add_sync(~0u, found);
-            scanned += kWindow * p.phases;
+            scanned += kWindow;
+            if (scanned % (chunk * kWindow) == 0) scanned += (p.phases - 1) * chunk * kWindow;
             request();
             ptx::named_barrier(kProducerBarrier, kProducerThreads);
         }
@@ -331,13 +336,20 @@ struct Producer {
         return {(column / p.ci - task.first_offset) * kCapacity, column % p.ci};
     }
 
-    /* Between two tasks is a barrier among the producer's threads. */
-    __device__ void run() {
-        task = shared.task;
-        scanned = task.phase * kWindow;
+    /* Every thread waits for the stage, so that none is more than a round behind. */
+    __device__ void announce_end() {
+        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
+        ptx::mbarrier_arrive(&shared.full[place.slot]);
+        if (threadIdx.x == 0) shared.task[place.slot] = task;
+        announce(true);
+    }
+
+    __device__ void work_on(const Task<Tile> &given) {
+        task = given;
+        chunk = p.chunk ? p.chunk : ceil_div(task.rows, p.phases * kWindow);
+        scanned = task.phase * chunk * kWindow;
         head = queued = 0;
         request();
-        for (int i = threadIdx.x; i < kCapacity; i += kProducerThreads) shared.in_row[Tile::kMaxOffsets][i] = -1;
         if constexpr (Tile::kTf32) {
             for (int i = threadIdx.x; i < Tile::kBlockN / kPieceChannels; i += kProducerThreads)
                 shared.column[i] = column_at(i * kPieceChannels);
@@ -351,12 +363,46 @@ struct Producer {
             if (queued == 0) break;
             load();
         }
-        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
-        ptx::mbarrier_arrive(&shared.full[place.slot]);
-        announce(true);
+        announce_end();
+    }
+
+    /* Whether the consumers found NaN in the sums of the last task. */
+    __device__ bool is_spoiled() {
+        ptx::mbarrier_wait_parity(&shared.judged, judged_parity);
+        judged_parity ^= 1;
+        const bool spoiled = shared.spoiled;
+        if (spoiled) {
+            ptx::named_barrier(kProducerBarrier, kProducerThreads);
+            if (threadIdx.x == 0) shared.spoiled = false;
+        }
+        return spoiled;
+    }
+
+    /* The same for all threads, which are done with what they share of the last task when they know. */
+    __device__ int task_after(int index, int ctas) {
+        if (threadIdx.x == 0) shared.next_task = p.next_task ? ctas + atomicAdd(p.next_task, 1) : index + ctas;
+        ptx::named_barrier(kProducerBarrier, kProducerThreads);
+        const int next = shared.next_task;
+        ptx::named_barrier(kProducerBarrier, kProducerThreads);
+        return next;
+    }
+
+    /* Tasks from `index` on, of which CTAs take turns. One that has become NaN is repeated, one offset at a time. */
+    __device__ void run(int index, int ctas, int tasks, int tile_columns) {
+        for (int i = threadIdx.x; i < kCapacity; i += kProducerThreads) shared.in_row[Tile::kMaxOffsets][i] = -1;
+        for (; index < tasks; index = task_after(index, ctas)) {
+            const Task<Tile> whole(p, tile_columns, index);
+            work_on(whole);
+            if (whole.offsets == 1 || !is_spoiled()) continue;
+            for (int part = 0; part < whole.offsets; ++part) {
+                ptx::named_barrier(kProducerBarrier, kProducerThreads); /* all are done with the last */
+                work_on(whole.at_offset(p, part));
+            }
+        }
+        task.offsets = 0;
+        announce_end();
         ptx::cp_async_commit();
         ptx::cp_async_wait<0>(); /* no thread leaves with copies under way */
-        ptx::named_barrier(kProducerBarrier, kProducerThreads);
     }
 };
 

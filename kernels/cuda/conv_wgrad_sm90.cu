@@ -26,6 +26,7 @@
  *
  * Slices meet as float32 partial sums in the workspace and are added in a fixed order: the same bits every time.
  */
+#include <cstdlib>
 #include <type_traits>
 
 #include "column_sum.cuh"
@@ -63,7 +64,6 @@ struct Consumer {
 
     const WgradParams &p;
     Shared<Tile> &shared;
-    const Task<Tile> &task;
     RingPosition<Tile::kStages> place; /* in the pipeline */
 
     __device__ static int consumer() { return static_cast<int>(threadIdx.x) / kWarpgroup - kProducers; }
@@ -141,31 +141,32 @@ struct Consumer {
 #pragma unroll
         for (int i = 0; i < Tile::kProducts; ++i) ptx::wgmma_hold(d[i]);
         if (in_flight != kNone) release(in_flight);
-        release(place.slot);
-        place.advance();
     }
 
-    __device__ void look_for_nan(const Sums &d) {
+    /* The producer waits for this where it may have to do the task again. */
+    __device__ void judge(const Sums &d) {
         bool found = false;
 #pragma unroll
         for (int i = 0; i < Tile::kProducts; ++i)
 #pragma unroll
             for (const float sum : d[i]) found |= isnan(sum);
         if (found) shared.spoiled = true;
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.judged);
     }
 
-    __device__ int channel_of(int product, int half) const {
+    __device__ static int channel_of(const Task<Tile> &task, int product, int half) {
         return task.co0 + first_channel() + product * kWgmmaM + first_row() + half * 8;
     }
 
-    __device__ void store_sums(const Sums &d, float *sums) {
+    __device__ void store_sums(const Sums &d, const Task<Tile> &task, float *sums) {
         const int64_t pitch = static_cast<int64_t>(p.volume) * p.ci;
         const bool aligned = reinterpret_cast<uintptr_t>(sums) % sizeof(float2) == 0;
 #pragma unroll
         for (int i = 0; i < Tile::kProducts; ++i) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int co = channel_of(i, half);
+                const int co = channel_of(task, i, half);
                 if (co >= p.co) continue;
 #pragma unroll
                 for (int j = 0; j < Tile::kSums / 4; ++j) {
@@ -185,7 +186,7 @@ struct Consumer {
     }
 
     /* TF32: eight threads side by side have eight columns. */
-    __device__ void store_transposed(const Sums &d, float *sums) {
+    __device__ void store_transposed(const Sums &d, const Task<Tile> &task, float *sums) {
         const int64_t pitch = static_cast<int64_t>(p.volume) * p.ci;
 #pragma unroll
         for (int i = 0; i < Tile::kProducts; ++i) {
@@ -205,7 +206,7 @@ struct Consumer {
     }
 
     /* 16-bit elements, 8 columns a thread. */
-    __device__ void store(const Sums &d, T *out) {
+    __device__ void store(const Sums &d, const Task<Tile> &task, T *out) {
         const int64_t pitch = static_cast<int64_t>(p.volume) * p.ci;
         const bool aligned = are_chunks(out, pitch);
         const int lane = threadIdx.x % 32;
@@ -213,7 +214,7 @@ struct Consumer {
         for (int i = 0; i < Tile::kProducts; ++i) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int co = channel_of(i, half);
+                const int co = channel_of(task, i, half);
 #pragma unroll
                 for (int j = 0; j < Tile::kSums / 4; j += 4) {
                     uint32_t word[4];
@@ -230,20 +231,27 @@ struct Consumer {
     }
 
     __device__ void run() {
-        Sums d;
+        for (;;) {
+            Sums d;
 #pragma unroll
-        for (int i = 0; i < Tile::kProducts; ++i)
+            for (int i = 0; i < Tile::kProducts; ++i)
 #pragma unroll
-            for (float &sum : d[i]) sum = 0.0f;
-        accumulate(d);
-        look_for_nan(d);
-        float *sums = p.partials ? p.partials + task.slice * partial_pitch(p) : static_cast<float *>(p.grad_weight);
-        if constexpr (Tile::kTf32)
-            store_transposed(d, sums);
-        else if (p.partials)
-            store_sums(d, sums);
-        else
-            store(d, static_cast<T *>(p.grad_weight));
+                for (float &sum : d[i]) sum = 0.0f;
+            accumulate(d);
+            const Task<Tile> &task = shared.task[place.slot];
+            if (task.offsets == 0) return;
+            if (task.offsets > 1) judge(d);
+            float *sums = p.partials ? p.partials + task.slice * partial_pitch(p) : static_cast<float *>(p.grad_weight);
+            if constexpr (Tile::kTf32)
+                store_transposed(d, task, sums);
+            else if (p.partials)
+                store_sums(d, task, sums);
+            else
+                store(d, task, static_cast<T *>(p.grad_weight));
+            __syncwarp(); /* all have read the task */
+            release(place.slot);
+            place.advance();
+        }
     }
 };
 
@@ -277,6 +285,8 @@ struct alignas(kCount * sizeof(T)) Elements {
 /* Adds the slices, the first one first; kVector sums a thread, which divides both outputs. */
 template <typename T, int kVector>
 __global__ void __launch_bounds__(256) reduce_gradients_kernel(const WgradParams p, int slices) {
+    ptx::let_next_kernel_begin();
+    ptx::wait_for_earlier_kernels();
     const int64_t weights = weights_of(p), pitch = partial_pitch(p);
     const int64_t stride = static_cast<int64_t>(gridDim.x) * 256 * kVector;
     for (int64_t i = (static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x) * kVector; i < pitch; i += stride) {
@@ -299,32 +309,28 @@ template <typename T, int kVector>
 cudaError_t reduce_gradients(const WgradParams &p, int slices, cudaStream_t stream) {
     const int64_t blocks = ceil_div<int64_t>(partial_pitch(p), 256 * kVector);
     constexpr int64_t kMaxBlocks = 1 << 16;
-    reduce_gradients_kernel<T, kVector>
-        <<<static_cast<unsigned int>(blocks < kMaxBlocks ? blocks : kMaxBlocks), 256, 0, stream>>>(p, slices);
-    return cudaGetLastError();
+    const char *pdl = getenv("FG_WG_PDL");
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {static_cast<unsigned int>(blocks < kMaxBlocks ? blocks : kMaxBlocks)};
+    config.blockDim = {256};
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = pdl && (*pdl - '0') & 2 ? 1 : 0;
+    return cudaLaunchKernelEx(&config, reduce_gradients_kernel<T, kVector>, p, slices);
 }
 
 /* ---- kernel and launch ---- */
 
-/* A role's share of a task, and once more offset by offset if that made NaN. */
-template <class Role, class Tile>
-__device__ __forceinline__ void run(Role role, const Task<Tile> &whole) {
-    for (int part = 0;; ++part) {
-        role.run();
-        if (whole.offsets == 1 || part == whole.offsets) return;
-        __syncwarp(); /* which a named barrier asks for */
-        ptx::named_barrier(kTaskBarrier, kThreads);
-        if (!__any_sync(~0u, role.shared.spoiled)) return;
-        if (threadIdx.x == 0) role.shared.task = whole.at_offset(role.p, part);
-        ptx::named_barrier(kTaskBarrier, kThreads);
-    }
-}
-
 /* The first `bias_tasks` CTAs sum the bias gradient. */
 template <typename T, class Tile>
 __global__ void __launch_bounds__(kThreads, 1)
-    conv_wgrad_sm90_kernel(const WgradParams p, int tile_columns, int bias_tasks) {
+    conv_wgrad_sm90_kernel(const WgradParams p, int tile_columns, int bias_tasks, int tasks) {
     extern __shared__ __align__(kSwizzleAtomBytes) char dynamic[];
+    ptx::let_next_kernel_begin();
+    ptx::wait_for_earlier_kernels();
     if (static_cast<int>(blockIdx.x) < bias_tasks) {
         if (sizeof(T) == 2 || p.grad_aligned)
             sum_bias<T, kChunk / sizeof(T)>(p, static_cast<int>(blockIdx.x), dynamic);
@@ -333,29 +339,34 @@ __global__ void __launch_bounds__(kThreads, 1)
         return;
     }
     Shared<Tile> &shared = *reinterpret_cast<Shared<Tile> *>(dynamic);
-    const Task<Tile> whole(p, tile_columns, static_cast<int>(blockIdx.x) - bias_tasks);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < Tile::kStages; ++stage) {
             /* Every producing thread for its copies, and one more arrival that says what the stage is. */
             ptx::mbarrier_init(&shared.full[stage], kProducerThreads + 1);
             ptx::mbarrier_init(&shared.empty[stage], kConsumerWarps);
         }
+        ptx::mbarrier_init(&shared.judged, kConsumerWarps);
         ptx::fence_mbarrier_init();
-        shared.task = whole;
         shared.spoiled = false;
     }
     __syncthreads();
     if (threadIdx.x < kProducerThreads) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-        run(Producer<T, Tile>{p, shared, {}, {}}, whole);
+        Producer<T, Tile>{p, shared, {}, {}}.run(static_cast<int>(blockIdx.x) - bias_tasks,
+                                                 static_cast<int>(gridDim.x) - bias_tasks, tasks, tile_columns);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-        run(Consumer<T, Tile>{p, shared, shared.task, {}}, whole);
+        Consumer<T, Tile>{p, shared, {}}.run();
     }
 }
 
 template <typename T, class Tile>
-fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
+fg_status launch(const WgradParams &given, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
+    WgradParams p = given;
+    const char *mode = getenv("FG_WG_MODE"), *chunk = getenv("FG_WG_CHUNK");
+    p.chunk = chunk ? atoi(chunk) : 1;
+    if (!mode || *mode != '2') p.next_task = nullptr;
+    if (p.next_task) FG_CUDA(cudaMemsetAsync(p.next_task, 0, sizeof *p.next_task, stream));
     const int64_t tiles = static_cast<int64_t>(ceil_div(p.co, Tile::kBlockM)) * ceil_div(p.volume * p.ci, plan.block_n);
     const int64_t weight_tasks = p.grad_weight ? tiles * plan.split_k : 0;
     const int64_t bias_tasks = p.grad_bias ? static_cast<int64_t>(ceil_div(p.co, kBiasChannels<T>)) * plan.split_k : 0;
@@ -366,9 +377,20 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream,
     constexpr int kSharedBytes = sizeof(Shared<Tile>);
     const fg_status status = allow_shared<kernel>(kSharedBytes, error);
     if (status != FG_OK) return status;
-    kernel<<<static_cast<unsigned int>(weight_tasks + bias_tasks), kThreads, kSharedBytes, stream>>>(
-        p, plan.block_n, static_cast<int>(bias_tasks));
-    FG_CUDA(cudaGetLastError());
+    const int64_t ctas = mode && *mode != '0' && weight_tasks > num_sms ? num_sms : weight_tasks;
+    const char *pdl = getenv("FG_WG_PDL");
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {static_cast<unsigned int>(ctas + bias_tasks)};
+    config.blockDim = {kThreads};
+    config.dynamicSmemBytes = kSharedBytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = pdl && (*pdl - '0') & 1 ? 1 : 0;
+    FG_CUDA(cudaLaunchKernelEx(&config, kernel, p, plan.block_n, static_cast<int>(bias_tasks),
+                               static_cast<int>(weight_tasks)));
     if (p.partials) {
         constexpr int kVector = 4;             /* co and ci are multiples of 8 */
         constexpr int64_t kManySums = 1 << 20; /* fewer need a thread each, to have loads enough in flight */
@@ -386,23 +408,23 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream,
 
 /* The tiles of fg_plan_conv_wgrad. */
 template <typename T>
-fg_status launch_tile(const WgradParams &p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
+fg_status launch_tile(const WgradParams &p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
     if constexpr (sizeof(T) == 4) {
-        if (plan.block_m == 128) return launch<T, Tile<T, 128, 384, 2>>(p, plan, stream, error);
+        if (plan.block_m == 128) return launch<T, Tile<T, 128, 384, 2>>(p, plan, num_sms, stream, error);
     } else {
-        if (plan.block_m == 256) return launch<T, Tile<T, 256, 192, 1>>(p, plan, stream, error);
-        if (plan.block_m == 128) return launch<T, Tile<T, 128, 256, 2>>(p, plan, stream, error);
+        if (plan.block_m == 256) return launch<T, Tile<T, 256, 192, 1>>(p, plan, num_sms, stream, error);
+        if (plan.block_m == 128) return launch<T, Tile<T, 128, 256, 2>>(p, plan, num_sms, stream, error);
     }
-    return launch<T, Tile<T, 64, 384, 2>>(p, plan, stream, error);
+    return launch<T, Tile<T, 64, 384, 2>>(p, plan, num_sms, stream, error);
 }
 
 }  // namespace
 
-fg_status launch_wgrad_sm90(const WgradParams &p, const fg_plan &plan, fg_dtype dtype, cudaStream_t stream,
-                            fg_error *error) {
-    if (dtype == FG_FLOAT16) return launch_tile<__half>(p, plan, stream, error);
-    if (dtype == FG_BFLOAT16) return launch_tile<__nv_bfloat16>(p, plan, stream, error);
-    return launch_tile<float>(p, plan, stream, error);
+fg_status launch_wgrad_sm90(const WgradParams &p, const fg_plan &plan, fg_dtype dtype, int num_sms,
+                            cudaStream_t stream, fg_error *error) {
+    if (dtype == FG_FLOAT16) return launch_tile<__half>(p, plan, num_sms, stream, error);
+    if (dtype == FG_BFLOAT16) return launch_tile<__nv_bfloat16>(p, plan, num_sms, stream, error);
+    return launch_tile<float>(p, plan, num_sms, stream, error);
 }
 
 }  // namespace flexgemm
