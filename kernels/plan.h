@@ -48,7 +48,7 @@ enum { FG_MIN_HOPPER_GROUP = 64, FG_MAX_NARROW_GROUP = 8 };
 fg_plan fg_plan_conv(const fg_conv_question *question);
 /* Weight gradient: a tile is block_m output channels x block_n input channels of one offset; on Hopper block_n of the
  * v * ci columns, which touch FG_WGRAD_MAX_OFFSETS offsets at most. The reduction runs over rows. */
-enum { FG_WGRAD_MAX_OFFSETS = 12 };
+enum { FG_WGRAD_MAX_OFFSETS = 14 };
 fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
                            int32_t compute_capability);
 /* Bias gradient: split_k slices of rows; the block sizes are not used. */

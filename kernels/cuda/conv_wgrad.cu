@@ -14,6 +14,7 @@
  * instead.
  */
 #include "../channel_groups.h"
+#include <cstdlib>
 #include "backend.cuh"
 #include "column_sum.cuh"
 #include "conv_wgrad.cuh"
@@ -286,7 +287,7 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
     if (work->fused()) {
         const fg_plan &plan = work->plan; /* a slice's CTAs are its tiles, and those of the bias gradient */
         const int64_t tiles = ceil_div<int64_t>(co, plan.block_m) * ceil_div<int64_t>(volume * ci, plan.block_n);
-        const int64_t at_once = num_sms / (tiles + ceil_div<int64_t>(co * fg_dtype_size(p->feats.dtype), 128));
+        const int64_t at_once = num_sms / (tiles + (getenv("FG_WG_COUNT") && *getenv("FG_WG_COUNT") == '1' ? 0 : ceil_div<int64_t>(co * fg_dtype_size(p->feats.dtype), 128)));
         work->regions = plan.split_k > at_once ? static_cast<int>(plan.split_k / (at_once > 1 ? at_once : 1)) : 1;
         work->plan.split_k -= plan.split_k % work->regions;
         if (p->feats.dtype == FG_FLOAT32 && p->grad_weight.present) work->copied = rows * co + in_rows * ci;

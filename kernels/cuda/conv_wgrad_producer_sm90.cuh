@@ -58,7 +58,8 @@ struct Tile {
     static constexpr int kFeatsPitch = kBlockN * static_cast<int>(sizeof(T)) + 32;
     static constexpr int kStageBytes =
         kBlocksA * kBlockBytes + (kTf32 ? kBlockK<T> * kFeatsPitch : kBlocksB * kBlockBytes);
-    static constexpr int kMaxOffsets = kBlockN / (kTf32 && kBlockM > 64 ? 48 : 32); /* as the plan allows for */
+    static constexpr int kMaxOffsets =
+        kBlockM == 64 ? FG_WGRAD_MAX_OFFSETS : kBlockN / (kTf32 ? 48 : 32); /* as the plan allows for */
     /* Accumulators of a thread decide what consumers need. */
     static constexpr int kConsumerRegisters = kProducts * kSums > 128 ? 224 : 168;
     static constexpr int kProducerRegisters =
@@ -166,7 +167,6 @@ struct Producer {
     int scanned = 0;                   /* first row of the next window, in the region */
     int head = 0, queued = 0;          /* the queue: first place, rows */
     uint32_t judged_parity = 0;
-    int chunk;
     int32_t window[Tile::kMaxOffsets]; /* map entries of the next window, one row per thread, on their way */
     Column columns[Tile::kBlocksB];    /* of this thread's pieces, 16-bit */
 
@@ -213,8 +213,7 @@ struct Producer {
                 }
             }
             queued += __reduce_add_sync(~0u, found);
-            scanned += kWindow;
-            if (scanned % (chunk * kWindow) == 0) scanned += (p.phases - 1) * chunk * kWindow;
+            scanned += kWindow * p.phases;
             request();
             ptx::named_barrier(kProducerBarrier, kProducerThreads);
         }
@@ -346,8 +345,7 @@ struct Producer {
 
     __device__ void work_on(const Task<Tile> &given) {
         task = given;
-        chunk = p.chunk ? p.chunk : ceil_div(task.rows, p.phases * kWindow);
-        scanned = task.phase * chunk * kWindow;
+        scanned = task.phase * kWindow;
         head = queued = 0;
         request();
         if constexpr (Tile::kTf32) {
@@ -391,9 +389,9 @@ struct Producer {
     __device__ void run(int index, int ctas, int tasks, int tile_columns) {
         for (int i = threadIdx.x; i < kCapacity; i += kProducerThreads) shared.in_row[Tile::kMaxOffsets][i] = -1;
         for (; index < tasks; index = task_after(index, ctas)) {
-            const Task<Tile> whole(p, tile_columns, index);
-            work_on(whole);
-            if (whole.offsets == 1 || !is_spoiled()) continue;
+            work_on(Task<Tile>(p, tile_columns, index));
+            if (task.offsets == 1 || !is_spoiled()) continue;
+            const Task<Tile> whole = task;
             for (int part = 0; part < whole.offsets; ++part) {
                 ptx::named_barrier(kProducerBarrier, kProducerThreads); /* all are done with the last */
                 work_on(whole.at_offset(p, part));

@@ -159,28 +159,23 @@ struct Consumer {
         return task.co0 + first_channel() + product * kWgmmaM + first_row() + half * 8;
     }
 
+    /* Into the workspace, where pairs are aligned. */
     __device__ void store_sums(const Sums &d, const Task<Tile> &task, float *sums) {
         const int64_t pitch = static_cast<int64_t>(p.volume) * p.ci;
-        const bool aligned = reinterpret_cast<uintptr_t>(sums) % sizeof(float2) == 0;
+        const int column0 = task.column0 + first_column(), begin = task.begin - column0; /* multiples of 8 */
+        sums += column0 + threadIdx.x % 4 * 2;
 #pragma unroll
         for (int i = 0; i < Tile::kProducts; ++i) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int co = channel_of(task, i, half);
-                if (co >= p.co) continue;
+                const uint32_t columns = co < p.co ? task.end - task.begin : 0;
+                float *row = sums + co * pitch;
 #pragma unroll
-                for (int j = 0; j < Tile::kSums / 4; ++j) {
-                    const int column = task.column0 + first_column() + 8 * j + threadIdx.x % 4 * 2;
-                    if (column < task.begin || column >= task.end) continue; /* columns are a multiple of 8 */
-                    const float2 pair = make_float2(d[i][4 * j + 2 * half], d[i][4 * j + 2 * half + 1]);
-                    float *target = sums + co * pitch + column;
-                    if (aligned) {
-                        *reinterpret_cast<float2 *>(target) = pair;
-                    } else {
-                        target[0] = pair.x;
-                        target[1] = pair.y;
-                    }
-                }
+                for (int j = 0; j < Tile::kSums / 4; ++j)
+                    if (static_cast<uint32_t>(8 * j - begin) < columns)
+                        *reinterpret_cast<float2 *>(row + 8 * j) =
+                            make_float2(d[i][4 * j + 2 * half], d[i][4 * j + 2 * half + 1]);
             }
         }
     }
@@ -209,12 +204,16 @@ struct Consumer {
     __device__ void store(const Sums &d, const Task<Tile> &task, T *out) {
         const int64_t pitch = static_cast<int64_t>(p.volume) * p.ci;
         const bool aligned = are_chunks(out, pitch);
-        const int lane = threadIdx.x % 32;
+        const int lane = threadIdx.x % 32, column0 = task.column0 + first_column() + lane % 4 * 8;
+        const int begin = task.begin - column0;
+        out += column0;
 #pragma unroll
         for (int i = 0; i < Tile::kProducts; ++i) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int co = channel_of(task, i, half);
+                const uint32_t columns = co < p.co ? task.end - task.begin : 0;
+                T *row = out + co * pitch;
 #pragma unroll
                 for (int j = 0; j < Tile::kSums / 4; j += 4) {
                     uint32_t word[4];
@@ -222,9 +221,7 @@ struct Consumer {
                     for (int k = 0; k < 4; ++k)
                         word[k] = pack<T>(d[i][4 * (j + k) + 2 * half], d[i][4 * (j + k) + 2 * half + 1]);
                     transpose_quad(word, lane);
-                    const int column = task.column0 + first_column() + 8 * (j + lane % 4);
-                    if (co < p.co && task.begin <= column && column < task.end)
-                        store_chunk(out + co * pitch + column, word, aligned);
+                    if (static_cast<uint32_t>(8 * j - begin) < columns) store_chunk(row + 8 * j, word, aligned);
                 }
             }
         }
@@ -363,8 +360,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <typename T, class Tile>
 fg_status launch(const WgradParams &given, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
     WgradParams p = given;
-    const char *mode = getenv("FG_WG_MODE"), *chunk = getenv("FG_WG_CHUNK");
-    p.chunk = chunk ? atoi(chunk) : 1;
+    const char *mode = getenv("FG_WG_MODE");
     if (!mode || *mode != '2') p.next_task = nullptr;
     if (p.next_task) FG_CUDA(cudaMemsetAsync(p.next_task, 0, sizeof *p.next_task, stream));
     const int64_t tiles = static_cast<int64_t>(ceil_div(p.co, Tile::kBlockM)) * ceil_div(p.volume * p.ci, plan.block_n);
