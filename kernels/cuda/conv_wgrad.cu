@@ -14,7 +14,6 @@
  * instead.
  */
 #include "../channel_groups.h"
-#include <cstdlib>
 #include "backend.cuh"
 #include "column_sum.cuh"
 #include "conv_wgrad.cuh"
@@ -240,16 +239,20 @@ fg_status launch_mode(const WgradParams &p, const fg_plan &plan, fg_dtype dtype,
 
 /* ---- host ---- */
 
+/* On Hopper: of a slice whose tasks are short. What is before and after the products of one takes as long as those of
+ * some 500 rows. */
+constexpr int64_t kShortTaskRows = 4096;
+
 /* How a call is computed: on Hopper both gradients by one launch, whose partial sums lie side by side; else the weight
  * gradient by `plan` and then the bias gradient by `bias`, in the same workspace. */
 struct Work {
     fg_plan plan, bias;
     int64_t copied; /* float32 elements at the beginning of the workspace: the operands, rounded for TF32 on Hopper */
     int64_t workspace_bytes;
-    bool narrow; /* the weight gradient by plain arithmetic: groups of few channels */
-    int regions; /* on Hopper: of the rows, each of as many slices as run at once */
+    bool narrow;     /* the weight gradient by plain arithmetic: groups of few channels */
+    int regions;     /* on Hopper: of the rows, each of as many slices as run at once */
+    bool handed_out; /* on Hopper: tasks, by a counter at the end of the workspace */
     int num_sms;
-    int64_t counter; /* on Hopper: where in the workspace, in bytes */
 
     bool fused() const { return plan.family == FG_FAMILY_SM90; }
 };
@@ -281,20 +284,24 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
 
     constexpr int64_t kFloat = sizeof(float);
     const int64_t weight_bytes = p->grad_weight.present ? work->plan.workspace_bytes : 0;
-    work->num_sms = num_sms;
     work->copied = 0;
     work->regions = 1;
+    work->handed_out = false;
+    work->num_sms = num_sms;
     if (work->fused()) {
-        const fg_plan &plan = work->plan; /* a slice's CTAs are its tiles, and those of the bias gradient */
-        const int64_t tiles = ceil_div<int64_t>(co, plan.block_m) * ceil_div<int64_t>(volume * ci, plan.block_n);
-        const int64_t at_once = num_sms / (tiles + (getenv("FG_WG_COUNT") && *getenv("FG_WG_COUNT") == '1' ? 0 : ceil_div<int64_t>(co * fg_dtype_size(p->feats.dtype), 128)));
+        const fg_plan &plan = work->plan;
+        const int64_t at_once = fg_wgrad_slices(&plan, ci, co, volume, num_sms);
         work->regions = plan.split_k > at_once ? static_cast<int>(plan.split_k / (at_once > 1 ? at_once : 1)) : 1;
         work->plan.split_k -= plan.split_k % work->regions;
         if (p->feats.dtype == FG_FLOAT32 && p->grad_weight.present) work->copied = rows * co + in_rows * ci;
         const int64_t bias_bytes =
             p->grad_bias.present && work->plan.split_k > 1 ? work->plan.split_k * co * kFloat : 0;
-        work->counter = work->copied * kFloat + weight_bytes + bias_bytes;
-        work->workspace_bytes = work->counter + static_cast<int64_t>(sizeof(int));
+        const int64_t sums_and_copies = work->copied * kFloat + weight_bytes + bias_bytes;
+        /* Short tasks are handed out to CTAs that stay: the next one's rows are on their way while sums are stored. */
+        const int64_t tiles = ceil_div<int64_t>(co, plan.block_m) * ceil_div<int64_t>(volume * ci, plan.block_n);
+        work->handed_out = p->grad_weight.present && tiles * plan.split_k > num_sms &&
+                           rows <= kShortTaskRows * static_cast<int64_t>(plan.split_k);
+        work->workspace_bytes = sums_and_copies + (work->handed_out ? static_cast<int64_t>(sizeof(int)) : 0);
     } else {
         const int64_t bias_bytes = p->grad_bias.present ? work->bias.workspace_bytes : 0;
         work->workspace_bytes = weight_bytes > bias_bytes ? weight_bytes : bias_bytes;
@@ -323,8 +330,9 @@ WgradParams params_of(const fg_conv_wgrad_params *p, const Work &work) {
     w.grad_aligned = chunks_aligned(w.grad_out, w.grad_stride, w.co, p->grad_out.dtype);
     w.feats_aligned = chunks_aligned(w.feats, w.feats_stride, w.ci, p->feats.dtype);
     w.grad_bias = p->grad_bias.present ? p->grad_bias.data : nullptr;
-    if (work.fused())
-        w.next_task = reinterpret_cast<int *>(static_cast<char *>(p->workspace.data) + work.counter);
+    w.sum_slices = ceil_div(work.plan.split_k, static_cast<int>(FG_WGRAD_SLICES_PER_SUM));
+    if (work.handed_out)
+        w.next_task = reinterpret_cast<int *>(static_cast<char *>(p->workspace.data) + work.workspace_bytes) - 1;
     w.summed = w.grad_out;
     w.summed_stride = w.grad_stride;
     return w;

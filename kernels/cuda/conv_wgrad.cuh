@@ -24,7 +24,8 @@ struct WgradParams {
     const void *summed; /* grad_out as the caller gave it */
     int64_t summed_stride;
     int regions, phases; /* slices of the rows: so many regions one after another, each shared out to so many slices */
-    int *next_task; /* one int that hands out tasks, or NULL: each CTA knows its tasks */
+    int sum_slices;      /* of the bias gradient */
+    int *next_task;      /* one int that hands out tasks, or NULL: there is a CTA for each */
 };
 
 /* Groups of at most FG_MAX_NARROW_GROUP input channels by plain arithmetic, of fg_plan_depthwise_wgrad for
@@ -35,7 +36,7 @@ fg_status narrow_wgrad(const WgradParams &p, const fg_plan &plan, float *partial
 /* 16-bit types, grad_aligned and feats_aligned; or float32 whose operands are rounded to TF32 already. co and ci
  * multiples of 8, 0 <= strides <= INT32_MAX, co and volume * ci at most a quarter of kMaxChannels.
  * (conv_wgrad_sm90.cu) */
-fg_status launch_wgrad_sm90(const WgradParams &p, const fg_plan &plan, fg_dtype dtype, int num_sms,
-                            cudaStream_t stream, fg_error *error);
+fg_status launch_wgrad_sm90(const WgradParams &p, const fg_plan &plan, fg_dtype dtype, int num_sms, cudaStream_t stream,
+                            fg_error *error);
 
 }  // namespace flexgemm

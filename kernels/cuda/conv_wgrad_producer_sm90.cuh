@@ -37,8 +37,8 @@ constexpr int kWgmmaM = 64;
 template <typename T>
 constexpr int kBlockK = kRowBytes / static_cast<int>(sizeof(T)); /* rows of a step */
 
-constexpr int kWindow = kProducerThreads;             /* rows that the producer looks at together */
-constexpr int kProducerBarrier = 1;                   /* named barrier of the producer's threads */
+constexpr int kWindow = kProducerThreads; /* rows that the producer looks at together */
+constexpr int kProducerBarrier = 1;       /* named barrier of the producer's threads */
 
 /* Output channels and columns of a tile. The consumers divide its output channels, or its columns. A wgmma's 64 rows are
  * output channels (16-bit) or columns (TF32). */
@@ -377,18 +377,18 @@ struct Producer {
     }
 
     /* The same for all threads, which are done with what they share of the last task when they know. */
-    __device__ int task_after(int index, int ctas) {
-        if (threadIdx.x == 0) shared.next_task = p.next_task ? ctas + atomicAdd(p.next_task, 1) : index + ctas;
+    __device__ int next_task(int ctas, int tasks) {
+        if (threadIdx.x == 0) shared.next_task = p.next_task ? ctas + atomicAdd(p.next_task, 1) : tasks;
         ptx::named_barrier(kProducerBarrier, kProducerThreads);
         const int next = shared.next_task;
         ptx::named_barrier(kProducerBarrier, kProducerThreads);
         return next;
     }
 
-    /* Tasks from `index` on, of which CTAs take turns. One that has become NaN is repeated, one offset at a time. */
+    /* Task `index`, and others while there are any. One that has become NaN is repeated, one offset at a time. */
     __device__ void run(int index, int ctas, int tasks, int tile_columns) {
         for (int i = threadIdx.x; i < kCapacity; i += kProducerThreads) shared.in_row[Tile::kMaxOffsets][i] = -1;
-        for (; index < tasks; index = task_after(index, ctas)) {
+        for (; index < tasks; index = next_task(ctas, tasks)) {
             work_on(Task<Tile>(p, tile_columns, index));
             if (task.offsets == 1 || !is_spoiled()) continue;
             const Task<Tile> whole = task;

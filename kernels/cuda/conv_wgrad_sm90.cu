@@ -26,7 +26,6 @@
  *
  * Slices meet as float32 partial sums in the workspace and are added in a fixed order: the same bits every time.
  */
-#include <cstdlib>
 #include <type_traits>
 
 #include "column_sum.cuh"
@@ -263,7 +262,7 @@ __device__ void sum_bias(const WgradParams &p, int index, char *dynamic) {
     using Sum = ColumnSum<T, kVector, kThreads>;
     static_assert(Sum::kColumns == kBiasChannels<T>, "as the launch counts CTAs");
     const int groups = ceil_div(p.co, Sum::kColumns), slice = index / groups;
-    const int64_t begin = slice * p.rows_per_slice, end = min(begin + p.rows_per_slice, p.rows);
+    const int64_t rows = ceil_div<int64_t>(p.rows, p.sum_slices), begin = slice * rows, end = min(begin + rows, p.rows);
     const int co0 = index % groups * Sum::kColumns, co = co0 + static_cast<int>(threadIdx.x);
     const float sum = Sum::run(static_cast<const T *>(p.summed), p.summed_stride, begin, end, co0, p.co,
                                *reinterpret_cast<typename Sum::Sums *>(dynamic));
@@ -282,14 +281,13 @@ struct alignas(kCount * sizeof(T)) Elements {
 /* Adds the slices, the first one first; kVector sums a thread, which divides both outputs. */
 template <typename T, int kVector>
 __global__ void __launch_bounds__(256) reduce_gradients_kernel(const WgradParams p, int slices) {
-    ptx::let_next_kernel_begin();
-    ptx::wait_for_earlier_kernels();
     const int64_t weights = weights_of(p), pitch = partial_pitch(p);
     const int64_t stride = static_cast<int64_t>(gridDim.x) * 256 * kVector;
     for (int64_t i = (static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x) * kVector; i < pitch; i += stride) {
         Elements<float, kVector> sum = {};
+        const int count = i < weights ? slices : p.sum_slices;
 #pragma unroll 8
-        for (int s = 0; s < slices; ++s) {
+        for (int s = 0; s < count; ++s) {
             const auto part = *reinterpret_cast<const Elements<float, kVector> *>(p.partials + s * pitch + i);
 #pragma unroll
             for (int e = 0; e < kVector; ++e) sum.x[e] += part.x[e];
@@ -306,17 +304,9 @@ template <typename T, int kVector>
 cudaError_t reduce_gradients(const WgradParams &p, int slices, cudaStream_t stream) {
     const int64_t blocks = ceil_div<int64_t>(partial_pitch(p), 256 * kVector);
     constexpr int64_t kMaxBlocks = 1 << 16;
-    const char *pdl = getenv("FG_WG_PDL");
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = {static_cast<unsigned int>(blocks < kMaxBlocks ? blocks : kMaxBlocks)};
-    config.blockDim = {256};
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = pdl && (*pdl - '0') & 2 ? 1 : 0;
-    return cudaLaunchKernelEx(&config, reduce_gradients_kernel<T, kVector>, p, slices);
+    reduce_gradients_kernel<T, kVector>
+        <<<static_cast<unsigned int>(blocks < kMaxBlocks ? blocks : kMaxBlocks), 256, 0, stream>>>(p, slices);
+    return cudaGetLastError();
 }
 
 /* ---- kernel and launch ---- */
@@ -326,7 +316,6 @@ template <typename T, class Tile>
 __global__ void __launch_bounds__(kThreads, 1)
     conv_wgrad_sm90_kernel(const WgradParams p, int tile_columns, int bias_tasks, int tasks) {
     extern __shared__ __align__(kSwizzleAtomBytes) char dynamic[];
-    ptx::let_next_kernel_begin();
     ptx::wait_for_earlier_kernels();
     if (static_cast<int>(blockIdx.x) < bias_tasks) {
         if (sizeof(T) == 2 || p.grad_aligned)
@@ -358,14 +347,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <typename T, class Tile>
-fg_status launch(const WgradParams &given, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
-    WgradParams p = given;
-    const char *mode = getenv("FG_WG_MODE");
-    if (!mode || *mode != '2') p.next_task = nullptr;
-    if (p.next_task) FG_CUDA(cudaMemsetAsync(p.next_task, 0, sizeof *p.next_task, stream));
+fg_status launch(const WgradParams &p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
     const int64_t tiles = static_cast<int64_t>(ceil_div(p.co, Tile::kBlockM)) * ceil_div(p.volume * p.ci, plan.block_n);
     const int64_t weight_tasks = p.grad_weight ? tiles * plan.split_k : 0;
-    const int64_t bias_tasks = p.grad_bias ? static_cast<int64_t>(ceil_div(p.co, kBiasChannels<T>)) * plan.split_k : 0;
+    const int64_t bias_tasks = p.grad_bias ? static_cast<int64_t>(ceil_div(p.co, kBiasChannels<T>)) * p.sum_slices : 0;
     if (weight_tasks + bias_tasks > INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "grad_weight: (%d, %d, %d) needs more tiles than one launch can have",
                        p.co, p.volume, p.ci);
@@ -373,8 +358,8 @@ fg_status launch(const WgradParams &given, const fg_plan &plan, int num_sms, cud
     constexpr int kSharedBytes = sizeof(Shared<Tile>);
     const fg_status status = allow_shared<kernel>(kSharedBytes, error);
     if (status != FG_OK) return status;
-    const int64_t ctas = mode && *mode != '0' && weight_tasks > num_sms ? num_sms : weight_tasks;
-    const char *pdl = getenv("FG_WG_PDL");
+    if (p.next_task) FG_CUDA(cudaMemsetAsync(p.next_task, 0, sizeof *p.next_task, stream));
+    const int64_t ctas = p.next_task ? num_sms : weight_tasks;
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
@@ -384,7 +369,7 @@ fg_status launch(const WgradParams &given, const fg_plan &plan, int num_sms, cud
     config.dynamicSmemBytes = kSharedBytes;
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = pdl && (*pdl - '0') & 1 ? 1 : 0;
+    config.numAttrs = 1;
     FG_CUDA(cudaLaunchKernelEx(&config, kernel, p, plan.block_n, static_cast<int>(bias_tasks),
                                static_cast<int>(weight_tasks)));
     if (p.partials) {
@@ -416,8 +401,8 @@ fg_status launch_tile(const WgradParams &p, const fg_plan &plan, int num_sms, cu
 
 }  // namespace
 
-fg_status launch_wgrad_sm90(const WgradParams &p, const fg_plan &plan, fg_dtype dtype, int num_sms,
-                            cudaStream_t stream, fg_error *error) {
+fg_status launch_wgrad_sm90(const WgradParams &p, const fg_plan &plan, fg_dtype dtype, int num_sms, cudaStream_t stream,
+                            fg_error *error) {
     if (dtype == FG_FLOAT16) return launch_tile<__half>(p, plan, num_sms, stream, error);
     if (dtype == FG_BFLOAT16) return launch_tile<__nv_bfloat16>(p, plan, num_sms, stream, error);
     return launch_tile<float>(p, plan, num_sms, stream, error);
