@@ -37,8 +37,8 @@ constexpr int kWgmmaM = 64;
 template <typename T>
 constexpr int kBlockK = kRowBytes / static_cast<int>(sizeof(T)); /* rows of a step */
 
-constexpr int kWindow = kProducerThreads;             /* rows that the producer looks at together */
-constexpr int kProducerBarrier = 1, kTaskBarrier = 2; /* named barriers: the producer's threads, all threads */
+constexpr int kWindow = kProducerThreads; /* rows that the producer looks at together */
+constexpr int kProducerBarrier = 1;       /* named barrier of the producer's threads */
 
 /* Output channels and columns of a tile. The consumers divide its output channels, or its columns. A wgmma's 64 rows are
  * output channels (16-bit) or columns (TF32). */
@@ -46,6 +46,8 @@ template <typename T, int kBlockM_, int kBlockN_, int kConsumersN_>
 struct Tile {
     static constexpr bool kTf32 = sizeof(T) == 4;
     static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kConsumersN = kConsumersN_;
+    /* Whose reads are waited for: of wgmma a warp's at a time, in TF32 every thread's own. */
+    static constexpr int kReaders = kConsumerWarps * (kTf32 ? 32 : 1);
     static constexpr int kStages = !kTf32 && kBlockM == 128 ? 4 : 3; /* as many as there is room for */
     static constexpr int kConsumersM = kConsumers / kConsumersN;
     static constexpr int kConsumerM = kBlockM / kConsumersM; /* output channels of a consumer */
@@ -140,6 +142,7 @@ struct Shared {
     bool spoiled;                /* the consumers': some sum is NaN */
     alignas(8) uint64_t full[Tile::kStages];
     uint64_t empty[Tile::kStages];
+    uint64_t met; /* all threads, between two tasks */
 };
 
 /* ---- producer ---- */

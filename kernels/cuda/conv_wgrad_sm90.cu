@@ -64,6 +64,7 @@ struct Consumer {
     const WgradParams &p;
     Shared<Tile> &shared;
     const Task<Tile> &task;
+    const int lane;
     RingPosition<Tile::kStages> place; /* in the pipeline */
 
     __device__ static int consumer() { return static_cast<int>(threadIdx.x) / kWarpgroup - kProducers; }
@@ -72,9 +73,9 @@ struct Consumer {
     /* The row of a wgmma whose sums this thread holds, and the one 8 below it. */
     __device__ static int first_row() { return static_cast<int>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4); }
 
-    /* Each warp for itself: the last of them frees the stage. */
+    /* Whoever has read the stage: the last of them frees it. */
     __device__ void release(int stage) {
-        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[stage]);
+        if (Tile::kTf32 || lane == 0) ptx::mbarrier_arrive(&shared.empty[stage]);
     }
 
     __device__ void multiply(Sums &d) {
@@ -126,8 +127,9 @@ struct Consumer {
         int in_flight = kNone;
         while (true) {
             ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
-            /* A vote, so that the compiler sees one branch for the whole warp: it would serialise wgmma otherwise. */
-            if (__any_sync(~0u, shared.end[place.slot])) break;
+            /* Read by a lane that releases the stage. A vote, so that the compiler sees one branch for the whole warp: it
+             * would serialise wgmma otherwise. */
+            if (__any_sync(~0u, lane == 0 && shared.end[place.slot])) break;
             if constexpr (Tile::kTf32)
                 multiply_tf32(d);
             else
@@ -306,17 +308,23 @@ cudaError_t reduce_gradients(const WgradParams &p, int slices, cudaStream_t stre
 
 /* ---- kernel and launch ---- */
 
+/* All threads of the CTA, from wherever they are in the code, which no barrier with a number allows. */
+template <class Tile>
+__device__ __forceinline__ void meet(Shared<Tile> &shared, int parity) {
+    ptx::mbarrier_arrive(&shared.met);
+    ptx::mbarrier_wait_parity(&shared.met, parity);
+}
+
 /* A role's share of a task, and once more offset by offset if that made NaN. */
 template <class Role, class Tile>
 __device__ __forceinline__ void run(Role role, const Task<Tile> &whole) {
     for (int part = 0;; ++part) {
         role.run();
         if (whole.offsets == 1 || part == whole.offsets) return;
-        __syncwarp(); /* which a named barrier asks for */
-        ptx::named_barrier(kTaskBarrier, kThreads);
+        meet(role.shared, 0);
         if (!__any_sync(~0u, role.shared.spoiled)) return;
         if (threadIdx.x == 0) role.shared.task = whole.at_offset(role.p, part);
-        ptx::named_barrier(kTaskBarrier, kThreads);
+        meet(role.shared, 1);
     }
 }
 
@@ -338,8 +346,9 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (int stage = 0; stage < Tile::kStages; ++stage) {
             /* Every producing thread for its copies, and one more arrival that says what the stage is. */
             ptx::mbarrier_init(&shared.full[stage], kProducerThreads + 1);
-            ptx::mbarrier_init(&shared.empty[stage], kConsumerWarps);
+            ptx::mbarrier_init(&shared.empty[stage], Tile::kReaders);
         }
+        ptx::mbarrier_init(&shared.met, kThreads);
         ptx::fence_mbarrier_init();
         shared.task = whole;
         shared.spoiled = false;
@@ -350,7 +359,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         run(Producer<T, Tile>{p, shared, {}, {}}, whole);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-        run(Consumer<T, Tile>{p, shared, shared.task, {}}, whole);
+        run(Consumer<T, Tile>{p, shared, shared.task, ptx::opaque(static_cast<int>(threadIdx.x % 32)), {}}, whole);
     }
 }
 
