@@ -48,8 +48,8 @@ def refuse_foreign_build() -> None:
 
 
 def run_tests(run: Run, options: argparse.Namespace) -> None:
-    """The tests of a GPU once per kernel family, in a process of its own; totals over both, and each. PYTEST_ADDOPTS may
-    spread them over processes, by pytest-xdist."""
+    """The tests of a GPU once per kernel family, each time in a process of its own; totals over both, and each.
+    PYTEST_ADDOPTS may spread them over processes, by pytest-xdist."""
     tests: dict[str, Any] = run.results.header.setdefault(
         "tests", {"passed": 0, "failed": 0, "skipped": 0, "families": {}}
     )
