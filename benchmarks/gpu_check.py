@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, in steps: the test suite for both kernel families, the benchmarks and
+"""Everything that needs a GPU, in steps: the tests of a GPU for both kernel families, the benchmarks and
 compute-sanitizer, merged into one benchmarks/results/<gpu>.json.
 
     python -m benchmarks.gpu_check --step tests|conv|gemm|voxel|overhead|sanitize|all [--scene lidar=cloud.npz]
@@ -48,7 +48,8 @@ def refuse_foreign_build() -> None:
 
 
 def run_tests(run: Run, options: argparse.Namespace) -> None:
-    """pytest once per kernel family, in a process of its own; totals over both, and each."""
+    """The tests of a GPU once per kernel family, each time in a process of its own; totals over both, and each.
+    PYTEST_ADDOPTS may spread them over processes, by pytest-xdist."""
     tests: dict[str, Any] = run.results.header.setdefault(
         "tests", {"passed": 0, "failed": 0, "skipped": 0, "families": {}}
     )
@@ -77,7 +78,7 @@ def _pytest(arch: str | None, timeout: float) -> dict[str, int] | None:
     environment = dict(os.environ) | ({"FLEXGEMM_ARCH": arch} if arch else {})
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "junit.xml")
-        command = [sys.executable, "-m", "pytest", "tests", "-q", "--tb=short", f"--junitxml={report}"]
+        command = [sys.executable, "-m", "pytest", "tests", "-m", "gpu", "-q", "--tb=short", f"--junitxml={report}"]
         subprocess.run(command, cwd=results.ROOT, env=environment, timeout=max(timeout, 0.0))
         return read_junit(report) if report.exists() else None
 

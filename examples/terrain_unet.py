@@ -77,16 +77,16 @@ def classify(curved: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
 
 
 def voxels(heights: torch.Tensor) -> fnn.SparseTensor:
-    """The surface of a patch (P, P) of heights, in voxel edges: a voxel per cell, in the order of the cells."""
-    relative = heights - heights.mean()
+    """The surfaces of patches (B, P, P) of heights, in voxel edges: a voxel per cell, in the order of the cells."""
+    relative = heights - heights.mean((1, 2), keepdim=True)
     layer = relative.floor()
-    feats = torch.stack([relative, relative - layer, torch.ones_like(relative)], -1).flatten(0, 1)
-    layer = (layer - layer.min()).int()
-    row, column = torch.meshgrid(*(torch.arange(n, device=heights.device) for n in heights.shape), indexing="ij")
-    coords = torch.stack([torch.zeros_like(layer), row, column, layer], -1).flatten(0, 1)
+    feats = torch.stack([relative, relative - layer, torch.ones_like(relative)], -1).flatten(0, 2)
+    layer = (layer - layer.amin((1, 2), keepdim=True)).int()
+    cells = torch.meshgrid(*(torch.arange(n, device=heights.device) for n in heights.shape), indexing="ij")
+    coords = torch.stack([*cells, layer], -1).flatten(0, 2)
     # The grid is a cube with an edge of a power of two: halving an odd one leaves its last layer out, as torch's own
     # convolutions do.
-    return fnn.SparseTensor(feats, coords.int(), (1, PATCH, PATCH, PATCH))
+    return fnn.SparseTensor(feats, coords.int(), (len(heights), PATCH, PATCH, PATCH))
 
 
 def block(in_channels: int, out_channels: int) -> torch.nn.Sequential:
@@ -142,15 +142,15 @@ def random_patches(heights: torch.Tensor, labels: torch.Tensor, batch: int) -> t
     """This process's share of `batch` patches, each turned and mirrored at random, and the labels of their voxels. All
     processes draw the same numbers, and each takes every patch that is its turn."""
     rank, processes = process()
-    both, squares = torch.stack([heights, labels.to(heights.dtype)]), []
-    for patch in range(batch):
-        top, left = (int(torch.randint(n - PATCH + 1, ())) for n in heights.shape)
-        turns, mirrored = int(torch.randint(4, ())), bool(torch.randint(2, ()))
-        if patch % processes == rank:
-            square = both[:, top : top + PATCH, left : left + PATCH].rot90(turns, (1, 2))
-            squares.append(square.mT if mirrored else square)
-    answers = torch.stack([square[1] for square in squares]).long().flatten()
-    return fnn.SparseTensor.collate([voxels(square[0]) for square in squares]), answers
+    ends = [n - PATCH + 1 for n in heights.shape]
+    choices = torch.stack([torch.randint(n, (batch,)) for n in (*ends, 4, 2)])[:, rank::processes]
+    top, left, turns, mirrored = choices.to(heights.device)[..., None, None]
+    row, column = torch.meshgrid(*[torch.arange(PATCH, device=heights.device)] * 2, indexing="ij")
+    row, column = torch.where(mirrored > 0, column, row), torch.where(mirrored > 0, row, column)
+    for turn in range(3):  # a quarter of a circle each
+        row, column = torch.where(turns > turn, column, row), torch.where(turns > turn, PATCH - 1 - row, column)
+    cells = top + row, left + column
+    return voxels(heights[cells]), labels[cells].flatten()
 
 
 def train(
@@ -186,7 +186,7 @@ def predict(network: UNet, heights: torch.Tensor) -> torch.Tensor:
     votes = heights.new_zeros(*heights.shape, len(CLASSES))
     tops, lefts = ([*range(0, n - PATCH, PATCH // 2), n - PATCH] for n in heights.shape)
     for top in tops:
-        x = fnn.SparseTensor.collate([voxels(heights[top : top + PATCH, left : left + PATCH]) for left in lefts])
+        x = voxels(torch.stack([heights[top : top + PATCH, left : left + PATCH] for left in lefts]))
         for left, logits in zip(lefts, network(x).feats.view(-1, PATCH, PATCH, len(CLASSES)), strict=True):
             votes[top : top + PATCH, left : left + PATCH] += logits
     return votes.argmax(-1)

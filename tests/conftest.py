@@ -25,6 +25,13 @@ settings.load_profile("suite")
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "large: sizes that only a GPU works through in reasonable time")
+    config.addinivalue_line("markers", "gpu: tests that run on a GPU; set by what they ask for (-m gpu)")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "cuda" in item.nodeid or {"cuda", "graphs"} & set(item.fixturenames):
+            item.add_marker("gpu")
 
 
 def pytest_report_header():

@@ -74,20 +74,36 @@ def test_classes_are_ridge_slope_valley(unet):
 
 
 def test_a_patch_has_one_voxel_per_cell_and_knows_no_altitude(unet):
-    heights = torch.from_numpy(np.random.default_rng(0).normal(100, 2, (64, 64)).astype(np.float32))
+    heights = torch.from_numpy(np.random.default_rng(0).normal(100, 2, (2, 64, 64)).astype(np.float32))
     x = unet.voxels(heights)
-    assert x.coords[:, 1:3].tolist() == [[row, column] for row in range(64) for column in range(64)]
-    assert int(x.coords[:, 3].min()) == 0
+    cells = [[patch, row, column] for patch in range(2) for row in range(64) for column in range(64)]
+    assert x.coords[:, :3].tolist() == cells
+    assert x.coords[:, 3].view(2, -1).amin(1).tolist() == [0, 0]
     higher = unet.voxels(heights + 32)
     assert torch.equal(x.coords, higher.coords)
     torch.testing.assert_close(x.feats, higher.feats, rtol=0, atol=1e-3)
+
+
+def test_random_patches_are_squares_of_the_map_in_any_of_eight_positions(unet):
+    labels = torch.arange(70 * 66).reshape(70, 66)  # a cell's label says where it was
+    torch.manual_seed(0)
+    x, answers = unet.random_patches(labels.float(), labels, 40)
+    assert x.shape == (40, 64, 64, 64)
+    positions = set()
+    for patch, voxels in zip(answers.view(40, 64, 64), x.feats.view(40, 64, 64, 3), strict=True):
+        top, left = divmod(int(patch.min()), 66)
+        square = labels[top : top + 64, left : left + 64]
+        seen = [square.rot90(i) for i in range(4)] + [square.rot90(i).mT for i in range(4)]
+        positions |= {i for i, position in enumerate(seen) if torch.equal(patch, position)}
+        torch.testing.assert_close(voxels[..., 0], patch - patch.float().mean(), rtol=0, atol=0.01)
+    assert positions == set(range(8))
 
 
 def test_the_network_answers_for_each_voxel_in_float32(unet, device):
     torch.manual_seed(0)
     network = unet.UNet(in_channels=3, classes=3).to(device)
     heights = torch.rand(64, 64).to(device)
-    x = unet.fnn.SparseTensor.collate([unet.voxels(heights), unet.voxels(heights.T)])
+    x = unet.voxels(torch.stack([heights, heights.T]))
     logits = network(x).feats
     assert (logits.shape, logits.dtype) == ((2 * 64 * 64, 3), torch.float32)
     logits.square().mean().backward()

@@ -82,7 +82,7 @@ struct Consumer {
         uint32_t step;
         do {
             ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
-            step = shared.step[place.slot];
+            step = step_of(shared, place.slot, lane);
             const bool active = concerns(step, consumer_of_thread());
             if (active)
                 multiply(d);
@@ -90,8 +90,8 @@ struct Consumer {
                 release_stage(shared, place.slot, lane);
             *any |= active;
             place.advance();
-        } while (step < kEndOfTile);
-        return step;
+        } while (!ends_tile(step));
+        return __shfl_sync(~0u, step, 0);
     }
 
     __device__ void scale_columns(float (&d)[kParts * kCount], int n0) {

@@ -69,7 +69,7 @@ struct Consumer {
         uint32_t step;
         do {
             ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
-            step = shared.step[place.slot];
+            step = step_of(shared, place.slot, lane);
             const bool active = concerns(step, consumer_of_thread());
             if (active) {
                 multiply(d);
@@ -82,10 +82,10 @@ struct Consumer {
             in_flight = active ? place.slot : kNone;
             *any |= active;
             place.advance();
-        } while (step < kEndOfTile);
+        } while (!ends_tile(step));
         ptx::wgmma_wait<0>(); /* nothing is in flight after a step without operands; the compiler cannot know */
         ptx::wgmma_hold(d);
-        return step;
+        return __shfl_sync(~0u, step, 0);
     }
 
     __device__ void run() {

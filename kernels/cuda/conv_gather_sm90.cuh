@@ -325,11 +325,18 @@ __device__ __forceinline__ void release_stage(GatherShared<Tile> &shared, int st
 }
 __device__ __forceinline__ int kept_lane() { return ptx::opaque(static_cast<int>(threadIdx.x % 32)); }
 
-/* Whether a step is one of this consumer's. A vote, so that the compiler sees one branch for the whole warp: it would
- * serialise wgmma otherwise. */
+/* The word of a step for the lane that frees the stage, which alone reads it; 0 for the others. */
+template <class Tile>
+__device__ __forceinline__ uint32_t step_of(const GatherShared<Tile> &shared, int stage, int lane) {
+    return lane == 0 ? shared.step[stage] : 0;
+}
+
+/* Whether a step is one of this consumer's; whether it ends the tile. Votes, so that the compiler sees one branch for the
+ * whole warp: it would serialise wgmma otherwise. */
 __device__ __forceinline__ bool concerns(uint32_t step, int consumer) {
     return __any_sync(~0u, step < kEndOfTile && step >> consumer & 1);
 }
+__device__ __forceinline__ bool ends_tile(uint32_t step) { return __any_sync(~0u, step >= kEndOfTile); }
 
 /* The bias of a tile's columns, read from memory once by a consumer's threads together. */
 template <typename T, class Tile>

@@ -46,6 +46,8 @@ template <typename T, int kBlockM_, int kBlockN_, int kConsumersN_>
 struct Tile {
     static constexpr bool kTf32 = sizeof(T) == 4;
     static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kConsumersN = kConsumersN_;
+    /* Whose reads are waited for: of wgmma a warp's at a time, in TF32 every thread's own. */
+    static constexpr int kReaders = kConsumerWarps * (kTf32 ? 32 : 1);
     static constexpr int kStages = !kTf32 && kBlockM == 128 ? 4 : 3; /* as many as there is room for */
     static constexpr int kConsumersM = kConsumers / kConsumersN;
     static constexpr int kConsumerM = kBlockM / kConsumersM; /* output channels of a consumer */
@@ -83,16 +85,21 @@ __device__ inline int64_t region_begin(const WgradParams &p, int region) {
     return p.rows - p.rows * left / p.regions * (p.regions < 3 ? p.regions : left) / p.regions;
 }
 
-/* One CTA's share of the weight gradient: a tile and a slice. A slice is every phases-th window of a region. The CTAs of
+/* What comes of a task. */
+struct TaskOutput {
+    int co0;        /* output channels co0 .. co0 + kBlockM */
+    int column0;    /* columns of the tile: column0 .. column0 + kBlockN */
+    int begin, end; /* those of them that are computed */
+    int offsets;    /* that these touch; none: there are no more tasks */
+    int slice;
+};
+
+/* A CTA's share of the weight gradient at a time: a tile and a slice. A slice is every phases-th window of a region. The CTAs of
  * a region run side by side and go through it together. Their middle columns come first: they are those of the middle
  * offset, at which the most rows have a neighbour. */
 template <class Tile>
-struct Task {
-    int co0;                   /* output channels co0 .. co0 + kBlockM */
-    int column0;               /* columns of the tile: column0 .. column0 + kBlockN */
-    int begin, end;            /* those of them that are computed */
-    int first_offset, offsets; /* that these touch */
-    int slice, phase;
+struct Task : TaskOutput {
+    int first_offset, phase;
     int64_t row0; /* the region's first, and how many it has */
     int rows;
 
@@ -135,11 +142,11 @@ struct Shared {
     int32_t in_row[Tile::kMaxOffsets + 1][kCapacity];
     int32_t out_row[kCapacity];
     Column column[Tile::kTf32 ? Tile::kFeatsPitch / kChunk : 1]; /* of a row's pieces */
-    Task<Tile> task[Tile::kStages]; /* that has come to its end, or one of no offsets: there are no more */
-    int32_t found[kWindow / 32];    /* the producer's: how many of a warp's rows go into the queue */
-    int next_task;                  /* the producer's */
-    bool end[Tile::kStages];        /* a step without operands, after the last of a task */
-    bool spoiled;                   /* the consumers': some sum is NaN */
+    TaskOutput ended[Tile::kStages];                             /* the task that has come to its end */
+    int32_t found[kWindow / 32];  /* the producer's: how many of a warp's rows go into the queue */
+    int next_task;                /* the producer's */
+    bool end[Tile::kStages];      /* a step without operands, after the last of a task */
+    bool spoiled[kConsumerWarps]; /* some sum is NaN */
     alignas(8) uint64_t full[Tile::kStages];
     uint64_t empty[Tile::kStages];
     uint64_t judged; /* sums of a task of several offsets have been looked at */
@@ -339,7 +346,7 @@ struct Producer {
     __device__ void announce_end() {
         ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
         ptx::mbarrier_arrive(&shared.full[place.slot]);
-        if (threadIdx.x == 0) shared.task[place.slot] = task;
+        if (threadIdx.x == 0) shared.ended[place.slot] = task;
         announce(true);
     }
 
@@ -368,11 +375,8 @@ struct Producer {
     __device__ bool is_spoiled() {
         ptx::mbarrier_wait_parity(&shared.judged, judged_parity);
         judged_parity ^= 1;
-        const bool spoiled = shared.spoiled;
-        if (spoiled) {
-            ptx::named_barrier(kProducerBarrier, kProducerThreads);
-            if (threadIdx.x == 0) shared.spoiled = false;
-        }
+        bool spoiled = false;
+        for (const bool of_warp : shared.spoiled) spoiled |= of_warp;
         return spoiled;
     }
 

@@ -63,6 +63,7 @@ struct Consumer {
 
     const WgradParams &p;
     Shared<Tile> &shared;
+    const int lane;
     RingPosition<Tile::kStages> place; /* in the pipeline */
 
     __device__ static int consumer() { return static_cast<int>(threadIdx.x) / kWarpgroup - kProducers; }
@@ -71,9 +72,9 @@ struct Consumer {
     /* The row of a wgmma whose sums this thread holds, and the one 8 below it. */
     __device__ static int first_row() { return static_cast<int>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4); }
 
-    /* Each warp for itself: the last of them frees the stage. */
+    /* Whoever has read the stage: the last of them frees it. */
     __device__ void release(int stage) {
-        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[stage]);
+        if (Tile::kTf32 || lane == 0) ptx::mbarrier_arrive(&shared.empty[stage]);
     }
 
     __device__ void multiply(Sums &d) {
@@ -125,8 +126,9 @@ struct Consumer {
         int in_flight = kNone;
         while (true) {
             ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
-            /* A vote, so that the compiler sees one branch for the whole warp: it would serialise wgmma otherwise. */
-            if (__any_sync(~0u, shared.end[place.slot])) break;
+            /* Read by a lane that releases the stage. A vote, so that the compiler sees one branch for the whole warp: it
+             * would serialise wgmma otherwise. */
+            if (__any_sync(~0u, lane == 0 && shared.end[place.slot])) break;
             if constexpr (Tile::kTf32)
                 multiply_tf32(d);
             else
@@ -149,17 +151,27 @@ struct Consumer {
         for (int i = 0; i < Tile::kProducts; ++i)
 #pragma unroll
             for (const float sum : d[i]) found |= isnan(sum);
-        if (found) shared.spoiled = true;
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.judged);
+        found = __any_sync(~0u, found);
+        if (lane == 0) {
+            shared.spoiled[threadIdx.x / 32 - kProducers * kWarpgroup / 32] = found;
+            ptx::mbarrier_arrive(&shared.judged);
+        }
     }
 
-    __device__ static int channel_of(const Task<Tile> &task, int product, int half) {
+    /* What the task was, at the end of its steps. Read by a lane that releases the stage. */
+    __device__ TaskOutput ended_task() const {
+        const auto read = [this](const int &word) { return __shfl_sync(~0u, lane == 0 ? word : 0, 0); };
+        const TaskOutput &task = shared.ended[place.slot];
+        return {read(task.co0), read(task.column0), read(task.begin),
+                read(task.end), read(task.offsets), read(task.slice)};
+    }
+
+    __device__ static int channel_of(const TaskOutput &task, int product, int half) {
         return task.co0 + first_channel() + product * kWgmmaM + first_row() + half * 8;
     }
 
     /* Into the workspace, where pairs are aligned. */
-    __device__ void store_sums(const Sums &d, const Task<Tile> &task, float *sums) {
+    __device__ void store_sums(const Sums &d, const TaskOutput &task, float *sums) {
         const int64_t pitch = static_cast<int64_t>(p.volume) * p.ci;
         const int column0 = task.column0 + first_column(), begin = task.begin - column0; /* multiples of 8 */
         sums += column0 + threadIdx.x % 4 * 2;
@@ -180,7 +192,7 @@ struct Consumer {
     }
 
     /* TF32: eight threads side by side have eight columns. */
-    __device__ void store_transposed(const Sums &d, const Task<Tile> &task, float *sums) {
+    __device__ void store_transposed(const Sums &d, const TaskOutput &task, float *sums) {
         const int64_t pitch = static_cast<int64_t>(p.volume) * p.ci;
 #pragma unroll
         for (int i = 0; i < Tile::kProducts; ++i) {
@@ -200,7 +212,7 @@ struct Consumer {
     }
 
     /* 16-bit elements, 8 columns a thread. */
-    __device__ void store(const Sums &d, const Task<Tile> &task, T *out) {
+    __device__ void store(const Sums &d, const TaskOutput &task, T *out) {
         const int64_t pitch = static_cast<int64_t>(p.volume) * p.ci;
         const bool aligned = are_chunks(out, pitch);
         const int lane = threadIdx.x % 32, column0 = task.column0 + first_column() + lane % 4 * 8;
@@ -234,7 +246,7 @@ struct Consumer {
 #pragma unroll
                 for (float &sum : d[i]) sum = 0.0f;
             accumulate(d);
-            const Task<Tile> &task = shared.task[place.slot];
+            const TaskOutput task = ended_task();
             if (task.offsets == 0) return;
             if (task.offsets > 1) judge(d);
             float *sums = p.partials ? p.partials + task.slice * partial_pitch(p) : static_cast<float *>(p.grad_weight);
@@ -244,7 +256,6 @@ struct Consumer {
                 store_sums(d, task, sums);
             else
                 store(d, task, static_cast<T *>(p.grad_weight));
-            __syncwarp(); /* all have read the task */
             release(place.slot);
             place.advance();
         }
@@ -329,11 +340,10 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (int stage = 0; stage < Tile::kStages; ++stage) {
             /* Every producing thread for its copies, and one more arrival that says what the stage is. */
             ptx::mbarrier_init(&shared.full[stage], kProducerThreads + 1);
-            ptx::mbarrier_init(&shared.empty[stage], kConsumerWarps);
+            ptx::mbarrier_init(&shared.empty[stage], Tile::kReaders);
         }
         ptx::mbarrier_init(&shared.judged, kConsumerWarps);
         ptx::fence_mbarrier_init();
-        shared.spoiled = false;
     }
     __syncthreads();
     if (threadIdx.x < kProducerThreads) {
@@ -342,7 +352,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                                                  static_cast<int>(gridDim.x) - bias_tasks, tasks, tile_columns);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-        Consumer<T, Tile>{p, shared, {}}.run();
+        Consumer<T, Tile>{p, shared, ptx::opaque(static_cast<int>(threadIdx.x % 32)), {}}.run();
     }
 }
 

@@ -89,7 +89,7 @@ __device__ __forceinline__ void init_rings(Sm90Shared<Tile> &shared) {
     }
     for (int i = 0; i < Tile::kTileSlots; ++i) {
         ptx::mbarrier_init(&shared.work_full[i], 1);
-        ptx::mbarrier_init(&shared.work_empty[i], kConsumerWarps + 1);
+        ptx::mbarrier_init(&shared.work_empty[i], 32 * (kConsumerWarps + 1)); /* every lane that reads it */
     }
     ptx::fence_mbarrier_init();
 }
@@ -126,8 +126,7 @@ __device__ __forceinline__ const Sm90Work &next_work(Sm90Shared<Tile> &shared,
 
 template <typename Tile>
 __device__ __forceinline__ void release_work(Sm90Shared<Tile> &shared, RingPosition<Tile::kTileSlots> &at) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.work_empty[at.slot]);
+    ptx::mbarrier_arrive(&shared.work_empty[at.slot]);
     at.advance();
 }
 
