@@ -43,6 +43,7 @@ CHANNELS = {
     "broad": (200, 264),
     "tall": (40, 200),
     "square": (200, 200),
+    "deep": (2000, 40),  # more tiles of a weight gradient than a GPU has multiprocessors
 }
 N = 150  # two row tiles of 128 or three of 64, the last one ragged
 
@@ -526,7 +527,7 @@ def all_cases():
     for direction in ("forward", "dgrad", "wgrad"):
         for mode in MODES:
             for channels in CHANNELS:
-                if channels == "square":  # many rows of it are below
+                if channels in ("square", "deep"):  # they are below
                     continue
                 if channels == "broad" and (direction == "wgrad" or mode == "float32"):
                     continue
@@ -559,6 +560,14 @@ def all_cases():
                 )
 
             if direction == "wgrad":
+                cases[f"conv/wgrad/{mode}/many-tiles"] = partial(
+                    conv_case,
+                    direction=direction,
+                    mode=mode,
+                    channels="deep",
+                    kernel_size=(3, 3, 3),
+                    offset=0,
+                )
                 cases[f"conv/wgrad/{mode}/split"] = partial(
                     conv_case,
                     direction=direction,

@@ -40,6 +40,7 @@ KERNELS = [
     (1, 1, 1), (2, 2, 2), (4, 4, 4), (5, 5, 5), (6, 6, 6), (7, 7, 7),
     (3, 1, 1), (1, 1, 7), (1, 3, 5), (2, 3, 4), (7, 2, 1),
 ]  # fmt: skip
+MANY_TILES = Case(n=200, ci=2000, co=40)  # of the weight gradient, more than a GPU has multiprocessors
 CASES = [
     *(Case(ci=ci, co=co) for ci, co in CHANNELS),
     *(Case(ci=16, co=33, kernel_size=k, dilation=d) for k, d in zip(KERNELS, [(1, 1, 1), (2, 1, 3)] * 6, strict=False)),
@@ -55,6 +56,7 @@ CASES = [
     Case(n=1500, ci=64, co=128),  # several offsets in a tile of the weight gradient, its rows split
     Case(n=1500, ci=136, co=200),  # tiles of the weight gradient that begin inside an offset
     Case(n=700, ci=40, co=24, kernel_size=(5, 5, 5)),
+    MANY_TILES,
 ]
 SMALL = [Case(ci=7, co=13), Case(ci=33, co=65), Case(ci=64, co=64), Case(ci=16, co=40, kernel_size=(2, 3, 2))]
 
@@ -292,7 +294,7 @@ def test_offsets_without_pairs_give_zero(backend, case, mode, algorithm):
 
 
 @every_mode
-@cases([Case(ci=16, co=40), Case(ci=64, co=64), Case(n=1500, ci=64, co=128), Case(n=1500, ci=136, co=200)])
+@cases([Case(ci=16, co=40), Case(ci=64, co=64), Case(n=1500, ci=64, co=128), Case(n=1500, ci=136, co=200), MANY_TILES])
 def test_a_gradient_that_is_not_finite_stays_at_the_offsets_of_its_row(backend, case, mode):
     """Rows are multiplied in tiles that several offsets may share, with zeros for missing neighbours."""
     p = Problem(case, mode)

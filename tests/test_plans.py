@@ -246,7 +246,7 @@ def test_hopper_weight_gradient_tiles_follow_the_channels():
     assert tile(256, 256) == tile(1024, 1024) == tile(64, 200) == (256, 192)
     assert tile(128, 128) == tile(256, 72) == tile(1024, 320) == (128, 256)
     assert tile(64, 64) == tile(64, 8) == tile(32, 64) == (64, 384)
-    assert tile(16, 16) == (64, 192)  # twelve offsets are as many as this tile may touch
+    assert tile(16, 16) == (64, 224)  # fourteen offsets are as many as this tile may touch
     assert tile(8, 256) == (256, 48)
 
 
@@ -255,7 +255,7 @@ def test_a_hopper_weight_gradient_tile_touches_no_more_offsets_than_it_may(chann
     ci, co = channels
     for dtype in ("float16", "float32"):
         plan = plan_wgrad_hopper(rows=3000, ci=ci, co=co, v=343, dtype=dtype, num_sms=SMS)
-        most = {("float32", 128): 8, ("float16", 128): 8, ("float16", 256): 6}.get((dtype, plan["block_m"]), 12)
+        most = {("float32", 128): 8, ("float16", 128): 8, ("float16", 256): 6}.get((dtype, plan["block_m"]), 14)
         for first in range(0, 343 * ci, plan["block_n"]):
             last = min(first + plan["block_n"], 343 * ci) - 1
             assert last // ci - first // ci + 1 <= most

@@ -94,9 +94,9 @@ struct TaskOutput {
     int slice;
 };
 
-/* A CTA's share of the weight gradient at a time: a tile and a slice. A slice is every phases-th window of a region. The CTAs of
- * a region run side by side and go through it together. Their middle columns come first: they are those of the middle
- * offset, at which the most rows have a neighbour. */
+/* A tile and a slice, one CTA's work at a time. A slice is every phases-th window of a region. The CTAs of a region run
+ * side by side and go through it together. Their middle columns come first: they are those of the middle offset, at which
+ * the most rows have a neighbour. */
 template <class Tile>
 struct Task : TaskOutput {
     int first_offset, phase;

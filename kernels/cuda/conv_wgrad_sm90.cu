@@ -8,8 +8,8 @@
  * any stretch of these columns: part of an offset's channels when they are many, several offsets when they are few, so
  * that rows of grad_out are fetched once for all of them.
  *
- * A CTA owns one tile and one slice of the rows. Its four warpgroups share a pipeline of stages of 64 rows each (TF32:
- * of 32):
+ * A task is one tile and one slice of the rows. A CTA has one task, or, where tasks are short, takes one after another
+ * from a counter. Its four warpgroups share a pipeline of stages of 64 rows each (TF32: of 32):
  *
  *   2 producers  gather both operands (conv_wgrad_producer_sm90.cuh);
  *   2 consumers  multiply, accumulators in registers.
@@ -18,11 +18,14 @@
  * memory as they come, MN-major, by copies of 16 bytes. It does not transpose TF32: of the two operands wgmma takes feats
  * from registers, where consumers put them as it wants them, and the producer transposes grad_out by copies of 4 bytes.
  *
- * The bias gradient, sums of the columns of grad_out, is the work of further CTAs of the same launch: beside the others
- * they cost little, and small scenes are spared the launches.
+ * The producers go ahead into the next task while the consumers store the sums of the last.
+ *
+ * The bias gradient, sums of the columns of grad_out, is the work of a few further CTAs of the same launch: beside the
+ * others they cost little, and small scenes are spared the launches.
  *
  * Zeros stand for missing neighbours, so that a row of grad_out that is not finite makes NaN at all offsets of a tile. A
- * tile of several offsets that has NaN is computed again, one offset at a time: then no row is there in vain.
+ * tile of several offsets that has NaN is computed again, one offset at a time: then no row is there in vain. There the
+ * producers wait for the consumers' word before they go on.
  *
  * Slices meet as float32 partial sums in the workspace and are added in a fixed order: the same bits every time.
  */
@@ -370,7 +373,7 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, int num_sms, cudaStr
     if (status != FG_OK) return status;
     if (p.next_task) FG_CUDA(cudaMemsetAsync(p.next_task, 0, sizeof *p.next_task, stream));
     const int64_t ctas = p.next_task ? num_sms : weight_tasks;
-    cudaLaunchAttribute early = {};
+    cudaLaunchAttribute early = {}; /* CTAs may come while the kernel in front, often the input gradient's, ends */
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
