@@ -51,10 +51,6 @@ fg_plan fg_plan_conv(const fg_conv_question *question);
 enum { FG_WGRAD_MAX_OFFSETS = 14 };
 fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
                            int32_t compute_capability);
-/* On Hopper the bias gradient comes with it, by CTAs that sum 128 bytes of the rows of so many slices each: that takes
- * them about as long as one slice takes the others. How many slices so many CTAs are, both kinds together. */
-enum { FG_WGRAD_SLICES_PER_SUM = 8 };
-int64_t fg_wgrad_slices(const fg_plan *plan, int64_t ci, int64_t co, int64_t v, int64_t ctas);
 /* Bias gradient: split_k slices of rows; the block sizes are not used. */
 fg_plan fg_plan_column_sum(int64_t rows, int64_t columns, int32_t num_sms);
 /* Weight gradient of a depthwise convolution: split_k slices of rows, float32 results in the workspace, always. */

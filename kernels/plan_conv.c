@@ -224,11 +224,6 @@ fg_plan fg_plan_conv(const fg_conv_question *q) {
 
 /* ---- weight and bias gradient ---- */
 
-int64_t fg_wgrad_slices(const fg_plan *plan, int64_t ci, int64_t co, int64_t v, int64_t ctas) {
-    const int64_t of_slice = tiles(co, v * ci, plan->block_m, plan->block_n), of_sum = ceil_div(co, plan->block_k);
-    return FG_WGRAD_SLICES_PER_SUM * ctas / at_least(FG_WGRAD_SLICES_PER_SUM * of_slice + of_sum, 1);
-}
-
 /* Hopper. The tile as in the forward pass: fewest bytes from L2, without leaving much of a wide one empty. Slices: about
  * WGRAD_WAVES CTAs a multiprocessor where there are rows enough, one where that leaves slices short. The longest of many
  * slices has twice the mean. */
@@ -250,8 +245,10 @@ static fg_plan plan_conv_wgrad_sm90(int64_t rows, int64_t ci, int64_t co, int64_
     }
     fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
     set_tile(&plan, best->block_m, (int32_t)at_most(best->block_n, best->offsets * ci), best->num_stages);
-    const int64_t one_wave = at_most(fg_wgrad_slices(&plan, ci, co, v, num_sms), rows / MIN_ROWS_PER_SLICE);
-    const int64_t waves = at_most(fg_wgrad_slices(&plan, ci, co, v, WGRAD_WAVES * num_sms), rows / MIN_ROWS_PER_WAVE);
+    /* CTAs of a slice. Those of the bias gradient, which end early, run before those of the last tiles. */
+    const int64_t count = at_least(tiles(co, v * ci, plan.block_m, plan.block_n), 1);
+    const int64_t one_wave = at_most(num_sms / count, rows / MIN_ROWS_PER_SLICE);
+    const int64_t waves = at_most(WGRAD_WAVES * num_sms / count, rows / MIN_ROWS_PER_WAVE);
     set_split(&plan, at_least(at_least(one_wave, waves), ceil_div(2 * rows, MAX_ROWS_PER_SLICE)), co * v * ci);
     return plan;
 }

@@ -290,7 +290,8 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
     work->num_sms = num_sms;
     if (work->fused()) {
         const fg_plan &plan = work->plan;
-        const int64_t at_once = fg_wgrad_slices(&plan, ci, co, volume, num_sms);
+        const int64_t tiles = ceil_div<int64_t>(co, plan.block_m) * ceil_div<int64_t>(volume * ci, plan.block_n);
+        const int64_t at_once = tiles > 0 ? num_sms / tiles : 0;
         work->regions = plan.split_k > at_once ? static_cast<int>(plan.split_k / (at_once > 1 ? at_once : 1)) : 1;
         work->plan.split_k -= plan.split_k % work->regions;
         if (p->feats.dtype == FG_FLOAT32 && p->grad_weight.present) work->copied = rows * co + in_rows * ci;
@@ -298,7 +299,6 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
             p->grad_bias.present && work->plan.split_k > 1 ? work->plan.split_k * co * kFloat : 0;
         const int64_t sums_and_copies = work->copied * kFloat + weight_bytes + bias_bytes;
         /* Short tasks are handed out to CTAs that stay: the next one's rows are on their way while sums are stored. */
-        const int64_t tiles = ceil_div<int64_t>(co, plan.block_m) * ceil_div<int64_t>(volume * ci, plan.block_n);
         work->handed_out = p->grad_weight.present && tiles * plan.split_k > num_sms &&
                            rows <= kShortTaskRows * static_cast<int64_t>(plan.split_k);
         work->workspace_bytes = sums_and_copies + (work->handed_out ? static_cast<int64_t>(sizeof(int)) : 0);
@@ -330,7 +330,6 @@ WgradParams params_of(const fg_conv_wgrad_params *p, const Work &work) {
     w.grad_aligned = chunks_aligned(w.grad_out, w.grad_stride, w.co, p->grad_out.dtype);
     w.feats_aligned = chunks_aligned(w.feats, w.feats_stride, w.ci, p->feats.dtype);
     w.grad_bias = p->grad_bias.present ? p->grad_bias.data : nullptr;
-    w.sum_slices = ceil_div(work.plan.split_k, static_cast<int>(FG_WGRAD_SLICES_PER_SUM));
     if (work.handed_out)
         w.next_task = reinterpret_cast<int *>(static_cast<char *>(p->workspace.data) + work.workspace_bytes) - 1;
     w.summed = w.grad_out;

@@ -24,7 +24,6 @@ struct WgradParams {
     const void *summed; /* grad_out as the caller gave it */
     int64_t summed_stride;
     int regions, phases; /* slices of the rows: so many regions one after another, each shared out to so many slices */
-    int sum_slices;      /* of the bias gradient */
     int *next_task;      /* one int that hands out tasks, or NULL: there is a CTA for each */
 };
 

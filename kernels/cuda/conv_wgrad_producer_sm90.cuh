@@ -85,6 +85,8 @@ __device__ inline int64_t region_begin(const WgradParams &p, int region) {
     return p.rows - p.rows * left / p.regions * (p.regions < 3 ? p.regions : left) / p.regions;
 }
 
+constexpr int kWhole = -1;
+
 /* What comes of a task. */
 struct TaskOutput {
     int co0;        /* output channels co0 .. co0 + kBlockM */
@@ -104,7 +106,8 @@ struct Task : TaskOutput {
     int rows;
 
     Task() = default;
-    __device__ Task(const WgradParams &p, int tile_columns, int index) {
+    /* A task, or its offset number `part` alone. */
+    __device__ Task(const WgradParams &p, int tile_columns, int index, int part) {
         const int columns = p.volume * p.ci;
         const int co_tiles = ceil_div(p.co, Tile::kBlockM), column_tiles = ceil_div(columns, tile_columns);
         co0 = index % co_tiles * Tile::kBlockM;
@@ -116,18 +119,14 @@ struct Task : TaskOutput {
         end = min(column0 + tile_columns, columns);
         first_offset = begin / p.ci;
         offsets = (end - 1) / p.ci - first_offset + 1;
+        if (part != kWhole) {
+            first_offset += part;
+            offsets = 1;
+            begin = max(begin, first_offset * p.ci);
+            end = min(end, (first_offset + 1) * p.ci);
+        }
         row0 = region_begin(p, region);
         rows = static_cast<int>(region_begin(p, region + 1) - row0);
-    }
-
-    /* Its offset number `part` alone. */
-    __device__ Task at_offset(const WgradParams &p, int part) const {
-        Task task = *this;
-        task.first_offset += part;
-        task.offsets = 1;
-        task.begin = max(begin, task.first_offset * p.ci);
-        task.end = min(end, (task.first_offset + 1) * p.ci);
-        return task;
     }
 };
 
@@ -144,7 +143,7 @@ struct Shared {
     Column column[Tile::kTf32 ? Tile::kFeatsPitch / kChunk : 1]; /* of a row's pieces */
     TaskOutput ended[Tile::kStages];                             /* the task that has come to its end */
     int32_t found[kWindow / 32];  /* the producer's: how many of a warp's rows go into the queue */
-    int next_task;                /* the producer's */
+    int task, part, parts;        /* the producer's, and which of how many offsets of a task that is repeated */
     bool end[Tile::kStages];      /* a step without operands, after the last of a task */
     bool spoiled[kConsumerWarps]; /* some sum is NaN */
     alignas(8) uint64_t full[Tile::kStages];
@@ -380,26 +379,22 @@ struct Producer {
         return spoiled;
     }
 
-    /* The same for all threads, which are done with what they share of the last task when they know. */
-    __device__ int next_task(int ctas, int tasks) {
-        if (threadIdx.x == 0) shared.next_task = p.next_task ? ctas + atomicAdd(p.next_task, 1) : tasks;
-        ptx::named_barrier(kProducerBarrier, kProducerThreads);
-        const int next = shared.next_task;
-        ptx::named_barrier(kProducerBarrier, kProducerThreads);
-        return next;
-    }
-
-    /* Task `index`, and others while there are any. One that has become NaN is repeated, one offset at a time. */
-    __device__ void run(int index, int ctas, int tasks, int tile_columns) {
+    /* Task after task while there are any. One that has become NaN is repeated, one offset at a time. */
+    __device__ void run(int ctas, int tasks, int tile_columns) {
         for (int i = threadIdx.x; i < kCapacity; i += kProducerThreads) shared.in_row[Tile::kMaxOffsets][i] = -1;
-        for (; index < tasks; index = next_task(ctas, tasks)) {
-            work_on(Task<Tile>(p, tile_columns, index));
-            if (task.offsets == 1 || !is_spoiled()) continue;
-            const Task<Tile> whole = task;
-            for (int part = 0; part < whole.offsets; ++part) {
-                ptx::named_barrier(kProducerBarrier, kProducerThreads); /* all are done with the last */
-                work_on(whole.at_offset(p, part));
+        while (shared.task < tasks) {
+            work_on(Task<Tile>(p, tile_columns, shared.task, shared.part));
+            const bool repeated = task.offsets > 1 && is_spoiled();
+            ptx::named_barrier(kProducerBarrier, kProducerThreads);
+            if (threadIdx.x == 0) {
+                if (repeated) {
+                    shared.part = 0, shared.parts = task.offsets;
+                } else if (++shared.part >= shared.parts) {
+                    shared.task = p.next_task ? ctas + atomicAdd(p.next_task, 1) : tasks;
+                    shared.part = kWhole, shared.parts = 0;
+                }
             }
+            ptx::named_barrier(kProducerBarrier, kProducerThreads);
         }
         task.offsets = 0;
         announce_end();

@@ -20,8 +20,8 @@
  *
  * The producers go ahead into the next task while the consumers store the sums of the last.
  *
- * The bias gradient, sums of the columns of grad_out, is the work of a few further CTAs of the same launch: beside the
- * others they cost little, and small scenes are spared the launches.
+ * The bias gradient, sums of the columns of grad_out, is the work of further CTAs of the same launch: beside the others
+ * they cost little, and small scenes are spared the launches.
  *
  * Zeros stand for missing neighbours, so that a row of grad_out that is not finite makes NaN at all offsets of a tile. A
  * tile of several offsets that has NaN is computed again, one offset at a time: then no row is there in vain. There the
@@ -276,7 +276,7 @@ __device__ void sum_bias(const WgradParams &p, int index, char *dynamic) {
     using Sum = ColumnSum<T, kVector, kThreads>;
     static_assert(Sum::kColumns == kBiasChannels<T>, "as the launch counts CTAs");
     const int groups = ceil_div(p.co, Sum::kColumns), slice = index / groups;
-    const int64_t rows = ceil_div<int64_t>(p.rows, p.sum_slices), begin = slice * rows, end = min(begin + rows, p.rows);
+    const int64_t begin = slice * p.rows_per_slice, end = min(begin + p.rows_per_slice, p.rows);
     const int co0 = index % groups * Sum::kColumns, co = co0 + static_cast<int>(threadIdx.x);
     const float sum = Sum::run(static_cast<const T *>(p.summed), p.summed_stride, begin, end, co0, p.co,
                                *reinterpret_cast<typename Sum::Sums *>(dynamic));
@@ -299,9 +299,8 @@ __global__ void __launch_bounds__(256) reduce_gradients_kernel(const WgradParams
     const int64_t stride = static_cast<int64_t>(gridDim.x) * 256 * kVector;
     for (int64_t i = (static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x) * kVector; i < pitch; i += stride) {
         Elements<float, kVector> sum = {};
-        const int count = i < weights ? slices : p.sum_slices;
 #pragma unroll 8
-        for (int s = 0; s < count; ++s) {
+        for (int s = 0; s < slices; ++s) {
             const auto part = *reinterpret_cast<const Elements<float, kVector> *>(p.partials + s * pitch + i);
 #pragma unroll
             for (int e = 0; e < kVector; ++e) sum.x[e] += part.x[e];
@@ -346,13 +345,14 @@ __global__ void __launch_bounds__(kThreads, 1)
             ptx::mbarrier_init(&shared.empty[stage], Tile::kReaders);
         }
         ptx::mbarrier_init(&shared.judged, kConsumerWarps);
+        shared.task = static_cast<int>(blockIdx.x) - bias_tasks;
+        shared.part = kWhole, shared.parts = 0;
         ptx::fence_mbarrier_init();
     }
     __syncthreads();
     if (threadIdx.x < kProducerThreads) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-        Producer<T, Tile>{p, shared, {}, {}}.run(static_cast<int>(blockIdx.x) - bias_tasks,
-                                                 static_cast<int>(gridDim.x) - bias_tasks, tasks, tile_columns);
+        Producer<T, Tile>{p, shared, {}, {}}.run(static_cast<int>(gridDim.x) - bias_tasks, tasks, tile_columns);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
         Consumer<T, Tile>{p, shared, ptx::opaque(static_cast<int>(threadIdx.x % 32)), {}}.run();
@@ -363,7 +363,7 @@ template <typename T, class Tile>
 fg_status launch(const WgradParams &p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
     const int64_t tiles = static_cast<int64_t>(ceil_div(p.co, Tile::kBlockM)) * ceil_div(p.volume * p.ci, plan.block_n);
     const int64_t weight_tasks = p.grad_weight ? tiles * plan.split_k : 0;
-    const int64_t bias_tasks = p.grad_bias ? static_cast<int64_t>(ceil_div(p.co, kBiasChannels<T>)) * p.sum_slices : 0;
+    const int64_t bias_tasks = p.grad_bias ? static_cast<int64_t>(ceil_div(p.co, kBiasChannels<T>)) * plan.split_k : 0;
     if (weight_tasks + bias_tasks > INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "grad_weight: (%d, %d, %d) needs more tiles than one launch can have",
                        p.co, p.volume, p.ci);
