@@ -219,18 +219,77 @@ def _convolution(
     stream: Stream,
     float8: Float8,
 ) -> Array:
+    given: Any = feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, groups
+    result = _directly(*given, out, stream, float8)
+    if result is not NotImplemented:
+        return result
     library = bind(feats, neighbor_map, stream)
-    if library.needs_grad(feats, weight, bias, residual):
-        if out is not None:
-            raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
-        expect_known(float8)
-        expect_differentiable(library.dtype(feats), float8)
-        from flexgemm.torch import ops
+    if not library.needs_grad(feats, weight, bias, residual):
+        return forward(library, *given, out, **float8)
+    if out is not None:
+        raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
+    expect_known(float8)
+    expect_differentiable(library.dtype(feats), float8)
+    from flexgemm.torch import ops
 
-        how = activation, algorithm, precision, groups
-        return ops.record_conv(feats, weight, bias, residual, neighbor_map, *how, stream)
-    given = library, feats, weight, bias, neighbor_map, out, algorithm, precision
-    return forward(*given, residual, activation, groups, **float8)
+    return ops.record_conv(*given, stream)
+
+
+def unrecorded(
+    feats: Array,
+    weight: Array,
+    bias: Array | None,
+    residual: Array | None,
+    neighbor_map: NeighborMap,
+    activation: str | None,
+    algorithm: str,
+    precision: str,
+    groups: int,
+    stream: Stream = None,
+    float8: Float8 = {},  # noqa: B006  only read
+) -> Array:
+    """`sparse_conv3d` without autograd."""
+    given: Any = feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, groups
+    result = _directly(*given, None, stream, float8)
+    if result is NotImplemented:
+        result = forward(bind(feats, neighbor_map, stream), *given, **float8)
+    return result
+
+
+def _directly(
+    feats: Array,
+    weight: Array,
+    bias: Array | None,
+    residual: Array | None,
+    neighbor_map: NeighborMap,
+    activation: str | None,
+    algorithm: str,
+    precision: str,
+    groups: int,
+    out: Array | None,
+    stream: Stream,
+    float8: Float8,
+) -> Any:
+    """torch tensors that can be used as they are take no more Python than this; NotImplemented for others."""
+    order, kernel_size = neighbor_map.native_order, neighbor_map.kernel_size
+    return _C.conv_forward_direct(
+        feats,
+        weight,
+        bias,
+        neighbor_map.native,
+        out=out,
+        order=order,
+        residual=residual,
+        order_groups=None if order is None else order_groups(order, kernel_size),
+        activation=activation,
+        algorithm=algorithm,
+        precision=precision,
+        groups=groups,
+        kernel_size=kernel_size,
+        rows=neighbor_map.num_voxels,
+        options=float8,
+        stream=stream,
+    )
 
 
 def forward(
@@ -238,13 +297,13 @@ def forward(
     feats: Array,
     weight: Array,
     bias: Array | None,
+    residual: Array | None,
     neighbor_map: NeighborMap,
-    out: Array | None,
+    activation: str | None,
     algorithm: str,
     precision: str,
-    residual: Array | None = None,
-    activation: str | None = None,
-    groups: int = 1,
+    groups: int,
+    out: Array | None = None,
     *,
     scale_feats: Array | None = None,
     scale_weight: Array | None = None,
@@ -254,7 +313,7 @@ def forward(
     dtype_weight: str | None = None,
     dtype_out: str | None = None,
 ) -> Array:
-    """`sparse_conv3d` without autograd."""
+    """`sparse_conv3d` without autograd, of arrays of any library, or of what has to be copied first."""
     is_float8 = dtype_feats in FP8 or library.dtype(feats) in FP8
     dtype = None
     if is_float8:

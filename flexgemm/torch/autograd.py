@@ -62,9 +62,11 @@ def recorded(name: str, forward: Any, save: Any, backward: Any) -> Callable[...,
 
     plain = _function(name, forward=together, backward=backward)
     apart = _function(name, forward=forward, setup_context=setup_context, backward=backward, vmap=vmap)
+    # As plain.apply without what torch.autograd.Function does for torch.func, which takes it as long as the rest.
+    record = super(torch.autograd.Function, plain).apply
 
     def apply(*args: Any) -> Any:
-        return (apart if transformed() else plain).apply(*args)
+        return apart.apply(*args) if transformed() else record(*args)
 
     return apply
 

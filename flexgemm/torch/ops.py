@@ -196,9 +196,8 @@ def _convolution(
         precision = setting(precision, feats)
         if recording:
             return record_conv(feats, weight, bias, residual, nmap, activation, algorithm, precision, groups, stream)
-        library = conv.bind(feats, nmap, stream)
-        how = algorithm, precision, residual, activation, groups
-        result: torch.Tensor = conv.forward(library, feats, weight, bias, nmap, None, *how)
+        how = activation, algorithm, precision, groups, stream
+        result: torch.Tensor = conv.unrecorded(feats, weight, bias, residual, nmap, *how)
         return result
     expect_tensor(weight, "weight")
     refuse_stream(stream)
@@ -227,8 +226,8 @@ def _float8_convolution(
         conv.expect_differentiable(name_of(feats.dtype), float8)
     result: torch.Tensor
     if not (traced(feats, weight) or transformed()):
-        how: Any = {"residual": residual, "activation": activation, "groups": groups, **float8}
-        result = conv.forward(conv.bind(feats, nmap, stream), feats, weight, bias, nmap, None, algorithm, "ieee", **how)
+        how = activation, algorithm, "ieee", groups, stream, float8
+        result = conv.unrecorded(feats, weight, bias, residual, nmap, *how)
         return result
     expect_tensor(weight, "weight")
     refuse_stream(stream)
@@ -323,30 +322,18 @@ def record_conv(
     stream: Stream,
 ) -> torch.Tensor:
     """A convolution that autograd records, on tensors as they are."""
+    if stream is not None:
+        with on_stream(feats, stream):
+            how = activation, algorithm, precision, groups, None
+            return record_conv(feats, weight, bias, residual, neighbor_map, *how)
     apart = _apart(activation)
-    with on_stream(feats, stream):
-        fused = None if apart else activation
-        out = _record_conv(feats, weight, bias, residual, neighbor_map, fused, algorithm, precision, groups)
-        return apart(out) if apart else out
-
-
-def _forward(
-    feats: Any,
-    weight: Any,
-    bias: Any,
-    residual: Any,
-    nmap: NeighborMap,
-    activation: Any,
-    algorithm: str,
-    precision: str,
-    groups: int,
-) -> Any:
-    library = conv.bind(feats, nmap, None)
-    return conv.forward(library, feats, weight, bias, nmap, None, algorithm, precision, residual, activation, groups)
+    fused = None if apart else activation
+    out = _record_conv(feats, weight, bias, residual, neighbor_map, fused, algorithm, precision, groups)
+    return apart(out) if apart else out
 
 
 def _save(ctx: Any, args: tuple[Any, ...], out: Any) -> None:
-    feats, weight, _, _, ctx.nmap, activation, ctx.algorithm, ctx.precision, ctx.groups = args
+    feats, weight, _, _, ctx.nmap, activation, *ctx.how = args
     ctx.save_for_backward(feats, weight, out if activation == "relu" else None)
 
 
@@ -360,8 +347,7 @@ def _gradients(ctx: Any, grad_out: Any, feats: Any, weight: Any, out: Any, nmap:
     if out is not None:
         grad_out = torch.ops.aten.threshold_backward(grad_out, out, 0)
     needs = ctx.needs_input_grad
-    how = ctx.algorithm, ctx.precision, ctx.groups
-    gradients = _conv_gradients(grad_out, feats, weight, nmap, needs[:3], *how, None)
+    gradients = _conv_gradients(grad_out, feats, weight, nmap, needs[:3], *ctx.how, None)
     return *gradients, grad_out if needs[3] else None
 
 
@@ -369,12 +355,13 @@ def _gradients_directly(grad_out: Any, feats: Any, weight: Any, nmap: NeighborMa
     return conv.backward(conv.bind(feats, nmap, None), grad_out, feats, weight, nmap, needs, *how)
 
 
-_record_conv = recorded("SparseConv3d", _forward, _save, _backward)
+_record_conv = recorded("SparseConv3d", conv.unrecorded, _save, _backward)
 _record_conv_gradients = recorded("SparseConv3dGradients", _gradients_directly, None, no_gradient)
 
 
 def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    feats, weight, _, _, *maps, ctx.kernel_size, activation, ctx.algorithm, ctx.precision, ctx.groups = inputs
+    feats, weight, _, _, *maps, ctx.kernel_size, activation, algorithm, precision, groups = inputs
+    ctx.how = algorithm, precision, groups
     ctx.save_for_backward(feats, weight, output if activation == "relu" else None, *maps)
 
 

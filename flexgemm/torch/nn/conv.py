@@ -75,9 +75,13 @@ class Convolution(torch.nn.Module):
 
     def convolve(self, feats: torch.Tensor, nmap: NeighborMap) -> torch.Tensor:
         """Of rows of features over a map."""
-        if self._buffers["scale"] is None:  # as `self.scale`, for which torch looks in three places
+        # As `self.scale` and so on, for which torch looks in three places.
+        if self._buffers["scale"] is None:
+            parameters = self._parameters
+            weight = parameters["weight"] if "weight" in parameters else self.weight
+            bias = parameters["bias"] if "bias" in parameters else self.bias
             return ops.sparse_conv3d(
-                feats, self.weight, self.bias, neighbor_map=nmap, groups=self.groups, precision=self.precision
+                feats, weight, bias, neighbor_map=nmap, groups=self.groups, precision=self.precision
             )
         (feats,) = autocast(feats)
         rows, of_rows = products.quantize(feats, granularity="row")
