@@ -84,7 +84,10 @@ def calls() -> dict[str, Callable[[], Any]]:
     weight = torch.randn(CHANNELS, 3, 3, 3, CHANNELS, dtype=torch.float16, device=DEVICE)
     bias = torch.randn(CHANNELS, dtype=torch.float16, device=DEVICE)
     nmap = flexgemm.neighbor_map(coords, scene.shape)
-    layer, x = SubMConv3d(CHANNELS, CHANNELS, dtype=torch.float16, device=DEVICE), SparseTensor(feats, coords, scene.shape)
+    layer, x = (
+        SubMConv3d(CHANNELS, CHANNELS, dtype=torch.float16, device=DEVICE),
+        SparseTensor(feats, coords, scene.shape),
+    )
     neighbors, out = torch.empty_like(nmap.map), torch.empty_like(feats)
 
     triple = {"shape": scene.shape, "kernel_size": (3, 3, 3), "dilation": (1, 1, 1)}

@@ -265,7 +265,9 @@ static void begin(fg_call *call, const fg_operation *operation, PyObject *module
 }
 
 static void end(fg_call *call, const fg_operation *operation) {
-    for (int i = 0; i < operation->count; i++) fg_view_close(&call->views[i]);
+    for (int i = 0; i < operation->count; i++) {
+        if (call->views[i].name) fg_view_close(&call->views[i]); /* it has been opened */
+    }
     Py_XDECREF(call->out);
     Py_XDECREF(call->workspace);
     Py_XDECREF(call->stream_reference);

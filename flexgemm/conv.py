@@ -219,20 +219,23 @@ def _convolution(
     stream: Stream,
     float8: Float8,
 ) -> Array:
-    given: Any = feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, groups
-    result = _directly(*given, out, stream, float8)
+    result = _directly(
+        feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, groups, out, stream, float8
+    )
     if result is not NotImplemented:
         return result
     library = bind(feats, neighbor_map, stream)
     if not library.needs_grad(feats, weight, bias, residual):
-        return forward(library, *given, out, **float8)
+        how: Any = activation, algorithm, precision, groups, out
+        return forward(library, feats, weight, bias, residual, neighbor_map, *how, **float8)
     if out is not None:
         raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
     expect_known(float8)
     expect_differentiable(library.dtype(feats), float8)
     from flexgemm.torch import ops
 
-    return ops.record_conv(*given, stream)
+    how = activation, algorithm, precision, groups, stream
+    return ops.record_conv(feats, weight, bias, residual, neighbor_map, *how)
 
 
 def unrecorded(
@@ -249,10 +252,12 @@ def unrecorded(
     float8: Float8 = {},  # noqa: B006  only read
 ) -> Array:
     """`sparse_conv3d` without autograd."""
-    given: Any = feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, groups
-    result = _directly(*given, None, stream, float8)
+    result = _directly(
+        feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, groups, None, stream, float8
+    )
     if result is NotImplemented:
-        result = forward(bind(feats, neighbor_map, stream), *given, **float8)
+        library, how = bind(feats, neighbor_map, stream), (activation, algorithm, precision, groups)
+        result = forward(library, feats, weight, bias, residual, neighbor_map, *how, **float8)
     return result
 
 

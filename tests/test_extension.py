@@ -103,7 +103,12 @@ def test_signatures_say_what_is_accepted(operation):
         ("gemm", {"dtype_b": 8}, TypeError, "dtype_b: expected a str, got int"),
         ("gemm", {"alpha": "1"}, TypeError, "alpha: expected a float, got str"),
         ("gemm", {"promote_every": 100}, ValueError, "promote_every: expected 128, 256, 512 or None, got 100"),
-        ("gemm", {"activation": "tanh"}, ValueError, "activation: expected 'relu', 'silu', 'gelu' or 'swiglu', got 'tanh'"),
+        (
+            "gemm",
+            {"activation": "tanh"},
+            ValueError,
+            "activation: expected 'relu', 'silu', 'gelu' or 'swiglu', got 'tanh'",
+        ),
         ("quantize", {"swiglu": 1}, TypeError, "swiglu: expected a bool, got int"),
         ("gemm", {"accumulate": None}, TypeError, "accumulate: expected a bool"),
         ("gemm", {"stream": "default"}, TypeError, "stream: expected an int or an object with __cuda_stream__"),

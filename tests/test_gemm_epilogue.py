@@ -118,9 +118,7 @@ def test_no_depth_gives_the_activated_bias(backend, activation):
     _, a, b = operands(65, 98, 0, *FP8)
     bias = np.linspace(-8, 8, 98).astype(np.float32)
     expected = reference.activated(f64(bias)[None], activation)
-    out = guarded.gemm(
-        backend, a, b, "float32", bias=bias, shape=(65, width(98, activation)), activation=activation
-    )
+    out = guarded.gemm(backend, a, b, "float32", bias=bias, shape=(65, width(98, activation)), activation=activation)
     np.testing.assert_allclose(out, np.broadcast_to(expected, out.shape), rtol=2e-6, atol=1e-12)
 
 

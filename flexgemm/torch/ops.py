@@ -1,6 +1,6 @@
 """The operations for torch: recorded by autograd, under torch.autocast, in torch.compile and torch.func.
 
-Each function decides how the call goes (dispatch.py). Traced, it is an operator (operators.py); where autograd has to
+Each function decides how the call goes (dispatch.py). Traced, it is an operator (operators/); where autograd has to
 see it, an autograd.Function; else the array-neutral function, at no more than its cost. Both that record share one
 gradient, made of functions of this file, which decide anew how they go.
 """
@@ -16,7 +16,7 @@ from flexgemm import conv, voxel
 from flexgemm._arrays import Stream
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records, requires_grad
-from flexgemm.torch.dispatch import autocast, expect_tensor, name_of, refuse_stream, setting, traced, transformed
+from flexgemm.torch.dispatch import autocast, casts, expect_tensor, name_of, refuse_stream, setting, traced, transformed
 from flexgemm.torch.maps import assemble, from_operators
 from flexgemm.voxel import NeighborMap
 
@@ -109,7 +109,7 @@ def submanifold_conv3d(
     """
     conv.expect_submanifold(neighbor_map)
     how = activation, algorithm, precision, groups, stream, float8
-    return _convolution(feats, weight, bias, residual, neighbor_map, *how)
+    return convolution(feats, weight, bias, residual, neighbor_map, *how)
 
 
 def sparse_conv3d(
@@ -133,7 +133,7 @@ def sparse_conv3d(
     """
     conv.expect_map(neighbor_map)
     how = activation, algorithm, precision, groups, stream, float8
-    return _convolution(feats, weight, bias, residual, neighbor_map, *how)
+    return convolution(feats, weight, bias, residual, neighbor_map, *how)
 
 
 def sparse_inverse_conv3d(
@@ -157,7 +157,7 @@ def sparse_inverse_conv3d(
     """
     inverse = conv.expect_map(neighbor_map).inverse
     how = activation, algorithm, precision, groups, stream, float8
-    return _convolution(feats, weight, bias, residual, inverse, *how)
+    return convolution(feats, weight, bias, residual, inverse, *how)
 
 
 # ReLU's gradient needs the output alone. That of the others needs their input, which a fused kernel does not keep:
@@ -170,7 +170,7 @@ def _apart(activation: Any) -> Any:
     return _APART.get(activation) if isinstance(activation, str) else None
 
 
-def _convolution(
+def convolution(
     feats: Any,
     weight: Any,
     bias: Any,
@@ -183,13 +183,17 @@ def _convolution(
     stream: Stream,
     float8: Float8,
 ) -> torch.Tensor:
-    expect_tensor(feats, "feats")
-    conv.expect_known(float8)
+    """A convolution over any map."""
+    through_operator = traced(feats, weight)
+    if through_operator:
+        expect_tensor(feats, "feats")
+    if float8:
+        conv.expect_known(float8)
     if feats.dtype.itemsize == 1:
         return _float8_convolution(feats, weight, bias, residual, nmap, activation, algorithm, groups, stream, float8)
-    through_operator = traced(feats, weight)
-    feats, weight, bias, residual = autocast(feats, weight, bias, residual)
-    recording = records(feats, weight, bias, residual)
+    if through_operator or casts():
+        feats, weight, bias, residual = autocast(feats, weight, bias, residual)
+    recording = records(weight, feats, bias, residual)
     if float8:
         conv.expect_none(name_of(feats.dtype), float8)
     if not through_operator:
@@ -333,21 +337,22 @@ def record_conv(
 
 
 def _save(ctx: Any, args: tuple[Any, ...], out: Any) -> None:
-    feats, weight, _, _, ctx.nmap, activation, *ctx.how = args
-    ctx.save_for_backward(feats, weight, out if activation == "relu" else None)
+    ctx.how = how = args[4:]
+    ctx.save_for_backward(args[0], args[1], out if how[1] == "relu" else None)
 
 
 def _backward(ctx: Any, grad_out: Any) -> Any:
     feats, weight, out = ctx.saved_tensors
-    return *_gradients(ctx, grad_out, feats, weight, out, ctx.nmap), *[None] * 5
+    nmap, _, *how = ctx.how
+    return *_gradients(ctx, grad_out, feats, weight, out, nmap, how), *[None] * 5
 
 
-def _gradients(ctx: Any, grad_out: Any, feats: Any, weight: Any, out: Any, nmap: NeighborMap) -> Any:
+def _gradients(ctx: Any, grad_out: Any, feats: Any, weight: Any, out: Any, nmap: NeighborMap, how: Any) -> Any:
     """In feats, weight, bias and residual; out where ReLU was applied to it."""
     if out is not None:
         grad_out = torch.ops.aten.threshold_backward(grad_out, out, 0)
-    needs = ctx.needs_input_grad
-    gradients = _conv_gradients(grad_out, feats, weight, nmap, needs[:3], *ctx.how, None)
+    needs, (algorithm, precision, groups) = ctx.needs_input_grad, how
+    gradients = _conv_gradients(grad_out, feats, weight, nmap, needs[:3], algorithm, precision, groups, None)
     return *gradients, grad_out if needs[3] else None
 
 
@@ -368,7 +373,7 @@ def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _operator_backward(ctx: Any, grad_out: Any) -> Any:
     feats, weight, out, map, order, gradient, gradient_order = ctx.saved_tensors
     nmap = from_operators(map, order, gradient, gradient_order, ctx.kernel_size, feats.shape[0])
-    return *_gradients(ctx, grad_out, feats, weight, out, nmap), *[None] * 9
+    return *_gradients(ctx, grad_out, feats, weight, out, nmap, ctx.how), *[None] * 9
 
 
 operators.sparse_conv3d.register_autograd(_operator_backward, setup_context=_operator_save)
