@@ -141,7 +141,7 @@ int fg_new_dtype(fg_call *call, PyObject *value, unsigned allowed, fg_dtype *dty
 }
 
 int fg_make_output(fg_call *call, int index, const int64_t *shape, int ndim, fg_dtype dtype) {
-    call->out = fg_torch_empty(&call->state->torch, call->views->object, shape, ndim, dtype);
+    call->out = fg_torch_empty(&call->state->torch, call->views, shape, ndim, dtype);
     return call->out ? fg_view_open(call->state, &call->views[index], call->out, "out", true) : -1;
 }
 

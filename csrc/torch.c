@@ -14,14 +14,13 @@ static int find(fg_torch *torch, PyObject *module) {
     Py_XDECREF(nn);
     if (!torch->parameter) return -1;
     torch->is_grad_enabled = PyObject_GetAttrString(module, "is_grad_enabled");
-    torch->new_empty = PyUnicode_InternFromString("new_empty");
+    torch->empty = PyObject_GetAttrString(module, "empty");
     torch->is_neg = PyUnicode_InternFromString("is_neg");
     torch->requires_grad = PyUnicode_InternFromString("requires_grad");
-    if (!torch->is_grad_enabled || !torch->new_empty || !torch->is_neg || !torch->requires_grad) return -1;
+    if (!torch->is_grad_enabled || !torch->empty || !torch->is_neg || !torch->requires_grad) return -1;
     for (int i = 0; i < FG_DTYPE_COUNT; i++) {
         torch->dtypes[i] = PyObject_GetAttrString(module, fg_dtype_name((fg_dtype)i));
-        torch->options[i] = torch->dtypes[i] ? Py_BuildValue("{s:O}", "dtype", torch->dtypes[i]) : NULL;
-        if (!torch->options[i]) return -1;
+        if (!torch->dtypes[i]) return -1;
     }
     /* Last, because it says that all is there. */
     torch->tensor = (PyTypeObject *)PyObject_GetAttrString(module, "Tensor");
@@ -48,6 +47,7 @@ int fg_torch_traverse(fg_torch *torch, visitproc visit, void *arg) {
     Py_VISIT(torch->tensor);
     Py_VISIT(torch->parameter);
     Py_VISIT(torch->is_grad_enabled);
+    Py_VISIT(torch->empty);
     for (int i = 0; i < FG_DTYPE_COUNT; i++) Py_VISIT(torch->options[i]);
     return 0;
 }
@@ -56,7 +56,7 @@ void fg_torch_clear(fg_torch *torch) {
     Py_CLEAR(torch->tensor);
     Py_CLEAR(torch->parameter);
     Py_CLEAR(torch->is_grad_enabled);
-    Py_CLEAR(torch->new_empty);
+    Py_CLEAR(torch->empty);
     Py_CLEAR(torch->is_neg);
     Py_CLEAR(torch->requires_grad);
     for (int i = 0; i < FG_DTYPE_COUNT; i++) {
@@ -94,19 +94,34 @@ fg_dtype fg_torch_dtype(const fg_torch *torch, const PyObject *dtype) {
     return (fg_dtype)i;
 }
 
-PyObject *fg_torch_empty(const fg_torch *torch, PyObject *like, const int64_t *shape, int ndim, fg_dtype dtype) {
-    PyObject *method = PyObject_GetAttr(like, torch->new_empty);
+/* Keyword arguments of torch.empty, kept as long as calls stay on one device. New reference. */
+static PyObject *options_of(fg_torch *torch, const fg_view *like, fg_dtype dtype) {
+    if (torch->device_type != like->tensor.device_type || torch->device_index != like->tensor.device_index) {
+        for (int i = 0; i < FG_DTYPE_COUNT; i++) Py_CLEAR(torch->options[i]);
+        torch->device_type = like->tensor.device_type;
+        torch->device_index = like->tensor.device_index;
+    }
+    if (!torch->options[dtype]) {
+        PyObject *device = PyObject_GetAttrString(like->object, "device");
+        if (!device) return NULL;
+        torch->options[dtype] = Py_BuildValue("{s:O,s:N}", "dtype", torch->dtypes[dtype], "device", device);
+    }
+    return Py_XNewRef(torch->options[dtype]);
+}
+
+PyObject *fg_torch_empty(fg_torch *torch, const fg_view *like, const int64_t *shape, int ndim, fg_dtype dtype) {
+    PyObject *options = options_of(torch, like, dtype);
     PyObject *sizes = PyTuple_New(ndim), *arguments = PyTuple_New(1), *result = NULL;
-    bool complete = sizes != NULL;
+    bool complete = options && sizes && arguments;
     for (int i = 0; i < ndim && complete; i++) {
         PyObject *size = PyLong_FromLongLong(shape[i]);
         complete = size && PyTuple_SetItem(sizes, i, size) == 0;
     }
-    if (method && complete && arguments && PyTuple_SetItem(arguments, 0, Py_NewRef(sizes)) == 0) {
-        result = PyObject_Call(method, arguments, torch->options[dtype]);
+    if (complete && PyTuple_SetItem(arguments, 0, Py_NewRef(sizes)) == 0) {
+        result = PyObject_Call(torch->empty, arguments, options);
     }
     Py_XDECREF(arguments);
     Py_XDECREF(sizes);
-    Py_XDECREF(method);
+    Py_XDECREF(options);
     return result;
 }

@@ -14,8 +14,8 @@ int fg_torch_is_plain(const fg_torch *torch, const fg_view *view);
 /* The dtype that a torch.dtype is, FG_DTYPE_COUNT where there is none. */
 fg_dtype fg_torch_dtype(const fg_torch *torch, const PyObject *dtype);
 
-/* like.new_empty(shape, dtype=dtype). New reference. */
-PyObject *fg_torch_empty(const fg_torch *torch, PyObject *like, const int64_t *shape, int ndim, fg_dtype dtype);
+/* An uninitialised tensor where the view's is. New reference. */
+PyObject *fg_torch_empty(fg_torch *torch, const fg_view *like, const int64_t *shape, int ndim, fg_dtype dtype);
 
 int fg_torch_traverse(fg_torch *torch, visitproc visit, void *arg);
 void fg_torch_clear(fg_torch *torch);

@@ -330,7 +330,7 @@ def record_conv(
         with on_stream(feats, stream):
             how = activation, algorithm, precision, groups, None
             return record_conv(feats, weight, bias, residual, neighbor_map, *how)
-    apart = _apart(activation)
+    apart = None if activation is None else _apart(activation)
     fused = None if apart else activation
     out = _record_conv(feats, weight, bias, residual, neighbor_map, fused, algorithm, precision, groups)
     return apart(out) if apart else out

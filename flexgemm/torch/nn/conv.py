@@ -76,18 +76,16 @@ class Convolution(torch.nn.Module):
     def convolve(self, feats: torch.Tensor, nmap: NeighborMap) -> torch.Tensor:
         """Of rows of features over a map."""
         if self._buffers["scale"] is None:  # as `self.scale`, for which torch looks in three places
-            weight, bias = self._parameter("weight"), self._parameter("bias")
+            parameters = self._parameters
+            weight, bias = parameters.get("weight"), parameters.get("bias")
+            if weight is None or "bias" not in parameters:  # parametrized
+                weight, bias = self.weight, self.bias
             return ops.convolution(feats, weight, bias, None, nmap, None, "auto", self.precision, self.groups, None, {})
         (feats,) = autocast(feats)
         rows, of_rows = products.quantize(feats, granularity="row")
         bias = None if self.bias is None else self.bias.to(feats.dtype)
         scales: Any = {"scale_feats": of_rows, "scale_weight": self.scale, "out_dtype": feats.dtype}
         return ops.sparse_conv3d(rows, self.weight, bias, neighbor_map=nmap, groups=self.groups, **scales)
-
-    def _parameter(self, name: str) -> Any:
-        """As the attribute, which torch looks for in three places as well."""
-        value = self._parameters.get(name)
-        return getattr(self, name) if value is None else value
 
     def frozen(self) -> Self:
         """A copy for inference with a weight of FP8: e4m3, a scale for each output channel. Rows of the features are
