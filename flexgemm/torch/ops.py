@@ -331,20 +331,27 @@ def record_conv(
             how = activation, algorithm, precision, groups, None
             return record_conv(feats, weight, bias, residual, neighbor_map, *how)
     apart = None if activation is None else _apart(activation)
-    fused = None if apart else activation
-    out = _record_conv(feats, weight, bias, residual, neighbor_map, fused, algorithm, precision, groups)
+    how = neighbor_map, None if apart else activation, algorithm, precision, groups
+    out = _record_conv(feats, weight, bias, residual, how)
     return apart(out) if apart else out
 
 
+# What is no tensor goes through autograd as one argument: each takes it time.
+def _forward(feats: Any, weight: Any, bias: Any, residual: Any, how: tuple[Any, ...]) -> Any:
+    nmap, activation, algorithm, precision, groups = how
+    return conv.unrecorded(feats, weight, bias, residual, nmap, activation, algorithm, precision, groups)
+
+
 def _save(ctx: Any, args: tuple[Any, ...], out: Any) -> None:
-    ctx.how = how = args[4:]
-    ctx.save_for_backward(args[0], args[1], out if how[1] == "relu" else None)
+    feats, weight, _, _, how = args
+    ctx.how = how
+    ctx.save_for_backward(feats, weight, out if how[1] == "relu" else None)
 
 
 def _backward(ctx: Any, grad_out: Any) -> Any:
     feats, weight, out = ctx.saved_tensors
     nmap, _, *how = ctx.how
-    return *_gradients(ctx, grad_out, feats, weight, out, nmap, how), *[None] * 5
+    return *_gradients(ctx, grad_out, feats, weight, out, nmap, how), None
 
 
 def _gradients(ctx: Any, grad_out: Any, feats: Any, weight: Any, out: Any, nmap: NeighborMap, how: Any) -> Any:
@@ -360,7 +367,7 @@ def _gradients_directly(grad_out: Any, feats: Any, weight: Any, nmap: NeighborMa
     return conv.backward(conv.bind(feats, nmap, None), grad_out, feats, weight, nmap, needs, *how)
 
 
-_record_conv = recorded("SparseConv3d", conv.unrecorded, _save, _backward)
+_record_conv = recorded("SparseConv3d", _forward, _save, _backward)
 _record_conv_gradients = recorded("SparseConv3dGradients", _gradients_directly, None, no_gradient)
 
 
