@@ -114,7 +114,8 @@ LEFT_TO_PYTHON = {
     "subclass": lambda a, b: (a, b.as_subclass(Subclass)),
     "sparse": lambda a, b: (a.to_sparse(), b),
     "sparse rows": lambda a, b: (a, b.to_sparse_csr()),
-    "negated": lambda a, b: (torch._neg_view(a), b),
+    "negated": lambda a, b: (torch.complex(a, a).conj().imag, b),
+    "negated column": lambda a, b: (torch.complex(a, a).conj().imag[:, :1], b[:, :1].contiguous()),
     "meta": lambda a, b: (a.to("meta"), b.to("meta")),
 }
 
