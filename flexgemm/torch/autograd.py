@@ -33,8 +33,8 @@ def on_stream(x: torch.Tensor, stream: Stream) -> Any:
 
 
 class _Alive:
-    """The context of a Function that torch.func has called. It may be read when the transform is over: then only torch's
-    own operations can still read the tensors in it as they are."""
+    """The context of a Function that torch.func has called. It may be read when the transform is over: then torch's own
+    operations alone can read the tensors in it as they are."""
 
     def __init__(self, ctx: Any) -> None:
         self.ctx = ctx

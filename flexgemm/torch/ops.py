@@ -328,8 +328,9 @@ def record_conv(
     """A convolution that autograd records, on tensors as they are."""
     if stream is not None:
         with on_stream(feats, stream):
-            how = activation, algorithm, precision, groups, None
-            return record_conv(feats, weight, bias, residual, neighbor_map, *how)
+            return record_conv(
+                feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, groups, None
+            )
     apart = None if activation is None else _apart(activation)
     how = neighbor_map, None if apart else activation, algorithm, precision, groups
     out = _record_conv(feats, weight, bias, residual, how)

@@ -76,7 +76,7 @@ class Convolution(torch.nn.Module):
     def convolve(self, feats: torch.Tensor, nmap: NeighborMap) -> torch.Tensor:
         """Of rows of features over a map."""
         if self._buffers["scale"] is None:  # as `self.scale`, for which torch looks in three places
-            parameters = self._parameters
+            parameters: Any = self._parameters
             weight, bias = parameters.get("weight"), parameters.get("bias")
             if weight is None or "bias" not in parameters:  # parametrized
                 weight, bias = self.weight, self.bias
