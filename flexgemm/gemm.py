@@ -62,7 +62,7 @@ def gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes, devices, an output that is
     read-only or overlaps an input, by argument name.
     """
-    return _product("dense", a, b, options)
+    return product_of("dense", a, b, options)
 
 
 def batched_gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
@@ -70,7 +70,7 @@ def batched_gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
 
     Scales: (), or one more axis in front than in `gemm_nt`: (B,), (B, M) and (B, N), blocks likewise. bias: (B, N).
     """
-    return _product("batched", a, b, options)
+    return product_of("batched", a, b, options)
 
 
 def m_grouped_gemm_nt(a: Array, b: Array, offsets: Array, **options: Unpack[Options]) -> Array:
@@ -82,7 +82,7 @@ def m_grouped_gemm_nt(a: Array, b: Array, offsets: Array, **options: Unpack[Opti
         they are undefined.
     scale_b: float32, (), (G,), (G, N) or (G, N / 128, K / 128). bias: (G, N). The rest as in `gemm_nt`.
     """
-    return _product("m_grouped", a, b, {"offsets": offsets, **options})
+    return product_of("m_grouped", a, b, {"offsets": offsets, **options})
 
 
 def m_grouped_gemm_nt_contiguous(a: Array, b: Array, m_indices: Array, **options: Unpack[Options]) -> Array:
@@ -91,7 +91,7 @@ def m_grouped_gemm_nt_contiguous(a: Array, b: Array, m_indices: Array, **options
     A group starts at a multiple of get_m_alignment_for_contiguous_layout() = 128 rows and its rows are adjacent; rows
     of index -1 behind them are padding, neither read nor written. Scales and bias as in `m_grouped_gemm_nt`.
     """
-    return _product("m_grouped_contiguous", a, b, {"m_indices": m_indices, **options})
+    return product_of("m_grouped_contiguous", a, b, {"m_indices": m_indices, **options})
 
 
 def m_grouped_gemm_nt_masked(
@@ -103,7 +103,7 @@ def m_grouped_gemm_nt_masked(
     expected_m: about how many rows a group has, a hint for the choice of tiles; 0 when unknown.
     Scales and bias as in `batched_gemm_nt`.
     """
-    return _product("m_grouped_masked", a, b, {"masked_m": masked_m, "expected_m": expected_m, **options})
+    return product_of("m_grouped_masked", a, b, {"masked_m": masked_m, "expected_m": expected_m, **options})
 
 
 def n_grouped_gemm_nt(a: Array, b: Array, offsets: Array, **options: Unpack[Options]) -> Array:
@@ -112,7 +112,7 @@ def n_grouped_gemm_nt(a: Array, b: Array, offsets: Array, **options: Unpack[Opti
     offsets: (G,) or (G + 1,) as in `m_grouped_gemm_nt`, of columns of out; columns outside every group are not written.
     scale_a: (), (G,) or (G, M). scale_b: () or (N,). bias: (N,). No block scales, no SwiGLU.
     """
-    return _product("n_grouped", a, b, {"offsets": offsets, **options})
+    return product_of("n_grouped", a, b, {"offsets": offsets, **options})
 
 
 def wgrad_gemm_nt(a: Array, b: Array, *, accumulate: bool = True, **options: Unpack[Options]) -> Array:  # type: ignore[misc]
@@ -225,10 +225,10 @@ _ARRAYS = frozenset(("scale_a", "scale_b", "bias", "scale_out", "offsets", "m_in
 
 def product(layout: str, a: Array, b: Array, **options: Any) -> Array:
     """Any product. What is not named in `_adapted` goes to the extension as it came, which has the defaults."""
-    return _product(layout, a, b, options)
+    return product_of(layout, a, b, options)
 
 
-def _product(layout: str, a: Array, b: Array, options: Any) -> Array:
+def product_of(layout: str, a: Array, b: Array, options: Any) -> Array:
     """torch tensors that can be used as they are take the direct way: no Python but this."""
     result = _C.gemm_direct(a, b, layout=layout, options=options)
     return _adapted(layout, a, b, **options) if result is NotImplemented else result
