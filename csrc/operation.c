@@ -301,8 +301,9 @@ PyObject *fg_call_directly(const fg_operation *operation, PyObject *module, PyOb
         goto done;
     }
     PyObject *options = call.values[operation->count - 3];
-    if (options && fg_parse_options(call.state, operation->name, operation->parameters, operation->count, options,
-                                    call.values) < 0) {
+    if (options && options != Py_None &&
+        fg_parse_options(call.state, operation->name, operation->parameters, operation->count, options, call.values) <
+            0) {
         goto done;
     }
     const int opened = open_directly(&call, operation);

@@ -94,8 +94,8 @@ def submanifold_conv3d(
     read-only or overlaps an input, by argument name.
     """
     expect_submanifold(neighbor_map)
-    how = activation, groups, out, algorithm, precision, stream, float8
-    return _convolution(feats, weight, bias, residual, neighbor_map, *how)
+    how: Any = activation, algorithm, precision, groups, out, stream, float8
+    return convolution(feats, weight, bias, residual, neighbor_map, *how)
 
 
 def submanifold_conv3d_backward(
@@ -152,8 +152,8 @@ def sparse_conv3d(
     Returns (M, Co), one row for each of neighbor_map.out_coords. Deterministic, recorded by autograd and computed where
     the map is, and raises, as submanifold_conv3d.
     """
-    how = activation, groups, out, algorithm, precision, stream, float8
-    return _convolution(feats, weight, bias, residual, neighbor_map, *how)
+    how: Any = activation, algorithm, precision, groups, out, stream, float8
+    return convolution(feats, weight, bias, residual, neighbor_map, *how)
 
 
 def sparse_conv3d_backward(
@@ -201,44 +201,11 @@ def sparse_inverse_conv3d(
     Returns (N, Co), one row for each of neighbor_map.coords; a voxel that no output read gets the bias.
     """
     inverse = expect_map(neighbor_map).inverse
-    how = activation, groups, out, algorithm, precision, stream, float8
-    return _convolution(feats, weight, bias, residual, inverse, *how)
+    how: Any = activation, algorithm, precision, groups, out, stream, float8
+    return convolution(feats, weight, bias, residual, inverse, *how)
 
 
-def _convolution(
-    feats: Array,
-    weight: Array,
-    bias: Array | None,
-    residual: Array | None,
-    neighbor_map: NeighborMap,
-    activation: str | None,
-    groups: int,
-    out: Array | None,
-    algorithm: str,
-    precision: str,
-    stream: Stream,
-    float8: Float8,
-) -> Array:
-    result = _directly(
-        feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, groups, out, stream, float8
-    )
-    if result is not NotImplemented:
-        return result
-    library = bind(feats, neighbor_map, stream)
-    if not library.needs_grad(feats, weight, bias, residual):
-        how: Any = activation, algorithm, precision, groups, out
-        return forward(library, feats, weight, bias, residual, neighbor_map, *how, **float8)
-    if out is not None:
-        raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
-    expect_known(float8)
-    expect_differentiable(library.dtype(feats), float8)
-    from flexgemm.torch import ops
-
-    how = activation, algorithm, precision, groups, stream
-    return ops.record_conv(feats, weight, bias, residual, neighbor_map, *how)
-
-
-def unrecorded(
+def convolution(
     feats: Array,
     weight: Array,
     bias: Array | None,
@@ -248,36 +215,13 @@ def unrecorded(
     algorithm: str,
     precision: str,
     groups: int,
+    out: Array | None = None,
     stream: Stream = None,
-    float8: Float8 = {},  # noqa: B006  only read
+    float8: Float8 | None = None,
 ) -> Array:
-    """`sparse_conv3d` without autograd."""
-    result = _directly(
-        feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, groups, None, stream, float8
-    )
-    if result is NotImplemented:
-        library, how = bind(feats, neighbor_map, stream), (activation, algorithm, precision, groups)
-        result = forward(library, feats, weight, bias, residual, neighbor_map, *how, **float8)
-    return result
-
-
-def _directly(
-    feats: Array,
-    weight: Array,
-    bias: Array | None,
-    residual: Array | None,
-    neighbor_map: NeighborMap,
-    activation: str | None,
-    algorithm: str,
-    precision: str,
-    groups: int,
-    out: Array | None,
-    stream: Stream,
-    float8: Float8,
-) -> Any:
-    """torch tensors that can be used as they are take no more Python than this; NotImplemented for others."""
+    """A convolution over any map. torch tensors that can be used as they are take no more Python than this."""
     order, kernel_size = neighbor_map.native_order, neighbor_map.kernel_size
-    return _C.conv_forward_direct(
+    result = _C.conv_forward_direct(
         feats,
         weight,
         bias,
@@ -295,6 +239,20 @@ def _directly(
         options=float8,
         stream=stream,
     )
+    if result is not NotImplemented:
+        return result
+    library, given = bind(feats, neighbor_map, stream), float8 or Float8()
+    if not library.needs_grad(feats, weight, bias, residual):
+        how: Any = activation, algorithm, precision, groups, out
+        return forward(library, feats, weight, bias, residual, neighbor_map, *how, **given)
+    if out is not None:
+        raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
+    expect_known(given)
+    expect_differentiable(library.dtype(feats), given)
+    from flexgemm.torch import ops
+
+    how = activation, algorithm, precision, groups, stream
+    return ops.record_conv(feats, weight, bias, residual, neighbor_map, *how)
 
 
 def forward(

@@ -200,8 +200,9 @@ def convolution(
         precision = setting(precision, feats)
         if recording:
             return record_conv(feats, weight, bias, residual, nmap, activation, algorithm, precision, groups, stream)
-        how = activation, algorithm, precision, groups, stream
-        result: torch.Tensor = conv.unrecorded(feats, weight, bias, residual, nmap, *how)
+        result: torch.Tensor = conv.convolution(
+            feats, weight, bias, residual, nmap, activation, algorithm, precision, groups, None, stream
+        )
         return result
     expect_tensor(weight, "weight")
     refuse_stream(stream)
@@ -230,8 +231,8 @@ def _float8_convolution(
         conv.expect_differentiable(name_of(feats.dtype), float8)
     result: torch.Tensor
     if not (traced(feats, weight) or transformed()):
-        how = activation, algorithm, "ieee", groups, stream, float8
-        result = conv.unrecorded(feats, weight, bias, residual, nmap, *how)
+        how = activation, algorithm, "ieee", groups, None, stream, float8
+        result = conv.convolution(feats, weight, bias, residual, nmap, *how)
         return result
     expect_tensor(weight, "weight")
     refuse_stream(stream)
@@ -340,7 +341,7 @@ def record_conv(
 # What is no tensor goes through autograd as one argument: each takes it time.
 def _forward(feats: Any, weight: Any, bias: Any, residual: Any, how: tuple[Any, ...]) -> Any:
     nmap, activation, algorithm, precision, groups = how
-    return conv.unrecorded(feats, weight, bias, residual, nmap, activation, algorithm, precision, groups)
+    return conv.convolution(feats, weight, bias, residual, nmap, activation, algorithm, precision, groups)
 
 
 def _save(ctx: Any, args: tuple[Any, ...], out: Any) -> None:
