@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
 import sys
 
 import numpy as np
 import pytest
 import scenes
+from calls import run_python
 from reference import assert_rows, f64
 
 import flexgemm
@@ -231,3 +233,59 @@ def test_nothing_is_kept(options):
     before, after = count(), count()
     assert after[0] - before[0] < 25
     assert after[1:] == before[1:]
+
+
+# ---- arguments of no sense ----
+
+OPTIONS = (
+    "a", "b", "out", "scale_a", "scale_b", "bias", "scale_out", "offsets", "m_indices", "masked_m", "weight_indices",
+    "layout", "b_row_major", "expected_m", "alpha", "activation", "accumulate", "promote_every", "dtype_a", "dtype_out",
+    "precision", "out_dtype", "groups", "device", "workspace", "stream", "options", "kernel",
+)  # fmt: skip
+JUNK = (
+    None,
+    3,
+    -1,
+    2**70,
+    1.5,
+    "x",
+    "swiglu",
+    "m_grouped",
+    "float16",
+    torch.float16,
+    b"",
+    True,
+    object(),
+    [],
+    (3, 3, 3),
+)
+
+
+def random_tensor(rng):
+    shape = [rng.choice([0, 1, 2, 5, 6, 8]) for _ in range(rng.choice([0, 1, 1, 2, 2, 2, 3, 3, 5]))]
+    dtype = rng.choice(
+        [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int32, torch.complex64]
+    )
+    x = torch.randint(-2, 3, shape).to(dtype)
+    return x.transpose(0, -1) if x.ndim > 1 and rng.random() < 0.3 else x
+
+
+def fuzz(seed, calls=5000):
+    rng, outcomes = random.Random(seed), {"ran": 0, "left": 0, "raised": 0}
+    for _ in range(calls):
+        a, b = factors("cpu", rng.choice([torch.float32, torch.bfloat16, torch.float8_e4m3fn]))
+        if rng.random() < 0.2:
+            a, b = random_tensor(rng), random_tensor(rng)
+        named = [(rng.choice(OPTIONS), rng.choice(JUNK)) for _ in range(rng.randrange(3))]
+        named += [(rng.choice(OPTIONS), random_tensor(rng)) for _ in range(rng.randrange(2))]
+        try:
+            result = _C.gemm_direct(a, b, options=dict(named))
+            outcomes["left" if result is NotImplemented else "ran"] += 1
+        except (TypeError, ValueError, BufferError, OverflowError):
+            outcomes["raised"] += 1
+    assert min(outcomes.values()) > calls // 50, f"{outcomes}: the mix tests one side only"
+
+
+def test_random_options_run_or_raise_or_are_left():
+    done = run_python(["-c", "import test_direct; test_direct.fuzz(0)"])
+    assert done.returncode == 0, done.stderr[-2000:]
