@@ -379,7 +379,7 @@ __device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8
                                     ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA)};
     while (works.next(work)) {
         const TileScales tile_scales = load_scales(args, work);
-        const Depth depth = {steps_of(work), 0, 0};
+        const Depth depth = {steps_of(work), 0, 0, 0};
         const int split = args.split;
         const bool has_rows = work.rows > warpgroup * Tile::kWarpgroupRows;
         if (has_rows) {

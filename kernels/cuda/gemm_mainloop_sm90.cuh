@@ -211,14 +211,16 @@ struct StageDescriptors {
 };
 
 /* How a tile goes through K. Of a group along K the first step begins with `head` bytes that are not its own, and the
- * last one ends with what follows on its `tail` own bytes (0: with its own). */
+ * last one ends with what follows on its `tail` own bytes (0: with its own); that is cleared by the `threads` threads
+ * that multiply. */
 struct Depth {
-    int steps, head, tail;
+    int steps, head, tail, threads;
 };
 
+template <typename Tile>
 __device__ __forceinline__ Depth depth_of(const Sm90Work &work, const GemmSm90Args &args) {
-    const int head = head_of(work);
-    return {steps_of(work), head, args.space.k_offsets.data ? (head + work.k_bytes) % kSm90StepBytes : 0};
+    const int head = head_of(work), tail = args.space.k_offsets.data ? (head + work.k_bytes) % kSm90StepBytes : 0;
+    return {steps_of(work), head, tail, 128 * (work.rows > Tile::kWarpgroupRows ? Tile::kWarpgroups : 1)};
 }
 
 /* Clears bytes begin .. end - 1 of rows of a stage, whose 16-byte chunks are dealt to `threads` threads. */
@@ -248,12 +250,12 @@ __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const Stag
     uint8_t *rows_a = stage.stages + at.slot * Tile::kStageBytes, *rows_b = rows_a + Tile::kWarpgroups * Tile::kBytesA;
     const auto clear = [&](int begin, int end) {
         clear_rows(rows_a + thread / 128 * Tile::kBytesA, Tile::kWarpgroupRows, begin, end, thread % 128, 128);
-        clear_rows(rows_b, Tile::kBlockN, begin, end, thread, 128 * Tile::kWarpgroups);
+        clear_rows(rows_b, Tile::kBlockN, begin, end, thread, depth.threads);
     };
     clear(0, head);
     if (tail > 0) clear(tail, kSm90StepBytes);
     ptx::fence_proxy_async();
-    ptx::named_barrier(1, 128 * Tile::kWarpgroups);
+    ptx::named_barrier(1, depth.threads);
 }
 
 /* All of K into promoted sums: each part of a step is summed from zero and then added. Whatever else there is to do,
@@ -369,7 +371,7 @@ template <typename Tile>
 __device__ __forceinline__ void skip_tile(Sm90Shared<Tile> &shared, const StageDescriptors &stage, const Depth &depth,
                                           RingPosition<Tile::kStages> &at, int turns_per_step = 0) {
     for (int step = 0; step < depth.steps; ++step, at.advance()) {
-        await_stage(shared, stage, depth, step, at);
+        ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
         for (int turn = 0; turn < turns_per_step; ++turn) {
             await_turn<Tile>(stage.warpgroup);
             pass_turn<Tile>(stage.warpgroup);
