@@ -165,7 +165,8 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
     const int box_tokens = grouped ? Tile::kBoxTokensOfGroups : Tile::kBoxTokens;
     const int box_bytes = box_tokens * kSm90StepBytes;
     const auto pair = static_cast<uint16_t>(((1 << Tile::kCluster) - 1) << rank / Tile::kCluster * Tile::kCluster);
-    const uint64_t read_once = ptx::l2_evict_first();
+    const bool read_once = is_one_row_of_tiles(args.space); /* those of a group may be for another tile too */
+    const uint64_t once = ptx::l2_evict_first();
     Sm90Work work;
     RingPosition<Tile::kStages> at;
     while (works.next(work)) {
@@ -183,8 +184,10 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
                 uint64_t *full = &shared.full[at.slot];
                 const int k = work.k_begin + step * kSm90StepBytes;
                 ptx::mbarrier_arrive_expect_tx(full, weight_bytes + token_boxes * box_bytes);
-                if (weight_bytes > 0)
-                    ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight, read_once);
+                if (weight_bytes > 0 && read_once)
+                    ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight, once);
+                else if (weight_bytes > 0)
+                    ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight);
 #pragma unroll 1
                 for (int box = rank % Tile::kCluster; box < token_boxes; box += Tile::kCluster) {
                     uint8_t *to = tokens + box * box_bytes;
@@ -295,7 +298,7 @@ __device__ __forceinline__ void send_sums(const float (&sum)[kCount], DecodeShar
     }
 }
 
-/* Units that the block adds. */
+/* How many units the block adds. */
 __device__ __forceinline__ int own_units(const Sm90Work &work, int part, int split) {
     int units = 0;
 #pragma unroll 1

@@ -30,7 +30,7 @@ struct GemmSm90Args {
     bool out_in_boxes;         /* the copy engine can store it */
     bool out_grouped;          /* it has a matrix for each group */
     bool out_aligned;          /* its rows start at multiples of 16 bytes */
-    bool plain;                /* of out nothing but scaled and biased sums in 16 or 32 bits */
+    bool plain;                /* of out nothing but scaled and biased sums in 16 bits, or 32 but for few rows */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
     /* Of gemm_decode_sm90.cuh: blocks or pairs of a cluster that share the K of a tile; steps of each, and how many have
      * one more. */
