@@ -67,8 +67,10 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
         if (tiles <= clusters && tiles * cluster <= num_sms) break;
     }
     const int64_t at_once = num_sms / Tile::kCluster, clusters = args.split > 1 || tiles < at_once ? tiles : at_once;
-    const int cluster = args.split * Tile::kCluster,
-              steps = static_cast<int>(ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes));
+    const int cluster = args.split * Tile::kCluster;
+    const int steps = static_cast<int>(ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes));
+    args.weights = static_cast<const uint8_t *>(weights.data);
+    args.weight_pitch = weights.row_pitch;
     args.part_steps = steps / args.split;
     args.longer_parts = steps % args.split;
     const dim3 grid(static_cast<unsigned>(cluster), static_cast<unsigned>(clusters));

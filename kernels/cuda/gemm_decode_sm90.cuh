@@ -130,6 +130,15 @@ public:
         left_ = length_ - column;
     }
 
+    /* Asks L2 for the weights of the first steps, a line to a thread. It takes a microsecond until there are barriers
+     * for copies to arrive at, and much of another until the first copy has found its way to memory. L2 is told early
+     * without harm: what earlier kernels have yet to write, they write there. */
+    __device__ __forceinline__ void ask_for_weights(const GemmSm90Args &args) const {
+        const int row = threadIdx.x % kSm90BlockM, k = threadIdx.x / kSm90BlockM * kSm90StepBytes;
+        if (one_row_ && row < next_.rows && k < next_.k_bytes)
+            ptx::prefetch_l2(args.weights + (next_.first_row + row) * args.weight_pitch + next_.k_begin + k);
+    }
+
     __device__ __forceinline__ bool next(Sm90Work &work) {
         if (one_row_) {
             if (left_ <= 0) return false;
@@ -449,6 +458,7 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
         ptx::prefetch_tensor_map(&map_tokens);
     }
     DecodeWorks<Tile> works(shared.rings, args, rank);
+    works.ask_for_weights(args);
     if (threadIdx.x == 32) {
         ptx::mbarrier_init(&shared.received, 1);
         init_rings(shared.rings);

@@ -35,6 +35,8 @@ struct GemmSm90Args {
     /* Of gemm_decode_sm90.cuh: blocks or pairs of a cluster that share the K of a tile; steps of each, and how many have
      * one more. */
     int32_t split, part_steps, longer_parts;
+    const uint8_t *weights; /* and bytes from one row of them to the next */
+    int64_t weight_pitch;
 };
 
 /* What becomes of tensor-core sums: nothing, until they are all; they are added to float32 registers; or so times the

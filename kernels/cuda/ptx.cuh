@@ -48,6 +48,11 @@ __device__ __forceinline__ void cp_async_16_or_zeros_cached(void *shared, const 
         : "memory");
 }
 
+/* Brings the line of 128 bytes into L2, if it is not there, and waits for nothing. */
+__device__ __forceinline__ void prefetch_l2(const void *global) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
+}
+
 /* Asynchronous 4-byte copy global -> shared. */
 __device__ __forceinline__ void cp_async_4(void *shared, const void *global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global) : "memory");
