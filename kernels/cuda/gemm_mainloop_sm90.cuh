@@ -30,10 +30,13 @@ struct GemmSm90Args {
     bool out_in_boxes;         /* the copy engine can store it */
     bool out_grouped;          /* it has a matrix for each group */
     bool out_aligned;          /* its rows start at multiples of 16 bytes */
-    bool plain;                /* of out nothing but scaled and biased sums in 16 or 32 bits */
+    bool plain;                /* of out nothing but scaled and biased sums in 16 bits, or 32 but for few rows */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
-    int32_t split;             /* blocks of a cluster that share the K of a tile (gemm_decode_sm90.cuh) */
-    int32_t box_tokens;        /* rows of one copy of A there */
+    /* Of gemm_decode_sm90.cuh: blocks or pairs of a cluster that share the K of a tile; steps of each, and how many have
+     * one more. */
+    int32_t split, part_steps, longer_parts;
+    const uint8_t *weights; /* and bytes from one row of them to the next */
+    int64_t weight_pitch;
 };
 
 /* What becomes of tensor-core sums: nothing, until they are all; they are added to float32 registers; or so times the
@@ -404,7 +407,7 @@ inline GemmSm90Args make_args(const fg_gemm_params &params) {
 /* The kernel may begin, up to wait_for_earlier_kernels(), when all blocks of the one before it have ended, but before
  * what they wrote is visible. None of its blocks takes a multiprocessor earlier than that: set_num_sms would not hold. */
 template <typename Kernel>
-fg_status launch_clusters(Kernel *kernel, int64_t blocks, int cluster_blocks, int threads, int shared_bytes,
+fg_status launch_clusters(Kernel *kernel, dim3 grid, int cluster_blocks, int threads, int shared_bytes,
                           const CUtensorMap &map_a, const CUtensorMap &map_b, const GemmSm90Args &args,
                           const fg_queue *queue, fg_error *error) {
     cudaLaunchAttribute attributes[2] = {};
@@ -413,7 +416,7 @@ fg_status launch_clusters(Kernel *kernel, int64_t blocks, int cluster_blocks, in
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = {static_cast<unsigned>(blocks)};
+    config.gridDim = grid;
     config.blockDim = {static_cast<unsigned>(threads)};
     config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
     config.stream = stream_of(queue);
