@@ -4,7 +4,8 @@ and its allocations.
 The wall time of 1,000 calls on tiny tensors, without a flush, minus the same number of bare launches and of
 `torch.empty`. Calls are queued in batches with a wait in between, so that the GPU's queue never fills and blocks the
 host. The bare launch is `torch.cuda._sleep`, the leanest launch that torch offers; torch's own `a.add_(1)` is reported
-beside it. `_C` rows are the extension alone, on outputs and workspaces made before.
+beside it. `_C` rows are the extension alone, on outputs and workspaces made before; `autograd.Function` is one that
+allocates its output, less that, with as many arguments as a convolution has: the floor of a layer that is recorded.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from benchmarks.results import Row, kernel_family
 from benchmarks.run import Run
 from benchmarks.timing import DEVICE
 from flexgemm import _C
+from flexgemm.torch.nn import SparseTensor, SubMConv3d
 
 BATCHES, CALLS = 20, 50  # 1,000 calls
 SIDE = 128  # of the products
@@ -81,6 +83,7 @@ def calls() -> dict[str, Callable[[], Any]]:
     weight = torch.randn(CHANNELS, 3, 3, 3, CHANNELS, dtype=torch.float16, device=DEVICE)
     bias = torch.randn(CHANNELS, dtype=torch.float16, device=DEVICE)
     nmap = flexgemm.neighbor_map(coords, scene.shape)
+    x = SparseTensor(feats, coords, scene.shape)
     neighbors, out = torch.empty_like(nmap.map), torch.empty_like(feats)
 
     triple = {"shape": scene.shape, "kernel_size": (3, 3, 3), "dilation": (1, 1, 1)}
@@ -89,11 +92,28 @@ def calls() -> dict[str, Callable[[], Any]]:
         "m_grouped_gemm_nt": partial(flexgemm.m_grouped_gemm_nt, a, b, offsets),
         "submanifold_conv3d": partial(flexgemm.submanifold_conv3d, feats, weight, bias, neighbor_map=nmap),
         "neighbor_map": partial(flexgemm.neighbor_map, coords, scene.shape),
+        "SubMConv3d": partial(_layer().requires_grad_(False), x),
+        "SubMConv3d, recorded": partial(_layer(), x),
         "_C.gemm": _raw(_C.gemm, _C.gemm_workspace, a, b[0], product),
         "_C.gemm(offsets)": _raw(_C.gemm, _C.gemm_workspace, a, b, product, offsets=offsets),
         "_C.conv_forward": _raw(_C.conv_forward, _C.conv_forward_workspace, feats, weight, bias, nmap.map, out),
         "_C.neighbor_map": _raw(_C.neighbor_map, _C.neighbor_map_workspace, coords, neighbors, **triple),
     }
+
+
+def _layer() -> SubMConv3d:
+    return SubMConv3d(CHANNELS, CHANNELS, dtype=torch.float16, device=DEVICE)
+
+
+class _Empty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, feats: Any, weight: Any, *others: Any) -> torch.Tensor:
+        ctx.save_for_backward(feats, weight)
+        return _allocate()
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Any) -> Any:
+        raise NotImplementedError
 
 
 def _raw(function: Callable[..., None], workspace_of: Callable[..., int], *args: Any, **kwargs: Any) -> partial[None]:
@@ -121,11 +141,13 @@ def _allocate() -> torch.Tensor:
 def run(run: Run) -> None:
     """Takes seconds and is noisy on a busy host: all of it is measured anew each time."""
     baseline = Baseline.measure()
-    counter = torch.zeros(SIDE, device=DEVICE)
+    counter, layer = torch.zeros(SIDE, device=DEVICE), _layer()
+    recorded = partial(_Empty.apply, counter, layer.weight, layer.bias, None, None)
     references = {
         "bare_launch": baseline.launch,
         "torch.empty": baseline.allocation,
         "torch.add_": host_us(partial(counter.add_, 1)),
+        "autograd.Function": host_us(recorded) - baseline.allocation,
     }
     for op, us in references.items():
         run.record({"suite": "overhead", "op": op, "us": round(us, 2)})

@@ -14,15 +14,58 @@ static const char *const keyword_names[FG_KEYWORD_COUNT] = {FG_KEYWORDS(FG_KEYWO
 
 const char *fg_keyword_name(fg_keyword keyword) { return keyword_names[keyword]; }
 
-/* Index of `name` among the parameters, or -1 without an exception. */
-static int find_parameter(const fg_state *state, const fg_parameter *parameters, int count, PyObject *name) {
-    for (int i = 0; i < count; i++) {
+/* ---- names ---- */
+
+static int wrong_type(PyObject *value, const char *name, const char *expected) {
+    PyObject *type = PyType_GetName(Py_TYPE(value));
+    if (type) PyErr_Format(PyExc_TypeError, "%s: expected %s, got %U", name, expected, type);
+    Py_XDECREF(type);
+    return -1;
+}
+
+/* Index of `name` among the parameters, or -1 without an exception. Most callers name them in their order: looked for
+ * from `likely` on. */
+static int find_parameter(const fg_state *state, const fg_parameter *parameters, int count, int likely,
+                          PyObject *name) {
+    for (int i = likely; i < count; i++) {
+        if (state->keywords[parameters[i].keyword] == name) return i;
+    }
+    for (int i = 0; i < likely; i++) {
         if (state->keywords[parameters[i].keyword] == name) return i;
     }
     for (int i = 0; i < count; i++) {
         if (PyUnicode_CompareWithASCIIString(name, keyword_names[parameters[i].keyword]) == 0) return i;
     }
     return -1;
+}
+
+/* Gives the parameter of a name its value, and *index its index, behind which the next is looked for. */
+static int assign(const fg_state *state, const char *function, const fg_parameter *parameters, int count,
+                  PyObject *name, PyObject *value, PyObject **values, int *index) {
+    *index = find_parameter(state, parameters, count, *index + 1, name);
+    if (*index < 0) {
+        PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", function, name);
+        return -1;
+    }
+    if (values[*index]) {
+        PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%U'", function, name);
+        return -1;
+    }
+    values[*index] = value;
+    return 0;
+}
+
+int fg_parse_options(const fg_state *state, const char *function, const fg_parameter *parameters, int count,
+                     PyObject *options, PyObject **values) {
+    PyObject *name, *value;
+    Py_ssize_t position = 0;
+    int index = -1;
+    if (!PyDict_Check(options)) return wrong_type(options, "options", "a dict");
+    while (PyDict_Next(options, &position, &name, &value)) {
+        if (!PyUnicode_Check(name)) return wrong_type(name, "options", "names");
+        if (assign(state, function, parameters, count, name, value, values, &index) < 0) return -1;
+    }
+    return 0;
 }
 
 int fg_parse_args(const fg_state *state, const char *function, const fg_parameter *parameters, int count,
@@ -36,19 +79,11 @@ int fg_parse_args(const fg_state *state, const char *function, const fg_paramete
     }
     for (int i = 0; i < count; i++) values[i] = i < nargs ? args[i] : NULL;
 
+    int index = (int)nargs - 1;
     const Py_ssize_t keywords = kwnames ? PyTuple_Size(kwnames) : 0;
     for (Py_ssize_t i = 0; i < keywords; i++) {
         PyObject *name = PyTuple_GetItem(kwnames, i);
-        const int found = find_parameter(state, parameters, count, name);
-        if (found < 0) {
-            PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", function, name);
-            return -1;
-        }
-        if (values[found]) {
-            PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%U'", function, name);
-            return -1;
-        }
-        values[found] = args[nargs + i];
+        if (assign(state, function, parameters, count, name, args[nargs + i], values, &index) < 0) return -1;
     }
 
     for (int i = 0; i < count; i++) {
@@ -62,13 +97,6 @@ int fg_parse_args(const fg_state *state, const char *function, const fg_paramete
 }
 
 /* ---- scalars ---- */
-
-static int wrong_type(PyObject *value, const char *name, const char *expected) {
-    PyObject *type = PyType_GetName(Py_TYPE(value));
-    if (type) PyErr_Format(PyExc_TypeError, "%s: expected %s, got %U", name, expected, type);
-    Py_XDECREF(type);
-    return -1;
-}
 
 int fg_arg_int64(PyObject *value, const char *name, int64_t least, int64_t most, int64_t *out) {
     if (!value) return 0;
@@ -196,6 +224,17 @@ int fg_arg_activation(const fg_state *state, PyObject *value, fg_activation *out
     int index = (int)*out - 1;
     if (fg_arg_choice(value, "activation", state->activations, FG_LENGTH(state->activations), &index) < 0) return -1;
     *out = (fg_activation)(index + 1);
+    return 0;
+}
+
+int fg_arg_activation_or_swiglu(const fg_state *state, PyObject *value, fg_activation *out, bool *swiglu) {
+    PyObject *choices[FG_LENGTH(state->activations) + 1];
+    int index = (int)*out - 1;
+    for (int i = 0; i < FG_LENGTH(state->activations); i++) choices[i] = state->activations[i];
+    choices[FG_LENGTH(state->activations)] = state->keywords[FG_KEYWORD_swiglu];
+    if (fg_arg_choice(value, "activation", choices, FG_LENGTH(choices), &index) < 0) return -1;
+    *swiglu = index == FG_LENGTH(state->activations);
+    if (!*swiglu) *out = (fg_activation)(index + 1);
     return 0;
 }
 

@@ -7,9 +7,12 @@
 enum {
     FG_REQUIRED = 1,
     FG_KEYWORD_ONLY = 2,
-    FG_TENSOR = 4,   /* an array: operation.c opens it before the operation's own checks */
-    FG_WRITTEN = 8,  /* ... that is an output */
-    FG_NULLABLE = 16 /* ... that may be None */
+    FG_TENSOR = 4,    /* an array: operation.c opens it before the operation's own checks */
+    FG_WRITTEN = 8,   /* ... that is an output */
+    FG_NULLABLE = 16, /* ... that may be None */
+    FG_ROWS = 32,     /* ... whose rows may be strided; without it a direct call takes contiguous arrays */
+    FG_MADE = 64,     /* ... that a direct call makes where it is not given */
+    FG_ADAPTED = 128, /* where it is given a call is not direct */
 };
 
 /* A function's parameters in order: positional ones first, then the keyword-only ones. */
@@ -26,6 +29,10 @@ typedef struct {
 /* Fills values[0..count) with borrowed references, NULL where an optional argument was not given. */
 int fg_parse_args(const fg_state *state, const char *function, const fg_parameter *parameters, int count,
                   PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values);
+
+/* Further keyword arguments, from a dict that nobody changes meanwhile. */
+int fg_parse_options(const fg_state *state, const char *function, const fg_parameter *parameters, int count,
+                     PyObject *options, PyObject **values);
 
 const char *fg_keyword_name(fg_keyword keyword);
 
@@ -46,6 +53,7 @@ int fg_arg_choice(PyObject *value, const char *name, PyObject *const *choices, i
 int fg_arg_dtype(const fg_state *state, PyObject *value, const char *name, fg_dtype *out);
 int fg_arg_precision(const fg_state *state, PyObject *value, fg_precision *out);
 int fg_arg_activation(const fg_state *state, PyObject *value, fg_activation *out);
+int fg_arg_activation_or_swiglu(const fg_state *state, PyObject *value, fg_activation *out, bool *swiglu);
 int fg_arg_algorithm(const fg_state *state, PyObject *value, fg_algorithm *out);
 
 /* `groups`: how many groups each set of row orders has, one to three sets. */

@@ -82,14 +82,22 @@ int fg_expect_rows(const fg_view *view) {
     return 0;
 }
 
-int fg_expect_contiguous(const fg_view *view) {
+bool fg_has_rows(const fg_view *view) {
+    return view->tensor.ndim == 0 || view->tensor.strides[view->tensor.ndim - 1] == 1;
+}
+
+bool fg_is_contiguous(const fg_view *view) {
     const fg_tensor *tensor = &view->tensor;
     int64_t stride = 1;
     for (int i = tensor->ndim - 1; i >= 0; i--) {
-        if (tensor->strides[i] != stride) return wrong_strides(view, "a contiguous array");
+        if (tensor->strides[i] != stride) return false;
         stride *= tensor->shape[i] ? tensor->shape[i] : 1;
     }
-    return 0;
+    return true;
+}
+
+int fg_expect_contiguous(const fg_view *view) {
+    return fg_is_contiguous(view) ? 0 : wrong_strides(view, "a contiguous array");
 }
 
 /* ---- kinds of arrays ---- */

@@ -10,6 +10,7 @@
 #include "device_array.h"
 #include "error.h"
 #include "numpy.h"
+#include "torch.h"
 
 /* ---- the build ---- */
 
@@ -151,7 +152,7 @@ static int traverse(PyObject *module, visitproc visit, void *arg) {
     for (int i = 0; i < FG_TYPE_CACHE_SIZE; i++) Py_VISIT(state->types[i].type);
     for (int i = 0; i < FG_NAMED_DTYPE_CACHE_SIZE; i++) Py_VISIT(state->named_dtypes[i].scalar);
     Py_VISIT(state->cupy_current_stream);
-    return 0;
+    return fg_torch_traverse(&state->torch, visit, arg);
 }
 
 static int clear(PyObject *module) {
@@ -170,6 +171,7 @@ static int clear(PyObject *module) {
     for (int i = 0; i < FG_NAMED_DTYPE_CACHE_SIZE; i++) Py_CLEAR(state->named_dtypes[i].scalar);
     Py_CLEAR(state->device_array_type);
     Py_CLEAR(state->cupy_current_stream);
+    fg_torch_clear(&state->torch);
     return 0;
 }
 

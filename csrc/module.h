@@ -21,8 +21,8 @@
     X(dtype_feats) X(dtype_out) X(dtype_weight) X(expected_m) X(feats) X(first) X(grad_bias) X(grad_feats)             \
     X(grad_grid) X(grad_out) X(grad_weight) X(grid) X(groups) X(index) X(indices) X(inverse) X(k) X(kernel_size)       \
     X(keys) X(layout) X(m) X(m_indices) X(map) X(masked_m) X(max_version) X(mirrored) X(mode) X(n) X(num_sms)          \
-    X(offsets) X(order) X(order_groups) X(origin) X(out) X(out_shape) X(padding) X(places) X(points) X(precision)      \
-    X(promote_every) X(q) X(queries) X(query_shape) X(ranks) X(replace) X(residual) X(rows) X(samples) X(scale)        \
+    X(offsets) X(options) X(order) X(order_groups) X(origin) X(out) X(out_dtype) X(out_shape) X(padding) X(places) X(points)          \
+    X(precision) X(promote_every) X(q) X(queries) X(query_shape) X(ranks) X(replace) X(residual) X(rows) X(samples) X(scale)        \
     X(scale_a) X(scale_b) X(scale_feats) X(scale_given) X(scale_out) X(scale_weight) X(shape) X(sorted) X(src)         \
     X(starts) X(state) X(stream) X(stride) X(swiglu) X(table_keys) X(table_values) X(tiles) X(transposed) X(v)         \
     X(values) X(voxel_size) X(weight) X(weight_indices) X(weights) X(workspace) X(x)
@@ -46,11 +46,23 @@ typedef struct {
     PyTypeObject *type; /* strong: the address cannot be reused while it is in the table */
     fg_source source;
     const DLPackExchangeAPI *api; /* with FG_SOURCE_EXCHANGE */
+    bool torch;                   /* torch.Tensor or torch.nn.Parameter itself */
 } fg_type_entry;
 
 enum { FG_TYPE_CACHE_SIZE = 8, FG_NAMED_DTYPE_CACHE_SIZE = 3 };
 
 typedef struct fg_deferred fg_deferred; /* deferred.c */
+
+/* What torch has beyond the exchange API; empty until a tensor came. (torch.c) */
+typedef struct {
+    PyTypeObject *tensor, *parameter;
+    PyObject *is_grad_enabled, *empty;
+    PyObject *is_neg, *requires_grad; /* names */
+    PyObject *dtypes[FG_DTYPE_COUNT];
+    PyObject *options[FG_DTYPE_COUNT]; /* {"dtype": torch.float16, "device": torch.device("cuda:0")}: of one device */
+    fg_device_type device_type;        /* which is this */
+    int32_t device_index;
+} fg_torch;
 
 typedef struct {
     PyObject *keywords[FG_KEYWORD_COUNT];
@@ -71,6 +83,7 @@ typedef struct {
         fg_dtype dtype;
     } named_dtypes[FG_NAMED_DTYPE_CACHE_SIZE];
     PyObject *cupy_current_stream; /* cupy.cuda.get_current_stream, once a CuPy array came */
+    fg_torch torch;
     fg_deferred *deferred;
 } fg_state;
 

@@ -10,6 +10,7 @@
 #include "deferred.h"
 #include "device_array.h"
 #include "error.h"
+#include "torch.h"
 
 enum { WORKSPACE_ALIGNMENT = 256 };
 
@@ -77,8 +78,7 @@ static int import_views(fg_call *call, int count) {
     return 0;
 }
 
-static int prepare(fg_call *call, const fg_operation *operation, void *params, bool with_workspace) {
-    if (open_views(call, operation, with_workspace) < 0) return -1;
+static int prepare(fg_call *call, const fg_operation *operation, void *params) {
     if (find_backend(call, operation) < 0) return -1;
     if (find_stream(call, operation) < 0) return -1;
     if (import_views(call, operation->count) < 0) return -1;
@@ -94,6 +94,55 @@ int fg_reinterpret(const fg_call *call, fg_view *view, PyObject *dtype, const ch
     if (!holds && fg_expect_dtype(view, FG_BIT(named)) < 0) return -1;
     view->tensor.dtype = named;
     return 0;
+}
+
+/* ---- directly ---- */
+
+/* Opens arrays that can be used as they are. 0: there are others, or what is wrong with them is for Python to say. */
+static int open_directly(fg_call *call, const fg_operation *operation) {
+    for (int i = 0; i < operation->count; i++) {
+        const unsigned flags = operation->parameters[i].flags;
+        PyObject *value = call->values[i];
+        if (!value || (value == Py_None && (flags & (FG_NULLABLE | FG_ADAPTED)))) continue;
+        if (flags & FG_ADAPTED) return 0;
+        if (!(flags & FG_TENSOR)) continue;
+        const int torch = fg_is_torch(call->state, value);
+        if (torch <= 0) return torch;
+        if (flags & FG_MADE) call->out = Py_NewRef(value);
+    }
+    if (open_views(call, operation, true) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    for (int i = 0; i < operation->count; i++) {
+        const fg_view *view = &call->views[i];
+        if (!view->object || view->output) continue;
+        const bool usable = operation->parameters[i].flags & FG_ROWS ? fg_has_rows(view) : fg_is_contiguous(view);
+        const int plain = usable ? fg_torch_is_plain(&call->state->torch, view) : 0;
+        if (plain <= 0) return plain;
+    }
+    return 1;
+}
+
+int fg_decline(fg_call *call) {
+    call->declined = true;
+    return -1;
+}
+
+int fg_new_dtype(fg_call *call, PyObject *value, unsigned allowed, fg_dtype *dtype) {
+    if (!value || value == Py_None) return 0;
+    fg_dtype named = fg_torch_dtype(&call->state->torch, value);
+    for (int i = 0; i < FG_DTYPE_COUNT && named == FG_DTYPE_COUNT; i++) {
+        if (call->state->dtypes[i] == value) named = (fg_dtype)i;
+    }
+    if (named == FG_DTYPE_COUNT || !(allowed & FG_BIT(named))) return fg_decline(call);
+    *dtype = named;
+    return 0;
+}
+
+int fg_make_output(fg_call *call, int index, const int64_t *shape, int ndim, fg_dtype dtype) {
+    call->out = fg_torch_empty(&call->state->torch, call->views, shape, ndim, dtype);
+    return call->out ? fg_view_open(call->state, &call->views[index], call->out, "out", true) : -1;
 }
 
 /* ---- the call ---- */
@@ -174,56 +223,100 @@ static int allocate_workspace(fg_call *call, const fg_operation *operation, size
     return fg_check_outputs(call->views, operation->count);
 }
 
-static PyObject *run(fg_call *call, const fg_operation *operation, const void *params, fg_tensor *workspace) {
+/* Runs the operation, unless a workspace is missing that nobody could allocate: *missing are its bytes then. */
+static int run(fg_call *call, const fg_operation *operation, const void *params, fg_tensor *workspace,
+               size_t *missing) {
     fg_view *view = &call->views[operation->count - 2];
     size_t bytes = 0;
-    if (query(call, operation, params, &bytes) < 0) return NULL;
-    if (bytes > 0 && !view->tensor.present && allocate_workspace(call, operation, bytes) < 0) return NULL;
-    if (set_workspace(view, workspace) < 0) return NULL;
-    if (bytes > 0 && !workspace->present) return bytes_to_allocate(bytes);
+    if (query(call, operation, params, &bytes) < 0) return -1;
+    if (bytes > 0 && !view->tensor.present && allocate_workspace(call, operation, bytes) < 0) return -1;
+    if (set_workspace(view, workspace) < 0) return -1;
+    *missing = bytes > 0 && !workspace->present ? bytes : 0;
+    if (*missing > 0) return 0;
     if (bytes > 0 && bytes > (size_t)workspace->shape[0]) {
-        return PyErr_Format(PyExc_ValueError,
-                            "workspace: expected at least %zu bytes from an address that is a multiple "
-                            "of %d (%s_workspace() returns enough for any address), got %lld",
-                            bytes, (int)WORKSPACE_ALIGNMENT, operation->name, (long long)workspace->shape[0]);
+        PyErr_Format(PyExc_ValueError,
+                     "workspace: expected at least %zu bytes from an address that is a multiple "
+                     "of %d (%s_workspace() returns enough for any address), got %lld",
+                     bytes, (int)WORKSPACE_ALIGNMENT, operation->name, (long long)workspace->shape[0]);
+        return -1;
     }
-    if (join_device_arrays(call, operation->count) < 0) return NULL;
+    if (join_device_arrays(call, operation->count) < 0) return -1;
     fg_error error;
     PyThreadState *thread = PyEval_SaveThread();
     const fg_status status = operation->run(call->backend, params, &call->stream.queue, &error);
     PyEval_RestoreThread(thread);
     if (call->views->tensor.device_type == FG_CUDA) {
         defer_borrowed(call, operation->count);
-        if (join_device_arrays(call, operation->count) < 0) return NULL;
+        if (join_device_arrays(call, operation->count) < 0) return -1;
     }
-    return status == FG_OK ? PyLong_FromLong(0) : fg_raise(&error);
+    if (status != FG_OK) fg_raise(&error);
+    return status == FG_OK ? 0 : -1;
+}
+
+static void begin(fg_call *call, const fg_operation *operation, PyObject *module) {
+    call->state = PyModule_GetState(module);
+    call->stream_reference = NULL;
+    call->stream_view = NULL;
+    call->workspace = NULL;
+    call->direct = call->declined = false;
+    call->out = NULL;
+    for (int i = 0; i < operation->count; i++) call->views[i] = (fg_view){.object = NULL};
+    if (call->state->deferred) fg_collect_deferred(call->state);
+}
+
+static void end(fg_call *call, const fg_operation *operation) {
+    for (int i = 0; i < operation->count; i++) {
+        if (call->views[i].name) fg_view_close(&call->views[i]); /* it has been opened */
+    }
+    Py_XDECREF(call->out);
+    Py_XDECREF(call->workspace);
+    Py_XDECREF(call->stream_reference);
 }
 
 PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames, void *params, fg_tensor *workspace) {
     fg_call call;
-    call.state = PyModule_GetState(module);
-    call.stream_reference = NULL;
-    call.stream_view = NULL;
-    call.workspace = NULL;
-    for (int i = 0; i < operation->count; i++) call.views[i] = (fg_view){.object = NULL};
-    if (call.state->deferred) fg_collect_deferred(call.state);
-
     PyObject *result = NULL;
+    size_t bytes = 0; /* missing; 0: it has run */
+    begin(&call, operation, module);
     if (fg_parse_args(call.state, operation->name, operation->parameters, operation->count, args, nargs, kwnames,
-                      call.values) < 0 ||
-        prepare(&call, operation, params, workspace != NULL) < 0) {
-        goto done;
-    }
-    size_t bytes = 0;
-    if (workspace) {
-        result = run(&call, operation, params, workspace);
-    } else if (query(&call, operation, params, &bytes) == 0) {
+                      call.values) == 0 &&
+        open_views(&call, operation, workspace != NULL) == 0 && prepare(&call, operation, params) == 0 &&
+        (workspace ? run(&call, operation, params, workspace, &bytes) : query(&call, operation, params, &bytes)) == 0) {
         result = bytes_to_allocate(bytes);
     }
+    end(&call, operation);
+    return result;
+}
+
+PyObject *fg_call_directly(const fg_operation *operation, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames, void *params, fg_tensor *workspace) {
+    fg_call call;
+    PyObject *result = NULL;
+    size_t missing = 0;
+    begin(&call, operation, module);
+    call.direct = true;
+    if (fg_parse_args(call.state, operation->name, operation->parameters, operation->count, args, nargs, kwnames,
+                      call.values) < 0) {
+        goto done;
+    }
+    PyObject *options = call.values[operation->count - 3];
+    if (options && options != Py_None &&
+        fg_parse_options(call.state, operation->name, operation->parameters, operation->count, options, call.values) <
+            0) {
+        goto done;
+    }
+    const int opened = open_directly(&call, operation);
+    if (opened < 0) goto done;
+    call.declined = opened == 0;
+    const bool ran = !call.declined && prepare(&call, operation, params) == 0 &&
+                     run(&call, operation, params, workspace, &missing) == 0;
+    if (call.declined || missing > 0) {
+        result = Py_NewRef(Py_NotImplemented);
+    } else if (ran) {
+        result = Py_NewRef(call.out);
+    }
 done:
-    for (int i = 0; i < operation->count; i++) fg_view_close(&call.views[i]);
-    Py_XDECREF(call.workspace);
-    Py_XDECREF(call.stream_reference);
+    end(&call, operation);
     return result;
 }

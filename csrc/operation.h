@@ -10,7 +10,7 @@
 #include "check.h"
 #include "stream.h"
 
-enum { FG_MAX_PARAMETERS = 26 };
+enum { FG_MAX_PARAMETERS = 28 };
 
 /* One call in the making. Arrays and values have the index of their parameter. */
 typedef struct {
@@ -22,6 +22,9 @@ typedef struct {
     PyObject *stream_reference; /* what stream.owner borrows from, when nobody else holds it */
     const fg_view *stream_view; /* the view whose library's current stream it is; NULL: another stream */
     PyObject *workspace;        /* owned: what a workspace= that is a function returned */
+    bool direct;                /* by fg_call_directly */
+    bool declined;              /* ... which `fill` finds that it cannot go on with */
+    PyObject *out;              /* owned: ... and returns */
 } fg_call;
 
 typedef struct {
@@ -40,6 +43,22 @@ typedef struct {
 PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames, void *params, fg_tensor *workspace);
 
+/* The way of torch tensors that need nothing from Python's adapters: runs the operation and returns `out`, which is made
+ * where it is not given. NotImplemented where it takes more: other libraries' arrays, copies, a gradient, an argument
+ * marked FG_ADAPTED. Nothing has been done then. `options` is a dict of further arguments: passing one on costs less than
+ * taking it apart. */
+PyObject *fg_call_directly(const fg_operation *operation, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames, void *params, fg_tensor *workspace);
+
+/* For `fill` on that way: makes parameter `index`, the output, where the first array is. */
+int fg_make_output(fg_call *call, int index, const int64_t *shape, int ndim, fg_dtype dtype);
+
+/* For `fill` on that way: the dtype that a name or a torch.dtype means, if one is given. Declines what it does not know. */
+int fg_new_dtype(fg_call *call, PyObject *value, unsigned allowed, fg_dtype *dtype);
+
+/* For `fill` on that way: leaves the call to Python. Returns -1. */
+int fg_decline(fg_call *call);
+
 /* For `fill`: dtype_a, dtype_feats, ...: names what a uint8 array holds; of any other array it must be the dtype. */
 int fg_reinterpret(const fg_call *call, fg_view *view, PyObject *dtype, const char *name);
 
@@ -52,6 +71,12 @@ int fg_reinterpret(const fg_call *call, fg_view *view, PyObject *dtype, const ch
 #define FG_OPTIONAL_OUTPUT(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY | FG_TENSOR | FG_WRITTEN | FG_NULLABLE}
 #define FG_SCALAR(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY}
 #define FG_REQUIRED_SCALAR(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY | FG_REQUIRED}
+/* ... and those of a call that may go directly. */
+#define FG_OUTPUT_OR_NEW(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY | FG_TENSOR | FG_WRITTEN | FG_NULLABLE | FG_MADE}
+#define FG_ADAPTED_SCALAR(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY | FG_ADAPTED}
+#define FG_DIRECT_END                                                                                                  \
+    FG_SCALAR(options), {FG_KEYWORD_workspace, FG_KEYWORD_ONLY | FG_TENSOR | FG_WRITTEN | FG_NULLABLE},                \
+        FG_ADAPTED_SCALAR(stream)
 #define FG_WORKSPACE_AND_STREAM                                                                                        \
     {FG_KEYWORD_workspace, FG_KEYWORD_ONLY | FG_TENSOR | FG_WRITTEN | FG_NULLABLE}, FG_SCALAR(stream)
 
@@ -77,6 +102,19 @@ int fg_reinterpret(const fg_call *call, fg_view *view, PyObject *dtype, const ch
         fg_##op##_params params = {0};                                                                                 \
         return fg_call_operation(&op##_operation, module, args, nargs, kwnames, &params, NULL);                        \
     }
+
+/* Defines py_NAME_direct of an operation from NAME_direct_parameters. */
+#define FG_DEFINE_DIRECT(op)                                                                                           \
+    static const fg_operation op##_direct_operation = {                                                                \
+        #op,     op##_direct_parameters, FG_LENGTH(op##_direct_parameters), op##_fill, op##_available, op##_query,     \
+        op##_run};                                                                                                     \
+    static PyObject *py_##op##_direct(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {  \
+        fg_##op##_params params = {0};                                                                                 \
+        return fg_call_directly(&op##_direct_operation, module, args, nargs, kwnames, &params, &params.workspace);     \
+    }
+
+#define FG_DIRECT_METHOD(op, signature, doc)                                                                           \
+    {#op "_direct", FG_FASTCALL(py_##op##_direct), PyDoc_STR(#op "_direct($module, /, " signature ")\n--\n\n" doc)}
 
 /* The two rows of a method table. `signature` is the text between the parentheses. */
 #define FG_OPERATION_METHODS(op, signature, doc)                                                                       \

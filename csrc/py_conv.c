@@ -116,6 +116,15 @@ static int expect_residual(fg_view *view, const fg_view *added, const fg_view *o
 
 /* ---- forward ---- */
 
+/* The parameters, in the order of the lists. */
+/* clang-format off */
+enum {
+    FEATS, WEIGHT, BIAS, MAP, OUT, ORDER, RESIDUAL, SCALE_FEATS, SCALE_WEIGHT, SCALE_OUT, ORDER_GROUPS, ACTIVATION,
+    ALGORITHM, PRECISION, DTYPE_FEATS, DTYPE_WEIGHT, DTYPE_OUT, GROUPS,
+    OUT_DTYPE, KERNEL_SIZE, ROWS /* of a direct call */
+};
+/* clang-format on */
+
 static const fg_parameter conv_forward_parameters[] = {
     FG_INPUT(feats),
     FG_INPUT(weight),
@@ -138,27 +147,55 @@ static const fg_parameter conv_forward_parameters[] = {
     FG_WORKSPACE_AND_STREAM,
 };
 
+/* The same, of a call that may go directly. */
+static const fg_parameter conv_forward_direct_parameters[] = {
+    {FG_KEYWORD_feats, FG_REQUIRED | FG_TENSOR | FG_ROWS},
+    FG_INPUT(weight),
+    FG_INPUT_OR_NONE(bias),
+    FG_INPUT(map),
+    FG_OUTPUT_OR_NEW(out),
+    FG_OPTIONAL_INPUT(order),
+    {FG_KEYWORD_residual, FG_KEYWORD_ONLY | FG_TENSOR | FG_NULLABLE | FG_ROWS},
+    FG_OPTIONAL_INPUT(scale_feats),
+    FG_OPTIONAL_INPUT(scale_weight),
+    FG_ADAPTED_SCALAR(scale_out),
+    FG_SCALAR(order_groups),
+    FG_SCALAR(activation),
+    FG_SCALAR(algorithm),
+    FG_SCALAR(precision),
+    FG_ADAPTED_SCALAR(dtype_feats),
+    FG_ADAPTED_SCALAR(dtype_weight),
+    FG_ADAPTED_SCALAR(dtype_out),
+    FG_SCALAR(groups),
+    FG_SCALAR(out_dtype),
+    FG_REQUIRED_SCALAR(kernel_size),
+    FG_REQUIRED_SCALAR(rows),
+    FG_DIRECT_END,
+};
+
+/* Of a direct call, once feats, weight and map are known: makes the output, or sees to its dtype. What the neighbour map
+ * says of feats and weight is left to Python where they are others, and so are depthwise convolutions. */
+static int make_out(fg_call *call, const fg_conv_forward_params *p) {
+    const fg_tensor *feats = &call->views[FEATS].tensor, *weight = &call->views[WEIGHT].tensor;
+    const fg_tensor *out = &call->views[OUT].tensor;
+    int64_t kernel[3], rows = 0;
+    int axes = 0;
+    if (fg_arg_int64s(call->values[KERNEL_SIZE], "kernel_size", 1, FG_MAX_KERNEL, 3, kernel, &axes) < 0 ||
+        fg_arg_int64(call->values[ROWS], "rows", 0, INT64_MAX, &rows) < 0) {
+        return -1;
+    }
+    bool fits = axes == 3 && weight->ndim == 5 && feats->shape[0] == rows;
+    for (int i = 0; i < 3 && fits; i++) fits = weight->shape[1 + i] == kernel[i];
+    if (!fits || (p->groups > 1 && p->groups == feats->shape[1])) return fg_decline(call);
+    const bool is_float8 = fg_is_float8(feats->dtype);
+    fg_dtype dtype = out->present ? out->dtype : is_float8 ? FG_BFLOAT16 : feats->dtype;
+    if (fg_new_dtype(call, call->values[OUT_DTYPE], is_float8 ? FG_FLOATS : 0, &dtype) < 0) return -1;
+    if (out->present) return dtype == out->dtype ? 0 : fg_decline(call);
+    const int64_t shape[] = {call->views[MAP].tensor.shape[1], p->weight.shape[0]};
+    return fg_make_output(call, OUT, shape, 2, dtype);
+}
+
 static int conv_forward_fill(fg_call *call, void *params) {
-    enum {
-        FEATS,
-        WEIGHT,
-        BIAS,
-        MAP,
-        OUT,
-        ORDER,
-        RESIDUAL,
-        SCALE_FEATS,
-        SCALE_WEIGHT,
-        SCALE_OUT,
-        ORDER_GROUPS,
-        ACTIVATION,
-        ALGORITHM,
-        PRECISION,
-        DTYPE_FEATS,
-        DTYPE_WEIGHT,
-        DTYPE_OUT,
-        GROUPS
-    };
     fg_conv_forward_params *p = params;
     fg_view *feats = &call->views[FEATS], *weight = &call->views[WEIGHT], *residual = &call->views[RESIDUAL];
     const fg_view *bias = &call->views[BIAS], *map = &call->views[MAP], *order = &call->views[ORDER];
@@ -176,6 +213,7 @@ static int conv_forward_fill(fg_call *call, void *params) {
     const int64_t co = p->weight.shape[0];
     const bool is_float8 = fg_is_float8(feats->tensor.dtype);
     if (fg_expect_map(map, p->weight.shape[1], FG_ANY, "to match weight") < 0 ||
+        (call->direct && make_out(call, p) < 0) ||
         (is_float8 ? fg_expect_dtype(out, FG_FLOATS | FG_FLOAT8S) : fg_expect_dtype_of(out, feats)) < 0 ||
         fg_expect_features(out, map->tensor.shape[1], co, "to match map and weight") < 0 ||
         expect_scale(&call->views[SCALE_FEATS], feats, feats->tensor.shape[0], &p->scale_feats) < 0 ||
@@ -386,6 +424,7 @@ static int depthwise_wgrad_fill(fg_call *call, void *params) {
 /* ---- methods ---- */
 
 FG_DEFINE_OPERATION(conv_forward)
+FG_DEFINE_DIRECT(conv_forward)
 FG_DEFINE_OPERATION(conv_dgrad)
 FG_DEFINE_OPERATION(conv_wgrad)
 FG_DEFINE_OPERATION(depthwise_forward)
@@ -401,6 +440,13 @@ PyMethodDef fg_conv_methods[] = {
         "dtype_out=None, groups=1, workspace=None, stream=None",
         "out[m] = activation(scale_weight * sum_v weight[:, v, :] . (scale_feats * feats)[map[v, m]] + bias + "
         "residual[m])"),
+    FG_DIRECT_METHOD(
+        conv_forward,
+        "feats, weight, bias, map, *, out=None, order=None, residual=None, scale_feats=None, scale_weight=None, "
+        "scale_out=None, order_groups=None, activation=None, algorithm='auto', precision='ieee', dtype_feats=None, "
+        "dtype_weight=None, dtype_out=None, groups=1, out_dtype=None, kernel_size, rows, "
+        "options=None, workspace=None, stream=None",
+        "The same of torch tensors as they are, into a new one; NotImplemented where that is not enough."),
     FG_OPERATION_METHODS(conv_dgrad,
                          "grad_out, weight, map, grad_feats, *, order=None, order_groups=None, algorithm='auto', "
                          "mirrored=False, precision='ieee', groups=1, workspace=None, stream=None",

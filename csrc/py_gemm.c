@@ -65,7 +65,8 @@ static int expect_scale(const fg_view *view, const fg_scaled *of, fg_scale_kind 
 /* clang-format off */
 enum {
     A, B, OUT, SCALE_A, SCALE_B, BIAS, SCALE_OUT, OFFSETS, M_INDICES, MASKED_M, WEIGHT_INDICES, LAYOUT, B_ROW_MAJOR,
-    EXPECTED_M, ALPHA, ACTIVATION, SWIGLU, ACCUMULATE, PROMOTE_EVERY, DTYPE_A, DTYPE_B, DTYPE_OUT, PRECISION
+    EXPECTED_M, ALPHA, ACTIVATION, ACCUMULATE, PROMOTE_EVERY, DTYPE_A, DTYPE_B, DTYPE_OUT, PRECISION,
+    OUT_DTYPE /* of a direct call */
 };
 /* clang-format on */
 
@@ -86,7 +87,6 @@ static const fg_parameter gemm_parameters[] = {
     FG_SCALAR(expected_m),
     FG_SCALAR(alpha),
     FG_SCALAR(activation),
-    FG_SCALAR(swiglu),
     FG_SCALAR(accumulate),
     FG_SCALAR(promote_every),
     FG_SCALAR(dtype_a),
@@ -94,6 +94,36 @@ static const fg_parameter gemm_parameters[] = {
     FG_SCALAR(dtype_out),
     FG_SCALAR(precision),
     FG_WORKSPACE_AND_STREAM,
+};
+
+/* The same, of a call that may go directly. */
+static const fg_parameter gemm_direct_parameters[] = {
+    {FG_KEYWORD_a, FG_REQUIRED | FG_TENSOR | FG_ROWS},
+    {FG_KEYWORD_b, FG_REQUIRED | FG_TENSOR | FG_ROWS},
+    FG_OUTPUT_OR_NEW(out),
+    FG_OPTIONAL_INPUT(scale_a),
+    FG_OPTIONAL_INPUT(scale_b),
+    FG_OPTIONAL_INPUT(bias),
+    FG_ADAPTED_SCALAR(scale_out),
+    FG_OPTIONAL_INPUT(offsets),
+    FG_OPTIONAL_INPUT(m_indices),
+    FG_OPTIONAL_INPUT(masked_m),
+    FG_OPTIONAL_INPUT(weight_indices),
+    FG_SCALAR(layout),
+    FG_SCALAR(b_row_major),
+    FG_SCALAR(expected_m),
+    FG_SCALAR(alpha),
+    FG_SCALAR(activation),
+    FG_SCALAR(accumulate),
+    FG_SCALAR(promote_every),
+    FG_ADAPTED_SCALAR(dtype_a),
+    FG_ADAPTED_SCALAR(dtype_b),
+    FG_ADAPTED_SCALAR(dtype_out),
+    FG_SCALAR(precision),
+    FG_SCALAR(out_dtype),
+    FG_SCALAR(groups), /* which an output tells, where one is given */
+    FG_ADAPTED_SCALAR(device),
+    FG_DIRECT_END,
 };
 
 /* Which matrices of a layout have a leading G, and the array that tells the groups apart. */
@@ -170,8 +200,20 @@ static int expect_matrix(const fg_view *view, bool grouped, const fg_dim *dims, 
     return fg_expect_shape(view, grouped ? 3 : 2, grouped ? dims : dims + 1, why) < 0 ? -1 : fg_expect_rows(view);
 }
 
+/* Of a direct call: makes the output, or sees to its dtype. */
+static int make_out(fg_call *call, const fg_gemm_params *p, const fg_dim *dims, int ndim) {
+    const fg_view *out = &call->views[OUT];
+    const bool is_float8 = (FG_BIT(p->a.dtype) & FG_FLOAT8S) != 0, given = out->tensor.present;
+    fg_dtype dtype = given ? out->tensor.dtype : is_float8 ? FG_BFLOAT16 : p->a.dtype;
+    if (fg_new_dtype(call, call->values[OUT_DTYPE], FG_FLOATS, &dtype) < 0) return -1;
+    if (given) return dtype == out->tensor.dtype ? 0 : fg_decline(call);
+    if (p->accumulate || p->layout == FG_GEMM_K_GROUPED) return fg_decline(call);
+    const int64_t shape[] = {dims[0].size, dims[1].size, dims[2].size};
+    return fg_make_output(call, OUT, shape + 3 - ndim, ndim, dtype);
+}
+
 /* Shapes of a, b and out, and what groups them. */
-static int expect_matrices(const fg_call *call, fg_gemm_params *p, fg_gemm_shape *shape) {
+static int expect_matrices(fg_call *call, fg_gemm_params *p, fg_gemm_shape *shape) {
     const fg_view *a = &call->views[A], *b = &call->views[B], *out = &call->views[OUT];
     const bool *has_groups[] = {&layouts[p->layout].a, &layouts[p->layout].b, &layouts[p->layout].out};
     const fg_dim a_dims[] = {{"G", FG_ANY}, {"M", FG_ANY}, {"K", FG_ANY}};
@@ -183,7 +225,7 @@ static int expect_matrices(const fg_call *call, fg_gemm_params *p, fg_gemm_shape
     if (expect_matrix(b, *has_groups[1], p->b_row_major ? b_row_major : b_dims, layouts[p->layout].why_b) < 0)
         return -1;
     p->b = b->tensor;
-    p->out = out->tensor;
+    p->out = out->tensor; /* whose shape tells the groups along K */
     if (expect_weight_indices(call, p) < 0) return -1;
 
     *shape = fg_gemm_shape_of(p);
@@ -197,6 +239,8 @@ static int expect_matrices(const fg_call *call, fg_gemm_params *p, fg_gemm_shape
         {"M", shape->m},
         {"N", p->swiglu ? shape->n / 2 : shape->n},
     };
+    if (call->direct && make_out(call, p, out_dims, *has_groups[2] ? 3 : 2) < 0) return -1;
+    p->out = out->tensor;
     if (expect_matrix(out, *has_groups[2], out_dims, "to match a and b") < 0) return -1;
     return expect_grouping(call, p, shape);
 }
@@ -256,8 +300,7 @@ static int fill_scalars(const fg_call *call, fg_gemm_params *p) {
         fg_arg_bool(values[B_ROW_MAJOR], "b_row_major", &p->b_row_major) < 0 ||
         fg_arg_int64(values[EXPECTED_M], "expected_m", 0, INT64_MAX, &p->expected_m) < 0 ||
         fg_arg_float(values[ALPHA], "alpha", &p->alpha) < 0 ||
-        fg_arg_activation(call->state, values[ACTIVATION], &p->activation) < 0 ||
-        fg_arg_bool(values[SWIGLU], "swiglu", &p->swiglu) < 0 ||
+        fg_arg_activation_or_swiglu(call->state, values[ACTIVATION], &p->activation, &p->swiglu) < 0 ||
         fg_arg_bool(values[ACCUMULATE], "accumulate", &p->accumulate) < 0) {
         return -1;
     }
@@ -360,15 +403,23 @@ static PyObject *get_num_sms(PyObject *module, PyObject *unused) {
 /* ---- methods ---- */
 
 FG_DEFINE_OPERATION(gemm)
+FG_DEFINE_DIRECT(gemm)
 FG_DEFINE_OPERATION(quantize)
 
 PyMethodDef fg_gemm_methods[] = {
     FG_OPERATION_METHODS(gemm,
                          "a, b, out, *, scale_a=None, scale_b=None, bias=None, scale_out=None, offsets=None, "
                          "m_indices=None, masked_m=None, weight_indices=None, layout=None, b_row_major=False, "
-                         "expected_m=0, alpha=1.0, activation=None, swiglu=False, accumulate=False, promote_every=128, "
+                         "expected_m=0, alpha=1.0, activation=None, accumulate=False, promote_every=128, "
                          "dtype_a=None, dtype_b=None, dtype_out=None, precision='ieee', workspace=None, stream=None",
                          "out = act(alpha scale_a scale_b A.B^T + bias), dense, batched or grouped"),
+    FG_DIRECT_METHOD(gemm,
+                     "a, b, *, out=None, scale_a=None, scale_b=None, bias=None, scale_out=None, offsets=None, "
+                     "m_indices=None, masked_m=None, weight_indices=None, layout=None, b_row_major=False, "
+                     "expected_m=0, alpha=1.0, activation=None, accumulate=False, promote_every=128, dtype_a=None, "
+                     "dtype_b=None, dtype_out=None, precision='ieee', out_dtype=None, groups=0, device=None, "
+                     "options=None, workspace=None, stream=None",
+                     "The same of torch tensors as they are, into a new one; NotImplemented where that is not enough."),
     FG_OPERATION_METHODS(quantize,
                          "x, q, scale, *, scale_given=False, dtype=None, swiglu=False, block_rows=0, workspace=None, "
                          "stream=None",

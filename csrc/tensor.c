@@ -11,6 +11,7 @@
 #include "error.h"
 #include "numpy.h"
 #include "stream.h"
+#include "torch.h"
 
 /* ---- names ---- */
 
@@ -188,31 +189,39 @@ static int is_cupy_type(PyTypeObject *type) {
 }
 
 /* Looks a type up in the table, or asks it and puts it there. */
-static int classify(fg_state *state, PyTypeObject *type, fg_source *source, const DLPackExchangeAPI **api) {
+static int classify(fg_state *state, PyTypeObject *type, fg_type_entry *found) {
     for (int i = 0; i < FG_TYPE_CACHE_SIZE; i++) {
         if (state->types[i].type == type) {
-            *source = state->types[i].source;
-            *api = state->types[i].api;
+            *found = state->types[i];
             return 0;
         }
     }
     bool failed = false;
-    *api = find_exchange_api(type, &failed);
+    *found = (fg_type_entry){.type = type, .api = find_exchange_api(type, &failed)};
     if (failed) return -1;
-    if (*api) {
-        *source = FG_SOURCE_EXCHANGE;
+    if (found->api) {
+        found->source = FG_SOURCE_EXCHANGE;
+        const int torch = fg_torch_is_tensor_type(&state->torch, type);
+        if (torch < 0) return -1;
+        found->torch = torch;
     } else if (fg_numpy_is_array_type(type)) {
-        *source = FG_SOURCE_NUMPY;
+        found->source = FG_SOURCE_NUMPY;
     } else {
         const int cupy = is_cupy_type(type);
         if (cupy < 0) return -1;
-        *source = cupy ? FG_SOURCE_CUPY : FG_SOURCE_DLPACK;
+        found->source = cupy ? FG_SOURCE_CUPY : FG_SOURCE_DLPACK;
     }
     fg_type_entry *entry = &state->types[state->next_type++ % FG_TYPE_CACHE_SIZE];
     PyTypeObject *previous = entry->type;
-    *entry = (fg_type_entry){(PyTypeObject *)Py_NewRef((PyObject *)type), *source, *api};
+    *entry = *found;
+    Py_INCREF((PyObject *)type);
     Py_XDECREF((PyObject *)previous);
     return 0;
+}
+
+int fg_is_torch(fg_state *state, PyObject *object) {
+    fg_type_entry type;
+    return classify(state, Py_TYPE(object), &type) < 0 ? -1 : type.torch;
 }
 
 /* ---- managed tensors ---- */
@@ -416,7 +425,11 @@ int fg_view_open(fg_state *state, fg_view *view, PyObject *object, const char *n
         fg_device_array_describe(object, &described);
         return fg_view_set(view, &described);
     }
-    if (classify(state, Py_TYPE(object), &view->source, &view->api) < 0) return -1;
+    fg_type_entry type;
+    if (classify(state, Py_TYPE(object), &type) < 0) return -1;
+    view->source = type.source;
+    view->api = type.api;
+    view->torch = type.torch;
     switch (view->source) {
         case FG_SOURCE_EXCHANGE:
             return open_exchange(view);

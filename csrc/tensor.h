@@ -18,6 +18,7 @@ typedef struct {
     PyObject *object; /* borrowed from the caller of the function, who keeps it alive */
     fg_source source;
     const DLPackExchangeAPI *api; /* with FG_SOURCE_EXCHANGE */
+    bool torch;                   /* a torch.Tensor, of no subclass */
     fg_tensor tensor;             /* dtype is FG_DTYPE_COUNT when flexgemm has no such dtype */
     DLDataType dtype;             /* as exported */
     uintptr_t low, high;          /* address range; equal when there are no elements */
@@ -30,6 +31,9 @@ typedef struct {
 
 /* Fills a zeroed view. A FG_SOURCE_CUPY or FG_SOURCE_DLPACK object only tells its device here. */
 int fg_view_open(fg_state *state, fg_view *view, PyObject *object, const char *name, bool output);
+
+/* Whether an object is a torch.Tensor that is reached by the exchange API; -1 with an exception. */
+int fg_is_torch(fg_state *state, PyObject *object);
 
 /* Asks such an object for its memory, ready for use on `stream` (ignored for the CPU). */
 int fg_view_import(fg_view *view, void *stream);

@@ -464,7 +464,6 @@ def gemm(
     expected_m: int = 0,
     alpha: float = 1.0,
     activation: str | None = None,
-    swiglu: bool = False,
     accumulate: bool = False,
     promote_every: int | None = 128,
     dtype_a: str | None = None,
@@ -486,8 +485,14 @@ def gemm(
 
     b_row_major: b is (..., K, N). weight_indices (G,): group g of m_grouped multiplies b[weight_indices[g]].
     scale_a: () or (1,), (M,) or (M, K / 128) with scale_b (N / 128, K / 128); scale_b likewise with N; a leading G as
-    their operands, or (G,). bias (N,), or (G, N) where b has G. swiglu: columns are gate and up in turns, out has
-    N / 2. scale_out (): out is float8. dtype_a, dtype_b, dtype_out name the dtype behind uint8 arrays."""
+    their operands, or (G,). bias (N,), or (G, N) where b has G. activation "swiglu": columns are gate and up in
+    turns, out has N / 2. scale_out (): out is float8. dtype_a, dtype_b, dtype_out: the dtype behind uint8 arrays."""
+
+def gemm_direct(a: Array, b: Array, *, out: Array | None = None, **options: Any) -> Any:
+    """The same, of torch tensors that can be used as they are: returns out, by default a new tensor, of dtype out_dtype
+    or that of a, bfloat16 for float8. NotImplemented, and nothing done, of other libraries' arrays, those that would be
+    copied or are recorded by autograd, and with scale_out, dtype_a, dtype_b, dtype_out, device and stream. `options`:
+    further keywords in a dict, which costs less than **."""
 
 def set_num_sms(num_sms: int | None, /) -> None: ...
 def get_num_sms() -> int | None: ...
@@ -529,6 +534,9 @@ def group_reduce_workspace(*args: Any, **kwargs: Any) -> int: ...
 def voxel_codes_workspace(*args: Any, **kwargs: Any) -> int: ...
 def unique_ranks_workspace(*args: Any, **kwargs: Any) -> int: ...
 def unique_groups_workspace(*args: Any, **kwargs: Any) -> int: ...
+def conv_forward_direct(feats: Array, weight: Array, bias: Array | None, map: Array, **options: Any) -> Any:
+    """To conv_forward what gemm_direct is to gemm. kernel_size, rows: the neighbour map's, of weight and feats."""
+
 def conv_forward_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...

@@ -94,8 +94,8 @@ def submanifold_conv3d(
     read-only or overlaps an input, by argument name.
     """
     expect_submanifold(neighbor_map)
-    how = activation, groups, out, algorithm, precision, stream, float8
-    return _convolution(feats, weight, bias, residual, neighbor_map, *how)
+    how: Any = activation, algorithm, precision, groups, out, stream, float8
+    return convolution(feats, weight, bias, residual, neighbor_map, *how)
 
 
 def submanifold_conv3d_backward(
@@ -152,8 +152,8 @@ def sparse_conv3d(
     Returns (M, Co), one row for each of neighbor_map.out_coords. Deterministic, recorded by autograd and computed where
     the map is, and raises, as submanifold_conv3d.
     """
-    how = activation, groups, out, algorithm, precision, stream, float8
-    return _convolution(feats, weight, bias, residual, neighbor_map, *how)
+    how: Any = activation, algorithm, precision, groups, out, stream, float8
+    return convolution(feats, weight, bias, residual, neighbor_map, *how)
 
 
 def sparse_conv3d_backward(
@@ -201,36 +201,58 @@ def sparse_inverse_conv3d(
     Returns (N, Co), one row for each of neighbor_map.coords; a voxel that no output read gets the bias.
     """
     inverse = expect_map(neighbor_map).inverse
-    how = activation, groups, out, algorithm, precision, stream, float8
-    return _convolution(feats, weight, bias, residual, inverse, *how)
+    how: Any = activation, algorithm, precision, groups, out, stream, float8
+    return convolution(feats, weight, bias, residual, inverse, *how)
 
 
-def _convolution(
+def convolution(
     feats: Array,
     weight: Array,
     bias: Array | None,
     residual: Array | None,
     neighbor_map: NeighborMap,
     activation: str | None,
-    groups: int,
-    out: Array | None,
     algorithm: str,
     precision: str,
-    stream: Stream,
-    float8: Float8,
+    groups: int,
+    out: Array | None = None,
+    stream: Stream = None,
+    float8: Float8 | None = None,
 ) -> Array:
-    library = bind(feats, neighbor_map, stream)
-    if library.needs_grad(feats, weight, bias, residual):
-        if out is not None:
-            raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
-        expect_known(float8)
-        expect_differentiable(library.dtype(feats), float8)
-        from flexgemm.torch import ops
+    """A convolution over any map. torch tensors that can be used as they are take no more Python than this."""
+    order, kernel_size = neighbor_map.native_order, neighbor_map.kernel_size
+    result = _C.conv_forward_direct(
+        feats,
+        weight,
+        bias,
+        neighbor_map.native,
+        out=out,
+        order=order,
+        residual=residual,
+        order_groups=None if order is None else order_groups(order, kernel_size),
+        activation=activation,
+        algorithm=algorithm,
+        precision=precision,
+        groups=groups,
+        kernel_size=kernel_size,
+        rows=neighbor_map.num_voxels,
+        options=float8,
+        stream=stream,
+    )
+    if result is not NotImplemented:
+        return result
+    library, given = bind(feats, neighbor_map, stream), float8 or Float8()
+    if not library.needs_grad(feats, weight, bias, residual):
+        how: Any = activation, algorithm, precision, groups, out
+        return forward(library, feats, weight, bias, residual, neighbor_map, *how, **given)
+    if out is not None:
+        raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
+    expect_known(given)
+    expect_differentiable(library.dtype(feats), given)
+    from flexgemm.torch import ops
 
-        how = activation, algorithm, precision, groups
-        return ops.record_conv(feats, weight, bias, residual, neighbor_map, *how, stream)
-    given = library, feats, weight, bias, neighbor_map, out, algorithm, precision
-    return forward(*given, residual, activation, groups, **float8)
+    how = activation, algorithm, precision, groups, stream
+    return ops.record_conv(feats, weight, bias, residual, neighbor_map, *how)
 
 
 def forward(
@@ -238,13 +260,13 @@ def forward(
     feats: Array,
     weight: Array,
     bias: Array | None,
+    residual: Array | None,
     neighbor_map: NeighborMap,
-    out: Array | None,
+    activation: str | None,
     algorithm: str,
     precision: str,
-    residual: Array | None = None,
-    activation: str | None = None,
-    groups: int = 1,
+    groups: int,
+    out: Array | None = None,
     *,
     scale_feats: Array | None = None,
     scale_weight: Array | None = None,
@@ -254,7 +276,7 @@ def forward(
     dtype_weight: str | None = None,
     dtype_out: str | None = None,
 ) -> Array:
-    """`sparse_conv3d` without autograd."""
+    """`sparse_conv3d` without autograd, of arrays of any library, or of what has to be copied first."""
     is_float8 = dtype_feats in FP8 or library.dtype(feats) in FP8
     dtype = None
     if is_float8:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, dtype_name, library_of
+from flexgemm._arrays import Array, Library, Stream, dtype_name, library_of, renamed
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -62,7 +62,7 @@ def gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes, devices, an output that is
     read-only or overlaps an input, by argument name.
     """
-    return product("dense", a, b, **options)
+    return product_of("dense", a, b, options)
 
 
 def batched_gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
@@ -70,7 +70,7 @@ def batched_gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
 
     Scales: (), or one more axis in front than in `gemm_nt`: (B,), (B, M) and (B, N), blocks likewise. bias: (B, N).
     """
-    return product("batched", a, b, **options)
+    return product_of("batched", a, b, options)
 
 
 def m_grouped_gemm_nt(a: Array, b: Array, offsets: Array, **options: Unpack[Options]) -> Array:
@@ -82,7 +82,7 @@ def m_grouped_gemm_nt(a: Array, b: Array, offsets: Array, **options: Unpack[Opti
         they are undefined.
     scale_b: float32, (), (G,), (G, N) or (G, N / 128, K / 128). bias: (G, N). The rest as in `gemm_nt`.
     """
-    return product("m_grouped", a, b, offsets=offsets, **options)
+    return product_of("m_grouped", a, b, {"offsets": offsets, **options})
 
 
 def m_grouped_gemm_nt_contiguous(a: Array, b: Array, m_indices: Array, **options: Unpack[Options]) -> Array:
@@ -91,7 +91,7 @@ def m_grouped_gemm_nt_contiguous(a: Array, b: Array, m_indices: Array, **options
     A group starts at a multiple of get_m_alignment_for_contiguous_layout() = 128 rows and its rows are adjacent; rows
     of index -1 behind them are padding, neither read nor written. Scales and bias as in `m_grouped_gemm_nt`.
     """
-    return product("m_grouped_contiguous", a, b, m_indices=m_indices, **options)
+    return product_of("m_grouped_contiguous", a, b, {"m_indices": m_indices, **options})
 
 
 def m_grouped_gemm_nt_masked(
@@ -103,7 +103,7 @@ def m_grouped_gemm_nt_masked(
     expected_m: about how many rows a group has, a hint for the choice of tiles; 0 when unknown.
     Scales and bias as in `batched_gemm_nt`.
     """
-    return product("m_grouped_masked", a, b, masked_m=masked_m, expected_m=expected_m, **options)
+    return product_of("m_grouped_masked", a, b, {"masked_m": masked_m, "expected_m": expected_m, **options})
 
 
 def n_grouped_gemm_nt(a: Array, b: Array, offsets: Array, **options: Unpack[Options]) -> Array:
@@ -112,7 +112,7 @@ def n_grouped_gemm_nt(a: Array, b: Array, offsets: Array, **options: Unpack[Opti
     offsets: (G,) or (G + 1,) as in `m_grouped_gemm_nt`, of columns of out; columns outside every group are not written.
     scale_a: (), (G,) or (G, M). scale_b: () or (N,). bias: (N,). No block scales, no SwiGLU.
     """
-    return product("n_grouped", a, b, offsets=offsets, **options)
+    return product_of("n_grouped", a, b, {"offsets": offsets, **options})
 
 
 def wgrad_gemm_nt(a: Array, b: Array, *, accumulate: bool = True, **options: Unpack[Options]) -> Array:  # type: ignore[misc]
@@ -167,16 +167,14 @@ def segment_gemm(
         if not hasattr(seg_lens, "cumsum"):
             raise TypeError(f"seg_lens: expected an array with cumsum, got {type(seg_lens).__qualname__}; give offsets")
         offsets = seg_lens.cumsum(0)
-    return product(
-        "m_grouped",
-        x,
-        weights,
-        names=("x", "weights"),
-        offsets=offsets,
-        weight_indices=weight_indices,
-        b_row_major=not weight_column_major,
-        **options,
-    )
+    row_major = not weight_column_major
+    with renamed(SEGMENT_NAMES):
+        return product(
+            "m_grouped", x, weights, offsets=offsets, weight_indices=weight_indices, b_row_major=row_major, **options
+        )
+
+
+SEGMENT_NAMES = {"a": "x", "b": "weights"}
 
 
 def interleave_gate_up(x: Array, axis: int = -2) -> Array:
@@ -225,12 +223,22 @@ _AXES = {
 _ARRAYS = frozenset(("scale_a", "scale_b", "bias", "scale_out", "offsets", "m_indices", "masked_m", "weight_indices"))
 
 
-def product(
+def product(layout: str, a: Array, b: Array, **options: Any) -> Array:
+    """Any product. What is not named in `_adapted` goes to the extension as it came, which has the defaults."""
+    return product_of(layout, a, b, options)
+
+
+def product_of(layout: str, a: Array, b: Array, options: Any) -> Array:
+    """torch tensors that can be used as they are take the direct way: no Python but this."""
+    result = _C.gemm_direct(a, b, layout=layout, options=options)
+    return _adapted(layout, a, b, **options) if result is NotImplemented else result
+
+
+def _adapted(
     layout: str,
     a: Array,
     b: Array,
     *,
-    names: tuple[str, str] = ("a", "b"),
     groups: int = 0,
     out: Array | None = None,
     out_dtype: Any = None,
@@ -239,24 +247,24 @@ def product(
     stream: Stream = None,
     **options: Any,
 ) -> Array:
-    """Any product. What is not named here goes to the extension as it came, which has the defaults."""
-    library = library_of(a, names[0], device, stream)
+    """The product of arrays of any library, of what has to be copied first, or recorded by autograd."""
+    library = library_of(a, "a", device, stream)
     if out is None and options.get("accumulate"):
         raise ValueError("out: expected an array to add to with accumulate=True, got None")
     if library.needs_grad(a, b, options.get("bias")):
         wanted = dtype_out if out_dtype is None else out_dtype
         return _recorded(layout, library.dtype(a), a, b, out, wanted, stream, **options)
-    a = library.rows(a, names[0])
-    b = library.rows(b, names[1])
+    a = library.rows(a, "a")
+    b = library.rows(b, "b")
     for name, value in options.items():
         if name in _ARRAYS and value is not None:
             options[name] = library.contiguous(value, name)
-    swiglu = _take_swiglu(options) if options.get("activation") is not None else False
     scaled = options.get("scale_out") is not None
     dtype = dtype_of_out(library, a, out, out_dtype, dtype_out, scaled)
     if scaled:
         options["dtype_out"] = dtype
-    shape = _out_shape(layout, a.shape, b.shape, groups, options.get("b_row_major", False), swiglu, names)
+    swiglu = options.get("activation") == "swiglu"
+    shape = _out_shape(layout, a.shape, b.shape, groups, options.get("b_row_major", False), swiglu)
     if out is None:
         result = library.empty(shape, dtype, a)
     else:
@@ -303,17 +311,6 @@ def _recorded(
     return products.record(layout, a, b, grouping, bias, b_row_major, out_dtype, precision, expected_m, stream)
 
 
-def _take_swiglu(options: dict[str, Any]) -> bool:
-    """Whether the activation is SwiGLU, which is a flag of its own in the extension."""
-    activation = options["activation"]
-    if activation not in ("relu", "silu", "gelu", "swiglu"):
-        raise ValueError(f"activation: expected 'relu', 'silu', 'gelu', 'swiglu' or None, got {activation!r}")
-    if activation != "swiglu":
-        return False
-    options["activation"], options["swiglu"] = None, True
-    return True
-
-
 def _out_shape(
     layout: str,
     rows: tuple[int, ...],
@@ -321,16 +318,15 @@ def _out_shape(
     groups: int,
     b_row_major: bool,
     swiglu: bool,
-    names: tuple[str, str],
 ) -> tuple[int, ...]:
     """The shape of the output, from those of a and b."""
     of_a, of_b, of_out = _AXES[layout]
     if len(rows) != of_a:
-        raise ValueError(f"{names[0]}: expected {'(M, K)' if of_a == _MATRIX else '(G, M, K)'}, got {tuple(rows)}")
+        raise ValueError(f"a: expected {'(M, K)' if of_a == _MATRIX else '(G, M, K)'}, got {tuple(rows)}")
     if len(columns) != of_b:
         matrix = "K, N" if b_row_major else "N, K"
         need = f"({matrix})" if of_b == _MATRIX else f"(G, {matrix})"
-        raise ValueError(f"{names[1]}: expected {need}, got {tuple(columns)}")
+        raise ValueError(f"b: expected {need}, got {tuple(columns)}")
     n = columns[-1 if b_row_major else -2]
     if swiglu:
         n //= 2

@@ -72,7 +72,8 @@ enum {
     FG_TILES_PACKED = 1, /* groups of rows that start at multiples of 128: no tile has rows of two, none is left over */
     FG_TILES_NARROW = 2, /* at most 128 x 128: scales of blocks, and sums promoted every other step or less */
     FG_TILES_TALL = 4,   /* of at least 128 rows: groups along K */
-    FG_TILES_ALL = 7,
+    FG_TILES_MASKED = 8, /* m is expected, not known */
+    FG_TILES_ALL = 15,
 };
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params);

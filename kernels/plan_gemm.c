@@ -51,7 +51,8 @@ fg_gemm_shape fg_gemm_all_rows(const fg_gemm_params *params) {
 int32_t fg_gemm_tiles(const fg_gemm_params *params) {
     const bool narrow = params->kind_a == FG_SCALE_BLOCK || params->promote_every > FG_SCALE_BLOCK_SIZE;
     return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_PACKED : 0) | (narrow ? FG_TILES_NARROW : 0) |
-           (params->layout == FG_GEMM_K_GROUPED ? FG_TILES_TALL : 0);
+           (params->layout == FG_GEMM_K_GROUPED ? FG_TILES_TALL : 0) |
+           (params->layout == FG_GEMM_M_GROUPED_MASKED ? FG_TILES_MASKED : 0);
 }
 
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms) {
@@ -109,6 +110,11 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, fg_p
     return plan;
 }
 
+/* Waves of tiles of block_m x block_n that m rows take, `at_once` at a time. */
+static double whole_waves(int64_t m, int64_t n, int32_t block_m, int32_t block_n, int64_t at_once) {
+    return (double)ceil_div(ceil_div(m, block_m) * ceil_div(n, block_n), at_once);
+}
+
 /* Persistent blocks walk over the tiles in waves of num_sms, so what counts is the number of waves times the duration
  * of a tile. Wide tiles load less per multiplication and have less epilogue per column; narrow ones fill the last wave
  * and waste less of a last column tile. Pairs of blocks that share B load less still, but waste one of the two at the
@@ -117,7 +123,7 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
                           int32_t tiles) {
     static const struct {
         int32_t block_m, block_n, num_stages, duration; /* of a tile, relative; measured on an H200 */
-    } shapes[] = {{256, 256, 4, 256}, {128, 256, 4, 262}, {128, 192, 4, 203}, {128, 128, 6, 145}};
+    } shapes[] = {{256, 256, 4, 256}, {128, 256, 4, 262}, {128, 192, 4, 203}, {128, 128, 6, 155}};
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
     const int64_t rows = ceil_div(m, groups > 1 ? groups : 1); /* of one group, on average */
@@ -133,14 +139,24 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         if (at_once == 0) continue;
         /* The sizes of groups vary: on average half a tile of each is empty, and half of the last wave. */
         const bool vary = groups > 1 && !(tiles & FG_TILES_PACKED);
-        const double row_tiles =
-            vary ? (double)groups * ((double)rows / shapes[i].block_m + 0.5) : (double)ceil_div(m, shapes[i].block_m);
-        const double waves = row_tiles * (double)ceil_div(n, shapes[i].block_n) / (double)at_once;
-        const double cost = (vary ? waves + 0.5 : ceil(waves)) * shapes[i].duration;
+        const int32_t block_m = shapes[i].block_m, block_n = shapes[i].block_n;
+        double waves;
+        if (vary) {
+            const double row_tiles = (double)groups * ((double)rows / block_m + 0.5);
+            waves = row_tiles * (double)ceil_div(n, block_n) / (double)at_once + 0.5;
+        } else {
+            waves = whole_waves(m, n, block_m, block_n, at_once);
+            /* Somewhat fewer or more rows than expected should not cost a whole wave. */
+            if (tiles & FG_TILES_MASKED)
+                waves = (waves + whole_waves(m - m / 8, n, block_m, block_n, at_once) +
+                         whole_waves(m + m / 8, n, block_m, block_n, at_once)) /
+                        3;
+        }
+        const double cost = waves * shapes[i].duration;
         if (cost < best || plan.block_m == 0) {
             best = cost;
-            plan.block_m = shapes[i].block_m;
-            plan.block_n = shapes[i].block_n;
+            plan.block_m = block_m;
+            plan.block_n = block_n;
             plan.num_stages = shapes[i].num_stages;
         }
     }

@@ -142,7 +142,11 @@ FAULTY_ARRAYS = {
             r"offsets: expected \(2,\) or \(3,\) to match the groups of a",
         ),
         ({"bias": zeros(2, 7)}, ValueError, r"bias: expected \(7,\) to match b, got \(2, 7\)"),
-        ({"b": zeros(8, 8), "swiglu": True}, ValueError, "b: expected an even N that is not grouped for SwiGLU, got 8"),
+        (
+            {"b": zeros(8, 8), "activation": "swiglu"},
+            ValueError,
+            "b: expected an even N that is not grouped for SwiGLU, got 8",
+        ),
         ({"weight_indices": np.zeros(2, np.int32)}, ValueError, "weight_indices: expected None without layout 'm_gr"),
     ],
     "k_grouped": [

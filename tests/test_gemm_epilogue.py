@@ -26,10 +26,6 @@ all_dtypes = pytest.mark.parametrize(
 )
 
 
-def activation_of(activation):
-    return {"swiglu": True} if activation == "swiglu" else {"activation": activation}
-
-
 def width(n, activation):
     return n // 2 if activation == "swiglu" else n
 
@@ -110,7 +106,7 @@ def test_activations(backend, m, n, k, activation, dtypes):
     ref = reference.gemm(a, b, bias=bias, alpha=alpha, activation=activation)
     for out_dtype in OUT_DTYPES:
         out = guarded.gemm(backend, a, b, out_dtype, shape=(m, width(n, activation)), alpha=alpha, bias=bias,
-                           **activation_of(activation))  # fmt: skip
+                           activation=activation)  # fmt: skip
         if out_dtype == "float32":
             reference.assert_rows(out, ref, max(1e-4, ROW_CUTS * cut))
         else:
@@ -122,9 +118,7 @@ def test_no_depth_gives_the_activated_bias(backend, activation):
     _, a, b = operands(65, 98, 0, *FP8)
     bias = np.linspace(-8, 8, 98).astype(np.float32)
     expected = reference.activated(f64(bias)[None], activation)
-    out = guarded.gemm(
-        backend, a, b, "float32", bias=bias, shape=(65, width(98, activation)), **activation_of(activation)
-    )
+    out = guarded.gemm(backend, a, b, "float32", bias=bias, shape=(65, width(98, activation)), activation=activation)
     np.testing.assert_allclose(out, np.broadcast_to(expected, out.shape), rtol=2e-6, atol=1e-12)
 
 
@@ -134,7 +128,7 @@ def test_activations_far_from_zero(backend, activation):
     one = np.zeros((1, 16), dtype_of("float32"))
     bias = np.array([-1e30, 3, -200, 3, -89, 3, 200, 3, 1e30, 3], np.float32)
     out = guarded.gemm(backend, one, np.zeros((10, 16), np.float32), "float32", bias=bias,
-                       shape=(1, width(10, activation)), **activation_of(activation))  # fmt: skip
+                       shape=(1, width(10, activation)), activation=activation)  # fmt: skip
     ref = reference.activated(f64(bias)[None], activation)
     np.testing.assert_allclose(out, ref, rtol=1e-5, atol=1e-30)
 
@@ -188,7 +182,7 @@ def test_float8_output(backend, m, n, k, activation, dtypes, out_dtype):
     scale_out = np.asarray(0.02, np.float32)
     ref = reference.gemm(a, b, alpha=0.3, activation=activation) / f64(scale_out)
     out = guarded.gemm(backend, a, b, out_dtype, alpha=0.3, scale_out=scale_out, shape=ref.shape,
-                       **activation_of(activation))  # fmt: skip
+                       activation=activation)  # fmt: skip
     limit = reference.FP8_MAX[out_dtype]
     slack = max(1e-4, ELEMENT_CUTS * cut_of(backend, dtypes, activation))
     slack *= np.sqrt((ref**2).mean(axis=1, keepdims=True))

@@ -110,6 +110,20 @@ def test_hopper_tiles_follow_the_shape(m, n, groups, tile):
     assert (chosen["block_m"], chosen["block_n"]) == tile
 
 
+PACKED, NARROW, TALL, MASKED = 1, 2, 4, 8
+
+
+def test_rows_that_are_only_expected_may_be_a_few_more():
+    def tile(m, n, groups, tiles=MASKED):
+        chosen = _C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=FP8[0], num_sms=SMS, tiles=tiles)
+        return chosen["block_m"], chosen["block_n"]
+
+    assert tile(1024, 7168, 1, tiles=0) == (256, 256)
+    assert tile(1024, 7168, 1) == (128, 256)  # a fifth pair of row tiles would be a third wave
+    assert tile(1024, 4096, 1) == (256, 256)
+    assert tile(2 * 512, 7168, 2) == tile(4 * 256, 7168, 4) == (128, 192)
+
+
 def test_few_rows_split_the_depth_while_tiles_are_few():
     def split(m, n, k, groups=1, sms=SMS):
         how = {"m": m, "n": n, "k": k, "groups": groups, "dtype": FP8[0], "num_sms": sms}
@@ -126,10 +140,7 @@ def test_few_rows_split_the_depth_while_tiles_are_few():
     assert split(1, 38 * 128, 7168) == 3
 
 
-PACKED, NARROW, TALL = 1, 2, 4
-
-
-@pytest.mark.parametrize("tiles", range(8))
+@pytest.mark.parametrize("tiles", range(16))
 def test_hopper_tiles_are_what_the_product_asks_for(tiles):
     for m, n, groups, sms in itertools.product([64, 300, 4096, 33_694], [64, 2112, 4096], [1, 8, 128], (1, 2, SMS)):
         chosen = check(_C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=FP8[0], num_sms=sms, tiles=tiles))

@@ -400,6 +400,9 @@ def test_torch_func(device):
     torch.testing.assert_close(torch.func.vmap(lambda x: loss(x, weight, bias))(batch)[0], loss(feats, weight, bias))
     each = torch.func.vmap(gradient, in_dims=(0, None, None))(batch, weight, bias)
     torch.testing.assert_close(tuple(x[0] for x in each), expected)
+    # The gradient behind vjp is asked for when its transform is over.
+    value, pull_back = torch.func.vjp(loss, feats, weight, bias)
+    torch.testing.assert_close(pull_back(torch.ones_like(value)), expected)
 
 
 def test_torch_func_of_products(device):
@@ -413,6 +416,8 @@ def test_torch_func_of_products(device):
     inputs = [t.clone().requires_grad_() for t in (a, b)]
     expected = torch.autograd.grad(loss(*inputs), inputs)
     torch.testing.assert_close(torch.func.grad(loss, argnums=(0, 1))(a, b), expected)
+    value, pull_back = torch.func.vjp(loss, a, b)
+    torch.testing.assert_close(pull_back(torch.ones_like(value)), expected)
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(0, None))(torch.stack([a, a]), b)
     torch.testing.assert_close(each[1], expected[0])
     q = torch.func.vmap(lambda x: ft.quantize(x)[0].float())(torch.stack([a, a]))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from flexgemm._arrays import Stream, torch_scope
 from flexgemm.torch.dispatch import transformed
@@ -31,6 +32,17 @@ def on_stream(x: torch.Tensor, stream: Stream) -> Any:
     return contextlib.nullcontext() if stream is None or not x.is_cuda else torch_scope(x, stream)
 
 
+class _Alive:
+    """The context of a Function that torch.func has called. It may be read when the transform is over: then torch's own
+    operations alone can read the tensors in it as they are."""
+
+    def __init__(self, ctx: Any) -> None:
+        self.ctx = ctx
+
+    def __getattr__(self, name: str) -> Any:
+        return pytree.tree_map_only(torch.Tensor, torch._C._functorch.unwrap_if_dead, getattr(self.ctx, name))
+
+
 def recorded(name: str, forward: Any, save: Any, backward: Any) -> Callable[..., Any]:
     """forward(*args) as a Function whose context `save(ctx, args, result)` fills, unless it is None, and
     `backward(ctx, *grads)` reads.
@@ -48,6 +60,9 @@ def recorded(name: str, forward: Any, save: Any, backward: Any) -> Callable[...,
         if save is not None:
             save(ctx, inputs, output)
 
+    def backward_behind_func(ctx: Any, *gradients: Any) -> Any:
+        return backward(_Alive(ctx), *gradients)
+
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         """One call for each element of the batch."""
 
@@ -61,10 +76,12 @@ def recorded(name: str, forward: Any, save: Any, backward: Any) -> Callable[...,
         return stacked, tuple(None if x is None else 0 for x in stacked)
 
     plain = _function(name, forward=together, backward=backward)
-    apart = _function(name, forward=forward, setup_context=setup_context, backward=backward, vmap=vmap)
+    apart = _function(name, forward=forward, setup_context=setup_context, backward=backward_behind_func, vmap=vmap)
+    # As plain.apply without what torch.autograd.Function does for torch.func, which takes it as long as the rest.
+    record = super(torch.autograd.Function, plain).apply
 
     def apply(*args: Any) -> Any:
-        return (apart if transformed() else plain).apply(*args)
+        return apart.apply(*args) if transformed() else record(*args)
 
     return apply
 

@@ -1,7 +1,7 @@
 """How a call of flexgemm.torch goes: straight to the extension, or through torch's dispatcher.
 
 Straight is the rule, because the dispatcher costs more host time than a small kernel takes. Whoever wants to see the
-operation rather than its numbers gets it as an operator of torch.library (operators.py): torch.compile and
+operation rather than its numbers gets it as an operator of torch.library (operators/): torch.compile and
 torch.export, dispatch modes (make_fx, FLOP counters, selective checkpointing), and subclasses of Tensor such as
 FakeTensor and DTensor.
 """
@@ -45,6 +45,10 @@ def refuse_stream(stream: Any) -> None:
     """An operator runs on torch's current stream."""
     if stream is not None:
         raise ValueError("stream: cannot be given where torch traces the call; use torch.cuda.stream")
+
+
+# Whether torch.autocast is on for any device, in a quarter of the time that it takes to ask for one.
+casts = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 def autocast(*tensors: torch.Tensor | None) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
 """The operations for torch: recorded by autograd, under torch.autocast, in torch.compile and torch.func.
 
-Each function decides how the call goes (dispatch.py). Traced, it is an operator (operators.py); where autograd has to
+Each function decides how the call goes (dispatch.py). Traced, it is an operator (operators/); where autograd has to
 see it, an autograd.Function; else the array-neutral function, at no more than its cost. Both that record share one
 gradient, made of functions of this file, which decide anew how they go.
 """
@@ -16,7 +16,7 @@ from flexgemm import conv, voxel
 from flexgemm._arrays import Stream
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records, requires_grad
-from flexgemm.torch.dispatch import autocast, expect_tensor, name_of, refuse_stream, setting, traced, transformed
+from flexgemm.torch.dispatch import autocast, casts, expect_tensor, name_of, refuse_stream, setting, traced, transformed
 from flexgemm.torch.maps import assemble, from_operators
 from flexgemm.voxel import NeighborMap
 
@@ -109,7 +109,7 @@ def submanifold_conv3d(
     """
     conv.expect_submanifold(neighbor_map)
     how = activation, algorithm, precision, groups, stream, float8
-    return _convolution(feats, weight, bias, residual, neighbor_map, *how)
+    return convolution(feats, weight, bias, residual, neighbor_map, *how)
 
 
 def sparse_conv3d(
@@ -133,7 +133,7 @@ def sparse_conv3d(
     """
     conv.expect_map(neighbor_map)
     how = activation, algorithm, precision, groups, stream, float8
-    return _convolution(feats, weight, bias, residual, neighbor_map, *how)
+    return convolution(feats, weight, bias, residual, neighbor_map, *how)
 
 
 def sparse_inverse_conv3d(
@@ -157,7 +157,7 @@ def sparse_inverse_conv3d(
     """
     inverse = conv.expect_map(neighbor_map).inverse
     how = activation, algorithm, precision, groups, stream, float8
-    return _convolution(feats, weight, bias, residual, inverse, *how)
+    return convolution(feats, weight, bias, residual, inverse, *how)
 
 
 # ReLU's gradient needs the output alone. That of the others needs their input, which a fused kernel does not keep:
@@ -170,7 +170,7 @@ def _apart(activation: Any) -> Any:
     return _APART.get(activation) if isinstance(activation, str) else None
 
 
-def _convolution(
+def convolution(
     feats: Any,
     weight: Any,
     bias: Any,
@@ -183,22 +183,26 @@ def _convolution(
     stream: Stream,
     float8: Float8,
 ) -> torch.Tensor:
-    expect_tensor(feats, "feats")
-    conv.expect_known(float8)
+    """A convolution over any map."""
+    through_operator = traced(feats, weight)
+    if through_operator:
+        expect_tensor(feats, "feats")
+    if float8:
+        conv.expect_known(float8)
     if feats.dtype.itemsize == 1:
         return _float8_convolution(feats, weight, bias, residual, nmap, activation, algorithm, groups, stream, float8)
-    through_operator = traced(feats, weight)
-    feats, weight, bias, residual = autocast(feats, weight, bias, residual)
-    recording = records(feats, weight, bias, residual)
+    if through_operator or casts():
+        feats, weight, bias, residual = autocast(feats, weight, bias, residual)
+    recording = records(weight, feats, bias, residual)
     if float8:
         conv.expect_none(name_of(feats.dtype), float8)
     if not through_operator:
         precision = setting(precision, feats)
         if recording:
             return record_conv(feats, weight, bias, residual, nmap, activation, algorithm, precision, groups, stream)
-        library = conv.bind(feats, nmap, stream)
-        how = algorithm, precision, residual, activation, groups
-        result: torch.Tensor = conv.forward(library, feats, weight, bias, nmap, None, *how)
+        result: torch.Tensor = conv.convolution(
+            feats, weight, bias, residual, nmap, activation, algorithm, precision, groups, None, stream
+        )
         return result
     expect_tensor(weight, "weight")
     refuse_stream(stream)
@@ -227,8 +231,8 @@ def _float8_convolution(
         conv.expect_differentiable(name_of(feats.dtype), float8)
     result: torch.Tensor
     if not (traced(feats, weight) or transformed()):
-        how: Any = {"residual": residual, "activation": activation, "groups": groups, **float8}
-        result = conv.forward(conv.bind(feats, nmap, stream), feats, weight, bias, nmap, None, algorithm, "ieee", **how)
+        how = activation, algorithm, "ieee", groups, None, stream, float8
+        result = conv.convolution(feats, weight, bias, residual, nmap, *how)
         return result
     expect_tensor(weight, "weight")
     refuse_stream(stream)
@@ -323,45 +327,41 @@ def record_conv(
     stream: Stream,
 ) -> torch.Tensor:
     """A convolution that autograd records, on tensors as they are."""
-    apart = _apart(activation)
-    with on_stream(feats, stream):
-        fused = None if apart else activation
-        out = _record_conv(feats, weight, bias, residual, neighbor_map, fused, algorithm, precision, groups)
-        return apart(out) if apart else out
+    if stream is not None:
+        with on_stream(feats, stream):
+            return record_conv(
+                feats, weight, bias, residual, neighbor_map, activation, algorithm, precision, groups, None
+            )
+    apart = None if activation is None else _apart(activation)
+    how = neighbor_map, None if apart else activation, algorithm, precision, groups
+    out = _record_conv(feats, weight, bias, residual, how)
+    return apart(out) if apart else out
 
 
-def _forward(
-    feats: Any,
-    weight: Any,
-    bias: Any,
-    residual: Any,
-    nmap: NeighborMap,
-    activation: Any,
-    algorithm: str,
-    precision: str,
-    groups: int,
-) -> Any:
-    library = conv.bind(feats, nmap, None)
-    return conv.forward(library, feats, weight, bias, nmap, None, algorithm, precision, residual, activation, groups)
+# What is no tensor goes through autograd as one argument: each takes it time.
+def _forward(feats: Any, weight: Any, bias: Any, residual: Any, how: tuple[Any, ...]) -> Any:
+    nmap, activation, algorithm, precision, groups = how
+    return conv.convolution(feats, weight, bias, residual, nmap, activation, algorithm, precision, groups)
 
 
 def _save(ctx: Any, args: tuple[Any, ...], out: Any) -> None:
-    feats, weight, _, _, ctx.nmap, activation, ctx.algorithm, ctx.precision, ctx.groups = args
-    ctx.save_for_backward(feats, weight, out if activation == "relu" else None)
+    feats, weight, _, _, how = args
+    ctx.how = how
+    ctx.save_for_backward(feats, weight, out if how[1] == "relu" else None)
 
 
 def _backward(ctx: Any, grad_out: Any) -> Any:
     feats, weight, out = ctx.saved_tensors
-    return *_gradients(ctx, grad_out, feats, weight, out, ctx.nmap), *[None] * 5
+    nmap, _, *how = ctx.how
+    return *_gradients(ctx, grad_out, feats, weight, out, nmap, how), None
 
 
-def _gradients(ctx: Any, grad_out: Any, feats: Any, weight: Any, out: Any, nmap: NeighborMap) -> Any:
+def _gradients(ctx: Any, grad_out: Any, feats: Any, weight: Any, out: Any, nmap: NeighborMap, how: Any) -> Any:
     """In feats, weight, bias and residual; out where ReLU was applied to it."""
     if out is not None:
         grad_out = torch.ops.aten.threshold_backward(grad_out, out, 0)
-    needs = ctx.needs_input_grad
-    how = ctx.algorithm, ctx.precision, ctx.groups
-    gradients = _conv_gradients(grad_out, feats, weight, nmap, needs[:3], *how, None)
+    needs, (algorithm, precision, groups) = ctx.needs_input_grad, how
+    gradients = _conv_gradients(grad_out, feats, weight, nmap, needs[:3], algorithm, precision, groups, None)
     return *gradients, grad_out if needs[3] else None
 
 
@@ -374,14 +374,15 @@ _record_conv_gradients = recorded("SparseConv3dGradients", _gradients_directly, 
 
 
 def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    feats, weight, _, _, *maps, ctx.kernel_size, activation, ctx.algorithm, ctx.precision, ctx.groups = inputs
+    feats, weight, _, _, *maps, ctx.kernel_size, activation, algorithm, precision, groups = inputs
+    ctx.how = algorithm, precision, groups
     ctx.save_for_backward(feats, weight, output if activation == "relu" else None, *maps)
 
 
 def _operator_backward(ctx: Any, grad_out: Any) -> Any:
     feats, weight, out, map, order, gradient, gradient_order = ctx.saved_tensors
     nmap = from_operators(map, order, gradient, gradient_order, ctx.kernel_size, feats.shape[0])
-    return *_gradients(ctx, grad_out, feats, weight, out, nmap), *[None] * 9
+    return *_gradients(ctx, grad_out, feats, weight, out, nmap, ctx.how), *[None] * 9
 
 
 operators.sparse_conv3d.register_autograd(_operator_backward, setup_context=_operator_save)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flexgemm import gemm, quantization
-from flexgemm._arrays import Stream
+from flexgemm._arrays import Stream, renamed
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
-from flexgemm.torch.dispatch import autocast, expect_tensor, name_of, refuse_stream, setting, traced, transformed
+from flexgemm.torch.dispatch import autocast, casts, expect_tensor, name_of, refuse_stream, setting, traced, transformed
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -120,24 +120,26 @@ def segment_gemm(
         raise ValueError("offsets, seg_lens: expected one of them")
     ends = offsets if seg_lens is None else seg_lens.cumsum(0)
     how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": not weight_column_major}
-    return product("m_grouped", x, weights, names=("x", "weights"), **how, **options)
+    with renamed(gemm.SEGMENT_NAMES):
+        return product("m_grouped", x, weights, **how, **options)
 
 
-def product(layout: str, a: Any, b: Any, *, names: tuple[str, str] = ("a", "b"), **options: Any) -> torch.Tensor:
+def product(layout: str, a: Any, b: Any, **options: Any) -> torch.Tensor:
     """Any product; layouts and options are those of flexgemm.gemm."""
-    expect_tensor(a, names[0])
-    a, b = autocast(a, b)
-    result: torch.Tensor
-    if traced(a, b):
-        expect_tensor(b, names[1])
+    through_operator = traced(a, b)
+    if through_operator:
+        expect_tensor(a, "a")
+        expect_tensor(b, "b")
+    if through_operator or casts():
+        a, b = autocast(a, b)
+    if through_operator:
         return _trace(layout, a, b, options)
     options["precision"] = setting(options.get("precision"), a)
+    result: torch.Tensor
     if transformed():
         result = _checked_record(layout, a, b, options)
         return result
-    result = gemm.product(
-        layout, a, b, names=names, **options
-    )  # which comes back to `record` where autograd has to see it
+    result = gemm.product_of(layout, a, b, options)  # which comes back to `record` where autograd has to see it
     return result
 
 

@@ -77,34 +77,24 @@ struct DecodeShared {
 
 /* ---- tiles ---- */
 
-/* Rows of a work are weights, columns are tokens; K is the block's range of it. `rank` is that in the cluster: blocks of
- * a pair, which share a range, are neighbours. */
+/* Rows of a work are weights, columns are tokens; K is the block's part of it. `rank` is that in the cluster: blocks of
+ * a pair, which share a part, are neighbours. Nothing is divided here: a product may last no longer than fifty
+ * divisions. */
 template <typename Tile>
 __device__ __forceinline__ Sm90Work decode_work(const GemmSm90Args &args, int rank, const OutputTile &tile) {
     const int64_t row = tile.column + rank % Tile::kCluster * kSm90BlockM;
     const int64_t rows = tile.column_end - row, columns = tile.row_end - tile.row;
-    const int k_bytes = static_cast<int>(tile.k_end - tile.k_begin), steps = ceil_div(k_bytes, kSm90StepBytes);
-    const int part = rank / Tile::kCluster;
-    const int begin = args.split > 1 ? steps * part / args.split * kSm90StepBytes : 0;
-    const int end = args.split > 1 ? min(steps * (part + 1) / args.split * kSm90StepBytes, k_bytes) : k_bytes;
+    const int part = rank / Tile::kCluster, steps = args.part_steps + (part < args.longer_parts);
+    const int begin = (part * args.part_steps + min(part, args.longer_parts)) * kSm90StepBytes;
+    const int k_bytes = min(steps * kSm90StepBytes, static_cast<int>(args.space.k_bytes) - begin);
     return {static_cast<int32_t>(row),
             rows < kSm90BlockM ? static_cast<int32_t>(rows) : kSm90BlockM,
             static_cast<int32_t>(tile.row),
             columns < Tile::kBlockN ? static_cast<int32_t>(columns) : Tile::kBlockN,
             static_cast<int32_t>(tile.group),
             static_cast<int32_t>(tile.weight),
-            static_cast<int32_t>(tile.k_begin) + begin,
-            end > begin ? end - begin : 0};
-}
-
-/* Clusters that there are, and which of them this is. */
-template <typename Tile>
-__device__ __forceinline__ int cluster_index(const GemmSm90Args &args) {
-    return static_cast<int>(blockIdx.x) / (args.split * Tile::kCluster);
-}
-template <typename Tile>
-__device__ __forceinline__ int clusters(const GemmSm90Args &args) {
-    return static_cast<int>(gridDim.x) / (args.split * Tile::kCluster);
+            begin,
+            k_bytes};
 }
 
 /* The tokens of one group that are one tile: who needs a tile knows where it is. Else a warp looks for them: that takes
@@ -117,27 +107,45 @@ template <typename Tile>
 __device__ __forceinline__ void schedule_decode(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank) {
     if (is_one_row_of_tiles(args.space)) return;
     RingPosition<Tile::kTileSlots> at;
-    TileWalk<Tile::kBlockN, Tile::kWeights> walk(args.space, cluster_index<Tile>(args), clusters<Tile>(args));
+    TileWalk<Tile::kBlockN, Tile::kWeights> walk(args.space, static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y));
     OutputTile tile;
     while (walk.next(tile)) hand_over(shared, at, decode_work<Tile>(args, rank, tile));
     hand_over(shared, at, no_more_work());
 }
 
-/* The block's tiles, to a warp of its producer or consumers. */
+/* The block's tiles, to a warp of its producer or consumers. Where the first of one row of tiles is, is known before
+ * the block has met: between that and the first copy there should be little to do. */
 template <typename Tile>
 class DecodeWorks {
 public:
     __device__ __forceinline__ DecodeWorks(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank)
-        : shared_(shared), args_(args), rank_(rank), tile_(cluster_index<Tile>(args)) {}
+        : shared_(shared), stride_(static_cast<int>(gridDim.y) * Tile::kWeights) {
+        const TileSpace &space = args.space;
+        one_row_ = is_one_row_of_tiles(space);
+        if (!one_row_) return;
+        const int column = static_cast<int>(blockIdx.y) * Tile::kWeights;
+        next_ =
+            decode_work<Tile>(args, rank, {0, space.major.length, column, space.minor_length, 0, 0, 0, space.k_bytes});
+        length_ = static_cast<int>(space.minor_length);
+        left_ = length_ - column;
+    }
+
+    /* Asks L2 for the weights of the first steps, a line to a thread. It takes a microsecond until there are barriers
+     * for copies to arrive at, and much of another until the first copy has found its way to memory. L2 is told early
+     * without harm: what earlier kernels have yet to write, they write there. */
+    __device__ __forceinline__ void ask_for_weights(const GemmSm90Args &args) const {
+        const int row = threadIdx.x % kSm90BlockM, k = threadIdx.x / kSm90BlockM * kSm90StepBytes;
+        if (one_row_ && row < next_.rows && k < next_.k_bytes)
+            ptx::prefetch_l2(args.weights + (next_.first_row + row) * args.weight_pitch + next_.k_begin + k);
+    }
 
     __device__ __forceinline__ bool next(Sm90Work &work) {
-        const TileSpace &space = args_.space;
-        if (is_one_row_of_tiles(space)) {
-            if (tile_ >= static_cast<int>(space.minor_tiles)) return false;
-            const OutputTile tile = {0, space.major.length, tile_ * Tile::kWeights, space.minor_length, 0, 0,
-                                     0, space.k_bytes};
-            work = decode_work<Tile>(args_, rank_, tile);
-            tile_ += clusters<Tile>(args_);
+        if (one_row_) {
+            if (left_ <= 0) return false;
+            work = next_;
+            left_ -= stride_;
+            next_.first_row += stride_;
+            next_.rows = min(length_ - next_.first_row, kSm90BlockM);
             return true;
         }
         work = next_work(shared_, slot_);
@@ -148,8 +156,10 @@ public:
 
 private:
     Sm90Shared<Tile> &shared_;
-    const GemmSm90Args &args_;
-    int rank_, tile_;
+    const int stride_; /* rows of weights from one tile to the next */
+    bool one_row_;
+    int length_, left_; /* rows of weights, and those from the next tile of the pair on */
+    Sm90Work next_;
     RingPosition<Tile::kTileSlots> slot_;
 };
 
@@ -159,14 +169,19 @@ private:
 template <typename Tile>
 __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t *stages,
                                                const CUtensorMap &map_weights, const CUtensorMap &map_tokens,
-                                               const GemmSm90Args &args, int rank) {
-    const int box_bytes = args.box_tokens * kSm90StepBytes;
+                                               const GemmSm90Args &args, DecodeWorks<Tile> &works, int rank) {
+    const bool grouped = args.space.major.grouping != Grouping::kNone;
+    const int box_tokens = grouped ? Tile::kBoxTokensOfGroups : Tile::kBoxTokens;
+    const int box_bytes = box_tokens * kSm90StepBytes;
     const auto pair = static_cast<uint16_t>(((1 << Tile::kCluster) - 1) << rank / Tile::kCluster * Tile::kCluster);
-    DecodeWorks<Tile> works(shared, args, rank);
+    const bool read_once = is_one_row_of_tiles(args.space); /* those of a group may be for another tile too */
+    const uint64_t once = ptx::l2_evict_first();
     Sm90Work work;
     RingPosition<Tile::kStages> at;
     while (works.next(work)) {
-        const int steps = steps_of(work), token_boxes = ceil_div(work.columns, args.box_tokens);
+        const int steps = steps_of(work);
+        const int token_boxes =
+            grouped ? ceil_div(work.columns, Tile::kBoxTokensOfGroups) : ceil_div(work.columns, Tile::kBoxTokens);
         const int weight_bytes = work.rows > 0 ? Tile::kWarpgroups * Tile::kBytesA : 0;
         const int group = args.a_grouped ? work.group : 0, weight = args.b_grouped ? work.weight : 0;
         for (int step = 0; step < steps; ++step, at.advance()) {
@@ -178,11 +193,14 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
                 uint64_t *full = &shared.full[at.slot];
                 const int k = work.k_begin + step * kSm90StepBytes;
                 ptx::mbarrier_arrive_expect_tx(full, weight_bytes + token_boxes * box_bytes);
-                if (weight_bytes > 0) ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight);
+                if (weight_bytes > 0 && read_once)
+                    ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight, once);
+                else if (weight_bytes > 0)
+                    ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight);
 #pragma unroll 1
                 for (int box = rank % Tile::kCluster; box < token_boxes; box += Tile::kCluster) {
                     uint8_t *to = tokens + box * box_bytes;
-                    const int token = work.first_column + box * args.box_tokens;
+                    const int token = work.first_column + box * box_tokens;
                     if constexpr (Tile::kCluster == 1)
                         ptx::tma_load_3d(to, &map_tokens, full, k, token, group);
                     else
@@ -268,19 +286,13 @@ __device__ __forceinline__ void keep_unit(const float (&sum)[4], int first, floa
     for (int i = 0; i < 4; ++i) sums[(first + lane % 4 * 2 + i % 2) * Tile::kSumPitch + row + i / 2 * 8] = sum[i];
 }
 
-/* Where tiles are not shared all units are the block's own; else every `split`-th from unit `part` on. */
-__device__ __forceinline__ int own_units(const Sm90Work &work, int part, int split) {
-    const int units = ceil_div(work.columns, 8);
-    return units > part ? ceil_div(units - part, split) : 0;
-}
-
-/* Sends each unit to the block that it belongs to: the sums of part p of K go to the p-th place there. Its own ones a
- * thread keeps, for itself. */
+/* Sends each unit to the block that it belongs to, which has every `split`-th from unit `part` on: the sums of part p of
+ * K go to the p-th place of the unit there. Its own ones a thread keeps, for itself. */
 template <typename Tile, int kCount>
 __device__ __forceinline__ void send_sums(const float (&sum)[kCount], DecodeShared<Tile> &shared, float *exchange,
                                           const Sm90Work &work, int rank, int split) {
-    const int thread = threadIdx.x - 128, share = ceil_div(Tile::kUnits, split), part = rank / Tile::kCluster;
-    float *place = exchange + (part * share * Tile::kConsumers + thread) * 4;
+    const int thread = threadIdx.x - 128, part = rank / Tile::kCluster;
+    float *place = exchange + part * Tile::kUnitFloats + thread * 4;
     int owner = 0;
 #pragma unroll
     for (int unit = 0; unit < Tile::kUnits; ++unit) {
@@ -291,22 +303,30 @@ __device__ __forceinline__ void send_sums(const float (&sum)[kCount], DecodeShar
         else
             ptx::store_remote(place, four, &shared.received,
                               static_cast<uint32_t>(owner * Tile::kCluster + rank % Tile::kCluster));
-        if (++owner == split) owner = 0, place += Tile::kUnitFloats;
+        if (++owner == split) owner = 0, place += split * Tile::kUnitFloats;
     }
+}
+
+/* How many units the block adds. */
+__device__ __forceinline__ int own_units(const Sm90Work &work, int part, int split) {
+    int units = 0;
+#pragma unroll 1
+    for (int unit = part; unit * 8 < work.columns; unit += split) ++units;
+    return units;
 }
 
 /* Adds what the blocks sent, in their order, into rows of tokens: the block's own, without gaps. */
 template <typename Tile>
 __device__ __forceinline__ void add_received(const float *exchange, float *sums, int units, int split) {
     constexpr int kMost = (Tile::kUnits + 1) / 2; /* units: half of them, where two blocks share */
-    const int thread = threadIdx.x - 128, share = ceil_div(Tile::kUnits, split);
+    const float *place = exchange + (threadIdx.x - 128) * 4;
     float sum[kMost][4] = {};
-    for (int block = 0; block < split; ++block) {
-        const float *place = exchange + (block * share * Tile::kConsumers + thread) * 4;
+#pragma unroll 1
+    for (int block = 0; block < split; ++block, place += Tile::kUnitFloats) {
 #pragma unroll
         for (int unit = 0; unit < kMost; ++unit) {
             if (unit >= units) break;
-            const float4 part = *reinterpret_cast<const float4 *>(place + unit * Tile::kUnitFloats);
+            const float4 part = *reinterpret_cast<const float4 *>(place + unit * split * Tile::kUnitFloats);
             sum[unit][0] += part.x, sum[unit][1] += part.y, sum[unit][2] += part.z, sum[unit][3] += part.w;
         }
     }
@@ -332,11 +352,7 @@ __device__ __forceinline__ void finish_tokens(const DecodeShared<Tile> &shared, 
     if (count <= 0) return;
     const float4 scale = *reinterpret_cast<const float4 *>(&shared.weight_scale[local_column]);
     const float4 bias = *reinterpret_cast<const float4 *>(&shared.bias[local_column]);
-    const int tokens = own_units(work, part, args.split) * 8;
     const int64_t column = work.first_row + local_column;
-    const bool plain = !to.accumulate && !to.swiglu && to.activation == FG_ACTIVATION_NONE && to.scale_out == nullptr;
-    const bool halves = plain && (to.out_dtype == FG_FLOAT16 || to.out_dtype == FG_BFLOAT16) && to.out_aligned &&
-                        count == 4 && column % 4 == 0;
     constexpr int kWarps = Tile::kConsumers / 32;
     const auto finished = [&](int i, int token, float (&value)[4]) {
         const float4 sum = *reinterpret_cast<const float4 *>(sums + i * Tile::kSumPitch + local_column);
@@ -347,22 +363,21 @@ __device__ __forceinline__ void finish_tokens(const DecodeShared<Tile> &shared, 
         value[3] = fmaf(sum.w, scale_a * scale.w, bias.w);
     };
     float value[4];
-    if (halves) {
+    if (args.plain && count == 4 && column % 4 == 0) {
         uint16_t *out = static_cast<uint16_t *>(to.out) + work.group * to.out_group_stride +
                         work.first_column * to.out_stride + column;
 #pragma unroll 4
-        for (int i = thread / 32; i < tokens; i += kWarps) {
+        for (int i = thread / 32;; i += kWarps) {
             const int token = (i / 8 * args.split + part) * 8 + i % 8;
-            if (token >= work.columns) break;
+            if (token >= work.columns) return;
             finished(i, token, value);
             store_halves(out + token * to.out_stride, value, to.out_dtype);
         }
-        return;
     }
 #pragma unroll 1
-    for (int i = thread / 32; i < tokens; i += kWarps) {
+    for (int i = thread / 32;; i += kWarps) {
         const int token = (i / 8 * args.split + part) * 8 + i % 8;
-        if (token >= work.columns) break;
+        if (token >= work.columns) return;
         finished(i, token, value);
         activate_and_store(to, value, work.group, work.first_column + token, column, count);
     }
@@ -370,17 +385,23 @@ __device__ __forceinline__ void finish_tokens(const DecodeShared<Tile> &shared, 
 
 template <typename Math, typename Tile>
 __device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8_t *stages, float *exchange,
-                                               const GemmSm90Args &args, int rank) {
+                                               const GemmSm90Args &args, DecodeWorks<Tile> &works, int rank) {
     const int warpgroup = threadIdx.x / 128 - 1;
-    DecodeWorks<Tile> works(shared.rings, args, rank);
     Sm90Work work;
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
                                     ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA)};
     while (works.next(work)) {
         const TileScales tile_scales = load_scales(args, work);
-        const Depth depth = {steps_of(work), 0, 0};
-        const int split = args.split;
+        const Depth depth = {steps_of(work), 0, 0, 0};
+        const int split = args.split, part = rank / Tile::kCluster;
+        int units = 0;
+        if (split > 1) {
+            units = own_units(work, part, split);
+            const int warpgroups = work.rows > 0 ? ceil_div(work.rows, Tile::kWarpgroupRows) : 0;
+            if (threadIdx.x == 128)
+                ptx::mbarrier_arrive_expect_tx(&shared.received, units * (split - 1) * warpgroups * 128 * 16);
+        }
         const bool has_rows = work.rows > warpgroup * Tile::kWarpgroupRows;
         if (has_rows) {
             constexpr int kCount = Tile::kBlockN / 2;
@@ -409,17 +430,13 @@ __device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8
         float *sums = exchange;
         if (split > 1) { /* the stages have been read: rows of tokens take their place */
             sums = reinterpret_cast<float *>(stages);
-            const int units = own_units(work, rank / Tile::kCluster, split);
-            const int warpgroups = work.rows > 0 ? ceil_div(work.rows, Tile::kWarpgroupRows) : 0;
-            if (threadIdx.x == 128)
-                ptx::mbarrier_arrive_expect_tx(&shared.received, units * (split - 1) * warpgroups * 128 * 16);
             if (has_rows) {
                 ptx::mbarrier_wait_cluster(&shared.received, 0);
                 add_received<Tile>(exchange, sums, units, split);
             }
             ptx::named_barrier(1, Tile::kConsumers);
         }
-        finish_tokens(shared, args, work, sums, rank / Tile::kCluster);
+        finish_tokens(shared, args, work, sums, part);
         ptx::named_barrier(1, Tile::kConsumers); /* before the sums and scales of the next tile */
     }
 }
@@ -434,11 +451,15 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
     uint8_t *stages = dynamic + (-ptx::shared_address(dynamic) & 1023u);
     float *exchange = reinterpret_cast<float *>(stages + Tile::kStages * Tile::kStageBytes);
     const bool alone = Tile::kCluster == 1 && args.split == 1;
-    const int warp = threadIdx.x / 32, rank = alone ? 0 : static_cast<int>(ptx::cluster_block_rank());
+    const int warp = threadIdx.x / 32, rank = static_cast<int>(blockIdx.x);
 
     if (threadIdx.x == 0) {
         ptx::prefetch_tensor_map(&map_weights);
         ptx::prefetch_tensor_map(&map_tokens);
+    }
+    DecodeWorks<Tile> works(shared.rings, args, rank);
+    works.ask_for_weights(args);
+    if (threadIdx.x == 32) {
         ptx::mbarrier_init(&shared.received, 1);
         init_rings(shared.rings);
     }
@@ -447,15 +468,16 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
     ptx::wait_for_earlier_kernels();
 
     if (warp == 1) schedule_decode(shared.rings, args, rank);
-    if (Tile::kCluster == 1 && warp == 0) produce_decode(shared.rings, stages, map_weights, map_tokens, args, rank);
+    if (Tile::kCluster == 1 && warp == 0)
+        produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank);
     if (!alone) {
         __syncwarp();
         ptx::cluster_wait(); /* all blocks have their barriers */
     }
     if (Tile::kCluster > 1 && warp == 0)
-        produce_decode(shared.rings, stages, map_weights, map_tokens, args, rank);
+        produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank);
     else if (warp >= 4)
-        consume_decode<Math, Tile>(shared, stages, exchange, args, rank);
+        consume_decode<Math, Tile>(shared, stages, exchange, args, works, rank);
 }
 
 template <typename Math, typename Tile>

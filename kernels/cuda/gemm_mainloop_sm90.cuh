@@ -30,10 +30,13 @@ struct GemmSm90Args {
     bool out_in_boxes;         /* the copy engine can store it */
     bool out_grouped;          /* it has a matrix for each group */
     bool out_aligned;          /* its rows start at multiples of 16 bytes */
-    bool plain;                /* of out nothing but scaled and biased sums in 16 or 32 bits */
+    bool plain;                /* of out nothing but scaled and biased sums in 16 bits, or 32 but for few rows */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
-    int32_t split;             /* blocks of a cluster that share the K of a tile (gemm_decode_sm90.cuh) */
-    int32_t box_tokens;        /* rows of one copy of A there */
+    /* Of gemm_decode_sm90.cuh: blocks or pairs of a cluster that share the K of a tile; steps of each, and how many have
+     * one more. */
+    int32_t split, part_steps, longer_parts;
+    const uint8_t *weights; /* and bytes from one row of them to the next */
+    int64_t weight_pitch;
 };
 
 /* What becomes of tensor-core sums: nothing, until they are all; they are added to float32 registers; or so times the
@@ -211,14 +214,16 @@ struct StageDescriptors {
 };
 
 /* How a tile goes through K. Of a group along K the first step begins with `head` bytes that are not its own, and the
- * last one ends with what follows on its `tail` own bytes (0: with its own). */
+ * last one ends with what follows on its `tail` own bytes (0: with its own); that is cleared by the `threads` threads
+ * that multiply. */
 struct Depth {
-    int steps, head, tail;
+    int steps, head, tail, threads;
 };
 
+template <typename Tile>
 __device__ __forceinline__ Depth depth_of(const Sm90Work &work, const GemmSm90Args &args) {
-    const int head = head_of(work);
-    return {steps_of(work), head, args.space.k_offsets.data ? (head + work.k_bytes) % kSm90StepBytes : 0};
+    const int head = head_of(work), tail = args.space.k_offsets.data ? (head + work.k_bytes) % kSm90StepBytes : 0;
+    return {steps_of(work), head, tail, 128 * (work.rows > Tile::kWarpgroupRows ? Tile::kWarpgroups : 1)};
 }
 
 /* Clears bytes begin .. end - 1 of rows of a stage, whose 16-byte chunks are dealt to `threads` threads. */
@@ -248,12 +253,12 @@ __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const Stag
     uint8_t *rows_a = stage.stages + at.slot * Tile::kStageBytes, *rows_b = rows_a + Tile::kWarpgroups * Tile::kBytesA;
     const auto clear = [&](int begin, int end) {
         clear_rows(rows_a + thread / 128 * Tile::kBytesA, Tile::kWarpgroupRows, begin, end, thread % 128, 128);
-        clear_rows(rows_b, Tile::kBlockN, begin, end, thread, 128 * Tile::kWarpgroups);
+        clear_rows(rows_b, Tile::kBlockN, begin, end, thread, depth.threads);
     };
     clear(0, head);
     if (tail > 0) clear(tail, kSm90StepBytes);
     ptx::fence_proxy_async();
-    ptx::named_barrier(1, 128 * Tile::kWarpgroups);
+    ptx::named_barrier(1, depth.threads);
 }
 
 /* All of K into promoted sums: each part of a step is summed from zero and then added. Whatever else there is to do,
@@ -369,7 +374,7 @@ template <typename Tile>
 __device__ __forceinline__ void skip_tile(Sm90Shared<Tile> &shared, const StageDescriptors &stage, const Depth &depth,
                                           RingPosition<Tile::kStages> &at, int turns_per_step = 0) {
     for (int step = 0; step < depth.steps; ++step, at.advance()) {
-        await_stage(shared, stage, depth, step, at);
+        ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
         for (int turn = 0; turn < turns_per_step; ++turn) {
             await_turn<Tile>(stage.warpgroup);
             pass_turn<Tile>(stage.warpgroup);
@@ -402,7 +407,7 @@ inline GemmSm90Args make_args(const fg_gemm_params &params) {
 /* The kernel may begin, up to wait_for_earlier_kernels(), when all blocks of the one before it have ended, but before
  * what they wrote is visible. None of its blocks takes a multiprocessor earlier than that: set_num_sms would not hold. */
 template <typename Kernel>
-fg_status launch_clusters(Kernel *kernel, int64_t blocks, int cluster_blocks, int threads, int shared_bytes,
+fg_status launch_clusters(Kernel *kernel, dim3 grid, int cluster_blocks, int threads, int shared_bytes,
                           const CUtensorMap &map_a, const CUtensorMap &map_b, const GemmSm90Args &args,
                           const fg_queue *queue, fg_error *error) {
     cudaLaunchAttribute attributes[2] = {};
@@ -411,7 +416,7 @@ fg_status launch_clusters(Kernel *kernel, int64_t blocks, int cluster_blocks, in
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = {static_cast<unsigned>(blocks)};
+    config.gridDim = grid;
     config.blockDim = {static_cast<unsigned>(threads)};
     config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
     config.stream = stream_of(queue);

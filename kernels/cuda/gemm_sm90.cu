@@ -43,8 +43,9 @@ fg_status launch_tile(const TensorRows &a, const TensorRows &b, GemmSm90Args &ar
     set_tiles(args.space, Tile::kClusterM, Tile::kBlockN);
     const int64_t tiles = args.space.major_tiles * args.space.minor_tiles, clusters = num_sms / Tile::kCluster;
 
-    return launch_clusters(kernel, (tiles < clusters ? tiles : clusters) * Tile::kCluster, Tile::kCluster,
-                           Tile::kThreads, Tile::kSharedBytes, map_a, map_b, args, queue, error);
+    const dim3 grid(static_cast<unsigned>((tiles < clusters ? tiles : clusters) * Tile::kCluster));
+    return launch_clusters(kernel, grid, Tile::kCluster, Tile::kThreads, Tile::kSharedBytes, map_a, map_b, args, queue,
+                           error);
 }
 
 template <typename Math>

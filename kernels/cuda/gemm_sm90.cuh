@@ -382,7 +382,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
     for (;; release_work(shared, slot)) {
         const Sm90Work &work = next_work(shared, slot);
         if (work.group < 0) break;
-        const Depth depth = depth_of(work, args);
+        const Depth depth = depth_of<Tile>(work, args);
         const int count = work.rows - warpgroup * Tile::kWarpgroupRows;
         if (count <= 0) {
             skip_tile(shared, stage, depth, at, turns ? kParts : 0);

@@ -48,6 +48,11 @@ __device__ __forceinline__ void cp_async_16_or_zeros_cached(void *shared, const 
         : "memory");
 }
 
+/* Brings the line of 128 bytes into L2, if it is not there, and waits for nothing. */
+__device__ __forceinline__ void prefetch_l2(const void *global) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
+}
+
 /* Asynchronous 4-byte copy global -> shared. */
 __device__ __forceinline__ void cp_async_4(void *shared, const void *global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global) : "memory");
@@ -235,6 +240,24 @@ __device__ __forceinline__ void tma_load_3d(void *shared, const void *map, uint6
         : "memory");
 }
 
+/* How L2 keeps what is read once: such lines are the first that make room, one for another. What was written before and
+ * waits in L2 for its way to memory is not driven out by them, which would take as many bytes of the memory's time. */
+__device__ __forceinline__ uint64_t l2_evict_first() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+    return policy;
+}
+
+/* tma_load_3d of what L2 keeps by that policy. */
+__device__ __forceinline__ void tma_load_3d(void *shared, const void *map, uint64_t *barrier, int x, int y, int z,
+                                            uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(shared)),
+        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "l"(policy)
+        : "memory");
+}
+
 /* The same box to the same place of every block of the cluster in `blocks` (a bit each), each counting on its own
  * barrier. */
 __device__ __forceinline__ void tma_load_3d_multicast(void *shared, const void *map, uint64_t *barrier, int x, int y,
@@ -317,19 +340,21 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint64_t *barrier, uint32
         : "memory");
 }
 
+/* Where another block of the cluster has what `shared` is in this one. */
+__device__ __forceinline__ uint32_t remote_address(const void *shared, uint32_t block) {
+    uint32_t remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(shared)), "r"(block));
+    return remote;
+}
+
 /* Four floats to the place in another block of the cluster that `shared` is in this one; they count as 16 bytes on
  * `barrier` there, and who has waited for it by mbarrier_wait_cluster sees them. */
 __device__ __forceinline__ void store_remote(float *shared, const float (&value)[4], uint64_t *barrier,
                                              uint32_t block) {
     asm volatile(
-        "{\n"
-        ".reg .b32 remote, remote_barrier;\n"
-        "mapa.shared::cluster.u32 remote, %0, %6;\n"
-        "mapa.shared::cluster.u32 remote_barrier, %1, %6;\n"
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [remote], {%2, %3, %4, %5}, "
-        "[remote_barrier];\n"
-        "}\n" ::"r"(shared_address(shared)),
-        "r"(shared_address(barrier)), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]), "r"(block)
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(
+            remote_address(shared, block)),
+        "r"(remote_address(barrier, block)), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3])
         : "memory");
 }
 

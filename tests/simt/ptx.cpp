@@ -152,7 +152,7 @@ void tensor_wait(Frame &frame, const Instruction &instruction) {
     tensor_store_wait(frame.read(instruction.arguments[0]));
 }
 
-/* cp.async.bulk.tensor.Nd.shared::cluster.global... [target], [map, {x, y, ..}], [barrier](, blocks) */
+/* cp.async.bulk.tensor.Nd.shared::cluster.global... [target], [map, {x, y, ..}], [barrier](, blocks)(, policy) */
 void tensor_load(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
     TensorCopy copy = box_of(frame, a[1], a[0]);
@@ -160,6 +160,9 @@ void tensor_load(Frame &frame, const Instruction &instruction) {
     copy.blocks = instruction.has(".multicast") ? static_cast<uint32_t>(frame.read(a[3])) : 1u << current().in->rank;
     tensor_copy(copy);
 }
+
+/* There is no cache to keep anything. */
+void cache_policy(Frame &frame, const Instruction &instruction) { frame.write(instruction.arguments[0], 0); }
 
 void fence_proxy(Frame &, const Instruction &) {
     Thread &thread = current();
@@ -230,6 +233,7 @@ const std::map<std::string, Entry> kInstructions = {
     {"griddepcontrol.wait", {wait_for_grids, nullptr}},
     {"griddepcontrol.launch_dependents", {nothing, nullptr}},
     {"fence.", {nothing, nullptr}},
+    {"createpolicy.fractional", {cache_policy, nullptr}},
     {"prefetch", {nothing, nullptr}},
     {"mapa.shared::cluster", {map_address, nullptr}},
     {"barrier.cluster.arrive", {cluster_barrier_arrive, nullptr}},

@@ -76,9 +76,11 @@ class Convolution(torch.nn.Module):
     def convolve(self, feats: torch.Tensor, nmap: NeighborMap) -> torch.Tensor:
         """Of rows of features over a map."""
         if self._buffers["scale"] is None:  # as `self.scale`, for which torch looks in three places
-            return ops.sparse_conv3d(
-                feats, self.weight, self.bias, neighbor_map=nmap, groups=self.groups, precision=self.precision
-            )
+            parameters: Any = self._parameters
+            weight, bias = parameters.get("weight"), parameters.get("bias")
+            if weight is None or "bias" not in parameters:  # parametrized
+                weight, bias = self.weight, self.bias
+            return ops.convolution(feats, weight, bias, None, nmap, None, "auto", self.precision, self.groups, None, {})
         (feats,) = autocast(feats)
         rows, of_rows = products.quantize(feats, granularity="row")
         bias = None if self.bias is None else self.bias.to(feats.dtype)

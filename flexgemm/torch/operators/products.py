@@ -1,0 +1,179 @@
+"""Operators of products and of the casts that feed them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from flexgemm import gemm, quantization
+from flexgemm.torch.dispatch import setting
+from flexgemm.torch.operators.define import Gradients, operator
+
+# ---- FP8 ----
+
+
+@operator
+def quantize(
+    x: torch.Tensor, dtype: str, granularity: str, scale: torch.Tensor | None, swiglu: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An empty tensor for a scale that is given: results of an operator are none of its inputs."""
+    q, used = quantization.quantize(x, dtype, granularity=granularity, scale=scale, swiglu=swiglu)
+    return q, used if scale is None else used.new_empty(0)
+
+
+@quantize.register_fake
+def _(x: Any, dtype: Any, granularity: Any, scale: Any, swiglu: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    *lead, rows, columns = x.shape
+    columns = columns // 2 if swiglu else columns
+    blocks = (columns + 127) // 128
+    sizes: Any = {"tensor": [], "row": [rows], "1x128": [*lead, rows, blocks]}
+    sizes["128x128"] = [*lead, (rows + 127) // 128, blocks]
+    q = x.new_empty((*lead, rows, columns), dtype=getattr(torch, dtype))
+    return q, x.new_empty(sizes[granularity] if scale is None else 0, dtype=torch.float32)
+
+
+# ---- products: dense, batched, grouped along M, N or K ----
+
+
+@operator
+def product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    m_indices: torch.Tensor | None,
+    masked_m: torch.Tensor | None,
+    weight_indices: torch.Tensor | None,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    scale_out: torch.Tensor | None,
+    *,
+    layout: str,
+    groups: int = 0,
+    expected_m: int = 0,
+    b_row_major: bool = False,
+    alpha: float = 1.0,
+    activation: str | None = None,
+    out_dtype: str | None = None,
+    dtype_a: str | None = None,
+    dtype_b: str | None = None,
+    dtype_out: str | None = None,
+    precision: str | None = None,
+    promote_every: int | None = 128,
+) -> torch.Tensor:
+    how: Any = {key: value for key, value in locals().items() if key not in ("a", "b", "layout")}
+    return gemm.product(layout, a, b, **(how | {"precision": setting(precision, a)}))
+
+
+@product.register_fake
+def _(a: Any, b: Any, *tensors: Any, layout: str, groups: int = 0, b_row_major: bool = False, **how: Any) -> Any:
+    n, k = b.shape[-2:][:: -1 if b_row_major else 1]
+    torch._check(a.shape[-1] == k, lambda: "b: its K is not that of a")
+    shape: Any = a.shape[-2], n // 2 if how.get("activation") == "swiglu" else n
+    if layout in ("batched", "m_grouped_masked", "k_grouped"):
+        shape = (groups if layout == "k_grouped" else a.shape[0], *shape)
+    scale_out, dtype = tensors[-1], how.get("out_dtype") or how.get("dtype_out")
+    if dtype is None:
+        narrow = a.dtype.itemsize == 1
+        dtype = "float8_e4m3fn" if scale_out is not None else "bfloat16" if narrow else None
+    return a.new_empty(shape, dtype=a.dtype if dtype is None else getattr(torch, dtype))
+
+
+@partial(operator, writes=("out",))
+def product_into(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    m_indices: torch.Tensor | None,
+    masked_m: torch.Tensor | None,
+    weight_indices: torch.Tensor | None,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    scale_out: torch.Tensor | None,
+    *,
+    layout: str,
+    groups: int = 0,
+    expected_m: int = 0,
+    b_row_major: bool = False,
+    alpha: float = 1.0,
+    activation: str | None = None,
+    accumulate: bool = False,
+    out_dtype: str | None = None,
+    dtype_a: str | None = None,
+    dtype_b: str | None = None,
+    dtype_out: str | None = None,
+    precision: str | None = None,
+    promote_every: int | None = 128,
+) -> None:
+    """Leaves alone what is of no group. Not `product` itself: torch gives gradients to operators alone that write
+    nothing."""
+    how: Any = {key: value for key, value in locals().items() if key not in ("a", "b", "layout")}
+    gemm.product(layout, a, b, **(how | {"precision": setting(precision, a)}))
+
+
+# What tells the groups of rows apart.
+GROUPING = {"m_grouped": "offsets", "m_grouped_contiguous": "m_indices", "m_grouped_masked": "masked_m"}
+
+
+def m_grouped_gradients(
+    grad_out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    grouping: torch.Tensor,
+    layout: str,
+    needs_grad: Sequence[bool],
+    precision: str | None,
+) -> Gradients:
+    """The gradients of a product grouped along M in a, b and bias (float32), and an empty tensor for each that is not
+    needed. Rows of no group have a gradient of zero, and are not read."""
+    how: Any = {"precision": setting(precision, a)}
+    grad_a, grad_b, grad_bias = (grad_out.new_empty(0, dtype=dtype) for dtype in (a.dtype, b.dtype, torch.float32))
+    if needs_grad[0]:
+        into = how | {GROUPING[layout]: grouping, "b_row_major": True, "out": torch.zeros_like(a)}
+        grad_a = gemm.product(layout, grad_out.to(a.dtype), b, **into)
+    if needs_grad[1] or needs_grad[2]:
+        order, ends = _order_by_group(layout, grouping, a, b.shape[0])
+        how |= {"offsets": ends, "groups": b.shape[0], "out_dtype": "float32"}
+        columns = _columns(grad_out, order)
+        if needs_grad[1]:
+            grad_b = gemm.product("k_grouped", columns.to(a.dtype), _columns(a, order), **how).to(b.dtype)
+        if needs_grad[2]:
+            grad_bias = gemm.product("k_grouped", columns, columns.new_ones(1, columns.shape[1]), **how)[..., 0]
+    return grad_a, grad_b, grad_bias
+
+
+def _order_by_group(
+    layout: str, grouping: torch.Tensor, a: torch.Tensor, groups: int
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """The rows of a, group after group and at last those of none (None: as they are), and where each group ends."""
+    if layout == "m_grouped":
+        return None, grouping
+    numbers = torch.arange(groups, device=a.device)
+    if layout == "m_grouped_masked":
+        inside = torch.arange(a.shape[1], device=a.device) < grouping[:, None]
+        group = torch.where(inside, numbers[:, None], groups).flatten()
+    else:
+        group = torch.where((grouping >= 0) & (grouping < groups), grouping.long(), groups)
+    in_order, order = torch.sort(group, stable=True)
+    return order, torch.searchsorted(in_order, numbers, right=True)
+
+
+def _columns(x: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+    """(..., C) -> (C, rows), the rows in this order."""
+    columns = x.flatten(0, -2).t()
+    return columns if order is None else columns.index_select(1, order)
+
+
+m_grouped_gradients_operator = operator(m_grouped_gradients)
+
+
+@m_grouped_gradients_operator.register_fake
+def _(grad_out: Any, a: Any, b: Any, grouping: Any, layout: Any, needs_grad: Any, precision: Any) -> Gradients:
+    needs_a, needs_b, needs_bias = needs_grad
+    grad_bias = grad_out.new_empty(b.shape[:2] if needs_bias else 0, dtype=torch.float32)
+    return a.new_empty(a.shape if needs_a else 0), b.new_empty(b.shape if needs_b else 0), grad_bias
