@@ -142,20 +142,22 @@ class Problem:
         judge_rows("out", out[0][torch.from_numpy(points).to(DEVICE)], reference, TOLERANCE[DTYPE])
 
     def judge_gradient(self, grads: tuple[torch.Tensor, None], tolerance: float = TOLERANCE[DTYPE]) -> None:
-        """Against a weighted sum over every point, of a few voxels."""
-        voxels = torch.from_numpy(self.rng.choice(self.scene.n, 4, replace=False)).to(DEVICE)
-        rows, weights = self.neighbors(self.xyz)
-        reference = torch.stack(
-            [
-                self.of_points[point].double().t() @ weights[point, corner]
-                for point, corner in ((rows == voxel).nonzero(as_tuple=True) for voxel in voxels)
-            ]
-        )
-        judge_rows("grad_feats", grads[0][voxels], reference, tolerance)
+        """Of a few voxels, against weighted sums over the points around them."""
+        voxels = self.rng.choice(self.scene.n, 4, replace=False)
+        reference = []
+        for voxel in voxels.tolist():
+            distance = np.abs(self.xyz - (self.scene.coords[voxel, 1:] + 0.5)).max(axis=1)
+            points = np.nonzero(distance < 1)[0]
+            rows, weights = self.neighbors(self.xyz[points])
+            weight = (weights * (rows == voxel)).sum(dim=1)
+            reference.append(weight @ self.of_points[torch.from_numpy(points).to(DEVICE)].double())
+        judge_rows("grad_feats", grads[0][torch.from_numpy(voxels).to(DEVICE)], torch.stack(reference), tolerance)
 
     def judge_voxels(self, voxels: flexgemm.Voxels) -> None:
-        unique, inverse = np.unique(np.floor(self.xyz).astype(np.int32), axis=0, return_inverse=True)
-        if not np.array_equal(voxels.coords[:, 1:].cpu().numpy(), unique):
+        batch, floors = np.zeros(POINTS, np.int32), np.floor(self.xyz).astype(np.int32)
+        rows = self.scene.find(batch, floors)  # of the scene, which has every point in a voxel
+        unique, inverse = np.unique(rows, return_inverse=True)
+        if not np.array_equal(voxels.coords.cpu().numpy(), self.scene.coords[unique]):
             raise Wrong("voxelize: not the voxels that the points lie in")
         of = torch.from_numpy(inverse.reshape(-1)).to(DEVICE)
         some = self.rng.choice(len(unique), min(ROWS, len(unique)), replace=False)

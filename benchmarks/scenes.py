@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # itself alone: what is made of a scene can be kept by it
 class Scene:
     name: str
     coords: NDArray[np.int32]  # (N, 4) [batch, x, y, z], rows unique
@@ -39,8 +39,17 @@ class Scene:
     @cached_property
     def pairs(self) -> int:
         """(row, offset) pairs that have a neighbour; volume * n where none were missing."""
-        below = sum(int(np.count_nonzero(self.neighbors(v) >= 0)) for v in range(self.volume // 2))
+        below = sum(self._pairs_at(v) for v in range(self.volume // 2))
         return self.n + 2 * below  # being a neighbour is mutual: offset V - 1 - v counts what offset v counts
+
+    def _pairs_at(self, v: int) -> int:
+        """Voxels with a neighbour at offset v. Two sorted runs are merged sooner than one is searched in the other."""
+        keys, order = self._sorted_keys
+        coords = self.coords[order]
+        xyz = coords[:, 1:] + self.offsets[v]
+        inside = self._inside(xyz)
+        merged = np.sort(np.concatenate([keys, self._keys(coords[inside, 0], xyz[inside])]), kind="stable")
+        return int(np.count_nonzero(merged[1:] == merged[:-1]))
 
     def neighbors(self, v: int, rows: NDArray[np.integer] | None = None) -> NDArray[np.int64]:
         """Row of the voxel at offset v of each of `rows` (default all), -1 where there is none."""
@@ -50,10 +59,13 @@ class Scene:
     def find(self, batch: NDArray[np.int32], xyz: NDArray[np.int32]) -> NDArray[np.int64]:
         """Row of the voxel at each place, -1 where there is none."""
         keys, order = self._sorted_keys
-        inside = np.all((xyz >= 0) & (xyz < np.array(self.shape[1:], np.int32)), axis=1)
         wanted = self._keys(batch, xyz)
         at = np.minimum(np.searchsorted(keys, wanted), self.n - 1)
-        return np.where(inside & (keys[at] == wanted), order[at], -1)
+        return np.where(self._inside(xyz) & (keys[at] == wanted), order[at], -1)
+
+    def _inside(self, xyz: NDArray[np.int32]) -> NDArray[np.bool_]:
+        inside: NDArray[np.bool_] = np.all((xyz >= 0) & (xyz < np.array(self.shape[1:], np.int32)), axis=1)
+        return inside
 
     def _keys(self, batch: NDArray[np.int32], xyz: NDArray[np.int32]) -> NDArray[np.int64]:
         _, w, h, d = self.shape

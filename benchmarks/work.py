@@ -34,6 +34,7 @@ class Case:
     variant: str = ""  # "k2s2": what is done to the scene, part of its name in the results
     dtype: str = ""
     channels: int = 0
+    beside_peers: bool = True
 
     def row(self, peer: str | None = None) -> Row:
         scene = f"{self.scene}-{self.variant}" if self.variant else self.scene

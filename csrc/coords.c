@@ -41,20 +41,3 @@ int fg_expect_vector(const fg_view *view, unsigned allowed, int64_t rows, const 
     if (fg_expect_dtype(view, allowed) < 0 || fg_expect_shape(view, 1, shape, why) < 0) return -1;
     return fg_expect_contiguous(view);
 }
-
-int fg_expect_table(const fg_view *table_keys, const fg_view *table_values, unsigned values, const fg_view *state) {
-    if (fg_expect_vector(table_keys, FG_OFFSETS, FG_ANY, NULL) < 0) return -1;
-    const int64_t slots = table_keys->tensor.shape[0];
-    if (slots < 2) return fg_wrong_shape(table_keys, "at least two slots");
-    if (fg_expect_vector(table_values, values, slots, "to match table_keys") < 0) return -1;
-    return fg_expect_vector(state, FG_BIT(FG_INT64), 2, NULL);
-}
-
-int fg_check_keys_fit(const fg_view *table_keys, const int64_t shape[4]) {
-    if (fg_check_cells(shape) < 0) return -1;
-    if (table_keys->tensor.dtype == FG_INT64 || fg_sequence_bits(FG_BXYZ, shape) <= 32) return 0;
-    PyErr_Format(PyExc_ValueError,
-                 "shape: expected at most 2^32 voxels for keys of 32 bits, got (%lld, %lld, %lld, %lld)",
-                 (long long)shape[0], (long long)shape[1], (long long)shape[2], (long long)shape[3]);
-    return -1;
-}

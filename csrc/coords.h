@@ -20,10 +20,4 @@ int fg_expect_coords(const fg_view *view, int64_t rows, const char *why);
 /* (rows,) of one of the dtypes in `allowed`, contiguous. */
 int fg_expect_vector(const fg_view *view, unsigned allowed, int64_t rows, const char *why);
 
-/* The three arrays of a hash table; `values` are the dtypes that its values may have. */
-int fg_expect_table(const fg_view *table_keys, const fg_view *table_values, unsigned values, const fg_view *state);
-
-/* The numbers of a grid's voxels fit the keys of a table. */
-int fg_check_keys_fit(const fg_view *table_keys, const int64_t shape[4]);
-
 #endif

@@ -20,29 +20,56 @@ static int expect_grid(const fg_view *grid, int64_t *points) {
 /* ---- map ---- */
 
 static const fg_parameter sample_map_parameters[] = {
-    FG_INPUT(grid),     FG_INPUT(table_keys),       FG_INPUT(table_values),    FG_INPUT(state),
-    FG_OUTPUT(indices), FG_OUTPUT_OR_NONE(weights), FG_REQUIRED_SCALAR(shape), FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(grid),
+    FG_INPUT(coords),
+    FG_OUTPUT(indices),
+    FG_OUTPUT_OR_NONE(weights),
+    FG_REQUIRED_SCALAR(shape),
+    FG_WORKSPACE_AND_STREAM,
 };
 
 static int sample_map_fill(fg_call *call, void *params) {
-    enum { GRID, TABLE_KEYS, TABLE_VALUES, STATE, INDICES, WEIGHTS, SHAPE };
+    enum { GRID, COORDS, INDICES, WEIGHTS, SHAPE };
     fg_sample_map_params *p = params;
     const fg_view *views = call->views, *weights = &views[WEIGHTS];
     int64_t points = 0;
-    if (expect_grid(&views[GRID], &points) < 0 ||
-        fg_expect_table(&views[TABLE_KEYS], &views[TABLE_VALUES], FG_BIT(FG_INT32), &views[STATE]) < 0 ||
-        fg_arg_shape(call->values[SHAPE], p->shape) < 0 || fg_check_keys_fit(&views[TABLE_KEYS], p->shape) < 0) {
+    if (expect_grid(&views[GRID], &points) < 0 || fg_expect_coords(&views[COORDS], FG_ANY, NULL) < 0 ||
+        fg_arg_grid(call->values[SHAPE], "shape", p->shape) < 0) {
         return -1;
     }
     const fg_dim rows = {NULL, points}, columns = {NULL, weights->tensor.present ? CORNERS : 1};
     if (fg_expect_matrix(&views[INDICES], FG_INT32, rows, columns, "to match grid and weights") < 0) return -1;
     if (weights->tensor.present && fg_expect_matrix(weights, FG_FLOAT32, rows, columns, "to match grid") < 0) return -1;
     p->grid = views[GRID].tensor;
-    p->table_keys = views[TABLE_KEYS].tensor;
-    p->table_values = views[TABLE_VALUES].tensor;
-    p->state = views[STATE].tensor;
+    p->coords = views[COORDS].tensor;
     p->indices = views[INDICES].tensor;
     p->weights = weights->tensor;
+    return 0;
+}
+
+/* ---- samples without a map ---- */
+
+static const fg_parameter sample_forward_parameters[] = {
+    FG_INPUT(grid), FG_INPUT(coords),          FG_INPUT(feats),
+    FG_OUTPUT(out), FG_REQUIRED_SCALAR(shape), FG_WORKSPACE_AND_STREAM,
+};
+
+static int sample_forward_fill(fg_call *call, void *params) {
+    enum { GRID, COORDS, FEATS, OUT, SHAPE };
+    fg_sample_forward_params *p = params;
+    const fg_view *views = call->views, *feats = &views[FEATS], *out = &views[OUT];
+    int64_t points = 0;
+    if (expect_grid(&views[GRID], &points) < 0 || fg_expect_coords(&views[COORDS], FG_ANY, NULL) < 0 ||
+        fg_arg_grid(call->values[SHAPE], "shape", p->shape) < 0 || fg_expect_dtype(feats, FG_FLOATS) < 0 ||
+        fg_expect_features(feats, views[COORDS].tensor.shape[0], FG_ANY, "to match coords") < 0 ||
+        fg_expect_dtype_of(out, feats) < 0 ||
+        fg_expect_features(out, points, feats->tensor.shape[1], "to match grid and feats") < 0) {
+        return -1;
+    }
+    p->grid = views[GRID].tensor;
+    p->coords = views[COORDS].tensor;
+    p->feats = feats->tensor;
+    p->out = out->tensor;
     return 0;
 }
 
@@ -113,14 +140,15 @@ static int gather_sum_fill(fg_call *call, void *params) {
 /* ---- methods ---- */
 
 FG_DEFINE_OPERATION(sample_map)
+FG_DEFINE_OPERATION(sample_forward)
 FG_DEFINE_OPERATION(sample_grad)
 FG_DEFINE_OPERATION(gather_sum)
 
 PyMethodDef fg_sample_methods[] = {
-    FG_OPERATION_METHODS(sample_map,
-                         "grid, table_keys, table_values, state, indices, weights, *, shape, workspace=None, "
-                         "stream=None",
+    FG_OPERATION_METHODS(sample_map, "grid, coords, indices, weights, *, shape, workspace=None, stream=None",
                          "The voxels around each point and their weights; without weights the nearest voxel."),
+    FG_OPERATION_METHODS(sample_forward, "grid, coords, feats, out, *, shape, workspace=None, stream=None",
+                         "The weighted sums of the features of the voxels around each point."),
     FG_OPERATION_METHODS(sample_grad, "grad_out, feats, grid, indices, grad_grid, *, workspace=None, stream=None",
                          "The gradient of trilinear samples in their points."),
     FG_OPERATION_METHODS(gather_sum, "feats, indices, weights, out, *, workspace=None, stream=None",

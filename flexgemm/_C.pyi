@@ -170,7 +170,7 @@ def hash_insert(
     keys: Array,
     values: Array | None,
     table_keys: Array,
-    table_values: Array,
+    table_values: Array | None,
     state: Array,
     *,
     shape: Sequence[int] | None = None,
@@ -181,13 +181,14 @@ def hash_insert(
 ) -> int:
     """keys (N) of the dtype of table_keys, or voxels (N, 4) int32 of shape (B, W, H, D); values (N) of the dtype of
     table_values, None: the numbers of the rows; table_keys, table_values (S) int32 | int64, the last slot being that of
-    the key -1; state (2) int64. clear empties the table first; with replace keys that are there get the new values. A
-    table that is full raises on the CPU; on a GPU state[0] is 1."""
+    the key -1; or table_values None and table_keys (S, 2), slots of a key and its value, either of which may be int32
+    in slots of int64 as long as every call says so; state (2) int64. clear empties the table first; with replace keys
+    that are there get the new values. A table that is full raises on the CPU; on a GPU state[0] is 1."""
 
 def hash_lookup(
     keys: Array,
     table_keys: Array,
-    table_values: Array,
+    table_values: Array | None,
     state: Array,
     out: Array,
     *,
@@ -199,9 +200,7 @@ def hash_lookup(
 
 def sample_map(
     grid: Array,
-    table_keys: Array,
-    table_values: Array,
-    state: Array,
+    coords: Array,
     indices: Array,
     weights: Array | None,
     *,
@@ -209,9 +208,20 @@ def sample_map(
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """grid (B, L, 3) or (Q, 4) [batch, x, y, z] float32 and a table of voxels of shape (B, W, H, D) with int32 rows ->
-    indices (Q, 8) int32, -1 = no voxel, and weights (Q, 8) float32; without weights the nearest voxel, indices (Q, 1).
-    """
+    """grid (B, L, 3) or (Q, 4) [batch, x, y, z] float32 and voxels (N, 4) int32 of shape (B, W, H, D) -> indices (Q, 8)
+    int32, -1 = no voxel, and weights (Q, 8) float32; without weights the nearest voxel, indices (Q, 1)."""
+
+def sample_forward(
+    grid: Array,
+    coords: Array,
+    feats: Array,
+    out: Array,
+    *,
+    shape: Sequence[int],
+    workspace: Workspace = None,
+    stream: Stream = None,
+) -> int:
+    """grid, coords and shape as of sample_map, feats (N, C) -> out (Q, C) = the sums of feats by that map's weights."""
 
 def sample_grad(
     grad_out: Array,
@@ -527,6 +537,7 @@ def sort_keys_workspace(*args: Any, **kwargs: Any) -> int: ...
 def hash_insert_workspace(*args: Any, **kwargs: Any) -> int: ...
 def hash_lookup_workspace(*args: Any, **kwargs: Any) -> int: ...
 def sample_map_workspace(*args: Any, **kwargs: Any) -> int: ...
+def sample_forward_workspace(*args: Any, **kwargs: Any) -> int: ...
 def sample_grad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def gather_sum_workspace(*args: Any, **kwargs: Any) -> int: ...
 def group_rows_workspace(*args: Any, **kwargs: Any) -> int: ...

@@ -9,8 +9,7 @@ import numpy as np
 
 from flexgemm import _C
 from flexgemm._arrays import Array, Library, Stream, library_of
-from flexgemm._voxels import Shape, grid_shape
-from flexgemm.hash_table import HashTable
+from flexgemm._voxels import Shape, grid_shape, rows_of_four
 
 MODES = {"trilinear": 8, "nearest": 1}
 
@@ -36,18 +35,14 @@ class SampleMap:
         library = library_of(coords, "coords", device, stream)
         if mode not in MODES:
             raise ValueError(f"mode: expected 'trilinear' or 'nearest', got {mode!r}")
-        grid = library.contiguous(grid, "grid")
-        given = tuple(grid.shape)
-        if not (len(given) == 3 and given[0] == shape[0] and given[2] == 3) and given[1:] != (4,):
-            raise ValueError(f"grid: expected ({shape[0]}, L, 3) to match shape, or (Q, 4), got {given}")
-        table = HashTable.build(coords, shape=shape, device=device, stream=stream)
+        coords, grid = _checked(library, coords, shape, grid)
         self.shape, self.mode, self.device = shape, mode, device
-        self.grid_shape = tuple(map(int, given[:-1]))
+        self.grid_shape = tuple(map(int, grid.shape[:-1]))
         self.num_voxels = int(coords.shape[0])
         size = (math.prod(self.grid_shape), MODES[mode])
         indices = library.empty(size, "int32", grid)
         weights = library.empty(size, "float32", grid) if mode == "trilinear" else None
-        library.run(_C.sample_map, grid, *table.native, indices, weights, shape=shape)
+        library.run(_C.sample_map, grid, coords, indices, weights, shape=shape)
         self.native = grid, indices, weights
         self._library = library_of(coords, "coords", device)
         self._groups: tuple[Array, Array] | None = None
@@ -137,7 +132,9 @@ def grid_sample_3d(
 
         return sampling.grid_sample_3d(feats, coords, shape, grid, mode, sample_map=sample_map, stream=stream)
     if sample_map is None:
-        assert coords is not None and shape is not None
+        assert coords is not None and shape is not None and grid is not None
+        if mode == "trilinear":
+            return _forward_directly(library, feats, coords, grid_shape(shape), grid)
         sample_map = SampleMap(coords, grid_shape(shape), grid, mode, device=device, stream=stream)
     return forward(library, feats, sample_map)
 
@@ -173,6 +170,17 @@ def forward(library: Library, feats: Array, sample_map: SampleMap) -> Array:
     return library.result(out).reshape((*sample_map.grid_shape, feats.shape[1]))
 
 
+def _forward_directly(library: Library, feats: Array, coords: Array, shape: Shape, grid: Array) -> Array:
+    """Trilinear samples whose map nobody keeps."""
+    feats = library.rows(feats, "feats")
+    coords, grid = _checked(library, coords, shape, grid)
+    if len(feats.shape) != 2 or feats.shape[0] != coords.shape[0]:
+        raise ValueError(f"feats: expected ({coords.shape[0]}, C) to match coords, got {tuple(feats.shape)}")
+    out = library.empty((math.prod(grid.shape[:-1]), feats.shape[1]), None, feats)
+    library.run(_C.sample_forward, grid, coords, feats, out, shape=shape)
+    return library.result(out).reshape((*grid.shape[:-1], feats.shape[1]))
+
+
 def backward(
     library: Library, grad_out: Array, feats: Array, sample_map: SampleMap, needs_grad: tuple[bool, bool]
 ) -> tuple[Array | None, Array | None]:
@@ -196,6 +204,15 @@ def backward(
         library.run(_C.sample_grad, grad_out, feats, grid, indices, grad_grid)
         grad_grid = library.result(grad_grid)
     return grad_feats, grad_grid
+
+
+def _checked(library: Library, coords: Array, shape: Shape, grid: Array) -> tuple[Array, Array]:
+    """Voxels and points as the extension takes them."""
+    grid = library.contiguous(grid, "grid")
+    given = tuple(grid.shape)
+    if not (len(given) == 3 and given[0] == shape[0] and given[2] == 3) and given[1:] != (4,):
+        raise ValueError(f"grid: expected ({shape[0]}, L, 3) to match shape, or (Q, 4), got {given}")
+    return rows_of_four(library, coords, "coords"), grid
 
 
 def _bind(feats: Array, sample_map: SampleMap, stream: Stream) -> Library:

@@ -29,15 +29,15 @@ class HashTable:
         table = HashTable.build(keys)               # key -> its row
         rows = table.lookup(queries)                # -1 where there is none
 
-    Memory is of the array library of `like`, or of the keys that `build` is given: 8 to 16 bytes a slot, and while
-    inserting up to 4 bytes a slot and 8 a key more.
+    Memory is of the array library of `like`, or of the keys that `build` is given: 8 bytes a slot of 32-bit keys and
+    values, else 16, and while inserting up to 4 bytes a slot and 8 a key more.
     """
 
     capacity: int  # keys that it has room for
     shape: Shape | None  # (B, W, H, D) where keys are voxels
     key_dtype: str  # "int32" or "int64"
     value_dtype: str  # "int32" or "int64"
-    native: tuple[Array, Array, Array]  # keys, values and state as the extension takes them
+    native: tuple[Array, None, Array]  # slots and state as the extension takes them
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class HashTable:
         self.key_dtype = dtype_name(key_dtype, "key_dtype", WORDS)
         self.value_dtype = dtype_name(value_dtype, "value_dtype", WORDS)
         self._device = device
-        slots = (self.capacity + 1,)
-        keys, values = library.empty(slots, self.key_dtype, like), library.empty(slots, self.value_dtype, like)
-        self.native = keys, values, library.empty((2,), "int64", like)
+        word = "int32" if self.key_dtype == self.value_dtype == "int32" else "int64"
+        slots = library.empty((self.capacity + 1, 2), word, like)  # a key beside its value: one trip to memory for both
+        self.native = slots, None, library.empty((2,), "int64", like)
         self._fresh = True  # not cleared yet: the first insertion does that too
 
     @classmethod
@@ -136,7 +136,8 @@ class HashTable:
         """
         library = library_of(keys, "keys", self._device, stream)
         keys = self._expected(library, keys)
-        values = None if values is None else library.contiguous(values, "values")
+        if values is not None:
+            values = _of_dtype(library, library.contiguous(values, "values"), "values", self.value_dtype)
         self._insert(library, keys, values, replace)
         if check and self._overflowed(library):
             raise ValueError(f"keys: expected a table with room for them, got one of capacity {self.capacity}")
@@ -167,7 +168,7 @@ class HashTable:
             return rows_of_four(library, keys, "keys")
         if len(keys.shape) != 1:
             raise ValueError(f"keys: expected (N,), since the table has no shape, got {tuple(keys.shape)}")
-        return keys
+        return _of_dtype(library, keys, "keys", self.key_dtype)
 
     def _insert(self, library: Library, keys: Array, values: Array | None, replace: bool) -> None:
         library.run(_C.hash_insert, keys, values, *self.native, shape=self.shape, clear=self._fresh, replace=replace)
@@ -176,3 +177,10 @@ class HashTable:
     def __repr__(self) -> str:
         kind = "integers" if self.shape is None else f"voxels in {self.shape}"
         return f"HashTable({kind}, capacity={self.capacity})"
+
+
+def _of_dtype(library: Library, x: Array, name: str, dtype: str) -> Array:
+    """x, whose dtype must be the table's: the extension would put narrower ones into its slots as well."""
+    if library.dtype(x) != dtype:
+        raise TypeError(f"{name}: expected dtype {dtype}, as the table's, got {library.dtype(x)}")
+    return x

@@ -195,13 +195,15 @@ typedef struct {
 
 /* A hash table in arrays of the caller's: open addressing with linear probing. A slot is empty while its key is all ones;
  * the key of all ones itself lives in the last slot, which is its own. An empty slot's value is all ones as well.
+ * Keys and values are two arrays, or words of one array of slots, each slot a key and its value: then both have the
+ * stride of a slot, and clearing writes all of it.
  * Of equal keys the lowest row of a call wins. A key that is there already keeps its value, or with `replace` gets it.
  * state: {1 once a key found no free slot, the longest way from a key's first slot to its own where that is over 64}. */
 typedef struct {
     fg_tensor keys;         /* (N) contiguous, dtype of table_keys; or voxels (N, 4) int32 contiguous */
     fg_tensor values;       /* (N) contiguous, dtype of table_values; or absent: the number of the row */
-    fg_tensor table_keys;   /* in and out: (S) int32 | int64 contiguous, S >= 2 */
-    fg_tensor table_values; /* in and out: (S) int32 | int64 contiguous */
+    fg_tensor table_keys;   /* in and out: (S) int32 | int64, S >= 2 */
+    fg_tensor table_values; /* in and out: (S) int32 | int64 */
     fg_tensor state;        /* in and out: (2) int64 contiguous */
     int64_t shape[4];       /* of voxels: B, W, H, D; their key is the BXYZ number, and fits the dtype of table_keys */
     bool clear;             /* empty the table first; what it holds need not be a table yet */
@@ -225,15 +227,22 @@ typedef struct {
  * there, all 0 where none is or where those that are weigh nothing. K = 1, nearest: the point truncated towards 0.
  * -1 where there is no voxel, as everywhere around a point that is not finite. */
 typedef struct {
-    fg_tensor grid;         /* (B, L, 3) float32 contiguous, [b] in batch b; or (Q, 4): batch, x, y, z */
-    fg_tensor table_keys;   /* (S): a table of voxels with their rows, from hash_insert */
-    fg_tensor table_values; /* (S) int32 */
-    fg_tensor state;        /* (2) */
-    int64_t shape[4];
+    fg_tensor grid;    /* (B, L, 3) float32 contiguous, [b] in batch b; or (Q, 4): batch, x, y, z */
+    fg_tensor coords;  /* (N, 4) int32 contiguous: b, x, y, z; of duplicates the lowest row is meant */
+    int64_t shape[4];  /* B, W, H, D */
     fg_tensor indices; /* out: (Q, K) int32 contiguous, Q = B * L */
     fg_tensor weights; /* out: (Q, 8) float32 contiguous; absent with K = 1 */
     fg_tensor workspace;
 } fg_sample_map_params;
+
+/* out[q] = sum_k weights[q, k] * feats[indices[q, k]] of the map with K = 8, which is not written down. */
+typedef struct {
+    fg_tensor grid, coords; /* as above */
+    int64_t shape[4];
+    fg_tensor feats; /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor out;   /* (Q, C) dtype of feats, inner stride 1 */
+    fg_tensor workspace;
+} fg_sample_forward_params;
 
 /* The gradient of sum_k weights[q, k] * feats[indices[q, k]] in the points, with K = 8. */
 typedef struct {
@@ -544,6 +553,7 @@ typedef struct {
     FG_OPERATION(hash_insert);
     FG_OPERATION(hash_lookup);
     FG_OPERATION(sample_map);
+    FG_OPERATION(sample_forward);
     FG_OPERATION(sample_grad);
     FG_OPERATION(gather_sum);
     FG_OPERATION(group_rows);

@@ -91,11 +91,16 @@ LEGAL = {
     },
     "sample_map": lambda: {
         "grid": zeros(1, 5, 3),
-        "table_keys": np.full(12, -1),
-        "table_values": np.full(12, -1, np.int32),
-        "state": zeros(2, dtype=np.int64),
+        "coords": zeros(1, 4, dtype=np.int32),
         "indices": zeros(5, 8, dtype=np.int32),
         "weights": zeros(5, 8),
+        "shape": (1, 2, 3, 4),
+    },
+    "sample_forward": lambda: {
+        "grid": zeros(1, 5, 3),
+        "coords": zeros(1, 4, dtype=np.int32),
+        "feats": zeros(1, 6),
+        "out": zeros(5, 6),
         "shape": (1, 2, 3, 4),
     },
     "sample_grad": lambda: {

@@ -141,40 +141,44 @@ def sort_keys(backend, keys, bits, *, with_sorted=True, **layout):
 
 
 def hash_insert(
-    backend, keys, values, slots, value_dtype, *, shape=None, initial=None, clear=False, replace=False, **layout
-):
-    """The table (keys, values, state) after the insertion; `initial` is one from before."""
+    backend, keys, values, slots, value_dtype, *, shape=None, word=None, initial=None, clear=False, replace=False,
+    **layout,
+):  # fmt: skip
+    """The table (keys, values, state) after the insertion, or (slots of two words, None, state); `initial` is one from
+    before."""
     call = Call(backend, **layout)
     initial = initial or (None, None, None)
     key_dtype = "int64" if shape else keys.dtype
-    return call.run(
-        "hash_insert",
-        call.give(keys, strided=keys.ndim == 2),
-        call.give(values),
-        call.take((slots,), key_dtype, initial=initial[0]),
-        call.take((slots,), value_dtype, initial=initial[1]),
-        call.take((2,), "int64", initial=initial[2]),
-        shape=shape,
-        clear=clear,
-        replace=replace,
-    )
+    arrays = [call.give(keys, strided=keys.ndim == 2), call.give(values)]
+    arrays.append(call.take((slots, 2) if word else (slots,), word or key_dtype, initial=initial[0]))
+    arrays.append(None if word else call.take((slots,), value_dtype, initial=initial[1]))
+    arrays.append(call.take((2,), "int64", initial=initial[2]))
+    result = call.run("hash_insert", *arrays, shape=shape, clear=clear, replace=replace)
+    return (result[0], None, result[1]) if word else result
 
 
-def hash_lookup(backend, keys, table_keys, table_values, state, *, shape=None, **layout):
+def hash_lookup(backend, keys, table_keys, table_values, state, *, value_dtype=None, shape=None, **layout):
     call = Call(backend, **layout)
-    table = (call.give(array) for array in (table_keys, table_values, state))
-    given, out = call.give(keys, strided=keys.ndim == 2), call.take(keys.shape[:1], table_values.dtype)
-    return call.run("hash_lookup", given, *table, out, shape=shape)
+    table = [call.give(array) for array in (table_keys, table_values, state)]
+    out = call.take(keys.shape[:1], value_dtype or table_values.dtype)
+    return call.run("hash_lookup", call.give(keys, strided=keys.ndim == 2), *table, out, shape=shape)
 
 
-def sample_map(backend, grid, table, shape, mode, **layout):
+def sample_map(backend, grid, coords, shape, mode, **layout):
     """(indices, weights), or the indices of the nearest voxels."""
     call = Call(backend, **layout)
     points = grid.shape[0] * grid.shape[1]
-    given = [call.give(array) for array in (grid, *table)]
+    given = [call.give(grid), call.give(coords, strided=True)]
     indices = call.take((points, 8 if mode == "trilinear" else 1), "int32", strided=True)
     weights = call.take((points, 8), "float32", strided=True) if mode == "trilinear" else None
     return call.run("sample_map", *given, indices, weights, shape=shape)
+
+
+def sample_forward(backend, grid, coords, feats, shape, **layout):
+    call = Call(backend, **layout)
+    given = call.give(grid), call.give(coords), call.give(feats, strided=True)
+    out = call.take((grid.shape[0] * grid.shape[1], feats.shape[1]), feats.dtype, strided=True)
+    return call.run("sample_forward", *given, out, shape=shape)
 
 
 def sample_grad(backend, grad_out, feats, grid, indices, **layout):

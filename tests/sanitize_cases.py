@@ -162,16 +162,18 @@ def hash_case(backend, key_dtype, value_dtype, voxels):
         keys = rng.integers(-20, 80, N).astype(key_dtype)
         names = keys.tolist()
     values = rng.integers(0, 1000, N).astype(value_dtype)
-    for given in (None, values):
+    for given, word in ((None, None), (values, None), (None, "int64"), (values, "int64")):
         contents = {}
         for name, value in zip(names, range(N) if given is None else values.tolist(), strict=True):
             contents.setdefault(name, value)
         how = {"shape": shape, "fence": False}
-        table = guarded.hash_insert(backend, keys, given, 200, value_dtype, clear=True, **how)
-        table = guarded.hash_insert(backend, keys[::-1].copy(), values, 200, value_dtype, initial=table, **how)
+        into = how | {"word": word}
+        table = guarded.hash_insert(backend, keys, given, 200, value_dtype, clear=True, **into)
+        table = guarded.hash_insert(backend, keys[::-1].copy(), values, 200, value_dtype, initial=table, **into)
+        how["value_dtype"] = value_dtype
         found = guarded.hash_lookup(backend, keys, *table, **how)
         np.testing.assert_array_equal(found, [contents[name] for name in names])
-        table = guarded.hash_insert(backend, keys, values, 200, value_dtype, initial=table, replace=True, **how)
+        table = guarded.hash_insert(backend, keys, values, 200, value_dtype, initial=table, replace=True, **into)
         first = dict(zip(names[::-1], values[::-1].tolist(), strict=True))
         found = guarded.hash_lookup(backend, keys, *table, **how)
         np.testing.assert_array_equal(found, [first[name] for name in names])
@@ -183,8 +185,7 @@ def sample_case(backend, mode, dtype, channels, offset):
     grid = (np.floor(rng.uniform(-1, max(shape[1:]) + 1, (2, 70, 3)) * 1024) / 1024).astype(np.float32)
     grid[0, :2, 0] = np.nan, np.inf
     how = {"fence": False, "offset": offset, "pad": offset}
-    table = guarded.hash_insert(backend, coords, None, 2 * N, "int32", shape=shape, clear=True, fence=False)
-    got = guarded.sample_map(backend, grid, table, shape, mode, fence=False)
+    got = guarded.sample_map(backend, grid, coords, shape, mode, fence=False)
     indices, weights = reference.sample_map(coords, shape, grid, mode)
     np.testing.assert_array_equal(got[0] if mode == "trilinear" else got, indices)
     feats, grad_out = (scenes.values(rng, s, dtype, one_sign=True) for s in ((N, channels), (140, channels)))
@@ -192,6 +193,9 @@ def sample_case(backend, mode, dtype, channels, offset):
     flat = weights.astype(np.float32) if mode == "trilinear" else None
     out = guarded.gather_sum(backend, feats, indices, flat, **how)
     assert_rows(out, reference.gather_sum(feats, indices, weights), tolerance)
+    if mode == "trilinear":
+        out = guarded.sample_forward(backend, grid, coords, feats, shape, **how)
+        assert_rows(out, reference.gather_sum(feats, indices, weights), tolerance)
     order, starts = guarded.group_rows(backend, indices, N, fence=False)
     flat = None if flat is None else flat.ravel()
     grad_feats = guarded.group_reduce(backend, grad_out, order, starts, flat, "sum", **how)

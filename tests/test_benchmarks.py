@@ -206,6 +206,11 @@ def test_voxel_cases_of_one_scene_are_adjacent():
     assert sum(a != b for a, b in zip(names, names[1:], strict=False)) == len(set(names)) - 1
     row = next(case for case in voxel.cases() if case.op == "strided_fwd").row()
     assert row["scene"] == "sphere128-k2s2" and row["channels"] == 64
+    assert [n for n, before in zip(names, [None, *names], strict=False) if n != before][:3] == [
+        "lidar", "sphere8", "sphere64",
+    ]  # fmt: skip
+    beside = {case.scene for case in strided.cases(["lidar"]) if case.beside_peers}
+    assert beside == {"sphere128", "lidar"}
     lidar = {case.row()["scene"] for case in voxel.cases(["lidar"]) if case.channels == 32}
     assert lidar == {"lidar-k2s2", "lidar-k3s2"}
     assert list(row) == ["suite", "op", "scene", "dtype", "channels", "family"]
@@ -447,6 +452,25 @@ def test_a_wrong_peer_gets_no_time(flex_gemm, tmp_path, same_sources, monkeypatc
     voxel.run(run, FakeTimer(), CEILINGS, {}, peers.find())
     assert [row.get("peer") for row in run.results.rows] == [None]
     assert "[flex_gemm]" in run.failures[0] and "WRONG" in run.failures[0]
+
+
+def test_a_peer_is_judged_when_it_has_tuned_its_kernels(flex_gemm, tmp_path, same_sources, monkeypatch):
+    monkeypatch.setattr(strided, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    function = flex_gemm.ops.spconv.SparseConv3dFunction
+    right, calls = function._sparse_conv_forward, []
+
+    def tuned(*given):
+        calls.append(given)
+        return right(*given) * (2 if len(calls) == 1 else 1)
+
+    monkeypatch.setattr(function, "_sparse_conv_forward", staticmethod(tuned))
+    case = strided.Case("strided_fwd", "sphere8", partial(strided.make, "strided_fwd", 2, 16), "k2s2", "float16", 16)
+    monkeypatch.setattr(voxel, "cases", lambda clouds: [case, dataclasses.replace(case, beside_peers=False)])
+    run = Run(results.Results(tmp_path / "h200.json", MACHINE), float("inf"))
+    voxel.run(run, FakeTimer(), CEILINGS, {}, peers.find())
+    assert run.failures == []
+    assert [row.get("peer") for row in run.results.rows] == [None, "flex_gemm"]
 
 
 def test_a_peer_that_fails_costs_nothing_else(flex_gemm, tmp_path, same_sources, monkeypatch):

@@ -39,10 +39,6 @@ def problem(n, count, channels, dtype, *, batch=2, density=0.4, seed=0, one_sign
     return coords, shape, grid, scenes.values(rng, (n, channels), dtype, one_sign=one_sign)
 
 
-def table_of(backend, coords, shape):
-    return guarded.hash_insert(backend, coords, None, 2 * len(coords) + 2, "int32", shape=shape, clear=True)
-
-
 # ---- which voxels, and their weights ----
 
 
@@ -50,7 +46,7 @@ def table_of(backend, coords, shape):
 @pytest.mark.parametrize("n, count", [(0, 20), (1, 40), (300, 0), (300, 1), (300, 127), (500, 1025)])
 def test_voxels_around_points(backend, n, count, mode):
     coords, shape, grid, _ = problem(n, count, 1, "float32")
-    got = guarded.sample_map(backend, grid, table_of(backend, coords, shape), shape, mode)
+    got = guarded.sample_map(backend, grid, coords, shape, mode)
     indices, weights = reference.sample_map(coords, shape, grid, mode)
     np.testing.assert_array_equal(got[0] if mode == "trilinear" else got, indices)
     if mode == "trilinear":
@@ -61,10 +57,9 @@ def test_voxels_around_points(backend, n, count, mode):
 @pytest.mark.parametrize("offset", [1, 2])
 def test_maps_of_any_alignment(backend, offset, mode):
     coords, shape, grid, _ = problem(300, 40, 1, "float32")
-    table = table_of(backend, coords, shape)
     for got, expected in zip(
-        guarded.sample_map(backend, grid, table, shape, mode, offset=offset),
-        guarded.sample_map(backend, grid, table, shape, mode),
+        guarded.sample_map(backend, grid, coords, shape, mode, offset=offset),
+        guarded.sample_map(backend, grid, coords, shape, mode),
         strict=True,
     ):
         assert_same_bits(got, expected)
@@ -77,7 +72,7 @@ def test_voxels_at_the_far_corner(backend, mode):
     rng = np.random.default_rng(0)
     near = np.array(shape[1:]) - rng.integers(-1, 12, (2, 200, 3)) + rng.choice([0, 0.25, 0.5, 0.75], (2, 200, 3))
     grid = near.astype(np.float32)
-    got = guarded.sample_map(backend, grid, table_of(backend, coords, shape), shape, mode)
+    got = guarded.sample_map(backend, grid, coords, shape, mode)
     indices, weights = reference.sample_map(coords, shape, grid, mode)
     assert (indices >= 0).any()
     np.testing.assert_array_equal(got[0] if mode == "trilinear" else got, indices)
@@ -137,6 +132,17 @@ def test_rows_of_any_pitch_and_alignment(backend, dtype, layout):
     assert_rows(out, reference.gather_sum(feats, indices, weights), ROW_TOLERANCE[dtype])
     alone = guarded.gather_sum(backend, feats, indices[:, :1], None, **layout)
     assert_rows(alone, reference.gather_sum(feats, indices[:, :1]), ROW_TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("layout", [{}, {"pad": 3}, {"offset": 1}, {"pad": 8}])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_samples_without_a_map_have_its_bits(backend, dtype, layout):
+    coords, shape, grid, feats = problem(300, 65, 72, dtype, one_sign=False)
+    indices, weights = guarded.sample_map(backend, grid, coords, shape, "trilinear")
+    assert_same_bits(
+        guarded.sample_forward(backend, grid, coords, feats, shape, **layout),
+        guarded.gather_sum(backend, feats, indices, weights),
+    )
 
 
 def test_one_map_serves_many_layers(backend):

@@ -140,9 +140,12 @@ def test_voxels_as_keys(backend, shape, offset):
     found = backend.numpy(table.lookup(backend.array(queries)))
     expected = [rows.get(c, -1) for c in map(tuple, queries.tolist())]
     np.testing.assert_array_equal(found, expected)
-    arrays = guarded.hash_insert(backend, coords, None, 4001, "int32", shape=shape, clear=True, offset=offset)
-    found = guarded.hash_lookup(backend, queries, *arrays, shape=shape, offset=offset)
-    np.testing.assert_array_equal(found, expected)
+    for word in (None, "int64"):
+        arrays = guarded.hash_insert(
+            backend, coords, None, 4001, "int32", word=word, shape=shape, clear=True, offset=offset
+        )
+        found = guarded.hash_lookup(backend, queries, *arrays, value_dtype="int32", shape=shape, offset=offset)
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_voxels_outside_are_inserted_nowhere(backend):
@@ -158,22 +161,35 @@ def test_voxels_outside_are_inserted_nowhere(backend):
 
 
 @pytest.mark.parametrize("key_dtype", WORDS)
-def test_nothing_but_the_table_is_written(backend, key_dtype):
+@pytest.mark.parametrize("word", [None, "int32", "int64"])
+def test_nothing_but_the_table_is_written(backend, word, key_dtype):
+    """Keys and values in arrays of their own, or side by side as words of slots."""
+    if word == "int32" and key_dtype is np.int64:
+        with pytest.raises(TypeError, match="keys"):
+            guarded.hash_insert(backend, np.zeros(3, key_dtype), None, 9, "int32", word=word, clear=True)
+        return
     rng = np.random.default_rng(0)
     keys, values = random_words(rng, 300, key_dtype), random_words(rng, 300, np.int32)
     keys = keys[rng.integers(0, 300, 300)]
-    for first in (values, None):
-        table = guarded.hash_insert(backend, keys, first, 431, "int32", clear=True)
-        contents = insert_all({}, keys, np.arange(300) if first is None else first)
-        found = guarded.hash_lookup(backend, keys, *table)
+
+    def insert(*given, **how):
+        return guarded.hash_insert(backend, *given, 431, "int32", word=word, **how)
+
+    def holds(table, keys, contents):
+        found = guarded.hash_lookup(backend, keys, *table, value_dtype="int32")
         np.testing.assert_array_equal(found, look_up(contents, keys, np.int32))
+
+    for first in (values, None):
+        table = insert(keys, first, clear=True)
+        contents = insert_all({}, keys, np.arange(300) if first is None else first)
+        holds(table, keys, contents)
         more = random_words(rng, 50, key_dtype)
-        table = guarded.hash_insert(backend, more, values[:50], 431, "int32", initial=table)
+        table = insert(more, values[:50], initial=table)
         insert_all(contents, more, values[:50])
-        np.testing.assert_array_equal(guarded.hash_lookup(backend, more, *table), look_up(contents, more, np.int32))
-        table = guarded.hash_insert(backend, keys, values, 431, "int32", initial=table, replace=True)
+        holds(table, more, contents)
+        table = insert(keys, values, initial=table, replace=True)
         contents |= insert_all({}, keys, values)
-        np.testing.assert_array_equal(guarded.hash_lookup(backend, keys, *table), look_up(contents, keys, np.int32))
+        holds(table, keys, contents)
 
 
 @given(st.lists(st.lists(st.integers(-4, 30), max_size=40), max_size=4), st.integers(35, 50), st.booleans())
@@ -241,3 +257,5 @@ def test_a_table_needs_two_slots():
         _C.hash_lookup(
             np.zeros(1, np.int64), *(np.zeros(1, np.int64),) * 2, np.zeros(2, np.int64), np.zeros(1, np.int64)
         )
+    with pytest.raises(ValueError, match="table_keys"):
+        _C.hash_lookup(np.zeros(1, np.int64), np.zeros((9, 3), int), None, np.zeros(2, np.int64), np.zeros(1, np.int64))

@@ -20,7 +20,8 @@ FG_DECLARE_RUN(decode_seq);    /* serialize.c */
 FG_DECLARE(sort_keys);         /* sort_keys.c */
 FG_DECLARE(hash_insert);       /* hash_table.c */
 FG_DECLARE_RUN(hash_lookup);   /* hash_table.c */
-FG_DECLARE_RUN(sample_map);    /* grid_sample.c */
+FG_DECLARE(sample_map);        /* grid_sample.c */
+FG_DECLARE(sample_forward);    /* grid_sample.c */
 FG_DECLARE(sample_grad);       /* grid_sample.c */
 FG_DECLARE(gather_sum);        /* gather_sum.c */
 FG_DECLARE(group_rows);        /* group_reduce.c */

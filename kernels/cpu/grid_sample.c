@@ -1,32 +1,79 @@
 /*
- * Voxels around points: which they are, how they weigh, and the gradient of a sample in its point.
+ * Voxels around points: which they are, how they weigh, the samples that they give, and the gradient of a sample in its
+ * point.
+ *
+ *     workspace of maps and samples = { a hash table of the voxels, what filling it needs }
  */
+#include <omp.h>
+#include <string.h>
+
 #include "../cell.h"
+#include "coords.h"
 #include "hash_table.h"
 #include "simd.h"
 
-/* ---- map ---- */
+/* ---- voxels ---- */
 
-/* The row of a voxel, or -1. */
-static int32_t row_at(const fg_sample_map_params *params, const fg_hash_table *table, const fg_curve *curve,
-                      const int32_t coord[4]) {
-    if (!fg_curve_contains(curve, coord)) return -1;
-    const int64_t slot = fg_find_slot(table, fg_encode(curve, coord));
-    return slot < 0 ? -1 : ((const int32_t *)params->table_values.data)[slot];
+/* The table that the voxels are looked up in, in the shared part of a workspace. */
+typedef struct {
+    fg_hash_insert_params insert;
+    fg_hash_table table;
+    fg_curve curve;
+    size_t bytes; /* what it takes of the workspace */
+} voxel_table;
+
+static fg_tensor vector_in(char *memory, size_t *offset, int64_t size, fg_dtype dtype) {
+    fg_tensor vector = {.ndim = 1, .dtype = dtype, .shape = {size}, .strides = {1}, .present = true};
+    if (memory != NULL) vector.data = memory + *offset;
+    *offset += fg_workspace_part(size, fg_dtype_size(dtype));
+    return vector;
 }
 
-static void map_trilinear(const fg_sample_map_params *params, const fg_hash_table *table, const fg_curve *curve,
-                          int32_t batch, const float *point, int32_t *rows, float *weights) {
+/* `workspace` is not looked at before it is filled. */
+static void plan_voxels(voxel_table *voxels, const fg_tensor *coords, const int64_t shape[4],
+                        const fg_tensor *workspace) {
+    const int64_t slots = 2 * coords->shape[0] + 2;
+    size_t insert_bytes = 0;
+    char *const memory = workspace->data;
+    fg_hash_insert_params *const insert = &voxels->insert;
+    *insert =
+        (fg_hash_insert_params){.keys = *coords, .shape = {shape[0], shape[1], shape[2], shape[3]}, .clear = true};
+    voxels->bytes = 0;
+    insert->table_keys = vector_in(memory, &voxels->bytes, slots, FG_INT64);
+    insert->table_values = vector_in(memory, &voxels->bytes, slots, FG_INT32);
+    insert->state = vector_in(memory, &voxels->bytes, 2, FG_INT64);
+    fg_cpu_hash_insert_workspace(insert, NULL, &insert_bytes, NULL);
+    insert->workspace = vector_in(memory, &voxels->bytes, (int64_t)insert_bytes, FG_UINT8);
+    voxels->table = (fg_hash_table){&insert->table_keys, slots - 1, insert->state.data};
+    voxels->curve = fg_make_curve(FG_BXYZ, shape);
+}
+
+static fg_status fill_voxels(const voxel_table *voxels, fg_error *error) {
+    const fg_hash_insert_params *insert = &voxels->insert;
+    const fg_status status = fg_check_coords(&insert->keys, "coords", insert->shape, omp_get_max_threads(), error);
+    return status == FG_OK ? fg_cpu_hash_insert(insert, NULL, error) : status;
+}
+
+/* The row of a voxel, or -1. */
+static int32_t row_at(const voxel_table *voxels, const int32_t coord[4]) {
+    if (!fg_curve_contains(&voxels->curve, coord)) return -1;
+    const int64_t slot = fg_find_slot(&voxels->table, fg_encode(&voxels->curve, coord));
+    return slot < 0 ? -1 : ((const int32_t *)voxels->insert.table_values.data)[slot];
+}
+
+/* Rows and weights of the eight corners around a point. */
+static void find_corners(const voxel_table *voxels, const fg_points *points, int64_t q, int32_t *rows, float *weights) {
     fg_cell cell;
-    const bool near = fg_find_cell(point, curve->shape, &cell);
-    float total = 0.0f;
+    float point[3], total = 0.0f;
+    const int32_t batch = fg_read_point(points, q, point);
+    const bool near = fg_find_cell(point, voxels->curve.shape, &cell);
     for (int corner = 0; corner < FG_CORNERS; corner++) {
         int32_t coord[4];
         rows[corner] = -1;
         weights[corner] = 0.0f;
         if (!near) continue;
         fg_corner_coord(&cell, corner, batch, coord);
-        rows[corner] = row_at(params, table, curve, coord);
+        rows[corner] = row_at(voxels, coord);
         if (rows[corner] >= 0) weights[corner] = fg_corner_weight(&cell, corner);
         total += weights[corner];
     }
@@ -34,25 +81,90 @@ static void map_trilinear(const fg_sample_map_params *params, const fg_hash_tabl
     for (int corner = 0; corner < FG_CORNERS; corner++) weights[corner] /= total;
 }
 
-fg_status fg_cpu_sample_map(const fg_sample_map_params *params, const fg_queue *queue, fg_error *error) {
+/* ---- map ---- */
+
+fg_status fg_cpu_sample_map_workspace(const fg_sample_map_params *params, const fg_queue *queue, size_t *bytes,
+                                      fg_error *error) {
     (void)queue, (void)error;
-    const fg_hash_table table = {&params->table_keys, params->table_keys.shape[0] - 1, params->state.data};
-    const fg_curve curve = fg_make_curve(FG_BXYZ, params->shape);
+    voxel_table voxels;
+    plan_voxels(&voxels, &params->coords, params->shape, &params->workspace);
+    *bytes = fg_workspace_bytes((fg_workspace_layout){voxels.bytes, 0});
+    return FG_OK;
+}
+
+fg_status fg_cpu_sample_map(const fg_sample_map_params *params, const fg_queue *queue, fg_error *error) {
+    (void)queue;
     const int64_t count = params->indices.shape[0];
+    voxel_table voxels;
+    plan_voxels(&voxels, &params->coords, params->shape, &params->workspace);
+    int threads = 0;
+    fg_status status =
+        fg_workspace_threads(&params->workspace, (fg_workspace_layout){voxels.bytes, 0}, count, &threads, error);
+    if (status == FG_OK) status = fill_voxels(&voxels, error);
+    if (status != FG_OK) return status;
+
     const fg_points points = fg_points_of(&params->grid);
     int32_t *indices = params->indices.data;
     float *weights = params->weights.data;
-#pragma omp parallel for
+#pragma omp parallel for num_threads(threads)
     for (int64_t q = 0; q < count; q++) {
-        float point[3];
-        const int32_t batch = fg_read_point(&points, q, point);
         if (params->weights.present) {
-            map_trilinear(params, &table, &curve, batch, point, indices + FG_CORNERS * q, weights + FG_CORNERS * q);
+            find_corners(&voxels, &points, q, indices + FG_CORNERS * q, weights + FG_CORNERS * q);
         } else {
-            int32_t coord[4] = {batch};
-            const bool near = fg_find_nearest(point, curve.shape, coord + 1);
-            indices[q] = near ? row_at(params, &table, &curve, coord) : -1;
+            float point[3];
+            int32_t coord[4] = {fg_read_point(&points, q, point)};
+            const bool near = fg_find_nearest(point, voxels.curve.shape, coord + 1);
+            indices[q] = near ? row_at(&voxels, coord) : -1;
         }
+    }
+    return FG_OK;
+}
+
+/* ---- samples without a map ---- */
+
+/* Private: the sums of one sample, a widened row. */
+static fg_workspace_layout plan_forward(const fg_sample_forward_params *params, const voxel_table *voxels) {
+    return (fg_workspace_layout){voxels->bytes, 2 * fg_workspace_part(params->feats.shape[1], sizeof(float))};
+}
+
+fg_status fg_cpu_sample_forward_workspace(const fg_sample_forward_params *params, const fg_queue *queue, size_t *bytes,
+                                          fg_error *error) {
+    (void)queue, (void)error;
+    voxel_table voxels;
+    plan_voxels(&voxels, &params->coords, params->shape, &params->workspace);
+    *bytes = fg_workspace_bytes(plan_forward(params, &voxels));
+    return FG_OK;
+}
+
+fg_status fg_cpu_sample_forward(const fg_sample_forward_params *params, const fg_queue *queue, fg_error *error) {
+    (void)queue;
+    const fg_simd *simd = fg_simd_get(error);
+    if (simd == NULL) return error->code;
+    const fg_tensor *feats = &params->feats;
+    const int64_t count = params->out.shape[0], channels = feats->shape[1];
+    voxel_table voxels;
+    plan_voxels(&voxels, &params->coords, params->shape, &params->workspace);
+    const fg_workspace_layout layout = plan_forward(params, &voxels);
+    int threads = 0;
+    fg_status status = fg_workspace_threads(&params->workspace, layout, count, &threads, error);
+    if (status == FG_OK) status = fill_voxels(&voxels, error);
+    if (status != FG_OK) return status;
+
+    const fg_points points = fg_points_of(&params->grid);
+#pragma omp parallel for num_threads(threads)
+    for (int64_t q = 0; q < count; q++) {
+        float *sums = fg_workspace_private(&params->workspace, layout);
+        float *row = sums + layout.per_thread / sizeof(float) / 2;
+        int32_t rows[FG_CORNERS];
+        float weights[FG_CORNERS];
+        find_corners(&voxels, &points, q, rows, weights);
+        if (channels > 0) memset(sums, 0, (size_t)channels * sizeof(float));
+        for (int corner = 0; corner < FG_CORNERS; corner++) {
+            if (rows[corner] < 0) continue;
+            simd->to_float[feats->dtype](row, fg_row(feats, rows[corner]), channels);
+            for (int64_t c = 0; c < channels; c++) sums[c] += weights[corner] * row[c];
+        }
+        simd->from_float[feats->dtype](fg_row(&params->out, q), sums, channels);
     }
     return FG_OK;
 }

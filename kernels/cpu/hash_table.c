@@ -16,14 +16,15 @@
 
 /* Puts the key into an empty slot and returns what is there then. */
 static uint64_t claim_slot(const fg_tensor *keys, int64_t slot, uint64_t key) {
+    const int64_t at = slot * keys->strides[0];
     if (fg_is_narrow(keys)) {
         uint32_t found = UINT32_MAX;
-        const bool taken = __atomic_compare_exchange_n((uint32_t *)keys->data + slot, &found, (uint32_t)key, false,
+        const bool taken = __atomic_compare_exchange_n((uint32_t *)keys->data + at, &found, (uint32_t)key, false,
                                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED);
         return taken ? key : found;
     }
     uint64_t found = FG_ALL_ONES;
-    const bool taken = __atomic_compare_exchange_n((uint64_t *)keys->data + slot, &found, key, false, __ATOMIC_RELAXED,
+    const bool taken = __atomic_compare_exchange_n((uint64_t *)keys->data + at, &found, key, false, __ATOMIC_RELAXED,
                                                    __ATOMIC_RELAXED);
     return taken ? key : found;
 }

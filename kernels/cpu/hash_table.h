@@ -19,15 +19,17 @@ static inline bool fg_is_narrow(const fg_tensor *tensor) { return tensor->dtype 
 static inline uint64_t fg_all_ones(const fg_tensor *tensor) { return fg_is_narrow(tensor) ? UINT32_MAX : FG_ALL_ONES; }
 
 static inline uint64_t fg_load_word(const fg_tensor *tensor, int64_t i) {
-    return fg_is_narrow(tensor) ? __atomic_load_n((const uint32_t *)tensor->data + i, __ATOMIC_RELAXED)
-                                : __atomic_load_n((const uint64_t *)tensor->data + i, __ATOMIC_RELAXED);
+    const int64_t at = i * tensor->strides[0];
+    return fg_is_narrow(tensor) ? __atomic_load_n((const uint32_t *)tensor->data + at, __ATOMIC_RELAXED)
+                                : __atomic_load_n((const uint64_t *)tensor->data + at, __ATOMIC_RELAXED);
 }
 
 static inline void fg_store_word(const fg_tensor *tensor, int64_t i, uint64_t word) {
+    const int64_t at = i * tensor->strides[0];
     if (fg_is_narrow(tensor)) {
-        __atomic_store_n((uint32_t *)tensor->data + i, (uint32_t)word, __ATOMIC_RELAXED);
+        __atomic_store_n((uint32_t *)tensor->data + at, (uint32_t)word, __ATOMIC_RELAXED);
     } else {
-        __atomic_store_n((uint64_t *)tensor->data + i, word, __ATOMIC_RELAXED);
+        __atomic_store_n((uint64_t *)tensor->data + at, word, __ATOMIC_RELAXED);
     }
 }
 

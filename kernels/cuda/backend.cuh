@@ -20,7 +20,8 @@ FG_DECLARE_RUN(decode_seq);    /* serialize.cu */
 FG_DECLARE(sort_keys);         /* sort_keys.cu */
 FG_DECLARE(hash_insert);       /* hash_table.cu */
 FG_DECLARE_RUN(hash_lookup);   /* hash_table.cu */
-FG_DECLARE_RUN(sample_map);    /* grid_sample.cu */
+FG_DECLARE(sample_map);        /* grid_sample.cu */
+FG_DECLARE(sample_forward);    /* grid_sample.cu */
 FG_DECLARE_RUN(sample_grad);   /* grid_sample.cu */
 FG_DECLARE_RUN(gather_sum);    /* gather_sum.cu */
 FG_DECLARE(group_rows);        /* group_reduce.cu */

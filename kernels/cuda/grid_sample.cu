@@ -1,48 +1,134 @@
 /*
- * Voxels around points: which they are, how they weigh, and the gradient of a sample in its point.
+ * Voxels around points: which they are, how they weigh, the samples that they give, and the gradient of a sample in its
+ * point.
  *
- * One thread looks up the corners of a point's cell in a hash table of voxels. For the gradient a group of lanes takes
- * the products of the output's gradient with the features of the eight corners, and its first lane the rest.
+ * Voxels are looked up in a table of cells of 2 x 2 x 2 (hash.cuh), made in the workspace: the eight around a point lie
+ * in one to eight cells. A thread looks up those of a point, lanes share the channels of the rows. For the gradient a
+ * group of lanes takes the products of the output's gradient with the features of the eight corners, and its first lane
+ * the rest.
  */
+#include <cstring>
+
 #include "../cell.h"
 #include "backend.cuh"
+#include "cell_table.cuh"
 #include "coords.cuh"
-#include "hash_table.cuh"
 #include "lanes.cuh"
-#include "voxel_number.cuh"
 
 namespace flexgemm {
 namespace {
 
 constexpr int kThreads = 256;
 
-/* ---- map ---- */
+/* ---- voxels ---- */
 
-template <class Key>
-struct VoxelTable {
-    KeyTable<Key> table;
-    const int32_t *rows;
-    VoxelNumbers<Key> number;
+template <class Cell>
+struct Voxels {
+    using Number = Cell;
+
+    HashTable<Cell> table;
+    CellGrid grid;
     int64_t shape[4];
 
-    explicit VoxelTable(const fg_sample_map_params &p)
-        : table{static_cast<Key *>(p.table_keys.data), p.table_keys.shape[0] - 1,
-                static_cast<KeyTableState *>(p.state.data)},
-          rows(static_cast<const int32_t *>(p.table_values.data)),
-          number(p.shape),
-          shape{p.shape[0], p.shape[1], p.shape[2], p.shape[3]} {}
+    Voxels(void *workspace, int64_t count, const int64_t (&shape)[4])
+        : table(workspace, count), grid(shape), shape{shape[0], shape[1], shape[2], shape[3]} {}
 
-    /* The row of a voxel, or -1, of the probe for it. A voxel outside asks for that of the first. */
-    __device__ typename KeyTable<Key>::Probe probe(const int32_t (&coord)[4], bool *exists) const {
-        const int4 voxel = make_int4(coord[0], coord[1], coord[2], coord[3]);
-        *exists = *exists && number.bounds.contain(voxel);
-        return table.probe(*exists ? number(voxel) : 0);
-    }
-    __device__ int32_t row_at(const typename KeyTable<Key>::Probe &probe, bool exists) const {
-        const int64_t slot = exists ? table.find(probe) : -1;
-        return slot < 0 ? -1 : rows[slot];
+    /* The row of a voxel, or -1. */
+    __device__ int32_t row(int4 c) const {
+        const int32_t *rows = grid.contain(c) ? table.find(grid.cell<Cell>(c)) : nullptr;
+        return rows ? rows[voxel_in_cell(c.y, c.z, c.w)] : -1;
     }
 };
+
+/* Calls launch(voxels) once all rows of coordinates are in the table. */
+template <class Params, class Launch>
+fg_status with_voxels(const Params &p, cudaStream_t stream, fg_error *error, const Launch &launch) {
+    const Coords coords(p.coords);
+    const auto run = [&](auto *cell) -> fg_status {
+        using Cell = std::remove_pointer_t<decltype(cell)>;
+        const Voxels<Cell> voxels(p.workspace.data, coords.count, p.shape);
+        FG_CUDA(cudaMemsetAsync(p.workspace.data, 0xFF, HashTable<Cell>::bytes_for(coords.count), stream));
+        FG_CUDA(insert_rows(coords, voxels.grid, voxels.table, nullptr, stream));
+        launch(voxels);
+        FG_CUDA(cudaGetLastError());
+        return FG_OK;
+    };
+    if (coords.count > INT32_MAX)
+        return fg_fail(error, FG_ERROR_VALUE, "coords: expected at most %lld rows, which int32 can number, got %lld",
+                       static_cast<long long>(INT32_MAX), static_cast<long long>(coords.count));
+    return cells_fit_32_bits(p.shape) ? run(static_cast<uint32_t *>(nullptr))
+                                      : run(static_cast<unsigned long long *>(nullptr));
+}
+
+template <class Params>
+size_t table_bytes(const Params &p) {
+    const int64_t count = p.coords.shape[0];
+    return cells_fit_32_bits(p.shape) ? HashTable<uint32_t>::bytes_for(count)
+                                      : HashTable<unsigned long long>::bytes_for(count);
+}
+
+/* ---- map and samples ---- */
+
+struct Corner {
+    int32_t row; /* -1 where there is no voxel */
+    float weight;
+};
+
+/* The eight voxels around a point: all of their cells are on the way before the first is asked about. */
+template <class Cell>
+__device__ void find_corners(const fg_points &points, int64_t q, const Voxels<Cell> &voxels,
+                             Corner (&corner)[FG_CORNERS]) {
+    const CellGrid &grid = voxels.grid;
+    float point[3];
+    const uint32_t batch = fg_read_point(&points, q, point);
+    fg_cell place = {};
+    const bool near = fg_find_cell(point, voxels.shape, &place) && batch < grid.batch;
+    const uint32_t extent[3] = {grid.width, grid.height, grid.depth};
+    uint32_t at[3][2]; /* along each axis; what is negative is past the end */
+    bool inside[3][2];
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis)
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            at[axis][k] = static_cast<uint32_t>(place.base[axis]) + k;
+            inside[axis][k] = near && at[axis][k] < extent[axis];
+        }
+
+    using Table = HashTable<Cell>;
+    Cell cell[FG_CORNERS]; /* kEmpty where there is none to look for */
+    uint32_t bucket[FG_CORNERS];
+    typename Table::Bucket seen[FG_CORNERS];
+#pragma unroll
+    for (int k = 0; k < FG_CORNERS; ++k) {
+        const uint32_t x = at[0][k / 4], y = at[1][k / 2 % 2], z = at[2][k % 2];
+        const bool exists = inside[0][k / 4] && inside[1][k / 2 % 2] && inside[2][k % 2];
+        const Cell there = grid.column<Cell>(batch, x / 2, y / 2) + z / 2;
+        cell[k] = exists ? there : Table::kEmpty;
+        bucket[k] = voxels.table.home(there);
+        seen[k] = voxels.table.keys[bucket[k]];
+    }
+#pragma unroll
+    for (int k = 0; k < FG_CORNERS; ++k) {
+        const uint32_t voxel = voxel_in_cell(at[0][k / 4], at[1][k / 2 % 2], at[2][k % 2]);
+        const uint32_t slot = cell[k] != Table::kEmpty ? voxels.table.find(cell[k], bucket[k], seen[k]) : Table::kNone;
+        corner[k].row = slot != Table::kNone ? voxels.table.rows[uint64_t{slot} * kCellVoxels + voxel] : -1;
+    }
+
+    float total = 0.0f;
+#pragma unroll
+    for (int k = 0; k < FG_CORNERS; ++k) {
+        corner[k].weight = corner[k].row >= 0 ? fg_corner_weight(&place, k) : 0.0f;
+        total += corner[k].weight;
+    }
+    /* Eight divisions by one number: a product with the reciprocal, and a correction by the remainder, is rounded as a
+     * division is. */
+    const float reciprocal = total > 0.0f ? __frcp_rn(total) : 0.0f;
+#pragma unroll
+    for (int k = 0; k < FG_CORNERS; ++k) {
+        const float product = corner[k].weight * reciprocal;
+        corner[k].weight = fmaf(fmaf(product, total, -corner[k].weight), -reciprocal, product);
+    }
+}
 
 /* Two stores of 16 bytes where the address allows them. */
 template <class Value>
@@ -62,68 +148,88 @@ __device__ void store_corners(Value *at, const Value (&value)[FG_CORNERS], bool 
     }
 }
 
-template <class Key>
-__global__ void __launch_bounds__(kThreads) trilinear_kernel(fg_points points, int64_t count, VoxelTable<Key> voxels,
+template <class Cell>
+__global__ void __launch_bounds__(kThreads) trilinear_kernel(fg_points points, int64_t count, Voxels<Cell> voxels,
                                                              int32_t *indices, float *weights, bool aligned) {
     const int64_t q = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     if (q >= count) return;
-    float point[3];
-    const int32_t batch = fg_read_point(&points, q, point);
-    fg_cell cell = {};
-    const bool near = fg_find_cell(point, voxels.shape, &cell);
-    typename KeyTable<Key>::Probe probe[FG_CORNERS];
-    bool exists[FG_CORNERS];
-#pragma unroll
-    for (int corner = 0; corner < FG_CORNERS; ++corner) {
-        int32_t coord[4];
-        fg_corner_coord(&cell, corner, batch, coord);
-        exists[corner] = near;
-        probe[corner] = voxels.probe(coord, &exists[corner]);
-    }
+    Corner corner[FG_CORNERS];
+    find_corners(points, q, voxels, corner);
     int32_t row[FG_CORNERS];
-    float weight[FG_CORNERS], total = 0.0f;
+    float weight[FG_CORNERS];
 #pragma unroll
-    for (int corner = 0; corner < FG_CORNERS; ++corner) {
-        row[corner] = voxels.row_at(probe[corner], exists[corner]);
-        weight[corner] = row[corner] >= 0 ? fg_corner_weight(&cell, corner) : 0.0f;
-        total += weight[corner];
+    for (int k = 0; k < FG_CORNERS; ++k) {
+        row[k] = corner[k].row;
+        weight[k] = corner[k].weight;
     }
-#pragma unroll
-    for (int corner = 0; corner < FG_CORNERS; ++corner) weight[corner] = total > 0.0f ? weight[corner] / total : 0.0f;
     store_corners(indices + FG_CORNERS * q, row, aligned);
     store_corners(weights + FG_CORNERS * q, weight, aligned);
 }
 
-template <class Key>
+template <class Cell>
 __global__ void __launch_bounds__(kThreads)
-    nearest_kernel(fg_points points, int64_t count, VoxelTable<Key> voxels, int32_t *indices) {
+    nearest_kernel(fg_points points, int64_t count, Voxels<Cell> voxels, int32_t *indices) {
     const int64_t q = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     if (q >= count) return;
     float point[3];
     const int32_t batch = fg_read_point(&points, q, point);
-    int32_t coord[4] = {batch, 0, 0, 0};
-    bool exists = fg_find_nearest(point, voxels.shape, coord + 1);
-    const auto probe = voxels.probe(coord, &exists);
-    indices[q] = voxels.row_at(probe, exists);
+    int32_t voxel[3];
+    const bool near = fg_find_nearest(point, voxels.shape, voxel);
+    indices[q] = near ? voxels.row(make_int4(batch, voxel[0], voxel[1], voxel[2])) : -1;
 }
 
-template <class Key>
-fg_status map_points(const fg_sample_map_params &p, cudaStream_t stream, fg_error *error) {
-    const int64_t count = p.indices.shape[0];
-    unsigned int blocks = 0;
-    const fg_status status = grid_for(count, kThreads, "grid", &blocks, error);
-    if (status != FG_OK) return status;
-    const fg_points points = fg_points_of(&p.grid);
-    int32_t *indices = static_cast<int32_t *>(p.indices.data);
-    const VoxelTable<Key> voxels(p);
-    if (p.weights.present)
-        trilinear_kernel<Key><<<blocks, kThreads, 0, stream>>>(points, count, voxels, indices,
-                                                               static_cast<float *>(p.weights.data),
-                                                               is_aligned(p.indices, 16) && is_aligned(p.weights, 16));
-    else
-        nearest_kernel<Key><<<blocks, kThreads, 0, stream>>>(points, count, voxels, indices);
-    FG_CUDA(cudaGetLastError());
-    return FG_OK;
+constexpr int kSampleThreads = 128, kSampleWarps = kSampleThreads / 32;
+constexpr int kLanes = 8; /* that share a point's channels */
+
+/* A warp takes 32 points: each lane finds the voxels around one, then groups of lanes add up the rows of all of them,
+ * those of a point on the way together. Voxels that are not there take no additions: L2 limits, and instructions next. */
+template <class Cell, class T, int kVector>
+__global__ void __launch_bounds__(kSampleThreads)
+    sample_kernel(fg_points points, Voxels<Cell> voxels, RowsOf<const T> feats, RowsOf<T> out) {
+    /* In registers elements of 16 bits would each take one. */
+    using Words = std::conditional_t<kVector == 1, T, uint4>;
+    __shared__ Corner all_terms[kSampleWarps][FG_CORNERS][32]; /* of each lane's point, those that are there first */
+    __shared__ int all_counts[kSampleWarps][32];
+    auto &terms = all_terms[threadIdx.x / 32];
+    auto &counts = all_counts[threadIdx.x / 32];
+    const int lane = threadIdx.x % 32;
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * kSampleThreads + (threadIdx.x - lane);
+    int count = 0;
+    if (first + lane < out.rows) {
+        Corner corner[FG_CORNERS];
+        find_corners(points, first + lane, voxels, corner);
+#pragma unroll
+        for (int k = 0; k < FG_CORNERS; ++k)
+            if (corner[k].row >= 0) terms[count++][lane] = corner[k];
+    }
+    counts[lane] = count;
+    __syncwarp();
+
+    const int64_t pitch = feats.stride * static_cast<int64_t>(sizeof(T));
+    for (int at = lane / kLanes; at < 32 && first + at < out.rows; at += 32 / kLanes) {
+        const int here = counts[at];
+        for (int64_t c = lane % kLanes * kVector; c < out.columns; c += kLanes * kVector) {
+            const char *const column = reinterpret_cast<const char *>(feats.data + c);
+            Words words[FG_CORNERS];
+            float weight[FG_CORNERS], sum[kVector] = {};
+#pragma unroll
+            for (int k = 0; k < FG_CORNERS; ++k) {
+                const Corner term = terms[k][at];
+                const int64_t row = static_cast<uint32_t>(term.row);
+                weight[k] = term.weight;
+                if (k < here) words[k] = *reinterpret_cast<const Words *>(column + row * pitch);
+            }
+#pragma unroll
+            for (int k = 0; k < FG_CORNERS; ++k) {
+                if (k >= here) break;
+                Vector<T, kVector> piece;
+                memcpy(&piece, &words[k], sizeof piece);
+#pragma unroll
+                for (int i = 0; i < kVector; ++i) sum[i] = fmaf(weight[k], to_float(piece.element[i]), sum[i]);
+            }
+            store_piece(out.row(first + at) + c, sum);
+        }
+    }
 }
 
 /* ---- gradient in the points ---- */
@@ -174,12 +280,55 @@ __global__ void __launch_bounds__(kLaneThreads)
 
 }  // namespace
 
+fg_status sample_map_workspace(const fg_sample_map_params *p, const fg_queue *, size_t *bytes, fg_error *) {
+    *bytes = p->indices.shape[0] == 0 ? 0 : table_bytes(*p);
+    return FG_OK;
+}
+
 fg_status sample_map(const fg_sample_map_params *p, const fg_queue *queue, fg_error *error) {
-    if (p->indices.shape[0] == 0) return FG_OK;
+    const int64_t count = p->indices.shape[0];
+    if (count == 0) return FG_OK;
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
-    return p->table_keys.dtype == FG_INT32 ? map_points<uint32_t>(*p, stream_of(queue), error)
-                                           : map_points<Word>(*p, stream_of(queue), error);
+    unsigned int blocks = 0;
+    const fg_status status = grid_for(count, kThreads, "grid", &blocks, error);
+    if (status != FG_OK) return status;
+    const cudaStream_t stream = stream_of(queue);
+    const fg_points points = fg_points_of(&p->grid);
+    int32_t *const indices = static_cast<int32_t *>(p->indices.data);
+    const bool aligned = is_aligned(p->indices, 16) && is_aligned(p->weights, 16);
+    return with_voxels(*p, stream, error, [&](const auto &voxels) {
+        using Cell = typename std::decay_t<decltype(voxels)>::Number;
+        if (p->weights.present)
+            trilinear_kernel<Cell><<<blocks, kThreads, 0, stream>>>(points, count, voxels, indices,
+                                                                    static_cast<float *>(p->weights.data), aligned);
+        else
+            nearest_kernel<Cell><<<blocks, kThreads, 0, stream>>>(points, count, voxels, indices);
+    });
+}
+
+fg_status sample_forward_workspace(const fg_sample_forward_params *p, const fg_queue *, size_t *bytes, fg_error *) {
+    *bytes = p->out.shape[0] == 0 || p->out.shape[1] == 0 ? 0 : table_bytes(*p);
+    return FG_OK;
+}
+
+fg_status sample_forward(const fg_sample_forward_params *p, const fg_queue *queue, fg_error *error) {
+    if (p->out.shape[0] == 0 || p->out.shape[1] == 0) return FG_OK;
+    const DeviceGuard guard(queue->device_index);
+    FG_CUDA(guard.status());
+    unsigned int blocks = 0;
+    const fg_status status = grid_for(p->out.shape[0], kSampleThreads, "grid", &blocks, error);
+    if (status != FG_OK) return status;
+    const cudaStream_t stream = stream_of(queue);
+    const bool aligned = is_aligned(p->feats, 16) && is_aligned(p->out, 16);
+    return dispatch_rows(p->feats.dtype, aligned, [&](auto *element, auto vector) -> fg_status {
+        using T = std::remove_pointer_t<decltype(element)>;
+        return with_voxels(*p, stream, error, [&](const auto &voxels) {
+            using Cell = typename std::decay_t<decltype(voxels)>::Number;
+            sample_kernel<Cell, T, vector()><<<blocks, kSampleThreads, 0, stream>>>(
+                fg_points_of(&p->grid), voxels, RowsOf<const T>(p->feats), RowsOf<T>(p->out));
+        });
+    });
 }
 
 fg_status sample_grad(const fg_sample_grad_params *p, const fg_queue *queue, fg_error *error) {

@@ -110,6 +110,21 @@ struct Maximum {
     __device__ int32_t row() const { return source; }
 };
 
+/* Quotients of numbers below 2^31 by one divisor: a product with 2^(31 + bits) / divisor, rounded up, where 2^bits is not
+ * below the divisor. */
+struct Divisor {
+    uint32_t factor;
+    int shift;
+
+    explicit Divisor(uint32_t divisor) : factor(0), shift(31) {
+        while (uint64_t{1} << (shift - 31) < divisor) ++shift;
+        factor = static_cast<uint32_t>(((uint64_t{1} << shift) + divisor - 1) / divisor);
+    }
+    __device__ uint32_t quotient(uint32_t number) const {
+        return static_cast<uint32_t>(static_cast<uint64_t>(number) * factor >> shift);
+    }
+};
+
 template <class T>
 struct Problem {
     RowsOf<const T> src;
@@ -117,8 +132,8 @@ struct Problem {
     const int32_t *order, *starts;
     const float *weights;
     int32_t *argmax;
-    int64_t entries;
-    uint32_t terms; /* entries of a row of src */
+    uint32_t entries; /* below 2^31 */
+    Divisor terms;    /* entries of a row of src */
     bool mean;
 
     explicit Problem(const fg_group_reduce_params &p)
@@ -128,7 +143,7 @@ struct Problem {
           starts(static_cast<const int32_t *>(p.starts.data)),
           weights(static_cast<const float *>(p.weights.data)),
           argmax(static_cast<int32_t *>(p.argmax.data)),
-          entries(p.order.shape[0]),
+          entries(static_cast<uint32_t>(p.order.shape[0])),
           terms(p.order.shape[0] > 0 ? static_cast<uint32_t>(p.order.shape[0] / p.src.shape[0]) : 1),
           mean(p.mode == FG_POOL_MEAN) {}
 
@@ -152,24 +167,29 @@ struct Problem {
     }
 
     template <int kVector, class Reduction>
-    __device__ void reduce(Reduction (&result)[kVector], int64_t begin, int64_t end, int64_t c) const {
-        for (int64_t i = begin; i < end; i += kAhead) {
+    __device__ void reduce(Reduction (&result)[kVector], uint32_t begin, uint32_t end, int64_t c) const {
+        const char *const column = reinterpret_cast<const char *>(src.data + c);
+        const int64_t pitch = src.stride * static_cast<int64_t>(sizeof(T));
+        for (uint32_t i = begin; i < end; i += kAhead) {
             Vector<T, kVector> piece[kAhead];
             float weight[kAhead];
-            int32_t row[kAhead];
+            uint32_t entry[kAhead], row[kAhead];
+#pragma unroll
+            for (int k = 0; k < kAhead; ++k) entry[k] = i + k < end ? static_cast<uint32_t>(order[i + k]) : ~0u;
 #pragma unroll
             for (int k = 0; k < kAhead; ++k) {
-                const int64_t entry = i + k < end ? static_cast<uint32_t>(order[i + k]) : entries;
-                const bool there = entry < entries;
-                row[k] = there ? static_cast<int32_t>(static_cast<uint32_t>(entry) / terms) : -1;
-                weight[k] = there && weights ? weights[entry] : 1.0f;
-                if (there) piece[k] = Vector<T, kVector>::load(src.row(row[k]) + c);
+                row[k] = terms.quotient(entry[k]);
+                weight[k] = 1.0f;
+                if (entry[k] >= entries) continue;
+                piece[k] = *reinterpret_cast<const Vector<T, kVector> *>(column + row[k] * pitch);
+                if (weights) weight[k] = weights[entry[k]];
             }
 #pragma unroll
             for (int k = 0; k < kAhead; ++k) {
-                if (row[k] < 0) continue;
+                if (entry[k] >= entries) continue;
 #pragma unroll
-                for (int j = 0; j < kVector; ++j) result[j].add(weight[k] * to_float(piece[k].element[j]), row[k]);
+                for (int j = 0; j < kVector; ++j)
+                    result[j].add(weight[k] * to_float(piece[k].element[j]), static_cast<int32_t>(row[k]));
             }
         }
     }

@@ -37,6 +37,14 @@ struct HashTable {
     Bucket *keys;  /* (capacity / kBucketSlots) */
     uint32_t capacity;
 
+    /* In bytes_for(count) bytes of memory. */
+    HashTable(void *memory, int64_t count)
+        : rows(static_cast<int32_t *>(memory)),
+          keys(reinterpret_cast<Bucket *>(rows + uint64_t{capacity_for(count)} * kCellVoxels)),
+          capacity(capacity_for(count)) {}
+
+    static size_t bytes_for(int64_t count) { return uint64_t{capacity_for(count)} * kBytesPerSlot; }
+
     /* A multiple of kBucketSlots; below 2^32 for every count that int32 can number. */
     static uint32_t capacity_for(int64_t count) {
         return static_cast<uint32_t>(count + count / 2 + 64) / kBucketSlots * kBucketSlots;

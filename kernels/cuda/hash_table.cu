@@ -21,6 +21,7 @@ namespace flexgemm {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kKeysPerThread = 16, kKeysAhead = 4; /* of one that looks for those of a stretch */
 constexpr uint32_t kFree = ~0u; /* owner of a slot for the taking; rows are counted from 1, so that none precedes 0 */
 
 /* ---- what is looked for ---- */
@@ -57,6 +58,17 @@ struct VoxelKeys {
     }
 };
 
+/* The values of a table's slots. */
+template <class Value>
+struct Values {
+    Value *data;
+    int64_t stride;
+
+    explicit Values(const fg_tensor &tensor) : data(static_cast<Value *>(tensor.data)), stride(tensor.strides[0]) {}
+
+    __device__ Value *at(int64_t slot) const { return data + slot * stride; }
+};
+
 /* ---- kernels ---- */
 
 __device__ int64_t thread_number() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
@@ -64,7 +76,7 @@ __device__ int64_t thread_number() { return static_cast<int64_t>(blockIdx.x) * k
 template <class Key>
 __global__ void __launch_bounds__(kThreads) mark_kernel(KeyTable<Key> table, bool replace, uint32_t *owners) {
     const int64_t slot = thread_number();
-    if (slot <= table.capacity) owners[slot] = replace || table.keys[slot] == table.kEmpty ? kFree : 0;
+    if (slot <= table.capacity) owners[slot] = replace || *table.at(slot) == table.kEmpty ? kFree : 0;
 }
 
 template <class Source>
@@ -81,36 +93,69 @@ __global__ void __launch_bounds__(kThreads)
 /* values == NULL: the numbers of the rows. */
 template <class Value>
 __global__ void __launch_bounds__(kThreads) write_kernel(const int64_t *slots, const uint32_t *owners, int64_t count,
-                                                         const Value *values, Value *table_values) {
+                                                         const Value *values, Values<Value> table_values) {
     const int64_t n = thread_number();
     if (n >= count) return;
     const int64_t slot = slots[n];
     if (slot < 0 || owners[slot] != static_cast<uint32_t>(n + 1)) return;
-    table_values[slot] = values ? values[n] : static_cast<Value>(n);
+    *table_values.at(slot) = values ? values[n] : static_cast<Value>(n);
 }
 
-/* Keys whose first slot is one of [begin, end). */
+/* Keys whose hash has an upper half of [begin, last], and so their slots in one stretch of the table. A warp reads some
+ * hundred, several before the first is looked at, and queues those that it wants, so that all of its lanes wait for the
+ * trips of a key together. */
 template <class Source, class Value>
 __global__ void __launch_bounds__(kThreads) number_kernel(Source source, KeyTable<typename Source::Key> table,
-                                                          int64_t begin, int64_t end, Value *table_values) {
-    const int64_t n = thread_number();
-    if (n >= source.count) return;
-    typename Source::Key key;
-    if (!source.get(n, &key)) return;
-    const int64_t first = table.first_slot(key);
-    if (first < begin || first >= end) return;
-    const int64_t slot = table.claim(key);
-    if (slot >= 0) atomicMin(&table_values[slot], static_cast<Value>(n));
+                                                          uint32_t begin, uint32_t last, Values<Value> table_values) {
+    using Key = typename Source::Key;
+    struct Entry {
+        Key key;
+        int32_t row;
+    };
+    __shared__ Entry queues[kThreads / 32][2 * 32];
+    Entry *const queue = queues[threadIdx.x / 32];
+    const int lane = threadIdx.x % 32;
+    int queued = 0;
+    const auto insert = [&](int entries) {
+        if (lane < entries) {
+            const int64_t slot = table.claim(queue[lane].key);
+            if (slot >= 0) atomicMin(table_values.at(slot), static_cast<Value>(queue[lane].row));
+        }
+        __syncwarp();
+    };
+    for (int step = 0; step < kKeysPerThread; step += kKeysAhead) {
+        const int64_t n = (static_cast<int64_t>(blockIdx.x) * kKeysPerThread + step) * kThreads + threadIdx.x;
+        Key key[kKeysAhead] = {};
+        bool exists[kKeysAhead];
+#pragma unroll
+        for (int i = 0; i < kKeysAhead; ++i)
+            exists[i] = n + i * kThreads < source.count && source.get(n + i * kThreads, &key[i]);
+#pragma unroll
+        for (int i = 0; i < kKeysAhead; ++i) {
+            const bool wanted = exists[i] && static_cast<uint32_t>(table.hash(key[i]) >> 32) - begin <= last - begin;
+            const uint32_t lanes = __ballot_sync(~0u, wanted);
+            if (wanted)
+                queue[queued + __popc(lanes & ((1u << lane) - 1))] = {key[i], static_cast<int32_t>(n + i * kThreads)};
+            queued += __popc(lanes);
+            __syncwarp();
+            if (queued < 32) continue;
+            insert(32);
+            queued -= 32;
+            if (lane < queued) queue[lane] = queue[32 + lane];
+            __syncwarp();
+        }
+    }
+    insert(queued);
 }
 
 template <class Source, class Value>
 __global__ void __launch_bounds__(kThreads)
-    lookup_kernel(Source source, KeyTable<typename Source::Key> table, const Value *table_values, Value *out) {
+    lookup_kernel(Source source, KeyTable<typename Source::Key> table, Values<const Value> table_values, Value *out) {
     const int64_t n = thread_number();
     if (n >= source.count) return;
     typename Source::Key key;
     const int64_t slot = source.get(n, &key) ? table.find(key) : -1;
-    out[n] = slot < 0 ? ~Value{0} : table_values[slot];
+    out[n] = slot < 0 ? ~Value{0} : *table_values.at(slot);
 }
 
 /* ---- insert ---- */
@@ -133,13 +178,13 @@ struct Workspace {
 
 constexpr int64_t kMaxStretches = 16; /* more readings of all keys take as long as their trips to memory */
 
-/* Slots that half of L2 holds, or all where the table does not pass all of L2. */
-fg_status stretch_of(int64_t size, size_t slot_bytes, int64_t *stretch, fg_error *error) {
+/* Stretches that L2 can hold one of. */
+fg_status stretches_of(size_t table_bytes, int64_t *stretches, fg_error *error) {
     int device = 0, l2_bytes = 0;
     FG_CUDA(cudaGetDevice(&device));
     FG_CUDA(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, device));
-    const int64_t slots = l2_bytes / static_cast<int64_t>(slot_bytes);
-    *stretch = size <= slots ? size : std::max(slots / 2, ceil_div(size, kMaxStretches));
+    const int64_t needed = static_cast<int64_t>(table_bytes) / std::max(l2_bytes, 1) + 1;
+    *stretches = std::min(needed, kMaxStretches);
     return FG_OK;
 }
 
@@ -147,24 +192,30 @@ template <class Source, class Value>
 fg_status insert(const fg_hash_insert_params &p, cudaStream_t stream, fg_error *error) {
     using Key = typename Source::Key;
     const int64_t count = p.keys.shape[0], size = p.table_keys.shape[0];
-    const KeyTable<Key> table = {static_cast<Key *>(p.table_keys.data), size - 1,
-                                 static_cast<KeyTableState *>(p.state.data)};
-    Value *table_values = static_cast<Value *>(p.table_values.data);
+    const size_t pitch = static_cast<size_t>(p.table_keys.strides[0]) * sizeof(Key);
+    const bool joint = pitch > sizeof(Key);
+    const KeyTable<Key> table(p.table_keys, p.state);
+    const Values<Value> table_values(p.table_values);
     if (p.clear) {
-        FG_CUDA(cudaMemsetAsync(table.keys, 0xFF, static_cast<size_t>(size) * sizeof(Key), stream));
-        FG_CUDA(cudaMemsetAsync(table_values, 0xFF, static_cast<size_t>(size) * sizeof(Value), stream));
+        FG_CUDA(cudaMemsetAsync(table.keys, 0xFF, static_cast<size_t>(size) * pitch, stream));
+        if (!joint)
+            FG_CUDA(cudaMemsetAsync(table_values.data, 0xFF, static_cast<size_t>(size) * sizeof(Value), stream));
         FG_CUDA(cudaMemsetAsync(table.state, 0, sizeof(KeyTableState), stream));
     }
     if (count == 0) return FG_OK;
     const unsigned int blocks = static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads));
     const Source source(p.keys, p.shape);
     if (!needs_owners(p)) {
-        int64_t stretch = 0;
-        const fg_status status = stretch_of(size, sizeof(Key) + sizeof(Value), &stretch, error);
+        int64_t stretches = 0;
+        const size_t slot_bytes = joint ? pitch : sizeof(Key) + sizeof(Value);
+        const fg_status status = stretches_of(static_cast<size_t>(size) * slot_bytes, &stretches, error);
         if (status != FG_OK) return status;
-        for (int64_t begin = 0; begin < size; begin += stretch) {
-            number_kernel<Source, Value>
-                <<<blocks, kThreads, 0, stream>>>(source, table, begin, begin + stretch, table_values);
+        const unsigned int parts = static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads * kKeysPerThread));
+        const int64_t hashes = 1ll << 32, step = ceil_div(hashes, stretches);
+        for (int64_t begin = 0; begin < hashes; begin += step) {
+            const int64_t last = std::min(begin + step, hashes) - 1;
+            number_kernel<Source, Value><<<parts, kThreads, 0, stream>>>(source, table, static_cast<uint32_t>(begin),
+                                                                         static_cast<uint32_t>(last), table_values);
             FG_CUDA(cudaGetLastError());
         }
         return FG_OK;
@@ -186,14 +237,12 @@ fg_status insert(const fg_hash_insert_params &p, cudaStream_t stream, fg_error *
 template <class Source, class Value>
 fg_status lookup(const fg_hash_lookup_params &p, cudaStream_t stream, fg_error *error) {
     using Key = typename Source::Key;
-    const KeyTable<Key> table = {static_cast<Key *>(p.table_keys.data), p.table_keys.shape[0] - 1,
-                                 static_cast<KeyTableState *>(p.state.data)};
+    const KeyTable<Key> table(p.table_keys, p.state);
     unsigned int blocks = 0;
     const fg_status status = grid_for(p.keys.shape[0], kThreads, "keys", &blocks, error);
     if (status != FG_OK) return status;
-    lookup_kernel<Source, Value><<<blocks, kThreads, 0, stream>>>(Source(p.keys, p.shape), table,
-                                                                  static_cast<const Value *>(p.table_values.data),
-                                                                  static_cast<Value *>(p.out.data));
+    lookup_kernel<Source, Value><<<blocks, kThreads, 0, stream>>>(
+        Source(p.keys, p.shape), table, Values<const Value>(p.table_values), static_cast<Value *>(p.out.data));
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }

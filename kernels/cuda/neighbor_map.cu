@@ -11,12 +11,11 @@
  * Nothing here waits for the device except check = true, which reads back what is wrong before it raises.
  */
 #include "backend.cuh"
+#include "cell_table.cuh"
 #include "common.cuh"
 #include "coords.cuh"
-#include "hash.cuh"
 #include "ptx.cuh"
 #include "row_order.cuh"
-#include "voxel_number.cuh"
 
 namespace flexgemm {
 namespace {
@@ -25,64 +24,11 @@ constexpr int kThreads = 256;
 constexpr int kMaxKernel = 7; /* voxels along one axis */
 constexpr unsigned long long kNothing = ~0ull;
 
-/* Cells of a grid. With extents below 2^31 a cell's number is unique even outside of the last cells. */
-struct CellGrid : VoxelBounds {
-    uint32_t cells_x, cells_y, cells_z;
-
-    explicit CellGrid(const int64_t (&shape)[4])
-        : VoxelBounds(shape), cells_x(cells_of(width)), cells_y(cells_of(height)), cells_z(cells_of(depth)) {}
-
-    static uint32_t cells_of(uint32_t extent) { return extent / 2 + extent % 2; }
-
-    /* The first cell of a column along z; the voxel at z lies in the cell z / 2 further. */
-    template <class Cell>
-    __device__ Cell column(uint32_t b, uint32_t cell_x, uint32_t cell_y) const {
-        return ((static_cast<Cell>(b) * cells_x + cell_x) * cells_y + cell_y) * cells_z;
-    }
-
-    template <class Cell>
-    __device__ Cell cell(int4 c) const {
-        return column<Cell>(c.x, c.y / 2, c.z / 2) + c.w / 2;
-    }
-};
-
-/* Which of its cell's voxels one is. */
-__device__ __forceinline__ uint32_t voxel_in_cell(uint32_t x, uint32_t y, uint32_t z) {
-    return (x % 2 * 2 + y % 2) * 2 + z % 2;
-}
-
-/* Whether cells can be numbered, and an empty slot told from them, in 32 bits. */
-bool cells_fit_32_bits(const int64_t (&shape)[4]) {
-    const CellGrid grid(shape);
-    return static_cast<double>(grid.batch) * grid.cells_x * grid.cells_y * grid.cells_z < 4e9;
-}
-
 /* First offenders, as unsigned numbers that atomicMin can lower. */
 struct Report {
     unsigned long long outside;   /* row */
     unsigned long long duplicate; /* later row in the high half, the row it repeats in the low half */
 };
-
-/* Lanes with the same cell as the lane before them leave the claim to the first of them. */
-template <class Cell>
-__global__ void __launch_bounds__(kThreads)
-    insert_kernel(Coords rows, CellGrid grid, HashTable<Cell> table, Report *report) {
-    ptx::let_next_kernel_begin();
-    const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-    const int lane = threadIdx.x % 32;
-    const int4 c = n < rows.count ? rows[n] : make_int4(-1, -1, -1, -1);
-    const bool inside = grid.contain(c);
-    if (n < rows.count && !inside && report) atomicMin(&report->outside, static_cast<unsigned long long>(n));
-
-    const Cell cell = inside ? grid.cell<Cell>(c) : table.kEmpty;
-    const Cell cell_before = __shfl_up_sync(~0u, cell, 1);
-    const bool first = lane == 0 || cell != cell_before;
-    const uint32_t slot = first && inside ? table.claim(cell) : 0;
-    const unsigned int firsts = __ballot_sync(~0u, first);
-    const int claimer = 31 - __clz(firsts & (~0u >> (31 - lane)));
-    const uint32_t claimed = __shfl_sync(~0u, slot, claimer);
-    if (inside) table.insert(claimed, voxel_in_cell(c.y, c.z, c.w), static_cast<int32_t>(n));
-}
 
 template <class Cell>
 __global__ void __launch_bounds__(kThreads)
@@ -387,8 +333,7 @@ constexpr size_t kReportBytes = 256; /* keeps the table 256-byte aligned */
 
 template <class Cell>
 size_t workspace_bytes(int64_t count) {
-    using Table = HashTable<Cell>;
-    const size_t bytes = kReportBytes + uint64_t{Table::capacity_for(count)} * Table::kBytesPerSlot;
+    const size_t bytes = kReportBytes + HashTable<Cell>::bytes_for(count);
     return count == 0 ? 0 : ceil_div<size_t>(bytes, 256) * 256; /* row orders have theirs behind */
 }
 
@@ -414,19 +359,14 @@ fg_status build(const fg_neighbor_map_params *p, const OrderKeys &keys, int comp
     const int64_t count = p->coords.shape[0];
     char *workspace = static_cast<char *>(p->workspace.data);
     Report *report = reinterpret_cast<Report *>(workspace);
-    HashTable<Cell> table;
-    table.capacity = table.capacity_for(count);
-    table.rows = reinterpret_cast<int32_t *>(workspace + kReportBytes);
-    table.keys =
-        reinterpret_cast<typename HashTable<Cell>::Bucket *>(table.rows + uint64_t{table.capacity} * kCellVoxels);
+    const HashTable<Cell> table(workspace + kReportBytes, count);
     FG_CUDA(cudaMemsetAsync(workspace, 0xFF, workspace_bytes<Cell>(count), stream));
 
     const Coords rows(p->coords);
     const CellGrid grid(p->shape);
-    const unsigned int blocks = static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads));
-    insert_kernel<Cell><<<blocks, kThreads, 0, stream>>>(rows, grid, table, p->check ? report : nullptr);
-    FG_CUDA(cudaGetLastError());
+    FG_CUDA(insert_rows(rows, grid, table, p->check ? &report->outside : nullptr, stream));
     if (p->check) {
+        const unsigned int blocks = static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads));
         find_duplicates_kernel<Cell><<<blocks, kThreads, 0, stream>>>(rows, grid, table, report);
         FG_CUDA(cudaGetLastError());
         const fg_status status = check_report(p, report, stream, error);

@@ -83,9 +83,11 @@ struct Divisor {
     float scale, reciprocal;
     bool middle;
 
-    __device__ explicit Divisor(float by) {
+    __device__ explicit Divisor(float by) { *this = Divisor(by, __frcp_rn(by)); }
+
+    __device__ Divisor(float by, float rounded_reciprocal) {
         scale = by;
-        reciprocal = __frcp_rn(by);
+        reciprocal = rounded_reciprocal;
         middle = by > 0x1p-80f && by < 0x1p80f;
     }
 
@@ -159,13 +161,14 @@ __device__ __forceinline__ int elements_at(int64_t columns, int64_t column) {
     return columns - column < kCount ? static_cast<int>(columns - column) : kCount;
 }
 
-/* Maximum over the block, on every thread. */
+/* Maximum over a block of kCount threads, on every one. */
+template <int kCount>
 __device__ __forceinline__ uint32_t block_max(uint32_t value) {
-    __shared__ uint32_t warp_max[kThreads / 32];
+    __shared__ uint32_t warp_max[kCount / 32];
     value = __reduce_max_sync(0xffffffffu, value);
     if (threadIdx.x % 32 == 0) warp_max[threadIdx.x / 32] = value;
     __syncthreads();
-    for (int warp = 0; warp < kThreads / 32; ++warp) value = max(value, warp_max[warp]);
+    for (int warp = 0; warp < kCount / 32; ++warp) value = max(value, warp_max[warp]);
     return value;
 }
 
@@ -243,7 +246,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     uint32_t amax = 0;
     for_each_vector<T, kSwiglu, false>(
         args, [&](int64_t, int64_t, const float (&value)[kCount], int) { amax = max(amax, finite_amax(value)); });
-    amax = block_max(amax);
+    amax = block_max<kThreads>(amax);
     if (threadIdx.x == 0 && amax != 0) atomicMax(args.amax_bits, amax);
 }
 
@@ -262,11 +265,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 /* ---- per row ---- */
 
 constexpr int64_t kWarpRowColumns = 1024; /* longer rows take a block */
-constexpr int kKeptVectors = 4;           /* of a thread; those behind are read twice */
+constexpr int kLongRowThreads = 128;
+
+/* A short row has a warp, a long one a block. */
+template <int kThreadsPerRow>
+constexpr int kRowThreads = kThreadsPerRow == 32 ? kThreads : kThreadsPerRow;
 
 template <typename T, bool kSwiglu, int kThreadsPerRow>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm) row_kernel(const __grid_constant__ QuantizeArgs args) {
-    constexpr int kRowsPerBlock = kThreads / kThreadsPerRow, kCount = kOutputs<T, kSwiglu>;
+__global__ void __launch_bounds__(kRowThreads<kThreadsPerRow>, kBlocksPerSm *kThreads / kRowThreads<kThreadsPerRow>)
+    row_kernel(const __grid_constant__ QuantizeArgs args) {
+    constexpr int kRowsPerBlock = kRowThreads<kThreadsPerRow> / kThreadsPerRow, kCount = kOutputs<T, kSwiglu>;
+    constexpr int kKeptVectors = kThreadsPerRow == 32 ? 4 : 8; /* of a thread; those behind are read twice */
     const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / kThreadsPerRow;
     if (row >= args.rows) return; /* whole warps or the whole block */
     uint8_t *q = args.q + row * args.q_stride;
@@ -297,7 +306,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) row_kernel(const __gri
                                  elements_at<kCount>(args.columns, column), args.aligned);
             amax = max(amax, finite_amax(value));
         }
-        amax = kThreadsPerRow == 32 ? __reduce_max_sync(0xffffffffu, amax) : block_max(amax);
+        amax = kThreadsPerRow == 32 ? __reduce_max_sync(0xffffffffu, amax) : block_max<kLongRowThreads>(amax);
         scale = scale_from_amax(amax, args.e5m2);
         if (first == 0) args.scale[row] = scale;
     }
@@ -331,7 +340,7 @@ constexpr int kBlockThreads = kSquare ? 512 : kThreads;
 
 /* Rows of a warp. */
 template <bool kSquare>
-constexpr int kWarpRows = kSquare ? FG_SCALE_BLOCK_SIZE / (kBlockThreads<true> / 32) : 4;
+constexpr int kWarpRows = kSquare ? FG_SCALE_BLOCK_SIZE / (kBlockThreads<true> / 32) : 8;
 
 /* Maximum over the lanes that share a block of columns. */
 template <int kLanes>
@@ -343,6 +352,26 @@ __device__ __forceinline__ uint32_t lanes_max(uint32_t value) {
         for (int step = kLanes / 2; step > 0; step /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, step));
         return value;
     }
+}
+
+/* Of the maxima of kRows rows over kLanes lanes each lane gets that of row lane % kRows: at every step lanes exchange half
+ * of the rows that they still have. */
+template <int kLanes, int kRows>
+__device__ __forceinline__ uint32_t row_max(uint32_t (&amax)[kRows]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = kRows / 2; half > 0; half /= 2) {
+        const bool upper = lane & half;
+#pragma unroll
+        for (int i = 0; i < half; ++i) {
+            const uint32_t mine = upper ? amax[i + half] : amax[i], other = upper ? amax[i] : amax[i + half];
+            amax[i] = max(mine, __shfl_xor_sync(0xffffffffu, other, half));
+        }
+    }
+    uint32_t result = amax[0];
+#pragma unroll
+    for (int step = kRows; step < kLanes; step *= 2) result = max(result, __shfl_xor_sync(0xffffffffu, result, step));
+    return result;
 }
 
 template <typename T, bool kSwiglu, bool kSquare>
@@ -358,7 +387,6 @@ __global__ void __launch_bounds__(kBlockThreads<kSquare>, kBlocksPerSm *kThreads
     const int64_t column = static_cast<int64_t>(blockIdx.x % spans) * kWarpColumns<T, kSwiglu> + lane * kCount;
     const int64_t column_block = column / FG_SCALE_BLOCK_SIZE;
     const int count = args.columns > column ? elements_at<kCount>(args.columns, column) : 0;
-    const bool writes_scale = lane % kLanes == 0 && count > 0 && !args.scale_given;
     Kept<T, kSwiglu, kCount> kept[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -369,8 +397,25 @@ __global__ void __launch_bounds__(kBlockThreads<kSquare>, kBlocksPerSm *kThreads
 
     const int64_t scale_rows = kSquare ? args.row_blocks : args.rows;
     float *const scales = args.scale + group * scale_rows * args.column_blocks + column_block;
-    float value[kCount], shared_scale = 1.0f;
-    if constexpr (kSquare) {
+    /* Of the block's rows, or of the row lane % kRows. */
+    float value[kCount], scale = 1.0f;
+    if constexpr (!kSquare) {
+        const int64_t row = first_row + lane % kRows;
+        float *const at = scales + row * args.column_blocks;
+        const bool exists = row < args.rows && column_block < args.column_blocks;
+        if (args.scale_given) {
+            if (exists) scale = *at;
+        } else {
+            uint32_t amax[kRows];
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) {
+                kept[i].widen(value);
+                amax[i] = finite_amax(value);
+            }
+            scale = scale_from_amax(row_max<kLanes>(amax), args.e5m2);
+            if (exists && lane % kLanes < kRows) *at = scale;
+        }
+    } else {
         if (!args.scale_given) {
             __shared__ uint32_t warp_max[kWarps][32 / kLanes];
             uint32_t amax = 0;
@@ -383,28 +428,25 @@ __global__ void __launch_bounds__(kBlockThreads<kSquare>, kBlocksPerSm *kThreads
             if (lane % kLanes == 0) warp_max[warp][lane / kLanes] = amax;
             __syncthreads();
             for (int other = 0; other < kWarps; ++other) amax = max(amax, warp_max[other][lane / kLanes]);
-            shared_scale = scale_from_amax(amax, args.e5m2);
-            if (writes_scale && warp == 0) scales[row_block * args.column_blocks] = shared_scale;
+            scale = scale_from_amax(amax, args.e5m2);
+            if (warp == 0 && lane % kLanes == 0 && count > 0) scales[row_block * args.column_blocks] = scale;
         } else if (count > 0) {
-            shared_scale = scales[row_block * args.column_blocks];
+            scale = scales[row_block * args.column_blocks];
         }
     }
+    const float reciprocal = __frcp_rn(scale);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
         const int64_t row = first_row + i;
         if (row >= args.rows) break; /* the whole warp */
+        Divisor divisor(scale, reciprocal);
+        if constexpr (!kSquare)
+            divisor =
+                Divisor(__shfl_sync(0xffffffffu, scale, i, kLanes), __shfl_sync(0xffffffffu, reciprocal, i, kLanes));
         kept[i].widen(value);
-        float scale = shared_scale;
-        if constexpr (!kSquare) {
-            if (args.scale_given)
-                scale = count > 0 ? scales[row * args.column_blocks] : 1.0f;
-            else
-                scale = scale_from_amax(lanes_max<kLanes>(finite_amax(value)), args.e5m2);
-            if (writes_scale) scales[row * args.column_blocks] = scale;
-        }
         if (count > 0)
-            store_vector(args.q + group * args.q_group_stride + row * args.q_stride + column, value, Divisor(scale),
-                         args.e5m2, count, args.aligned);
+            store_vector(args.q + group * args.q_group_stride + row * args.q_stride + column, value, divisor, args.e5m2,
+                         count, args.aligned);
     }
 }
 
@@ -459,7 +501,7 @@ fg_status quantize_rows(QuantizeArgs &args, cudaStream_t stream, fg_error *error
     if (by_warp)
         row_kernel<T, kSwiglu, 32><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
     else
-        row_kernel<T, kSwiglu, kThreads><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
+        row_kernel<T, kSwiglu, kLongRowThreads><<<static_cast<unsigned>(blocks), kLongRowThreads, 0, stream>>>(args);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }
