@@ -164,6 +164,13 @@ static fg_plan plan_conv_sm90(const fg_conv_question *q) {
     const bool fills = tiles(q->rows, q->co, tallest.block_m, tallest.block_n) >= 2 * (int64_t)q->num_sms;
     if (best == 0 && fg_dtype_size(q->dtype) == 2 && (fills || q->rows <= tallest.block_m)) t = &tallest;
     choose_slices(q, t, max_splits, &plan, &cost);
+    const int32_t width = q->co <= 32 ? 32 : 64;
+    if (fg_dtype_size(q->dtype) == 2 && q->ci <= 64 && q->v * (q->ci <= 32 ? 32 : 64) * 64 * 2 <= 27 * 64 * 64 * 2 && q->co <= 64 &&
+        q->algorithm == FG_ALGORITHM_AUTO && q->rows >= 1) {
+        fg_plan resident = {.family = FG_FAMILY_SM90, .block_k = 32, .split_k = 1};
+        set_tile(&resident, 64, width, 6);
+        return resident;
+    }
     return plan;
 }
 
