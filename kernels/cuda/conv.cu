@@ -157,7 +157,7 @@ struct Problem {
         }
         if (chosen.family == FG_FAMILY_SM90 && fg_is_float8(in.dtype))
             return launch_fp8_sm90(p, chosen, in.dtype, weight.dtype, num_sms, stream, error);
-        if (chosen.family == FG_FAMILY_SM90 && chosen.block_m == 64)
+        if (chosen.family == FG_FAMILY_SM90 && chosen.block_m == FG_RESIDENT_ROWS)
             return launch_resident_sm90(p, chosen, in.dtype, major == Major::kK, num_sms, stream, error);
         if (chosen.family == FG_FAMILY_SM90)
             return launch_gather_sm90(p, chosen, in.dtype, major == Major::kK, num_sms, stream, error);

@@ -1,15 +1,14 @@
 /*
- * Forward and input gradient of sparse convolution on Hopper for few channels: all the weights of a column tile fit a
+ * Forward and input gradient of sparse convolution on Hopper, 16-bit types, for few channels: all weights fit a
  * multiprocessor's shared memory, stay there while its CTA lives, and only rows are gathered.
  *
- * Rows go straight to registers, where wgmma may have its first operand: each warpgroup has a tile of 64 rows to itself
- * and shares nothing but the weights with others, so that there is no pipeline of shared memory, and no barrier, after
- * the weights have come. Rows are taken as they come: those beside each other find what they share in L1.
+ * A warpgroup multiplies tiles of 64 rows, and each of its warps gathers the 16 that are its own, into a ring that it
+ * shares with nobody: no barrier, and no warp that does nothing but gather. The ring runs on from tile to tile, so that a
+ * tile ends while the rows of the next are on their way. From there rows go to registers, where wgmma may have its first
+ * operand; the weights are the second one.
  *
- * A step is one offset, or two or four where channels are few, in one or two units of 64 bytes. Of a unit, lane i of a
- * quad loads the i-th 16 bytes of a row: four words, of which wgmma takes the first ones of the four lanes for the words
- * 0 to 3 of its K, then the second ones. The sum does not care about the order, if the weights lie in the same one: word
- * c of piece q where word q of piece c would be.
+ * A step of the ring is one offset, or two of up to 16 channels. Rows are taken
+ * as they come: those beside each other find what they share in L1.
  */
 #include <algorithm>
 #include <type_traits>
@@ -23,155 +22,191 @@ namespace flexgemm {
 namespace {
 
 constexpr int kWarpgroups = 4, kThreads = 128 * kWarpgroups;
-constexpr int kRows = 64; /* of a warpgroup's tile */
-constexpr int kPieceBytes = 16, kPieces = 4, kUnitBytes = kPieces * kPieceBytes;
-constexpr int kRowBytes = 128, kAtomBytes = 8 * kRowBytes; /* of swizzled shared memory */
+constexpr int kTileRows = FG_RESIDENT_ROWS, kWarpRows = 16;
+constexpr int kChunk = 8;                                         /* elements of 16 bytes */
+constexpr int kStepChunks = 4, kStepDepth = kStepChunks * kChunk; /* of the reduction */
+constexpr int kRowBytes = 128, kAtomBytes = 8 * kRowBytes;        /* of swizzled weights */
 
-template <typename T>
-constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T)); /* elements */
-
-/* Columns of a tile, units of a step, and the steps whose rows are on their way at once, as registers allow. */
-template <int kBlockN_, int kUnits_, int kSlots_>
+/* Columns of a tile, offsets of a step, depth of the rings. */
+template <int kBlockN_, int kPacked_, int kStages_>
 struct ResidentTile {
-    static constexpr int kBlockN = kBlockN_, kUnits = kUnits_, kSlots = kSlots_;
-    static_assert(kSlots * kUnits % 2 == 0, "two units are a row of weights");
+    static constexpr int kBlockN = kBlockN_, kPacked = kPacked_, kStages = kStages_;
+    static constexpr int kChunks = kStepChunks / kPacked; /* of an offset */
+    __host__ __device__ static int steps(const GatherParams &p) { return ceil_div(p.volume, kPacked); }
 };
 
-/* The steps of a problem: `packed` offsets each. */
-template <typename T>
-struct Steps {
-    int packed, count;
-    __host__ __device__ explicit Steps(const GatherParams &p)
-        : packed(kPieces * kPiece<T> % p.depth == 0 ? kPieces * kPiece<T> / p.depth : 1),
-          count(ceil_div(p.volume, packed)) {}
-    /* The offset within a step and the first channel of piece q of a unit. */
-    __device__ int offset_of(int q) const { return q * packed / kPieces; }
-    __device__ int channel_of(int unit, int q) const {
-        return (unit * kPieces + q % (kPieces / packed)) * kPiece<T>;
-    }
+/* One warp's ring. A step comes with its rows, and the map entries of the step that is kStages - 1 later. */
+template <class Tile>
+struct WarpRing {
+    char rows[Tile::kStages][kWarpRows][kStepDepth * 2];
+    int32_t entries[Tile::kStages][Tile::kPacked][kWarpRows];
 };
+
+/* Dynamic shared memory of a CTA; the weights begin at the next multiple of 1024. */
+template <class Tile>
+struct ResidentShared {
+    WarpRing<Tile> rings[kThreads / 32];
+    float bias[Tile::kBlockN];
+};
+
+template <class Tile>
+constexpr int kBytesBefore =
+    (static_cast<int>(sizeof(ResidentShared<Tile>)) + kAtomBytes - 1) / kAtomBytes * kAtomBytes;
 
 /* ---- weights ---- */
 
-/* Columns n0 .. n0 + kBlockN - 1, a row of shared memory each and 128 bytes of K; then the next 128 bytes. A quad brings
- * a unit of a column. */
+/* A row of 128 bytes for each column and two steps; two further steps follow behind all columns. */
 template <typename T, class Tile>
-__device__ __forceinline__ void bring_k_major(char *weights, const GatherParams &p, int n0) {
-    const Steps<T> steps(p);
-    const int lane = threadIdx.x % 32, q = lane % kPieces;
-    const int count = ceil_div(steps.count * Tile::kUnits, 2) * 2 * Tile::kBlockN; /* a multiple of a warp's eight */
-#pragma unroll 8
-    for (int i = static_cast<int>(threadIdx.x) / kPieces; i < count; i += kThreads / kPieces) {
-        const int half = i % 2, n = i / 2 % Tile::kBlockN, block = i / 2 / Tile::kBlockN, unit = 2 * block + half;
-        const int v = unit / Tile::kUnits * steps.packed + steps.offset_of(q);
-        const int k = steps.channel_of(unit % Tile::kUnits, q);
-        uint32_t word[4] = {};
-        if (n0 + n < p.columns && v < p.volume && k < p.depth)
-            load_chunk(word,
-                       static_cast<const T *>(p.weight) + (static_cast<int64_t>(n0 + n) * p.volume + v) * p.depth + k,
-                       true);
-        transpose_quad(word, lane);
-        char *row = weights + (block * Tile::kBlockN + n) * kRowBytes;
-        store_chunk(row + ((half * kPieces + q) ^ n % 8) * kPieceBytes, word, true);
+__device__ __forceinline__ void bring_k_major(char *weights, const GatherParams &p) {
+    const int chunks = ceil_div(Tile::steps(p), 2) * Tile::kBlockN * 2 * kStepChunks;
+    for (int i = static_cast<int>(threadIdx.x); i < chunks; i += kThreads) {
+        const int chunk = i % 8, row = i / 8, n = row % Tile::kBlockN, c = chunk % kStepChunks;
+        const int v = (row / Tile::kBlockN * 2 + chunk / kStepChunks) * Tile::kPacked + c / Tile::kChunks;
+        const int k = c % Tile::kChunks * kChunk;
+        const bool present = n < p.columns && v < p.volume && k < p.depth;
+        const int64_t at = present ? (static_cast<int64_t>(n) * p.volume + v) * p.depth + k : 0;
+        ptx::cp_async_16_or_zeros(weights + row * kRowBytes + (chunk ^ row % 8) * 16,
+                                  static_cast<const T *>(p.weight) + at, !present);
     }
 }
 
-/* A row of shared memory for each element of K: 64 columns, of which the last may stay empty. 16-bit types. */
+/* A row of 128 bytes, 64 columns, for each element of the reduction. */
 template <typename T, class Tile>
-__device__ __forceinline__ void bring_mn_major(char *weights, const GatherParams &p, int n0) {
-    constexpr int kUnit = kUnitBytes / sizeof(T), kChunks = kRowBytes / kPieceBytes;
-    const Steps<T> steps(p);
-    const int count = steps.count * Tile::kUnits * kUnit * kChunks;
-#pragma unroll 8
-    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
-        const int row = i / kChunks, chunk = i % kChunks, n = n0 + chunk * kPiece<T>, unit = row / kUnit;
-        const int word_of_piece = row % kUnit / 8, q = row % 8 / 2; /* two elements a word */
-        const int v = unit / Tile::kUnits * steps.packed + steps.offset_of(q);
-        const int k = steps.channel_of(unit % Tile::kUnits, q) + 2 * word_of_piece + row % 2;
-        uint32_t word[4] = {};
-        if (n < p.columns && v < p.volume && k < p.depth)
-            load_chunk(word,
-                       static_cast<const T *>(p.weight) + (static_cast<int64_t>(k) * p.volume + v) * p.columns + n,
-                       true);
-        store_chunk(weights + row * kRowBytes + (chunk ^ row % 8) * kPieceBytes, word, true);
+__device__ __forceinline__ void bring_mn_major(char *weights, const GatherParams &p) {
+    const int chunks = Tile::steps(p) * kStepDepth * 8;
+    for (int i = static_cast<int>(threadIdx.x); i < chunks; i += kThreads) {
+        const int chunk = i % 8, row = i / 8, n = chunk * kChunk, c = row % kStepDepth / kChunk;
+        const int v = row / kStepDepth * Tile::kPacked + c / Tile::kChunks;
+        const int k = c % Tile::kChunks * kChunk + row % kChunk;
+        const bool present = n < p.columns && v < p.volume && k < p.depth;
+        const int64_t at = present ? (static_cast<int64_t>(k) * p.volume + v) * p.columns + n : 0;
+        ptx::cp_async_16_or_zeros(weights + row * kRowBytes + (chunk ^ row % 8) * 16,
+                                  static_cast<const T *>(p.weight) + at, !present);
     }
 }
 
 /* ---- rows ---- */
 
-/* This thread's pieces of two rows of a tile, a slot for each step that is under way. Map entries are looked up kSlots
- * steps before the rows are fetched. What is not there leaves registers as they are: a choice of zeros would wait for the
- * load. */
+/* What one warp gathers: step after step of tile after tile, `stride` rows apart. */
 template <typename T, class Tile>
-struct Gatherer {
-    static constexpr int kSlots = Tile::kSlots, kUnits = Tile::kUnits;
-
+struct WarpGatherer {
     const GatherParams &p;
-    const Steps<T> steps;
-    uint64_t in; /* this thread's piece of row 0 */
+    const int64_t stride;
+    WarpRing<Tile> &ring;
+    const int lane, steps;
     const uint32_t row_bytes;
-    bool second; /* whether channels reach this thread's piece of a second unit */
-    int end[2];  /* of `step`: 0 of a row that is not there */
-    int step;    /* the next one to fetch */
-    const int32_t *entries;
-    uint32_t places[kSlots][2] = {}; /* in `in`: not less than in_rows where there is no neighbour */
-    bool present[kSlots][2];
-    uint4 words[kSlots][2][kUnits] = {};
+    uint64_t in; /* of row 0, the chunk that is this lane's of each row */
 
-    __device__ explicit Gatherer(const GatherParams &p_)
-        : p(p_), steps(p), row_bytes(static_cast<uint32_t>(sizeof(T) * p.in_stride)) {
-        in = reinterpret_cast<uint64_t>(static_cast<const T *>(p.in) + steps.channel_of(0, piece()));
-        second = steps.channel_of(1, piece()) < p.depth;
+    /* Of the next step to look up: the entry that this lane copies, of a row and an offset. */
+    int64_t looked_up_row;
+    int looked_up_step = 0, looked_up_end;
+    const int32_t *entry;
+    const int64_t entries; /* from step to step */
+
+    /* Of the next step to gather: two rows, of which the lane copies a chunk each. */
+    int64_t gathered_row;
+    int gathered_step = 0, gathered_end[2];
+
+    __device__ WarpGatherer(const GatherParams &p_, WarpRing<Tile> &ring_, int64_t first_row, int64_t stride_)
+        : p(p_),
+          stride(stride_),
+          ring(ring_),
+          lane(ptx::opaque(static_cast<int>(threadIdx.x % 32))), /* each step would read threadIdx again */
+          steps(Tile::steps(p_)),
+          row_bytes(static_cast<uint32_t>(sizeof(T) * p_.in_stride)),
+          in(reinterpret_cast<uint64_t>(static_cast<const T *>(p_.in) + channel())),
+          entries((p_.mirrored ? -Tile::kPacked : Tile::kPacked) * p_.rows) {
+        begin_looking_up(first_row + lane % kWarpRows);
+        begin_gathering(first_row + lane / kStepChunks);
+        for (int i = 0; i < Tile::kStages - 1; ++i) look_up(i);
+        ptx::cp_async_commit();
     }
 
-    __device__ int piece() const { return static_cast<int>(threadIdx.x) % kPieces; }
+    /* Fills the ring, when the first entries have come: one group of copies has been started since. */
+    __device__ void begin() {
+        ptx::cp_async_wait<1>();
+        __syncwarp();
+        for (int i = 0; i < Tile::kStages - 1; ++i) {
+            issue(i, (i + Tile::kStages - 1) % Tile::kStages);
+            __syncwarp();
+        }
+    }
 
-    /* The rows first_row and first_row + 8. */
-    __device__ void begin(int64_t first_row) {
-        const int v = steps.offset_of(piece());
-        const bool any = steps.channel_of(0, piece()) < p.depth;
-        step = 0;
-        entries = p.map + static_cast<int64_t>(p.mirrored ? p.volume - 1 - v : v) * p.rows + first_row;
+    /* Of the chunk: its number in a step, its offset among those of the step, its first channel. */
+    __device__ int chunk() const { return lane % kStepChunks; }
+    __device__ int offset() const { return chunk() / Tile::kChunks; }
+    __device__ int channel() const { return chunk() % Tile::kChunks * kChunk; }
+
+    /* The steps of a tile that have an offset of this number; none of a row that is not there. */
+    __device__ int steps_of(int offset, int64_t row) const {
+        return row < p.rows ? ceil_div(p.volume - offset, Tile::kPacked) : 0;
+    }
+
+    __device__ void begin_looking_up(int64_t row) {
+        const int offset = lane / kWarpRows;
+        looked_up_row = row;
+        looked_up_end = offset < Tile::kPacked ? steps_of(offset, row) : 0;
+        entry = p.map + (p.mirrored ? p.volume - 1 - offset : offset) * p.rows + row;
+    }
+
+    __device__ void begin_gathering(int64_t row) {
+        gathered_row = row;
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            end[half] = any && first_row + 8 * half < p.rows ? ceil_div(p.volume - v, steps.packed) : 0;
-#pragma unroll
-        for (int slot = 0; slot < kSlots; ++slot) look_up(slot, slot);
-#pragma unroll
-        for (int slot = 0; slot < kSlots; ++slot) advance(slot);
+            gathered_end[half] = channel() < p.depth ? steps_of(offset(), row + 8 * half) : 0;
     }
 
-    __device__ void look_up(int slot, int ahead) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-            if (step + ahead < end[half]) places[slot][half] = static_cast<uint32_t>(entries[8 * half]);
-        entries += (p.mirrored ? -steps.packed : steps.packed) * p.rows;
+    /* Starts the copies of a step's map entries. */
+    __device__ void look_up(int slot) {
+        if (looked_up_step < looked_up_end) ptx::cp_async_4(&ring.entries[slot][0][0] + lane, entry);
+        entry += entries;
+        if (++looked_up_step == steps) {
+            looked_up_step = 0;
+            begin_looking_up(looked_up_row + stride);
+        }
     }
 
-    __device__ void advance(int slot) {
+    /* Starts the copies of a step's rows; zeros for missing neighbours. */
+    __device__ void gather(int slot) {
         ptx::hold(in);
+        const int32_t *places = &ring.entries[slot][offset()][lane / kStepChunks];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            present[slot][half] = places[slot][half] < p.in_rows && step < end[half];
-            if (!present[slot][half]) continue;
-            const uint4 *row =
-                reinterpret_cast<const uint4 *>(in + static_cast<uint64_t>(places[slot][half]) * row_bytes);
-            words[slot][half][0] = row[0];
-            if (kUnits > 1 && second) words[slot][half][kUnits - 1] = row[kPieces];
+            const auto place = static_cast<uint32_t>(places[8 * half]);
+            const bool present = place < p.in_rows && gathered_step < gathered_end[half];
+            /* Where zeros are asked for, the row is not read and may lie anywhere. */
+            const auto row = reinterpret_cast<const void *>(in + static_cast<uint64_t>(place) * row_bytes);
+            ptx::cp_async_16_or_zeros_cached(chunk_of(slot, lane / kStepChunks + 8 * half, chunk()), row, !present);
         }
-        look_up(slot, kSlots);
-        ++step;
+        if (++gathered_step == steps) {
+            gathered_step = 0;
+            begin_gathering(gathered_row + stride);
+        }
+    }
+
+    /* The next step, as one group of copies; and the entries of a later one. */
+    __device__ void issue(int slot, int slot_of_entries) {
+        gather(slot);
+        look_up(slot_of_entries);
+        ptx::cp_async_commit();
+    }
+
+    /* Eight rows' chunks of the same number lie in different banks. */
+    __device__ char *chunk_of(int slot, int row, int c) const { return &ring.rows[slot][row][(c ^ row / 2 % 4) * 16]; }
+
+    /* Both operands of a step in `slot`, of 16 channels each. */
+    __device__ void fetch(uint32_t (&a)[2][4], int slot) const {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) ptx::ldmatrix_x4(a[i], chunk_of(slot, lane % 16, 2 * i + lane / 16));
     }
 };
 
 /* ---- products ---- */
 
-/* D += A.B of 64 rows and 32 bytes of K, A in registers. */
+/* D += A.B of 64 rows and 16 channels, A in registers. */
 template <typename T, bool kKMajor, int kRegisters>
 __device__ __forceinline__ void wgmma(float (&d)[kRegisters], const uint32_t (&a)[4], uint64_t b) {
-    if constexpr (std::is_same<T, float>::value)
-        ptx::wgmma_tf32_from_registers(d, a, b, 1);
-    else if constexpr (std::is_same<T, __half>::value && kKMajor)
+    if constexpr (std::is_same<T, __half>::value && kKMajor)
         ptx::wgmma_f16_from_registers(d, a, b, 1);
     else if constexpr (std::is_same<T, __half>::value)
         ptx::wgmma_f16_kn_from_registers(d, a, b, 1);
@@ -181,119 +216,102 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], const uint32_t (&a
         ptx::wgmma_bf16_kn_from_registers(d, a, b, 1);
 }
 
-/* Bytes of weights before a unit and a half of it. */
-template <typename T, class Tile, bool kKMajor>
-__device__ constexpr int weights_before(int unit, int half) {
-    constexpr int kHalf = kUnitBytes / 2;
-    if (kKMajor) return unit / 2 * Tile::kBlockN * kRowBytes + unit % 2 * kUnitBytes + half * kHalf;
-    return (2 * unit + half) * (kHalf / static_cast<int>(sizeof(T))) * kRowBytes;
-}
-
-template <typename T, class Tile, bool kKMajor>
-__device__ __forceinline__ void multiply(float (&d)[Tile::kBlockN / 2], uint32_t (&a)[2 * Tile::kUnits][4],
-                                         const Gatherer<T, Tile> &gatherer, uint64_t descriptor, int slot) {
-#pragma unroll
-    for (int unit = 0; unit < Tile::kUnits; ++unit) {
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-            const bool there = gatherer.present[slot][row] && (unit == 0 || gatherer.second);
-            const uint4 &word = gatherer.words[slot][row][unit];
-            a[2 * unit][row] = there ? word.x : 0;
-            a[2 * unit][row + 2] = there ? word.y : 0;
-            a[2 * unit + 1][row] = there ? word.z : 0;
-            a[2 * unit + 1][row + 2] = there ? word.w : 0;
-        }
-    }
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 2 * Tile::kUnits; ++i) {
-        const int before = weights_before<T, Tile, kKMajor>(slot * Tile::kUnits + i / 2, i % 2);
-        wgmma<T, kKMajor>(d, a[i], ptx::wgmma_advance(descriptor, before));
-    }
-    ptx::wgmma_commit();
+/* Bytes of weights before a step, and 16 channels of it. */
+template <class Tile, bool kKMajor>
+__device__ __forceinline__ int weights_before(int step, int half) {
+    if (kKMajor) return step / 2 * Tile::kBlockN * kRowBytes + step % 2 * kRowBytes / 2 + half * 32;
+    return (2 * step + half) * 16 * kRowBytes;
 }
 
 template <typename T, class Tile, bool kKMajor>
 __global__ void __launch_bounds__(kThreads, 1) conv_resident_sm90_kernel(const GatherParams p) {
-    extern __shared__ __align__(kAtomBytes) char weights[];
-    __shared__ float bias[Tile::kBlockN];
-    const int n0 = static_cast<int>(blockIdx.x) % p.column_tiles * Tile::kBlockN;
-    const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const int cta = static_cast<int>(blockIdx.x) / p.column_tiles, ctas = static_cast<int>(gridDim.x) / p.column_tiles;
-    const int64_t stride = static_cast<int64_t>(ctas) * kWarpgroups * kRows;
-    int64_t first_row = static_cast<int64_t>(cta * kWarpgroups + warpgroup) * kRows; /* of the tile */
-    const int own_row = warp * 16 + lane / 4;
-    Gatherer<T, Tile> gatherer(p);
-    gatherer.begin(first_row + own_row);
+    extern __shared__ __align__(kAtomBytes) char dynamic[];
+    auto &shared = *reinterpret_cast<ResidentShared<Tile> *>(dynamic);
+    char *const weights = dynamic + kBytesBefore<Tile>;
+    const int warp = ptx::opaque(static_cast<int>(threadIdx.x / 32)), lane = threadIdx.x % 32;
+    /* Few tiles are those of the first warpgroups of all CTAs. */
+    const int64_t stride = static_cast<int64_t>(gridDim.x) * kWarpgroups * kTileRows;
+    int64_t tile_row = static_cast<int64_t>(warp / 4 * gridDim.x + blockIdx.x) * kTileRows;
+    const int warp_row = warp % 4 * kWarpRows;
+
+    WarpGatherer<T, Tile> gatherer(p, shared.rings[warp], tile_row + warp_row, stride);
     if constexpr (kKMajor)
-        bring_k_major<T, Tile>(weights, p, n0);
+        bring_k_major<T, Tile>(weights, p);
     else
-        bring_mn_major<T, Tile>(weights, p, n0);
+        bring_mn_major<T, Tile>(weights, p);
+    ptx::cp_async_commit();
     const bool biased = p.epilogue.bias != nullptr;
     if (biased)
         for (int i = static_cast<int>(threadIdx.x); i < Tile::kBlockN; i += kThreads)
-            bias[i] = n0 + i < p.columns ? to_float(static_cast<const T *>(p.epilogue.bias)[n0 + i]) : 0.0f;
+            shared.bias[i] = i < p.columns ? to_float(static_cast<const T *>(p.epilogue.bias)[i]) : 0.0f;
+    gatherer.begin();
+    ptx::cp_async_wait<Tile::kStages - 1>(); /* the weights */
     ptx::fence_proxy_async();
     __syncthreads();
 
-    for (; first_row < p.rows; first_row += stride) {
-        uint64_t descriptor = kKMajor ? ptx::wgmma_descriptor(weights) : ptx::wgmma_descriptor(weights, kRowBytes);
-        ptx::wgmma_hold(descriptor);
+    uint64_t descriptor = kKMajor ? ptx::wgmma_descriptor(weights) : ptx::wgmma_descriptor(weights, kRowBytes);
+    ptx::wgmma_hold(descriptor);
+    int slot = 0, before = Tile::kStages - 1, before_that = Tile::kStages - 2;
+    for (; tile_row < p.rows; tile_row += stride) {
         float d[Tile::kBlockN / 2];
 #pragma unroll
         for (float &sum : d) sum = 0.0f;
-        int first = 0;
+        int step = 0;
         do {
+            ptx::cp_async_wait<Tile::kStages - 2>();
+            __syncwarp();
+            uint32_t a[2][4];
+            gatherer.fetch(a, slot);
+            ptx::wgmma_fence();
 #pragma unroll
-            for (int slot = 0; slot < Tile::kSlots; ++slot) {
-                if (first + slot >= gatherer.steps.count) continue;
-                uint32_t a[2 * Tile::kUnits][4];
-                multiply<T, Tile, kKMajor>(d, a, gatherer, descriptor, slot);
-                gatherer.advance(slot);
-                ptx::wgmma_wait<0>(); /* other warpgroups keep the tensor cores busy */
-#pragma unroll
-                for (auto &operand : a) ptx::wgmma_hold(operand);
-            }
-            descriptor = ptx::wgmma_advance(
-                descriptor, weights_before<T, Tile, kKMajor>(Tile::kSlots * Tile::kUnits, 0));
-            first += Tile::kSlots;
-        } while (first < gatherer.steps.count);
+            for (int half = 0; half < 2; ++half)
+                wgmma<T, kKMajor>(d, a[half],
+                                  ptx::wgmma_advance(descriptor, weights_before<Tile, kKMajor>(step, half)));
+            ptx::wgmma_commit();
+            gatherer.issue(before, before_that);
+            ptx::wgmma_wait<0>(); /* other warpgroups keep the tensor cores busy */
+            ptx::wgmma_hold(a[0]);
+            ptx::wgmma_hold(a[1]);
+            before_that = before;
+            before = slot;
+            if (++slot == Tile::kStages) slot = 0;
+        } while (++step < gatherer.steps);
         ptx::wgmma_wait<0>();
         ptx::wgmma_hold(d);
-        const int64_t row = first_row + own_row;
-        if (first_row + stride < p.rows) gatherer.begin(row + stride);
+        const int64_t row = tile_row + warp_row + lane / 4;
         const int64_t rows[2] = {row < p.rows ? row : -1, row + 8 < p.rows ? row + 8 : -1};
         if constexpr (kKMajor) { /* the forward pass */
-            add_rows<T>(d, biased ? bias : nullptr, p, n0, rows);
+            add_rows<T>(d, biased ? shared.bias : nullptr, p, 0, rows);
             activate(d, p.epilogue.activation);
         }
-        store_rows<T>(d, p, n0, rows);
+        store_rows<T>(d, p, 0, rows);
     }
+    ptx::cp_async_wait<0>(); /* no thread leaves with copies under way */
 }
 
 template <typename T, class Tile, bool kKMajor>
-fg_status launch(GatherParams p, int num_sms, cudaStream_t stream, fg_error *error) {
-    constexpr int kMostShared = 226 * 1024; /* beside the bias */
-    p.column_tiles = ceil_div(p.columns, Tile::kBlockN);
-    const int units = Steps<T>(p).count * Tile::kUnits;
-    const int shared = kKMajor ? ceil_div(units, 2) * Tile::kBlockN * kRowBytes
-                               : units * (kUnitBytes / static_cast<int>(sizeof(T))) * kRowBytes;
-    const int64_t wanted = ceil_div<int64_t>(p.rows, kRows * kWarpgroups), most = std::max(num_sms / p.column_tiles, 1);
-    const auto grid = static_cast<unsigned int>(std::min(wanted, most) * p.column_tiles);
+fg_status launch(const GatherParams &p, int num_sms, cudaStream_t stream, fg_error *error) {
+    constexpr int kMostShared = 227 * 1024;
+    const int steps = Tile::steps(p);
+    const int weights = kKMajor ? ceil_div(steps, 2) * Tile::kBlockN * kRowBytes : steps * kStepDepth * kRowBytes;
+    const auto grid = static_cast<unsigned int>(std::min<int64_t>(ceil_div<int64_t>(p.rows, kTileRows), num_sms));
     const fg_status status = allow_shared<conv_resident_sm90_kernel<T, Tile, kKMajor>>(kMostShared, error);
     if (status != FG_OK) return status;
-    conv_resident_sm90_kernel<T, Tile, kKMajor><<<grid, kThreads, shared, stream>>>(p);
+    conv_resident_sm90_kernel<T, Tile, kKMajor><<<grid, kThreads, kBytesBefore<Tile> + weights, stream>>>(p);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }
 
 template <typename T, bool kKMajor>
-fg_status launch_tile(const GatherParams &p, int block_n, int num_sms, cudaStream_t stream, fg_error *error) {
-    const bool one_unit = p.depth <= kPieces * kPiece<T>;
-    if (block_n == 32 && one_unit) return launch<T, ResidentTile<32, 1, 6>, kKMajor>(p, num_sms, stream, error);
-    if (block_n == 32) return launch<T, ResidentTile<32, 2, 3>, kKMajor>(p, num_sms, stream, error);
-    if (one_unit) return launch<T, ResidentTile<64, 1, 4>, kKMajor>(p, num_sms, stream, error);
-    return launch<T, ResidentTile<64, 2, 3>, kKMajor>(p, num_sms, stream, error);
+fg_status launch_tile(const GatherParams &p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
+    constexpr int kStages = 6, kWideStages = 5; /* transposed weights are 64 columns wide in any case */
+    constexpr int kNarrowStages = kKMajor ? kStages : kWideStages;
+    const bool pairs = p.depth <= kStepDepth / 2;
+    if (plan.block_n == 32 && pairs)
+        return launch<T, ResidentTile<32, 2, kNarrowStages>, kKMajor>(p, num_sms, stream, error);
+    if (plan.block_n == 32) return launch<T, ResidentTile<32, 1, kNarrowStages>, kKMajor>(p, num_sms, stream, error);
+    if (pairs) return launch<T, ResidentTile<64, 2, kWideStages>, kKMajor>(p, num_sms, stream, error);
+    return launch<T, ResidentTile<64, 1, kWideStages>, kKMajor>(p, num_sms, stream, error);
 }
 
 }  // namespace
@@ -301,10 +319,10 @@ fg_status launch_tile(const GatherParams &p, int block_n, int num_sms, cudaStrea
 fg_status launch_resident_sm90(const GatherParams &p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major,
                                int num_sms, cudaStream_t stream, fg_error *error) {
     if (dtype == FG_FLOAT16)
-        return weight_is_k_major ? launch_tile<__half, true>(p, plan.block_n, num_sms, stream, error)
-                                 : launch_tile<__half, false>(p, plan.block_n, num_sms, stream, error);
-    return weight_is_k_major ? launch_tile<__nv_bfloat16, true>(p, plan.block_n, num_sms, stream, error)
-                             : launch_tile<__nv_bfloat16, false>(p, plan.block_n, num_sms, stream, error);
+        return weight_is_k_major ? launch_tile<__half, true>(p, plan, num_sms, stream, error)
+                                 : launch_tile<__half, false>(p, plan, num_sms, stream, error);
+    return weight_is_k_major ? launch_tile<__nv_bfloat16, true>(p, plan, num_sms, stream, error)
+                             : launch_tile<__nv_bfloat16, false>(p, plan, num_sms, stream, error);
 }
 
 }  // namespace flexgemm
