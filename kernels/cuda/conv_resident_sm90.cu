@@ -292,6 +292,7 @@ __global__ void __launch_bounds__(kThreads, 1) conv_resident_sm90_kernel(const G
 template <typename T, class Tile, bool kKMajor>
 fg_status launch(const GatherParams &p, int num_sms, cudaStream_t stream, fg_error *error) {
     constexpr int kMostShared = 227 * 1024;
+    static_assert(kBytesBefore<Tile> + FG_RESIDENT_BYTES <= kMostShared, "the plan's weights fit");
     const int steps = Tile::steps(p);
     const int weights = kKMajor ? ceil_div(steps, 2) * Tile::kBlockN * kRowBytes : steps * kStepDepth * kRowBytes;
     const auto grid = static_cast<unsigned int>(std::min<int64_t>(ceil_div<int64_t>(p.rows, kTileRows), num_sms));
@@ -304,14 +305,11 @@ fg_status launch(const GatherParams &p, int num_sms, cudaStream_t stream, fg_err
 
 template <typename T, bool kKMajor>
 fg_status launch_tile(const GatherParams &p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
-    constexpr int kStages = 6, kWideStages = 5; /* transposed weights are 64 columns wide in any case */
-    constexpr int kNarrowStages = kKMajor ? kStages : kWideStages;
     const bool pairs = p.depth <= kStepDepth / 2;
-    if (plan.block_n == 32 && pairs)
-        return launch<T, ResidentTile<32, 2, kNarrowStages>, kKMajor>(p, num_sms, stream, error);
-    if (plan.block_n == 32) return launch<T, ResidentTile<32, 1, kNarrowStages>, kKMajor>(p, num_sms, stream, error);
-    if (pairs) return launch<T, ResidentTile<64, 2, kWideStages>, kKMajor>(p, num_sms, stream, error);
-    return launch<T, ResidentTile<64, 1, kWideStages>, kKMajor>(p, num_sms, stream, error);
+    if (plan.block_n == 32 && pairs) return launch<T, ResidentTile<32, 2, 5>, kKMajor>(p, num_sms, stream, error);
+    if (plan.block_n == 32) return launch<T, ResidentTile<32, 1, 5>, kKMajor>(p, num_sms, stream, error);
+    if (pairs) return launch<T, ResidentTile<64, 2, 5>, kKMajor>(p, num_sms, stream, error);
+    return launch<T, ResidentTile<64, 1, 5>, kKMajor>(p, num_sms, stream, error);
 }
 
 }  // namespace
