@@ -34,11 +34,13 @@ MODES = {
     "float16": ("float16", "ieee"),
     "bfloat16": ("bfloat16", "ieee"),
 }
-# wide: more than one tile of channels; broad: the widest tiles, and rows whose last 128-byte step is ragged; tall: the
-# tallest tiles of the weight gradient, with several offsets each; square: the tallest of the other passes, of many rows
+# few: weights that stay in shared memory; wide: more than one tile of channels; broad: the widest tiles, and rows whose
+# last 128-byte step is ragged; tall: the tallest tiles of the weight gradient, with several offsets each; square: the
+# tallest of the other passes, of many rows
 CHANNELS = {
     "aligned": (64, 64),
     "odd": (33, 37),
+    "few": (24, 16),
     "wide": (136, 72),
     "broad": (200, 264),
     "tall": (40, 200),

@@ -34,6 +34,9 @@ struct Consumer {
     static constexpr int kRegisters = Tile::kBlockN / 2; /* accumulators of a thread */
     /* ptxas wants 154 registers at launch for a wgmma of 256 columns; four warpgroups have 128. */
     static constexpr int kParts = Tile::kConsumers > 2 ? 2 : 1;
+    /* Where three take turns, two keep the tensor cores busy while one waits for its products and frees their stage;
+     * each of two has another step in flight before it does. */
+    static constexpr int kBehind = Tile::kConsumers > 2 ? 0 : 1;
     static constexpr int kNone = -1;
 
     const GatherParams &p;
@@ -61,9 +64,9 @@ struct Consumer {
         ptx::wgmma_commit();
     }
 
-    /* Multiplies until the end of the tile, whose word is returned; *any: there was something to multiply. One step stays
-     * in flight behind the one being issued; its stage is released when the next is issued, or at a step that is passed
-     * over, which the producer may wait for. */
+    /* Multiplies until the end of the tile, whose word is returned; *any: there was something to multiply. Of two
+     * consumers, one step stays in flight behind the one being issued; its stage is released when the next is issued, or
+     * at a step that is passed over, which the producer may wait for. */
     __device__ uint32_t accumulate(float (&d)[kRegisters], bool *any) {
         int in_flight = kNone;
         uint32_t step;
@@ -71,15 +74,16 @@ struct Consumer {
             ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
             step = step_of(shared, place.slot, lane);
             const bool active = concerns(step, consumer_of_thread());
+            const bool kept = active && kBehind > 0;
             if (active) {
                 multiply(d);
-                ptx::wgmma_wait<1>();
+                ptx::wgmma_wait<kBehind>();
             } else {
                 ptx::wgmma_wait<0>();
-                release_stage(shared, place.slot, lane);
             }
+            if (!kept) release_stage(shared, place.slot, lane);
             if (in_flight != kNone) release_stage(shared, in_flight, lane);
-            in_flight = active ? place.slot : kNone;
+            in_flight = kept ? place.slot : kNone;
             *any |= active;
             place.advance();
         } while (!ends_tile(step));

@@ -569,34 +569,47 @@ FG_WGMMA(wgmma_e5m2_e4m3, "k32.f32.e5m2.e4m3", "")
 FG_WGMMA(wgmma_e5m2_e5m2, "k32.f32.e5m2.e5m2", "")
 
 /* The same with A in registers, which keep their values until the product has been waited for: a[2 step + half] is row
- * group + 8 half, element thread_in_group + 4 step of K. */
-__device__ __forceinline__ void wgmma_tf32_from_registers(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
-                                                          int accumulate) {
-    asm volatile(
-        "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-        "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, accumulate, 1, 1;\n}\n"
-        : FG_FLOATS_16(d, 0), FG_FLOATS_16(d, 16)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-}
-
-__device__ __forceinline__ void wgmma_tf32_from_registers(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
-                                                          int accumulate) {
-    asm volatile(
-        "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-        "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "
-        "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "
-        "%56, %57, %58, %59, %60, %61, %62, %63"
-        "}, {%64, %65, %66, %67}, %68, accumulate, 1, 1;\n}\n"
-        : FG_FLOATS_16(d, 0), FG_FLOATS_16(d, 16), FG_FLOATS_16(d, 32), FG_FLOATS_16(d, 48)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-}
+ * group + 8 half, word thread_in_group + 4 step of K. */
+#define FG_WGMMA_REGISTERS(name, kind, tail)                                                                           \
+    __device__ __forceinline__ void name(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int accumulate) {         \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %21, 0;\n"                                             \
+            "wgmma.mma_async.sync.aligned.m64n32" kind                                                                 \
+            " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"                                   \
+            "}, {%16, %17, %18, %19}, %20, accumulate, 1, 1" tail ";\n}\n"                                             \
+            : FG_FLOATS_16(d, 0)                                                                                       \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                                    \
+    }                                                                                                                  \
+    __device__ __forceinline__ void name(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int accumulate) {         \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %37, 0;\n"                                             \
+            "wgmma.mma_async.sync.aligned.m64n64" kind                                                                 \
+            " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "             \
+            "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"                                               \
+            "}, {%32, %33, %34, %35}, %36, accumulate, 1, 1" tail ";\n}\n"                                             \
+            : FG_FLOATS_16(d, 0), FG_FLOATS_16(d, 16)                                                                  \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                                    \
+    }                                                                                                                  \
+    __device__ __forceinline__ void name(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int accumulate) {         \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %69, 0;\n"                                             \
+            "wgmma.mma_async.sync.aligned.m64n128" kind                                                                \
+            " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "             \
+            "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "               \
+            "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "               \
+            "%56, %57, %58, %59, %60, %61, %62, %63"                                                                   \
+            "}, {%64, %65, %66, %67}, %68, accumulate, 1, 1" tail ";\n}\n"                                             \
+            : FG_FLOATS_16(d, 0), FG_FLOATS_16(d, 16), FG_FLOATS_16(d, 32), FG_FLOATS_16(d, 48)                        \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                                    \
+    }
+FG_WGMMA_REGISTERS(wgmma_f16_from_registers, "k16.f32.f16.f16", ", 0")
+FG_WGMMA_REGISTERS(wgmma_bf16_from_registers, "k16.f32.bf16.bf16", ", 0")
+FG_WGMMA_REGISTERS(wgmma_f16_kn_from_registers, "k16.f32.f16.f16", ", 1")
+FG_WGMMA_REGISTERS(wgmma_bf16_kn_from_registers, "k16.f32.bf16.bf16", ", 1")
+FG_WGMMA_REGISTERS(wgmma_tf32_from_registers, "k8.f32.tf32.tf32", "")
 
 #undef FG_WGMMA
+#undef FG_WGMMA_REGISTERS
 #undef FG_FLOATS_16
 
 }  // namespace ptx
