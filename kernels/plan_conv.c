@@ -149,7 +149,7 @@ static void choose_resident(const fg_conv_question *q, fg_plan *plan, double *be
     const int64_t waves = ceil_div(q->rows, (int64_t)FG_RESIDENT_ROWS * WARPGROUPS * q->num_sms);
     const double weights = 2.0 * (double)(steps * STEP * width);
     const double cost = TASK_SECONDS + weights * MEASURED_SMS / L2_BYTES + (double)(waves * steps) * STEP_SECONDS;
-    if (cost > WORTHWHILE * *best) return;
+    if (WORTHWHILE * cost > *best) return; /* no order, no partial sums: this is the simpler choice */
     *best = cost;
     set_tile(plan, FG_RESIDENT_ROWS, width, STAGES);
     plan->block_k = STEP;
