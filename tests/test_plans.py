@@ -254,6 +254,7 @@ def test_few_channels_keep_their_weights_in_shared_memory():
     assert resident(32, 32, v=125) is None  # as many bytes as three multiprocessors have
     assert resident(32, 32, dtype="float32") is None
     assert resident(32, 32, rows=848) is None  # split by offsets instead
+    assert resident(32, 32, rows=15_192) == 32
     assert resident(32, 32, algorithm="implicit_gemm") == 32
     assert resident(32, 32, algorithm="masked_implicit_gemm", groups=[1]) is None
 

@@ -229,9 +229,8 @@ __global__ void __launch_bounds__(kThreads, 1) conv_resident_sm90_kernel(const G
     auto &shared = *reinterpret_cast<ResidentShared<Tile> *>(dynamic);
     char *const weights = dynamic + kBytesBefore<Tile>;
     const int warp = ptx::opaque(static_cast<int>(threadIdx.x / 32)), lane = threadIdx.x % 32;
-    /* Few tiles are those of the first warpgroups of all CTAs. */
     const int64_t stride = static_cast<int64_t>(gridDim.x) * kWarpgroups * kTileRows;
-    int64_t tile_row = static_cast<int64_t>(warp / 4 * gridDim.x + blockIdx.x) * kTileRows;
+    int64_t tile_row = (static_cast<int64_t>(blockIdx.x) * kWarpgroups + warp / 4) * kTileRows;
     const int warp_row = warp % 4 * kWarpRows;
 
     WarpGatherer<T, Tile> gatherer(p, shared.rings[warp], tile_row + warp_row, stride);
@@ -295,7 +294,8 @@ fg_status launch(const GatherParams &p, int num_sms, cudaStream_t stream, fg_err
     static_assert(kBytesBefore<Tile> + FG_RESIDENT_BYTES <= kMostShared, "the plan's weights fit");
     const int steps = Tile::steps(p);
     const int weights = kKMajor ? ceil_div(steps, 2) * Tile::kBlockN * kRowBytes : steps * kStepDepth * kRowBytes;
-    const auto grid = static_cast<unsigned int>(std::min<int64_t>(ceil_div<int64_t>(p.rows, kTileRows), num_sms));
+    const auto grid =
+        static_cast<unsigned int>(std::min<int64_t>(ceil_div<int64_t>(p.rows, kTileRows * kWarpgroups), num_sms));
     const fg_status status = allow_shared<conv_resident_sm90_kernel<T, Tile, kKMajor>>(kMostShared, error);
     if (status != FG_OK) return status;
     conv_resident_sm90_kernel<T, Tile, kKMajor><<<grid, kThreads, kBytesBefore<Tile> + weights, stream>>>(p);
