@@ -530,6 +530,7 @@ def all_cases():
 
     for direction in ("forward", "dgrad", "wgrad"):
         for mode in MODES:
+            conv = partial(conv_case, direction=direction, mode=mode, offset=0)
             for channels in CHANNELS:
                 if channels in ("square", "deep"):  # they are below
                     continue
@@ -540,47 +541,18 @@ def all_cases():
                 for offset in (0, 1):
                     layout = "strided" if offset else "plain"
                     cases[f"conv/{direction}/{mode}/{channels}/{layout}"] = partial(
-                        conv_case,
-                        direction=direction,
-                        mode=mode,
-                        channels=channels,
-                        kernel_size=(3, 1, 3),
-                        offset=offset,
+                        conv, channels=channels, kernel_size=(3, 1, 3), offset=offset
                     )
-            cases[f"conv/{direction}/{mode}/even"] = partial(
-                conv_case, direction=direction, mode=mode, channels="aligned", kernel_size=(2, 2, 2), offset=0
-            )
+            cases[f"conv/{direction}/{mode}/even"] = partial(conv, channels="aligned", kernel_size=(2, 2, 2))
 
             for groups in (0, 3) if direction != "wgrad" and mode in ("float16", "bfloat16") else ():
                 cases[f"conv/{direction}/{mode}/many-rows/{groups}-orders"] = partial(
-                    conv_case,
-                    direction=direction,
-                    mode=mode,
-                    channels="square",
-                    kernel_size=(3, 1, 3),
-                    offset=0,
-                    groups=groups,
-                    rows=3100,
+                    conv, channels="square", kernel_size=(3, 1, 3), groups=groups, rows=3100
                 )
 
             if direction == "wgrad":
-                cases[f"conv/wgrad/{mode}/many-tiles"] = partial(
-                    conv_case,
-                    direction=direction,
-                    mode=mode,
-                    channels="deep",
-                    kernel_size=(3, 3, 3),
-                    offset=0,
-                )
-                cases[f"conv/wgrad/{mode}/split"] = partial(
-                    conv_case,
-                    direction=direction,
-                    mode=mode,
-                    channels="aligned",
-                    kernel_size=(3, 1, 3),
-                    offset=0,
-                    rows=1100,
-                )
+                cases[f"conv/wgrad/{mode}/many-tiles"] = partial(conv, channels="deep", kernel_size=(3, 3, 3))
+                cases[f"conv/wgrad/{mode}/split"] = partial(conv, channels="aligned", kernel_size=(3, 1, 3), rows=1100)
 
             for ci, co, groups in ((16, 24, 4), (33, 66, 3), (128, 128, 2)):
                 how = {"ci": ci, "co": co, "groups": groups}
@@ -590,13 +562,7 @@ def all_cases():
 
             for channels, groups in (("odd", 1), ("wide", 1), ("odd", 3), ("wide", 9)) if direction != "wgrad" else ():
                 cases[f"conv/{direction}/{mode}/{channels}/{groups}-orders"] = partial(
-                    conv_case,
-                    direction=direction,
-                    mode=mode,
-                    channels=channels,
-                    kernel_size=(3, 1, 3),
-                    offset=0,
-                    groups=groups,
+                    conv, channels=channels, kernel_size=(3, 1, 3), groups=groups
                 )
 
     for direction in ("forward", "dgrad"):
