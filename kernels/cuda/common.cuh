@@ -81,6 +81,25 @@ fg_status allow_shared(int bytes, fg_error *error, int percent = cudaSharedmemCa
     return FG_OK;
 }
 
+/* Launches a kernel that from compute capability 9.0 on may begin while the one in front of it ends. Up to
+ * ptx::wait_for_earlier_kernels() it must not read what that one writes, nor write what that one uses. */
+template <typename... Parameters, typename... Arguments>
+fg_status launch_early(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared_bytes,
+                       int compute_capability, cudaStream_t stream, fg_error *error, Arguments... arguments) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = {static_cast<unsigned int>(threads)};
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = compute_capability >= 90 ? 1 : 0;
+    FG_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
+    return FG_OK;
+}
+
 inline cudaStream_t stream_of(const fg_queue *queue) { return static_cast<cudaStream_t>(queue->stream); }
 
 template <typename T>

@@ -369,22 +369,14 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, int num_sms, cudaStr
                        p.co, p.volume, p.ci);
     constexpr auto kernel = conv_wgrad_sm90_kernel<T, Tile>;
     constexpr int kSharedBytes = sizeof(Shared<Tile>);
-    const fg_status status = allow_shared<kernel>(kSharedBytes, error);
+    fg_status status = allow_shared<kernel>(kSharedBytes, error);
     if (status != FG_OK) return status;
     if (p.next_task) FG_CUDA(cudaMemsetAsync(p.next_task, 0, sizeof *p.next_task, stream));
     const int64_t ctas = p.next_task ? num_sms : weight_tasks;
-    cudaLaunchAttribute early = {}; /* CTAs may come while the kernel in front, often the input gradient's, ends */
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = {static_cast<unsigned int>(ctas + bias_tasks)};
-    config.blockDim = {kThreads};
-    config.dynamicSmemBytes = kSharedBytes;
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = 1;
-    FG_CUDA(cudaLaunchKernelEx(&config, kernel, p, plan.block_n, static_cast<int>(bias_tasks),
-                               static_cast<int>(weight_tasks)));
+    /* early: the kernel in front is often the input gradient's */
+    status = launch_early(kernel, static_cast<unsigned int>(ctas + bias_tasks), kThreads, kSharedBytes, 90, stream,
+                          error, p, plan.block_n, static_cast<int>(bias_tasks), static_cast<int>(weight_tasks));
+    if (status != FG_OK) return status;
     if (p.partials) {
         constexpr int kVector = 4;             /* co and ci are multiples of 8 */
         constexpr int64_t kManySums = 1 << 20; /* fewer need a thread each, to have loads enough in flight */

@@ -295,19 +295,9 @@ fg_status look_near(const fg_neighbor_map_params *p, const CellGrid &grid, const
         return fg_fail(error, FG_ERROR_VALUE, "queries: %lld rows need more blocks than one launch can have",
                        static_cast<long long>(p->queries.shape[0]));
     const auto kernel = kNearKernels<Cell>[near.size[2] - 1];
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = {static_cast<unsigned int>(blocks)};
-    config.blockDim = {kNearThreads};
-    config.dynamicSmemBytes = near.shared_bytes();
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = compute_capability >= 90 ? 1 : 0;
-    FG_CUDA(cudaLaunchKernelEx(&config, kernel, Coords(p->queries), VoxelBounds(p->query_shape), grid, table, near,
-                               static_cast<int32_t *>(p->map.data), keys));
-    return FG_OK;
+    return launch_early(kernel, static_cast<unsigned int>(blocks), kNearThreads, near.shared_bytes(),
+                        compute_capability, stream, error, Coords(p->queries), VoxelBounds(p->query_shape), grid, table,
+                        near, static_cast<int32_t *>(p->map.data), keys);
 }
 
 /* ---- launch ---- */

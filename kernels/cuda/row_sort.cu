@@ -192,22 +192,19 @@ size_t row_sort_counts(const RowSort &sort) {
 }
 
 fg_status row_sort(const RowSort &sort, int compute_capability, cudaStream_t stream, fg_error *error) {
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = {static_cast<unsigned>(tiles_of(sort)), static_cast<unsigned>(sort.segments()),
-                      static_cast<unsigned>(sort.orders)};
-    config.blockDim = {kThreads};
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = compute_capability >= 90 ? 1 : 0;
+    const dim3 grid(static_cast<unsigned>(tiles_of(sort)), static_cast<unsigned>(sort.segments()),
+                    static_cast<unsigned>(sort.orders));
+    const auto launch = [&](auto kernel, int pass) {
+        return launch_early(kernel, grid, kThreads, 0, compute_capability, stream, error, sort, pass);
+    };
     const int bits = *std::max_element(sort.bits, sort.bits + sort.orders);
-    for (int pass = 0; pass < std::max(1, ceil_div(bits, kMaxDigitBits)); ++pass) {
-        FG_CUDA(cudaLaunchKernelEx(&config, count_kernel, sort, pass));
-        FG_CUDA(cudaLaunchKernelEx(&config, place_kernel, sort, pass));
+    const int passes = std::max(1, ceil_div(bits, kMaxDigitBits));
+    fg_status status = FG_OK;
+    for (int pass = 0; pass < passes && status == FG_OK; ++pass) {
+        status = launch(count_kernel, pass);
+        if (status == FG_OK) status = launch(place_kernel, pass);
     }
-    return FG_OK;
+    return status;
 }
 
 }  // namespace flexgemm
