@@ -161,9 +161,7 @@ def grid_sample_3d_backward(
 
 def forward(library: Library, feats: Array, sample_map: SampleMap) -> Array:
     """`grid_sample_3d` without autograd."""
-    feats = library.rows(feats, "feats")
-    if len(feats.shape) != 2 or feats.shape[0] != sample_map.num_voxels:
-        raise ValueError(f"feats: expected ({sample_map.num_voxels}, C) to match coords, got {tuple(feats.shape)}")
+    feats = _rows_of(library, feats, sample_map.num_voxels)
     _, indices, weights = sample_map.native
     out = library.empty((indices.shape[0], feats.shape[1]), None, feats)
     library.run(_C.gather_sum, feats, indices, weights, out)
@@ -172,10 +170,8 @@ def forward(library: Library, feats: Array, sample_map: SampleMap) -> Array:
 
 def _forward_directly(library: Library, feats: Array, coords: Array, shape: Shape, grid: Array) -> Array:
     """Trilinear samples whose map nobody keeps."""
-    feats = library.rows(feats, "feats")
     coords, grid = _checked(library, coords, shape, grid)
-    if len(feats.shape) != 2 or feats.shape[0] != coords.shape[0]:
-        raise ValueError(f"feats: expected ({coords.shape[0]}, C) to match coords, got {tuple(feats.shape)}")
+    feats = _rows_of(library, feats, coords.shape[0])
     out = library.empty((math.prod(grid.shape[:-1]), feats.shape[1]), None, feats)
     library.run(_C.sample_forward, grid, coords, feats, out, shape=shape)
     return library.result(out).reshape((*grid.shape[:-1], feats.shape[1]))
@@ -185,7 +181,7 @@ def backward(
     library: Library, grad_out: Array, feats: Array, sample_map: SampleMap, needs_grad: tuple[bool, bool]
 ) -> tuple[Array | None, Array | None]:
     """`grid_sample_3d_backward` with the library already bound."""
-    feats = library.rows(feats, "feats")
+    feats = _rows_of(library, feats, sample_map.num_voxels)
     grad_out = library.contiguous(grad_out, "grad_out")
     expected = (*sample_map.grid_shape, *feats.shape[1:])
     if tuple(grad_out.shape) != expected:
@@ -213,6 +209,14 @@ def _checked(library: Library, coords: Array, shape: Shape, grid: Array) -> tupl
     if not (len(given) == 3 and given[0] == shape[0] and given[2] == 3) and given[1:] != (4,):
         raise ValueError(f"grid: expected ({shape[0]}, L, 3) to match shape, or (Q, 4), got {given}")
     return rows_of_four(library, coords, "coords"), grid
+
+
+def _rows_of(library: Library, feats: Array, num_voxels: int) -> Array:
+    """Features as the extension takes them, a row for each voxel."""
+    feats = library.rows(feats, "feats")
+    if len(feats.shape) != 2 or feats.shape[0] != num_voxels:
+        raise ValueError(f"feats: expected ({num_voxels}, C) to match coords, got {tuple(feats.shape)}")
+    return feats
 
 
 def _bind(feats: Array, sample_map: SampleMap, stream: Stream) -> Library:

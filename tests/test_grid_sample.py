@@ -363,6 +363,13 @@ def test_gradients_of_another_shape(backend):
         flexgemm.grid_sample_3d_backward(
             backend.array(np.zeros((2, 5, 7), np.float32)), backend.array(feats), sample_map=sample_map
         )
+    for rows in (29, 31):
+        with pytest.raises(ValueError, match=rf"feats: expected \(30, C\) to match coords, got \({rows}, 6\)"):
+            flexgemm.grid_sample_3d_backward(
+                backend.array(np.zeros((*grid.shape[:2], 6), np.float32)),
+                backend.array(np.zeros((rows, 6), np.float32)),
+                sample_map=sample_map,
+            )
 
 
 def test_indices_and_orders_that_are_no_rows(backend):

@@ -1,10 +1,26 @@
 /*
  * Weighted sums of gathered rows.
  */
+#include "gather_sum.h"
+
 #include <string.h>
 
 #include "backend.h"
-#include "simd.h"
+
+int64_t fg_sum_rows(const fg_simd *simd, const fg_tensor *feats, const int32_t *indices, const float *weights,
+                    int64_t terms, float *sums, float *widened) {
+    const int64_t channels = feats->shape[1];
+    int64_t wrong = terms;
+    if (channels > 0) memset(sums, 0, (size_t)channels * sizeof(float));
+    for (int64_t k = 0; k < terms; k++) {
+        if (indices[k] < -1 || indices[k] >= feats->shape[0]) wrong = fg_min(wrong, k);
+        if (indices[k] < 0 || indices[k] >= feats->shape[0]) continue;
+        const float weight = weights ? weights[k] : 1.0f;
+        simd->to_float[feats->dtype](widened, fg_row(feats, indices[k]), channels);
+        for (int64_t c = 0; c < channels; c++) sums[c] += weight * widened[c];
+    }
+    return wrong;
+}
 
 /* Private: the sums of one output row, a widened row. */
 static fg_workspace_layout plan_workspace(const fg_gather_sum_params *params) {
@@ -30,20 +46,15 @@ fg_status fg_cpu_gather_sum(const fg_gather_sum_params *params, const fg_queue *
     if (status != FG_OK) return status;
 
     const int32_t *indices = params->indices.data;
-    const float *weights = params->weights.data;
+    const float *weights = params->weights.present ? params->weights.data : NULL;
     int64_t wrong = rows * terms; /* the first entry that is no row */
 #pragma omp parallel for num_threads(threads) reduction(min : wrong)
     for (int64_t q = 0; q < rows; q++) {
         float *sums = fg_workspace_private(&params->workspace, layout);
-        float *row = sums + layout.per_thread / sizeof(float) / 2;
-        if (channels > 0) memset(sums, 0, (size_t)channels * sizeof(float));
-        for (int64_t k = q * terms; k < (q + 1) * terms; k++) {
-            if (indices[k] < -1 || indices[k] >= feats->shape[0]) wrong = fg_min(wrong, k);
-            if (indices[k] < 0 || indices[k] >= feats->shape[0]) continue;
-            const float weight = params->weights.present ? weights[k] : 1.0f;
-            simd->to_float[feats->dtype](row, fg_row(feats, indices[k]), channels);
-            for (int64_t c = 0; c < channels; c++) sums[c] += weight * row[c];
-        }
+        float *widened = sums + layout.per_thread / sizeof(float) / 2;
+        const float *weights_of_row = weights ? weights + q * terms : NULL;
+        const int64_t k = fg_sum_rows(simd, feats, indices + q * terms, weights_of_row, terms, sums, widened);
+        if (k < terms) wrong = fg_min(wrong, q * terms + k);
         simd->from_float[feats->dtype](fg_row(&params->out, q), sums, channels);
     }
     if (wrong == rows * terms) return FG_OK;

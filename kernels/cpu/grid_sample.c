@@ -5,12 +5,11 @@
  *     workspace of maps and samples = { a hash table of the voxels, what filling it needs }
  */
 #include <omp.h>
-#include <string.h>
 
 #include "../cell.h"
 #include "coords.h"
+#include "gather_sum.h"
 #include "hash_table.h"
-#include "simd.h"
 
 /* ---- voxels ---- */
 
@@ -154,16 +153,11 @@ fg_status fg_cpu_sample_forward(const fg_sample_forward_params *params, const fg
 #pragma omp parallel for num_threads(threads)
     for (int64_t q = 0; q < count; q++) {
         float *sums = fg_workspace_private(&params->workspace, layout);
-        float *row = sums + layout.per_thread / sizeof(float) / 2;
+        float *widened = sums + layout.per_thread / sizeof(float) / 2;
         int32_t rows[FG_CORNERS];
         float weights[FG_CORNERS];
         find_corners(&voxels, &points, q, rows, weights);
-        if (channels > 0) memset(sums, 0, (size_t)channels * sizeof(float));
-        for (int corner = 0; corner < FG_CORNERS; corner++) {
-            if (rows[corner] < 0) continue;
-            simd->to_float[feats->dtype](row, fg_row(feats, rows[corner]), channels);
-            for (int64_t c = 0; c < channels; c++) sums[c] += weights[corner] * row[c];
-        }
+        fg_sum_rows(simd, feats, rows, weights, FG_CORNERS, sums, widened);
         simd->from_float[feats->dtype](fg_row(&params->out, q), sums, channels);
     }
     return FG_OK;
