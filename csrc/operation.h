@@ -43,17 +43,18 @@ typedef struct {
 PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames, void *params, fg_tensor *workspace);
 
-/* The way of torch tensors that need nothing from Python's adapters: runs the operation and returns `out`, which is made
- * where it is not given. NotImplemented where it takes more: other libraries' arrays, copies, a gradient, an argument
- * marked FG_ADAPTED. Nothing has been done then. `options` is a dict of further arguments: passing one on costs less than
- * taking it apart. */
+/* The way of torch tensors that need nothing from Python's adapters: runs the operation and returns `out`, which is
+ * made where it is not given. NotImplemented where it takes more: other libraries' arrays, copies, a gradient, an
+ * argument marked FG_ADAPTED. Nothing has been done then. `options` is a dict of further arguments: passing one on
+ * costs less than taking it apart. */
 PyObject *fg_call_directly(const fg_operation *operation, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames, void *params, fg_tensor *workspace);
 
 /* For `fill` on that way: makes parameter `index`, the output, where the first array is. */
 int fg_make_output(fg_call *call, int index, const int64_t *shape, int ndim, fg_dtype dtype);
 
-/* For `fill` on that way: the dtype that a name or a torch.dtype means, if one is given. Declines what it does not know. */
+/* For `fill` on that way: the dtype that a name or a torch.dtype means, if one is given. Declines what it does not
+ * know. */
 int fg_new_dtype(fg_call *call, PyObject *value, unsigned allowed, fg_dtype *dtype);
 
 /* For `fill` on that way: leaves the call to Python. Returns -1. */

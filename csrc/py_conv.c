@@ -173,8 +173,8 @@ static const fg_parameter conv_forward_direct_parameters[] = {
     FG_DIRECT_END,
 };
 
-/* Of a direct call, once feats, weight and map are known: makes the output, or sees to its dtype. What the neighbour map
- * says of feats and weight is left to Python where they are others, and so are depthwise convolutions. */
+/* Of a direct call, once feats, weight and map are known: makes the output, or sees to its dtype. What the neighbour
+ * map says of feats and weight is left to Python where they are others, and so are depthwise convolutions. */
 static int make_out(fg_call *call, const fg_conv_forward_params *p) {
     const fg_tensor *feats = &call->views[FEATS].tensor, *weight = &call->views[WEIGHT].tensor;
     const fg_tensor *out = &call->views[OUT].tensor;

@@ -1,7 +1,7 @@
 /*
- * The hash table: insert and lookup of integers or of voxels, in arrays of the caller's: one of keys and one of values, or
- * table_values = None and table_keys (S, 2), whose rows are slots of a key and its value. A slot of two 64-bit words may
- * hold a key or a value of 32 bits, in the low half of its word.
+ * The hash table: insert and lookup of integers or of voxels, in arrays of the caller's: one of keys and one of values,
+ * or table_values = None and table_keys (S, 2), whose rows are slots of a key and its value. A slot of two 64-bit words
+ * may hold a key or a value of 32 bits, in the low half of its word.
  */
 #include "coords.h"
 #include "operation.h"

@@ -38,8 +38,8 @@ int fg_is_torch(fg_state *state, PyObject *object);
 /* Asks such an object for its memory, ready for use on `stream` (ignored for the CPU). */
 int fg_view_import(fg_view *view, void *stream);
 
-/* Opens a view on `bytes` new bytes from the allocator of another view's library, where that view's memory is and in the
- * order of its library's current stream. Returns whether it could. */
+/* Opens a view on `bytes` new bytes from the allocator of another view's library, where that view's memory is and in
+ * the order of its library's current stream. Returns whether it could. */
 bool fg_view_allocate(fg_view *view, const fg_view *like, const char *name, size_t bytes);
 
 /* Lets go of what the view still owns. */

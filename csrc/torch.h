@@ -4,11 +4,12 @@
 
 #include "tensor.h"
 
-/* Whether a type is torch.Tensor or torch.nn.Parameter; -1 with an exception. A subclass may be more than its memory. */
+/* Whether a type is torch.Tensor or torch.nn.Parameter; -1 with an exception. A subclass may be more than its
+ * memory. */
 int fg_torch_is_tensor_type(fg_torch *torch, PyTypeObject *type);
 
-/* Whether the memory of a tensor of inner stride 1 is all that an operation has to see: autograd does not record it, and its
- * elements are not negated when they are read. -1 with an exception. */
+/* Whether the memory of a tensor of inner stride 1 is all that an operation has to see: autograd does not record it,
+ * and its elements are not negated when they are read. -1 with an exception. */
 int fg_torch_is_plain(const fg_torch *torch, const fg_view *view);
 
 /* The dtype that a torch.dtype is, FG_DTYPE_COUNT where there is none. */

@@ -109,8 +109,8 @@ typedef enum {
 /* "auto", "implicit_gemm", ... (kernels/error.c) */
 const char *fg_algorithm_name(fg_algorithm algorithm);
 
-/* Sets of row orders. A set of g cuts the V offsets of a map into g groups of V / g, one after another, and has an order
- * for each. Sets lie one after another: sum(groups) orders in all. */
+/* Sets of row orders. A set of g cuts the V offsets of a map into g groups of V / g, one after another, and has an
+ * order for each. Sets lie one after another: sum(groups) orders in all. */
 enum { FG_MAX_ORDER_SETS = 3, FG_MAX_GROUPS = 49 };
 typedef struct {
     int32_t sets;
@@ -164,9 +164,9 @@ typedef struct {
     fg_tensor workspace;
 } fg_row_order_params;
 
-/* The orders that number voxels. BXYZ: ((b * W + x) * H + y) * D + z. The curves: x, y and z have as many bits each as the
- * largest extent needs, the batch stands above them; Z order interleaves the bits, each triple is 4x + 2y + z; Hilbert
- * does the same after Skilling's transform of (x, y, z). (sequence.h) */
+/* The orders that number voxels. BXYZ: ((b * W + x) * H + y) * D + z. The curves: x, y and z have as many bits each as
+ * the largest extent needs, the batch stands above them; Z order interleaves the bits, each triple is 4x + 2y + z;
+ * Hilbert does the same after Skilling's transform of (x, y, z). (sequence.h) */
 typedef enum { FG_BXYZ = 0, FG_Z_ORDER, FG_HILBERT, FG_SEQUENCE_COUNT } fg_sequence;
 
 /* Bits of a code; above 64 where they do not fit, and with BXYZ where B*W*H*D reaches 2^63. (plan_sequence.c) */
@@ -193,12 +193,13 @@ typedef struct {
     fg_tensor workspace;
 } fg_sort_keys_params;
 
-/* A hash table in arrays of the caller's: open addressing with linear probing. A slot is empty while its key is all ones;
- * the key of all ones itself lives in the last slot, which is its own. An empty slot's value is all ones as well.
+/* A hash table in arrays of the caller's: open addressing with linear probing. A slot is empty while its key is all
+ * ones; the key of all ones itself lives in the last slot, which is its own. An empty slot's value is all ones as well.
  * Keys and values are two arrays, or words of one array of slots, each slot a key and its value: then both have the
  * stride of a slot, and clearing writes all of it.
  * Of equal keys the lowest row of a call wins. A key that is there already keeps its value, or with `replace` gets it.
- * state: {1 once a key found no free slot, the longest way from a key's first slot to its own where that is over 64}. */
+ * state: {1 once a key found no free slot, the longest way from a key's first slot to its own where that is over 64}.
+ */
 typedef struct {
     fg_tensor keys;         /* (N) contiguous, dtype of table_keys; or voxels (N, 4) int32 contiguous */
     fg_tensor values;       /* (N) contiguous, dtype of table_values; or absent: the number of the row */
@@ -223,8 +224,8 @@ typedef struct {
 } fg_hash_lookup_params;
 
 /* The voxels around the points of a grid and their weights. The centre of voxel (x, y, z) lies at + 0.5.
- * K = 8, trilinear: corner 4 kx + 2 ky + kz of the cell floor(point - 0.5); weights renormalised over the voxels that are
- * there, all 0 where none is or where those that are weigh nothing. K = 1, nearest: the point truncated towards 0.
+ * K = 8, trilinear: corner 4 kx + 2 ky + kz of the cell floor(point - 0.5); weights renormalised over the voxels that
+ * are there, all 0 where none is or where those that are weigh nothing. K = 1, nearest: the point truncated towards 0.
  * -1 where there is no voxel, as everywhere around a point that is not finite. */
 typedef struct {
     fg_tensor grid;    /* (B, L, 3) float32 contiguous, [b] in batch b; or (Q, 4): batch, x, y, z */
@@ -307,8 +308,8 @@ typedef struct {
     fg_tensor workspace;
 } fg_conv_sites_params;
 
-/* The voxels that points lie in: places = (x, y, z) / voxel_size - origin in float32, code = the BXYZ number of the voxel
- * (batch, floor(places)), -1 for a point outside the shape or not finite. */
+/* The voxels that points lie in: places = (x, y, z) / voxel_size - origin in float32, code = the BXYZ number of the
+ * voxel (batch, floor(places)), -1 for a point outside the shape or not finite. */
 typedef struct {
     fg_tensor points; /* (N, 4) float32 contiguous: batch, x, y, z; or (N, 3), all of batch 0 */
     float voxel_size[3], origin[3];
@@ -318,8 +319,8 @@ typedef struct {
     fg_tensor workspace;
 } fg_voxel_codes_params;
 
-/* The distinct numbers among sorted keys, all ones excepted: ranks[i] is how many there are up to and including place i,
- * count how many there are in all. */
+/* The distinct numbers among sorted keys, all ones excepted: ranks[i] is how many there are up to and including place
+ * i, count how many there are in all. */
 typedef struct {
     fg_tensor sorted; /* (N) int32 | int64 contiguous, ascending as unsigned numbers */
     fg_tensor ranks;  /* out: (N) int32 contiguous */
@@ -392,8 +393,8 @@ typedef struct {
 } fg_conv_wgrad_params;
 
 /* Depthwise convolution: every channel by itself, output channel o reading input channel o / multiplier.
- * out[m, o] = activation(bias[o] + sum_v weight[o, v] * feats[map[v, m], o / multiplier] + residual[m, o]); float32 sums
- * in the order of v. */
+ * out[m, o] = activation(bias[o] + sum_v weight[o, v] * feats[map[v, m], o / multiplier] + residual[m, o]); float32
+ * sums in the order of v. */
 typedef struct {
     fg_tensor feats;    /* (N, C) float32 | float16 | bfloat16, inner stride 1 */
     fg_tensor weight;   /* (C * multiplier, V) contiguous, dtype of feats */
@@ -450,8 +451,9 @@ typedef struct {
     fg_tensor workspace;
 } fg_pool_backward_params;
 
-/* batch[n, 0] = the sample of row n, -1 where it is none of 0 .. samples - 1 (the CPU reports it): what groups voxels by
- * sample (fg_group_rows), and the map of volume 1 by which the gradient of pooling whole samples is one of pooling. */
+/* batch[n, 0] = the sample of row n, -1 where it is none of 0 .. samples - 1 (the CPU reports it): what groups voxels
+ * by sample (fg_group_rows), and the map of volume 1 by which the gradient of pooling whole samples is one of
+ * pooling. */
 typedef struct {
     fg_tensor coords; /* (N, 4) int32 contiguous */
     int64_t samples;

@@ -74,8 +74,8 @@ static double seconds(const fg_conv_question *q, const tile *t, int64_t groups, 
     const double size = (double)fg_dtype_size(q->dtype), scale = q->num_sms / MEASURED_SMS;
     const int64_t columns = ceil_div(q->co, t->block_n), slices = at_least(groups, 1) * splits;
     const int64_t depth = STEP_BYTES / (int64_t)size, slots = (int64_t)q->num_sms * t->ctas_per_sm;
-    /* float32: half as many products a step; the three products of "ieee" take three times as long. float8 is multiplied
-     * as float16, or by tiles with figures of their own. */
+    /* float32: half as many products a step; the three products of "ieee" take three times as long. float8 is
+     * multiplied as float16, or by tiles with figures of their own. */
     const double slowdown = size < 4 ? 1 : q->precision == FG_PRECISION_IEEE ? 6 : 2;
     const double task_flops =
         2.0 * t->block_m * t->block_n * ((double)q->v / (double)slices) * (double)(ceil_div(q->ci, depth) * depth);
@@ -157,9 +157,9 @@ static void choose_resident(const fg_conv_question *q, fg_plan *plan, double *be
     set_split(plan, 1, q->rows * q->co);
 }
 
-/* Hopper. Bytes from L2 per product are what a tile must save, so the widest is best, and 16-bit rows have a taller one,
- * for scenes that fill the card with it twice, or are one tile of it; narrower ones are for channels that
- * would leave much of a wider one empty. */
+/* Hopper. Bytes from L2 per product are what a tile must save, so the widest is best, and 16-bit rows have a taller
+ * one, for scenes that fill the card with it twice, or are one tile of it; narrower ones are for channels that would
+ * leave much of a wider one empty. */
 static fg_plan plan_conv_sm90(const fg_conv_question *q) {
     static const struct {
         tile tile, float8;
@@ -248,9 +248,9 @@ fg_plan fg_plan_conv(const fg_conv_question *q) {
 
 /* ---- weight and bias gradient ---- */
 
-/* Hopper. The tile as in the forward pass: fewest bytes from L2, without leaving much of a wide one empty. Slices: about
- * WGRAD_WAVES CTAs a multiprocessor where there are rows enough, one where that leaves slices short. The longest of many
- * slices has twice the mean. */
+/* Hopper. The tile as in the forward pass: fewest bytes from L2, without leaving much of a wide one empty. Slices:
+ * about WGRAD_WAVES CTAs a multiprocessor where there are rows enough, one where that leaves slices short. The longest
+ * of many slices has twice the mean. */
 static fg_plan plan_conv_wgrad_sm90(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms) {
     typedef struct {
         int32_t block_m, block_n, num_stages, offsets; /* that it may touch */

@@ -13,8 +13,8 @@
  * there, says nothing. A radix sort takes 8 bits a pass: keys have 16 bits or 24.
  *
  * Large scenes are sorted in segments. Rows come in some spatial order; sorted over the whole scene, the rows of a tile
- * lie anywhere in it and what they gather has left L2 before the next tile asks for it. 2^16 rows of 128 16-bit channels
- * are 16 MB. With four million rows, shorter segments leave enough rows of each kind and gather nearer still.
+ * lie anywhere in it and what they gather has left L2 before the next tile asks for it. 2^16 rows of 128 16-bit
+ * channels are 16 MB. With four million rows, shorter segments leave enough rows of each kind and gather nearer still.
  */
 #include <math.h>
 #include <stdlib.h>

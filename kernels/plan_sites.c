@@ -1,9 +1,9 @@
 /*
  * Plan of a convolution's output sites: how many a voxel can reach.
  *
- * Along one axis, position k leads the voxel at c to the site (c + padding - k * dilation) / stride where that is whole.
- * If k does, so does the next k' for which (k' - k) * dilation is a multiple of the stride, and none between. In a
- * transposed convolution every position leads to a site.
+ * Along one axis, position k leads the voxel at c to the site (c + padding - k * dilation) / stride where that is
+ * whole. If k does, so does the next k' for which (k' - k) * dilation is a multiple of the stride, and none between. In
+ * a transposed convolution every position leads to a site.
  */
 #include "plan.h"
 

@@ -4,8 +4,8 @@
  *     flexgemm: conv_forward float16 rows=15192 ci=1024 co=1024 v=27: family=sm90 tile=128x256x64 stages=4 groups=3
  *         split=3 workspace=186679296                                                        (all of it on one line)
  *
- * The environment is read once. Lines that were printed are remembered by their hashes, in a table of fixed size: when it
- * is full, new shapes are printed no more.
+ * The environment is read once. Lines that were printed are remembered by their hashes, in a table of fixed size: when
+ * it is full, new shapes are printed no more.
  */
 #include <stdarg.h>
 #include <stdatomic.h>

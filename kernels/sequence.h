@@ -58,8 +58,8 @@ FG_BOTH uint32_t fg_gather_bits(uint64_t bits) {
 
 /* ---- Hilbert ---- */
 
-/* What one bit of `axis` does to the bits below it, `low`: reflects x where it is set, else swaps x with the axis. It is
- * its own inverse. For the axis x itself the swap does nothing. */
+/* What one bit of `axis` does to the bits below it, `low`: reflects x where it is set, else swaps x with the axis. It
+ * is its own inverse. For the axis x itself the swap does nothing. */
 FG_BOTH void fg_hilbert_turn(uint32_t *x, uint32_t *axis, int bit) {
     const uint32_t low = (1u << bit) - 1, set = 0u - (*axis >> bit & 1u);
     const uint32_t swapped = (*x ^ *axis) & low & ~set;

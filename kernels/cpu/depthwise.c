@@ -2,8 +2,8 @@
  * Depthwise convolution: forward, input gradient and weight gradient. Bound by memory: rows are gathered, multiplied
  * channel by channel in float32 and added in the order of offsets.
  *
- * The weight is laid out once as (V, Co) float32. A thread works on an output row; of the weight gradient, on an offset,
- * whose sums over all rows are float64.
+ * The weight is laid out once as (V, Co) float32. A thread works on an output row; of the weight gradient, on an
+ * offset, whose sums over all rows are float64.
  */
 #include <string.h>
 

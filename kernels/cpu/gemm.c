@@ -2,9 +2,9 @@
  * out = act(alpha * scale_a * scale_b * A . B^T + bias) for every layout of groups and every dtype through float32.
  *
  * A grouped product is the dense one repeated for the part of A, B and out that each group owns. B is packed a chunk of
- * columns at a time, as float32, by all threads together; then each thread takes tiles of TILE_M rows by TILE_N columns,
- * whose float32 sums stay in its cache while k runs. Rows of A are widened block by block into scratch, which also
- * removes the cache conflicts of rows that lie a power of two apart.
+ * columns at a time, as float32, by all threads together; then each thread takes tiles of TILE_M rows by TILE_N
+ * columns, whose float32 sums stay in its cache while k runs. Rows of A are widened block by block into scratch, which
+ * also removes the cache conflicts of rows that lie a power of two apart.
  */
 #include <string.h>
 
@@ -225,7 +225,8 @@ static void finish_row(const fg_simd *simd, const fg_gemm_params *params, const 
     simd->from_float[out->dtype](target, sum, columns);
 }
 
-/* One output tile: rows [m0, m0 + rows), columns [n0, n0 + columns). `packed` is B's chunk from column chunk_begin on. */
+/* One output tile: rows [m0, m0 + rows), columns [n0, n0 + columns). `packed` is B's chunk from column chunk_begin
+ * on. */
 static void gemm_tile(const fg_simd *simd, const fg_gemm_params *params, const gemm_plan *plan, const product *p,
                       const fg_packing *packing, const float *packed, char *scratch, int64_t m0, int64_t rows,
                       int64_t chunk_begin, int64_t n0, int64_t columns) {

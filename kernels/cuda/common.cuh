@@ -66,8 +66,8 @@ private:
     cudaError_t status_;
 };
 
-/* Dynamic shared memory for a kernel, and if asked for the percentage of a multiprocessor's memory that is shared, the rest
- * being L1. Once per device, since it takes the driver as long as a launch. */
+/* Dynamic shared memory for a kernel, and if asked for the percentage of a multiprocessor's memory that is shared, the
+ * rest being L1. Once per device, since it takes the driver as long as a launch. */
 template <auto kKernel>
 fg_status allow_shared(int bytes, fg_error *error, int percent = cudaSharedmemCarveoutDefault) {
     static std::atomic<uint64_t> allowed; /* a bit for each device */
@@ -107,7 +107,8 @@ __host__ __device__ constexpr T ceil_div(T a, T b) {
     return (a + b - 1) / b;
 }
 
-/* The rows of a tensor that an int32 can name: an entry of a map is one of them when it is less as an unsigned number. */
+/* The rows of a tensor that an int32 can name: an entry of a map is one of them when it is less as an unsigned
+ * number. */
 inline uint32_t row_limit(const fg_tensor &tensor) {
     return static_cast<uint32_t>(tensor.shape[0] < INT32_MAX ? tensor.shape[0] : INT32_MAX);
 }

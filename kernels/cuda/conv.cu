@@ -1,6 +1,6 @@
 /*
- * Forward and input gradient of sparse convolution: each is put as one problem (conv_gather.cuh), planned, and handed to
- * the kernel that the plan names. Where that kernel knows no groups of channels, each group is a problem of its own.
+ * Forward and input gradient of sparse convolution: each is put as one problem (conv_gather.cuh), planned, and handed
+ * to the kernel that the plan names. Where that kernel knows no groups of channels, each group is a problem of its own.
  */
 #include "../channel_groups.h"
 #include "backend.cuh"

@@ -4,8 +4,8 @@
  *
  * Tensor cores keep about 13 fraction bits of a running sum of float8 products. A step is 128 channels at one offset;
  * its sums start from zero and are then added to float32 registers. That is also where a row's scale belongs: each row
- * of a tile gathers another row of `in` at each offset, so that the scales travel with the steps, one for each row of A,
- * and multiply the sums as they are added. What scales the columns, or all of `in`, waits for the end.
+ * of a tile gathers another row of `in` at each offset, so that the scales travel with the steps, one for each row of
+ * A, and multiply the sums as they are added. What scales the columns, or all of `in`, waits for the end.
  *
  * There is one partial sum, of up to 128 columns: a wider tile is two parts, one after the other. While a warpgroup
  * adds, the other one's products run; and the bytes of a step take longer to come from L2 than its products.

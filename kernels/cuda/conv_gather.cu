@@ -9,10 +9,10 @@
  * transposed) map with W_v transposed, which costs nothing but another way of reading W_v out of shared memory, and
  * nothing is added.
  *
- * The offsets may be cut into slices, whose sums meet in the workspace (conv_reduce.cu). A tile's rows are block_m slots
- * in a row of `order` when the plan takes one, which brings rows with the same missing neighbours together: those of all
- * offsets, or of a group of them, where each group has an order of its own and is a slice or several. Every row is
- * computed the same way wherever it is.
+ * The offsets may be cut into slices, whose sums meet in the workspace (conv_reduce.cu). A tile's rows are block_m
+ * slots in a row of `order` when the plan takes one, which brings rows with the same missing neighbours together: those
+ * of all offsets, or of a group of them, where each group has an order of its own and is a slice or several. Every row
+ * is computed the same way wherever it is.
  *
  * float8 rows of `in` may have a scale each. Every row of a tile gathers another one at each offset, so that it is the
  * sums of a step that are multiplied by it, where they are promoted to float32.
@@ -135,8 +135,8 @@ struct GatherKernel {
     }
 
     /* One sum of a slice in plain float32. Split factors make NaN out of one that is infinite or rounds to an infinite
-     * tf32, and so does an infinite weight beside the zeros of a missing neighbour, where IEEE arithmetic may have none:
-     * sums that are NaN are computed again. */
+     * tf32, and so does an infinite weight beside the zeros of a missing neighbour, where IEEE arithmetic may have
+     * none: sums that are NaN are computed again. */
     __device__ __noinline__ static float plain_sum(const GatherParams &p, int group, const uint16_t *offsets, int count,
                                                    int64_t m, int n) {
         float sum = 0.0f;

@@ -39,8 +39,8 @@ struct GatherParams {
         return v / length * splits + v % length % splits;
     }
 
-    /* What a slot of a slice works on: a column of `map` and a row of `out`, or less than 0. Mirrored, the first group of
-     * offsets reads the last rows of `map` and takes their order. */
+    /* What a slot of a slice works on: a column of `map` and a row of `out`, or less than 0. Mirrored, the first group
+     * of offsets reads the last rows of `map` and takes their order. */
     __device__ int64_t row_of(int64_t slot, int slice) const {
         if (slot >= rows) return -1;
         if (!order) return slot;
@@ -72,8 +72,8 @@ fg_status conv_narrow(const GatherParams &p, fg_dtype dtype, bool weight_is_k_ma
 fg_status launch_gather_portable(const GatherParams &p, const fg_plan &plan, fg_dtype dtype, fg_precision precision,
                                  bool weight_is_k_major, cudaStream_t stream, fg_error *error);
 
-/* 16-bit types, in_aligned and weight_aligned; or float32 whose operands are rounded to TF32 already, the weight K-major.
- * 0 <= in_stride <= INT32_MAX, a quarter of kMaxChannels at most. weight_is_k_major: the forward pass.
+/* 16-bit types, in_aligned and weight_aligned; or float32 whose operands are rounded to TF32 already, the weight
+ * K-major. 0 <= in_stride <= INT32_MAX, a quarter of kMaxChannels at most. weight_is_k_major: the forward pass.
  * (conv_gather_sm90.cu) */
 fg_status launch_gather_sm90(const GatherParams &p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major,
                              int num_sms, cudaStream_t stream, fg_error *error);

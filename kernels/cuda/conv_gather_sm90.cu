@@ -65,8 +65,8 @@ struct Consumer {
     }
 
     /* Multiplies until the end of the tile, whose word is returned; *any: there was something to multiply. Of two
-     * consumers, one step stays in flight behind the one being issued; its stage is released when the next is issued, or
-     * at a step that is passed over, which the producer may wait for. */
+     * consumers, one step stays in flight behind the one being issued; its stage is released when the next is issued,
+     * or at a step that is passed over, which the producer may wait for. */
     __device__ uint32_t accumulate(float (&d)[kRegisters], bool *any) {
         int in_flight = kNone;
         uint32_t step;

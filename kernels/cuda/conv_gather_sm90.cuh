@@ -31,8 +31,8 @@ namespace flexgemm {
 constexpr int kWarpgroup = 128; /* threads */
 
 /* Both operands lie in 128-byte rows, whose 16-byte chunk c is stored as chunk c ^ (row % 8), from an address that is a
- * multiple of 1024 on. The copy engine writes the weights that way, the producer the rows that it gathers. A row of A is
- * one row of `in`; a row of B is one output channel's weights (K-major), or, transposed, 64 output channels of one
+ * multiple of 1024 on. The copy engine writes the weights that way, the producer the rows that it gathers. A row of A
+ * is one row of `in`; a row of B is one output channel's weights (K-major), or, transposed, 64 output channels of one
  * reduction channel, and a wider tile is such blocks of 64 one after another. wgmma transposes 16-bit operands only:
  * TF32 has K-major weights in both passes. */
 constexpr int kSwizzleRowBytes = 128;
@@ -79,8 +79,8 @@ struct GatherShared {
     uint64_t map_full[2];
 };
 
-/* One CTA's task: a tile, and a slice of the offsets. Column tiles of the same rows run side by side, so that they share
- * the gathered rows in L2, then the splits of a group, which have the same rows too; and the groups run one after
+/* One CTA's task: a tile, and a slice of the offsets. Column tiles of the same rows run side by side, so that they
+ * share the gathered rows in L2, then the splits of a group, which have the same rows too; and the groups run one after
  * another, so that L2 holds the weights of few offsets at a time. Where tiles are handed out, the last rows come first:
  * the first ones of an order have few neighbours, and such tiles fill in at the end. */
 template <class Tile>
@@ -99,8 +99,8 @@ struct GatherTask {
     }
 };
 
-/* How many offsets, one after another, a step holds side by side: more than one where a row of `in` is a half, a quarter
- * or an eighth of a step. Their weights are one piece of a row, too, or blocks of rows. */
+/* How many offsets, one after another, a step holds side by side: more than one where a row of `in` is a half, a
+ * quarter or an eighth of a step. Their weights are one piece of a row, too, or blocks of rows. */
 template <typename T, class Tile>
 __host__ __device__ inline int packed_offsets(const GatherParams &p) {
     if (sizeof(T) == 1 || Tile::kBlockN > 64 || p.slices() > 1) return 1; /* float8 has other scales at each offset */
@@ -203,9 +203,9 @@ struct GatherProducer {
         }
     }
 
-    /* All of this thread's row pieces at channel k of the tile's rows of `in`, the scale of the row that is the thread's
-     * own, and the weights by one thread for all. The rows are those of offset v, or of `packed` from v on, of which
-     * `offsets` are there. */
+    /* All of this thread's row pieces at channel k of the tile's rows of `in`, the scale of the row that is the
+     * thread's own, and the weights by one thread for all. The rows are those of offset v, or of `packed` from v on, of
+     * which `offsets` are there. */
     __device__ void load(const int32_t *tile_rows, uint32_t step, int v, int offsets, int k, int n0) {
         char *a = shared.stages[place.slot], *b = a + Tile::kBytesA;
         uint64_t *full = &shared.full[place.slot];
@@ -331,8 +331,8 @@ __device__ __forceinline__ uint32_t step_of(const GatherShared<Tile> &shared, in
     return lane == 0 ? shared.step[stage] : 0;
 }
 
-/* Whether a step is one of this consumer's; whether it ends the tile. Votes, so that the compiler sees one branch for the
- * whole warp: it would serialise wgmma otherwise. */
+/* Whether a step is one of this consumer's; whether it ends the tile. Votes, so that the compiler sees one branch for
+ * the whole warp: it would serialise wgmma otherwise. */
 __device__ __forceinline__ bool concerns(uint32_t step, int consumer) {
     return __any_sync(~0u, step < kEndOfTile && step >> consumer & 1);
 }

@@ -1,6 +1,6 @@
 /*
- * The second half of a convolution whose offsets were cut into slices: for each row the sum of its partial sums, slice 0
- * first, then the epilogue. Always the same order, hence always the same bits.
+ * The second half of a convolution whose offsets were cut into slices: for each row the sum of its partial sums, slice
+ * 0 first, then the epilogue. Always the same order, hence always the same bits.
  *
  * A row without neighbours at a slice's offsets has no partial sum there: tiles of such rows write none. A look at the
  * row's column of the map tells which ones exist, and saves reading about a third of them when groups are small.
@@ -31,7 +31,8 @@ __device__ __forceinline__ void find_slices(const GatherParams &p, int64_t first
     __syncthreads();
 }
 
-/* A warp adds one row, kParts times 32 kWidth columns of it; kWidth columns are read as one word. T: of what is added. */
+/* A warp adds one row, kParts times 32 kWidth columns of it; kWidth columns are read as one word. T: of what is
+ * added. */
 template <typename T, typename Out, int kWidth>
 __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const GatherParams p) {
     struct alignas(kWidth * sizeof(float)) Floats {

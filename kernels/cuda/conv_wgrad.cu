@@ -140,7 +140,8 @@ struct WgradKernel {
 
         Accumulator<kMode, Shape> acc;
         acc.clear();
-        /* How many steps there are shows only when the slice has been scanned: a load that finds no pairs is the end. */
+        /* How many steps there are shows only when the slice has been scanned: a load that finds no pairs is the
+         * end. */
         int loaded = 0;
         auto load_step = [&](int stage) {
             const int first = loaded * kDepth;

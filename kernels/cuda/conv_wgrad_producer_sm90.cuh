@@ -27,9 +27,9 @@ constexpr int kThreads = kProducerThreads + kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
 
 /* A stage is a row of blocks of 64 channels, those of grad_out, then those of feats. A block is 64 rows of 128 bytes,
- * which are 64 channels of one gathered row (16-bit) or 32 gathered rows of one channel (TF32); 16-byte chunk c of row r
- * is stored as chunk c ^ (r % 8), from an address that is a multiple of 1024 on. feats in TF32 lie as they come, a row
- * of the tile's columns behind the other: consumers read them to registers, and wgmma takes them from there. */
+ * which are 64 channels of one gathered row (16-bit) or 32 gathered rows of one channel (TF32); 16-byte chunk c of row
+ * r is stored as chunk c ^ (r % 8), from an address that is a multiple of 1024 on. feats in TF32 lie as they come, a
+ * row of the tile's columns behind the other: consumers read them to registers, and wgmma takes them from there. */
 constexpr int kBlockChannels = 64, kRowBytes = 128, kBlockBytes = 64 * kRowBytes;
 constexpr int kSwizzleAtomBytes = 8 * kRowBytes;
 constexpr int kChunk = 16, kOctet = 8; /* bytes that are swizzled together; channels that lie at one offset */
@@ -40,8 +40,8 @@ constexpr int kBlockK = kRowBytes / static_cast<int>(sizeof(T)); /* rows of a st
 constexpr int kWindow = kProducerThreads; /* rows that the producer looks at together */
 constexpr int kProducerBarrier = 1;       /* named barrier of the producer's threads */
 
-/* Output channels and columns of a tile. The consumers divide its output channels, or its columns. A wgmma's 64 rows are
- * output channels (16-bit) or columns (TF32). */
+/* Output channels and columns of a tile. The consumers divide its output channels, or its columns. A wgmma's 64 rows
+ * are output channels (16-bit) or columns (TF32). */
 template <typename T, int kBlockM_, int kBlockN_, int kConsumersN_>
 struct Tile {
     static constexpr bool kTf32 = sizeof(T) == 4;
@@ -78,8 +78,9 @@ struct Column {
     int queue, channel;
 };
 
-/* First row of a region. Three and more become shorter towards the last: how long a CTA takes depends on its offsets, and
- * the short ones at the end fill up what the long ones left uneven, for no more partial sums than equal ones need. */
+/* First row of a region. Three and more become shorter towards the last: how long a CTA takes depends on its offsets,
+ * and the short ones at the end fill up what the long ones left uneven, for no more partial sums than equal ones
+ * need. */
 __device__ inline int64_t region_begin(const WgradParams &p, int region) {
     const int64_t left = p.regions - region;
     return p.rows - p.rows * left / p.regions * (p.regions < 3 ? p.regions : left) / p.regions;
@@ -97,8 +98,8 @@ struct TaskOutput {
 };
 
 /* A tile and a slice, one CTA's work at a time. A slice is every phases-th window of a region. The CTAs of a region run
- * side by side and go through it together. Their middle columns come first: they are those of the middle offset, at which
- * the most rows have a neighbour. */
+ * side by side and go through it together. Their middle columns come first: they are those of the middle offset, at
+ * which the most rows have a neighbour. */
 template <class Tile>
 struct Task : TaskOutput {
     int first_offset, phase;

@@ -15,17 +15,18 @@
  *   2 consumers  multiply, accumulators in registers.
  *
  * The reduction runs across the rows that are gathered. wgmma transposes 16-bit operands, which therefore lie in shared
- * memory as they come, MN-major, by copies of 16 bytes. It does not transpose TF32: of the two operands wgmma takes feats
- * from registers, where consumers put them as it wants them, and the producer transposes grad_out by copies of 4 bytes.
+ * memory as they come, MN-major, by copies of 16 bytes. It does not transpose TF32: of the two operands wgmma takes
+ * feats from registers, where consumers put them as it wants them, and the producer transposes grad_out by copies of 4
+ * bytes.
  *
  * The producers go ahead into the next task while the consumers store the sums of the last.
  *
  * The bias gradient, sums of the columns of grad_out, is the work of further CTAs of the same launch: beside the others
  * they cost little, and small scenes are spared the launches.
  *
- * Zeros stand for missing neighbours, so that a row of grad_out that is not finite makes NaN at all offsets of a tile. A
- * tile of several offsets that has NaN is computed again, one offset at a time: then no row is there in vain. There the
- * producers wait for the consumers' word before they go on.
+ * Zeros stand for missing neighbours, so that a row of grad_out that is not finite makes NaN at all offsets of a tile.
+ * A tile of several offsets that has NaN is computed again, one offset at a time: then no row is there in vain. There
+ * the producers wait for the consumers' word before they go on.
  *
  * Slices meet as float32 partial sums in the workspace and are added in a fixed order: the same bits every time.
  */
@@ -129,8 +130,8 @@ struct Consumer {
         int in_flight = kNone;
         while (true) {
             ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
-            /* Read by a lane that releases the stage. A vote, so that the compiler sees one branch for the whole warp: it
-             * would serialise wgmma otherwise. */
+            /* Read by a lane that releases the stage. A vote, so that the compiler sees one branch for the whole warp:
+             * it would serialise wgmma otherwise. */
             if (__any_sync(~0u, lane == 0 && shared.end[place.slot])) break;
             if constexpr (Tile::kTf32)
                 multiply_tf32(d);

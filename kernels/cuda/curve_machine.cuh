@@ -5,8 +5,8 @@
  *
  *     entry[64 * state + 6 bits read] = next state << 7 | 6 bits written << 1
  *
- * so that an entry without its low bits is the byte offset of the next state's entries. A code of an odd number of triples
- * has a zero in front, read in the state that this leads back from.
+ * so that an entry without its low bits is the byte offset of the next state's entries. A code of an odd number of
+ * triples has a zero in front, read in the state that this leads back from.
  */
 #pragma once
 

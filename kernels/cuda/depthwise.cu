@@ -3,9 +3,9 @@
  *
  * Bound by memory, so that plain arithmetic serves: no tensor core has work where no channel meets another. Forward and
  * input gradient gather rows as pooling does: a thread owns 16 bytes of an output row and walks the offsets, with the
- * weight laid out as (V, Co) float32 first, which L1 then serves. The weight gradient takes kOffsets offsets over a slice
- * of rows at a time, so that a row of grad_out is read once for all of them; the slices' sums are added in order. It
- * serves groups of few channels too, of which an output channel has as many weights at each offset.
+ * weight laid out as (V, Co) float32 first, which L1 then serves. The weight gradient takes kOffsets offsets over a
+ * slice of rows at a time, so that a row of grad_out is read once for all of them; the slices' sums are added in order.
+ * It serves groups of few channels too, of which an output channel has as many weights at each offset.
  *
  * Workspace: weight (V, Co) float32; of the weight gradient (slices, V, Co) float32
  */

@@ -1,8 +1,8 @@
 /*
  * GEMM of the portable family (sm_80 and later): D = act(alpha * scale_a * scale_b * A . B^T + bias), in every layout.
  *
- * One block computes a block_m x block_n tile at a time. K advances in steps of 128 bytes for every dtype; a step of A and of B
- * is block_m and block_n rows of 128 bytes in shared memory, `stages` of them in flight through cp.async:
+ * One block computes a block_m x block_n tile at a time. K advances in steps of 128 bytes for every dtype; a step of A
+ * and of B is block_m and block_n rows of 128 bytes in shared memory, `stages` of them in flight through cp.async:
  *
  *     byte of row r, 16-byte chunk c  ->  r * 128 + ((c ^ (r % 8)) * 16)
  *

@@ -182,7 +182,8 @@ constexpr int kSampleThreads = 128, kSampleWarps = kSampleThreads / 32;
 constexpr int kLanes = 8; /* that share a point's channels */
 
 /* A warp takes 32 points: each lane finds the voxels around one, then groups of lanes add up the rows of all of them,
- * those of a point on the way together. Voxels that are not there take no additions: L2 limits, and instructions next. */
+ * those of a point on the way together. Voxels that are not there take no additions: L2 limits, and instructions
+ * next. */
 template <class Cell, class T, int kVector>
 __global__ void __launch_bounds__(kSampleThreads)
     sample_kernel(fg_points points, Voxels<Cell> voxels, RowsOf<const T> feats, RowsOf<T> out) {

@@ -110,8 +110,8 @@ struct Maximum {
     __device__ int32_t row() const { return source; }
 };
 
-/* Quotients of numbers below 2^31 by one divisor: a product with 2^(31 + bits) / divisor, rounded up, where 2^bits is not
- * below the divisor. */
+/* Quotients of numbers below 2^31 by one divisor: a product with 2^(31 + bits) / divisor, rounded up, where 2^bits is
+ * not below the divisor. */
 struct Divisor {
     uint32_t factor;
     int shift;

@@ -1,15 +1,15 @@
 /*
  * Open-addressing hash table from a voxel to the lowest row that holds it.
  *
- * A slot is a cell of 2 x 2 x 2 voxels: `keys` says which cell, `rows` (32 bytes a slot, one sector of memory) has a row
- * for each of its voxels. Voxels lie on surfaces, which a cell holds more of than any other shape of eight voxels does,
- * and the neighbours of a voxel in 3x3x3 lie in eight cells.
+ * A slot is a cell of 2 x 2 x 2 voxels: `keys` says which cell, `rows` (32 bytes a slot, one sector of memory) has a
+ * row for each of its voxels. Voxels lie on surfaces, which a cell holds more of than any other shape of eight voxels
+ * does, and the neighbours of a voxel in 3x3x3 lie in eight cells.
  *
- * Four slots are a bucket, whose keys are read at once. Four cells in a row along z have the same one, each a slot of its
- * own that it would rather have; where that is taken it has another, and where all are, the next bucket's. There are one
- * and a half slots a row: even where every voxel has a cell of its own, a second bucket is seldom looked at. All bytes
- * 0xFF is the empty table: no cell has that number, and the empty row is -1, or, unsigned, the largest number, which
- * atomicMin then lowers.
+ * Four slots are a bucket, whose keys are read at once. Four cells in a row along z have the same one, each a slot of
+ * its own that it would rather have; where that is taken it has another, and where all are, the next bucket's. There
+ * are one and a half slots a row: even where every voxel has a cell of its own, a second bucket is seldom looked at.
+ * All bytes 0xFF is the empty table: no cell has that number, and the empty row is -1, or, unsigned, the largest
+ * number, which atomicMin then lowers.
  *
  * Cell: uint32_t where the grid has few enough of them, as almost every one does, else unsigned long long. 64-bit
  * instructions are several.
@@ -52,8 +52,8 @@ struct HashTable {
 
     __device__ uint32_t buckets() const { return capacity / kBucketSlots; }
 
-    /* Two rounds of multiplication (by constants of MurmurHash3), scaled to the buckets. No two of 2^32 consecutive rows
-     * of cells share a hash before it is scaled. */
+    /* Two rounds of multiplication (by constants of MurmurHash3), scaled to the buckets. No two of 2^32 consecutive
+     * rows of cells share a hash before it is scaled. */
     __device__ uint32_t home(Cell cell) const {
         const Cell row = cell / kBucketSlots;
         uint32_t hash = static_cast<uint32_t>(row) * 0x85ebca6bu;
@@ -64,9 +64,9 @@ struct HashTable {
 
     __device__ uint32_t next(uint32_t bucket) const { return bucket + 1 < buckets() ? bucket + 1 : 0; }
 
-    /* The slot of a cell, claimed for it if need be. Which slot that is is a race, but all who ask for a cell try slots in
-     * the same order, and one that another cell has stays taken: they agree. There are more slots than rows, so that a
-     * free one is met, here and in find(). */
+    /* The slot of a cell, claimed for it if need be. Which slot that is is a race, but all who ask for a cell try slots
+     * in the same order, and one that another cell has stays taken: they agree. There are more slots than rows, so that
+     * a free one is met, here and in find(). */
     __device__ uint32_t claim(Cell cell) {
         for (uint32_t bucket = home(cell);; bucket = next(bucket)) {
             const Bucket seen = keys[bucket];
@@ -91,8 +91,8 @@ struct HashTable {
         atomicMin(reinterpret_cast<unsigned int *>(entry), static_cast<unsigned int>(row));
     }
 
-    /* The slot of a cell, or kNone when it has no voxel. `seen` is its home bucket: several can be read before the first
-     * is asked about. */
+    /* The slot of a cell, or kNone when it has no voxel. `seen` is its home bucket: several can be read before the
+     * first is asked about. */
     __device__ uint32_t find(Cell cell, uint32_t bucket, Bucket seen) const {
         for (;;) {
             uint32_t slot = kNone;

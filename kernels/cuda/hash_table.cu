@@ -1,12 +1,12 @@
 /*
  * A hash table in arrays of the caller's: open addressing with linear probing, one thread a key.
  *
- * Threads race for slots; for which row's value a key ends up with they do not: a slot that was free when the call began
- * goes to the lowest row that asked for it, and so does any slot whose value is to be replaced. Three kernels: `mark`
- * notes which slots keep their values, `claim` gives every key a slot and every slot the lowest row, `write` lets those
- * rows store their values. A new table whose values are the numbers of the rows needs one kernel: the value itself is
- * the minimum. Where such a table is larger than L2 it is filled stretch by stretch, of a size that stays there: the keys
- * are read anew for each, in order, which takes less time than each key's own trip to memory.
+ * Threads race for slots; for which row's value a key ends up with they do not: a slot that was free when the call
+ * began goes to the lowest row that asked for it, and so does any slot whose value is to be replaced. Three kernels:
+ * `mark` notes which slots keep their values, `claim` gives every key a slot and every slot the lowest row, `write`
+ * lets those rows store their values. A new table whose values are the numbers of the rows needs one kernel: the value
+ * itself is the minimum. Where such a table is larger than L2 it is filled stretch by stretch, of a size that stays
+ * there: the keys are read anew for each, in order, which takes less time than each key's own trip to memory.
  *
  *     workspace: owners uint32 (S) | slots int64 (N)
  */

@@ -1,6 +1,6 @@
 /*
- * The device side of the hash table: open addressing with linear probing. A slot is empty while its key is all ones; the
- * key of all ones itself has the last slot. (hash_table.cu)
+ * The device side of the hash table: open addressing with linear probing. A slot is empty while its key is all ones;
+ * the key of all ones itself has the last slot. (hash_table.cu)
  */
 #pragma once
 

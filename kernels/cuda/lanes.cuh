@@ -1,6 +1,6 @@
 /*
- * Rows of features worked on by groups of lanes: each lane takes kVector adjacent channels at a time, 16 bytes where the
- * rows are aligned, and a group as many lanes as a row has such pieces, at most a warp.
+ * Rows of features worked on by groups of lanes: each lane takes kVector adjacent channels at a time, 16 bytes where
+ * the rows are aligned, and a group as many lanes as a row has such pieces, at most a warp.
  */
 #pragma once
 

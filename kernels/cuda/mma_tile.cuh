@@ -5,7 +5,8 @@
  * 32-bit elements). One step of an operand is a tile in shared memory; "mn" is its output axis (m of A, n of B).
  *
  *   K-major:  row = one mn, 128 bytes of k. A row is what one gathered voxel, or one output channel's weights, gives.
- *   MN-major: row = one k, block * sizeof(T) bytes of mn. What the same arrays give when the reduction runs across rows.
+ *   MN-major: row = one k, block * sizeof(T) bytes of mn. What the same arrays give when the reduction runs across
+ *   rows.
  *
  * 16-byte chunks are permuted within groups of eight, so that neither the copies in nor the reads out have bank
  * conflicts: chunk c of row r is stored as chunk c ^ swizzle(r). (128 bytes are all 32 banks; eight rows read at one
@@ -218,8 +219,8 @@ struct TileShape {
 };
 
 /* 128 x 128 by warps of 64 x 64, the least shared memory traffic per product that registers allow: 128 accumulators a
- * thread. True float32 holds each operand twice, float8 each sum, and they need smaller warp tiles. Three stages of 32 KB
- * leave room for two CTAs on sm_80 and sm_90, for one on sm_86 and sm_89. */
+ * thread. True float32 holds each operand twice, float8 each sum, and they need smaller warp tiles. Three stages of 32
+ * KB leave room for two CTAs on sm_80 and sm_90, for one on sm_86 and sm_89. */
 template <MathMode kMode>
 using LargeTile = TileShape<128, 128, 2, kMode == MathMode::kIeee || kMode == MathMode::kFloat8 ? 4 : 2, 3>;
 

@@ -1,9 +1,9 @@
 /*
  * Neighbour map of a sparse convolution: map[v, m] = row of the voxel that query m reads at offset v, or -1.
  *
- * Voxels are taken in cells of 2 x 2 x 2, which are numbered as voxels are. One kernel puts all rows into a hash table of
- * cells in the caller's workspace, one looks up every (query, offset) pair: where offsets are adjacent voxels, cell by
- * cell. Every pair is looked up: the map of an odd submanifold kernel is its own mirror image only while no voxel
+ * Voxels are taken in cells of 2 x 2 x 2, which are numbered as voxels are. One kernel puts all rows into a hash table
+ * of cells in the caller's workspace, one looks up every (query, offset) pair: where offsets are adjacent voxels, cell
+ * by cell. Every pair is looked up: the map of an odd submanifold kernel is its own mirror image only while no voxel
  * occurs twice, which nobody has checked.
  *
  * Row orders are built behind the map, by keys that the look at adjacent offsets leaves on its way.
@@ -92,9 +92,9 @@ struct QuotientAxis : StrideAxis {
     }
 };
 
-/* One thread walks the kDepth offsets along z of one query at one (kx, ky), and probes where a cell of the table begins.
- * CTAs of the same queries follow each other, so that what they read of coordinates and table is in L2 while it is
- * needed, however large the scene. */
+/* One thread walks the kDepth offsets along z of one query at one (kx, ky), and probes where a cell of the table
+ * begins. CTAs of the same queries follow each other, so that what they read of coordinates and table is in L2 while it
+ * is needed, however large the scene. */
 template <class Cell, class Axis, int kDepth>
 __global__ void __launch_bounds__(kThreads)
     lookup_kernel(Coords queries, VoxelBounds query_grid, CellGrid grid, HashTable<Cell> table, Axis ax, Axis ay,

@@ -68,7 +68,8 @@ __device__ __forceinline__ void for_each_source(const PoolArgs &p, int64_t row, 
 /* The row and first channel of this thread; false beyond the end. */
 template <int kCount>
 __device__ __forceinline__ bool own_place(const PoolArgs &p, int64_t *row, int64_t *channel) {
-    /* The threads of a block lie within kThreads of its first piece: one long division is the block's, the rest short. */
+    /* The threads of a block lie within kThreads of its first piece: one long division is the block's, the rest
+     * short. */
     const int64_t pieces = p.channels / kCount, first = static_cast<int64_t>(blockIdx.x) * kThreads;
     const int64_t first_row = first / pieces;
     const uint32_t piece = static_cast<uint32_t>(first - first_row * pieces) + threadIdx.x;

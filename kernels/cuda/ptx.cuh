@@ -230,8 +230,8 @@ __device__ __forceinline__ void prefetch_tensor_map(const void *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* Box at element coordinates (x innermost, a multiple of 16 bytes: any other is an illegal instruction) -> shared memory;
- * its bytes count on `barrier`. Coordinates may lie outside the tensor: what is outside arrives as zeros. */
+/* Box at element coordinates (x innermost, a multiple of 16 bytes: any other is an illegal instruction) -> shared
+ * memory; its bytes count on `barrier`. Coordinates may lie outside the tensor: what is outside arrives as zeros. */
 __device__ __forceinline__ void tma_load_3d(void *shared, const void *map, uint64_t *barrier, int x, int y, int z) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "

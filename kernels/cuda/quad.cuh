@@ -1,6 +1,6 @@
 /*
- * From accumulators to rows of 16-bit elements and back. A quad, four neighbouring lanes, holds a row of a wgmma tile: of
- * every 8 columns two in each lane. In memory a lane reads or writes 8 columns, 16 bytes, at once: four groups of 8
+ * From accumulators to rows of 16-bit elements and back. A quad, four neighbouring lanes, holds a row of a wgmma tile:
+ * of every 8 columns two in each lane. In memory a lane reads or writes 8 columns, 16 bytes, at once: four groups of 8
  * columns at a time, the lanes of a quad exchange pairs.
  */
 #pragma once

@@ -69,7 +69,8 @@ __device__ __forceinline__ void load_vector(float (&value)[kCount], const T *x, 
 
 /* Division by one scale of many numbers, rounded as a division is: a product with the reciprocal and one correction by
  * the remainder, which is exact as long as nothing of it leaves the range of float32. That is so for scales of a middle
- * size and quotients that fp8 tells from zero or from its largest number; beyond, infinities and NaN are the product's. */
+ * size and quotients that fp8 tells from zero or from its largest number; beyond, infinities and NaN are the
+ * product's. */
 struct Divisor {
     float scale, reciprocal;
     bool middle;
@@ -128,7 +129,8 @@ __device__ __forceinline__ void store_vector(uint8_t *q, const float (&value)[kC
             if (i < count) q[i] = static_cast<uint8_t>(vector.pair[i / 2] >> (8 * (i % 2)));
 }
 
-/* Bits of the largest |x| of those that are finite. fmaxf() passes over NaN; an infinity is rare enough to look twice. */
+/* Bits of the largest |x| of those that are finite. fmaxf() passes over NaN; an infinity is rare enough to look
+ * twice. */
 template <int kCount>
 __device__ __forceinline__ uint32_t finite_amax(const float (&value)[kCount]) {
     float amax = 0;

@@ -38,8 +38,8 @@ __device__ __forceinline__ uint32_t lanes_max(uint32_t value) {
     }
 }
 
-/* Of the maxima of kRows rows over kLanes lanes each lane gets that of row lane % kRows: at every step lanes exchange half
- * of the rows that they still have. */
+/* Of the maxima of kRows rows over kLanes lanes each lane gets that of row lane % kRows: at every step lanes exchange
+ * half of the rows that they still have. */
 template <int kLanes, int kRows>
 __device__ __forceinline__ uint32_t row_max(uint32_t (&amax)[kRows]) {
     const int lane = threadIdx.x % 32;

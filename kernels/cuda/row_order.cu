@@ -1,6 +1,6 @@
 /*
- * Row orders of a neighbour map: order[i, s] = the column of the map that tile slot s works on in order i, sorted so that
- * the rows of one tile have neighbours at the same offsets of a group and the convolution skips the others.
+ * Row orders of a neighbour map: order[i, s] = the column of the map that tile slot s works on in order i, sorted so
+ * that the rows of one tile have neighbours at the same offsets of a group and the convolution skips the others.
  *
  * The key of a row is the Gray-code rank of its mask at the offsets of the plan: from one rank to the next a single
  * offset comes or goes. (row_sort.cu sorts by it.)

@@ -1,11 +1,11 @@
 /*
- * Sorts the segments of row orders by their keys: a stable radix sort in as many passes as an order's own keys need, most
- * often one.
+ * Sorts the segments of row orders by their keys: a stable radix sort in as many passes as an order's own keys need,
+ * most often one.
  *
- * A pass is two launches. The first counts the digits of every tile of rows. In the second a block adds up the counts of
- * its segment's tiles, which says where its rows with each digit go; a warp numbers the rows of its stretch among those
- * with the same digit, and every row goes to its place. All of it lies in L2; what limits is the latency of launches that
- * wait for each other, so that they begin while the one in front ends.
+ * A pass is two launches. The first counts the digits of every tile of rows. In the second a block adds up the counts
+ * of its segment's tiles, which says where its rows with each digit go; a warp numbers the rows of its stretch among
+ * those with the same digit, and every row goes to its place. All of it lies in L2; what limits is the latency of
+ * launches that wait for each other, so that they begin while the one in front ends.
  */
 #include "row_sort.cuh"
 

@@ -147,8 +147,8 @@ __device__ __forceinline__ int64_t group_bound(const Offsets &offsets, int64_t i
     return clamp_into(integer_at(offsets, offsets.has_begin ? i : i - 1), length);
 }
 
-/* Major tile `target`, from the cursor on, by one warp. The cursor moves on over groups that lie before tile `kept`, the
- * lowest that will still be asked for; when there is no such tile, `total` becomes the number of all. */
+/* Major tile `target`, from the cursor on, by one warp. The cursor moves on over groups that lie before tile `kept`,
+ * the lowest that will still be asked for; when there is no such tile, `total` becomes the number of all. */
 template <int kBlock>
 __device__ MajorTile scan_groups(const GroupedAxis &axis, int64_t target, int64_t kept, GroupCursor &cursor,
                                  int64_t &total) {

@@ -1,9 +1,9 @@
 /*
  * Codes of voxels along a curve, and back: bound by the bytes it moves, 20 a voxel where codes have 32 bits.
  *
- * That leaves some 100 instructions a voxel. Ten bits of each axis are therefore a word of 32-bit arithmetic, the Hilbert
- * curve takes six bits of a word by a look-up in shared memory (curve_machine.cuh), and a thread has kBatch voxels in
- * flight, which share what does not depend on them.
+ * That leaves some 100 instructions a voxel. Ten bits of each axis are therefore a word of 32-bit arithmetic, the
+ * Hilbert curve takes six bits of a word by a look-up in shared memory (curve_machine.cuh), and a thread has kBatch
+ * voxels in flight, which share what does not depend on them.
  */
 #include "../sequence.h"
 #include "backend.cuh"
@@ -220,8 +220,8 @@ void dispatch_mode(fg_sequence mode, unsigned int blocks, const Launch &launch) 
     launch(Code(), std::integral_constant<fg_sequence, FG_HILBERT>(), blocks);
 }
 
-/* On the Hilbert curve as many blocks as the device holds at once at most, each of which loads the table; else a block a
- * tile, so that no multiprocessor waits for others' last one. */
+/* On the Hilbert curve as many blocks as the device holds at once at most, each of which loads the table; else a block
+ * a tile, so that no multiprocessor waits for others' last one. */
 template <class Params, class Launch>
 fg_status run(const Params &p, const fg_queue *queue, fg_error *error, const Launch &launch) {
     const int64_t tiles = ceil_div<int64_t>(p.coords.shape[0], kTile);

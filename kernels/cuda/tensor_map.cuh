@@ -17,8 +17,8 @@ struct TensorRows {
 };
 
 /* A map of boxes of 128 bytes of K x box_rows rows x box_groups groups, swizzled by 128 bytes: 16-byte chunk c of row r
- * of a box lies at r * 128 + (c ^ (r % 8)) * 16. Coordinates are (byte of K, row, group). What lies outside is read as zeros
- * and not written. */
+ * of a box lies at r * 128 + (c ^ (r % 8)) * 16. Coordinates are (byte of K, row, group). What lies outside is read as
+ * zeros and not written. */
 fg_status encode_tensor_map(CUtensorMap *map, const TensorRows &rows, int box_rows, int box_groups, fg_error *error);
 
 /* The same of float32, for copies that add: coordinates are (element, row, group). */

@@ -76,8 +76,8 @@ static void add_products(float *sums, const float *a, const float *b, int n, int
     }
 }
 
-/* The same for wgmma of FP8: the 32 products of a step and the running sum are aligned to the largest exponent among them, and what
- * then lies behind 13 fraction bits is cut off. */
+/* The same for wgmma of FP8: the 32 products of a step and the running sum are aligned to the largest exponent among
+ * them, and what then lies behind 13 fraction bits is cut off. */
 static void add_cut_products(float *sums, const float *a, const float *b, int n, int k) {
     constexpr int kWidth = 8, kFractionBits = 13;
     typedef float Row __attribute__((vector_size(4 * kWidth), aligned(4)));
@@ -145,8 +145,8 @@ void store_matrices(Frame *const *lanes, const Instruction &instruction) {
         }
 }
 
-/* A fragment of A is quarters of 8 rows and 16 bytes: (0, 0), (8, 0), (0, 16), (8, 16), and where k is 16 bytes only the
- * first two; a lane's word is word lane % 4 of row lane / 4 of its quarter. */
+/* A fragment of A is quarters of 8 rows and 16 bytes: (0, 0), (8, 0), (0, 16), (8, 16), and where k is 16 bytes only
+ * the first two; a lane's word is word lane % 4 of row lane / 4 of its quarter. */
 static void decode_a(Type type, int k, const uint32_t (*word)[4], float *a) {
     const int per_word = 4 / bytes_of(type), words = k / per_word / 2;
     for (int lane = 0; lane < 32; ++lane)

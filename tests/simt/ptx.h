@@ -1,6 +1,6 @@
 /*
- * An interpreter for the inline PTX of kernels/cuda/ptx.cuh: the text of an asm statement is taken apart once and run by
- * every thread. What is emulated is in the table of ptx.cpp; anything else is an error that names the instruction.
+ * An interpreter for the inline PTX of kernels/cuda/ptx.cuh: the text of an asm statement is taken apart once and run
+ * by every thread. What is emulated is in the table of ptx.cpp; anything else is an error that names the instruction.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /*
- * Threads as fibers. One cluster of blocks runs at a time, on the thread that launched the kernel; a fiber runs until it
- * has to wait, and then the next one is picked: of the warp with the highest priority, priorities being drawn anew now
- * and then. That lets some warps run far ahead of others, which is how a missing barrier shows.
+ * Threads as fibers. One cluster of blocks runs at a time, on the thread that launched the kernel; a fiber runs until
+ * it has to wait, and then the next one is picked: of the warp with the highest priority, priorities being drawn anew
+ * now and then. That lets some warps run far ahead of others, which is how a missing barrier shows.
  *
  * What is asynchronous on a GPU lies in wait (async.h, mma.cpp) until something asks for it or nobody can run.
  */
