@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def operator(function: Callable[..., Any], writes: Sequence[str] = ()) -> CustomOpDef:
-    """The operator of a function's name and signature, on the CPU and CUDA. Autograd sees it whole."""
+def operator(function: Callable[..., Any], writes: Sequence[str] = (), name: str | None = None) -> CustomOpDef:
+    """The operator of a function's signature, on the CPU and CUDA. Autograd sees it whole.
+
+    name: with its namespace; by default that of the function, of ours.
+    """
 
     @wraps(function)
     def silent(*args: Any, **kwargs: Any) -> Any:
@@ -23,4 +26,5 @@ def operator(function: Callable[..., Any], writes: Sequence[str] = ()) -> Custom
             return function(*args, **kwargs)
 
     define: Any = torch.library.custom_op  # torch types it for functions whose parameters are known
-    return define(f"flexgemm::{function.__name__}", silent, mutates_args=writes, device_types=("cpu", "cuda"))
+    name = f"flexgemm::{function.__name__}" if name is None else name
+    return define(name, silent, mutates_args=writes, device_types=("cpu", "cuda"))
