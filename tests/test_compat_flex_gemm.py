@@ -309,6 +309,16 @@ def test_curves(device, mode, width, batch, dtype):
         ops.serialize.encode_seq(coords, shape, "bxyz")
 
 
+@pytest.mark.parametrize("mode", ["z_order", "hilbert"])
+def test_curves_compile_whole(device, mode):
+    s = Scene(device)
+    torch.compiler.reset()
+    how = {"fullgraph": True, "backend": "aot_eager"}
+    codes = torch.compile(lambda x: ops.serialize.encode_seq(x, s.shape, mode), **how)(s.coords)
+    assert torch.equal(codes, ops.serialize.encode_seq(s.coords, s.shape, mode))
+    assert torch.equal(torch.compile(lambda x: ops.serialize.decode_seq(x, s.shape, mode), **how)(codes), s.coords)
+
+
 def empty_table(device, slots=400, key_dtype=torch.uint32, value_dtype=torch.uint32):
     keys = torch.full((slots,), torch.iinfo(key_dtype).max, dtype=key_dtype, device=device)
     return [keys, torch.empty(slots, dtype=value_dtype, device=device)]

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
-import flexgemm
+import flexgemm.torch
 from flexgemm.compat.flex_gemm.ops.grids import grid_of
 
 
 def encode_seq(coords: torch.Tensor, shape: Sequence[int], mode: str = "z_order") -> torch.Tensor:
     """The code of each voxel, (N,) int32 up to 32 bits, else int64. coords (N, 4), shape (B, C, W, H, D)."""
-    return flexgemm.encode_seq(coords.int(), grid_of(shape), _curve(mode))
+    return flexgemm.torch.encode_seq(coords.int(), grid_of(shape), _curve(mode))
 
 
 def decode_seq(code: torch.Tensor, shape: Sequence[int], mode: str = "z_order") -> torch.Tensor:
     """The voxels (N, 4) int32 of codes that `encode_seq` gave for this shape."""
-    return flexgemm.decode_seq(code, grid_of(shape), _curve(mode))
+    return flexgemm.torch.decode_seq(code, grid_of(shape), _curve(mode))
 
 
 def _curve(mode: str) -> str:
