@@ -334,8 +334,8 @@ def neighbor_map(
     return NeighborMap(
         coords,
         grid_shape(shape),
-        _axes(kernel_size, "kernel_size"),
-        _axes(dilation, "dilation"),
+        three_ints(kernel_size, "kernel_size"),
+        three_ints(dilation, "dilation"),
         check=check,
         device=device,
         stream=stream,
@@ -410,9 +410,9 @@ def conv_grids(
 ) -> tuple[Shape, Triple, Triple, Triple, Triple, Shape]:
     """The grid, kernel, stride, padding and dilation of a sparse convolution in full, and the grid of its outputs."""
     grid = grid_shape(shape)
-    kernel, steps = _axes(kernel_size, "kernel_size"), _axes(stride, "stride")
-    dilations, pads = _axes(dilation, "dilation"), _axes(padding, "padding", least=0)
-    more = _axes(output_padding, "output_padding", least=0)
+    kernel, steps = three_ints(kernel_size, "kernel_size"), three_ints(stride, "stride")
+    dilations, pads = three_ints(dilation, "dilation"), three_ints(padding, "padding", least=0)
+    more = three_ints(output_padding, "output_padding", least=0)
     if any(m >= max(s, d) if transposed else m for m, s, d in zip(more, steps, dilations, strict=True)):
         need = "less than stride or dilation" if transposed else "0 without transposed=True"
         raise ValueError(f"output_padding: expected {need}, got {output_padding!r}")
@@ -444,7 +444,7 @@ def _order_groups(orders: int, kernel_size: Triple) -> tuple[int, ...]:
     return tuple(sets)
 
 
-def _axes(value: Any, name: str, *, least: int = 1) -> Any:
+def three_ints(value: Any, name: str, *, least: int = 1) -> Any:
     """Three ints from `least`, given as such or as one that stands for all."""
     try:
         numbers = tuple(map(index, value)) if hasattr(value, "__len__") else (index(value),) * 3

@@ -8,23 +8,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.utils import parametrize
 
 from flexgemm.torch import ops, products
 from flexgemm.torch.dispatch import autocast
+from flexgemm.torch.nn.float8 import KeepsFloat8
 from flexgemm.torch.nn.tensor import SparseTensor
-from flexgemm.voxel import NeighborMap, Triple
+from flexgemm.voxel import NeighborMap, three_ints
 
 if TYPE_CHECKING:
     from typing import Self
 
 
-def triple(value: int | Sequence[int]) -> Triple:
-    """An int for each axis."""
-    w, h, d = (value, value, value) if isinstance(value, int) else value
-    return w, h, d
-
-
-class Convolution(torch.nn.Module):
+class Convolution(KeepsFloat8):
     """What the convolutions share.
 
     weight (out_channels, Kw, Kh, Kd, in_channels / groups) and bias (out_channels) or None are initialised as
@@ -35,9 +31,8 @@ class Convolution(torch.nn.Module):
     precision: as of `flexgemm.torch.submanifold_conv3d`.
     """
 
-    weight: torch.Tensor
     bias: torch.Tensor | None
-    scale: torch.Tensor | None  # of the output channels of a weight in FP8
+    # Of a weight in FP8 there is the scale of each output channel.
 
     def __init__(
         self,
@@ -55,7 +50,7 @@ class Convolution(torch.nn.Module):
         if groups < 1 or in_channels % groups or out_channels % groups:
             raise ValueError(f"groups: expected a divisor of {in_channels} and {out_channels} channels, got {groups}")
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.kernel_size = triple(kernel_size)
+        self.kernel_size = three_ints(kernel_size, "kernel_size")
         self.precision = precision
         shape = out_channels, *self.kernel_size, in_channels // groups
         self.weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -93,29 +88,25 @@ class Convolution(torch.nn.Module):
         result = copy.deepcopy(self)
         if self.scale is not None:
             return result
+        if parametrize.is_parametrized(result):
+            result.__class__ = parametrize.type_before_parametrizations(result)
+            del result.parametrizations
         q, scale = products.quantize(self.weight.detach().flatten(1), granularity="row")
         buffers = {
             "weight": q.view(self.weight.shape),
             "bias": None if self.bias is None else self.bias.detach().clone(),
         }
         for name, buffer in buffers.items():
-            delattr(result, name)
+            if name in result._parameters:
+                delattr(result, name)
             result.register_buffer(name, buffer)
         result.scale = scale
         return result
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Behind half(), to(dtype) and the like, which know no other floats than theirs: FP8 and its scale stay."""
-        weight, scale = self.weight, self.scale
-        super()._apply(fn, recurse)
-        if scale is not None and self.scale is not None:
-            self.weight, self.scale = weight.to(self.weight.device), scale.to(self.scale.device)
-        return self
-
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
         for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
-            if getattr(self, name, triple(default)) != triple(default):
+            if getattr(self, name, (default,) * 3) != (default,) * 3:
                 text += f", {name}={getattr(self, name)}"
         text += f", groups={self.groups}" if self.groups != 1 else ""
         text += "" if self.scale is None else ", fp8=True"
@@ -135,7 +126,7 @@ class SubMConv3d(Convolution):
         **options: Any,
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, **options)
-        self.dilation = triple(dilation)
+        self.dilation = three_ints(dilation, "dilation")
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         return x.replace(self.convolve(x.feats, x.sites.neighbor_map(self.kernel_size, self.dilation)))
@@ -164,8 +155,9 @@ class SparseConv3d(Convolution):
         **options: Any,
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, **options)
-        self.stride, self.padding, self.dilation = triple(stride), triple(padding), triple(dilation)
-        self.output_padding = triple(output_padding)
+        self.stride, self.dilation = three_ints(stride, "stride"), three_ints(dilation, "dilation")
+        self.padding = three_ints(padding, "padding", least=0)
+        self.output_padding = three_ints(output_padding, "output_padding", least=0)
 
     def forward(self, x: SparseTensor, onto: SparseTensor | None = None) -> SparseTensor:
         how = self.kernel_size, self.stride, self.padding, self.dilation, self.transposed, self.output_padding

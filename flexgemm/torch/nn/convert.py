@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from flexgemm.torch.nn.conv import Convolution, SubMConv3d
+from flexgemm.torch.nn.normalization import InstanceNorm
 from flexgemm.torch.nn.pointwise import BatchNorm, Linear
 
 State = dict[str, torch.Tensor]
@@ -47,9 +48,9 @@ def from_torchsparse(state: Mapping[str, torch.Tensor], model: torch.nn.Module) 
 
 
 def from_minkowski(state: Mapping[str, torch.Tensor], model: torch.nn.Module) -> State:
-    """From MinkowskiEngine: `kernel` (V, Ci, Co), or (Ci, Co) for V = 1, x fastest; bias (1, Co); batch norms and
-    linear layers inside a module of their own (`bn.`, `linear.`). An odd kernel begins K // 2 before o * stride,
-    an even one there: the padding of a strided layer."""
+    """From MinkowskiEngine: `kernel` (V, Ci, Co), or (Ci, Co) for V = 1, x fastest; bias (1, Co), and weight and bias
+    of instance norms (1, C); batch norms and linear layers inside a module of their own (`bn.`, `linear.`). An odd
+    kernel begins K // 2 before o * stride, an even one there: the padding of a strided layer."""
 
     def weight(kernel: torch.Tensor, conv: Convolution) -> torch.Tensor:
         _expect_centred(conv)
@@ -60,9 +61,10 @@ def from_minkowski(state: Mapping[str, torch.Tensor], model: torch.nn.Module) ->
         inner = prefix + ("bn." if isinstance(module, BatchNorm) else "linear.")
         for name in [name for name in result if name.startswith(inner)]:
             result[prefix + name.removeprefix(inner)] = result.pop(name)
-    for prefix, _ in _named(model, Convolution):
-        if prefix + "bias" in result:
-            result[prefix + "bias"] = result[prefix + "bias"].reshape(-1)
+    for prefix, module in _named(model, (Convolution, InstanceNorm)):
+        for name in ("bias",) if isinstance(module, Convolution) else ("weight", "bias"):
+            if prefix + name in result:
+                result[prefix + name] = result[prefix + name].reshape(-1)
     return result
 
 

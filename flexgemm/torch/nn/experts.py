@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from flexgemm.torch import products
 from flexgemm.torch.dispatch import autocast
+from flexgemm.torch.nn.float8 import KeepsFloat8
 
 
 class GroupedLinear(torch.nn.Module):
@@ -70,15 +71,13 @@ class GroupedLinear(torch.nn.Module):
         return f"{text}, bias={self.bias is not None}, fp8={self.fp8}"
 
 
-class Float8GroupedLinear(torch.nn.Module):
+class Float8GroupedLinear(KeepsFloat8):
     """`GroupedLinear` with weights that stay FP8: e4m3, a scale per row. Rows of x are cast in each call.
 
     weight (num_groups, out_features, in_features), bias (num_groups, out_features) or None: cast once. Neither has a
     gradient; that of x is a product with the weights as they are, in the dtype of x.
     """
 
-    weight: torch.Tensor
-    scale: torch.Tensor
     bias: torch.Tensor | None
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -123,7 +122,7 @@ class _Float8Product(torch.autograd.Function):
         grad_x = grad_weight = grad_bias = None
         if needs_x:
             (q, scale), (w, scale_w) = _cast_rows(grad_out, "float8_e5m2"), _cast_rows(weight.mT, "float8_e4m3fn")
-            grad_x = torch.zeros_like(x)
+            grad_x = x.new_zeros(x.shape)
             products.m_grouped_gemm_nt(q, w, offsets, scale_a=scale, scale_b=scale_w, out=grad_x)
         if needs_weight or needs_bias:
             needs = False, needs_weight, needs_bias

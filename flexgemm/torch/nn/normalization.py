@@ -15,12 +15,16 @@ class GroupNorm(torch.nn.GroupNorm):
     group. Computed in float32, returned in the dtype of the features."""
 
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
+        if x.feats.shape[1] != self.num_channels:
+            raise ValueError(f"x: expected {self.num_channels} channels, got {x.feats.shape[1]}")
         feats = x.feats.float()
         centred = feats - self._of_groups(feats, x)
         scale = torch.rsqrt(self._of_groups(centred.square(), x) + self.eps)
         feats = centred * scale
         if self.weight is not None:
-            feats = feats * self.weight + self.bias
+            feats = feats * self.weight
+        if self.bias is not None:
+            feats = feats + self.bias
         return x.replace(feats.to(x.dtype))
 
     def _of_groups(self, feats: torch.Tensor, x: SparseTensor) -> torch.Tensor:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from flexgemm.torch import pooling
-from flexgemm.torch.nn.conv import triple
 from flexgemm.torch.nn.tensor import SparseTensor
+from flexgemm.voxel import three_ints
 
 
 class SparsePool3d(torch.nn.Module):
@@ -27,8 +27,8 @@ class SparsePool3d(torch.nn.Module):
         mode: str = "max",
     ) -> None:
         super().__init__()
-        self.kernel_size, self.padding = triple(kernel_size), triple(padding)
-        self.stride = self.kernel_size if stride is None else triple(stride)
+        self.kernel_size, self.padding = three_ints(kernel_size, "kernel_size"), three_ints(padding, "padding", least=0)
+        self.stride = self.kernel_size if stride is None else three_ints(stride, "stride")
         self.mode = mode
 
     def forward(self, x: SparseTensor) -> SparseTensor:

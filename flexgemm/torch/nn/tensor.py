@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from flexgemm.torch import ops
+from flexgemm.torch.dispatch import expect_tensor
 from flexgemm.voxel import NeighborMap, Triple, conv_grids, sparse_conv_map
 
 Shape = tuple[int, int, int, int]
@@ -92,6 +93,8 @@ class SparseTensor:
     sites: Sites  # the voxels and the maps over them, shared by all tensors made from this one
 
     def __init__(self, feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int]) -> None:
+        expect_tensor(feats, "feats")
+        expect_tensor(coords, "coords")
         if feats.ndim != 2 or coords.ndim != 2 or coords.shape[1] != 4 or coords.shape[0] != feats.shape[0]:
             got = f"{tuple(feats.shape)} and {tuple(coords.shape)}"
             raise ValueError(f"feats: expected (N, C), and coords (N, 4), of the same voxels, got {got}")
@@ -105,7 +108,11 @@ class SparseTensor:
     @classmethod
     def from_dense(cls, dense: torch.Tensor, mask: torch.Tensor | None = None) -> SparseTensor:
         """The voxels of a (B, C, W, H, D) tensor where mask (B, W, H, D), or by default any channel, is not zero."""
+        if dense.ndim != 5:
+            raise ValueError(f"dense: expected (B, C, W, H, D), got {tuple(dense.shape)}")
         voxels = dense.permute(0, 2, 3, 4, 1)
+        if mask is not None and mask.shape != voxels.shape[:4]:
+            raise ValueError(f"mask: expected {tuple(voxels.shape[:4])} to match dense, got {tuple(mask.shape)}")
         mask = (voxels != 0).any(-1) if mask is None else mask != 0
         coords = mask.nonzero()
         return cls(voxels[coords.unbind(1)], coords.int(), mask.shape)
@@ -113,6 +120,8 @@ class SparseTensor:
     @classmethod
     def collate(cls, tensors: Sequence[SparseTensor]) -> SparseTensor:
         """One batch of all samples of the tensors, in a grid that holds each of theirs."""
+        if not tensors:
+            raise ValueError("tensors: expected at least one, got none")
         first, coords = 0, []
         for x in tensors:
             coords.append(x.coords + torch.tensor([first, 0, 0, 0], dtype=torch.int32, device=x.coords.device))
@@ -158,6 +167,8 @@ class SparseTensor:
 
     def prune(self, mask: torch.Tensor) -> SparseTensor:
         """The voxels where mask (N,) is True, in their order. Waits for their number."""
+        if mask.shape != self.feats.shape[:1]:
+            raise ValueError(f"mask: expected ({len(self)},), one for each voxel, got {tuple(mask.shape)}")
         kept = mask.nonzero().flatten()
         return SparseTensor(self.feats[kept], self.coords[kept], self.shape)
 
@@ -223,5 +234,7 @@ Operand = SparseTensor | torch.Tensor | float
 
 def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:
     """The channels of tensors on the same voxels side by side: the skip connections of a U-Net."""
+    if not tensors:
+        raise ValueError("tensors: expected at least one, got none")
     feats: Any = [tensors[0]._operand(x) for x in tensors]
     return tensors[0].replace(torch.cat(feats, dim=1))

@@ -134,7 +134,7 @@ def m_grouped_gradients(
     how: Any = {"precision": setting(precision, a)}
     grad_a, grad_b, grad_bias = (grad_out.new_empty(0, dtype=dtype) for dtype in (a.dtype, b.dtype, torch.float32))
     if needs_grad[0]:
-        into = how | {GROUPING[layout]: grouping, "b_row_major": True, "out": torch.zeros_like(a)}
+        into = how | {GROUPING[layout]: grouping, "b_row_major": True, "out": a.new_zeros(a.shape)}
         grad_a = gemm.product(layout, grad_out.to(a.dtype), b, **into)
     if needs_grad[1] or needs_grad[2]:
         order, ends = _order_by_group(layout, grouping, a, b.shape[0])

@@ -1,0 +1,25 @@
+"""Weights that stay FP8."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class KeepsFloat8(torch.nn.Module):
+    """A module whose weight, once it has a scale, is of FP8: half(), to(dtype) and the like, which know no other floats
+    than theirs, move both and leave them what they are."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor | None
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        weight, scale = (None, None) if self.scale is None else (self.weight, self.scale)
+        super()._apply(fn, recurse)
+        if weight is not None and scale is not None and self.scale is not None:
+            self.weight, self.scale = weight.to(self.weight.device), scale.to(self.scale.device)
+        return self

@@ -1,0 +1,142 @@
+"""flexgemm.torch.nn: what is refused, and by which name; and the less usual that is not."""
+
+from __future__ import annotations
+
+import pytest
+from test_nn import close, sparse
+
+torch = pytest.importorskip("torch", reason="torch not installed")
+import flexgemm.torch.nn as fnn  # noqa: E402
+
+# ---- sizes of layers ----
+
+
+@pytest.mark.parametrize(
+    "name, wrong",
+    [
+        ("kernel_size", (3, 3)),
+        ("kernel_size", 3.0),
+        ("kernel_size", 0),
+        ("stride", 0),
+        ("stride", "2"),
+        ("padding", -1),
+        ("dilation", (1, 0, 1)),
+        ("output_padding", -1),
+    ],
+)
+def test_sizes_of_a_convolution(name, wrong):
+    sizes = {"kernel_size": 3, name: wrong}
+    with pytest.raises(ValueError, match=f"^{name}: expected"):
+        fnn.SparseConvTranspose3d(4, 8, **sizes)
+    if name in ("kernel_size", "dilation"):
+        with pytest.raises(ValueError, match=f"^{name}: expected"):
+            fnn.SubMConv3d(4, 8, **sizes)
+
+
+@pytest.mark.parametrize("name, wrong", [("kernel_size", (2, 2)), ("stride", 0), ("padding", -1)])
+def test_sizes_of_a_pooling(name, wrong):
+    with pytest.raises(ValueError, match=f"^{name}: expected"):
+        fnn.SparsePool3d(**{"kernel_size": 2, name: wrong})
+
+
+def test_sizes_of_other_kinds_of_int():
+    numpy = pytest.importorskip("numpy")
+    layer = fnn.SparseConv3d(4, 8, numpy.int64(3), numpy.array([2, 2, 1]), padding=[1, 0, 1])
+    assert (layer.kernel_size, layer.stride, layer.padding) == ((3, 3, 3), (2, 2, 1), (1, 0, 1))
+
+
+# ---- tensors ----
+
+
+@pytest.mark.parametrize("shape", [(79,), (81,), (80, 1)])
+def test_a_mask_of_other_voxels(shape):
+    """Which indexing would take, or on a GPU end the process by."""
+    with pytest.raises(ValueError, match=r"^mask: expected \(80,\), one for each voxel, got"):
+        sparse().prune(torch.ones(shape, dtype=torch.bool))
+
+
+def test_dense_tensors_of_other_shapes():
+    dense = torch.ones(2, 3, 4, 5, 6)
+    with pytest.raises(ValueError, match=r"^dense: expected \(B, C, W, H, D\), got \(3, 4, 5, 6\)"):
+        fnn.SparseTensor.from_dense(dense[0])
+    for shape in ((2, 4, 5, 7), (2, 4, 5, 5), (2, 3, 4, 5, 6), (4, 5, 6)):
+        with pytest.raises(ValueError, match=r"^mask: expected \(2, 4, 5, 6\) to match dense, got"):
+            fnn.SparseTensor.from_dense(dense, torch.ones(shape))
+
+
+def test_nothing_to_join():
+    with pytest.raises(ValueError, match="^tensors: expected at least one"):
+        fnn.SparseTensor.collate([])
+    with pytest.raises(ValueError, match="^tensors: expected at least one"):
+        fnn.cat([])
+
+
+def test_what_is_no_tensor():
+    x = sparse()
+    for feats, coords, name in (([1.0], x.coords, "feats"), (x.feats, [[0, 0, 0, 0]], "coords")):
+        with pytest.raises(TypeError, match=f"^{name}: expected a torch.Tensor, got builtins.list"):
+            fnn.SparseTensor(feats, coords, x.shape)
+
+
+# ---- normalisation ----
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("kind", [lambda **how: fnn.GroupNorm(2, 8, **how), lambda **how: fnn.InstanceNorm(8, **how)])
+def test_norms_of_other_channels(kind, affine):
+    with pytest.raises(ValueError, match="^x: expected 8 channels, got 4"):
+        kind(affine=affine)(sparse(channels=4))
+
+
+def test_a_norm_with_a_weight_alone():
+    """As later versions of torch can make it."""
+    norm, x = fnn.GroupNorm(2, 4), sparse(channels=4)
+    torch.nn.init.uniform_(norm.weight)
+    expected = norm(x).feats
+    norm.register_parameter("bias", None)
+    assert torch.equal(norm(x).feats, expected)
+
+
+# ---- inference in FP8 ----
+
+
+class Twice(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def test_a_parametrized_layer_is_frozen():
+    """With the weight as it is computed; the layer itself stays as it was."""
+    layer, x = fnn.SubMConv3d(16, 16), sparse(channels=16)
+    plain = fnn.SubMConv3d(16, 16)
+    torch.nn.utils.parametrize.register_parametrization(layer, "weight", Twice())
+    plain.load_state_dict({"weight": layer.weight.detach(), "bias": layer.bias.detach()})
+    frozen = layer.frozen()
+    assert frozen.weight.dtype is torch.float8_e4m3fn
+    assert not list(frozen.parameters())
+    assert torch.equal(frozen(x).feats, plain.frozen()(x).feats)
+    assert torch.nn.utils.parametrize.is_parametrized(layer, "weight")
+    assert torch.equal(layer(x).feats, plain(x).feats)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_frozen_experts_stay_fp8(dtype):
+    """When a network changes its dtype: weights and scales stay, the bias does not."""
+    frozen = fnn.GroupedLinear(3, 16, 24).frozen()
+    weight, scale = frozen.weight.clone(), frozen.scale.clone()
+    moved = torch.nn.Sequential(frozen).to(dtype)[0]
+    assert torch.equal(moved.weight.view(torch.uint8), weight.view(torch.uint8))
+    assert (moved.weight.dtype, moved.bias.dtype) == (torch.float8_e4m3fn, dtype)
+    assert torch.equal(moved.scale, scale) and moved.scale.dtype is torch.float32
+
+
+# ---- state dicts ----
+
+
+def test_instance_norms_of_minkowski():
+    """Whose parameters are (1, C)."""
+    model = torch.nn.Sequential(fnn.SubMConv3d(4, 6, bias=False), fnn.InstanceNorm(6, affine=True))
+    state = {"0.kernel": torch.randn(27, 4, 6), "1.weight": torch.rand(1, 6), "1.bias": torch.rand(1, 6)}
+    model.load_state_dict(fnn.from_minkowski(state, model))
+    close(model[1].weight, state["1.weight"][0])
+    close(model[1].bias, state["1.bias"][0])
