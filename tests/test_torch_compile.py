@@ -267,6 +267,13 @@ def test_a_stream_cannot_be_traced():
     compiled = torch.compile(lambda x: ft.submanifold_conv3d(x, weight, neighbor_map=nmap, stream=1), backend="eager")
     with pytest.raises(ValueError, match="stream"):
         compiled(feats)
+    cells = ft.voxelize(torch.rand(9, 3), voxel_size=0.5, shape=(1, 2, 2, 2))
+    for mode in ("nearest", "trilinear"):
+        with (
+            torch.utils.flop_counter.FlopCounterMode(display=False),
+            pytest.raises(ValueError, match="^stream: cannot"),
+        ):
+            ft.devoxelize(torch.ones(len(cells.coords), 3), cells, mode, stream=1)
 
 
 # ---- operators ----

@@ -143,6 +143,7 @@ def devoxelize(feats: torch.Tensor, voxels: Voxels, mode: str = "nearest", *, st
     expect_tensor(feats, "feats")
     result: torch.Tensor
     if mode == "trilinear" and traced(feats, feats):
+        refuse_stream(stream)
         return operators.grid_sample_3d(feats, voxels.native, voxels.places, voxels.shape, mode)
     if mode != "nearest":
         result = flexgemm.devoxelize(feats, voxels, mode, stream=stream)
