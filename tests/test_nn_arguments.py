@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_nn import close, sparse
+from test_nn import sparse
 
 torch = pytest.importorskip("torch", reason="torch not installed")
 import flexgemm.torch.nn as fnn  # noqa: E402
@@ -128,15 +128,3 @@ def test_frozen_experts_stay_fp8(dtype):
     assert torch.equal(moved.weight.view(torch.uint8), weight.view(torch.uint8))
     assert (moved.weight.dtype, moved.bias.dtype) == (torch.float8_e4m3fn, dtype)
     assert torch.equal(moved.scale, scale) and moved.scale.dtype is torch.float32
-
-
-# ---- state dicts ----
-
-
-def test_instance_norms_of_minkowski():
-    """Whose parameters are (1, C)."""
-    model = torch.nn.Sequential(fnn.SubMConv3d(4, 6, bias=False), fnn.InstanceNorm(6, affine=True))
-    state = {"0.kernel": torch.randn(27, 4, 6), "1.weight": torch.rand(1, 6), "1.bias": torch.rand(1, 6)}
-    model.load_state_dict(fnn.from_minkowski(state, model))
-    close(model[1].weight, state["1.weight"][0])
-    close(model[1].bias, state["1.bias"][0])

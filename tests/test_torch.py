@@ -439,21 +439,6 @@ def test_grouped_tensors(device):
         assert (numpy(out)[~written] == 7).all()
 
 
-def test_gradients_of_columns(device):
-    """Rows that lie column after column are copied on the way in; their gradient need not lie that way."""
-    import flexgemm.torch.nn as fnn
-
-    torch.manual_seed(0)
-    ends = torch.tensor([3, 7], dtype=torch.int32, device=device)
-    for fp8 in (False, True):
-        layer = fnn.GroupedLinear(2, 16, 24, fp8=fp8, device=device)
-        columns = torch.randn(16, 7, device=device).t().requires_grad_()
-        rows = columns.detach().contiguous().requires_grad_()
-        for x in (columns, rows):
-            layer(x, ends).square().sum().backward()
-        assert torch.equal(columns.grad, rows.grad)
-
-
 @pytest.mark.parametrize("needs_grad", [False, True])
 def test_an_unknown_option_of_a_product_is_refused(device, needs_grad):
     a, b = (torch.randn(m, 16, device=device, requires_grad=needs_grad) for m in (3, 5))

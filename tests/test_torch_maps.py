@@ -1,0 +1,65 @@
+"""Neighbour maps as objects: copied, saved, moved."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+
+import flexgemm
+
+torch = pytest.importorskip("torch", reason="torch not installed")
+from test_torch_compile import conv, kernels, leaves, voxels  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+
+import flexgemm.torch as ft  # noqa: E402
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device, or torch without CUDA")
+    return torch.device(request.param)
+
+
+@kernels
+@pytest.mark.parametrize("frozen", [False, True], ids=["lazy", "frozen"])
+def test_maps_are_copied_and_saved(device, kernel_size, frozen):
+    coords, shape = voxels(50, device)
+    nmap = ft.neighbor_map(coords, shape, kernel_size)
+    if frozen:
+        assert nmap.freeze() is nmap
+    buffer = io.BytesIO()
+    torch.save(nmap, buffer)
+    buffer.seek(0)
+    tensors, spec = pytree.tree_flatten(nmap)
+    others = [
+        copy.deepcopy(nmap),
+        copy.copy(nmap),
+        pickle.loads(pickle.dumps(nmap)),
+        torch.load(buffer, weights_only=True),
+        pytree.tree_unflatten(tensors, spec),
+        pytree.tree_unflatten(tensors, pytree.treespec_loads(pytree.treespec_dumps(spec))),
+    ]
+    for other in others:
+        assert repr(other) == repr(nmap)
+        assert torch.equal(other.map, nmap.map)
+        assert torch.equal(other.transposed_map, nmap.transposed_map)
+        inputs = leaves(50, device, kernel_size=kernel_size)
+        torch.testing.assert_close(conv(*inputs, other), conv(*inputs, nmap))
+
+
+def test_maps_move(device):
+    coords, shape = voxels(50)
+    nmap = flexgemm.neighbor_map(coords, shape, (3, 3, 3))
+    moved = nmap.to(device)
+    assert (moved is nmap) == (device.type == "cpu")
+    assert moved.map.device.type == moved.coords.device.type == device.type
+    assert torch.equal(moved.map.cpu(), nmap.map)
+    assert moved.to(device) is moved
+    neutral = flexgemm.neighbor_map(coords.numpy(), shape, (3, 3, 3))
+    assert neutral.to("cpu") is neutral
+    with pytest.raises(ValueError, match="device"):
+        neutral.to("tpu")

@@ -1,0 +1,145 @@
+"""Gradients of products, grouped ones among them, against torch's own in float64."""
+
+from __future__ import annotations
+
+import pytest
+import reference
+
+import flexgemm
+
+torch = pytest.importorskip("torch", reason="torch not installed")
+from test_torch_compile import counted  # noqa: E402
+
+import flexgemm.torch as ft  # noqa: E402
+import flexgemm.torch.nn as fnn  # noqa: E402
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device, or torch without CUDA")
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ends", [[3, 3, 9, 11], [1, 4, 4, 9, 11]], ids=["ends", "bounds"])
+def test_gradients_of_grouped_products(device, dtype, ends):
+    torch.manual_seed(0)
+    a, b, bias = (torch.randn(s, device=device).to(dtype).requires_grad_() for s in ((13, 16), (4, 8, 16), (4, 8)))
+    out = ft.m_grouped_gemm_nt(a, b, torch.tensor(ends, device=device), bias=bias, precision="ieee")
+    grad_out = torch.randn_like(out)
+    out.backward(grad_out)
+    exact = [t.detach().double().requires_grad_() for t in (a, b, bias)]
+    bounds = reference.group_bounds(ends, 4)
+    for group, (start, end) in enumerate(bounds):
+        rows = slice(start, end)
+        (exact[0][rows] @ exact[1][group].t() + exact[2][group]).backward(grad_out[rows].double())
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+    for leaf, e in zip((a, b, bias), exact, strict=True):
+        reference.assert_rows(leaf.grad.double().cpu().flatten(0, -2), e.grad.cpu().flatten(0, -2).numpy(), tolerance)
+    assert not a.grad[bounds[-1][1] :].any(), "rows of no group"
+
+
+def grouped_layouts(device, dtype):
+    """Both padded layouts of three groups of 5, 0 and 130 rows: the function, inputs, and the rows of each group. The
+    groups of the first are not in the order of their numbers, and what is of no group is NaN."""
+    torch.manual_seed(0)
+    blocks, counts = {2: 0, 0: 256}, [5, 0, 130]
+    m_indices = torch.full((400,), -1, dtype=torch.int32, device=device)
+    for group, first in blocks.items():
+        m_indices[first : first + counts[group]] = group
+    rows = torch.full((400, 16), torch.nan, device=device, dtype=dtype)
+    rows[m_indices >= 0] = torch.randn(135, 16, device=device).to(dtype)
+    flat = [torch.nonzero(m_indices == group).flatten() for group in range(3)]
+    yield ft.m_grouped_gemm_nt_contiguous, rows, m_indices, flat
+    masked = torch.full((3, 140, 16), torch.nan, device=device, dtype=dtype)
+    for group, count in enumerate(counts):
+        masked[group, :count] = torch.randn(count, 16, device=device).to(dtype)
+    numbers = torch.tensor(counts, dtype=torch.int32, device=device)
+    flat = [140 * group + torch.arange(count, device=device) for group, count in enumerate(counts)]
+    yield ft.m_grouped_gemm_nt_masked, masked, numbers, flat
+
+
+@pytest.mark.parametrize("layout", [0, 1], ids=["contiguous", "masked"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("row_major", [False, True])
+@pytest.mark.parametrize("way", ["plain", "compiled"])
+def test_gradients_of_padded_groups(device, way, row_major, dtype, layout):
+    function, a, grouping, flat = list(grouped_layouts(device, dtype))[layout]
+    a.requires_grad_()
+    b, bias = (torch.randn(s, device=device).to(dtype).requires_grad_() for s in ((3, 8, 16), (3, 8)))
+
+    def call(a, b, bias, grouping):
+        weight = b.transpose(1, 2) if row_major else b
+        return function(a, weight, grouping, bias=bias, b_row_major=row_major, precision="ieee")
+
+    out = (call if way == "plain" else counted(call)[0])(a, b, bias, grouping)
+    grad_out = torch.full_like(out, torch.nan)
+    every = torch.cat(flat)
+    grad_out.flatten(0, -2)[every] = torch.randn(len(every), 8, device=device).to(dtype)
+    out.backward(grad_out)
+    exact = [t.detach().double().requires_grad_() for t in (a, b, bias)]
+    for group, rows in enumerate(flat):
+        product = exact[0].flatten(0, -2)[rows] @ exact[1][group].t() + exact[2][group]
+        product.backward(grad_out.flatten(0, -2)[rows].double())
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+    for leaf, e in zip((a, b, bias), exact, strict=True):
+        reference.assert_rows(leaf.grad.double().cpu().flatten(0, -2), e.grad.cpu().flatten(0, -2).numpy(), tolerance)
+
+
+def test_the_neutral_product_is_recorded(device):
+    a, b = (torch.randn(n, 6, device=device).requires_grad_() for n in (4, 5))
+    flexgemm.gemm_nt(a, b).sum().backward()
+    torch.testing.assert_close(a.grad, b.detach().sum(0).expand(4, 6))
+    torch.testing.assert_close(b.grad, a.detach().sum(0).expand(5, 6))
+
+
+def test_a_recorded_product_heeds_every_option(device):
+    a, b = torch.randn(4, 6, device=device).requires_grad_(), torch.randn(5, 6, device=device)
+    for function in (flexgemm.gemm_nt, ft.gemm_nt):
+        assert function(a, b, dtype_out="float16").dtype is torch.float16
+        with pytest.raises(ValueError, match="out: expected an array to add to"):
+            function(a, b, accumulate=True)
+    plain = {"alpha": 1.0, "promote_every": 256, "accumulate": False}  # what a product has anyway
+    gradient = torch.func.grad(lambda x: ft.gemm_nt(x, b, **plain).sum())(a.detach())
+    torch.testing.assert_close(gradient, b.sum(0).expand(4, 6))
+
+
+def test_segments_name_their_arguments(device):
+    x, weights, ends = torch.randn(1, 8, 16), torch.randn(2, 4, 16), torch.tensor([4, 8], dtype=torch.int32)
+    with pytest.raises(ValueError, match="^x: expected"):
+        ft.segment_gemm(*(t.to(device) for t in (x, weights, ends)))
+    with pytest.raises(TypeError, match="^x: expected"):
+        ft.segment_gemm([1], weights, ends)
+
+
+def test_what_has_no_gradient_says_so(device):
+    x = torch.randn(8, 16, device=device).requires_grad_()
+    q, scale = ft.quantize(x)
+    assert not q.requires_grad
+    for function in (ft.gemm_nt, flexgemm.gemm_nt):
+        with pytest.raises(ValueError, match="not differentiable"):
+            function(x, x, scale_a=scale)
+        with pytest.raises(ValueError, match="out"):
+            function(x, x, out=torch.empty(8, 8, device=device))
+    ends = torch.tensor([4, 8], device=device)
+    with pytest.raises(ValueError, match="not differentiable"):
+        ft.n_grouped_gemm_nt(torch.stack([x, x]), x, ends)
+
+
+def test_gradients_of_columns(device):
+    """Rows that lie column after column are copied on the way in; their gradient need not lie that way."""
+    torch.manual_seed(0)
+    ends = torch.tensor([3, 7], dtype=torch.int32, device=device)
+    for fp8 in (False, True):
+        layer = fnn.GroupedLinear(2, 16, 24, fp8=fp8, device=device)
+        columns = torch.randn(16, 7, device=device).t().requires_grad_()
+        rows = columns.detach().contiguous().requires_grad_()
+        for x in (columns, rows):
+            layer(x, ends).square().sum().backward()
+        assert torch.equal(columns.grad, rows.grad)
