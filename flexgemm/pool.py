@@ -189,7 +189,7 @@ def global_forward(
     argmax = library.empty(shape, "int32", feats) if with_gradient and mode == "max" else None
     out = library.empty(shape, None, feats)
     library.run(_C.group_reduce, feats, order, starts, None, out, argmax, mode=mode)
-    return out, batch.reshape((1, rows)), (argmax, starts if mode == "mean" else None)
+    return out, batch.reshape((1, rows)), (argmax, starts if with_gradient and mode == "mean" else None)
 
 
 def rows_of_samples(library: Library, values: Array, coords: Array) -> Array:

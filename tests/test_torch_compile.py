@@ -324,6 +324,22 @@ def test_the_operators_are_what_they_say(device):
         (ops.product, (recorded[0], recorded[1], None, None, numbers, *none[1:]), {"layout": contiguous}),
         (ops.product_into, (grad_out.clone(), x, experts, None, ends, *none), grouped | {"accumulate": True}),
     ]
+    for mode in ("max", "mean", "sum"):
+        down = flexgemm.sparse_conv_map(coords, shape, 2, 2).freeze()
+        pair, rows = (down.native, down._native_transposed[0]), feats.detach().clone().requires_grad_()
+        for with_gradient in (True, False):
+            x = rows if with_gradient else rows.detach()
+            calls += [(ops.sparse_pool3d, (x, *pair, mode, with_gradient), {})]
+            calls += [(ops.global_pool, (x, coords, 2, mode, with_gradient), {})]
+        _, noted = ops.sparse_pool3d(rows.detach(), *pair, mode, True)
+        grad_of_pooled = torch.randn(down.num_out_voxels, 5, device=device)
+        calls += [(ops.sparse_pool3d_backward, (grad_of_pooled, pair[1], noted, mode), {})]
+    points, samples = torch.rand(1, 7, 3, device=device) * 4, torch.randn(1, 7, 5, device=device)
+    for mode in ("trilinear", "nearest"):
+        calls += [(ops.grid_sample_3d, (rows, coords, points.clone().requires_grad_(), shape, mode), {})]
+        for needs in ((True, True), (True, False), (False, True)):
+            given = samples, rows.detach(), coords, points, shape, mode, needs
+            calls += [(ops.grid_sample_3d_backward, given, {})]
     for operator, arguments, keywords in calls:
         torch.library.opcheck(operator.default, arguments, keywords)
 

@@ -29,7 +29,8 @@ def sparse_pool3d(
 
 @sparse_pool3d.register_fake
 def _(feats: Any, map: Any, gradient_map: Any, mode: Any, with_gradient: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _pooled(feats, map.shape[1], mode, with_gradient)
+    rows = map.shape[1]
+    return _pooled(feats, rows, rows, mode, with_gradient)
 
 
 @operator
@@ -55,7 +56,7 @@ def global_pool(
 
 @global_pool.register_fake
 def _(feats: Any, coords: Any, batch_size: Any, mode: Any, with_gradient: Any) -> Gradients:
-    out, noted = _pooled(feats, batch_size, mode, with_gradient)
+    out, noted = _pooled(feats, batch_size, batch_size + 1, mode, with_gradient)
     return out, coords.new_empty((1, coords.shape[0])), noted
 
 
@@ -74,6 +75,6 @@ def _noted(feats: torch.Tensor, chosen: torch.Tensor | None, count: torch.Tensor
     return feats.new_empty(0, dtype=torch.int32) if noted is None else noted
 
 
-def _pooled(feats: Any, rows: Any, mode: str, with_gradient: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    shapes: Any = {"max": (rows, feats.shape[1]), "mean": (rows,)} if with_gradient else {}
+def _pooled(feats: Any, rows: Any, counts: Any, mode: str, with_gradient: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    shapes: Any = {"max": (rows, feats.shape[1]), "mean": (counts,)} if with_gradient else {}
     return feats.new_empty((rows, feats.shape[1])), feats.new_empty(shapes.get(mode, 0), dtype=torch.int32)

@@ -51,11 +51,12 @@ def grid_sample_3d_backward(
 
 
 @grid_sample_3d_backward.register_fake
-def _(grad_out: Any, feats: Any, coords: Any, grid: Any, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    for_feats, for_grid = others[-1]
-    return feats.new_empty(feats.shape if for_feats else 0), (grid if for_grid else feats).new_empty(
-        grid.shape if for_grid else 0
-    )
+def _(
+    grad_out: Any, feats: Any, coords: Any, grid: Any, shape: Any, mode: Any, needs_grad: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    for_feats, for_grid = needs_grad[0], needs_grad[1] and mode == "trilinear"
+    of_grid = grid.new_empty(grid.shape) if for_grid else feats.new_empty(0)
+    return feats.new_empty(feats.shape if for_feats else 0), of_grid
 
 
 # ---- points and voxels ----
