@@ -32,7 +32,7 @@ class Convolution(KeepsFloat8):
     """
 
     bias: torch.Tensor | None
-    # Of a weight in FP8 there is the scale of each output channel.
+    scale: torch.Tensor | None  # of the output channels of a weight in FP8
 
     def __init__(
         self,

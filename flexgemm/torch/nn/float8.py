@@ -18,8 +18,9 @@ class KeepsFloat8(torch.nn.Module):
     scale: torch.Tensor | None
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        weight, scale = (None, None) if self.scale is None else (self.weight, self.scale)
+        if self.scale is None:
+            return super()._apply(fn, recurse)
+        weight, scale = self.weight, self.scale
         super()._apply(fn, recurse)
-        if weight is not None and scale is not None and self.scale is not None:
-            self.weight, self.scale = weight.to(self.weight.device), scale.to(self.scale.device)
+        self.weight, self.scale = weight.to(self.weight.device), scale.to(self.scale.device)
         return self
