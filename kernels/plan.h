@@ -38,13 +38,8 @@ typedef struct {
 } fg_conv_question;
 
 /* The Hopper kernel for few channels, 16-bit, rows as they come: a tile is 64 rows, which is how a plan names it, of all
- * columns. So many may be reduced and result, and the weights, 64 columns wide, stay in so much shared memory. */
-enum {
-    FG_RESIDENT_ROWS = 64,
-    FG_RESIDENT_DEPTH = 32,
-    FG_RESIDENT_COLUMNS = 64,
-    FG_RESIDENT_BYTES = 112 * 1024,
-};
+ * columns. So many channels may be reduced, and result. */
+enum { FG_OWN_ROWS = 64, FG_OWN_ROWS_DEPTH = 64, FG_OWN_ROWS_COLUMNS = 64 };
 
 /* Groups of channels: from how many on one is worth a launch of the Hopper kernels, and up to how many input channels
  * plain arithmetic is ahead of tensor cores. */

@@ -134,25 +134,24 @@ static void choose_slices(const fg_conv_question *q, const tile *t, int64_t max_
     }
 }
 
-/* Hopper, few channels: the weights of a tile's columns stay in shared memory. Gathering and multiplying are as many
- * instructions a step whatever the channels; four warpgroups of a multiprocessor, with a tile each, share what it can
- * issue. */
-static void choose_resident(const fg_conv_question *q, fg_plan *plan, double *best) {
-    enum { STEP = FG_RESIDENT_DEPTH, STAGES = 5, WARPGROUPS = 4 };
-    static const double STEP_SECONDS = 4.1e-7; /* of all four, measured on an H200 */
+/* Hopper, few channels: four warpgroups of a multiprocessor have a tile each and go through the offsets in step. A step is
+ * 64 channels of one offset, or all of as many offsets as fill it. */
+static void choose_own_rows(const fg_conv_question *q, fg_plan *plan, double *best) {
+    enum { DEPTH = 64, STAGES = 3, WARPGROUPS = 4 };
+    static const double STEP_SECONDS = 7.5e-7; /* of all four, measured on an H200 */
+    /* The narrow tiles of the other kernel, there, beside their model: rows as they come, rows in order. */
+    static const double AS_THEY_COME = 1.25, IN_ORDER = 0.86;
     const bool plain = q->algorithm == FG_ALGORITHM_AUTO || q->algorithm == FG_ALGORITHM_IMPLICIT_GEMM ||
                        q->algorithm == FG_ALGORITHM_IMPLICIT_GEMM_SPLITK;
-    if (!plain || fg_dtype_size(q->dtype) != 2 || q->ci > FG_RESIDENT_DEPTH || q->co > FG_RESIDENT_COLUMNS) return;
-    const int64_t steps = ceil_div(q->v, q->ci <= STEP / 2 ? 2 : 1);
-    if (steps * STEP * FG_RESIDENT_COLUMNS * 2 > FG_RESIDENT_BYTES) return;
-    const int32_t width = q->co <= 32 ? 32 : 64;
-    const int64_t waves = ceil_div(q->rows, (int64_t)FG_RESIDENT_ROWS * WARPGROUPS * q->num_sms);
-    const double weights = 2.0 * (double)(steps * STEP * width);
-    const double cost = TASK_SECONDS + weights * MEASURED_SMS / L2_BYTES + (double)(waves * steps) * STEP_SECONDS;
-    if (WORTHWHILE * cost > *best) return; /* no order, no partial sums: this is the simpler choice */
+    if (!plain || fg_dtype_size(q->dtype) != 2 || q->ci > FG_OWN_ROWS_DEPTH || q->co > FG_OWN_ROWS_COLUMNS) return;
+    const int64_t packed = q->ci <= DEPTH / 2 && DEPTH % q->ci == 0 ? DEPTH / q->ci : 1;
+    const int64_t steps = ceil_div(q->v, packed);
+    const int64_t waves = ceil_div(q->rows, (int64_t)FG_OWN_ROWS * WARPGROUPS * q->num_sms);
+    const double cost = TASK_SECONDS + (double)(waves * steps) * STEP_SECONDS;
+    if (cost > *best * (plan->groups > 0 ? IN_ORDER : AS_THEY_COME)) return;
     *best = cost;
-    set_tile(plan, FG_RESIDENT_ROWS, width, STAGES);
-    plan->block_k = STEP;
+    set_tile(plan, FG_OWN_ROWS, q->co <= 32 ? 32 : 64, STAGES);
+    plan->block_k = DEPTH;
     plan->groups = 0;
     set_split(plan, 1, q->rows * q->co);
 }
@@ -187,7 +186,7 @@ static fg_plan plan_conv_sm90(const fg_conv_question *q) {
     const bool fills = tiles(q->rows, q->co, tallest.block_m, tallest.block_n) >= 2 * (int64_t)q->num_sms;
     if (best == 0 && fg_dtype_size(q->dtype) == 2 && (fills || q->rows <= tallest.block_m)) t = &tallest;
     choose_slices(q, t, max_splits, &plan, &cost);
-    choose_resident(q, &plan, &cost);
+    choose_own_rows(q, &plan, &cost);
     return plan;
 }
 

@@ -34,7 +34,7 @@ MODES = {
     "float16": ("float16", "ieee"),
     "bfloat16": ("bfloat16", "ieee"),
 }
-# few: weights that stay in shared memory; wide: more than one tile of channels; broad: the widest tiles, and rows whose
+# few: warps that gather their own rows; wide: more than one tile of channels; broad: the widest tiles, and rows whose
 # last 128-byte step is ragged; tall: the tallest tiles of the weight gradient, with several offsets each; square: the
 # tallest of the other passes, of many rows
 CHANNELS = {

@@ -240,23 +240,24 @@ def test_hopper_tiles_are_as_wide_as_the_channels_fill():
     assert tile(32) == tile(8) == (128, 32)
 
 
-def test_few_channels_keep_their_weights_in_shared_memory():
-    def resident(ci, co, rows=65_931, v=27, dtype="float16", **how):
+def test_warps_gather_their_own_rows_of_few_channels():
+    def width(ci, co, rows=65_931, v=27, dtype="float16", **how):
         sizes = {"rows": rows, "ci": ci, "co": co, "v": v, "dtype": dtype, "num_sms": SMS, "precision": "tf32"}
         plan = plan_conv_hopper(**sizes, **how)
         assert plan["block_m"] != 64 or plan["groups"] == 0 and plan["split_k"] == 1
         return plan["block_n"] if plan["block_m"] == 64 else None
 
-    assert resident(8, 8) == resident(16, 16) == resident(32, 32) == resident(32, 32, dtype="bfloat16") == 32
-    assert resident(32, 40) == resident(16, 64) == 64
-    assert resident(40, 32) is resident(32, 72) is None  # more weights, or gathered twice
-    assert resident(8, 8, v=49) == 32
-    assert resident(32, 32, v=125) is None  # as many bytes as three multiprocessors have
-    assert resident(32, 32, dtype="float32") is None
-    assert resident(32, 32, rows=848) is None  # split by offsets instead
-    assert resident(32, 32, rows=15_192) == 32
-    assert resident(32, 32, algorithm="implicit_gemm") == 32
-    assert resident(32, 32, algorithm="masked_implicit_gemm", groups=[1]) is None
+    assert width(8, 8) == width(16, 16) == width(32, 32) == width(32, 32, dtype="bfloat16") == 32
+    assert width(32, 40) == width(16, 64) == width(64, 64) == 64
+    assert width(64, 72) is width(72, 64) is None  # more columns, or two steps an offset
+    assert width(8, 8, v=49) == width(32, 32, v=125) == 32
+    assert width(32, 32, dtype="float32") is None
+    assert width(64, 64, rows=848) is None  # split by offsets instead
+    assert width(32, 32, rows=15_192) == width(24, 24) == 32
+    assert width(64, 64, rows=4_113_056, groups=[1]) is None  # an order saves more
+    assert width(32, 32, rows=4_113_056, groups=[1]) == 32
+    assert width(32, 32, algorithm="implicit_gemm") == 32
+    assert width(32, 32, algorithm="masked_implicit_gemm", groups=[1]) is None
 
 
 def test_hopper_splits_offsets_while_tiles_are_few():

@@ -79,8 +79,8 @@ fg_status launch_gather_sm90(const GatherParams &p, const fg_plan &plan, fg_dtyp
                              int num_sms, cudaStream_t stream, fg_error *error);
 
 /* The same of 16-bit types, without order and slices, where weights stay in shared memory: plan.block_m is
- * FG_RESIDENT_ROWS. (conv_resident_sm90.cu) */
-fg_status launch_resident_sm90(const GatherParams &p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major,
+ * FG_OWN_ROWS. (conv_own_rows_sm90.cu) */
+fg_status launch_own_rows_sm90(const GatherParams &p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major,
                                int num_sms, cudaStream_t stream, fg_error *error);
 
 /* The same of float8, the forward pass. (conv_fp8_sm90.cu) */

@@ -104,7 +104,7 @@ struct Consumer {
             const GatherTask<Tile> task(p, static_cast<int>(end - kEndOfTile));
             const int64_t rows[2] = {task.row_of(p, row_of_thread(0)), task.row_of(p, row_of_thread(1))};
             if (p.partials) {
-                store_pairs(d, p, task.n0, rows, p.partials + task.slice * p.rows * p.columns, p.columns);
+                store_partials(d, p, task.slice, task.n0, rows);
                 continue;
             }
             if constexpr (kKMajor) { /* the forward pass */

@@ -40,8 +40,30 @@ __device__ __forceinline__ void store_pairs(const float (&d)[kRegisters], const 
     }
 }
 
-/* d += bias + residual, `bias` of the tile's columns in shared memory or NULL; four groups of 8 columns at a time. Of 16-bit rows each lane of a quad reads 16 bytes and they
- * exchange pairs of columns. */
+/* To the partial sums of a slice: of two groups of 8 columns neighbouring lanes exchange pairs, so that each writes 16
+ * bytes. */
+template <int kRegisters>
+__device__ __forceinline__ void store_partials(const float (&d)[kRegisters], const GatherParams &p, int slice, int n0,
+                                               const int64_t (&rows)[2]) {
+    const int lane = threadIdx.x % 32, first = n0 + 8 * (lane & 1) + lane % 4 / 2 * 4;
+    const bool odd = lane & 1;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float *const target = p.partials + (slice * p.rows + rows[half]) * p.columns + first;
+        const int columns = rows[half] < 0 ? 0 : p.columns - first; /* from this lane's first one on */
+#pragma unroll
+        for (int i = 0; i < kRegisters; i += 8) {
+            const float *x = &d[i + 2 * half], *y = x + 4; /* of the two groups */
+            const float s = __shfl_xor_sync(~0u, odd ? x[0] : y[0], 1), t = __shfl_xor_sync(~0u, odd ? x[1] : y[1], 1);
+            if (2 * i < columns)
+                *reinterpret_cast<float4 *>(target + 2 * i) =
+                    odd ? make_float4(s, t, y[0], y[1]) : make_float4(x[0], x[1], s, t);
+        }
+    }
+}
+
+/* d += bias + residual, `bias` of the tile's columns in shared memory or NULL; four groups of 8 columns at a time. Of
+ * 16-bit rows each lane of a quad reads 16 bytes and they exchange pairs of columns. */
 template <typename T, int kRegisters>
 __device__ __forceinline__ void add_rows(float (&d)[kRegisters], const float *bias, const GatherParams &p, int n0,
                                          const int64_t (&rows)[2]) {
