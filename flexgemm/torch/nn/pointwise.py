@@ -64,16 +64,17 @@ class _NormalisedByAll(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:
         x, weight, mean, variance, count = ctx.saved_tensors
+        inverse = (variance + ctx.eps).rsqrt()
         of_parameters = weight.new_zeros(2, len(weight))
         if x.numel():
-            inference = (mean, variance, None, None, False, ctx.eps)  # of which statistics are given
-            _, *sums = torch.ops.aten.native_batch_norm_backward(grad, x, weight, *inference, [False, True, True])
+            saved, wanted = (mean, inverse, True, ctx.eps), (False, True, True)
+            _, *sums = torch.ops.aten.native_batch_norm_backward(grad, x, weight, None, None, *saved, wanted)
             of_parameters = torch.stack(sums)
         of_all = of_parameters.clone()
         distributed.all_reduce(of_all, group=ctx.group)
 
         # grad_x = scale * (grad - what the mean of its rows and of its rows times the normalised ones take away)
-        scale = weight * (variance + ctx.eps).rsqrt()
+        scale = weight * inverse
         factor, offset = -scale / count * of_all
         grad_x = functional.batch_norm(x, mean, variance, factor, offset, eps=ctx.eps)
         grad_x.addcmul_(grad, scale.view(-1, *[1] * (x.ndim - 2)))
