@@ -38,7 +38,7 @@ class BatchNorm(_OfFeatures, torch.nn.BatchNorm1d):
 class _NormalisedByAll(torch.autograd.Function):
     """x normalised by the mean and variance of the rows of all processes, and these two with the number of rows. The
     kernels are those of BatchNorm, between them one small sum over the processes on the way there and one on the way
-    back."""
+    back. Those of statistics and gradients take no x without rows."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, group: Any) -> Any:
@@ -83,7 +83,7 @@ class _NormalisedByAll(torch.autograd.Function):
 
 class SyncBatchNorm(BatchNorm):
     """BatchNorm over all voxels of the batch, of all processes: torch.nn.SyncBatchNorm, but on the CPU too, where torch
-    has none, and without a wait for the GPU. A process may have no voxels.
+    has none, and without a wait for the GPU. A process may have no voxels. Differentiable once.
 
     process_group: the processes, by default all. The other arguments are those of BatchNorm.
     """
