@@ -1,8 +1,9 @@
 """Several processes: each has its share of a batch, and losses, gradients and statistics are those of one process that
-has it all."""
+has it all. On CUDA each has a GPU of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -27,8 +28,15 @@ SHARES = ((37, 4), (41, 0))  # rows of each process
 PATCH, BATCH, STEPS = 16, 3, 4  # of three patches a step one process gets two
 
 
-def close(a, b):
-    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device, or torch without CUDA")
+    return torch.device(request.param)
+
+
+def close(a, b, tolerance=1e-5):
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
 # ---- what one process does, with its share or with everything ----
@@ -37,9 +45,10 @@ def close(a, b):
 def normalise(rows, sample):
     """Two training steps of a batch norm, and the gradients after the second."""
     torch.manual_seed(0)
-    coords = torch.nn.functional.pad(torch.arange(len(rows))[:, None], (1, 2)).int()
+    coords = torch.nn.functional.pad(torch.arange(len(rows), device=rows.device)[:, None], (1, 2)).int()
     x = fnn.SparseTensor(rows.requires_grad_(), coords, (1, 64, 1, 1))
     layer = fnn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(fnn.BatchNorm(5, momentum=None)))
+    layer.to(rows.device)
     torch.nn.init.normal_(layer[0].weight)
     for _ in range(2):
         y = layer(x).feats
@@ -47,12 +56,12 @@ def normalise(rows, sample):
     return y.detach(), rows.grad, layer[0].weight.grad, layer[0].bias.grad, layer.state_dict()
 
 
-def rows_and_gradient():
-    numbers = torch.randn(2, 41, 5, generator=torch.Generator().manual_seed(1))
+def rows_and_gradient(device):
+    numbers = torch.randn(2, 41, 5, generator=torch.Generator().manual_seed(1)).to(device)
     return 3 * numbers[0] + 7, numbers[1]
 
 
-def train_the_example():
+def train_the_example(device):
     """The losses, and how far each parameter and statistic went."""
     unet = load("terrain_unet")
     unet.PATCH = PATCH
@@ -60,11 +69,11 @@ def train_the_example():
     heights = 2 * torch.randn(40, 40)
     labels = torch.randint(-1, 3, heights.shape)
     labels[:20] = unet.UNKNOWN  # patches differ in how many of their voxels count
-    network = unet.UNet(in_channels=3, classes=3, channels=(8, 8))
+    network = unet.UNet(in_channels=3, classes=3, channels=(8, 8)).to(device)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     # Adam makes a full step of a gradient that is nothing but rounding.
     with mock.patch.object(torch.optim, "AdamW", torch.optim.SGD):
-        losses, rate = unet.train(network, heights, labels, STEPS, BATCH)
+        losses, rate = unet.train(network, heights.to(device), labels.to(device), STEPS, BATCH)
     assert rate > 0
     return losses, {name: value - before[name] for name, value in network.state_dict().items()}
 
@@ -72,26 +81,41 @@ def train_the_example():
 # ---- several processes ----
 
 
-def of_process(rank, folder):
+def of_process(rank, folder, kind):
     torch.set_num_threads(1)
-    where = f"file://{folder}/rendezvous"
-    torch.distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=PROCESSES)
-    normalised = [normalise(*(part.split(shares)[rank].clone() for part in rows_and_gradient())) for shares in SHARES]
-    torch.save((normalised, train_the_example()), folder / f"{rank}.pt")
+    device = torch.device(kind, rank)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    where, backend = f"file://{folder}/rendezvous", "nccl" if kind == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, init_method=where, rank=rank, world_size=PROCESSES)
+    numbers = rows_and_gradient(device)
+    normalised = [normalise(*(part.split(shares)[rank].clone() for part in numbers)) for shares in SHARES]
+    torch.save((normalised, train_the_example(device)), folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory):
+def processes(device, tmp_path_factory):
     """What each gave: (its batch norms, its training)."""
+    if device.type == "cuda" and torch.cuda.device_count() < PROCESSES:
+        pytest.skip("needs two CUDA devices")
     folder = tmp_path_factory.mktemp("processes")
-    torch.multiprocessing.spawn(of_process, (folder,), PROCESSES)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
+    torch.multiprocessing.spawn(of_process, (folder, device.type), PROCESSES)
+    return [torch.load(folder / f"{rank}.pt", map_location=device) for rank in range(PROCESSES)]
+
+
+@contextlib.contextmanager
+def way_of_several():
+    """One process takes the way of several: it is one of two, and the other has no rows."""
+    several = {"is_initialized": lambda: True, "get_world_size": lambda group: 2, "get_rank": lambda group: 1}
+    with mock.patch.multiple(torch.distributed, all_reduce=mock.Mock(), **several):
+        yield
+        assert torch.distributed.all_reduce.called
 
 
 @pytest.mark.parametrize("case", range(len(SHARES)), ids=map(str, SHARES))
-def test_batch_norm_takes_the_statistics_of_all_processes(processes, case):
-    parts, whole = [normalised[case] for normalised, _ in processes], normalise(*rows_and_gradient())
+def test_batch_norm_takes_the_statistics_of_all_processes(device, processes, case):
+    parts, whole = [normalised[case] for normalised, _ in processes], normalise(*rows_and_gradient(device))
     y, grad_x, grad_weight, grad_bias, states = zip(*parts, strict=True)
     for by_rows, expected in zip((y, grad_x), whole[:2], strict=True):
         close(torch.cat(by_rows), expected)
@@ -103,21 +127,44 @@ def test_batch_norm_takes_the_statistics_of_all_processes(processes, case):
 
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
-def test_batch_norm_has_the_dtype_of_its_network(dtype, momentum):
-    """As torch's: of one process, that takes the way of several."""
-    rows = rows_and_gradient()[0].to(dtype)
-    layer, expected = (norm(5, momentum=momentum).to(dtype) for norm in (fnn.SyncBatchNorm, torch.nn.BatchNorm1d))
-    several = {"is_initialized": lambda: True, "get_world_size": lambda group: 2, "all_reduce": mock.Mock()}
-    with mock.patch.multiple(torch.distributed, **several):
+def test_batch_norm_has_the_dtype_of_its_network(device, dtype, momentum):
+    """As torch's."""
+    rows = rows_and_gradient(device)[0].to(dtype)
+    layer, expected = (
+        norm(5, momentum=momentum).to(device, dtype) for norm in (fnn.SyncBatchNorm, torch.nn.BatchNorm1d)
+    )
+    with way_of_several():
         y = layer(rows)
-    assert several["all_reduce"].called
     tolerance = {"rtol": 0.02, "atol": 0.01}
     torch.testing.assert_close(y, expected(rows), **tolerance)
     torch.testing.assert_close(layer.state_dict(), expected.state_dict(), **tolerance)
 
 
-def test_training_in_two_processes_is_training_in_one(processes):
-    (losses, ways), trained = train_the_example(), [training for _, training in processes]
+@pytest.mark.parametrize("shape", [(41, 5), (7, 5, 6)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}, {"eps": 0.1}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_batch_norm_takes_what_that_of_torch_takes(device, dtype, options, shape):
+    """Rows of float16 with parameters of float32, too, as under autocast. The oracle is torch's in float64."""
+    x, grad_y = torch.randn(2, *shape, generator=torch.Generator().manual_seed(2)).to(device, dtype)
+    norm, expected = fnn.SyncBatchNorm(5, **options).to(device), torch.nn.BatchNorm1d(5, **options).to(device)
+    for parameter in norm.parameters():
+        torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    expected.load_state_dict(norm.state_dict())
+
+    def results(layer, x, grad_y):
+        y = layer(x.requires_grad_())
+        y.backward(grad_y)
+        return [y, x.grad, *(parameter.grad for parameter in layer.parameters()), *layer.state_dict().values()]
+
+    with way_of_several():
+        actual = results(norm, x, grad_y)
+    assert actual[0].dtype == actual[1].dtype == dtype
+    for a, b in zip(actual, results(expected.double(), x.detach().double(), grad_y.double()), strict=True):
+        close(a.double(), b.double(), 1e-5 if dtype is torch.float32 else 3e-3)
+
+
+def test_training_in_two_processes_is_training_in_one(device, processes):
+    (losses, ways), trained = train_the_example(device), [training for _, training in processes]
     for losses_of_part, ways_of_part in trained:
         np.testing.assert_allclose(losses_of_part, losses, rtol=1e-6)
         for name, way in ways.items():

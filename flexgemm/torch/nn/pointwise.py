@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.nn import functional
 
 from flexgemm.torch.nn.tensor import SparseTensor
 
@@ -34,24 +35,55 @@ class BatchNorm(_OfFeatures, torch.nn.BatchNorm1d):
     """torch.nn.BatchNorm1d over all voxels of the batch."""
 
 
-class _Total(torch.autograd.Function):
-    """The sum over processes of what each has; the gradient is the sum of theirs."""
+class _NormalisedByAll(torch.autograd.Function):
+    """x normalised by the mean and variance of the rows of all processes, and these two with the number of rows. The
+    kernels are those of BatchNorm, between them one small sum over the processes on the way there and one on the way
+    back. Those of statistics and gradients take no x without rows."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        value = value.clone(memory_format=torch.contiguous_format)
-        distributed.all_reduce(value, group=group)
-        return value
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, group: Any) -> Any:
+        # The means, variances and number of rows of each process, in a place of its own, so that a sum gathers them.
+        parts = weight.new_zeros(distributed.get_world_size(group), 3, len(weight))
+        if x.numel():
+            own, running = parts[distributed.get_rank(group)], torch.zeros_like(weight)  # its dtype is that of sums
+            own[0], own[1] = torch.batch_norm_update_stats(x, running, running, 0.0)
+            own[2] = x[:, 0].numel()
+        distributed.all_reduce(parts, group=group)
+        means, variances, counts = parts.unbind(1)
+        count = counts.sum(0)
+        shares = counts / count
+        mean = (shares * means).sum(0)
+        variance = (shares * (variances + (means - mean).square())).sum(0)
+        ctx.save_for_backward(x, weight, mean, variance, count)
+        ctx.eps, ctx.group = eps, group
+        ctx.mark_non_differentiable(mean, variance, count)
+        y = functional.batch_norm(x, mean, variance, weight, bias, eps=eps)
+        return y, mean, variance, count
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return _Total.apply(grad, ctx.group), None
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:
+        x, weight, mean, variance, count = ctx.saved_tensors
+        inverse = (variance + ctx.eps).rsqrt()
+        of_parameters = weight.new_zeros(2, len(weight))
+        if x.numel():
+            saved, wanted = (mean, inverse, True, ctx.eps), (False, True, True)
+            _, *sums = torch.ops.aten.native_batch_norm_backward(grad, x, weight, None, None, *saved, wanted)
+            of_parameters = torch.stack(sums)
+        of_all = of_parameters.clone()
+        distributed.all_reduce(of_all, group=ctx.group)
+
+        # grad_x = scale * (grad - what the mean of its rows and of its rows times the normalised ones take away)
+        scale = weight * inverse
+        factor, offset = -scale / count * of_all
+        grad_x = functional.batch_norm(x, mean, variance, factor, offset, eps=ctx.eps)
+        grad_x.addcmul_(grad, scale.view(-1, *[1] * (x.ndim - 2)))
+        return grad_x, *of_parameters, None, None
 
 
 class SyncBatchNorm(BatchNorm):
     """BatchNorm over all voxels of the batch, of all processes: torch.nn.SyncBatchNorm, but on the CPU too, where torch
-    has none, and without a wait for the GPU. A process may have no voxels.
+    has none, and without a wait for the GPU. A process may have no voxels. Differentiable once.
 
     process_group: the processes, by default all. The other arguments are those of BatchNorm.
     """
@@ -77,25 +109,18 @@ class SyncBatchNorm(BatchNorm):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _of_all(self, feats: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(feats)
-        rows = feats.to(torch.promote_types(feats.dtype, torch.float32)).movedim(1, -1)  # (N, C), or (N, L, C)
-        along = tuple(range(rows.ndim - 1))
-        number = rows.new_full((1,), rows[..., 0].numel())
-        sums = _Total.apply(torch.cat([rows.sum(along), number]), self.process_group)
-        mean, count = sums[:-1] / sums[-1], sums[-1].detach()
-        variance = _Total.apply((rows - mean).square().sum(along), self.process_group) / count
+        dtype = torch.promote_types(feats.dtype, torch.float32)
+        weight = feats.new_ones(self.num_features, dtype=dtype) if self.weight is None else self.weight.to(dtype)
+        bias = torch.zeros_like(weight) if self.bias is None else self.bias.to(dtype)
+        y, mean, variance, count = _NormalisedByAll.apply(feats, weight, bias, self.eps, self.process_group)
 
         if self.num_batches_tracked is not None and self.running_mean is not None and self.running_var is not None:
             self.num_batches_tracked.add_(1)
-            with torch.no_grad():
-                share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
-                dtype = self.running_mean.dtype
-                self.running_mean.lerp_(mean.to(dtype), share)
-                self.running_var.lerp_((variance * count / (count - 1)).to(dtype), share)
-
-        y = (rows - mean) * (variance + self.eps).rsqrt()
-        y = y if self.weight is None else y * self.weight
-        y = y if self.bias is None else y + self.bias
-        return y.movedim(-1, 1).to(feats.dtype)
+            share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+            dtype = self.running_mean.dtype
+            self.running_mean.lerp_(mean.to(dtype), share)
+            self.running_var.lerp_((variance * count / (count - 1)).to(dtype), share)
+        return y
 
 
 class LayerNorm(_OfFeatures, torch.nn.LayerNorm):
