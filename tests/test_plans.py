@@ -390,7 +390,7 @@ def test_more_channels_pay_for_more_groups():
 
 
 def test_few_rows_are_split_instead():
-    for channels in (16, 96, 320, 1024):
+    for channels in (64, 96, 320, 1024):
         plan = ordered_plan(200, channels)
         assert plan["groups"] == 0
         assert plan["split_k"] > 1
