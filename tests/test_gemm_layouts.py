@@ -434,3 +434,17 @@ def test_the_number_of_multiprocessors_changes_nothing(backend):
             flexgemm.set_num_sms(0)
     finally:
         flexgemm.set_num_sms(None)
+
+
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("m, n, k", [(512, 512, 576), (512, 768, 128), (500, 776, 256)])
+def test_tiles_one_after_the_other(backend, m, n, k, out_dtype):
+    """Few multiprocessors have many tiles each, whole ones and the last of a row or column."""
+    rng, a, b = operands(m, n, k, *FP8)
+    scales = {"scale_a": scale_of(rng, "row", m), "scale_b": scale_of(rng, "tensor", n)}
+    try:
+        flexgemm.set_num_sms(2)
+        out = guarded.gemm(backend, a, b, out_dtype, initial=poison((m, n), out_dtype), **scales)
+    finally:
+        flexgemm.set_num_sms(None)
+    judge(out, reference.gemm(a, b, **scales), FP8[0], out_dtype)

@@ -412,7 +412,7 @@ __device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8
                     return NoScales{};
             }();
             float sum[1][kCount];
-            multiply_tile<Math>(sum, shared.rings, stage, depth, scales, 1, at);
+            multiply_tile<Math>(sum, shared.rings, stage, depth, scales, at);
             if (split > 1) {
                 send_sums<Tile>(sum[0], shared, exchange, work, rank, split);
             } else {

@@ -28,6 +28,7 @@ struct GemmSm90Args {
     bool a_grouped, b_grouped;
     CUtensorMap map_out;       /* boxes of 16 rows and 128 bytes of out, where out_in_boxes */
     bool out_in_boxes;         /* the copy engine can store it */
+    bool whole_boxes;          /* of 16 bits, and with one scale of all columns and no bias */
     bool out_grouped;          /* it has a matrix for each group */
     bool out_aligned;          /* its rows start at multiples of 16 bytes */
     bool plain;                /* of out nothing but scaled and biased sums in 16 bits, or 32 but for few rows */
@@ -73,6 +74,7 @@ struct Sm90Work {
     int32_t group, weight; /* matrices of A and out, and of B */
     int32_t k_begin, k_bytes;
     bool apart; /* from the other block of the pair: B is not shared */
+    bool whole; /* all rows and columns are there, and something is multiplied */
 };
 
 template <typename Tile>
@@ -110,7 +112,7 @@ __device__ __forceinline__ void hand_over(Sm90Shared<Tile> &shared, RingPosition
     at.advance();
 }
 
-__device__ __forceinline__ Sm90Work no_more_work() { return {0, 0, 0, 0, -1, 0, 0, 0, false}; }
+__device__ __forceinline__ Sm90Work no_more_work() { return {0, 0, 0, 0, -1, 0, 0, 0, false, false}; }
 
 /* Copies begin at multiples of 16 bytes, groups along K anywhere: bytes of the first step that are before the group. */
 __device__ __forceinline__ int head_of(const Sm90Work &work) { return work.k_begin % 16; }
@@ -261,112 +263,144 @@ __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const Stag
     ptx::named_barrier(1, depth.threads);
 }
 
-/* All of K into promoted sums: each part of a step is summed from zero and then added. Whatever else there is to do,
- * the wait for the next stage, addresses, the loop, is done while the tensor cores are busy: nothing but additions lies
- * between a warpgroup's products. */
-template <typename Math, bool kTurns, typename Tile, int kParts, int kCount, typename Scales>
-__device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
-                                                  const StageDescriptors &stage, const Depth &depth, Scales &scales,
-                                                  int first, RingPosition<Tile::kStages> &at) {
-    if (first >= depth.steps) return;
-    float partial[kCount];
-    uint64_t a, b;
-    const auto await = [&](int step) {
+template <int kCount>
+__device__ __forceinline__ void clear(float (&sum)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
+}
+
+/* Sums of one part of one step, which are then promoted. */
+template <typename Math, bool kTurns, typename Tile, int kCount>
+struct PartialProducts {
+    Sm90Shared<Tile> &shared;
+    const StageDescriptors &stage;
+    uint64_t a, b; /* of the step */
+    float sum[kCount];
+
+    __device__ __forceinline__ void await(const Depth &depth, int step, const RingPosition<Tile::kStages> &at) {
         await_stage(shared, stage, depth, step, at);
         a = ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes);
         b = ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes);
         ptx::wgmma_hold(a);
         ptx::wgmma_hold(b);
-    };
-    const auto multiply = [&](int part) {
+    }
+
+    __device__ __forceinline__ void start(int part) {
         if constexpr (kTurns) await_turn<Tile>(stage.warpgroup);
         ptx::wgmma_fence();
-        multiply_part<Math>(partial, a, b, part, false);
+        multiply_part<Math>(sum, a, b, part, false);
         ptx::wgmma_commit();
         if constexpr (kTurns) pass_turn<Tile>(stage.warpgroup);
-    };
-    await(first);
-    multiply(0);
-    for (int step = first;; ++step) {
-        typename Scales::Step scale;
+    }
+};
+
+/* All of K, a step at least, into promoted sums: each part of a step is summed from zero and then added. The first has
+ * been started. Whatever else there is to do, the wait for the next stage, addresses, the loop, is done while the tensor
+ * cores are busy: nothing but additions lies between a warpgroup's products. The sums of every part but the last one are
+ * finished while the last products of the next part run. */
+template <typename Partial, typename Tile, int kParts, int kCount, typename Scales, typename Finish>
+__device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], Partial &partial,
+                                                  Sm90Shared<Tile> &shared, const Depth &depth, Scales &scales,
+                                                  RingPosition<Tile::kStages> &at, Finish &finish) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) clear(sum[part]);
+    typename Scales::Step scale;
+    for (int step = 1; step < depth.steps; ++step) {
         scales.load(scale);
 #pragma unroll
         for (int part = 0; part < kParts - 1; ++part) {
             ptx::wgmma_wait<0>();
-            promote(sum[part], partial, scale);
-            multiply(part + 1);
+            promote(sum[part], partial.sum, scale);
+            partial.start(part + 1);
         }
         const int slot = at.slot;
-        const bool more = step + 1 < depth.steps;
         at.advance();
-        if (more) await(step + 1);
+        partial.await(depth, step, at);
         ptx::wgmma_wait<0>();
         hand_back(shared, slot);
-        promote(sum[kParts - 1], partial, scale);
-        if (!more) return;
-        multiply(0);
+        promote(sum[kParts - 1], partial.sum, scale);
+        partial.start(0);
+    }
+    scales.load(scale);
+    finish.prepare();
+#pragma unroll
+    for (int part = 0; part < kParts - 1; ++part) {
+        ptx::wgmma_wait<0>();
+        promote(sum[part], partial.sum, scale);
+        partial.start(part + 1);
+        finish(sum[part], part);
+    }
+    ptx::wgmma_wait<0>();
+    hand_back(shared, at.slot);
+    at.advance();
+    promote(sum[kParts - 1], partial.sum, scale);
+}
+
+/* The same with a partial sum of `steps` steps, at most a ring of stages. */
+template <typename Math, typename Tile, int kCount>
+__device__ __forceinline__ void multiply_seldom_promoted(float (&sum)[kCount], Sm90Shared<Tile> &shared,
+                                                         const StageDescriptors &stage, const Depth &depth, int steps,
+                                                         RingPosition<Tile::kStages> &at) {
+    clear(sum);
+    for (int first = 0; first < depth.steps; first += steps) {
+        float partial[kCount];
+        clear(partial);
+        RingPosition<Tile::kStages> back = at;
+        const int end = min(first + steps, depth.steps);
+        for (int step = first; step < end; ++step, at.advance()) {
+            await_stage(shared, stage, depth, step, at);
+            ptx::wgmma_fence();
+            multiply_part<Math>(partial, ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes),
+                                ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes), 0, true);
+            ptx::wgmma_commit();
+        }
+        ptx::wgmma_wait<0>();
+        for (int step = first; step < end; ++step, back.advance()) hand_back(shared, back.slot);
+        promote(sum, partial, NoScales::Step{});
     }
 }
 
-/* `steps` steps, at most a ring of stages, into one partial sum that is then added. */
+/* All of K into sums that need no promotion. */
 template <typename Math, typename Tile, int kCount>
-__device__ __forceinline__ void multiply_between_promotions(float (&sum)[kCount], Sm90Shared<Tile> &shared,
-                                                            const StageDescriptors &stage, const Depth &depth,
-                                                            int first, int steps, RingPosition<Tile::kStages> &at) {
-    float partial[kCount];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) partial[i] = 0.0f;
-    RingPosition<Tile::kStages> back = at;
-    for (int step = 0; step < steps; ++step, at.advance()) {
-        await_stage(shared, stage, depth, first + step, at);
+__device__ __forceinline__ void multiply_plain(float (&sum)[kCount], Sm90Shared<Tile> &shared,
+                                               const StageDescriptors &stage, const Depth &depth,
+                                               RingPosition<Tile::kStages> &at) {
+    clear(sum);
+    int before = 0; /* the slot of the step before */
+    for (int step = 0; step < depth.steps; ++step, before = at.slot, at.advance()) {
+        await_stage(shared, stage, depth, step, at);
         ptx::wgmma_fence();
-        multiply_part<Math>(partial, ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes),
+        multiply_part<Math>(sum, ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes),
                             ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes), 0, true);
         ptx::wgmma_commit();
+        if (step > 0) {
+            ptx::wgmma_wait<1>();
+            hand_back(shared, before);
+        }
     }
     ptx::wgmma_wait<0>();
-    for (int step = 0; step < steps; ++step, back.advance()) hand_back(shared, back.slot);
-    promote(sum, partial, NoScales::Step{});
+    if (depth.steps > 0) hand_back(shared, before);
 }
 
 /* All of K of one tile; every stage is waited for and handed back in order. */
-template <typename Math, bool kTurns = false, typename Tile, int kParts, int kCount, typename Scales>
-__device__ __forceinline__ void multiply_tile(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
+template <typename Math, typename Tile, int kCount, typename Scales>
+__device__ __forceinline__ void multiply_tile(float (&sum)[1][kCount], Sm90Shared<Tile> &shared,
                                               const StageDescriptors &stage, const Depth &depth, Scales &scales,
-                                              int steps_per_promote, RingPosition<Tile::kStages> &at) {
-    const int steps = depth.steps;
-#pragma unroll
-    for (int part = 0; part < kParts; ++part)
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) sum[part][i] = 0.0f;
-
-    int step = 0;
+                                              RingPosition<Tile::kStages> &at) {
     if constexpr (Math::kPromote) {
-        if constexpr (kParts == 1 && !Math::kScaled)
-            for (; steps_per_promote > 1 && step < steps; step += steps_per_promote)
-                multiply_between_promotions<Math>(sum[0], shared, stage, depth, step,
-                                                  min(steps_per_promote, steps - step), at);
-        multiply_promoted<Math, kTurns>(sum, shared, stage, depth, scales, step, at);
+        if (depth.steps == 0) return clear(sum[0]);
+        PartialProducts<Math, false, Tile, kCount> partial = {shared, stage};
+        partial.await(depth, 0, at);
+        partial.start(0);
+        struct {
+            __device__ void prepare() {}
+            __device__ void operator()(float (&)[kCount], int) {}
+        } finish;
+        multiply_promoted(sum, partial, shared, depth, scales, at, finish);
     } else {
-        int before = 0; /* the slot of the step before */
-        for (; step < steps; ++step, before = at.slot, at.advance()) {
-            await_stage(shared, stage, depth, step, at);
-            ptx::wgmma_fence();
-#pragma unroll
-            for (int part = 0; part < kParts; ++part)
-                multiply_part<Math>(sum[part], ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes),
-                                    ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes), part, true);
-            ptx::wgmma_commit();
-            if (step > 0) {
-                ptx::wgmma_wait<1>();
-                hand_back(shared, before);
-            }
-        }
-        ptx::wgmma_wait<0>();
-        if (steps > 0) hand_back(shared, before);
+        multiply_plain<Math>(sum[0], shared, stage, depth, at);
     }
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) ptx::wgmma_hold(sum[part]);
+    ptx::wgmma_hold(sum[0]);
 }
 
 /* Stands in for multiply_tile where a warpgroup has no rows. */

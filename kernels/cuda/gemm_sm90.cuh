@@ -9,7 +9,8 @@
  *     warpgroup 2    rows 64 .. 127
  *
  * A stage is 128 bytes of K: 128 rows of A and kBlockN rows of B in the 128-byte swizzle that wgmma reads. The producer
- * runs ahead into the next tile during an epilogue. The rings and the multiplication are in gemm_mainloop_sm90.cuh.
+ * runs ahead into the next tile during an epilogue, and where promoted sums of whole tiles are stored in 16 bits so do
+ * the tensor cores. The rings and the multiplication are in gemm_mainloop_sm90.cuh.
  *
  * Blocks may work in pairs (clusters of 2) on adjacent row tiles: each copies its own rows of A and half of the columns
  * of B, which the copy engine delivers to both; where their rows are of two groups, each copies a B of its own.
@@ -41,7 +42,7 @@ struct Sm90Tile {
     static constexpr int kSlabsBytes = 4 * kWarpgroups * kSlabs * kSlabBytes;
     static constexpr int kSharedBytes = kStages * kStageBytes + kSlabsBytes + 1024; /* 1024: room to align the stages */
     static constexpr int kTileSlots = 4;
-    static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+    static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
     static_assert(kWarpgroups * kWarpgroupRows == kSm90BlockM, "a warpgroup multiplies 64 rows");
     static_assert(kN / kPromotedParts * kSm90StepBytes % 1024 == 0, "a part of B starts at a swizzle atom");
     static_assert(kSharedBytes + 1024 <= 227 * 1024, "shared memory of one block");
@@ -68,7 +69,9 @@ __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm9
                                static_cast<int32_t>(tile.weight),
                                static_cast<int32_t>(tile.k_begin),
                                static_cast<int32_t>(tile.k_end - tile.k_begin),
-                               tile.apart};
+                               tile.apart,
+                               args.whole_boxes && rows >= kSm90BlockM && columns >= Tile::kBlockN &&
+                                   tile.column % 8 == 0 && tile.k_end > tile.k_begin};
         hand_over(shared, at, work);
     }
     hand_over(shared, at, no_more_work());
@@ -145,16 +148,15 @@ __device__ __forceinline__ void store_pair(uint8_t *slab, int row, int byte, flo
                               byte % 16) = {from_float<T>(first), from_float<T>(second)};
 }
 
-/* Sums of 8 columns at a time, as a warp's lanes hold them: block i of the tile. */
-template <int kParts, int kCount>
-__device__ __forceinline__ float *block_of(float (&sum)[kParts][kCount], int i) {
-    constexpr int kPartBlocks = kCount / 4;
-    return &sum[i / kPartBlocks][i % kPartBlocks * 4];
-}
+/* What the sums of a thread's two rows are multiplied by. */
+struct RowFactors {
+    float of[2];
+};
 
-/* 16 rows of a slab's columns from `column` on, converted. */
-template <typename T, int kParts, int kCount>
-__device__ __forceinline__ void fill_slab(float (&sum)[kParts][kCount], uint8_t *slab, int lane, int column) {
+/* 16 rows of a slab's columns from `column` on, converted. Of each 8 columns a lane holds four sums, of two rows. */
+template <typename T, int kCount>
+__device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *slab, int lane, int column,
+                                          const RowFactors &factors = {{1.0f, 1.0f}}) {
     constexpr int kBlocks = kSm90SlabBytes / static_cast<int>(sizeof(T)) / 8;
     const int first = column / 8;
     if constexpr (sizeof(T) == 2) {
@@ -166,8 +168,9 @@ __device__ __forceinline__ void fill_slab(float (&sum)[kParts][kCount], uint8_t 
             uint32_t words[4]; /* rows 0 to 7 and 8 to 15 of a block, and of the next */
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float *sums = block_of(sum, first + block + i / 2) + i % 2 * 2;
-                const Pair pair = {from_float<T>(sums[0]), from_float<T>(sums[1])};
+                const float *sums = &sum[4 * (first + block + i / 2) + 2 * (i % 2)];
+                const float factor = factors.of[i % 2];
+                const Pair pair = {from_float<T>(sums[0] * factor), from_float<T>(sums[1] * factor)};
                 memcpy(&words[i], &pair, sizeof pair);
             }
             ptx::stmatrix_x4(slab + lane % 16 * kSm90SlabBytes + ((block + lane / 16) ^ lane % 8) * 16, words);
@@ -179,8 +182,7 @@ __device__ __forceinline__ void fill_slab(float (&sum)[kParts][kCount], uint8_t 
         for (int block = 0; block < kBlocks; block += 2)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float *sums = block_of(sum, first + block) + 2 * half;
-                const float *next = block_of(sum, first + block + 1) + 2 * half;
+                const float *sums = &sum[4 * (first + block) + 2 * half], *next = sums + 4;
                 const int row = lane / 4 + 8 * half, byte = lane % 4 * 8;
                 store_pair<T>(slab, row, (block + odd) * 32 + byte, odd ? next[0] : sums[0], odd ? next[1] : sums[1]);
                 store_pair<T>(slab, row, (block + !odd) * 32 + byte, odd ? sums[0] : next[0], odd ? sums[1] : next[1]);
@@ -190,31 +192,34 @@ __device__ __forceinline__ void fill_slab(float (&sum)[kParts][kCount], uint8_t 
 
 /* Converts and stores a warp's 16 rows, or adds them to what is there. The copy engine does it while the warp goes on;
  * each element is added to once, so that sums do not depend on an order. */
-template <typename T, bool kAdd, typename Tile, int kParts, int kCount>
-__device__ __forceinline__ void store_boxes(float (&sum)[kParts][kCount], const GemmSm90Args &args,
-                                            const Sm90Work &work, uint8_t *slabs, int lane, int64_t first_row) {
-    constexpr int kSlabColumns = kSm90SlabBytes / static_cast<int>(sizeof(T)), kSlabs = Tile::kBlockN / kSlabColumns;
+template <typename T, bool kAdd, typename Tile, int kCount>
+__device__ __forceinline__ void store_boxes(const float (&sum)[kCount], const GemmSm90Args &args, int group,
+                                            uint8_t *slabs, int lane, int64_t first_row, int first_column,
+                                            const RowFactors &factors = {{1.0f, 1.0f}}) {
+    constexpr int kSlabColumns = kSm90SlabBytes / static_cast<int>(sizeof(T)), kSlabs = 2 * kCount / kSlabColumns;
     constexpr int kUnit = kAdd ? 1 : sizeof(T); /* coordinates along a row are of float32, or of bytes */
-    const int row = static_cast<int>(first_row), group = args.out_grouped ? work.group : 0;
+    constexpr int kTogether = kSlabs == Tile::kSlabs ? kSlabs : 1; /* all slabs that there are, or one by one */
+    static_assert(kSlabs % Tile::kSlabs == 0, "slabs are used in turn");
+    const int row = static_cast<int>(first_row);
 #pragma unroll
-    for (int i = 0; i < kSlabs; ++i) {
+    for (int i = 0; i < kSlabs; i += kTogether) {
         uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
-        if (lane == 0) {
-            if (i == 0)
-                ptx::tma_wait_read<0>();
-            else
-                ptx::tma_wait_read<Tile::kSlabs - 1>();
-        }
+        if (lane == 0) ptx::tma_wait_read<Tile::kSlabs / kTogether - 1>();
         __syncwarp();
-        fill_slab<T>(sum, slab, lane, i * kSlabColumns);
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j)
+            fill_slab<T>(sum, slab + j * Tile::kSlabBytes, lane, (i + j) * kSlabColumns, factors);
         ptx::fence_proxy_async();
         __syncwarp();
         if (lane == 0) {
-            const int x = (work.first_column + i * kSlabColumns) * kUnit;
-            if constexpr (kAdd)
-                ptx::tma_add_3d(&args.map_out, slab, x, row, group);
-            else
-                ptx::tma_store_3d(&args.map_out, slab, x, row, group);
+#pragma unroll
+            for (int j = 0; j < kTogether; ++j) {
+                const int x = (first_column + (i + j) * kSlabColumns) * kUnit;
+                if constexpr (kAdd)
+                    ptx::tma_add_3d(&args.map_out, slab + j * Tile::kSlabBytes, x, row, group);
+                else
+                    ptx::tma_store_3d(&args.map_out, slab + j * Tile::kSlabBytes, x, row, group);
+            }
             ptx::tma_commit();
         }
     }
@@ -228,18 +233,19 @@ __device__ __forceinline__ T slab_chunk(const uint8_t *slab, int lane, int i) {
 }
 
 /* The first `count` of a warp's 16 rows, and the columns that there are: by the warp itself. */
-template <typename T, bool kAdd, typename Tile, int kParts, int kCount>
-__device__ __forceinline__ void store_some(float (&sum)[kParts][kCount], const GemmSm90Args &args, const Sm90Work &work,
-                                           uint8_t *slabs, int lane, int64_t first_row, int count) {
-    constexpr int kSize = sizeof(T), kSlabColumns = kSm90SlabBytes / kSize, kSlabs = Tile::kBlockN / kSlabColumns;
+template <typename T, bool kAdd, typename Tile, int kCount>
+__device__ __forceinline__ void store_some(const float (&sum)[kCount], const GemmSm90Args &args, int group,
+                                           uint8_t *slabs, int lane, int64_t first_row, int count, int first_column,
+                                           int columns) {
+    constexpr int kSize = sizeof(T), kSlabColumns = kSm90SlabBytes / kSize, kSlabs = 2 * kCount / kSlabColumns;
     constexpr int kChunkColumns = 16 / kSize;
     struct alignas(16) Chunk {
         T element[kChunkColumns];
     };
     const Epilogue &to = args.epilogue;
     const int column = lane % 8 * kChunkColumns;
-    const bool aligned = args.out_aligned && work.first_column % kChunkColumns == 0;
-    T *const out = static_cast<T *>(to.out) + work.group * to.out_group_stride + work.first_column + column;
+    const bool aligned = args.out_aligned && first_column % kChunkColumns == 0;
+    T *const out = static_cast<T *>(to.out) + group * to.out_group_stride + first_column + column;
     if (lane == 0) ptx::tma_wait_read<0>();
     __syncwarp();
 #pragma unroll
@@ -247,7 +253,7 @@ __device__ __forceinline__ void store_some(float (&sum)[kParts][kCount], const G
         uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
         fill_slab<T>(sum, slab, lane, i * kSlabColumns);
         __syncwarp();
-        const int inside = work.columns - i * kSlabColumns - column;
+        const int inside = columns - i * kSlabColumns - column;
 #pragma unroll 1
         for (int j = 0; j < 4 && lane / 8 + 4 * j < count && inside > 0; ++j) {
             T *target = out + (first_row + lane / 8 + 4 * j) * to.out_stride + i * kSlabColumns;
@@ -268,136 +274,226 @@ __device__ __forceinline__ void store_some(float (&sum)[kParts][kCount], const G
     }
 }
 
-template <typename T, bool kAdd, typename Tile, int kParts, int kCount>
-__device__ __forceinline__ void store_sums(float (&sum)[kParts][kCount], const GemmSm90Args &args, const Sm90Work &work,
-                                           uint8_t *slabs, int lane, int64_t first_row, int count) {
-    const bool aligned = work.first_column * static_cast<int>(sizeof(T)) % 16 == 0; /* groups along N begin anywhere */
-    if (args.out_in_boxes && aligned && work.columns == Tile::kBlockN && count >= 16)
-        store_boxes<T, kAdd, Tile>(sum, args, work, slabs, lane, first_row);
+template <typename T, bool kAdd, typename Tile, int kCount>
+__device__ __forceinline__ void store_sums(const float (&sum)[kCount], const GemmSm90Args &args, int group,
+                                           uint8_t *slabs, int lane, int64_t first_row, int count, int first_column,
+                                           int columns) {
+    const bool aligned = first_column * static_cast<int>(sizeof(T)) % 16 == 0; /* groups along N begin anywhere */
+    if (args.out_in_boxes && aligned && columns >= 2 * kCount && count >= 16)
+        store_boxes<T, kAdd, Tile>(sum, args, args.out_grouped ? group : 0, slabs, lane, first_row, first_column);
     else
-        store_some<T, kAdd, Tile>(sum, args, work, slabs, lane, first_row, count);
+        store_some<T, kAdd, Tile>(sum, args, group, slabs, lane, first_row, count, first_column, columns);
 }
 
 /* The same for every other output: activations, SwiGLU, fp8. 32 columns at a time go through a slab as float32; the
  * others move up behind them, so that one copy of this code serves all. */
-template <int kParts, int kCount>
-__device__ __forceinline__ void finish_sums(float (&sum)[kParts][kCount], const GemmSm90Args &args,
-                                            const Sm90Work &work, uint8_t *slab, int lane, int64_t first_row,
-                                            int count) {
-    constexpr int kColumns = kParts * kCount * 2, kSlabColumns = kSm90SlabBytes / 4, kBlocks = kSlabColumns / 8;
+template <int kCount>
+__device__ __forceinline__ void finish_sums(float (&sum)[kCount], const GemmSm90Args &args, int group, uint8_t *slab,
+                                            int lane, int64_t first_row, int count, int first_column, int columns) {
+    constexpr int kSlabColumns = kSm90SlabBytes / 4, kBlocks = kSlabColumns / 8;
     const int chunk = lane % 8;
 #pragma unroll 1
-    for (int column = 0; column < work.columns; column += kSlabColumns) {
+    for (int column = 0; column < columns && column < 2 * kCount; column += kSlabColumns) {
         __syncwarp();
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                store_pair<float>(slab, lane / 4 + 8 * half, (block * 8 + lane % 4 * 2) * 4,
-                                  block_of(sum, block)[2 * half], block_of(sum, block)[2 * half + 1]);
+                store_pair<float>(slab, lane / 4 + 8 * half, (block * 8 + lane % 4 * 2) * 4, sum[4 * block + 2 * half],
+                                  sum[4 * block + 2 * half + 1]);
 #pragma unroll
-        for (int block = kBlocks; block < kColumns / 8; ++block)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) block_of(sum, block - kBlocks)[i] = block_of(sum, block)[i];
+        for (int i = 4 * kBlocks; i < kCount; ++i) sum[i - 4 * kBlocks] = sum[i];
         __syncwarp();
-        const int first = column + chunk * 4, columns = min(work.columns - first, 4);
+        const int first = column + chunk * 4, inside = min(columns - first, 4);
 #pragma unroll 1
-        for (int row = lane / 8; row < count && columns > 0 && row < 16; row += 4) {
+        for (int row = lane / 8; row < count && inside > 0 && row < 16; row += 4) {
             const float4 sums = *reinterpret_cast<const float4 *>(slab + row * kSm90SlabBytes + (chunk ^ row % 8) * 16);
             float value[4] = {sums.x, sums.y, sums.z, sums.w};
-            activate_and_store(args.epilogue, value, work.group, first_row + row, work.first_column + first, columns);
+            activate_and_store(args.epilogue, value, group, first_row + row, first_column + first, inside);
         }
     }
 }
 
-/* Scales, bias and store of a warpgroup's 64 rows, of which the first `count` are the group's. */
-template <typename Tile, int kParts, int kCount>
-__device__ __forceinline__ void finish_tile(float (&sum)[kParts][kCount], const GemmSm90Args &args,
-                                            const Sm90Work &work, int64_t first_row, int count, uint8_t *slabs) {
-    const Epilogue &to = args.epilogue;
-    const int thread = ptx::opaque(static_cast<int>(threadIdx.x)), lane = thread % 32;
-    const int warp_row = thread % 128 / 32 * 16, local_row = warp_row + lane / 4;
+/* Alpha and the scales of a thread's two rows, times that of B where all columns have one. Rows that are not there have
+ * the scale of the last one. */
+__device__ __forceinline__ RowFactors row_factors_of(const Epilogue &to, const Sm90Work &work, int64_t first_row,
+                                                     int local_row, int count) {
+    if (to.block_scaled) return {to.alpha, to.alpha};
     float scale_a[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int row = local_row + 8 * half;
-        scale_a[half] = to.alpha;
-        if (!to.block_scaled && row < count) scale_a[half] *= scale_at(to.scale_a, work.group, first_row + row);
+    for (int half = 0; half < 2; ++half)
+        scale_a[half] = scale_at(to.scale_a, work.group, first_row + min(local_row + 8 * half, count - 1));
+    const float scale_b = to.scale_b.step == 0 ? scale_at(to.scale_b, work.weight, 0) : 1.0f;
+    return {to.alpha * scale_a[0] * scale_b, to.alpha * scale_a[1] * scale_b};
+}
+
+/* Where a thread is in its warpgroup, and its warp's slabs. */
+template <typename Tile>
+struct Place {
+    int lane, warp_row;
+    uint8_t *slabs;
+    __device__ __forceinline__ explicit Place(uint8_t *all_slabs) {
+        const int thread = ptx::opaque(static_cast<int>(threadIdx.x)) - 128;
+        lane = thread % 32;
+        warp_row = thread % 128 / 32 * 16;
+        slabs = all_slabs + thread / 32 * Tile::kSlabs * Tile::kSlabBytes;
+    }
+};
+
+/* Finishes the parts of a warpgroup's 64 rows of a whole tile, and none of any other: scales and store. Registers are
+ * few while products are under way, which is why there are no other outputs, and why sums are scaled as they are
+ * converted. */
+template <typename Tile>
+struct WholeTile {
+    const GemmSm90Args &args;
+    const Sm90Work &work;
+    int warpgroup;
+    uint8_t *slabs;
+    RowFactors factors;
+
+    /* Reads the scales, while something is multiplied. */
+    __device__ __forceinline__ void prepare() {
+        if (!work.whole) return;
+        const Place<Tile> at(slabs);
+        factors = row_factors_of(args.epilogue, work, work.first_row + warpgroup * Tile::kWarpgroupRows,
+                                 at.warp_row + at.lane / 4, Tile::kWarpgroupRows);
     }
 
-    if ((to.scale_b.step == 0 || to.block_scaled) && to.bias == nullptr) {
-        const float scale_b = to.block_scaled ? 1.0f : scale_at(to.scale_b, work.weight, 0);
+    template <int kCount>
+    __device__ __forceinline__ void operator()(const float (&sum)[kCount], int part) {
+        if (!work.whole) return;
+        const Epilogue &to = args.epilogue;
+        const Place<Tile> at(slabs);
+        const int group = args.out_grouped ? work.group : 0, column = work.first_column + part * 2 * kCount;
+        const int row = work.first_row + warpgroup * Tile::kWarpgroupRows + at.warp_row;
+        if (to.out_dtype == FG_FLOAT16)
+            store_boxes<__half, false, Tile>(sum, args, group, at.slabs, at.lane, row, column, factors);
+        else
+            store_boxes<__nv_bfloat16, false, Tile>(sum, args, group, at.slabs, at.lane, row, column, factors);
+    }
+};
+
+/* The same for any tile, of which the group has the first `count` of the 64 rows: scales, bias and store. */
+template <typename Tile, int kCount>
+__device__ __forceinline__ void finish_part(float (&sum)[kCount], const GemmSm90Args &args, const Sm90Work &work,
+                                            int part, int64_t first_row, int count, uint8_t *slabs) {
+    const int first_column = work.first_column + part * 2 * kCount, columns = work.columns - part * 2 * kCount;
+    if (columns <= 0) return;
+    const Epilogue &to = args.epilogue;
+    const Place<Tile> at(slabs);
+    const RowFactors factors = row_factors_of(to, work, first_row, at.warp_row + at.lane / 4, count);
+    const bool scales_of_columns = to.scale_b.step != 0 && !to.block_scaled;
+    if (!scales_of_columns && to.bias == nullptr) {
 #pragma unroll
-        for (int part = 0; part < kParts; ++part)
-#pragma unroll
-            for (int i = 0; i < kCount; ++i) sum[part][i] *= scale_a[i / 2 % 2] * scale_b;
+        for (int i = 0; i < kCount; ++i) sum[i] *= factors.of[i / 2 % 2];
     } else {
 #pragma unroll
-        for (int part = 0; part < kParts; ++part)
+        for (int pair = 0; pair < kCount / 2; ++pair) {
+            const int block = pair / 2, i = pair % 2;
+            const int local_column = block * 8 + at.lane % 4 * 2 + i;
+            if (local_column < columns) {
+                const int64_t column = first_column + local_column;
+                const float scale_b = scales_of_columns ? scale_at(to.scale_b, work.weight, column) : 1.0f;
+                const float bias =
+                    to.bias ? load_as_float(to.bias, work.weight * to.bias_step + column, to.bias_dtype) : 0.0f;
 #pragma unroll
-            for (int pair = 0; pair < kCount / 2; ++pair) {
-                const int block = pair / 2, i = pair % 2;
-                const int local_column = part * kCount * 2 + block * 8 + lane % 4 * 2 + i;
-                if (local_column < work.columns) {
-                    const int64_t column = work.first_column + local_column;
-                    const float scale_b = to.block_scaled ? 1.0f : scale_at(to.scale_b, work.weight, column);
-                    const float bias =
-                        to.bias ? load_as_float(to.bias, work.weight * to.bias_step + column, to.bias_dtype) : 0.0f;
-#pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        float &value = sum[part][4 * block + 2 * half + i];
-                        value = fmaf(value, scale_a[half] * scale_b, bias);
-                    }
+                for (int half = 0; half < 2; ++half) {
+                    float &value = sum[4 * block + 2 * half + i];
+                    value = fmaf(value, factors.of[half] * scale_b, bias);
                 }
             }
+        }
     }
 
-    const int warp_count = count - warp_row;
-    if (warp_count <= 0) return;
-    first_row += warp_row;
-    uint8_t *slab = slabs + (thread / 32 - 4) * Tile::kSlabs * Tile::kSlabBytes;
-    if (!args.plain) {
-        finish_sums(sum, args, work, slab, lane, first_row, warp_count);
-    } else if (to.out_dtype == FG_FLOAT16) {
-        store_sums<__half, false, Tile>(sum, args, work, slab, lane, first_row, warp_count);
-    } else if (to.out_dtype == FG_BFLOAT16) {
-        store_sums<__nv_bfloat16, false, Tile>(sum, args, work, slab, lane, first_row, warp_count);
-    } else if (to.accumulate) {
-        store_sums<float, true, Tile>(sum, args, work, slab, lane, first_row, warp_count);
-    } else {
-        store_sums<float, false, Tile>(sum, args, work, slab, lane, first_row, warp_count);
+    count -= at.warp_row;
+    if (count <= 0) return;
+    first_row += at.warp_row;
+    const int group = work.group, lane = at.lane;
+    if (!args.plain)
+        finish_sums(sum, args, group, at.slabs, lane, first_row, count, first_column, columns);
+    else if (to.out_dtype == FG_FLOAT16)
+        store_sums<__half, false, Tile>(sum, args, group, at.slabs, lane, first_row, count, first_column, columns);
+    else if (to.out_dtype == FG_BFLOAT16)
+        store_sums<__nv_bfloat16, false, Tile>(sum, args, group, at.slabs, lane, first_row, count, first_column,
+                                               columns);
+    else if (to.accumulate)
+        store_sums<float, true, Tile>(sum, args, group, at.slabs, lane, first_row, count, first_column, columns);
+    else
+        store_sums<float, false, Tile>(sum, args, group, at.slabs, lane, first_row, count, first_column, columns);
+}
+
+/* A tile, and those behind it as long as they are whole. Promoted sums leave registers for a part of a step: that is
+ * multiplied for the next tile while one is finished. Of the last tile, now in `slot`, some parts are finished: returns
+ * how many. */
+template <typename Math, typename Tile, int kParts, int kCount>
+__device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
+                                              const StageDescriptors &stage, const GemmSm90Args &args, uint8_t *slabs,
+                                              RingPosition<Tile::kTileSlots> &slot, RingPosition<Tile::kStages> &at) {
+    PartialProducts<Math, true, Tile, kCount> partial = {shared, stage};
+    partial.await(depth_of<Tile>(shared.work[slot.slot], args), 0, at);
+    partial.start(0);
+    for (;;) {
+        const Sm90Work &work = shared.work[slot.slot];
+        const int first_row = work.first_row + stage.warpgroup * Tile::kWarpgroupRows;
+        auto scales = [&] {
+            if constexpr (Math::kScaled)
+                return row_scales_of(args, work, first_row, work.rows - stage.warpgroup * Tile::kWarpgroupRows);
+            else
+                return NoScales{};
+        }();
+        WholeTile<Tile> finish = {args, work, stage.warpgroup, slabs, {}};
+        multiply_promoted(sum, partial, shared, depth_of<Tile>(work, args), scales, at, finish);
+        if (!work.whole) return 0;
+        RingPosition<Tile::kTileSlots> following = slot;
+        following.advance();
+        const Sm90Work &next = next_work(shared, following);
+        if (!next.whole) return kParts - 1;
+        partial.await(depth_of<Tile>(next, args), 0, at);
+        partial.start(0);
+        finish(sum[kParts - 1], kParts - 1);
+        release_work(shared, slot);
     }
 }
 
 template <typename Math, typename Tile>
 __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stages, const GemmSm90Args &args) {
-    const int warpgroup = threadIdx.x / 128 - 1;
+    const int warpgroup = ptx::opaque(static_cast<int>(threadIdx.x) / 128 - 1); /* not worked out again in each step */
     RingPosition<Tile::kTileSlots> slot;
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
                                     ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA), warpgroup};
-    constexpr int kParts = Math::kPromote ? Tile::kPromotedParts : 1;
+    uint8_t *slabs = stages + Tile::kStages * Tile::kStageBytes;
+    constexpr int kParts = Math::kPromote ? Tile::kPromotedParts : 1, kCount = Tile::kBlockN / kParts / 2;
     const bool turns = Math::kPromote && (Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
     if (turns && warpgroup == 1) pass_turn<Tile>(warpgroup);
     for (;; release_work(shared, slot)) {
-        const Sm90Work &work = next_work(shared, slot);
-        if (work.group < 0) break;
-        const Depth depth = depth_of<Tile>(work, args);
-        const int count = work.rows - warpgroup * Tile::kWarpgroupRows;
-        if (count <= 0) {
+        const Sm90Work &first = next_work(shared, slot);
+        if (first.group < 0) break;
+        const Depth depth = depth_of<Tile>(first, args);
+        if (first.rows <= warpgroup * Tile::kWarpgroupRows) {
             skip_tile(shared, stage, depth, at, turns ? kParts : 0);
             continue;
         }
+        float sum[kParts][kCount];
+        int finished = 0;
+        if (depth.steps == 0) {
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) clear(sum[part]);
+        } else if constexpr (!Math::kPromote) {
+            multiply_plain<Math>(sum[0], shared, stage, depth, at);
+        } else if (turns) {
+            finished = multiply_tiles<Math>(sum, shared, stage, args, slabs, slot, at);
+        } else if constexpr (kParts == 1 && !Math::kScaled) {
+            multiply_seldom_promoted<Math>(sum[0], shared, stage, depth, args.steps_per_promote, at);
+        }
+        const Sm90Work &work = shared.work[slot.slot];
         const int64_t first_row = work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows;
-        auto scales = [&] {
-            if constexpr (Math::kScaled)
-                return row_scales_of(args, work, first_row, count);
-            else
-                return NoScales{};
-        }();
-        float sum[kParts][Tile::kBlockN / kParts / 2];
-        multiply_tile<Math, Math::kPromote>(sum, shared, stage, depth, scales, args.steps_per_promote, at);
-        finish_tile<Tile>(sum, args, work, first_row, count, stages + Tile::kStages * Tile::kStageBytes);
+        const int count = work.rows - warpgroup * Tile::kWarpgroupRows;
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+            ptx::wgmma_hold(sum[part]);
+            if (part >= finished) finish_part<Tile>(sum[part], args, work, part, first_row, count, slabs);
+        }
     }
     if (turns && warpgroup == 0) await_turn<Tile>(warpgroup); /* which the other passed last */
     if (threadIdx.x % 32 == 0) ptx::tma_wait_read<0>();       /* shared memory goes with the block */
