@@ -132,9 +132,12 @@ public:
      * for copies to arrive at, and much of another until the first copy has found its way to memory. L2 is told early
      * without harm: what earlier kernels have yet to write, they write there. */
     __device__ __forceinline__ void ask_for_weights(const GemmSm90Args &args) const {
-        const int row = threadIdx.x % Tile::kRows, k = threadIdx.x / Tile::kRows * kSm90StepBytes;
-        if (one_row_ && row < next_.rows && k < next_.k_bytes)
-            ptx::prefetch_l2(args.weights + (next_.first_row + row) * args.weight_pitch + next_.k_begin + k);
+        constexpr int kLines = 3 * Tile::kRows;
+        for (int line = threadIdx.x - 32; one_row_ && line < kLines; line += Tile::kThreads - 32) {
+            const int row = line % Tile::kRows, k = line / Tile::kRows * kSm90StepBytes;
+            if (row < next_.rows && k < next_.k_bytes)
+                ptx::prefetch_l2(args.weights + (next_.first_row + row) * args.weight_pitch + next_.k_begin + k);
+        }
     }
 
     __device__ __forceinline__ bool next(Sm90Work &work) {
@@ -174,6 +177,10 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
     const auto pair = static_cast<uint16_t>(((1 << Tile::kCluster) - 1) << rank / Tile::kCluster * Tile::kCluster);
     const bool read_once = is_one_row_of_tiles(args.space); /* those of a group may be for another tile too */
     const uint64_t once = ptx::l2_evict_first();
+    /* One thread's time from one stage to the next is what the first ones wait for: it finds addresses in registers. */
+    const bool leads = threadIdx.x % 32 == 0;
+    uint8_t *const first_stage = ptx::opaque(stages);
+    uint64_t *const first_full = ptx::opaque(shared.full), *const first_empty = ptx::opaque(shared.empty);
     Sm90Work work;
     RingPosition<Tile::kStages> at;
     while (works.next(work)) {
@@ -182,35 +189,32 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
             grouped ? ceil_div(work.columns, Tile::kBoxTokensOfGroups) : ceil_div(work.columns, Tile::kBoxTokens);
         const int weight_bytes = work.rows > 0 ? Tile::kWarpgroups * Tile::kBytesA : 0;
         const int group = args.a_grouped ? work.group : 0, weight = args.b_grouped ? work.weight : 0;
-        for (int step = 0; step < steps; ++step, at.advance()) {
-            ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
-            __syncwarp(); /* as in hand_over */
-            if (threadIdx.x % 32 == 0) {
-                uint8_t *weights = stages + at.slot * Tile::kStageBytes;
-                uint8_t *tokens = weights + Tile::kWarpgroups * Tile::kBytesA;
-                uint64_t *full = &shared.full[at.slot];
-                const int k = work.k_begin + step * kSm90StepBytes;
-                ptx::mbarrier_arrive_expect_tx(full, weight_bytes + token_boxes * box_bytes);
-                if (weight_bytes > 0 && read_once)
-                    ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight, once);
-                else if (weight_bytes > 0)
-                    ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight);
+        for (int step = 0; step < steps && leads; ++step, at.advance()) {
+            uint8_t *weights = first_stage + at.slot * Tile::kStageBytes;
+            uint8_t *tokens = weights + Tile::kWarpgroups * Tile::kBytesA;
+            uint64_t *full = first_full + at.slot;
+            const int k = work.k_begin + step * kSm90StepBytes;
+            ptx::mbarrier_wait_parity(first_empty + at.slot, at.parity ^ 1);
+            ptx::mbarrier_arrive_expect_tx(full, weight_bytes + token_boxes * box_bytes);
+            if (weight_bytes > 0 && read_once)
+                ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight, once);
+            else if (weight_bytes > 0)
+                ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight);
 #pragma unroll 1
-                for (int box = rank % Tile::kCluster; box < token_boxes; box += Tile::kCluster) {
-                    uint8_t *to = tokens + box * box_bytes;
-                    const int token = work.first_column + box * box_tokens;
-                    if constexpr (Tile::kCluster == 1)
-                        ptx::tma_load_3d(to, &map_tokens, full, k, token, group);
-                    else
-                        ptx::tma_load_3d_multicast(to, &map_tokens, full, k, token, group, pair);
-                }
+            for (int box = rank % Tile::kCluster; box < token_boxes; box += Tile::kCluster) {
+                uint8_t *to = tokens + box * box_bytes;
+                const int token = work.first_column + box * box_tokens;
+                if constexpr (Tile::kCluster == 1)
+                    ptx::tma_load_3d(to, &map_tokens, full, k, token, group);
+                else
+                    ptx::tma_load_3d_multicast(to, &map_tokens, full, k, token, group, pair);
             }
-            __syncwarp();
         }
+        __syncwarp();
     }
     /* The block stays until the other one of its pair has handed back what it read here. */
     if constexpr (Tile::kCluster > 1)
-        for (int i = 0; i < Tile::kStages; ++i, at.advance())
+        for (int i = 0; i < Tile::kStages && leads; ++i, at.advance())
             ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
 }
 
@@ -485,27 +489,30 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
     const bool alone = Tile::kCluster == 1 && args.split == 1;
     const int warp = threadIdx.x / 32, rank = static_cast<int>(blockIdx.x);
 
+    DecodeWorks<Tile> works(shared.rings, args, rank);
     if (threadIdx.x == 0) {
         ptx::prefetch_tensor_map(&map_weights);
         ptx::prefetch_tensor_map(&map_tokens);
-    }
-    DecodeWorks<Tile> works(shared.rings, args, rank);
-    works.ask_for_weights(args);
-    if (threadIdx.x == 32) {
         ptx::mbarrier_init(&shared.received, 1);
         init_rings(shared.rings);
     }
-    __syncthreads();
-    if (!alone) ptx::cluster_arrive();
+    if (warp > 0) works.ask_for_weights(args);
+    __syncwarp();
+    /* Who made the barriers and copies for no other block does not wait for anybody. */
+    const bool starts = Tile::kCluster == 1 && warp == 0;
+    if (!alone)
+        ptx::cluster_arrive();
+    else if (starts)
+        ptx::named_barrier_arrive(2, Tile::kThreads);
+    else
+        ptx::named_barrier(2, Tile::kThreads);
     ptx::wait_for_earlier_kernels();
-
-    if (warp == 1) schedule_decode(shared.rings, args, rank);
-    if (Tile::kCluster == 1 && warp == 0)
-        produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank);
+    if (starts) produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank);
     if (!alone) {
         __syncwarp();
         ptx::cluster_wait(); /* all blocks have their barriers */
     }
+    if (warp == 1) schedule_decode(shared.rings, args, rank);
     if (Tile::kCluster > 1 && warp == 0)
         produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank);
     else if (warp >= 4)

@@ -389,6 +389,12 @@ __device__ __forceinline__ int opaque(int value) {
     return value;
 }
 
+template <typename T>
+__device__ __forceinline__ T *opaque(T *pointer) {
+    asm volatile("" : "+l"(pointer));
+    return pointer;
+}
+
 /* Gives registers back to the pool, or takes more from it; the whole warpgroup together. */
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
