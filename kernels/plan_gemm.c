@@ -96,7 +96,7 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, fg_p
     static const struct {
         int32_t block_m, block_n, num_stages, pair; /* pair: blocks that read the rows for each other */
         bool dense, of_groups;
-        int32_t step, end; /* duration of 128 bytes of K and of all besides, where shapes are alike; on an H200 */
+        int32_t step, end; /* where two take the same rows: duration of 128 bytes of K, and of all else, on an H200 */
     } shapes[] = {{8, 128, 10, 1, true, false, 0, 0},    {16, 128, 10, 1, true, true, 0, 0},
                   {24, 128, 10, 1, true, false, 0, 0},   {32, 128, 9, 1, true, true, 0, 0},
                   {64, 128, 7, 1, true, false, 0, 0},    {64, 128, 7, 2, false, true, 0, 0},

@@ -2,7 +2,8 @@
  * Products of few rows on Hopper: decoding. Their time is that of reading the weights once.
  *
  * The operands of gemm_sm90.cuh change places: 128 rows of B (weights) are what wgmma multiplies 64 at a time, and 8 to
- * 128 rows of A (tokens) are its n, so that little is multiplied in vain and a stage is mostly weights.
+ * 128 rows of A (tokens) are its n, so that little is multiplied in vain and a stage is mostly weights. Beside more
+ * than 64 tokens a block may have 64 rows of weights: half of the sums to exchange and store, by twice as many blocks.
  * Roles of warps are those of gemm_sm90.cuh.
  *
  * Where there are fewer tiles than multiprocessors, the blocks of a cluster share a tile: each multiplies a range of K
@@ -45,8 +46,9 @@ struct Sm90DecodeTile {
     /* Tokens of one copy. Groups of which most have fewer tokens than a tile should not read what they do not have. */
     static constexpr int kBoxTokens = kTokens / kPair;
     static constexpr int kBoxTokensOfGroups = kTokens % 16 ? 8 : kTokens <= 64 ? 16 : 32;
-    static constexpr int kSumPitch = kRows + 4;       /* floats of a token: no two of a warp's stores meet in a bank */
-    static constexpr int kHalfPitch = 2 * kRows + 16; /* bytes of a token in 16 bits: the same of 8 tokens' chunks */
+    static constexpr int kSumPitch = kRows + 4; /* floats of a token: no two of a warp's stores meet in a bank */
+    static constexpr int kHalfPitch =
+        2 * kRows + 16; /* bytes of a token in 16 bits: 8 chunks below each other meet in no bank */
     static constexpr int kUnits = kTokens / 8, kUnitFloats = kConsumers * 4;
     static constexpr int kReceivedBytes = received_units(kUnits) * kUnitFloats * 4;
     static constexpr int kSumBytes = kTokens * kSumPitch * 4;
@@ -128,9 +130,9 @@ public:
         left_ = length_ - column;
     }
 
-    /* Asks L2 for the weights of the first steps, a line to a thread. It takes a microsecond until there are barriers
-     * for copies to arrive at, and much of another until the first copy has found its way to memory. L2 is told early
-     * without harm: what earlier kernels have yet to write, they write there. */
+    /* All warps but the first ask L2 for the weights of the first steps, line by line. It takes a microsecond until
+     * there are barriers for copies to arrive at, and much of another until the first copy has found its way to memory.
+     * L2 is told early without harm: what earlier kernels have yet to write, they write there. */
     __device__ __forceinline__ void ask_for_weights(const GemmSm90Args &args) const {
         constexpr int kLines = 3 * Tile::kRows;
         for (int line = threadIdx.x - 32; one_row_ && line < kLines; line += Tile::kThreads - 32) {
