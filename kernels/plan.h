@@ -20,7 +20,7 @@ typedef struct {
     int32_t num_stages;                /* depth of the cp.async pipeline */
     int32_t groups;                    /* of offsets, each with its own row order; 0: rows as they come */
     int32_t split_k;                   /* reduction slices whose fp32 partials meet in the workspace; 1 = none */
-    int32_t few_rows;                  /* 1: of the Hopper kernel for products of few rows */
+    int32_t few_rows; /* of the Hopper kernel for products of few rows: blocks that read rows for each other; else 0 */
     int64_t workspace_bytes;
 } fg_plan;
 

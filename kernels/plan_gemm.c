@@ -83,30 +83,45 @@ int32_t fg_clusters_at_once(int32_t num_sms, int32_t cluster) {
 
 /* Of products of few rows: as many blocks to a tile as leave each a few steps of K and run at once. A multiprocessor
  * reads some 50 GB/s and no more, so that most of them are needed to read as fast as the memory goes. */
-static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, fg_plan plan, int32_t num_sms) {
+static int32_t decode_split(int64_t tiles, int64_t steps, int32_t pair, int32_t num_sms) {
     enum { STEPS_WORTH_A_BLOCK = 3, MAX_CLUSTER = 8 };
-    static const struct {
-        int32_t block_m, num_stages, pair; /* pair: blocks that read the rows for each other */
-        bool of_groups; /* whose sizes differ, so that tight tiles would read the weights of many twice */
-    } shapes[] = {{8, 10, 1, false}, {16, 10, 1, true}, {24, 10, 1, false},
-                  {32, 9, 1, true},  {64, 7, 2, true},  {128, 4, 2, true}};
-    enum { UNPAIRED_SHAPES = 4, SHAPES = sizeof shapes / sizeof *shapes };
-    /* Groups of twice the average should still be one tile. */
-    const int64_t rows = groups > 1 ? 2 * ceil_div(m, groups) : m;
-    const size_t last = (num_sms < 2 ? UNPAIRED_SHAPES : SHAPES) - 1;
-    size_t chosen = 0;
-    while (chosen < last && (shapes[chosen].block_m < rows || (groups > 1 && !shapes[chosen].of_groups))) chosen++;
-    plan.block_m = shapes[chosen].block_m;
-    plan.block_n = 128;
-    plan.num_stages = shapes[chosen].num_stages;
-    plan.few_rows = 1;
-    const int64_t nonempty = groups < m ? groups : m;
-    const int32_t pair = shapes[chosen].pair;
-    const int64_t tiles = (m + nonempty * (plan.block_m - 1)) / plan.block_m * ceil_div(n, plan.block_n * pair);
-    const int64_t steps = m == 0 ? 0 : ceil_div(k, plan.block_k);
+    int32_t chosen = 1;
     for (int32_t split = 2; split * pair <= MAX_CLUSTER; ++split)
-        if (tiles <= fg_clusters_at_once(num_sms, split * pair) && steps >= STEPS_WORTH_A_BLOCK * split)
-            plan.split_k = split;
+        if (tiles <= fg_clusters_at_once(num_sms, split * pair) && steps >= STEPS_WORTH_A_BLOCK * split) chosen = split;
+    return chosen;
+}
+
+static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, fg_plan plan, int32_t num_sms) {
+    /* Sizes of groups differ, so that tight tiles would read the weights of many twice. */
+    static const struct {
+        int32_t block_m, block_n, num_stages, pair; /* pair: blocks that read the rows for each other */
+        bool dense, of_groups;
+        int32_t step, end; /* where two take the same rows: duration of 128 bytes of K, and of all else, on an H200 */
+    } shapes[] = {{8, 128, 10, 1, true, false, 0, 0},    {16, 128, 10, 1, true, true, 0, 0},
+                  {24, 128, 10, 1, true, false, 0, 0},   {32, 128, 9, 1, true, true, 0, 0},
+                  {64, 128, 7, 1, true, false, 0, 0},    {64, 128, 7, 2, false, true, 0, 0},
+                  {128, 64, 7, 1, true, false, 35, 707}, {128, 128, 4, 2, true, false, 55, 930}};
+    enum { SHAPES = sizeof shapes / sizeof *shapes };
+    /* Groups of twice the average should still be one tile. */
+    const int64_t rows = groups > 1 ? 2 * ceil_div(m, groups) : m, nonempty = groups < m ? groups : m;
+    const int64_t steps = m == 0 ? 0 : ceil_div(k, plan.block_k);
+    int64_t best = INT64_MAX;
+    for (size_t i = 0; i < SHAPES; i++) {
+        const int32_t block_m = shapes[i].block_m, block_n = shapes[i].block_n, pair = shapes[i].pair;
+        if (!(groups > 1 ? shapes[i].of_groups : shapes[i].dense) || pair > num_sms) continue;
+        if (plan.few_rows && (plan.block_m >= rows && plan.block_m < block_m)) break;
+        const int64_t tiles = (m + nonempty * (block_m - 1)) / block_m * ceil_div(n, block_n * pair);
+        const int32_t split = decode_split(tiles, steps, pair, num_sms);
+        const int64_t waves = split > 1 ? 1 : ceil_div(tiles * pair, num_sms);
+        const int64_t cost = waves * (ceil_div(steps, split) * shapes[i].step + shapes[i].end);
+        if (plan.few_rows && plan.block_m == block_m && cost >= best) continue;
+        best = cost;
+        plan.block_m = block_m;
+        plan.block_n = block_n;
+        plan.num_stages = shapes[i].num_stages;
+        plan.few_rows = pair;
+        plan.split_k = split;
+    }
     return plan;
 }
 

@@ -634,6 +634,9 @@ def all_cases():
                 gemm_case, rows=rows, shape=(200, 4112), extras=extras, **common
             )
 
+        common = {"dtypes": (E4M3, E4M3), "out_dtype": "bfloat16", "precision": "ieee", "sizes": (), "offset": 0}
+        cases[f"gemm/few/16-bit/{rows}"] = partial(gemm_case, rows=rows, shape=(200, 4112), extras=True, **common)
+
     for layout in ("batched", "m_grouped_contiguous", "m_grouped_masked", "n_grouped", "k_grouped", "segments"):
         for dtype in (E4M3, "bfloat16", "float32"):
             for epilogue in (False, True):

@@ -65,6 +65,29 @@ def test_few_rows(backend, m, n, k, scales, dtypes):
     judge(guarded.gemm(backend, a, b, "float32", **how), reference.gemm(a, b, **how), dtypes[0], "float32")
 
 
+@pytest.mark.parametrize("n, k", [(304, 1168), (1032, 576), (320, 4112)])
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("m", [1, 9, 24, 32, 33, 64, 65, 128])
+def test_few_rows_of_whole_16_byte_chunks(backend, m, n, k, out_dtype):
+    rng, a, b = operands(m, n, k, E4M3, E4M3)
+    how = {"scale_a": scale_of(rng, "row", m), "scale_b": scale_of(rng, "row", n)}
+    how["bias"] = rng.standard_normal(n).astype(np.float32)
+    judge(guarded.gemm(backend, a, b, out_dtype, **how), reference.gemm(a, b, **how), E4M3, out_dtype)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, "bfloat16"])
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
+def test_few_rows_of_two_multiprocessors(backend, dtype, out_dtype):
+    """There 128 rows are read by pairs of blocks for each other."""
+    _, a, b = operands(128, 248, 4112, dtype, dtype)
+    flexgemm.set_num_sms(2)
+    try:
+        out = guarded.gemm(backend, a, b, out_dtype)
+    finally:
+        flexgemm.set_num_sms(None)
+    judge(out, reference.gemm(a, b), dtype, out_dtype)
+
+
 @fp8_pairs
 @pytest.mark.parametrize("k", K)
 def test_fp8_depths(backend, k, dtypes):

@@ -71,14 +71,15 @@ def test_hopper_product_plans_are_sane(dtype):
         assert chosen["block_m"] // 128 <= sms  # a pair of blocks needs two multiprocessors at once
         few = chosen["few_rows"]
         most = (128 if -(-n // 256) <= sms // 2 else 64) if groups == 1 else 32
-        assert few == (-(-m // groups) <= most)
-        stage = 128 * (chosen["block_m"] + 128 if few else 128 + chosen["block_n"])
-        sums = 4 * chosen["block_m"] * 132 if few else 32 * 1024
+        assert (few > 0) == (-(-m // groups) <= most)
+        assert few <= min(2, sms)
+        stage = 128 * (chosen["block_m"] + chosen["block_n"] if few else 128 + chosen["block_n"])
+        sums = 4 * chosen["block_m"] * (chosen["block_n"] + 4) if few else 32 * 1024
         assert stage * chosen["num_stages"] + sums <= 225 * 1024
         assert 1 <= chosen["split_k"] <= (8 if few else 1)
         if chosen["split_k"] > 1:  # a cluster has one tile, and all run at once wherever clusters do not fit well
             surely = sms if chosen["split_k"] == 2 or sms < 16 else sms * 7 / 8
-            assert chosen["split_k"] * -(-n // 128) <= surely + 1
+            assert chosen["split_k"] * -(-n // chosen["block_n"]) <= surely + 1
 
 
 @pytest.mark.parametrize(
@@ -90,8 +91,8 @@ def test_hopper_product_plans_are_sane(dtype):
         (25, 4096, 1, (32, 128)),
         (33, 4096, 1, (64, 128)),
         (64, 4096, 1, (64, 128)),
-        (65, 4096, 1, (128, 128)),
-        (128, 4096, 1, (128, 128)),
+        (65, 4096, 1, (128, 64)),
+        (128, 4096, 1, (128, 64)),
         (128, 24576, 1, (128, 192)),  # 96 pairs of blocks would not run at once
         (129, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
         (128 * 4, 1536, 128, (16, 128)),  # not 8 or 24: groups differ
@@ -130,7 +131,8 @@ def test_few_rows_split_the_depth_while_tiles_are_few():
         return _C.plan_gemm_sm90(**how)["split_k"]
 
     assert split(1, 2112, 7168) == 6  # 17 tiles
-    assert split(128, 2112, 7168) == 4  # 9 pairs of tiles: clusters of 8
+    assert split(64, 2112, 7168) == 6
+    assert split(128, 2112, 7168) == 3  # 33 tiles of 64 rows of weights: clusters of 4 do not all run at once
     assert split(1, 512, 16384) == 8
     assert split(1, 512, 512) == 1  # four steps are not worth a second block
     assert split(1, 512, 1024) == 2
@@ -138,6 +140,23 @@ def test_few_rows_split_the_depth_while_tiles_are_few():
     assert split(1, 2112, 7168, sms=17) == 1
     assert split(1, 39 * 128, 7168) == 2  # clusters of three do not reach all of the multiprocessors
     assert split(1, 38 * 128, 7168) == 3
+
+
+def test_deep_products_of_few_rows_read_them_in_pairs():
+    def chosen(m, n, k, groups=1):
+        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=groups, dtype=FP8[0], num_sms=SMS)
+        return plan["block_m"], plan["block_n"], plan["few_rows"], plan["split_k"]
+
+    assert chosen(128, 7168, 576) == chosen(128, 7168, 2048) == (128, 64, 1, 1)  # 112 blocks without sums to exchange
+    assert chosen(128, 4096, 7168) == (128, 64, 1, 2)
+    assert chosen(128, 7168, 16384) == (
+        128,
+        128,
+        2,
+        2,
+    )  # 128 steps of 64 rows of weights would read the tokens too often
+    assert chosen(64, 7168, 16384) == (64, 128, 1, 2)
+    assert chosen(32 * 32, 4096, 7168, groups=32) == (64, 128, 2, 1)
 
 
 @pytest.mark.parametrize("tiles", range(16))

@@ -31,10 +31,12 @@ fg_status clusters_at_once(const void *kernel, int cluster, int threads, int sha
     return FG_OK;
 }
 
-/* Of the output nothing but scaled and biased sums in 16 bits: what nearly all products want. */
-bool is_plain(const Epilogue &to) {
+/* Of the output nothing but scaled and biased sums in 16 bits, 16 bytes of them at a time: what nearly all products
+ * want. */
+bool is_plain(const TileSpace &space, const Epilogue &to) {
     return !to.accumulate && !to.swiglu && to.activation == FG_ACTIVATION_NONE && to.scale_out == nullptr &&
-           fg_dtype_size(to.out_dtype) == 2 && to.out_aligned;
+           fg_dtype_size(to.out_dtype) == 2 && is_multiple(to.out, 16) && space.minor_length % 8 == 0 &&
+           to.out_stride % 8 == 0 && to.out_group_stride % 8 == 0;
 }
 
 template <typename Math, typename Tile>
@@ -43,7 +45,7 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
     const bool grouped = args.space.major.grouping != Grouping::kNone;
     const int box_tokens = grouped ? Tile::kBoxTokensOfGroups : Tile::kBoxTokens;
     CUtensorMap map_weights, map_tokens;
-    fg_status status = encode_tensor_map(&map_weights, weights, kSm90BlockM, 1, error);
+    fg_status status = encode_tensor_map(&map_weights, weights, Tile::kRows, 1, error);
     if (status == FG_OK) status = encode_tensor_map(&map_tokens, tokens, box_tokens, 1, error);
     if (status != FG_OK) return status;
 
@@ -69,8 +71,6 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
     const int64_t at_once = num_sms / Tile::kCluster, clusters = args.split > 1 || tiles < at_once ? tiles : at_once;
     const int cluster = args.split * Tile::kCluster;
     const int steps = static_cast<int>(ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes));
-    args.weights = static_cast<const uint8_t *>(weights.data);
-    args.weight_pitch = weights.row_pitch;
     args.part_steps = steps / args.split;
     args.longer_parts = steps % args.split;
     const dim3 grid(static_cast<unsigned>(cluster), static_cast<unsigned>(clusters));
@@ -83,7 +83,7 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
                  fg_error *error) {
     const TensorRows weights = make_rows(params.b), tokens = make_rows(params.a);
     GemmSm90Args args = make_args(params);
-    args.plain = is_plain(args.epilogue);
+    args.plain = is_plain(args.space, args.epilogue);
     switch (plan.block_m) {
         case 8:
             return launch_tile<Math, Sm90DecodeTile<8, 1>>(plan, weights, tokens, args, num_sms, queue, error);
@@ -94,10 +94,15 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
         case 32:
             return launch_tile<Math, Sm90DecodeTile<32, 1>>(plan, weights, tokens, args, num_sms, queue, error);
         case 64:
+            if (plan.few_rows == 1)
+                return launch_tile<Math, Sm90DecodeTile<64, 1>>(plan, weights, tokens, args, num_sms, queue, error);
             return launch_tile<Math, Sm90DecodeTile<64, 2>>(plan, weights, tokens, args, num_sms, queue, error);
         default:
-            return launch_tile<Math, Sm90DecodeTile<Math::kScaled ? 64 : 128, 2>>(plan, weights, tokens, args, num_sms,
-                                                                                  queue, error);
+            constexpr int kMost = Math::kScaled ? 64 : 128;
+            if (plan.few_rows == 1)
+                return launch_tile<Math, Sm90DecodeTile<kMost, 1, 1>>(plan, weights, tokens, args, num_sms, queue,
+                                                                      error);
+            return launch_tile<Math, Sm90DecodeTile<kMost, 2>>(plan, weights, tokens, args, num_sms, queue, error);
     }
 }
 

@@ -2,7 +2,8 @@
  * Products of few rows on Hopper: decoding. Their time is that of reading the weights once.
  *
  * The operands of gemm_sm90.cuh change places: 128 rows of B (weights) are what wgmma multiplies 64 at a time, and 8 to
- * 128 rows of A (tokens) are its n, so that little is multiplied in vain and a stage is mostly weights.
+ * 128 rows of A (tokens) are its n, so that little is multiplied in vain and a stage is mostly weights. Beside more
+ * than 64 tokens a block may have 64 rows of weights: half of the sums to exchange and store, by twice as many blocks.
  * Roles of warps are those of gemm_sm90.cuh.
  *
  * Where there are fewer tiles than multiprocessors, the blocks of a cluster share a tile: each multiplies a range of K
@@ -31,13 +32,13 @@ constexpr int received_units(int units) {
     return most;
 }
 
-template <int kTokens, int kPair>
+/* Tokens, blocks that copy for each other, and warpgroups of consumers with 64 rows of weights each. */
+template <int kTokens, int kPair, int kOfWeights = 2>
 struct Sm90DecodeTile {
     static constexpr int kBlockN = kTokens;
-    static constexpr int kCluster = kPair; /* blocks that copy for each other */
-    static constexpr int kWeights = kPair * kSm90BlockM;
-    static constexpr int kStages = kTokens <= 24 ? 10 : kTokens == 32 ? 9 : kTokens == 64 ? 7 : 4;
-    static constexpr int kWarpgroups = 2, kWarpgroupRows = 64;
+    static constexpr int kCluster = kPair;
+    static constexpr int kWarpgroups = kOfWeights, kWarpgroupRows = 64;
+    static constexpr int kRows = kWarpgroups * kWarpgroupRows, kWeights = kPair * kRows; /* of a block and a pair */
     static constexpr int kThreads = 128 * (1 + kWarpgroups), kConsumers = 128 * kWarpgroups;
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes;
     static constexpr int kBytesB = kTokens * kSm90StepBytes;
@@ -45,20 +46,25 @@ struct Sm90DecodeTile {
     /* Tokens of one copy. Groups of which most have fewer tokens than a tile should not read what they do not have. */
     static constexpr int kBoxTokens = kTokens / kPair;
     static constexpr int kBoxTokensOfGroups = kTokens % 16 ? 8 : kTokens <= 64 ? 16 : 32;
-    static constexpr int kSumPitch = kSm90BlockM + 4; /* floats of a token: no two of a warp's stores meet in a bank */
+    static constexpr int kSumPitch = kRows + 4; /* floats of a token: no two of a warp's stores meet in a bank */
+    static constexpr int kHalfPitch =
+        2 * kRows + 16; /* bytes of a token in 16 bits: 8 chunks below each other meet in no bank */
     static constexpr int kUnits = kTokens / 8, kUnitFloats = kConsumers * 4;
     static constexpr int kReceivedBytes = received_units(kUnits) * kUnitFloats * 4;
     static constexpr int kSumBytes = kTokens * kSumPitch * 4;
     static constexpr int kExchangeBytes = kReceivedBytes > kSumBytes ? kReceivedBytes : kSumBytes;
+    static constexpr int kMostStages = (224 * 1024 - kExchangeBytes) / kStageBytes;
+    static constexpr int kStages = kMostStages < 10 ? kMostStages : 10;
     static constexpr int kSharedBytes = kStages * kStageBytes + kExchangeBytes + 1024;
     static constexpr int kTileSlots = 4;
     static_assert(kStageBytes % 1024 == 0, "stages start at swizzle atoms");
+    static_assert((kTokens + 15) / 16 * 16 * kHalfPitch <= kExchangeBytes, "tokens are stored 16 at a time");
     static_assert(kSumBytes <= kStages * kStageBytes, "sums of a shared tile take the place of its stages");
 };
 
 /* The blocks of a pair are neighbours in a cluster that may have more of them. */
-template <int kTokens, int kPair>
-__device__ __forceinline__ void hand_back(Sm90Shared<Sm90DecodeTile<kTokens, kPair>> &shared, int slot) {
+template <int kTokens, int kPair, int kOfWeights>
+__device__ __forceinline__ void hand_back(Sm90Shared<Sm90DecodeTile<kTokens, kPair, kOfWeights>> &shared, int slot) {
     const uint32_t lane = threadIdx.x % 32;
     if (kPair == 1 && lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
     if (kPair > 1 && lane < kPair)
@@ -69,9 +75,9 @@ template <typename Tile>
 struct DecodeShared {
     Sm90Shared<Tile> rings;
     uint64_t received; /* sums of all blocks that share the tile */
-    float token_scale[Tile::kBlockN];
-    alignas(16) float weight_scale[kSm90BlockM];
-    alignas(16) float bias[kSm90BlockM];
+    alignas(8) float token_scale[Tile::kBlockN];
+    alignas(16) float weight_scale[Tile::kRows];
+    alignas(16) float bias[Tile::kRows];
     static_assert(Tile::kSharedBytes + 2048 <= 227 * 1024, "shared memory of one block");
 };
 
@@ -82,25 +88,19 @@ struct DecodeShared {
  * divisions. */
 template <typename Tile>
 __device__ __forceinline__ Sm90Work decode_work(const GemmSm90Args &args, int rank, const OutputTile &tile) {
-    const int64_t row = tile.column + rank % Tile::kCluster * kSm90BlockM;
+    const int64_t row = tile.column + rank % Tile::kCluster * Tile::kRows;
     const int64_t rows = tile.column_end - row, columns = tile.row_end - tile.row;
     const int part = rank / Tile::kCluster, steps = args.part_steps + (part < args.longer_parts);
     const int begin = (part * args.part_steps + min(part, args.longer_parts)) * kSm90StepBytes;
     const int k_bytes = min(steps * kSm90StepBytes, static_cast<int>(args.space.k_bytes) - begin);
     return {static_cast<int32_t>(row),
-            rows < kSm90BlockM ? static_cast<int32_t>(rows) : kSm90BlockM,
+            rows < Tile::kRows ? static_cast<int32_t>(rows) : Tile::kRows,
             static_cast<int32_t>(tile.row),
             columns < Tile::kBlockN ? static_cast<int32_t>(columns) : Tile::kBlockN,
             static_cast<int32_t>(tile.group),
             static_cast<int32_t>(tile.weight),
             begin,
             k_bytes};
-}
-
-/* The tokens of one group that are one tile: who needs a tile knows where it is. Else a warp looks for them: that takes
- * longer than many of these products. */
-__device__ __forceinline__ bool is_one_row_of_tiles(const TileSpace &space) {
-    return space.major.grouping == Grouping::kNone && space.major_tiles == 1;
 }
 
 template <typename Tile>
@@ -130,13 +130,16 @@ public:
         left_ = length_ - column;
     }
 
-    /* Asks L2 for the weights of the first steps, a line to a thread. It takes a microsecond until there are barriers
-     * for copies to arrive at, and much of another until the first copy has found its way to memory. L2 is told early
-     * without harm: what earlier kernels have yet to write, they write there. */
+    /* All warps but the first ask L2 for the weights of the first steps, line by line. It takes a microsecond until
+     * there are barriers for copies to arrive at, and much of another until the first copy has found its way to memory.
+     * L2 is told early without harm: what earlier kernels have yet to write, they write there. */
     __device__ __forceinline__ void ask_for_weights(const GemmSm90Args &args) const {
-        const int row = threadIdx.x % kSm90BlockM, k = threadIdx.x / kSm90BlockM * kSm90StepBytes;
-        if (one_row_ && row < next_.rows && k < next_.k_bytes)
-            ptx::prefetch_l2(args.weights + (next_.first_row + row) * args.weight_pitch + next_.k_begin + k);
+        constexpr int kLines = 3 * Tile::kRows;
+        for (int line = threadIdx.x - 32; one_row_ && line < kLines; line += Tile::kThreads - 32) {
+            const int row = line % Tile::kRows, k = line / Tile::kRows * kSm90StepBytes;
+            if (row < next_.rows && k < next_.k_bytes)
+                ptx::prefetch_l2(args.weights + (next_.first_row + row) * args.weight_pitch + next_.k_begin + k);
+        }
     }
 
     __device__ __forceinline__ bool next(Sm90Work &work) {
@@ -145,7 +148,7 @@ public:
             work = next_;
             left_ -= stride_;
             next_.first_row += stride_;
-            next_.rows = min(length_ - next_.first_row, kSm90BlockM);
+            next_.rows = min(length_ - next_.first_row, Tile::kRows);
             return true;
         }
         work = next_work(shared_, slot_);
@@ -176,6 +179,10 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
     const auto pair = static_cast<uint16_t>(((1 << Tile::kCluster) - 1) << rank / Tile::kCluster * Tile::kCluster);
     const bool read_once = is_one_row_of_tiles(args.space); /* those of a group may be for another tile too */
     const uint64_t once = ptx::l2_evict_first();
+    /* One thread's time from one stage to the next is what the first ones wait for: it finds addresses in registers. */
+    const bool leads = threadIdx.x % 32 == 0;
+    uint8_t *const first_stage = ptx::opaque(stages);
+    uint64_t *const first_full = ptx::opaque(shared.full), *const first_empty = ptx::opaque(shared.empty);
     Sm90Work work;
     RingPosition<Tile::kStages> at;
     while (works.next(work)) {
@@ -184,35 +191,32 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
             grouped ? ceil_div(work.columns, Tile::kBoxTokensOfGroups) : ceil_div(work.columns, Tile::kBoxTokens);
         const int weight_bytes = work.rows > 0 ? Tile::kWarpgroups * Tile::kBytesA : 0;
         const int group = args.a_grouped ? work.group : 0, weight = args.b_grouped ? work.weight : 0;
-        for (int step = 0; step < steps; ++step, at.advance()) {
-            ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
-            __syncwarp(); /* as in hand_over */
-            if (threadIdx.x % 32 == 0) {
-                uint8_t *weights = stages + at.slot * Tile::kStageBytes;
-                uint8_t *tokens = weights + Tile::kWarpgroups * Tile::kBytesA;
-                uint64_t *full = &shared.full[at.slot];
-                const int k = work.k_begin + step * kSm90StepBytes;
-                ptx::mbarrier_arrive_expect_tx(full, weight_bytes + token_boxes * box_bytes);
-                if (weight_bytes > 0 && read_once)
-                    ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight, once);
-                else if (weight_bytes > 0)
-                    ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight);
+        for (int step = 0; step < steps && leads; ++step, at.advance()) {
+            uint8_t *weights = first_stage + at.slot * Tile::kStageBytes;
+            uint8_t *tokens = weights + Tile::kWarpgroups * Tile::kBytesA;
+            uint64_t *full = first_full + at.slot;
+            const int k = work.k_begin + step * kSm90StepBytes;
+            ptx::mbarrier_wait_parity(first_empty + at.slot, at.parity ^ 1);
+            ptx::mbarrier_arrive_expect_tx(full, weight_bytes + token_boxes * box_bytes);
+            if (weight_bytes > 0 && read_once)
+                ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight, once);
+            else if (weight_bytes > 0)
+                ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight);
 #pragma unroll 1
-                for (int box = rank % Tile::kCluster; box < token_boxes; box += Tile::kCluster) {
-                    uint8_t *to = tokens + box * box_bytes;
-                    const int token = work.first_column + box * box_tokens;
-                    if constexpr (Tile::kCluster == 1)
-                        ptx::tma_load_3d(to, &map_tokens, full, k, token, group);
-                    else
-                        ptx::tma_load_3d_multicast(to, &map_tokens, full, k, token, group, pair);
-                }
+            for (int box = rank % Tile::kCluster; box < token_boxes; box += Tile::kCluster) {
+                uint8_t *to = tokens + box * box_bytes;
+                const int token = work.first_column + box * box_tokens;
+                if constexpr (Tile::kCluster == 1)
+                    ptx::tma_load_3d(to, &map_tokens, full, k, token, group);
+                else
+                    ptx::tma_load_3d_multicast(to, &map_tokens, full, k, token, group, pair);
             }
-            __syncwarp();
         }
+        __syncwarp();
     }
     /* The block stays until the other one of its pair has handed back what it read here. */
     if constexpr (Tile::kCluster > 1)
-        for (int i = 0; i < Tile::kStages; ++i, at.advance())
+        for (int i = 0; i < Tile::kStages && leads; ++i, at.advance())
             ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
 }
 
@@ -273,17 +277,9 @@ template <typename Tile>
 __device__ __forceinline__ void keep_scales(DecodeShared<Tile> &shared, const TileScales &scales, float alpha) {
     const int thread = threadIdx.x - 128;
     if (thread < Tile::kBlockN) shared.token_scale[thread] = scales.token;
-    if (thread >= kSm90BlockM) return;
+    if (thread >= Tile::kRows) return;
     shared.weight_scale[thread] = alpha * scales.weight;
     shared.bias[thread] = scales.bias;
-}
-
-/* Sums of 8 tokens, of which token `first` is the first, as part of rows of tokens. */
-template <typename Tile>
-__device__ __forceinline__ void keep_unit(const float (&sum)[4], int first, float *sums) {
-    const int thread = threadIdx.x - 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[(first + lane % 4 * 2 + i % 2) * Tile::kSumPitch + row + i / 2 * 8] = sum[i];
 }
 
 /* Sends each unit to the block that it belongs to, which has every `split`-th from unit `part` on: the sums of part p of
@@ -315,71 +311,109 @@ __device__ __forceinline__ int own_units(const Sm90Work &work, int part, int spl
     return units;
 }
 
-/* Adds what the blocks sent, in their order, into rows of tokens: the block's own, without gaps. */
-template <typename Tile>
-__device__ __forceinline__ void add_received(const float *exchange, float *sums, int units, int split) {
-    constexpr int kMost = (Tile::kUnits + 1) / 2; /* units: half of them, where two blocks share */
+/* Adds what the blocks sent, in their order: the block's own units, without gaps. */
+template <typename Tile, int kCount>
+__device__ __forceinline__ void add_received(float (&sum)[kCount], const float *exchange, int units, int split) {
     const float *place = exchange + (threadIdx.x - 128) * 4;
-    float sum[kMost][4] = {};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
 #pragma unroll 1
     for (int block = 0; block < split; ++block, place += Tile::kUnitFloats) {
 #pragma unroll
-        for (int unit = 0; unit < kMost; ++unit) {
+        for (int unit = 0; unit < kCount / 4; ++unit) {
             if (unit >= units) break;
             const float4 part = *reinterpret_cast<const float4 *>(place + unit * split * Tile::kUnitFloats);
-            sum[unit][0] += part.x, sum[unit][1] += part.y, sum[unit][2] += part.z, sum[unit][3] += part.w;
+            float *to = &sum[unit * 4];
+            to[0] += part.x, to[1] += part.y, to[2] += part.z, to[3] += part.w;
         }
     }
-#pragma unroll
-    for (int unit = 0; unit < kMost; ++unit)
-        if (unit < units) keep_unit<Tile>(sum[unit], unit * 8, sums);
 }
 
-/* Four finished sums in 16 bits: what nearly all products want, and little code to fetch. */
-__device__ __forceinline__ void store_halves(uint16_t *out, const float (&value)[4], fg_dtype dtype) {
-    if (dtype == FG_FLOAT16)
-        store_four<__half>(out, 0, value, 4, true);
-    else
-        store_four<__nv_bfloat16>(out, 0, value, 4, true);
+/* ---- finished sums: 16 bits of whole 16-byte chunks ---- */
+
+/* Units of 8 tokens, of which the block has every `split`-th from `part` on: scaled, biased and converted, to rows of
+ * tokens. */
+template <typename T, typename Tile, int kCount>
+__device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const DecodeShared<Tile> &shared, uint8_t *rows,
+                                            int units, int split, int part) {
+    struct alignas(4) Pair {
+        T element[2];
+    };
+    const int thread = threadIdx.x - 128, lane = thread % 32, warp_row = thread / 32 * 16, row = warp_row + lane / 4;
+    const float scale[2] = {shared.weight_scale[row], shared.weight_scale[row + 8]};
+    const float bias[2] = {shared.bias[row], shared.bias[row + 8]};
+    uint8_t *to = rows + (lane / 16 * 8 + lane % 8) * Tile::kHalfPitch + (warp_row + lane / 8 % 2 * 8) * 2;
+#pragma unroll
+    for (int unit = 0; unit < kCount / 4; unit += 2, to += 16 * Tile::kHalfPitch) {
+        if (unit >= units) break;
+        uint32_t words[4] = {}; /* weights 0 to 7 and 8 to 15 of a unit, and of the next */
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int own = unit + i / 2;
+            if (own * 4 >= kCount) break;
+            const int first = min((own * split + part) * 8, Tile::kBlockN - 8); /* there may be no next */
+            const float2 of_token = *reinterpret_cast<const float2 *>(&shared.token_scale[first + lane % 4 * 2]);
+            const float *sums = &sum[own * 4 + i % 2 * 2];
+            const Pair pair = {from_float<T>(fmaf(sums[0], of_token.x * scale[i % 2], bias[i % 2])),
+                               from_float<T>(fmaf(sums[1], of_token.y * scale[i % 2], bias[i % 2]))};
+            memcpy(&words[i], &pair, sizeof pair);
+        }
+        ptx::stmatrix_x4_trans(to, words);
+    }
+}
+
+template <typename Tile>
+__device__ __forceinline__ void copy_halves(const GemmSm90Args &args, const Sm90Work &work, const uint8_t *rows,
+                                            int part) {
+    constexpr int kChunks = Tile::kRows / 8, kTokensAtOnce = Tile::kConsumers / kChunks;
+    const Epilogue &to = args.epilogue;
+    const int thread = threadIdx.x - 128, chunk = thread % kChunks;
+    if (chunk * 8 >= work.rows) return;
+    uint16_t *out = static_cast<uint16_t *>(to.out) + work.group * to.out_group_stride +
+                    work.first_column * to.out_stride + work.first_row + chunk * 8;
+#pragma unroll 4
+    for (int i = thread / kChunks;; i += kTokensAtOnce) {
+        const int token = (i / 8 * args.split + part) * 8 + i % 8;
+        if (token >= work.columns) return;
+        *reinterpret_cast<uint4 *>(out + token * to.out_stride) =
+            *reinterpret_cast<const uint4 *>(rows + i * Tile::kHalfPitch + chunk * 16);
+    }
+}
+
+/* ---- finished sums: anything else ---- */
+
+/* Units as they are, to rows of tokens. */
+template <typename Tile, int kCount>
+__device__ __forceinline__ void keep_floats(const float (&sum)[kCount], float *rows, int units) {
+    const int thread = threadIdx.x - 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int unit = 0; unit < kCount / 4; ++unit) {
+        if (unit >= units) break;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            rows[(unit * 8 + lane % 4 * 2 + i % 2) * Tile::kSumPitch + row + i / 2 * 8] = sum[unit * 4 + i];
+    }
 }
 
 /* Scales, biases and stores the block's tokens; a warp takes a token at a time. */
 template <typename Tile>
 __device__ __forceinline__ void finish_tokens(const DecodeShared<Tile> &shared, const GemmSm90Args &args,
-                                              const Sm90Work &work, const float *sums, int part) {
-    const Epilogue &to = args.epilogue;
-    const int thread = threadIdx.x - 128, local_column = thread % 32 * 4, count = min(work.rows - local_column, 4);
+                                              const Sm90Work &work, const float *rows, int part) {
+    constexpr int kFours = Tile::kRows / 4, kTokensAtOnce = Tile::kConsumers / kFours;
+    const int thread = threadIdx.x - 128, local_column = thread % kFours * 4, count = min(work.rows - local_column, 4);
     if (count <= 0) return;
     const float4 scale = *reinterpret_cast<const float4 *>(&shared.weight_scale[local_column]);
     const float4 bias = *reinterpret_cast<const float4 *>(&shared.bias[local_column]);
-    const int64_t column = work.first_row + local_column;
-    constexpr int kWarps = Tile::kConsumers / 32;
-    const auto finished = [&](int i, int token, float (&value)[4]) {
-        const float4 sum = *reinterpret_cast<const float4 *>(sums + i * Tile::kSumPitch + local_column);
-        const float scale_a = shared.token_scale[token];
-        value[0] = fmaf(sum.x, scale_a * scale.x, bias.x);
-        value[1] = fmaf(sum.y, scale_a * scale.y, bias.y);
-        value[2] = fmaf(sum.z, scale_a * scale.z, bias.z);
-        value[3] = fmaf(sum.w, scale_a * scale.w, bias.w);
-    };
-    float value[4];
-    if (args.plain && count == 4 && column % 4 == 0) {
-        uint16_t *out = static_cast<uint16_t *>(to.out) + work.group * to.out_group_stride +
-                        work.first_column * to.out_stride + column;
-#pragma unroll 4
-        for (int i = thread / 32;; i += kWarps) {
-            const int token = (i / 8 * args.split + part) * 8 + i % 8;
-            if (token >= work.columns) return;
-            finished(i, token, value);
-            store_halves(out + token * to.out_stride, value, to.out_dtype);
-        }
-    }
 #pragma unroll 1
-    for (int i = thread / 32;; i += kWarps) {
+    for (int i = thread / kFours;; i += kTokensAtOnce) {
         const int token = (i / 8 * args.split + part) * 8 + i % 8;
         if (token >= work.columns) return;
-        finished(i, token, value);
-        activate_and_store(to, value, work.group, work.first_column + token, column, count);
+        const float4 sum = *reinterpret_cast<const float4 *>(rows + i * Tile::kSumPitch + local_column);
+        const float scale_a = shared.token_scale[token];
+        float value[4] = {fmaf(sum.x, scale_a * scale.x, bias.x), fmaf(sum.y, scale_a * scale.y, bias.y),
+                          fmaf(sum.z, scale_a * scale.z, bias.z), fmaf(sum.w, scale_a * scale.w, bias.w)};
+        activate_and_store(args.epilogue, value, work.group, work.first_column + token, work.first_row + local_column,
+                           count);
     }
 }
 
@@ -403,40 +437,44 @@ __device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8
                 ptx::mbarrier_arrive_expect_tx(&shared.received, units * (split - 1) * warpgroups * 128 * 16);
         }
         const bool has_rows = work.rows > warpgroup * Tile::kWarpgroupRows;
+        constexpr int kCount = Tile::kBlockN / 2;
+        float sum[1][kCount];
         if (has_rows) {
-            constexpr int kCount = Tile::kBlockN / 2;
             auto scales = [&] {
                 if constexpr (Math::kScaled)
                     return token_scales_of<kCount>(args, work);
                 else
                     return NoScales{};
             }();
-            float sum[1][kCount];
             multiply_tile<Math>(sum, shared.rings, stage, depth, scales, at);
-            if (split > 1) {
-                send_sums<Tile>(sum[0], shared, exchange, work, rank, split);
-            } else {
-#pragma unroll
-                for (int unit = 0; unit < Tile::kUnits; ++unit)
-                    keep_unit<Tile>(
-                        {sum[0][unit * 4], sum[0][unit * 4 + 1], sum[0][unit * 4 + 2], sum[0][unit * 4 + 3]}, unit * 8,
-                        exchange);
-            }
+            if (split > 1) send_sums<Tile>(sum[0], shared, exchange, work, rank, split);
         } else {
             skip_tile(shared.rings, stage, depth, at);
         }
         keep_scales(shared, tile_scales, args.epilogue.alpha);
         ptx::named_barrier(1, Tile::kConsumers);
-        float *sums = exchange;
-        if (split > 1) { /* the stages have been read: rows of tokens take their place */
-            sums = reinterpret_cast<float *>(stages);
-            if (has_rows) {
-                ptx::mbarrier_wait_cluster(&shared.received, 0);
-                add_received<Tile>(exchange, sums, units, split);
-            }
-            ptx::named_barrier(1, Tile::kConsumers);
+        uint8_t *rows = split > 1 ? stages : reinterpret_cast<uint8_t *>(exchange); /* the stages have been read */
+        const auto keep = [&](const auto &sums, int count) {
+            if (!args.plain)
+                keep_floats<Tile>(sums, reinterpret_cast<float *>(rows), count);
+            else if (args.epilogue.out_dtype == FG_FLOAT16)
+                keep_halves<__half>(sums, shared, rows, count, split, part);
+            else
+                keep_halves<__nv_bfloat16>(sums, shared, rows, count, split, part);
+        };
+        if (has_rows && split > 1) {
+            float own[(Tile::kUnits + 1) / 2 * 4]; /* half of the units, where two blocks share */
+            ptx::mbarrier_wait_cluster(&shared.received, 0);
+            add_received<Tile>(own, exchange, units, split);
+            keep(own, units);
+        } else if (has_rows) {
+            keep(sum[0], Tile::kUnits);
         }
-        finish_tokens(shared, args, work, sums, part);
+        ptx::named_barrier(1, Tile::kConsumers);
+        if (args.plain)
+            copy_halves<Tile>(args, work, rows, part);
+        else
+            finish_tokens(shared, args, work, reinterpret_cast<const float *>(rows), part);
         ptx::named_barrier(1, Tile::kConsumers); /* before the sums and scales of the next tile */
     }
 }
@@ -453,27 +491,30 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
     const bool alone = Tile::kCluster == 1 && args.split == 1;
     const int warp = threadIdx.x / 32, rank = static_cast<int>(blockIdx.x);
 
+    DecodeWorks<Tile> works(shared.rings, args, rank);
     if (threadIdx.x == 0) {
         ptx::prefetch_tensor_map(&map_weights);
         ptx::prefetch_tensor_map(&map_tokens);
-    }
-    DecodeWorks<Tile> works(shared.rings, args, rank);
-    works.ask_for_weights(args);
-    if (threadIdx.x == 32) {
         ptx::mbarrier_init(&shared.received, 1);
         init_rings(shared.rings);
     }
-    __syncthreads();
-    if (!alone) ptx::cluster_arrive();
+    if (warp > 0) works.ask_for_weights(args);
+    __syncwarp();
+    /* Who made the barriers and copies for no other block does not wait for anybody. */
+    const bool starts = Tile::kCluster == 1 && warp == 0;
+    if (!alone)
+        ptx::cluster_arrive();
+    else if (starts)
+        ptx::named_barrier_arrive(2, Tile::kThreads);
+    else
+        ptx::named_barrier(2, Tile::kThreads);
     ptx::wait_for_earlier_kernels();
-
-    if (warp == 1) schedule_decode(shared.rings, args, rank);
-    if (Tile::kCluster == 1 && warp == 0)
-        produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank);
+    if (starts) produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank);
     if (!alone) {
         __syncwarp();
         ptx::cluster_wait(); /* all blocks have their barriers */
     }
+    if (warp == 1) schedule_decode(shared.rings, args, rank);
     if (Tile::kCluster > 1 && warp == 0)
         produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank);
     else if (warp >= 4)

@@ -36,7 +36,7 @@ struct GemmSm90Args {
     /* Of gemm_decode_sm90.cuh: blocks or pairs of a cluster that share the K of a tile; steps of each, and how many have
      * one more. */
     int32_t split, part_steps, longer_parts;
-    const uint8_t *weights; /* and bytes from one row of them to the next */
+    const uint8_t *weights; /* B, and bytes from one of its rows to the next */
     int64_t weight_pitch;
 };
 
@@ -133,6 +133,12 @@ template <typename Tile>
 __device__ __forceinline__ void release_work(Sm90Shared<Tile> &shared, RingPosition<Tile::kTileSlots> &at) {
     ptx::mbarrier_arrive(&shared.work_empty[at.slot]);
     at.advance();
+}
+
+/* The rows of one group that are one row of tiles: who needs a tile knows where it is. To look for it takes longer than
+ * many of these products. */
+__device__ __forceinline__ bool is_one_row_of_tiles(const TileSpace &space) {
+    return space.major.grouping == Grouping::kNone && space.major_tiles == 1;
 }
 
 /* ---- multiplication ---- */
@@ -409,10 +415,11 @@ __device__ __forceinline__ void skip_tile(Sm90Shared<Tile> &shared, const StageD
                                           RingPosition<Tile::kStages> &at, int turns_per_step = 0) {
     for (int step = 0; step < depth.steps; ++step, at.advance()) {
         ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
-        for (int turn = 0; turn < turns_per_step; ++turn) {
-            await_turn<Tile>(stage.warpgroup);
-            pass_turn<Tile>(stage.warpgroup);
-        }
+        if constexpr (Tile::kWarpgroups == 2)
+            for (int turn = 0; turn < turns_per_step; ++turn) {
+                await_turn<Tile>(stage.warpgroup);
+                pass_turn<Tile>(stage.warpgroup);
+            }
         __syncwarp();
         hand_back(shared, at.slot);
     }
@@ -435,6 +442,8 @@ inline GemmSm90Args make_args(const fg_gemm_params &params) {
     args.epilogue = make_epilogue(params);
     args.a_grouped = params.a.ndim == 3;
     args.b_grouped = params.b.ndim == 3;
+    args.weights = static_cast<const uint8_t *>(params.b.data);
+    args.weight_pitch = pitch(params.b, params.b.ndim - 2);
     return args;
 }
 

@@ -51,11 +51,31 @@ struct Sm90Tile {
                   "warpgroups divide the registers of the launch");
 };
 
+/* Where B is read once: asks L2 for the first step of the block's first tile, a line to a thread, while barriers and
+ * the tile are not there yet. What earlier kernels have yet to write, they write there. */
+template <typename Tile>
+__device__ __forceinline__ void ask_for_columns(const GemmSm90Args &args) {
+    const int64_t column = static_cast<int64_t>(blockIdx.x) * Tile::kBlockN + threadIdx.x;
+    if (Tile::kCluster == 1 && is_one_row_of_tiles(args.space) && threadIdx.x < Tile::kBlockN &&
+        column < args.space.minor_length && args.space.k_bytes > 0)
+        ptx::prefetch_l2(args.weights + column * args.weight_pitch);
+}
+
 /* ---- scheduler warp ---- */
 
 template <typename Tile>
 __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm90Args &args) {
     RingPosition<Tile::kTileSlots> at;
+    if (Tile::kCluster == 1 && is_one_row_of_tiles(args.space)) {
+        const int rows = static_cast<int>(args.space.major.length), k_bytes = static_cast<int>(args.space.k_bytes);
+        const int64_t end = args.space.minor_length, step = int64_t{gridDim.x} * Tile::kBlockN;
+        for (int64_t column = int64_t{blockIdx.x} * Tile::kBlockN; column < end; column += step) {
+            const int columns = end - column < Tile::kBlockN ? static_cast<int>(end - column) : Tile::kBlockN;
+            hand_over(shared, at, {0, rows, static_cast<int>(column), columns, 0, 0, 0, k_bytes, false});
+        }
+        hand_over(shared, at, no_more_work());
+        return;
+    }
     TileWalk<Tile::kClusterM, Tile::kBlockN, Tile::kCluster> walk(
         args.space, blockIdx.x / Tile::kCluster, gridDim.x / Tile::kCluster, blockIdx.x % Tile::kCluster);
     OutputTile tile;
@@ -509,6 +529,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     uint8_t *stages = dynamic + (-ptx::shared_address(dynamic) & 1023u);
     const int warp = threadIdx.x / 32;
 
+    ask_for_columns<Tile>(args);
     if (threadIdx.x == 0) {
         init_rings(shared);
         ptx::prefetch_tensor_map(&map_a);

@@ -106,6 +106,12 @@ __device__ __forceinline__ void stmatrix_x4(void *row, const uint32_t (&r)[4]) {
                  : "memory");
 }
 
+__device__ __forceinline__ void stmatrix_x4_trans(void *row, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
 /* D += A.B, A 16x16 row, B 16x8 column, float32 accumulators. */
 __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile(
@@ -381,6 +387,12 @@ constexpr int registers_at_launch(int threads, int blocks = 1) { return 65536 / 
 __device__ __forceinline__ int opaque(int value) {
     asm volatile("" : "+r"(value));
     return value;
+}
+
+template <typename T>
+__device__ __forceinline__ T *opaque(T *pointer) {
+    asm volatile("" : "+l"(pointer));
+    return pointer;
 }
 
 /* Gives registers back to the pool, or takes more from it; the whole warpgroup together. */

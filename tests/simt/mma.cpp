@@ -135,11 +135,20 @@ void load_matrices(Frame *const *lanes, const Instruction &instruction) {
 void store_matrices(Frame *const *lanes, const Instruction &instruction) {
     Block &block = *current().in;
     const auto count = static_cast<int>(instruction.arguments[1].parts.size());
+    const bool transposed = instruction.transposed;
     for (int matrix = 0; matrix < count; ++matrix)
         for (int row = 0; row < 8; ++row) {
             char *target = shared_row(*lanes[8 * matrix + row], instruction.arguments[0], block);
             for (int word = 0; word < 4; ++word) {
-                const uint32_t bits = lanes[row * 4 + word]->word(part(instruction.arguments[1], matrix));
+                uint32_t bits = lanes[row * 4 + word]->word(part(instruction.arguments[1], matrix));
+                if (transposed) { /* column `row` of the matrix */
+                    bits = 0;
+                    for (int half = 0; half < 2; ++half) {
+                        const uint32_t pair =
+                            lanes[(2 * word + half) * 4 + row / 2]->word(part(instruction.arguments[1], matrix));
+                        bits |= (pair >> row % 2 * 16 & 0xffffu) << half * 16;
+                    }
+                }
                 std::memcpy(target + 4 * word, &bits, 4);
             }
         }
