@@ -24,9 +24,9 @@ typedef struct {
     int64_t workspace_bytes;
 } fg_plan;
 
-/* rows = output rows, ci / co = reduction and output channels as the pass sees them, of one group of channels, v = kernel
- * volume; compute_capability = 90 for 9.0, where the float32 of a weight gradient means TF32: there is no other float32
- * kernel for it. */
+/* rows = output rows, ci / co = reduction and output channels as the pass sees them, of one group of channels, v =
+ * kernel volume; compute_capability = 90 for 9.0, where the float32 of a weight gradient means TF32: there is no other
+ * float32 kernel for it. */
 typedef struct {
     int64_t rows, ci, co, v;
     fg_dtype dtype;
@@ -37,8 +37,8 @@ typedef struct {
     int64_t channel_groups;
 } fg_conv_question;
 
-/* The Hopper kernel for few channels, 16-bit, rows as they come: a tile is 64 rows, which is how a plan names it, of all
- * columns. So many channels may be reduced, and result. */
+/* The Hopper kernel for few channels, 16-bit, rows as they come: a tile is 64 rows, which is how a plan names it, of
+ * all columns. So many channels may be reduced, and result. */
 enum { FG_OWN_ROWS = 64, FG_OWN_ROWS_DEPTH = 64, FG_OWN_ROWS_COLUMNS = 64 };
 
 /* Groups of channels: from how many on one is worth a launch of the Hopper kernels, and up to how many input channels

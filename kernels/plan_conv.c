@@ -134,8 +134,8 @@ static void choose_slices(const fg_conv_question *q, const tile *t, int64_t max_
     }
 }
 
-/* Hopper, few channels: four warpgroups of a multiprocessor have a tile each and go through the offsets in step. A step is
- * 64 channels of one offset, or all of as many offsets as fill it. */
+/* Hopper, few channels: four warpgroups of a multiprocessor have a tile each and go through the offsets in step. A step
+ * is 64 channels of one offset, or all of as many offsets as fill it. */
 static void choose_own_rows(const fg_conv_question *q, fg_plan *plan, double *best) {
     enum { DEPTH = 64, STAGES = 3, WARPGROUPS = 4 };
     static const double STEP_SECONDS = 7.5e-7; /* of all four, measured on an H200 */

@@ -92,7 +92,7 @@ struct Problem {
     int64_t counter_bytes(const fg_plan &chosen, int num_sms) const {
         constexpr int kTilesPerSm = 4;
         if (chosen.family != FG_FAMILY_SM90 || chosen.split_k > 1) return 0; /* slices share weights in step */
-        if (chosen.block_m == FG_OWN_ROWS) return 0;                    /* all of its tiles are alike */
+        if (chosen.block_m == FG_OWN_ROWS) return 0;                         /* all of its tiles are alike */
         const int64_t tiles =
             ceil_div<int64_t>(out.shape[0], chosen.block_m) * ceil_div<int64_t>(columns(), chosen.block_n);
         return tiles >= kTilesPerSm * static_cast<int64_t>(num_sms) ? static_cast<int64_t>(sizeof(int)) : 0;

@@ -2,14 +2,15 @@
  * Forward and input gradient of sparse convolution on Hopper, 16-bit types, for few channels: a tile is 64 rows and all
  * columns, and each warp gathers the 16 rows that are its own.
  *
- * With few channels, what limits the pipeline of conv_gather_sm90.cuh is what one warpgroup can gather for the others and
- * how often weights come again. Here the four warpgroups of a CTA have a tile each and go through the offsets in step, so
- * that one piece of the weights, brought by TMA, serves 256 rows. A warp's ring of rows is shared with nobody, needs no
- * barrier, and runs on from tile to tile, so that a tile ends while the rows of the next are on their way. From there rows
- * go to registers, where wgmma may have its first operand. Rows are taken as they come: those beside each other find what
- * they share in L1.
+ * With few channels, what limits the pipeline of conv_gather_sm90.cuh is what one warpgroup can gather for the others
+ * and how often weights come again. Here the four warpgroups of a CTA have a tile each and go through the offsets in
+ * step, so that one piece of the weights, brought by TMA, serves 256 rows. A warp's ring of rows is shared with nobody,
+ * needs no barrier, and runs on from tile to tile, so that a tile ends while the rows of the next are on their way.
+ * From there rows go to registers, where wgmma may have its first operand. Rows are taken as they come: those beside
+ * each other find what they share in L1.
  *
- * A step is 64 channels of one offset, or all of as many offsets as fill it: two of 32 channels, four of 16, eight of 8.
+ * A step is 64 channels of one offset, or all of as many offsets as fill it: two of 32 channels, four of 16, eight of
+ * 8.
  */
 #include <algorithm>
 #include <type_traits>
@@ -31,8 +32,8 @@ constexpr int kChunk = 8, kStepChunks = 8; /* elements of 16 bytes */
 constexpr int kRowBytes = 128, kAtomBytes = 8 * kRowBytes;
 constexpr int kProducts = kStepDepth / 16; /* wgmma of a step */
 
-/* Depth of the rings: of a warp's rows; of weights, which are brought kSlack steps after their place was used last, so that
- * nobody waits for the slowest warp. */
+/* Depth of the rings: of a warp's rows; of weights, which are brought kSlack steps after their place was used last, so
+ * that nobody waits for the slowest warp. */
 constexpr int kStages = 3, kWeightStages = 4, kSlack = 2;
 
 /* Columns of a tile, offsets of a step. */
@@ -43,8 +44,8 @@ struct OwnRowsTile {
     __host__ __device__ static int steps(const GatherParams &p) { return ceil_div(p.volume, kPacked); }
 };
 
-/* One warp's ring. A step comes with its rows, and the map entries of the step that is kStages - 1 later: rows r, r + 4,
- * r + 8 and r + 12, which one lane gathers, lie side by side. */
+/* One warp's ring. A step comes with its rows, and the map entries of the step that is kStages - 1 later: rows r, r +
+ * 4, r + 8 and r + 12, which one lane gathers, lie side by side. */
 template <class Tile>
 struct WarpRing {
     alignas(kRowBytes) char rows[kStages][kWarpRows][kRowBytes];
@@ -180,7 +181,8 @@ struct WarpGatherer {
         }
     }
 
-    /* Starts the copies of a step's rows: of a fourth of them each lane copies a chunk; zeros for missing neighbours. */
+    /* Starts the copies of a step's rows: of a fourth of them each lane copies a chunk; zeros for missing
+     * neighbours. */
     __device__ void gather(int slot) {
         ptx::hold(in);
         const int chunk = lane % kStepChunks, first = lane / kStepChunks;

@@ -253,8 +253,8 @@ __device__ __forceinline__ TokenScales<kCount> token_scales_of(const GemmSm90Arg
             static_cast<int>(threadIdx.x % 4 * 2), work.columns};
 }
 
-/* What finish_tokens multiplies by and adds: of a token and of a row of weights to each thread. It is asked for before the
- * tile is multiplied and kept for all threads after that. */
+/* What finish_tokens multiplies by and adds: of a token and of a row of weights to each thread. It is asked for before
+ * the tile is multiplied and kept for all threads after that. */
 struct TileScales {
     float token, weight, bias;
 };
@@ -282,8 +282,8 @@ __device__ __forceinline__ void keep_scales(DecodeShared<Tile> &shared, const Ti
     shared.bias[thread] = scales.bias;
 }
 
-/* Sends each unit to the block that it belongs to, which has every `split`-th from unit `part` on: the sums of part p of
- * K go to the p-th place of the unit there. Its own ones a thread keeps, for itself. */
+/* Sends each unit to the block that it belongs to, which has every `split`-th from unit `part` on: the sums of part p
+ * of K go to the p-th place of the unit there. Its own ones a thread keeps, for itself. */
 template <typename Tile, int kCount>
 __device__ __forceinline__ void send_sums(const float (&sum)[kCount], DecodeShared<Tile> &shared, float *exchange,
                                           const Sm90Work &work, int rank, int split) {

@@ -1,8 +1,8 @@
 /*
  * What the Hopper kernels of products share: rings of stages and of tiles, and the multiplication of a tile.
  *
- * The rings hand over by mbarriers ("full" to the reader, "empty" back). A stage is 128 bytes of K of 128 rows of the one
- * operand, 64 to each of two warpgroups of consumers, and of kBlockN rows of the other.
+ * The rings hand over by mbarriers ("full" to the reader, "empty" back). A stage is 128 bytes of K of 128 rows of the
+ * one operand, 64 to each of two warpgroups of consumers, and of kBlockN rows of the other.
  *
  * Hopper's fp8 tensor cores keep about 13 fraction bits of a running sum. fp8 sums are therefore promoted: each stage
  * (K = 128) is summed from zero by the tensor cores and then added to float32 registers. The registers of a partial sum
@@ -33,8 +33,8 @@ struct GemmSm90Args {
     bool out_aligned;          /* its rows start at multiples of 16 bytes */
     bool plain;                /* of out nothing but scaled and biased sums in 16 bits, or 32 but for few rows */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
-    /* Of gemm_decode_sm90.cuh: blocks or pairs of a cluster that share the K of a tile; steps of each, and how many have
-     * one more. */
+    /* Of gemm_decode_sm90.cuh: blocks or pairs of a cluster that share the K of a tile; steps of each, and how many
+     * have one more. */
     int32_t split, part_steps, longer_parts;
     const uint8_t *weights; /* B, and bytes from one of its rows to the next */
     int64_t weight_pitch;
@@ -301,9 +301,9 @@ struct PartialProducts {
 };
 
 /* All of K, a step at least, into promoted sums: each part of a step is summed from zero and then added. The first has
- * been started. Whatever else there is to do, the wait for the next stage, addresses, the loop, is done while the tensor
- * cores are busy: nothing but additions lies between a warpgroup's products. The sums of every part but the last one are
- * finished while the last products of the next part run. */
+ * been started. Whatever else there is to do, the wait for the next stage, addresses, the loop, is done while the
+ * tensor cores are busy: nothing but additions lies between a warpgroup's products. The sums of every part but the last
+ * one are finished while the last products of the next part run. */
 template <typename Partial, typename Tile, int kParts, int kCount, typename Scales, typename Finish>
 __device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], Partial &partial,
                                                   Sm90Shared<Tile> &shared, const Depth &depth, Scales &scales,
@@ -448,7 +448,8 @@ inline GemmSm90Args make_args(const fg_gemm_params &params) {
 }
 
 /* The kernel may begin, up to wait_for_earlier_kernels(), when all blocks of the one before it have ended, but before
- * what they wrote is visible. None of its blocks takes a multiprocessor earlier than that: set_num_sms would not hold. */
+ * what they wrote is visible. None of its blocks takes a multiprocessor earlier than that: set_num_sms would not
+ * hold. */
 template <typename Kernel>
 fg_status launch_clusters(Kernel *kernel, dim3 grid, int cluster_blocks, int threads, int shared_bytes,
                           const CUtensorMap &map_a, const CUtensorMap &map_b, const GemmSm90Args &args,

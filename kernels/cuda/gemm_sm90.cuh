@@ -16,8 +16,8 @@
  * of B, which the copy engine delivers to both; where their rows are of two groups, each copies a B of its own.
  *
  * Groups of rows or columns: a box starts where the group does and may reach into the next group; those sums are not
- * stored. A warpgroup whose 64 rows all lie past the end neither loads nor multiplies. Groups along K: the first and the
- * last box may reach into the neighbours too, and what does is cleared in both operands before it is multiplied.
+ * stored. A warpgroup whose 64 rows all lie past the end neither loads nor multiplies. Groups along K: the first and
+ * the last box may reach into the neighbours too, and what does is cleared in both operands before it is multiplied.
  */
 #pragma once
 
