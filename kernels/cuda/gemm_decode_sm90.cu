@@ -32,11 +32,11 @@ fg_status clusters_at_once(const void *kernel, int cluster, int threads, int sha
 }
 
 /* Of the output nothing but scaled and biased sums in 16 bits, 16 bytes of them at a time: what nearly all products
- * want. */
+ * want. Groups of columns begin anywhere. */
 bool is_plain(const TileSpace &space, const Epilogue &to) {
-    return !to.accumulate && !to.swiglu && to.activation == FG_ACTIVATION_NONE && to.scale_out == nullptr &&
-           fg_dtype_size(to.out_dtype) == 2 && is_multiple(to.out, 16) && space.minor_length % 8 == 0 &&
-           to.out_stride % 8 == 0 && to.out_group_stride % 8 == 0;
+    return !space.major_is_columns && !to.accumulate && !to.swiglu && to.activation == FG_ACTIVATION_NONE &&
+           to.scale_out == nullptr && fg_dtype_size(to.out_dtype) == 2 && is_multiple(to.out, 16) &&
+           space.minor_length % 8 == 0 && to.out_stride % 8 == 0 && to.out_group_stride % 8 == 0;
 }
 
 template <typename Math, typename Tile>
