@@ -205,11 +205,13 @@ def test_one_scale_for_all_of_a_batch(backend):
 
 @all_dtypes
 @offset_forms
-@pytest.mark.parametrize("m, k", [(65, 80), (3, 144)])
-def test_n_grouped(backend, m, k, form, dtypes):
+@pytest.mark.parametrize("m, k, whole", [(65, 80, 1), (3, 144, 1), (24, 144, 8)])
+def test_n_grouped(backend, m, k, whole, form, dtypes):
+    """Of few rows and of many. Groups begin anywhere, of rows of whole 16-byte chunks too."""
     groups, first = len(SIZES), 5 if form == "bounds" else 0
     offsets = offsets_of(SIZES, form, "int32", first)
     n = sum(SIZES) + first + 9
+    n += -n % whole
     rng = np.random.default_rng(0)
     a = scenes.values(rng, (groups, m, k), dtypes[0], one_sign=True)
     b = scenes.values(rng, (n, k), dtypes[1], one_sign=True)
