@@ -52,6 +52,21 @@ def backend(request):
     return Host() if request.param == "cpu" else _cuda()
 
 
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def device(request):
+    """A device of torch's, for what takes and gives its tensors."""
+    torch = pytest.importorskip("torch", reason="torch not installed")
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device, or torch without CUDA")
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def fresh_compiler():
+    """What torch compiled for earlier tests is forgotten."""
+    pytest.importorskip("torch", reason="torch not installed").compiler.reset()
+
+
 @pytest.fixture(scope="session")
 def cuda():
     """For behaviour that only device memory has."""

@@ -26,13 +26,6 @@ from flexgemm.compat.flex_gemm.ops.spconv import (  # noqa: E402
 TF32 = 2e-3
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
-def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
-    return torch.device(request.param)
-
-
 class Scene:
     def __init__(self, device, n=200, ci=5, co=7, kernel_size=(3, 3, 3), batch=2):
         self.coords_np, grid = scenes.scene(n, batch=batch)

@@ -38,13 +38,6 @@ WRITES = {  # what each is said to write; nothing else is
 }
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
-def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
-    return torch.device(request.param)
-
-
 def cached(s):
     """The map of a scene and what is derived from it, as the fork's frozen cache has them."""
     _, cache = sparse_submanifold_conv3d(s.feats.detach(), s.coords, s.shape, s.weight.detach())

@@ -14,13 +14,6 @@ from flexgemm.compat.flashinfer_gemm import SegmentGEMMWrapper, bmm_fp8  # noqa:
 E4M3 = torch.float8_e4m3fn
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
-def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
-    return torch.device(request.param)
-
-
 def fp8(*shape, device, dtype=E4M3):
     return torch.randn(shape, device=device).to(dtype)
 

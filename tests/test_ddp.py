@@ -28,13 +28,6 @@ SHARES = ((37, 4), (41, 0))  # rows of each process
 PATCH, BATCH, STEPS = 16, 3, 4  # of three patches a step one process gets two
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
-def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
-    return torch.device(request.param)
-
-
 def close(a, b, tolerance=1e-5):
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 

@@ -24,13 +24,6 @@ pytestmark = pytest.mark.skipif(
 M, N, K = 5, 6, 8
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
-def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
-    return torch.device(request.param)
-
-
 def factors(device, dtype=torch.float32):
     torch.manual_seed(0)
     return torch.randn(M, K).to(device, dtype), torch.randn(N, K).to(device, dtype)

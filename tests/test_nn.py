@@ -16,13 +16,6 @@ import flexgemm.torch.nn as fnn  # noqa: E402
 KERNELS = [(3, 3, 3), (5, 1, 3)]
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
-def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
-    return torch.device(request.param)
-
-
 def sparse(n=80, channels=5, batch=2, device="cpu"):
     coords, shape = scenes.scene(n, batch=batch)
     torch.manual_seed(0)

@@ -20,13 +20,6 @@ every_mode = pytest.mark.parametrize("mode", MODES)
 kernels = pytest.mark.parametrize("kernel_size", [(3, 3, 3), (2, 3, 2), (1, 1, 1), (5, 1, 3)])
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
-def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
-    return torch.device(request.param)
-
-
 def numpy(tensor):
     return tensor.detach().cpu().to(torch.float64).numpy()
 

@@ -16,13 +16,6 @@ ENDS = [5, 5, 21, 32]
 G = len(ENDS)
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
-def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
-    return torch.device(request.param)
-
-
 @pytest.fixture(autouse=True)
 def always_off_again():
     yield

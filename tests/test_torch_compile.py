@@ -14,19 +14,9 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 import flexgemm.torch as ft  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 kernels = pytest.mark.parametrize("kernel_size", [(3, 3, 3), (2, 3, 2)], ids=["odd", "even"])
-
-
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
-def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
-    return torch.device(request.param)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch.compiler.reset()
 
 
 def voxels(n, device="cpu"):

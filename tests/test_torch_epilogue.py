@@ -18,13 +18,6 @@ every_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 TOLERANCE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
-def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
-    return torch.device(request.param)
-
-
 class Problem:
     def __init__(self, device, dtype="float32", n=300, ci=33, co=40):
         self.tolerance = TOLERANCE[dtype]

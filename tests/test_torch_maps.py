@@ -17,13 +17,6 @@ from torch.utils import _pytree as pytree  # noqa: E402
 import flexgemm.torch as ft  # noqa: E402
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
-def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
-    return torch.device(request.param)
-
-
 @kernels
 @pytest.mark.parametrize("frozen", [False, True], ids=["lazy", "frozen"])
 def test_maps_are_copied_and_saved(device, kernel_size, frozen):

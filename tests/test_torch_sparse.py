@@ -24,13 +24,6 @@ KERNELS = [
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: "-".join("x".join(map(str, t)) for t in k))
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
-def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
-    return torch.device(request.param)
-
-
 class Dense:
     """Every voxel of a small grid, in random order, and the same numbers as torch's dense tensors in float64."""
 
