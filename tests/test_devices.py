@@ -65,6 +65,15 @@ def test_threads_on_streams_and_devices_of_their_own(cuda):
         list(pool.map(work, range(4)))
 
 
+def test_memory_is_set_on_one_device_while_kernels_run_on_another(cuda):
+    def work(thread):
+        for _ in range(200):
+            expect_as_on_the_first("sample_forward", thread % _C.device_count(), stream=OWN_STREAM)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2)))
+
+
 @pytest.mark.parametrize("rows", [16, 256])
 def test_a_new_thread_begins_with_a_product(cuda, rows):
     """The driver, which is asked to describe operands to the copy engine, knows no device in a new thread."""

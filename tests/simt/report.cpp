@@ -89,14 +89,17 @@ std::string deadlock_report() {
     return report;
 }
 
+thread_local bool launches = false;
+struct sigaction host_segv, host_bus; /* what is done about them between launches */
+
 /* A fault of the memory system while a fiber runs is an error of the kernel. */
-void on_fault(int, siginfo_t *info, void *context) {
+void on_fault(int signal, siginfo_t *info, void *context) {
     static char text[256];
     const auto *machine = static_cast<ucontext_t *>(context);
     const void *instruction = reinterpret_cast<void *>(machine->uc_mcontext.gregs[REG_RIP] + 1);
     const auto touched = static_cast<char *>(info->si_addr);
-    if (self == nullptr) { /* the host's own fault: let it have it */
-        signal(SIGSEGV, SIG_DFL);
+    if (!launches || self == nullptr) { /* the host's own fault, of this thread or another: let it have it */
+        sigaction(signal, signal == SIGBUS ? &host_bus : &host_segv, nullptr);
         return;
     }
     const char *kind = "memory";
@@ -152,13 +155,15 @@ FaultGuard::FaultGuard() {
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-    sigaction(SIGSEGV, &action, &previous_segv_);
-    sigaction(SIGBUS, &action, &previous_bus_);
+    launches = true;
+    sigaction(SIGSEGV, &action, &host_segv);
+    sigaction(SIGBUS, &action, &host_bus);
 }
 
 FaultGuard::~FaultGuard() {
-    sigaction(SIGSEGV, &previous_segv_, nullptr);
-    sigaction(SIGBUS, &previous_bus_, nullptr);
+    sigaction(SIGSEGV, &host_segv, nullptr);
+    sigaction(SIGBUS, &host_bus, nullptr);
+    launches = false;
     sigaltstack(&previous_stack_, nullptr);
 }
 

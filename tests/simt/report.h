@@ -17,7 +17,6 @@ public:
 
 private:
     stack_t previous_stack_;
-    struct sigaction previous_segv_, previous_bus_;
 };
 
 }  // namespace simt

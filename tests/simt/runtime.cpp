@@ -24,8 +24,8 @@ constexpr int kBlockSharedBytes = 227 << 10, kDefaultSharedBytes = 48 << 10;
 
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int current_device = 0;
-thread_local bool has_context = false; /* to the driver a thread has none until it first sets a device or allocates */
-std::string launch_failure;            /* what cudaErrorLaunchFailure was about */
+thread_local bool has_context = false;   /* to the driver a thread has none until it first sets a device or allocates */
+thread_local std::string launch_failure; /* what cudaErrorLaunchFailure was about */
 
 /* ---- memory ---- */
 
@@ -119,6 +119,7 @@ cudaError_t copy(void *target, const void *source, size_t bytes, cudaMemcpyKind 
 }
 
 cudaError_t set(void *target, int value, size_t bytes) {
+    const std::lock_guard<std::mutex> no_launch(one_launch);
     const std::lock_guard<std::mutex> guard(memory_mutex);
     const Allocation *found = allocation_at(target);
     if (found == nullptr || static_cast<char *>(target) + bytes > found->data + found->bytes)
@@ -165,10 +166,8 @@ CUresult encode_tiled(CUtensorMap *result, CUtensorMapDataType type, cuuint32_t 
 
 using OnDevice = std::pair<int, const void *>; /* a function there */
 
-std::map<OnDevice, size_t> &dynamic_limits() {
-    static std::map<OnDevice, size_t> limits;
-    return limits;
-}
+std::mutex limits_mutex;
+std::map<OnDevice, size_t> dynamic_limits;
 
 }  // namespace
 
@@ -186,8 +185,9 @@ cudaError_t set_error(cudaError_t status, const std::string &text) {
 }
 
 size_t dynamic_shared_limit(const void *function) {
-    const auto found = dynamic_limits().find({current_device, function});
-    return found == dynamic_limits().end() ? kDefaultSharedBytes : found->second;
+    const std::lock_guard<std::mutex> guard(limits_mutex);
+    const auto found = dynamic_limits.find({current_device, function});
+    return found == dynamic_limits.end() ? kDefaultSharedBytes : found->second;
 }
 
 std::string describe_memory(const void *address) {
@@ -293,7 +293,8 @@ cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute attribu
     if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed && value == 1) return cudaSuccess;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value > kBlockSharedBytes)
         return set_error(cudaErrorInvalidValue, "");
-    dynamic_limits()[{current_device, function}] = static_cast<size_t>(value);
+    const std::lock_guard<std::mutex> guard(limits_mutex);
+    dynamic_limits[{current_device, function}] = static_cast<size_t>(value);
     return cudaSuccess;
 }
 

@@ -8,7 +8,7 @@
 
 namespace simt {
 
-extern std::mutex one_launch; /* at a time, and no copy meanwhile */
+extern std::mutex one_launch; /* at a time, and memory is neither copied, set nor freed meanwhile */
 
 cudaError_t set_error(cudaError_t status, const std::string &text);
 size_t dynamic_shared_limit(const void *function);
