@@ -1,0 +1,42 @@
+/*
+ * Segments of a neighbour map: runs of rows that lie near each other in space, worked through by one multiprocessor.
+ *
+ * A segment's rows read each input row many times. Their record says which input rows they read at all, each of which
+ * gets a place, and for each pair of row and offset the place instead of the row: what lies there can be brought into
+ * shared memory once and read where the record says. Within a segment rows are sorted by the Gray-code rank of their
+ * mask of neighbours, like a row order, so that the rows of a tile miss the same neighbours.
+ *
+ * A record is one row of an int32 matrix, a segment of 64 * tiles rows:
+ *
+ *     head     16 words: places in use (at least 1; 0: more than there are, and nothing is said of them); then of each
+ *              tile, up to 8, the mask of offsets at which any of its rows has a neighbour; the rest 0
+ *     rows     of the map, tile by tile, in the order in which they are worked through; -1 behind the last
+ *     inputs   of each place the input row; place 0 is that of missing neighbours, its row -1
+ *     places   (volume, tiles, 4, 8) words: of the rows 16 w + g and 16 w + g + 8 of a tile, in the low and in the high
+ *              half; what a thread of a warpgroup holds of its tile
+ */
+#ifndef FG_SEGMENT_H
+#define FG_SEGMENT_H
+
+#include <stdint.h>
+
+enum {
+    FG_SEGMENT_TILE = 64,         /* rows */
+    FG_SEGMENT_TILES = 8,         /* at most; 2, 4 or 8 */
+    FG_SEGMENT_VOLUME = 32,       /* offsets at most: the bits of a mask */
+    FG_SEGMENT_HEAD = 16,         /* words */
+    FG_SEGMENT_TILE_PLACES = 184, /* places of a segment for each of its tiles: 2.875 a row, where a surface of voxels
+                                   * has some 1.4 and a solid 2.2 */
+};
+
+static inline int32_t fg_segment_rows(int32_t tiles) { return FG_SEGMENT_TILE * tiles; }
+static inline int32_t fg_segment_places(int32_t tiles) { return FG_SEGMENT_TILE_PLACES * tiles; }
+static inline int32_t fg_segment_inputs_at(int32_t tiles) { return FG_SEGMENT_HEAD + fg_segment_rows(tiles); }
+static inline int32_t fg_segment_places_at(int32_t tiles) {
+    return fg_segment_inputs_at(tiles) + fg_segment_places(tiles);
+}
+static inline int64_t fg_segment_words(int32_t tiles, int64_t volume) {
+    return fg_segment_places_at(tiles) + volume * tiles * (FG_SEGMENT_TILE / 2);
+}
+
+#endif
