@@ -20,6 +20,12 @@
 
 #include <stdint.h>
 
+#ifdef __CUDACC__
+#define FG_SEGMENT_SIZE static __host__ __device__ __forceinline__
+#else
+#define FG_SEGMENT_SIZE static inline
+#endif
+
 enum {
     FG_SEGMENT_TILE = 64,         /* rows */
     FG_SEGMENT_TILES = 8,         /* at most; 2, 4 or 8 */
@@ -29,14 +35,22 @@ enum {
                                    * has some 1.4 and a solid 2.2 */
 };
 
-static inline int32_t fg_segment_rows(int32_t tiles) { return FG_SEGMENT_TILE * tiles; }
-static inline int32_t fg_segment_places(int32_t tiles) { return FG_SEGMENT_TILE_PLACES * tiles; }
-static inline int32_t fg_segment_inputs_at(int32_t tiles) { return FG_SEGMENT_HEAD + fg_segment_rows(tiles); }
-static inline int32_t fg_segment_places_at(int32_t tiles) {
+FG_SEGMENT_SIZE int32_t fg_segment_rows(int32_t tiles) { return FG_SEGMENT_TILE * tiles; }
+FG_SEGMENT_SIZE int32_t fg_segment_places(int32_t tiles) { return FG_SEGMENT_TILE_PLACES * tiles; }
+FG_SEGMENT_SIZE int32_t fg_segment_inputs_at(int32_t tiles) { return FG_SEGMENT_HEAD + fg_segment_rows(tiles); }
+FG_SEGMENT_SIZE int32_t fg_segment_places_at(int32_t tiles) {
     return fg_segment_inputs_at(tiles) + fg_segment_places(tiles);
 }
-static inline int64_t fg_segment_words(int32_t tiles, int64_t volume) {
+FG_SEGMENT_SIZE int64_t fg_segment_words(int32_t tiles, int64_t volume) {
     return fg_segment_places_at(tiles) + volume * tiles * (FG_SEGMENT_TILE / 2);
+}
+
+/* How many tiles the segments have whose records are as many words long; 0 for no such segments. */
+FG_SEGMENT_SIZE int32_t fg_segment_tiles_of(int64_t words, int64_t volume) {
+    for (int32_t tiles = 2; tiles <= FG_SEGMENT_TILES; tiles *= 2) {
+        if (volume <= FG_SEGMENT_VOLUME && fg_segment_words(tiles, volume) == words) return tiles;
+    }
+    return 0;
 }
 
 #endif
