@@ -193,6 +193,21 @@ static PyObject *plan_order_sets(PyObject *module, PyObject *const *args, Py_ssi
     return groups_of(&sets);
 }
 
+static PyObject *plan_segment_tiles(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    static const fg_parameter parameters[] = {FG_SIZE(rows), FG_SIZE(num_sms)};
+    enum { ROWS, NUM_SMS, COUNT };
+    PyObject *values[COUNT];
+    int64_t rows = 0;
+    int32_t num_sms = 0;
+    if (fg_parse_args(PyModule_GetState(module), "plan_segment_tiles", parameters, COUNT, args, nargs, kwnames,
+                      values) < 0 ||
+        fg_arg_int64(values[ROWS], "rows", 0, INT64_MAX, &rows) < 0 ||
+        fg_arg_int32(values[NUM_SMS], "num_sms", 1, INT32_MAX, &num_sms) < 0) {
+        return NULL;
+    }
+    return PyLong_FromLong(fg_plan_segment_tiles(rows, num_sms));
+}
+
 static PyObject *plan_conv_sites(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     static const fg_parameter parameters[] = {
         FG_SIZE(kernel_size), FG_SIZE(stride), FG_SIZE(dilation), {FG_KEYWORD_transposed, FG_KEYWORD_ONLY}};
@@ -242,6 +257,9 @@ PyMethodDef fg_plan_methods[] = {
     {"plan_row_orders", FG_FASTCALL(plan_row_orders),
      PyDoc_STR("plan_row_orders($module, /, *, rows, kernel_size, groups)\n--\n\n"
                "For each order the offsets to sort the rows by, first highest; the rows of a segment; bits of a key.")},
+    {"plan_segment_tiles", FG_FASTCALL(plan_segment_tiles),
+     PyDoc_STR("plan_segment_tiles($module, /, *, rows, num_sms)\n--\n\n"
+               "Tiles of 64 rows that a segment of a neighbour map should have; 0 where none pays.")},
     {"plan_conv_sites", FG_FASTCALL(plan_conv_sites),
      PyDoc_STR("plan_conv_sites($module, /, *, kernel_size, stride, dilation, transposed=False)\n--\n\n"
                "How many output sites one voxel of a sparse convolution can reach.")},

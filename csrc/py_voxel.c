@@ -1,8 +1,9 @@
 /*
- * Voxel structure: the output sites of a sparse convolution, its neighbour map, and the orders in which to work through
- * the map's rows.
+ * Voxel structure: the output sites of a sparse convolution, its neighbour map, and the orders and segments in which to
+ * work through the map's rows.
  */
 #include "../kernels/plan.h"
+#include "../kernels/segment.h"
 
 #include "coords.h"
 #include "operation.h"
@@ -231,11 +232,57 @@ static int row_order_fill(fg_call *call, void *params) {
     return 0;
 }
 
+/* ---- segments ---- */
+
+static const fg_parameter segment_map_parameters[] = {
+    FG_INPUT(map),
+    FG_INPUT(order),
+    FG_OUTPUT(segments),
+    FG_REQUIRED_SCALAR(kernel_size),
+    FG_REQUIRED_SCALAR(tiles),
+    FG_REQUIRED_SCALAR(in_rows),
+    FG_WORKSPACE_AND_STREAM,
+};
+
+static int segment_map_fill(fg_call *call, void *params) {
+    enum { MAP, ORDER, SEGMENTS, KERNEL_SIZE, TILES, IN_ROWS };
+    fg_segment_map_params *p = params;
+    const fg_view *map = &call->views[MAP], *order = &call->views[ORDER], *segments = &call->views[SEGMENTS];
+    if (parse_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
+        fg_arg_int32(call->values[TILES], "tiles", 2, FG_SEGMENT_TILES, &p->tiles) < 0 ||
+        fg_arg_int64(call->values[IN_ROWS], "in_rows", 0, INT64_MAX, &p->in_rows) < 0) {
+        return -1;
+    }
+    const int64_t volume = (int64_t)p->kernel[0] * p->kernel[1] * p->kernel[2];
+    if (volume > FG_SEGMENT_VOLUME) {
+        PyErr_Format(PyExc_ValueError, "kernel_size: expected a volume of at most %d, got %lld", (int)FG_SEGMENT_VOLUME,
+                     (long long)volume);
+        return -1;
+    }
+    if ((p->tiles & (p->tiles - 1)) != 0) {
+        PyErr_Format(PyExc_ValueError, "tiles: expected 2, 4 or 8, got %d", (int)p->tiles);
+        return -1;
+    }
+    if (fg_expect_map(map, volume, FG_ANY, "to match kernel_size") < 0) return -1;
+    const int64_t columns = map->tensor.shape[1], rows = fg_segment_rows(p->tiles);
+    const fg_dim count = {NULL, columns / rows + (columns % rows > 0)};
+    const fg_dim words = {NULL, fg_segment_words(p->tiles, volume)};
+    if (fg_expect_vector(order, FG_BIT(FG_INT32), columns, "to match map") < 0 ||
+        fg_expect_matrix(segments, FG_INT32, count, words, "to match map, kernel_size and tiles") < 0) {
+        return -1;
+    }
+    p->map = map->tensor;
+    p->order = order->tensor;
+    p->segments = segments->tensor;
+    return 0;
+}
+
 /* ---- methods ---- */
 
 FG_DEFINE_OPERATION(neighbor_map)
 FG_DEFINE_OPERATION(conv_sites)
 FG_DEFINE_OPERATION(row_order)
+FG_DEFINE_OPERATION(segment_map)
 
 PyMethodDef fg_voxel_methods[] = {
     FG_OPERATION_METHODS(neighbor_map,
@@ -251,5 +298,8 @@ PyMethodDef fg_voxel_methods[] = {
     FG_OPERATION_METHODS(row_order, "map, order, *, kernel_size, groups=None, workspace=None, stream=None",
                          "Columns of map sorted, for each group of offsets, so that neighbours in an order have "
                          "neighbours at the same offsets."),
+    FG_OPERATION_METHODS(segment_map,
+                         "map, order, segments, *, kernel_size, tiles, in_rows, workspace=None, stream=None",
+                         "segments[s] = the record of the next 64 * tiles columns of order."),
     {NULL, NULL, 0, NULL},
 };

@@ -164,6 +164,20 @@ typedef struct {
     fg_tensor workspace;
 } fg_row_order_params;
 
+/* The records of a map's segments (segment.h), each of the next 64 * tiles columns of `order`, sorted, stably, by the
+ * Gray-code rank of their neighbours at the offsets of fg_plan_segment_rank (plan.h). An entry of the map that is no row
+ * of the input is no neighbour; one of the order that is no column is a row -1, and those are a segment's last. Which
+ * place an input row gets is not said; of a segment that has too few places, nor are its inputs and places. */
+typedef struct {
+    fg_tensor map;      /* (V, M) int32 contiguous, V at most FG_SEGMENT_VOLUME */
+    fg_tensor order;    /* (M) int32 contiguous: the columns, those near each other in space side by side */
+    int32_t kernel[3];  /* Kw, Kh, Kd with V = Kw * Kh * Kd */
+    int32_t tiles;      /* 2, 4 or 8 */
+    int64_t in_rows;    /* of the map's input */
+    fg_tensor segments; /* out: (M / (64 * tiles) rounded up, fg_segment_words(tiles, V)) int32 contiguous */
+    fg_tensor workspace;
+} fg_segment_map_params;
+
 /* The orders that number voxels. BXYZ: ((b * W + x) * H + y) * D + z. The curves: x, y and z have as many bits each as
  * the largest extent needs, the batch stands above them; Z order interleaves the bits, each triple is 4x + 2y + z;
  * Hilbert does the same after Skilling's transform of (x, y, z). (sequence.h) */
@@ -551,6 +565,7 @@ typedef struct {
     FG_OPERATION(neighbor_map);
     FG_OPERATION(conv_sites);
     FG_OPERATION(row_order);
+    FG_OPERATION(segment_map);
     FG_OPERATION(encode_seq);
     FG_OPERATION(decode_seq);
     FG_OPERATION(sort_keys);

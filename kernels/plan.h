@@ -135,6 +135,10 @@ int32_t fg_order_segment(int64_t rows);
 
 fg_order_plan fg_plan_row_orders(int64_t rows, const int32_t kernel[3], fg_order_sets sets);
 
+/* The offsets of a kernel in the order in which a mask has their bits, the highest first; the centre, always there, is
+ * not among them. Returns their number. */
+int32_t fg_offsets_by_rank(const int32_t kernel[3], uint16_t offsets[FG_MAX_VOLUME]);
+
 /* The share of a volume's offsets at which a surface has neighbours, and of a group's offsets that a tile of block_m
  * rows works through when the rows are in the group's order: models, fitted to scenes of docs/performance.md. */
 double fg_pair_share(int64_t volume);
@@ -149,6 +153,21 @@ typedef struct {
 
 fg_sites_plan fg_plan_conv_sites(const int32_t kernel[3], const int32_t stride[3], const int32_t dilation[3],
                                  bool transposed);
+
+/* ---- segments of a map (plan_segment.c) ---- */
+
+/* Tiles of a segment: 8, 4 or 2, or 0 where rows are too few for segments to pay. */
+int32_t fg_plan_segment_tiles(int64_t rows, int32_t num_sms);
+
+/* By which offsets the rows of a segment are sorted, the highest bit of the rank first. A key is one word: whether
+ * there is no such row, the rank, the row's number in the segment. */
+enum { FG_SEGMENT_ROW_BITS = 9, FG_SEGMENT_RANK_BITS = 22 };
+typedef struct {
+    int32_t bits;
+    uint8_t offsets[FG_SEGMENT_RANK_BITS];
+} fg_segment_rank;
+
+fg_segment_rank fg_plan_segment_rank(const int32_t kernel[3]); /* of a volume of up to FG_SEGMENT_VOLUME */
 
 #ifdef __cplusplus
 }

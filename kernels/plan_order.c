@@ -82,9 +82,25 @@ static void add_offset(fg_order_plan *plan, int32_t order, int32_t v, int32_t ro
     if (plan->keys[order].bits > plan->rank_bits) plan->rank_bits = plan->keys[order].bits;
 }
 
-fg_order_plan fg_plan_row_orders(int64_t rows, const int32_t kernel[3], fg_order_sets sets) {
+int32_t fg_offsets_by_rank(const int32_t kernel[3], uint16_t offsets[FG_MAX_VOLUME]) {
     const int32_t volume = kernel[0] * kernel[1] * kernel[2];
     const int rings = larger(larger(kernel[0], kernel[1]), kernel[2]) / 2;
+    int32_t count = 0;
+    for (int ring = 1; ring <= rings; ring++) {
+        for (int distance = 3 * ring; distance >= ring; distance--) {
+            for (int32_t v = 0; v < volume; v++) {
+                const int z = abs(v % kernel[2] - kernel[2] / 2);
+                const int y = abs(v / kernel[2] % kernel[1] - kernel[1] / 2);
+                const int x = abs(v / kernel[2] / kernel[1] - kernel[0] / 2);
+                if (larger(larger(x, y), z) == ring && x + y + z == distance) offsets[count++] = (uint16_t)v;
+            }
+        }
+    }
+    return count;
+}
+
+fg_order_plan fg_plan_row_orders(int64_t rows, const int32_t kernel[3], fg_order_sets sets) {
+    const int32_t volume = kernel[0] * kernel[1] * kernel[2];
     fg_order_plan plan = {.segment = fg_order_segment(rows)};
     if (rows > INT32_MAX) rows = INT32_MAX; /* which no backend takes */
     for (int32_t i = 0; i < sets.sets; i++) plan.orders += sets.groups[i];
@@ -96,18 +112,12 @@ fg_order_plan fg_plan_row_orders(int64_t rows, const int32_t kernel[3], fg_order
         plan.segment *= 2;
     const int32_t room = wanted - run_bits;
 
-    for (int ring = 1; ring <= rings; ring++) {
-        for (int distance = 3 * ring; distance >= ring; distance--) {
-            for (int32_t v = 0; v < volume; v++) {
-                const int z = abs(v % kernel[2] - kernel[2] / 2);
-                const int y = abs(v / kernel[2] % kernel[1] - kernel[1] / 2);
-                const int x = abs(v / kernel[2] / kernel[1] - kernel[0] / 2);
-                if (larger(larger(x, y), z) != ring || x + y + z != distance) continue;
-                int32_t order = 0;
-                for (int32_t i = 0; i < sets.sets; order += sets.groups[i++])
-                    add_offset(&plan, order + v * sets.groups[i] / volume, v, room);
-            }
-        }
+    uint16_t offsets[FG_MAX_VOLUME];
+    const int32_t count = fg_offsets_by_rank(kernel, offsets);
+    for (int32_t i = 0; i < count; i++) {
+        int32_t order = 0;
+        for (int32_t set = 0; set < sets.sets; order += sets.groups[set++])
+            add_offset(&plan, order + offsets[i] * sets.groups[set] / volume, offsets[i], room);
     }
     plan.key_bits = run_bits + plan.rank_bits;
     return plan;

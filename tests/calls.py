@@ -59,6 +59,14 @@ LEGAL = {
         "order": zeros(1, 5, dtype=np.int32),
         "kernel_size": (1, 3, 1),
     },
+    "segment_map": lambda: {
+        "map": zeros(3, 5, dtype=np.int32),
+        "order": np.arange(5, dtype=np.int32),
+        "segments": zeros(1, 704, dtype=np.int32),
+        "kernel_size": (1, 3, 1),
+        "tiles": 2,
+        "in_rows": 5,
+    },
     "encode_seq": lambda: {
         "coords": np.array([[0, 0, y, 0] for y in range(5)], np.int32),
         "code": zeros(5, dtype=np.int32),

@@ -118,6 +118,21 @@ def row_order(backend, nmap, kernel_size, groups=(1,), **layout):
     return call.run("row_order", call.give(nmap), call.take(shape, "int32"), kernel_size=kernel_size, groups=groups)
 
 
+def segment_map(backend, nmap, order, kernel_size, tiles, in_rows, **layout):
+    call = Call(backend, **layout)
+    volume, columns = nmap.shape
+    shape = -(-columns // (64 * tiles)), 16 + (64 + 184 + 32 * volume) * tiles
+    return call.run(
+        "segment_map",
+        call.give(nmap),
+        call.give(order),
+        call.take(shape, "int32"),
+        kernel_size=kernel_size,
+        tiles=tiles,
+        in_rows=in_rows,
+    )
+
+
 def encode_seq(backend, coords, shape, mode, **layout):
     call = Call(backend, **layout)
     dtype = "int32" if _C.sequence_bits(shape=shape, mode=mode) <= 32 else "int64"

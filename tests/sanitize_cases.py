@@ -140,6 +140,17 @@ def order_case(backend, kernel_size, n, groups):
     np.testing.assert_array_equal(orders, reference.row_orders(nmap, plan["offsets"], plan["segment"]))
 
 
+def segment_case(backend, kernel_size, tiles):
+    """Two segments, the second ragged; a scene of few voxels lies together in any order."""
+    volume, rows = int(np.prod(kernel_size)), 64 * tiles + 70
+    rng = np.random.default_rng(0)
+    nmap = (np.arange(rows) + rng.integers(-40, 40, (volume, rows))).astype(np.int32)
+    nmap[rng.random(nmap.shape) < 0.5] = -1
+    order = rng.permutation(rows).astype(np.int32)
+    segments = guarded.segment_map(backend, nmap, order, kernel_size, tiles, rows, fence=False)
+    assert reference.assert_segments(segments, nmap, order, kernel_size, tiles, rows).all()
+
+
 def sequence_case(backend, mode, shape, offset):
     coords = np.stack([np.random.default_rng(0).integers(0, s, N) for s in shape], axis=1).astype(np.int32)
     code = guarded.encode_seq(backend, coords, shape, mode, fence=False, offset=offset)
@@ -491,6 +502,10 @@ def all_cases():
     ):
         name = f"order/{'x'.join(map(str, kernel_size))}/{n}"
         cases[name] = partial(order_case, kernel_size=kernel_size, n=n, groups=groups)
+
+    for kernel_size, tiles in (((3, 3, 3), 8), ((2, 2, 2), 4), ((2, 4, 4), 2)):
+        name = f"segments/{'x'.join(map(str, kernel_size))}/{tiles}"
+        cases[name] = partial(segment_case, kernel_size=kernel_size, tiles=tiles)
 
     for mode in ("bxyz", "z_order", "hilbert"):
         for name, shape in (("32", (2, 30, 40, 50)), ("64", (2, 2**20, 3, 2**20))):

@@ -33,6 +33,19 @@ FAULTY_ARRAYS = {
         ({"order": zeros(5, dtype=np.int32)}, ValueError, r"order: expected \(1, 5\) to match groups and map"),
         ({"groups": (1, 3)}, ValueError, r"order: expected \(4, 5\) to match groups and map"),
     ],
+    "segment_map": [
+        ({"map": zeros(3, 5)}, TypeError, "map: expected dtype int32, got float32"),
+        ({"map": zeros(2, 5, dtype=np.int32)}, ValueError, r"map: expected \(3, N\) to match kernel_size"),
+        ({"order": zeros(5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
+        ({"order": zeros(6, dtype=np.int32)}, ValueError, r"order: expected \(5,\) to match map, got \(6,\)"),
+        ({"segments": zeros(1, 704)}, TypeError, "segments: expected dtype int32, got float32"),
+        (
+            {"segments": zeros(2, 704, dtype=np.int32)},
+            ValueError,
+            r"segments: expected \(1, 704\) to match map, kernel_size and tiles, got \(2, 704\)",
+        ),
+        ({"tiles": 4}, ValueError, r"segments: expected \(1, 1392\) to match map, kernel_size and tiles"),
+    ],
     "conv_forward": [
         ({"order": zeros(1, 6, dtype=np.int32)}, ValueError, r"order: expected \(G, 5\) to match map"),
         ({"order": zeros(5, dtype=np.int32)}, ValueError, r"order: expected \(G, 5\) to match map"),
@@ -257,8 +270,8 @@ def test_elements_that_are_not_side_by_side(backend, operation, name):
 
 @pytest.mark.parametrize(
     ("operation", "name"),
-    [("neighbor_map", "map"), ("row_order", "map"), ("conv_forward", "map"), ("conv_forward", "weight"),
-     ("conv_wgrad", "grad_weight"), ("pool", "map"), ("pool", "argmax")],
+    [("neighbor_map", "map"), ("row_order", "map"), ("segment_map", "map"), ("conv_forward", "map"),
+     ("conv_forward", "weight"), ("conv_wgrad", "grad_weight"), ("pool", "map"), ("pool", "argmax")],
 )  # fmt: skip
 def test_matrices_without_a_pitch(backend, operation, name):
     array = LEGAL[operation]()[name]
@@ -286,6 +299,8 @@ def test_arrays_without_elements(backend):
     call(backend, "conv_forward", feats=zeros(0, 6), map=zeros(3, 0, dtype=np.int32), out=zeros(0, 4))
     call(backend, "neighbor_map", coords=zeros(0, 4, dtype=np.int32), map=zeros(3, 0, dtype=np.int32))
     call(backend, "row_order", map=zeros(3, 0, dtype=np.int32), order=zeros(1, 0, dtype=np.int32))
+    empty = {"map": zeros(3, 0, dtype=np.int32), "order": zeros(0, dtype=np.int32)}
+    call(backend, "segment_map", **empty, segments=zeros(0, 704, dtype=np.int32))
     call(backend, "row_order", order=zeros(0, 5, dtype=np.int32), groups=())
 
 

@@ -1,0 +1,35 @@
+/*
+ * Plan of the segments of a map: how many tiles one has, and by which offsets its rows are sorted.
+ *
+ * A longer segment reads fewer input rows for each of its own, since fewer lie across its border: that is what they are
+ * for. But multiprocessors work through whole segments, and the last ones keep some of them waiting.
+ */
+#include "plan.h"
+#include "segment.h"
+
+enum {
+    SEGMENT_COST = 1, /* in tiles: what begins and ends a segment */
+    MIN_ROWS = 32,    /* for each multiprocessor: a quarter of the shortest segment */
+};
+
+int32_t fg_plan_segment_tiles(int64_t rows, int32_t num_sms) {
+    if (rows < (int64_t)MIN_ROWS * num_sms) return 0;
+    int32_t best = 0;
+    int64_t least = INT64_MAX;
+    for (int32_t tiles = FG_SEGMENT_TILES; tiles >= 2; tiles /= 2) {
+        const int64_t segments = (rows - 1) / fg_segment_rows(tiles) + 1;
+        const int64_t cost = ((segments - 1) / num_sms + 1) * (tiles + SEGMENT_COST);
+        if (cost >= least) continue;
+        least = cost;
+        best = tiles;
+    }
+    return best;
+}
+
+fg_segment_rank fg_plan_segment_rank(const int32_t kernel[3]) {
+    uint16_t offsets[FG_MAX_VOLUME];
+    const int32_t count = fg_offsets_by_rank(kernel, offsets);
+    fg_segment_rank rank = {.bits = count < FG_SEGMENT_RANK_BITS ? count : FG_SEGMENT_RANK_BITS};
+    for (int32_t i = 0; i < rank.bits; i++) rank.offsets[i] = (uint8_t)offsets[i];
+    return rank;
+}
