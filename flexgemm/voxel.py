@@ -10,6 +10,7 @@ from typing import Any
 from flexgemm import _C
 from flexgemm._arrays import Array, Library, Stream, cuda_index, library_of, renamed
 from flexgemm._voxels import Shape, grid_shape, rows_of_four
+from flexgemm.serialize import native_codes, native_order
 
 Triple = tuple[int, int, int]
 
@@ -81,6 +82,7 @@ class NeighborMap:
         self.mirrored = self.submanifold and kernel_size[0] & kernel_size[1] & kernel_size[2] & 1 == 1
         self.device = device
         self._native_transposed: tuple[Array, Array | None] | None = None
+        self._segments: tuple[Array | None] | None = None
         self._map: Array | None = None
         self._transposed_map: Array | None = None
         self._inverse: NeighborMap | None = None
@@ -141,7 +143,7 @@ class NeighborMap:
             other.transposed, other.mirrored = not self.transposed, False
             other._sites = None if self._sites is None else self._sites[::-1]
             other.native, other.native_order = self._transposed(None)
-            other._native_transposed = self.native, self.native_order
+            other._native_transposed, other._segments = (self.native, self.native_order), None
             other._map, other._transposed_map = self._transposed_map, self._map
             self._inverse = other
         return self._inverse
@@ -170,6 +172,7 @@ class NeighborMap:
     def freeze(self, stream: Stream = None) -> NeighborMap:
         """Builds what is otherwise built on first use, so that the map changes no more; returns itself."""
         self.native_gradient(stream)
+        self.segments(stream)
         return self
 
     def to(self, device: Any) -> NeighborMap:
@@ -212,7 +215,7 @@ class NeighborMap:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and files: what only this process can hold, in CUDA memory of flexgemm's own, is left out."""
-        state = self.__dict__ | {"_inverse": None}
+        state = self.__dict__ | {"_inverse": None, "_segments": None}
         if isinstance(self.native, _C.DeviceArray):
             built = ("native", "native_order", "_native_transposed", "_sites")
             state |= {"_out_coords": self.out_coords} | dict.fromkeys(built)
@@ -233,6 +236,32 @@ class NeighborMap:
 
         A mirrored map is the map itself with the weights read backwards, so that it has the same orders."""
         return (self.native, self.native_order) if self.mirrored else self._transposed(stream)
+
+    def segments(self, stream: Stream = None) -> Array | None:
+        """The segments of the map as the extension takes them: rows near each other in space and the inputs that they
+        share, for layers on Hopper. None where there are none: for maps that are not mirrored, dilated ones, a volume
+        of 1 or above 32, few voxels. Built on first use, but not while a CUDA graph is captured: it would be the
+        graph's."""
+        if self._segments is None:
+            library = self._library(stream)
+            fits = self.mirrored and self.dilation == (1, 1, 1) and 1 < self.kernel_volume <= 32
+            fits = fits and library.on_gpu(self.coords)
+            if fits and _C.is_capturing(self.native, stream=library.stream):
+                return None
+            self._segments = (self._build_segments(library) if fits else None,)
+        return self._segments[0]
+
+    def _build_segments(self, library: Library) -> Array | None:
+        gpu = _gpu_info(self.native.__dlpack_device__()[1])
+        tiles = _C.plan_segment_tiles(rows=self.num_voxels, num_sms=gpu["num_sms"])
+        if gpu["compute_capability"] != 90 or tiles == 0 or not _has_codes(self.shape):
+            return None
+        order = native_order(library, native_codes(library, self.coords, self.shape, "z_order"), self.shape, "z_order")
+        count, words = -(-self.num_voxels // (64 * tiles)), _C.segment_words(tiles=tiles, v=self.kernel_volume)
+        segments = library.empty((count, words), "int32", order)
+        how = {"kernel_size": self.kernel_size, "tiles": tiles, "in_rows": self.num_voxels}
+        library.run(_C.segment_map, self.native, order, segments, **how)
+        return segments
 
     def _transposed(self, stream: Stream) -> tuple[Array, Array | None]:
         if self._native_transposed is None:
@@ -442,6 +471,19 @@ def _order_groups(orders: int, kernel_size: Triple) -> tuple[int, ...]:
         if groups not in sets and sum(sets) < orders:
             sets.append(groups)
     return tuple(sets)
+
+
+@lru_cache
+def _gpu_info(index: int) -> dict[str, Any]:
+    return _C.device_info("cuda", index)
+
+
+def _has_codes(shape: Shape) -> bool:
+    """Whether the places of a grid along a curve have numbers of 64 bits."""
+    try:
+        return _C.sequence_bits(shape=shape, mode="z_order") <= 64
+    except ValueError:
+        return False
 
 
 def three_ints(value: Any, name: str, *, least: int = 1) -> Any:
