@@ -341,6 +341,7 @@ def conv_forward(
     out: Array,
     *,
     order: Array | None = None,
+    segments: Array | None = None,
     residual: Array | None = None,
     scale_feats: Array | None = None,
     scale_weight: Array | None = None,
@@ -359,6 +360,7 @@ def conv_forward(
     """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co).
     order (sum(order_groups), M) int32, permutations: sets of orders in which a GPU may work through the rows, for speed
     alone; a set of g has one for each g-th of the offsets. By default `order_groups` is one set of them all.
+    segments: the records of segment_map(), for speed alone, too.
     residual (M, Co), added before the activation ("relu", "silu" or "gelu"); it may be out itself.
     float8 feats and weight have float32 scales, () or (N) and () or (Co), and an out of any floating-point dtype:
     float8 divided by scale_out (), while bias and residual are wider. dtype_feats, dtype_weight and dtype_out say what
@@ -372,6 +374,7 @@ def conv_dgrad(
     grad_feats: Array,
     *,
     order: Array | None = None,
+    segments: Array | None = None,
     order_groups: Sequence[int] | None = None,
     algorithm: str = "auto",
     mirrored: bool = False,
@@ -380,8 +383,8 @@ def conv_dgrad(
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (M, Co), map (V, N), grad_feats (N, Ci); order (sum(order_groups), N), the orders of `map`, as in the
-    forward pass."""
+    """grad_out (M, Co), map (V, N), grad_feats (N, Ci); order (sum(order_groups), N), the orders of `map`, and its
+    segments, as in the forward pass."""
 
 def conv_wgrad(
     grad_out: Array,

@@ -14,6 +14,8 @@ from flexgemm.serialize import native_codes, native_order
 
 Triple = tuple[int, int, int]
 
+_CPU = 1  # DLPack's number
+
 
 class NeighborMap:
     """Which input voxel each output voxel reads at each kernel offset: built once by `neighbor_map` (submanifold) or
@@ -83,6 +85,7 @@ class NeighborMap:
         self.device = device
         self._native_transposed: tuple[Array, Array | None] | None = None
         self._segments: tuple[Array | None] | None = None
+        self._segment_layers: dict[tuple[int, int], bool] = {}
         self._map: Array | None = None
         self._transposed_map: Array | None = None
         self._inverse: NeighborMap | None = None
@@ -144,6 +147,7 @@ class NeighborMap:
             other._sites = None if self._sites is None else self._sites[::-1]
             other.native, other.native_order = self._transposed(None)
             other._native_transposed, other._segments = (self.native, self.native_order), None
+            other._segment_layers = {}
             other._map, other._transposed_map = self._transposed_map, self._map
             self._inverse = other
         return self._inverse
@@ -237,26 +241,48 @@ class NeighborMap:
         A mirrored map is the map itself with the weights read backwards, so that it has the same orders."""
         return (self.native, self.native_order) if self.mirrored else self._transposed(stream)
 
+    def segments_for(self, ci: int, co: int, stream: Stream = None) -> Array | None:
+        """segments() for a layer of 16-bit features, ci channels to co; None if it would not go by them, so that a map
+        without others has none."""
+        wanted = self._segment_layers.get((ci, co))
+        if wanted is None:
+            wanted = self._segment_layers[ci, co] = self._goes_by_segments(ci, co)
+        return self.segments(stream) if wanted else None
+
+    def _goes_by_segments(self, ci: int, co: int) -> bool:
+        tiles, gpu = self._segment_tiles()
+        if tiles == 0:
+            return False
+        asked: dict[str, Any] = {"rows": self.num_voxels, "ci": ci, "co": co, "v": self.kernel_volume}
+        asked |= {"dtype": "float16", "groups": self.order_groups, "segment_tiles": tiles}
+        asked |= {name: gpu[name] for name in ("num_sms", "compute_capability")}
+        return bool(_C.plan_conv(**asked)["segment_tiles"])
+
     def segments(self, stream: Stream = None) -> Array | None:
         """The segments of the map as the extension takes them: rows near each other in space and the inputs that they
         share, for layers on Hopper. None where there are none: for maps that are not mirrored, dilated ones, a volume
         of 1 or above 32, few voxels. Built on first use, but not while a CUDA graph is captured: it would be the
         graph's."""
         if self._segments is None:
-            library = self._library(stream)
-            fits = self.mirrored and self.dilation == (1, 1, 1) and 1 < self.kernel_volume <= 32
-            fits = fits and library.on_gpu(self.coords)
-            if fits and _C.is_capturing(self.native, stream=library.stream):
+            library, (tiles, _) = self._library(stream), self._segment_tiles()
+            if tiles > 0 and _C.is_capturing(self.native, stream=library.stream):
                 return None
-            self._segments = (self._build_segments(library) if fits else None,)
+            self._segments = (self._build_segments(library, tiles) if tiles > 0 else None,)
         return self._segments[0]
 
-    def _build_segments(self, library: Library) -> Array | None:
-        gpu = _gpu_info(self.native.__dlpack_device__()[1])
-        tiles = _C.plan_segment_tiles(rows=self.num_voxels, num_sms=gpu["num_sms"])
-        if gpu["compute_capability"] != 90 or tiles == 0 or not _has_codes(self.shape):
-            return None
-        order = native_order(library, native_codes(library, self.coords, self.shape, "z_order"), self.shape, "z_order")
+    def _segment_tiles(self) -> tuple[int, dict[str, Any]]:
+        """How many tiles segments of this map have, 0 for none, and what is known about its GPU."""
+        fits = self.mirrored and self.dilation == (1, 1, 1) and 1 < self.kernel_volume <= 32 and _has_codes(self.shape)
+        device_type, index = self.native.__dlpack_device__() if fits else (_CPU, 0)
+        if device_type == _CPU:
+            return 0, {}
+        gpu = _gpu_info(index)
+        hopper = gpu["compute_capability"] == 90
+        return _C.plan_segment_tiles(rows=self.num_voxels, num_sms=gpu["num_sms"]) if hopper else 0, gpu
+
+    def _build_segments(self, library: Library, tiles: int) -> Array:
+        codes = native_codes(library, self.coords, self.shape, "z_order")
+        order = native_order(library, codes, self.shape, "z_order")
         count, words = -(-self.num_voxels // (64 * tiles)), _C.segment_words(tiles=tiles, v=self.kernel_volume)
         segments = library.empty((count, words), "int32", order)
         how = {"kernel_size": self.kernel_size, "tiles": tiles, "in_rows": self.num_voxels}
