@@ -1,6 +1,8 @@
 /*
  * Submanifold sparse convolution: forward, input gradient, weight and bias gradient.
  */
+#include "../kernels/segment.h"
+
 #include "error.h"
 #include "operation.h"
 
@@ -70,6 +72,20 @@ static int expect_orders(const fg_view *view, const fg_view *map, PyObject *grou
     return fg_wrong_shape(view, "(G, N), G the sum of groups, each of which divides V");
 }
 
+/* segments: the records of `map`. */
+static int expect_segments(const fg_view *view, const fg_view *map) {
+    const int64_t volume = map->tensor.shape[0], rows = map->tensor.shape[1];
+    if (!view->tensor.present) return 0;
+    const fg_dim any = {"S", FG_ANY}, words = {"W", FG_ANY};
+    if (fg_expect_matrix(view, FG_INT32, any, words, NULL) < 0) return -1;
+    const int32_t tiles = fg_segment_tiles_of(view->tensor.shape[1], volume);
+    if (tiles > 0) {
+        const int32_t segment = fg_segment_rows(tiles);
+        if (view->tensor.shape[0] == (rows + segment - 1) / segment) return 0;
+    }
+    return fg_wrong_shape(view, "that of segment_map for map");
+}
+
 static int expect_channels(const fg_view *view, int64_t channels, const char *why) {
     const fg_dim shape[] = {{"Co", channels}};
     if (fg_expect_shape(view, 1, shape, why) < 0) return -1;
@@ -119,7 +135,8 @@ static int expect_residual(fg_view *view, const fg_view *added, const fg_view *o
 /* The parameters, in the order of the lists. */
 /* clang-format off */
 enum {
-    FEATS, WEIGHT, BIAS, MAP, OUT, ORDER, RESIDUAL, SCALE_FEATS, SCALE_WEIGHT, SCALE_OUT, ORDER_GROUPS, ACTIVATION,
+    FEATS, WEIGHT, BIAS, MAP, OUT, ORDER, SEGMENTS, RESIDUAL, SCALE_FEATS, SCALE_WEIGHT, SCALE_OUT, ORDER_GROUPS,
+    ACTIVATION,
     ALGORITHM, PRECISION, DTYPE_FEATS, DTYPE_WEIGHT, DTYPE_OUT, GROUPS,
     OUT_DTYPE, KERNEL_SIZE, ROWS /* of a direct call */
 };
@@ -132,6 +149,7 @@ static const fg_parameter conv_forward_parameters[] = {
     FG_INPUT(map),
     FG_OUTPUT(out),
     FG_OPTIONAL_INPUT(order),
+    FG_OPTIONAL_INPUT(segments),
     FG_OPTIONAL_INPUT(residual),
     FG_OPTIONAL_INPUT(scale_feats),
     FG_OPTIONAL_INPUT(scale_weight),
@@ -155,6 +173,7 @@ static const fg_parameter conv_forward_direct_parameters[] = {
     FG_INPUT(map),
     FG_OUTPUT_OR_NEW(out),
     FG_OPTIONAL_INPUT(order),
+    FG_OPTIONAL_INPUT(segments),
     {FG_KEYWORD_residual, FG_KEYWORD_ONLY | FG_TENSOR | FG_NULLABLE | FG_ROWS},
     FG_OPTIONAL_INPUT(scale_feats),
     FG_OPTIONAL_INPUT(scale_weight),
@@ -230,6 +249,7 @@ static int conv_forward_fill(fg_call *call, void *params) {
         return -1;
     }
     if (expect_orders(order, map, call->values[ORDER_GROUPS], &p->sets) < 0 ||
+        expect_segments(&call->views[SEGMENTS], map) < 0 ||
         fg_arg_algorithm(call->state, call->values[ALGORITHM], &p->algorithm) < 0) {
         return -1;
     }
@@ -241,6 +261,7 @@ static int conv_forward_fill(fg_call *call, void *params) {
     p->bias = bias->tensor;
     p->map = map->tensor;
     p->order = order->tensor;
+    p->segments = call->views[SEGMENTS].tensor;
     p->residual = residual->tensor;
     p->out = out->tensor;
     return fg_arg_precision(call->state, call->values[PRECISION], &p->precision);
@@ -249,13 +270,14 @@ static int conv_forward_fill(fg_call *call, void *params) {
 /* ---- input gradient ---- */
 
 static const fg_parameter conv_dgrad_parameters[] = {
-    FG_INPUT(grad_out),       FG_INPUT(weight),        FG_INPUT(map),           FG_OUTPUT(grad_feats),
-    FG_OPTIONAL_INPUT(order), FG_SCALAR(order_groups), FG_SCALAR(algorithm),    FG_SCALAR(mirrored),
-    FG_SCALAR(precision),     FG_SCALAR(groups),       FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(grad_out),      FG_INPUT(weight),         FG_INPUT(map),
+    FG_OUTPUT(grad_feats),   FG_OPTIONAL_INPUT(order), FG_OPTIONAL_INPUT(segments),
+    FG_SCALAR(order_groups), FG_SCALAR(algorithm),     FG_SCALAR(mirrored),
+    FG_SCALAR(precision),    FG_SCALAR(groups),        FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_dgrad_fill(fg_call *call, void *params) {
-    enum { GRAD_OUT, WEIGHT, MAP, GRAD_FEATS, ORDER, ORDER_GROUPS, ALGORITHM, MIRRORED, PRECISION, GROUPS };
+    enum { GRAD_OUT, WEIGHT, MAP, GRAD_FEATS, ORDER, SEGMENTS, ORDER_GROUPS, ALGORITHM, MIRRORED, PRECISION, GROUPS };
     fg_conv_dgrad_params *p = params;
     const fg_view *grad_out = &call->views[GRAD_OUT], *weight = &call->views[WEIGHT];
     const fg_view *map = &call->views[MAP], *grad_feats = &call->views[GRAD_FEATS], *order = &call->views[ORDER];
@@ -276,12 +298,14 @@ static int conv_dgrad_fill(fg_call *call, void *params) {
         return -1;
     }
     if (expect_orders(order, map, call->values[ORDER_GROUPS], &p->sets) < 0 ||
+        expect_segments(&call->views[SEGMENTS], map) < 0 ||
         fg_arg_algorithm(call->state, call->values[ALGORITHM], &p->algorithm) < 0) {
         return -1;
     }
     p->grad_out = grad_out->tensor;
     p->map = map->tensor;
     p->order = order->tensor;
+    p->segments = call->views[SEGMENTS].tensor;
     p->grad_feats = grad_feats->tensor;
     return fg_arg_precision(call->state, call->values[PRECISION], &p->precision);
 }
@@ -434,7 +458,8 @@ FG_DEFINE_OPERATION(depthwise_wgrad)
 PyMethodDef fg_conv_methods[] = {
     FG_OPERATION_METHODS(
         conv_forward,
-        "feats, weight, bias, map, out, *, order=None, residual=None, scale_feats=None, scale_weight=None, "
+        "feats, weight, bias, map, out, *, order=None, segments=None, residual=None, scale_feats=None, "
+        "scale_weight=None, "
         "scale_out=None, "
         "order_groups=None, activation=None, algorithm='auto', precision='ieee', dtype_feats=None, dtype_weight=None, "
         "dtype_out=None, groups=1, workspace=None, stream=None",
@@ -442,15 +467,17 @@ PyMethodDef fg_conv_methods[] = {
         "residual[m])"),
     FG_DIRECT_METHOD(
         conv_forward,
-        "feats, weight, bias, map, *, out=None, order=None, residual=None, scale_feats=None, scale_weight=None, "
+        "feats, weight, bias, map, *, out=None, order=None, segments=None, residual=None, scale_feats=None, "
+        "scale_weight=None, "
         "scale_out=None, order_groups=None, activation=None, algorithm='auto', precision='ieee', dtype_feats=None, "
         "dtype_weight=None, dtype_out=None, groups=1, out_dtype=None, kernel_size, rows, "
         "options=None, workspace=None, stream=None",
         "The same of torch tensors as they are, into a new one; NotImplemented where that is not enough."),
-    FG_OPERATION_METHODS(conv_dgrad,
-                         "grad_out, weight, map, grad_feats, *, order=None, order_groups=None, algorithm='auto', "
-                         "mirrored=False, precision='ieee', groups=1, workspace=None, stream=None",
-                         "grad_feats[n] = sum_v weight[:, v, :]^T . grad_out[map[v, n]]; mirrored: with V - 1 - v."),
+    FG_OPERATION_METHODS(
+        conv_dgrad,
+        "grad_out, weight, map, grad_feats, *, order=None, segments=None, order_groups=None, algorithm='auto', "
+        "mirrored=False, precision='ieee', groups=1, workspace=None, stream=None",
+        "grad_feats[n] = sum_v weight[:, v, :]^T . grad_out[map[v, n]]; mirrored: with V - 1 - v."),
     FG_OPERATION_METHODS(
         conv_wgrad,
         "grad_out, feats, map, grad_weight, grad_bias, *, algorithm='auto', precision='ieee', groups=1, "

@@ -12,7 +12,7 @@ typedef struct {
     int64_t sizes[4];
     fg_dtype dtype;
     int32_t num_sms;
-    PyObject *others[5];
+    PyObject *others[6];
 } fg_question;
 
 static int parse_question(fg_question *question, const char *name, const fg_parameter *parameters, int count,
@@ -32,11 +32,11 @@ static int parse_question(fg_question *question, const char *name, const fg_para
 }
 
 static PyObject *answer(fg_plan plan) {
-    return Py_BuildValue("{s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:L}", "family",
+    return Py_BuildValue("{s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:L}", "family",
                          plan.family == FG_FAMILY_SM90 ? "sm90" : "portable", "block_m", plan.block_m, "block_n",
                          plan.block_n, "block_k", plan.block_k, "num_stages", plan.num_stages, "groups", plan.groups,
-                         "split_k", plan.split_k, "few_rows", plan.few_rows, "workspace_bytes",
-                         (long long)plan.workspace_bytes);
+                         "split_k", plan.split_k, "segment_tiles", plan.segment_tiles, "few_rows", plan.few_rows,
+                         "workspace_bytes", (long long)plan.workspace_bytes);
 }
 
 #define FG_SIZE(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY | FG_REQUIRED}
@@ -53,8 +53,9 @@ static const fg_parameter conv_parameters[] = {
     {FG_KEYWORD_algorithm, FG_KEYWORD_ONLY},
     {FG_KEYWORD_groups, FG_KEYWORD_ONLY},
     {FG_KEYWORD_channel_groups, FG_KEYWORD_ONLY},
+    {FG_KEYWORD_segment_tiles, FG_KEYWORD_ONLY},
 };
-enum { WGRAD_PARAMETERS = FG_LENGTH(conv_parameters) - 4 };
+enum { WGRAD_PARAMETERS = FG_LENGTH(conv_parameters) - 5 };
 static const fg_parameter gemm_parameters[] = {
     FG_SIZE(m),
     FG_SIZE(n),
@@ -71,7 +72,7 @@ static int parse_capability(const fg_question *q, int32_t *compute_capability) {
 }
 
 static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    enum { PRECISION = 1, ALGORITHM, GROUPS, CHANNEL_GROUPS };
+    enum { PRECISION = 1, ALGORITHM, GROUPS, CHANNEL_GROUPS, SEGMENT_TILES };
     const fg_state *state = PyModule_GetState(module);
     fg_question q;
     if (parse_question(&q, "plan_conv", conv_parameters, FG_LENGTH(conv_parameters), module, args, nargs, kwnames) < 0)
@@ -90,7 +91,8 @@ static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t n
         fg_arg_precision(state, q.others[PRECISION], &question.precision) < 0 ||
         fg_arg_algorithm(state, q.others[ALGORITHM], &question.algorithm) < 0 ||
         fg_arg_groups(q.others[GROUPS], &question.orders) < 0 ||
-        fg_arg_int64(q.others[CHANNEL_GROUPS], "channel_groups", 1, INT32_MAX, &question.channel_groups) < 0) {
+        fg_arg_int64(q.others[CHANNEL_GROUPS], "channel_groups", 1, INT32_MAX, &question.channel_groups) < 0 ||
+        fg_arg_int32(q.others[SEGMENT_TILES], "segment_tiles", 0, FG_SEGMENT_TILES, &question.segment_tiles) < 0) {
         return NULL;
     }
     return answer(fg_plan_conv(&question));
@@ -257,7 +259,8 @@ static PyObject *plan_gemm_sm90(PyObject *module, PyObject *const *args, Py_ssiz
 PyMethodDef fg_plan_methods[] = {
     {"plan_conv", FG_FASTCALL(plan_conv),
      PyDoc_STR("plan_conv($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80, precision='ieee', "
-               "algorithm='auto', groups=None, channel_groups=1)\n--\n\nTiles of the forward pass and of the input "
+               "algorithm='auto', groups=None, channel_groups=1, segment_tiles=0)\n--\n\nTiles of the forward pass and "
+               "of the input "
                "gradient.")},
     {"plan_conv_wgrad", FG_FASTCALL(plan_conv_wgrad),
      PyDoc_STR("plan_conv_wgrad($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80)\n--\n\n"

@@ -593,6 +593,7 @@ def plan_conv(
     algorithm: str = "auto",
     groups: Sequence[int] | None = None,
     channel_groups: int = 1,
+    segment_tiles: int = 0,
 ) -> dict[str, Any]: ...
 def plan_conv_wgrad(
     *, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int, compute_capability: int = 80

@@ -367,6 +367,7 @@ typedef struct {
     fg_tensor scale_feats;  /* of float8: float32 () or contiguous (N), one for each row; or absent: 1 */
     fg_tensor scale_weight; /* of float8: float32 () or contiguous (Co), one for each output channel; or absent: 1 */
     fg_order_sets sets;     /* of which a plan takes one, or none; every one divides V */
+    fg_tensor segments;     /* the records of `map` (segment.h); or absent */
     int64_t groups; /* of channels, a divisor of Ci and Co; each is a convolution of its own (channel_groups.h) */
     fg_activation activation;
     fg_algorithm algorithm;
@@ -384,7 +385,8 @@ typedef struct {
     fg_tensor map;      /* (V, N) int32 contiguous */
     fg_tensor order;    /* (sum of groups, N) int32 contiguous: those of `map`, as in the forward pass; or absent */
     fg_order_sets sets;
-    int64_t groups; /* of channels */
+    fg_tensor segments; /* the records of `map` (segment.h); or absent */
+    int64_t groups;     /* of channels */
     fg_algorithm algorithm;
     bool mirrored;
     fg_precision precision;

@@ -20,6 +20,7 @@ typedef struct {
     int32_t num_stages;                /* depth of the cp.async pipeline */
     int32_t groups;                    /* of offsets, each with its own row order; 0: rows as they come */
     int32_t split_k;                   /* reduction slices whose fp32 partials meet in the workspace; 1 = none */
+    int32_t segment_tiles;             /* of the Hopper convolution by segments, else 0: tiles of a segment */
     int32_t few_rows; /* of the Hopper kernel for products of few rows: blocks that read rows for each other; else 0 */
     int64_t workspace_bytes;
 } fg_plan;
@@ -35,11 +36,16 @@ typedef struct {
     fg_algorithm algorithm;
     fg_order_sets orders; /* that the caller has */
     int64_t channel_groups;
+    int32_t segment_tiles; /* of the segments that the caller has; 0: none */
 } fg_conv_question;
 
 /* The Hopper kernel for few channels, 16-bit, rows as they come: a tile is 64 rows, which is how a plan names it, of
  * all columns. So many channels may be reduced, and result. */
 enum { FG_OWN_ROWS = 64, FG_OWN_ROWS_DEPTH = 64, FG_OWN_ROWS_COLUMNS = 64 };
+
+/* The Hopper kernel for segments of rows (segment.h), 16-bit: a step is 64 channels of one offset, 32 of two or 16 of
+ * four, and the bias of so many columns fits. */
+enum { FG_SEGMENT_STEP = 64, FG_SEGMENT_COLUMNS = 256 };
 
 /* Groups of channels: from how many on one is worth a launch of the Hopper kernels, and up to how many input channels
  * plain arithmetic is ahead of tensor cores. */

@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "plan.h"
+#include "segment.h"
 
 enum {
     STEP_BYTES = 128,
@@ -105,11 +106,14 @@ static double seconds(const fg_conv_question *q, const tile *t, int64_t groups, 
     return span * task_seconds + other;
 }
 
+static bool is_masked(fg_algorithm algorithm) {
+    return algorithm == FG_ALGORITHM_MASKED_IMPLICIT_GEMM || algorithm == FG_ALGORITHM_MASKED_IMPLICIT_GEMM_SPLITK;
+}
+
 /* Tries the orders that the caller has and none, each with as many more splits as fill the card. Changes *plan where
  * that is worth it against *best, the seconds of *plan. */
 static void choose_slices(const fg_conv_question *q, const tile *t, int64_t max_splits, fg_plan *plan, double *best) {
-    const bool masked =
-        q->algorithm == FG_ALGORITHM_MASKED_IMPLICIT_GEMM || q->algorithm == FG_ALGORITHM_MASKED_IMPLICIT_GEMM_SPLITK;
+    const bool masked = is_masked(q->algorithm);
     const bool plain = q->algorithm == FG_ALGORITHM_IMPLICIT_GEMM || q->algorithm == FG_ALGORITHM_IMPLICIT_GEMM_SPLITK;
     const bool split = q->algorithm != FG_ALGORITHM_IMPLICIT_GEMM && q->algorithm != FG_ALGORITHM_MASKED_IMPLICIT_GEMM;
     const int64_t tile_count = at_least(tiles(q->rows, q->co, t->block_m, t->block_n), 1);
@@ -156,6 +160,39 @@ static void choose_own_rows(const fg_conv_question *q, fg_plan *plan, double *be
     set_split(plan, 1, q->rows * q->co);
 }
 
+/* Hopper, by segments: what passes by are weights, and their time or that of the products is a segment's. Where rows
+ * are few, so are those of a segment, and their tiles work through more offsets. */
+static void choose_segments(const fg_conv_question *q, fg_plan *plan, double *best) {
+    enum { STAGES = 4 };
+    /* Predictions: of a tile's products at one offset, whatever it has, and for 64 columns of 64 channels; of a
+     * segment's begin and end. */
+    static const double STEP_SECONDS = 2e-8, PRODUCTS_SECONDS = 7.2e-8, SEGMENT_SECONDS = 2e-6;
+    const int32_t tiles = q->segment_tiles;
+    const bool masked = is_masked(q->algorithm), only = masked && q->orders.sets == 0; /* the only order there is */
+    if (tiles == 0 || !(masked || q->algorithm == FG_ALGORITHM_AUTO) || fg_dtype_size(q->dtype) != 2 ||
+        q->co > FG_SEGMENT_COLUMNS)
+        return;
+    const int32_t block_n = q->co <= 32 ? 32 : 64, depth = q->ci <= 16 ? 16 : q->ci <= 32 ? 32 : FG_SEGMENT_STEP;
+    const int64_t steps = ceil_div(q->v, FG_SEGMENT_STEP / depth), blocks = ceil_div(q->ci, depth);
+    const int64_t column_tiles = ceil_div(q->co, block_n), segment = (int64_t)fg_segment_rows(tiles);
+    const int64_t waves = ceil_div(ceil_div(q->rows, segment) * column_tiles, q->num_sms);
+    const double share = tiles == 8 ? 0.68 : tiles == 4 ? 0.73 : 0.78; /* of the offsets, of a tile */
+    const double part = (double)(block_n * depth) / (64 * 64);
+    const double products = (double)(tiles * q->v) * share * (STEP_SECONDS + PRODUCTS_SECONDS * part);
+    const double bytes = (double)(steps * block_n * STEP_BYTES + segment * 3 * depth);
+    const double moves = bytes / (L2_BYTES / MEASURED_SMS);
+    const double cost =
+        TASK_SECONDS + LAUNCH_SECONDS + (double)waves * (SEGMENT_SECONDS + (double)blocks * fmax(products, moves));
+    if (cost > WORTHWHILE * *best && !only) return;
+    *best = cost;
+    set_tile(plan, FG_SEGMENT_TILE, block_n, STAGES);
+    plan->block_k = depth;
+    plan->segment_tiles = tiles;
+    plan->groups = 0;
+    plan->split_k = 1;
+    plan->workspace_bytes = column_tiles * blocks * steps * block_n * STEP_BYTES;
+}
+
 /* Hopper. Bytes from L2 per product are what a tile must save, so the widest is best, and 16-bit rows have a taller
  * one, for scenes that fill the card with it twice, or are one tile of it; narrower ones are for channels that would
  * leave much of a wider one empty. */
@@ -187,6 +224,7 @@ static fg_plan plan_conv_sm90(const fg_conv_question *q) {
     if (best == 0 && fg_dtype_size(q->dtype) == 2 && (fills || q->rows <= tallest.block_m)) t = &tallest;
     choose_slices(q, t, max_splits, &plan, &cost);
     choose_own_rows(q, &plan, &cost);
+    choose_segments(q, &plan, &cost);
     return plan;
 }
 

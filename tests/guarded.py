@@ -253,9 +253,9 @@ def unique_groups(backend, in_order, order, ranks, voxels, **layout):
     return call.run("unique_groups", *given, keys, *(call.take((size,), "int32") for size in sizes.values()))
 
 
-def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None, residual=None, activation=None,
-                 in_place=False, algorithm="auto", precision="ieee", channel_groups=1, out_dtype=None, scale_feats=None,
-                 scale_weight=None, scale_out=None, **layout):  # fmt: skip
+def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None, segments=None, residual=None,
+                 activation=None, in_place=False, algorithm="auto", precision="ieee", channel_groups=1, out_dtype=None,
+                 scale_feats=None, scale_weight=None, scale_out=None, **layout):  # fmt: skip
     """in_place: the output is the residual itself. out_dtype: that of feats by default."""
     call = Call(backend, **layout)
     shape = nmap.shape[1], len(weight)
@@ -268,6 +268,7 @@ def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None,
         call.give(nmap),
         out,
         order=call.give(order),
+        segments=call.give(segments),
         residual=out if in_place else call.give(residual, strided=True),
         scale_feats=call.give(scale_feats),
         scale_weight=call.give(scale_weight),
@@ -280,8 +281,8 @@ def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None,
     )
 
 
-def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, groups=None, algorithm="auto", mirrored=False,
-               precision="ieee", channel_groups=1, **layout):  # fmt: skip
+def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, groups=None, segments=None, algorithm="auto",
+               mirrored=False, precision="ieee", channel_groups=1, **layout):  # fmt: skip
     """nmap is the transposed map, or with mirrored=True the forward map."""
     call = Call(backend, **layout)
     return call.run(
@@ -291,6 +292,7 @@ def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, groups=None, algo
         call.give(nmap),
         call.take((nmap.shape[1], channel_groups * weight.shape[-1]), grad_out.dtype, strided=True),
         order=call.give(order),
+        segments=call.give(segments),
         order_groups=groups,
         algorithm=algorithm,
         mirrored=mirrored,

@@ -53,6 +53,31 @@ def row_orders(nmap, offsets, segment):
     return orders
 
 
+def segment_records(nmap, order, tiles, sort=lambda rows: rows):
+    """The records of kernels/segment.h: segments of 64 * tiles columns of nmap as `order` has them, each sorted by
+    `sort`; places in order of first appearance, tile by tile and offset by offset."""
+    volume, size, most = len(nmap), 64 * tiles, 184 * tiles
+    records = []
+    for start in range(0, len(order), size):
+        head = np.zeros(16, np.int32)
+        rows = np.full(size, -1, np.int32)
+        rows[: len(order[start : start + size])] = sort(order[start : start + size])
+        read = np.where(rows >= 0, nmap[:, rows], -1).reshape(volume, tiles, 64).swapaxes(0, 1)  # (tile, offset, row)
+        for t in range(tiles):
+            head[1 + t : 2 + t].view(np.uint32)[0] = sum(1 << v for v in range(volume) if (read[t, v] >= 0).any())
+        inputs = list(dict.fromkeys([-1, *read.ravel().tolist()]))
+        place_of = {row: place for place, row in enumerate(inputs)}
+        places = np.zeros((volume, tiles, 4, 2, 8), np.uint32)  # warp, half, row
+        if len(inputs) <= most:
+            head[0] = len(inputs)
+            found = [place_of[row] for row in read.ravel().tolist()]
+            places = np.reshape(found, (tiles, volume, 4, 2, 8)).swapaxes(0, 1).astype(np.uint32)
+        inputs = np.resize([*inputs, *[-1] * most], most).astype(np.int32)
+        words = (places[:, :, :, 0] | places[:, :, :, 1] << 16).view(np.int32)
+        records.append(np.concatenate([head, rows, inputs, words.ravel()]))
+    return np.reshape(records, (len(records), 16 + 248 * tiles + volume * tiles * 32)).astype(np.int32)
+
+
 def neighbor_map(coords, shape, kernel_size=(3, 3, 3), dilation=(1, 1, 1), transposed=False, rows=None):
     """map[v, n] by looking every neighbour up in a dictionary of coordinates; `rows` restricts n."""
     sign = -1 if transposed else 1

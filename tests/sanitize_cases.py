@@ -140,12 +140,17 @@ def order_case(backend, kernel_size, n, groups):
     np.testing.assert_array_equal(orders, reference.row_orders(nmap, plan["offsets"], plan["segment"]))
 
 
+def map_of_near_rows(volume, rows, rng):
+    nmap = (np.arange(rows) + rng.integers(-40, 40, (volume, rows))).astype(np.int32)
+    nmap[rng.random(nmap.shape) < 0.5] = -1
+    return nmap
+
+
 def segment_case(backend, kernel_size, tiles):
     """Two segments, the second ragged; a scene of few voxels lies together in any order."""
     volume, rows = int(np.prod(kernel_size)), 64 * tiles + 70
     rng = np.random.default_rng(0)
-    nmap = (np.arange(rows) + rng.integers(-40, 40, (volume, rows))).astype(np.int32)
-    nmap[rng.random(nmap.shape) < 0.5] = -1
+    nmap = map_of_near_rows(volume, rows, rng)
     order = rng.permutation(rows).astype(np.int32)
     segments = guarded.segment_map(backend, nmap, order, kernel_size, tiles, rows, fence=False)
     assert reference.assert_segments(segments, nmap, order, kernel_size, tiles, rows).all()
@@ -307,6 +312,27 @@ def grouped_case(backend, direction, mode, ci, co, groups, rows=N):
         expected = reference.conv_wgrad(grad_out, feats, nmap)[0].reshape(co, 27, groups, own)
         expected = expected[np.arange(co), :, group]
     assert_rows(got, expected, reference.ROW_TOLERANCE[mode])
+
+
+def conv_segment_case(backend, dtype, ci, co, tiles, overflows=False):
+    """Both passes, four segments or five."""
+    rows = 64 * tiles * 4 + 30
+    rng = np.random.default_rng(0)
+    nmap = map_of_near_rows(27, rows, rng)
+    nmap[nmap >= rows] = -1
+    order = np.arange(rows, dtype=np.int32)
+    segments = guarded.segment_map(backend, nmap, order, (3, 3, 3), tiles, rows, fence=False)
+    if overflows:
+        segments[1::2, 0] = 0
+    draw = (rows, ci), (co, 27, ci), (co,), (rows, co)
+    feats, weight, bias, grad_out = (scenes.values(rng, s, dtype, one_sign=min(ci, co) < 32) for s in draw)
+    how = {"segments": segments, "algorithm": "masked_implicit_gemm", "fence": False}
+    tolerance = reference.ROW_TOLERANCE[dtype]
+    out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
+    assert_rows(out, reference.conv_forward(feats, weight, bias, nmap), tolerance)
+    grad_feats = guarded.conv_dgrad(backend, grad_out, weight, nmap, mirrored=True, **how)
+    mirrored = weight.transpose(2, 1, 0)[:, ::-1]
+    assert_rows(grad_feats, reference.conv_forward(grad_out, mirrored, None, nmap), tolerance)
 
 
 def epilogue_case(backend, mode, channels, activation, in_place, offset, n=N):
@@ -506,6 +532,19 @@ def all_cases():
     for kernel_size, tiles in (((3, 3, 3), 8), ((2, 2, 2), 4), ((2, 4, 4), 2)):
         name = f"segments/{'x'.join(map(str, kernel_size))}/{tiles}"
         cases[name] = partial(segment_case, kernel_size=kernel_size, tiles=tiles)
+
+    # every tile in both passes, tiles of a segment, what is several tiles and what does not fit
+    for dtype, ci, co, tiles in (
+        ("float16", 16, 32, 2),
+        ("float16", 32, 24, 4),
+        ("float16", 64, 64, 8),
+        ("bfloat16", 64, 16, 2),
+        ("bfloat16", 72, 136, 4),
+    ):
+        for overflows in (False, True):
+            name = f"conv/segments/{dtype}/{ci}-{co}" + "/overflow" * overflows
+            case = partial(conv_segment_case, dtype=dtype, ci=ci, co=co, tiles=tiles, overflows=overflows)
+            cases[name] = case
 
     for mode in ("bxyz", "z_order", "hilbert"):
         for name, shape in (("32", (2, 30, 40, 50)), ("64", (2, 2**20, 3, 2**20))):

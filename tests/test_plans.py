@@ -12,7 +12,18 @@ from flexgemm import _C
 
 DTYPES = ["float32", "float16", "bfloat16"]
 FP8 = ["float8_e4m3fn", "float8_e5m2"]
-KEYS = {"family", "block_m", "block_n", "block_k", "num_stages", "groups", "split_k", "few_rows", "workspace_bytes"}
+KEYS = {
+    "family",
+    "block_m",
+    "block_n",
+    "block_k",
+    "num_stages",
+    "groups",
+    "split_k",
+    "segment_tiles",
+    "few_rows",
+    "workspace_bytes",
+}
 SMS = 132
 HOPPER = 90
 

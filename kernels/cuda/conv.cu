@@ -3,6 +3,7 @@
  * to the kernel that the plan names. Where that kernel knows no groups of channels, each group is a problem of its own.
  */
 #include "../channel_groups.h"
+#include "../segment.h"
 #include "backend.cuh"
 #include "conv_gather.cuh"
 #include "mma_tile.cuh"
@@ -14,7 +15,7 @@ namespace {
 /* What both passes ask of a plan and of the kernel, under the names they share here. */
 struct Problem {
     const char *name;
-    const fg_tensor &in, &weight, &map, &order, &out, &workspace;
+    const fg_tensor &in, &weight, &map, &order, &segments, &out, &workspace;
     SumEpilogue epilogue;
     fg_dtype added_dtype; /* of bias and residual */
     const float *row_scales;
@@ -43,11 +44,17 @@ struct Problem {
                           (in_aligned() && weight_aligned() && 0 <= in.strides[0] && in.strides[0] <= INT32_MAX);
         if (!near || in.shape[1] > kMaxChannels / 4 || out.shape[1] > kMaxChannels / 4) compute_capability = 80;
         if (status != FG_OK) return status;
-        const fg_conv_question question = {out.shape[0], depth(),   columns(),     map.shape[0],
-                                           in.dtype,     precision, *num_sms,      compute_capability,
-                                           algorithm,    orders,    channel_groups};
+        const fg_conv_question question = {out.shape[0], depth(),   columns(),      map.shape[0],
+                                           in.dtype,     precision, *num_sms,       compute_capability,
+                                           algorithm,    orders,    channel_groups, segment_tiles()};
         *result = fg_plan_conv(&question);
         return FG_OK;
+    }
+
+    /* Of the records that came and lie where the copy engine can read them. */
+    int32_t segment_tiles() const {
+        if (!segments.present || reinterpret_cast<uintptr_t>(segments.data) % 16 != 0) return 0;
+        return fg_segment_tiles_of(segments.shape[1], map.shape[0]);
     }
 
     /* Whether `chosen` is for all groups of channels at once, or for each of them as a problem of its own. */
@@ -92,6 +99,7 @@ struct Problem {
     int64_t counter_bytes(const fg_plan &chosen, int num_sms) const {
         constexpr int kTilesPerSm = 4;
         if (chosen.family != FG_FAMILY_SM90 || chosen.split_k > 1) return 0; /* slices share weights in step */
+        if (chosen.segment_tiles > 0) return 0;                              /* segments keep their turns */
         if (chosen.block_m == FG_OWN_ROWS) return 0;                         /* all of its tiles are alike */
         const int64_t tiles =
             ceil_div<int64_t>(out.shape[0], chosen.block_m) * ceil_div<int64_t>(columns(), chosen.block_n);
@@ -108,6 +116,8 @@ struct Problem {
         p.order = order_of(chosen);
         p.groups = chosen.groups > 0 ? chosen.groups : 1;
         p.splits = chosen.split_k / p.groups;
+        p.segments = static_cast<const int32_t *>(segments.data);
+        p.segment_tiles = chosen.segment_tiles;
         p.out = out.data;
         float *const copies = static_cast<float *>(workspace.data);
         p.partials = chosen.split_k > 1 ? copies + copied_elements(chosen) : nullptr;
@@ -158,6 +168,9 @@ struct Problem {
         }
         if (chosen.family == FG_FAMILY_SM90 && fg_is_float8(in.dtype))
             return launch_fp8_sm90(p, chosen, in.dtype, weight.dtype, num_sms, stream, error);
+        if (chosen.segment_tiles > 0)
+            return launch_segments_sm90(p, chosen, in.dtype, major == Major::kK, workspace.data, num_sms, stream,
+                                        error);
         if (chosen.family == FG_FAMILY_SM90 && chosen.block_m == FG_OWN_ROWS)
             return launch_own_rows_sm90(p, chosen, in.dtype, major == Major::kK, num_sms, stream, error);
         if (chosen.family == FG_FAMILY_SM90)
@@ -183,16 +196,29 @@ Problem problem_of(const fg_conv_forward_params *p) {
     /* The gathered rows of float8 cannot be multiplied by scales of their own in a product of theirs. */
     const bool implicit = fg_is_float8(p->feats.dtype) && p->algorithm == FG_ALGORITHM_EXPLICIT_GEMM;
     const fg_algorithm algorithm = implicit ? FG_ALGORITHM_AUTO : p->algorithm;
-    return {"conv_forward", p->feats,     p->weight, p->map,       p->order,
-            p->out,         p->workspace, epilogue,  added,        of_rows ? scale_feats : nullptr,
-            p->sets,        p->groups,    algorithm, p->precision, Major::kK,
+    return {"conv_forward",
+            p->feats,
+            p->weight,
+            p->map,
+            p->order,
+            p->segments,
+            p->out,
+            p->workspace,
+            epilogue,
+            added,
+            of_rows ? scale_feats : nullptr,
+            p->sets,
+            p->groups,
+            algorithm,
+            p->precision,
+            Major::kK,
             false};
 }
 
 Problem problem_of(const fg_conv_dgrad_params *p) {
-    return {"conv_dgrad", p->grad_out,  p->weight,           p->map,     p->order, p->grad_feats,
-            p->workspace, {},           p->grad_feats.dtype, nullptr,    p->sets,  p->groups,
-            p->algorithm, p->precision, Major::kMN,          p->mirrored};
+    return {"conv_dgrad", p->grad_out, p->weight,           p->map,  p->order, p->segments, p->grad_feats,
+            p->workspace, {},          p->grad_feats.dtype, nullptr, p->sets,  p->groups,   p->algorithm,
+            p->precision, Major::kMN,  p->mirrored};
 }
 
 fg_conv_forward_params group_of(const fg_conv_forward_params *p, int64_t group) {

@@ -15,6 +15,8 @@ struct GatherParams {
                            * `weight`. Of the portable kernel: elsewhere each is a launch, and this is 1 */
     const int32_t *map;   /* (volume, rows) */
     const int32_t *order; /* (groups, rows): slot -> row, for each group of rows of `map`; or NULL: a slot is its row */
+    const int32_t *segments; /* records (segment.h) of `map`, or NULL; each of 64 * segment_tiles rows */
+    int segment_tiles;
     void *out;            /* (rows, columns), out_stride apart */
     SumEpilogue epilogue; /* of the forward pass */
     float *partials;      /* (slices(), rows, columns) when the offsets are split, else NULL */
@@ -82,6 +84,11 @@ fg_status launch_gather_sm90(const GatherParams &p, const fg_plan &plan, fg_dtyp
  * FG_OWN_ROWS. (conv_own_rows_sm90.cu) */
 fg_status launch_own_rows_sm90(const GatherParams &p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major,
                                int num_sms, cudaStream_t stream, fg_error *error);
+
+/* The same by segments; `laid_out` has room for the weights, plan.workspace_bytes. plan.segment_tiles is not 0.
+ * (conv_segment_sm90.cu) */
+fg_status launch_segments_sm90(const GatherParams &p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major,
+                               void *laid_out, int num_sms, cudaStream_t stream, fg_error *error);
 
 /* The same of float8, the forward pass. (conv_fp8_sm90.cu) */
 fg_status launch_fp8_sm90(const GatherParams &p, const fg_plan &plan, fg_dtype in, fg_dtype weight, int num_sms,

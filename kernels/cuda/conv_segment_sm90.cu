@@ -1,0 +1,504 @@
+/*
+ * Forward and input gradient of sparse convolution on Hopper, 16-bit types, by segments of rows that lie near each other
+ * (segment.h): the input rows that a segment reads are brought into shared memory once, and not for each pair of row
+ * and offset. There each thread reads what it holds of wgmma's first operand, where the segment's record says. What
+ * passes by are the weights and the places, a step of 64 channels of one offset or of as many offsets as fill it.
+ *
+ *     gatherers    three warps, rows of the next segment by 16-byte cp.async, as far as there is room
+ *     bringer      one thread, weights and places by TMA
+ *     4 consumers  warpgroups with a tile or two of 64 rows each; offsets at which a tile has no neighbours are skipped
+ *
+ * A thread reads 8 channels of a row at once, wherever the row lies. They are not those that wgmma's layout gives the
+ * thread, but the order of the reduction is free as long as both operands have the same: the weights are laid out for
+ * it beforehand, in the workspace, which makes both passes the same as well.
+ */
+#include <algorithm>
+#include <type_traits>
+
+#include "../segment.h"
+#include "activation.cuh"
+#include "conv_gather.cuh"
+#include "conv_rows_sm90.cuh"
+#include "ptx.cuh"
+#include "ring.cuh"
+#include "tensor_map.cuh"
+
+namespace flexgemm {
+namespace {
+
+constexpr int kWarpgroup = 128, kConsumers = 4, kConsumerWarps = 4 * kConsumers;
+constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+constexpr int kGatherWarps = 3; /* of the first warpgroup; its first warp brings weights and places */
+constexpr int kTiles = FG_SEGMENT_TILES / kConsumers; /* of a consumer, at most */
+constexpr int kTilePlacesBytes = FG_SEGMENT_TILE * 2;
+constexpr int kStepDepth = 64, kRowBytes = 128; /* of a row of weights */
+constexpr int kStages = 4;
+constexpr int kProducerRegisters = 32, kConsumerRegisters = 112;
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+                  (1 + kConsumers) * ptx::registers_at_launch(kThreads, 1),
+              "warpgroups divide the registers of the launch");
+/* Columns of a tile, channels of an offset. */
+template <int kBlockN_, int kDepth_>
+struct SegmentTile {
+    static constexpr int kBlockN = kBlockN_, kDepth = kDepth_, kPacked = kStepDepth / kDepth; /* offsets of a step */
+    static constexpr int kInputBytes = 2 * kDepth, kChunks = kInputBytes / 16;
+    static constexpr int kProducts = kDepth / 16; /* wgmma of an offset */
+    static constexpr int kSegmentBytes = FG_SEGMENT_TILES * FG_SEGMENT_TILE_PLACES * kInputBytes;
+    /* One segment at its largest; most leave room for nearly all of the next. */
+    static constexpr int kPoolBytes = std::min(2 * kSegmentBytes, FG_SEGMENT_TILES * FG_SEGMENT_TILE_PLACES * 128);
+    static constexpr int kWeightBytes = kBlockN * kRowBytes;
+    __host__ __device__ static int steps(const GatherParams &p) { return ceil_div(p.volume, kPacked); }
+    __host__ __device__ static int depth_blocks(const GatherParams &p) { return ceil_div(p.depth, kDepth); }
+};
+
+/* What is resident of a segment: kDepth channels of its inputs, from `begin` on around the pool. */
+struct Resident {
+    uint32_t begin, count; /* bytes; 0: not resident */
+    uint32_t masks[FG_SEGMENT_TILES];
+};
+
+template <class Tile>
+struct SegmentShared {
+    struct alignas(1024) Stage {
+        char weights[Tile::kWeightBytes];
+        char places[Tile::kPacked * FG_SEGMENT_TILES * kTilePlacesBytes];
+    };
+    Stage stages[kStages];
+    alignas(128) char pool[Tile::kPoolBytes];
+    Resident residents[2];
+    float bias[FG_SEGMENT_COLUMNS];
+    uint64_t full[kStages], empty[kStages];
+    uint64_t arrived[2], left[2]; /* residents */
+};
+
+/* Segments and columns, one after another; those of a CTA are a grid apart. */
+template <class Tile>
+struct Work {
+    const GatherParams &p;
+    const int tasks;
+    int task = blockIdx.x;
+
+    __device__ bool exists() const { return task < tasks; }
+    __device__ void advance() { task += gridDim.x; }
+    __device__ int column_tile() const { return task % p.column_tiles; }
+    __device__ int segment() const { return task / p.column_tiles; }
+    __device__ const int32_t *record() const {
+        return p.segments + segment() * fg_segment_words(p.segment_tiles, p.volume);
+    }
+};
+
+/* The steps at which a mask has offsets. */
+template <class Tile>
+__device__ __forceinline__ bool has_step(uint32_t mask, int step) {
+    return mask >> (step * Tile::kPacked) & ((uint64_t{1} << Tile::kPacked) - 1);
+}
+
+/* Where in the pool an input lies, less than once around it; and anything else is somewhere in the pool as well. */
+template <class Tile>
+__device__ __forceinline__ uint32_t around(uint32_t byte) {
+    constexpr uint32_t kEnd = Tile::kPoolBytes, kLast = kEnd - Tile::kInputBytes;
+    return min(min(byte, byte - kEnd), kLast); /* below the end the difference is a huge number */
+}
+
+/* ---- weights and places: one thread ---- */
+
+template <class Tile>
+__device__ void bring_steps(SegmentShared<Tile> &shared, const CUtensorMap &weight_map, const CUtensorMap &place_map,
+                            const GatherParams &p, int tasks) {
+    const int steps = Tile::steps(p), blocks = Tile::depth_blocks(p), rows = Tile::kPacked * p.segment_tiles;
+    RingPosition<kStages> place;
+    for (Work<Tile> work{p, tasks}; work.exists(); work.advance()) {
+        const int32_t *const head = work.record();
+        uint32_t mask = 0;
+#pragma unroll
+        for (int t = 0; t < FG_SEGMENT_TILES; ++t) mask |= static_cast<uint32_t>(head[1 + t]);
+        for (int block = 0; block < blocks; ++block) {
+            for (int step = 0; step < steps; ++step) {
+                if (!has_step<Tile>(mask, step)) continue;
+                auto &stage = shared.stages[place.slot];
+                uint64_t *const full = &shared.full[place.slot];
+                ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
+                ptx::mbarrier_arrive_expect_tx(full, Tile::kWeightBytes + rows * kTilePlacesBytes);
+                ptx::tma_load_3d(stage.weights, &weight_map, full, 0, 0,
+                                 (work.column_tile() * blocks + block) * steps + step);
+                ptx::tma_load_3d(stage.places, &place_map, full, 0, step * rows, work.segment());
+                place.advance();
+            }
+        }
+    }
+}
+
+/* ---- rows ---- */
+
+template <typename T, class Tile>
+struct Gatherer {
+    SegmentShared<Tile> &shared;
+    const GatherParams &p;
+    const int warp, lane;
+    const int tasks;
+    const uint32_t row_bytes = static_cast<uint32_t>(sizeof(T) * p.in_stride);
+
+    /* Starts the copies of channels from k on of the inputs that have places `first` to `end`. */
+    __device__ void load(const int32_t *inputs, uint32_t begin, int first, int end, int k) const {
+        constexpr int kRows = 32 / Tile::kChunks; /* that a warp copies at once */
+        const int channel = k + lane % Tile::kChunks * 8;
+        const auto in = reinterpret_cast<uint64_t>(static_cast<const T *>(p.in) + channel);
+        const uint32_t in_rows = channel < p.depth ? p.in_rows : 0;
+        const auto input_at = [&](int place) { return place < end ? inputs[place] : -1; };
+        int batch = first + warp * 32;
+        int32_t next = input_at(batch + lane);
+        for (; batch < end; batch += kGatherWarps * 32) {
+            const int32_t input = next;
+            next = input_at(batch + kGatherWarps * 32 + lane);
+#pragma unroll 2
+            for (int i = 0; i < 32; i += kRows) {
+                const auto row = static_cast<uint32_t>(__shfl_sync(~0u, input, i + lane / Tile::kChunks));
+                const int place = batch + i + lane / Tile::kChunks;
+                if (place >= end) continue;
+                /* Where zeros are asked for, the row is not read and may lie anywhere. */
+                char *const target = shared.pool + around<Tile>(begin + place * Tile::kInputBytes);
+                ptx::cp_async_16_or_zeros(target + lane % Tile::kChunks * 16,
+                                          reinterpret_cast<const void *>(in + uint64_t{row} * row_bytes),
+                                          row >= in_rows);
+            }
+        }
+    }
+
+    __device__ void run() const {
+        uint32_t begin = 0, before = 0; /* bytes of the residents before, which may be in use */
+        uint32_t item = 0;
+        for (Work<Tile> work{p, tasks}; work.exists(); work.advance()) {
+            const int32_t *const record = work.record(), *const inputs = record + fg_segment_inputs_at(p.segment_tiles);
+            const int count = max(0, min(record[0], fg_segment_places(p.segment_tiles)));
+            for (int k = 0; k < p.depth; k += Tile::kDepth, ++item) {
+                const uint32_t slot = item % 2, round = item / 2, other_round = (item - 1) / 2;
+                ptx::mbarrier_wait_parity(&shared.left[slot], (round & 1) ^ 1); /* those before the last */
+                const int fitting = min(count, static_cast<int>(Tile::kPoolBytes - before) / Tile::kInputBytes);
+                load(inputs, begin, 0, fitting, k);
+                if (fitting < count) {
+                    ptx::mbarrier_wait_parity(&shared.left[slot ^ 1], other_round & 1);
+                    load(inputs, begin, fitting, count, k);
+                }
+                if (warp == 0 && lane < FG_SEGMENT_TILES) {
+                    Resident &resident = shared.residents[slot];
+                    resident.masks[lane] = static_cast<uint32_t>(record[1 + lane]);
+                    if (lane == 0) resident.begin = begin, resident.count = static_cast<uint32_t>(count);
+                }
+                __syncwarp();
+                if (warp == 0 && lane == 0) ptx::mbarrier_arrive(&shared.arrived[slot]);
+                ptx::mbarrier_arrive_after_cp_async(&shared.arrived[slot]);
+                before = static_cast<uint32_t>(count) * Tile::kInputBytes;
+                begin = around<Tile>(begin + before);
+            }
+        }
+        ptx::cp_async_commit(); /* only groups can be waited for */
+        ptx::cp_async_wait<0>();
+    }
+};
+
+/* ---- products ---- */
+
+template <typename T, int kRegisters>
+__device__ __forceinline__ void wgmma(float (&d)[kRegisters], const uint32_t (&a)[4], uint64_t b) {
+    if constexpr (std::is_same<T, __half>::value)
+        ptx::wgmma_f16_from_registers(d, a, b, 1);
+    else
+        ptx::wgmma_bf16_from_registers(d, a, b, 1);
+}
+
+template <typename T, class Tile>
+struct Consumer {
+    SegmentShared<Tile> &shared;
+    const GatherParams &p;
+    const int warpgroup, warp, lane; /* warp of the warpgroup */
+    const int tasks;
+    using Operands = uint32_t[Tile::kProducts][4];
+
+    /* The tiles of a segment that are this warpgroup's: an early one of the order and a late one. */
+    __device__ int tile(int t) const { return t == 0 ? warpgroup : FG_SEGMENT_TILES - 1 - warpgroup; }
+
+    /* The row of the map and of `out` that is the upper or lower one of this thread's of a tile, -1 for none. */
+    __device__ int64_t row_at(const int32_t *rows, int t, int half) const {
+        if (tile(t) >= p.segment_tiles) return -1;
+        const int32_t row = rows[tile(t) * FG_SEGMENT_TILE + warp * 16 + half * 8 + lane / 4];
+        return row < p.rows ? row : -1;
+    }
+
+    /* What this thread holds of a row, 8 channels from 8 * (lane % 4) on and 8 that are 32 further; or 4 of 16. */
+    struct Piece {
+        uint32_t word[Tile::kDepth / 8];
+    };
+
+    /* Rows of 128 bytes all begin in the same bank: of each two rows one thread begins with the second half. */
+    __device__ Piece piece_of(const char *row) const {
+        const int quad = lane % 4;
+        if constexpr (Tile::kDepth == 64) {
+            const bool odd = lane & 4;
+            const uint4 first = *reinterpret_cast<const uint4 *>(row + (odd ? 64 : 0) + quad * 16);
+            const uint4 second = *reinterpret_cast<const uint4 *>(row + (odd ? 0 : 64) + quad * 16);
+            const uint4 low = odd ? second : first, high = odd ? first : second;
+            return Piece{{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+        } else if constexpr (Tile::kDepth == 32) {
+            const uint4 all = *reinterpret_cast<const uint4 *>(row + quad * 16);
+            return Piece{{all.x, all.y, all.z, all.w}};
+        } else {
+            const uint2 all = *reinterpret_cast<const uint2 *>(row + quad * 8);
+            return Piece{{all.x, all.y}};
+        }
+    }
+
+    static __device__ void arrange(Operands &a, const Piece &upper, const Piece &lower) {
+#pragma unroll
+        for (int i = 0; i < Tile::kProducts; ++i) {
+            a[i][0] = upper.word[2 * i], a[i][1] = lower.word[2 * i];
+            a[i][2] = upper.word[2 * i + 1], a[i][3] = lower.word[2 * i + 1];
+        }
+    }
+
+    /* A tile's operands of one offset, by the places of the stage's i-th offset. */
+    __device__ void fetch(Operands &a, const char *places, int i, int t, uint32_t begin) const {
+        const int row = i * p.segment_tiles + tile(t), word = warp * 8 + lane / 4;
+        const auto both = *reinterpret_cast<const uint32_t *>(places + row * kTilePlacesBytes +
+                                                              (word / 4 ^ row % 8) * 16 + word % 4 * 4);
+        const Piece upper = piece_of(shared.pool + around<Tile>(begin + (both & 0xffff) * Tile::kInputBytes));
+        const Piece lower = piece_of(shared.pool + around<Tile>(begin + (both >> 16) * Tile::kInputBytes));
+        arrange(a, upper, lower);
+    }
+
+    /* The same of a segment that reads more rows than fit: from memory. */
+    __device__ Piece piece_from_memory(int64_t row, int v, int channel) const {
+        Piece piece = {};
+        const uint32_t input = row < 0 ? ~0u : static_cast<uint32_t>(p.map[v * p.rows + row]);
+        if (input >= p.in_rows) return piece;
+        const T *const in = static_cast<const T *>(p.in) + input * p.in_stride + channel;
+        constexpr int kWords = Tile::kDepth == 16 ? 2 : 4; /* adjacent */
+#pragma unroll
+        for (int i = 0; i < Tile::kDepth / 8; i += kWords) {
+            if (channel + 8 * i >= p.depth) continue;
+            const auto *from = reinterpret_cast<const uint2 *>(in + 8 * i);
+#pragma unroll
+            for (int j = 0; j < kWords; j += 2) {
+                const uint2 two = from[j / 2];
+                piece.word[i + j] = two.x, piece.word[i + j + 1] = two.y;
+            }
+        }
+        return piece;
+    }
+
+    __device__ void fetch_from_memory(Operands &a, const int32_t *rows, int v, int t, int k) const {
+        const int channel = k + lane % 4 * (Tile::kDepth == 16 ? 4 : 8);
+        arrange(a, piece_from_memory(row_at(rows, t, 0), v, channel),
+                piece_from_memory(row_at(rows, t, 1), v, channel));
+    }
+
+    /* Adds up what is resident, or what lies in memory. */
+    template <bool kResident>
+    __device__ __forceinline__ void add(float (&d)[kTiles][Tile::kBlockN / 2], RingPosition<kStages> &place,
+                                        uint64_t descriptor, const Resident &here, const int32_t *rows, int k) const {
+        const int steps = Tile::steps(p);
+        const uint32_t begin = here.begin;
+        uint32_t mask[kTiles], all = 0;
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) mask[t] = here.masks[tile(t)];
+#pragma unroll
+        for (int t = 0; t < FG_SEGMENT_TILES; ++t) all |= here.masks[t];
+        for (int step = 0; step < steps; ++step) {
+            /* Votes, so that the compiler sees branches of whole warps: it would serialise wgmma otherwise. */
+            if (!__any_sync(~0u, has_step<Tile>(all, step))) continue;
+            const auto &stage = shared.stages[place.slot];
+            ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
+            const uint64_t weights = ptx::wgmma_advance(descriptor, place.slot * static_cast<int>(sizeof stage));
+#pragma unroll
+            for (int i = 0; i < Tile::kPacked; ++i) {
+                const int v = step * Tile::kPacked + i;
+#pragma unroll
+                for (int t = 0; t < kTiles; ++t) {
+                    if (!__any_sync(~0u, v < 32 && mask[t] >> v & 1)) continue;
+                    Operands a;
+                    if constexpr (kResident)
+                        fetch(a, stage.places, i, t, begin);
+                    else
+                        fetch_from_memory(a, rows, v, t, k);
+                    ptx::wgmma_fence();
+#pragma unroll
+                    for (int j = 0; j < Tile::kProducts; ++j)
+                        wgmma<T>(d[t], a[j], ptx::wgmma_advance(weights, i * Tile::kInputBytes + j * 32));
+                    ptx::wgmma_commit();
+                    ptx::wgmma_wait<0>(); /* the other warpgroups keep the tensor cores busy */
+#pragma unroll
+                    for (auto &operand : a) ptx::wgmma_hold(operand);
+                    ptx::wgmma_hold(d[t]);
+                }
+            }
+            if (lane == 0) ptx::mbarrier_arrive(&shared.empty[place.slot]);
+            place.advance();
+        }
+    }
+
+    __device__ void run() const {
+        uint64_t descriptor = ptx::wgmma_descriptor(shared.stages[0].weights);
+        ptx::wgmma_hold(descriptor);
+        RingPosition<kStages> place;
+        RingPosition<2> resident;
+        for (Work<Tile> work{p, tasks}; work.exists(); work.advance()) {
+            const int32_t *const rows = work.record() + FG_SEGMENT_HEAD;
+            float d[kTiles][Tile::kBlockN / 2] = {};
+            for (int k = 0; k < p.depth; k += Tile::kDepth) {
+                ptx::mbarrier_wait_parity(&shared.arrived[resident.slot], resident.parity);
+                const Resident &here = shared.residents[resident.slot];
+                if (__any_sync(~0u, here.count > 0))
+                    add<true>(d, place, descriptor, here, rows, k);
+                else
+                    add<false>(d, place, descriptor, here, rows, k);
+                if (lane == 0) ptx::mbarrier_arrive(&shared.left[resident.slot]);
+                resident.advance();
+            }
+            const int n0 = work.column_tile() * Tile::kBlockN;
+#pragma unroll
+            for (int t = 0; t < kTiles; ++t) {
+                const int64_t two[2] = {row_at(rows, t, 0), row_at(rows, t, 1)};
+                add_rows<T>(d[t], p.epilogue.bias ? shared.bias + n0 : nullptr, p, n0, two);
+                activate(d[t], p.epilogue.activation);
+                store_rows<T>(d[t], p, n0, two);
+            }
+        }
+    }
+};
+
+template <typename T, class Tile>
+__global__ void __launch_bounds__(kThreads, 1)
+    conv_segment_sm90_kernel(const GatherParams p, const __grid_constant__ CUtensorMap weight_map,
+                             const __grid_constant__ CUtensorMap place_map, int tasks) {
+    extern __shared__ __align__(1024) char dynamic[];
+    auto &shared = *reinterpret_cast<SegmentShared<Tile> *>(dynamic);
+    if (threadIdx.x == 0) {
+        for (uint64_t &barrier : shared.full) ptx::mbarrier_init(&barrier, 1);
+        for (uint64_t &barrier : shared.empty) ptx::mbarrier_init(&barrier, kConsumerWarps);
+        /* Every gathering thread for its rows, and one more arrival that announces where they are. */
+        for (uint64_t &barrier : shared.arrived) ptx::mbarrier_init(&barrier, kGatherWarps * 32 + 1);
+        for (uint64_t &barrier : shared.left) ptx::mbarrier_init(&barrier, kConsumerWarps);
+        ptx::fence_mbarrier_init();
+        ptx::prefetch_tensor_map(&weight_map);
+        ptx::prefetch_tensor_map(&place_map);
+    }
+    ptx::wait_for_earlier_kernels();
+    if (p.epilogue.bias)
+        for (int i = static_cast<int>(threadIdx.x); i < p.columns; i += kThreads)
+            shared.bias[i] = to_float(static_cast<const T *>(p.epilogue.bias)[i]);
+    __syncthreads();
+    /* Held, or each step would read threadIdx again. */
+    const int warp = ptx::opaque(static_cast<int>(threadIdx.x / 32)),
+              lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
+    if (warp < kWarpgroup / 32) {
+        ptx::setmaxnreg_dec<kProducerRegisters>();
+        if (warp > 0)
+            Gatherer<T, Tile>{shared, p, warp - 1, lane, tasks}.run();
+        else if (lane == 0)
+            bring_steps(shared, weight_map, place_map, p, tasks);
+    } else {
+        ptx::setmaxnreg_inc<kConsumerRegisters>();
+        Consumer<T, Tile>{shared, p, warp / 4 - 1, warp % 4, lane, tasks}.run();
+    }
+}
+
+/* ---- weights ---- */
+
+/* The channel of an offset that wgmma takes at place `place` of its kDepth: what Consumer::arrange makes of pieces. */
+template <class Tile>
+__device__ __forceinline__ int channel_at(int place) {
+    const int product = place / 16, quad = place % 8 / 2, pair = place % 16 / 8;
+    if (Tile::kDepth == 16) return 4 * quad + 2 * pair + place % 2;
+    return product / 2 * 32 + 8 * quad + product % 2 * 4 + 2 * pair + place % 2;
+}
+
+/* (column tile, block of channels, step, column of the tile, 64): what a stage takes is one piece. A thread lays out 8
+ * numbers. Mirrored, the first offset's weights meet the map's last entries. */
+template <typename T, class Tile>
+__global__ void __launch_bounds__(256)
+    lay_out_weights_kernel(const GatherParams p, bool k_major, int64_t chunks, T *out) {
+    ptx::let_next_kernel_begin();
+    ptx::wait_for_earlier_kernels();
+    const int64_t index = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
+    if (index >= chunks) return;
+    const int place = static_cast<int>(index % 8) * 8, row = static_cast<int>(index / 8 % Tile::kBlockN);
+    const auto stage = static_cast<int>(index / 8 / Tile::kBlockN); /* of all */
+    const int steps = Tile::steps(p), step = stage % steps, block = stage / steps % Tile::depth_blocks(p);
+    const int n = stage / steps / Tile::depth_blocks(p) * Tile::kBlockN + row;
+    const int entry = step * Tile::kPacked + place / Tile::kDepth, v = p.mirrored ? p.volume - 1 - entry : entry;
+    struct alignas(16) Chunk {
+        T element[8];
+    } chunk;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int k = block * Tile::kDepth + channel_at<Tile>((place + i) % Tile::kDepth);
+        const bool exists = n < p.columns && entry < p.volume && k < p.depth;
+        const int64_t at = k_major ? (static_cast<int64_t>(n) * p.volume + v) * p.depth + k
+                                   : (static_cast<int64_t>(k) * p.volume + v) * p.columns + n;
+        chunk.element[i] = exists ? static_cast<const T *>(p.weight)[at] : from_float<T>(0.0f);
+    }
+    reinterpret_cast<Chunk *>(out)[index] = chunk;
+}
+
+/* ---- launch ---- */
+
+template <typename T, class Tile>
+fg_status launch(GatherParams p, bool weight_is_k_major, void *laid_out, int num_sms, cudaStream_t stream,
+                 fg_error *error) {
+    constexpr int kCapability = 90;
+    p.column_tiles = ceil_div(p.columns, Tile::kBlockN);
+    const int64_t stages = static_cast<int64_t>(p.column_tiles) * Tile::depth_blocks(p) * Tile::steps(p);
+    const int64_t chunks = stages * Tile::kBlockN * 8;
+    fg_status status =
+        launch_early(lay_out_weights_kernel<T, Tile>, static_cast<unsigned int>(ceil_div<int64_t>(chunks, 256)), 256, 0,
+                     kCapability, stream, error, p, weight_is_k_major, chunks, static_cast<T *>(laid_out));
+    if (status != FG_OK) return status;
+
+    CUtensorMap weight_map, place_map; /* coordinates: 0, row, stage; 0, row of 64 places, segment */
+    const TensorRows weights = {laid_out, kRowBytes, Tile::kBlockN, stages, kRowBytes, Tile::kWeightBytes};
+    const int64_t segments = ceil_div<int64_t>(p.rows, fg_segment_rows(p.segment_tiles));
+    const int64_t tasks = segments * p.column_tiles; /* below 2^31: rows are */
+    const TensorRows places = {p.segments + fg_segment_places_at(p.segment_tiles),
+                               kTilePlacesBytes,
+                               int64_t{p.volume} * p.segment_tiles,
+                               segments,
+                               kTilePlacesBytes,
+                               fg_segment_words(p.segment_tiles, p.volume) * static_cast<int64_t>(sizeof(int32_t))};
+    status = encode_tensor_map(&weight_map, weights, Tile::kBlockN, 1, error);
+    if (status == FG_OK) status = encode_tensor_map(&place_map, places, Tile::kPacked * p.segment_tiles, 1, error);
+    if (status != FG_OK) return status;
+
+    constexpr int kSharedBytes = sizeof(SegmentShared<Tile>);
+    static_assert(kSharedBytes <= 227 * 1024, "what a block may have");
+    status = allow_shared<conv_segment_sm90_kernel<T, Tile>>(kSharedBytes, error);
+    if (status != FG_OK) return status;
+    const auto grid = static_cast<unsigned int>(std::min<int64_t>(tasks, num_sms));
+    return launch_early(conv_segment_sm90_kernel<T, Tile>, grid, kThreads, kSharedBytes, kCapability, stream, error, p,
+                        weight_map, place_map, static_cast<int>(tasks));
+}
+
+template <typename T>
+fg_status launch_tile(const GatherParams &p, const fg_plan &plan, bool weight_is_k_major, void *laid_out, int num_sms,
+                      cudaStream_t stream, fg_error *error) {
+    const auto go = [&](auto tile) {
+        return launch<T, decltype(tile)>(p, weight_is_k_major, laid_out, num_sms, stream, error);
+    };
+    if (plan.block_n == 32) {
+        if (plan.block_k == 16) return go(SegmentTile<32, 16>{});
+        if (plan.block_k == 32) return go(SegmentTile<32, 32>{});
+        return go(SegmentTile<32, 64>{});
+    }
+    if (plan.block_k == 16) return go(SegmentTile<64, 16>{});
+    if (plan.block_k == 32) return go(SegmentTile<64, 32>{});
+    return go(SegmentTile<64, 64>{});
+}
+
+}  // namespace
+
+fg_status launch_segments_sm90(const GatherParams &p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major,
+                               void *laid_out, int num_sms, cudaStream_t stream, fg_error *error) {
+    return dtype == FG_FLOAT16
+               ? launch_tile<__half>(p, plan, weight_is_k_major, laid_out, num_sms, stream, error)
+               : launch_tile<__nv_bfloat16>(p, plan, weight_is_k_major, laid_out, num_sms, stream, error);
+}
+
+}  // namespace flexgemm
