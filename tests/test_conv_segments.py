@@ -132,10 +132,10 @@ def test_records_out_of_range_read_and_write_nothing_outside(cuda):
     guarded.conv_dgrad(cuda, p.grad_out, p.weight, p.map, mirrored=True, **how)
 
 
-@pytest.mark.parametrize("shape", [(5, 10), (2, 4464), (3, 4463)])
+@pytest.mark.parametrize("shape", [(5, 10), (2, 4832), (3, 4831)])
 def test_segments_of_another_map_are_refused(backend, shape):
     p = Problem(64, 64)
-    assert p.segments.shape == (3, 4464)
+    assert p.segments.shape == (3, 4832)
     with pytest.raises(ValueError, match=r"segments: expected"):
         guarded.conv_forward(backend, p.feats, p.weight, p.bias, p.map, segments=np.zeros(shape, np.int32))
 

@@ -90,7 +90,7 @@ def test_rows_with_the_same_neighbours_keep_their_order(backend):
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_a_segment_has_as_many_places_as_it_says(backend, tiles, more):
     """Exactly full, with one to spare and with one too many."""
-    rows, distinct = 64 * tiles, 184 * tiles - 1 + more
+    rows, distinct = 64 * tiles, reference.segment_places(tiles) - 1 + more
     flat = np.arange(27 * rows)
     nmap = np.where(flat < distinct, 7 * flat, np.where(flat % 3, 7 * (flat % distinct), -1))
     nmap = np.random.default_rng(0).permutation(nmap).reshape(27, rows).astype(np.int32)

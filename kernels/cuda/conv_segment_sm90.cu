@@ -43,9 +43,9 @@ struct SegmentTile {
     static constexpr int kBlockN = kBlockN_, kDepth = kDepth_, kPacked = kStepDepth / kDepth; /* offsets of a step */
     static constexpr int kInputBytes = 2 * kDepth, kChunks = kInputBytes / 16;
     static constexpr int kProducts = kDepth / 16; /* wgmma of an offset */
-    static constexpr int kSegmentBytes = FG_SEGMENT_TILES * FG_SEGMENT_TILE_PLACES * kInputBytes;
+    static constexpr int kSegmentBytes = FG_SEGMENT_PLACES * kInputBytes;
     /* One segment at its largest; most leave room for nearly all of the next. */
-    static constexpr int kPoolBytes = std::min(2 * kSegmentBytes, FG_SEGMENT_TILES * FG_SEGMENT_TILE_PLACES * 128);
+    static constexpr int kPoolBytes = std::min(2 * kSegmentBytes, FG_SEGMENT_PLACES * 128);
     static constexpr int kWeightBytes = kBlockN * kRowBytes;
     __host__ __device__ static int steps(const GatherParams &p) { return ceil_div(p.volume, kPacked); }
     __host__ __device__ static int depth_blocks(const GatherParams &p) { return ceil_div(p.depth, kDepth); }
