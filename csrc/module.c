@@ -10,7 +10,6 @@
 #include "device_array.h"
 #include "error.h"
 #include "numpy.h"
-#include "stream.h"
 #include "torch.h"
 
 /* ---- the build ---- */
@@ -88,47 +87,12 @@ static PyObject *device_info(PyObject *module, PyObject *const *args, Py_ssize_t
                          info.runtime_version);
 }
 
-/* The stream that work on the array goes to: stream=, else its library's current one. Returns 0, or -1. */
-static int stream_of_work(fg_state *state, const fg_view *view, PyObject *given, fg_queue *queue) {
-    fg_stream stream;
-    PyObject *reference = NULL;
-    if (fg_stream_from_object(given, &stream) < 0) return -1;
-    if ((!given || given == Py_None) && fg_stream_of_view(state, view, &stream.queue.stream, &reference) < 0) return -1;
-    Py_XDECREF(reference); /* only asked about */
-    *queue = (fg_queue){view->tensor.device_index, stream.queue.stream};
-    return 0;
-}
-
-static PyObject *is_capturing(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    static const fg_parameter parameters[] = {{FG_KEYWORD_array, FG_REQUIRED}, {FG_KEYWORD_stream, FG_KEYWORD_ONLY}};
-    enum { ARRAY, STREAM, COUNT };
-    fg_state *state = PyModule_GetState(module);
-    PyObject *values[COUNT];
-    fg_view view = {.object = NULL};
-    if (fg_parse_args(state, "is_capturing", parameters, COUNT, args, nargs, kwnames, values) < 0) return NULL;
-    fg_queue queue;
-    fg_error error;
-    fg_status status = FG_OK;
-    bool capturing = false, failed = fg_view_open(state, &view, values[ARRAY], "array", false) < 0;
-    const fg_backend *backend = failed ? NULL : fg_backend_of(view.tensor.device_type);
-    if (backend && backend->is_capturing) {
-        failed = stream_of_work(state, &view, values[STREAM], &queue) < 0;
-        if (!failed) status = backend->is_capturing(&queue, &capturing, &error);
-    }
-    fg_view_close(&view);
-    if (status != FG_OK) return fg_raise(&error);
-    return failed ? NULL : PyBool_FromLong(capturing);
-}
-
 static PyMethodDef info_methods[] = {
     {"build_info", build_info, METH_NOARGS, PyDoc_STR("build_info($module, /)\n--\n\nHow the extension was built.")},
     {"device_count", device_count, METH_NOARGS,
      PyDoc_STR("device_count($module, /)\n--\n\nCUDA devices; 0 without a driver or in a CPU-only build.")},
     {"device_info", FG_FASTCALL(device_info),
      PyDoc_STR("device_info($module, /, device='cpu', index=0)\n--\n\nWhat a device is.")},
-    {"is_capturing", FG_FASTCALL(is_capturing),
-     PyDoc_STR("is_capturing($module, /, array, *, stream=None)\n--\n\n"
-               "Whether work on the array would go into a CUDA graph that is being captured.")},
     {NULL, NULL, 0, NULL},
 };
 
@@ -157,9 +121,9 @@ static int exec_module(PyObject *module) {
     };
     static const char *const pool_modes[] = {"max", "mean", "sum"};
     static const char *const sequences[] = {"bxyz", "z_order", "hilbert"};
-    PyMethodDef *const families[] = {info_methods,      fg_voxel_methods,     fg_conv_methods,    fg_gemm_methods,
-                                     fg_plan_methods,   fg_serialize_methods, fg_pool_methods,    fg_hash_methods,
-                                     fg_sample_methods, fg_group_methods,     fg_voxelize_methods};
+    PyMethodDef *const families[] = {info_methods,      fg_voxel_methods,     fg_conv_methods,     fg_gemm_methods,
+                                     fg_plan_methods,   fg_serialize_methods, fg_pool_methods,     fg_hash_methods,
+                                     fg_sample_methods, fg_group_methods,     fg_voxelize_methods, fg_stream_methods};
     fg_state *state = PyModule_GetState(module);
     const char *names[FG_KEYWORD_COUNT], *dtypes[FG_DTYPE_COUNT], *algorithms[FG_ALGORITHM_COUNT];
     for (int i = 0; i < FG_KEYWORD_COUNT; i++) names[i] = fg_keyword_name((fg_keyword)i);

@@ -74,6 +74,16 @@ def device_info(device: str = "cpu", index: int = 0) -> dict[str, Any]:
 def is_capturing(array: Array, *, stream: Stream = None) -> bool:
     """Whether work on the array would go into a CUDA graph that is being captured, or be refused because of one."""
 
+def mark(array: Array, *, stream: Stream = None) -> object:
+    """A mark behind the work that is queued on the stream that work on the array goes to."""
+
+def passed(mark: object, /) -> bool:
+    """Whether the work before the mark is done. Does not wait, and may be asked during a capture."""
+
+def is_behind(mark: object, array: Array, *, stream: Stream = None) -> bool:
+    """Whether work on the array would surely come after the work before the mark: on its stream, or once passed() has
+    said so."""
+
 def neighbor_map(
     coords: Array,
     map: Array,

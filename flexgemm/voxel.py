@@ -85,6 +85,7 @@ class NeighborMap:
         self.device = device
         self._native_transposed: tuple[Array, Array | None] | None = None
         self._segments: tuple[Array | None] | None = None
+        self._segments_begun: tuple[Array, object] | None = None
         self._segment_layers: dict[tuple[int, int], bool] = {}
         self._map: Array | None = None
         self._transposed_map: Array | None = None
@@ -147,7 +148,7 @@ class NeighborMap:
             other._sites = None if self._sites is None else self._sites[::-1]
             other.native, other.native_order = self._transposed(None)
             other._native_transposed, other._segments = (self.native, self.native_order), None
-            other._segment_layers = {}
+            other._segments_begun, other._segment_layers = None, {}
             other._map, other._transposed_map = self._transposed_map, self._map
             self._inverse = other
         return self._inverse
@@ -219,7 +220,7 @@ class NeighborMap:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and files: what only this process can hold, in CUDA memory of flexgemm's own, is left out."""
-        state = self.__dict__ | {"_inverse": None, "_segments": None}
+        state = self.__dict__ | {"_inverse": None, "_segments": None, "_segments_begun": None}
         if isinstance(self.native, _C.DeviceArray):
             built = ("native", "native_order", "_native_transposed", "_sites")
             state |= {"_out_coords": self.out_coords} | dict.fromkeys(built)
@@ -262,13 +263,24 @@ class NeighborMap:
         """The segments of the map as the extension takes them: rows near each other in space and the inputs that they
         share, for layers on Hopper. None where there are none: for maps that are not mirrored, dilated ones, a volume
         of 1 or above 32, few voxels. Built on first use, but not while a CUDA graph is captured: it would be the
-        graph's."""
-        if self._segments is None:
-            library, (tiles, _) = self._library(stream), self._segment_tiles()
-            if tiles > 0 and _C.is_capturing(self.native, stream=library.stream):
+        graph's. Until that is done, other streams have none."""
+        if self._segments is not None:
+            return self._segments[0]
+        library, begun = self._library(stream), self._segments_begun
+        if begun is None:
+            tiles, _ = self._segment_tiles()
+            if tiles == 0:
+                self._segments = (None,)
                 return None
-            self._segments = (self._build_segments(library, tiles) if tiles > 0 else None,)
-        return self._segments[0]
+            if _C.is_capturing(self.native, stream=library.stream):
+                return None
+            built = self._build_segments(library, tiles)
+            begun = self._segments_begun = built, _C.mark(self.native, stream=library.stream)
+        built, mark = begun
+        if _C.passed(mark):
+            self._segments, self._segments_begun = (built,), None
+            return built
+        return built if _C.is_behind(mark, self.native, stream=library.stream) else None
 
     def _segment_tiles(self) -> tuple[int, dict[str, Any]]:
         """How many tiles segments of this map have, 0 for none, and what is known about its GPU."""

@@ -230,6 +230,30 @@ def test_copies_build_their_own(backend):
     assert copy.copy(nmap).segments() is nmap.segments()
 
 
+def test_another_stream_has_none_until_they_are_done(cuda, monkeypatch):
+    nmap = flexgemm.neighbor_map(*scenes.scene(5000), device="cuda")
+    with monkeypatch.context() as pending:
+        pending.setattr(_C, "passed", lambda mark: False)
+        built = nmap.segments(stream=2)
+        assert built is not None
+        assert nmap.segments(stream=2) is built
+        assert nmap.segments() is None
+    assert nmap.segments() is built
+
+
+def test_marks(backend):
+    array = backend.array(np.zeros(3, np.float32))
+    mark = _C.mark(array)
+    assert _C.is_behind(mark, array)
+    assert _C.passed(mark) or backend.name == "cuda"  # a GPU may take its time
+    for call in (lambda: _C.passed(3), lambda: _C.is_behind("mark", array)):
+        with pytest.raises(TypeError, match=r"mark: expected what mark\(\) returns, got <class"):
+            call()
+    for function in (_C.mark, _C.is_capturing):
+        with pytest.raises(TypeError, match="array: expected"):
+            function(3)
+
+
 def test_none_are_built_while_a_graph_is_captured(graphs):
     """They would be the graph's; those that are there already are used."""
     coords, shape = scenes.scene(5000)

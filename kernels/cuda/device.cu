@@ -201,6 +201,8 @@ fg_status passed(void *mark, bool *passed, fg_error *error) {
     return cuda_status(status, "cudaEventQuery", error);
 }
 
+void forget(void *mark) { cudaEventDestroy(static_cast<cudaEvent_t>(mark)); }
+
 fg_status is_capturing(const fg_queue *queue, bool *capturing, fg_error *error) {
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
@@ -290,6 +292,7 @@ extern "C" const fg_backend *fg_cuda_backend(void) {
         .synchronize = flexgemm::synchronize,
         .mark = flexgemm::mark,
         .passed = flexgemm::passed,
+        .forget = flexgemm::forget,
         .is_capturing = flexgemm::is_capturing,
     };
     return &backend;
