@@ -178,6 +178,8 @@ class NeighborMap:
         """Builds what is otherwise built on first use, so that the map changes no more; returns itself."""
         self.native_gradient(stream)
         self.segments(stream)
+        if self._segments_begun is not None:  # like the map itself: other streams wait for this one, or the caller does
+            self._segments, self._segments_begun = self._segments_begun[:1], None
         return self
 
     def to(self, device: Any) -> NeighborMap:
