@@ -123,10 +123,13 @@ def test_an_input_that_is_not_finite_stays_at_the_rows_that_read_it(cuda):
     np.testing.assert_array_equal(np.isnan(out.astype("f4")).any(axis=1), (p.map == 5).any(axis=0))
 
 
-def test_records_out_of_range_read_and_write_nothing_outside(cuda):
-    p = Problem(64, 64)
+@pytest.mark.parametrize("ci", [16, 32, 64, 128])
+@pytest.mark.parametrize("resident", [True, False])
+def test_records_out_of_range_read_and_write_nothing_outside(cuda, ci, resident):
+    p = Problem(ci, 64)
     rng = np.random.default_rng(3)
     hostile = rng.integers(-(2**31), 2**31, p.segments.shape).astype(np.int32)
+    hostile[:, 0] = np.where(resident, hostile[:, 0], 0)
     how = BY_SEGMENTS | {"segments": hostile}
     guarded.conv_forward(cuda, p.feats, p.weight, p.bias, p.map, **how)
     guarded.conv_dgrad(cuda, p.grad_out, p.weight, p.map, mirrored=True, **how)

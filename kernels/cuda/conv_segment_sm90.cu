@@ -313,7 +313,7 @@ struct Consumer {
                 const int v = step * Tile::kPacked + i;
 #pragma unroll
                 for (int t = 0; t < kTiles; ++t) {
-                    if (!__any_sync(~0u, v < 32 && mask[t] >> v & 1)) continue;
+                    if (!__any_sync(~0u, v < p.volume && mask[t] >> v & 1)) continue;
                     Operands a;
                     if constexpr (kResident)
                         fetch(a, stage.places, i, t, begin);
