@@ -360,7 +360,7 @@ def backward(
         else:
             orders = {"order": order, "order_groups": order_groups(order, neighbor_map.kernel_size)}
             if neighbor_map.mirrored:
-                orders["segments"] = _segments(grad_out, weight, neighbor_map, groups, library.stream)
+                orders["segments"] = _segments(grad_out, weight, neighbor_map, groups, library.stream, gradient=True)
             library.run(_C.conv_dgrad, grad_out, weight, map, grad_feats, mirrored=mirrored, **orders, **how)
         grad_feats = library.result(grad_feats)
 
@@ -381,17 +381,21 @@ def backward(
     return grad_feats, grad_weight, grad_bias
 
 
-def _segments(rows: Array, weight: Array, neighbor_map: NeighborMap, groups: int, stream: Stream) -> Array | None:
-    """The segments of the map, if they are there or this is the first call that goes faster by them. `rows` and weight
-    have not been looked at yet."""
+def _segments(
+    rows: Array, weight: Array, neighbor_map: NeighborMap, groups: int, stream: Stream, gradient: bool = False
+) -> Array | None:
+    """The segments of the map, if they are there or this is the first call that goes faster by them. rows, feats or
+    their gradient, and weight have not been looked at yet."""
     found = neighbor_map._segments
     if found is not None:
         return found[0]
-    two_bytes = getattr(getattr(rows, "dtype", None), "itemsize", 0) == 2
+    dtype = getattr(rows, "dtype", None)
     shape: tuple[int, ...] = getattr(weight, "shape", ())
+    two_bytes = getattr(dtype, "itemsize", 0) == 2 or dtype in ("float16", "bfloat16")  # a DeviceArray has names
     if not two_bytes or len(shape) != 5 or groups != 1:
         return None
-    return neighbor_map.segments_for(shape[4], shape[0], stream)
+    ci, co = (shape[0], shape[4]) if gradient else (shape[4], shape[0])
+    return neighbor_map.segments_for(ci, co, stream)
 
 
 def bind(feats: Array, neighbor_map: NeighborMap, stream: Stream) -> Library:
