@@ -81,13 +81,15 @@ class NeighborMap:
         self.mirrored = self.submanifold and kernel_size[0] & kernel_size[1] & kernel_size[2] & 1 == 1
         self.device = device
         self._native_transposed: tuple[Array, Array | None] | None = None
-        self._segments: tuple[Array | None] | None = None
+        self._segments: tuple[Array | None] | None = None  # not built yet; (None,) is none at all
         self._segments_begun: tuple[Array, object] | None = None
         self._segment_layers: dict[tuple[int, int], bool] = {}
         self._map: Array | None = None
         self._transposed_map: Array | None = None
         self._inverse: NeighborMap | None = None
         library = self._library(stream)
+        if not (self.mirrored and library.on_gpu(coords)):
+            self._segments = (None,)
         # Inputs and outputs as the extension takes them; a submanifold map has its inputs at hand.
         self._sites: tuple[Array, Array] | None = None
         self._out_coords: Array | None = coords
@@ -144,7 +146,7 @@ class NeighborMap:
             other.transposed, other.mirrored = not self.transposed, False
             other._sites = None if self._sites is None else self._sites[::-1]
             other.native, other.native_order = self._transposed(None)
-            other._native_transposed, other._segments = (self.native, self.native_order), None
+            other._native_transposed, other._segments = (self.native, self.native_order), (None,)
             other._segments_begun, other._segment_layers = None, {}
             other._map, other._transposed_map = self._transposed_map, self._map
             self._inverse = other
