@@ -510,7 +510,8 @@ def test_impossible_questions_are_refused(plan, wrong):
 
 def segment_cost(rows, tiles, sms):
     """What the busiest multiprocessor works through: shorter segments take longer for each tile."""
-    return -(-(-(-rows // (64 * tiles))) // sms) * {8: 90, 4: 53, 2: 41}[tiles]
+    segments = -(-rows // (64 * tiles))
+    return -(-segments // sms) * {8: 90, 4: 53, 2: 41}[tiles]
 
 
 def test_segments_leave_multiprocessors_least_idle():
