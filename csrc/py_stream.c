@@ -11,7 +11,6 @@
 /* A place in a stream. */
 typedef struct {
     const fg_backend *backend;
-    fg_queue queue;
     void *mark; /* NULL: it has been reached */
 } fg_place;
 
@@ -66,8 +65,9 @@ static PyObject *mark(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     fg_state *state = PyModule_GetState(module);
     PyObject *values[WORK_COUNT];
     fg_place place = {.mark = NULL};
+    fg_queue queue;
     if (fg_parse_args(state, "mark", work_parameters, WORK_COUNT, args, nargs, kwnames, values) < 0 ||
-        queue_of_work(state, values[ARRAY], values[STREAM], &place.queue, &place.backend) < 0) {
+        queue_of_work(state, values[ARRAY], values[STREAM], &queue, &place.backend) < 0) {
         return NULL;
     }
     fg_place *kept = malloc(sizeof *kept);
@@ -79,7 +79,7 @@ static PyObject *mark(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
         return NULL;
     }
     fg_error error;
-    if (!place.backend || place.backend->mark(&place.queue, &kept->mark, &error) == FG_OK) return capsule;
+    if (!place.backend || place.backend->mark(&queue, &kept->mark, &error) == FG_OK) return capsule;
     Py_DECREF(capsule);
     return fg_raise(&error);
 }
@@ -103,7 +103,7 @@ static PyObject *passed(PyObject *Py_UNUSED(module), PyObject *capsule) {
     return PyBool_FromLong(reached);
 }
 
-static PyObject *is_behind(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+static PyObject *wait_for(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     static const fg_parameter parameters[] = {
         {FG_KEYWORD_mark, FG_REQUIRED}, {FG_KEYWORD_array, FG_REQUIRED}, {FG_KEYWORD_stream, FG_KEYWORD_ONLY}};
     enum { MARK, OF_ARRAY, OF_STREAM, COUNT };
@@ -111,11 +111,16 @@ static PyObject *is_behind(PyObject *module, PyObject *const *args, Py_ssize_t n
     PyObject *values[COUNT];
     fg_queue queue;
     const fg_backend *backend;
-    if (fg_parse_args(state, "is_behind", parameters, COUNT, args, nargs, kwnames, values) < 0) return NULL;
+    if (fg_parse_args(state, "wait_for", parameters, COUNT, args, nargs, kwnames, values) < 0) return NULL;
     const fg_place *place = place_of(values[MARK]);
     if (!place || queue_of_work(state, values[OF_ARRAY], values[OF_STREAM], &queue, &backend) < 0) return NULL;
-    return PyBool_FromLong(!place->mark ||
-                           (queue.device_index == place->queue.device_index && queue.stream == place->queue.stream));
+    if (!place->mark || !backend) Py_RETURN_TRUE;
+    fg_error error;
+    bool capturing = false;
+    fg_status status = backend->is_capturing(&queue, &capturing, &error);
+    if (status == FG_OK && !capturing) status = backend->wait_for_mark(&queue, place->mark, &error);
+    if (status != FG_OK) return fg_raise(&error);
+    return PyBool_FromLong(!capturing);
 }
 
 PyMethodDef fg_stream_methods[] = {
@@ -126,8 +131,8 @@ PyMethodDef fg_stream_methods[] = {
      PyDoc_STR("mark($module, /, array, *, stream=None)\n--\n\n"
                "A mark behind the work that is queued where work on the array goes.")},
     {"passed", passed, METH_O, PyDoc_STR("passed($module, mark, /)\n--\n\nWhether the work before the mark is done.")},
-    {"is_behind", FG_FASTCALL(is_behind),
-     PyDoc_STR("is_behind($module, /, mark, array, *, stream=None)\n--\n\n"
-               "Whether work on the array would surely come after the work before the mark.")},
+    {"wait_for", FG_FASTCALL(wait_for),
+     PyDoc_STR("wait_for($module, /, mark, array, *, stream=None)\n--\n\n"
+               "Puts further work on the array behind the mark. False, and nothing done, while it is captured.")},
     {NULL, NULL, 0, NULL},
 };

@@ -80,9 +80,8 @@ def mark(array: Array, *, stream: Stream = None) -> object:
 def passed(mark: object, /) -> bool:
     """Whether the work before the mark is done. Does not wait, and may be asked during a capture."""
 
-def is_behind(mark: object, array: Array, *, stream: Stream = None) -> bool:
-    """Whether work on the array would surely come after the work before the mark: on its stream, or once passed() has
-    said so."""
+def wait_for(mark: object, array: Array, *, stream: Stream = None) -> bool:
+    """Puts further work on the array behind the mark. False, and nothing is done, while that work is captured."""
 
 def neighbor_map(
     coords: Array,

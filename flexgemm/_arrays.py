@@ -14,9 +14,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import index
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -125,6 +125,10 @@ class Library:
     def contiguous(self, x: Array, name: str) -> Array:
         """x for the extension, contiguous: x itself where it is, else a copy."""
         raise NotImplementedError
+
+    def lasting(self) -> AbstractContextManager[Any]:
+        """A context for making arrays that are used by other calls too."""
+        return nullcontext()
 
     def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
         """An uninitialised array for the extension to write, where `like` is; dtype None: that of `like`."""
@@ -298,6 +302,9 @@ class TorchLibrary(Library):
         if dtype is None:
             return like.new_empty(shape)
         return self.torch.empty(shape, dtype=self.by_name[dtype], device=like.device)
+
+    def lasting(self) -> AbstractContextManager[Any]:
+        return cast("AbstractContextManager[Any]", self.torch.inference_mode(False))  # none that training refuses
 
     def needs_grad(self, *arrays: Array | None) -> bool:
         for x in arrays:

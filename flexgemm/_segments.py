@@ -29,11 +29,8 @@ def tiles_of(nmap: NeighborMap) -> tuple[int, dict[str, Any]]:
     return _C.plan_segment_tiles(rows=nmap.num_voxels, num_sms=gpu["num_sms"]) if hopper else 0, gpu
 
 
-def pay_for(nmap: NeighborMap, ci: int, co: int) -> bool:
-    """Whether a layer of 16-bit features, ci channels to co, would go by segments."""
-    tiles, gpu = tiles_of(nmap)
-    if tiles == 0:
-        return False
+def pay_for(nmap: NeighborMap, tiles: int, gpu: dict[str, Any], ci: int, co: int) -> bool:
+    """Whether a layer of 16-bit features, ci channels to co, would go by segments of so many tiles."""
     asked: dict[str, Any] = {"rows": nmap.num_voxels, "ci": ci, "co": co, "v": nmap.kernel_volume}
     asked |= {"dtype": "float16", "groups": nmap.order_groups, "segment_tiles": tiles}
     asked |= {name: gpu[name] for name in ("num_sms", "compute_capability")}
@@ -42,10 +39,11 @@ def pay_for(nmap: NeighborMap, ci: int, co: int) -> bool:
 
 def build(nmap: NeighborMap, tiles: int, library: Library) -> Array:
     """The records (kernels/segment.h) of rows along the Z curve."""
-    codes = native_codes(library, nmap.coords, nmap.shape, "z_order")
-    order = native_order(library, codes, nmap.shape, "z_order")
     count, words = -(-nmap.num_voxels // (64 * tiles)), _C.segment_words(tiles=tiles, v=nmap.kernel_volume)
-    segments = library.empty((count, words), "int32", order)
+    with library.lasting():
+        codes = native_codes(library, nmap.coords, nmap.shape, "z_order")
+        order = native_order(library, codes, nmap.shape, "z_order")
+        segments = library.empty((count, words), "int32", order)
     how = {"kernel_size": nmap.kernel_size, "tiles": tiles, "in_rows": nmap.num_voxels}
     library.run(_C.segment_map, nmap.native, order, segments, **how)
     return segments

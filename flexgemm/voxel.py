@@ -176,9 +176,9 @@ class NeighborMap:
     def freeze(self, stream: Stream = None) -> NeighborMap:
         """Builds what is otherwise built on first use, so that the map changes no more; returns itself."""
         self.native_gradient(stream)
-        self.segments(stream)
-        if self._segments_begun is not None:  # like the map itself: other streams wait for this one, or the caller does
-            self._segments, self._segments_begun = self._segments_begun[:1], None
+        built = self.segments(stream)
+        if built is not None:  # like the map itself: other streams wait for this one, or the caller does
+            self._segments, self._segments_begun = (built,), None
         return self
 
     def to(self, device: Any) -> NeighborMap:
@@ -221,14 +221,14 @@ class NeighborMap:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and files: what only this process can hold, in CUDA memory of flexgemm's own, is left out."""
-        state = self.__dict__ | {"_inverse": None, "_segments": None, "_segments_begun": None}
+        state = self.__dict__ | {"_inverse": None, "_segments": None, "_segments_begun": None, "_segment_layers": {}}
         if isinstance(self.native, _C.DeviceArray):
             built = ("native", "native_order", "_native_transposed", "_sites")
             state |= {"_out_coords": self.out_coords} | dict.fromkeys(built)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update({"_segments": None, "_segments_begun": None, "_segment_layers": {}} | state)
         if self.native is None:
             library = self._library(None)
             if not self.submanifold:
@@ -243,22 +243,30 @@ class NeighborMap:
         A mirrored map is the map itself with the weights read backwards, so that it has the same orders."""
         return (self.native, self.native_order) if self.mirrored else self._transposed(stream)
 
-    def segments_for(self, ci: int, co: int, stream: Stream = None) -> Array | None:
-        """segments() for a layer of 16-bit features, ci channels to co; None if it would not go by them, so that a map
-        without others has none."""
+    def segments_for(self, ci: int, co: int, rows: Array, stream: Stream = None) -> Array | None:
+        """segments() for a layer of 16-bit features, ci channels to co, which works where work on `rows` goes; None if
+        it would not go by them, so that a map without others has none."""
         wanted = self._segment_layers.get((ci, co))
         if wanted is None:
-            wanted = self._segment_layers[ci, co] = _segments.pay_for(self, ci, co)
-        return self.segments(stream) if wanted else None
+            tiles, gpu = _segments.tiles_of(self)
+            if tiles == 0:
+                self._segments = (None,)
+                return None
+            wanted = self._segment_layers[ci, co] = _segments.pay_for(self, tiles, gpu, ci, co)
+        return self.segments(stream, rows) if wanted else None
 
-    def segments(self, stream: Stream = None) -> Array | None:
+    def segments(self, stream: Stream = None, rows: Array | None = None) -> Array | None:
         """The segments of the map as the extension takes them: rows near each other in space and the inputs that they
         share, for layers on Hopper. None where there are none: for maps that are not mirrored, dilated ones, a volume
-        of 1 or above 32, few voxels. Built on first use, but not while a CUDA graph is captured: it would be the
-        graph's. Until that is done, other streams have none."""
+        of 1 or above 32, few voxels.
+
+        Built on first use, on the stream that is current then, and other streams wait until they are there; but not
+        while a CUDA graph is captured, whose they would be. rows: the array that the caller works on, by default the
+        map.
+        """
         if self._segments is not None:
             return self._segments[0]
-        library, begun = self._library(stream), self._segments_begun
+        library, begun, place = self._library(stream), self._segments_begun, self.native if rows is None else rows
         if begun is None:
             tiles, _ = _segments.tiles_of(self)
             if tiles == 0:
@@ -272,7 +280,7 @@ class NeighborMap:
         if _C.passed(mark):
             self._segments, self._segments_begun = (built,), None
             return built
-        return built if _C.is_behind(mark, self.native, stream=library.stream) else None
+        return built if _C.wait_for(mark, place, stream=stream) else None
 
     def _transposed(self, stream: Stream) -> tuple[Array, Array | None]:
         if self._native_transposed is None:

@@ -610,6 +610,7 @@ typedef struct {
      * and frees the mark when it is or when it fails. NULL entries on the CPU. */
     fg_status (*mark)(const fg_queue *queue, void **mark, fg_error *error);
     fg_status (*passed)(void *mark, bool *passed, fg_error *error);
+    fg_status (*wait_for_mark)(const fg_queue *waiter, void *mark, fg_error *error);
     void (*forget)(void *mark); /* frees it, passed or not */
 
     /* Whether what is queued goes into a CUDA graph, or must not be queued because of one. NULL on the CPU. */

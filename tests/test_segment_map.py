@@ -230,28 +230,38 @@ def test_copies_build_their_own(backend):
     assert copy.copy(nmap).segments() is nmap.segments()
 
 
-def test_another_stream_has_none_until_they_are_done(cuda, monkeypatch):
+def test_another_stream_waits_until_they_are_done(cuda, monkeypatch):
     nmap = flexgemm.neighbor_map(*scenes.scene(5000), device="cuda")
+    waited, wait_for = [], _C.wait_for
     with monkeypatch.context() as pending:
         pending.setattr(_C, "passed", lambda mark: False)
+        pending.setattr(_C, "wait_for", lambda mark, array, stream: waited.append(stream) or wait_for(mark, array))
         built = nmap.segments(stream=2)
         assert built is not None
-        assert nmap.segments(stream=2) is built
-        assert nmap.segments() is None
+        assert nmap.segments() is built
+        assert waited == [2, None]
     assert nmap.segments() is built
 
 
 def test_marks(backend):
     array = backend.array(np.zeros(3, np.float32))
     mark = _C.mark(array)
-    assert _C.is_behind(mark, array)
+    assert _C.wait_for(mark, array)
     assert _C.passed(mark) or backend.name == "cuda"  # a GPU may take its time
-    for call in (lambda: _C.passed(3), lambda: _C.is_behind("mark", array)):
+    for call in (lambda: _C.passed(3), lambda: _C.wait_for("mark", array)):
         with pytest.raises(TypeError, match=r"mark: expected what mark\(\) returns, got <class"):
             call()
     for function in (_C.mark, _C.is_capturing):
         with pytest.raises(TypeError, match="array: expected"):
             function(3)
+
+
+def test_a_captured_stream_waits_for_nothing(graphs):
+    array = graphs.array(np.zeros(3, np.float32))
+    mark, answers = _C.mark(array), []
+    graphs.capture(lambda: answers.append(_C.wait_for(mark, array, stream=graphs.stream)))
+    assert answers == [False]
+    assert _C.wait_for(mark, array, stream=graphs.stream)
 
 
 def test_none_are_built_while_a_graph_is_captured(graphs):

@@ -145,7 +145,7 @@ struct Gatherer {
         const int channel = k + lane % Tile::kChunks * 8;
         const auto in = reinterpret_cast<uint64_t>(static_cast<const T *>(p.in) + channel);
         const uint32_t in_rows = channel < p.depth ? p.in_rows : 0;
-        const auto input_at = [&](int place) { return place < end ? inputs[place] : -1; };
+        const auto input_at = [&](int place) { return place < end ? __ldcg(inputs + place) : -1; };
         int batch = first + warp * 32;
         int32_t next = input_at(batch + lane);
         for (; batch < end; batch += kGatherWarps * 32) {
@@ -170,7 +170,7 @@ struct Gatherer {
         uint32_t item = 0;
         for (Work<Tile> work{p, tasks}; work.exists(); work.advance()) {
             const int32_t *const record = work.record(), *const inputs = record + fg_segment_inputs_at(p.segment_tiles);
-            const int count = max(0, min(record[0], fg_segment_places(p.segment_tiles)));
+            const int count = max(0, min(__ldcg(record), fg_segment_places(p.segment_tiles)));
             for (int k = 0; k < p.depth; k += Tile::kDepth, ++item) {
                 const uint32_t slot = item % 2, round = item / 2, other_round = (item - 1) / 2;
                 ptx::mbarrier_wait_parity(&shared.left[slot], (round & 1) ^ 1); /* those before the last */
@@ -182,7 +182,7 @@ struct Gatherer {
                 }
                 if (warp == 0 && lane < FG_SEGMENT_TILES) {
                     Resident &resident = shared.residents[slot];
-                    resident.masks[lane] = static_cast<uint32_t>(record[1 + lane]);
+                    resident.masks[lane] = static_cast<uint32_t>(__ldcg(record + 1 + lane));
                     if (lane == 0) resident.begin = begin, resident.count = static_cast<uint32_t>(count);
                 }
                 __syncwarp();
@@ -396,13 +396,13 @@ __global__ void __launch_bounds__(kThreads, 1)
         ptx::prefetch_tensor_map(&place_map);
     }
     __syncthreads();
-    /* Held, or each step would read threadIdx again. */
-    const int warp = ptx::opaque(static_cast<int>(threadIdx.x / 32)),
-              lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
+    /* Shuffled, or each step would read threadIdx again. */
+    const auto kept = [](uint32_t value) { return static_cast<int>(__shfl_sync(~0u, value, threadIdx.x % 32)); };
+    const int warp = kept(threadIdx.x / 32), lane = kept(threadIdx.x % 32);
     if (warp < kWarpgroup / 32) {
         ptx::setmaxnreg_dec<kProducerRegisters>();
         /* The kernel in front, which lays out the weights, lets this one begin when all in front of it have ended:
-         * who gathers need not wait for it. */
+         * who gathers need not wait for it, but reads from L2, where their results are. */
         if (warp > 0) Gatherer<T, Tile>{shared, p, warp - 1, lane, tasks}.run();
         ptx::wait_for_earlier_kernels();
         if (warp == 0 && lane == 0) bring_steps(shared, weight_map, place_map, p, tasks);

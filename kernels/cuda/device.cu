@@ -201,6 +201,13 @@ fg_status passed(void *mark, bool *passed, fg_error *error) {
     return cuda_status(status, "cudaEventQuery", error);
 }
 
+fg_status wait_for_mark(const fg_queue *waiter, void *mark, fg_error *error) {
+    const DeviceGuard guard(waiter->device_index);
+    FG_CUDA(guard.status());
+    FG_CUDA(cudaStreamWaitEvent(stream_of(waiter), static_cast<cudaEvent_t>(mark), 0));
+    return FG_OK;
+}
+
 void forget(void *mark) { cudaEventDestroy(static_cast<cudaEvent_t>(mark)); }
 
 fg_status is_capturing(const fg_queue *queue, bool *capturing, fg_error *error) {
@@ -292,6 +299,7 @@ extern "C" const fg_backend *fg_cuda_backend(void) {
         .synchronize = flexgemm::synchronize,
         .mark = flexgemm::mark,
         .passed = flexgemm::passed,
+        .wait_for_mark = flexgemm::wait_for_mark,
         .forget = flexgemm::forget,
         .is_capturing = flexgemm::is_capturing,
     };
