@@ -1,0 +1,551 @@
+/*
+ * Weight gradient of sparse convolution on Hopper, 16-bit types, by segments of rows that lie near each other
+ * (segment.h): the sum of conv_wgrad.cu,
+ *
+ *     grad_weight[co, v, ci] = sum_m grad_out[m, co] * feats[map[v, m], ci],
+ *
+ * for which the input rows of a segment are brought into shared memory once for a group of offsets, and not for each
+ * pair of row and offset. A CTA has one task: a group of offsets, a block of input and one of output channels, and a
+ * slice of the segments. Its sums stay in registers from the first segment to the last; what passes by are tiles of 64
+ * rows of grad_out.
+ *
+ *     gatherers    three warps, input rows of the next segment by 16-byte cp.async, as far as there is room
+ *     bringer      one warp, tiles of grad_out and their places by 16-byte cp.async
+ *     3 consumers  warpgroups, which divide the offsets; those at which a tile has no neighbours are skipped
+ *
+ * A product is 64 input channels x 64 rows x the output channels: wgmma takes feats from registers, where ldmatrix puts
+ * 8 rows at a time, transposed, from wherever they lie, and grad_out from shared memory. Where input channels are few,
+ * a product is of several offsets: each warp has 16 channels of one of them.
+ *
+ * A segment that reads more rows than fit has its tiles brought one at a time, at each offset a row for each of theirs.
+ *
+ * Zeros stand for missing neighbours, so that a row of grad_out that is not finite makes NaN at all offsets of its
+ * tile. A task that has NaN is done again, one offset at a time, without the rows that have no neighbour there.
+ *
+ * Slices meet as float32 partial sums in the workspace and are added in a fixed order: the same bits every time.
+ */
+#include <algorithm>
+#include <type_traits>
+
+#include "../segment.h"
+#include "conv_wgrad_sums_sm90.cuh"
+#include "ptx.cuh"
+#include "ring.cuh"
+
+namespace flexgemm {
+namespace {
+
+using namespace wgrad;
+
+constexpr int kWarpgroup = 128, kConsumers = 3, kConsumerWarps = 4 * kConsumers;
+constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+constexpr int kGatherWarps = 3; /* of the first warpgroup; its first warp brings tiles */
+constexpr int kTileRows = FG_SEGMENT_TILE, kTilePlacesBytes = kTileRows * 2, kTileWords = kTileRows / 2;
+constexpr int kRowBytes = 128, kBlockBytes = kTileRows * kRowBytes; /* 64 output channels of a tile */
+constexpr int kEndBarrier = 1;                                      /* named barrier, of all threads */
+
+/* Output channels of a task, input channels of each offset. */
+template <int kBlockN_, int kDepth_>
+struct SegmentTile {
+    static constexpr int kBlockN = kBlockN_, kDepth = kDepth_;
+    static constexpr int kPacked = 64 / kDepth; /* offsets of a product */
+    static constexpr int kSums = kBlockN / 2;   /* of a thread in each product */
+    /* Of a consumer: what registers hold, no more than there can be offsets. */
+    static constexpr int kProducts =
+        std::min(kBlockN == 128 ? 2 : 96 / kSums, ceil_div<int>(FG_SEGMENT_VOLUME, kConsumers *kPacked));
+    static constexpr int kOffsets = kConsumers * kProducts * kPacked; /* of a group, at most */
+    static constexpr int kInputBytes = 2 * kDepth, kChunks = kInputBytes / 16;
+    static constexpr int kSegmentBytes = FG_SEGMENT_TILES * FG_SEGMENT_TILE_PLACES * kInputBytes;
+    /* One segment at its largest; most leave room for nearly all of the next. */
+    static constexpr int kPoolBytes = std::min(2 * kSegmentBytes, FG_SEGMENT_TILES * FG_SEGMENT_TILE_PLACES * 128);
+    static constexpr int kStages = kBlockN == 128 ? 2 : kBlockN == 64 ? 4 : 3; /* as there is room */
+    static constexpr int kGradBytes = ceil_div(kBlockN, 64) * kBlockBytes;
+    static constexpr int kConsumerRegisters = kBlockN == 128 ? 160 : 152;
+    static constexpr int kProducerRegisters = kBlockN == 128 ? 32 : 56;
+    static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+                      (1 + kConsumers) * ptx::registers_at_launch(kThreads),
+                  "warpgroups divide the registers of the launch");
+    static_assert((1 + kOffsets * kTileRows) * kInputBytes <= kPoolBytes, "a tile that is brought by itself fits");
+};
+
+/* What is resident of a segment, from `begin` on around the pool: all of its inputs, or those of a tile. */
+struct Resident {
+    uint32_t begin; /* bytes */
+    int whole;
+    uint32_t masks[FG_SEGMENT_TILES];
+};
+
+template <class Tile>
+struct Shared {
+    alignas(1024) char grad_out[Tile::kStages][Tile::kGradBytes];
+    alignas(1024) char pool[Tile::kPoolBytes];
+    char places[Tile::kStages][Tile::kOffsets * kTilePlacesBytes];
+    Resident residents[2];
+    uint64_t full[Tile::kStages], empty[Tile::kStages];
+    uint64_t arrived[2], left[2]; /* residents */
+    int spoiled;                  /* some sum is NaN */
+};
+
+/* The work of a CTA. Those of a slice run side by side and read the same segments. */
+template <class Tile>
+struct Task {
+    const WgradParams &p;
+    int segments, groups, group, slice, ci0, co0;
+    uint32_t offsets; /* a bit for each */
+
+    __host__ __device__ static int groups_of(const WgradParams &p) { return ceil_div(p.volume, Tile::kOffsets); }
+
+    __device__ Task(const WgradParams &p, int index) : p(p) {
+        const int ci_blocks = ceil_div(p.ci, Tile::kDepth), co_blocks = ceil_div(p.co, Tile::kBlockN);
+        segments = static_cast<int>(ceil_div<int64_t>(p.rows, fg_segment_rows(p.segment_tiles)));
+        groups = groups_of(p);
+        group = index % groups;
+        co0 = index / groups % co_blocks * Tile::kBlockN;
+        ci0 = index / groups / co_blocks % ci_blocks * Tile::kDepth;
+        slice = index / groups / co_blocks / ci_blocks;
+        offsets = 0;
+        for (int i = 0; i < Tile::kOffsets; ++i) offsets |= bit_at(i);
+    }
+
+    /* The i-th offset of the group; the volume or more if there is none. Groups are dealt along the diagonals of the
+     * kernel: with 27 offsets each of three has corners, edges and faces, and about as many neighbours. */
+    __device__ int offset_at(int i) const { return i * groups + (group + (groups - 1) * (i + i / groups)) % groups; }
+    __device__ uint32_t bit_at(int i) const {
+        const int v = offset_at(i);
+        return v < p.volume ? 1u << v : 0;
+    }
+
+    __device__ const int32_t *record(int segment) const {
+        return p.segments + segment * fg_segment_words(p.segment_tiles, p.volume);
+    }
+    /* The places that a segment has in use, or none: it is brought tile by tile. */
+    __device__ int places_of(const int32_t *record) const {
+        return max(0, min(record[0], fg_segment_places(p.segment_tiles)));
+    }
+    /* A row of the map and of grad_out, or -1. */
+    __device__ int32_t row_at(const int32_t *record, int tile, int in_tile) const {
+        const int32_t row = record[FG_SEGMENT_HEAD + tile * kTileRows + in_tile];
+        return static_cast<uint32_t>(row) < static_cast<uint64_t>(p.rows) ? row : -1;
+    }
+    __device__ int32_t input_of(int v, int32_t row) const {
+        return v < p.volume && row >= 0 ? p.map[v * p.rows + row] : -1;
+    }
+};
+
+/* Calls pass(bits of the offsets to work on): all of them, and where that made NaN, one by one. */
+template <class Tile, class Pass>
+__device__ __forceinline__ void every_pass(const Task<Tile> &task, Shared<Tile> &shared, const Pass &pass) {
+    uint32_t later = 0;
+    bool first = true;
+    for (uint32_t offsets = task.offsets; offsets;) {
+        pass(offsets);
+        if (first) {
+            ptx::named_barrier(kEndBarrier, kThreads);
+            later = __any_sync(~0u, shared.spoiled) ? task.offsets : 0;
+            first = false;
+        }
+        offsets = later & -later;
+        later &= later - 1;
+    }
+}
+
+/* Where in the pool an input lies, less than once around it; and anything else is somewhere in the pool as well. */
+template <class Tile>
+__device__ __forceinline__ uint32_t around(uint32_t byte) {
+    constexpr uint32_t kEnd = Tile::kPoolBytes, kLast = kEnd - Tile::kInputBytes;
+    return min(min(byte, byte - kEnd), kLast); /* below the end the difference is a huge number */
+}
+
+/* Rows that lie anywhere meet few bank conflicts when their chunks are swizzled. */
+__device__ __forceinline__ uint32_t swizzled(uint32_t byte) { return byte ^ (byte >> 3 & 0x70); }
+
+/* ---- tiles: one warp ---- */
+
+template <typename T, class Tile>
+struct Bringer {
+    const Task<Tile> &task;
+    Shared<Tile> &shared;
+    const int lane;
+    RingPosition<Tile::kStages> place;
+
+    __device__ void copy_grad_out(const int32_t (&rows)[2]) const {
+        constexpr int kChunks = Tile::kBlockN / 8, kRows = 32 / kChunks; /* of a row; rows that a warp copies at once */
+        const WgradParams &p = task.p;
+        const int chunk = lane % kChunks, co = task.co0 + chunk * 8;
+        const T *const grad_out = static_cast<const T *>(p.grad_out) + co;
+        char *const block = shared.grad_out[place.slot] + chunk / 8 * kBlockBytes;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll 4
+            for (int i = 0; i < 32; i += kRows) {
+                const int from = i + lane / kChunks, in_tile = half * 32 + from;
+                const int32_t row = __shfl_sync(~0u, rows[half], from);
+                ptx::cp_async_16_or_zeros(block + in_tile * kRowBytes + (chunk % 8 ^ in_tile % 8) * 16,
+                                          grad_out + max(row, 0) * p.grad_stride, row < 0 || co >= p.co);
+            }
+        }
+    }
+
+    /* Of the group's offsets in turn. Of those that are not worked on all neighbours are missing. */
+    __device__ void copy_places(const int32_t *record, int tile, uint32_t offsets) const {
+        const int chunk = lane % 8;
+        const int32_t *const places = record + fg_segment_places_at(task.p.segment_tiles);
+        for (int i = lane / 8; i < Tile::kOffsets; i += 4) {
+            const bool exists = task.bit_at(i) & offsets;
+            const int v = exists ? task.offset_at(i) : 0;
+            ptx::cp_async_16_or_zeros(shared.places[place.slot] + i * kTilePlacesBytes + chunk * 16,
+                                      places + (v * task.p.segment_tiles + tile) * kTileWords + chunk * 4, !exists);
+        }
+    }
+    /* As Gatherer has them where a tile is brought by itself. */
+    __device__ void make_places(uint32_t offsets) const {
+        auto *const words = reinterpret_cast<uint32_t *>(shared.places[place.slot]);
+        for (int i = 0; i < Tile::kOffsets; ++i) {
+            const auto row = static_cast<uint32_t>(1 + i * kTileRows + lane / 8 * 16 + lane % 8);
+            words[i * kTileWords + lane] = task.bit_at(i) & offsets ? row | (row + 8) << 16 : 0;
+        }
+        __syncwarp();
+    }
+
+    __device__ void pass(uint32_t offsets) {
+        const WgradParams &p = task.p;
+        const bool one = (offsets & (offsets - 1)) == 0;
+        const int v = __ffs(static_cast<int>(offsets)) - 1;
+        for (int segment = task.slice; segment < task.segments; segment += p.phases) {
+            const int32_t *const record = task.record(segment);
+            const bool whole = task.places_of(record) > 0;
+            for (int tile = 0; tile < p.segment_tiles; ++tile) {
+                if (!(static_cast<uint32_t>(record[1 + tile]) & offsets)) continue;
+                int32_t rows[2] = {task.row_at(record, tile, lane), task.row_at(record, tile, 32 + lane)};
+                if (one)
+                    for (int32_t &row : rows)
+                        if (static_cast<uint32_t>(task.input_of(v, row)) >= p.in_rows) row = -1;
+                ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
+                copy_grad_out(rows);
+                if (whole)
+                    copy_places(record, tile, offsets);
+                else
+                    make_places(offsets);
+                if (lane == 0) ptx::mbarrier_arrive(&shared.full[place.slot]);
+                ptx::mbarrier_arrive_after_cp_async(&shared.full[place.slot]);
+                place.advance();
+            }
+        }
+    }
+
+    __device__ void run() {
+        every_pass(task, shared, [this](uint32_t offsets) { pass(offsets); });
+        ptx::cp_async_commit(); /* only groups can be waited for */
+        ptx::cp_async_wait<0>();
+    }
+};
+
+/* ---- input rows ---- */
+
+template <typename T, class Tile>
+struct Gatherer {
+    const Task<Tile> &task;
+    Shared<Tile> &shared;
+    const int warp, lane;
+    uint32_t begin = 0, before = 0; /* bytes of the residents before, which may be in use */
+    RingPosition<2> resident;
+
+    /* Starts the copies of the inputs that have places `first` to `end`. */
+    template <class InputAt>
+    __device__ void load(const InputAt &input_at, int first, int end) const {
+        constexpr int kRows = 32 / Tile::kChunks; /* that a warp copies at once */
+        const WgradParams &p = task.p;
+        const int chunk = lane % Tile::kChunks, ci = task.ci0 + chunk * 8;
+        const auto feats = reinterpret_cast<uint64_t>(static_cast<const T *>(p.feats) + ci);
+        const uint32_t in_rows = ci < p.ci ? p.in_rows : 0,
+                       row_bytes = static_cast<uint32_t>(sizeof(T) * p.feats_stride);
+        int batch = first + warp * 32;
+        int32_t next = batch + lane < end ? input_at(batch + lane) : -1;
+        for (; batch < end; batch += kGatherWarps * 32) {
+            const int32_t input = next;
+            const int after = batch + kGatherWarps * 32 + lane;
+            next = after < end ? input_at(after) : -1;
+#pragma unroll 2
+            for (int i = 0; i < 32; i += kRows) {
+                const auto row = static_cast<uint32_t>(__shfl_sync(~0u, input, i + lane / Tile::kChunks));
+                const int place = batch + i + lane / Tile::kChunks;
+                if (place >= end) continue;
+                /* Where zeros are asked for, the row is not read and may lie anywhere. */
+                const uint32_t target = around<Tile>(begin + place * Tile::kInputBytes) + chunk * 16;
+                ptx::cp_async_16_or_zeros(shared.pool + swizzled(target),
+                                          reinterpret_cast<const void *>(feats + uint64_t{row} * row_bytes),
+                                          row >= in_rows);
+            }
+        }
+    }
+
+    /* Brings `count` inputs, some of them when the resident before is no longer needed. */
+    template <class InputAt>
+    __device__ void bring(const int32_t *record, bool whole, int count, const InputAt &input_at) {
+        uint64_t *const arrived = &shared.arrived[resident.slot];
+        ptx::mbarrier_wait_parity(&shared.left[resident.slot], resident.parity ^ 1); /* those before the last */
+        const int fitting = min(count, static_cast<int>(Tile::kPoolBytes - before) / Tile::kInputBytes);
+        load(input_at, 0, fitting);
+        if (fitting < count) {
+            /* Its parity: of this round in the first slot, of the round before in the second. */
+            ptx::mbarrier_wait_parity(&shared.left[resident.slot ^ 1], resident.parity ^ resident.slot ^ 1);
+            load(input_at, fitting, count);
+        }
+        if (warp == 0 && lane < FG_SEGMENT_TILES) {
+            Resident &here = shared.residents[resident.slot];
+            here.masks[lane] = static_cast<uint32_t>(record[1 + lane]);
+            if (lane == 0) here.begin = begin, here.whole = whole;
+        }
+        __syncwarp();
+        if (warp == 0 && lane == 0) ptx::mbarrier_arrive(arrived);
+        ptx::mbarrier_arrive_after_cp_async(arrived);
+        before = static_cast<uint32_t>(count) * Tile::kInputBytes;
+        begin = around<Tile>(begin + before);
+        resident.advance();
+    }
+
+    __device__ void pass() {
+        const WgradParams &p = task.p;
+        for (int segment = task.slice; segment < task.segments; segment += p.phases) {
+            const int32_t *const record = task.record(segment), *const inputs =
+                                                                    record + fg_segment_inputs_at(p.segment_tiles);
+            const int count = task.places_of(record);
+            if (count > 0) {
+                bring(record, true, count, [inputs](int place) { return inputs[place]; });
+                continue;
+            }
+            for (int tile = 0; tile < p.segment_tiles; ++tile)
+                bring(record, false, 1 + Tile::kOffsets * kTileRows, [this, record, tile](int place) {
+                    const int i = (place - 1) / kTileRows;
+                    return place == 0
+                               ? -1
+                               : task.input_of(task.offset_at(i), task.row_at(record, tile, (place - 1) % kTileRows));
+                });
+        }
+    }
+
+    __device__ void run() {
+        every_pass(task, shared, [this](uint32_t) { pass(); });
+        ptx::cp_async_commit();
+        ptx::cp_async_wait<0>();
+    }
+};
+
+/* ---- products ---- */
+
+template <typename T, int kSums>
+__device__ __forceinline__ void wgmma(float (&d)[kSums], const uint32_t (&a)[4], uint64_t b) {
+    if constexpr (std::is_same<T, __half>::value)
+        ptx::wgmma_f16_kn_from_registers(d, a, b, 1);
+    else
+        ptx::wgmma_bf16_kn_from_registers(d, a, b, 1);
+}
+
+template <typename T, class Tile>
+struct Consumer {
+    static constexpr int kSteps = kTileRows / 16; /* wgmma of a product */
+    using Sums = float[Tile::kProducts][Tile::kSums];
+
+    const Task<Tile> &task;
+    Shared<Tile> &shared;
+    const int consumer, warp, lane; /* warp of the warpgroup */
+    RingPosition<Tile::kStages> place;
+    RingPosition<2> resident;
+
+    /* Which of the group's offsets this warp has in a product, and its first channel. */
+    __device__ int offset_of(int product) const {
+        return (consumer + product * kConsumers) * Tile::kPacked + warp / (4 / Tile::kPacked);
+    }
+    __device__ int first_channel() const { return warp % (4 / Tile::kPacked) * 16; }
+
+    /* All offsets of a product, of those to work on. */
+    __device__ uint32_t bits_of(int product, uint32_t offsets) const {
+        uint32_t bits = 0;
+#pragma unroll
+        for (int i = 0; i < Tile::kPacked; ++i)
+            bits |= task.bit_at((consumer + product * kConsumers) * Tile::kPacked + i);
+        return bits & offsets;
+    }
+
+    /* Adds to d a product with the tile of the stage. A lane gives ldmatrix the place of one row of 16, and 8 channels
+     * of the 16 of its warp. */
+    __device__ __forceinline__ void multiply(float (&d)[Tile::kSums], int product, uint32_t begin,
+                                             uint64_t grad_out) const {
+        uint32_t a[kSteps][4];
+        const auto *const places =
+            reinterpret_cast<const uint16_t *>(shared.places[place.slot] + offset_of(product) * kTilePlacesBytes) +
+            lane % 8 * 2 + lane / 16;
+        const uint32_t chunk = first_channel() * 2 + lane / 8 % 2 * 16;
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k)
+            ptx::ldmatrix_x4_trans(
+                a[k], shared.pool + swizzled(around<Tile>(begin + places[k * 16] * Tile::kInputBytes) + chunk));
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) wgmma<T>(d, a[k], ptx::wgmma_advance(grad_out, k * 16 * kRowBytes));
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>(); /* the other warpgroups keep the tensor cores busy */
+#pragma unroll
+        for (auto &operand : a) ptx::wgmma_hold(operand);
+        ptx::wgmma_hold(d);
+    }
+
+    __device__ __forceinline__ void accumulate(Sums &d, uint32_t offsets) {
+        const WgradParams &p = task.p;
+        const uint64_t descriptor = ptx::wgmma_descriptor(shared.grad_out[0], kBlockBytes);
+        uint32_t bits[Tile::kProducts];
+#pragma unroll
+        for (int i = 0; i < Tile::kProducts; ++i) bits[i] = bits_of(i, offsets);
+        for (int segment = task.slice; segment < task.segments; segment += p.phases) {
+            bool whole = false; /* what is resident is */
+            for (int tile = 0; tile < p.segment_tiles; ++tile) {
+                const Resident &here = shared.residents[resident.slot];
+                /* Votes, so that the compiler sees branches of whole warps: it would serialise wgmma otherwise. */
+                if (!whole) {
+                    ptx::mbarrier_wait_parity(&shared.arrived[resident.slot], resident.parity);
+                    whole = __any_sync(~0u, here.whole);
+                }
+                const uint32_t mask = here.masks[tile], begin = here.begin;
+                if (__any_sync(~0u, (mask & offsets) != 0)) {
+                    ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
+                    ptx::fence_proxy_async(); /* rows came through the ordinary path, wgmma reads through another */
+                    const uint64_t grad_out = ptx::wgmma_advance(descriptor, place.slot * Tile::kGradBytes);
+#pragma unroll
+                    for (int i = 0; i < Tile::kProducts; ++i)
+                        if (__any_sync(~0u, (mask & bits[i]) != 0)) multiply(d[i], i, begin, grad_out);
+                    if (lane == 0) ptx::mbarrier_arrive(&shared.empty[place.slot]);
+                    place.advance();
+                }
+                if (tile == p.segment_tiles - 1 || !whole) {
+                    if (lane == 0) ptx::mbarrier_arrive(&shared.left[resident.slot]);
+                    resident.advance();
+                }
+            }
+        }
+    }
+
+    /* Into the workspace, those of `offsets`; eight threads side by side have eight input channels. */
+    __device__ void store(const Sums &d, uint32_t offsets) const {
+        const WgradParams &p = task.p;
+        const int64_t pitch = static_cast<int64_t>(p.volume) * p.ci;
+        float *const sums = p.partials + task.slice * partial_pitch(p);
+        const int co0 = task.co0 + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < Tile::kProducts; ++i) {
+            if (!(task.bit_at(offset_of(i)) & offsets)) continue;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int ci = task.ci0 + first_channel() + half * 8 + lane / 4;
+                if (ci >= p.ci) continue;
+                float *const column = sums + static_cast<int64_t>(task.offset_at(offset_of(i))) * p.ci + ci;
+#pragma unroll
+                for (int j = 0; j < Tile::kSums / 4; ++j) {
+                    const int co = co0 + 8 * j;
+                    if (co >= p.co) break; /* channels are a multiple of 8 */
+                    column[co * pitch] = d[i][4 * j + 2 * half];
+                    column[(co + 1) * pitch] = d[i][4 * j + 2 * half + 1];
+                }
+            }
+        }
+    }
+
+    __device__ void pass(uint32_t offsets) {
+        Sums d = {};
+        accumulate(d, offsets);
+        bool found = false;
+#pragma unroll
+        for (int i = 0; i < Tile::kProducts; ++i)
+#pragma unroll
+            for (const float sum : d[i]) found |= isnan(sum);
+        if (found) shared.spoiled = 1;
+        store(d, offsets);
+    }
+
+    __device__ void run() {
+        every_pass(task, shared, [this](uint32_t offsets) { pass(offsets); });
+    }
+};
+
+/* ---- kernel and launch ---- */
+
+/* The first `bias_tasks` CTAs sum the bias gradient. */
+template <typename T, class Tile>
+__global__ void __launch_bounds__(kThreads, 1)
+    conv_wgrad_segment_sm90_kernel(const __grid_constant__ WgradParams p, int bias_tasks) {
+    extern __shared__ __align__(1024) char dynamic[];
+    ptx::wait_for_earlier_kernels();
+    if (static_cast<int>(blockIdx.x) < bias_tasks) {
+        sum_bias<T, 16 / sizeof(T), kThreads>(p, static_cast<int>(blockIdx.x), dynamic);
+        return;
+    }
+    auto &shared = *reinterpret_cast<Shared<Tile> *>(dynamic);
+    if (threadIdx.x == 0) {
+        /* Every copying thread for its pieces, and one more arrival that announces what came without copies. */
+        for (uint64_t &barrier : shared.full) ptx::mbarrier_init(&barrier, 32 + 1);
+        for (uint64_t &barrier : shared.empty) ptx::mbarrier_init(&barrier, kConsumerWarps);
+        for (uint64_t &barrier : shared.arrived) ptx::mbarrier_init(&barrier, kGatherWarps * 32 + 1);
+        for (uint64_t &barrier : shared.left) ptx::mbarrier_init(&barrier, kConsumerWarps);
+        ptx::fence_mbarrier_init();
+        shared.spoiled = 0;
+    }
+    __syncthreads();
+    /* Held, or each product would read threadIdx again. */
+    const int warp = ptx::opaque(static_cast<int>(threadIdx.x / 32)),
+              lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
+    const Task<Tile> task(p, static_cast<int>(blockIdx.x) - bias_tasks);
+    if (warp < kWarpgroup / 32) {
+        ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
+        if (warp > 0)
+            Gatherer<T, Tile>{task, shared, warp - 1, lane, 0, 0, {}}.run();
+        else
+            Bringer<T, Tile>{task, shared, lane, {}}.run();
+    } else {
+        ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
+        Consumer<T, Tile>{task, shared, warp / 4 - 1, warp % 4, lane, {}, {}}.run();
+    }
+}
+
+template <typename T, class Tile>
+fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
+    constexpr auto kernel = conv_wgrad_segment_sm90_kernel<T, Tile>;
+    constexpr int kSharedBytes = sizeof(Shared<Tile>);
+    static_assert(kSharedBytes <= 227 * 1024, "what a block may have");
+    const int64_t blocks = static_cast<int64_t>(ceil_div(p.ci, Tile::kDepth)) * ceil_div(p.co, Tile::kBlockN);
+    const int64_t tasks = blocks * Task<Tile>::groups_of(p) * plan.split_k;
+    const int64_t bias_tasks = bias_tasks_of<T>(p, plan.split_k);
+    if (tasks + bias_tasks > INT32_MAX)
+        return fg_fail(error, FG_ERROR_VALUE, "grad_weight: (%d, %d, %d) needs more tiles than one launch can have",
+                       p.co, p.volume, p.ci);
+    fg_status status = allow_shared<kernel>(kSharedBytes, error);
+    if (status != FG_OK) return status;
+    status = launch_early(kernel, static_cast<unsigned int>(tasks + bias_tasks), kThreads, kSharedBytes, 90, stream,
+                          error, p, static_cast<int>(bias_tasks));
+    return status != FG_OK ? status : reduce_gradients<T>(p, plan.split_k, stream, error);
+}
+
+/* The tiles of fg_plan_conv_wgrad. */
+template <typename T>
+fg_status launch_tile(const WgradParams &p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
+    const auto go = [&](auto tile) { return launch<T, decltype(tile)>(p, plan, stream, error); };
+    if (plan.block_m == 32) {
+        if (plan.block_n == 16) return go(SegmentTile<32, 16>{});
+        if (plan.block_n == 32) return go(SegmentTile<32, 32>{});
+        return go(SegmentTile<32, 64>{});
+    }
+    if (plan.block_m == 64) {
+        if (plan.block_n == 16) return go(SegmentTile<64, 16>{});
+        if (plan.block_n == 32) return go(SegmentTile<64, 32>{});
+        return go(SegmentTile<64, 64>{});
+    }
+    return go(SegmentTile<128, 64>{});
+}
+
+}  // namespace
+
+fg_status launch_wgrad_segments_sm90(const WgradParams &p, const fg_plan &plan, fg_dtype dtype, cudaStream_t stream,
+                                     fg_error *error) {
+    return dtype == FG_FLOAT16 ? launch_tile<__half>(p, plan, stream, error)
+                               : launch_tile<__nv_bfloat16>(p, plan, stream, error);
+}
+
+}  // namespace flexgemm
