@@ -75,73 +75,84 @@ struct Resident {
     uint32_t masks[FG_SEGMENT_TILES];
 };
 
+/* The work of a CTA, in shared memory: it is needed rarely, and registers are few. Tasks of a slice run side by side and
+ * read the same segments. */
+template <class Tile>
+struct Task {
+    int slice, segments, ci0, co0;
+    int offset[Tile::kOffsets]; /* of the group; the volume or more for none */
+    uint32_t offsets;           /* a bit for each */
+
+    __host__ __device__ static int groups_of(const WgradParams &p) { return ceil_div(p.volume, Tile::kOffsets); }
+
+    /* One warp. Offsets are dealt out to groups along the diagonals of the kernel: with 27 offsets each of three groups
+     * has corners, edges and faces, and about as many neighbours. */
+    __device__ void init(const WgradParams &p, int index, int lane) {
+        const int groups = groups_of(p), ci_blocks = ceil_div(p.ci, Tile::kDepth);
+        const int co_blocks = ceil_div(p.co, Tile::kBlockN), group = index % groups;
+        uint32_t bits = 0;
+        for (int i = lane; i < Tile::kOffsets; i += 32) {
+            const int v = i * groups + (group + (groups - 1) * (i + i / groups)) % groups;
+            offset[i] = v;
+            if (v < p.volume) bits |= 1u << v;
+        }
+        bits = __reduce_or_sync(~0u, bits);
+        if (lane != 0) return;
+        offsets = bits;
+        co0 = index / groups % co_blocks * Tile::kBlockN;
+        ci0 = index / groups / co_blocks % ci_blocks * Tile::kDepth;
+        slice = index / groups / co_blocks / ci_blocks;
+        segments = static_cast<int>(ceil_div<int64_t>(p.rows, fg_segment_rows(p.segment_tiles)));
+    }
+
+    __device__ bool has(int i, uint32_t offsets) const { return offset[i] < 32 && offsets >> offset[i] & 1; }
+};
+
 template <class Tile>
 struct Shared {
     alignas(1024) char grad_out[Tile::kStages][Tile::kGradBytes];
     alignas(1024) char pool[Tile::kPoolBytes];
     char places[Tile::kStages][Tile::kOffsets * kTilePlacesBytes];
+    Task<Tile> task;
     Resident residents[2];
-    uint64_t full[Tile::kStages], empty[Tile::kStages];
+    alignas(8) uint64_t full[Tile::kStages];
+    uint64_t empty[Tile::kStages];
     uint64_t arrived[2], left[2]; /* residents */
     int spoiled;                  /* some sum is NaN */
 };
 
-/* The work of a CTA. Those of a slice run side by side and read the same segments. */
-template <class Tile>
-struct Task {
+/* A segment's record. */
+struct Record {
     const WgradParams &p;
-    int segments, groups, group, slice, ci0, co0;
-    uint32_t offsets; /* a bit for each */
+    const int32_t *const words;
 
-    __host__ __device__ static int groups_of(const WgradParams &p) { return ceil_div(p.volume, Tile::kOffsets); }
+    __device__ Record(const WgradParams &p, int segment)
+        : p(p), words(p.segments + segment * fg_segment_words(p.segment_tiles, p.volume)) {}
 
-    __device__ Task(const WgradParams &p, int index) : p(p) {
-        const int ci_blocks = ceil_div(p.ci, Tile::kDepth), co_blocks = ceil_div(p.co, Tile::kBlockN);
-        segments = static_cast<int>(ceil_div<int64_t>(p.rows, fg_segment_rows(p.segment_tiles)));
-        groups = groups_of(p);
-        group = index % groups;
-        co0 = index / groups % co_blocks * Tile::kBlockN;
-        ci0 = index / groups / co_blocks % ci_blocks * Tile::kDepth;
-        slice = index / groups / co_blocks / ci_blocks;
-        offsets = 0;
-        for (int i = 0; i < Tile::kOffsets; ++i) offsets |= bit_at(i);
-    }
-
-    /* The i-th offset of the group; the volume or more if there is none. Groups are dealt along the diagonals of the
-     * kernel: with 27 offsets each of three has corners, edges and faces, and about as many neighbours. */
-    __device__ int offset_at(int i) const { return i * groups + (group + (groups - 1) * (i + i / groups)) % groups; }
-    __device__ uint32_t bit_at(int i) const {
-        const int v = offset_at(i);
-        return v < p.volume ? 1u << v : 0;
-    }
-
-    __device__ const int32_t *record(int segment) const {
-        return p.segments + segment * fg_segment_words(p.segment_tiles, p.volume);
-    }
-    /* The places that a segment has in use, or none: it is brought tile by tile. */
-    __device__ int places_of(const int32_t *record) const {
-        return max(0, min(record[0], fg_segment_places(p.segment_tiles)));
-    }
+    /* The places in use, or none: the segment is brought tile by tile. */
+    __device__ int places() const { return max(0, min(words[0], fg_segment_places(p.segment_tiles))); }
+    __device__ uint32_t mask(int tile) const { return static_cast<uint32_t>(words[1 + tile]); }
     /* A row of the map and of grad_out, or -1. */
-    __device__ int32_t row_at(const int32_t *record, int tile, int in_tile) const {
-        const int32_t row = record[FG_SEGMENT_HEAD + tile * kTileRows + in_tile];
+    __device__ int32_t row(int tile, int in_tile) const {
+        const int32_t row = words[FG_SEGMENT_HEAD + tile * kTileRows + in_tile];
         return static_cast<uint32_t>(row) < static_cast<uint64_t>(p.rows) ? row : -1;
-    }
-    __device__ int32_t input_of(int v, int32_t row) const {
-        return v < p.volume && row >= 0 ? p.map[v * p.rows + row] : -1;
     }
 };
 
+__device__ __forceinline__ int32_t input_of(const WgradParams &p, int v, int32_t row) {
+    return v < p.volume && row >= 0 ? p.map[v * p.rows + row] : -1;
+}
+
 /* Calls pass(bits of the offsets to work on): all of them, and where that made NaN, one by one. */
 template <class Tile, class Pass>
-__device__ __forceinline__ void every_pass(const Task<Tile> &task, Shared<Tile> &shared, const Pass &pass) {
+__device__ __forceinline__ void every_pass(Shared<Tile> &shared, const Pass &pass) {
     uint32_t later = 0;
     bool first = true;
-    for (uint32_t offsets = task.offsets; offsets;) {
+    for (uint32_t offsets = shared.task.offsets; offsets;) {
         pass(offsets);
         if (first) {
             ptx::named_barrier(kEndBarrier, kThreads);
-            later = __any_sync(~0u, shared.spoiled) ? task.offsets : 0;
+            later = __any_sync(~0u, shared.spoiled) ? shared.task.offsets : 0;
             first = false;
         }
         offsets = later & -later;
@@ -163,15 +174,14 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t byte) { return byte ^ (byt
 
 template <typename T, class Tile>
 struct Bringer {
-    const Task<Tile> &task;
+    const WgradParams &p;
     Shared<Tile> &shared;
     const int lane;
     RingPosition<Tile::kStages> place;
 
     __device__ void copy_grad_out(const int32_t (&rows)[2]) const {
         constexpr int kChunks = Tile::kBlockN / 8, kRows = 32 / kChunks; /* of a row; rows that a warp copies at once */
-        const WgradParams &p = task.p;
-        const int chunk = lane % kChunks, co = task.co0 + chunk * 8;
+        const int chunk = lane % kChunks, co = shared.task.co0 + chunk * 8;
         const T *const grad_out = static_cast<const T *>(p.grad_out) + co;
         char *const block = shared.grad_out[place.slot] + chunk / 8 * kBlockBytes;
 #pragma unroll
@@ -187,14 +197,14 @@ struct Bringer {
     }
 
     /* Of the group's offsets in turn. Of those that are not worked on all neighbours are missing. */
-    __device__ void copy_places(const int32_t *record, int tile, uint32_t offsets) const {
+    __device__ void copy_places(const Record &record, int tile, uint32_t offsets) const {
         const int chunk = lane % 8;
-        const int32_t *const places = record + fg_segment_places_at(task.p.segment_tiles);
+        const int32_t *const places = record.words + fg_segment_places_at(p.segment_tiles) + chunk * 4;
         for (int i = lane / 8; i < Tile::kOffsets; i += 4) {
-            const bool exists = task.bit_at(i) & offsets;
-            const int v = exists ? task.offset_at(i) : 0;
+            const bool has = shared.task.has(i, offsets);
+            const int v = has ? shared.task.offset[i] : 0;
             ptx::cp_async_16_or_zeros(shared.places[place.slot] + i * kTilePlacesBytes + chunk * 16,
-                                      places + (v * task.p.segment_tiles + tile) * kTileWords + chunk * 4, !exists);
+                                      places + (v * p.segment_tiles + tile) * kTileWords, !has);
         }
     }
     /* As Gatherer has them where a tile is brought by itself. */
@@ -202,24 +212,23 @@ struct Bringer {
         auto *const words = reinterpret_cast<uint32_t *>(shared.places[place.slot]);
         for (int i = 0; i < Tile::kOffsets; ++i) {
             const auto row = static_cast<uint32_t>(1 + i * kTileRows + lane / 8 * 16 + lane % 8);
-            words[i * kTileWords + lane] = task.bit_at(i) & offsets ? row | (row + 8) << 16 : 0;
+            words[i * kTileWords + lane] = shared.task.has(i, offsets) ? row | (row + 8) << 16 : 0;
         }
         __syncwarp();
     }
 
     __device__ void pass(uint32_t offsets) {
-        const WgradParams &p = task.p;
         const bool one = (offsets & (offsets - 1)) == 0;
         const int v = __ffs(static_cast<int>(offsets)) - 1;
-        for (int segment = task.slice; segment < task.segments; segment += p.phases) {
-            const int32_t *const record = task.record(segment);
-            const bool whole = task.places_of(record) > 0;
+        for (int segment = shared.task.slice; segment < shared.task.segments; segment += p.phases) {
+            const Record record(p, segment);
+            const bool whole = record.places() > 0;
             for (int tile = 0; tile < p.segment_tiles; ++tile) {
-                if (!(static_cast<uint32_t>(record[1 + tile]) & offsets)) continue;
-                int32_t rows[2] = {task.row_at(record, tile, lane), task.row_at(record, tile, 32 + lane)};
+                if (!(record.mask(tile) & offsets)) continue;
+                int32_t rows[2] = {record.row(tile, lane), record.row(tile, 32 + lane)};
                 if (one)
                     for (int32_t &row : rows)
-                        if (static_cast<uint32_t>(task.input_of(v, row)) >= p.in_rows) row = -1;
+                        if (static_cast<uint32_t>(input_of(p, v, row)) >= p.in_rows) row = -1;
                 ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
                 copy_grad_out(rows);
                 if (whole)
@@ -234,7 +243,7 @@ struct Bringer {
     }
 
     __device__ void run() {
-        every_pass(task, shared, [this](uint32_t offsets) { pass(offsets); });
+        every_pass(shared, [this](uint32_t offsets) { pass(offsets); });
         ptx::cp_async_commit(); /* only groups can be waited for */
         ptx::cp_async_wait<0>();
     }
@@ -244,7 +253,7 @@ struct Bringer {
 
 template <typename T, class Tile>
 struct Gatherer {
-    const Task<Tile> &task;
+    const WgradParams &p;
     Shared<Tile> &shared;
     const int warp, lane;
     uint32_t begin = 0, before = 0; /* bytes of the residents before, which may be in use */
@@ -254,8 +263,7 @@ struct Gatherer {
     template <class InputAt>
     __device__ void load(const InputAt &input_at, int first, int end) const {
         constexpr int kRows = 32 / Tile::kChunks; /* that a warp copies at once */
-        const WgradParams &p = task.p;
-        const int chunk = lane % Tile::kChunks, ci = task.ci0 + chunk * 8;
+        const int chunk = lane % Tile::kChunks, ci = shared.task.ci0 + chunk * 8;
         const auto feats = reinterpret_cast<uint64_t>(static_cast<const T *>(p.feats) + ci);
         const uint32_t in_rows = ci < p.ci ? p.in_rows : 0,
                        row_bytes = static_cast<uint32_t>(sizeof(T) * p.feats_stride);
@@ -281,7 +289,7 @@ struct Gatherer {
 
     /* Brings `count` inputs, some of them when the resident before is no longer needed. */
     template <class InputAt>
-    __device__ void bring(const int32_t *record, bool whole, int count, const InputAt &input_at) {
+    __device__ void bring(const Record &record, bool whole, int count, const InputAt &input_at) {
         uint64_t *const arrived = &shared.arrived[resident.slot];
         ptx::mbarrier_wait_parity(&shared.left[resident.slot], resident.parity ^ 1); /* those before the last */
         const int fitting = min(count, static_cast<int>(Tile::kPoolBytes - before) / Tile::kInputBytes);
@@ -293,7 +301,7 @@ struct Gatherer {
         }
         if (warp == 0 && lane < FG_SEGMENT_TILES) {
             Resident &here = shared.residents[resident.slot];
-            here.masks[lane] = static_cast<uint32_t>(record[1 + lane]);
+            here.masks[lane] = record.mask(lane);
             if (lane == 0) here.begin = begin, here.whole = whole;
         }
         __syncwarp();
@@ -305,27 +313,24 @@ struct Gatherer {
     }
 
     __device__ void pass() {
-        const WgradParams &p = task.p;
-        for (int segment = task.slice; segment < task.segments; segment += p.phases) {
-            const int32_t *const record = task.record(segment), *const inputs =
-                                                                    record + fg_segment_inputs_at(p.segment_tiles);
-            const int count = task.places_of(record);
+        for (int segment = shared.task.slice; segment < shared.task.segments; segment += p.phases) {
+            const Record record(p, segment);
+            const int count = record.places();
             if (count > 0) {
+                const int32_t *const inputs = record.words + fg_segment_inputs_at(p.segment_tiles);
                 bring(record, true, count, [inputs](int place) { return inputs[place]; });
                 continue;
             }
             for (int tile = 0; tile < p.segment_tiles; ++tile)
-                bring(record, false, 1 + Tile::kOffsets * kTileRows, [this, record, tile](int place) {
-                    const int i = (place - 1) / kTileRows;
-                    return place == 0
-                               ? -1
-                               : task.input_of(task.offset_at(i), task.row_at(record, tile, (place - 1) % kTileRows));
+                bring(record, false, 1 + Tile::kOffsets * kTileRows, [&](int place) {
+                    const int i = (place - 1) / kTileRows, in_tile = (place - 1) % kTileRows;
+                    return place == 0 ? -1 : input_of(p, shared.task.offset[i], record.row(tile, in_tile));
                 });
         }
     }
 
     __device__ void run() {
-        every_pass(task, shared, [this](uint32_t) { pass(); });
+        every_pass(shared, [this](uint32_t) { pass(); });
         ptx::cp_async_commit();
         ptx::cp_async_wait<0>();
     }
@@ -346,7 +351,7 @@ struct Consumer {
     static constexpr int kSteps = kTileRows / 16; /* wgmma of a product */
     using Sums = float[Tile::kProducts][Tile::kSums];
 
-    const Task<Tile> &task;
+    const WgradParams &p;
     Shared<Tile> &shared;
     const int consumer, warp, lane; /* warp of the warpgroup */
     RingPosition<Tile::kStages> place;
@@ -362,8 +367,10 @@ struct Consumer {
     __device__ uint32_t bits_of(int product, uint32_t offsets) const {
         uint32_t bits = 0;
 #pragma unroll
-        for (int i = 0; i < Tile::kPacked; ++i)
-            bits |= task.bit_at((consumer + product * kConsumers) * Tile::kPacked + i);
+        for (int i = 0; i < Tile::kPacked; ++i) {
+            const int v = shared.task.offset[(consumer + product * kConsumers) * Tile::kPacked + i];
+            if (v < p.volume) bits |= 1u << v;
+        }
         return bits & offsets;
     }
 
@@ -371,32 +378,38 @@ struct Consumer {
      * of the 16 of its warp. */
     __device__ __forceinline__ void multiply(float (&d)[Tile::kSums], int product, uint32_t begin,
                                              uint64_t grad_out) const {
-        uint32_t a[kSteps][4];
+        constexpr int kAtOnce = Tile::kBlockN == 128 ? 1 : kSteps; /* as registers allow */
         const auto *const places =
             reinterpret_cast<const uint16_t *>(shared.places[place.slot] + offset_of(product) * kTilePlacesBytes) +
             lane % 8 * 2 + lane / 16;
         const uint32_t chunk = first_channel() * 2 + lane / 8 % 2 * 16;
+        const char *rows[kSteps];
 #pragma unroll
         for (int k = 0; k < kSteps; ++k)
-            ptx::ldmatrix_x4_trans(
-                a[k], shared.pool + swizzled(around<Tile>(begin + places[k * 16] * Tile::kInputBytes) + chunk));
-        ptx::wgmma_fence();
+            rows[k] = shared.pool + swizzled(around<Tile>(begin + places[k * 16] * Tile::kInputBytes) + chunk);
 #pragma unroll
-        for (int k = 0; k < kSteps; ++k) wgmma<T>(d, a[k], ptx::wgmma_advance(grad_out, k * 16 * kRowBytes));
-        ptx::wgmma_commit();
-        ptx::wgmma_wait<0>(); /* the other warpgroups keep the tensor cores busy */
+        for (int first = 0; first < kSteps; first += kAtOnce) {
+            uint32_t a[kAtOnce][4];
 #pragma unroll
-        for (auto &operand : a) ptx::wgmma_hold(operand);
-        ptx::wgmma_hold(d);
+            for (int k = 0; k < kAtOnce; ++k) ptx::ldmatrix_x4_trans(a[k], rows[first + k]);
+            ptx::wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < kAtOnce; ++k)
+                wgmma<T>(d, a[k], ptx::wgmma_advance(grad_out, (first + k) * 16 * kRowBytes));
+            ptx::wgmma_commit();
+            ptx::wgmma_wait<0>(); /* the other warpgroups keep the tensor cores busy */
+#pragma unroll
+            for (auto &operand : a) ptx::wgmma_hold(operand);
+            ptx::wgmma_hold(d);
+        }
     }
 
     __device__ __forceinline__ void accumulate(Sums &d, uint32_t offsets) {
-        const WgradParams &p = task.p;
         const uint64_t descriptor = ptx::wgmma_descriptor(shared.grad_out[0], kBlockBytes);
         uint32_t bits[Tile::kProducts];
 #pragma unroll
         for (int i = 0; i < Tile::kProducts; ++i) bits[i] = bits_of(i, offsets);
-        for (int segment = task.slice; segment < task.segments; segment += p.phases) {
+        for (int segment = shared.task.slice; segment < shared.task.segments; segment += p.phases) {
             bool whole = false; /* what is resident is */
             for (int tile = 0; tile < p.segment_tiles; ++tile) {
                 const Resident &here = shared.residents[resident.slot];
@@ -426,18 +439,17 @@ struct Consumer {
 
     /* Into the workspace, those of `offsets`; eight threads side by side have eight input channels. */
     __device__ void store(const Sums &d, uint32_t offsets) const {
-        const WgradParams &p = task.p;
         const int64_t pitch = static_cast<int64_t>(p.volume) * p.ci;
-        float *const sums = p.partials + task.slice * partial_pitch(p);
-        const int co0 = task.co0 + lane % 4 * 2;
+        float *const sums = p.partials + shared.task.slice * partial_pitch(p);
+        const int co0 = shared.task.co0 + lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < Tile::kProducts; ++i) {
-            if (!(task.bit_at(offset_of(i)) & offsets)) continue;
+            if (!shared.task.has(offset_of(i), offsets)) continue;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int ci = task.ci0 + first_channel() + half * 8 + lane / 4;
+                const int ci = shared.task.ci0 + first_channel() + half * 8 + lane / 4;
                 if (ci >= p.ci) continue;
-                float *const column = sums + static_cast<int64_t>(task.offset_at(offset_of(i))) * p.ci + ci;
+                float *const column = sums + static_cast<int64_t>(shared.task.offset[offset_of(i)]) * p.ci + ci;
 #pragma unroll
                 for (int j = 0; j < Tile::kSums / 4; ++j) {
                     const int co = co0 + 8 * j;
@@ -462,7 +474,7 @@ struct Consumer {
     }
 
     __device__ void run() {
-        every_pass(task, shared, [this](uint32_t offsets) { pass(offsets); });
+        every_pass(shared, [this](uint32_t offsets) { pass(offsets); });
     }
 };
 
@@ -488,20 +500,20 @@ __global__ void __launch_bounds__(kThreads, 1)
         ptx::fence_mbarrier_init();
         shared.spoiled = 0;
     }
+    if (threadIdx.x < 32) shared.task.init(p, static_cast<int>(blockIdx.x) - bias_tasks, static_cast<int>(threadIdx.x));
     __syncthreads();
     /* Held, or each product would read threadIdx again. */
     const int warp = ptx::opaque(static_cast<int>(threadIdx.x / 32)),
               lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
-    const Task<Tile> task(p, static_cast<int>(blockIdx.x) - bias_tasks);
     if (warp < kWarpgroup / 32) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
         if (warp > 0)
-            Gatherer<T, Tile>{task, shared, warp - 1, lane, 0, 0, {}}.run();
+            Gatherer<T, Tile>{p, shared, warp - 1, lane, 0, 0, {}}.run();
         else
-            Bringer<T, Tile>{task, shared, lane, {}}.run();
+            Bringer<T, Tile>{p, shared, lane, {}}.run();
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-        Consumer<T, Tile>{task, shared, warp / 4 - 1, warp % 4, lane, {}, {}}.run();
+        Consumer<T, Tile>{p, shared, warp / 4 - 1, warp % 4, lane, {}, {}}.run();
     }
 }
 
