@@ -132,15 +132,13 @@ struct Record {
     /* The places in use, or none: the segment is brought tile by tile. */
     __device__ int places() const { return max(0, min(words[0], fg_segment_places(p.segment_tiles))); }
     __device__ uint32_t mask(int tile) const { return static_cast<uint32_t>(words[1 + tile]); }
-    /* A row of the map and of grad_out, or -1. */
-    __device__ int32_t row(int tile, int in_tile) const {
-        const int32_t row = words[FG_SEGMENT_HEAD + tile * kTileRows + in_tile];
-        return static_cast<uint32_t>(row) < static_cast<uint64_t>(p.rows) ? row : -1;
-    }
+    __device__ int32_t row(int tile, int in_tile) const { return words[FG_SEGMENT_HEAD + tile * kTileRows + in_tile]; }
 };
 
-__device__ __forceinline__ int32_t input_of(const WgradParams &p, int v, int32_t row) {
-    return v < p.volume && row >= 0 ? p.map[v * p.rows + row] : -1;
+/* What the map says of a row, whatever it is. */
+__device__ __forceinline__ uint32_t input_of(const WgradParams &p, int v, int32_t row) {
+    const bool exists = v < p.volume && static_cast<uint32_t>(row) < static_cast<uint64_t>(p.rows);
+    return exists ? static_cast<uint32_t>(p.map[v * p.rows + row]) : ~0u;
 }
 
 /* Calls pass(bits of the offsets to work on): all of them, and where that made NaN, one by one. */
@@ -167,7 +165,8 @@ __device__ __forceinline__ uint32_t around(uint32_t byte) {
     return min(min(byte, byte - kEnd), kLast); /* below the end the difference is a huge number */
 }
 
-/* Rows that lie anywhere meet few bank conflicts when their chunks are swizzled. */
+/* Rows that lie anywhere meet few bank conflicts when their chunks are swizzled: chunk c of 16 bytes of an input lies at
+ * swizzled(input) ^ 16 c. */
 __device__ __forceinline__ uint32_t swizzled(uint32_t byte) { return byte ^ (byte >> 3 & 0x70); }
 
 /* ---- tiles: one warp ---- */
@@ -179,19 +178,23 @@ struct Bringer {
     const int lane;
     RingPosition<Tile::kStages> place;
 
-    __device__ void copy_grad_out(const int32_t (&rows)[2]) const {
+    /* Rows of the map, each lane's two; any that is not one is zeros. */
+    __device__ void copy_grad_out(const uint32_t (&rows)[2]) const {
         constexpr int kChunks = Tile::kBlockN / 8, kRows = 32 / kChunks; /* of a row; rows that a warp copies at once */
-        const int chunk = lane % kChunks, co = shared.task.co0 + chunk * 8;
-        const T *const grad_out = static_cast<const T *>(p.grad_out) + co;
-        char *const block = shared.grad_out[place.slot] + chunk / 8 * kBlockBytes;
+        static_assert(8 % kRows == 0, "they are swizzled alike, but for a bit or two");
+        const int chunk = lane % kChunks, first = lane / kChunks, co = shared.task.co0 + chunk * 8;
+        const auto grad_out = reinterpret_cast<uint64_t>(static_cast<const T *>(p.grad_out) + co);
+        const auto row_bytes = static_cast<uint32_t>(sizeof(T) * p.grad_stride);
+        const auto all_rows = static_cast<uint64_t>(co < p.co ? p.rows : 0);
+        char *const block = shared.grad_out[place.slot] + chunk / 8 * kBlockBytes + first * kRowBytes;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-#pragma unroll 4
+#pragma unroll
             for (int i = 0; i < 32; i += kRows) {
-                const int from = i + lane / kChunks, in_tile = half * 32 + from;
-                const int32_t row = __shfl_sync(~0u, rows[half], from);
-                ptx::cp_async_16_or_zeros(block + in_tile * kRowBytes + (chunk % 8 ^ in_tile % 8) * 16,
-                                          grad_out + max(row, 0) * p.grad_stride, row < 0 || co >= p.co);
+                const uint32_t row = __shfl_sync(~0u, rows[half], first + i);
+                ptx::cp_async_16_or_zeros(block + (half * 32 + i) * kRowBytes + (chunk % 8 ^ first ^ i % 8) * 16,
+                                          reinterpret_cast<const void *>(grad_out + uint64_t{row} * row_bytes),
+                                          row >= all_rows);
             }
         }
     }
@@ -223,12 +226,23 @@ struct Bringer {
         for (int segment = shared.task.slice; segment < shared.task.segments; segment += p.phases) {
             const Record record(p, segment);
             const bool whole = record.places() > 0;
-            for (int tile = 0; tile < p.segment_tiles; ++tile) {
-                if (!(record.mask(tile) & offsets)) continue;
-                int32_t rows[2] = {record.row(tile, lane), record.row(tile, 32 + lane)};
+            const uint32_t mask = lane < p.segment_tiles ? record.mask(lane) : 0;
+            uint32_t next[2];
+            const auto look_ahead = [&](uint32_t tiles) {
+                const int tile = tiles ? __ffs(static_cast<int>(tiles)) - 1 : 0;
+                next[0] = static_cast<uint32_t>(record.row(tile, lane));
+                next[1] = static_cast<uint32_t>(record.row(tile, 32 + lane));
+            };
+            uint32_t tiles = __ballot_sync(~0u, (mask & offsets) != 0);
+            look_ahead(tiles);
+            while (tiles) {
+                const int tile = __ffs(static_cast<int>(tiles)) - 1;
+                uint32_t rows[2] = {next[0], next[1]};
+                tiles &= tiles - 1;
+                look_ahead(tiles);
                 if (one)
-                    for (int32_t &row : rows)
-                        if (static_cast<uint32_t>(input_of(p, v, row)) >= p.in_rows) row = -1;
+                    for (uint32_t &row : rows)
+                        if (input_of(p, v, static_cast<int32_t>(row)) >= p.in_rows) row = ~0u;
                 ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
                 copy_grad_out(rows);
                 if (whole)
@@ -259,30 +273,31 @@ struct Gatherer {
     uint32_t begin = 0, before = 0; /* bytes of the residents before, which may be in use */
     RingPosition<2> resident;
 
-    /* Starts the copies of the inputs that have places `first` to `end`. */
+    /* Starts the copies of the inputs that have places `first` to `end`. Each lane looks at one place of 32. */
     template <class InputAt>
     __device__ void load(const InputAt &input_at, int first, int end) const {
         constexpr int kRows = 32 / Tile::kChunks; /* that a warp copies at once */
+        constexpr uint32_t kNone = ~0u;
         const int chunk = lane % Tile::kChunks, ci = shared.task.ci0 + chunk * 8;
         const auto feats = reinterpret_cast<uint64_t>(static_cast<const T *>(p.feats) + ci);
-        const uint32_t in_rows = ci < p.ci ? p.in_rows : 0,
-                       row_bytes = static_cast<uint32_t>(sizeof(T) * p.feats_stride);
-        int batch = first + warp * 32;
-        int32_t next = batch + lane < end ? input_at(batch + lane) : -1;
-        for (; batch < end; batch += kGatherWarps * 32) {
-            const int32_t input = next;
-            const int after = batch + kGatherWarps * 32 + lane;
-            next = after < end ? input_at(after) : -1;
-#pragma unroll 2
+        const auto row_bytes = static_cast<uint32_t>(sizeof(T) * p.feats_stride);
+        const uint32_t in_rows = ci < p.ci ? p.in_rows : 0;
+        int place = first + warp * 32 + lane;
+        uint32_t next = place < end ? input_at(place) : kNone;
+        while (__any_sync(~0u, place < end)) {
+            const uint32_t input = next;
+            const uint32_t at = place < end ? swizzled(around<Tile>(begin + place * Tile::kInputBytes)) : kNone;
+            place += kGatherWarps * 32;
+            next = place < end ? input_at(place) : kNone;
+#pragma unroll
             for (int i = 0; i < 32; i += kRows) {
-                const auto row = static_cast<uint32_t>(__shfl_sync(~0u, input, i + lane / Tile::kChunks));
-                const int place = batch + i + lane / Tile::kChunks;
-                if (place >= end) continue;
+                const uint32_t row = __shfl_sync(~0u, input, i + lane / Tile::kChunks);
+                const uint32_t target = __shfl_sync(~0u, at, i + lane / Tile::kChunks);
                 /* Where zeros are asked for, the row is not read and may lie anywhere. */
-                const uint32_t target = around<Tile>(begin + place * Tile::kInputBytes) + chunk * 16;
-                ptx::cp_async_16_or_zeros(shared.pool + swizzled(target),
-                                          reinterpret_cast<const void *>(feats + uint64_t{row} * row_bytes),
-                                          row >= in_rows);
+                if (target != kNone)
+                    ptx::cp_async_16_or_zeros(shared.pool + (target ^ chunk * 16),
+                                              reinterpret_cast<const void *>(feats + uint64_t{row} * row_bytes),
+                                              row >= in_rows);
             }
         }
     }
@@ -318,13 +333,13 @@ struct Gatherer {
             const int count = record.places();
             if (count > 0) {
                 const int32_t *const inputs = record.words + fg_segment_inputs_at(p.segment_tiles);
-                bring(record, true, count, [inputs](int place) { return inputs[place]; });
+                bring(record, true, count, [inputs](int place) { return static_cast<uint32_t>(inputs[place]); });
                 continue;
             }
             for (int tile = 0; tile < p.segment_tiles; ++tile)
                 bring(record, false, 1 + Tile::kOffsets * kTileRows, [&](int place) {
                     const int i = (place - 1) / kTileRows, in_tile = (place - 1) % kTileRows;
-                    return place == 0 ? -1 : input_of(p, shared.task.offset[i], record.row(tile, in_tile));
+                    return place == 0 ? ~0u : input_of(p, shared.task.offset[i], record.row(tile, in_tile));
                 });
         }
     }
@@ -386,7 +401,7 @@ struct Consumer {
         const char *rows[kSteps];
 #pragma unroll
         for (int k = 0; k < kSteps; ++k)
-            rows[k] = shared.pool + swizzled(around<Tile>(begin + places[k * 16] * Tile::kInputBytes) + chunk);
+            rows[k] = shared.pool + (swizzled(around<Tile>(begin + places[k * 16] * Tile::kInputBytes)) ^ chunk);
 #pragma unroll
         for (int first = 0; first < kSteps; first += kAtOnce) {
             uint32_t a[kAtOnce][4];
