@@ -208,3 +208,32 @@ def test_the_plan():
     assert tiles(65_931, 32, 32, dtype="float32", precision="tf32") == 0
     assert tiles(65_931, 32, 32, compute_capability=89) == 0
     assert tiles(65_931, 32, 32, algorithm="implicit_gemm") == 0
+
+
+def test_the_plan_of_the_weight_gradient():
+    def plan(rows, ci, co, segment_tiles=8, **how):
+        asked = {"rows": rows, "ci": ci, "co": co, "v": 27, "dtype": "float16", "num_sms": 132}
+        asked |= {"compute_capability": 90, "segment_tiles": segment_tiles} | how
+        return _C.plan_conv_wgrad(**asked)
+
+    def tile(*sizes, **how):
+        chosen = plan(*sizes, **how)
+        return chosen["segment_tiles"] and (chosen["block_m"], chosen["block_n"])
+
+    assert tile(4_113_056, 64, 64) == tile(65_931, 40, 64) == (64, 64)
+    assert tile(1_026_536, 128, 128) == (128, 64)
+    assert tile(65_931, 32, 32) == (32, 32)
+    assert tile(1_026_536, 16, 40) == (64, 16)
+    assert tile(4_113_056, 64, 64, segment_tiles=0) == 0
+    assert tile(252_392, 256, 256) == tile(15_192, 1024, 1024) == 0
+    assert tile(252_392, 256, 256, **BY_SEGMENTS) == (128, 64)
+    assert tile(65_931, 32, 32, algorithm="implicit_gemm") == 0
+    assert tile(65_931, 32, 32, compute_capability=89) == 0
+    assert tile(65_931, 32, 32, dtype="float32") == 0
+    assert tile(65_931, 33, 32) == tile(65_931, 32, 0) == 0
+    for rows, ci, co in ((1, 8, 8), (65_931, 64, 64), (252_392, 1024, 8), (4_113_056, 64, 64), (2**31 - 1, 16, 512)):
+        chosen = plan(rows, ci, co, **BY_SEGMENTS)
+        assert chosen["segment_tiles"] == 8
+        assert chosen["split_k"] <= -(-rows // 512)  # each slice has segments,
+        assert rows / chosen["split_k"] <= 2**16 + 512  # and bounds the chain of additions that are truncated
+        assert chosen["workspace_bytes"] == chosen["split_k"] * 27 * ci * co * 4
