@@ -20,13 +20,13 @@
     X(coords) X(copy) X(count) X(counts) X(device) X(dilation) X(dl_device) X(dtype) X(dtype_a) X(dtype_b)             \
     X(dtype_feats) X(dtype_out) X(dtype_weight) X(expected_m) X(feats) X(first) X(grad_bias) X(grad_feats)             \
     X(grad_grid) X(grad_out) X(grad_weight) X(grid) X(groups) X(in_rows) X(index) X(indices) X(inverse) X(k)           \
-    X(kernel_size) X(keys) X(layout) X(m) X(m_indices) X(map) X(masked_m) X(max_version) X(mirrored) X(mode) X(n)      \
-    X(num_sms) X(offsets) X(options) X(order) X(order_groups) X(origin) X(out) X(out_dtype) X(out_shape) X(padding)    \
-    X(places) X(points) X(precision) X(promote_every) X(q) X(queries) X(query_shape) X(ranks) X(replace) X(residual)   \
-    X(rows) X(samples) X(scale) X(scale_a) X(scale_b) X(scale_feats) X(scale_given) X(scale_out) X(scale_weight)       \
-    X(segment_tiles) X(segments) X(shape) X(sorted) X(src) X(starts) X(state) X(stream) X(stride) X(swiglu)            \
-    X(table_keys) X(table_values) X(tiles) X(transposed) X(v) X(values) X(voxel_size) X(weight) X(weight_indices)      \
-    X(weights) X(workspace) X(x)
+    X(kernel_size) X(keys) X(layout) X(m) X(m_indices) X(map) X(mark) X(masked_m) X(max_version) X(mirrored) X(mode)   \
+    X(n) X(num_sms) X(offsets) X(options) X(order) X(order_groups) X(origin) X(out) X(out_dtype) X(out_shape)          \
+    X(padding) X(places) X(points) X(precision) X(promote_every) X(q) X(queries) X(query_shape) X(ranks) X(replace)    \
+    X(residual) X(rows) X(samples) X(scale) X(scale_a) X(scale_b) X(scale_feats) X(scale_given) X(scale_out)           \
+    X(scale_weight) X(segment_tiles) X(segments) X(shape) X(sorted) X(src) X(starts) X(state) X(stream) X(stride)      \
+    X(swiglu) X(table_keys) X(table_values) X(tiles) X(transposed) X(v) X(values) X(voxel_size) X(weight)              \
+    X(weight_indices) X(weights) X(workspace) X(x)
 /* clang-format on */
 
 #define FG_KEYWORD_ENUMERATOR(name) FG_KEYWORD_##name,
@@ -99,6 +99,7 @@ static inline const fg_backend *fg_backend_of(fg_device_type type) {
 
 /* Method tables of the families; module.c adds them all. */
 extern PyMethodDef fg_conv_methods[], fg_gemm_methods[], fg_plan_methods[], fg_pool_methods[], fg_serialize_methods[],
-    fg_voxel_methods[], fg_hash_methods[], fg_sample_methods[], fg_group_methods[], fg_voxelize_methods[];
+    fg_voxel_methods[], fg_hash_methods[], fg_sample_methods[], fg_group_methods[], fg_voxelize_methods[],
+    fg_stream_methods[];
 
 #endif

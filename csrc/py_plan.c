@@ -227,6 +227,20 @@ static PyObject *plan_segment_tiles(PyObject *module, PyObject *const *args, Py_
     return PyLong_FromLong(fg_plan_segment_tiles(rows, num_sms));
 }
 
+static PyObject *segment_words(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    static const fg_parameter parameters[] = {FG_SIZE(tiles), FG_SIZE(v)};
+    enum { TILES, V, COUNT };
+    PyObject *values[COUNT];
+    int32_t tiles = 0, v = 0;
+    if (fg_parse_args(PyModule_GetState(module), "segment_words", parameters, COUNT, args, nargs, kwnames, values) <
+            0 ||
+        fg_arg_int32(values[TILES], "tiles", 2, FG_SEGMENT_TILES, &tiles) < 0 ||
+        fg_arg_int32(values[V], "v", 1, FG_SEGMENT_VOLUME, &v) < 0) {
+        return NULL;
+    }
+    return PyLong_FromLongLong(fg_segment_words(tiles, v));
+}
+
 static PyObject *plan_conv_sites(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     static const fg_parameter parameters[] = {
         FG_SIZE(kernel_size), FG_SIZE(stride), FG_SIZE(dilation), {FG_KEYWORD_transposed, FG_KEYWORD_ONLY}};
@@ -279,6 +293,8 @@ PyMethodDef fg_plan_methods[] = {
     {"plan_segment_tiles", FG_FASTCALL(plan_segment_tiles),
      PyDoc_STR("plan_segment_tiles($module, /, *, rows, num_sms)\n--\n\n"
                "Tiles of 64 rows that a segment of a neighbour map should have; 0 where none pays.")},
+    {"segment_words", FG_FASTCALL(segment_words),
+     PyDoc_STR("segment_words($module, /, *, tiles, v)\n--\n\nint32 words of the record of a segment.")},
     {"plan_conv_sites", FG_FASTCALL(plan_conv_sites),
      PyDoc_STR("plan_conv_sites($module, /, *, kernel_size, stride, dilation, transposed=False)\n--\n\n"
                "How many output sites one voxel of a sparse convolution can reach.")},

@@ -71,6 +71,19 @@ def device_count() -> int:
 def device_info(device: str = "cpu", index: int = 0) -> dict[str, Any]:
     """name, compute_capability, num_sms, memory_bytes, l2_bytes, driver_version, runtime_version."""
 
+def is_capturing(array: Array, *, stream: Stream = None) -> bool:
+    """Whether work on the array would go into a CUDA graph that is being captured, or be refused because of one."""
+
+def mark(array: Array, *, stream: Stream = None) -> object:
+    """A mark behind the work that is queued on the stream that work on the array goes to."""
+
+def passed(mark: object, /) -> bool:
+    """Whether the work before the mark is done. Does not wait, and may be asked during a capture."""
+
+def is_behind(mark: object, array: Array, *, stream: Stream = None) -> bool:
+    """Whether work on the array would surely come after the work before the mark: on its stream, or once passed() has
+    said so."""
+
 def neighbor_map(
     coords: Array,
     map: Array,
@@ -338,6 +351,7 @@ def conv_forward(
     out: Array,
     *,
     order: Array | None = None,
+    segments: Array | None = None,
     residual: Array | None = None,
     scale_feats: Array | None = None,
     scale_weight: Array | None = None,
@@ -356,6 +370,7 @@ def conv_forward(
     """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co).
     order (sum(order_groups), M) int32, permutations: sets of orders in which a GPU may work through the rows, for speed
     alone; a set of g has one for each g-th of the offsets. By default `order_groups` is one set of them all.
+    segments: the records of segment_map(), for speed alone, too.
     residual (M, Co), added before the activation ("relu", "silu" or "gelu"); it may be out itself.
     float8 feats and weight have float32 scales, () or (N) and () or (Co), and an out of any floating-point dtype:
     float8 divided by scale_out (), while bias and residual are wider. dtype_feats, dtype_weight and dtype_out say what
@@ -369,6 +384,7 @@ def conv_dgrad(
     grad_feats: Array,
     *,
     order: Array | None = None,
+    segments: Array | None = None,
     order_groups: Sequence[int] | None = None,
     algorithm: str = "auto",
     mirrored: bool = False,
@@ -377,8 +393,8 @@ def conv_dgrad(
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (M, Co), map (V, N), grad_feats (N, Ci); order (sum(order_groups), N), the orders of `map`, as in the
-    forward pass."""
+    """grad_out (M, Co), map (V, N), grad_feats (N, Ci); order (sum(order_groups), N), the orders of `map`, and its
+    segments, as in the forward pass."""
 
 def conv_wgrad(
     grad_out: Array,
@@ -575,6 +591,7 @@ def quantize_workspace(*args: Any, **kwargs: Any) -> int: ...
 def plan_order_sets(*, rows: int, kernel_size: Sequence[int]) -> tuple[int, ...]: ...
 def plan_row_orders(*, rows: int, kernel_size: Sequence[int], groups: Sequence[int]) -> dict[str, Any]: ...
 def plan_segment_tiles(*, rows: int, num_sms: int) -> int: ...
+def segment_words(*, tiles: int, v: int) -> int: ...
 def plan_conv_sites(
     *, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], transposed: bool = False
 ) -> int: ...

@@ -228,6 +228,7 @@ def convolution(
         neighbor_map.native,
         out=out,
         order=order,
+        segments=_segments(feats, weight, neighbor_map, groups, stream),
         residual=residual,
         order_groups=None if order is None else order_groups(order, kernel_size),
         activation=activation,
@@ -309,6 +310,7 @@ def forward(
         map,
         out,
         order=order,
+        segments=_segments(feats, weight, neighbor_map, groups, library.stream),
         residual=residual,
         scale_feats=scale_feats,
         scale_weight=scale_weight,
@@ -357,6 +359,8 @@ def backward(
             library.run(_C.depthwise_dgrad, grad_out, weight, map, grad_feats, mirrored=mirrored)
         else:
             orders = {"order": order, "order_groups": order_groups(order, neighbor_map.kernel_size)}
+            if neighbor_map.mirrored:
+                orders["segments"] = _segments(grad_out, weight, neighbor_map, groups, library.stream, gradient=True)
             library.run(_C.conv_dgrad, grad_out, weight, map, grad_feats, mirrored=mirrored, **orders, **how)
         grad_feats = library.result(grad_feats)
 
@@ -375,6 +379,23 @@ def backward(
         grad_bias = library.result(grad_bias) if needs_grad[2] else None
 
     return grad_feats, grad_weight, grad_bias
+
+
+def _segments(
+    rows: Array, weight: Array, neighbor_map: NeighborMap, groups: int, stream: Stream, gradient: bool = False
+) -> Array | None:
+    """The segments of the map, if they are there or this is the first call that goes faster by them. rows, feats or
+    their gradient, and weight have not been looked at yet."""
+    found = neighbor_map._segments
+    if found is not None:
+        return found[0]
+    dtype = getattr(rows, "dtype", None)
+    shape: tuple[int, ...] = getattr(weight, "shape", ())
+    two_bytes = getattr(dtype, "itemsize", 0) == 2 or dtype in ("float16", "bfloat16")  # a DeviceArray has names
+    if not two_bytes or len(shape) != 5 or groups != 1:
+        return None
+    ci, co = (shape[0], shape[4]) if gradient else (shape[4], shape[0])
+    return neighbor_map.segments_for(ci, co, stream)
 
 
 def bind(feats: Array, neighbor_map: NeighborMap, stream: Stream) -> Library:

@@ -10,8 +10,11 @@ from typing import Any
 from flexgemm import _C
 from flexgemm._arrays import Array, Library, Stream, cuda_index, library_of, renamed
 from flexgemm._voxels import Shape, grid_shape, rows_of_four
+from flexgemm.serialize import native_codes, native_order
 
 Triple = tuple[int, int, int]
+
+_CPU = 1  # DLPack's number
 
 
 class NeighborMap:
@@ -81,6 +84,9 @@ class NeighborMap:
         self.mirrored = self.submanifold and kernel_size[0] & kernel_size[1] & kernel_size[2] & 1 == 1
         self.device = device
         self._native_transposed: tuple[Array, Array | None] | None = None
+        self._segments: tuple[Array | None] | None = None
+        self._segments_begun: tuple[Array, object] | None = None
+        self._segment_layers: dict[tuple[int, int], bool] = {}
         self._map: Array | None = None
         self._transposed_map: Array | None = None
         self._inverse: NeighborMap | None = None
@@ -141,7 +147,8 @@ class NeighborMap:
             other.transposed, other.mirrored = not self.transposed, False
             other._sites = None if self._sites is None else self._sites[::-1]
             other.native, other.native_order = self._transposed(None)
-            other._native_transposed = self.native, self.native_order
+            other._native_transposed, other._segments = (self.native, self.native_order), None
+            other._segments_begun, other._segment_layers = None, {}
             other._map, other._transposed_map = self._transposed_map, self._map
             self._inverse = other
         return self._inverse
@@ -170,6 +177,9 @@ class NeighborMap:
     def freeze(self, stream: Stream = None) -> NeighborMap:
         """Builds what is otherwise built on first use, so that the map changes no more; returns itself."""
         self.native_gradient(stream)
+        self.segments(stream)
+        if self._segments_begun is not None:  # like the map itself: other streams wait for this one, or the caller does
+            self._segments, self._segments_begun = self._segments_begun[:1], None
         return self
 
     def to(self, device: Any) -> NeighborMap:
@@ -212,7 +222,7 @@ class NeighborMap:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and files: what only this process can hold, in CUDA memory of flexgemm's own, is left out."""
-        state = self.__dict__ | {"_inverse": None}
+        state = self.__dict__ | {"_inverse": None, "_segments": None, "_segments_begun": None}
         if isinstance(self.native, _C.DeviceArray):
             built = ("native", "native_order", "_native_transposed", "_sites")
             state |= {"_out_coords": self.out_coords} | dict.fromkeys(built)
@@ -233,6 +243,65 @@ class NeighborMap:
 
         A mirrored map is the map itself with the weights read backwards, so that it has the same orders."""
         return (self.native, self.native_order) if self.mirrored else self._transposed(stream)
+
+    def segments_for(self, ci: int, co: int, stream: Stream = None) -> Array | None:
+        """segments() for a layer of 16-bit features, ci channels to co; None if it would not go by them, so that a map
+        without others has none."""
+        wanted = self._segment_layers.get((ci, co))
+        if wanted is None:
+            wanted = self._segment_layers[ci, co] = self._goes_by_segments(ci, co)
+        return self.segments(stream) if wanted else None
+
+    def _goes_by_segments(self, ci: int, co: int) -> bool:
+        tiles, gpu = self._segment_tiles()
+        if tiles == 0:
+            return False
+        asked: dict[str, Any] = {"rows": self.num_voxels, "ci": ci, "co": co, "v": self.kernel_volume}
+        asked |= {"dtype": "float16", "groups": self.order_groups, "segment_tiles": tiles}
+        asked |= {name: gpu[name] for name in ("num_sms", "compute_capability")}
+        return bool(_C.plan_conv(**asked)["segment_tiles"])
+
+    def segments(self, stream: Stream = None) -> Array | None:
+        """The segments of the map as the extension takes them: rows near each other in space and the inputs that they
+        share, for layers on Hopper. None where there are none: for maps that are not mirrored, dilated ones, a volume
+        of 1 or above 32, few voxels. Built on first use, but not while a CUDA graph is captured: it would be the
+        graph's. Until that is done, other streams have none."""
+        if self._segments is not None:
+            return self._segments[0]
+        library, begun = self._library(stream), self._segments_begun
+        if begun is None:
+            tiles, _ = self._segment_tiles()
+            if tiles == 0:
+                self._segments = (None,)
+                return None
+            if _C.is_capturing(self.native, stream=library.stream):
+                return None
+            built = self._build_segments(library, tiles)
+            begun = self._segments_begun = built, _C.mark(self.native, stream=library.stream)
+        built, mark = begun
+        if _C.passed(mark):
+            self._segments, self._segments_begun = (built,), None
+            return built
+        return built if _C.is_behind(mark, self.native, stream=library.stream) else None
+
+    def _segment_tiles(self) -> tuple[int, dict[str, Any]]:
+        """How many tiles segments of this map have, 0 for none, and what is known about its GPU."""
+        fits = self.mirrored and self.dilation == (1, 1, 1) and 1 < self.kernel_volume <= 32 and _has_codes(self.shape)
+        device_type, index = self.native.__dlpack_device__() if fits else (_CPU, 0)
+        if device_type == _CPU:
+            return 0, {}
+        gpu = _gpu_info(index)
+        hopper = gpu["compute_capability"] == 90
+        return _C.plan_segment_tiles(rows=self.num_voxels, num_sms=gpu["num_sms"]) if hopper else 0, gpu
+
+    def _build_segments(self, library: Library, tiles: int) -> Array:
+        codes = native_codes(library, self.coords, self.shape, "z_order")
+        order = native_order(library, codes, self.shape, "z_order")
+        count, words = -(-self.num_voxels // (64 * tiles)), _C.segment_words(tiles=tiles, v=self.kernel_volume)
+        segments = library.empty((count, words), "int32", order)
+        how = {"kernel_size": self.kernel_size, "tiles": tiles, "in_rows": self.num_voxels}
+        library.run(_C.segment_map, self.native, order, segments, **how)
+        return segments
 
     def _transposed(self, stream: Stream) -> tuple[Array, Array | None]:
         if self._native_transposed is None:
@@ -442,6 +511,19 @@ def _order_groups(orders: int, kernel_size: Triple) -> tuple[int, ...]:
         if groups not in sets and sum(sets) < orders:
             sets.append(groups)
     return tuple(sets)
+
+
+@lru_cache
+def _gpu_info(index: int) -> dict[str, Any]:
+    return _C.device_info("cuda", index)
+
+
+def _has_codes(shape: Shape) -> bool:
+    """Whether the places of a grid along a curve have numbers of 64 bits."""
+    try:
+        return _C.sequence_bits(shape=shape, mode="z_order") <= 64
+    except ValueError:
+        return False
 
 
 def three_ints(value: Any, name: str, *, least: int = 1) -> Any:

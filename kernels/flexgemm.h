@@ -611,6 +611,10 @@ typedef struct {
      * and frees the mark when it is or when it fails. NULL entries on the CPU. */
     fg_status (*mark)(const fg_queue *queue, void **mark, fg_error *error);
     fg_status (*passed)(void *mark, bool *passed, fg_error *error);
+    void (*forget)(void *mark); /* frees it, passed or not */
+
+    /* Whether what is queued goes into a CUDA graph, or must not be queued because of one. NULL on the CPU. */
+    fg_status (*is_capturing)(const fg_queue *queue, bool *capturing, fg_error *error);
 } fg_backend;
 
 const fg_backend *fg_cpu_backend(void);

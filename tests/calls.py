@@ -62,7 +62,7 @@ LEGAL = {
     "segment_map": lambda: {
         "map": zeros(3, 5, dtype=np.int32),
         "order": np.arange(5, dtype=np.int32),
-        "segments": zeros(1, 704, dtype=np.int32),
+        "segments": zeros(1, 1256, dtype=np.int32),
         "kernel_size": (1, 3, 1),
         "tiles": 2,
         "in_rows": 5,

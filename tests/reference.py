@@ -56,7 +56,7 @@ def row_orders(nmap, offsets, segment):
 def segment_records(nmap, order, tiles, sort=lambda rows: rows):
     """The records of kernels/segment.h: segments of 64 * tiles columns of nmap as `order` has them, each sorted by
     `sort`; places in order of first appearance, tile by tile and offset by offset."""
-    volume, size, most = len(nmap), 64 * tiles, 184 * tiles
+    volume, size, most = len(nmap), 64 * tiles, segment_places(tiles)
     records = []
     for start in range(0, len(order), size):
         head = np.zeros(16, np.int32)
@@ -75,7 +75,7 @@ def segment_records(nmap, order, tiles, sort=lambda rows: rows):
         inputs = np.resize([*inputs, *[-1] * most], most).astype(np.int32)
         words = (places[:, :, :, 0] | places[:, :, :, 1] << 16).view(np.int32)
         records.append(np.concatenate([head, rows, inputs, words.ravel()]))
-    return np.reshape(records, (len(records), 16 + 248 * tiles + volume * tiles * 32)).astype(np.int32)
+    return np.reshape(records, (len(records), segment_words(tiles, volume))).astype(np.int32)
 
 
 def neighbor_map(coords, shape, kernel_size=(3, 3, 3), dilation=(1, 1, 1), transposed=False, rows=None):
@@ -618,11 +618,15 @@ def assert_same_bits(out, ref, what="out"):
 # ---- segments of a neighbour map ----
 
 # A segment's record: 16 words of head, its rows, an input row for each place, a place for each pair.
-TILE, HEAD, TILE_PLACES = 64, 16, 184
+TILE, HEAD = 64, 16
+
+
+def segment_places(tiles):
+    return {2: 920, 4: 1104, 8: 1472}[tiles]
 
 
 def segment_words(tiles, volume):
-    return HEAD + (TILE + TILE_PLACES) * tiles + volume * tiles * TILE // 2
+    return HEAD + TILE * tiles + segment_places(tiles) + volume * tiles * TILE // 2
 
 
 def segment_rank(mask, kernel_size):
@@ -641,7 +645,7 @@ def assert_segments(segments, nmap, order, kernel_size, tiles, in_rows):
     """Segments have the rows of the order, 64 * tiles at a time, sorted, and name the pairs of the map and no others.
     Returns the places that each segment has in use."""
     volume, columns = nmap.shape
-    rows_each, places_each = TILE * tiles, TILE_PLACES * tiles
+    rows_each, places_each = TILE * tiles, segment_places(tiles)
     assert segments.shape == (-(-columns // rows_each), segment_words(tiles, volume))
     real = np.where((order >= 0) & (order < columns), order, -1)
     found = np.full((volume, columns + 1), -1, np.int64)  # the last column: of a row -1

@@ -38,13 +38,13 @@ FAULTY_ARRAYS = {
         ({"map": zeros(2, 5, dtype=np.int32)}, ValueError, r"map: expected \(3, N\) to match kernel_size"),
         ({"order": zeros(5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
         ({"order": zeros(6, dtype=np.int32)}, ValueError, r"order: expected \(5,\) to match map, got \(6,\)"),
-        ({"segments": zeros(1, 704)}, TypeError, "segments: expected dtype int32, got float32"),
+        ({"segments": zeros(1, 1256)}, TypeError, "segments: expected dtype int32, got float32"),
         (
-            {"segments": zeros(2, 704, dtype=np.int32)},
+            {"segments": zeros(2, 1256, dtype=np.int32)},
             ValueError,
-            r"segments: expected \(1, 704\) to match map, kernel_size and tiles, got \(2, 704\)",
+            r"segments: expected \(1, 1256\) to match map, kernel_size and tiles, got \(2, 1256\)",
         ),
-        ({"tiles": 4}, ValueError, r"segments: expected \(1, 1392\) to match map, kernel_size and tiles"),
+        ({"tiles": 4}, ValueError, r"segments: expected \(1, 1760\) to match map, kernel_size and tiles"),
     ],
     "conv_forward": [
         ({"order": zeros(1, 6, dtype=np.int32)}, ValueError, r"order: expected \(G, 5\) to match map"),
@@ -57,6 +57,10 @@ FAULTY_ARRAYS = {
             ValueError,
             r"order: expected \(G, N\), G the sum of groups",
         ),
+        ({"segments": zeros(1, 1256)}, TypeError, "segments: expected dtype int32, got float32"),
+        ({"segments": zeros(1256, dtype=np.int32)}, ValueError, r"segments: expected \(S, W\), got \(1256,\)"),
+        ({"segments": zeros(2, 1256, dtype=np.int32)}, ValueError, "segments: expected that of segment_map for map"),
+        ({"segments": zeros(1, 1257, dtype=np.int32)}, ValueError, "segments: expected that of segment_map for map"),
         ({"feats": zeros(5, 6, dtype=np.int32)}, TypeError, "feats: expected dtype float32, float16, bfloat16, fl"),
         ({"feats": zeros(5)}, ValueError, r"feats: expected \(N, C\), got \(5,\)"),
         ({"feats": zeros(1, 1, 1, 5, 6)}, ValueError, r"feats: expected \(N, C\), got \(1, 1, 1, 5, 6\)"),
@@ -300,7 +304,7 @@ def test_arrays_without_elements(backend):
     call(backend, "neighbor_map", coords=zeros(0, 4, dtype=np.int32), map=zeros(3, 0, dtype=np.int32))
     call(backend, "row_order", map=zeros(3, 0, dtype=np.int32), order=zeros(1, 0, dtype=np.int32))
     empty = {"map": zeros(3, 0, dtype=np.int32), "order": zeros(0, dtype=np.int32)}
-    call(backend, "segment_map", **empty, segments=zeros(0, 704, dtype=np.int32))
+    call(backend, "segment_map", **empty, segments=zeros(0, 1256, dtype=np.int32))
     call(backend, "row_order", order=zeros(0, 5, dtype=np.int32), groups=())
 
 

@@ -9,6 +9,7 @@ import reference
 import scenes
 from reference import assert_rows, assert_same_bits
 
+import flexgemm
 from flexgemm import _C
 
 # Channels: those of each tile (16, 32 and 64 of them, 32 and 64 columns), and what fills them in part or is several.
@@ -178,22 +179,74 @@ def test_an_input_that_is_not_finite_stays_at_the_rows_that_read_it(cuda):
     np.testing.assert_array_equal(np.isnan(out.astype("f4")).any(axis=1), (p.map == 5).any(axis=0))
 
 
-def test_records_out_of_range_read_and_write_nothing_outside(cuda):
-    p = Problem(64, 64)
+@pytest.mark.parametrize("ci", [16, 32, 64, 128])
+@pytest.mark.parametrize("resident", [True, False])
+def test_records_out_of_range_read_and_write_nothing_outside(cuda, ci, resident):
+    p = Problem(ci, 64)
     rng = np.random.default_rng(3)
     hostile = rng.integers(-(2**31), 2**31, p.segments.shape).astype(np.int32)
+    hostile[:, 0] = np.where(resident, hostile[:, 0], 0)
     how = BY_SEGMENTS | {"segments": hostile}
     guarded.conv_forward(cuda, p.feats, p.weight, p.bias, p.map, **how)
     guarded.conv_dgrad(cuda, p.grad_out, p.weight, p.map, mirrored=True, **how)
     guarded.conv_wgrad(cuda, p.grad_out, p.feats, p.map, **how)
 
 
-@pytest.mark.parametrize("shape", [(5, 10), (2, 4464), (3, 4463)])
+@pytest.mark.parametrize("shape", [(5, 10), (2, 4832), (3, 4831)])
 def test_segments_of_another_map_are_refused(backend, shape):
     p = Problem(64, 64)
-    assert p.segments.shape == (3, 4464)
+    assert p.segments.shape == (3, 4832)
     with pytest.raises(ValueError, match=r"segments: expected"):
         guarded.conv_forward(backend, p.feats, p.weight, p.bias, p.map, segments=np.zeros(shape, np.int32))
+
+
+# ---- layers ----
+
+
+def layer(cuda, dtype, ci, co, n=5000):
+    """A map, and what a call over it takes."""
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(n)
+    nmap = flexgemm.neighbor_map(coords, shape, device=cuda.device)
+    draw = (n, ci), (co, 3, 3, 3, ci), (n, co)
+    return nmap, [scenes.values(rng, s, dtype, one_sign=True) for s in draw]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_layer_of_few_channels_builds_segments_and_goes_by_them(cuda, dtype):
+    nmap, (feats, weight, grad_out) = layer(cuda, dtype, 32, 24)
+    assert nmap._segments is None
+    out = flexgemm.submanifold_conv3d(feats, weight, neighbor_map=nmap)
+    built = nmap.segments()
+    assert built is not None
+    grad_feats, _, _ = flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, neighbor_map=nmap)
+    assert nmap.segments() is built
+    tolerance = reference.ROW_TOLERANCE[dtype]
+    assert_rows(out, reference.conv_forward(feats, weight, None, nmap.map), tolerance)
+    assert_rows(grad_feats, reference.conv_dgrad(grad_out, weight, nmap.map, len(feats)), tolerance)
+
+
+def test_the_gradient_alone_builds_them_too(cuda):
+    nmap, (feats, weight, grad_out) = layer(cuda, "float16", 64, 32)
+    grad_feats, _, _ = flexgemm.submanifold_conv3d_backward(
+        grad_out, feats, weight, neighbor_map=nmap, needs_grad=(True, False, False)
+    )
+    assert nmap._segments is not None
+    assert_rows(grad_feats, reference.conv_dgrad(grad_out, weight, nmap.map, len(feats)), 2e-3)
+
+
+@pytest.mark.parametrize("dtype, ci, co, how", [
+    ("float32", 32, 32, {}),
+    ("float16", 7, 32, {}),
+    ("float16", 8, 264, {}),
+    ("float16", 32, 32, {"groups": 2}),
+    ("float16", 32, 32, {"groups": 32}),
+])  # fmt: skip
+def test_other_layers_build_none(cuda, dtype, ci, co, how):
+    nmap, (feats, weight, _) = layer(cuda, dtype, ci, co, n=1100)
+    weight = np.ascontiguousarray(weight[..., : ci // how.get("groups", 1)])
+    flexgemm.submanifold_conv3d(feats, weight, neighbor_map=nmap, **how)
+    assert nmap._segments is None
 
 
 def test_the_plan():

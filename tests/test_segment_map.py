@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import guarded
 import numpy as np
 import pytest
 import reference
 import scenes
-from reference import assert_segments
+from reference import assert_rows, assert_segments
+
+import flexgemm
+from flexgemm import _C
 
 KERNELS = [(1, 1, 1), (2, 2, 2), (3, 3, 3), (2, 4, 4), (1, 1, 7), (3, 1, 1), (1, 5, 5)]
 ALL_TILES = pytest.mark.parametrize("tiles", [2, 4, 8])
@@ -84,7 +90,7 @@ def test_rows_with_the_same_neighbours_keep_their_order(backend):
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_a_segment_has_as_many_places_as_it_says(backend, tiles, more):
     """Exactly full, with one to spare and with one too many."""
-    rows, distinct = 64 * tiles, 184 * tiles - 1 + more
+    rows, distinct = 64 * tiles, reference.segment_places(tiles) - 1 + more
     flat = np.arange(27 * rows)
     nmap = np.where(flat < distinct, 7 * flat, np.where(flat % 3, 7 * (flat % distinct), -1))
     nmap = np.random.default_rng(0).permutation(nmap).reshape(27, rows).astype(np.int32)
@@ -144,3 +150,135 @@ def test_everything_but_the_places_repeats(backend):
     first = guarded.segment_map(backend, nmap, order, (3, 3, 3), 4, 1000)
     again = guarded.segment_map(backend, nmap, order, (3, 3, 3), 4, 1000)
     np.testing.assert_array_equal(first[:, : 16 + 256], again[:, : 16 + 256])
+
+
+@ALL_TILES
+def test_a_convolution_reads_what_is_made_here(backend, tiles):
+    coords, shape = scenes.shell(16)
+    nmap = reference.neighbor_map(coords, shape)
+    order = np.argsort(reference.encode_seq(coords, shape, "z_order"), kind="stable").astype(np.int32)
+    segments = guarded.segment_map(backend, nmap, order, (3, 3, 3), tiles, len(coords))
+    rng = np.random.default_rng(0)
+    feats, weight = (scenes.values(rng, s, "float16") for s in ((len(coords), 64), (64, 3, 3, 3, 64)))
+    how = {"segments": segments, "algorithm": "masked_implicit_gemm"}
+    out = guarded.conv_forward(backend, feats, weight, None, nmap, **how)
+    assert_rows(out, reference.conv_forward(feats, weight, None, nmap), reference.ROW_TOLERANCE["float16"], "out")
+
+
+# ---- of a NeighborMap ----
+
+
+def hopper(backend):
+    return backend.name == "cuda" and _C.device_info("cuda", 0)["compute_capability"] == 90
+
+
+def check_segments_of(nmap):
+    segments = nmap.segments()
+    num_sms = _C.device_info("cuda", 0)["num_sms"]
+    tiles = _C.plan_segment_tiles(rows=nmap.num_voxels, num_sms=num_sms)
+    coords, rows = nmap.coords, nmap.num_voxels
+    order = np.argsort(reference.encode_seq(coords, nmap.shape, "z_order"), kind="stable").astype(np.int32)
+    assert_segments(segments.numpy(), nmap.map, order, nmap.kernel_size, tiles, rows)
+
+
+@pytest.mark.parametrize("kernel_size", [3, (1, 5, 5), (3, 1, 1)])
+def test_layers_find_the_segments_of_their_map(backend, kernel_size):
+    if not hopper(backend):
+        pytest.skip("segments are for Hopper")
+    coords, shape = scenes.scene(5000)
+    nmap = flexgemm.neighbor_map(coords, shape, kernel_size, device="cuda")
+    check_segments_of(nmap)
+    assert nmap.segments() is nmap.segments()
+    assert nmap.freeze().segments() is nmap.segments()
+
+
+def test_codes_of_64_bits_do_as_well(backend):
+    if not hopper(backend):
+        pytest.skip("segments are for Hopper")
+    shape = (1, 2**20, 2**20, 2**20)
+    check_segments_of(flexgemm.neighbor_map(scenes.far_corner(5000, shape), shape, device="cuda"))
+
+
+def test_freezing_builds_them(backend):
+    nmap = flexgemm.neighbor_map(*scenes.scene(5000), device=backend.device).freeze()
+    assert (nmap._segments[0] is not None) == hopper(backend)
+
+
+@pytest.mark.parametrize(
+    ("kernel_size", "dilation"), [(1, 1), (2, 1), (5, 1), (3, 2), ((3, 3, 3), (1, 1, 2)), ((3, 2, 3), 1)]
+)
+def test_maps_without_segments(backend, kernel_size, dilation):
+    coords, shape = scenes.scene(5000)
+    assert flexgemm.neighbor_map(coords, shape, kernel_size, dilation, device=backend.device).segments() is None
+
+
+def test_few_rows_other_outputs_and_long_codes_have_none(backend):
+    coords, shape = scenes.scene(5000)
+    assert flexgemm.neighbor_map(coords[:30], shape, device=backend.device).segments() is None
+    assert flexgemm.neighbor_map(coords[:0], shape, device=backend.device).segments() is None
+    assert flexgemm.neighbor_map(coords, shape, device=backend.device).inverse.segments() is None
+    strided = flexgemm.sparse_conv_map(coords, shape, 3, 2, 1, device=backend.device)
+    assert strided.segments() is None
+    assert strided.inverse.segments() is None
+    assert flexgemm.neighbor_map(coords, (1, 2**40, 64, 64), device=backend.device).segments() is None
+
+
+def test_copies_build_their_own(backend):
+    nmap = flexgemm.neighbor_map(*scenes.scene(5000), device=backend.device).freeze()
+    for other in (copy.deepcopy(nmap), pickle.loads(pickle.dumps(nmap))):
+        assert (other.segments() is not None) == hopper(backend)
+    assert copy.copy(nmap).segments() is nmap.segments()
+
+
+def test_another_stream_has_none_until_they_are_done(cuda, monkeypatch):
+    nmap = flexgemm.neighbor_map(*scenes.scene(5000), device="cuda")
+    with monkeypatch.context() as pending:
+        pending.setattr(_C, "passed", lambda mark: False)
+        built = nmap.segments(stream=2)
+        assert built is not None
+        assert nmap.segments(stream=2) is built
+        assert nmap.segments() is None
+    assert nmap.segments() is built
+
+
+def test_marks(backend):
+    array = backend.array(np.zeros(3, np.float32))
+    mark = _C.mark(array)
+    assert _C.is_behind(mark, array)
+    assert _C.passed(mark) or backend.name == "cuda"  # a GPU may take its time
+    for call in (lambda: _C.passed(3), lambda: _C.is_behind("mark", array)):
+        with pytest.raises(TypeError, match=r"mark: expected what mark\(\) returns, got <class"):
+            call()
+    for function in (_C.mark, _C.is_capturing):
+        with pytest.raises(TypeError, match="array: expected"):
+            function(3)
+
+
+def test_none_are_built_while_a_graph_is_captured(graphs):
+    """They would be the graph's; those that are there already are used."""
+    coords, shape = scenes.scene(5000)
+    nmap = flexgemm.neighbor_map(coords, shape, device="cuda", stream=graphs.stream)
+    given, code = graphs.array(coords), graphs.empty((5000,), "int32")
+    found = []
+
+    def capture():
+        def work():
+            found.append((_C.is_capturing(given, stream=graphs.stream), copy.copy(nmap).segments(graphs.stream)))
+            _C.encode_seq(given, code, shape=shape, stream=graphs.stream)
+
+        graphs.capture(work)
+        return found[-1]
+
+    assert capture() == (True, None)
+    assert not _C.is_capturing(given, stream=graphs.stream)
+    segments = nmap.segments(graphs.stream)
+    capturing, those = capture()
+    assert capturing
+    assert those is segments
+
+
+@pytest.mark.parametrize("wrong", [[1], None, 3])
+def test_capturing_asks_for_an_array(wrong):
+    assert _C.is_capturing(np.zeros(3)) is False
+    with pytest.raises(TypeError, match="array: expected an array"):
+        _C.is_capturing(wrong)

@@ -270,7 +270,7 @@ def test_the_operators_are_what_they_say(device):
     coords, shape = voxels(20, device)
     feats, weight, bias = leaves(20, device, kernel_size=(2, 3, 3))
     nmap = ft.neighbor_map(coords, shape, (2, 3, 3)).freeze()
-    maps = nmap.native, nmap.native_order, *nmap._native_transposed
+    maps = nmap.native, nmap.native_order, *nmap._native_transposed, None
     x, experts = torch.randn(9, 16, device=device), torch.randn(2, 8, 16, device=device)
     ends, grad_out = torch.tensor([2, 9], device=device), torch.randn(9, 8, device=device)
     recorded = [t.clone().requires_grad_() for t in (x, experts, experts[0], experts[:, 0])]

@@ -7,6 +7,7 @@ import io
 import pickle
 
 import pytest
+import scenes
 
 import flexgemm
 
@@ -15,6 +16,7 @@ from test_torch_compile import conv, kernels, leaves, voxels  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 import flexgemm.torch as ft  # noqa: E402
+from flexgemm.torch.ops import maps_of  # noqa: E402
 
 
 @kernels
@@ -42,6 +44,18 @@ def test_maps_are_copied_and_saved(device, kernel_size, frozen):
         assert torch.equal(other.transposed_map, nmap.transposed_map)
         inputs = leaves(50, device, kernel_size=kernel_size)
         torch.testing.assert_close(conv(*inputs, other), conv(*inputs, nmap))
+
+
+def test_pytrees_and_operators_take_segments_along(device):
+    coords, shape = scenes.scene(5000)
+    nmap = ft.neighbor_map(torch.from_numpy(coords).to(device), shape).freeze()
+    segments = nmap.segments()
+    assert (segments is not None) == (device.type == "cuda" and torch.cuda.get_device_capability() == (9, 0))
+    tensors, spec = pytree.tree_flatten(nmap)
+    other = pytree.tree_unflatten(tensors, spec)
+    assert other.segments() is segments
+    assert maps_of(other, True)[-1] is segments
+    assert copy.deepcopy(nmap).map.equal(nmap.map)
 
 
 def test_maps_move(device):

@@ -10,13 +10,13 @@ from torch.utils import _pytree as pytree
 from flexgemm.voxel import NeighborMap
 
 # What a map is besides numbers, in the order in which pytrees have it. The rest is made from these when asked for.
-_LEAVES = ("coords", "out_coords", "native", "native_order", "gradient", "gradient_order")
+_LEAVES = ("coords", "out_coords", "native", "native_order", "gradient", "gradient_order", "segments")
 _NUMBERS = ("shape", "out_shape", "kernel_size", "stride", "padding", "dilation", "transposed", "submanifold", "device")
 
 
 def assemble(leaves: Any, numbers: Any) -> NeighborMap:
     """A NeighborMap of tensors that are there already; leaves and numbers as their names stand above."""
-    coords, out_coords, native, order, gradient, gradient_order = leaves
+    coords, out_coords, native, order, gradient, gradient_order, segments = leaves
     nmap = NeighborMap.__new__(NeighborMap)
     shape, out_shape, kernel, stride, padding, dilation, transposed, submanifold, device = numbers
     nmap.shape, nmap.out_shape, nmap.device = shape, out_shape, device
@@ -28,6 +28,8 @@ def assemble(leaves: Any, numbers: Any) -> NeighborMap:
     nmap._sites = None if submanifold else (coords, out_coords)
     nmap.native, nmap.native_order = native, order
     nmap._native_transposed = None if gradient is None else (gradient, gradient_order)
+    nmap._segments = (segments,)
+    nmap._segments_begun, nmap._segment_layers = None, {}
     nmap._map = nmap._transposed_map = nmap._inverse = None
     # Leaves of a pytree are anything.
     nmap.num_voxels = coords.shape[0] if isinstance(coords, torch.Tensor) else 0
@@ -35,19 +37,22 @@ def assemble(leaves: Any, numbers: Any) -> NeighborMap:
     return nmap
 
 
-def from_operators(map: Any, order: Any, gradient: Any, gradient_order: Any, kernel: Any, rows: int) -> NeighborMap:
+def from_operators(
+    map: Any, order: Any, gradient: Any, gradient_order: Any, kernel: Any, rows: int, segments: Any = None
+) -> NeighborMap:
     """A NeighborMap as far as a convolution needs it, of what its operator is given; `rows` are those of feats.
 
     Without a map of its own for the gradient it is mirrored, or the gradient is not asked for."""
     numbers = (None, None, tuple(kernel), *[None] * 6)
-    nmap = assemble((None, None, map, order, gradient, gradient_order), numbers)
+    nmap = assemble((None, None, map, order, gradient, gradient_order, segments), numbers)
     nmap.mirrored, nmap.num_voxels = gradient is None, rows
     return nmap
 
 
 def _flatten(nmap: NeighborMap) -> tuple[list[Any], Any]:
     pair = nmap._native_transposed or (None, None)
-    leaves = [nmap.coords, nmap.out_coords, nmap.native, nmap.native_order, *pair]
+    (segments,) = nmap._segments or (None,)
+    leaves = [nmap.coords, nmap.out_coords, nmap.native, nmap.native_order, *pair, segments]
     return leaves, tuple(getattr(nmap, name) for name in _NUMBERS)
 
 

@@ -49,7 +49,7 @@ def neighbor_map(
     padding = tuple(k // 2 * step for k, step in zip(kernel, steps, strict=True))
     native, order = _build(coords, grid, kernel, steps, False, check)
     numbers = grid, grid, kernel, (1, 1, 1), padding, steps, False, True, None
-    return assemble((coords, coords, native, order, None, None), numbers)
+    return assemble((coords, coords, native, order, None, None, None), numbers)
 
 
 def _triple(value: int | Sequence[int]) -> Any:
@@ -62,15 +62,17 @@ def _build(coords: Any, shape: Any, kernel: Any, dilation: Any, transposed: bool
     return native, operators.row_order(native, kernel) if coords.is_cuda else None
 
 
-def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any]:
-    """A map and its orders as operators take them; and the other pair, if a gradient will be asked for that uses it."""
+def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any, Any]:
+    """A map and its orders as operators take them; the other pair, if a gradient will be asked for that uses it; and
+    the segments, if it has them: a traced call builds none."""
+    (segments,) = nmap._segments or (None,)
     if not gradient or nmap.mirrored:
-        return nmap.native, nmap.native_order, None, None
+        return nmap.native, nmap.native_order, None, None, segments
     if nmap._native_transposed is None:
         if not nmap.submanifold:
             raise ValueError("neighbor_map: freeze() it before a traced call that a gradient is asked of")
         nmap._native_transposed = _build(nmap.coords, nmap.shape, nmap.kernel_size, nmap.dilation, True, False)
-    return nmap.native, nmap.native_order, *nmap._native_transposed
+    return nmap.native, nmap.native_order, *nmap._native_transposed, segments
 
 
 # ---- convolution ----
@@ -380,9 +382,9 @@ def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _operator_backward(ctx: Any, grad_out: Any) -> Any:
-    feats, weight, out, map, order, gradient, gradient_order = ctx.saved_tensors
-    nmap = from_operators(map, order, gradient, gradient_order, ctx.kernel_size, feats.shape[0])
-    return *_gradients(ctx, grad_out, feats, weight, out, nmap, ctx.how), *[None] * 9
+    feats, weight, out, map, order, gradient, gradient_order, segments = ctx.saved_tensors
+    nmap = from_operators(map, order, gradient, gradient_order, ctx.kernel_size, feats.shape[0], segments)
+    return *_gradients(ctx, grad_out, feats, weight, out, nmap, ctx.how), *[None] * 10
 
 
 operators.sparse_conv3d.register_autograd(_operator_backward, setup_context=_operator_save)

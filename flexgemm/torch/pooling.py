@@ -24,7 +24,7 @@ def sparse_pool3d(
     recording, out = records(feats), feats
     if traced(feats, feats):
         refuse_stream(stream)
-        native, _, gradient, _ = maps_of(neighbor_map, recording)
+        native, _, gradient, *_ = maps_of(neighbor_map, recording)
         out, _ = operators.sparse_pool3d(feats, native, native if gradient is None else gradient, mode, recording)
     elif recording:
         with on_stream(feats, stream):

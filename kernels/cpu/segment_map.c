@@ -17,7 +17,7 @@ enum {
     NO_ROW_BIT = FG_SEGMENT_ROW_BITS + FG_SEGMENT_RANK_BITS,
 };
 _Static_assert(MAX_ROWS == 1 << FG_SEGMENT_ROW_BITS, "the key of a row has room for its number");
-_Static_assert(TABLE > 2 * FG_SEGMENT_TILE_PLACES * FG_SEGMENT_TILES, "a search of the table ends");
+_Static_assert(TABLE > 2 * FG_SEGMENT_PLACES, "a search of the table ends");
 
 /* The places of input rows: open addressing. */
 typedef struct {

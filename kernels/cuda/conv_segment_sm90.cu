@@ -43,9 +43,9 @@ struct SegmentTile {
     static constexpr int kBlockN = kBlockN_, kDepth = kDepth_, kPacked = kStepDepth / kDepth; /* offsets of a step */
     static constexpr int kInputBytes = 2 * kDepth, kChunks = kInputBytes / 16;
     static constexpr int kProducts = kDepth / 16; /* wgmma of an offset */
-    static constexpr int kSegmentBytes = FG_SEGMENT_TILES * FG_SEGMENT_TILE_PLACES * kInputBytes;
+    static constexpr int kSegmentBytes = FG_SEGMENT_PLACES * kInputBytes;
     /* One segment at its largest; most leave room for nearly all of the next. */
-    static constexpr int kPoolBytes = std::min(2 * kSegmentBytes, FG_SEGMENT_TILES * FG_SEGMENT_TILE_PLACES * 128);
+    static constexpr int kPoolBytes = std::min(2 * kSegmentBytes, FG_SEGMENT_PLACES * 128);
     static constexpr int kWeightBytes = kBlockN * kRowBytes;
     __host__ __device__ static int steps(const GatherParams &p) { return ceil_div(p.volume, kPacked); }
     __host__ __device__ static int depth_blocks(const GatherParams &p) { return ceil_div(p.depth, kDepth); }
@@ -313,7 +313,7 @@ struct Consumer {
                 const int v = step * Tile::kPacked + i;
 #pragma unroll
                 for (int t = 0; t < kTiles; ++t) {
-                    if (!__any_sync(~0u, v < 32 && mask[t] >> v & 1)) continue;
+                    if (!__any_sync(~0u, v < p.volume && mask[t] >> v & 1)) continue;
                     Operands a;
                     if constexpr (kResident)
                         fetch(a, stage.places, i, t, begin);
@@ -381,7 +381,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         ptx::prefetch_tensor_map(&weight_map);
         ptx::prefetch_tensor_map(&place_map);
     }
-    ptx::wait_for_earlier_kernels();
+    /* The kernel in front, which lays out the weights, lets this one begin when all in front of it have ended: who
+     * reads none of these weights need not wait for it. */
     if (p.epilogue.bias)
         for (int i = static_cast<int>(threadIdx.x); i < p.columns; i += kThreads)
             shared.bias[i] = to_float(static_cast<const T *>(p.epilogue.bias)[i]);
@@ -391,11 +392,11 @@ __global__ void __launch_bounds__(kThreads, 1)
               lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
     if (warp < kWarpgroup / 32) {
         ptx::setmaxnreg_dec<kProducerRegisters>();
-        if (warp > 0)
-            Gatherer<T, Tile>{shared, p, warp - 1, lane, tasks}.run();
-        else if (lane == 0)
-            bring_steps(shared, weight_map, place_map, p, tasks);
+        if (warp > 0) Gatherer<T, Tile>{shared, p, warp - 1, lane, tasks}.run();
+        ptx::wait_for_earlier_kernels();
+        if (warp == 0 && lane == 0) bring_steps(shared, weight_map, place_map, p, tasks);
     } else {
+        ptx::wait_for_earlier_kernels();
         ptx::setmaxnreg_inc<kConsumerRegisters>();
         Consumer<T, Tile>{shared, p, warp / 4 - 1, warp % 4, lane, tasks}.run();
     }
@@ -416,8 +417,8 @@ __device__ __forceinline__ int channel_at(int place) {
 template <typename T, class Tile>
 __global__ void __launch_bounds__(256)
     lay_out_weights_kernel(const GatherParams p, bool k_major, int64_t chunks, T *out) {
-    ptx::let_next_kernel_begin();
     ptx::wait_for_earlier_kernels();
+    ptx::let_next_kernel_begin();
     const int64_t index = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
     if (index >= chunks) return;
     const int place = static_cast<int>(index % 8) * 8, row = static_cast<int>(index / 8 % Tile::kBlockN);

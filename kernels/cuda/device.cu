@@ -201,6 +201,20 @@ fg_status passed(void *mark, bool *passed, fg_error *error) {
     return cuda_status(status, "cudaEventQuery", error);
 }
 
+void forget(void *mark) { cudaEventDestroy(static_cast<cudaEvent_t>(mark)); }
+
+fg_status is_capturing(const fg_queue *queue, bool *capturing, fg_error *error) {
+    const DeviceGuard guard(queue->device_index);
+    FG_CUDA(guard.status());
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    const cudaError_t status = cudaStreamIsCapturing(stream_of(queue), &capture);
+    *capturing = capture != cudaStreamCaptureStatusNone;
+    if (status != cudaErrorStreamCaptureImplicit) return cuda_status(status, "cudaStreamIsCapturing", error);
+    cudaGetLastError();
+    *capturing = true; /* of another stream, for which the legacy default stream would have to wait */
+    return FG_OK;
+}
+
 }  // namespace
 
 fg_status device_properties(int device, int *num_sms, int *compute_capability, fg_error *error) {
@@ -278,6 +292,8 @@ extern "C" const fg_backend *fg_cuda_backend(void) {
         .synchronize = flexgemm::synchronize,
         .mark = flexgemm::mark,
         .passed = flexgemm::passed,
+        .forget = flexgemm::forget,
+        .is_capturing = flexgemm::is_capturing,
     };
     return &backend;
 }

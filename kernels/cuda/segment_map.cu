@@ -16,7 +16,8 @@
 namespace flexgemm {
 namespace {
 
-constexpr int kBatch = 9; /* entries of a thread under way */
+constexpr int kBatch = 9;            /* entries of a thread under way */
+constexpr int kThreadsAtOnce = 2048; /* on a multiprocessor */
 constexpr uint32_t kEmpty = ~0u;
 constexpr int kNoRowBit = FG_SEGMENT_ROW_BITS + FG_SEGMENT_RANK_BITS;
 static_assert(FG_SEGMENT_TILE * FG_SEGMENT_TILES == 1 << FG_SEGMENT_ROW_BITS, "a key has room for the row's number");
@@ -35,8 +36,8 @@ struct Segments {
 template <int kTiles>
 struct Shared {
     static constexpr int kRows = FG_SEGMENT_TILE * kTiles;
-    static constexpr int kPlaces = FG_SEGMENT_TILE_PLACES * kTiles;
-    static constexpr int kSlots = 8 * kRows;
+    static constexpr int kPlaces = fg_segment_places(kTiles);
+    static constexpr int kSlots = kTiles == 8 ? 4096 : 2048;
     static constexpr int kMissing = kSlots; /* the slot of missing neighbours */
     static_assert(kPlaces + kRows < kSlots, "there are empty slots: a search of the table ends");
 
@@ -49,16 +50,18 @@ struct Shared {
     int32_t columns[kRows];
     uint16_t sources[kRows]; /* of a sorted row: the thread that read it */
 
-    /* The slot of an input row. Nothing is put into a table that has too many. */
-    __device__ __forceinline__ uint32_t insert(uint32_t row) {
-        constexpr int kSlotBits = kTiles == 8 ? 12 : kTiles == 4 ? 11 : 10;
+    /* The slot of an input row. A thread that has put a row into a table of too many has no room for more. */
+    __device__ __forceinline__ uint32_t insert(uint32_t row, bool &room) {
+        constexpr int kSlotBits = kTiles == 8 ? 12 : 11;
         static_assert(kSlots == 1 << kSlotBits, "a slot for each value of the hash");
-        if (*static_cast<volatile uint32_t *>(&in_use) > kPlaces) return kMissing;
         for (uint32_t slot = row * 0x9e3779b1u >> (32 - kSlotBits);; slot = (slot + 1) % kSlots) {
             uint32_t there = *static_cast<volatile uint32_t *>(&table[slot]);
             if (there == kEmpty) {
                 there = atomicCAS(&table[slot], kEmpty, row);
-                if (there == kEmpty) atomicAdd(&in_use, 1u);
+                if (there == kEmpty) {
+                    atomicAdd(&in_use, 1u);
+                    room = *static_cast<volatile uint32_t *>(&in_use) <= kPlaces;
+                }
             }
             if (there == kEmpty || there == row) return slot;
         }
@@ -91,7 +94,8 @@ struct Shared {
 };
 
 template <int kTiles>
-__global__ void __launch_bounds__(FG_SEGMENT_TILE *kTiles) segment_kernel(const __grid_constant__ Segments segments) {
+__global__ void __launch_bounds__(FG_SEGMENT_TILE *kTiles, kThreadsAtOnce / (FG_SEGMENT_TILE * kTiles))
+    segment_kernel(const __grid_constant__ Segments segments) {
     using Memory = Shared<kTiles>;
     constexpr uint32_t kRows = Memory::kRows, kPlaces = Memory::kPlaces, kSlots = Memory::kSlots;
     ptx::let_next_kernel_begin();
@@ -114,14 +118,15 @@ __global__ void __launch_bounds__(FG_SEGMENT_TILE *kTiles) segment_kernel(const 
     const int64_t at = static_cast<int64_t>(blockIdx.x) * kRows + thread;
     int32_t column = at < segments.columns ? segments.order[at] : -1;
     if (column < 0 || column >= segments.columns) column = -1;
-    const int32_t *const entries = segments.map + column;
+    const int32_t *entry = segments.map + column;
     uint32_t mask = 0;
+    bool room = true;
     for (int begin = 0; begin < segments.volume; begin += kBatch) {
         uint32_t row[kBatch];
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-            const int v = begin + i;
-            row[i] = column >= 0 && v < segments.volume ? entries[v * segments.columns] : kEmpty;
+            row[i] = column >= 0 && begin + i < segments.volume ? *entry : kEmpty;
+            entry += segments.columns;
         }
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
@@ -129,7 +134,8 @@ __global__ void __launch_bounds__(FG_SEGMENT_TILE *kTiles) segment_kernel(const 
             if (v >= segments.volume) break;
             const bool present = row[i] < segments.in_rows;
             mask |= static_cast<uint32_t>(present) << v;
-            slots[v * kRows + thread] = static_cast<uint16_t>(present ? memory.insert(row[i]) : Memory::kMissing);
+            slots[v * kRows + thread] =
+                static_cast<uint16_t>(present && room ? memory.insert(row[i], room) : Memory::kMissing);
         }
     }
 
@@ -140,13 +146,12 @@ __global__ void __launch_bounds__(FG_SEGMENT_TILE *kTiles) segment_kernel(const 
     /* The rank of a Gray code: each bit is the parity of itself and all above. */
 #pragma unroll
     for (int shift = 1; shift < 32; shift *= 2) rank ^= rank >> shift;
-    memory.masks[thread] = mask;
+    memory.masks[thread] = mask; /* others read these after the barriers of the sort */
     memory.columns[thread] = column;
     const uint32_t key =
         memory.sort(static_cast<uint32_t>(column < 0) << kNoRowBit | rank << FG_SEGMENT_ROW_BITS | thread);
     const uint32_t source = key % (1u << FG_SEGMENT_ROW_BITS);
     memory.sources[thread] = static_cast<uint16_t>(source);
-    __syncthreads();
 
     int32_t *const record = segments.records + blockIdx.x * fg_segment_words(kTiles, segments.volume);
     record[FG_SEGMENT_HEAD + thread] = memory.columns[source];

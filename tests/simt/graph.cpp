@@ -60,6 +60,14 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     return cudaSuccess;
 }
 
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
+    *status = cudaStreamCaptureStatusNone;
+    if (!concerned(stream)) return cudaSuccess;
+    if (stream != capture.stream) return set_error(cudaErrorStreamCaptureImplicit, "");
+    *status = capture.intact ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusInvalidated;
+    return cudaSuccess;
+}
+
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     *graph = nullptr;
     if (capture.work == nullptr || stream != capture.stream) return set_error(cudaErrorIllegalState, "");

@@ -65,6 +65,7 @@ def sparse_conv3d(
     order: torch.Tensor | None,
     gradient_map: torch.Tensor | None,
     gradient_order: torch.Tensor | None,
+    segments: torch.Tensor | None,
     kernel_size: Sequence[int],
     activation: str | None,
     algorithm: str,
@@ -72,7 +73,7 @@ def sparse_conv3d(
     groups: int,
 ) -> torch.Tensor:
     """gradient_map: the map of the gradient of feats where that is not `map` itself; the forward pass ignores it."""
-    nmap = from_operators(map, order, gradient_map, gradient_order, kernel_size, feats.shape[0])
+    nmap = from_operators(map, order, gradient_map, gradient_order, kernel_size, feats.shape[0], segments)
     how: Any = {"residual": residual, "activation": activation, "algorithm": algorithm, "groups": groups}
     return conv.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, **how, precision=setting(precision, feats))
 
@@ -130,6 +131,7 @@ def sparse_conv3d_backward(
     order: torch.Tensor | None,
     gradient_map: torch.Tensor | None,
     gradient_order: torch.Tensor | None,
+    segments: torch.Tensor | None,
     kernel_size: Sequence[int],
     needs_grad: Sequence[bool],
     algorithm: str,
@@ -142,7 +144,7 @@ def sparse_conv3d_backward(
         grad_out,
         feats,
         weight,
-        neighbor_map=from_operators(map, order, gradient_map, gradient_order, kernel_size, feats.shape[0]),
+        neighbor_map=from_operators(map, order, gradient_map, gradient_order, kernel_size, feats.shape[0], segments),
         needs_grad=(for_feats, for_weight, for_bias),
         algorithm=algorithm,
         groups=groups,
