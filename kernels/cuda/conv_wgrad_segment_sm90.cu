@@ -55,9 +55,9 @@ struct SegmentTile {
         std::min(kBlockN == 128 ? 2 : 96 / kSums, ceil_div<int>(FG_SEGMENT_VOLUME, kConsumers *kPacked));
     static constexpr int kOffsets = kConsumers * kProducts * kPacked; /* of a group, at most */
     static constexpr int kInputBytes = 2 * kDepth, kChunks = kInputBytes / 16;
-    static constexpr int kSegmentBytes = FG_SEGMENT_TILES * FG_SEGMENT_TILE_PLACES * kInputBytes;
+    static constexpr int kSegmentBytes = FG_SEGMENT_PLACES * kInputBytes;
     /* One segment at its largest; most leave room for nearly all of the next. */
-    static constexpr int kPoolBytes = std::min(2 * kSegmentBytes, FG_SEGMENT_TILES * FG_SEGMENT_TILE_PLACES * 128);
+    static constexpr int kPoolBytes = std::min(2 * kSegmentBytes, FG_SEGMENT_PLACES * 128);
     static constexpr int kStages = kBlockN == 128 ? 2 : kBlockN == 64 ? 4 : 3; /* as there is room */
     static constexpr int kGradBytes = ceil_div(kBlockN, 64) * kBlockBytes;
     static constexpr int kConsumerRegisters = kBlockN == 128 ? 160 : 152;
