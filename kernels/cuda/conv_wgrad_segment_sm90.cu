@@ -27,10 +27,10 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "../segment.h"
 #include "conv_wgrad_sums_sm90.cuh"
 #include "ptx.cuh"
 #include "ring.cuh"
+#include "segment_pool_sm90.cuh"
 
 namespace flexgemm {
 namespace {
@@ -39,7 +39,6 @@ using namespace wgrad;
 
 constexpr int kWarpgroup = 128, kConsumers = 3, kConsumerWarps = 4 * kConsumers;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-constexpr int kGatherWarps = 3; /* of the first warpgroup; its first warp brings tiles */
 constexpr int kTileRows = FG_SEGMENT_TILE, kTilePlacesBytes = kTileRows * 2, kTileWords = kTileRows / 2;
 constexpr int kRowBytes = 128, kBlockBytes = kTileRows * kRowBytes; /* 64 output channels of a tile */
 constexpr int kEndBarrier = 1;                                      /* named barrier, of all threads */
@@ -54,10 +53,7 @@ struct SegmentTile {
     static constexpr int kProducts =
         std::min(kBlockN == 128 ? 2 : 96 / kSums, ceil_div<int>(FG_SEGMENT_VOLUME, kConsumers *kPacked));
     static constexpr int kOffsets = kConsumers * kProducts * kPacked; /* of a group, at most */
-    static constexpr int kInputBytes = 2 * kDepth, kChunks = kInputBytes / 16;
-    static constexpr int kSegmentBytes = FG_SEGMENT_PLACES * kInputBytes;
-    /* One segment at its largest; most leave room for nearly all of the next. */
-    static constexpr int kPoolBytes = std::min(2 * kSegmentBytes, FG_SEGMENT_PLACES * 128);
+    using Pool = SegmentPool<2 * kDepth, true>;
     static constexpr int kStages = kBlockN == 128 ? 2 : kBlockN == 64 ? 4 : 3; /* as there is room */
     static constexpr int kGradBytes = ceil_div(kBlockN, 64) * kBlockBytes;
     static constexpr int kConsumerRegisters = kBlockN == 128 ? 160 : 152;
@@ -65,14 +61,8 @@ struct SegmentTile {
     static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
                       (1 + kConsumers) * ptx::registers_at_launch(kThreads),
                   "warpgroups divide the registers of the launch");
-    static_assert((1 + kOffsets * kTileRows) * kInputBytes <= kPoolBytes, "a tile that is brought by itself fits");
-};
-
-/* What is resident of a segment, from `begin` on around the pool: all of its inputs, or those of a tile. */
-struct Resident {
-    uint32_t begin; /* bytes */
-    int whole;
-    uint32_t masks[FG_SEGMENT_TILES];
+    static_assert((1 + kOffsets * kTileRows) * Pool::kInputBytes <= Pool::kBytes,
+                  "a tile that is brought by itself fits");
 };
 
 /* The work of a CTA, in shared memory: it is needed rarely, and registers are few. Tasks of a slice run side by side and
@@ -111,14 +101,12 @@ struct Task {
 template <class Tile>
 struct Shared {
     alignas(1024) char grad_out[Tile::kStages][Tile::kGradBytes];
-    alignas(1024) char pool[Tile::kPoolBytes];
+    typename Tile::Pool pool;
     char places[Tile::kStages][Tile::kOffsets * kTilePlacesBytes];
     Task<Tile> task;
-    Resident residents[2];
     alignas(8) uint64_t full[Tile::kStages];
     uint64_t empty[Tile::kStages];
-    uint64_t arrived[2], left[2]; /* residents */
-    int spoiled;                  /* some sum is NaN */
+    int spoiled; /* some sum is NaN */
 };
 
 /* A segment's record. */
@@ -131,7 +119,7 @@ struct Record {
 
     /* The places in use, or none: the segment is brought tile by tile. */
     __device__ int places() const { return max(0, min(words[0], fg_segment_places(p.segment_tiles))); }
-    __device__ uint32_t mask(int tile) const { return static_cast<uint32_t>(words[1 + tile]); }
+    __device__ const int32_t *masks() const { return words + 1; }
     __device__ int32_t row(int tile, int in_tile) const { return words[FG_SEGMENT_HEAD + tile * kTileRows + in_tile]; }
 };
 
@@ -157,17 +145,6 @@ __device__ __forceinline__ void every_pass(Shared<Tile> &shared, const Pass &pas
         later &= later - 1;
     }
 }
-
-/* Where in the pool an input lies, less than once around it; and anything else is somewhere in the pool as well. */
-template <class Tile>
-__device__ __forceinline__ uint32_t around(uint32_t byte) {
-    constexpr uint32_t kEnd = Tile::kPoolBytes, kLast = kEnd - Tile::kInputBytes;
-    return min(min(byte, byte - kEnd), kLast); /* below the end the difference is a huge number */
-}
-
-/* Rows that lie anywhere meet few bank conflicts when their chunks are swizzled: chunk c of 16 bytes of an input lies at
- * swizzled(input) ^ 16 c. */
-__device__ __forceinline__ uint32_t swizzled(uint32_t byte) { return byte ^ (byte >> 3 & 0x70); }
 
 /* ---- tiles: one warp ---- */
 
@@ -226,7 +203,7 @@ struct Bringer {
         for (int segment = shared.task.slice; segment < shared.task.segments; segment += p.phases) {
             const Record record(p, segment);
             const bool whole = record.places() > 0;
-            const uint32_t mask = lane < p.segment_tiles ? record.mask(lane) : 0;
+            const uint32_t mask = lane < p.segment_tiles ? static_cast<uint32_t>(record.masks()[lane]) : 0;
             uint32_t next[2];
             const auto look_ahead = [&](uint32_t tiles) {
                 const int tile = tiles ? __ffs(static_cast<int>(tiles)) - 1 : 0;
@@ -269,85 +246,32 @@ template <typename T, class Tile>
 struct Gatherer {
     const WgradParams &p;
     Shared<Tile> &shared;
-    const int warp, lane;
-    uint32_t begin = 0, before = 0; /* bytes of the residents before, which may be in use */
-    RingPosition<2> resident;
-
-    /* Starts the copies of the inputs that have places `first` to `end`. Each lane looks at one place of 32. */
-    template <class InputAt>
-    __device__ void load(const InputAt &input_at, int first, int end) const {
-        constexpr int kRows = 32 / Tile::kChunks; /* that a warp copies at once */
-        constexpr uint32_t kNone = ~0u;
-        const int chunk = lane % Tile::kChunks, ci = shared.task.ci0 + chunk * 8;
-        const auto feats = reinterpret_cast<uint64_t>(static_cast<const T *>(p.feats) + ci);
-        const auto row_bytes = static_cast<uint32_t>(sizeof(T) * p.feats_stride);
-        const uint32_t in_rows = ci < p.ci ? p.in_rows : 0;
-        int place = first + warp * 32 + lane;
-        uint32_t next = place < end ? input_at(place) : kNone;
-        while (__any_sync(~0u, place < end)) {
-            const uint32_t input = next;
-            const uint32_t at = place < end ? swizzled(around<Tile>(begin + place * Tile::kInputBytes)) : kNone;
-            place += kGatherWarps * 32;
-            next = place < end ? input_at(place) : kNone;
-#pragma unroll
-            for (int i = 0; i < 32; i += kRows) {
-                const uint32_t row = __shfl_sync(~0u, input, i + lane / Tile::kChunks);
-                const uint32_t target = __shfl_sync(~0u, at, i + lane / Tile::kChunks);
-                /* Where zeros are asked for, the row is not read and may lie anywhere. */
-                if (target != kNone)
-                    ptx::cp_async_16_or_zeros(shared.pool + (target ^ chunk * 16),
-                                              reinterpret_cast<const void *>(feats + uint64_t{row} * row_bytes),
-                                              row >= in_rows);
-            }
-        }
-    }
-
-    /* Brings `count` inputs, some of them when the resident before is no longer needed. */
-    template <class InputAt>
-    __device__ void bring(const Record &record, bool whole, int count, const InputAt &input_at) {
-        uint64_t *const arrived = &shared.arrived[resident.slot];
-        ptx::mbarrier_wait_parity(&shared.left[resident.slot], resident.parity ^ 1); /* those before the last */
-        const int fitting = min(count, static_cast<int>(Tile::kPoolBytes - before) / Tile::kInputBytes);
-        load(input_at, 0, fitting);
-        if (fitting < count) {
-            /* Its parity: of this round in the first slot, of the round before in the second. */
-            ptx::mbarrier_wait_parity(&shared.left[resident.slot ^ 1], resident.parity ^ resident.slot ^ 1);
-            load(input_at, fitting, count);
-        }
-        if (warp == 0 && lane < FG_SEGMENT_TILES) {
-            Resident &here = shared.residents[resident.slot];
-            here.masks[lane] = record.mask(lane);
-            if (lane == 0) here.begin = begin, here.whole = whole;
-        }
-        __syncwarp();
-        if (warp == 0 && lane == 0) ptx::mbarrier_arrive(arrived);
-        ptx::mbarrier_arrive_after_cp_async(arrived);
-        before = static_cast<uint32_t>(count) * Tile::kInputBytes;
-        begin = around<Tile>(begin + before);
-        resident.advance();
-    }
+    PoolGatherer<typename Tile::Pool> gatherer;
 
     __device__ void pass() {
-        for (int segment = shared.task.slice; segment < shared.task.segments; segment += p.phases) {
+        const Task<Tile> &task = shared.task;
+        const PoolSource feats(static_cast<const T *>(p.feats), p.feats_stride, p.in_rows,
+                               task.ci0 + gatherer.channel(), p.ci);
+        for (int segment = task.slice; segment < task.segments; segment += p.phases) {
             const Record record(p, segment);
             const int count = record.places();
             if (count > 0) {
                 const int32_t *const inputs = record.words + fg_segment_inputs_at(p.segment_tiles);
-                bring(record, true, count, [inputs](int place) { return static_cast<uint32_t>(inputs[place]); });
+                gatherer.bring(feats, record.masks(), true, count,
+                               [inputs](int place) { return static_cast<uint32_t>(inputs[place]); });
                 continue;
             }
             for (int tile = 0; tile < p.segment_tiles; ++tile)
-                bring(record, false, 1 + Tile::kOffsets * kTileRows, [&](int place) {
+                gatherer.bring(feats, record.masks(), false, 1 + Tile::kOffsets * kTileRows, [&](int place) {
                     const int i = (place - 1) / kTileRows, in_tile = (place - 1) % kTileRows;
-                    return place == 0 ? ~0u : input_of(p, shared.task.offset[i], record.row(tile, in_tile));
+                    return place == 0 ? ~0u : input_of(p, task.offset[i], record.row(tile, in_tile));
                 });
         }
     }
 
     __device__ void run() {
         every_pass(shared, [this](uint32_t) { pass(); });
-        ptx::cp_async_commit();
-        ptx::cp_async_wait<0>();
+        gatherer.finish();
     }
 };
 
@@ -400,8 +324,7 @@ struct Consumer {
         const uint32_t chunk = first_channel() * 2 + lane / 8 % 2 * 16;
         const char *rows[kSteps];
 #pragma unroll
-        for (int k = 0; k < kSteps; ++k)
-            rows[k] = shared.pool + (swizzled(around<Tile>(begin + places[k * 16] * Tile::kInputBytes)) ^ chunk);
+        for (int k = 0; k < kSteps; ++k) rows[k] = shared.pool.inputs + (Tile::Pool::at(begin, places[k * 16]) ^ chunk);
 #pragma unroll
         for (int first = 0; first < kSteps; first += kAtOnce) {
             uint32_t a[kAtOnce][4];
@@ -427,10 +350,10 @@ struct Consumer {
         for (int segment = shared.task.slice; segment < shared.task.segments; segment += p.phases) {
             bool whole = false; /* what is resident is */
             for (int tile = 0; tile < p.segment_tiles; ++tile) {
-                const Resident &here = shared.residents[resident.slot];
+                const auto &here = shared.pool.residents[resident.slot];
                 /* Votes, so that the compiler sees branches of whole warps: it would serialise wgmma otherwise. */
                 if (!whole) {
-                    ptx::mbarrier_wait_parity(&shared.arrived[resident.slot], resident.parity);
+                    ptx::mbarrier_wait_parity(&shared.pool.arrived[resident.slot], resident.parity);
                     whole = __any_sync(~0u, here.whole);
                 }
                 const uint32_t mask = here.masks[tile], begin = here.begin;
@@ -445,7 +368,7 @@ struct Consumer {
                     place.advance();
                 }
                 if (tile == p.segment_tiles - 1 || !whole) {
-                    if (lane == 0) ptx::mbarrier_arrive(&shared.left[resident.slot]);
+                    if (lane == 0) ptx::mbarrier_arrive(&shared.pool.left[resident.slot]);
                     resident.advance();
                 }
             }
@@ -510,8 +433,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         /* Every copying thread for its pieces, and one more arrival that announces what came without copies. */
         for (uint64_t &barrier : shared.full) ptx::mbarrier_init(&barrier, 32 + 1);
         for (uint64_t &barrier : shared.empty) ptx::mbarrier_init(&barrier, kConsumerWarps);
-        for (uint64_t &barrier : shared.arrived) ptx::mbarrier_init(&barrier, kGatherWarps * 32 + 1);
-        for (uint64_t &barrier : shared.left) ptx::mbarrier_init(&barrier, kConsumerWarps);
+        shared.pool.init(kConsumerWarps);
         ptx::fence_mbarrier_init();
         shared.spoiled = 0;
     }
@@ -523,7 +445,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (warp < kWarpgroup / 32) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
         if (warp > 0)
-            Gatherer<T, Tile>{p, shared, warp - 1, lane, 0, 0, {}}.run();
+            Gatherer<T, Tile>{p, shared, {shared.pool, warp - 1, lane}}.run();
         else
             Bringer<T, Tile>{p, shared, lane, {}}.run();
     } else {
