@@ -28,6 +28,7 @@ namespace {
 
 constexpr int kWarpgroup = 128, kConsumers = 4, kConsumerWarps = 4 * kConsumers;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+constexpr int kGatherWarps = 3; /* of the first warpgroup; its first warp brings weights and places */
 constexpr int kTiles = FG_SEGMENT_TILES / kConsumers; /* of a consumer, at most */
 constexpr int kTilePlacesBytes = FG_SEGMENT_TILE * 2;
 constexpr int kStepDepth = 64, kRowBytes = 128; /* of a row of weights */
@@ -41,7 +42,7 @@ template <int kBlockN_, int kDepth_>
 struct SegmentTile {
     static constexpr int kBlockN = kBlockN_, kDepth = kDepth_, kPacked = kStepDepth / kDepth; /* offsets of a step */
     static constexpr int kInputBytes = 2 * kDepth;
-    using Pool = SegmentPool<kInputBytes, false>;
+    using Pool = SegmentPool<kInputBytes, false, kGatherWarps>;
     static constexpr int kProducts = kDepth / 16; /* wgmma of an offset */
     static constexpr int kWeightBytes = kBlockN * kRowBytes;
     __host__ __device__ static int steps(const GatherParams &p) { return ceil_div(p.volume, kPacked); }

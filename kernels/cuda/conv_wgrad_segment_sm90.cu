@@ -9,8 +9,8 @@
  * slice of the segments. Its sums stay in registers from the first segment to the last; what passes by are tiles of 64
  * rows of grad_out.
  *
- *     gatherers    three warps, input rows of the next segment by 16-byte cp.async, as far as there is room
- *     bringer      one warp, tiles of grad_out and their places by 16-byte cp.async
+ *     gatherers    two warps, input rows of the next segment by 16-byte cp.async, as far as there is room
+ *     bringers     two warps, tiles of grad_out and their places by 16-byte cp.async
  *     3 consumers  warpgroups, which divide the offsets; those at which a tile has no neighbours are skipped
  *
  * A product is 64 input channels x 64 rows x the output channels: wgmma takes feats from registers, where ldmatrix puts
@@ -39,6 +39,7 @@ using namespace wgrad;
 
 constexpr int kWarpgroup = 128, kConsumers = 3, kConsumerWarps = 4 * kConsumers;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+constexpr int kBringers = 2, kGatherers = 2; /* warps of the first warpgroup */
 constexpr int kTileRows = FG_SEGMENT_TILE, kTilePlacesBytes = kTileRows * 2, kTileWords = kTileRows / 2;
 constexpr int kRowBytes = 128, kBlockBytes = kTileRows * kRowBytes; /* 64 output channels of a tile */
 constexpr int kEndBarrier = 1;                                      /* named barrier, of all threads */
@@ -53,7 +54,7 @@ struct SegmentTile {
     static constexpr int kProducts =
         std::min(kBlockN == 128 ? 2 : 96 / kSums, ceil_div<int>(FG_SEGMENT_VOLUME, kConsumers *kPacked));
     static constexpr int kOffsets = kConsumers * kProducts * kPacked; /* of a group, at most */
-    using Pool = SegmentPool<2 * kDepth, true>;
+    using Pool = SegmentPool<2 * kDepth, true, kGatherers>;
     static constexpr int kStages = kBlockN == 128 ? 2 : kBlockN == 64 ? 4 : 3; /* as there is room */
     static constexpr int kGradBytes = ceil_div(kBlockN, 64) * kBlockBytes;
     static constexpr int kConsumerRegisters = kBlockN == 128 ? 160 : 152;
@@ -146,30 +147,33 @@ __device__ __forceinline__ void every_pass(Shared<Tile> &shared, const Pass &pas
     }
 }
 
-/* ---- tiles: one warp ---- */
+/* ---- tiles ---- */
+
+/* A warp, which brings a half of the rows of each tile. */
 
 template <typename T, class Tile>
 struct Bringer {
     const WgradParams &p;
     Shared<Tile> &shared;
-    const int lane;
+    const int warp, lane;
     RingPosition<Tile::kStages> place;
 
-    /* Rows of the map, each lane's two; any that is not one is zeros. */
-    __device__ void copy_grad_out(const uint32_t (&rows)[2]) const {
+    /* Rows of the map, one of each lane; any that is not one is zeros. */
+    __device__ void copy_grad_out(uint32_t rows) const {
+        const int lane = ptx::opaque(this->lane);                        /* registers are few */
         constexpr int kChunks = Tile::kBlockN / 8, kRows = 32 / kChunks; /* of a row; rows that a warp copies at once */
         static_assert(8 % kRows == 0, "they are swizzled alike, but for a bit or two");
         const int chunk = lane % kChunks, first = lane / kChunks, co = shared.task.co0 + chunk * 8;
         const auto grad_out = reinterpret_cast<uint64_t>(static_cast<const T *>(p.grad_out) + co);
         const auto row_bytes = static_cast<uint32_t>(sizeof(T) * p.grad_stride);
-        const auto all_rows = static_cast<uint64_t>(co < p.co ? p.rows : 0);
-        char *const block = shared.grad_out[place.slot] + chunk / 8 * kBlockBytes + first * kRowBytes;
+        const auto all_rows = static_cast<uint32_t>(co < p.co ? min(p.rows, int64_t{INT32_MAX}) : 0);
+        char *const block = shared.grad_out[place.slot] + chunk / 8 * kBlockBytes + (warp * 32 + first) * kRowBytes;
+#pragma unroll kRows / 2
+        for (int eight = 0; eight < 32; eight += 8) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll
-            for (int i = 0; i < 32; i += kRows) {
-                const uint32_t row = __shfl_sync(~0u, rows[half], first + i);
-                ptx::cp_async_16_or_zeros(block + (half * 32 + i) * kRowBytes + (chunk % 8 ^ first ^ i % 8) * 16,
+            for (int i = 0; i < 8; i += kRows) {
+                const uint32_t row = __shfl_sync(~0u, rows, eight + i + first);
+                ptx::cp_async_16_or_zeros(block + (eight + i) * kRowBytes + (chunk % 8 ^ first ^ i) * 16,
                                           reinterpret_cast<const void *>(grad_out + uint64_t{row} * row_bytes),
                                           row >= all_rows);
             }
@@ -178,9 +182,10 @@ struct Bringer {
 
     /* Of the group's offsets in turn. Of those that are not worked on all neighbours are missing. */
     __device__ void copy_places(const Record &record, int tile, uint32_t offsets) const {
-        const int chunk = lane % 8;
+        const int lane = ptx::opaque(this->lane), chunk = lane % 8;
         const int32_t *const places = record.words + fg_segment_places_at(p.segment_tiles) + chunk * 4;
-        for (int i = lane / 8; i < Tile::kOffsets; i += 4) {
+#pragma unroll 1
+        for (int i = warp * 4 + lane / 8; i < Tile::kOffsets; i += kBringers * 4) {
             const bool has = shared.task.has(i, offsets);
             const int v = has ? shared.task.offset[i] : 0;
             ptx::cp_async_16_or_zeros(shared.places[place.slot] + i * kTilePlacesBytes + chunk * 16,
@@ -190,7 +195,8 @@ struct Bringer {
     /* As Gatherer has them where a tile is brought by itself. */
     __device__ void make_places(uint32_t offsets) const {
         auto *const words = reinterpret_cast<uint32_t *>(shared.places[place.slot]);
-        for (int i = 0; i < Tile::kOffsets; ++i) {
+#pragma unroll 1
+        for (int i = warp; i < Tile::kOffsets; i += kBringers) {
             const auto row = static_cast<uint32_t>(1 + i * kTileRows + lane / 8 * 16 + lane % 8);
             words[i * kTileWords + lane] = shared.task.has(i, offsets) ? row | (row + 8) << 16 : 0;
         }
@@ -201,29 +207,23 @@ struct Bringer {
         const bool one = (offsets & (offsets - 1)) == 0;
         const int v = __ffs(static_cast<int>(offsets)) - 1;
         for (int segment = shared.task.slice; segment < shared.task.segments; segment += p.phases) {
-            const Record record(p, segment);
-            const bool whole = record.places() > 0;
-            const uint32_t mask = lane < p.segment_tiles ? static_cast<uint32_t>(record.masks()[lane]) : 0;
-            uint32_t next[2];
-            const auto look_ahead = [&](uint32_t tiles) {
+            const bool whole = Record(p, segment).places() > 0;
+            const uint32_t mask = lane < p.segment_tiles ? static_cast<uint32_t>(Record(p, segment).masks()[lane]) : 0;
+            const auto row_of = [&](uint32_t tiles) {
                 const int tile = tiles ? __ffs(static_cast<int>(tiles)) - 1 : 0;
-                next[0] = static_cast<uint32_t>(record.row(tile, lane));
-                next[1] = static_cast<uint32_t>(record.row(tile, 32 + lane));
+                return static_cast<uint32_t>(Record(p, ptx::opaque(segment)).row(tile, warp * 32 + lane));
             };
-            uint32_t tiles = __ballot_sync(~0u, (mask & offsets) != 0);
-            look_ahead(tiles);
+            uint32_t tiles = __ballot_sync(~0u, (mask & offsets) != 0), next = row_of(tiles);
             while (tiles) {
                 const int tile = __ffs(static_cast<int>(tiles)) - 1;
-                uint32_t rows[2] = {next[0], next[1]};
+                uint32_t row = next;
                 tiles &= tiles - 1;
-                look_ahead(tiles);
-                if (one)
-                    for (uint32_t &row : rows)
-                        if (input_of(p, v, static_cast<int32_t>(row)) >= p.in_rows) row = ~0u;
+                next = row_of(tiles);
+                if (one && input_of(p, v, static_cast<int32_t>(row)) >= p.in_rows) row = ~0u;
                 ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
-                copy_grad_out(rows);
+                copy_grad_out(row);
                 if (whole)
-                    copy_places(record, tile, offsets);
+                    copy_places(Record(p, ptx::opaque(segment)), tile, offsets);
                 else
                     make_places(offsets);
                 if (lane == 0) ptx::mbarrier_arrive(&shared.full[place.slot]);
@@ -431,7 +431,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     auto &shared = *reinterpret_cast<Shared<Tile> *>(dynamic);
     if (threadIdx.x == 0) {
         /* Every copying thread for its pieces, and one more arrival that announces what came without copies. */
-        for (uint64_t &barrier : shared.full) ptx::mbarrier_init(&barrier, 32 + 1);
+        for (uint64_t &barrier : shared.full) ptx::mbarrier_init(&barrier, kBringers * (32 + 1));
         for (uint64_t &barrier : shared.empty) ptx::mbarrier_init(&barrier, kConsumerWarps);
         shared.pool.init(kConsumerWarps);
         ptx::fence_mbarrier_init();
@@ -444,10 +444,10 @@ __global__ void __launch_bounds__(kThreads, 1)
               lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
     if (warp < kWarpgroup / 32) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-        if (warp > 0)
-            Gatherer<T, Tile>{p, shared, {shared.pool, warp - 1, lane}}.run();
+        if (warp < kBringers)
+            Bringer<T, Tile>{p, shared, warp, lane, {}}.run();
         else
-            Bringer<T, Tile>{p, shared, lane, {}}.run();
+            Gatherer<T, Tile>{p, shared, {shared.pool, warp - kBringers, lane}}.run();
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
         Consumer<T, Tile>{p, shared, warp / 4 - 1, warp % 4, lane, {}, {}}.run();

@@ -1,6 +1,6 @@
 /*
  * The input rows of segments (segment.h) in shared memory, for the convolution kernels of Hopper: a pool around which
- * one resident lies behind the other, the inputs of a segment or some of them. Three warps bring the next one by 16-byte
+ * one resident lies behind the other, the inputs of a segment or some of them. Some warps bring the next one by 16-byte
  * cp.async as far as there is room, while consumers read the one before by its places.
  */
 #pragma once
@@ -14,11 +14,10 @@
 namespace flexgemm {
 
 /* In shared memory. Inputs of 32, 64 or 128 bytes; swizzled, those that lie anywhere meet few bank conflicts when a
- * chunk of each is read. */
-template <int kInputBytes_, bool kSwizzled>
+ * chunk of each is read. kWarps fill it. */
+template <int kInputBytes_, bool kSwizzled, int kWarps_>
 struct SegmentPool {
-    static constexpr int kWarps = 3; /* that fill it */
-    static constexpr int kInputBytes = kInputBytes_, kChunks = kInputBytes / 16;
+    static constexpr int kWarps = kWarps_, kInputBytes = kInputBytes_, kChunks = kInputBytes / 16;
     /* One segment at its largest; most leave room for nearly all of the next. */
     static constexpr int kBytes = std::min(2 * FG_SEGMENT_PLACES * kInputBytes, FG_SEGMENT_PLACES * 128);
 
