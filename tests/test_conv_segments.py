@@ -142,6 +142,25 @@ def test_the_same_bits_every_time_and_in_any_segments(cuda):
             assert_same_bits(a, b)
 
 
+def test_the_weight_gradient_of_groups_of_channels(backend):
+    p = Problem(128, 192)
+    how = BY_SEGMENTS | {"segments": p.segments, "channel_groups": 2}
+    grad_weight, _ = guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, **how)
+    for i in range(2):
+        own_out, own_in = slice(96 * i, 96 * (i + 1)), slice(64 * i, 64 * (i + 1))
+        expected, _ = reference.conv_wgrad(p.grad_out[:, own_out], p.feats[:, own_in], p.map)
+        assert_rows(grad_weight[own_out], expected, p.tolerance)
+
+
+def test_the_weight_gradient_of_fewer_outputs_than_inputs(backend):
+    p = Problem(64, 64)
+    some = p.map[:, ::3]
+    segments = reference.segment_records(some, np.arange(some.shape[1], dtype=np.int32), 2)
+    grad_out = np.ascontiguousarray(p.grad_out[::3])
+    grad_weight, _ = guarded.conv_wgrad(backend, grad_out, p.feats, some.copy(), segments=segments, **BY_SEGMENTS)
+    assert_rows(grad_weight, reference.conv_wgrad(grad_out, p.feats, some)[0], p.tolerance)
+
+
 @pytest.mark.parametrize("outputs", [("weight",), ("bias",)])
 def test_one_gradient_alone(backend, outputs):
     Problem(64, 64).check_wgrad(backend, outputs=outputs)
