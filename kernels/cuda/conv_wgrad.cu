@@ -287,8 +287,8 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
     question.num_sms = share;
     question.compute_capability = compute_capability;
     question.algorithm = p->algorithm;
-    const bool by_segments = p->grad_weight.present && p->segments.present &&
-                             reinterpret_cast<uintptr_t>(p->segments.data) % 16 == 0;
+    const bool by_segments =
+        p->grad_weight.present && p->segments.present && reinterpret_cast<uintptr_t>(p->segments.data) % 16 == 0;
     question.segment_tiles = by_segments ? fg_segment_tiles_of(p->segments.shape[1], volume) : 0;
     work->plan = fg_plan_conv_wgrad(&question);
     work->plan.workspace_bytes *= p->groups;

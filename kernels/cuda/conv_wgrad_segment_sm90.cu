@@ -42,7 +42,8 @@ constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kBringers = 2, kGatherers = 2; /* warps of the first warpgroup */
 constexpr int kTileRows = FG_SEGMENT_TILE, kTilePlacesBytes = kTileRows * 2, kTileWords = kTileRows / 2;
 constexpr int kRowBytes = 128, kBlockBytes = kTileRows * kRowBytes; /* 64 output channels of a tile */
-constexpr int kEndBarrier = 1;                                      /* named barrier, of all threads */
+static_assert(kBringers * 32 == kTileRows, "a row for each lane");
+constexpr int kEndBarrier = 1; /* named barrier, of all threads */
 
 /* Output channels of a task, input channels of each offset. */
 template <int kBlockN_, int kDepth_>
@@ -149,8 +150,7 @@ __device__ __forceinline__ void every_pass(Shared<Tile> &shared, const Pass &pas
 
 /* ---- tiles ---- */
 
-/* A warp, which brings a half of the rows of each tile. */
-
+/* A warp, which brings half of the rows of each tile. */
 template <typename T, class Tile>
 struct Bringer {
     const WgradParams &p;
