@@ -215,8 +215,11 @@ def test_records_out_of_range_read_and_write_nothing_outside(cuda, ci, resident)
 def test_segments_of_another_map_are_refused(backend, shape):
     p = Problem(64, 64)
     assert p.segments.shape == (3, 4832)
+    segments = np.zeros(shape, np.int32)
     with pytest.raises(ValueError, match=r"segments: expected"):
-        guarded.conv_forward(backend, p.feats, p.weight, p.bias, p.map, segments=np.zeros(shape, np.int32))
+        guarded.conv_forward(backend, p.feats, p.weight, p.bias, p.map, segments=segments)
+    with pytest.raises(ValueError, match=r"segments: expected"):
+        guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, segments=segments)
 
 
 # ---- layers ----
