@@ -7,14 +7,11 @@ from functools import lru_cache
 from operator import index
 from typing import Any
 
-from flexgemm import _C
+from flexgemm import _C, _segments
 from flexgemm._arrays import Array, Library, Stream, cuda_index, library_of, renamed
 from flexgemm._voxels import Shape, grid_shape, rows_of_four
-from flexgemm.serialize import native_codes, native_order
 
 Triple = tuple[int, int, int]
-
-_CPU = 1  # DLPack's number
 
 
 class NeighborMap:
@@ -84,13 +81,15 @@ class NeighborMap:
         self.mirrored = self.submanifold and kernel_size[0] & kernel_size[1] & kernel_size[2] & 1 == 1
         self.device = device
         self._native_transposed: tuple[Array, Array | None] | None = None
-        self._segments: tuple[Array | None] | None = None
+        self._segments: tuple[Array | None] | None = None  # not built yet; (None,) is none at all
         self._segments_begun: tuple[Array, object] | None = None
         self._segment_layers: dict[tuple[int, int], bool] = {}
         self._map: Array | None = None
         self._transposed_map: Array | None = None
         self._inverse: NeighborMap | None = None
         library = self._library(stream)
+        if not (self.mirrored and library.on_gpu(coords)):
+            self._segments = (None,)
         # Inputs and outputs as the extension takes them; a submanifold map has its inputs at hand.
         self._sites: tuple[Array, Array] | None = None
         self._out_coords: Array | None = coords
@@ -147,7 +146,7 @@ class NeighborMap:
             other.transposed, other.mirrored = not self.transposed, False
             other._sites = None if self._sites is None else self._sites[::-1]
             other.native, other.native_order = self._transposed(None)
-            other._native_transposed, other._segments = (self.native, self.native_order), None
+            other._native_transposed, other._segments = (self.native, self.native_order), (None,)
             other._segments_begun, other._segment_layers = None, {}
             other._map, other._transposed_map = self._transposed_map, self._map
             self._inverse = other
@@ -249,17 +248,8 @@ class NeighborMap:
         without others has none."""
         wanted = self._segment_layers.get((ci, co))
         if wanted is None:
-            wanted = self._segment_layers[ci, co] = self._goes_by_segments(ci, co)
+            wanted = self._segment_layers[ci, co] = _segments.pay_for(self, ci, co)
         return self.segments(stream) if wanted else None
-
-    def _goes_by_segments(self, ci: int, co: int) -> bool:
-        tiles, gpu = self._segment_tiles()
-        if tiles == 0:
-            return False
-        asked: dict[str, Any] = {"rows": self.num_voxels, "ci": ci, "co": co, "v": self.kernel_volume}
-        asked |= {"dtype": "float16", "groups": self.order_groups, "segment_tiles": tiles}
-        asked |= {name: gpu[name] for name in ("num_sms", "compute_capability")}
-        return bool(_C.plan_conv(**asked)["segment_tiles"])
 
     def segments(self, stream: Stream = None) -> Array | None:
         """The segments of the map as the extension takes them: rows near each other in space and the inputs that they
@@ -270,38 +260,19 @@ class NeighborMap:
             return self._segments[0]
         library, begun = self._library(stream), self._segments_begun
         if begun is None:
-            tiles, _ = self._segment_tiles()
+            tiles, _ = _segments.tiles_of(self)
             if tiles == 0:
                 self._segments = (None,)
                 return None
             if _C.is_capturing(self.native, stream=library.stream):
                 return None
-            built = self._build_segments(library, tiles)
+            built = _segments.build(self, tiles, library)
             begun = self._segments_begun = built, _C.mark(self.native, stream=library.stream)
         built, mark = begun
         if _C.passed(mark):
             self._segments, self._segments_begun = (built,), None
             return built
         return built if _C.is_behind(mark, self.native, stream=library.stream) else None
-
-    def _segment_tiles(self) -> tuple[int, dict[str, Any]]:
-        """How many tiles segments of this map have, 0 for none, and what is known about its GPU."""
-        fits = self.mirrored and self.dilation == (1, 1, 1) and 1 < self.kernel_volume <= 32 and _has_codes(self.shape)
-        device_type, index = self.native.__dlpack_device__() if fits else (_CPU, 0)
-        if device_type == _CPU:
-            return 0, {}
-        gpu = _gpu_info(index)
-        hopper = gpu["compute_capability"] == 90
-        return _C.plan_segment_tiles(rows=self.num_voxels, num_sms=gpu["num_sms"]) if hopper else 0, gpu
-
-    def _build_segments(self, library: Library, tiles: int) -> Array:
-        codes = native_codes(library, self.coords, self.shape, "z_order")
-        order = native_order(library, codes, self.shape, "z_order")
-        count, words = -(-self.num_voxels // (64 * tiles)), _C.segment_words(tiles=tiles, v=self.kernel_volume)
-        segments = library.empty((count, words), "int32", order)
-        how = {"kernel_size": self.kernel_size, "tiles": tiles, "in_rows": self.num_voxels}
-        library.run(_C.segment_map, self.native, order, segments, **how)
-        return segments
 
     def _transposed(self, stream: Stream) -> tuple[Array, Array | None]:
         if self._native_transposed is None:
@@ -511,19 +482,6 @@ def _order_groups(orders: int, kernel_size: Triple) -> tuple[int, ...]:
         if groups not in sets and sum(sets) < orders:
             sets.append(groups)
     return tuple(sets)
-
-
-@lru_cache
-def _gpu_info(index: int) -> dict[str, Any]:
-    return _C.device_info("cuda", index)
-
-
-def _has_codes(shape: Shape) -> bool:
-    """Whether the places of a grid along a curve have numbers of 64 bits."""
-    try:
-        return _C.sequence_bits(shape=shape, mode="z_order") <= 64
-    except ValueError:
-        return False
 
 
 def three_ints(value: Any, name: str, *, least: int = 1) -> Any:

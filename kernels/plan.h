@@ -44,8 +44,8 @@ typedef struct {
 enum { FG_OWN_ROWS = 64, FG_OWN_ROWS_DEPTH = 64, FG_OWN_ROWS_COLUMNS = 64 };
 
 /* The Hopper kernel for segments of rows (segment.h), 16-bit: a step is 64 channels of one offset, 32 of two or 16 of
- * four, and the bias of so many columns fits. */
-enum { FG_SEGMENT_STEP = 64, FG_SEGMENT_COLUMNS = 256 };
+ * four. */
+enum { FG_SEGMENT_STEP = 64 };
 
 /* Groups of channels: from how many on one is worth a launch of the Hopper kernels, and up to how many input channels
  * plain arithmetic is ahead of tensor cores. */

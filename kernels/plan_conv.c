@@ -167,11 +167,10 @@ static void choose_segments(const fg_conv_question *q, fg_plan *plan, double *be
     /* Predictions: of a tile's products at one offset, whatever it has, and for 64 columns of 64 channels; of a
      * segment's begin and end. */
     static const double STEP_SECONDS = 2e-8, PRODUCTS_SECONDS = 7.2e-8, SEGMENT_SECONDS = 2e-6;
+    static const double LAY_OUT_BYTES = 1e12; /* a second, read and written */
     const int32_t tiles = q->segment_tiles;
     const bool masked = is_masked(q->algorithm), only = masked && q->orders.sets == 0; /* the only order there is */
-    if (tiles == 0 || !(masked || q->algorithm == FG_ALGORITHM_AUTO) || fg_dtype_size(q->dtype) != 2 ||
-        q->co > FG_SEGMENT_COLUMNS)
-        return;
+    if (tiles == 0 || !(masked || q->algorithm == FG_ALGORITHM_AUTO) || fg_dtype_size(q->dtype) != 2) return;
     const int32_t block_n = q->co <= 32 ? 32 : 64, depth = q->ci <= 16 ? 16 : q->ci <= 32 ? 32 : FG_SEGMENT_STEP;
     const int64_t steps = ceil_div(q->v, FG_SEGMENT_STEP / depth), blocks = ceil_div(q->ci, depth);
     const int64_t column_tiles = ceil_div(q->co, block_n), segment = (int64_t)fg_segment_rows(tiles);
@@ -179,10 +178,12 @@ static void choose_segments(const fg_conv_question *q, fg_plan *plan, double *be
     const double share = tiles == 8 ? 0.68 : tiles == 4 ? 0.73 : 0.78; /* of the offsets, of a tile */
     const double part = (double)(block_n * depth) / (64 * 64);
     const double products = (double)(tiles * q->v) * share * (STEP_SECONDS + PRODUCTS_SECONDS * part);
-    const double bytes = (double)(steps * block_n * STEP_BYTES + segment * 3 * depth);
+    /* Weights, places, input rows of 16-bit channels. */
+    const double bytes = (double)(steps * block_n * STEP_BYTES + 2 * q->v * segment) + 2.8 * (double)(segment * depth);
     const double moves = bytes / (L2_BYTES / MEASURED_SMS);
-    const double cost =
-        TASK_SECONDS + LAUNCH_SECONDS + (double)waves * (SEGMENT_SECONDS + (double)blocks * fmax(products, moves));
+    const int64_t laid_out = column_tiles * blocks * steps * block_n * STEP_BYTES;
+    const double cost = TASK_SECONDS + LAUNCH_SECONDS + 2 * (double)laid_out / LAY_OUT_BYTES +
+                        (double)waves * (SEGMENT_SECONDS + (double)blocks * fmax(products, moves));
     if (cost > WORTHWHILE * *best && !only) return;
     *best = cost;
     set_tile(plan, FG_SEGMENT_TILE, block_n, STAGES);
@@ -190,7 +191,7 @@ static void choose_segments(const fg_conv_question *q, fg_plan *plan, double *be
     plan->segment_tiles = tiles;
     plan->groups = 0;
     plan->split_k = 1;
-    plan->workspace_bytes = column_tiles * blocks * steps * block_n * STEP_BYTES;
+    plan->workspace_bytes = laid_out;
 }
 
 /* Hopper. Bytes from L2 per product are what a tile must save, so the widest is best, and 16-bit rows have a taller

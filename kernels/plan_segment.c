@@ -7,21 +7,24 @@
 #include "plan.h"
 #include "segment.h"
 
-enum {
-    SEGMENT_COST = 1, /* in tiles: what begins and ends a segment */
-    MIN_ROWS = 32,    /* for each multiprocessor: a quarter of the shortest segment */
-};
+enum { MIN_ROWS = 32 }; /* for each multiprocessor: a quarter of the shortest segment */
+
+/* What a segment takes a multiprocessor, with its begin and end, in tenths of what a tile of the longest one takes: the
+ * rows of shorter ones differ more in their neighbours, and the weights pass by for fewer of them. */
+static const struct {
+    int32_t tiles, cost;
+} lengths[] = {{8, 90}, {4, 53}, {2, 41}};
 
 int32_t fg_plan_segment_tiles(int64_t rows, int32_t num_sms) {
     if (rows < (int64_t)MIN_ROWS * num_sms) return 0;
     int32_t best = 0;
     int64_t least = INT64_MAX;
-    for (int32_t tiles = FG_SEGMENT_TILES; tiles >= 2; tiles /= 2) {
-        const int64_t segments = (rows - 1) / fg_segment_rows(tiles) + 1;
-        const int64_t cost = ((segments - 1) / num_sms + 1) * (tiles + SEGMENT_COST);
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        const int64_t segments = (rows - 1) / fg_segment_rows(lengths[i].tiles) + 1;
+        const int64_t cost = ((segments - 1) / num_sms + 1) * lengths[i].cost;
         if (cost >= least) continue;
         least = cost;
-        best = tiles;
+        best = lengths[i].tiles;
     }
     return best;
 }

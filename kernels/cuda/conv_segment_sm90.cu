@@ -33,6 +33,7 @@ constexpr int kTiles = FG_SEGMENT_TILES / kConsumers; /* of a consumer, at most 
 constexpr int kTilePlacesBytes = FG_SEGMENT_TILE * 2;
 constexpr int kStepDepth = 64, kRowBytes = 128; /* of a row of weights */
 constexpr int kStages = 4;
+constexpr int kBiasBarrier = 1; /* named barriers, one for each consumer */
 constexpr int kProducerRegisters = 32, kConsumerRegisters = 112;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
                   (1 + kConsumers) * ptx::registers_at_launch(kThreads, 1),
@@ -57,7 +58,7 @@ struct SegmentShared {
     };
     Stage stages[kStages];
     typename Tile::Pool pool;
-    float bias[FG_SEGMENT_COLUMNS];
+    float bias[kConsumers][Tile::kBlockN]; /* a consumer's, of the task that it ends */
     uint64_t full[kStages], empty[kStages];
 };
 
@@ -269,6 +270,18 @@ struct Consumer {
         }
     }
 
+    /* The bias of a task's columns, read from memory once by a consumer's threads together. */
+    __device__ const float *bring_bias(int n0) const {
+        const T *const bias = static_cast<const T *>(p.epilogue.bias);
+        if (!bias) return nullptr;
+        float *const own = shared.bias[warpgroup];
+        ptx::named_barrier(kBiasBarrier + warpgroup, kWarpgroup); /* all have read that of the task before */
+        for (int i = warp * 32 + lane; i < Tile::kBlockN; i += kWarpgroup)
+            own[i] = n0 + i < p.columns ? to_float(bias[n0 + i]) : 0.0f;
+        ptx::named_barrier(kBiasBarrier + warpgroup, kWarpgroup);
+        return own;
+    }
+
     __device__ void run() const {
         uint64_t descriptor = ptx::wgmma_descriptor(shared.stages[0].weights);
         ptx::wgmma_hold(descriptor);
@@ -288,10 +301,11 @@ struct Consumer {
                 resident.advance();
             }
             const int n0 = work.column_tile() * Tile::kBlockN;
+            const float *const bias = bring_bias(n0);
 #pragma unroll
             for (int t = 0; t < kTiles; ++t) {
                 const int64_t two[2] = {row_at(rows, t, 0), row_at(rows, t, 1)};
-                add_rows<T>(d[t], p.epilogue.bias ? shared.bias + n0 : nullptr, p, n0, two);
+                add_rows<T>(d[t], bias, p, n0, two);
                 activate(d[t], p.epilogue.activation);
                 store_rows<T>(d[t], p, n0, two);
             }
@@ -313,17 +327,14 @@ __global__ void __launch_bounds__(kThreads, 1)
         ptx::prefetch_tensor_map(&weight_map);
         ptx::prefetch_tensor_map(&place_map);
     }
-    /* The kernel in front, which lays out the weights, lets this one begin when all in front of it have ended: who
-     * reads none of these weights need not wait for it. */
-    if (p.epilogue.bias)
-        for (int i = static_cast<int>(threadIdx.x); i < p.columns; i += kThreads)
-            shared.bias[i] = to_float(static_cast<const T *>(p.epilogue.bias)[i]);
     __syncthreads();
     /* Held, or each step would read threadIdx again. */
     const int warp = ptx::opaque(static_cast<int>(threadIdx.x / 32)),
               lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
     if (warp < kWarpgroup / 32) {
         ptx::setmaxnreg_dec<kProducerRegisters>();
+        /* The kernel in front, which lays out the weights, lets this one begin when all in front of it have ended:
+         * who gathers need not wait for it. */
         if (warp > 0) bring_rows<T, Tile>({shared.pool, warp - 1, lane}, p, tasks);
         ptx::wait_for_earlier_kernels();
         if (warp == 0 && lane == 0) bring_steps(shared, weight_map, place_map, p, tasks);
@@ -336,7 +347,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 /* ---- weights ---- */
 
-/* The channel of an offset that wgmma takes at place `place` of its kDepth: what Consumer::arrange makes of pieces. */
+/* The channel of an offset that wgmma takes at place `place` of its kDepth: what Consumer::arrange makes of pieces. Of
+ * two places side by side, the first even, the channels are as well. */
 template <class Tile>
 __device__ __forceinline__ int channel_at(int place) {
     const int product = place / 16, quad = place % 8 / 2, pair = place % 16 / 8;
@@ -345,31 +357,41 @@ __device__ __forceinline__ int channel_at(int place) {
 }
 
 /* (column tile, block of channels, step, column of the tile, 64): what a stage takes is one piece. A thread lays out 8
- * numbers. Mirrored, the first offset's weights meet the map's last entries. */
-template <typename T, class Tile>
+ * numbers, beside others of its own channels or columns, as they lie in memory. Mirrored, the first offset's weights
+ * meet the map's last entries. */
+template <class Tile>
 __global__ void __launch_bounds__(256)
-    lay_out_weights_kernel(const GatherParams p, bool k_major, int64_t chunks, T *out) {
+    lay_out_weights_kernel(const GatherParams p, bool k_major, int64_t chunks, uint4 *out) {
     ptx::wait_for_earlier_kernels();
     ptx::let_next_kernel_begin();
+    constexpr int kChunks = kStepDepth / 8;
     const int64_t index = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
     if (index >= chunks) return;
-    const int place = static_cast<int>(index % 8) * 8, row = static_cast<int>(index / 8 % Tile::kBlockN);
-    const auto stage = static_cast<int>(index / 8 / Tile::kBlockN); /* of all */
+    const auto stage = static_cast<int>(index / (kChunks * Tile::kBlockN)); /* of all */
+    const int within = static_cast<int>(index % (kChunks * Tile::kBlockN));
+    const int chunk = k_major ? within % kChunks : within / Tile::kBlockN;
+    const int row = k_major ? within / kChunks : within % Tile::kBlockN;
     const int steps = Tile::steps(p), step = stage % steps, block = stage / steps % Tile::depth_blocks(p);
     const int n = stage / steps / Tile::depth_blocks(p) * Tile::kBlockN + row;
-    const int entry = step * Tile::kPacked + place / Tile::kDepth, v = p.mirrored ? p.volume - 1 - entry : entry;
-    struct alignas(16) Chunk {
-        T element[8];
-    } chunk;
+    const int entry = step * Tile::kPacked + chunk * 8 / Tile::kDepth, v = p.mirrored ? p.volume - 1 - entry : entry;
+    const auto *const weight = static_cast<const uint16_t *>(p.weight);
+    uint32_t pairs[4];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int k = block * Tile::kDepth + channel_at<Tile>((place + i) % Tile::kDepth);
-        const bool exists = n < p.columns && entry < p.volume && k < p.depth;
-        const int64_t at = k_major ? (static_cast<int64_t>(n) * p.volume + v) * p.depth + k
-                                   : (static_cast<int64_t>(k) * p.volume + v) * p.columns + n;
-        chunk.element[i] = exists ? static_cast<const T *>(p.weight)[at] : from_float<T>(0.0f);
+    for (int i = 0; i < 4; ++i) {
+        const int k = block * Tile::kDepth + channel_at<Tile>((chunk * 8 + 2 * i) % Tile::kDepth);
+        pairs[i] = 0;
+        if (n >= p.columns || entry >= p.volume || k >= p.depth) continue;
+        if (k_major) {
+            const int64_t at = (static_cast<int64_t>(n) * p.volume + v) * p.depth + k;
+            pairs[i] = *reinterpret_cast<const uint32_t *>(weight + at);
+        } else {
+            const int64_t at = (static_cast<int64_t>(k) * p.volume + v) * p.columns + n;
+            pairs[i] = weight[at] | static_cast<uint32_t>(weight[at + static_cast<int64_t>(p.volume) * p.columns])
+                                        << 16;
+        }
     }
-    reinterpret_cast<Chunk *>(out)[index] = chunk;
+    out[(static_cast<int64_t>(stage) * Tile::kBlockN + row) * kChunks + chunk] =
+        make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
 /* ---- launch ---- */
@@ -382,8 +404,8 @@ fg_status launch(GatherParams p, bool weight_is_k_major, void *laid_out, int num
     const int64_t stages = static_cast<int64_t>(p.column_tiles) * Tile::depth_blocks(p) * Tile::steps(p);
     const int64_t chunks = stages * Tile::kBlockN * 8;
     fg_status status =
-        launch_early(lay_out_weights_kernel<T, Tile>, static_cast<unsigned int>(ceil_div<int64_t>(chunks, 256)), 256, 0,
-                     kCapability, stream, error, p, weight_is_k_major, chunks, static_cast<T *>(laid_out));
+        launch_early(lay_out_weights_kernel<Tile>, static_cast<unsigned int>(ceil_div<int64_t>(chunks, 256)), 256, 0,
+                     kCapability, stream, error, p, weight_is_k_major, chunks, static_cast<uint4 *>(laid_out));
     if (status != FG_OK) return status;
 
     CUtensorMap weight_map, place_map; /* coordinates: 0, row, stage; 0, row of 64 places, segment */
