@@ -319,7 +319,7 @@ def conv_segment_case(backend, dtype, ci, co, tiles, overflows=False):
     rows = 64 * tiles * 4 + 30
     rng = np.random.default_rng(0)
     nmap = map_of_near_rows(27, rows, rng)
-    nmap[nmap >= rows] = -1
+    nmap[(nmap < 0) | (nmap >= rows)] = -1
     order = np.arange(rows, dtype=np.int32)
     segments = guarded.segment_map(backend, nmap, order, (3, 3, 3), tiles, rows, fence=False)
     if overflows:
