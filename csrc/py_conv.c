@@ -313,13 +313,20 @@ static int conv_dgrad_fill(fg_call *call, void *params) {
 /* ---- weight and bias gradient ---- */
 
 static const fg_parameter conv_wgrad_parameters[] = {
-    FG_INPUT(grad_out),           FG_INPUT(feats),      FG_INPUT(map),        FG_OUTPUT_OR_NONE(grad_weight),
-    FG_OUTPUT_OR_NONE(grad_bias), FG_SCALAR(algorithm), FG_SCALAR(precision), FG_SCALAR(groups),
+    FG_INPUT(grad_out),
+    FG_INPUT(feats),
+    FG_INPUT(map),
+    FG_OUTPUT_OR_NONE(grad_weight),
+    FG_OUTPUT_OR_NONE(grad_bias),
+    FG_OPTIONAL_INPUT(segments),
+    FG_SCALAR(algorithm),
+    FG_SCALAR(precision),
+    FG_SCALAR(groups),
     FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_wgrad_fill(fg_call *call, void *params) {
-    enum { GRAD_OUT, FEATS, MAP, GRAD_WEIGHT, GRAD_BIAS, ALGORITHM, PRECISION, GROUPS };
+    enum { GRAD_OUT, FEATS, MAP, GRAD_WEIGHT, GRAD_BIAS, SEGMENTS, ALGORITHM, PRECISION, GROUPS };
     fg_conv_wgrad_params *p = params;
     const fg_view *grad_out = &call->views[GRAD_OUT], *feats = &call->views[FEATS], *map = &call->views[MAP];
     const fg_view *grad_weight = &call->views[GRAD_WEIGHT], *grad_bias = &call->views[GRAD_BIAS];
@@ -341,9 +348,11 @@ static int conv_wgrad_fill(fg_call *call, void *params) {
                                       expect_channels(grad_bias, co, "to match grad_out channels") < 0)) {
         return -1;
     }
+    if (expect_segments(&call->views[SEGMENTS], map) < 0) return -1;
     p->grad_out = grad_out->tensor;
     p->feats = feats->tensor;
     p->map = map->tensor;
+    p->segments = call->views[SEGMENTS].tensor;
     p->grad_bias = grad_bias->tensor;
     if (fg_arg_algorithm(call->state, call->values[ALGORITHM], &p->algorithm) < 0) return -1;
     return fg_arg_precision(call->state, call->values[PRECISION], &p->precision);
@@ -480,7 +489,7 @@ PyMethodDef fg_conv_methods[] = {
         "grad_feats[n] = sum_v weight[:, v, :]^T . grad_out[map[v, n]]; mirrored: with V - 1 - v."),
     FG_OPERATION_METHODS(
         conv_wgrad,
-        "grad_out, feats, map, grad_weight, grad_bias, *, algorithm='auto', precision='ieee', groups=1, "
+        "grad_out, feats, map, grad_weight, grad_bias, *, segments=None, algorithm='auto', precision='ieee', groups=1, "
         "workspace=None, stream=None",
         "grad_weight[:, v, :] = sum_m grad_out[m] (x) feats[map[v, m]]; grad_bias = sum_m grad_out[m]"),
     FG_OPERATION_METHODS(

@@ -55,7 +55,17 @@ static const fg_parameter conv_parameters[] = {
     {FG_KEYWORD_channel_groups, FG_KEYWORD_ONLY},
     {FG_KEYWORD_segment_tiles, FG_KEYWORD_ONLY},
 };
-enum { WGRAD_PARAMETERS = FG_LENGTH(conv_parameters) - 5 };
+static const fg_parameter wgrad_parameters[] = {
+    FG_SIZE(rows),
+    FG_SIZE(ci),
+    FG_SIZE(co),
+    FG_SIZE(v),
+    FG_SIZE(dtype),
+    FG_SIZE(num_sms),
+    {FG_KEYWORD_compute_capability, FG_KEYWORD_ONLY},
+    {FG_KEYWORD_algorithm, FG_KEYWORD_ONLY},
+    {FG_KEYWORD_segment_tiles, FG_KEYWORD_ONLY},
+};
 static const fg_parameter gemm_parameters[] = {
     FG_SIZE(m),
     FG_SIZE(n),
@@ -71,22 +81,26 @@ static int parse_capability(const fg_question *q, int32_t *compute_capability) {
     return fg_arg_int32(q->others[0], "compute_capability", 80, INT32_MAX, compute_capability);
 }
 
+static fg_conv_question conv_question_of(const fg_question *q) {
+    return (fg_conv_question){
+        .rows = q->sizes[0],
+        .ci = q->sizes[1],
+        .co = q->sizes[2],
+        .v = q->sizes[3],
+        .dtype = q->dtype,
+        .num_sms = q->num_sms,
+        .compute_capability = 80,
+        .channel_groups = 1,
+    };
+}
+
 static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     enum { PRECISION = 1, ALGORITHM, GROUPS, CHANNEL_GROUPS, SEGMENT_TILES };
     const fg_state *state = PyModule_GetState(module);
     fg_question q;
     if (parse_question(&q, "plan_conv", conv_parameters, FG_LENGTH(conv_parameters), module, args, nargs, kwnames) < 0)
         return NULL;
-    fg_conv_question question = {
-        .rows = q.sizes[0],
-        .ci = q.sizes[1],
-        .co = q.sizes[2],
-        .v = q.sizes[3],
-        .dtype = q.dtype,
-        .num_sms = q.num_sms,
-        .compute_capability = 80,
-        .channel_groups = 1,
-    };
+    fg_conv_question question = conv_question_of(&q);
     if (parse_capability(&q, &question.compute_capability) < 0 ||
         fg_arg_precision(state, q.others[PRECISION], &question.precision) < 0 ||
         fg_arg_algorithm(state, q.others[ALGORITHM], &question.algorithm) < 0 ||
@@ -99,13 +113,18 @@ static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t n
 }
 
 static PyObject *plan_conv_wgrad(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    enum { ALGORITHM = 1, SEGMENT_TILES };
     fg_question q;
-    int32_t compute_capability = 80;
-    if (parse_question(&q, "plan_conv_wgrad", conv_parameters, WGRAD_PARAMETERS, module, args, nargs, kwnames) < 0 ||
-        parse_capability(&q, &compute_capability) < 0)
+    if (parse_question(&q, "plan_conv_wgrad", wgrad_parameters, FG_LENGTH(wgrad_parameters), module, args, nargs,
+                       kwnames) < 0)
         return NULL;
-    return answer(
-        fg_plan_conv_wgrad(q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3], q.dtype, q.num_sms, compute_capability));
+    fg_conv_question question = conv_question_of(&q);
+    if (parse_capability(&q, &question.compute_capability) < 0 ||
+        fg_arg_algorithm(PyModule_GetState(module), q.others[ALGORITHM], &question.algorithm) < 0 ||
+        fg_arg_int32(q.others[SEGMENT_TILES], "segment_tiles", 0, FG_SEGMENT_TILES, &question.segment_tiles) < 0) {
+        return NULL;
+    }
+    return answer(fg_plan_conv_wgrad(&question));
 }
 
 static PyObject *plan_gemm(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
@@ -263,8 +282,8 @@ PyMethodDef fg_plan_methods[] = {
                "of the input "
                "gradient.")},
     {"plan_conv_wgrad", FG_FASTCALL(plan_conv_wgrad),
-     PyDoc_STR("plan_conv_wgrad($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80)\n--\n\n"
-               "Tiles of the weight gradient.")},
+     PyDoc_STR("plan_conv_wgrad($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80, "
+               "algorithm='auto', segment_tiles=0)\n--\n\nTiles of the weight gradient.")},
     {"plan_order_sets", FG_FASTCALL(plan_order_sets),
      PyDoc_STR("plan_order_sets($module, /, *, rows, kernel_size)\n--\n\n"
                "The numbers of groups of the row orders that a neighbour map should have; () where none pays.")},

@@ -402,13 +402,15 @@ def conv_wgrad(
     grad_weight: Array | None,
     grad_bias: Array | None,
     *,
+    segments: Array | None = None,
     algorithm: str = "auto",
     precision: str = "ieee",
     groups: int = 1,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co). There is one algorithm."""
+    """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co); segments (S, W), the
+    records of `map`, which a masked algorithm takes wherever it can."""
 
 def depthwise_forward(
     feats: Array,
@@ -608,7 +610,16 @@ def plan_conv(
     segment_tiles: int = 0,
 ) -> dict[str, Any]: ...
 def plan_conv_wgrad(
-    *, rows: int, ci: int, co: int, v: int, dtype: str, num_sms: int, compute_capability: int = 80
+    *,
+    rows: int,
+    ci: int,
+    co: int,
+    v: int,
+    dtype: str,
+    num_sms: int,
+    compute_capability: int = 80,
+    algorithm: str = "auto",
+    segment_tiles: int = 0,
 ) -> dict[str, Any]: ...
 def plan_gemm(*, m: int, n: int, k: int, groups: int, dtype: str, num_sms: int) -> dict[str, Any]: ...
 def plan_gemm_sm90(

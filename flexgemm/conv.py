@@ -375,7 +375,8 @@ def backward(
             if needs_grad[2]:
                 library.run(_C.conv_wgrad, grad_out, feats, map, None, grad_bias)
         else:
-            library.run(_C.conv_wgrad, grad_out, feats, map, grad_weight, grad_bias, **how)
+            segments = _segments(grad_out, weight, neighbor_map, algorithm, groups, library.stream, backward=False)
+            library.run(_C.conv_wgrad, grad_out, feats, map, grad_weight, grad_bias, segments=segments, **how)
         grad_weight = library.result(grad_weight) if needs_grad[1] else None
         grad_bias = library.result(grad_bias) if needs_grad[2] else None
 

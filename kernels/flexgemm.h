@@ -400,8 +400,9 @@ typedef struct {
     fg_tensor grad_out;     /* (M, Co), inner stride 1 */
     fg_tensor feats;        /* (N, Ci), inner stride 1 */
     fg_tensor map;          /* (V, M) int32 contiguous: the forward map */
+    fg_tensor segments;     /* the records of `map` (segment.h); or absent */
     int64_t groups;         /* of channels */
-    fg_algorithm algorithm; /* of which this pass knows one */
+    fg_algorithm algorithm; /* a masked one takes segments wherever it can; else there is one */
     fg_precision precision;
     fg_tensor grad_weight; /* out: (Co, V, Ci / groups) contiguous, dtype of feats; or absent */
     fg_tensor grad_bias;   /* out: (Co) contiguous, dtype of feats; or absent */

@@ -57,10 +57,10 @@ enum { FG_MIN_HOPPER_GROUP = 64, FG_MAX_NARROW_GROUP = 8 };
  * for each. */
 fg_plan fg_plan_conv(const fg_conv_question *question);
 /* Weight gradient: a tile is block_m output channels x block_n input channels of one offset; on Hopper block_n of the
- * v * ci columns, which touch FG_WGRAD_MAX_OFFSETS offsets at most. The reduction runs over rows. */
+ * v * ci columns, which touch FG_WGRAD_MAX_OFFSETS offsets at most, or, by segments, of block_n input channels of some
+ * offsets. The reduction runs over rows. */
 enum { FG_WGRAD_MAX_OFFSETS = 14 };
-fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
-                           int32_t compute_capability);
+fg_plan fg_plan_conv_wgrad(const fg_conv_question *question);
 /* Bias gradient: split_k slices of rows; the block sizes are not used. */
 fg_plan fg_plan_column_sum(int64_t rows, int64_t columns, int32_t num_sms);
 /* Weight gradient of a depthwise convolution: split_k slices of rows, float32 results in the workspace, always. */

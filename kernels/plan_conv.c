@@ -286,10 +286,55 @@ fg_plan fg_plan_conv(const fg_conv_question *q) {
 
 /* ---- weight and bias gradient ---- */
 
+/* Hopper, by segments: tiles of 64 rows of grad_out pass by, and the products with them or the bytes take the time of a
+ * task. Slices are as even as segments allow, so that there are as many as fill the card, or several times as many. */
+static void choose_wgrad_segments(const fg_conv_question *q, fg_plan *plan) {
+    enum { CONSUMERS = 3, PRODUCT_CHANNELS = 64, WIDEST = 128 };
+    /* Of the kernel above, fitted to an H200: what is not products, and bytes from L2 of its tiles. */
+    static const double OTHER_SECONDS = 1.8e-5, TILE_BYTES = 7.4e12;
+    /* Predictions: of a product at one offset with 64 rows, to which 64 output channels add, and bytes to one
+     * multiprocessor. */
+    static const double PRODUCT_SECONDS = 1.0e-7, CHANNELS_SECONDS = 3.1e-8, SM_BYTES = 4.2e10;
+    const int32_t tiles_each = q->segment_tiles;
+    const bool only = is_masked(q->algorithm);
+    if (tiles_each == 0 || !(only || q->algorithm == FG_ALGORITHM_AUTO) || fg_dtype_size(q->dtype) != 2 || q->co == 0)
+        return;
+    const int32_t depth = q->ci <= 16 ? 16 : q->ci <= 32 ? 32 : PRODUCT_CHANNELS;
+    const int32_t block_m = q->co <= 32 ? 32 : q->co <= 64 || depth < PRODUCT_CHANNELS ? 64 : WIDEST;
+    /* Sums in registers, see the kernel. */
+    const int64_t products = block_m == WIDEST ? 2 : 192 / block_m, packed = PRODUCT_CHANNELS / depth;
+    const int64_t groups = ceil_div(q->v, at_most(CONSUMERS * products * packed, FG_SEGMENT_VOLUME));
+    const int64_t tasks = groups * tiles(q->ci, q->co, depth, block_m);
+    const int64_t segment = fg_segment_rows(tiles_each), segments = ceil_div(q->rows, segment);
+    const int64_t at_once = at_least(q->num_sms / tasks, 1), waves = ceil_div(q->rows, at_once * MAX_ROWS_PER_SLICE);
+    const int64_t slices = at_least(at_most(at_once * waves, at_most(segments, MAX_SLICES)), 1);
+
+    const double share = tiles_each == 8 ? 0.68 : tiles_each == 4 ? 0.73 : 0.78; /* of the offsets, of a tile */
+    const double of_group = (double)ceil_div(q->v, groups * packed) * fmin(share * (double)packed, 1);
+    const double tile_seconds = of_group * (PRODUCT_SECONDS + CHANNELS_SECONDS * block_m / 64);
+    const double bytes = (double)segment * (double)(3 * depth + 2 * block_m);
+    const double each = fmax(tiles_each * tile_seconds, bytes / SM_BYTES) + bytes / SM_BYTES / 8;
+    const double turns = (double)ceil_div(segments, slices) * (double)ceil_div(tasks * slices, q->num_sms);
+    const double sums = (double)(slices * q->co * q->v * q->ci) * 2 * sizeof(float) / DRAM_BYTES;
+    const double cost = TASK_SECONDS + LAUNCH_SECONDS + sums + turns * each;
+
+    const double block = (double)plan->block_m * plan->block_n / (plan->block_m + plan->block_n);
+    const double pairs = fg_pair_share(q->v) * (double)q->v * (double)q->rows;
+    const double of_tiles = pairs * (double)(ceil_div(q->co, plan->block_m) * plan->block_m * q->ci) * 2 / block;
+    const double rival = OTHER_SECONDS + of_tiles / (TILE_BYTES / 2 * q->num_sms / MEASURED_SMS);
+    if (cost > WORTHWHILE * rival && !only) return;
+    set_tile(plan, block_m, depth, block_m == WIDEST ? 2 : block_m == 64 ? 4 : 3);
+    plan->block_k = FG_SEGMENT_TILE;
+    plan->segment_tiles = tiles_each;
+    plan->split_k = (int32_t)slices;
+    plan->workspace_bytes = slices * q->co * q->v * q->ci * (int64_t)sizeof(float);
+}
+
 /* Hopper. The tile as in the forward pass: fewest bytes from L2, without leaving much of a wide one empty. Slices:
  * about WGRAD_WAVES CTAs a multiprocessor where there are rows enough, one where that leaves slices short. The longest
  * of many slices has twice the mean. */
-static fg_plan plan_conv_wgrad_sm90(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms) {
+static fg_plan plan_conv_wgrad_sm90(const fg_conv_question *q) {
+    const int64_t rows = q->rows, ci = q->ci, co = q->co, v = q->v;
     typedef struct {
         int32_t block_m, block_n, num_stages, offsets; /* that it may touch */
         int32_t cost; /* of an output channel, relative: bytes per product, (block_m + block_n) / (block_m * block_n) */
@@ -299,33 +344,33 @@ static fg_plan plan_conv_wgrad_sm90(int64_t rows, int64_t ci, int64_t co, int64_
                                          {64, 384, 3, FG_WGRAD_MAX_OFFSETS, 20},
                                          {0}},
                            tiles_32[] = {{128, 384, 3, 8, 10}, {64, 384, 3, FG_WGRAD_MAX_OFFSETS, 17}, {0}};
-    const candidate *best = fg_dtype_size(dtype) == 4 ? tiles_32 : tiles_16;
+    const candidate *best = fg_dtype_size(q->dtype) == 4 ? tiles_32 : tiles_16;
     for (const candidate *c = best; c->block_m > 0; c++) {
         const int64_t width = ceil_div(co, c->block_m) * c->block_m;
         const int64_t best_width = ceil_div(co, best->block_m) * best->block_m;
         if (width * c->cost < best_width * best->cost) best = c;
     }
-    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
+    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(q->dtype)), .split_k = 1};
     set_tile(&plan, best->block_m, (int32_t)at_most(best->block_n, best->offsets * ci), best->num_stages);
     /* CTAs of a slice. Those of the bias gradient, which end early, run before those of the last tiles. */
     const int64_t count = at_least(tiles(co, v * ci, plan.block_m, plan.block_n), 1);
-    const int64_t one_wave = at_most(num_sms / count, rows / MIN_ROWS_PER_SLICE);
-    const int64_t waves = at_most(WGRAD_WAVES * num_sms / count, rows / MIN_ROWS_PER_WAVE);
+    const int64_t one_wave = at_most(q->num_sms / count, rows / MIN_ROWS_PER_SLICE);
+    const int64_t waves = at_most(WGRAD_WAVES * q->num_sms / count, rows / MIN_ROWS_PER_WAVE);
     set_split(&plan, at_least(at_least(one_wave, waves), ceil_div(2 * rows, MAX_ROWS_PER_SLICE)), co * v * ci);
+    choose_wgrad_segments(q, &plan);
     return plan;
 }
 
-fg_plan fg_plan_conv_wgrad(int64_t rows, int64_t ci, int64_t co, int64_t v, fg_dtype dtype, int32_t num_sms,
-                           int32_t compute_capability) {
-    if (compute_capability == 90 && ci > 0 && ci % 8 == 0 && co % 8 == 0)
-        return plan_conv_wgrad_sm90(rows, ci, co, v, dtype, num_sms);
-    fg_plan plan = {.block_k = (int32_t)(STEP_BYTES / fg_dtype_size(dtype)), .split_k = 1};
+fg_plan fg_plan_conv_wgrad(const fg_conv_question *q) {
+    const int64_t rows = q->rows, ci = q->ci, co = q->co, v = q->v;
+    if (q->compute_capability == 90 && ci > 0 && ci % 8 == 0 && co % 8 == 0) return plan_conv_wgrad_sm90(q);
+    fg_plan plan = {.block_k = (int32_t)(STEP_BYTES / fg_dtype_size(q->dtype)), .split_k = 1};
     if (ci > 64 && co > 64)
         set_tile(&plan, 128, 128, 3);
     else
         set_tile(&plan, 64, 64, 4);
     const int64_t count = at_least(v * tiles(co, ci, plan.block_m, plan.block_n), 1);
-    const int64_t wanted = WGRAD_WAVES * CTAS_PER_SM * num_sms / count;
+    const int64_t wanted = WGRAD_WAVES * CTAS_PER_SM * q->num_sms / count;
     set_split(&plan, at_least(at_most(wanted, rows / MIN_ROWS_PER_SLICE), ceil_div(rows, MAX_ROWS_PER_SLICE)),
               co * v * ci);
     return plan;

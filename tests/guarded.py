@@ -302,8 +302,8 @@ def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, groups=None, segm
     )
 
 
-def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), precision="ieee", channel_groups=1,
-               **layout):  # fmt: skip
+def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), segments=None, algorithm="auto",
+               precision="ieee", channel_groups=1, **layout):  # fmt: skip
     """grad_weight (Co, V, Ci / channel_groups) and grad_bias (Co); one of them alone when `outputs` names one."""
     call = Call(backend, **layout)
     co, ci, dtype = grad_out.shape[1], feats.shape[1], feats.dtype
@@ -314,6 +314,8 @@ def conv_wgrad(backend, grad_out, feats, nmap, *, outputs=("weight", "bias"), pr
         call.give(nmap),
         call.take((co, len(nmap), ci // channel_groups), dtype) if "weight" in outputs else None,
         call.take((co,), dtype) if "bias" in outputs else None,
+        segments=call.give(segments),
+        algorithm=algorithm,
         precision=precision,
         groups=channel_groups,
     )

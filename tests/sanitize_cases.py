@@ -315,11 +315,11 @@ def grouped_case(backend, direction, mode, ci, co, groups, rows=N):
 
 
 def conv_segment_case(backend, dtype, ci, co, tiles, overflows=False):
-    """Both passes, four segments or five."""
+    """All passes, four segments or five."""
     rows = 64 * tiles * 4 + 30
     rng = np.random.default_rng(0)
     nmap = map_of_near_rows(27, rows, rng)
-    nmap[nmap >= rows] = -1
+    nmap[(nmap < 0) | (nmap >= rows)] = -1
     order = np.arange(rows, dtype=np.int32)
     segments = guarded.segment_map(backend, nmap, order, (3, 3, 3), tiles, rows, fence=False)
     if overflows:
@@ -333,6 +333,13 @@ def conv_segment_case(backend, dtype, ci, co, tiles, overflows=False):
     grad_feats = guarded.conv_dgrad(backend, grad_out, weight, nmap, mirrored=True, **how)
     mirrored = weight.transpose(2, 1, 0)[:, ::-1]
     assert_rows(grad_feats, reference.conv_forward(grad_out, mirrored, None, nmap), tolerance)
+    grad_weight, grad_bias = guarded.conv_wgrad(backend, grad_out, feats, nmap, **how)
+    expected = reference.conv_wgrad(grad_out, feats, nmap)
+    assert_rows(grad_weight, expected[0], tolerance)
+    assert_rows(grad_bias, expected[1], tolerance)
+    # a task that has NaN is done again
+    grad_out[5] = np.nan
+    guarded.conv_wgrad(backend, grad_out, feats, nmap, **how)
 
 
 def epilogue_case(backend, mode, channels, activation, in_place, offset, n=N):
@@ -533,9 +540,11 @@ def all_cases():
         name = f"segments/{'x'.join(map(str, kernel_size))}/{tiles}"
         cases[name] = partial(segment_case, kernel_size=kernel_size, tiles=tiles)
 
-    # every tile in both passes, tiles of a segment, what is several tiles and what does not fit
+    # every tile in all passes, tiles of a segment, what is several tiles and what does not fit
     for dtype, ci, co, tiles in (
         ("float16", 16, 32, 2),
+        ("bfloat16", 16, 40, 2),
+        ("bfloat16", 32, 64, 2),
         ("float16", 32, 24, 4),
         ("float16", 64, 64, 8),
         ("bfloat16", 64, 16, 2),

@@ -44,6 +44,16 @@ class Problem:
         assert_rows(grad_feats, expected, self.tolerance, "grad_feats")
         return out, grad_feats
 
+    def check_wgrad(self, backend, segments=None, outputs=("weight", "bias"), **how):
+        """Returns the gradients."""
+        how = BY_SEGMENTS | how | {"segments": self.segments if segments is None else segments, "outputs": outputs}
+        got = guarded.conv_wgrad(backend, self.grad_out, self.feats, self.map, **how)
+        got = got if isinstance(got, list) else [got]
+        expected = dict(zip(("weight", "bias"), reference.conv_wgrad(self.grad_out, self.feats, self.map), strict=True))
+        for gradient, name in zip(got, outputs, strict=True):
+            assert_rows(gradient.reshape(expected[name].shape), expected[name], self.tolerance, name)
+        return got
+
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ci, co", CHANNELS)
@@ -51,16 +61,26 @@ def test_both_passes(backend, ci, co, dtype):
     Problem(ci, co, dtype).check(backend)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ci, co", CHANNELS)
+def test_the_weight_gradient(backend, ci, co, dtype):
+    Problem(ci, co, dtype).check_wgrad(backend)
+
+
 @pytest.mark.parametrize("tiles", [2, 4, 8])
 @pytest.mark.parametrize("n", [1, 63, 128, 129, 512, 700])
 def test_segments_of_any_size(backend, tiles, n):
-    Problem(64, 64, n=n, tiles=tiles).check(backend)
+    p = Problem(64, 64, n=n, tiles=tiles)
+    p.check(backend)
+    p.check_wgrad(backend)
 
 
 @pytest.mark.parametrize("kernel_size", [(1, 1, 1), (1, 3, 1), (3, 1, 3), (5, 3, 1), (1, 5, 5), (3, 3, 3)])
 @pytest.mark.parametrize("ci", [16, 32, 64])
 def test_any_kernel_of_up_to_32_offsets(backend, kernel_size, ci):
-    Problem(ci, 32, kernel_size=kernel_size).check(backend)
+    p = Problem(ci, 32, kernel_size=kernel_size)
+    p.check(backend)
+    p.check_wgrad(backend)
 
 
 def test_without_rows(backend):
@@ -68,6 +88,8 @@ def test_without_rows(backend):
     empty, none = p.map[:, :0], p.segments[:0]
     out = guarded.conv_forward(backend, p.feats, p.weight, p.bias, empty, segments=none)
     assert out.shape == (0, 64)
+    for gradient in guarded.conv_wgrad(backend, p.grad_out[:0], p.feats, empty, segments=none):
+        assert not gradient.any()
 
 
 @pytest.mark.parametrize("ci", [16, 32, 64, 128])
@@ -77,6 +99,7 @@ def test_a_segment_that_reads_more_rows_than_there_are_places(backend, ci):
     p.segments[::2, 0] = 0
     p.segments[::2, 16 + 64 * 4 :] = np.random.default_rng(0).integers(-(2**31), 2**31, p.segments[::2, 272:].shape)
     p.check(backend)
+    p.check_wgrad(backend)
 
 
 @pytest.mark.parametrize("ci", [32, 64, 128, 200])
@@ -89,6 +112,7 @@ def test_segments_that_fill_all_places(backend, ci, least):
     assert (counts > 0).all()
     counts[:] = np.maximum(counts, [least, 1472, least])
     p.check(backend)
+    p.check_wgrad(backend)
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "silu", "gelu"])
@@ -103,7 +127,9 @@ def test_epilogue(backend, activation, in_place):
 
 @pytest.mark.parametrize("pad, offset", [(0, 0), (8, 8), (1, 1), (5, 3)])
 def test_strided_rows_and_any_alignment(backend, pad, offset):
-    Problem(64, 64).check(backend, pad=pad, offset=offset)
+    p = Problem(64, 64)
+    p.check(backend, pad=pad, offset=offset)
+    p.check_wgrad(backend, pad=pad, offset=offset)
 
 
 def test_the_same_bits_every_time_and_in_any_segments(cuda):
@@ -115,6 +141,55 @@ def test_the_same_bits_every_time_and_in_any_segments(cuda):
         again = p.check(cuda, segments=reference.segment_records(p.map, order, tiles))
         for a, b in zip(first, again, strict=True):
             assert_same_bits(a, b)
+
+
+def test_the_weight_gradient_of_groups_of_channels(backend):
+    p = Problem(128, 192)
+    how = BY_SEGMENTS | {"segments": p.segments, "channel_groups": 2}
+    grad_weight, _ = guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, **how)
+    for i in range(2):
+        own_out, own_in = slice(96 * i, 96 * (i + 1)), slice(64 * i, 64 * (i + 1))
+        expected, _ = reference.conv_wgrad(p.grad_out[:, own_out], p.feats[:, own_in], p.map)
+        assert_rows(grad_weight[own_out], expected, p.tolerance)
+
+
+def test_the_weight_gradient_of_fewer_outputs_than_inputs(backend):
+    p = Problem(64, 64)
+    some = p.map[:, ::3]
+    segments = reference.segment_records(some, np.arange(some.shape[1], dtype=np.int32), 2)
+    grad_out = np.ascontiguousarray(p.grad_out[::3])
+    grad_weight, _ = guarded.conv_wgrad(backend, grad_out, p.feats, some.copy(), segments=segments, **BY_SEGMENTS)
+    assert_rows(grad_weight, reference.conv_wgrad(grad_out, p.feats, some)[0], p.tolerance)
+
+
+@pytest.mark.parametrize("outputs", [("weight",), ("bias",)])
+def test_one_gradient_alone(backend, outputs):
+    Problem(64, 64).check_wgrad(backend, outputs=outputs)
+
+
+@pytest.mark.parametrize("overflows", [False, True])
+def test_the_weight_gradient_has_the_same_bits_every_time(cuda, overflows):
+    p = Problem(64, 136)
+    if overflows:
+        p.segments[1, 0] = 0
+    for first, again in zip(p.check_wgrad(cuda), p.check_wgrad(cuda), strict=True):
+        assert_same_bits(first, again)
+
+
+@pytest.mark.parametrize("overflows", [False, True])
+@pytest.mark.parametrize("ci, co", [(16, 64), (32, 32), (64, 64), (72, 136)])
+def test_a_gradient_that_is_not_finite_stays_at_the_offsets_of_its_row(cuda, ci, co, overflows):
+    p = Problem(ci, co)
+    if overflows:
+        p.segments[:, 0] = 0
+    p.grad_out[[5, 40, -1], [3, 7, 11]] = [np.inf, -np.inf, np.nan]
+    how = BY_SEGMENTS | {"segments": p.segments}
+    grad_weight, _ = guarded.conv_wgrad(cuda, p.grad_out, p.feats, p.map, **how)
+    expected, _ = reference.conv_wgrad(p.grad_out, p.feats, p.map)
+    grad_weight, finite = reference.f64(grad_weight).reshape(expected.shape), np.isfinite(expected)
+    assert finite[[3, 7, 11]].any() and not finite[[3, 7, 11]].all()
+    np.testing.assert_array_equal(grad_weight[~finite], expected[~finite])
+    assert_rows(np.where(finite, grad_weight, 0), np.where(finite, expected, 0), p.tolerance)
 
 
 def test_an_input_that_is_not_finite_stays_at_the_rows_that_read_it(cuda):
@@ -134,14 +209,18 @@ def test_records_out_of_range_read_and_write_nothing_outside(cuda, ci, resident)
     how = BY_SEGMENTS | {"segments": hostile}
     guarded.conv_forward(cuda, p.feats, p.weight, p.bias, p.map, **how)
     guarded.conv_dgrad(cuda, p.grad_out, p.weight, p.map, mirrored=True, **how)
+    guarded.conv_wgrad(cuda, p.grad_out, p.feats, p.map, **how)
 
 
 @pytest.mark.parametrize("shape", [(5, 10), (2, 4832), (3, 4831)])
 def test_segments_of_another_map_are_refused(backend, shape):
     p = Problem(64, 64)
     assert p.segments.shape == (3, 4832)
+    segments = np.zeros(shape, np.int32)
     with pytest.raises(ValueError, match=r"segments: expected"):
-        guarded.conv_forward(backend, p.feats, p.weight, p.bias, p.map, segments=np.zeros(shape, np.int32))
+        guarded.conv_forward(backend, p.feats, p.weight, p.bias, p.map, segments=segments)
+    with pytest.raises(ValueError, match=r"segments: expected"):
+        guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, segments=segments)
 
 
 # ---- layers ----
@@ -205,3 +284,32 @@ def test_the_plan():
     assert tiles(65_931, 32, 32, dtype="float32", precision="tf32") == 0
     assert tiles(65_931, 32, 32, compute_capability=89) == 0
     assert tiles(65_931, 32, 32, algorithm="implicit_gemm") == 0
+
+
+def test_the_plan_of_the_weight_gradient():
+    def plan(rows, ci, co, segment_tiles=8, **how):
+        asked = {"rows": rows, "ci": ci, "co": co, "v": 27, "dtype": "float16", "num_sms": 132}
+        asked |= {"compute_capability": 90, "segment_tiles": segment_tiles} | how
+        return _C.plan_conv_wgrad(**asked)
+
+    def tile(*sizes, **how):
+        chosen = plan(*sizes, **how)
+        return chosen["segment_tiles"] and (chosen["block_m"], chosen["block_n"])
+
+    assert tile(4_113_056, 64, 64) == tile(65_931, 40, 64) == (64, 64)
+    assert tile(1_026_536, 128, 128) == (128, 64)
+    assert tile(65_931, 32, 32) == (32, 32)
+    assert tile(1_026_536, 16, 40) == (64, 16)
+    assert tile(4_113_056, 64, 64, segment_tiles=0) == 0
+    assert tile(252_392, 256, 256) == tile(15_192, 1024, 1024, segment_tiles=2) == 0
+    assert tile(252_392, 256, 256, **BY_SEGMENTS) == (128, 64)
+    assert tile(65_931, 32, 32, algorithm="implicit_gemm") == 0
+    assert tile(65_931, 32, 32, compute_capability=89) == 0
+    assert tile(65_931, 32, 32, dtype="float32") == 0
+    assert tile(65_931, 33, 32) == tile(65_931, 32, 0) == 0
+    for rows, ci, co in ((1, 8, 8), (65_931, 64, 64), (252_392, 1024, 8), (4_113_056, 64, 64), (2**31 - 1, 16, 512)):
+        chosen = plan(rows, ci, co, **BY_SEGMENTS)
+        assert chosen["segment_tiles"] == 8
+        assert chosen["split_k"] <= -(-rows // 512)  # each slice has segments,
+        assert rows / chosen["split_k"] <= 2**16 + 512  # and bounds the chain of additions that are truncated
+        assert chosen["workspace_bytes"] == chosen["split_k"] * 27 * ci * co * 4

@@ -15,12 +15,12 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "../segment.h"
 #include "activation.cuh"
 #include "conv_gather.cuh"
 #include "conv_rows_sm90.cuh"
 #include "ptx.cuh"
 #include "ring.cuh"
+#include "segment_pool_sm90.cuh"
 #include "tensor_map.cuh"
 
 namespace flexgemm {
@@ -42,20 +42,12 @@ static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
 template <int kBlockN_, int kDepth_>
 struct SegmentTile {
     static constexpr int kBlockN = kBlockN_, kDepth = kDepth_, kPacked = kStepDepth / kDepth; /* offsets of a step */
-    static constexpr int kInputBytes = 2 * kDepth, kChunks = kInputBytes / 16;
+    static constexpr int kInputBytes = 2 * kDepth;
+    using Pool = SegmentPool<kInputBytes, false, kGatherWarps>;
     static constexpr int kProducts = kDepth / 16; /* wgmma of an offset */
-    static constexpr int kSegmentBytes = FG_SEGMENT_PLACES * kInputBytes;
-    /* One segment at its largest; most leave room for nearly all of the next. */
-    static constexpr int kPoolBytes = std::min(2 * kSegmentBytes, FG_SEGMENT_PLACES * 128);
     static constexpr int kWeightBytes = kBlockN * kRowBytes;
     __host__ __device__ static int steps(const GatherParams &p) { return ceil_div(p.volume, kPacked); }
     __host__ __device__ static int depth_blocks(const GatherParams &p) { return ceil_div(p.depth, kDepth); }
-};
-
-/* What is resident of a segment: kDepth channels of its inputs, from `begin` on around the pool. */
-struct Resident {
-    uint32_t begin, count; /* bytes; 0: not resident */
-    uint32_t masks[FG_SEGMENT_TILES];
 };
 
 template <class Tile>
@@ -65,11 +57,9 @@ struct SegmentShared {
         char places[Tile::kPacked * FG_SEGMENT_TILES * kTilePlacesBytes];
     };
     Stage stages[kStages];
-    alignas(128) char pool[Tile::kPoolBytes];
-    Resident residents[2];
+    typename Tile::Pool pool;
     float bias[kConsumers][Tile::kBlockN]; /* a consumer's, of the task that it ends */
     uint64_t full[kStages], empty[kStages];
-    uint64_t arrived[2], left[2]; /* residents */
 };
 
 /* Segments and columns, one after another; those of a CTA are a grid apart. */
@@ -92,13 +82,6 @@ struct Work {
 template <class Tile>
 __device__ __forceinline__ bool has_step(uint32_t mask, int step) {
     return mask >> (step * Tile::kPacked) & ((uint64_t{1} << Tile::kPacked) - 1);
-}
-
-/* Where in the pool an input lies, less than once around it; and anything else is somewhere in the pool as well. */
-template <class Tile>
-__device__ __forceinline__ uint32_t around(uint32_t byte) {
-    constexpr uint32_t kEnd = Tile::kPoolBytes, kLast = kEnd - Tile::kInputBytes;
-    return min(min(byte, byte - kEnd), kLast); /* below the end the difference is a huge number */
 }
 
 /* ---- weights and places: one thread ---- */
@@ -131,71 +114,21 @@ __device__ void bring_steps(SegmentShared<Tile> &shared, const CUtensorMap &weig
 
 /* ---- rows ---- */
 
+/* Of a segment that reads more rows than there are places nothing is brought: consumers read them from memory. */
 template <typename T, class Tile>
-struct Gatherer {
-    SegmentShared<Tile> &shared;
-    const GatherParams &p;
-    const int warp, lane;
-    const int tasks;
-    const uint32_t row_bytes = static_cast<uint32_t>(sizeof(T) * p.in_stride);
-
-    /* Starts the copies of channels from k on of the inputs that have places `first` to `end`. */
-    __device__ void load(const int32_t *inputs, uint32_t begin, int first, int end, int k) const {
-        constexpr int kRows = 32 / Tile::kChunks; /* that a warp copies at once */
-        const int channel = k + lane % Tile::kChunks * 8;
-        const auto in = reinterpret_cast<uint64_t>(static_cast<const T *>(p.in) + channel);
-        const uint32_t in_rows = channel < p.depth ? p.in_rows : 0;
-        const auto input_at = [&](int place) { return place < end ? __ldcg(inputs + place) : -1; };
-        int batch = first + warp * 32;
-        int32_t next = input_at(batch + lane);
-        for (; batch < end; batch += kGatherWarps * 32) {
-            const int32_t input = next;
-            next = input_at(batch + kGatherWarps * 32 + lane);
-#pragma unroll 2
-            for (int i = 0; i < 32; i += kRows) {
-                const auto row = static_cast<uint32_t>(__shfl_sync(~0u, input, i + lane / Tile::kChunks));
-                const int place = batch + i + lane / Tile::kChunks;
-                if (place >= end) continue;
-                /* Where zeros are asked for, the row is not read and may lie anywhere. */
-                char *const target = shared.pool + around<Tile>(begin + place * Tile::kInputBytes);
-                ptx::cp_async_16_or_zeros(target + lane % Tile::kChunks * 16,
-                                          reinterpret_cast<const void *>(in + uint64_t{row} * row_bytes),
-                                          row >= in_rows);
-            }
+__device__ void bring_rows(PoolGatherer<typename Tile::Pool> gatherer, const GatherParams &p, int tasks) {
+    for (Work<Tile> work{p, tasks}; work.exists(); work.advance()) {
+        const int32_t *const record = work.record(), *const inputs = record + fg_segment_inputs_at(p.segment_tiles);
+        const int count = max(0, min(__ldcg(record), fg_segment_places(p.segment_tiles)));
+        for (int k = 0; k < p.depth; k += Tile::kDepth) {
+            const PoolSource source(static_cast<const T *>(p.in), p.in_stride, p.in_rows, k + gatherer.channel(),
+                                    p.depth);
+            gatherer.bring(source, record + 1, count > 0, count,
+                           [inputs](int place) { return static_cast<uint32_t>(__ldcg(inputs + place)); });
         }
     }
-
-    __device__ void run() const {
-        uint32_t begin = 0, before = 0; /* bytes of the residents before, which may be in use */
-        uint32_t item = 0;
-        for (Work<Tile> work{p, tasks}; work.exists(); work.advance()) {
-            const int32_t *const record = work.record(), *const inputs = record + fg_segment_inputs_at(p.segment_tiles);
-            const int count = max(0, min(__ldcg(record), fg_segment_places(p.segment_tiles)));
-            for (int k = 0; k < p.depth; k += Tile::kDepth, ++item) {
-                const uint32_t slot = item % 2, round = item / 2, other_round = (item - 1) / 2;
-                ptx::mbarrier_wait_parity(&shared.left[slot], (round & 1) ^ 1); /* those before the last */
-                const int fitting = min(count, static_cast<int>(Tile::kPoolBytes - before) / Tile::kInputBytes);
-                load(inputs, begin, 0, fitting, k);
-                if (fitting < count) {
-                    ptx::mbarrier_wait_parity(&shared.left[slot ^ 1], other_round & 1);
-                    load(inputs, begin, fitting, count, k);
-                }
-                if (warp == 0 && lane < FG_SEGMENT_TILES) {
-                    Resident &resident = shared.residents[slot];
-                    resident.masks[lane] = static_cast<uint32_t>(__ldcg(record + 1 + lane));
-                    if (lane == 0) resident.begin = begin, resident.count = static_cast<uint32_t>(count);
-                }
-                __syncwarp();
-                if (warp == 0 && lane == 0) ptx::mbarrier_arrive(&shared.arrived[slot]);
-                ptx::mbarrier_arrive_after_cp_async(&shared.arrived[slot]);
-                before = static_cast<uint32_t>(count) * Tile::kInputBytes;
-                begin = around<Tile>(begin + before);
-            }
-        }
-        ptx::cp_async_commit(); /* only groups can be waited for */
-        ptx::cp_async_wait<0>();
-    }
-};
+    gatherer.finish();
+}
 
 /* ---- products ---- */
 
@@ -261,8 +194,8 @@ struct Consumer {
         const int row = i * p.segment_tiles + tile(t), word = warp * 8 + lane / 4;
         const auto both = *reinterpret_cast<const uint32_t *>(places + row * kTilePlacesBytes +
                                                               (word / 4 ^ row % 8) * 16 + word % 4 * 4);
-        const Piece upper = piece_of(shared.pool + around<Tile>(begin + (both & 0xffff) * Tile::kInputBytes));
-        const Piece lower = piece_of(shared.pool + around<Tile>(begin + (both >> 16) * Tile::kInputBytes));
+        const Piece upper = piece_of(shared.pool.inputs + Tile::Pool::at(begin, both & 0xffff));
+        const Piece lower = piece_of(shared.pool.inputs + Tile::Pool::at(begin, both >> 16));
         arrange(a, upper, lower);
     }
 
@@ -295,7 +228,8 @@ struct Consumer {
     /* Adds up what is resident, or what lies in memory. */
     template <bool kResident>
     __device__ __forceinline__ void add(float (&d)[kTiles][Tile::kBlockN / 2], RingPosition<kStages> &place,
-                                        uint64_t descriptor, const Resident &here, const int32_t *rows, int k) const {
+                                        uint64_t descriptor, const typename Tile::Pool::Resident &here,
+                                        const int32_t *rows, int k) const {
         const int steps = Tile::steps(p);
         const uint32_t begin = here.begin;
         uint32_t mask[kTiles], all = 0;
@@ -357,13 +291,13 @@ struct Consumer {
             const int32_t *const rows = work.record() + FG_SEGMENT_HEAD;
             float d[kTiles][Tile::kBlockN / 2] = {};
             for (int k = 0; k < p.depth; k += Tile::kDepth) {
-                ptx::mbarrier_wait_parity(&shared.arrived[resident.slot], resident.parity);
-                const Resident &here = shared.residents[resident.slot];
-                if (__any_sync(~0u, here.count > 0))
+                ptx::mbarrier_wait_parity(&shared.pool.arrived[resident.slot], resident.parity);
+                const auto &here = shared.pool.residents[resident.slot];
+                if (__any_sync(~0u, here.whole))
                     add<true>(d, place, descriptor, here, rows, k);
                 else
                     add<false>(d, place, descriptor, here, rows, k);
-                if (lane == 0) ptx::mbarrier_arrive(&shared.left[resident.slot]);
+                if (lane == 0) ptx::mbarrier_arrive(&shared.pool.left[resident.slot]);
                 resident.advance();
             }
             const int n0 = work.column_tile() * Tile::kBlockN;
@@ -388,9 +322,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) {
         for (uint64_t &barrier : shared.full) ptx::mbarrier_init(&barrier, 1);
         for (uint64_t &barrier : shared.empty) ptx::mbarrier_init(&barrier, kConsumerWarps);
-        /* Every gathering thread for its rows, and one more arrival that announces where they are. */
-        for (uint64_t &barrier : shared.arrived) ptx::mbarrier_init(&barrier, kGatherWarps * 32 + 1);
-        for (uint64_t &barrier : shared.left) ptx::mbarrier_init(&barrier, kConsumerWarps);
+        shared.pool.init(kConsumerWarps);
         ptx::fence_mbarrier_init();
         ptx::prefetch_tensor_map(&weight_map);
         ptx::prefetch_tensor_map(&place_map);
@@ -403,7 +335,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         ptx::setmaxnreg_dec<kProducerRegisters>();
         /* The kernel in front, which lays out the weights, lets this one begin when all in front of it have ended:
          * who gathers need not wait for it, but reads from L2, where their results are. */
-        if (warp > 0) Gatherer<T, Tile>{shared, p, warp - 1, lane, tasks}.run();
+        if (warp > 0) bring_rows<T, Tile>({shared.pool, warp - 1, lane}, p, tasks);
         ptx::wait_for_earlier_kernels();
         if (warp == 0 && lane == 0) bring_steps(shared, weight_map, place_map, p, tasks);
     } else {

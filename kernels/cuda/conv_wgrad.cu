@@ -14,6 +14,7 @@
  * instead.
  */
 #include "../channel_groups.h"
+#include "../segment.h"
 #include "backend.cuh"
 #include "column_sum.cuh"
 #include "conv_wgrad.cuh"
@@ -277,7 +278,19 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
     if (p->groups > 1 && (co < FG_MIN_HOPPER_GROUP || ci < FG_MIN_HOPPER_GROUP)) compute_capability = 80;
     /* Groups are side by side in one launch of the portable kernel: each plans for its share of the multiprocessors. */
     const int share = p->groups < num_sms ? num_sms / static_cast<int>(p->groups) : 1;
-    work->plan = fg_plan_conv_wgrad(rows, ci, co, volume, p->feats.dtype, share, compute_capability);
+    fg_conv_question question = {};
+    question.rows = rows;
+    question.ci = ci;
+    question.co = co;
+    question.v = volume;
+    question.dtype = p->feats.dtype;
+    question.num_sms = share;
+    question.compute_capability = compute_capability;
+    question.algorithm = p->algorithm;
+    const bool by_segments =
+        p->grad_weight.present && p->segments.present && reinterpret_cast<uintptr_t>(p->segments.data) % 16 == 0;
+    question.segment_tiles = by_segments ? fg_segment_tiles_of(p->segments.shape[1], volume) : 0;
+    work->plan = fg_plan_conv_wgrad(&question);
     work->plan.workspace_bytes *= p->groups;
     work->narrow = p->groups > 1 && ci <= FG_MAX_NARROW_GROUP;
     if (work->narrow) work->plan = fg_plan_depthwise_wgrad(rows, p->grad_out.shape[1], volume * ci, num_sms);
@@ -289,7 +302,10 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
     work->regions = 1;
     work->handed_out = false;
     work->num_sms = num_sms;
-    if (work->fused()) {
+    if (work->plan.segment_tiles > 0) {
+        const int64_t bias_bytes = p->grad_bias.present ? work->plan.split_k * co * kFloat : 0;
+        work->workspace_bytes = weight_bytes + bias_bytes;
+    } else if (work->fused()) {
         const fg_plan &plan = work->plan;
         const int64_t tiles = ceil_div<int64_t>(co, plan.block_m) * ceil_div<int64_t>(volume * ci, plan.block_n);
         const int64_t at_once = tiles > 0 ? num_sms / tiles : 0;
@@ -316,7 +332,9 @@ WgradParams params_of(const fg_conv_wgrad_params *p, const Work &work) {
     w.feats = p->feats.data;
     w.map = static_cast<const int32_t *>(p->map.data);
     w.grad_weight = p->grad_weight.present ? p->grad_weight.data : nullptr;
-    w.partials = work.plan.split_k > 1 ? static_cast<float *>(p->workspace.data) + work.copied : nullptr;
+    w.partials = work.plan.split_k > 1 || work.plan.segment_tiles > 0
+                     ? static_cast<float *>(p->workspace.data) + work.copied
+                     : nullptr;
     w.grad_stride = p->grad_out.strides[0];
     w.feats_stride = p->feats.strides[0];
     w.rows = p->grad_out.shape[0];
@@ -333,6 +351,8 @@ WgradParams params_of(const fg_conv_wgrad_params *p, const Work &work) {
     w.grad_bias = p->grad_bias.present ? p->grad_bias.data : nullptr;
     if (work.handed_out)
         w.next_task = reinterpret_cast<int *>(static_cast<char *>(p->workspace.data) + work.workspace_bytes) - 1;
+    w.segments = static_cast<const int32_t *>(p->segments.data);
+    w.segment_tiles = work.plan.segment_tiles;
     w.summed = w.grad_out;
     w.summed_stride = w.grad_stride;
     return w;
@@ -340,6 +360,7 @@ WgradParams params_of(const fg_conv_wgrad_params *p, const Work &work) {
 
 fg_status both_gradients_sm90(const fg_conv_wgrad_params *p, const Work &work, cudaStream_t stream, fg_error *error) {
     WgradParams w = params_of(p, work);
+    if (work.plan.segment_tiles > 0) return launch_wgrad_segments_sm90(w, work.plan, p->feats.dtype, stream, error);
     if (work.copied > 0) {
         float *grad_out = static_cast<float *>(p->workspace.data), *feats = grad_out + w.rows * w.co;
         FG_CUDA(tf32_rows(static_cast<const float *>(w.grad_out), w.grad_stride, w.rows, w.co, grad_out, stream));

@@ -25,6 +25,8 @@ struct WgradParams {
     int64_t summed_stride;
     int regions, phases; /* slices of the rows: so many regions one after another, each shared out to so many slices */
     int *next_task;      /* one int that hands out tasks, or NULL: there is a CTA for each */
+    const int32_t *segments; /* by segments: their records, and */
+    int segment_tiles;       /* tiles of each */
 };
 
 /* Groups of at most FG_MAX_NARROW_GROUP input channels by plain arithmetic, of fg_plan_depthwise_wgrad for
@@ -37,5 +39,10 @@ fg_status narrow_wgrad(const WgradParams &p, const fg_plan &plan, float *partial
  * (conv_wgrad_sm90.cu) */
 fg_status launch_wgrad_sm90(const WgradParams &p, const fg_plan &plan, fg_dtype dtype, int num_sms, cudaStream_t stream,
                             fg_error *error);
+
+/* 16-bit types by segments of the map, the same restrictions; grad_weight, partials and segments are there, and no more
+ * slices than segments. (conv_wgrad_segment_sm90.cu) */
+fg_status launch_wgrad_segments_sm90(const WgradParams &p, const fg_plan &plan, fg_dtype dtype, cudaStream_t stream,
+                                     fg_error *error);
 
 }  // namespace flexgemm

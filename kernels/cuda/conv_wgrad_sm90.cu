@@ -32,22 +32,14 @@
  */
 #include <type_traits>
 
-#include "column_sum.cuh"
 #include "conv_wgrad_producer_sm90.cuh"
+#include "conv_wgrad_sums_sm90.cuh"
 #include "quad.cuh"
 
 namespace flexgemm {
 namespace {
 
 using namespace wgrad;
-
-/* Elements of the outputs, one after the other in the partial sums of a slice. */
-__host__ __device__ inline int64_t weights_of(const WgradParams &p) {
-    return p.grad_weight ? static_cast<int64_t>(p.co) * p.volume * p.ci : 0;
-}
-__host__ __device__ inline int64_t partial_pitch(const WgradParams &p) {
-    return weights_of(p) + (p.grad_bias ? p.co : 0);
-}
 
 /* ---- consumers ---- */
 
@@ -266,63 +258,6 @@ struct Consumer {
     }
 };
 
-/* ---- bias gradient ---- */
-
-/* Output channels of a CTA: a line of 16-bit elements, a line of float32. */
-template <typename T>
-constexpr int kBiasChannels = kRowBytes / static_cast<int>(sizeof(T));
-
-template <typename T, int kVector>
-__device__ void sum_bias(const WgradParams &p, int index, char *dynamic) {
-    using Sum = ColumnSum<T, kVector, kThreads>;
-    static_assert(Sum::kColumns == kBiasChannels<T>, "as the launch counts CTAs");
-    const int groups = ceil_div(p.co, Sum::kColumns), slice = index / groups;
-    const int64_t begin = slice * p.rows_per_slice, end = min(begin + p.rows_per_slice, p.rows);
-    const int co0 = index % groups * Sum::kColumns, co = co0 + static_cast<int>(threadIdx.x);
-    const float sum = Sum::run(static_cast<const T *>(p.summed), p.summed_stride, begin, end, co0, p.co,
-                               *reinterpret_cast<typename Sum::Sums *>(dynamic));
-    if (threadIdx.x >= Sum::kColumns || co >= p.co) return;
-    if (p.partials)
-        p.partials[slice * partial_pitch(p) + weights_of(p) + co] = sum;
-    else
-        static_cast<T *>(p.grad_bias)[co] = from_float<T>(sum);
-}
-
-template <typename T, int kCount>
-struct alignas(kCount * sizeof(T)) Elements {
-    T x[kCount];
-};
-
-/* Adds the slices, the first one first; kVector sums a thread, which divides both outputs. */
-template <typename T, int kVector>
-__global__ void __launch_bounds__(256) reduce_gradients_kernel(const WgradParams p, int slices) {
-    const int64_t weights = weights_of(p), pitch = partial_pitch(p);
-    const int64_t stride = static_cast<int64_t>(gridDim.x) * 256 * kVector;
-    for (int64_t i = (static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x) * kVector; i < pitch; i += stride) {
-        Elements<float, kVector> sum = {};
-#pragma unroll 8
-        for (int s = 0; s < slices; ++s) {
-            const auto part = *reinterpret_cast<const Elements<float, kVector> *>(p.partials + s * pitch + i);
-#pragma unroll
-            for (int e = 0; e < kVector; ++e) sum.x[e] += part.x[e];
-        }
-        T *out = i < weights ? static_cast<T *>(p.grad_weight) + i : static_cast<T *>(p.grad_bias) + (i - weights);
-        Elements<T, kVector> rounded;
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) rounded.x[e] = from_float<T>(sum.x[e]);
-        *reinterpret_cast<Elements<T, kVector> *>(out) = rounded;
-    }
-}
-
-template <typename T, int kVector>
-cudaError_t reduce_gradients(const WgradParams &p, int slices, cudaStream_t stream) {
-    const int64_t blocks = ceil_div<int64_t>(partial_pitch(p), 256 * kVector);
-    constexpr int64_t kMaxBlocks = 1 << 16;
-    reduce_gradients_kernel<T, kVector>
-        <<<static_cast<unsigned int>(blocks < kMaxBlocks ? blocks : kMaxBlocks), 256, 0, stream>>>(p, slices);
-    return cudaGetLastError();
-}
-
 /* ---- kernel and launch ---- */
 
 /* The first `bias_tasks` CTAs sum the bias gradient. */
@@ -333,9 +268,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::wait_for_earlier_kernels();
     if (static_cast<int>(blockIdx.x) < bias_tasks) {
         if (sizeof(T) == 2 || p.grad_aligned)
-            sum_bias<T, kChunk / sizeof(T)>(p, static_cast<int>(blockIdx.x), dynamic);
+            sum_bias<T, kChunk / sizeof(T), kThreads>(p, static_cast<int>(blockIdx.x), dynamic);
         else if constexpr (sizeof(T) == 4)
-            sum_bias<T, 1>(p, static_cast<int>(blockIdx.x), dynamic);
+            sum_bias<T, 1, kThreads>(p, static_cast<int>(blockIdx.x), dynamic);
         return;
     }
     Shared<Tile> &shared = *reinterpret_cast<Shared<Tile> *>(dynamic);
@@ -364,7 +299,7 @@ template <typename T, class Tile>
 fg_status launch(const WgradParams &p, const fg_plan &plan, int num_sms, cudaStream_t stream, fg_error *error) {
     const int64_t tiles = static_cast<int64_t>(ceil_div(p.co, Tile::kBlockM)) * ceil_div(p.volume * p.ci, plan.block_n);
     const int64_t weight_tasks = p.grad_weight ? tiles * plan.split_k : 0;
-    const int64_t bias_tasks = p.grad_bias ? static_cast<int64_t>(ceil_div(p.co, kBiasChannels<T>)) * plan.split_k : 0;
+    const int64_t bias_tasks = p.grad_bias ? bias_tasks_of<T>(p, plan.split_k) : 0;
     if (weight_tasks + bias_tasks > INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "grad_weight: (%d, %d, %d) needs more tiles than one launch can have",
                        p.co, p.volume, p.ci);
@@ -378,18 +313,7 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, int num_sms, cudaStr
     status = launch_early(kernel, static_cast<unsigned int>(ctas + bias_tasks), kThreads, kSharedBytes, 90, stream,
                           error, p, plan.block_n, static_cast<int>(bias_tasks), static_cast<int>(weight_tasks));
     if (status != FG_OK) return status;
-    if (p.partials) {
-        constexpr int kVector = 4;             /* co and ci are multiples of 8 */
-        constexpr int64_t kManySums = 1 << 20; /* fewer need a thread each, to have loads enough in flight */
-        const auto aligned = [](const void *data, size_t size) {
-            return reinterpret_cast<uintptr_t>(data) % (kVector * size) == 0;
-        };
-        if (partial_pitch(p) >= kManySums && aligned(p.partials, sizeof(float)) && aligned(p.grad_weight, sizeof(T)) &&
-            aligned(p.grad_bias, sizeof(T)))
-            FG_CUDA((reduce_gradients<T, kVector>(p, plan.split_k, stream)));
-        else
-            FG_CUDA((reduce_gradients<T, 1>(p, plan.split_k, stream)));
-    }
+    if (p.partials) return reduce_gradients<T>(p, plan.split_k, stream, error);
     return FG_OK;
 }
 

@@ -1,0 +1,138 @@
+/*
+ * The input rows of segments (segment.h) in shared memory, for the convolution kernels of Hopper: a pool around which
+ * one resident lies behind the other, the inputs of a segment or some of them. Some warps bring the next one by 16-byte
+ * cp.async as far as there is room, while consumers read the one before by its places.
+ */
+#pragma once
+
+#include <algorithm>
+
+#include "../segment.h"
+#include "ptx.cuh"
+#include "ring.cuh"
+
+namespace flexgemm {
+
+/* In shared memory. Inputs of 32, 64 or 128 bytes; swizzled, those that lie anywhere meet few bank conflicts when a
+ * chunk of each is read. kWarps fill it. */
+template <int kInputBytes_, bool kSwizzled, int kWarps_>
+struct SegmentPool {
+    static constexpr int kWarps = kWarps_, kInputBytes = kInputBytes_, kChunks = kInputBytes / 16;
+    /* One segment at its largest; most leave room for nearly all of the next. */
+    static constexpr int kBytes = std::min(2 * FG_SEGMENT_PLACES * kInputBytes, FG_SEGMENT_PLACES * 128);
+
+    struct Resident {
+        uint32_t begin; /* byte of the pool */
+        int whole;      /* all inputs of a segment */
+        uint32_t masks[FG_SEGMENT_TILES];
+    };
+
+    alignas(1024) char inputs[kBytes];
+    Resident residents[2];
+    alignas(8) uint64_t arrived[2], left[2];
+
+    /* One thread. Each of `consumer_warps` arrives when it has left a resident. */
+    __device__ void init(int consumer_warps) {
+        /* Every gathering thread for its rows, and one more arrival that announces where they are. */
+        for (uint64_t &barrier : arrived) ptx::mbarrier_init(&barrier, kWarps * 32 + 1);
+        for (uint64_t &barrier : left) ptx::mbarrier_init(&barrier, static_cast<uint32_t>(consumer_warps));
+    }
+
+    /* Where an input lies, less than once around the pool; and anything else is somewhere in the pool as well. */
+    __device__ static __forceinline__ uint32_t around(uint32_t byte) {
+        constexpr uint32_t kEnd = kBytes, kLast = kEnd - kInputBytes;
+        return min(min(byte, byte - kEnd), kLast); /* below the end the difference is a huge number */
+    }
+
+    /* The byte of the input that has a place of the resident at `begin`; its chunk c of 16 bytes lies at byte ^ 16 c. */
+    __device__ static __forceinline__ uint32_t at(uint32_t begin, uint32_t place) {
+        const uint32_t byte = around(begin + place * kInputBytes);
+        return kSwizzled ? byte ^ (byte >> 3 & 0x70) : byte;
+    }
+};
+
+/* Where rows are brought from: a lane's 8 channels of the first one. Of a row that is none of these come zeros. */
+struct PoolSource {
+    uint64_t first;
+    uint32_t row_bytes, rows;
+
+    template <typename T>
+    __device__ PoolSource(const T *data, int64_t stride, uint32_t rows, int channel, int channels)
+        : first(reinterpret_cast<uint64_t>(data + channel)),
+          row_bytes(static_cast<uint32_t>(sizeof(T) * stride)),
+          rows(channel < channels ? rows : 0) {}
+};
+
+/* What fills the pool: a thread of its warps. */
+template <class Pool>
+struct PoolGatherer {
+    Pool &pool;
+    const int warp, lane;
+    uint32_t begin = 0, before = 0; /* bytes of the residents before, which may be in use */
+    RingPosition<2> resident;
+
+    __device__ PoolGatherer(Pool &pool, int warp, int lane) : pool(pool), warp(warp), lane(lane) {}
+
+    /* Which of a row's channels are this lane's. */
+    __device__ int channel() const { return lane % Pool::kChunks * 8; }
+
+    /* Starts the copies of the inputs that have places `first` to `end`. Each lane looks at one place of 32. */
+    template <class InputAt>
+    __device__ void load(const PoolSource &source, const InputAt &input_at, int first, int end) const {
+        constexpr int kRows = 32 / Pool::kChunks; /* that a warp copies at once */
+        constexpr uint32_t kNone = ~0u;
+        int place = first + warp * 32 + lane;
+        uint32_t next = place < end ? input_at(place) : kNone;
+        while (__any_sync(~0u, place < end)) {
+            const uint32_t input = next, at = place < end ? Pool::at(begin, static_cast<uint32_t>(place)) : kNone;
+            place += Pool::kWarps * 32;
+            next = place < end ? input_at(place) : kNone;
+#pragma unroll
+            for (int i = 0; i < 32; i += kRows) {
+                const uint32_t row = __shfl_sync(~0u, input, i + lane / Pool::kChunks);
+                const uint32_t target = __shfl_sync(~0u, at, i + lane / Pool::kChunks);
+                /* Where zeros are asked for, the row is not read and may lie anywhere. */
+                if (target != kNone)
+                    ptx::cp_async_16_or_zeros(
+                        pool.inputs + (target ^ lane % Pool::kChunks * 16),
+                        reinterpret_cast<const void *>(source.first + uint64_t{row} * source.row_bytes),
+                        row >= source.rows);
+            }
+        }
+    }
+
+    /* Brings a resident of `count` inputs, some of them when the one before is no longer needed. input_at(place) is the
+     * row that has a place; `masks` are those of the segment. */
+    template <class InputAt>
+    __device__ void bring(const PoolSource &source, const int32_t *masks, bool whole, int count,
+                          const InputAt &input_at) {
+        uint64_t *const arrived = &pool.arrived[resident.slot];
+        ptx::mbarrier_wait_parity(&pool.left[resident.slot], resident.parity ^ 1); /* those before the last */
+        const int fitting = min(count, static_cast<int>(Pool::kBytes - before) / Pool::kInputBytes);
+        load(source, input_at, 0, fitting);
+        if (fitting < count) {
+            /* The resident before: in the first slot of this round, or in the second one of the round before. */
+            ptx::mbarrier_wait_parity(&pool.left[resident.slot ^ 1], resident.parity ^ resident.slot ^ 1);
+            load(source, input_at, fitting, count);
+        }
+        if (warp == 0 && lane < FG_SEGMENT_TILES) {
+            typename Pool::Resident &here = pool.residents[resident.slot];
+            here.masks[lane] = static_cast<uint32_t>(__ldcg(masks + lane));
+            if (lane == 0) here.begin = begin, here.whole = whole;
+        }
+        __syncwarp();
+        if (warp == 0 && lane == 0) ptx::mbarrier_arrive(arrived);
+        ptx::mbarrier_arrive_after_cp_async(arrived);
+        before = static_cast<uint32_t>(count) * Pool::kInputBytes;
+        begin = Pool::around(begin + before);
+        resident.advance();
+    }
+
+    /* No thread leaves with copies under way. */
+    __device__ void finish() const {
+        ptx::cp_async_commit(); /* only groups can be waited for */
+        ptx::cp_async_wait<0>();
+    }
+};
+
+}  // namespace flexgemm
