@@ -170,8 +170,10 @@ struct Consumer {
             const bool odd = lane & 4;
             const uint4 first = *reinterpret_cast<const uint4 *>(row + (odd ? 64 : 0) + quad * 16);
             const uint4 second = *reinterpret_cast<const uint4 *>(row + (odd ? 0 : 64) + quad * 16);
-            const uint4 low = odd ? second : first, high = odd ? first : second;
-            return Piece{{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+            const auto choose = [odd](uint32_t x, uint32_t y) { return odd ? y : x; };
+            return Piece{{choose(first.x, second.x), choose(first.y, second.y), choose(first.z, second.z),
+                          choose(first.w, second.w), choose(second.x, first.x), choose(second.y, first.y),
+                          choose(second.z, first.z), choose(second.w, first.w)}};
         } else if constexpr (Tile::kDepth == 32) {
             const uint4 all = *reinterpret_cast<const uint4 *>(row + quad * 16);
             return Piece{{all.x, all.y, all.z, all.w}};
