@@ -160,12 +160,8 @@ def test_deep_products_of_few_rows_read_them_in_pairs():
 
     assert chosen(128, 7168, 576) == chosen(128, 7168, 2048) == (128, 64, 1, 1)  # 112 blocks without sums to exchange
     assert chosen(128, 4096, 7168) == (128, 64, 1, 2)
-    assert chosen(128, 7168, 16384) == (
-        128,
-        128,
-        2,
-        2,
-    )  # 128 steps of 64 rows of weights would read the tokens too often
+    # 128 steps of 64 rows of weights would read the tokens too often.
+    assert chosen(128, 7168, 16384) == (128, 128, 2, 2)
     assert chosen(64, 7168, 16384) == (64, 128, 1, 2)
     assert chosen(32 * 32, 4096, 7168, groups=32) == (64, 128, 2, 1)
 

@@ -136,22 +136,17 @@ void store_matrices(Frame *const *lanes, const Instruction &instruction) {
     Block &block = *current().in;
     const auto count = static_cast<int>(instruction.arguments[1].parts.size());
     const bool transposed = instruction.transposed;
-    for (int matrix = 0; matrix < count; ++matrix)
-        for (int row = 0; row < 8; ++row) {
-            char *target = shared_row(*lanes[8 * matrix + row], instruction.arguments[0], block);
-            for (int word = 0; word < 4; ++word) {
-                uint32_t bits = lanes[row * 4 + word]->word(part(instruction.arguments[1], matrix));
-                if (transposed) { /* column `row` of the matrix */
-                    bits = 0;
-                    for (int half = 0; half < 2; ++half) {
-                        const uint32_t pair =
-                            lanes[(2 * word + half) * 4 + row / 2]->word(part(instruction.arguments[1], matrix));
-                        bits |= (pair >> row % 2 * 16 & 0xffffu) << half * 16;
-                    }
-                }
-                std::memcpy(target + 4 * word, &bits, 4);
-            }
+    for (int matrix = 0; matrix < count; ++matrix) {
+        uint16_t element[8][8];
+        for (int lane = 0; lane < 32; ++lane) {
+            const int row = lane / 4, column = lane % 4 * 2;
+            const uint32_t pair = lanes[lane]->word(part(instruction.arguments[1], matrix));
+            (transposed ? element[column][row] : element[row][column]) = static_cast<uint16_t>(pair);
+            (transposed ? element[column + 1][row] : element[row][column + 1]) = static_cast<uint16_t>(pair >> 16);
         }
+        for (int row = 0; row < 8; ++row)
+            std::memcpy(shared_row(*lanes[8 * matrix + row], instruction.arguments[0], block), element[row], 16);
+    }
 }
 
 /* A fragment of A is quarters of 8 rows and 16 bytes: (0, 0), (8, 0), (0, 16), (8, 16), and where k is 16 bytes only

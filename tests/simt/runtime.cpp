@@ -83,8 +83,7 @@ cudaError_t allocate(void **data, size_t bytes) {
 
 cudaError_t release(void *data) {
     if (data == nullptr) return cudaSuccess;
-    const std::lock_guard<std::mutex> no_launch(one_launch);
-    const std::lock_guard<std::mutex> guard(memory_mutex);
+    const std::scoped_lock no_launch(one_launch, memory_mutex);
     const auto found = allocations.find(static_cast<char *>(data));
     if (found == allocations.end()) return set_error(cudaErrorInvalidValue, "");
     const Allocation allocation = found->second;
@@ -103,8 +102,7 @@ cudaError_t release(void *data) {
 }
 
 cudaError_t copy(void *target, const void *source, size_t bytes, cudaMemcpyKind kind) {
-    const std::lock_guard<std::mutex> no_launch(one_launch);
-    const std::lock_guard<std::mutex> guard(memory_mutex);
+    const std::scoped_lock no_launch(one_launch, memory_mutex);
     const auto on_device = [bytes](const void *address) {
         const Allocation *found = allocation_at(address);
         return found && found->device == current_device &&
@@ -119,8 +117,7 @@ cudaError_t copy(void *target, const void *source, size_t bytes, cudaMemcpyKind 
 }
 
 cudaError_t set(void *target, int value, size_t bytes) {
-    const std::lock_guard<std::mutex> no_launch(one_launch);
-    const std::lock_guard<std::mutex> guard(memory_mutex);
+    const std::scoped_lock no_launch(one_launch, memory_mutex);
     const Allocation *found = allocation_at(target);
     if (found == nullptr || static_cast<char *>(target) + bytes > found->data + found->bytes)
         return set_error(cudaErrorInvalidValue, "");
