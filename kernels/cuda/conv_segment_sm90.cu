@@ -26,15 +26,15 @@
 namespace flexgemm {
 namespace {
 
-constexpr int kWarpgroup = 128, kConsumers = 4, kConsumerWarps = 4 * kConsumers;
+constexpr int kWarpgroup = 128, kConsumers = 3, kConsumerWarps = 4 * kConsumers;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kGatherWarps = 3; /* of the first warpgroup; its first warp brings weights and places */
-constexpr int kTiles = FG_SEGMENT_TILES / kConsumers; /* of a consumer, at most */
+constexpr int kTiles = ceil_div<int>(FG_SEGMENT_TILES, kConsumers); /* of a consumer, at most */
 constexpr int kTilePlacesBytes = FG_SEGMENT_TILE * 2;
 constexpr int kStepDepth = 64, kRowBytes = 128; /* of a row of weights */
 constexpr int kStages = 4;
 constexpr int kBiasBarrier = 1; /* named barriers, one for each consumer */
-constexpr int kProducerRegisters = 32, kConsumerRegisters = 112;
+constexpr int kProducerRegisters = 32, kConsumerRegisters = 160;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
                   (1 + kConsumers) * ptx::registers_at_launch(kThreads, 1),
               "warpgroups divide the registers of the launch");
@@ -44,7 +44,6 @@ struct SegmentTile {
     static constexpr int kBlockN = kBlockN_, kDepth = kDepth_, kPacked = kStepDepth / kDepth; /* offsets of a step */
     static constexpr int kInputBytes = 2 * kDepth;
     using Pool = SegmentPool<kInputBytes, false, kGatherWarps>;
-    static constexpr int kProducts = kDepth / 16; /* wgmma of an offset */
     static constexpr int kWeightBytes = kBlockN * kRowBytes;
     __host__ __device__ static int steps(const GatherParams &p) { return ceil_div(p.volume, kPacked); }
     __host__ __device__ static int depth_blocks(const GatherParams &p) { return ceil_div(p.depth, kDepth); }
@@ -146,10 +145,12 @@ struct Consumer {
     const GatherParams &p;
     const int warpgroup, warp, lane; /* warp of the warpgroup */
     const int tasks;
-    using Operands = uint32_t[Tile::kProducts][4];
+    static constexpr int kStageBytes = sizeof(typename SegmentShared<Tile>::Stage);
+    static constexpr int kProducts = kStepDepth / 16; /* wgmma of a step */
+    using Operands = uint32_t[kProducts][4];
 
-    /* The tiles of a segment that are this warpgroup's: an early one of the order and a late one. */
-    __device__ int tile(int t) const { return t == 0 ? warpgroup : FG_SEGMENT_TILES - 1 - warpgroup; }
+    /* The tiles of a segment that are this warpgroup's. */
+    __device__ int tile(int t) const { return t * kConsumers + warpgroup; }
 
     /* The row of the map and of `out` that is the upper or lower one of this thread's of a tile, -1 for none. */
     __device__ int64_t row_at(const int32_t *rows, int t, int half) const {
@@ -162,111 +163,216 @@ struct Consumer {
     struct Piece {
         uint32_t word[Tile::kDepth / 8];
     };
+    /* Those of a tile's two rows, of each offset of a step. */
+    struct Pieces {
+        Piece upper[Tile::kPacked], lower[Tile::kPacked];
+    };
 
-    /* Rows of 128 bytes all begin in the same bank: of each two rows one thread begins with the second half. */
-    __device__ Piece piece_of(const char *row) const {
-        const int quad = lane % 4;
+    /* Where in a row this thread begins. Rows of 128 bytes all begin in the same bank: of each two rows one thread
+     * begins with the second half. */
+    __device__ bool begins_behind() const { return Tile::kDepth == 64 && lane & 4; }
+    __device__ uint32_t first_byte() const {
+        return static_cast<uint32_t>(lane % 4 * (Tile::kDepth == 16 ? 8 : 16) + (begins_behind() ? 64 : 0));
+    }
+
+    /* A row's piece by its first byte, 16 bytes each time or 8. */
+    __device__ Piece piece_at(uint32_t byte) const {
+        const char *const inputs = shared.pool.inputs;
         if constexpr (Tile::kDepth == 64) {
-            const bool odd = lane & 4;
-            const uint4 first = *reinterpret_cast<const uint4 *>(row + (odd ? 64 : 0) + quad * 16);
-            const uint4 second = *reinterpret_cast<const uint4 *>(row + (odd ? 0 : 64) + quad * 16);
-            const auto choose = [odd](uint32_t x, uint32_t y) { return odd ? y : x; };
-            return Piece{{choose(first.x, second.x), choose(first.y, second.y), choose(first.z, second.z),
-                          choose(first.w, second.w), choose(second.x, first.x), choose(second.y, first.y),
-                          choose(second.z, first.z), choose(second.w, first.w)}};
+            const uint4 first = *reinterpret_cast<const uint4 *>(inputs + byte);
+            const uint4 second = *reinterpret_cast<const uint4 *>(inputs + (byte ^ 64));
+            return Piece{{first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w}};
         } else if constexpr (Tile::kDepth == 32) {
-            const uint4 all = *reinterpret_cast<const uint4 *>(row + quad * 16);
+            const uint4 all = *reinterpret_cast<const uint4 *>(inputs + byte);
             return Piece{{all.x, all.y, all.z, all.w}};
         } else {
-            const uint2 all = *reinterpret_cast<const uint2 *>(row + quad * 8);
+            const uint2 all = *reinterpret_cast<const uint2 *>(inputs + byte);
             return Piece{{all.x, all.y}};
         }
     }
 
-    static __device__ void arrange(Operands &a, const Piece &upper, const Piece &lower) {
-#pragma unroll
-        for (int i = 0; i < Tile::kProducts; ++i) {
-            a[i][0] = upper.word[2 * i], a[i][1] = lower.word[2 * i];
-            a[i][2] = upper.word[2 * i + 1], a[i][3] = lower.word[2 * i + 1];
-        }
+    /* The place words of a tile in a stage: in 128 bytes for each offset and tile, swizzled by TMA. */
+    __device__ uint32_t places_of(int t) const {
+        const int word = warp * 8 + lane / 4;
+        return static_cast<uint32_t>(tile(t) * kTilePlacesBytes + (word / 4 ^ tile(t)) * 16 + word % 4 * 4);
     }
 
-    /* A tile's operands of one offset, by the places of the stage's i-th offset. */
-    __device__ void fetch(Operands &a, const char *places, int i, int t, uint32_t begin) const {
-        const int row = i * p.segment_tiles + tile(t), word = warp * 8 + lane / 4;
-        const auto both = *reinterpret_cast<const uint32_t *>(places + row * kTilePlacesBytes +
-                                                              (word / 4 ^ row % 8) * 16 + word % 4 * 4);
-        const Piece upper = piece_of(shared.pool.inputs + Tile::Pool::at(begin, both & 0xffff));
-        const Piece lower = piece_of(shared.pool.inputs + Tile::Pool::at(begin, both >> 16));
-        arrange(a, upper, lower);
+    /* A tile's rows, by its places in a stage; `begin` is this thread's first byte of the resident. */
+    __device__ __forceinline__ Pieces fetch(const char *places, uint32_t of_tile, uint32_t begin) const {
+        Pieces pieces;
+#pragma unroll
+        for (int i = 0; i < Tile::kPacked; ++i) {
+            const uint32_t tiles = i * p.segment_tiles; /* a power of two times i: its bits are not those of a tile */
+            const auto both =
+                *reinterpret_cast<const uint32_t *>(places + (of_tile ^ tiles % 8 * 16) + tiles * kTilePlacesBytes);
+            const uint2 bytes = Tile::Pool::at_both(begin, both);
+            pieces.upper[i] = piece_at(bytes.x), pieces.lower[i] = piece_at(bytes.y);
+        }
+        return pieces;
     }
 
     /* The same of a segment that reads more rows than fit: from memory. */
-    __device__ Piece piece_from_memory(int64_t row, int v, int channel) const {
+    __device__ Piece piece_from_memory(int64_t row, int v, int k) const {
         Piece piece = {};
-        const uint32_t input = row < 0 ? ~0u : static_cast<uint32_t>(p.map[v * p.rows + row]);
+        const uint32_t input = row < 0 || v >= p.volume ? ~0u : static_cast<uint32_t>(p.map[v * p.rows + row]);
         if (input >= p.in_rows) return piece;
+        const int channel = k + lane % 4 * (Tile::kDepth == 16 ? 4 : 8);
         const T *const in = static_cast<const T *>(p.in) + input * p.in_stride + channel;
         constexpr int kWords = Tile::kDepth == 16 ? 2 : 4; /* adjacent */
 #pragma unroll
         for (int i = 0; i < Tile::kDepth / 8; i += kWords) {
             if (channel + 8 * i >= p.depth) continue;
-            const auto *from = reinterpret_cast<const uint2 *>(in + 8 * i);
+            const int from = begins_behind() ? 4 - i : i;
+            const auto *words = reinterpret_cast<const uint2 *>(in + 8 * from);
 #pragma unroll
             for (int j = 0; j < kWords; j += 2) {
-                const uint2 two = from[j / 2];
+                const uint2 two = words[j / 2];
                 piece.word[i + j] = two.x, piece.word[i + j + 1] = two.y;
             }
         }
         return piece;
     }
 
-    __device__ void fetch_from_memory(Operands &a, const int32_t *rows, int v, int t, int k) const {
-        const int channel = k + lane % 4 * (Tile::kDepth == 16 ? 4 : 8);
-        arrange(a, piece_from_memory(row_at(rows, t, 0), v, channel),
-                piece_from_memory(row_at(rows, t, 1), v, channel));
+    __device__ Pieces fetch_from_memory(const int32_t *rows, int first_offset, int t, int k) const {
+        Pieces pieces;
+#pragma unroll
+        for (int i = 0; i < Tile::kPacked; ++i) {
+            pieces.upper[i] = piece_from_memory(row_at(rows, t, 0), first_offset + i, k);
+            pieces.lower[i] = piece_from_memory(row_at(rows, t, 1), first_offset + i, k);
+        }
+        return pieces;
     }
 
-    /* Adds up what is resident, or what lies in memory. */
-    template <bool kResident>
-    __device__ __forceinline__ void add(float (&d)[kTiles][Tile::kBlockN / 2], RingPosition<kStages> &place,
-                                        uint64_t descriptor, const typename Tile::Pool::Resident &here,
-                                        const int32_t *rows, int k) const {
-        const int steps = Tile::steps(p);
-        const uint32_t begin = here.begin;
-        uint32_t mask[kTiles], all = 0;
+    __device__ __forceinline__ void arrange(Operands &a, const Pieces &pieces) const {
+        const auto word = [this](const Piece &piece, int i) {
+            return Tile::kDepth == 64 && begins_behind() ? piece.word[i ^ 4] : piece.word[i];
+        };
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t) mask[t] = here.masks[tile(t)];
+        for (int i = 0; i < kProducts; ++i) {
+            constexpr int kOfOffset = kProducts / Tile::kPacked; /* products */
+            const Piece &upper = pieces.upper[i / kOfOffset], &lower = pieces.lower[i / kOfOffset];
+            const int first = i % kOfOffset * 2;
+            a[i][0] = word(upper, first), a[i][1] = word(lower, first);
+            a[i][2] = word(upper, first + 1), a[i][3] = word(lower, first + 1);
+        }
+    }
+
+    /* The offsets of a mask by steps: a bit for each step that has any, that of its first offset. */
+    static __device__ uint32_t steps_of(uint32_t mask) {
+        if (Tile::kPacked == 1) return mask;
+        if (Tile::kPacked == 2) return (mask | mask >> 1) & 0x55555555u;
+        mask |= mask >> 1;
+        return (mask | mask >> 2) & 0x11111111u;
+    }
+
+    /* Steps of a segment, a bit for each: all, and those of each tile of this warpgroup. Reduced, so that the compiler
+     * sees branches of whole warps: it would serialise wgmma otherwise. */
+    struct Steps {
+        uint32_t left = 0, of_tile[kTiles];
+
+        __device__ Steps(const Consumer &consumer, const uint32_t (&masks)[FG_SEGMENT_TILES]) {
 #pragma unroll
-        for (int t = 0; t < FG_SEGMENT_TILES; ++t) all |= here.masks[t];
-        for (int step = 0; step < steps; ++step) {
-            /* Votes, so that the compiler sees branches of whole warps: it would serialise wgmma otherwise. */
-            if (!__any_sync(~0u, has_step<Tile>(all, step))) continue;
-            const auto &stage = shared.stages[place.slot];
-            ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
-            const uint64_t weights = ptx::wgmma_advance(descriptor, place.slot * static_cast<int>(sizeof stage));
+            for (const uint32_t mask : masks) left |= mask;
+            const uint32_t offsets = ~0u >> (32 - consumer.p.volume);
+            left = __reduce_or_sync(~0u, steps_of(left & offsets));
 #pragma unroll
-            for (int i = 0; i < Tile::kPacked; ++i) {
-                const int v = step * Tile::kPacked + i;
-#pragma unroll
-                for (int t = 0; t < kTiles; ++t) {
-                    if (!__any_sync(~0u, v < p.volume && mask[t] >> v & 1)) continue;
-                    Operands a;
-                    if constexpr (kResident)
-                        fetch(a, stage.places, i, t, begin);
-                    else
-                        fetch_from_memory(a, rows, v, t, k);
-                    ptx::wgmma_fence();
-#pragma unroll
-                    for (int j = 0; j < Tile::kProducts; ++j)
-                        wgmma<T>(d[t], a[j], ptx::wgmma_advance(weights, i * Tile::kInputBytes + j * 32));
-                    ptx::wgmma_commit();
-                    ptx::wgmma_wait<0>(); /* the other warpgroups keep the tensor cores busy */
-#pragma unroll
-                    for (auto &operand : a) ptx::wgmma_hold(operand);
-                    ptx::wgmma_hold(d[t]);
-                }
+            for (int t = 0; t < kTiles; ++t) {
+                const int tile = consumer.tile(t);
+                of_tile[t] = __reduce_or_sync(~0u, tile < FG_SEGMENT_TILES ? steps_of(masks[tile] & offsets) : 0);
             }
+        }
+        /* Whether a step is of tile `first` or of one behind it. */
+        __device__ bool any(uint32_t step, int first) const {
+            uint32_t all = 0;
+#pragma unroll
+            for (int t = first; t < kTiles; ++t) all |= of_tile[t];
+            return all & step;
+        }
+    };
+
+    __device__ __forceinline__ void begin_products(float (&d)[Tile::kBlockN / 2], const Operands &a,
+                                                   uint64_t weights) const {
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < kProducts; ++i) wgmma<T>(d, a[i], ptx::wgmma_advance(weights, i * 32));
+        ptx::wgmma_commit();
+    }
+
+    static __device__ __forceinline__ void end_products(float (&d)[Tile::kBlockN / 2], Operands &a) {
+        ptx::wgmma_wait<0>();
+#pragma unroll
+        for (auto &operand : a) ptx::wgmma_hold(operand);
+        ptx::wgmma_hold(d);
+    }
+
+    /* Adds up a segment. While a tile is multiplied the rows of the next one are fetched: of another tile at the same
+     * step, or of the first one at the next step. */
+    __device__ __forceinline__ void add(float (&d)[kTiles][Tile::kBlockN / 2], RingPosition<kStages> &place,
+                                        uint64_t descriptor, const typename Tile::Pool::Resident &here) const {
+        Steps steps(*this, here.masks);
+        uint32_t places[kTiles];
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) places[t] = places_of(t);
+        const uint32_t begin = here.begin + first_byte();
+        /* Of the first tile from `first` on that has a step. */
+        const auto fetch_next = [&](const RingPosition<kStages> &at, uint32_t step, int first) {
+            uint32_t chosen = places[kTiles - 1];
+#pragma unroll
+            for (int t = kTiles - 2; t >= first; --t)
+                if (steps.of_tile[t] & step) chosen = places[t];
+            return fetch(shared.stages[at.slot].places, chosen, begin);
+        };
+        Pieces pieces;
+        bool fetched = false;
+        while (steps.left) {
+            const uint32_t step = steps.left & -steps.left;
+            steps.left ^= step;
+            const uint32_t next = steps.left & -steps.left;
+            const RingPosition<kStages> here = place;
+            place.advance();
+            if (!fetched) {
+                ptx::mbarrier_wait_parity(&shared.full[here.slot], here.parity);
+                if (steps.any(step, 0)) pieces = fetch_next(here, step, 0);
+            }
+            const uint64_t weights = ptx::wgmma_advance(descriptor, here.slot * kStageBytes);
+#pragma unroll
+            for (int t = 0; t < kTiles; ++t) {
+                if (!(steps.of_tile[t] & step)) continue;
+                Operands a;
+                arrange(a, pieces);
+                begin_products(d[t], a, weights);
+                if (steps.any(step, t + 1)) {
+                    pieces = fetch_next(here, step, t + 1);
+                } else if (fetched = steps.any(next, 0); fetched) {
+                    ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
+                    pieces = fetch_next(place, next, 0);
+                }
+                end_products(d[t], a);
+            }
+            __syncwarp(); /* all have seen the stage full, also where there was nothing to do */
+            if (lane == 0) ptx::mbarrier_arrive(&shared.empty[here.slot]);
+        }
+    }
+
+    /* The same of a segment that reads more rows than fit: they come from memory. */
+    __device__ __forceinline__ void add_from_memory(float (&d)[kTiles][Tile::kBlockN / 2], RingPosition<kStages> &place,
+                                                    uint64_t descriptor, const typename Tile::Pool::Resident &here,
+                                                    const int32_t *rows, int k) const {
+        Steps steps(*this, here.masks);
+        while (steps.left) {
+            const uint32_t step = steps.left & -steps.left;
+            steps.left ^= step;
+            ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
+            const uint64_t weights = ptx::wgmma_advance(descriptor, place.slot * kStageBytes);
+#pragma unroll
+            for (int t = 0; t < kTiles; ++t) {
+                if (!(steps.of_tile[t] & step)) continue;
+                Operands a;
+                arrange(a, fetch_from_memory(rows, __ffs(static_cast<int>(step)) - 1, t, k));
+                begin_products(d[t], a, weights);
+                end_products(d[t], a);
+            }
+            __syncwarp();
             if (lane == 0) ptx::mbarrier_arrive(&shared.empty[place.slot]);
             place.advance();
         }
@@ -296,9 +402,9 @@ struct Consumer {
                 ptx::mbarrier_wait_parity(&shared.pool.arrived[resident.slot], resident.parity);
                 const auto &here = shared.pool.residents[resident.slot];
                 if (__any_sync(~0u, here.whole))
-                    add<true>(d, place, descriptor, here, rows, k);
+                    add(d, place, descriptor, here);
                 else
-                    add<false>(d, place, descriptor, here, rows, k);
+                    add_from_memory(d, place, descriptor, here, rows, k);
                 if (lane == 0) ptx::mbarrier_arrive(&shared.pool.left[resident.slot]);
                 resident.advance();
             }

@@ -49,6 +49,16 @@ struct SegmentPool {
         const uint32_t byte = around(begin + place * kInputBytes);
         return kSwizzled ? byte ^ (byte >> 3 & 0x70) : byte;
     }
+
+    /* The same of two places, in the low and the high half of a word, where nothing is swizzled; `begin` may be any byte
+     * of the first input. */
+    __device__ static __forceinline__ uint2 at_both(uint32_t begin, uint32_t places) {
+        static_assert(!kSwizzled && (FG_SEGMENT_PLACES * kInputBytes <= kBytes) && FG_SEGMENT_PLACES < 0x10000, "");
+        constexpr uint32_t kEnd = kBytes, kLast = FG_SEGMENT_PLACES - 1;
+        const uint32_t known = __vminu2(places, kLast << 16 | kLast);
+        const uint32_t low = begin + (known & 0xffff) * kInputBytes, high = begin + (known >> 16) * kInputBytes;
+        return make_uint2(min(low, low - kEnd), min(high, high - kEnd)); /* below the end the difference is huge */
+    }
 };
 
 /* Where rows are brought from: a lane's 8 channels of the first one. Of a row that is none of these come zeros. */

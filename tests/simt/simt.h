@@ -303,6 +303,10 @@ T __ldcg(const T *address) {
     return *address;
 }
 inline int __popc(unsigned int x) { return __builtin_popcount(x); }
+/* Of two 16-bit numbers in a word. */
+inline unsigned int __vminu2(unsigned int x, unsigned int y) {
+    return std::min(x & 0xffff, y & 0xffff) | std::min(x >> 16, y >> 16) << 16;
+}
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned int>(x)) : 32; }
