@@ -161,7 +161,7 @@ int32_t fg_plan_segment_tiles(int64_t rows, int32_t num_sms);
 
 /* By which offsets the rows of a segment are sorted, the highest bit of the rank first. A key is one word: whether
  * there is no such row, the rank, the row's number in the segment. */
-enum { FG_SEGMENT_ROW_BITS = 9, FG_SEGMENT_RANK_BITS = 22 };
+enum { FG_SEGMENT_ROW_BITS = 8, FG_SEGMENT_RANK_BITS = 23 };
 typedef struct {
     int32_t bits;
     uint8_t offsets[FG_SEGMENT_RANK_BITS];

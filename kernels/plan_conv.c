@@ -163,7 +163,6 @@ static void choose_own_rows(const fg_conv_question *q, fg_plan *plan, double *be
 /* Hopper, by segments: what passes by are weights, and their time or that of the products is a segment's. Where rows
  * are few, so are those of a segment, and their tiles work through more offsets. */
 static void choose_segments(const fg_conv_question *q, fg_plan *plan, double *best) {
-    enum { STAGES = 4 };
     /* Predictions: of a tile's products at one offset, whatever it has, and for 64 columns of 64 channels; of a
      * segment's begin and end. */
     static const double STEP_SECONDS = 2e-8, PRODUCTS_SECONDS = 7.2e-8, SEGMENT_SECONDS = 2e-6;
@@ -171,11 +170,12 @@ static void choose_segments(const fg_conv_question *q, fg_plan *plan, double *be
     const int32_t tiles = q->segment_tiles;
     const bool masked = is_masked(q->algorithm), only = masked && q->orders.sets == 0; /* the only order there is */
     if (tiles == 0 || !(masked || q->algorithm == FG_ALGORITHM_AUTO) || fg_dtype_size(q->dtype) != 2) return;
-    const int32_t block_n = q->co <= 32 ? 32 : 64, depth = q->ci <= 16 ? 16 : q->ci <= 32 ? 32 : FG_SEGMENT_STEP;
+    const int32_t depth = q->ci <= 16 ? 16 : q->ci <= 32 ? 32 : FG_SEGMENT_STEP;
+    const int32_t block_n = q->co <= 32 ? 32 : q->co <= 64 || depth < FG_SEGMENT_STEP ? 64 : 128;
     const int64_t steps = ceil_div(q->v, FG_SEGMENT_STEP / depth), blocks = ceil_div(q->ci, depth);
     const int64_t column_tiles = ceil_div(q->co, block_n), segment = (int64_t)fg_segment_rows(tiles);
     const int64_t waves = ceil_div(ceil_div(q->rows, segment) * column_tiles, q->num_sms);
-    const double share = tiles == 8 ? 0.68 : tiles == 4 ? 0.73 : 0.78; /* of the offsets, of a tile */
+    const double share = tiles == 4 ? 0.73 : 0.78; /* of the offsets, of a tile */
     const double part = (double)(block_n * depth) / (64 * 64);
     const double products = (double)(tiles * q->v) * share * (STEP_SECONDS + PRODUCTS_SECONDS * part);
     /* Weights, places, input rows of 16-bit channels. */
@@ -186,7 +186,7 @@ static void choose_segments(const fg_conv_question *q, fg_plan *plan, double *be
                         (double)waves * (SEGMENT_SECONDS + (double)blocks * fmax(products, moves));
     if (cost > WORTHWHILE * *best && !only) return;
     *best = cost;
-    set_tile(plan, FG_SEGMENT_TILE, block_n, STAGES);
+    set_tile(plan, FG_SEGMENT_TILE, block_n, block_n == 128 ? 4 : 7);
     plan->block_k = depth;
     plan->segment_tiles = tiles;
     plan->groups = 0;
@@ -309,7 +309,7 @@ static void choose_wgrad_segments(const fg_conv_question *q, fg_plan *plan) {
     const int64_t at_once = at_least(q->num_sms / tasks, 1), waves = ceil_div(q->rows, at_once * MAX_ROWS_PER_SLICE);
     const int64_t slices = at_least(at_most(at_once * waves, at_most(segments, MAX_SLICES)), 1);
 
-    const double share = tiles_each == 8 ? 0.68 : tiles_each == 4 ? 0.73 : 0.78; /* of the offsets, of a tile */
+    const double share = tiles_each == 4 ? 0.73 : 0.78; /* of the offsets, of a tile */
     const double of_group = (double)ceil_div(q->v, groups * packed) * fmin(share * (double)packed, 1);
     const double tile_seconds = of_group * (PRODUCT_SECONDS + CHANNELS_SECONDS * block_m / 64);
     const double bytes = (double)segment * (double)(3 * depth + 2 * block_m);

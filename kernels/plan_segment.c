@@ -13,7 +13,7 @@ enum { MIN_ROWS = 32 }; /* for each multiprocessor: a quarter of the shortest se
  * rows of shorter ones differ more in their neighbours, and the weights pass by for fewer of them. */
 static const struct {
     int32_t tiles, cost;
-} lengths[] = {{8, 90}, {4, 53}, {2, 41}};
+} lengths[] = {{4, 53}, {2, 41}};
 
 int32_t fg_plan_segment_tiles(int64_t rows, int32_t num_sms) {
     if (rows < (int64_t)MIN_ROWS * num_sms) return 0;

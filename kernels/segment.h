@@ -9,7 +9,7 @@
  * A record is one row of an int32 matrix, a segment of 64 * tiles rows:
  *
  *     head     16 words: places in use (at least 1; 0: more than there are, and nothing is said of them); then of each
- *              tile, up to 8, the mask of offsets at which any of its rows has a neighbour; the rest 0
+ *              tile, up to 4, the mask of offsets at which any of its rows has a neighbour; the rest 0
  *     rows     of the map, tile by tile, in the order in which they are worked through; -1 behind the last
  *     inputs   of each place the input row; place 0 is that of missing neighbours, its row -1
  *     places   (volume, tiles, 4, 8) words: of the rows 16 w + g and 16 w + g + 8 of a tile, in the low and in the high
@@ -30,15 +30,14 @@
 
 enum {
     FG_SEGMENT_TILE = 64,     /* rows */
-    FG_SEGMENT_TILES = 8,     /* at most; 2, 4 or 8 */
+    FG_SEGMENT_TILES = 4,     /* at most; 2 or 4 */
     FG_SEGMENT_VOLUME = 32,   /* offsets at most: the bits of a mask */
     FG_SEGMENT_HEAD = 16,     /* words */
-    FG_SEGMENT_PLACES = 1472, /* at most; 128 bytes of each input fit into a multiprocessor's shared memory */
+    FG_SEGMENT_PLACES = 1104, /* at most; 128 bytes of each input fit into a multiprocessor's shared memory */
 };
 
 FG_SEGMENT_SIZE int32_t fg_segment_rows(int32_t tiles) { return FG_SEGMENT_TILE * tiles; }
-/* Of 8 tiles 2.9 for each row, of 4 tiles 4.3, of 2 tiles 7.2. A surface of voxels takes 1.4, 1.6 and 1.8, a solid 2.2,
- * 2.6 and more. */
+/* Of 4 tiles 4.3 for each row, of 2 tiles 7.2. A surface of voxels takes 1.6 and 1.8, a solid 2.6 and more. */
 FG_SEGMENT_SIZE int32_t fg_segment_places(int32_t tiles) { return FG_SEGMENT_PLACES - 92 * (FG_SEGMENT_TILES - tiles); }
 FG_SEGMENT_SIZE int32_t fg_segment_inputs_at(int32_t tiles) { return FG_SEGMENT_HEAD + fg_segment_rows(tiles); }
 FG_SEGMENT_SIZE int32_t fg_segment_places_at(int32_t tiles) {

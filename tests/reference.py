@@ -622,7 +622,7 @@ TILE, HEAD = 64, 16
 
 
 def segment_places(tiles):
-    return {2: 920, 4: 1104, 8: 1472}[tiles]
+    return {2: 920, 4: 1104}[tiles]
 
 
 def segment_words(tiles, volume):

@@ -536,7 +536,7 @@ def all_cases():
         name = f"order/{'x'.join(map(str, kernel_size))}/{n}"
         cases[name] = partial(order_case, kernel_size=kernel_size, n=n, groups=groups)
 
-    for kernel_size, tiles in (((3, 3, 3), 8), ((2, 2, 2), 4), ((2, 4, 4), 2)):
+    for kernel_size, tiles in (((3, 3, 3), 4), ((2, 2, 2), 2), ((2, 4, 4), 2)):
         name = f"segments/{'x'.join(map(str, kernel_size))}/{tiles}"
         cases[name] = partial(segment_case, kernel_size=kernel_size, tiles=tiles)
 
@@ -546,7 +546,7 @@ def all_cases():
         ("bfloat16", 16, 40, 2),
         ("bfloat16", 32, 64, 2),
         ("float16", 32, 24, 4),
-        ("float16", 64, 64, 8),
+        ("float16", 64, 64, 4),
         ("bfloat16", 64, 16, 2),
         ("bfloat16", 72, 136, 4),
     ):

@@ -6,7 +6,7 @@
  *
  *     gatherers    three warps, rows of the next segment by 16-byte cp.async, as far as there is room
  *     bringer      one thread, weights and places by TMA
- *     4 consumers  warpgroups with a tile or two of 64 rows each; offsets at which a tile has no neighbours are skipped
+ *     4 consumers  warpgroups with a tile of 64 rows each; steps at which a tile has no neighbours are skipped
  *
  * A thread reads 8 channels of a row at once, wherever the row lies. They are not those that wgmma's layout gives the
  * thread, but the order of the reduction is free as long as both operands have the same: the weights are laid out for
@@ -26,15 +26,13 @@
 namespace flexgemm {
 namespace {
 
-constexpr int kWarpgroup = 128, kConsumers = 3, kConsumerWarps = 4 * kConsumers;
+constexpr int kWarpgroup = 128, kConsumers = FG_SEGMENT_TILES, kConsumerWarps = 4 * kConsumers;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kGatherWarps = 3; /* of the first warpgroup; its first warp brings weights and places */
-constexpr int kTiles = ceil_div<int>(FG_SEGMENT_TILES, kConsumers); /* of a consumer, at most */
 constexpr int kTilePlacesBytes = FG_SEGMENT_TILE * 2;
 constexpr int kStepDepth = 64, kRowBytes = 128; /* of a row of weights */
-constexpr int kStages = 4;
-constexpr int kBiasBarrier = 1; /* named barriers, one for each consumer */
-constexpr int kProducerRegisters = 32, kConsumerRegisters = 160;
+constexpr int kBiasBarrier = 1;                 /* named barriers, one for each consumer */
+constexpr int kProducerRegisters = 32, kConsumerRegisters = 112;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
                   (1 + kConsumers) * ptx::registers_at_launch(kThreads, 1),
               "warpgroups divide the registers of the launch");
@@ -43,8 +41,9 @@ template <int kBlockN_, int kDepth_>
 struct SegmentTile {
     static constexpr int kBlockN = kBlockN_, kDepth = kDepth_, kPacked = kStepDepth / kDepth; /* offsets of a step */
     static constexpr int kInputBytes = 2 * kDepth;
-    using Pool = SegmentPool<kInputBytes, false, kGatherWarps>;
+    using Pool = SegmentPool<kInputBytes, false, kGatherWarps, FG_SEGMENT_PLACES>;
     static constexpr int kWeightBytes = kBlockN * kRowBytes;
+    static constexpr int kStages = kBlockN == 128 ? 4 : 7; /* as there is room */
     __host__ __device__ static int steps(const GatherParams &p) { return ceil_div(p.volume, kPacked); }
     __host__ __device__ static int depth_blocks(const GatherParams &p) { return ceil_div(p.depth, kDepth); }
 };
@@ -55,10 +54,10 @@ struct SegmentShared {
         char weights[Tile::kWeightBytes];
         char places[Tile::kPacked * FG_SEGMENT_TILES * kTilePlacesBytes];
     };
-    Stage stages[kStages];
+    Stage stages[Tile::kStages];
     typename Tile::Pool pool;
     float bias[kConsumers][Tile::kBlockN]; /* a consumer's, of the task that it ends */
-    uint64_t full[kStages], empty[kStages];
+    uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
 
 /* Segments and columns, one after another; those of a CTA are a grid apart. */
@@ -89,7 +88,7 @@ template <class Tile>
 __device__ void bring_steps(SegmentShared<Tile> &shared, const CUtensorMap &weight_map, const CUtensorMap &place_map,
                             const GatherParams &p, int tasks) {
     const int steps = Tile::steps(p), blocks = Tile::depth_blocks(p), rows = Tile::kPacked * p.segment_tiles;
-    RingPosition<kStages> place;
+    RingPosition<Tile::kStages> place;
     for (Work<Tile> work{p, tasks}; work.exists(); work.advance()) {
         const int32_t *const head = work.record();
         uint32_t mask = 0;
@@ -145,18 +144,18 @@ struct Consumer {
     const GatherParams &p;
     const int warpgroup, warp, lane; /* warp of the warpgroup */
     const int tasks;
-    static constexpr int kStageBytes = sizeof(typename SegmentShared<Tile>::Stage);
     static constexpr int kProducts = kStepDepth / 16; /* wgmma of a step */
     using Operands = uint32_t[kProducts][4];
+    using Place = RingPosition<Tile::kStages>;
 
-    /* The tiles of a segment that are this warpgroup's. */
-    __device__ int tile(int t) const { return t * kConsumers + warpgroup; }
-
-    /* The row of the map and of `out` that is the upper or lower one of this thread's of a tile, -1 for none. */
-    __device__ int64_t row_at(const int32_t *rows, int t, int half) const {
-        if (tile(t) >= p.segment_tiles) return -1;
-        const int32_t row = rows[tile(t) * FG_SEGMENT_TILE + warp * 16 + half * 8 + lane / 4];
-        return row < p.rows ? row : -1;
+    /* The rows of the map and of `out` that are this thread's of the warpgroup's tile, -1 for none. */
+    __device__ void find_rows(int64_t (&rows)[2], const int32_t *record) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int in_segment = warpgroup * FG_SEGMENT_TILE + warp * 16 + half * 8 + lane / 4;
+            const int32_t row = warpgroup < p.segment_tiles ? record[FG_SEGMENT_HEAD + in_segment] : -1;
+            rows[half] = row < p.rows ? row : -1;
+        }
     }
 
     /* What this thread holds of a row, 8 channels from 8 * (lane % 4) on and 8 that are 32 further; or 4 of 16. */
@@ -191,20 +190,20 @@ struct Consumer {
         }
     }
 
-    /* The place words of a tile in a stage: in 128 bytes for each offset and tile, swizzled by TMA. */
-    __device__ uint32_t places_of(int t) const {
+    /* Where a stage has this thread's places, 128 bytes for each offset and tile, swizzled by TMA. */
+    __device__ uint32_t first_place() const {
         const int word = warp * 8 + lane / 4;
-        return static_cast<uint32_t>(tile(t) * kTilePlacesBytes + (word / 4 ^ tile(t)) * 16 + word % 4 * 4);
+        return static_cast<uint32_t>(warpgroup * kTilePlacesBytes + (word / 4 ^ warpgroup) * 16 + word % 4 * 4);
     }
 
-    /* A tile's rows, by its places in a stage; `begin` is this thread's first byte of the resident. */
-    __device__ __forceinline__ Pieces fetch(const char *places, uint32_t of_tile, uint32_t begin) const {
+    /* The tile's rows at a step; `begin` is this thread's first byte of the resident. */
+    __device__ __forceinline__ Pieces fetch(const char *places, uint32_t first_place, uint32_t begin) const {
         Pieces pieces;
 #pragma unroll
         for (int i = 0; i < Tile::kPacked; ++i) {
             const uint32_t tiles = i * p.segment_tiles; /* a power of two times i: its bits are not those of a tile */
             const auto both =
-                *reinterpret_cast<const uint32_t *>(places + (of_tile ^ tiles % 8 * 16) + tiles * kTilePlacesBytes);
+                *reinterpret_cast<const uint32_t *>(places + (first_place ^ tiles % 8 * 16) + tiles * kTilePlacesBytes);
             const uint2 bytes = Tile::Pool::at_both(begin, both);
             pieces.upper[i] = piece_at(bytes.x), pieces.lower[i] = piece_at(bytes.y);
         }
@@ -221,9 +220,9 @@ struct Consumer {
         constexpr int kWords = Tile::kDepth == 16 ? 2 : 4; /* adjacent */
 #pragma unroll
         for (int i = 0; i < Tile::kDepth / 8; i += kWords) {
-            if (channel + 8 * i >= p.depth) continue;
-            const int from = begins_behind() ? 4 - i : i;
-            const auto *words = reinterpret_cast<const uint2 *>(in + 8 * from);
+            const int at = 8 * (begins_behind() ? 4 - i : i);
+            if (channel + at >= p.depth) continue;
+            const auto *words = reinterpret_cast<const uint2 *>(in + at);
 #pragma unroll
             for (int j = 0; j < kWords; j += 2) {
                 const uint2 two = words[j / 2];
@@ -233,12 +232,12 @@ struct Consumer {
         return piece;
     }
 
-    __device__ Pieces fetch_from_memory(const int32_t *rows, int first_offset, int t, int k) const {
+    __device__ Pieces fetch_from_memory(const int64_t (&rows)[2], int first_offset, int k) const {
         Pieces pieces;
 #pragma unroll
         for (int i = 0; i < Tile::kPacked; ++i) {
-            pieces.upper[i] = piece_from_memory(row_at(rows, t, 0), first_offset + i, k);
-            pieces.lower[i] = piece_from_memory(row_at(rows, t, 1), first_offset + i, k);
+            pieces.upper[i] = piece_from_memory(rows[0], first_offset + i, k);
+            pieces.lower[i] = piece_from_memory(rows[1], first_offset + i, k);
         }
         return pieces;
     }
@@ -265,116 +264,77 @@ struct Consumer {
         return (mask | mask >> 2) & 0x11111111u;
     }
 
-    /* Steps of a segment, a bit for each: all, and those of each tile of this warpgroup. Reduced, so that the compiler
-     * sees branches of whole warps: it would serialise wgmma otherwise. */
-    struct Steps {
-        uint32_t left = 0, of_tile[kTiles];
+    using Sums = float[Tile::kBlockN / 2];
 
-        __device__ Steps(const Consumer &consumer, const uint32_t (&masks)[FG_SEGMENT_TILES]) {
-#pragma unroll
-            for (const uint32_t mask : masks) left |= mask;
-            const uint32_t offsets = ~0u >> (32 - consumer.p.volume);
-            left = __reduce_or_sync(~0u, steps_of(left & offsets));
-#pragma unroll
-            for (int t = 0; t < kTiles; ++t) {
-                const int tile = consumer.tile(t);
-                of_tile[t] = __reduce_or_sync(~0u, tile < FG_SEGMENT_TILES ? steps_of(masks[tile] & offsets) : 0);
-            }
-        }
-        /* Whether a step is of tile `first` or of one behind it. */
-        __device__ bool any(uint32_t step, int first) const {
-            uint32_t all = 0;
-#pragma unroll
-            for (int t = first; t < kTiles; ++t) all |= of_tile[t];
-            return all & step;
-        }
-    };
-
-    __device__ __forceinline__ void begin_products(float (&d)[Tile::kBlockN / 2], const Operands &a,
-                                                   uint64_t weights) const {
+    __device__ __forceinline__ void begin_products(Sums &d, const Operands &a, uint64_t descriptor, int slot) const {
+        const uint64_t weights = ptx::wgmma_advance(descriptor, slot * static_cast<int>(sizeof shared.stages[0]));
         ptx::wgmma_fence();
 #pragma unroll
         for (int i = 0; i < kProducts; ++i) wgmma<T>(d, a[i], ptx::wgmma_advance(weights, i * 32));
         ptx::wgmma_commit();
     }
 
-    static __device__ __forceinline__ void end_products(float (&d)[Tile::kBlockN / 2], Operands &a) {
+    static __device__ __forceinline__ void end_products(Sums &d, Operands &a) {
         ptx::wgmma_wait<0>();
 #pragma unroll
         for (auto &operand : a) ptx::wgmma_hold(operand);
         ptx::wgmma_hold(d);
     }
 
-    /* Adds up a segment. While a tile is multiplied the rows of the next one are fetched: of another tile at the same
-     * step, or of the first one at the next step. */
-    __device__ __forceinline__ void add(float (&d)[kTiles][Tile::kBlockN / 2], RingPosition<kStages> &place,
-                                        uint64_t descriptor, const typename Tile::Pool::Resident &here) const {
-        Steps steps(*this, here.masks);
-        uint32_t places[kTiles];
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) places[t] = places_of(t);
-        const uint32_t begin = here.begin + first_byte();
-        /* Of the first tile from `first` on that has a step. */
-        const auto fetch_next = [&](const RingPosition<kStages> &at, uint32_t step, int first) {
-            uint32_t chosen = places[kTiles - 1];
-#pragma unroll
-            for (int t = kTiles - 2; t >= first; --t)
-                if (steps.of_tile[t] & step) chosen = places[t];
-            return fetch(shared.stages[at.slot].places, chosen, begin);
-        };
+    __device__ __forceinline__ void wait_for_stage(const Place &place) const {
+        ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
+    }
+    __device__ __forceinline__ void leave_stage(Place &place) const {
+        __syncwarp(); /* all have seen it full, also where there was nothing to do */
+        if (lane == 0) ptx::mbarrier_arrive(&shared.empty[place.slot]);
+        place.advance();
+    }
+
+    /* Adds up what is resident. While a step is multiplied the rows of the next one are fetched, unless the tile has no
+     * neighbours there. */
+    __device__ __forceinline__ void add(Sums &d, Place &place, uint64_t descriptor, uint32_t begin, uint32_t left,
+                                        uint32_t mine) const {
+        begin += first_byte();
+        const uint32_t first = first_place();
         Pieces pieces;
         bool fetched = false;
-        while (steps.left) {
-            const uint32_t step = steps.left & -steps.left;
-            steps.left ^= step;
-            const uint32_t next = steps.left & -steps.left;
-            const RingPosition<kStages> here = place;
-            place.advance();
-            if (!fetched) {
-                ptx::mbarrier_wait_parity(&shared.full[here.slot], here.parity);
-                if (steps.any(step, 0)) pieces = fetch_next(here, step, 0);
-            }
-            const uint64_t weights = ptx::wgmma_advance(descriptor, here.slot * kStageBytes);
-#pragma unroll
-            for (int t = 0; t < kTiles; ++t) {
-                if (!(steps.of_tile[t] & step)) continue;
+        while (left) {
+            const uint32_t step = left & -left;
+            left ^= step;
+            if (!fetched) wait_for_stage(place);
+            if (mine & step) {
+                if (!fetched) pieces = fetch(shared.stages[place.slot].places, first, begin);
                 Operands a;
                 arrange(a, pieces);
-                begin_products(d[t], a, weights);
-                if (steps.any(step, t + 1)) {
-                    pieces = fetch_next(here, step, t + 1);
-                } else if (fetched = steps.any(next, 0); fetched) {
-                    ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
-                    pieces = fetch_next(place, next, 0);
+                begin_products(d, a, descriptor, place.slot);
+                fetched = mine & left & -left;
+                if (fetched) {
+                    Place next = place;
+                    next.advance();
+                    wait_for_stage(next);
+                    pieces = fetch(shared.stages[next.slot].places, first, begin);
                 }
-                end_products(d[t], a);
+                end_products(d, a);
             }
-            __syncwarp(); /* all have seen the stage full, also where there was nothing to do */
-            if (lane == 0) ptx::mbarrier_arrive(&shared.empty[here.slot]);
+            leave_stage(place);
         }
     }
 
-    /* The same of a segment that reads more rows than fit: they come from memory. */
-    __device__ __forceinline__ void add_from_memory(float (&d)[kTiles][Tile::kBlockN / 2], RingPosition<kStages> &place,
-                                                    uint64_t descriptor, const typename Tile::Pool::Resident &here,
-                                                    const int32_t *rows, int k) const {
-        Steps steps(*this, here.masks);
-        while (steps.left) {
-            const uint32_t step = steps.left & -steps.left;
-            steps.left ^= step;
-            ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
-            const uint64_t weights = ptx::wgmma_advance(descriptor, place.slot * kStageBytes);
-#pragma unroll
-            for (int t = 0; t < kTiles; ++t) {
-                if (!(steps.of_tile[t] & step)) continue;
+    /* Adds up a segment that reads more rows than fit: they come from memory. */
+    __device__ __forceinline__ void add_from_memory(Sums &d, Place &place, uint64_t descriptor,
+                                                    const int64_t (&rows)[2], uint32_t left, uint32_t mine,
+                                                    int k) const {
+        while (left) {
+            const uint32_t step = left & -left;
+            left ^= step;
+            wait_for_stage(place);
+            if (mine & step) {
                 Operands a;
-                arrange(a, fetch_from_memory(rows, __ffs(static_cast<int>(step)) - 1, t, k));
-                begin_products(d[t], a, weights);
-                end_products(d[t], a);
+                arrange(a, fetch_from_memory(rows, __ffs(static_cast<int>(step)) - 1, k));
+                begin_products(d, a, descriptor, place.slot);
+                end_products(d, a);
             }
-            __syncwarp();
-            if (lane == 0) ptx::mbarrier_arrive(&shared.empty[place.slot]);
-            place.advance();
+            leave_stage(place);
         }
     }
 
@@ -393,30 +353,33 @@ struct Consumer {
     __device__ void run() const {
         uint64_t descriptor = ptx::wgmma_descriptor(shared.stages[0].weights);
         ptx::wgmma_hold(descriptor);
-        RingPosition<kStages> place;
+        const uint32_t offsets = ~0u >> (32 - p.volume);
+        Place place;
         RingPosition<2> resident;
         for (Work<Tile> work{p, tasks}; work.exists(); work.advance()) {
-            const int32_t *const rows = work.record() + FG_SEGMENT_HEAD;
-            float d[kTiles][Tile::kBlockN / 2] = {};
+            int64_t rows[2];
+            find_rows(rows, work.record());
+            Sums d = {};
             for (int k = 0; k < p.depth; k += Tile::kDepth) {
                 ptx::mbarrier_wait_parity(&shared.pool.arrived[resident.slot], resident.parity);
                 const auto &here = shared.pool.residents[resident.slot];
+                uint32_t all = 0;
+#pragma unroll
+                for (const uint32_t mask : here.masks) all |= mask;
+                /* Reduced, so that the compiler sees branches of whole warps: it would serialise wgmma otherwise. */
+                const uint32_t left = __reduce_or_sync(~0u, steps_of(all & offsets));
+                const uint32_t mine = __reduce_or_sync(~0u, steps_of(here.masks[warpgroup] & offsets));
                 if (__any_sync(~0u, here.whole))
-                    add(d, place, descriptor, here);
+                    add(d, place, descriptor, here.begin, left, mine);
                 else
-                    add_from_memory(d, place, descriptor, here, rows, k);
+                    add_from_memory(d, place, descriptor, rows, left, mine, k);
                 if (lane == 0) ptx::mbarrier_arrive(&shared.pool.left[resident.slot]);
                 resident.advance();
             }
             const int n0 = work.column_tile() * Tile::kBlockN;
-            const float *const bias = bring_bias(n0);
-#pragma unroll
-            for (int t = 0; t < kTiles; ++t) {
-                const int64_t two[2] = {row_at(rows, t, 0), row_at(rows, t, 1)};
-                add_rows<T>(d[t], bias, p, n0, two);
-                activate(d[t], p.epilogue.activation);
-                store_rows<T>(d[t], p, n0, two);
-            }
+            add_rows<T>(d, bring_bias(n0), p, n0, rows);
+            activate(d, p.epilogue.activation);
+            store_rows<T>(d, p, n0, rows);
         }
     }
 };
@@ -552,7 +515,8 @@ fg_status launch_tile(const GatherParams &p, const fg_plan &plan, bool weight_is
     }
     if (plan.block_k == 16) return go(SegmentTile<64, 16>{});
     if (plan.block_k == 32) return go(SegmentTile<64, 32>{});
-    return go(SegmentTile<64, 64>{});
+    if (plan.block_n == 64) return go(SegmentTile<64, 64>{});
+    return go(SegmentTile<128, 64>{});
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ struct SegmentTile {
     static constexpr int kProducts =
         std::min(kBlockN == 128 ? 2 : 96 / kSums, ceil_div<int>(FG_SEGMENT_VOLUME, kConsumers *kPacked));
     static constexpr int kOffsets = kConsumers * kProducts * kPacked; /* of a group, at most */
-    using Pool = SegmentPool<2 * kDepth, true, kGatherers>;
+    using Pool = SegmentPool<2 * kDepth, true, kGatherers, 1472>; /* as there is room */
     static constexpr int kStages = kBlockN == 128 ? 2 : kBlockN == 64 ? 4 : 3; /* as there is room */
     static constexpr int kGradBytes = ceil_div(kBlockN, 64) * kBlockBytes;
     static constexpr int kConsumerRegisters = kBlockN == 128 ? 160 : 152;

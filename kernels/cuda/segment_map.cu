@@ -37,7 +37,7 @@ template <int kTiles>
 struct Shared {
     static constexpr int kRows = FG_SEGMENT_TILE * kTiles;
     static constexpr int kPlaces = fg_segment_places(kTiles);
-    static constexpr int kSlots = kTiles == 8 ? 4096 : 2048;
+    static constexpr int kSlots = 2048;
     static constexpr int kMissing = kSlots; /* the slot of missing neighbours */
     static_assert(kPlaces + kRows < kSlots, "there are empty slots: a search of the table ends");
 
@@ -52,7 +52,7 @@ struct Shared {
 
     /* The slot of an input row. A thread that has put a row into a table of too many has no room for more. */
     __device__ __forceinline__ uint32_t insert(uint32_t row, bool &room) {
-        constexpr int kSlotBits = kTiles == 8 ? 12 : 11;
+        constexpr int kSlotBits = 11;
         static_assert(kSlots == 1 << kSlotBits, "a slot for each value of the hash");
         for (uint32_t slot = row * 0x9e3779b1u >> (32 - kSlotBits);; slot = (slot + 1) % kSlots) {
             uint32_t there = *static_cast<volatile uint32_t *>(&table[slot]);
@@ -232,7 +232,7 @@ fg_status segment_map(const fg_segment_map_params *p, const fg_queue *queue, fg_
     segments.volume = static_cast<int>(p->map.shape[0]);
     segments.rank = fg_plan_segment_rank(p->kernel);
     segments.records = static_cast<int32_t *>(p->segments.data);
-    const auto run = p->tiles == 2 ? launch<2> : p->tiles == 4 ? launch<4> : launch<8>;
+    const auto run = p->tiles == 2 ? launch<2> : launch<4>;
     return run(segments, count, compute_capability, stream_of(queue), error);
 }
 

@@ -14,12 +14,12 @@
 namespace flexgemm {
 
 /* In shared memory. Inputs of 32, 64 or 128 bytes; swizzled, those that lie anywhere meet few bank conflicts when a
- * chunk of each is read. kWarps fill it. */
-template <int kInputBytes_, bool kSwizzled, int kWarps_>
+ * chunk of each is read. kWarps fill it. kRoom inputs of 128 bytes fit, no more than twice as many of fewer. */
+template <int kInputBytes_, bool kSwizzled, int kWarps_, int kRoom>
 struct SegmentPool {
     static constexpr int kWarps = kWarps_, kInputBytes = kInputBytes_, kChunks = kInputBytes / 16;
-    /* One segment at its largest; most leave room for nearly all of the next. */
-    static constexpr int kBytes = std::min(2 * FG_SEGMENT_PLACES * kInputBytes, FG_SEGMENT_PLACES * 128);
+    static constexpr int kBytes = std::min(2 * kRoom * kInputBytes, kRoom * 128);
+    static_assert(kRoom >= FG_SEGMENT_PLACES, "a segment at its largest fits; most leave room for all of the next");
 
     struct Resident {
         uint32_t begin; /* byte of the pool */
