@@ -110,7 +110,7 @@ def test_segments_that_fill_all_places(backend, ci, least):
     p = Problem(ci, 32, n=1500, tiles=4, kernel_size=(1, 3, 1))
     counts = p.segments[:, 0]
     assert (counts > 0).all()
-    counts[:] = np.maximum(counts, [least, 1104, least])
+    counts[:] = np.maximum(counts, [least, 1104] * 3)
     p.check(backend)
     p.check_wgrad(backend)
 

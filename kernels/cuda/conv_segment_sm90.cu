@@ -43,7 +43,7 @@ struct SegmentTile {
     static constexpr int kInputBytes = 2 * kDepth;
     using Pool = SegmentPool<kInputBytes, false, kGatherWarps, FG_SEGMENT_PLACES>;
     static constexpr int kWeightBytes = kBlockN * kRowBytes;
-    static constexpr int kStages = kBlockN == 128 ? 4 : 7; /* as there is room */
+    static constexpr int kStages = kBlockN == 128 ? 4 : 8; /* as there is room */
     __host__ __device__ static int steps(const GatherParams &p) { return ceil_div(p.volume, kPacked); }
     __host__ __device__ static int depth_blocks(const GatherParams &p) { return ceil_div(p.depth, kDepth); }
 };
@@ -146,16 +146,12 @@ struct Consumer {
     const int tasks;
     static constexpr int kProducts = kStepDepth / 16; /* wgmma of a step */
     using Operands = uint32_t[kProducts][4];
-    using Place = RingPosition<Tile::kStages>;
+    static constexpr int kBatch = Tile::kBlockN == 128 ? 1 : 2; /* steps at once, as registers allow */
 
     /* The rows of the map and of `out` that are this thread's of the warpgroup's tile, -1 for none. */
-    __device__ void find_rows(int64_t (&rows)[2], const int32_t *record) const {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int in_segment = warpgroup * FG_SEGMENT_TILE + warp * 16 + half * 8 + lane / 4;
-            const int32_t row = warpgroup < p.segment_tiles ? record[FG_SEGMENT_HEAD + in_segment] : -1;
-            rows[half] = row < p.rows ? row : -1;
-        }
+    __device__ int32_t row_of(const int32_t *record, int half) const {
+        const int in_segment = warpgroup * FG_SEGMENT_TILE + warp * 16 + half * 8 + lane / 4;
+        return warpgroup < p.segment_tiles ? record[FG_SEGMENT_HEAD + in_segment] : -1;
     }
 
     /* What this thread holds of a row, 8 channels from 8 * (lane % 4) on and 8 that are 32 further; or 4 of 16. */
@@ -211,9 +207,10 @@ struct Consumer {
     }
 
     /* The same of a segment that reads more rows than fit: from memory. */
-    __device__ Piece piece_from_memory(int64_t row, int v, int k) const {
+    __device__ Piece piece_from_memory(int32_t row, int v, int k) const {
         Piece piece = {};
-        const uint32_t input = row < 0 || v >= p.volume ? ~0u : static_cast<uint32_t>(p.map[v * p.rows + row]);
+        const bool exists = row >= 0 && row < p.rows && v < p.volume;
+        const uint32_t input = exists ? static_cast<uint32_t>(p.map[v * p.rows + row]) : ~0u;
         if (input >= p.in_rows) return piece;
         const int channel = k + lane % 4 * (Tile::kDepth == 16 ? 4 : 8);
         const T *const in = static_cast<const T *>(p.in) + input * p.in_stride + channel;
@@ -232,7 +229,7 @@ struct Consumer {
         return piece;
     }
 
-    __device__ Pieces fetch_from_memory(const int64_t (&rows)[2], int first_offset, int k) const {
+    __device__ Pieces fetch_from_memory(const int32_t (&rows)[2], int first_offset, int k) const {
         Pieces pieces;
 #pragma unroll
         for (int i = 0; i < Tile::kPacked; ++i) {
@@ -266,75 +263,73 @@ struct Consumer {
 
     using Sums = float[Tile::kBlockN / 2];
 
-    __device__ __forceinline__ void begin_products(Sums &d, const Operands &a, uint64_t descriptor, int slot) const {
-        const uint64_t weights = ptx::wgmma_advance(descriptor, slot * static_cast<int>(sizeof shared.stages[0]));
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < kProducts; ++i) wgmma<T>(d, a[i], ptx::wgmma_advance(weights, i * 32));
-        ptx::wgmma_commit();
+    /* The stages of the ring are counted on and on: a position is that of the count. */
+    __device__ __forceinline__ static int slot_of(uint32_t stage) { return static_cast<int>(stage % Tile::kStages); }
+    /* A lane for each of `count`. All are waited for, also where there is nothing to do: a barrier that is two rounds
+     * behind looks as if it were ahead. */
+    __device__ __forceinline__ void wait_for_stages(uint32_t stage, uint32_t count) const {
+        const uint32_t own = stage + lane;
+        if (static_cast<uint32_t>(lane) < count)
+            ptx::mbarrier_wait_parity(&shared.full[slot_of(own)], own / Tile::kStages & 1);
+        __syncwarp();
+    }
+    __device__ __forceinline__ void leave_stages(uint32_t stage, uint32_t count) const {
+        __syncwarp();
+        if (static_cast<uint32_t>(lane) < count) ptx::mbarrier_arrive(&shared.empty[slot_of(stage + lane)]);
     }
 
-    static __device__ __forceinline__ void end_products(Sums &d, Operands &a) {
-        ptx::wgmma_wait<0>();
+    __device__ __forceinline__ void multiply(Sums &d, const Operands &a, uint64_t descriptor, uint32_t stage) const {
+        const uint64_t weights =
+            ptx::wgmma_advance(descriptor, slot_of(stage) * static_cast<int>(sizeof shared.stages[0]));
+#pragma unroll
+        for (int i = 0; i < kProducts; ++i) wgmma<T>(d, a[i], ptx::wgmma_advance(weights, i * 32));
+    }
+    __device__ __forceinline__ static void end_products(Sums &d, Operands &a) {
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>(); /* the other warpgroups keep the tensor cores busy */
 #pragma unroll
         for (auto &operand : a) ptx::wgmma_hold(operand);
         ptx::wgmma_hold(d);
     }
 
-    __device__ __forceinline__ void wait_for_stage(const Place &place) const {
-        ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
-    }
-    __device__ __forceinline__ void leave_stage(Place &place) const {
-        __syncwarp(); /* all have seen it full, also where there was nothing to do */
-        if (lane == 0) ptx::mbarrier_arrive(&shared.empty[place.slot]);
-        place.advance();
-    }
-
-    /* Adds up what is resident. While a step is multiplied the rows of the next one are fetched, unless the tile has no
-     * neighbours there. */
-    __device__ __forceinline__ void add(Sums &d, Place &place, uint64_t descriptor, uint32_t begin, uint32_t left,
-                                        uint32_t mine) const {
-        begin += first_byte();
-        const uint32_t first = first_place();
-        Pieces pieces;
-        bool fetched = false;
+    /* Adds up a segment, whose stages are those of `left`, at the steps of `mine`. Two steps at once where the second
+     * is near: what takes time is one thing after another, from the barrier to the end of the products, and not much
+     * longer for both. fetch_step(pieces, stage, step) brings a step's rows. */
+    template <class Fetch>
+    __device__ __forceinline__ void add(Sums &d, uint32_t &stage, uint64_t descriptor, uint32_t left, uint32_t mine,
+                                        const Fetch &fetch_step) const {
+        constexpr uint32_t kNear = Tile::kStages / 2; /* stages that may be held */
         while (left) {
-            const uint32_t step = left & -left;
-            left ^= step;
-            if (!fetched) wait_for_stage(place);
-            if (mine & step) {
-                if (!fetched) pieces = fetch(shared.stages[place.slot].places, first, begin);
-                Operands a;
+            const uint32_t first = mine & -mine, second = (mine ^ first) & -(mine ^ first);
+            const uint32_t to_first = __popc(left & (first - 1)), to_second = __popc(left & (second - 1));
+            const bool both = kBatch == 2 && second && to_second < kNear;
+            const uint32_t passed = both ? to_second + 1 : min(to_first + (mine != 0), kNear);
+            wait_for_stages(stage, passed);
+            Operands a, b;
+            Pieces pieces, others;
+            if (both) {
+                fetch_step(pieces, stage + to_first, first);
+                fetch_step(others, stage + to_second, second);
                 arrange(a, pieces);
-                begin_products(d, a, descriptor, place.slot);
-                fetched = mine & left & -left;
-                if (fetched) {
-                    Place next = place;
-                    next.advance();
-                    wait_for_stage(next);
-                    pieces = fetch(shared.stages[next.slot].places, first, begin);
-                }
+                arrange(b, others);
+                ptx::wgmma_fence();
+                multiply(d, a, descriptor, stage + to_first);
+                multiply(d, b, descriptor, stage + to_second);
                 end_products(d, a);
-            }
-            leave_stage(place);
-        }
-    }
-
-    /* Adds up a segment that reads more rows than fit: they come from memory. */
-    __device__ __forceinline__ void add_from_memory(Sums &d, Place &place, uint64_t descriptor,
-                                                    const int64_t (&rows)[2], uint32_t left, uint32_t mine,
-                                                    int k) const {
-        while (left) {
-            const uint32_t step = left & -left;
-            left ^= step;
-            wait_for_stage(place);
-            if (mine & step) {
-                Operands a;
-                arrange(a, fetch_from_memory(rows, __ffs(static_cast<int>(step)) - 1, k));
-                begin_products(d, a, descriptor, place.slot);
+#pragma unroll
+                for (auto &operand : b) ptx::wgmma_hold(operand);
+                mine ^= first | second;
+            } else if (mine && to_first < kNear) {
+                fetch_step(pieces, stage + to_first, first);
+                arrange(a, pieces);
+                ptx::wgmma_fence();
+                multiply(d, a, descriptor, stage + to_first);
                 end_products(d, a);
+                mine ^= first;
             }
-            leave_stage(place);
+            leave_stages(stage, passed);
+            stage += passed;
+            for (uint32_t i = 0; i < passed; ++i) left &= left - 1;
         }
     }
 
@@ -354,11 +349,10 @@ struct Consumer {
         uint64_t descriptor = ptx::wgmma_descriptor(shared.stages[0].weights);
         ptx::wgmma_hold(descriptor);
         const uint32_t offsets = ~0u >> (32 - p.volume);
-        Place place;
+        uint32_t stage = 0;
         RingPosition<2> resident;
         for (Work<Tile> work{p, tasks}; work.exists(); work.advance()) {
-            int64_t rows[2];
-            find_rows(rows, work.record());
+            const int32_t rows[2] = {row_of(work.record(), 0), row_of(work.record(), 1)};
             Sums d = {};
             for (int k = 0; k < p.depth; k += Tile::kDepth) {
                 ptx::mbarrier_wait_parity(&shared.pool.arrived[resident.slot], resident.parity);
@@ -369,17 +363,24 @@ struct Consumer {
                 /* Reduced, so that the compiler sees branches of whole warps: it would serialise wgmma otherwise. */
                 const uint32_t left = __reduce_or_sync(~0u, steps_of(all & offsets));
                 const uint32_t mine = __reduce_or_sync(~0u, steps_of(here.masks[warpgroup] & offsets));
-                if (__any_sync(~0u, here.whole))
-                    add(d, place, descriptor, here.begin, left, mine);
-                else
-                    add_from_memory(d, place, descriptor, rows, left, mine, k);
+                if (__any_sync(~0u, here.whole)) {
+                    const uint32_t begin = here.begin + first_byte(), places = first_place();
+                    add(d, stage, descriptor, left, mine, [&](Pieces &pieces, uint32_t at, uint32_t) {
+                        pieces = fetch(shared.stages[slot_of(at)].places, places, begin);
+                    });
+                } else {
+                    add(d, stage, descriptor, left, mine, [&](Pieces &pieces, uint32_t, uint32_t step) {
+                        pieces = fetch_from_memory(rows, __ffs(static_cast<int>(step)) - 1, k);
+                    });
+                }
                 if (lane == 0) ptx::mbarrier_arrive(&shared.pool.left[resident.slot]);
                 resident.advance();
             }
             const int n0 = work.column_tile() * Tile::kBlockN;
-            add_rows<T>(d, bring_bias(n0), p, n0, rows);
+            const int64_t two[2] = {rows[0] < p.rows ? rows[0] : -1, rows[1] < p.rows ? rows[1] : -1};
+            add_rows<T>(d, bring_bias(n0), p, n0, two);
             activate(d, p.epilogue.activation);
-            store_rows<T>(d, p, n0, rows);
+            store_rows<T>(d, p, n0, two);
         }
     }
 };
