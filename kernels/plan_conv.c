@@ -186,7 +186,7 @@ static void choose_segments(const fg_conv_question *q, fg_plan *plan, double *be
                         (double)waves * (SEGMENT_SECONDS + (double)blocks * fmax(products, moves));
     if (cost > WORTHWHILE * *best && !only) return;
     *best = cost;
-    set_tile(plan, FG_SEGMENT_TILE, block_n, block_n == 128 ? 4 : 7);
+    set_tile(plan, FG_SEGMENT_TILE, block_n, block_n == 128 ? 5 : 8);
     plan->block_k = depth;
     plan->segment_tiles = tiles;
     plan->groups = 0;

@@ -43,7 +43,7 @@ struct SegmentTile {
     static constexpr int kInputBytes = 2 * kDepth;
     using Pool = SegmentPool<kInputBytes, false, kGatherWarps, FG_SEGMENT_PLACES>;
     static constexpr int kWeightBytes = kBlockN * kRowBytes;
-    static constexpr int kStages = kBlockN == 128 ? 4 : 8; /* as there is room */
+    static constexpr int kStages = kBlockN == 128 ? 5 : 8; /* as there is room */
     __host__ __device__ static int steps(const GatherParams &p) { return ceil_div(p.volume, kPacked); }
     __host__ __device__ static int depth_blocks(const GatherParams &p) { return ceil_div(p.depth, kDepth); }
 };
@@ -146,12 +146,16 @@ struct Consumer {
     const int tasks;
     static constexpr int kProducts = kStepDepth / 16; /* wgmma of a step */
     using Operands = uint32_t[kProducts][4];
-    static constexpr int kBatch = Tile::kBlockN == 128 ? 1 : 2; /* steps at once, as registers allow */
+    using Place = RingPosition<Tile::kStages>;
 
-    /* The rows of the map and of `out` that are this thread's of the warpgroup's tile, -1 for none. */
-    __device__ int32_t row_of(const int32_t *record, int half) const {
-        const int in_segment = warpgroup * FG_SEGMENT_TILE + warp * 16 + half * 8 + lane / 4;
-        return warpgroup < p.segment_tiles ? record[FG_SEGMENT_HEAD + in_segment] : -1;
+    /* The warpgroup's tile of a segment: each takes its turn at those with many neighbours. */
+    __device__ int tile_of(int segment) const { return (warpgroup + segment) % kConsumers; }
+
+    /* The row of the map and of `out` that is the upper or lower one of this thread's, -1 for none. */
+    __device__ int32_t row_of(const int32_t *record, int tile, int half) const {
+        const int in_segment = tile * FG_SEGMENT_TILE + warp * 16 + half * 8 + lane / 4;
+        const int32_t row = tile < p.segment_tiles ? record[FG_SEGMENT_HEAD + in_segment] : -1;
+        return row < p.rows ? row : -1;
     }
 
     /* What this thread holds of a row, 8 channels from 8 * (lane % 4) on and 8 that are 32 further; or 4 of 16. */
@@ -187,9 +191,9 @@ struct Consumer {
     }
 
     /* Where a stage has this thread's places, 128 bytes for each offset and tile, swizzled by TMA. */
-    __device__ uint32_t first_place() const {
+    __device__ uint32_t first_place(int tile) const {
         const int word = warp * 8 + lane / 4;
-        return static_cast<uint32_t>(warpgroup * kTilePlacesBytes + (word / 4 ^ warpgroup) * 16 + word % 4 * 4);
+        return static_cast<uint32_t>(tile * kTilePlacesBytes + (word / 4 ^ tile) * 16 + word % 4 * 4);
     }
 
     /* The tile's rows at a step; `begin` is this thread's first byte of the resident. */
@@ -209,7 +213,7 @@ struct Consumer {
     /* The same of a segment that reads more rows than fit: from memory. */
     __device__ Piece piece_from_memory(int32_t row, int v, int k) const {
         Piece piece = {};
-        const bool exists = row >= 0 && row < p.rows && v < p.volume;
+        const bool exists = row >= 0 && v < p.volume;
         const uint32_t input = exists ? static_cast<uint32_t>(p.map[v * p.rows + row]) : ~0u;
         if (input >= p.in_rows) return piece;
         const int channel = k + lane % 4 * (Tile::kDepth == 16 ? 4 : 8);
@@ -263,73 +267,82 @@ struct Consumer {
 
     using Sums = float[Tile::kBlockN / 2];
 
-    /* The stages of the ring are counted on and on: a position is that of the count. */
-    __device__ __forceinline__ static int slot_of(uint32_t stage) { return static_cast<int>(stage % Tile::kStages); }
-    /* A lane for each of `count`. All are waited for, also where there is nothing to do: a barrier that is two rounds
-     * behind looks as if it were ahead. */
-    __device__ __forceinline__ void wait_for_stages(uint32_t stage, uint32_t count) const {
-        const uint32_t own = stage + lane;
-        if (static_cast<uint32_t>(lane) < count)
-            ptx::mbarrier_wait_parity(&shared.full[slot_of(own)], own / Tile::kStages & 1);
-        __syncwarp();
-    }
-    __device__ __forceinline__ void leave_stages(uint32_t stage, uint32_t count) const {
-        __syncwarp();
-        if (static_cast<uint32_t>(lane) < count) ptx::mbarrier_arrive(&shared.empty[slot_of(stage + lane)]);
-    }
-
-    __device__ __forceinline__ void multiply(Sums &d, const Operands &a, uint64_t descriptor, uint32_t stage) const {
-        const uint64_t weights =
-            ptx::wgmma_advance(descriptor, slot_of(stage) * static_cast<int>(sizeof shared.stages[0]));
+    __device__ __forceinline__ void begin_products(Sums &d, const Operands &a, uint64_t descriptor, int slot) const {
+        const uint64_t weights = ptx::wgmma_advance(descriptor, slot * static_cast<int>(sizeof shared.stages[0]));
+        ptx::wgmma_fence();
 #pragma unroll
         for (int i = 0; i < kProducts; ++i) wgmma<T>(d, a[i], ptx::wgmma_advance(weights, i * 32));
-    }
-    __device__ __forceinline__ static void end_products(Sums &d, Operands &a) {
         ptx::wgmma_commit();
-        ptx::wgmma_wait<0>(); /* the other warpgroups keep the tensor cores busy */
+    }
+
+    static __device__ __forceinline__ void end_products(Sums &d, Operands &a) {
+        ptx::wgmma_wait<0>();
 #pragma unroll
         for (auto &operand : a) ptx::wgmma_hold(operand);
         ptx::wgmma_hold(d);
     }
 
-    /* Adds up a segment, whose stages are those of `left`, at the steps of `mine`. Two steps at once where the second
-     * is near: what takes time is one thing after another, from the barrier to the end of the products, and not much
-     * longer for both. fetch_step(pieces, stage, step) brings a step's rows. */
-    template <class Fetch>
-    __device__ __forceinline__ void add(Sums &d, uint32_t &stage, uint64_t descriptor, uint32_t left, uint32_t mine,
-                                        const Fetch &fetch_step) const {
-        constexpr uint32_t kNear = Tile::kStages / 2; /* stages that may be held */
-        while (left) {
-            const uint32_t first = mine & -mine, second = (mine ^ first) & -(mine ^ first);
-            const uint32_t to_first = __popc(left & (first - 1)), to_second = __popc(left & (second - 1));
-            const bool both = kBatch == 2 && second && to_second < kNear;
-            const uint32_t passed = both ? to_second + 1 : min(to_first + (mine != 0), kNear);
-            wait_for_stages(stage, passed);
-            Operands a, b;
-            Pieces pieces, others;
-            if (both) {
-                fetch_step(pieces, stage + to_first, first);
-                fetch_step(others, stage + to_second, second);
+    __device__ __forceinline__ void wait_for_stage(const Place &place) const {
+        ptx::mbarrier_wait_parity(&shared.full[place.slot], place.parity);
+    }
+    __device__ __forceinline__ void leave_stage(Place &place) const {
+        __syncwarp(); /* all have seen it full, also where there was nothing to do */
+        if (lane == 0) ptx::mbarrier_arrive(&shared.empty[place.slot]);
+        place.advance();
+    }
+
+    /* Leaves stages, a bit of `left` for each, up to the next one at which the tile has neighbours. */
+    __device__ __forceinline__ bool find_step(Place &place, uint32_t &left, uint32_t mine) const {
+        while (left && !(mine & left & -left)) {
+            wait_for_stage(place);
+            leave_stage(place);
+            left &= left - 1;
+        }
+        return left != 0;
+    }
+
+    /* Adds up what is resident. While a step is multiplied the rows of the next one are fetched, unless the tile has no
+     * neighbours there. */
+    __device__ __forceinline__ void add(Sums &d, Place &place, uint64_t descriptor, int tile, uint32_t begin,
+                                        uint32_t left, uint32_t mine) const {
+        const uint32_t places = first_place(tile);
+        const auto fetch_stage = [&](const Place &stage) {
+            wait_for_stage(stage);
+            return fetch(shared.stages[stage.slot].places, places, begin);
+        };
+        begin += first_byte();
+        while (find_step(place, left, mine)) {
+            Pieces pieces = fetch_stage(place);
+            bool near;
+            do {
+                Operands a;
                 arrange(a, pieces);
-                arrange(b, others);
-                ptx::wgmma_fence();
-                multiply(d, a, descriptor, stage + to_first);
-                multiply(d, b, descriptor, stage + to_second);
+                begin_products(d, a, descriptor, place.slot);
+                left &= left - 1;
+                near = mine & left & -left;
+                if (near) {
+                    Place next = place;
+                    next.advance();
+                    pieces = fetch_stage(next);
+                }
                 end_products(d, a);
-#pragma unroll
-                for (auto &operand : b) ptx::wgmma_hold(operand);
-                mine ^= first | second;
-            } else if (mine && to_first < kNear) {
-                fetch_step(pieces, stage + to_first, first);
-                arrange(a, pieces);
-                ptx::wgmma_fence();
-                multiply(d, a, descriptor, stage + to_first);
-                end_products(d, a);
-                mine ^= first;
-            }
-            leave_stages(stage, passed);
-            stage += passed;
-            for (uint32_t i = 0; i < passed; ++i) left &= left - 1;
+                leave_stage(place);
+            } while (near);
+        }
+    }
+
+    /* Adds up a segment that reads more rows than fit: they come from memory. */
+    __device__ __forceinline__ void add_from_memory(Sums &d, Place &place, uint64_t descriptor, int tile,
+                                                    const int32_t *record, uint32_t left, uint32_t mine, int k) const {
+        const int32_t rows[2] = {row_of(record, tile, 0), row_of(record, tile, 1)};
+        while (find_step(place, left, mine)) {
+            wait_for_stage(place);
+            Operands a;
+            arrange(a, fetch_from_memory(rows, __ffs(static_cast<int>(left)) - 1, k));
+            begin_products(d, a, descriptor, place.slot);
+            end_products(d, a);
+            leave_stage(place);
+            left &= left - 1;
         }
     }
 
@@ -349,10 +362,10 @@ struct Consumer {
         uint64_t descriptor = ptx::wgmma_descriptor(shared.stages[0].weights);
         ptx::wgmma_hold(descriptor);
         const uint32_t offsets = ~0u >> (32 - p.volume);
-        uint32_t stage = 0;
+        Place place;
         RingPosition<2> resident;
         for (Work<Tile> work{p, tasks}; work.exists(); work.advance()) {
-            const int32_t rows[2] = {row_of(work.record(), 0), row_of(work.record(), 1)};
+            const int tile = tile_of(work.segment());
             Sums d = {};
             for (int k = 0; k < p.depth; k += Tile::kDepth) {
                 ptx::mbarrier_wait_parity(&shared.pool.arrived[resident.slot], resident.parity);
@@ -362,25 +375,19 @@ struct Consumer {
                 for (const uint32_t mask : here.masks) all |= mask;
                 /* Reduced, so that the compiler sees branches of whole warps: it would serialise wgmma otherwise. */
                 const uint32_t left = __reduce_or_sync(~0u, steps_of(all & offsets));
-                const uint32_t mine = __reduce_or_sync(~0u, steps_of(here.masks[warpgroup] & offsets));
-                if (__any_sync(~0u, here.whole)) {
-                    const uint32_t begin = here.begin + first_byte(), places = first_place();
-                    add(d, stage, descriptor, left, mine, [&](Pieces &pieces, uint32_t at, uint32_t) {
-                        pieces = fetch(shared.stages[slot_of(at)].places, places, begin);
-                    });
-                } else {
-                    add(d, stage, descriptor, left, mine, [&](Pieces &pieces, uint32_t, uint32_t step) {
-                        pieces = fetch_from_memory(rows, __ffs(static_cast<int>(step)) - 1, k);
-                    });
-                }
+                const uint32_t mine = __reduce_or_sync(~0u, steps_of(here.masks[tile] & offsets));
+                if (__any_sync(~0u, here.whole))
+                    add(d, place, descriptor, tile, here.begin, left, mine);
+                else
+                    add_from_memory(d, place, descriptor, tile, work.record(), left, mine, k);
                 if (lane == 0) ptx::mbarrier_arrive(&shared.pool.left[resident.slot]);
                 resident.advance();
             }
             const int n0 = work.column_tile() * Tile::kBlockN;
-            const int64_t two[2] = {rows[0] < p.rows ? rows[0] : -1, rows[1] < p.rows ? rows[1] : -1};
-            add_rows<T>(d, bring_bias(n0), p, n0, two);
+            const int64_t rows[2] = {row_of(work.record(), tile, 0), row_of(work.record(), tile, 1)};
+            add_rows<T>(d, bring_bias(n0), p, n0, rows);
             activate(d, p.epilogue.activation);
-            store_rows<T>(d, p, n0, two);
+            store_rows<T>(d, p, n0, rows);
         }
     }
 };
