@@ -260,7 +260,7 @@ static int segment_map_fill(fg_call *call, void *params) {
         return -1;
     }
     if ((p->tiles & (p->tiles - 1)) != 0) {
-        PyErr_Format(PyExc_ValueError, "tiles: expected 2, 4 or 8, got %d", (int)p->tiles);
+        PyErr_Format(PyExc_ValueError, "tiles: expected 2 or 4, got %d", (int)p->tiles);
         return -1;
     }
     if (fg_expect_map(map, volume, FG_ANY, "to match kernel_size") < 0) return -1;

@@ -153,7 +153,7 @@ def segment_map(
 ) -> int:
     """map (V, M) int32 with V up to 32, order (M) int32, columns near each other in space side by side -> segments
     int32, for each 64 * tiles columns of order a record as of kernels/segment.h, the columns sorted, stably, by the
-    Gray-code rank of their neighbours. tiles: 2, 4 or 8. in_rows: the rows of the map's input. Entries of the map that
+    Gray-code rank of their neighbours. tiles: 2 or 4. in_rows: the rows of the map's input. Entries of the map that
     are none of them are no neighbours; entries of order that are no columns are rows -1 at the end of their segment."""
 
 def encode_seq(

@@ -172,7 +172,7 @@ typedef struct {
     fg_tensor map;      /* (V, M) int32 contiguous, V at most FG_SEGMENT_VOLUME */
     fg_tensor order;    /* (M) int32 contiguous: the columns, those near each other in space side by side */
     int32_t kernel[3];  /* Kw, Kh, Kd with V = Kw * Kh * Kd */
-    int32_t tiles;      /* 2, 4 or 8 */
+    int32_t tiles;      /* 2 or 4 */
     int64_t in_rows;    /* of the map's input */
     fg_tensor segments; /* out: (M / (64 * tiles) rounded up, fg_segment_words(tiles, V)) int32 contiguous */
     fg_tensor workspace;

@@ -163,9 +163,9 @@ static void choose_own_rows(const fg_conv_question *q, fg_plan *plan, double *be
 /* Hopper, by segments: what passes by are weights, and their time or that of the products is a segment's. Where rows
  * are few, so are those of a segment, and their tiles work through more offsets. */
 static void choose_segments(const fg_conv_question *q, fg_plan *plan, double *best) {
-    /* Predictions: of a tile's products at one offset, whatever it has, and for 64 columns of 64 channels; of a
-     * segment's begin and end. */
-    static const double STEP_SECONDS = 2e-8, PRODUCTS_SECONDS = 7.2e-8, SEGMENT_SECONDS = 2e-6;
+    /* Fitted to an H200, of a tile at one offset: whatever it has, with 16, 32 or 64 channels, and for 64 columns of 64
+     * channels; of a segment's begin and end. A segment of two tiles leaves warpgroups idle. */
+    static const double STEP_SECONDS[] = {3.7e-8, 5.3e-8, 6.6e-8}, PRODUCTS_SECONDS = 6.7e-8, SEGMENT_SECONDS = 0.8e-6;
     static const double LAY_OUT_BYTES = 1e12; /* a second, read and written */
     const int32_t tiles = q->segment_tiles;
     const bool masked = is_masked(q->algorithm), only = masked && q->orders.sets == 0; /* the only order there is */
@@ -177,7 +177,8 @@ static void choose_segments(const fg_conv_question *q, fg_plan *plan, double *be
     const int64_t waves = ceil_div(ceil_div(q->rows, segment) * column_tiles, q->num_sms);
     const double share = tiles == 4 ? 0.73 : 0.78; /* of the offsets, of a tile */
     const double part = (double)(block_n * depth) / (64 * 64);
-    const double products = (double)(tiles * q->v) * share * (STEP_SECONDS + PRODUCTS_SECONDS * part);
+    const double step = STEP_SECONDS[depth / 32]; /* 16, 32, 64: 0, 1, 2 */
+    const double products = (double)(FG_SEGMENT_TILES * q->v) * share * (step + PRODUCTS_SECONDS * part);
     /* Weights, places, input rows of 16-bit channels. */
     const double bytes = (double)(steps * block_n * STEP_BYTES + 2 * q->v * segment) + 2.8 * (double)(segment * depth);
     const double moves = bytes / (L2_BYTES / MEASURED_SMS);
@@ -292,9 +293,9 @@ static void choose_wgrad_segments(const fg_conv_question *q, fg_plan *plan) {
     enum { CONSUMERS = 3, PRODUCT_CHANNELS = 64, WIDEST = 128 };
     /* Of the kernel above, fitted to an H200: what is not products, and bytes from L2 of its tiles. */
     static const double OTHER_SECONDS = 1.8e-5, TILE_BYTES = 7.4e12;
-    /* Predictions: of a product at one offset with 64 rows, to which 64 output channels add, and bytes to one
-     * multiprocessor. */
-    static const double PRODUCT_SECONDS = 1.0e-7, CHANNELS_SECONDS = 3.1e-8, SM_BYTES = 4.2e10;
+    /* Of a product at one offset with 64 rows, to which 64 output channels add, likewise, and bytes to one
+     * multiprocessor; of the ends of a task. */
+    static const double PRODUCT_SECONDS = 5e-8, CHANNELS_SECONDS = 1.45e-7, SM_BYTES = 4.2e10, END_SECONDS = 6e-6;
     const int32_t tiles_each = q->segment_tiles;
     const bool only = is_masked(q->algorithm);
     if (tiles_each == 0 || !(only || q->algorithm == FG_ALGORITHM_AUTO) || fg_dtype_size(q->dtype) != 2 || q->co == 0)
@@ -316,7 +317,7 @@ static void choose_wgrad_segments(const fg_conv_question *q, fg_plan *plan) {
     const double each = fmax(tiles_each * tile_seconds, bytes / SM_BYTES) + bytes / SM_BYTES / 8;
     const double turns = (double)ceil_div(segments, slices) * (double)ceil_div(tasks * slices, q->num_sms);
     const double sums = (double)(slices * q->co * q->v * q->ci) * 2 * sizeof(float) / DRAM_BYTES;
-    const double cost = TASK_SECONDS + LAUNCH_SECONDS + sums + turns * each;
+    const double cost = TASK_SECONDS + LAUNCH_SECONDS + END_SECONDS + sums + turns * each;
 
     const double block = (double)plan->block_m * plan->block_n / (plan->block_m + plan->block_n);
     const double pairs = fg_pair_share(q->v) * (double)q->v * (double)q->rows;

@@ -9,8 +9,8 @@
 
 enum { MIN_ROWS = 32 }; /* for each multiprocessor: a quarter of the shortest segment */
 
-/* What a segment takes a multiprocessor, with its begin and end, in tenths of what a tile of the longest one takes: the
- * rows of shorter ones differ more in their neighbours, and the weights pass by for fewer of them. */
+/* What a segment takes a multiprocessor, in proportion: half of the warpgroups have no tile of a shorter one, and its
+ * rows differ more in their neighbours. */
 static const struct {
     int32_t tiles, cost;
 } lengths[] = {{4, 53}, {2, 41}};

@@ -630,11 +630,11 @@ def segment_words(tiles, volume):
 
 
 def segment_rank(mask, kernel_size):
-    """The place of each column of a mask (V, N) in the reflected Gray code of 22 of its bits: those of the offsets of
+    """The place of each column of a mask (V, N) in the reflected Gray code of 23 of its bits: those of the offsets of
     the innermost 3x3x3 first, and of a cube the corners, the edges and the faces."""
     offsets = np.abs(kernel_offsets(kernel_size, (1, 1, 1)))
     ring, distance = offsets.max(axis=1), offsets.sum(axis=1)
-    by_rank = [v for v in np.lexsort((np.arange(len(offsets)), -distance, ring)) if ring[v] > 0][:22]
+    by_rank = [v for v in np.lexsort((np.arange(len(offsets)), -distance, ring)) if ring[v] > 0][:23]
     rank = np.zeros(mask.shape[1], np.int64)
     for bit in np.cumsum(mask[by_rank], axis=0) % 2:
         rank = 2 * rank + bit

@@ -68,7 +68,7 @@ def test_a_scene_along_a_curve_needs_few_places(backend):
     order = np.argsort(reference.encode_seq(coords, shape, "z_order"), kind="stable").astype(np.int32)
     in_use = check(backend, nmap, (3, 3, 3), 4, order=order)
     assert in_use.all()
-    assert in_use[:-1].max() < 2 * 512
+    assert in_use[:-1].max() < 2 * 256 + 64
 
 
 def test_rows_with_the_same_neighbours_keep_their_order(backend):
@@ -78,7 +78,7 @@ def test_rows_with_the_same_neighbours_keep_their_order(backend):
     segments = guarded.segment_map(backend, nmap, order, (3, 3, 3), 4, 200)
     assert_segments(segments, nmap, order, (3, 3, 3), 4, 200)
     place = np.argsort(order)
-    for rows in segments[:, 16 : 16 + 512]:
+    for rows in segments[:, 16 : 16 + 256]:
         rows = rows[rows >= 0]
         masks = (nmap[:, rows] >= 0).T
         same = (masks[1:] == masks[:-1]).all(axis=1)
@@ -112,7 +112,7 @@ def test_too_many_places_are_said_and_no_others_suffer(backend, tiles):
 
 def test_rows_that_share_all_their_low_bits_are_told_apart(backend):
     nmap = np.where(random_map(512, (3, 3, 3)) >= 0, np.arange(512) // 2 << 22, -1).astype(np.int32)
-    assert check(backend, nmap, (3, 3, 3), 4, in_rows=2**31 - 1) == 257
+    assert check(backend, nmap, (3, 3, 3), 4, in_rows=2**31 - 1).tolist() == [129, 129]
 
 
 @ALL_TILES
@@ -260,7 +260,7 @@ def test_a_captured_stream_waits_for_nothing(graphs):
     array = graphs.array(np.zeros(3, np.float32))
     mark, answers = _C.mark(array), []
     graphs.capture(lambda: answers.append(_C.wait_for(mark, array, stream=graphs.stream)))
-    assert answers == [False]
+    assert answers[-1] is False  # the call before the capture may wait
     assert _C.wait_for(mark, array, stream=graphs.stream)
 
 

@@ -86,27 +86,36 @@ struct PoolGatherer {
     /* Which of a row's channels are this lane's. */
     __device__ int channel() const { return lane % Pool::kChunks * 8; }
 
-    /* Starts the copies of the inputs that have places `first` to `end`. Each lane looks at one place of 32. */
+    /* Starts the copies of the inputs that have places `first` to `end`. Each lane looks at one place of 32, the lanes
+     * that copy an input together at those they copy one after the other. */
     template <class InputAt>
     __device__ void load(const PoolSource &source, const InputAt &input_at, int first, int end) const {
-        constexpr int kRows = 32 / Pool::kChunks; /* that a warp copies at once */
+        constexpr int kChunks = Pool::kChunks, kRows = 32 / kChunks; /* that a warp copies at once */
+        constexpr int kAtOnce = kChunks < 4 ? kChunks : 4;           /* copies behind their shuffles */
         constexpr uint32_t kNone = ~0u;
-        int place = first + warp * 32 + lane;
+        int place = first + warp * 32 + lane % kChunks * kRows + lane / kChunks;
         uint32_t next = place < end ? input_at(place) : kNone;
         while (__any_sync(~0u, place < end)) {
             const uint32_t input = next, at = place < end ? Pool::at(begin, static_cast<uint32_t>(place)) : kNone;
             place += Pool::kWarps * 32;
             next = place < end ? input_at(place) : kNone;
 #pragma unroll
-            for (int i = 0; i < 32; i += kRows) {
-                const uint32_t row = __shfl_sync(~0u, input, i + lane / Pool::kChunks);
-                const uint32_t target = __shfl_sync(~0u, at, i + lane / Pool::kChunks);
-                /* Where zeros are asked for, the row is not read and may lie anywhere. */
-                if (target != kNone)
-                    ptx::cp_async_16_or_zeros(
-                        pool.inputs + (target ^ lane % Pool::kChunks * 16),
-                        reinterpret_cast<const void *>(source.first + uint64_t{row} * source.row_bytes),
-                        row >= source.rows);
+            for (int i = 0; i < kChunks; i += kAtOnce) {
+                uint32_t rows[kAtOnce], targets[kAtOnce];
+#pragma unroll
+                for (int k = 0; k < kAtOnce; ++k) {
+                    rows[k] = __shfl_sync(~0u, input, i + k, kChunks);
+                    targets[k] = __shfl_sync(~0u, at, i + k, kChunks);
+                }
+#pragma unroll
+                for (int k = 0; k < kAtOnce; ++k) {
+                    /* Where zeros are asked for, the row is not read and may lie anywhere. */
+                    if (targets[k] != kNone)
+                        ptx::cp_async_16_or_zeros(
+                            pool.inputs + (targets[k] ^ lane % kChunks * 16),
+                            reinterpret_cast<const void *>(source.first + uint64_t{rows[k]} * source.row_bytes),
+                            rows[k] >= source.rows);
+                }
             }
         }
     }
