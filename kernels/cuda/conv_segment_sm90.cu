@@ -380,7 +380,7 @@ struct Consumer {
                     add(d, place, descriptor, tile, here.begin, left, mine);
                 else
                     add_from_memory(d, place, descriptor, tile, work.record(), left, mine, k);
-                if (lane == 0) ptx::mbarrier_arrive(&shared.pool.left[resident.slot]);
+                ptx::mbarrier_arrive(&shared.pool.left[resident.slot]);
                 resident.advance();
             }
             const int n0 = work.column_tile() * Tile::kBlockN;
@@ -401,7 +401,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) {
         for (uint64_t &barrier : shared.full) ptx::mbarrier_init(&barrier, 1);
         for (uint64_t &barrier : shared.empty) ptx::mbarrier_init(&barrier, kConsumerWarps);
-        shared.pool.init(kConsumerWarps);
+        shared.pool.init(kConsumers * kWarpgroup);
         ptx::fence_mbarrier_init();
         ptx::prefetch_tensor_map(&weight_map);
         ptx::prefetch_tensor_map(&place_map);

@@ -37,7 +37,7 @@ namespace {
 
 using namespace wgrad;
 
-constexpr int kWarpgroup = 128, kConsumers = 3, kConsumerWarps = 4 * kConsumers;
+constexpr int kWarpgroup = 128, kConsumers = 3;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kBringers = 2, kGatherers = 2; /* warps of the first warpgroup */
 constexpr int kTileRows = FG_SEGMENT_TILE, kTilePlacesBytes = kTileRows * 2, kTileWords = kTileRows / 2;
@@ -54,8 +54,8 @@ struct SegmentTile {
     /* Of a consumer: what registers hold, no more than there can be offsets. */
     static constexpr int kProducts =
         std::min(kBlockN == 128 ? 2 : 96 / kSums, ceil_div<int>(FG_SEGMENT_VOLUME, kConsumers *kPacked));
-    static constexpr int kOffsets = kConsumers * kProducts * kPacked; /* of a group, at most */
-    using Pool = SegmentPool<2 * kDepth, true, kGatherers, 1472>; /* as there is room */
+    static constexpr int kOffsets = kConsumers * kProducts * kPacked;          /* of a group, at most */
+    using Pool = SegmentPool<2 * kDepth, true, kGatherers, 1472>;              /* as there is room */
     static constexpr int kStages = kBlockN == 128 ? 2 : kBlockN == 64 ? 4 : 3; /* as there is room */
     static constexpr int kGradBytes = ceil_div(kBlockN, 64) * kBlockBytes;
     static constexpr int kConsumerRegisters = kBlockN == 128 ? 160 : 152;
@@ -364,11 +364,11 @@ struct Consumer {
 #pragma unroll
                     for (int i = 0; i < Tile::kProducts; ++i)
                         if (__any_sync(~0u, (mask & bits[i]) != 0)) multiply(d[i], i, begin, grad_out);
-                    if (lane == 0) ptx::mbarrier_arrive(&shared.empty[place.slot]);
+                    ptx::mbarrier_arrive(&shared.empty[place.slot]); /* all that read it hand it back */
                     place.advance();
                 }
                 if (tile == p.segment_tiles - 1 || !whole) {
-                    if (lane == 0) ptx::mbarrier_arrive(&shared.pool.left[resident.slot]);
+                    ptx::mbarrier_arrive(&shared.pool.left[resident.slot]);
                     resident.advance();
                 }
             }
@@ -432,8 +432,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) {
         /* Every copying thread for its pieces, and one more arrival that announces what came without copies. */
         for (uint64_t &barrier : shared.full) ptx::mbarrier_init(&barrier, kBringers * (32 + 1));
-        for (uint64_t &barrier : shared.empty) ptx::mbarrier_init(&barrier, kConsumerWarps);
-        shared.pool.init(kConsumerWarps);
+        for (uint64_t &barrier : shared.empty) ptx::mbarrier_init(&barrier, kConsumers * kWarpgroup);
+        shared.pool.init(kConsumers * kWarpgroup);
         ptx::fence_mbarrier_init();
         shared.spoiled = 0;
     }

@@ -31,11 +31,11 @@ struct SegmentPool {
     Resident residents[2];
     alignas(8) uint64_t arrived[2], left[2];
 
-    /* One thread. Each of `consumer_warps` arrives when it has left a resident. */
-    __device__ void init(int consumer_warps) {
+    /* One thread. Each of `consumers`, who are threads, arrives when it has left a resident. */
+    __device__ void init(int consumers) {
         /* Every gathering thread for its rows, and one more arrival that announces where they are. */
         for (uint64_t &barrier : arrived) ptx::mbarrier_init(&barrier, kWarps * 32 + 1);
-        for (uint64_t &barrier : left) ptx::mbarrier_init(&barrier, static_cast<uint32_t>(consumer_warps));
+        for (uint64_t &barrier : left) ptx::mbarrier_init(&barrier, static_cast<uint32_t>(consumers));
     }
 
     /* Where an input lies, less than once around the pool; and anything else is somewhere in the pool as well. */
