@@ -43,7 +43,6 @@ constexpr int kBringers = 2, kGatherers = 2; /* warps of the first warpgroup */
 constexpr int kTileRows = FG_SEGMENT_TILE, kTilePlacesBytes = kTileRows * 2, kTileWords = kTileRows / 2;
 constexpr int kRowBytes = 128, kBlockBytes = kTileRows * kRowBytes; /* 64 output channels of a tile */
 static_assert(kBringers * 32 == kTileRows, "a row for each lane");
-constexpr int kEndBarrier = 1; /* named barrier, of all threads */
 
 /* Output channels of a task, input channels of each offset. */
 template <int kBlockN_, int kDepth_>
@@ -108,7 +107,8 @@ struct Shared {
     Task<Tile> task;
     alignas(8) uint64_t full[Tile::kStages];
     uint64_t empty[Tile::kStages];
-    int spoiled; /* some sum is NaN */
+    uint64_t first_ended; /* the first pass, of all threads */
+    int spoiled;          /* some sum is NaN */
 };
 
 /* A segment's record. */
@@ -139,7 +139,8 @@ __device__ __forceinline__ void every_pass(Shared<Tile> &shared, const Pass &pas
     for (uint32_t offsets = shared.task.offsets; offsets;) {
         pass(offsets);
         if (first) {
-            ptx::named_barrier(kEndBarrier, kThreads);
+            ptx::mbarrier_arrive(&shared.first_ended);
+            ptx::mbarrier_wait_parity(&shared.first_ended, 0);
             later = __any_sync(~0u, shared.spoiled) ? shared.task.offsets : 0;
             first = false;
         }
@@ -433,6 +434,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         /* Every copying thread for its pieces, and one more arrival that announces what came without copies. */
         for (uint64_t &barrier : shared.full) ptx::mbarrier_init(&barrier, kBringers * (32 + 1));
         for (uint64_t &barrier : shared.empty) ptx::mbarrier_init(&barrier, kConsumers * kWarpgroup);
+        ptx::mbarrier_init(&shared.first_ended, kThreads);
         shared.pool.init(kConsumers * kWarpgroup);
         ptx::fence_mbarrier_init();
         shared.spoiled = 0;
