@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 from benchmarks import results
 
 PANELS = {
-    "conv": ("map_train", "map_infer", "fwd", "bwd", "train_step", "cold_fwd", "cold_train"),
+    "conv": ("map_train", "map_infer", "map_frozen", "fwd", "bwd", "train_step", "cold_fwd", "cold_train"),
     "gemm": ("dense", "m_grouped_ragged"),
 }
 

@@ -228,7 +228,7 @@ def convolution(
         neighbor_map.native,
         out=out,
         order=order,
-        segments=_segments(feats, weight, neighbor_map, algorithm, groups, stream, backward=False),
+        segments=_segments(feats, weight, neighbor_map, algorithm, groups, stream),
         residual=residual,
         order_groups=None if order is None else order_groups(order, kernel_size),
         activation=activation,
@@ -310,7 +310,7 @@ def forward(
         map,
         out,
         order=order,
-        segments=_segments(feats, weight, neighbor_map, algorithm, groups, library.stream, backward=False),
+        segments=_segments(feats, weight, neighbor_map, algorithm, groups, library.stream, again=True),
         residual=residual,
         scale_feats=scale_feats,
         scale_weight=scale_weight,
@@ -375,7 +375,7 @@ def backward(
             if needs_grad[2]:
                 library.run(_C.conv_wgrad, grad_out, feats, map, None, grad_bias)
         else:
-            segments = _segments(grad_out, weight, neighbor_map, algorithm, groups, library.stream, backward=False)
+            segments = _segments(grad_out, weight, neighbor_map, algorithm, groups, library.stream)
             library.run(_C.conv_wgrad, grad_out, feats, map, grad_weight, grad_bias, segments=segments, **how)
         grad_weight = library.result(grad_weight) if needs_grad[1] else None
         grad_bias = library.result(grad_bias) if needs_grad[2] else None
@@ -391,10 +391,11 @@ def _segments(
     groups: int,
     stream: Stream,
     *,
-    backward: bool,
+    backward: bool = False,
+    again: bool = False,
 ) -> Array | None:
-    """The segments of the map, if they are there or this is the first call that goes faster by them. `rows`, feats or
-    the gradient of the output, and weight have not been looked at yet."""
+    """The segments of the map, if they are there or this is the call by which they pay. `rows`, feats or
+    the gradient of the output, and weight have not been looked at yet. again: the call has asked before."""
     found = neighbor_map._segments
     if found is not None:
         return found[0]
@@ -405,7 +406,7 @@ def _segments(
         return None
     ci, co = (shape[0], shape[4]) if backward else (shape[4], shape[0])
     place = neighbor_map.native if isinstance(rows, np.ndarray) else rows
-    return neighbor_map.segments_for(ci, co, place, stream)
+    return neighbor_map.segments_for(ci, co, place, stream, again=again)
 
 
 def bind(feats: Array, neighbor_map: NeighborMap, stream: Stream) -> Library:

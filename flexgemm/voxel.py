@@ -84,6 +84,7 @@ class NeighborMap:
         self._segments: tuple[Array | None] | None = None  # not built yet; (None,) is none at all
         self._segments_begun: tuple[Array, object] | None = None
         self._segment_layers: dict[tuple[int, int], bool] = {}
+        self._segment_calls = 0  # that would have been faster by them
         self._map: Array | None = None
         self._transposed_map: Array | None = None
         self._inverse: NeighborMap | None = None
@@ -147,7 +148,7 @@ class NeighborMap:
             other._sites = None if self._sites is None else self._sites[::-1]
             other.native, other.native_order = self._transposed(None)
             other._native_transposed, other._segments = (self.native, self.native_order), (None,)
-            other._segments_begun, other._segment_layers = None, {}
+            other._segments_begun, other._segment_layers, other._segment_calls = None, {}, 0
             other._map, other._transposed_map = self._transposed_map, self._map
             self._inverse = other
         return self._inverse
@@ -221,14 +222,14 @@ class NeighborMap:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and files: what only this process can hold, in CUDA memory of flexgemm's own, is left out."""
-        state = self.__dict__ | {"_inverse": None, "_segments": None, "_segments_begun": None, "_segment_layers": {}}
+        state = self.__dict__ | {"_inverse": None} | _no_segments()
         if isinstance(self.native, _C.DeviceArray):
             built = ("native", "native_order", "_native_transposed", "_sites")
             state |= {"_out_coords": self.out_coords} | dict.fromkeys(built)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"_segments": None, "_segments_begun": None, "_segment_layers": {}} | state)
+        self.__dict__.update(_no_segments() | state)
         if self.native is None:
             library = self._library(None)
             if not self.submanifold:
@@ -243,9 +244,12 @@ class NeighborMap:
         A mirrored map is the map itself with the weights read backwards, so that it has the same orders."""
         return (self.native, self.native_order) if self.mirrored else self._transposed(stream)
 
-    def segments_for(self, ci: int, co: int, rows: Array, stream: Stream = None) -> Array | None:
+    def segments_for(
+        self, ci: int, co: int, rows: Array, stream: Stream = None, *, again: bool = False
+    ) -> Array | None:
         """segments() for a layer of 16-bit features, ci channels to co, which works where work on `rows` goes; None if
-        it would not go by them, so that a map without others has none."""
+        it would not go by them, and until so many calls would have that building them pays: a map that serves a layer
+        or two has none. again: the same call has asked before."""
         wanted = self._segment_layers.get((ci, co))
         if wanted is None:
             tiles, gpu = _segments.tiles_of(self)
@@ -253,16 +257,20 @@ class NeighborMap:
                 self._segments = (None,)
                 return None
             wanted = self._segment_layers[ci, co] = _segments.pay_for(self, tiles, gpu, ci, co)
-        return self.segments(stream, rows) if wanted else None
+        if not wanted:
+            return None
+        self._segment_calls += not again
+        paid = self._segments_begun is not None or self._segment_calls > _segments.pay_after(self.num_voxels)
+        return self.segments(stream, rows) if paid else None
 
     def segments(self, stream: Stream = None, rows: Array | None = None) -> Array | None:
         """The segments of the map as the extension takes them: rows near each other in space and the inputs that they
         share, for layers on Hopper. None where there are none: for maps that are not mirrored, dilated ones, a volume
         of 1 or above 32, few voxels.
 
-        Built on first use, on the stream that is current then, and other streams wait until they are there; but not
-        while a CUDA graph is captured, whose they would be. rows: the array that the caller works on, by default the
-        map.
+        Built by freeze(), or when calls over the map have been so many that they pay, on the stream that is current
+        then, and other streams wait until they are there; but not while a CUDA graph is captured, whose they would be.
+        rows: the array that the caller works on, by default the map.
         """
         if self._segments is not None:
             return self._segments[0]
@@ -475,6 +483,10 @@ def conv_grids(
         raise ValueError(f"kernel_size: {kernel} with dilation {dilations} and padding {pads} fits nowhere in {grid}")
     x, y, z = axes if transposed else [a // s for a, s in zip(axes, steps, strict=True)]
     return grid, kernel, steps, pads, dilations, (grid[0], x + 1, y + 1, z + 1)
+
+
+def _no_segments() -> dict[str, Any]:
+    return {"_segments": None, "_segments_begun": None, "_segment_layers": {}, "_segment_calls": 0}
 
 
 def order_groups(order: Array | None, kernel_size: Triple) -> tuple[int, ...]:

@@ -164,8 +164,9 @@ static void choose_own_rows(const fg_conv_question *q, fg_plan *plan, double *be
  * are few, so are those of a segment, and their tiles work through more offsets. */
 static void choose_segments(const fg_conv_question *q, fg_plan *plan, double *best) {
     /* Fitted to an H200, of a tile at one offset: whatever it has, with 16, 32 or 64 channels, and for 64 columns of 64
-     * channels; of a segment's begin and end. A segment of two tiles leaves warpgroups idle. */
-    static const double STEP_SECONDS[] = {3.7e-8, 5.3e-8, 6.6e-8}, PRODUCTS_SECONDS = 6.7e-8, SEGMENT_SECONDS = 0.8e-6;
+     * channels; the least that all tiles take together, which is one of them; of a segment's begin and end. */
+    static const double STEP_SECONDS[] = {3.7e-8, 5.3e-8, 6.6e-8}, PRODUCTS_SECONDS = 6.7e-8;
+    static const double LATENCY_SECONDS[] = {1.8e-7, 2.8e-7, 5.3e-7}, SEGMENT_SECONDS = 0.8e-6;
     static const double LAY_OUT_BYTES = 1e12; /* a second, read and written */
     const int32_t tiles = q->segment_tiles;
     const bool masked = is_masked(q->algorithm), only = masked && q->orders.sets == 0; /* the only order there is */
@@ -177,8 +178,9 @@ static void choose_segments(const fg_conv_question *q, fg_plan *plan, double *be
     const int64_t waves = ceil_div(ceil_div(q->rows, segment) * column_tiles, q->num_sms);
     const double share = tiles == 4 ? 0.73 : 0.78; /* of the offsets, of a tile */
     const double part = (double)(block_n * depth) / (64 * 64);
-    const double step = STEP_SECONDS[depth / 32]; /* 16, 32, 64: 0, 1, 2 */
-    const double products = (double)(FG_SEGMENT_TILES * q->v) * share * (step + PRODUCTS_SECONDS * part);
+    const int32_t kind = depth / 32; /* 16, 32, 64: 0, 1, 2 */
+    const double offset = fmax((double)tiles * (STEP_SECONDS[kind] + PRODUCTS_SECONDS * part), LATENCY_SECONDS[kind]);
+    const double products = (double)q->v * share * offset;
     /* Weights, places, input rows of 16-bit channels. */
     const double bytes = (double)(steps * block_n * STEP_BYTES + 2 * q->v * segment) + 2.8 * (double)(segment * depth);
     const double moves = bytes / (L2_BYTES / MEASURED_SMS);

@@ -10,7 +10,7 @@ import scenes
 from reference import assert_rows, assert_same_bits
 
 import flexgemm
-from flexgemm import _C
+from flexgemm import _C, _segments
 
 # Channels: those of each tile (16, 32 and 64 of them, 32 and 64 columns), and what fills them in part or is several.
 CHANNELS = [(8, 8), (16, 32), (16, 40), (24, 32), (32, 64), (40, 24), (64, 32), (64, 64), (72, 136), (128, 128)]
@@ -251,12 +251,11 @@ def layer(cuda, dtype, ci, co, n=5000):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_layer_of_few_channels_builds_segments_and_goes_by_them(cuda, dtype):
+def test_layers_of_few_channels_go_by_the_segments_of_a_frozen_map(cuda, dtype):
     nmap, (feats, weight, grad_out) = layer(cuda, dtype, 32, 24)
-    assert nmap._segments is None
-    out = flexgemm.submanifold_conv3d(feats, weight, neighbor_map=nmap)
-    built = nmap.segments()
+    built = nmap.freeze().segments()
     assert built is not None
+    out = flexgemm.submanifold_conv3d(feats, weight, neighbor_map=nmap)
     grad_feats, _, _ = flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, neighbor_map=nmap)
     assert nmap.segments() is built
     tolerance = reference.ROW_TOLERANCE[dtype]
@@ -264,13 +263,29 @@ def test_a_layer_of_few_channels_builds_segments_and_goes_by_them(cuda, dtype):
     assert_rows(grad_feats, reference.conv_dgrad(grad_out, weight, nmap.map, len(feats)), tolerance)
 
 
-def test_the_gradient_alone_builds_them_too(cuda):
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_map_builds_them_when_so_many_calls_pay_for_them(cuda, monkeypatch, backward):
+    monkeypatch.setattr(_segments, "pay_after", lambda rows: 2 if rows == 15_000 else 0)
     nmap, (feats, weight, grad_out) = layer(cuda, "float16", 32, 32, n=15_000)
-    grad_feats, _, _ = flexgemm.submanifold_conv3d_backward(
-        grad_out, feats, weight, neighbor_map=nmap, needs_grad=(True, False, False)
+    for call in range(4):
+        assert (nmap._segments is None and nmap._segments_begun is None) == (call < 3)
+        if backward:
+            got, _, _ = flexgemm.submanifold_conv3d_backward(
+                grad_out, feats, weight, neighbor_map=nmap, needs_grad=(True, False, False)
+            )
+        else:
+            got = flexgemm.submanifold_conv3d(feats, weight, neighbor_map=nmap)
+    expected = (
+        reference.conv_dgrad(grad_out, weight, nmap.map, len(feats))
+        if backward
+        else reference.conv_forward(feats, weight, None, nmap.map)
     )
-    assert (nmap._segments or nmap._segments_begun) is not None
-    assert_rows(grad_feats, reference.conv_dgrad(grad_out, weight, nmap.map, len(feats)), 2e-3)
+    assert_rows(got, expected, 2e-3)
+
+
+@pytest.mark.parametrize(("rows", "calls"), [(4224, 144), (65_931, 11), (1_026_536, 2), (2**40, 2)])
+def test_the_calls_that_pay(rows, calls):
+    assert _segments.pay_after(rows) == calls
 
 
 @pytest.mark.parametrize("dtype, ci, co, how", [

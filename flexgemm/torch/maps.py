@@ -29,7 +29,7 @@ def assemble(leaves: Any, numbers: Any) -> NeighborMap:
     nmap.native, nmap.native_order = native, order
     nmap._native_transposed = None if gradient is None else (gradient, gradient_order)
     nmap._segments = (segments,)
-    nmap._segments_begun, nmap._segment_layers = None, {}
+    nmap._segments_begun, nmap._segment_layers, nmap._segment_calls = None, {}, 0
     nmap._map = nmap._transposed_map = nmap._inverse = None
     # Leaves of a pytree are anything.
     nmap.num_voxels = coords.shape[0] if isinstance(coords, torch.Tensor) else 0
