@@ -282,8 +282,7 @@ fg_status launch(GatherParams p, cudaStream_t stream, fg_error *error) {
     kernel<<<grid, Shape::kThreads, Kernel::kSharedBytes, stream>>>(p);
     FG_CUDA(cudaGetLastError());
     p.columns *= p.channel_groups; /* whose partial sums lie side by side, as in `out` */
-    if (p.partials) FG_CUDA(reduce_slices(p, stream));
-    return FG_OK;
+    return p.partials ? reduce_slices(p, 0, stream, error) : FG_OK;
 }
 
 /* The tiles of fg_plan_conv. */

@@ -57,8 +57,9 @@ struct GatherParams {
     }
 };
 
-/* Adds the partial sums of all slices and finishes them. (conv_reduce.cu) */
-cudaError_t reduce_slices(const GatherParams &p, cudaStream_t stream);
+/* Adds the partial sums of all slices and finishes them. From compute capability 9.0 on it may begin while the kernel
+ * that makes them ends; before that one has begun, all in front of it must have ended. (conv_reduce.cu) */
+fg_status reduce_slices(const GatherParams &p, int compute_capability, cudaStream_t stream, fg_error *error);
 
 /* By an explicit matrix and gemm(); in_aligned is used, `partials` is not. (conv_explicit.cu) */
 fg_status conv_explicit_workspace(const GatherParams &p, const fg_plan &plan, const fg_queue *queue, fg_dtype dtype,

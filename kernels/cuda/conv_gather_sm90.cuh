@@ -357,6 +357,7 @@ template <typename T, class Tile, bool kKMajor, class Consumer>
 __device__ __forceinline__ void gather_block(const GatherParams &p, const CUtensorMap &weight_map, int tasks) {
     extern __shared__ __align__(kSwizzleAtomBytes) char dynamic[];
     GatherShared<Tile> &shared = *reinterpret_cast<GatherShared<Tile> *>(dynamic);
+    if (p.partials) ptx::let_next_kernel_begin(); /* it is ours */
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < Tile::kStages; ++stage) {
             /* Every producing thread for its rows, and one more arrival that announces the weights. */
@@ -406,8 +407,7 @@ fg_status launch_gather(GatherParams p, int num_sms, cudaStream_t stream, fg_err
     if (p.next_task) FG_CUDA(cudaMemsetAsync(p.next_task, 0, sizeof *p.next_task, stream));
     kKernel<<<grid, Tile::kThreads, kSharedBytes, stream>>>(p, weight_map, static_cast<int>(tasks));
     FG_CUDA(cudaGetLastError());
-    if (p.partials) FG_CUDA(reduce_slices(p, stream));
-    return FG_OK;
+    return p.partials ? reduce_slices(p, 90, stream, error) : FG_OK;
 }
 
 /* Calls launch with a value of the tile of fg_plan_conv, one of those that every kernel has. */

@@ -6,6 +6,7 @@
  * row's column of the map tells which ones exist, and saves reading about a third of them when groups are small.
  */
 #include "conv_gather.cuh"
+#include "ptx.cuh"
 
 namespace flexgemm {
 namespace {
@@ -55,6 +56,7 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const Gat
     const int slot = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first_column = (static_cast<int>(blockIdx.x) % p.column_tiles * kParts * 32 + lane) * kWidth;
     find_slices(p, first_row, slices);
+    ptx::wait_for_earlier_kernels();
     const int64_t row = first_row + slot;
     if (row >= p.rows) return;
     const float *partials = p.partials + row * p.columns + first_column;
@@ -120,29 +122,29 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const Gat
 
 /* The workspace is 256-byte aligned: where columns are a multiple of four, so is each row to 16 bytes. */
 template <typename T, typename Out>
-cudaError_t launch(GatherParams p, cudaStream_t stream) {
+fg_status launch(GatherParams p, int compute_capability, cudaStream_t stream, fg_error *error) {
     const int width = p.columns % 4 == 0 ? 4 : 1;
     p.column_tiles = ceil_div(p.columns, kParts * 32 * width);
     const int64_t blocks = ceil_div<int64_t>(p.rows, kReduceRows) * p.column_tiles;
-    if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration; /* of 512 elements: partial sums have far fewer */
+    if (blocks > INT32_MAX) FG_CUDA(cudaErrorInvalidConfiguration); /* of 512 elements: partial sums have far fewer */
     const auto kernel = width == 4 ? reduce_slices_kernel<T, Out, 4> : reduce_slices_kernel<T, Out, 1>;
-    kernel<<<static_cast<unsigned int>(blocks), kReduceThreads, 0, stream>>>(p);
-    return cudaGetLastError();
+    return launch_early(kernel, static_cast<unsigned int>(blocks), kReduceThreads, 0, compute_capability, stream, error,
+                        p);
 }
 
 template <typename T>
-cudaError_t launch_out(const GatherParams &p, cudaStream_t stream) {
-    if (p.out_dtype == FG_FLOAT8_E4M3FN) return launch<T, __nv_fp8_e4m3>(p, stream);
-    if (p.out_dtype == FG_FLOAT8_E5M2) return launch<T, __nv_fp8_e5m2>(p, stream);
-    return launch<T, T>(p, stream);
+fg_status launch_out(const GatherParams &p, int compute_capability, cudaStream_t stream, fg_error *error) {
+    if (p.out_dtype == FG_FLOAT8_E4M3FN) return launch<T, __nv_fp8_e4m3>(p, compute_capability, stream, error);
+    if (p.out_dtype == FG_FLOAT8_E5M2) return launch<T, __nv_fp8_e5m2>(p, compute_capability, stream, error);
+    return launch<T, T>(p, compute_capability, stream, error);
 }
 
 }  // namespace
 
-cudaError_t reduce_slices(const GatherParams &p, cudaStream_t stream) {
-    if (p.added_dtype == FG_FLOAT16) return launch_out<__half>(p, stream);
-    if (p.added_dtype == FG_BFLOAT16) return launch_out<__nv_bfloat16>(p, stream);
-    return launch_out<float>(p, stream);
+fg_status reduce_slices(const GatherParams &p, int compute_capability, cudaStream_t stream, fg_error *error) {
+    if (p.added_dtype == FG_FLOAT16) return launch_out<__half>(p, compute_capability, stream, error);
+    if (p.added_dtype == FG_BFLOAT16) return launch_out<__nv_bfloat16>(p, compute_capability, stream, error);
+    return launch_out<float>(p, compute_capability, stream, error);
 }
 
 }  // namespace flexgemm

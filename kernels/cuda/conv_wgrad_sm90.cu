@@ -260,12 +260,20 @@ struct Consumer {
 
 /* ---- kernel and launch ---- */
 
+/* Begins, and lets what follows begin, while the kernel in front ends: memset would wait for that one. */
+__global__ void no_tasks_yet_kernel(int *next_task) {
+    ptx::let_next_kernel_begin();
+    ptx::wait_for_earlier_kernels();
+    *next_task = 0;
+}
+
 /* The first `bias_tasks` CTAs sum the bias gradient. */
 template <typename T, class Tile>
 __global__ void __launch_bounds__(kThreads, 1)
     conv_wgrad_sm90_kernel(const WgradParams p, int tile_columns, int bias_tasks, int tasks) {
     extern __shared__ __align__(kSwizzleAtomBytes) char dynamic[];
     ptx::wait_for_earlier_kernels();
+    if (p.partials) ptx::let_next_kernel_begin(); /* it is ours */
     if (static_cast<int>(blockIdx.x) < bias_tasks) {
         if (sizeof(T) == 2 || p.grad_aligned)
             sum_bias<T, kChunk / sizeof(T), kThreads>(p, static_cast<int>(blockIdx.x), dynamic);
@@ -307,7 +315,8 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, int num_sms, cudaStr
     constexpr int kSharedBytes = sizeof(Shared<Tile>);
     fg_status status = allow_shared<kernel>(kSharedBytes, error);
     if (status != FG_OK) return status;
-    if (p.next_task) FG_CUDA(cudaMemsetAsync(p.next_task, 0, sizeof *p.next_task, stream));
+    if (p.next_task) status = launch_early(no_tasks_yet_kernel, 1, 1, 0, 90, stream, error, p.next_task);
+    if (status != FG_OK) return status;
     const int64_t ctas = p.next_task ? num_sms : weight_tasks;
     /* early: the kernel in front is often the input gradient's */
     status = launch_early(kernel, static_cast<unsigned int>(ctas + bias_tasks), kThreads, kSharedBytes, 90, stream,

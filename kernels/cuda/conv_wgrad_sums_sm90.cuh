@@ -6,6 +6,7 @@
 
 #include "column_sum.cuh"
 #include "conv_wgrad.cuh"
+#include "ptx.cuh"
 
 namespace flexgemm {
 namespace wgrad {
@@ -55,6 +56,7 @@ struct alignas(kCount * sizeof(T)) Elements {
 /* Adds the slices, the first one first; kVector sums a thread, which divides both outputs. */
 template <typename T, int kVector>
 __global__ void __launch_bounds__(256) reduce_gradients_kernel(const WgradParams p, int slices) {
+    ptx::wait_for_earlier_kernels();
     const int64_t weights = weights_of(p), pitch = partial_pitch(p);
     const int64_t stride = static_cast<int64_t>(gridDim.x) * 256 * kVector;
     for (int64_t i = (static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x) * kVector; i < pitch; i += stride) {
@@ -74,12 +76,12 @@ __global__ void __launch_bounds__(256) reduce_gradients_kernel(const WgradParams
 }
 
 template <typename T, int kVector>
-cudaError_t launch_reduction(const WgradParams &p, int slices, cudaStream_t stream) {
+fg_status launch_reduction(const WgradParams &p, int slices, cudaStream_t stream, fg_error *error) {
     const int64_t blocks = ceil_div<int64_t>(partial_pitch(p), 256 * kVector);
     constexpr int64_t kMaxBlocks = 1 << 16;
-    reduce_gradients_kernel<T, kVector>
-        <<<static_cast<unsigned int>(blocks < kMaxBlocks ? blocks : kMaxBlocks), 256, 0, stream>>>(p, slices);
-    return cudaGetLastError();
+    return launch_early(reduce_gradients_kernel<T, kVector>,
+                        static_cast<unsigned int>(blocks < kMaxBlocks ? blocks : kMaxBlocks), 256, 0, 90, stream, error,
+                        p, slices);
 }
 
 template <typename T>
@@ -91,10 +93,8 @@ fg_status reduce_gradients(const WgradParams &p, int slices, cudaStream_t stream
     };
     if (partial_pitch(p) >= kManySums && aligned(p.partials, sizeof(float)) && aligned(p.grad_weight, sizeof(T)) &&
         aligned(p.grad_bias, sizeof(T)))
-        FG_CUDA((launch_reduction<T, kVector>(p, slices, stream)));
-    else
-        FG_CUDA((launch_reduction<T, 1>(p, slices, stream)));
-    return FG_OK;
+        return launch_reduction<T, kVector>(p, slices, stream, error);
+    return launch_reduction<T, 1>(p, slices, stream, error);
 }
 
 }  // namespace wgrad
