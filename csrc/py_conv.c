@@ -322,18 +322,20 @@ static const fg_parameter conv_wgrad_parameters[] = {
     FG_SCALAR(algorithm),
     FG_SCALAR(precision),
     FG_SCALAR(groups),
+    FG_SCALAR(concurrent),
     FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_wgrad_fill(fg_call *call, void *params) {
-    enum { GRAD_OUT, FEATS, MAP, GRAD_WEIGHT, GRAD_BIAS, SEGMENTS, ALGORITHM, PRECISION, GROUPS };
+    enum { GRAD_OUT, FEATS, MAP, GRAD_WEIGHT, GRAD_BIAS, SEGMENTS, ALGORITHM, PRECISION, GROUPS, CONCURRENT };
     fg_conv_wgrad_params *p = params;
     const fg_view *grad_out = &call->views[GRAD_OUT], *feats = &call->views[FEATS], *map = &call->views[MAP];
     const fg_view *grad_weight = &call->views[GRAD_WEIGHT], *grad_bias = &call->views[GRAD_BIAS];
-    if (parse_groups(call->values[GROUPS], &p->groups) < 0 || fg_expect_dtype(grad_out, FG_FLOATS) < 0 ||
-        fg_expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 || expect_groups(grad_out, 1, p->groups) < 0 ||
-        fg_expect_dtype_of(feats, grad_out) < 0 || fg_expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
-        expect_groups(feats, 1, p->groups) < 0 ||
+    if (parse_groups(call->values[GROUPS], &p->groups) < 0 ||
+        fg_arg_bool(call->values[CONCURRENT], "concurrent", &p->concurrent) < 0 ||
+        fg_expect_dtype(grad_out, FG_FLOATS) < 0 || fg_expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 ||
+        expect_groups(grad_out, 1, p->groups) < 0 || fg_expect_dtype_of(feats, grad_out) < 0 ||
+        fg_expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 || expect_groups(feats, 1, p->groups) < 0 ||
         fg_expect_map(map, FG_ANY, grad_out->tensor.shape[0], "to match grad_out") < 0) {
         return -1;
     }
@@ -490,7 +492,7 @@ PyMethodDef fg_conv_methods[] = {
     FG_OPERATION_METHODS(
         conv_wgrad,
         "grad_out, feats, map, grad_weight, grad_bias, *, segments=None, algorithm='auto', precision='ieee', groups=1, "
-        "workspace=None, stream=None",
+        "concurrent=False, workspace=None, stream=None",
         "grad_weight[:, v, :] = sum_m grad_out[m] (x) feats[map[v, m]]; grad_bias = sum_m grad_out[m]"),
     FG_OPERATION_METHODS(
         depthwise_forward,

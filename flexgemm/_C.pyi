@@ -406,11 +406,14 @@ def conv_wgrad(
     algorithm: str = "auto",
     precision: str = "ieee",
     groups: int = 1,
+    concurrent: bool = False,
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """grad_out (M, Co), feats (N, Ci), map (V, M), grad_weight as weight, grad_bias (Co); segments (S, W), the
-    records of `map`, which a masked algorithm takes wherever it can."""
+    records of `map`, which a masked algorithm takes wherever it can. concurrent: it may run beside the operation in
+    front of it on the stream, which then neither writes what this one reads nor uses what it writes, workspaces
+    included."""
 
 def depthwise_forward(
     feats: Array,

@@ -138,9 +138,9 @@ class Library:
         """The scratch memory that an operation of the extension asks for, given this as its `workspace`."""
         return self.empty((nbytes,), "uint8", like)
 
-    def run(self, operation: Any, *arrays: Array, **scalars: Any) -> None:
-        """Calls an operation of the extension, on this library's stream and with its memory."""
-        operation(*arrays, workspace=self.workspace, stream=self.stream, **scalars)
+    def run(self, operation: Any, *arrays: Array, workspace: Any = None, **scalars: Any) -> None:
+        """Calls an operation of the extension, on this library's stream and with its memory, or `workspace`'s."""
+        operation(*arrays, workspace=workspace or self.workspace, stream=self.stream, **scalars)
 
     def result(self, x: Array) -> Array:
         """An array from `empty`, as the caller wants it."""

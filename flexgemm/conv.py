@@ -347,39 +347,48 @@ def backward(
     expected = _check_shapes(feats, weight, neighbor_map, groups)
     if grad_out.shape != expected:
         raise ValueError(f"grad_out: expected {expected}, got {tuple(grad_out.shape)}")
-    grad_feats = grad_weight = grad_bias = None
     depthwise = _is_depthwise(feats, groups, precision)
     how: dict[str, Any] = {"algorithm": algorithm, "precision": precision, "groups": groups}
-
+    grad_feats = library.empty(tuple(feats.shape), None, feats) if needs_grad[0] else None
+    grad_weight = library.empty(tuple(weight.shape), None, weight) if needs_grad[1] else None
+    grad_bias = library.empty((weight.shape[0],), None, weight) if needs_grad[2] else None
+    map = neighbor_map.native
+    mirrored = neighbor_map.mirrored
+    gradient_map = order = None
     if needs_grad[0]:
-        map, order = neighbor_map.native_gradient(library.stream)
-        mirrored = neighbor_map.mirrored
-        grad_feats = library.empty(tuple(feats.shape), None, feats)
-        if depthwise:
-            library.run(_C.depthwise_dgrad, grad_out, weight, map, grad_feats, mirrored=mirrored)
-        else:
-            orders = {"order": order, "order_groups": order_groups(order, neighbor_map.kernel_size)}
-            if neighbor_map.mirrored:
-                asked = algorithm, groups, library.stream
-                orders["segments"] = _segments(grad_out, weight, neighbor_map, *asked, backward=True)
-            library.run(_C.conv_dgrad, grad_out, weight, map, grad_feats, mirrored=mirrored, **orders, **how)
-        grad_feats = library.result(grad_feats)
+        gradient_map, order = neighbor_map.native_gradient(library.stream)
 
-    if needs_grad[1] or needs_grad[2]:
-        map = neighbor_map.native
-        grad_weight = library.empty(tuple(weight.shape), None, weight) if needs_grad[1] else None
-        grad_bias = library.empty((weight.shape[0],), None, weight) if needs_grad[2] else None
-        if depthwise:
-            if needs_grad[1]:
-                library.run(_C.depthwise_wgrad, grad_out, feats, map, grad_weight)
-            if needs_grad[2]:
-                library.run(_C.conv_wgrad, grad_out, feats, map, None, grad_bias)
-        else:
-            segments = _segments(grad_out, weight, neighbor_map, algorithm, groups, library.stream)
-            library.run(_C.conv_wgrad, grad_out, feats, map, grad_weight, grad_bias, segments=segments, **how)
-        grad_weight = library.result(grad_weight) if needs_grad[1] else None
-        grad_bias = library.result(grad_bias) if needs_grad[2] else None
+    if depthwise:
+        if needs_grad[0]:
+            library.run(_C.depthwise_dgrad, grad_out, weight, gradient_map, grad_feats, mirrored=mirrored)
+        if needs_grad[1]:
+            library.run(_C.depthwise_wgrad, grad_out, feats, map, grad_weight)
+        if needs_grad[2]:
+            library.run(_C.conv_wgrad, grad_out, feats, map, None, grad_bias)
+    else:
+        asked = algorithm, groups, library.stream
+        orders: dict[str, Any] = {"order": order, "order_groups": order_groups(order, neighbor_map.kernel_size)}
+        segments = None
+        if needs_grad[0] and mirrored:
+            orders["segments"] = _segments(grad_out, weight, neighbor_map, *asked, backward=True)
+        if needs_grad[1] or needs_grad[2]:
+            segments = _segments(grad_out, weight, neighbor_map, *asked)
+        in_use: list[Array] = []  # by the first operation, while the second one runs beside it
 
+        def workspace(nbytes: int, like: Array) -> Array:
+            in_use.append(library.workspace(nbytes, like))
+            return in_use[-1]
+
+        if needs_grad[0]:
+            operands = grad_out, weight, gradient_map, grad_feats
+            library.run(_C.conv_dgrad, *operands, mirrored=mirrored, workspace=workspace, **orders, **how)
+        if needs_grad[1] or needs_grad[2]:
+            operands = grad_out, feats, map, grad_weight, grad_bias
+            library.run(_C.conv_wgrad, *operands, segments=segments, concurrent=needs_grad[0], **how)
+
+    grad_feats = library.result(grad_feats) if needs_grad[0] else None
+    grad_weight = library.result(grad_weight) if needs_grad[1] else None
+    grad_bias = library.result(grad_bias) if needs_grad[2] else None
     return grad_feats, grad_weight, grad_bias
 
 

@@ -404,6 +404,8 @@ typedef struct {
     int64_t groups;         /* of channels */
     fg_algorithm algorithm; /* a masked one takes segments wherever it can; else there is one */
     fg_precision precision;
+    bool concurrent;       /* with the operation in front of it on the queue, which neither writes what this one reads
+                              nor uses what it writes, workspaces included; it ends after that one */
     fg_tensor grad_weight; /* out: (Co, V, Ci / groups) contiguous, dtype of feats; or absent */
     fg_tensor grad_bias;   /* out: (Co) contiguous, dtype of feats; or absent */
     fg_tensor workspace;

@@ -1,10 +1,10 @@
 """One small case of every kernel path, for compute-sanitizer: NumPy and the extension only, no pytest, no torch.
 
-    compute-sanitizer --tool memcheck python tests/sanitize_cases.py [--list] [--device cpu] [NAME ...]
+    compute-sanitizer --tool memcheck python tests/sanitize_cases.py [--list] [--device cpu] [--part I N] [NAME ...]
 
-NAME keeps the cases whose name contains it. Allocations are exact and outputs start uninitialised, so that the tools
-see what the canaries and the poison of the test suite would hide. Every result is compared with the oracle. Exit
-status 1 on a wrong result or when no case matches.
+NAME keeps the cases whose name contains it, --part every N-th of these from the I-th on. Allocations are exact and
+outputs start uninitialised, so that the tools see what the canaries and the poison of the test suite would hide. Every
+result is compared with the oracle. Exit status 1 on a wrong result or when no case matches.
 """
 
 from __future__ import annotations
@@ -728,14 +728,16 @@ def all_cases():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="keep the cases whose name contains one of these")
+    parser.add_argument("--part", nargs=2, type=int, default=(0, 1), metavar=("I", "N"), help="every N-th, from I on")
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     options = parser.parse_args()
-    cases = {
-        name: case
+    named = [
+        (name, case)
         for name, case in all_cases().items()
         if not options.names or any(part in name for part in options.names)
-    }
+    ]
+    cases = dict(named[options.part[0] :: options.part[1]])
     if options.list:
         print("\n".join(cases))
         return 0

@@ -410,6 +410,28 @@ def test_public_forward_and_backward(backend, case, mode):
                 assert_same_bits(backend.numpy(got), all_)
 
 
+@cases([Case(n=900, ci=64, co=64), Case(n=5000, ci=24, co=40), Case(n=5000, ci=128, co=128)])
+def test_gradients_side_by_side(backend, case):
+    """Asked for together, the operations behind the gradients may run at the same time: call after call without a
+    wait, each the other's predecessor, they give what they give alone."""
+    p = Problem(case, "float16")
+    feats, weight, grad_out, coords = map(backend.array, (p.feats, p.weight, p.grad_out, p.coords))
+    for freeze in (False, True):
+        nmap = flexgemm.neighbor_map(coords, p.shape)
+        nmap = nmap.freeze() if freeze else nmap
+
+        def backward(*needs, nmap=nmap):
+            return flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, neighbor_map=nmap, needs_grad=needs)
+
+        alone = [backward(*(i == j for j in range(3)))[i] for i in range(3)]
+        alone[1:] = backward(False, True, True)[1:]  # one launch
+        together = [backward(True, True, True) for _ in range(20)]
+        expected = [backend.numpy(gradient) for gradient in alone]
+        for gradients in together:
+            for got, numbers in zip(gradients, expected, strict=True):
+                assert_same_bits(backend.numpy(got), numbers)
+
+
 @every_mode
 def test_out_is_used_and_returned(backend, mode):
     p = Problem(SMALL[1], mode)

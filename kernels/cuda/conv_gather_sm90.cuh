@@ -357,7 +357,7 @@ template <typename T, class Tile, bool kKMajor, class Consumer>
 __device__ __forceinline__ void gather_block(const GatherParams &p, const CUtensorMap &weight_map, int tasks) {
     extern __shared__ __align__(kSwizzleAtomBytes) char dynamic[];
     GatherShared<Tile> &shared = *reinterpret_cast<GatherShared<Tile> *>(dynamic);
-    if (p.partials) ptx::let_next_kernel_begin(); /* it is ours */
+    ptx::let_next_kernel_begin(); /* all in front of this one has ended */
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < Tile::kStages; ++stage) {
             /* Every producing thread for its rows, and one more arrival that announces the weights. */

@@ -235,6 +235,7 @@ template <typename T, class Tile, bool kKMajor>
 __global__ void __launch_bounds__(kThreads, 1)
     conv_own_rows_sm90_kernel(const GatherParams p, const __grid_constant__ CUtensorMap weight_map) {
     extern __shared__ __align__(kAtomBytes) char dynamic[];
+    ptx::let_next_kernel_begin(); /* all in front of this one has ended */
     auto &shared = *reinterpret_cast<OwnRowsShared<Tile, kKMajor> *>(dynamic);
     constexpr int kNext = kKMajor ? 32 : 16 * kRowBytes; /* bytes of weights a product */
     const int warp = ptx::opaque(static_cast<int>(threadIdx.x / 32)), own_row = warp * kWarpRows;

@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const Gat
     const int64_t first_row = static_cast<int64_t>(blockIdx.x / p.column_tiles) * kReduceRows;
     const int slot = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first_column = (static_cast<int>(blockIdx.x) % p.column_tiles * kParts * 32 + lane) * kWidth;
+    ptx::let_next_kernel_begin();
     find_slices(p, first_row, slices);
     ptx::wait_for_earlier_kernels();
     const int64_t row = first_row + slot;

@@ -397,6 +397,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     conv_segment_sm90_kernel(const GatherParams p, const __grid_constant__ CUtensorMap weight_map,
                              const __grid_constant__ CUtensorMap place_map, int tasks) {
     extern __shared__ __align__(1024) char dynamic[];
+    ptx::let_next_kernel_begin(); /* the kernel in front did so when all in front of it had ended */
     auto &shared = *reinterpret_cast<SegmentShared<Tile> *>(dynamic);
     if (threadIdx.x == 0) {
         for (uint64_t &barrier : shared.full) ptx::mbarrier_init(&barrier, 1);

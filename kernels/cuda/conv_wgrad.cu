@@ -351,6 +351,7 @@ WgradParams params_of(const fg_conv_wgrad_params *p, const Work &work) {
     w.grad_bias = p->grad_bias.present ? p->grad_bias.data : nullptr;
     if (work.handed_out)
         w.next_task = reinterpret_cast<int *>(static_cast<char *>(p->workspace.data) + work.workspace_bytes) - 1;
+    w.concurrent = p->concurrent && p->groups == 1 && work.copied == 0; /* else what is in front is ours, and read */
     w.segments = static_cast<const int32_t *>(p->segments.data);
     w.segment_tiles = work.plan.segment_tiles;
     w.summed = w.grad_out;

@@ -25,6 +25,7 @@ struct WgradParams {
     int64_t summed_stride;
     int regions, phases; /* slices of the rows: so many regions one after another, each shared out to so many slices */
     int *next_task;      /* one int that hands out tasks, or NULL: there is a CTA for each */
+    bool concurrent;     /* with the launch in front, for which it waits when it has done its work */
     const int32_t *segments; /* by segments: their records, and */
     int segment_tiles;       /* tiles of each */
 };

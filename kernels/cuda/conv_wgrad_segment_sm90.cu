@@ -424,9 +424,10 @@ template <typename T, class Tile>
 __global__ void __launch_bounds__(kThreads, 1)
     conv_wgrad_segment_sm90_kernel(const __grid_constant__ WgradParams p, int bias_tasks) {
     extern __shared__ __align__(1024) char dynamic[];
-    ptx::wait_for_earlier_kernels();
+    if (!p.concurrent) ptx::wait_for_earlier_kernels();
     if (static_cast<int>(blockIdx.x) < bias_tasks) {
         sum_bias<T, 16 / sizeof(T), kThreads>(p, static_cast<int>(blockIdx.x), dynamic);
+        ptx::wait_for_earlier_kernels();
         return;
     }
     auto &shared = *reinterpret_cast<Shared<Tile> *>(dynamic);
@@ -454,6 +455,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
         Consumer<T, Tile>{p, shared, warp / 4 - 1, warp % 4, lane, {}, {}}.run();
     }
+    ptx::wait_for_earlier_kernels(); /* what follows takes this kernel's end for theirs as well */
 }
 
 template <typename T, class Tile>

@@ -260,11 +260,14 @@ struct Consumer {
 
 /* ---- kernel and launch ---- */
 
-/* Begins, and lets what follows begin, while the kernel in front ends: memset would wait for that one. */
-__global__ void no_tasks_yet_kernel(int *next_task) {
+/* Begins while the kernel in front ends, which memset would wait for. Where the gradient is concurrent nobody in front
+ * uses the counter, and who counts on from it finds it in L2. */
+__global__ void no_tasks_yet_kernel(int *next_task, bool concurrent) {
+    if (!concurrent) ptx::wait_for_earlier_kernels();
+    *next_task = 0;
+    __threadfence();
     ptx::let_next_kernel_begin();
     ptx::wait_for_earlier_kernels();
-    *next_task = 0;
 }
 
 /* The first `bias_tasks` CTAs sum the bias gradient. */
@@ -272,13 +275,14 @@ template <typename T, class Tile>
 __global__ void __launch_bounds__(kThreads, 1)
     conv_wgrad_sm90_kernel(const WgradParams p, int tile_columns, int bias_tasks, int tasks) {
     extern __shared__ __align__(kSwizzleAtomBytes) char dynamic[];
-    ptx::wait_for_earlier_kernels();
+    if (!p.concurrent) ptx::wait_for_earlier_kernels();
     if (p.partials) ptx::let_next_kernel_begin(); /* it is ours */
     if (static_cast<int>(blockIdx.x) < bias_tasks) {
         if (sizeof(T) == 2 || p.grad_aligned)
             sum_bias<T, kChunk / sizeof(T), kThreads>(p, static_cast<int>(blockIdx.x), dynamic);
         else if constexpr (sizeof(T) == 4)
             sum_bias<T, 1, kThreads>(p, static_cast<int>(blockIdx.x), dynamic);
+        ptx::wait_for_earlier_kernels();
         return;
     }
     Shared<Tile> &shared = *reinterpret_cast<Shared<Tile> *>(dynamic);
@@ -301,6 +305,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
         Consumer<T, Tile>{p, shared, ptx::opaque(static_cast<int>(threadIdx.x % 32)), {}}.run();
     }
+    ptx::wait_for_earlier_kernels(); /* what follows takes this kernel's end for theirs as well */
 }
 
 template <typename T, class Tile>
@@ -315,7 +320,7 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, int num_sms, cudaStr
     constexpr int kSharedBytes = sizeof(Shared<Tile>);
     fg_status status = allow_shared<kernel>(kSharedBytes, error);
     if (status != FG_OK) return status;
-    if (p.next_task) status = launch_early(no_tasks_yet_kernel, 1, 1, 0, 90, stream, error, p.next_task);
+    if (p.next_task) status = launch_early(no_tasks_yet_kernel, 1, 1, 0, 90, stream, error, p.next_task, p.concurrent);
     if (status != FG_OK) return status;
     const int64_t ctas = p.next_task ? num_sms : weight_tasks;
     /* early: the kernel in front is often the input gradient's */
