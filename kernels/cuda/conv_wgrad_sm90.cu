@@ -260,14 +260,19 @@ struct Consumer {
 
 /* ---- kernel and launch ---- */
 
-/* Begins while the kernel in front ends, which memset would wait for. Where the gradient is concurrent nobody in front
- * uses the counter, and who counts on from it finds it in L2. */
+/* Begins, and lets what follows begin, while the kernel in front ends: memset would wait for that one. A concurrent
+ * gradient begins with tasks, which it finds to count from zero in L2. */
 __global__ void no_tasks_yet_kernel(int *next_task, bool concurrent) {
-    if (!concurrent) ptx::wait_for_earlier_kernels();
-    *next_task = 0;
-    __threadfence();
-    ptx::let_next_kernel_begin();
-    ptx::wait_for_earlier_kernels();
+    if (concurrent) {
+        *next_task = 0;
+        __threadfence();
+        ptx::let_next_kernel_begin();
+        ptx::wait_for_earlier_kernels();
+    } else {
+        ptx::let_next_kernel_begin();
+        ptx::wait_for_earlier_kernels();
+        *next_task = 0;
+    }
 }
 
 /* The first `bias_tasks` CTAs sum the bias gradient. */
