@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import guarded
 import numpy as np
 import pytest
@@ -261,6 +263,43 @@ def test_the_object(backend, kernel_size, dilation):
     assert nmap.transposed_map is nmap.transposed_map  # built once
     if nmap.mirrored:
         np.testing.assert_array_equal(backward, forward[::-1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "table"),
+    [
+        (0, (1, 64, 64, 64), "direct"),  # a megabyte
+        (0, (1, 64, 64, 65), "hash"),
+        (3840, (1, 32, 32, 32), "direct"),
+        (15_192, (1, 64, 64, 64), "direct"),
+        (64_160, (1, 128, 128, 128), "hash"),
+        (4_113_056, (1, 1024, 1024, 1024), "hash"),
+        (1024 * 32**3 // 5, (1024, 32, 32, 32), "direct"),
+        (1024 * 32**3 // 14, (1024, 32, 32, 32), "hash"),
+        (2**31 - 1, (1, 2**11, 2**11, 2**12), "direct"),
+        (2**31 - 1, (1, 2**12, 2**11, 2**12), "hash"),  # 2^32 cells
+        (2**31 - 1, (1, 2**20, 2**20, 2**20), "hash"),
+        (1, (2**62, 1, 1, 1), "hash"),
+    ],
+)
+def test_voxels_have_a_place_each_where_that_is_no_larger(rows, shape, table):
+    assert _C.plan_voxel_table(rows=rows, shape=shape) == table
+
+
+def test_the_smaller_table_is_chosen_above_a_megabyte():
+    for rows, b, w, h, d in itertools.product(
+        [0, 1, 3000, 65_931, 4_000_000], [1, 7, 512], [1, 31, 128], [64, 129], [1, 300, 4097]
+    ):
+        direct = 32 * b * -(-w // 2) * -(-h // 2) * -(-d // 2)
+        hashed = 36 * ((rows * 3 // 2 + 64) // 4 * 4)
+        expected = "direct" if direct <= max(hashed, 2**20) else "hash"
+        assert _C.plan_voxel_table(rows=rows, shape=(b, w, h, d)) == expected
+
+
+@pytest.mark.parametrize("wrong", [{"rows": -1}, {"rows": 2**31}, {"shape": (1, 8, 8)}, {"shape": (1, 8, 8, 0)}])
+def test_impossible_tables_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        _C.plan_voxel_table(**{"rows": 100, "shape": (1, 8, 8, 8), **wrong})
 
 
 @pytest.mark.large
