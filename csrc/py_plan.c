@@ -5,6 +5,7 @@
 #include "../kernels/segment.h"
 
 #include "args.h"
+#include "coords.h"
 
 /* What every plan is asked: four sizes, a dtype and the number of multiprocessors; parameters are in this order, what
  * only one of them takes comes after. */
@@ -241,6 +242,19 @@ static PyObject *segment_words(PyObject *module, PyObject *const *args, Py_ssize
     return PyLong_FromLongLong(fg_segment_words(tiles, v));
 }
 
+static PyObject *plan_voxel_table(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    static const fg_parameter parameters[] = {FG_SIZE(rows), FG_SIZE(shape)};
+    enum { ROWS, SHAPE, COUNT };
+    PyObject *values[COUNT];
+    int64_t rows = 0, shape[4];
+    if (fg_parse_args(PyModule_GetState(module), "plan_voxel_table", parameters, COUNT, args, nargs, kwnames, values) <
+            0 ||
+        fg_arg_int64(values[ROWS], "rows", 0, INT32_MAX, &rows) < 0 || fg_arg_grid(values[SHAPE], "shape", shape) < 0) {
+        return NULL;
+    }
+    return PyUnicode_FromString(fg_table_name(fg_plan_voxel_table(rows, shape)));
+}
+
 static PyObject *plan_conv_sites(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     static const fg_parameter parameters[] = {
         FG_SIZE(kernel_size), FG_SIZE(stride), FG_SIZE(dilation), {FG_KEYWORD_transposed, FG_KEYWORD_ONLY}};
@@ -295,6 +309,9 @@ PyMethodDef fg_plan_methods[] = {
                "Tiles of 64 rows that a segment of a neighbour map should have; 0 where none pays.")},
     {"segment_words", FG_FASTCALL(segment_words),
      PyDoc_STR("segment_words($module, /, *, tiles, v)\n--\n\nint32 words of the record of a segment.")},
+    {"plan_voxel_table", FG_FASTCALL(plan_voxel_table),
+     PyDoc_STR("plan_voxel_table($module, /, *, rows, shape)\n--\n\n"
+               "How a GPU keeps the voxels that a neighbour map looks up: 'hash' or 'direct'.")},
     {"plan_conv_sites", FG_FASTCALL(plan_conv_sites),
      PyDoc_STR("plan_conv_sites($module, /, *, kernel_size, stride, dilation, transposed=False)\n--\n\n"
                "How many output sites one voxel of a sparse convolution can reach.")},

@@ -154,6 +154,26 @@ typedef struct {
 fg_sites_plan fg_plan_conv_sites(const int32_t kernel[3], const int32_t stride[3], const int32_t dilation[3],
                                  bool transposed);
 
+/* ---- tables of voxels (plan_table.c) ---- */
+
+/* Rows of voxels by cells of 2 x 2 x 2 (cuda/cell_table.cuh): a slot for each cell that has a voxel, found by a hash of
+ * the cell's number, or one for each cell of the grid, found by the number itself. */
+typedef enum { FG_TABLE_HASH = 0, FG_TABLE_DIRECT } fg_table_kind;
+
+enum { FG_CELL_VOXELS = 8, FG_BUCKET_SLOTS = 4 };
+
+fg_table_kind fg_plan_voxel_table(int64_t rows, const int64_t shape[4]);
+
+int64_t fg_grid_cells(const int64_t shape[4]); /* of a grid of fewer than 2^63 voxels */
+
+/* Of a hash table, a multiple of FG_BUCKET_SLOTS; below 2^32 for every count of rows that int32 can number. */
+int64_t fg_hash_slots(int64_t rows);
+
+const char *fg_table_name(fg_table_kind kind); /* "hash", "direct" */
+
+/* As fg_print_plan. */
+void fg_print_table(fg_table_kind kind, const char *operation, int64_t rows, const int64_t shape[4], size_t bytes);
+
 /* ---- segments of a map (plan_segment.c) ---- */
 
 /* Tiles of a segment: 8, 4 or 2, or 0 where rows are too few for segments to pay. */

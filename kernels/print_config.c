@@ -3,6 +3,7 @@
  *
  *     flexgemm: conv_forward float16 rows=15192 ci=1024 co=1024 v=27: family=sm90 tile=128x256x64 stages=4 groups=3
  *         split=3 workspace=186679296                                                        (all of it on one line)
+ *     flexgemm: neighbor_map rows=15192 shape=(1, 64, 64, 64): table=direct bytes=1048576
  *
  * The environment is read once. Lines that were printed are remembered by their hashes, in a table of fixed size: when
  * it is full, new shapes are printed no more.
@@ -21,6 +22,8 @@ const char *fg_family_name(fg_family family) {
     static const char *const names[] = {"portable", "sm90", "cpu"};
     return names[family];
 }
+
+const char *fg_table_name(fg_table_kind kind) { return kind == FG_TABLE_DIRECT ? "direct" : "hash"; }
 
 static bool is_asked_for(void) {
     enum { UNKNOWN, NO, YES };
@@ -59,5 +62,14 @@ void fg_print_plan(const fg_plan *plan, const char *operation, fg_dtype dtype, c
              "flexgemm: %s %s %s: family=%s tile=%dx%dx%d stages=%d groups=%d split=%d workspace=%lld\n", operation,
              fg_dtype_name(dtype), shape, fg_family_name(plan->family), plan->block_m, plan->block_n, plan->block_k,
              plan->num_stages, plan->groups, plan->split_k, (long long)plan->workspace_bytes);
+    if (remember(line)) fputs(line, stderr);
+}
+
+void fg_print_table(fg_table_kind kind, const char *operation, int64_t rows, const int64_t shape[4], size_t bytes) {
+    if (!is_asked_for()) return;
+    char line[LINE_BYTES];
+    snprintf(line, sizeof line, "flexgemm: %s rows=%lld shape=(%lld, %lld, %lld, %lld): table=%s bytes=%zu\n",
+             operation, (long long)rows, (long long)shape[0], (long long)shape[1], (long long)shape[2],
+             (long long)shape[3], fg_table_name(kind), bytes);
     if (remember(line)) fputs(line, stderr);
 }

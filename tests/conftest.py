@@ -73,6 +73,18 @@ def cuda():
     return _cuda()
 
 
+@pytest.fixture(scope="session", params=["direct", "hash"])
+def grid_around(request):
+    """A scene's grid as it is, or so wide that a GPU hashes its cells instead of giving each a place."""
+
+    def grid(coords, shape):
+        chosen = shape if request.param == "direct" else (shape[0], shape[1] + 2**18, *shape[2:])
+        assert _C.plan_voxel_table(rows=len(coords), shape=chosen) == request.param
+        return chosen
+
+    return grid
+
+
 @pytest.fixture(scope="session")
 def graphs():
     """A backend that captures calls in CUDA graphs: by torch on a card, else by the emulator."""

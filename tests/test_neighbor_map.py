@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import guarded
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import reference
 import scenes
 
 import flexgemm
+from flexgemm import _C
 
 KERNELS = [
     (1, 1, 1), (2, 2, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5), (6, 6, 6), (7, 7, 7),
@@ -28,28 +31,70 @@ def check(backend, coords, shape, kernel_size=(3, 3, 3), dilation=(1, 1, 1), tra
 @pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
 @pytest.mark.parametrize("dilation", DILATIONS)
 @pytest.mark.parametrize("kernel_size", KERNELS)
-def test_kernel_sizes_and_dilations(backend, kernel_size, dilation, transposed):
+def test_kernel_sizes_and_dilations(backend, grid_around, kernel_size, dilation, transposed):
     coords, shape = scenes.scene(400, seed=1)
-    nmap = check(backend, coords, shape, kernel_size, dilation, transposed)
+    nmap = check(backend, coords, grid_around(coords, shape), kernel_size, dilation, transposed)
     centre = (kernel_size[0] // 2 * kernel_size[1] + kernel_size[1] // 2) * kernel_size[2] + kernel_size[2] // 2
     np.testing.assert_array_equal(nmap[centre], np.arange(400))  # every voxel is its own neighbour
 
 
 @pytest.mark.parametrize("n", ROWS)
-def test_row_counts(backend, n):
-    check(backend, *scenes.scene(n))
+def test_row_counts(backend, grid_around, n):
+    coords, shape = scenes.scene(n)
+    check(backend, coords, grid_around(coords, shape))
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 64, 512])
-def test_samples_of_a_batch_do_not_see_each_other(backend, batch):
+def test_samples_of_a_batch_do_not_see_each_other(backend, grid_around, batch):
     coords, shape = scenes.scene(1500, batch=batch, density=0.5)
-    nmap = check(backend, coords, shape)
+    nmap = check(backend, coords, grid_around(coords, shape))
     sources, rows = nmap[nmap >= 0], np.nonzero(nmap >= 0)[1]
     np.testing.assert_array_equal(coords[sources, 0], coords[rows, 0])
 
 
-def test_a_real_surface(backend):
-    check(backend, *scenes.shell(16))
+def test_a_real_surface(backend, grid_around):
+    coords, shape = scenes.shell(16)
+    check(backend, coords, grid_around(coords, shape))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 64, 64, 64),  # 2^15 cells, the most that have a place each however few have voxels
+        (1, 64, 64, 65),
+        (1, 65, 63, 33),  # the last cells of an axis reach out of the grid
+        (3, 1, 999, 7),
+        (2, 37, 2, 51),
+        (1, 1, 1, 2**16),
+        (1, 1, 1, 2**16 + 1),
+        (2**15, 1, 1, 1),
+        (2**15, 1, 1, 3),
+    ],
+)
+@pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
+def test_far_corner_of_any_grid(backend, shape, transposed):
+    """All voxels of its last samples, rows and columns, as far as they are 500, and rows outside where they may be."""
+    far = np.asarray(shape) - 1
+    reach = np.minimum(shape, (2, 7, 6, 6))
+    coords = far - np.stack(np.unravel_index(np.random.default_rng(1).permutation(np.prod(reach)), reach), axis=1)
+    coords = coords.astype(np.int32)
+    if backend.name == "cuda":
+        coords = np.insert(coords, np.arange(16) % len(coords), beyond(coords[0], shape), axis=0)
+    check(backend, coords, shape, (3, 3, 3), (1, 1, 1), transposed)
+    check(backend, coords, shape, (4, 3, 2), (1, 2, 3), transposed)
+
+
+@pytest.mark.parametrize("n, table", [(15_000, "hash"), (22_000, "direct")])
+def test_large_grids_that_are_full_enough(backend, n, table):
+    shape = (1, 65, 64, 64)
+    assert _C.plan_voxel_table(rows=n, shape=shape) == table
+    flat = np.random.default_rng(0).permutation(np.prod(shape))
+    coords, queries = (
+        np.stack(np.unravel_index(part, shape), axis=1).astype(np.int32) for part in (flat[:n], flat[n - 150 : n + 50])
+    )
+    kernel = (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)
+    nmap = guarded.sparse_map(backend, coords, shape, queries, shape, *kernel)
+    np.testing.assert_array_equal(nmap, reference.sparse_map(coords, shape, queries, shape, *kernel))
 
 
 @pytest.mark.parametrize(
@@ -98,45 +143,49 @@ def test_steps_beyond_32_bits_do_not_come_back_around(backend, axis, transposed)
     assert (nmap >= 0).sum() == 24 + 2 * 4  # besides every voxel itself: 0 and 2^31 - 1, both ways
 
 
-def test_offsets_do_not_wrap_around_the_edges_of_the_grid(backend):
+@pytest.mark.parametrize("shape", [(2, 4, 5, 6), (3, 5, 7, 3)])
+def test_offsets_do_not_wrap_around_the_edges_of_the_grid(backend, grid_around, shape):
     """The key of (x, y, D - 1) + 1 is the key of (x, y + 1, 0): a full grid shows a missing bounds check."""
-    shape = (2, 4, 5, 6)
-    coords = np.stack(np.unravel_index(np.arange(240), shape), axis=1).astype(np.int32)
+    coords = np.stack(np.unravel_index(np.arange(np.prod(shape)), shape), axis=1).astype(np.int32)
+    shape = grid_around(coords, shape)
     check(backend, coords, shape, (5, 5, 5), (2, 1, 3))
+    check(backend, coords, shape, (5, 5, 5))
 
 
-def test_of_duplicates_the_lowest_row_wins(backend):
+def test_of_duplicates_the_lowest_row_wins(backend, grid_around):
     coords, shape = scenes.scene(300, density=0.6)
     coords = np.concatenate([coords, coords[::-1], coords[:50]])
+    shape = grid_around(coords, shape)
     nmap = check(backend, coords, shape)
     assert nmap.max() < 300
     for _ in range(5):
         np.testing.assert_array_equal(guarded.neighbor_map(backend, coords, shape, (3, 3, 3)), nmap)
 
 
-def test_check_reports_duplicates(backend):
+def test_check_reports_duplicates(backend, grid_around):
     coords, shape = scenes.scene(300)
+    shape = grid_around(coords, shape)
     array = backend.array(np.concatenate([coords, coords[7:8]]))
     flexgemm.neighbor_map(array, shape)
-    with pytest.raises(ValueError, match="coords: .*same"):
+    with pytest.raises(ValueError, match="coords: rows? (7 and 300 are the same|300 is .* the same as row 7)"):
         flexgemm.neighbor_map(array, shape, check=True)
     flexgemm.neighbor_map(backend.array(coords), shape, check=True)
 
 
-def out_of_range(shape):
-    """Every way to leave the grid, one row each."""
-    inside = np.array([0, 1, 1, 1])
+def beyond(inside, shape):
+    """Every way to leave the grid from a voxel, one row each."""
     rows = []
     for axis in range(4):
         for wrong in (-1, shape[axis], -(2**31), 2**31 - 1):
-            rows.append(inside.copy())
+            rows.append(np.array(inside, np.int64))
             rows[-1][axis] = wrong
     return np.array(rows, np.int32)
 
 
-def test_rows_out_of_range_have_no_neighbours_on_the_gpu(cuda):
+def test_rows_out_of_range_have_no_neighbours_on_the_gpu(cuda, grid_around):
     coords, shape = scenes.scene(300, density=0.6)
-    coords = np.insert(coords, range(0, 256, 16), out_of_range(shape), axis=0)
+    shape = grid_around(coords, shape)
+    coords = np.insert(coords, range(0, 256, 16), beyond((0, 1, 1, 1), shape), axis=0)
     nmap = check(cuda, coords, shape)
     outside = ~reference.in_range(coords, shape)
     assert outside.sum() == 16
@@ -144,9 +193,10 @@ def test_rows_out_of_range_have_no_neighbours_on_the_gpu(cuda):
     assert not np.isin(nmap, np.nonzero(outside)[0]).any()
 
 
-def test_rows_out_of_range_raise_where_they_can_be_seen(backend):
+def test_rows_out_of_range_raise_where_they_can_be_seen(backend, grid_around):
     coords, shape = scenes.scene(300)
-    for wrong in out_of_range(shape):
+    shape = grid_around(coords, shape)
+    for wrong in beyond((0, 1, 1, 1), shape):
         bad = coords.copy()
         bad[211] = wrong
         with pytest.raises(ValueError, match="coords"):
@@ -215,9 +265,47 @@ def test_the_object(backend, kernel_size, dilation):
         np.testing.assert_array_equal(backward, forward[::-1])
 
 
+@pytest.mark.parametrize(
+    ("rows", "shape", "table"),
+    [
+        (0, (1, 64, 64, 64), "direct"),  # a megabyte
+        (0, (1, 64, 64, 65), "hash"),
+        (3840, (1, 32, 32, 32), "direct"),
+        (15_192, (1, 64, 64, 64), "direct"),
+        (64_160, (1, 128, 128, 128), "hash"),
+        (4_113_056, (1, 1024, 1024, 1024), "hash"),
+        (1024 * 32**3 // 5, (1024, 32, 32, 32), "direct"),
+        (1024 * 32**3 // 14, (1024, 32, 32, 32), "hash"),
+        (2**31 - 1, (1, 2**11, 2**11, 2**12), "direct"),
+        (2**31 - 1, (1, 2**12, 2**11, 2**12), "hash"),  # 2^32 cells
+        (2**31 - 1, (1, 2**20, 2**20, 2**20), "hash"),
+        (1, (2**62, 1, 1, 1), "hash"),
+    ],
+)
+def test_voxels_have_a_place_each_where_that_is_no_larger(rows, shape, table):
+    assert _C.plan_voxel_table(rows=rows, shape=shape) == table
+
+
+def test_the_smaller_table_is_chosen_above_a_megabyte():
+    for rows, b, w, h, d in itertools.product(
+        [0, 1, 3000, 65_931, 4_000_000], [1, 7, 512], [1, 31, 128], [64, 129], [1, 300, 4097]
+    ):
+        direct = 32 * b * -(-w // 2) * -(-h // 2) * -(-d // 2)
+        hashed = 36 * ((rows * 3 // 2 + 64) // 4 * 4)
+        expected = "direct" if direct <= max(hashed, 2**20) else "hash"
+        assert _C.plan_voxel_table(rows=rows, shape=(b, w, h, d)) == expected
+
+
+@pytest.mark.parametrize("wrong", [{"rows": -1}, {"rows": 2**31}, {"shape": (1, 8, 8)}, {"shape": (1, 8, 8, 0)}])
+def test_impossible_tables_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        _C.plan_voxel_table(**{"rows": 100, "shape": (1, 8, 8, 8), **wrong})
+
+
 @pytest.mark.large
-def test_millions_of_voxels(cuda):
+def test_millions_of_voxels(cuda, grid_around):
     coords, shape = scenes.scene(4_000_000, batch=4)
+    shape = grid_around(coords, shape)
     nmap = cuda.numpy(flexgemm.neighbor_map(cuda.array(coords), shape, check=True).map)
     rows = np.random.default_rng(0).choice(len(coords), 4096, replace=False).tolist()
     np.testing.assert_array_equal(nmap[:, rows], reference.neighbor_map(coords, shape, rows=rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from pathlib import Path
 
 import pytest
 from calls import run_python
@@ -565,6 +566,25 @@ def test_choices_are_printed_once_for_each_shape_on_request():
     ]
     for line in lines:
         assert re.search(r" tile=\d+x\d+x\d+ stages=0 groups=0 split=\d+ workspace=\d+$", line)
+
+
+MAPS = """
+import numpy as np
+import flexgemm
+coords = np.array([[0, 0, y, 0] for y in range(5)], np.int32)
+for shape in ((1, 1, 5, 1), (1, 1, 5, 1), (1, 256, 256, 256)):
+    flexgemm.neighbor_map(coords, shape, device="cuda")
+"""
+
+
+def test_tables_of_voxels_are_printed_too(cuda):
+    package = Path(_C.__file__).parents[1]  # the emulator's, where that is what is tested
+    done = run_python(["-c", MAPS], FLEXGEMM_PRINT_CONFIGS="1", PYTHONPATH=str(package))
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("flexgemm: ")] == [
+        "flexgemm: neighbor_map rows=5 shape=(1, 1, 5, 1): table=direct bytes=96",
+        "flexgemm: neighbor_map rows=5 shape=(1, 256, 256, 256): table=hash bytes=2448",
+    ]
 
 
 @pytest.mark.parametrize("value", ["", "0"])

@@ -114,9 +114,10 @@ def test_orders_save_products_forward_and_backward(backend):
 @pytest.mark.parametrize("kernel_size", KERNELS)
 @pytest.mark.parametrize("n, dilation, transposed", [(0, 1, False), (1, 1, False), (700, 1, False), (700, 1, True),
                                                      (700, 2, False), (5000, 1, False)])  # fmt: skip
-def test_orders_come_with_the_map(backend, kernel_size, n, dilation, transposed):
+def test_orders_come_with_the_map(backend, grid_around, kernel_size, n, dilation, transposed):
     """Where the map is built they have keys of their own, and by them the same rows."""
     coords, shape = scenes.scene(n)
+    shape = grid_around(coords, shape)
     how = {"dilation": (dilation,) * 3, "transposed": transposed}
     alone = guarded.neighbor_map(backend, coords, shape, kernel_size, **how)
     orders, nmap = guarded.neighbor_map(backend, coords, shape, kernel_size, groups=all_sets(kernel_size), **how)

@@ -107,8 +107,9 @@ def pairs(nmap):
 
 @every_kernel
 @pytest.mark.parametrize("n", [0, 1, 63, 65, 700])
-def test_sites_and_maps(backend, kernel, n):
+def test_sites_and_maps(backend, grid_around, kernel, n):
     coords, shape = scene(n)
+    shape = grid_around(coords, shape)
     sites, to_shape = check_sites(backend, coords, shape, kernel)
     forward, backward = check_maps(backend, coords, shape, sites, to_shape, kernel)
     assert pairs(forward) == {(v, m, i) for v, i, m in pairs(backward)}
@@ -161,8 +162,9 @@ def test_steps_beyond_32_bits_do_not_come_back_around(backend, axis):
         check_maps(backend, coords, tuple(shape), sites, to_shape, kernel)
 
 
-def test_of_duplicates_the_lowest_row_wins(backend):
+def test_of_duplicates_the_lowest_row_wins(backend, grid_around):
     coords, shape = scene(300)
+    shape = grid_around(coords, shape)
     twice = np.concatenate([coords, coords[::-1]])
     kernel = FORWARD[1]
     sites, to_shape = check_sites(backend, twice, shape, kernel)
@@ -170,8 +172,9 @@ def test_of_duplicates_the_lowest_row_wins(backend):
     assert forward.max() < 300
 
 
-def test_rows_out_of_range_reach_nothing_on_the_gpu(cuda):
+def test_rows_out_of_range_reach_nothing_on_the_gpu(cuda, grid_around):
     coords, shape = scene(300)
+    shape = grid_around(coords, shape)
     kernel = FORWARD[1]
     bad = np.array([[0, -1, 0, 0], [2, 0, 0, 0], [0, 0, 0, 2**31 - 1], [-(2**31), 3, 3, 3]], np.int32)
     coords = np.insert(coords, range(0, 40, 10), bad, axis=0)

@@ -39,38 +39,54 @@ __device__ __forceinline__ uint32_t voxel_in_cell(uint32_t x, uint32_t y, uint32
 }
 
 /* Whether cells can be numbered, and an empty slot told from them, in 32 bits. */
-inline bool cells_fit_32_bits(const int64_t (&shape)[4]) {
-    const CellGrid grid(shape);
-    return static_cast<double>(grid.batch) * grid.cells_x * grid.cells_y * grid.cells_z < 4e9;
+inline bool cells_fit_32_bits(const int64_t (&shape)[4]) { return fg_grid_cells(shape) < 4'000'000'000; }
+
+/* A slot for every cell of the grid, in their order: nothing to claim and nothing to look for. The interface is that of
+ * HashTable. Which of the two a grid has is planned (plan_table.c). */
+struct DirectTable : CellRows {
+    using Cell = uint32_t;
+    using Probe = uint32_t; /* the slot */
+    static constexpr Cell kEmpty = kNone;
+
+    /* In bytes_for(shape) bytes of memory. */
+    explicit DirectTable(void *memory) : CellRows{static_cast<int32_t *>(memory)} {}
+
+    static size_t bytes_for(const int64_t (&shape)[4]) {
+        return static_cast<size_t>(fg_grid_cells(shape)) * kCellVoxels * sizeof(int32_t);
+    }
+
+    __device__ uint32_t claim(Cell cell) const { return cell; }
+    __device__ Probe probe(Cell cell) const { return cell; }
+    __device__ uint32_t find(Probe probe) const { return probe; }
+};
+
+/* The lowest rows of a cell's voxels, each -1 where there is none; NULL when the table knows that it has no voxel. */
+template <class Table>
+__device__ __forceinline__ const int32_t *find_rows(const Table &table, typename Table::Cell cell) {
+    const uint32_t slot = table.find(table.probe(cell));
+    return slot != Table::kNone ? table.at(slot) : nullptr;
 }
 
-/* Lanes with the same cell as the lane before them leave the claim to the first of them. */
-template <class Cell>
+template <class Table>
 __global__ void __launch_bounds__(kInsertThreads)
-    insert_kernel(Coords rows, CellGrid grid, HashTable<Cell> table, unsigned long long *outside) {
+    insert_kernel(Coords rows, CellGrid grid, Table table, unsigned long long *outside) {
+    using Cell = typename Table::Cell;
     ptx::let_next_kernel_begin();
     const int64_t n = static_cast<int64_t>(blockIdx.x) * kInsertThreads + threadIdx.x;
-    const int lane = threadIdx.x % 32;
     const int4 c = n < rows.count ? rows[n] : make_int4(-1, -1, -1, -1);
     const bool inside = grid.contain(c);
     if (n < rows.count && !inside && outside) atomicMin(outside, static_cast<unsigned long long>(n));
 
-    const Cell cell = inside ? grid.cell<Cell>(c) : table.kEmpty;
-    const Cell cell_before = __shfl_up_sync(~0u, cell, 1);
-    const bool first = lane == 0 || cell != cell_before;
-    const uint32_t slot = first && inside ? table.claim(cell) : 0;
-    const unsigned int firsts = __ballot_sync(~0u, first);
-    const int claimer = 31 - __clz(firsts & (~0u >> (31 - lane)));
-    const uint32_t claimed = __shfl_sync(~0u, slot, claimer);
-    if (inside) table.insert(claimed, voxel_in_cell(c.y, c.z, c.w), static_cast<int32_t>(n));
+    const uint32_t slot = table.claim(inside ? grid.cell<Cell>(c) : Table::kEmpty);
+    if (inside) table.insert(slot, voxel_in_cell(c.y, c.z, c.w), static_cast<int32_t>(n));
 }
 
 /* Into a table that is empty. Of rows outside of the grid the first is noted, where that is asked for. */
-template <class Cell>
-cudaError_t insert_rows(const Coords &rows, const CellGrid &grid, const HashTable<Cell> &table,
-                        unsigned long long *outside, cudaStream_t stream) {
+template <class Table>
+cudaError_t insert_rows(const Coords &rows, const CellGrid &grid, const Table &table, unsigned long long *outside,
+                        cudaStream_t stream) {
     const unsigned int blocks = static_cast<unsigned int>(ceil_div<int64_t>(rows.count, kInsertThreads));
-    if (blocks > 0) insert_kernel<Cell><<<blocks, kInsertThreads, 0, stream>>>(rows, grid, table, outside);
+    if (blocks > 0) insert_kernel<Table><<<blocks, kInsertThreads, 0, stream>>>(rows, grid, table, outside);
     return cudaGetLastError();
 }
 

@@ -35,7 +35,7 @@ struct Voxels {
 
     /* The row of a voxel, or -1. */
     __device__ int32_t row(int4 c) const {
-        const int32_t *rows = grid.contain(c) ? table.find(grid.cell<Cell>(c)) : nullptr;
+        const int32_t *rows = grid.contain(c) ? find_rows(table, grid.cell<Cell>(c)) : nullptr;
         return rows ? rows[voxel_in_cell(c.y, c.z, c.w)] : -1;
     }
 };
@@ -95,23 +95,19 @@ __device__ void find_corners(const fg_points &points, int64_t q, const Voxels<Ce
         }
 
     using Table = HashTable<Cell>;
-    Cell cell[FG_CORNERS]; /* kEmpty where there is none to look for */
-    uint32_t bucket[FG_CORNERS];
-    typename Table::Bucket seen[FG_CORNERS];
+    typename Table::Probe probe[FG_CORNERS];
 #pragma unroll
     for (int k = 0; k < FG_CORNERS; ++k) {
         const uint32_t x = at[0][k / 4], y = at[1][k / 2 % 2], z = at[2][k % 2];
         const bool exists = inside[0][k / 4] && inside[1][k / 2 % 2] && inside[2][k % 2];
         const Cell there = grid.column<Cell>(batch, x / 2, y / 2) + z / 2;
-        cell[k] = exists ? there : Table::kEmpty;
-        bucket[k] = voxels.table.home(there);
-        seen[k] = voxels.table.keys[bucket[k]];
+        probe[k] = voxels.table.probe(exists ? there : Table::kEmpty);
     }
 #pragma unroll
     for (int k = 0; k < FG_CORNERS; ++k) {
         const uint32_t voxel = voxel_in_cell(at[0][k / 4], at[1][k / 2 % 2], at[2][k % 2]);
-        const uint32_t slot = cell[k] != Table::kEmpty ? voxels.table.find(cell[k], bucket[k], seen[k]) : Table::kNone;
-        corner[k].row = slot != Table::kNone ? voxels.table.rows[uint64_t{slot} * kCellVoxels + voxel] : -1;
+        const uint32_t slot = voxels.table.find(probe[k]);
+        corner[k].row = slot != Table::kNone ? voxels.table.at(slot)[voxel] : -1;
     }
 
     float total = 0.0f;

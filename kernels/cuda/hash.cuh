@@ -18,37 +18,54 @@
 
 #include <cstdint>
 
+#include "../plan.h"
+
 namespace flexgemm {
 
-constexpr int kCellVoxels = 8;
+constexpr int kCellVoxels = FG_CELL_VOXELS;
 
-template <class Cell>
-struct HashTable {
-    static constexpr Cell kEmpty = ~Cell{0};
+/* What any table of cells has: a slot is the rows of one cell's voxels, each -1 where there is none. */
+struct CellRows {
     static constexpr uint32_t kNone = ~0u; /* no slot */
-    static constexpr int kBucketSlots = 4;
+
+    int32_t *rows; /* (slots, kCellVoxels) */
+
+    __device__ int32_t *at(uint32_t slot) const { return rows + uint64_t{slot} * kCellVoxels; }
+
+    /* Of the rows that a voxel is given the lowest one stays, in whatever order they come. */
+    __device__ void insert(uint32_t slot, uint32_t voxel, int32_t row) const {
+        atomicMin(reinterpret_cast<unsigned int *>(at(slot) + voxel), static_cast<unsigned int>(row));
+    }
+};
+
+template <class Number>
+struct HashTable : CellRows {
+    using Cell = Number;
+    static constexpr Cell kEmpty = ~Cell{0}; /* of a slot; of a question: nothing to look for */
+    static constexpr int kBucketSlots = FG_BUCKET_SLOTS;
     static constexpr int kBytesPerSlot = sizeof(Cell) + kCellVoxels * sizeof(int32_t);
 
     struct alignas(16) Bucket {
         Cell cell[kBucketSlots];
     };
 
-    int32_t *rows; /* (capacity, kCellVoxels) */
-    Bucket *keys;  /* (capacity / kBucketSlots) */
+    /* A lookup under way: several can be read before the first is asked about. */
+    struct Probe {
+        Cell cell;
+        uint32_t bucket; /* its home */
+        Bucket seen;
+    };
+
+    Bucket *keys; /* (capacity / kBucketSlots) */
     uint32_t capacity;
 
     /* In bytes_for(count) bytes of memory. */
     HashTable(void *memory, int64_t count)
-        : rows(static_cast<int32_t *>(memory)),
-          keys(reinterpret_cast<Bucket *>(rows + uint64_t{capacity_for(count)} * kCellVoxels)),
-          capacity(capacity_for(count)) {}
+        : CellRows{static_cast<int32_t *>(memory)},
+          keys(reinterpret_cast<Bucket *>(rows + fg_hash_slots(count) * kCellVoxels)),
+          capacity(static_cast<uint32_t>(fg_hash_slots(count))) {}
 
-    static size_t bytes_for(int64_t count) { return uint64_t{capacity_for(count)} * kBytesPerSlot; }
-
-    /* A multiple of kBucketSlots; below 2^32 for every count that int32 can number. */
-    static uint32_t capacity_for(int64_t count) {
-        return static_cast<uint32_t>(count + count / 2 + 64) / kBucketSlots * kBucketSlots;
-    }
+    static size_t bytes_for(int64_t count) { return static_cast<size_t>(fg_hash_slots(count)) * kBytesPerSlot; }
 
     __device__ uint32_t buckets() const { return capacity / kBucketSlots; }
 
@@ -64,10 +81,22 @@ struct HashTable {
 
     __device__ uint32_t next(uint32_t bucket) const { return bucket + 1 < buckets() ? bucket + 1 : 0; }
 
-    /* The slot of a cell, claimed for it if need be. Which slot that is is a race, but all who ask for a cell try slots
+    /* The slots of the cells of a warp's lanes, claimed for them if need be. Lanes with the same cell as the lane
+     * before them leave that to the first of them. */
+    __device__ uint32_t claim(Cell cell) const {
+        const int lane = threadIdx.x % 32;
+        const Cell cell_before = __shfl_up_sync(~0u, cell, 1);
+        const bool first = lane == 0 || cell != cell_before;
+        const uint32_t slot = first && cell != kEmpty ? claim_one(cell) : kNone;
+        const unsigned int firsts = __ballot_sync(~0u, first);
+        const int claimer = 31 - __clz(firsts & (~0u >> (31 - lane)));
+        return __shfl_sync(~0u, slot, claimer);
+    }
+
+    /* Which slot that is is a race, but all who ask for a cell try slots
      * in the same order, and one that another cell has stays taken: they agree. There are more slots than rows, so that
      * a free one is met, here and in find(). */
-    __device__ uint32_t claim(Cell cell) {
+    __device__ uint32_t claim_one(Cell cell) const {
         for (uint32_t bucket = home(cell);; bucket = next(bucket)) {
             const Bucket seen = keys[bucket];
             uint32_t free = 0;
@@ -85,33 +114,26 @@ struct HashTable {
         }
     }
 
-    /* Of the rows that a voxel is given the lowest one stays, in whatever order they come. */
-    __device__ void insert(uint32_t slot, uint32_t voxel, int32_t row) {
-        int32_t *entry = rows + static_cast<uint64_t>(slot) * kCellVoxels + voxel;
-        atomicMin(reinterpret_cast<unsigned int *>(entry), static_cast<unsigned int>(row));
+    __device__ Probe probe(Cell cell) const {
+        const uint32_t bucket = home(cell);
+        return {cell, bucket, keys[bucket]};
     }
 
-    /* The slot of a cell, or kNone when it has no voxel. `seen` is its home bucket: several can be read before the
-     * first is asked about. */
-    __device__ uint32_t find(Cell cell, uint32_t bucket, Bucket seen) const {
+    /* The slot of a cell, or kNone when it has no voxel. */
+    __device__ uint32_t find(Probe probe) const {
+        if (probe.cell == kEmpty) return kNone;
         for (;;) {
             uint32_t slot = kNone;
             bool full = true;
 #pragma unroll
             for (int i = 0; i < kBucketSlots; ++i) {
-                if (seen.cell[i] == cell) slot = bucket * kBucketSlots + i;
-                full = full && seen.cell[i] != kEmpty;
+                if (probe.seen.cell[i] == probe.cell) slot = probe.bucket * kBucketSlots + i;
+                full = full && probe.seen.cell[i] != kEmpty;
             }
             if (slot != kNone || !full) return slot;
-            bucket = next(bucket);
-            seen = keys[bucket];
+            probe.bucket = next(probe.bucket);
+            probe.seen = keys[probe.bucket];
         }
-    }
-
-    /* The lowest rows of the cell's voxels, each -1 where there is none; NULL when it has no voxel. */
-    __device__ const int32_t *find(Cell cell) const {
-        const uint32_t bucket = home(cell), slot = find(cell, bucket, keys[bucket]);
-        return slot != kNone ? rows + static_cast<uint64_t>(slot) * kCellVoxels : nullptr;
     }
 };
 

@@ -1,9 +1,9 @@
 /*
  * Neighbour map of a sparse convolution: map[v, m] = row of the voxel that query m reads at offset v, or -1.
  *
- * Voxels are taken in cells of 2 x 2 x 2, which are numbered as voxels are. One kernel puts all rows into a hash table
- * of cells in the caller's workspace, one looks up every (query, offset) pair: where offsets are adjacent voxels, cell
- * by cell. Every pair is looked up: the map of an odd submanifold kernel is its own mirror image only while no voxel
+ * Voxels are taken in cells of 2 x 2 x 2, which are numbered as voxels are. One kernel puts all rows into a table of
+ * cells in the caller's workspace, by their numbers or by a hash of them (plan_table.c), one looks up every (query,
+ * offset) pair: where offsets are adjacent voxels, cell by cell. Every pair is looked up: the map of an odd submanifold kernel is its own mirror image only while no voxel
  * occurs twice, which nobody has checked.
  *
  * Row orders are built behind the map, by keys that the look at adjacent offsets leaves on its way.
@@ -30,15 +30,15 @@ struct Report {
     unsigned long long duplicate; /* later row in the high half, the row it repeats in the low half */
 };
 
-template <class Cell>
+template <class Table>
 __global__ void __launch_bounds__(kThreads)
-    find_duplicates_kernel(Coords rows, CellGrid grid, HashTable<Cell> table, Report *report) {
+    find_duplicates_kernel(Coords rows, CellGrid grid, Table table, Report *report) {
     const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     if (n >= rows.count) return;
     const int4 c = rows[n];
     if (!grid.contain(c)) return;
     /* All rows are in the table. */
-    const int64_t first = table.find(grid.cell<Cell>(c))[voxel_in_cell(c.y, c.z, c.w)];
+    const int64_t first = find_rows(table, grid.cell<typename Table::Cell>(c))[voxel_in_cell(c.y, c.z, c.w)];
     if (first != n) atomicMin(&report->duplicate, static_cast<unsigned long long>(n << 32 | first));
 }
 
@@ -95,10 +95,10 @@ struct QuotientAxis : StrideAxis {
 /* One thread walks the kDepth offsets along z of one query at one (kx, ky), and probes where a cell of the table
  * begins. CTAs of the same queries follow each other, so that what they read of coordinates and table is in L2 while it
  * is needed, however large the scene. */
-template <class Cell, class Axis, int kDepth>
-__global__ void __launch_bounds__(kThreads)
-    lookup_kernel(Coords queries, VoxelBounds query_grid, CellGrid grid, HashTable<Cell> table, Axis ax, Axis ay,
-                  Axis az, int32_t *map) {
+template <class Table, class Axis, int kDepth>
+__global__ void __launch_bounds__(kThreads) lookup_kernel(Coords queries, VoxelBounds query_grid, CellGrid grid,
+                                                          Table table, Axis ax, Axis ay, Axis az, int32_t *map) {
+    using Cell = typename Table::Cell;
     const unsigned int columns = ax.size * ay.size, k = blockIdx.x % columns;
     const int64_t m = static_cast<int64_t>(blockIdx.x / columns) * kThreads + threadIdx.x;
     if (m >= queries.count) return;
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads)
         const bool exists = inside && z < grid.depth;
         if (exists && z / 2 != cell) {
             cell = z / 2;
-            entries = table.find(column + cell);
+            entries = find_rows(table, column + cell);
         }
         found[kz] = exists && entries ? entries[voxel_in_cell(x, y, z)] : -1;
     }
@@ -125,23 +125,23 @@ __global__ void __launch_bounds__(kThreads)
     for (int kz = 0; kz < kDepth; ++kz) entry[kz * queries.count] = found[kz];
 }
 
-template <class Cell, class Axis>
-constexpr decltype(&lookup_kernel<Cell, Axis, 1>) kLookupKernels[kMaxKernel] = {
-    lookup_kernel<Cell, Axis, 1>, lookup_kernel<Cell, Axis, 2>, lookup_kernel<Cell, Axis, 3>,
-    lookup_kernel<Cell, Axis, 4>, lookup_kernel<Cell, Axis, 5>, lookup_kernel<Cell, Axis, 6>,
-    lookup_kernel<Cell, Axis, 7>,
+template <class Table, class Axis>
+constexpr decltype(&lookup_kernel<Table, Axis, 1>) kLookupKernels[kMaxKernel] = {
+    lookup_kernel<Table, Axis, 1>, lookup_kernel<Table, Axis, 2>, lookup_kernel<Table, Axis, 3>,
+    lookup_kernel<Table, Axis, 4>, lookup_kernel<Table, Axis, 5>, lookup_kernel<Table, Axis, 6>,
+    lookup_kernel<Table, Axis, 7>,
 };
 
-template <class Axis, class Cell>
-fg_status look_up(const fg_neighbor_map_params *p, const CellGrid &grid, const HashTable<Cell> &table,
-                  cudaStream_t stream, fg_error *error) {
+template <class Axis, class Table>
+fg_status look_up(const fg_neighbor_map_params *p, const CellGrid &grid, const Table &table, cudaStream_t stream,
+                  fg_error *error) {
     const Axis ax(p, 0), ay(p, 1), az(p, 2);
     const int64_t blocks = ceil_div<int64_t>(p->queries.shape[0], kThreads) * ax.size * ay.size;
     if (blocks == 0) return FG_OK;
     if (blocks > INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "queries: %lld rows need more blocks than one launch can have",
                        static_cast<long long>(p->queries.shape[0]));
-    kLookupKernels<Cell, Axis>[az.size - 1]<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(
+    kLookupKernels<Table, Axis>[az.size - 1]<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(
         Coords(p->queries), VoxelBounds(p->query_shape), grid, table, ax, ay, az, static_cast<int32_t *>(p->map.data));
     FG_CUDA(cudaGetLastError());
     return FG_OK;
@@ -197,10 +197,11 @@ bool is_near(const fg_neighbor_map_params *p) {
 
 /* A block takes 32 queries, one a lane. Its warps fetch the cells around them, then write the map, a column of kDepth
  * offsets at a time, then the keys of the orders. */
-template <class Cell, int kDepth>
+template <class Table, int kDepth>
 __global__ void __launch_bounds__(kNearThreads)
-    near_kernel(Coords queries, VoxelBounds query_grid, CellGrid grid, HashTable<Cell> table,
+    near_kernel(Coords queries, VoxelBounds query_grid, CellGrid grid, Table table,
                 const __grid_constant__ Neighborhood near, int32_t *map, const __grid_constant__ OrderKeys keys) {
+    using Cell = typename Table::Cell;
     extern __shared__ int32_t cell_rows[]; /* (cell, voxel of the cell, lane) */
     ptx::let_next_kernel_begin();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -214,9 +215,7 @@ __global__ void __launch_bounds__(kNearThreads)
     uint32_t *const present = reinterpret_cast<uint32_t *>(cell_rows) + cells * kCellVoxels * 32;
 
     for (int first = warp; first < cells; first += kCellsAhead * kNearWarps) {
-        Cell cell[kCellsAhead]; /* kEmpty where there is none to look for */
-        typename HashTable<Cell>::Bucket seen[kCellsAhead];
-        uint32_t bucket[kCellsAhead];
+        typename Table::Probe probe[kCellsAhead];
         int4 rows[kCellsAhead][2];
 #pragma unroll
         for (int i = 0; i < kCellsAhead; ++i) {
@@ -225,16 +224,14 @@ __global__ void __launch_bounds__(kNearThreads)
             const uint32_t cell_x = (x >> 1) + place.x, cell_y = (y >> 1) + place.y, cell_z = (z >> 1) + place.z;
             const bool exists =
                 inside && at < cells && cell_x < grid.cells_x && cell_y < grid.cells_y && cell_z < grid.cells_z;
-            cell[i] = exists ? grid.column<Cell>(c.x, cell_x, cell_y) + cell_z : table.kEmpty;
-            bucket[i] = exists ? table.home(cell[i]) : 0;
-            seen[i] = table.keys[bucket[i]];
+            probe[i] = table.probe(exists ? grid.column<Cell>(c.x, cell_x, cell_y) + cell_z : Table::kEmpty);
         }
 #pragma unroll
         for (int i = 0; i < kCellsAhead; ++i) {
-            const uint32_t slot = cell[i] != table.kEmpty ? table.find(cell[i], bucket[i], seen[i]) : table.kNone;
-            const int4 *const entries = reinterpret_cast<const int4 *>(table.rows) + uint64_t{slot} * 2;
-            rows[i][0] = slot != table.kNone ? entries[0] : make_int4(-1, -1, -1, -1);
-            rows[i][1] = slot != table.kNone ? entries[1] : make_int4(-1, -1, -1, -1);
+            const uint32_t slot = table.find(probe[i]);
+            const int4 *const entries = reinterpret_cast<const int4 *>(table.at(slot));
+            rows[i][0] = slot != Table::kNone ? entries[0] : make_int4(-1, -1, -1, -1);
+            rows[i][1] = slot != Table::kNone ? entries[1] : make_int4(-1, -1, -1, -1);
         }
 #pragma unroll
         for (int i = 0; i < kCellsAhead; ++i) {
@@ -279,22 +276,22 @@ __global__ void __launch_bounds__(kNearThreads)
         keys.store(order, m, [&](int offset) { return present[offset] >> lane & 1; });
 }
 
-template <class Cell>
-constexpr decltype(&near_kernel<Cell, 1>) kNearKernels[kMaxKernel] = {
-    near_kernel<Cell, 1>, near_kernel<Cell, 2>, near_kernel<Cell, 3>, near_kernel<Cell, 4>,
-    near_kernel<Cell, 5>, near_kernel<Cell, 6>, near_kernel<Cell, 7>,
+template <class Table>
+constexpr decltype(&near_kernel<Table, 1>) kNearKernels[kMaxKernel] = {
+    near_kernel<Table, 1>, near_kernel<Table, 2>, near_kernel<Table, 3>, near_kernel<Table, 4>,
+    near_kernel<Table, 5>, near_kernel<Table, 6>, near_kernel<Table, 7>,
 };
 
-template <class Cell>
-fg_status look_near(const fg_neighbor_map_params *p, const CellGrid &grid, const HashTable<Cell> &table,
-                    const OrderKeys &keys, int compute_capability, cudaStream_t stream, fg_error *error) {
+template <class Table>
+fg_status look_near(const fg_neighbor_map_params *p, const CellGrid &grid, const Table &table, const OrderKeys &keys,
+                    int compute_capability, cudaStream_t stream, fg_error *error) {
     const Neighborhood near(p);
     const int64_t blocks = ceil_div<int64_t>(p->queries.shape[0], 32);
     if (blocks == 0) return FG_OK;
     if (blocks > INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "queries: %lld rows need more blocks than one launch can have",
                        static_cast<long long>(p->queries.shape[0]));
-    const auto kernel = kNearKernels<Cell>[near.size[2] - 1];
+    const auto kernel = kNearKernels<Table>[near.size[2] - 1];
     return launch_early(kernel, static_cast<unsigned int>(blocks), kNearThreads, near.shared_bytes(),
                         compute_capability, stream, error, Coords(p->queries), VoxelBounds(p->query_shape), grid, table,
                         near, static_cast<int32_t *>(p->map.data), keys);
@@ -321,15 +318,18 @@ fg_status check_report(const fg_neighbor_map_params *p, const Report *report, cu
 
 constexpr size_t kReportBytes = 256; /* keeps the table 256-byte aligned */
 
-template <class Cell>
-size_t workspace_bytes(int64_t count) {
-    const size_t bytes = kReportBytes + HashTable<Cell>::bytes_for(count);
-    return count == 0 ? 0 : ceil_div<size_t>(bytes, 256) * 256; /* row orders have theirs behind */
+fg_table_kind table_kind(const fg_neighbor_map_params *p) { return fg_plan_voxel_table(p->coords.shape[0], p->shape); }
+
+size_t table_bytes(const fg_neighbor_map_params *p) {
+    const int64_t count = p->coords.shape[0];
+    if (table_kind(p) == FG_TABLE_DIRECT) return DirectTable::bytes_for(p->shape);
+    return cells_fit_32_bits(p->shape) ? HashTable<uint32_t>::bytes_for(count)
+                                       : HashTable<unsigned long long>::bytes_for(count);
 }
 
+/* Of report and table; row orders have theirs behind. */
 size_t workspace_bytes(const fg_neighbor_map_params *p) {
-    const int64_t count = p->coords.shape[0];
-    return cells_fit_32_bits(p->shape) ? workspace_bytes<uint32_t>(count) : workspace_bytes<unsigned long long>(count);
+    return p->coords.shape[0] == 0 ? 0 : ceil_div<size_t>(kReportBytes + table_bytes(p), 256) * 256;
 }
 
 bool has_orders(const fg_neighbor_map_params *p) {
@@ -343,21 +343,18 @@ fg_status prepare_orders(const fg_neighbor_map_params *p, const fg_queue *queue,
     return orders->prepare(p->map.shape[1], p->kernel, p->sets, workspace, queue, error);
 }
 
-template <class Cell>
-fg_status build(const fg_neighbor_map_params *p, const OrderKeys &keys, int compute_capability, cudaStream_t stream,
-                fg_error *error) {
-    const int64_t count = p->coords.shape[0];
-    char *workspace = static_cast<char *>(p->workspace.data);
-    Report *report = reinterpret_cast<Report *>(workspace);
-    const HashTable<Cell> table(workspace + kReportBytes, count);
-    FG_CUDA(cudaMemsetAsync(workspace, 0xFF, workspace_bytes<Cell>(count), stream));
+template <class Table>
+fg_status build(const fg_neighbor_map_params *p, const Table &table, const OrderKeys &keys, int compute_capability,
+                cudaStream_t stream, fg_error *error) {
+    Report *report = static_cast<Report *>(p->workspace.data);
+    FG_CUDA(cudaMemsetAsync(report, 0xFF, workspace_bytes(p), stream));
 
     const Coords rows(p->coords);
     const CellGrid grid(p->shape);
     FG_CUDA(insert_rows(rows, grid, table, p->check ? &report->outside : nullptr, stream));
     if (p->check) {
-        const unsigned int blocks = static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads));
-        find_duplicates_kernel<Cell><<<blocks, kThreads, 0, stream>>>(rows, grid, table, report);
+        const unsigned int blocks = static_cast<unsigned int>(ceil_div<int64_t>(rows.count, kThreads));
+        find_duplicates_kernel<Table><<<blocks, kThreads, 0, stream>>>(rows, grid, table, report);
         FG_CUDA(cudaGetLastError());
         const fg_status status = check_report(p, report, stream, error);
         if (status != FG_OK) return status;
@@ -367,6 +364,19 @@ fg_status build(const fg_neighbor_map_params *p, const OrderKeys &keys, int comp
     if (unit_stride) return look_up<ShiftAxis>(p, grid, table, stream, error);
     if (p->transposed) return look_up<QuotientAxis>(p, grid, table, stream, error);
     return look_up<StrideAxis>(p, grid, table, stream, error);
+}
+
+/* With the table that is planned. */
+fg_status build(const fg_neighbor_map_params *p, const OrderKeys &keys, int compute_capability, cudaStream_t stream,
+                fg_error *error) {
+    const int64_t count = p->coords.shape[0];
+    const fg_table_kind kind = table_kind(p);
+    fg_print_table(kind, "neighbor_map", count, p->shape, table_bytes(p));
+    void *const memory = static_cast<char *>(p->workspace.data) + kReportBytes;
+    const auto with = [&](const auto &table) { return build(p, table, keys, compute_capability, stream, error); };
+    if (kind == FG_TABLE_DIRECT) return with(DirectTable(memory));
+    if (cells_fit_32_bits(p->shape)) return with(HashTable<uint32_t>(memory, count));
+    return with(HashTable<unsigned long long>(memory, count));
 }
 
 }  // namespace
@@ -397,9 +407,7 @@ fg_status neighbor_map(const fg_neighbor_map_params *p, const fg_queue *queue, f
     if (count == 0) {
         if (entries > 0) FG_CUDA(cudaMemsetAsync(p->map.data, 0xFF, entries * sizeof(int32_t), stream));
     } else {
-        status = cells_fit_32_bits(p->shape)
-                     ? build<uint32_t>(p, orders.keys, compute_capability, stream, error)
-                     : build<unsigned long long>(p, orders.keys, compute_capability, stream, error);
+        status = build(p, orders.keys, compute_capability, stream, error);
     }
     if (status != FG_OK || !has_orders(p)) return status;
     if (count == 0 || !is_near(p)) status = write_order_keys(p->map, orders.keys, stream, error);
