@@ -224,8 +224,7 @@ def test_hopper_takes_channels_in_eights(plan, dtype):
     assert family() == family(ci=72, co=1024) == "sm90"
     assert family(ci=68) == family(co=68) == family(ci=1, co=1) == "portable"
     if plan is _C.plan_conv:
-        assert family(dtype="float32", precision="tf32") == "sm90"
-        assert family(dtype="float32", precision="ieee") == "portable"
+        assert family(dtype="float32", precision="tf32") == family(dtype="float32", precision="ieee") == "sm90"
     else:
         assert family(dtype="float32") == "sm90"  # in TF32: for true float32 the caller asks for a capability of 80
     assert family(80) == family(89) == family(100) == "portable"
