@@ -251,6 +251,14 @@ def test_float8_takes_the_tiles_of_float16_and_no_more_groups():
     assert ordered_plan(15_192, 1024, dtype=FP8[0])["groups"] == 3
 
 
+def test_true_float32_takes_the_tiles_of_tf32_and_half_the_channels_a_step():
+    """A step is 16 channels, both parts of each."""
+    for rows, channels in itertools.product((848, 15_192, 252_392), (8, 64, 128, 256, 1024)):
+        ieee, tf32 = (ordered_plan(rows, channels, dtype="float32", precision=name) for name in ("ieee", "tf32"))
+        assert all(ieee[key] == tf32[key] for key in ("family", "block_m", "block_n", "num_stages"))
+        assert (ieee["block_k"], tf32["block_k"]) == (16, 32)
+
+
 def test_hopper_tiles_are_as_wide_as_the_channels_fill():
     def tile(co, rows=1_000_000, dtype="float16"):
         how = {"rows": rows, "ci": 256, "co": co, "v": 27, "dtype": dtype, "num_sms": SMS, "precision": "tf32"}

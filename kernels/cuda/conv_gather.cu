@@ -204,7 +204,7 @@ struct GatherKernel {
 
         const auto row_of = [this](int slot) { return tile_rows[slot]; };
         if constexpr (kMode == MathMode::kIeee)
-            acc.replace_nan(n0, [&](int slot, int n) {
+            acc.replace_not_finite(n0, [&](int slot, int n) {
                 return row_of(slot) >= 0 && n < p.columns ? plain_sum_of(p, group, slice, row_of(slot), n) : 0.0f;
             });
         const int64_t first_column = static_cast<int64_t>(group) * p.columns;

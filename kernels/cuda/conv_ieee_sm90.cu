@@ -7,8 +7,7 @@
  * so that a step brings each part once for the three products. Smallest terms come first: what tensor cores cut off is
  * in proportion to the sum so far.
  *
- * Sums that are not finite are computed again from the operands as they were given: those that the parts or a missing
- * neighbour made NaN, or that are infinite because a high part was rounded up.
+ * Sums that are not finite are computed again from the operands as they were given (conv_plain_sum.cuh).
  */
 #include "activation.cuh"
 #include "conv_plain_sum.cuh"
