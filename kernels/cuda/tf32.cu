@@ -36,9 +36,9 @@ __global__ void __launch_bounds__(256)
          i += static_cast<int64_t>(gridDim.x) * 256) {
         const int64_t row = rows == 1 ? 0 : i / quads, column = (i - row * quads) * 4;
         const float *source = in + row * stride + column;
-        const float4 x = column >= columns ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
-                         : aligned         ? *reinterpret_cast<const float4 *>(source)
-                                           : make_float4(source[0], source[1], source[2], source[3]);
+        const float4 x = kSplit && column >= columns ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
+                         : aligned                   ? *reinterpret_cast<const float4 *>(source)
+                                                     : make_float4(source[0], source[1], source[2], source[3]);
         const int64_t place = place_of<kSplit>(i, kBlock);
         out[place] = round_to_tf32(x);
         if (kSplit) out[place + kBlock] = low_part(x);
