@@ -14,7 +14,9 @@ cudaError_t tf32_transposed(const float *in, int rows, int volume, int columns, 
 /* The same with rows of split_depth(of so many elements): of each 16 the high parts, then the low ones, zeros past the
  * last. high + low is x to 2^-22; where x is not finite or rounds to an infinite TF32, their sum is NaN. */
 constexpr int kSplitBlock = 16;
-constexpr int64_t split_depth(int64_t depth) { return ceil_div<int64_t>(depth, kSplitBlock) * 2 * kSplitBlock; }
+__host__ __device__ constexpr int64_t split_depth(int64_t depth) {
+    return ceil_div<int64_t>(depth, kSplitBlock) * 2 * kSplitBlock;
+}
 
 cudaError_t tf32_split_rows(const float *in, int64_t stride, int64_t rows, int64_t columns, float *out,
                             cudaStream_t stream);
