@@ -31,7 +31,7 @@ IDENTITY = (
 )  # fmt: skip
 
 
-HOPPER_DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "tf32")
+HOPPER_DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "tf32", "ieee")
 
 
 def kernel_family(dtype: str = "") -> str:

@@ -68,16 +68,24 @@ static const double ENTRY_BYTES = 8;       /* of L2 for a map entry read through
 /* What is more complicated has to be this much cheaper: the figures are not exact. */
 static const double WORTHWHILE = 0.97;
 
+/* What a channel of a gathered row takes. The Hopper kernel has both parts of true float32 side by side. */
+static int64_t channel_bytes(const fg_conv_question *q, fg_family family) {
+    const bool split = q->dtype == FG_FLOAT32 && q->precision == FG_PRECISION_IEEE && family == FG_FAMILY_SM90;
+    return (split ? 2 : 1) * (int64_t)fg_dtype_size(q->dtype);
+}
+
 /* Seconds of one choice. `groups` is 0 for rows as they come: then a tile works through nearly all offsets, neighbours
  * in space share what they gather, and all of this is part of the tile's speed. An order saves the offsets that no row
  * of a tile needs, and pays for it with rows and map entries from all over a segment. */
-static double seconds(const fg_conv_question *q, const tile *t, int64_t groups, int64_t splits) {
-    const double size = (double)fg_dtype_size(q->dtype), scale = q->num_sms / MEASURED_SMS;
+static double seconds(const fg_conv_question *q, fg_family family, const tile *t, int64_t groups, int64_t splits) {
+    const double size = (double)channel_bytes(q, family), scale = q->num_sms / MEASURED_SMS;
     const int64_t columns = ceil_div(q->co, t->block_n), slices = at_least(groups, 1) * splits;
     const int64_t depth = STEP_BYTES / (int64_t)size, slots = (int64_t)q->num_sms * t->ctas_per_sm;
-    /* float32: half as many products a step; the three products of "ieee" take three times as long. float8 is
-     * multiplied as float16, or by tiles with figures of their own. */
-    const double slowdown = size < 4 ? 1 : q->precision == FG_PRECISION_IEEE ? 6 : 2;
+    /* float32: half as many products a step; the three products of "ieee" take three times as long, or, where a step
+     * brings both parts for them, twice the bytes and three times the arithmetic: between the two, a prediction. float8
+     * is multiplied as float16, or by tiles with figures of their own. */
+    const bool ieee = q->precision == FG_PRECISION_IEEE;
+    const double slowdown = size < 4 ? 1 : !ieee ? 2 : family == FG_FAMILY_SM90 ? 5 : 6;
     const double task_flops =
         2.0 * t->block_m * t->block_n * ((double)q->v / (double)slices) * (double)(ceil_div(q->ci, depth) * depth);
     const double task_seconds = task_flops * slowdown * (double)slots / (t->tflops * 1e12 * scale);
@@ -128,7 +136,7 @@ static void choose_slices(const fg_conv_question *q, const tile *t, int64_t max_
         for (int option = 0; option < 2; option++) {
             const int64_t slices = orders * options[option];
             if (slices > 1 && (!split || slices * q->rows * q->co * q->channel_groups > MAX_PARTIALS)) continue;
-            const double cost = seconds(q, t, groups, options[option]);
+            const double cost = seconds(q, plan->family, t, groups, options[option]);
             if (cost > WORTHWHILE * *best) continue;
             *best = cost;
             set_tile(plan, t->block_m, t->block_n, t->num_stages);
@@ -220,7 +228,8 @@ static fg_plan plan_conv_sm90(const fg_conv_question *q) {
             best = i;
     }
     const tile *t = fg_is_float8(q->dtype) ? &candidates[best].float8 : &candidates[best].tile;
-    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)(STEP_BYTES / fg_dtype_size(q->dtype)), .split_k = 1};
+    const int64_t block_k = STEP_BYTES / channel_bytes(q, FG_FAMILY_SM90);
+    fg_plan plan = {.family = FG_FAMILY_SM90, .block_k = (int32_t)block_k, .split_k = 1};
     set_tile(&plan, t->block_m, t->block_n, t->num_stages);
     const int64_t max_splits = at_most(MAX_GATHER_SLICES, q->v);
     double cost = INFINITY;
@@ -280,10 +289,9 @@ fg_plan fg_plan_conv(const fg_conv_question *q) {
     if (q->algorithm == FG_ALGORITHM_AUTO && q->channel_groups > 1 && q->ci <= FG_MAX_NARROW_GROUP &&
         !fg_is_float8(q->dtype))
         return plan_conv_narrow(q);
-    const bool fits = q->dtype != FG_FLOAT32 || q->precision == FG_PRECISION_TF32;
     const bool wide = q->channel_groups == 1 || at_most(q->ci, q->co) >= FG_MIN_HOPPER_GROUP;
     const int64_t whole = fg_is_float8(q->dtype) ? 16 : 8; /* channels that rows of whole 16-byte pieces come by */
-    const bool wgmma = q->compute_capability == 90 && fits && wide && q->ci > 0 && q->ci % whole == 0 && q->co % 8 == 0;
+    const bool wgmma = q->compute_capability == 90 && wide && q->ci > 0 && q->ci % whole == 0 && q->co % 8 == 0;
     return wgmma ? plan_conv_sm90(q) : plan_conv_portable(q);
 }
 

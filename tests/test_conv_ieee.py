@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
+from reference import assert_rows
 
 N = 300
 HUGE = np.finfo(np.float32).max
@@ -91,3 +92,80 @@ def test_a_split_reduction(backend):
     spoil(feats, 600)
     out = guarded.conv_forward(backend, feats, weight, None, nmap)
     assert_same_numbers(out, lambda x, w: reference.conv_forward(x, w, None, nmap), feats, weight)
+
+
+@pytest.mark.parametrize("groups", [3, 9])
+@pytest.mark.parametrize("ci, co", [(64, 64), (72, 264)])
+def test_orders_of_groups_of_offsets(backend, groups, ci, co):
+    """Partial sums of each group in an order of its own; the mirrored gradient takes orders and offsets backwards."""
+    nmap, feats, weight, grad_out = problem(ci, co)
+    for x, columns in ((feats, ci), (grad_out, co), (weight.reshape(-1, ci), ci)):
+        spoil(x, columns)
+    order = np.stack([np.random.default_rng(groups).permutation(N).astype(np.int32) for _ in range(groups)])
+    how = {"order": order, "algorithm": "masked_implicit_gemm_splitk"}
+    out = guarded.conv_forward(backend, feats, weight, None, nmap, **how)
+    assert_same_numbers(out, lambda x, w: reference.conv_forward(x, w, None, nmap), feats, weight)
+    grad_feats = guarded.conv_dgrad(backend, grad_out, weight, nmap, mirrored=True, **how)
+    swapped = weight[:, ::-1, ::-1, ::-1].transpose(4, 1, 2, 3, 0)
+    assert_same_numbers(grad_feats, lambda g, w: reference.conv_forward(g, w, None, nmap), grad_out, swapped)
+
+
+def test_what_is_not_finite_goes_through_bias_and_activation(backend):
+    """A sum is made right before it is finished."""
+    nmap, feats, weight, residual = problem(64, 72)
+    spoil(feats, 64)
+    bias = residual[0].copy()
+    how = {"residual": residual, "activation": "relu", "algorithm": "implicit_gemm"}
+    out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected = reference.conv_epilogue(feats, weight, bias, nmap, residual, "relu").astype(np.float32)
+    wild = ~np.isfinite(expected)
+    assert wild.any()
+    np.testing.assert_array_equal(out[wild], expected[wild])
+    assert np.isfinite(out[~wild]).all()
+
+
+@sizes
+def test_a_product_just_below_the_largest_number(backend, ci, co):
+    """Each factor has 13 digits, of which a tensor core takes 11: rounded up, their product would be infinite."""
+    nmap, feats, weight, grad_out = (np.zeros_like(x) if x.dtype == np.float32 else x for x in problem(ci, co))
+    x, w = np.float32(2**64 * (2 - 2**-12)), np.float32(2**63)
+    feats[::7, 3], grad_out[::7, 3], weight[3, 1, 1, 1, 3] = x, x, w
+    expected = np.zeros((N, co), np.float32)
+    expected[::7, 3] = x * w
+    np.testing.assert_array_equal(guarded.conv_forward(backend, feats, weight, None, nmap), expected)
+    grad_feats = guarded.conv_dgrad(backend, grad_out, weight, nmap, mirrored=True)
+    np.testing.assert_array_equal(grad_feats[:, :33], expected[:, :33])
+    assert not grad_feats[:, 33:].any()
+
+
+@sizes
+@pytest.mark.parametrize("factors", [(1e30, 1e-30), (1e-30, 1e30), (1e18, 1e17), (1e-15, 1e-15)], ids=str)
+def test_large_and_small_numbers(backend, ci, co, factors):
+    rng = np.random.default_rng(0)
+    nmap, *_ = problem(ci, co)
+    feats, weight, grad_out = (
+        scenes.values(rng, s, "float32") * np.float32(factor)
+        for s, factor in zip(((N, ci), (co, 3, 3, 3, ci), (N, co)), (*factors, factors[0]), strict=True)
+    )
+    out = guarded.conv_forward(backend, feats, weight, None, nmap)
+    assert_rows(out, reference.conv_forward(feats, weight, None, nmap), 1e-5)
+    grad_feats = guarded.conv_dgrad(backend, grad_out, weight, nmap, mirrored=True)
+    assert_rows(grad_feats, reference.conv_dgrad(grad_out, weight, nmap, N), 1e-5)
+
+
+@pytest.mark.parametrize("one_sign", [False, True])
+@pytest.mark.parametrize("ci, co", [(384, 64), (72, 400)])
+def test_sums_of_thousands_of_products(backend, one_sign, ci, co):
+    """Neither the digits that one product of TF32 lacks nor, of one sign, what tensor cores cut off of a long sum."""
+    rng = np.random.default_rng(0)
+    nmap, *_ = problem(ci, co)
+    shapes = (N, ci), (co, 3, 3, 3, ci), (N, co)
+    feats, weight, grad_out = (scenes.values(rng, s, "float32", one_sign=one_sign) for s in shapes)
+    expected = reference.conv_forward(feats, weight, None, nmap)
+    assert_rows(guarded.conv_forward(backend, feats, weight, None, nmap), expected, 1e-5)
+    grad_feats = guarded.conv_dgrad(backend, grad_out, weight, nmap, mirrored=True)
+    assert_rows(grad_feats, reference.conv_dgrad(grad_out, weight, nmap, N), 1e-5)
+    if backend.name == "cuda" and not one_sign:
+        rounded = guarded.conv_forward(backend, feats, weight, None, nmap, precision="tf32")
+        assert (np.linalg.norm(rounded - expected, axis=1) > 1e-4 * np.linalg.norm(expected, axis=1)).all()

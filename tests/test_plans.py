@@ -225,8 +225,7 @@ def test_hopper_takes_channels_in_eights(plan, dtype):
     assert family() == family(ci=72, co=1024) == "sm90"
     assert family(ci=68) == family(co=68) == family(ci=1, co=1) == "portable"
     if plan is _C.plan_conv:
-        assert family(dtype="float32", precision="tf32") == "sm90"
-        assert family(dtype="float32", precision="ieee") == "portable"
+        assert family(dtype="float32", precision="tf32") == family(dtype="float32", precision="ieee") == "sm90"
     else:
         assert family(dtype="float32") == "sm90"  # in TF32: for true float32 the caller asks for a capability of 80
     assert family(80) == family(89) == family(100) == "portable"
@@ -251,6 +250,14 @@ def test_float8_takes_the_tiles_of_float16_and_no_more_groups():
         assert float8["block_n"] == float16["block_n"]
         assert float8["groups"] <= float16["groups"]
     assert ordered_plan(15_192, 1024, dtype=FP8[0])["groups"] == 3
+
+
+def test_true_float32_takes_the_tiles_of_tf32_and_half_the_channels_a_step():
+    """A step is 16 channels, both parts of each."""
+    for rows, channels in itertools.product((848, 15_192, 252_392), (8, 64, 128, 256, 1024)):
+        ieee, tf32 = (ordered_plan(rows, channels, dtype="float32", precision=name) for name in ("ieee", "tf32"))
+        assert all(ieee[key] == tf32[key] for key in ("family", "block_m", "block_n", "num_stages"))
+        assert (ieee["block_k"], tf32["block_k"]) == (16, 32)
 
 
 def test_hopper_tiles_are_as_wide_as_the_channels_fill():

@@ -39,10 +39,10 @@ struct Problem {
     fg_status plan(const fg_queue *queue, fg_plan *result, int *num_sms, fg_error *error) const {
         int compute_capability;
         const fg_status status = device_properties(queue->device_index, num_sms, &compute_capability, error);
-        /* The plan sees that rows are whole 16-byte pieces, but not where they are; TF32 works on copies. */
+        /* The plan sees that rows are whole 16-byte pieces, but not where they are; float32 is copied first. */
         const bool near = in.dtype == FG_FLOAT32 ||
                           (in_aligned() && weight_aligned() && 0 <= in.strides[0] && in.strides[0] <= INT32_MAX);
-        if (!near || in.shape[1] > kMaxChannels / 4 || out.shape[1] > kMaxChannels / 4) compute_capability = 80;
+        if (!near || in.shape[1] > kMaxChannels / 8 || out.shape[1] > kMaxChannels / 8) compute_capability = 80;
         if (status != FG_OK) return status;
         const fg_conv_question question = {out.shape[0], depth(),   columns(),      map.shape[0],
                                            in.dtype,     precision, *num_sms,       compute_capability,
@@ -70,22 +70,30 @@ struct Problem {
         return set;
     }
 
-    /* The rounded copies that the Hopper kernel takes, in the workspace behind which partial sums lie. */
+    /* The rounded or split copies that the Hopper kernels take, in the workspace behind which partial sums lie: rows of
+     * so many elements. */
+    int64_t copied_depth() const { return precision == FG_PRECISION_TF32 ? depth() : split_depth(depth()); }
     int64_t copied_elements(const fg_plan &chosen) const {
         if (chosen.family != FG_FAMILY_SM90 || in.dtype != FG_FLOAT32) return 0;
-        return in.shape[0] * in.shape[1] + map.shape[0] * in.shape[1] * out.shape[1];
+        return (in.shape[0] + map.shape[0] * out.shape[1]) * copied_depth();
     }
 
-    fg_status round_operands(GatherParams *p, float *copies, cudaStream_t stream, fg_error *error) const {
-        float *copied_weight = copies + in.shape[0] * p->depth;
-        const float *from = static_cast<const float *>(weight.data);
-        const int64_t weights = static_cast<int64_t>(p->columns) * p->volume * p->depth;
-        FG_CUDA(tf32_rows(static_cast<const float *>(p->in), p->in_stride, in.shape[0], p->depth, copies, stream));
-        if (major == Major::kK)
-            FG_CUDA(tf32_rows(from, weights, 1, weights, copied_weight, stream));
-        else
-            FG_CUDA(tf32_transposed(from, p->depth, p->volume, p->columns, copied_weight, stream));
+    fg_status copy_operands(GatherParams *p, float *copies, cudaStream_t stream, fg_error *error) const {
+        p->plain = {static_cast<const float *>(p->in), static_cast<const float *>(p->weight), p->in_stride, p->depth,
+                    major == Major::kK};
+        const PlainOperands &from = p->plain;
+        float *copied_weight = copies + in.shape[0] * copied_depth();
+        const auto copy_rows = precision == FG_PRECISION_TF32 ? tf32_rows : tf32_split_rows;
+        const auto copy_transposed = precision == FG_PRECISION_TF32 ? tf32_transposed : tf32_split_transposed;
+        FG_CUDA(copy_rows(from.in, from.in_stride, in.shape[0], from.depth, copies, stream));
+        if (from.is_k_major) {
+            const int64_t rows = static_cast<int64_t>(p->columns) * p->volume;
+            FG_CUDA(copy_rows(from.weight, from.depth, rows, from.depth, copied_weight, stream));
+        } else {
+            FG_CUDA(copy_transposed(from.weight, from.depth, p->volume, p->columns, copied_weight, stream));
+        }
         p->in = copies;
+        p->depth = static_cast<int>(copied_depth());
         p->in_stride = p->depth;
         p->weight = copied_weight;
         return FG_OK;
@@ -163,8 +171,11 @@ struct Problem {
         if (chosen.block_k == 1)
             return conv_narrow(p, in.dtype, major == Major::kK, static_cast<float *>(workspace.data), stream, error);
         if (chosen.family == FG_FAMILY_SM90 && in.dtype == FG_FLOAT32) {
-            const fg_status rounded = round_operands(&p, static_cast<float *>(workspace.data), stream, error);
-            return rounded != FG_OK ? rounded : launch_gather_sm90(p, chosen, in.dtype, true, num_sms, stream, error);
+            const fg_status copied = copy_operands(&p, static_cast<float *>(workspace.data), stream, error);
+            if (copied != FG_OK) return copied;
+            return precision == FG_PRECISION_TF32
+                       ? launch_gather_sm90(p, chosen, in.dtype, true, num_sms, stream, error)
+                       : launch_ieee_sm90(p, chosen, num_sms, stream, error);
         }
         if (chosen.family == FG_FAMILY_SM90 && fg_is_float8(in.dtype))
             return launch_fp8_sm90(p, chosen, in.dtype, weight.dtype, num_sms, stream, error);

@@ -20,6 +20,7 @@
  * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later.
  */
 #include "conv_gather.cuh"
+#include "conv_plain_sum.cuh"
 #include "mma_tile.cuh"
 
 namespace flexgemm {
@@ -134,25 +135,11 @@ struct GatherKernel {
         }
     }
 
-    /* One sum of a slice in plain float32. Split factors make NaN out of one that is infinite or rounds to an infinite
-     * tf32, and so does an infinite weight beside the zeros of a missing neighbour, where IEEE arithmetic may have
-     * none: sums that are NaN are computed again. */
-    __device__ __noinline__ static float plain_sum(const GatherParams &p, int group, const uint16_t *offsets, int count,
-                                                   int64_t m, int n) {
-        float sum = 0.0f;
-        for (int i = 0; i < count && !isnan(sum); ++i) {
-            const int v = offsets[i];
-            const auto row = static_cast<uint32_t>(p.map_at(v)[m]);
-            if (row >= p.in_rows) continue;
-            const float *in =
-                static_cast<const float *>(p.in) + row * p.in_stride + static_cast<int64_t>(group) * p.depth;
-            const int64_t first = kMajorB == Major::kK ? (static_cast<int64_t>(n) * p.volume + v) * p.depth
-                                                       : static_cast<int64_t>(v) * p.columns + n;
-            const int64_t step = kMajorB == Major::kK ? 1 : static_cast<int64_t>(p.volume) * p.columns;
-            const float *weight = static_cast<const float *>(p.weight) + group * group_weights(p) + first;
-            for (int k = 0; k < p.depth && !isnan(sum); ++k) sum = fmaf(in[k], weight[k * step], sum);
-        }
-        return sum;
+    __device__ __noinline__ static float plain_sum_of(const GatherParams &p, int group, int slice, int64_t m, int n) {
+        const PlainOperands plain = {static_cast<const float *>(p.in) + static_cast<int64_t>(group) * p.depth,
+                                     static_cast<const float *>(p.weight) + group * group_weights(p), p.in_stride,
+                                     p.depth, kMajorB == Major::kK};
+        return plain_sum(p, plain, slice, m, n);
     }
 
     /* The scales of the input rows behind this thread's sums at one offset, of float8. */
@@ -217,8 +204,8 @@ struct GatherKernel {
 
         const auto row_of = [this](int slot) { return tile_rows[slot]; };
         if constexpr (kMode == MathMode::kIeee)
-            acc.replace_nan(n0, [&](int slot, int n) {
-                return row_of(slot) >= 0 && n < p.columns ? plain_sum(p, group, offsets, count, row_of(slot), n) : 0.0f;
+            acc.replace_not_finite(n0, [&](int slot, int n) {
+                return row_of(slot) >= 0 && n < p.columns ? plain_sum_of(p, group, slice, row_of(slot), n) : 0.0f;
             });
         const int64_t first_column = static_cast<int64_t>(group) * p.columns;
         if (p.partials) {

@@ -8,6 +8,15 @@
 
 namespace flexgemm {
 
+/* Float32 operands as they are given: rows of `depth`, and a weight (columns, volume, depth) or (depth, volume,
+ * columns). */
+struct PlainOperands {
+    const float *in, *weight;
+    int64_t in_stride;
+    int depth;
+    bool is_k_major;
+};
+
 struct GatherParams {
     const void *in;       /* rows of `depth` elements, in_stride apart */
     const void *weight;   /* (columns, volume, depth) K-major or (depth, volume, columns) MN-major, contiguous */
@@ -18,6 +27,7 @@ struct GatherParams {
     const int32_t *segments; /* records (segment.h) of `map`, or NULL; each of 64 * segment_tiles rows */
     int segment_tiles;
     void *out;            /* (rows, columns), out_stride apart */
+    PlainOperands plain;  /* of float32 on Hopper: what `in` and `weight` are copies of */
     SumEpilogue epilogue; /* of the forward pass */
     float *partials;      /* (slices(), rows, columns) when the offsets are split, else NULL */
     int *next_task;       /* of the Hopper kernels: one int that hands out tiles, or NULL: each CTA knows its tiles */
@@ -90,6 +100,10 @@ fg_status launch_own_rows_sm90(const GatherParams &p, const fg_plan &plan, fg_dt
  * (conv_segment_sm90.cu) */
 fg_status launch_segments_sm90(const GatherParams &p, const fg_plan &plan, fg_dtype dtype, bool weight_is_k_major,
                                void *laid_out, int num_sms, cudaStream_t stream, fg_error *error);
+
+/* The same of true float32: `in` and `weight` are split copies (tf32.cuh), K-major, of p.plain. (conv_ieee_sm90.cu) */
+fg_status launch_ieee_sm90(const GatherParams &p, const fg_plan &plan, int num_sms, cudaStream_t stream,
+                           fg_error *error);
 
 /* The same of float8, the forward pass. (conv_fp8_sm90.cu) */
 fg_status launch_fp8_sm90(const GatherParams &p, const fg_plan &plan, fg_dtype in, fg_dtype weight, int num_sms,

@@ -9,7 +9,7 @@
  *   producer     gathers rows of `in` by 16-byte cp.async, zeros for missing neighbours; one of its threads has the
  *                copy engine bring W_v through a 3-D tensor map, which zero-fills a partial last step of channels;
  *   2 consumers  multiply, 64 of the tile's rows each, accumulators in registers, and write the tile. They are what
- *   or 3         kernels differ in: conv_gather_sm90.cu, conv_fp8_sm90.cu.
+ *   or 3         kernels differ in: conv_gather_sm90.cu, conv_step_sums_sm90.cuh.
  *
  * A step travels with a word that says which blocks of 64 rows have neighbours at v. Offsets without any are never
  * loaded, and a consumer passes over the steps that do not concern its block. Rows may be taken in an order that

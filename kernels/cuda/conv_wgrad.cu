@@ -112,7 +112,7 @@ struct WgradKernel {
         }
     }
 
-    /* One sum of the CTA's slice in plain float32, where split factors gave NaN; see conv_gather.cu. */
+    /* One sum of the CTA's slice in plain float32, where split factors gave none that is finite; see conv_plain_sum.cuh. */
     __device__ __noinline__ static float plain_sum(const WgradParams &p, int64_t begin, int rows, int64_t co,
                                                    int64_t ci) {
         float sum = 0.0f;
@@ -174,7 +174,7 @@ struct WgradKernel {
         }
 
         if constexpr (kMode == MathMode::kIeee)
-            acc.replace_nan(ci0, [&](int slot, int ci) {
+            acc.replace_not_finite(ci0, [&](int slot, int ci) {
                 const bool inside = co0 + slot < p.co && ci < p.ci;
                 return inside ? plain_sum(p, begin, rows, group_co + co0 + slot, group_ci + ci) : 0.0f;
             });

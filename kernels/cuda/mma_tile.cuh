@@ -316,9 +316,9 @@ struct Accumulator {
                 }
     }
 
-    /* sum = visit(sum, slot of the tile, column) for those that are NaN. */
+    /* sum = visit(sum, slot of the tile, column) for those that are not finite. */
     template <typename Visit>
-    __device__ __forceinline__ void replace_nan(int n0, const Visit &visit) {
+    __device__ __forceinline__ void replace_not_finite(int n0, const Visit &visit) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int j = 0; j < 2 * Shape::kFragmentsN; ++j)
@@ -327,7 +327,7 @@ struct Accumulator {
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     float &sum = d[i / 2][j / 2][j % 2][i % 2 * 2 + e];
-                    if (isnan(sum)) sum = visit(row(i), n0 + first_column() + 8 * j + lane % 4 * 2 + e);
+                    if (!isfinite(sum)) sum = visit(row(i), n0 + first_column() + 8 * j + lane % 4 * 2 + e);
                 }
     }
 
