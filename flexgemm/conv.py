@@ -380,11 +380,11 @@ def backward(
             return in_use[-1]
 
         if needs_grad[0]:
-            operands = grad_out, weight, gradient_map, grad_feats
-            library.run(_C.conv_dgrad, *operands, mirrored=mirrored, workspace=workspace, **orders, **how)
+            orders |= {"mirrored": mirrored, "workspace": workspace}
+            library.run(_C.conv_dgrad, grad_out, weight, gradient_map, grad_feats, **orders, **how)
         if needs_grad[1] or needs_grad[2]:
-            operands = grad_out, feats, map, grad_weight, grad_bias
-            library.run(_C.conv_wgrad, *operands, segments=segments, concurrent=needs_grad[0], **how)
+            how |= {"segments": segments, "concurrent": needs_grad[0]}
+            library.run(_C.conv_wgrad, grad_out, feats, map, grad_weight, grad_bias, **how)
 
     grad_feats = library.result(grad_feats) if needs_grad[0] else None
     grad_weight = library.result(grad_weight) if needs_grad[1] else None

@@ -93,9 +93,8 @@ struct HashTable : CellRows {
         return __shfl_sync(~0u, slot, claimer);
     }
 
-    /* Which slot that is is a race, but all who ask for a cell try slots
-     * in the same order, and one that another cell has stays taken: they agree. There are more slots than rows, so that
-     * a free one is met, here and in find(). */
+    /* Which slot a cell gets is a race, but all who ask for it try slots in the same order, and one that another cell
+     * has stays taken: they agree. There are more slots than rows, so that a free one is met, here and in find(). */
     __device__ uint32_t claim_one(Cell cell) const {
         for (uint32_t bucket = home(cell);; bucket = next(bucket)) {
             const Bucket seen = keys[bucket];

@@ -3,8 +3,8 @@
  *
  * Voxels are taken in cells of 2 x 2 x 2, which are numbered as voxels are. One kernel puts all rows into a table of
  * cells in the caller's workspace, by their numbers or by a hash of them (plan_table.c), one looks up every (query,
- * offset) pair: where offsets are adjacent voxels, cell by cell. Every pair is looked up: the map of an odd submanifold kernel is its own mirror image only while no voxel
- * occurs twice, which nobody has checked.
+ * offset) pair: where offsets are adjacent voxels, cell by cell. Every pair is looked up: the map of an odd submanifold
+ * kernel is its own mirror image only while no voxel occurs twice, which nobody has checked.
  *
  * Row orders are built behind the map, by keys that the look at adjacent offsets leaves on its way.
  *
