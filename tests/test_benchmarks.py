@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import subprocess
 import sys
 import time
 from functools import partial
@@ -618,3 +619,30 @@ def test_pytest_outcomes_are_read_from_its_report(tmp_path):
 )
 def test_sanitizer_is_clean_only_when_it_says_so(status, output, expected):
     assert sanitize.verdict(status, output) == expected
+
+
+def test_a_tool_is_clean_when_all_shares_of_its_cases_are(monkeypatch, tmp_path):
+    """The cases of a slow tool are dealt to processes; what one of them finds, or does not finish, is the tool's."""
+
+    def share(_, tool, part, timeout):
+        if tool == "synccheck":
+            raise subprocess.TimeoutExpired("compute-sanitizer", timeout)
+        return ("errors", "a race") if (tool, part) == ("racecheck", 3) else ("clean", "")
+
+    monkeypatch.setattr(sanitize, "find_sanitizer", lambda: "compute-sanitizer")
+    monkeypatch.setattr(sanitize, "sanitize", share)
+    run = Run(results.Results(tmp_path / "h200.json", MACHINE), float("inf"))
+    sanitize.run(run)
+    verdicts = {"memcheck": "clean", "racecheck": "errors", "initcheck": "clean", "synccheck": "timed out"}
+    assert json.loads((tmp_path / "h200.json").read_text())["sanitize"] == verdicts
+    assert sorted(run.failures) == ["sanitize racecheck: errors", "sanitize synccheck: timed out"]
+
+
+def test_shares_of_the_cases_are_all_cases():
+    def names(*arguments):
+        command = [sys.executable, str(sanitize.CASES), "--list", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+
+    parts = [names("--part", str(i), "3") for i in range(3)]
+    assert sorted(sum(parts, [])) == sorted(names())
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
