@@ -219,6 +219,7 @@ void block_barrier();
 /* ---- the names of CUDA C++ ---- */
 
 inline void __syncthreads() { simt::block_barrier(); }
+inline void __threadfence() {} /* what a thread stores is in memory at once */
 inline void __syncwarp(unsigned int mask = ~0u) { simt::vote(mask, 0, simt::Or{}); }
 
 template <class T>
