@@ -108,7 +108,7 @@ struct Shared {
     alignas(8) uint64_t full[Tile::kStages];
     uint64_t empty[Tile::kStages];
     uint64_t first_ended; /* the first pass, of all threads */
-    int spoiled;          /* some sum is NaN */
+    int spoiled;          /* some sum of it is NaN */
 };
 
 /* A segment's record. */
@@ -131,18 +131,16 @@ __device__ __forceinline__ uint32_t input_of(const WgradParams &p, int v, int32_
     return exists ? static_cast<uint32_t>(p.map[v * p.rows + row]) : ~0u;
 }
 
-/* Calls pass(bits of the offsets to work on): all of them, and where that made NaN, one by one. */
+/* Calls pass(bits of the offsets to work on, whether it is the first): of all, and where that made NaN, one by one. */
 template <class Tile, class Pass>
 __device__ __forceinline__ void every_pass(Shared<Tile> &shared, const Pass &pass) {
-    uint32_t later = 0;
-    bool first = true;
-    for (uint32_t offsets = shared.task.offsets; offsets;) {
-        pass(offsets);
+    uint32_t offsets = shared.task.offsets, later = 0;
+    for (bool first = true; offsets; first = false) {
+        pass(offsets, first);
         if (first) {
             ptx::mbarrier_arrive(&shared.first_ended);
             ptx::mbarrier_wait_parity(&shared.first_ended, 0);
             later = __any_sync(~0u, shared.spoiled) ? shared.task.offsets : 0;
-            first = false;
         }
         offsets = later & -later;
         later &= later - 1;
@@ -235,7 +233,7 @@ struct Bringer {
     }
 
     __device__ void run() {
-        every_pass(shared, [this](uint32_t offsets) { pass(offsets); });
+        every_pass(shared, [this](uint32_t offsets, bool) { pass(offsets); });
         ptx::cp_async_commit(); /* only groups can be waited for */
         ptx::cp_async_wait<0>();
     }
@@ -271,7 +269,7 @@ struct Gatherer {
     }
 
     __device__ void run() {
-        every_pass(shared, [this](uint32_t) { pass(); });
+        every_pass(shared, [this](uint32_t, bool) { pass(); });
         gatherer.finish();
     }
 };
@@ -400,7 +398,7 @@ struct Consumer {
         }
     }
 
-    __device__ void pass(uint32_t offsets) {
+    __device__ void pass(uint32_t offsets, bool first) {
         Sums d = {};
         accumulate(d, offsets);
         bool found = false;
@@ -408,12 +406,12 @@ struct Consumer {
         for (int i = 0; i < Tile::kProducts; ++i)
 #pragma unroll
             for (const float sum : d[i]) found |= isnan(sum);
-        if (found) shared.spoiled = 1;
+        if (first && found) shared.spoiled = 1; /* threads that are late still read it during the second */
         store(d, offsets);
     }
 
     __device__ void run() {
-        every_pass(shared, [this](uint32_t offsets) { pass(offsets); });
+        every_pass(shared, [this](uint32_t offsets, bool first) { pass(offsets, first); });
     }
 };
 
@@ -477,20 +475,18 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream,
 }
 
 /* The tiles of fg_plan_conv_wgrad. */
+template <typename T, int kBlockN>
+fg_status launch_depth(const WgradParams &p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
+    if (plan.block_n == 16) return launch<T, SegmentTile<kBlockN, 16>>(p, plan, stream, error);
+    if (plan.block_n == 32) return launch<T, SegmentTile<kBlockN, 32>>(p, plan, stream, error);
+    return launch<T, SegmentTile<kBlockN, 64>>(p, plan, stream, error);
+}
+
 template <typename T>
 fg_status launch_tile(const WgradParams &p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
-    const auto go = [&](auto tile) { return launch<T, decltype(tile)>(p, plan, stream, error); };
-    if (plan.block_m == 32) {
-        if (plan.block_n == 16) return go(SegmentTile<32, 16>{});
-        if (plan.block_n == 32) return go(SegmentTile<32, 32>{});
-        return go(SegmentTile<32, 64>{});
-    }
-    if (plan.block_m == 64) {
-        if (plan.block_n == 16) return go(SegmentTile<64, 16>{});
-        if (plan.block_n == 32) return go(SegmentTile<64, 32>{});
-        return go(SegmentTile<64, 64>{});
-    }
-    return go(SegmentTile<128, 64>{});
+    if (plan.block_m == 32) return launch_depth<T, 32>(p, plan, stream, error);
+    if (plan.block_m == 64) return launch_depth<T, 64>(p, plan, stream, error);
+    return launch<T, SegmentTile<128, 64>>(p, plan, stream, error);
 }
 
 }  // namespace
