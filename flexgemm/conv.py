@@ -383,7 +383,8 @@ def backward(
             orders |= {"mirrored": mirrored, "workspace": workspace}
             library.run(_C.conv_dgrad, grad_out, weight, gradient_map, grad_feats, **orders, **how)
         if needs_grad[1] or needs_grad[2]:
-            how |= {"segments": segments, "concurrent": needs_grad[0]}
+            # Without elements the input gradient is no operation: what is in front then may still write grad_out.
+            how |= {"segments": segments, "concurrent": needs_grad[0] and 0 not in feats.shape}
             library.run(_C.conv_wgrad, grad_out, feats, map, grad_weight, grad_bias, **how)
 
     grad_feats = library.result(grad_feats) if needs_grad[0] else None

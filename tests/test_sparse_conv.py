@@ -413,6 +413,27 @@ def test_no_outputs_from_some_voxels(backend):
     assert not any(backend.numpy(gradient).any() for gradient in gradients)
 
 
+@pytest.mark.parametrize("n, ci, needed", [(5, 8, True), (5, 8, False), (0, 8, True), (5, 0, True)])
+def test_the_weight_gradient_runs_beside_an_input_gradient_that_does_something(backend, monkeypatch, n, ci, needed):
+    """Else what is in front of it on the stream may be the kernel that computes grad_out."""
+    rng = np.random.default_rng(0)
+    coords, sites = np.argwhere(np.ones((1, 4, 4, 4))).astype(np.int32)[:n], np.zeros((1, 4), np.int32)
+    nmap = flexgemm.sparse_conv_map(backend.array(coords), (1, 4, 4, 4), 3, 2, 1, out_coords=backend.array(sites))
+    draw = (1, 16), (n, ci), (16, 3, 3, 3, ci)
+    grad_out, feats, weight = (scenes.values(rng, shape, "float16") for shape in draw)
+    original, beside = _C.conv_wgrad, []
+
+    def conv_wgrad(*arrays, concurrent, **how):
+        beside.append(concurrent)
+        original(*arrays, concurrent=concurrent, **how)
+
+    monkeypatch.setattr(_C, "conv_wgrad", conv_wgrad)
+    arrays = map(backend.array, (grad_out, feats, weight))
+    gradients = flexgemm.sparse_conv3d_backward(*arrays, neighbor_map=nmap, needs_grad=(needed, True, True))
+    assert beside == [needed and n * ci > 0]
+    assert_same_bits(backend.numpy(gradients[2]), grad_out[0])
+
+
 def test_numpy_arrays_on_a_gpu(cuda):
     """NumPy in, NumPy out, computed on the GPU from the coordinates on."""
     p = Problem(FORWARD[1])
