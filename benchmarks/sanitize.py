@@ -10,22 +10,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 from benchmarks.results import ROOT
 from benchmarks.run import Run
 
-# Each with its options. Outputs may have rows that nothing is written to, which the cases copy and do not look at: of
-# what was never written initcheck is to report what kernels read.
-TOOLS: dict[str, tuple[str, ...]] = {
-    "memcheck": (),
-    "racecheck": (),
-    "initcheck": ("--check-api-memory-access", "no"),
-    "synccheck": (),
-}
-PARTS = {"racecheck": 8}  # processes that share the cases of a tool: it takes ten times as long as the others
+# Processes that share the cases of each tool, 16 in all. Racecheck takes ten times as long as the others.
+PARTS = {"memcheck": 3, "initcheck": 2, "synccheck": 2, "racecheck": 9}
+# Outputs may have rows that nothing is written to, which the cases copy and do not look at: of what was never written
+# initcheck is to report what kernels read.
+OPTIONS = {"initcheck": ("--check-api-memory-access", "no")}
+VERDICTS = ("clean", "timed out", "unavailable", "errors")  # the worst of its shares is a tool's
 CASES = ROOT / "tests" / "sanitize_cases.py"
 SHOWN = 4000  # characters of a failing tool's output
 
@@ -44,17 +41,21 @@ def verdict(returncode: int, output: str) -> str:
 
 def sanitize(sanitizer: str, tool: str, part: int, timeout: float) -> tuple[str, str]:
     """Verdict and output of one tool on its share of the cases, which import the package of this tree."""
-    share = "--part", str(part), str(PARTS.get(tool, 1))
+    share = "--part", str(part), str(PARTS[tool])
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [sanitizer, "--tool", tool, *TOOLS[tool], "--error-exitcode", "1", sys.executable, str(CASES), *share],
-        env=os.environ | {"PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=max(timeout, 0.0),
-    )
+    how = "--tool", tool, *OPTIONS.get(tool, ()), "--error-exitcode", "1"
+    try:
+        done = subprocess.run(
+            [sanitizer, *how, sys.executable, str(CASES), *share],
+            env=os.environ | {"PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=max(timeout, 0.0),
+        )
+    except subprocess.TimeoutExpired:
+        return "timed out", ""
     return verdict(done.returncode, done.stdout), done.stdout
 
 
@@ -64,25 +65,18 @@ def run(run: Run) -> None:
         run.fail("sanitize: compute-sanitizer is neither on PATH nor under CUDA_HOME or /usr/local/cuda")
         return
     found: dict[str, str] = run.results.header.setdefault("sanitize", {})
-    todo = [tool for tool in TOOLS if found.get(tool) != "clean"] or list(TOOLS)
-    shares = [(tool, part) for tool in todo for part in range(PARTS.get(tool, 1))]
-    left = Counter(tool for tool, _ in shares)
-    with ThreadPoolExecutor(len(shares)) as pool:  # side by side: each leaves most of the card idle
-        started = {pool.submit(sanitize, sanitizer, *share, run.seconds_left()): share for share in shares}
-        worst = dict.fromkeys(todo, "clean")
-        for number, done in enumerate(as_completed(started), 1):
-            tool, part = started[done]
-            try:
-                said, output = done.result()
-            except subprocess.TimeoutExpired:
-                said, output = "timed out", ""
-            if said != "clean":
-                worst[tool] = said
-                print(output[-SHOWN:], flush=True)
-            left[tool] -= 1
-            if left[tool] == 0:
-                found[tool] = worst[tool]
-                run.results.save()
-                if worst[tool] != "clean":
-                    run.fail(f"sanitize {tool}: {worst[tool]}")
-            print(f"[{number}/{len(shares)}] {tool}, part {part + 1}: {said}", flush=True)
+    todo = [tool for tool in PARTS if found.get(tool) != "clean"] or list(PARTS)
+    with ThreadPoolExecutor(sum(PARTS.values())) as pool:  # side by side: each leaves most of the card idle
+        left = repeat(run.seconds_left())
+        shares = {tool: pool.map(sanitize, repeat(sanitizer), repeat(tool), range(PARTS[tool]), left) for tool in todo}
+        for tool, outcomes in shares.items():
+            verdicts = []
+            for part, (said, output) in enumerate(outcomes, 1):
+                verdicts.append(said)
+                print(f"{tool}, part {part} of {PARTS[tool]}: {said}", flush=True)
+                if said != "clean":
+                    print(output[-SHOWN:], flush=True)
+            found[tool] = max(verdicts, key=VERDICTS.index)
+            run.results.save()
+            if found[tool] != "clean":
+                run.fail(f"sanitize {tool}: {found[tool]}")

@@ -621,21 +621,29 @@ def test_sanitizer_is_clean_only_when_it_says_so(status, output, expected):
     assert sanitize.verdict(status, output) == expected
 
 
-def test_a_tool_is_clean_when_all_shares_of_its_cases_are(monkeypatch, tmp_path):
-    """The cases of a slow tool are dealt to processes; what one of them finds, or does not finish, is the tool's."""
+def test_the_worst_of_its_shares_is_the_verdict_of_a_tool(monkeypatch, tmp_path):
+    """The cases of a tool are dealt to processes: errors that one finds count, whatever the others come to."""
+    late = {("memcheck", 1), ("synccheck", 0), ("racecheck", 3), ("racecheck", 8)}
+    wrong = {("memcheck", 0), ("racecheck", 4)}
+    ran = []
 
-    def share(_, tool, part, timeout):
-        if tool == "synccheck":
-            raise subprocess.TimeoutExpired("compute-sanitizer", timeout)
-        return ("errors", "a race") if (tool, part) == ("racecheck", 3) else ("clean", "")
+    def process(command, *, timeout, **_):
+        tool, part = command[command.index("--tool") + 1], command.index("--part")
+        share = tool, int(command[part + 1])
+        ran.append((*share, int(command[part + 2])))
+        if share in late:
+            raise subprocess.TimeoutExpired(command, timeout)
+        errors = int(share in wrong)
+        return subprocess.CompletedProcess(command, errors, f"ERROR SUMMARY: {errors} errors")
 
     monkeypatch.setattr(sanitize, "find_sanitizer", lambda: "compute-sanitizer")
-    monkeypatch.setattr(sanitize, "sanitize", share)
+    monkeypatch.setattr(subprocess, "run", process)
     run = Run(results.Results(tmp_path / "h200.json", MACHINE), float("inf"))
     sanitize.run(run)
-    verdicts = {"memcheck": "clean", "racecheck": "errors", "initcheck": "clean", "synccheck": "timed out"}
+    assert sorted(ran) == sorted((tool, part, n) for tool, n in sanitize.PARTS.items() for part in range(n))
+    verdicts = {"memcheck": "errors", "initcheck": "clean", "synccheck": "timed out", "racecheck": "errors"}
     assert json.loads((tmp_path / "h200.json").read_text())["sanitize"] == verdicts
-    assert sorted(run.failures) == ["sanitize racecheck: errors", "sanitize synccheck: timed out"]
+    assert run.failures == [f"sanitize {tool}: {said}" for tool, said in verdicts.items() if said != "clean"]
 
 
 def test_shares_of_the_cases_are_all_cases():
