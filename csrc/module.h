@@ -17,8 +17,8 @@
 #define FG_KEYWORDS(X)                                                                                                 \
     X(a) X(accumulate) X(activation) X(algorithm) X(alpha) X(argmax) X(array) X(b) X(b_row_major) X(batch) X(bias)     \
     X(bits) X(block_rows) X(channel_groups) X(check) X(ci) X(clear) X(co) X(code) X(code_shape) X(compute_capability)  \
-    X(concurrent) X(coords) X(copy) X(count) X(counts) X(device) X(dilation) X(dl_device) X(dtype) X(dtype_a) X(dtype_b)             \
-    X(dtype_feats) X(dtype_out) X(dtype_weight) X(expected_m) X(feats) X(first) X(grad_bias) X(grad_feats)             \
+    X(concurrent) X(coords) X(copy) X(count) X(counts) X(device) X(dilation) X(dl_device) X(dtype) X(dtype_a)          \
+    X(dtype_b) X(dtype_feats) X(dtype_out) X(dtype_weight) X(expected_m) X(feats) X(first) X(grad_bias) X(grad_feats)  \
     X(grad_grid) X(grad_out) X(grad_weight) X(grid) X(groups) X(in_rows) X(index) X(indices) X(inverse) X(k)           \
     X(kernel_size) X(keys) X(layout) X(m) X(m_indices) X(map) X(mark) X(masked_m) X(max_version) X(mirrored) X(mode)   \
     X(n) X(num_sms) X(offsets) X(options) X(order) X(order_groups) X(origin) X(out) X(out_dtype) X(out_shape)          \

@@ -81,8 +81,8 @@ static double seconds(const fg_conv_question *q, fg_family family, const tile *t
     const double size = (double)channel_bytes(q, family), scale = q->num_sms / MEASURED_SMS;
     const int64_t columns = ceil_div(q->co, t->block_n), slices = at_least(groups, 1) * splits;
     const int64_t depth = STEP_BYTES / (int64_t)size, slots = (int64_t)q->num_sms * t->ctas_per_sm;
-    /* float32: half as many products a step; the three products of "ieee" take three times as long. float8 is multiplied
-     * as float16, or by tiles with figures of their own. */
+    /* float32: half as many products a step; the three products of "ieee" take three times as long. float8 is
+     * multiplied as float16, or by tiles with figures of their own. */
     const double slowdown = size < 4 ? 1 : q->precision == FG_PRECISION_IEEE ? 6 : 2;
     const double task_flops =
         2.0 * t->block_m * t->block_n * ((double)q->v / (double)slices) * (double)(ceil_div(q->ci, depth) * depth);

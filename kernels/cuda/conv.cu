@@ -79,9 +79,9 @@ struct Problem {
     }
 
     fg_status copy_operands(GatherParams *p, float *copies, cudaStream_t stream, fg_error *error) const {
-        p->plain = {static_cast<const float *>(p->in), static_cast<const float *>(p->weight), p->in_stride, p->depth,
-                    major == Major::kK};
-        const PlainOperands &from = p->plain;
+        const PlainOperands from = {static_cast<const float *>(p->in), static_cast<const float *>(p->weight),
+                                    p->in_stride, p->depth, major == Major::kK};
+        if (precision == FG_PRECISION_IEEE) p->plain = from;
         float *copied_weight = copies + in.shape[0] * copied_depth();
         const auto copy_rows = precision == FG_PRECISION_TF32 ? tf32_rows : tf32_split_rows;
         const auto copy_transposed = precision == FG_PRECISION_TF32 ? tf32_transposed : tf32_split_transposed;

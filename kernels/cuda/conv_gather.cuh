@@ -27,7 +27,7 @@ struct GatherParams {
     const int32_t *segments; /* records (segment.h) of `map`, or NULL; each of 64 * segment_tiles rows */
     int segment_tiles;
     void *out;            /* (rows, columns), out_stride apart */
-    PlainOperands plain;  /* of float32 on Hopper: what `in` and `weight` are copies of */
+    PlainOperands plain;  /* of true float32 on Hopper: what `in` and `weight` are copies of */
     SumEpilogue epilogue; /* of the forward pass */
     float *partials;      /* (slices(), rows, columns) when the offsets are split, else NULL */
     int *next_task;       /* of the Hopper kernels: one int that hands out tiles, or NULL: each CTA knows its tiles */

@@ -1,7 +1,8 @@
 /*
- * One sum of a convolution in plain float32. Split factors make NaN out of one that is infinite or rounds to an infinite
- * TF32, and so does an infinite weight beside the zeros of a missing neighbour, where IEEE arithmetic may have none; the
- * product of two that were rounded up may be infinite. Kernels of true float32 compute sums that are not finite again.
+ * One sum of a convolution in plain float32. Split factors make NaN out of one that is infinite or rounds to an
+ * infinite TF32, and so does an infinite weight beside the zeros of a missing neighbour, where IEEE arithmetic may have
+ * none; the product of two that were rounded up may be infinite. Kernels of true float32 compute sums that are not
+ * finite again.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /*
- * Forward and input gradient of sparse convolution on Hopper, 16-bit types, by segments of rows that lie near each other
- * (segment.h): the input rows that a segment reads are brought into shared memory once, and not for each pair of row
- * and offset. There each thread reads what it holds of wgmma's first operand, where the segment's record says. What
+ * Forward and input gradient of sparse convolution on Hopper, 16-bit types, by segments of rows that lie near each
+ * other (segment.h): the input rows that a segment reads are brought into shared memory once, and not for each pair of
+ * row and offset. There each thread reads what it holds of wgmma's first operand, where the segment's record says. What
  * passes by are the weights and the places, a step of 64 channels of one offset or of as many offsets as fill it.
  *
  *     gatherers    three warps, rows of the next segment by 16-byte cp.async, as far as there is room

@@ -112,7 +112,7 @@ struct WgradKernel {
         }
     }
 
-    /* One sum of the CTA's slice in plain float32, where split factors gave none that is finite; see conv_plain_sum.cuh. */
+    /* One sum of a slice in plain float32, where split factors gave none that is finite (conv_plain_sum.cuh). */
     __device__ __noinline__ static float plain_sum(const WgradParams &p, int64_t begin, int rows, int64_t co,
                                                    int64_t ci) {
         float sum = 0.0f;

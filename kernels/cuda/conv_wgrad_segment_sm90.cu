@@ -66,8 +66,8 @@ struct SegmentTile {
                   "a tile that is brought by itself fits");
 };
 
-/* The work of a CTA, in shared memory: it is needed rarely, and registers are few. Tasks of a slice run side by side and
- * read the same segments. */
+/* The work of a CTA, in shared memory: it is needed rarely, and registers are few. Tasks of a slice run side by side
+ * and read the same segments. */
 template <class Tile>
 struct Task {
     int slice, segments, ci0, co0;

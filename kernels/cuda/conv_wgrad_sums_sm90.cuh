@@ -1,6 +1,6 @@
 /*
- * What the weight gradient kernels of Hopper share: how the partial sums of slices lie, the bias gradient, which further
- * CTAs of their launch sum up, and the kernel that adds the slices.
+ * What the weight gradient kernels of Hopper share: how the partial sums of slices lie, the bias gradient, which
+ * further CTAs of their launch sum up, and the kernel that adds the slices.
  */
 #pragma once
 

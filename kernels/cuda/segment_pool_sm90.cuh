@@ -44,14 +44,14 @@ struct SegmentPool {
         return min(min(byte, byte - kEnd), kLast); /* below the end the difference is a huge number */
     }
 
-    /* The byte of the input that has a place of the resident at `begin`; its chunk c of 16 bytes lies at byte ^ 16 c. */
+    /* The byte of the input that has a place of the resident at `begin`; its chunk c of 16 bytes is at byte ^ 16 c. */
     __device__ static __forceinline__ uint32_t at(uint32_t begin, uint32_t place) {
         const uint32_t byte = around(begin + place * kInputBytes);
         return kSwizzled ? byte ^ (byte >> 3 & 0x70) : byte;
     }
 
-    /* The same of two places, in the low and the high half of a word, where nothing is swizzled; `begin` may be any byte
-     * of the first input. */
+    /* The same of two places, in the low and the high half of a word, where nothing is swizzled; `begin` may be any
+     * byte of the first input. */
     __device__ static __forceinline__ uint2 at_both(uint32_t begin, uint32_t places) {
         static_assert(!kSwizzled && (FG_SEGMENT_PLACES * kInputBytes <= kBytes) && FG_SEGMENT_PLACES < 0x10000, "");
         constexpr uint32_t kEnd = kBytes, kLast = FG_SEGMENT_PLACES - 1;
