@@ -249,6 +249,22 @@ def test_output_overflows_to_infinity_as_a_conversion_does(backend):
     assert np.isposinf(f64(guarded.gemm(backend, a, b, "float16"))).all()
 
 
+@pytest.mark.parametrize("m", [5, 65, 300])
+def test_true_float32_is_infinite_only_where_products_are(backend, m):
+    """The product of two of the factors is the largest number. Tensor cores multiply their high and low parts, but not
+    the low ones with each other: those have different signs here, and without them the sum is infinite."""
+    _, a, b = operands(m, 97, 40, "float32", "float32")
+    a[::4, 3], factor = float.fromhex("0x1.ee6128p63"), float.fromhex("0x1.091fcep64")
+    b[::5, 3], b[1::5, 3], b[2::5, 3] = factor, -factor, 2 * factor
+    with np.errstate(over="ignore"):
+        expected = reference.gemm(a, b).astype(np.float32)
+    largest = np.finfo(np.float32).max
+    assert (expected[::4, ::5] == largest).all()
+    assert (expected[::4, 1::5] == -largest).all()
+    assert np.isposinf(expected[::4, 2::5]).all()
+    np.testing.assert_allclose(guarded.gemm(backend, a, b, "float32"), expected, rtol=1e-5, atol=1e-4)
+
+
 # ---- uint8 with the dtype told ----
 
 

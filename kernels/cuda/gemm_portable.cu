@@ -128,7 +128,8 @@ __device__ __forceinline__ void multiply_step(float (&sum)[kRows][kColumns][4], 
 }
 
 /* One output in plain float32. A factor that is infinite, or rounds to an infinite tf32, leaves NaN as its low part,
- * and with it a NaN sum where IEEE arithmetic may have none: sums that are NaN are computed again. */
+ * and with it a NaN sum where IEEE arithmetic may have none; the product of two that were rounded up, or lack that of
+ * their low parts, may be infinite: sums that are not finite are computed again. */
 __device__ float dot_float32(const uint8_t *row_a, const uint8_t *row_b, int64_t k) {
     const float *a = reinterpret_cast<const float *>(row_a), *b = reinterpret_cast<const float *>(row_b);
     float sum = 0.0f;
@@ -185,7 +186,7 @@ __device__ __forceinline__ void store_tile(const GemmArgs &args, const float *su
         float value[4] = {sum.x, sum.y, sum.z, sum.w};
         for (int i = 0; i < 4; ++i) {
             if constexpr (std::is_same_v<Math, Float32Math>)
-                if (isnan(value[i]) && i < count)
+                if (!isfinite(value[i]) && i < count)
                     value[i] = dot_float32(from.a + row * args.a.row_pitch,
                                            from.b + (local_column + i) * args.b.row_pitch, from.k_bytes / 4);
             value[i] = fmaf(value[i], scale_a * scale_b[i], bias[i]);
