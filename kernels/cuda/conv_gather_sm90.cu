@@ -109,6 +109,7 @@ struct Consumer {
             }
             if constexpr (kKMajor) { /* the forward pass */
                 add_rows<T>(d, bring_bias<T>(shared, p, task.n0), p, task.n0, rows);
+                ptx::wgmma_hold(d); /* or both outcomes of what may be added would be kept, beside 128 sums */
                 activate(d, p.epilogue.activation);
             }
             store_rows<T>(d, p, task.n0, rows);

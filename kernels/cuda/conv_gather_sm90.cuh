@@ -64,21 +64,6 @@ struct GatherTile {
                   "warpgroups divide the registers of the launch");
 };
 
-/* Dynamic shared memory of a CTA. Stages first: they start at a multiple of 1024. */
-template <class Tile>
-struct GatherShared {
-    char stages[Tile::kStages][Tile::kStageBytes]; /* A, then B */
-    int32_t map[2][Tile::kWindow][Tile::kBlockM];  /* the producer's: map entries of this window and the next */
-    uint32_t found[Tile::kBlockM / 32];            /* the producer's: offsets at which a warp's rows have any */
-    int next_task[2];                              /* the producer's: for this window and the next */
-    uint32_t step[Tile::kStages];                  /* bit b: block b has neighbours; or the end of a tile */
-    float scale[Tile::kStages][Tile::kBlockM];     /* of float8 rows that have one each */
-    float bias[Tile::kConsumers][Tile::kBlockN];   /* a consumer's, of the tile that it writes */
-    alignas(8) uint64_t full[Tile::kStages];
-    uint64_t empty[Tile::kStages];
-    uint64_t map_full[2];
-};
-
 /* One CTA's task: a tile, and a slice of the offsets. Column tiles of the same rows run side by side, so that they
  * share the gathered rows in L2, then the splits of a group, which have the same rows too; and the groups run one after
  * another, so that L2 holds the weights of few offsets at a time. Where tiles are handed out, the last rows come first:
@@ -86,6 +71,7 @@ struct GatherShared {
 template <class Tile>
 struct GatherTask {
     int index, row_tile, n0, slice;
+    GatherTask() = default;
     __device__ GatherTask(const GatherParams &p, int index_) : index(index_) {
         const int row_tiles = static_cast<int>(ceil_div<int64_t>(p.rows, Tile::kBlockM));
         const int split = index / p.column_tiles % p.splits, rest = index / p.column_tiles / p.splits;
@@ -97,6 +83,28 @@ struct GatherTask {
     __device__ int64_t row_of(const GatherParams &p, int i) const {
         return p.row_of(static_cast<int64_t>(row_tile) * Tile::kBlockM + i, slice);
     }
+};
+
+/* Offsets of a task whose map entries are in shared memory together: `count` of them, `splits` apart. */
+template <class Tile>
+struct GatherWindow {
+    GatherTask<Tile> task;
+    int first, count;
+};
+
+/* Dynamic shared memory of a CTA. Stages first: they start at a multiple of 1024. */
+template <class Tile>
+struct GatherShared {
+    char stages[Tile::kStages][Tile::kStageBytes]; /* A, then B */
+    int32_t map[2][Tile::kWindow][Tile::kBlockM];  /* the producer's: map entries of this window and the next */
+    uint32_t found[Tile::kBlockM / 32];            /* the producer's: offsets at which a warp's rows have any */
+    GatherWindow<Tile> windows[4];                 /* the producer's: this one, the next, what some may still read */
+    uint32_t step[Tile::kStages];                  /* bit b: block b has neighbours; or the end of a tile */
+    float scale[Tile::kStages][Tile::kBlockM];     /* of float8 rows that have one each */
+    float bias[Tile::kConsumers][Tile::kBlockN];   /* a consumer's, of the tile that it writes */
+    alignas(8) uint64_t full[Tile::kStages];
+    uint64_t empty[Tile::kStages];
+    uint64_t map_full[2];
 };
 
 /* How many offsets, one after another, a step holds side by side: more than one where a row of `in` is a half, a
@@ -115,6 +123,7 @@ struct GatherProducer {
     static constexpr int kElement = sizeof(T);
     static constexpr int kRowsPerPass = kWarpgroup / kChunksPerRow;
     static constexpr int kRowsPerThread = Tile::kBlockM / kRowsPerPass;
+    using Window = GatherWindow<Tile>;
     static constexpr int kBatch = kRowsPerThread > 8 ? kRowsPerThread / 2 : kRowsPerThread; /* as registers allow */
 
     const GatherParams &p;
@@ -130,21 +139,18 @@ struct GatherProducer {
     const int own_column = static_cast<int>(threadIdx.x) % kChunksPerRow * (kChunk / kElement) % (kBlockK<T> / packed);
     const int window_length = Tile::kWindow / packed * packed;
 
-    /* Up to window_length offsets of a task, `splits` apart. */
-    struct Window {
-        GatherTask<Tile> task;
-        int first;
-    };
+    __device__ Window window_at(const GatherTask<Tile> &task, int first) const {
+        return {task, first, min(window_length, ceil_div(p.end_offset(task.slice) - first, p.splits))};
+    }
 
     __device__ Window first_window(int index) const {
         const GatherTask<Tile> task(p, index);
-        return {task, p.first_offset(task.slice)};
+        return window_at(task, p.first_offset(task.slice));
     }
 
     __device__ Window window_after(const Window &window, int next_task) const {
         const int first = window.first + window_length * p.splits;
-        if (first < p.end_offset(window.task.slice)) return {window.task, first};
-        return first_window(next_task);
+        return first < p.end_offset(window.task.slice) ? window_at(window.task, first) : first_window(next_task);
     }
 
     /* The task that this CTA has after `index`; asked once for each, by one thread. */
@@ -153,14 +159,10 @@ struct GatherProducer {
         return p.next_task ? ctas + atomicAdd(p.next_task, 1) : index + ctas;
     }
 
-    __device__ int count_of(const Window &window) const {
-        return min(window_length, ceil_div(p.end_offset(window.task.slice) - window.first, p.splits));
-    }
-
     /* Starts the copies of a window's map entries into shared memory, a row per thread or two. */
     __device__ void request(const Window &window, int buffer) {
         const int64_t stride = (p.mirrored ? -p.splits : p.splits) * p.rows;
-        const int count = count_of(window);
+        const int count = window.count;
         for (int slot = threadIdx.x; slot < Tile::kBlockM; slot += kWarpgroup) {
             const int64_t row = window.task.row_of(p, slot);
             const int32_t *source = p.map_at(window.first) + row;
@@ -269,17 +271,21 @@ struct GatherProducer {
         static_assert(kKMajor || Tile::kBlockN % kBlockK<T> == 0, "transposed weights are blocks of 64 channels");
         static_assert(kElement > 1 || Tile::kBlockM == kWarpgroup, "a thread brings one scale");
         if (threadIdx.x == 0) ptx::prefetch_tensor_map(&weight_map);
-        Window window = first_window(static_cast<int>(blockIdx.x));
-        int buffer = 0, parity = 0;
-        request(window, buffer);
-        int next_task = threadIdx.x == 0 ? task_after(window.task.index) : 0;
-        while (window.task.index < tasks) {
+        /* One thread works out windows and shares them: they are needed rarely, and registers are few. */
+        int next_task = 0;
+        if (threadIdx.x == 0) {
+            shared.windows[0] = first_window(static_cast<int>(blockIdx.x));
+            next_task = task_after(shared.windows[0].task.index);
+        }
+        ptx::named_barrier(kProducerBarrier, kWarpgroup);
+        request(shared.windows[0], 0);
+        for (uint32_t turn = 0; shared.windows[turn % 4].task.index < tasks; ++turn) {
+            const Window &window = shared.windows[turn % 4], &next = shared.windows[(turn + 1) % 4];
+            const int buffer = turn % 2;
+            if (threadIdx.x == 0) shared.windows[(turn + 1) % 4] = window_after(window, next_task);
             uint32_t found[Tile::kConsumers];
-            if (threadIdx.x == 0) shared.next_task[buffer] = next_task;
-            ptx::mbarrier_wait_parity(&shared.map_full[buffer], parity);
-            const int count = count_of(window);
-            find(found, buffer, count); /* a barrier is in it */
-            const Window next = window_after(window, shared.next_task[buffer]);
+            ptx::mbarrier_wait_parity(&shared.map_full[buffer], turn / 2 % 2);
+            find(found, buffer, window.count); /* a barrier is in it */
             const bool last = next.task.index != window.task.index;
             if (last && threadIdx.x == 0) next_task = task_after(next.task.index);
             /* All threads have come past the window before, whose place is taken by the one after. */
@@ -296,12 +302,9 @@ struct GatherProducer {
                 for (int b = 0; b < Tile::kConsumers; ++b)
                     step |= static_cast<uint32_t>((found[b] >> i & own) != 0) << b;
                 for (int k = 0; k < p.depth; k += kBlockK<T>)
-                    load(shared.map[buffer][i], step, window.first + i * p.splits, count - i, k, window.task.n0);
+                    load(shared.map[buffer][i], step, window.first + i * p.splits, window.count - i, k, window.task.n0);
             }
             if (last) end_tile(kEndOfTile | window.task.index);
-            window = next;
-            buffer ^= 1;
-            if (buffer == 0) parity ^= 1;
         }
         end_tile(kEndOfWork);
         ptx::cp_async_commit();  /* only groups can be waited for */
