@@ -101,7 +101,8 @@ struct GatherShared {
     GatherWindow<Tile> windows[4];                 /* the producer's: this one, the next, what some may still read */
     uint32_t step[Tile::kStages];                  /* bit b: block b has neighbours; or the end of a tile */
     float scale[Tile::kStages][Tile::kBlockM];     /* of float8 rows that have one each */
-    float bias[Tile::kConsumers][Tile::kBlockN];   /* a consumer's, of the tile that it writes */
+    alignas(8) float bias[Tile::kConsumers][Tile::kBlockN]; /* a consumer's, of the columns from bias_column on */
+    int bias_column[Tile::kConsumers];
     alignas(8) uint64_t full[Tile::kStages];
     uint64_t empty[Tile::kStages];
     uint64_t map_full[2];
@@ -341,13 +342,15 @@ __device__ __forceinline__ bool concerns(uint32_t step, int consumer) {
 }
 __device__ __forceinline__ bool ends_tile(uint32_t step) { return __any_sync(~0u, step >= kEndOfTile); }
 
-/* The bias of a tile's columns, read from memory once by a consumer's threads together. */
+/* The bias of a tile's columns, read from memory by a consumer's threads together, unless it is the last tile's. */
 template <typename T, class Tile>
 __device__ __forceinline__ const float *bring_bias(GatherShared<Tile> &shared, const GatherParams &p, int n0) {
     const T *bias = static_cast<const T *>(p.epilogue.bias);
     if (!bias) return nullptr;
     const int consumer = consumer_of_thread(), barrier = kProducerBarrier + 1 + consumer;
-    ptx::named_barrier(barrier, kWarpgroup); /* all have read that of the tile before */
+    if (__any_sync(~0u, shared.bias_column[consumer] == n0)) return shared.bias[consumer]; /* the same for all */
+    ptx::named_barrier(barrier, kWarpgroup); /* all have read that of the tile before, and its column */
+    if (threadIdx.x % kWarpgroup == 0) shared.bias_column[consumer] = n0;
     for (int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < Tile::kBlockN; i += kWarpgroup)
         shared.bias[consumer][i] = n0 + i < p.columns ? to_float(bias[n0 + i]) : 0.0f;
     ptx::named_barrier(barrier, kWarpgroup);
@@ -368,6 +371,7 @@ __device__ __forceinline__ void gather_block(const GatherParams &p, const CUtens
             ptx::mbarrier_init(&shared.empty[stage], Tile::kConsumerWarps);
         }
         for (uint64_t &barrier : shared.map_full) ptx::mbarrier_init(&barrier, kWarpgroup);
+        for (int &column : shared.bias_column) column = -1;
         ptx::fence_mbarrier_init();
     }
     __syncthreads();

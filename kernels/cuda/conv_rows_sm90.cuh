@@ -62,6 +62,18 @@ __device__ __forceinline__ void store_partials(const float (&d)[kRegisters], con
     }
 }
 
+/* d += bias, of the tile's columns and zero past the last, in shared memory. */
+template <int kRegisters>
+__device__ __forceinline__ void add_bias(float (&d)[kRegisters], const float *bias) {
+    const float2 *const pairs = reinterpret_cast<const float2 *>(bias) + threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < kRegisters / 4; ++j) {
+        const float2 pair = pairs[4 * j];
+        d[4 * j] += pair.x, d[4 * j + 1] += pair.y;
+        d[4 * j + 2] += pair.x, d[4 * j + 3] += pair.y;
+    }
+}
+
 /* d += bias + residual, `bias` of the tile's columns in shared memory or NULL; four groups of 8 columns at a time. Of
  * 16-bit rows each lane of a quad reads 16 bytes and they exchange pairs of columns. */
 template <typename T, int kRegisters>
