@@ -84,6 +84,13 @@ def test_each_part_alone(backend, mode, bias, residual, size):
 
 
 @every_mode
+def test_bias_of_other_columns_than_the_last_tile_had(backend, mode):
+    """Five tiles side by side: with a number of multiprocessors that five does not divide, each meets several."""
+    p = Problem(mode, 400, 16, 1280)
+    p.check(p.run(backend), None)
+
+
+@every_mode
 @pytest.mark.parametrize("offset", [0, 1, 2])
 @pytest.mark.parametrize("pad", [1, 8])
 @pytest.mark.parametrize("size", [(129, 33, 65), (129, 64, 64), (65, 600, 40)], ids=str)
