@@ -46,6 +46,7 @@ CHANNELS = {
     "tall": (40, 200),
     "square": (200, 200),
     "deep": (2000, 40),  # more tiles of a weight gradient than a GPU has multiprocessors
+    "long": (24, 1600),  # of many rows: more tiles of the forward pass, and not all of the same columns
 }
 N = 150  # two row tiles of 128 or three of 64, the last one ragged
 
@@ -595,7 +596,7 @@ def all_cases():
         for mode in MODES:
             conv = partial(conv_case, direction=direction, mode=mode, offset=0)
             for channels in CHANNELS:
-                if channels in ("square", "deep"):  # they are below
+                if channels in ("square", "deep", "long"):  # they are below
                     continue
                 if channels == "broad" and direction == "wgrad":
                     continue
@@ -611,6 +612,11 @@ def all_cases():
             for groups in (0, 3) if direction != "wgrad" and mode in ("float16", "bfloat16") else ():
                 cases[f"conv/{direction}/{mode}/many-rows/{groups}-orders"] = partial(
                     conv, channels="square", kernel_size=(3, 1, 3), groups=groups, rows=3100
+                )
+
+            if direction == "forward" and mode in ("float16", "tf32"):
+                cases[f"conv/forward/{mode}/many-tiles"] = partial(
+                    conv, channels="long", kernel_size=(3, 1, 3), rows=3100
                 )
 
             if direction == "wgrad":
