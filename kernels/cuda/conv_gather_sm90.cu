@@ -108,11 +108,7 @@ struct Consumer {
                 continue;
             }
             if constexpr (kKMajor) { /* the forward pass */
-                /* Held, or both outcomes of what may be added would be kept, beside 128 sums. */
-                if (const float *bias = bring_bias<T>(shared, p, task.n0)) add_bias(d, bias);
-                ptx::wgmma_hold(d);
-                if (p.epilogue.residual) add_rows<T>(d, nullptr, p, task.n0, rows);
-                ptx::wgmma_hold(d);
+                add_rows<T>(d, bring_bias<T>(shared, p, task.n0), p, task.n0, rows);
                 activate(d, p.epilogue.activation);
             }
             store_rows<T>(d, p, task.n0, rows);

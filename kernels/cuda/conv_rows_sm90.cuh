@@ -55,9 +55,8 @@ __device__ __forceinline__ void store_partials(const float (&d)[kRegisters], con
         for (int i = 0; i < kRegisters; i += 8) {
             const float *x = &d[i + 2 * half], *y = x + 4; /* of the two groups */
             const float s = __shfl_xor_sync(~0u, odd ? x[0] : y[0], 1), t = __shfl_xor_sync(~0u, odd ? x[1] : y[1], 1);
-            if (2 * i < columns)
-                *reinterpret_cast<float4 *>(target + 2 * i) =
-                    odd ? make_float4(s, t, y[0], y[1]) : make_float4(x[0], x[1], s, t);
+            const float4 sums = odd ? make_float4(s, t, y[0], y[1]) : make_float4(x[0], x[1], s, t);
+            if (2 * i < columns) *reinterpret_cast<float4 *>(target + 2 * i) = sums;
         }
     }
 }
@@ -74,80 +73,108 @@ __device__ __forceinline__ void add_bias(float (&d)[kRegisters], const float *bi
     }
 }
 
-/* d += bias + residual, `bias` of the tile's columns in shared memory or NULL; four groups of 8 columns at a time. Of
- * 16-bit rows each lane of a quad reads 16 bytes and they exchange pairs of columns. */
-template <typename T, int kRegisters>
-__device__ __forceinline__ void add_rows(float (&d)[kRegisters], const float *bias, const GatherParams &p, int n0,
-                                         const int64_t (&rows)[2]) {
-    const T *residual = static_cast<const T *>(p.epilogue.residual);
-    const int64_t pitch = p.epilogue.residual_stride;
-    const int lane = threadIdx.x % 32;
-    const bool aligned = are_chunks(residual, pitch);
+/* d += residual of 16-bit rows: each lane of a quad reads 16 bytes and they exchange pairs of columns. Nothing branches
+ * between reads and exchanges, both of which take long: those of one group of columns would wait for those of the last. */
+template <bool kAligned, typename T, int kRegisters>
+__device__ __forceinline__ void add_chunks(float (&d)[kRegisters], const GatherParams &p, int n0,
+                                           const int64_t (&rows)[2]) {
+    const int lane = threadIdx.x % 32, first = n0 + 8 * (lane % 4);
+    const T *source[2];
+    int columns[2]; /* from this lane's first one on */
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        source[half] = static_cast<const T *>(p.epilogue.residual) + rows[half] * p.epilogue.residual_stride + first;
+        columns[half] = rows[half] < 0 ? 0 : p.columns - first;
+    }
 #pragma unroll
     for (int j = 0; j < kRegisters / 4; j += 4) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int n = n0 + 8 * (j + i) + lane % 4 * 2;
-            if (n >= p.columns) continue;
-            float *pair = &d[4 * (j + i)];
-            const float x = bias ? bias[n - n0] : 0.0f, y = bias ? bias[n - n0 + 1] : 0.0f;
-            pair[0] += x, pair[1] += y;
-            pair[2] += x, pair[3] += y;
-            if constexpr (std::is_same<T, float>::value) {
+        for (int half = 0; half < 2; ++half) {
+            uint32_t word[4] = {};
+            if (8 * j < columns[half]) load_chunk(word, source[half] + 8 * j, kAligned);
+            transpose_quad(word, lane);
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    if (!residual || rows[half] < 0) continue;
-                    pair[2 * half] += residual[rows[half] * pitch + n];
-                    pair[2 * half + 1] += residual[rows[half] * pitch + n + 1];
-                }
-            }
-        }
-        if constexpr (sizeof(T) == 2) {
-            if (!residual) continue;
-            const int n = n0 + 8 * (j + lane % 4);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                uint32_t word[4] = {};
-                if (rows[half] >= 0 && n < p.columns) load_chunk(word, residual + rows[half] * pitch + n, aligned);
-                transpose_quad(word, lane);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float2 addend = unpack<T>(word[i]);
-                    d[4 * (j + i) + 2 * half] += addend.x;
-                    d[4 * (j + i) + 2 * half + 1] += addend.y;
-                }
+            for (int i = 0; i < 4; ++i) {
+                const float2 addend = unpack<T>(word[i]);
+                d[4 * (j + i) + 2 * half] += addend.x;
+                d[4 * (j + i) + 2 * half + 1] += addend.y;
             }
         }
     }
 }
 
-/* out = d; 16-bit rows take the way of the residual back. */
+/* d += residual. */
 template <typename T, int kRegisters>
-__device__ __forceinline__ void store_rows(const float (&d)[kRegisters], const GatherParams &p, int n0,
-                                           const int64_t (&rows)[2]) {
-    if constexpr (sizeof(T) != 2) {
-        store_pairs(d, p, n0, rows, static_cast<T *>(p.out), p.out_stride);
+__device__ __forceinline__ void add_residual(float (&d)[kRegisters], const GatherParams &p, int n0,
+                                             const int64_t (&rows)[2]) {
+    const T *residual = static_cast<const T *>(p.epilogue.residual);
+    const int64_t pitch = p.epilogue.residual_stride;
+    if constexpr (sizeof(T) == 2) {
+        if (are_chunks(residual, pitch))
+            add_chunks<true, T>(d, p, n0, rows);
+        else
+            add_chunks<false, T>(d, p, n0, rows);
     } else {
-        const int lane = threadIdx.x % 32;
-        const bool aligned = are_chunks(p.out, p.out_stride);
 #pragma unroll
-        for (int j = 0; j < kRegisters / 4; j += 4) {
-            uint32_t word[2][4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float *pair = &d[4 * (j + i)];
-                word[0][i] = pack<T>(pair[0], pair[1]);
-                word[1][i] = pack<T>(pair[2], pair[3]);
-            }
-            const int n = n0 + 8 * (j + lane % 4);
+        for (int j = 0; j < kRegisters / 4; ++j) {
+            const int n = n0 + 8 * j + static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                transpose_quad(word[half], lane);
-                if (rows[half] < 0 || n >= p.columns) continue;
-                store_chunk(static_cast<T *>(p.out) + rows[half] * p.out_stride + n, word[half], aligned);
+                if (rows[half] < 0 || n >= p.columns) continue; /* columns are a multiple of 8 */
+                d[4 * j + 2 * half] += residual[rows[half] * pitch + n];
+                d[4 * j + 2 * half + 1] += residual[rows[half] * pitch + n + 1];
             }
         }
     }
+}
+
+/* d += bias + residual, `bias` of the tile's columns in shared memory or NULL. The sums are held between what may be
+ * added, or both outcomes would be kept, beside all sums. */
+template <typename T, int kRegisters>
+__device__ __forceinline__ void add_rows(float (&d)[kRegisters], const float *bias, const GatherParams &p, int n0,
+                                         const int64_t (&rows)[2]) {
+    if (bias) add_bias(d, bias);
+    ptx::wgmma_hold(d);
+    if (p.epilogue.residual) add_residual<T>(d, p, n0, rows);
+    ptx::wgmma_hold(d);
+}
+
+/* 16-bit rows take the way of the residual back. Nothing branches between exchanges and stores, both of which take long:
+ * those of one group of columns would wait for those of the last. */
+template <bool kAligned, typename T, int kRegisters>
+__device__ __forceinline__ void store_chunks(const float (&d)[kRegisters], const GatherParams &p, int n0,
+                                             const int64_t (&rows)[2]) {
+    const int lane = threadIdx.x % 32, first = n0 + 8 * (lane % 4);
+    T *target[2];
+    int columns[2]; /* from this lane's first one on */
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        target[half] = static_cast<T *>(p.out) + rows[half] * p.out_stride + first;
+        columns[half] = rows[half] < 0 ? 0 : p.columns - first;
+    }
+#pragma unroll
+    for (int j = 0; j < kRegisters / 4; j += 4) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            uint32_t word[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) word[i] = pack<T>(d[4 * (j + i) + 2 * half], d[4 * (j + i) + 2 * half + 1]);
+            transpose_quad(word, lane);
+            if (8 * j < columns[half]) store_chunk(target[half] + 8 * j, word, kAligned);
+        }
+    }
+}
+
+/* out = d. */
+template <typename T, int kRegisters>
+__device__ __forceinline__ void store_rows(const float (&d)[kRegisters], const GatherParams &p, int n0,
+                                           const int64_t (&rows)[2]) {
+    if constexpr (sizeof(T) != 2)
+        store_pairs(d, p, n0, rows, static_cast<T *>(p.out), p.out_stride);
+    else if (are_chunks(p.out, p.out_stride))
+        store_chunks<true, T>(d, p, n0, rows);
+    else
+        store_chunks<false, T>(d, p, n0, rows);
 }
 
 }  // namespace flexgemm
