@@ -1,5 +1,8 @@
 """CPU convolution beside NumPy's own matrix product: float32, the same threads, taken in turns in one run.
 
+Each library has threads of its own, which look for work for a while after a call (OpenBLAS's for .1 s) and take
+the processors from whoever comes next. So a call is repeated until those of the call before sleep, and then timed.
+
     python -m benchmarks.cpu            prints useful GFLOP/s and their ratio to NumPy's 2048^3 product
     python -m benchmarks.cpu --write    also writes benchmarks/results/cpu.json
 
@@ -22,17 +25,25 @@ from benchmarks import results, scenes
 RES, CHANNELS = 64, 64
 SIDE = 2048
 ROUNDS = 15
+SETTLE_SECONDS = 0.3  # until the threads of another library sleep
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 def median_seconds(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """The median of each call, taken in turns so that all meet the same load; the first round warms up."""
+    """The median of each call, taken in turns so that all meet the same load."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS + 1):
+    for _ in range(ROUNDS):
         for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
+            settled = time.perf_counter() + SETTLE_SECONDS
+            while time.perf_counter() < settled:
+                call()
+            times[name].append(seconds(call))
+    return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 def measure() -> list[results.Row]:
@@ -43,7 +54,7 @@ def measure() -> list[results.Row]:
     bias = rng.standard_normal(CHANNELS, dtype=np.float32)
     a, b = (rng.standard_normal((SIDE, SIDE), dtype=np.float32) for _ in range(2))
     nmap = flexgemm.neighbor_map(scene.coords, scene.shape)
-    seconds = median_seconds(
+    medians = median_seconds(
         {
             "map": lambda: flexgemm.neighbor_map(scene.coords, scene.shape),
             "fwd": lambda: flexgemm.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap),
@@ -52,15 +63,15 @@ def measure() -> list[results.Row]:
         }
     )
     threads = {"threads": flexgemm.device_info("cpu")["num_sms"]}
-    numpy_gflops = 2e-9 * SIDE**3 / seconds["numpy"]
-    figure = {"ms": results.significant(1e3 * seconds["numpy"]), "gflops": round(numpy_gflops, 1)}
+    numpy_gflops = 2e-9 * SIDE**3 / medians["numpy"]
+    figure = {"ms": results.significant(1e3 * medians["numpy"]), "gflops": round(numpy_gflops, 1)}
     product = {"suite": "cpu", "op": "matmul", "dtype": "float32", "m": SIDE, "n": SIDE, "k": SIDE, "peer": "numpy"}
     rows = [product | figure | threads]
     for op, flops in (("map", 0.0), ("fwd", 2.0), ("bwd", 4.0)):
         row: results.Row = {"suite": "cpu", "op": op, "scene": scene.name, "dtype": "float32", "channels": CHANNELS}
-        row |= {"n": scene.n, "pairs": scene.pairs, "ms": results.significant(1e3 * seconds[op])}
+        row |= {"n": scene.n, "pairs": scene.pairs, "ms": results.significant(1e3 * medians[op])}
         if flops:
-            gflops = flops * scene.pairs * CHANNELS**2 * 1e-9 / seconds[op]
+            gflops = flops * scene.pairs * CHANNELS**2 * 1e-9 / medians[op]
             row |= {"gflops": round(gflops, 1), "of_numpy": round(gflops / numpy_gflops, 3)}
         rows.append(row | threads)
     return rows

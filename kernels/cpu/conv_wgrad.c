@@ -3,8 +3,9 @@
  *
  *     grad_weight[:, v, :] = sum_m grad_out[m, :] (x) feats[map[v, m], :]        grad_bias = sum_m grad_out[m, :]
  *
- * A task is (slice of rows, offset v, panel of ci): it lists the pairs of a block of rows and adds their outer products
- * to its own (Co, panel) block of partial sums, register blocks over Co by the panel with the pairs as the reduction.
+ * A task is (slice of rows, offset v, panels of ci): it lists the pairs of a block of rows and adds their outer products
+ * to its own (Co, panels) block of partial sums, register blocks over Co by a panel with the pairs as the reduction. The
+ * panels of a task take the rows from cache one after another, as many as leave their sums there.
  * The number of slices follows from the problem's shape alone and partial sums meet in the order of the slices, so
  * that threads change no bit. Wherever there are enough offsets and channels to share out there is one slice.
  *
@@ -22,12 +23,14 @@ enum {
     ROW_BLOCK = 128,       /* rows listed at a time: their feats panel and grad_out rows stay in cache */
     WANTED_TASKS = 256,    /* enough to share out evenly over many threads */
     MIN_SLICE_ROWS = 2048, /* below this, a slice's sums cost more to write than to compute */
+    TASK_SUMS = 16384,     /* 64 KB: they stay in L2 beside the rows of a block */
     BIAS_SLICES = 64,
 };
 
 typedef struct {
     int64_t volume, ci, co, rows;
-    int64_t padded_ci, panels; /* panels of ci */
+    int64_t padded_ci, width; /* columns of ci of a task, whole panels but for the last */
+    int64_t parts;            /* tasks that ci takes */
     int64_t slices, slice_rows;
     size_t weight_part; /* bytes of the partial weight sums, which the partial bias sums follow */
     size_t left_part;   /* bytes of the private grad_out rows, which the feats panel rows follow */
@@ -42,8 +45,9 @@ static wgrad_plan plan_wgrad(const fg_simd *simd, const fg_conv_wgrad_params *pa
         .rows = params->grad_out.shape[0],
     };
     plan.padded_ci = fg_ceil_div(plan.ci, simd->lanes) * simd->lanes;
-    plan.panels = fg_ceil_div(plan.ci, simd->panel);
-    const int64_t tasks = fg_max(1, plan.volume * plan.panels);
+    plan.width = fg_max(1, TASK_SUMS / (simd->panel * fg_max(1, plan.co))) * simd->panel;
+    plan.parts = fg_ceil_div(plan.ci, plan.width);
+    const int64_t tasks = fg_max(1, plan.volume * plan.parts);
     plan.slices = fg_max(1, fg_min(fg_ceil_div(WANTED_TASKS, tasks), plan.rows / MIN_SLICE_ROWS));
     plan.slice_rows = fg_ceil_div(plan.rows, plan.slices);
     if (params->grad_weight.present)
@@ -72,24 +76,27 @@ static void view_rows(const fg_simd *simd, const fg_tensor *tensor, int64_t firs
 
 /* One task; false when the map is invalid. */
 static bool weight_task(const fg_simd *simd, const fg_conv_wgrad_params *params, const wgrad_plan *plan, char *scratch,
-                        int64_t slice, int64_t v, int64_t panel) {
-    const int64_t ci_begin = panel * simd->panel, width = fg_min(simd->panel, plan->padded_ci - ci_begin);
+                        int64_t slice, int64_t v, int64_t part) {
+    const int64_t ci_begin = part * plan->width, ci_end = fg_min(ci_begin + plan->width, plan->padded_ci);
     const int64_t feats_rows = params->feats.shape[0];
-    float *sums =
-        (float *)params->workspace.data + ((slice * plan->volume + v) * plan->co) * plan->padded_ci + ci_begin;
+    float *sums = (float *)params->workspace.data + ((slice * plan->volume + v) * plan->co) * plan->padded_ci;
     float *left_scratch = (float *)scratch, *right_scratch = (float *)(scratch + plan->left_part);
     int32_t row[ROW_BLOCK], neighbor[ROW_BLOCK];
     const float *left[ROW_BLOCK], *right[ROW_BLOCK];
 
-    for (int64_t i = 0; i < plan->co; i++) memset(sums + i * plan->padded_ci, 0, (size_t)width * sizeof(float));
+    for (int64_t i = 0; i < plan->co; i++)
+        memset(sums + i * plan->padded_ci + ci_begin, 0, (size_t)(ci_end - ci_begin) * sizeof(float));
     const int64_t end = fg_min(plan->rows, (slice + 1) * plan->slice_rows);
     const int32_t *map = (const int32_t *)params->map.data + v * plan->rows;
     for (int64_t begin = slice * plan->slice_rows; begin < end; begin += ROW_BLOCK) {
         const int64_t count = fg_list_pairs(map + begin, fg_min(ROW_BLOCK, end - begin), feats_rows, row, neighbor);
         if (count < 0) return false;
         view_rows(simd, &params->grad_out, begin, row, count, 0, plan->co, left_scratch, left);
-        view_rows(simd, &params->feats, 0, neighbor, count, ci_begin, width, right_scratch, right);
-        simd->outer(plan->co, count, width, left, right, sums, plan->padded_ci);
+        for (int64_t ci = ci_begin; ci < ci_end; ci += simd->panel) {
+            const int64_t width = fg_min(simd->panel, ci_end - ci);
+            view_rows(simd, &params->feats, 0, neighbor, count, ci, width, right_scratch, right);
+            simd->outer(plan->co, count, width, left, right, sums + ci, plan->padded_ci);
+        }
     }
     return true;
 }
@@ -144,7 +151,7 @@ static fg_status wgrad_group(const fg_conv_wgrad_params *params, fg_error *error
     const fg_simd *simd = fg_simd_get(error);
     if (simd == NULL) return error->code;
     const wgrad_plan plan = plan_wgrad(simd, params);
-    const int64_t tasks = params->grad_weight.present ? plan.slices * plan.volume * plan.panels : 0;
+    const int64_t tasks = params->grad_weight.present ? plan.slices * plan.volume * plan.parts : 0;
     const int64_t bias_tasks = params->grad_bias.present ? BIAS_SLICES : 0;
     int threads = 0;
     const fg_status status =
@@ -152,7 +159,7 @@ static fg_status wgrad_group(const fg_conv_wgrad_params *params, fg_error *error
     if (status != FG_OK) return status;
     const fg_plan chosen = {.family = FG_FAMILY_CPU,
                             .block_m = (int32_t)plan.co,
-                            .block_n = (int32_t)simd->panel,
+                            .block_n = (int32_t)plan.width,
                             .block_k = ROW_BLOCK,
                             .split_k = (int32_t)plan.slices,
                             .workspace_bytes = (int64_t)fg_workspace_bytes(plan.layout)};
@@ -167,8 +174,8 @@ static fg_status wgrad_group(const fg_conv_wgrad_params *params, fg_error *error
         char *scratch = fg_workspace_private(&params->workspace, plan.layout);
 #pragma omp for schedule(dynamic) nowait
         for (int64_t i = 0; i < tasks; i++)
-            valid = weight_task(simd, params, &plan, scratch, i / (plan.volume * plan.panels),
-                                i / plan.panels % plan.volume, i % plan.panels) &&
+            valid = weight_task(simd, params, &plan, scratch, i / (plan.volume * plan.parts),
+                                i / plan.parts % plan.volume, i % plan.parts) &&
                     valid;
 #pragma omp for
         for (int64_t slice = 0; slice < bias_tasks; slice++)
