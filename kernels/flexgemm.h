@@ -165,9 +165,9 @@ typedef struct {
 } fg_row_order_params;
 
 /* The records of a map's segments (segment.h), each of the next 64 * tiles columns of `order`, sorted, stably, by the
- * Gray-code rank of their neighbours at the offsets of fg_plan_segment_rank (plan.h). An entry of the map that is no row
- * of the input is no neighbour; one of the order that is no column is a row -1, and those are a segment's last. Which
- * place an input row gets is not said; of a segment that has too few places, nor are its inputs and places. */
+ * Gray-code rank of their neighbours at the offsets of fg_plan_segment_rank (plan.h). An entry of the map that is no
+ * row of the input is no neighbour; one of the order that is no column is a row -1, and those are a segment's last.
+ * Which place an input row gets is not said; of a segment that has too few places, nor are its inputs and places. */
 typedef struct {
     fg_tensor map;      /* (V, M) int32 contiguous, V at most FG_SEGMENT_VOLUME */
     fg_tensor order;    /* (M) int32 contiguous: the columns, those near each other in space side by side */

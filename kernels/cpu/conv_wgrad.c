@@ -3,9 +3,9 @@
  *
  *     grad_weight[:, v, :] = sum_m grad_out[m, :] (x) feats[map[v, m], :]        grad_bias = sum_m grad_out[m, :]
  *
- * A task is (slice of rows, offset v, panels of ci): it lists the pairs of a block of rows and adds their outer products
- * to its own (Co, panels) block of partial sums, register blocks over Co by a panel with the pairs as the reduction. The
- * panels of a task take the rows from cache one after another, as many as leave their sums there.
+ * A task is (slice of rows, offset v, panels of ci): it lists the pairs of a block of rows and adds their outer
+ * products to its own (Co, panels) block of partial sums, register blocks over Co by a panel with the pairs as the
+ * reduction. The panels of a task take the rows from cache one after another, as many as leave their sums there.
  * The number of slices follows from the problem's shape alone and partial sums meet in the order of the slices, so
  * that threads change no bit. Wherever there are enough offsets and channels to share out there is one slice.
  *

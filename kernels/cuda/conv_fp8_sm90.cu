@@ -10,7 +10,6 @@
  * The bytes of a step take longer to come from L2 than its products.
  */
 #include "activation.cuh"
-#include "conv_rows_sm90.cuh"
 #include "conv_step_sums_sm90.cuh"
 
 namespace flexgemm {
@@ -72,7 +71,7 @@ struct Math {
         scale_columns(d, p, task.n0);
         with_float_type(p.added_dtype, [&](auto type) {
             using T = decltype(type);
-            add_rows<T>(d, bring_bias<T>(shared, p, task.n0), p, task.n0, rows);
+            add_rows<T>(d, bias_of<T>(shared, p, task), p, task.n0, rows);
         });
         activate(d, p.epilogue.activation);
         if (p.epilogue.scale_out) divide(d, *p.epilogue.scale_out);

@@ -8,7 +8,6 @@
 
 #include "activation.cuh"
 #include "conv_gather_sm90.cuh"
-#include "conv_rows_sm90.cuh"
 
 namespace flexgemm {
 namespace {
@@ -92,27 +91,24 @@ struct Consumer {
         return __shfl_sync(~0u, step, 0);
     }
 
-    __device__ void run() {
-        for (;;) {
-            float d[kRegisters];
-#pragma unroll
-            for (float &sum : d) sum = 0.0f;
-            bool any = false;
-            const uint32_t end = accumulate(d, &any);
-            if (end == kEndOfWork) return;
-            if (p.partials && !any) continue; /* nobody reads the partial sums of rows without neighbours */
-            const GatherTask<Tile> task(p, static_cast<int>(end - kEndOfTile));
-            const int64_t rows[2] = {task.row_of(p, row_of_thread(0)), task.row_of(p, row_of_thread(1))};
-            if (p.partials) {
-                store_partials(d, p, task.slice, task.n0, rows);
-                continue;
-            }
-            if constexpr (kKMajor) { /* the forward pass */
-                add_rows<T>(d, bring_bias<T>(shared, p, task.n0), p, task.n0, rows);
-                activate(d, p.epilogue.activation);
-            }
-            store_rows<T>(d, p, task.n0, rows);
+    __device__ void write(float (&d)[kRegisters], const GatherTask<Tile> &task, const int64_t (&rows)[2]) {
+        if (p.partials) {
+            store_partials(d, p, task.slice, task.n0, rows);
+            return;
         }
+        if constexpr (kKMajor) { /* the forward pass */
+            add_rows<T>(d, bias_of<T>(shared, p, task), p, task.n0, rows);
+            activate(d, p.epilogue.activation);
+        }
+        store_rows<T>(d, p, task.n0, rows);
+    }
+
+    __device__ void run() {
+        consume_tiles<Tile>(
+            p, [this](float (&d)[kRegisters], bool *any) { return accumulate(d, any); },
+            [this](float (&d)[kRegisters], const GatherTask<Tile> &task, const int64_t (&rows)[2]) {
+                write(d, task, rows);
+            });
     }
 };
 

@@ -22,6 +22,7 @@
 #pragma once
 
 #include "conv_gather.cuh"
+#include "conv_rows_sm90.cuh"
 #include "ptx.cuh"
 #include "ring.cuh"
 #include "tensor_map.cuh"
@@ -101,8 +102,7 @@ struct GatherShared {
     GatherWindow<Tile> windows[4];                 /* the producer's: this one, the next, what some may still read */
     uint32_t step[Tile::kStages];                  /* bit b: block b has neighbours; or the end of a tile */
     float scale[Tile::kStages][Tile::kBlockM];     /* of float8 rows that have one each */
-    alignas(8) float bias[Tile::kConsumers][Tile::kBlockN]; /* a consumer's, of the columns from bias_column on */
-    int bias_column[Tile::kConsumers];
+    KeptBias<Tile::kBlockN> bias[Tile::kConsumers];
     alignas(8) uint64_t full[Tile::kStages];
     uint64_t empty[Tile::kStages];
     uint64_t map_full[2];
@@ -342,19 +342,30 @@ __device__ __forceinline__ bool concerns(uint32_t step, int consumer) {
 }
 __device__ __forceinline__ bool ends_tile(uint32_t step) { return __any_sync(~0u, step >= kEndOfTile); }
 
-/* The bias of a tile's columns, read from memory by a consumer's threads together, unless it is the last tile's. */
+/* The life of a consumer: accumulate(d, &any) adds up a tile and returns the word of its end, any: whether there was
+ * something to multiply; write(d, task, rows) is for the sums, of two rows a thread. */
+template <class Tile, typename Accumulate, typename Write>
+__device__ __forceinline__ void consume_tiles(const GatherParams &p, const Accumulate &accumulate, const Write &write) {
+    for (;;) {
+        float d[Tile::kBlockN / 2];
+#pragma unroll
+        for (float &sum : d) sum = 0.0f;
+        bool any = false;
+        const uint32_t end = accumulate(d, &any);
+        if (end == kEndOfWork) return;
+        if (p.partials && !any) continue; /* nobody reads the partial sums of rows without neighbours */
+        const GatherTask<Tile> task(p, static_cast<int>(end - kEndOfTile));
+        const int64_t rows[2] = {task.row_of(p, row_of_thread(0)), task.row_of(p, row_of_thread(1))};
+        write(d, task, rows);
+    }
+}
+
+/* The bias of the task's columns in shared memory, or NULL. */
 template <typename T, class Tile>
-__device__ __forceinline__ const float *bring_bias(GatherShared<Tile> &shared, const GatherParams &p, int n0) {
-    const T *bias = static_cast<const T *>(p.epilogue.bias);
-    if (!bias) return nullptr;
-    const int consumer = consumer_of_thread(), barrier = kProducerBarrier + 1 + consumer;
-    if (__any_sync(~0u, shared.bias_column[consumer] == n0)) return shared.bias[consumer]; /* the same for all */
-    ptx::named_barrier(barrier, kWarpgroup); /* all have read that of the tile before, and its column */
-    if (threadIdx.x % kWarpgroup == 0) shared.bias_column[consumer] = n0;
-    for (int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < Tile::kBlockN; i += kWarpgroup)
-        shared.bias[consumer][i] = n0 + i < p.columns ? to_float(bias[n0 + i]) : 0.0f;
-    ptx::named_barrier(barrier, kWarpgroup);
-    return shared.bias[consumer];
+__device__ __forceinline__ const float *bias_of(GatherShared<Tile> &shared, const GatherParams &p,
+                                                const GatherTask<Tile> &task) {
+    const int consumer = consumer_of_thread();
+    return bring_bias<T>(shared.bias[consumer], p, task.n0, kProducerBarrier + 1 + consumer);
 }
 
 /* ---- kernel and launch ---- */
@@ -371,7 +382,7 @@ __device__ __forceinline__ void gather_block(const GatherParams &p, const CUtens
             ptx::mbarrier_init(&shared.empty[stage], Tile::kConsumerWarps);
         }
         for (uint64_t &barrier : shared.map_full) ptx::mbarrier_init(&barrier, kWarpgroup);
-        for (int &column : shared.bias_column) column = -1;
+        for (auto &bias : shared.bias) bias.first_column = -1;
         ptx::fence_mbarrier_init();
     }
     __syncthreads();

@@ -11,7 +11,6 @@
  */
 #include "activation.cuh"
 #include "conv_plain_sum.cuh"
-#include "conv_rows_sm90.cuh"
 #include "conv_step_sums_sm90.cuh"
 #include "tf32.cuh"
 
@@ -67,7 +66,7 @@ struct Math {
             store_partials(d, p, task.slice, task.n0, rows);
             return;
         }
-        add_rows<float>(d, bring_bias<float>(shared, p, task.n0), p, task.n0, rows);
+        add_rows<float>(d, bias_of<float>(shared, p, task), p, task.n0, rows);
         activate(d, p.epilogue.activation);
         store_rows<float>(d, p, task.n0, rows);
     }

@@ -58,7 +58,7 @@ struct OwnRowsShared {
     static constexpr int kWeightRows = kKMajor ? Tile::kBlockN : kStepDepth;
     alignas(kAtomBytes) char weights[kWeightStages][kWeightRows * kRowBytes];
     WarpRing<Tile> rings[kWarps];
-    float bias[Tile::kBlockN];
+    alignas(8) float bias[Tile::kBlockN];
     uint64_t full[kWeightStages], empty[kWeightStages]; /* of the weights */
 };
 

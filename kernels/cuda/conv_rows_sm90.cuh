@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "conv_gather.cuh"
+#include "ptx.cuh"
 #include "quad.cuh"
 
 namespace flexgemm {
@@ -61,6 +62,30 @@ __device__ __forceinline__ void store_partials(const float (&d)[kRegisters], con
     }
 }
 
+/* The bias of a tile's columns as a warpgroup keeps it in shared memory from tile to tile: zero past the last column.
+ * Who shares it starts with no column. */
+template <int kColumns>
+struct KeptBias {
+    alignas(8) float of[kColumns];
+    int first_column; /* -1: none yet */
+};
+
+/* Reads the bias from memory by the warpgroup together, unless it is there. `barrier`: a named one of theirs. */
+template <typename T, int kColumns>
+__device__ __forceinline__ const float *bring_bias(KeptBias<kColumns> &kept, const GatherParams &p, int n0,
+                                                   int barrier) {
+    constexpr int kThreads = 128; /* of a warpgroup */
+    const T *bias = static_cast<const T *>(p.epilogue.bias);
+    if (!bias) return nullptr;
+    if (__any_sync(~0u, kept.first_column == n0)) return kept.of; /* the same for all */
+    ptx::named_barrier(barrier, kThreads); /* all have read that of the tile before, and its column */
+    if (threadIdx.x % kThreads == 0) kept.first_column = n0;
+    for (int i = static_cast<int>(threadIdx.x) % kThreads; i < kColumns; i += kThreads)
+        kept.of[i] = n0 + i < p.columns ? to_float(bias[n0 + i]) : 0.0f;
+    ptx::named_barrier(barrier, kThreads);
+    return kept.of;
+}
+
 /* d += bias, of the tile's columns and zero past the last, in shared memory. */
 template <int kRegisters>
 __device__ __forceinline__ void add_bias(float (&d)[kRegisters], const float *bias) {
@@ -74,7 +99,7 @@ __device__ __forceinline__ void add_bias(float (&d)[kRegisters], const float *bi
 }
 
 /* d += residual of 16-bit rows: each lane of a quad reads 16 bytes and they exchange pairs of columns. Nothing branches
- * between reads and exchanges, both of which take long: those of one group of columns would wait for those of the last. */
+ * between reads and exchanges, which take long: those of one group of columns would wait for those of the last. */
 template <bool kAligned, typename T, int kRegisters>
 __device__ __forceinline__ void add_chunks(float (&d)[kRegisters], const GatherParams &p, int n0,
                                            const int64_t (&rows)[2]) {
@@ -139,8 +164,7 @@ __device__ __forceinline__ void add_rows(float (&d)[kRegisters], const float *bi
     ptx::wgmma_hold(d);
 }
 
-/* 16-bit rows take the way of the residual back. Nothing branches between exchanges and stores, both of which take long:
- * those of one group of columns would wait for those of the last. */
+/* 16-bit rows take the way of the residual back, and as little branches between exchanges and stores. */
 template <bool kAligned, typename T, int kRegisters>
 __device__ __forceinline__ void store_chunks(const float (&d)[kRegisters], const GatherParams &p, int n0,
                                              const int64_t (&rows)[2]) {

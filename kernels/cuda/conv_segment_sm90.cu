@@ -42,7 +42,7 @@ struct SegmentShared {
     };
     Stage stages[Tile::kStages];
     typename Tile::Pool pool;
-    float bias[kConsumers][Tile::kBlockN]; /* a consumer's, of the task that it ends */
+    KeptBias<Tile::kBlockN> bias[kConsumers];
     uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
 
@@ -332,18 +332,6 @@ struct Consumer {
         }
     }
 
-    /* The bias of a task's columns, read from memory once by a consumer's threads together. */
-    __device__ const float *bring_bias(int n0) const {
-        const T *const bias = static_cast<const T *>(p.epilogue.bias);
-        if (!bias) return nullptr;
-        float *const own = shared.bias[warpgroup];
-        ptx::named_barrier(kBiasBarrier + warpgroup, kWarpgroup); /* all have read that of the task before */
-        for (int i = warp * 32 + lane; i < Tile::kBlockN; i += kWarpgroup)
-            own[i] = n0 + i < p.columns ? to_float(bias[n0 + i]) : 0.0f;
-        ptx::named_barrier(kBiasBarrier + warpgroup, kWarpgroup);
-        return own;
-    }
-
     __device__ void run() const {
         uint64_t descriptor = ptx::wgmma_descriptor(shared.stages[0].weights);
         ptx::wgmma_hold(descriptor);
@@ -371,7 +359,7 @@ struct Consumer {
             }
             const int n0 = work.column_tile() * Tile::kBlockN;
             const int64_t rows[2] = {row_of(work.record(), tile, 0), row_of(work.record(), tile, 1)};
-            add_rows<T>(d, bring_bias(n0), p, n0, rows);
+            add_rows<T>(d, bring_bias<T>(shared.bias[warpgroup], p, n0, kBiasBarrier + warpgroup), p, n0, rows);
             activate(d, p.epilogue.activation);
             store_rows<T>(d, p, n0, rows);
         }
@@ -388,6 +376,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) {
         for (uint64_t &barrier : shared.full) ptx::mbarrier_init(&barrier, 1);
         for (uint64_t &barrier : shared.empty) ptx::mbarrier_init(&barrier, kConsumerWarps);
+        for (auto &bias : shared.bias) bias.first_column = -1;
         shared.pool.init(kConsumers * kWarpgroup);
         ptx::fence_mbarrier_init();
         ptx::prefetch_tensor_map(&weight_map);

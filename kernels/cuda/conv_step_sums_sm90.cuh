@@ -73,18 +73,12 @@ struct StepSumsConsumer {
     }
 
     __device__ void run() {
-        for (;;) {
-            float d[kParts * kCount];
-#pragma unroll
-            for (float &sum : d) sum = 0.0f;
-            bool any = false;
-            const uint32_t end = accumulate(d, &any);
-            if (end == kEndOfWork) return;
-            if (p.partials && !any) continue; /* nobody reads the partial sums of rows without neighbours */
-            const GatherTask<Tile> task(p, static_cast<int>(end - kEndOfTile));
-            const int64_t rows[2] = {task.row_of(p, row_of_thread(0)), task.row_of(p, row_of_thread(1))};
-            Math::write(d, p, shared, task, rows);
-        }
+        using Sums = float[kParts * kCount];
+        consume_tiles<Tile>(
+            p, [this](Sums &d, bool *any) { return accumulate(d, any); },
+            [this](Sums &d, const GatherTask<Tile> &task, const int64_t (&rows)[2]) {
+                Math::write(d, p, shared, task, rows);
+            });
     }
 };
 
