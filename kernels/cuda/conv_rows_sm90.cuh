@@ -20,7 +20,7 @@ __device__ __forceinline__ void store_pairs(const float (&d)[kRegisters], const 
     struct alignas(2 * sizeof(T)) Pair {
         T x, y;
     };
-    const int lane = threadIdx.x % 32;
+    const int lane = ptx::opaque(static_cast<int>(threadIdx.x % 32)); /* else comparisons are kept */
     const bool aligned = reinterpret_cast<uintptr_t>(out) % sizeof(Pair) == 0 && pitch % 2 == 0;
 #pragma unroll
     for (int j = 0; j < kRegisters / 4; ++j) {
@@ -41,16 +41,16 @@ __device__ __forceinline__ void store_pairs(const float (&d)[kRegisters], const 
     }
 }
 
-/* To the partial sums of a slice: of two groups of 8 columns neighbouring lanes exchange pairs, so that each writes 16
- * bytes. */
+/* To rows of float32 that start at multiples of 16 bytes: of two groups of 8 columns neighbouring lanes exchange pairs,
+ * so that each writes 16 bytes. */
 template <int kRegisters>
-__device__ __forceinline__ void store_partials(const float (&d)[kRegisters], const GatherParams &p, int slice, int n0,
-                                               const int64_t (&rows)[2]) {
+__device__ __forceinline__ void store_fours(const float (&d)[kRegisters], const GatherParams &p, int n0,
+                                            const int64_t (&rows)[2], float *out, int64_t pitch) {
     const int lane = threadIdx.x % 32, first = n0 + 8 * (lane & 1) + lane % 4 / 2 * 4;
     const bool odd = lane & 1;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        float *const target = p.partials + (slice * p.rows + rows[half]) * p.columns + first;
+        float *const target = out + rows[half] * pitch + first;
         const int columns = rows[half] < 0 ? 0 : p.columns - first; /* from this lane's first one on */
 #pragma unroll
         for (int i = 0; i < kRegisters; i += 8) {
@@ -60,6 +60,13 @@ __device__ __forceinline__ void store_partials(const float (&d)[kRegisters], con
             if (2 * i < columns) *reinterpret_cast<float4 *>(target + 2 * i) = sums;
         }
     }
+}
+
+/* To the partial sums of a slice, which lie in the workspace. */
+template <int kRegisters>
+__device__ __forceinline__ void store_partials(const float (&d)[kRegisters], const GatherParams &p, int slice, int n0,
+                                               const int64_t (&rows)[2]) {
+    store_fours(d, p, n0, rows, p.partials + slice * p.rows * p.columns, p.columns);
 }
 
 /* The bias of a tile's columns as a warpgroup keeps it in shared memory from tile to tile: zero past the last column.
@@ -193,12 +200,20 @@ __device__ __forceinline__ void store_chunks(const float (&d)[kRegisters], const
 template <typename T, int kRegisters>
 __device__ __forceinline__ void store_rows(const float (&d)[kRegisters], const GatherParams &p, int n0,
                                            const int64_t (&rows)[2]) {
-    if constexpr (sizeof(T) != 2)
-        store_pairs(d, p, n0, rows, static_cast<T *>(p.out), p.out_stride);
-    else if (are_chunks(p.out, p.out_stride))
-        store_chunks<true, T>(d, p, n0, rows);
-    else
-        store_chunks<false, T>(d, p, n0, rows);
+    T *const out = static_cast<T *>(p.out);
+    if constexpr (sizeof(T) == 1) {
+        store_pairs(d, p, n0, rows, out, p.out_stride);
+    } else if constexpr (sizeof(T) == 4) {
+        if (reinterpret_cast<uintptr_t>(out) % 16 == 0 && p.out_stride % 4 == 0)
+            store_fours(d, p, n0, rows, out, p.out_stride);
+        else
+            store_pairs(d, p, n0, rows, out, p.out_stride);
+    } else {
+        if (are_chunks(out, p.out_stride))
+            store_chunks<true, T>(d, p, n0, rows);
+        else
+            store_chunks<false, T>(d, p, n0, rows);
+    }
 }
 
 }  // namespace flexgemm
