@@ -50,13 +50,12 @@ def sanitize(sanitizer: str, tool: str, part: int, timeout: float) -> tuple[str,
             env=os.environ | {"PYTHONPATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
             timeout=max(timeout, 0.0),
         )
-    except subprocess.TimeoutExpired:
-        return "timed out", ""
-    return verdict(done.returncode, done.stdout), done.stdout
+    except subprocess.TimeoutExpired as error:
+        return "timed out", (error.stdout or b"").decode(errors="replace")
+    output = done.stdout.decode(errors="replace")
+    return verdict(done.returncode, output), output
 
 
 def run(run: Run) -> None:

@@ -29,8 +29,6 @@
 
 namespace flexgemm {
 
-constexpr int kWarpgroup = 128; /* threads */
-
 /* Both operands lie in 128-byte rows, whose 16-byte chunk c is stored as chunk c ^ (row % 8), from an address that is a
  * multiple of 1024 on. The copy engine writes the weights that way, the producer the rows that it gathers. A row of A
  * is one row of `in`; a row of B is one output channel's weights (K-major), or, transposed, 64 output channels of one
@@ -52,7 +50,8 @@ template <int kBlockM_, int kBlockN_, int kStages_, int kCtasPerSm_>
 struct GatherTile {
     static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kStages = kStages_, kCtasPerSm = kCtasPerSm_;
     static constexpr int kConsumers = kBlockM / kWgmmaM; /* warpgroups, each with one block of 64 rows */
-    static constexpr int kThreads = (1 + kConsumers) * kWarpgroup, kConsumerWarps = kConsumers * kWarpgroup / 32;
+    static constexpr int kThreads = (1 + kConsumers) * ptx::kWarpgroup,
+                         kConsumerWarps = kConsumers * ptx::kWarpgroup / 32;
     static constexpr int kBytesA = kBlockM * kSwizzleRowBytes, kBytesB = kBlockN * kSwizzleRowBytes;
     static constexpr int kStageBytes = kBytesA + kBytesB;
     static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kCtasPerSm == 1 ? 56 : 48;
@@ -122,7 +121,7 @@ __host__ __device__ inline int packed_offsets(const GatherParams &p) {
 template <typename T, class Tile, bool kKMajor>
 struct GatherProducer {
     static constexpr int kElement = sizeof(T);
-    static constexpr int kRowsPerPass = kWarpgroup / kChunksPerRow;
+    static constexpr int kRowsPerPass = ptx::kWarpgroup / kChunksPerRow;
     static constexpr int kRowsPerThread = Tile::kBlockM / kRowsPerPass;
     using Window = GatherWindow<Tile>;
     static constexpr int kBatch = kRowsPerThread > 8 ? kRowsPerThread / 2 : kRowsPerThread; /* as registers allow */
@@ -164,7 +163,7 @@ struct GatherProducer {
     __device__ void request(const Window &window, int buffer) {
         const int64_t stride = (p.mirrored ? -p.splits : p.splits) * p.rows;
         const int count = window.count;
-        for (int slot = threadIdx.x; slot < Tile::kBlockM; slot += kWarpgroup) {
+        for (int slot = threadIdx.x; slot < Tile::kBlockM; slot += ptx::kWarpgroup) {
             const int64_t row = window.task.row_of(p, slot);
             const int32_t *source = p.map_at(window.first) + row;
             for (int i = 0; i < count; ++i, source += stride) {
@@ -180,7 +179,7 @@ struct GatherProducer {
 
     /* For each block of 64 rows, the offsets of the window at which it has neighbours. */
     __device__ void find(uint32_t (&found)[Tile::kConsumers], int buffer, int count) {
-        for (int slot = threadIdx.x; slot < Tile::kBlockM; slot += kWarpgroup) { /* whole warps */
+        for (int slot = threadIdx.x; slot < Tile::kBlockM; slot += ptx::kWarpgroup) { /* whole warps */
             uint32_t bits = 0;
 #pragma unroll 4
             for (int i = 0; i < count; ++i)
@@ -188,7 +187,7 @@ struct GatherProducer {
             bits = __reduce_or_sync(~0u, bits);
             if (threadIdx.x % 32 == 0) shared.found[slot / 32] = bits;
         }
-        ptx::named_barrier(kProducerBarrier, kWarpgroup);
+        ptx::named_barrier(kProducerBarrier, ptx::kWarpgroup);
 #pragma unroll
         for (int b = 0; b < Tile::kConsumers; ++b) found[b] = shared.found[2 * b] | shared.found[2 * b + 1];
     }
@@ -270,7 +269,7 @@ struct GatherProducer {
     __device__ void run(int tasks) {
         static_assert(kRowsPerPass % 8 == 0, "a thread's rows share one swizzle");
         static_assert(kKMajor || Tile::kBlockN % kBlockK<T> == 0, "transposed weights are blocks of 64 channels");
-        static_assert(kElement > 1 || Tile::kBlockM == kWarpgroup, "a thread brings one scale");
+        static_assert(kElement > 1 || Tile::kBlockM == ptx::kWarpgroup, "a thread brings one scale");
         if (threadIdx.x == 0) ptx::prefetch_tensor_map(&weight_map);
         /* One thread works out windows and shares them: they are needed rarely, and registers are few. */
         int next_task = 0;
@@ -278,7 +277,7 @@ struct GatherProducer {
             shared.windows[0] = first_window(static_cast<int>(blockIdx.x));
             next_task = task_after(shared.windows[0].task.index);
         }
-        ptx::named_barrier(kProducerBarrier, kWarpgroup);
+        ptx::named_barrier(kProducerBarrier, ptx::kWarpgroup);
         request(shared.windows[0], 0);
         for (uint32_t turn = 0; shared.windows[turn % 4].task.index < tasks; ++turn) {
             const Window &window = shared.windows[turn % 4], &next = shared.windows[(turn + 1) % 4];
@@ -316,7 +315,7 @@ struct GatherProducer {
 /* ---- consumers ---- */
 
 /* The place of a consumer's thread: its warpgroup, the rows of the tile that it has sums of, eight places apart. */
-__device__ __forceinline__ int consumer_of_thread() { return static_cast<int>(threadIdx.x) / kWarpgroup - 1; }
+__device__ __forceinline__ int consumer_of_thread() { return static_cast<int>(threadIdx.x) / ptx::kWarpgroup - 1; }
 __device__ __forceinline__ int row_of_thread(int half) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     return consumer_of_thread() * kWgmmaM + warp * 16 + half * 8 + lane / 4;
@@ -378,15 +377,15 @@ __device__ __forceinline__ void gather_block(const GatherParams &p, const CUtens
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < Tile::kStages; ++stage) {
             /* Every producing thread for its rows, and one more arrival that announces the weights. */
-            ptx::mbarrier_init(&shared.full[stage], kWarpgroup + 1);
+            ptx::mbarrier_init(&shared.full[stage], ptx::kWarpgroup + 1);
             ptx::mbarrier_init(&shared.empty[stage], Tile::kConsumerWarps);
         }
-        for (uint64_t &barrier : shared.map_full) ptx::mbarrier_init(&barrier, kWarpgroup);
+        for (uint64_t &barrier : shared.map_full) ptx::mbarrier_init(&barrier, ptx::kWarpgroup);
         for (auto &bias : shared.bias) bias.first_column = -1;
         ptx::fence_mbarrier_init();
     }
     __syncthreads();
-    if (threadIdx.x < kWarpgroup) {
+    if (threadIdx.x < ptx::kWarpgroup) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
         GatherProducer<T, Tile, kKMajor>{p, weight_map, static_cast<uint32_t>(sizeof(T) * p.in_stride), shared, {}}.run(
             tasks);

@@ -5,8 +5,6 @@
  */
 #pragma once
 
-#include <type_traits>
-
 #include "conv_gather.cuh"
 #include "ptx.cuh"
 #include "quad.cuh"
@@ -41,23 +39,37 @@ __device__ __forceinline__ void store_pairs(const float (&d)[kRegisters], const 
     }
 }
 
+/* Of a thread's two rows in memory what its lane reads or writes. */
+template <typename T>
+struct LaneRows {
+    T *at[2];       /* from column `first` on */
+    int columns[2]; /* that there are from there on: none of a row less than 0 */
+
+    __device__ __forceinline__ LaneRows(T *data, int64_t pitch, const int64_t (&rows)[2], int first, int all_columns) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            at[half] = data + rows[half] * pitch + first;
+            columns[half] = rows[half] < 0 ? 0 : all_columns - first;
+        }
+    }
+};
+
 /* To rows of float32 that start at multiples of 16 bytes: of two groups of 8 columns neighbouring lanes exchange pairs,
  * so that each writes 16 bytes. */
 template <int kRegisters>
 __device__ __forceinline__ void store_fours(const float (&d)[kRegisters], const GatherParams &p, int n0,
                                             const int64_t (&rows)[2], float *out, int64_t pitch) {
-    const int lane = threadIdx.x % 32, first = n0 + 8 * (lane & 1) + lane % 4 / 2 * 4;
+    const int lane = threadIdx.x % 32;
     const bool odd = lane & 1;
+    const LaneRows<float> to(out, pitch, rows, n0 + 8 * odd + lane % 4 / 2 * 4, p.columns);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        float *const target = out + rows[half] * pitch + first;
-        const int columns = rows[half] < 0 ? 0 : p.columns - first; /* from this lane's first one on */
 #pragma unroll
         for (int i = 0; i < kRegisters; i += 8) {
             const float *x = &d[i + 2 * half], *y = x + 4; /* of the two groups */
             const float s = __shfl_xor_sync(~0u, odd ? x[0] : y[0], 1), t = __shfl_xor_sync(~0u, odd ? x[1] : y[1], 1);
             const float4 sums = odd ? make_float4(s, t, y[0], y[1]) : make_float4(x[0], x[1], s, t);
-            if (2 * i < columns) *reinterpret_cast<float4 *>(target + 2 * i) = sums;
+            if (2 * i < to.columns[half]) *reinterpret_cast<float4 *>(to.at[half] + 2 * i) = sums;
         }
     }
 }
@@ -81,15 +93,14 @@ struct KeptBias {
 template <typename T, int kColumns>
 __device__ __forceinline__ const float *bring_bias(KeptBias<kColumns> &kept, const GatherParams &p, int n0,
                                                    int barrier) {
-    constexpr int kThreads = 128; /* of a warpgroup */
     const T *bias = static_cast<const T *>(p.epilogue.bias);
     if (!bias) return nullptr;
     if (__any_sync(~0u, kept.first_column == n0)) return kept.of; /* the same for all */
-    ptx::named_barrier(barrier, kThreads); /* all have read that of the tile before, and its column */
-    if (threadIdx.x % kThreads == 0) kept.first_column = n0;
-    for (int i = static_cast<int>(threadIdx.x) % kThreads; i < kColumns; i += kThreads)
+    ptx::named_barrier(barrier, ptx::kWarpgroup); /* all have read that of the tile before, and its column */
+    if (threadIdx.x % ptx::kWarpgroup == 0) kept.first_column = n0;
+    for (int i = static_cast<int>(threadIdx.x) % ptx::kWarpgroup; i < kColumns; i += ptx::kWarpgroup)
         kept.of[i] = n0 + i < p.columns ? to_float(bias[n0 + i]) : 0.0f;
-    ptx::named_barrier(barrier, kThreads);
+    ptx::named_barrier(barrier, ptx::kWarpgroup);
     return kept.of;
 }
 
@@ -110,20 +121,15 @@ __device__ __forceinline__ void add_bias(float (&d)[kRegisters], const float *bi
 template <bool kAligned, typename T, int kRegisters>
 __device__ __forceinline__ void add_chunks(float (&d)[kRegisters], const GatherParams &p, int n0,
                                            const int64_t (&rows)[2]) {
-    const int lane = threadIdx.x % 32, first = n0 + 8 * (lane % 4);
-    const T *source[2];
-    int columns[2]; /* from this lane's first one on */
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        source[half] = static_cast<const T *>(p.epilogue.residual) + rows[half] * p.epilogue.residual_stride + first;
-        columns[half] = rows[half] < 0 ? 0 : p.columns - first;
-    }
+    const int lane = threadIdx.x % 32;
+    const LaneRows<const T> from(static_cast<const T *>(p.epilogue.residual), p.epilogue.residual_stride, rows,
+                                 n0 + 8 * (lane % 4), p.columns);
 #pragma unroll
     for (int j = 0; j < kRegisters / 4; j += 4) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             uint32_t word[4] = {};
-            if (8 * j < columns[half]) load_chunk(word, source[half] + 8 * j, kAligned);
+            if (8 * j < from.columns[half]) load_chunk(word, from.at[half] + 8 * j, kAligned);
             transpose_quad(word, lane);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -171,18 +177,12 @@ __device__ __forceinline__ void add_rows(float (&d)[kRegisters], const float *bi
     ptx::wgmma_hold(d);
 }
 
-/* 16-bit rows take the way of the residual back, and as little branches between exchanges and stores. */
+/* 16-bit rows take the way of the residual back; nothing branches between exchanges and stores here either. */
 template <bool kAligned, typename T, int kRegisters>
 __device__ __forceinline__ void store_chunks(const float (&d)[kRegisters], const GatherParams &p, int n0,
                                              const int64_t (&rows)[2]) {
-    const int lane = threadIdx.x % 32, first = n0 + 8 * (lane % 4);
-    T *target[2];
-    int columns[2]; /* from this lane's first one on */
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        target[half] = static_cast<T *>(p.out) + rows[half] * p.out_stride + first;
-        columns[half] = rows[half] < 0 ? 0 : p.columns - first;
-    }
+    const int lane = threadIdx.x % 32;
+    const LaneRows<T> to(static_cast<T *>(p.out), p.out_stride, rows, n0 + 8 * (lane % 4), p.columns);
 #pragma unroll
     for (int j = 0; j < kRegisters / 4; j += 4) {
 #pragma unroll
@@ -191,7 +191,7 @@ __device__ __forceinline__ void store_chunks(const float (&d)[kRegisters], const
 #pragma unroll
             for (int i = 0; i < 4; ++i) word[i] = pack<T>(d[4 * (j + i) + 2 * half], d[4 * (j + i) + 2 * half + 1]);
             transpose_quad(word, lane);
-            if (8 * j < columns[half]) store_chunk(target[half] + 8 * j, word, kAligned);
+            if (8 * j < to.columns[half]) store_chunk(to.at[half] + 8 * j, word, kAligned);
         }
     }
 }

@@ -25,8 +25,8 @@
 namespace flexgemm {
 namespace {
 
-constexpr int kWarpgroup = 128, kConsumers = FG_SEGMENT_TILES, kConsumerWarps = 4 * kConsumers;
-constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+constexpr int kConsumers = FG_SEGMENT_TILES, kConsumerWarps = 4 * kConsumers;
+constexpr int kThreads = (1 + kConsumers) * ptx::kWarpgroup;
 constexpr int kTilePlacesBytes = FG_SEGMENT_TILE * 2;
 constexpr int kBiasBarrier = 1; /* named barriers, one for each consumer */
 constexpr int kProducerRegisters = 32, kConsumerRegisters = 112;
@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (uint64_t &barrier : shared.full) ptx::mbarrier_init(&barrier, 1);
         for (uint64_t &barrier : shared.empty) ptx::mbarrier_init(&barrier, kConsumerWarps);
         for (auto &bias : shared.bias) bias.first_column = -1;
-        shared.pool.init(kConsumers * kWarpgroup);
+        shared.pool.init(kConsumers * ptx::kWarpgroup);
         ptx::fence_mbarrier_init();
         ptx::prefetch_tensor_map(&weight_map);
         ptx::prefetch_tensor_map(&place_map);
@@ -386,7 +386,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     /* Shuffled, or each step would read threadIdx again. */
     const auto kept = [](uint32_t value) { return static_cast<int>(__shfl_sync(~0u, value, threadIdx.x % 32)); };
     const int warp = kept(threadIdx.x / 32), lane = kept(threadIdx.x % 32);
-    if (warp < kWarpgroup / 32) {
+    if (warp < ptx::kWarpgroup / 32) {
         ptx::setmaxnreg_dec<kProducerRegisters>();
         /* The kernel in front, which lays out the weights, lets this one begin when all in front of it have ended:
          * who gathers need not wait for it, but reads from L2, where their results are. */

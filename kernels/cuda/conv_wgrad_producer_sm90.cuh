@@ -19,12 +19,11 @@
 namespace flexgemm {
 namespace wgrad {
 
-constexpr int kWarpgroup = 128; /* threads */
-constexpr int kConsumers = 2;   /* warpgroups, */
-constexpr int kProducers = 2;   /* and as many: the copies that one can issue would not keep them busy */
-constexpr int kProducerThreads = kProducers * kWarpgroup;
-constexpr int kThreads = kProducerThreads + kConsumers * kWarpgroup;
-constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
+constexpr int kConsumers = 2; /* warpgroups, */
+constexpr int kProducers = 2; /* and as many: the copies that one can issue would not keep them busy */
+constexpr int kProducerThreads = kProducers * ptx::kWarpgroup;
+constexpr int kThreads = kProducerThreads + kConsumers * ptx::kWarpgroup;
+constexpr int kConsumerWarps = kConsumers * ptx::kWarpgroup / 32;
 
 /* A stage is a row of blocks of 64 channels, those of grad_out, then those of feats. A block is 64 rows of 128 bytes,
  * which are 64 channels of one gathered row (16-bit) or 32 gathered rows of one channel (TF32); 16-byte chunk c of row

@@ -37,8 +37,8 @@ namespace {
 
 using namespace wgrad;
 
-constexpr int kWarpgroup = 128, kConsumers = 3;
-constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+constexpr int kConsumers = 3;
+constexpr int kThreads = (1 + kConsumers) * ptx::kWarpgroup;
 constexpr int kBringers = 2, kGatherers = 2; /* warps of the first warpgroup */
 constexpr int kTileRows = FG_SEGMENT_TILE, kTilePlacesBytes = kTileRows * 2, kTileWords = kTileRows / 2;
 constexpr int kRowBytes = 128, kBlockBytes = kTileRows * kRowBytes; /* 64 output channels of a tile */
@@ -432,9 +432,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) {
         /* Every copying thread for its pieces, and one more arrival that announces what came without copies. */
         for (uint64_t &barrier : shared.full) ptx::mbarrier_init(&barrier, kBringers * (32 + 1));
-        for (uint64_t &barrier : shared.empty) ptx::mbarrier_init(&barrier, kConsumers * kWarpgroup);
+        for (uint64_t &barrier : shared.empty) ptx::mbarrier_init(&barrier, kConsumers * ptx::kWarpgroup);
         ptx::mbarrier_init(&shared.first_ended, kThreads);
-        shared.pool.init(kConsumers * kWarpgroup);
+        shared.pool.init(kConsumers * ptx::kWarpgroup);
         ptx::fence_mbarrier_init();
         shared.spoiled = 0;
     }
@@ -443,7 +443,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     /* Held, or each product would read threadIdx again. */
     const int warp = ptx::opaque(static_cast<int>(threadIdx.x / 32)),
               lane = ptx::opaque(static_cast<int>(threadIdx.x % 32));
-    if (warp < kWarpgroup / 32) {
+    if (warp < ptx::kWarpgroup / 32) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
         if (warp < kBringers)
             Bringer<T, Tile>{p, shared, warp, lane, {}}.run();

@@ -62,7 +62,7 @@ struct Consumer {
     const int lane;
     RingPosition<Tile::kStages> place; /* in the pipeline */
 
-    __device__ static int consumer() { return static_cast<int>(threadIdx.x) / kWarpgroup - kProducers; }
+    __device__ static int consumer() { return static_cast<int>(threadIdx.x) / ptx::kWarpgroup - kProducers; }
     __device__ static int first_channel() { return consumer() % Tile::kConsumersM * Tile::kConsumerM; }
     __device__ static int first_column() { return consumer() / Tile::kConsumersM * Tile::kConsumerN; }
     /* The row of a wgmma whose sums this thread holds, and the one 8 below it. */
@@ -149,7 +149,7 @@ struct Consumer {
             for (const float sum : d[i]) found |= isnan(sum);
         found = __any_sync(~0u, found);
         if (lane == 0) {
-            shared.spoiled[threadIdx.x / 32 - kProducers * kWarpgroup / 32] = found;
+            shared.spoiled[threadIdx.x / 32 - kProducers * ptx::kWarpgroup / 32] = found;
             ptx::mbarrier_arrive(&shared.judged);
         }
     }

@@ -168,11 +168,13 @@ private:
 
 /* ---- producer warp ---- */
 
-/* Only the tokens that there are: the rest of a stage keeps what it held, and so do sums that nobody stores. */
+/* Only the tokens that there are: the rest of a stage keeps what it held, and so do sums that nobody stores. `meets`:
+ * the cluster has yet to meet, which it does behind the first round of copies: the next one waits for consumers. */
 template <typename Tile>
 __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t *stages,
                                                const CUtensorMap &map_weights, const CUtensorMap &map_tokens,
-                                               const GemmSm90Args &args, DecodeWorks<Tile> &works, int rank) {
+                                               const GemmSm90Args &args, DecodeWorks<Tile> &works, int rank,
+                                               bool meets) {
     const bool grouped = args.space.major.grouping != Grouping::kNone;
     const int box_tokens = grouped ? Tile::kBoxTokensOfGroups : Tile::kBoxTokens;
     const int box_bytes = box_tokens * kSm90StepBytes;
@@ -191,7 +193,7 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
             grouped ? ceil_div(work.columns, Tile::kBoxTokensOfGroups) : ceil_div(work.columns, Tile::kBoxTokens);
         const int weight_bytes = work.rows > 0 ? Tile::kWarpgroups * Tile::kBytesA : 0;
         const int group = args.a_grouped ? work.group : 0, weight = args.b_grouped ? work.weight : 0;
-        for (int step = 0; step < steps && leads; ++step, at.advance()) {
+        const auto copy = [&](int step) {
             uint8_t *weights = first_stage + at.slot * Tile::kStageBytes;
             uint8_t *tokens = weights + Tile::kWarpgroups * Tile::kBytesA;
             uint64_t *full = first_full + at.slot;
@@ -211,7 +213,16 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
                 else
                     ptx::tma_load_3d_multicast(to, &map_tokens, full, k, token, group, pair);
             }
+            at.advance();
+        };
+        int step = 0;
+        if (meets) {
+            for (; step < min(steps, Tile::kStages) && leads; ++step) copy(step);
+            __syncwarp();
+            ptx::cluster_wait();
+            meets = false;
         }
+        for (; step < steps && leads; ++step) copy(step);
         __syncwarp();
     }
     /* The block stays until the other one of its pair has handed back what it read here. */
@@ -500,8 +511,8 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
     }
     if (warp > 0) works.ask_for_weights(args);
     __syncwarp();
-    /* Who made the barriers and copies for no other block does not wait for anybody. */
-    const bool starts = Tile::kCluster == 1 && warp == 0;
+    /* Who made the barriers, knows the tile and copies for no other block does not wait for anybody. */
+    const bool starts = warp == 0 && Tile::kCluster == 1 && (alone || is_one_row_of_tiles(args.space));
     if (!alone)
         ptx::cluster_arrive();
     else if (starts)
@@ -509,14 +520,14 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
     else
         ptx::named_barrier(2, Tile::kThreads);
     ptx::wait_for_earlier_kernels();
-    if (starts) produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank);
-    if (!alone) {
+    if (!alone && !starts) {
         __syncwarp();
         ptx::cluster_wait(); /* all blocks have their barriers */
     }
-    if (warp == 1) schedule_decode(shared.rings, args, rank);
-    if (Tile::kCluster > 1 && warp == 0)
-        produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank);
+    if (warp == 0)
+        produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank, !alone && starts);
+    else if (warp == 1)
+        schedule_decode(shared.rings, args, rank);
     else if (warp >= 4)
         consume_decode<Math, Tile>(shared, stages, exchange, args, works, rank);
 }
