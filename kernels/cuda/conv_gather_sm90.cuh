@@ -225,7 +225,7 @@ struct GatherProducer {
         };
         look_up(0); /* all that can be known before the stage is free */
         ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
-        if (threadIdx.x == 0) {
+        if (ptx::elect() && threadIdx.x < 32) {
             shared.step[place.slot] = step;
             ptx::mbarrier_arrive_expect_tx(full, Tile::kBytesB);
             load_weights(b, full, v, k, n0);

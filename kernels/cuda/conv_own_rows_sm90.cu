@@ -62,7 +62,7 @@ struct OwnRowsShared {
     uint64_t full[kWeightStages], empty[kWeightStages]; /* of the weights */
 };
 
-/* ---- weights: one thread ---- */
+/* ---- weights: one warp ---- */
 
 template <class Tile, bool kKMajor>
 __device__ __forceinline__ void load_weights(char *target, const CUtensorMap &map, uint64_t *full,
@@ -95,9 +95,12 @@ struct WeightLoader {
     __device__ void next() {
         if (left == 0) return;
         --left;
-        ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
-        ptx::mbarrier_arrive_expect_tx(&shared.full[place.slot], sizeof shared.weights[0]);
-        load_weights<Tile, kKMajor>(shared.weights[place.slot], map, &shared.full[place.slot], p, step * Tile::kPacked);
+        if (ptx::elect()) {
+            uint64_t *full = &shared.full[place.slot];
+            ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
+            ptx::mbarrier_arrive_expect_tx(full, sizeof shared.weights[0]);
+            load_weights<Tile, kKMajor>(shared.weights[place.slot], map, full, p, step * Tile::kPacked);
+        }
         place.advance();
         if (++step == steps) step = 0;
     }
@@ -242,13 +245,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int64_t stride = static_cast<int64_t>(gridDim.x) * kBlockRows;
     int64_t row = static_cast<int64_t>(blockIdx.x) * kBlockRows;
     WarpGatherer<T, Tile> gatherer(p, shared.rings[warp], row + own_row, stride);
-    if (threadIdx.x == 0) {
+    const bool loads = warp == 0;
+    if (ptx::elect() && loads) {
         for (uint64_t &barrier : shared.full) ptx::mbarrier_init(&barrier, 1);
         for (uint64_t &barrier : shared.empty) ptx::mbarrier_init(&barrier, kWarps);
         ptx::fence_mbarrier_init();
         ptx::prefetch_tensor_map(&weight_map);
     }
-    const bool loads = threadIdx.x == 0;
     WeightLoader<Tile, kKMajor> loader(shared, weight_map, p, loads ? ceil_div(p.rows - row, stride) : 0);
     if (p.epilogue.bias)
         for (int i = static_cast<int>(threadIdx.x); i < Tile::kBlockN; i += kThreads)

@@ -392,7 +392,7 @@ __global__ void __launch_bounds__(kThreads, 1)
          * who gathers need not wait for it, but reads from L2, where their results are. */
         if (warp > 0) bring_rows<T, Tile>({shared.pool, warp - 1, lane}, p, tasks);
         ptx::wait_for_earlier_kernels();
-        if (warp == 0 && lane == 0) bring_steps(shared, weight_map, place_map, p, tasks);
+        if (ptx::elect() && warp == 0) bring_steps(shared, weight_map, place_map, p, tasks);
     } else {
         ptx::wait_for_earlier_kernels();
         ptx::setmaxnreg_inc<kConsumerRegisters>();

@@ -107,7 +107,7 @@ template <typename Tile>
 __device__ __forceinline__ void schedule_decode(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank) {
     if (is_one_row_of_tiles(args.space)) return;
     RingPosition<Tile::kTileSlots> at;
-    TileWalk<Tile::kBlockN, Tile::kWeights> walk(args.space, static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y));
+    TileWalk<Tile::kBlockN, Tile::kWeights> walk(args.space, blockIdx.y, gridDim.y);
     OutputTile tile;
     while (walk.next(tile)) hand_over(shared, at, decode_work<Tile>(args, rank, tile));
     hand_over(shared, at, no_more_work());
@@ -182,7 +182,7 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
     const bool read_once = is_one_row_of_tiles(args.space); /* those of a group may be for another tile too */
     const uint64_t once = ptx::l2_evict_first();
     /* One thread's time from one stage to the next is what the first ones wait for: it finds addresses in registers. */
-    const bool leads = threadIdx.x % 32 == 0;
+    const bool leads = ptx::elect();
     uint8_t *const first_stage = ptx::opaque(stages);
     uint64_t *const first_full = ptx::opaque(shared.full), *const first_empty = ptx::opaque(shared.empty);
     Sm90Work work;

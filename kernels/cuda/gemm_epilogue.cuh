@@ -18,6 +18,7 @@ struct Scale {
 struct Epilogue {
     Scale scale_a, scale_b; /* of A by the group of the tile, of B by its weight */
     float alpha;
+    bool one_factor;   /* of all sums */
     bool block_scaled; /* the scales are those of blocks and go into the sum where it is promoted */
     bool swiglu, accumulate;
     fg_activation activation;
@@ -124,6 +125,8 @@ inline Epilogue make_epilogue(const fg_gemm_params &params) {
     to.scale_a = make_scale(params.scale_a, params.kind_a);
     to.scale_b = make_scale(params.scale_b, params.kind_b);
     to.alpha = params.alpha;
+    const auto is_one = [](const Scale &scale) { return scale.group_step == 0 && scale.step == 0; };
+    to.one_factor = is_one(to.scale_a) && is_one(to.scale_b);
     to.block_scaled = params.kind_a == FG_SCALE_BLOCK;
     to.swiglu = params.swiglu;
     to.accumulate = params.accumulate;

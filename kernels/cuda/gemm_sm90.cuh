@@ -114,7 +114,7 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
         for (int step = 0; step < steps; ++step, at.advance()) {
             ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
             __syncwarp(); /* as in hand_over */
-            if (threadIdx.x % 32 == 0) {
+            if (ptx::elect()) {
                 uint8_t *a = stages + at.slot * Tile::kStageBytes, *b = a + Tile::kWarpgroups * Tile::kBytesA;
                 uint64_t *full = &shared.full[at.slot];
                 const int k = work.k_begin - head_of(work) + step * kSm90StepBytes;
@@ -224,14 +224,14 @@ __device__ __forceinline__ void store_boxes(const float (&sum)[kCount], const Ge
 #pragma unroll
     for (int i = 0; i < kSlabs; i += kTogether) {
         uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
-        if (lane == 0) ptx::tma_wait_read<Tile::kSlabs / kTogether - 1>();
+        if (ptx::elect()) ptx::tma_wait_read<Tile::kSlabs / kTogether - 1>();
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < kTogether; ++j)
             fill_slab<T>(sum, slab + j * Tile::kSlabBytes, lane, (i + j) * kSlabColumns, factors);
         ptx::fence_proxy_async();
         __syncwarp();
-        if (lane == 0) {
+        if (ptx::elect()) {
 #pragma unroll
             for (int j = 0; j < kTogether; ++j) {
                 const int x = (first_column + (i + j) * kSlabColumns) * kUnit;
@@ -266,7 +266,7 @@ __device__ __forceinline__ void store_some(const float (&sum)[kCount], const Gem
     const int column = lane % 8 * kChunkColumns;
     const bool aligned = args.out_aligned && first_column % kChunkColumns == 0;
     T *const out = static_cast<T *>(to.out) + group * to.out_group_stride + first_column + column;
-    if (lane == 0) ptx::tma_wait_read<0>();
+    if (ptx::elect()) ptx::tma_wait_read<0>();
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kSlabs; ++i) {
@@ -339,6 +339,10 @@ __device__ __forceinline__ void finish_sums(float (&sum)[kCount], const GemmSm90
 __device__ __forceinline__ RowFactors row_factors_of(const Epilogue &to, const Sm90Work &work, int64_t first_row,
                                                      int local_row, int count) {
     if (to.block_scaled) return {to.alpha, to.alpha};
+    if (to.one_factor) {
+        const float factor = to.alpha * scale_at(to.scale_a, 0, 0) * scale_at(to.scale_b, 0, 0);
+        return {factor, factor};
+    }
     float scale_a[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half)
@@ -516,7 +520,8 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
         }
     }
     if (turns && warpgroup == 0) await_turn<Tile>(warpgroup); /* which the other passed last */
-    if (threadIdx.x % 32 == 0) ptx::tma_wait_read<0>();       /* shared memory goes with the block */
+    __syncwarp();
+    if (ptx::elect()) ptx::tma_wait_read<0>(); /* shared memory goes with the block */
 }
 
 /* ---- kernel ---- */

@@ -213,39 +213,46 @@ __device__ MajorTile read_indices(const GroupedAxis &axis, int64_t target) {
 
 /* Tiles in bands of kBandTiles major tiles, along the major axis of a band first: blocks that run together share a few
  * rows of A and a few rows of B, which L2 then holds. */
-constexpr int64_t kBandTiles = 8;
+constexpr uint32_t kBandTiles = 8;
 
-__device__ __forceinline__ int64_t first_of_band(int64_t tile, int64_t minor_tiles) {
+__device__ __forceinline__ uint32_t first_of_band(uint32_t tile, uint32_t minor_tiles) {
     return tile / (kBandTiles * minor_tiles) * kBandTiles;
 }
 
-__device__ __forceinline__ void rasterise(int64_t tile, int64_t major_tiles, int64_t minor_tiles, int64_t *major,
-                                          int64_t *minor) {
-    const int64_t first = first_of_band(tile, minor_tiles);
-    const int64_t height = major_tiles - first < kBandTiles ? major_tiles - first : kBandTiles;
-    const int64_t within = tile - first * minor_tiles;
-    *major = first + within % height;
+__device__ __forceinline__ void rasterise(uint32_t tile, uint32_t major_tiles, uint32_t minor_tiles, uint32_t *major,
+                                          uint32_t *minor) {
+    const uint32_t first = first_of_band(tile, minor_tiles);
+    const uint32_t height = major_tiles - first < kBandTiles ? major_tiles - first : kBandTiles;
+    const uint32_t within = tile - first * minor_tiles;
     *minor = within / height;
+    *major = first + within - *minor * height;
 }
 
 /* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. Where kBlocks blocks share a
- * tile, block `rank` of them gets its own rows of it, which may be none. */
+ * tile, block `rank` of them gets its own rows of it, which may be none. Tiles are counted in 32 bits, since no memory
+ * holds the output of more: to divide in 64 takes longer than a step of many products. */
 template <int kBlockM, int kBlockN, int kBlocks = 1>
 class TileWalk {
 public:
-    __device__ __forceinline__ TileWalk(const TileSpace &space, int64_t tile, int64_t step, int64_t rank = 0)
-        : space_(space), tile_(tile), step_(step), rank_(rank), major_tiles_(space.major_tiles) {
+    __device__ __forceinline__ TileWalk(const TileSpace &space, uint32_t tile, uint32_t step, uint32_t rank = 0)
+        : space_(space),
+          tile_(tile),
+          step_(step),
+          rank_(rank),
+          minor_tiles_(static_cast<uint32_t>(space.minor_tiles)),
+          tiles_(static_cast<uint32_t>(space.major_tiles) * minor_tiles_),
+          major_tiles_(space.major_tiles) {
         if (space.major.grouping == Grouping::kOffsets)
             cursor_.reached = group_bound(space.major.data, 0, space.major.length);
     }
 
     /* The next tile that has rows and columns; false: there are no more. */
     __device__ __forceinline__ bool next(OutputTile &out) {
-        for (; tile_ < space_.major_tiles * space_.minor_tiles; tile_ += step_) {
-            const int64_t band = first_of_band(tile_, space_.minor_tiles);
+        for (; tile_ < tiles_; tile_ += step_) {
+            const int64_t band = first_of_band(tile_, minor_tiles_);
             if (band >= major_tiles_) return false;
-            int64_t major, minor;
-            rasterise(tile_, space_.major_tiles, space_.minor_tiles, &major, &minor);
+            uint32_t major, minor;
+            rasterise(tile_, static_cast<uint32_t>(space_.major_tiles), minor_tiles_, &major, &minor);
             if (major >= major_tiles_) continue;
             const MajorTile own = space_.major_is_columns ? find<kBlockN>(major, band) : find<kBlockM>(major, band);
             if ((own.begin >= own.end && !own.paired) || !set(out, own, minor)) continue;
@@ -262,8 +269,9 @@ private:
         if (axis.grouping == Grouping::kNone) return {major * kBlock, axis.length, 0};
         if (axis.grouping == Grouping::kIndices) return find_index<kBlock>(axis, major);
         if (axis.grouping == Grouping::kUniform) {
-            const int64_t tiles = ceil_div<int64_t>(axis.length, kBlock);
-            return {major % tiles * kBlock, axis.length, major / tiles};
+            const auto tiles = static_cast<uint32_t>(ceil_div<int64_t>(axis.length, kBlock)); /* of a group */
+            const auto tile = static_cast<uint32_t>(major);
+            return {int64_t{tile % tiles} * kBlock, axis.length, tile / tiles};
         }
         return scan_groups<kBlock>(axis, major, band, cursor_, major_tiles_);
     }
@@ -304,7 +312,8 @@ private:
     }
 
     const TileSpace &space_;
-    int64_t tile_, step_, rank_, major_tiles_;
+    uint32_t tile_, step_, rank_, minor_tiles_, tiles_; /* tiles_: a bound */
+    int64_t major_tiles_;
     GroupCursor cursor_ = {};
 };
 
