@@ -74,6 +74,11 @@ void set_predicate(Frame &frame, const Instruction &instruction) {
     frame.write(a[0], static_cast<uint32_t>(frame.read(a[1])) != static_cast<uint32_t>(frame.read(a[2])));
 }
 
+void select(Frame &frame, const Instruction &instruction) {
+    Arguments a = instruction.arguments;
+    frame.write(a[0], frame.read(a[frame.read(a[3]) ? 1 : 2]));
+}
+
 void branch(Frame &frame, const Instruction &instruction) { frame.next = instruction.target; }
 
 void copy_async_once(Frame &frame, const Instruction &instruction) {
@@ -208,6 +213,11 @@ void set_registers(Frame *const *lanes, const Instruction &instruction) {
         fail("setmaxnreg of %llu registers", static_cast<unsigned long long>(count));
 }
 
+/* elect.sync _|predicate, mask: which lane it is nothing says, and a kernel that takes it for the first fails here. */
+void elect(Frame *const *lanes, const Instruction &instruction) {
+    for (int lane = 0; lane < 32; ++lane) lanes[lane]->write(instruction.arguments[1], lane == 31);
+}
+
 /* ---- the table: the longest beginning of a name counts ---- */
 
 struct Entry {
@@ -243,10 +253,12 @@ const std::map<std::string, Entry> kInstructions = {
     {"mov.", {move, nullptr}},
     {"cvt.rna.tf32.f32", {round_to_tf32, nullptr}},
     {"setp.ne.b32", {set_predicate, nullptr}},
+    {"selp.u32", {select, nullptr}},
     {"bra", {branch, nullptr}},
     {"trap", {trap, nullptr}},
     {"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32", {store_async, nullptr}},
     {"setmaxnreg", {nullptr, set_registers}},
+    {"elect.sync", {nullptr, elect}},
     {"ldmatrix.sync.aligned.m8n8", {nullptr, load_matrices}},
     {"stmatrix.sync.aligned.m8n8", {nullptr, store_matrices}},
     {"mma.sync.aligned.m16n8k", {nullptr, multiply}},
@@ -326,7 +338,7 @@ public:
             else
                 while (*at_ && *at_ != ';') {
                     instruction.arguments.push_back(argument());
-                    take(',');
+                    if (!take(',')) take('|'); /* of two results */
                 }
             look_up(instruction);
             result_.push_back(instruction);
