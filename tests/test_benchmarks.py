@@ -621,8 +621,9 @@ def test_sanitizer_is_clean_only_when_it_says_so(status, output, expected):
     assert sanitize.verdict(status, output) == expected
 
 
-def test_the_worst_of_its_shares_is_the_verdict_of_a_tool(monkeypatch, tmp_path):
-    """The cases of a tool are dealt to processes: errors that one finds count, whatever the others come to."""
+def test_the_worst_of_its_shares_is_the_verdict_of_a_tool(monkeypatch, tmp_path, capsys):
+    """The cases of a tool are dealt to processes: errors that one finds count, whatever the others come to. Where one
+    was when its time ran out is shown."""
     late = {("memcheck", 1), ("synccheck", 0), ("racecheck", 3), ("racecheck", 8)}
     wrong = {("memcheck", 0), ("racecheck", 4)}
     ran = []
@@ -632,9 +633,9 @@ def test_the_worst_of_its_shares_is_the_verdict_of_a_tool(monkeypatch, tmp_path)
         share = tool, int(command[part + 1])
         ran.append((*share, int(command[part + 2])))
         if share in late:
-            raise subprocess.TimeoutExpired(command, timeout)
+            raise subprocess.TimeoutExpired(command, timeout, f"in case {share[1]} of {tool}".encode())
         errors = int(share in wrong)
-        return subprocess.CompletedProcess(command, errors, f"ERROR SUMMARY: {errors} errors")
+        return subprocess.CompletedProcess(command, errors, f"ERROR SUMMARY: {errors} errors".encode())
 
     monkeypatch.setattr(sanitize, "find_sanitizer", lambda: "compute-sanitizer")
     monkeypatch.setattr(subprocess, "run", process)
@@ -644,6 +645,8 @@ def test_the_worst_of_its_shares_is_the_verdict_of_a_tool(monkeypatch, tmp_path)
     verdicts = {"memcheck": "errors", "initcheck": "clean", "synccheck": "timed out", "racecheck": "errors"}
     assert json.loads((tmp_path / "h200.json").read_text())["sanitize"] == verdicts
     assert run.failures == [f"sanitize {tool}: {said}" for tool, said in verdicts.items() if said != "clean"]
+    shown = capsys.readouterr().out
+    assert all(f"in case {part} of {tool}" in shown for tool, part in late)
 
 
 def test_shares_of_the_cases_are_all_cases():
