@@ -213,9 +213,12 @@ void set_registers(Frame *const *lanes, const Instruction &instruction) {
         fail("setmaxnreg of %llu registers", static_cast<unsigned long long>(count));
 }
 
-/* elect.sync _|predicate, mask: which lane it is nothing says, and a kernel that takes it for the first fails here. */
+/* elect.sync _|predicate, mask. Nothing says which lane it is: the last one, so that a kernel that takes it for the
+ * first is noticed. */
 void elect(Frame *const *lanes, const Instruction &instruction) {
-    for (int lane = 0; lane < 32; ++lane) lanes[lane]->write(instruction.arguments[1], lane == 31);
+    Arguments a = instruction.arguments;
+    if (lanes[0]->read(a[2]) != 0xffffffffu) fail("elect.sync of a part of a warp is not emulated");
+    for (int lane = 0; lane < 32; ++lane) lanes[lane]->write(a[1], lane == 31);
 }
 
 /* ---- the table: the longest beginning of a name counts ---- */
