@@ -693,8 +693,16 @@ def all_cases():
         for name, rows, n in (("128x128", 1100, 1000), ("128x192", 4090, 2110), ("128x256", 1100, 3490),
                               ("pairs", 3900, 4090)):  # fmt: skip
             cases[f"gemm/large/{dtype}/{name}"] = partial(gemm_case, rows=rows, shape=(n, 208), sizes=(), **common)
-        sizes = (700, 0, 129, 1900, 64, 1)
+        sizes = (900, 129, 1900)
         cases[f"gemm/large/{dtype}/grouped"] = partial(gemm_case, shape=(2112, 208), sizes=sizes, **common)
+        # The kernel for groups of some rows: its three tiles, of 96, 160 and 192 rows at most.
+        for name, sizes, shape in (("96", (0, 90, 1, 64, 97, 40), (264, 1040)),
+                                   ("160", (200, 0, 129, 190, 193, 1), (1030, 528)),
+                                   ("192", (400, 193, 0, 385, 200), (1032, 528))):  # fmt: skip
+            cases[f"gemm/some/{dtype}/{name}"] = partial(gemm_case, shape=shape, sizes=sizes, **common)
+            cases[f"gemm/some/{dtype}/{name}/scales"] = partial(
+                gemm_case, shape=shape, sizes=sizes, **common | {"extras": True, "out_dtype": "float32"}
+            )
 
     # Every tile of the Hopper kernel for few rows; the deep ones in clusters.
     for rows in (5, 12, 20, 30, 60, 120):

@@ -381,6 +381,39 @@ def test_grouped_deep_products(backend):
     check_grouped(backend, 107, 128, 7168, offsets, 3, (E4M3, E4M3), "float32")
 
 
+# On Hopper groups of some rows are cut into tiles of about the same size, which end where the group does; 96, 160 and
+# 192 rows are the most of a tile, and shorter tiles are made where they are few.
+SOME = {
+    "less than a tile": [0, 90, 1, 64, 97, 40],
+    "a tile or two": [200, 0, 129, 190, 193, 1],
+    "several tiles": [400, 193, 0, 385, 200],
+}
+some_sizes = pytest.mark.parametrize("sizes", SOME.values(), ids=SOME.keys())
+
+
+@some_sizes
+@pytest.mark.parametrize("n, k", [(97, 144), (520, 400), (264, 1040)])
+@pytest.mark.parametrize(
+    "dtypes, out_dtype",
+    [((E4M3, E4M3), "bfloat16"), ((E4M3, E5M2), "float16"), ((E5M2, E4M3), "bfloat16"), ((E5M2, E5M2), "float16"),
+     (("float16",) * 2, "float16"), (("bfloat16",) * 2, "bfloat16")],
+)  # fmt: skip
+def test_groups_of_some_rows(backend, sizes, n, k, dtypes, out_dtype):
+    offsets = offsets_of(sizes, "bounds", "int32", first=5)
+    check_grouped(backend, sum(sizes) + 9, n, k, offsets, len(sizes), dtypes, out_dtype)
+
+
+@some_sizes
+@pytest.mark.parametrize("scales", [("none", "tensor"), ("tensor", "row"), ("row", "row")])
+@pytest.mark.parametrize("n, out_dtype, pad, offset", [(264, "bfloat16", 0, 0), (264, "bfloat16", 1, 1),
+                                                       (262, "float16", 0, 0), (264, "float32", 0, 0)])  # fmt: skip
+def test_groups_of_some_rows_have_scales_and_bias(backend, sizes, scales, n, out_dtype, pad, offset):
+    """Of whole 16-byte chunks of 16-bit sums, and of others, which are stored differently."""
+    how = {"scales": scales, "bias": True, "pad": pad, "offset": offset}
+    offsets = offsets_of(sizes, "ends", "int64")
+    check_grouped(backend, sum(sizes) + 3, n, 528, offsets, len(sizes), (E4M3, E4M3), out_dtype, **how)
+
+
 def test_one_group_equals_the_dense_product(backend):
     _, a, b = operands(129, 97, 576, E4M3, E4M3)
     dense = guarded.gemm(backend, a, b, "bfloat16")

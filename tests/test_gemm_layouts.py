@@ -150,6 +150,14 @@ def test_masked_scales_and_strides(backend, scales, pad, offset):
     check_masked(backend, [3, 0, 70, 71], 71, 70, 80, FP8, "float32", scales, pad=pad, offset=offset)
 
 
+@all_dtypes
+@pytest.mark.parametrize("n, k", [(264, 144), (97, 528)])
+def test_masked_groups_of_some_rows(backend, n, k, dtypes):
+    """The hint need not be true."""
+    check_masked(backend, [0, 400, 1, 193, 192, 97, 16], 400, n, k, dtypes, own_dtype(dtypes), expected_m=128)
+    check_masked(backend, [130], 400, n, k, dtypes, own_dtype(dtypes), expected_m=200)
+
+
 @pytest.mark.parametrize("wrong", [-1, 72, 2**31 - 1])
 def test_masked_faults_raise_on_the_cpu(wrong):
     with pytest.raises(ValueError, match="masked_m"):

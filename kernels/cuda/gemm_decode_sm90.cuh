@@ -78,7 +78,6 @@ struct DecodeShared {
     alignas(8) float token_scale[Tile::kBlockN];
     alignas(16) float weight_scale[Tile::kRows];
     alignas(16) float bias[Tile::kRows];
-    static_assert(Tile::kSharedBytes + 2048 <= 227 * 1024, "shared memory of one block");
 };
 
 /* ---- tiles ---- */
@@ -342,11 +341,11 @@ __device__ __forceinline__ void add_received(float (&sum)[kCount], const float *
 
 /* ---- finished sums: 16 bits of whole 16-byte chunks ---- */
 
-/* Units of 8 tokens, of which the block has every `split`-th from `part` on: scaled, biased and converted, to rows of
- * tokens. */
+/* Units of 8 tokens, of which the block has every `split`-th from `part` on, counted from the tile's token
+ * `first_token`: scaled, biased and converted, to rows of tokens. */
 template <typename T, typename Tile, int kCount>
 __device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const DecodeShared<Tile> &shared, uint8_t *rows,
-                                            int units, int split, int part) {
+                                            int units, int split, int part, int first_token = 0) {
     struct alignas(4) Pair {
         T element[2];
     };
@@ -362,7 +361,8 @@ __device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const De
         for (int i = 0; i < 4; ++i) {
             const int own = unit + i / 2;
             if (own * 4 >= kCount) break;
-            const int first = min((own * split + part) * 8, Tile::kBlockN - 8); /* there may be no next */
+            /* There may be no next unit. */
+            const int first = min(first_token + (own * split + part) * 8, Tile::kBlockN - 8);
             const float2 of_token = *reinterpret_cast<const float2 *>(&shared.token_scale[first + lane % 4 * 2]);
             const float *sums = &sum[own * 4 + i % 2 * 2];
             const Pair pair = {from_float<T>(fmaf(sums[0], of_token.x * scale[i % 2], bias[i % 2])),
@@ -406,10 +406,11 @@ __device__ __forceinline__ void keep_floats(const float (&sum)[kCount], float *r
     }
 }
 
-/* Scales, biases and stores the block's tokens; a warp takes a token at a time. */
+/* Scales, biases and stores the block's tokens, of which the first is the tile's token `first_token`; a warp takes a
+ * token at a time. */
 template <typename Tile>
 __device__ __forceinline__ void finish_tokens(const DecodeShared<Tile> &shared, const GemmSm90Args &args,
-                                              const Sm90Work &work, const float *rows, int part) {
+                                              const Sm90Work &work, const float *rows, int part, int first_token = 0) {
     constexpr int kFours = Tile::kRows / 4, kTokensAtOnce = Tile::kConsumers / kFours;
     const int thread = threadIdx.x - 128, local_column = thread % kFours * 4, count = min(work.rows - local_column, 4);
     if (count <= 0) return;
@@ -420,7 +421,7 @@ __device__ __forceinline__ void finish_tokens(const DecodeShared<Tile> &shared, 
         const int token = (i / 8 * args.split + part) * 8 + i % 8;
         if (token >= work.columns) return;
         const float4 sum = *reinterpret_cast<const float4 *>(rows + i * Tile::kSumPitch + local_column);
-        const float scale_a = shared.token_scale[token];
+        const float scale_a = shared.token_scale[first_token + token];
         float value[4] = {fmaf(sum.x, scale_a * scale.x, bias.x), fmaf(sum.y, scale_a * scale.y, bias.y),
                           fmaf(sum.z, scale_a * scale.z, bias.z), fmaf(sum.w, scale_a * scale.w, bias.w)};
         activate_and_store(args.epilogue, value, work.group, work.first_column + token, work.first_row + local_column,
@@ -497,6 +498,7 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
                                             const GemmSm90Args &args) {
     extern __shared__ uint8_t dynamic[];
     __shared__ DecodeShared<Tile> shared;
+    static_assert(Tile::kSharedBytes + sizeof shared <= 227 * 1024, "shared memory of one block");
     uint8_t *stages = dynamic + (-ptx::shared_address(dynamic) & 1023u);
     float *exchange = reinterpret_cast<float *>(stages + Tile::kStages * Tile::kStageBytes);
     const bool alone = Tile::kCluster == 1 && args.split == 1;
@@ -546,6 +548,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                                  const __grid_constant__ CUtensorMap map_tokens,
                                  const __grid_constant__ GemmSm90Args args) {
     decode_body<Math, Tile>(map_weights, map_tokens, args);
+}
+
+/* ---- host ---- */
+
+/* Of the output nothing but scaled and biased sums in 16 bits, 16 bytes of them at a time: what nearly all products
+ * want. Groups of columns begin anywhere. */
+inline bool stores_halves(const TileSpace &space, const Epilogue &to) {
+    return !space.major_is_columns && !to.accumulate && !to.swiglu && to.activation == FG_ACTIVATION_NONE &&
+           to.scale_out == nullptr && fg_dtype_size(to.out_dtype) == 2 && is_multiple(to.out, 16) &&
+           space.minor_length % 8 == 0 && to.out_stride % 8 == 0 && to.out_group_stride % 8 == 0;
 }
 
 }  // namespace flexgemm

@@ -470,8 +470,19 @@ fg_status launch_clusters(Kernel *kernel, dim3 grid, int cluster_blocks, int thr
     return FG_OK;
 }
 
-/* The product of a plan of few rows. (gemm_decode_sm90.cu) */
+/* Calls launch with a value of the kind of product that wgmma has for a first operand of one fp8 type and a second one
+ * of another. */
+template <Sm90Sums kSums, typename Launch>
+fg_status with_fp8(fg_dtype first, fg_dtype second, const Launch &launch) {
+    if (first == FG_FLOAT8_E5M2)
+        return second == FG_FLOAT8_E5M2 ? launch(Sm90E5m2E5m2<kSums>{}) : launch(Sm90E5m2E4m3<kSums>{});
+    return second == FG_FLOAT8_E5M2 ? launch(Sm90E4m3E5m2<kSums>{}) : launch(Sm90E4m3E4m3<kSums>{});
+}
+
+/* The product of a plan of few rows, and of one of groups of some. (gemm_decode_sm90.cu, gemm_groups_sm90.cu) */
 fg_status gemm_decode_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
+                           fg_error *error);
+fg_status gemm_groups_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
                            fg_error *error);
 
 }  // namespace flexgemm

@@ -34,6 +34,7 @@ struct GroupedAxis {
     Grouping grouping;
     Offsets data; /* also sizes and indices */
     int64_t groups, length;
+    int32_t block; /* the most elements of a tile; set for a tile shape */
 };
 
 /* The tiles of a product, for both families. */
@@ -104,6 +105,7 @@ inline TileSpace make_tile_space(const fg_gemm_params &params) {
 
 inline void set_tiles(TileSpace &space, int block_m, int block_n) {
     const int64_t block = space.major_is_columns ? block_n : block_m, length = space.major.length;
+    space.major.block = static_cast<int32_t>(block);
     const int64_t groups = space.major.groups, nonempty = groups < length ? groups : length;
     switch (space.major.grouping) {
         case Grouping::kOffsets:
@@ -147,9 +149,34 @@ __device__ __forceinline__ int64_t group_bound(const Offsets &offsets, int64_t i
     return clamp_into(integer_at(offsets, offsets.has_begin ? i : i - 1), length);
 }
 
+/* How a group is cut. Blocks, of which the last one has what is left; or even: into no more tiles than that, which
+ * have as much as each other but for multiples of 16, so that none costs a tile's reading for a few elements. */
+template <int kBlock, bool kEven>
+struct Cut {
+    uint32_t tiles, size;
+    __device__ __forceinline__ Cut(const GroupedAxis &axis, int64_t length) {
+        if constexpr (kEven) { /* of groups that TMA reads, whose rows fit into 31 bits */
+            const auto elements = static_cast<uint32_t>(length);
+            tiles = ceil_div(elements, static_cast<uint32_t>(axis.block));
+            size = tiles > 0 ? ceil_div(ceil_div(elements, tiles), 16u) * 16 : 0;
+        } else {
+            tiles = static_cast<uint32_t>(ceil_div<int64_t>(length, kBlock));
+            size = kBlock;
+        }
+    }
+    /* Of a group that begins at `begin`. */
+    __device__ __forceinline__ int64_t begin_of(int64_t begin, uint32_t tile) const {
+        return begin + int64_t{tile} * size;
+    }
+    __device__ __forceinline__ int64_t end_of(int64_t begin, int64_t end, uint32_t tile) const {
+        const int64_t next = begin_of(begin, tile + 1);
+        return kEven && next < end ? next : end;
+    }
+};
+
 /* Major tile `target`, from the cursor on, by one warp. The cursor moves on over groups that lie before tile `kept`,
  * the lowest that will still be asked for; when there is no such tile, `total` becomes the number of all. */
-template <int kBlock>
+template <int kBlock, bool kEven>
 __device__ MajorTile scan_groups(const GroupedAxis &axis, int64_t target, int64_t kept, GroupCursor &cursor,
                                  int64_t &total) {
     const int lane = threadIdx.x % 32;
@@ -171,7 +198,8 @@ __device__ MajorTile scan_groups(const GroupedAxis &axis, int64_t target, int64_
             end = clamp_into(integer_at(axis.data, group), axis.length);
         }
 
-        const int64_t tiles = ceil_div<int64_t>(end - begin, kBlock);
+        const Cut<kBlock, kEven> cut(axis, end - begin);
+        const int64_t tiles = cut.tiles;
         int64_t inclusive = tiles;
         for (int distance = 1; distance < 32; distance *= 2) {
             const int64_t other = __shfl_up_sync(0xffffffffu, inclusive, distance);
@@ -181,8 +209,9 @@ __device__ MajorTile scan_groups(const GroupedAxis &axis, int64_t target, int64_
         const unsigned found = __ballot_sync(0xffffffffu, first <= target && target < first + tiles);
         if (found) {
             const int owner = __ffs(static_cast<int>(found)) - 1;
-            return {__shfl_sync(0xffffffffu, begin + (target - first) * kBlock, owner),
-                    __shfl_sync(0xffffffffu, end, owner), at.group + owner};
+            const auto tile = static_cast<uint32_t>(target - first);
+            return {__shfl_sync(0xffffffffu, cut.begin_of(begin, tile), owner),
+                    __shfl_sync(0xffffffffu, cut.end_of(begin, end, tile), owner), at.group + owner};
         }
         at = {at.group + 32, __shfl_sync(0xffffffffu, end, 31), __shfl_sync(0xffffffffu, first + tiles, 31)};
         if (at.counted <= kept) cursor = at;
@@ -229,9 +258,9 @@ __device__ __forceinline__ void rasterise(uint32_t tile, uint32_t major_tiles, u
 }
 
 /* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. Where kBlocks blocks share a
- * tile, block `rank` of them gets its own rows of it, which may be none. Tiles are counted in 32 bits, since no memory
+ * tile, block `rank` of them gets its own rows of it, which may be none. kEven: groups are cut evenly. Tiles are counted in 32 bits, since no memory
  * holds the output of more: to divide in 64 takes longer than a step of many products. */
-template <int kBlockM, int kBlockN, int kBlocks = 1>
+template <int kBlockM, int kBlockN, int kBlocks = 1, bool kEven = false>
 class TileWalk {
 public:
     __device__ __forceinline__ TileWalk(const TileSpace &space, uint32_t tile, uint32_t step, uint32_t rank = 0)
@@ -269,11 +298,11 @@ private:
         if (axis.grouping == Grouping::kNone) return {major * kBlock, axis.length, 0};
         if (axis.grouping == Grouping::kIndices) return find_index<kBlock>(axis, major);
         if (axis.grouping == Grouping::kUniform) {
-            const auto tiles = static_cast<uint32_t>(ceil_div<int64_t>(axis.length, kBlock)); /* of a group */
-            const auto tile = static_cast<uint32_t>(major);
-            return {int64_t{tile % tiles} * kBlock, axis.length, tile / tiles};
+            const Cut<kBlock, kEven> cut(axis, axis.length);
+            const auto tile = static_cast<uint32_t>(major), own = tile % cut.tiles;
+            return {cut.begin_of(0, own), cut.end_of(0, axis.length, own), tile / cut.tiles};
         }
-        return scan_groups<kBlock>(axis, major, band, cursor_, major_tiles_);
+        return scan_groups<kBlock, kEven>(axis, major, band, cursor_, major_tiles_);
     }
 
     /* Any block of rows may be another group's. */
