@@ -50,8 +50,7 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
     status = allow_shared<kernel>(Tile::kSharedBytes, error);
     if (status != FG_OK) return status;
 
-    set_tiles(args.space, Tile::kBlockN, Tile::kWeights);
-    const int64_t tiles = args.space.major_tiles * args.space.minor_tiles;
+    const int64_t tiles = set_tiles(args.space, Tile::kBlockN, Tile::kWeights);
     for (args.split = plan.split_k; args.split > 1; --args.split) {
         const int cluster = args.split * Tile::kCluster;
         int clusters = 0;

@@ -39,7 +39,7 @@ struct Sm90DecodeTile {
     static constexpr int kCluster = kPair;
     static constexpr int kWarpgroups = kOfWeights, kWarpgroupRows = 64;
     static constexpr int kRows = kWarpgroups * kWarpgroupRows, kWeights = kPair * kRows; /* of a block and a pair */
-    static constexpr int kThreads = 128 * (1 + kWarpgroups), kConsumers = 128 * kWarpgroups;
+    static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup, kConsumers = kWarpgroups * ptx::kWarpgroup;
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes;
     static constexpr int kBytesB = kTokens * kSm90StepBytes;
     static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
@@ -214,15 +214,16 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
             }
             at.advance();
         };
-        int step = 0;
-        if (meets) {
-            for (; step < min(steps, Tile::kStages) && leads; ++step) copy(step);
+        const auto copy_all = [&](int first, int last) {
+            for (int step = first; step < last && leads; ++step) copy(step);
             __syncwarp();
+        };
+        const int early = meets ? min(steps, Tile::kStages) : 0;
+        if (meets) {
+            copy_all(0, early);
             ptx::cluster_wait();
-            meets = false;
         }
-        for (; step < steps && leads; ++step) copy(step);
-        __syncwarp();
+        copy_all(early, steps);
     }
     /* The block stays until the other one of its pair has handed back what it read here. */
     if constexpr (Tile::kCluster > 1)
@@ -271,7 +272,7 @@ struct TileScales {
 
 __device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, const Sm90Work &work) {
     const Epilogue &to = args.epilogue;
-    const int thread = threadIdx.x - 128;
+    const int thread = threadIdx.x - ptx::kWarpgroup;
     TileScales scales = {1.0f, 1.0f, 0.0f};
     if (thread < work.columns && !to.block_scaled)
         scales.token = scale_at(to.scale_a, work.group, work.first_column + thread);
@@ -285,7 +286,7 @@ __device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, cons
 
 template <typename Tile>
 __device__ __forceinline__ void keep_scales(DecodeShared<Tile> &shared, const TileScales &scales, float alpha) {
-    const int thread = threadIdx.x - 128;
+    const int thread = threadIdx.x - ptx::kWarpgroup;
     if (thread < Tile::kBlockN) shared.token_scale[thread] = scales.token;
     if (thread >= Tile::kRows) return;
     shared.weight_scale[thread] = alpha * scales.weight;
@@ -297,7 +298,7 @@ __device__ __forceinline__ void keep_scales(DecodeShared<Tile> &shared, const Ti
 template <typename Tile, int kCount>
 __device__ __forceinline__ void send_sums(const float (&sum)[kCount], DecodeShared<Tile> &shared, float *exchange,
                                           const Sm90Work &work, int rank, int split) {
-    const int thread = threadIdx.x - 128, part = rank / Tile::kCluster;
+    const int thread = threadIdx.x - ptx::kWarpgroup, part = rank / Tile::kCluster;
     float *place = exchange + part * Tile::kUnitFloats + thread * 4;
     int owner = 0;
 #pragma unroll
@@ -324,7 +325,7 @@ __device__ __forceinline__ int own_units(const Sm90Work &work, int part, int spl
 /* Adds what the blocks sent, in their order: the block's own units, without gaps. */
 template <typename Tile, int kCount>
 __device__ __forceinline__ void add_received(float (&sum)[kCount], const float *exchange, int units, int split) {
-    const float *place = exchange + (threadIdx.x - 128) * 4;
+    const float *place = exchange + (threadIdx.x - ptx::kWarpgroup) * 4;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
 #pragma unroll 1
@@ -349,7 +350,8 @@ __device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const De
     struct alignas(4) Pair {
         T element[2];
     };
-    const int thread = threadIdx.x - 128, lane = thread % 32, warp_row = thread / 32 * 16, row = warp_row + lane / 4;
+    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32, warp_row = thread / 32 * 16,
+              row = warp_row + lane / 4;
     const float scale[2] = {shared.weight_scale[row], shared.weight_scale[row + 8]};
     const float bias[2] = {shared.bias[row], shared.bias[row + 8]};
     uint8_t *to = rows + (lane / 16 * 8 + lane % 8) * Tile::kHalfPitch + (warp_row + lane / 8 % 2 * 8) * 2;
@@ -378,7 +380,7 @@ __device__ __forceinline__ void copy_halves(const GemmSm90Args &args, const Sm90
                                             int part) {
     constexpr int kChunks = Tile::kRows / 8, kTokensAtOnce = Tile::kConsumers / kChunks;
     const Epilogue &to = args.epilogue;
-    const int thread = threadIdx.x - 128, chunk = thread % kChunks;
+    const int thread = threadIdx.x - ptx::kWarpgroup, chunk = thread % kChunks;
     if (chunk * 8 >= work.rows) return;
     uint16_t *out = static_cast<uint16_t *>(to.out) + work.group * to.out_group_stride +
                     work.first_column * to.out_stride + work.first_row + chunk * 8;
@@ -396,7 +398,7 @@ __device__ __forceinline__ void copy_halves(const GemmSm90Args &args, const Sm90
 /* Units as they are, to rows of tokens. */
 template <typename Tile, int kCount>
 __device__ __forceinline__ void keep_floats(const float (&sum)[kCount], float *rows, int units) {
-    const int thread = threadIdx.x - 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
 #pragma unroll
     for (int unit = 0; unit < kCount / 4; ++unit) {
         if (unit >= units) break;
@@ -412,7 +414,8 @@ template <typename Tile>
 __device__ __forceinline__ void finish_tokens(const DecodeShared<Tile> &shared, const GemmSm90Args &args,
                                               const Sm90Work &work, const float *rows, int part, int first_token = 0) {
     constexpr int kFours = Tile::kRows / 4, kTokensAtOnce = Tile::kConsumers / kFours;
-    const int thread = threadIdx.x - 128, local_column = thread % kFours * 4, count = min(work.rows - local_column, 4);
+    const int thread = threadIdx.x - ptx::kWarpgroup, local_column = thread % kFours * 4,
+              count = min(work.rows - local_column, 4);
     if (count <= 0) return;
     const float4 scale = *reinterpret_cast<const float4 *>(&shared.weight_scale[local_column]);
     const float4 bias = *reinterpret_cast<const float4 *>(&shared.bias[local_column]);
@@ -432,7 +435,7 @@ __device__ __forceinline__ void finish_tokens(const DecodeShared<Tile> &shared, 
 template <typename Math, typename Tile>
 __device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8_t *stages, float *exchange,
                                                const GemmSm90Args &args, DecodeWorks<Tile> &works, int rank) {
-    const int warpgroup = threadIdx.x / 128 - 1;
+    const int warpgroup = threadIdx.x / ptx::kWarpgroup - 1;
     Sm90Work work;
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
@@ -445,8 +448,9 @@ __device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8
         if (split > 1) {
             units = own_units(work, part, split);
             const int warpgroups = work.rows > 0 ? ceil_div(work.rows, Tile::kWarpgroupRows) : 0;
-            if (threadIdx.x == 128)
-                ptx::mbarrier_arrive_expect_tx(&shared.received, units * (split - 1) * warpgroups * 128 * 16);
+            if (threadIdx.x == ptx::kWarpgroup)
+                ptx::mbarrier_arrive_expect_tx(&shared.received,
+                                               units * (split - 1) * warpgroups * ptx::kWarpgroup * 16);
         }
         const bool has_rows = work.rows > warpgroup * Tile::kWarpgroupRows;
         constexpr int kCount = Tile::kBlockN / 2;

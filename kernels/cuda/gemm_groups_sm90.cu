@@ -29,8 +29,7 @@ fg_status launch_tile(const fg_plan &plan, const fg_gemm_params &params, int num
     args.plain = stores_halves(args.space, args.epilogue);
     args.split = 1;
     args.part_steps = static_cast<int>(ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes));
-    set_tiles(args.space, plan.block_m, Tile::kWeights);
-    const int64_t tiles = args.space.major_tiles * args.space.minor_tiles, pairs = num_sms / Tile::kCluster;
+    const int64_t tiles = set_tiles(args.space, plan.block_m, Tile::kWeights), pairs = num_sms / Tile::kCluster;
     const dim3 grid(Tile::kCluster, static_cast<unsigned>(tiles < pairs ? tiles : pairs));
     return launch_clusters(kernel, grid, Tile::kCluster, Tile::kThreads, Tile::kSharedBytes, map_weights, map_tokens,
                            args, queue, error);

@@ -195,12 +195,12 @@ __device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[k
 template <typename Tile>
 __device__ __forceinline__ void await_turn(int warpgroup) {
     static_assert(Tile::kWarpgroups == 2, "a turn goes to the other one");
-    ptx::named_barrier(2 + warpgroup, 128 * Tile::kWarpgroups);
+    ptx::named_barrier(2 + warpgroup, Tile::kWarpgroups * ptx::kWarpgroup);
 }
 
 template <typename Tile>
 __device__ __forceinline__ void pass_turn(int warpgroup) {
-    ptx::named_barrier_arrive(3 - warpgroup, 128 * Tile::kWarpgroups);
+    ptx::named_barrier_arrive(3 - warpgroup, Tile::kWarpgroups * ptx::kWarpgroup);
 }
 
 /* Hands a stage back to the producers of all blocks that write to it, once per warp. */
@@ -231,7 +231,7 @@ struct Depth {
 template <typename Tile>
 __device__ __forceinline__ Depth depth_of(const Sm90Work &work, const GemmSm90Args &args) {
     const int head = head_of(work), tail = args.space.k_offsets.data ? (head + work.k_bytes) % kSm90StepBytes : 0;
-    return {steps_of(work), head, tail, 128 * (work.rows > Tile::kWarpgroupRows ? Tile::kWarpgroups : 1)};
+    return {steps_of(work), head, tail, ptx::kWarpgroup * (work.rows > Tile::kWarpgroupRows ? Tile::kWarpgroups : 1)};
 }
 
 /* Clears bytes begin .. end - 1 of rows of a stage, whose 16-byte chunks are dealt to `threads` threads. */
@@ -257,10 +257,11 @@ __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const Stag
     ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
     const int head = step == 0 ? depth.head : 0, tail = step + 1 == depth.steps ? depth.tail : 0;
     if (head == 0 && tail == 0) return;
-    const int thread = threadIdx.x - 128;
+    const int thread = threadIdx.x - ptx::kWarpgroup;
     uint8_t *rows_a = stage.stages + at.slot * Tile::kStageBytes, *rows_b = rows_a + Tile::kWarpgroups * Tile::kBytesA;
     const auto clear = [&](int begin, int end) {
-        clear_rows(rows_a + thread / 128 * Tile::kBytesA, Tile::kWarpgroupRows, begin, end, thread % 128, 128);
+        clear_rows(rows_a + thread / ptx::kWarpgroup * Tile::kBytesA, Tile::kWarpgroupRows, begin, end,
+                   thread % ptx::kWarpgroup, ptx::kWarpgroup);
         clear_rows(rows_b, Tile::kBlockN, begin, end, thread, depth.threads);
     };
     clear(0, head);

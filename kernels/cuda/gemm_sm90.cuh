@@ -34,7 +34,7 @@ struct Sm90Tile {
     static constexpr int kPromotedParts = kN > 192 ? 2 : 1;
     static constexpr int kStages = kN > 128 ? 4 : 6;
     static constexpr int kWarpgroups = 2, kWarpgroupRows = 64; /* of consumers */
-    static constexpr int kThreads = 128 * (1 + kWarpgroups);
+    static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup;
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes; /* of one warpgroup */
     static constexpr int kBytesB = kN * kSm90StepBytes;
     static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
@@ -148,7 +148,7 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
 __device__ __forceinline__ RowScales row_scales_of(const GemmSm90Args &args, const Sm90Work &work, int64_t first_row,
                                                    int count) {
     const Scale &a = args.epilogue.scale_a, &b = args.epilogue.scale_b;
-    const int local_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const int local_row = threadIdx.x % ptx::kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
     RowScales scales;
     for (int half = 0; half < 2; ++half) {
         const int row = local_row + 8 * half < count ? local_row + 8 * half : 0;
@@ -357,9 +357,9 @@ struct Place {
     int lane, warp_row;
     uint8_t *slabs;
     __device__ __forceinline__ explicit Place(uint8_t *all_slabs) {
-        const int thread = ptx::opaque(static_cast<int>(threadIdx.x)) - 128;
+        const int thread = ptx::opaque(static_cast<int>(threadIdx.x)) - ptx::kWarpgroup;
         lane = thread % 32;
-        warp_row = thread % 128 / 32 * 16;
+        warp_row = thread % ptx::kWarpgroup / 32 * 16;
         slabs = all_slabs + thread / 32 * Tile::kSlabs * Tile::kSlabBytes;
     }
 };
@@ -481,7 +481,8 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
 
 template <typename Math, typename Tile>
 __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stages, const GemmSm90Args &args) {
-    const int warpgroup = ptx::opaque(static_cast<int>(threadIdx.x) / 128 - 1); /* not worked out again in each step */
+    const int warpgroup =
+        ptx::opaque(static_cast<int>(threadIdx.x) / ptx::kWarpgroup - 1); /* not worked out again in each step */
     RingPosition<Tile::kTileSlots> slot;
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),

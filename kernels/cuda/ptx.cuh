@@ -409,7 +409,8 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 constexpr int kWarpgroup = 128; /* threads */
 
 /* True in one thread of a warp that is all here, the same one each time. The compiler knows that it is one: what the
- * copy engine is told goes into uniform registers as it is, where another condition takes a loop over lanes. */
+ * copy engine is told goes into uniform registers as it is, where another condition takes a loop over lanes. It stands
+ * first in a condition of several: behind another one, the compiler makes that loop again. */
 __device__ __forceinline__ bool elect() {
     uint32_t elected;
     asm volatile("{\n.reg .pred elected;\nelect.sync _|elected, 0xffffffff;\nselp.u32 %0, 1, 0, elected;\n}\n"
