@@ -138,11 +138,16 @@ typedef struct {
     int32_t num_sms;
 } group_question;
 
-/* Waves of tiles that hold at most `most` rows of a group and 256 columns, by pairs of blocks, times the duration of
- * one, in the unit of the shapes below: reading 256 rows of weights, multiplying, and the end of the tile. */
-static double groups_cost(const group_question *q, int64_t rows, int32_t most) {
-    const double step = 75, row = 1, end = 500; /* of a step, of a row in it, of a tile; measured on an H200 */
-    const int64_t at_once = q->num_sms / 2, columns = ceil_div(q->n, 256);
+/* Its tiles, by pairs of blocks: columns, and up to how many rows with how many stages; the duration of a step of K, of
+ * a row in it and of the end of a tile, in the unit of the shapes below. Those of 512 columns are an estimate. */
+typedef struct {
+    int32_t columns, most, num_stages;
+    double step, row, end;
+} group_tile;
+
+/* Waves of tiles that hold at most `most` rows of a group, times the duration of one. */
+static double groups_cost(const group_question *q, const group_tile *tile, int64_t rows, int32_t most) {
+    const int64_t at_once = q->num_sms / 2, columns = ceil_div(q->n, tile->columns);
     double tiles, waves;
     if (q->expected) {
         tiles = (double)ceil_div(rows, most);
@@ -153,22 +158,30 @@ static double groups_cost(const group_question *q, int64_t rows, int32_t most) {
         waves = (double)q->groups * tiles * (double)columns / (double)at_once + 0.5;
     }
     const double own = fmin(most, (double)rows / tiles + 8);
-    return waves * (step + row * own + end / (double)q->steps);
+    return waves * (tile->step + tile->row * own + tile->end / (double)q->steps);
 }
 
 /* The kernel for groups of some rows instead of `plan`, whose waves of tiles have taken `cost`, where it is faster. */
 static fg_plan plan_groups(const group_question *q, fg_plan plan, double cost) {
-    enum { FEWEST = 96, MOST = 192, UNIT = 16 }; /* rows of a tile */
-    for (int32_t most = FEWEST; most <= MOST; most += UNIT) {
-        double own = groups_cost(q, q->rows, most);
-        if (q->expected)
-            own = (own + groups_cost(q, q->rows - q->rows / 8, most) + groups_cost(q, q->rows + q->rows / 8, most)) / 3;
-        if (own >= cost) continue;
-        cost = own;
-        plan.some_rows = 1;
-        plan.block_m = most;
-        plan.block_n = 256;
-        plan.num_stages = most <= 96 ? 7 : most <= 160 ? 6 : 5;
+    static const group_tile kinds[] = {
+        {256, 96, 7, 75, 1, 500}, {256, 160, 6, 75, 1, 500}, {256, 192, 5, 75, 1, 500}, {512, 128, 4, 240, 0.8, 700}};
+    enum { KINDS = sizeof kinds / sizeof *kinds, FEWEST = 96, UNIT = 16 }; /* rows */
+    for (size_t i = 0; i < KINDS; i++) {
+        const group_tile *tile = &kinds[i];
+        const bool wider = i > 0 && kinds[i - 1].columns == tile->columns;
+        for (int32_t most = wider ? kinds[i - 1].most + UNIT : FEWEST; most <= tile->most; most += UNIT) {
+            double own = groups_cost(q, tile, q->rows, most);
+            if (q->expected)
+                own = (own + groups_cost(q, tile, q->rows - q->rows / 8, most) +
+                       groups_cost(q, tile, q->rows + q->rows / 8, most)) /
+                      3;
+            if (own >= cost) continue;
+            cost = own;
+            plan.some_rows = 1;
+            plan.block_m = most;
+            plan.block_n = tile->columns;
+            plan.num_stages = tile->num_stages;
+        }
     }
     return plan;
 }

@@ -343,15 +343,16 @@ __device__ __forceinline__ void add_received(float (&sum)[kCount], const float *
 /* ---- finished sums: 16 bits of whole 16-byte chunks ---- */
 
 /* Units of 8 tokens, of which the block has every `split`-th from `part` on, counted from the tile's token
- * `first_token`: scaled, biased and converted, to rows of tokens. */
+ * `first_token`: scaled, biased and converted, to rows of tokens. They are of the block's rows of weights from
+ * `first_row` on. */
 template <typename T, typename Tile, int kCount>
 __device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const DecodeShared<Tile> &shared, uint8_t *rows,
-                                            int units, int split, int part, int first_token = 0) {
+                                            int units, int split, int part, int first_token = 0, int first_row = 0) {
     struct alignas(4) Pair {
         T element[2];
     };
-    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32, warp_row = thread / 32 * 16,
-              row = warp_row + lane / 4;
+    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32;
+    const int warp_row = first_row + thread / 32 * 16, row = warp_row + lane / 4;
     const float scale[2] = {shared.weight_scale[row], shared.weight_scale[row + 8]};
     const float bias[2] = {shared.bias[row], shared.bias[row + 8]};
     uint8_t *to = rows + (lane / 16 * 8 + lane % 8) * Tile::kHalfPitch + (warp_row + lane / 8 % 2 * 8) * 2;
@@ -397,8 +398,9 @@ __device__ __forceinline__ void copy_halves(const GemmSm90Args &args, const Sm90
 
 /* Units as they are, to rows of tokens. */
 template <typename Tile, int kCount>
-__device__ __forceinline__ void keep_floats(const float (&sum)[kCount], float *rows, int units) {
-    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+__device__ __forceinline__ void keep_floats(const float (&sum)[kCount], float *rows, int units, int first_row = 0) {
+    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32;
+    const int row = first_row + thread / 32 * 16 + lane / 4;
 #pragma unroll
     for (int unit = 0; unit < kCount / 4; ++unit) {
         if (unit >= units) break;
