@@ -31,6 +31,7 @@ struct GemmSm90Args {
     bool whole_boxes;          /* of 16 bits, and with one scale of all columns and no bias */
     bool out_grouped;          /* it has a matrix for each group */
     bool out_aligned;          /* its rows start at multiples of 16 bytes */
+    bool staggered;            /* blocks add to the output at different times (gemm_sm90.cuh) */
     bool plain;                /* of out nothing but scaled and biased sums in 16 bits, or 32 but for few rows */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
     /* Of gemm_decode_sm90.cuh: blocks or pairs of a cluster that share the K of a tile; steps of each, and how many
@@ -75,6 +76,7 @@ struct Sm90Work {
     int32_t k_begin, k_bytes;
     bool apart; /* from the other block of the pair: B is not shared */
     bool whole; /* all rows and columns are there, and something is multiplied */
+    bool again; /* it is the rest of a tile whose first part of K has been added to the output */
 };
 
 template <typename Tile>
