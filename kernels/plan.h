@@ -21,7 +21,8 @@ typedef struct {
     int32_t groups;                    /* of offsets, each with its own row order; 0: rows as they come */
     int32_t split_k;                   /* reduction slices whose fp32 partials meet in the workspace; 1 = none */
     int32_t segment_tiles;             /* of the Hopper convolution by segments, else 0: tiles of a segment */
-    int32_t few_rows; /* of the Hopper kernel for products of few rows: blocks that read rows for each other; else 0 */
+    int32_t few_rows;  /* of the Hopper kernel for products of few rows: blocks that read rows for each other; else 0 */
+    int32_t some_rows; /* 1: the Hopper kernel for groups of some rows, of which a tile has block_m at most; else 0 */
     int64_t workspace_bytes;
 } fg_plan;
 

@@ -130,12 +130,69 @@ static double whole_waves(int64_t m, int64_t n, int32_t block_m, int32_t block_n
     return (double)ceil_div(ceil_div(m, block_m) * ceil_div(n, block_n), at_once);
 }
 
+/* Rows of an average group, of which some have an eighth less and some an eighth more, where they are expected and not
+ * known. */
+typedef struct {
+    int64_t rows, groups, n, steps;
+    bool expected;
+    int32_t num_sms;
+} group_question;
+
+/* Its tiles, by pairs of blocks: columns, and up to how many rows with how many stages; the duration of a step of K, of
+ * a row in it and of the end of a tile, in the unit of the shapes below. Those of 512 columns are an estimate. */
+typedef struct {
+    int32_t columns, most, num_stages;
+    double step, row, end;
+} group_tile;
+
+/* Waves of tiles that hold at most `most` rows of a group, times the duration of one. */
+static double groups_cost(const group_question *q, const group_tile *tile, int64_t rows, int32_t most) {
+    const int64_t at_once = q->num_sms / 2, columns = ceil_div(q->n, tile->columns);
+    double tiles, waves;
+    if (q->expected) {
+        tiles = (double)ceil_div(rows, most);
+        waves = ceil((double)q->groups * tiles * (double)columns / (double)at_once);
+    } else { /* half of the last wave is empty, and sizes vary: a group has half a tile more than its rows fill */
+        tiles = 4 * rows > 3 * (int64_t)most ? (double)rows / most + 0.5 : 1;
+        if (tiles < 1) tiles = 1;
+        waves = (double)q->groups * tiles * (double)columns / (double)at_once + 0.5;
+    }
+    const double own = fmin(most, (double)rows / tiles + 8);
+    return waves * (tile->step + tile->row * own + tile->end / (double)q->steps);
+}
+
+/* The kernel for groups of some rows instead of `plan`, whose waves of tiles have taken `cost`, where it is faster. */
+static fg_plan plan_groups(const group_question *q, fg_plan plan, double cost) {
+    static const group_tile kinds[] = {
+        {256, 96, 7, 75, 1, 500}, {256, 160, 6, 75, 1, 500}, {256, 192, 5, 75, 1, 500}, {512, 128, 4, 240, 0.8, 700}};
+    enum { KINDS = sizeof kinds / sizeof *kinds, FEWEST = 96, UNIT = 16 }; /* rows */
+    for (size_t i = 0; i < KINDS; i++) {
+        const group_tile *tile = &kinds[i];
+        const bool wider = i > 0 && kinds[i - 1].columns == tile->columns;
+        for (int32_t most = wider ? kinds[i - 1].most + UNIT : FEWEST; most <= tile->most; most += UNIT) {
+            double own = groups_cost(q, tile, q->rows, most);
+            if (q->expected)
+                own = (own + groups_cost(q, tile, q->rows - q->rows / 8, most) +
+                       groups_cost(q, tile, q->rows + q->rows / 8, most)) /
+                      3;
+            if (own >= cost) continue;
+            cost = own;
+            plan.some_rows = 1;
+            plan.block_m = most;
+            plan.block_n = tile->columns;
+            plan.num_stages = tile->num_stages;
+        }
+    }
+    return plan;
+}
+
 /* Persistent blocks walk over the tiles in waves of num_sms, so what counts is the number of waves times the duration
  * of a tile. Wide tiles load less per multiplication and have less epilogue per column; narrow ones fill the last wave
  * and waste less of a last column tile. Pairs of blocks that share B load less still, but waste one of the two at the
  * odd end of each group, unless a pair may have rows of two groups. */
 fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
                           int32_t tiles) {
+    enum { MOSTLY_WEIGHTS = 128 }; /* groups of no more rows than this take as long as reading their weights */
     static const struct {
         int32_t block_m, block_n, num_stages, duration; /* of a tile, relative; measured on an H200 */
     } shapes[] = {{256, 256, 4, 256}, {128, 256, 4, 262}, {128, 192, 4, 203}, {128, 128, 6, 155}};
@@ -147,7 +204,7 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
     const bool some = groups <= 1 && rows > 64 && rows <= 128 && ceil_div(n, 256) <= num_sms / 2;
     const bool few = groups > 1 ? rows <= 32 : rows <= 64 || (some && !(tiles & FG_TILES_NARROW));
     if (few && !(tiles & FG_TILES_TALL)) return plan_decode(m, n, k, groups > 1 ? groups : 1, plan, num_sms);
-    double best = INFINITY;
+    double best = INFINITY, best_waves = INFINITY;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const bool wide = shapes[i].block_m > 128 || shapes[i].block_n > 128;
         if (wide && (tiles & FG_TILES_NARROW)) continue;
@@ -171,10 +228,16 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         const double cost = waves * shapes[i].duration;
         if (cost < best || plan.block_m == 0) {
             best = cost;
+            best_waves = waves;
             plan.block_m = block_m;
             plan.block_n = block_n;
             plan.num_stages = shapes[i].num_stages;
         }
     }
-    return plan;
+    if (groups <= 1 || m == 0 || num_sms < 2 || (tiles & ~FG_TILES_MASKED)) return plan;
+    const int64_t steps = k > plan.block_k ? ceil_div(k, plan.block_k) : 1;
+    const group_question question = {rows, groups, n, steps, tiles & FG_TILES_MASKED, num_sms};
+    if (rows <= MOSTLY_WEIGHTS) return plan_groups(&question, plan, INFINITY);
+    /* Each tile reads other weights, which takes longer than where tiles share them; and it has an end. */
+    return plan_groups(&question, plan, 1.3 * best + 600.0 / (double)steps * best_waves);
 }

@@ -413,6 +413,21 @@ def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offse
         assert_rows(out, ref, max(reference.ROW_TOLERANCE[d] for d in (dtypes[0], out_dtype, precision) if d != "ieee"))
 
 
+def sums_case(backend, dtype, shape, num_sms):
+    """A product that is added to what is there, by blocks of several tiles each."""
+    m, n, k = shape
+    rng = np.random.default_rng(0)
+    a, b = scenes.values(rng, (m, k), dtype), scenes.values(rng, (n, k), dtype)
+    initial = rng.standard_normal((m, n)).astype(np.float32)
+    _C.set_num_sms(num_sms)
+    try:
+        out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=initial, fence=False)
+    finally:
+        _C.set_num_sms(None)
+    cuts = reference.ROW_CUTS if dtype.startswith("float8") else 0
+    assert_rows(out, initial + reference.gemm(a, b), max(1e-4, cuts * reference.float8_cut(backend.name)))
+
+
 def layout_case(backend, layout, dtype, out_dtype, epilogue, shape, num_sms=None):
     """Two groups; what is compared is the product of float64 and whether rows outside of groups were left alone."""
     m, n, k = shape
@@ -693,8 +708,16 @@ def all_cases():
         for name, rows, n in (("128x128", 1100, 1000), ("128x192", 4090, 2110), ("128x256", 1100, 3490),
                               ("pairs", 3900, 4090)):  # fmt: skip
             cases[f"gemm/large/{dtype}/{name}"] = partial(gemm_case, rows=rows, shape=(n, 208), sizes=(), **common)
-        sizes = (700, 0, 129, 1900, 64, 1)
+        sizes = (900, 129, 1900)
         cases[f"gemm/large/{dtype}/grouped"] = partial(gemm_case, shape=(2112, 208), sizes=sizes, **common)
+        # The kernel for groups of some rows: its three tiles, of 96, 160 and 192 rows at most.
+        for name, sizes, shape in (("96", (0, 90, 1, 64, 97, 40), (264, 1040)),
+                                   ("160", (200, 0, 129, 190, 193, 1), (1030, 528)),
+                                   ("192", (400, 193, 0, 385, 200), (1032, 528))):  # fmt: skip
+            cases[f"gemm/some/{dtype}/{name}"] = partial(gemm_case, shape=shape, sizes=sizes, **common)
+            cases[f"gemm/some/{dtype}/{name}/scales"] = partial(
+                gemm_case, shape=shape, sizes=sizes, **common | {"extras": True, "out_dtype": "float32"}
+            )
 
     # Every tile of the Hopper kernel for few rows; the deep ones in clusters.
     for rows in (5, 12, 20, 30, 60, 120):
@@ -715,6 +738,9 @@ def all_cases():
                 cases[name] = partial(layout_case, shape=(150, 72, 272), **common)
                 if not epilogue and dtype != "float32":  # few multiprocessors take large tiles and more than one each
                     cases[f"{name}/large"] = partial(layout_case, shape=(450, 520, 272), num_sms=2, **common)
+
+    for dtype in (E4M3, "bfloat16"):
+        cases[f"gemm/staggered/{dtype}"] = partial(sums_case, dtype=dtype, shape=(1100, 1050, 528), num_sms=8)
 
     for source in ("float32", "float16", "bfloat16"):
         for dtype in (E4M3, E5M2):

@@ -245,11 +245,26 @@ def test_n_grouped(backend, m, k, whole, form, dtypes):
 @all_dtypes
 @pytest.mark.parametrize("m, n", [(65, 97), (384, 513)])
 def test_products_are_added_to_the_output(backend, m, n, dtypes):
-    """Once each: tiles of any backend, whole ones and the last."""
+    """Tiles of any backend, whole ones and the last."""
     rng, a, b = operands(m, n, 144, *dtypes)
     before = rng.standard_normal((m, n)).astype(np.float32)
     out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before)
     judge(out, before + reference.gemm(a, b), dtypes[0], "float32")
+
+
+@pytest.mark.parametrize("dtypes", [FP8, ("bfloat16", "bfloat16")], ids="-".join)
+@pytest.mark.parametrize("m, n", [(1100, 1050), (1024, 1024)])
+def test_products_are_added_in_parts_of_their_depth(backend, m, n, dtypes):
+    """Where there are many tiles, some are added in two parts, in an order that does not change."""
+    rng, a, b = operands(m, n, 528, *dtypes)
+    before = rng.standard_normal((m, n)).astype(np.float32)
+    try:
+        flexgemm.set_num_sms(8)
+        outs = [guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before) for _ in range(2)]
+    finally:
+        flexgemm.set_num_sms(None)
+    judge(outs[0], before + reference.gemm(a, b), dtypes[0], "float32")
+    np.testing.assert_array_equal(*outs)
 
 
 def check_k_grouped(backend, sizes, m, n, dtypes, form="ends", first=0, accumulate=False, **layout):

@@ -23,6 +23,7 @@ KEYS = {
     "split_k",
     "segment_tiles",
     "few_rows",
+    "some_rows",
     "workspace_bytes",
 }
 SMS = 132
@@ -81,13 +82,15 @@ def test_hopper_product_plans_are_sane(dtype):
         chosen = check(_C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=dtype, num_sms=sms))
         assert chosen["block_k"] == (128 if dtype in FP8 else 64)
         assert chosen["block_m"] // 128 <= sms  # a pair of blocks needs two multiprocessors at once
-        few = chosen["few_rows"]
+        few, some = chosen["few_rows"], chosen["some_rows"]
         most = (128 if -(-n // 256) <= sms // 2 else 64) if groups == 1 else 32
         assert (few > 0) == (-(-m // groups) <= most)
+        assert some <= (groups > 1 and sms > 1 and not few)
         assert few <= min(2, sms)
-        stage = 128 * (chosen["block_m"] + chosen["block_n"] if few else 128 + chosen["block_n"])
-        sums = 4 * chosen["block_m"] * (chosen["block_n"] + 4) if few else 32 * 1024
-        assert stage * chosen["num_stages"] + sums <= 225 * 1024
+        rows = chosen["block_m"] if few or some else 128
+        stage = 128 * (rows + chosen["block_n"] // (2 if some else 1))  # block_n 256 is of a pair there
+        sums = 4 * chosen["block_m"] * (chosen["block_n"] + 4) if few else (9 if some else 32) * 1024
+        assert stage * chosen["num_stages"] + sums <= 227 * 1024
         assert 1 <= chosen["split_k"] <= (8 if few else 1)
         if chosen["split_k"] > 1:  # a cluster has one tile, and all run at once wherever clusters do not fit well
             surely = sms if chosen["split_k"] == 2 or sms < 16 else sms * 7 / 8
@@ -114,8 +117,9 @@ def test_hopper_product_plans_are_sane(dtype):
         (4096, 4096, 1, (256, 256)),  # large: pairs of blocks share B
         (4096, 2112, 1, (128, 192)),  # 11 x 192: wider tiles would leave a wave nearly empty
         (33_694, 4096, 8, (256, 256)),
-        (8320, 4096, 32, (128, 256)),  # groups of about two tiles: a pair would often lack its second
-        (8069, 1536, 128, (128, 256)),
+        (16_199, 4096, 16, (128, 256)),  # a pair would often lack its second
+        (8320, 4096, 32, (192, 256)),  # groups of some rows: their own kernel
+        (8069, 1536, 128, (96, 256)),
     ],
 )
 def test_hopper_tiles_follow_the_shape(m, n, groups, tile):
@@ -134,7 +138,23 @@ def test_rows_that_are_only_expected_may_be_a_few_more():
     assert tile(1024, 7168, 1, tiles=0) == (256, 256)
     assert tile(1024, 7168, 1) == (128, 256)  # a fifth pair of row tiles would be a third wave
     assert tile(1024, 4096, 1) == (256, 256)
-    assert tile(2 * 512, 7168, 2) == tile(4 * 256, 7168, 4) == (128, 192)
+
+
+def test_groups_of_some_rows_are_cut_to_fill_the_multiprocessors():
+    def most(m, n, groups, tiles=0, sms=SMS):
+        chosen = _C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=FP8[0], num_sms=sms, tiles=tiles)
+        assert chosen["some_rows"] in (0, 1)
+        return chosen["block_m"] if chosen["some_rows"] else None
+
+    assert most(64 * 64, 4096, 64) == most(48 * 64, 4096, 64) == 96
+    assert most(16 * 126, 7168, 16) == 176  # one tile a group, though some have a third more rows
+    assert most(4 * 256, 4096, 4, MASKED) == 144  # two of 128 to 144 rows are one wave, with up to an eighth more
+    assert most(8 * 4096, 4096, 8) is None  # large groups waste little of tiles of 128 rows
+    assert most(8 * 4096, 4096, 8, MASKED) is None
+    assert most(130, 4096, 1, MASKED) is None
+    assert most(8 * 64, 4096, 8, sms=1) is None  # blocks work in pairs
+    for tiles in (PACKED, NARROW, TALL):
+        assert most(64 * 64, 4096, 64, tiles) is None
 
 
 def test_few_rows_split_the_depth_while_tiles_are_few():

@@ -50,8 +50,8 @@ template <int kBlockM_, int kBlockN_, int kStages_, int kCtasPerSm_>
 struct GatherTile {
     static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kStages = kStages_, kCtasPerSm = kCtasPerSm_;
     static constexpr int kConsumers = kBlockM / kWgmmaM; /* warpgroups, each with one block of 64 rows */
-    static constexpr int kThreads = (1 + kConsumers) * ptx::kWarpgroup,
-                         kConsumerWarps = kConsumers * ptx::kWarpgroup / 32;
+    static constexpr int kThreads = (1 + kConsumers) * ptx::kWarpgroup;
+    static constexpr int kConsumerWarps = kConsumers * ptx::kWarpgroup / 32;
     static constexpr int kBytesA = kBlockM * kSwizzleRowBytes, kBytesB = kBlockN * kSwizzleRowBytes;
     static constexpr int kStageBytes = kBytesA + kBytesB;
     static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kCtasPerSm == 1 ? 56 : 48;
@@ -258,7 +258,7 @@ struct GatherProducer {
     __device__ void end_tile(uint32_t step) {
         ptx::mbarrier_wait_parity(&shared.empty[place.slot], place.parity ^ 1);
         uint64_t *full = &shared.full[place.slot];
-        if (threadIdx.x == 0) {
+        if (ptx::elect() && threadIdx.x < 32) {
             shared.step[place.slot] = step;
             ptx::mbarrier_arrive(full);
         }

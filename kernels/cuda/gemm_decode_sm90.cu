@@ -31,14 +31,6 @@ fg_status clusters_at_once(const void *kernel, int cluster, int threads, int sha
     return FG_OK;
 }
 
-/* Of the output nothing but scaled and biased sums in 16 bits, 16 bytes of them at a time: what nearly all products
- * want. Groups of columns begin anywhere. */
-bool is_plain(const TileSpace &space, const Epilogue &to) {
-    return !space.major_is_columns && !to.accumulate && !to.swiglu && to.activation == FG_ACTIVATION_NONE &&
-           to.scale_out == nullptr && fg_dtype_size(to.out_dtype) == 2 && is_multiple(to.out, 16) &&
-           space.minor_length % 8 == 0 && to.out_stride % 8 == 0 && to.out_group_stride % 8 == 0;
-}
-
 template <typename Math, typename Tile>
 fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const TensorRows &tokens, GemmSm90Args &args,
                       int num_sms, const fg_queue *queue, fg_error *error) {
@@ -58,8 +50,7 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
     status = allow_shared<kernel>(Tile::kSharedBytes, error);
     if (status != FG_OK) return status;
 
-    set_tiles(args.space, Tile::kBlockN, Tile::kWeights);
-    const int64_t tiles = args.space.major_tiles * args.space.minor_tiles;
+    const int64_t tiles = set_tiles(args.space, Tile::kBlockN, Tile::kWeights);
     for (args.split = plan.split_k; args.split > 1; --args.split) {
         const int cluster = args.split * Tile::kCluster;
         int clusters = 0;
@@ -83,7 +74,7 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
                  fg_error *error) {
     const TensorRows weights = make_rows(params.b), tokens = make_rows(params.a);
     GemmSm90Args args = make_args(params);
-    args.plain = is_plain(args.space, args.epilogue);
+    args.plain = stores_halves(args.space, args.epilogue);
     switch (plan.block_m) {
         case 8:
             return launch_tile<Math, Sm90DecodeTile<8, 1>>(plan, weights, tokens, args, num_sms, queue, error);
@@ -106,17 +97,6 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
     }
 }
 
-template <Sm90Sums kSums>
-fg_status launch_fp8(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
-                     fg_error *error) {
-    const bool tokens_are_e5m2 = params.a.dtype == FG_FLOAT8_E5M2;
-    if (params.b.dtype == FG_FLOAT8_E5M2)
-        return tokens_are_e5m2 ? launch<Sm90E5m2E5m2<kSums>>(plan, params, num_sms, queue, error)
-                               : launch<Sm90E5m2E4m3<kSums>>(plan, params, num_sms, queue, error);
-    return tokens_are_e5m2 ? launch<Sm90E4m3E5m2<kSums>>(plan, params, num_sms, queue, error)
-                           : launch<Sm90E4m3E4m3<kSums>>(plan, params, num_sms, queue, error);
-}
-
 }  // namespace
 
 /* fp8 sums are always promoted: that costs nothing where memory is what takes the time. */
@@ -125,8 +105,10 @@ fg_status gemm_decode_sm90(const fg_gemm_params &params, const fg_plan &plan, in
     if (params.a.dtype == FG_FLOAT16) return launch<Sm90Half<Sm90Sums::kPlain>>(plan, params, num_sms, queue, error);
     if (params.a.dtype == FG_BFLOAT16)
         return launch<Sm90Bfloat16<Sm90Sums::kPlain>>(plan, params, num_sms, queue, error);
-    if (params.kind_a == FG_SCALE_BLOCK) return launch_fp8<Sm90Sums::kScaled>(plan, params, num_sms, queue, error);
-    return launch_fp8<Sm90Sums::kPromoted>(plan, params, num_sms, queue, error);
+    const auto launch_math = [&](auto math) { return launch<decltype(math)>(plan, params, num_sms, queue, error); };
+    const fg_dtype weights = params.b.dtype, tokens = params.a.dtype;
+    return params.kind_a == FG_SCALE_BLOCK ? with_fp8<Sm90Sums::kScaled>(weights, tokens, launch_math)
+                                           : with_fp8<Sm90Sums::kPromoted>(weights, tokens, launch_math);
 }
 
 }  // namespace flexgemm

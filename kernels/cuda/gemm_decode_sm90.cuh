@@ -39,7 +39,7 @@ struct Sm90DecodeTile {
     static constexpr int kCluster = kPair;
     static constexpr int kWarpgroups = kOfWeights, kWarpgroupRows = 64;
     static constexpr int kRows = kWarpgroups * kWarpgroupRows, kWeights = kPair * kRows; /* of a block and a pair */
-    static constexpr int kThreads = 128 * (1 + kWarpgroups), kConsumers = 128 * kWarpgroups;
+    static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup, kConsumers = kWarpgroups * ptx::kWarpgroup;
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes;
     static constexpr int kBytesB = kTokens * kSm90StepBytes;
     static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
@@ -78,7 +78,6 @@ struct DecodeShared {
     alignas(8) float token_scale[Tile::kBlockN];
     alignas(16) float weight_scale[Tile::kRows];
     alignas(16) float bias[Tile::kRows];
-    static_assert(Tile::kSharedBytes + 2048 <= 227 * 1024, "shared memory of one block");
 };
 
 /* ---- tiles ---- */
@@ -215,15 +214,16 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
             }
             at.advance();
         };
-        int step = 0;
-        if (meets) {
-            for (; step < min(steps, Tile::kStages) && leads; ++step) copy(step);
+        const auto copy_all = [&](int first, int last) {
+            for (int step = first; step < last && leads; ++step) copy(step);
             __syncwarp();
+        };
+        const int early = meets ? min(steps, Tile::kStages) : 0;
+        if (meets) {
+            copy_all(0, early);
             ptx::cluster_wait();
-            meets = false;
         }
-        for (; step < steps && leads; ++step) copy(step);
-        __syncwarp();
+        copy_all(early, steps);
     }
     /* The block stays until the other one of its pair has handed back what it read here. */
     if constexpr (Tile::kCluster > 1)
@@ -272,7 +272,7 @@ struct TileScales {
 
 __device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, const Sm90Work &work) {
     const Epilogue &to = args.epilogue;
-    const int thread = threadIdx.x - 128;
+    const int thread = threadIdx.x - ptx::kWarpgroup;
     TileScales scales = {1.0f, 1.0f, 0.0f};
     if (thread < work.columns && !to.block_scaled)
         scales.token = scale_at(to.scale_a, work.group, work.first_column + thread);
@@ -286,7 +286,7 @@ __device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, cons
 
 template <typename Tile>
 __device__ __forceinline__ void keep_scales(DecodeShared<Tile> &shared, const TileScales &scales, float alpha) {
-    const int thread = threadIdx.x - 128;
+    const int thread = threadIdx.x - ptx::kWarpgroup;
     if (thread < Tile::kBlockN) shared.token_scale[thread] = scales.token;
     if (thread >= Tile::kRows) return;
     shared.weight_scale[thread] = alpha * scales.weight;
@@ -298,7 +298,7 @@ __device__ __forceinline__ void keep_scales(DecodeShared<Tile> &shared, const Ti
 template <typename Tile, int kCount>
 __device__ __forceinline__ void send_sums(const float (&sum)[kCount], DecodeShared<Tile> &shared, float *exchange,
                                           const Sm90Work &work, int rank, int split) {
-    const int thread = threadIdx.x - 128, part = rank / Tile::kCluster;
+    const int thread = threadIdx.x - ptx::kWarpgroup, part = rank / Tile::kCluster;
     float *place = exchange + part * Tile::kUnitFloats + thread * 4;
     int owner = 0;
 #pragma unroll
@@ -325,7 +325,7 @@ __device__ __forceinline__ int own_units(const Sm90Work &work, int part, int spl
 /* Adds what the blocks sent, in their order: the block's own units, without gaps. */
 template <typename Tile, int kCount>
 __device__ __forceinline__ void add_received(float (&sum)[kCount], const float *exchange, int units, int split) {
-    const float *place = exchange + (threadIdx.x - 128) * 4;
+    const float *place = exchange + (threadIdx.x - ptx::kWarpgroup) * 4;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
 #pragma unroll 1
@@ -342,15 +342,17 @@ __device__ __forceinline__ void add_received(float (&sum)[kCount], const float *
 
 /* ---- finished sums: 16 bits of whole 16-byte chunks ---- */
 
-/* Units of 8 tokens, of which the block has every `split`-th from `part` on: scaled, biased and converted, to rows of
- * tokens. */
+/* Units of 8 tokens, of which the block has every `split`-th from `part` on, counted from the tile's token
+ * `first_token`: scaled, biased and converted, to rows of tokens. They are of the block's rows of weights from
+ * `first_row` on. */
 template <typename T, typename Tile, int kCount>
 __device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const DecodeShared<Tile> &shared, uint8_t *rows,
-                                            int units, int split, int part) {
+                                            int units, int split, int part, int first_token = 0, int first_row = 0) {
     struct alignas(4) Pair {
         T element[2];
     };
-    const int thread = threadIdx.x - 128, lane = thread % 32, warp_row = thread / 32 * 16, row = warp_row + lane / 4;
+    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32;
+    const int warp_row = first_row + thread / 32 * 16, row = warp_row + lane / 4;
     const float scale[2] = {shared.weight_scale[row], shared.weight_scale[row + 8]};
     const float bias[2] = {shared.bias[row], shared.bias[row + 8]};
     uint8_t *to = rows + (lane / 16 * 8 + lane % 8) * Tile::kHalfPitch + (warp_row + lane / 8 % 2 * 8) * 2;
@@ -362,7 +364,8 @@ __device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const De
         for (int i = 0; i < 4; ++i) {
             const int own = unit + i / 2;
             if (own * 4 >= kCount) break;
-            const int first = min((own * split + part) * 8, Tile::kBlockN - 8); /* there may be no next */
+            /* There may be no next unit. */
+            const int first = min(first_token + (own * split + part) * 8, Tile::kBlockN - 8);
             const float2 of_token = *reinterpret_cast<const float2 *>(&shared.token_scale[first + lane % 4 * 2]);
             const float *sums = &sum[own * 4 + i % 2 * 2];
             const Pair pair = {from_float<T>(fmaf(sums[0], of_token.x * scale[i % 2], bias[i % 2])),
@@ -378,7 +381,7 @@ __device__ __forceinline__ void copy_halves(const GemmSm90Args &args, const Sm90
                                             int part) {
     constexpr int kChunks = Tile::kRows / 8, kTokensAtOnce = Tile::kConsumers / kChunks;
     const Epilogue &to = args.epilogue;
-    const int thread = threadIdx.x - 128, chunk = thread % kChunks;
+    const int thread = threadIdx.x - ptx::kWarpgroup, chunk = thread % kChunks;
     if (chunk * 8 >= work.rows) return;
     uint16_t *out = static_cast<uint16_t *>(to.out) + work.group * to.out_group_stride +
                     work.first_column * to.out_stride + work.first_row + chunk * 8;
@@ -395,8 +398,9 @@ __device__ __forceinline__ void copy_halves(const GemmSm90Args &args, const Sm90
 
 /* Units as they are, to rows of tokens. */
 template <typename Tile, int kCount>
-__device__ __forceinline__ void keep_floats(const float (&sum)[kCount], float *rows, int units) {
-    const int thread = threadIdx.x - 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+__device__ __forceinline__ void keep_floats(const float (&sum)[kCount], float *rows, int units, int first_row = 0) {
+    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32;
+    const int row = first_row + thread / 32 * 16 + lane / 4;
 #pragma unroll
     for (int unit = 0; unit < kCount / 4; ++unit) {
         if (unit >= units) break;
@@ -406,12 +410,14 @@ __device__ __forceinline__ void keep_floats(const float (&sum)[kCount], float *r
     }
 }
 
-/* Scales, biases and stores the block's tokens; a warp takes a token at a time. */
+/* Scales, biases and stores the block's tokens, of which the first is the tile's token `first_token`; a warp takes a
+ * token at a time. */
 template <typename Tile>
 __device__ __forceinline__ void finish_tokens(const DecodeShared<Tile> &shared, const GemmSm90Args &args,
-                                              const Sm90Work &work, const float *rows, int part) {
+                                              const Sm90Work &work, const float *rows, int part, int first_token = 0) {
     constexpr int kFours = Tile::kRows / 4, kTokensAtOnce = Tile::kConsumers / kFours;
-    const int thread = threadIdx.x - 128, local_column = thread % kFours * 4, count = min(work.rows - local_column, 4);
+    const int thread = threadIdx.x - ptx::kWarpgroup, local_column = thread % kFours * 4,
+              count = min(work.rows - local_column, 4);
     if (count <= 0) return;
     const float4 scale = *reinterpret_cast<const float4 *>(&shared.weight_scale[local_column]);
     const float4 bias = *reinterpret_cast<const float4 *>(&shared.bias[local_column]);
@@ -420,7 +426,7 @@ __device__ __forceinline__ void finish_tokens(const DecodeShared<Tile> &shared, 
         const int token = (i / 8 * args.split + part) * 8 + i % 8;
         if (token >= work.columns) return;
         const float4 sum = *reinterpret_cast<const float4 *>(rows + i * Tile::kSumPitch + local_column);
-        const float scale_a = shared.token_scale[token];
+        const float scale_a = shared.token_scale[first_token + token];
         float value[4] = {fmaf(sum.x, scale_a * scale.x, bias.x), fmaf(sum.y, scale_a * scale.y, bias.y),
                           fmaf(sum.z, scale_a * scale.z, bias.z), fmaf(sum.w, scale_a * scale.w, bias.w)};
         activate_and_store(args.epilogue, value, work.group, work.first_column + token, work.first_row + local_column,
@@ -431,7 +437,7 @@ __device__ __forceinline__ void finish_tokens(const DecodeShared<Tile> &shared, 
 template <typename Math, typename Tile>
 __device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8_t *stages, float *exchange,
                                                const GemmSm90Args &args, DecodeWorks<Tile> &works, int rank) {
-    const int warpgroup = threadIdx.x / 128 - 1;
+    const int warpgroup = threadIdx.x / ptx::kWarpgroup - 1;
     Sm90Work work;
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
@@ -444,8 +450,9 @@ __device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8
         if (split > 1) {
             units = own_units(work, part, split);
             const int warpgroups = work.rows > 0 ? ceil_div(work.rows, Tile::kWarpgroupRows) : 0;
-            if (threadIdx.x == 128)
-                ptx::mbarrier_arrive_expect_tx(&shared.received, units * (split - 1) * warpgroups * 128 * 16);
+            if (threadIdx.x == ptx::kWarpgroup)
+                ptx::mbarrier_arrive_expect_tx(&shared.received,
+                                               units * (split - 1) * warpgroups * ptx::kWarpgroup * 16);
         }
         const bool has_rows = work.rows > warpgroup * Tile::kWarpgroupRows;
         constexpr int kCount = Tile::kBlockN / 2;
@@ -497,6 +504,7 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
                                             const GemmSm90Args &args) {
     extern __shared__ uint8_t dynamic[];
     __shared__ DecodeShared<Tile> shared;
+    static_assert(Tile::kSharedBytes + sizeof shared <= 227 * 1024, "shared memory of one block");
     uint8_t *stages = dynamic + (-ptx::shared_address(dynamic) & 1023u);
     float *exchange = reinterpret_cast<float *>(stages + Tile::kStages * Tile::kStageBytes);
     const bool alone = Tile::kCluster == 1 && args.split == 1;
@@ -546,6 +554,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                                  const __grid_constant__ CUtensorMap map_tokens,
                                  const __grid_constant__ GemmSm90Args args) {
     decode_body<Math, Tile>(map_weights, map_tokens, args);
+}
+
+/* ---- host ---- */
+
+/* Of the output nothing but scaled and biased sums in 16 bits, 16 bytes of them at a time: what nearly all products
+ * want. Groups of columns begin anywhere. */
+inline bool stores_halves(const TileSpace &space, const Epilogue &to) {
+    return !space.major_is_columns && !to.accumulate && !to.swiglu && to.activation == FG_ACTIVATION_NONE &&
+           to.scale_out == nullptr && fg_dtype_size(to.out_dtype) == 2 && is_multiple(to.out, 16) &&
+           space.minor_length % 8 == 0 && to.out_stride % 8 == 0 && to.out_group_stride % 8 == 0;
 }
 
 }  // namespace flexgemm

@@ -31,6 +31,7 @@ struct GemmSm90Args {
     bool whole_boxes;          /* of 16 bits, and with one scale of all columns and no bias */
     bool out_grouped;          /* it has a matrix for each group */
     bool out_aligned;          /* its rows start at multiples of 16 bytes */
+    bool staggered;            /* blocks add to the output at different times (gemm_sm90.cuh) */
     bool plain;                /* of out nothing but scaled and biased sums in 16 bits, or 32 but for few rows */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
     /* Of gemm_decode_sm90.cuh: blocks or pairs of a cluster that share the K of a tile; steps of each, and how many
@@ -75,6 +76,7 @@ struct Sm90Work {
     int32_t k_begin, k_bytes;
     bool apart; /* from the other block of the pair: B is not shared */
     bool whole; /* all rows and columns are there, and something is multiplied */
+    bool again; /* it is the rest of a tile whose first part of K has been added to the output */
 };
 
 template <typename Tile>
@@ -195,12 +197,12 @@ __device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[k
 template <typename Tile>
 __device__ __forceinline__ void await_turn(int warpgroup) {
     static_assert(Tile::kWarpgroups == 2, "a turn goes to the other one");
-    ptx::named_barrier(2 + warpgroup, 128 * Tile::kWarpgroups);
+    ptx::named_barrier(2 + warpgroup, Tile::kWarpgroups * ptx::kWarpgroup);
 }
 
 template <typename Tile>
 __device__ __forceinline__ void pass_turn(int warpgroup) {
-    ptx::named_barrier_arrive(3 - warpgroup, 128 * Tile::kWarpgroups);
+    ptx::named_barrier_arrive(3 - warpgroup, Tile::kWarpgroups * ptx::kWarpgroup);
 }
 
 /* Hands a stage back to the producers of all blocks that write to it, once per warp. */
@@ -231,7 +233,7 @@ struct Depth {
 template <typename Tile>
 __device__ __forceinline__ Depth depth_of(const Sm90Work &work, const GemmSm90Args &args) {
     const int head = head_of(work), tail = args.space.k_offsets.data ? (head + work.k_bytes) % kSm90StepBytes : 0;
-    return {steps_of(work), head, tail, 128 * (work.rows > Tile::kWarpgroupRows ? Tile::kWarpgroups : 1)};
+    return {steps_of(work), head, tail, ptx::kWarpgroup * (work.rows > Tile::kWarpgroupRows ? Tile::kWarpgroups : 1)};
 }
 
 /* Clears bytes begin .. end - 1 of rows of a stage, whose 16-byte chunks are dealt to `threads` threads. */
@@ -257,10 +259,11 @@ __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const Stag
     ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
     const int head = step == 0 ? depth.head : 0, tail = step + 1 == depth.steps ? depth.tail : 0;
     if (head == 0 && tail == 0) return;
-    const int thread = threadIdx.x - 128;
+    const int thread = threadIdx.x - ptx::kWarpgroup;
     uint8_t *rows_a = stage.stages + at.slot * Tile::kStageBytes, *rows_b = rows_a + Tile::kWarpgroups * Tile::kBytesA;
     const auto clear = [&](int begin, int end) {
-        clear_rows(rows_a + thread / 128 * Tile::kBytesA, Tile::kWarpgroupRows, begin, end, thread % 128, 128);
+        clear_rows(rows_a + thread / ptx::kWarpgroup * Tile::kBytesA, Tile::kWarpgroupRows, begin, end,
+                   thread % ptx::kWarpgroup, ptx::kWarpgroup);
         clear_rows(rows_b, Tile::kBlockN, begin, end, thread, depth.threads);
     };
     clear(0, head);
@@ -470,8 +473,19 @@ fg_status launch_clusters(Kernel *kernel, dim3 grid, int cluster_blocks, int thr
     return FG_OK;
 }
 
-/* The product of a plan of few rows. (gemm_decode_sm90.cu) */
+/* Calls launch with a value of the kind of product that wgmma has for a first operand of one fp8 type and a second one
+ * of another. */
+template <Sm90Sums kSums, typename Launch>
+fg_status with_fp8(fg_dtype first, fg_dtype second, const Launch &launch) {
+    if (first == FG_FLOAT8_E5M2)
+        return second == FG_FLOAT8_E5M2 ? launch(Sm90E5m2E5m2<kSums>{}) : launch(Sm90E5m2E4m3<kSums>{});
+    return second == FG_FLOAT8_E5M2 ? launch(Sm90E4m3E5m2<kSums>{}) : launch(Sm90E4m3E4m3<kSums>{});
+}
+
+/* The product of a plan of few rows, and of one of groups of some. (gemm_decode_sm90.cu, gemm_groups_sm90.cu) */
 fg_status gemm_decode_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
+                           fg_error *error);
+fg_status gemm_groups_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
                            fg_error *error);
 
 }  // namespace flexgemm

@@ -288,11 +288,9 @@ __global__ void __launch_bounds__(Shape::kThreads) gemm_kernel(const __grid_cons
 
 template <typename Math, typename Shape>
 fg_status launch_tile(GemmArgs &args, int max_blocks, const fg_queue *queue, fg_error *error) {
-    set_tiles(args.space, Shape::kBlockM, Shape::kBlockN);
-
+    const int64_t tiles = set_tiles(args.space, Shape::kBlockM, Shape::kBlockN);
     const fg_status status = allow_shared<gemm_kernel<Math, Shape>>(Shape::kSharedBytes, error);
     if (status != FG_OK) return status;
-    const int64_t tiles = args.space.major_tiles * args.space.minor_tiles;
     const unsigned blocks = static_cast<unsigned>(tiles < max_blocks ? tiles : max_blocks);
     gemm_kernel<Math, Shape><<<blocks, Shape::kThreads, Shape::kSharedBytes, stream_of(queue)>>>(args);
     FG_CUDA(cudaGetLastError());

@@ -40,9 +40,8 @@ fg_status launch_tile(const TensorRows &a, const TensorRows &b, GemmSm90Args &ar
     }();
     status = allow_shared<kernel>(Tile::kSharedBytes, error);
     if (status != FG_OK) return status;
-    set_tiles(args.space, Tile::kClusterM, Tile::kBlockN);
-    const int64_t tiles = args.space.major_tiles * args.space.minor_tiles, clusters = num_sms / Tile::kCluster;
-
+    const int64_t tiles = set_tiles(args.space, Tile::kClusterM, Tile::kBlockN), clusters = num_sms / Tile::kCluster;
+    args.staggered = args.epilogue.accumulate && args.plain && args.epilogue.bias == nullptr && tiles >= 4 * clusters;
     const dim3 grid(static_cast<unsigned>((tiles < clusters ? tiles : clusters) * Tile::kCluster));
     return launch_clusters(kernel, grid, Tile::kCluster, Tile::kThreads, Tile::kSharedBytes, map_a, map_b, args, queue,
                            error);
@@ -67,16 +66,6 @@ fg_status launch(const fg_plan &plan, const TensorRows &a, const TensorRows &b, 
     }
 }
 
-template <Sm90Sums kSums>
-fg_status launch_fp8(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, fg_dtype of_a,
-                     fg_dtype of_b, int num_sms, const fg_queue *queue, fg_error *error) {
-    if (of_a == FG_FLOAT8_E5M2)
-        return of_b == FG_FLOAT8_E5M2 ? launch<Sm90E5m2E5m2<kSums>>(plan, a, b, args, num_sms, queue, error)
-                                      : launch<Sm90E5m2E4m3<kSums>>(plan, a, b, args, num_sms, queue, error);
-    return of_b == FG_FLOAT8_E5M2 ? launch<Sm90E4m3E5m2<kSums>>(plan, a, b, args, num_sms, queue, error)
-                                  : launch<Sm90E4m3E4m3<kSums>>(plan, a, b, args, num_sms, queue, error);
-}
-
 /* The output lacks what only stores of four columns at a time do. */
 bool is_plain(const fg_gemm_params &params) {
     return !params.swiglu && params.activation == FG_ACTIVATION_NONE && !params.scale_out.present &&
@@ -97,6 +86,7 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     fg_print_plan(&plan, "gemm", dtype, "m=%lld n=%lld k=%lld groups=%lld", static_cast<long long>(all.m),
                   static_cast<long long>(all.n), static_cast<long long>(all.k), static_cast<long long>(all.groups));
     if (plan.few_rows) return gemm_decode_sm90(params, plan, num_sms, queue, error);
+    if (plan.some_rows) return gemm_groups_sm90(params, plan, num_sms, queue, error);
 
     const TensorRows a = make_rows(params.a), b = make_rows(params.b);
     GemmSm90Args args = make_args(params);
@@ -119,10 +109,10 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     const fg_dtype of_b = params.b.dtype;
     if (dtype == FG_FLOAT16) return launch<Sm90Half<Sm90Sums::kPlain>>(plan, a, b, args, num_sms, queue, error);
     if (dtype == FG_BFLOAT16) return launch<Sm90Bfloat16<Sm90Sums::kPlain>>(plan, a, b, args, num_sms, queue, error);
-    if (block_scaled) return launch_fp8<Sm90Sums::kScaled>(plan, a, b, args, dtype, of_b, num_sms, queue, error);
-    if (args.steps_per_promote == 0)
-        return launch_fp8<Sm90Sums::kPlain>(plan, a, b, args, dtype, of_b, num_sms, queue, error);
-    return launch_fp8<Sm90Sums::kPromoted>(plan, a, b, args, dtype, of_b, num_sms, queue, error);
+    const auto launch_math = [&](auto math) { return launch<decltype(math)>(plan, a, b, args, num_sms, queue, error); };
+    if (block_scaled) return with_fp8<Sm90Sums::kScaled>(dtype, of_b, launch_math);
+    if (args.steps_per_promote == 0) return with_fp8<Sm90Sums::kPlain>(dtype, of_b, launch_math);
+    return with_fp8<Sm90Sums::kPromoted>(dtype, of_b, launch_math);
 }
 
 }  // namespace flexgemm

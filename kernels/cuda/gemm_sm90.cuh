@@ -34,7 +34,7 @@ struct Sm90Tile {
     static constexpr int kPromotedParts = kN > 192 ? 2 : 1;
     static constexpr int kStages = kN > 128 ? 4 : 6;
     static constexpr int kWarpgroups = 2, kWarpgroupRows = 64; /* of consumers */
-    static constexpr int kThreads = 128 * (1 + kWarpgroups);
+    static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup;
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes; /* of one warpgroup */
     static constexpr int kBytesB = kN * kSm90StepBytes;
     static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
@@ -63,6 +63,21 @@ __device__ __forceinline__ void ask_for_columns(const GemmSm90Args &args) {
 
 /* ---- scheduler warp ---- */
 
+/* Where sums of float32 are added to the output, which takes the memory as long as a good part of a tile, blocks that
+ * begin together would all do so at the same time, and none while others multiply. So three of four clusters part their
+ * first tile along K and keep the rest for the end, which leaves them a quarter, a half or three quarters of a tile
+ * ahead. Takes the rest from `work`; that of an empty group: nothing to part. */
+__device__ __forceinline__ Sm90Work part_along_k(Sm90Work &work, int cluster) {
+    const int steps = steps_of(work) * (cluster % 4) / 4;
+    if (steps == 0) return no_more_work();
+    Sm90Work rest = work;
+    work.k_bytes = steps * kSm90StepBytes - head_of(work);
+    rest.k_begin += work.k_bytes;
+    rest.k_bytes -= work.k_bytes;
+    rest.again = true;
+    return rest;
+}
+
 template <typename Tile>
 __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm90Args &args) {
     RingPosition<Tile::kTileSlots> at;
@@ -79,21 +94,24 @@ __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm9
     TileWalk<Tile::kClusterM, Tile::kBlockN, Tile::kCluster> walk(
         args.space, blockIdx.x / Tile::kCluster, gridDim.x / Tile::kCluster, blockIdx.x % Tile::kCluster);
     OutputTile tile;
-    while (walk.next(tile)) {
+    Sm90Work rest = no_more_work();
+    for (bool first = true; walk.next(tile); first = false) {
         const int64_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column;
-        const Sm90Work work = {static_cast<int32_t>(tile.row),
-                               rows < kSm90BlockM ? static_cast<int32_t>(rows) : kSm90BlockM,
-                               static_cast<int32_t>(tile.column),
-                               columns < Tile::kBlockN ? static_cast<int32_t>(columns) : Tile::kBlockN,
-                               static_cast<int32_t>(tile.group),
-                               static_cast<int32_t>(tile.weight),
-                               static_cast<int32_t>(tile.k_begin),
-                               static_cast<int32_t>(tile.k_end - tile.k_begin),
-                               tile.apart,
-                               args.whole_boxes && rows >= kSm90BlockM && columns >= Tile::kBlockN &&
-                                   tile.column % 8 == 0 && tile.k_end > tile.k_begin};
+        Sm90Work work = {static_cast<int32_t>(tile.row),
+                         rows < kSm90BlockM ? static_cast<int32_t>(rows) : kSm90BlockM,
+                         static_cast<int32_t>(tile.column),
+                         columns < Tile::kBlockN ? static_cast<int32_t>(columns) : Tile::kBlockN,
+                         static_cast<int32_t>(tile.group),
+                         static_cast<int32_t>(tile.weight),
+                         static_cast<int32_t>(tile.k_begin),
+                         static_cast<int32_t>(tile.k_end - tile.k_begin),
+                         tile.apart,
+                         args.whole_boxes && rows >= kSm90BlockM && columns >= Tile::kBlockN && tile.column % 8 == 0 &&
+                             tile.k_end > tile.k_begin};
+        if (first && args.staggered) rest = part_along_k(work, static_cast<int>(blockIdx.x) / Tile::kCluster);
         hand_over(shared, at, work);
     }
+    if (rest.group >= 0) hand_over(shared, at, rest);
     hand_over(shared, at, no_more_work());
 }
 
@@ -148,7 +166,7 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
 __device__ __forceinline__ RowScales row_scales_of(const GemmSm90Args &args, const Sm90Work &work, int64_t first_row,
                                                    int count) {
     const Scale &a = args.epilogue.scale_a, &b = args.epilogue.scale_b;
-    const int local_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const int local_row = threadIdx.x % ptx::kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
     RowScales scales;
     for (int half = 0; half < 2; ++half) {
         const int row = local_row + 8 * half < count ? local_row + 8 * half : 0;
@@ -357,9 +375,9 @@ struct Place {
     int lane, warp_row;
     uint8_t *slabs;
     __device__ __forceinline__ explicit Place(uint8_t *all_slabs) {
-        const int thread = ptx::opaque(static_cast<int>(threadIdx.x)) - 128;
+        const int thread = ptx::opaque(static_cast<int>(threadIdx.x)) - ptx::kWarpgroup;
         lane = thread % 32;
-        warp_row = thread % 128 / 32 * 16;
+        warp_row = thread % ptx::kWarpgroup / 32 * 16;
         slabs = all_slabs + thread / 32 * Tile::kSlabs * Tile::kSlabBytes;
     }
 };
@@ -481,7 +499,8 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
 
 template <typename Math, typename Tile>
 __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stages, const GemmSm90Args &args) {
-    const int warpgroup = ptx::opaque(static_cast<int>(threadIdx.x) / 128 - 1); /* not worked out again in each step */
+    const int warpgroup =
+        ptx::opaque(static_cast<int>(threadIdx.x) / ptx::kWarpgroup - 1); /* not worked out again in each step */
     RingPosition<Tile::kTileSlots> slot;
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
@@ -513,6 +532,10 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
         const Sm90Work &work = shared.work[slot.slot];
         const int64_t first_row = work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows;
         const int count = work.rows - warpgroup * Tile::kWarpgroupRows;
+        if (work.again) { /* sums do not depend on which part of K is faster to be added */
+            __syncwarp();
+            if (ptx::elect()) ptx::tma_wait();
+        }
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
             ptx::wgmma_hold(sum[part]);

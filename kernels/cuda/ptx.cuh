@@ -299,6 +299,9 @@ __device__ __forceinline__ void tma_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
 }
 
+/* Waits until all of this thread's committed groups have been written. */
+__device__ __forceinline__ void tma_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 __device__ __forceinline__ uint32_t cluster_block_rank() {
     uint32_t rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -409,7 +412,8 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 constexpr int kWarpgroup = 128; /* threads */
 
 /* True in one thread of a warp that is all here, the same one each time. The compiler knows that it is one: what the
- * copy engine is told goes into uniform registers as it is, where another condition takes a loop over lanes. */
+ * copy engine is told goes into uniform registers as it is, where another condition takes a loop over lanes. It stands
+ * first in a condition of several: behind another one, the compiler makes that loop again. */
 __device__ __forceinline__ bool elect() {
     uint32_t elected;
     asm volatile("{\n.reg .pred elected;\nelect.sync _|elected, 0xffffffff;\nselp.u32 %0, 1, 0, elected;\n}\n"
@@ -465,119 +469,73 @@ __device__ __forceinline__ void wgmma_hold(uint64_t &descriptor) {
     descriptor = (descriptor >> 32 << 32) | low;
 }
 
-/* D = A.B^T, or D += A.B^T when `accumulate`: 64 rows of A and 8, 16, 24, 32, 64, 96, 128, 192 or 256 of B (overloads),
- * 32 bytes of K, float32 accumulators. Warp w of the warpgroup holds rows 16 w .. 16 w + 15, each thread
+/* D = A.B^T, or D += A.B^T when `accumulate`: 64 rows of A and 8, 24, 256 or a multiple of 16 up to 192 of B
+ * (overloads), 32 bytes of K, float32 accumulators. Warp w of the warpgroup holds rows 16 w .. 16 w + 15, each thread
  * d[4 j + 2 half + i] = row group + 8 half, column 8 j + 2 thread_in_group + i. _km: A lies transposed, K x M; _kn: B
- * does, K x N. */
-#define FG_FLOATS_16(d, i)                                                                                             \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
-        "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]), "+f"(d[i + 11]), "+f"(d[i + 12]),             \
-        "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
-#define FG_WGMMA(name, kind, tail)                                                                                     \
-    __device__ __forceinline__ void name(float (&d)[4], uint64_t a, uint64_t b, int accumulate) {                      \
-        asm volatile(                                                                                                  \
-            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %6, 0;\n"                                              \
-            "wgmma.mma_async.sync.aligned.m64n8" kind " {%0, %1, %2, %3}, %4, %5, accumulate, 1, 1" tail ";\n}\n"      \
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                           \
-            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
-    }                                                                                                                  \
-    __device__ __forceinline__ void name(float (&d)[8], uint64_t a, uint64_t b, int accumulate) {                      \
-        asm volatile(                                                                                                  \
-            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %10, 0;\n"                                             \
-            "wgmma.mma_async.sync.aligned.m64n16" kind                                                                 \
-            " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, accumulate, 1, 1" tail ";\n}\n"                                \
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])           \
-            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
-    }                                                                                                                  \
-    __device__ __forceinline__ void name(float (&d)[12], uint64_t a, uint64_t b, int accumulate) {                     \
-        asm volatile(                                                                                                  \
-            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %14, 0;\n"                                             \
-            "wgmma.mma_async.sync.aligned.m64n24" kind                                                                 \
-            " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, %12, %13, accumulate, 1, 1" tail ";\n}\n"            \
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),          \
-              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])                                                         \
-            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
-    }                                                                                                                  \
-    __device__ __forceinline__ void name(float (&d)[16], uint64_t a, uint64_t b, int accumulate) {                     \
-        asm volatile(                                                                                                  \
-            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %18, 0;\n"                                             \
-            "wgmma.mma_async.sync.aligned.m64n32" kind                                                                 \
-            " {"                                                                                                       \
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15 "                                    \
-            "}, %16, %17, accumulate, 1, 1" tail ";\n}\n"                                                              \
-            : FG_FLOATS_16(d, 0)                                                                                       \
-            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
-    }                                                                                                                  \
-    __device__ __forceinline__ void name(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {                     \
-        asm volatile(                                                                                                  \
-            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %34, 0;\n"                                             \
-            "wgmma.mma_async.sync.aligned.m64n64" kind                                                                 \
-            " {"                                                                                                       \
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "                    \
-            "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 "                                         \
-            "}, %32, %33, accumulate, 1, 1" tail ";\n}\n"                                                              \
-            : FG_FLOATS_16(d, 0), FG_FLOATS_16(d, 16)                                                                  \
-            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
-    }                                                                                                                  \
-    __device__ __forceinline__ void name(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {                     \
-        asm volatile(                                                                                                  \
-            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %50, 0;\n"                                             \
-            "wgmma.mma_async.sync.aligned.m64n96" kind                                                                 \
-            " {"                                                                                                       \
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "                    \
-            "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "                    \
-            "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47 "                                              \
-            "}, %48, %49, accumulate, 1, 1" tail ";\n}\n"                                                              \
-            : FG_FLOATS_16(d, 0), FG_FLOATS_16(d, 16), FG_FLOATS_16(d, 32)                                             \
-            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
-    }                                                                                                                  \
-    __device__ __forceinline__ void name(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {                     \
-        asm volatile(                                                                                                  \
-            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %66, 0;\n"                                             \
-            "wgmma.mma_async.sync.aligned.m64n128" kind                                                                \
-            " {"                                                                                                       \
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "                    \
-            "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "                    \
-            "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "                    \
-            "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 "                                                   \
-            "}, %64, %65, accumulate, 1, 1" tail ";\n}\n"                                                              \
-            : FG_FLOATS_16(d, 0), FG_FLOATS_16(d, 16), FG_FLOATS_16(d, 32), FG_FLOATS_16(d, 48)                        \
-            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
-    }                                                                                                                  \
-    __device__ __forceinline__ void name(float (&d)[96], uint64_t a, uint64_t b, int accumulate) {                     \
-        asm volatile(                                                                                                  \
-            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %98, 0;\n"                                             \
-            "wgmma.mma_async.sync.aligned.m64n192" kind                                                                \
-            " {"                                                                                                       \
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "                    \
-            "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "                    \
-            "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "                    \
-            "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, "                    \
-            "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, "                    \
-            "%87, %88, %89, %90, %91, %92, %93, %94, %95 "                                                             \
-            "}, %96, %97, accumulate, 1, 1" tail ";\n}\n"                                                              \
-            : FG_FLOATS_16(d, 0), FG_FLOATS_16(d, 16), FG_FLOATS_16(d, 32), FG_FLOATS_16(d, 48), FG_FLOATS_16(d, 64),  \
-              FG_FLOATS_16(d, 80)                                                                                      \
-            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
-    }                                                                                                                  \
-    __device__ __forceinline__ void name(float (&d)[128], uint64_t a, uint64_t b, int accumulate) {                    \
-        asm volatile(                                                                                                  \
-            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %130, 0;\n"                                            \
-            "wgmma.mma_async.sync.aligned.m64n256" kind                                                                \
-            " {"                                                                                                       \
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "                    \
-            "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "                    \
-            "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "                    \
-            "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, "                    \
-            "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, "                    \
-            "%87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, "                      \
-            "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, "                     \
-            "%117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127 "                                        \
-            "}, %128, %129, accumulate, 1, 1" tail ";\n}\n"                                                            \
-            : FG_FLOATS_16(d, 0), FG_FLOATS_16(d, 16), FG_FLOATS_16(d, 32), FG_FLOATS_16(d, 48), FG_FLOATS_16(d, 64),  \
-              FG_FLOATS_16(d, 80), FG_FLOATS_16(d, 96), FG_FLOATS_16(d, 112)                                           \
-            : "l"(a), "l"(b), "r"(accumulate));                                                                        \
+ * does, K x N. FG_LIST_n: the names of n sums, FG_SUMS_n: themselves; FG_WGMMA_OF is told the numbers of the operands
+ * behind them. */
+#define FG_LIST_4 "%0, %1, %2, %3"
+#define FG_LIST_8 FG_LIST_4 ", %4, %5, %6, %7"
+#define FG_LIST_12 FG_LIST_8 ", %8, %9, %10, %11"
+#define FG_LIST_16 FG_LIST_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define FG_LIST_24 FG_LIST_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define FG_LIST_32 FG_LIST_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define FG_LIST_40 FG_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define FG_LIST_48 FG_LIST_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define FG_LIST_56 FG_LIST_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define FG_LIST_64 FG_LIST_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define FG_LIST_72 FG_LIST_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define FG_LIST_80 FG_LIST_72 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define FG_LIST_88 FG_LIST_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define FG_LIST_96 FG_LIST_88 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define FG_LIST_104 FG_LIST_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define FG_LIST_112 FG_LIST_104 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define FG_LIST_120 FG_LIST_112 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define FG_LIST_128 FG_LIST_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define FG_FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define FG_SUMS_4(d) FG_FOUR(d, 0)
+#define FG_SUMS_8(d) FG_SUMS_4(d), FG_FOUR(d, 4)
+#define FG_SUMS_12(d) FG_SUMS_8(d), FG_FOUR(d, 8)
+#define FG_SUMS_16(d) FG_SUMS_8(d), FG_FOUR(d, 8), FG_FOUR(d, 12)
+#define FG_SUMS_24(d) FG_SUMS_16(d), FG_FOUR(d, 16), FG_FOUR(d, 20)
+#define FG_SUMS_32(d) FG_SUMS_24(d), FG_FOUR(d, 24), FG_FOUR(d, 28)
+#define FG_SUMS_40(d) FG_SUMS_32(d), FG_FOUR(d, 32), FG_FOUR(d, 36)
+#define FG_SUMS_48(d) FG_SUMS_40(d), FG_FOUR(d, 40), FG_FOUR(d, 44)
+#define FG_SUMS_56(d) FG_SUMS_48(d), FG_FOUR(d, 48), FG_FOUR(d, 52)
+#define FG_SUMS_64(d) FG_SUMS_56(d), FG_FOUR(d, 56), FG_FOUR(d, 60)
+#define FG_SUMS_72(d) FG_SUMS_64(d), FG_FOUR(d, 64), FG_FOUR(d, 68)
+#define FG_SUMS_80(d) FG_SUMS_72(d), FG_FOUR(d, 72), FG_FOUR(d, 76)
+#define FG_SUMS_88(d) FG_SUMS_80(d), FG_FOUR(d, 80), FG_FOUR(d, 84)
+#define FG_SUMS_96(d) FG_SUMS_88(d), FG_FOUR(d, 88), FG_FOUR(d, 92)
+#define FG_SUMS_104(d) FG_SUMS_96(d), FG_FOUR(d, 96), FG_FOUR(d, 100)
+#define FG_SUMS_112(d) FG_SUMS_104(d), FG_FOUR(d, 104), FG_FOUR(d, 108)
+#define FG_SUMS_120(d) FG_SUMS_112(d), FG_FOUR(d, 112), FG_FOUR(d, 116)
+#define FG_SUMS_128(d) FG_SUMS_120(d), FG_FOUR(d, 120), FG_FOUR(d, 124)
+#define FG_WGMMA_OF(name, kind, tail, columns, count, a_, b_, accumulate_)                                             \
+    __device__ __forceinline__ void name(float (&d)[count], uint64_t a, uint64_t b, int accumulate) {                  \
+        asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %" #accumulate_                               \
+                     ", 0;\n"                                                                                          \
+                     "wgmma.mma_async.sync.aligned.m64n" #columns kind " {" FG_LIST_##count                            \
+                     "}, %" #a_ ", %" #b_ ", accumulate, 1, 1" tail ";\n}\n"                                           \
+                     : FG_SUMS_##count(d)                                                                              \
+                     : "l"(a), "l"(b), "r"(accumulate));                                                               \
     }
+#define FG_WGMMA(name, kind, tail)                                                                                     \
+    FG_WGMMA_OF(name, kind, tail, 8, 4, 4, 5, 6)                                                                       \
+    FG_WGMMA_OF(name, kind, tail, 16, 8, 8, 9, 10)                                                                     \
+    FG_WGMMA_OF(name, kind, tail, 24, 12, 12, 13, 14)                                                                  \
+    FG_WGMMA_OF(name, kind, tail, 32, 16, 16, 17, 18)                                                                  \
+    FG_WGMMA_OF(name, kind, tail, 48, 24, 24, 25, 26)                                                                  \
+    FG_WGMMA_OF(name, kind, tail, 64, 32, 32, 33, 34)                                                                  \
+    FG_WGMMA_OF(name, kind, tail, 80, 40, 40, 41, 42)                                                                  \
+    FG_WGMMA_OF(name, kind, tail, 96, 48, 48, 49, 50)                                                                  \
+    FG_WGMMA_OF(name, kind, tail, 112, 56, 56, 57, 58)                                                                 \
+    FG_WGMMA_OF(name, kind, tail, 128, 64, 64, 65, 66)                                                                 \
+    FG_WGMMA_OF(name, kind, tail, 144, 72, 72, 73, 74)                                                                 \
+    FG_WGMMA_OF(name, kind, tail, 160, 80, 80, 81, 82)                                                                 \
+    FG_WGMMA_OF(name, kind, tail, 176, 88, 88, 89, 90)                                                                 \
+    FG_WGMMA_OF(name, kind, tail, 192, 96, 96, 97, 98)                                                                 \
+    FG_WGMMA_OF(name, kind, tail, 256, 128, 128, 129, 130)
 
 FG_WGMMA(wgmma_f16, "k16.f32.f16.f16", ", 0, 0")
 FG_WGMMA(wgmma_bf16, "k16.f32.bf16.bf16", ", 0, 0")
@@ -593,38 +551,19 @@ FG_WGMMA(wgmma_e5m2_e5m2, "k32.f32.e5m2.e5m2", "")
 
 /* The same with A in registers, which keep their values until the product has been waited for: a[2 step + half] is row
  * group + 8 half, word thread_in_group + 4 step of K. */
-#define FG_WGMMA_REGISTERS(name, kind, tail)                                                                           \
-    __device__ __forceinline__ void name(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int accumulate) {         \
-        asm volatile(                                                                                                  \
-            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %21, 0;\n"                                             \
-            "wgmma.mma_async.sync.aligned.m64n32" kind                                                                 \
-            " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"                                   \
-            "}, {%16, %17, %18, %19}, %20, accumulate, 1, 1" tail ";\n}\n"                                             \
-            : FG_FLOATS_16(d, 0)                                                                                       \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                                    \
-    }                                                                                                                  \
-    __device__ __forceinline__ void name(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int accumulate) {         \
-        asm volatile(                                                                                                  \
-            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %37, 0;\n"                                             \
-            "wgmma.mma_async.sync.aligned.m64n64" kind                                                                 \
-            " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "             \
-            "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"                                               \
-            "}, {%32, %33, %34, %35}, %36, accumulate, 1, 1" tail ";\n}\n"                                             \
-            : FG_FLOATS_16(d, 0), FG_FLOATS_16(d, 16)                                                                  \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                                    \
-    }                                                                                                                  \
-    __device__ __forceinline__ void name(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int accumulate) {         \
-        asm volatile(                                                                                                  \
-            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %69, 0;\n"                                             \
-            "wgmma.mma_async.sync.aligned.m64n128" kind                                                                \
-            " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "             \
-            "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "               \
-            "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "               \
-            "%56, %57, %58, %59, %60, %61, %62, %63"                                                                   \
-            "}, {%64, %65, %66, %67}, %68, accumulate, 1, 1" tail ";\n}\n"                                             \
-            : FG_FLOATS_16(d, 0), FG_FLOATS_16(d, 16), FG_FLOATS_16(d, 32), FG_FLOATS_16(d, 48)                        \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                                    \
+#define FG_WGMMA_REGISTERS_OF(name, kind, tail, columns, count, a_0, a_1, a_2, a_3, b_, accumulate_)                   \
+    __device__ __forceinline__ void name(float (&d)[count], const uint32_t (&a)[4], uint64_t b, int accumulate) {      \
+        asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %" #accumulate_                               \
+                     ", 0;\n"                                                                                          \
+                     "wgmma.mma_async.sync.aligned.m64n" #columns kind " {" FG_LIST_##count                            \
+                     "}, {%" #a_0 ", %" #a_1 ", %" #a_2 ", %" #a_3 "}, %" #b_ ", accumulate, 1, 1" tail ";\n}\n"       \
+                     : FG_SUMS_##count(d)                                                                              \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                           \
     }
+#define FG_WGMMA_REGISTERS(name, kind, tail)                                                                           \
+    FG_WGMMA_REGISTERS_OF(name, kind, tail, 32, 16, 16, 17, 18, 19, 20, 21)                                            \
+    FG_WGMMA_REGISTERS_OF(name, kind, tail, 64, 32, 32, 33, 34, 35, 36, 37)                                            \
+    FG_WGMMA_REGISTERS_OF(name, kind, tail, 128, 64, 64, 65, 66, 67, 68, 69)
 FG_WGMMA_REGISTERS(wgmma_f16_from_registers, "k16.f32.f16.f16", ", 0")
 FG_WGMMA_REGISTERS(wgmma_bf16_from_registers, "k16.f32.bf16.bf16", ", 0")
 FG_WGMMA_REGISTERS(wgmma_f16_kn_from_registers, "k16.f32.f16.f16", ", 1")
@@ -632,7 +571,8 @@ FG_WGMMA_REGISTERS(wgmma_bf16_kn_from_registers, "k16.f32.bf16.bf16", ", 1")
 FG_WGMMA_REGISTERS(wgmma_tf32_from_registers, "k8.f32.tf32.tf32", "")
 
 #undef FG_WGMMA
+#undef FG_WGMMA_OF
 #undef FG_WGMMA_REGISTERS
-#undef FG_FLOATS_16
+#undef FG_WGMMA_REGISTERS_OF
 
 }  // namespace ptx

@@ -34,6 +34,7 @@ struct GroupedAxis {
     Grouping grouping;
     Offsets data; /* also sizes and indices */
     int64_t groups, length;
+    int32_t block; /* the most elements of a tile; set for a tile shape */
 };
 
 /* The tiles of a product, for both families. */
@@ -41,8 +42,8 @@ struct TileSpace {
     GroupedAxis major;
     bool major_is_columns;
     int64_t minor_length;
-    int64_t major_tiles, minor_tiles; /* set for a tile shape; the major ones a bound */
-    int64_t k_bytes, element_bytes;
+    uint32_t major_tiles, minor_tiles; /* set for a tile shape; the major ones a bound */
+    int64_t k, k_bytes, element_bytes;
     Offsets k_offsets;      /* of groups along K */
     Offsets weight_indices; /* `has_begin` has no meaning */
     int64_t weights;
@@ -69,6 +70,7 @@ inline TileSpace make_tile_space(const fg_gemm_params &params) {
     space.major.groups = shape.groups;
     space.minor_length = space.major_is_columns ? shape.m : shape.n;
     space.element_bytes = static_cast<int64_t>(fg_dtype_size(params.a.dtype));
+    space.k = shape.k;
     space.k_bytes = shape.k * space.element_bytes;
     const Offsets data = params.grouping.present ? make_offsets(params.grouping, shape.groups) : Offsets{};
     switch (params.layout) {
@@ -102,21 +104,28 @@ inline TileSpace make_tile_space(const fg_gemm_params &params) {
     return space;
 }
 
-inline void set_tiles(TileSpace &space, int block_m, int block_n) {
+/* Tiles are counted in 32 bits, since no memory holds the output of more: to divide in 64 takes longer than a step of
+ * many products. Returns how many there are at most. */
+inline int64_t set_tiles(TileSpace &space, int block_m, int block_n) {
     const int64_t block = space.major_is_columns ? block_n : block_m, length = space.major.length;
+    space.major.block = static_cast<int32_t>(block);
     const int64_t groups = space.major.groups, nonempty = groups < length ? groups : length;
+    int64_t major_tiles;
     switch (space.major.grouping) {
         case Grouping::kOffsets:
-            space.major_tiles = (length + nonempty * (block - 1)) / block;
+            major_tiles = (length + nonempty * (block - 1)) / block;
             break;
         case Grouping::kUniform:
         case Grouping::kSizes:
-            space.major_tiles = groups * ceil_div<int64_t>(length, block);
+            major_tiles = groups * ceil_div<int64_t>(length, block);
             break;
         default:
-            space.major_tiles = ceil_div<int64_t>(length, block);
+            major_tiles = ceil_div<int64_t>(length, block);
     }
-    space.minor_tiles = ceil_div<int64_t>(space.minor_length, space.major_is_columns ? block_m : block_n);
+    space.major_tiles = static_cast<uint32_t>(major_tiles);
+    space.minor_tiles =
+        static_cast<uint32_t>(ceil_div<int64_t>(space.minor_length, space.major_is_columns ? block_m : block_n));
+    return major_tiles * space.minor_tiles;
 }
 
 /* ---- groups ---- */
@@ -130,7 +139,8 @@ struct MajorTile {
 
 /* Groups before `group` end at `reached` and have `counted` tiles. */
 struct GroupCursor {
-    int64_t group, reached, counted;
+    int64_t group, reached;
+    uint32_t counted;
 };
 
 __device__ __forceinline__ int64_t integer_at(const Offsets &data, int64_t i) {
@@ -147,11 +157,36 @@ __device__ __forceinline__ int64_t group_bound(const Offsets &offsets, int64_t i
     return clamp_into(integer_at(offsets, offsets.has_begin ? i : i - 1), length);
 }
 
+/* How a group is cut. Blocks, of which the last one has what is left; or even: into no more tiles than that, which
+ * have as much as each other but for multiples of 16, so that none costs a tile's reading for a few elements. */
+template <int kBlock, bool kEven>
+struct Cut {
+    uint32_t tiles, size;
+    __device__ __forceinline__ Cut(const GroupedAxis &axis, int64_t length) {
+        if constexpr (kEven) { /* of groups that TMA reads, whose rows fit into 31 bits */
+            const auto elements = static_cast<uint32_t>(length);
+            tiles = ceil_div(elements, static_cast<uint32_t>(axis.block));
+            size = tiles > 0 ? ceil_div(ceil_div(elements, tiles), 16u) * 16 : 0;
+        } else {
+            tiles = static_cast<uint32_t>(ceil_div<int64_t>(length, kBlock));
+            size = kBlock;
+        }
+    }
+    /* Of a group that begins at `begin`. */
+    __device__ __forceinline__ int64_t begin_of(int64_t begin, uint32_t tile) const {
+        return begin + int64_t{tile} * size;
+    }
+    __device__ __forceinline__ int64_t end_of(int64_t begin, int64_t end, uint32_t tile) const {
+        const int64_t next = begin_of(begin, tile + 1);
+        return kEven && next < end ? next : end;
+    }
+};
+
 /* Major tile `target`, from the cursor on, by one warp. The cursor moves on over groups that lie before tile `kept`,
  * the lowest that will still be asked for; when there is no such tile, `total` becomes the number of all. */
-template <int kBlock>
-__device__ MajorTile scan_groups(const GroupedAxis &axis, int64_t target, int64_t kept, GroupCursor &cursor,
-                                 int64_t &total) {
+template <int kBlock, bool kEven>
+__device__ MajorTile scan_groups(const GroupedAxis &axis, uint32_t target, uint32_t kept, GroupCursor &cursor,
+                                 uint32_t &total) {
     const int lane = threadIdx.x % 32;
     const bool shared_length = axis.grouping == Grouping::kOffsets;
     GroupCursor at = cursor;
@@ -171,20 +206,20 @@ __device__ MajorTile scan_groups(const GroupedAxis &axis, int64_t target, int64_
             end = clamp_into(integer_at(axis.data, group), axis.length);
         }
 
-        const int64_t tiles = ceil_div<int64_t>(end - begin, kBlock);
-        int64_t inclusive = tiles;
+        const Cut<kBlock, kEven> cut(axis, end - begin);
+        uint32_t inclusive = cut.tiles;
         for (int distance = 1; distance < 32; distance *= 2) {
-            const int64_t other = __shfl_up_sync(0xffffffffu, inclusive, distance);
+            const uint32_t other = __shfl_up_sync(0xffffffffu, inclusive, distance);
             if (lane >= distance) inclusive += other;
         }
-        const int64_t first = at.counted + inclusive - tiles; /* this group's first tile */
-        const unsigned found = __ballot_sync(0xffffffffu, first <= target && target < first + tiles);
+        const uint32_t first = at.counted + inclusive - cut.tiles; /* this group's first tile */
+        const unsigned found = __ballot_sync(0xffffffffu, first <= target && target < first + cut.tiles);
         if (found) {
             const int owner = __ffs(static_cast<int>(found)) - 1;
-            return {__shfl_sync(0xffffffffu, begin + (target - first) * kBlock, owner),
-                    __shfl_sync(0xffffffffu, end, owner), at.group + owner};
+            return {__shfl_sync(0xffffffffu, cut.begin_of(begin, target - first), owner),
+                    __shfl_sync(0xffffffffu, cut.end_of(begin, end, target - first), owner), at.group + owner};
         }
-        at = {at.group + 32, __shfl_sync(0xffffffffu, end, 31), __shfl_sync(0xffffffffu, first + tiles, 31)};
+        at = {at.group + 32, __shfl_sync(0xffffffffu, end, 31), __shfl_sync(0xffffffffu, first + cut.tiles, 31)};
         if (at.counted <= kept) cursor = at;
     }
     total = at.counted;
@@ -229,9 +264,8 @@ __device__ __forceinline__ void rasterise(uint32_t tile, uint32_t major_tiles, u
 }
 
 /* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. Where kBlocks blocks share a
- * tile, block `rank` of them gets its own rows of it, which may be none. Tiles are counted in 32 bits, since no memory
- * holds the output of more: to divide in 64 takes longer than a step of many products. */
-template <int kBlockM, int kBlockN, int kBlocks = 1>
+ * tile, block `rank` of them gets its own rows of it, which may be none. kEven: groups are cut evenly. */
+template <int kBlockM, int kBlockN, int kBlocks = 1, bool kEven = false>
 class TileWalk {
 public:
     __device__ __forceinline__ TileWalk(const TileSpace &space, uint32_t tile, uint32_t step, uint32_t rank = 0)
@@ -239,8 +273,7 @@ public:
           tile_(tile),
           step_(step),
           rank_(rank),
-          minor_tiles_(static_cast<uint32_t>(space.minor_tiles)),
-          tiles_(static_cast<uint32_t>(space.major_tiles) * minor_tiles_),
+          tiles_(space.major_tiles * space.minor_tiles),
           major_tiles_(space.major_tiles) {
         if (space.major.grouping == Grouping::kOffsets)
             cursor_.reached = group_bound(space.major.data, 0, space.major.length);
@@ -249,10 +282,10 @@ public:
     /* The next tile that has rows and columns; false: there are no more. */
     __device__ __forceinline__ bool next(OutputTile &out) {
         for (; tile_ < tiles_; tile_ += step_) {
-            const int64_t band = first_of_band(tile_, minor_tiles_);
+            const uint32_t band = first_of_band(tile_, space_.minor_tiles);
             if (band >= major_tiles_) return false;
             uint32_t major, minor;
-            rasterise(tile_, static_cast<uint32_t>(space_.major_tiles), minor_tiles_, &major, &minor);
+            rasterise(tile_, space_.major_tiles, space_.minor_tiles, &major, &minor);
             if (major >= major_tiles_) continue;
             const MajorTile own = space_.major_is_columns ? find<kBlockN>(major, band) : find<kBlockM>(major, band);
             if ((own.begin >= own.end && !own.paired) || !set(out, own, minor)) continue;
@@ -264,24 +297,24 @@ public:
 
 private:
     template <int kBlock>
-    __device__ __forceinline__ MajorTile find(int64_t major, int64_t band) {
+    __device__ __forceinline__ MajorTile find(uint32_t major, uint32_t band) {
         const GroupedAxis &axis = space_.major;
-        if (axis.grouping == Grouping::kNone) return {major * kBlock, axis.length, 0};
+        if (axis.grouping == Grouping::kNone) return {int64_t{major} * kBlock, axis.length, 0};
         if (axis.grouping == Grouping::kIndices) return find_index<kBlock>(axis, major);
         if (axis.grouping == Grouping::kUniform) {
-            const auto tiles = static_cast<uint32_t>(ceil_div<int64_t>(axis.length, kBlock)); /* of a group */
-            const auto tile = static_cast<uint32_t>(major);
-            return {int64_t{tile % tiles} * kBlock, axis.length, tile / tiles};
+            const Cut<kBlock, kEven> cut(axis, axis.length);
+            const uint32_t own = major % cut.tiles;
+            return {cut.begin_of(0, own), cut.end_of(0, axis.length, own), major / cut.tiles};
         }
-        return scan_groups<kBlock>(axis, major, band, cursor_, major_tiles_);
+        return scan_groups<kBlock, kEven>(axis, major, band, cursor_, major_tiles_);
     }
 
     /* Any block of rows may be another group's. */
     template <int kBlock>
-    __device__ __forceinline__ MajorTile find_index(const GroupedAxis &axis, int64_t major) {
-        MajorTile own = read_indices<kBlock / kBlocks>(axis, major * kBlocks + rank_);
+    __device__ __forceinline__ MajorTile find_index(const GroupedAxis &axis, uint32_t major) {
+        MajorTile own = read_indices<kBlock / kBlocks>(axis, int64_t{major} * kBlocks + rank_);
         if constexpr (kBlocks == 2) {
-            const MajorTile other = read_indices<kBlock / kBlocks>(axis, major * kBlocks + 1 - rank_);
+            const MajorTile other = read_indices<kBlock / kBlocks>(axis, int64_t{major} * kBlocks + 1 - rank_);
             own.paired = other.begin < other.end;
             own.apart = own.paired && own.begin < own.end && own.group != other.group;
             if (own.begin >= own.end) own.group = other.group;
@@ -301,9 +334,8 @@ private:
         out.apart = own.apart;
         out.k_end = space_.k_bytes;
         if (space_.k_offsets.data) {
-            const int64_t k = space_.k_bytes / space_.element_bytes;
-            out.k_begin = group_bound(space_.k_offsets, own.group, k) * space_.element_bytes;
-            out.k_end = group_bound(space_.k_offsets, own.group + 1, k) * space_.element_bytes;
+            out.k_begin = group_bound(space_.k_offsets, own.group, space_.k) * space_.element_bytes;
+            out.k_end = group_bound(space_.k_offsets, own.group + 1, space_.k) * space_.element_bytes;
             if (out.k_end < out.k_begin) out.k_end = out.k_begin;
         }
         if (space_.weight_indices.data == nullptr) return true;
@@ -312,8 +344,8 @@ private:
     }
 
     const TileSpace &space_;
-    uint32_t tile_, step_, rank_, minor_tiles_, tiles_; /* tiles_: a bound */
-    int64_t major_tiles_;
+    uint32_t tile_, step_, rank_, tiles_; /* tiles_: a bound */
+    uint32_t major_tiles_;                /* the bound until the end of the groups has been seen */
     GroupCursor cursor_ = {};
 };
 

@@ -238,6 +238,7 @@ const std::map<std::string, Entry> kInstructions = {
     {"cp.async.bulk.tensor.3d.global", {tensor_store, nullptr}},
     {"cp.reduce.async.bulk.tensor.3d.global", {tensor_store, nullptr}},
     {"cp.async.bulk.commit_group", {tensor_commit, nullptr}},
+    {"cp.async.bulk.wait_group", {tensor_wait, nullptr}},
     {"cp.async.bulk.wait_group.read", {tensor_wait, nullptr}},
     {"mbarrier.init", {barrier_init, nullptr}},
     {"mbarrier.arrive", {barrier_arrive, nullptr}},

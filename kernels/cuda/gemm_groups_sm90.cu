@@ -1,0 +1,60 @@
+/*
+ * The kernels of gemm_groups_sm90.cuh and their launch.
+ */
+#include "gemm_groups_sm90.cuh"
+
+#include "tensor_map.cuh"
+
+namespace flexgemm {
+namespace {
+
+template <typename Math, typename Tile>
+fg_status launch_tile(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
+                      fg_error *error) {
+    CUtensorMap map_weights, map_tokens;
+    fg_status status = encode_tensor_map(&map_weights, make_rows(params.b), Tile::kRows, 1, error);
+    if (status == FG_OK) status = encode_tensor_map(&map_tokens, make_rows(params.a), Tile::kUnit, 1, error);
+    if (status != FG_OK) return status;
+
+    constexpr auto kernel = [] {
+        if constexpr (Math::kFp8)
+            return fp8_gemm_groups_sm90_kernel<Math, Tile>;
+        else
+            return half_gemm_groups_sm90_kernel<Math, Tile>;
+    }();
+    status = allow_shared<kernel>(Tile::kSharedBytes, error);
+    if (status != FG_OK) return status;
+
+    GemmSm90Args args = make_args(params);
+    args.plain = stores_halves(args.space, args.epilogue);
+    args.split = 1;
+    args.part_steps = static_cast<int>(ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes));
+    const int64_t tiles = set_tiles(args.space, plan.block_m, Tile::kWeights), pairs = num_sms / Tile::kCluster;
+    const dim3 grid(Tile::kCluster, static_cast<unsigned>(tiles < pairs ? tiles : pairs));
+    return launch_clusters(kernel, grid, Tile::kCluster, Tile::kThreads, Tile::kSharedBytes, map_weights, map_tokens,
+                           args, queue, error);
+}
+
+template <typename Math>
+fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
+                 fg_error *error) {
+    if (plan.block_n == 512) return launch_tile<Math, Sm90GroupTile<128, 2>>(plan, params, num_sms, queue, error);
+    if (plan.block_m <= 96) return launch_tile<Math, Sm90GroupTile<96>>(plan, params, num_sms, queue, error);
+    if (plan.block_m <= 160) return launch_tile<Math, Sm90GroupTile<160>>(plan, params, num_sms, queue, error);
+    return launch_tile<Math, Sm90GroupTile<192>>(plan, params, num_sms, queue, error);
+}
+
+}  // namespace
+
+/* fp8 sums are always promoted: where groups are small, reading is what takes the time. */
+fg_status gemm_groups_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
+                           fg_error *error) {
+    if (params.a.dtype == FG_FLOAT16) return launch<Sm90Half<Sm90Sums::kPlain>>(plan, params, num_sms, queue, error);
+    if (params.a.dtype == FG_BFLOAT16)
+        return launch<Sm90Bfloat16<Sm90Sums::kPlain>>(plan, params, num_sms, queue, error);
+    return with_fp8<Sm90Sums::kPromoted>(params.b.dtype, params.a.dtype, [&](auto math) {
+        return launch<decltype(math)>(plan, params, num_sms, queue, error);
+    });
+}
+
+}  // namespace flexgemm
