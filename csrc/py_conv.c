@@ -54,7 +54,8 @@ static int expect_groups(const fg_view *view, int dimension, int64_t groups) {
     return -1;
 }
 
-/* order: row orders of `map`, in sets of groups that divide its volume; without `groups` one set of them all. */
+/* order: row orders of `map`, in sets of groups that divide its volume; without `groups` one set of them all. Where the
+ * first set is one order, the rows of the ordered map may follow. */
 static int expect_orders(const fg_view *view, const fg_view *map, PyObject *groups, fg_order_sets *sets) {
     const int64_t volume = map->tensor.shape[0];
     if (!view->tensor.present) return 0;
@@ -68,8 +69,10 @@ static int expect_orders(const fg_view *view, const fg_view *map, PyObject *grou
         orders += sets->groups[i];
         divides = divides && sets->groups[i] > 0 && sets->groups[i] <= FG_MAX_GROUPS && volume % sets->groups[i] == 0;
     }
-    if (divides && orders == view->tensor.shape[0]) return 0;
-    return fg_wrong_shape(view, "(G, N), G the sum of groups, each of which divides V");
+    const int64_t more = view->tensor.shape[0] - orders;
+    if (divides && (more == 0 || (more == volume && sets->sets > 0 && sets->groups[0] == 1))) return 0;
+    return fg_wrong_shape(view,
+                          "(G, N), G the sum of groups, each of which divides V, or, the first being 1, (G + V, N)");
 }
 
 /* segments: the records of `map`. */

@@ -232,6 +232,31 @@ static int row_order_fill(fg_call *call, void *params) {
     return 0;
 }
 
+/* ---- ordered map ---- */
+
+static const fg_parameter ordered_map_parameters[] = {
+    FG_INPUT(map),
+    FG_INPUT(order),
+    FG_OUTPUT(out),
+    FG_WORKSPACE_AND_STREAM,
+};
+
+static int ordered_map_fill(fg_call *call, void *params) {
+    enum { MAP, ORDER, OUT };
+    fg_ordered_map_params *p = params;
+    const fg_view *map = &call->views[MAP], *order = &call->views[ORDER], *out = &call->views[OUT];
+    if (fg_expect_map(map, FG_ANY, FG_ANY, NULL) < 0) return -1;
+    const fg_dim any = {"G", FG_ANY}, columns = {NULL, map->tensor.shape[1]};
+    if (fg_expect_matrix(order, FG_INT32, any, columns, "to match map") < 0) return -1;
+    if (order->tensor.shape[0] == 0) return fg_wrong_shape(order, "(G, N), G at least 1");
+    const fg_dim rows = {NULL, order->tensor.shape[0] + map->tensor.shape[0]};
+    if (fg_expect_matrix(out, FG_INT32, rows, columns, "to match order and map") < 0) return -1;
+    p->map = map->tensor;
+    p->order = order->tensor;
+    p->out = out->tensor;
+    return 0;
+}
+
 /* ---- segments ---- */
 
 static const fg_parameter segment_map_parameters[] = {
@@ -282,6 +307,7 @@ static int segment_map_fill(fg_call *call, void *params) {
 FG_DEFINE_OPERATION(neighbor_map)
 FG_DEFINE_OPERATION(conv_sites)
 FG_DEFINE_OPERATION(row_order)
+FG_DEFINE_OPERATION(ordered_map)
 FG_DEFINE_OPERATION(segment_map)
 
 PyMethodDef fg_voxel_methods[] = {
@@ -298,6 +324,8 @@ PyMethodDef fg_voxel_methods[] = {
     FG_OPERATION_METHODS(row_order, "map, order, *, kernel_size, groups=None, workspace=None, stream=None",
                          "Columns of map sorted, for each group of offsets, so that neighbours in an order have "
                          "neighbours at the same offsets."),
+    FG_OPERATION_METHODS(ordered_map, "map, order, out, *, workspace=None, stream=None",
+                         "out[:G] = order; out[G + v, s] = map[v, order[0, s]], -1 where that is no column of map."),
     FG_OPERATION_METHODS(segment_map,
                          "map, order, segments, *, kernel_size, tiles, in_rows, workspace=None, stream=None",
                          "segments[s] = the record of the next 64 * tiles columns of order."),

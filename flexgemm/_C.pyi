@@ -140,6 +140,17 @@ def row_order(
     neighbours at the same of its offsets lie side by side, those without any first. Each "segment" of plan_row_orders()
     is sorted, stably, by the Gray-code rank of one bit for each of the order's "offsets", the first one highest."""
 
+def ordered_map(
+    map: Array,
+    order: Array,
+    out: Array,
+    *,
+    workspace: Workspace = None,
+    stream: Stream = None,
+) -> int:
+    """map (V, N) int32, order (G, N) int32 with G of 1 or more -> out (G + V, N) int32: order, then the map's columns
+    in the first order, out[G + v, s] = map[v, order[0, s]]; -1 where that is none of them."""
+
 def segment_map(
     map: Array,
     order: Array,
@@ -368,7 +379,8 @@ def conv_forward(
 ) -> int:
     """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co).
     order (sum(order_groups), M) int32, permutations: sets of orders in which a GPU may work through the rows, for speed
-    alone; a set of g has one for each g-th of the offsets. By default `order_groups` is one set of them all.
+    alone; a set of g has one for each g-th of the offsets. By default `order_groups` is one set of them all. Where the
+    first set is 1, order may be what ordered_map() makes of it and the map, (sum(order_groups) + V, M).
     segments: the records of segment_map(), for speed alone, too.
     residual (M, Co), added before the activation ("relu", "silu" or "gelu"); it may be out itself.
     float8 feats and weight have float32 scales, () or (N) and () or (Co), and an out of any floating-point dtype:
@@ -567,6 +579,7 @@ def pool_backward_workspace(*args: Any, **kwargs: Any) -> int: ...
 def batch_indices_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_sites_workspace(*args: Any, **kwargs: Any) -> int: ...
 def row_order_workspace(*args: Any, **kwargs: Any) -> int: ...
+def ordered_map_workspace(*args: Any, **kwargs: Any) -> int: ...
 def segment_map_workspace(*args: Any, **kwargs: Any) -> int: ...
 def encode_seq_workspace(*args: Any, **kwargs: Any) -> int: ...
 def decode_seq_workspace(*args: Any, **kwargs: Any) -> int: ...

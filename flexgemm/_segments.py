@@ -21,12 +21,8 @@ _MAX_VOLUME = 32
 def tiles_of(nmap: NeighborMap) -> tuple[int, dict[str, Any]]:
     """How many tiles of 64 rows the segments of a map have, 0 for a map without, and what is known about its GPU."""
     fits = nmap.mirrored and nmap.dilation == (1, 1, 1) and 1 < nmap.kernel_volume <= _MAX_VOLUME
-    device_type, index = nmap.native.__dlpack_device__() if fits and _has_codes(nmap.shape) else (_CPU, 0)
-    if device_type == _CPU:
-        return 0, {}
-    gpu = _gpu_info(index)
-    hopper = gpu["compute_capability"] == _HOPPER
-    return _C.plan_segment_tiles(rows=nmap.num_voxels, num_sms=gpu["num_sms"]) if hopper else 0, gpu
+    gpu = hopper_of(nmap.native) if fits and _has_codes(nmap.shape) else {}
+    return _C.plan_segment_tiles(rows=nmap.num_voxels, num_sms=gpu["num_sms"]) if gpu else 0, gpu
 
 
 def pay_for(nmap: NeighborMap, tiles: int, gpu: dict[str, Any], ci: int, co: int) -> bool:
@@ -53,6 +49,13 @@ def build(nmap: NeighborMap, tiles: int, library: Library) -> Array:
     how = {"kernel_size": nmap.kernel_size, "tiles": tiles, "in_rows": nmap.num_voxels}
     library.run(_C.segment_map, nmap.native, order, segments, **how)
     return segments
+
+
+def hopper_of(array: Array) -> dict[str, Any]:
+    """What is known about the Hopper GPU that an array is on; {} where it is on none."""
+    device_type, index = array.__dlpack_device__()
+    gpu = {} if device_type == _CPU else _gpu_info(index)
+    return gpu if gpu.get("compute_capability") == _HOPPER else {}
 
 
 @lru_cache

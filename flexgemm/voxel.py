@@ -46,7 +46,7 @@ class NeighborMap:
     mirrored: bool  # submanifold, every kernel axis odd: the gradient uses the map itself, read backwards
     device: str | None  # the device= that NumPy coordinates were given
     native: Array  # the map as the extension takes it
-    native_order: Array | None  # and its row orders
+    native_order: Array | None  # and its row orders, of a frozen map with the entries behind them
 
     def __init__(
         self,
@@ -81,6 +81,7 @@ class NeighborMap:
         self.mirrored = self.submanifold and kernel_size[0] & kernel_size[1] & kernel_size[2] & 1 == 1
         self.device = device
         self._native_transposed: tuple[Array, Array | None] | None = None
+        self._plain_orders: tuple[Array | None, Array | None] = None, None  # of the map, of the gradient's: _ordered
         self._segments: tuple[Array | None] | None = None  # not built yet; (None,) is none at all
         self._segments_begun: tuple[Array, object] | None = None
         self._segment_layers: dict[tuple[int, int], bool] = {}
@@ -148,6 +149,7 @@ class NeighborMap:
             other._sites = None if self._sites is None else self._sites[::-1]
             other.native, other.native_order = self._transposed(None)
             other._native_transposed, other._segments = (self.native, self.native_order), (None,)
+            other._plain_orders = self._plain_orders[::-1]
             other._segments_begun, other._segment_layers, other._segment_calls = None, {}, 0
             other._map, other._transposed_map = self._transposed_map, self._map
             self._inverse = other
@@ -172,11 +174,28 @@ class NeighborMap:
         A set of orders cuts the V offsets into as many groups, one after another, and has one order for each, in which
         columns with neighbours at the same offsets of the group lie side by side. Each layer works with the set that
         suits its channels."""
-        return None if self.native_order is None else self._library(None).result(self.native_order)
+        if self.native_order is None:
+            return None
+        library, plain = self._library(None), self._plain_orders[0]
+        if plain is not None:
+            return library.result(plain)
+        order, count = library.result(self.native_order), sum(self.order_groups)
+        return order if order.shape[0] == count else order[:count]  # out of a file or a pytree: no DeviceArray
 
     def freeze(self, stream: Stream = None) -> NeighborMap:
-        """Builds what is otherwise built on first use, so that the map changes no more; returns itself."""
-        self.native_gradient(stream)
+        """Builds what is otherwise built on first use, so that the map changes no more; returns itself.
+
+        On a Hopper GPU that is the map's segments, and a copy of the map, 4 bytes for each entry, whose columns lie in
+        the order of rows: where there is one order of all rows for all offsets, as of 3x3x3 from 128,000 voxels to
+        2**18. The map of the gradient gets such a copy too, unless it is the map itself. While a CUDA graph is captured
+        neither is built."""
+        gradient, gradient_order = self.native_gradient(stream)
+        plain, plain_gradient = self._plain_orders
+        self.native_order, plain = self._ordered(self.native, self.native_order, plain, stream)
+        if not self.mirrored:
+            gradient_order, plain_gradient = self._ordered(gradient, gradient_order, plain_gradient, stream)
+            self._native_transposed = gradient, gradient_order
+        self._plain_orders = plain, plain_gradient
         built = self.segments(stream)
         if built is not None:  # like the map itself: other streams wait for this one, or the caller does
             self._segments, self._segments_begun = (built,), None
@@ -222,14 +241,14 @@ class NeighborMap:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and files: what only this process can hold, in CUDA memory of flexgemm's own, is left out."""
-        state = self.__dict__ | {"_inverse": None} | _no_segments()
+        state = self.__dict__ | {"_inverse": None} | _not_kept()
         if isinstance(self.native, _C.DeviceArray):
             built = ("native", "native_order", "_native_transposed", "_sites")
             state |= {"_out_coords": self.out_coords} | dict.fromkeys(built)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(_no_segments() | state)
+        self.__dict__.update(_not_kept() | state)
         if self.native is None:
             library = self._library(None)
             if not self.submanifold:
@@ -294,6 +313,25 @@ class NeighborMap:
         if self._native_transposed is None:
             self._native_transposed = self._build(True, False, stream)
         return self._native_transposed
+
+    def _ordered(
+        self, native: Array, order: Array | None, plain: Array | None, stream: Stream
+    ) -> tuple[Array | None, Array | None]:
+        """The row orders of a map, with its entries behind them where kernels read these faster, and the orders alone
+        (`plain`) where that is another array: it stays, since a captured graph or work on another stream may read it.
+        """
+        rows = int(native.shape[1])
+        if order is None or order.shape[0] != 1 or self.kernel_volume <= sum(_order_sets(self.kernel_size)):
+            return order, plain
+        # By orders of shorter segments layers become slower (docs/performance.md).
+        one_segment = rows <= _C.plan_row_orders(rows=rows, kernel_size=self.kernel_size, groups=(1,))["segment"]
+        library = self._library(stream)
+        if not one_segment or not _segments.hopper_of(native) or _C.is_capturing(native, stream=library.stream):
+            return order, plain
+        with library.lasting():
+            ordered = library.empty((1 + self.kernel_volume, rows), "int32", native)
+        library.run(_C.ordered_map, native, order, ordered)
+        return ordered, order
 
     def _library(self, stream: Stream) -> Library:
         return library_of(self.coords, "coords", self.device, stream)
@@ -485,8 +523,10 @@ def conv_grids(
     return grid, kernel, steps, pads, dilations, (grid[0], x + 1, y + 1, z + 1)
 
 
-def _no_segments() -> dict[str, Any]:
-    return {"_segments": None, "_segments_begun": None, "_segment_layers": {}, "_segment_calls": 0}
+def _not_kept() -> dict[str, Any]:
+    """What a copy or a file of a map does not have."""
+    nothing: dict[str, Any] = {"_plain_orders": (None, None), "_segments": None, "_segments_begun": None}
+    return nothing | {"_segment_layers": {}, "_segment_calls": 0}
 
 
 def order_groups(order: Array | None, kernel_size: Triple) -> tuple[int, ...]:
@@ -496,12 +536,19 @@ def order_groups(order: Array | None, kernel_size: Triple) -> tuple[int, ...]:
 
 @lru_cache
 def _order_groups(orders: int, kernel_size: Triple) -> tuple[int, ...]:
-    """Sets come coarsest first, each once: the whole kernel, planes of constant kx, columns of constant (kx, ky)."""
+    """Coarsest sets come first; behind them may lie the rows of the ordered map, more than there can be orders."""
+    if orders > sum(_order_sets(kernel_size)):
+        orders -= kernel_size[0] * kernel_size[1] * kernel_size[2]
     sets: list[int] = []
-    for groups in (1, kernel_size[0], kernel_size[0] * kernel_size[1]):
-        if groups not in sets and sum(sets) < orders:
+    for groups in _order_sets(kernel_size):
+        if sum(sets) < orders:
             sets.append(groups)
     return tuple(sets)
+
+
+def _order_sets(kernel_size: Triple) -> tuple[int, ...]:
+    """The sets there may be, each once: the whole kernel, planes of constant kx, columns of constant (kx, ky)."""
+    return tuple(dict.fromkeys((1, kernel_size[0], kernel_size[0] * kernel_size[1])))
 
 
 def three_ints(value: Any, name: str, *, least: int = 1) -> Any:

@@ -164,6 +164,15 @@ typedef struct {
     fg_tensor workspace;
 } fg_row_order_params;
 
+/* The row orders of a map, and behind them its entries as they lie in the first one, where tiles of rows find them side
+ * by side: out[G + v][s] = map[v][order[0][s]], -1 where that order names no column. */
+typedef struct {
+    fg_tensor map;   /* (V, N) int32 contiguous */
+    fg_tensor order; /* (G, N) int32 contiguous, G >= 1 */
+    fg_tensor out;   /* out: (G + V, N) int32 contiguous */
+    fg_tensor workspace;
+} fg_ordered_map_params;
+
 /* The records of a map's segments (segment.h), each of the next 64 * tiles columns of `order`, sorted, stably, by the
  * Gray-code rank of their neighbours at the offsets of fg_plan_segment_rank (plan.h). An entry of the map that is no
  * row of the input is no neighbour; one of the order that is no column is a row -1, and those are a segment's last.
@@ -362,7 +371,8 @@ typedef struct {
     fg_tensor weight;       /* (Co, V, Ci / groups) contiguous, dtype of feats; float8 kinds mix freely */
     fg_tensor bias;         /* (Co) contiguous, dtype of out, with a float8 out any of the wider; or absent */
     fg_tensor map;          /* (V, M) int32 contiguous, -1 = none */
-    fg_tensor order;        /* (sum of groups, M) int32 contiguous, permutations: orders to take rows in; or absent */
+    fg_tensor order;        /* (sum of groups, M) int32 contiguous, permutations: orders to take rows in, with V more
+                             * rows, if the first set is one order, as of ordered_map(); or absent */
     fg_tensor residual;     /* (M, Co) inner stride 1, dtype as of bias, may be `out` element for element; or absent */
     fg_tensor scale_feats;  /* of float8: float32 () or contiguous (N), one for each row; or absent: 1 */
     fg_tensor scale_weight; /* of float8: float32 () or contiguous (Co), one for each output channel; or absent: 1 */
@@ -568,6 +578,7 @@ typedef struct {
     FG_OPERATION(neighbor_map);
     FG_OPERATION(conv_sites);
     FG_OPERATION(row_order);
+    FG_OPERATION(ordered_map);
     FG_OPERATION(segment_map);
     FG_OPERATION(encode_seq);
     FG_OPERATION(decode_seq);

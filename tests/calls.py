@@ -59,6 +59,11 @@ LEGAL = {
         "order": zeros(1, 5, dtype=np.int32),
         "kernel_size": (1, 3, 1),
     },
+    "ordered_map": lambda: {
+        "map": zeros(3, 5, dtype=np.int32),
+        "order": zeros(1, 5, dtype=np.int32),
+        "out": zeros(4, 5, dtype=np.int32),
+    },
     "segment_map": lambda: {
         "map": zeros(3, 5, dtype=np.int32),
         "order": np.arange(5, dtype=np.int32),

@@ -119,6 +119,12 @@ def row_order(backend, nmap, kernel_size, groups=(1,), **layout):
     return call.run("row_order", call.give(nmap), call.take(shape, "int32"), kernel_size=kernel_size, groups=groups)
 
 
+def ordered_map(backend, nmap, order, **layout):
+    call = Call(backend, **layout)
+    shape = len(order) + len(nmap), nmap.shape[1]
+    return call.run("ordered_map", call.give(nmap), call.give(order), call.take(shape, "int32"))
+
+
 def segment_map(backend, nmap, order, kernel_size, tiles, in_rows, **layout):
     call = Call(backend, **layout)
     volume, columns = nmap.shape

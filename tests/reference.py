@@ -53,6 +53,12 @@ def row_orders(nmap, offsets, segment):
     return orders
 
 
+def ordered_map(nmap, orders):
+    """The orders, and behind them the columns of the map in the first one, -1 where that names none."""
+    is_column = (orders[0] >= 0) & (orders[0] < nmap.shape[1])
+    return np.concatenate([orders, np.where(is_column, nmap[:, orders[0] * is_column], -1)])
+
+
 def segment_records(nmap, order, tiles, sort=lambda rows: rows):
     """The records of kernels/segment.h: segments of 64 * tiles columns of nmap as `order` has them, each sorted by
     `sort`; places in order of first appearance, tile by tile and offset by offset."""

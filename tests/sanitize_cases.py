@@ -140,6 +140,9 @@ def order_case(backend, kernel_size, n, groups):
     orders = guarded.row_order(backend, nmap, kernel_size, groups, fence=False)
     plan = _C.plan_row_orders(rows=n, kernel_size=kernel_size, groups=groups)
     np.testing.assert_array_equal(orders, reference.row_orders(nmap, plan["offsets"], plan["segment"]))
+    orders[0, [0, n - 1]] = -1, n
+    ordered = guarded.ordered_map(backend, nmap, orders, fence=False)
+    np.testing.assert_array_equal(ordered, reference.ordered_map(nmap, orders))
 
 
 def map_of_near_rows(volume, rows, rng):
@@ -261,7 +264,9 @@ def voxelize_case(backend, dtype, columns):
     np.testing.assert_array_equal(groups[4], inverse)
 
 
-def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0, rows=N, algorithm="auto"):
+def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0, rows=N, algorithm="auto",
+              ordered=False):  # fmt: skip
+    """groups: of the offsets, each with an order. ordered: with the map in the one order."""
     dtype, precision = MODES[mode]
     ci, co = CHANNELS[channels]
     tolerance = reference.ROW_TOLERANCE[mode]
@@ -276,12 +281,14 @@ def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0,
     if groups:
         how["order"] = np.stack([rng.permutation(rows).astype(np.int32) for _ in range(groups)])
         how["algorithm"] = "masked_implicit_gemm_splitk"
+    mirrored = all(k % 2 for k in kernel_size)
+    given = nmap if mirrored or direction == "forward" else transposed
+    if ordered:
+        how |= {"order": reference.ordered_map(given, how["order"]), "groups": (1,)}
     if direction == "forward":
         out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
         assert_rows(out, reference.conv_forward(feats, weight, bias, nmap), tolerance)
     elif direction == "dgrad":
-        mirrored = all(k % 2 for k in kernel_size)
-        given = nmap if mirrored else transposed
         grad_feats = guarded.conv_dgrad(backend, grad_out, weight, given, mirrored=mirrored, **how)
         assert_rows(grad_feats, reference.conv_dgrad(grad_out, weight, nmap, rows), tolerance)
     else:
@@ -648,6 +655,10 @@ def all_cases():
             for channels, groups in (("odd", 1), ("wide", 1), ("odd", 3), ("wide", 9)) if direction != "wgrad" else ():
                 cases[f"conv/{direction}/{mode}/{channels}/{groups}-orders"] = partial(
                     conv, channels=channels, kernel_size=(3, 1, 3), groups=groups
+                )
+            for kernel_size in ((3, 1, 3), (2, 2, 2)) if direction != "wgrad" else ():
+                cases[f"conv/{direction}/{mode}/{'x'.join(map(str, kernel_size))}/ordered-map"] = partial(
+                    conv, channels="wide", kernel_size=kernel_size, groups=1, ordered=True
                 )
 
     for direction in ("forward", "dgrad"):

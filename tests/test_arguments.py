@@ -33,6 +33,17 @@ FAULTY_ARRAYS = {
         ({"order": zeros(5, dtype=np.int32)}, ValueError, r"order: expected \(1, 5\) to match groups and map"),
         ({"groups": (1, 3)}, ValueError, r"order: expected \(4, 5\) to match groups and map"),
     ],
+    "ordered_map": [
+        ({"map": zeros(3, 5)}, TypeError, "map: expected dtype int32, got float32"),
+        ({"map": zeros(5, dtype=np.int32)}, ValueError, r"map: expected \(V, N\), got \(5,\)"),
+        ({"order": zeros(1, 5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
+        ({"order": zeros(5, dtype=np.int32)}, ValueError, r"order: expected \(G, 5\) to match map, got \(5,\)"),
+        ({"order": zeros(1, 6, dtype=np.int32)}, ValueError, r"order: expected \(G, 5\) to match map, got \(1, 6\)"),
+        ({"order": zeros(0, 5, dtype=np.int32)}, ValueError, r"order: expected \(G, N\), G at least 1, got \(0, 5\)"),
+        ({"out": zeros(4, 5)}, TypeError, "out: expected dtype int32, got float32"),
+        ({"out": zeros(3, 5, dtype=np.int32)}, ValueError, r"out: expected \(4, 5\) to match order and map"),
+        ({"out": zeros(4, 6, dtype=np.int32)}, ValueError, r"out: expected \(4, 5\) to match order and map"),
+    ],
     "segment_map": [
         ({"map": zeros(3, 5)}, TypeError, "map: expected dtype int32, got float32"),
         ({"map": zeros(2, 5, dtype=np.int32)}, ValueError, r"map: expected \(3, N\) to match kernel_size"),
@@ -56,6 +67,21 @@ FAULTY_ARRAYS = {
             {"order": zeros(3, 5, dtype=np.int32), "order_groups": (1, 3)},
             ValueError,
             r"order: expected \(G, N\), G the sum of groups",
+        ),
+        (
+            {"order": zeros(5, 5, dtype=np.int32), "order_groups": (1,)},
+            ValueError,
+            r"order: expected \(G, N\), .* or, the first being 1, \(G \+ V, N\), got \(5, 5\)",
+        ),
+        (
+            {"order": zeros(6, 5, dtype=np.int32), "order_groups": (3,)},
+            ValueError,
+            r"order: expected \(G, N\), .* or, the first being 1, \(G \+ V, N\), got \(6, 5\)",
+        ),
+        (
+            {"order": zeros(4, 5, dtype=np.int32)},
+            ValueError,
+            r"order: expected \(G, N\), .* \(G \+ V, N\), got \(4, 5\)",
         ),
         ({"segments": zeros(1, 1256)}, TypeError, "segments: expected dtype int32, got float32"),
         ({"segments": zeros(1256, dtype=np.int32)}, ValueError, r"segments: expected \(S, W\), got \(1256,\)"),
@@ -274,8 +300,9 @@ def test_elements_that_are_not_side_by_side(backend, operation, name):
 
 @pytest.mark.parametrize(
     ("operation", "name"),
-    [("neighbor_map", "map"), ("row_order", "map"), ("segment_map", "map"), ("conv_forward", "map"),
-     ("conv_forward", "weight"), ("conv_wgrad", "grad_weight"), ("pool", "map"), ("pool", "argmax")],
+    [("neighbor_map", "map"), ("row_order", "map"), ("ordered_map", "map"), ("segment_map", "map"),
+     ("conv_forward", "map"), ("conv_forward", "weight"), ("conv_wgrad", "grad_weight"), ("pool", "map"),
+     ("pool", "argmax")],
 )  # fmt: skip
 def test_matrices_without_a_pitch(backend, operation, name):
     array = LEGAL[operation]()[name]
@@ -303,6 +330,8 @@ def test_arrays_without_elements(backend):
     call(backend, "conv_forward", feats=zeros(0, 6), map=zeros(3, 0, dtype=np.int32), out=zeros(0, 4))
     call(backend, "neighbor_map", coords=zeros(0, 4, dtype=np.int32), map=zeros(3, 0, dtype=np.int32))
     call(backend, "row_order", map=zeros(3, 0, dtype=np.int32), order=zeros(1, 0, dtype=np.int32))
+    empty = {"map": zeros(3, 0, dtype=np.int32), "order": zeros(1, 0, dtype=np.int32)}
+    call(backend, "ordered_map", **empty, out=zeros(4, 0, dtype=np.int32))
     empty = {"map": zeros(3, 0, dtype=np.int32), "order": zeros(0, dtype=np.int32)}
     call(backend, "segment_map", **empty, segments=zeros(0, 1256, dtype=np.int32))
     call(backend, "row_order", order=zeros(0, 5, dtype=np.int32), groups=())

@@ -11,6 +11,7 @@ from reference import assert_rows, assert_same_bits
 
 import flexgemm
 from flexgemm import _C
+from flexgemm.voxel import order_groups
 
 KERNELS = [(1, 1, 1), (3, 3, 3), (2, 2, 2), (5, 5, 5), (7, 7, 7), (1, 1, 7), (2, 3, 4), (3, 1, 1)]
 ROWS = [0, 1, 2, 63, 64, 65, 1023, 1025, 5000, 40_000, 300_000]  # one CTA or many, two passes or three, two segments
@@ -86,6 +87,36 @@ def test_bitwise_repeat(backend):
     first = guarded.row_order(backend, nmap, (3, 3, 3), (1, 3, 9))
     for _ in range(5):
         np.testing.assert_array_equal(guarded.row_order(backend, nmap, (3, 3, 3), (1, 3, 9)), first)
+
+
+@pytest.mark.parametrize("kernel_size", KERNELS)
+@pytest.mark.parametrize("orders", [1, 4])
+def test_ordered_maps(backend, kernel_size, orders):
+    """The orders as they are, then the entries as they lie in the first one."""
+    nmap, rng = random_map(1000, kernel_size), np.random.default_rng(0)
+    order = np.stack([rng.permutation(1000) for _ in range(orders)]).astype(np.int32)
+    ordered = guarded.ordered_map(backend, nmap, order)
+    np.testing.assert_array_equal(ordered[:orders], order)
+    np.testing.assert_array_equal(ordered[orders:], nmap[:, order[0]])
+
+
+@pytest.mark.parametrize("n", ROWS[:-1])
+def test_ordered_maps_of_any_number_of_rows(backend, n):
+    nmap = random_map(n, (3, 3, 3))
+    order = np.random.default_rng(0).permutation(n).astype(np.int32)[None]
+    np.testing.assert_array_equal(guarded.ordered_map(backend, nmap, order), np.concatenate([order, nmap[:, order[0]]]))
+
+
+def test_what_is_no_row_has_no_entries_in_an_ordered_map(backend):
+    """The values of the order stay what they are."""
+    nmap = random_map(300, (3, 3, 3))
+    order = np.tile(np.arange(300, dtype=np.int32), (2, 1))
+    wrong = [0, 100, 200, 299]
+    order[0, wrong] = -1, 300, 2**31 - 1, -(2**31)
+    ordered = guarded.ordered_map(backend, nmap, order)
+    np.testing.assert_array_equal(ordered[:2], order)
+    nmap[:, wrong] = -1
+    np.testing.assert_array_equal(ordered[2:], nmap)
 
 
 def useful_share(nmap, orders, tile=128):
@@ -263,6 +294,102 @@ def test_a_mirrored_pass_takes_the_order_of_the_map_rows_that_it_reads(cuda, mod
     assert_rows(grad_feats, reference.conv_forward(feats, adjoint, None, nmap), tolerance)
 
 
+MASKED = ["masked_implicit_gemm", "masked_implicit_gemm_splitk"]
+
+
+class Ordered:
+    """A layer over a small map, its maps as both passes read them, and orders of any kind."""
+
+    def __init__(self, mode, kernel_size=(3, 3, 3), n=700, ci=136, co=72):
+        self.dtype, self.precision = ("float32", "tf32") if mode == "tf32" else (mode, "ieee")
+        self.rng, self.n = np.random.default_rng(0), n
+        coords, shape = scenes.scene(n)
+        self.mirrored = all(k % 2 for k in kernel_size)
+        self.map = reference.neighbor_map(coords, shape, kernel_size)
+        transposed = reference.neighbor_map(coords, shape, kernel_size, transposed=True)
+        self.gradient_map = self.map if self.mirrored else transposed
+        draw = (n, ci), (co, *kernel_size, ci), (co,), (n, co)
+        self.feats, self.weight, self.bias, self.grad_out = (scenes.values(self.rng, s, self.dtype) for s in draw)
+        self.tolerance = reference.ROW_TOLERANCE[mode]
+
+    def order(self, groups):
+        return np.stack([self.rng.permutation(self.n) for _ in range(sum(groups))]).astype(np.int32)
+
+    def forward(self, backend, order, nmap=None, **how):
+        given = self.feats, self.weight, self.bias, self.map if nmap is None else nmap
+        return guarded.conv_forward(backend, *given, order=order, precision=self.precision, **how)
+
+    def dgrad(self, backend, order, nmap=None, **how):
+        given = self.grad_out, self.weight, self.gradient_map if nmap is None else nmap
+        how |= {"mirrored": self.mirrored, "precision": self.precision}
+        return guarded.conv_dgrad(backend, *given, order=order, **how)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", *MASKED])
+@pytest.mark.parametrize("groups", [(1,), (1, 3)])
+@pytest.mark.parametrize("kernel_size", [(3, 3, 3), (3, 1, 5), (3, 2, 3)])
+@pytest.mark.parametrize("mode", ["float32", "tf32", "float16"])
+def test_an_ordered_map_changes_no_bit(backend, mode, kernel_size, groups, algorithm):
+    p = Ordered(mode, kernel_size)
+    order, how = p.order(groups), {"groups": groups, "algorithm": algorithm}
+    for compute, nmap in ((p.forward, p.map), (p.dgrad, p.gradient_map)):
+        assert_same_bits(
+            compute(backend, reference.ordered_map(nmap, order), **how),
+            compute(backend, order, **how),
+        )
+
+
+def test_an_ordered_map_of_float8_changes_no_bit(backend):
+    p = Ordered("float32", ci=64)
+    order = p.order((1,))
+    feats, weight = (a.astype("float8_e4m3fn") for a in (p.feats, p.weight))
+    how = {"groups": (1,), "algorithm": MASKED[0], "out_dtype": "float32"}
+    with_map, without = (
+        guarded.conv_forward(backend, feats, weight, p.bias, p.map, order=rows, **how)
+        for rows in (reference.ordered_map(p.map, order), order)
+    )
+    assert_same_bits(with_map, without)
+
+
+def hopper(backend):
+    return backend.name == "cuda" and _C.device_info("cuda", 0)["compute_capability"] == 90
+
+
+@pytest.mark.parametrize("channel_groups", [1, 2])
+@pytest.mark.parametrize("kernel_size", [(3, 3, 3), (3, 2, 3)])
+@pytest.mark.parametrize("mode", ["float32", "tf32", "float16"])
+def test_hopper_reads_the_ordered_map_alone(cuda, mode, kernel_size, channel_groups):
+    """The map itself has no entries."""
+    if not hopper(cuda):
+        pytest.skip("other kernels do not read it")
+    p = Ordered(mode, kernel_size, ci=128, co=128)
+    p.weight = np.ascontiguousarray(p.weight[..., : 128 // channel_groups])
+    order, none = p.order((1,)), np.full_like(p.map, -1)
+    how = {"groups": (1,), "algorithm": MASKED[0], "channel_groups": channel_groups}
+    for compute, nmap in ((p.forward, p.map), (p.dgrad, p.gradient_map)):
+        ordered = reference.ordered_map(nmap, order)
+        assert_same_bits(compute(cuda, ordered, none, **how), compute(cuda, order, **how))
+
+
+def test_slots_that_are_no_rows_are_left_out_with_an_ordered_map_too(cuda):
+    p = Ordered("float16", n=300)
+    wrong = [0, 100, 200, 299]
+    order = np.arange(300, dtype=np.int32)[None].copy()
+    order[0, wrong] = -1, 300, 2**31 - 1, -(2**31)
+    out = p.forward(cuda, reference.ordered_map(p.map, order), groups=(1,), algorithm=MASKED[0])
+    left = np.isin(np.arange(300), wrong, invert=True)
+    assert_rows(out[left], reference.conv_forward(p.feats, p.weight, p.bias, p.map)[left], p.tolerance)
+
+
+@pytest.mark.parametrize("rows, groups", [(27, (1,)), (29, (1,)), (30, (3,)), (30, (3, 1)), (28, None)])
+def test_another_number_of_rows_than_orders_and_offsets_is_refused(backend, rows, groups):
+    p = Ordered("float16", n=100)
+    order = np.zeros((rows, 100), np.int32)
+    for compute in (p.forward, p.dgrad):
+        with pytest.raises(ValueError, match=r"order: expected \(G, N\), .*, or, the first being 1, \(G \+ V, N\)"):
+            compute(backend, order, groups=groups)
+
+
 @pytest.mark.parametrize("kernel_size", [3, 2])
 def test_the_object_has_orders_where_they_pay(backend, kernel_size):
     coords, shape = scenes.scene(4000)
@@ -294,3 +421,72 @@ def test_convolutions_of_an_ordered_object(backend, kernel_size, algorithm):
     gradients = flexgemm.submanifold_conv3d_backward(g, x, w, needs_grad=(True, False, False), **how)
     assert_rows(backend.numpy(out), reference.conv_forward(feats, weight, None, plain), 1e-5)
     assert_rows(backend.numpy(gradients[0]), reference.conv_dgrad(grad_out, weight, plain, 3000), 1e-5)
+
+
+@pytest.mark.parametrize("kernel_size", KERNELS)
+def test_the_number_of_rows_says_what_they_are(kernel_size):
+    """Where all the orders there can be are fewer than the offsets: elsewhere no map has its entries behind them."""
+    sets, volume = all_sets(kernel_size), int(np.prod(kernel_size))
+    for count in range(1, len(sets) + 1):
+        assert order_groups(np.empty((sum(sets[:count]), 5)), kernel_size) == sets[:count]
+    if volume > sum(sets):
+        assert order_groups(np.empty((1 + volume, 5)), kernel_size) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("kernel_size", "n", "has"),
+    [(2, 12_500, True), (2, 12_000, False), ((1, 1, 7), 600, True), ((3, 3, 1), 30_000, False)],
+)
+def test_freezing_keeps_the_entries_in_the_order_of_rows_on_hopper(backend, kernel_size, n, has):
+    """Of maps whose rows have one order for all offsets, which an array of more rows can tell from other sets."""
+    coords, shape = scenes.scene(n)
+    nmap = flexgemm.neighbor_map(backend.array(coords), shape, kernel_size)
+    groups, native_order = nmap.order_groups, nmap.native_order
+    order = None if native_order is None else backend.numpy(nmap.order)
+    inverse_before = nmap.inverse.native_order
+    assert nmap.freeze() is nmap
+    frozen = nmap.native_order, nmap.native_gradient()[1]
+    assert nmap.order_groups == groups
+    if order is None:
+        assert frozen == (None, None)
+        return
+    np.testing.assert_array_equal(backend.numpy(nmap.order), order)
+    if has and hopper(backend):
+        np.testing.assert_array_equal(backend.numpy(frozen[0]), reference.ordered_map(backend.numpy(nmap.map), order))
+        gradient, gradient_order = (backend.numpy(array) for array in nmap.native_gradient())
+        np.testing.assert_array_equal(gradient_order, reference.ordered_map(gradient, gradient_order[:1]))
+    else:
+        assert frozen[0] is native_order
+    assert nmap.inverse.native_order is inverse_before
+    nmap.freeze()
+    assert (nmap.native_order, nmap.native_gradient()[1]) == frozen
+
+
+def test_the_inverse_of_a_frozen_map_has_its_orders(backend):
+    coords, shape = scenes.scene(600)
+    nmap, other = (flexgemm.neighbor_map(backend.array(coords), shape, (1, 1, 4)) for _ in range(2))
+    orders = nmap.order, other.inverse.order
+    nmap.freeze()
+    for got, expected in zip((nmap.order, nmap.inverse.order), orders, strict=True):
+        assert (got is None) == (expected is None)
+        if got is not None:
+            np.testing.assert_array_equal(backend.numpy(got), backend.numpy(expected))
+
+
+def test_convolutions_of_a_frozen_map_are_bitwise_the_same(backend):
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(600)
+    draw = (600, 136), (72, 1, 1, 4, 136), (600, 72)
+    x, w, g = (backend.array(scenes.values(rng, s, "float16")) for s in draw)
+    nmap = flexgemm.neighbor_map(backend.array(coords), shape, (1, 1, 4))
+    how = {"neighbor_map": nmap, "algorithm": "masked_implicit_gemm"}
+
+    def both():
+        out = flexgemm.submanifold_conv3d(x, w, **how)
+        gradients = flexgemm.submanifold_conv3d_backward(g, x, w, needs_grad=(True, False, False), **how)
+        return backend.numpy(out), backend.numpy(gradients[0])
+
+    before = both()
+    nmap.freeze()
+    for after, expected in zip(both(), before, strict=True):
+        assert_same_bits(after, expected)

@@ -15,6 +15,7 @@
 FG_DECLARE(neighbor_map);      /* neighbor_map.c */
 FG_DECLARE(conv_sites);        /* conv_sites.c */
 FG_DECLARE(row_order);         /* row_order.c */
+FG_DECLARE_RUN(ordered_map);   /* row_order.c */
 FG_DECLARE_RUN(segment_map);   /* segment_map.c */
 FG_DECLARE_RUN(encode_seq);    /* serialize.c */
 FG_DECLARE_RUN(decode_seq);    /* serialize.c */

@@ -1,7 +1,8 @@
 /*
  * Row orders of a neighbour map: the same as the CUDA backend's, by a stable radix sort of Gray-code ranks.
  *
- * The CPU's convolution gathers pairs and gains nothing from orders: this is what the CUDA backend is compared with.
+ * The CPU's convolution gathers pairs and gains nothing from orders or from entries that lie in one: this is what the
+ * CUDA backend is compared with.
  */
 #include <string.h>
 
@@ -70,5 +71,20 @@ fg_status fg_cpu_row_order(const fg_row_order_params *params, const fg_queue *qu
     entry *scratch[2] = {params->workspace.data, (entry *)((char *)params->workspace.data + layout.shared / 2)};
     for (int32_t i = 0; i < plan.orders; i++)
         build_order(params->map.data, n, &plan, i, scratch, (int32_t *)params->order.data + i * n);
+    return FG_OK;
+}
+
+fg_status fg_cpu_ordered_map(const fg_ordered_map_params *params, const fg_queue *queue, fg_error *error) {
+    (void)queue, (void)error;
+    const int64_t volume = params->map.shape[0], n = params->map.shape[1], orders = params->order.shape[0];
+    if (n == 0) return FG_OK;
+    const int32_t *map = params->map.data, *order = params->order.data;
+    int32_t *out = params->out.data;
+    memcpy(out, order, (size_t)(orders * n) * sizeof *out);
+    out += orders * n;
+    for (int64_t v = 0; v < volume; v++, map += n, out += n) {
+        for (int64_t slot = 0; slot < n; slot++)
+            out[slot] = 0 <= order[slot] && order[slot] < n ? map[order[slot]] : -1;
+    }
     return FG_OK;
 }

@@ -15,6 +15,7 @@ namespace flexgemm {
 FG_DECLARE(neighbor_map);      /* neighbor_map.cu */
 FG_DECLARE(conv_sites);        /* conv_sites.cu */
 FG_DECLARE(row_order);         /* row_order.cu */
+FG_DECLARE_RUN(ordered_map);   /* row_order.cu */
 FG_DECLARE_RUN(segment_map);   /* segment_map.cu */
 FG_DECLARE_RUN(encode_seq);    /* serialize.cu */
 FG_DECLARE_RUN(decode_seq);    /* serialize.cu */

@@ -70,6 +70,14 @@ struct Problem {
         return set;
     }
 
+    /* What lies behind the orders, for the plan that chose the one it is in. */
+    const int32_t *ordered_map_of(const fg_plan &plan) const {
+        int64_t count = 0;
+        for (int i = 0; i < orders.sets; ++i) count += orders.groups[i];
+        if (plan.groups != 1 || order.shape[0] == count) return nullptr;
+        return static_cast<const int32_t *>(order.data) + count * out.shape[0];
+    }
+
     /* The rounded or split copies that the Hopper kernels take, in the workspace behind which partial sums lie: rows of
      * so many elements. */
     int64_t copied_depth() const { return precision == FG_PRECISION_TF32 ? depth() : split_depth(depth()); }
@@ -122,6 +130,7 @@ struct Problem {
         p.epilogue = epilogue;
         p.map = static_cast<const int32_t *>(map.data);
         p.order = order_of(chosen);
+        p.ordered_map = ordered_map_of(chosen);
         p.groups = chosen.groups > 0 ? chosen.groups : 1;
         p.splits = chosen.split_k / p.groups;
         p.segments = static_cast<const int32_t *>(segments.data);

@@ -24,7 +24,8 @@ struct GatherParams {
                            * `weight`. Of the portable kernel: elsewhere each is a launch, and this is 1 */
     const int32_t *map;   /* (volume, rows) */
     const int32_t *order; /* (groups, rows): slot -> row, for each group of rows of `map`; or NULL: a slot is its row */
-    const int32_t *segments; /* records (segment.h) of `map`, or NULL; each of 64 * segment_tiles rows */
+    const int32_t *ordered_map; /* (volume, rows): `map` in `order`, where that is one order for all offsets; or NULL */
+    const int32_t *segments;    /* records (segment.h) of `map`, or NULL; each of 64 * segment_tiles rows */
     int segment_tiles;
     void *out;            /* (rows, columns), out_stride apart */
     PlainOperands plain;  /* of true float32 on Hopper: what `in` and `weight` are copies of */
@@ -62,8 +63,12 @@ struct GatherParams {
     }
 
     /* Rows of `map` that belong to weight offset v. Entries are judged where they are used: unsigned < in_rows. */
-    __device__ const int32_t *map_at(int v) const {
-        return map + static_cast<int64_t>(mirrored ? volume - 1 - v : v) * rows;
+    __device__ int64_t map_row(int v) const { return mirrored ? volume - 1 - v : v; }
+    __device__ const int32_t *map_at(int v) const { return map + map_row(v) * rows; }
+
+    /* What `map` says of a row; of a whole tile it lies side by side where there is an ordered map. */
+    __device__ const int32_t *entry_at(int v, int64_t slot, int64_t row) const {
+        return ordered_map ? ordered_map + map_row(v) * rows + slot : map_at(v) + row;
     }
 };
 

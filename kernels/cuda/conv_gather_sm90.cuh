@@ -79,10 +79,9 @@ struct GatherTask {
         row_tile = p.next_task ? row_tiles - 1 - rest % row_tiles : rest % row_tiles;
         slice = rest / row_tiles * p.splits + split;
     }
-    /* The row of `map` and `out` that is row `i` of the tile, or less than 0. */
-    __device__ int64_t row_of(const GatherParams &p, int i) const {
-        return p.row_of(static_cast<int64_t>(row_tile) * Tile::kBlockM + i, slice);
-    }
+    /* The slot that is row `i` of the tile, and the row of `map` and `out` that it works on, or less than 0. */
+    __device__ int64_t slot_of(int i) const { return static_cast<int64_t>(row_tile) * Tile::kBlockM + i; }
+    __device__ int64_t row_of(const GatherParams &p, int i) const { return p.row_of(slot_of(i), slice); }
 };
 
 /* Offsets of a task whose map entries are in shared memory together: `count` of them, `splits` apart. */
@@ -165,7 +164,7 @@ struct GatherProducer {
         const int count = window.count;
         for (int slot = threadIdx.x; slot < Tile::kBlockM; slot += ptx::kWarpgroup) {
             const int64_t row = window.task.row_of(p, slot);
-            const int32_t *source = p.map_at(window.first) + row;
+            const int32_t *source = p.entry_at(window.first, window.task.slot_of(slot), row);
             for (int i = 0; i < count; ++i, source += stride) {
                 int32_t *entry = &shared.map[buffer][i][slot];
                 if (row >= 0)

@@ -263,6 +263,7 @@ extern "C" const fg_backend *fg_cuda_backend(void) {
         FG_ENTRY(neighbor_map),
         FG_ENTRY(conv_sites),
         FG_ENTRY(row_order),
+        FG_ENTRY_RUN(ordered_map),
         FG_ENTRY_RUN(segment_map),
         FG_ENTRY_RUN(encode_seq),
         FG_ENTRY_RUN(decode_seq),

@@ -5,6 +5,9 @@
  * The key of a row is the Gray-code rank of its mask at the offsets of the plan: from one rank to the next a single
  * offset comes or goes. (row_sort.cu sorts by it.)
  *
+ * An ordered map has the entries of the map in the first order as well: each is gathered once more, out of a sector of
+ * 32 bytes of its own, so that every convolution that comes reads them in a row.
+ *
  * Workspace, n = orders * N: keys (n) | keys and rows between passes (2 n) | counts
  */
 #include "row_order.cuh"
@@ -21,6 +24,21 @@ __global__ void __launch_bounds__(kThreads) keys_kernel(const int32_t *map, cons
     const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     if (n >= keys.count) return;
     keys.store(blockIdx.y, n, [&](int offset) { return map[offset * keys.count + n] >= 0; });
+}
+
+/* A thread for each slot. The arrays share nothing: a thread's gathers need not wait for its stores. */
+__global__ void __launch_bounds__(kThreads)
+    ordered_map_kernel(const int32_t *__restrict__ map, const int32_t *__restrict__ order, int64_t volume,
+                       int64_t orders, int64_t count, int32_t *__restrict__ out) {
+    const int64_t slot = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    if (slot >= count) return;
+    const int64_t row = order[slot];
+    const bool is_row = 0 <= row && row < count;
+    for (int64_t i = 0; i < orders; ++i) out[i * count + slot] = order[i * count + slot];
+    out += orders * count + slot;
+    map += is_row ? row : 0;
+#pragma unroll 9
+    for (int64_t v = 0; v < volume; ++v) out[v * count] = is_row ? map[v * count] : -1;
 }
 
 }  // namespace
@@ -89,6 +107,19 @@ fg_status row_order(const fg_row_order_params *p, const fg_queue *queue, fg_erro
     if (status == FG_OK) status = write_order_keys(p->map, orders.keys, stream, error);
     if (status == FG_OK) status = orders.run(static_cast<int32_t *>(p->order.data), stream, error);
     return status;
+}
+
+fg_status ordered_map(const fg_ordered_map_params *p, const fg_queue *queue, fg_error *error) {
+    const int64_t count = p->map.shape[1];
+    if (count == 0) return FG_OK;
+    const DeviceGuard guard(queue->device_index);
+    FG_CUDA(guard.status());
+    const auto blocks = static_cast<unsigned int>(ceil_div<int64_t>(count, kThreads));
+    ordered_map_kernel<<<blocks, kThreads, 0, stream_of(queue)>>>(
+        static_cast<const int32_t *>(p->map.data), static_cast<const int32_t *>(p->order.data), p->map.shape[0],
+        p->order.shape[0], count, static_cast<int32_t *>(p->out.data));
+    FG_CUDA(cudaGetLastError());
+    return FG_OK;
 }
 
 }  // namespace flexgemm

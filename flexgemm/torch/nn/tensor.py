@@ -66,7 +66,7 @@ class Sites:
                 raise ValueError(f"onto: expected voxels of a grid {grid}, got one of {onto.shape}")
             nmap = sparse_conv_map(self.coords, self.shape, *how, **given, out_coords=targets)
             if torch.is_grad_enabled():
-                nmap.freeze()  # training needs it, and torch.compile needs it there
+                nmap.native_gradient()  # training needs it, and torch.compile needs it there
             return nmap, onto or Sites(nmap.out_coords, nmap.out_shape, (nmap, self))
 
         return self.cached((*how, transposed, output_padding, onto), build)
