@@ -84,7 +84,8 @@ enum {
     FG_TILES_NARROW = 2, /* at most 128 x 128: scales of blocks, and sums promoted every other step or less */
     FG_TILES_TALL = 4,   /* of at least 128 rows: groups along K */
     FG_TILES_MASKED = 8, /* m is expected, not known */
-    FG_TILES_ALL = 15,
+    FG_TILES_EQUAL = 16, /* groups of as many rows: those along K, batches */
+    FG_TILES_ALL = 31,
 };
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params);

@@ -51,7 +51,8 @@ fg_gemm_shape fg_gemm_all_rows(const fg_gemm_params *params) {
 int32_t fg_gemm_tiles(const fg_gemm_params *params) {
     const bool narrow = params->kind_a == FG_SCALE_BLOCK || params->promote_every > FG_SCALE_BLOCK_SIZE;
     return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_PACKED : 0) | (narrow ? FG_TILES_NARROW : 0) |
-           (params->layout == FG_GEMM_K_GROUPED ? FG_TILES_TALL : 0) |
+           (params->layout == FG_GEMM_K_GROUPED ? FG_TILES_TALL | FG_TILES_EQUAL : 0) |
+           (params->layout == FG_GEMM_BATCHED ? FG_TILES_EQUAL : 0) |
            (params->layout == FG_GEMM_M_GROUPED_MASKED ? FG_TILES_MASKED : 0);
 }
 
@@ -125,119 +126,93 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, fg_p
     return plan;
 }
 
-/* Waves of tiles of block_m x block_n that m rows take, `at_once` at a time. */
-static double whole_waves(int64_t m, int64_t n, int32_t block_m, int32_t block_n, int64_t at_once) {
-    return (double)ceil_div(ceil_div(m, block_m) * ceil_div(n, block_n), at_once);
-}
-
-/* Rows of an average group, of which some have an eighth less and some an eighth more, where they are expected and not
- * known. */
+/* Groups of rows: of `rows` each, or of about as many: what the caller expects of a group, or the mean of any. */
 typedef struct {
     int64_t rows, groups, n, steps;
-    bool expected;
-    int32_t num_sms;
-} group_question;
+    bool known;
+} gemm_question;
 
-/* Its tiles, by pairs of blocks: columns, and up to how many rows with how many stages; the duration of a step of K, of
- * a row in it and of the end of a tile, in the unit of the shapes below. Those of 512 columns are an estimate. */
+/* A tile: blocks that share it, and its duration: of a step of K, of a row in it and step, and of its end, whole or not.
+ * The unit is the same for all; fitted to times of an H200. */
 typedef struct {
-    int32_t columns, most, num_stages;
-    double step, row, end;
-} group_tile;
+    int32_t block_m, block_n, num_stages, blocks;
+    double step, row, end, end_of_part;
+} gemm_tile;
 
-/* Waves of tiles that hold at most `most` rows of a group, times the duration of one. */
-static double groups_cost(const group_question *q, const group_tile *tile, int64_t rows, int32_t most) {
-    const int64_t at_once = q->num_sms / 2, columns = ceil_div(q->n, tile->columns);
-    double tiles, waves;
-    if (q->expected) {
-        tiles = (double)ceil_div(rows, most);
-        waves = ceil((double)q->groups * tiles * (double)columns / (double)at_once);
-    } else { /* half of the last wave is empty, and sizes vary: a group has half a tile more than its rows fill */
-        tiles = 4 * rows > 3 * (int64_t)most ? (double)rows / most + 0.5 : 1;
-        if (tiles < 1) tiles = 1;
-        waves = (double)q->groups * tiles * (double)columns / (double)at_once + 0.5;
+/* Waves of tiles, times the duration of one. */
+static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num_sms) {
+    /* Of groups some have a third less and some a third more; a single one is what it is expected to be but for little. */
+    const int count = q->known ? 1 : 5;
+    const double spread = q->groups > 1 ? 0.3 : 0.125;
+    const bool whole = q->known || q->groups == 1; /* waves, and most tiles */
+    const int32_t at_once = num_sms / tile->blocks;
+    if (at_once == 0) return INFINITY;
+    const double columns = (double)(q->groups * ceil_div(q->n, tile->block_n));
+    double tiles = 0, waves = 0; /* tiles of a group */
+    for (int i = 0; i < count; i++) {
+        const double length = (double)q->rows * (1 + spread * (i - count / 2) / 2);
+        const double own = ceil(length / tile->block_m), all = columns * own / at_once;
+        tiles += own / count;
+        waves += (whole ? ceil(all) : all) / count;
     }
-    const double own = fmin(most, (double)rows / tiles + 8);
-    return waves * (tile->step + tile->row * own + tile->end / (double)q->steps);
+    /* Where lengths are any, no wave but the last can be counted on to be full. */
+    if (!whole) waves = fmax(ceil(waves), waves + 0.25);
+    /* A group that is cut evenly has rows in multiples of 16. */
+    const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
+    const double end = whole ? tile->end : tile->end_of_part;
+    return waves * ((double)q->steps * (tile->step + tile->row * rows) + end);
 }
 
-/* The kernel for groups of some rows instead of `plan`, whose waves of tiles have taken `cost`, where it is faster. */
-static fg_plan plan_groups(const group_question *q, fg_plan plan, double cost) {
-    static const group_tile kinds[] = {
-        {256, 96, 7, 75, 1, 500}, {256, 160, 6, 75, 1, 500}, {256, 192, 5, 75, 1, 500}, {512, 128, 4, 240, 0.8, 700}};
-    enum { KINDS = sizeof kinds / sizeof *kinds, FEWEST = 96, UNIT = 16 }; /* rows */
-    for (size_t i = 0; i < KINDS; i++) {
-        const group_tile *tile = &kinds[i];
-        const bool wider = i > 0 && kinds[i - 1].columns == tile->columns;
-        for (int32_t most = wider ? kinds[i - 1].most + UNIT : FEWEST; most <= tile->most; most += UNIT) {
-            double own = groups_cost(q, tile, q->rows, most);
-            if (q->expected)
-                own = (own + groups_cost(q, tile, q->rows - q->rows / 8, most) +
-                       groups_cost(q, tile, q->rows + q->rows / 8, most)) /
-                      3;
-            if (own >= cost) continue;
-            cost = own;
-            plan.some_rows = 1;
-            plan.block_m = most;
-            plan.block_n = tile->columns;
-            plan.num_stages = tile->num_stages;
-        }
-    }
-    return plan;
+/* Of the kernel for groups of some rows, which are cut evenly into tiles of at most so many rows. */
+static gemm_tile tile_of_groups(int32_t most) {
+    return (gemm_tile){most, 256, most <= 96 ? 7 : most <= 160 ? 6 : 5, 2, 0.71, 0.017, 5.2, 5.2};
 }
 
 /* Persistent blocks walk over the tiles in waves of num_sms, so what counts is the number of waves times the duration
  * of a tile. Wide tiles load less per multiplication and have less epilogue per column; narrow ones fill the last wave
  * and waste less of a last column tile. Pairs of blocks that share B load less still, but waste one of the two at the
- * odd end of each group, unless a pair may have rows of two groups. */
+ * odd end of each group, unless a pair may have rows of two groups. Groups of some rows leave much of such tiles empty;
+ * those of few rows do so always, and with a kernel that fits them take as long as reading their weights. */
 fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
                           int32_t tiles) {
-    enum { MOSTLY_WEIGHTS = 128 }; /* groups of no more rows than this take as long as reading their weights */
-    static const struct {
-        int32_t block_m, block_n, num_stages, duration; /* of a tile, relative; measured on an H200 */
-    } shapes[] = {{256, 256, 4, 256}, {128, 256, 4, 262}, {128, 192, 4, 203}, {128, 128, 6, 155}};
+    enum { FEW_ROWS = 64, FEW_ROWS_OF_GROUPS = 32, LEAST = 96, MOST = 192, UNIT = 16 };
+    static const gemm_tile shapes[] = {{256, 256, 4, 2, 4.25, 0, 12.7, 15.2},
+                                       {128, 256, 4, 1, 4.58, 0, 4.7, 7.2},
+                                       {128, 192, 4, 1, 3.55, 0, 4.0, 6.5},
+                                       {128, 128, 6, 1, 2.8, 0, 1.0, 3.5}};
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
     const int64_t rows = ceil_div(m, groups > 1 ? groups : 1); /* of one group, on average */
+    const bool fits = groups > 1 && m > 0 && num_sms > 1 && !(tiles & ~(FG_TILES_MASKED | FG_TILES_EQUAL));
     /* Above 64 rows tensor cores have as much to do as the memory, and where tiles are many the others keep them
      * busier. */
-    const bool some = groups <= 1 && rows > 64 && rows <= 128 && ceil_div(n, 256) <= num_sms / 2;
-    const bool few = groups > 1 ? rows <= 32 : rows <= 64 || (some && !(tiles & FG_TILES_NARROW));
+    const bool some = rows > FEW_ROWS && rows <= 128 && ceil_div(n, 256) <= num_sms / 2 && !(tiles & FG_TILES_NARROW);
+    const bool few = groups > 1 ? rows <= FEW_ROWS_OF_GROUPS && !fits : rows <= FEW_ROWS || some;
     if (few && !(tiles & FG_TILES_TALL)) return plan_decode(m, n, k, groups > 1 ? groups : 1, plan, num_sms);
-    double best = INFINITY, best_waves = INFINITY;
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+
+    const bool apart = groups > 1 && !(tiles & FG_TILES_PACKED);
+    const bool known = !(tiles & FG_TILES_MASKED) && (!apart || tiles & FG_TILES_EQUAL);
+    const gemm_question question = {apart ? rows : m, apart ? groups : 1, n, ceil_div(k, plan.block_k), known};
+    const size_t tall = fits && rows <= FEW_ROWS ? 0 : sizeof shapes / sizeof *shapes;
+    double best = INFINITY;
+    for (size_t i = 0; i < tall; i++) {
         const bool wide = shapes[i].block_m > 128 || shapes[i].block_n > 128;
-        if (wide && (tiles & FG_TILES_NARROW)) continue;
-        const int64_t at_once = num_sms / (shapes[i].block_m / 128);
-        if (at_once == 0) continue;
-        /* The sizes of groups vary: on average half a tile of each is empty, and half of the last wave. */
-        const bool vary = groups > 1 && !(tiles & FG_TILES_PACKED);
-        const int32_t block_m = shapes[i].block_m, block_n = shapes[i].block_n;
-        double waves;
-        if (vary) {
-            const double row_tiles = (double)groups * ((double)rows / block_m + 0.5);
-            waves = row_tiles * (double)ceil_div(n, block_n) / (double)at_once + 0.5;
-        } else {
-            waves = whole_waves(m, n, block_m, block_n, at_once);
-            /* Somewhat fewer or more rows than expected should not cost a whole wave. */
-            if (tiles & FG_TILES_MASKED)
-                waves = (waves + whole_waves(m - m / 8, n, block_m, block_n, at_once) +
-                         whole_waves(m + m / 8, n, block_m, block_n, at_once)) /
-                        3;
-        }
-        const double cost = waves * shapes[i].duration;
-        if (cost < best || plan.block_m == 0) {
-            best = cost;
-            best_waves = waves;
-            plan.block_m = block_m;
-            plan.block_n = block_n;
-            plan.num_stages = shapes[i].num_stages;
-        }
+        const double cost = cost_of(&question, &shapes[i], num_sms);
+        if ((wide && (tiles & FG_TILES_NARROW)) || cost >= best) continue;
+        best = cost;
+        plan.block_m = shapes[i].block_m;
+        plan.block_n = shapes[i].block_n;
+        plan.num_stages = shapes[i].num_stages;
     }
-    if (groups <= 1 || m == 0 || num_sms < 2 || (tiles & ~FG_TILES_MASKED)) return plan;
-    const int64_t steps = k > plan.block_k ? ceil_div(k, plan.block_k) : 1;
-    const group_question question = {rows, groups, n, steps, tiles & FG_TILES_MASKED, num_sms};
-    if (rows <= MOSTLY_WEIGHTS) return plan_groups(&question, plan, INFINITY);
-    /* Each tile reads other weights, which takes longer than where tiles share them; and it has an end. */
-    return plan_groups(&question, plan, 1.3 * best + 600.0 / (double)steps * best_waves);
+    for (int32_t most = LEAST; most <= MOST && fits; most += UNIT) {
+        const gemm_tile tile = tile_of_groups(most);
+        const double cost = cost_of(&question, &tile, num_sms);
+        if (cost >= best) continue;
+        best = cost;
+        plan.some_rows = 1;
+        plan.block_m = most;
+        plan.block_n = tile.block_n;
+        plan.num_stages = tile.num_stages;
+    }
+    return plan;
 }

@@ -83,9 +83,10 @@ def test_hopper_product_plans_are_sane(dtype):
         assert chosen["block_k"] == (128 if dtype in FP8 else 64)
         assert chosen["block_m"] // 128 <= sms  # a pair of blocks needs two multiprocessors at once
         few, some = chosen["few_rows"], chosen["some_rows"]
+        fits = groups > 1 and sms > 1 and m > 0  # the kernel for groups of some rows
         most = (128 if -(-n // 256) <= sms // 2 else 64) if groups == 1 else 32
-        assert (few > 0) == (-(-m // groups) <= most)
-        assert some <= (groups > 1 and sms > 1 and not few)
+        assert (few > 0) == (not fits and -(-m // groups) <= most)
+        assert (-(-m // groups) <= 64 and fits) <= some <= fits
         assert few <= min(2, sms)
         rows = chosen["block_m"] if few or some else 128
         stage = 128 * (rows + chosen["block_n"] // (2 if some else 1))  # block_n 256 is of a pair there
@@ -110,16 +111,15 @@ def test_hopper_product_plans_are_sane(dtype):
         (128, 4096, 1, (128, 64)),
         (128, 24576, 1, (128, 192)),  # 96 pairs of blocks would not run at once
         (129, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
-        (128 * 4, 1536, 128, (16, 128)),  # not 8 or 24: groups differ
-        (128 * 8, 1536, 128, (16, 128)),  # groups of twice the average are still one tile
-        (128 * 12, 1536, 128, (32, 128)),
-        (128 * 32, 1536, 128, (64, 128)),
+        (128 * 4, 1536, 128, (96, 256)),  # groups of few and of some rows: their own kernel
+        (128 * 32, 1536, 128, (96, 256)),
         (4096, 4096, 1, (256, 256)),  # large: pairs of blocks share B
         (4096, 2112, 1, (128, 192)),  # 11 x 192: wider tiles would leave a wave nearly empty
         (33_694, 4096, 8, (256, 256)),
         (16_199, 4096, 16, (128, 256)),  # a pair would often lack its second
-        (8320, 4096, 32, (192, 256)),  # groups of some rows: their own kernel
         (8069, 1536, 128, (96, 256)),
+        (16 * 126, 7168, 16, (176, 256)),  # one tile a group, though some have a third more rows
+        (8320, 4096, 32, (192, 256)),
     ],
 )
 def test_hopper_tiles_follow_the_shape(m, n, groups, tile):
@@ -127,7 +127,16 @@ def test_hopper_tiles_follow_the_shape(m, n, groups, tile):
     assert (chosen["block_m"], chosen["block_n"]) == tile
 
 
-PACKED, NARROW, TALL, MASKED = 1, 2, 4, 8
+PACKED, NARROW, TALL, MASKED, EQUAL = 1, 2, 4, 8, 16
+
+
+def test_ends_of_tiles_count_where_the_depth_is_short():
+    def tile(k):
+        chosen = _C.plan_gemm_sm90(m=4096, n=7168, k=k, groups=1, dtype=FP8[0], num_sms=SMS)
+        return chosen["block_m"], chosen["block_n"]
+
+    assert tile(7168) == (256, 256)
+    assert tile(512) == (128, 256)  # blocks of a pair wait for each other there
 
 
 def test_rows_that_are_only_expected_may_be_a_few_more():
@@ -146,15 +155,22 @@ def test_groups_of_some_rows_are_cut_to_fill_the_multiprocessors():
         assert chosen["some_rows"] in (0, 1)
         return chosen["block_m"] if chosen["some_rows"] else None
 
-    assert most(64 * 64, 4096, 64) == most(48 * 64, 4096, 64) == 96
-    assert most(16 * 126, 7168, 16) == 176  # one tile a group, though some have a third more rows
-    assert most(4 * 256, 4096, 4, MASKED) == 144  # two of 128 to 144 rows are one wave, with up to an eighth more
+    assert most(64 * 64, 4096, 64) == most(64, 4096, 64) == 96
+    assert most(4 * 130, 4096, 4) == 176  # one tile a group, though some have a third more rows
+    assert most(4 * 130, 4096, 4, EQUAL) == 144
+    assert most(4 * 256, 4096, 4, MASKED) == 192  # two tiles of each are one wave, with up to a third more rows
     assert most(8 * 4096, 4096, 8) is None  # large groups waste little of tiles of 128 rows
     assert most(8 * 4096, 4096, 8, MASKED) is None
     assert most(130, 4096, 1, MASKED) is None
     assert most(8 * 64, 4096, 8, sms=1) is None  # blocks work in pairs
     for tiles in (PACKED, NARROW, TALL):
         assert most(64 * 64, 4096, 64, tiles) is None
+
+
+@pytest.mark.parametrize("rows, most", [(4, 16), (8, 16), (12, 32), (32, 64)])  # not 8 or 24: groups differ
+def test_groups_of_few_rows_with_scales_of_blocks_may_have_twice_the_average(rows, most):
+    chosen = _C.plan_gemm_sm90(m=128 * rows, n=1536, k=7168, groups=128, dtype=FP8[0], num_sms=SMS, tiles=NARROW)
+    assert (chosen["block_m"], chosen["block_n"], chosen["few_rows"]) == (most, 128, 2 if most == 64 else 1)
 
 
 def test_few_rows_split_the_depth_while_tiles_are_few():
@@ -168,15 +184,15 @@ def test_few_rows_split_the_depth_while_tiles_are_few():
     assert split(1, 512, 16384) == 8
     assert split(1, 512, 512) == 1  # four steps are not worth a second block
     assert split(1, 512, 1024) == 2
-    assert split(16, 24576, 1536) == split(128, 4096, 7168, groups=32) == 1
+    assert split(16, 24576, 1536) == 1
     assert split(1, 2112, 7168, sms=17) == 1
     assert split(1, 39 * 128, 7168) == 2  # clusters of three do not reach all of the multiprocessors
     assert split(1, 38 * 128, 7168) == 3
 
 
 def test_deep_products_of_few_rows_read_them_in_pairs():
-    def chosen(m, n, k, groups=1):
-        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=groups, dtype=FP8[0], num_sms=SMS)
+    def chosen(m, n, k):
+        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=FP8[0], num_sms=SMS)
         return plan["block_m"], plan["block_n"], plan["few_rows"], plan["split_k"]
 
     assert chosen(128, 7168, 576) == chosen(128, 7168, 2048) == (128, 64, 1, 1)  # 112 blocks without sums to exchange
@@ -184,10 +200,9 @@ def test_deep_products_of_few_rows_read_them_in_pairs():
     # 128 steps of 64 rows of weights would read the tokens too often.
     assert chosen(128, 7168, 16384) == (128, 128, 2, 2)
     assert chosen(64, 7168, 16384) == (64, 128, 1, 2)
-    assert chosen(32 * 32, 4096, 7168, groups=32) == (64, 128, 2, 1)
 
 
-@pytest.mark.parametrize("tiles", range(16))
+@pytest.mark.parametrize("tiles", range(32))
 def test_hopper_tiles_are_what_the_product_asks_for(tiles):
     for m, n, groups, sms in itertools.product([64, 300, 4096, 33_694], [64, 2112, 4096], [1, 8, 128], (1, 2, SMS)):
         chosen = check(_C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=FP8[0], num_sms=sms, tiles=tiles))

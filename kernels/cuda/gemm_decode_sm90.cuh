@@ -32,34 +32,40 @@ constexpr int received_units(int units) {
     return most;
 }
 
-/* Tokens, blocks that copy for each other, and warpgroups of consumers with 64 rows of weights each. */
-template <int kTokens, int kPair, int kOfWeights = 2>
-struct Sm90DecodeTile {
+/* Tiles whose operands have changed places: tokens, blocks that copy for each other, and warpgroups of consumers with 64
+ * rows of weights each. */
+template <int kTokens, int kPair, int kOfWeights>
+struct Sm90TokenTile {
     static constexpr int kBlockN = kTokens;
     static constexpr int kCluster = kPair;
     static constexpr int kWarpgroups = kOfWeights, kWarpgroupRows = 64;
     static constexpr int kRows = kWarpgroups * kWarpgroupRows, kWeights = kPair * kRows; /* of a block and a pair */
     static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup, kConsumers = kWarpgroups * ptx::kWarpgroup;
-    static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes;
+    static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes, kWeightBytes = kWarpgroups * kBytesA;
     static constexpr int kBytesB = kTokens * kSm90StepBytes;
-    static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
+    static constexpr int kStageBytes = kWeightBytes + kBytesB;
+    static constexpr int kSumPitch = kRows + 4; /* floats of a token: no two of a warp's stores meet in a bank */
+    /* Bytes of a token in 16 bits: 8 chunks below each other meet in no bank. */
+    static constexpr int kHalfPitch = 2 * kRows + 16;
+    static constexpr int kTileSlots = 4;
+    static_assert(kStageBytes % 1024 == 0, "stages start at swizzle atoms");
+};
+
+template <int kTokens, int kPair, int kOfWeights = 2>
+struct Sm90DecodeTile : Sm90TokenTile<kTokens, kPair, kOfWeights> {
+    using Base = Sm90TokenTile<kTokens, kPair, kOfWeights>;
     /* Tokens of one copy. Groups of which most have fewer tokens than a tile should not read what they do not have. */
     static constexpr int kBoxTokens = kTokens / kPair;
     static constexpr int kBoxTokensOfGroups = kTokens % 16 ? 8 : kTokens <= 64 ? 16 : 32;
-    static constexpr int kSumPitch = kRows + 4; /* floats of a token: no two of a warp's stores meet in a bank */
-    static constexpr int kHalfPitch =
-        2 * kRows + 16; /* bytes of a token in 16 bits: 8 chunks below each other meet in no bank */
-    static constexpr int kUnits = kTokens / 8, kUnitFloats = kConsumers * 4;
+    static constexpr int kUnits = kTokens / 8, kUnitFloats = Base::kConsumers * 4;
     static constexpr int kReceivedBytes = received_units(kUnits) * kUnitFloats * 4;
-    static constexpr int kSumBytes = kTokens * kSumPitch * 4;
+    static constexpr int kSumBytes = kTokens * Base::kSumPitch * 4;
     static constexpr int kExchangeBytes = kReceivedBytes > kSumBytes ? kReceivedBytes : kSumBytes;
-    static constexpr int kMostStages = (224 * 1024 - kExchangeBytes) / kStageBytes;
+    static constexpr int kMostStages = (224 * 1024 - kExchangeBytes) / Base::kStageBytes;
     static constexpr int kStages = kMostStages < 10 ? kMostStages : 10;
-    static constexpr int kSharedBytes = kStages * kStageBytes + kExchangeBytes + 1024;
-    static constexpr int kTileSlots = 4;
-    static_assert(kStageBytes % 1024 == 0, "stages start at swizzle atoms");
-    static_assert((kTokens + 15) / 16 * 16 * kHalfPitch <= kExchangeBytes, "tokens are stored 16 at a time");
-    static_assert(kSumBytes <= kStages * kStageBytes, "sums of a shared tile take the place of its stages");
+    static constexpr int kSharedBytes = kStages * Base::kStageBytes + kExchangeBytes + 1024;
+    static_assert((kTokens + 15) / 16 * 16 * Base::kHalfPitch <= kExchangeBytes, "tokens are stored 16 at a time");
+    static_assert(kSumBytes <= kStages * Base::kStageBytes, "sums of a shared tile take the place of its stages");
 };
 
 /* The blocks of a pair are neighbours in a cluster that may have more of them. */
@@ -102,11 +108,12 @@ __device__ __forceinline__ Sm90Work decode_work(const GemmSm90Args &args, int ra
             k_bytes};
 }
 
-template <typename Tile>
+/* kEven: groups are cut evenly. */
+template <bool kEven, typename Tile>
 __device__ __forceinline__ void schedule_decode(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank) {
     if (is_one_row_of_tiles(args.space)) return;
     RingPosition<Tile::kTileSlots> at;
-    TileWalk<Tile::kBlockN, Tile::kWeights> walk(args.space, blockIdx.y, gridDim.y);
+    TileWalk<Tile::kBlockN, Tile::kWeights, 1, kEven> walk(args.space, blockIdx.y, gridDim.y);
     OutputTile tile;
     while (walk.next(tile)) hand_over(shared, at, decode_work<Tile>(args, rank, tile));
     hand_over(shared, at, no_more_work());
@@ -190,11 +197,11 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
         const int steps = steps_of(work);
         const int token_boxes =
             grouped ? ceil_div(work.columns, Tile::kBoxTokensOfGroups) : ceil_div(work.columns, Tile::kBoxTokens);
-        const int weight_bytes = work.rows > 0 ? Tile::kWarpgroups * Tile::kBytesA : 0;
+        const int weight_bytes = work.rows > 0 ? Tile::kWeightBytes : 0;
         const int group = args.a_grouped ? work.group : 0, weight = args.b_grouped ? work.weight : 0;
         const auto copy = [&](int step) {
             uint8_t *weights = first_stage + at.slot * Tile::kStageBytes;
-            uint8_t *tokens = weights + Tile::kWarpgroups * Tile::kBytesA;
+            uint8_t *tokens = weights + Tile::kWeightBytes;
             uint64_t *full = first_full + at.slot;
             const int k = work.k_begin + step * kSm90StepBytes;
             ptx::mbarrier_wait_parity(first_empty + at.slot, at.parity ^ 1);
@@ -343,16 +350,15 @@ __device__ __forceinline__ void add_received(float (&sum)[kCount], const float *
 /* ---- finished sums: 16 bits of whole 16-byte chunks ---- */
 
 /* Units of 8 tokens, of which the block has every `split`-th from `part` on, counted from the tile's token
- * `first_token`: scaled, biased and converted, to rows of tokens. They are of the block's rows of weights from
- * `first_row` on. */
+ * `first_token`: scaled, biased and converted, to rows of tokens. */
 template <typename T, typename Tile, int kCount>
 __device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const DecodeShared<Tile> &shared, uint8_t *rows,
-                                            int units, int split, int part, int first_token = 0, int first_row = 0) {
+                                            int units, int split, int part, int first_token = 0) {
     struct alignas(4) Pair {
         T element[2];
     };
     const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32;
-    const int warp_row = first_row + thread / 32 * 16, row = warp_row + lane / 4;
+    const int warp_row = thread / 32 * 16, row = warp_row + lane / 4;
     const float scale[2] = {shared.weight_scale[row], shared.weight_scale[row + 8]};
     const float bias[2] = {shared.bias[row], shared.bias[row + 8]};
     uint8_t *to = rows + (lane / 16 * 8 + lane % 8) * Tile::kHalfPitch + (warp_row + lane / 8 % 2 * 8) * 2;
@@ -398,9 +404,9 @@ __device__ __forceinline__ void copy_halves(const GemmSm90Args &args, const Sm90
 
 /* Units as they are, to rows of tokens. */
 template <typename Tile, int kCount>
-__device__ __forceinline__ void keep_floats(const float (&sum)[kCount], float *rows, int units, int first_row = 0) {
+__device__ __forceinline__ void keep_floats(const float (&sum)[kCount], float *rows, int units) {
     const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32;
-    const int row = first_row + thread / 32 * 16 + lane / 4;
+    const int row = thread / 32 * 16 + lane / 4;
 #pragma unroll
     for (int unit = 0; unit < kCount / 4; ++unit) {
         if (unit >= units) break;
@@ -441,7 +447,7 @@ __device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8
     Sm90Work work;
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
-                                    ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA)};
+                                    ptx::wgmma_descriptor(stages + Tile::kWeightBytes)};
     while (works.next(work)) {
         const TileScales tile_scales = load_scales(args, work);
         const Depth depth = {steps_of(work), 0, 0, 0};
@@ -535,7 +541,7 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
     if (warp == 0)
         produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank, !alone && starts);
     else if (warp == 1)
-        schedule_decode(shared.rings, args, rank);
+        schedule_decode<false>(shared.rings, args, rank);
     else if (warp >= 4)
         consume_decode<Math, Tile>(shared, stages, exchange, args, works, rank);
 }

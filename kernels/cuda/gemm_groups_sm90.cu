@@ -38,7 +38,6 @@ fg_status launch_tile(const fg_plan &plan, const fg_gemm_params &params, int num
 template <typename Math>
 fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
                  fg_error *error) {
-    if (plan.block_n == 512) return launch_tile<Math, Sm90GroupTile<128, 2>>(plan, params, num_sms, queue, error);
     if (plan.block_m <= 96) return launch_tile<Math, Sm90GroupTile<96>>(plan, params, num_sms, queue, error);
     if (plan.block_m <= 160) return launch_tile<Math, Sm90GroupTile<160>>(plan, params, num_sms, queue, error);
     return launch_tile<Math, Sm90GroupTile<192>>(plan, params, num_sms, queue, error);

@@ -1,11 +1,11 @@
 /*
- * Products of groups of some rows on Hopper: from a few dozen rows of each group, to some hundreds.
+ * Products of groups of some rows on Hopper: from one row of each group to some hundreds.
  *
- * A tile of 128 rows fits such groups badly: one of 130 rows would be multiplied as 256. So the operands change places,
+ * A tile of 128 rows fits such groups badly: one of 130 rows would be multiplied as 192. So the operands change places,
  * as in gemm_decode_sm90.cuh: 128 rows of B (weights) are what wgmma multiplies 64 at a time, and rows of A (tokens) its
  * n, a multiple of 16 that each tile chooses for itself. A group is cut into as few tiles as kTokens allows, all of
- * about the same size. Pairs of blocks with neighbouring rows of weights read half of the tokens each, for both. What
- * arrives at a multiprocessor limits such tiles; one of 256 rows of weights has less to read for a product.
+ * about the same size. Pairs of blocks with neighbouring rows of weights read half of the tokens each, for both: what
+ * arrives at a multiprocessor limits such tiles.
  *
  * Roles of warps, rings and ends of tiles are those of gemm_decode_sm90.cuh.
  */
@@ -15,48 +15,25 @@
 
 namespace flexgemm {
 
-/* The most tokens that a tile can have, and its rows of weights: parts of 128. A launch may allow fewer tokens, where
- * more tiles fill the multiprocessors better. */
-template <int kTokens, int kHeights = 1>
-struct Sm90GroupTile {
-    static constexpr int kBlockN = kTokens;
-    static constexpr int kCluster = 2;
-    static constexpr int kWarpgroups = 2, kWarpgroupRows = 64;
-    static constexpr int kParts = kHeights, kPartRows = kWarpgroups * kWarpgroupRows;
-    static constexpr int kRows = kParts * kPartRows, kWeights = kCluster * kRows; /* of a block and a pair */
-    static constexpr int kConsumers = kWarpgroups * ptx::kWarpgroup, kThreads = ptx::kWarpgroup + kConsumers;
-    static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes;
-    static constexpr int kBytesB = kTokens * kSm90StepBytes;
-    static constexpr int kWeightBytes = kRows * kSm90StepBytes, kStageBytes = kWeightBytes + kBytesB;
+/* The most tokens that a tile can have. A launch may allow fewer, where more tiles fill the multiprocessors better. */
+template <int kTokens>
+struct Sm90GroupTile : Sm90TokenTile<kTokens, 2, 2> {
+    using Base = Sm90TokenTile<kTokens, 2, 2>;
     static constexpr int kUnit = 16; /* tokens of a copy; n of wgmma is a multiple of it */
     static constexpr int kBoxBytes = kUnit * kSm90StepBytes;
     /* Sums are stored so many tokens at a time, by way of shared memory. */
     static constexpr int kHalvesAtOnce = 32, kFloatsAtOnce = 16;
-    static constexpr int kSumPitch = kRows + 4;       /* floats of a token, as in Sm90DecodeTile */
-    static constexpr int kHalfPitch = 2 * kRows + 16; /* bytes of a token in 16 bits */
-    static constexpr int kKeptBytes = kHalvesAtOnce * kHalfPitch;
-    static constexpr int kSmallBytes = 1280 + 8 * kRows; /* barriers, tiles, scales */
-    static constexpr int kStages = (227 * 1024 - kKeptBytes - kSmallBytes) / kStageBytes;
-    static constexpr int kSharedBytes = kStages * kStageBytes + kKeptBytes + kSmallBytes;
-    static constexpr int kTileSlots = 4;
-    static constexpr int kProducerRegisters = kParts > 1 ? 40 : 56;
-    static constexpr int kConsumerRegisters = kParts > 1 ? 232 : 224;
-    static_assert(kFloatsAtOnce * kSumPitch * 4 <= kKeptBytes, "both kinds of sums find room");
+    static constexpr int kKeptBytes = kHalvesAtOnce * Base::kHalfPitch;
+    static constexpr int kSmallBytes = 2304; /* barriers, tiles, scales */
+    static constexpr int kStages = (227 * 1024 - kKeptBytes - kSmallBytes) / Base::kStageBytes;
+    static constexpr int kSharedBytes = kStages * Base::kStageBytes + kKeptBytes + kSmallBytes;
+    static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+    static_assert(kFloatsAtOnce * Base::kSumPitch * 4 <= kKeptBytes, "both kinds of sums find room");
     static_assert(kTokens % kHalvesAtOnce == 0 && kHalvesAtOnce % kFloatsAtOnce == 0, "tokens are stored by these");
-    static_assert(kStageBytes % 1024 == 0, "stages start at swizzle atoms");
-    static_assert(kProducerRegisters + kWarpgroups * kConsumerRegisters <=
-                      (1 + kWarpgroups) * ptx::registers_at_launch(kThreads),
+    static_assert(kProducerRegisters + Base::kWarpgroups * kConsumerRegisters <=
+                      (1 + Base::kWarpgroups) * ptx::registers_at_launch(Base::kThreads),
                   "warpgroups divide the registers of the launch");
 };
-
-template <typename Tile>
-__device__ __forceinline__ void schedule_groups(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank) {
-    RingPosition<Tile::kTileSlots> at;
-    TileWalk<Tile::kBlockN, Tile::kWeights, 1, true> walk(args.space, blockIdx.y, gridDim.y);
-    OutputTile tile;
-    while (walk.next(tile)) hand_over(shared, at, decode_work<Tile>(args, rank, tile));
-    hand_over(shared, at, no_more_work());
-}
 
 template <typename Tile>
 __device__ __forceinline__ void produce_groups(Sm90Shared<Tile> &shared, uint8_t *stages,
@@ -93,106 +70,35 @@ __device__ __forceinline__ void produce_groups(Sm90Shared<Tile> &shared, uint8_t
         ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
 }
 
-/* Promoted products of a part of the rows of weights and of all tokens of a step. Where there are parts, warpgroups
- * take turns; one part of one warpgroup and one of the other, which have more columns, fall into step by themselves. */
-template <typename Math, typename Tile, int kCount>
-struct PartsOfWeights {
-    Sm90Shared<Tile> &shared;
-    const StageDescriptors &stage;
-    uint64_t a, b; /* of the step */
-    float sum[kCount];
-
-    __device__ __forceinline__ void await(const Depth &depth, int step, const RingPosition<Tile::kStages> &at) {
-        await_stage(shared, stage, depth, step, at);
-        a = ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes);
-        b = ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes);
-        ptx::wgmma_hold(a);
-        ptx::wgmma_hold(b);
-    }
-
-    __device__ __forceinline__ void start(int part) {
-        if constexpr (Tile::kParts > 1) await_turn<Tile>(stage.warpgroup);
-        ptx::wgmma_fence();
-        multiply_part<Math>(sum, ptx::wgmma_advance(a, part * Tile::kPartRows * kSm90StepBytes), b, 0, false);
-        ptx::wgmma_commit();
-        if constexpr (Tile::kParts > 1) pass_turn<Tile>(stage.warpgroup);
-    }
-};
-
-/* All of K of a tile's parts and of kCount * 2 tokens. */
-template <typename Math, typename Tile, int kCount>
-__device__ __forceinline__ void multiply_parts(float (&sum)[Tile::kParts][kCount], Sm90Shared<Tile> &shared,
+/* All of K of a tile of `units` times 16 tokens, into as many of the sums as those need. The others become 0, or ptxas
+ * keeps sums in local memory. */
+template <typename Math, typename Tile, int kUnits = 1>
+__device__ __forceinline__ void multiply_units(float (&sum)[Tile::kBlockN / 2], int units, Sm90Shared<Tile> &shared,
                                                const StageDescriptors &stage, const Depth &depth,
                                                RingPosition<Tile::kStages> &at) {
-#pragma unroll
-    for (int part = 0; part < Tile::kParts; ++part) clear(sum[part]);
-    if (depth.steps == 0) return;
-    if constexpr (Math::kPromote) {
-        PartsOfWeights<Math, Tile, kCount> partial = {shared, stage};
-        partial.await(depth, 0, at);
-        partial.start(0);
-        struct {
-            __device__ void prepare() {}
-            __device__ void operator()(float (&)[kCount], int) {}
-        } finish;
-        NoScales scales;
-        multiply_promoted(sum, partial, shared, depth, scales, at, finish);
-    } else {
-        int before = 0; /* the slot of the step before */
-        for (int step = 0; step < depth.steps; ++step, before = at.slot, at.advance()) {
-            await_stage(shared, stage, depth, step, at);
-            const uint64_t a = ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes);
-            ptx::wgmma_fence();
-#pragma unroll
-            for (int part = 0; part < Tile::kParts; ++part)
-                multiply_part<Math>(sum[part], ptx::wgmma_advance(a, part * Tile::kPartRows * kSm90StepBytes),
-                                    ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes), 0, true);
-            ptx::wgmma_commit();
-            if (step > 0) {
-                ptx::wgmma_wait<1>();
-                hand_back(shared, before);
-            }
-        }
-        ptx::wgmma_wait<0>();
-        hand_back(shared, before);
-    }
-#pragma unroll
-    for (int part = 0; part < Tile::kParts; ++part) ptx::wgmma_hold(sum[part]);
-}
-
-/* The same of `units` times 16 tokens, into as many of the sums as those need. The others become 0, or ptxas keeps sums
- * in local memory. */
-template <typename Math, typename Tile, int kUnits = 1>
-__device__ __forceinline__ void multiply_units(float (&sum)[Tile::kParts][Tile::kBlockN / 2], int units,
-                                               Sm90Shared<Tile> &shared, const StageDescriptors &stage,
-                                               const Depth &depth, RingPosition<Tile::kStages> &at) {
     if constexpr (kUnits * Tile::kUnit < Tile::kBlockN)
         if (units > kUnits) return multiply_units<Math, Tile, kUnits + 1>(sum, units, shared, stage, depth, at);
     constexpr int kCount = kUnits * Tile::kUnit / 2;
-    float own[Tile::kParts][kCount];
-    multiply_parts<Math, Tile>(own, shared, stage, depth, at);
+    float own[1][kCount];
+    NoScales scales;
+    multiply_tile<Math>(own, shared, stage, depth, scales, at);
 #pragma unroll
-    for (int part = 0; part < Tile::kParts; ++part)
-#pragma unroll
-        for (int i = 0; i < Tile::kBlockN / 2; ++i) sum[part][i] = i < kCount ? own[part][i % kCount] : 0.0f;
+    for (int i = 0; i < Tile::kBlockN / 2; ++i) sum[i] = i < kCount ? own[0][i % kCount] : 0.0f;
 }
 
-/* Stores a tile's sums, kAtOnce tokens at a time: `keep` brings those of a part from a token on to shared memory, `store`
- * those of all parts from there to the output. */
+/* Stores a tile's sums, kAtOnce tokens at a time: `keep` brings those from a token on to shared memory, `store` from
+ * there to the output. */
 template <int kAtOnce, typename Tile, typename Keep, typename Store>
-__device__ __forceinline__ void store_tokens(const float (&sum)[Tile::kParts][Tile::kBlockN / 2], const Sm90Work &work,
-                                             bool has_rows, const Keep &keep, const Store &store) {
+__device__ __forceinline__ void store_tokens(const float (&sum)[Tile::kBlockN / 2], const Sm90Work &work, bool has_rows,
+                                             const Keep &keep, const Store &store) {
 #pragma unroll
     for (int first = 0; first < Tile::kBlockN; first += kAtOnce) {
         if (first >= work.columns) break;
         Sm90Work part = work;
         part.first_column += first;
         part.columns = min(work.columns - first, kAtOnce);
-#pragma unroll
-        for (int p = 0; p < Tile::kParts; ++p)
-            if (has_rows)
-                keep(reinterpret_cast<const float (&)[kAtOnce / 2]>(sum[p][first / 2]), ceil_div(part.columns, 8),
-                     first, p * Tile::kPartRows);
+        if (has_rows)
+            keep(reinterpret_cast<const float (&)[kAtOnce / 2]>(sum[first / 2]), ceil_div(part.columns, 8), first);
         ptx::named_barrier(1, Tile::kConsumers);
         store(part, first);
         ptx::named_barrier(1, Tile::kConsumers); /* before what is kept next */
@@ -206,9 +112,7 @@ __device__ __forceinline__ void consume_groups(DecodeShared<Tile> &shared, uint8
     RingPosition<Tile::kTileSlots> slot;
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
-                                    ptx::wgmma_descriptor(stages + Tile::kWeightBytes), warpgroup};
-    constexpr bool kTurns = Math::kPromote && Tile::kParts > 1;
-    if (kTurns && warpgroup == 1) pass_turn<Tile>(warpgroup);
+                                    ptx::wgmma_descriptor(stages + Tile::kWeightBytes)};
     for (;;) {
         const Sm90Work work = next_work(shared.rings, slot);
         if (work.group < 0) break;
@@ -216,29 +120,24 @@ __device__ __forceinline__ void consume_groups(DecodeShared<Tile> &shared, uint8
         const TileScales scales = load_scales(args, work);
         const Depth depth = {steps_of(work), 0, 0, 0};
         const bool has_rows = work.rows > warpgroup * Tile::kWarpgroupRows;
-        float sum[Tile::kParts][Tile::kBlockN / 2];
+        float sum[Tile::kBlockN / 2];
         if (has_rows)
             multiply_units<Math, Tile>(sum, ceil_div(work.columns, Tile::kUnit), shared.rings, stage, depth, at);
         else
-            skip_tile(shared.rings, stage, depth, at, kTurns ? Tile::kParts : 0);
+            skip_tile(shared.rings, stage, depth, at);
         keep_scales(shared, scales, args.epilogue.alpha);
         ptx::named_barrier(1, Tile::kConsumers);
         const auto keep_and_store_halves = [&](auto element) {
             using T = decltype(element);
             store_tokens<Tile::kHalvesAtOnce, Tile>(
                 sum, work, has_rows,
-                [&](const auto &sums, int units, int first, int first_row) {
-                    keep_halves<T>(sums, shared, kept, units, 1, 0, first, first_row);
-                },
+                [&](const auto &sums, int units, int first) { keep_halves<T>(sums, shared, kept, units, 1, 0, first); },
                 [&](const Sm90Work &part, int) { copy_halves<Tile>(args, part, kept, 0); });
         };
         if (!args.plain) {
             float *rows = reinterpret_cast<float *>(kept);
             store_tokens<Tile::kFloatsAtOnce, Tile>(
-                sum, work, has_rows,
-                [&](const auto &sums, int units, int, int first_row) {
-                    keep_floats<Tile>(sums, rows, units, first_row);
-                },
+                sum, work, has_rows, [&](const auto &sums, int units, int) { keep_floats<Tile>(sums, rows, units); },
                 [&](const Sm90Work &part, int first) { finish_tokens(shared, args, part, rows, 0, first); });
         } else if (args.epilogue.out_dtype == FG_FLOAT16) {
             keep_and_store_halves(__half{});
@@ -246,7 +145,6 @@ __device__ __forceinline__ void consume_groups(DecodeShared<Tile> &shared, uint8
             keep_and_store_halves(__nv_bfloat16{});
         }
     }
-    if (kTurns && warpgroup == 0) await_turn<Tile>(warpgroup); /* which the other passed last */
 }
 
 /* ---- kernel ---- */
@@ -271,7 +169,7 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
         if (warp == 0)
             produce_groups(shared.rings, stages, map_weights, map_tokens, args, rank);
         else if (warp == 1)
-            schedule_groups(shared.rings, args, rank);
+            schedule_decode<true>(shared.rings, args, rank);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
         consume_groups<Math>(shared, stages, kept, args);

@@ -283,11 +283,11 @@ public:
     __device__ __forceinline__ bool next(OutputTile &out) {
         for (; tile_ < tiles_; tile_ += step_) {
             const uint32_t band = first_of_band(tile_, space_.minor_tiles);
-            if (band >= major_tiles_) return false;
+            count_tiles(band);
+            if (tile_ >= tiles_) return false;
             uint32_t major, minor;
-            rasterise(tile_, space_.major_tiles, space_.minor_tiles, &major, &minor);
-            if (major >= major_tiles_) continue;
-            const MajorTile own = space_.major_is_columns ? find<kBlockN>(major, band) : find<kBlockM>(major, band);
+            rasterise(tile_, major_tiles_, space_.minor_tiles, &major, &minor);
+            const MajorTile own = find(major, band);
             if ((own.begin >= own.end && !own.paired) || !set(out, own, minor)) continue;
             tile_ += step_;
             return true;
@@ -296,8 +296,22 @@ public:
     }
 
 private:
-    template <int kBlock>
+    /* Whether all tiles of a band are there is known before they are numbered across it. By the host's bound alone tiles
+     * that are none would lie between the others of the last band, and some blocks would have one more than others. */
+    __device__ __forceinline__ void count_tiles(uint32_t band) {
+        const Grouping grouping = space_.major.grouping;
+        if (band == counted_ || (grouping != Grouping::kSizes && grouping != Grouping::kOffsets)) return;
+        counted_ = band;
+        find(min(band + kBandTiles, major_tiles_) - 1, band);
+        tiles_ = major_tiles_ * space_.minor_tiles;
+    }
+
     __device__ __forceinline__ MajorTile find(uint32_t major, uint32_t band) {
+        return space_.major_is_columns ? find_in_blocks<kBlockN>(major, band) : find_in_blocks<kBlockM>(major, band);
+    }
+
+    template <int kBlock>
+    __device__ __forceinline__ MajorTile find_in_blocks(uint32_t major, uint32_t band) {
         const GroupedAxis &axis = space_.major;
         if (axis.grouping == Grouping::kNone) return {int64_t{major} * kBlock, axis.length, 0};
         if (axis.grouping == Grouping::kIndices) return find_index<kBlock>(axis, major);
@@ -344,8 +358,9 @@ private:
     }
 
     const TileSpace &space_;
-    uint32_t tile_, step_, rank_, tiles_; /* tiles_: a bound */
-    uint32_t major_tiles_;                /* the bound until the end of the groups has been seen */
+    uint32_t tile_, step_, rank_;
+    uint32_t tiles_, major_tiles_;    /* bounds, until the end of the groups has been seen */
+    uint32_t counted_ = ~uint32_t{0}; /* the band whose tiles have been counted */
     GroupCursor cursor_ = {};
 };
 
