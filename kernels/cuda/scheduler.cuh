@@ -279,31 +279,31 @@ public:
             cursor_.reached = group_bound(space.major.data, 0, space.major.length);
     }
 
-    /* The next tile that has rows and columns; false: there are no more. */
+    /* The next tile that has rows and columns; false: there are no more. Whether all tiles of a band are there is known
+     * before any is looked for: by the host's bound alone tiles that are none would lie between the others of the last
+     * band, and some blocks would have one more than others. */
     __device__ __forceinline__ bool next(OutputTile &out) {
-        for (; tile_ < tiles_; tile_ += step_) {
+        while (tile_ < tiles_) {
             const uint32_t band = first_of_band(tile_, space_.minor_tiles);
-            count_tiles(band);
-            if (tile_ >= tiles_) return false;
             uint32_t major, minor;
             rasterise(tile_, major_tiles_, space_.minor_tiles, &major, &minor);
-            const MajorTile own = find(major, band);
-            if ((own.begin >= own.end && !own.paired) || !set(out, own, minor)) continue;
+            const bool counts = counted_ != band && is_bound();
+            const MajorTile own = find(counts ? min(band + kBandTiles, major_tiles_) - 1 : major, band);
+            if (counts) {
+                counted_ = band;
+                tiles_ = major_tiles_ * space_.minor_tiles;
+                continue;
+            }
             tile_ += step_;
-            return true;
+            if ((own.begin < own.end || own.paired) && set(out, own, minor)) return true;
         }
         return false;
     }
 
 private:
-    /* Whether all tiles of a band are there is known before they are numbered across it. By the host's bound alone tiles
-     * that are none would lie between the others of the last band, and some blocks would have one more than others. */
-    __device__ __forceinline__ void count_tiles(uint32_t band) {
-        const Grouping grouping = space_.major.grouping;
-        if (band == counted_ || (grouping != Grouping::kSizes && grouping != Grouping::kOffsets)) return;
-        counted_ = band;
-        find(min(band + kBandTiles, major_tiles_) - 1, band);
-        tiles_ = major_tiles_ * space_.minor_tiles;
+    /* The host does not know how many tiles there are. */
+    __device__ __forceinline__ bool is_bound() const {
+        return space_.major.grouping == Grouping::kSizes || space_.major.grouping == Grouping::kOffsets;
     }
 
     __device__ __forceinline__ MajorTile find(uint32_t major, uint32_t band) {
