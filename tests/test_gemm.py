@@ -12,6 +12,7 @@ from products import block_scales, judge, offsets_of, operands, scale_of
 from reference import assert_gemm_rows, assert_rows, assert_same_bits, dtype_of, f64
 
 import flexgemm
+from flexgemm import _C
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 FP8_PAIRS = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)]
@@ -381,8 +382,8 @@ def test_grouped_deep_products(backend):
     check_grouped(backend, 107, 128, 7168, offsets, 3, (E4M3, E4M3), "float32")
 
 
-# On Hopper groups of some rows are cut into tiles of about the same size, which end where the group does; 96, 160 and
-# 192 rows are the most of a tile, and shorter tiles are made where they are few.
+# On Hopper groups of some rows are cut into tiles of about the same size, which end where the group does: here of 96
+# rows at most, or of 128 rows.
 SOME = {
     "less than a tile": [0, 90, 1, 64, 97, 40],
     "a tile or two": [200, 0, 129, 190, 193, 1],
@@ -412,6 +413,23 @@ def test_groups_of_some_rows_have_scales_and_bias(backend, sizes, scales, n, out
     how = {"scales": scales, "bias": True, "pad": pad, "offset": offset}
     offsets = offsets_of(sizes, "ends", "int64")
     check_grouped(backend, sum(sizes) + 3, n, 528, offsets, len(sizes), (E4M3, E4M3), out_dtype, **how)
+
+
+@pytest.mark.parametrize("most, sizes", [(160, [150, 16, 159, 146, 80]), (176, [176, 129, 1, 175, 160]),
+                                         (192, [207, 150, 192, 191, 191])])  # fmt: skip
+@pytest.mark.parametrize("dtypes, out_dtype", [((E4M3, E4M3), "bfloat16"), ((E4M3, E5M2), "float32"),
+                                               (("bfloat16",) * 2, "bfloat16")])  # fmt: skip
+def test_groups_of_some_rows_in_taller_tiles(backend, most, sizes, dtypes, out_dtype):
+    """Which the plan takes for 8 multiprocessors; a few rows are of no group."""
+    rows, n, k, groups = sum(sizes) + 9, 1032, 528, len(sizes)
+    plan = _C.plan_gemm_sm90(m=rows, n=n, k=k, groups=groups, dtype=dtypes[0], num_sms=8)
+    assert (plan["some_rows"], plan["block_m"]) == (1, most)
+    offsets = offsets_of(sizes, "bounds", "int32", first=5)
+    try:
+        flexgemm.set_num_sms(8)
+        check_grouped(backend, rows, n, k, offsets, groups, dtypes, out_dtype, scales=("row", "row"), bias=True)
+    finally:
+        flexgemm.set_num_sms(None)
 
 
 def test_one_group_equals_the_dense_product(backend):

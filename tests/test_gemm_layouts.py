@@ -8,7 +8,7 @@ import pytest
 import reference
 import scenes
 from memory import Host, poison
-from products import judge, offsets_of, operands, scale_of
+from products import block_scales, judge, offsets_of, operands, scale_of
 from reference import assert_gemm_rows, assert_rows, dtype_of, f64
 
 import flexgemm
@@ -252,18 +252,20 @@ def test_products_are_added_to_the_output(backend, m, n, dtypes):
     judge(out, before + reference.gemm(a, b), dtypes[0], "float32")
 
 
-@pytest.mark.parametrize("dtypes", [FP8, ("bfloat16", "bfloat16")], ids="-".join)
+@pytest.mark.parametrize("dtypes, scales", [(FP8, "none"), (FP8, "block"), (("bfloat16", "bfloat16"), "none")])
 @pytest.mark.parametrize("m, n", [(1100, 1050), (1024, 1024)])
-def test_products_are_added_in_parts_of_their_depth(backend, m, n, dtypes):
+def test_products_are_added_in_parts_of_their_depth(backend, m, n, dtypes, scales):
     """Where there are many tiles, some are added in two parts, in an order that does not change."""
-    rng, a, b = operands(m, n, 528, *dtypes)
+    k = 528
+    rng, a, b = operands(m, n, k, *dtypes)
+    how = block_scales(rng, m, n, k) if scales == "block" else {}
     before = rng.standard_normal((m, n)).astype(np.float32)
     try:
         flexgemm.set_num_sms(8)
-        outs = [guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before) for _ in range(2)]
+        outs = [guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before, **how) for _ in range(2)]
     finally:
         flexgemm.set_num_sms(None)
-    judge(outs[0], before + reference.gemm(a, b), dtypes[0], "float32")
+    judge(outs[0], before + reference.gemm(a, b, *how.values()), dtypes[0], "float32")
     np.testing.assert_array_equal(*outs)
 
 

@@ -229,7 +229,7 @@ __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *s
 }
 
 /* Converts and stores a warp's 16 rows, or adds them to what is there. The copy engine does it while the warp goes on;
- * each element is added to once, so that sums do not depend on an order. */
+ * each element is added to once, or a second time when the first is done, so that sums do not depend on an order. */
 template <typename T, bool kAdd, typename Tile, int kCount>
 __device__ __forceinline__ void store_boxes(const float (&sum)[kCount], const GemmSm90Args &args, int group,
                                             uint8_t *slabs, int lane, int64_t first_row, int first_column,
@@ -532,7 +532,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
         const Sm90Work &work = shared.work[slot.slot];
         const int64_t first_row = work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows;
         const int count = work.rows - warpgroup * Tile::kWarpgroupRows;
-        if (work.again) { /* sums do not depend on which part of K is faster to be added */
+        if (work.again) { /* what the copy engine adds of the first part of K comes first */
             __syncwarp();
             if (ptx::elect()) ptx::tma_wait();
         }
