@@ -6,11 +6,23 @@ Each call proves that inputs stayed as they were and that nothing outside the ou
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 import reference
 from memory import Buffer, poison
 
 from flexgemm import _C
+
+
+@contextmanager
+def multiprocessors(count):
+    """Products within take at most so many; None: all."""
+    _C.set_num_sms(count)
+    try:
+        yield
+    finally:
+        _C.set_num_sms(None)
 
 
 class Call:

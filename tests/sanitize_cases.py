@@ -408,12 +408,9 @@ def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offse
     offsets = np.cumsum(sizes).astype(np.int32) if sizes else None
     initial = np.zeros((rows, n), reference.dtype_of(out_dtype)) if sizes else None  # some rows are never written
     layout = {"fence": False, "offset": offset, "pad": offset}
-    _C.set_num_sms(num_sms)
-    try:
+    with guarded.multiprocessors(num_sms):
         out = guarded.gemm(backend, a, b, out_dtype, offsets=offsets, initial=initial, precision=precision, **how,
                            **layout)  # fmt: skip
-    finally:
-        _C.set_num_sms(None)
     if sizes:
         ref, written = reference.grouped_gemm(a, b, offsets, **how)
         out, ref = out[written], ref[written]
@@ -431,11 +428,8 @@ def sums_case(backend, dtype, shape, num_sms):
     rng = np.random.default_rng(0)
     a, b = scenes.values(rng, (m, k), dtype), scenes.values(rng, (n, k), dtype)
     initial = rng.standard_normal((m, n)).astype(np.float32)
-    _C.set_num_sms(num_sms)
-    try:
+    with guarded.multiprocessors(num_sms):
         out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=initial, fence=False)
-    finally:
-        _C.set_num_sms(None)
     cuts = reference.ROW_CUTS if dtype.startswith("float8") else 0
     assert_rows(out, initial + reference.gemm(a, b), max(1e-4, cuts * reference.float8_cut(backend.name)))
 
@@ -484,11 +478,8 @@ def layout_case(backend, layout, dtype, out_dtype, epilogue, shape, num_sms=None
         expected, written = np.where(group == 1, ref[1], ref[0]), group >= 0
     given = np.ascontiguousarray(b.swapaxes(-1, -2)) if how.get("b_row_major") else b
     initial = np.full(expected.shape, 7, reference.dtype_of(out_dtype))
-    _C.set_num_sms(num_sms)
-    try:
+    with guarded.multiprocessors(num_sms):
         out = guarded.gemm(backend, a, given, out_dtype, shape=expected.shape, initial=initial, fence=False, **how)
-    finally:
-        _C.set_num_sms(None)
     assert (reference.f64(out)[~written] == 7).all()
     columns = written.reshape(-1, written.shape[-1]).any(axis=0)
     rows = written[..., columns].all(axis=-1)

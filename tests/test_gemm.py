@@ -81,11 +81,8 @@ def test_few_rows_of_whole_16_byte_chunks(backend, m, n, k, out_dtype):
 def test_few_rows_of_two_multiprocessors(backend, dtype, out_dtype):
     """There 128 rows are read by pairs of blocks for each other."""
     _, a, b = operands(128, 248, 4112, dtype, dtype)
-    flexgemm.set_num_sms(2)
-    try:
+    with guarded.multiprocessors(2):
         out = guarded.gemm(backend, a, b, out_dtype)
-    finally:
-        flexgemm.set_num_sms(None)
     judge(out, reference.gemm(a, b), dtype, out_dtype)
 
 
@@ -425,11 +422,8 @@ def test_groups_of_some_rows_in_taller_tiles(backend, most, sizes, dtypes, out_d
     plan = _C.plan_gemm_sm90(m=rows, n=n, k=k, groups=groups, dtype=dtypes[0], num_sms=8)
     assert (plan["some_rows"], plan["block_m"]) == (1, most)
     offsets = offsets_of(sizes, "bounds", "int32", first=5)
-    try:
-        flexgemm.set_num_sms(8)
+    with guarded.multiprocessors(8):
         check_grouped(backend, rows, n, k, offsets, groups, dtypes, out_dtype, scales=("row", "row"), bias=True)
-    finally:
-        flexgemm.set_num_sms(None)
 
 
 def test_one_group_equals_the_dense_product(backend):

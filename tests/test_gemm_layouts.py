@@ -260,11 +260,8 @@ def test_products_are_added_in_parts_of_their_depth(backend, m, n, dtypes, scale
     rng, a, b = operands(m, n, k, *dtypes)
     how = block_scales(rng, m, n, k) if scales == "block" else {}
     before = rng.standard_normal((m, n)).astype(np.float32)
-    try:
-        flexgemm.set_num_sms(8)
+    with guarded.multiprocessors(8):
         outs = [guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before, **how) for _ in range(2)]
-    finally:
-        flexgemm.set_num_sms(None)
     judge(outs[0], before + reference.gemm(a, b, *how.values()), dtypes[0], "float32")
     np.testing.assert_array_equal(*outs)
 
@@ -469,9 +466,6 @@ def test_tiles_one_after_the_other(backend, m, n, k, out_dtype):
     """Few multiprocessors have many tiles each, whole ones and the last of a row or column."""
     rng, a, b = operands(m, n, k, *FP8)
     scales = {"scale_a": scale_of(rng, "row", m), "scale_b": scale_of(rng, "tensor", n)}
-    try:
-        flexgemm.set_num_sms(2)
+    with guarded.multiprocessors(2):
         out = guarded.gemm(backend, a, b, out_dtype, initial=poison((m, n), out_dtype), **scales)
-    finally:
-        flexgemm.set_num_sms(None)
     judge(out, reference.gemm(a, b, **scales), FP8[0], out_dtype)
