@@ -1,10 +1,9 @@
 /*
  * Products of few rows on Hopper: decoding. Their time is that of reading the weights once.
  *
- * The operands of gemm_sm90.cuh change places: 128 rows of B (weights) are what wgmma multiplies 64 at a time, and 8 to
- * 128 rows of A (tokens) are its n, so that little is multiplied in vain and a stage is mostly weights. Beside more
- * than 64 tokens a block may have 64 rows of weights: half of the sums to exchange and store, by twice as many blocks.
- * Roles of warps are those of gemm_sm90.cuh.
+ * The operands change places (gemm_tokens_sm90.cuh): a tile has 128 rows of B (weights) and 8 to 128 rows of A (tokens).
+ * Beside more than 64 tokens a block may have 64 rows of weights: half of the sums to exchange and store, by twice as
+ * many blocks. Roles of warps are those of gemm_sm90.cuh.
  *
  * Where there are fewer tiles than multiprocessors, the blocks of a cluster share a tile: each multiplies a range of K
  * and sends its sums to the blocks that add them, 8 tokens to a block, in the order of the blocks. One tile is all that
@@ -16,7 +15,7 @@
  */
 #pragma once
 
-#include "gemm_mainloop_sm90.cuh"
+#include "gemm_tokens_sm90.cuh"
 
 namespace flexgemm {
 
@@ -31,25 +30,6 @@ constexpr int received_units(int units) {
     }
     return most;
 }
-
-/* Tiles whose operands have changed places: tokens, blocks that copy for each other, and warpgroups of consumers with 64
- * rows of weights each. */
-template <int kTokens, int kPair, int kOfWeights>
-struct Sm90TokenTile {
-    static constexpr int kBlockN = kTokens;
-    static constexpr int kCluster = kPair;
-    static constexpr int kWarpgroups = kOfWeights, kWarpgroupRows = 64;
-    static constexpr int kRows = kWarpgroups * kWarpgroupRows, kWeights = kPair * kRows; /* of a block and a pair */
-    static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup, kConsumers = kWarpgroups * ptx::kWarpgroup;
-    static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes, kWeightBytes = kWarpgroups * kBytesA;
-    static constexpr int kBytesB = kTokens * kSm90StepBytes;
-    static constexpr int kStageBytes = kWeightBytes + kBytesB;
-    static constexpr int kSumPitch = kRows + 4; /* floats of a token: no two of a warp's stores meet in a bank */
-    /* Bytes of a token in 16 bits: 8 chunks below each other meet in no bank. */
-    static constexpr int kHalfPitch = 2 * kRows + 16;
-    static constexpr int kTileSlots = 4;
-    static_assert(kStageBytes % 1024 == 0, "stages start at swizzle atoms");
-};
 
 template <int kTokens, int kPair, int kOfWeights = 2>
 struct Sm90DecodeTile : Sm90TokenTile<kTokens, kPair, kOfWeights> {
@@ -77,47 +57,7 @@ __device__ __forceinline__ void hand_back(Sm90Shared<Sm90DecodeTile<kTokens, kPa
         ptx::mbarrier_arrive_remote(&shared.empty[slot], ptx::cluster_block_rank() / kPair * kPair + lane);
 }
 
-template <typename Tile>
-struct DecodeShared {
-    Sm90Shared<Tile> rings;
-    uint64_t received; /* sums of all blocks that share the tile */
-    alignas(8) float token_scale[Tile::kBlockN];
-    alignas(16) float weight_scale[Tile::kRows];
-    alignas(16) float bias[Tile::kRows];
-};
-
 /* ---- tiles ---- */
-
-/* Rows of a work are weights, columns are tokens; K is the block's part of it. `rank` is that in the cluster: blocks of
- * a pair, which share a part, are neighbours. Nothing is divided here: a product may last no longer than fifty
- * divisions. */
-template <typename Tile>
-__device__ __forceinline__ Sm90Work decode_work(const GemmSm90Args &args, int rank, const OutputTile &tile) {
-    const int64_t row = tile.column + rank % Tile::kCluster * Tile::kRows;
-    const int64_t rows = tile.column_end - row, columns = tile.row_end - tile.row;
-    const int part = rank / Tile::kCluster, steps = args.part_steps + (part < args.longer_parts);
-    const int begin = (part * args.part_steps + min(part, args.longer_parts)) * kSm90StepBytes;
-    const int k_bytes = min(steps * kSm90StepBytes, static_cast<int>(args.space.k_bytes) - begin);
-    return {static_cast<int32_t>(row),
-            rows < Tile::kRows ? static_cast<int32_t>(rows) : Tile::kRows,
-            static_cast<int32_t>(tile.row),
-            columns < Tile::kBlockN ? static_cast<int32_t>(columns) : Tile::kBlockN,
-            static_cast<int32_t>(tile.group),
-            static_cast<int32_t>(tile.weight),
-            begin,
-            k_bytes};
-}
-
-/* kEven: groups are cut evenly. */
-template <bool kEven, typename Tile>
-__device__ __forceinline__ void schedule_decode(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank) {
-    if (is_one_row_of_tiles(args.space)) return;
-    RingPosition<Tile::kTileSlots> at;
-    TileWalk<Tile::kBlockN, Tile::kWeights, 1, kEven> walk(args.space, blockIdx.y, gridDim.y);
-    OutputTile tile;
-    while (walk.next(tile)) hand_over(shared, at, decode_work<Tile>(args, rank, tile));
-    hand_over(shared, at, no_more_work());
-}
 
 /* The block's tiles, to a warp of its producer or consumers. Where the first of one row of tiles is, is known before
  * the block has met: between that and the first copy there should be little to do. */
@@ -131,7 +71,7 @@ public:
         if (!one_row_) return;
         const int column = static_cast<int>(blockIdx.y) * Tile::kWeights;
         next_ =
-            decode_work<Tile>(args, rank, {0, space.major.length, column, space.minor_length, 0, 0, 0, space.k_bytes});
+            token_work<Tile>(args, rank, {0, space.major.length, column, space.minor_length, 0, 0, 0, space.k_bytes});
         length_ = static_cast<int>(space.minor_length);
         left_ = length_ - column;
     }
@@ -175,7 +115,8 @@ private:
 /* ---- producer warp ---- */
 
 /* Only the tokens that there are: the rest of a stage keeps what it held, and so do sums that nobody stores. `meets`:
- * the cluster has yet to meet, which it does behind the first round of copies: the next one waits for consumers. */
+ * the cluster, which then has one tile, has yet to meet: it does so behind the first round of copies, since the next one
+ * waits for consumers. */
 template <typename Tile>
 __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t *stages,
                                                const CUtensorMap &map_weights, const CUtensorMap &map_tokens,
@@ -271,39 +212,10 @@ __device__ __forceinline__ TokenScales<kCount> token_scales_of(const GemmSm90Arg
             static_cast<int>(threadIdx.x % 4 * 2), work.columns};
 }
 
-/* What finish_tokens multiplies by and adds: of a token and of a row of weights to each thread. It is asked for before
- * the tile is multiplied and kept for all threads after that. */
-struct TileScales {
-    float token, weight, bias;
-};
-
-__device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, const Sm90Work &work) {
-    const Epilogue &to = args.epilogue;
-    const int thread = threadIdx.x - ptx::kWarpgroup;
-    TileScales scales = {1.0f, 1.0f, 0.0f};
-    if (thread < work.columns && !to.block_scaled)
-        scales.token = scale_at(to.scale_a, work.group, work.first_column + thread);
-    if (thread < work.rows) {
-        const int64_t column = work.first_row + thread;
-        if (!to.block_scaled) scales.weight = scale_at(to.scale_b, work.weight, column);
-        if (to.bias) scales.bias = load_as_float(to.bias, work.weight * to.bias_step + column, to.bias_dtype);
-    }
-    return scales;
-}
-
-template <typename Tile>
-__device__ __forceinline__ void keep_scales(DecodeShared<Tile> &shared, const TileScales &scales, float alpha) {
-    const int thread = threadIdx.x - ptx::kWarpgroup;
-    if (thread < Tile::kBlockN) shared.token_scale[thread] = scales.token;
-    if (thread >= Tile::kRows) return;
-    shared.weight_scale[thread] = alpha * scales.weight;
-    shared.bias[thread] = scales.bias;
-}
-
 /* Sends each unit to the block that it belongs to, which has every `split`-th from unit `part` on: the sums of part p
  * of K go to the p-th place of the unit there. Its own ones a thread keeps, for itself. */
 template <typename Tile, int kCount>
-__device__ __forceinline__ void send_sums(const float (&sum)[kCount], DecodeShared<Tile> &shared, float *exchange,
+__device__ __forceinline__ void send_sums(const float (&sum)[kCount], TokenShared<Tile> &shared, float *exchange,
                                           const Sm90Work &work, int rank, int split) {
     const int thread = threadIdx.x - ptx::kWarpgroup, part = rank / Tile::kCluster;
     float *place = exchange + part * Tile::kUnitFloats + thread * 4;
@@ -347,101 +259,8 @@ __device__ __forceinline__ void add_received(float (&sum)[kCount], const float *
     }
 }
 
-/* ---- finished sums: 16 bits of whole 16-byte chunks ---- */
-
-/* Units of 8 tokens, of which the block has every `split`-th from `part` on, counted from the tile's token
- * `first_token`: scaled, biased and converted, to rows of tokens. */
-template <typename T, typename Tile, int kCount>
-__device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const DecodeShared<Tile> &shared, uint8_t *rows,
-                                            int units, int split, int part, int first_token = 0) {
-    struct alignas(4) Pair {
-        T element[2];
-    };
-    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32;
-    const int warp_row = thread / 32 * 16, row = warp_row + lane / 4;
-    const float scale[2] = {shared.weight_scale[row], shared.weight_scale[row + 8]};
-    const float bias[2] = {shared.bias[row], shared.bias[row + 8]};
-    uint8_t *to = rows + (lane / 16 * 8 + lane % 8) * Tile::kHalfPitch + (warp_row + lane / 8 % 2 * 8) * 2;
-#pragma unroll
-    for (int unit = 0; unit < kCount / 4; unit += 2, to += 16 * Tile::kHalfPitch) {
-        if (unit >= units) break;
-        uint32_t words[4] = {}; /* weights 0 to 7 and 8 to 15 of a unit, and of the next */
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int own = unit + i / 2;
-            if (own * 4 >= kCount) break;
-            /* There may be no next unit. */
-            const int first = min(first_token + (own * split + part) * 8, Tile::kBlockN - 8);
-            const float2 of_token = *reinterpret_cast<const float2 *>(&shared.token_scale[first + lane % 4 * 2]);
-            const float *sums = &sum[own * 4 + i % 2 * 2];
-            const Pair pair = {from_float<T>(fmaf(sums[0], of_token.x * scale[i % 2], bias[i % 2])),
-                               from_float<T>(fmaf(sums[1], of_token.y * scale[i % 2], bias[i % 2]))};
-            memcpy(&words[i], &pair, sizeof pair);
-        }
-        ptx::stmatrix_x4_trans(to, words);
-    }
-}
-
-template <typename Tile>
-__device__ __forceinline__ void copy_halves(const GemmSm90Args &args, const Sm90Work &work, const uint8_t *rows,
-                                            int part) {
-    constexpr int kChunks = Tile::kRows / 8, kTokensAtOnce = Tile::kConsumers / kChunks;
-    const Epilogue &to = args.epilogue;
-    const int thread = threadIdx.x - ptx::kWarpgroup, chunk = thread % kChunks;
-    if (chunk * 8 >= work.rows) return;
-    uint16_t *out = static_cast<uint16_t *>(to.out) + work.group * to.out_group_stride +
-                    work.first_column * to.out_stride + work.first_row + chunk * 8;
-#pragma unroll 4
-    for (int i = thread / kChunks;; i += kTokensAtOnce) {
-        const int token = (i / 8 * args.split + part) * 8 + i % 8;
-        if (token >= work.columns) return;
-        *reinterpret_cast<uint4 *>(out + token * to.out_stride) =
-            *reinterpret_cast<const uint4 *>(rows + i * Tile::kHalfPitch + chunk * 16);
-    }
-}
-
-/* ---- finished sums: anything else ---- */
-
-/* Units as they are, to rows of tokens. */
-template <typename Tile, int kCount>
-__device__ __forceinline__ void keep_floats(const float (&sum)[kCount], float *rows, int units) {
-    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32;
-    const int row = thread / 32 * 16 + lane / 4;
-#pragma unroll
-    for (int unit = 0; unit < kCount / 4; ++unit) {
-        if (unit >= units) break;
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            rows[(unit * 8 + lane % 4 * 2 + i % 2) * Tile::kSumPitch + row + i / 2 * 8] = sum[unit * 4 + i];
-    }
-}
-
-/* Scales, biases and stores the block's tokens, of which the first is the tile's token `first_token`; a warp takes a
- * token at a time. */
-template <typename Tile>
-__device__ __forceinline__ void finish_tokens(const DecodeShared<Tile> &shared, const GemmSm90Args &args,
-                                              const Sm90Work &work, const float *rows, int part, int first_token = 0) {
-    constexpr int kFours = Tile::kRows / 4, kTokensAtOnce = Tile::kConsumers / kFours;
-    const int thread = threadIdx.x - ptx::kWarpgroup, local_column = thread % kFours * 4,
-              count = min(work.rows - local_column, 4);
-    if (count <= 0) return;
-    const float4 scale = *reinterpret_cast<const float4 *>(&shared.weight_scale[local_column]);
-    const float4 bias = *reinterpret_cast<const float4 *>(&shared.bias[local_column]);
-#pragma unroll 1
-    for (int i = thread / kFours;; i += kTokensAtOnce) {
-        const int token = (i / 8 * args.split + part) * 8 + i % 8;
-        if (token >= work.columns) return;
-        const float4 sum = *reinterpret_cast<const float4 *>(rows + i * Tile::kSumPitch + local_column);
-        const float scale_a = shared.token_scale[first_token + token];
-        float value[4] = {fmaf(sum.x, scale_a * scale.x, bias.x), fmaf(sum.y, scale_a * scale.y, bias.y),
-                          fmaf(sum.z, scale_a * scale.z, bias.z), fmaf(sum.w, scale_a * scale.w, bias.w)};
-        activate_and_store(args.epilogue, value, work.group, work.first_column + token, work.first_row + local_column,
-                           count);
-    }
-}
-
 template <typename Math, typename Tile>
-__device__ __forceinline__ void consume_decode(DecodeShared<Tile> &shared, uint8_t *stages, float *exchange,
+__device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_t *stages, float *exchange,
                                                const GemmSm90Args &args, DecodeWorks<Tile> &works, int rank) {
     const int warpgroup = threadIdx.x / ptx::kWarpgroup - 1;
     Sm90Work work;
@@ -509,7 +328,7 @@ template <typename Math, typename Tile>
 __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, const CUtensorMap &map_tokens,
                                             const GemmSm90Args &args) {
     extern __shared__ uint8_t dynamic[];
-    __shared__ DecodeShared<Tile> shared;
+    __shared__ TokenShared<Tile> shared;
     static_assert(Tile::kSharedBytes + sizeof shared <= 227 * 1024, "shared memory of one block");
     uint8_t *stages = dynamic + (-ptx::shared_address(dynamic) & 1023u);
     float *exchange = reinterpret_cast<float *>(stages + Tile::kStages * Tile::kStageBytes);
@@ -541,7 +360,7 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
     if (warp == 0)
         produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank, !alone && starts);
     else if (warp == 1)
-        schedule_decode<false>(shared.rings, args, rank);
+        schedule_tokens<false>(shared.rings, args, rank);
     else if (warp >= 4)
         consume_decode<Math, Tile>(shared, stages, exchange, args, works, rank);
 }
@@ -560,16 +379,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                                  const __grid_constant__ CUtensorMap map_tokens,
                                  const __grid_constant__ GemmSm90Args args) {
     decode_body<Math, Tile>(map_weights, map_tokens, args);
-}
-
-/* ---- host ---- */
-
-/* Of the output nothing but scaled and biased sums in 16 bits, 16 bytes of them at a time: what nearly all products
- * want. Groups of columns begin anywhere. */
-inline bool stores_halves(const TileSpace &space, const Epilogue &to) {
-    return !space.major_is_columns && !to.accumulate && !to.swiglu && to.activation == FG_ACTIVATION_NONE &&
-           to.scale_out == nullptr && fg_dtype_size(to.out_dtype) == 2 && is_multiple(to.out, 16) &&
-           space.minor_length % 8 == 0 && to.out_stride % 8 == 0 && to.out_group_stride % 8 == 0;
 }
 
 }  // namespace flexgemm

@@ -1,17 +1,17 @@
 /*
  * Products of groups of some rows on Hopper: from one row of each group to some hundreds.
  *
- * A tile of 128 rows fits such groups badly: one of 130 rows would be multiplied as 192. So the operands change places,
- * as in gemm_decode_sm90.cuh: 128 rows of B (weights) are what wgmma multiplies 64 at a time, and rows of A (tokens) its
- * n, a multiple of 16 that each tile chooses for itself. A group is cut into as few tiles as kTokens allows, all of
- * about the same size. Pairs of blocks with neighbouring rows of weights read half of the tokens each, for both: what
- * arrives at a multiprocessor limits such tiles.
+ * A tile of 128 rows fits such groups badly: one of 130 rows would be multiplied as 192. So the operands change places
+ * (gemm_tokens_sm90.cuh): beside 128 rows of B (weights) a tile has a multiple of 16 rows of A (tokens) that it chooses
+ * for itself. A group is cut into as few tiles as kTokens allows, all of about the same size. Pairs of blocks with
+ * neighbouring rows of weights read half of the tokens each, for both: what arrives at a multiprocessor limits such
+ * tiles.
  *
- * Roles of warps, rings and ends of tiles are those of gemm_decode_sm90.cuh.
+ * Roles of warps are those of gemm_sm90.cuh.
  */
 #pragma once
 
-#include "gemm_decode_sm90.cuh"
+#include "gemm_tokens_sm90.cuh"
 
 namespace flexgemm {
 
@@ -106,7 +106,7 @@ __device__ __forceinline__ void store_tokens(const float (&sum)[Tile::kBlockN / 
 }
 
 template <typename Math, typename Tile>
-__device__ __forceinline__ void consume_groups(DecodeShared<Tile> &shared, uint8_t *stages, uint8_t *kept,
+__device__ __forceinline__ void consume_groups(TokenShared<Tile> &shared, uint8_t *stages, uint8_t *kept,
                                                const GemmSm90Args &args) {
     const int warpgroup = threadIdx.x / ptx::kWarpgroup - 1;
     RingPosition<Tile::kTileSlots> slot;
@@ -154,7 +154,7 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
                                             const GemmSm90Args &args) {
     extern __shared__ __align__(1024) uint8_t aligned[];
     uint8_t *stages = aligned, *kept = stages + Tile::kStages * Tile::kStageBytes;
-    auto &shared = *reinterpret_cast<DecodeShared<Tile> *>(kept + Tile::kKeptBytes);
+    auto &shared = *reinterpret_cast<TokenShared<Tile> *>(kept + Tile::kKeptBytes);
     static_assert(sizeof shared <= Tile::kSmallBytes, "barriers, tiles and scales find room");
     const int warp = threadIdx.x / 32, rank = static_cast<int>(blockIdx.x);
     if (threadIdx.x == 0) {
@@ -169,7 +169,7 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
         if (warp == 0)
             produce_groups(shared.rings, stages, map_weights, map_tokens, args, rank);
         else if (warp == 1)
-            schedule_decode<true>(shared.rings, args, rank);
+            schedule_tokens<true>(shared.rings, args, rank);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
         consume_groups<Math>(shared, stages, kept, args);

@@ -438,7 +438,7 @@ inline TensorRows make_rows(const fg_tensor &tensor) {
             pitch(tensor, rows), grouped ? pitch(tensor, 0) : 0};
 }
 
-/* What both Hopper kernels are told. */
+/* What all Hopper kernels of products are told. */
 inline GemmSm90Args make_args(const fg_gemm_params &params) {
     GemmSm90Args args = {};
     args.space = make_tile_space(params);

@@ -41,12 +41,11 @@ fg_status launch_tile(const TensorRows &a, const TensorRows &b, GemmSm90Args &ar
     status = allow_shared<kernel>(Tile::kSharedBytes, error);
     if (status != FG_OK) return status;
     const int64_t tiles = set_tiles(args.space, Tile::kClusterM, Tile::kBlockN), clusters = num_sms / Tile::kCluster;
-    /* The more steps a tile has, the less its sums are beside its products. Scales of blocks are read from the first
-     * step on, which the rest of a tile does not begin with. */
+    /* The more steps a tile has, the less its sums are beside its products. */
     constexpr int64_t kFewSteps = 48;
     const int64_t groups_along_k = args.space.k_offsets.data ? args.space.major.groups : 1;
-    args.staggered = !Math::kScaled && args.epilogue.accumulate && args.plain && args.epilogue.bias == nullptr &&
-                     tiles >= 4 * clusters && args.space.k_bytes <= kFewSteps * kSm90StepBytes * groups_along_k;
+    args.staggered = args.epilogue.accumulate && args.plain && args.epilogue.bias == nullptr && tiles >= 4 * clusters &&
+                     args.space.k_bytes <= kFewSteps * kSm90StepBytes * groups_along_k;
     const dim3 grid(static_cast<unsigned>((tiles < clusters ? tiles : clusters) * Tile::kCluster));
     return launch_clusters(kernel, grid, Tile::kCluster, Tile::kThreads, Tile::kSharedBytes, map_a, map_b, args, queue,
                            error);

@@ -1,0 +1,209 @@
+/*
+ * What the Hopper kernels for few and for some rows share: products whose operands have changed places.
+ *
+ * In gemm_sm90.cuh wgmma multiplies rows of A. Here it multiplies those of B (weights), 64 to a warpgroup, and rows of A
+ * (tokens) are its n, a multiple of 8: few tokens leave little of a tile empty, and a stage is mostly weights. At the end
+ * of a tile sums go through shared memory, where they become rows of tokens, and from there to the output.
+ */
+#pragma once
+
+#include "gemm_mainloop_sm90.cuh"
+
+namespace flexgemm {
+
+/* Tiles whose operands have changed places: tokens, blocks that copy for each other, and warpgroups of consumers with 64
+ * rows of weights each. */
+template <int kTokens, int kPair, int kOfWeights>
+struct Sm90TokenTile {
+    static constexpr int kBlockN = kTokens;
+    static constexpr int kCluster = kPair;
+    static constexpr int kWarpgroups = kOfWeights, kWarpgroupRows = 64;
+    static constexpr int kRows = kWarpgroups * kWarpgroupRows, kWeights = kPair * kRows; /* of a block and a pair */
+    static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup, kConsumers = kWarpgroups * ptx::kWarpgroup;
+    static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes, kWeightBytes = kWarpgroups * kBytesA;
+    static constexpr int kBytesB = kTokens * kSm90StepBytes;
+    static constexpr int kStageBytes = kWeightBytes + kBytesB;
+    static constexpr int kSumPitch = kRows + 4; /* floats of a token: no two of a warp's stores meet in a bank */
+    /* Bytes of a token in 16 bits: 8 chunks below each other meet in no bank. */
+    static constexpr int kHalfPitch = 2 * kRows + 16;
+    static constexpr int kTileSlots = 4;
+    static_assert(kStageBytes % 1024 == 0, "stages start at swizzle atoms");
+};
+
+template <typename Tile>
+struct TokenShared {
+    Sm90Shared<Tile> rings;
+    uint64_t received; /* sums of all blocks that share the tile */
+    alignas(8) float token_scale[Tile::kBlockN];
+    alignas(16) float weight_scale[Tile::kRows];
+    alignas(16) float bias[Tile::kRows];
+};
+
+/* ---- tiles ---- */
+
+/* Rows of a work are weights, columns are tokens; K is the block's part of it. `rank` is that in the cluster: blocks of
+ * a pair, which share a part, are neighbours. Nothing is divided here: a product may last no longer than fifty
+ * divisions. */
+template <typename Tile>
+__device__ __forceinline__ Sm90Work token_work(const GemmSm90Args &args, int rank, const OutputTile &tile) {
+    const int64_t row = tile.column + rank % Tile::kCluster * Tile::kRows;
+    const int64_t rows = tile.column_end - row, columns = tile.row_end - tile.row;
+    const int part = rank / Tile::kCluster, steps = args.part_steps + (part < args.longer_parts);
+    const int begin = (part * args.part_steps + min(part, args.longer_parts)) * kSm90StepBytes;
+    const int k_bytes = min(steps * kSm90StepBytes, static_cast<int>(args.space.k_bytes) - begin);
+    return {static_cast<int32_t>(row),
+            rows < Tile::kRows ? static_cast<int32_t>(rows) : Tile::kRows,
+            static_cast<int32_t>(tile.row),
+            columns < Tile::kBlockN ? static_cast<int32_t>(columns) : Tile::kBlockN,
+            static_cast<int32_t>(tile.group),
+            static_cast<int32_t>(tile.weight),
+            begin,
+            k_bytes};
+}
+
+/* kEven: groups are cut evenly. */
+template <bool kEven, typename Tile>
+__device__ __forceinline__ void schedule_tokens(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank) {
+    if (is_one_row_of_tiles(args.space)) return;
+    RingPosition<Tile::kTileSlots> at;
+    TileWalk<Tile::kBlockN, Tile::kWeights, 1, kEven> walk(args.space, blockIdx.y, gridDim.y);
+    OutputTile tile;
+    while (walk.next(tile)) hand_over(shared, at, token_work<Tile>(args, rank, tile));
+    hand_over(shared, at, no_more_work());
+}
+
+/* ---- scales ---- */
+
+/* What finish_tokens multiplies by and adds: of a token and of a row of weights to each thread. It is asked for before
+ * the tile is multiplied and kept for all threads after that. */
+struct TileScales {
+    float token, weight, bias;
+};
+
+__device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, const Sm90Work &work) {
+    const Epilogue &to = args.epilogue;
+    const int thread = threadIdx.x - ptx::kWarpgroup;
+    TileScales scales = {1.0f, 1.0f, 0.0f};
+    if (thread < work.columns && !to.block_scaled)
+        scales.token = scale_at(to.scale_a, work.group, work.first_column + thread);
+    if (thread < work.rows) {
+        const int64_t column = work.first_row + thread;
+        if (!to.block_scaled) scales.weight = scale_at(to.scale_b, work.weight, column);
+        if (to.bias) scales.bias = load_as_float(to.bias, work.weight * to.bias_step + column, to.bias_dtype);
+    }
+    return scales;
+}
+
+template <typename Tile>
+__device__ __forceinline__ void keep_scales(TokenShared<Tile> &shared, const TileScales &scales, float alpha) {
+    const int thread = threadIdx.x - ptx::kWarpgroup;
+    if (thread < Tile::kBlockN) shared.token_scale[thread] = scales.token;
+    if (thread >= Tile::kRows) return;
+    shared.weight_scale[thread] = alpha * scales.weight;
+    shared.bias[thread] = scales.bias;
+}
+
+/* ---- finished sums: 16 bits of whole 16-byte chunks ---- */
+
+/* Units of 8 tokens, of which the block has every `split`-th from `part` on, counted from the tile's token
+ * `first_token`: scaled, biased and converted, to rows of tokens. */
+template <typename T, typename Tile, int kCount>
+__device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const TokenShared<Tile> &shared, uint8_t *rows,
+                                            int units, int split, int part, int first_token = 0) {
+    struct alignas(4) Pair {
+        T element[2];
+    };
+    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32;
+    const int warp_row = thread / 32 * 16, row = warp_row + lane / 4;
+    const float scale[2] = {shared.weight_scale[row], shared.weight_scale[row + 8]};
+    const float bias[2] = {shared.bias[row], shared.bias[row + 8]};
+    uint8_t *to = rows + (lane / 16 * 8 + lane % 8) * Tile::kHalfPitch + (warp_row + lane / 8 % 2 * 8) * 2;
+#pragma unroll
+    for (int unit = 0; unit < kCount / 4; unit += 2, to += 16 * Tile::kHalfPitch) {
+        if (unit >= units) break;
+        uint32_t words[4] = {}; /* weights 0 to 7 and 8 to 15 of a unit, and of the next */
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int own = unit + i / 2;
+            if (own * 4 >= kCount) break;
+            /* There may be no next unit. */
+            const int first = min(first_token + (own * split + part) * 8, Tile::kBlockN - 8);
+            const float2 of_token = *reinterpret_cast<const float2 *>(&shared.token_scale[first + lane % 4 * 2]);
+            const float *sums = &sum[own * 4 + i % 2 * 2];
+            const Pair pair = {from_float<T>(fmaf(sums[0], of_token.x * scale[i % 2], bias[i % 2])),
+                               from_float<T>(fmaf(sums[1], of_token.y * scale[i % 2], bias[i % 2]))};
+            memcpy(&words[i], &pair, sizeof pair);
+        }
+        ptx::stmatrix_x4_trans(to, words);
+    }
+}
+
+template <typename Tile>
+__device__ __forceinline__ void copy_halves(const GemmSm90Args &args, const Sm90Work &work, const uint8_t *rows,
+                                            int part) {
+    constexpr int kChunks = Tile::kRows / 8, kTokensAtOnce = Tile::kConsumers / kChunks;
+    const Epilogue &to = args.epilogue;
+    const int thread = threadIdx.x - ptx::kWarpgroup, chunk = thread % kChunks;
+    if (chunk * 8 >= work.rows) return;
+    uint16_t *out = static_cast<uint16_t *>(to.out) + work.group * to.out_group_stride +
+                    work.first_column * to.out_stride + work.first_row + chunk * 8;
+#pragma unroll 4
+    for (int i = thread / kChunks;; i += kTokensAtOnce) {
+        const int token = (i / 8 * args.split + part) * 8 + i % 8;
+        if (token >= work.columns) return;
+        *reinterpret_cast<uint4 *>(out + token * to.out_stride) =
+            *reinterpret_cast<const uint4 *>(rows + i * Tile::kHalfPitch + chunk * 16);
+    }
+}
+
+/* ---- finished sums: anything else ---- */
+
+/* Units as they are, to rows of tokens. */
+template <typename Tile, int kCount>
+__device__ __forceinline__ void keep_floats(const float (&sum)[kCount], float *rows, int units) {
+    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32;
+    const int row = thread / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int unit = 0; unit < kCount / 4; ++unit) {
+        if (unit >= units) break;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            rows[(unit * 8 + lane % 4 * 2 + i % 2) * Tile::kSumPitch + row + i / 2 * 8] = sum[unit * 4 + i];
+    }
+}
+
+/* Scales, biases and stores the block's tokens, of which the first is the tile's token `first_token`; a warp takes a
+ * token at a time. */
+template <typename Tile>
+__device__ __forceinline__ void finish_tokens(const TokenShared<Tile> &shared, const GemmSm90Args &args,
+                                              const Sm90Work &work, const float *rows, int part, int first_token = 0) {
+    constexpr int kFours = Tile::kRows / 4, kTokensAtOnce = Tile::kConsumers / kFours;
+    const int thread = threadIdx.x - ptx::kWarpgroup, local_column = thread % kFours * 4;
+    const int count = min(work.rows - local_column, 4);
+    if (count <= 0) return;
+    const float4 scale = *reinterpret_cast<const float4 *>(&shared.weight_scale[local_column]);
+    const float4 bias = *reinterpret_cast<const float4 *>(&shared.bias[local_column]);
+#pragma unroll 1
+    for (int i = thread / kFours;; i += kTokensAtOnce) {
+        const int token = (i / 8 * args.split + part) * 8 + i % 8;
+        if (token >= work.columns) return;
+        const float4 sum = *reinterpret_cast<const float4 *>(rows + i * Tile::kSumPitch + local_column);
+        const float scale_a = shared.token_scale[first_token + token];
+        float value[4] = {fmaf(sum.x, scale_a * scale.x, bias.x), fmaf(sum.y, scale_a * scale.y, bias.y),
+                          fmaf(sum.z, scale_a * scale.z, bias.z), fmaf(sum.w, scale_a * scale.w, bias.w)};
+        activate_and_store(args.epilogue, value, work.group, work.first_column + token, work.first_row + local_column,
+                           count);
+    }
+}
+
+/* ---- host ---- */
+
+/* Of the output nothing but scaled and biased sums in 16 bits, 16 bytes of them at a time: what nearly all products
+ * want. Groups of columns begin anywhere. */
+inline bool stores_halves(const TileSpace &space, const Epilogue &to) {
+    return !space.major_is_columns && !to.accumulate && !to.swiglu && to.activation == FG_ACTIVATION_NONE &&
+           to.scale_out == nullptr && fg_dtype_size(to.out_dtype) == 2 && is_multiple(to.out, 16) &&
+           space.minor_length % 8 == 0 && to.out_stride % 8 == 0 && to.out_group_stride % 8 == 0;
+}
+
+}  // namespace flexgemm
