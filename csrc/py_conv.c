@@ -63,13 +63,10 @@ static int expect_orders(const fg_view *view, const fg_view *map, PyObject *grou
     if (fg_expect_matrix(view, FG_INT32, any, rows, "to match map") < 0) return -1;
     *sets = (fg_order_sets){1, {(int32_t)(view->tensor.shape[0] <= volume ? view->tensor.shape[0] : 0)}};
     if (fg_arg_groups(groups, sets) < 0) return -1;
-    int64_t orders = 0;
     bool divides = true;
-    for (int i = 0; i < sets->sets; i++) {
-        orders += sets->groups[i];
+    for (int i = 0; i < sets->sets; i++)
         divides = divides && sets->groups[i] > 0 && sets->groups[i] <= FG_MAX_GROUPS && volume % sets->groups[i] == 0;
-    }
-    const int64_t more = view->tensor.shape[0] - orders;
+    const int64_t more = view->tensor.shape[0] - fg_order_count(sets);
     if (divides && (more == 0 || (more == volume && sets->sets > 0 && sets->groups[0] == 1))) return 0;
     return fg_wrong_shape(view,
                           "(G, N), G the sum of groups, each of which divides V, or, the first being 1, (G + V, N)");

@@ -36,7 +36,6 @@ static int expect_same_batch(const char *name, const int64_t *shape, const int64
 /* Sets of row orders, by default one order, and how many orders there are in all. */
 static int parse_sets(PyObject *value, const int32_t *kernel, fg_order_sets *sets, int64_t *orders) {
     *sets = (fg_order_sets){1, {1}};
-    *orders = 0;
     if (fg_arg_groups(value, sets) < 0) return -1;
     for (int i = 0; i < sets->sets; i++) {
         const int64_t groups = sets->groups[i];
@@ -45,8 +44,8 @@ static int parse_sets(PyObject *value, const int32_t *kernel, fg_order_sets *set
                          (int)(kernel[0] * kernel[1]), (long long)groups);
             return -1;
         }
-        *orders += groups;
     }
+    *orders = fg_order_count(sets);
     if (*orders <= FG_MAX_ORDERS) return 0;
     PyErr_Format(PyExc_ValueError, "groups: expected at most %d in all, got %lld", (int)FG_MAX_ORDERS,
                  (long long)*orders);

@@ -117,6 +117,8 @@ typedef struct {
     int32_t groups[FG_MAX_ORDER_SETS];
 } fg_order_sets;
 
+int64_t fg_order_count(const fg_order_sets *sets);
+
 /* ---- operations ----
  * Each has a workspace query on the same params (workspace ignored) and a run. The caller allocates `workspace`
  * (uint8, 256-byte aligned) of at least that many bytes. Sizes and strides are int64: N*V beyond 2^31 is legal.

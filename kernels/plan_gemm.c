@@ -155,12 +155,23 @@ static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num
         tiles += own / count;
         waves += (whole ? ceil(all) : all) / count;
     }
-    /* Where lengths are any, no wave but the last can be counted on to be full. */
+    /* Where lengths are any, blocks do not end together: a quarter of a wave is lost, or what the last one lacks. */
     if (!whole) waves = fmax(ceil(waves), waves + 0.25);
     /* A group that is cut evenly has rows in multiples of 16. */
     const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
     const double end = whole ? tile->end : tile->end_of_part;
     return waves * ((double)q->steps * (tile->step + tile->row * rows) + end);
+}
+
+/* Whether `tile` costs less than the best so far, which it then is. */
+static bool take_cheaper(fg_plan *plan, double *best, const gemm_question *q, const gemm_tile *tile, int32_t num_sms) {
+    const double cost = cost_of(q, tile, num_sms);
+    if (cost >= *best) return false;
+    *best = cost;
+    plan->block_m = tile->block_m;
+    plan->block_n = tile->block_n;
+    plan->num_stages = tile->num_stages;
+    return true;
 }
 
 /* Of the kernel for groups of some rows, which are cut evenly into tiles of at most so many rows. */
@@ -197,22 +208,11 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
     double best = INFINITY;
     for (size_t i = 0; i < tall; i++) {
         const bool wide = shapes[i].block_m > 128 || shapes[i].block_n > 128;
-        const double cost = cost_of(&question, &shapes[i], num_sms);
-        if ((wide && (tiles & FG_TILES_NARROW)) || cost >= best) continue;
-        best = cost;
-        plan.block_m = shapes[i].block_m;
-        plan.block_n = shapes[i].block_n;
-        plan.num_stages = shapes[i].num_stages;
+        if (!wide || !(tiles & FG_TILES_NARROW)) take_cheaper(&plan, &best, &question, &shapes[i], num_sms);
     }
     for (int32_t most = LEAST; most <= MOST && fits; most += UNIT) {
         const gemm_tile tile = tile_of_groups(most);
-        const double cost = cost_of(&question, &tile, num_sms);
-        if (cost >= best) continue;
-        best = cost;
-        plan.some_rows = 1;
-        plan.block_m = most;
-        plan.block_n = tile.block_n;
-        plan.num_stages = tile.num_stages;
+        if (take_cheaper(&plan, &best, &question, &tile, num_sms)) plan.some_rows = 1;
     }
     return plan;
 }

@@ -70,6 +70,12 @@ fg_order_sets fg_plan_order_sets(int64_t rows, const int32_t kernel[3]) {
     return sets;
 }
 
+int64_t fg_order_count(const fg_order_sets *sets) {
+    int64_t orders = 0;
+    for (int32_t i = 0; i < sets->sets; i++) orders += sets->groups[i];
+    return orders;
+}
+
 /* ---- how to sort ---- */
 
 int32_t fg_order_segment(int64_t rows) {
@@ -101,9 +107,8 @@ int32_t fg_offsets_by_rank(const int32_t kernel[3], uint16_t offsets[FG_MAX_VOLU
 
 fg_order_plan fg_plan_row_orders(int64_t rows, const int32_t kernel[3], fg_order_sets sets) {
     const int32_t volume = kernel[0] * kernel[1] * kernel[2];
-    fg_order_plan plan = {.segment = fg_order_segment(rows)};
+    fg_order_plan plan = {.segment = fg_order_segment(rows), .orders = (int32_t)fg_order_count(&sets)};
     if (rows > INT32_MAX) rows = INT32_MAX; /* which no backend takes */
-    for (int32_t i = 0; i < sets.sets; i++) plan.orders += sets.groups[i];
 
     const int32_t wanted = rows * volume < SMALL_MAP ? SMALL_MAP_KEY_BITS : KEY_BITS;
     int32_t run_bits; /* of the number of a segment of an order */

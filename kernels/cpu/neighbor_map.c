@@ -146,7 +146,7 @@ static fg_status build_map(const fg_neighbor_map_params *params, fg_error *error
     if (status == FG_OK) status = fg_check_coords(&params->queries, "queries", params->query_shape, threads, error);
     if (status != FG_OK) return status;
     if (n == 0) {
-        memset(params->map.data, 0xFF, (size_t)(params->map.shape[0] * rows) * sizeof(int32_t));
+        if (rows > 0) memset(params->map.data, 0xFF, (size_t)(params->map.shape[0] * rows) * sizeof(int32_t));
         return FG_OK;
     }
 

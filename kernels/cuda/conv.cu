@@ -72,8 +72,7 @@ struct Problem {
 
     /* What lies behind the orders, for the plan that chose the one it is in. */
     const int32_t *ordered_map_of(const fg_plan &plan) const {
-        int64_t count = 0;
-        for (int i = 0; i < orders.sets; ++i) count += orders.groups[i];
+        const int64_t count = fg_order_count(&orders);
         if (plan.groups != 1 || order.shape[0] == count) return nullptr;
         return static_cast<const int32_t *>(order.data) + count * out.shape[0];
     }
