@@ -9,6 +9,7 @@ from typing import Any
 from flexgemm._arrays import Array, Library
 
 Shape = tuple[int, int, int, int]
+Triple = tuple[int, int, int]
 
 
 def grid_shape(shape: Sequence[int]) -> Shape:
@@ -20,6 +21,42 @@ def grid_shape(shape: Sequence[int]) -> Shape:
     if min(b, w, h, d) < 1:
         raise ValueError(f"shape: expected four positive ints (B, W, H, D), got {shape!r}")
     return b, w, h, d
+
+
+def three_ints(value: Any, name: str, *, least: int = 1) -> Any:
+    """Three ints from `least`, given as such or as one that stands for all."""
+    try:
+        numbers = tuple(map(index, value)) if hasattr(value, "__len__") else (index(value),) * 3
+    except TypeError:
+        numbers = ()
+    if len(numbers) != 3 or min(numbers) < least:
+        meaning = "a positive int" if least else "an int from 0"
+        raise ValueError(f"{name}: expected {meaning} or three of them (w, h, d), got {value!r}")
+    return numbers
+
+
+def conv_grids(
+    shape: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any
+) -> tuple[Shape, Triple, Triple, Triple, Triple, Shape]:
+    """The grid, kernel, stride, padding and dilation of a sparse convolution in full, and the grid of its outputs."""
+    grid = grid_shape(shape)
+    kernel, steps = three_ints(kernel_size, "kernel_size"), three_ints(stride, "stride")
+    dilations, pads = three_ints(dilation, "dilation"), three_ints(padding, "padding", least=0)
+    more = three_ints(output_padding, "output_padding", least=0)
+    if any(m >= max(s, d) if transposed else m for m, s, d in zip(more, steps, dilations, strict=True)):
+        need = "less than stride or dilation" if transposed else "0 without transposed=True"
+        raise ValueError(f"output_padding: expected {need}, got {output_padding!r}")
+    if transposed:
+        axes = [(w - 1) * s + m for w, s, m in zip(grid[1:], steps, more, strict=True)]
+    else:
+        axes = [w - 1 for w in grid[1:]]
+    for i in range(3):
+        reach = dilations[i] * (kernel[i] - 1)
+        axes[i] += reach - 2 * pads[i] if transposed else 2 * pads[i] - reach
+    if min(axes) < 0:
+        raise ValueError(f"kernel_size: {kernel} with dilation {dilations} and padding {pads} fits nowhere in {grid}")
+    x, y, z = axes if transposed else [a // s for a, s in zip(axes, steps, strict=True)]
+    return grid, kernel, steps, pads, dilations, (grid[0], x + 1, y + 1, z + 1)
 
 
 def rows_of_four(library: Library, coords: Any, name: str) -> Array:

@@ -15,8 +15,9 @@ import numpy as np
 
 from flexgemm import _C
 from flexgemm._arrays import Array, Library, Stream, library_of
+from flexgemm._orders import groups_of
 from flexgemm.gemm import FP8, dtype_of_out
-from flexgemm.voxel import NeighborMap, order_groups
+from flexgemm.voxel import NeighborMap
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -230,7 +231,7 @@ def convolution(
         order=order,
         segments=_segments(feats, weight, neighbor_map, algorithm, groups, stream),
         residual=residual,
-        order_groups=None if order is None else order_groups(order, kernel_size),
+        order_groups=None if order is None else groups_of(order, kernel_size),
         activation=activation,
         algorithm=algorithm,
         precision=precision,
@@ -315,7 +316,7 @@ def forward(
         scale_feats=scale_feats,
         scale_weight=scale_weight,
         scale_out=scale_out,
-        order_groups=order_groups(order, neighbor_map.kernel_size),
+        order_groups=groups_of(order, neighbor_map.kernel_size),
         activation=activation,
         algorithm=algorithm,
         precision=precision,
@@ -367,7 +368,7 @@ def backward(
             library.run(_C.conv_wgrad, grad_out, feats, map, None, grad_bias)
     else:
         asked = algorithm, groups, library.stream
-        orders: dict[str, Any] = {"order": order, "order_groups": order_groups(order, neighbor_map.kernel_size)}
+        orders: dict[str, Any] = {"order": order, "order_groups": groups_of(order, neighbor_map.kernel_size)}
         segments = None
         if needs_grad[0] and mirrored:
             orders["segments"] = _segments(grad_out, weight, neighbor_map, *asked, backward=True)

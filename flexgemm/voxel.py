@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from operator import index
 from typing import Any
 
-from flexgemm import _C, _segments
+from flexgemm import _C, _orders, _segments
 from flexgemm._arrays import Array, Library, Stream, cuda_index, library_of, renamed
-from flexgemm._voxels import Shape, grid_shape, rows_of_four
-
-Triple = tuple[int, int, int]
+from flexgemm._voxels import Shape, Triple, conv_grids, grid_shape, rows_of_four, three_ints
 
 
 class NeighborMap:
@@ -81,7 +77,7 @@ class NeighborMap:
         self.mirrored = self.submanifold and kernel_size[0] & kernel_size[1] & kernel_size[2] & 1 == 1
         self.device = device
         self._native_transposed: tuple[Array, Array | None] | None = None
-        self._plain_orders: tuple[Array | None, Array | None] = None, None  # of the map, of the gradient's: _ordered
+        self._plain_orders: tuple[Array | None, Array | None] = None, None  # of the map, of the gradient's
         self._segments: tuple[Array | None] | None = None  # not built yet; (None,) is none at all
         self._segments_begun: tuple[Array, object] | None = None
         self._segment_layers: dict[tuple[int, int], bool] = {}
@@ -164,7 +160,7 @@ class NeighborMap:
     @property
     def order_groups(self) -> tuple[int, ...]:
         """The groups of offsets of each set of row orders; () where none pays."""
-        return order_groups(self.native_order, self.kernel_size)
+        return _orders.groups_of(self.native_order, self.kernel_size)
 
     @property
     def order(self) -> Array | None:
@@ -190,12 +186,14 @@ class NeighborMap:
         2**18. The map of the gradient gets such a copy too, unless it is the map itself. While a CUDA graph is captured
         neither is built."""
         gradient, gradient_order = self.native_gradient(stream)
-        plain, plain_gradient = self._plain_orders
-        self.native_order, plain = self._ordered(self.native, self.native_order, plain, stream)
+        library, (plain, plain_gradient) = self._library(stream), self._plain_orders
+        order, plain = _orders.with_entries(self, self.native, self.native_order, plain, library)
         if not self.mirrored:
-            gradient_order, plain_gradient = self._ordered(gradient, gradient_order, plain_gradient, stream)
+            gradient_order, plain_gradient = _orders.with_entries(
+                self, gradient, gradient_order, plain_gradient, library
+            )
             self._native_transposed = gradient, gradient_order
-        self._plain_orders = plain, plain_gradient
+        self.native_order, self._plain_orders = order, (plain, plain_gradient)
         built = self.segments(stream)
         if built is not None:  # like the map itself: other streams wait for this one, or the caller does
             self._segments, self._segments_begun = (built,), None
@@ -313,25 +311,6 @@ class NeighborMap:
         if self._native_transposed is None:
             self._native_transposed = self._build(True, False, stream)
         return self._native_transposed
-
-    def _ordered(
-        self, native: Array, order: Array | None, plain: Array | None, stream: Stream
-    ) -> tuple[Array | None, Array | None]:
-        """The row orders of a map, with its entries behind them where kernels read these faster, and the orders alone
-        (`plain`) where that is another array: it stays, since a captured graph or work on another stream may read it.
-        """
-        rows = int(native.shape[1])
-        if order is None or order.shape[0] != 1 or self.kernel_volume <= sum(_order_sets(self.kernel_size)):
-            return order, plain
-        # By orders of shorter segments layers become slower (docs/performance.md).
-        one_segment = rows <= _C.plan_row_orders(rows=rows, kernel_size=self.kernel_size, groups=(1,))["segment"]
-        library = self._library(stream)
-        if not one_segment or not _segments.hopper_of(native) or _C.is_capturing(native, stream=library.stream):
-            return order, plain
-        with library.lasting():
-            ordered = library.empty((1 + self.kernel_volume, rows), "int32", native)
-        library.run(_C.ordered_map, native, order, ordered)
-        return ordered, order
 
     def _library(self, stream: Stream) -> Library:
         return library_of(self.coords, "coords", self.device, stream)
@@ -499,65 +478,7 @@ def sparse_conv_map(
     )
 
 
-def conv_grids(
-    shape: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any
-) -> tuple[Shape, Triple, Triple, Triple, Triple, Shape]:
-    """The grid, kernel, stride, padding and dilation of a sparse convolution in full, and the grid of its outputs."""
-    grid = grid_shape(shape)
-    kernel, steps = three_ints(kernel_size, "kernel_size"), three_ints(stride, "stride")
-    dilations, pads = three_ints(dilation, "dilation"), three_ints(padding, "padding", least=0)
-    more = three_ints(output_padding, "output_padding", least=0)
-    if any(m >= max(s, d) if transposed else m for m, s, d in zip(more, steps, dilations, strict=True)):
-        need = "less than stride or dilation" if transposed else "0 without transposed=True"
-        raise ValueError(f"output_padding: expected {need}, got {output_padding!r}")
-    if transposed:
-        axes = [(w - 1) * s + m for w, s, m in zip(grid[1:], steps, more, strict=True)]
-    else:
-        axes = [w - 1 for w in grid[1:]]
-    for i in range(3):
-        reach = dilations[i] * (kernel[i] - 1)
-        axes[i] += reach - 2 * pads[i] if transposed else 2 * pads[i] - reach
-    if min(axes) < 0:
-        raise ValueError(f"kernel_size: {kernel} with dilation {dilations} and padding {pads} fits nowhere in {grid}")
-    x, y, z = axes if transposed else [a // s for a, s in zip(axes, steps, strict=True)]
-    return grid, kernel, steps, pads, dilations, (grid[0], x + 1, y + 1, z + 1)
-
-
 def _not_kept() -> dict[str, Any]:
     """What a copy or a file of a map does not have."""
     nothing: dict[str, Any] = {"_plain_orders": (None, None), "_segments": None, "_segments_begun": None}
     return nothing | {"_segment_layers": {}, "_segment_calls": 0}
-
-
-def order_groups(order: Array | None, kernel_size: Triple) -> tuple[int, ...]:
-    """The groups of offsets of each of the sets that row orders (orders, N) are; they say it by their number."""
-    return () if order is None else _order_groups(int(order.shape[0]), kernel_size)
-
-
-@lru_cache
-def _order_groups(orders: int, kernel_size: Triple) -> tuple[int, ...]:
-    """Coarsest sets come first; behind them may lie the rows of the ordered map, more than there can be orders."""
-    if orders > sum(_order_sets(kernel_size)):
-        orders -= kernel_size[0] * kernel_size[1] * kernel_size[2]
-    sets: list[int] = []
-    for groups in _order_sets(kernel_size):
-        if sum(sets) < orders:
-            sets.append(groups)
-    return tuple(sets)
-
-
-def _order_sets(kernel_size: Triple) -> tuple[int, ...]:
-    """The sets there may be, each once: the whole kernel, planes of constant kx, columns of constant (kx, ky)."""
-    return tuple(dict.fromkeys((1, kernel_size[0], kernel_size[0] * kernel_size[1])))
-
-
-def three_ints(value: Any, name: str, *, least: int = 1) -> Any:
-    """Three ints from `least`, given as such or as one that stands for all."""
-    try:
-        numbers = tuple(map(index, value)) if hasattr(value, "__len__") else (index(value),) * 3
-    except TypeError:
-        numbers = ()
-    if len(numbers) != 3 or min(numbers) < least:
-        meaning = "a positive int" if least else "an int from 0"
-        raise ValueError(f"{name}: expected {meaning} or three of them (w, h, d), got {value!r}")
-    return numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 
 import guarded
@@ -13,7 +14,7 @@ from reference import assert_rows, assert_same_bits
 
 import flexgemm
 from flexgemm import _C
-from flexgemm.voxel import order_groups
+from flexgemm._orders import groups_of
 
 KERNELS = [(1, 1, 1), (3, 3, 3), (2, 2, 2), (5, 5, 5), (7, 7, 7), (1, 1, 7), (2, 3, 4), (3, 1, 1)]
 ROWS = [0, 1, 2, 63, 64, 65, 1023, 1025, 5000, 40_000, 300_000]  # one CTA or many, two passes or three, two segments
@@ -430,9 +431,9 @@ def test_the_number_of_rows_says_what_they_are(kernel_size):
     """Where all the orders there can be are fewer than the offsets: elsewhere no map has its entries behind them."""
     sets, volume = all_sets(kernel_size), int(np.prod(kernel_size))
     for count in range(1, len(sets) + 1):
-        assert order_groups(np.empty((sum(sets[:count]), 5)), kernel_size) == sets[:count]
+        assert groups_of(np.empty((sum(sets[:count]), 5)), kernel_size) == sets[:count]
     if volume > sum(sets):
-        assert order_groups(np.empty((1 + volume, 5)), kernel_size) == (1,)
+        assert groups_of(np.empty((1 + volume, 5)), kernel_size) == (1,)
 
 
 @pytest.mark.parametrize(
@@ -462,6 +463,24 @@ def test_freezing_keeps_the_entries_in_the_order_of_rows_on_hopper(backend, kern
     assert nmap.inverse.native_order is inverse_before
     nmap.freeze()
     assert (nmap.native_order, nmap.native_gradient()[1]) == frozen
+
+
+def test_no_entries_are_ordered_while_a_graph_is_captured(graphs):
+    """They would be the graph's."""
+    coords, shape = scenes.scene(600)
+    nmap = flexgemm.neighbor_map(coords, shape, (1, 1, 7), device="cuda", stream=graphs.stream)
+    given, code = graphs.array(coords), graphs.empty((600,), "int32")
+    found = []
+
+    def work():
+        found.append((_C.is_capturing(given, stream=graphs.stream), copy.copy(nmap).freeze(graphs.stream)))
+        _C.encode_seq(given, code, shape=shape, stream=graphs.stream)
+
+    graphs.capture(work)
+    capturing, frozen = found[-1]
+    assert capturing
+    assert frozen.native_order is nmap.native_order
+    assert (nmap.freeze(graphs.stream).native_order is frozen.native_order) != hopper(graphs)
 
 
 def test_the_inverse_of_a_frozen_map_has_its_orders(backend):

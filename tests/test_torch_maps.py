@@ -19,18 +19,12 @@ import flexgemm.torch as ft  # noqa: E402
 from flexgemm.torch.ops import maps_of  # noqa: E402
 
 
-@kernels
-@pytest.mark.parametrize("frozen", [False, True], ids=["lazy", "frozen"])
-def test_maps_are_copied_and_saved(device, kernel_size, frozen):
-    coords, shape = voxels(50, device)
-    nmap = ft.neighbor_map(coords, shape, kernel_size)
-    if frozen:
-        assert nmap.freeze() is nmap
+def copies_of(nmap):
     buffer = io.BytesIO()
     torch.save(nmap, buffer)
     buffer.seek(0)
     tensors, spec = pytree.tree_flatten(nmap)
-    others = [
+    return [
         copy.deepcopy(nmap),
         copy.copy(nmap),
         pickle.loads(pickle.dumps(nmap)),
@@ -38,12 +32,41 @@ def test_maps_are_copied_and_saved(device, kernel_size, frozen):
         pytree.tree_unflatten(tensors, spec),
         pytree.tree_unflatten(tensors, pytree.treespec_loads(pytree.treespec_dumps(spec))),
     ]
-    for other in others:
+
+
+@kernels
+@pytest.mark.parametrize("frozen", [False, True], ids=["lazy", "frozen"])
+def test_maps_are_copied_and_saved(device, kernel_size, frozen):
+    coords, shape = voxels(50, device)
+    nmap = ft.neighbor_map(coords, shape, kernel_size)
+    if frozen:
+        assert nmap.freeze() is nmap
+    for other in copies_of(nmap):
         assert repr(other) == repr(nmap)
         assert torch.equal(other.map, nmap.map)
         assert torch.equal(other.transposed_map, nmap.transposed_map)
         inputs = leaves(50, device, kernel_size=kernel_size)
         torch.testing.assert_close(conv(*inputs, other), conv(*inputs, nmap))
+
+
+@pytest.mark.parametrize("kernel_size", [(1, 1, 7), (1, 1, 4)])
+def test_copies_of_a_frozen_map_have_its_orders(device, kernel_size):
+    """On Hopper with the map's entries behind them, which is nothing that anybody sees."""
+    coords, shape = scenes.scene(600)
+    nmap, plain = (ft.neighbor_map(torch.from_numpy(coords).to(device), shape, kernel_size) for _ in range(2))
+    order, gradient_order = plain.native_order, plain.native_gradient()[1]
+    nmap.freeze()
+    inputs = leaves(600, device, kernel_size=kernel_size)
+    out = conv(*inputs, plain)
+    for other in (nmap, *copies_of(nmap)):
+        assert other.order_groups == plain.order_groups
+        for got, expected in ((other.order, order), (other.inverse.order, gradient_order)):
+            assert (got is None) == (expected is None)
+            assert got is None or torch.equal(got, expected)
+        torch.testing.assert_close(conv(*inputs, other), out)
+        if device.type == "cuda" and torch.cuda.get_device_capability() == (9, 0):
+            rows = 1 + nmap.kernel_volume
+            assert [array.shape[0] for array in (other.native_order, other.native_gradient()[1])] == [rows, rows]
 
 
 def test_pytrees_and_operators_take_segments_along(device):

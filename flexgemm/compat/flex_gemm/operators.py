@@ -19,11 +19,12 @@ import torch
 
 from flexgemm import _C, conv
 from flexgemm._arrays import library_of
+from flexgemm._voxels import Triple
 from flexgemm.compat.flex_gemm.kernels import cuda
 from flexgemm.compat.flex_gemm.kernels.triton.spconv import config
 from flexgemm.torch.maps import from_operators
 from flexgemm.torch.operators.define import Gradients, operator
-from flexgemm.voxel import NeighborMap, Triple
+from flexgemm.voxel import NeighborMap
 
 
 def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any], writes: Sequence[str] = ()) -> None:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.utils import parametrize
 
+from flexgemm._voxels import three_ints
 from flexgemm.torch import ops, products
 from flexgemm.torch.dispatch import autocast
 from flexgemm.torch.nn.float8 import KeepsFloat8
 from flexgemm.torch.nn.tensor import SparseTensor
-from flexgemm.voxel import NeighborMap, three_ints
+from flexgemm.voxel import NeighborMap
 
 if TYPE_CHECKING:
     from typing import Self

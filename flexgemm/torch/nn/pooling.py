@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from flexgemm._voxels import three_ints
 from flexgemm.torch import pooling
 from flexgemm.torch.nn.tensor import SparseTensor
-from flexgemm.voxel import three_ints
 
 
 class SparsePool3d(torch.nn.Module):

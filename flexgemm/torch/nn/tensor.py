@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from flexgemm._voxels import Triple, conv_grids
 from flexgemm.torch import ops
 from flexgemm.torch.dispatch import expect_tensor
-from flexgemm.voxel import NeighborMap, Triple, conv_grids, sparse_conv_map
+from flexgemm.voxel import NeighborMap, sparse_conv_map
 
 Shape = tuple[int, int, int, int]
 
