@@ -232,6 +232,24 @@ def test_records_out_of_range_read_and_write_nothing_outside(cuda, ci, resident)
     guarded.conv_wgrad(cuda, p.grad_out, p.feats, p.map, **how)
 
 
+@pytest.mark.parametrize("n", [700, 2600])
+@pytest.mark.parametrize("ci", [16, 32, 64])
+def test_bits_past_the_volume_are_no_offsets(cuda, ci, n):
+    """One of them in a step of its own brought weights that nobody took, to the segments behind or for ever."""
+    p = Problem(ci, 64, n=n)
+    none, hostile = p.segments.copy(), p.segments.copy()
+    none[0, 1:5], hostile[0, 1:5] = 0, -(1 << 27)
+
+    def passes(segments):
+        how = BY_SEGMENTS | {"segments": segments}
+        yield guarded.conv_forward(cuda, p.feats, p.weight, p.bias, p.map, **how)
+        yield guarded.conv_dgrad(cuda, p.grad_out, p.weight, p.map, mirrored=True, **how)
+        yield from guarded.conv_wgrad(cuda, p.grad_out, p.feats, p.map, **how)
+
+    for got, expected in zip(passes(hostile), passes(none), strict=True):
+        assert_same_bits(got, expected)
+
+
 @pytest.mark.parametrize("shape", [(5, 10), (2, 4832), (3, 4831)])
 def test_segments_of_another_map_are_refused(backend, shape):
     p = Problem(64, 64)

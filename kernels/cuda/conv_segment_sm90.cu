@@ -80,6 +80,7 @@ __device__ void bring_steps(SegmentShared<Tile> &shared, const CUtensorMap &weig
         uint32_t mask = 0;
 #pragma unroll
         for (int t = 0; t < FG_SEGMENT_TILES; ++t) mask |= static_cast<uint32_t>(head[1 + t]);
+        mask &= ~0u >> (32 - p.volume); /* as consumers do, or they would wait for each other on forged records */
         for (int block = 0; block < blocks; ++block) {
             for (int step = 0; step < steps; ++step) {
                 if (!has_step<Tile>(mask, step)) continue;
