@@ -140,7 +140,8 @@ class Library:
 
     def run(self, operation: Any, *arrays: Array, workspace: Any = None, **scalars: Any) -> None:
         """Calls an operation of the extension, on this library's stream and with its memory, or `workspace`'s."""
-        operation(*arrays, workspace=workspace or self.workspace, stream=self.stream, **scalars)
+        workspace = self.workspace if workspace is None else workspace
+        operation(*arrays, workspace=workspace, stream=self.stream, **scalars)
 
     def result(self, x: Array) -> Array:
         """An array from `empty`, as the caller wants it."""

@@ -374,15 +374,13 @@ def backward(
             orders["segments"] = _segments(grad_out, weight, neighbor_map, *asked, backward=True)
         if needs_grad[1] or needs_grad[2]:
             segments = _segments(grad_out, weight, neighbor_map, *asked)
-        in_use: list[Array] = []  # by the first operation, while the second one runs beside it
-
-        def workspace(nbytes: int, like: Array) -> Array:
-            in_use.append(library.workspace(nbytes, like))
-            return in_use[-1]
-
+        in_use = None  # by the first operation, while the second one runs beside it: not to be had for that one's
         if needs_grad[0]:
-            orders |= {"mirrored": mirrored, "workspace": workspace}
-            library.run(_C.conv_dgrad, grad_out, weight, gradient_map, grad_feats, **orders, **how)
+            operands = grad_out, weight, gradient_map, grad_feats
+            orders |= {"mirrored": mirrored}
+            nbytes = _C.conv_dgrad_workspace(*operands, stream=library.stream, **orders, **how)
+            in_use = library.workspace(nbytes, grad_out) if nbytes else None
+            library.run(_C.conv_dgrad, *operands, workspace=in_use, **orders, **how)
         if needs_grad[1] or needs_grad[2]:
             # Without elements the input gradient is no operation: what is in front then may still write grad_out.
             how |= {"segments": segments, "concurrent": needs_grad[0] and 0 not in feats.shape}

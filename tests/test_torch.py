@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import scenes
 from reference import assert_gemm_rows, assert_rows, f64
 
 import flexgemm
+from flexgemm import _C
 
 torch = pytest.importorskip("torch", reason="torch not installed")
 import flexgemm.torch  # noqa: E402
@@ -448,3 +450,28 @@ def test_products_of_views(device):
     assert (numpy(wide)[:, :3] == 7).all()
     assert (numpy(wide)[:, 100:] == 7).all()
     assert f64(numpy(wide)[:, 3:100] == numpy(out)).all()
+
+
+def test_the_input_gradient_keeps_its_memory_while_the_weight_gradient_runs(device, monkeypatch):
+    """On Hopper they run side by side. torch's allocator would give the one what the other has just handed back."""
+    p = Problem(device, "float16", ci=64, co=64)
+    dgrad, wgrad, kept = _C.conv_dgrad, _C.conv_wgrad, []
+
+    def conv_dgrad(*operands, workspace, **how):
+        if _C.conv_dgrad_workspace(*operands, **how):
+            assert isinstance(workspace, torch.Tensor)
+            kept.append(weakref.ref(workspace))
+        dgrad(*operands, workspace=workspace, **how)
+
+    def conv_wgrad(*operands, **how):
+        assert all(workspace() is not None for workspace in kept)
+        wgrad(*operands, **how)
+
+    monkeypatch.setattr(_C, "conv_dgrad", conv_dgrad)
+    monkeypatch.setattr(_C, "conv_wgrad", conv_wgrad)
+    gradients = flexgemm.submanifold_conv3d_backward(
+        p.grad_out, p.feats.detach(), p.weight.detach(), neighbor_map=p.nmap
+    )
+    assert kept or device.type == "cuda"
+    expected = reference.conv_dgrad(numpy(p.grad_out), numpy(p.weight), p.map, len(p.map[0]))
+    assert_rows(numpy(gradients[0]), expected, p.tolerance)
