@@ -55,8 +55,8 @@ docs: build $(VENV)/docs.stamp
 EMULATED := PYTHONPATH=build/simt:. OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -m "not large"
 
 simt: simt-paths
-	$(EMULATED) -k "cuda and not n20000" --ignore tests/simt --ignore tests/test_build.py
-	FLEXGEMM_ARCH=sm80 $(EMULATED) -k "cuda and not n20000" --ignore tests/simt --ignore tests/test_build.py
+	$(EMULATED) -m "gpu and not large" -k "not n20000" --ignore tests/simt --ignore tests/test_build.py
+	FLEXGEMM_ARCH=sm80 $(EMULATED) -m "gpu and not large" -k "not n20000" --ignore tests/simt --ignore tests/test_build.py
 
 simt-paths: $(VENV)/dev.stamp
 	$(BIN)/python tests/simt/build.py
