@@ -16,6 +16,60 @@ enum { WORKSPACE_ALIGNMENT = 256 };
 
 /* ---- before ---- */
 
+/* The int or float that an object stands for; NULL without an exception: it stands for none. */
+static PyObject *number_of(PyObject *value) {
+    PyObject *number = PyIndex_Check(value) ? PyNumber_Index(value) : NULL;
+    if (number || (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError))) return number;
+    PyErr_Clear();
+    number = PyNumber_Check(value) ? PyNumber_Float(value) : NULL;
+    if (!number && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_TypeError)) PyErr_Clear();
+    return number;
+}
+
+/* A tuple of the numbers that are in a sequence, and of what else is; NULL without an exception: it is none, or longer
+ * than any that is asked for. */
+static PyObject *numbers_of(PyObject *value) {
+    enum { MOST = 16 };
+    const Py_ssize_t length = PySequence_Check(value) ? PySequence_Size(value) : 0;
+    if (length <= 0 || length > MOST) return NULL;
+    PyObject *numbers = PyTuple_New(length);
+    for (Py_ssize_t i = 0; numbers && i < length; i++) {
+        PyObject *item = PySequence_GetItem(value, i), *number = item ? number_of(item) : NULL;
+        if (item && !number && !PyErr_Occurred()) number = Py_NewRef(item);
+        Py_XDECREF(item);
+        if (!number || PyTuple_SetItem(numbers, i, number) < 0) Py_CLEAR(numbers);
+    }
+    return numbers;
+}
+
+static bool is_number(PyObject *value) {
+    return value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value) || PyFloat_CheckExact(value);
+}
+
+/* Whether reading a scalar runs no code but ours. */
+static bool is_settled(PyObject *value) {
+    if (is_number(value) || PyUnicode_Check(value)) return true;
+    if (!PyTuple_CheckExact(value)) return false;
+    const Py_ssize_t length = PyTuple_Size(value);
+    Py_ssize_t i = 0;
+    while (i < length && is_number(PyTuple_GetItem(value, i))) i++;
+    return i == length;
+}
+
+/* Reads numbers before there are views: __index__ or __float__ of a caller's class may do anything, as resize an array
+ * whose memory a view would then still point to. */
+static int settle_numbers(fg_call *call, const fg_operation *operation) {
+    for (int i = 0; i < operation->count - 2; i++) {
+        PyObject *value = call->values[i];
+        if (!value || (operation->parameters[i].flags & FG_TENSOR) || is_settled(value)) continue;
+        PyObject *number = number_of(value);
+        if (!number && !PyErr_Occurred()) number = numbers_of(value);
+        if (!number && PyErr_Occurred()) return -1;
+        if (number) call->values[i] = call->numbers[call->number_count++] = number;
+    }
+    return 0;
+}
+
 static int open_views(fg_call *call, const fg_operation *operation, bool with_workspace) {
     for (int i = 0; i < operation->count; i++) {
         const unsigned flags = operation->parameters[i].flags;
@@ -116,8 +170,9 @@ static int open_directly(fg_call *call, const fg_operation *operation) {
     }
     for (int i = 0; i < operation->count; i++) {
         const fg_view *view = &call->views[i];
-        if (!view->object || view->output) continue;
-        const bool usable = operation->parameters[i].flags & FG_ROWS ? fg_has_rows(view) : fg_is_contiguous(view);
+        const unsigned flags = operation->parameters[i].flags;
+        if (!view->object || (view->output && !(flags & FG_MADE))) continue;
+        const bool usable = view->output || (flags & FG_ROWS ? fg_has_rows(view) : fg_is_contiguous(view));
         const int plain = usable ? fg_torch_is_plain(&call->state->torch, view) : 0;
         if (plain <= 0) return plain;
     }
@@ -260,6 +315,7 @@ static void begin(fg_call *call, const fg_operation *operation, PyObject *module
     call->workspace = NULL;
     call->direct = call->declined = false;
     call->out = NULL;
+    call->number_count = 0;
     for (int i = 0; i < operation->count; i++) call->views[i] = (fg_view){.object = NULL};
     if (call->state->deferred) fg_collect_deferred(call->state);
 }
@@ -268,6 +324,7 @@ static void end(fg_call *call, const fg_operation *operation) {
     for (int i = 0; i < operation->count; i++) {
         if (call->views[i].name) fg_view_close(&call->views[i]); /* it has been opened */
     }
+    for (int i = 0; i < call->number_count; i++) Py_DECREF(call->numbers[i]);
     Py_XDECREF(call->out);
     Py_XDECREF(call->workspace);
     Py_XDECREF(call->stream_reference);
@@ -281,7 +338,8 @@ PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyO
     begin(&call, operation, module);
     if (fg_parse_args(call.state, operation->name, operation->parameters, operation->count, args, nargs, kwnames,
                       call.values) == 0 &&
-        open_views(&call, operation, workspace != NULL) == 0 && prepare(&call, operation, params) == 0 &&
+        settle_numbers(&call, operation) == 0 && open_views(&call, operation, workspace != NULL) == 0 &&
+        prepare(&call, operation, params) == 0 &&
         (workspace ? run(&call, operation, params, workspace, &bytes) : query(&call, operation, params, &bytes)) == 0) {
         result = bytes_to_allocate(bytes);
     }
@@ -306,6 +364,7 @@ PyObject *fg_call_directly(const fg_operation *operation, PyObject *module, PyOb
             0) {
         goto done;
     }
+    if (settle_numbers(&call, operation) < 0) goto done;
     const int opened = open_directly(&call, operation);
     if (opened < 0) goto done;
     call.declined = opened == 0;

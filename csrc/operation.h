@@ -19,12 +19,14 @@ typedef struct {
     fg_view views[FG_MAX_PARAMETERS];
     const fg_backend *backend;
     fg_stream stream;
-    PyObject *stream_reference; /* what stream.owner borrows from, when nobody else holds it */
-    const fg_view *stream_view; /* the view whose library's current stream it is; NULL: another stream */
-    PyObject *workspace;        /* owned: what a workspace= that is a function returned */
-    bool direct;                /* by fg_call_directly */
-    bool declined;              /* ... which `fill` finds that it cannot go on with */
-    PyObject *out;              /* owned: ... and returns */
+    PyObject *stream_reference;           /* what stream.owner borrows from, when nobody else holds it */
+    const fg_view *stream_view;           /* the view whose library's current stream it is; NULL: another stream */
+    PyObject *workspace;                  /* owned: what a workspace= that is a function returned */
+    bool direct;                          /* by fg_call_directly */
+    bool declined;                        /* ... which `fill` finds that it cannot go on with */
+    PyObject *out;                        /* owned: ... and returns */
+    PyObject *numbers[FG_MAX_PARAMETERS]; /* owned: what stands in `values` for other kinds of numbers */
+    int number_count;
 } fg_call;
 
 typedef struct {

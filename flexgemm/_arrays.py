@@ -304,6 +304,11 @@ class TorchLibrary(Library):
             return like.new_empty(shape)
         return self.torch.empty(shape, dtype=self.by_name[dtype], device=like.device)
 
+    def output(self, out: Array, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
+        if self.needs_grad(super().output(out, shape, dtype, like)):
+            raise ValueError("out: expected a tensor that does not require grad: autograd would not see it written")
+        return out
+
     def lasting(self) -> AbstractContextManager[Any]:
         return cast("AbstractContextManager[Any]", self.torch.inference_mode(False))  # none that training refuses
 

@@ -154,7 +154,7 @@ def sparse_conv3d(
     the map is, and raises, as submanifold_conv3d.
     """
     how: Any = activation, algorithm, precision, groups, out, stream, float8
-    return convolution(feats, weight, bias, residual, neighbor_map, *how)
+    return convolution(feats, weight, bias, residual, expect_map(neighbor_map), *how)
 
 
 def sparse_conv3d_backward(
@@ -174,7 +174,7 @@ def sparse_conv3d_backward(
     grad_out: (M, Co), the gradient of the output; the rest and the result as of submanifold_conv3d_backward. Those of
     `sparse_inverse_conv3d` come with neighbor_map.inverse.
     """
-    library = bind(feats, neighbor_map, stream)
+    library = bind(feats, expect_map(neighbor_map), stream)
     return backward(library, grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision, groups)
 
 
@@ -244,7 +244,8 @@ def convolution(
     if result is not NotImplemented:
         return result
     library, given = bind(feats, neighbor_map, stream), float8 or Float8()
-    if not library.needs_grad(feats, weight, bias, residual):
+    scales = map(given.get, ("scale_feats", "scale_weight", "scale_out"))
+    if not library.needs_grad(feats, weight, bias, residual, *scales):
         how: Any = activation, algorithm, precision, groups, out
         return forward(library, feats, weight, bias, residual, neighbor_map, *how, **given)
     if out is not None:

@@ -138,7 +138,10 @@ def k_grouped_wgrad_gemm_nt(  # type: ignore[misc]
     out = options.get("out")
     options["accumulate"] = accumulate and out is not None
     if num_groups is None:
-        num_groups = (offsets if out is None else out).shape[0]
+        counted = offsets if out is None else out
+        if not getattr(counted, "shape", ()):
+            raise TypeError(f"offsets: expected a one-dimensional array, got {type(offsets).__qualname__}")
+        num_groups = counted.shape[0]
     return product("k_grouped", a, b, offsets=offsets, groups=num_groups, **({"out_dtype": "float32"} | options))
 
 
@@ -183,6 +186,8 @@ def interleave_gate_up(x: Array, axis: int = -2) -> Array:
     x: a weight (..., 2 H, K), or with axis=-1 a bias or scale (..., 2 H); an array that can reshape and swapaxes.
     """
     shape = tuple(x.shape)
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"axis: expected one of the {len(shape)} axes of x, got {axis}")
     axis %= len(shape)
     if shape[axis] % 2:
         raise ValueError(f"x: expected an even length of axis {axis}, got {shape}")
@@ -251,7 +256,7 @@ def _adapted(
     library = library_of(a, "a", device, stream)
     if out is None and options.get("accumulate"):
         raise ValueError("out: expected an array to add to with accumulate=True, got None")
-    if library.needs_grad(a, b, options.get("bias")):
+    if library.needs_grad(a, b, *map(options.get, ("bias", "scale_a", "scale_b", "scale_out"))):
         wanted = dtype_out if out_dtype is None else out_dtype
         return _recorded(layout, library.dtype(a), a, b, out, wanted, stream, **options)
     a = library.rows(a, "a")

@@ -63,3 +63,24 @@ def test_threads_change_no_bit():
         assert done.returncode == 0, done.stderr
         digests.add(done.stdout)
     assert len(digests) == 1
+
+
+FORK = """
+import os, signal, sys
+import numpy as np
+import flexgemm
+
+a = np.ones((300, 300), np.float32)
+expected = flexgemm.gemm_nt(a, a)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # ends what waits for threads that it does not have
+    os._exit(not np.array_equal(flexgemm.gemm_nt(a, a), expected))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_forked_processes_go_on():
+    """As multiprocessing makes them; the threads of the parent are not among what they have of it."""
+    done = run_python(["-c", FORK], OMP_NUM_THREADS="4")
+    assert done.returncode == 0, done.stderr

@@ -302,6 +302,12 @@ def test_k_groups_of_any_size(backend, sizes, accumulate, form):
     check_k_grouped(backend, sizes, 65, 70, FP8, form, first=3 if form == "bounds" else 0, accumulate=accumulate)
 
 
+def test_offsets_along_k_are_an_array():
+    x = np.ones((3, 8), np.float32)
+    with pytest.raises(TypeError, match="offsets: expected a one-dimensional array, got list"):
+        flexgemm.k_grouped_wgrad_gemm_nt(x, x, [4, 8])
+
+
 @layouts
 def test_k_grouped_strides(backend, pad, offset):
     check_k_grouped(backend, [64, 5, 144], 65, 70, ("bfloat16", "bfloat16"), pad=pad, offset=offset)

@@ -569,3 +569,11 @@ def test_code_arrays_of_another_size_are_refused(backend):
             )
     with pytest.raises(ValueError, match="^coords: expected at most 23 rows"):
         _C.decode_seq(code, backend.array(np.zeros((24, 4), np.int32)), shape=(1, 4, 4, 4), mode="bxyz")
+
+
+def test_what_is_no_map_is_named():
+    feats, weight = np.ones((2, 8), np.float32), np.ones((4, 1, 1, 1, 8), np.float32)
+    with pytest.raises(TypeError, match="neighbor_map: expected a NeighborMap, got builtins.NoneType"):
+        flexgemm.sparse_conv3d(feats, weight, neighbor_map=None)
+    with pytest.raises(TypeError, match="neighbor_map: expected a NeighborMap"):
+        flexgemm.sparse_conv3d_backward(feats, feats, weight, neighbor_map=None)

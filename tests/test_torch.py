@@ -475,3 +475,57 @@ def test_the_input_gradient_keeps_its_memory_while_the_weight_gradient_runs(devi
     assert kept or device.type == "cuda"
     expected = reference.conv_dgrad(numpy(p.grad_out), numpy(p.weight), p.map, len(p.map[0]))
     assert_rows(numpy(gradients[0]), expected, p.tolerance)
+
+
+@pytest.mark.parametrize("option", ["alpha", "promote_every"])
+def test_numbers_are_read_before_arrays_are_opened(device, option):
+    """A number of the caller's own class may free what an array would be read from."""
+    a, b = torch.ones(4000, 256, device=device), torch.ones(40, 256, device=device)
+
+    class Number:
+        def __float__(self):
+            a.set_(torch.empty(0, 0, device=device))
+            return 1.0
+
+        def __index__(self):
+            return int(float(self)) * 128
+
+    with pytest.raises(ValueError, match=r"b: expected \(N, 0\) to match a"):
+        flexgemm.gemm_nt(a, b, **{option: Number()})
+
+
+def test_numbers_may_be_arrays_of_one(device):
+    a, b = torch.ones(3, 16, device=device), torch.ones(5, 16, device=device)
+    for alpha in (torch.tensor(2.0), np.float32(2), np.int64(2), np.ones(()) * 2):
+        assert torch.equal(flexgemm.gemm_nt(a, b, alpha=alpha), flexgemm.gemm_nt(a, b, alpha=2))
+
+
+def test_outputs_that_autograd_has_seen_are_refused(device):
+    a, b = torch.ones(3, 16, device=device), torch.ones(5, 16, device=device)
+    out = torch.zeros(3, 5, device=device, requires_grad=True)
+    for given in (out, out.exp()):
+        with pytest.raises(ValueError, match="out: expected a tensor that does not require grad"):
+            flexgemm.gemm_nt(a, b, out=given)
+        with torch.no_grad():
+            assert flexgemm.gemm_nt(a, b, out=given) is given
+    p = Problem(device)
+    with torch.no_grad():
+        out = torch.empty_like(p.grad_out)
+    with pytest.raises(ValueError, match="out: expected a tensor that does not require grad"):
+        flexgemm.submanifold_conv3d(p.feats.detach(), p.weight.detach(), neighbor_map=p.nmap, out=out.requires_grad_())
+
+
+def test_scales_have_no_gradient(device):
+    a, b = (torch.ones(n, 16, device=device).to(torch.float8_e4m3fn) for n in (3, 5))
+    scale = torch.ones((), device=device, requires_grad=True)
+    coords, shape = scenes.scene(50)
+    nmap = flexgemm.neighbor_map(torch.from_numpy(coords).to(device), shape)
+    feats, weight = torch.ones(50, 16, device=device), torch.ones(8, 3, 3, 3, 16, device=device)
+    feats, weight = feats.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn)
+    for library in (flexgemm, flexgemm.torch):
+        for name in ("scale_a", "scale_b"):
+            with pytest.raises(ValueError, match="differentiable"):
+                library.gemm_nt(a, b, **{name: scale})
+        for name in ("scale_feats", "scale_weight"):
+            with pytest.raises(ValueError, match="float8|differentiable"):
+                library.submanifold_conv3d(feats, weight, neighbor_map=nmap, **{name: scale})

@@ -229,7 +229,7 @@ def _float8_convolution(
     stream: Stream,
     float8: Float8,
 ) -> torch.Tensor:
-    if requires_grad(feats, weight, bias, residual):
+    if requires_grad(feats, weight, bias, residual, *map(float8.get, ("scale_feats", "scale_weight", "scale_out"))):
         conv.expect_differentiable(name_of(feats.dtype), float8)
     result: torch.Tensor
     if not (traced(feats, weight) or transformed()):

@@ -153,7 +153,7 @@ def _trace(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
     out, accumulate = options.pop("out", None), options.pop("accumulate", False)
     if "out_dtype" in options:
         options["out_dtype"] = name_of(options["out_dtype"])
-    if records(a, b, tensors[0]):
+    if records(a, b, tensors[0], *tensors[5:]):
         others = [*tensors[4:], options.get("activation"), out]
         plain = all(x is None for x in others) and options.get("alpha", 1) == 1
         expect_differentiable(layout, name_of(a.dtype), plain)

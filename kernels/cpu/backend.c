@@ -2,11 +2,19 @@
 #include "backend.h"
 
 #include <omp.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "simd.h"
+
+/* ---- forked processes ---- */
+
+/* A forked child has one thread, and libgomp would wait for ever for those that the parent had beside it. */
+static void work_alone(void) { omp_set_num_threads(1); }
+
+__attribute__((constructor)) static void expect_forks(void) { (void)pthread_atfork(NULL, NULL, work_alone); }
 
 /* ---- workspaces ---- */
 
