@@ -319,6 +319,10 @@ static int gemm_fill(fg_call *call, void *params) {
         fg_expect_dtype(a, FG_FLOATS | FG_FLOAT8S) < 0) {
         return -1;
     }
+    if (p->accumulate && call->views[SCALE_OUT].tensor.present) {
+        PyErr_SetString(PyExc_ValueError, "scale_out: expected None with accumulate=True, got an array");
+        return -1;
+    }
     const bool is_float8 = (FG_BIT(a->tensor.dtype) & FG_FLOAT8S) != 0;
     const unsigned out_dtypes = call->views[SCALE_OUT].tensor.present ? FG_FLOAT8S
                                 : p->accumulate                       ? FG_BIT(FG_FLOAT32)

@@ -302,6 +302,33 @@ def test_k_groups_of_any_size(backend, sizes, accumulate, form):
     check_k_grouped(backend, sizes, 65, 70, FP8, form, first=3 if form == "bounds" else 0, accumulate=accumulate)
 
 
+@pytest.mark.parametrize("sms", [1, 2, 3, None])
+@pytest.mark.parametrize("dtype, promote_every", [("bfloat16", 128), (E4M3, None), (E4M3, 128), (E4M3, 512)])
+def test_k_grouped_tiles_of_few_rows_before_others(backend, dtype, promote_every, sms):
+    """Where one of two warpgroups has no rows, it goes on to the next tile: they clear what is not a group's apart."""
+    sizes = [30, 31, 36, 33, 31, 29, 35, 25]
+    with guarded.multiprocessors(sms):
+        for first in (0, 5):
+            check_k_grouped(backend, sizes, 192, 192, (dtype, dtype), first=first, promote_every=promote_every)
+
+
+def test_there_may_be_no_weights(cuda):
+    """What an index names is skipped where there is none, on a GPU."""
+    _, a, b = operands(40, 70, 64, "float16", "float16", groups=1)
+    initial = np.full((40, 70), 7, np.float16)
+    how = {"offsets": np.array([25, 40], np.int32), "weight_indices": np.zeros(2, np.int32)}
+    out = guarded.gemm(cuda, a, b[:0], "float16", initial=initial, **how)
+    np.testing.assert_array_equal(out, initial)
+
+
+@pytest.mark.parametrize("out_dtype", [E4M3, "float32"])
+def test_nothing_is_added_to_scaled_outputs(backend, out_dtype):
+    _, a, b = operands(3, 64, 64, E4M3, E4M3)
+    how = {"scale_out": np.ones((), np.float32), "accumulate": True}
+    with pytest.raises(ValueError, match="scale_out: expected None with accumulate=True"):
+        guarded.gemm(backend, a, b, out_dtype, **how)
+
+
 def test_offsets_along_k_are_an_array():
     x = np.ones((3, 8), np.float32)
     with pytest.raises(TypeError, match="offsets: expected a one-dimensional array, got list"):

@@ -269,7 +269,8 @@ __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const Stag
     clear(0, head);
     if (tail > 0) clear(tail, kSm90StepBytes);
     ptx::fence_proxy_async();
-    ptx::named_barrier(1, depth.threads);
+    /* A warpgroup that is alone in a tile has a barrier of its own: the other may be in the next tile already. */
+    ptx::named_barrier(depth.threads == ptx::kWarpgroup ? 4 : 1, depth.threads);
 }
 
 template <int kCount>

@@ -20,7 +20,7 @@ bool fits_tma(const TensorRows &rows) {
         return count == 1 || (pitch > 0 && pitch < kPitchLimit && pitch % 16 == 0);
     };
     return is_multiple(rows.data, 16) && rows.row_bytes > 0 && rows.row_bytes % 16 == 0 &&
-           rows.row_bytes <= INT_MAX - kSm90StepBytes && rows.rows <= INT_MAX - 2 * kSm90BlockM &&
+           rows.row_bytes <= INT_MAX - kSm90StepBytes && rows.rows <= INT_MAX - 2 * kSm90BlockM && rows.groups > 0 &&
            rows.groups <= INT_MAX && pitch_fits(rows.rows, rows.row_pitch) && pitch_fits(rows.groups, rows.group_pitch);
 }
 
