@@ -35,6 +35,7 @@ class Float8(TypedDict, total=False):
     dtype_out: str | None
 
 
+SCALES = "scale_feats", "scale_weight", "scale_out"
 _FLOAT8 = frozenset(Float8.__annotations__)
 
 
@@ -244,7 +245,7 @@ def convolution(
     if result is not NotImplemented:
         return result
     library, given = bind(feats, neighbor_map, stream), float8 or Float8()
-    scales = map(given.get, ("scale_feats", "scale_weight", "scale_out"))
+    scales = map(given.get, SCALES)
     if not library.needs_grad(feats, weight, bias, residual, *scales):
         how: Any = activation, algorithm, precision, groups, out
         return forward(library, feats, weight, bias, residual, neighbor_map, *how, **given)
@@ -370,19 +371,19 @@ def backward(
     else:
         asked = algorithm, groups, library.stream
         orders: dict[str, Any] = {"order": order, "order_groups": groups_of(order, neighbor_map.kernel_size)}
-        segments = None
+        of_weights = needs_grad[1] or needs_grad[2]
         if needs_grad[0] and mirrored:
             orders["segments"] = _segments(grad_out, weight, neighbor_map, *asked, backward=True)
-        if needs_grad[1] or needs_grad[2]:
-            segments = _segments(grad_out, weight, neighbor_map, *asked)
+        segments = _segments(grad_out, weight, neighbor_map, *asked) if of_weights else None
         in_use = None  # by the first operation, while the second one runs beside it: not to be had for that one's
         if needs_grad[0]:
             operands = grad_out, weight, gradient_map, grad_feats
             orders |= {"mirrored": mirrored}
-            nbytes = _C.conv_dgrad_workspace(*operands, stream=library.stream, **orders, **how)
-            in_use = library.workspace(nbytes, grad_out) if nbytes else None
+            if of_weights:
+                nbytes = _C.conv_dgrad_workspace(*operands, stream=library.stream, **orders, **how)
+                in_use = library.workspace(nbytes, grad_out) if nbytes else None
             library.run(_C.conv_dgrad, *operands, workspace=in_use, **orders, **how)
-        if needs_grad[1] or needs_grad[2]:
+        if of_weights:
             # Without elements the input gradient is no operation: what is in front then may still write grad_out.
             how |= {"segments": segments, "concurrent": needs_grad[0] and 0 not in feats.shape}
             library.run(_C.conv_wgrad, grad_out, feats, map, grad_weight, grad_bias, **how)

@@ -81,11 +81,12 @@ fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype d
 /* What a product asks of the tiles of the Hopper kernel; bits. */
 enum {
     FG_TILES_PACKED = 1, /* groups of rows that start at multiples of 128: no tile has rows of two, none is left over */
-    FG_TILES_NARROW = 2, /* at most 128 x 128: scales of blocks, and sums promoted every other step or less */
+    FG_TILES_NARROW = 2, /* at most 128 x 128: sums promoted every other step or less */
     FG_TILES_TALL = 4,   /* of at least 128 rows: groups along K */
     FG_TILES_MASKED = 8, /* m is expected, not known */
     FG_TILES_EQUAL = 16, /* groups of as many rows: those along K, batches */
-    FG_TILES_ALL = 31,
+    FG_TILES_BLOCKS = 32, /* of columns in blocks of 128, each with scales of its own */
+    FG_TILES_ALL = 63,
 };
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params);

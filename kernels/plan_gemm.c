@@ -49,8 +49,9 @@ fg_gemm_shape fg_gemm_all_rows(const fg_gemm_params *params) {
 }
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params) {
-    const bool narrow = params->kind_a == FG_SCALE_BLOCK || params->promote_every > FG_SCALE_BLOCK_SIZE;
-    return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_PACKED : 0) | (narrow ? FG_TILES_NARROW : 0) |
+    return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_PACKED : 0) |
+           (params->promote_every > FG_SCALE_BLOCK_SIZE ? FG_TILES_NARROW : 0) |
+           (params->kind_a == FG_SCALE_BLOCK ? FG_TILES_BLOCKS : 0) |
            (params->layout == FG_GEMM_K_GROUPED ? FG_TILES_TALL | FG_TILES_EQUAL : 0) |
            (params->layout == FG_GEMM_BATCHED ? FG_TILES_EQUAL : 0) |
            (params->layout == FG_GEMM_M_GROUPED_MASKED ? FG_TILES_MASKED : 0);
@@ -197,7 +198,8 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
     const bool fits = groups > 1 && m > 0 && num_sms > 1 && !(tiles & ~(FG_TILES_MASKED | FG_TILES_EQUAL));
     /* Above 64 rows tensor cores have as much to do as the memory, and where tiles are many the others keep them
      * busier. */
-    const bool some = rows > FEW_ROWS && rows <= 128 && ceil_div(n, 256) <= num_sms / 2 && !(tiles & FG_TILES_NARROW);
+    const bool any = !(tiles & (FG_TILES_NARROW | FG_TILES_BLOCKS)); /* shape of tile */
+    const bool some = rows > FEW_ROWS && rows <= 128 && ceil_div(n, 256) <= num_sms / 2 && any;
     const bool few = groups > 1 ? rows <= FEW_ROWS_OF_GROUPS && !fits : rows <= FEW_ROWS || some;
     if (few && !(tiles & FG_TILES_TALL)) return plan_decode(m, n, k, groups > 1 ? groups : 1, plan, num_sms);
 
@@ -207,8 +209,10 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
     const size_t tall = fits && rows <= FEW_ROWS ? 0 : sizeof shapes / sizeof *shapes;
     double best = INFINITY;
     for (size_t i = 0; i < tall; i++) {
-        const bool wide = shapes[i].block_m > 128 || shapes[i].block_n > 128;
-        if (!wide || !(tiles & FG_TILES_NARROW)) take_cheaper(&plan, &best, &question, &shapes[i], num_sms);
+        const int32_t width = shapes[i].block_n; /* of tiles with pairs of rows, too, more than 128 */
+        if (width > 128 && tiles & FG_TILES_NARROW) continue;
+        if (width % 128 != 0 && tiles & FG_TILES_BLOCKS) continue;
+        take_cheaper(&plan, &best, &question, &shapes[i], num_sms);
     }
     for (int32_t most = LEAST; most <= MOST && fits; most += UNIT) {
         const gemm_tile tile = tile_of_groups(most);

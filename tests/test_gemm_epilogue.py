@@ -13,6 +13,7 @@ from products import block_scales, judge, operands
 from reference import ELEMENT_CUTS, ROW_CUTS, assert_gemm_rows, dtype_of, f64, float8_cut
 
 import flexgemm
+from flexgemm import _C
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 FP8 = (E4M3, E4M3)
@@ -51,8 +52,27 @@ def test_block_scales(backend, m, n, k, dtypes):
         judge(out, reference.gemm(a, b, **how), dtypes[0], out_dtype, cut=float8_cut(backend.name))
 
 
-def test_block_scales_of_groups(backend):
-    sizes, n, k = [3, 0, 70, 129], 200, 272
+BLOCKS = 32  # of FG_TILES
+WIDE = {"blocks": (1, 300, 400, 272, (128, 256)), "pairs of blocks": (2, 500, 400, 4112, (256, 256))}
+
+
+@pytest.mark.parametrize("sms, m, n, k, tile", WIDE.values(), ids=WIDE)
+@pytest.mark.parametrize("out_dtype, activation", [("float32", None), ("bfloat16", None), ("float32", "swiglu")])
+def test_block_scales_in_wide_tiles(backend, sms, m, n, k, tile, out_dtype, activation):
+    """Which the plan takes for so few multiprocessors. Their columns are of two blocks, those of the last ones too."""
+    plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=E4M3, num_sms=sms, tiles=BLOCKS)
+    assert (plan["block_m"], plan["block_n"]) == tile
+    rng, a, b = operands(m, n, k, *FP8)
+    how = block_scales(rng, m, n, k) | {"activation": activation}
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, out_dtype, shape=(m, width(n, activation)), **how)
+    judge(out, reference.gemm(a, b, **how), E4M3, out_dtype, cut=cut_of(backend, FP8, activation))
+
+
+@pytest.mark.parametrize("sms, sizes, n", [(None, [3, 0, 70, 129], 200), (1, [300, 0, 129, 171], 400)])
+def test_block_scales_of_groups(backend, sms, sizes, n):
+    """In tiles of 128 columns and of 256."""
+    k = 272
     rows, groups = sum(sizes), len(sizes)
     rng, a, b = operands(rows, n, k, *FP8, groups=groups)
     how = block_scales(rng, rows, n, k, lead_b=(groups,))
@@ -61,7 +81,8 @@ def test_block_scales_of_groups(backend):
         reference.gemm(a[lo:hi], b[g], how["scale_a"][lo:hi], how["scale_b"][g])
         for g, (lo, hi) in enumerate(reference.group_bounds(offsets, groups))
     ])  # fmt: skip
-    out = guarded.gemm(backend, a, b, "float32", offsets=offsets, **how)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, "float32", offsets=offsets, **how)
     assert_gemm_rows(out, ref, "float32", cut=float8_cut(backend.name))
 
 

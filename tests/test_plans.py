@@ -129,7 +129,7 @@ def test_hopper_tiles_follow_the_shape(m, n, groups, tile):
     assert (chosen["block_m"], chosen["block_n"]) == tile
 
 
-PACKED, NARROW, TALL, MASKED, EQUAL = 1, 2, 4, 8, 16
+PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS = 1, 2, 4, 8, 16, 32
 
 
 def test_ends_of_tiles_count_where_the_depth_is_short():
@@ -165,13 +165,13 @@ def test_groups_of_some_rows_are_cut_to_fill_the_multiprocessors():
     assert most(8 * 4096, 4096, 8, MASKED) is None
     assert most(130, 4096, 1, MASKED) is None
     assert most(8 * 64, 4096, 8, sms=1) is None  # blocks work in pairs
-    for tiles in (PACKED, NARROW, TALL):
+    for tiles in (PACKED, NARROW, TALL, BLOCKS):
         assert most(64 * 64, 4096, 64, tiles) is None
 
 
 @pytest.mark.parametrize("rows, most", [(4, 16), (8, 16), (12, 32), (32, 64)])  # not 8 or 24: groups differ
 def test_groups_of_few_rows_with_scales_of_blocks_may_have_twice_the_average(rows, most):
-    chosen = _C.plan_gemm_sm90(m=128 * rows, n=1536, k=7168, groups=128, dtype=FP8[0], num_sms=SMS, tiles=NARROW)
+    chosen = _C.plan_gemm_sm90(m=128 * rows, n=1536, k=7168, groups=128, dtype=FP8[0], num_sms=SMS, tiles=BLOCKS)
     assert (chosen["block_m"], chosen["block_n"], chosen["few_rows"]) == (most, 128, 2 if most == 64 else 1)
 
 
@@ -204,7 +204,7 @@ def test_deep_products_of_few_rows_read_them_in_pairs():
     assert chosen(64, 7168, 16384) == (64, 128, 1, 2)
 
 
-@pytest.mark.parametrize("tiles", range(32))
+@pytest.mark.parametrize("tiles", range(64))
 def test_hopper_tiles_are_what_the_product_asks_for(tiles):
     for m, n, groups, sms in itertools.product([64, 300, 4096, 33_694], [64, 2112, 4096], [1, 8, 128], (1, 2, SMS)):
         chosen = check(_C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=FP8[0], num_sms=sms, tiles=tiles))
@@ -213,6 +213,9 @@ def test_hopper_tiles_are_what_the_product_asks_for(tiles):
         if tiles & NARROW:
             assert chosen["block_m"] <= 128
             assert chosen["block_n"] == 128
+        if tiles & BLOCKS:
+            assert not chosen["some_rows"]
+            assert chosen["block_n"] % 128 == 0
 
 
 def splits_hold(plan, elements):

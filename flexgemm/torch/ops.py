@@ -229,7 +229,7 @@ def _float8_convolution(
     stream: Stream,
     float8: Float8,
 ) -> torch.Tensor:
-    if requires_grad(feats, weight, bias, residual, *map(float8.get, ("scale_feats", "scale_weight", "scale_out"))):
+    if requires_grad(feats, weight, bias, residual, *map(float8.get, conv.SCALES)):
         conv.expect_differentiable(name_of(feats.dtype), float8)
     result: torch.Tensor
     if not (traced(feats, weight) or transformed()):
@@ -238,7 +238,7 @@ def _float8_convolution(
         return result
     expect_tensor(weight, "weight")
     refuse_stream(stream)
-    scales = [float8.get(name) for name in ("scale_feats", "scale_weight", "scale_out")]
+    scales = map(float8.get, conv.SCALES)
     dtypes = [name_of(float8.get(name)) for name in ("out_dtype", "dtype_feats", "dtype_weight", "dtype_out")]
     maps = nmap.native, nmap.native_order, nmap.kernel_size
     result = operators.sparse_conv3d_float8(

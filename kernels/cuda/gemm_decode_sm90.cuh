@@ -190,6 +190,7 @@ struct TokenScales {
     int first, count;
     struct Step {
         float value[kCount / 2];
+        __device__ __forceinline__ const Step &part(int) const { return *this; }
         __device__ __forceinline__ float of(int i) const { return value[i / 4 * 2 + i % 2]; }
     };
     __device__ __forceinline__ void load(Step &scale) {

@@ -42,7 +42,7 @@ struct GemmSm90Args {
 };
 
 /* What becomes of tensor-core sums: nothing, until they are all; they are added to float32 registers; or so times the
- * scales of blocks of the operands, in 128 x 128 tiles. */
+ * scales of blocks of the operands, which are those of parts of tiles: 128 columns. */
 enum class Sm90Sums { kPlain, kPromoted, kScaled };
 
 /* Each kind: its sums; the product of 64 rows and kColumns columns, 32 bytes of K. */
@@ -155,25 +155,36 @@ __device__ __forceinline__ void multiply_part(float (&sum)[kCount], uint64_t a, 
 }
 
 /* What a step's products are multiplied by when they are added: nothing, or the scales of blocks. `load` reads those of
- * the next step, Step::of is that of the thread's i-th sum. */
+ * the next step, part(p).of(i) is that of the thread's i-th sum of part p of the columns. */
 struct NoScales {
     struct Step {
-        __device__ __forceinline__ float of(int) const { return 1.0f; }
+        __device__ __forceinline__ const Step &part(int) const { return *this; }
     };
     __device__ __forceinline__ void load(Step &) {}
 };
 
-/* Of the thread's two rows of A, times that of the tile's columns. Pointers are to the scales of the next step. */
+/* Of the thread's two rows of A, times that of the columns of each part. Pointers are to the scales of the next step:
+ * of the first row and the first part, from which it is so many to those of the others. */
+template <int kParts>
 struct RowScales {
-    const float *a[2], *b;
-    struct Step {
+    const float *a, *b;
+    int a_next, b_next;
+    struct OfPart {
         float value[2];
         __device__ __forceinline__ float of(int i) const { return value[i / 2 % 2]; }
     };
+    struct Step {
+        OfPart parts[kParts];
+        __device__ __forceinline__ const OfPart &part(int p) const { return parts[p]; }
+    };
     __device__ __forceinline__ void load(Step &scale) {
-        const float of_b = *b++;
-        scale.value[0] = *a[0]++ * of_b;
-        scale.value[1] = *a[1]++ * of_b;
+        const float of_a[2] = {a[0], a[a_next]};
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+            const float of_b = b[part * b_next];
+            scale.parts[part] = {{of_a[0] * of_b, of_a[1] * of_b}};
+        }
+        ++a, ++b;
     }
 };
 
@@ -320,7 +331,7 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], 
 #pragma unroll
         for (int part = 0; part < kParts - 1; ++part) {
             ptx::wgmma_wait<0>();
-            promote(sum[part], partial.sum, scale);
+            promote(sum[part], partial.sum, scale.part(part));
             partial.start(part + 1);
         }
         const int slot = at.slot;
@@ -328,7 +339,7 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], 
         partial.await(depth, step, at);
         ptx::wgmma_wait<0>();
         hand_back(shared, slot);
-        promote(sum[kParts - 1], partial.sum, scale);
+        promote(sum[kParts - 1], partial.sum, scale.part(kParts - 1));
         partial.start(0);
     }
     scales.load(scale);
@@ -336,14 +347,14 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], 
 #pragma unroll
     for (int part = 0; part < kParts - 1; ++part) {
         ptx::wgmma_wait<0>();
-        promote(sum[part], partial.sum, scale);
+        promote(sum[part], partial.sum, scale.part(part));
         partial.start(part + 1);
         finish(sum[part], part);
     }
     ptx::wgmma_wait<0>();
     hand_back(shared, at.slot);
     at.advance();
-    promote(sum[kParts - 1], partial.sum, scale);
+    promote(sum[kParts - 1], partial.sum, scale.part(kParts - 1));
 }
 
 /* The same with a partial sum of `steps` steps, at most a ring of stages. */

@@ -164,19 +164,18 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
 
 /* ---- consumer warpgroups ---- */
 
-/* Rows that the group has no more of take the scale of another: their sums are not stored. */
-__device__ __forceinline__ RowScales row_scales_of(const GemmSm90Args &args, const Sm90Work &work, int64_t first_row,
-                                                   int count) {
+/* Rows and columns that the group has no more of take the scales of others: their sums are not stored. */
+template <int kParts>
+__device__ __forceinline__ RowScales<kParts> row_scales_of(const GemmSm90Args &args, const Sm90Work &work,
+                                                           int64_t first_row, int count) {
     const Scale &a = args.epilogue.scale_a, &b = args.epilogue.scale_b;
     const int64_t block = work.k_begin / kSm90StepBytes;
     const int local_row = threadIdx.x % ptx::kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
-    RowScales scales;
-    for (int half = 0; half < 2; ++half) {
-        const int row = local_row + 8 * half < count ? local_row + 8 * half : 0;
-        scales.a[half] = a.data + work.group * a.group_step + (first_row + row) * a.step + block;
-    }
-    scales.b = b.data + work.weight * b.group_step + work.first_column / FG_SCALE_BLOCK_SIZE * b.step + block;
-    return scales;
+    const int row = local_row < count ? local_row : 0;
+    return {a.data + work.group * a.group_step + (first_row + row) * a.step + block,
+            b.data + work.weight * b.group_step + work.first_column / FG_SCALE_BLOCK_SIZE * b.step + block,
+            local_row + 8 < count ? static_cast<int>(8 * a.step) : 0,
+            work.columns > FG_SCALE_BLOCK_SIZE ? static_cast<int>(b.step) : 0};
 }
 
 /* A tile, and those behind it as long as they are whole. Promoted sums leave registers for a part of a step: that is
@@ -194,7 +193,7 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
         const int first_row = work.first_row + stage.warpgroup * Tile::kWarpgroupRows;
         auto scales = [&] {
             if constexpr (Math::kScaled)
-                return row_scales_of(args, work, first_row, work.rows - stage.warpgroup * Tile::kWarpgroupRows);
+                return row_scales_of<kParts>(args, work, first_row, work.rows - stage.warpgroup * Tile::kWarpgroupRows);
             else
                 return NoScales{};
         }();
