@@ -728,6 +728,13 @@ def all_cases():
                 gemm_case, **how | {"extras": True, "out_dtype": "float32"}
             )
 
+    # Scales of blocks in wide tiles and in pairs of blocks, whose last columns are of two blocks or of one.
+    for name, rows, n, num_sms in (("128x256", 300, 400, 1), ("pairs", 500, 400, 2), ("pairs/128", 512, 640, 2)):
+        cases[f"gemm/large/{E4M3}/blocks/{name}"] = partial(
+            gemm_case, dtypes=(E4M3, E4M3), out_dtype="float32", precision="ieee", shape=(n, 4112), sizes=(),
+            extras="blocks", offset=0, rows=rows, num_sms=num_sms,
+        )  # fmt: skip
+
     # Every tile of the Hopper kernel for few rows; the deep ones in clusters.
     for rows in (5, 12, 20, 30, 60, 120):
         for dtype, extras in ((E4M3, True), (E4M3, "blocks"), ("bfloat16", True)):

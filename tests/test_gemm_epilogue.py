@@ -52,16 +52,27 @@ def test_block_scales(backend, m, n, k, dtypes):
         judge(out, reference.gemm(a, b, **how), dtypes[0], out_dtype, cut=float8_cut(backend.name))
 
 
-BLOCKS = 32  # of FG_TILES
-WIDE = {"blocks": (1, 300, 400, 272, (128, 256)), "pairs of blocks": (2, 500, 400, 4112, (256, 256))}
+PACKED, MASKED, EQUAL, BLOCKS = 1, 8, 16, 32  # of FG_TILES
+
+
+def tile_of(sms, m, n, k, groups, tiles):
+    plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=groups, dtype=E4M3, num_sms=sms, tiles=tiles)
+    return plan["block_m"], plan["block_n"]
+
+
+WIDE = {
+    "blocks": (1, 300, 400, 272, (128, 256)),
+    "one row of tiles": (1, 100, 700, 272, (128, 256)),
+    "pairs of blocks": (2, 500, 400, 4112, (256, 256)),
+    "last columns of one block": (2, 512, 640, 4112, (256, 256)),
+}
 
 
 @pytest.mark.parametrize("sms, m, n, k, tile", WIDE.values(), ids=WIDE)
 @pytest.mark.parametrize("out_dtype, activation", [("float32", None), ("bfloat16", None), ("float32", "swiglu")])
 def test_block_scales_in_wide_tiles(backend, sms, m, n, k, tile, out_dtype, activation):
-    """Which the plan takes for so few multiprocessors. Their columns are of two blocks, those of the last ones too."""
-    plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=E4M3, num_sms=sms, tiles=BLOCKS)
-    assert (plan["block_m"], plan["block_n"]) == tile
+    """Which the plan takes for so few multiprocessors. Their columns are of two blocks, the last ones too or of one."""
+    assert tile_of(sms, m, n, k, 1, BLOCKS) == tile
     rng, a, b = operands(m, n, k, *FP8)
     how = block_scales(rng, m, n, k) | {"activation": activation}
     with guarded.multiprocessors(sms):
@@ -69,11 +80,13 @@ def test_block_scales_in_wide_tiles(backend, sms, m, n, k, tile, out_dtype, acti
     judge(out, reference.gemm(a, b, **how), E4M3, out_dtype, cut=cut_of(backend, FP8, activation))
 
 
-@pytest.mark.parametrize("sms, sizes, n", [(None, [3, 0, 70, 129], 200), (1, [300, 0, 129, 171], 400)])
-def test_block_scales_of_groups(backend, sms, sizes, n):
-    """In tiles of 128 columns and of 256."""
+@pytest.mark.parametrize(
+    "sms, sizes, n, tile", [(132, [3, 0, 70, 129], 200, (128, 128)), (1, [300, 0, 129, 171], 400, (128, 256))]
+)
+def test_block_scales_of_groups(backend, sms, sizes, n, tile):
     k = 272
     rows, groups = sum(sizes), len(sizes)
+    assert tile_of(sms, rows, n, k, groups, BLOCKS) == tile
     rng, a, b = operands(rows, n, k, *FP8, groups=groups)
     how = block_scales(rng, rows, n, k, lead_b=(groups,))
     offsets = np.cumsum(sizes).astype(np.int32)
@@ -86,15 +99,36 @@ def test_block_scales_of_groups(backend, sms, sizes, n):
     assert_gemm_rows(out, ref, "float32", cut=float8_cut(backend.name))
 
 
-def test_block_scales_of_a_batch(backend):
+def test_block_scales_of_groups_that_share_a_pair(backend):
+    """Pairs of blocks of which the second has rows of another group, or none."""
+    sms, m, n, k, groups = 2, 768, 400, 4112, 3
+    assert tile_of(sms, m, n, k, groups, BLOCKS | PACKED) == (256, 256)
+    m_indices = np.full(m, -1)
+    m_indices[:383], m_indices[384:512], m_indices[640:701] = 0, 2, 1
+    rng, a, b = operands(m, n, k, *FP8, groups=groups)
+    how = block_scales(rng, m, n, k, lead_b=(groups,))
+    grouping = {"layout": "m_grouped_contiguous", "m_indices": m_indices.astype(np.int32)}
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, "float32", initial=np.zeros((m, n), np.float32), **grouping, **how)
+    for g in range(groups):
+        rows = m_indices == g
+        ref = reference.gemm(a[rows], b[g], how["scale_a"][rows], how["scale_b"][g])
+        assert_gemm_rows(out[rows], ref, "float32", cut=float8_cut(backend.name))
+
+
+@pytest.mark.parametrize("sms, m, n, k", [(132, 65, 130, 272), (2, 500, 400, 4112)], ids=["tiles", "wide tiles"])
+def test_block_scales_of_a_batch(backend, sms, m, n, k):
+    groups = 2
     rng = np.random.default_rng(0)
-    a, b = (scenes.values(rng, (3, rows, 272), E4M3) for rows in (65, 130))
-    how = block_scales(rng, 65, 130, 272, (3,), (3,))
-    expected = [reference.gemm(a[i], b[i], how["scale_a"][i], how["scale_b"][i]) for i in range(3)]
-    masked = {"masked_m": np.array([65] * 3, np.int32)}
-    for layout, grouping in (("batched", {}), ("m_grouped_masked", masked)):
-        out = guarded.gemm(backend, a, b, "float32", layout=layout, shape=(3, 65, 130), **grouping, **how)
-        for i in range(3):
+    a, b = (scenes.values(rng, (groups, rows, k), E4M3) for rows in (m, n))
+    how = block_scales(rng, m, n, k, (groups,), (groups,))
+    expected = [reference.gemm(a[i], b[i], how["scale_a"][i], how["scale_b"][i]) for i in range(groups)]
+    masked = {"masked_m": np.array([m] * groups, np.int32)}
+    for layout, grouping, tiles in (("batched", {}, EQUAL), ("m_grouped_masked", masked, MASKED)):
+        assert (tile_of(sms, groups * m, n, k, groups, BLOCKS | tiles)[1] == 256) == (sms == 2)
+        with guarded.multiprocessors(sms):
+            out = guarded.gemm(backend, a, b, "float32", layout=layout, shape=(groups, m, n), **grouping, **how)
+        for i in range(groups):
             assert_gemm_rows(out[i], expected[i], "float32", cut=float8_cut(backend.name))
 
 
