@@ -7,6 +7,8 @@ import reference
 import scenes
 from reference import assert_gemm_rows, assert_rounded_once, assert_rows
 
+PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS = 1, 2, 4, 8, 16, 32  # what a product asks of its tiles: FG_TILES_*
+
 
 def operands(m, n, k, dtype_a, dtype_b, groups=None, seed=0):
     """A short row of the output would cancel and could not be judged: few columns take data of one sign."""

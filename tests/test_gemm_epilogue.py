@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
-from products import block_scales, judge, operands
+from products import BLOCKS, EQUAL, MASKED, PACKED, block_scales, judge, operands
 from reference import ELEMENT_CUTS, ROW_CUTS, assert_gemm_rows, dtype_of, f64, float8_cut
 
 import flexgemm
@@ -50,9 +50,6 @@ def test_block_scales(backend, m, n, k, dtypes):
     for out_dtype in OUT_DTYPES:
         out = guarded.gemm(backend, a, b, out_dtype, **how)
         judge(out, reference.gemm(a, b, **how), dtypes[0], out_dtype, cut=float8_cut(backend.name))
-
-
-PACKED, MASKED, EQUAL, BLOCKS = 1, 8, 16, 32  # of FG_TILES
 
 
 def tile_of(sms, m, n, k, groups, tiles):
@@ -116,16 +113,17 @@ def test_block_scales_of_groups_that_share_a_pair(backend):
         assert_gemm_rows(out[rows], ref, "float32", cut=float8_cut(backend.name))
 
 
-@pytest.mark.parametrize("sms, m, n, k", [(132, 65, 130, 272), (2, 500, 400, 4112)], ids=["tiles", "wide tiles"])
-def test_block_scales_of_a_batch(backend, sms, m, n, k):
-    groups = 2
+@pytest.mark.parametrize("sms, m, n, k, columns", [(132, 65, 130, 272, 128), (2, 500, 400, 4112, 256)])
+def test_block_scales_of_a_batch(backend, sms, m, n, k, columns):
+    """In tiles of so many columns."""
+    groups = 3
     rng = np.random.default_rng(0)
     a, b = (scenes.values(rng, (groups, rows, k), E4M3) for rows in (m, n))
     how = block_scales(rng, m, n, k, (groups,), (groups,))
     expected = [reference.gemm(a[i], b[i], how["scale_a"][i], how["scale_b"][i]) for i in range(groups)]
     masked = {"masked_m": np.array([m] * groups, np.int32)}
     for layout, grouping, tiles in (("batched", {}, EQUAL), ("m_grouped_masked", masked, MASKED)):
-        assert (tile_of(sms, groups * m, n, k, groups, BLOCKS | tiles)[1] == 256) == (sms == 2)
+        assert tile_of(sms, groups * m, n, k, groups, BLOCKS | tiles)[1] == columns
         with guarded.multiprocessors(sms):
             out = guarded.gemm(backend, a, b, "float32", layout=layout, shape=(groups, m, n), **grouping, **how)
         for i in range(groups):

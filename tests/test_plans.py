@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from calls import run_python
+from products import BLOCKS, EQUAL, MASKED, NARROW, PACKED, TALL
 
 from flexgemm import _C
 
@@ -127,9 +128,6 @@ def test_hopper_product_plans_are_sane(dtype):
 def test_hopper_tiles_follow_the_shape(m, n, groups, tile):
     chosen = _C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype="float8_e4m3fn", num_sms=SMS)
     assert (chosen["block_m"], chosen["block_n"]) == tile
-
-
-PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS = 1, 2, 4, 8, 16, 32
 
 
 def test_ends_of_tiles_count_where_the_depth_is_short():
