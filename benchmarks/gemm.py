@@ -53,8 +53,9 @@ DECODE_FP8 = [(m, n, k) for m in (1, 2, 4, 8, 16, 32) for n, k in ((7168, 2048),
 CASTS = [(4096, 7168), (32768, 7168)]  # (m, k), bf16 to FP8
 # (op, m, n) of the cases that are measured with scales of blocks as well
 BLOCK_SCALED = {
-    ("dense", 64, 4096), ("dense", 4096, 4096), ("dense", 4096, 24576), ("m_grouped_ragged", 8320, 4096),
-    ("m_grouped_ragged", 8069, 1536), ("m_grouped_contiguous", 34151, 4096), ("m_grouped_masked", 1024, 4096),
+    ("dense", 64, 4096), ("dense", 128, 4096), ("dense", 4096, 4096), ("dense", 4096, 24576),
+    ("m_grouped_ragged", 8320, 4096), ("m_grouped_ragged", 8069, 1536), ("m_grouped_contiguous", 34151, 4096),
+    ("m_grouped_masked", 1024, 4096), ("m_grouped_masked", 1984, 4096),
 }  # fmt: skip
 GRANULARITIES = ("tensor", "row", "1x128", "128x128")
 BLOCK = 128

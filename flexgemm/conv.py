@@ -35,7 +35,7 @@ class Float8(TypedDict, total=False):
     dtype_out: str | None
 
 
-SCALES = "scale_feats", "scale_weight", "scale_out"
+SCALES = ("scale_feats", "scale_weight", "scale_out")  # those of Float8, in the order of the operators
 _FLOAT8 = frozenset(Float8.__annotations__)
 
 

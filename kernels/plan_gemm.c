@@ -49,9 +49,9 @@ fg_gemm_shape fg_gemm_all_rows(const fg_gemm_params *params) {
 }
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params) {
-    return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_PACKED : 0) |
-           (params->promote_every > FG_SCALE_BLOCK_SIZE ? FG_TILES_NARROW : 0) |
-           (params->kind_a == FG_SCALE_BLOCK ? FG_TILES_BLOCKS : 0) |
+    const bool blocks = params->kind_a == FG_SCALE_BLOCK; /* whose sums are promoted at each, whatever was asked for */
+    return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_PACKED : 0) | (blocks ? FG_TILES_BLOCKS : 0) |
+           (params->promote_every > FG_SCALE_BLOCK_SIZE && !blocks ? FG_TILES_NARROW : 0) |
            (params->layout == FG_GEMM_K_GROUPED ? FG_TILES_TALL | FG_TILES_EQUAL : 0) |
            (params->layout == FG_GEMM_BATCHED ? FG_TILES_EQUAL : 0) |
            (params->layout == FG_GEMM_M_GROUPED_MASKED ? FG_TILES_MASKED : 0);
@@ -93,16 +93,18 @@ static int32_t decode_split(int64_t tiles, int64_t steps, int32_t pair, int32_t 
     return chosen;
 }
 
-static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, fg_plan plan, int32_t num_sms) {
+static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, bool blocks, fg_plan plan,
+                           int32_t num_sms) {
     /* Sizes of groups differ, so that tight tiles would read the weights of many twice. */
     static const struct {
-        int32_t block_m, block_n, num_stages, pair; /* pair: blocks that read the rows for each other */
+        int32_t block_m, block_n, num_stages[2]; /* without and with scales of blocks; 0: there is no such kernel */
+        int32_t pair;                            /* blocks that read the rows for each other */
         bool dense, of_groups;
         int32_t step, end; /* where two take the same rows: duration of 128 bytes of K, and of all else, on an H200 */
-    } shapes[] = {{8, 128, 10, 1, true, false, 0, 0},    {16, 128, 10, 1, true, true, 0, 0},
-                  {24, 128, 10, 1, true, false, 0, 0},   {32, 128, 9, 1, true, true, 0, 0},
-                  {64, 128, 7, 1, true, false, 0, 0},    {64, 128, 7, 2, false, true, 0, 0},
-                  {128, 64, 7, 1, true, false, 35, 707}, {128, 128, 4, 2, true, false, 55, 930}};
+    } shapes[] = {{8, 128, {10, 10}, 1, true, false, 0, 0},   {16, 128, {10, 10}, 1, true, true, 0, 0},
+                  {24, 128, {10, 10}, 1, true, false, 0, 0},  {32, 128, {9, 9}, 1, true, true, 0, 0},
+                  {64, 128, {7, 6}, 1, true, false, 0, 0},    {64, 128, {7, 6}, 2, false, true, 0, 0},
+                  {128, 64, {7, 7}, 1, true, false, 35, 707}, {128, 128, {4, 0}, 2, true, false, 55, 930}};
     enum { SHAPES = sizeof shapes / sizeof *shapes };
     /* Groups of twice the average should still be one tile. */
     const int64_t rows = groups > 1 ? 2 * ceil_div(m, groups) : m, nonempty = groups < m ? groups : m;
@@ -110,7 +112,8 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, fg_p
     int64_t best = INT64_MAX;
     for (size_t i = 0; i < SHAPES; i++) {
         const int32_t block_m = shapes[i].block_m, block_n = shapes[i].block_n, pair = shapes[i].pair;
-        if (!(groups > 1 ? shapes[i].of_groups : shapes[i].dense) || pair > num_sms) continue;
+        const int32_t num_stages = shapes[i].num_stages[blocks];
+        if (!(groups > 1 ? shapes[i].of_groups : shapes[i].dense) || pair > num_sms || num_stages == 0) continue;
         if (plan.few_rows && (plan.block_m >= rows && plan.block_m < block_m)) break;
         const int64_t tiles = (m + nonempty * (block_m - 1)) / block_m * ceil_div(n, block_n * pair);
         const int32_t split = decode_split(tiles, steps, pair, num_sms);
@@ -120,7 +123,7 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, fg_p
         best = cost;
         plan.block_m = block_m;
         plan.block_n = block_n;
-        plan.num_stages = shapes[i].num_stages;
+        plan.num_stages = num_stages;
         plan.few_rows = pair;
         plan.split_k = split;
     }
@@ -176,7 +179,8 @@ static bool take_cheaper(fg_plan *plan, double *best, const gemm_question *q, co
 }
 
 /* Of the kernel for groups of some rows, which are cut evenly into tiles of at most so many rows. */
-static gemm_tile tile_of_groups(int32_t most) {
+static gemm_tile tile_of_groups(int32_t most, bool blocks) {
+    if (blocks) return (gemm_tile){most, 256, most <= 96 ? 7 : 5, 2, 0.9, 0.019, 5.2, 5.2};
     return (gemm_tile){most, 256, most <= 96 ? 7 : most <= 160 ? 6 : 5, 2, 0.71, 0.017, 5.2, 5.2};
 }
 
@@ -187,35 +191,38 @@ static gemm_tile tile_of_groups(int32_t most) {
  * those of few rows do so always, and with a kernel that fits them take as long as reading their weights. */
 fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
                           int32_t tiles) {
-    enum { FEW_ROWS = 64, FEW_ROWS_OF_GROUPS = 32, LEAST = 96, MOST = 192, UNIT = 16 };
-    static const gemm_tile shapes[] = {{256, 256, 4, 2, 4.25, 0, 12.7, 15.2},
-                                       {128, 256, 4, 1, 4.58, 0, 4.7, 7.2},
-                                       {128, 192, 4, 1, 3.55, 0, 4.0, 6.5},
-                                       {128, 128, 6, 1, 2.8, 0, 1.0, 3.5}};
+    enum { FEW_ROWS = 64, FEW_ROWS_OF_GROUPS = 32, LEAST = 96, MOST = 192, MOST_OF_BLOCKS = 160, UNIT = 16 };
+    static const gemm_tile plain[] = {{256, 256, 4, 2, 4.25, 0, 12.7, 15.2},
+                                      {128, 256, 4, 1, 4.58, 0, 4.7, 7.2},
+                                      {128, 192, 4, 1, 3.55, 0, 4.0, 6.5},
+                                      {128, 128, 6, 1, 2.8, 0, 1.0, 3.5}};
+    /* With scales of blocks; 128 x 256 is between the two wherever it was measured. */
+    static const gemm_tile scaled[] = {{256, 256, 4, 2, 3.83, 0, 12.7, 15.2}, {128, 128, 5, 1, 2.52, 0, 1.0, 3.5}};
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
     const int64_t rows = ceil_div(m, groups > 1 ? groups : 1); /* of one group, on average */
-    const bool fits = groups > 1 && m > 0 && num_sms > 1 && !(tiles & ~(FG_TILES_MASKED | FG_TILES_EQUAL));
+    const bool blocks = tiles & FG_TILES_BLOCKS;
+    const int32_t fitting = FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS;
+    const bool fits = groups > 1 && m > 0 && num_sms > 1 && !(tiles & ~fitting);
     /* Above 64 rows tensor cores have as much to do as the memory, and where tiles are many the others keep them
      * busier. */
-    const bool any = !(tiles & (FG_TILES_NARROW | FG_TILES_BLOCKS)); /* shape of tile */
-    const bool some = rows > FEW_ROWS && rows <= 128 && ceil_div(n, 256) <= num_sms / 2 && any;
+    const bool some = rows > FEW_ROWS && rows <= 128 && ceil_div(n, 256) <= num_sms / 2 && !(tiles & FG_TILES_NARROW);
     const bool few = groups > 1 ? rows <= FEW_ROWS_OF_GROUPS && !fits : rows <= FEW_ROWS || some;
-    if (few && !(tiles & FG_TILES_TALL)) return plan_decode(m, n, k, groups > 1 ? groups : 1, plan, num_sms);
+    if (few && !(tiles & FG_TILES_TALL)) return plan_decode(m, n, k, groups > 1 ? groups : 1, blocks, plan, num_sms);
 
     const bool apart = groups > 1 && !(tiles & FG_TILES_PACKED);
     const bool known = !(tiles & FG_TILES_MASKED) && (!apart || tiles & FG_TILES_EQUAL);
     const gemm_question question = {apart ? rows : m, apart ? groups : 1, n, ceil_div(k, plan.block_k), known};
-    const size_t tall = fits && rows <= FEW_ROWS ? 0 : sizeof shapes / sizeof *shapes;
+    const gemm_tile *const shapes = blocks ? scaled : plain;
+    const size_t count = blocks ? sizeof scaled / sizeof *scaled : sizeof plain / sizeof *plain;
+    const size_t tall = fits && rows <= FEW_ROWS ? 0 : count;
     double best = INFINITY;
     for (size_t i = 0; i < tall; i++) {
-        const int32_t width = shapes[i].block_n; /* of tiles with pairs of rows, too, more than 128 */
-        if (width > 128 && tiles & FG_TILES_NARROW) continue;
-        if (width % 128 != 0 && tiles & FG_TILES_BLOCKS) continue;
+        if (shapes[i].block_n > 128 && tiles & FG_TILES_NARROW) continue;
         take_cheaper(&plan, &best, &question, &shapes[i], num_sms);
     }
-    for (int32_t most = LEAST; most <= MOST && fits; most += UNIT) {
-        const gemm_tile tile = tile_of_groups(most);
+    for (int32_t most = LEAST; most <= (blocks ? MOST_OF_BLOCKS : MOST) && fits; most += UNIT) {
+        const gemm_tile tile = tile_of_groups(most, blocks);
         if (take_cheaper(&plan, &best, &question, &tile, num_sms)) plan.some_rows = 1;
     }
     return plan;

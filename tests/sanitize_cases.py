@@ -398,7 +398,7 @@ def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offse
     a, b = scenes.values(rng, (rows, k), dtypes[0]), scenes.values(rng, (*lead, n, k), dtypes[1])
     how = {}
     if extras == "blocks":
-        how = block_scales(rng, rows, n, k)
+        how = block_scales(rng, rows, n, k, lead_b=lead)
     elif extras:
         how = {
             "scale_a": rng.uniform(0.5, 1, rows).astype(np.float32),
@@ -728,12 +728,15 @@ def all_cases():
                 gemm_case, **how | {"extras": True, "out_dtype": "float32"}
             )
 
-    # Scales of blocks in wide tiles and in pairs of blocks, whose last columns are of two blocks or of one.
-    for name, rows, n, num_sms in (("128x256", 300, 400, 1), ("pairs", 500, 400, 2), ("pairs/128", 512, 640, 2)):
-        cases[f"gemm/large/{E4M3}/blocks/{name}"] = partial(
-            gemm_case, dtypes=(E4M3, E4M3), out_dtype="float32", precision="ieee", shape=(n, 4112), sizes=(),
-            extras="blocks", offset=0, rows=rows, num_sms=num_sms,
-        )  # fmt: skip
+    # Scales of blocks, in pairs of blocks whose last columns are of two blocks or of one, and in groups of some rows.
+    common = {"dtypes": (E4M3, E4M3), "out_dtype": "float32", "precision": "ieee", "extras": "blocks", "offset": 0}
+    for name, rows, n, num_sms in (("128x128", 300, 400, 1), ("pairs", 500, 400, 2), ("pairs/128", 512, 640, 2)):
+        how = {"rows": rows, "shape": (n, 4112), "sizes": (), "num_sms": num_sms}
+        cases[f"gemm/large/{E4M3}/blocks/{name}"] = partial(gemm_case, **common | how)
+    for name, sizes, shape, num_sms in (("96", (0, 90, 1, 64, 97, 40), (264, 2064), 8),
+                                        ("160", (90, 160, 97, 128, 130), (400, 1040), 2)):  # fmt: skip
+        how = {"sizes": sizes, "shape": shape, "num_sms": num_sms}
+        cases[f"gemm/some/{E4M3}/blocks/{name}"] = partial(gemm_case, **common | how)
 
     # Every tile of the Hopper kernel for few rows; the deep ones in clusters.
     for rows in (5, 12, 20, 30, 60, 120):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
-from products import BLOCKS, EQUAL, MASKED, PACKED, block_scales, judge, operands
+from products import BLOCKS, EQUAL, MASKED, PACKED, block_scales, judge, offsets_of, operands
 from reference import ELEMENT_CUTS, ROW_CUTS, assert_gemm_rows, dtype_of, f64, float8_cut
 
 import flexgemm
@@ -57,18 +57,19 @@ def tile_of(sms, m, n, k, groups, tiles):
     return plan["block_m"], plan["block_n"]
 
 
-WIDE = {
-    "blocks": (1, 300, 400, 272, (128, 256)),
-    "one row of tiles": (1, 100, 700, 272, (128, 256)),
+LARGE = {
+    "128 rows": (1, 300, 400, 272, (128, 128)),
+    "one row of tiles": (1, 100, 700, 272, (128, 128)),
     "pairs of blocks": (2, 500, 400, 4112, (256, 256)),
     "last columns of one block": (2, 512, 640, 4112, (256, 256)),
 }
 
 
-@pytest.mark.parametrize("sms, m, n, k, tile", WIDE.values(), ids=WIDE)
+@pytest.mark.parametrize("sms, m, n, k, tile", LARGE.values(), ids=LARGE)
 @pytest.mark.parametrize("out_dtype, activation", [("float32", None), ("bfloat16", None), ("float32", "swiglu")])
-def test_block_scales_in_wide_tiles(backend, sms, m, n, k, tile, out_dtype, activation):
-    """Which the plan takes for so few multiprocessors. Their columns are of two blocks, the last ones too or of one."""
+def test_block_scales_in_large_tiles(backend, sms, m, n, k, tile, out_dtype, activation):
+    """Which the plan takes for so few multiprocessors. Columns of pairs are of two blocks, the last ones too or of
+    one."""
     assert tile_of(sms, m, n, k, 1, BLOCKS) == tile
     rng, a, b = operands(m, n, k, *FP8)
     how = block_scales(rng, m, n, k) | {"activation": activation}
@@ -77,23 +78,32 @@ def test_block_scales_in_wide_tiles(backend, sms, m, n, k, tile, out_dtype, acti
     judge(out, reference.gemm(a, b, **how), E4M3, out_dtype, cut=cut_of(backend, FP8, activation))
 
 
-@pytest.mark.parametrize(
-    "sms, sizes, n, tile", [(132, [3, 0, 70, 129], 200, (128, 128)), (1, [300, 0, 129, 171], 400, (128, 256))]
-)
-def test_block_scales_of_groups(backend, sms, sizes, n, tile):
-    k = 272
-    rows, groups = sum(sizes), len(sizes)
+GROUPS = {  # the deep ones have more steps than a ring has stages
+    "few rows": (132, [3, 0, 30, 9, 1], 200, 528, (96, 256)),
+    "few rows, deep": (132, [3, 0, 30, 9, 1], 200, 2576, (96, 256)),
+    "some rows": (132, [3, 0, 70, 129], 200, 2576, (96, 256)),
+    "taller tiles": (2, [90, 160, 97, 128, 130], 400, 528, (160, 256)),
+    "taller tiles, deep": (2, [90, 160, 97, 128, 130], 400, 2576, (160, 256)),
+    "128 rows": (1, [300, 0, 129, 171], 400, 272, (128, 128)),
+    "pairs": (2, [300, 0, 129, 171], 400, 2576, (256, 256)),
+}
+
+
+@pytest.mark.parametrize("sms, sizes, n, k, tile", GROUPS.values(), ids=GROUPS)
+@pytest.mark.parametrize("dtypes, out_dtype", [((E4M3, E4M3), "bfloat16"), ((E4M3, E5M2), "float32"),
+                                               ((E5M2, E4M3), "float32"), ((E5M2, E5M2), "float16")])  # fmt: skip
+def test_block_scales_of_groups(backend, sms, sizes, n, k, tile, dtypes, out_dtype):
+    rows, groups = sum(sizes) + 9, len(sizes)
     assert tile_of(sms, rows, n, k, groups, BLOCKS) == tile
-    rng, a, b = operands(rows, n, k, *FP8, groups=groups)
+    rng, a, b = operands(rows, n, k, *dtypes, groups=groups)
     how = block_scales(rng, rows, n, k, lead_b=(groups,))
-    offsets = np.cumsum(sizes).astype(np.int32)
-    ref = np.concatenate([
-        reference.gemm(a[lo:hi], b[g], how["scale_a"][lo:hi], how["scale_b"][g])
-        for g, (lo, hi) in enumerate(reference.group_bounds(offsets, groups))
-    ])  # fmt: skip
+    offsets = offsets_of(sizes, "bounds", "int32", first=5)
+    ref, written = reference.grouped_gemm(a, b, offsets, **how)
+    initial = np.full((rows, n), 7, dtype_of(out_dtype))
     with guarded.multiprocessors(sms):
-        out = guarded.gemm(backend, a, b, "float32", offsets=offsets, **how)
-    assert_gemm_rows(out, ref, "float32", cut=float8_cut(backend.name))
+        out = guarded.gemm(backend, a, b, out_dtype, offsets=offsets, initial=initial, **how)
+    judge(out[written], ref[written], dtypes[0], out_dtype, cut=float8_cut(backend.name))
+    assert (f64(out[~written]) == 7).all()
 
 
 def test_block_scales_of_groups_that_share_a_pair(backend):
@@ -113,21 +123,29 @@ def test_block_scales_of_groups_that_share_a_pair(backend):
         assert_gemm_rows(out[rows], ref, "float32", cut=float8_cut(backend.name))
 
 
-@pytest.mark.parametrize("sms, m, n, k, columns", [(132, 65, 130, 272, 128), (2, 500, 400, 4112, 256)])
-def test_block_scales_of_a_batch(backend, sms, m, n, k, columns):
-    """In tiles of so many columns."""
+EQUAL_GROUPS = {
+    "batched": ("batched", EQUAL, 132, 65, 130, 272, (128, 128)),
+    "batched, few rows": ("batched", EQUAL, 132, 40, 300, 1168, (96, 256)),
+    "batched, pairs": ("batched", EQUAL, 2, 500, 400, 4112, (256, 256)),
+    "masked, some rows": ("m_grouped_masked", MASKED, 132, 65, 300, 1168, (96, 256)),
+    "masked, pairs": ("m_grouped_masked", MASKED, 2, 500, 400, 4112, (256, 256)),
+}
+
+
+@pytest.mark.parametrize("layout, tiles, sms, m, n, k, tile", EQUAL_GROUPS.values(), ids=EQUAL_GROUPS)
+def test_block_scales_of_equal_groups(backend, layout, tiles, sms, m, n, k, tile):
     groups = 3
+    assert tile_of(sms, groups * m, n, k, groups, BLOCKS | tiles) == tile
     rng = np.random.default_rng(0)
     a, b = (scenes.values(rng, (groups, rows, k), E4M3) for rows in (m, n))
     how = block_scales(rng, m, n, k, (groups,), (groups,))
-    expected = [reference.gemm(a[i], b[i], how["scale_a"][i], how["scale_b"][i]) for i in range(groups)]
-    masked = {"masked_m": np.array([m] * groups, np.int32)}
-    for layout, grouping, tiles in (("batched", {}, EQUAL), ("m_grouped_masked", masked, MASKED)):
-        assert tile_of(sms, groups * m, n, k, groups, BLOCKS | tiles)[1] == columns
-        with guarded.multiprocessors(sms):
-            out = guarded.gemm(backend, a, b, "float32", layout=layout, shape=(groups, m, n), **grouping, **how)
-        for i in range(groups):
-            assert_gemm_rows(out[i], expected[i], "float32", cut=float8_cut(backend.name))
+    if tiles == MASKED:
+        how["masked_m"] = np.array([m] * groups, np.int32)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, "float32", layout=layout, shape=(groups, m, n), **how)
+    for i in range(groups):
+        expected = reference.gemm(a[i], b[i], how["scale_a"][i], how["scale_b"][i])
+        assert_gemm_rows(out[i], expected, "float32", cut=float8_cut(backend.name))
 
 
 @pytest.mark.parametrize("dtypes", [FP8, ("float16", "float16")], ids="-".join)

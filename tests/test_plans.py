@@ -163,13 +163,15 @@ def test_groups_of_some_rows_are_cut_to_fill_the_multiprocessors():
     assert most(8 * 4096, 4096, 8, MASKED) is None
     assert most(130, 4096, 1, MASKED) is None
     assert most(8 * 64, 4096, 8, sms=1) is None  # blocks work in pairs
-    for tiles in (PACKED, NARROW, TALL, BLOCKS):
+    for tiles in (PACKED, NARROW, TALL):
         assert most(64 * 64, 4096, 64, tiles) is None
+    assert most(64 * 64, 4096, 64, BLOCKS) == 96
+    assert most(32 * 130, 4096, 32, BLOCKS) == 160  # sums of more rows leave no registers for their scales
 
 
 @pytest.mark.parametrize("rows, most", [(4, 16), (8, 16), (12, 32), (32, 64)])  # not 8 or 24: groups differ
-def test_groups_of_few_rows_with_scales_of_blocks_may_have_twice_the_average(rows, most):
-    chosen = _C.plan_gemm_sm90(m=128 * rows, n=1536, k=7168, groups=128, dtype=FP8[0], num_sms=SMS, tiles=BLOCKS)
+def test_groups_of_few_rows_promoted_seldom_may_have_twice_the_average(rows, most):
+    chosen = _C.plan_gemm_sm90(m=128 * rows, n=1536, k=7168, groups=128, dtype=FP8[0], num_sms=SMS, tiles=NARROW)
     assert (chosen["block_m"], chosen["block_n"], chosen["few_rows"]) == (most, 128, 2 if most == 64 else 1)
 
 
@@ -212,8 +214,11 @@ def test_hopper_tiles_are_what_the_product_asks_for(tiles):
             assert chosen["block_m"] <= 128
             assert chosen["block_n"] == 128
         if tiles & BLOCKS:
-            assert not chosen["some_rows"]
-            assert chosen["block_n"] % 128 == 0
+            assert chosen["block_n"] % (64 if chosen["few_rows"] else 128) == 0
+            assert not (chosen["some_rows"] and chosen["block_m"] > 160)
+            assert not (chosen["few_rows"] == 2 and chosen["block_m"] > 64)
+            if not chosen["few_rows"] and not chosen["some_rows"]:
+                assert (chosen["block_m"], chosen["block_n"]) in {(128, 128), (256, 256)}
 
 
 def splits_hold(plan, elements):

@@ -75,25 +75,33 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
     const TensorRows weights = make_rows(params.b), tokens = make_rows(params.a);
     GemmSm90Args args = make_args(params);
     args.plain = stores_halves(args.space, args.epilogue);
+    constexpr bool kScaled = Math::kScaled;
     switch (plan.block_m) {
         case 8:
-            return launch_tile<Math, Sm90DecodeTile<8, 1>>(plan, weights, tokens, args, num_sms, queue, error);
+            return launch_tile<Math, Sm90DecodeTile<kScaled, 8, 1>>(plan, weights, tokens, args, num_sms, queue, error);
         case 16:
-            return launch_tile<Math, Sm90DecodeTile<16, 1>>(plan, weights, tokens, args, num_sms, queue, error);
+            return launch_tile<Math, Sm90DecodeTile<kScaled, 16, 1>>(plan, weights, tokens, args, num_sms, queue,
+                                                                     error);
         case 24:
-            return launch_tile<Math, Sm90DecodeTile<24, 1>>(plan, weights, tokens, args, num_sms, queue, error);
+            return launch_tile<Math, Sm90DecodeTile<kScaled, 24, 1>>(plan, weights, tokens, args, num_sms, queue,
+                                                                     error);
         case 32:
-            return launch_tile<Math, Sm90DecodeTile<32, 1>>(plan, weights, tokens, args, num_sms, queue, error);
+            return launch_tile<Math, Sm90DecodeTile<kScaled, 32, 1>>(plan, weights, tokens, args, num_sms, queue,
+                                                                     error);
         case 64:
             if (plan.few_rows == 1)
-                return launch_tile<Math, Sm90DecodeTile<64, 1>>(plan, weights, tokens, args, num_sms, queue, error);
-            return launch_tile<Math, Sm90DecodeTile<64, 2>>(plan, weights, tokens, args, num_sms, queue, error);
+                return launch_tile<Math, Sm90DecodeTile<kScaled, 64, 1>>(plan, weights, tokens, args, num_sms, queue,
+                                                                         error);
+            return launch_tile<Math, Sm90DecodeTile<kScaled, 64, 2>>(plan, weights, tokens, args, num_sms, queue,
+                                                                     error);
         default:
-            constexpr int kMost = Math::kScaled ? 64 : 128;
-            if (plan.few_rows == 1)
-                return launch_tile<Math, Sm90DecodeTile<kMost, 1, 1>>(plan, weights, tokens, args, num_sms, queue,
-                                                                      error);
-            return launch_tile<Math, Sm90DecodeTile<kMost, 2>>(plan, weights, tokens, args, num_sms, queue, error);
+            if constexpr (!kScaled) { /* there are not so many registers */
+                if (plan.few_rows == 2)
+                    return launch_tile<Math, Sm90DecodeTile<kScaled, 128, 2>>(plan, weights, tokens, args, num_sms,
+                                                                              queue, error);
+            }
+            return launch_tile<Math, Sm90DecodeTile<kScaled, 128, 1, 1>>(plan, weights, tokens, args, num_sms, queue,
+                                                                         error);
     }
 }
 

@@ -31,9 +31,9 @@ constexpr int received_units(int units) {
     return most;
 }
 
-template <int kTokens, int kPair, int kOfWeights = 2>
-struct Sm90DecodeTile : Sm90TokenTile<kTokens, kPair, kOfWeights> {
-    using Base = Sm90TokenTile<kTokens, kPair, kOfWeights>;
+template <bool kScaled, int kTokens, int kPair, int kOfWeights = 2>
+struct Sm90DecodeTile : Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights> {
+    using Base = Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights>;
     /* Tokens of one copy. Groups of which most have fewer tokens than a tile should not read what they do not have. */
     static constexpr int kBoxTokens = kTokens / kPair;
     static constexpr int kBoxTokensOfGroups = kTokens % 16 ? 8 : kTokens <= 64 ? 16 : 32;
@@ -41,7 +41,7 @@ struct Sm90DecodeTile : Sm90TokenTile<kTokens, kPair, kOfWeights> {
     static constexpr int kReceivedBytes = received_units(kUnits) * kUnitFloats * 4;
     static constexpr int kSumBytes = kTokens * Base::kSumPitch * 4;
     static constexpr int kExchangeBytes = kReceivedBytes > kSumBytes ? kReceivedBytes : kSumBytes;
-    static constexpr int kMostStages = (224 * 1024 - kExchangeBytes) / Base::kStageBytes;
+    static constexpr int kMostStages = (224 * 1024 - kExchangeBytes) / (Base::kStageBytes + Base::kScaleBytes);
     static constexpr int kStages = kMostStages < 10 ? kMostStages : 10;
     static constexpr int kSharedBytes = kStages * Base::kStageBytes + kExchangeBytes + 1024;
     static_assert((kTokens + 15) / 16 * 16 * Base::kHalfPitch <= kExchangeBytes, "tokens are stored 16 at a time");
@@ -49,8 +49,9 @@ struct Sm90DecodeTile : Sm90TokenTile<kTokens, kPair, kOfWeights> {
 };
 
 /* The blocks of a pair are neighbours in a cluster that may have more of them. */
-template <int kTokens, int kPair, int kOfWeights>
-__device__ __forceinline__ void hand_back(Sm90Shared<Sm90DecodeTile<kTokens, kPair, kOfWeights>> &shared, int slot) {
+template <bool kScaled, int kTokens, int kPair, int kOfWeights>
+__device__ __forceinline__ void hand_back(Sm90Shared<Sm90DecodeTile<kScaled, kTokens, kPair, kOfWeights>> &shared,
+                                          int slot) {
     const uint32_t lane = threadIdx.x % 32;
     if (kPair == 1 && lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
     if (kPair > 1 && lane < kPair)
@@ -179,39 +180,16 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
             ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
 }
 
-/* ---- consumer warpgroups ---- */
-
-/* Scales of blocks where rows are weights, of one block, and columns tokens: sum i is token i / 4 * 8 + i % 2 of those
- * from the thread's first one on. Tokens that the group has no more of take the scale of its first. */
-template <int kCount>
-struct TokenScales {
-    const float *tokens, *weights; /* of the next step */
-    int64_t token_step;
-    int first, count;
-    struct Step {
-        float value[kCount / 2];
-        __device__ __forceinline__ const Step &part(int) const { return *this; }
-        __device__ __forceinline__ float of(int i) const { return value[i / 4 * 2 + i % 2]; }
-    };
-    __device__ __forceinline__ void load(Step &scale) {
-        const float of_weights = *weights++;
-#pragma unroll
-        for (int i = 0; i < kCount / 2; ++i) {
-            const int token = first + i / 2 * 8 + i % 2;
-            scale.value[i] = tokens[(token < count ? token : 0) * token_step] * of_weights;
-        }
-        ++tokens;
-    }
-};
-
-template <int kCount>
-__device__ __forceinline__ TokenScales<kCount> token_scales_of(const GemmSm90Args &args, const Sm90Work &work) {
-    const Scale &a = args.epilogue.scale_a, &b = args.epilogue.scale_b;
-    const int64_t block = work.k_begin / kSm90StepBytes;
-    return {a.data + work.group * a.group_step + work.first_column * a.step + block,
-            b.data + work.weight * b.group_step + work.first_row / FG_SCALE_BLOCK_SIZE * b.step + block, a.step,
-            static_cast<int>(threadIdx.x % 4 * 2), work.columns};
+/* Of scales of blocks. Tokens that there are no more of keep what a stage held, as above. */
+template <typename Tile>
+__device__ __forceinline__ void produce_decode_scales(TokenShared<Tile> &shared, const GemmSm90Args &args,
+                                                      DecodeWorks<Tile> &works) {
+    Sm90Work work;
+    RingPosition<Tile::kStages> at;
+    while (works.next(work)) copy_token_scales(shared, args, work, at);
 }
+
+/* ---- consumer warpgroups ---- */
 
 /* Sends each unit to the block that it belongs to, which has every `split`-th from unit `part` on: the sums of part p
  * of K go to the p-th place of the unit there. Its own ones a thread keeps, for itself. */
@@ -284,12 +262,7 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
         constexpr int kCount = Tile::kBlockN / 2;
         float sum[1][kCount];
         if (has_rows) {
-            auto scales = [&] {
-                if constexpr (Math::kScaled)
-                    return token_scales_of<kCount>(args, work);
-                else
-                    return NoScales{};
-            }();
+            auto scales = token_scales<Math, kCount>(shared);
             multiply_tile<Math>(sum, shared.rings, stage, depth, scales, at);
             if (split > 1) send_sums<Tile>(sum[0], shared, exchange, work, rank, split);
         } else {
@@ -362,7 +335,9 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
         produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank, !alone && starts);
     else if (warp == 1)
         schedule_tokens<false>(shared.rings, args, rank);
-    else if (warp >= 4)
+    else if (warp < 4) {
+        if constexpr (Math::kScaled) produce_decode_scales(shared, args, works);
+    } else
         consume_decode<Math, Tile>(shared, stages, exchange, args, works, rank);
 }
 

@@ -38,9 +38,13 @@ fg_status launch_tile(const fg_plan &plan, const fg_gemm_params &params, int num
 template <typename Math>
 fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
                  fg_error *error) {
-    if (plan.block_m <= 96) return launch_tile<Math, Sm90GroupTile<96>>(plan, params, num_sms, queue, error);
-    if (plan.block_m <= 160) return launch_tile<Math, Sm90GroupTile<160>>(plan, params, num_sms, queue, error);
-    return launch_tile<Math, Sm90GroupTile<192>>(plan, params, num_sms, queue, error);
+    constexpr bool kScaled = Math::kScaled;
+    if (plan.block_m <= 96) return launch_tile<Math, Sm90GroupTile<kScaled, 96>>(plan, params, num_sms, queue, error);
+    if constexpr (!kScaled) { /* there are not so many registers */
+        if (plan.block_m > 160)
+            return launch_tile<Math, Sm90GroupTile<kScaled, 192>>(plan, params, num_sms, queue, error);
+    }
+    return launch_tile<Math, Sm90GroupTile<kScaled, 160>>(plan, params, num_sms, queue, error);
 }
 
 }  // namespace
@@ -51,9 +55,10 @@ fg_status gemm_groups_sm90(const fg_gemm_params &params, const fg_plan &plan, in
     if (params.a.dtype == FG_FLOAT16) return launch<Sm90Half<Sm90Sums::kPlain>>(plan, params, num_sms, queue, error);
     if (params.a.dtype == FG_BFLOAT16)
         return launch<Sm90Bfloat16<Sm90Sums::kPlain>>(plan, params, num_sms, queue, error);
-    return with_fp8<Sm90Sums::kPromoted>(params.b.dtype, params.a.dtype, [&](auto math) {
-        return launch<decltype(math)>(plan, params, num_sms, queue, error);
-    });
+    const auto launch_math = [&](auto math) { return launch<decltype(math)>(plan, params, num_sms, queue, error); };
+    const fg_dtype weights = params.b.dtype, tokens = params.a.dtype;
+    return params.kind_a == FG_SCALE_BLOCK ? with_fp8<Sm90Sums::kScaled>(weights, tokens, launch_math)
+                                           : with_fp8<Sm90Sums::kPromoted>(weights, tokens, launch_math);
 }
 
 }  // namespace flexgemm

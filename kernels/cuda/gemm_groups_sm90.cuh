@@ -16,17 +16,17 @@
 namespace flexgemm {
 
 /* The most tokens that a tile can have. A launch may allow fewer, where more tiles fill the multiprocessors better. */
-template <int kTokens>
-struct Sm90GroupTile : Sm90TokenTile<kTokens, 2, 2> {
-    using Base = Sm90TokenTile<kTokens, 2, 2>;
+template <bool kScaled, int kTokens>
+struct Sm90GroupTile : Sm90TokenTile<kScaled, kTokens, 2, 2> {
+    using Base = Sm90TokenTile<kScaled, kTokens, 2, 2>;
     static constexpr int kUnit = 16; /* tokens of a copy; n of wgmma is a multiple of it */
     static constexpr int kBoxBytes = kUnit * kSm90StepBytes;
     /* Sums are stored so many tokens at a time, by way of shared memory. */
     static constexpr int kHalvesAtOnce = 32, kFloatsAtOnce = 16;
     static constexpr int kKeptBytes = kHalvesAtOnce * Base::kHalfPitch;
     static constexpr int kSmallBytes = 2304; /* barriers, tiles, scales */
-    static constexpr int kStages = (227 * 1024 - kKeptBytes - kSmallBytes) / Base::kStageBytes;
-    static constexpr int kSharedBytes = kStages * Base::kStageBytes + kKeptBytes + kSmallBytes;
+    static constexpr int kStages = (227 * 1024 - kKeptBytes - kSmallBytes) / (Base::kStageBytes + Base::kScaleBytes);
+    static constexpr int kSharedBytes = kStages * (Base::kStageBytes + Base::kScaleBytes) + kKeptBytes + kSmallBytes;
     static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
     static_assert(kFloatsAtOnce * Base::kSumPitch * 4 <= kKeptBytes, "both kinds of sums find room");
     static_assert(kTokens % kHalvesAtOnce == 0 && kHalvesAtOnce % kFloatsAtOnce == 0, "tokens are stored by these");
@@ -70,18 +70,31 @@ __device__ __forceinline__ void produce_groups(Sm90Shared<Tile> &shared, uint8_t
         ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
 }
 
+/* Of scales of blocks. Tokens that the group has no more of keep what a stage held: their sums are not stored. */
+template <typename Tile>
+__device__ __forceinline__ void produce_group_scales(TokenShared<Tile> &shared, const GemmSm90Args &args) {
+    RingPosition<Tile::kTileSlots> slot;
+    RingPosition<Tile::kStages> at;
+    for (;;) {
+        const Sm90Work work = next_work(shared.rings, slot);
+        if (work.group < 0) return;
+        release_work(shared.rings, slot);
+        copy_token_scales(shared, args, work, at);
+    }
+}
+
 /* All of K of a tile of `units` times 16 tokens, into as many of the sums as those need. The others become 0, or ptxas
  * keeps sums in local memory. */
 template <typename Math, typename Tile, int kUnits = 1>
-__device__ __forceinline__ void multiply_units(float (&sum)[Tile::kBlockN / 2], int units, Sm90Shared<Tile> &shared,
+__device__ __forceinline__ void multiply_units(float (&sum)[Tile::kBlockN / 2], int units, TokenShared<Tile> &shared,
                                                const StageDescriptors &stage, const Depth &depth,
                                                RingPosition<Tile::kStages> &at) {
     if constexpr (kUnits * Tile::kUnit < Tile::kBlockN)
         if (units > kUnits) return multiply_units<Math, Tile, kUnits + 1>(sum, units, shared, stage, depth, at);
     constexpr int kCount = kUnits * Tile::kUnit / 2;
     float own[1][kCount];
-    NoScales scales;
-    multiply_tile<Math>(own, shared, stage, depth, scales, at);
+    auto scales = token_scales<Math, kCount>(shared);
+    multiply_tile<Math>(own, shared.rings, stage, depth, scales, at);
 #pragma unroll
     for (int i = 0; i < Tile::kBlockN / 2; ++i) sum[i] = i < kCount ? own[0][i % kCount] : 0.0f;
 }
@@ -122,7 +135,7 @@ __device__ __forceinline__ void consume_groups(TokenShared<Tile> &shared, uint8_
         const bool has_rows = work.rows > warpgroup * Tile::kWarpgroupRows;
         float sum[Tile::kBlockN / 2];
         if (has_rows)
-            multiply_units<Math, Tile>(sum, ceil_div(work.columns, Tile::kUnit), shared.rings, stage, depth, at);
+            multiply_units<Math, Tile>(sum, ceil_div(work.columns, Tile::kUnit), shared, stage, depth, at);
         else
             skip_tile(shared.rings, stage, depth, at);
         keep_scales(shared, scales, args.epilogue.alpha);
@@ -155,7 +168,7 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
     extern __shared__ __align__(1024) uint8_t aligned[];
     uint8_t *stages = aligned, *kept = stages + Tile::kStages * Tile::kStageBytes;
     auto &shared = *reinterpret_cast<TokenShared<Tile> *>(kept + Tile::kKeptBytes);
-    static_assert(sizeof shared <= Tile::kSmallBytes, "barriers, tiles and scales find room");
+    static_assert(sizeof shared <= Tile::kSmallBytes + Tile::kStages * Tile::kScaleBytes, "they find room");
     const int warp = threadIdx.x / 32, rank = static_cast<int>(blockIdx.x);
     if (threadIdx.x == 0) {
         ptx::prefetch_tensor_map(&map_weights);
@@ -170,6 +183,8 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
             produce_groups(shared.rings, stages, map_weights, map_tokens, args, rank);
         else if (warp == 1)
             schedule_tokens<true>(shared.rings, args, rank);
+        else if constexpr (Math::kScaled)
+            produce_group_scales(shared, args);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
         consume_groups<Math>(shared, stages, kept, args);

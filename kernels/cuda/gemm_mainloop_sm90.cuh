@@ -86,17 +86,18 @@ struct Sm90Shared {
     Sm90Work work[Tile::kTileSlots];
 };
 
-/* Barriers of the rings; the block, or its cluster, has yet to meet. */
+/* Barriers of the rings; the block, or its cluster, has yet to meet. Threads that copy scales arrive one by one. */
 template <typename Tile>
 __device__ __forceinline__ void init_rings(Sm90Shared<Tile> &shared) {
     constexpr int kConsumerWarps = 4 * Tile::kWarpgroups;
     for (int i = 0; i < Tile::kStages; ++i) {
-        ptx::mbarrier_init(&shared.full[i], 1);
+        ptx::mbarrier_init(&shared.full[i], 1 + Tile::kScaleThreads);
         ptx::mbarrier_init(&shared.empty[i], kConsumerWarps * Tile::kCluster);
     }
     for (int i = 0; i < Tile::kTileSlots; ++i) {
         ptx::mbarrier_init(&shared.work_full[i], 1);
-        ptx::mbarrier_init(&shared.work_empty[i], 32 * (kConsumerWarps + 1)); /* every lane that reads it */
+        /* Every lane that reads it. */
+        ptx::mbarrier_init(&shared.work_empty[i], 32 * (kConsumerWarps + 1) + Tile::kScaleThreads);
     }
     ptx::fence_mbarrier_init();
 }
@@ -154,38 +155,13 @@ __device__ __forceinline__ void multiply_part(float (&sum)[kCount], uint64_t a, 
                        accumulate || k > 0);
 }
 
-/* What a step's products are multiplied by when they are added: nothing, or the scales of blocks. `load` reads those of
- * the next step, part(p).of(i) is that of the thread's i-th sum of part p of the columns. */
+/* What a step's products are multiplied by when they are added: nothing, or the scales of blocks (gemm_scales_sm90.cuh).
+ * `load` reads those of the step in a slot, part(p).of(i) is that of the thread's i-th sum of part p of the columns. */
 struct NoScales {
     struct Step {
         __device__ __forceinline__ const Step &part(int) const { return *this; }
     };
-    __device__ __forceinline__ void load(Step &) {}
-};
-
-/* Of the thread's two rows of A, times that of the columns of each part. Pointers are to the scales of the next step:
- * of the first row and the first part, from which it is so many to those of the others. */
-template <int kParts>
-struct RowScales {
-    const float *a, *b;
-    int a_next, b_next;
-    struct OfPart {
-        float value[2];
-        __device__ __forceinline__ float of(int i) const { return value[i / 2 % 2]; }
-    };
-    struct Step {
-        OfPart parts[kParts];
-        __device__ __forceinline__ const OfPart &part(int p) const { return parts[p]; }
-    };
-    __device__ __forceinline__ void load(Step &scale) {
-        const float of_a[2] = {a[0], a[a_next]};
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-            const float of_b = b[part * b_next];
-            scale.parts[part] = {{of_a[0] * of_b, of_a[1] * of_b}};
-        }
-        ++a, ++b;
-    }
+    __device__ __forceinline__ void load(Step &, int) {}
 };
 
 /* sum += partial * scale */
@@ -327,7 +303,7 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], 
     for (int part = 0; part < kParts; ++part) clear(sum[part]);
     typename Scales::Step scale;
     for (int step = 1; step < depth.steps; ++step) {
-        scales.load(scale);
+        scales.load(scale, at.slot);
 #pragma unroll
         for (int part = 0; part < kParts - 1; ++part) {
             ptx::wgmma_wait<0>();
@@ -342,7 +318,7 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], 
         promote(sum[kParts - 1], partial.sum, scale.part(kParts - 1));
         partial.start(0);
     }
-    scales.load(scale);
+    scales.load(scale, at.slot);
     finish.prepare();
 #pragma unroll
     for (int part = 0; part < kParts - 1; ++part) {

@@ -54,11 +54,14 @@ fg_status launch_tile(const TensorRows &a, const TensorRows &b, GemmSm90Args &ar
 template <typename Math>
 fg_status launch(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
                  const fg_queue *queue, fg_error *error) {
-    if (plan.block_m == 2 * kSm90BlockM) return launch_tile<Math, Sm90Tile<256, 2>>(a, b, args, num_sms, queue, error);
-    if (plan.block_n == 128) return launch_tile<Math, Sm90Tile<128, 1>>(a, b, args, num_sms, queue, error);
-    if constexpr (!Math::kScaled) /* those would have columns of two blocks of scales in a part */
-        if (plan.block_n == 192) return launch_tile<Math, Sm90Tile<192, 1>>(a, b, args, num_sms, queue, error);
-    return launch_tile<Math, Sm90Tile<256, 1>>(a, b, args, num_sms, queue, error);
+    constexpr bool kScaled = Math::kScaled;
+    if (plan.block_m == 2 * kSm90BlockM)
+        return launch_tile<Math, Sm90Tile<256, 2, kScaled>>(a, b, args, num_sms, queue, error);
+    if constexpr (!kScaled) {
+        if (plan.block_n == 192) return launch_tile<Math, Sm90Tile<192, 1, kScaled>>(a, b, args, num_sms, queue, error);
+        if (plan.block_n == 256) return launch_tile<Math, Sm90Tile<256, 1, kScaled>>(a, b, args, num_sms, queue, error);
+    }
+    return launch_tile<Math, Sm90Tile<128, 1, kScaled>>(a, b, args, num_sms, queue, error);
 }
 
 /* The output lacks what only stores of four columns at a time do. */

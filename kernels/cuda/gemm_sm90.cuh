@@ -5,6 +5,7 @@
  *
  *     warpgroup 0    warp 0: producer, one thread that starts TMA copies of A and B into a ring of stages
  *                    warp 1: scheduler, turns tile numbers into tiles for all the others, a few ahead
+ *                    warps 2 and 3: copy scales of blocks, where there are some
  *     warpgroup 1    rows  0 .. 63  of the tile: wgmma on the stages, epilogue
  *     warpgroup 2    rows 64 .. 127
  *
@@ -23,18 +24,19 @@
 #pragma once
 
 #include "gemm_mainloop_sm90.cuh"
+#include "gemm_scales_sm90.cuh"
 #include "gemm_store_sm90.cuh"
 
 namespace flexgemm {
 
-template <int kN, int kBlocks>
+template <int kN, int kBlocks, bool kScaled>
 struct Sm90Tile {
     static constexpr int kBlockN = kN;
     static constexpr int kCluster = kBlocks; /* blocks with adjacent rows that share B */
     static constexpr int kClusterM = kBlocks * kSm90BlockM;
     /* Promoted sums come in parts of columns, each as many as a partial sum beside the sums has registers for. */
     static constexpr int kPromotedParts = kN > 192 ? 2 : 1;
-    static constexpr int kStages = kN > 128 ? 4 : 6;
+    static constexpr int kStages = kN > 128 ? 4 : kScaled ? 5 : 6;
     static constexpr int kWarpgroups = 2, kWarpgroupRows = 64; /* of consumers */
     static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup;
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes; /* of one warpgroup */
@@ -42,12 +44,16 @@ struct Sm90Tile {
     static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
     static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = kN == 192 ? 3 : 2; /* of each warp's epilogue */
     static constexpr int kSlabsBytes = 4 * kWarpgroups * kSlabs * kSlabBytes;
-    static constexpr int kSharedBytes = kStages * kStageBytes + kSlabsBytes + 1024; /* 1024: room to align the stages */
+    static constexpr int kSmallBytes = kScaled ? 3072 : 1024; /* barriers, tiles, scales of blocks */
+    static constexpr int kSharedBytes = kStages * kStageBytes + kSlabsBytes + kSmallBytes;
     static constexpr int kTileSlots = 4;
+    static constexpr int kScaledRows = kSm90BlockM, kScaledBlocks = kPromotedParts;
+    static constexpr int kScaleThreads = kScaled ? kSm90ScaleThreads : 0;
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
     static_assert(kWarpgroups * kWarpgroupRows == kSm90BlockM, "a warpgroup multiplies 64 rows");
     static_assert(kN / kPromotedParts * kSm90StepBytes % 1024 == 0, "a part of B starts at a swizzle atom");
-    static_assert(kSharedBytes + 1024 <= 227 * 1024, "shared memory of one block");
+    static_assert(!kScaled || kN == kPromotedParts * kSm90ScaleBlock, "a part has one scale of B");
+    static_assert(kSharedBytes <= 227 * 1024, "shared memory of one block");
     static_assert(kProducerRegisters + kWarpgroups * kConsumerRegisters <=
                       (1 + kWarpgroups) * ptx::registers_at_launch(kThreads),
                   "warpgroups divide the registers of the launch");
@@ -162,41 +168,44 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
     }
 }
 
-/* ---- consumer warpgroups ---- */
-
-/* Rows and columns that the group has no more of take the scales of others: their sums are not stored. */
-template <int kParts>
-__device__ __forceinline__ RowScales<kParts> row_scales_of(const GemmSm90Args &args, const Sm90Work &work,
-                                                           int64_t first_row, int count) {
-    const Scale &a = args.epilogue.scale_a, &b = args.epilogue.scale_b;
-    const int64_t block = work.k_begin / kSm90StepBytes;
-    const int local_row = threadIdx.x % ptx::kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
-    const int row = local_row < count ? local_row : 0;
-    return {a.data + work.group * a.group_step + (first_row + row) * a.step + block,
-            b.data + work.weight * b.group_step + work.first_column / FG_SCALE_BLOCK_SIZE * b.step + block,
-            local_row + 8 < count ? static_cast<int>(8 * a.step) : 0,
-            work.columns > FG_SCALE_BLOCK_SIZE ? static_cast<int>(b.step) : 0};
+/* Of scales of blocks. Rows that the group has no more of keep what a stage held: their sums are not stored. */
+template <typename Tile>
+__device__ __forceinline__ void produce_scales(Sm90Shared<Tile> &shared, StageScales<Tile> &scales,
+                                               const GemmSm90Args &args) {
+    RingPosition<Tile::kTileSlots> slot;
+    RingPosition<Tile::kStages> at;
+    for (;;) {
+        const Sm90Work work = next_work(shared, slot);
+        if (work.group < 0) return;
+        release_work(shared, slot);
+        const TileScaleRows rows =
+            scale_rows_of(args, work, work.first_row, work.rows, work.first_column, work.columns);
+        copy_scales(shared, scales, rows, steps_of(work), place_of_row, at);
+    }
 }
+
+/* ---- consumer warpgroups ---- */
 
 /* A tile, and those behind it as long as they are whole. Promoted sums leave registers for a part of a step: that is
  * multiplied for the next tile while one is finished. Of the last tile, now in `slot`, some parts are finished: returns
  * how many. */
 template <typename Math, typename Tile, int kParts, int kCount>
 __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
-                                              const StageDescriptors &stage, const GemmSm90Args &args, uint8_t *slabs,
+                                              const StageScales<Tile> &stage_scales, const StageDescriptors &stage,
+                                              const GemmSm90Args &args, uint8_t *slabs,
                                               RingPosition<Tile::kTileSlots> &slot, RingPosition<Tile::kStages> &at) {
     PartialProducts<Math, true, Tile, kCount> partial = {shared, stage};
     partial.await(depth_of<Tile>(shared.work[slot.slot], args), 0, at);
     partial.start(0);
+    auto scales = [&] {
+        if constexpr (Math::kScaled)
+            return RowScales<Tile>{stage_scales,
+                                   place_of_row((threadIdx.x - ptx::kWarpgroup) / 32 * 16 + threadIdx.x % 32 / 4)};
+        else
+            return NoScales{};
+    }();
     for (;;) {
         const Sm90Work &work = shared.work[slot.slot];
-        const int first_row = work.first_row + stage.warpgroup * Tile::kWarpgroupRows;
-        auto scales = [&] {
-            if constexpr (Math::kScaled)
-                return row_scales_of<kParts>(args, work, first_row, work.rows - stage.warpgroup * Tile::kWarpgroupRows);
-            else
-                return NoScales{};
-        }();
         WholeTile<Tile> finish = {args, work, stage.warpgroup, slabs, {}};
         multiply_promoted(sum, partial, shared, depth_of<Tile>(work, args), scales, at, finish);
         if (!work.whole) return 0;
@@ -212,7 +221,8 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
 }
 
 template <typename Math, typename Tile>
-__device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stages, const GemmSm90Args &args) {
+__device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, const StageScales<Tile> &scales, uint8_t *stages,
+                                        const GemmSm90Args &args) {
     const int warpgroup =
         ptx::opaque(static_cast<int>(threadIdx.x) / ptx::kWarpgroup - 1); /* not worked out again in each step */
     RingPosition<Tile::kTileSlots> slot;
@@ -239,7 +249,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
         } else if constexpr (!Math::kPromote) {
             multiply_plain<Math>(sum[0], shared, stage, depth, at);
         } else if (turns) {
-            finished = multiply_tiles<Math>(sum, shared, stage, args, slabs, slot, at);
+            finished = multiply_tiles<Math>(sum, shared, scales, stage, args, slabs, slot, at);
         } else if constexpr (kParts == 1 && !Math::kScaled) {
             multiply_seldom_promoted<Math>(sum[0], shared, stage, depth, args.steps_per_promote, at);
         }
@@ -266,9 +276,14 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, uint8_t *stage
 template <typename Math, typename Tile>
 __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const CUtensorMap &map_b,
                                                const GemmSm90Args &args) {
-    extern __shared__ uint8_t dynamic[];
-    __shared__ Sm90Shared<Tile> shared;
-    uint8_t *stages = dynamic + (-ptx::shared_address(dynamic) & 1023u);
+    extern __shared__ __align__(1024) uint8_t stages[];
+    struct Small {
+        Sm90Shared<Tile> rings;
+        StageScales<Tile> scales;
+    };
+    static_assert(sizeof(Small) <= Tile::kSmallBytes, "barriers, tiles and scales find room");
+    auto &small = *reinterpret_cast<Small *>(stages + Tile::kStages * Tile::kStageBytes + Tile::kSlabsBytes);
+    auto &shared = small.rings;
     const int warp = threadIdx.x / 32;
 
     ask_for_columns<Tile>(args);
@@ -289,9 +304,11 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
             produce(shared, stages, map_a, map_b, args);
         else if (warp == 1)
             schedule(shared, args);
+        else if constexpr (Math::kScaled)
+            produce_scales(shared, small.scales, args);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-        consume<Math>(shared, stages, args);
+        consume<Math>(shared, small.scales, stages, args);
     }
     if constexpr (Tile::kCluster > 1) {
         __syncwarp();

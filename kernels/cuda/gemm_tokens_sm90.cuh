@@ -8,12 +8,13 @@
 #pragma once
 
 #include "gemm_mainloop_sm90.cuh"
+#include "gemm_scales_sm90.cuh"
 
 namespace flexgemm {
 
 /* Tiles whose operands have changed places: tokens, blocks that copy for each other, and warpgroups of consumers with 64
  * rows of weights each. */
-template <int kTokens, int kPair, int kOfWeights>
+template <bool kScaled, int kTokens, int kPair, int kOfWeights>
 struct Sm90TokenTile {
     static constexpr int kBlockN = kTokens;
     static constexpr int kCluster = kPair;
@@ -27,12 +28,16 @@ struct Sm90TokenTile {
     /* Bytes of a token in 16 bits: 8 chunks below each other meet in no bank. */
     static constexpr int kHalfPitch = 2 * kRows + 16;
     static constexpr int kTileSlots = 4;
+    static constexpr int kScaledRows = (kTokens + 15) / 16 * 16, kScaledBlocks = 1; /* a thread reads four of 16 */
+    static constexpr int kScaleThreads = kScaled ? kSm90ScaleThreads : 0;
+    static constexpr int kScaleBytes = kScaled ? sizeof(StepScales<kScaledRows, kScaledBlocks>) : 0; /* of a stage */
     static_assert(kStageBytes % 1024 == 0, "stages start at swizzle atoms");
 };
 
 template <typename Tile>
 struct TokenShared {
     Sm90Shared<Tile> rings;
+    StageScales<Tile> scales;
     uint64_t received; /* sums of all blocks that share the tile */
     alignas(8) float token_scale[Tile::kBlockN];
     alignas(16) float weight_scale[Tile::kRows];
@@ -73,6 +78,22 @@ __device__ __forceinline__ void schedule_tokens(Sm90Shared<Tile> &shared, const 
 }
 
 /* ---- scales ---- */
+
+/* Those of blocks, of a tile. */
+template <typename Tile>
+__device__ __forceinline__ void copy_token_scales(TokenShared<Tile> &shared, const GemmSm90Args &args,
+                                                  const Sm90Work &work, RingPosition<Tile::kStages> &at) {
+    const TileScaleRows rows = scale_rows_of(args, work, work.first_column, work.columns, work.first_row, work.rows);
+    copy_scales(shared.rings, shared.scales, rows, steps_of(work), place_of_token, at);
+}
+
+template <typename Math, int kCount, typename Tile>
+__device__ __forceinline__ auto token_scales(const TokenShared<Tile> &shared) {
+    if constexpr (Math::kScaled)
+        return TokenScales<Tile, kCount>{shared.scales};
+    else
+        return NoScales{};
+}
 
 /* What finish_tokens multiplies by and adds: of a token and of a row of weights to each thread. It is asked for before
  * the tile is multiplied and kept for all threads after that. */
