@@ -733,7 +733,8 @@ def all_cases():
     for name, rows, n, num_sms in (("128x128", 300, 400, 1), ("pairs", 500, 400, 2), ("pairs/128", 512, 640, 2)):
         how = {"rows": rows, "shape": (n, 4112), "sizes": (), "num_sms": num_sms}
         cases[f"gemm/large/{E4M3}/blocks/{name}"] = partial(gemm_case, **common | how)
-    for name, sizes, shape, num_sms in (("96", (0, 90, 1, 64, 97, 40), (264, 2064), 8),
+    for name, sizes, shape, num_sms in (("few", (16, 0, 9, 1), (200, 2064), 1),
+                                        ("96", (0, 90, 1, 64, 97, 40), (264, 2064), 8),
                                         ("160", (90, 160, 97, 128, 130), (400, 1040), 2)):  # fmt: skip
         how = {"sizes": sizes, "shape": shape, "num_sms": num_sms}
         cases[f"gemm/some/{E4M3}/blocks/{name}"] = partial(gemm_case, **common | how)

@@ -84,6 +84,7 @@ GROUPS = {  # the deep ones have more steps than a ring has stages
     "some rows": (132, [3, 0, 70, 129], 200, 2576, (96, 256)),
     "taller tiles": (2, [90, 160, 97, 128, 130], 400, 528, (160, 256)),
     "taller tiles, deep": (2, [90, 160, 97, 128, 130], 400, 2576, (160, 256)),
+    "few rows of one multiprocessor": (1, [16, 0, 9, 1], 200, 2576, (32, 128)),
     "128 rows": (1, [300, 0, 129, 171], 400, 272, (128, 128)),
     "pairs": (2, [300, 0, 129, 171], 400, 2576, (256, 256)),
 }
@@ -106,21 +107,45 @@ def test_block_scales_of_groups(backend, sms, sizes, n, k, tile, dtypes, out_dty
     assert (f64(out[~written]) == 7).all()
 
 
-def test_block_scales_of_groups_that_share_a_pair(backend):
-    """Pairs of blocks of which the second has rows of another group, or none."""
-    sms, m, n, k, groups = 2, 768, 400, 4112, 3
-    assert tile_of(sms, m, n, k, groups, BLOCKS | PACKED) == (256, 256)
+# Multiprocessors, M, N, K, groups, rows of some groups, tile.
+PACKED_GROUPS = {
+    "pairs that share no group": (2, 768, 400, 4112, 3, {0: (0, 383), 2: (384, 512), 1: (640, 701)}, (256, 256)),
+    "few rows": (132, 256, 100, 2576, 8, {5: (0, 64), 2: (128, 131)}, (64, 128)),
+    "few rows, many columns": (132, 256, 300, 2576, 8, {5: (0, 100), 2: (128, 131)}, (64, 128)),
+}
+
+
+@pytest.mark.parametrize("sms, m, n, k, groups, rows, tile", PACKED_GROUPS.values(), ids=PACKED_GROUPS)
+def test_block_scales_of_contiguous_groups(backend, sms, m, n, k, groups, rows, tile):
+    """Tiles of 64 rows, too, are of pairs of blocks, of which the second may have no columns."""
+    assert tile_of(sms, m, n, k, groups, BLOCKS | PACKED) == tile
     m_indices = np.full(m, -1)
-    m_indices[:383], m_indices[384:512], m_indices[640:701] = 0, 2, 1
+    for g, (begin, end) in rows.items():
+        m_indices[begin:end] = g
     rng, a, b = operands(m, n, k, *FP8, groups=groups)
     how = block_scales(rng, m, n, k, lead_b=(groups,))
     grouping = {"layout": "m_grouped_contiguous", "m_indices": m_indices.astype(np.int32)}
     with guarded.multiprocessors(sms):
-        out = guarded.gemm(backend, a, b, "float32", initial=np.zeros((m, n), np.float32), **grouping, **how)
-    for g in range(groups):
-        rows = m_indices == g
-        ref = reference.gemm(a[rows], b[g], how["scale_a"][rows], how["scale_b"][g])
-        assert_gemm_rows(out[rows], ref, "float32", cut=float8_cut(backend.name))
+        out = guarded.gemm(backend, a, b, "float32", initial=np.full((m, n), 7, np.float32), **grouping, **how)
+    for g, (begin, end) in rows.items():
+        ref = reference.gemm(a[begin:end], b[g], how["scale_a"][begin:end], how["scale_b"][g])
+        assert_gemm_rows(out[begin:end], ref, "float32", cut=float8_cut(backend.name))
+    assert (out[m_indices < 0] == 7).all()
+
+
+@pytest.mark.parametrize("sms, tile", [(132, (96, 256)), (1, (128, 128))])
+def test_block_scales_of_segments(backend, sms, tile):
+    """The scales of a segment's weights are those of the weights, not of the segment."""
+    sizes, weights, n, k = [0, 1, 7, 64, 129, 3], np.array([2, 2, 0, 3, 1, 0], np.int64), 200, 528
+    rows = sum(sizes)
+    assert tile_of(sms, rows, n, k, len(sizes), BLOCKS) == tile
+    rng, x, w = operands(rows, n, k, *FP8, groups=4)
+    how = block_scales(rng, rows, n, k, lead_b=(4,))
+    offsets = offsets_of(sizes, "bounds", "int32")
+    ref, _ = reference.grouped_gemm(x, w[weights], offsets, how["scale_a"], how["scale_b"][weights])
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, x, w, "float32", offsets=offsets, weight_indices=weights, shape=(rows, n), **how)
+    assert_gemm_rows(out, ref, "float32", cut=float8_cut(backend.name))
 
 
 EQUAL_GROUPS = {
@@ -134,18 +159,22 @@ EQUAL_GROUPS = {
 
 @pytest.mark.parametrize("layout, tiles, sms, m, n, k, tile", EQUAL_GROUPS.values(), ids=EQUAL_GROUPS)
 def test_block_scales_of_equal_groups(backend, layout, tiles, sms, m, n, k, tile):
+    """Masked ones have all of their rows, none, or some."""
     groups = 3
     assert tile_of(sms, groups * m, n, k, groups, BLOCKS | tiles) == tile
     rng = np.random.default_rng(0)
     a, b = (scenes.values(rng, (groups, rows, k), E4M3) for rows in (m, n))
     how = block_scales(rng, m, n, k, (groups,), (groups,))
+    sizes = [m, 0, m - 28] if tiles == MASKED else [m] * groups
     if tiles == MASKED:
-        how["masked_m"] = np.array([m] * groups, np.int32)
+        how["masked_m"] = np.array(sizes, np.int32)
+    initial = np.full((groups, m, n), 7, np.float32)
     with guarded.multiprocessors(sms):
-        out = guarded.gemm(backend, a, b, "float32", layout=layout, shape=(groups, m, n), **how)
-    for i in range(groups):
-        expected = reference.gemm(a[i], b[i], how["scale_a"][i], how["scale_b"][i])
-        assert_gemm_rows(out[i], expected, "float32", cut=float8_cut(backend.name))
+        out = guarded.gemm(backend, a, b, "float32", layout=layout, shape=initial.shape, initial=initial, **how)
+    for i, rows in enumerate(sizes):
+        expected = reference.gemm(a[i, :rows], b[i], how["scale_a"][i, :rows], how["scale_b"][i])
+        assert_gemm_rows(out[i, :rows], expected, "float32", cut=float8_cut(backend.name))
+        assert (out[i, rows:] == 7).all()
 
 
 @pytest.mark.parametrize("dtypes", [FP8, ("float16", "float16")], ids="-".join)

@@ -219,6 +219,14 @@ def test_hopper_tiles_are_what_the_product_asks_for(tiles):
             assert not (chosen["few_rows"] == 2 and chosen["block_m"] > 64)
             if not chosen["few_rows"] and not chosen["some_rows"]:
                 assert (chosen["block_m"], chosen["block_n"]) in {(128, 128), (256, 256)}
+            # Stages with their scales beside sums that are stored; the kernels' static_asserts count to the byte.
+            rows = chosen["block_m"] if chosen["few_rows"] else 128
+            if chosen["some_rows"]:
+                rows = 96 if chosen["block_m"] <= 96 else 160
+            stage = 128 * (rows + chosen["block_n"] // (2 if chosen["some_rows"] else 1)) + 4 * rows + 16
+            sums = 4 * chosen["block_m"] * (chosen["block_n"] + 4)
+            kept = sums if chosen["few_rows"] else (11 if chosen["some_rows"] else 32) * 1024
+            assert stage * chosen["num_stages"] + kept <= 227 * 1024
 
 
 def splits_hold(plan, elements):

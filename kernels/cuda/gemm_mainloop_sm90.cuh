@@ -82,6 +82,7 @@ struct Sm90Work {
 template <typename Tile>
 struct Sm90Shared {
     uint64_t full[Tile::kStages], empty[Tile::kStages];
+    uint64_t scales_read[Tile::kStages]; /* those of blocks, by every lane of the consumers */
     uint64_t work_full[Tile::kTileSlots], work_empty[Tile::kTileSlots];
     Sm90Work work[Tile::kTileSlots];
 };
@@ -93,6 +94,7 @@ __device__ __forceinline__ void init_rings(Sm90Shared<Tile> &shared) {
     for (int i = 0; i < Tile::kStages; ++i) {
         ptx::mbarrier_init(&shared.full[i], 1 + Tile::kScaleThreads);
         ptx::mbarrier_init(&shared.empty[i], kConsumerWarps * Tile::kCluster);
+        if constexpr (Tile::kScaleThreads > 0) ptx::mbarrier_init(&shared.scales_read[i], 32 * kConsumerWarps);
     }
     for (int i = 0; i < Tile::kTileSlots; ++i) {
         ptx::mbarrier_init(&shared.work_full[i], 1);
@@ -201,6 +203,13 @@ __device__ __forceinline__ void hand_back(Sm90Shared<Tile> &shared, int slot) {
     } else {
         if (block < Tile::kCluster) ptx::mbarrier_arrive_remote(&shared.empty[slot], block);
     }
+}
+
+/* Lets scales of blocks be copied to a slot again. Every lane says so for itself: one for its warp would do, but
+ * racecheck follows lanes one by one. */
+template <typename Tile>
+__device__ __forceinline__ void leave_scales(Sm90Shared<Tile> &shared, int slot) {
+    ptx::mbarrier_arrive(&shared.scales_read[slot]);
 }
 
 /* What a warpgroup multiplies: descriptors of its rows of A and of B in slot 0, which is at `stages`. */
@@ -411,6 +420,7 @@ __device__ __forceinline__ void skip_tile(Sm90Shared<Tile> &shared, const StageD
                 await_turn<Tile>(stage.warpgroup);
                 pass_turn<Tile>(stage.warpgroup);
             }
+        if constexpr (Tile::kScaleThreads > 0) leave_scales(shared, at.slot);
         __syncwarp();
         hand_back(shared, at.slot);
     }

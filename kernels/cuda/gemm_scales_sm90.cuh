@@ -3,7 +3,8 @@
  * K. A step's products are multiplied by both when they are added to the sums.
  *
  * They come to a stage as its operands do: two warps beside the producer copy them, 4 bytes at a time since they lie
- * along K, and the stage is full when they are there too. Who adds would wait for them if it read them itself.
+ * along K, and the stage is full when they are there too. Loads from memory by those who add take a tenth of the time of
+ * large products, and more where each thread has many tokens.
  */
 #pragma once
 
@@ -40,17 +41,17 @@ struct TileScaleRows {
     int a_count, b_count;
 };
 
-/* Of `a_count` rows of A from first_a on and `b_count` rows of B. */
+/* Of `a_rows` rows of A from first_a on and `b_rows` rows of B; where there are none, none are read. */
 __device__ __forceinline__ TileScaleRows scale_rows_of(const GemmSm90Args &args, const Sm90Work &work, int first_a,
-                                                       int a_count, int first_b, int b_count) {
+                                                       int a_rows, int first_b, int b_rows) {
     const Scale &a = args.epilogue.scale_a, &b = args.epilogue.scale_b;
     const int block = work.k_begin / kSm90StepBytes;
     return {a.data + work.group * a.group_step + first_a * a.step + block,
             b.data + work.weight * b.group_step + first_b / kSm90ScaleBlock * b.step + block,
             a.step,
             b.step,
-            a_count,
-            ceil_div(b_count, kSm90ScaleBlock)};
+            a_rows,
+            ceil_div(b_rows, kSm90ScaleBlock)};
 }
 
 /* Those of all steps of a tile, by all kSm90ScaleThreads; that of row r goes to place(r). */
@@ -61,7 +62,7 @@ __device__ __forceinline__ void copy_scales(Sm90Shared<Tile> &shared, StageScale
     const int thread = threadIdx.x % kSm90ScaleThreads;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step, at.advance()) {
-        ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
+        ptx::mbarrier_wait_parity(&shared.scales_read[at.slot], at.parity ^ 1);
         auto &to = scales.of[at.slot];
 #pragma unroll
         for (int first = 0; first < Tile::kScaledRows; first += kSm90ScaleThreads) {
@@ -81,6 +82,7 @@ __device__ __forceinline__ int place_of_row(int row) { return row / 16 * 16 + ro
 /* Of the thread's two rows of A, times that of the columns of each part. */
 template <typename Tile>
 struct RowScales {
+    Sm90Shared<Tile> &shared;
     const StageScales<Tile> &scales;
     int place; /* of the first row */
     struct OfPart {
@@ -99,7 +101,7 @@ struct RowScales {
             const float of_b = from.b[part];
             scale.parts[part] = {{of_a.x * of_b, of_a.y * of_b}};
         }
-        __syncwarp(); /* one lane hands the stage back for all */
+        leave_scales(shared, slot);
     }
 };
 
@@ -113,6 +115,7 @@ __device__ __forceinline__ int place_of_token(int token) {
 /* Of the thread's tokens, times that of the block's rows of weights. */
 template <typename Tile, int kCount>
 struct TokenScales {
+    Sm90Shared<Tile> &shared;
     const StageScales<Tile> &scales;
     struct Step {
         float value[(kCount + 7) / 8 * 4];
@@ -129,7 +132,7 @@ struct TokenScales {
             to[0] = four.x * of_weights, to[1] = four.y * of_weights;
             to[2] = four.z * of_weights, to[3] = four.w * of_weights;
         }
-        __syncwarp(); /* as above */
+        leave_scales(shared, slot);
     }
 };
 

@@ -36,8 +36,8 @@ struct Sm90Tile {
     static constexpr int kClusterM = kBlocks * kSm90BlockM;
     /* Promoted sums come in parts of columns, each as many as a partial sum beside the sums has registers for. */
     static constexpr int kPromotedParts = kN > 192 ? 2 : 1;
-    static constexpr int kStages = kN > 128 ? 4 : kScaled ? 5 : 6;
-    static constexpr int kWarpgroups = 2, kWarpgroupRows = 64; /* of consumers */
+    static constexpr int kStages = kN > 128 ? 4 : kScaled ? 5 : 6; /* beside scales a sixth has no room */
+    static constexpr int kWarpgroups = 2, kWarpgroupRows = 64;     /* of consumers */
     static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup;
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes; /* of one warpgroup */
     static constexpr int kBytesB = kN * kSm90StepBytes;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
     }
 }
 
-/* Of scales of blocks. Rows that the group has no more of keep what a stage held: their sums are not stored. */
+/* Of scales of blocks. Rows and columns that there are no more of keep what a stage held: their sums are not stored. */
 template <typename Tile>
 __device__ __forceinline__ void produce_scales(Sm90Shared<Tile> &shared, StageScales<Tile> &scales,
                                                const GemmSm90Args &args) {
@@ -199,7 +199,7 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
     partial.start(0);
     auto scales = [&] {
         if constexpr (Math::kScaled)
-            return RowScales<Tile>{stage_scales,
+            return RowScales<Tile>{shared, stage_scales,
                                    place_of_row((threadIdx.x - ptx::kWarpgroup) / 32 * 16 + threadIdx.x % 32 / 4)};
         else
             return NoScales{};

@@ -88,9 +88,9 @@ __device__ __forceinline__ void copy_token_scales(TokenShared<Tile> &shared, con
 }
 
 template <typename Math, int kCount, typename Tile>
-__device__ __forceinline__ auto token_scales(const TokenShared<Tile> &shared) {
+__device__ __forceinline__ auto token_scales(TokenShared<Tile> &shared) {
     if constexpr (Math::kScaled)
-        return TokenScales<Tile, kCount>{shared.scales};
+        return TokenScales<Tile, kCount>{shared.rings, shared.scales};
     else
         return NoScales{};
 }
