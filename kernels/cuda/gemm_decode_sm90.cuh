@@ -187,6 +187,7 @@ __device__ __forceinline__ void produce_decode_scales(TokenShared<Tile> &shared,
     Sm90Work work;
     RingPosition<Tile::kStages> at;
     while (works.next(work)) copy_token_scales(shared, args, work, at);
+    await_copies();
 }
 
 /* ---- consumer warpgroups ---- */

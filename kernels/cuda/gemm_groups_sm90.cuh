@@ -77,10 +77,11 @@ __device__ __forceinline__ void produce_group_scales(TokenShared<Tile> &shared, 
     RingPosition<Tile::kStages> at;
     for (;;) {
         const Sm90Work work = next_work(shared.rings, slot);
-        if (work.group < 0) return;
+        if (work.group < 0) break;
         release_work(shared.rings, slot);
         copy_token_scales(shared, args, work, at);
     }
+    await_copies();
 }
 
 /* All of K of a tile of `units` times 16 tokens, into as many of the sums as those need. The others become 0, or ptxas

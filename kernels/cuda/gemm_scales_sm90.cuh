@@ -74,6 +74,12 @@ __device__ __forceinline__ void copy_scales(Sm90Shared<Tile> &shared, StageScale
     }
 }
 
+/* No thread leaves with copies under way. */
+__device__ __forceinline__ void await_copies() {
+    ptx::cp_async_commit(); /* only groups can be waited for */
+    ptx::cp_async_wait<0>();
+}
+
 /* ---- rows of A are rows of the tile ---- */
 
 /* A thread's two rows, r and r + 8, lie beside each other. */

@@ -176,12 +176,13 @@ __device__ __forceinline__ void produce_scales(Sm90Shared<Tile> &shared, StageSc
     RingPosition<Tile::kStages> at;
     for (;;) {
         const Sm90Work work = next_work(shared, slot);
-        if (work.group < 0) return;
+        if (work.group < 0) break;
         release_work(shared, slot);
         const TileScaleRows rows =
             scale_rows_of(args, work, work.first_row, work.rows, work.first_column, work.columns);
         copy_scales(shared, scales, rows, steps_of(work), place_of_row, at);
     }
+    await_copies();
 }
 
 /* ---- consumer warpgroups ---- */
