@@ -321,6 +321,6 @@ PyMethodDef fg_plan_methods[] = {
      PyDoc_STR(
          "plan_gemm_sm90($module, /, *, m, n, k, groups, dtype, num_sms, tiles=0)\n--\n\nThe same on Hopper. tiles: "
          "1 groups fill tiles of 128 rows, 2 at most 128 x 128, 4 of at least 128 rows, 8 m is expected, 16 groups are "
-         "as long as each other, 32 scales are of blocks.")},
+         "as long as each other, 32 scales are of blocks, 64 no kernel for some rows.")},
     {NULL, NULL, 0, NULL},
 };

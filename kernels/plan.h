@@ -85,8 +85,9 @@ enum {
     FG_TILES_TALL = 4,   /* of at least 128 rows: groups along K */
     FG_TILES_MASKED = 8, /* m is expected, not known */
     FG_TILES_EQUAL = 16, /* groups of as many rows: those along K, batches */
-    FG_TILES_BLOCKS = 32, /* of columns in blocks of 128, each with scales of its own */
-    FG_TILES_ALL = 63,
+    FG_TILES_BLOCKS = 32,      /* that kernels for scales of blocks have */
+    FG_TILES_FEW_OR_MANY = 64, /* of few rows or of many: groups of columns, sums of fp8 that are not promoted */
+    FG_TILES_ALL = 127,
 };
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params);

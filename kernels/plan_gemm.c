@@ -52,6 +52,10 @@ int32_t fg_gemm_tiles(const fg_gemm_params *params) {
     const bool blocks = params->kind_a == FG_SCALE_BLOCK; /* whose sums are promoted at each, whatever was asked for */
     return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_PACKED : 0) | (blocks ? FG_TILES_BLOCKS : 0) |
            (params->promote_every > FG_SCALE_BLOCK_SIZE && !blocks ? FG_TILES_NARROW : 0) |
+           (params->layout == FG_GEMM_N_GROUPED ||
+                    (params->promote_every == 0 && fg_is_float8(params->a.dtype) && !blocks)
+                ? FG_TILES_FEW_OR_MANY
+                : 0) |
            (params->layout == FG_GEMM_K_GROUPED ? FG_TILES_TALL | FG_TILES_EQUAL : 0) |
            (params->layout == FG_GEMM_BATCHED ? FG_TILES_EQUAL : 0) |
            (params->layout == FG_GEMM_M_GROUPED_MASKED ? FG_TILES_MASKED : 0);
@@ -85,42 +89,92 @@ int32_t fg_clusters_at_once(int32_t num_sms, int32_t cluster) {
 
 /* Of products of few rows: as many blocks to a tile as leave each a few steps of K and run at once. A multiprocessor
  * reads some 50 GB/s and no more, so that most of them are needed to read as fast as the memory goes. */
-static int32_t decode_split(int64_t tiles, int64_t steps, int32_t pair, int32_t num_sms) {
+static int32_t decode_split(int64_t tiles, int64_t steps, int32_t pair, int32_t most, int32_t num_sms) {
     enum { STEPS_WORTH_A_BLOCK = 3, MAX_CLUSTER = 8 };
     int32_t chosen = 1;
-    for (int32_t split = 2; split * pair <= MAX_CLUSTER; ++split)
+    for (int32_t split = 2; split <= most && split * pair <= MAX_CLUSTER; ++split)
         if (tiles <= fg_clusters_at_once(num_sms, split * pair) && steps >= STEPS_WORTH_A_BLOCK * split) chosen = split;
     return chosen;
 }
 
-static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, bool blocks, fg_plan plan,
-                           int32_t num_sms) {
+/* A tile: blocks that share it, and its duration: of a step of K, of a row in it and step, and of its end, whole or not.
+ * The unit is the same for all of a kind; fitted to times of an H200. */
+typedef struct {
+    int32_t block_m, block_n, num_stages, blocks;
+    double step, row, end, end_of_part;
+} gemm_tile;
+
+/* Durations of the tiles that a kind of product has. */
+typedef struct {
+    gemm_tile large[4]; /* widest first; blocks 0: there is no other */
+    gemm_tile some;     /* of the kernel for groups of some rows: the tallest */
+    struct {
+        double step, end;
+    } few_narrow, few_wide; /* 128 of few rows by 64 columns, or by 128 */
+    double share;           /* where blocks share the K of a tile: to exchange their sums */
+} gemm_durations;
+
+static const gemm_durations promoted = {
+    .large = {{256, 256, 4, 2, 4.25, 0, 12.7, 15.2},
+              {128, 256, 4, 1, 4.58, 0, 4.7, 7.2},
+              {128, 192, 4, 1, 3.55, 0, 4.0, 6.5},
+              {128, 128, 6, 1, 2.8, 0, 1.0, 3.5}},
+    .some = {192, 256, 5, 2, 0.71, 0.017, 5.2, 5.2},
+    .few_narrow = {2.38, 6.6},
+    .few_wide = {3.5, 14},
+    .share = 7,
+};
+/* With scales of blocks. There is no 128 x 256, since one of the others was faster or as fast nearly everywhere. */
+static const gemm_durations scaled = {
+    .large = {{256, 256, 4, 2, 3.83, 0, 12.7, 15.2}, {128, 128, 5, 1, 2.52, 0, 1.0, 3.5}},
+    .some = {160, 256, 5, 2, 0.9, 0.019, 5.2, 5.2},
+    .few_narrow = {2.1, 5.6},
+    .share = 6,
+};
+/* Of fp16 and bf16, whose sums are not promoted. */
+static const gemm_durations halves = {
+    .large = {{256, 256, 4, 2, 4.41, 0, 11.8, 13.5},
+              {128, 256, 4, 1, 4.69, 0, 5.0, 6.1},
+              {128, 192, 4, 1, 3.7, 0, 4.5, 9.0},
+              {128, 128, 6, 1, 2.8, 0, 3.3, 1.5}},
+    .some = {192, 256, 5, 2, 0.88, 0.015, 5.5, 5.5},
+    .few_narrow = {2.57, 6.6},
+    .few_wide = {4.0, 17},
+    .share = 10,
+};
+
+/* `cost`: waves of tiles, times the duration of one, if there is more than one row of those of a size. */
+static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, const gemm_durations *durations,
+                           fg_plan plan, int32_t num_sms, double *cost) {
     /* Sizes of groups differ, so that tight tiles would read the weights of many twice. */
     static const struct {
         int32_t block_m, block_n, num_stages[2]; /* without and with scales of blocks; 0: there is no such kernel */
         int32_t pair;                            /* blocks that read the rows for each other */
-        bool dense, of_groups;
-        int32_t step, end; /* where two take the same rows: duration of 128 bytes of K, and of all else, on an H200 */
-    } shapes[] = {{8, 128, {10, 10}, 1, true, false, 0, 0},   {16, 128, {10, 10}, 1, true, true, 0, 0},
-                  {24, 128, {10, 10}, 1, true, false, 0, 0},  {32, 128, {9, 9}, 1, true, true, 0, 0},
-                  {64, 128, {7, 6}, 1, true, false, 0, 0},    {64, 128, {7, 6}, 2, false, true, 0, 0},
-                  {128, 64, {7, 7}, 1, true, false, 35, 707}, {128, 128, {4, 0}, 2, true, false, 55, 930}};
+        bool dense, of_groups, halved;           /* halved: only where two pairs share a tile */
+    } shapes[] = {{8, 128, {10, 10}, 1, true, false, false},  {16, 128, {10, 10}, 1, true, true, false},
+                  {24, 128, {10, 10}, 1, true, false, false}, {32, 128, {9, 9}, 1, true, true, false},
+                  {64, 128, {7, 6}, 1, true, false, false},   {64, 128, {7, 6}, 2, false, true, false},
+                  {128, 64, {7, 7}, 1, true, false, false},   {128, 128, {6, 0}, 2, true, false, true}};
     enum { SHAPES = sizeof shapes / sizeof *shapes };
     /* Groups of twice the average should still be one tile. */
     const int64_t rows = groups > 1 ? 2 * ceil_div(m, groups) : m, nonempty = groups < m ? groups : m;
     const int64_t steps = m == 0 ? 0 : ceil_div(k, plan.block_k);
-    int64_t best = INT64_MAX;
+    *cost = INFINITY;
     for (size_t i = 0; i < SHAPES; i++) {
         const int32_t block_m = shapes[i].block_m, block_n = shapes[i].block_n, pair = shapes[i].pair;
-        const int32_t num_stages = shapes[i].num_stages[blocks];
+        const int32_t num_stages = shapes[i].num_stages[durations == &scaled];
         if (!(groups > 1 ? shapes[i].of_groups : shapes[i].dense) || pair > num_sms || num_stages == 0) continue;
         if (plan.few_rows && (plan.block_m >= rows && plan.block_m < block_m)) break;
         const int64_t tiles = (m + nonempty * (block_m - 1)) / block_m * ceil_div(n, block_n * pair);
-        const int32_t split = decode_split(tiles, steps, pair, num_sms);
+        const int32_t split = decode_split(tiles, steps, pair, shapes[i].halved ? 2 : INT32_MAX, num_sms);
+        if (shapes[i].halved && split == 1) continue;
         const int64_t waves = split > 1 ? 1 : ceil_div(tiles * pair, num_sms);
-        const int64_t cost = waves * (ceil_div(steps, split) * shapes[i].step + shapes[i].end);
-        if (plan.few_rows && plan.block_m == block_m && cost >= best) continue;
-        best = cost;
+        const double step = pair == 1 ? durations->few_narrow.step : durations->few_wide.step;
+        const double end = pair == 1 ? durations->few_narrow.end : durations->few_wide.end;
+        const double own = (double)waves * ((double)ceil_div(steps, split) * step + end);
+        const double all = own + (split > 1 ? durations->share : 0);
+        if (plan.few_rows && plan.block_m == block_m && all >= *cost) continue;
+        *cost = all;
         plan.block_m = block_m;
         plan.block_n = block_n;
         plan.num_stages = num_stages;
@@ -135,13 +189,6 @@ typedef struct {
     int64_t rows, groups, n, steps;
     bool known;
 } gemm_question;
-
-/* A tile: blocks that share it, and its duration: of a step of K, of a row in it and step, and of its end, whole or not.
- * The unit is the same for all; fitted to times of an H200. */
-typedef struct {
-    int32_t block_m, block_n, num_stages, blocks;
-    double step, row, end, end_of_part;
-} gemm_tile;
 
 /* Waves of tiles, times the duration of one. */
 static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num_sms) {
@@ -179,51 +226,63 @@ static bool take_cheaper(fg_plan *plan, double *best, const gemm_question *q, co
 }
 
 /* Of the kernel for groups of some rows, which are cut evenly into tiles of at most so many rows. */
-static gemm_tile tile_of_groups(int32_t most, bool blocks) {
-    if (blocks) return (gemm_tile){most, 256, most <= 96 ? 7 : 5, 2, 0.9, 0.019, 5.2, 5.2};
-    return (gemm_tile){most, 256, most <= 96 ? 7 : most <= 160 ? 6 : 5, 2, 0.71, 0.017, 5.2, 5.2};
+static gemm_tile tile_of_some(const gemm_durations *durations, int32_t most) {
+    gemm_tile tile = durations->some;
+    tile.block_m = most;
+    tile.num_stages = most <= 96 ? 7 : most <= 160 && durations != &scaled ? 6 : 5;
+    return tile;
 }
 
 /* Persistent blocks walk over the tiles in waves of num_sms, so what counts is the number of waves times the duration
  * of a tile. Wide tiles load less per multiplication and have less epilogue per column; narrow ones fill the last wave
  * and waste less of a last column tile. Pairs of blocks that share B load less still, but waste one of the two at the
  * odd end of each group, unless a pair may have rows of two groups. Groups of some rows leave much of such tiles empty;
- * those of few rows do so always, and with a kernel that fits them take as long as reading their weights. */
+ * those of few rows do so always, and with a kernel that fits them take as long as reading their weights. Where all
+ * rows are a few hundred, these kernels have more tiles, or share K, and so keep more multiprocessors busy. */
 fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
                           int32_t tiles) {
-    enum { FEW_ROWS = 64, FEW_ROWS_OF_GROUPS = 32, LEAST = 96, MOST = 192, MOST_OF_BLOCKS = 160, UNIT = 16 };
-    static const gemm_tile plain[] = {{256, 256, 4, 2, 4.25, 0, 12.7, 15.2},
-                                      {128, 256, 4, 1, 4.58, 0, 4.7, 7.2},
-                                      {128, 192, 4, 1, 3.55, 0, 4.0, 6.5},
-                                      {128, 128, 6, 1, 2.8, 0, 1.0, 3.5}};
-    /* With scales of blocks. There is no 128 x 256, since one of the others was faster or as fast nearly everywhere. */
-    static const gemm_tile scaled[] = {{256, 256, 4, 2, 3.83, 0, 12.7, 15.2}, {128, 128, 5, 1, 2.52, 0, 1.0, 3.5}};
+    enum {
+        FEW_ROWS = 64,
+        FEW_ROWS_OF_GROUPS = 32,
+        ONE_TILE = 128,
+        SOME_ROWS = 512,
+        LEAST = 96,
+        UNIT = 16,
+        LAST_END = 10
+    };
+    const int32_t fitting = FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS;
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
-    const int64_t rows = ceil_div(m, groups > 1 ? groups : 1); /* of one group, on average */
-    const bool blocks = tiles & FG_TILES_BLOCKS;
-    const int32_t fitting = FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS;
-    const bool fits = groups > 1 && m > 0 && num_sms > 1 && !(tiles & ~fitting);
-    /* Above 64 rows tensor cores have as much to do as the memory, and where tiles are many the others keep them
-     * busier. */
-    const bool some = rows > FEW_ROWS && rows <= 128 && ceil_div(n, 256) <= num_sms / 2 && !(tiles & FG_TILES_NARROW);
-    const bool few = groups > 1 ? rows <= FEW_ROWS_OF_GROUPS && !fits : rows <= FEW_ROWS || some;
-    if (few && !(tiles & FG_TILES_TALL)) return plan_decode(m, n, k, groups > 1 ? groups : 1, blocks, plan, num_sms);
+    const gemm_durations *const durations = tiles & FG_TILES_BLOCKS ? &scaled
+                                            : fg_is_float8(dtype)   ? &promoted
+                                                                    : &halves;
+    const bool grouped = groups > 1;
+    const int64_t rows = ceil_div(m, grouped ? groups : 1); /* of one group, on average */
+    const bool fits = m > 0 && num_sms > 1 && !(tiles & ~fitting);
+    const bool few = grouped ? rows <= FEW_ROWS_OF_GROUPS && !fits : rows <= FEW_ROWS;
+    double best;
+    if (few && !(tiles & FG_TILES_TALL))
+        return plan_decode(m, n, k, grouped ? groups : 1, durations, plan, num_sms, &best);
 
-    const bool apart = groups > 1 && !(tiles & FG_TILES_PACKED);
+    const bool apart = grouped && !(tiles & FG_TILES_PACKED);
     const bool known = !(tiles & FG_TILES_MASKED) && (!apart || tiles & FG_TILES_EQUAL);
     const gemm_question question = {apart ? rows : m, apart ? groups : 1, n, ceil_div(k, plan.block_k), known};
-    const gemm_tile *const shapes = blocks ? scaled : plain;
-    const size_t count = blocks ? sizeof scaled / sizeof *scaled : sizeof plain / sizeof *plain;
-    const size_t tall = fits && rows <= FEW_ROWS ? 0 : count;
-    double best = INFINITY;
-    for (size_t i = 0; i < tall; i++) {
-        if (shapes[i].block_n > 128 && tiles & FG_TILES_NARROW) continue;
-        take_cheaper(&plan, &best, &question, &shapes[i], num_sms);
+    best = INFINITY;
+    for (size_t i = 0; i < sizeof durations->large / sizeof *durations->large; i++) {
+        const gemm_tile *const tile = &durations->large[i];
+        if (tile->blocks == 0 || (tile->block_n > 128 && tiles & FG_TILES_NARROW)) continue;
+        if (grouped && fits && rows <= FEW_ROWS) continue;
+        take_cheaper(&plan, &best, &question, tile, num_sms);
     }
-    for (int32_t most = LEAST; most <= (blocks ? MOST_OF_BLOCKS : MOST) && fits; most += UNIT) {
-        const gemm_tile tile = tile_of_groups(most, blocks);
+    const bool some = fits && (grouped || (rows > ONE_TILE && rows <= SOME_ROWS));
+    for (int32_t most = LEAST; most <= durations->some.block_m && some; most += UNIT) {
+        const gemm_tile tile = tile_of_some(durations, most);
         if (take_cheaper(&plan, &best, &question, &tile, num_sms)) plan.some_rows = 1;
     }
-    return plan;
+    if (grouped || rows > (fits ? SOME_ROWS : ONE_TILE) || tiles & (FG_TILES_TALL | FG_TILES_NARROW)) return plan;
+    /* Ends of the other tiles, but for those of the last wave, are hidden behind the next ones. */
+    double cost;
+    const fg_plan none = {.family = FG_FAMILY_SM90, .block_k = plan.block_k, .split_k = 1};
+    const fg_plan decode = plan_decode(m, n, k, 1, durations, none, num_sms, &cost);
+    return cost < best + LAST_END ? decode : plan;
 }

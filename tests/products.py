@@ -7,7 +7,8 @@ import reference
 import scenes
 from reference import assert_gemm_rows, assert_rounded_once, assert_rows
 
-PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS = 1, 2, 4, 8, 16, 32  # what a product asks of its tiles: FG_TILES_*
+# What a product asks of its tiles: FG_TILES_*
+PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS, FEW_OR_MANY = 1, 2, 4, 8, 16, 32, 64
 
 
 def operands(m, n, k, dtype_a, dtype_b, groups=None, seed=0):

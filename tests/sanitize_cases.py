@@ -750,6 +750,18 @@ def all_cases():
         common = {"dtypes": (E4M3, E4M3), "out_dtype": "bfloat16", "precision": "ieee", "sizes": (), "offset": 0}
         cases[f"gemm/few/16-bit/{rows}"] = partial(gemm_case, rows=rows, shape=(200, 4112), extras=True, **common)
 
+    # More of them, in two rows of tiles; by pairs that share K; and cut evenly by the kernel for groups of some rows.
+    for dtype, extras in ((E4M3, True), (E4M3, "blocks"), ("bfloat16", True)):
+        common = {"dtypes": (dtype, dtype), "precision": "ieee", "sizes": (), "offset": 0, "extras": extras}
+        for name, rows, shape, num_sms in (("tiles", 200, (200, 528), None), ("shared", 200, (200, 2064), None),
+                                           ("pairs", 100, (248, 4112), 4), ("pairs/tiles", 200, (248, 4112), 8),
+                                           ("even", 300, (520, 1040), 4)):  # fmt: skip
+            for out_dtype in ("float32", "bfloat16"):
+                how = common | {"rows": rows, "shape": shape, "num_sms": num_sms, "out_dtype": out_dtype}
+                cases[f"gemm/dense/{dtype}/{name}/{out_dtype}" + "/blocks" * (extras == "blocks")] = partial(
+                    gemm_case, **how
+                )
+
     for layout in ("batched", "m_grouped_contiguous", "m_grouped_masked", "n_grouped", "k_grouped", "segments"):
         for dtype in (E4M3, "bfloat16", "float32"):
             for epilogue in (False, True):

@@ -25,6 +25,7 @@ K = [0, 1, 5, 16, 17, 100, 127, 129, 576, 2880]
 fp8_pairs = pytest.mark.parametrize("dtypes", FP8_PAIRS, ids="-".join)
 out_dtypes = pytest.mark.parametrize("out_dtype", OUT_DTYPES)
 layouts = pytest.mark.parametrize("pad, offset", [(0, 0), (0, 1), (1, 0), (3, 2), (16, 0), (64, 16)])
+multiprocessors = pytest.mark.parametrize("sms", [None, 1], ids=["all", "one"])  # one: by large tiles from 65 rows on
 
 
 def check_dense(backend, m, n, k, dtypes=(E4M3, E4M3), out_dtype="bfloat16", precision="ieee", **layout):
@@ -36,11 +37,13 @@ def check_dense(backend, m, n, k, dtypes=(E4M3, E4M3), out_dtype="bfloat16", pre
 # ---- dense ----
 
 
+@multiprocessors
 @out_dtypes
 @pytest.mark.parametrize("k", [16, 576])
 @pytest.mark.parametrize("m", M)
-def test_fp8_row_counts(backend, m, k, out_dtype):
-    check_dense(backend, m, 97, k, out_dtype=out_dtype)
+def test_fp8_row_counts(backend, m, k, out_dtype, sms):
+    with guarded.multiprocessors(sms):
+        check_dense(backend, m, 97, k, out_dtype=out_dtype)
 
 
 @out_dtypes
@@ -76,14 +79,43 @@ def test_few_rows_of_whole_16_byte_chunks(backend, m, n, k, out_dtype):
     judge(guarded.gemm(backend, a, b, out_dtype, **how), reference.gemm(a, b, **how), E4M3, out_dtype)
 
 
-@pytest.mark.parametrize("dtype", [E4M3, "bfloat16"])
-@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
-def test_few_rows_of_two_multiprocessors(backend, dtype, out_dtype):
-    """There 128 rows are read by pairs of blocks for each other."""
-    _, a, b = operands(128, 248, 4112, dtype, dtype)
-    with guarded.multiprocessors(2):
-        out = guarded.gemm(backend, a, b, out_dtype)
-    judge(out, reference.gemm(a, b), dtype, out_dtype)
+# Multiprocessors, (m, n, k), and of the plan for fp8: block_m, block_n, few_rows, some_rows, split_k.
+SOME_ROWS = {
+    "two rows of tiles": (132, (144, 200, 528), (128, 64, 1, 0, 1)),
+    "two rows of tiles that share K": (132, (200, 520, 4112), (128, 64, 1, 0, 6)),
+    "pairs that share K": (4, (100, 248, 4112), (128, 128, 2, 0, 2)),
+    "pairs that share K, all rows": (4, (128, 248, 4112), (128, 128, 2, 0, 2)),
+    "pairs that share K, two rows of tiles": (8, (200, 248, 4112), (128, 128, 2, 0, 2)),
+    "cut evenly": (4, (300, 520, 4112), (160, 256, 0, 1, 1)),
+    "cut evenly, one row of tiles": (4, (144, 264, 1040), (144, 256, 0, 1, 1)),
+    "cut evenly, several tiles to a block": (2, (144, 1040, 528), (144, 256, 0, 1, 1)),
+    "large": (1, (129, 97, 576), (128, 128, 0, 0, 1)),
+    "large, several tiles to a block": (1, (300, 264, 528), (128, 192, 0, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("sms, shape, tile", SOME_ROWS.values(), ids=SOME_ROWS)
+@pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), ("bfloat16", "bfloat16")], ids="-".join)
+@pytest.mark.parametrize("out_dtype, pad", [("bfloat16", 0), ("float16", 1), ("float32", 0)])
+def test_some_rows(backend, sms, shape, tile, dtypes, out_dtype, pad):
+    """By the kernels for few rows, for groups of some rows, and for many."""
+    plan = _C.plan_gemm_sm90(**dict(zip("mnk", shape, strict=True)), groups=1, dtype=E4M3, num_sms=sms)
+    assert tuple(plan[key] for key in ("block_m", "block_n", "few_rows", "some_rows", "split_k")) == tile
+    rng, a, b = operands(*shape, *dtypes)
+    how = {"scale_a": scale_of(rng, "row", shape[0]), "scale_b": scale_of(rng, "row", shape[1])}
+    how["bias"] = rng.standard_normal(shape[1]).astype(np.float32)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, out_dtype, pad=pad, **how)
+    judge(out, reference.gemm(a, b, **how), dtypes[0], out_dtype)
+
+
+@pytest.mark.parametrize("sms, shape, tile", SOME_ROWS.values(), ids=SOME_ROWS)
+def test_some_rows_are_added(backend, sms, shape, tile):
+    rng, a, b = operands(*shape, E4M3, E4M3)
+    before = rng.standard_normal(shape[:2]).astype(np.float32)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before)
+    judge(out, before + reference.gemm(a, b), E4M3, "float32")
 
 
 @fp8_pairs
@@ -209,8 +241,10 @@ def test_the_criteria_see_a_missing_promotion():
 @pytest.mark.parametrize("kind_b", ["none", "tensor", "row"])
 @pytest.mark.parametrize("kind_a", ["none", "tensor", "row"])
 @pytest.mark.parametrize("bias_dtype", [None, "float32", "out"])
-@pytest.mark.parametrize("m, n, k", [(65, 97, 144), (129, 70, 33), (16, 64, 0)])
-def test_scales_and_bias(backend, m, n, k, bias_dtype, kind_a, kind_b):
+@pytest.mark.parametrize(
+    "m, n, k, sms", [(65, 97, 144, None), (129, 70, 33, None), (129, 70, 33, 1), (16, 64, 0, None)]
+)
+def test_scales_and_bias(backend, m, n, k, sms, bias_dtype, kind_a, kind_b):
     rng, a, b = operands(m, n, k, E4M3, E5M2)
     scale_a, scale_b = scale_of(rng, kind_a, m), scale_of(rng, kind_b, n)
     for out_dtype in OUT_DTYPES:
@@ -218,7 +252,8 @@ def test_scales_and_bias(backend, m, n, k, bias_dtype, kind_a, kind_b):
         if bias_dtype:
             bias = rng.standard_normal(n).astype(dtype_of(out_dtype if bias_dtype == "out" else bias_dtype))
         how = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias}
-        out = guarded.gemm(backend, a, b, out_dtype, **how)
+        with guarded.multiprocessors(sms):
+            out = guarded.gemm(backend, a, b, out_dtype, **how)
         judge(out, reference.gemm(a, b, **how), E4M3, out_dtype)
 
 

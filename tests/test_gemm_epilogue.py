@@ -57,7 +57,10 @@ def tile_of(sms, m, n, k, groups, tiles):
     return plan["block_m"], plan["block_n"]
 
 
-LARGE = {
+DENSE = {
+    "two rows of tiles": (132, 144, 200, 528, (128, 64)),
+    "two rows of tiles that share K": (132, 200, 520, 4112, (128, 64)),
+    "cut evenly": (4, 144, 264, 1040, (144, 256)),
     "128 rows": (1, 300, 400, 272, (128, 128)),
     "one row of tiles": (1, 100, 700, 272, (128, 128)),
     "pairs of blocks": (2, 500, 400, 4112, (256, 256)),
@@ -65,9 +68,9 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("sms, m, n, k, tile", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize("sms, m, n, k, tile", DENSE.values(), ids=DENSE)
 @pytest.mark.parametrize("out_dtype, activation", [("float32", None), ("bfloat16", None), ("float32", "swiglu")])
-def test_block_scales_in_large_tiles(backend, sms, m, n, k, tile, out_dtype, activation):
+def test_block_scales_in_every_tile(backend, sms, m, n, k, tile, out_dtype, activation):
     """Which the plan takes for so few multiprocessors. Columns of pairs are of two blocks, the last ones too or of
     one."""
     assert tile_of(sms, m, n, k, 1, BLOCKS) == tile
@@ -196,8 +199,10 @@ def reaching(a, activation):
 
 @all_dtypes
 @activations
-@pytest.mark.parametrize("m, n, k", [(65, 98, 144), (129, 256, 33), (16, 600, 80)])
-def test_activations(backend, m, n, k, activation, dtypes):
+@pytest.mark.parametrize(
+    "m, n, k, sms", [(65, 98, 144, None), (129, 256, 33, None), (129, 256, 33, 1), (16, 600, 80, None)]
+)
+def test_activations(backend, m, n, k, sms, activation, dtypes):
     rng = np.random.default_rng(0)
     a, b = scenes.values(rng, (m, k), dtypes[0]), scenes.values(rng, (n, k), dtypes[1])
     alpha = reaching(a, activation)
@@ -205,8 +210,9 @@ def test_activations(backend, m, n, k, activation, dtypes):
     cut = cut_of(backend, dtypes, activation)
     ref = reference.gemm(a, b, bias=bias, alpha=alpha, activation=activation)
     for out_dtype in OUT_DTYPES:
-        out = guarded.gemm(backend, a, b, out_dtype, shape=(m, width(n, activation)), alpha=alpha, bias=bias,
-                           activation=activation)  # fmt: skip
+        with guarded.multiprocessors(sms):  # one: large tiles
+            out = guarded.gemm(backend, a, b, out_dtype, shape=(m, width(n, activation)), alpha=alpha, bias=bias,
+                               activation=activation)  # fmt: skip
         if out_dtype == "float32":
             reference.assert_rows(out, ref, max(1e-4, ROW_CUTS * cut))
         else:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from calls import run_python
-from products import BLOCKS, EQUAL, MASKED, NARROW, PACKED, TALL
+from products import BLOCKS, EQUAL, FEW_OR_MANY, MASKED, NARROW, PACKED, TALL
 
 from flexgemm import _C
 
@@ -84,21 +84,28 @@ def test_hopper_product_plans_are_sane(dtype):
         assert chosen["block_k"] == (128 if dtype in FP8 else 64)
         assert chosen["block_m"] // 128 <= sms  # a pair of blocks needs two multiprocessors at once
         few, some = chosen["few_rows"], chosen["some_rows"]
-        fits = groups > 1 and sms > 1 and m > 0  # the kernel for groups of some rows
-        most = (128 if -(-n // 256) <= sms // 2 else 64) if groups == 1 else 32
-        assert (few > 0) == (not fits and -(-m // groups) <= most)
-        assert (-(-m // groups) <= 64 and fits) <= some <= fits
+        rows, fits = -(-m // groups), sms > 1 and m > 0
+        if groups == 1:  # by the kernel for few rows always, or where it is faster; that for groups of some where it is
+            assert (rows <= 64) <= (few > 0) <= (rows <= (512 if fits else 128))
+            assert some <= (fits and 128 < rows <= 512)
+        else:
+            assert (few > 0) == (not fits and rows <= 32)
+            assert (rows <= 64 and fits) <= some <= fits
         assert few <= min(2, sms)
         rows = chosen["block_m"] if few else 128
         if some:  # the stages of the kernel that has so many rows and no fewer
             rows = next(most for most in (96, 160, 192) if chosen["block_m"] <= most)
         stage = 128 * (rows + chosen["block_n"] // (2 if some else 1))  # block_n 256 is of a pair there
         sums = 4 * chosen["block_m"] * (chosen["block_n"] + 4) if few else (11 if some else 32) * 1024
+        if few == 2 and chosen["block_m"] == 128:  # half of the sums of a tile that two pairs share
+            assert chosen["split_k"] == 2
+            sums = 32 * 1024
         assert stage * chosen["num_stages"] + sums <= 227 * 1024
         assert 1 <= chosen["split_k"] <= (8 if few else 1)
         if chosen["split_k"] > 1:  # a cluster has one tile, and all run at once wherever clusters do not fit well
             surely = sms if chosen["split_k"] == 2 or sms < 16 else sms * 7 / 8
-            assert chosen["split_k"] * -(-n // chosen["block_n"]) <= surely + 1
+            tiles = -(-n // chosen["block_n"] // few) * -(-m // chosen["block_m"])
+            assert chosen["split_k"] * few * tiles <= surely + 1
 
 
 @pytest.mark.parametrize(
@@ -113,7 +120,10 @@ def test_hopper_product_plans_are_sane(dtype):
         (65, 4096, 1, (128, 64)),
         (128, 4096, 1, (128, 64)),
         (128, 24576, 1, (128, 192)),  # 96 pairs of blocks would not run at once
-        (129, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
+        (129, 4096, 1, (96, 256)),  # a few hundred: by the kernels for few rows or for groups of some
+        (256, 2112, 1, (128, 64)),
+        (300, 2112, 1, (128, 128)),
+        (512, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
         (128 * 4, 1536, 128, (96, 256)),  # groups of few and of some rows: their own kernel
         (128 * 32, 1536, 128, (96, 256)),
         (4096, 4096, 1, (256, 256)),  # large: pairs of blocks share B
@@ -161,7 +171,9 @@ def test_groups_of_some_rows_are_cut_to_fill_the_multiprocessors():
     assert most(4 * 256, 4096, 4, MASKED) == 192  # two tiles of each are one wave, with up to a third more rows
     assert most(8 * 4096, 4096, 8) is None  # large groups waste little of tiles of 128 rows
     assert most(8 * 4096, 4096, 8, MASKED) is None
-    assert most(130, 4096, 1, MASKED) is None
+    assert most(130, 4096, 1) == most(130, 4096, 1, MASKED) == 96  # a few hundred rows are such a group, too
+    assert most(130, 4096, 1, FEW_OR_MANY) is None
+    assert most(600, 4096, 1) is None
     assert most(8 * 64, 4096, 8, sms=1) is None  # blocks work in pairs
     for tiles in (PACKED, NARROW, TALL):
         assert most(64 * 64, 4096, 64, tiles) is None
@@ -204,12 +216,15 @@ def test_deep_products_of_few_rows_read_them_in_pairs():
     assert chosen(64, 7168, 16384) == (64, 128, 1, 2)
 
 
-@pytest.mark.parametrize("tiles", range(64))
+@pytest.mark.parametrize("tiles", range(128))
 def test_hopper_tiles_are_what_the_product_asks_for(tiles):
     for m, n, groups, sms in itertools.product([64, 300, 4096, 33_694], [64, 2112, 4096], [1, 8, 128], (1, 2, SMS)):
         chosen = check(_C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=FP8[0], num_sms=sms, tiles=tiles))
         if tiles & TALL:
             assert chosen["block_m"] >= 128
+        if tiles & FEW_OR_MANY:
+            assert not chosen["some_rows"]
+            assert not (chosen["few_rows"] and -(-m // groups) > 128)
         if tiles & NARROW:
             assert chosen["block_m"] <= 128
             assert chosen["block_n"] == 128

@@ -31,14 +31,23 @@ fg_status clusters_at_once(const void *kernel, int cluster, int threads, int sha
     return FG_OK;
 }
 
+/* Of one group, whose rows are cut evenly (Cut of scheduler.cuh): those of a tile that a block copies. The copy engine
+ * takes its time for rows that there are not. */
+int box_of_rows(const TileSpace &space, int blocks) {
+    const int64_t tiles = space.major_tiles, length = space.major.length;
+    const int64_t rows = tiles > 1 ? ceil_div<int64_t>(ceil_div(length, tiles), 16) * 16 : length;
+    return static_cast<int>(ceil_div<int64_t>(ceil_div<int64_t>(rows, blocks), 8) * 8);
+}
+
 template <typename Math, typename Tile>
 fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const TensorRows &tokens, GemmSm90Args &args,
                       int num_sms, const fg_queue *queue, fg_error *error) {
     const bool grouped = args.space.major.grouping != Grouping::kNone;
-    const int box_tokens = grouped ? Tile::kBoxTokensOfGroups : Tile::kBoxTokens;
+    const int64_t tiles = set_tiles(args.space, Tile::kBlockN, Tile::kWeights);
+    args.box_tokens = grouped ? Tile::kBoxTokensOfGroups : box_of_rows(args.space, Tile::kCluster);
     CUtensorMap map_weights, map_tokens;
     fg_status status = encode_tensor_map(&map_weights, weights, Tile::kRows, 1, error);
-    if (status == FG_OK) status = encode_tensor_map(&map_tokens, tokens, box_tokens, 1, error);
+    if (status == FG_OK) status = encode_tensor_map(&map_tokens, tokens, args.box_tokens, 1, error);
     if (status != FG_OK) return status;
 
     constexpr auto kernel = [] {
@@ -50,7 +59,6 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
     status = allow_shared<kernel>(Tile::kSharedBytes, error);
     if (status != FG_OK) return status;
 
-    const int64_t tiles = set_tiles(args.space, Tile::kBlockN, Tile::kWeights);
     for (args.split = plan.split_k; args.split > 1; --args.split) {
         const int cluster = args.split * Tile::kCluster;
         int clusters = 0;
@@ -59,6 +67,10 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
         if (status != FG_OK) return status;
         if (tiles <= clusters && tiles * cluster <= num_sms) break;
     }
+    if constexpr (Tile::kIsHalved) /* on a device of other clusters than the plan knows */
+        if (args.split != 2)
+            return launch_tile<Math, Sm90DecodeTile<Math::kScaled, Tile::kBlockN, 1, 1>>(plan, weights, tokens, args,
+                                                                                         num_sms, queue, error);
     const int64_t at_once = num_sms / Tile::kCluster, clusters = args.split > 1 || tiles < at_once ? tiles : at_once;
     const int cluster = args.split * Tile::kCluster;
     const int steps = static_cast<int>(ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes));
@@ -97,8 +109,8 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
         default:
             if constexpr (!kScaled) { /* there are not so many registers */
                 if (plan.few_rows == 2)
-                    return launch_tile<Math, Sm90DecodeTile<kScaled, 128, 2>>(plan, weights, tokens, args, num_sms,
-                                                                              queue, error);
+                    return launch_tile<Math, Sm90DecodeTile<kScaled, 128, 2, 2, true>>(plan, weights, tokens, args,
+                                                                                       num_sms, queue, error);
             }
             return launch_tile<Math, Sm90DecodeTile<kScaled, 128, 1, 1>>(plan, weights, tokens, args, num_sms, queue,
                                                                          error);

@@ -12,6 +12,9 @@
  *
  * Many tokens are read from L2 as fast as it goes, and weights come no faster than what it has left. Pairs of blocks
  * with neighbouring rows of weights then read half of the tokens each, for both.
+ *
+ * A few hundred rows of A are several rows of tiles, of about the same size, where that keeps more multiprocessors busy
+ * than tiles of gemm_sm90.cuh.
  */
 #pragma once
 
@@ -31,27 +34,32 @@ constexpr int received_units(int units) {
     return most;
 }
 
-template <bool kScaled, int kTokens, int kPair, int kOfWeights = 2>
+/* kHalved: two blocks or pairs share each tile, no more and no less. What a thread adds of its own it then has in
+ * registers, which leaves shared memory for more stages. */
+template <bool kScaled, int kTokens, int kPair, int kOfWeights = 2, bool kHalved = false>
 struct Sm90DecodeTile : Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights> {
     using Base = Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights>;
+    static constexpr bool kIsHalved = kHalved;
     /* Tokens of one copy. Groups of which most have fewer tokens than a tile should not read what they do not have. */
-    static constexpr int kBoxTokens = kTokens / kPair;
     static constexpr int kBoxTokensOfGroups = kTokens % 16 ? 8 : kTokens <= 64 ? 16 : 32;
     static constexpr int kUnits = kTokens / 8, kUnitFloats = Base::kConsumers * 4;
-    static constexpr int kReceivedBytes = received_units(kUnits) * kUnitFloats * 4;
+    static constexpr int kReceivedUnits = kHalved ? (kUnits + 1) / 2 : received_units(kUnits);
+    static constexpr int kReceivedBytes = kReceivedUnits * kUnitFloats * 4;
     static constexpr int kSumBytes = kTokens * Base::kSumPitch * 4;
-    static constexpr int kExchangeBytes = kReceivedBytes > kSumBytes ? kReceivedBytes : kSumBytes;
+    static constexpr int kExchangeBytes = kHalved || kReceivedBytes > kSumBytes ? kReceivedBytes : kSumBytes;
     static constexpr int kMostStages = (224 * 1024 - kExchangeBytes) / (Base::kStageBytes + Base::kScaleBytes);
     static constexpr int kStages = kMostStages < 10 ? kMostStages : 10;
     static constexpr int kSharedBytes = kStages * Base::kStageBytes + kExchangeBytes + 1024;
-    static_assert((kTokens + 15) / 16 * 16 * Base::kHalfPitch <= kExchangeBytes, "tokens are stored 16 at a time");
+    static_assert(kHalved || (kTokens + 15) / 16 * 16 * Base::kHalfPitch <= kExchangeBytes,
+                  "tokens are stored 16 at a time");
+    static_assert(!kHalved || kUnits % 2 == 0, "every other unit");
     static_assert(kSumBytes <= kStages * Base::kStageBytes, "sums of a shared tile take the place of its stages");
 };
 
 /* The blocks of a pair are neighbours in a cluster that may have more of them. */
-template <bool kScaled, int kTokens, int kPair, int kOfWeights>
-__device__ __forceinline__ void hand_back(Sm90Shared<Sm90DecodeTile<kScaled, kTokens, kPair, kOfWeights>> &shared,
-                                          int slot) {
+template <bool kScaled, int kTokens, int kPair, int kOfWeights, bool kHalved>
+__device__ __forceinline__ void hand_back(
+    Sm90Shared<Sm90DecodeTile<kScaled, kTokens, kPair, kOfWeights, kHalved>> &shared, int slot) {
     const uint32_t lane = threadIdx.x % 32;
     if (kPair == 1 && lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
     if (kPair > 1 && lane < kPair)
@@ -89,6 +97,11 @@ public:
         }
     }
 
+    /* By a warp, which hands them to the others. */
+    __device__ __forceinline__ void schedule(const GemmSm90Args &args, int rank) {
+        if (!one_row_) schedule_tokens(shared_, args, rank);
+    }
+
     __device__ __forceinline__ bool next(Sm90Work &work) {
         if (one_row_) {
             if (left_ <= 0) return false;
@@ -124,8 +137,7 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
                                                const GemmSm90Args &args, DecodeWorks<Tile> &works, int rank,
                                                bool meets) {
     const bool grouped = args.space.major.grouping != Grouping::kNone;
-    const int box_tokens = grouped ? Tile::kBoxTokensOfGroups : Tile::kBoxTokens;
-    const int box_bytes = box_tokens * kSm90StepBytes;
+    const int box_tokens = args.box_tokens, box_bytes = box_tokens * kSm90StepBytes;
     const auto pair = static_cast<uint16_t>(((1 << Tile::kCluster) - 1) << rank / Tile::kCluster * Tile::kCluster);
     const bool read_once = is_one_row_of_tiles(args.space); /* those of a group may be for another tile too */
     const uint64_t once = ptx::l2_evict_first();
@@ -137,8 +149,8 @@ __device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t
     RingPosition<Tile::kStages> at;
     while (works.next(work)) {
         const int steps = steps_of(work);
-        const int token_boxes =
-            grouped ? ceil_div(work.columns, Tile::kBoxTokensOfGroups) : ceil_div(work.columns, Tile::kBoxTokens);
+        const int boxes_of_all = work.columns > box_tokens ? Tile::kCluster : 1; /* which are one for each block */
+        const int token_boxes = grouped ? ceil_div(work.columns, Tile::kBoxTokensOfGroups) : boxes_of_all;
         const int weight_bytes = work.rows > 0 ? Tile::kWeightBytes : 0;
         const int group = args.a_grouped ? work.group : 0, weight = args.b_grouped ? work.weight : 0;
         const auto copy = [&](int step) {
@@ -191,6 +203,38 @@ __device__ __forceinline__ void produce_decode_scales(TokenShared<Tile> &shared,
 }
 
 /* ---- consumer warpgroups ---- */
+
+/* Where two share a tile each has every other unit, and sends those of the other one. */
+template <typename Tile, int kCount>
+__device__ __forceinline__ void swap_sums(const float (&sum)[kCount], TokenShared<Tile> &shared, float *exchange,
+                                          const Sm90Work &work, int rank) {
+    const int thread = threadIdx.x - ptx::kWarpgroup, other = 1 - rank / Tile::kCluster;
+    float *place = exchange + thread * 4;
+#pragma unroll
+    for (int unit = 0; unit < Tile::kUnits; ++unit) {
+        if (unit * 8 >= work.columns) break;
+        if (unit % 2 != other) continue;
+        const float four[4] = {sum[unit * 4], sum[unit * 4 + 1], sum[unit * 4 + 2], sum[unit * 4 + 3]};
+        ptx::store_remote(place + unit / 2 * Tile::kUnitFloats, four, &shared.received,
+                          static_cast<uint32_t>(other * Tile::kCluster + rank % Tile::kCluster));
+    }
+}
+
+/* own = the sums of every other unit, from `part` on, and what was sent of them: bitwise the same in either order. */
+template <typename Tile, int kOwn, int kCount>
+__device__ __forceinline__ void add_swapped(float (&own)[kOwn], const float (&sum)[kCount], const float *exchange,
+                                            int units, int part) {
+    const float *place = exchange + (threadIdx.x - ptx::kWarpgroup) * 4;
+#pragma unroll
+    for (int unit = 0; unit < kOwn / 4; ++unit, place += Tile::kUnitFloats) {
+        if (unit >= units) break;
+        const float4 received = *reinterpret_cast<const float4 *>(place);
+        const float *even = &sum[unit * 8], *odd = even + 4;
+        float *to = &own[unit * 4];
+        to[0] = (part ? odd[0] : even[0]) + received.x, to[1] = (part ? odd[1] : even[1]) + received.y;
+        to[2] = (part ? odd[2] : even[2]) + received.z, to[3] = (part ? odd[3] : even[3]) + received.w;
+    }
+}
 
 /* Sends each unit to the block that it belongs to, which has every `split`-th from unit `part` on: the sums of part p
  * of K go to the p-th place of the unit there. Its own ones a thread keeps, for itself. */
@@ -265,7 +309,10 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
         if (has_rows) {
             auto scales = token_scales<Math, kCount>(shared);
             multiply_tile<Math>(sum, shared.rings, stage, depth, scales, at);
-            if (split > 1) send_sums<Tile>(sum[0], shared, exchange, work, rank, split);
+            if constexpr (Tile::kIsHalved)
+                swap_sums<Tile>(sum[0], shared, exchange, work, rank);
+            else if (split > 1)
+                send_sums<Tile>(sum[0], shared, exchange, work, rank, split);
         } else {
             skip_tile(shared.rings, stage, depth, at);
         }
@@ -283,7 +330,10 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
         if (has_rows && split > 1) {
             float own[(Tile::kUnits + 1) / 2 * 4]; /* half of the units, where two blocks share */
             ptx::mbarrier_wait_cluster(&shared.received, 0);
-            add_received<Tile>(own, exchange, units, split);
+            if constexpr (Tile::kIsHalved)
+                add_swapped<Tile>(own, sum[0], exchange, units, part);
+            else
+                add_received<Tile>(own, exchange, units, split);
             keep(own, units);
         } else if (has_rows) {
             keep(sum[0], Tile::kUnits);
@@ -335,7 +385,7 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
     if (warp == 0)
         produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank, !alone && starts);
     else if (warp == 1)
-        schedule_tokens<false>(shared.rings, args, rank);
+        works.schedule(args, rank);
     else if (warp < 4) {
         if constexpr (Math::kScaled) produce_decode_scales(shared, args, works);
     } else

@@ -1,5 +1,6 @@
 /*
- * Products of groups of some rows on Hopper: from one row of each group to some hundreds.
+ * Products of groups of some rows on Hopper: from one row of each group to some hundreds. A few hundred rows of one
+ * product are such a group, too.
  *
  * A tile of 128 rows fits such groups badly: one of 130 rows would be multiplied as 192. So the operands change places
  * (gemm_tokens_sm90.cuh): beside 128 rows of B (weights) a tile has a multiple of 16 rows of A (tokens) that it chooses
@@ -183,7 +184,7 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
         if (warp == 0)
             produce_groups(shared.rings, stages, map_weights, map_tokens, args, rank);
         else if (warp == 1)
-            schedule_tokens<true>(shared.rings, args, rank);
+            schedule_tokens(shared.rings, args, rank);
         else if constexpr (Math::kScaled)
             produce_group_scales(shared, args);
     } else {

@@ -66,12 +66,11 @@ __device__ __forceinline__ Sm90Work token_work(const GemmSm90Args &args, int ran
             k_bytes};
 }
 
-/* kEven: groups are cut evenly. */
-template <bool kEven, typename Tile>
+/* Rows are cut evenly. */
+template <typename Tile>
 __device__ __forceinline__ void schedule_tokens(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank) {
-    if (is_one_row_of_tiles(args.space)) return;
     RingPosition<Tile::kTileSlots> at;
-    TileWalk<Tile::kBlockN, Tile::kWeights, 1, kEven> walk(args.space, blockIdx.y, gridDim.y);
+    TileWalk<Tile::kBlockN, Tile::kWeights, 1, true> walk(args.space, blockIdx.y, gridDim.y);
     OutputTile tile;
     while (walk.next(tile)) hand_over(shared, at, token_work<Tile>(args, rank, tile));
     hand_over(shared, at, no_more_work());

@@ -264,7 +264,7 @@ __device__ __forceinline__ void rasterise(uint32_t tile, uint32_t major_tiles, u
 }
 
 /* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. Where kBlocks blocks share a
- * tile, block `rank` of them gets its own rows of it, which may be none. kEven: groups are cut evenly. */
+ * tile, block `rank` of them gets its own rows of it, which may be none. kEven: groups are cut evenly, or all rows. */
 template <int kBlockM, int kBlockN, int kBlocks = 1, bool kEven = false>
 class TileWalk {
 public:
@@ -313,9 +313,10 @@ private:
     template <int kBlock>
     __device__ __forceinline__ MajorTile find_in_blocks(uint32_t major, uint32_t band) {
         const GroupedAxis &axis = space_.major;
-        if (axis.grouping == Grouping::kNone) return {int64_t{major} * kBlock, axis.length, 0};
+        const bool whole = axis.grouping == Grouping::kNone;
+        if (whole && !kEven) return {int64_t{major} * kBlock, axis.length, 0};
         if (axis.grouping == Grouping::kIndices) return find_index<kBlock>(axis, major);
-        if (axis.grouping == Grouping::kUniform) {
+        if (whole || axis.grouping == Grouping::kUniform) {
             const Cut<kBlock, kEven> cut(axis, axis.length);
             const uint32_t own = major % cut.tiles;
             return {cut.begin_of(0, own), cut.end_of(0, axis.length, own), major / cut.tiles};
