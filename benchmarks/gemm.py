@@ -50,6 +50,7 @@ K_GROUPED_FP8 = [(4, 4096, 7168, 4096), (8, 4096, 2048, 7168), (32, 1024, 7168, 
 EXPERTS_FP8 = [(32, 5760, 2880), (128, 1536, 2048), (128, 2048, 768), (8, 28672, 4096), (256, 4096, 7168)]
 EXPERT_ROWS = (1, 7, 64, 300)
 DECODE_FP8 = [(m, n, k) for m in (1, 2, 4, 8, 16, 32) for n, k in ((7168, 2048), (4096, 7168), (24576, 1536))]
+SERVED_FP8 = [(m, n, k) for m in (256, 512) for n, k in ((2112, 7168), (4096, 7168), (7168, 2048))]
 CASTS = [(4096, 7168), (32768, 7168)]  # (m, k), bf16 to FP8
 # (op, m, n) of the cases that are measured with scales of blocks as well
 BLOCK_SCALED = {
@@ -114,7 +115,7 @@ def cases() -> list[Case]:
 def more_cases() -> list[Case]:
     """Shapes that no peer was measured at."""
     draw = random.Random(0)
-    made = [Case(FP8, *shape) for shape in DECODE_FP8]
+    made = [Case(FP8, *shape) for shape in DECODE_FP8 + SERVED_FP8]
     for groups, expected_k, m, n in K_GROUPED_FP8:
         sizes = tuple(16 * int(expected_k / 16 * draw.uniform(0.7, 1.3)) for _ in range(groups))
         made.append(Case(FP8, m, n, sum(sizes), sizes, expected_k, "k_grouped_wgrad"))

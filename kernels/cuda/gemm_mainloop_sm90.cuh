@@ -37,7 +37,7 @@ struct GemmSm90Args {
     /* Of gemm_decode_sm90.cuh: blocks or pairs of a cluster that share the K of a tile; steps of each, and how many
      * have one more. */
     int32_t split, part_steps, longer_parts;
-    int32_t box_tokens; /* rows of A to a copy */
+    int32_t box_tokens;     /* rows of A to a copy */
     const uint8_t *weights; /* B, and bytes from one of its rows to the next */
     int64_t weight_pitch;
 };
