@@ -106,7 +106,7 @@ typedef struct {
 
 /* Durations of the tiles that a kind of product has. */
 typedef struct {
-    gemm_tile large[4]; /* widest first; blocks 0: there is no other */
+    gemm_tile large[5]; /* widest first; blocks 0: there is no other */
     gemm_tile some;     /* of the kernel for groups of some rows: the tallest */
     struct {
         double step, end;
@@ -136,6 +136,7 @@ static const gemm_durations halves = {
     .large = {{256, 256, 4, 2, 4.37, 0, 8.8, 4.6},
               {128, 256, 4, 1, 4.58, 0, 3.6, 6.7},
               {128, 192, 4, 1, 3.63, 0, 3.2, 9.1},
+              {256, 128, 6, 2, 2.4, 0, 10, 10},
               {128, 128, 6, 1, 2.75, 0, 1.7, 2.2}},
     .some = {192, 256, 5, 2, 0.8, 0.016, 5.5, 5.5},
     .few_narrow = {2.57, 6.6},

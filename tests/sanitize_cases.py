@@ -750,6 +750,19 @@ def all_cases():
         common = {"dtypes": (E4M3, E4M3), "out_dtype": "bfloat16", "precision": "ieee", "sizes": (), "offset": 0}
         cases[f"gemm/few/16-bit/{rows}"] = partial(gemm_case, rows=rows, shape=(200, 4112), extras=True, **common)
 
+    for rows, num_sms in ((500, 8), (600, 4)):
+        cases[f"gemm/large/bfloat16/narrow/{rows}"] = partial(
+            gemm_case,
+            dtypes=("bfloat16", "bfloat16"),
+            out_dtype="bfloat16",
+            precision="ieee",
+            sizes=(),
+            offset=0,
+            rows=rows,
+            shape=(200, 4112),
+            num_sms=num_sms,
+        )
+
     # More of them, in two rows of tiles; by pairs that share K; and cut evenly by the kernel for groups of some rows.
     for dtype, extras in ((E4M3, True), (E4M3, "blocks"), ("bfloat16", True)):
         common = {"dtypes": (dtype, dtype), "precision": "ieee", "sizes": (), "offset": 0, "extras": extras}

@@ -118,6 +118,21 @@ def test_some_rows_are_added(backend, sms, shape, tile):
     judge(out, before + reference.gemm(a, b), E4M3, "float32")
 
 
+@pytest.mark.parametrize("sms, m", [(8, 500), (4, 600)])  # of the last pair of 600 rows one block has none
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("out_dtype, pad", [("bfloat16", 0), ("float16", 1), ("float32", 0)])
+def test_pairs_of_narrow_tiles(backend, sms, m, dtype, out_dtype, pad):
+    """Which products of 16 bits alone have."""
+    n, k = 200, 4112
+    plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=sms)
+    assert (plan["block_m"], plan["block_n"], plan["few_rows"], plan["some_rows"]) == (256, 128, 0, 0)
+    rng, a, b = operands(m, n, k, dtype, dtype)
+    how = {"scale_a": scale_of(rng, "row", m), "bias": rng.standard_normal(n).astype(np.float32)}
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, out_dtype, pad=pad, **how)
+    judge(out, reference.gemm(a, b, **how), dtype, out_dtype)
+
+
 @fp8_pairs
 @pytest.mark.parametrize("k", K)
 def test_fp8_depths(backend, k, dtypes):

@@ -68,47 +68,44 @@ __device__ __forceinline__ void hand_back(
 
 /* ---- tiles ---- */
 
-/* The block's tiles, to a warp of its producer or consumers. Where the first of one row of tiles is, is known before
- * the block has met: between that and the first copy there should be little to do. */
+/* The block's tiles, to a warp of its producer or consumers. Where those of one group are, everybody works out; and the
+ * first one of one row of tiles before the block has met, without a division: between that and the first copy there
+ * should be little to do. */
 template <typename Tile>
 class DecodeWorks {
 public:
     __device__ __forceinline__ DecodeWorks(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank)
-        : shared_(shared), stride_(static_cast<int>(gridDim.y) * Tile::kWeights) {
+        : shared_(shared), args_(args), rank_(rank), tile_(blockIdx.y) {
         const TileSpace &space = args.space;
-        one_row_ = is_one_row_of_tiles(space);
-        if (!one_row_) return;
-        const int column = static_cast<int>(blockIdx.y) * Tile::kWeights;
-        next_ =
-            token_work<Tile>(args, rank, {0, space.major.length, column, space.minor_length, 0, 0, 0, space.k_bytes});
-        length_ = static_cast<int>(space.minor_length);
-        left_ = length_ - column;
+        one_group_ = is_one_group(space);
+        tiles_ = space.major_tiles * space.minor_tiles;
+        if (is_one_row_of_tiles(space))
+            next_ = token_work<Tile>(args, rank,
+                                     {0, space.major.length, static_cast<int>(tile_) * Tile::kWeights,
+                                      space.minor_length, 0, 0, 0, space.k_bytes});
+        else if (one_group_)
+            next_ = token_work_of_one_group<Tile>(args, rank, tile_);
     }
 
-    /* All warps but the first ask L2 for the weights of the first steps, line by line. It takes a microsecond until
-     * there are barriers for copies to arrive at, and much of another until the first copy has found its way to memory.
-     * L2 is told early without harm: what earlier kernels have yet to write, they write there. */
-    __device__ __forceinline__ void ask_for_weights(const GemmSm90Args &args) const {
-        constexpr int kLines = 3 * Tile::kRows;
-        for (int line = threadIdx.x - 32; one_row_ && line < kLines; line += Tile::kThreads - 32) {
-            const int row = line % Tile::kRows, k = line / Tile::kRows * kSm90StepBytes;
-            if (row < next_.rows && k < next_.k_bytes)
-                ptx::prefetch_l2(args.weights + (next_.first_row + row) * args.weight_pitch + next_.k_begin + k);
-        }
+    /* What is known of it before the block has met. */
+    __device__ __forceinline__ void ask_for_first() const {
+        if (one_group_)
+            ask_for_weights<Tile>(args_, next_);
+        else if (threadIdx.x / 32 == 1)
+            ask_for_groups(args_.space, blockIdx.y);
     }
 
     /* By a warp, which hands them to the others. */
-    __device__ __forceinline__ void schedule(const GemmSm90Args &args, int rank) {
-        if (!one_row_) schedule_tokens(shared_, args, rank);
+    __device__ __forceinline__ void schedule() {
+        if (!one_group_) schedule_tokens(shared_, args_, rank_);
     }
 
     __device__ __forceinline__ bool next(Sm90Work &work) {
-        if (one_row_) {
-            if (left_ <= 0) return false;
+        if (one_group_) {
+            if (tile_ >= tiles_) return false;
+            if (tile_ != blockIdx.y) advance();
             work = next_;
-            left_ -= stride_;
-            next_.first_row += stride_;
-            next_.rows = min(length_ - next_.first_row, Tile::kRows);
+            tile_ += gridDim.y;
             return true;
         }
         work = next_work(shared_, slot_);
@@ -118,11 +115,21 @@ public:
     }
 
 private:
+    __device__ __forceinline__ void advance() {
+        if (is_one_row_of_tiles(args_.space)) {
+            next_.first_row += static_cast<int>(gridDim.y) * Tile::kWeights;
+            next_.rows = min(static_cast<int>(args_.space.minor_length) - next_.first_row, Tile::kRows);
+        } else {
+            next_ = token_work_of_one_group<Tile>(args_, rank_, tile_);
+        }
+    }
+
     Sm90Shared<Tile> &shared_;
-    const int stride_; /* rows of weights from one tile to the next */
-    bool one_row_;
-    int length_, left_; /* rows of weights, and those from the next tile of the pair on */
-    Sm90Work next_;
+    const GemmSm90Args &args_;
+    const int rank_;
+    uint32_t tile_, tiles_; /* of one group: the next one, and all */
+    bool one_group_;
+    Sm90Work next_; /* of one group; the one before, until it is asked for */
     RingPosition<Tile::kTileSlots> slot_;
 };
 
@@ -367,10 +374,10 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
         ptx::mbarrier_init(&shared.received, 1);
         init_rings(shared.rings);
     }
-    if (warp > 0) works.ask_for_weights(args);
+    if (warp > 0) works.ask_for_first();
     __syncwarp();
     /* Who made the barriers, knows the tile and copies for no other block does not wait for anybody. */
-    const bool starts = warp == 0 && Tile::kCluster == 1 && (alone || is_one_row_of_tiles(args.space));
+    const bool starts = warp == 0 && Tile::kCluster == 1 && (alone || is_one_group(args.space));
     if (!alone)
         ptx::cluster_arrive();
     else if (starts)
@@ -385,7 +392,7 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
     if (warp == 0)
         produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank, !alone && starts);
     else if (warp == 1)
-        works.schedule(args, rank);
+        works.schedule();
     else if (warp < 4) {
         if constexpr (Math::kScaled) produce_decode_scales(shared, args, works);
     } else

@@ -177,7 +177,14 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
         ptx::prefetch_tensor_map(&map_tokens);
         init_rings(shared.rings);
     }
-    ptx::cluster_sync();
+    __syncwarp();
+    ptx::cluster_arrive();
+    if (warp > 0 && is_one_group(args.space))
+        ask_for_weights<Tile>(args, token_work_of_one_group<Tile>(args, rank, blockIdx.y));
+    else if (warp == 1)
+        ask_for_groups(args.space, blockIdx.y);
+    __syncwarp();
+    ptx::cluster_wait();
     ptx::wait_for_earlier_kernels();
     if (warp < 4) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();

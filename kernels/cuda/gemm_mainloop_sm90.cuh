@@ -1,46 +1,18 @@
 /*
- * What the Hopper kernels of products share: rings of stages and of tiles, and the multiplication of a tile.
- *
- * The rings hand over by mbarriers ("full" to the reader, "empty" back). A stage is 128 bytes of K of 128 rows of the
- * one operand, 64 to each of two warpgroups of consumers, and of kBlockN rows of the other.
+ * The multiplication of a tile, which the Hopper kernels of products share.
  *
  * Hopper's fp8 tensor cores keep about 13 fraction bits of a running sum. fp8 sums are therefore promoted: each stage
  * (K = 128) is summed from zero by the tensor cores and then added to float32 registers. The registers of a partial sum
  * are those of the next one too, so that a warpgroup adds and multiplies by turns, and the products of the other one
- * fill the time in which it adds. A tile of 256 columns is two parts, for want of registers.
+ * fill the time in which it adds. A tile of 256 columns is two parts, for want of registers; one of 128 has registers
+ * for the partial sums of two steps.
  */
 #pragma once
 
-#include <cuda.h>
-
-#include "common.cuh"
-#include "gemm_epilogue.cuh"
-#include "ptx.cuh"
-#include "ring.cuh"
-#include "scheduler.cuh"
+#include "gemm_rings_sm90.cuh"
 #include "tensor_map.cuh"
 
 namespace flexgemm {
-
-struct GemmSm90Args {
-    TileSpace space;
-    Epilogue epilogue;
-    bool a_grouped, b_grouped;
-    CUtensorMap map_out;       /* boxes of 16 rows and 128 bytes of out, where out_in_boxes */
-    bool out_in_boxes;         /* the copy engine can store it */
-    bool whole_boxes;          /* of 16 bits, and with one scale of all columns and no bias */
-    bool out_grouped;          /* it has a matrix for each group */
-    bool out_aligned;          /* its rows start at multiples of 16 bytes */
-    bool staggered;            /* blocks add to the output at different times (gemm_sm90.cuh) */
-    bool plain;                /* of out nothing but scaled and biased sums in 16 bits, or 32 but for few rows */
-    int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
-    /* Of gemm_decode_sm90.cuh: blocks or pairs of a cluster that share the K of a tile; steps of each, and how many
-     * have one more. */
-    int32_t split, part_steps, longer_parts;
-    int32_t box_tokens;     /* rows of A to a copy */
-    const uint8_t *weights; /* B, and bytes from one of its rows to the next */
-    int64_t weight_pitch;
-};
 
 /* What becomes of tensor-core sums: nothing, until they are all; they are added to float32 registers; or so times the
  * scales of blocks of the operands, which are those of parts of tiles: 128 columns. */
@@ -64,88 +36,6 @@ FG_SM90_MATH(Sm90E4m3E5m2, true, ptx::wgmma_e4m3_e5m2)
 FG_SM90_MATH(Sm90E5m2E4m3, true, ptx::wgmma_e5m2_e4m3)
 FG_SM90_MATH(Sm90E5m2E5m2, true, ptx::wgmma_e5m2_e5m2)
 #undef FG_SM90_MATH
-
-constexpr int kSm90BlockM = 128, kSm90StepBytes = 128, kSm90SlabBytes = 128;
-
-/* ---- rings ---- */
-
-/* One tile as the scheduler hands it over. rows <= 0: a block with nothing to do but its share of the copies;
- * group < 0: there are no more. */
-struct Sm90Work {
-    int32_t first_row, rows, first_column, columns;
-    int32_t group, weight; /* matrices of A and out, and of B */
-    int32_t k_begin, k_bytes;
-    bool apart; /* from the other block of the pair: B is not shared */
-    bool whole; /* all rows and columns are there, and something is multiplied */
-    bool again; /* it is the rest of a tile whose first part of K has been added to the output */
-};
-
-template <typename Tile>
-struct Sm90Shared {
-    uint64_t full[Tile::kStages], empty[Tile::kStages];
-    uint64_t scales_read[Tile::kStages]; /* those of blocks, by every lane of the consumers */
-    uint64_t work_full[Tile::kTileSlots], work_empty[Tile::kTileSlots];
-    Sm90Work work[Tile::kTileSlots];
-};
-
-/* Barriers of the rings; the block, or its cluster, has yet to meet. Threads that copy scales arrive one by one. */
-template <typename Tile>
-__device__ __forceinline__ void init_rings(Sm90Shared<Tile> &shared) {
-    constexpr int kConsumerWarps = 4 * Tile::kWarpgroups;
-    for (int i = 0; i < Tile::kStages; ++i) {
-        ptx::mbarrier_init(&shared.full[i], 1 + Tile::kScaleThreads);
-        ptx::mbarrier_init(&shared.empty[i], kConsumerWarps * Tile::kCluster);
-        if constexpr (Tile::kScaleThreads > 0) ptx::mbarrier_init(&shared.scales_read[i], 32 * kConsumerWarps);
-    }
-    for (int i = 0; i < Tile::kTileSlots; ++i) {
-        ptx::mbarrier_init(&shared.work_full[i], 1);
-        /* Every lane that reads it. */
-        ptx::mbarrier_init(&shared.work_empty[i], 32 * (kConsumerWarps + 1) + Tile::kScaleThreads);
-    }
-    ptx::fence_mbarrier_init();
-}
-
-template <typename Tile>
-__device__ __forceinline__ void hand_over(Sm90Shared<Tile> &shared, RingPosition<Tile::kTileSlots> &at,
-                                          const Sm90Work &work) {
-    ptx::mbarrier_wait_parity(&shared.work_empty[at.slot], at.parity ^ 1);
-    __syncwarp(); /* a lane that looked later could find the slot filled and emptied again, and wait for ever */
-    if (threadIdx.x % 32 == 0) {
-        shared.work[at.slot] = work;
-        ptx::mbarrier_arrive(&shared.work_full[at.slot]);
-    }
-    __syncwarp();
-    at.advance();
-}
-
-__device__ __forceinline__ Sm90Work no_more_work() { return {0, 0, 0, 0, -1, 0, 0, 0, false, false}; }
-
-/* Copies begin at multiples of 16 bytes, groups along K anywhere: bytes of the first step that are before the group. */
-__device__ __forceinline__ int head_of(const Sm90Work &work) { return work.k_begin % 16; }
-
-__device__ __forceinline__ int steps_of(const Sm90Work &work) {
-    return ceil_div(head_of(work) + work.k_bytes, kSm90StepBytes);
-}
-
-/* The next tile, for the 32 threads of a warp; it stays where it is until release_work. */
-template <typename Tile>
-__device__ __forceinline__ const Sm90Work &next_work(Sm90Shared<Tile> &shared,
-                                                     const RingPosition<Tile::kTileSlots> &at) {
-    ptx::mbarrier_wait_parity(&shared.work_full[at.slot], at.parity);
-    return shared.work[at.slot];
-}
-
-template <typename Tile>
-__device__ __forceinline__ void release_work(Sm90Shared<Tile> &shared, RingPosition<Tile::kTileSlots> &at) {
-    ptx::mbarrier_arrive(&shared.work_empty[at.slot]);
-    at.advance();
-}
-
-/* The rows of one group that are one row of tiles: who needs a tile knows where it is. To look for it takes longer than
- * many of these products. */
-__device__ __forceinline__ bool is_one_row_of_tiles(const TileSpace &space) {
-    return space.major.grouping == Grouping::kNone && space.major_tiles == 1;
-}
 
 /* ---- multiplication ---- */
 
@@ -276,13 +166,13 @@ __device__ __forceinline__ void clear(float (&sum)[kCount]) {
     for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
 }
 
-/* Sums of one part of one step, which are then promoted. */
-template <typename Math, bool kTurns, typename Tile, int kCount>
+/* Sums of one part of one step, which are then promoted; of two steps where kSums is 2. */
+template <typename Math, bool kTurns, typename Tile, int kCount, int kSums = 1>
 struct PartialProducts {
     Sm90Shared<Tile> &shared;
     const StageDescriptors &stage;
     uint64_t a, b; /* of the step */
-    float sum[kCount];
+    float sum[kSums][kCount];
 
     __device__ __forceinline__ void await(const Depth &depth, int step, const RingPosition<Tile::kStages> &at) {
         await_stage(shared, stage, depth, step, at);
@@ -292,10 +182,10 @@ struct PartialProducts {
         ptx::wgmma_hold(b);
     }
 
-    __device__ __forceinline__ void start(int part) {
+    __device__ __forceinline__ void start(int part, int i = 0) {
         if constexpr (kTurns) await_turn<Tile>(stage.warpgroup);
         ptx::wgmma_fence();
-        multiply_part<Math>(sum, a, b, part, false);
+        multiply_part<Math>(sum[i], a, b, part, false);
         ptx::wgmma_commit();
         if constexpr (kTurns) pass_turn<Tile>(stage.warpgroup);
     }
@@ -317,7 +207,7 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], 
 #pragma unroll
         for (int part = 0; part < kParts - 1; ++part) {
             ptx::wgmma_wait<0>();
-            promote(sum[part], partial.sum, scale.part(part));
+            promote(sum[part], partial.sum[0], scale.part(part));
             partial.start(part + 1);
         }
         const int slot = at.slot;
@@ -325,7 +215,7 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], 
         partial.await(depth, step, at);
         ptx::wgmma_wait<0>();
         hand_back(shared, slot);
-        promote(sum[kParts - 1], partial.sum, scale.part(kParts - 1));
+        promote(sum[kParts - 1], partial.sum[0], scale.part(kParts - 1));
         partial.start(0);
     }
     scales.load(scale, at.slot);
@@ -333,14 +223,58 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], 
 #pragma unroll
     for (int part = 0; part < kParts - 1; ++part) {
         ptx::wgmma_wait<0>();
-        promote(sum[part], partial.sum, scale.part(part));
+        promote(sum[part], partial.sum[0], scale.part(part));
         partial.start(part + 1);
         finish(sum[part], part);
     }
     ptx::wgmma_wait<0>();
     hand_back(shared, at.slot);
     at.advance();
-    promote(sum[kParts - 1], partial.sum, scale.part(kParts - 1));
+    promote(sum[kParts - 1], partial.sum[0], scale.part(kParts - 1));
+}
+
+/* The same where there are registers for the partial sums of two steps: while one is added the next is multiplied, so
+ * that tensor cores have work whatever the other warpgroup does. */
+template <typename Math, typename Tile, int kCount, typename Scales, typename Finish>
+__device__ __forceinline__ void multiply_promoted(float (&sum)[1][kCount],
+                                                  PartialProducts<Math, false, Tile, kCount, 2> &partial,
+                                                  Sm90Shared<Tile> &shared, const Depth &depth, Scales &scales,
+                                                  RingPosition<Tile::kStages> &at, Finish &finish) {
+    clear(sum[0]);
+    RingPosition<Tile::kStages> ahead = at;
+    const auto start = [&](int step, int i) {
+        ahead.advance();
+        partial.await(depth, step, ahead);
+        partial.start(0, i);
+    };
+    const auto add = [&](int i) { /* which has been waited for */
+                                  typename Scales::Step scale;
+                                  scales.load(scale, at.slot);
+                                  hand_back(shared, at.slot);
+                                  at.advance();
+                                  promote(sum[0], partial.sum[i], scale.part(0));
+    };
+    int step = 1;
+    for (; step + 1 < depth.steps; step += 2) {
+        start(step, 1);
+        ptx::wgmma_wait<1>();
+        add(0);
+        start(step + 1, 0);
+        ptx::wgmma_wait<1>();
+        add(1);
+    }
+    if (step < depth.steps) {
+        start(step, 1);
+        ptx::wgmma_wait<1>();
+        add(0);
+        finish.prepare();
+        ptx::wgmma_wait<0>();
+        add(1);
+    } else {
+        finish.prepare();
+        ptx::wgmma_wait<0>();
+        add(0);
+    }
 }
 
 /* The same with a partial sum of `steps` steps, at most a ring of stages. */
@@ -444,6 +378,8 @@ inline GemmSm90Args make_args(const fg_gemm_params &params) {
     args.epilogue = make_epilogue(params);
     args.a_grouped = params.a.ndim == 3;
     args.b_grouped = params.b.ndim == 3;
+    args.rows = static_cast<const uint8_t *>(params.a.data);
+    args.row_pitch = pitch(params.a, params.a.ndim - 2);
     args.weights = static_cast<const uint8_t *>(params.b.data);
     args.weight_pitch = pitch(params.b, params.b.ndim - 2);
     return args;

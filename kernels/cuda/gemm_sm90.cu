@@ -55,6 +55,10 @@ template <typename Math>
 fg_status launch(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
                  const fg_queue *queue, fg_error *error) {
     constexpr bool kScaled = Math::kScaled;
+    if constexpr (!Math::kFp8) { /* fp8 is not faster by pairs of so few columns */
+        if (plan.block_m == 2 * kSm90BlockM && plan.block_n == 128)
+            return launch_tile<Math, Sm90Tile<128, 2, kScaled>>(a, b, args, num_sms, queue, error);
+    }
     if (plan.block_m == 2 * kSm90BlockM)
         return launch_tile<Math, Sm90Tile<256, 2, kScaled>>(a, b, args, num_sms, queue, error);
     if constexpr (!kScaled) {

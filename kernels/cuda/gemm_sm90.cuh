@@ -11,7 +11,7 @@
  *
  * A stage is 128 bytes of K: 128 rows of A and kBlockN rows of B in the 128-byte swizzle that wgmma reads. The producer
  * runs ahead into the next tile during an epilogue, and where promoted sums of whole tiles are stored in 16 bits so do
- * the tensor cores. The rings and the multiplication are in gemm_mainloop_sm90.cuh, ends of tiles in
+ * the tensor cores. The rings are in gemm_rings_sm90.cuh, the multiplication in gemm_mainloop_sm90.cuh, ends of tiles in
  * gemm_store_sm90.cuh.
  *
  * Blocks may work in pairs (clusters of 2) on adjacent row tiles: each copies its own rows of A and half of the columns
@@ -36,6 +36,7 @@ struct Sm90Tile {
     static constexpr int kClusterM = kBlocks * kSm90BlockM;
     /* Promoted sums come in parts of columns, each as many as a partial sum beside the sums has registers for. */
     static constexpr int kPromotedParts = kN > 192 ? 2 : 1;
+    static constexpr int kPartialSums = kN > 128 ? 1 : 2;          /* of two steps, where there are so many registers */
     static constexpr int kStages = kN > 128 ? 4 : kScaled ? 5 : 6; /* beside scales a sixth has no room */
     static constexpr int kWarpgroups = 2, kWarpgroupRows = 64;     /* of consumers */
     static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup;
@@ -59,14 +60,46 @@ struct Sm90Tile {
                   "warpgroups divide the registers of the launch");
 };
 
-/* Where B is read once: asks L2 for the first step of the block's first tile, a line to a thread, while barriers and
- * the tile are not there yet. What earlier kernels have yet to write, they write there. */
+/* ---- tiles of one group ---- */
+
+/* Who needs one of these works it out for itself: to look for groups takes code that memory has to send first, and so
+ * longer than many of these products. */
 template <typename Tile>
-__device__ __forceinline__ void ask_for_columns(const GemmSm90Args &args) {
-    const int64_t column = static_cast<int64_t>(blockIdx.x) * Tile::kBlockN + threadIdx.x;
-    if (Tile::kCluster == 1 && is_one_row_of_tiles(args.space) && threadIdx.x < Tile::kBlockN &&
-        column < args.space.minor_length && args.space.k_bytes > 0)
-        ptx::prefetch_l2(args.weights + column * args.weight_pitch);
+__device__ __forceinline__ Sm90Work work_of_one_group(const GemmSm90Args &args, uint32_t tile) {
+    const TileSpace &space = args.space;
+    uint32_t major, minor;
+    rasterise(tile, space.major_tiles, space.minor_tiles, &major, &minor);
+    const int row =
+        static_cast<int>(major) * Tile::kClusterM + static_cast<int>(blockIdx.x % Tile::kCluster) * kSm90BlockM;
+    const int column = static_cast<int>(minor) * Tile::kBlockN, k_bytes = static_cast<int>(space.k_bytes);
+    const int rows = min(static_cast<int>(space.major.length) - row, kSm90BlockM);
+    const int columns = min(static_cast<int>(space.minor_length) - column, Tile::kBlockN);
+    const bool whole = args.whole_boxes && rows == kSm90BlockM && columns == Tile::kBlockN && k_bytes > 0;
+    return {row, rows, column, columns, 0, 0, 0, k_bytes, false, whole};
+}
+
+/* All warps but the first ask L2 for the first steps of the block's first tile, line by line, while barriers are not
+ * there yet: the first copies take three times as long to find their way to memory. Also for scales, which are wanted
+ * when there is nothing else to do. What earlier kernels have yet to write, they write there. */
+template <typename Tile>
+__device__ __forceinline__ void ask_for_first_tile(const GemmSm90Args &args) {
+    constexpr int kShare = Tile::kBlockN / Tile::kCluster, kRows = kSm90BlockM + kShare, kLines = 2 * kRows;
+    const Sm90Work work = work_of_one_group<Tile>(args, blockIdx.x / Tile::kCluster);
+    const int first_share = static_cast<int>(blockIdx.x % Tile::kCluster) * kShare;
+    for (int line = static_cast<int>(threadIdx.x) - 32; line < kLines; line += Tile::kThreads - 32) {
+        const int row = line % kRows, column = row - kSm90BlockM + first_share;
+        const int k = line / kRows * kSm90StepBytes;
+        if (k >= work.k_bytes) break;
+        if (row < kSm90BlockM && row < work.rows)
+            ptx::prefetch_l2(args.rows + (work.first_row + row) * args.row_pitch + k);
+        else if (row >= kSm90BlockM && column < work.columns)
+            ptx::prefetch_l2(args.weights + (work.first_column + column) * args.weight_pitch + k);
+    }
+    const Epilogue &to = args.epilogue;
+    if (threadIdx.x / 32 == 1 && !to.block_scaled) {
+        ask_for_scales(to.scale_a, work.first_row, work.rows);
+        ask_for_scales(to.scale_b, work.first_column, work.columns);
+    }
 }
 
 /* ---- scheduler warp ---- */
@@ -89,13 +122,10 @@ __device__ __forceinline__ Sm90Work part_along_k(Sm90Work &work, int cluster) {
 template <typename Tile>
 __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm90Args &args) {
     RingPosition<Tile::kTileSlots> at;
-    if (Tile::kCluster == 1 && is_one_row_of_tiles(args.space)) {
-        const int rows = static_cast<int>(args.space.major.length), k_bytes = static_cast<int>(args.space.k_bytes);
-        const int64_t end = args.space.minor_length, step = int64_t{gridDim.x} * Tile::kBlockN;
-        for (int64_t column = int64_t{blockIdx.x} * Tile::kBlockN; column < end; column += step) {
-            const int columns = end - column < Tile::kBlockN ? static_cast<int>(end - column) : Tile::kBlockN;
-            hand_over(shared, at, {0, rows, static_cast<int>(column), columns, 0, 0, 0, k_bytes, false});
-        }
+    if (is_one_group(args.space) && !args.staggered) {
+        const uint32_t tiles = args.space.major_tiles * args.space.minor_tiles, step = gridDim.x / Tile::kCluster;
+        for (uint32_t tile = blockIdx.x / Tile::kCluster; tile < tiles; tile += step)
+            hand_over(shared, at, work_of_one_group<Tile>(args, tile));
         hand_over(shared, at, no_more_work());
         return;
     }
@@ -128,42 +158,47 @@ __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm9
 template <typename Tile>
 __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stages, const CUtensorMap &map_a,
                                         const CUtensorMap &map_b, const GemmSm90Args &args) {
+    constexpr int kShare = Tile::kBlockN / Tile::kCluster, kShareBytes = kShare * kSm90StepBytes;
+    constexpr uint16_t kAll = (1 << Tile::kCluster) - 1;
+    /* One thread's time from one stage to the next is what narrow tiles wait for: it finds addresses in registers. */
+    const bool leads = ptx::elect();
+    const int share = Tile::kCluster > 1 ? static_cast<int>(ptx::cluster_block_rank()) : 0;
+    uint8_t *const first_stage = ptx::opaque(stages);
+    uint64_t *const first_full = ptx::opaque(shared.full), *const first_empty = ptx::opaque(shared.empty);
     RingPosition<Tile::kTileSlots> slot;
     RingPosition<Tile::kStages> at;
-    for (;;) {
-        const Sm90Work work = next_work(shared, slot);
+    /* Copies of the first tile of one group begin before the scheduler has handed it over. */
+    for (bool known = is_one_group(args.space) && !args.staggered;; known = false) {
+        const Sm90Work work =
+            known ? work_of_one_group<Tile>(args, blockIdx.x / Tile::kCluster) : next_work(shared, slot);
         if (work.group < 0) return;
-        release_work(shared, slot);
+        if (!known) release_work(shared, slot);
         const int boxes_a = work.rows > 0 ? ceil_div(work.rows, Tile::kWarpgroupRows) : 0;
         const int group_a = args.a_grouped ? work.group : 0, group_b = args.b_grouped ? work.weight : 0;
-        const int steps = steps_of(work);
-        for (int step = 0; step < steps; ++step, at.advance()) {
-            ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
-            __syncwarp(); /* as in hand_over */
-            if (ptx::elect()) {
-                uint8_t *a = stages + at.slot * Tile::kStageBytes, *b = a + Tile::kWarpgroups * Tile::kBytesA;
-                uint64_t *full = &shared.full[at.slot];
-                const int k = work.k_begin - head_of(work) + step * kSm90StepBytes;
-                ptx::mbarrier_arrive_expect_tx(full, boxes_a * Tile::kBytesA + Tile::kBytesB);
-                for (int box = 0; box < boxes_a; ++box)
-                    ptx::tma_load_3d(a + box * Tile::kBytesA, &map_a, full, k,
-                                     work.first_row + box * Tile::kWarpgroupRows, group_a);
-                if constexpr (Tile::kCluster == 1) {
-                    ptx::tma_load_3d(b, &map_b, full, k, work.first_column, group_b);
-                } else {
-                    constexpr int kShare = Tile::kBlockN / Tile::kCluster;
-                    const int rank = static_cast<int>(ptx::cluster_block_rank());
-                    for (int share = 0; share < Tile::kCluster; ++share)
-                        if (work.apart)
-                            ptx::tma_load_3d(b + share * kShare * kSm90StepBytes, &map_b, full, k,
-                                             work.first_column + share * kShare, group_b);
-                        else if (share == rank)
-                            ptx::tma_load_3d_multicast(b + share * kShare * kSm90StepBytes, &map_b, full, k,
-                                                       work.first_column + share * kShare, group_b,
-                                                       (1 << Tile::kCluster) - 1);
-                }
+        const int bytes = boxes_a * Tile::kBytesA + Tile::kBytesB, steps = steps_of(work);
+        int k = work.k_begin - head_of(work);
+        for (int step = 0; step < steps && leads; ++step, at.advance(), k += kSm90StepBytes) {
+            uint8_t *a = first_stage + at.slot * Tile::kStageBytes, *b = a + Tile::kWarpgroups * Tile::kBytesA;
+            uint64_t *full = first_full + at.slot;
+            ptx::mbarrier_wait_parity(first_empty + at.slot, at.parity ^ 1);
+            ptx::mbarrier_arrive_expect_tx(full, bytes);
+            if (boxes_a > 0) ptx::tma_load_3d(a, &map_a, full, k, work.first_row, group_a);
+            if (boxes_a > 1)
+                ptx::tma_load_3d(a + Tile::kBytesA, &map_a, full, k, work.first_row + Tile::kWarpgroupRows, group_a);
+            if (Tile::kCluster == 1 || work.apart) {
+#pragma unroll
+                for (int part = 0; part < Tile::kCluster; ++part)
+                    ptx::tma_load_3d(b + part * kShareBytes, &map_b, full, k, work.first_column + part * kShare,
+                                     group_b);
+            } else {
+                ptx::tma_load_3d_multicast(b + share * kShareBytes, &map_b, full, k, work.first_column + share * kShare,
+                                           group_b, kAll);
             }
-            __syncwarp();
+        }
+        __syncwarp();
+        if (known) {
+            next_work(shared, slot);
+            release_work(shared, slot);
         }
     }
 }
@@ -195,7 +230,7 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
                                               const StageScales<Tile> &stage_scales, const StageDescriptors &stage,
                                               const GemmSm90Args &args, uint8_t *slabs,
                                               RingPosition<Tile::kTileSlots> &slot, RingPosition<Tile::kStages> &at) {
-    PartialProducts<Math, true, Tile, kCount> partial = {shared, stage};
+    PartialProducts<Math, Tile::kPartialSums == 1, Tile, kCount, Tile::kPartialSums> partial = {shared, stage};
     partial.await(depth_of<Tile>(shared.work[slot.slot], args), 0, at);
     partial.start(0);
     auto scales = [&] {
@@ -232,7 +267,8 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, const StageSca
                                     ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA), warpgroup};
     uint8_t *slabs = stages + Tile::kStages * Tile::kStageBytes;
     constexpr int kParts = Math::kPromote ? Tile::kPromotedParts : 1, kCount = Tile::kBlockN / kParts / 2;
-    const bool turns = Math::kPromote && (Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
+    const bool each_step = Math::kPromote && (Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
+    const bool turns = each_step && Tile::kPartialSums == 1;
     if (turns && warpgroup == 1) pass_turn<Tile>(warpgroup);
     for (;; release_work(shared, slot)) {
         const Sm90Work &first = next_work(shared, slot);
@@ -249,7 +285,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, const StageSca
             for (int part = 0; part < kParts; ++part) clear(sum[part]);
         } else if constexpr (!Math::kPromote) {
             multiply_plain<Math>(sum[0], shared, stage, depth, at);
-        } else if (turns) {
+        } else if (each_step) {
             finished = multiply_tiles<Math>(sum, shared, scales, stage, args, slabs, slot, at);
         } else if constexpr (kParts == 1 && !Math::kScaled) {
             multiply_seldom_promoted<Math>(sum[0], shared, stage, depth, args.steps_per_promote, at);
@@ -287,16 +323,24 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     auto &shared = small.rings;
     const int warp = threadIdx.x / 32;
 
-    ask_for_columns<Tile>(args);
     if (threadIdx.x == 0) {
-        init_rings(shared);
         ptx::prefetch_tensor_map(&map_a);
         ptx::prefetch_tensor_map(&map_b);
+        init_rings(shared);
     }
-    if constexpr (Tile::kCluster == 1)
-        __syncthreads();
+    __syncwarp();
+    if constexpr (Tile::kCluster > 1) ptx::cluster_arrive();
+    if (warp > 0 && is_one_group(args.space))
+        ask_for_first_tile<Tile>(args);
+    else if (warp == 1)
+        ask_for_groups(args.space, blockIdx.x / Tile::kCluster);
+    __syncwarp();
+    if constexpr (Tile::kCluster > 1)
+        ptx::cluster_wait();
+    else if (warp == 0) /* it made the barriers and copies at once */
+        ptx::named_barrier_arrive(5, Tile::kThreads);
     else
-        ptx::cluster_sync();
+        ptx::named_barrier(5, Tile::kThreads);
     ptx::wait_for_earlier_kernels();
 
     if (warp < 4) {

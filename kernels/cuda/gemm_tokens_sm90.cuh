@@ -66,10 +66,43 @@ __device__ __forceinline__ Sm90Work token_work(const GemmSm90Args &args, int ran
             k_bytes};
 }
 
+/* Tile `number` of one group, whose rows are cut evenly, for whoever needs it. */
+template <typename Tile>
+__device__ __forceinline__ Sm90Work token_work_of_one_group(const GemmSm90Args &args, int rank, uint32_t number) {
+    const TileSpace &space = args.space;
+    uint32_t major, minor;
+    rasterise(number, space.major_tiles, space.minor_tiles, &major, &minor);
+    const Cut<Tile::kBlockN, true> cut(space.major, space.major.length);
+    return token_work<Tile>(args, rank,
+                            {cut.begin_of(0, major), cut.end_of(0, space.major.length, major),
+                             int64_t{minor} * Tile::kWeights, space.minor_length, 0, 0, 0, space.k_bytes});
+}
+
+/* All warps but the first ask L2 for the weights of the first steps, line by line. It takes a microsecond until there
+ * are barriers for copies to arrive at, and much of another until the first copy has found its way to memory. L2 is told
+ * early without harm: what earlier kernels have yet to write, they write there. Not for tokens: all blocks would ask for
+ * the same lines. */
+template <typename Tile>
+__device__ __forceinline__ void ask_for_weights(const GemmSm90Args &args, const Sm90Work &first) {
+    constexpr int kLines = 3 * Tile::kRows;
+    for (int line = static_cast<int>(threadIdx.x) - 32; line < kLines; line += Tile::kThreads - 32) {
+        const int row = line % Tile::kRows, k = line / Tile::kRows * kSm90StepBytes;
+        if (row < first.rows && k < first.k_bytes)
+            ptx::prefetch_l2(args.weights + (first.first_row + row) * args.weight_pitch + first.k_begin + k);
+    }
+}
+
 /* Rows are cut evenly. */
 template <typename Tile>
 __device__ __forceinline__ void schedule_tokens(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank) {
     RingPosition<Tile::kTileSlots> at;
+    if (is_one_group(args.space)) {
+        const uint32_t tiles = args.space.major_tiles * args.space.minor_tiles;
+        for (uint32_t tile = blockIdx.y; tile < tiles; tile += gridDim.y)
+            hand_over(shared, at, token_work_of_one_group<Tile>(args, rank, tile));
+        hand_over(shared, at, no_more_work());
+        return;
+    }
     TileWalk<Tile::kBlockN, Tile::kWeights, 1, true> walk(args.space, blockIdx.y, gridDim.y);
     OutputTile tile;
     while (walk.next(tile)) hand_over(shared, at, token_work<Tile>(args, rank, tile));

@@ -1,0 +1,152 @@
+/*
+ * What the roles of a block share in the Hopper kernels of products: arguments, and rings of stages and of tiles.
+ *
+ * The rings hand over by mbarriers ("full" to the reader, "empty" back). A stage is 128 bytes of K of 128 rows of the
+ * one operand, 64 to each of two warpgroups of consumers, and of kBlockN rows of the other.
+ */
+#pragma once
+
+#include <cuda.h>
+
+#include "common.cuh"
+#include "gemm_epilogue.cuh"
+#include "ptx.cuh"
+#include "ring.cuh"
+#include "scheduler.cuh"
+
+namespace flexgemm {
+
+struct GemmSm90Args {
+    TileSpace space;
+    Epilogue epilogue;
+    bool a_grouped, b_grouped;
+    CUtensorMap map_out;       /* boxes of 16 rows and 128 bytes of out, where out_in_boxes */
+    bool out_in_boxes;         /* the copy engine can store it */
+    bool whole_boxes;          /* of 16 bits, and with one scale of all columns and no bias */
+    bool out_grouped;          /* it has a matrix for each group */
+    bool out_aligned;          /* its rows start at multiples of 16 bytes */
+    bool staggered;            /* blocks add to the output at different times (gemm_sm90.cuh) */
+    bool plain;                /* of out nothing but scaled and biased sums in 16 bits, or 32 but for few rows */
+    int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
+    /* Of gemm_decode_sm90.cuh: blocks or pairs of a cluster that share the K of a tile; steps of each, and how many
+     * have one more. */
+    int32_t split, part_steps, longer_parts;
+    int32_t box_tokens;            /* rows of A to a copy */
+    const uint8_t *rows, *weights; /* A and B, and bytes from one of their rows to the next */
+    int64_t row_pitch, weight_pitch;
+};
+
+constexpr int kSm90BlockM = 128, kSm90StepBytes = 128, kSm90SlabBytes = 128;
+
+/* ---- rings ---- */
+
+/* One tile as the scheduler hands it over. rows <= 0: a block with nothing to do but its share of the copies;
+ * group < 0: there are no more. */
+struct Sm90Work {
+    int32_t first_row, rows, first_column, columns;
+    int32_t group, weight; /* matrices of A and out, and of B */
+    int32_t k_begin, k_bytes;
+    bool apart; /* from the other block of the pair: B is not shared */
+    bool whole; /* all rows and columns are there, and something is multiplied */
+    bool again; /* it is the rest of a tile whose first part of K has been added to the output */
+};
+
+template <typename Tile>
+struct Sm90Shared {
+    uint64_t full[Tile::kStages], empty[Tile::kStages];
+    uint64_t scales_read[Tile::kStages]; /* those of blocks, by every lane of the consumers */
+    uint64_t work_full[Tile::kTileSlots], work_empty[Tile::kTileSlots];
+    Sm90Work work[Tile::kTileSlots];
+};
+
+/* Barriers of the rings; the block, or its cluster, has yet to meet. Threads that copy scales arrive one by one. */
+template <typename Tile>
+__device__ __forceinline__ void init_rings(Sm90Shared<Tile> &shared) {
+    constexpr int kConsumerWarps = 4 * Tile::kWarpgroups;
+    for (int i = 0; i < Tile::kStages; ++i) {
+        ptx::mbarrier_init(&shared.full[i], 1 + Tile::kScaleThreads);
+        ptx::mbarrier_init(&shared.empty[i], kConsumerWarps * Tile::kCluster);
+        if constexpr (Tile::kScaleThreads > 0) ptx::mbarrier_init(&shared.scales_read[i], 32 * kConsumerWarps);
+    }
+    for (int i = 0; i < Tile::kTileSlots; ++i) {
+        ptx::mbarrier_init(&shared.work_full[i], 1);
+        /* Every lane that reads it. */
+        ptx::mbarrier_init(&shared.work_empty[i], 32 * (kConsumerWarps + 1) + Tile::kScaleThreads);
+    }
+    ptx::fence_mbarrier_init();
+}
+
+template <typename Tile>
+__device__ __forceinline__ void hand_over(Sm90Shared<Tile> &shared, RingPosition<Tile::kTileSlots> &at,
+                                          const Sm90Work &work) {
+    ptx::mbarrier_wait_parity(&shared.work_empty[at.slot], at.parity ^ 1);
+    __syncwarp(); /* a lane that looked later could find the slot filled and emptied again, and wait for ever */
+    if (threadIdx.x % 32 == 0) {
+        shared.work[at.slot] = work;
+        ptx::mbarrier_arrive(&shared.work_full[at.slot]);
+    }
+    __syncwarp();
+    at.advance();
+}
+
+__device__ __forceinline__ Sm90Work no_more_work() { return {0, 0, 0, 0, -1, 0, 0, 0, false, false}; }
+
+/* Copies begin at multiples of 16 bytes, groups along K anywhere: bytes of the first step that are before the group. */
+__device__ __forceinline__ int head_of(const Sm90Work &work) { return work.k_begin % 16; }
+
+__device__ __forceinline__ int steps_of(const Sm90Work &work) {
+    return ceil_div(head_of(work) + work.k_bytes, kSm90StepBytes);
+}
+
+/* The next tile, for the 32 threads of a warp; it stays where it is until release_work. */
+template <typename Tile>
+__device__ __forceinline__ const Sm90Work &next_work(Sm90Shared<Tile> &shared,
+                                                     const RingPosition<Tile::kTileSlots> &at) {
+    ptx::mbarrier_wait_parity(&shared.work_full[at.slot], at.parity);
+    return shared.work[at.slot];
+}
+
+template <typename Tile>
+__device__ __forceinline__ void release_work(Sm90Shared<Tile> &shared, RingPosition<Tile::kTileSlots> &at) {
+    ptx::mbarrier_arrive(&shared.work_empty[at.slot]);
+    at.advance();
+}
+
+__device__ __forceinline__ bool is_one_group(const TileSpace &space) { return space.major.grouping == Grouping::kNone; }
+
+/* The rows of one group that are one row of tiles: who needs a tile knows where it is. To look for it takes longer than
+ * many of these products. */
+__device__ __forceinline__ bool is_one_row_of_tiles(const TileSpace &space) {
+    return is_one_group(space) && space.major_tiles == 1;
+}
+
+/* ---- what a block will want first ---- */
+
+/* Asks L2 for up to 4 KB, by a warp. */
+__device__ __forceinline__ void ask_for_bytes(const void *from, int64_t bytes) {
+    const int byte = static_cast<int>(threadIdx.x) % 32 * 128;
+    if (byte < bytes) ptx::prefetch_l2(static_cast<const uint8_t *>(from) + byte);
+}
+
+/* For the scales of `count` rows or columns of one group. */
+__device__ __forceinline__ void ask_for_scales(const Scale &scale, int64_t first, int count) {
+    if (scale.data != nullptr)
+        ask_for_bytes(scale.data + first * scale.step, (scale.step == 0 ? 1 : count * scale.step) * 4);
+}
+
+/* For where groups begin and end, which the block's tile number `tile` is found by. */
+__device__ __forceinline__ void ask_for_groups(const TileSpace &space, uint32_t tile) {
+    const Offsets &data = space.k_offsets.data ? space.k_offsets : space.major.data;
+    if (data.data == nullptr) return;
+    int64_t first = 0, count = space.major.groups;
+    if (space.major.grouping == Grouping::kIndices) {
+        uint32_t major, minor;
+        rasterise(tile, space.major_tiles, space.minor_tiles, &major, &minor);
+        first = int64_t{major} * space.major.block;
+        count = space.major.length - first;
+    }
+    const int64_t size = data.wide ? 8 : 4;
+    ask_for_bytes(static_cast<const uint8_t *>(data.data) + first * size, count * size);
+}
+
+}  // namespace flexgemm
