@@ -760,6 +760,7 @@ def all_cases():
             offset=0,
             rows=rows,
             shape=(200, 4112),
+            extras=True,
             num_sms=num_sms,
         )
 
