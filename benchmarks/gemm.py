@@ -320,7 +320,10 @@ def measure_cast(run: Run, timer: Timer, ceilings: Ceilings, row: Row, at: str) 
         raise Wrong("q is not the rounded quotient")
     moved = x.numel() * 2 + q.numel() + 4 * scale.numel()  # x once: a floor that the second read of x stays above
     floor = ceilings.floor_ms("float8", 0.0, moved)
-    run.record(row | {"ms": significant(timer.median_ms(cast)), "floor_ms": floor}, at)
+    source = torch.empty(moved // 2, dtype=torch.uint8, device=DEVICE)
+    copy = timer.median_ms(partial(torch.empty_like(source).copy_, source))
+    figures = {"ms": significant(timer.median_ms(cast)), "floor_ms": floor, "copy_ms": significant(copy)}
+    run.record(row | figures, at)
 
 
 def run(run: Run, timer: Timer, ceilings: Ceilings, with_peers: bool) -> None:

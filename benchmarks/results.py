@@ -221,6 +221,8 @@ def figures(row: Row) -> str:
     parts = [f"{row['ms']:.4g} ms"]
     if row.get("floor_ms"):
         parts.append(f"floor {row['floor_ms']:.3g} ms ({row['floor_ms'] / row['ms']:.0%})")
+    if row.get("copy_ms"):
+        parts.append(f"a copy of as many bytes {row['copy_ms']:.3g} ms ({row['copy_ms'] / row['ms']:.0%})")
     if "tflops" in row:
         parts.append(f"{row['tflops']:.1f} TFLOP/s")
     return ", ".join(parts)

@@ -106,23 +106,26 @@ typedef struct {
 
 /* Durations of the tiles that a kind of product has. */
 typedef struct {
-    gemm_tile large[5]; /* widest first; blocks 0: there is no other */
+    gemm_tile large[6]; /* widest first; blocks 0: there is no other */
     gemm_tile some;     /* of the kernel for groups of some rows: the tallest */
     struct {
         double step, end;
     } few_narrow, few_wide; /* 128 of few rows by 64 columns, or by 128 */
     double share;           /* where blocks share the K of a tile: to exchange their sums */
+    double bytes;           /* that memory reads in a unit */
 } gemm_durations;
 
 static const gemm_durations promoted = {
     .large = {{256, 256, 4, 2, 4.25, 0, 12.7, 15.2},
               {128, 256, 4, 1, 4.58, 0, 4.7, 7.2},
-              {128, 192, 4, 1, 3.55, 0, 4.0, 6.5},
+              {256, 192, 5, 2, 3.16, 0, 11, 12},
+              {128, 192, 5, 1, 3.55, 0, 4.0, 6.5},
               {128, 128, 6, 1, 2.8, 0, 1.0, 3.5}},
     .some = {192, 256, 5, 2, 0.71, 0.017, 5.2, 5.2},
     .few_narrow = {2.38, 6.6},
     .few_wide = {3.5, 14},
     .share = 7,
+    .bytes = 650e3,
 };
 /* With scales of blocks. There is no 128 x 256, since one of the others was faster or as fast nearly everywhere. */
 static const gemm_durations scaled = {
@@ -130,18 +133,21 @@ static const gemm_durations scaled = {
     .some = {160, 256, 5, 2, 0.9, 0.019, 5.2, 5.2},
     .few_narrow = {2.1, 5.6},
     .share = 6,
+    .bytes = 650e3,
 };
 /* Of fp16 and bf16, whose sums are not promoted. */
 static const gemm_durations halves = {
-    .large = {{256, 256, 4, 2, 4.37, 0, 8.8, 4.6},
-              {128, 256, 4, 1, 4.58, 0, 3.6, 6.7},
-              {128, 192, 4, 1, 3.63, 0, 3.2, 9.1},
-              {256, 128, 6, 2, 2.4, 0, 10, 10},
-              {128, 128, 6, 1, 2.75, 0, 1.7, 2.2}},
-    .some = {192, 256, 5, 2, 0.8, 0.016, 5.5, 5.5},
-    .few_narrow = {2.57, 6.6},
-    .few_wide = {4.0, 17},
-    .share = 10,
+    .large = {{256, 256, 4, 2, 4.0, 0, 15.9, 11.6},
+              {128, 256, 4, 1, 4.45, 0, 5.9, 13.1},
+              {256, 192, 5, 2, 3.04, 0, 13.1, 8.1},
+              {128, 192, 5, 1, 3.63, 0, 1.8, 3.9},
+              {256, 128, 6, 2, 2.25, 0, 9.4, 9.4},
+              {128, 128, 6, 1, 2.79, 0, 0, 1.4}},
+    .some = {192, 256, 5, 2, 0.74, 0.0147, 5.5, 5.5},
+    .few_narrow = {2.39, 6.1},
+    .few_wide = {3.7, 16},
+    .share = 9.3,
+    .bytes = 530e3,
 };
 
 /* `cost`: waves of tiles, times the duration of one, if there is more than one row of those of a size. */
@@ -189,10 +195,12 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
 typedef struct {
     int64_t rows, groups, n, steps;
     bool known;
+    double bytes; /* that memory reads in a unit of time */
 } gemm_question;
 
-/* Waves of tiles, times the duration of one. */
+/* Waves of tiles, times the duration of one; or what memory takes to read B. */
 static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num_sms) {
+    const double READ_AGAIN = 0.55, STEP_BYTES = 128;
     /* Of groups some have a third less and some a third more; a single one is what it is expected to be but for little. */
     const int count = q->known ? 1 : 5;
     const double spread = q->groups > 1 ? 0.3 : 0.125;
@@ -212,7 +220,11 @@ static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num
     /* A group that is cut evenly has rows in multiples of 16. */
     const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
     const double end = whole ? tile->end : tile->end_of_part;
-    return waves * ((double)q->steps * (tile->step + tile->row * rows) + end);
+    const double busy = waves * ((double)q->steps * (tile->step + tile->row * rows) + end);
+    if (q->groups == 1) return busy;
+    /* Tiles of the same rows of B do not keep step where groups differ: of what L2 could share half is read again. */
+    const double reads = 1 + READ_AGAIN * (tiles - 1), step_bytes = STEP_BYTES * (double)q->groups * (double)q->n;
+    return fmax(busy, (double)q->steps * step_bytes * reads / q->bytes);
 }
 
 /* Whether `tile` costs less than the best so far, which it then is. */
@@ -267,7 +279,8 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
 
     const bool apart = grouped && !(tiles & FG_TILES_PACKED);
     const bool known = !(tiles & FG_TILES_MASKED) && (!apart || tiles & FG_TILES_EQUAL);
-    const gemm_question question = {apart ? rows : m, apart ? groups : 1, n, ceil_div(k, plan.block_k), known};
+    const gemm_question question = {apart ? rows : m, apart ? groups : 1, n, ceil_div(k, plan.block_k), known,
+                                    durations->bytes};
     best = INFINITY;
     for (size_t i = 0; i < sizeof durations->large / sizeof *durations->large; i++) {
         const gemm_tile *const tile = &durations->large[i];

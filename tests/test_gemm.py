@@ -86,7 +86,7 @@ SOME_ROWS = {
     "pairs that share K": (4, (100, 248, 4112), (128, 128, 2, 0, 2)),
     "pairs that share K, all rows": (4, (128, 248, 4112), (128, 128, 2, 0, 2)),
     "pairs that share K, two rows of tiles": (8, (200, 248, 4112), (128, 128, 2, 0, 2)),
-    "cut evenly": (4, (300, 520, 4112), (160, 256, 0, 1, 1)),
+    "cut evenly": (4, (300, 504, 4112), (160, 256, 0, 1, 1)),
     "cut evenly, one row of tiles": (4, (144, 264, 1040), (144, 256, 0, 1, 1)),
     "cut evenly, several tiles to a block": (2, (144, 1040, 528), (144, 256, 0, 1, 1)),
     "large": (1, (129, 97, 576), (128, 128, 0, 0, 1)),
@@ -131,6 +131,30 @@ def test_pairs_of_narrow_tiles(backend, sms, m, dtype, out_dtype, pad):
     with guarded.multiprocessors(sms):
         out = guarded.gemm(backend, a, b, out_dtype, pad=pad, **how)
     judge(out, reference.gemm(a, b, **how), dtype, out_dtype)
+
+
+# Multiprocessors and (m, n): several whole tiles to a block; ragged ends; a last pair of which one block has no rows.
+PAIRS_OF_192 = {"whole": (2, (1024, 192)), "ragged": (6, (570, 570)), "half a pair": (4, (600, 380))}
+
+
+@pytest.mark.parametrize("sms, shape", PAIRS_OF_192.values(), ids=PAIRS_OF_192)
+@pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), ("bfloat16", "bfloat16")], ids="-".join)
+@pytest.mark.parametrize("out_dtype, pad", [("bfloat16", 0), ("float16", 1), ("float32", 0)])
+def test_pairs_of_192_columns(backend, sms, shape, dtypes, out_dtype, pad):
+    k = 2576
+    plan = _C.plan_gemm_sm90(m=shape[0], n=shape[1], k=k, groups=1, dtype=dtypes[0], num_sms=sms)
+    assert (plan["block_m"], plan["block_n"]) == (256, 192)
+    rng, a, b = operands(*shape, k, *dtypes)
+    how = {"scale_a": scale_of(rng, "row", shape[0]), "scale_b": scale_of(rng, "tensor", shape[1])}
+    bias = rng.standard_normal(shape[1]).astype(np.float32)
+    before = rng.standard_normal(shape).astype(np.float32)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, out_dtype, pad=pad, **how)
+        biased = guarded.gemm(backend, a, b, out_dtype, pad=pad, bias=bias, **how)
+        added = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before)
+    judge(out, reference.gemm(a, b, **how), dtypes[0], out_dtype)
+    judge(biased, reference.gemm(a, b, bias=bias, **how), dtypes[0], out_dtype)
+    judge(added, before + reference.gemm(a, b), dtypes[0], "float32")
 
 
 @fp8_pairs

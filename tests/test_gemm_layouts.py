@@ -8,10 +8,11 @@ import pytest
 import reference
 import scenes
 from memory import Host, poison
-from products import block_scales, judge, offsets_of, operands, scale_of
+from products import PACKED, block_scales, judge, offsets_of, operands, scale_of
 from reference import assert_gemm_rows, assert_rows, dtype_of, f64
 
 import flexgemm
+from flexgemm import _C
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 FP8 = (E4M3, E4M3)
@@ -87,6 +88,17 @@ def test_contiguous(backend, n, k, dtypes):
 def test_contiguous_scales_and_strides(backend, scales, pad, offset):
     m_indices = contiguous([1, 200, 7], order=[2, 0, 1])[:-40]
     check_contiguous(backend, m_indices, 3, 70, 80, FP8, "float32", scales, pad=pad, offset=offset)
+
+
+@pytest.mark.parametrize("dtypes", [FP8, ("bfloat16", "bfloat16")], ids="-".join)
+@pytest.mark.parametrize("sms, n", [(2, 192), (4, 380)])
+def test_contiguous_in_pairs_of_192_columns(backend, sms, n, dtypes):
+    """A pair may have rows of two groups, and then copies a B for each."""
+    m_indices, k = contiguous([256, 128, 0, 128, 100]), 2576
+    plan = _C.plan_gemm_sm90(m=len(m_indices), n=n, k=k, groups=5, dtype=dtypes[0], num_sms=sms, tiles=PACKED)
+    assert (plan["block_m"], plan["block_n"]) == (256, 192)
+    with guarded.multiprocessors(sms):
+        check_contiguous(backend, m_indices, 5, n, k, dtypes, own_dtype(dtypes))
 
 
 def test_contiguous_without_a_valid_row(backend):

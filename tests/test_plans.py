@@ -97,6 +97,8 @@ def test_hopper_product_plans_are_sane(dtype):
             rows = next(most for most in (96, 160, 192) if chosen["block_m"] <= most)
         stage = 128 * (rows + chosen["block_n"] // (2 if some else 1))  # block_n 256 is of a pair there
         sums = 4 * chosen["block_m"] * (chosen["block_n"] + 4) if few else (11 if some else 32) * 1024
+        if chosen["block_n"] == 192:  # which leave room for a fifth stage
+            sums = 16 * 1024
         if few == 2 and chosen["block_m"] == 128:  # half of the sums of a tile that two pairs share
             assert chosen["split_k"] == 2
             sums = 32 * 1024
@@ -127,7 +129,7 @@ def test_hopper_product_plans_are_sane(dtype):
         (128 * 4, 1536, 128, (96, 256)),  # groups of few and of some rows: their own kernel
         (128 * 32, 1536, 128, (96, 256)),
         (4096, 4096, 1, (256, 256)),  # large: pairs of blocks share B
-        (4096, 2112, 1, (128, 192)),  # 11 x 192: wider tiles would leave a wave nearly empty
+        (4096, 2112, 1, (256, 192)),  # 11 x 192: wider tiles would leave a wave nearly empty
         (33_694, 4096, 8, (256, 256)),
         (16_199, 4096, 16, (128, 256)),  # a pair would often lack its second
         (8069, 1536, 128, (96, 256)),
@@ -179,6 +181,18 @@ def test_groups_of_some_rows_are_cut_to_fill_the_multiprocessors():
         assert most(64 * 64, 4096, 64, tiles) is None
     assert most(64 * 64, 4096, 64, BLOCKS) == 96
     assert most(32 * 130, 4096, 32, BLOCKS) == 160  # sums of more rows leave no registers for their scales
+
+
+def test_weights_that_several_tiles_read_count_as_read_again():
+    def tile(rows, groups, tiles=0):
+        chosen = _C.plan_gemm_sm90(m=groups * rows, n=4096, k=7168, groups=groups, dtype="bfloat16", num_sms=SMS,
+                                   tiles=tiles)  # fmt: skip
+        return chosen["block_m"], chosen["block_n"]
+
+    # 128 rows to a tile need fewer waves, if sizes differ, but two or three of them read each group's weights.
+    assert tile(200, 64) == (256, 256)
+    assert tile(4096, 8) == (256, 256)
+    assert tile(130, 64) == (176, 256)
 
 
 @pytest.mark.parametrize("rows, most", [(4, 16), (8, 16), (12, 32), (32, 64)])  # not 8 or 24: groups differ

@@ -214,9 +214,11 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], 
         at.advance();
         partial.await(depth, step, at);
         ptx::wgmma_wait<0>();
-        hand_back(shared, slot);
+        /* One part waits for copies, two wait for their next products. */
+        if constexpr (kParts == 1) hand_back(shared, slot);
         promote(sum[kParts - 1], partial.sum[0], scale.part(kParts - 1));
         partial.start(0);
+        if constexpr (kParts > 1) hand_back(shared, slot);
     }
     scales.load(scale, at.slot);
     finish.prepare();

@@ -59,10 +59,14 @@ fg_status launch(const fg_plan &plan, const TensorRows &a, const TensorRows &b, 
         if (plan.block_m == 2 * kSm90BlockM && plan.block_n == 128)
             return launch_tile<Math, Sm90Tile<128, 2, kScaled>>(a, b, args, num_sms, queue, error);
     }
+    if constexpr (!kScaled) {
+        if (plan.block_m == 2 * kSm90BlockM && plan.block_n == 192)
+            return launch_tile<Math, Sm90Tile<192, 2, kScaled>>(a, b, args, num_sms, queue, error);
+        if (plan.block_n == 192) return launch_tile<Math, Sm90Tile<192, 1, kScaled>>(a, b, args, num_sms, queue, error);
+    }
     if (plan.block_m == 2 * kSm90BlockM)
         return launch_tile<Math, Sm90Tile<256, 2, kScaled>>(a, b, args, num_sms, queue, error);
     if constexpr (!kScaled) {
-        if (plan.block_n == 192) return launch_tile<Math, Sm90Tile<192, 1, kScaled>>(a, b, args, num_sms, queue, error);
         if (plan.block_n == 256) return launch_tile<Math, Sm90Tile<256, 1, kScaled>>(a, b, args, num_sms, queue, error);
     }
     return launch_tile<Math, Sm90Tile<128, 1, kScaled>>(a, b, args, num_sms, queue, error);

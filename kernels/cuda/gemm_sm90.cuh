@@ -36,14 +36,14 @@ struct Sm90Tile {
     static constexpr int kClusterM = kBlocks * kSm90BlockM;
     /* Promoted sums come in parts of columns, each as many as a partial sum beside the sums has registers for. */
     static constexpr int kPromotedParts = kN > 192 ? 2 : 1;
-    static constexpr int kPartialSums = kN > 128 ? 1 : 2;          /* of two steps, where there are so many registers */
-    static constexpr int kStages = kN > 128 ? 4 : kScaled ? 5 : 6; /* beside scales a sixth has no room */
-    static constexpr int kWarpgroups = 2, kWarpgroupRows = 64;     /* of consumers */
+    static constexpr int kPartialSums = kN > 128 ? 1 : 2; /* of two steps, where there are so many registers */
+    static constexpr int kStages = kN > 192 ? 4 : kN > 128 || kScaled ? 5 : 6; /* beside scales a sixth has no room */
+    static constexpr int kWarpgroups = 2, kWarpgroupRows = 64;                 /* of consumers */
     static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup;
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes; /* of one warpgroup */
     static constexpr int kBytesB = kN * kSm90StepBytes;
     static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
-    static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = kN == 192 ? 3 : 2; /* of each warp's epilogue */
+    static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = kN == 192 ? 1 : 2; /* of each warp's epilogue */
     static constexpr int kSlabsBytes = 4 * kWarpgroups * kSlabs * kSlabBytes;
     static constexpr int kSmallBytes = kScaled ? 3072 : 1024; /* barriers, tiles, scales of blocks */
     static constexpr int kSharedBytes = kStages * kStageBytes + kSlabsBytes + kSmallBytes;

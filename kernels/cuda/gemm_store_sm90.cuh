@@ -127,6 +127,7 @@ __device__ __forceinline__ void store_some(const float (&sum)[kCount], const Gem
 #pragma unroll
     for (int i = 0; i < kSlabs; ++i) {
         uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
+        if (Tile::kSlabs == 1) __syncwarp(); /* all have read it */
         fill_slab<T>(sum, slab, lane, i * kSlabColumns);
         __syncwarp();
         const int inside = columns - i * kSlabColumns - column;
