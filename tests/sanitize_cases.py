@@ -712,9 +712,11 @@ def all_cases():
     # Enough tiles for the larger shapes of the Hopper kernel, and for blocks that walk over more than one.
     for dtype in (E4M3, "bfloat16"):
         common = {"dtypes": (dtype, dtype), "out_dtype": "bfloat16", "precision": "ieee", "offset": 0, "extras": False}
-        for name, rows, n in (("128x128", 1100, 1000), ("128x192", 4090, 2110), ("128x256", 1100, 3490),
-                              ("pairs", 3900, 4090)):  # fmt: skip
-            cases[f"gemm/large/{dtype}/{name}"] = partial(gemm_case, rows=rows, shape=(n, 208), sizes=(), **common)
+        for name, sms, rows, n, k in (("128x128", None, 1100, 1000, 208), ("128x192", 2, 570, 380, 528),
+                                      ("128x256", 2, 570, 500, 528), ("256x192", 4, 600, 380, 2576),
+                                      ("256x256", 4, 600, 510, 5136)):  # fmt: skip
+            how = common | {"rows": rows, "shape": (n, k), "num_sms": sms}
+            cases[f"gemm/large/{dtype}/{name}"] = partial(gemm_case, sizes=(), **how)
         sizes = (900, 129, 1900)
         cases[f"gemm/large/{dtype}/grouped"] = partial(gemm_case, shape=(2112, 208), sizes=sizes, **common)
         # The kernel for groups of some rows: its three tiles, of 96, 160 and 192 rows at most, as 8 multiprocessors
