@@ -115,6 +115,11 @@ typedef struct {
     double bytes;           /* that memory reads in a unit */
 } gemm_durations;
 
+/* Of up to 64 rows of any kind, by 64 columns and by 128: weights are what is read. */
+static const struct {
+    double step, end;
+} fewest_narrow = {1.82, 7.2}, fewest_wide = {3.6, 11.4};
+
 static const gemm_durations promoted = {
     .large = {{256, 256, 4, 2, 4.25, 0, 12.7, 15.2},
               {128, 256, 4, 1, 4.58, 0, 4.7, 7.2},
@@ -158,10 +163,13 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
         int32_t block_m, block_n, num_stages[2]; /* without and with scales of blocks; 0: there is no such kernel */
         int32_t pair;                            /* blocks that read the rows for each other */
         bool dense, of_groups, halved;           /* halved: only where two pairs share a tile */
-    } shapes[] = {{8, 128, {10, 10}, 1, true, false, false},  {16, 128, {10, 10}, 1, true, true, false},
-                  {24, 128, {10, 10}, 1, true, false, false}, {32, 128, {9, 9}, 1, true, true, false},
-                  {64, 128, {7, 6}, 1, true, false, false},   {64, 128, {7, 6}, 2, false, true, false},
-                  {128, 64, {7, 7}, 1, true, false, false},   {128, 128, {6, 0}, 2, true, false, true}};
+    } shapes[] = {{8, 128, {6, 6}, 1, true, false, false},  {8, 64, {8, 8}, 1, true, false, false},
+                  {16, 128, {6, 6}, 1, true, true, false},  {16, 64, {8, 8}, 1, true, false, false},
+                  {24, 128, {6, 6}, 1, true, false, false}, {24, 64, {8, 8}, 1, true, false, false},
+                  {32, 128, {6, 6}, 1, true, true, false},  {32, 64, {8, 8}, 1, true, false, false},
+                  {64, 128, {6, 6}, 1, true, false, false}, {64, 64, {8, 8}, 1, true, false, false},
+                  {64, 128, {6, 6}, 2, false, true, false}, {128, 64, {7, 7}, 1, true, false, false},
+                  {128, 128, {6, 0}, 2, true, false, true}};
     enum { SHAPES = sizeof shapes / sizeof *shapes };
     /* Groups of twice the average should still be one tile. */
     const int64_t rows = groups > 1 ? 2 * ceil_div(m, groups) : m, nonempty = groups < m ? groups : m;
@@ -176,8 +184,13 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
         const int32_t split = decode_split(tiles, steps, pair, shapes[i].halved ? 2 : INT32_MAX, num_sms);
         if (shapes[i].halved && split == 1) continue;
         const int64_t waves = split > 1 ? 1 : ceil_div(tiles * pair, num_sms);
-        const double step = pair == 1 ? durations->few_narrow.step : durations->few_wide.step;
-        const double end = pair == 1 ? durations->few_narrow.end : durations->few_wide.end;
+        const bool narrow = block_n == 64, fewest = block_m <= 64;
+        const double step = fewest   ? (narrow ? fewest_narrow.step : fewest_wide.step)
+                            : narrow ? durations->few_narrow.step
+                                     : durations->few_wide.step;
+        const double end = fewest   ? (narrow ? fewest_narrow.end : fewest_wide.end)
+                           : narrow ? durations->few_narrow.end
+                                    : durations->few_wide.end;
         const double own = (double)waves * ((double)ceil_div(steps, split) * step + end);
         const double all = own + (split > 1 ? durations->share : 0);
         if (plan.few_rows && plan.block_m == block_m && all >= *cost) continue;

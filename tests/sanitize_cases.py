@@ -751,6 +751,10 @@ def all_cases():
 
         common = {"dtypes": (E4M3, E4M3), "out_dtype": "bfloat16", "precision": "ieee", "sizes": (), "offset": 0}
         cases[f"gemm/few/16-bit/{rows}"] = partial(gemm_case, rows=rows, shape=(200, 4112), extras=True, **common)
+        if rows <= 64:  # 128 rows of weights to a tile
+            for name, shape, num_sms in (("wide", (1032, 272), 2), ("wide/deep", (120, 6160), 7)):
+                how = common | {"rows": rows, "shape": shape, "num_sms": num_sms, "extras": True}
+                cases[f"gemm/few/{name}/{rows}"] = partial(gemm_case, **how)
 
     for rows, num_sms in ((500, 8), (600, 4)):
         cases[f"gemm/large/bfloat16/narrow/{rows}"] = partial(

@@ -79,6 +79,22 @@ def test_few_rows_of_whole_16_byte_chunks(backend, m, n, k, out_dtype):
     judge(guarded.gemm(backend, a, b, out_dtype, **how), reference.gemm(a, b, **how), E4M3, out_dtype)
 
 
+# Multiprocessors and (n, k) where the kernel for few rows takes 128 rows of weights to a tile.
+@pytest.mark.parametrize("sms, n, k, split_k", [(2, 248, 528, 1), (2, 1032, 272, 1), (7, 120, 6160, 7)])
+@pytest.mark.parametrize("dtypes", [(E4M3, E4M3), ("bfloat16", "bfloat16")], ids="-".join)
+@pytest.mark.parametrize("m, most", [(1, 8), (16, 16), (20, 24), (32, 32), (33, 64), (64, 64)])
+def test_few_rows_by_128_rows_of_weights(backend, m, most, dtypes, sms, n, k, split_k):
+    if dtypes[0] != E4M3:
+        k //= 2  # a step is 128 bytes of any type
+    plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtypes[0], num_sms=sms)
+    assert [plan[key] for key in ("block_m", "block_n", "few_rows", "split_k")] == [most, 128, 1, split_k]
+    rng, a, b = operands(m, n, k, *dtypes)
+    how = {"scale_a": scale_of(rng, "row", m), "scale_b": scale_of(rng, "row", n)}
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, "bfloat16", **how)
+    judge(out, reference.gemm(a, b, **how), dtypes[0], "bfloat16")
+
+
 # Multiprocessors, (m, n, k), and of the plan for fp8: block_m, block_n, few_rows, some_rows, split_k.
 SOME_ROWS = {
     "two rows of tiles": (132, (144, 200, 528), (128, 64, 1, 0, 1)),

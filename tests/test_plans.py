@@ -113,12 +113,12 @@ def test_hopper_product_plans_are_sane(dtype):
 @pytest.mark.parametrize(
     "m, n, groups, tile",
     [
-        (1, 4096, 1, (8, 128)),  # few rows: their own kernel
-        (9, 4096, 1, (16, 128)),
-        (17, 4096, 1, (24, 128)),
-        (25, 4096, 1, (32, 128)),
-        (33, 4096, 1, (64, 128)),
-        (64, 4096, 1, (64, 128)),
+        (1, 4096, 1, (8, 64)),  # few rows: their own kernel
+        (9, 4096, 1, (16, 64)),
+        (17, 4096, 1, (24, 64)),
+        (25, 4096, 1, (32, 64)),
+        (33, 4096, 1, (64, 64)),
+        (64, 4096, 1, (64, 64)),
         (65, 4096, 1, (128, 64)),
         (128, 4096, 1, (128, 64)),
         (128, 24576, 1, (128, 192)),  # 96 pairs of blocks would not run at once
@@ -206,16 +206,26 @@ def test_few_rows_split_the_depth_while_tiles_are_few():
         how = {"m": m, "n": n, "k": k, "groups": groups, "dtype": FP8[0], "num_sms": sms}
         return _C.plan_gemm_sm90(**how)["split_k"]
 
-    assert split(1, 2112, 7168) == 6  # 17 tiles
-    assert split(64, 2112, 7168) == 6
-    assert split(128, 2112, 7168) == 3  # 33 tiles of 64 rows of weights: clusters of 4 do not all run at once
+    for rows in (1, 64, 128):
+        assert split(rows, 2112, 7168) == 3  # 33 tiles of 64 rows of weights: clusters of 4 do not all run at once
     assert split(1, 512, 16384) == 8
     assert split(1, 512, 512) == 1  # four steps are not worth a second block
     assert split(1, 512, 1024) == 2
     assert split(16, 24576, 1536) == 1
     assert split(1, 2112, 7168, sms=17) == 1
-    assert split(1, 39 * 128, 7168) == 2  # clusters of three do not reach all of the multiprocessors
-    assert split(1, 38 * 128, 7168) == 3
+    assert split(1, 4096, 7168) == 2  # 64 tiles: clusters of three do not reach all of the multiprocessors
+    assert split(1, 38 * 64, 7168) == 3
+
+
+@pytest.mark.parametrize("m, most", [(1, 8), (16, 16), (20, 24), (32, 32), (64, 64)])
+def test_few_rows_take_128_rows_of_weights_where_that_saves_waves(m, most):
+    def tile(n, k):
+        chosen = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=FP8[0], num_sms=SMS)
+        return chosen["block_m"], chosen["block_n"], chosen["split_k"]
+
+    assert tile(32768, 512) == (most, 128, 1)  # two waves instead of four, of four steps each
+    assert tile(24576, 1536) == (most, 64, 1)  # three waves of half as much as two
+    assert tile(7168, 2048) == (most, 64, 1)  # 112 blocks without sums to exchange
 
 
 def test_deep_products_of_few_rows_read_them_in_pairs():
@@ -227,7 +237,7 @@ def test_deep_products_of_few_rows_read_them_in_pairs():
     assert chosen(128, 4096, 7168) == (128, 64, 1, 2)
     # 128 steps of 64 rows of weights would read the tokens too often.
     assert chosen(128, 7168, 16384) == (128, 128, 2, 2)
-    assert chosen(64, 7168, 16384) == (64, 128, 1, 2)
+    assert chosen(64, 7168, 16384) == (64, 64, 1, 1)
 
 
 @pytest.mark.parametrize("tiles", range(128))
@@ -241,7 +251,7 @@ def test_hopper_tiles_are_what_the_product_asks_for(tiles):
             assert not (chosen["few_rows"] and -(-m // groups) > 128)
         if tiles & NARROW:
             assert chosen["block_m"] <= 128
-            assert chosen["block_n"] == 128
+            assert chosen["block_n"] == 128 or (chosen["few_rows"] and chosen["block_n"] == 64)
         if tiles & BLOCKS:
             assert chosen["block_n"] % (64 if chosen["few_rows"] else 128) == 0
             assert not (chosen["some_rows"] and chosen["block_m"] > 160)

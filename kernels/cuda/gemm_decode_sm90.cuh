@@ -48,7 +48,9 @@ struct Sm90DecodeTile : Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights> {
     static constexpr int kSumBytes = kTokens * Base::kSumPitch * 4;
     static constexpr int kExchangeBytes = kHalved || kReceivedBytes > kSumBytes ? kReceivedBytes : kSumBytes;
     static constexpr int kMostStages = (224 * 1024 - kExchangeBytes) / (Base::kStageBytes + Base::kScaleBytes);
-    static constexpr int kStages = kMostStages < 10 ? kMostStages : 10;
+    /* With more under way memory is not read faster, but less evenly, and some blocks end late. */
+    static constexpr int kWanted = kTokens > 64 ? 10 : kOfWeights == 1 ? 8 : 6;
+    static constexpr int kStages = kMostStages < kWanted ? kMostStages : kWanted;
     static constexpr int kSharedBytes = kStages * Base::kStageBytes + kExchangeBytes + 1024;
     static_assert(kHalved || (kTokens + 15) / 16 * 16 * Base::kHalfPitch <= kExchangeBytes,
                   "tokens are stored 16 at a time");
@@ -68,32 +70,19 @@ __device__ __forceinline__ void hand_back(
 
 /* ---- tiles ---- */
 
-/* The block's tiles, to a warp of its producer or consumers. Where those of one group are, everybody works out; and the
- * first one of one row of tiles before the block has met, without a division: between that and the first copy there
- * should be little to do. */
+/* The block's tiles, to a warp of its producer or consumers. Where those of one group are, everybody works out, the
+ * first one before the block has met. */
 template <typename Tile>
 class DecodeWorks {
 public:
     __device__ __forceinline__ DecodeWorks(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank)
-        : shared_(shared), args_(args), rank_(rank), tile_(blockIdx.y) {
-        const TileSpace &space = args.space;
-        one_group_ = is_one_group(space);
-        tiles_ = space.major_tiles * space.minor_tiles;
-        if (is_one_row_of_tiles(space))
-            next_ = token_work<Tile>(args, rank,
-                                     {0, space.major.length, static_cast<int>(tile_) * Tile::kWeights,
-                                      space.minor_length, 0, 0, 0, space.k_bytes});
-        else if (one_group_)
-            next_ = token_work_of_one_group<Tile>(args, rank, tile_);
+        : shared_(shared), args_(args), rank_(rank), tile_(blockIdx.y), one_group_(is_one_group(args.space)) {
+        if (one_group_) next_ = token_work_of_one_group<Tile>(args, rank, tile_);
     }
 
-    /* What is known of it before the block has met. */
-    __device__ __forceinline__ void ask_for_first() const {
-        if (one_group_)
-            ask_for_weights<Tile>(args_, next_);
-        else if (threadIdx.x / 32 == 1)
-            ask_for_groups(args_.space, blockIdx.y);
-    }
+    /* The first tile, and how many steps of it the ring has room for: none where it is not known yet. */
+    __device__ __forceinline__ const Sm90Work &first() const { return next_; }
+    __device__ __forceinline__ int first_steps() const { return one_group_ ? min(steps_of(next_), Tile::kStages) : 0; }
 
     /* By a warp, which hands them to the others. */
     __device__ __forceinline__ void schedule() {
@@ -102,8 +91,8 @@ public:
 
     __device__ __forceinline__ bool next(Sm90Work &work) {
         if (one_group_) {
-            if (tile_ >= tiles_) return false;
-            if (tile_ != blockIdx.y) advance();
+            if (tile_ >= args_.space.major_tiles * args_.space.minor_tiles) return false;
+            if (tile_ != blockIdx.y) next_ = token_work_of_one_group<Tile>(args_, rank_, tile_);
             work = next_;
             tile_ += gridDim.y;
             return true;
@@ -115,83 +104,96 @@ public:
     }
 
 private:
-    __device__ __forceinline__ void advance() {
-        if (is_one_row_of_tiles(args_.space)) {
-            next_.first_row += static_cast<int>(gridDim.y) * Tile::kWeights;
-            next_.rows = min(static_cast<int>(args_.space.minor_length) - next_.first_row, Tile::kRows);
-        } else {
-            next_ = token_work_of_one_group<Tile>(args_, rank_, tile_);
-        }
-    }
-
     Sm90Shared<Tile> &shared_;
     const GemmSm90Args &args_;
     const int rank_;
-    uint32_t tile_, tiles_; /* of one group: the next one, and all */
-    bool one_group_;
+    uint32_t tile_; /* of one group: the next one */
+    const bool one_group_;
     Sm90Work next_; /* of one group; the one before, until it is asked for */
     RingPosition<Tile::kTileSlots> slot_;
 };
 
 /* ---- producer warp ---- */
 
-/* Only the tokens that there are: the rest of a stage keeps what it held, and so do sums that nobody stores. `meets`:
- * the cluster, which then has one tile, has yet to meet: it does so behind the first round of copies, since the next one
- * waits for consumers. */
+/* What one thread needs to copy steps of tiles to stages that are free. Only the tokens that there are: the rest of a
+ * stage keeps what it held, and so do sums that nobody stores. */
 template <typename Tile>
-__device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, uint8_t *stages,
-                                               const CUtensorMap &map_weights, const CUtensorMap &map_tokens,
-                                               const GemmSm90Args &args, DecodeWorks<Tile> &works, int rank,
-                                               bool meets) {
-    const bool grouped = args.space.major.grouping != Grouping::kNone;
-    const int box_tokens = args.box_tokens, box_bytes = box_tokens * kSm90StepBytes;
-    const auto pair = static_cast<uint16_t>(((1 << Tile::kCluster) - 1) << rank / Tile::kCluster * Tile::kCluster);
-    const bool read_once = is_one_row_of_tiles(args.space); /* those of a group may be for another tile too */
-    const uint64_t once = ptx::l2_evict_first();
-    /* One thread's time from one stage to the next is what the first ones wait for: it finds addresses in registers. */
-    const bool leads = ptx::elect();
-    uint8_t *const first_stage = ptx::opaque(stages);
-    uint64_t *const first_full = ptx::opaque(shared.full), *const first_empty = ptx::opaque(shared.empty);
-    Sm90Work work;
-    RingPosition<Tile::kStages> at;
-    while (works.next(work)) {
-        const int steps = steps_of(work);
-        const int boxes_of_all = work.columns > box_tokens ? Tile::kCluster : 1; /* which are one for each block */
-        const int token_boxes = grouped ? ceil_div(work.columns, Tile::kBoxTokensOfGroups) : boxes_of_all;
-        const int weight_bytes = work.rows > 0 ? Tile::kWeightBytes : 0;
-        const int group = args.a_grouped ? work.group : 0, weight = args.b_grouped ? work.weight : 0;
-        const auto copy = [&](int step) {
-            uint8_t *weights = first_stage + at.slot * Tile::kStageBytes;
-            uint8_t *tokens = weights + Tile::kWeightBytes;
-            uint64_t *full = first_full + at.slot;
-            const int k = work.k_begin + step * kSm90StepBytes;
-            ptx::mbarrier_wait_parity(first_empty + at.slot, at.parity ^ 1);
-            ptx::mbarrier_arrive_expect_tx(full, weight_bytes + token_boxes * box_bytes);
-            if (weight_bytes > 0 && read_once)
-                ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight, once);
-            else if (weight_bytes > 0)
-                ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight);
+struct DecodeCopies {
+    const CUtensorMap &map_weights, &map_tokens;
+    const GemmSm90Args &args;
+    uint8_t *stages;
+    uint64_t *full;
+    int rank;
+    bool read_once; /* weights: those of a group may be for another tile too */
+    uint64_t once;
+
+    __device__ __forceinline__ DecodeCopies(Sm90Shared<Tile> &shared, uint8_t *stages, const CUtensorMap &map_weights,
+                                            const CUtensorMap &map_tokens, const GemmSm90Args &args, int rank)
+        : map_weights(map_weights),
+          map_tokens(map_tokens),
+          args(args),
+          stages(stages),
+          full(shared.full),
+          rank(rank),
+          read_once(is_one_row_of_tiles(args.space)),
+          once(ptx::l2_evict_first()) {}
+
+    /* What the block copies for itself. */
+    __device__ __forceinline__ void copy_own(const Sm90Work &work, int step, int slot) const {
+        const int weight_bytes = work.rows > 0 ? Tile::kWeightBytes : 0, weight = args.b_grouped ? work.weight : 0;
+        uint8_t *weights = stages + slot * Tile::kStageBytes;
+        const int k = work.k_begin + step * kSm90StepBytes;
+        ptx::mbarrier_arrive_expect_tx(full + slot, weight_bytes + boxes_of(work) * args.box_tokens * kSm90StepBytes);
+        if (weight_bytes > 0 && read_once)
+            ptx::tma_load_3d(weights, &map_weights, full + slot, k, work.first_row, weight, once);
+        else if (weight_bytes > 0)
+            ptx::tma_load_3d(weights, &map_weights, full + slot, k, work.first_row, weight);
+        if constexpr (Tile::kCluster == 1) copy_tokens(work, k, slot);
+    }
+
+    /* And for both blocks of a pair: half of the tokens. */
+    __device__ __forceinline__ void copy_share(const Sm90Work &work, int step, int slot) const {
+        if constexpr (Tile::kCluster > 1) copy_tokens(work, work.k_begin + step * kSm90StepBytes, slot);
+    }
+
+private:
+    __device__ __forceinline__ int boxes_of(const Sm90Work &work) const {
+        if (!is_one_group(args.space)) return ceil_div(work.columns, Tile::kBoxTokensOfGroups);
+        return work.columns > args.box_tokens ? Tile::kCluster : 1; /* one for each block */
+    }
+
+    __device__ __forceinline__ void copy_tokens(const Sm90Work &work, int k, int slot) const {
+        constexpr int kAll = (1 << Tile::kCluster) - 1;
+        uint8_t *const tokens = stages + slot * Tile::kStageBytes + Tile::kWeightBytes;
+        const auto pair = static_cast<uint16_t>(kAll << rank / Tile::kCluster * Tile::kCluster);
+        const int boxes = boxes_of(work), group = args.a_grouped ? work.group : 0;
 #pragma unroll 1
-            for (int box = rank % Tile::kCluster; box < token_boxes; box += Tile::kCluster) {
-                uint8_t *to = tokens + box * box_bytes;
-                const int token = work.first_column + box * box_tokens;
-                if constexpr (Tile::kCluster == 1)
-                    ptx::tma_load_3d(to, &map_tokens, full, k, token, group);
-                else
-                    ptx::tma_load_3d_multicast(to, &map_tokens, full, k, token, group, pair);
-            }
-            at.advance();
-        };
-        const auto copy_all = [&](int first, int last) {
-            for (int step = first; step < last && leads; ++step) copy(step);
-            __syncwarp();
-        };
-        const int early = meets ? min(steps, Tile::kStages) : 0;
-        if (meets) {
-            copy_all(0, early);
-            ptx::cluster_wait();
+        for (int box = rank % Tile::kCluster; box < boxes; box += Tile::kCluster) {
+            uint8_t *to = tokens + box * args.box_tokens * kSm90StepBytes;
+            const int token = work.first_column + box * args.box_tokens;
+            if constexpr (Tile::kCluster == 1)
+                ptx::tma_load_3d(to, &map_tokens, full + slot, k, token, group);
+            else
+                ptx::tma_load_3d_multicast(to, &map_tokens, full + slot, k, token, group, pair);
         }
-        copy_all(early, steps);
+    }
+};
+
+/* `early`: steps of the first tile that have been copied. */
+template <typename Tile>
+__device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, const DecodeCopies<Tile> &copies,
+                                               DecodeWorks<Tile> &works, int early) {
+    const bool leads = ptx::elect();
+    Sm90Work work;
+    RingPosition<Tile::kStages> at = {early % Tile::kStages, early == Tile::kStages};
+    for (; works.next(work); early = 0) {
+        const int steps = steps_of(work);
+        for (int step = early; step < steps && leads; ++step, at.advance()) {
+            ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
+            copies.copy_own(work, step, at.slot);
+            copies.copy_share(work, step, at.slot);
+        }
+        __syncwarp();
     }
     /* The block stays until the other one of its pair has handed back what it read here. */
     if constexpr (Tile::kCluster > 1)
@@ -298,7 +300,7 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
                                     ptx::wgmma_descriptor(stages + Tile::kWeightBytes)};
-    while (works.next(work)) {
+    for (bool first = true; works.next(work); first = false) {
         const TileScales tile_scales = load_scales(args, work);
         const Depth depth = {steps_of(work), 0, 0, 0};
         const int split = args.split, part = rank / Tile::kCluster;
@@ -323,6 +325,7 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
         } else {
             skip_tile(shared.rings, stage, depth, at);
         }
+        if (!first) ptx::named_barrier(1, Tile::kConsumers); /* all are done with the tile before */
         keep_scales(shared, tile_scales, args.epilogue.alpha);
         ptx::named_barrier(1, Tile::kConsumers);
         uint8_t *rows = split > 1 ? stages : reinterpret_cast<uint8_t *>(exchange); /* the stages have been read */
@@ -345,12 +348,14 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
         } else if (has_rows) {
             keep(sum[0], Tile::kUnits);
         }
-        ptx::named_barrier(1, Tile::kConsumers);
-        if (args.plain)
+        if (args.plain) {
+            __syncwarp();
             copy_halves<Tile>(args, work, rows, part);
-        else
+            __syncwarp();
+        } else {
+            ptx::named_barrier(1, Tile::kConsumers);
             finish_tokens(shared, args, work, reinterpret_cast<const float *>(rows), part);
-        ptx::named_barrier(1, Tile::kConsumers); /* before the sums and scales of the next tile */
+        }
     }
 }
 
@@ -364,33 +369,39 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
     static_assert(Tile::kSharedBytes + sizeof shared <= 227 * 1024, "shared memory of one block");
     uint8_t *stages = dynamic + (-ptx::shared_address(dynamic) & 1023u);
     float *exchange = reinterpret_cast<float *>(stages + Tile::kStages * Tile::kStageBytes);
-    const bool alone = Tile::kCluster == 1 && args.split == 1;
     const int warp = threadIdx.x / 32, rank = static_cast<int>(blockIdx.x);
 
     DecodeWorks<Tile> works(shared.rings, args, rank);
-    if (threadIdx.x == 0) {
-        ptx::prefetch_tensor_map(&map_weights);
-        ptx::prefetch_tensor_map(&map_tokens);
-        ptx::mbarrier_init(&shared.received, 1);
-        init_rings(shared.rings);
+    const DecodeCopies<Tile> copies(shared.rings, stages, map_weights, map_tokens, args, rank);
+    /* Who knows the tile and makes the barriers waits for nobody. A product lasts little longer than its first copies
+     * take: they begin here, in the first lines of code, and not where the producer's are, which memory has yet to
+     * send. */
+    const int early = works.first_steps();
+    if (warp == 0) {
+        const bool leads = ptx::elect();
+        if (leads) {
+            ptx::prefetch_tensor_map(&map_weights);
+            ptx::prefetch_tensor_map(&map_tokens);
+            ptx::mbarrier_init(&shared.received, 1);
+            init_rings(shared.rings);
+        }
+        ptx::wait_for_earlier_kernels();
+        for (int step = 0; step < early && leads; ++step) copies.copy_own(works.first(), step, step);
     }
-    if (warp > 0) works.ask_for_first();
+    if (warp == 1) ask_for_groups(args.space, blockIdx.y);
     __syncwarp();
-    /* Who made the barriers, knows the tile and copies for no other block does not wait for anybody. */
-    const bool starts = warp == 0 && Tile::kCluster == 1 && (alone || is_one_group(args.space));
-    if (!alone)
-        ptx::cluster_arrive();
-    else if (starts)
-        ptx::named_barrier_arrive(2, Tile::kThreads);
-    else
+    if (Tile::kCluster == 1 && args.split == 1) {
         ptx::named_barrier(2, Tile::kThreads);
-    ptx::wait_for_earlier_kernels();
-    if (!alone && !starts) {
-        __syncwarp();
+    } else {
+        ptx::cluster_arrive();
         ptx::cluster_wait(); /* all blocks have their barriers */
     }
+    ptx::wait_for_earlier_kernels();
+    if (Tile::kCluster > 1 && warp == 0 && ptx::elect())
+        for (int step = 0; step < early; ++step) copies.copy_share(works.first(), step, step);
+    __syncwarp();
     if (warp == 0)
-        produce_decode(shared.rings, stages, map_weights, map_tokens, args, works, rank, !alone && starts);
+        produce_decode(shared.rings, copies, works, early);
     else if (warp == 1)
         works.schedule();
     else if (warp < 4) {

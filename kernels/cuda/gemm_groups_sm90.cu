@@ -30,6 +30,7 @@ fg_status launch_tile(const fg_plan &plan, const fg_gemm_params &params, int num
     args.split = 1;
     args.part_steps = static_cast<int>(ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes));
     const int64_t tiles = set_tiles(args.space, plan.block_m, Tile::kWeights), pairs = num_sms / Tile::kCluster;
+    args.tile_tokens = tokens_of_tile(args.space);
     const dim3 grid(Tile::kCluster, static_cast<unsigned>(tiles < pairs ? tiles : pairs));
     return launch_clusters(kernel, grid, Tile::kCluster, Tile::kThreads, Tile::kSharedBytes, map_weights, map_tokens,
                            args, queue, error);

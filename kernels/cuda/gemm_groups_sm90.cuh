@@ -36,33 +36,52 @@ struct Sm90GroupTile : Sm90TokenTile<kScaled, kTokens, 2, 2> {
                   "warpgroups divide the registers of the launch");
 };
 
+/* What one thread needs to copy steps of tiles to stages that are free. */
 template <typename Tile>
-__device__ __forceinline__ void produce_groups(Sm90Shared<Tile> &shared, uint8_t *stages,
-                                               const CUtensorMap &map_weights, const CUtensorMap &map_tokens,
-                                               const GemmSm90Args &args, int rank) {
-    constexpr uint16_t kPair = (1 << Tile::kCluster) - 1;
+struct GroupCopies {
+    const CUtensorMap &map_weights, &map_tokens;
+    const GemmSm90Args &args;
+    uint8_t *stages;
+    uint64_t *full;
+    int rank;
+
+    /* What the block copies for itself. */
+    __device__ __forceinline__ void copy_own(const Sm90Work &work, int step, int slot) const {
+        const int weight_bytes = work.rows > 0 ? Tile::kWeightBytes : 0;
+        const int token_bytes = ceil_div(work.columns, Tile::kUnit) * Tile::kBoxBytes;
+        ptx::mbarrier_arrive_expect_tx(full + slot, weight_bytes + token_bytes);
+        if (weight_bytes > 0)
+            ptx::tma_load_3d(stages + slot * Tile::kStageBytes, &map_weights, full + slot, step * kSm90StepBytes,
+                             work.first_row, args.b_grouped ? work.weight : 0);
+    }
+
+    /* And for both blocks of the pair: half of the tokens. */
+    __device__ __forceinline__ void copy_share(const Sm90Work &work, int step, int slot) const {
+        constexpr uint16_t kPair = (1 << Tile::kCluster) - 1;
+        uint8_t *const tokens = stages + slot * Tile::kStageBytes + Tile::kWeightBytes;
+        const int boxes = ceil_div(work.columns, Tile::kUnit), group = args.a_grouped ? work.group : 0;
+#pragma unroll 1
+        for (int box = rank; box < boxes; box += Tile::kCluster)
+            ptx::tma_load_3d_multicast(tokens + box * Tile::kBoxBytes, &map_tokens, full + slot, step * kSm90StepBytes,
+                                       work.first_column + box * Tile::kUnit, group, kPair);
+    }
+};
+
+/* `early`: steps of the first tile that have been copied. */
+template <typename Tile>
+__device__ __forceinline__ void produce_groups(Sm90Shared<Tile> &shared, const GroupCopies<Tile> &copies, int early) {
     const bool leads = ptx::elect();
     RingPosition<Tile::kTileSlots> slot;
-    RingPosition<Tile::kStages> at;
-    for (;;) {
+    RingPosition<Tile::kStages> at = {early % Tile::kStages, early == Tile::kStages};
+    for (;; early = 0) {
         const Sm90Work work = next_work(shared, slot);
         if (work.group < 0) break;
         release_work(shared, slot);
-        const int group = args.a_grouped ? work.group : 0, weight = args.b_grouped ? work.weight : 0;
-        const int token_boxes = ceil_div(work.columns, Tile::kUnit), steps = steps_of(work);
-        const int weight_bytes = work.rows > 0 ? Tile::kWeightBytes : 0;
-        for (int step = 0; step < steps && leads; ++step, at.advance()) {
-            uint8_t *weights = stages + at.slot * Tile::kStageBytes;
-            uint8_t *tokens = weights + Tile::kWeightBytes;
-            uint64_t *full = &shared.full[at.slot];
-            const int k = step * kSm90StepBytes;
+        const int steps = steps_of(work);
+        for (int step = early; step < steps && leads; ++step, at.advance()) {
             ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
-            ptx::mbarrier_arrive_expect_tx(full, weight_bytes + token_boxes * Tile::kBoxBytes);
-            if (weight_bytes > 0) ptx::tma_load_3d(weights, &map_weights, full, k, work.first_row, weight);
-#pragma unroll 1
-            for (int box = rank; box < token_boxes; box += Tile::kCluster)
-                ptx::tma_load_3d_multicast(tokens + box * Tile::kBoxBytes, &map_tokens, full, k,
-                                           work.first_column + box * Tile::kUnit, group, kPair);
+            copies.copy_own(work, step, at.slot);
+            copies.copy_share(work, step, at.slot);
         }
         __syncwarp();
     }
@@ -172,24 +191,34 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
     auto &shared = *reinterpret_cast<TokenShared<Tile> *>(kept + Tile::kKeptBytes);
     static_assert(sizeof shared <= Tile::kSmallBytes + Tile::kStages * Tile::kScaleBytes, "they find room");
     const int warp = threadIdx.x / 32, rank = static_cast<int>(blockIdx.x);
-    if (threadIdx.x == 0) {
-        ptx::prefetch_tensor_map(&map_weights);
-        ptx::prefetch_tensor_map(&map_tokens);
-        init_rings(shared.rings);
+    const GroupCopies<Tile> copies = {map_weights, map_tokens, args, stages, shared.rings.full, rank};
+    /* First copies in the first lines of code, as in gemm_decode_sm90.cuh. */
+    Sm90Work first = {};
+    if (is_one_group(args.space)) first = token_work_of_one_group<Tile>(args, rank, blockIdx.y);
+    const int early = min(steps_of(first), Tile::kStages);
+    if (warp == 0) {
+        const bool leads = ptx::elect();
+        if (leads) {
+            ptx::prefetch_tensor_map(&map_weights);
+            ptx::prefetch_tensor_map(&map_tokens);
+            init_rings(shared.rings);
+        }
+        ptx::wait_for_earlier_kernels();
+        for (int step = 0; step < early && leads; ++step) copies.copy_own(first, step, step);
     }
     __syncwarp();
     ptx::cluster_arrive();
-    if (warp > 0 && is_one_group(args.space))
-        ask_for_weights<Tile>(args, token_work_of_one_group<Tile>(args, rank, blockIdx.y));
-    else if (warp == 1)
-        ask_for_groups(args.space, blockIdx.y);
+    if (warp == 1) ask_for_groups(args.space, blockIdx.y);
     __syncwarp();
     ptx::cluster_wait();
     ptx::wait_for_earlier_kernels();
+    if (warp == 0 && ptx::elect())
+        for (int step = 0; step < early; ++step) copies.copy_share(first, step, step);
+    __syncwarp();
     if (warp < 4) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
         if (warp == 0)
-            produce_groups(shared.rings, stages, map_weights, map_tokens, args, rank);
+            produce_groups(shared.rings, copies, early);
         else if (warp == 1)
             schedule_tokens(shared.rings, args, rank);
         else if constexpr (Math::kScaled)

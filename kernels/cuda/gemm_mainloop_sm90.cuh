@@ -380,10 +380,6 @@ inline GemmSm90Args make_args(const fg_gemm_params &params) {
     args.epilogue = make_epilogue(params);
     args.a_grouped = params.a.ndim == 3;
     args.b_grouped = params.b.ndim == 3;
-    args.rows = static_cast<const uint8_t *>(params.a.data);
-    args.row_pitch = pitch(params.a, params.a.ndim - 2);
-    args.weights = static_cast<const uint8_t *>(params.b.data);
-    args.weight_pitch = pitch(params.b, params.b.ndim - 2);
     return args;
 }
 

@@ -16,7 +16,13 @@
 
 namespace flexgemm {
 
+/* What the first copies need lies together: it takes a while until constants that are far apart have come. */
 struct GemmSm90Args {
+    /* Of gemm_tokens_sm90.cuh: blocks or pairs of a cluster that share the K of a tile; steps of each, and how many
+     * have one more. */
+    int32_t split, part_steps, longer_parts;
+    int32_t box_tokens;  /* rows of A to a copy */
+    int32_t tile_tokens; /* of one group: rows of A to a tile */
     TileSpace space;
     Epilogue epilogue;
     bool a_grouped, b_grouped;
@@ -28,12 +34,6 @@ struct GemmSm90Args {
     bool staggered;            /* blocks add to the output at different times (gemm_sm90.cuh) */
     bool plain;                /* of out nothing but scaled and biased sums in 16 bits, or 32 but for few rows */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
-    /* Of gemm_decode_sm90.cuh: blocks or pairs of a cluster that share the K of a tile; steps of each, and how many
-     * have one more. */
-    int32_t split, part_steps, longer_parts;
-    int32_t box_tokens;            /* rows of A to a copy */
-    const uint8_t *rows, *weights; /* A and B, and bytes from one of their rows to the next */
-    int64_t row_pitch, weight_pitch;
 };
 
 constexpr int kSm90BlockM = 128, kSm90StepBytes = 128, kSm90SlabBytes = 128;
@@ -141,7 +141,7 @@ __device__ __forceinline__ void ask_for_groups(const TileSpace &space, uint32_t 
     int64_t first = 0, count = space.major.groups;
     if (space.major.grouping == Grouping::kIndices) {
         uint32_t major, minor;
-        rasterise(tile, space.major_tiles, space.minor_tiles, &major, &minor);
+        rasterise_known(space, tile, &major, &minor);
         first = int64_t{major} * space.major.block;
         count = space.major.length - first;
     }

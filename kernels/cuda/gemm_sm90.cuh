@@ -68,7 +68,7 @@ template <typename Tile>
 __device__ __forceinline__ Sm90Work work_of_one_group(const GemmSm90Args &args, uint32_t tile) {
     const TileSpace &space = args.space;
     uint32_t major, minor;
-    rasterise(tile, space.major_tiles, space.minor_tiles, &major, &minor);
+    rasterise_known(space, tile, &major, &minor);
     const int row =
         static_cast<int>(major) * Tile::kClusterM + static_cast<int>(blockIdx.x % Tile::kCluster) * kSm90BlockM;
     const int column = static_cast<int>(minor) * Tile::kBlockN, k_bytes = static_cast<int>(space.k_bytes);
@@ -78,29 +78,60 @@ __device__ __forceinline__ Sm90Work work_of_one_group(const GemmSm90Args &args, 
     return {row, rows, column, columns, 0, 0, 0, k_bytes, false, whole};
 }
 
-/* All warps but the first ask L2 for the first steps of the block's first tile, line by line, while barriers are not
- * there yet: the first copies take three times as long to find their way to memory. Also for scales, which are wanted
- * when there is nothing else to do. What earlier kernels have yet to write, they write there. */
+/* Asks L2 for the scales of the block's first tile, by a warp: they are wanted when there is nothing else to do. What
+ * earlier kernels have yet to write, they write there. */
 template <typename Tile>
-__device__ __forceinline__ void ask_for_first_tile(const GemmSm90Args &args) {
-    constexpr int kShare = Tile::kBlockN / Tile::kCluster, kRows = kSm90BlockM + kShare, kLines = 2 * kRows;
-    const Sm90Work work = work_of_one_group<Tile>(args, blockIdx.x / Tile::kCluster);
-    const int first_share = static_cast<int>(blockIdx.x % Tile::kCluster) * kShare;
-    for (int line = static_cast<int>(threadIdx.x) - 32; line < kLines; line += Tile::kThreads - 32) {
-        const int row = line % kRows, column = row - kSm90BlockM + first_share;
-        const int k = line / kRows * kSm90StepBytes;
-        if (k >= work.k_bytes) break;
-        if (row < kSm90BlockM && row < work.rows)
-            ptx::prefetch_l2(args.rows + (work.first_row + row) * args.row_pitch + k);
-        else if (row >= kSm90BlockM && column < work.columns)
-            ptx::prefetch_l2(args.weights + (work.first_column + column) * args.weight_pitch + k);
-    }
+__device__ __forceinline__ void ask_for_first_scales(const GemmSm90Args &args) {
     const Epilogue &to = args.epilogue;
-    if (threadIdx.x / 32 == 1 && !to.block_scaled) {
-        ask_for_scales(to.scale_a, work.first_row, work.rows);
-        ask_for_scales(to.scale_b, work.first_column, work.columns);
-    }
+    if (to.block_scaled) return;
+    const Sm90Work work = work_of_one_group<Tile>(args, blockIdx.x / Tile::kCluster);
+    ask_for_scales(to.scale_a, work.first_row, work.rows);
+    ask_for_scales(to.scale_b, work.first_column, work.columns);
 }
+
+/* The block's first tile, where it is known before the scheduler looks, and how many steps of it the ring has room for:
+ * none, where it is not. These are copied before anything else happens. A short product lasts little longer than its
+ * first copies take, and the producer's code lies further on, where memory has yet to be asked for it. */
+template <typename Tile>
+struct FirstSteps {
+    Sm90Work work;
+    int steps;
+
+    __device__ __forceinline__ explicit FirstSteps(const GemmSm90Args &args) : steps(0) {
+        if (!is_one_group(args.space) || args.staggered) return;
+        work = work_of_one_group<Tile>(args, blockIdx.x / Tile::kCluster);
+        steps = min(steps_of(work), Tile::kStages);
+    }
+
+    /* By one thread: what the block copies for itself, when it has barriers. */
+    __device__ __forceinline__ void copy_own(Sm90Shared<Tile> &shared, uint8_t *stages, const CUtensorMap &map_a,
+                                             const CUtensorMap &map_b) const {
+        const int boxes = work.rows > 0 ? ceil_div(work.rows, Tile::kWarpgroupRows) : 0;
+        for (int step = 0; step < steps; ++step) {
+            uint8_t *a = stages + step * Tile::kStageBytes;
+            uint64_t *full = &shared.full[step];
+            const int k = step * kSm90StepBytes;
+            ptx::mbarrier_arrive_expect_tx(full, boxes * Tile::kBytesA + Tile::kBytesB);
+            if (boxes > 0) ptx::tma_load_3d(a, &map_a, full, k, work.first_row, 0);
+            if (boxes > 1)
+                ptx::tma_load_3d(a + Tile::kBytesA, &map_a, full, k, work.first_row + Tile::kWarpgroupRows, 0);
+            if constexpr (Tile::kCluster == 1)
+                ptx::tma_load_3d(a + Tile::kWarpgroups * Tile::kBytesA, &map_b, full, k, work.first_column, 0);
+        }
+    }
+
+    /* Its share of B for both blocks of a pair, when both have. */
+    __device__ __forceinline__ void copy_share(Sm90Shared<Tile> &shared, uint8_t *stages,
+                                               const CUtensorMap &map_b) const {
+        constexpr int kShare = Tile::kBlockN / Tile::kCluster;
+        constexpr uint16_t kAll = (1 << Tile::kCluster) - 1;
+        const int share = static_cast<int>(blockIdx.x % Tile::kCluster) * kShare;
+        uint8_t *const b = stages + Tile::kWarpgroups * Tile::kBytesA + share * kSm90StepBytes;
+        for (int step = 0; step < steps; ++step)
+            ptx::tma_load_3d_multicast(b + step * Tile::kStageBytes, &map_b, &shared.full[step], step * kSm90StepBytes,
+                                       work.first_column + share, 0, kAll);
+    }
+};
 
 /* ---- scheduler warp ---- */
 
@@ -155,9 +186,10 @@ __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm9
 
 /* ---- producer warp ---- */
 
+/* `early`: steps of the first tile that have been copied. */
 template <typename Tile>
 __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stages, const CUtensorMap &map_a,
-                                        const CUtensorMap &map_b, const GemmSm90Args &args) {
+                                        const CUtensorMap &map_b, const GemmSm90Args &args, int early) {
     constexpr int kShare = Tile::kBlockN / Tile::kCluster, kShareBytes = kShare * kSm90StepBytes;
     constexpr uint16_t kAll = (1 << Tile::kCluster) - 1;
     /* One thread's time from one stage to the next is what narrow tiles wait for: it finds addresses in registers. */
@@ -166,18 +198,16 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
     uint8_t *const first_stage = ptx::opaque(stages);
     uint64_t *const first_full = ptx::opaque(shared.full), *const first_empty = ptx::opaque(shared.empty);
     RingPosition<Tile::kTileSlots> slot;
-    RingPosition<Tile::kStages> at;
-    /* Copies of the first tile of one group begin before the scheduler has handed it over. */
-    for (bool known = is_one_group(args.space) && !args.staggered;; known = false) {
-        const Sm90Work work =
-            known ? work_of_one_group<Tile>(args, blockIdx.x / Tile::kCluster) : next_work(shared, slot);
+    RingPosition<Tile::kStages> at = {early % Tile::kStages, early == Tile::kStages};
+    for (;; early = 0) {
+        const Sm90Work work = next_work(shared, slot);
         if (work.group < 0) return;
-        if (!known) release_work(shared, slot);
+        release_work(shared, slot);
         const int boxes_a = work.rows > 0 ? ceil_div(work.rows, Tile::kWarpgroupRows) : 0;
         const int group_a = args.a_grouped ? work.group : 0, group_b = args.b_grouped ? work.weight : 0;
         const int bytes = boxes_a * Tile::kBytesA + Tile::kBytesB, steps = steps_of(work);
-        int k = work.k_begin - head_of(work);
-        for (int step = 0; step < steps && leads; ++step, at.advance(), k += kSm90StepBytes) {
+        int k = work.k_begin - head_of(work) + early * kSm90StepBytes;
+        for (int step = early; step < steps && leads; ++step, at.advance(), k += kSm90StepBytes) {
             uint8_t *a = first_stage + at.slot * Tile::kStageBytes, *b = a + Tile::kWarpgroups * Tile::kBytesA;
             uint64_t *full = first_full + at.slot;
             ptx::mbarrier_wait_parity(first_empty + at.slot, at.parity ^ 1);
@@ -196,10 +226,6 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
             }
         }
         __syncwarp();
-        if (known) {
-            next_work(shared, slot);
-            release_work(shared, slot);
-        }
     }
 }
 
@@ -323,30 +349,36 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     auto &shared = small.rings;
     const int warp = threadIdx.x / 32;
 
-    if (threadIdx.x == 0) {
-        ptx::prefetch_tensor_map(&map_a);
-        ptx::prefetch_tensor_map(&map_b);
-        init_rings(shared);
+    const FirstSteps<Tile> first(args);
+    if (warp == 0) {
+        const bool leads = ptx::elect();
+        if (leads) {
+            ptx::prefetch_tensor_map(&map_a);
+            ptx::prefetch_tensor_map(&map_b);
+            init_rings(shared);
+        }
+        ptx::wait_for_earlier_kernels();
+        if (leads) first.copy_own(shared, stages, map_a, map_b);
     }
     __syncwarp();
-    if constexpr (Tile::kCluster > 1) ptx::cluster_arrive();
-    if (warp > 0 && is_one_group(args.space))
-        ask_for_first_tile<Tile>(args);
+    if constexpr (Tile::kCluster > 1) {
+        ptx::cluster_arrive();
+        ptx::cluster_wait();
+        if (warp == 0 && ptx::elect()) first.copy_share(shared, stages, map_b);
+        __syncwarp();
+    } else {
+        ptx::named_barrier(5, Tile::kThreads);
+    }
+    if (warp == 1 && first.steps > 0)
+        ask_for_first_scales<Tile>(args);
     else if (warp == 1)
         ask_for_groups(args.space, blockIdx.x / Tile::kCluster);
-    __syncwarp();
-    if constexpr (Tile::kCluster > 1)
-        ptx::cluster_wait();
-    else if (warp == 0) /* it made the barriers and copies at once */
-        ptx::named_barrier_arrive(5, Tile::kThreads);
-    else
-        ptx::named_barrier(5, Tile::kThreads);
     ptx::wait_for_earlier_kernels();
 
     if (warp < 4) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
         if (warp == 0)
-            produce(shared, stages, map_a, map_b, args);
+            produce(shared, stages, map_a, map_b, args, first.steps);
         else if (warp == 1)
             schedule(shared, args);
         else if constexpr (Math::kScaled)

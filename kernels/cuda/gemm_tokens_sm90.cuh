@@ -71,25 +71,12 @@ template <typename Tile>
 __device__ __forceinline__ Sm90Work token_work_of_one_group(const GemmSm90Args &args, int rank, uint32_t number) {
     const TileSpace &space = args.space;
     uint32_t major, minor;
-    rasterise(number, space.major_tiles, space.minor_tiles, &major, &minor);
-    const Cut<Tile::kBlockN, true> cut(space.major, space.major.length);
+    rasterise_known(space, number, &major, &minor);
+    const int first_token = static_cast<int>(major) * args.tile_tokens;
     return token_work<Tile>(args, rank,
-                            {cut.begin_of(0, major), cut.end_of(0, space.major.length, major),
-                             int64_t{minor} * Tile::kWeights, space.minor_length, 0, 0, 0, space.k_bytes});
-}
-
-/* All warps but the first ask L2 for the weights of the first steps, line by line. It takes a microsecond until there
- * are barriers for copies to arrive at, and much of another until the first copy has found its way to memory. L2 is told
- * early without harm: what earlier kernels have yet to write, they write there. Not for tokens: all blocks would ask for
- * the same lines. */
-template <typename Tile>
-__device__ __forceinline__ void ask_for_weights(const GemmSm90Args &args, const Sm90Work &first) {
-    constexpr int kLines = 3 * Tile::kRows;
-    for (int line = static_cast<int>(threadIdx.x) - 32; line < kLines; line += Tile::kThreads - 32) {
-        const int row = line % Tile::kRows, k = line / Tile::kRows * kSm90StepBytes;
-        if (row < first.rows && k < first.k_bytes)
-            ptx::prefetch_l2(args.weights + (first.first_row + row) * args.weight_pitch + first.k_begin + k);
-    }
+                            {first_token, min(static_cast<int>(space.major.length), first_token + args.tile_tokens),
+                             static_cast<int>(minor) * Tile::kWeights, static_cast<int>(space.minor_length), 0, 0, 0,
+                             space.k_bytes});
 }
 
 /* Rows are cut evenly. */
@@ -191,21 +178,22 @@ __device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const To
     }
 }
 
+/* A warp's 16 rows of weights, when its lanes have kept them: it waits for no other warp. */
 template <typename Tile>
 __device__ __forceinline__ void copy_halves(const GemmSm90Args &args, const Sm90Work &work, const uint8_t *rows,
                                             int part) {
-    constexpr int kChunks = Tile::kRows / 8, kTokensAtOnce = Tile::kConsumers / kChunks;
+    constexpr int kChunks = 2, kTokensAtOnce = 32 / kChunks;
     const Epilogue &to = args.epilogue;
-    const int thread = threadIdx.x - ptx::kWarpgroup, chunk = thread % kChunks;
-    if (chunk * 8 >= work.rows) return;
+    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32, row = thread / 32 * 16 + lane % kChunks * 8;
+    if (row >= work.rows) return;
     uint16_t *out = static_cast<uint16_t *>(to.out) + work.group * to.out_group_stride +
-                    work.first_column * to.out_stride + work.first_row + chunk * 8;
+                    work.first_column * to.out_stride + work.first_row + row;
 #pragma unroll 4
-    for (int i = thread / kChunks;; i += kTokensAtOnce) {
+    for (int i = lane / kChunks;; i += kTokensAtOnce) {
         const int token = (i / 8 * args.split + part) * 8 + i % 8;
         if (token >= work.columns) return;
         *reinterpret_cast<uint4 *>(out + token * to.out_stride) =
-            *reinterpret_cast<const uint4 *>(rows + i * Tile::kHalfPitch + chunk * 16);
+            *reinterpret_cast<const uint4 *>(rows + i * Tile::kHalfPitch + row * 2);
     }
 }
 
@@ -250,6 +238,13 @@ __device__ __forceinline__ void finish_tokens(const TokenShared<Tile> &shared, c
 }
 
 /* ---- host ---- */
+
+/* Rows of one group to a tile, once tiles are counted: cut evenly, but for multiples of 16. */
+inline int32_t tokens_of_tile(const TileSpace &space) {
+    const int64_t tiles = space.major_tiles;
+    if (tiles == 0 || space.major.grouping != Grouping::kNone) return 0;
+    return static_cast<int32_t>(ceil_div<int64_t>(ceil_div<int64_t>(space.major.length, tiles), 16) * 16);
+}
 
 /* Of the output nothing but scaled and biased sums in 16 bits, 16 bytes of them at a time: what nearly all products
  * want. Groups of columns begin anywhere. */

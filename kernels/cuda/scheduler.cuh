@@ -42,7 +42,8 @@ struct TileSpace {
     GroupedAxis major;
     bool major_is_columns;
     int64_t minor_length;
-    uint32_t major_tiles, minor_tiles; /* set for a tile shape; the major ones a bound */
+    uint32_t major_tiles, minor_tiles;         /* set for a tile shape; the major ones a bound */
+    uint64_t inverse_of_band, inverse_of_last; /* of the tiles of a band, and of the major ones of the last band */
     int64_t k, k_bytes, element_bytes;
     Offsets k_offsets;      /* of groups along K */
     Offsets weight_indices; /* `has_begin` has no meaning */
@@ -55,6 +56,10 @@ struct OutputTile {
     int64_t row, row_end, column, column_end, group, weight, k_begin, k_end;
     bool apart; /* the blocks of a pair have rows of different groups */
 };
+
+/* Tiles in bands of kBandTiles major tiles, along the major axis of a band first: blocks that run together share a few
+ * rows of A and a few rows of B, which L2 then holds. */
+constexpr uint32_t kBandTiles = 8;
 
 /* ---- host ---- */
 
@@ -104,6 +109,9 @@ inline TileSpace make_tile_space(const fg_gemm_params &params) {
     return space;
 }
 
+/* ceil(2^64 / divisor), by which divide() divides; 0 of 1, and of none. */
+inline uint64_t inverse_of(uint32_t divisor) { return divisor > 1 ? ~uint64_t{0} / divisor + 1 : 0; }
+
 /* Tiles are counted in 32 bits, since no memory holds the output of more: to divide in 64 takes longer than a step of
  * many products. Returns how many there are at most. */
 inline int64_t set_tiles(TileSpace &space, int block_m, int block_n) {
@@ -125,6 +133,8 @@ inline int64_t set_tiles(TileSpace &space, int block_m, int block_n) {
     space.major_tiles = static_cast<uint32_t>(major_tiles);
     space.minor_tiles =
         static_cast<uint32_t>(ceil_div<int64_t>(space.minor_length, space.major_is_columns ? block_m : block_n));
+    space.inverse_of_band = inverse_of(kBandTiles * space.minor_tiles);
+    space.inverse_of_last = inverse_of(space.major_tiles % kBandTiles);
     return major_tiles * space.minor_tiles;
 }
 
@@ -246,10 +256,6 @@ __device__ MajorTile read_indices(const GroupedAxis &axis, int64_t target) {
 
 /* ---- tiles ---- */
 
-/* Tiles in bands of kBandTiles major tiles, along the major axis of a band first: blocks that run together share a few
- * rows of A and a few rows of B, which L2 then holds. */
-constexpr uint32_t kBandTiles = 8;
-
 __device__ __forceinline__ uint32_t first_of_band(uint32_t tile, uint32_t minor_tiles) {
     return tile / (kBandTiles * minor_tiles) * kBandTiles;
 }
@@ -261,6 +267,22 @@ __device__ __forceinline__ void rasterise(uint32_t tile, uint32_t major_tiles, u
     const uint32_t within = tile - first * minor_tiles;
     *minor = within / height;
     *major = first + within - *minor * height;
+}
+
+/* number / divisor, rounded down, by the divisor's inverse: exact, since both have 32 bits. A division takes some thirty
+ * instructions, which is what the first copy of a short product would wait for. */
+__device__ __forceinline__ uint32_t divide(uint32_t number, uint64_t inverse) {
+    return inverse == 0 ? number : static_cast<uint32_t>(__umul64hi(number, inverse));
+}
+
+/* The same where the host knows how many tiles there are. */
+__device__ __forceinline__ void rasterise_known(const TileSpace &space, uint32_t tile, uint32_t *major,
+                                                uint32_t *minor) {
+    const uint32_t first = divide(tile, space.inverse_of_band) * kBandTiles;
+    const uint32_t within = tile - first * space.minor_tiles;
+    const bool last = space.major_tiles - first < kBandTiles;
+    *minor = last ? divide(within, space.inverse_of_last) : within / kBandTiles;
+    *major = first + within - *minor * (last ? space.major_tiles - first : kBandTiles);
 }
 
 /* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. Where kBlocks blocks share a
