@@ -167,8 +167,8 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
                   {16, 128, {6, 6}, 1, true, true, false},  {16, 64, {8, 8}, 1, true, false, false},
                   {24, 128, {6, 6}, 1, true, false, false}, {24, 64, {8, 8}, 1, true, false, false},
                   {32, 128, {6, 6}, 1, true, true, false},  {32, 64, {8, 8}, 1, true, false, false},
-                  {64, 128, {6, 6}, 1, true, false, false}, {64, 64, {8, 8}, 1, true, false, false},
-                  {64, 128, {6, 6}, 2, false, true, false}, {128, 64, {7, 7}, 1, true, false, false},
+                  {64, 128, {5, 5}, 1, true, false, false}, {64, 64, {8, 8}, 1, true, false, false},
+                  {64, 128, {5, 5}, 2, false, true, false}, {128, 64, {7, 7}, 1, true, false, false},
                   {128, 128, {6, 0}, 2, true, false, true}};
     enum { SHAPES = sizeof shapes / sizeof *shapes };
     /* Groups of twice the average should still be one tile. */

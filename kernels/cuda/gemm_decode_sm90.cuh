@@ -1,9 +1,9 @@
 /*
  * Products of few rows on Hopper: decoding. Their time is that of reading the weights once.
  *
- * The operands change places (gemm_tokens_sm90.cuh): a tile has 128 rows of B (weights) and 8 to 128 rows of A (tokens).
- * Beside more than 64 tokens a block may have 64 rows of weights: half of the sums to exchange and store, by twice as
- * many blocks. Roles of warps are those of gemm_sm90.cuh.
+ * The operands change places (gemm_tokens_sm90.cuh): a tile has 64 or 128 rows of B (weights) and 8 to 128 rows of A
+ * (tokens). With 64 rows of weights twice as many blocks have half of the sums to exchange and store, and fill the
+ * multiprocessors better; with 128 each reads less of the tokens. Roles of warps are those of gemm_sm90.cuh.
  *
  * Where there are fewer tiles than multiprocessors, the blocks of a cluster share a tile: each multiplies a range of K
  * and sends its sums to the blocks that add them, 8 tokens to a block, in the order of the blocks. One tile is all that
@@ -49,7 +49,7 @@ struct Sm90DecodeTile : Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights> {
     static constexpr int kExchangeBytes = kHalved || kReceivedBytes > kSumBytes ? kReceivedBytes : kSumBytes;
     static constexpr int kMostStages = (224 * 1024 - kExchangeBytes) / (Base::kStageBytes + Base::kScaleBytes);
     /* With more under way memory is not read faster, but less evenly, and some blocks end late. */
-    static constexpr int kWanted = kTokens > 64 ? 10 : kOfWeights == 1 ? 8 : 6;
+    static constexpr int kWanted = kTokens > 64 ? 10 : kOfWeights == 1 ? 8 : kTokens > 32 ? 5 : 6;
     static constexpr int kStages = kMostStages < kWanted ? kMostStages : kWanted;
     static constexpr int kSharedBytes = kStages * Base::kStageBytes + kExchangeBytes + 1024;
     static_assert(kHalved || (kTokens + 15) / 16 * 16 * Base::kHalfPitch <= kExchangeBytes,
@@ -300,7 +300,7 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
                                     ptx::wgmma_descriptor(stages + Tile::kWeightBytes)};
-    for (bool first = true; works.next(work); first = false) {
+    while (works.next(work)) {
         const TileScales tile_scales = load_scales(args, work);
         const Depth depth = {steps_of(work), 0, 0, 0};
         const int split = args.split, part = rank / Tile::kCluster;
@@ -325,7 +325,6 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
         } else {
             skip_tile(shared.rings, stage, depth, at);
         }
-        if (!first) ptx::named_barrier(1, Tile::kConsumers); /* all are done with the tile before */
         keep_scales(shared, tile_scales, args.epilogue.alpha);
         ptx::named_barrier(1, Tile::kConsumers);
         uint8_t *rows = split > 1 ? stages : reinterpret_cast<uint8_t *>(exchange); /* the stages have been read */
@@ -348,14 +347,12 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
         } else if (has_rows) {
             keep(sum[0], Tile::kUnits);
         }
-        if (args.plain) {
-            __syncwarp();
+        ptx::named_barrier(1, Tile::kConsumers);
+        if (args.plain)
             copy_halves<Tile>(args, work, rows, part);
-            __syncwarp();
-        } else {
-            ptx::named_barrier(1, Tile::kConsumers);
+        else
             finish_tokens(shared, args, work, reinterpret_cast<const float *>(rows), part);
-        }
+        ptx::named_barrier(1, Tile::kConsumers); /* before the sums and scales of the next tile */
     }
 }
 

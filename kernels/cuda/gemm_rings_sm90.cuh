@@ -114,8 +114,7 @@ __device__ __forceinline__ void release_work(Sm90Shared<Tile> &shared, RingPosit
 
 __device__ __forceinline__ bool is_one_group(const TileSpace &space) { return space.major.grouping == Grouping::kNone; }
 
-/* The rows of one group that are one row of tiles: who needs a tile knows where it is. To look for it takes longer than
- * many of these products. */
+/* The rows of one group are one row of tiles: nothing of B is read twice. */
 __device__ __forceinline__ bool is_one_row_of_tiles(const TileSpace &space) {
     return is_one_group(space) && space.major_tiles == 1;
 }

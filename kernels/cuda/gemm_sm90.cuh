@@ -78,17 +78,6 @@ __device__ __forceinline__ Sm90Work work_of_one_group(const GemmSm90Args &args, 
     return {row, rows, column, columns, 0, 0, 0, k_bytes, false, whole};
 }
 
-/* Asks L2 for the scales of the block's first tile, by a warp: they are wanted when there is nothing else to do. What
- * earlier kernels have yet to write, they write there. */
-template <typename Tile>
-__device__ __forceinline__ void ask_for_first_scales(const GemmSm90Args &args) {
-    const Epilogue &to = args.epilogue;
-    if (to.block_scaled) return;
-    const Sm90Work work = work_of_one_group<Tile>(args, blockIdx.x / Tile::kCluster);
-    ask_for_scales(to.scale_a, work.first_row, work.rows);
-    ask_for_scales(to.scale_b, work.first_column, work.columns);
-}
-
 /* The block's first tile, where it is known before the scheduler looks, and how many steps of it the ring has room for:
  * none, where it is not. These are copied before anything else happens. A short product lasts little longer than its
  * first copies take, and the producer's code lies further on, where memory has yet to be asked for it. */
@@ -101,6 +90,14 @@ struct FirstSteps {
         if (!is_one_group(args.space) || args.staggered) return;
         work = work_of_one_group<Tile>(args, blockIdx.x / Tile::kCluster);
         steps = min(steps_of(work), Tile::kStages);
+    }
+
+    /* Asks L2 for its scales, by a warp: they are wanted when there is nothing else to do. What earlier kernels have yet
+     * to write, they write there. */
+    __device__ __forceinline__ void ask_for_scales_of(const Epilogue &to) const {
+        if (to.block_scaled) return;
+        ask_for_scales(to.scale_a, work.first_row, work.rows);
+        ask_for_scales(to.scale_b, work.first_column, work.columns);
     }
 
     /* By one thread: what the block copies for itself, when it has barriers. */
@@ -370,7 +367,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
         ptx::named_barrier(5, Tile::kThreads);
     }
     if (warp == 1 && first.steps > 0)
-        ask_for_first_scales<Tile>(args);
+        first.ask_for_scales_of(args.epilogue);
     else if (warp == 1)
         ask_for_groups(args.space, blockIdx.x / Tile::kCluster);
     ptx::wait_for_earlier_kernels();

@@ -178,22 +178,21 @@ __device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const To
     }
 }
 
-/* A warp's 16 rows of weights, when its lanes have kept them: it waits for no other warp. */
 template <typename Tile>
 __device__ __forceinline__ void copy_halves(const GemmSm90Args &args, const Sm90Work &work, const uint8_t *rows,
                                             int part) {
-    constexpr int kChunks = 2, kTokensAtOnce = 32 / kChunks;
+    constexpr int kChunks = Tile::kRows / 8, kTokensAtOnce = Tile::kConsumers / kChunks;
     const Epilogue &to = args.epilogue;
-    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32, row = thread / 32 * 16 + lane % kChunks * 8;
-    if (row >= work.rows) return;
+    const int thread = threadIdx.x - ptx::kWarpgroup, chunk = thread % kChunks;
+    if (chunk * 8 >= work.rows) return;
     uint16_t *out = static_cast<uint16_t *>(to.out) + work.group * to.out_group_stride +
-                    work.first_column * to.out_stride + work.first_row + row;
+                    work.first_column * to.out_stride + work.first_row + chunk * 8;
 #pragma unroll 4
-    for (int i = lane / kChunks;; i += kTokensAtOnce) {
+    for (int i = thread / kChunks;; i += kTokensAtOnce) {
         const int token = (i / 8 * args.split + part) * 8 + i % 8;
         if (token >= work.columns) return;
         *reinterpret_cast<uint4 *>(out + token * to.out_stride) =
-            *reinterpret_cast<const uint4 *>(rows + i * Tile::kHalfPitch + row * 2);
+            *reinterpret_cast<const uint4 *>(rows + i * Tile::kHalfPitch + chunk * 16);
     }
 }
 
