@@ -87,15 +87,21 @@ enum {
     FG_TILES_EQUAL = 16, /* groups of as many rows: those along K, batches */
     FG_TILES_BLOCKS = 32,      /* that kernels for scales of blocks have */
     FG_TILES_FEW_OR_MANY = 64, /* of few rows or of many: groups of columns, sums of fp8 that are not promoted */
-    FG_TILES_ALL = 127,
+    FG_TILES_DENSE = 128,      /* one group: the blocks of a pair may share the K of tiles */
+    FG_TILES_ALL = 255,
 };
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params);
 
 /* Of the Hopper kernels: persistent blocks, TMA and wgmma. block_m 256 is a pair of blocks of 128 rows that share B. In
- * the kernel for few rows split_k blocks of a cluster share the depth of a tile. */
+ * the kernel for few rows split_k blocks of a cluster share the depth of a tile; in that for many the two of a pair share
+ * that of tiles that full waves leave over. */
 fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
                           int32_t tiles);
+
+/* How many of `tiles` of pairs of blocks full waves leave over, where halves of them, half of K to each block, are no
+ * more than there are pairs; else 0. */
+int64_t fg_gemm_shared_tiles(int64_t tiles, int64_t pairs, int64_t steps);
 
 /* How many of its clusters of this many blocks surely run at once: a cluster lies within one of the parts that Hopper's
  * multiprocessors come in (GPCs), of which some have 18, some 16 and some fewer. */

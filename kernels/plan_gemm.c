@@ -58,7 +58,8 @@ int32_t fg_gemm_tiles(const fg_gemm_params *params) {
                 : 0) |
            (params->layout == FG_GEMM_K_GROUPED ? FG_TILES_TALL | FG_TILES_EQUAL : 0) |
            (params->layout == FG_GEMM_BATCHED ? FG_TILES_EQUAL : 0) |
-           (params->layout == FG_GEMM_M_GROUPED_MASKED ? FG_TILES_MASKED : 0);
+           (params->layout == FG_GEMM_M_GROUPED_MASKED ? FG_TILES_MASKED : 0) |
+           (params->layout == FG_GEMM_DENSE ? FG_TILES_DENSE : 0);
 }
 
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms) {
@@ -112,6 +113,7 @@ typedef struct {
         double step, end;
     } few_narrow, few_wide; /* 128 of few rows by 64 columns, or by 128 */
     double share;           /* where blocks share the K of a tile: to exchange their sums */
+    double pair_share;      /* the same where those of a pair share that of a large one */
     double bytes;           /* that memory reads in a unit */
 } gemm_durations;
 
@@ -130,6 +132,7 @@ static const gemm_durations promoted = {
     .few_narrow = {2.38, 6.6},
     .few_wide = {3.5, 14},
     .share = 7,
+    .pair_share = 25,
     .bytes = 650e3,
 };
 /* With scales of blocks. There is no 128 x 256, since one of the others was faster or as fast nearly everywhere. */
@@ -138,6 +141,7 @@ static const gemm_durations scaled = {
     .some = {160, 256, 5, 2, 0.9, 0.019, 5.2, 5.2},
     .few_narrow = {2.1, 5.6},
     .share = 6,
+    .pair_share = 25,
     .bytes = 650e3,
 };
 /* Of fp16 and bf16, whose sums are not promoted. */
@@ -152,6 +156,7 @@ static const gemm_durations halves = {
     .few_narrow = {2.39, 6.1},
     .few_wide = {3.7, 16},
     .share = 9.3,
+    .pair_share = 25,
     .bytes = 530e3,
 };
 
@@ -207,8 +212,9 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
 /* Groups of rows: of `rows` each, or of about as many: what the caller expects of a group, or the mean of any. */
 typedef struct {
     int64_t rows, groups, n, steps;
-    bool known;
+    bool known, dense;
     double bytes; /* that memory reads in a unit of time */
+    double pair_share;
 } gemm_question;
 
 /* Waves of tiles, times the duration of one; or what memory takes to read B. */
@@ -240,11 +246,24 @@ static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num
     return fmax(busy, (double)q->steps * step_bytes * reads / q->bytes);
 }
 
+int64_t fg_gemm_shared_tiles(int64_t tiles, int64_t pairs, int64_t steps) {
+    const int64_t left_over = pairs > 0 ? tiles % pairs : 0;
+    return 2 * left_over <= pairs && steps > 0 && steps % 2 == 0 ? left_over : 0;
+}
+
+/* By which the last wave is shorter where pairs share the K of its tiles. */
+static double saved_by_sharing(const gemm_question *q, const gemm_tile *tile, int32_t num_sms) {
+    const int64_t tiles = ceil_div(q->rows, tile->block_m) * ceil_div(q->n, tile->block_n);
+    if (!q->dense || tile->blocks != 2 || fg_gemm_shared_tiles(tiles, num_sms / 2, q->steps) == 0) return 0;
+    return fmax((double)q->steps / 2 * tile->step - q->pair_share, 0);
+}
+
 /* Whether `tile` costs less than the best so far, which it then is. */
 static bool take_cheaper(fg_plan *plan, double *best, const gemm_question *q, const gemm_tile *tile, int32_t num_sms) {
-    const double cost = cost_of(q, tile, num_sms);
-    if (cost >= *best) return false;
+    const double saved = saved_by_sharing(q, tile, num_sms), cost = cost_of(q, tile, num_sms) - saved;
+    if (!(cost < *best)) return false;
     *best = cost;
+    plan->split_k = saved > 0 ? 2 : 1;
     plan->block_m = tile->block_m;
     plan->block_n = tile->block_n;
     plan->num_stages = tile->num_stages;
@@ -276,7 +295,7 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         UNIT = 16,
         LAST_END = 10
     };
-    const int32_t fitting = FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS;
+    const int32_t fitting = FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS | FG_TILES_DENSE;
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
     const gemm_durations *const durations = tiles & FG_TILES_BLOCKS ? &scaled
@@ -292,8 +311,16 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
 
     const bool apart = grouped && !(tiles & FG_TILES_PACKED);
     const bool known = !(tiles & FG_TILES_MASKED) && (!apart || tiles & FG_TILES_EQUAL);
-    const gemm_question question = {apart ? rows : m, apart ? groups : 1, n, ceil_div(k, plan.block_k), known,
-                                    durations->bytes};
+    const gemm_question question = {
+        .rows = apart ? rows : m,
+        .groups = apart ? groups : 1,
+        .n = n,
+        .steps = ceil_div(k, plan.block_k),
+        .known = known,
+        .dense = tiles & FG_TILES_DENSE,
+        .bytes = durations->bytes,
+        .pair_share = durations->pair_share,
+    };
     best = INFINITY;
     for (size_t i = 0; i < sizeof durations->large / sizeof *durations->large; i++) {
         const gemm_tile *const tile = &durations->large[i];

@@ -23,6 +23,8 @@ struct GemmSm90Args {
     int32_t split, part_steps, longer_parts;
     int32_t box_tokens;  /* rows of A to a copy */
     int32_t tile_tokens; /* of one group: rows of A to a tile */
+    /* Of gemm_sm90.cuh, of one group: tiles before those whose K the blocks of a pair share. */
+    uint32_t unshared_tiles;
     TileSpace space;
     Epilogue epilogue;
     bool a_grouped, b_grouped;
@@ -49,6 +51,7 @@ struct Sm90Work {
     bool apart; /* from the other block of the pair: B is not shared */
     bool whole; /* all rows and columns are there, and something is multiplied */
     bool again; /* it is the rest of a tile whose first part of K has been added to the output */
+    bool shared; /* the other block of the pair has the rest of its K; there is no tile after it */
 };
 
 template <typename Tile>

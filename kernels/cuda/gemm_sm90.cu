@@ -25,8 +25,8 @@ bool fits_tma(const TensorRows &rows) {
 }
 
 template <typename Math, typename Tile>
-fg_status launch_tile(const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms, const fg_queue *queue,
-                      fg_error *error) {
+fg_status launch_tile(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
+                      const fg_queue *queue, fg_error *error) {
     CUtensorMap map_a, map_b;
     fg_status status = encode_tensor_map(&map_a, a, Tile::kWarpgroupRows, 1, error);
     if (status == FG_OK) status = encode_tensor_map(&map_b, b, Tile::kBlockN / Tile::kCluster, 1, error);
@@ -46,7 +46,11 @@ fg_status launch_tile(const TensorRows &a, const TensorRows &b, GemmSm90Args &ar
     const int64_t groups_along_k = args.space.k_offsets.data ? args.space.major.groups : 1;
     args.staggered = args.epilogue.accumulate && args.plain && args.epilogue.bias == nullptr && tiles >= 4 * clusters &&
                      args.space.k_bytes <= kFewSteps * kSm90StepBytes * groups_along_k;
-    const dim3 grid(static_cast<unsigned>((tiles < clusters ? tiles : clusters) * Tile::kCluster));
+    const bool share = plan.split_k == 2 && !args.staggered;
+    const int64_t steps = ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes);
+    const int64_t shared = share ? fg_gemm_shared_tiles(tiles, clusters, steps) : 0, works = tiles + shared;
+    args.unshared_tiles = static_cast<uint32_t>(tiles - shared);
+    const dim3 grid(static_cast<unsigned>((works < clusters ? works : clusters) * Tile::kCluster));
     return launch_clusters(kernel, grid, Tile::kCluster, Tile::kThreads, Tile::kSharedBytes, map_a, map_b, args, queue,
                            error);
 }
@@ -57,19 +61,23 @@ fg_status launch(const fg_plan &plan, const TensorRows &a, const TensorRows &b, 
     constexpr bool kScaled = Math::kScaled;
     if constexpr (!Math::kFp8) { /* fp8 is not faster by pairs of so few columns */
         if (plan.block_m == 2 * kSm90BlockM && plan.block_n == 128)
-            return launch_tile<Math, Sm90Tile<128, 2, kScaled>>(a, b, args, num_sms, queue, error);
+            return launch_tile<Math, Sm90Tile<128, 2, kScaled>>(plan, a, b, args, num_sms, queue, error);
     }
     if constexpr (!kScaled) {
+        if (plan.block_m == 2 * kSm90BlockM && plan.block_n == 176)
+            return launch_tile<Math, Sm90Tile<176, 2, kScaled>>(plan, a, b, args, num_sms, queue, error);
+        if (plan.block_n == 176)
+            return launch_tile<Math, Sm90Tile<176, 1, kScaled>>(plan, a, b, args, num_sms, queue, error);
         if (plan.block_m == 2 * kSm90BlockM && plan.block_n == 192)
-            return launch_tile<Math, Sm90Tile<192, 2, kScaled>>(a, b, args, num_sms, queue, error);
-        if (plan.block_n == 192) return launch_tile<Math, Sm90Tile<192, 1, kScaled>>(a, b, args, num_sms, queue, error);
+            return launch_tile<Math, Sm90Tile<192, 2, kScaled>>(plan, a, b, args, num_sms, queue, error);
+        if (plan.block_n == 192) return launch_tile<Math, Sm90Tile<192, 1, kScaled>>(plan, a, b, args, num_sms, queue, error);
     }
     if (plan.block_m == 2 * kSm90BlockM)
-        return launch_tile<Math, Sm90Tile<256, 2, kScaled>>(a, b, args, num_sms, queue, error);
+        return launch_tile<Math, Sm90Tile<256, 2, kScaled>>(plan, a, b, args, num_sms, queue, error);
     if constexpr (!kScaled) {
-        if (plan.block_n == 256) return launch_tile<Math, Sm90Tile<256, 1, kScaled>>(a, b, args, num_sms, queue, error);
+        if (plan.block_n == 256) return launch_tile<Math, Sm90Tile<256, 1, kScaled>>(plan, a, b, args, num_sms, queue, error);
     }
-    return launch_tile<Math, Sm90Tile<128, 1, kScaled>>(a, b, args, num_sms, queue, error);
+    return launch_tile<Math, Sm90Tile<128, 1, kScaled>>(plan, a, b, args, num_sms, queue, error);
 }
 
 /* The output lacks what only stores of four columns at a time do. */

@@ -15,7 +15,9 @@
  * gemm_store_sm90.cuh.
  *
  * Blocks may work in pairs (clusters of 2) on adjacent row tiles: each copies its own rows of A and half of the columns
- * of B, which the copy engine delivers to both; where their rows are of two groups, each copies a B of its own.
+ * of B, which the copy engine delivers to both; where their rows are of two groups, each copies a B of its own. Tiles
+ * that full waves of one group leave over, if they would keep no more than half of the pairs busy, are halved: both
+ * blocks of a pair have the same rows then and half of K each (gemm_pair_sums_sm90.cuh).
  *
  * Groups of rows or columns: a box starts where the group does and may reach into the next group; those sums are not
  * stored. A warpgroup whose 64 rows all lie past the end neither loads nor multiplies. Groups along K: the first and
@@ -24,6 +26,7 @@
 #pragma once
 
 #include "gemm_mainloop_sm90.cuh"
+#include "gemm_pair_sums_sm90.cuh"
 #include "gemm_scales_sm90.cuh"
 #include "gemm_store_sm90.cuh"
 
@@ -43,7 +46,7 @@ struct Sm90Tile {
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes; /* of one warpgroup */
     static constexpr int kBytesB = kN * kSm90StepBytes;
     static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
-    static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = kN == 192 ? 1 : 2; /* of each warp's epilogue */
+    static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = kN % 128 ? 1 : 2; /* of each warp's epilogue */
     static constexpr int kSlabsBytes = 4 * kWarpgroups * kSlabs * kSlabBytes;
     static constexpr int kSmallBytes = kScaled ? 3072 : 1024; /* barriers, tiles, scales of blocks */
     static constexpr int kSharedBytes = kStages * kStageBytes + kSlabsBytes + kSmallBytes;
@@ -62,20 +65,45 @@ struct Sm90Tile {
 
 /* ---- tiles of one group ---- */
 
+/* What clusters have to do: a tile each, or half of the rows of one that is shared. */
+__device__ __forceinline__ uint32_t works_of_one_group(const GemmSm90Args &args) {
+    return 2 * args.space.major_tiles * args.space.minor_tiles - args.unshared_tiles;
+}
+
 /* Who needs one of these works it out for itself: to look for groups takes code that memory has to send first, and so
  * longer than many of these products. */
 template <typename Tile>
-__device__ __forceinline__ Sm90Work work_of_one_group(const GemmSm90Args &args, uint32_t tile) {
+__device__ __forceinline__ Sm90Work work_of_one_group(const GemmSm90Args &args, uint32_t number) {
     const TileSpace &space = args.space;
+    const uint32_t rank = blockIdx.x % Tile::kCluster;
+    const bool shared = Tile::kCluster > 1 && number >= args.unshared_tiles;
+    const uint32_t half = number - args.unshared_tiles;
     uint32_t major, minor;
-    rasterise_known(space, tile, &major, &minor);
+    rasterise_known(space, shared ? args.unshared_tiles + half / 2 : number, &major, &minor);
     const int row =
-        static_cast<int>(major) * Tile::kClusterM + static_cast<int>(blockIdx.x % Tile::kCluster) * kSm90BlockM;
-    const int column = static_cast<int>(minor) * Tile::kBlockN, k_bytes = static_cast<int>(space.k_bytes);
+        static_cast<int>(major) * Tile::kClusterM + static_cast<int>(shared ? half % 2 : rank) * kSm90BlockM;
+    const int column = static_cast<int>(minor) * Tile::kBlockN;
     const int rows = min(static_cast<int>(space.major.length) - row, kSm90BlockM);
     const int columns = min(static_cast<int>(space.minor_length) - column, Tile::kBlockN);
-    const bool whole = args.whole_boxes && rows == kSm90BlockM && columns == Tile::kBlockN && k_bytes > 0;
-    return {row, rows, column, columns, 0, 0, 0, k_bytes, false, whole};
+    int k_begin = 0, k_bytes = static_cast<int>(space.k_bytes);
+    if (shared) {
+        const int first_half = ceil_div(k_bytes, kSm90StepBytes) / 2 * kSm90StepBytes;
+        k_begin = rank == 0 ? 0 : first_half;
+        k_bytes = rank == 0 ? first_half : k_bytes - first_half;
+    }
+    const bool whole =
+        args.whole_boxes && rows == kSm90BlockM && columns == Tile::kBlockN && k_bytes > 0 && !shared;
+    return {row, rows, column, columns, 0, 0, k_begin, k_bytes, shared, whole, false, shared};
+}
+
+/* All rows of B of a step, in the boxes that blocks of a cluster otherwise read for each other. */
+template <typename Tile>
+__device__ __forceinline__ void copy_columns(uint8_t *b, const CUtensorMap &map_b, uint64_t *full, int k, int column,
+                                             int group) {
+    constexpr int kShare = Tile::kBlockN / Tile::kCluster;
+#pragma unroll
+    for (int part = 0; part < Tile::kCluster; ++part)
+        ptx::tma_load_3d(b + part * kShare * kSm90StepBytes, &map_b, full, k, column + part * kShare, group);
 }
 
 /* The block's first tile, where it is known before the scheduler looks, and how many steps of it the ring has room for:
@@ -107,13 +135,13 @@ struct FirstSteps {
         for (int step = 0; step < steps; ++step) {
             uint8_t *a = stages + step * Tile::kStageBytes;
             uint64_t *full = &shared.full[step];
-            const int k = step * kSm90StepBytes;
+            const int k = work.k_begin + step * kSm90StepBytes;
             ptx::mbarrier_arrive_expect_tx(full, boxes * Tile::kBytesA + Tile::kBytesB);
             if (boxes > 0) ptx::tma_load_3d(a, &map_a, full, k, work.first_row, 0);
             if (boxes > 1)
                 ptx::tma_load_3d(a + Tile::kBytesA, &map_a, full, k, work.first_row + Tile::kWarpgroupRows, 0);
-            if constexpr (Tile::kCluster == 1)
-                ptx::tma_load_3d(a + Tile::kWarpgroups * Tile::kBytesA, &map_b, full, k, work.first_column, 0);
+            if (Tile::kCluster == 1 || work.apart)
+                copy_columns<Tile>(a + Tile::kWarpgroups * Tile::kBytesA, map_b, full, k, work.first_column, 0);
         }
     }
 
@@ -122,6 +150,7 @@ struct FirstSteps {
                                                const CUtensorMap &map_b) const {
         constexpr int kShare = Tile::kBlockN / Tile::kCluster;
         constexpr uint16_t kAll = (1 << Tile::kCluster) - 1;
+        if (steps == 0 || work.apart) return;
         const int share = static_cast<int>(blockIdx.x % Tile::kCluster) * kShare;
         uint8_t *const b = stages + Tile::kWarpgroups * Tile::kBytesA + share * kSm90StepBytes;
         for (int step = 0; step < steps; ++step)
@@ -151,9 +180,9 @@ template <typename Tile>
 __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm90Args &args) {
     RingPosition<Tile::kTileSlots> at;
     if (is_one_group(args.space) && !args.staggered) {
-        const uint32_t tiles = args.space.major_tiles * args.space.minor_tiles, step = gridDim.x / Tile::kCluster;
-        for (uint32_t tile = blockIdx.x / Tile::kCluster; tile < tiles; tile += step)
-            hand_over(shared, at, work_of_one_group<Tile>(args, tile));
+        const uint32_t works = works_of_one_group(args), step = gridDim.x / Tile::kCluster;
+        for (uint32_t number = blockIdx.x / Tile::kCluster; number < works; number += step)
+            hand_over(shared, at, work_of_one_group<Tile>(args, number));
         hand_over(shared, at, no_more_work());
         return;
     }
@@ -212,15 +241,11 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
             if (boxes_a > 0) ptx::tma_load_3d(a, &map_a, full, k, work.first_row, group_a);
             if (boxes_a > 1)
                 ptx::tma_load_3d(a + Tile::kBytesA, &map_a, full, k, work.first_row + Tile::kWarpgroupRows, group_a);
-            if (Tile::kCluster == 1 || work.apart) {
-#pragma unroll
-                for (int part = 0; part < Tile::kCluster; ++part)
-                    ptx::tma_load_3d(b + part * kShareBytes, &map_b, full, k, work.first_column + part * kShare,
-                                     group_b);
-            } else {
+            if (Tile::kCluster == 1 || work.apart)
+                copy_columns<Tile>(b, map_b, full, k, work.first_column, group_b);
+            else
                 ptx::tma_load_3d_multicast(b + share * kShareBytes, &map_b, full, k, work.first_column + share * kShare,
                                            group_b, kAll);
-            }
         }
         __syncwarp();
     }
@@ -280,8 +305,8 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
 }
 
 template <typename Math, typename Tile>
-__device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, const StageScales<Tile> &scales, uint8_t *stages,
-                                        const GemmSm90Args &args) {
+__device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile> &pair, const StageScales<Tile> &scales,
+                                        uint8_t *stages, const GemmSm90Args &args) {
     const int warpgroup =
         ptx::opaque(static_cast<int>(threadIdx.x) / ptx::kWarpgroup - 1); /* not worked out again in each step */
     RingPosition<Tile::kTileSlots> slot;
@@ -299,6 +324,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, const StageSca
         const Depth depth = depth_of<Tile>(first, args);
         if (first.rows <= warpgroup * Tile::kWarpgroupRows) {
             skip_tile(shared, stage, depth, at, turns ? kParts : 0);
+            if (first.shared) pair.leave_stages();
             continue;
         }
         float sum[kParts][kCount];
@@ -316,6 +342,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, const StageSca
         const Sm90Work &work = shared.work[slot.slot];
         const int64_t first_row = work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows;
         const int count = work.rows - warpgroup * Tile::kWarpgroupRows;
+        if (work.shared && !pair.add_up(sum, stages, warpgroup)) continue;
         if (work.again) { /* what the copy engine adds of the first part of K comes first */
             __syncwarp();
             if (ptx::elect()) ptx::tma_wait();
@@ -340,6 +367,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     struct Small {
         Sm90Shared<Tile> rings;
         StageScales<Tile> scales;
+        PairSums<Tile> pair;
     };
     static_assert(sizeof(Small) <= Tile::kSmallBytes, "barriers, tiles and scales find room");
     auto &small = *reinterpret_cast<Small *>(stages + Tile::kStages * Tile::kStageBytes + Tile::kSlabsBytes);
@@ -352,6 +380,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
         if (leads) {
             ptx::prefetch_tensor_map(&map_a);
             ptx::prefetch_tensor_map(&map_b);
+            small.pair.init();
             init_rings(shared);
         }
         ptx::wait_for_earlier_kernels();
@@ -382,7 +411,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
             produce_scales(shared, small.scales, args);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-        consume<Math>(shared, small.scales, stages, args);
+        consume<Math>(shared, small.pair, small.scales, stages, args);
     }
     if constexpr (Tile::kCluster > 1) {
         __syncwarp();

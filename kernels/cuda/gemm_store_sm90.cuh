@@ -27,10 +27,20 @@ struct RowFactors {
     float of[2];
 };
 
-/* 16 rows of a slab's columns from `column` on, converted. Of each 8 columns a lane holds four sums, of two rows. */
+/* How a tile's columns come in slabs: those of the last one end where the tile does, and begin in the one before where
+ * they have to. */
+template <typename T, int kColumns>
+struct SlabColumns {
+    static constexpr int kOfSlab = kSm90SlabBytes / static_cast<int>(sizeof(T)), kSlabs = ceil_div(kColumns, kOfSlab);
+    static constexpr int kTwice = kSlabs * kOfSlab - kColumns; /* columns that the last two slabs have */
+    __device__ static constexpr int begin_of(int slab) { return slab * kOfSlab - (slab == kSlabs - 1 ? kTwice : 0); }
+};
+
+/* 16 rows of a slab's columns from `column` on, converted. Of each 8 columns a lane holds four sums, of two rows. Of
+ * float32 the first `blank` columns, in multiples of 16, can be zeros. */
 template <typename T, int kCount>
 __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *slab, int lane, int column,
-                                          const RowFactors &factors = {{1.0f, 1.0f}}) {
+                                          const RowFactors &factors = {{1.0f, 1.0f}}, int blank = 0) {
     constexpr int kBlocks = kSm90SlabBytes / static_cast<int>(sizeof(T)) / 8;
     const int first = column / 8;
     if constexpr (sizeof(T) == 2) {
@@ -56,7 +66,9 @@ __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *s
         for (int block = 0; block < kBlocks; block += 2)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float *sums = &sum[4 * (first + block) + 2 * half], *next = sums + 4;
+                constexpr float kZeros[2] = {0.0f, 0.0f};
+                const float *own = &sum[4 * (first + block) + 2 * half];
+                const float *sums = block * 8 < blank ? kZeros : own, *next = block * 8 < blank ? kZeros : own + 4;
                 const int row = lane / 4 + 8 * half, byte = lane % 4 * 8;
                 store_pair<T>(slab, row, (block + odd) * 32 + byte, odd ? next[0] : sums[0], odd ? next[1] : sums[1]);
                 store_pair<T>(slab, row, (block + !odd) * 32 + byte, odd ? sums[0] : next[0], odd ? sums[1] : next[1]);
@@ -72,7 +84,8 @@ template <typename T, bool kAdd, typename Tile, int kCount>
 __device__ __forceinline__ void store_boxes(const float (&sum)[kCount], const GemmSm90Args &args, int group,
                                             uint8_t *slabs, int lane, int64_t first_row, int first_column,
                                             const RowFactors &factors = {{1.0f, 1.0f}}) {
-    constexpr int kSlabColumns = kSm90SlabBytes / static_cast<int>(sizeof(T)), kSlabs = 2 * kCount / kSlabColumns;
+    using Columns = SlabColumns<T, 2 * kCount>;
+    constexpr int kSlabs = Columns::kSlabs;
     constexpr int kUnit = kAdd ? 1 : sizeof(T); /* coordinates along a row are of float32, or of bytes */
     constexpr int kTogether = kSlabs == Tile::kSlabs ? kSlabs : 1; /* all slabs that there are, or one by one */
     static_assert(kSlabs % Tile::kSlabs == 0, "slabs are used in turn");
@@ -84,13 +97,14 @@ __device__ __forceinline__ void store_boxes(const float (&sum)[kCount], const Ge
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < kTogether; ++j)
-            fill_slab<T>(sum, slab + j * Tile::kSlabBytes, lane, (i + j) * kSlabColumns, factors);
+            fill_slab<T>(sum, slab + j * Tile::kSlabBytes, lane, Columns::begin_of(i + j), factors,
+                         kAdd && i + j == kSlabs - 1 ? Columns::kTwice : 0);
         ptx::fence_proxy_async();
         __syncwarp();
         if (ptx::elect()) {
 #pragma unroll
             for (int j = 0; j < kTogether; ++j) {
-                const int x = (first_column + (i + j) * kSlabColumns) * kUnit;
+                const int x = (first_column + Columns::begin_of(i + j)) * kUnit;
                 if constexpr (kAdd)
                     ptx::tma_add_3d(&args.map_out, slab + j * Tile::kSlabBytes, x, row, group);
                 else
@@ -113,8 +127,8 @@ template <typename T, bool kAdd, typename Tile, int kCount>
 __device__ __forceinline__ void store_some(const float (&sum)[kCount], const GemmSm90Args &args, int group,
                                            uint8_t *slabs, int lane, int64_t first_row, int count, int first_column,
                                            int columns) {
-    constexpr int kSize = sizeof(T), kSlabColumns = kSm90SlabBytes / kSize, kSlabs = 2 * kCount / kSlabColumns;
-    constexpr int kChunkColumns = 16 / kSize;
+    using Columns = SlabColumns<T, 2 * kCount>;
+    constexpr int kChunkColumns = 16 / static_cast<int>(sizeof(T));
     struct alignas(16) Chunk {
         T element[kChunkColumns];
     };
@@ -125,15 +139,16 @@ __device__ __forceinline__ void store_some(const float (&sum)[kCount], const Gem
     if (ptx::elect()) ptx::tma_wait_read<0>();
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kSlabs; ++i) {
+    for (int i = 0; i < Columns::kSlabs; ++i) {
         uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
+        const int begin = Columns::begin_of(i);
         if (Tile::kSlabs == 1) __syncwarp(); /* all have read it */
-        fill_slab<T>(sum, slab, lane, i * kSlabColumns);
+        fill_slab<T>(sum, slab, lane, begin);
         __syncwarp();
-        const int inside = columns - i * kSlabColumns - column;
+        const int inside = begin + column < i * Columns::kOfSlab ? 0 : columns - begin - column;
 #pragma unroll 1
         for (int j = 0; j < 4 && lane / 8 + 4 * j < count && inside > 0; ++j) {
-            T *target = out + (first_row + lane / 8 + 4 * j) * to.out_stride + i * kSlabColumns;
+            T *target = out + (first_row + lane / 8 + 4 * j) * to.out_stride + begin;
             const Chunk chunk = slab_chunk<Chunk>(slab, lane, j);
             if (!kAdd && aligned && inside >= kChunkColumns) {
                 *reinterpret_cast<Chunk *>(target) = chunk;

@@ -367,6 +367,16 @@ __device__ __forceinline__ void store_remote(float *shared, const float (&value)
         : "memory");
 }
 
+/* Bytes of shared memory, a multiple of 16, to the place in another block of the cluster that `to` is in this one; they
+ * count on `barrier` there. The copy reads what was stored before fence_proxy_async. */
+__device__ __forceinline__ void copy_remote(void *to, const void *from, uint32_t bytes, uint64_t *barrier,
+                                            uint32_t block) {
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     remote_address(to, block)),
+                 "r"(shared_address(from)), "r"(bytes), "r"(remote_address(barrier, block))
+                 : "memory");
+}
+
 /* Orders this thread's view of shared memory (ordinary stores and cp.async that it has waited for) before later reads
  * by wgmma and the copy engine. */
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

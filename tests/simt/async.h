@@ -44,11 +44,14 @@ inline uint32_t swizzled(uint32_t address, int mode) {
     return address ^ ((address >> 7 & bits) << 4);
 }
 
-/* Of st.async: 16 bytes and the mbarrier that they count on, in one block. */
+/* To another block of the cluster, with the mbarrier there that the bytes count on: 16 of st.async, or a copy from the
+ * own block's shared memory. */
 struct RemoteStore {
     Place to;
     uint32_t barrier;
     uint32_t words[4];
+    Place from; /* of a copy; else its block is NULL */
+    uint32_t bytes;
 };
 
 extern const char *const kWaitsForMBarrier; /* its address and parity, for wait() */

@@ -200,9 +200,21 @@ void store_async(Frame &frame, const Instruction &instruction) {
     const Place place = place_of(frame.read(a[0])), barrier = place_of(frame.read(a[2]));
     if (place.block != barrier.block) fail("%s: target and barrier in two blocks", instruction.opcode.c_str());
     if (place.address % 16) fail("%s at 0x%x: misaligned", instruction.opcode.c_str(), place.address);
-    RemoteStore store = {place, barrier.address, {}};
+    RemoteStore store = {place, barrier.address, {}, {}, 16};
     for (size_t i = 0; i < 4; ++i) store.words[i] = static_cast<uint32_t>(frame.read(a[1].parts[i]));
     store_remote(store);
+}
+
+/* cp.async.bulk.shared::cluster.shared::cta... [target], [source], bytes, [barrier], target and barrier of one block. */
+void copy_to_block(Frame &frame, const Instruction &instruction) {
+    Arguments a = instruction.arguments;
+    const Place to = place_of(frame.read(a[0])), from = place_of(frame.read(a[1])), barrier = place_of(frame.read(a[3]));
+    const auto bytes = static_cast<uint32_t>(frame.read(a[2]));
+    if (to.block != barrier.block) fail("%s: target and barrier in two blocks", instruction.opcode.c_str());
+    if (to.address % 16 || from.address % 16 || bytes % 16)
+        fail("%s of %u bytes from 0x%x to 0x%x: misaligned", instruction.opcode.c_str(), bytes, from.address,
+             to.address);
+    store_remote({to, barrier.address, {}, from, bytes});
 }
 
 /* ---- a warp's instructions ---- */
@@ -237,6 +249,7 @@ const std::map<std::string, Entry> kInstructions = {
     {"cp.async.bulk.tensor", {tensor_load, nullptr}},
     {"cp.async.bulk.tensor.3d.global", {tensor_store, nullptr}},
     {"cp.reduce.async.bulk.tensor.3d.global", {tensor_store, nullptr}},
+    {"cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes", {copy_to_block, nullptr}},
     {"cp.async.bulk.commit_group", {tensor_commit, nullptr}},
     {"cp.async.bulk.wait_group", {tensor_wait, nullptr}},
     {"cp.async.bulk.wait_group.read", {tensor_wait, nullptr}},
