@@ -107,7 +107,7 @@ typedef struct {
 
 /* Durations of the tiles that a kind of product has. */
 typedef struct {
-    gemm_tile large[6]; /* widest first; blocks 0: there is no other */
+    gemm_tile large[8]; /* widest first; blocks 0: there is no other */
     gemm_tile some;     /* of the kernel for groups of some rows: the tallest */
     struct {
         double step, end;
@@ -127,21 +127,26 @@ static const gemm_durations promoted = {
               {128, 256, 4, 1, 4.58, 0, 4.7, 7.2},
               {256, 192, 5, 2, 3.16, 0, 11, 12},
               {128, 192, 5, 1, 3.55, 0, 4.0, 6.5},
+              {256, 176, 5, 2, 3.03, 0, 13.8, 14.8},
+              {128, 176, 5, 1, 3.35, 0, 4.6, 7.1},
+              {256, 128, 6, 2, 2.67, 0, 9.4, 9.4},
               {128, 128, 6, 1, 2.8, 0, 1.0, 3.5}},
     .some = {192, 256, 5, 2, 0.71, 0.017, 5.2, 5.2},
     .few_narrow = {2.38, 6.6},
     .few_wide = {3.5, 14},
     .share = 7,
-    .pair_share = 25,
+    .pair_share = 10,
     .bytes = 650e3,
 };
 /* With scales of blocks. There is no 128 x 256, since one of the others was faster or as fast nearly everywhere. */
 static const gemm_durations scaled = {
-    .large = {{256, 256, 4, 2, 3.83, 0, 12.7, 15.2}, {128, 128, 5, 1, 2.52, 0, 1.0, 3.5}},
+    .large = {{256, 256, 4, 2, 3.83, 0, 12.7, 15.2},
+              {256, 128, 5, 2, 2.5, 0, 9.4, 9.4},
+              {128, 128, 5, 1, 2.52, 0, 1.0, 3.5}},
     .some = {160, 256, 5, 2, 0.9, 0.019, 5.2, 5.2},
     .few_narrow = {2.1, 5.6},
     .share = 6,
-    .pair_share = 25,
+    .pair_share = 10,
     .bytes = 650e3,
 };
 /* Of fp16 and bf16, whose sums are not promoted. */
@@ -150,13 +155,15 @@ static const gemm_durations halves = {
               {128, 256, 4, 1, 4.45, 0, 5.9, 13.1},
               {256, 192, 5, 2, 3.04, 0, 13.1, 8.1},
               {128, 192, 5, 1, 3.63, 0, 1.8, 3.9},
+              {256, 176, 5, 2, 2.83, 0, 13.1, 8.1},
+              {128, 176, 5, 1, 3.21, 0, 0.8, 2.9},
               {256, 128, 6, 2, 2.25, 0, 9.4, 9.4},
               {128, 128, 6, 1, 2.79, 0, 0, 1.4}},
     .some = {192, 256, 5, 2, 0.74, 0.0147, 5.5, 5.5},
     .few_narrow = {2.39, 6.1},
     .few_wide = {3.7, 16},
     .share = 9.3,
-    .pair_share = 25,
+    .pair_share = 13,
     .bytes = 530e3,
 };
 
@@ -251,16 +258,18 @@ int64_t fg_gemm_shared_tiles(int64_t tiles, int64_t pairs, int64_t steps) {
     return 2 * left_over <= pairs && steps > 0 && steps % 2 == 0 ? left_over : 0;
 }
 
-/* By which the last wave is shorter where pairs share the K of its tiles. */
+/* By which the last wave is shorter where pairs share the K of its tiles, of whose B each block then reads all. */
 static double saved_by_sharing(const gemm_question *q, const gemm_tile *tile, int32_t num_sms) {
     const int64_t tiles = ceil_div(q->rows, tile->block_m) * ceil_div(q->n, tile->block_n);
     if (!q->dense || tile->blocks != 2 || fg_gemm_shared_tiles(tiles, num_sms / 2, q->steps) == 0) return 0;
-    return fmax((double)q->steps / 2 * tile->step - q->pair_share, 0);
+    const double OWN_B = 1.16;
+    return fmax((double)q->steps * tile->step * (1 - OWN_B / 2) - q->pair_share, 0);
 }
 
-/* Whether `tile` costs less than the best so far, which it then is. */
-static bool take_cheaper(fg_plan *plan, double *best, const gemm_question *q, const gemm_tile *tile, int32_t num_sms) {
-    const double saved = saved_by_sharing(q, tile, num_sms), cost = cost_of(q, tile, num_sms) - saved;
+/* Whether `tile`, of whose cost sharing has saved so much, costs less than the best so far, which it then is. */
+static bool take_cheaper(fg_plan *plan, double *best, const gemm_question *q, const gemm_tile *tile, double saved,
+                         int32_t num_sms) {
+    const double cost = cost_of(q, tile, num_sms) - saved;
     if (!(cost < *best)) return false;
     *best = cost;
     plan->split_k = saved > 0 ? 2 : 1;
@@ -293,7 +302,8 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         SOME_ROWS = 512,
         LEAST = 96,
         UNIT = 16,
-        LAST_END = 10
+        LAST_END = 10,
+        LAST_EXCHANGE = 11
     };
     const int32_t fitting = FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS | FG_TILES_DENSE;
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
@@ -324,19 +334,20 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
     best = INFINITY;
     for (size_t i = 0; i < sizeof durations->large / sizeof *durations->large; i++) {
         const gemm_tile *const tile = &durations->large[i];
-        if (tile->blocks == 0 || (tile->block_n > 128 && tiles & FG_TILES_NARROW)) continue;
+        if (tile->blocks == 0 || (tiles & FG_TILES_NARROW && (tile->block_m > 128 || tile->block_n > 128))) continue;
         if (grouped && fits && rows <= FEW_ROWS) continue;
-        take_cheaper(&plan, &best, &question, tile, num_sms);
+        take_cheaper(&plan, &best, &question, tile, saved_by_sharing(&question, tile, num_sms), num_sms);
     }
     const bool some = fits && (grouped || (rows > ONE_TILE && rows <= SOME_ROWS));
     for (int32_t most = LEAST; most <= durations->some.block_m && some; most += UNIT) {
         const gemm_tile tile = tile_of_some(durations, most);
-        if (take_cheaper(&plan, &best, &question, &tile, num_sms)) plan.some_rows = 1;
+        if (take_cheaper(&plan, &best, &question, &tile, 0, num_sms)) plan.some_rows = 1;
     }
     if (grouped || rows > (fits ? SOME_ROWS : ONE_TILE) || tiles & (FG_TILES_TALL | FG_TILES_NARROW)) return plan;
     /* Ends of the other tiles, but for those of the last wave, are hidden behind the next ones. */
+    const double last = LAST_END + (plan.split_k > 1 ? LAST_EXCHANGE : 0);
     double cost;
     const fg_plan none = {.family = FG_FAMILY_SM90, .block_k = plan.block_k, .split_k = 1};
     const fg_plan decode = plan_decode(m, n, k, 1, durations, none, num_sms, &cost);
-    return cost < best + LAST_END ? decode : plan;
+    return cost < best + last ? decode : plan;
 }

@@ -8,7 +8,7 @@ import scenes
 from reference import assert_gemm_rows, assert_rounded_once, assert_rows
 
 # What a product asks of its tiles: FG_TILES_*
-PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS, FEW_OR_MANY = 1, 2, 4, 8, 16, 32, 64
+PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS, FEW_OR_MANY, DENSE = 1, 2, 4, 8, 16, 32, 64, 128
 
 
 def operands(m, n, k, dtype_a, dtype_b, groups=None, seed=0):

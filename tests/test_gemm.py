@@ -8,7 +8,7 @@ import pytest
 import reference
 import scenes
 from memory import Host, poison
-from products import block_scales, judge, offsets_of, operands, scale_of
+from products import DENSE, block_scales, judge, offsets_of, operands, scale_of
 from reference import assert_gemm_rows, assert_rows, assert_same_bits, dtype_of, f64
 
 import flexgemm
@@ -86,7 +86,7 @@ def test_few_rows_of_whole_16_byte_chunks(backend, m, n, k, out_dtype):
 def test_few_rows_by_128_rows_of_weights(backend, m, most, dtypes, sms, n, k, split_k):
     if dtypes[0] != E4M3:
         k //= 2  # a step is 128 bytes of any type
-    plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtypes[0], num_sms=sms)
+    plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtypes[0], num_sms=sms, tiles=DENSE)
     assert [plan[key] for key in ("block_m", "block_n", "few_rows", "split_k")] == [most, 128, 1, split_k]
     rng, a, b = operands(m, n, k, *dtypes)
     how = {"scale_a": scale_of(rng, "row", m), "scale_b": scale_of(rng, "row", n)}
@@ -115,7 +115,7 @@ SOME_ROWS = {
 @pytest.mark.parametrize("out_dtype, pad", [("bfloat16", 0), ("float16", 1), ("float32", 0)])
 def test_some_rows(backend, sms, shape, tile, dtypes, out_dtype, pad):
     """By the kernels for few rows, for groups of some rows, and for many."""
-    plan = _C.plan_gemm_sm90(**dict(zip("mnk", shape, strict=True)), groups=1, dtype=E4M3, num_sms=sms)
+    plan = _C.plan_gemm_sm90(**dict(zip("mnk", shape, strict=True)), groups=1, dtype=E4M3, num_sms=sms, tiles=DENSE)
     assert tuple(plan[key] for key in ("block_m", "block_n", "few_rows", "some_rows", "split_k")) == tile
     rng, a, b = operands(*shape, *dtypes)
     how = {"scale_a": scale_of(rng, "row", shape[0]), "scale_b": scale_of(rng, "row", shape[1])}
@@ -132,45 +132,6 @@ def test_some_rows_are_added(backend, sms, shape, tile):
     with guarded.multiprocessors(sms):
         out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before)
     judge(out, before + reference.gemm(a, b), E4M3, "float32")
-
-
-@pytest.mark.parametrize("sms, m", [(8, 500), (4, 600)])  # of the last pair of 600 rows one block has none
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("out_dtype, pad", [("bfloat16", 0), ("float16", 1), ("float32", 0)])
-def test_pairs_of_narrow_tiles(backend, sms, m, dtype, out_dtype, pad):
-    """Which products of 16 bits alone have."""
-    n, k = 200, 4112
-    plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=sms)
-    assert (plan["block_m"], plan["block_n"], plan["few_rows"], plan["some_rows"]) == (256, 128, 0, 0)
-    rng, a, b = operands(m, n, k, dtype, dtype)
-    how = {"scale_a": scale_of(rng, "row", m), "bias": rng.standard_normal(n).astype(np.float32)}
-    with guarded.multiprocessors(sms):
-        out = guarded.gemm(backend, a, b, out_dtype, pad=pad, **how)
-    judge(out, reference.gemm(a, b, **how), dtype, out_dtype)
-
-
-# Multiprocessors and (m, n): several whole tiles to a block; ragged ends; a last pair of which one block has no rows.
-PAIRS_OF_192 = {"whole": (2, (1024, 192)), "ragged": (6, (570, 570)), "half a pair": (4, (600, 380))}
-
-
-@pytest.mark.parametrize("sms, shape", PAIRS_OF_192.values(), ids=PAIRS_OF_192)
-@pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), ("bfloat16", "bfloat16")], ids="-".join)
-@pytest.mark.parametrize("out_dtype, pad", [("bfloat16", 0), ("float16", 1), ("float32", 0)])
-def test_pairs_of_192_columns(backend, sms, shape, dtypes, out_dtype, pad):
-    k = 2576
-    plan = _C.plan_gemm_sm90(m=shape[0], n=shape[1], k=k, groups=1, dtype=dtypes[0], num_sms=sms)
-    assert (plan["block_m"], plan["block_n"]) == (256, 192)
-    rng, a, b = operands(*shape, k, *dtypes)
-    how = {"scale_a": scale_of(rng, "row", shape[0]), "scale_b": scale_of(rng, "tensor", shape[1])}
-    bias = rng.standard_normal(shape[1]).astype(np.float32)
-    before = rng.standard_normal(shape).astype(np.float32)
-    with guarded.multiprocessors(sms):
-        out = guarded.gemm(backend, a, b, out_dtype, pad=pad, **how)
-        biased = guarded.gemm(backend, a, b, out_dtype, pad=pad, bias=bias, **how)
-        added = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before)
-    judge(out, reference.gemm(a, b, **how), dtypes[0], out_dtype)
-    judge(biased, reference.gemm(a, b, bias=bias, **how), dtypes[0], out_dtype)
-    judge(added, before + reference.gemm(a, b), dtypes[0], "float32")
 
 
 @fp8_pairs

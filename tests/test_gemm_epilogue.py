@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
-from products import BLOCKS, EQUAL, MASKED, PACKED, block_scales, judge, offsets_of, operands
+from products import BLOCKS, DENSE, EQUAL, MASKED, PACKED, block_scales, judge, offsets_of, operands
 from reference import ELEMENT_CUTS, ROW_CUTS, assert_gemm_rows, dtype_of, f64, float8_cut
 
 import flexgemm
@@ -57,7 +57,7 @@ def tile_of(sms, m, n, k, groups, tiles):
     return plan["block_m"], plan["block_n"]
 
 
-DENSE = {
+SHAPES = {
     "two rows of tiles": (132, 144, 200, 528, (128, 64)),
     "two rows of tiles that share K": (132, 200, 520, 4112, (128, 64)),
     "cut evenly": (4, 144, 264, 1040, (144, 256)),
@@ -68,12 +68,12 @@ DENSE = {
 }
 
 
-@pytest.mark.parametrize("sms, m, n, k, tile", DENSE.values(), ids=DENSE)
+@pytest.mark.parametrize("sms, m, n, k, tile", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("out_dtype, activation", [("float32", None), ("bfloat16", None), ("float32", "swiglu")])
 def test_block_scales_in_every_tile(backend, sms, m, n, k, tile, out_dtype, activation):
     """Which the plan takes for so few multiprocessors. Columns of pairs are of two blocks, the last ones too or of
     one."""
-    assert tile_of(sms, m, n, k, 1, BLOCKS) == tile
+    assert tile_of(sms, m, n, k, 1, DENSE | BLOCKS) == tile
     rng, a, b = operands(m, n, k, *FP8)
     how = block_scales(rng, m, n, k) | {"activation": activation}
     with guarded.multiprocessors(sms):

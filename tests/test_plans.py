@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from calls import run_python
-from products import BLOCKS, EQUAL, FEW_OR_MANY, MASKED, NARROW, PACKED, TALL
+from products import BLOCKS, DENSE, EQUAL, FEW_OR_MANY, MASKED, NARROW, PACKED, TALL
 
 from flexgemm import _C
 
@@ -97,7 +97,7 @@ def test_hopper_product_plans_are_sane(dtype):
             rows = next(most for most in (96, 160, 192) if chosen["block_m"] <= most)
         stage = 128 * (rows + chosen["block_n"] // (2 if some else 1))  # block_n 256 is of a pair there
         sums = 4 * chosen["block_m"] * (chosen["block_n"] + 4) if few else (11 if some else 32) * 1024
-        if chosen["block_n"] == 192:  # which leave room for a fifth stage
+        if chosen["block_n"] in (176, 192):  # which leave room for a fifth stage
             sums = 16 * 1024
         if few == 2 and chosen["block_m"] == 128:  # half of the sums of a tile that two pairs share
             assert chosen["split_k"] == 2
@@ -129,7 +129,8 @@ def test_hopper_product_plans_are_sane(dtype):
         (128 * 4, 1536, 128, (96, 256)),  # groups of few and of some rows: their own kernel
         (128 * 32, 1536, 128, (96, 256)),
         (4096, 4096, 1, (256, 256)),  # large: pairs of blocks share B
-        (4096, 2112, 1, (256, 192)),  # 11 x 192: wider tiles would leave a wave nearly empty
+        (4096, 2112, 1, (256, 176)),  # 12 x 176: wider tiles would leave a wave nearly empty
+        (4096, 24576, 1, (256, 192)),  # nothing but whole waves and columns
         (33_694, 4096, 8, (256, 256)),
         (16_199, 4096, 16, (128, 256)),  # a pair would often lack its second
         (8069, 1536, 128, (96, 256)),
@@ -240,7 +241,39 @@ def test_deep_products_of_few_rows_read_them_in_pairs():
     assert chosen(64, 7168, 16384) == (64, 64, 1, 1)
 
 
-@pytest.mark.parametrize("tiles", range(128))
+def test_pairs_share_the_depth_of_tiles_that_full_waves_leave_over():
+    def tile(m, n, k, tiles=DENSE, dtype=FP8[0]):
+        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=SMS, tiles=tiles)
+        return plan["block_m"], plan["block_n"], plan["split_k"]
+
+    for dtype in (FP8[0], "bfloat16"):
+        assert tile(2048, 2112, 7168, dtype=dtype) == (256, 176, 2)  # 96 pairs: one wave, and 30 of 66
+        assert tile(1024, 1024, 8192, dtype=dtype) == (256, 128, 2)  # 32 of 66
+    assert tile(2048, 7168, 8192) == (256, 256, 2)  # three waves, and 26
+    assert tile(1024, 1024, 8192, DENSE | BLOCKS) == (256, 128, 2)
+    assert tile(1024, 1024, 8192, 0)[2] == 1  # groups
+    assert tile(1024, 1024, 8192 + 128)[2] == 1  # halves of an odd number of steps would differ
+    assert tile(1024, 1024, 512)[2] == 1  # two steps are not worth the exchange
+    assert tile(4096, 4096, 7168)[2] == 1  # three waves, and 58 of 66
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", *FP8])
+def test_shared_tiles_and_their_blocks_are_one_wave(dtype):
+    shares = 0
+    for m, n, k, sms in itertools.product([65, 300, 1024, 2049, 33_694], [64, 2112, 7168], [16, 2048, 2896, 8192],
+                                          (2, 5, 8, SMS)):  # fmt: skip
+        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=sms, tiles=DENSE)
+        if plan["split_k"] == 1 or plan["few_rows"]:
+            continue
+        tiles, steps = -(-m // 256) * -(-n // plan["block_n"]), -(-k // plan["block_k"])
+        assert (plan["block_m"], plan["split_k"]) == (256, 2)
+        assert 0 < tiles % (sms // 2) <= sms // 4
+        assert steps % 2 == 0
+        shares += 1
+    assert shares > 5
+
+
+@pytest.mark.parametrize("tiles", range(256))
 def test_hopper_tiles_are_what_the_product_asks_for(tiles):
     for m, n, groups, sms in itertools.product([64, 300, 4096, 33_694], [64, 2112, 4096], [1, 8, 128], (1, 2, SMS)):
         chosen = check(_C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=FP8[0], num_sms=sms, tiles=tiles))
@@ -257,7 +290,7 @@ def test_hopper_tiles_are_what_the_product_asks_for(tiles):
             assert not (chosen["some_rows"] and chosen["block_m"] > 160)
             assert not (chosen["few_rows"] == 2 and chosen["block_m"] > 64)
             if not chosen["few_rows"] and not chosen["some_rows"]:
-                assert (chosen["block_m"], chosen["block_n"]) in {(128, 128), (256, 256)}
+                assert (chosen["block_m"], chosen["block_n"]) in {(128, 128), (256, 128), (256, 256)}
             # Stages with their scales beside sums that are stored; the kernels' static_asserts count to the byte.
             rows = chosen["block_m"] if chosen["few_rows"] else 128
             if chosen["some_rows"]:

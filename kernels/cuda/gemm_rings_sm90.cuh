@@ -48,9 +48,9 @@ struct Sm90Work {
     int32_t first_row, rows, first_column, columns;
     int32_t group, weight; /* matrices of A and out, and of B */
     int32_t k_begin, k_bytes;
-    bool apart; /* from the other block of the pair: B is not shared */
-    bool whole; /* all rows and columns are there, and something is multiplied */
-    bool again; /* it is the rest of a tile whose first part of K has been added to the output */
+    bool apart;  /* from the other block of the pair: B is not shared */
+    bool whole;  /* all rows and columns are there, and something is multiplied */
+    bool again;  /* it is the rest of a tile whose first part of K has been added to the output */
     bool shared; /* the other block of the pair has the rest of its K; there is no tile after it */
 };
 

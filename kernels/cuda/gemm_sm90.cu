@@ -55,29 +55,27 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &a, const TensorRows
                            error);
 }
 
+/* Of tiles of so many columns, by pairs of blocks or by single ones; with scales of blocks 256 columns are a pair's. */
+template <typename Math, int kColumns>
+fg_status launch_columns(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
+                         const fg_queue *queue, fg_error *error) {
+    constexpr bool kScaled = Math::kScaled;
+    if constexpr (!kScaled || kColumns < 256) {
+        if (plan.block_m == kSm90BlockM)
+            return launch_tile<Math, Sm90Tile<kColumns, 1, kScaled>>(plan, a, b, args, num_sms, queue, error);
+    }
+    return launch_tile<Math, Sm90Tile<kColumns, 2, kScaled>>(plan, a, b, args, num_sms, queue, error);
+}
+
 template <typename Math>
 fg_status launch(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
                  const fg_queue *queue, fg_error *error) {
-    constexpr bool kScaled = Math::kScaled;
-    if constexpr (!Math::kFp8) { /* fp8 is not faster by pairs of so few columns */
-        if (plan.block_m == 2 * kSm90BlockM && plan.block_n == 128)
-            return launch_tile<Math, Sm90Tile<128, 2, kScaled>>(plan, a, b, args, num_sms, queue, error);
+    if (plan.block_n == 128) return launch_columns<Math, 128>(plan, a, b, args, num_sms, queue, error);
+    if constexpr (!Math::kScaled) { /* whose parts of tiles are blocks */
+        if (plan.block_n == 176) return launch_columns<Math, 176>(plan, a, b, args, num_sms, queue, error);
+        if (plan.block_n == 192) return launch_columns<Math, 192>(plan, a, b, args, num_sms, queue, error);
     }
-    if constexpr (!kScaled) {
-        if (plan.block_m == 2 * kSm90BlockM && plan.block_n == 176)
-            return launch_tile<Math, Sm90Tile<176, 2, kScaled>>(plan, a, b, args, num_sms, queue, error);
-        if (plan.block_n == 176)
-            return launch_tile<Math, Sm90Tile<176, 1, kScaled>>(plan, a, b, args, num_sms, queue, error);
-        if (plan.block_m == 2 * kSm90BlockM && plan.block_n == 192)
-            return launch_tile<Math, Sm90Tile<192, 2, kScaled>>(plan, a, b, args, num_sms, queue, error);
-        if (plan.block_n == 192) return launch_tile<Math, Sm90Tile<192, 1, kScaled>>(plan, a, b, args, num_sms, queue, error);
-    }
-    if (plan.block_m == 2 * kSm90BlockM)
-        return launch_tile<Math, Sm90Tile<256, 2, kScaled>>(plan, a, b, args, num_sms, queue, error);
-    if constexpr (!kScaled) {
-        if (plan.block_n == 256) return launch_tile<Math, Sm90Tile<256, 1, kScaled>>(plan, a, b, args, num_sms, queue, error);
-    }
-    return launch_tile<Math, Sm90Tile<128, 1, kScaled>>(plan, a, b, args, num_sms, queue, error);
+    return launch_columns<Math, 256>(plan, a, b, args, num_sms, queue, error);
 }
 
 /* The output lacks what only stores of four columns at a time do. */

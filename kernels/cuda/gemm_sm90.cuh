@@ -91,8 +91,7 @@ __device__ __forceinline__ Sm90Work work_of_one_group(const GemmSm90Args &args, 
         k_begin = rank == 0 ? 0 : first_half;
         k_bytes = rank == 0 ? first_half : k_bytes - first_half;
     }
-    const bool whole =
-        args.whole_boxes && rows == kSm90BlockM && columns == Tile::kBlockN && k_bytes > 0 && !shared;
+    const bool whole = args.whole_boxes && rows == kSm90BlockM && columns == Tile::kBlockN && k_bytes > 0 && !shared;
     return {row, rows, column, columns, 0, 0, k_begin, k_bytes, shared, whole, false, shared};
 }
 

@@ -208,7 +208,8 @@ void store_async(Frame &frame, const Instruction &instruction) {
 /* cp.async.bulk.shared::cluster.shared::cta... [target], [source], bytes, [barrier], target and barrier of one block. */
 void copy_to_block(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
-    const Place to = place_of(frame.read(a[0])), from = place_of(frame.read(a[1])), barrier = place_of(frame.read(a[3]));
+    const Place to = place_of(frame.read(a[0])), from = place_of(frame.read(a[1])),
+                barrier = place_of(frame.read(a[3]));
     const auto bytes = static_cast<uint32_t>(frame.read(a[2]));
     if (to.block != barrier.block) fail("%s: target and barrier in two blocks", instruction.opcode.c_str());
     if (to.address % 16 || from.address % 16 || bytes % 16)
