@@ -105,22 +105,23 @@ typedef struct {
     double step, row, end, end_of_part;
 } gemm_tile;
 
+/* The same of a tile of few rows. */
+typedef struct {
+    double step, end;
+} decode_tile;
+
 /* Durations of the tiles that a kind of product has. */
 typedef struct {
-    gemm_tile large[8]; /* widest first; blocks 0: there is no other */
-    gemm_tile some;     /* of the kernel for groups of some rows: the tallest */
-    struct {
-        double step, end;
-    } few_narrow, few_wide; /* 128 of few rows by 64 columns, or by 128 */
-    double share;           /* where blocks share the K of a tile: to exchange their sums */
-    double pair_share;      /* the same where those of a pair share that of a large one */
-    double bytes;           /* that memory reads in a unit */
+    gemm_tile large[8];               /* widest first; blocks 0: there is no other */
+    gemm_tile some;                   /* of the kernel for groups of some rows: the tallest */
+    decode_tile few_narrow, few_wide; /* 128 of few rows by 64 columns, or by 128 */
+    double share;                     /* where blocks share the K of a tile: to exchange their sums */
+    double pair_share;                /* the same where those of a pair share that of a large one */
+    double bytes;                     /* that memory reads in a unit */
 } gemm_durations;
 
 /* Of up to 64 rows of any kind, by 64 columns and by 128: weights are what is read. */
-static const struct {
-    double step, end;
-} fewest_narrow = {1.82, 7.2}, fewest_wide = {3.6, 11.4};
+static const decode_tile fewest_narrow = {1.82, 7.2}, fewest_wide = {3.6, 11.4};
 
 static const gemm_durations promoted = {
     .large = {{256, 256, 4, 2, 4.25, 0, 12.7, 15.2},
@@ -196,14 +197,10 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
         const int32_t split = decode_split(tiles, steps, pair, shapes[i].halved ? 2 : INT32_MAX, num_sms);
         if (shapes[i].halved && split == 1) continue;
         const int64_t waves = split > 1 ? 1 : ceil_div(tiles * pair, num_sms);
-        const bool narrow = block_n == 64, fewest = block_m <= 64;
-        const double step = fewest   ? (narrow ? fewest_narrow.step : fewest_wide.step)
-                            : narrow ? durations->few_narrow.step
-                                     : durations->few_wide.step;
-        const double end = fewest   ? (narrow ? fewest_narrow.end : fewest_wide.end)
-                           : narrow ? durations->few_narrow.end
-                                    : durations->few_wide.end;
-        const double own = (double)waves * ((double)ceil_div(steps, split) * step + end);
+        const decode_tile *const narrow = block_m <= 64 ? &fewest_narrow : &durations->few_narrow;
+        const decode_tile *const wide = block_m <= 64 ? &fewest_wide : &durations->few_wide;
+        const decode_tile *const tile = block_n == 64 ? narrow : wide;
+        const double own = (double)waves * ((double)ceil_div(steps, split) * tile->step + tile->end);
         const double all = own + (split > 1 ? durations->share : 0);
         if (plan.few_rows && plan.block_m == block_m && all >= *cost) continue;
         *cost = all;

@@ -712,8 +712,9 @@ def all_cases():
     # Enough tiles for the larger shapes of the Hopper kernel, and for blocks that walk over more than one.
     for dtype in (E4M3, "bfloat16"):
         common = {"dtypes": (dtype, dtype), "out_dtype": "bfloat16", "precision": "ieee", "offset": 0, "extras": False}
-        for name, sms, rows, n, k in (("128x128", None, 1100, 1000, 208), ("128x192", 2, 570, 380, 528),
-                                      ("128x256", 2, 570, 500, 528), ("256x192", 4, 600, 380, 2576),
+        for name, sms, rows, n, k in (("128x128", None, 1100, 1000, 208), ("128x176", 3, 300, 340, 528),
+                                      ("128x192", 2, 570, 380, 528), ("128x256", 2, 570, 500, 528),
+                                      ("256x176", 6, 570, 520, 5136), ("256x192", 4, 600, 380, 2576),
                                       ("256x256", 4, 600, 510, 5136)):  # fmt: skip
             how = common | {"rows": rows, "shape": (n, k), "num_sms": sms}
             cases[f"gemm/large/{dtype}/{name}"] = partial(gemm_case, sizes=(), **how)
@@ -755,6 +756,22 @@ def all_cases():
             for name, shape, num_sms in (("wide", (1032, 272), 2), ("wide/deep", (120, 6160), 7)):
                 how = common | {"rows": rows, "shape": shape, "num_sms": num_sms, "extras": True}
                 cases[f"gemm/few/{name}/{rows}"] = partial(gemm_case, **how)
+
+    # Tiles whose depth the blocks of a pair share, behind full waves or not.
+    for dtype, extras, columns, sms, rows, n, k in (
+        (E4M3, True, 128, 16, 400, 200, 6144), (E4M3, True, 176, 8, 700, 264, 4096),
+        (E4M3, True, 256, 4, 513, 200, 3056), (E4M3, "blocks", 128, 10, 776, 264, 4096),
+        (E4M3, "blocks", 256, 4, 513, 200, 3056),
+        ("bfloat16", True, 128, 16, 300, 200, 3072), ("bfloat16", True, 192, 8, 700, 376, 1024),
+        ("bfloat16", True, 256, 4, 1030, 200, 1528),
+    ):  # fmt: skip
+        name = f"gemm/shared/{dtype}/{columns}"
+        cases[name + "/blocks" * (extras == "blocks")] = partial(
+            gemm_case, dtypes=(dtype, dtype), out_dtype="bfloat16", precision="ieee", sizes=(), offset=0, rows=rows,
+            shape=(n, k), extras=extras, num_sms=sms,
+        )  # fmt: skip
+        if extras is True:
+            cases[f"{name}/added"] = partial(sums_case, dtype=dtype, shape=(rows, n, k), num_sms=sms)
 
     for rows, num_sms in ((500, 8), (600, 4)):
         cases[f"gemm/large/bfloat16/narrow/{rows}"] = partial(

@@ -106,7 +106,7 @@ SOME_ROWS = {
     "cut evenly, one row of tiles": (4, (144, 264, 1040), (144, 256, 0, 1, 1)),
     "cut evenly, several tiles to a block": (2, (144, 1040, 528), (144, 256, 0, 1, 1)),
     "large": (1, (129, 97, 576), (128, 128, 0, 0, 1)),
-    "large, several tiles to a block": (1, (300, 264, 528), (128, 192, 0, 0, 1)),
+    "large, several tiles to a block": (1, (300, 264, 528), (128, 176, 0, 0, 1)),
 }
 
 

@@ -247,6 +247,25 @@ __global__ void cluster_exit(const __grid_constant__ Arguments args) {
     write(args.out, kFaulty ? 0.0f : values[threadIdx.x * 4]);
 }
 
+template <bool kFaulty>
+__global__ void block_copy_fence(const __grid_constant__ Arguments args) {
+    __shared__ alignas(16) float sent[kThreads];
+    __shared__ alignas(16) float received[kThreads];
+    __shared__ uint64_t barrier;
+    if (threadIdx.x == 0) {
+        ptx::mbarrier_init(&barrier, 1);
+        ptx::fence_mbarrier_init();
+        ptx::mbarrier_arrive_expect_tx(&barrier, sizeof received);
+    }
+    sent[threadIdx.x] = static_cast<float>(threadIdx.x);
+    if (!kFaulty) ptx::fence_proxy_async();
+    ptx::cluster_sync();
+    if (threadIdx.x == 0) ptx::copy_remote(received, sent, sizeof sent, &barrier, ptx::cluster_block_rank() ^ 1);
+    ptx::mbarrier_wait_parity(&barrier, 0);
+    write(args.out, received[threadIdx.x]);
+    ptx::cluster_sync(); /* the other block reads what this one has sent */
+}
+
 /* ---- launches that may begin early ---- */
 
 template <bool kFaulty>
@@ -265,27 +284,17 @@ struct Pair {
         #kernel, { kernel<false>, kernel<true> }                                                                       \
     }
 constexpr Pair kPairs[] = {
-    FG_PAIR(block_barrier),
-    FG_PAIR(barrier_of_a_branch),
-    FG_PAIR(mbarrier_count),
-    FG_PAIR(mbarrier_parity),
-    FG_PAIR(copy_wait),
-    FG_PAIR(tma_bytes),
-    FG_PAIR(tma_start),
-    FG_PAIR(tma_swizzle),
-    FG_PAIR(wgmma_wait),
-    FG_PAIR(wgmma_fence),
-    FG_PAIR(proxy_fence),
-    FG_PAIR(proxy_fence_of_stores),
-    FG_PAIR(stage_reuse),
-    FG_PAIR(store_fence),
-    FG_PAIR(store_wait),
-    FG_PAIR(shared_bounds),
-    FG_PAIR(global_bounds),
-    FG_PAIR(alignment),
-    FG_PAIR(uninitialised),
-    FG_PAIR(cluster_exit),
-    {"early_launch", {early_launch<false>, early_launch<true>}, true},
+    FG_PAIR(block_barrier),    FG_PAIR(barrier_of_a_branch),
+    FG_PAIR(mbarrier_count),   FG_PAIR(mbarrier_parity),
+    FG_PAIR(copy_wait),        FG_PAIR(tma_bytes),
+    FG_PAIR(tma_start),        FG_PAIR(tma_swizzle),
+    FG_PAIR(wgmma_wait),       FG_PAIR(wgmma_fence),
+    FG_PAIR(proxy_fence),      FG_PAIR(proxy_fence_of_stores),
+    FG_PAIR(stage_reuse),      FG_PAIR(store_fence),
+    FG_PAIR(store_wait),       FG_PAIR(shared_bounds),
+    FG_PAIR(global_bounds),    FG_PAIR(alignment),
+    FG_PAIR(uninitialised),    FG_PAIR(cluster_exit),
+    FG_PAIR(block_copy_fence), {"early_launch", {early_launch<false>, early_launch<true>}, true},
 };
 #undef FG_PAIR
 

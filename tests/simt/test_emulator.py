@@ -42,6 +42,7 @@ FAULTS = {
     "uninitialised": WRONG_NUMBERS,
     "early_launch": "the thread ends without griddepcontrol.wait",
     "cluster_exit": "shared memory of block . of the cluster, which has ended",
+    "block_copy_fence": "no fence.proxy.async since a store changed shared memory",
 }
 
 
