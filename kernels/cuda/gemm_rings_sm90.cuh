@@ -30,7 +30,7 @@ struct GemmSm90Args {
     bool a_grouped, b_grouped;
     CUtensorMap map_out;       /* boxes of 16 rows and 128 bytes of out, where out_in_boxes */
     bool out_in_boxes;         /* the copy engine can store it */
-    bool whole_boxes;          /* of 16 bits, and with one scale of all columns and no bias */
+    bool whole_boxes;          /* and has one scale of all columns and no bias */
     bool out_grouped;          /* it has a matrix for each group */
     bool out_aligned;          /* its rows start at multiples of 16 bytes */
     bool staggered;            /* blocks add to the output at different times (gemm_sm90.cuh) */

@@ -110,8 +110,8 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     const TensorRows out = make_rows(params.out);
     args.out_grouped = params.out.ndim == 3;
     args.out_in_boxes = args.plain && fits_tma(out);
-    args.whole_boxes = args.out_in_boxes && size == 2 && args.epilogue.bias == nullptr &&
-                       (args.epilogue.scale_b.step == 0 || block_scaled);
+    args.whole_boxes =
+        args.out_in_boxes && args.epilogue.bias == nullptr && (args.epilogue.scale_b.step == 0 || block_scaled);
     if (args.out_in_boxes) {
         const auto encode = params.accumulate ? encode_sums_map : encode_tensor_map;
         const fg_status status = encode(&args.map_out, out, 16, 1, error);

@@ -10,8 +10,8 @@
  *     warpgroup 2    rows 64 .. 127
  *
  * A stage is 128 bytes of K: 128 rows of A and kBlockN rows of B in the 128-byte swizzle that wgmma reads. The producer
- * runs ahead into the next tile during an epilogue, and where promoted sums of whole tiles are stored in 16 bits so do
- * the tensor cores. The rings are in gemm_rings_sm90.cuh, the multiplication in gemm_mainloop_sm90.cuh, ends of tiles in
+ * runs ahead into the next tile during an epilogue, and where sums of whole tiles are promoted so do the tensor
+ * cores. The rings are in gemm_rings_sm90.cuh, the multiplication in gemm_mainloop_sm90.cuh, ends of tiles in
  * gemm_store_sm90.cuh.
  *
  * Blocks may work in pairs (clusters of 2) on adjacent row tiles: each copies its own rows of A and half of the columns
@@ -172,6 +172,7 @@ __device__ __forceinline__ Sm90Work part_along_k(Sm90Work &work, int cluster) {
     rest.k_begin += work.k_bytes;
     rest.k_bytes -= work.k_bytes;
     rest.again = true;
+    rest.whole = false; /* what has been added of it has to be waited for */
     return rest;
 }
 

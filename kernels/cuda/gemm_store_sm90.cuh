@@ -70,8 +70,11 @@ __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *s
                 const float *own = &sum[4 * (first + block) + 2 * half];
                 const float *sums = block * 8 < blank ? kZeros : own, *next = block * 8 < blank ? kZeros : own + 4;
                 const int row = lane / 4 + 8 * half, byte = lane % 4 * 8;
-                store_pair<T>(slab, row, (block + odd) * 32 + byte, odd ? next[0] : sums[0], odd ? next[1] : sums[1]);
-                store_pair<T>(slab, row, (block + !odd) * 32 + byte, odd ? sums[0] : next[0], odd ? sums[1] : next[1]);
+                const float factor = factors.of[half];
+                store_pair<T>(slab, row, (block + odd) * 32 + byte, factor * (odd ? next[0] : sums[0]),
+                              factor * (odd ? next[1] : sums[1]));
+                store_pair<T>(slab, row, (block + !odd) * 32 + byte, factor * (odd ? sums[0] : next[0]),
+                              factor * (odd ? sums[1] : next[1]));
             }
     }
 }
@@ -268,8 +271,12 @@ struct WholeTile {
         const int row = work.first_row + warpgroup * Tile::kWarpgroupRows + at.warp_row;
         if (to.out_dtype == FG_FLOAT16)
             store_boxes<__half, false, Tile>(sum, args, group, at.slabs, at.lane, row, column, factors);
-        else
+        else if (to.out_dtype == FG_BFLOAT16)
             store_boxes<__nv_bfloat16, false, Tile>(sum, args, group, at.slabs, at.lane, row, column, factors);
+        else if (to.accumulate)
+            store_boxes<float, true, Tile>(sum, args, group, at.slabs, at.lane, row, column, factors);
+        else
+            store_boxes<float, false, Tile>(sum, args, group, at.slabs, at.lane, row, column, factors);
     }
 };
 
