@@ -723,8 +723,8 @@ def all_cases():
         # The kernel for groups of some rows: its three tiles, of 96, 160 and 192 rows at most, as 8 multiprocessors
         # take them.
         for name, sizes, shape in (("96", (0, 90, 1, 64, 97, 40), (264, 1040)),
-                                   ("160", (150, 19, 159, 146, 83), (1032, 528)),
-                                   ("192", (207, 153, 192, 194, 191), (1032, 528))):  # fmt: skip
+                                   ("160", (150, 19, 159, 146, 83), (776, 1040)),
+                                   ("192", (207, 153, 192, 194, 191), (776, 1040))):  # fmt: skip
             how = common | {"shape": shape, "sizes": sizes, "num_sms": 8}
             cases[f"gemm/some/{dtype}/{name}"] = partial(gemm_case, **how)
             cases[f"gemm/some/{dtype}/{name}/scales"] = partial(

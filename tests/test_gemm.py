@@ -469,7 +469,7 @@ def test_groups_of_some_rows_have_scales_and_bias(backend, sizes, scales, n, out
                                                (("bfloat16",) * 2, "bfloat16")])  # fmt: skip
 def test_groups_of_some_rows_in_taller_tiles(backend, most, sizes, dtypes, out_dtype):
     """Which the plan takes for 8 multiprocessors; a few rows are of no group."""
-    rows, n, k, groups = sum(sizes) + 9, 1032, 528, len(sizes)
+    rows, n, k, groups = sum(sizes) + 9, 776, 1040, len(sizes)
     plan = _C.plan_gemm_sm90(m=rows, n=n, k=k, groups=groups, dtype=dtypes[0], num_sms=8)
     assert (plan["some_rows"], plan["block_m"]) == (1, most)
     offsets = offsets_of(sizes, "bounds", "int32", first=5)
