@@ -23,7 +23,7 @@ def plan_of(sms, shape, dtype, tiles=DENSE):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @outputs
 def test_pairs_of_narrow_tiles(backend, sms, m, dtype, out_dtype, pad):
-    """Which products of 16 bits alone have."""
+    """Which products of 16 bits have at such a depth already, FP8 at twice as much."""
     n, k = 200, 4112
     plan = plan_of(sms, (m, n, k), dtype)
     assert (plan["block_m"], plan["block_n"], plan["few_rows"], plan["some_rows"]) == (256, 128, 0, 0)
@@ -42,6 +42,7 @@ COLUMNS = {
     "192, half a pair": (4, (600, 380, 2576), (256, 192)),
     "176, whole": (2, (1024, 176, 5136), (256, 176)),
     "176, ragged": (6, (570, 520, 5136), (256, 176)),
+    "128, whole and half a pair": (2, (600, 128, 9232), (256, 128)),
     "176, single blocks": (3, (384, 352, 2576), (128, 176)),
     "176, single blocks, ragged": (3, (300, 340, 2576), (128, 176)),
 }
@@ -50,7 +51,7 @@ COLUMNS = {
 @pytest.mark.parametrize("sms, shape, tile", COLUMNS.values(), ids=COLUMNS)
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), ("bfloat16", "bfloat16")], ids="-".join)
 @outputs
-def test_tiles_between_128_and_256_columns(backend, sms, shape, tile, dtypes, out_dtype, pad):
+def test_widths_below_256_columns(backend, sms, shape, tile, dtypes, out_dtype, pad):
     plan = plan_of(sms, shape, dtypes[0])
     assert (plan["block_m"], plan["block_n"]) == tile
     rng, a, b = operands(*shape, *dtypes)

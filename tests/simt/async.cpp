@@ -324,16 +324,15 @@ void tensor_store_wait(size_t groups) {
 static void land_store(const RemoteStore &store) {
     Block &block = *store.to.block;
     if (block.live == 0) fail("shared memory of block %u of the cluster, which has ended", block.rank);
-    const void *source = store.words;
+    char *const target = block.at(store.to.address, store.bytes);
     if (Block *const from = store.from.block) {
         if (from->live == 0) fail("block %u of the cluster has ended before its copy was made", from->rank);
         for (uint32_t byte = 0; byte < store.bytes; byte += 16) check_fenced(*from, store.from.address + byte);
-        source = from->at(store.from.address, store.bytes);
-    }
-    std::memcpy(block.at(store.to.address, store.bytes), source, store.bytes);
-    if (store.from.block) {
-        note_written(*store.from.block, store.from.address, store.bytes, kCopyEngine); /* as a store of TMA does */
+        std::memcpy(target, from->at(store.from.address, store.bytes), store.bytes);
+        note_written(*from, store.from.address, store.bytes, kCopyEngine); /* as a store of TMA does */
         note_written(block, store.to.address, store.bytes, kCopyEngine);
+    } else {
+        std::memcpy(target, store.words, sizeof store.words);
     }
     complete_bytes({&block, store.barrier}, store.bytes);
 }
