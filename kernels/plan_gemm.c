@@ -113,7 +113,8 @@ typedef struct {
 /* Durations of the tiles that a kind of product has. */
 typedef struct {
     gemm_tile large[8];               /* widest first; blocks 0: there is no other */
-    gemm_tile some;                   /* of the kernel for groups of some rows: the tallest */
+    gemm_tile some;                   /* of the kernel for groups of some rows: the tallest that shorter ones resemble */
+    gemm_tile tall;                   /* a taller one; blocks 0: there is none */
     decode_tile few_narrow, few_wide; /* 128 of few rows by 64 columns, or by 128 */
     double share;                     /* where blocks share the K of a tile: to exchange their sums */
     double pair_share;                /* the same where those of a pair share that of a large one */
@@ -156,11 +157,12 @@ static const gemm_durations halves = {
               {128, 256, 4, 1, 4.45, 0, 5.9, 13.1},
               {256, 192, 5, 2, 3.04, 0, 13.1, 8.1},
               {128, 192, 5, 1, 3.63, 0, 1.8, 3.9},
-              {256, 176, 5, 2, 2.83, 0, 13.1, 8.1},
-              {128, 176, 5, 1, 3.21, 0, 0.8, 2.9},
+              {256, 176, 5, 2, 2.83, 0, 13.1, 16},
+              {128, 176, 5, 1, 3.21, 0, 0.8, 11},
               {256, 128, 6, 2, 2.25, 0, 9.4, 9.4},
               {128, 128, 6, 1, 2.79, 0, 0, 1.4}},
     .some = {192, 256, 5, 2, 0.74, 0.0147, 5.5, 5.5},
+    .tall = {256, 256, 4, 2, 1.0, 0.0147, 20, 20},
     .few_narrow = {2.39, 6.1},
     .few_wide = {3.7, 16},
     .share = 9.3,
@@ -217,8 +219,7 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
 typedef struct {
     int64_t rows, groups, n, steps;
     bool known, dense;
-    double bytes; /* that memory reads in a unit of time */
-    double pair_share;
+    const gemm_durations *durations;
 } gemm_question;
 
 /* Waves of tiles, times the duration of one; or what memory takes to read B. */
@@ -247,7 +248,7 @@ static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num
     if (q->groups == 1) return busy;
     /* Tiles of the same rows of B do not keep step where groups differ: of what L2 could share half is read again. */
     const double reads = 1 + READ_AGAIN * (tiles - 1), step_bytes = STEP_BYTES * (double)q->groups * (double)q->n;
-    return fmax(busy, (double)q->steps * step_bytes * reads / q->bytes);
+    return fmax(busy, (double)q->steps * step_bytes * reads / q->durations->bytes);
 }
 
 int64_t fg_gemm_shared_tiles(int64_t tiles, int64_t pairs, int64_t steps) {
@@ -260,14 +261,14 @@ static double saved_by_sharing(const gemm_question *q, const gemm_tile *tile, in
     const int64_t tiles = ceil_div(q->rows, tile->block_m) * ceil_div(q->n, tile->block_n);
     if (!q->dense || tile->blocks != 2 || fg_gemm_shared_tiles(tiles, num_sms / 2, q->steps) == 0) return 0;
     const double OWN_B = 1.16;
-    return fmax((double)q->steps * tile->step * (1 - OWN_B / 2) - q->pair_share, 0);
+    return fmax((double)q->steps * tile->step * (1 - OWN_B / 2) - q->durations->pair_share, 0);
 }
 
 /* Whether `tile`, of whose cost sharing has saved so much, costs less than the best so far, which it then is. */
 static bool take_cheaper(fg_plan *plan, double *best, const gemm_question *q, const gemm_tile *tile, double saved,
                          int32_t num_sms) {
     const double cost = cost_of(q, tile, num_sms) - saved;
-    if (!(cost < *best)) return false;
+    if (cost >= *best) return false;
     *best = cost;
     plan->split_k = saved > 0 ? 2 : 1;
     plan->block_m = tile->block_m;
@@ -325,8 +326,7 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         .steps = ceil_div(k, plan.block_k),
         .known = known,
         .dense = tiles & FG_TILES_DENSE,
-        .bytes = durations->bytes,
-        .pair_share = durations->pair_share,
+        .durations = durations,
     };
     best = INFINITY;
     for (size_t i = 0; i < sizeof durations->large / sizeof *durations->large; i++) {
@@ -340,6 +340,8 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         const gemm_tile tile = tile_of_some(durations, most);
         if (take_cheaper(&plan, &best, &question, &tile, 0, num_sms)) plan.some_rows = 1;
     }
+    if (some && durations->tall.blocks > 0 && take_cheaper(&plan, &best, &question, &durations->tall, 0, num_sms))
+        plan.some_rows = 1;
     if (grouped || rows > (fits ? SOME_ROWS : ONE_TILE) || tiles & (FG_TILES_TALL | FG_TILES_NARROW)) return plan;
     /* Ends of the other tiles, but for those of the last wave, are hidden behind the next ones. */
     const double last = LAST_END + (plan.split_k > 1 ? LAST_EXCHANGE : 0);

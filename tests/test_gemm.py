@@ -477,6 +477,19 @@ def test_groups_of_some_rows_in_taller_tiles(backend, most, sizes, dtypes, out_d
         check_grouped(backend, rows, n, k, offsets, groups, dtypes, out_dtype, scales=("row", "row"), bias=True)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("out_dtype", ["float16", "bfloat16", "float32"])
+def test_groups_of_some_rows_in_the_tallest_tiles(backend, dtype, out_dtype):
+    """Which only 16-bit products have, where K is deep: of 208, 224, 240 and 256 rows, and of one."""
+    sizes = [200, 223, 1, 230, 241]
+    rows, n, k, groups = sum(sizes) + 9, 1544, 4112, len(sizes)
+    plan = _C.plan_gemm_sm90(m=rows, n=n, k=k, groups=groups, dtype=dtype, num_sms=8)
+    assert (plan["some_rows"], plan["block_m"]) == (1, 256)
+    offsets = offsets_of(sizes, "bounds", "int32", first=5)
+    with guarded.multiprocessors(8):
+        check_grouped(backend, rows, n, k, offsets, groups, (dtype, dtype), out_dtype, scales=("row", "row"), bias=True)
+
+
 def test_one_group_equals_the_dense_product(backend):
     _, a, b = operands(129, 97, 576, E4M3, E4M3)
     dense = guarded.gemm(backend, a, b, "bfloat16")

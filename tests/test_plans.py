@@ -94,7 +94,7 @@ def test_hopper_product_plans_are_sane(dtype):
         assert few <= min(2, sms)
         rows = chosen["block_m"] if few else 128
         if some:  # the stages of the kernel that has so many rows and no fewer
-            rows = next(most for most in (96, 160, 192) if chosen["block_m"] <= most)
+            rows = next(most for most in (96, 160, 192, 256) if chosen["block_m"] <= most)
         stage = 128 * (rows + chosen["block_n"] // (2 if some else 1))  # block_n 256 is of a pair there
         sums = 4 * chosen["block_m"] * (chosen["block_n"] + 4) if few else (11 if some else 32) * 1024
         if chosen["block_n"] in (176, 192):  # which leave room for a fifth stage
@@ -163,8 +163,8 @@ def test_rows_that_are_only_expected_may_be_a_few_more():
 
 
 def test_groups_of_some_rows_are_cut_to_fill_the_multiprocessors():
-    def most(m, n, groups, tiles=0, sms=SMS):
-        chosen = _C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=FP8[0], num_sms=sms, tiles=tiles)
+    def most(m, n, groups, tiles=0, sms=SMS, dtype=FP8[0]):
+        chosen = _C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=dtype, num_sms=sms, tiles=tiles)
         assert chosen["some_rows"] in (0, 1)
         return chosen["block_m"] if chosen["some_rows"] else None
 
@@ -172,6 +172,8 @@ def test_groups_of_some_rows_are_cut_to_fill_the_multiprocessors():
     assert most(4 * 130, 4096, 4) == 176  # one tile a group, though some have a third more rows
     assert most(4 * 130, 4096, 4, EQUAL) == 144
     assert most(4 * 256, 4096, 4, MASKED) == 192  # two tiles of each are one wave, with up to a third more rows
+    assert most(32 * 256, 4096, 32) == 192
+    assert most(32 * 256, 4096, 32, dtype="bfloat16") == 256  # whose sums leave registers for more rows
     assert most(8 * 4096, 4096, 8) is None  # large groups waste little of tiles of 128 rows
     assert most(8 * 4096, 4096, 8, MASKED) is None
     assert most(130, 4096, 1) == most(130, 4096, 1, MASKED) == 96  # a few hundred rows are such a group, too

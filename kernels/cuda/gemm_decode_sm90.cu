@@ -33,20 +33,11 @@ fg_status clusters_at_once(const void *kernel, int cluster, int threads, int sha
     return FG_OK;
 }
 
-/* Of one group: the tokens of a tile that a block copies. The copy engine takes its time for those that there are not. */
-int box_of_tokens(const GemmSm90Args &args, int blocks) {
-    const int64_t length = args.space.major.length;
-    const int64_t tokens = args.tile_tokens < length ? args.tile_tokens : length;
-    return static_cast<int>(ceil_div<int64_t>(ceil_div<int64_t>(tokens, blocks), 8) * 8);
-}
-
 template <typename Math, typename Tile>
 fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const TensorRows &tokens, GemmSm90Args &args,
                       int num_sms, const fg_queue *queue, fg_error *error) {
-    const bool grouped = args.space.major.grouping != Grouping::kNone;
     const int64_t tiles = set_tiles(args.space, Tile::kBlockN, Tile::kWeights);
-    args.tile_tokens = tokens_of_tile(args.space);
-    args.box_tokens = grouped ? Tile::kBoxTokensOfGroups : box_of_tokens(args, Tile::kCluster);
+    set_tokens<Tile>(args);
     CUtensorMap map_weights, map_tokens;
     fg_status status = encode_tensor_map(&map_weights, weights, Tile::kRows, 1, error);
     if (status == FG_OK) status = encode_tensor_map(&map_tokens, tokens, args.box_tokens, 1, error);
@@ -90,15 +81,14 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
     GemmSm90Args args = make_args(params);
     args.plain = stores_halves(args.space, args.epilogue);
     constexpr bool kScaled = Math::kScaled;
-    const auto launch_either =
-        [&](auto tokens_of_tile) { /* 128 rows of weights to a block, or 64 */
-                                   constexpr int kTokens = decltype(tokens_of_tile)::value;
-                                   return plan.block_n == 64
-                                              ? launch_tile<Math, Sm90DecodeTile<kScaled, kTokens, 1, 1>>(
-                                                    plan, weights, tokens, args, num_sms, queue, error)
-                                              : launch_tile<Math, Sm90DecodeTile<kScaled, kTokens, 1, 2>>(
-                                                    plan, weights, tokens, args, num_sms, queue, error);
-        };
+    /* By blocks of 64 rows of weights or of 128. */
+    const auto launch_either = [&](auto tokens_of_tile) {
+        using Narrow = Sm90DecodeTile<kScaled, decltype(tokens_of_tile)::value, 1, 1>;
+        using Wide = Sm90DecodeTile<kScaled, decltype(tokens_of_tile)::value, 1, 2>;
+        const bool narrow = plan.block_n == 64;
+        return narrow ? launch_tile<Math, Narrow>(plan, weights, tokens, args, num_sms, queue, error)
+                      : launch_tile<Math, Wide>(plan, weights, tokens, args, num_sms, queue, error);
+    };
     switch (plan.block_m) {
         case 8:
             return launch_either(std::integral_constant<int, 8>{});

@@ -76,7 +76,7 @@ template <typename Tile>
 class DecodeWorks {
 public:
     __device__ __forceinline__ DecodeWorks(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank)
-        : shared_(shared), args_(args), rank_(rank), tile_(blockIdx.y), one_group_(is_one_group(args.space)) {
+        : shared_(shared), handed_(shared), args_(args), rank_(rank), tile_(blockIdx.y), one_group_(is_one_group(args.space)) {
         if (one_group_) next_ = token_work_of_one_group<Tile>(args, rank, tile_);
     }
 
@@ -90,126 +90,23 @@ public:
     }
 
     __device__ __forceinline__ bool next(Sm90Work &work) {
-        if (one_group_) {
-            if (tile_ >= args_.space.major_tiles * args_.space.minor_tiles) return false;
-            if (tile_ != blockIdx.y) next_ = token_work_of_one_group<Tile>(args_, rank_, tile_);
-            work = next_;
-            tile_ += gridDim.y;
-            return true;
-        }
-        work = next_work(shared_, slot_);
-        if (work.group < 0) return false;
-        release_work(shared_, slot_);
+        if (!one_group_) return handed_.next(work);
+        if (tile_ >= args_.space.major_tiles * args_.space.minor_tiles) return false;
+        if (tile_ != blockIdx.y) next_ = token_work_of_one_group<Tile>(args_, rank_, tile_);
+        work = next_;
+        tile_ += gridDim.y;
         return true;
     }
 
 private:
     Sm90Shared<Tile> &shared_;
+    HandedWorks<Tile> handed_;
     const GemmSm90Args &args_;
     const int rank_;
     uint32_t tile_; /* of one group: the next one */
     const bool one_group_;
     Sm90Work next_; /* of one group; the one before, until it is asked for */
-    RingPosition<Tile::kTileSlots> slot_;
 };
-
-/* ---- producer warp ---- */
-
-/* What one thread needs to copy steps of tiles to stages that are free. Only the tokens that there are: the rest of a
- * stage keeps what it held, and so do sums that nobody stores. */
-template <typename Tile>
-struct DecodeCopies {
-    const CUtensorMap &map_weights, &map_tokens;
-    const GemmSm90Args &args;
-    uint8_t *stages;
-    uint64_t *full;
-    int rank;
-    bool read_once; /* weights: those of a group may be for another tile too */
-    uint64_t once;
-
-    __device__ __forceinline__ DecodeCopies(Sm90Shared<Tile> &shared, uint8_t *stages, const CUtensorMap &map_weights,
-                                            const CUtensorMap &map_tokens, const GemmSm90Args &args, int rank)
-        : map_weights(map_weights),
-          map_tokens(map_tokens),
-          args(args),
-          stages(stages),
-          full(shared.full),
-          rank(rank),
-          read_once(is_one_row_of_tiles(args.space)),
-          once(ptx::l2_evict_first()) {}
-
-    /* What the block copies for itself. */
-    __device__ __forceinline__ void copy_own(const Sm90Work &work, int step, int slot) const {
-        const int weight_bytes = work.rows > 0 ? Tile::kWeightBytes : 0, weight = args.b_grouped ? work.weight : 0;
-        uint8_t *weights = stages + slot * Tile::kStageBytes;
-        const int k = work.k_begin + step * kSm90StepBytes;
-        ptx::mbarrier_arrive_expect_tx(full + slot, weight_bytes + boxes_of(work) * args.box_tokens * kSm90StepBytes);
-        if (weight_bytes > 0 && read_once)
-            ptx::tma_load_3d(weights, &map_weights, full + slot, k, work.first_row, weight, once);
-        else if (weight_bytes > 0)
-            ptx::tma_load_3d(weights, &map_weights, full + slot, k, work.first_row, weight);
-        if constexpr (Tile::kCluster == 1) copy_tokens(work, k, slot);
-    }
-
-    /* And for both blocks of a pair: half of the tokens. */
-    __device__ __forceinline__ void copy_share(const Sm90Work &work, int step, int slot) const {
-        if constexpr (Tile::kCluster > 1) copy_tokens(work, work.k_begin + step * kSm90StepBytes, slot);
-    }
-
-private:
-    __device__ __forceinline__ int boxes_of(const Sm90Work &work) const {
-        if (!is_one_group(args.space)) return ceil_div(work.columns, Tile::kBoxTokensOfGroups);
-        return work.columns > args.box_tokens ? Tile::kCluster : 1; /* one for each block */
-    }
-
-    __device__ __forceinline__ void copy_tokens(const Sm90Work &work, int k, int slot) const {
-        constexpr int kAll = (1 << Tile::kCluster) - 1;
-        uint8_t *const tokens = stages + slot * Tile::kStageBytes + Tile::kWeightBytes;
-        const auto pair = static_cast<uint16_t>(kAll << rank / Tile::kCluster * Tile::kCluster);
-        const int boxes = boxes_of(work), group = args.a_grouped ? work.group : 0;
-#pragma unroll 1
-        for (int box = rank % Tile::kCluster; box < boxes; box += Tile::kCluster) {
-            uint8_t *to = tokens + box * args.box_tokens * kSm90StepBytes;
-            const int token = work.first_column + box * args.box_tokens;
-            if constexpr (Tile::kCluster == 1)
-                ptx::tma_load_3d(to, &map_tokens, full + slot, k, token, group);
-            else
-                ptx::tma_load_3d_multicast(to, &map_tokens, full + slot, k, token, group, pair);
-        }
-    }
-};
-
-/* `early`: steps of the first tile that have been copied. */
-template <typename Tile>
-__device__ __forceinline__ void produce_decode(Sm90Shared<Tile> &shared, const DecodeCopies<Tile> &copies,
-                                               DecodeWorks<Tile> &works, int early) {
-    const bool leads = ptx::elect();
-    Sm90Work work;
-    RingPosition<Tile::kStages> at = {early % Tile::kStages, early == Tile::kStages};
-    for (; works.next(work); early = 0) {
-        const int steps = steps_of(work);
-        for (int step = early; step < steps && leads; ++step, at.advance()) {
-            ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
-            copies.copy_own(work, step, at.slot);
-            copies.copy_share(work, step, at.slot);
-        }
-        __syncwarp();
-    }
-    /* The block stays until the other one of its pair has handed back what it read here. */
-    if constexpr (Tile::kCluster > 1)
-        for (int i = 0; i < Tile::kStages && leads; ++i, at.advance())
-            ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
-}
-
-/* Of scales of blocks. Tokens that there are no more of keep what a stage held, as above. */
-template <typename Tile>
-__device__ __forceinline__ void produce_decode_scales(TokenShared<Tile> &shared, const GemmSm90Args &args,
-                                                      DecodeWorks<Tile> &works) {
-    Sm90Work work;
-    RingPosition<Tile::kStages> at;
-    while (works.next(work)) copy_token_scales(shared, args, work, at);
-    await_copies();
-}
 
 /* ---- consumer warpgroups ---- */
 
@@ -369,40 +266,26 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
     const int warp = threadIdx.x / 32, rank = static_cast<int>(blockIdx.x);
 
     DecodeWorks<Tile> works(shared.rings, args, rank);
-    const DecodeCopies<Tile> copies(shared.rings, stages, map_weights, map_tokens, args, rank);
-    /* Who knows the tile and makes the barriers waits for nobody. A product lasts little longer than its first copies
-     * take: they begin here, in the first lines of code, and not where the producer's are, which memory has yet to
-     * send. */
+    const TokenCopies<Tile> copies(shared.rings, stages, map_weights, map_tokens, args, rank);
     const int early = works.first_steps();
-    if (warp == 0) {
-        const bool leads = ptx::elect();
-        if (leads) {
-            ptx::prefetch_tensor_map(&map_weights);
-            ptx::prefetch_tensor_map(&map_tokens);
-            ptx::mbarrier_init(&shared.received, 1);
-            init_rings(shared.rings);
-        }
-        ptx::wait_for_earlier_kernels();
-        for (int step = 0; step < early && leads; ++step) copies.copy_own(works.first(), step, step);
-    }
+    if (warp == 0)
+        begin_block(
+            map_weights, map_tokens,
+            [&] {
+                ptx::mbarrier_init(&shared.received, 1);
+                init_rings(shared.rings);
+            },
+            [&] { copies.copy_own_steps(works.first(), early); });
     if (warp == 1) ask_for_groups(args.space, blockIdx.y);
-    __syncwarp();
-    if (Tile::kCluster == 1 && args.split == 1) {
-        ptx::named_barrier(2, Tile::kThreads);
-    } else {
-        ptx::cluster_arrive();
-        ptx::cluster_wait(); /* all blocks have their barriers */
-    }
-    ptx::wait_for_earlier_kernels();
-    if (Tile::kCluster > 1 && warp == 0 && ptx::elect())
-        for (int step = 0; step < early; ++step) copies.copy_share(works.first(), step, step);
+    meet(Tile::kCluster > 1 || args.split > 1, Tile::kThreads);
+    if (Tile::kCluster > 1 && warp == 0 && ptx::elect()) copies.copy_shared_steps(works.first(), early);
     __syncwarp();
     if (warp == 0)
-        produce_decode(shared.rings, copies, works, early);
+        produce_tokens(shared.rings, copies, works, early);
     else if (warp == 1)
         works.schedule();
     else if (warp < 4) {
-        if constexpr (Math::kScaled) produce_decode_scales(shared, args, works);
+        if constexpr (Math::kScaled) produce_token_scales(shared, args, works);
     } else
         consume_decode<Math, Tile>(shared, stages, exchange, args, works, rank);
 }

@@ -11,9 +11,15 @@ namespace {
 template <typename Math, typename Tile>
 fg_status launch_tile(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
                       fg_error *error) {
+    GemmSm90Args args = make_args(params);
+    args.plain = stores_halves(args.space, args.epilogue);
+    args.split = 1;
+    args.part_steps = static_cast<int>(ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes));
+    const int64_t tiles = set_tiles(args.space, plan.block_m, Tile::kWeights), pairs = num_sms / Tile::kCluster;
+    set_tokens<Tile>(args);
     CUtensorMap map_weights, map_tokens;
     fg_status status = encode_tensor_map(&map_weights, make_rows(params.b), Tile::kRows, 1, error);
-    if (status == FG_OK) status = encode_tensor_map(&map_tokens, make_rows(params.a), Tile::kUnit, 1, error);
+    if (status == FG_OK) status = encode_tensor_map(&map_tokens, make_rows(params.a), args.box_tokens, 1, error);
     if (status != FG_OK) return status;
 
     constexpr auto kernel = [] {
@@ -24,13 +30,6 @@ fg_status launch_tile(const fg_plan &plan, const fg_gemm_params &params, int num
     }();
     status = allow_shared<kernel>(Tile::kSharedBytes, error);
     if (status != FG_OK) return status;
-
-    GemmSm90Args args = make_args(params);
-    args.plain = stores_halves(args.space, args.epilogue);
-    args.split = 1;
-    args.part_steps = static_cast<int>(ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes));
-    const int64_t tiles = set_tiles(args.space, plan.block_m, Tile::kWeights), pairs = num_sms / Tile::kCluster;
-    args.tile_tokens = tokens_of_tile(args.space);
     const dim3 grid(Tile::kCluster, static_cast<unsigned>(tiles < pairs ? tiles : pairs));
     return launch_clusters(kernel, grid, Tile::kCluster, Tile::kThreads, Tile::kSharedBytes, map_weights, map_tokens,
                            args, queue, error);
@@ -41,7 +40,12 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
                  fg_error *error) {
     constexpr bool kScaled = Math::kScaled;
     if (plan.block_m <= 96) return launch_tile<Math, Sm90GroupTile<kScaled, 96>>(plan, params, num_sms, queue, error);
-    if constexpr (!kScaled) { /* there are not so many registers */
+    /* There are not so many registers for the others. */
+    if constexpr (!Math::kPromote) {
+        if (plan.block_m > 192)
+            return launch_tile<Math, Sm90GroupTile<kScaled, 256>>(plan, params, num_sms, queue, error);
+    }
+    if constexpr (!kScaled) {
         if (plan.block_m > 160)
             return launch_tile<Math, Sm90GroupTile<kScaled, 192>>(plan, params, num_sms, queue, error);
     }

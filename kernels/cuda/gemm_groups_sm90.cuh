@@ -20,12 +20,12 @@ namespace flexgemm {
 template <bool kScaled, int kTokens>
 struct Sm90GroupTile : Sm90TokenTile<kScaled, kTokens, 2, 2> {
     using Base = Sm90TokenTile<kScaled, kTokens, 2, 2>;
-    static constexpr int kUnit = 16; /* tokens of a copy; n of wgmma is a multiple of it */
-    static constexpr int kBoxBytes = kUnit * kSm90StepBytes;
+    static constexpr int kUnit = 16; /* n of wgmma is a multiple of it */
+    static constexpr int kBoxTokensOfGroups = kUnit;
     /* Sums are stored so many tokens at a time, by way of shared memory. */
     static constexpr int kHalvesAtOnce = 32, kFloatsAtOnce = 16;
     static constexpr int kKeptBytes = kHalvesAtOnce * Base::kHalfPitch;
-    static constexpr int kSmallBytes = 2304; /* barriers, tiles, scales */
+    static constexpr int kSmallBytes = 1536 + 4 * kTokens; /* barriers, tiles, scales */
     static constexpr int kStages = (227 * 1024 - kKeptBytes - kSmallBytes) / (Base::kStageBytes + Base::kScaleBytes);
     static constexpr int kSharedBytes = kStages * (Base::kStageBytes + Base::kScaleBytes) + kKeptBytes + kSmallBytes;
     static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
@@ -35,74 +35,6 @@ struct Sm90GroupTile : Sm90TokenTile<kScaled, kTokens, 2, 2> {
                       (1 + Base::kWarpgroups) * ptx::registers_at_launch(Base::kThreads),
                   "warpgroups divide the registers of the launch");
 };
-
-/* What one thread needs to copy steps of tiles to stages that are free. */
-template <typename Tile>
-struct GroupCopies {
-    const CUtensorMap &map_weights, &map_tokens;
-    const GemmSm90Args &args;
-    uint8_t *stages;
-    uint64_t *full;
-    int rank;
-
-    /* What the block copies for itself. */
-    __device__ __forceinline__ void copy_own(const Sm90Work &work, int step, int slot) const {
-        const int weight_bytes = work.rows > 0 ? Tile::kWeightBytes : 0;
-        const int token_bytes = ceil_div(work.columns, Tile::kUnit) * Tile::kBoxBytes;
-        ptx::mbarrier_arrive_expect_tx(full + slot, weight_bytes + token_bytes);
-        if (weight_bytes > 0)
-            ptx::tma_load_3d(stages + slot * Tile::kStageBytes, &map_weights, full + slot, step * kSm90StepBytes,
-                             work.first_row, args.b_grouped ? work.weight : 0);
-    }
-
-    /* And for both blocks of the pair: half of the tokens. */
-    __device__ __forceinline__ void copy_share(const Sm90Work &work, int step, int slot) const {
-        constexpr uint16_t kPair = (1 << Tile::kCluster) - 1;
-        uint8_t *const tokens = stages + slot * Tile::kStageBytes + Tile::kWeightBytes;
-        const int boxes = ceil_div(work.columns, Tile::kUnit), group = args.a_grouped ? work.group : 0;
-#pragma unroll 1
-        for (int box = rank; box < boxes; box += Tile::kCluster)
-            ptx::tma_load_3d_multicast(tokens + box * Tile::kBoxBytes, &map_tokens, full + slot, step * kSm90StepBytes,
-                                       work.first_column + box * Tile::kUnit, group, kPair);
-    }
-};
-
-/* `early`: steps of the first tile that have been copied. */
-template <typename Tile>
-__device__ __forceinline__ void produce_groups(Sm90Shared<Tile> &shared, const GroupCopies<Tile> &copies, int early) {
-    const bool leads = ptx::elect();
-    RingPosition<Tile::kTileSlots> slot;
-    RingPosition<Tile::kStages> at = {early % Tile::kStages, early == Tile::kStages};
-    for (;; early = 0) {
-        const Sm90Work work = next_work(shared, slot);
-        if (work.group < 0) break;
-        release_work(shared, slot);
-        const int steps = steps_of(work);
-        for (int step = early; step < steps && leads; ++step, at.advance()) {
-            ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
-            copies.copy_own(work, step, at.slot);
-            copies.copy_share(work, step, at.slot);
-        }
-        __syncwarp();
-    }
-    /* The block stays until the other one of its pair has handed back what it read here. */
-    for (int i = 0; i < Tile::kStages && leads; ++i, at.advance())
-        ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
-}
-
-/* Of scales of blocks. Tokens that the group has no more of keep what a stage held: their sums are not stored. */
-template <typename Tile>
-__device__ __forceinline__ void produce_group_scales(TokenShared<Tile> &shared, const GemmSm90Args &args) {
-    RingPosition<Tile::kTileSlots> slot;
-    RingPosition<Tile::kStages> at;
-    for (;;) {
-        const Sm90Work work = next_work(shared.rings, slot);
-        if (work.group < 0) break;
-        release_work(shared.rings, slot);
-        copy_token_scales(shared, args, work, at);
-    }
-    await_copies();
-}
 
 /* All of K of a tile of `units` times 16 tokens, into as many of the sums as those need. The others become 0, or ptxas
  * keeps sums in local memory. */
@@ -141,16 +73,13 @@ __device__ __forceinline__ void store_tokens(const float (&sum)[Tile::kBlockN / 
 
 template <typename Math, typename Tile>
 __device__ __forceinline__ void consume_groups(TokenShared<Tile> &shared, uint8_t *stages, uint8_t *kept,
-                                               const GemmSm90Args &args) {
+                                               const GemmSm90Args &args, HandedWorks<Tile> &works) {
     const int warpgroup = threadIdx.x / ptx::kWarpgroup - 1;
-    RingPosition<Tile::kTileSlots> slot;
+    Sm90Work work;
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
                                     ptx::wgmma_descriptor(stages + Tile::kWeightBytes)};
-    for (;;) {
-        const Sm90Work work = next_work(shared.rings, slot);
-        if (work.group < 0) break;
-        release_work(shared.rings, slot);
+    while (works.next(work)) {
         const TileScales scales = load_scales(args, work);
         const Depth depth = {steps_of(work), 0, 0, 0};
         const bool has_rows = work.rows > warpgroup * Tile::kWarpgroupRows;
@@ -191,41 +120,29 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
     auto &shared = *reinterpret_cast<TokenShared<Tile> *>(kept + Tile::kKeptBytes);
     static_assert(sizeof shared <= Tile::kSmallBytes + Tile::kStages * Tile::kScaleBytes, "they find room");
     const int warp = threadIdx.x / 32, rank = static_cast<int>(blockIdx.x);
-    const GroupCopies<Tile> copies = {map_weights, map_tokens, args, stages, shared.rings.full, rank};
-    /* First copies in the first lines of code, as in gemm_decode_sm90.cuh. */
+    const TokenCopies<Tile> copies(shared.rings, stages, map_weights, map_tokens, args, rank);
     Sm90Work first = {};
     if (is_one_group(args.space)) first = token_work_of_one_group<Tile>(args, rank, blockIdx.y);
     const int early = min(steps_of(first), Tile::kStages);
-    if (warp == 0) {
-        const bool leads = ptx::elect();
-        if (leads) {
-            ptx::prefetch_tensor_map(&map_weights);
-            ptx::prefetch_tensor_map(&map_tokens);
-            init_rings(shared.rings);
-        }
-        ptx::wait_for_earlier_kernels();
-        for (int step = 0; step < early && leads; ++step) copies.copy_own(first, step, step);
-    }
-    __syncwarp();
-    ptx::cluster_arrive();
+    if (warp == 0)
+        begin_block(
+            map_weights, map_tokens, [&] { init_rings(shared.rings); }, [&] { copies.copy_own_steps(first, early); });
     if (warp == 1) ask_for_groups(args.space, blockIdx.y);
+    meet(true, Tile::kThreads);
+    if (warp == 0 && ptx::elect()) copies.copy_shared_steps(first, early);
     __syncwarp();
-    ptx::cluster_wait();
-    ptx::wait_for_earlier_kernels();
-    if (warp == 0 && ptx::elect())
-        for (int step = 0; step < early; ++step) copies.copy_share(first, step, step);
-    __syncwarp();
+    HandedWorks<Tile> works(shared.rings);
     if (warp < 4) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
         if (warp == 0)
-            produce_groups(shared.rings, copies, early);
+            produce_tokens(shared.rings, copies, works, early);
         else if (warp == 1)
             schedule_tokens(shared.rings, args, rank);
         else if constexpr (Math::kScaled)
-            produce_group_scales(shared, args);
+            produce_token_scales(shared, args, works);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-        consume_groups<Math>(shared, stages, kept, args);
+        consume_groups<Math>(shared, stages, kept, args, works);
     }
 }
 

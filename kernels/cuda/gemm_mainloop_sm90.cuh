@@ -88,12 +88,7 @@ __device__ __forceinline__ void pass_turn(int warpgroup) {
 /* Hands a stage back to the producers of all blocks that write to it, once per warp. */
 template <typename Tile>
 __device__ __forceinline__ void hand_back(Sm90Shared<Tile> &shared, int slot) {
-    const uint32_t block = threadIdx.x % 32;
-    if constexpr (Tile::kCluster == 1) {
-        if (block == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
-    } else {
-        if (block < Tile::kCluster) ptx::mbarrier_arrive_remote(&shared.empty[slot], block);
-    }
+    arrive_at_blocks<Tile::kCluster>(&shared.empty[slot]);
 }
 
 /* Lets scales of blocks be copied to a slot again. Every lane says so for itself: one for its warp would do, but

@@ -17,15 +17,12 @@ class PairSums {
 public:
     /* By one thread, before the pair meets. */
     __device__ __forceinline__ void init() {
-        ptx::mbarrier_init(&stages_read_, 2 * 4 * Tile::kWarpgroups);
+        ptx::mbarrier_init(&stages_read_, kSm90ConsumerWarps<Tile> * Tile::kCluster);
         ptx::mbarrier_init(&received_, 1);
     }
 
     /* By a warp of consumers that has multiplied all that it had to: it reads no stage any more. */
-    __device__ __forceinline__ void leave_stages() {
-        const uint32_t block = threadIdx.x % 32;
-        if (block < 2) ptx::mbarrier_arrive_remote(&stages_read_, block);
-    }
+    __device__ __forceinline__ void leave_stages() { arrive_at_blocks<Tile::kCluster>(&stages_read_); }
 
     /* By a warpgroup: whether the sums are now those of all of K, to be finished by it. */
     template <int kParts, int kCount>

@@ -62,21 +62,69 @@ struct Sm90Shared {
     Sm90Work work[Tile::kTileSlots];
 };
 
+template <typename Tile>
+constexpr int kSm90ConsumerWarps = 4 * Tile::kWarpgroups;
+
 /* Barriers of the rings; the block, or its cluster, has yet to meet. Threads that copy scales arrive one by one. */
 template <typename Tile>
 __device__ __forceinline__ void init_rings(Sm90Shared<Tile> &shared) {
-    constexpr int kConsumerWarps = 4 * Tile::kWarpgroups;
+    constexpr int kWarps = kSm90ConsumerWarps<Tile>;
     for (int i = 0; i < Tile::kStages; ++i) {
         ptx::mbarrier_init(&shared.full[i], 1 + Tile::kScaleThreads);
-        ptx::mbarrier_init(&shared.empty[i], kConsumerWarps * Tile::kCluster);
-        if constexpr (Tile::kScaleThreads > 0) ptx::mbarrier_init(&shared.scales_read[i], 32 * kConsumerWarps);
+        ptx::mbarrier_init(&shared.empty[i], kWarps * Tile::kCluster);
+        if constexpr (Tile::kScaleThreads > 0) ptx::mbarrier_init(&shared.scales_read[i], 32 * kWarps);
     }
     for (int i = 0; i < Tile::kTileSlots; ++i) {
         ptx::mbarrier_init(&shared.work_full[i], 1);
         /* Every lane that reads it. */
-        ptx::mbarrier_init(&shared.work_empty[i], 32 * (kConsumerWarps + 1) + Tile::kScaleThreads);
+        ptx::mbarrier_init(&shared.work_empty[i], 32 * (kWarps + 1) + Tile::kScaleThreads);
     }
     ptx::fence_mbarrier_init();
+}
+
+/* By a warp, once for it: arrives at a barrier of each of the first kBlocks blocks of a cluster. */
+template <int kBlocks>
+__device__ __forceinline__ void arrive_at_blocks(uint64_t *barrier) {
+    const uint32_t block = threadIdx.x % 32;
+    if constexpr (kBlocks == 1) {
+        if (block == 0) ptx::mbarrier_arrive(barrier);
+    } else {
+        if (block < kBlocks) ptx::mbarrier_arrive_remote(barrier, block);
+    }
+}
+
+/* How a producer warp begins: one thread makes the barriers by `init`, and copies by `copy` what it knows already. A
+ * short product lasts little longer than its first copies take: they begin here, in the first lines of code, and not
+ * where the producer's loop is, which memory has yet to send. */
+template <typename Init, typename Copy>
+__device__ __forceinline__ void begin_block(const CUtensorMap &map_a, const CUtensorMap &map_b, const Init &init,
+                                            const Copy &copy) {
+    const bool leads = ptx::elect();
+    if (leads) {
+        ptx::prefetch_tensor_map(&map_a);
+        ptx::prefetch_tensor_map(&map_b);
+        init();
+    }
+    ptx::wait_for_earlier_kernels();
+    if (leads) copy();
+}
+
+/* Every warp waits until the barriers of the block, or of its cluster, are there, wherever its code is by then. */
+__device__ __forceinline__ void meet(bool in_cluster, int threads) {
+    __syncwarp();
+    if (in_cluster) {
+        ptx::cluster_arrive();
+        ptx::cluster_wait();
+    } else {
+        ptx::named_barrier(5, threads);
+    }
+    ptx::wait_for_earlier_kernels();
+}
+
+/* Where a producer is that has copied the first `early` steps. */
+template <int kStages>
+__device__ __forceinline__ RingPosition<kStages> position_after(int early) {
+    return {early % kStages, early == kStages};
 }
 
 template <typename Tile>
@@ -143,7 +191,7 @@ __device__ __forceinline__ void ask_for_groups(const TileSpace &space, uint32_t 
     int64_t first = 0, count = space.major.groups;
     if (space.major.grouping == Grouping::kIndices) {
         uint32_t major, minor;
-        rasterise_known(space, tile, &major, &minor);
+        rasterise(space, tile, space.major_tiles, &major, &minor);
         first = int64_t{major} * space.major.block;
         count = space.major.length - first;
     }

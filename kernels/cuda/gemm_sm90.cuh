@@ -79,7 +79,7 @@ __device__ __forceinline__ Sm90Work work_of_one_group(const GemmSm90Args &args, 
     const bool shared = Tile::kCluster > 1 && number >= args.unshared_tiles;
     const uint32_t half = number - args.unshared_tiles;
     uint32_t major, minor;
-    rasterise_known(space, shared ? args.unshared_tiles + half / 2 : number, &major, &minor);
+    rasterise(space, shared ? args.unshared_tiles + half / 2 : number, space.major_tiles, &major, &minor);
     const int row =
         static_cast<int>(major) * Tile::kClusterM + static_cast<int>(shared ? half % 2 : rank) * kSm90BlockM;
     const int column = static_cast<int>(minor) * Tile::kBlockN;
@@ -95,6 +95,14 @@ __device__ __forceinline__ Sm90Work work_of_one_group(const GemmSm90Args &args, 
     return {row, rows, column, columns, 0, 0, k_begin, k_bytes, shared, whole, false, shared};
 }
 
+/* The rows of A of a step, those of one or of both warpgroups. */
+template <typename Tile>
+__device__ __forceinline__ void copy_rows(uint8_t *a, const CUtensorMap &map_a, uint64_t *full, int k, int row,
+                                          int group, int boxes) {
+    if (boxes > 0) ptx::tma_load_3d(a, &map_a, full, k, row, group);
+    if (boxes > 1) ptx::tma_load_3d(a + Tile::kBytesA, &map_a, full, k, row + Tile::kWarpgroupRows, group);
+}
+
 /* All rows of B of a step, in the boxes that blocks of a cluster otherwise read for each other. */
 template <typename Tile>
 __device__ __forceinline__ void copy_columns(uint8_t *b, const CUtensorMap &map_b, uint64_t *full, int k, int column,
@@ -106,8 +114,7 @@ __device__ __forceinline__ void copy_columns(uint8_t *b, const CUtensorMap &map_
 }
 
 /* The block's first tile, where it is known before the scheduler looks, and how many steps of it the ring has room for:
- * none, where it is not. These are copied before anything else happens. A short product lasts little longer than its
- * first copies take, and the producer's code lies further on, where memory has yet to be asked for it. */
+ * none, where it is not. */
 template <typename Tile>
 struct FirstSteps {
     Sm90Work work;
@@ -136,9 +143,7 @@ struct FirstSteps {
             uint64_t *full = &shared.full[step];
             const int k = work.k_begin + step * kSm90StepBytes;
             ptx::mbarrier_arrive_expect_tx(full, boxes * Tile::kBytesA + Tile::kBytesB);
-            if (boxes > 0) ptx::tma_load_3d(a, &map_a, full, k, work.first_row, 0);
-            if (boxes > 1)
-                ptx::tma_load_3d(a + Tile::kBytesA, &map_a, full, k, work.first_row + Tile::kWarpgroupRows, 0);
+            copy_rows<Tile>(a, map_a, full, k, work.first_row, 0, boxes);
             if (Tile::kCluster == 1 || work.apart)
                 copy_columns<Tile>(a + Tile::kWarpgroups * Tile::kBytesA, map_b, full, k, work.first_column, 0);
         }
@@ -224,7 +229,7 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
     uint8_t *const first_stage = ptx::opaque(stages);
     uint64_t *const first_full = ptx::opaque(shared.full), *const first_empty = ptx::opaque(shared.empty);
     RingPosition<Tile::kTileSlots> slot;
-    RingPosition<Tile::kStages> at = {early % Tile::kStages, early == Tile::kStages};
+    RingPosition<Tile::kStages> at = position_after<Tile::kStages>(early);
     for (;; early = 0) {
         const Sm90Work work = next_work(shared, slot);
         if (work.group < 0) return;
@@ -238,9 +243,7 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
             uint64_t *full = first_full + at.slot;
             ptx::mbarrier_wait_parity(first_empty + at.slot, at.parity ^ 1);
             ptx::mbarrier_arrive_expect_tx(full, bytes);
-            if (boxes_a > 0) ptx::tma_load_3d(a, &map_a, full, k, work.first_row, group_a);
-            if (boxes_a > 1)
-                ptx::tma_load_3d(a + Tile::kBytesA, &map_a, full, k, work.first_row + Tile::kWarpgroupRows, group_a);
+            copy_rows<Tile>(a, map_a, full, k, work.first_row, group_a, boxes_a);
             if (Tile::kCluster == 1 || work.apart)
                 copy_columns<Tile>(b, map_b, full, k, work.first_column, group_b);
             else
@@ -373,33 +376,22 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     auto &small = *reinterpret_cast<Small *>(stages + Tile::kStages * Tile::kStageBytes + Tile::kSlabsBytes);
     auto &shared = small.rings;
     const int warp = threadIdx.x / 32;
-
     const FirstSteps<Tile> first(args);
-    if (warp == 0) {
-        const bool leads = ptx::elect();
-        if (leads) {
-            ptx::prefetch_tensor_map(&map_a);
-            ptx::prefetch_tensor_map(&map_b);
-            small.pair.init();
-            init_rings(shared);
-        }
-        ptx::wait_for_earlier_kernels();
-        if (leads) first.copy_own(shared, stages, map_a, map_b);
-    }
-    __syncwarp();
-    if constexpr (Tile::kCluster > 1) {
-        ptx::cluster_arrive();
-        ptx::cluster_wait();
-        if (warp == 0 && ptx::elect()) first.copy_share(shared, stages, map_b);
-        __syncwarp();
-    } else {
-        ptx::named_barrier(5, Tile::kThreads);
-    }
+    if (warp == 0)
+        begin_block(
+            map_a, map_b,
+            [&] {
+                small.pair.init();
+                init_rings(shared);
+            },
+            [&] { first.copy_own(shared, stages, map_a, map_b); });
     if (warp == 1 && first.steps > 0)
         first.ask_for_scales_of(args.epilogue);
     else if (warp == 1)
         ask_for_groups(args.space, blockIdx.x / Tile::kCluster);
-    ptx::wait_for_earlier_kernels();
+    meet(Tile::kCluster > 1, Tile::kThreads);
+    if (Tile::kCluster > 1 && warp == 0 && ptx::elect()) first.copy_share(shared, stages, map_b);
+    __syncwarp();
 
     if (warp < 4) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();

@@ -6,6 +6,8 @@
  */
 #pragma once
 
+#include <type_traits>
+
 #include "gemm_mainloop_sm90.cuh"
 
 namespace flexgemm {
@@ -36,13 +38,19 @@ struct SlabColumns {
     __device__ static constexpr int begin_of(int slab) { return slab * kOfSlab - (slab == kSlabs - 1 ? kTwice : 0); }
 };
 
-/* 16 rows of a slab's columns from `column` on, converted. Of each 8 columns a lane holds four sums, of two rows. Of
- * float32 the first `blank` columns, in multiples of 16, can be zeros. */
+/* What a slab has of a tile: columns from `column` on, and what they are multiplied by. Of float32 the first `blank`,
+ * in multiples of 16, are zeros. */
+struct SlabPart {
+    int column;
+    RowFactors factors = {{1.0f, 1.0f}};
+    int blank = 0;
+};
+
+/* 16 rows of it, converted. Of each 8 columns a lane holds four sums, of two rows. */
 template <typename T, int kCount>
-__device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *slab, int lane, int column,
-                                          const RowFactors &factors = {{1.0f, 1.0f}}, int blank = 0) {
+__device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *slab, int lane, const SlabPart &part) {
     constexpr int kBlocks = kSm90SlabBytes / static_cast<int>(sizeof(T)) / 8;
-    const int first = column / 8;
+    const int first = part.column / 8;
     if constexpr (sizeof(T) == 2) {
         struct alignas(4) Pair {
             T element[2];
@@ -53,7 +61,7 @@ __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *s
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float *sums = &sum[4 * (first + block + i / 2) + 2 * (i % 2)];
-                const float factor = factors.of[i % 2];
+                const float factor = part.factors.of[i % 2];
                 const Pair pair = {from_float<T>(sums[0] * factor), from_float<T>(sums[1] * factor)};
                 memcpy(&words[i], &pair, sizeof pair);
             }
@@ -68,9 +76,10 @@ __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *s
             for (int half = 0; half < 2; ++half) {
                 constexpr float kZeros[2] = {0.0f, 0.0f};
                 const float *own = &sum[4 * (first + block) + 2 * half];
-                const float *sums = block * 8 < blank ? kZeros : own, *next = block * 8 < blank ? kZeros : own + 4;
+                const bool blank = block * 8 < part.blank;
+                const float *sums = blank ? kZeros : own, *next = blank ? kZeros : own + 4;
                 const int row = lane / 4 + 8 * half, byte = lane % 4 * 8;
-                const float factor = factors.of[half];
+                const float factor = part.factors.of[half];
                 store_pair<T>(slab, row, (block + odd) * 32 + byte, factor * (odd ? next[0] : sums[0]),
                               factor * (odd ? next[1] : sums[1]));
                 store_pair<T>(slab, row, (block + !odd) * 32 + byte, factor * (odd ? sums[0] : next[0]),
@@ -100,8 +109,9 @@ __device__ __forceinline__ void store_boxes(const float (&sum)[kCount], const Ge
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < kTogether; ++j)
-            fill_slab<T>(sum, slab + j * Tile::kSlabBytes, lane, Columns::begin_of(i + j), factors,
-                         kAdd && i + j == kSlabs - 1 ? Columns::kTwice : 0);
+            fill_slab<T>(
+                sum, slab + j * Tile::kSlabBytes, lane,
+                {Columns::begin_of(i + j), factors, kAdd && i + j == kSlabs - 1 ? Columns::kTwice : 0});
         ptx::fence_proxy_async();
         __syncwarp();
         if (ptx::elect()) {
@@ -146,7 +156,7 @@ __device__ __forceinline__ void store_some(const float (&sum)[kCount], const Gem
         uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
         const int begin = Columns::begin_of(i);
         if (Tile::kSlabs == 1) __syncwarp(); /* all have read it */
-        fill_slab<T>(sum, slab, lane, begin);
+        fill_slab<T>(sum, slab, lane, {begin});
         __syncwarp();
         const int inside = begin + column < i * Columns::kOfSlab ? 0 : columns - begin - column;
 #pragma unroll 1
@@ -213,6 +223,19 @@ __device__ __forceinline__ void finish_sums(float (&sum)[kCount], const GemmSm90
 
 /* ---- tiles ---- */
 
+/* Calls store(element, add) with a value of the output's type, and whether sums are added to what is there. */
+template <typename Store>
+__device__ __forceinline__ void with_output(const Epilogue &to, const Store &store) {
+    if (to.out_dtype == FG_FLOAT16)
+        store(__half{}, std::false_type{});
+    else if (to.out_dtype == FG_BFLOAT16)
+        store(__nv_bfloat16{}, std::false_type{});
+    else if (to.accumulate)
+        store(float{}, std::true_type{});
+    else
+        store(float{}, std::false_type{});
+}
+
 /* Alpha and the scales of a thread's two rows, times that of B where all columns have one. Rows that are not there have
  * the scale of the last one. */
 __device__ __forceinline__ RowFactors row_factors_of(const Epilogue &to, const Sm90Work &work, int64_t first_row,
@@ -265,18 +288,12 @@ struct WholeTile {
     template <int kCount>
     __device__ __forceinline__ void operator()(const float (&sum)[kCount], int part) {
         if (!work.whole) return;
-        const Epilogue &to = args.epilogue;
         const Place<Tile> at(slabs);
         const int group = args.out_grouped ? work.group : 0, column = work.first_column + part * 2 * kCount;
         const int row = work.first_row + warpgroup * Tile::kWarpgroupRows + at.warp_row;
-        if (to.out_dtype == FG_FLOAT16)
-            store_boxes<__half, false, Tile>(sum, args, group, at.slabs, at.lane, row, column, factors);
-        else if (to.out_dtype == FG_BFLOAT16)
-            store_boxes<__nv_bfloat16, false, Tile>(sum, args, group, at.slabs, at.lane, row, column, factors);
-        else if (to.accumulate)
-            store_boxes<float, true, Tile>(sum, args, group, at.slabs, at.lane, row, column, factors);
-        else
-            store_boxes<float, false, Tile>(sum, args, group, at.slabs, at.lane, row, column, factors);
+        with_output(args.epilogue, [&](auto element, auto add) {
+            store_boxes<decltype(element), add.value, Tile>(sum, args, group, at.slabs, at.lane, row, column, factors);
+        });
     }
 };
 
@@ -316,17 +333,11 @@ __device__ __forceinline__ void finish_part(float (&sum)[kCount], const GemmSm90
     if (count <= 0) return;
     first_row += at.warp_row;
     const int group = work.group, lane = at.lane;
-    if (!args.plain)
-        finish_sums(sum, args, group, at.slabs, lane, first_row, count, first_column, columns);
-    else if (to.out_dtype == FG_FLOAT16)
-        store_sums<__half, false, Tile>(sum, args, group, at.slabs, lane, first_row, count, first_column, columns);
-    else if (to.out_dtype == FG_BFLOAT16)
-        store_sums<__nv_bfloat16, false, Tile>(sum, args, group, at.slabs, lane, first_row, count, first_column,
-                                               columns);
-    else if (to.accumulate)
-        store_sums<float, true, Tile>(sum, args, group, at.slabs, lane, first_row, count, first_column, columns);
-    else
-        store_sums<float, false, Tile>(sum, args, group, at.slabs, lane, first_row, count, first_column, columns);
+    if (!args.plain) return finish_sums(sum, args, group, at.slabs, lane, first_row, count, first_column, columns);
+    with_output(to, [&](auto element, auto add) {
+        store_sums<decltype(element), add.value, Tile>(sum, args, group, at.slabs, lane, first_row, count,
+                                                       first_column, columns);
+    });
 }
 
 }  // namespace flexgemm

@@ -71,7 +71,7 @@ template <typename Tile>
 __device__ __forceinline__ Sm90Work token_work_of_one_group(const GemmSm90Args &args, int rank, uint32_t number) {
     const TileSpace &space = args.space;
     uint32_t major, minor;
-    rasterise_known(space, number, &major, &minor);
+    rasterise(space, number, space.major_tiles, &major, &minor);
     const int first_token = static_cast<int>(major) * args.tile_tokens;
     return token_work<Tile>(args, rank,
                             {first_token, min(static_cast<int>(space.major.length), first_token + args.tile_tokens),
@@ -96,14 +96,136 @@ __device__ __forceinline__ void schedule_tokens(Sm90Shared<Tile> &shared, const 
     hand_over(shared, at, no_more_work());
 }
 
+/* The tiles that the scheduler hands over, to a warp of its producers or consumers. */
+template <typename Tile>
+class HandedWorks {
+public:
+    __device__ __forceinline__ explicit HandedWorks(Sm90Shared<Tile> &shared) : shared_(shared) {}
+
+    __device__ __forceinline__ bool next(Sm90Work &work) {
+        work = next_work(shared_, slot_);
+        if (work.group < 0) return false;
+        release_work(shared_, slot_);
+        return true;
+    }
+
+private:
+    Sm90Shared<Tile> &shared_;
+    RingPosition<Tile::kTileSlots> slot_;
+};
+
+/* ---- producer warps ---- */
+
+/* What one thread needs to copy steps of tiles to stages that are free. Only the tokens that there are: the rest of a
+ * stage keeps what it held, and so do sums that nobody stores. */
+template <typename Tile>
+struct TokenCopies {
+    const CUtensorMap &map_weights, &map_tokens;
+    const GemmSm90Args &args;
+    uint8_t *stages;
+    uint64_t *full;
+    int rank;       /* in the cluster, of which a pair may be a part */
+    bool read_once; /* weights: those of a group may be for another tile too */
+    uint64_t once;
+
+    __device__ __forceinline__ TokenCopies(Sm90Shared<Tile> &shared, uint8_t *stages, const CUtensorMap &map_weights,
+                                           const CUtensorMap &map_tokens, const GemmSm90Args &args, int rank)
+        : map_weights(map_weights),
+          map_tokens(map_tokens),
+          args(args),
+          stages(stages),
+          full(shared.full),
+          rank(rank),
+          read_once(is_one_row_of_tiles(args.space)),
+          once(ptx::l2_evict_first()) {}
+
+    /* What the block copies for itself. */
+    __device__ __forceinline__ void copy_own(const Sm90Work &work, int step, int slot) const {
+        const int weight_bytes = work.rows > 0 ? Tile::kWeightBytes : 0, weight = args.b_grouped ? work.weight : 0;
+        uint8_t *weights = stages + slot * Tile::kStageBytes;
+        const int k = work.k_begin + step * kSm90StepBytes;
+        ptx::mbarrier_arrive_expect_tx(full + slot, weight_bytes + boxes_of(work) * args.box_tokens * kSm90StepBytes);
+        if (weight_bytes > 0 && read_once)
+            ptx::tma_load_3d(weights, &map_weights, full + slot, k, work.first_row, weight, once);
+        else if (weight_bytes > 0)
+            ptx::tma_load_3d(weights, &map_weights, full + slot, k, work.first_row, weight);
+        if constexpr (Tile::kCluster == 1) copy_tokens(work, k, slot);
+    }
+
+    /* And for both blocks of a pair: half of the tokens. */
+    __device__ __forceinline__ void copy_share(const Sm90Work &work, int step, int slot) const {
+        if constexpr (Tile::kCluster > 1) copy_tokens(work, work.k_begin + step * kSm90StepBytes, slot);
+    }
+
+    /* The same for the first steps of the first tile, to slots of their own. */
+    __device__ __forceinline__ void copy_own_steps(const Sm90Work &first, int steps) const {
+        for (int step = 0; step < steps; ++step) copy_own(first, step, step);
+    }
+
+    __device__ __forceinline__ void copy_shared_steps(const Sm90Work &first, int steps) const {
+        if constexpr (Tile::kCluster > 1)
+            for (int step = 0; step < steps; ++step) copy_share(first, step, step);
+    }
+
+private:
+    __device__ __forceinline__ int boxes_of(const Sm90Work &work) const {
+        if (!is_one_group(args.space)) return ceil_div(work.columns, Tile::kBoxTokensOfGroups);
+        return work.columns > args.box_tokens ? Tile::kCluster : 1; /* one for each block */
+    }
+
+    __device__ __forceinline__ void copy_tokens(const Sm90Work &work, int k, int slot) const {
+        constexpr int kAll = (1 << Tile::kCluster) - 1;
+        uint8_t *const tokens = stages + slot * Tile::kStageBytes + Tile::kWeightBytes;
+        const auto pair = static_cast<uint16_t>(kAll << rank / Tile::kCluster * Tile::kCluster);
+        const int boxes = boxes_of(work), group = args.a_grouped ? work.group : 0;
+#pragma unroll 1
+        for (int box = rank % Tile::kCluster; box < boxes; box += Tile::kCluster) {
+            uint8_t *to = tokens + box * args.box_tokens * kSm90StepBytes;
+            const int token = work.first_column + box * args.box_tokens;
+            if constexpr (Tile::kCluster == 1)
+                ptx::tma_load_3d(to, &map_tokens, full + slot, k, token, group);
+            else
+                ptx::tma_load_3d_multicast(to, &map_tokens, full + slot, k, token, group, pair);
+        }
+    }
+};
+
+/* `early`: steps of the first tile that have been copied. */
+template <typename Tile, typename Works>
+__device__ __forceinline__ void produce_tokens(Sm90Shared<Tile> &shared, const TokenCopies<Tile> &copies, Works &works,
+                                               int early) {
+    const bool leads = ptx::elect();
+    Sm90Work work;
+    RingPosition<Tile::kStages> at = position_after<Tile::kStages>(early);
+    for (; works.next(work); early = 0) {
+        const int steps = steps_of(work);
+        for (int step = early; step < steps && leads; ++step, at.advance()) {
+            ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
+            copies.copy_own(work, step, at.slot);
+            copies.copy_share(work, step, at.slot);
+        }
+        __syncwarp();
+    }
+    /* The block stays until the other one of its pair has handed back what it read here. */
+    if constexpr (Tile::kCluster > 1)
+        for (int i = 0; i < Tile::kStages && leads; ++i, at.advance())
+            ptx::mbarrier_wait_parity(&shared.empty[at.slot], at.parity ^ 1);
+}
+
 /* ---- scales ---- */
 
-/* Those of blocks, of a tile. */
-template <typename Tile>
-__device__ __forceinline__ void copy_token_scales(TokenShared<Tile> &shared, const GemmSm90Args &args,
-                                                  const Sm90Work &work, RingPosition<Tile::kStages> &at) {
-    const TileScaleRows rows = scale_rows_of(args, work, work.first_column, work.columns, work.first_row, work.rows);
-    copy_scales(shared.rings, shared.scales, rows, steps_of(work), place_of_token, at);
+/* Those of blocks. Tokens that there are no more of keep what a stage held: their sums are not stored. */
+template <typename Tile, typename Works>
+__device__ __forceinline__ void produce_token_scales(TokenShared<Tile> &shared, const GemmSm90Args &args,
+                                                     Works &works) {
+    Sm90Work work;
+    RingPosition<Tile::kStages> at;
+    while (works.next(work)) {
+        const TileScaleRows rows =
+            scale_rows_of(args, work, work.first_column, work.columns, work.first_row, work.rows);
+        copy_scales(shared.rings, shared.scales, rows, steps_of(work), place_of_token, at);
+    }
+    await_copies();
 }
 
 template <typename Math, int kCount, typename Tile>
@@ -238,11 +360,16 @@ __device__ __forceinline__ void finish_tokens(const TokenShared<Tile> &shared, c
 
 /* ---- host ---- */
 
-/* Rows of one group to a tile, once tiles are counted: cut evenly, but for multiples of 16. */
-inline int32_t tokens_of_tile(const TileSpace &space) {
-    const int64_t tiles = space.major_tiles;
-    if (tiles == 0 || space.major.grouping != Grouping::kNone) return 0;
-    return static_cast<int32_t>(ceil_div<int64_t>(ceil_div<int64_t>(space.major.length, tiles), 16) * 16);
+/* Tokens of a tile and of a copy, once tiles are counted. Of one group the blocks of a pair, or a single one, copy a
+ * tile's at once: the copy engine takes its time for those that there are not. */
+template <typename Tile>
+void set_tokens(GemmSm90Args &args) {
+    args.box_tokens = Tile::kBoxTokensOfGroups;
+    if (args.space.major.grouping != Grouping::kNone) return;
+    const int64_t length = args.space.major.length, of_tile = even_size<int64_t>(length, args.space.major_tiles);
+    const int64_t tokens = of_tile < length ? of_tile : length;
+    args.tile_tokens = static_cast<int32_t>(of_tile);
+    args.box_tokens = static_cast<int32_t>(ceil_div<int64_t>(ceil_div<int64_t>(tokens, Tile::kCluster), 8) * 8);
 }
 
 /* Of the output nothing but scaled and biased sums in 16 bits, 16 bytes of them at a time: what nearly all products

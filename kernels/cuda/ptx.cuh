@@ -479,7 +479,7 @@ __device__ __forceinline__ void wgmma_hold(uint64_t &descriptor) {
     descriptor = (descriptor >> 32 << 32) | low;
 }
 
-/* D = A.B^T, or D += A.B^T when `accumulate`: 64 rows of A and 8, 24, 256 or a multiple of 16 up to 192 of B
+/* D = A.B^T, or D += A.B^T when `accumulate`: 64 rows of A and 8, 24 or a multiple of 16 up to 256 of B
  * (overloads), 32 bytes of K, float32 accumulators. Warp w of the warpgroup holds rows 16 w .. 16 w + 15, each thread
  * d[4 j + 2 half + i] = row group + 8 half, column 8 j + 2 thread_in_group + i. _km: A lies transposed, K x M; _kn: B
  * does, K x N. FG_LIST_n: the names of n sums, FG_SUMS_n: themselves; FG_WGMMA_OF is told the numbers of the operands
@@ -545,6 +545,9 @@ __device__ __forceinline__ void wgmma_hold(uint64_t &descriptor) {
     FG_WGMMA_OF(name, kind, tail, 160, 80, 80, 81, 82)                                                                 \
     FG_WGMMA_OF(name, kind, tail, 176, 88, 88, 89, 90)                                                                 \
     FG_WGMMA_OF(name, kind, tail, 192, 96, 96, 97, 98)                                                                 \
+    FG_WGMMA_OF(name, kind, tail, 208, 104, 104, 105, 106)                                                             \
+    FG_WGMMA_OF(name, kind, tail, 224, 112, 112, 113, 114)                                                             \
+    FG_WGMMA_OF(name, kind, tail, 240, 120, 120, 121, 122)                                                             \
     FG_WGMMA_OF(name, kind, tail, 256, 128, 128, 129, 130)
 
 FG_WGMMA(wgmma_f16, "k16.f32.f16.f16", ", 0, 0")

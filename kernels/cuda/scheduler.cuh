@@ -61,6 +61,12 @@ struct OutputTile {
  * rows of A and a few rows of B, which L2 then holds. */
 constexpr uint32_t kBandTiles = 8;
 
+/* Of tiles that have as much as each other, but for multiples of 16. */
+template <typename T>
+__host__ __device__ constexpr T even_size(T elements, T tiles) {
+    return tiles > 0 ? ceil_div(ceil_div(elements, tiles), T{16}) * 16 : 0;
+}
+
 /* ---- host ---- */
 
 inline Offsets make_offsets(const fg_tensor &tensor, int64_t groups) {
@@ -167,8 +173,8 @@ __device__ __forceinline__ int64_t group_bound(const Offsets &offsets, int64_t i
     return clamp_into(integer_at(offsets, offsets.has_begin ? i : i - 1), length);
 }
 
-/* How a group is cut. Blocks, of which the last one has what is left; or even: into no more tiles than that, which
- * have as much as each other but for multiples of 16, so that none costs a tile's reading for a few elements. */
+/* How a group is cut. Blocks, of which the last one has what is left; or even: into no more tiles than that, so that
+ * none costs a tile's reading for a few elements. */
 template <int kBlock, bool kEven>
 struct Cut {
     uint32_t tiles, size;
@@ -176,7 +182,7 @@ struct Cut {
         if constexpr (kEven) { /* of groups that TMA reads, whose rows fit into 31 bits */
             const auto elements = static_cast<uint32_t>(length);
             tiles = ceil_div(elements, static_cast<uint32_t>(axis.block));
-            size = tiles > 0 ? ceil_div(ceil_div(elements, tiles), 16u) * 16 : 0;
+            size = even_size(elements, tiles);
         } else {
             tiles = static_cast<uint32_t>(ceil_div<int64_t>(length, kBlock));
             size = kBlock;
@@ -256,33 +262,28 @@ __device__ MajorTile read_indices(const GroupedAxis &axis, int64_t target) {
 
 /* ---- tiles ---- */
 
-__device__ __forceinline__ uint32_t first_of_band(uint32_t tile, uint32_t minor_tiles) {
-    return tile / (kBandTiles * minor_tiles) * kBandTiles;
-}
-
-__device__ __forceinline__ void rasterise(uint32_t tile, uint32_t major_tiles, uint32_t minor_tiles, uint32_t *major,
-                                          uint32_t *minor) {
-    const uint32_t first = first_of_band(tile, minor_tiles);
-    const uint32_t height = major_tiles - first < kBandTiles ? major_tiles - first : kBandTiles;
-    const uint32_t within = tile - first * minor_tiles;
-    *minor = within / height;
-    *major = first + within - *minor * height;
-}
-
 /* number / divisor, rounded down, by the divisor's inverse: exact, since both have 32 bits. A division takes some thirty
  * instructions, which is what the first copy of a short product would wait for. */
 __device__ __forceinline__ uint32_t divide(uint32_t number, uint64_t inverse) {
     return inverse == 0 ? number : static_cast<uint32_t>(__umul64hi(number, inverse));
 }
 
-/* The same where the host knows how many tiles there are. */
-__device__ __forceinline__ void rasterise_known(const TileSpace &space, uint32_t tile, uint32_t *major,
-                                                uint32_t *minor) {
-    const uint32_t first = divide(tile, space.inverse_of_band) * kBandTiles;
-    const uint32_t within = tile - first * space.minor_tiles;
-    const bool last = space.major_tiles - first < kBandTiles;
-    *minor = last ? divide(within, space.inverse_of_last) : within / kBandTiles;
-    *major = first + within - *minor * (last ? space.major_tiles - first : kBandTiles);
+__device__ __forceinline__ uint32_t first_of_band(const TileSpace &space, uint32_t tile) {
+    return divide(tile, space.inverse_of_band) * kBandTiles;
+}
+
+/* Where a tile is among `major_tiles` rows of them, as many as the host counted or fewer. */
+__device__ __forceinline__ void rasterise(const TileSpace &space, uint32_t tile, uint32_t major_tiles, uint32_t *major,
+                                          uint32_t *minor) {
+    const uint32_t first = first_of_band(space, tile), within = tile - first * space.minor_tiles;
+    const uint32_t height = major_tiles - first < kBandTiles ? major_tiles - first : kBandTiles;
+    if (height == kBandTiles)
+        *minor = within / kBandTiles;
+    else if (major_tiles == space.major_tiles)
+        *minor = divide(within, space.inverse_of_last);
+    else
+        *minor = within / height;
+    *major = first + within - *minor * height;
 }
 
 /* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. Where kBlocks blocks share a
@@ -306,9 +307,9 @@ public:
      * band, and some blocks would have one more than others. */
     __device__ __forceinline__ bool next(OutputTile &out) {
         while (tile_ < tiles_) {
-            const uint32_t band = first_of_band(tile_, space_.minor_tiles);
+            const uint32_t band = first_of_band(space_, tile_);
             uint32_t major, minor;
-            rasterise(tile_, major_tiles_, space_.minor_tiles, &major, &minor);
+            rasterise(space_, tile_, major_tiles_, &major, &minor);
             const bool counts = counted_ != band && is_bound();
             const MajorTile own = find(counts ? min(band + kBandTiles, major_tiles_) - 1 : major, band);
             if (counts) {
