@@ -112,9 +112,9 @@ typedef struct {
 
 /* Durations of the tiles that a kind of product has. */
 typedef struct {
-    gemm_tile large[8];               /* widest first; blocks 0: there is no other */
-    gemm_tile some;                   /* of the kernel for groups of some rows: the tallest that shorter ones resemble */
-    gemm_tile tall;                   /* a taller one; blocks 0: there is none */
+    gemm_tile large[8]; /* widest first; blocks 0: there is no other */
+    gemm_tile some;     /* of the kernel for groups of some rows: the tallest that shorter ones resemble */
+    gemm_tile tall;     /* a taller one; blocks 0: there is none */
     decode_tile few_narrow, few_wide; /* 128 of few rows by 64 columns, or by 128 */
     double share;                     /* where blocks share the K of a tile: to exchange their sums */
     double pair_share;                /* the same where those of a pair share that of a large one */

@@ -720,11 +720,12 @@ def all_cases():
             cases[f"gemm/large/{dtype}/{name}"] = partial(gemm_case, sizes=(), **how)
         sizes = (900, 129, 1900)
         cases[f"gemm/large/{dtype}/grouped"] = partial(gemm_case, shape=(2112, 208), sizes=sizes, **common)
-        # The kernel for groups of some rows: its three tiles, of 96, 160 and 192 rows at most, as 8 multiprocessors
-        # take them.
+        # The kernel for groups of some rows: its tiles, of 96, 160, 192 and, of 16-bit products, 256 rows at most, as 8
+        # multiprocessors take them.
         for name, sizes, shape in (("96", (0, 90, 1, 64, 97, 40), (264, 1040)),
                                    ("160", (150, 19, 159, 146, 83), (776, 1040)),
-                                   ("192", (207, 153, 192, 194, 191), (776, 1040))):  # fmt: skip
+                                   ("192", (207, 153, 192, 194, 191), (776, 1040)),
+                                   ("256", (200, 223, 1, 230, 241), (1544, 4112))):  # fmt: skip
             how = common | {"shape": shape, "sizes": sizes, "num_sms": 8}
             cases[f"gemm/some/{dtype}/{name}"] = partial(gemm_case, **how)
             cases[f"gemm/some/{dtype}/{name}/scales"] = partial(

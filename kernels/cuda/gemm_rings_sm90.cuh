@@ -109,7 +109,7 @@ __device__ __forceinline__ void begin_block(const CUtensorMap &map_a, const CUte
     if (leads) copy();
 }
 
-/* Every warp waits until the barriers of the block, or of its cluster, are there, wherever its code is by then. */
+/* All warps wait until the barriers of the block, or of its cluster, are there. */
 __device__ __forceinline__ void meet(bool in_cluster, int threads) {
     __syncwarp();
     if (in_cluster) {

@@ -109,9 +109,8 @@ __device__ __forceinline__ void store_boxes(const float (&sum)[kCount], const Ge
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < kTogether; ++j)
-            fill_slab<T>(
-                sum, slab + j * Tile::kSlabBytes, lane,
-                {Columns::begin_of(i + j), factors, kAdd && i + j == kSlabs - 1 ? Columns::kTwice : 0});
+            fill_slab<T>(sum, slab + j * Tile::kSlabBytes, lane,
+                         {Columns::begin_of(i + j), factors, kAdd && i + j == kSlabs - 1 ? Columns::kTwice : 0});
         ptx::fence_proxy_async();
         __syncwarp();
         if (ptx::elect()) {
@@ -335,8 +334,8 @@ __device__ __forceinline__ void finish_part(float (&sum)[kCount], const GemmSm90
     const int group = work.group, lane = at.lane;
     if (!args.plain) return finish_sums(sum, args, group, at.slabs, lane, first_row, count, first_column, columns);
     with_output(to, [&](auto element, auto add) {
-        store_sums<decltype(element), add.value, Tile>(sum, args, group, at.slabs, lane, first_row, count,
-                                                       first_column, columns);
+        store_sums<decltype(element), add.value, Tile>(sum, args, group, at.slabs, lane, first_row, count, first_column,
+                                                       columns);
     });
 }
 
