@@ -463,13 +463,9 @@ def test_groups_of_some_rows_have_scales_and_bias(backend, sizes, scales, n, out
     check_grouped(backend, sum(sizes) + 3, n, 528, offsets, len(sizes), (E4M3, E4M3), out_dtype, **how)
 
 
-@pytest.mark.parametrize("most, sizes", [(160, [150, 16, 159, 146, 80]), (176, [176, 129, 1, 175, 160]),
-                                         (192, [207, 150, 192, 191, 191])])  # fmt: skip
-@pytest.mark.parametrize("dtypes, out_dtype", [((E4M3, E4M3), "bfloat16"), ((E4M3, E5M2), "float32"),
-                                               (("bfloat16",) * 2, "bfloat16")])  # fmt: skip
-def test_groups_of_some_rows_in_taller_tiles(backend, most, sizes, dtypes, out_dtype):
-    """Which the plan takes for 8 multiprocessors; a few rows are of no group."""
-    rows, n, k, groups = sum(sizes) + 9, 776, 1040, len(sizes)
+def check_taller_tiles(backend, most, sizes, n, k, dtypes, out_dtype):
+    """Of at most so many rows, which the plan takes for 8 multiprocessors; a few rows are of no group."""
+    rows, groups = sum(sizes) + 9, len(sizes)
     plan = _C.plan_gemm_sm90(m=rows, n=n, k=k, groups=groups, dtype=dtypes[0], num_sms=8)
     assert (plan["some_rows"], plan["block_m"]) == (1, most)
     offsets = offsets_of(sizes, "bounds", "int32", first=5)
@@ -477,17 +473,19 @@ def test_groups_of_some_rows_in_taller_tiles(backend, most, sizes, dtypes, out_d
         check_grouped(backend, rows, n, k, offsets, groups, dtypes, out_dtype, scales=("row", "row"), bias=True)
 
 
+@pytest.mark.parametrize("most, sizes", [(160, [150, 16, 159, 146, 80]), (176, [176, 129, 1, 175, 160]),
+                                         (192, [207, 150, 192, 191, 191])])  # fmt: skip
+@pytest.mark.parametrize("dtypes, out_dtype", [((E4M3, E4M3), "bfloat16"), ((E4M3, E5M2), "float32"),
+                                               (("bfloat16",) * 2, "bfloat16")])  # fmt: skip
+def test_groups_of_some_rows_in_taller_tiles(backend, most, sizes, dtypes, out_dtype):
+    check_taller_tiles(backend, most, sizes, 776, 1040, dtypes, out_dtype)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("out_dtype", ["float16", "bfloat16", "float32"])
 def test_groups_of_some_rows_in_the_tallest_tiles(backend, dtype, out_dtype):
-    """Which only 16-bit products have, where K is deep: of 208, 224, 240 and 256 rows, and of one."""
-    sizes = [200, 223, 1, 230, 241]
-    rows, n, k, groups = sum(sizes) + 9, 1544, 4112, len(sizes)
-    plan = _C.plan_gemm_sm90(m=rows, n=n, k=k, groups=groups, dtype=dtype, num_sms=8)
-    assert (plan["some_rows"], plan["block_m"]) == (1, 256)
-    offsets = offsets_of(sizes, "bounds", "int32", first=5)
-    with guarded.multiprocessors(8):
-        check_grouped(backend, rows, n, k, offsets, groups, (dtype, dtype), out_dtype, scales=("row", "row"), bias=True)
+    """Which only 16-bit products have, where K is deep: by 208, 224, 240 and 256 rows of wgmma, and by 16."""
+    check_taller_tiles(backend, 256, [200, 223, 1, 230, 241], 1544, 4112, (dtype, dtype), out_dtype)
 
 
 def test_one_group_equals_the_dense_product(backend):
