@@ -88,7 +88,8 @@ enum {
     FG_TILES_BLOCKS = 32,      /* that kernels for scales of blocks have */
     FG_TILES_FEW_OR_MANY = 64, /* of few rows or of many: groups of columns, sums of fp8 that are not promoted */
     FG_TILES_DENSE = 128,      /* one group: the blocks of a pair may share the K of tiles */
-    FG_TILES_ALL = 255,
+    FG_TILES_ADDED = 256,      /* of one group, added to the output */
+    FG_TILES_ALL = 511,
 };
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params);

@@ -59,7 +59,7 @@ int32_t fg_gemm_tiles(const fg_gemm_params *params) {
            (params->layout == FG_GEMM_K_GROUPED ? FG_TILES_TALL | FG_TILES_EQUAL : 0) |
            (params->layout == FG_GEMM_BATCHED ? FG_TILES_EQUAL : 0) |
            (params->layout == FG_GEMM_M_GROUPED_MASKED ? FG_TILES_MASKED : 0) |
-           (params->layout == FG_GEMM_DENSE ? FG_TILES_DENSE : 0);
+           (params->layout == FG_GEMM_DENSE ? FG_TILES_DENSE | (params->accumulate ? FG_TILES_ADDED : 0) : 0);
 }
 
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms) {
@@ -98,11 +98,11 @@ static int32_t decode_split(int64_t tiles, int64_t steps, int32_t pair, int32_t 
     return chosen;
 }
 
-/* A tile: blocks that share it, and its duration: of a step of K, of a row in it and step, and of its end, whole or not.
- * The unit is the same for all of a kind; fitted to times of an H200. */
+/* A tile: blocks that share it, and its duration: of a step of K, of a row in it and step, and of its end, whole or not,
+ * or where it is added to the output. The unit is the same for all of a kind; fitted to times of an H200. */
 typedef struct {
     int32_t block_m, block_n, num_stages, blocks;
-    double step, row, end, end_of_part;
+    double step, row, end, end_of_part, end_of_added;
 } gemm_tile;
 
 /* The same of a tile of few rows. */
@@ -114,7 +114,7 @@ typedef struct {
 typedef struct {
     gemm_tile large[8]; /* widest first; blocks 0: there is no other */
     gemm_tile some;     /* of the kernel for groups of some rows: the tallest that shorter ones resemble */
-    gemm_tile tall;     /* a taller one; blocks 0: there is none */
+    gemm_tile tallest;  /* a taller one; block_m 0: there is none */
     decode_tile few_narrow, few_wide; /* 128 of few rows by 64 columns, or by 128 */
     double share;                     /* where blocks share the K of a tile: to exchange their sums */
     double pair_share;                /* the same where those of a pair share that of a large one */
@@ -125,15 +125,15 @@ typedef struct {
 static const decode_tile fewest_narrow = {1.82, 7.2}, fewest_wide = {3.6, 11.4};
 
 static const gemm_durations promoted = {
-    .large = {{256, 256, 4, 2, 4.25, 0, 12.7, 15.2},
-              {128, 256, 4, 1, 4.58, 0, 4.7, 7.2},
-              {256, 192, 5, 2, 3.16, 0, 11, 12},
-              {128, 192, 5, 1, 3.55, 0, 4.0, 6.5},
-              {256, 176, 5, 2, 3.03, 0, 13.8, 14.8},
-              {128, 176, 5, 1, 3.35, 0, 4.6, 7.1},
-              {256, 128, 6, 2, 2.67, 0, 9.4, 9.4},
-              {128, 128, 6, 1, 2.8, 0, 1.0, 3.5}},
-    .some = {192, 256, 5, 2, 0.71, 0.017, 5.2, 5.2},
+    .large = {{256, 256, 4, 2, 4.25, 0, 12.7, 15.2, 59.5},
+              {128, 256, 4, 1, 4.58, 0, 4.7, 7.2, 40.3},
+              {256, 192, 5, 2, 3.16, 0, 11, 12, 36.5},
+              {128, 192, 5, 1, 3.55, 0, 4.0, 6.5, 26.3},
+              {256, 176, 5, 2, 3.03, 0, 13.8, 14.8, 43.6},
+              {128, 176, 5, 1, 3.35, 0, 4.6, 7.1, 36.3},
+              {256, 128, 6, 2, 2.67, 0, 9.4, 9.4, 25.9},
+              {128, 128, 6, 1, 2.8, 0, 1.0, 3.5, 14.9}},
+    .some = {192, 256, 5, 2, 0.71, 0.017, 5.2, 5.2, 5.2},
     .few_narrow = {2.38, 6.6},
     .few_wide = {3.5, 14},
     .share = 7,
@@ -142,10 +142,10 @@ static const gemm_durations promoted = {
 };
 /* With scales of blocks. There is no 128 x 256, since one of the others was faster or as fast nearly everywhere. */
 static const gemm_durations scaled = {
-    .large = {{256, 256, 4, 2, 3.83, 0, 12.7, 15.2},
-              {256, 128, 5, 2, 2.5, 0, 9.4, 9.4},
-              {128, 128, 5, 1, 2.52, 0, 1.0, 3.5}},
-    .some = {160, 256, 5, 2, 0.9, 0.019, 5.2, 5.2},
+    .large = {{256, 256, 4, 2, 3.83, 0, 12.7, 15.2, 59.5},
+              {256, 128, 5, 2, 2.5, 0, 9.4, 9.4, 25.9},
+              {128, 128, 5, 1, 2.52, 0, 1.0, 3.5, 14.9}},
+    .some = {160, 256, 5, 2, 0.9, 0.019, 5.2, 5.2, 5.2},
     .few_narrow = {2.1, 5.6},
     .share = 6,
     .pair_share = 10,
@@ -153,16 +153,16 @@ static const gemm_durations scaled = {
 };
 /* Of fp16 and bf16, whose sums are not promoted. */
 static const gemm_durations halves = {
-    .large = {{256, 256, 4, 2, 4.0, 0, 15.9, 11.6},
-              {128, 256, 4, 1, 4.45, 0, 5.9, 13.1},
-              {256, 192, 5, 2, 3.04, 0, 13.1, 8.1},
-              {128, 192, 5, 1, 3.63, 0, 1.8, 3.9},
-              {256, 176, 5, 2, 2.83, 0, 13.1, 16},
-              {128, 176, 5, 1, 3.21, 0, 0.8, 11},
-              {256, 128, 6, 2, 2.25, 0, 9.4, 9.4},
-              {128, 128, 6, 1, 2.79, 0, 0, 1.4}},
-    .some = {192, 256, 5, 2, 0.74, 0.0147, 5.5, 5.5},
-    .tall = {256, 256, 4, 2, 1.0, 0.0147, 20, 20},
+    .large = {{256, 256, 4, 2, 4.0, 0, 15.9, 11.6, 60.7},
+              {128, 256, 4, 1, 4.45, 0, 5.9, 13.1, 27.3},
+              {256, 192, 5, 2, 3.04, 0, 13.1, 8.1, 35.9},
+              {128, 192, 5, 1, 3.63, 0, 1.8, 3.9, 10.6},
+              {256, 176, 5, 2, 2.83, 0, 13.1, 16, 33.8},
+              {128, 176, 5, 1, 3.21, 0, 0.8, 11, 26.8},
+              {256, 128, 6, 2, 2.25, 0, 9.4, 9.4, 14.4},
+              {128, 128, 6, 1, 2.79, 0, 0, 1.4, 2.3}},
+    .some = {192, 256, 5, 2, 0.74, 0.0147, 5.5, 5.5, 5.5},
+    .tallest = {256, 256, 4, 2, 1.0, 0.0147, 20, 20, 20},
     .few_narrow = {2.39, 6.1},
     .few_wide = {3.7, 16},
     .share = 9.3,
@@ -218,7 +218,7 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
 /* Groups of rows: of `rows` each, or of about as many: what the caller expects of a group, or the mean of any. */
 typedef struct {
     int64_t rows, groups, n, steps;
-    bool known, dense;
+    bool known, dense, added;
     const gemm_durations *durations;
 } gemm_question;
 
@@ -243,7 +243,7 @@ static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num
     if (!whole) waves = fmax(ceil(waves), waves + 0.25);
     /* A group that is cut evenly has rows in multiples of 16. */
     const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
-    const double end = whole ? tile->end : tile->end_of_part;
+    const double end = q->added ? tile->end_of_added : whole ? tile->end : tile->end_of_part;
     const double busy = waves * ((double)q->steps * (tile->step + tile->row * rows) + end);
     if (q->groups == 1) return busy;
     /* Tiles of the same rows of B do not keep step where groups differ: of what L2 could share half is read again. */
@@ -277,9 +277,12 @@ static bool take_cheaper(fg_plan *plan, double *best, const gemm_question *q, co
     return true;
 }
 
-/* Of the kernel for groups of some rows, which are cut evenly into tiles of at most so many rows. */
+/* Of the kernel for groups of some rows, which are cut evenly into tiles of at most so many rows; blocks 0: it has none
+ * of so many. */
 static gemm_tile tile_of_some(const gemm_durations *durations, int32_t most) {
+    if (most == durations->tallest.block_m) return durations->tallest;
     gemm_tile tile = durations->some;
+    if (most > tile.block_m) tile.blocks = 0;
     tile.block_m = most;
     tile.num_stages = most <= 96 ? 7 : most <= 160 && durations != &scaled ? 6 : 5;
     return tile;
@@ -299,11 +302,12 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         ONE_TILE = 128,
         SOME_ROWS = 512,
         LEAST = 96,
+        TALLEST = 256,
         UNIT = 16,
         LAST_END = 10,
         LAST_EXCHANGE = 11
     };
-    const int32_t fitting = FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS | FG_TILES_DENSE;
+    const int32_t fitting = FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS | FG_TILES_DENSE | FG_TILES_ADDED;
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
     const gemm_durations *const durations = tiles & FG_TILES_BLOCKS ? &scaled
@@ -326,6 +330,7 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         .steps = ceil_div(k, plan.block_k),
         .known = known,
         .dense = tiles & FG_TILES_DENSE,
+        .added = tiles & FG_TILES_ADDED && m > SOME_ROWS,
         .durations = durations,
     };
     best = INFINITY;
@@ -336,12 +341,10 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         take_cheaper(&plan, &best, &question, tile, saved_by_sharing(&question, tile, num_sms), num_sms);
     }
     const bool some = fits && (grouped || (rows > ONE_TILE && rows <= SOME_ROWS));
-    for (int32_t most = LEAST; most <= durations->some.block_m && some; most += UNIT) {
+    for (int32_t most = LEAST; most <= TALLEST && some; most += UNIT) {
         const gemm_tile tile = tile_of_some(durations, most);
-        if (take_cheaper(&plan, &best, &question, &tile, 0, num_sms)) plan.some_rows = 1;
+        if (tile.blocks > 0 && take_cheaper(&plan, &best, &question, &tile, 0, num_sms)) plan.some_rows = 1;
     }
-    if (some && durations->tall.blocks > 0 && take_cheaper(&plan, &best, &question, &durations->tall, 0, num_sms))
-        plan.some_rows = 1;
     if (grouped || rows > (fits ? SOME_ROWS : ONE_TILE) || tiles & (FG_TILES_TALL | FG_TILES_NARROW)) return plan;
     /* Ends of the other tiles, but for those of the last wave, are hidden behind the next ones. */
     const double last = LAST_END + (plan.split_k > 1 ? LAST_EXCHANGE : 0);

@@ -24,20 +24,32 @@ __device__ __forceinline__ float activated(float x, fg_activation activation) {
 
 /* All of a thread's sums. Registers cannot be indexed, and code for each of up to 128 sums would be long and want more
  * registers than there are: many sums go round past a loop body that serves an eighth of them. */
-template <int kCount>
-__device__ __forceinline__ void activate(float (&sum)[kCount], fg_activation activation) {
+template <int kCount, typename Function>
+__device__ __forceinline__ void apply_in_turns(float (&sum)[kCount], const Function &function) {
     constexpr int kTurns = kCount > 16 ? 8 : 1, kGroup = kCount / kTurns;
     static_assert(kCount % kTurns == 0, "whole groups");
-    if (activation == FG_ACTIVATION_NONE) return;
 #pragma unroll 1
     for (int turn = 0; turn < kTurns; ++turn) {
         float group[kGroup];
 #pragma unroll
-        for (int i = 0; i < kGroup; ++i) group[i] = activated(sum[i], activation);
+        for (int i = 0; i < kGroup; ++i) group[i] = function(sum[i]);
 #pragma unroll
         for (int i = 0; i < kCount - kGroup; ++i) sum[i] = sum[i + kGroup];
 #pragma unroll
         for (int i = 0; i < kGroup; ++i) sum[kCount - kGroup + i] = group[i];
+    }
+}
+
+/* Which activation it is, is asked once: where each sum asks, none is worked out beside another. */
+template <int kCount>
+__device__ __forceinline__ void activate(float (&sum)[kCount], fg_activation activation) {
+    if (activation == FG_ACTIVATION_RELU) {
+#pragma unroll
+        for (float &x : sum) x = relu(x);
+    } else if (activation == FG_ACTIVATION_SILU) {
+        apply_in_turns(sum, [](float x) { return silu(x); });
+    } else if (activation == FG_ACTIVATION_GELU) {
+        apply_in_turns(sum, [](float x) { return gelu(x); });
     }
 }
 

@@ -76,8 +76,7 @@ template <typename Tile>
 class DecodeWorks {
 public:
     __device__ __forceinline__ DecodeWorks(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank)
-        : shared_(shared),
-          handed_(shared),
+        : handed_(shared),
           args_(args),
           rank_(rank),
           tile_(blockIdx.y),
@@ -89,11 +88,6 @@ public:
     __device__ __forceinline__ const Sm90Work &first() const { return next_; }
     __device__ __forceinline__ int first_steps() const { return one_group_ ? min(steps_of(next_), Tile::kStages) : 0; }
 
-    /* By a warp, which hands them to the others. */
-    __device__ __forceinline__ void schedule() {
-        if (!one_group_) schedule_tokens(shared_, args_, rank_);
-    }
-
     __device__ __forceinline__ bool next(Sm90Work &work) {
         if (!one_group_) return handed_.next(work);
         if (tile_ >= args_.space.major_tiles * args_.space.minor_tiles) return false;
@@ -104,7 +98,6 @@ public:
     }
 
 private:
-    Sm90Shared<Tile> &shared_;
     HandedWorks<Tile> handed_;
     const GemmSm90Args &args_;
     const int rank_;
@@ -273,26 +266,23 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
     DecodeWorks<Tile> works(shared.rings, args, rank);
     const TokenCopies<Tile> copies(shared.rings, stages, map_weights, map_tokens, args, rank);
     const int early = works.first_steps();
-    if (warp == 0)
-        begin_block(
-            map_weights, map_tokens,
-            [&] {
-                ptx::mbarrier_init(&shared.received, 1);
-                init_rings(shared.rings);
-            },
-            [&] { copies.copy_own_steps(works.first(), early); });
-    if (warp == 1) ask_for_groups(args.space, blockIdx.y);
-    meet(Tile::kCluster > 1 || args.split > 1, Tile::kThreads);
-    if (Tile::kCluster > 1 && warp == 0 && ptx::elect()) copies.copy_shared_steps(works.first(), early);
-    __syncwarp();
-    if (warp == 0)
+    begin_block(
+        map_weights, map_tokens, Tile::kCluster > 1 || args.split > 1, Tile::kThreads,
+        [&] {
+            ptx::mbarrier_init(&shared.received, 1);
+            init_rings(shared.rings);
+        },
+        [&] { copies.copy_own_steps(works.first(), early); }, [&] { ask_for_groups(args.space, blockIdx.y); },
+        [&] { copies.copy_shared_steps(works.first(), early); });
+    if (warp == 0) {
         produce_tokens(shared.rings, copies, works, early);
-    else if (warp == 1)
-        works.schedule();
-    else if (warp < 4) {
+    } else if (warp == 1) {
+        if (!is_one_group(args.space)) schedule_tokens(shared.rings, args, rank);
+    } else if (warp < 4) {
         if constexpr (Math::kScaled) produce_token_scales(shared, args, works);
-    } else
+    } else {
         consume_decode<Math, Tile>(shared, stages, exchange, args, works, rank);
+    }
 }
 
 template <typename Math, typename Tile>

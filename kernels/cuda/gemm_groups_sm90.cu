@@ -39,16 +39,14 @@ template <typename Math>
 fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
                  fg_error *error) {
     constexpr bool kScaled = Math::kScaled;
+    constexpr int kTallest = kScaled ? 160 : Math::kPromote ? 192 : 256; /* that there are registers for */
     if (plan.block_m <= 96) return launch_tile<Math, Sm90GroupTile<kScaled, 96>>(plan, params, num_sms, queue, error);
-    /* There are not so many registers for the others. */
-    if constexpr (!Math::kPromote) {
+    if constexpr (kTallest >= 256)
         if (plan.block_m > 192)
             return launch_tile<Math, Sm90GroupTile<kScaled, 256>>(plan, params, num_sms, queue, error);
-    }
-    if constexpr (!kScaled) {
+    if constexpr (kTallest >= 192)
         if (plan.block_m > 160)
             return launch_tile<Math, Sm90GroupTile<kScaled, 192>>(plan, params, num_sms, queue, error);
-    }
     return launch_tile<Math, Sm90GroupTile<kScaled, 160>>(plan, params, num_sms, queue, error);
 }
 

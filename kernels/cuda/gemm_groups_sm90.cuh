@@ -124,13 +124,10 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
     Sm90Work first = {};
     if (is_one_group(args.space)) first = token_work_of_one_group<Tile>(args, rank, blockIdx.y);
     const int early = min(steps_of(first), Tile::kStages);
-    if (warp == 0)
-        begin_block(
-            map_weights, map_tokens, [&] { init_rings(shared.rings); }, [&] { copies.copy_own_steps(first, early); });
-    if (warp == 1) ask_for_groups(args.space, blockIdx.y);
-    meet(true, Tile::kThreads);
-    if (warp == 0 && ptx::elect()) copies.copy_shared_steps(first, early);
-    __syncwarp();
+    begin_block(
+        map_weights, map_tokens, true, Tile::kThreads, [&] { init_rings(shared.rings); },
+        [&] { copies.copy_own_steps(first, early); }, [&] { ask_for_groups(args.space, blockIdx.y); },
+        [&] { copies.copy_shared_steps(first, early); });
     HandedWorks<Tile> works(shared.rings);
     if (warp < 4) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();

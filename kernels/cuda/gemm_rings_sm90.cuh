@@ -30,7 +30,7 @@ struct GemmSm90Args {
     bool a_grouped, b_grouped;
     CUtensorMap map_out;       /* boxes of 16 rows and 128 bytes of out, where out_in_boxes */
     bool out_in_boxes;         /* the copy engine can store it */
-    bool whole_boxes;          /* and has one scale of all columns and no bias */
+    bool whole_boxes;          /* and is plain, and its columns have no factors */
     bool out_grouped;          /* it has a matrix for each group */
     bool out_aligned;          /* its rows start at multiples of 16 bytes */
     bool staggered;            /* blocks add to the output at different times (gemm_sm90.cuh) */
@@ -49,7 +49,7 @@ struct Sm90Work {
     int32_t group, weight; /* matrices of A and out, and of B */
     int32_t k_begin, k_bytes;
     bool apart;  /* from the other block of the pair: B is not shared */
-    bool whole;  /* all rows and columns are there, and something is multiplied */
+    bool whole;  /* all rows are there, what columns are not lies outside the output, and something is multiplied */
     bool again;  /* it is the rest of a tile whose first part of K has been added to the output */
     bool shared; /* the other block of the pair has the rest of its K; there is no tile after it */
 };
@@ -65,9 +65,10 @@ struct Sm90Shared {
 template <typename Tile>
 constexpr int kSm90ConsumerWarps = 4 * Tile::kWarpgroups;
 
-/* Barriers of the rings; the block, or its cluster, has yet to meet. Threads that copy scales arrive one by one. */
+/* Barriers of the rings; the block, or its cluster, has yet to meet. Threads that copy scales arrive one by one, and so
+ * do `more_readers` of tiles. */
 template <typename Tile>
-__device__ __forceinline__ void init_rings(Sm90Shared<Tile> &shared) {
+__device__ __forceinline__ void init_rings(Sm90Shared<Tile> &shared, int more_readers = 0) {
     constexpr int kWarps = kSm90ConsumerWarps<Tile>;
     for (int i = 0; i < Tile::kStages; ++i) {
         ptx::mbarrier_init(&shared.full[i], 1 + Tile::kScaleThreads);
@@ -77,7 +78,7 @@ __device__ __forceinline__ void init_rings(Sm90Shared<Tile> &shared) {
     for (int i = 0; i < Tile::kTileSlots; ++i) {
         ptx::mbarrier_init(&shared.work_full[i], 1);
         /* Every lane that reads it. */
-        ptx::mbarrier_init(&shared.work_empty[i], 32 * (kWarps + 1) + Tile::kScaleThreads);
+        ptx::mbarrier_init(&shared.work_empty[i], 32 * (kWarps + 1) + Tile::kScaleThreads + more_readers);
     }
     ptx::fence_mbarrier_init();
 }
@@ -93,24 +94,27 @@ __device__ __forceinline__ void arrive_at_blocks(uint64_t *barrier) {
     }
 }
 
-/* How a producer warp begins: one thread makes the barriers by `init`, and copies by `copy` what it knows already. A
- * short product lasts little longer than its first copies take: they begin here, in the first lines of code, and not
- * where the producer's loop is, which memory has yet to send. */
-template <typename Init, typename Copy>
-__device__ __forceinline__ void begin_block(const CUtensorMap &map_a, const CUtensorMap &map_b, const Init &init,
-                                            const Copy &copy) {
-    const bool leads = ptx::elect();
-    if (leads) {
-        ptx::prefetch_tensor_map(&map_a);
-        ptx::prefetch_tensor_map(&map_b);
-        init();
+/* How a block begins. One thread of the producer makes the barriers by `init`, and copies by `copy_own` what it knows
+ * already. A short product lasts little longer than its first copies take: they begin here, in the first lines of code,
+ * and not where the producer's loop is, which memory has yet to send. Warp 1 meanwhile may `ask` L2 for what will be
+ * wanted. When all barriers of the block, or of its cluster, are there, `copy_shared` copies to other blocks too. */
+template <typename Init, typename CopyOwn, typename Ask, typename CopyShared>
+__device__ __forceinline__ void begin_block(const CUtensorMap &map_a, const CUtensorMap &map_b, bool in_cluster,
+                                            int threads, const Init &init, const CopyOwn &copy_own, const Ask &ask,
+                                            const CopyShared &copy_shared) {
+    const int warp = threadIdx.x / 32;
+    if (warp == 0) {
+        const bool leads = ptx::elect();
+        if (leads) {
+            ptx::prefetch_tensor_map(&map_a);
+            ptx::prefetch_tensor_map(&map_b);
+            init();
+        }
+        ptx::wait_for_earlier_kernels();
+        if (leads) copy_own();
+    } else if (warp == 1) {
+        ask();
     }
-    ptx::wait_for_earlier_kernels();
-    if (leads) copy();
-}
-
-/* All warps wait until the barriers of the block, or of its cluster, are there. */
-__device__ __forceinline__ void meet(bool in_cluster, int threads) {
     __syncwarp();
     if (in_cluster) {
         ptx::cluster_arrive();
@@ -119,12 +123,8 @@ __device__ __forceinline__ void meet(bool in_cluster, int threads) {
         ptx::named_barrier(5, threads);
     }
     ptx::wait_for_earlier_kernels();
-}
-
-/* Where a producer is that has copied the first `early` steps. */
-template <int kStages>
-__device__ __forceinline__ RingPosition<kStages> position_after(int early) {
-    return {early % kStages, early == kStages};
+    if (warp == 0 && ptx::elect()) copy_shared();
+    __syncwarp();
 }
 
 template <typename Tile>

@@ -78,7 +78,7 @@ fg_status launch(const fg_plan &plan, const TensorRows &a, const TensorRows &b, 
     return launch_columns<Math, 256>(plan, a, b, args, num_sms, queue, error);
 }
 
-/* The output lacks what only stores of four columns at a time do. */
+/* Of the output nothing but scaled and biased sums, in 16 bits or float32. */
 bool is_plain(const fg_gemm_params &params) {
     return !params.swiglu && params.activation == FG_ACTIVATION_NONE && !params.scale_out.present &&
            fg_dtype_size(params.out.dtype) > 1;
@@ -109,9 +109,8 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
                        args.epilogue.out_group_stride * size % 16 == 0;
     const TensorRows out = make_rows(params.out);
     args.out_grouped = params.out.ndim == 3;
-    args.out_in_boxes = args.plain && fits_tma(out);
-    args.whole_boxes =
-        args.out_in_boxes && args.epilogue.bias == nullptr && (args.epilogue.scale_b.step == 0 || block_scaled);
+    args.out_in_boxes = fits_tma(out);
+    args.whole_boxes = args.out_in_boxes && args.plain && !has_column_factors(args.epilogue);
     if (args.out_in_boxes) {
         const auto encode = params.accumulate ? encode_sums_map : encode_tensor_map;
         const fg_status status = encode(&args.map_out, out, 16, 1, error);

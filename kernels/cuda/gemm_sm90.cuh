@@ -5,7 +5,7 @@
  *
  *     warpgroup 0    warp 0: producer, one thread that starts TMA copies of A and B into a ring of stages
  *                    warp 1: scheduler, turns tile numbers into tiles for all the others, a few ahead
- *                    warps 2 and 3: copy scales of blocks, where there are some
+ *                    warps 2 and 3: copy scales of blocks, where there are some, or warp 2 factors of columns
  *     warpgroup 1    rows  0 .. 63  of the tile: wgmma on the stages, epilogue
  *     warpgroup 2    rows 64 .. 127
  *
@@ -48,7 +48,7 @@ struct Sm90Tile {
     static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
     static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = kN % 128 ? 1 : 2; /* of each warp's epilogue */
     static constexpr int kSlabsBytes = 4 * kWarpgroups * kSlabs * kSlabBytes;
-    static constexpr int kSmallBytes = kScaled ? 3072 : 1024; /* barriers, tiles, scales of blocks */
+    static constexpr int kSmallBytes = 3072; /* barriers, tiles, scales of blocks or factors of columns */
     static constexpr int kSharedBytes = kStages * kStageBytes + kSlabsBytes + kSmallBytes;
     static constexpr int kTileSlots = 4;
     static constexpr int kScaledRows = kSm90BlockM, kScaledBlocks = kPromotedParts;
@@ -91,7 +91,7 @@ __device__ __forceinline__ Sm90Work work_of_one_group(const GemmSm90Args &args, 
         k_begin = rank == 0 ? 0 : first_half;
         k_bytes = rank == 0 ? first_half : k_bytes - first_half;
     }
-    const bool whole = args.whole_boxes && rows == kSm90BlockM && columns == Tile::kBlockN && k_bytes > 0 && !shared;
+    const bool whole = args.whole_boxes && rows == kSm90BlockM && k_bytes > 0 && !shared;
     return {row, rows, column, columns, 0, 0, k_begin, k_bytes, shared, whole, false, shared};
 }
 
@@ -154,7 +154,7 @@ struct FirstSteps {
                                                const CUtensorMap &map_b) const {
         constexpr int kShare = Tile::kBlockN / Tile::kCluster;
         constexpr uint16_t kAll = (1 << Tile::kCluster) - 1;
-        if (steps == 0 || work.apart) return;
+        if (Tile::kCluster == 1 || steps == 0 || work.apart) return;
         const int share = static_cast<int>(blockIdx.x % Tile::kCluster) * kShare;
         uint8_t *const b = stages + Tile::kWarpgroups * Tile::kBytesA + share * kSm90StepBytes;
         for (int step = 0; step < steps; ++step)
@@ -206,8 +206,8 @@ __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm9
                          static_cast<int32_t>(tile.k_begin),
                          static_cast<int32_t>(tile.k_end - tile.k_begin),
                          tile.apart,
-                         args.whole_boxes && rows >= kSm90BlockM && columns >= Tile::kBlockN && tile.column % 8 == 0 &&
-                             tile.k_end > tile.k_begin};
+                         args.whole_boxes && rows >= kSm90BlockM && tile.k_end > tile.k_begin &&
+                             (!args.space.major_is_columns || (columns >= Tile::kBlockN && tile.column % 8 == 0))};
         if (first && args.staggered) rest = part_along_k(work, static_cast<int>(blockIdx.x) / Tile::kCluster);
         hand_over(shared, at, work);
     }
@@ -309,7 +309,7 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
 
 template <typename Math, typename Tile>
 __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile> &pair, const StageScales<Tile> &scales,
-                                        uint8_t *stages, const GemmSm90Args &args) {
+                                        KeptColumns<Tile> &kept, uint8_t *stages, const GemmSm90Args &args) {
     const int warpgroup =
         ptx::opaque(static_cast<int>(threadIdx.x) / ptx::kWarpgroup - 1); /* not worked out again in each step */
     RingPosition<Tile::kTileSlots> slot;
@@ -317,11 +317,12 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
                                     ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA), warpgroup};
     uint8_t *slabs = stages + Tile::kStages * Tile::kStageBytes;
+    const Columns<Tile> columns = {kept, args};
     constexpr int kParts = Math::kPromote ? Tile::kPromotedParts : 1, kCount = Tile::kBlockN / kParts / 2;
     const bool each_step = Math::kPromote && (Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
     const bool turns = each_step && Tile::kPartialSums == 1;
     if (turns && warpgroup == 1) pass_turn<Tile>(warpgroup);
-    for (;; release_work(shared, slot)) {
+    for (;; columns.leave(slot.slot), release_work(shared, slot)) {
         const Sm90Work &first = next_work(shared, slot);
         if (first.group < 0) break;
         const Depth depth = depth_of<Tile>(first, args);
@@ -353,7 +354,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
             ptx::wgmma_hold(sum[part]);
-            if (part >= finished) finish_part<Tile>(sum[part], args, work, part, first_row, count, slabs);
+            if (part >= finished) finish_part<Tile>(sum[part], args, work, columns, slot.slot, part, first_row, count, slabs);
         }
     }
     if (turns && warpgroup == 0) await_turn<Tile>(warpgroup); /* which the other passed last */
@@ -370,6 +371,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     struct Small {
         Sm90Shared<Tile> rings;
         StageScales<Tile> scales;
+        KeptColumns<Tile> columns;
         PairSums<Tile> pair;
     };
     static_assert(sizeof(Small) <= Tile::kSmallBytes, "barriers, tiles and scales find room");
@@ -377,21 +379,22 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     auto &shared = small.rings;
     const int warp = threadIdx.x / 32;
     const FirstSteps<Tile> first(args);
-    if (warp == 0)
-        begin_block(
-            map_a, map_b,
-            [&] {
-                small.pair.init();
-                init_rings(shared);
-            },
-            [&] { first.copy_own(shared, stages, map_a, map_b); });
-    if (warp == 1 && first.steps > 0)
-        first.ask_for_scales_of(args.epilogue);
-    else if (warp == 1)
-        ask_for_groups(args.space, blockIdx.x / Tile::kCluster);
-    meet(Tile::kCluster > 1, Tile::kThreads);
-    if (Tile::kCluster > 1 && warp == 0 && ptx::elect()) first.copy_share(shared, stages, map_b);
-    __syncwarp();
+    const bool keeps_columns = !Math::kScaled && has_column_factors(args.epilogue);
+    begin_block(
+        map_a, map_b, Tile::kCluster > 1, Tile::kThreads,
+        [&] {
+            small.pair.init();
+            small.columns.init();
+            init_rings(shared, keeps_columns ? 32 : 0);
+        },
+        [&] { first.copy_own(shared, stages, map_a, map_b); },
+        [&] {
+            if (first.steps > 0)
+                first.ask_for_scales_of(args.epilogue);
+            else
+                ask_for_groups(args.space, blockIdx.x / Tile::kCluster);
+        },
+        [&] { first.copy_share(shared, stages, map_b); });
 
     if (warp < 4) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
@@ -401,9 +404,11 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
             schedule(shared, args);
         else if constexpr (Math::kScaled)
             produce_scales(shared, small.scales, args);
+        else if (warp == 2 && keeps_columns)
+            produce_columns(shared, small.columns, args);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-        consume<Math>(shared, small.pair, small.scales, stages, args);
+        consume<Math>(shared, small.pair, small.scales, small.columns, stages, args);
     }
     if constexpr (Tile::kCluster > 1) {
         __syncwarp();

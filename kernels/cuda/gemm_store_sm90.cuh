@@ -1,8 +1,8 @@
 /*
- * Ends of tiles of gemm_sm90.cuh: a warp's 16 rows of sums are scaled, converted and stored, or added to the output.
+ * Ends of tiles of gemm_sm90.cuh: a warp's 16 rows of sums become values of the output, and are stored or added to it.
  *
- * They go through slabs of shared memory, 16 rows of 128 bytes. Whole ones of 16 bits or float32 the copy engine takes
- * from there; what lacks rows or columns, or wants more than scales and a bias, the warp stores itself.
+ * They go through slabs of shared memory, 16 rows of 128 bytes. From there the copy engine takes them; where a slab also
+ * has rows or columns of another group, or the output's rows are not what the engine can write, the warp stores itself.
  */
 #pragma once
 
@@ -24,26 +24,19 @@ __device__ __forceinline__ void store_pair(uint8_t *slab, int row, int byte, flo
                               byte % 16) = {from_float<T>(first), from_float<T>(second)};
 }
 
-/* What the sums of a thread's two rows are multiplied by. */
-struct RowFactors {
-    float of[2];
-};
-
 /* How a tile's columns come in slabs: those of the last one end where the tile does, and begin in the one before where
  * they have to. */
 template <typename T, int kColumns>
 struct SlabColumns {
     static constexpr int kOfSlab = kSm90SlabBytes / static_cast<int>(sizeof(T)), kSlabs = ceil_div(kColumns, kOfSlab);
-    static constexpr int kTwice = kSlabs * kOfSlab - kColumns; /* columns that the last two slabs have */
+    static constexpr bool kFill = kColumns >= kOfSlab; /* a slab at least */
+    static constexpr int kTwice = kFill ? kSlabs * kOfSlab - kColumns : 0; /* columns that the last two slabs have */
     __device__ static constexpr int begin_of(int slab) { return slab * kOfSlab - (slab == kSlabs - 1 ? kTwice : 0); }
 };
 
-/* What a slab has of a tile: columns from `column` on, and what they are multiplied by. Of float32 the first `blank`,
- * in multiples of 16, are zeros. */
+/* What a slab has of a tile: columns from `column` on. Of float32 the first `blank`, in multiples of 16, are zeros. */
 struct SlabPart {
-    int column;
-    RowFactors factors = {{1.0f, 1.0f}};
-    int blank = 0;
+    int column, blank = 0;
 };
 
 /* 16 rows of it, converted. Of each 8 columns a lane holds four sums, of two rows. */
@@ -51,7 +44,15 @@ template <typename T, int kCount>
 __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *slab, int lane, const SlabPart &part) {
     constexpr int kBlocks = kSm90SlabBytes / static_cast<int>(sizeof(T)) / 8;
     const int first = part.column / 8;
-    if constexpr (sizeof(T) == 2) {
+    if constexpr (sizeof(T) == 1) {
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float *sums = &sum[4 * (first + block) + 2 * half];
+                store_pair<T>(slab, lane / 4 + 8 * half, block * 8 + lane % 4 * 2, sums[0], sums[1]);
+            }
+    } else if constexpr (sizeof(T) == 2) {
         struct alignas(4) Pair {
             T element[2];
         };
@@ -61,8 +62,7 @@ __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *s
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float *sums = &sum[4 * (first + block + i / 2) + 2 * (i % 2)];
-                const float factor = part.factors.of[i % 2];
-                const Pair pair = {from_float<T>(sums[0] * factor), from_float<T>(sums[1] * factor)};
+                const Pair pair = {from_float<T>(sums[0]), from_float<T>(sums[1])};
                 memcpy(&words[i], &pair, sizeof pair);
             }
             ptx::stmatrix_x4(slab + lane % 16 * kSm90SlabBytes + ((block + lane / 16) ^ lane % 8) * 16, words);
@@ -79,50 +79,80 @@ __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *s
                 const bool blank = block * 8 < part.blank;
                 const float *sums = blank ? kZeros : own, *next = blank ? kZeros : own + 4;
                 const int row = lane / 4 + 8 * half, byte = lane % 4 * 8;
-                const float factor = part.factors.of[half];
-                store_pair<T>(slab, row, (block + odd) * 32 + byte, factor * (odd ? next[0] : sums[0]),
-                              factor * (odd ? next[1] : sums[1]));
-                store_pair<T>(slab, row, (block + !odd) * 32 + byte, factor * (odd ? sums[0] : next[0]),
-                              factor * (odd ? sums[1] : next[1]));
+                store_pair<T>(slab, row, (block + odd) * 32 + byte, odd ? next[0] : sums[0], odd ? next[1] : sums[1]);
+                store_pair<T>(slab, row, (block + !odd) * 32 + byte, odd ? sums[0] : next[0], odd ? sums[1] : next[1]);
             }
     }
 }
 
-/* ---- scaled sums as they are ---- */
+/* The values of half as many columns, which SwiGLU makes: of each 4 columns a lane has one, in two rows. */
+template <int kCount>
+struct GatedSums {
+    float of[kCount];
+};
+
+template <typename T, int kCount>
+__device__ __forceinline__ void fill_slab(const GatedSums<kCount> &gated, uint8_t *slab, int lane,
+                                          const SlabPart &part) {
+    constexpr int kSlabColumns = kSm90SlabBytes / static_cast<int>(sizeof(T));
+    constexpr int kBlocks = (kSlabColumns < 2 * kCount ? kSlabColumns : 2 * kCount) / 4;
+    const int first = part.column / 4;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = lane / 4 + 8 * half, byte = (block * 4 + lane % 4) * static_cast<int>(sizeof(T));
+            *reinterpret_cast<T *>(slab + row * kSm90SlabBytes + (byte / 16 ^ row % 8) * 16 + byte % 16) =
+                from_float<T>(gated.of[2 * (first + block) + half]);
+        }
+}
+
+/* Columns that a warp's values are, whose type is an array of sums or what SwiGLU makes of one. */
+template <typename Values>
+constexpr int kColumnsOf = 0;
+template <int kCount>
+constexpr int kColumnsOf<float[kCount]> = 2 * kCount;
+template <int kCount>
+constexpr int kColumnsOf<GatedSums<kCount>> = 2 * kCount;
+
+/* ---- stores ---- */
 
 /* Converts and stores a warp's 16 rows, or adds them to what is there. The copy engine does it while the warp goes on;
- * each element is added to once, or a second time when the first is done, so that sums do not depend on an order. */
-template <typename T, bool kAdd, typename Tile, int kCount>
-__device__ __forceinline__ void store_boxes(const float (&sum)[kCount], const GemmSm90Args &args, int group,
-                                            uint8_t *slabs, int lane, int64_t first_row, int first_column,
-                                            const RowFactors &factors = {{1.0f, 1.0f}}) {
-    using Columns = SlabColumns<T, 2 * kCount>;
+ * each element is added to once, or a second time when the first is done, so that sums do not depend on an order. What
+ * lies outside the output it leaves out; slabs that have none of the `columns` are not filled. */
+template <typename T, bool kAdd, typename Tile, typename Values>
+__device__ __forceinline__ void store_boxes(const Values &values, const GemmSm90Args &args, int group, uint8_t *slabs,
+                                            int lane, int64_t first_row, int first_column, int columns) {
+    using Columns = SlabColumns<T, kColumnsOf<Values>>;
     constexpr int kSlabs = Columns::kSlabs;
     constexpr int kUnit = kAdd ? 1 : sizeof(T); /* coordinates along a row are of float32, or of bytes */
     constexpr int kTogether = kSlabs == Tile::kSlabs ? kSlabs : 1; /* all slabs that there are, or one by one */
-    static_assert(kSlabs % Tile::kSlabs == 0, "slabs are used in turn");
     const int row = static_cast<int>(first_row);
 #pragma unroll
     for (int i = 0; i < kSlabs; i += kTogether) {
         uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
-        if (ptx::elect()) ptx::tma_wait_read<Tile::kSlabs / kTogether - 1>();
+        /* Slabs are used in turn, but for what came before. */
+        if (ptx::elect()) ptx::tma_wait_read<kSlabs % Tile::kSlabs == 0 ? Tile::kSlabs / kTogether - 1 : 0>();
         __syncwarp();
+        const bool any = Columns::begin_of(i) < columns;
+        if (any) {
 #pragma unroll
-        for (int j = 0; j < kTogether; ++j)
-            fill_slab<T>(sum, slab + j * Tile::kSlabBytes, lane,
-                         {Columns::begin_of(i + j), factors, kAdd && i + j == kSlabs - 1 ? Columns::kTwice : 0});
+            for (int j = 0; j < kTogether; ++j)
+                fill_slab<T>(values, slab + j * Tile::kSlabBytes, lane,
+                             {Columns::begin_of(i + j), kAdd && i + j == kSlabs - 1 ? Columns::kTwice : 0});
+        }
         ptx::fence_proxy_async();
         __syncwarp();
         if (ptx::elect()) {
 #pragma unroll
-            for (int j = 0; j < kTogether; ++j) {
+            for (int j = 0; j < kTogether && any; ++j) {
                 const int x = (first_column + Columns::begin_of(i + j)) * kUnit;
                 if constexpr (kAdd)
                     ptx::tma_add_3d(&args.map_out, slab + j * Tile::kSlabBytes, x, row, group);
                 else
                     ptx::tma_store_3d(&args.map_out, slab + j * Tile::kSlabBytes, x, row, group);
             }
-            ptx::tma_commit();
+            ptx::tma_commit(); /* of nothing, too: slabs are waited for by their number */
         }
     }
 }
@@ -135,11 +165,10 @@ __device__ __forceinline__ T slab_chunk(const uint8_t *slab, int lane, int i) {
 }
 
 /* The first `count` of a warp's 16 rows, and the columns that there are: by the warp itself. */
-template <typename T, bool kAdd, typename Tile, int kCount>
-__device__ __forceinline__ void store_some(const float (&sum)[kCount], const GemmSm90Args &args, int group,
-                                           uint8_t *slabs, int lane, int64_t first_row, int count, int first_column,
-                                           int columns) {
-    using Columns = SlabColumns<T, 2 * kCount>;
+template <typename T, bool kAdd, typename Tile, typename Values>
+__device__ __forceinline__ void store_some(const Values &values, const GemmSm90Args &args, int group, uint8_t *slabs,
+                                           int lane, int64_t first_row, int count, int first_column, int columns) {
+    using Columns = SlabColumns<T, kColumnsOf<Values>>;
     constexpr int kChunkColumns = 16 / static_cast<int>(sizeof(T));
     struct alignas(16) Chunk {
         T element[kChunkColumns];
@@ -148,6 +177,7 @@ __device__ __forceinline__ void store_some(const float (&sum)[kCount], const Gem
     const int column = lane % 8 * kChunkColumns;
     const bool aligned = args.out_aligned && first_column % kChunkColumns == 0;
     T *const out = static_cast<T *>(to.out) + group * to.out_group_stride + first_column + column;
+    columns = min(columns, kColumnsOf<Values>);
     if (ptx::elect()) ptx::tma_wait_read<0>();
     __syncwarp();
 #pragma unroll
@@ -155,7 +185,7 @@ __device__ __forceinline__ void store_some(const float (&sum)[kCount], const Gem
         uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
         const int begin = Columns::begin_of(i);
         if (Tile::kSlabs == 1) __syncwarp(); /* all have read it */
-        fill_slab<T>(sum, slab, lane, {begin});
+        fill_slab<T>(values, slab, lane, {begin});
         __syncwarp();
         const int inside = begin + column < i * Columns::kOfSlab ? 0 : columns - begin - column;
 #pragma unroll 1
@@ -178,61 +208,35 @@ __device__ __forceinline__ void store_some(const float (&sum)[kCount], const Gem
     }
 }
 
-template <typename T, bool kAdd, typename Tile, int kCount>
-__device__ __forceinline__ void store_sums(const float (&sum)[kCount], const GemmSm90Args &args, int group,
-                                           uint8_t *slabs, int lane, int64_t first_row, int count, int first_column,
-                                           int columns) {
+template <typename T, bool kAdd, typename Tile, typename Values>
+__device__ __forceinline__ void store_values(const Values &values, const GemmSm90Args &args, int group, uint8_t *slabs,
+                                             int lane, int64_t first_row, int count, int first_column, int columns) {
+    constexpr int kColumns = kColumnsOf<Values>;
+    const TileSpace &space = args.space;
     const bool aligned = first_column * static_cast<int>(sizeof(T)) % 16 == 0; /* groups along N begin anywhere */
-    if (args.out_in_boxes && aligned && columns >= 2 * kCount && count >= 16)
-        store_boxes<T, kAdd, Tile>(sum, args, args.out_grouped ? group : 0, slabs, lane, first_row, first_column);
-    else
-        store_some<T, kAdd, Tile>(sum, args, group, slabs, lane, first_row, count, first_column, columns);
-}
-
-/* ---- any other output ---- */
-
-/* Activations, SwiGLU, fp8, and what else a warp's rows may want. 32 columns at a time go through a slab as float32; the
- * others move up behind them, so that one copy of this code serves all. */
-template <int kCount>
-__device__ __forceinline__ void finish_sums(float (&sum)[kCount], const GemmSm90Args &args, int group, uint8_t *slab,
-                                            int lane, int64_t first_row, int count, int first_column, int columns) {
-    constexpr int kSlabColumns = kSm90SlabBytes / 4, kBlocks = kSlabColumns / 8;
-    const int chunk = lane % 8;
-#pragma unroll 1
-    for (int column = 0; column < columns && column < 2 * kCount; column += kSlabColumns) {
-        __syncwarp();
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block)
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                store_pair<float>(slab, lane / 4 + 8 * half, (block * 8 + lane % 4 * 2) * 4, sum[4 * block + 2 * half],
-                                  sum[4 * block + 2 * half + 1]);
-#pragma unroll
-        for (int i = 4 * kBlocks; i < kCount; ++i) sum[i - 4 * kBlocks] = sum[i];
-        __syncwarp();
-        const int first = column + chunk * 4, inside = min(columns - first, 4);
-#pragma unroll 1
-        for (int row = lane / 8; row < count && inside > 0 && row < 16; row += 4) {
-            const float4 sums = *reinterpret_cast<const float4 *>(slab + row * kSm90SlabBytes + (chunk ^ row % 8) * 16);
-            float value[4] = {sums.x, sums.y, sums.z, sums.w};
-            activate_and_store(args.epilogue, value, group, first_row + row, first_column + first, inside);
-        }
+    /* What is not there lies outside the output, and the copy engine leaves it out, or is another group's. */
+    const bool all_columns = columns >= kColumns || !space.major_is_columns;
+    const bool all_rows =
+        count >= 16 || space.major.grouping == Grouping::kNone || space.major.grouping == Grouping::kUniform;
+    if constexpr (SlabColumns<T, kColumns>::kFill) {
+        if (args.out_in_boxes && aligned && all_columns && all_rows)
+            return store_boxes<T, kAdd, Tile>(values, args, args.out_grouped ? group : 0, slabs, lane, first_row,
+                                              first_column, columns);
     }
+    store_some<T, kAdd, Tile>(values, args, group, slabs, lane, first_row, count, first_column, columns);
 }
 
-/* ---- tiles ---- */
+/* ---- values ---- */
 
-/* Calls store(element, add) with a value of the output's type, and whether sums are added to what is there. */
-template <typename Store>
-__device__ __forceinline__ void with_output(const Epilogue &to, const Store &store) {
-    if (to.out_dtype == FG_FLOAT16)
-        store(__half{}, std::false_type{});
-    else if (to.out_dtype == FG_BFLOAT16)
-        store(__nv_bfloat16{}, std::false_type{});
-    else if (to.accumulate)
-        store(float{}, std::true_type{});
-    else
-        store(float{}, std::false_type{});
+/* What the sums of a thread's two rows are multiplied by. */
+struct RowFactors {
+    float of[2];
+};
+
+template <int kCount>
+__device__ __forceinline__ void scale_rows(float (&sum)[kCount], const RowFactors &factors) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] *= factors.of[i / 2 % 2];
 }
 
 /* Alpha and the scales of a thread's two rows, times that of B where all columns have one. Rows that are not there have
@@ -252,6 +256,160 @@ __device__ __forceinline__ RowFactors row_factors_of(const Epilogue &to, const S
     return {to.alpha * scale_a[0] * scale_b, to.alpha * scale_a[1] * scale_b};
 }
 
+/* What a column is multiplied by, and what is added. */
+struct alignas(8) ColumnFactor {
+    float scale, bias;
+};
+
+/* Those of a tile, by a warp. Columns that are not there have those of the last one. */
+template <int kColumns>
+__device__ __forceinline__ void keep_column_factors(ColumnFactor *kept, const Epilogue &to, int weight,
+                                                    int64_t first_column, int columns) {
+    const bool scales = to.scale_b.step != 0 && !to.block_scaled;
+#pragma unroll 4
+    for (int i = threadIdx.x % 32; i < kColumns; i += 32) {
+        const int64_t column = first_column + min(i, columns - 1);
+        kept[i] = {scales ? scale_at(to.scale_b, weight, column) : 1.0f,
+                   to.bias ? load_as_float(to.bias, weight * to.bias_step + column, to.bias_dtype) : 0.0f};
+    }
+}
+
+/* sum * the factors of its row and column + the bias. */
+template <int kCount>
+__device__ __forceinline__ void apply_column_factors(float (&sum)[kCount], const ColumnFactor *kept,
+                                                     const RowFactors &factors, int lane) {
+#pragma unroll
+    for (int block = 0; block < kCount / 4; ++block) {
+        const float4 two = *reinterpret_cast<const float4 *>(&kept[block * 8 + lane % 4 * 2]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float *const own = &sum[4 * block + 2 * half];
+            own[0] = fmaf(own[0], factors.of[half] * two.x, two.y);
+            own[1] = fmaf(own[1], factors.of[half] * two.z, two.w);
+        }
+    }
+}
+
+/* Column factors of the tile that is being finished, which a warp of the producers keeps in shared memory. Beside scales
+ * of blocks there is no room: there each warp of the consumers keeps them in its slabs. */
+template <typename Tile, bool kKept = Tile::kScaleThreads == 0>
+struct KeptColumns {
+    alignas(16) ColumnFactor of[Tile::kBlockN];
+    uint64_t full, empty; /* by all lanes of the warp, and of the consumers */
+
+    __device__ __forceinline__ void init() {
+        ptx::mbarrier_init(&full, 32);
+        ptx::mbarrier_init(&empty, 32 * kSm90ConsumerWarps<Tile>);
+    }
+};
+template <typename Tile>
+struct KeptColumns<Tile, false> {
+    __device__ __forceinline__ void init() {}
+};
+
+/* By that warp. */
+template <typename Tile>
+__device__ __forceinline__ void produce_columns(Sm90Shared<Tile> &shared, KeptColumns<Tile> &kept,
+                                                const GemmSm90Args &args) {
+    RingPosition<Tile::kTileSlots> slot;
+    for (RingPosition<1> at;; at.advance()) {
+        const Sm90Work work = next_work(shared, slot);
+        if (work.group < 0) return;
+        release_work(shared, slot);
+        ptx::mbarrier_wait_parity(&kept.empty, at.parity ^ 1);
+        keep_column_factors<Tile::kBlockN>(kept.of, args.epilogue, work.weight, work.first_column, work.columns);
+        ptx::mbarrier_arrive(&kept.full);
+    }
+}
+
+/* A consumer's view of them. It keeps nothing in registers, which are few: a tile's turn is that of its slot, since
+ * there is an even number of those. */
+template <typename Tile>
+struct Columns {
+    static constexpr bool kKept = Tile::kScaleThreads == 0;
+    static_assert(Tile::kTileSlots % 2 == 0, "slots tell the turns of tiles");
+
+    KeptColumns<Tile> &kept;
+    const GemmSm90Args &args;
+
+    __device__ __forceinline__ bool any() const { return has_column_factors(args.epilogue); }
+
+    /* To the sums of a part of a tile. */
+    template <int kCount>
+    __device__ __forceinline__ void apply(float (&sum)[kCount], int part, const Sm90Work &work, int slot,
+                                          const RowFactors &factors, uint8_t *slabs, int lane) const {
+        if constexpr (kKept) {
+            ptx::mbarrier_wait_parity(&kept.full, slot % 2);
+            apply_column_factors(sum, kept.of + part * 2 * kCount, factors, lane);
+        } else {
+            auto *const own = reinterpret_cast<ColumnFactor *>(slabs);
+            if (ptx::elect()) ptx::tma_wait_read<0>();
+            __syncwarp();
+            keep_column_factors<2 * kCount>(own, args.epilogue, work.weight, work.first_column + part * 2 * kCount,
+                                            work.columns - part * 2 * kCount);
+            __syncwarp();
+            apply_column_factors(sum, own, factors, lane);
+            __syncwarp();
+        }
+    }
+
+    /* Behind each tile, applied or not. */
+    __device__ __forceinline__ void leave(int slot) const {
+        if constexpr (kKept) {
+            if (!any()) return;
+            ptx::mbarrier_wait_parity(&kept.full, slot % 2);
+            ptx::mbarrier_arrive(&kept.empty);
+        }
+    }
+};
+
+/* value / scale, rounded as a division is, but without its branches: the product with the inverse, and what that lacks.
+ * Where that is not finite, neither is the quotient or it is 0, and the product is it. */
+template <int kCount>
+__device__ __forceinline__ void divide(float (&value)[kCount], float scale) {
+    const float inverse = __frcp_rn(scale);
+#pragma unroll
+    for (float &x : value) {
+        const float quotient = x * inverse, rest = fmaf(-quotient, scale, x);
+        x = isfinite(rest) ? fmaf(rest, inverse, quotient) : quotient;
+    }
+}
+
+/* silu(gate) * what it gates, of the two columns that are beside each other. */
+template <int kCount>
+__device__ __forceinline__ GatedSums<kCount / 2> gate(const float (&sum)[kCount]) {
+    GatedSums<kCount / 2> gated;
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) gated.of[i] = silu(sum[2 * i]) * sum[2 * i + 1];
+    return gated;
+}
+
+/* ---- tiles ---- */
+
+/* Calls store(element, add) with a value of the output's type, and whether it is added to what is there. */
+template <typename Store>
+__device__ __forceinline__ void with_output(const Epilogue &to, const Store &store) {
+    if (to.out_dtype == FG_FLOAT16)
+        store(__half{}, std::false_type{});
+    else if (to.out_dtype == FG_BFLOAT16)
+        store(__nv_bfloat16{}, std::false_type{});
+    else if (to.accumulate)
+        store(float{}, std::true_type{});
+    else
+        store(float{}, std::false_type{});
+}
+
+/* The same of any output. */
+template <typename Store>
+__device__ __forceinline__ void with_any_output(const Epilogue &to, const Store &store) {
+    if (to.out_dtype == FG_FLOAT8_E4M3FN)
+        store(__nv_fp8_e4m3{}, std::false_type{});
+    else if (to.out_dtype == FG_FLOAT8_E5M2)
+        store(__nv_fp8_e5m2{}, std::false_type{});
+    else
+        with_output(to, store);
+}
+
 /* Where a thread is in its warpgroup, and its warp's slabs. */
 template <typename Tile>
 struct Place {
@@ -265,9 +423,8 @@ struct Place {
     }
 };
 
-/* Finishes the parts of a warpgroup's 64 rows of a whole tile, and none of any other: scales and store. Registers are
- * few while products are under way, which is why there are no other outputs, and why sums are scaled as they are
- * converted. */
+/* Finishes the parts of a warpgroup's 64 rows of a whole tile, and none of any other: scales of rows and store. Registers
+ * are few while products are under way, which is why there are no other outputs. */
 template <typename Tile>
 struct WholeTile {
     const GemmSm90Args &args;
@@ -276,7 +433,7 @@ struct WholeTile {
     uint8_t *slabs;
     RowFactors factors;
 
-    /* Reads the scales, while something is multiplied. */
+    /* Reads the scales of rows, while something is multiplied. */
     __device__ __forceinline__ void prepare() {
         if (!work.whole) return;
         const Place<Tile> at(slabs);
@@ -285,58 +442,51 @@ struct WholeTile {
     }
 
     template <int kCount>
-    __device__ __forceinline__ void operator()(const float (&sum)[kCount], int part) {
+    __device__ __forceinline__ void operator()(float (&sum)[kCount], int part) {
         if (!work.whole) return;
         const Place<Tile> at(slabs);
-        const int group = args.out_grouped ? work.group : 0, column = work.first_column + part * 2 * kCount;
+        const int group = args.out_grouped ? work.group : 0;
+        const int column = work.first_column + part * 2 * kCount, columns = work.columns - part * 2 * kCount;
         const int row = work.first_row + warpgroup * Tile::kWarpgroupRows + at.warp_row;
+        scale_rows(sum, factors);
         with_output(args.epilogue, [&](auto element, auto add) {
-            store_boxes<decltype(element), add.value, Tile>(sum, args, group, at.slabs, at.lane, row, column, factors);
+            store_boxes<decltype(element), add.value, Tile>(sum, args, group, at.slabs, at.lane, row, column, columns);
         });
     }
 };
 
-/* The same for any tile, of which the group has the first `count` of the 64 rows: scales, bias and store. */
+/* The same for any tile, of which the group has the first `count` of the 64 rows, and for any output. */
 template <typename Tile, int kCount>
 __device__ __forceinline__ void finish_part(float (&sum)[kCount], const GemmSm90Args &args, const Sm90Work &work,
-                                            int part, int64_t first_row, int count, uint8_t *slabs) {
+                                            const Columns<Tile> &all_columns, int slot, int part, int64_t first_row,
+                                            int count, uint8_t *slabs) {
     const int first_column = work.first_column + part * 2 * kCount, columns = work.columns - part * 2 * kCount;
-    if (columns <= 0) return;
-    const Epilogue &to = args.epilogue;
     const Place<Tile> at(slabs);
+    if (columns <= 0 || count <= at.warp_row) return;
+    const Epilogue &to = args.epilogue;
     const RowFactors factors = row_factors_of(to, work, first_row, at.warp_row + at.lane / 4, count);
-    const bool scales_of_columns = to.scale_b.step != 0 && !to.block_scaled;
-    if (!scales_of_columns && to.bias == nullptr) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) sum[i] *= factors.of[i / 2 % 2];
+    if (all_columns.any()) {
+        all_columns.apply(sum, part, work, slot, factors, at.slabs, at.lane);
     } else {
-#pragma unroll
-        for (int pair = 0; pair < kCount / 2; ++pair) {
-            const int block = pair / 2, i = pair % 2;
-            const int local_column = block * 8 + at.lane % 4 * 2 + i;
-            if (local_column < columns) {
-                const int64_t column = first_column + local_column;
-                const float scale_b = scales_of_columns ? scale_at(to.scale_b, work.weight, column) : 1.0f;
-                const float bias =
-                    to.bias ? load_as_float(to.bias, work.weight * to.bias_step + column, to.bias_dtype) : 0.0f;
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    float &value = sum[4 * block + 2 * half + i];
-                    value = fmaf(value, factors.of[half] * scale_b, bias);
-                }
-            }
-        }
+        scale_rows(sum, factors);
     }
-
     count -= at.warp_row;
-    if (count <= 0) return;
     first_row += at.warp_row;
-    const int group = work.group, lane = at.lane;
-    if (!args.plain) return finish_sums(sum, args, group, at.slabs, lane, first_row, count, first_column, columns);
-    with_output(to, [&](auto element, auto add) {
-        store_sums<decltype(element), add.value, Tile>(sum, args, group, at.slabs, lane, first_row, count, first_column,
-                                                       columns);
-    });
+    activate(sum, to.activation);
+    const auto store = [&](auto &values, int column, int there) {
+        with_any_output(to, [&](auto element, auto add) {
+            store_values<decltype(element), add.value, Tile>(values, args, work.group, at.slabs, at.lane, first_row,
+                                                             count, column, there);
+        });
+    };
+    if (to.swiglu) {
+        auto gated = gate(sum);
+        if (to.scale_out) divide(gated.of, *to.scale_out);
+        store(gated, first_column / 2, columns / 2);
+    } else {
+        if (to.scale_out) divide(sum, *to.scale_out);
+        store(sum, first_column, columns);
+    }
 }
 
 }  // namespace flexgemm

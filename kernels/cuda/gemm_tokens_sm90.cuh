@@ -163,8 +163,7 @@ struct TokenCopies {
     }
 
     __device__ __forceinline__ void copy_shared_steps(const Sm90Work &first, int steps) const {
-        if constexpr (Tile::kCluster > 1)
-            for (int step = 0; step < steps; ++step) copy_share(first, step, step);
+        for (int step = 0; step < steps; ++step) copy_share(first, step, step);
     }
 
 private:

@@ -15,4 +15,10 @@ struct RingPosition {
     }
 };
 
+/* Where a producer is that has filled the first `early` of all stages. */
+template <int kSlots>
+__device__ __forceinline__ RingPosition<kSlots> position_after(int early) {
+    return {early % kSlots, early == kSlots};
+}
+
 }  // namespace flexgemm
