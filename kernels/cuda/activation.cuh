@@ -23,10 +23,10 @@ __device__ __forceinline__ float activated(float x, fg_activation activation) {
 }
 
 /* All of a thread's sums. Registers cannot be indexed, and code for each of up to 128 sums would be long and want more
- * registers than there are: many sums go round past a loop body that serves an eighth of them. */
+ * registers than there are: many sums go round past a loop body that serves a few of them. */
 template <int kCount, typename Function>
 __device__ __forceinline__ void apply_in_turns(float (&sum)[kCount], const Function &function) {
-    constexpr int kTurns = kCount > 16 ? 8 : 1, kGroup = kCount / kTurns;
+    constexpr int kGroup = kCount <= 16 ? kCount : kCount % 8 == 0 ? 8 : 4, kTurns = kCount / kGroup;
     static_assert(kCount % kTurns == 0, "whole groups");
 #pragma unroll 1
     for (int turn = 0; turn < kTurns; ++turn) {

@@ -17,11 +17,17 @@ namespace flexgemm {
 /* Two adjacent sums of a row to a slab of 16 rows of 128 bytes, 16-byte chunk c of row r at c ^ (r % 8). */
 template <typename T>
 __device__ __forceinline__ void store_pair(uint8_t *slab, int row, int byte, float first, float second) {
-    struct alignas(2 * sizeof(T)) Pair {
-        T element[2];
-    };
-    *reinterpret_cast<Pair *>(slab + row * kSm90SlabBytes + (byte / 16 ^ row % 8) * 16 +
-                              byte % 16) = {from_float<T>(first), from_float<T>(second)};
+    uint8_t *const to = slab + row * kSm90SlabBytes + (byte / 16 ^ row % 8) * 16 + byte % 16;
+    if constexpr (sizeof(T) == 1) { /* both in one instruction */
+        constexpr auto kKind = std::is_same_v<T, __nv_fp8_e4m3> ? __NV_E4M3 : __NV_E5M2;
+        *reinterpret_cast<__nv_fp8x2_storage_t *>(to) =
+            __nv_cvt_float2_to_fp8x2({first, second}, __NV_SATFINITE, kKind);
+    } else {
+        struct alignas(2 * sizeof(T)) Pair {
+            T element[2];
+        };
+        *reinterpret_cast<Pair *>(to) = {from_float<T>(first), from_float<T>(second)};
+    }
 }
 
 /* How a tile's columns come in slabs: those of the last one end where the tile does, and begin in the one before where
@@ -34,9 +40,17 @@ struct SlabColumns {
     __device__ static constexpr int begin_of(int slab) { return slab * kOfSlab - (slab == kSlabs - 1 ? kTwice : 0); }
 };
 
-/* What a slab has of a tile: columns from `column` on. Of float32 the first `blank`, in multiples of 16, are zeros. */
+/* What the sums of a thread's two rows are multiplied by. */
+struct RowFactors {
+    float of[2];
+};
+
+/* What a slab has of a tile: columns from `column` on, in 16 bits or float32 times factors. Of float32 the first
+ * `blank`, in multiples of 16, are zeros. */
 struct SlabPart {
-    int column, blank = 0;
+    int column;
+    RowFactors factors = {{1.0f, 1.0f}};
+    int blank = 0;
 };
 
 /* 16 rows of it, converted. Of each 8 columns a lane holds four sums, of two rows. */
@@ -62,7 +76,8 @@ __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *s
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float *sums = &sum[4 * (first + block + i / 2) + 2 * (i % 2)];
-                const Pair pair = {from_float<T>(sums[0]), from_float<T>(sums[1])};
+                const float factor = part.factors.of[i % 2];
+                const Pair pair = {from_float<T>(sums[0] * factor), from_float<T>(sums[1] * factor)};
                 memcpy(&words[i], &pair, sizeof pair);
             }
             ptx::stmatrix_x4(slab + lane % 16 * kSm90SlabBytes + ((block + lane / 16) ^ lane % 8) * 16, words);
@@ -79,8 +94,11 @@ __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *s
                 const bool blank = block * 8 < part.blank;
                 const float *sums = blank ? kZeros : own, *next = blank ? kZeros : own + 4;
                 const int row = lane / 4 + 8 * half, byte = lane % 4 * 8;
-                store_pair<T>(slab, row, (block + odd) * 32 + byte, odd ? next[0] : sums[0], odd ? next[1] : sums[1]);
-                store_pair<T>(slab, row, (block + !odd) * 32 + byte, odd ? sums[0] : next[0], odd ? sums[1] : next[1]);
+                const float factor = part.factors.of[half];
+                store_pair<T>(slab, row, (block + odd) * 32 + byte, factor * (odd ? next[0] : sums[0]),
+                              factor * (odd ? next[1] : sums[1]));
+                store_pair<T>(slab, row, (block + !odd) * 32 + byte, factor * (odd ? sums[0] : next[0]),
+                              factor * (odd ? sums[1] : next[1]));
             }
     }
 }
@@ -122,7 +140,8 @@ constexpr int kColumnsOf<GatedSums<kCount>> = 2 * kCount;
  * lies outside the output it leaves out; slabs that have none of the `columns` are not filled. */
 template <typename T, bool kAdd, typename Tile, typename Values>
 __device__ __forceinline__ void store_boxes(const Values &values, const GemmSm90Args &args, int group, uint8_t *slabs,
-                                            int lane, int64_t first_row, int first_column, int columns) {
+                                            int lane, int64_t first_row, int first_column, int columns,
+                                            const RowFactors &factors = {{1.0f, 1.0f}}) {
     using Columns = SlabColumns<T, kColumnsOf<Values>>;
     constexpr int kSlabs = Columns::kSlabs;
     constexpr int kUnit = kAdd ? 1 : sizeof(T); /* coordinates along a row are of float32, or of bytes */
@@ -139,7 +158,7 @@ __device__ __forceinline__ void store_boxes(const Values &values, const GemmSm90
 #pragma unroll
             for (int j = 0; j < kTogether; ++j)
                 fill_slab<T>(values, slab + j * Tile::kSlabBytes, lane,
-                             {Columns::begin_of(i + j), kAdd && i + j == kSlabs - 1 ? Columns::kTwice : 0});
+                             {Columns::begin_of(i + j), factors, kAdd && i + j == kSlabs - 1 ? Columns::kTwice : 0});
         }
         ptx::fence_proxy_async();
         __syncwarp();
@@ -227,11 +246,6 @@ __device__ __forceinline__ void store_values(const Values &values, const GemmSm9
 }
 
 /* ---- values ---- */
-
-/* What the sums of a thread's two rows are multiplied by. */
-struct RowFactors {
-    float of[2];
-};
 
 template <int kCount>
 __device__ __forceinline__ void scale_rows(float (&sum)[kCount], const RowFactors &factors) {
@@ -368,11 +382,10 @@ struct Columns {
 template <int kCount>
 __device__ __forceinline__ void divide(float (&value)[kCount], float scale) {
     const float inverse = __frcp_rn(scale);
-#pragma unroll
-    for (float &x : value) {
+    apply_in_turns(value, [&](float x) {
         const float quotient = x * inverse, rest = fmaf(-quotient, scale, x);
-        x = isfinite(rest) ? fmaf(rest, inverse, quotient) : quotient;
-    }
+        return isfinite(rest) ? fmaf(rest, inverse, quotient) : quotient;
+    });
 }
 
 /* silu(gate) * what it gates, of the two columns that are beside each other. */
@@ -424,7 +437,8 @@ struct Place {
 };
 
 /* Finishes the parts of a warpgroup's 64 rows of a whole tile, and none of any other: scales of rows and store. Registers
- * are few while products are under way, which is why there are no other outputs. */
+ * are few while products are under way, which is why there are no other outputs, and why sums are scaled as they are
+ * converted. */
 template <typename Tile>
 struct WholeTile {
     const GemmSm90Args &args;
@@ -442,36 +456,32 @@ struct WholeTile {
     }
 
     template <int kCount>
-    __device__ __forceinline__ void operator()(float (&sum)[kCount], int part) {
+    __device__ __forceinline__ void operator()(const float (&sum)[kCount], int part) {
         if (!work.whole) return;
         const Place<Tile> at(slabs);
         const int group = args.out_grouped ? work.group : 0;
         const int column = work.first_column + part * 2 * kCount, columns = work.columns - part * 2 * kCount;
         const int row = work.first_row + warpgroup * Tile::kWarpgroupRows + at.warp_row;
-        scale_rows(sum, factors);
         with_output(args.epilogue, [&](auto element, auto add) {
-            store_boxes<decltype(element), add.value, Tile>(sum, args, group, at.slabs, at.lane, row, column, columns);
+            store_boxes<decltype(element), add.value, Tile>(sum, args, group, at.slabs, at.lane, row, column, columns,
+                                                            factors);
         });
     }
 };
 
-/* The same for any tile, of which the group has the first `count` of the 64 rows, and for any output. */
+/* What a part of a warp's rows becomes where that is more than scaled rows: factors of columns, activations, SwiGLU,
+ * fp8. `count` of the rows are there, from `first_row` on. */
 template <typename Tile, int kCount>
-__device__ __forceinline__ void finish_part(float (&sum)[kCount], const GemmSm90Args &args, const Sm90Work &work,
-                                            const Columns<Tile> &all_columns, int slot, int part, int64_t first_row,
-                                            int count, uint8_t *slabs) {
-    const int first_column = work.first_column + part * 2 * kCount, columns = work.columns - part * 2 * kCount;
-    const Place<Tile> at(slabs);
-    if (columns <= 0 || count <= at.warp_row) return;
+__device__ __forceinline__ void finish_other(float (&sum)[kCount], const GemmSm90Args &args, const Sm90Work &work,
+                                             const Columns<Tile> &all_columns, int slot, int part,
+                                             const RowFactors &factors, const Place<Tile> &at, int64_t first_row,
+                                             int count) {
     const Epilogue &to = args.epilogue;
-    const RowFactors factors = row_factors_of(to, work, first_row, at.warp_row + at.lane / 4, count);
-    if (all_columns.any()) {
+    const int first_column = work.first_column + part * 2 * kCount, columns = work.columns - part * 2 * kCount;
+    if (all_columns.any())
         all_columns.apply(sum, part, work, slot, factors, at.slabs, at.lane);
-    } else {
+    else
         scale_rows(sum, factors);
-    }
-    count -= at.warp_row;
-    first_row += at.warp_row;
     activate(sum, to.activation);
     const auto store = [&](auto &values, int column, int there) {
         with_any_output(to, [&](auto element, auto add) {
@@ -487,6 +497,28 @@ __device__ __forceinline__ void finish_part(float (&sum)[kCount], const GemmSm90
         if (to.scale_out) divide(sum, *to.scale_out);
         store(sum, first_column, columns);
     }
+}
+
+/* Finishes a part of any tile, of which the group has the first `count` of the warpgroup's 64 rows. Nearly all outputs
+ * are no more than scaled rows, and have code of their own. */
+template <typename Tile, int kCount>
+__device__ __forceinline__ void finish_part(float (&sum)[kCount], const GemmSm90Args &args, const Sm90Work &work,
+                                            const Columns<Tile> &all_columns, int slot, int part, int64_t first_row,
+                                            int count, uint8_t *slabs) {
+    const int columns = work.columns - part * 2 * kCount;
+    const Place<Tile> at(slabs);
+    if (columns <= 0 || count <= at.warp_row) return;
+    const RowFactors factors =
+        row_factors_of(args.epilogue, work, first_row, at.warp_row + at.lane / 4, count);
+    first_row += at.warp_row;
+    count -= at.warp_row;
+    if (!args.plain || all_columns.any())
+        return finish_other(sum, args, work, all_columns, slot, part, factors, at, first_row, count);
+    scale_rows(sum, factors);
+    with_output(args.epilogue, [&](auto element, auto add) {
+        store_values<decltype(element), add.value, Tile>(sum, args, work.group, at.slabs, at.lane, first_row, count,
+                                                         work.first_column + part * 2 * kCount, columns);
+    });
 }
 
 }  // namespace flexgemm
