@@ -1,9 +1,10 @@
 """Products at the sizes that peers were measured at: dense FP8 and bf16, groups in every layout, weight gradients and
 casts to FP8; and at sizes of decoding and of other mixtures of experts.
 
-FP8 products carry one scale per tensor (one per group for b), or where `scales` says "block" one per 1 x 128 of a and
-128 x 128 of b, and write bf16, weight gradients float32. `--peers torch` times torch's own kernels on the same tensors
-in the same run.
+FP8 products carry one scale per tensor (one per group for b), or where `scales` says "row" one per row of each, or
+where it says "block" one per 1 x 128 of a and 128 x 128 of b, and write bf16, weight gradients float32. What else a
+product makes of its sums is its `ending`. `--peers torch` times torch's own kernels on the same tensors in the same
+run.
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ BLOCK_SCALED = {
     ("m_grouped_ragged", 8320, 4096), ("m_grouped_ragged", 8069, 1536), ("m_grouped_contiguous", 34151, 4096),
     ("m_grouped_masked", 1024, 4096), ("m_grouped_masked", 1984, 4096),
 }  # fmt: skip
+# (m, n, k) of the products whose endings, and scales per row, are measured; what gemm_nt is told of each ending
+ENDED = [(4096, 4096, 7168), (4096, 7168, 2048), (4096, 24576, 1536)]
+ENDINGS = ("bias", "silu", "swiglu", "fp8")
+FP8_OUT_DIFF = 1e-3  # e4m3 has 3 bits behind the leading one
 GRANULARITIES = ("tensor", "row", "1x128", "128x128")
 BLOCK = 128
 
@@ -78,8 +83,9 @@ class Case:
     sizes: tuple[int, ...] = ()  # rows per group, or K per group; () when dense
     expected_m: int = 0
     layout: str = ""  # "" is dense or m_grouped_ragged
-    scales: str = ""  # "" is one per tensor, or "block"
-    suite: str = "gemm"  # or "experts": shapes beside which no peer's figure is put
+    scales: str = ""  # "" is one per tensor, or "row" or "block"
+    ending: str = ""  # one of ENDINGS
+    suite: str = "gemm"  # or "experts", "endings": shapes beside which no peer's measured figure is put
 
     @property
     def op(self) -> str:
@@ -92,6 +98,8 @@ class Case:
         row |= {"m": self.m, "n": self.n, "k": self.k}
         if self.scales:
             row |= {"scales": self.scales}
+        if self.ending:
+            row |= {"ending": self.ending}
         return row | ({"peer": peer} if peer else {"family": kernel_family(self.dtype)})
 
 
@@ -124,6 +132,8 @@ def more_cases() -> list[Case]:
         mixtures.append(tuple(min(int(draw.paretovariate(0.8)) - 1, 4096) for _ in range(groups)))
         made += [Case(FP8, sum(sizes), n, k, sizes, sum(sizes) // groups, suite="experts") for sizes in mixtures]
     blocks = [case for case in cases() if case.dtype == FP8 and (case.op, case.m, case.n) in BLOCK_SCALED]
+    made += [Case(FP8, *shape, scales="row", suite="endings") for shape in ENDED]
+    made += [Case(dtype, *ENDED[1], ending=e, suite="endings") for dtype in (FP8, "bfloat16") for e in ENDINGS]
     return made + [replace(case, scales="block") for case in blocks]
 
 
@@ -149,8 +159,11 @@ class Problem:
             self.a, self.scale_a = _quantize_blocks(self.a, 1)
             self.b, self.scale_b = _quantize_blocks(self.b, BLOCK)
         elif case.dtype == FP8:
-            self.a, self.scale_a = _quantize(self.a, dim=None)
-            self.b, self.scale_b = _quantize(self.b, dim=(1, 2) if weights else None)
+            of_rows = (1,) if case.scales == "row" else None
+            self.a, self.scale_a = _quantize(self.a, dim=of_rows)
+            self.b, self.scale_b = _quantize(self.b, dim=(1, 2) if weights else of_rows)
+        self.bias = torch.randn(case.n, device=DEVICE, dtype=torch.bfloat16) if case.ending == "bias" else None
+        self.scale_out = torch.ones((), device=DEVICE)
         self.ends = list(itertools.accumulate(sizes))
         self.offsets = self._integers(self.ends)
         self.masked_m = self._integers(sizes)
@@ -168,6 +181,15 @@ class Problem:
     def ours(self) -> torch.Tensor:
         scales = {"scale_a": self.scale_a, "scale_b": self.scale_b}
         how = scales | {"out_dtype": torch.bfloat16}
+        match self.case.ending:
+            case "bias":
+                how |= {"bias": self.bias}
+            case "fp8":
+                how |= {"scale_out": self.scale_out, "out_dtype": torch.float8_e4m3fn}
+            case "":
+                pass
+            case activation:
+                how |= {"activation": activation}
         match self.case.op:
             case "dense":
                 return flexgemm.gemm_nt(self.a, self.b, **how)
@@ -208,7 +230,10 @@ class Problem:
             call = partial(torch.matmul, a, b) if offsets is None else partial(torch._grouped_mm, a, b, offs=offsets)
             calls = [call]
         elif offsets is None:
-            call = partial(torch._scaled_mm, a, b, self.scale_a, self.scale_b, out_dtype=torch.bfloat16)
+            scale_a, scale_b = self.scale_a, self.scale_b
+            if self.case.scales == "row":
+                scale_a, scale_b = scale_a[:, None], scale_b[None]
+            call = partial(torch._scaled_mm, a, b, scale_a, scale_b, bias=self.bias, out_dtype=torch.bfloat16)
             calls = [partial(call, use_fast_accum=fast) for fast in (False, True)]
         else:  # takes scales per row only
             scale_a = self.scale_a.expand(self.case.m).contiguous()
@@ -230,9 +255,17 @@ class Problem:
             else:
                 a, b = self.a[of_a][rows].double(), self.b[of_b].double()
             reference = a @ b.t()
-            if self.scale_a is not None and self.scale_b is not None and not self.case.scales:
+            if self.case.scales == "row":
+                reference = reference * self.scale_a[of_a][rows, None].double() * self.scale_b[of_b].double()
+            elif self.scale_a is not None and self.scale_b is not None and not self.case.scales:
                 scale_b = self.scale_b.reshape(-1)
                 reference = reference * self.scale_a.double() * scale_b[g if len(scale_b) > 1 else 0].double()
+            if self.bias is not None:
+                reference = reference + self.bias.double()
+            if self.case.ending == "silu":
+                reference = torch.nn.functional.silu(reference)
+            elif self.case.ending == "swiglu":
+                reference = torch.nn.functional.silu(reference[:, 0::2]) * reference[:, 1::2]
             judge_similarity(f"group {g}" if self.case.sizes else "out", result[rows], reference, limit)
 
 
@@ -275,9 +308,10 @@ def floor_ms(case: Case, ceilings: Ceilings) -> float:
     """Multiply-adds at dense speed, or a, b and out once at copy speed (a gradient is read and written); groups without
     rows do not read their b."""
     size = getattr(torch, case.dtype).itemsize
+    ended = case.ending in ("swiglu", "fp8")  # half of the columns, or of the bytes
     along_k = case.op == "k_grouped_wgrad"
     weights = sum(rows > 0 for rows in case.sizes) if case.sizes and not along_k else 1
-    out_bytes = 8 * (len(case.sizes) if along_k else 1) if "wgrad" in case.op else 2
+    out_bytes = 8 * (len(case.sizes) if along_k else 1) if "wgrad" in case.op else 1 if ended else 2
     moved = size * (case.m * case.k + weights * case.n * case.k) + out_bytes * case.m * case.n
     kind = "float8" if case.dtype == FP8 else case.dtype
     return ceilings.floor_ms(kind, 2.0 * case.m * case.n * case.k, moved)
@@ -292,7 +326,8 @@ def measure_case(run: Run, timer: Timer, ceilings: Ceilings, case: Case, missing
         peer = row.get("peer")
         with run.guarded(describe(row)):
             # a peer may accumulate in reduced precision: its row only has to be the right product
-            problem.judge(calls[peer](), 1e-3 if peer else BF16_OUT_DIFF)  # of gradients the first call, from zeros
+            limit = 1e-3 if peer else FP8_OUT_DIFF if case.ending == "fp8" else BF16_OUT_DIFF
+            problem.judge(calls[peer](), limit)  # of gradients the first call, from zeros
             ms = timer.median_ms(calls[peer])
             speed = {"tflops": significant(2e-9 * case.m * case.n * case.k / ms)}
             run.record(row | {"ms": significant(ms)} | speed | {"floor_ms": floor_ms(case, ceilings)}, at)
@@ -330,7 +365,8 @@ def run(run: Run, timer: Timer, ceilings: Ceilings, with_peers: bool) -> None:
     todo = cases() + more_cases()
     total = len(todo) + len(GRANULARITIES) * len(CASTS)
     for number, case in enumerate(todo, 1):
-        peers = PEERS.get((case.op, case.dtype), ()) if with_peers and not case.scales else ()
+        torch_has_it = case.scales != "block" and (not case.ending or (case.ending == "bias" and case.dtype == FP8))
+        peers = PEERS.get((case.op, case.dtype), ()) if with_peers and torch_has_it else ()
         missing = run.pending([case.row(peer) for peer in (None, *peers)])
         if missing:
             with run.guarded(describe(case.row())):

@@ -138,7 +138,7 @@ def _read(path: str) -> str:
 
 # ---- beside peers ----
 
-SUITES = ("conv", "gemm", "experts", "voxel")
+SUITES = ("conv", "gemm", "experts", "endings", "voxel")
 
 
 def case_key(row: Row) -> tuple[Any, ...]:
@@ -149,7 +149,8 @@ def case_key(row: Row) -> tuple[Any, ...]:
         ragged_fp8 = row["op"] == "m_grouped_ragged" and row["dtype"].startswith("float8")
         op = "m_grouped_contiguous" if ragged_fp8 else row["op"]
         return (row["suite"], op, row["dtype"], row["groups"], row["expected_m"], row["n"], row["k"])
-    return (row["suite"], row["op"], row["dtype"], row["m"], row["n"], row["k"])
+    ending = (row.get("scales"), row.get("ending")) if row["suite"] == "endings" else ()
+    return (row["suite"], row["op"], row["dtype"], row["m"], row["n"], row["k"], *ending)
 
 
 def best_peers(rows: Iterable[Row]) -> dict[tuple[Any, ...], Row]:

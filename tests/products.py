@@ -8,7 +8,7 @@ import scenes
 from reference import assert_gemm_rows, assert_rounded_once, assert_rows
 
 # What a product asks of its tiles: FG_TILES_*
-PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS, FEW_OR_MANY, DENSE = 1, 2, 4, 8, 16, 32, 64, 128
+PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS, FEW_OR_MANY, DENSE, ADDED = 1, 2, 4, 8, 16, 32, 64, 128, 256
 
 
 def operands(m, n, k, dtype_a, dtype_b, groups=None, seed=0):
@@ -34,6 +34,29 @@ def judge(out, ref, dtype_a, out_dtype, precision="ieee", cut=0.0):
     else:
         assert_rows(out, ref, reference.ROW_TOLERANCE[out_dtype])
         assert_rounded_once(out, ref)
+
+
+def judge_float8(out, ref, out_dtype, cut=0.0):
+    """Each element of an FP8 output is the exact quotient rounded once, or a neighbour of it where the sum was on the
+    edge."""
+    limit = reference.FP8_MAX[out_dtype]
+    slack = max(1e-4, reference.ELEMENT_CUTS * cut) * np.sqrt((ref**2).mean(axis=1, keepdims=True))
+    low, high = (
+        reference.f64(np.clip(ref + side, -limit, limit).astype(reference.dtype_of(out_dtype)))
+        for side in (-slack, slack)
+    )
+    assert ((reference.f64(out) >= low) & (reference.f64(out) <= high)).all()
+
+
+def width(n, activation):
+    """Columns of an output of n columns of products."""
+    return n // 2 if activation == "swiglu" else n
+
+
+def cut_of(backend, dtypes, activation):
+    """SwiGLU is a product of two sums, and their losses add up."""
+    sums = 2 if activation == "swiglu" else 1
+    return sums * reference.float8_cut(backend.name) if dtypes[0].startswith("float8") else 0.0
 
 
 def scale_of(rng, kind, rows, lead=()):

@@ -76,11 +76,7 @@ template <typename Tile>
 class DecodeWorks {
 public:
     __device__ __forceinline__ DecodeWorks(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank)
-        : handed_(shared),
-          args_(args),
-          rank_(rank),
-          tile_(blockIdx.y),
-          one_group_(is_one_group(args.space)) {
+        : handed_(shared), args_(args), rank_(rank), tile_(blockIdx.y), one_group_(is_one_group(args.space)) {
         if (one_group_) next_ = token_work_of_one_group<Tile>(args, rank, tile_);
     }
 

@@ -317,7 +317,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
                                     ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA), warpgroup};
     uint8_t *slabs = stages + Tile::kStages * Tile::kStageBytes;
-    const Columns<Tile> columns = {kept, args};
+    const TileColumns<Tile> columns = {kept, args};
     constexpr int kParts = Math::kPromote ? Tile::kPromotedParts : 1, kCount = Tile::kBlockN / kParts / 2;
     const bool each_step = Math::kPromote && (Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
     const bool turns = each_step && Tile::kPartialSums == 1;
@@ -354,7 +354,8 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
             ptx::wgmma_hold(sum[part]);
-            if (part >= finished) finish_part<Tile>(sum[part], args, work, columns, slot.slot, part, first_row, count, slabs);
+            if (part >= finished)
+                finish_part<Tile>(sum[part], args, work, columns, slot.slot, part, first_row, count, slabs);
         }
     }
     if (turns && warpgroup == 0) await_turn<Tile>(warpgroup); /* which the other passed last */

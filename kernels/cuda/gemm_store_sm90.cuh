@@ -8,7 +8,7 @@
 
 #include <type_traits>
 
-#include "gemm_mainloop_sm90.cuh"
+#include "gemm_values_sm90.cuh"
 
 namespace flexgemm {
 
@@ -35,14 +35,9 @@ __device__ __forceinline__ void store_pair(uint8_t *slab, int row, int byte, flo
 template <typename T, int kColumns>
 struct SlabColumns {
     static constexpr int kOfSlab = kSm90SlabBytes / static_cast<int>(sizeof(T)), kSlabs = ceil_div(kColumns, kOfSlab);
-    static constexpr bool kFill = kColumns >= kOfSlab; /* a slab at least */
+    static constexpr bool kFill = kColumns >= kOfSlab;                     /* a slab at least */
     static constexpr int kTwice = kFill ? kSlabs * kOfSlab - kColumns : 0; /* columns that the last two slabs have */
     __device__ static constexpr int begin_of(int slab) { return slab * kOfSlab - (slab == kSlabs - 1 ? kTwice : 0); }
-};
-
-/* What the sums of a thread's two rows are multiplied by. */
-struct RowFactors {
-    float of[2];
 };
 
 /* What a slab has of a tile: columns from `column` on, in 16 bits or float32 times factors. Of float32 the first
@@ -103,12 +98,7 @@ __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *s
     }
 }
 
-/* The values of half as many columns, which SwiGLU makes: of each 4 columns a lane has one, in two rows. */
-template <int kCount>
-struct GatedSums {
-    float of[kCount];
-};
-
+/* Of each 4 columns a lane has one, in two rows. */
 template <typename T, int kCount>
 __device__ __forceinline__ void fill_slab(const GatedSums<kCount> &gated, uint8_t *slab, int lane,
                                           const SlabPart &part) {
@@ -245,158 +235,6 @@ __device__ __forceinline__ void store_values(const Values &values, const GemmSm9
     store_some<T, kAdd, Tile>(values, args, group, slabs, lane, first_row, count, first_column, columns);
 }
 
-/* ---- values ---- */
-
-template <int kCount>
-__device__ __forceinline__ void scale_rows(float (&sum)[kCount], const RowFactors &factors) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) sum[i] *= factors.of[i / 2 % 2];
-}
-
-/* Alpha and the scales of a thread's two rows, times that of B where all columns have one. Rows that are not there have
- * the scale of the last one. */
-__device__ __forceinline__ RowFactors row_factors_of(const Epilogue &to, const Sm90Work &work, int64_t first_row,
-                                                     int local_row, int count) {
-    if (to.block_scaled) return {to.alpha, to.alpha};
-    if (to.one_factor) {
-        const float factor = to.alpha * scale_at(to.scale_a, 0, 0) * scale_at(to.scale_b, 0, 0);
-        return {factor, factor};
-    }
-    float scale_a[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-        scale_a[half] = scale_at(to.scale_a, work.group, first_row + min(local_row + 8 * half, count - 1));
-    const float scale_b = to.scale_b.step == 0 ? scale_at(to.scale_b, work.weight, 0) : 1.0f;
-    return {to.alpha * scale_a[0] * scale_b, to.alpha * scale_a[1] * scale_b};
-}
-
-/* What a column is multiplied by, and what is added. */
-struct alignas(8) ColumnFactor {
-    float scale, bias;
-};
-
-/* Those of a tile, by a warp. Columns that are not there have those of the last one. */
-template <int kColumns>
-__device__ __forceinline__ void keep_column_factors(ColumnFactor *kept, const Epilogue &to, int weight,
-                                                    int64_t first_column, int columns) {
-    const bool scales = to.scale_b.step != 0 && !to.block_scaled;
-#pragma unroll 4
-    for (int i = threadIdx.x % 32; i < kColumns; i += 32) {
-        const int64_t column = first_column + min(i, columns - 1);
-        kept[i] = {scales ? scale_at(to.scale_b, weight, column) : 1.0f,
-                   to.bias ? load_as_float(to.bias, weight * to.bias_step + column, to.bias_dtype) : 0.0f};
-    }
-}
-
-/* sum * the factors of its row and column + the bias. */
-template <int kCount>
-__device__ __forceinline__ void apply_column_factors(float (&sum)[kCount], const ColumnFactor *kept,
-                                                     const RowFactors &factors, int lane) {
-#pragma unroll
-    for (int block = 0; block < kCount / 4; ++block) {
-        const float4 two = *reinterpret_cast<const float4 *>(&kept[block * 8 + lane % 4 * 2]);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float *const own = &sum[4 * block + 2 * half];
-            own[0] = fmaf(own[0], factors.of[half] * two.x, two.y);
-            own[1] = fmaf(own[1], factors.of[half] * two.z, two.w);
-        }
-    }
-}
-
-/* Column factors of the tile that is being finished, which a warp of the producers keeps in shared memory. Beside scales
- * of blocks there is no room: there each warp of the consumers keeps them in its slabs. */
-template <typename Tile, bool kKept = Tile::kScaleThreads == 0>
-struct KeptColumns {
-    alignas(16) ColumnFactor of[Tile::kBlockN];
-    uint64_t full, empty; /* by all lanes of the warp, and of the consumers */
-
-    __device__ __forceinline__ void init() {
-        ptx::mbarrier_init(&full, 32);
-        ptx::mbarrier_init(&empty, 32 * kSm90ConsumerWarps<Tile>);
-    }
-};
-template <typename Tile>
-struct KeptColumns<Tile, false> {
-    __device__ __forceinline__ void init() {}
-};
-
-/* By that warp. */
-template <typename Tile>
-__device__ __forceinline__ void produce_columns(Sm90Shared<Tile> &shared, KeptColumns<Tile> &kept,
-                                                const GemmSm90Args &args) {
-    RingPosition<Tile::kTileSlots> slot;
-    for (RingPosition<1> at;; at.advance()) {
-        const Sm90Work work = next_work(shared, slot);
-        if (work.group < 0) return;
-        release_work(shared, slot);
-        ptx::mbarrier_wait_parity(&kept.empty, at.parity ^ 1);
-        keep_column_factors<Tile::kBlockN>(kept.of, args.epilogue, work.weight, work.first_column, work.columns);
-        ptx::mbarrier_arrive(&kept.full);
-    }
-}
-
-/* A consumer's view of them. It keeps nothing in registers, which are few: a tile's turn is that of its slot, since
- * there is an even number of those. */
-template <typename Tile>
-struct Columns {
-    static constexpr bool kKept = Tile::kScaleThreads == 0;
-    static_assert(Tile::kTileSlots % 2 == 0, "slots tell the turns of tiles");
-
-    KeptColumns<Tile> &kept;
-    const GemmSm90Args &args;
-
-    __device__ __forceinline__ bool any() const { return has_column_factors(args.epilogue); }
-
-    /* To the sums of a part of a tile. */
-    template <int kCount>
-    __device__ __forceinline__ void apply(float (&sum)[kCount], int part, const Sm90Work &work, int slot,
-                                          const RowFactors &factors, uint8_t *slabs, int lane) const {
-        if constexpr (kKept) {
-            ptx::mbarrier_wait_parity(&kept.full, slot % 2);
-            apply_column_factors(sum, kept.of + part * 2 * kCount, factors, lane);
-        } else {
-            auto *const own = reinterpret_cast<ColumnFactor *>(slabs);
-            if (ptx::elect()) ptx::tma_wait_read<0>();
-            __syncwarp();
-            keep_column_factors<2 * kCount>(own, args.epilogue, work.weight, work.first_column + part * 2 * kCount,
-                                            work.columns - part * 2 * kCount);
-            __syncwarp();
-            apply_column_factors(sum, own, factors, lane);
-            __syncwarp();
-        }
-    }
-
-    /* Behind each tile, applied or not. */
-    __device__ __forceinline__ void leave(int slot) const {
-        if constexpr (kKept) {
-            if (!any()) return;
-            ptx::mbarrier_wait_parity(&kept.full, slot % 2);
-            ptx::mbarrier_arrive(&kept.empty);
-        }
-    }
-};
-
-/* value / scale, rounded as a division is, but without its branches: the product with the inverse, and what that lacks.
- * Where that is not finite, neither is the quotient or it is 0, and the product is it. */
-template <int kCount>
-__device__ __forceinline__ void divide(float (&value)[kCount], float scale) {
-    const float inverse = __frcp_rn(scale);
-    apply_in_turns(value, [&](float x) {
-        const float quotient = x * inverse, rest = fmaf(-quotient, scale, x);
-        return isfinite(rest) ? fmaf(rest, inverse, quotient) : quotient;
-    });
-}
-
-/* silu(gate) * what it gates, of the two columns that are beside each other. */
-template <int kCount>
-__device__ __forceinline__ GatedSums<kCount / 2> gate(const float (&sum)[kCount]) {
-    GatedSums<kCount / 2> gated;
-#pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) gated.of[i] = silu(sum[2 * i]) * sum[2 * i + 1];
-    return gated;
-}
-
 /* ---- tiles ---- */
 
 /* Calls store(element, add) with a value of the output's type, and whether it is added to what is there. */
@@ -473,7 +311,7 @@ struct WholeTile {
  * fp8. `count` of the rows are there, from `first_row` on. */
 template <typename Tile, int kCount>
 __device__ __forceinline__ void finish_other(float (&sum)[kCount], const GemmSm90Args &args, const Sm90Work &work,
-                                             const Columns<Tile> &all_columns, int slot, int part,
+                                             const TileColumns<Tile> &all_columns, int slot, int part,
                                              const RowFactors &factors, const Place<Tile> &at, int64_t first_row,
                                              int count) {
     const Epilogue &to = args.epilogue;
@@ -503,13 +341,12 @@ __device__ __forceinline__ void finish_other(float (&sum)[kCount], const GemmSm9
  * are no more than scaled rows, and have code of their own. */
 template <typename Tile, int kCount>
 __device__ __forceinline__ void finish_part(float (&sum)[kCount], const GemmSm90Args &args, const Sm90Work &work,
-                                            const Columns<Tile> &all_columns, int slot, int part, int64_t first_row,
+                                            const TileColumns<Tile> &all_columns, int slot, int part, int64_t first_row,
                                             int count, uint8_t *slabs) {
     const int columns = work.columns - part * 2 * kCount;
     const Place<Tile> at(slabs);
     if (columns <= 0 || count <= at.warp_row) return;
-    const RowFactors factors =
-        row_factors_of(args.epilogue, work, first_row, at.warp_row + at.lane / 4, count);
+    const RowFactors factors = row_factors_of(args.epilogue, work, first_row, at.warp_row + at.lane / 4, count);
     first_row += at.warp_row;
     count -= at.warp_row;
     if (!args.plain || all_columns.any())

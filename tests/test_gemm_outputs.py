@@ -1,0 +1,103 @@
+"""What large tiles can make of their sums, for every tile: the last rows and columns of each lack some."""
+
+from __future__ import annotations
+
+import guarded
+import numpy as np
+import pytest
+import reference
+from products import ADDED, DENSE, cut_of, judge, judge_float8, operands, scale_of, width
+
+from flexgemm import _C
+
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+FP8, BF16 = (E4M3, E4M3), ("bfloat16", "bfloat16")
+
+# Multiprocessors, (M, N, bytes of K) and the tile that the plan then takes.
+TILES = {
+    (FP8, 2, (300, 160, 272)): (128, 128),
+    (FP8, 1, (300, 160, 528)): (128, 176),
+    (FP8, 1, (300, 160, 272)): (128, 192),
+    (FP8, 1, (300, 224, 272)): (128, 256),
+    (FP8, 2, (300, 160, 4112)): (256, 176),
+    (FP8, 2, (500, 544, 4112)): (256, 192),
+    (FP8, 2, (500, 224, 4112)): (256, 256),
+    (BF16, 1, (300, 224, 272)): (128, 128),
+    (BF16, 1, (300, 160, 272)): (128, 176),
+    (BF16, 1, (300, 544, 272)): (128, 192),
+    (BF16, 1, (300, 224, 1040)): (128, 256),
+    (BF16, 4, (520, 224, 4112)): (256, 128),
+    (BF16, 2, (300, 160, 4112)): (256, 176),
+    (BF16, 2, (500, 544, 4112)): (256, 192),
+    (BF16, 2, (500, 224, 4112)): (256, 256),
+}
+all_tiles = pytest.mark.parametrize(
+    "dtypes, sms, shape", TILES, ids=[f"{d[0]}-{tile[0]}x{tile[1]}" for (d, _, _), tile in TILES.items()]
+)
+
+# Scales, bias, activation, dtype of the output.
+OUTPUTS = [
+    ("row", None, None, "bfloat16"),
+    ("row", "float32", None, "float32"),
+    ("none", "float16", "relu", "float16"),
+    ("tensor", None, "silu", "bfloat16"),
+    ("row", "bfloat16", "gelu", "bfloat16"),
+    ("row", "float32", "swiglu", "bfloat16"),
+    ("none", None, "swiglu", "float32"),
+    ("tensor", None, None, E4M3),
+    ("row", "float32", "silu", E5M2),
+    ("none", None, "swiglu", E4M3),
+]
+
+
+def operands_of(dtypes, sms, shape, tiles):
+    """Whose tile is the wanted one."""
+    m, n, k_bytes = shape
+    k = k_bytes if dtypes == FP8 else k_bytes // 2
+    plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtypes[0], num_sms=sms, tiles=tiles)
+    assert (plan["block_m"], plan["block_n"]) == TILES[dtypes, sms, shape]
+    assert plan["few_rows"] == plan["some_rows"] == 0
+    return operands(m, n, k, *dtypes)
+
+
+@pytest.mark.parametrize("scales, bias, activation, out_dtype", OUTPUTS)
+@all_tiles
+def test_outputs(backend, dtypes, sms, shape, scales, bias, activation, out_dtype):
+    rng, a, b = operands_of(dtypes, sms, shape, DENSE)
+    m, n, _ = shape
+    how = {"scale_a": scale_of(rng, scales, m), "scale_b": scale_of(rng, scales, n), "activation": activation}
+    how["alpha"] = 4 / np.sqrt(a.shape[1])
+    if bias:
+        how["bias"] = rng.standard_normal(n).astype(reference.dtype_of(bias))
+    ref = reference.gemm(a, b, **how)
+    cut = cut_of(backend, dtypes, activation)
+    is_float8 = out_dtype in (E4M3, E5M2)
+    if is_float8:
+        how["scale_out"] = np.asarray(0.03, np.float32)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, out_dtype, shape=(m, width(n, activation)), **how)
+    if is_float8:
+        judge_float8(out, ref / reference.f64(how["scale_out"]), out_dtype, cut)
+    elif activation:
+        own = 1e-4 if out_dtype == "float32" else reference.ROW_TOLERANCE[out_dtype]
+        reference.assert_rows(out, ref, max(own, reference.ROW_CUTS * cut))
+    else:
+        judge(out, ref, dtypes[0], out_dtype, cut=cut)
+
+
+@pytest.mark.parametrize("scales, bias", [("none", None), ("row", None), ("row", "float32")])
+@pytest.mark.parametrize("n_more", [0, 3])
+@all_tiles
+def test_outputs_that_are_added_to(backend, dtypes, sms, shape, scales, bias, n_more):
+    """With rows that the copy engine can add to, and without."""
+    m, n, k_bytes = shape
+    rng, a, b = operands(m, n + n_more, k_bytes if dtypes == FP8 else k_bytes // 2, *dtypes)
+    if n_more == 0:
+        operands_of(dtypes, sms, shape, DENSE | ADDED)
+    how = {"scale_a": scale_of(rng, scales, m), "scale_b": scale_of(rng, scales, n + n_more)}
+    if bias:
+        how["bias"] = rng.standard_normal(n + n_more).astype(reference.dtype_of(bias))
+    before = rng.standard_normal((m, n + n_more)).astype(np.float32)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before, **how)
+    judge(out, before + reference.gemm(a, b, **how), dtypes[0], "float32", cut=cut_of(backend, dtypes, None))
