@@ -23,7 +23,7 @@ import numpy as np
 import reference
 import scenes
 from memory import Cuda, Host
-from products import block_scales
+from products import block_scales, cut_of, judge_float8, operands, scale_of
 from reference import assert_gemm_rows, assert_rows, assert_same_bits
 
 from flexgemm import _C
@@ -422,6 +422,25 @@ def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offse
         assert_rows(out, ref, max(reference.ROW_TOLERANCE[d] for d in (dtypes[0], out_dtype, precision) if d != "ieee"))
 
 
+def outputs_case(backend, dtype, out_dtype, activation, shape, num_sms):
+    """What large tiles make of their sums, beside scales of rows and a bias."""
+    rows, n, k = shape
+    rng, a, b = operands(rows, n, k, dtype, dtype)
+    how = {"scale_a": scale_of(rng, "row", rows), "scale_b": scale_of(rng, "row", n), "activation": activation}
+    how |= {"bias": rng.standard_normal(n).astype(np.float32), "alpha": 4 / np.sqrt(k)}
+    ref = reference.gemm(a, b, **how)
+    is_float8 = out_dtype.startswith("float8")
+    if is_float8:
+        how["scale_out"] = np.asarray(0.03, np.float32)
+    with guarded.multiprocessors(num_sms):
+        out = guarded.gemm(backend, a, b, out_dtype, shape=ref.shape, fence=False, **how)
+    cut = cut_of(backend, (dtype, dtype), activation)
+    if is_float8:
+        judge_float8(out, ref / reference.f64(how["scale_out"]), out_dtype, cut)
+    else:
+        assert_rows(out, ref, max(reference.ROW_TOLERANCE[out_dtype], reference.ROW_CUTS * cut))
+
+
 def sums_case(backend, dtype, shape, num_sms):
     """A product that is added to what is there, by blocks of several tiles each."""
     m, n, k = shape
@@ -808,6 +827,14 @@ def all_cases():
                 cases[name] = partial(layout_case, shape=(150, 72, 272), **common)
                 if not epilogue and dtype != "float32":  # few multiprocessors take large tiles and more than one each
                     cases[f"{name}/large"] = partial(layout_case, shape=(450, 520, 272), num_sms=2, **common)
+
+    for dtype in (E4M3, "bfloat16"):
+        for out_dtype, activation in (("bfloat16", None), ("float16", "gelu"), ("bfloat16", "swiglu"), (E4M3, "silu"),
+                                      (E5M2, "swiglu")):  # fmt: skip
+            for place, shape in (("few", (570, 416, 272)), ("deep", (500, 224, 2064))):
+                cases[f"gemm/outputs/{dtype}/{out_dtype}-{activation}/{place}"] = partial(
+                    outputs_case, dtype=dtype, out_dtype=out_dtype, activation=activation, shape=shape, num_sms=2
+                )
 
     for dtype in (E4M3, "bfloat16"):
         cases[f"gemm/staggered/{dtype}"] = partial(sums_case, dtype=dtype, shape=(1100, 1050, 528), num_sms=8)
