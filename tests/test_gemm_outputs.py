@@ -85,19 +85,25 @@ def test_outputs(backend, dtypes, sms, shape, scales, bias, activation, out_dtyp
         judge(out, ref, dtypes[0], out_dtype, cut=cut)
 
 
-@pytest.mark.parametrize("scales, bias", [("none", None), ("row", None), ("row", "float32")])
-@pytest.mark.parametrize("n_more", [0, 3])
+@pytest.mark.parametrize(
+    "scales, bias, activation",
+    [("none", None, None), ("row", None, None), ("row", "float32", "silu"), ("row", "float32", "swiglu")],
+)
+@pytest.mark.parametrize("n_more", [0, 2])
 @all_tiles
-def test_outputs_that_are_added_to(backend, dtypes, sms, shape, scales, bias, n_more):
+def test_outputs_that_are_added_to(backend, dtypes, sms, shape, scales, bias, activation, n_more):
     """With rows that the copy engine can add to, and without."""
     m, n, k_bytes = shape
     rng, a, b = operands(m, n + n_more, k_bytes if dtypes == FP8 else k_bytes // 2, *dtypes)
     if n_more == 0:
         operands_of(dtypes, sms, shape, DENSE | ADDED)
-    how = {"scale_a": scale_of(rng, scales, m), "scale_b": scale_of(rng, scales, n + n_more)}
+    how = {"scale_a": scale_of(rng, scales, m), "scale_b": scale_of(rng, scales, n + n_more), "activation": activation}
+    how["alpha"] = 4 / np.sqrt(a.shape[1])
     if bias:
         how["bias"] = rng.standard_normal(n + n_more).astype(reference.dtype_of(bias))
-    before = rng.standard_normal((m, n + n_more)).astype(np.float32)
+    before = rng.standard_normal((m, width(n + n_more, activation))).astype(np.float32)
     with guarded.multiprocessors(sms):
-        out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before, **how)
-    judge(out, before + reference.gemm(a, b, **how), dtypes[0], "float32", cut=cut_of(backend, dtypes, None))
+        out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before, shape=before.shape, **how)
+    reference.assert_rows(
+        out - before, reference.gemm(a, b, **how), max(1e-4, reference.ROW_CUTS * cut_of(backend, dtypes, activation))
+    )

@@ -40,8 +40,8 @@ struct SlabColumns {
     __device__ static constexpr int begin_of(int slab) { return slab * kOfSlab - (slab == kSlabs - 1 ? kTwice : 0); }
 };
 
-/* What a slab has of a tile: columns from `column` on, in 16 bits or float32 times factors. Of float32 the first
- * `blank`, in multiples of 16, are zeros. */
+/* What a slab has of a tile: columns from `column` on; sums in 16 bits or float32 times factors. Of float32 the first
+ * `blank`, in multiples of 16 or of what is gated of 4, are zeros. */
 struct SlabPart {
     int column;
     RowFactors factors = {{1.0f, 1.0f}};
@@ -111,7 +111,7 @@ __device__ __forceinline__ void fill_slab(const GatedSums<kCount> &gated, uint8_
         for (int half = 0; half < 2; ++half) {
             const int row = lane / 4 + 8 * half, byte = (block * 4 + lane % 4) * static_cast<int>(sizeof(T));
             *reinterpret_cast<T *>(slab + row * kSm90SlabBytes + (byte / 16 ^ row % 8) * 16 + byte % 16) =
-                from_float<T>(gated.of[2 * (first + block) + half]);
+                from_float<T>(block * 4 < part.blank ? 0.0f : gated.of[2 * (first + block) + half]);
         }
 }
 
