@@ -125,37 +125,89 @@ constexpr int kColumnsOf<GatedSums<kCount>> = 2 * kCount;
 
 /* ---- stores ---- */
 
-/* Converts and stores a warp's 16 rows, or adds them to what is there. The copy engine does it while the warp goes on;
- * each element is added to once, or a second time when the first is done, so that sums do not depend on an order. What
- * lies outside the output it leaves out; slabs that have none of the `columns` are not filled. */
+/* What a lane passes on of a slab: chunk lane % 8 of four rows. */
+template <typename T>
+__device__ __forceinline__ T slab_chunk(const uint8_t *slab, int lane, int i) {
+    const int row = lane / 8 + 4 * i;
+    return *reinterpret_cast<const T *>(slab + row * kSm90SlabBytes + (lane % 8 ^ row % 8) * 16);
+}
+
+/* A warp's 16 rows of values, and how many rows and columns of them there are. */
+struct StoredRows {
+    int64_t first_row;
+    int count, group, first_column, columns;
+};
+
+/* The rows and columns of a slab that there are, by the warp itself. */
+template <typename T, bool kAdd>
+__device__ __forceinline__ void pass_slab(const uint8_t *slab, const GemmSm90Args &args, int lane,
+                                          const StoredRows &rows, int begin) {
+    constexpr int kChunkColumns = 16 / static_cast<int>(sizeof(T));
+    struct alignas(16) Chunk {
+        T element[kChunkColumns];
+    };
+    const Epilogue &to = args.epilogue;
+    const int column = begin + lane % 8 * kChunkColumns, inside = rows.columns - column;
+    const bool aligned = args.out_aligned && rows.first_column % kChunkColumns == 0;
+    T *const out = static_cast<T *>(to.out) + rows.group * to.out_group_stride + rows.first_column + column;
+#pragma unroll 1
+    for (int j = 0; j < 4 && lane / 8 + 4 * j < rows.count && inside > 0; ++j) {
+        T *target = out + (rows.first_row + lane / 8 + 4 * j) * to.out_stride;
+        const Chunk chunk = slab_chunk<Chunk>(slab, lane, j);
+        if (!kAdd && aligned && inside >= kChunkColumns) {
+            *reinterpret_cast<Chunk *>(target) = chunk;
+            continue;
+        }
+#pragma unroll
+        for (int k = 0; k < kChunkColumns; ++k)
+            if (k < inside) {
+                if constexpr (kAdd)
+                    target[k] += chunk.element[k];
+                else
+                    target[k] = chunk.element[k];
+            }
+    }
+}
+
+/* Converts and stores a warp's values, or adds them to what is there; by the copy engine where `boxes`. It does so while
+ * the warp goes on; each element is added to once, or a second time when the first is done, so that sums do not depend
+ * on an order. What lies outside the output it leaves out; slabs that have none of the columns are not filled. */
 template <typename T, bool kAdd, typename Tile, typename Values>
-__device__ __forceinline__ void store_boxes(const Values &values, const GemmSm90Args &args, int group, uint8_t *slabs,
-                                            int lane, int64_t first_row, int first_column, int columns,
+__device__ __forceinline__ void store_slabs(const Values &values, const GemmSm90Args &args, uint8_t *slabs, int lane,
+                                            const StoredRows &rows, bool boxes,
                                             const RowFactors &factors = {{1.0f, 1.0f}}) {
     using Columns = SlabColumns<T, kColumnsOf<Values>>;
     constexpr int kSlabs = Columns::kSlabs;
     constexpr int kUnit = kAdd ? 1 : sizeof(T); /* coordinates along a row are of float32, or of bytes */
     constexpr int kTogether = kSlabs == Tile::kSlabs ? kSlabs : 1; /* all slabs that there are, or one by one */
-    const int row = static_cast<int>(first_row);
+    const int row = static_cast<int>(rows.first_row), group = args.out_grouped ? rows.group : 0;
 #pragma unroll
     for (int i = 0; i < kSlabs; i += kTogether) {
         uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
         /* Slabs are used in turn, but for what came before. */
         if (ptx::elect()) ptx::tma_wait_read<kSlabs % Tile::kSlabs == 0 ? Tile::kSlabs / kTogether - 1 : 0>();
         __syncwarp();
-        const bool any = Columns::begin_of(i) < columns;
+        const bool any = Columns::begin_of(i) < rows.columns;
         if (any) {
 #pragma unroll
             for (int j = 0; j < kTogether; ++j)
                 fill_slab<T>(values, slab + j * Tile::kSlabBytes, lane,
                              {Columns::begin_of(i + j), factors, kAdd && i + j == kSlabs - 1 ? Columns::kTwice : 0});
         }
+        if (!boxes) {
+            __syncwarp();
+#pragma unroll
+            for (int j = 0; j < kTogether; ++j)
+                pass_slab<T, kAdd>(slab + j * Tile::kSlabBytes, args, lane, rows, Columns::begin_of(i + j));
+            __syncwarp(); /* all have read it */
+            continue;
+        }
         ptx::fence_proxy_async();
         __syncwarp();
         if (ptx::elect()) {
 #pragma unroll
             for (int j = 0; j < kTogether && any; ++j) {
-                const int x = (first_column + Columns::begin_of(i + j)) * kUnit;
+                const int x = (rows.first_column + Columns::begin_of(i + j)) * kUnit;
                 if constexpr (kAdd)
                     ptx::tma_add_3d(&args.map_out, slab + j * Tile::kSlabBytes, x, row, group);
                 else
@@ -166,73 +218,20 @@ __device__ __forceinline__ void store_boxes(const Values &values, const GemmSm90
     }
 }
 
-/* What a lane passes on of a slab: chunk lane % 8 of four rows. */
-template <typename T>
-__device__ __forceinline__ T slab_chunk(const uint8_t *slab, int lane, int i) {
-    const int row = lane / 8 + 4 * i;
-    return *reinterpret_cast<const T *>(slab + row * kSm90SlabBytes + (lane % 8 ^ row % 8) * 16);
-}
-
-/* The first `count` of a warp's 16 rows, and the columns that there are: by the warp itself. */
+/* The same, by the copy engine where that can. */
 template <typename T, bool kAdd, typename Tile, typename Values>
-__device__ __forceinline__ void store_some(const Values &values, const GemmSm90Args &args, int group, uint8_t *slabs,
-                                           int lane, int64_t first_row, int count, int first_column, int columns) {
-    using Columns = SlabColumns<T, kColumnsOf<Values>>;
-    constexpr int kChunkColumns = 16 / static_cast<int>(sizeof(T));
-    struct alignas(16) Chunk {
-        T element[kChunkColumns];
-    };
-    const Epilogue &to = args.epilogue;
-    const int column = lane % 8 * kChunkColumns;
-    const bool aligned = args.out_aligned && first_column % kChunkColumns == 0;
-    T *const out = static_cast<T *>(to.out) + group * to.out_group_stride + first_column + column;
-    columns = min(columns, kColumnsOf<Values>);
-    if (ptx::elect()) ptx::tma_wait_read<0>();
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < Columns::kSlabs; ++i) {
-        uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
-        const int begin = Columns::begin_of(i);
-        if (Tile::kSlabs == 1) __syncwarp(); /* all have read it */
-        fill_slab<T>(values, slab, lane, {begin});
-        __syncwarp();
-        const int inside = begin + column < i * Columns::kOfSlab ? 0 : columns - begin - column;
-#pragma unroll 1
-        for (int j = 0; j < 4 && lane / 8 + 4 * j < count && inside > 0; ++j) {
-            T *target = out + (first_row + lane / 8 + 4 * j) * to.out_stride + begin;
-            const Chunk chunk = slab_chunk<Chunk>(slab, lane, j);
-            if (!kAdd && aligned && inside >= kChunkColumns) {
-                *reinterpret_cast<Chunk *>(target) = chunk;
-                continue;
-            }
-#pragma unroll
-            for (int k = 0; k < kChunkColumns; ++k)
-                if (k < inside) {
-                    if constexpr (kAdd)
-                        target[k] += chunk.element[k];
-                    else
-                        target[k] = chunk.element[k];
-                }
-        }
-    }
-}
-
-template <typename T, bool kAdd, typename Tile, typename Values>
-__device__ __forceinline__ void store_values(const Values &values, const GemmSm90Args &args, int group, uint8_t *slabs,
-                                             int lane, int64_t first_row, int count, int first_column, int columns) {
+__device__ __forceinline__ void store_values(const Values &values, const GemmSm90Args &args, uint8_t *slabs, int lane,
+                                             StoredRows rows) {
     constexpr int kColumns = kColumnsOf<Values>;
     const TileSpace &space = args.space;
-    const bool aligned = first_column * static_cast<int>(sizeof(T)) % 16 == 0; /* groups along N begin anywhere */
+    const bool aligned = rows.first_column * static_cast<int>(sizeof(T)) % 16 == 0; /* groups along N begin anywhere */
     /* What is not there lies outside the output, and the copy engine leaves it out, or is another group's. */
-    const bool all_columns = columns >= kColumns || !space.major_is_columns;
+    const bool all_columns = rows.columns >= kColumns || !space.major_is_columns;
     const bool all_rows =
-        count >= 16 || space.major.grouping == Grouping::kNone || space.major.grouping == Grouping::kUniform;
-    if constexpr (SlabColumns<T, kColumns>::kFill) {
-        if (args.out_in_boxes && aligned && all_columns && all_rows)
-            return store_boxes<T, kAdd, Tile>(values, args, args.out_grouped ? group : 0, slabs, lane, first_row,
-                                              first_column, columns);
-    }
-    store_some<T, kAdd, Tile>(values, args, group, slabs, lane, first_row, count, first_column, columns);
+        rows.count >= 16 || space.major.grouping == Grouping::kNone || space.major.grouping == Grouping::kUniform;
+    const bool boxes = SlabColumns<T, kColumns>::kFill && args.out_in_boxes && aligned && all_columns && all_rows;
+    rows.columns = min(rows.columns, kColumns);
+    store_slabs<T, kAdd, Tile>(values, args, slabs, lane, rows, boxes);
 }
 
 /* ---- tiles ---- */
@@ -297,12 +296,10 @@ struct WholeTile {
     __device__ __forceinline__ void operator()(const float (&sum)[kCount], int part) {
         if (!work.whole) return;
         const Place<Tile> at(slabs);
-        const int group = args.out_grouped ? work.group : 0;
-        const int column = work.first_column + part * 2 * kCount, columns = work.columns - part * 2 * kCount;
-        const int row = work.first_row + warpgroup * Tile::kWarpgroupRows + at.warp_row;
+        const StoredRows rows = {work.first_row + warpgroup * Tile::kWarpgroupRows + at.warp_row, 16, work.group,
+                                 work.first_column + part * 2 * kCount, work.columns - part * 2 * kCount};
         with_output(args.epilogue, [&](auto element, auto add) {
-            store_boxes<decltype(element), add.value, Tile>(sum, args, group, at.slabs, at.lane, row, column, columns,
-                                                            factors);
+            store_slabs<decltype(element), add.value, Tile>(sum, args, at.slabs, at.lane, rows, true, factors);
         });
     }
 };
@@ -323,8 +320,8 @@ __device__ __forceinline__ void finish_other(float (&sum)[kCount], const GemmSm9
     activate(sum, to.activation);
     const auto store = [&](auto &values, int column, int there) {
         with_any_output(to, [&](auto element, auto add) {
-            store_values<decltype(element), add.value, Tile>(values, args, work.group, at.slabs, at.lane, first_row,
-                                                             count, column, there);
+            store_values<decltype(element), add.value, Tile>(values, args, at.slabs, at.lane,
+                                                             {first_row, count, work.group, column, there});
         });
     };
     if (to.swiglu) {
@@ -353,8 +350,9 @@ __device__ __forceinline__ void finish_part(float (&sum)[kCount], const GemmSm90
         return finish_other(sum, args, work, all_columns, slot, part, factors, at, first_row, count);
     scale_rows(sum, factors);
     with_output(args.epilogue, [&](auto element, auto add) {
-        store_values<decltype(element), add.value, Tile>(sum, args, work.group, at.slabs, at.lane, first_row, count,
-                                                         work.first_column + part * 2 * kCount, columns);
+        store_values<decltype(element), add.value, Tile>(
+            sum, args, at.slabs, at.lane,
+            {first_row, count, work.group, work.first_column + part * 2 * kCount, columns});
     });
 }
 

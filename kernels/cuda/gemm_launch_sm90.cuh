@@ -1,0 +1,88 @@
+/*
+ * Launches of the kernels of gemm_sm90.cuh. fp8 ones are made in files of their own, by the type of A: together they are
+ * what takes longest to compile.
+ */
+#pragma once
+
+#include "../plan.h"
+#include "backend.cuh"
+#include "gemm_sm90.cuh"
+#include "tensor_map.cuh"
+
+namespace flexgemm {
+
+template <typename Math, typename Tile>
+fg_status launch_tile(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
+                      const fg_queue *queue, fg_error *error) {
+    CUtensorMap map_a, map_b;
+    fg_status status = encode_tensor_map(&map_a, a, Tile::kWarpgroupRows, 1, error);
+    if (status == FG_OK) status = encode_tensor_map(&map_b, b, Tile::kBlockN / Tile::kCluster, 1, error);
+    if (status != FG_OK) return status;
+
+    constexpr auto kernel = [] {
+        if constexpr (Math::kFp8)
+            return fp8_gemm_or_fp8_wgrad_gemm_sm90_kernel<Math, Tile>;
+        else
+            return half_gemm_sm90_kernel<Math, Tile>;
+    }();
+    status = allow_shared<kernel>(Tile::kSharedBytes, error);
+    if (status != FG_OK) return status;
+    const int64_t tiles = set_tiles(args.space, Tile::kClusterM, Tile::kBlockN), clusters = num_sms / Tile::kCluster;
+    /* The more steps a tile has, the less its sums are beside its products. */
+    constexpr int64_t kFewSteps = 48;
+    const int64_t groups_along_k = args.space.k_offsets.data ? args.space.major.groups : 1;
+    args.staggered = args.epilogue.accumulate && args.plain && args.epilogue.bias == nullptr && tiles >= 4 * clusters &&
+                     args.space.k_bytes <= kFewSteps * kSm90StepBytes * groups_along_k;
+    const bool share = plan.split_k == 2 && !args.staggered;
+    const int64_t steps = ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes);
+    const int64_t shared = share ? fg_gemm_shared_tiles(tiles, clusters, steps) : 0, works = tiles + shared;
+    args.unshared_tiles = static_cast<uint32_t>(tiles - shared);
+    const dim3 grid(static_cast<unsigned>((works < clusters ? works : clusters) * Tile::kCluster));
+    return launch_clusters(kernel, grid, Tile::kCluster, Tile::kThreads, Tile::kSharedBytes, map_a, map_b, args, queue,
+                           error);
+}
+
+/* Of tiles of so many columns, by pairs of blocks or by single ones; with scales of blocks 256 columns are a pair's. */
+template <typename Math, int kColumns>
+fg_status launch_columns(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
+                         const fg_queue *queue, fg_error *error) {
+    constexpr bool kScaled = Math::kScaled;
+    if constexpr (!kScaled || kColumns < 256) {
+        if (plan.block_m == kSm90BlockM)
+            return launch_tile<Math, Sm90Tile<kColumns, 1, kScaled>>(plan, a, b, args, num_sms, queue, error);
+    }
+    return launch_tile<Math, Sm90Tile<kColumns, 2, kScaled>>(plan, a, b, args, num_sms, queue, error);
+}
+
+template <typename Math>
+fg_status launch(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
+                 const fg_queue *queue, fg_error *error) {
+    if (plan.block_n == 128) return launch_columns<Math, 128>(plan, a, b, args, num_sms, queue, error);
+    if constexpr (!Math::kScaled) { /* whose parts of tiles are blocks */
+        if (plan.block_n == 176) return launch_columns<Math, 176>(plan, a, b, args, num_sms, queue, error);
+        if (plan.block_n == 192) return launch_columns<Math, 192>(plan, a, b, args, num_sms, queue, error);
+    }
+    return launch_columns<Math, 256>(plan, a, b, args, num_sms, queue, error);
+}
+
+/* Of fp8: whose sums are what the scales and `promote_every` ask for, by the type of B. */
+template <template <Sm90Sums> typename WithE4m3, template <Sm90Sums> typename WithE5m2>
+fg_status launch_fp8(const fg_plan &plan, const TensorRows &a, const TensorRows &b, fg_dtype of_b, GemmSm90Args &args,
+                     int num_sms, const fg_queue *queue, fg_error *error) {
+    const auto with_sums = [&](auto sums) {
+        constexpr Sm90Sums kSums = decltype(sums)::value;
+        return of_b == FG_FLOAT8_E5M2 ? launch<WithE5m2<kSums>>(plan, a, b, args, num_sms, queue, error)
+                                      : launch<WithE4m3<kSums>>(plan, a, b, args, num_sms, queue, error);
+    };
+    if (args.epilogue.block_scaled) return with_sums(std::integral_constant<Sm90Sums, Sm90Sums::kScaled>{});
+    if (args.steps_per_promote == 0) return with_sums(std::integral_constant<Sm90Sums, Sm90Sums::kPlain>{});
+    return with_sums(std::integral_constant<Sm90Sums, Sm90Sums::kPromoted>{});
+}
+
+/* A of e4m3 (gemm_e4m3_sm90.cu) and of e5m2 (gemm_e5m2_sm90.cu). */
+fg_status gemm_e4m3_sm90(const fg_plan &plan, const TensorRows &a, const TensorRows &b, fg_dtype of_b,
+                         GemmSm90Args &args, int num_sms, const fg_queue *queue, fg_error *error);
+fg_status gemm_e5m2_sm90(const fg_plan &plan, const TensorRows &a, const TensorRows &b, fg_dtype of_b,
+                         GemmSm90Args &args, int num_sms, const fg_queue *queue, fg_error *error);
+
+}  // namespace flexgemm
