@@ -373,6 +373,7 @@ inline GemmSm90Args make_args(const fg_gemm_params &params) {
     GemmSm90Args args = {};
     args.space = make_tile_space(params);
     args.epilogue = make_epilogue(params);
+    args.column_factors = has_column_factors(args.epilogue);
     args.a_grouped = params.a.ndim == 3;
     args.b_grouped = params.b.ndim == 3;
     return args;

@@ -25,6 +25,7 @@ struct GemmSm90Args {
     int32_t tile_tokens; /* of one group: rows of A to a tile */
     /* Of gemm_sm90.cuh, of one group: tiles before those whose K the blocks of a pair share. */
     uint32_t unshared_tiles;
+    bool column_factors; /* columns have scales of their own, or a bias */
     TileSpace space;
     Epilogue epilogue;
     bool a_grouped, b_grouped;

@@ -51,7 +51,7 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     const TensorRows out = make_rows(params.out);
     args.out_grouped = params.out.ndim == 3;
     args.out_in_boxes = fits_tma(out);
-    args.whole_boxes = args.out_in_boxes && args.plain && !has_column_factors(args.epilogue);
+    args.whole_boxes = args.out_in_boxes && args.plain && !args.column_factors;
     if (args.out_in_boxes) {
         const auto encode = params.accumulate ? encode_sums_map : encode_tensor_map;
         const fg_status status = encode(&args.map_out, out, 16, 1, error);

@@ -380,7 +380,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     auto &shared = small.rings;
     const int warp = threadIdx.x / 32;
     const FirstSteps<Tile> first(args);
-    const bool keeps_columns = !Math::kScaled && has_column_factors(args.epilogue);
+    const bool keeps_columns = !Math::kScaled && args.column_factors;
     begin_block(
         map_a, map_b, Tile::kCluster > 1, Tile::kThreads,
         [&] {

@@ -171,8 +171,9 @@ __device__ __forceinline__ void pass_slab(const uint8_t *slab, const GemmSm90Arg
 
 /* Converts and stores a warp's values, or adds them to what is there; by the copy engine where `boxes`. It does so while
  * the warp goes on; each element is added to once, or a second time when the first is done, so that sums do not depend
- * on an order. What lies outside the output it leaves out; slabs that have none of the columns are not filled. */
-template <typename T, bool kAdd, typename Tile, typename Values>
+ * on an order. What lies outside the output it leaves out; slabs that have none of the columns are not filled, unless
+ * kAll: to ask takes longer than most tiles would gain. */
+template <typename T, bool kAdd, bool kAll, typename Tile, typename Values>
 __device__ __forceinline__ void store_slabs(const Values &values, const GemmSm90Args &args, uint8_t *slabs, int lane,
                                             const StoredRows &rows, bool boxes,
                                             const RowFactors &factors = {{1.0f, 1.0f}}) {
@@ -180,14 +181,19 @@ __device__ __forceinline__ void store_slabs(const Values &values, const GemmSm90
     constexpr int kSlabs = Columns::kSlabs;
     constexpr int kUnit = kAdd ? 1 : sizeof(T); /* coordinates along a row are of float32, or of bytes */
     constexpr int kTogether = kSlabs == Tile::kSlabs ? kSlabs : 1; /* all slabs that there are, or one by one */
+    constexpr bool kInTurn = kSlabs % Tile::kSlabs == 0;           /* no slab is used twice running */
     const int row = static_cast<int>(rows.first_row), group = args.out_grouped ? rows.group : 0;
 #pragma unroll
     for (int i = 0; i < kSlabs; i += kTogether) {
         uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
-        /* Slabs are used in turn, but for what came before. */
-        if (ptx::elect()) ptx::tma_wait_read<kSlabs % Tile::kSlabs == 0 ? Tile::kSlabs / kTogether - 1 : 0>();
+        if (ptx::elect()) {
+            if (kInTurn && boxes)
+                ptx::tma_wait_read<Tile::kSlabs / kTogether - 1>();
+            else
+                ptx::tma_wait_read<0>();
+        }
         __syncwarp();
-        const bool any = Columns::begin_of(i) < rows.columns;
+        const bool any = kAll || Columns::begin_of(i) < rows.columns;
         if (any) {
 #pragma unroll
             for (int j = 0; j < kTogether; ++j)
@@ -231,7 +237,7 @@ __device__ __forceinline__ void store_values(const Values &values, const GemmSm9
         rows.count >= 16 || space.major.grouping == Grouping::kNone || space.major.grouping == Grouping::kUniform;
     const bool boxes = SlabColumns<T, kColumns>::kFill && args.out_in_boxes && aligned && all_columns && all_rows;
     rows.columns = min(rows.columns, kColumns);
-    store_slabs<T, kAdd, Tile>(values, args, slabs, lane, rows, boxes);
+    store_slabs<T, kAdd, false, Tile>(values, args, slabs, lane, rows, boxes);
 }
 
 /* ---- tiles ---- */
@@ -299,7 +305,7 @@ struct WholeTile {
         const StoredRows rows = {work.first_row + warpgroup * Tile::kWarpgroupRows + at.warp_row, 16, work.group,
                                  work.first_column + part * 2 * kCount, work.columns - part * 2 * kCount};
         with_output(args.epilogue, [&](auto element, auto add) {
-            store_slabs<decltype(element), add.value, Tile>(sum, args, at.slabs, at.lane, rows, true, factors);
+            store_slabs<decltype(element), add.value, true, Tile>(sum, args, at.slabs, at.lane, rows, true, factors);
         });
     }
 };
@@ -346,7 +352,7 @@ __device__ __forceinline__ void finish_part(float (&sum)[kCount], const GemmSm90
     const RowFactors factors = row_factors_of(args.epilogue, work, first_row, at.warp_row + at.lane / 4, count);
     first_row += at.warp_row;
     count -= at.warp_row;
-    if (!args.plain || all_columns.any())
+    if (__builtin_expect(!args.plain || all_columns.any(), false))
         return finish_other(sum, args, work, all_columns, slot, part, factors, at, first_row, count);
     scale_rows(sum, factors);
     with_output(args.epilogue, [&](auto element, auto add) {

@@ -116,7 +116,7 @@ struct TileColumns {
     KeptColumns<Tile> &kept;
     const GemmSm90Args &args;
 
-    __device__ __forceinline__ bool any() const { return has_column_factors(args.epilogue); }
+    __device__ __forceinline__ bool any() const { return args.column_factors; }
 
     /* To the sums of a part of a tile. */
     template <int kCount>
