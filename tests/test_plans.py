@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from calls import run_python
-from products import BLOCKS, DENSE, EQUAL, FEW_OR_MANY, MASKED, NARROW, PACKED, TALL
+from products import ADDED, BLOCKS, DENSE, EQUAL, FEW_OR_MANY, MASKED, NARROW, PACKED, TALL
 
 from flexgemm import _C
 
@@ -256,6 +256,18 @@ def test_pairs_share_the_depth_of_tiles_that_full_waves_leave_over():
     assert tile(1024, 1024, 8192 + 128)[2] == 1  # halves of an odd number of steps would differ
     assert tile(1024, 1024, 512)[2] == 1  # two steps are not worth the exchange
     assert tile(4096, 4096, 7168)[2] == 1  # three waves, and 58 of 66
+
+
+def test_ends_of_sums_that_are_added_count_more():
+    def tile(m, n, k, tiles, dtype=FP8[0]):
+        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=SMS, tiles=tiles)
+        return plan["block_m"], plan["block_n"]
+
+    # Few steps are little beside an end, and narrow tiles have less to add at each.
+    for dtype, k in ((FP8[0], 1024), ("bfloat16", 512)):
+        assert tile(4096, 4096, k, DENSE | ADDED, dtype)[1] < tile(4096, 4096, k, DENSE, dtype)[1]
+    for m, k in ((4096, 16_384), (512, 2048)):  # many steps; and rows that the kernels for few rows take as well
+        assert tile(m, 7168, k, DENSE | ADDED) == tile(m, 7168, k, DENSE)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", *FP8])
