@@ -27,7 +27,7 @@ Row = dict[str, Any]
 # What makes two rows the same measurement. The rest of a row (ms, pairs, floor_ms, ...) follows from the run.
 IDENTITY = (
     "suite", "op", "scene", "dtype", "channels", "m", "n", "k", "groups", "expected_m",
-    "precision", "granularity", "scales", "family", "peer",
+    "precision", "granularity", "scales", "ending", "family", "peer",
 )  # fmt: skip
 
 
