@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import guarded
 import numpy as np
 import reference
 import scenes
@@ -79,3 +80,26 @@ def block_scales(rng, m, n, k, lead_a=(), lead_b=()):
 def offsets_of(sizes, form, dtype, first=0):
     bounds = first + np.concatenate([[0], np.cumsum(sizes)])
     return (bounds if form == "bounds" else bounds[1:]).astype(dtype)
+
+
+def check_output(backend, rng, a, b, out_dtype, scales, bias, activation, sms, fence=True):
+    """A dense product by `sms` multiprocessors, with scales of this kind for each operand and a bias of this dtype."""
+    m, n, dtypes = len(a), len(b), (str(a.dtype), str(b.dtype))
+    how = {"scale_a": scale_of(rng, scales, m), "scale_b": scale_of(rng, scales, n), "activation": activation}
+    how["alpha"] = 4 / np.sqrt(a.shape[1])
+    if bias:
+        how["bias"] = rng.standard_normal(n).astype(reference.dtype_of(bias))
+    ref = reference.gemm(a, b, **how)
+    cut = cut_of(backend, dtypes, activation)
+    is_float8 = out_dtype.startswith("float8")
+    if is_float8:
+        how["scale_out"] = np.asarray(0.03, np.float32)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, out_dtype, shape=(m, width(n, activation)), fence=fence, **how)
+    if is_float8:
+        judge_float8(out, ref / reference.f64(how["scale_out"]), out_dtype, cut)
+    elif activation:
+        own = 1e-4 if out_dtype == "float32" else reference.ROW_TOLERANCE[out_dtype]
+        reference.assert_rows(out, ref, max(own, reference.ROW_CUTS * cut))
+    else:
+        judge(out, ref, dtypes[0], out_dtype, cut=cut)

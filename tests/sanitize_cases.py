@@ -23,7 +23,7 @@ import numpy as np
 import reference
 import scenes
 from memory import Cuda, Host
-from products import block_scales, cut_of, judge_float8, operands, scale_of
+from products import block_scales, check_output, operands
 from reference import assert_gemm_rows, assert_rows, assert_same_bits
 
 from flexgemm import _C
@@ -424,21 +424,9 @@ def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offse
 
 def outputs_case(backend, dtype, out_dtype, activation, shape, num_sms):
     """What large tiles make of their sums, beside scales of rows and a bias."""
-    rows, n, k = shape
-    rng, a, b = operands(rows, n, k, dtype, dtype)
-    how = {"scale_a": scale_of(rng, "row", rows), "scale_b": scale_of(rng, "row", n), "activation": activation}
-    how |= {"bias": rng.standard_normal(n).astype(np.float32), "alpha": 4 / np.sqrt(k)}
-    ref = reference.gemm(a, b, **how)
-    is_float8 = out_dtype.startswith("float8")
-    if is_float8:
-        how["scale_out"] = np.asarray(0.03, np.float32)
-    with guarded.multiprocessors(num_sms):
-        out = guarded.gemm(backend, a, b, out_dtype, shape=ref.shape, fence=False, **how)
-    cut = cut_of(backend, (dtype, dtype), activation)
-    if is_float8:
-        judge_float8(out, ref / reference.f64(how["scale_out"]), out_dtype, cut)
-    else:
-        assert_rows(out, ref, max(reference.ROW_TOLERANCE[out_dtype], reference.ROW_CUTS * cut))
+    check_output(
+        backend, *operands(*shape, dtype, dtype), out_dtype, "row", "float32", activation, num_sms, fence=False
+    )
 
 
 def sums_case(backend, dtype, shape, num_sms):

@@ -6,7 +6,7 @@ import guarded
 import numpy as np
 import pytest
 import reference
-from products import ADDED, DENSE, cut_of, judge, judge_float8, operands, scale_of, width
+from products import ADDED, DENSE, check_output, cut_of, operands, scale_of, width
 
 from flexgemm import _C
 
@@ -63,26 +63,7 @@ def operands_of(dtypes, sms, shape, tiles):
 @pytest.mark.parametrize("scales, bias, activation, out_dtype", OUTPUTS)
 @all_tiles
 def test_outputs(backend, dtypes, sms, shape, scales, bias, activation, out_dtype):
-    rng, a, b = operands_of(dtypes, sms, shape, DENSE)
-    m, n, _ = shape
-    how = {"scale_a": scale_of(rng, scales, m), "scale_b": scale_of(rng, scales, n), "activation": activation}
-    how["alpha"] = 4 / np.sqrt(a.shape[1])
-    if bias:
-        how["bias"] = rng.standard_normal(n).astype(reference.dtype_of(bias))
-    ref = reference.gemm(a, b, **how)
-    cut = cut_of(backend, dtypes, activation)
-    is_float8 = out_dtype in (E4M3, E5M2)
-    if is_float8:
-        how["scale_out"] = np.asarray(0.03, np.float32)
-    with guarded.multiprocessors(sms):
-        out = guarded.gemm(backend, a, b, out_dtype, shape=(m, width(n, activation)), **how)
-    if is_float8:
-        judge_float8(out, ref / reference.f64(how["scale_out"]), out_dtype, cut)
-    elif activation:
-        own = 1e-4 if out_dtype == "float32" else reference.ROW_TOLERANCE[out_dtype]
-        reference.assert_rows(out, ref, max(own, reference.ROW_CUTS * cut))
-    else:
-        judge(out, ref, dtypes[0], out_dtype, cut=cut)
+    check_output(backend, *operands_of(dtypes, sms, shape, DENSE), out_dtype, scales, bias, activation, sms)
 
 
 @pytest.mark.parametrize(
