@@ -22,12 +22,18 @@ __device__ __forceinline__ float activated(float x, fg_activation activation) {
     return x;
 }
 
+/* Into how few equal groups of up to `most` so many fall. */
+__host__ __device__ constexpr int equal_groups(int count, int most) {
+    int groups = (count + most - 1) / most;
+    while (count % groups != 0) ++groups;
+    return groups;
+}
+
 /* All of a thread's sums. Registers cannot be indexed, and code for each of up to 128 sums would be long and want more
- * registers than there are: many sums go round past a loop body that serves a few of them. */
-template <int kCount, typename Function>
+ * registers than there are: many sums go round past a loop body that serves up to kAtOnce of them. */
+template <int kAtOnce, int kCount, typename Function>
 __device__ __forceinline__ void apply_in_turns(float (&sum)[kCount], const Function &function) {
-    constexpr int kGroup = kCount <= 16 ? kCount : kCount % 8 == 0 ? 8 : 4, kTurns = kCount / kGroup;
-    static_assert(kCount % kTurns == 0, "whole groups");
+    constexpr int kTurns = kCount <= 16 ? 1 : equal_groups(kCount, kAtOnce), kGroup = kCount / kTurns;
 #pragma unroll 1
     for (int turn = 0; turn < kTurns; ++turn) {
         float group[kGroup];
@@ -41,15 +47,15 @@ __device__ __forceinline__ void apply_in_turns(float (&sum)[kCount], const Funct
 }
 
 /* Which activation it is, is asked once: where each sum asks, none is worked out beside another. */
-template <int kCount>
+template <int kAtOnce = 8, int kCount>
 __device__ __forceinline__ void activate(float (&sum)[kCount], fg_activation activation) {
     if (activation == FG_ACTIVATION_RELU) {
 #pragma unroll
         for (float &x : sum) x = relu(x);
     } else if (activation == FG_ACTIVATION_SILU) {
-        apply_in_turns(sum, [](float x) { return silu(x); });
+        apply_in_turns<kAtOnce>(sum, [](float x) { return silu(x); });
     } else if (activation == FG_ACTIVATION_GELU) {
-        apply_in_turns(sum, [](float x) { return gelu(x); });
+        apply_in_turns<kAtOnce>(sum, [](float x) { return gelu(x); });
     }
 }
 

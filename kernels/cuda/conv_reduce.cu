@@ -104,10 +104,10 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const Gat
 #pragma unroll
             for (int i = 0; i < kWidth; ++i) sum[i] += to_float(addend.at[i]);
         }
+        activate(sum, epilogue.activation);
         Outputs outputs;
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
-            sum[i] = activated(sum[i], epilogue.activation);
             if (epilogue.scale_out) sum[i] = __fdiv_rn(sum[i], *epilogue.scale_out);
             outputs.at[i] = from_float<Out>(sum[i]);
         }

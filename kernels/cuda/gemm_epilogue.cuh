@@ -31,6 +31,11 @@ struct Epilogue {
     bool out_aligned; /* every fourth element of every row may be the start of a vector store */
 };
 
+/* Each column has a scale of its own. */
+__host__ __device__ inline bool has_column_scales(const Epilogue &to) {
+    return to.scale_b.step != 0 && !to.block_scaled;
+}
+
 __device__ __forceinline__ float scale_at(const Scale &scale, int64_t group, int64_t index, int64_t block = 0) {
     return scale.data ? scale.data[group * scale.group_step + index * scale.step + block] : 1.0f;
 }
@@ -96,10 +101,8 @@ __device__ __forceinline__ void activate_and_store(const Epilogue &to, float (&v
 
 /* ---- host ---- */
 
-/* Columns have scales of their own, or a bias. */
-inline bool has_column_factors(const Epilogue &to) {
-    return to.bias != nullptr || (to.scale_b.step != 0 && !to.block_scaled);
-}
+/* Or a bias. */
+inline bool has_column_factors(const Epilogue &to) { return to.bias != nullptr || has_column_scales(to); }
 
 inline bool is_multiple(const void *pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 

@@ -31,7 +31,7 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &a, const TensorRows
     /* The more steps a tile has, the less its sums are beside its products. */
     constexpr int64_t kFewSteps = 48;
     const int64_t groups_along_k = args.space.k_offsets.data ? args.space.major.groups : 1;
-    args.staggered = args.epilogue.accumulate && args.plain && args.epilogue.bias == nullptr && tiles >= 4 * clusters &&
+    args.staggered = args.epilogue.accumulate && args.plain && tiles >= 4 * clusters &&
                      args.space.k_bytes <= kFewSteps * kSm90StepBytes * groups_along_k;
     const bool share = plan.split_k == 2 && !args.staggered;
     const int64_t steps = ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes);
@@ -47,11 +47,15 @@ template <typename Math, int kColumns>
 fg_status launch_columns(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
                          const fg_queue *queue, fg_error *error) {
     constexpr bool kScaled = Math::kScaled;
-    if constexpr (!kScaled || kColumns < 256) {
-        if (plan.block_m == kSm90BlockM)
-            return launch_tile<Math, Sm90Tile<kColumns, 1, kScaled>>(plan, a, b, args, num_sms, queue, error);
-    }
-    return launch_tile<Math, Sm90Tile<kColumns, 2, kScaled>>(plan, a, b, args, num_sms, queue, error);
+    const auto launch_blocks = [&](auto blocks) {
+        constexpr int kBlocks = decltype(blocks)::value;
+        const auto launch = args.plain ? launch_tile<Math, Sm90Tile<kColumns, kBlocks, kScaled, true>>
+                                       : launch_tile<Math, Sm90Tile<kColumns, kBlocks, kScaled, false>>;
+        return launch(plan, a, b, args, num_sms, queue, error);
+    };
+    if constexpr (!kScaled || kColumns < 256)
+        if (plan.block_m == kSm90BlockM) return launch_blocks(std::integral_constant<int, 1>{});
+    return launch_blocks(std::integral_constant<int, 2>{});
 }
 
 template <typename Math>

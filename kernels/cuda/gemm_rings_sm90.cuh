@@ -31,11 +31,11 @@ struct GemmSm90Args {
     bool a_grouped, b_grouped;
     CUtensorMap map_out;       /* boxes of 16 rows and 128 bytes of out, where out_in_boxes */
     bool out_in_boxes;         /* the copy engine can store it */
-    bool whole_boxes;          /* and is plain, and its columns have no factors */
+    bool whole_boxes;          /* and that is sums times and plus factors, in 16 bits or float32 */
     bool out_grouped;          /* it has a matrix for each group */
     bool out_aligned;          /* its rows start at multiples of 16 bytes */
     bool staggered;            /* blocks add to the output at different times (gemm_sm90.cuh) */
-    bool plain;                /* of out nothing but scaled and biased sums in 16 bits, or 32 but for few rows */
+    bool plain;                /* of out nothing but scaled sums in 16 bits, or float32 of many rows; biased of few */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
 };
 
@@ -98,7 +98,8 @@ __device__ __forceinline__ void arrive_at_blocks(uint64_t *barrier) {
 /* How a block begins. One thread of the producer makes the barriers by `init`, and copies by `copy_own` what it knows
  * already. A short product lasts little longer than its first copies take: they begin here, in the first lines of code,
  * and not where the producer's loop is, which memory has yet to send. Warp 1 meanwhile may `ask` L2 for what will be
- * wanted. When all barriers of the block, or of its cluster, are there, `copy_shared` copies to other blocks too. */
+ * wanted; not as an `else`, which ptxas would put in front. When all barriers of the block, or of its cluster, are there,
+ * `copy_shared` copies to other blocks too. */
 template <typename Init, typename CopyOwn, typename Ask, typename CopyShared>
 __device__ __forceinline__ void begin_block(const CUtensorMap &map_a, const CUtensorMap &map_b, bool in_cluster,
                                             int threads, const Init &init, const CopyOwn &copy_own, const Ask &ask,
@@ -113,9 +114,8 @@ __device__ __forceinline__ void begin_block(const CUtensorMap &map_a, const CUte
         }
         ptx::wait_for_earlier_kernels();
         if (leads) copy_own();
-    } else if (warp == 1) {
-        ask();
     }
+    if (warp == 1) ask();
     __syncwarp();
     if (in_cluster) {
         ptx::cluster_arrive();

@@ -20,8 +20,8 @@ bool fits_tma(const TensorRows &rows) {
            rows.groups <= INT_MAX && pitch_fits(rows.rows, rows.row_pitch) && pitch_fits(rows.groups, rows.group_pitch);
 }
 
-/* Of the output nothing but scaled and biased sums, in 16 bits or float32. */
-bool is_plain(const fg_gemm_params &params) {
+/* Of the output nothing but sums times and plus factors, in 16 bits or float32. */
+bool is_linear(const fg_gemm_params &params) {
     return !params.swiglu && params.activation == FG_ACTIVATION_NONE && !params.scale_out.present &&
            fg_dtype_size(params.out.dtype) > 1;
 }
@@ -44,14 +44,14 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     const TensorRows a = make_rows(params.a), b = make_rows(params.b);
     GemmSm90Args args = make_args(params);
     args.steps_per_promote = params.promote_every / FG_SCALE_BLOCK_SIZE;
-    args.plain = is_plain(params);
+    args.plain = is_linear(params) && !args.column_factors;
     const int64_t size = static_cast<int64_t>(fg_dtype_size(params.out.dtype));
     args.out_aligned = is_multiple(params.out.data, 16) && args.epilogue.out_stride * size % 16 == 0 &&
                        args.epilogue.out_group_stride * size % 16 == 0;
     const TensorRows out = make_rows(params.out);
     args.out_grouped = params.out.ndim == 3;
     args.out_in_boxes = fits_tma(out);
-    args.whole_boxes = args.out_in_boxes && args.plain && !args.column_factors;
+    args.whole_boxes = args.out_in_boxes && is_linear(params);
     if (args.out_in_boxes) {
         const auto encode = params.accumulate ? encode_sums_map : encode_tensor_map;
         const fg_status status = encode(&args.map_out, out, 16, 1, error);

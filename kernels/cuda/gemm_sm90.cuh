@@ -32,7 +32,8 @@
 
 namespace flexgemm {
 
-template <int kN, int kBlocks, bool kScaled>
+/* Outputs that are no more than scaled rows, nearly all, have kernels of their own: kRowsOnly. */
+template <int kN, int kBlocks, bool kScaled, bool kRowsOnly>
 struct Sm90Tile {
     static constexpr int kBlockN = kN;
     static constexpr int kCluster = kBlocks; /* blocks with adjacent rows that share B */
@@ -53,6 +54,9 @@ struct Sm90Tile {
     static constexpr int kTileSlots = 4;
     static constexpr int kScaledRows = kSm90BlockM, kScaledBlocks = kPromotedParts;
     static constexpr int kScaleThreads = kScaled ? kSm90ScaleThreads : 0;
+    static constexpr bool kScaledRowsOnly = kRowsOnly;
+    static constexpr bool kKeepsColumns = !kRowsOnly && !kScaled;   /* beside scales of blocks there is no room */
+    static constexpr bool kWholeTiles = kRowsOnly || kKeepsColumns; /* some end while the next one is multiplied */
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
     static_assert(kWarpgroups * kWarpgroupRows == kSm90BlockM, "a warpgroup multiplies 64 rows");
     static_assert(kN / kPromotedParts * kSm90StepBytes % 1024 == 0, "a part of B starts at a swizzle atom");
@@ -91,7 +95,7 @@ __device__ __forceinline__ Sm90Work work_of_one_group(const GemmSm90Args &args, 
         k_begin = rank == 0 ? 0 : first_half;
         k_bytes = rank == 0 ? first_half : k_bytes - first_half;
     }
-    const bool whole = args.whole_boxes && rows == kSm90BlockM && k_bytes > 0 && !shared;
+    const bool whole = Tile::kWholeTiles && args.whole_boxes && rows == kSm90BlockM && k_bytes > 0 && !shared;
     return {row, rows, column, columns, 0, 0, k_begin, k_bytes, shared, whole, false, shared};
 }
 
@@ -206,7 +210,7 @@ __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm9
                          static_cast<int32_t>(tile.k_begin),
                          static_cast<int32_t>(tile.k_end - tile.k_begin),
                          tile.apart,
-                         args.whole_boxes && rows >= kSm90BlockM && tile.k_end > tile.k_begin &&
+                         Tile::kWholeTiles && args.whole_boxes && rows >= kSm90BlockM && tile.k_end > tile.k_begin &&
                              (!args.space.major_is_columns || (columns >= Tile::kBlockN && tile.column % 8 == 0))};
         if (first && args.staggered) rest = part_along_k(work, static_cast<int>(blockIdx.x) / Tile::kCluster);
         hand_over(shared, at, work);
@@ -279,7 +283,7 @@ __device__ __forceinline__ void produce_scales(Sm90Shared<Tile> &shared, StageSc
 template <typename Math, typename Tile, int kParts, int kCount>
 __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
                                               const StageScales<Tile> &stage_scales, const StageDescriptors &stage,
-                                              const GemmSm90Args &args, uint8_t *slabs,
+                                              const GemmSm90Args &args, KeptColumns<Tile> &kept, uint8_t *slabs,
                                               RingPosition<Tile::kTileSlots> &slot, RingPosition<Tile::kStages> &at) {
     PartialProducts<Math, Tile::kPartialSums == 1, Tile, kCount, Tile::kPartialSums> partial = {shared, stage};
     partial.await(depth_of<Tile>(shared.work[slot.slot], args), 0, at);
@@ -293,9 +297,10 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
     }();
     for (;;) {
         const Sm90Work &work = shared.work[slot.slot];
-        WholeTile<Tile> finish = {args, work, stage.warpgroup, slabs, {}};
+        const TileColumns<Tile> columns = {kept, args, work, slot.slot};
+        WholeTile<Tile> finish = {columns, stage.warpgroup, slabs, {}};
         multiply_promoted(sum, partial, shared, depth_of<Tile>(work, args), scales, at, finish);
-        if (!work.whole) return 0;
+        if (!Tile::kWholeTiles || !work.whole) return 0;
         RingPosition<Tile::kTileSlots> following = slot;
         following.advance();
         const Sm90Work &next = next_work(shared, following);
@@ -303,6 +308,7 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
         partial.await(depth_of<Tile>(next, args), 0, at);
         partial.start(0);
         finish(sum[kParts - 1], kParts - 1);
+        kept.leave(args, slot.slot);
         release_work(shared, slot);
     }
 }
@@ -317,12 +323,11 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
                                     ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA), warpgroup};
     uint8_t *slabs = stages + Tile::kStages * Tile::kStageBytes;
-    const TileColumns<Tile> columns = {kept, args};
     constexpr int kParts = Math::kPromote ? Tile::kPromotedParts : 1, kCount = Tile::kBlockN / kParts / 2;
     const bool each_step = Math::kPromote && (Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
     const bool turns = each_step && Tile::kPartialSums == 1;
     if (turns && warpgroup == 1) pass_turn<Tile>(warpgroup);
-    for (;; columns.leave(slot.slot), release_work(shared, slot)) {
+    for (;; kept.leave(args, slot.slot), release_work(shared, slot)) {
         const Sm90Work &first = next_work(shared, slot);
         if (first.group < 0) break;
         const Depth depth = depth_of<Tile>(first, args);
@@ -339,11 +344,12 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
         } else if constexpr (!Math::kPromote) {
             multiply_plain<Math>(sum[0], shared, stage, depth, at);
         } else if (each_step) {
-            finished = multiply_tiles<Math>(sum, shared, scales, stage, args, slabs, slot, at);
+            finished = multiply_tiles<Math>(sum, shared, scales, stage, args, kept, slabs, slot, at);
         } else if constexpr (kParts == 1 && !Math::kScaled) {
             multiply_seldom_promoted<Math>(sum[0], shared, stage, depth, args.steps_per_promote, at);
         }
         const Sm90Work &work = shared.work[slot.slot];
+        const TileColumns<Tile> columns = {kept, args, work, slot.slot};
         const int64_t first_row = work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows;
         const int count = work.rows - warpgroup * Tile::kWarpgroupRows;
         if (work.shared && !pair.add_up(sum, stages, warpgroup)) continue;
@@ -354,8 +360,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
             ptx::wgmma_hold(sum[part]);
-            if (part >= finished)
-                finish_part<Tile>(sum[part], args, work, columns, slot.slot, part, first_row, count, slabs);
+            if (part >= finished) finish_part(sum[part], columns, part, first_row, count, slabs);
         }
     }
     if (turns && warpgroup == 0) await_turn<Tile>(warpgroup); /* which the other passed last */
@@ -380,7 +385,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     auto &shared = small.rings;
     const int warp = threadIdx.x / 32;
     const FirstSteps<Tile> first(args);
-    const bool keeps_columns = !Math::kScaled && args.column_factors;
+    const bool keeps_columns = Tile::kKeepsColumns && args.column_factors;
     begin_block(
         map_a, map_b, Tile::kCluster > 1, Tile::kThreads,
         [&] {
@@ -405,8 +410,8 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
             schedule(shared, args);
         else if constexpr (Math::kScaled)
             produce_scales(shared, small.scales, args);
-        else if (warp == 2 && keeps_columns)
-            produce_columns(shared, small.columns, args);
+        else if constexpr (Tile::kKeepsColumns)
+            if (warp == 2 && keeps_columns) produce_columns(shared, small.columns, args);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
         consume<Math>(shared, small.pair, small.scales, small.columns, stages, args);

@@ -14,10 +14,15 @@ namespace flexgemm {
 
 /* ---- slabs ---- */
 
-/* Two adjacent sums of a row to a slab of 16 rows of 128 bytes, 16-byte chunk c of row r at c ^ (r % 8). */
+/* Where a slab of 16 rows of 128 bytes has a byte of a row: 16-byte chunk c of row r is at c ^ (r % 8). */
+__device__ __forceinline__ uint32_t place_in_slab(int row, int byte) {
+    return row * kSm90SlabBytes + (byte / 16 ^ row % 8) * 16 + byte % 16;
+}
+
+/* Two adjacent sums of a row. */
 template <typename T>
 __device__ __forceinline__ void store_pair(uint8_t *slab, int row, int byte, float first, float second) {
-    uint8_t *const to = slab + row * kSm90SlabBytes + (byte / 16 ^ row % 8) * 16 + byte % 16;
+    uint8_t *const to = slab + place_in_slab(row, byte);
     if constexpr (sizeof(T) == 1) { /* both in one instruction */
         constexpr auto kKind = std::is_same_v<T, __nv_fp8_e4m3> ? __NV_E4M3 : __NV_E5M2;
         *reinterpret_cast<__nv_fp8x2_storage_t *>(to) =
@@ -110,7 +115,7 @@ __device__ __forceinline__ void fill_slab(const GatedSums<kCount> &gated, uint8_
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = lane / 4 + 8 * half, byte = (block * 4 + lane % 4) * static_cast<int>(sizeof(T));
-            *reinterpret_cast<T *>(slab + row * kSm90SlabBytes + (byte / 16 ^ row % 8) * 16 + byte % 16) =
+            *reinterpret_cast<T *>(slab + place_in_slab(row, byte)) =
                 from_float<T>(block * 4 < part.blank ? 0.0f : gated.of[2 * (first + block) + half]);
         }
 }
@@ -128,8 +133,7 @@ constexpr int kColumnsOf<GatedSums<kCount>> = 2 * kCount;
 /* What a lane passes on of a slab: chunk lane % 8 of four rows. */
 template <typename T>
 __device__ __forceinline__ T slab_chunk(const uint8_t *slab, int lane, int i) {
-    const int row = lane / 8 + 4 * i;
-    return *reinterpret_cast<const T *>(slab + row * kSm90SlabBytes + (lane % 8 ^ row % 8) * 16);
+    return *reinterpret_cast<const T *>(slab + place_in_slab(lane / 8 + 4 * i, lane % 8 * 16));
 }
 
 /* A warp's 16 rows of values, and how many rows and columns of them there are. */
@@ -279,87 +283,92 @@ struct Place {
     }
 };
 
-/* Finishes the parts of a warpgroup's 64 rows of a whole tile, and none of any other: scales of rows and store. Registers
- * are few while products are under way, which is why there are no other outputs, and why sums are scaled as they are
- * converted. */
+/* What a part of a warp's rows becomes where that is more than scaled rows: factors of columns, activations, SwiGLU,
+ * fp8. */
+template <typename Tile, int kCount>
+__device__ __forceinline__ void finish_other(float (&sum)[kCount], const TileColumns<Tile> &columns, int part,
+                                             const RowFactors &factors, const Place<Tile> &at, StoredRows rows) {
+    const GemmSm90Args &args = columns.args;
+    const Epilogue &to = args.epilogue;
+    if (columns.any())
+        columns.apply(sum, part, factors, at.slabs, at.lane);
+    else
+        scale_rows(sum, factors);
+    activate<kSm90AtOnce>(sum, to.activation);
+    const auto store = [&](auto &values) {
+        with_any_output(to, [&](auto element, auto add) {
+            store_values<decltype(element), add.value, Tile>(values, args, at.slabs, at.lane, rows);
+        });
+    };
+    if (to.swiglu) {
+        auto gated = gate(sum);
+        if (to.scale_out) divide(gated.of, *to.scale_out);
+        rows.first_column /= 2;
+        rows.columns /= 2;
+        store(gated);
+    } else {
+        if (to.scale_out) divide(sum, *to.scale_out);
+        store(sum);
+    }
+}
+
+/* Finishes the parts of a warpgroup's 64 rows of a whole tile, and none of any other: factors and store. Registers are
+ * few while products are under way, which is why there are no other outputs, and why rows that are only scaled are so as
+ * they are converted. */
 template <typename Tile>
 struct WholeTile {
-    const GemmSm90Args &args;
-    const Sm90Work &work;
+    const TileColumns<Tile> &columns;
     int warpgroup;
     uint8_t *slabs;
     RowFactors factors;
 
     /* Reads the scales of rows, while something is multiplied. */
     __device__ __forceinline__ void prepare() {
-        if (!work.whole) return;
+        const Sm90Work &work = columns.work;
+        if (!Tile::kWholeTiles || !work.whole) return;
         const Place<Tile> at(slabs);
-        factors = row_factors_of(args.epilogue, work, work.first_row + warpgroup * Tile::kWarpgroupRows,
+        factors = row_factors_of(columns.args.epilogue, work, work.first_row + warpgroup * Tile::kWarpgroupRows,
                                  at.warp_row + at.lane / 4, Tile::kWarpgroupRows);
     }
 
     template <int kCount>
-    __device__ __forceinline__ void operator()(const float (&sum)[kCount], int part) {
-        if (!work.whole) return;
+    __device__ __forceinline__ void operator()(float (&sum)[kCount], int part) {
+        const Sm90Work &work = columns.work;
+        if (!Tile::kWholeTiles || !work.whole) return;
         const Place<Tile> at(slabs);
         const StoredRows rows = {work.first_row + warpgroup * Tile::kWarpgroupRows + at.warp_row, 16, work.group,
                                  work.first_column + part * 2 * kCount, work.columns - part * 2 * kCount};
-        with_output(args.epilogue, [&](auto element, auto add) {
-            store_slabs<decltype(element), add.value, true, Tile>(sum, args, at.slabs, at.lane, rows, true, factors);
+        RowFactors left = factors;
+        if constexpr (!Tile::kScaledRowsOnly) {
+            columns.apply(sum, part, factors, at.slabs, at.lane);
+            left = {1.0f, 1.0f};
+        }
+        with_output(columns.args.epilogue, [&](auto element, auto add) {
+            store_slabs<decltype(element), add.value, true, Tile>(sum, columns.args, at.slabs, at.lane, rows, true,
+                                                                  left);
         });
     }
 };
 
-/* What a part of a warp's rows becomes where that is more than scaled rows: factors of columns, activations, SwiGLU,
- * fp8. `count` of the rows are there, from `first_row` on. */
+/* Finishes a part of any tile, of which the group has the first `count` of the warpgroup's 64 rows. */
 template <typename Tile, int kCount>
-__device__ __forceinline__ void finish_other(float (&sum)[kCount], const GemmSm90Args &args, const Sm90Work &work,
-                                             const TileColumns<Tile> &all_columns, int slot, int part,
-                                             const RowFactors &factors, const Place<Tile> &at, int64_t first_row,
-                                             int count) {
-    const Epilogue &to = args.epilogue;
-    const int first_column = work.first_column + part * 2 * kCount, columns = work.columns - part * 2 * kCount;
-    if (all_columns.any())
-        all_columns.apply(sum, part, work, slot, factors, at.slabs, at.lane);
-    else
-        scale_rows(sum, factors);
-    activate(sum, to.activation);
-    const auto store = [&](auto &values, int column, int there) {
-        with_any_output(to, [&](auto element, auto add) {
-            store_values<decltype(element), add.value, Tile>(values, args, at.slabs, at.lane,
-                                                             {first_row, count, work.group, column, there});
-        });
-    };
-    if (to.swiglu) {
-        auto gated = gate(sum);
-        if (to.scale_out) divide(gated.of, *to.scale_out);
-        store(gated, first_column / 2, columns / 2);
-    } else {
-        if (to.scale_out) divide(sum, *to.scale_out);
-        store(sum, first_column, columns);
-    }
-}
-
-/* Finishes a part of any tile, of which the group has the first `count` of the warpgroup's 64 rows. Nearly all outputs
- * are no more than scaled rows, and have code of their own. */
-template <typename Tile, int kCount>
-__device__ __forceinline__ void finish_part(float (&sum)[kCount], const GemmSm90Args &args, const Sm90Work &work,
-                                            const TileColumns<Tile> &all_columns, int slot, int part, int64_t first_row,
-                                            int count, uint8_t *slabs) {
-    const int columns = work.columns - part * 2 * kCount;
+__device__ __forceinline__ void finish_part(float (&sum)[kCount], const TileColumns<Tile> &columns, int part,
+                                            int64_t first_row, int count, uint8_t *slabs) {
+    const GemmSm90Args &args = columns.args;
+    const Sm90Work &work = columns.work;
     const Place<Tile> at(slabs);
-    if (columns <= 0 || count <= at.warp_row) return;
+    const StoredRows rows = {first_row + at.warp_row, count - at.warp_row, work.group,
+                             work.first_column + part * 2 * kCount, work.columns - part * 2 * kCount};
+    if (rows.columns <= 0 || rows.count <= 0) return;
     const RowFactors factors = row_factors_of(args.epilogue, work, first_row, at.warp_row + at.lane / 4, count);
-    first_row += at.warp_row;
-    count -= at.warp_row;
-    if (__builtin_expect(!args.plain || all_columns.any(), false))
-        return finish_other(sum, args, work, all_columns, slot, part, factors, at, first_row, count);
-    scale_rows(sum, factors);
-    with_output(args.epilogue, [&](auto element, auto add) {
-        store_values<decltype(element), add.value, Tile>(
-            sum, args, at.slabs, at.lane,
-            {first_row, count, work.group, work.first_column + part * 2 * kCount, columns});
-    });
+    if constexpr (Tile::kScaledRowsOnly) {
+        scale_rows(sum, factors);
+        with_output(args.epilogue, [&](auto element, auto add) {
+            store_values<decltype(element), add.value, Tile>(sum, args, at.slabs, at.lane, rows);
+        });
+    } else {
+        finish_other(sum, columns, part, factors, at, rows);
+    }
 }
 
 }  // namespace flexgemm

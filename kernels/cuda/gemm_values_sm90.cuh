@@ -48,7 +48,7 @@ struct alignas(8) ColumnFactor {
 template <int kColumns>
 __device__ __forceinline__ void keep_column_factors(ColumnFactor *kept, const Epilogue &to, int weight,
                                                     int64_t first_column, int columns) {
-    const bool scales = to.scale_b.step != 0 && !to.block_scaled;
+    const bool scales = has_column_scales(to);
 #pragma unroll 4
     for (int i = threadIdx.x % 32; i < kColumns; i += 32) {
         const int64_t column = first_column + min(i, columns - 1);
@@ -73,9 +73,10 @@ __device__ __forceinline__ void apply_column_factors(float (&sum)[kCount], const
     }
 }
 
-/* Column factors of the tile that is being finished, which a warp of the producers keeps in shared memory. Beside scales
- * of blocks there is no room: there each warp of the consumers keeps them in its slabs. */
-template <typename Tile, bool kKept = Tile::kScaleThreads == 0>
+/* Column factors of the tile that is being finished, which a warp of the producers keeps in shared memory. Where there is
+ * no room each warp of the consumers keeps them in its slabs. A tile's turn is that of its slot, since there is an even
+ * number of those: registers are few. */
+template <typename Tile, bool kKept = Tile::kKeepsColumns>
 struct KeptColumns {
     alignas(16) ColumnFactor of[Tile::kBlockN];
     uint64_t full, empty; /* by all lanes of the warp, and of the consumers */
@@ -84,11 +85,25 @@ struct KeptColumns {
         ptx::mbarrier_init(&full, 32);
         ptx::mbarrier_init(&empty, 32 * kSm90ConsumerWarps<Tile>);
     }
+
+    /* By the consumers, to read them. */
+    __device__ __forceinline__ void await(int slot) {
+        static_assert(Tile::kTileSlots % 2 == 0, "slots tell the turns of tiles");
+        ptx::mbarrier_wait_parity(&full, slot % 2);
+    }
+
+    /* Behind each tile, read or not. */
+    __device__ __forceinline__ void leave(const GemmSm90Args &args, int slot) {
+        if (!args.column_factors) return;
+        await(slot);
+        ptx::mbarrier_arrive(&empty);
+    }
 };
 
 template <typename Tile>
 struct KeptColumns<Tile, false> {
     __device__ __forceinline__ void init() {}
+    __device__ __forceinline__ void leave(const GemmSm90Args &, int) {}
 };
 
 /* By that warp. */
@@ -106,24 +121,22 @@ __device__ __forceinline__ void produce_columns(Sm90Shared<Tile> &shared, KeptCo
     }
 }
 
-/* A consumer's view of them. It keeps nothing in registers, which are few: a tile's turn is that of its slot, since
- * there is an even number of those. */
+/* A consumer's view of them, and of their tile. */
 template <typename Tile>
 struct TileColumns {
-    static constexpr bool kKept = Tile::kScaleThreads == 0;
-    static_assert(Tile::kTileSlots % 2 == 0, "slots tell the turns of tiles");
-
     KeptColumns<Tile> &kept;
     const GemmSm90Args &args;
+    const Sm90Work &work;
+    int slot;
 
     __device__ __forceinline__ bool any() const { return args.column_factors; }
 
     /* To the sums of a part of a tile. */
     template <int kCount>
-    __device__ __forceinline__ void apply(float (&sum)[kCount], int part, const Sm90Work &work, int slot,
-                                          const RowFactors &factors, uint8_t *slabs, int lane) const {
-        if constexpr (kKept) {
-            ptx::mbarrier_wait_parity(&kept.full, slot % 2);
+    __device__ __forceinline__ void apply(float (&sum)[kCount], int part, const RowFactors &factors, uint8_t *slabs,
+                                          int lane) const {
+        if constexpr (Tile::kKeepsColumns) {
+            kept.await(slot);
             apply_column_factors(sum, kept.of + part * 2 * kCount, factors, lane);
         } else {
             auto *const own = reinterpret_cast<ColumnFactor *>(slabs);
@@ -136,25 +149,18 @@ struct TileColumns {
             __syncwarp();
         }
     }
-
-    /* Behind each tile, applied or not. */
-    __device__ __forceinline__ void leave(int slot) const {
-        if constexpr (kKept) {
-            if (!any()) return;
-            ptx::mbarrier_wait_parity(&kept.full, slot % 2);
-            ptx::mbarrier_arrive(&kept.empty);
-        }
-    }
 };
 
 /* ---- other values ---- */
+
+constexpr int kSm90AtOnce = 32; /* sums of a thread that there are registers for when nothing is multiplied */
 
 /* value / scale, rounded as a division is, but without its branches: the product with the inverse, and what that lacks.
  * Where that is not finite, neither is the quotient or it is 0, and the product is it. */
 template <int kCount>
 __device__ __forceinline__ void divide(float (&value)[kCount], float scale) {
     const float inverse = __frcp_rn(scale);
-    apply_in_turns(value, [&](float x) {
+    apply_in_turns<kSm90AtOnce>(value, [&](float x) {
         const float quotient = x * inverse, rest = fmaf(-quotient, scale, x);
         return isfinite(rest) ? fmaf(rest, inverse, quotient) : quotient;
     });
