@@ -59,10 +59,10 @@ BLOCK_SCALED = {
     ("m_grouped_ragged", 8320, 4096), ("m_grouped_ragged", 8069, 1536), ("m_grouped_contiguous", 34151, 4096),
     ("m_grouped_masked", 1024, 4096), ("m_grouped_masked", 1984, 4096),
 }  # fmt: skip
-# (m, n, k) of the products whose endings, and scales per row, are measured; what gemm_nt is told of each ending
+# (m, n, k) of products with scales per row; the second one also with each of the endings
 ENDED = [(4096, 4096, 7168), (4096, 7168, 2048), (4096, 24576, 1536)]
 ENDINGS = ("bias", "silu", "swiglu", "fp8")
-FP8_OUT_DIFF = 1e-3  # e4m3 has 3 bits behind the leading one
+LOOSE_DIFF = 1e-3  # of e4m3 outputs, whose values have 3 bits, and of peers, which may accumulate in reduced precision
 GRANULARITIES = ("tensor", "row", "1x128", "128x128")
 BLOCK = 128
 
@@ -242,6 +242,14 @@ class Problem:
             calls = [partial(call, use_fast_accum=fast) for fast in (False, True)]
         return dict(zip(PEERS[self.case.op, self.case.dtype], calls, strict=True))
 
+    def factor(self, rows: Sequence[int], group: int) -> torch.Tensor | float:
+        """What the operands' product is multiplied by, in float64: nothing where their blocks were."""
+        if self.scale_a is None or self.scale_b is None or self.case.scales == "block":
+            return 1.0
+        if self.case.scales == "row":
+            return self.scale_a[rows, None].double() * self.scale_b.double()
+        return self.scale_a.double() * self.scale_b.double().reshape(-1)[group if self.scale_b.dim() else 0]
+
     def judge(self, out: torch.Tensor, limit: float = BF16_OUT_DIFF) -> None:
         """Random rows, from up to 8 groups, against the float64 product of the dequantised operands."""
         picks = random.Random(1)
@@ -254,12 +262,7 @@ class Problem:
                 b = _by_blocks(self.b[of_b], self.scale_b[of_b], BLOCK)
             else:
                 a, b = self.a[of_a][rows].double(), self.b[of_b].double()
-            reference = a @ b.t()
-            if self.case.scales == "row":
-                reference = reference * self.scale_a[of_a][rows, None].double() * self.scale_b[of_b].double()
-            elif self.scale_a is not None and self.scale_b is not None and not self.case.scales:
-                scale_b = self.scale_b.reshape(-1)
-                reference = reference * self.scale_a.double() * scale_b[g if len(scale_b) > 1 else 0].double()
+            reference = a @ b.t() * self.factor(rows, g)
             if self.bias is not None:
                 reference = reference + self.bias.double()
             if self.case.ending == "silu":
@@ -325,8 +328,7 @@ def measure_case(run: Run, timer: Timer, ceilings: Ceilings, case: Case, missing
     for row in missing:
         peer = row.get("peer")
         with run.guarded(describe(row)):
-            # a peer may accumulate in reduced precision: its row only has to be the right product
-            limit = 1e-3 if peer else FP8_OUT_DIFF if case.ending == "fp8" else BF16_OUT_DIFF
+            limit = LOOSE_DIFF if peer or case.ending == "fp8" else BF16_OUT_DIFF
             problem.judge(calls[peer](), limit)  # of gradients the first call, from zeros
             ms = timer.median_ms(calls[peer])
             speed = {"tflops": significant(2e-9 * case.m * case.n * case.k / ms)}

@@ -358,9 +358,19 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
             if (ptx::elect()) ptx::tma_wait();
         }
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-            ptx::wgmma_hold(sum[part]);
-            if (part >= finished) finish_part(sum[part], columns, part, first_row, count, slabs);
+        for (int part = 0; part < kParts; ++part) ptx::wgmma_hold(sum[part]);
+        if constexpr (Tile::kScaledRowsOnly) {
+#pragma unroll
+            for (int part = 0; part < kParts; ++part)
+                if (part >= finished) finish_part(sum[part], columns, part, first_row, count, slabs);
+        } else { /* ends that are long are there once: each part comes to the registers of the first */
+#pragma unroll 1
+            for (int part = 0; part < kParts; ++part) {
+                if (part >= finished) finish_part(sum[0], columns, part, first_row, count, slabs);
+#pragma unroll
+                for (int i = 0; i < (kParts - 1) * kCount; ++i)
+                    sum[i / kCount][i % kCount] = sum[i / kCount + 1][i % kCount];
+            }
         }
     }
     if (turns && warpgroup == 0) await_turn<Tile>(warpgroup); /* which the other passed last */
