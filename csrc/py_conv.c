@@ -177,7 +177,7 @@ static const fg_parameter conv_forward_direct_parameters[] = {
     {FG_KEYWORD_residual, FG_KEYWORD_ONLY | FG_TENSOR | FG_NULLABLE | FG_ROWS},
     FG_OPTIONAL_INPUT(scale_feats),
     FG_OPTIONAL_INPUT(scale_weight),
-    FG_ADAPTED_SCALAR(scale_out),
+    FG_OPTIONAL_INPUT(scale_out),
     FG_SCALAR(order_groups),
     FG_SCALAR(activation),
     FG_SCALAR(algorithm),
@@ -206,10 +206,12 @@ static int make_out(fg_call *call, const fg_conv_forward_params *p) {
     bool fits = axes == 3 && weight->ndim == 5 && feats->shape[0] == rows;
     for (int i = 0; i < 3 && fits; i++) fits = weight->shape[1 + i] == kernel[i];
     if (!fits || (p->groups > 1 && p->groups == feats->shape[1])) return fg_decline(call);
-    const bool is_float8 = fg_is_float8(feats->dtype);
-    fg_dtype dtype = out->present ? out->dtype : is_float8 ? FG_BFLOAT16 : feats->dtype;
-    if (fg_new_dtype(call, call->values[OUT_DTYPE], is_float8 ? FG_FLOATS : 0, &dtype) < 0) return -1;
-    if (out->present) return dtype == out->dtype ? 0 : fg_decline(call);
+    const bool is_float8 = fg_is_float8(feats->dtype), scaled = call->views[SCALE_OUT].tensor.present;
+    if (scaled && !is_float8) return fg_decline(call);
+    const unsigned allowed = scaled ? FG_FLOAT8S : is_float8 ? FG_FLOATS : 0;
+    fg_dtype dtype = out->present ? out->dtype : scaled ? FG_FLOAT8_E4M3FN : is_float8 ? FG_BFLOAT16 : feats->dtype;
+    if (fg_new_dtype(call, call->values[OUT_DTYPE], allowed, &dtype) < 0) return -1;
+    if (out->present) return dtype == out->dtype && fg_is_float8(dtype) == scaled ? 0 : fg_decline(call);
     const int64_t shape[] = {call->views[MAP].tensor.shape[1], p->weight.shape[0]};
     return fg_make_output(call, OUT, shape, 2, dtype);
 }

@@ -104,7 +104,7 @@ static const fg_parameter gemm_direct_parameters[] = {
     FG_OPTIONAL_INPUT(scale_a),
     FG_OPTIONAL_INPUT(scale_b),
     FG_OPTIONAL_INPUT(bias),
-    FG_ADAPTED_SCALAR(scale_out),
+    FG_OPTIONAL_INPUT(scale_out),
     FG_OPTIONAL_INPUT(offsets),
     FG_OPTIONAL_INPUT(m_indices),
     FG_OPTIONAL_INPUT(masked_m),
@@ -203,10 +203,14 @@ static int expect_matrix(const fg_view *view, bool grouped, const fg_dim *dims, 
 /* Of a direct call: makes the output, or sees to its dtype. */
 static int make_out(fg_call *call, const fg_gemm_params *p, const fg_dim *dims, int ndim) {
     const fg_view *out = &call->views[OUT];
-    const bool is_float8 = (FG_BIT(p->a.dtype) & FG_FLOAT8S) != 0, given = out->tensor.present;
-    fg_dtype dtype = given ? out->tensor.dtype : is_float8 ? FG_BFLOAT16 : p->a.dtype;
-    if (fg_new_dtype(call, call->values[OUT_DTYPE], FG_FLOATS, &dtype) < 0) return -1;
-    if (given) return dtype == out->tensor.dtype ? 0 : fg_decline(call);
+    const bool scaled = call->views[SCALE_OUT].tensor.present, given = out->tensor.present;
+    const unsigned allowed = scaled ? FG_FLOAT8S : FG_FLOATS;
+    fg_dtype dtype = given                      ? out->tensor.dtype
+                     : scaled                   ? FG_FLOAT8_E4M3FN
+                     : fg_is_float8(p->a.dtype) ? FG_BFLOAT16
+                                                : p->a.dtype;
+    if (fg_new_dtype(call, call->values[OUT_DTYPE], allowed, &dtype) < 0) return -1;
+    if (given) return dtype == out->tensor.dtype && fg_is_float8(dtype) == scaled ? 0 : fg_decline(call);
     if (p->accumulate || p->layout == FG_GEMM_K_GROUPED) return fg_decline(call);
     const int64_t shape[] = {dims[0].size, dims[1].size, dims[2].size};
     return fg_make_output(call, OUT, shape + 3 - ndim, ndim, dtype);

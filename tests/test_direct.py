@@ -81,6 +81,19 @@ def test_output_dtypes(device, out_dtype):
     assert _C.gemm_direct(a, b, out=out, out_dtype="float32") is NotImplemented
 
 
+def test_fp8_outputs(device):
+    a, b = factors(device)
+    wide, scale = numpy(_C.gemm_direct(a, b)), torch.tensor(0.25, device=device)
+    for out_dtype, dtype, bound in ((None, torch.float8_e4m3fn, 2**-4), (torch.float8_e5m2, torch.float8_e5m2, 2**-3)):
+        out = _C.gemm_direct(a, b, scale_out=scale, out_dtype=out_dtype)
+        assert out.dtype is dtype
+        np.testing.assert_allclose(numpy(out), wide / 0.25, rtol=bound, atol=2**-9)
+        assert _C.gemm_direct(a, b, scale_out=scale, out=out) is out
+        assert _C.gemm_direct(a, b, out=out) is NotImplemented
+    assert _C.gemm_direct(a, b, scale_out=scale, out=torch.empty(M, N, device=device)) is NotImplemented
+    assert _C.gemm_direct(a, b, scale_out=scale, out_dtype="bfloat16") is NotImplemented
+
+
 def test_outputs_are_memory_of_torch_itself(device):
     """Which record_stream and resizing know, unlike memory that the exchange API allocates."""
     assert _C.gemm_direct(*factors(device)).untyped_storage().resizable()
@@ -189,6 +202,20 @@ def test_a_convolution_is_that_of_numpy(device):
     assert _C.conv_forward_direct(feats, weight, None, nmap.map, out=again, **told) is again
 
 
+def test_fp8_outputs_of_convolutions(device):
+    feats, weight, _, nmap, told = convolution(device)
+    narrow = [x.to(torch.float8_e4m3fn) for x in (feats, weight)]
+    scale = torch.tensor(0.5, device=device)
+    wide = _C.conv_forward_direct(*narrow, None, nmap.map, out_dtype=torch.float32, **told)
+    out = _C.conv_forward_direct(*narrow, None, nmap.map, scale_out=scale, **told)
+    assert out.dtype is torch.float8_e4m3fn
+    np.testing.assert_allclose(numpy(out), 2 * numpy(wide), rtol=2**-4, atol=2**-9)
+    assert _C.conv_forward_direct(*narrow, None, nmap.map, scale_out=scale, out=out, **told) is out
+    assert _C.conv_forward_direct(*narrow, None, nmap.map, out=out, **told) is NotImplemented
+    assert _C.conv_forward_direct(*narrow, None, nmap.map, scale_out=scale, out=wide, **told) is NotImplemented
+    assert _C.conv_forward_direct(feats, weight, None, nmap.map, scale_out=scale, **told) is NotImplemented
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -209,7 +236,16 @@ def test_convolutions_that_are_left_to_python(device, change):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"out_dtype": "float16"}, {"alpha": "1"}, {"stream": 0}, {"layout": "k_grouped"}, {"kernel": 3}, {"bias": 1}],
+    [
+        {},
+        {"out_dtype": "float16"},
+        {"alpha": "1"},
+        {"stream": 0},
+        {"layout": "k_grouped"},
+        {"kernel": 3},
+        {"bias": 1},
+        {"scale_out": torch.ones(())},
+    ],
     ids=str,
 )
 def test_nothing_is_kept(options):
