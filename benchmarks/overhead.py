@@ -89,6 +89,7 @@ def calls() -> dict[str, Callable[[], Any]]:
     triple = {"shape": scene.shape, "kernel_size": (3, 3, 3), "dilation": (1, 1, 1)}
     return {
         "gemm_nt": partial(flexgemm.gemm_nt, a, b[0]),
+        "gemm_nt(scale_out)": partial(flexgemm.gemm_nt, a, b[0], scale_out=torch.ones((), device=DEVICE)),
         "m_grouped_gemm_nt": partial(flexgemm.m_grouped_gemm_nt, a, b, offsets),
         "submanifold_conv3d": partial(flexgemm.submanifold_conv3d, feats, weight, bias, neighbor_map=nmap),
         "neighbor_map": partial(flexgemm.neighbor_map, coords, scene.shape),
