@@ -548,9 +548,9 @@ def gemm(
 
 def gemm_direct(a: Array, b: Array, *, out: Array | None = None, **options: Any) -> Any:
     """The same, of torch tensors that can be used as they are: returns out, by default a new tensor, of dtype out_dtype
-    or that of a, bfloat16 for float8. NotImplemented, and nothing done, of other libraries' arrays, those that would be
-    copied or are recorded by autograd, and with scale_out, dtype_a, dtype_b, dtype_out, device and stream. `options`:
-    further keywords in a dict, which costs less than **."""
+    or float8_e4m3fn with scale_out, else that of a, bfloat16 for float8. NotImplemented, and nothing done, of other
+    libraries' arrays, those that would be copied or are recorded by autograd, and with dtype_a, dtype_b, dtype_out,
+    device and stream. `options`: further keywords in a dict, which costs less than **."""
 
 def set_num_sms(num_sms: int | None, /) -> None: ...
 def get_num_sms() -> int | None: ...
