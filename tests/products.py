@@ -82,20 +82,26 @@ def offsets_of(sizes, form, dtype, first=0):
     return (bounds if form == "bounds" else bounds[1:]).astype(dtype)
 
 
-def check_output(backend, rng, a, b, out_dtype, scales, bias, activation, sms, fence=True):
-    """A dense product by `sms` multiprocessors, with scales of this kind for each operand and a bias of this dtype."""
-    m, n, dtypes = len(a), len(b), (str(a.dtype), str(b.dtype))
-    how = {"scale_a": scale_of(rng, scales, m), "scale_b": scale_of(rng, scales, n), "activation": activation}
+def epilogue_of(rng, a, b, scales, bias, activation):
+    """What a product is told of its sums: scales of this kind for each operand and a bias of this dtype, or None."""
+    how = {"scale_a": scale_of(rng, scales, len(a)), "scale_b": scale_of(rng, scales, len(b)), "activation": activation}
     how["alpha"] = 4 / np.sqrt(a.shape[1])
     if bias:
-        how["bias"] = rng.standard_normal(n).astype(reference.dtype_of(bias))
+        how["bias"] = rng.standard_normal(len(b)).astype(reference.dtype_of(bias))
+    return how
+
+
+def check_output(backend, rng, a, b, out_dtype, scales, bias, activation, sms, fence=True):
+    """A dense product by `sms` multiprocessors, of what `epilogue_of` says."""
+    dtypes = str(a.dtype), str(b.dtype)
+    how = epilogue_of(rng, a, b, scales, bias, activation)
     ref = reference.gemm(a, b, **how)
     cut = cut_of(backend, dtypes, activation)
     is_float8 = out_dtype.startswith("float8")
     if is_float8:
         how["scale_out"] = np.asarray(0.03, np.float32)
     with guarded.multiprocessors(sms):
-        out = guarded.gemm(backend, a, b, out_dtype, shape=(m, width(n, activation)), fence=fence, **how)
+        out = guarded.gemm(backend, a, b, out_dtype, shape=(len(a), width(len(b), activation)), fence=fence, **how)
     if is_float8:
         judge_float8(out, ref / reference.f64(how["scale_out"]), out_dtype, cut)
     elif activation:

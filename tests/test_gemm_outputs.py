@@ -6,7 +6,7 @@ import guarded
 import numpy as np
 import pytest
 import reference
-from products import ADDED, DENSE, check_output, cut_of, operands, scale_of, width
+from products import ADDED, DENSE, check_output, cut_of, epilogue_of, operands, width
 
 from flexgemm import _C
 
@@ -75,13 +75,11 @@ def test_outputs(backend, dtypes, sms, shape, scales, bias, activation, out_dtyp
 def test_outputs_that_are_added_to(backend, dtypes, sms, shape, scales, bias, activation, n_more):
     """With rows that the copy engine can add to, and without."""
     m, n, k_bytes = shape
-    rng, a, b = operands(m, n + n_more, k_bytes if dtypes == FP8 else k_bytes // 2, *dtypes)
     if n_more == 0:
-        operands_of(dtypes, sms, shape, DENSE | ADDED)
-    how = {"scale_a": scale_of(rng, scales, m), "scale_b": scale_of(rng, scales, n + n_more), "activation": activation}
-    how["alpha"] = 4 / np.sqrt(a.shape[1])
-    if bias:
-        how["bias"] = rng.standard_normal(n + n_more).astype(reference.dtype_of(bias))
+        rng, a, b = operands_of(dtypes, sms, shape, DENSE | ADDED)
+    else:
+        rng, a, b = operands(m, n + n_more, k_bytes if dtypes == FP8 else k_bytes // 2, *dtypes)
+    how = epilogue_of(rng, a, b, scales, bias, activation)
     before = rng.standard_normal((m, width(n + n_more, activation))).astype(np.float32)
     with guarded.multiprocessors(sms):
         out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before, shape=before.shape, **how)
