@@ -72,6 +72,16 @@ __device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[k
     for (int i = 0; i < kCount; ++i) sum[i] += partial[i];
 }
 
+/* sum *= scale */
+template <int kCount, typename Step>
+__device__ __forceinline__ void scale_first(float (&sum)[kCount], const Step &scale) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] *= scale.of(i);
+}
+
+template <int kCount>
+__device__ __forceinline__ void scale_first(float (&)[kCount], const NoScales::Step &) {}
+
 /* Two warpgroups that promote take turns at starting products, so that one adds while the tensor cores work for the
  * other: left to themselves they may do both at the same time. A barrier for each has the arrivals of the other. */
 template <typename Tile>
@@ -114,7 +124,9 @@ struct Depth {
 
 template <typename Tile>
 __device__ __forceinline__ Depth depth_of(const Sm90Work &work, const GemmSm90Args &args) {
-    const int head = head_of(work), tail = args.space.k_offsets.data ? (head + work.k_bytes) % kSm90StepBytes : 0;
+    const int head = head_of(work);
+    const uint32_t end = static_cast<uint32_t>(head + work.k_bytes);
+    const int tail = args.space.k_offsets.data ? static_cast<int>(end % kSm90StepBytes) : 0;
     return {steps_of(work), head, tail, ptx::kWarpgroup * (work.rows > Tile::kWarpgroupRows ? Tile::kWarpgroups : 1)};
 }
 
@@ -177,34 +189,44 @@ struct PartialProducts {
         ptx::wgmma_hold(b);
     }
 
-    __device__ __forceinline__ void start(int part, int i = 0) {
+    __device__ __forceinline__ void start(float (&to)[kCount], int part) {
         if constexpr (kTurns) await_turn<Tile>(stage.warpgroup);
         ptx::wgmma_fence();
-        multiply_part<Math>(sum[i], a, b, part, false);
+        multiply_part<Math>(to, a, b, part, false);
         ptx::wgmma_commit();
         if constexpr (kTurns) pass_turn<Tile>(stage.warpgroup);
     }
+
+    /* The first step of a tile. There is nothing to add to yet: its products are made where the sums are to be, but those
+     * of the last part, whose sums may still be those of the tile before. */
+    template <int kParts>
+    __device__ __forceinline__ void start_tile(float (&sums)[kParts][kCount]) {
+#pragma unroll
+        for (int part = 0; part < kParts - 1; ++part) start(sums[part], part);
+        start(sum[0], kParts - 1);
+    }
 };
 
-/* All of K, a step at least, into promoted sums: each part of a step is summed from zero and then added. The first has
- * been started. Whatever else there is to do, the wait for the next stage, addresses, the loop, is done while the
+/* All of K, a step at least, into promoted sums: each part of a step is summed from zero and then added. The first step
+ * has been started. Whatever else there is to do, the wait for the next stage, addresses, the loop, is done while the
  * tensor cores are busy: nothing but additions lies between a warpgroup's products. The sums of every part but the last
- * one are finished while the last products of the next part run. */
+ * one are finished while the last products of that one run. */
 template <typename Partial, typename Tile, int kParts, int kCount, typename Scales, typename Finish>
 __device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], Partial &partial,
                                                   Sm90Shared<Tile> &shared, const Depth &depth, Scales &scales,
                                                   RingPosition<Tile::kStages> &at, Finish &finish) {
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) clear(sum[part]);
+    static_assert(kParts <= 2, "all but the last of the groups of products of a first step are waited for");
+    clear(sum[kParts - 1]);
     typename Scales::Step scale;
-    for (int step = 1; step < depth.steps; ++step) {
-        scales.load(scale, at.slot);
+    scales.load(scale, at.slot);
 #pragma unroll
-        for (int part = 0; part < kParts - 1; ++part) {
-            ptx::wgmma_wait<0>();
-            promote(sum[part], partial.sum[0], scale.part(part));
-            partial.start(part + 1);
-        }
+    for (int part = 0; part < kParts - 1; ++part) {
+        ptx::wgmma_wait<1>();
+        ptx::wgmma_hold(sum[part]);
+        scale_first(sum[part], scale.part(part));
+    }
+    finish.prepare(false);
+    for (int step = 1; step < depth.steps; ++step) {
         const int slot = at.slot;
         at.advance();
         partial.await(depth, step, at);
@@ -212,18 +234,19 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], 
         /* One part waits for copies, two wait for their next products. */
         if constexpr (kParts == 1) hand_back(shared, slot);
         promote(sum[kParts - 1], partial.sum[0], scale.part(kParts - 1));
-        partial.start(0);
+        partial.start(partial.sum[0], 0);
         if constexpr (kParts > 1) hand_back(shared, slot);
-    }
-    scales.load(scale, at.slot);
-    finish.prepare();
+        scales.load(scale, at.slot);
 #pragma unroll
-    for (int part = 0; part < kParts - 1; ++part) {
-        ptx::wgmma_wait<0>();
-        promote(sum[part], partial.sum[0], scale.part(part));
-        partial.start(part + 1);
-        finish(sum[part], part);
+        for (int part = 0; part < kParts - 1; ++part) {
+            ptx::wgmma_wait<0>();
+            promote(sum[part], partial.sum[0], scale.part(part));
+            partial.start(partial.sum[0], part + 1);
+        }
     }
+    finish.prepare(true);
+#pragma unroll
+    for (int part = 0; part < kParts - 1; ++part) finish(sum[part], part);
     ptx::wgmma_wait<0>();
     hand_back(shared, at.slot);
     at.advance();
@@ -238,11 +261,12 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[1][kCount],
                                                   Sm90Shared<Tile> &shared, const Depth &depth, Scales &scales,
                                                   RingPosition<Tile::kStages> &at, Finish &finish) {
     clear(sum[0]);
+    finish.prepare(false);
     RingPosition<Tile::kStages> ahead = at;
     const auto start = [&](int step, int i) {
         ahead.advance();
         partial.await(depth, step, ahead);
-        partial.start(0, i);
+        partial.start(partial.sum[i], 0);
     };
     const auto add = [&](int i) { /* which has been waited for */
                                   typename Scales::Step scale;
@@ -264,11 +288,11 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[1][kCount],
         start(step, 1);
         ptx::wgmma_wait<1>();
         add(0);
-        finish.prepare();
+        finish.prepare(true);
         ptx::wgmma_wait<0>();
         add(1);
     } else {
-        finish.prepare();
+        finish.prepare(true);
         ptx::wgmma_wait<0>();
         add(0);
     }
@@ -329,9 +353,9 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[1][kCount], Sm90Share
         if (depth.steps == 0) return clear(sum[0]);
         PartialProducts<Math, false, Tile, kCount> partial = {shared, stage};
         partial.await(depth, 0, at);
-        partial.start(0);
+        partial.start_tile(sum);
         struct {
-            __device__ void prepare() {}
+            __device__ void prepare(bool) {}
             __device__ void operator()(float (&)[kCount], int) {}
         } finish;
         multiply_promoted(sum, partial, shared, depth, scales, at, finish);

@@ -87,10 +87,10 @@ __device__ __forceinline__ void init_rings(Sm90Shared<Tile> &shared, int more_re
 /* By a warp, once for it: arrives at a barrier of each of the first kBlocks blocks of a cluster. */
 template <int kBlocks>
 __device__ __forceinline__ void arrive_at_blocks(uint64_t *barrier) {
-    const uint32_t block = threadIdx.x % 32;
     if constexpr (kBlocks == 1) {
-        if (block == 0) ptx::mbarrier_arrive(barrier);
+        if (ptx::elect()) ptx::mbarrier_arrive(barrier);
     } else {
+        const uint32_t block = threadIdx.x % 32;
         if (block < kBlocks) ptx::mbarrier_arrive_remote(barrier, block);
     }
 }
@@ -144,10 +144,14 @@ __device__ __forceinline__ void hand_over(Sm90Shared<Tile> &shared, RingPosition
 __device__ __forceinline__ Sm90Work no_more_work() { return {0, 0, 0, 0, -1, 0, 0, 0, false, false}; }
 
 /* Copies begin at multiples of 16 bytes, groups along K anywhere: bytes of the first step that are before the group. */
-__device__ __forceinline__ int head_of(const Sm90Work &work) { return work.k_begin % 16; }
+__device__ __forceinline__ int head_of(const Sm90Work &work) {
+    return static_cast<int>(static_cast<uint32_t>(work.k_begin) % 16);
+}
 
+/* Unsigned, as all of this: who asks has no time to divide by the rules for negative numbers. */
 __device__ __forceinline__ int steps_of(const Sm90Work &work) {
-    return ceil_div(head_of(work) + work.k_bytes, kSm90StepBytes);
+    const auto bytes = static_cast<uint32_t>(head_of(work) + work.k_bytes);
+    return static_cast<int>((bytes + kSm90StepBytes - 1) / kSm90StepBytes);
 }
 
 /* The next tile, for the 32 threads of a warp; it stays where it is until release_work. */

@@ -41,6 +41,8 @@ struct Sm90Tile {
     /* Promoted sums come in parts of columns, each as many as a partial sum beside the sums has registers for. */
     static constexpr int kPromotedParts = kN > 192 ? 2 : 1;
     static constexpr int kPartialSums = kN > 128 ? 1 : 2; /* of two steps, where there are so many registers */
+    /* Warpgroups take turns at products, but not at parts of them. */
+    static constexpr bool kTakesTurns = kPartialSums == 1 && kPromotedParts == 1;
     static constexpr int kStages = kN > 192 ? 4 : kN > 128 || kScaled ? 5 : 6; /* beside scales a sixth has no room */
     static constexpr int kWarpgroups = 2, kWarpgroupRows = 64;                 /* of consumers */
     static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup;
@@ -283,11 +285,12 @@ __device__ __forceinline__ void produce_scales(Sm90Shared<Tile> &shared, StageSc
 template <typename Math, typename Tile, int kParts, int kCount>
 __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
                                               const StageScales<Tile> &stage_scales, const StageDescriptors &stage,
-                                              const GemmSm90Args &args, KeptColumns<Tile> &kept, uint8_t *slabs,
-                                              RingPosition<Tile::kTileSlots> &slot, RingPosition<Tile::kStages> &at) {
-    PartialProducts<Math, Tile::kPartialSums == 1, Tile, kCount, Tile::kPartialSums> partial = {shared, stage};
+                                              const GemmSm90Args &args, KeptColumns<Tile> &kept, int thread,
+                                              uint8_t *slabs, RingPosition<Tile::kTileSlots> &slot,
+                                              RingPosition<Tile::kStages> &at) {
+    PartialProducts<Math, Tile::kTakesTurns, Tile, kCount, Tile::kPartialSums> partial = {shared, stage};
     partial.await(depth_of<Tile>(shared.work[slot.slot], args), 0, at);
-    partial.start(0);
+    partial.start_tile(sum);
     auto scales = [&] {
         if constexpr (Math::kScaled)
             return RowScales<Tile>{shared, stage_scales,
@@ -295,18 +298,20 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
         else
             return NoScales{};
     }();
+    RowFactors factors = {{1.0f, 1.0f}};
+    if (Tile::kScaledRowsOnly && args.epilogue.one_factor) factors = factor_of_all(args.epilogue);
     for (;;) {
         const Sm90Work &work = shared.work[slot.slot];
         const TileColumns<Tile> columns = {kept, args, work, slot.slot};
-        WholeTile<Tile> finish = {columns, stage.warpgroup, slabs, {}};
+        WholeTile<Tile> finish = {columns, stage.warpgroup, thread, slabs, factors};
         multiply_promoted(sum, partial, shared, depth_of<Tile>(work, args), scales, at, finish);
-        if (!Tile::kWholeTiles || !work.whole) return 0;
+        if (!finish.whole()) return 0;
         RingPosition<Tile::kTileSlots> following = slot;
         following.advance();
         const Sm90Work &next = next_work(shared, following);
         if (!next.whole) return kParts - 1;
         partial.await(depth_of<Tile>(next, args), 0, at);
-        partial.start(0);
+        partial.start_tile(sum);
         finish(sum[kParts - 1], kParts - 1);
         kept.leave(args, slot.slot);
         release_work(shared, slot);
@@ -316,8 +321,9 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
 template <typename Math, typename Tile>
 __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile> &pair, const StageScales<Tile> &scales,
                                         KeptColumns<Tile> &kept, uint8_t *stages, const GemmSm90Args &args) {
-    const int warpgroup =
-        ptx::opaque(static_cast<int>(threadIdx.x) / ptx::kWarpgroup - 1); /* not worked out again in each step */
+    /* Not worked out again in each step, nor read where a tile ends, which takes a while. */
+    const int thread = ptx::opaque(static_cast<int>(threadIdx.x) - ptx::kWarpgroup);
+    const int warpgroup = ptx::opaque(static_cast<int>(threadIdx.x) / ptx::kWarpgroup - 1);
     RingPosition<Tile::kTileSlots> slot;
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
@@ -325,7 +331,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
     uint8_t *slabs = stages + Tile::kStages * Tile::kStageBytes;
     constexpr int kParts = Math::kPromote ? Tile::kPromotedParts : 1, kCount = Tile::kBlockN / kParts / 2;
     const bool each_step = Math::kPromote && (Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
-    const bool turns = each_step && Tile::kPartialSums == 1;
+    const bool turns = each_step && Tile::kTakesTurns;
     if (turns && warpgroup == 1) pass_turn<Tile>(warpgroup);
     for (;; kept.leave(args, slot.slot), release_work(shared, slot)) {
         const Sm90Work &first = next_work(shared, slot);
@@ -344,7 +350,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
         } else if constexpr (!Math::kPromote) {
             multiply_plain<Math>(sum[0], shared, stage, depth, at);
         } else if (each_step) {
-            finished = multiply_tiles<Math>(sum, shared, scales, stage, args, kept, slabs, slot, at);
+            finished = multiply_tiles<Math>(sum, shared, scales, stage, args, kept, thread, slabs, slot, at);
         } else if constexpr (kParts == 1 && !Math::kScaled) {
             multiply_seldom_promoted<Math>(sum[0], shared, stage, depth, args.steps_per_promote, at);
         }
@@ -362,11 +368,11 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
         if constexpr (Tile::kScaledRowsOnly) {
 #pragma unroll
             for (int part = 0; part < kParts; ++part)
-                if (part >= finished) finish_part(sum[part], columns, part, first_row, count, slabs);
+                if (part >= finished) finish_part(sum[part], columns, part, first_row, count, thread, slabs);
         } else { /* ends that are long are there once: each part comes to the registers of the first */
 #pragma unroll 1
             for (int part = 0; part < kParts; ++part) {
-                if (part >= finished) finish_part(sum[0], columns, part, first_row, count, slabs);
+                if (part >= finished) finish_part(sum[0], columns, part, first_row, count, thread, slabs);
 #pragma unroll
                 for (int i = 0; i < (kParts - 1) * kCount; ++i)
                     sum[i / kCount][i % kCount] = sum[i / kCount + 1][i % kCount];

@@ -270,16 +270,19 @@ __device__ __forceinline__ void with_any_output(const Epilogue &to, const Store 
         with_output(to, store);
 }
 
-/* Where a thread is in its warpgroup, and its warp's slabs. */
+/* Where a thread of the consumers is in its warpgroup, and its warp's slabs: worked out where it is wanted, for want of
+ * registers. */
 template <typename Tile>
 struct Place {
     int lane, warp_row;
     uint8_t *slabs;
-    __device__ __forceinline__ explicit Place(uint8_t *all_slabs) {
-        const int thread = ptx::opaque(static_cast<int>(threadIdx.x)) - ptx::kWarpgroup;
-        lane = thread % 32;
-        warp_row = thread % ptx::kWarpgroup / 32 * 16;
-        slabs = all_slabs + thread / 32 * Tile::kSlabs * Tile::kSlabBytes;
+    __device__ __forceinline__ Place(int thread, uint8_t *all_slabs) {
+        /* Other kernels have no register to keep it in. */
+        const int kept = Tile::kScaledRowsOnly ? thread : static_cast<int>(threadIdx.x) - ptx::kWarpgroup;
+        const auto own = static_cast<uint32_t>(ptx::opaque(kept));
+        lane = static_cast<int>(own % 32);
+        warp_row = static_cast<int>(own % ptx::kWarpgroup / 32 * 16);
+        slabs = all_slabs + own / 32 * (Tile::kSlabs * Tile::kSlabBytes);
     }
 };
 
@@ -318,24 +321,30 @@ __device__ __forceinline__ void finish_other(float (&sum)[kCount], const TileCol
 template <typename Tile>
 struct WholeTile {
     const TileColumns<Tile> &columns;
-    int warpgroup;
+    int warpgroup, thread; /* of the consumers */
     uint8_t *slabs;
-    RowFactors factors;
+    RowFactors &factors;
+    bool kept_whole = Tile::kScaledRowsOnly && columns.work.whole;
 
-    /* Reads the scales of rows, while something is multiplied. */
-    __device__ __forceinline__ void prepare() {
-        const Sm90Work &work = columns.work;
-        if (!Tile::kWholeTiles || !work.whole) return;
-        const Place<Tile> at(slabs);
-        factors = row_factors_of(columns.args.epilogue, work, work.first_row + warpgroup * Tile::kWarpgroupRows,
+    __device__ __forceinline__ bool whole() const {
+        return Tile::kScaledRowsOnly ? kept_whole : Tile::kWholeTiles && columns.work.whole;
+    }
+
+    /* Reads the scales of rows, while something is multiplied: before the steps of K where there are registers to keep
+     * them in (and then what is the same for all tiles is there), else behind them. */
+    __device__ __forceinline__ void prepare(bool late) {
+        const Epilogue &to = columns.args.epilogue;
+        if (!whole() || late == Tile::kScaledRowsOnly || (Tile::kScaledRowsOnly && to.one_factor)) return;
+        const Place<Tile> at(thread, slabs);
+        factors = row_factors_of(to, columns.work, columns.work.first_row + warpgroup * Tile::kWarpgroupRows,
                                  at.warp_row + at.lane / 4, Tile::kWarpgroupRows);
     }
 
     template <int kCount>
     __device__ __forceinline__ void operator()(float (&sum)[kCount], int part) {
         const Sm90Work &work = columns.work;
-        if (!Tile::kWholeTiles || !work.whole) return;
-        const Place<Tile> at(slabs);
+        if (!whole()) return;
+        const Place<Tile> at(thread, slabs);
         const StoredRows rows = {work.first_row + warpgroup * Tile::kWarpgroupRows + at.warp_row, 16, work.group,
                                  work.first_column + part * 2 * kCount, work.columns - part * 2 * kCount};
         RowFactors left = factors;
@@ -353,10 +362,10 @@ struct WholeTile {
 /* Finishes a part of any tile, of which the group has the first `count` of the warpgroup's 64 rows. */
 template <typename Tile, int kCount>
 __device__ __forceinline__ void finish_part(float (&sum)[kCount], const TileColumns<Tile> &columns, int part,
-                                            int64_t first_row, int count, uint8_t *slabs) {
+                                            int64_t first_row, int count, int thread, uint8_t *slabs) {
     const GemmSm90Args &args = columns.args;
     const Sm90Work &work = columns.work;
-    const Place<Tile> at(slabs);
+    const Place<Tile> at(thread, slabs);
     const StoredRows rows = {first_row + at.warp_row, count - at.warp_row, work.group,
                              work.first_column + part * 2 * kCount, work.columns - part * 2 * kCount};
     if (rows.columns <= 0 || rows.count <= 0) return;

@@ -20,15 +20,18 @@ __device__ __forceinline__ void scale_rows(float (&sum)[kCount], const RowFactor
     for (int i = 0; i < kCount; ++i) sum[i] *= factors.of[i / 2 % 2];
 }
 
+/* Where all of the output has one. */
+__device__ __forceinline__ RowFactors factor_of_all(const Epilogue &to) {
+    const float factor = to.alpha * scale_at(to.scale_a, 0, 0) * scale_at(to.scale_b, 0, 0);
+    return {factor, factor};
+}
+
 /* Alpha and the scales of a thread's two rows, times that of B where all columns have one. Rows that are not there have
  * the scale of the last one. */
 __device__ __forceinline__ RowFactors row_factors_of(const Epilogue &to, const Sm90Work &work, int64_t first_row,
                                                      int local_row, int count) {
     if (to.block_scaled) return {to.alpha, to.alpha};
-    if (to.one_factor) {
-        const float factor = to.alpha * scale_at(to.scale_a, 0, 0) * scale_at(to.scale_b, 0, 0);
-        return {factor, factor};
-    }
+    if (to.one_factor) return factor_of_all(to);
     float scale_a[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half)
