@@ -101,6 +101,16 @@ def test_contiguous_in_pairs_of_192_columns(backend, sms, n, dtypes):
         check_contiguous(backend, m_indices, 5, n, k, dtypes, own_dtype(dtypes))
 
 
+@pytest.mark.parametrize("scales", ["tensor", "row"])
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("sms", [1, 2])
+def test_contiguous_groups_that_end_within_a_tile(backend, sms, out_dtype, scales):
+    """A block stores 16 rows at a time and those behind one by one, while it multiplies the next tile."""
+    m_indices = contiguous([48, 127, 16, 64, 80, 0, 1, 128, 100, 112])
+    with guarded.multiprocessors(sms):
+        check_contiguous(backend, m_indices, 10, 520, 400, FP8, out_dtype, (scales, "tensor"))
+
+
 def test_contiguous_without_a_valid_row(backend):
     check_contiguous(backend, np.full(200, -1, np.int32), 2, 33, 64, FP8, "bfloat16")
     check_contiguous(backend, np.zeros(0, np.int32), 2, 33, 64, FP8, "bfloat16")

@@ -101,7 +101,7 @@ __device__ __forceinline__ void activate_and_store(const Epilogue &to, float (&v
 
 /* ---- host ---- */
 
-/* Or a bias. */
+/* Each column has a scale or a bias of its own. */
 inline bool has_column_factors(const Epilogue &to) { return to.bias != nullptr || has_column_scales(to); }
 
 inline bool is_multiple(const void *pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }

@@ -30,8 +30,10 @@ struct GemmSm90Args {
     Epilogue epilogue;
     bool a_grouped, b_grouped;
     CUtensorMap map_out;       /* boxes of 16 rows and 128 bytes of out, where out_in_boxes */
+    CUtensorMap map_out_row;   /* of one row, where rows_end_anywhere */
     bool out_in_boxes;         /* the copy engine can store it */
-    bool whole_boxes;          /* and that is sums times and plus factors, in 16 bits or float32 */
+    bool boxed_tiles;          /* and that is sums times and plus factors, in 16 bits or float32 */
+    bool rows_end_anywhere;    /* behind those of a group are another one's, or what is not to be written */
     bool out_grouped;          /* it has a matrix for each group */
     bool out_aligned;          /* its rows start at multiples of 16 bytes */
     bool staggered;            /* blocks add to the output at different times (gemm_sm90.cuh) */
@@ -49,8 +51,10 @@ struct Sm90Work {
     int32_t first_row, rows, first_column, columns;
     int32_t group, weight; /* matrices of A and out, and of B */
     int32_t k_begin, k_bytes;
-    bool apart;  /* from the other block of the pair: B is not shared */
-    bool whole;  /* all rows are there, what columns are not lies outside the output, and something is multiplied */
+    bool apart; /* from the other block of the pair: B is not shared */
+    /* Warpgroups whose rows the copy engine stores: what columns are not lies outside the output, something is
+     * multiplied. */
+    int8_t boxed;
     bool again;  /* it is the rest of a tile whose first part of K has been added to the output */
     bool shared; /* the other block of the pair has the rest of its K; there is no tile after it */
 };

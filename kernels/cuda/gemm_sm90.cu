@@ -51,10 +51,14 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     const TensorRows out = make_rows(params.out);
     args.out_grouped = params.out.ndim == 3;
     args.out_in_boxes = fits_tma(out);
-    args.whole_boxes = args.out_in_boxes && is_linear(params);
+    args.boxed_tiles = args.out_in_boxes && is_linear(params);
+    const Grouping grouping = args.space.major.grouping;
+    args.rows_end_anywhere =
+        !args.space.major_is_columns && grouping != Grouping::kNone && grouping != Grouping::kUniform;
     if (args.out_in_boxes) {
         const auto encode = params.accumulate ? encode_sums_map : encode_tensor_map;
-        const fg_status status = encode(&args.map_out, out, 16, 1, error);
+        fg_status status = encode(&args.map_out, out, 16, 1, error);
+        if (status == FG_OK && args.rows_end_anywhere) status = encode(&args.map_out_row, out, 1, 1, error);
         if (status != FG_OK) return status;
     }
 

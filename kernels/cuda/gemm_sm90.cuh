@@ -10,7 +10,7 @@
  *     warpgroup 2    rows 64 .. 127
  *
  * A stage is 128 bytes of K: 128 rows of A and kBlockN rows of B in the 128-byte swizzle that wgmma reads. The producer
- * runs ahead into the next tile during an epilogue, and where sums of whole tiles are promoted so do the tensor
+ * runs ahead into the next tile during an epilogue, and where sums of boxed tiles are promoted so do the tensor
  * cores. The rings are in gemm_rings_sm90.cuh, the multiplication in gemm_mainloop_sm90.cuh, ends of tiles in
  * gemm_store_sm90.cuh.
  *
@@ -41,7 +41,8 @@ struct Sm90Tile {
     /* Promoted sums come in parts of columns, each as many as a partial sum beside the sums has registers for. */
     static constexpr int kPromotedParts = kN > 192 ? 2 : 1;
     static constexpr int kPartialSums = kN > 128 ? 1 : 2; /* of two steps, where there are so many registers */
-    /* Warpgroups take turns at products, but not at parts of them. */
+    /* Warpgroups take turns at products, but not at parts of them: in two parts they fall out of step by themselves, and
+     * to wait for each other costs more than it saves. */
     static constexpr bool kTakesTurns = kPartialSums == 1 && kPromotedParts == 1;
     static constexpr int kStages = kN > 192 ? 4 : kN > 128 || kScaled ? 5 : 6; /* beside scales a sixth has no room */
     static constexpr int kWarpgroups = 2, kWarpgroupRows = 64;                 /* of consumers */
@@ -58,7 +59,7 @@ struct Sm90Tile {
     static constexpr int kScaleThreads = kScaled ? kSm90ScaleThreads : 0;
     static constexpr bool kScaledRowsOnly = kRowsOnly;
     static constexpr bool kKeepsColumns = !kRowsOnly && !kScaled;   /* beside scales of blocks there is no room */
-    static constexpr bool kWholeTiles = kRowsOnly || kKeepsColumns; /* some end while the next one is multiplied */
+    static constexpr bool kBoxedTiles = kRowsOnly || kKeepsColumns; /* they end while the next one is multiplied */
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
     static_assert(kWarpgroups * kWarpgroupRows == kSm90BlockM, "a warpgroup multiplies 64 rows");
     static_assert(kN / kPromotedParts * kSm90StepBytes % 1024 == 0, "a part of B starts at a swizzle atom");
@@ -74,6 +75,12 @@ struct Sm90Tile {
 /* What clusters have to do: a tile each, or half of the rows of one that is shared. */
 __device__ __forceinline__ uint32_t works_of_one_group(const GemmSm90Args &args) {
     return 2 * args.space.major_tiles * args.space.minor_tiles - args.unshared_tiles;
+}
+
+/* Those that have some of a tile's rows. */
+template <typename Tile>
+__device__ __forceinline__ int8_t warpgroups_of(int rows) {
+    return static_cast<int8_t>(rows > Tile::kWarpgroupRows ? 2 : rows > 0 ? 1 : 0);
 }
 
 /* Who needs one of these works it out for itself: to look for groups takes code that memory has to send first, and so
@@ -97,8 +104,9 @@ __device__ __forceinline__ Sm90Work work_of_one_group(const GemmSm90Args &args, 
         k_begin = rank == 0 ? 0 : first_half;
         k_bytes = rank == 0 ? first_half : k_bytes - first_half;
     }
-    const bool whole = Tile::kWholeTiles && args.whole_boxes && rows == kSm90BlockM && k_bytes > 0 && !shared;
-    return {row, rows, column, columns, 0, 0, k_begin, k_bytes, shared, whole, false, shared};
+    const bool stored = Tile::kBoxedTiles && args.boxed_tiles && k_bytes > 0 && !shared;
+    const int8_t boxed = stored ? warpgroups_of<Tile>(rows) : int8_t{0};
+    return {row, rows, column, columns, 0, 0, k_begin, k_bytes, shared, boxed, false, shared};
 }
 
 /* The rows of A of a step, those of one or of both warpgroups. */
@@ -183,7 +191,7 @@ __device__ __forceinline__ Sm90Work part_along_k(Sm90Work &work, int cluster) {
     rest.k_begin += work.k_bytes;
     rest.k_bytes -= work.k_bytes;
     rest.again = true;
-    rest.whole = false; /* what has been added of it has to be waited for */
+    rest.boxed = 0; /* what has been added of it has to be waited for */
     return rest;
 }
 
@@ -212,8 +220,10 @@ __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm9
                          static_cast<int32_t>(tile.k_begin),
                          static_cast<int32_t>(tile.k_end - tile.k_begin),
                          tile.apart,
-                         Tile::kWholeTiles && args.whole_boxes && rows >= kSm90BlockM && tile.k_end > tile.k_begin &&
-                             (!args.space.major_is_columns || (columns >= Tile::kBlockN && tile.column % 8 == 0))};
+                         int8_t{0}};
+        if (Tile::kBoxedTiles && args.boxed_tiles && tile.k_end > tile.k_begin &&
+            (!args.space.major_is_columns || (columns >= Tile::kBlockN && tile.column % 8 == 0)))
+            work.boxed = warpgroups_of<Tile>(work.rows);
         if (first && args.staggered) rest = part_along_k(work, static_cast<int>(blockIdx.x) / Tile::kCluster);
         hand_over(shared, at, work);
     }
@@ -279,7 +289,7 @@ __device__ __forceinline__ void produce_scales(Sm90Shared<Tile> &shared, StageSc
 
 /* ---- consumer warpgroups ---- */
 
-/* A tile, and those behind it as long as they are whole. Promoted sums leave registers for a part of a step: that is
+/* A tile, and those behind it as long as they are boxed. Promoted sums leave registers for a part of a step: that is
  * multiplied for the next tile while one is finished. Of the last tile, now in `slot`, some parts are finished: returns
  * how many. */
 template <typename Math, typename Tile, int kParts, int kCount>
@@ -303,13 +313,13 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
     for (;;) {
         const Sm90Work &work = shared.work[slot.slot];
         const TileColumns<Tile> columns = {kept, args, work, slot.slot};
-        WholeTile<Tile> finish = {columns, stage.warpgroup, thread, slabs, factors};
+        BoxedTile<Tile> finish = {columns, thread, slabs, factors};
         multiply_promoted(sum, partial, shared, depth_of<Tile>(work, args), scales, at, finish);
-        if (!finish.whole()) return 0;
+        if (!finish.boxed()) return 0;
         RingPosition<Tile::kTileSlots> following = slot;
         following.advance();
         const Sm90Work &next = next_work(shared, following);
-        if (!next.whole) return kParts - 1;
+        if (next.boxed <= thread / ptx::kWarpgroup) return kParts - 1;
         partial.await(depth_of<Tile>(next, args), 0, at);
         partial.start_tile(sum);
         finish(sum[kParts - 1], kParts - 1);

@@ -173,10 +173,20 @@ __device__ __forceinline__ void pass_slab(const uint8_t *slab, const GemmSm90Arg
     }
 }
 
+/* By one thread: a box of a slab to the output. */
+template <bool kAdd>
+__device__ __forceinline__ void store_box(const CUtensorMap &map, const uint8_t *slab, int x, int row, int group) {
+    if constexpr (kAdd)
+        ptx::tma_add_3d(&map, slab, x, row, group);
+    else
+        ptx::tma_store_3d(&map, slab, x, row, group);
+}
+
 /* Converts and stores a warp's values, or adds them to what is there; by the copy engine where `boxes`. It does so while
  * the warp goes on; each element is added to once, or a second time when the first is done, so that sums do not depend
- * on an order. What lies outside the output it leaves out; slabs that have none of the columns are not filled, unless
- * kAll: to ask takes longer than most tiles would gain. */
+ * on an order. What lies outside the output it leaves out; where rows end inside of it, those that there are go one by
+ * one. Slabs that have none of the columns are not filled. kAll: all rows and columns are there, or outside; to ask takes
+ * longer than most tiles would gain. */
 template <typename T, bool kAdd, bool kAll, typename Tile, typename Values>
 __device__ __forceinline__ void store_slabs(const Values &values, const GemmSm90Args &args, uint8_t *slabs, int lane,
                                             const StoredRows &rows, bool boxes,
@@ -215,14 +225,17 @@ __device__ __forceinline__ void store_slabs(const Values &values, const GemmSm90
         ptx::fence_proxy_async();
         __syncwarp();
         if (ptx::elect()) {
+            const bool cut = !kAll && args.rows_end_anywhere && rows.count < 16;
+            /* Rows from `first` on, of every slab. */
+            const auto store = [&](const CUtensorMap &map, int first) {
 #pragma unroll
-            for (int j = 0; j < kTogether && any; ++j) {
-                const int x = (rows.first_column + Columns::begin_of(i + j)) * kUnit;
-                if constexpr (kAdd)
-                    ptx::tma_add_3d(&args.map_out, slab + j * Tile::kSlabBytes, x, row, group);
-                else
-                    ptx::tma_store_3d(&args.map_out, slab + j * Tile::kSlabBytes, x, row, group);
-            }
+                for (int j = 0; j < kTogether; ++j)
+                    store_box<kAdd>(map, slab + j * Tile::kSlabBytes + first * kSm90SlabBytes,
+                                    (rows.first_column + Columns::begin_of(i + j)) * kUnit, row + first, group);
+            };
+            if (any && !cut) store(args.map_out, 0);
+#pragma unroll 1
+            for (int first = 0; any && cut && first < rows.count; ++first) store(args.map_out_row, first);
             ptx::tma_commit(); /* of nothing, too: slabs are waited for by their number */
         }
     }
@@ -237,9 +250,7 @@ __device__ __forceinline__ void store_values(const Values &values, const GemmSm9
     const bool aligned = rows.first_column * static_cast<int>(sizeof(T)) % 16 == 0; /* groups along N begin anywhere */
     /* What is not there lies outside the output, and the copy engine leaves it out, or is another group's. */
     const bool all_columns = rows.columns >= kColumns || !space.major_is_columns;
-    const bool all_rows =
-        rows.count >= 16 || space.major.grouping == Grouping::kNone || space.major.grouping == Grouping::kUniform;
-    const bool boxes = SlabColumns<T, kColumns>::kFill && args.out_in_boxes && aligned && all_columns && all_rows;
+    const bool boxes = SlabColumns<T, kColumns>::kFill && args.out_in_boxes && aligned && all_columns;
     rows.columns = min(rows.columns, kColumns);
     store_slabs<T, kAdd, false, Tile>(values, args, slabs, lane, rows, boxes);
 }
@@ -270,18 +281,18 @@ __device__ __forceinline__ void with_any_output(const Epilogue &to, const Store 
         with_output(to, store);
 }
 
-/* Where a thread of the consumers is in its warpgroup, and its warp's slabs: worked out where it is wanted, for want of
- * registers. */
+/* Where a thread of the consumers is in its warp, the warp in the tile, and its slabs: worked out where it is wanted, for
+ * want of registers. */
 template <typename Tile>
 struct Place {
-    int lane, warp_row;
+    int lane, row; /* the warp's first one in the tile */
     uint8_t *slabs;
     __device__ __forceinline__ Place(int thread, uint8_t *all_slabs) {
         /* Other kernels have no register to keep it in. */
         const int kept = Tile::kScaledRowsOnly ? thread : static_cast<int>(threadIdx.x) - ptx::kWarpgroup;
         const auto own = static_cast<uint32_t>(ptx::opaque(kept));
         lane = static_cast<int>(own % 32);
-        warp_row = static_cast<int>(own % ptx::kWarpgroup / 32 * 16);
+        row = static_cast<int>(own / 32 * 16);
         slabs = all_slabs + own / 32 * (Tile::kSlabs * Tile::kSlabBytes);
     }
 };
@@ -315,37 +326,36 @@ __device__ __forceinline__ void finish_other(float (&sum)[kCount], const TileCol
     }
 }
 
-/* Finishes the parts of a warpgroup's 64 rows of a whole tile, and none of any other: factors and store. Registers are
- * few while products are under way, which is why there are no other outputs, and why rows that are only scaled are so as
- * they are converted. */
+/* Finishes the parts of a warpgroup's 64 rows of a boxed tile, and none of any other: factors and store. Registers are
+ * few while products are under way, which is why there are no other outputs, why rows that are only scaled are so as they
+ * are converted, and why not every kernel keeps what it has read. */
 template <typename Tile>
-struct WholeTile {
+struct BoxedTile {
     const TileColumns<Tile> &columns;
-    int warpgroup, thread; /* of the consumers */
+    int thread; /* of the consumers */
     uint8_t *slabs;
     RowFactors &factors;
-    bool kept_whole = Tile::kScaledRowsOnly && columns.work.whole;
+    bool kept_boxed = Tile::kScaledRowsOnly && columns.work.boxed > 0; /* in a register, where there is one */
 
-    __device__ __forceinline__ bool whole() const {
-        return Tile::kScaledRowsOnly ? kept_whole : Tile::kWholeTiles && columns.work.whole;
+    __device__ __forceinline__ bool boxed() const {
+        return Tile::kScaledRowsOnly ? kept_boxed : Tile::kBoxedTiles && columns.work.boxed > 0;
     }
 
     /* Reads the scales of rows, while something is multiplied: before the steps of K where there are registers to keep
      * them in (and then what is the same for all tiles is there), else behind them. */
     __device__ __forceinline__ void prepare(bool late) {
         const Epilogue &to = columns.args.epilogue;
-        if (!whole() || late == Tile::kScaledRowsOnly || (Tile::kScaledRowsOnly && to.one_factor)) return;
+        if (!boxed() || late == Tile::kScaledRowsOnly || (Tile::kScaledRowsOnly && to.one_factor)) return;
         const Place<Tile> at(thread, slabs);
-        factors = row_factors_of(to, columns.work, columns.work.first_row + warpgroup * Tile::kWarpgroupRows,
-                                 at.warp_row + at.lane / 4, Tile::kWarpgroupRows);
+        factors = row_factors_of(to, columns.work, at.row + at.lane / 4);
     }
 
     template <int kCount>
     __device__ __forceinline__ void operator()(float (&sum)[kCount], int part) {
-        const Sm90Work &work = columns.work;
-        if (!whole()) return;
+        if (!boxed()) return;
         const Place<Tile> at(thread, slabs);
-        const StoredRows rows = {work.first_row + warpgroup * Tile::kWarpgroupRows + at.warp_row, 16, work.group,
+        const Sm90Work &work = columns.work;
+        const StoredRows rows = {work.first_row + at.row, work.rows - at.row, work.group,
                                  work.first_column + part * 2 * kCount, work.columns - part * 2 * kCount};
         RowFactors left = factors;
         if constexpr (!Tile::kScaledRowsOnly) {
@@ -353,23 +363,31 @@ struct WholeTile {
             left = {1.0f, 1.0f};
         }
         with_output(columns.args.epilogue, [&](auto element, auto add) {
-            store_slabs<decltype(element), add.value, true, Tile>(sum, columns.args, at.slabs, at.lane, rows, true,
-                                                                  left);
+            const auto store = [&](auto all) {
+                store_slabs<decltype(element), add.value, all.value, Tile>(sum, columns.args, at.slabs, at.lane, rows,
+                                                                           true, left);
+            };
+            if (columns.args.rows_end_anywhere)
+                store(std::false_type{});
+            else
+                store(std::true_type{});
         });
     }
 };
 
-/* Finishes a part of any tile, of which the group has the first `count` of the warpgroup's 64 rows. */
+/* Finishes a part of any tile, of which the warpgroup has `count` rows from `first_row` on: found before, since ptxas
+ * else puts a wait for products between those of two tiles. */
 template <typename Tile, int kCount>
 __device__ __forceinline__ void finish_part(float (&sum)[kCount], const TileColumns<Tile> &columns, int part,
                                             int64_t first_row, int count, int thread, uint8_t *slabs) {
     const GemmSm90Args &args = columns.args;
     const Sm90Work &work = columns.work;
     const Place<Tile> at(thread, slabs);
-    const StoredRows rows = {first_row + at.warp_row, count - at.warp_row, work.group,
-                             work.first_column + part * 2 * kCount, work.columns - part * 2 * kCount};
+    const int own_row = at.row % Tile::kWarpgroupRows;
+    const StoredRows rows = {first_row + own_row, count - own_row, work.group, work.first_column + part * 2 * kCount,
+                             work.columns - part * 2 * kCount};
     if (rows.columns <= 0 || rows.count <= 0) return;
-    const RowFactors factors = row_factors_of(args.epilogue, work, first_row, at.warp_row + at.lane / 4, count);
+    const RowFactors factors = row_factors_of(args.epilogue, work, at.row + at.lane / 4);
     if constexpr (Tile::kScaledRowsOnly) {
         scale_rows(sum, factors);
         with_output(args.epilogue, [&](auto element, auto add) {

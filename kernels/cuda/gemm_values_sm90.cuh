@@ -26,16 +26,15 @@ __device__ __forceinline__ RowFactors factor_of_all(const Epilogue &to) {
     return {factor, factor};
 }
 
-/* Alpha and the scales of a thread's two rows, times that of B where all columns have one. Rows that are not there have
- * the scale of the last one. */
-__device__ __forceinline__ RowFactors row_factors_of(const Epilogue &to, const Sm90Work &work, int64_t first_row,
-                                                     int local_row, int count) {
+/* Alpha and the scales of a thread's two rows of a tile, times that of B where all columns have one. Rows that are not
+ * there have the scale of the last one. */
+__device__ __forceinline__ RowFactors row_factors_of(const Epilogue &to, const Sm90Work &work, int row) {
     if (to.block_scaled) return {to.alpha, to.alpha};
     if (to.one_factor) return factor_of_all(to);
     float scale_a[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-        scale_a[half] = scale_at(to.scale_a, work.group, first_row + min(local_row + 8 * half, count - 1));
+        scale_a[half] = scale_at(to.scale_a, work.group, work.first_row + min(row + 8 * half, work.rows - 1));
     const float scale_b = to.scale_b.step == 0 ? scale_at(to.scale_b, work.weight, 0) : 1.0f;
     return {to.alpha * scale_a[0] * scale_b, to.alpha * scale_a[1] * scale_b};
 }
