@@ -463,6 +463,15 @@ def test_groups_of_some_rows_have_scales_and_bias(backend, sizes, scales, n, out
     check_grouped(backend, sum(sizes) + 3, n, 528, offsets, len(sizes), (E4M3, E4M3), out_dtype, **how)
 
 
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
+def test_groups_that_end_within_a_tile(backend, out_dtype):
+    """By one multiprocessor, which takes tiles of many rows for them: of what is behind a group it writes nothing."""
+    sizes = [48, 127, 176, 300, 80, 0, 1, 128, 33]
+    offsets = offsets_of(sizes, "bounds", "int32", first=7)
+    with guarded.multiprocessors(1):
+        check_grouped(backend, sum(sizes) + 99, 520, 400, offsets, len(sizes), (E4M3, E4M3), out_dtype)
+
+
 def check_taller_tiles(backend, most, sizes, n, k, dtypes, out_dtype):
     """Of at most so many rows, which the plan takes for 8 multiprocessors; a few rows are of no group."""
     rows, groups = sum(sizes) + 9, len(sizes)

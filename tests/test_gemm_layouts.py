@@ -159,6 +159,17 @@ def check_masked(backend, masked_m, m_max, n, k, dtypes, out_dtype, scales=("non
     judge_written(out, ref, written, dtypes, out_dtype)
 
 
+@pytest.mark.parametrize("scales", ["tensor", "row"])
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
+def test_masked_groups_that_end_within_a_tile(backend, out_dtype, scales):
+    """By one multiprocessor, which takes tiles of many rows for them."""
+    with guarded.multiprocessors(1):
+        check_masked(
+            backend, [48, 127, 176, 300, 80, 0, 1, 128], 300, 520, 400, FP8, out_dtype, (scales, "tensor"),
+            expected_m=160,
+        )  # fmt: skip
+
+
 @all_dtypes
 @pytest.mark.parametrize("m_max", [5, 65, 129])
 def test_masked(backend, m_max, dtypes):
