@@ -146,15 +146,13 @@ __device__ __forceinline__ void clear_rows(uint8_t *rows, int count, int begin, 
     }
 }
 
-/* Waits for the stage of a step. Of what is not the group's each warpgroup clears its rows of A and a share of B. */
+/* Of a step's stage, which is there, each warpgroup clears what is not the group's: its rows of A and a share of B. */
 template <typename Tile>
-__device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const StageDescriptors &stage, const Depth &depth,
-                                            int step, const RingPosition<Tile::kStages> &at) {
-    ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
+__device__ __forceinline__ void clear_others(const StageDescriptors &stage, const Depth &depth, int step, int slot) {
     const int head = step == 0 ? depth.head : 0, tail = step + 1 == depth.steps ? depth.tail : 0;
     if (head == 0 && tail == 0) return;
     const int thread = threadIdx.x - ptx::kWarpgroup;
-    uint8_t *rows_a = stage.stages + at.slot * Tile::kStageBytes, *rows_b = rows_a + Tile::kWarpgroups * Tile::kBytesA;
+    uint8_t *rows_a = stage.stages + slot * Tile::kStageBytes, *rows_b = rows_a + Tile::kWarpgroups * Tile::kBytesA;
     const auto clear = [&](int begin, int end) {
         clear_rows(rows_a + thread / ptx::kWarpgroup * Tile::kBytesA, Tile::kWarpgroupRows, begin, end,
                    thread % ptx::kWarpgroup, ptx::kWarpgroup);
@@ -165,6 +163,14 @@ __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const Stag
     ptx::fence_proxy_async();
     /* A warpgroup that is alone in a tile has a barrier of its own: the other may be in the next tile already. */
     ptx::named_barrier(depth.threads == ptx::kWarpgroup ? 4 : 1, depth.threads);
+}
+
+/* Waits for the stage of a step, and clears what is not the group's. */
+template <typename Tile>
+__device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const StageDescriptors &stage, const Depth &depth,
+                                            int step, const RingPosition<Tile::kStages> &at) {
+    ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
+    clear_others<Tile>(stage, depth, step, at.slot);
 }
 
 template <int kCount>
@@ -209,48 +215,85 @@ struct PartialProducts {
 
 /* All of K, a step at least, into promoted sums: each part of a step is summed from zero and then added. The first step
  * has been started. Whatever else there is to do, the wait for the next stage, addresses, the loop, is done while the
- * tensor cores are busy: nothing but additions lies between a warpgroup's products. The sums of every part but the last
- * one are finished while the last products of that one run. */
-template <typename Partial, typename Tile, int kParts, int kCount, typename Scales, typename Finish>
-__device__ __forceinline__ void multiply_promoted(float (&sum)[kParts][kCount], Partial &partial,
-                                                  Sm90Shared<Tile> &shared, const Depth &depth, Scales &scales,
-                                                  RingPosition<Tile::kStages> &at, Finish &finish) {
-    static_assert(kParts <= 2, "all but the last of the groups of products of a first step are waited for");
-    clear(sum[kParts - 1]);
+ * tensor cores are busy: nothing but additions lies between a warpgroup's products. */
+template <typename Partial, typename Tile, int kCount, typename Scales, typename Finish>
+__device__ __forceinline__ void multiply_promoted(float (&sum)[1][kCount], Partial &partial, Sm90Shared<Tile> &shared,
+                                                  const Depth &depth, Scales &scales, RingPosition<Tile::kStages> &at,
+                                                  Finish &finish) {
+    clear(sum[0]);
     typename Scales::Step scale;
     scales.load(scale, at.slot);
-#pragma unroll
-    for (int part = 0; part < kParts - 1; ++part) {
-        ptx::wgmma_wait<1>();
-        ptx::wgmma_hold(sum[part]);
-        scale_first(sum[part], scale.part(part));
-    }
     finish.prepare(false);
     for (int step = 1; step < depth.steps; ++step) {
         const int slot = at.slot;
         at.advance();
         partial.await(depth, step, at);
         ptx::wgmma_wait<0>();
-        /* One part waits for copies, two wait for their next products. */
-        if constexpr (kParts == 1) hand_back(shared, slot);
-        promote(sum[kParts - 1], partial.sum[0], scale.part(kParts - 1));
+        hand_back(shared, slot);
+        promote(sum[0], partial.sum[0], scale.part(0));
         partial.start(partial.sum[0], 0);
-        if constexpr (kParts > 1) hand_back(shared, slot);
         scales.load(scale, at.slot);
-#pragma unroll
-        for (int part = 0; part < kParts - 1; ++part) {
-            ptx::wgmma_wait<0>();
-            promote(sum[part], partial.sum[0], scale.part(part));
-            partial.start(partial.sum[0], part + 1);
-        }
     }
     finish.prepare(true);
-#pragma unroll
-    for (int part = 0; part < kParts - 1; ++part) finish(sum[part], part);
     ptx::wgmma_wait<0>();
     hand_back(shared, at.slot);
     at.advance();
-    promote(sum[kParts - 1], partial.sum[0], scale.part(kParts - 1));
+    promote(sum[0], partial.sum[0], scale.part(0));
+}
+
+/* The same in two parts. What a warpgroup does between the start of a part and its end has to fit into that time, and
+ * with it the latencies of all that is asked for: so the next stage is looked at under the first part, one part ahead,
+ * and what controls the loop is in uniform registers. The sums of the first part are finished while the last products of
+ * the other one run. */
+template <typename Partial, typename Tile, int kCount, typename Scales, typename Finish>
+__device__ __forceinline__ void multiply_promoted(float (&sum)[2][kCount], Partial &partial, Sm90Shared<Tile> &shared,
+                                                  const Depth &depth, Scales &scales, RingPosition<Tile::kStages> &at,
+                                                  Finish &finish) {
+    clear(sum[1]);
+    typename Scales::Step scale;
+    scales.load(scale, at.slot);
+    ptx::wgmma_wait<1>();
+    ptx::wgmma_hold(sum[0]);
+    scale_first(sum[0], scale.part(0));
+    finish.prepare(false);
+    const int steps = ptx::uniform(depth.steps), cut_step = ptx::uniform(depth.tail > 0 ? depth.steps - 1 : 0);
+    at = {ptx::uniform(at.slot), ptx::uniform(at.parity)};
+    const uint64_t first_a = ptx::wgmma_uniform(partial.stage.a), first_b = ptx::wgmma_uniform(partial.stage.b);
+    struct {
+        uint64_t a, b;
+        bool full; /* its stage */
+    } next;
+    const auto look_ahead = [&] {
+        RingPosition<Tile::kStages> to = at;
+        to.advance();
+        next.full = ptx::mbarrier_test_parity(&shared.full[to.slot], to.parity);
+        next.a = ptx::wgmma_advance(first_a, to.slot * Tile::kStageBytes);
+        next.b = ptx::wgmma_advance(first_b, to.slot * Tile::kStageBytes);
+    };
+    look_ahead();
+    for (int step = 1; step < steps; ++step) {
+        const int slot = at.slot;
+        at.advance();
+        if (!next.full) ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
+        if (step == cut_step) clear_others<Tile>(partial.stage, depth, step, at.slot);
+        partial.a = next.a;
+        partial.b = next.b;
+        ptx::wgmma_wait<0>();
+        promote(sum[1], partial.sum[0], scale.part(1));
+        partial.start(partial.sum[0], 0);
+        hand_back(shared, slot);
+        scales.load(scale, at.slot);
+        look_ahead();
+        ptx::wgmma_wait<0>();
+        promote(sum[0], partial.sum[0], scale.part(0));
+        partial.start(partial.sum[0], 1);
+    }
+    finish.prepare(true);
+    finish(sum[0], 0);
+    ptx::wgmma_wait<0>();
+    hand_back(shared, at.slot);
+    at.advance();
+    promote(sum[1], partial.sum[0], scale.part(1));
 }
 
 /* The same where there are registers for the partial sums of two steps: while one is added the next is multiplied, so

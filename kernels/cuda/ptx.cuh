@@ -218,6 +218,21 @@ __device__ __forceinline__ void mbarrier_wait_parity(uint64_t *barrier, uint32_t
         : "memory");
 }
 
+/* Whether that phase has ended, without waiting for it. */
+__device__ __forceinline__ bool mbarrier_test_parity(uint64_t *barrier, uint32_t parity) {
+    uint32_t ended;
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n"
+        "}\n"
+        : "=r"(ended)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+    return ended != 0;
+}
+
 /* The same, where other blocks of the cluster complete the phase. */
 __device__ __forceinline__ void mbarrier_wait_cluster(uint64_t *barrier, uint32_t parity) {
     asm volatile(
@@ -408,6 +423,12 @@ __device__ __forceinline__ T *opaque(T *pointer) {
     return pointer;
 }
 
+/* A value that all lanes of a warp have, in a uniform register: so is what follows from it alone. A loop that such
+ * values control needs no others for its counters and addresses. */
+__device__ __forceinline__ uint32_t uniform(uint32_t value) { return __reduce_max_sync(0xffffffffu, value); }
+
+__device__ __forceinline__ int uniform(int value) { return static_cast<int>(uniform(static_cast<uint32_t>(value))); }
+
 /* Gives registers back to the pool, or takes more from it; the whole warpgroup together. */
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
@@ -477,6 +498,11 @@ __device__ __forceinline__ void wgmma_hold(uint64_t &descriptor) {
     uint32_t low = static_cast<uint32_t>(descriptor);
     asm volatile("" : "+r"(low));
     descriptor = (descriptor >> 32 << 32) | low;
+}
+
+/* The same of a warp in uniform registers, where wgmma wants it. */
+__device__ __forceinline__ uint64_t wgmma_uniform(uint64_t descriptor) {
+    return (descriptor >> 32 << 32) | uniform(static_cast<uint32_t>(descriptor));
 }
 
 /* D = A.B^T, or D += A.B^T when `accumulate`: 64 rows of A and 8, 24 or a multiple of 16 up to 256 of B

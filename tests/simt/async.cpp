@@ -73,7 +73,7 @@ void mbarrier_arrive(Place place, int64_t bytes) {
     finish_phase(barrier);
 }
 
-static bool mbarrier_passed(uint32_t address, uint32_t parity) {
+bool mbarrier_passed(uint32_t address, uint32_t parity) {
     if (parity > 1) fail("mbarrier: parity %u", parity);
     return (find({current().in, address}).phase & 1) != parity;
 }

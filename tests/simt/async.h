@@ -59,6 +59,7 @@ extern const char *const kWaitsForMBarrier; /* its address and parity, for wait(
 void mbarrier_init(uint32_t address, uint32_t arrivals);
 void mbarrier_arrive(Place barrier, int64_t bytes);
 void mbarrier_wait(uint32_t address, uint32_t parity);
+bool mbarrier_passed(uint32_t address, uint32_t parity); /* without a wait */
 
 void copy_async(const Copy &copy);
 void copy_async_wait(size_t groups); /* until at most so many are under way */

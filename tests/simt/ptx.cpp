@@ -125,6 +125,11 @@ void barrier_try_wait(Frame &frame, const Instruction &instruction) {
     frame.write(a[0], true);
 }
 
+void barrier_test_wait(Frame &frame, const Instruction &instruction) {
+    Arguments a = instruction.arguments;
+    frame.write(a[0], mbarrier_passed(address_in_block(frame, a[1]), static_cast<uint32_t>(frame.read(a[2]))));
+}
+
 /* [map, {x, y, ..}] and a shared address */
 TensorCopy box_of(const Frame &frame, const Argument &tensor, const Argument &shared) {
     TensorCopy copy = {};
@@ -257,6 +262,7 @@ const std::map<std::string, Entry> kInstructions = {
     {"mbarrier.init", {barrier_init, nullptr}},
     {"mbarrier.arrive", {barrier_arrive, nullptr}},
     {"mbarrier.try_wait.parity", {barrier_try_wait, nullptr}},
+    {"mbarrier.test_wait.parity", {barrier_test_wait, nullptr}},
     {"fence.proxy.async", {fence_proxy, nullptr}},
     {"griddepcontrol.wait", {wait_for_grids, nullptr}},
     {"griddepcontrol.launch_dependents", {nothing, nullptr}},
