@@ -220,7 +220,6 @@ template <typename Partial, typename Tile, int kCount, typename Scales, typename
 __device__ __forceinline__ void multiply_promoted(float (&sum)[1][kCount], Partial &partial, Sm90Shared<Tile> &shared,
                                                   const Depth &depth, Scales &scales, RingPosition<Tile::kStages> &at,
                                                   Finish &finish) {
-    clear(sum[0]);
     typename Scales::Step scale;
     scales.load(scale, at.slot);
     finish.prepare(false);
@@ -249,7 +248,6 @@ template <typename Partial, typename Tile, int kCount, typename Scales, typename
 __device__ __forceinline__ void multiply_promoted(float (&sum)[2][kCount], Partial &partial, Sm90Shared<Tile> &shared,
                                                   const Depth &depth, Scales &scales, RingPosition<Tile::kStages> &at,
                                                   Finish &finish) {
-    clear(sum[1]);
     typename Scales::Step scale;
     scales.load(scale, at.slot);
     ptx::wgmma_wait<1>();
@@ -289,11 +287,12 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[2][kCount], Parti
         partial.start(partial.sum[0], 1);
     }
     finish.prepare(true);
-    finish(sum[0], 0);
+    finish.fill(sum[0], 0);
     ptx::wgmma_wait<0>();
     hand_back(shared, at.slot);
     at.advance();
     promote(sum[1], partial.sum[0], scale.part(1));
+    finish.send(sum[0], 0);
 }
 
 /* The same where there are registers for the partial sums of two steps: while one is added the next is multiplied, so
@@ -303,7 +302,6 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[1][kCount],
                                                   PartialProducts<Math, false, Tile, kCount, 2> &partial,
                                                   Sm90Shared<Tile> &shared, const Depth &depth, Scales &scales,
                                                   RingPosition<Tile::kStages> &at, Finish &finish) {
-    clear(sum[0]);
     finish.prepare(false);
     RingPosition<Tile::kStages> ahead = at;
     const auto start = [&](int step, int i) {
@@ -397,6 +395,7 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[1][kCount], Sm90Share
         PartialProducts<Math, false, Tile, kCount> partial = {shared, stage};
         partial.await(depth, 0, at);
         partial.start_tile(sum);
+        clear(sum[0]);
         struct {
             __device__ void prepare(bool) {}
             __device__ void operator()(float (&)[kCount], int) {}

@@ -301,6 +301,7 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
     PartialProducts<Math, Tile::kTakesTurns, Tile, kCount, Tile::kPartialSums> partial = {shared, stage};
     partial.await(depth_of<Tile>(shared.work[slot.slot], args), 0, at);
     partial.start_tile(sum);
+    clear(sum[kParts - 1]);
     auto scales = [&] {
         if constexpr (Math::kScaled)
             return RowScales<Tile>{shared, stage_scales,
@@ -322,7 +323,9 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
         if (next.boxed <= thread / ptx::kWarpgroup) return kParts - 1;
         partial.await(depth_of<Tile>(next, args), 0, at);
         partial.start_tile(sum);
-        finish(sum[kParts - 1], kParts - 1);
+        finish.fill(sum[kParts - 1], kParts - 1);
+        clear(sum[kParts - 1]);
+        finish.send(sum[kParts - 1], kParts - 1);
         kept.leave(args, slot.slot);
         release_work(shared, slot);
     }

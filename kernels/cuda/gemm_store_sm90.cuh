@@ -182,31 +182,56 @@ __device__ __forceinline__ void store_box(const CUtensorMap &map, const uint8_t 
         ptx::tma_store_3d(&map, slab, x, row, group);
 }
 
-/* Converts and stores a warp's values, or adds them to what is there; by the copy engine where `boxes`. It does so while
- * the warp goes on; each element is added to once, or a second time when the first is done, so that sums do not depend
- * on an order. What lies outside the output it leaves out; where rows end inside of it, those that there are go one by
- * one. Slabs that have none of the columns are not filled. kAll: all rows and columns are there, or outside; to ask takes
- * longer than most tiles would gain. */
+/* Waits until the copy engine has read all slabs but the `kPending` that it took last. */
+template <int kPending>
+__device__ __forceinline__ void await_slabs() {
+    if (ptx::elect()) ptx::tma_wait_read<kPending>();
+    __syncwarp();
+}
+
+/* `kCount` slabs, from that of columns `begin` on, to the output, or added to what is there, by the copy engine. It does
+ * so while the warp goes on; each element is added to once, or a second time when the first is done, so that sums do not
+ * depend on an order. What lies outside the output it leaves out; where rows end inside of it, those that there are go one
+ * by one. kAll: all rows and columns are there, or outside; to ask takes longer than most tiles would gain. */
+template <typename T, bool kAdd, bool kAll, typename Tile, int kCount, typename Begin>
+__device__ __forceinline__ void send_slabs(const uint8_t *slab, const GemmSm90Args &args, const StoredRows &rows,
+                                           const Begin &begin_of, bool any = true) {
+    constexpr int kUnit = kAdd ? 1 : sizeof(T); /* coordinates along a row are of float32, or of bytes */
+    const int row = static_cast<int>(rows.first_row), group = args.out_grouped ? rows.group : 0;
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (!ptx::elect()) return;
+    const bool cut = !kAll && args.rows_end_anywhere && rows.count < 16;
+    /* Rows from `first` on, of every slab. */
+    const auto store = [&](const CUtensorMap &map, int first) {
+#pragma unroll
+        for (int j = 0; j < kCount; ++j)
+            store_box<kAdd>(map, slab + j * Tile::kSlabBytes + first * kSm90SlabBytes,
+                            (rows.first_column + begin_of(j)) * kUnit, row + first, group);
+    };
+    if (any && !cut) store(args.map_out, 0);
+#pragma unroll 1
+    for (int first = 0; any && cut && first < rows.count; ++first) store(args.map_out_row, first);
+    ptx::tma_commit(); /* of nothing, too: slabs are waited for by their number */
+}
+
+/* Converts and stores a warp's values, or adds them to what is there; by the copy engine where `boxes`. Slabs that have
+ * none of the columns are not filled. */
 template <typename T, bool kAdd, bool kAll, typename Tile, typename Values>
 __device__ __forceinline__ void store_slabs(const Values &values, const GemmSm90Args &args, uint8_t *slabs, int lane,
                                             const StoredRows &rows, bool boxes,
                                             const RowFactors &factors = {{1.0f, 1.0f}}) {
     using Columns = SlabColumns<T, kColumnsOf<Values>>;
     constexpr int kSlabs = Columns::kSlabs;
-    constexpr int kUnit = kAdd ? 1 : sizeof(T); /* coordinates along a row are of float32, or of bytes */
     constexpr int kTogether = kSlabs == Tile::kSlabs ? kSlabs : 1; /* all slabs that there are, or one by one */
     constexpr bool kInTurn = kSlabs % Tile::kSlabs == 0;           /* no slab is used twice running */
-    const int row = static_cast<int>(rows.first_row), group = args.out_grouped ? rows.group : 0;
 #pragma unroll
     for (int i = 0; i < kSlabs; i += kTogether) {
         uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
-        if (ptx::elect()) {
-            if (kInTurn && boxes)
-                ptx::tma_wait_read<Tile::kSlabs / kTogether - 1>();
-            else
-                ptx::tma_wait_read<0>();
-        }
-        __syncwarp();
+        if (kInTurn && boxes)
+            await_slabs<Tile::kSlabs / kTogether - 1>();
+        else
+            await_slabs<0>();
         const bool any = kAll || Columns::begin_of(i) < rows.columns;
         if (any) {
 #pragma unroll
@@ -222,22 +247,8 @@ __device__ __forceinline__ void store_slabs(const Values &values, const GemmSm90
             __syncwarp(); /* all have read it */
             continue;
         }
-        ptx::fence_proxy_async();
-        __syncwarp();
-        if (ptx::elect()) {
-            const bool cut = !kAll && args.rows_end_anywhere && rows.count < 16;
-            /* Rows from `first` on, of every slab. */
-            const auto store = [&](const CUtensorMap &map, int first) {
-#pragma unroll
-                for (int j = 0; j < kTogether; ++j)
-                    store_box<kAdd>(map, slab + j * Tile::kSlabBytes + first * kSm90SlabBytes,
-                                    (rows.first_column + Columns::begin_of(i + j)) * kUnit, row + first, group);
-            };
-            if (any && !cut) store(args.map_out, 0);
-#pragma unroll 1
-            for (int first = 0; any && cut && first < rows.count; ++first) store(args.map_out_row, first);
-            ptx::tma_commit(); /* of nothing, too: slabs are waited for by their number */
-        }
+        send_slabs<T, kAdd, kAll, Tile, kTogether>(slab, args, rows,
+                                                   [&](int j) { return Columns::begin_of(i + j); }, any);
     }
 }
 
@@ -260,10 +271,10 @@ __device__ __forceinline__ void store_values(const Values &values, const GemmSm9
 /* Calls store(element, add) with a value of the output's type, and whether it is added to what is there. */
 template <typename Store>
 __device__ __forceinline__ void with_output(const Epilogue &to, const Store &store) {
-    if (to.out_dtype == FG_FLOAT16)
-        store(__half{}, std::false_type{});
-    else if (to.out_dtype == FG_BFLOAT16)
+    if (to.out_dtype == FG_BFLOAT16)
         store(__nv_bfloat16{}, std::false_type{});
+    else if (to.out_dtype == FG_FLOAT16)
+        store(__half{}, std::false_type{});
     else if (to.accumulate)
         store(float{}, std::true_type{});
     else
@@ -350,28 +361,58 @@ struct BoxedTile {
         factors = row_factors_of(to, columns.work, at.row + at.lane / 4);
     }
 
+    /* A part's values, to slabs, and from there to the output. In 16 bits they find room in all slabs together, and
+     * `send` passes them on when something else has been done: slabs are not full at once. */
     template <int kCount>
-    __device__ __forceinline__ void operator()(float (&sum)[kCount], int part) {
+    __device__ __forceinline__ void fill(float (&sum)[kCount], int part) {
         if (!boxed()) return;
         const Place<Tile> at(thread, slabs);
-        const Sm90Work &work = columns.work;
-        const StoredRows rows = {work.first_row + at.row, work.rows - at.row, work.group,
-                                 work.first_column + part * 2 * kCount, work.columns - part * 2 * kCount};
         RowFactors left = factors;
         if constexpr (!Tile::kScaledRowsOnly) {
             columns.apply(sum, part, factors, at.slabs, at.lane);
             left = {1.0f, 1.0f};
         }
         with_output(columns.args.epilogue, [&](auto element, auto add) {
-            const auto store = [&](auto all) {
-                store_slabs<decltype(element), add.value, all.value, Tile>(sum, columns.args, at.slabs, at.lane, rows,
-                                                                           true, left);
-            };
-            if (columns.args.rows_end_anywhere)
-                store(std::false_type{});
-            else
-                store(std::true_type{});
+            using T = decltype(element);
+            if constexpr (kSentLater<T, kCount>) {
+                await_slabs<0>();
+#pragma unroll
+                for (int i = 0; i < Tile::kSlabs; ++i)
+                    fill_slab<T>(sum, at.slabs + i * Tile::kSlabBytes, at.lane, {i * SlabColumns<T, 2 * kCount>::kOfSlab, left});
+            } else {
+                const auto store = [&](auto all) {
+                    store_slabs<T, add.value, all.value, Tile>(sum, columns.args, at.slabs, at.lane,
+                                                               rows_of<kCount>(at, part), true, left);
+                };
+                if (columns.args.rows_end_anywhere)
+                    store(std::false_type{});
+                else
+                    store(std::true_type{});
+            }
         });
+    }
+
+    template <int kCount>
+    __device__ __forceinline__ void send(const float (&)[kCount], int part) {
+        if (!kSentLater<uint16_t, kCount> || !boxed() || columns.args.epilogue.out_dtype == FG_FLOAT32) return;
+        const Place<Tile> at(thread, slabs);
+        const StoredRows rows = rows_of<kCount>(at, part);
+        const auto begin_of = [](int i) { return i * SlabColumns<uint16_t, 2 * kCount>::kOfSlab; };
+        if (columns.args.rows_end_anywhere)
+            send_slabs<uint16_t, false, false, Tile, Tile::kSlabs>(at.slabs, columns.args, rows, begin_of);
+        else
+            send_slabs<uint16_t, false, true, Tile, Tile::kSlabs>(at.slabs, columns.args, rows, begin_of);
+    }
+
+private:
+    template <typename T, int kCount>
+    static constexpr bool kSentLater = sizeof(T) == 2 && 2 * kCount == Tile::kSlabs * (kSm90SlabBytes / 2);
+
+    template <int kCount>
+    __device__ __forceinline__ StoredRows rows_of(const Place<Tile> &at, int part) const {
+        const Sm90Work &work = columns.work;
+        return {work.first_row + at.row, work.rows - at.row, work.group, work.first_column + part * 2 * kCount,
+                work.columns - part * 2 * kCount};
     }
 };
 
