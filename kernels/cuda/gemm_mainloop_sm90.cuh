@@ -214,8 +214,9 @@ struct PartialProducts {
 };
 
 /* All of K, a step at least, into promoted sums: each part of a step is summed from zero and then added. The first step
- * has been started. Whatever else there is to do, the wait for the next stage, addresses, the loop, is done while the
- * tensor cores are busy: nothing but additions lies between a warpgroup's products. */
+ * has been started, and the sums of the last part are zeros. Whatever else there is to do, the wait for the next stage,
+ * addresses, the loop, is done while the tensor cores are busy: nothing but additions lies between a warpgroup's
+ * products. */
 template <typename Partial, typename Tile, int kCount, typename Scales, typename Finish>
 __device__ __forceinline__ void multiply_promoted(float (&sum)[1][kCount], Partial &partial, Sm90Shared<Tile> &shared,
                                                   const Depth &depth, Scales &scales, RingPosition<Tile::kStages> &at,
@@ -240,10 +241,10 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[1][kCount], Parti
     promote(sum[0], partial.sum[0], scale.part(0));
 }
 
-/* The same in two parts. What a warpgroup does between the start of a part and its end has to fit into that time, and
- * with it the latencies of all that is asked for: so the next stage is looked at under the first part, one part ahead,
- * and what controls the loop is in uniform registers. The sums of the first part are finished while the last products of
- * the other one run. */
+/* The same in two parts. What a warpgroup does under the products of a part, with all latencies of it, has to end before
+ * they do, or the tensor cores wait: so the next stage is looked at under the first part, which has time to spare, and
+ * what controls the loop is in uniform registers, where neither addresses nor descriptors take instructions to get
+ * to. The sums of the first part are finished while the last products of the other one run. */
 template <typename Partial, typename Tile, int kCount, typename Scales, typename Finish>
 __device__ __forceinline__ void multiply_promoted(float (&sum)[2][kCount], Partial &partial, Sm90Shared<Tile> &shared,
                                                   const Depth &depth, Scales &scales, RingPosition<Tile::kStages> &at,
@@ -398,7 +399,6 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[1][kCount], Sm90Share
         clear(sum[0]);
         struct {
             __device__ void prepare(bool) {}
-            __device__ void operator()(float (&)[kCount], int) {}
         } finish;
         multiply_promoted(sum, partial, shared, depth, scales, at, finish);
     } else {

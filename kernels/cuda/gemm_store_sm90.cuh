@@ -189,10 +189,11 @@ __device__ __forceinline__ void await_slabs() {
     __syncwarp();
 }
 
-/* `kCount` slabs, from that of columns `begin` on, to the output, or added to what is there, by the copy engine. It does
- * so while the warp goes on; each element is added to once, or a second time when the first is done, so that sums do not
- * depend on an order. What lies outside the output it leaves out; where rows end inside of it, those that there are go one
- * by one. kAll: all rows and columns are there, or outside; to ask takes longer than most tiles would gain. */
+/* Slabs that are full, of columns begin_of(0), begin_of(1) and so on, to the output, or added to what is there, by the
+ * copy engine. It does so while the warp goes on; each element is added to once, or a second time when the first is done,
+ * so that sums do not depend on an order. What lies outside the output it leaves out; where rows end inside of it, those
+ * that there are go one by one. kAll: all rows and columns are there, or outside; to ask takes longer than most tiles
+ * would gain. */
 template <typename T, bool kAdd, bool kAll, typename Tile, int kCount, typename Begin>
 __device__ __forceinline__ void send_slabs(const uint8_t *slab, const GemmSm90Args &args, const StoredRows &rows,
                                            const Begin &begin_of, bool any = true) {
@@ -247,8 +248,8 @@ __device__ __forceinline__ void store_slabs(const Values &values, const GemmSm90
             __syncwarp(); /* all have read it */
             continue;
         }
-        send_slabs<T, kAdd, kAll, Tile, kTogether>(slab, args, rows,
-                                                   [&](int j) { return Columns::begin_of(i + j); }, any);
+        send_slabs<T, kAdd, kAll, Tile, kTogether>(
+            slab, args, rows, [&](int j) { return Columns::begin_of(i + j); }, any);
     }
 }
 
@@ -361,8 +362,8 @@ struct BoxedTile {
         factors = row_factors_of(to, columns.work, at.row + at.lane / 4);
     }
 
-    /* A part's values, to slabs, and from there to the output. In 16 bits they find room in all slabs together, and
-     * `send` passes them on when something else has been done: slabs are not full at once. */
+    /* A part's values, to slabs, and from there to the output. Where all of them find room, in 16 bits, that is left to
+     * `send`: it takes a while until stores have filled the slabs, in which something else is done. */
     template <int kCount>
     __device__ __forceinline__ void fill(float (&sum)[kCount], int part) {
         if (!boxed()) return;
@@ -378,7 +379,8 @@ struct BoxedTile {
                 await_slabs<0>();
 #pragma unroll
                 for (int i = 0; i < Tile::kSlabs; ++i)
-                    fill_slab<T>(sum, at.slabs + i * Tile::kSlabBytes, at.lane, {i * SlabColumns<T, 2 * kCount>::kOfSlab, left});
+                    fill_slab<T>(sum, at.slabs + i * Tile::kSlabBytes, at.lane,
+                                 {i * SlabColumns<T, 2 * kCount>::kOfSlab, left});
             } else {
                 const auto store = [&](auto all) {
                     store_slabs<T, add.value, all.value, Tile>(sum, columns.args, at.slabs, at.lane,
