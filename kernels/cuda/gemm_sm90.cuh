@@ -50,7 +50,7 @@ struct Sm90Tile {
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes; /* of one warpgroup */
     static constexpr int kBytesB = kN * kSm90StepBytes;
     static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
-    static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = kN % 128 ? 1 : 2; /* of each warp's epilogue */
+    static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = kN == 192 ? 1 : 2; /* of each warp's epilogue */
     static constexpr int kSlabsBytes = 4 * kWarpgroups * kSlabs * kSlabBytes;
     static constexpr int kSmallBytes = 3072; /* barriers, tiles, scales of blocks or factors of columns */
     static constexpr int kSharedBytes = kStages * kStageBytes + kSlabsBytes + kSmallBytes;

@@ -225,11 +225,11 @@ __device__ __forceinline__ void store_slabs(const Values &values, const GemmSm90
     using Columns = SlabColumns<T, kColumnsOf<Values>>;
     constexpr int kSlabs = Columns::kSlabs;
     constexpr int kTogether = kSlabs == Tile::kSlabs ? kSlabs : 1; /* all slabs that there are, or one by one */
-    constexpr bool kInTurn = kSlabs % Tile::kSlabs == 0;           /* no slab is used twice running */
+    constexpr bool kInTurn = kSlabs % Tile::kSlabs == 0; /* the first slab is not the last one that was used */
 #pragma unroll
     for (int i = 0; i < kSlabs; i += kTogether) {
         uint8_t *slab = slabs + i % Tile::kSlabs * Tile::kSlabBytes;
-        if (kInTurn && boxes)
+        if (boxes && (kInTurn || i > 0))
             await_slabs<Tile::kSlabs / kTogether - 1>();
         else
             await_slabs<0>();

@@ -278,6 +278,13 @@ __device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const To
     const int warp_row = thread / 32 * 16, row = warp_row + lane / 4;
     const float scale[2] = {shared.weight_scale[row], shared.weight_scale[row + 8]};
     const float bias[2] = {shared.bias[row], shared.bias[row + 8]};
+    /* All of them at once: behind a store of others they would be waited for each time. */
+    float2 of_token[kCount / 4];
+#pragma unroll
+    for (int own = 0; own < kCount / 4; ++own) { /* units that there are not have some tokens' */
+        const int first = min(first_token + (own * split + part) * 8, Tile::kBlockN - 8);
+        of_token[own] = *reinterpret_cast<const float2 *>(&shared.token_scale[first + lane % 4 * 2]);
+    }
     uint8_t *to = rows + (lane / 16 * 8 + lane % 8) * Tile::kHalfPitch + (warp_row + lane / 8 % 2 * 8) * 2;
 #pragma unroll
     for (int unit = 0; unit < kCount / 4; unit += 2, to += 16 * Tile::kHalfPitch) {
@@ -287,12 +294,9 @@ __device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const To
         for (int i = 0; i < 4; ++i) {
             const int own = unit + i / 2;
             if (own * 4 >= kCount) break;
-            /* There may be no next unit. */
-            const int first = min(first_token + (own * split + part) * 8, Tile::kBlockN - 8);
-            const float2 of_token = *reinterpret_cast<const float2 *>(&shared.token_scale[first + lane % 4 * 2]);
             const float *sums = &sum[own * 4 + i % 2 * 2];
-            const Pair pair = {from_float<T>(fmaf(sums[0], of_token.x * scale[i % 2], bias[i % 2])),
-                               from_float<T>(fmaf(sums[1], of_token.y * scale[i % 2], bias[i % 2]))};
+            const Pair pair = {from_float<T>(fmaf(sums[0], of_token[own].x * scale[i % 2], bias[i % 2])),
+                               from_float<T>(fmaf(sums[1], of_token[own].y * scale[i % 2], bias[i % 2]))};
             memcpy(&words[i], &pair, sizeof pair);
         }
         ptx::stmatrix_x4_trans(to, words);
@@ -303,17 +307,19 @@ template <typename Tile>
 __device__ __forceinline__ void copy_halves(const GemmSm90Args &args, const Sm90Work &work, const uint8_t *rows,
                                             int part) {
     constexpr int kChunks = Tile::kRows / 8, kTokensAtOnce = Tile::kConsumers / kChunks;
+    static_assert(kTokensAtOnce % 8 == 0, "whole units");
     const Epilogue &to = args.epilogue;
-    const int thread = threadIdx.x - ptx::kWarpgroup, chunk = thread % kChunks;
+    const int thread = threadIdx.x - ptx::kWarpgroup, chunk = thread % kChunks, row = thread / kChunks;
     if (chunk * 8 >= work.rows) return;
+    const int first = (row / 8 * args.split + part) * 8 + row % 8, step = kTokensAtOnce * args.split;
+    const uint8_t *from = rows + row * Tile::kHalfPitch + chunk * 16;
     uint16_t *out = static_cast<uint16_t *>(to.out) + work.group * to.out_group_stride +
-                    work.first_column * to.out_stride + work.first_row + chunk * 8;
+                    (work.first_column + first) * to.out_stride + work.first_row + chunk * 8;
 #pragma unroll 4
-    for (int i = thread / kChunks;; i += kTokensAtOnce) {
-        const int token = (i / 8 * args.split + part) * 8 + i % 8;
-        if (token >= work.columns) return;
-        *reinterpret_cast<uint4 *>(out + token * to.out_stride) =
-            *reinterpret_cast<const uint4 *>(rows + i * Tile::kHalfPitch + chunk * 16);
+    for (int token = first; token < work.columns; token += step) {
+        *reinterpret_cast<uint4 *>(out) = *reinterpret_cast<const uint4 *>(from);
+        from += kTokensAtOnce * Tile::kHalfPitch;
+        out += step * to.out_stride;
     }
 }
 
