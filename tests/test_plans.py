@@ -130,9 +130,10 @@ def test_hopper_product_plans_are_sane(dtype):
         (128 * 32, 1536, 128, (96, 256)),
         (4096, 4096, 1, (256, 256)),  # large: pairs of blocks share B
         (4096, 2112, 1, (256, 176)),  # 12 x 176: wider tiles would leave a wave nearly empty
-        (4096, 24576, 1, (256, 192)),  # nothing but whole waves and columns
+        (4096, 24576, 1, (256, 256)),
+        (2048, 3072, 1, (256, 192)),  # nothing but whole waves and columns
         (33_694, 4096, 8, (256, 256)),
-        (16_199, 4096, 16, (128, 256)),  # a pair would often lack its second
+        (11_200, 3072, 16, (128, 256)),  # a pair would often lack its second
         (8069, 1536, 128, (96, 256)),
         (16 * 126, 7168, 16, (176, 256)),  # one tile a group, though some have a third more rows
         (8320, 4096, 32, (192, 256)),
@@ -182,7 +183,7 @@ def test_groups_of_some_rows_are_cut_to_fill_the_multiprocessors():
     for tiles in (PACKED, NARROW, TALL):
         assert most(64 * 64, 4096, 64, tiles) is None
     assert most(64 * 64, 4096, 64, BLOCKS) == 96
-    assert most(32 * 130, 4096, 32, BLOCKS) == 160  # sums of more rows leave no registers for their scales
+    assert most(64 * 130, 4096, 64, BLOCKS) == 160  # sums of more rows leave no registers for their scales
 
 
 def test_weights_that_several_tiles_read_count_as_read_again():
