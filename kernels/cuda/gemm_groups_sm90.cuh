@@ -125,16 +125,15 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
     if (is_one_group(args.space)) first = token_work_of_one_group<Tile>(args, rank, blockIdx.y);
     const int early = min(steps_of(first), Tile::kStages);
     begin_block(
-        map_weights, map_tokens, true, Tile::kThreads, [&] { init_rings(shared.rings); },
-        [&] { copies.copy_own_steps(first, early); }, [&] { ask_for_groups(args.space, blockIdx.y); },
-        [&] { copies.copy_shared_steps(first, early); });
+        map_weights, map_tokens, true, Tile::kThreads, !is_one_group(args.space), [&] { init_rings(shared.rings); },
+        [&] { copies.copy_own_steps(first, early); }, [] {}, [&] { copies.copy_shared_steps(first, early); });
     HandedWorks<Tile> works(shared.rings);
     if (warp < 4) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
         if (warp == 0)
             produce_tokens(shared.rings, copies, works, early);
         else if (warp == 1)
-            schedule_tokens(shared.rings, args, rank);
+            schedule_tokens(shared.rings, args, rank, true);
         else if constexpr (Math::kScaled)
             produce_token_scales(shared, args, works);
     } else {

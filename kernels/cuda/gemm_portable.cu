@@ -146,7 +146,7 @@ struct TileRows {
 };
 
 template <int kBlockM, int kBlockN>
-__device__ __forceinline__ TileRows rows_of(const GemmArgs &args, const OutputTile &tile) {
+__device__ __forceinline__ TileRows rows_of(const GemmArgs &args, const OutputTile<int64_t> &tile) {
     TileRows rows;
     rows.a = args.a.data + tile.group * args.a.group_pitch + tile.row * args.a.row_pitch + tile.k_begin;
     rows.b = args.b.data + tile.weight * args.b.group_pitch + tile.column * args.b.row_pitch + tile.k_begin;
@@ -161,7 +161,7 @@ __device__ __forceinline__ TileRows rows_of(const GemmArgs &args, const OutputTi
 
 /* Scales, bias, activation and store of the tile whose sums lie in shared memory. A thread keeps its four columns. */
 template <typename Math, typename Shape>
-__device__ __forceinline__ void store_tile(const GemmArgs &args, const float *sums, const OutputTile &tile,
+__device__ __forceinline__ void store_tile(const GemmArgs &args, const float *sums, const OutputTile<int64_t> &tile,
                                            const TileRows &from) {
     const Epilogue &to = args.epilogue;
     constexpr int kVectors = Shape::kBlockN / 4;
@@ -198,7 +198,7 @@ __device__ __forceinline__ void store_tile(const GemmArgs &args, const float *su
 /* sum += partial, times the scales of this block of K where the operands have such. */
 template <typename Shape, int kRows, int kColumns>
 __device__ __forceinline__ void promote(float (&sum)[kRows][kColumns][4], const float (&partial)[kRows][kColumns][4],
-                                        const Epilogue &to, const OutputTile &tile, const TileRows &from, int step) {
+                                        const Epilogue &to, const OutputTile<int64_t> &tile, const TileRows &from, int step) {
     const int first_row = threadIdx.x / 32 / Shape::kWarpsN * Shape::kWarpM + threadIdx.x % 32 / 4;
     static_assert(FG_SCALE_BLOCK_SIZE % Shape::kBlockN == 0, "the columns of a tile have one scale");
     const float scale_b =
@@ -219,7 +219,7 @@ __device__ __forceinline__ void promote(float (&sum)[kRows][kColumns][4], const 
 }
 
 template <typename Math, typename Shape>
-__device__ __forceinline__ void compute_tile(const GemmArgs &args, const OutputTile &tile, uint8_t *shared) {
+__device__ __forceinline__ void compute_tile(const GemmArgs &args, const OutputTile<int64_t> &tile, uint8_t *shared) {
     const TileRows from = rows_of<Shape::kBlockM, Shape::kBlockN>(args, tile);
     constexpr int kRows = Shape::kWarpM / 16, kColumns = Shape::kWarpN / 8;
     float sum[kRows][kColumns][4] = {};
@@ -276,8 +276,8 @@ __device__ __forceinline__ void compute_tile(const GemmArgs &args, const OutputT
 template <typename Math, typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads) gemm_kernel(const __grid_constant__ GemmArgs args) {
     extern __shared__ __align__(128) uint8_t shared[];
-    TileWalk<Shape::kBlockM, Shape::kBlockN> walk(args.space, blockIdx.x, gridDim.x);
-    OutputTile tile;
+    TileWalk<int64_t, Shape::kBlockM, Shape::kBlockN> walk(args.space, blockIdx.x, gridDim.x);
+    OutputTile<int64_t> tile;
     while (walk.next(tile)) {
         compute_tile<Math, Shape>(args, tile, shared);
         __syncthreads(); /* the sums lie where the next tile's stages go */

@@ -65,6 +65,7 @@ struct Sm90Shared {
     uint64_t scales_read[Tile::kStages]; /* those of blocks, by every lane of the consumers */
     uint64_t work_full[Tile::kTileSlots], work_empty[Tile::kTileSlots];
     Sm90Work work[Tile::kTileSlots];
+    Sm90Work rest; /* of a first tile that is parted along K: the scheduler's */
 };
 
 template <typename Tile>
@@ -99,16 +100,28 @@ __device__ __forceinline__ void arrive_at_blocks(uint64_t *barrier) {
     }
 }
 
+/* All threads of the block, or of its cluster: their barriers are there. */
+__device__ __forceinline__ void meet_block(bool in_cluster, int threads) {
+    if (in_cluster) {
+        ptx::cluster_arrive();
+        ptx::cluster_wait();
+    } else {
+        ptx::named_barrier(5, threads);
+    }
+}
+
 /* How a block begins. One thread of the producer makes the barriers by `init`, and copies by `copy_own` what it knows
  * already. A short product lasts little longer than its first copies take: they begin here, in the first lines of code,
- * and not where the producer's loop is, which memory has yet to send. Warp 1 meanwhile may `ask` L2 for what will be
- * wanted; not as an `else`, which ptxas would put in front. When all barriers of the block, or of its cluster, are there,
+ * and not where the producer's loop is, which memory has yet to send. Warp 1, the scheduler, meanwhile may `ask` L2 for
+ * what will be wanted; not as an `else`, which ptxas would put in front. If it `looks` for the first tile it goes at
+ * once, and meets the others when it has found one. When all barriers of the block, or of its cluster, are there,
  * `copy_shared` copies to other blocks too. */
 template <typename Init, typename CopyOwn, typename Ask, typename CopyShared>
 __device__ __forceinline__ void begin_block(const CUtensorMap &map_a, const CUtensorMap &map_b, bool in_cluster,
-                                            int threads, const Init &init, const CopyOwn &copy_own, const Ask &ask,
-                                            const CopyShared &copy_shared) {
+                                            int threads, bool looks, const Init &init, const CopyOwn &copy_own,
+                                            const Ask &ask, const CopyShared &copy_shared) {
     const int warp = threadIdx.x / 32;
+    if (warp == 1 && looks) return ptx::wait_for_earlier_kernels();
     if (warp == 0) {
         const bool leads = ptx::elect();
         if (leads) {
@@ -121,26 +134,22 @@ __device__ __forceinline__ void begin_block(const CUtensorMap &map_a, const CUte
     }
     if (warp == 1) ask();
     __syncwarp();
-    if (in_cluster) {
-        ptx::cluster_arrive();
-        ptx::cluster_wait();
-    } else {
-        ptx::named_barrier(5, threads);
-    }
+    meet_block(in_cluster, threads);
     ptx::wait_for_earlier_kernels();
     if (warp == 0 && ptx::elect()) copy_shared();
     __syncwarp();
 }
 
+/* By the scheduler, which meets the others with the first tile that it has looked for. To meet a cluster invalidates L1,
+ * and with it what registers could not hold: the tile is written before. */
 template <typename Tile>
 __device__ __forceinline__ void hand_over(Sm90Shared<Tile> &shared, RingPosition<Tile::kTileSlots> &at,
-                                          const Sm90Work &work) {
-    ptx::mbarrier_wait_parity(&shared.work_empty[at.slot], at.parity ^ 1);
+                                          const Sm90Work &work, bool meets = false, bool in_cluster = false) {
+    if (!meets) ptx::mbarrier_wait_parity(&shared.work_empty[at.slot], at.parity ^ 1);
     __syncwarp(); /* a lane that looked later could find the slot filled and emptied again, and wait for ever */
-    if (threadIdx.x % 32 == 0) {
-        shared.work[at.slot] = work;
-        ptx::mbarrier_arrive(&shared.work_full[at.slot]);
-    }
+    if (threadIdx.x % 32 == 0) shared.work[at.slot] = work;
+    if (meets) meet_block(in_cluster, Tile::kThreads);
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.work_full[at.slot]);
     __syncwarp();
     at.advance();
 }
@@ -191,21 +200,6 @@ __device__ __forceinline__ void ask_for_bytes(const void *from, int64_t bytes) {
 __device__ __forceinline__ void ask_for_scales(const Scale &scale, int64_t first, int count) {
     if (scale.data != nullptr)
         ask_for_bytes(scale.data + first * scale.step, (scale.step == 0 ? 1 : count * scale.step) * 4);
-}
-
-/* For where groups begin and end, which the block's tile number `tile` is found by. */
-__device__ __forceinline__ void ask_for_groups(const TileSpace &space, uint32_t tile) {
-    const Offsets &data = space.k_offsets.data ? space.k_offsets : space.major.data;
-    if (data.data == nullptr) return;
-    int64_t first = 0, count = space.major.groups;
-    if (space.major.grouping == Grouping::kIndices) {
-        uint32_t major, minor;
-        rasterise(space, tile, space.major_tiles, &major, &minor);
-        first = int64_t{major} * space.major.block;
-        count = space.major.length - first;
-    }
-    const int64_t size = data.wide ? 8 : 4;
-    ask_for_bytes(static_cast<const uint8_t *>(data.data) + first * size, count * size);
 }
 
 }  // namespace flexgemm

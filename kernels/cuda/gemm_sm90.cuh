@@ -127,6 +127,11 @@ __device__ __forceinline__ void copy_columns(uint8_t *b, const CUtensorMap &map_
         ptx::tma_load_3d(b + part * kShare * kSm90StepBytes, &map_b, full, k, column + part * kShare, group);
 }
 
+/* Tiles are looked for, and not worked out. */
+__device__ __forceinline__ bool looks_for_tiles(const GemmSm90Args &args) {
+    return !is_one_group(args.space) || args.staggered;
+}
+
 /* The block's first tile, where it is known before the scheduler looks, and how many steps of it the ring has room for:
  * none, where it is not. */
 template <typename Tile>
@@ -135,7 +140,7 @@ struct FirstSteps {
     int steps;
 
     __device__ __forceinline__ explicit FirstSteps(const GemmSm90Args &args) : steps(0) {
-        if (!is_one_group(args.space) || args.staggered) return;
+        if (looks_for_tiles(args)) return;
         work = work_of_one_group<Tile>(args, blockIdx.x / Tile::kCluster);
         steps = min(steps_of(work), Tile::kStages);
     }
@@ -198,36 +203,39 @@ __device__ __forceinline__ Sm90Work part_along_k(Sm90Work &work, int cluster) {
 template <typename Tile>
 __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm90Args &args) {
     RingPosition<Tile::kTileSlots> at;
-    if (is_one_group(args.space) && !args.staggered) {
+    if (!looks_for_tiles(args)) {
         const uint32_t works = works_of_one_group(args), step = gridDim.x / Tile::kCluster;
         for (uint32_t number = blockIdx.x / Tile::kCluster; number < works; number += step)
             hand_over(shared, at, work_of_one_group<Tile>(args, number));
         hand_over(shared, at, no_more_work());
         return;
     }
-    TileWalk<Tile::kClusterM, Tile::kBlockN, Tile::kCluster> walk(
+    TileWalk<int32_t, Tile::kClusterM, Tile::kBlockN, Tile::kCluster> walk(
         args.space, blockIdx.x / Tile::kCluster, gridDim.x / Tile::kCluster, blockIdx.x % Tile::kCluster);
-    OutputTile tile;
-    Sm90Work rest = no_more_work();
-    for (bool first = true; walk.next(tile); first = false) {
-        const int64_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column;
-        Sm90Work work = {static_cast<int32_t>(tile.row),
-                         rows < kSm90BlockM ? static_cast<int32_t>(rows) : kSm90BlockM,
-                         static_cast<int32_t>(tile.column),
-                         columns < Tile::kBlockN ? static_cast<int32_t>(columns) : Tile::kBlockN,
-                         static_cast<int32_t>(tile.group),
-                         static_cast<int32_t>(tile.weight),
-                         static_cast<int32_t>(tile.k_begin),
-                         static_cast<int32_t>(tile.k_end - tile.k_begin),
-                         tile.apart,
-                         int8_t{0}};
+    OutputTile<int32_t> tile;
+    shared.rest.group = no_more_work().group;
+    __syncwarp();
+    for (bool first = true;; first = false) {
+        if (!walk.next(tile)) {
+            if (first) meet_block(Tile::kCluster > 1, Tile::kThreads);
+            break;
+        }
+        const int32_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column;
+        Sm90Work work = {tile.row,    min(rows, kSm90BlockM), tile.column,
+                         min(columns, Tile::kBlockN),         tile.group,
+                         tile.weight, tile.k_begin,           tile.k_end - tile.k_begin,
+                         tile.apart,  int8_t{0}};
         if (Tile::kBoxedTiles && args.boxed_tiles && tile.k_end > tile.k_begin &&
             (!args.space.major_is_columns || (columns >= Tile::kBlockN && tile.column % 8 == 0)))
             work.boxed = warpgroups_of<Tile>(work.rows);
-        if (first && args.staggered) rest = part_along_k(work, static_cast<int>(blockIdx.x) / Tile::kCluster);
-        hand_over(shared, at, work);
+        if (first && args.staggered) {
+            const Sm90Work rest = part_along_k(work, static_cast<int>(blockIdx.x) / Tile::kCluster);
+            if (threadIdx.x % 32 == 0) shared.rest = rest;
+            __syncwarp();
+        }
+        hand_over(shared, at, work, first, Tile::kCluster > 1);
     }
-    if (rest.group >= 0) hand_over(shared, at, rest);
+    if (args.staggered && shared.rest.group >= 0) hand_over(shared, at, shared.rest);
     hand_over(shared, at, no_more_work());
 }
 
@@ -416,7 +424,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     const FirstSteps<Tile> first(args);
     const bool keeps_columns = Tile::kKeepsColumns && args.column_factors;
     begin_block(
-        map_a, map_b, Tile::kCluster > 1, Tile::kThreads,
+        map_a, map_b, Tile::kCluster > 1, Tile::kThreads, looks_for_tiles(args),
         [&] {
             small.pair.init();
             small.columns.init();
@@ -424,10 +432,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
         },
         [&] { first.copy_own(shared, stages, map_a, map_b); },
         [&] {
-            if (first.steps > 0)
-                first.ask_for_scales_of(args.epilogue);
-            else
-                ask_for_groups(args.space, blockIdx.x / Tile::kCluster);
+            if (first.steps > 0) first.ask_for_scales_of(args.epilogue);
         },
         [&] { first.copy_share(shared, stages, map_b); });
 

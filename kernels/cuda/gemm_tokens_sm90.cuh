@@ -50,20 +50,14 @@ struct TokenShared {
  * a pair, which share a part, are neighbours. Nothing is divided here: a product may last no longer than fifty
  * divisions. */
 template <typename Tile>
-__device__ __forceinline__ Sm90Work token_work(const GemmSm90Args &args, int rank, const OutputTile &tile) {
-    const int64_t row = tile.column + rank % Tile::kCluster * Tile::kRows;
-    const int64_t rows = tile.column_end - row, columns = tile.row_end - tile.row;
+__device__ __forceinline__ Sm90Work token_work(const GemmSm90Args &args, int rank, const OutputTile<int32_t> &tile) {
+    const int32_t row = tile.column + rank % Tile::kCluster * Tile::kRows;
+    const int32_t rows = tile.column_end - row, columns = tile.row_end - tile.row;
     const int part = rank / Tile::kCluster, steps = args.part_steps + (part < args.longer_parts);
     const int begin = (part * args.part_steps + min(part, args.longer_parts)) * kSm90StepBytes;
     const int k_bytes = min(steps * kSm90StepBytes, static_cast<int>(args.space.k_bytes) - begin);
-    return {static_cast<int32_t>(row),
-            rows < Tile::kRows ? static_cast<int32_t>(rows) : Tile::kRows,
-            static_cast<int32_t>(tile.row),
-            columns < Tile::kBlockN ? static_cast<int32_t>(columns) : Tile::kBlockN,
-            static_cast<int32_t>(tile.group),
-            static_cast<int32_t>(tile.weight),
-            begin,
-            k_bytes};
+    return {row,         min(rows, Tile::kRows), tile.row, min(columns, Tile::kBlockN), tile.group,
+            tile.weight, begin,                  k_bytes};
 }
 
 /* Tile `number` of one group, whose rows are cut evenly, for whoever needs it. */
@@ -76,12 +70,13 @@ __device__ __forceinline__ Sm90Work token_work_of_one_group(const GemmSm90Args &
     return token_work<Tile>(args, rank,
                             {first_token, min(static_cast<int>(space.major.length), first_token + args.tile_tokens),
                              static_cast<int>(minor) * Tile::kWeights, static_cast<int>(space.minor_length), 0, 0, 0,
-                             space.k_bytes});
+                             static_cast<int>(space.k_bytes)});
 }
 
 /* Rows are cut evenly. */
 template <typename Tile>
-__device__ __forceinline__ void schedule_tokens(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank) {
+__device__ __forceinline__ void schedule_tokens(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank,
+                                                bool in_cluster) {
     RingPosition<Tile::kTileSlots> at;
     if (is_one_group(args.space)) {
         const uint32_t tiles = args.space.major_tiles * args.space.minor_tiles;
@@ -90,10 +85,13 @@ __device__ __forceinline__ void schedule_tokens(Sm90Shared<Tile> &shared, const 
         hand_over(shared, at, no_more_work());
         return;
     }
-    TileWalk<Tile::kBlockN, Tile::kWeights, 1, true> walk(args.space, blockIdx.y, gridDim.y);
-    OutputTile tile;
-    while (walk.next(tile)) hand_over(shared, at, token_work<Tile>(args, rank, tile));
-    hand_over(shared, at, no_more_work());
+    TileWalk<int32_t, Tile::kBlockN, Tile::kWeights, 1, true> walk(args.space, blockIdx.y, gridDim.y);
+    OutputTile<int32_t> tile;
+    for (bool first = true;; first = false) {
+        const bool found = walk.next(tile);
+        hand_over(shared, at, found ? token_work<Tile>(args, rank, tile) : no_more_work(), first, in_cluster);
+        if (!found) return;
+    }
 }
 
 /* The tiles that the scheduler hands over, to a warp of its producers or consumers. */

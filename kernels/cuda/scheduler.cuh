@@ -10,6 +10,8 @@
  */
 #pragma once
 
+#include <type_traits>
+
 #include "../plan.h"
 #include "common.cuh"
 
@@ -52,8 +54,9 @@ struct TileSpace {
 
 /* Rows [row, row_end) and columns [column, column_end) of a group, of which a tile takes the first block_m and block_n;
  * `weight` is the matrix of B; bytes [k_begin, k_end) of K. */
+template <typename Index>
 struct OutputTile {
-    int64_t row, row_end, column, column_end, group, weight, k_begin, k_end;
+    Index row, row_end, column, column_end, group, weight, k_begin, k_end;
     bool apart; /* the blocks of a pair have rows of different groups */
 };
 
@@ -148,15 +151,10 @@ inline int64_t set_tiles(TileSpace &space, int block_m, int block_n) {
 
 /* Elements begin .. end - 1 of `group`; a tile takes at most a block of them from `begin`. begin == end: none, which is
  * no tile unless the other block of a pair has some. */
+template <typename Index>
 struct MajorTile {
-    int64_t begin, end, group;
+    Index begin, end, group;
     bool paired, apart;
-};
-
-/* Groups before `group` end at `reached` and have `counted` tiles. */
-struct GroupCursor {
-    int64_t group, reached;
-    uint32_t counted;
 };
 
 __device__ __forceinline__ int64_t integer_at(const Offsets &data, int64_t i) {
@@ -175,90 +173,82 @@ __device__ __forceinline__ int64_t group_bound(const Offsets &offsets, int64_t i
 
 /* How a group is cut. Blocks, of which the last one has what is left; or even: into no more tiles than that, so that
  * none costs a tile's reading for a few elements. */
-template <int kBlock, bool kEven>
+template <int kBlockM, int kBlockN, bool kEven>
 struct Cut {
     uint32_t tiles, size;
-    __device__ __forceinline__ Cut(const GroupedAxis &axis, int64_t length) {
+    template <typename Index>
+    __device__ __forceinline__ Cut(const GroupedAxis &axis, bool of_columns, Index elements) {
+        const auto length = static_cast<std::make_unsigned_t<Index>>(elements);
         if constexpr (kEven) { /* of groups that TMA reads, whose rows fit into 31 bits */
-            const auto elements = static_cast<uint32_t>(length);
-            tiles = ceil_div(elements, static_cast<uint32_t>(axis.block));
-            size = even_size(elements, tiles);
-        } else {
-            tiles = static_cast<uint32_t>(ceil_div<int64_t>(length, kBlock));
-            size = kBlock;
+            tiles = ceil_div(static_cast<uint32_t>(length), static_cast<uint32_t>(axis.block));
+            size = even_size(static_cast<uint32_t>(length), tiles);
+        } else { /* by constants, which divide in no time */
+            size = of_columns ? kBlockN : kBlockM;
+            tiles = static_cast<uint32_t>((length + size - 1) / (of_columns ? kBlockN : kBlockM));
         }
-    }
-    /* Of a group that begins at `begin`. */
-    __device__ __forceinline__ int64_t begin_of(int64_t begin, uint32_t tile) const {
-        return begin + int64_t{tile} * size;
-    }
-    __device__ __forceinline__ int64_t end_of(int64_t begin, int64_t end, uint32_t tile) const {
-        const int64_t next = begin_of(begin, tile + 1);
-        return kEven && next < end ? next : end;
     }
 };
 
-/* Major tile `target`, from the cursor on, by one warp. The cursor moves on over groups that lie before tile `kept`,
- * the lowest that will still be asked for; when there is no such tile, `total` becomes the number of all. */
-template <int kBlock, bool kEven>
-__device__ MajorTile scan_groups(const GroupedAxis &axis, uint32_t target, uint32_t kept, GroupCursor &cursor,
-                                 uint32_t &total) {
-    const int lane = threadIdx.x % 32;
-    const bool shared_length = axis.grouping == Grouping::kOffsets;
-    GroupCursor at = cursor;
-    while (at.group < axis.groups) {
-        const int64_t group = at.group + lane;
-        int64_t begin = 0, end = 0;
-        if (shared_length) {
-            if (group < axis.groups) end = group_bound(axis.data, group + 1, axis.length);
+/* Groups before `group` end at `reached` and have `counted` tiles. */
+template <typename Index>
+struct GroupCursor {
+    Index group, reached;
+    uint32_t counted;
+};
+
+/* 32 groups from `group` on, one to each lane of a warp, which have tiles `counted` to `counted_with` - 1. They stay in
+ * registers from one tile to the next. */
+template <typename Index>
+struct GroupChunk {
+    Index group, reached; /* where they end */
+    uint32_t counted, counted_with;
+    Index begin, end;     /* of the lane's group */
+    uint32_t first, size; /* its first tile, and elements of one */
+
+    template <typename CutOf>
+    __device__ __forceinline__ void load(const GroupedAxis &axis, const GroupCursor<Index> &from, const CutOf &cut_of) {
+        const int lane = threadIdx.x % 32;
+        const Index own = from.group + lane;
+        begin = 0, end = 0;
+        if (axis.grouping == Grouping::kOffsets) {
+            if (own < axis.groups) end = static_cast<Index>(group_bound(axis.data, own + 1, axis.length));
             for (int distance = 1; distance < 32; distance *= 2) {
-                const int64_t other = __shfl_up_sync(0xffffffffu, end, distance);
+                const Index other = __shfl_up_sync(0xffffffffu, end, distance);
                 if (lane >= distance && other > end) end = other;
             }
             begin = __shfl_up_sync(0xffffffffu, end, 1);
-            if (lane == 0 || begin < at.reached) begin = at.reached;
-            if (end < at.reached) end = at.reached;
-        } else if (group < axis.groups) {
-            end = clamp_into(integer_at(axis.data, group), axis.length);
+            if (lane == 0 || begin < from.reached) begin = from.reached;
+            if (end < from.reached) end = from.reached;
+        } else if (own < axis.groups) {
+            end = static_cast<Index>(clamp_into(integer_at(axis.data, own), axis.length));
         }
-
-        const Cut<kBlock, kEven> cut(axis, end - begin);
+        const auto cut = cut_of(end - begin);
         uint32_t inclusive = cut.tiles;
         for (int distance = 1; distance < 32; distance *= 2) {
             const uint32_t other = __shfl_up_sync(0xffffffffu, inclusive, distance);
             if (lane >= distance) inclusive += other;
         }
-        const uint32_t first = at.counted + inclusive - cut.tiles; /* this group's first tile */
-        const unsigned found = __ballot_sync(0xffffffffu, first <= target && target < first + cut.tiles);
-        if (found) {
-            const int owner = __ffs(static_cast<int>(found)) - 1;
-            return {__shfl_sync(0xffffffffu, cut.begin_of(begin, target - first), owner),
-                    __shfl_sync(0xffffffffu, cut.end_of(begin, end, target - first), owner), at.group + owner};
-        }
-        at = {at.group + 32, __shfl_sync(0xffffffffu, end, 31), __shfl_sync(0xffffffffu, first + cut.tiles, 31)};
-        if (at.counted <= kept) cursor = at;
+        group = from.group;
+        reached = __shfl_sync(0xffffffffu, end, 31);
+        counted = from.counted;
+        counted_with = from.counted + __shfl_sync(0xffffffffu, inclusive, 31);
+        first = from.counted + inclusive - cut.tiles;
+        size = cut.size;
     }
-    total = at.counted;
-    return {0, 0, 0};
-}
 
-/* The elements from the begin of tile `target` on that have the index of its first one, by one warp. */
-template <int kBlock>
-__device__ MajorTile read_indices(const GroupedAxis &axis, int64_t target) {
-    MajorTile tile = {target * kBlock, target * kBlock, -1};
-    if (target * kBlock < axis.length) tile.group = integer_at(axis.data, target * kBlock);
-    if (tile.group < 0 || tile.group >= axis.groups) return tile;
-    for (int read = 0; read < kBlock; read += 32) {
-        const int64_t i = target * kBlock + read + threadIdx.x % 32;
-        const unsigned own = __ballot_sync(0xffffffffu, i < axis.length && integer_at(axis.data, i) == tile.group);
-        if (own != 0xffffffffu) {
-            tile.end += __ffs(static_cast<int>(~own)) - 1;
-            break;
-        }
-        tile.end += 32;
+    __device__ __forceinline__ bool has(uint32_t tile) const { return counted <= tile && tile < counted_with; }
+
+    __device__ __forceinline__ GroupCursor<Index> next() const { return {group + 32, reached, counted_with}; }
+
+    /* A tile that it has: of the last group that begins with it or before. kEven: no element of it is the next one's. */
+    template <bool kEven>
+    __device__ __forceinline__ MajorTile<Index> tile(uint32_t number) const {
+        const int owner = 31 - __clz(static_cast<int>(__ballot_sync(0xffffffffu, first <= number)));
+        const Index own = begin + static_cast<Index>((number - first) * size);
+        const Index own_end = kEven && own + static_cast<Index>(size) < end ? own + static_cast<Index>(size) : end;
+        return {__shfl_sync(0xffffffffu, own, owner), __shfl_sync(0xffffffffu, own_end, owner), group + owner};
     }
-    return tile;
-}
+};
 
 /* ---- tiles ---- */
 
@@ -287,10 +277,13 @@ __device__ __forceinline__ void rasterise(const TileSpace &space, uint32_t tile,
 }
 
 /* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. Where kBlocks blocks share a
- * tile, block `rank` of them gets its own rows of it, which may be none. kEven: groups are cut evenly, or all rows. */
-template <int kBlockM, int kBlockN, int kBlocks = 1, bool kEven = false>
+ * tile, block `rank` of them gets its own rows of it, which may be none. kEven: groups are cut evenly, or all rows.
+ * Index counts elements and groups. */
+template <typename Index, int kBlockM, int kBlockN, int kBlocks = 1, bool kEven = false>
 class TileWalk {
 public:
+    using Tile = OutputTile<Index>;
+
     __device__ __forceinline__ TileWalk(const TileSpace &space, uint32_t tile, uint32_t step, uint32_t rank = 0)
         : space_(space),
           tile_(tile),
@@ -299,26 +292,28 @@ public:
           tiles_(space.major_tiles * space.minor_tiles),
           major_tiles_(space.major_tiles) {
         if (space.major.grouping == Grouping::kOffsets)
-            cursor_.reached = group_bound(space.major.data, 0, space.major.length);
+            chunk_.reached = static_cast<Index>(group_bound(space.major.data, 0, space.major.length));
+        chunk_.group = -32;
     }
 
     /* The next tile that has rows and columns; false: there are no more. Whether all tiles of a band are there is known
      * before any is looked for: by the host's bound alone tiles that are none would lie between the others of the last
      * band, and some blocks would have one more than others. */
-    __device__ __forceinline__ bool next(OutputTile &out) {
+    __device__ __forceinline__ bool next(Tile &out) {
         while (tile_ < tiles_) {
             const uint32_t band = first_of_band(space_, tile_);
-            uint32_t major, minor;
-            rasterise(space_, tile_, major_tiles_, &major, &minor);
             const bool counts = counted_ != band && is_bound();
-            const MajorTile own = find(counts ? min(band + kBandTiles, major_tiles_) - 1 : major, band);
+            uint32_t major = min(band + kBandTiles, major_tiles_) - 1, minor = 0;
+            if (!counts) rasterise(space_, tile_, major_tiles_, &major, &minor);
+            if (is_bound()) look_for(major, band);
             if (counts) {
                 counted_ = band;
                 tiles_ = major_tiles_ * space_.minor_tiles;
                 continue;
             }
             tile_ += step_;
-            if ((own.begin < own.end || own.paired) && set(out, own, minor)) return true;
+            const MajorTile<Index> own = find(major);
+            if ((own.begin < own.end || own.paired) && set(out, own, static_cast<Index>(minor))) return true;
         }
         return false;
     }
@@ -329,63 +324,95 @@ private:
         return space_.major.grouping == Grouping::kSizes || space_.major.grouping == Grouping::kOffsets;
     }
 
-    __device__ __forceinline__ MajorTile find(uint32_t major, uint32_t band) {
-        return space_.major_is_columns ? find_in_blocks<kBlockN>(major, band) : find_in_blocks<kBlockM>(major, band);
+    __device__ __forceinline__ auto cut_of(Index elements) const {
+        return Cut<kBlockM, kBlockN, kEven>(space_.major, space_.major_is_columns, elements);
     }
 
-    template <int kBlock>
-    __device__ __forceinline__ MajorTile find_in_blocks(uint32_t major, uint32_t band) {
+    /* Of groups with bounds: makes the chunk the one that has tile `major`, or, if there is none, counts how many there
+     * are. Goes back no further than to where tile `band` is. */
+    __device__ __forceinline__ void look_for(uint32_t major, uint32_t band) {
+        while (!chunk_.has(major)) {
+            const GroupCursor<Index> from = major < chunk_.counted ? band_begin_ : chunk_.next();
+            if (from.group >= space_.major.groups) {
+                major_tiles_ = from.counted;
+                return;
+            }
+            chunk_.load(space_.major, from, [&](Index elements) { return cut_of(elements); });
+            if (from.counted <= band) band_begin_ = from;
+        }
+    }
+
+    __device__ __forceinline__ MajorTile<Index> find(uint32_t major) const {
         const GroupedAxis &axis = space_.major;
-        const bool whole = axis.grouping == Grouping::kNone;
-        if (whole && !kEven) return {int64_t{major} * kBlock, axis.length, 0};
-        if (axis.grouping == Grouping::kIndices) return find_index<kBlock>(axis, major);
-        if (whole || axis.grouping == Grouping::kUniform) {
-            const Cut<kBlock, kEven> cut(axis, axis.length);
-            const uint32_t own = major % cut.tiles;
-            return {cut.begin_of(0, own), cut.end_of(0, axis.length, own), major / cut.tiles};
-        }
-        return scan_groups<kBlock, kEven>(axis, major, band, cursor_, major_tiles_);
+        if (is_bound()) return chunk_.template tile<kEven>(major);
+        if (axis.grouping == Grouping::kIndices) return find_index(major);
+        const Cut<kBlockM, kBlockN, kEven> cut = cut_of(static_cast<Index>(axis.length));
+        const uint32_t group = axis.grouping == Grouping::kNone ? 0 : major / cut.tiles, own = major - group * cut.tiles;
+        const auto begin = static_cast<Index>(Index{own} * cut.size), length = static_cast<Index>(axis.length);
+        return {begin, kEven ? min(begin + static_cast<Index>(cut.size), length) : length, static_cast<Index>(group)};
     }
 
-    /* Any block of rows may be another group's. */
-    template <int kBlock>
-    __device__ __forceinline__ MajorTile find_index(const GroupedAxis &axis, uint32_t major) {
-        MajorTile own = read_indices<kBlock / kBlocks>(axis, int64_t{major} * kBlocks + rank_);
-        if constexpr (kBlocks == 2) {
-            const MajorTile other = read_indices<kBlock / kBlocks>(axis, int64_t{major} * kBlocks + 1 - rank_);
-            own.paired = other.begin < other.end;
-            own.apart = own.paired && own.begin < own.end && own.group != other.group;
-            if (own.begin >= own.end) own.group = other.group;
-        }
-        return own;
+    /* The index of element i; -1: it is no group's. Without a branch, so that memory is asked for many at once. */
+    __device__ __forceinline__ int32_t index_at(int64_t i) const {
+        const GroupedAxis &axis = space_.major;
+        const int64_t index = integer_at(axis.data, i < axis.length ? i : axis.length - 1);
+        return i >= axis.length || index < 0 || index >= axis.groups ? -1 : static_cast<int32_t>(index);
     }
 
-    __device__ __forceinline__ bool set(OutputTile &out, const MajorTile &own, int64_t minor) {
+    /* The elements from the begin of a tile on that have the index of its first one. Any block of rows may be another
+     * group's. */
+    __device__ __forceinline__ MajorTile<Index> find_index(uint32_t major) const {
+        constexpr int kBlock = kBlockM / kBlocks, kReads = (kBlock + 31) / 32;
+        const int64_t begin = (int64_t{major} * kBlocks + rank_) * kBlock;
+        int32_t index[kReads], other = -1;
+#pragma unroll
+        for (int i = 0; i < kReads; ++i) index[i] = index_at(begin + i * 32 + threadIdx.x % 32);
+        if constexpr (kBlocks == 2) other = index_at((int64_t{major} * kBlocks + 1 - rank_) * kBlock);
+
+        const int32_t group = __shfl_sync(0xffffffffu, index[0], 0);
+        int count = 0;
+#pragma unroll
+        for (int i = 0; i < kReads; ++i) {
+            const unsigned others = __ballot_sync(0xffffffffu, index[i] != group);
+            if (count == i * 32) count += others == 0 ? 32 : __ffs(static_cast<int>(others)) - 1;
+        }
+        const auto from = static_cast<Index>(begin);
+        return {from,       group < 0 ? from : from + count,          group < 0 ? other : group,
+                other >= 0, group >= 0 && other >= 0 && group != other};
+    }
+
+    __device__ __forceinline__ bool set(Tile &out, const MajorTile<Index> &own, Index minor) {
         constexpr int kRows = kBlockM / kBlocks;
+        const auto minor_length = static_cast<Index>(space_.minor_length), rank = static_cast<Index>(rank_);
         if (space_.major_is_columns)
-            out = {minor * kBlockM + rank_ * kRows, space_.minor_length, own.begin, own.end};
+            out = {minor * kBlockM + rank * kRows, minor_length, own.begin, own.end};
         else if (space_.major.grouping == Grouping::kIndices)
-            out = {own.begin, own.end, minor * kBlockN, space_.minor_length};
+            out = {own.begin, own.end, minor * kBlockN, minor_length};
         else
-            out = {own.begin + rank_ * kRows, own.end, minor * kBlockN, space_.minor_length};
+            out = {own.begin + rank * kRows, own.end, minor * kBlockN, minor_length};
         out.group = out.weight = own.group;
         out.apart = own.apart;
-        out.k_end = space_.k_bytes;
+        out.k_begin = 0;
+        out.k_end = static_cast<Index>(space_.k_bytes);
         if (space_.k_offsets.data) {
-            out.k_begin = group_bound(space_.k_offsets, own.group, space_.k) * space_.element_bytes;
-            out.k_end = group_bound(space_.k_offsets, own.group + 1, space_.k) * space_.element_bytes;
-            if (out.k_end < out.k_begin) out.k_end = out.k_begin;
+            const auto bound = [&](Index i) {
+                return static_cast<Index>(group_bound(space_.k_offsets, i, space_.k) * space_.element_bytes);
+            };
+            out.k_begin = bound(own.group);
+            out.k_end = max(bound(own.group + 1), out.k_begin);
         }
         if (space_.weight_indices.data == nullptr) return true;
-        out.weight = integer_at(space_.weight_indices, own.group);
-        return out.weight >= 0 && out.weight < space_.weights;
+        const int64_t weight = integer_at(space_.weight_indices, own.group);
+        out.weight = static_cast<Index>(weight);
+        return weight >= 0 && weight < space_.weights;
     }
 
     const TileSpace &space_;
     uint32_t tile_, step_, rank_;
     uint32_t tiles_, major_tiles_;    /* bounds, until the end of the groups has been seen */
     uint32_t counted_ = ~uint32_t{0}; /* the band whose tiles have been counted */
-    GroupCursor cursor_ = {};
+    GroupChunk<Index> chunk_ = {}; /* at first what is before all groups */
+    GroupCursor<Index> band_begin_ = {}; /* the chunk that has the first tile of the band */
 };
 
 }  // namespace flexgemm
