@@ -119,6 +119,8 @@ typedef struct {
     decode_tile few_narrow, few_wide; /* 128 of few rows by 64 columns, or by 128 */
     double share;                     /* where blocks share the K of a tile: to exchange their sums */
     double pair_share;                /* the same where those of a pair share that of a large one */
+    double own_b;                     /* steps that one of those takes, where each block reads all of B */
+    double meet;                      /* by which a launch of pairs takes longer */
     double bytes;                     /* that memory reads in a unit */
 } gemm_durations;
 
@@ -126,7 +128,7 @@ typedef struct {
 static const decode_tile fewest_narrow = {1.82, 7.2}, fewest_wide = {3.6, 11.4};
 
 static const gemm_durations promoted = {
-    .large = {{256, 256, 4, 2, 4.05, 0, 9, 11.5, 57},
+    .large = {{256, 256, 4, 2, 4.02, 0, 9, 11.5, 57},
               {128, 256, 4, 1, 4.4, 0, 4.5, 7, 40.3},
               {256, 192, 5, 2, 3.16, 0, 11, 12, 36.5},
               {128, 192, 5, 1, 3.55, 0, 4.0, 6.5, 26.3},
@@ -139,6 +141,8 @@ static const gemm_durations promoted = {
     .few_wide = {3.5, 14},
     .share = 7,
     .pair_share = 10,
+    .own_b = 1.25,
+    .meet = 4,
     .bytes = 650e3,
 };
 /* With scales of blocks. There is no 128 x 256, since one of the others was faster or as fast nearly everywhere. */
@@ -150,6 +154,7 @@ static const gemm_durations scaled = {
     .few_narrow = {2.1, 5.6},
     .share = 6,
     .pair_share = 10,
+    .own_b = 1.16,
     .bytes = 650e3,
 };
 /* Of fp16 and bf16, whose sums are not promoted. */
@@ -168,6 +173,7 @@ static const gemm_durations halves = {
     .few_wide = {3.7, 16},
     .share = 9.3,
     .pair_share = 13,
+    .own_b = 1.16,
     .bytes = 530e3,
 };
 
@@ -245,7 +251,8 @@ static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num
     /* A group that is cut evenly has rows in multiples of 16. */
     const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
     const double end = q->added ? tile->end_of_added : whole ? tile->end : tile->end_of_part;
-    const double busy = waves * ((double)q->steps * (tile->step + tile->row * rows) + end);
+    const double meet = tile->blocks == 2 ? q->durations->meet : 0;
+    const double busy = waves * ((double)q->steps * (tile->step + tile->row * rows) + end) + meet;
     if (q->groups == 1) return busy;
     /* Tiles of the same rows of B do not keep step where groups differ: of what L2 could share half is read again. */
     const double reads = 1 + READ_AGAIN * (tiles - 1), step_bytes = STEP_BYTES * (double)q->groups * (double)q->n;
@@ -261,8 +268,7 @@ int64_t fg_gemm_shared_tiles(int64_t tiles, int64_t pairs, int64_t steps) {
 static double saved_by_sharing(const gemm_question *q, const gemm_tile *tile, int32_t num_sms) {
     const int64_t tiles = ceil_div(q->rows, tile->block_m) * ceil_div(q->n, tile->block_n);
     if (!q->dense || tile->blocks != 2 || fg_gemm_shared_tiles(tiles, num_sms / 2, q->steps) == 0) return 0;
-    const double OWN_B = 1.16;
-    return fmax((double)q->steps * tile->step * (1 - OWN_B / 2) - q->durations->pair_share, 0);
+    return fmax((double)q->steps * tile->step * (1 - q->durations->own_b / 2) - q->durations->pair_share, 0);
 }
 
 /* Whether `tile`, of whose cost sharing has saved so much, costs less than the best so far, which it then is. */
