@@ -99,11 +99,11 @@ static int32_t decode_split(int64_t tiles, int64_t steps, int32_t pair, int32_t 
 }
 
 /* A tile: blocks that share it, and its duration: of a step of K, of a row in it and step, and of its end, whole or not,
- * or, of a large one, where it is added to the output. The unit is the same for all of a kind; fitted to times of an
- * H200. */
+ * or, of a large one, where it is added to the output; and what the first one takes longer, since its pair meets. The
+ * unit is the same for all of a kind; fitted to times of an H200. */
 typedef struct {
     int32_t block_m, block_n, num_stages, blocks;
-    double step, row, end, end_of_part, end_of_added;
+    double step, row, end, end_of_part, end_of_added, begin;
 } gemm_tile;
 
 /* The same of a tile of few rows. */
@@ -120,7 +120,6 @@ typedef struct {
     double share;                     /* where blocks share the K of a tile: to exchange their sums */
     double pair_share;                /* the same where those of a pair share that of a large one */
     double own_b;                     /* steps that one of those takes, where each block reads all of B */
-    double meet;                      /* by which a launch of pairs takes longer */
     double bytes;                     /* that memory reads in a unit */
 } gemm_durations;
 
@@ -128,29 +127,28 @@ typedef struct {
 static const decode_tile fewest_narrow = {1.82, 7.2}, fewest_wide = {3.6, 11.4};
 
 static const gemm_durations promoted = {
-    .large = {{256, 256, 4, 2, 4.02, 0, 9, 11.5, 57},
-              {128, 256, 4, 1, 4.4, 0, 4.5, 7, 40.3},
-              {256, 192, 5, 2, 3.16, 0, 11, 12, 36.5},
-              {128, 192, 5, 1, 3.55, 0, 4.0, 6.5, 26.3},
-              {256, 176, 5, 2, 3.03, 0, 13.8, 14.8, 43.6},
-              {128, 176, 5, 1, 3.35, 0, 4.6, 7.1, 36.3},
-              {256, 128, 6, 2, 2.67, 0, 9.4, 9.4, 25.9},
-              {128, 128, 6, 1, 2.8, 0, 1.0, 3.5, 14.9}},
-    .some = {192, 256, 5, 2, 0.71, 0.017, 5.2, 5.2, 5.2},
+    .large = {{256, 256, 4, 2, 4.02, 0, 9, 11.5, 57, 8},
+              {128, 256, 4, 1, 4.25, 0, 6.5, 9, 48, 0},
+              {256, 192, 5, 2, 3.16, 0, 11, 12, 36.5, 0},
+              {128, 192, 5, 1, 3.55, 0, 4.0, 6.5, 26.3, 0},
+              {256, 176, 5, 2, 3.03, 0, 13.8, 14.8, 43.6, 0},
+              {128, 176, 5, 1, 3.35, 0, 4.6, 7.1, 36.3, 0},
+              {256, 128, 6, 2, 2.67, 0, 9.4, 9.4, 25.9, 0},
+              {128, 128, 6, 1, 2.8, 0, 1.0, 3.5, 14.9, 0}},
+    .some = {192, 256, 5, 2, 0.71, 0.017, 5.2, 5.2, 5.2, 0},
     .few_narrow = {2.38, 6.6},
     .few_wide = {3.5, 14},
     .share = 7,
     .pair_share = 10,
     .own_b = 1.25,
-    .meet = 4,
     .bytes = 650e3,
 };
 /* With scales of blocks. There is no 128 x 256, since one of the others was faster or as fast nearly everywhere. */
 static const gemm_durations scaled = {
-    .large = {{256, 256, 4, 2, 3.65, 0, 12.7, 15.2, 59.5},
-              {256, 128, 5, 2, 2.5, 0, 9.4, 9.4, 25.9},
-              {128, 128, 5, 1, 2.52, 0, 1.0, 3.5, 14.9}},
-    .some = {160, 256, 5, 2, 0.9, 0.019, 5.2, 5.2, 5.2},
+    .large = {{256, 256, 4, 2, 3.65, 0, 12.7, 15.2, 59.5, 0},
+              {256, 128, 5, 2, 2.5, 0, 9.4, 9.4, 25.9, 0},
+              {128, 128, 5, 1, 2.52, 0, 1.0, 3.5, 14.9, 0}},
+    .some = {160, 256, 5, 2, 0.9, 0.019, 5.2, 5.2, 5.2, 0},
     .few_narrow = {2.1, 5.6},
     .share = 6,
     .pair_share = 10,
@@ -159,16 +157,16 @@ static const gemm_durations scaled = {
 };
 /* Of fp16 and bf16, whose sums are not promoted. */
 static const gemm_durations halves = {
-    .large = {{256, 256, 4, 2, 4.0, 0, 15.9, 11.6, 60.7},
-              {128, 256, 4, 1, 4.45, 0, 5.9, 13.1, 27.3},
-              {256, 192, 5, 2, 3.04, 0, 13.1, 8.1, 35.9},
-              {128, 192, 5, 1, 3.63, 0, 1.8, 3.9, 10.6},
-              {256, 176, 5, 2, 2.83, 0, 13.1, 16, 33.8},
-              {128, 176, 5, 1, 3.21, 0, 0.8, 11, 26.8},
-              {256, 128, 6, 2, 2.25, 0, 9.4, 9.4, 14.4},
-              {128, 128, 6, 1, 2.79, 0, 0, 1.4, 2.3}},
-    .some = {192, 256, 5, 2, 0.74, 0.0147, 5.5, 5.5, 5.5},
-    .tallest = {256, 256, 4, 2, 1.0, 0.0147, 20, 20, 20},
+    .large = {{256, 256, 4, 2, 4.0, 0, 15.9, 11.6, 60.7, 0},
+              {128, 256, 4, 1, 4.45, 0, 5.9, 13.1, 27.3, 0},
+              {256, 192, 5, 2, 3.04, 0, 13.1, 8.1, 35.9, 0},
+              {128, 192, 5, 1, 3.63, 0, 1.8, 3.9, 10.6, 0},
+              {256, 176, 5, 2, 2.83, 0, 13.1, 16, 33.8, 0},
+              {128, 176, 5, 1, 3.21, 0, 0.8, 11, 26.8, 0},
+              {256, 128, 6, 2, 2.25, 0, 9.4, 9.4, 14.4, 0},
+              {128, 128, 6, 1, 2.79, 0, 0, 1.4, 2.3, 0}},
+    .some = {192, 256, 5, 2, 0.74, 0.0147, 5.5, 5.5, 5.5, 0},
+    .tallest = {256, 256, 4, 2, 1.0, 0.0147, 20, 20, 20, 0},
     .few_narrow = {2.39, 6.1},
     .few_wide = {3.7, 16},
     .share = 9.3,
@@ -251,8 +249,7 @@ static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num
     /* A group that is cut evenly has rows in multiples of 16. */
     const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
     const double end = q->added ? tile->end_of_added : whole ? tile->end : tile->end_of_part;
-    const double meet = tile->blocks == 2 ? q->durations->meet : 0;
-    const double busy = waves * ((double)q->steps * (tile->step + tile->row * rows) + end) + meet;
+    const double busy = tile->begin + waves * ((double)q->steps * (tile->step + tile->row * rows) + end);
     if (q->groups == 1) return busy;
     /* Tiles of the same rows of B do not keep step where groups differ: of what L2 could share half is read again. */
     const double reads = 1 + READ_AGAIN * (tiles - 1), step_bytes = STEP_BYTES * (double)q->groups * (double)q->n;

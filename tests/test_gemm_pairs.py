@@ -75,7 +75,7 @@ SHARED = {
         "176 columns": (8, (700, 264, 4096), 176),
         "176 columns, no full wave": (16, (400, 264, 5104), 176),
         "192 columns, one warpgroup": (12, (513, 520, 2048), 192),
-        "192 columns, no full wave": (16, (400, 376, 3056), 192),
+        "192 columns, no full wave": (16, (400, 376, 5104), 192),
         "256 columns": (4, (600, 200, 3056), 256),
         "256 columns, one warpgroup": (4, (513, 200, 3056), 256),
     },

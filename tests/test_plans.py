@@ -274,7 +274,7 @@ def test_ends_of_sums_that_are_added_count_more():
 @pytest.mark.parametrize("dtype", ["bfloat16", *FP8])
 def test_shared_tiles_and_their_blocks_are_one_wave(dtype):
     shares = 0
-    for m, n, k, sms in itertools.product([65, 300, 1024, 2049, 33_694], [64, 2112, 7168], [16, 2048, 2896, 8192],
+    for m, n, k, sms in itertools.product([65, 300, 1024, 2049, 33_694], [64, 2112, 7168], [16, 2048, 2896, 7168, 8192],
                                           (2, 5, 8, SMS)):  # fmt: skip
         plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=sms, tiles=DENSE)
         if plan["split_k"] == 1 or plan["few_rows"]:

@@ -198,7 +198,8 @@ __device__ __forceinline__ void store_tile(const GemmArgs &args, const float *su
 /* sum += partial, times the scales of this block of K where the operands have such. */
 template <typename Shape, int kRows, int kColumns>
 __device__ __forceinline__ void promote(float (&sum)[kRows][kColumns][4], const float (&partial)[kRows][kColumns][4],
-                                        const Epilogue &to, const OutputTile<int64_t> &tile, const TileRows &from, int step) {
+                                        const Epilogue &to, const OutputTile<int64_t> &tile, const TileRows &from,
+                                        int step) {
     const int first_row = threadIdx.x / 32 / Shape::kWarpsN * Shape::kWarpM + threadIdx.x % 32 / 4;
     static_assert(FG_SCALE_BLOCK_SIZE % Shape::kBlockN == 0, "the columns of a tile have one scale");
     const float scale_b =

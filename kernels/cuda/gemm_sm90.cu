@@ -9,7 +9,7 @@ namespace flexgemm {
 namespace {
 
 /* TMA's own rules: addresses, pitches and here K are multiples of 16 bytes, pitches are positive and below 2^40,
- * coordinates int32. */
+ * coordinates int32, and 32 groups are looked at at once. */
 bool fits_tma(const TensorRows &rows) {
     constexpr int64_t kPitchLimit = int64_t{1} << 40;
     const auto pitch_fits = [](int64_t count, int64_t pitch) {
@@ -17,7 +17,8 @@ bool fits_tma(const TensorRows &rows) {
     };
     return is_multiple(rows.data, 16) && rows.row_bytes > 0 && rows.row_bytes % 16 == 0 &&
            rows.row_bytes <= INT_MAX - kSm90StepBytes && rows.rows <= INT_MAX - 2 * kSm90BlockM && rows.groups > 0 &&
-           rows.groups <= INT_MAX && pitch_fits(rows.rows, rows.row_pitch) && pitch_fits(rows.groups, rows.group_pitch);
+           rows.groups <= INT_MAX - 32 && pitch_fits(rows.rows, rows.row_pitch) &&
+           pitch_fits(rows.groups, rows.group_pitch);
 }
 
 /* Of the output nothing but sums times and plus factors, in 16 bits or float32. */

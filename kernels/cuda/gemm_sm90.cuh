@@ -50,7 +50,8 @@ struct Sm90Tile {
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes; /* of one warpgroup */
     static constexpr int kBytesB = kN * kSm90StepBytes;
     static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
-    static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = kN == 192 ? 1 : 2; /* of each warp's epilogue */
+    /* Of each warp's epilogue: beside five stages of 192 columns there is no room for two. */
+    static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = kN == 192 ? 1 : 2;
     static constexpr int kSlabsBytes = 4 * kWarpgroups * kSlabs * kSlabBytes;
     static constexpr int kSmallBytes = 3072; /* barriers, tiles, scales of blocks or factors of columns */
     static constexpr int kSharedBytes = kStages * kStageBytes + kSlabsBytes + kSmallBytes;
@@ -213,7 +214,7 @@ __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm9
     TileWalk<int32_t, Tile::kClusterM, Tile::kBlockN, Tile::kCluster> walk(
         args.space, blockIdx.x / Tile::kCluster, gridDim.x / Tile::kCluster, blockIdx.x % Tile::kCluster);
     OutputTile<int32_t> tile;
-    shared.rest.group = no_more_work().group;
+    if (threadIdx.x % 32 == 0) shared.rest.group = no_more_work().group;
     __syncwarp();
     for (bool first = true;; first = false) {
         if (!walk.next(tile)) {
@@ -221,10 +222,11 @@ __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm9
             break;
         }
         const int32_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column;
-        Sm90Work work = {tile.row,    min(rows, kSm90BlockM), tile.column,
-                         min(columns, Tile::kBlockN),         tile.group,
-                         tile.weight, tile.k_begin,           tile.k_end - tile.k_begin,
-                         tile.apart,  int8_t{0}};
+        Sm90Work work = {tile.row,     min(rows, kSm90BlockM),
+                         tile.column,  min(columns, Tile::kBlockN),
+                         tile.group,   tile.weight,
+                         tile.k_begin, tile.k_end - tile.k_begin,
+                         tile.apart,   int8_t{0}};
         if (Tile::kBoxedTiles && args.boxed_tiles && tile.k_end > tile.k_begin &&
             (!args.space.major_is_columns || (columns >= Tile::kBlockN && tile.column % 8 == 0)))
             work.boxed = warpgroups_of<Tile>(work.rows);
@@ -322,7 +324,7 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
     for (;;) {
         const Sm90Work &work = shared.work[slot.slot];
         const TileColumns<Tile> columns = {kept, args, work, slot.slot};
-        BoxedTile<Tile> finish = {columns, thread, slabs, factors};
+        BoxedTile<Tile> finish(columns, thread, slabs, factors);
         multiply_promoted(sum, partial, shared, depth_of<Tile>(work, args), scales, at, finish);
         if (!finish.boxed()) return 0;
         RingPosition<Tile::kTileSlots> following = slot;

@@ -217,7 +217,7 @@ __device__ __forceinline__ void send_slabs(const uint8_t *slab, const GemmSm90Ar
 }
 
 /* Converts and stores a warp's values, or adds them to what is there; by the copy engine where `boxes`. Slabs that have
- * none of the columns are not filled. */
+ * none of the columns are not filled. kAll: as send_slabs has it. */
 template <typename T, bool kAdd, bool kAll, typename Tile, typename Values>
 __device__ __forceinline__ void store_slabs(const Values &values, const GemmSm90Args &args, uint8_t *slabs, int lane,
                                             const StoredRows &rows, bool boxes,
@@ -342,24 +342,28 @@ __device__ __forceinline__ void finish_other(float (&sum)[kCount], const TileCol
  * few while products are under way, which is why there are no other outputs, why rows that are only scaled are so as they
  * are converted, and why not every kernel keeps what it has read. */
 template <typename Tile>
-struct BoxedTile {
-    const TileColumns<Tile> &columns;
-    int thread; /* of the consumers */
-    uint8_t *slabs;
-    RowFactors &factors;
-    bool kept_boxed = Tile::kScaledRowsOnly && columns.work.boxed > 0; /* in a register, where there is one */
+class BoxedTile {
+public:
+    /* `thread` of the consumers. */
+    __device__ __forceinline__ BoxedTile(const TileColumns<Tile> &columns, int thread, uint8_t *slabs,
+                                         RowFactors &factors)
+        : columns_(columns),
+          thread_(thread),
+          slabs_(slabs),
+          factors_(factors),
+          kept_boxed_(Tile::kScaledRowsOnly && columns.work.boxed > 0) {}
 
     __device__ __forceinline__ bool boxed() const {
-        return Tile::kScaledRowsOnly ? kept_boxed : Tile::kBoxedTiles && columns.work.boxed > 0;
+        return Tile::kScaledRowsOnly ? kept_boxed_ : Tile::kBoxedTiles && columns_.work.boxed > 0;
     }
 
     /* Reads the scales of rows, while something is multiplied: before the steps of K where there are registers to keep
      * them in (and then what is the same for all tiles is there), else behind them. */
     __device__ __forceinline__ void prepare(bool late) {
-        const Epilogue &to = columns.args.epilogue;
+        const Epilogue &to = columns_.args.epilogue;
         if (!boxed() || late == Tile::kScaledRowsOnly || (Tile::kScaledRowsOnly && to.one_factor)) return;
-        const Place<Tile> at(thread, slabs);
-        factors = row_factors_of(to, columns.work, at.row + at.lane / 4);
+        const Place<Tile> at(thread_, slabs_);
+        factors_ = row_factors_of(to, columns_.work, at.row + at.lane / 4);
     }
 
     /* A part's values, to slabs, and from there to the output. Where all of them find room, in 16 bits, that is left to
@@ -367,13 +371,13 @@ struct BoxedTile {
     template <int kCount>
     __device__ __forceinline__ void fill(float (&sum)[kCount], int part) {
         if (!boxed()) return;
-        const Place<Tile> at(thread, slabs);
-        RowFactors left = factors;
+        const Place<Tile> at(thread_, slabs_);
+        RowFactors left = factors_;
         if constexpr (!Tile::kScaledRowsOnly) {
-            columns.apply(sum, part, factors, at.slabs, at.lane);
+            columns_.apply(sum, part, factors_, at.slabs, at.lane);
             left = {1.0f, 1.0f};
         }
-        with_output(columns.args.epilogue, [&](auto element, auto add) {
+        with_output(columns_.args.epilogue, [&](auto element, auto add) {
             using T = decltype(element);
             if constexpr (kSentLater<T, kCount>) {
                 await_slabs<0>();
@@ -382,40 +386,50 @@ struct BoxedTile {
                     fill_slab<T>(sum, at.slabs + i * Tile::kSlabBytes, at.lane,
                                  {i * SlabColumns<T, 2 * kCount>::kOfSlab, left});
             } else {
-                const auto store = [&](auto all) {
-                    store_slabs<T, add.value, all.value, Tile>(sum, columns.args, at.slabs, at.lane,
+                with_all([&](auto all) {
+                    store_slabs<T, add.value, all.value, Tile>(sum, columns_.args, at.slabs, at.lane,
                                                                rows_of<kCount>(at, part), true, left);
-                };
-                if (columns.args.rows_end_anywhere)
-                    store(std::false_type{});
-                else
-                    store(std::true_type{});
+                });
             }
         });
     }
 
     template <int kCount>
     __device__ __forceinline__ void send(const float (&)[kCount], int part) {
-        if (!kSentLater<uint16_t, kCount> || !boxed() || columns.args.epilogue.out_dtype == FG_FLOAT32) return;
-        const Place<Tile> at(thread, slabs);
-        const StoredRows rows = rows_of<kCount>(at, part);
+        if (!kSentLater<uint16_t, kCount> || !boxed() || columns_.args.epilogue.out_dtype == FG_FLOAT32) return;
+        const Place<Tile> at(thread_, slabs_);
         const auto begin_of = [](int i) { return i * SlabColumns<uint16_t, 2 * kCount>::kOfSlab; };
-        if (columns.args.rows_end_anywhere)
-            send_slabs<uint16_t, false, false, Tile, Tile::kSlabs>(at.slabs, columns.args, rows, begin_of);
-        else
-            send_slabs<uint16_t, false, true, Tile, Tile::kSlabs>(at.slabs, columns.args, rows, begin_of);
+        with_all([&](auto all) {
+            send_slabs<uint16_t, false, all.value, Tile, Tile::kSlabs>(at.slabs, columns_.args,
+                                                                       rows_of<kCount>(at, part), begin_of);
+        });
     }
 
 private:
     template <typename T, int kCount>
-    static constexpr bool kSentLater = sizeof(T) == 2 && 2 * kCount == Tile::kSlabs * (kSm90SlabBytes / 2);
+    static constexpr bool kSentLater = sizeof(T) == 2 && SlabColumns<T, 2 * kCount>::kSlabs == Tile::kSlabs;
+
+    /* Calls store(all) with what send_slabs calls kAll. */
+    template <typename Store>
+    __device__ __forceinline__ void with_all(const Store &store) const {
+        if (columns_.args.rows_end_anywhere)
+            store(std::false_type{});
+        else
+            store(std::true_type{});
+    }
 
     template <int kCount>
     __device__ __forceinline__ StoredRows rows_of(const Place<Tile> &at, int part) const {
-        const Sm90Work &work = columns.work;
+        const Sm90Work &work = columns_.work;
         return {work.first_row + at.row, work.rows - at.row, work.group, work.first_column + part * 2 * kCount,
                 work.columns - part * 2 * kCount};
     }
+
+    const TileColumns<Tile> &columns_;
+    const int thread_;
+    uint8_t *const slabs_;
+    RowFactors &factors_;
+    const bool kept_boxed_; /* in a register, where there is one */
 };
 
 /* Finishes a part of any tile, of which the warpgroup has `count` rows from `first_row` on: found before, since ptxas

@@ -56,8 +56,8 @@ __device__ __forceinline__ Sm90Work token_work(const GemmSm90Args &args, int ran
     const int part = rank / Tile::kCluster, steps = args.part_steps + (part < args.longer_parts);
     const int begin = (part * args.part_steps + min(part, args.longer_parts)) * kSm90StepBytes;
     const int k_bytes = min(steps * kSm90StepBytes, static_cast<int>(args.space.k_bytes) - begin);
-    return {row,         min(rows, Tile::kRows), tile.row, min(columns, Tile::kBlockN), tile.group,
-            tile.weight, begin,                  k_bytes};
+    return {row,    min(rows, Tile::kRows), tile.row, min(columns, Tile::kBlockN), tile.group, tile.weight, begin,
+            k_bytes};
 }
 
 /* Tile `number` of one group, whose rows are cut evenly, for whoever needs it. */

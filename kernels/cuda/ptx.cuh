@@ -218,7 +218,7 @@ __device__ __forceinline__ void mbarrier_wait_parity(uint64_t *barrier, uint32_t
         : "memory");
 }
 
-/* Whether that phase has ended, without waiting for it. */
+/* Whether the phase of that parity has ended, without waiting for it. */
 __device__ __forceinline__ bool mbarrier_test_parity(uint64_t *barrier, uint32_t parity) {
     uint32_t ended;
     asm volatile(
@@ -233,7 +233,7 @@ __device__ __forceinline__ bool mbarrier_test_parity(uint64_t *barrier, uint32_t
     return ended != 0;
 }
 
-/* The same, where other blocks of the cluster complete the phase. */
+/* mbarrier_wait_parity where other blocks of the cluster complete the phase. */
 __device__ __forceinline__ void mbarrier_wait_cluster(uint64_t *barrier, uint32_t parity) {
     asm volatile(
         "{\n"

@@ -243,10 +243,13 @@ struct GroupChunk {
     /* A tile that it has: of the last group that begins with it or before. kEven: no element of it is the next one's. */
     template <bool kEven>
     __device__ __forceinline__ MajorTile<Index> tile(uint32_t number) const {
+        using Unsigned = std::make_unsigned_t<Index>; /* since other lanes compute, too */
         const int owner = 31 - __clz(static_cast<int>(__ballot_sync(0xffffffffu, first <= number)));
-        const Index own = begin + static_cast<Index>((number - first) * size);
-        const Index own_end = kEven && own + static_cast<Index>(size) < end ? own + static_cast<Index>(size) : end;
-        return {__shfl_sync(0xffffffffu, own, owner), __shfl_sync(0xffffffffu, own_end, owner), group + owner};
+        const Unsigned from = static_cast<Unsigned>(begin) + Unsigned{number - first} * size;
+        const Index own = __shfl_sync(0xffffffffu, static_cast<Index>(from), owner);
+        Index own_end = __shfl_sync(0xffffffffu, end, owner);
+        if constexpr (kEven) own_end = min(own + static_cast<Index>(__shfl_sync(0xffffffffu, size, owner)), own_end);
+        return {own, own_end, group + owner};
     }
 };
 
@@ -347,8 +350,10 @@ private:
         if (is_bound()) return chunk_.template tile<kEven>(major);
         if (axis.grouping == Grouping::kIndices) return find_index(major);
         const Cut<kBlockM, kBlockN, kEven> cut = cut_of(static_cast<Index>(axis.length));
-        const uint32_t group = axis.grouping == Grouping::kNone ? 0 : major / cut.tiles, own = major - group * cut.tiles;
-        const auto begin = static_cast<Index>(Index{own} * cut.size), length = static_cast<Index>(axis.length);
+        const uint32_t group = axis.grouping == Grouping::kNone ? 0 : major / cut.tiles,
+                       own = major - group * cut.tiles;
+        const auto begin = static_cast<Index>(own) * static_cast<Index>(cut.size),
+                   length = static_cast<Index>(axis.length);
         return {begin, kEven ? min(begin + static_cast<Index>(cut.size), length) : length, static_cast<Index>(group)};
     }
 
@@ -377,8 +382,8 @@ private:
             if (count == i * 32) count += others == 0 ? 32 : __ffs(static_cast<int>(others)) - 1;
         }
         const auto from = static_cast<Index>(begin);
-        return {from,       group < 0 ? from : from + count,          group < 0 ? other : group,
-                other >= 0, group >= 0 && other >= 0 && group != other};
+        return {from, group < 0 ? from : from + count, group < 0 ? other : group, other >= 0,
+                group >= 0 && other >= 0 && group != other};
     }
 
     __device__ __forceinline__ bool set(Tile &out, const MajorTile<Index> &own, Index minor) {
@@ -409,9 +414,9 @@ private:
 
     const TileSpace &space_;
     uint32_t tile_, step_, rank_;
-    uint32_t tiles_, major_tiles_;    /* bounds, until the end of the groups has been seen */
-    uint32_t counted_ = ~uint32_t{0}; /* the band whose tiles have been counted */
-    GroupChunk<Index> chunk_ = {}; /* at first what is before all groups */
+    uint32_t tiles_, major_tiles_;       /* bounds, until the end of the groups has been seen */
+    uint32_t counted_ = ~uint32_t{0};    /* the band whose tiles have been counted */
+    GroupChunk<Index> chunk_ = {};       /* at first what is before all groups */
     GroupCursor<Index> band_begin_ = {}; /* the chunk that has the first tile of the band */
 };
 
