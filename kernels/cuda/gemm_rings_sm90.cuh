@@ -100,21 +100,24 @@ __device__ __forceinline__ void arrive_at_blocks(uint64_t *barrier) {
     }
 }
 
-/* All threads of the block, or of its cluster: their barriers are there. */
-__device__ __forceinline__ void meet_block(bool in_cluster, int threads) {
+/* Of all threads of a cluster, or of those of a block that say so: its barriers are there. */
+__device__ __forceinline__ void meet(bool in_cluster, int id, int threads) {
     if (in_cluster) {
         ptx::cluster_arrive();
         ptx::cluster_wait();
     } else {
-        ptx::named_barrier(5, threads);
+        ptx::named_barrier(id, threads);
     }
 }
+
+/* By a scheduler that has looked for its first tile: meets the cluster, or the warp that makes the barriers. */
+__device__ __forceinline__ void meet_with_tile(bool in_cluster) { meet(in_cluster, 6, 2 * 32); }
 
 /* How a block begins. One thread of the producer makes the barriers by `init`, and copies by `copy_own` what it knows
  * already. A short product lasts little longer than its first copies take: they begin here, in the first lines of code,
  * and not where the producer's loop is, which memory has yet to send. Warp 1, the scheduler, meanwhile may `ask` L2 for
  * what will be wanted; not as an `else`, which ptxas would put in front. If it `looks` for the first tile it goes at
- * once, and meets the others when it has found one. When all barriers of the block, or of its cluster, are there,
+ * once, and meets others by meet_with_tile. When all barriers of the block, or of its cluster, are there,
  * `copy_shared` copies to other blocks too. */
 template <typename Init, typename CopyOwn, typename Ask, typename CopyShared>
 __device__ __forceinline__ void begin_block(const CUtensorMap &map_a, const CUtensorMap &map_b, bool in_cluster,
@@ -129,12 +132,16 @@ __device__ __forceinline__ void begin_block(const CUtensorMap &map_a, const CUte
             ptx::prefetch_tensor_map(&map_b);
             init();
         }
+        if (looks && !in_cluster) {
+            __syncwarp();
+            ptx::named_barrier_arrive(6, 2 * 32);
+        }
         ptx::wait_for_earlier_kernels();
         if (leads) copy_own();
     }
     if (warp == 1) ask();
     __syncwarp();
-    meet_block(in_cluster, threads);
+    meet(in_cluster, 5, looks ? threads - 32 : threads);
     ptx::wait_for_earlier_kernels();
     if (warp == 0 && ptx::elect()) copy_shared();
     __syncwarp();
@@ -148,7 +155,7 @@ __device__ __forceinline__ void hand_over(Sm90Shared<Tile> &shared, RingPosition
     if (!meets) ptx::mbarrier_wait_parity(&shared.work_empty[at.slot], at.parity ^ 1);
     __syncwarp(); /* a lane that looked later could find the slot filled and emptied again, and wait for ever */
     if (threadIdx.x % 32 == 0) shared.work[at.slot] = work;
-    if (meets) meet_block(in_cluster, Tile::kThreads);
+    if (meets) meet_with_tile(in_cluster);
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.work_full[at.slot]);
     __syncwarp();
     at.advance();

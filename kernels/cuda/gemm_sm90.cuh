@@ -218,7 +218,7 @@ __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm9
     __syncwarp();
     for (bool first = true;; first = false) {
         if (!walk.next(tile)) {
-            if (first) meet_block(Tile::kCluster > 1, Tile::kThreads);
+            if (first) meet_with_tile(Tile::kCluster > 1);
             break;
         }
         const int32_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column;
