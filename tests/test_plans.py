@@ -257,6 +257,20 @@ def test_pairs_share_the_depth_of_tiles_that_full_waves_leave_over():
     assert tile(1024, 1024, 8192 + 128)[2] == 1  # halves of an odd number of steps would differ
     assert tile(1024, 1024, 512)[2] == 1  # two steps are not worth the exchange
     assert tile(4096, 4096, 7168)[2] == 1  # three waves, and 58 of 66
+    # By pairs of 256 columns two waves and 28; of 512 rows the 32 that are shared alone, where one wave is sooner.
+    assert tile(2048, 5120, 5120) == (256, 256, 2)
+    assert tile(512, 4096, 7168) == (128, 128, 1)
+
+
+def test_pairs_meet_once():
+    """Which a single wave is too short for: single blocks begin sooner, and their steps take longer."""
+
+    def tile(m, n, k):
+        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=FP8[0], num_sms=SMS, tiles=DENSE)
+        return plan["block_m"], plan["block_n"]
+
+    assert tile(1024, 4096, 4096) == tile(512, 7168, 2048) == (128, 256)
+    assert tile(896, 8192, 8192) == tile(4096, 24576, 1536) == (256, 256)
 
 
 def test_ends_of_sums_that_are_added_count_more():
