@@ -11,6 +11,10 @@ from reference import assert_gemm_rows, assert_rounded_once, assert_rows
 # What a product asks of its tiles: FG_TILES_*
 PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS, FEW_OR_MANY, DENSE, ADDED = 1, 2, 4, 8, 16, 32, 64, 128, 256
 
+# Rows of groups: a warp looks at 32 groups at a time, and eight tiles of rows lie beside each other before the next
+# columns come, so that a block goes back to groups that it has passed.
+FAR_APART = [(37 * g) % 200 if g % 9 == 4 else 0 for g in range(100)]
+
 
 def operands(m, n, k, dtype_a, dtype_b, groups=None, seed=0):
     """A short row of the output would cancel and could not be judged: few columns take data of one sign."""

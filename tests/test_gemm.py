@@ -8,7 +8,7 @@ import pytest
 import reference
 import scenes
 from memory import Host, poison
-from products import DENSE, block_scales, judge, offsets_of, operands, scale_of
+from products import DENSE, FAR_APART, block_scales, judge, offsets_of, operands, scale_of
 from reference import assert_gemm_rows, assert_rows, assert_same_bits, dtype_of, f64
 
 import flexgemm
@@ -472,14 +472,10 @@ def test_groups_that_end_within_a_tile(backend, out_dtype):
         check_grouped(backend, sum(sizes) + 99, 520, 400, offsets, len(sizes), (E4M3, E4M3), out_dtype)
 
 
-# A warp looks at 32 groups at a time, and eight tiles of rows lie beside each other before the next columns come.
-FAR_APART = [(37 * g) % 200 if g % 9 == 4 else 0 for g in range(100)]
-
-
 @offset_forms
 @pytest.mark.parametrize("sms", [1, 2, 3])
 def test_tiles_beside_each_other_have_groups_far_apart(backend, form, sms):
-    """So that a block goes back to groups that it has passed."""
+    """By tiles of few rows and of some."""
     offsets = offsets_of(FAR_APART, form, "int32")
     with guarded.multiprocessors(sms):
         check_grouped(backend, sum(FAR_APART) + 9, 600, 144, offsets, len(FAR_APART), (E4M3, E4M3), "bfloat16")
