@@ -90,20 +90,23 @@ int32_t fg_clusters_at_once(int32_t num_sms, int32_t cluster) {
 
 /* Of products of few rows: as many blocks to a tile as leave each a few steps of K and run at once. A multiprocessor
  * reads some 50 GB/s and no more, so that most of them are needed to read as fast as the memory goes. */
-static int32_t decode_split(int64_t tiles, int64_t steps, int32_t pair, int32_t most, int32_t num_sms) {
+static int32_t decode_split(int64_t tiles, int64_t steps, int32_t pair, int32_t num_sms) {
     enum { STEPS_WORTH_A_BLOCK = 3, MAX_CLUSTER = 8 };
     int32_t chosen = 1;
-    for (int32_t split = 2; split <= most && split * pair <= MAX_CLUSTER; ++split)
+    for (int32_t split = 2; split * pair <= MAX_CLUSTER; ++split)
         if (tiles <= fg_clusters_at_once(num_sms, split * pair) && steps >= STEPS_WORTH_A_BLOCK * split) chosen = split;
     return chosen;
 }
 
+/* Bytes of a row in a step of K. */
+static const double STEP_BYTES = 128;
+
 /* A tile: blocks that share it, and its duration: of a step of K, of a row in it and step, and of its end, whole or not,
- * or, of a large one, where it is added to the output; and what the first one takes longer, since its pair meets. The
- * unit is the same for all of a kind; fitted to times of an H200. */
+ * or, of a large one, where it is added to the output. The unit is the same for all of a kind; fitted to times of an
+ * H200. */
 typedef struct {
     int32_t block_m, block_n, num_stages, blocks;
-    double step, row, end, end_of_part, end_of_added, begin;
+    double step, row, end, end_of_part, end_of_added;
 } gemm_tile;
 
 /* The same of a tile of few rows. */
@@ -114,30 +117,31 @@ typedef struct {
 /* Durations of the tiles that a kind of product has. */
 typedef struct {
     gemm_tile large[8]; /* widest first; blocks 0: there is no other */
+    double begin;       /* what the first one of the widest takes longer, since its pair meets */
     gemm_tile some;     /* of the kernel for groups of some rows: the tallest that shorter ones resemble */
     gemm_tile tallest;  /* a taller one; block_m 0: there is none */
-    decode_tile few_narrow, few_wide; /* 128 of few rows by 64 columns, or by 128 */
-    double share;                     /* where blocks share the K of a tile: to exchange their sums */
-    double pair_share;                /* the same where those of a pair share that of a large one */
-    double own_b;                     /* steps that one of those takes, where each block reads all of B */
-    double bytes;                     /* that memory reads in a unit */
+    decode_tile few;    /* 128 of few rows by 64 columns */
+    double share;       /* where blocks share the K of a tile: to exchange their sums */
+    double pair_share;  /* the same where those of a pair share that of a large one */
+    double own_b;       /* steps that one of those takes, where each block reads all of B */
+    double bytes;       /* that memory reads in a unit */
 } gemm_durations;
 
 /* Of up to 64 rows of any kind, by 64 columns and by 128: weights are what is read. */
 static const decode_tile fewest_narrow = {1.82, 7.2}, fewest_wide = {3.6, 11.4};
 
 static const gemm_durations promoted = {
-    .large = {{256, 256, 4, 2, 4.02, 0, 9, 11.5, 57, 8},
-              {128, 256, 4, 1, 4.25, 0, 6.5, 9, 48, 0},
-              {256, 192, 5, 2, 3.16, 0, 11, 12, 36.5, 0},
-              {128, 192, 5, 1, 3.55, 0, 4.0, 6.5, 26.3, 0},
-              {256, 176, 5, 2, 3.03, 0, 13.8, 14.8, 43.6, 0},
-              {128, 176, 5, 1, 3.35, 0, 4.6, 7.1, 36.3, 0},
-              {256, 128, 6, 2, 2.67, 0, 9.4, 9.4, 25.9, 0},
-              {128, 128, 6, 1, 2.8, 0, 1.0, 3.5, 14.9, 0}},
-    .some = {192, 256, 5, 2, 0.71, 0.017, 5.2, 5.2, 5.2, 0},
-    .few_narrow = {2.38, 6.6},
-    .few_wide = {3.5, 14},
+    .large = {{256, 256, 4, 2, 4.02, 0, 9, 11.5, 57},
+              {128, 256, 4, 1, 4.25, 0, 6.5, 9, 48},
+              {256, 192, 5, 2, 3.16, 0, 11, 12, 36.5},
+              {128, 192, 5, 1, 3.55, 0, 4.0, 6.5, 26.3},
+              {256, 176, 5, 2, 3.03, 0, 13.8, 14.8, 43.6},
+              {128, 176, 5, 1, 3.35, 0, 4.6, 7.1, 36.3},
+              {256, 128, 6, 2, 2.67, 0, 9.4, 9.4, 25.9},
+              {128, 128, 6, 1, 2.8, 0, 1.0, 3.5, 14.9}},
+    .begin = 8,
+    .some = {192, 256, 5, 2, 0.71, 0.017, 5.2, 5.2, 5.2},
+    .few = {2.3, 11.5},
     .share = 7,
     .pair_share = 10,
     .own_b = 1.25,
@@ -145,11 +149,11 @@ static const gemm_durations promoted = {
 };
 /* With scales of blocks. There is no 128 x 256, since one of the others was faster or as fast nearly everywhere. */
 static const gemm_durations scaled = {
-    .large = {{256, 256, 4, 2, 3.65, 0, 12.7, 15.2, 59.5, 0},
-              {256, 128, 5, 2, 2.5, 0, 9.4, 9.4, 25.9, 0},
-              {128, 128, 5, 1, 2.52, 0, 1.0, 3.5, 14.9, 0}},
-    .some = {160, 256, 5, 2, 0.9, 0.019, 5.2, 5.2, 5.2, 0},
-    .few_narrow = {2.1, 5.6},
+    .large = {{256, 256, 4, 2, 3.65, 0, 12.7, 15.2, 59.5},
+              {256, 128, 5, 2, 2.5, 0, 9.4, 9.4, 25.9},
+              {128, 128, 5, 1, 2.52, 0, 1.0, 3.5, 14.9}},
+    .some = {160, 256, 5, 2, 0.9, 0.019, 5.2, 5.2, 5.2},
+    .few = {2.1, 5.6},
     .share = 6,
     .pair_share = 10,
     .own_b = 1.16,
@@ -157,18 +161,17 @@ static const gemm_durations scaled = {
 };
 /* Of fp16 and bf16, whose sums are not promoted. */
 static const gemm_durations halves = {
-    .large = {{256, 256, 4, 2, 4.0, 0, 15.9, 11.6, 60.7, 0},
-              {128, 256, 4, 1, 4.45, 0, 5.9, 13.1, 27.3, 0},
-              {256, 192, 5, 2, 3.04, 0, 13.1, 8.1, 35.9, 0},
-              {128, 192, 5, 1, 3.63, 0, 1.8, 3.9, 10.6, 0},
-              {256, 176, 5, 2, 2.83, 0, 13.1, 16, 33.8, 0},
-              {128, 176, 5, 1, 3.21, 0, 0.8, 11, 26.8, 0},
-              {256, 128, 6, 2, 2.25, 0, 9.4, 9.4, 14.4, 0},
-              {128, 128, 6, 1, 2.79, 0, 0, 1.4, 2.3, 0}},
-    .some = {192, 256, 5, 2, 0.74, 0.0147, 5.5, 5.5, 5.5, 0},
-    .tallest = {256, 256, 4, 2, 1.0, 0.0147, 20, 20, 20, 0},
-    .few_narrow = {2.39, 6.1},
-    .few_wide = {3.7, 16},
+    .large = {{256, 256, 4, 2, 4.0, 0, 15.9, 11.6, 60.7},
+              {128, 256, 4, 1, 4.45, 0, 5.9, 13.1, 27.3},
+              {256, 192, 5, 2, 3.04, 0, 13.1, 8.1, 35.9},
+              {128, 192, 5, 1, 3.63, 0, 1.8, 3.9, 10.6},
+              {256, 176, 5, 2, 2.83, 0, 13.1, 16, 33.8},
+              {128, 176, 5, 1, 3.21, 0, 0.8, 11, 26.8},
+              {256, 128, 6, 2, 2.25, 0, 9.4, 9.4, 14.4},
+              {128, 128, 6, 1, 2.79, 0, 0, 1.4, 2.3}},
+    .some = {192, 256, 5, 2, 0.74, 0.0147, 5.5, 5.5, 5.5},
+    .tallest = {256, 256, 4, 2, 1.0, 0.0147, 20, 20, 20},
+    .few = {2.28, 8.5},
     .share = 9.3,
     .pair_share = 13,
     .own_b = 1.16,
@@ -180,16 +183,13 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
                            fg_plan plan, int32_t num_sms, double *cost) {
     /* Sizes of groups differ, so that tight tiles would read the weights of many twice. */
     static const struct {
-        int32_t block_m, block_n, num_stages[2]; /* without and with scales of blocks; 0: there is no such kernel */
-        int32_t pair;                            /* blocks that read the rows for each other */
-        bool dense, of_groups, halved;           /* halved: only where two pairs share a tile */
-    } shapes[] = {{8, 128, {6, 6}, 1, true, false, false},  {8, 64, {8, 8}, 1, true, false, false},
-                  {16, 128, {6, 6}, 1, true, true, false},  {16, 64, {8, 8}, 1, true, false, false},
-                  {24, 128, {6, 6}, 1, true, false, false}, {24, 64, {8, 8}, 1, true, false, false},
-                  {32, 128, {6, 6}, 1, true, true, false},  {32, 64, {8, 8}, 1, true, false, false},
-                  {64, 128, {5, 5}, 1, true, false, false}, {64, 64, {8, 8}, 1, true, false, false},
-                  {64, 128, {5, 5}, 2, false, true, false}, {128, 64, {7, 7}, 1, true, false, false},
-                  {128, 128, {6, 0}, 2, true, false, true}};
+        int32_t block_m, block_n, num_stages;
+        int32_t pair; /* blocks that read the rows for each other */
+        bool dense, of_groups;
+    } shapes[] = {{8, 128, 6, 1, true, false}, {8, 64, 8, 1, true, false},   {16, 128, 6, 1, true, true},
+                  {16, 64, 8, 1, true, false}, {24, 128, 6, 1, true, false}, {24, 64, 8, 1, true, false},
+                  {32, 128, 6, 1, true, true}, {32, 64, 8, 1, true, false},  {64, 128, 5, 1, true, false},
+                  {64, 64, 8, 1, true, false}, {64, 128, 5, 2, false, true}, {128, 64, 7, 1, true, false}};
     enum { SHAPES = sizeof shapes / sizeof *shapes };
     /* Groups of twice the average should still be one tile. */
     const int64_t rows = groups > 1 ? 2 * ceil_div(m, groups) : m, nonempty = groups < m ? groups : m;
@@ -197,23 +197,20 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
     *cost = INFINITY;
     for (size_t i = 0; i < SHAPES; i++) {
         const int32_t block_m = shapes[i].block_m, block_n = shapes[i].block_n, pair = shapes[i].pair;
-        const int32_t num_stages = shapes[i].num_stages[durations == &scaled];
-        if (!(groups > 1 ? shapes[i].of_groups : shapes[i].dense) || pair > num_sms || num_stages == 0) continue;
+        if (!(groups > 1 ? shapes[i].of_groups : shapes[i].dense) || pair > num_sms) continue;
         if (plan.few_rows && (plan.block_m >= rows && plan.block_m < block_m)) break;
         const int64_t tiles = (m + nonempty * (block_m - 1)) / block_m * ceil_div(n, block_n * pair);
-        const int32_t split = decode_split(tiles, steps, pair, shapes[i].halved ? 2 : INT32_MAX, num_sms);
-        if (shapes[i].halved && split == 1) continue;
+        const int32_t split = decode_split(tiles, steps, pair, num_sms);
         const int64_t waves = split > 1 ? 1 : ceil_div(tiles * pair, num_sms);
-        const decode_tile *const narrow = block_m <= 64 ? &fewest_narrow : &durations->few_narrow;
-        const decode_tile *const wide = block_m <= 64 ? &fewest_wide : &durations->few_wide;
-        const decode_tile *const tile = block_n == 64 ? narrow : wide;
+        const decode_tile *const fewest = block_n == 64 ? &fewest_narrow : &fewest_wide;
+        const decode_tile *const tile = block_m <= 64 ? fewest : &durations->few;
         const double own = (double)waves * ((double)ceil_div(steps, split) * tile->step + tile->end);
         const double all = own + (split > 1 ? durations->share : 0);
         if (plan.few_rows && plan.block_m == block_m && all >= *cost) continue;
         *cost = all;
         plan.block_m = block_m;
         plan.block_n = block_n;
-        plan.num_stages = num_stages;
+        plan.num_stages = shapes[i].num_stages;
         plan.few_rows = pair;
         plan.split_k = split;
     }
@@ -229,7 +226,7 @@ typedef struct {
 
 /* Waves of tiles, times the duration of one; or what memory takes to read B. */
 static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num_sms) {
-    const double READ_AGAIN = 0.55, STEP_BYTES = 128;
+    const double READ_AGAIN = 0.55;
     /* Of groups some have a third less and some a third more; a single one is what it is expected to be but for little. */
     const int count = q->known ? 1 : 5;
     const double spread = q->groups > 1 ? 0.3 : 0.125;
@@ -249,7 +246,8 @@ static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num
     /* A group that is cut evenly has rows in multiples of 16. */
     const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
     const double end = q->added ? tile->end_of_added : whole ? tile->end : tile->end_of_part;
-    const double busy = tile->begin + waves * ((double)q->steps * (tile->step + tile->row * rows) + end);
+    const double begin = tile == q->durations->large ? q->durations->begin : 0;
+    const double busy = begin + waves * ((double)q->steps * (tile->step + tile->row * rows) + end);
     if (q->groups == 1) return busy;
     /* Tiles of the same rows of B do not keep step where groups differ: of what L2 could share half is read again. */
     const double reads = 1 + READ_AGAIN * (tiles - 1), step_bytes = STEP_BYTES * (double)q->groups * (double)q->n;
@@ -309,8 +307,10 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         TALLEST = 256,
         UNIT = 16,
         LAST_END = 10,
-        LAST_EXCHANGE = 11
+        LAST_EXCHANGE = 11,
+        ONLY_END = 24
     };
+    const double ONCE_BYTES = 390e3; /* of weights that are read once, in a unit */
     const int32_t fitting = FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS | FG_TILES_DENSE | FG_TILES_ADDED;
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
@@ -350,10 +350,12 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         if (tile.blocks > 0 && take_cheaper(&plan, &best, &question, &tile, 0, num_sms)) plan.some_rows = 1;
     }
     if (grouped || rows > (fits ? SOME_ROWS : ONE_TILE) || tiles & (FG_TILES_TALL | FG_TILES_NARROW)) return plan;
-    /* Ends of the other tiles, but for those of the last wave, are hidden behind the next ones. */
-    const double last = LAST_END + (plan.split_k > 1 ? LAST_EXCHANGE : 0);
+    /* Ends of the other tiles, but for those of the last wave, are hidden behind the next ones. One row of tiles reads all
+     * weights from memory, which takes as long as that does. */
+    const double last = (rows > ONE_TILE ? LAST_END : ONLY_END) + (plan.split_k > 1 ? LAST_EXCHANGE : 0);
+    const double once = rows > ONE_TILE ? 0 : (double)question.steps * STEP_BYTES * (double)n / ONCE_BYTES;
     double cost;
     const fg_plan none = {.family = FG_FAMILY_SM90, .block_k = plan.block_k, .split_k = 1};
     const fg_plan decode = plan_decode(m, n, k, 1, durations, none, num_sms, &cost);
-    return cost < best + last ? decode : plan;
+    return cost < fmax(best, once) + last ? decode : plan;
 }

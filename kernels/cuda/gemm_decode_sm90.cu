@@ -60,10 +60,6 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
         if (status != FG_OK) return status;
         if (tiles <= clusters && tiles * cluster <= num_sms) break;
     }
-    if constexpr (Tile::kIsHalved) /* on a device of other clusters than the plan knows */
-        if (args.split != 2)
-            return launch_tile<Math, Sm90DecodeTile<Math::kScaled, Tile::kBlockN, 1, 1>>(plan, weights, tokens, args,
-                                                                                         num_sms, queue, error);
     const int64_t at_once = num_sms / Tile::kCluster, clusters = args.split > 1 || tiles < at_once ? tiles : at_once;
     const int cluster = args.split * Tile::kCluster;
     const int steps = static_cast<int>(ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes));
@@ -103,11 +99,6 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
             return launch_tile<Math, Sm90DecodeTile<kScaled, 64, 2>>(plan, weights, tokens, args, num_sms, queue,
                                                                      error);
         default:
-            if constexpr (!kScaled) { /* there are not so many registers */
-                if (plan.few_rows == 2)
-                    return launch_tile<Math, Sm90DecodeTile<kScaled, 128, 2, 2, true>>(plan, weights, tokens, args,
-                                                                                       num_sms, queue, error);
-            }
             return launch_tile<Math, Sm90DecodeTile<kScaled, 128, 1, 1>>(plan, weights, tokens, args, num_sms, queue,
                                                                          error);
     }

@@ -34,34 +34,28 @@ constexpr int received_units(int units) {
     return most;
 }
 
-/* kHalved: two blocks or pairs share each tile, no more and no less. What a thread adds of its own it then has in
- * registers, which leaves shared memory for more stages. */
-template <bool kScaled, int kTokens, int kPair, int kOfWeights = 2, bool kHalved = false>
+template <bool kScaled, int kTokens, int kPair, int kOfWeights = 2>
 struct Sm90DecodeTile : Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights> {
     using Base = Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights>;
-    static constexpr bool kIsHalved = kHalved;
     /* Tokens of one copy. Groups of which most have fewer tokens than a tile should not read what they do not have. */
     static constexpr int kBoxTokensOfGroups = kTokens % 16 ? 8 : kTokens <= 64 ? 16 : 32;
     static constexpr int kUnits = kTokens / 8, kUnitFloats = Base::kConsumers * 4;
-    static constexpr int kReceivedUnits = kHalved ? (kUnits + 1) / 2 : received_units(kUnits);
-    static constexpr int kReceivedBytes = kReceivedUnits * kUnitFloats * 4;
+    static constexpr int kReceivedBytes = received_units(kUnits) * kUnitFloats * 4;
     static constexpr int kSumBytes = kTokens * Base::kSumPitch * 4;
-    static constexpr int kExchangeBytes = kHalved || kReceivedBytes > kSumBytes ? kReceivedBytes : kSumBytes;
+    static constexpr int kExchangeBytes = kReceivedBytes > kSumBytes ? kReceivedBytes : kSumBytes;
     static constexpr int kMostStages = (224 * 1024 - kExchangeBytes) / (Base::kStageBytes + Base::kScaleBytes);
     /* With more under way memory is not read faster, but less evenly, and some blocks end late. */
     static constexpr int kWanted = kTokens > 64 ? 10 : kOfWeights == 1 ? 8 : kTokens > 32 ? 5 : 6;
     static constexpr int kStages = kMostStages < kWanted ? kMostStages : kWanted;
     static constexpr int kSharedBytes = kStages * Base::kStageBytes + kExchangeBytes + 1024;
-    static_assert(kHalved || (kTokens + 15) / 16 * 16 * Base::kHalfPitch <= kExchangeBytes,
-                  "tokens are stored 16 at a time");
-    static_assert(!kHalved || kUnits % 2 == 0, "every other unit");
+    static_assert((kTokens + 15) / 16 * 16 * Base::kHalfPitch <= kExchangeBytes, "tokens are stored 16 at a time");
     static_assert(kSumBytes <= kStages * Base::kStageBytes, "sums of a shared tile take the place of its stages");
 };
 
 /* The blocks of a pair are neighbours in a cluster that may have more of them. */
-template <bool kScaled, int kTokens, int kPair, int kOfWeights, bool kHalved>
-__device__ __forceinline__ void hand_back(
-    Sm90Shared<Sm90DecodeTile<kScaled, kTokens, kPair, kOfWeights, kHalved>> &shared, int slot) {
+template <bool kScaled, int kTokens, int kPair, int kOfWeights>
+__device__ __forceinline__ void hand_back(Sm90Shared<Sm90DecodeTile<kScaled, kTokens, kPair, kOfWeights>> &shared,
+                                          int slot) {
     const uint32_t lane = threadIdx.x % 32;
     if (kPair == 1 && lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
     if (kPair > 1 && lane < kPair)
@@ -103,38 +97,6 @@ private:
 };
 
 /* ---- consumer warpgroups ---- */
-
-/* Where two share a tile each has every other unit, and sends those of the other one. */
-template <typename Tile, int kCount>
-__device__ __forceinline__ void swap_sums(const float (&sum)[kCount], TokenShared<Tile> &shared, float *exchange,
-                                          const Sm90Work &work, int rank) {
-    const int thread = threadIdx.x - ptx::kWarpgroup, other = 1 - rank / Tile::kCluster;
-    float *place = exchange + thread * 4;
-#pragma unroll
-    for (int unit = 0; unit < Tile::kUnits; ++unit) {
-        if (unit * 8 >= work.columns) break;
-        if (unit % 2 != other) continue;
-        const float four[4] = {sum[unit * 4], sum[unit * 4 + 1], sum[unit * 4 + 2], sum[unit * 4 + 3]};
-        ptx::store_remote(place + unit / 2 * Tile::kUnitFloats, four, &shared.received,
-                          static_cast<uint32_t>(other * Tile::kCluster + rank % Tile::kCluster));
-    }
-}
-
-/* own = the sums of every other unit, from `part` on, and what was sent of them: bitwise the same in either order. */
-template <typename Tile, int kOwn, int kCount>
-__device__ __forceinline__ void add_swapped(float (&own)[kOwn], const float (&sum)[kCount], const float *exchange,
-                                            int units, int part) {
-    const float *place = exchange + (threadIdx.x - ptx::kWarpgroup) * 4;
-#pragma unroll
-    for (int unit = 0; unit < kOwn / 4; ++unit, place += Tile::kUnitFloats) {
-        if (unit >= units) break;
-        const float4 received = *reinterpret_cast<const float4 *>(place);
-        const float *even = &sum[unit * 8], *odd = even + 4;
-        float *to = &own[unit * 4];
-        to[0] = (part ? odd[0] : even[0]) + received.x, to[1] = (part ? odd[1] : even[1]) + received.y;
-        to[2] = (part ? odd[2] : even[2]) + received.z, to[3] = (part ? odd[3] : even[3]) + received.w;
-    }
-}
 
 /* Sends each unit to the block that it belongs to, which has every `split`-th from unit `part` on: the sums of part p
  * of K go to the p-th place of the unit there. Its own ones a thread keeps, for itself. */
@@ -209,10 +171,7 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
         if (has_rows) {
             auto scales = token_scales<Math, kCount>(shared);
             multiply_tile<Math>(sum, shared.rings, stage, depth, scales, at);
-            if constexpr (Tile::kIsHalved)
-                swap_sums<Tile>(sum[0], shared, exchange, work, rank);
-            else if (split > 1)
-                send_sums<Tile>(sum[0], shared, exchange, work, rank, split);
+            if (split > 1) send_sums<Tile>(sum[0], shared, exchange, work, rank, split);
         } else {
             skip_tile(shared.rings, stage, depth, at);
         }
@@ -230,10 +189,7 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
         if (has_rows && split > 1) {
             float own[(Tile::kUnits + 1) / 2 * 4]; /* half of the units, where two blocks share */
             ptx::mbarrier_wait_cluster(&shared.received, 0);
-            if constexpr (Tile::kIsHalved)
-                add_swapped<Tile>(own, sum[0], exchange, units, part);
-            else
-                add_received<Tile>(own, exchange, units, split);
+            add_received<Tile>(own, exchange, units, split);
             keep(own, units);
         } else if (has_rows) {
             keep(sum[0], Tile::kUnits);

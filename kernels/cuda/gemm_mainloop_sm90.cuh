@@ -453,17 +453,17 @@ fg_status launch_clusters(Kernel *kernel, dim3 grid, int cluster_blocks, int thr
                           const CUtensorMap &map_a, const CUtensorMap &map_b, const GemmSm90Args &args,
                           const fg_queue *queue, fg_error *error) {
     cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim = {static_cast<unsigned>(cluster_blocks), 1, 1};
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {static_cast<unsigned>(cluster_blocks), 1, 1};
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = {static_cast<unsigned>(threads)};
     config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
     config.stream = stream_of(queue);
     config.attrs = attributes;
-    config.numAttrs = 2;
+    config.numAttrs = cluster_blocks > 1 ? 2 : 1; /* clusters of one are spread less evenly than blocks */
     FG_CUDA(cudaLaunchKernelEx(&config, kernel, map_a, map_b, args));
     return FG_OK;
 }

@@ -65,7 +65,6 @@ struct Sm90Shared {
     uint64_t scales_read[Tile::kStages]; /* those of blocks, by every lane of the consumers */
     uint64_t work_full[Tile::kTileSlots], work_empty[Tile::kTileSlots];
     Sm90Work work[Tile::kTileSlots];
-    Sm90Work rest; /* of a first tile that is parted along K: the scheduler's */
 };
 
 template <typename Tile>
@@ -100,7 +99,12 @@ __device__ __forceinline__ void arrive_at_blocks(uint64_t *barrier) {
     }
 }
 
-/* Of all threads of a cluster, or of those of a block that say so: its barriers are there. */
+/* Named barriers by which those of a single block meet when its mbarriers are there; 1 to 4 are of multiplications. A
+ * scheduler that looks for tiles meets the warp that makes them at a barrier of their own: where one warp came to the
+ * barrier of all threads from elsewhere in the code, synccheck would take that for divergence. */
+constexpr int kBlockMeets = 5, kSchedulerMeets = 6, kSchedulerMeeting = 2 * 32;
+
+/* Of all threads of a cluster, or of those of a block that say so: its mbarriers are there. */
 __device__ __forceinline__ void meet(bool in_cluster, int id, int threads) {
     if (in_cluster) {
         ptx::cluster_arrive();
@@ -110,14 +114,11 @@ __device__ __forceinline__ void meet(bool in_cluster, int id, int threads) {
     }
 }
 
-/* By a scheduler that has looked for its first tile: meets the cluster, or the warp that makes the barriers. */
-__device__ __forceinline__ void meet_with_tile(bool in_cluster) { meet(in_cluster, 6, 2 * 32); }
-
 /* How a block begins. One thread of the producer makes the barriers by `init`, and copies by `copy_own` what it knows
  * already. A short product lasts little longer than its first copies take: they begin here, in the first lines of code,
  * and not where the producer's loop is, which memory has yet to send. Warp 1, the scheduler, meanwhile may `ask` L2 for
  * what will be wanted; not as an `else`, which ptxas would put in front. If it `looks` for the first tile it goes at
- * once, and meets others by meet_with_tile. When all barriers of the block, or of its cluster, are there,
+ * once, and meets others by hand_over. When all barriers of the block, or of its cluster, are there,
  * `copy_shared` copies to other blocks too. */
 template <typename Init, typename CopyOwn, typename Ask, typename CopyShared>
 __device__ __forceinline__ void begin_block(const CUtensorMap &map_a, const CUtensorMap &map_b, bool in_cluster,
@@ -134,14 +135,14 @@ __device__ __forceinline__ void begin_block(const CUtensorMap &map_a, const CUte
         }
         if (looks && !in_cluster) {
             __syncwarp();
-            ptx::named_barrier_arrive(6, 2 * 32);
+            ptx::named_barrier_arrive(kSchedulerMeets, kSchedulerMeeting);
         }
         ptx::wait_for_earlier_kernels();
         if (leads) copy_own();
     }
     if (warp == 1) ask();
     __syncwarp();
-    meet(in_cluster, 5, looks ? threads - 32 : threads);
+    meet(in_cluster, kBlockMeets, looks ? threads - 32 : threads);
     ptx::wait_for_earlier_kernels();
     if (warp == 0 && ptx::elect()) copy_shared();
     __syncwarp();
@@ -155,7 +156,7 @@ __device__ __forceinline__ void hand_over(Sm90Shared<Tile> &shared, RingPosition
     if (!meets) ptx::mbarrier_wait_parity(&shared.work_empty[at.slot], at.parity ^ 1);
     __syncwarp(); /* a lane that looked later could find the slot filled and emptied again, and wait for ever */
     if (threadIdx.x % 32 == 0) shared.work[at.slot] = work;
-    if (meets) meet_with_tile(in_cluster);
+    if (meets) meet(in_cluster, kSchedulerMeets, kSchedulerMeeting);
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.work_full[at.slot]);
     __syncwarp();
     at.advance();
@@ -197,16 +198,13 @@ __device__ __forceinline__ bool is_one_row_of_tiles(const TileSpace &space) {
 
 /* ---- what a block will want first ---- */
 
-/* Asks L2 for up to 4 KB, by a warp. */
-__device__ __forceinline__ void ask_for_bytes(const void *from, int64_t bytes) {
-    const int byte = static_cast<int>(threadIdx.x) % 32 * 128;
-    if (byte < bytes) ptx::prefetch_l2(static_cast<const uint8_t *>(from) + byte);
-}
-
-/* For the scales of `count` rows or columns of one group. */
+/* Asks L2 for the scales of `count` rows or columns of one group, at most 1,024, by a warp. */
 __device__ __forceinline__ void ask_for_scales(const Scale &scale, int64_t first, int count) {
-    if (scale.data != nullptr)
-        ask_for_bytes(scale.data + first * scale.step, (scale.step == 0 ? 1 : count * scale.step) * 4);
+    constexpr int kAtOnce = 128 / sizeof(float);
+    if (scale.data == nullptr) return;
+    const int64_t scales = scale.step == 0 ? 1 : count * scale.step;
+    const int own = static_cast<int>(threadIdx.x) % 32 * kAtOnce;
+    if (own < scales) ptx::prefetch_l2(scale.data + first * scale.step + own);
 }
 
 }  // namespace flexgemm

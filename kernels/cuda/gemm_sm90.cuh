@@ -140,8 +140,8 @@ struct FirstSteps {
     Sm90Work work;
     int steps;
 
-    __device__ __forceinline__ explicit FirstSteps(const GemmSm90Args &args) : steps(0) {
-        if (looks_for_tiles(args)) return;
+    __device__ __forceinline__ FirstSteps(const GemmSm90Args &args, bool looks) : steps(0) {
+        if (looks) return;
         work = work_of_one_group<Tile>(args, blockIdx.x / Tile::kCluster);
         steps = min(steps_of(work), Tile::kStages);
     }
@@ -201,10 +201,27 @@ __device__ __forceinline__ Sm90Work part_along_k(Sm90Work &work, int cluster) {
     return rest;
 }
 
+/* What a block or a pair has of a tile that has been looked for. */
 template <typename Tile>
-__device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm90Args &args) {
+__device__ __forceinline__ Sm90Work work_of(const GemmSm90Args &args, const OutputTile<int32_t> &tile) {
+    const int32_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column;
+    Sm90Work work = {tile.row,     min(rows, kSm90BlockM),
+                     tile.column,  min(columns, Tile::kBlockN),
+                     tile.group,   tile.weight,
+                     tile.k_begin, tile.k_end - tile.k_begin,
+                     tile.apart,   int8_t{0}};
+    if (Tile::kBoxedTiles && args.boxed_tiles && tile.k_end > tile.k_begin &&
+        (!args.space.major_is_columns || (columns >= Tile::kBlockN && tile.column % 8 == 0)))
+        work.boxed = warpgroups_of<Tile>(work.rows);
+    return work;
+}
+
+/* `rest`: a place for that of a first tile which is parted along K. */
+template <typename Tile>
+__device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, Sm90Work &rest, const GemmSm90Args &args,
+                                         bool looks) {
     RingPosition<Tile::kTileSlots> at;
-    if (!looks_for_tiles(args)) {
+    if (!looks) {
         const uint32_t works = works_of_one_group(args), step = gridDim.x / Tile::kCluster;
         for (uint32_t number = blockIdx.x / Tile::kCluster; number < works; number += step)
             hand_over(shared, at, work_of_one_group<Tile>(args, number));
@@ -214,31 +231,20 @@ __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const GemmSm9
     TileWalk<int32_t, Tile::kClusterM, Tile::kBlockN, Tile::kCluster> walk(
         args.space, blockIdx.x / Tile::kCluster, gridDim.x / Tile::kCluster, blockIdx.x % Tile::kCluster);
     OutputTile<int32_t> tile;
-    if (threadIdx.x % 32 == 0) shared.rest.group = no_more_work().group;
+    if (threadIdx.x % 32 == 0) rest.group = no_more_work().group;
     __syncwarp();
     for (bool first = true;; first = false) {
-        if (!walk.next(tile)) {
-            if (first) meet_with_tile(Tile::kCluster > 1);
-            break;
-        }
-        const int32_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column;
-        Sm90Work work = {tile.row,     min(rows, kSm90BlockM),
-                         tile.column,  min(columns, Tile::kBlockN),
-                         tile.group,   tile.weight,
-                         tile.k_begin, tile.k_end - tile.k_begin,
-                         tile.apart,   int8_t{0}};
-        if (Tile::kBoxedTiles && args.boxed_tiles && tile.k_end > tile.k_begin &&
-            (!args.space.major_is_columns || (columns >= Tile::kBlockN && tile.column % 8 == 0)))
-            work.boxed = warpgroups_of<Tile>(work.rows);
-        if (first && args.staggered) {
-            const Sm90Work rest = part_along_k(work, static_cast<int>(blockIdx.x) / Tile::kCluster);
-            if (threadIdx.x % 32 == 0) shared.rest = rest;
+        const bool found = walk.next(tile);
+        Sm90Work work = found ? work_of<Tile>(args, tile) : no_more_work();
+        if (found && first && args.staggered) {
+            const Sm90Work parted = part_along_k(work, static_cast<int>(blockIdx.x) / Tile::kCluster);
+            if (threadIdx.x % 32 == 0) rest = parted;
             __syncwarp();
         }
+        if (!found && args.staggered && rest.group >= 0) hand_over(shared, at, rest);
         hand_over(shared, at, work, first, Tile::kCluster > 1);
+        if (!found) return;
     }
-    if (args.staggered && shared.rest.group >= 0) hand_over(shared, at, shared.rest);
-    hand_over(shared, at, no_more_work());
 }
 
 /* ---- producer warp ---- */
@@ -418,15 +424,17 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
         StageScales<Tile> scales;
         KeptColumns<Tile> columns;
         PairSums<Tile> pair;
+        Sm90Work rest; /* the scheduler's */
     };
     static_assert(sizeof(Small) <= Tile::kSmallBytes, "barriers, tiles and scales find room");
     auto &small = *reinterpret_cast<Small *>(stages + Tile::kStages * Tile::kStageBytes + Tile::kSlabsBytes);
     auto &shared = small.rings;
     const int warp = threadIdx.x / 32;
-    const FirstSteps<Tile> first(args);
+    const bool looks = looks_for_tiles(args);
+    const FirstSteps<Tile> first(args, looks);
     const bool keeps_columns = Tile::kKeepsColumns && args.column_factors;
     begin_block(
-        map_a, map_b, Tile::kCluster > 1, Tile::kThreads, looks_for_tiles(args),
+        map_a, map_b, Tile::kCluster > 1, Tile::kThreads, looks,
         [&] {
             small.pair.init();
             small.columns.init();
@@ -443,7 +451,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
         if (warp == 0)
             produce(shared, stages, map_a, map_b, args, first.steps);
         else if (warp == 1)
-            schedule(shared, args);
+            schedule(shared, small.rest, args, looks);
         else if constexpr (Math::kScaled)
             produce_scales(shared, small.scales, args);
         else if constexpr (Tile::kKeepsColumns)
