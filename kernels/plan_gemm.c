@@ -109,15 +109,16 @@ typedef struct {
     double step, row, end, end_of_part, end_of_added;
 } gemm_tile;
 
-/* The same of a tile of few rows. */
+/* The same of a tile of few rows: of a step where up to three quarters of the multiprocessors have one, and where more of
+ * them read as fast as the memory goes. */
 typedef struct {
-    double step, end;
+    double step, full_step, end;
 } decode_tile;
 
 /* Durations of the tiles that a kind of product has. */
 typedef struct {
     gemm_tile large[8]; /* widest first; blocks 0: there is no other */
-    double begin;       /* what the first one of the widest takes longer, since its pair meets */
+    double begin[2];    /* what the first of each of the two widest takes longer than those whose begin is hidden */
     gemm_tile some;     /* of the kernel for groups of some rows: the tallest that shorter ones resemble */
     gemm_tile tallest;  /* a taller one; block_m 0: there is none */
     decode_tile few;    /* 128 of few rows by 64 columns */
@@ -125,10 +126,12 @@ typedef struct {
     double pair_share;  /* the same where those of a pair share that of a large one */
     double own_b;       /* steps that one of those takes, where each block reads all of B */
     double bytes;       /* that memory reads in a unit */
+    /* The same of large tiles in one row, whose weights are read once; and how much longer that makes a step. */
+    double once_bytes, once;
 } gemm_durations;
 
 /* Of up to 64 rows of any kind, by 64 columns and by 128: weights are what is read. */
-static const decode_tile fewest_narrow = {1.82, 7.2}, fewest_wide = {3.6, 11.4};
+static const decode_tile fewest_narrow = {1.82, 1.82, 7.2}, fewest_wide = {3.6, 3.6, 11.4};
 
 static const gemm_durations promoted = {
     .large = {{256, 256, 4, 2, 4.02, 0, 9, 11.5, 57},
@@ -139,13 +142,15 @@ static const gemm_durations promoted = {
               {128, 176, 5, 1, 3.35, 0, 4.6, 7.1, 36.3},
               {256, 128, 6, 2, 2.67, 0, 9.4, 9.4, 25.9},
               {128, 128, 6, 1, 2.8, 0, 1.0, 3.5, 14.9}},
-    .begin = 8,
+    .begin = {8},
     .some = {192, 256, 5, 2, 0.71, 0.017, 5.2, 5.2, 5.2},
-    .few = {2.3, 11.5},
+    .few = {1.9, 2.3, 11.5},
     .share = 7,
     .pair_share = 10,
     .own_b = 1.25,
     .bytes = 650e3,
+    .once_bytes = 390e3,
+    .once = 1.5,
 };
 /* With scales of blocks. There is no 128 x 256, since one of the others was faster or as fast nearly everywhere. */
 static const gemm_durations scaled = {
@@ -153,29 +158,34 @@ static const gemm_durations scaled = {
               {256, 128, 5, 2, 2.5, 0, 9.4, 9.4, 25.9},
               {128, 128, 5, 1, 2.52, 0, 1.0, 3.5, 14.9}},
     .some = {160, 256, 5, 2, 0.9, 0.019, 5.2, 5.2, 5.2},
-    .few = {2.1, 5.6},
+    .few = {2.05, 2.3, 8},
     .share = 6,
     .pair_share = 10,
     .own_b = 1.16,
     .bytes = 650e3,
+    .once_bytes = 550e3,
+    .once = 1.1,
 };
 /* Of fp16 and bf16, whose sums are not promoted. */
 static const gemm_durations halves = {
-    .large = {{256, 256, 4, 2, 4.0, 0, 15.9, 11.6, 60.7},
-              {128, 256, 4, 1, 4.45, 0, 5.9, 13.1, 27.3},
+    .large = {{256, 256, 4, 2, 4.0, 0, 9.9, 6.6, 60.7},
+              {128, 256, 4, 1, 4.4, 0, 0.9, 8.1, 27.3},
               {256, 192, 5, 2, 3.04, 0, 13.1, 8.1, 35.9},
               {128, 192, 5, 1, 3.63, 0, 1.8, 3.9, 10.6},
               {256, 176, 5, 2, 2.83, 0, 13.1, 16, 33.8},
               {128, 176, 5, 1, 3.21, 0, 0.8, 11, 26.8},
               {256, 128, 6, 2, 2.25, 0, 9.4, 9.4, 14.4},
               {128, 128, 6, 1, 2.79, 0, 0, 1.4, 2.3}},
+    .begin = {16, 5},
     .some = {192, 256, 5, 2, 0.74, 0.0147, 5.5, 5.5, 5.5},
     .tallest = {256, 256, 4, 2, 1.0, 0.0147, 20, 20, 20},
-    .few = {2.28, 8.5},
+    .few = {1.7, 2.28, 8.5},
     .share = 9.3,
     .pair_share = 13,
     .own_b = 1.16,
     .bytes = 530e3,
+    .once_bytes = 390e3,
+    .once = 1.5,
 };
 
 /* `cost`: waves of tiles, times the duration of one, if there is more than one row of those of a size. */
@@ -204,7 +214,8 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
         const int64_t waves = split > 1 ? 1 : ceil_div(tiles * pair, num_sms);
         const decode_tile *const fewest = block_n == 64 ? &fewest_narrow : &fewest_wide;
         const decode_tile *const tile = block_m <= 64 ? fewest : &durations->few;
-        const double own = (double)waves * ((double)ceil_div(steps, split) * tile->step + tile->end);
+        const double step = 4 * tiles * pair * split > 3 * (int64_t)num_sms ? tile->full_step : tile->step;
+        const double own = (double)waves * ((double)ceil_div(steps, split) * step + tile->end);
         const double all = own + (split > 1 ? durations->share : 0);
         if (plan.few_rows && plan.block_m == block_m && all >= *cost) continue;
         *cost = all;
@@ -246,7 +257,9 @@ static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num
     /* A group that is cut evenly has rows in multiples of 16. */
     const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
     const double end = q->added ? tile->end_of_added : whole ? tile->end : tile->end_of_part;
-    const double begin = tile == q->durations->large ? q->durations->begin : 0;
+    double begin = 0;
+    for (int i = 0; i < 2; i++)
+        if (tile == &q->durations->large[i]) begin = q->durations->begin[i];
     const double busy = begin + waves * ((double)q->steps * (tile->step + tile->row * rows) + end);
     if (q->groups == 1) return busy;
     /* Tiles of the same rows of B do not keep step where groups differ: of what L2 could share half is read again. */
@@ -310,7 +323,6 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         LAST_EXCHANGE = 11,
         ONLY_END = 24
     };
-    const double ONCE_BYTES = 390e3; /* of weights that are read once, in a unit */
     const int32_t fitting = FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS | FG_TILES_DENSE | FG_TILES_ADDED;
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
@@ -350,12 +362,14 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         if (tile.blocks > 0 && take_cheaper(&plan, &best, &question, &tile, 0, num_sms)) plan.some_rows = 1;
     }
     if (grouped || rows > (fits ? SOME_ROWS : ONE_TILE) || tiles & (FG_TILES_TALL | FG_TILES_NARROW)) return plan;
-    /* Ends of the other tiles, but for those of the last wave, are hidden behind the next ones. One row of tiles reads all
-     * weights from memory, which takes as long as that does. */
-    const double last = (rows > ONE_TILE ? LAST_END : ONLY_END) + (plan.split_k > 1 ? LAST_EXCHANGE : 0);
-    const double once = rows > ONE_TILE ? 0 : (double)question.steps * STEP_BYTES * (double)n / ONCE_BYTES;
+    /* Ends of the other tiles, but for those of the last wave, are hidden behind the next ones. */
+    double others = best + LAST_END + (plan.split_k > 1 ? LAST_EXCHANGE : 0);
+    if (rows <= ONE_TILE) {
+        const double to_read = (double)(question.steps * n) * STEP_BYTES / durations->once_bytes;
+        others = fmax(best * durations->once, to_read) + ONLY_END;
+    }
     double cost;
     const fg_plan none = {.family = FG_FAMILY_SM90, .block_k = plan.block_k, .split_k = 1};
     const fg_plan decode = plan_decode(m, n, k, 1, durations, none, num_sms, &cost);
-    return cost < fmax(best, once) + last ? decode : plan;
+    return cost < others ? decode : plan;
 }

@@ -99,9 +99,7 @@ def test_few_rows_by_128_rows_of_weights(backend, m, most, dtypes, sms, n, k, sp
 SOME_ROWS = {
     "two rows of tiles": (132, (144, 200, 528), (128, 64, 1, 0, 1)),
     "two rows of tiles that share K": (132, (200, 520, 4112), (128, 64, 1, 0, 6)),
-    "pairs that share K": (4, (100, 248, 4112), (128, 128, 2, 0, 2)),
-    "pairs that share K, all rows": (4, (128, 248, 4112), (128, 128, 2, 0, 2)),
-    "pairs that share K, two rows of tiles": (8, (200, 248, 4112), (128, 128, 2, 0, 2)),
+    "one row of tiles": (4, (100, 248, 4112), (128, 64, 1, 0, 1)),
     "cut evenly": (4, (300, 504, 4112), (160, 256, 0, 1, 1)),
     "cut evenly, one row of tiles": (4, (144, 264, 1040), (144, 256, 0, 1, 1)),
     "cut evenly, several tiles to a block": (2, (144, 1040, 528), (144, 256, 0, 1, 1)),

@@ -121,10 +121,10 @@ def test_hopper_product_plans_are_sane(dtype):
         (64, 4096, 1, (64, 64)),
         (65, 4096, 1, (128, 64)),
         (128, 4096, 1, (128, 64)),
-        (128, 24576, 1, (128, 192)),  # 96 pairs of blocks would not run at once
+        (128, 24576, 1, (128, 64)),  # three waves, nearly whole
         (129, 4096, 1, (96, 256)),  # a few hundred: by the kernels for few rows or for groups of some
         (256, 2112, 1, (128, 64)),
-        (300, 2112, 1, (128, 128)),
+        (300, 2112, 1, (128, 64)),
         (512, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
         (128 * 4, 1536, 128, (96, 256)),  # groups of few and of some rows: their own kernel
         (128 * 32, 1536, 128, (96, 256)),
@@ -231,16 +231,22 @@ def test_few_rows_take_128_rows_of_weights_where_that_saves_waves(m, most):
     assert tile(7168, 2048) == (most, 64, 1)  # 112 blocks without sums to exchange
 
 
-def test_deep_products_of_few_rows_read_them_in_pairs():
-    def chosen(m, n, k):
-        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=FP8[0], num_sms=SMS)
+def test_some_100_rows_take_64_rows_of_weights_unless_ends_would_count():
+    def chosen(m, n, k, dtype=FP8[0]):
+        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=SMS, tiles=DENSE)
         return plan["block_m"], plan["block_n"], plan["few_rows"], plan["split_k"]
 
-    assert chosen(128, 7168, 576) == chosen(128, 7168, 2048) == (128, 64, 1, 1)  # 112 blocks without sums to exchange
-    assert chosen(128, 4096, 7168) == (128, 64, 1, 2)
-    # 128 steps of 64 rows of weights would read the tokens too often.
-    assert chosen(128, 7168, 16384) == (128, 128, 2, 2)
+    for k in (576, 2048, 4096, 16384):
+        assert chosen(128, 7168, k) == (128, 64, 1, 1)  # 112 blocks without sums to exchange
     assert chosen(64, 7168, 16384) == (64, 64, 1, 1)
+    assert chosen(128, 4096, 7168) == (128, 64, 1, 2)
+    for dtype, depth in ((FP8[0], 1), ("bfloat16", 2)):
+        assert chosen(96, 5120, 5120 // depth, dtype) == (128, 64, 1, 1)
+        # Two and three waves, beside one of large tiles: weights come from memory, and take their time either way.
+        assert chosen(128, 14336, 4096 // depth, dtype) == (128, 64, 1, 1)
+        assert chosen(128, 24576, 1536 // depth, dtype) == (128, 64, 1, 1)
+        assert chosen(128, 32768, 512 // depth, dtype)[2] == 0  # four waves of four steps
+        assert chosen(128, 20480, 8192 // depth, dtype) == (128, 176, 0, 1)  # 117 blocks, all at once
 
 
 def test_pairs_share_the_depth_of_tiles_that_full_waves_leave_over():

@@ -5,7 +5,7 @@
 
 #include <type_traits>
 
-#include "tensor_map.cuh"
+#include "gemm_host_sm90.cuh"
 
 namespace flexgemm {
 namespace {

@@ -3,7 +3,7 @@
  */
 #include "gemm_groups_sm90.cuh"
 
-#include "tensor_map.cuh"
+#include "gemm_host_sm90.cuh"
 
 namespace flexgemm {
 namespace {

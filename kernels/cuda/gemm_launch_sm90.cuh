@@ -6,8 +6,8 @@
 
 #include "../plan.h"
 #include "backend.cuh"
+#include "gemm_host_sm90.cuh"
 #include "gemm_sm90.cuh"
-#include "tensor_map.cuh"
 
 namespace flexgemm {
 

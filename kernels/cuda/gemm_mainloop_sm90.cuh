@@ -5,12 +5,12 @@
  * (K = 128) is summed from zero by the tensor cores and then added to float32 registers. The registers of a partial sum
  * are those of the next one too, so that a warpgroup adds and multiplies by turns, and the products of the other one
  * fill the time in which it adds. A tile of 256 columns is two parts, for want of registers; one of 128 has registers
- * for the partial sums of two steps.
+ * for the partial sums of two steps. Sums of 16-bit operands need none of this: a tile of 256 columns is two parts all
+ * the same, so that one is finished, or begins the next tile, while the other is multiplied.
  */
 #pragma once
 
 #include "gemm_rings_sm90.cuh"
-#include "tensor_map.cuh"
 
 namespace flexgemm {
 
@@ -179,13 +179,12 @@ __device__ __forceinline__ void clear(float (&sum)[kCount]) {
     for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
 }
 
-/* Sums of one part of one step, which are then promoted; of two steps where kSums is 2. */
-template <typename Math, bool kTurns, typename Tile, int kCount, int kSums = 1>
-struct PartialProducts {
+/* The operands of a step that is multiplied in parts. */
+template <typename Tile>
+struct StepOperands {
     Sm90Shared<Tile> &shared;
     const StageDescriptors &stage;
-    uint64_t a, b; /* of the step */
-    float sum[kSums][kCount];
+    uint64_t a, b;
 
     __device__ __forceinline__ void await(const Depth &depth, int step, const RingPosition<Tile::kStages> &at) {
         await_stage(shared, stage, depth, step, at);
@@ -194,6 +193,13 @@ struct PartialProducts {
         ptx::wgmma_hold(a);
         ptx::wgmma_hold(b);
     }
+};
+
+/* Sums of one part of one step, which are then promoted; of two steps where kSums is 2. */
+template <typename Math, bool kTurns, typename Tile, int kCount, int kSums = 1>
+struct PartialProducts : StepOperands<Tile> {
+    using StepOperands<Tile>::stage, StepOperands<Tile>::a, StepOperands<Tile>::b;
+    float sum[kSums][kCount];
 
     __device__ __forceinline__ void start(float (&to)[kCount], int part) {
         if constexpr (kTurns) await_turn<Tile>(stage.warpgroup);
@@ -211,6 +217,35 @@ struct PartialProducts {
         for (int part = 0; part < kParts - 1; ++part) start(sums[part], part);
         start(sum[0], kParts - 1);
     }
+
+    /* When those are no longer wanted. */
+    template <int kParts>
+    __device__ __forceinline__ void start_last(float (&sums)[kParts][kCount]) {
+        clear(sums[kParts - 1]);
+    }
+};
+
+/* Sums that need no promotion: each part of a step is added to its own. */
+template <typename Math, typename Tile, int kCount>
+struct PlainProducts : StepOperands<Tile> {
+    using StepOperands<Tile>::a, StepOperands<Tile>::b;
+
+    __device__ __forceinline__ void start(float (&to)[kCount], int part, bool accumulate) {
+        ptx::wgmma_fence();
+        multiply_part<Math>(to, a, b, part, accumulate);
+        ptx::wgmma_commit();
+    }
+
+    template <int kParts>
+    __device__ __forceinline__ void start_tile(float (&sums)[kParts][kCount]) {
+#pragma unroll
+        for (int part = 0; part < kParts - 1; ++part) start(sums[part], part, false);
+    }
+
+    template <int kParts>
+    __device__ __forceinline__ void start_last(float (&sums)[kParts][kCount]) {
+        start(sums[kParts - 1], kParts - 1, false);
+    }
 };
 
 /* All of K, a step at least, into promoted sums: each part of a step is summed from zero and then added. The first step
@@ -218,9 +253,9 @@ struct PartialProducts {
  * addresses, the loop, is done while the tensor cores are busy: nothing but additions lies between a warpgroup's
  * products. */
 template <typename Partial, typename Tile, int kCount, typename Scales, typename Finish>
-__device__ __forceinline__ void multiply_promoted(float (&sum)[1][kCount], Partial &partial, Sm90Shared<Tile> &shared,
-                                                  const Depth &depth, Scales &scales, RingPosition<Tile::kStages> &at,
-                                                  Finish &finish) {
+__device__ __forceinline__ void multiply_steps(float (&sum)[1][kCount], Partial &partial, Sm90Shared<Tile> &shared,
+                                               const Depth &depth, Scales &scales, RingPosition<Tile::kStages> &at,
+                                               Finish &finish) {
     typename Scales::Step scale;
     scales.load(scale, at.slot);
     finish.prepare(false);
@@ -246,9 +281,9 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[1][kCount], Parti
  * what controls the loop is in uniform registers, where neither addresses nor descriptors take instructions to get
  * to. The sums of the first part are finished while the last products of the other one run. */
 template <typename Partial, typename Tile, int kCount, typename Scales, typename Finish>
-__device__ __forceinline__ void multiply_promoted(float (&sum)[2][kCount], Partial &partial, Sm90Shared<Tile> &shared,
-                                                  const Depth &depth, Scales &scales, RingPosition<Tile::kStages> &at,
-                                                  Finish &finish) {
+__device__ __forceinline__ void multiply_steps(float (&sum)[2][kCount], Partial &partial, Sm90Shared<Tile> &shared,
+                                               const Depth &depth, Scales &scales, RingPosition<Tile::kStages> &at,
+                                               Finish &finish) {
     typename Scales::Step scale;
     scales.load(scale, at.slot);
     ptx::wgmma_wait<1>();
@@ -299,10 +334,10 @@ __device__ __forceinline__ void multiply_promoted(float (&sum)[2][kCount], Parti
 /* The same where there are registers for the partial sums of two steps: while one is added the next is multiplied, so
  * that tensor cores have work whatever the other warpgroup does. */
 template <typename Math, typename Tile, int kCount, typename Scales, typename Finish>
-__device__ __forceinline__ void multiply_promoted(float (&sum)[1][kCount],
-                                                  PartialProducts<Math, false, Tile, kCount, 2> &partial,
-                                                  Sm90Shared<Tile> &shared, const Depth &depth, Scales &scales,
-                                                  RingPosition<Tile::kStages> &at, Finish &finish) {
+__device__ __forceinline__ void multiply_steps(float (&sum)[1][kCount],
+                                               PartialProducts<Math, false, Tile, kCount, 2> &partial,
+                                               Sm90Shared<Tile> &shared, const Depth &depth, Scales &scales,
+                                               RingPosition<Tile::kStages> &at, Finish &finish) {
     finish.prepare(false);
     RingPosition<Tile::kStages> ahead = at;
     const auto start = [&](int step, int i) {
@@ -386,6 +421,33 @@ __device__ __forceinline__ void multiply_plain(float (&sum)[kCount], Sm90Shared<
     if (depth.steps > 0) hand_back(shared, before);
 }
 
+/* The same in two parts. The first step has been started. The sums of the first part are finished while the last products
+ * of the other one run. */
+template <typename Math, typename Tile, int kCount, typename Scales, typename Finish>
+__device__ __forceinline__ void multiply_steps(float (&sum)[2][kCount], PlainProducts<Math, Tile, kCount> &products,
+                                               Sm90Shared<Tile> &shared, const Depth &depth, Scales &,
+                                               RingPosition<Tile::kStages> &at, Finish &finish) {
+    finish.prepare(false);
+    for (int step = 1; step < depth.steps; ++step) {
+        const int slot = at.slot;
+        at.advance();
+        products.await(depth, step, at);
+#pragma unroll
+        for (int part = 0; part < 2; ++part) products.start(sum[part], part, true);
+        ptx::wgmma_wait<2>();
+        hand_back(shared, slot);
+    }
+    finish.prepare(true);
+    ptx::wgmma_wait<1>();
+    ptx::wgmma_hold(sum[0]);
+    finish.fill(sum[0], 0);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(sum[1]);
+    hand_back(shared, at.slot);
+    at.advance();
+    finish.send(sum[0], 0);
+}
+
 /* All of K of one tile; every stage is waited for and handed back in order. */
 template <typename Math, typename Tile, int kCount, typename Scales>
 __device__ __forceinline__ void multiply_tile(float (&sum)[1][kCount], Sm90Shared<Tile> &shared,
@@ -400,7 +462,7 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[1][kCount], Sm90Share
         struct {
             __device__ void prepare(bool) {}
         } finish;
-        multiply_promoted(sum, partial, shared, depth, scales, at, finish);
+        multiply_steps(sum, partial, shared, depth, scales, at, finish);
     } else {
         multiply_plain<Math>(sum[0], shared, stage, depth, at);
     }
@@ -423,64 +485,5 @@ __device__ __forceinline__ void skip_tile(Sm90Shared<Tile> &shared, const StageD
         hand_back(shared, at.slot);
     }
 }
-
-/* ---- host ---- */
-
-inline TensorRows make_rows(const fg_tensor &tensor) {
-    const bool grouped = tensor.ndim == 3;
-    const int rows = tensor.ndim - 2;
-    return {tensor.data,         tensor.shape[rows + 1] * static_cast<int64_t>(fg_dtype_size(tensor.dtype)),
-            tensor.shape[rows],  grouped ? tensor.shape[0] : 1,
-            pitch(tensor, rows), grouped ? pitch(tensor, 0) : 0};
-}
-
-/* What all Hopper kernels of products are told. */
-inline GemmSm90Args make_args(const fg_gemm_params &params) {
-    GemmSm90Args args = {};
-    args.space = make_tile_space(params);
-    args.epilogue = make_epilogue(params);
-    args.column_factors = has_column_factors(args.epilogue);
-    args.a_grouped = params.a.ndim == 3;
-    args.b_grouped = params.b.ndim == 3;
-    return args;
-}
-
-/* The kernel may begin, up to wait_for_earlier_kernels(), when all blocks of the one before it have ended, but before
- * what they wrote is visible. None of its blocks takes a multiprocessor earlier than that: set_num_sms would not
- * hold. */
-template <typename Kernel>
-fg_status launch_clusters(Kernel *kernel, dim3 grid, int cluster_blocks, int threads, int shared_bytes,
-                          const CUtensorMap &map_a, const CUtensorMap &map_b, const GemmSm90Args &args,
-                          const fg_queue *queue, fg_error *error) {
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = {static_cast<unsigned>(cluster_blocks), 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = {static_cast<unsigned>(threads)};
-    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-    config.stream = stream_of(queue);
-    config.attrs = attributes;
-    config.numAttrs = cluster_blocks > 1 ? 2 : 1; /* clusters of one are spread less evenly than blocks */
-    FG_CUDA(cudaLaunchKernelEx(&config, kernel, map_a, map_b, args));
-    return FG_OK;
-}
-
-/* Calls launch with a value of the kind of product that wgmma has for a first operand of one fp8 type and a second one
- * of another. */
-template <Sm90Sums kSums, typename Launch>
-fg_status with_fp8(fg_dtype first, fg_dtype second, const Launch &launch) {
-    if (first == FG_FLOAT8_E5M2)
-        return second == FG_FLOAT8_E5M2 ? launch(Sm90E5m2E5m2<kSums>{}) : launch(Sm90E5m2E4m3<kSums>{});
-    return second == FG_FLOAT8_E5M2 ? launch(Sm90E4m3E5m2<kSums>{}) : launch(Sm90E4m3E4m3<kSums>{});
-}
-
-/* The product of a plan of few rows, and of one of groups of some. (gemm_decode_sm90.cu, gemm_groups_sm90.cu) */
-fg_status gemm_decode_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
-                           fg_error *error);
-fg_status gemm_groups_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
-                           fg_error *error);
 
 }  // namespace flexgemm

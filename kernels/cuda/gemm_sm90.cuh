@@ -10,8 +10,7 @@
  *     warpgroup 2    rows 64 .. 127
  *
  * A stage is 128 bytes of K: 128 rows of A and kBlockN rows of B in the 128-byte swizzle that wgmma reads. The producer
- * runs ahead into the next tile during an epilogue, and where sums of boxed tiles are promoted so do the tensor
- * cores. The rings are in gemm_rings_sm90.cuh, the multiplication in gemm_mainloop_sm90.cuh, ends of tiles in
+ * runs ahead into the next tile during an epilogue, and where tiles are boxed so do the tensor cores. The rings are in gemm_rings_sm90.cuh, the multiplication in gemm_mainloop_sm90.cuh, ends of tiles in
  * gemm_store_sm90.cuh.
  *
  * Blocks may work in pairs (clusters of 2) on adjacent row tiles: each copies its own rows of A and half of the columns
@@ -39,11 +38,11 @@ struct Sm90Tile {
     static constexpr int kCluster = kBlocks; /* blocks with adjacent rows that share B */
     static constexpr int kClusterM = kBlocks * kSm90BlockM;
     /* Promoted sums come in parts of columns, each as many as a partial sum beside the sums has registers for. */
-    static constexpr int kPromotedParts = kN > 192 ? 2 : 1;
+    static constexpr int kParts = kN > 192 ? 2 : 1;
     static constexpr int kPartialSums = kN > 128 ? 1 : 2; /* of two steps, where there are so many registers */
     /* Warpgroups take turns at products, but not at parts of them: in two parts they fall out of step by themselves, and
      * to wait for each other costs more than it saves. */
-    static constexpr bool kTakesTurns = kPartialSums == 1 && kPromotedParts == 1;
+    static constexpr bool kTakesTurns = kPartialSums == 1 && kParts == 1;
     static constexpr int kStages = kN > 192 ? 4 : kN > 128 || kScaled ? 5 : 6; /* beside scales a sixth has no room */
     static constexpr int kWarpgroups = 2, kWarpgroupRows = 64;                 /* of consumers */
     static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup;
@@ -56,15 +55,15 @@ struct Sm90Tile {
     static constexpr int kSmallBytes = 3072; /* barriers, tiles, scales of blocks or factors of columns */
     static constexpr int kSharedBytes = kStages * kStageBytes + kSlabsBytes + kSmallBytes;
     static constexpr int kTileSlots = 4;
-    static constexpr int kScaledRows = kSm90BlockM, kScaledBlocks = kPromotedParts;
+    static constexpr int kScaledRows = kSm90BlockM, kScaledBlocks = kParts;
     static constexpr int kScaleThreads = kScaled ? kSm90ScaleThreads : 0;
     static constexpr bool kScaledRowsOnly = kRowsOnly;
     static constexpr bool kKeepsColumns = !kRowsOnly && !kScaled;   /* beside scales of blocks there is no room */
     static constexpr bool kBoxedTiles = kRowsOnly || kKeepsColumns; /* they end while the next one is multiplied */
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
     static_assert(kWarpgroups * kWarpgroupRows == kSm90BlockM, "a warpgroup multiplies 64 rows");
-    static_assert(kN / kPromotedParts * kSm90StepBytes % 1024 == 0, "a part of B starts at a swizzle atom");
-    static_assert(!kScaled || kN == kPromotedParts * kSm90ScaleBlock, "a part has one scale of B");
+    static_assert(kN / kParts * kSm90StepBytes % 1024 == 0, "a part of B starts at a swizzle atom");
+    static_assert(!kScaled || kN == kParts * kSm90ScaleBlock, "a part has one scale of B");
     static_assert(kSharedBytes <= 227 * 1024, "shared memory of one block");
     static_assert(kProducerRegisters + kWarpgroups * kConsumerRegisters <=
                       (1 + kWarpgroups) * ptx::registers_at_launch(kThreads),
@@ -305,19 +304,21 @@ __device__ __forceinline__ void produce_scales(Sm90Shared<Tile> &shared, StageSc
 
 /* ---- consumer warpgroups ---- */
 
-/* A tile, and those behind it as long as they are boxed. Promoted sums leave registers for a part of a step: that is
- * multiplied for the next tile while one is finished. Of the last tile, now in `slot`, some parts are finished: returns
- * how many. */
+/* A tile, and those behind it as long as they are boxed. While the last part of one is finished the next one begins: with
+ * promoted sums in the registers of partial ones, with others in those of the parts that are finished. Of the last tile,
+ * now in `slot`, some parts are finished: returns how many. */
 template <typename Math, typename Tile, int kParts, int kCount>
 __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
                                               const StageScales<Tile> &stage_scales, const StageDescriptors &stage,
                                               const GemmSm90Args &args, KeptColumns<Tile> &kept, int thread,
                                               uint8_t *slabs, RingPosition<Tile::kTileSlots> &slot,
                                               RingPosition<Tile::kStages> &at) {
-    PartialProducts<Math, Tile::kTakesTurns, Tile, kCount, Tile::kPartialSums> partial = {shared, stage};
-    partial.await(depth_of<Tile>(shared.work[slot.slot], args), 0, at);
-    partial.start_tile(sum);
-    clear(sum[kParts - 1]);
+    using Promoted = PartialProducts<Math, Tile::kTakesTurns, Tile, kCount, Tile::kPartialSums>;
+    std::conditional_t<Math::kPromote, Promoted, PlainProducts<Math, Tile, kCount>> products = {{shared, stage}};
+    products.await(depth_of<Tile>(shared.work[slot.slot], args), 0, at);
+    products.start_tile(sum);
+    products.start_last(sum);
+    if constexpr (!Math::kPromote) ptx::wgmma_wait<0>(); /* or ptxas does, where later tiles begin as well */
     auto scales = [&] {
         if constexpr (Math::kScaled)
             return RowScales<Tile>{shared, stage_scales,
@@ -331,16 +332,16 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
         const Sm90Work &work = shared.work[slot.slot];
         const TileColumns<Tile> columns = {kept, args, work, slot.slot};
         BoxedTile<Tile> finish(columns, thread, slabs, factors);
-        multiply_promoted(sum, partial, shared, depth_of<Tile>(work, args), scales, at, finish);
+        multiply_steps(sum, products, shared, depth_of<Tile>(work, args), scales, at, finish);
         if (!finish.boxed()) return 0;
         RingPosition<Tile::kTileSlots> following = slot;
         following.advance();
         const Sm90Work &next = next_work(shared, following);
         if (next.boxed <= thread / ptx::kWarpgroup) return kParts - 1;
-        partial.await(depth_of<Tile>(next, args), 0, at);
-        partial.start_tile(sum);
+        products.await(depth_of<Tile>(next, args), 0, at);
+        products.start_tile(sum);
         finish.fill(sum[kParts - 1], kParts - 1);
-        clear(sum[kParts - 1]);
+        products.start_last(sum);
         finish.send(sum[kParts - 1], kParts - 1);
         kept.leave(args, slot.slot);
         release_work(shared, slot);
@@ -358,7 +359,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
                                     ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA), warpgroup};
     uint8_t *slabs = stages + Tile::kStages * Tile::kStageBytes;
-    constexpr int kParts = Math::kPromote ? Tile::kPromotedParts : 1, kCount = Tile::kBlockN / kParts / 2;
+    constexpr int kParts = Tile::kParts, kCount = Tile::kBlockN / kParts / 2;
     const bool each_step = Math::kPromote && (Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
     const bool turns = each_step && Tile::kTakesTurns;
     if (turns && warpgroup == 1) pass_turn<Tile>(warpgroup);
@@ -376,9 +377,9 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
         if (depth.steps == 0) {
 #pragma unroll
             for (int part = 0; part < kParts; ++part) clear(sum[part]);
-        } else if constexpr (!Math::kPromote) {
+        } else if constexpr (!Math::kPromote && kParts == 1) {
             multiply_plain<Math>(sum[0], shared, stage, depth, at);
-        } else if (each_step) {
+        } else if (!Math::kPromote || each_step) {
             finished = multiply_tiles<Math>(sum, shared, scales, stage, args, kept, thread, slabs, slot, at);
         } else if constexpr (kParts == 1 && !Math::kScaled) {
             multiply_seldom_promoted<Math>(sum[0], shared, stage, depth, args.steps_per_promote, at);
