@@ -356,8 +356,8 @@ def test_k_grouped_tiles_of_few_rows_before_others(backend, dtype, promote_every
 @pytest.mark.parametrize("dtypes", [FP8, ("bfloat16", "bfloat16")], ids="-".join)
 @pytest.mark.parametrize("m, sms", [(192, 1), (520, 2)])
 def test_k_groups_that_end_within_a_step_of_wide_tiles(backend, m, sms, dtypes):
-    """Tiles of 256 columns look at the next step early, or begin while another one ends: what is not a group's is cleared
-    when it has come. Of one step, two, and more."""
+    """Tiles of 256 columns look at the next step early, or begin while another one ends: what is not a group's is
+    cleared when it has come. Of one step, two, and more."""
     sizes = [64, 0, 144, 130, 400, 17]
     with guarded.multiprocessors(sms):
         for first in (0, 5):
