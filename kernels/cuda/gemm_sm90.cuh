@@ -359,7 +359,9 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
                                     ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA), warpgroup};
     uint8_t *slabs = stages + Tile::kStages * Tile::kStageBytes;
-    constexpr int kParts = Tile::kParts, kCount = Tile::kBlockN / kParts / 2;
+    /* Other ends of 16-bit products are faster in one part. */
+    constexpr int kParts = Math::kPromote || Tile::kScaledRowsOnly ? Tile::kParts : 1;
+    constexpr int kCount = Tile::kBlockN / kParts / 2;
     const bool each_step = Math::kPromote && (Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
     const bool turns = each_step && Tile::kTakesTurns;
     if (turns && warpgroup == 1) pass_turn<Tile>(warpgroup);
