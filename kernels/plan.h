@@ -89,8 +89,14 @@ enum {
     FG_TILES_FEW_OR_MANY = 64, /* of few rows or of many: groups of columns, sums of fp8 that are not promoted */
     FG_TILES_DENSE = 128,      /* one group: the blocks of a pair may share the K of tiles */
     FG_TILES_ADDED = 256,      /* of one group, added to the output */
-    FG_TILES_ALL = 511,
+    FG_TILES_ROWS = 512,       /* of one group: rows are scaled, no more, sums promoted at each step if at all */
+    FG_TILES_ALL = 1023,
 };
+
+/* Whether of the output nothing is asked but sums times and plus factors, in 16 bits or float32; and whether those are
+ * factors of rows. */
+bool fg_gemm_is_linear(const fg_gemm_params *params);
+bool fg_gemm_scales_rows(const fg_gemm_params *params);
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params);
 

@@ -5,6 +5,7 @@
 #include "plan.h"
 
 #include <math.h>
+#include <string.h>
 
 static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
@@ -48,8 +49,20 @@ fg_gemm_shape fg_gemm_all_rows(const fg_gemm_params *params) {
     return shape;
 }
 
+bool fg_gemm_is_linear(const fg_gemm_params *params) {
+    return !params->swiglu && params->activation == FG_ACTIVATION_NONE && !params->scale_out.present &&
+           fg_dtype_size(params->out.dtype) > 1;
+}
+
+bool fg_gemm_scales_rows(const fg_gemm_params *params) {
+    return fg_gemm_is_linear(params) && !params->bias.present && params->kind_b != FG_SCALE_ROW;
+}
+
 int32_t fg_gemm_tiles(const fg_gemm_params *params) {
     const bool blocks = params->kind_a == FG_SCALE_BLOCK; /* whose sums are promoted at each, whatever was asked for */
+    const bool each_step = !fg_is_float8(params->a.dtype) || (params->promote_every == FG_SCALE_BLOCK_SIZE && !blocks);
+    const int32_t of_one_group = FG_TILES_DENSE | (params->accumulate ? FG_TILES_ADDED : 0) |
+                                 (each_step && fg_gemm_scales_rows(params) ? FG_TILES_ROWS : 0);
     return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_PACKED : 0) | (blocks ? FG_TILES_BLOCKS : 0) |
            (params->promote_every > FG_SCALE_BLOCK_SIZE && !blocks ? FG_TILES_NARROW : 0) |
            (params->layout == FG_GEMM_N_GROUPED ||
@@ -59,7 +72,7 @@ int32_t fg_gemm_tiles(const fg_gemm_params *params) {
            (params->layout == FG_GEMM_K_GROUPED ? FG_TILES_TALL | FG_TILES_EQUAL : 0) |
            (params->layout == FG_GEMM_BATCHED ? FG_TILES_EQUAL : 0) |
            (params->layout == FG_GEMM_M_GROUPED_MASKED ? FG_TILES_MASKED : 0) |
-           (params->layout == FG_GEMM_DENSE ? FG_TILES_DENSE | (params->accumulate ? FG_TILES_ADDED : 0) : 0);
+           (params->layout == FG_GEMM_DENSE ? of_one_group : 0);
 }
 
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms) {
@@ -102,11 +115,11 @@ static int32_t decode_split(int64_t tiles, int64_t steps, int32_t pair, int32_t 
 static const double STEP_BYTES = 128;
 
 /* A tile: blocks that share it, and its duration: of a step of K, of a row in it and step, and of its end, whole or not,
- * or, of a large one, where it is added to the output. The unit is the same for all of a kind; fitted to times of an
- * H200. */
+ * or, of a large one, where it is added to the output; and what the first one takes longer than those whose begin is
+ * hidden. The unit is the same for all of a kind; fitted to times of an H200. */
 typedef struct {
     int32_t block_m, block_n, num_stages, blocks;
-    double step, row, end, end_of_part, end_of_added;
+    double step, row, end, end_of_part, end_of_added, begin;
 } gemm_tile;
 
 /* The same of a tile of few rows: of a step where up to three quarters of the multiprocessors have one, and where more of
@@ -117,75 +130,82 @@ typedef struct {
 
 /* Durations of the tiles that a kind of product has. */
 typedef struct {
-    gemm_tile large[8]; /* widest first; blocks 0: there is no other */
-    double begin[2];    /* what the first of each of the two widest takes longer than those whose begin is hidden */
-    gemm_tile some;     /* of the kernel for groups of some rows: the tallest that shorter ones resemble */
-    gemm_tile tallest;  /* a taller one; block_m 0: there is none */
-    decode_tile few;    /* 128 of few rows by 64 columns */
-    double share;       /* where blocks share the K of a tile: to exchange their sums */
-    double pair_share;  /* the same where those of a pair share that of a large one */
-    double own_b;       /* steps that one of those takes, where each block reads all of B */
-    double bytes;       /* that memory reads in a unit */
+    gemm_tile large[11]; /* widest first; blocks 0: there is no other */
+    gemm_tile some;      /* of the kernel for groups of some rows: the tallest that shorter ones resemble */
+    gemm_tile tallest;   /* a taller one; block_m 0: there is none */
+    decode_tile few;     /* 128 of few rows by 64 columns */
+    double last_end;     /* ends of the others, but for those of the last wave, are hidden behind the next ones */
+    double share;        /* where blocks share the K of a tile: to exchange their sums */
+    double pair_share;   /* the same where those of a pair share that of a large one */
+    double own_b;        /* steps that one of those takes, where each block reads all of B */
+    double bytes;        /* that memory reads in a unit */
     /* The same of large tiles in one row, whose weights are read once; and how much longer that makes a step. */
-    double once_bytes, once;
+    double one_row_bytes, one_row_step;
 } gemm_durations;
 
 /* Of up to 64 rows of any kind, by 64 columns and by 128: weights are what is read. */
 static const decode_tile fewest_narrow = {1.82, 1.82, 7.2}, fewest_wide = {3.6, 3.6, 11.4};
 
 static const gemm_durations promoted = {
-    .large = {{256, 256, 4, 2, 4.02, 0, 9, 11.5, 57},
-              {128, 256, 4, 1, 4.25, 0, 6.5, 9, 48},
-              {256, 192, 5, 2, 3.16, 0, 11, 12, 36.5},
-              {128, 192, 5, 1, 3.55, 0, 4.0, 6.5, 26.3},
-              {256, 176, 5, 2, 3.03, 0, 13.8, 14.8, 43.6},
-              {128, 176, 5, 1, 3.35, 0, 4.6, 7.1, 36.3},
-              {256, 128, 6, 2, 2.67, 0, 9.4, 9.4, 25.9},
-              {128, 128, 6, 1, 2.8, 0, 1.0, 3.5, 14.9}},
-    .begin = {8},
-    .some = {192, 256, 5, 2, 0.71, 0.017, 5.2, 5.2, 5.2},
+    .large = {{256, 272, 4, 2, 4.22, 0, 12.4, 12.4, 12.4, 28},
+              {256, 256, 4, 2, 4.02, 0, 9, 11.5, 57, 8},
+              {128, 256, 4, 1, 4.25, 0, 6.5, 9, 48, 0},
+              {128, 224, 4, 1, 3.6, 0, 9, 9, 50, 0},
+              {256, 192, 5, 2, 3.16, 0, 11, 10.5, 36.5, 8},
+              {128, 192, 5, 1, 3.55, 0, 4.0, 6.5, 26.3, 0},
+              {256, 176, 5, 2, 3.03, 0, 13.8, 12.5, 43.6, 10},
+              {128, 176, 5, 1, 3.35, 0, 4.6, 7.1, 36.3, 0},
+              {256, 128, 6, 2, 2.67, 0, 9.4, 9.4, 25.9, 0},
+              {128, 128, 6, 1, 2.8, 0, 1.0, 3.5, 14.9, 0},
+              {128, 96, 6, 1, 2.35, 0, 1.0, 1.0, 14.9, 0}},
+    .some = {192, 256, 5, 2, 0.71, 0.017, 5.2, 5.2, 5.2, 26},
     .few = {1.9, 2.3, 11.5},
     .share = 7,
+    .last_end = 18,
     .pair_share = 10,
     .own_b = 1.25,
     .bytes = 650e3,
-    .once_bytes = 390e3,
-    .once = 1.5,
+    .one_row_bytes = 390e3,
+    .one_row_step = 1.5,
 };
 /* With scales of blocks. There is no 128 x 256, since one of the others was faster or as fast nearly everywhere. */
 static const gemm_durations scaled = {
-    .large = {{256, 256, 4, 2, 3.65, 0, 12.7, 15.2, 59.5},
-              {256, 128, 5, 2, 2.5, 0, 9.4, 9.4, 25.9},
-              {128, 128, 5, 1, 2.52, 0, 1.0, 3.5, 14.9}},
-    .some = {160, 256, 5, 2, 0.9, 0.019, 5.2, 5.2, 5.2},
+    .large = {{256, 256, 4, 2, 3.65, 0, 12.7, 15.2, 59.5, 0},
+              {256, 128, 5, 2, 2.5, 0, 9.4, 9.4, 25.9, 0},
+              {128, 128, 5, 1, 2.52, 0, 1.0, 3.5, 14.9, 0}},
+    .some = {160, 256, 5, 2, 0.9, 0.019, 5.2, 5.2, 5.2, 0},
     .few = {2.05, 2.3, 8},
     .share = 6,
+    .last_end = 10,
     .pair_share = 10,
     .own_b = 1.16,
     .bytes = 650e3,
-    .once_bytes = 550e3,
-    .once = 1.1,
+    .one_row_bytes = 550e3,
+    .one_row_step = 1.1,
 };
 /* Of fp16 and bf16, whose sums are not promoted. */
 static const gemm_durations halves = {
-    .large = {{256, 256, 4, 2, 4.0, 0, 9.9, 6.6, 60.7},
-              {128, 256, 4, 1, 4.4, 0, 0.9, 8.1, 27.3},
-              {256, 192, 5, 2, 3.04, 0, 13.1, 8.1, 35.9},
-              {128, 192, 5, 1, 3.63, 0, 1.8, 3.9, 10.6},
-              {256, 176, 5, 2, 2.83, 0, 13.1, 16, 33.8},
-              {128, 176, 5, 1, 3.21, 0, 0.8, 11, 26.8},
-              {256, 128, 6, 2, 2.25, 0, 9.4, 9.4, 14.4},
-              {128, 128, 6, 1, 2.79, 0, 0, 1.4, 2.3}},
-    .begin = {16, 5},
-    .some = {192, 256, 5, 2, 0.74, 0.0147, 5.5, 5.5, 5.5},
-    .tallest = {256, 256, 4, 2, 1.0, 0.0147, 20, 20, 20},
+    .large = {{256, 272, 4, 2, 4.25, 0, 14, 14, 14, 22},
+              {256, 256, 4, 2, 4.0, 0, 9.9, 6.6, 60.7, 16},
+              {128, 256, 4, 1, 4.4, 0, 0.9, 8.1, 27.3, 5},
+              {128, 224, 4, 1, 3.6, 0, 9, 9, 50, 0},
+              {256, 192, 5, 2, 3.04, 0, 13.1, 7, 35.9, 9},
+              {128, 192, 5, 1, 3.63, 0, 1.8, 3.9, 10.6, 0},
+              {256, 176, 5, 2, 2.83, 0, 13.1, 15, 33.8, 6},
+              {128, 176, 5, 1, 3.21, 0, 0.8, 11, 26.8, 0},
+              {256, 128, 6, 2, 2.25, 0, 9.4, 8, 14.4, 9},
+              {128, 128, 6, 1, 2.79, 0, 0, 1.4, 2.3, 0},
+              {128, 96, 6, 1, 2.2, 0, 1, 1, 2.3, 0}},
+    .some = {192, 256, 5, 2, 0.74, 0.0147, 5.5, 5.5, 5.5, 16},
+    .tallest = {256, 256, 4, 2, 1.0, 0.0147, 20, 20, 20, 16},
     .few = {1.7, 2.28, 8.5},
     .share = 9.3,
+    .last_end = 12,
     .pair_share = 13,
     .own_b = 1.16,
     .bytes = 530e3,
-    .once_bytes = 390e3,
-    .once = 1.5,
+    .one_row_bytes = 390e3,
+    .one_row_step = 1.5,
 };
 
 /* `cost`: waves of tiles, times the duration of one, if there is more than one row of those of a size. */
@@ -257,10 +277,7 @@ static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num
     /* A group that is cut evenly has rows in multiples of 16. */
     const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
     const double end = q->added ? tile->end_of_added : whole ? tile->end : tile->end_of_part;
-    double begin = 0;
-    for (int i = 0; i < 2; i++)
-        if (tile == &q->durations->large[i]) begin = q->durations->begin[i];
-    const double busy = begin + waves * ((double)q->steps * (tile->step + tile->row * rows) + end);
+    const double busy = tile->begin + waves * ((double)q->steps * (tile->step + tile->row * rows) + end);
     if (q->groups == 1) return busy;
     /* Tiles of the same rows of B do not keep step where groups differ: of what L2 could share half is read again. */
     const double reads = 1 + READ_AGAIN * (tiles - 1), step_bytes = STEP_BYTES * (double)q->groups * (double)q->n;
@@ -275,7 +292,9 @@ int64_t fg_gemm_shared_tiles(int64_t tiles, int64_t pairs, int64_t steps) {
 /* By which the last wave is shorter where pairs share the K of its tiles, of whose B each block then reads all. */
 static double saved_by_sharing(const gemm_question *q, const gemm_tile *tile, int32_t num_sms) {
     const int64_t tiles = ceil_div(q->rows, tile->block_m) * ceil_div(q->n, tile->block_n);
-    if (!q->dense || tile->blocks != 2 || fg_gemm_shared_tiles(tiles, num_sms / 2, q->steps) == 0) return 0;
+    if (!q->dense || tile->blocks != 2 || tile->block_n > 256 ||
+        fg_gemm_shared_tiles(tiles, num_sms / 2, q->steps) == 0)
+        return 0;
     return fmax((double)q->steps * tile->step * (1 - q->durations->own_b / 2) - q->durations->pair_share, 0);
 }
 
@@ -309,8 +328,8 @@ static gemm_tile tile_of_some(const gemm_durations *durations, int32_t most) {
  * odd end of each group, unless a pair may have rows of two groups. Groups of some rows leave much of such tiles empty;
  * those of few rows do so always, and with a kernel that fits them take as long as reading their weights. Where all
  * rows are a few hundred, these kernels have more tiles, or share K, and so keep more multiprocessors busy. */
-fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
-                          int32_t tiles) {
+static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
+                           int32_t tiles) {
     enum {
         FEW_ROWS = 64,
         FEW_ROWS_OF_GROUPS = 32,
@@ -319,11 +338,11 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         LEAST = 96,
         TALLEST = 256,
         UNIT = 16,
-        LAST_END = 10,
         LAST_EXCHANGE = 11,
-        ONLY_END = 24
+        ONLY_BEGIN_AND_END = 24 /* of a tile that no other is before or behind */
     };
-    const int32_t fitting = FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS | FG_TILES_DENSE | FG_TILES_ADDED;
+    const int32_t fitting =
+        FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS | FG_TILES_DENSE | FG_TILES_ADDED | FG_TILES_ROWS;
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
     const gemm_durations *const durations = tiles & FG_TILES_BLOCKS ? &scaled
@@ -353,23 +372,53 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
     for (size_t i = 0; i < sizeof durations->large / sizeof *durations->large; i++) {
         const gemm_tile *const tile = &durations->large[i];
         if (tile->blocks == 0 || (tiles & FG_TILES_NARROW && (tile->block_m > 128 || tile->block_n > 128))) continue;
+        const bool of_scaled_rows = tile->block_n == 96 || tile->block_n == 224 || tile->block_n == 272;
+        if (of_scaled_rows && !(tiles & FG_TILES_ROWS)) continue;
+        if ((tile->block_n == 96 || tile->block_n == 272) && tiles & FG_TILES_ADDED) continue;
         if (grouped && fits && rows <= FEW_ROWS) continue;
-        take_cheaper(&plan, &best, &question, tile, saved_by_sharing(&question, tile, num_sms), num_sms);
+        const double saved = saved_by_sharing(&question, tile, num_sms);
+        take_cheaper(&plan, &best, &question, tile, saved, num_sms);
     }
     const bool some = fits && (grouped || (rows > ONE_TILE && rows <= SOME_ROWS));
     for (int32_t most = LEAST; most <= TALLEST && some; most += UNIT) {
-        const gemm_tile tile = tile_of_some(durations, most);
+        gemm_tile tile = tile_of_some(durations, most);
+        if (grouped) tile.begin = 0; /* is in the ends that were fitted to groups */
         if (tile.blocks > 0 && take_cheaper(&plan, &best, &question, &tile, 0, num_sms)) plan.some_rows = 1;
     }
     if (grouped || rows > (fits ? SOME_ROWS : ONE_TILE) || tiles & (FG_TILES_TALL | FG_TILES_NARROW)) return plan;
-    /* Ends of the other tiles, but for those of the last wave, are hidden behind the next ones. */
-    double others = best + LAST_END + (plan.split_k > 1 ? LAST_EXCHANGE : 0);
+    double others = best + durations->last_end + (plan.split_k > 1 ? LAST_EXCHANGE : 0);
     if (rows <= ONE_TILE) {
-        const double to_read = (double)(question.steps * n) * STEP_BYTES / durations->once_bytes;
-        others = fmax(best * durations->once, to_read) + ONLY_END;
+        const double to_read = (double)(question.steps * n) * STEP_BYTES / durations->one_row_bytes;
+        others = fmax(best * durations->one_row_step, to_read) + ONLY_BEGIN_AND_END;
     }
     double cost;
     const fg_plan none = {.family = FG_FAMILY_SM90, .block_k = plan.block_k, .split_k = 1};
     const fg_plan decode = plan_decode(m, n, k, 1, durations, none, num_sms, &cost);
     return cost < others ? decode : plan;
+}
+
+/* A program asks for the same few products again and again, and to choose takes up to a microsecond of each call: a thread
+ * remembers what it chose last. */
+fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
+                          int32_t tiles) {
+    enum { QUESTIONS = 256 };
+    typedef struct {
+        int64_t m, n, k, groups;
+        int32_t dtype, num_sms, tiles, asked;
+    } question;
+    static _Thread_local struct {
+        question of;
+        fg_plan plan;
+    } chosen[QUESTIONS];
+    const question q = {m, n, k, groups, (int32_t)dtype, num_sms, tiles, 1};
+    uint64_t hash = 0;
+    const int64_t parts[] = {m, n, k, groups, tiles};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        hash = (hash ^ (uint64_t)parts[i]) * UINT64_C(0x9e3779b97f4a7c15);
+    const size_t at = hash >> 56;
+    if (memcmp(&chosen[at].of, &q, sizeof q) != 0) {
+        chosen[at].plan = choose_sm90(m, n, k, groups, dtype, num_sms, tiles);
+        chosen[at].of = q;
+    }
+    return chosen[at].plan;
 }

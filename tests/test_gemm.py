@@ -101,8 +101,8 @@ SOME_ROWS = {
     "two rows of tiles that share K": (132, (200, 520, 4112), (128, 64, 1, 0, 6)),
     "one row of tiles": (4, (100, 248, 4112), (128, 64, 1, 0, 1)),
     "cut evenly": (4, (300, 504, 4112), (160, 256, 0, 1, 1)),
-    "cut evenly, one row of tiles": (4, (144, 264, 1040), (144, 256, 0, 1, 1)),
-    "cut evenly, several tiles to a block": (2, (144, 1040, 528), (144, 256, 0, 1, 1)),
+    "cut evenly, one row of tiles": (2, (144, 200, 4112), (144, 256, 0, 1, 1)),
+    "cut evenly, several tiles to a block": (2, (144, 504, 2064), (144, 256, 0, 1, 1)),
     "large": (1, (129, 97, 576), (128, 128, 0, 0, 1)),
     "large, several tiles to a block": (1, (300, 264, 528), (128, 176, 0, 0, 1)),
 }

@@ -94,7 +94,7 @@ def test_contiguous_scales_and_strides(backend, scales, pad, offset):
 @pytest.mark.parametrize("sms, n", [(2, 192), (4, 380)])
 def test_contiguous_in_pairs_of_192_columns(backend, sms, n, dtypes):
     """A pair may have rows of two groups, and then copies a B for each."""
-    m_indices, k = contiguous([256, 128, 0, 128, 100]), 2576
+    m_indices, k = contiguous([256, 128, 0, 128, 100]), 5136
     plan = _C.plan_gemm_sm90(m=len(m_indices), n=n, k=k, groups=5, dtype=dtypes[0], num_sms=sms, tiles=PACKED)
     assert (plan["block_m"], plan["block_n"]) == (256, 192)
     with guarded.multiprocessors(sms):

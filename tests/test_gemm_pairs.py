@@ -7,7 +7,7 @@ import guarded
 import numpy as np
 import pytest
 import reference
-from products import BLOCKS, DENSE, block_scales, judge, operands, scale_of
+from products import ADDED, BLOCKS, DENSE, ROWS, block_scales, judge, operands, scale_of
 
 from flexgemm import _C
 
@@ -37,11 +37,11 @@ def test_pairs_of_narrow_tiles(backend, sms, m, dtype, out_dtype, pad):
 # Multiprocessors, (m, n, k), tile: several whole tiles to a block; ragged ends; a last pair of which one block has no
 # rows. 176 is no multiple of the columns that the epilogue stores at a time. Steps are odd: no blocks share them.
 COLUMNS = {
-    "192, whole": (2, (1024, 192, 2576), (256, 192)),
-    "192, ragged": (6, (570, 570, 2576), (256, 192)),
-    "192, half a pair": (4, (600, 380, 2576), (256, 192)),
+    "192, whole": (2, (1024, 192, 5136), (256, 192)),
+    "192, ragged": (6, (570, 570, 5136), (256, 192)),
+    "192, half a pair": (4, (600, 380, 5136), (256, 192)),
     "176, whole": (2, (1024, 176, 5136), (256, 176)),
-    "176, ragged": (6, (570, 520, 5136), (256, 176)),
+    "176, ragged": (6, (800, 350, 5136), (256, 176)),
     "128, whole and half a pair": (2, (600, 128, 9232), (256, 128)),
     "176, single blocks": (3, (384, 352, 2576), (128, 176)),
     "176, single blocks, ragged": (3, (300, 340, 2576), (128, 176)),
@@ -52,8 +52,9 @@ COLUMNS = {
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), ("bfloat16", "bfloat16")], ids="-".join)
 @outputs
 def test_widths_below_256_columns(backend, sms, shape, tile, dtypes, out_dtype, pad):
-    plan = plan_of(sms, shape, dtypes[0])
-    assert (plan["block_m"], plan["block_n"]) == tile
+    for tiles in (DENSE, DENSE | ROWS):
+        plan = plan_of(sms, shape, dtypes[0], tiles)
+        assert (plan["block_m"], plan["block_n"]) == tile
     rng, a, b = operands(*shape, *dtypes)
     how = {"scale_a": scale_of(rng, "row", shape[0]), "scale_b": scale_of(rng, "tensor", shape[1])}
     bias = rng.standard_normal(shape[1]).astype(np.float32)
@@ -67,24 +68,72 @@ def test_widths_below_256_columns(backend, sms, shape, tile, dtypes, out_dtype, 
     judge(added, before + reference.gemm(a, b), dtypes[0], "float32")
 
 
+# The same, and a last tile that has none of the second part's columns. 96 and 224 columns are of single blocks. 112
+# of a part are no multiple of the columns that are stored at a time.
+ROWS_TILES = {
+    "272, whole": (2, (1024, 272, 1040), (256, 272)),
+    "272, ragged": (6, (570, 800, 2064), (256, 272)),
+    "272, half a pair": (4, (600, 540, 5136), (256, 272)),
+    "272, one part of the last columns": (6, (200, 2310, 2064), (256, 272)),
+    "96, whole": (1, (384, 96, 272), (128, 96)),
+    "96, ragged": (2, (300, 180, 272), (128, 96)),
+    "224, whole": (1, (256, 448, 528), (128, 224)),
+    "224, ragged": (2, (300, 416, 528), (128, 224)),
+    "224, one part of the last columns": (2, (300, 770, 1040), (128, 224)),
+}
+rows_tiles = pytest.mark.parametrize("sms, shape, tile", ROWS_TILES.values(), ids=ROWS_TILES)
+KINDS = [(a, b) for a in (E4M3, E5M2) for b in (E4M3, E5M2)] + [(d, d) for d in ("float16", "bfloat16")]
+
+
+@rows_tiles
+@pytest.mark.parametrize("dtypes", KINDS, ids="-".join)
+@outputs
+def test_widths_of_scaled_rows(backend, sms, shape, tile, dtypes, out_dtype, pad):
+    """Whatever else there is to do has other tiles."""
+    plan = plan_of(sms, shape, dtypes[0], DENSE | ROWS)
+    assert (plan["block_m"], plan["block_n"], plan["split_k"]) == (*tile, 1)
+    assert plan_of(sms, shape, dtypes[0])["block_n"] not in (96, 224, 272)
+    rng, a, b = operands(*shape, *dtypes)
+    how = {"scale_a": scale_of(rng, "row", shape[0]), "scale_b": scale_of(rng, "tensor", shape[1])}
+    with guarded.multiprocessors(sms):
+        plain = guarded.gemm(backend, a, b, out_dtype, pad=pad)
+        out = guarded.gemm(backend, a, b, out_dtype, pad=pad, **how)
+    judge(plain, reference.gemm(a, b), dtypes[0], out_dtype)
+    judge(out, reference.gemm(a, b, **how), dtypes[0], out_dtype)
+
+
+@rows_tiles
+@pytest.mark.parametrize("dtypes", KINDS, ids="-".join)
+def test_widths_of_scaled_rows_that_are_added(backend, sms, shape, tile, dtypes):
+    """By 224 columns, too; the ends of 272 would be long, and 96 are for few rows."""
+    chosen = plan_of(sms, shape, dtypes[0], DENSE | ADDED | ROWS)["block_n"]
+    assert chosen == 224 if tile[1] == 224 else chosen not in (96, 272)
+    rng, a, b = operands(*shape, *dtypes)
+    before = rng.standard_normal(shape[:2]).astype(np.float32)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before)
+    judge(out, before + reference.gemm(a, b), dtypes[0], "float32")
+
+
 # Multiprocessors, (m, n, k), columns of a tile: behind full waves or not; in the last rows both warpgroups have some,
 # or one; an odd number of rows of tiles.
 SHARED = {
     E4M3: {
-        "128 columns": (16, (400, 200, 6144), 128),
-        "176 columns": (8, (700, 264, 4096), 176),
-        "176 columns, no full wave": (16, (400, 264, 5104), 176),
-        "192 columns, one warpgroup": (12, (513, 520, 2048), 192),
-        "192 columns, no full wave": (16, (400, 376, 5104), 192),
-        "256 columns": (4, (600, 200, 3056), 256),
-        "256 columns, one warpgroup": (4, (513, 200, 3056), 256),
+        "128 columns": (4, (600, 128, 3056), 128),
+        "128 columns, no full wave": (4, (200, 128, 8176), 128),
+        "176 columns": (4, (600, 170, 5104), 176),
+        "176 columns, one warpgroup": (4, (513, 170, 5104), 176),
+        "192 columns": (4, (600, 170, 3056), 192),
+        "192 columns, one warpgroup": (4, (513, 190, 3056), 192),
+        "256 columns": (4, (600, 248, 3056), 256),
+        "256 columns, one warpgroup": (4, (513, 248, 3056), 256),
     },
     "bfloat16": {
-        "128 columns": (8, (600, 200, 3072), 128),
+        "128 columns": (6, (770, 128, 1528), 128),
         "128 columns, no full wave": (8, (200, 200, 3072), 128),
-        "176 columns": (8, (700, 264, 1528), 176),
-        "192 columns": (8, (700, 376, 1024), 192),
-        "256 columns, one warpgroup": (4, (1030, 200, 1528), 256),
+        "176 columns": (8, (700, 344, 1528), 176),
+        "192 columns": (4, (600, 190, 2048), 192),
+        "256 columns, one warpgroup": (4, (1030, 248, 1528), 256),
     },
 }
 shared = pytest.mark.parametrize(
@@ -93,14 +142,16 @@ shared = pytest.mark.parametrize(
 )
 
 
-def check_shares(plan, columns):
-    assert (plan["block_m"], plan["block_n"], plan["few_rows"], plan["split_k"]) == (256, columns, 0, 2)
+def check_shares(columns, *question, tiles=DENSE):
+    for rows in (0, ROWS):
+        plan = plan_of(*question, tiles | rows)
+        assert (plan["block_m"], plan["block_n"], plan["few_rows"], plan["split_k"]) == (256, columns, 0, 2)
 
 
 @shared
 @outputs
 def test_pairs_that_share_the_depth(backend, dtype, sms, shape, columns, out_dtype, pad):
-    check_shares(plan_of(sms, shape, dtype), columns)
+    check_shares(columns, sms, shape, dtype)
     rng, a, b = operands(*shape, dtype, dtype)
     how = {"scale_a": scale_of(rng, "row", shape[0]), "scale_b": scale_of(rng, "row", shape[1])}
     how["bias"] = rng.standard_normal(shape[1]).astype(np.float32)
@@ -113,7 +164,7 @@ def test_pairs_that_share_the_depth(backend, dtype, sms, shape, columns, out_dty
 
 @shared
 def test_pairs_that_share_the_depth_add_once(backend, dtype, sms, shape, columns):
-    check_shares(plan_of(sms, shape, dtype), columns)
+    check_shares(columns, sms, shape, dtype)
     rng, a, b = operands(*shape, dtype, dtype)
     before = rng.standard_normal(shape[:2]).astype(np.float32)
     with guarded.multiprocessors(sms):
@@ -127,7 +178,7 @@ def test_pairs_that_share_the_depth_add_once(backend, dtype, sms, shape, columns
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E5M2, E5M2)], ids="-".join)
 @outputs
 def test_pairs_that_share_the_depth_have_scales_of_its_blocks(backend, sms, shape, columns, dtypes, out_dtype, pad):
-    check_shares(plan_of(sms, shape, dtypes[0], DENSE | BLOCKS), columns)
+    check_shares(columns, sms, shape, dtypes[0], tiles=DENSE | BLOCKS)
     rng, a, b = operands(*shape, *dtypes)
     how = block_scales(rng, *shape)
     with guarded.multiprocessors(sms):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from calls import run_python
-from products import ADDED, BLOCKS, DENSE, EQUAL, FEW_OR_MANY, MASKED, NARROW, PACKED, TALL
+from products import ADDED, BLOCKS, DENSE, EQUAL, FEW_OR_MANY, MASKED, NARROW, PACKED, ROWS, TALL
 
 from flexgemm import _C
 
@@ -79,8 +79,10 @@ def test_product_plans_are_sane(dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", *FP8])
 def test_hopper_product_plans_are_sane(dtype):
-    for m, n, groups, sms in itertools.product(SIZES, [1, 33, 192, 4096, 2**20], [1, 4, 128, 10**6], (1, 2, SMS)):
-        chosen = check(_C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=dtype, num_sms=sms))
+    for m, n, groups, sms in itertools.product(SIZES, [1, 33, 192, 2112, 4096, 2**20], [1, 4, 128, 10**6], (1, 2, SMS)):
+        tiles = DENSE | ROWS if groups == 1 else 0
+        how = {"m": m, "n": n, "k": 7168, "groups": groups, "dtype": dtype, "num_sms": sms, "tiles": tiles}
+        chosen = check(_C.plan_gemm_sm90(**how))
         assert chosen["block_k"] == (128 if dtype in FP8 else 64)
         assert chosen["block_m"] // 128 <= sms  # a pair of blocks needs two multiprocessors at once
         few, some = chosen["few_rows"], chosen["some_rows"]
@@ -97,14 +99,13 @@ def test_hopper_product_plans_are_sane(dtype):
             rows = next(most for most in (96, 160, 192, 256) if chosen["block_m"] <= most)
         stage = 128 * (rows + chosen["block_n"] // (2 if some else 1))  # block_n 256 is of a pair there
         sums = 4 * chosen["block_m"] * (chosen["block_n"] + 4) if few else (11 if some else 32) * 1024
-        if chosen["block_n"] in (176, 192):  # which leave room for a fifth stage
+        if chosen["block_n"] in (176, 192, 272):  # which leave room for a fifth stage, or do not fit otherwise
             sums = 16 * 1024
-        if few == 2 and chosen["block_m"] == 128:  # half of the sums of a tile that two pairs share
-            assert chosen["split_k"] == 2
-            sums = 32 * 1024
         assert stage * chosen["num_stages"] + sums <= 227 * 1024
-        assert 1 <= chosen["split_k"] <= (8 if few else 1)
-        if chosen["split_k"] > 1:  # a cluster has one tile, and all run at once wherever clusters do not fit well
+        assert 1 <= chosen["split_k"] <= (8 if few else 2 if groups == 1 and chosen["block_m"] == 256 else 1)
+        if (
+            few and chosen["split_k"] > 1
+        ):  # a cluster has one tile, and all run at once wherever clusters do not fit well
             surely = sms if chosen["split_k"] == 2 or sms < 16 else sms * 7 / 8
             tiles = -(-n // chosen["block_n"] // few) * -(-m // chosen["block_m"])
             assert chosen["split_k"] * few * tiles <= surely + 1
@@ -122,7 +123,8 @@ def test_hopper_product_plans_are_sane(dtype):
         (65, 4096, 1, (128, 64)),
         (128, 4096, 1, (128, 64)),
         (128, 24576, 1, (128, 64)),  # three waves, nearly whole
-        (129, 4096, 1, (96, 256)),  # a few hundred: by the kernels for few rows or for groups of some
+        (129, 4096, 1, (128, 64)),  # a few hundred: by the kernels for few rows or for groups of some
+        (129, 8192, 1, (96, 256)),
         (256, 2112, 1, (128, 64)),
         (300, 2112, 1, (128, 64)),
         (512, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
@@ -176,8 +178,8 @@ def test_groups_of_some_rows_are_cut_to_fill_the_multiprocessors():
     assert most(32 * 256, 4096, 32, dtype="bfloat16") == 256  # whose sums leave registers for more rows
     assert most(8 * 4096, 4096, 8) is None  # large groups waste little of tiles of 128 rows
     assert most(8 * 4096, 4096, 8, MASKED) is None
-    assert most(130, 4096, 1) == most(130, 4096, 1, MASKED) == 96  # a few hundred rows are such a group, too
-    assert most(130, 4096, 1, FEW_OR_MANY) is None
+    assert most(130, 8192, 1) == most(130, 8192, 1, MASKED) == 96  # a few hundred rows are such a group, too
+    assert most(130, 8192, 1, FEW_OR_MANY) is None
     assert most(600, 4096, 1) is None
     assert most(8 * 64, 4096, 8, sms=1) is None  # blocks work in pairs
     for tiles in (PACKED, NARROW, TALL):
@@ -277,6 +279,38 @@ def test_pairs_meet_once():
 
     assert tile(1024, 4096, 4096) == tile(512, 7168, 2048) == (128, 256)
     assert tile(896, 8192, 8192) == tile(4096, 24576, 1536) == (256, 256)
+
+
+def test_rows_that_are_only_scaled_have_three_more_widths():
+    def tile(m, n, k, tiles=DENSE | ROWS, dtype=FP8[0]):
+        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=SMS, tiles=tiles)
+        return plan["block_m"], plan["block_n"]
+
+    assert tile(4096, 2112, 7168) == tile(8192, 2112, 7168) == (256, 272)  # 128 pairs and 256: two waves and four
+    assert tile(4096, 2112, 1024)[1] < 272  # their ends are longer
+    for dtype, depth in ((FP8[0], 1), ("bfloat16", 2)):
+        for m, n, k in ((512, 7168, 2048), (1024, 7168, 7168), (2048, 3584, 4096)):  # 128 blocks: one wave, or two
+            assert tile(m, n, k // depth, dtype=dtype) == (128, 224)
+            assert tile(m, n, k // depth, DENSE, dtype)[1] != 224
+        for m, n, k in ((256, 5120, 5120), (384, 4096, 4096), (512, 2880, 2880)):  # one wave, of most blocks
+            assert tile(m, n, k // depth, dtype=dtype) == (128, 96)
+    assert tile(4096, 4096, 7168) == tile(4096, 7168, 2048) == (256, 256)  # as many waves
+    assert tile(4096, 2112, 7168, DENSE) == (256, 176)
+    assert tile(4096, 2112, 7168, DENSE | ADDED | ROWS)[1] < 224
+    assert tile(2048, 7168, 4096, DENSE | ADDED | ROWS) == (128, 224)
+
+
+def test_a_plan_that_is_asked_for_again_is_the_same():
+    def plans():
+        return [
+            _C.plan_gemm_sm90(m=m, n=2112, k=k, groups=1, dtype=dtype, num_sms=sms, tiles=tiles)
+            for m in range(1, 400, 7) for k in (512, 7168) for dtype in (*FP8, "bfloat16")
+            for sms in (2, SMS) for tiles in (0, DENSE)
+        ]  # fmt: skip
+
+    asked = plans()  # more questions than are remembered
+    assert plans() == asked
+    assert len({tuple(plan.items()) for plan in asked}) > 10
 
 
 def test_ends_of_sums_that_are_added_count_more():

@@ -167,11 +167,11 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
         }
         const bool has_rows = work.rows > warpgroup * Tile::kWarpgroupRows;
         constexpr int kCount = Tile::kBlockN / 2;
-        float sum[1][kCount];
+        TileSums<Tile::kBlockN> sum;
         if (has_rows) {
             auto scales = token_scales<Math, kCount>(shared);
             multiply_tile<Math>(sum, shared.rings, stage, depth, scales, at);
-            if (split > 1) send_sums<Tile>(sum[0], shared, exchange, work, rank, split);
+            if (split > 1) send_sums<Tile>(sum.last, shared, exchange, work, rank, split);
         } else {
             skip_tile(shared.rings, stage, depth, at);
         }
@@ -192,7 +192,7 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
             add_received<Tile>(own, exchange, units, split);
             keep(own, units);
         } else if (has_rows) {
-            keep(sum[0], Tile::kUnits);
+            keep(sum.last, Tile::kUnits);
         }
         ptx::named_barrier(1, Tile::kConsumers);
         if (args.plain)

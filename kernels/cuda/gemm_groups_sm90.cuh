@@ -45,11 +45,11 @@ __device__ __forceinline__ void multiply_units(float (&sum)[Tile::kBlockN / 2], 
     if constexpr (kUnits * Tile::kUnit < Tile::kBlockN)
         if (units > kUnits) return multiply_units<Math, Tile, kUnits + 1>(sum, units, shared, stage, depth, at);
     constexpr int kCount = kUnits * Tile::kUnit / 2;
-    float own[1][kCount];
+    TileSums<2 * kCount> own;
     auto scales = token_scales<Math, kCount>(shared);
     multiply_tile<Math>(own, shared.rings, stage, depth, scales, at);
 #pragma unroll
-    for (int i = 0; i < Tile::kBlockN / 2; ++i) sum[i] = i < kCount ? own[0][i % kCount] : 0.0f;
+    for (int i = 0; i < Tile::kBlockN / 2; ++i) sum[i] = i < kCount ? own.last[i % kCount] : 0.0f;
 }
 
 /* Stores a tile's sums, kAtOnce tokens at a time: `keep` brings those from a token on to shared memory, `store` from

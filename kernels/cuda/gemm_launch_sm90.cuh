@@ -66,6 +66,14 @@ fg_status launch(const fg_plan &plan, const TensorRows &a, const TensorRows &b, 
         if (plan.block_n == 176) return launch_columns<Math, 176>(plan, a, b, args, num_sms, queue, error);
         if (plan.block_n == 192) return launch_columns<Math, 192>(plan, a, b, args, num_sms, queue, error);
     }
+    if constexpr (!Math::kScaled && (Math::kPromote || !Math::kFp8)) { /* of which rows are scaled, no more */
+        if (plan.block_n == 96)
+            return launch_tile<Math, Sm90Tile<96, 1, false, true>>(plan, a, b, args, num_sms, queue, error);
+        if (plan.block_n == 224)
+            return launch_tile<Math, Sm90Tile<224, 1, false, true>>(plan, a, b, args, num_sms, queue, error);
+        if (plan.block_n == 272)
+            return launch_tile<Math, Sm90Tile<272, 2, false, true>>(plan, a, b, args, num_sms, queue, error);
+    }
     return launch_columns<Math, 256>(plan, a, b, args, num_sms, queue, error);
 }
 

@@ -4,9 +4,9 @@
  * Hopper's fp8 tensor cores keep about 13 fraction bits of a running sum. fp8 sums are therefore promoted: each stage
  * (K = 128) is summed from zero by the tensor cores and then added to float32 registers. The registers of a partial sum
  * are those of the next one too, so that a warpgroup adds and multiplies by turns, and the products of the other one
- * fill the time in which it adds. A tile of 256 columns is two parts, for want of registers; one of 128 has registers
- * for the partial sums of two steps. Sums of 16-bit operands need none of this: a tile of 256 columns is two parts all
- * the same, so that one is finished, or begins the next tile, while the other is multiplied.
+ * fill the time in which it adds. A tile of 256 columns or more is two parts, for want of registers; one of 128 has
+ * registers for the partial sums of two steps. Sums of 16-bit operands need none of this: a tile of 256 columns is two
+ * parts all the same, so that one is finished, or begins the next tile, while the other is multiplied.
  */
 #pragma once
 
@@ -39,13 +39,42 @@ FG_SM90_MATH(Sm90E5m2E5m2, true, ptx::wgmma_e5m2_e5m2)
 
 /* ---- multiplication ---- */
 
-/* sum += or = the product of a stage, columns `part`: 128 bytes of K as four wgmma, one commit group. */
+/* A thread's sums of a tile of so many columns: in two parts, if kFirst of them are a part of their own. */
+template <int kLast, int kFirst = 0>
+struct TileSums {
+    static constexpr int kParts = 2, kColumns = kFirst + kLast;
+    float first[kFirst / 2], last[kLast / 2];
+
+    /* Calls visit(sums, part) with those of each part. */
+    template <typename Visit>
+    __device__ __forceinline__ void each(const Visit &visit) {
+        visit(first, 0);
+        visit(last, 1);
+    }
+};
+
+template <int kLast>
+struct TileSums<kLast, 0> {
+    static constexpr int kParts = 1, kColumns = kLast;
+    float last[kLast / 2];
+
+    template <typename Visit>
+    __device__ __forceinline__ void each(const Visit &visit) {
+        visit(last, 0);
+    }
+};
+
+/* sum += or = the product of a stage, whose columns begin with `column`: 128 bytes of K as four wgmma, one commit
+ * group. */
 template <typename Math, int kCount>
-__device__ __forceinline__ void multiply_part(float (&sum)[kCount], uint64_t a, uint64_t b, int part, bool accumulate) {
+__device__ __forceinline__ void multiply_columns(float (&sum)[kCount], uint64_t a, uint64_t b, int column,
+                                                 bool accumulate) {
+    ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kSm90StepBytes; k += 32)
-        Math::multiply(sum, ptx::wgmma_advance(a, k), ptx::wgmma_advance(b, part * kCount * 2 * kSm90StepBytes + k),
+        Math::multiply(sum, ptx::wgmma_advance(a, k), ptx::wgmma_advance(b, column * kSm90StepBytes + k),
                        accumulate || k > 0);
+    ptx::wgmma_commit();
 }
 
 /* What a step's products are multiplied by when they are added: nothing, or the scales of blocks (gemm_scales_sm90.cuh).
@@ -196,55 +225,54 @@ struct StepOperands {
 };
 
 /* Sums of one part of one step, which are then promoted; of two steps where kSums is 2. */
-template <typename Math, bool kTurns, typename Tile, int kCount, int kSums = 1>
+template <typename Math, bool kTurns, typename Tile, int kLast, int kFirst = 0, int kSums = 1>
 struct PartialProducts : StepOperands<Tile> {
     using StepOperands<Tile>::stage, StepOperands<Tile>::a, StepOperands<Tile>::b;
-    float sum[kSums][kCount];
+    float sum[kSums][(kFirst > 0 ? kFirst : kLast) / 2];
+    float narrow[kLast / 2]; /* of a last part with fewer columns */
 
-    __device__ __forceinline__ void start(float (&to)[kCount], int part) {
+    /* Those of the last part are not there at the same time as those of the first. ptxas lets one array serve both only
+     * if they are as many, and two arrays only if they are not. */
+    __device__ __forceinline__ auto &last() {
+        if constexpr (kFirst > 0 && kLast < kFirst)
+            return narrow;
+        else
+            return sum[0];
+    }
+
+    /* A product of a step's columns from `column` on. */
+    template <int kCount>
+    __device__ __forceinline__ void start(float (&to)[kCount], int column) {
         if constexpr (kTurns) await_turn<Tile>(stage.warpgroup);
-        ptx::wgmma_fence();
-        multiply_part<Math>(to, a, b, part, false);
-        ptx::wgmma_commit();
+        multiply_columns<Math>(to, a, b, column, false);
         if constexpr (kTurns) pass_turn<Tile>(stage.warpgroup);
     }
 
+    __device__ __forceinline__ void start_first() { start(sum[0], 0); }
+    __device__ __forceinline__ void start_last() { start(last(), kFirst); }
+
     /* The first step of a tile. There is nothing to add to yet: its products are made where the sums are to be, but those
      * of the last part, whose sums may still be those of the tile before. */
-    template <int kParts>
-    __device__ __forceinline__ void start_tile(float (&sums)[kParts][kCount]) {
-#pragma unroll
-        for (int part = 0; part < kParts - 1; ++part) start(sums[part], part);
-        start(sum[0], kParts - 1);
+    __device__ __forceinline__ void start_tile(TileSums<kLast, kFirst> &sums) {
+        if constexpr (kFirst > 0) start(sums.first, 0);
+        start_last();
     }
 
     /* When those are no longer wanted. */
-    template <int kParts>
-    __device__ __forceinline__ void start_last(float (&sums)[kParts][kCount]) {
-        clear(sums[kParts - 1]);
-    }
+    __device__ __forceinline__ void finish_start(TileSums<kLast, kFirst> &sums) { clear(sums.last); }
 };
 
 /* Sums that need no promotion: each part of a step is added to its own. */
-template <typename Math, typename Tile, int kCount>
+template <typename Math, typename Tile, int kLast, int kFirst>
 struct PlainProducts : StepOperands<Tile> {
     using StepOperands<Tile>::a, StepOperands<Tile>::b;
 
-    __device__ __forceinline__ void start(float (&to)[kCount], int part, bool accumulate) {
-        ptx::wgmma_fence();
-        multiply_part<Math>(to, a, b, part, accumulate);
-        ptx::wgmma_commit();
+    __device__ __forceinline__ void start_tile(TileSums<kLast, kFirst> &sums) {
+        multiply_columns<Math>(sums.first, a, b, 0, false);
     }
 
-    template <int kParts>
-    __device__ __forceinline__ void start_tile(float (&sums)[kParts][kCount]) {
-#pragma unroll
-        for (int part = 0; part < kParts - 1; ++part) start(sums[part], part, false);
-    }
-
-    template <int kParts>
-    __device__ __forceinline__ void start_last(float (&sums)[kParts][kCount]) {
-        start(sums[kParts - 1], kParts - 1, false);
+    __device__ __forceinline__ void finish_start(TileSums<kLast, kFirst> &sums) {
+        multiply_columns<Math>(sums.last, a, b, kFirst, false);
     }
 };
 
@@ -252,8 +280,8 @@ struct PlainProducts : StepOperands<Tile> {
  * has been started, and the sums of the last part are zeros. Whatever else there is to do, the wait for the next stage,
  * addresses, the loop, is done while the tensor cores are busy: nothing but additions lies between a warpgroup's
  * products. */
-template <typename Partial, typename Tile, int kCount, typename Scales, typename Finish>
-__device__ __forceinline__ void multiply_steps(float (&sum)[1][kCount], Partial &partial, Sm90Shared<Tile> &shared,
+template <typename Partial, typename Tile, int kColumns, typename Scales, typename Finish>
+__device__ __forceinline__ void multiply_steps(TileSums<kColumns> &sum, Partial &partial, Sm90Shared<Tile> &shared,
                                                const Depth &depth, Scales &scales, RingPosition<Tile::kStages> &at,
                                                Finish &finish) {
     typename Scales::Step scale;
@@ -265,30 +293,30 @@ __device__ __forceinline__ void multiply_steps(float (&sum)[1][kCount], Partial 
         partial.await(depth, step, at);
         ptx::wgmma_wait<0>();
         hand_back(shared, slot);
-        promote(sum[0], partial.sum[0], scale.part(0));
-        partial.start(partial.sum[0], 0);
+        promote(sum.last, partial.sum[0], scale.part(0));
+        partial.start_last();
         scales.load(scale, at.slot);
     }
     finish.prepare(true);
     ptx::wgmma_wait<0>();
     hand_back(shared, at.slot);
     at.advance();
-    promote(sum[0], partial.sum[0], scale.part(0));
+    promote(sum.last, partial.sum[0], scale.part(0));
 }
 
 /* The same in two parts. What a warpgroup does under the products of a part, with all latencies of it, has to end before
  * they do, or the tensor cores wait: so the next stage is looked at under the first part, which has time to spare, and
  * what controls the loop is in uniform registers, where neither addresses nor descriptors take instructions to get
  * to. The sums of the first part are finished while the last products of the other one run. */
-template <typename Partial, typename Tile, int kCount, typename Scales, typename Finish>
-__device__ __forceinline__ void multiply_steps(float (&sum)[2][kCount], Partial &partial, Sm90Shared<Tile> &shared,
+template <typename Partial, typename Tile, int kLast, int kFirst, typename Scales, typename Finish>
+__device__ __forceinline__ void multiply_steps(TileSums<kLast, kFirst> &sum, Partial &partial, Sm90Shared<Tile> &shared,
                                                const Depth &depth, Scales &scales, RingPosition<Tile::kStages> &at,
                                                Finish &finish) {
     typename Scales::Step scale;
     scales.load(scale, at.slot);
     ptx::wgmma_wait<1>();
-    ptx::wgmma_hold(sum[0]);
-    scale_first(sum[0], scale.part(0));
+    ptx::wgmma_hold(sum.first);
+    scale_first(sum.first, scale.part(0));
     finish.prepare(false);
     const int steps = ptx::uniform(depth.steps), cut_step = ptx::uniform(depth.tail > 0 ? depth.steps - 1 : 0);
     at = {ptx::uniform(at.slot), ptx::uniform(at.parity)};
@@ -313,29 +341,29 @@ __device__ __forceinline__ void multiply_steps(float (&sum)[2][kCount], Partial 
         partial.a = next.a;
         partial.b = next.b;
         ptx::wgmma_wait<0>();
-        promote(sum[1], partial.sum[0], scale.part(1));
-        partial.start(partial.sum[0], 0);
+        promote(sum.last, partial.last(), scale.part(1));
+        partial.start_first();
         hand_back(shared, slot);
         scales.load(scale, at.slot);
         look_ahead();
         ptx::wgmma_wait<0>();
-        promote(sum[0], partial.sum[0], scale.part(0));
-        partial.start(partial.sum[0], 1);
+        promote(sum.first, partial.sum[0], scale.part(0));
+        partial.start_last();
     }
     finish.prepare(true);
-    finish.fill(sum[0], 0);
+    finish.fill(sum.first, 0);
     ptx::wgmma_wait<0>();
     hand_back(shared, at.slot);
     at.advance();
-    promote(sum[1], partial.sum[0], scale.part(1));
-    finish.send(sum[0], 0);
+    promote(sum.last, partial.last(), scale.part(1));
+    finish.send(sum.first, 0);
 }
 
 /* The same where there are registers for the partial sums of two steps: while one is added the next is multiplied, so
  * that tensor cores have work whatever the other warpgroup does. */
-template <typename Math, typename Tile, int kCount, typename Scales, typename Finish>
-__device__ __forceinline__ void multiply_steps(float (&sum)[1][kCount],
-                                               PartialProducts<Math, false, Tile, kCount, 2> &partial,
+template <typename Math, typename Tile, int kColumns, typename Scales, typename Finish>
+__device__ __forceinline__ void multiply_steps(TileSums<kColumns> &sum,
+                                               PartialProducts<Math, false, Tile, kColumns, 0, 2> &partial,
                                                Sm90Shared<Tile> &shared, const Depth &depth, Scales &scales,
                                                RingPosition<Tile::kStages> &at, Finish &finish) {
     finish.prepare(false);
@@ -350,7 +378,7 @@ __device__ __forceinline__ void multiply_steps(float (&sum)[1][kCount],
                                   scales.load(scale, at.slot);
                                   hand_back(shared, at.slot);
                                   at.advance();
-                                  promote(sum[0], partial.sum[i], scale.part(0));
+                                  promote(sum.last, partial.sum[i], scale.part(0));
     };
     int step = 1;
     for (; step + 1 < depth.steps; step += 2) {
@@ -388,10 +416,8 @@ __device__ __forceinline__ void multiply_seldom_promoted(float (&sum)[kCount], S
         const int end = min(first + steps, depth.steps);
         for (int step = first; step < end; ++step, at.advance()) {
             await_stage(shared, stage, depth, step, at);
-            ptx::wgmma_fence();
-            multiply_part<Math>(partial, ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes),
-                                ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes), 0, true);
-            ptx::wgmma_commit();
+            multiply_columns<Math>(partial, ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes),
+                                   ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes), 0, true);
         }
         ptx::wgmma_wait<0>();
         for (int step = first; step < end; ++step, back.advance()) hand_back(shared, back.slot);
@@ -408,10 +434,8 @@ __device__ __forceinline__ void multiply_plain(float (&sum)[kCount], Sm90Shared<
     int before = 0; /* the slot of the step before */
     for (int step = 0; step < depth.steps; ++step, before = at.slot, at.advance()) {
         await_stage(shared, stage, depth, step, at);
-        ptx::wgmma_fence();
-        multiply_part<Math>(sum, ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes),
-                            ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes), 0, true);
-        ptx::wgmma_commit();
+        multiply_columns<Math>(sum, ptx::wgmma_advance(stage.a, at.slot * Tile::kStageBytes),
+                               ptx::wgmma_advance(stage.b, at.slot * Tile::kStageBytes), 0, true);
         if (step > 0) {
             ptx::wgmma_wait<1>();
             hand_back(shared, before);
@@ -423,8 +447,9 @@ __device__ __forceinline__ void multiply_plain(float (&sum)[kCount], Sm90Shared<
 
 /* The same in two parts. The first step has been started. The sums of the first part are finished while the last products
  * of the other one run. */
-template <typename Math, typename Tile, int kCount, typename Scales, typename Finish>
-__device__ __forceinline__ void multiply_steps(float (&sum)[2][kCount], PlainProducts<Math, Tile, kCount> &products,
+template <typename Math, typename Tile, int kLast, int kFirst, typename Scales, typename Finish>
+__device__ __forceinline__ void multiply_steps(TileSums<kLast, kFirst> &sum,
+                                               PlainProducts<Math, Tile, kLast, kFirst> &products,
                                                Sm90Shared<Tile> &shared, const Depth &depth, Scales &,
                                                RingPosition<Tile::kStages> &at, Finish &finish) {
     finish.prepare(false);
@@ -432,41 +457,41 @@ __device__ __forceinline__ void multiply_steps(float (&sum)[2][kCount], PlainPro
         const int slot = at.slot;
         at.advance();
         products.await(depth, step, at);
-#pragma unroll
-        for (int part = 0; part < 2; ++part) products.start(sum[part], part, true);
+        multiply_columns<Math>(sum.first, products.a, products.b, 0, true);
+        multiply_columns<Math>(sum.last, products.a, products.b, kFirst, true);
         ptx::wgmma_wait<2>();
         hand_back(shared, slot);
     }
     finish.prepare(true);
     ptx::wgmma_wait<1>();
-    ptx::wgmma_hold(sum[0]);
-    finish.fill(sum[0], 0);
+    ptx::wgmma_hold(sum.first);
+    finish.fill(sum.first, 0);
     ptx::wgmma_wait<0>();
-    ptx::wgmma_hold(sum[1]);
+    ptx::wgmma_hold(sum.last);
     hand_back(shared, at.slot);
     at.advance();
-    finish.send(sum[0], 0);
+    finish.send(sum.first, 0);
 }
 
 /* All of K of one tile; every stage is waited for and handed back in order. */
-template <typename Math, typename Tile, int kCount, typename Scales>
-__device__ __forceinline__ void multiply_tile(float (&sum)[1][kCount], Sm90Shared<Tile> &shared,
+template <typename Math, typename Tile, int kColumns, typename Scales>
+__device__ __forceinline__ void multiply_tile(TileSums<kColumns> &sum, Sm90Shared<Tile> &shared,
                                               const StageDescriptors &stage, const Depth &depth, Scales &scales,
                                               RingPosition<Tile::kStages> &at) {
     if constexpr (Math::kPromote) {
-        if (depth.steps == 0) return clear(sum[0]);
-        PartialProducts<Math, false, Tile, kCount> partial = {shared, stage};
+        if (depth.steps == 0) return clear(sum.last);
+        PartialProducts<Math, false, Tile, kColumns> partial = {{shared, stage}};
         partial.await(depth, 0, at);
         partial.start_tile(sum);
-        clear(sum[0]);
+        partial.finish_start(sum);
         struct {
             __device__ void prepare(bool) {}
         } finish;
         multiply_steps(sum, partial, shared, depth, scales, at, finish);
     } else {
-        multiply_plain<Math>(sum[0], shared, stage, depth, at);
+        multiply_plain<Math>(sum.last, shared, stage, depth, at);
     }
-    ptx::wgmma_hold(sum[0]);
+    ptx::wgmma_hold(sum.last);
 }
 
 /* Stands in for multiply_tile where a warpgroup has no rows. */

@@ -12,7 +12,7 @@
 
 namespace flexgemm {
 
-template <typename Tile, bool kPairs = (Tile::kCluster > 1)>
+template <typename Tile, bool kShares = Tile::kSharesTiles>
 class PairSums {
 public:
     /* By one thread, before the pair meets. */
@@ -25,9 +25,9 @@ public:
     __device__ __forceinline__ void leave_stages() { arrive_at_blocks<Tile::kCluster>(&stages_read_); }
 
     /* By a warpgroup: whether the sums are now those of all of K, to be finished by it. */
-    template <int kParts, int kCount>
-    __device__ __forceinline__ bool add_up(float (&sum)[kParts][kCount], uint8_t *stages, int warpgroup) {
-        constexpr int kAll = kParts * kCount, kWarpBytes = kAll * 32 * 4, kBytes = 4 * kWarpBytes;
+    template <typename Sums>
+    __device__ __forceinline__ bool add_up(Sums &sum, uint8_t *stages, int warpgroup) {
+        constexpr int kWarpBytes = Sums::kColumns / 2 * 32 * 4, kBytes = 4 * kWarpBytes;
         static_assert(2 * kBytes <= Tile::kStages * Tile::kStageBytes, "sums that go and sums that come");
         const int rank = static_cast<int>(ptx::cluster_block_rank()), lane = threadIdx.x % 32;
         const int warp = threadIdx.x % ptx::kWarpgroup / 32 * kWarpBytes;
@@ -35,32 +35,40 @@ public:
         leave_stages();
         if (warpgroup != rank) {
             ptx::mbarrier_wait_cluster(&stages_read_, 0);
-#pragma unroll
-            for (int part = 0; part < kParts; ++part) send(sum[part], sent, received, part, 1 - rank);
+            sum.each([&](auto &own, int part) { send(own, sent, received, first_of<Sums>(own, part), 1 - rank); });
             return false;
         }
         if (threadIdx.x % ptx::kWarpgroup == 0) ptx::mbarrier_arrive_expect_tx(&received_, kBytes);
         ptx::mbarrier_wait_parity(&received_, 0);
-#pragma unroll
-        for (int part = 0; part < kParts; ++part)
-#pragma unroll
-            for (int i = 0; i < kCount; i += 4) {
-                const float4 other = *place_of<kCount>(received, part, i, lane);
-                float *const own = &sum[part][i];
-                own[0] += other.x, own[1] += other.y, own[2] += other.z, own[3] += other.w;
-            }
+        sum.each([&](auto &own, int part) { add(own, received, first_of<Sums>(own, part), lane); });
         return true;
     }
 
 private:
+    /* The number of a part's first sum among all of a thread. */
+    template <typename Sums, int kCount>
+    __device__ __forceinline__ static int first_of(const float (&)[kCount], int part) {
+        return part * (Sums::kColumns / 2 - kCount);
+    }
+
+    /* Of a thread's sums i to i + 3. */
+    __device__ __forceinline__ static float4 *place_of(uint8_t *warp, int i, int lane) {
+        return reinterpret_cast<float4 *>(warp) + i / 4 * 32 + lane;
+    }
+
     template <int kCount>
-    __device__ __forceinline__ static float4 *place_of(uint8_t *warp, int part, int i, int lane) {
-        return reinterpret_cast<float4 *>(warp) + (part * kCount + i) / 4 * 32 + lane;
+    __device__ __forceinline__ static void add(float (&sum)[kCount], uint8_t *received, int first_sum, int lane) {
+#pragma unroll
+        for (int i = 0; i < kCount; i += 4) {
+            const float4 other = *place_of(received, first_sum + i, lane);
+            sum[i] += other.x, sum[i + 1] += other.y, sum[i + 2] += other.z, sum[i + 3] += other.w;
+        }
     }
 
     /* A warp's sums of a part, a few at a time: some are on their way while others are stored. */
     template <int kCount>
-    __device__ __forceinline__ void send(const float (&sum)[kCount], uint8_t *from, uint8_t *to, int part, int block) {
+    __device__ __forceinline__ void send(const float (&sum)[kCount], uint8_t *from, uint8_t *to, int first_sum,
+                                         int block) {
         constexpr int kTogether = kCount % 32 ? kCount / 2 : 32;
         static_assert(kCount % kTogether == 0 && kTogether % 4 == 0, "copies of as many sums");
         const int lane = threadIdx.x % 32;
@@ -68,11 +76,11 @@ private:
         for (int first = 0; first < kCount; first += kTogether) {
 #pragma unroll
             for (int i = first; i < first + kTogether; i += 4)
-                *place_of<kCount>(from, part, i, lane) = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
+                *place_of(from, first_sum + i, lane) = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
             ptx::fence_proxy_async();
             __syncwarp();
             if (ptx::elect())
-                ptx::copy_remote(place_of<kCount>(to, part, first, 0), place_of<kCount>(from, part, first, 0),
+                ptx::copy_remote(place_of(to, first_sum + first, 0), place_of(from, first_sum + first, 0),
                                  kTogether * 32 * 4, &received_, static_cast<uint32_t>(block));
         }
     }
@@ -80,14 +88,14 @@ private:
     uint64_t stages_read_, received_; /* by all consumers of both blocks; sums, in bytes */
 };
 
-/* Blocks that work alone. */
+/* Blocks that share no tile. */
 template <typename Tile>
 class PairSums<Tile, false> {
 public:
     __device__ __forceinline__ void init() {}
     __device__ __forceinline__ void leave_stages() {}
-    template <int kParts, int kCount>
-    __device__ __forceinline__ bool add_up(float (&)[kParts][kCount], uint8_t *, int) {
+    template <typename Sums>
+    __device__ __forceinline__ bool add_up(Sums &, uint8_t *, int) {
         return true;
     }
 };

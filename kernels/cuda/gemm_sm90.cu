@@ -21,12 +21,6 @@ bool fits_tma(const TensorRows &rows) {
            pitch_fits(rows.groups, rows.group_pitch);
 }
 
-/* Of the output nothing but sums times and plus factors, in 16 bits or float32. */
-bool is_linear(const fg_gemm_params &params) {
-    return !params.swiglu && params.activation == FG_ACTIVATION_NONE && !params.scale_out.present &&
-           fg_dtype_size(params.out.dtype) > 1;
-}
-
 }  // namespace
 
 bool gemm_sm90_takes(const fg_gemm_params &params) {
@@ -45,14 +39,14 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     const TensorRows a = make_rows(params.a), b = make_rows(params.b);
     GemmSm90Args args = make_args(params);
     args.steps_per_promote = params.promote_every / FG_SCALE_BLOCK_SIZE;
-    args.plain = is_linear(params) && !args.column_factors;
+    args.plain = fg_gemm_scales_rows(&params);
     const int64_t size = static_cast<int64_t>(fg_dtype_size(params.out.dtype));
     args.out_aligned = is_multiple(params.out.data, 16) && args.epilogue.out_stride * size % 16 == 0 &&
                        args.epilogue.out_group_stride * size % 16 == 0;
     const TensorRows out = make_rows(params.out);
     args.out_grouped = params.out.ndim == 3;
     args.out_in_boxes = fits_tma(out);
-    args.boxed_tiles = args.out_in_boxes && is_linear(params);
+    args.boxed_tiles = args.out_in_boxes && fg_gemm_is_linear(&params);
     const Grouping grouping = args.space.major.grouping;
     args.rows_end_anywhere =
         !args.space.major_is_columns && grouping != Grouping::kNone && grouping != Grouping::kUniform;

@@ -10,8 +10,8 @@
  *     warpgroup 2    rows 64 .. 127
  *
  * A stage is 128 bytes of K: 128 rows of A and kBlockN rows of B in the 128-byte swizzle that wgmma reads. The producer
- * runs ahead into the next tile during an epilogue, and where tiles are boxed so do the tensor cores. The rings are in gemm_rings_sm90.cuh, the multiplication in gemm_mainloop_sm90.cuh, ends of tiles in
- * gemm_store_sm90.cuh.
+ * runs ahead into the next tile during an epilogue, and where tiles are boxed so do the tensor cores. The rings are in
+ * gemm_rings_sm90.cuh, the multiplication in gemm_mainloop_sm90.cuh, ends of tiles in gemm_store_sm90.cuh.
  *
  * Blocks may work in pairs (clusters of 2) on adjacent row tiles: each copies its own rows of A and half of the columns
  * of B, which the copy engine delivers to both; where their rows are of two groups, each copies a B of its own. Tiles
@@ -37,20 +37,23 @@ struct Sm90Tile {
     static constexpr int kBlockN = kN;
     static constexpr int kCluster = kBlocks; /* blocks with adjacent rows that share B */
     static constexpr int kClusterM = kBlocks * kSm90BlockM;
-    /* Promoted sums come in parts of columns, each as many as a partial sum beside the sums has registers for. */
-    static constexpr int kParts = kN > 192 ? 2 : 1;
+    /* Sums come in parts of columns, each as many as a partial sum beside the sums has registers for. The first has as
+     * many as the last, or what wgmma rounds that up to: it takes as long for 136 columns as for 144. */
+    static constexpr int kParts = kN > 192 ? 2 : 1, kPartColumns = ceil_div(kN / kParts, 16) * 16;
     static constexpr int kPartialSums = kN > 128 ? 1 : 2; /* of two steps, where there are so many registers */
     /* Warpgroups take turns at products, but not at parts of them: in two parts they fall out of step by themselves, and
      * to wait for each other costs more than it saves. */
     static constexpr bool kTakesTurns = kPartialSums == 1 && kParts == 1;
+    /* The blocks of a pair share the K of tiles left over; beside sums of 272 columns there is no register for that. */
+    static constexpr bool kSharesTiles = kBlocks > 1 && kN <= 256;
     static constexpr int kStages = kN > 192 ? 4 : kN > 128 || kScaled ? 5 : 6; /* beside scales a sixth has no room */
     static constexpr int kWarpgroups = 2, kWarpgroupRows = 64;                 /* of consumers */
     static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup;
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes; /* of one warpgroup */
     static constexpr int kBytesB = kN * kSm90StepBytes;
     static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
-    /* Of each warp's epilogue: beside five stages of 192 columns there is no room for two. */
-    static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = kN == 192 ? 1 : 2;
+    /* Of each warp's epilogue: beside five stages of 192 columns, or four of 272, there is no room for two. */
+    static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = kN == 192 || kN > 256 ? 1 : 2;
     static constexpr int kSlabsBytes = 4 * kWarpgroups * kSlabs * kSlabBytes;
     static constexpr int kSmallBytes = 3072; /* barriers, tiles, scales of blocks or factors of columns */
     static constexpr int kSharedBytes = kStages * kStageBytes + kSlabsBytes + kSmallBytes;
@@ -62,7 +65,8 @@ struct Sm90Tile {
     static constexpr bool kBoxedTiles = kRowsOnly || kKeepsColumns; /* they end while the next one is multiplied */
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
     static_assert(kWarpgroups * kWarpgroupRows == kSm90BlockM, "a warpgroup multiplies 64 rows");
-    static_assert(kN / kParts * kSm90StepBytes % 1024 == 0, "a part of B starts at a swizzle atom");
+    static_assert(kPartColumns * kSm90StepBytes % 1024 == 0, "a part of B starts at a swizzle atom");
+    static_assert(kN / kBlocks <= 256, "a box has as many rows");
     static_assert(!kScaled || kN == kParts * kSm90ScaleBlock, "a part has one scale of B");
     static_assert(kSharedBytes <= 227 * 1024, "shared memory of one block");
     static_assert(kProducerRegisters + kWarpgroups * kConsumerRegisters <=
@@ -89,7 +93,7 @@ template <typename Tile>
 __device__ __forceinline__ Sm90Work work_of_one_group(const GemmSm90Args &args, uint32_t number) {
     const TileSpace &space = args.space;
     const uint32_t rank = blockIdx.x % Tile::kCluster;
-    const bool shared = Tile::kCluster > 1 && number >= args.unshared_tiles;
+    const bool shared = Tile::kSharesTiles && number >= args.unshared_tiles;
     const uint32_t half = number - args.unshared_tiles;
     uint32_t major, minor;
     rasterise(space, shared ? args.unshared_tiles + half / 2 : number, space.major_tiles, &major, &minor);
@@ -307,18 +311,20 @@ __device__ __forceinline__ void produce_scales(Sm90Shared<Tile> &shared, StageSc
 /* A tile, and those behind it as long as they are boxed. While the last part of one is finished the next one begins: with
  * promoted sums in the registers of partial ones, with others in those of the parts that are finished. Of the last tile,
  * now in `slot`, some parts are finished: returns how many. */
-template <typename Math, typename Tile, int kParts, int kCount>
-__device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90Shared<Tile> &shared,
+template <typename Math, typename Tile, int kLast, int kFirst>
+__device__ __forceinline__ int multiply_tiles(TileSums<kLast, kFirst> &sum, Sm90Shared<Tile> &shared,
                                               const StageScales<Tile> &stage_scales, const StageDescriptors &stage,
                                               const GemmSm90Args &args, KeptColumns<Tile> &kept, int thread,
                                               uint8_t *slabs, RingPosition<Tile::kTileSlots> &slot,
                                               RingPosition<Tile::kStages> &at) {
-    using Promoted = PartialProducts<Math, Tile::kTakesTurns, Tile, kCount, Tile::kPartialSums>;
-    std::conditional_t<Math::kPromote, Promoted, PlainProducts<Math, Tile, kCount>> products = {{shared, stage}};
+    constexpr int kLastPart = TileSums<kLast, kFirst>::kParts - 1;
+    using Promoted = PartialProducts<Math, Tile::kTakesTurns, Tile, kLast, kFirst, Tile::kPartialSums>;
+    std::conditional_t<Math::kPromote, Promoted, PlainProducts<Math, Tile, kLast, kFirst>> products = {{shared, stage}};
     products.await(depth_of<Tile>(shared.work[slot.slot], args), 0, at);
     products.start_tile(sum);
-    products.start_last(sum);
-    if constexpr (!Math::kPromote) ptx::wgmma_wait<0>(); /* or ptxas does, where later tiles begin as well */
+    products.finish_start(sum);
+    /* The loop is come to from here and from its end. With products under way from both, ptxas waits for them in it. */
+    if constexpr (!Math::kPromote) ptx::wgmma_wait<0>();
     auto scales = [&] {
         if constexpr (Math::kScaled)
             return RowScales<Tile>{shared, stage_scales,
@@ -337,12 +343,12 @@ __device__ __forceinline__ int multiply_tiles(float (&sum)[kParts][kCount], Sm90
         RingPosition<Tile::kTileSlots> following = slot;
         following.advance();
         const Sm90Work &next = next_work(shared, following);
-        if (next.boxed <= thread / ptx::kWarpgroup) return kParts - 1;
+        if (next.boxed <= thread / ptx::kWarpgroup) return kLastPart;
         products.await(depth_of<Tile>(next, args), 0, at);
         products.start_tile(sum);
-        finish.fill(sum[kParts - 1], kParts - 1);
-        products.start_last(sum);
-        finish.send(sum[kParts - 1], kParts - 1);
+        finish.fill(sum.last, kLastPart);
+        products.finish_start(sum);
+        finish.send(sum.last, kLastPart);
         kept.leave(args, slot.slot);
         release_work(shared, slot);
     }
@@ -360,8 +366,8 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
                                     ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA), warpgroup};
     uint8_t *slabs = stages + Tile::kStages * Tile::kStageBytes;
     /* Other ends of 16-bit products are faster in one part. */
-    constexpr int kParts = Math::kPromote || Tile::kScaledRowsOnly ? Tile::kParts : 1;
-    constexpr int kCount = Tile::kBlockN / kParts / 2;
+    constexpr bool kInParts = Tile::kParts > 1 && (Math::kPromote || Tile::kScaledRowsOnly);
+    constexpr int kFirst = kInParts ? Tile::kPartColumns : 0, kParts = kInParts ? 2 : 1;
     const bool each_step = Math::kPromote && (Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
     const bool turns = each_step && Tile::kTakesTurns;
     if (turns && warpgroup == 1) pass_turn<Tile>(warpgroup);
@@ -374,17 +380,16 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
             if (first.shared) pair.leave_stages();
             continue;
         }
-        float sum[kParts][kCount];
+        TileSums<Tile::kBlockN - kFirst, kFirst> sum;
         int finished = 0;
         if (depth.steps == 0) {
-#pragma unroll
-            for (int part = 0; part < kParts; ++part) clear(sum[part]);
+            sum.each([](auto &own, int) { clear(own); });
         } else if constexpr (!Math::kPromote && kParts == 1) {
-            multiply_plain<Math>(sum[0], shared, stage, depth, at);
+            multiply_plain<Math>(sum.last, shared, stage, depth, at);
         } else if (!Math::kPromote || each_step) {
             finished = multiply_tiles<Math>(sum, shared, scales, stage, args, kept, thread, slabs, slot, at);
         } else if constexpr (kParts == 1 && !Math::kScaled) {
-            multiply_seldom_promoted<Math>(sum[0], shared, stage, depth, args.steps_per_promote, at);
+            multiply_seldom_promoted<Math>(sum.last, shared, stage, depth, args.steps_per_promote, at);
         }
         const Sm90Work &work = shared.work[slot.slot];
         const TileColumns<Tile> columns = {kept, args, work, slot.slot};
@@ -395,19 +400,19 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
             __syncwarp();
             if (ptx::elect()) ptx::tma_wait();
         }
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) ptx::wgmma_hold(sum[part]);
+        sum.each([](auto &own, int) { ptx::wgmma_hold(own); });
+        const auto finish = [&](auto &own, int part) {
+            if (part >= finished) finish_part(own, columns, part, first_row, count, thread, slabs);
+        };
         if constexpr (Tile::kScaledRowsOnly) {
-#pragma unroll
-            for (int part = 0; part < kParts; ++part)
-                if (part >= finished) finish_part(sum[part], columns, part, first_row, count, thread, slabs);
-        } else { /* ends that are long are there once: each part comes to the registers of the first */
+            sum.each(finish);
+        } else if constexpr (kParts == 1) {
+            finish(sum.last, 0);
+        } else { /* ends that are long are there once: the last part comes to the registers of the first */
 #pragma unroll 1
-            for (int part = 0; part < kParts; ++part) {
-                if (part >= finished) finish_part(sum[0], columns, part, first_row, count, thread, slabs);
-#pragma unroll
-                for (int i = 0; i < (kParts - 1) * kCount; ++i)
-                    sum[i / kCount][i % kCount] = sum[i / kCount + 1][i % kCount];
+            for (int part = 0; part < 2; ++part) {
+                finish(sum.first, part);
+                memcpy(sum.first, sum.last, sizeof sum.first);
             }
         }
     }

@@ -384,11 +384,11 @@ public:
 #pragma unroll
                 for (int i = 0; i < Tile::kSlabs; ++i)
                     fill_slab<T>(sum, at.slabs + i * Tile::kSlabBytes, at.lane,
-                                 {i * SlabColumns<T, 2 * kCount>::kOfSlab, left});
+                                 {SlabColumns<T, 2 * kCount>::begin_of(i), left});
             } else {
                 with_all([&](auto all) {
-                    store_slabs<T, add.value, all.value, Tile>(sum, columns_.args, at.slabs, at.lane,
-                                                               rows_of<kCount>(at, part), true, left);
+                    store_slabs<T, add.value, all.value, Tile>(sum, columns_.args, at.slabs, at.lane, rows_of(at, part),
+                                                               true, left);
                 });
             }
         });
@@ -398,10 +398,10 @@ public:
     __device__ __forceinline__ void send(const float (&)[kCount], int part) {
         if (!kSentLater<uint16_t, kCount> || !boxed() || columns_.args.epilogue.out_dtype == FG_FLOAT32) return;
         const Place<Tile> at(thread_, slabs_);
-        const auto begin_of = [](int i) { return i * SlabColumns<uint16_t, 2 * kCount>::kOfSlab; };
+        const auto begin_of = [](int i) { return SlabColumns<uint16_t, 2 * kCount>::begin_of(i); };
         with_all([&](auto all) {
-            send_slabs<uint16_t, false, all.value, Tile, Tile::kSlabs>(at.slabs, columns_.args,
-                                                                       rows_of<kCount>(at, part), begin_of);
+            send_slabs<uint16_t, false, all.value, Tile, Tile::kSlabs>(at.slabs, columns_.args, rows_of(at, part),
+                                                                       begin_of);
         });
     }
 
@@ -418,11 +418,10 @@ private:
             store(std::true_type{});
     }
 
-    template <int kCount>
     __device__ __forceinline__ StoredRows rows_of(const Place<Tile> &at, int part) const {
         const Sm90Work &work = columns_.work;
-        return {work.first_row + at.row, work.rows - at.row, work.group, work.first_column + part * 2 * kCount,
-                work.columns - part * 2 * kCount};
+        return {work.first_row + at.row, work.rows - at.row, work.group, work.first_column + part * Tile::kPartColumns,
+                work.columns - part * Tile::kPartColumns};
     }
 
     const TileColumns<Tile> &columns_;
@@ -441,8 +440,8 @@ __device__ __forceinline__ void finish_part(float (&sum)[kCount], const TileColu
     const Sm90Work &work = columns.work;
     const Place<Tile> at(thread, slabs);
     const int own_row = at.row % Tile::kWarpgroupRows;
-    const StoredRows rows = {first_row + own_row, count - own_row, work.group, work.first_column + part * 2 * kCount,
-                             work.columns - part * 2 * kCount};
+    const StoredRows rows = {first_row + own_row, count - own_row, work.group,
+                             work.first_column + part * Tile::kPartColumns, work.columns - part * Tile::kPartColumns};
     if (rows.columns <= 0 || rows.count <= 0) return;
     const RowFactors factors = row_factors_of(args.epilogue, work, at.row + at.lane / 4);
     if constexpr (Tile::kScaledRowsOnly) {

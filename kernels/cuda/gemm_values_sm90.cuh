@@ -139,13 +139,14 @@ struct TileColumns {
                                           int lane) const {
         if constexpr (Tile::kKeepsColumns) {
             kept.await(slot);
-            apply_column_factors(sum, kept.of + part * 2 * kCount, factors, lane);
+            apply_column_factors(sum, kept.of + part * Tile::kPartColumns, factors, lane);
         } else {
             auto *const own = reinterpret_cast<ColumnFactor *>(slabs);
             if (ptx::elect()) ptx::tma_wait_read<0>();
             __syncwarp();
-            keep_column_factors<2 * kCount>(own, args.epilogue, work.weight, work.first_column + part * 2 * kCount,
-                                            work.columns - part * 2 * kCount);
+            keep_column_factors<2 * kCount>(own, args.epilogue, work.weight,
+                                            work.first_column + part * Tile::kPartColumns,
+                                            work.columns - part * Tile::kPartColumns);
             __syncwarp();
             apply_column_factors(sum, own, factors, lane);
             __syncwarp();
