@@ -11,105 +11,9 @@
 #pragma once
 
 #include "gemm_rings_sm90.cuh"
+#include "gemm_sums_sm90.cuh"
 
 namespace flexgemm {
-
-/* What becomes of tensor-core sums: nothing, until they are all; they are added to float32 registers; or so times the
- * scales of blocks of the operands, which are those of parts of tiles: 128 columns. */
-enum class Sm90Sums { kPlain, kPromoted, kScaled };
-
-/* Each kind: its sums; the product of 64 rows and kColumns columns, 32 bytes of K. */
-#define FG_SM90_MATH(Name, fp8, wgmma)                                                                                 \
-    template <Sm90Sums kSums>                                                                                          \
-    struct Name {                                                                                                      \
-        static constexpr bool kFp8 = fp8, kPromote = kSums != Sm90Sums::kPlain, kScaled = kSums == Sm90Sums::kScaled;  \
-        template <int kCount>                                                                                          \
-        __device__ static void multiply(float (&sum)[kCount], uint64_t a, uint64_t b, int accumulate) {                \
-            wgmma(sum, a, b, accumulate);                                                                              \
-        }                                                                                                              \
-    };
-
-FG_SM90_MATH(Sm90Half, false, ptx::wgmma_f16)
-FG_SM90_MATH(Sm90Bfloat16, false, ptx::wgmma_bf16)
-FG_SM90_MATH(Sm90E4m3E4m3, true, ptx::wgmma_e4m3_e4m3)
-FG_SM90_MATH(Sm90E4m3E5m2, true, ptx::wgmma_e4m3_e5m2)
-FG_SM90_MATH(Sm90E5m2E4m3, true, ptx::wgmma_e5m2_e4m3)
-FG_SM90_MATH(Sm90E5m2E5m2, true, ptx::wgmma_e5m2_e5m2)
-#undef FG_SM90_MATH
-
-/* ---- multiplication ---- */
-
-/* A thread's sums of a tile of so many columns: in two parts, if kFirst of them are a part of their own. */
-template <int kLast, int kFirst = 0>
-struct TileSums {
-    static constexpr int kParts = 2, kColumns = kFirst + kLast;
-    float first[kFirst / 2], last[kLast / 2];
-
-    /* Calls visit(sums, part) with those of each part. */
-    template <typename Visit>
-    __device__ __forceinline__ void each(const Visit &visit) {
-        visit(first, 0);
-        visit(last, 1);
-    }
-};
-
-template <int kLast>
-struct TileSums<kLast, 0> {
-    static constexpr int kParts = 1, kColumns = kLast;
-    float last[kLast / 2];
-
-    template <typename Visit>
-    __device__ __forceinline__ void each(const Visit &visit) {
-        visit(last, 0);
-    }
-};
-
-/* sum += or = the product of a stage, whose columns begin with `column`: 128 bytes of K as four wgmma, one commit
- * group. */
-template <typename Math, int kCount>
-__device__ __forceinline__ void multiply_columns(float (&sum)[kCount], uint64_t a, uint64_t b, int column,
-                                                 bool accumulate) {
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < kSm90StepBytes; k += 32)
-        Math::multiply(sum, ptx::wgmma_advance(a, k), ptx::wgmma_advance(b, column * kSm90StepBytes + k),
-                       accumulate || k > 0);
-    ptx::wgmma_commit();
-}
-
-/* What a step's products are multiplied by when they are added: nothing, or the scales of blocks (gemm_scales_sm90.cuh).
- * `load` reads those of the step in a slot, part(p).of(i) is that of the thread's i-th sum of part p of the columns. */
-struct NoScales {
-    struct Step {
-        __device__ __forceinline__ const Step &part(int) const { return *this; }
-    };
-    __device__ __forceinline__ void load(Step &, int) {}
-};
-
-/* sum += partial * scale */
-template <int kCount, typename Step>
-__device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[kCount], const Step &scale) {
-    ptx::wgmma_hold(partial);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) sum[i] = fmaf(partial[i], scale.of(i), sum[i]);
-}
-
-template <int kCount>
-__device__ __forceinline__ void promote(float (&sum)[kCount], float (&partial)[kCount], const NoScales::Step &) {
-    ptx::wgmma_hold(partial);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) sum[i] += partial[i];
-}
-
-/* sum *= scale */
-template <int kCount, typename Step>
-__device__ __forceinline__ void scale_first(float (&sum)[kCount], const Step &scale) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) sum[i] *= scale.of(i);
-}
-
-template <int kCount>
-__device__ __forceinline__ void scale_first(float (&)[kCount], const NoScales::Step &) {}
 
 /* Two warpgroups that promote take turns at starting products, so that one adds while the tensor cores work for the
  * other: left to themselves they may do both at the same time. A barrier for each has the arrivals of the other. */
@@ -200,12 +104,6 @@ __device__ __forceinline__ void await_stage(Sm90Shared<Tile> &shared, const Stag
                                             int step, const RingPosition<Tile::kStages> &at) {
     ptx::mbarrier_wait_parity(&shared.full[at.slot], at.parity);
     clear_others<Tile>(stage, depth, step, at.slot);
-}
-
-template <int kCount>
-__device__ __forceinline__ void clear(float (&sum)[kCount]) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
 }
 
 /* The operands of a step that is multiplied in parts. */
