@@ -68,8 +68,8 @@ def test_widths_below_256_columns(backend, sms, shape, tile, dtypes, out_dtype, 
     judge(added, before + reference.gemm(a, b), dtypes[0], "float32")
 
 
-# The same, and a last tile that has none of the second part's columns. 96 and 224 columns are of single blocks. 112
-# of a part are no multiple of the columns that are stored at a time.
+# The same, and a last tile that has none of the second part's columns. Tiles of 96 and 224 columns are single blocks';
+# the parts of 224 are 112, no multiple of the columns that the epilogue stores at a time.
 ROWS_TILES = {
     "272, whole": (2, (1024, 272, 1040), (256, 272)),
     "272, ragged": (6, (570, 800, 2064), (256, 272)),

@@ -270,21 +270,20 @@ def test_pairs_share_the_depth_of_tiles_that_full_waves_leave_over():
     assert tile(512, 4096, 7168) == (128, 128, 1)
 
 
+def dense_tile(m, n, k, tiles=DENSE, dtype=FP8[0]):
+    plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=SMS, tiles=tiles)
+    return plan["block_m"], plan["block_n"]
+
+
 def test_pairs_meet_once():
     """Which a single wave is too short for: single blocks begin sooner, and their steps take longer."""
-
-    def tile(m, n, k):
-        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=FP8[0], num_sms=SMS, tiles=DENSE)
-        return plan["block_m"], plan["block_n"]
-
-    assert tile(1024, 4096, 4096) == tile(512, 7168, 2048) == (128, 256)
-    assert tile(896, 8192, 8192) == tile(4096, 24576, 1536) == (256, 256)
+    assert dense_tile(1024, 4096, 4096) == dense_tile(512, 7168, 2048) == (128, 256)
+    assert dense_tile(896, 8192, 8192) == dense_tile(4096, 24576, 1536) == (256, 256)
 
 
 def test_rows_that_are_only_scaled_have_three_more_widths():
     def tile(m, n, k, tiles=DENSE | ROWS, dtype=FP8[0]):
-        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=SMS, tiles=tiles)
-        return plan["block_m"], plan["block_n"]
+        return dense_tile(m, n, k, tiles, dtype)
 
     assert tile(4096, 2112, 7168) == tile(8192, 2112, 7168) == (256, 272)  # 128 pairs and 256: two waves and four
     assert tile(4096, 2112, 1024)[1] < 272  # their ends are longer
@@ -314,15 +313,11 @@ def test_a_plan_that_is_asked_for_again_is_the_same():
 
 
 def test_ends_of_sums_that_are_added_count_more():
-    def tile(m, n, k, tiles, dtype=FP8[0]):
-        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=SMS, tiles=tiles)
-        return plan["block_m"], plan["block_n"]
-
     # Few steps are little beside an end, and narrow tiles have less to add at each.
     for dtype, k in ((FP8[0], 1024), ("bfloat16", 512)):
-        assert tile(4096, 4096, k, DENSE | ADDED, dtype)[1] < tile(4096, 4096, k, DENSE, dtype)[1]
+        assert dense_tile(4096, 4096, k, DENSE | ADDED, dtype)[1] < dense_tile(4096, 4096, k, DENSE, dtype)[1]
     for m, k in ((4096, 16_384), (512, 2048)):  # many steps; and rows that the kernels for few rows take as well
-        assert tile(m, 7168, k, DENSE | ADDED) == tile(m, 7168, k, DENSE)
+        assert dense_tile(m, 7168, k, DENSE | ADDED) == dense_tile(m, 7168, k, DENSE)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", *FP8])
