@@ -76,6 +76,7 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
     const TensorRows weights = make_rows(params.b), tokens = make_rows(params.a);
     GemmSm90Args args = make_args(params);
     args.plain = stores_halves(args.space, args.epilogue);
+    args.alike = args.plain && args.epilogue.bias == nullptr && (args.epilogue.one_factor || Math::kScaled);
     constexpr bool kScaled = Math::kScaled;
     /* By blocks of 64 rows of weights or of 128. */
     const auto launch_either = [&](auto tokens_of_tile) {

@@ -48,6 +48,7 @@ struct Sm90DecodeTile : Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights> {
     static constexpr int kWanted = kTokens > 64 ? 10 : kOfWeights == 1 ? 8 : kTokens > 32 ? 5 : 6;
     static constexpr int kStages = kMostStages < kWanted ? kMostStages : kWanted;
     static constexpr int kSharedBytes = kStages * Base::kStageBytes + kExchangeBytes + 1024;
+    static constexpr int kChunksAtOnce = kTokens < 64 ? ceil_div(kTokens, 16) : 4; /* of the output, to a thread */
     static_assert((kTokens + 15) / 16 * 16 * Base::kHalfPitch <= kExchangeBytes, "tokens are stored 16 at a time");
     static_assert(kSumBytes <= kStages * Base::kStageBytes, "sums of a shared tile take the place of its stages");
 };
@@ -133,14 +134,18 @@ __device__ __forceinline__ void add_received(float (&sum)[kCount], const float *
     const float *place = exchange + (threadIdx.x - ptx::kWarpgroup) * 4;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
+    if (units == 0) return;
 #pragma unroll 1
     for (int block = 0; block < split; ++block, place += Tile::kUnitFloats) {
+        /* All at once, and the last one again for those that there are not. */
+        float4 part[kCount / 4];
+#pragma unroll
+        for (int unit = 0; unit < kCount / 4; ++unit)
+            part[unit] = *reinterpret_cast<const float4 *>(place + min(unit, units - 1) * split * Tile::kUnitFloats);
 #pragma unroll
         for (int unit = 0; unit < kCount / 4; ++unit) {
-            if (unit >= units) break;
-            const float4 part = *reinterpret_cast<const float4 *>(place + unit * split * Tile::kUnitFloats);
             float *to = &sum[unit * 4];
-            to[0] += part.x, to[1] += part.y, to[2] += part.z, to[3] += part.w;
+            to[0] += part[unit].x, to[1] += part[unit].y, to[2] += part[unit].z, to[3] += part[unit].w;
         }
     }
 }
@@ -165,6 +170,7 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
                 ptx::mbarrier_arrive_expect_tx(&shared.received,
                                                units * (split - 1) * warpgroups * ptx::kWarpgroup * 16);
         }
+        const HalvesOutput<Tile, Tile::kChunksAtOnce> output(args, work, part);
         const bool has_rows = work.rows > warpgroup * Tile::kWarpgroupRows;
         constexpr int kCount = Tile::kBlockN / 2;
         TileSums<Tile::kBlockN> sum;
@@ -175,28 +181,35 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
         } else {
             skip_tile(shared.rings, stage, depth, at);
         }
-        keep_scales(shared, tile_scales, args.epilogue.alpha);
-        ptx::named_barrier(1, Tile::kConsumers);
+        if (!args.alike) keep_scales(shared, tile_scales, args.epilogue.alpha);
+        if (!args.alike || split > 1) ptx::named_barrier(1, Tile::kConsumers);
         uint8_t *rows = split > 1 ? stages : reinterpret_cast<uint8_t *>(exchange); /* the stages have been read */
-        const auto keep = [&](const auto &sums, int count) {
-            if (!args.plain)
-                keep_floats<Tile>(sums, reinterpret_cast<float *>(rows), count);
-            else if (args.epilogue.out_dtype == FG_FLOAT16)
-                keep_halves<__half>(sums, shared, rows, count, split, part);
+        const auto keep = [&](const auto &sums, int count, const auto &factors) {
+            if (args.epilogue.out_dtype == FG_FLOAT16)
+                keep_halves<__half, Tile>(sums, factors, rows, count);
             else
-                keep_halves<__nv_bfloat16>(sums, shared, rows, count, split, part);
+                keep_halves<__nv_bfloat16, Tile>(sums, factors, rows, count);
+        };
+        const auto finish = [&](const auto &sums, int count) {
+            constexpr int kUnits = sizeof sums / sizeof *sums / 4;
+            if (args.alike)
+                keep(sums, count, OneFactor{tile_scales.token * (args.epilogue.alpha * tile_scales.weight)});
+            else if (args.plain)
+                keep(sums, count, load_factors<kUnits>(shared, split, part));
+            else
+                keep_floats<Tile>(sums, reinterpret_cast<float *>(rows), count);
         };
         if (has_rows && split > 1) {
             float own[(Tile::kUnits + 1) / 2 * 4]; /* half of the units, where two blocks share */
             ptx::mbarrier_wait_cluster(&shared.received, 0);
             add_received<Tile>(own, exchange, units, split);
-            keep(own, units);
+            finish(own, units);
         } else if (has_rows) {
-            keep(sum.last, Tile::kUnits);
+            finish(sum.last, Tile::kUnits);
         }
         ptx::named_barrier(1, Tile::kConsumers);
         if (args.plain)
-            copy_halves<Tile>(args, work, rows, part);
+            output.copy(rows);
         else
             finish_tokens(shared, args, work, reinterpret_cast<const float *>(rows), part);
         ptx::named_barrier(1, Tile::kConsumers); /* before the sums and scales of the next tile */

@@ -94,8 +94,11 @@ __device__ __forceinline__ void consume_groups(TokenShared<Tile> &shared, uint8_
             using T = decltype(element);
             store_tokens<Tile::kHalvesAtOnce, Tile>(
                 sum, work, has_rows,
-                [&](const auto &sums, int units, int first) { keep_halves<T>(sums, shared, kept, units, 1, 0, first); },
-                [&](const Sm90Work &part, int) { copy_halves<Tile>(args, part, kept, 0); });
+                [&](const auto &sums, int units, int first) {
+                    constexpr int kUnits = Tile::kHalvesAtOnce / 8;
+                    keep_halves<T, Tile>(sums, load_factors<kUnits>(shared, 1, 0, first), kept, units);
+                },
+                [&](const Sm90Work &part, int) { HalvesOutput<Tile, 1>(args, part, 0).copy(kept); });
         };
         if (!args.plain) {
             float *rows = reinterpret_cast<float *>(kept);

@@ -191,7 +191,7 @@ __device__ __forceinline__ void multiply_steps(TileSums<kColumns> &sum, Partial 
         partial.await(depth, step, at);
         ptx::wgmma_wait<0>();
         hand_back(shared, slot);
-        promote(sum.last, partial.sum[0], scale.part(0));
+        promote(sum.last, partial.last(), scale.part(0));
         partial.start_last();
         scales.load(scale, at.slot);
     }
@@ -199,7 +199,7 @@ __device__ __forceinline__ void multiply_steps(TileSums<kColumns> &sum, Partial 
     ptx::wgmma_wait<0>();
     hand_back(shared, at.slot);
     at.advance();
-    promote(sum.last, partial.sum[0], scale.part(0));
+    promote(sum.last, partial.last(), scale.part(0));
 }
 
 /* The same in two parts. What a warpgroup does under the products of a part, with all latencies of it, has to end before

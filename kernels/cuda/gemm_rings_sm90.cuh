@@ -23,6 +23,7 @@ struct GemmSm90Args {
     int32_t split, part_steps, longer_parts;
     int32_t box_tokens;  /* rows of A to a copy */
     int32_t tile_tokens; /* of one group: rows of A to a tile */
+    bool alike;          /* plain sums of few rows are multiplied by one factor, no more */
     /* Of gemm_sm90.cuh, of one group: tiles before those whose K the blocks of a pair share. */
     uint32_t unshared_tiles;
     bool column_factors; /* columns have scales of their own, or a bias */

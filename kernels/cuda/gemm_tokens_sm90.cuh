@@ -243,9 +243,9 @@ __device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, cons
     const Epilogue &to = args.epilogue;
     const int thread = threadIdx.x - ptx::kWarpgroup;
     TileScales scales = {1.0f, 1.0f, 0.0f};
-    if (thread < work.columns && !to.block_scaled)
+    if ((args.alike || thread < work.columns) && !to.block_scaled)
         scales.token = scale_at(to.scale_a, work.group, work.first_column + thread);
-    if (thread < work.rows) {
+    if (args.alike || thread < work.rows) {
         const int64_t column = work.first_row + thread;
         if (!to.block_scaled) scales.weight = scale_at(to.scale_b, work.weight, column);
         if (to.bias) scales.bias = load_as_float(to.bias, work.weight * to.bias_step + column, to.bias_dtype);
@@ -264,25 +264,51 @@ __device__ __forceinline__ void keep_scales(TokenShared<Tile> &shared, const Til
 
 /* ---- finished sums: 16 bits of whole 16-byte chunks ---- */
 
-/* Units of 8 tokens, of which the block has every `split`-th from `part` on, counted from the tile's token
- * `first_token`: scaled, biased and converted, to rows of tokens. */
-template <typename T, typename Tile, int kCount>
-__device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const TokenShared<Tile> &shared, uint8_t *rows,
-                                            int units, int split, int part, int first_token = 0) {
+/* What becomes of a thread's sums of units of 8 tokens, of each of two tokens and two rows of weights. */
+template <int kUnits>
+struct UnitFactors {
+    float scale[2], bias[2];
+    float2 of_token[kUnits];
+
+    __device__ __forceinline__ float2 apply(float first, float second, int unit, int row) const {
+        return {fmaf(first, of_token[unit].x * scale[row], bias[row]),
+                fmaf(second, of_token[unit].y * scale[row], bias[row])};
+    }
+};
+
+/* The same where all are alike. */
+struct OneFactor {
+    float factor;
+
+    __device__ __forceinline__ float2 apply(float first, float second, int, int) const {
+        return {first * factor, second * factor};
+    }
+};
+
+/* Of units of which the block has every `split`-th from `part` on, counted from the tile's token `first_token`. All of
+ * them at once: behind a store of others they would be waited for each time. */
+template <int kUnits, typename Tile>
+__device__ __forceinline__ UnitFactors<kUnits> load_factors(const TokenShared<Tile> &shared, int split, int part,
+                                                            int first_token = 0) {
+    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+    UnitFactors<kUnits> factors = {{shared.weight_scale[row], shared.weight_scale[row + 8]},
+                                   {shared.bias[row], shared.bias[row + 8]}};
+#pragma unroll
+    for (int own = 0; own < kUnits; ++own) { /* units that there are not have some tokens' */
+        const int first = min(first_token + (own * split + part) * 8, Tile::kBlockN - 8);
+        factors.of_token[own] = *reinterpret_cast<const float2 *>(&shared.token_scale[first + lane % 4 * 2]);
+    }
+    return factors;
+}
+
+/* Units scaled, biased and converted, to rows of tokens. */
+template <typename T, typename Tile, int kCount, typename Factors>
+__device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const Factors &factors, uint8_t *rows,
+                                            int units) {
     struct alignas(4) Pair {
         T element[2];
     };
-    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32;
-    const int warp_row = thread / 32 * 16, row = warp_row + lane / 4;
-    const float scale[2] = {shared.weight_scale[row], shared.weight_scale[row + 8]};
-    const float bias[2] = {shared.bias[row], shared.bias[row + 8]};
-    /* All of them at once: behind a store of others they would be waited for each time. */
-    float2 of_token[kCount / 4];
-#pragma unroll
-    for (int own = 0; own < kCount / 4; ++own) { /* units that there are not have some tokens' */
-        const int first = min(first_token + (own * split + part) * 8, Tile::kBlockN - 8);
-        of_token[own] = *reinterpret_cast<const float2 *>(&shared.token_scale[first + lane % 4 * 2]);
-    }
+    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32, warp_row = thread / 32 * 16;
     uint8_t *to = rows + (lane / 16 * 8 + lane % 8) * Tile::kHalfPitch + (warp_row + lane / 8 % 2 * 8) * 2;
 #pragma unroll
     for (int unit = 0; unit < kCount / 4; unit += 2, to += 16 * Tile::kHalfPitch) {
@@ -293,33 +319,56 @@ __device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const To
             const int own = unit + i / 2;
             if (own * 4 >= kCount) break;
             const float *sums = &sum[own * 4 + i % 2 * 2];
-            const Pair pair = {from_float<T>(fmaf(sums[0], of_token[own].x * scale[i % 2], bias[i % 2])),
-                               from_float<T>(fmaf(sums[1], of_token[own].y * scale[i % 2], bias[i % 2]))};
+            const float2 values = factors.apply(sums[0], sums[1], own, i % 2);
+            const Pair pair = {from_float<T>(values.x), from_float<T>(values.y)};
             memcpy(&words[i], &pair, sizeof pair);
         }
         ptx::stmatrix_x4_trans(to, words);
     }
 }
 
-template <typename Tile>
-__device__ __forceinline__ void copy_halves(const GemmSm90Args &args, const Sm90Work &work, const uint8_t *rows,
-                                            int part) {
-    constexpr int kChunks = Tile::kRows / 8, kTokensAtOnce = Tile::kConsumers / kChunks;
-    static_assert(kTokensAtOnce % 8 == 0, "whole units");
-    const Epilogue &to = args.epilogue;
-    const int thread = threadIdx.x - ptx::kWarpgroup, chunk = thread % kChunks, row = thread / kChunks;
-    if (chunk * 8 >= work.rows) return;
-    const int first = (row / 8 * args.split + part) * 8 + row % 8, step = kTokensAtOnce * args.split;
-    const uint8_t *from = rows + row * Tile::kHalfPitch + chunk * 16;
-    uint16_t *out = static_cast<uint16_t *>(to.out) + work.group * to.out_group_stride +
-                    (work.first_column + first) * to.out_stride + work.first_row + chunk * 8;
-#pragma unroll 4
-    for (int token = first; token < work.columns; token += step) {
-        *reinterpret_cast<uint4 *>(out) = *reinterpret_cast<const uint4 *>(from);
-        from += kTokensAtOnce * Tile::kHalfPitch;
-        out += step * to.out_stride;
+/* Copies them to the output, of which the block has every `split`-th unit from `part` on. A thread reads kTogether chunks
+ * at once, and asks one by one whether they are there: to count them would take a division. */
+template <typename Tile, int kTogether>
+class HalvesOutput {
+public:
+    /* Addresses take a while, which is best spent before the tile is multiplied. */
+    __device__ __forceinline__ HalvesOutput(const GemmSm90Args &args, const Sm90Work &work, int part) {
+        const Epilogue &to = args.epilogue;
+        const int thread = threadIdx.x - ptx::kWarpgroup, chunk = thread % kChunks, row = thread / kChunks;
+        token_ = (row / 8 * args.split + part) * 8 + row % 8;
+        step_ = kTokensAtOnce * args.split;
+        end_ = chunk * 8 < work.rows ? work.columns : 0;
+        from_ = row * Tile::kHalfPitch + chunk * 16;
+        pitch_ = step_ * to.out_stride;
+        out_ = static_cast<uint16_t *>(to.out) + work.group * to.out_group_stride +
+               (work.first_column + token_) * to.out_stride + work.first_row + chunk * 8;
     }
-}
+
+    __device__ __forceinline__ void copy(const uint8_t *rows) const {
+        const uint8_t *from = rows + from_;
+        uint16_t *out = out_;
+#pragma unroll 1
+        for (int token = token_; token < end_; token += kTogether * step_) {
+            uint4 chunks[kTogether];
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i)
+                if (token + i * step_ < end_)
+                    chunks[i] = *reinterpret_cast<const uint4 *>(from + i * kTokensAtOnce * Tile::kHalfPitch);
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i, out += pitch_)
+                if (token + i * step_ < end_) *reinterpret_cast<uint4 *>(out) = chunks[i];
+            from += kTogether * kTokensAtOnce * Tile::kHalfPitch;
+        }
+    }
+
+private:
+    static constexpr int kChunks = Tile::kRows / 8, kTokensAtOnce = Tile::kConsumers / kChunks;
+    static_assert(kTokensAtOnce % 8 == 0, "whole units");
+    int token_, step_, end_, from_; /* of the thread: its first token, and where that is among the rows */
+    int64_t pitch_;
+    uint16_t *out_;
+};
 
 /* ---- finished sums: anything else ---- */
 
