@@ -11,7 +11,8 @@
 namespace flexgemm {
 
 static fg_status encode(CUtensorMap *map, CUtensorMapDataType type, const TensorRows &rows, int box_rows,
-                        int box_groups, fg_error *error) {
+                        int box_groups, fg_error *error,
+                        CUtensorMapL2promotion fetched = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
     static std::atomic<void *> encoder; /* threads that meet here store the same pointer */
     void *found = encoder.load(std::memory_order_relaxed);
     if (found == nullptr) {
@@ -36,7 +37,7 @@ static fg_status encode(CUtensorMap *map, CUtensorMapDataType type, const Tensor
     const auto ask_driver = [&] {
         return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found)(
             map, type, 3, const_cast<void *>(rows.data), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-            CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+            CU_TENSOR_MAP_SWIZZLE_128B, fetched, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     };
     CUresult status = ask_driver();
     if (status == CUDA_ERROR_INVALID_CONTEXT) { /* a new thread: its device is current, but not yet for the driver */
@@ -52,6 +53,10 @@ static fg_status encode(CUtensorMap *map, CUtensorMapDataType type, const Tensor
 
 fg_status encode_tensor_map(CUtensorMap *map, const TensorRows &rows, int box_rows, int box_groups, fg_error *error) {
     return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, rows, box_rows, box_groups, error);
+}
+
+fg_status encode_lines_map(CUtensorMap *map, const TensorRows &rows, int box_rows, fg_error *error) {
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, rows, box_rows, 1, error, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }
 
 fg_status encode_sums_map(CUtensorMap *map, const TensorRows &rows, int box_rows, int box_groups, fg_error *error) {
