@@ -103,12 +103,11 @@ def test_hopper_product_plans_are_sane(dtype):
             sums = 16 * 1024
         assert stage * chosen["num_stages"] + sums <= 227 * 1024
         assert 1 <= chosen["split_k"] <= (8 if few else 2 if groups == 1 and chosen["block_m"] == 256 else 1)
-        if (
-            few and chosen["split_k"] > 1
-        ):  # a cluster has one tile, and all run at once wherever clusters do not fit well
+        # A cluster of few rows has one tile, and all run at once wherever clusters do not fit well.
+        if few and chosen["split_k"] > 1:
             surely = sms if chosen["split_k"] == 2 or sms < 16 else sms * 7 / 8
-            tiles = -(-n // chosen["block_n"] // few) * -(-m // chosen["block_m"])
-            assert chosen["split_k"] * few * tiles <= surely + 1
+            count = -(-n // chosen["block_n"] // few) * -(-m // chosen["block_m"])
+            assert chosen["split_k"] * few * count <= surely + 1
 
 
 @pytest.mark.parametrize(
@@ -233,9 +232,18 @@ def test_few_rows_take_128_rows_of_weights_where_that_saves_waves(m, most):
     assert tile(7168, 2048) == (most, 64, 1)  # 112 blocks without sums to exchange
 
 
+def dense_plan(m, n, k, tiles=DENSE, dtype=FP8[0]):
+    return _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=SMS, tiles=tiles)
+
+
+def dense_tile(*product, **how):
+    plan = dense_plan(*product, **how)
+    return plan["block_m"], plan["block_n"]
+
+
 def test_some_100_rows_take_64_rows_of_weights_unless_ends_would_count():
     def chosen(m, n, k, dtype=FP8[0]):
-        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=SMS, tiles=DENSE)
+        plan = dense_plan(m, n, k, dtype=dtype)
         return plan["block_m"], plan["block_n"], plan["few_rows"], plan["split_k"]
 
     for k in (576, 2048, 4096, 16384):
@@ -252,8 +260,8 @@ def test_some_100_rows_take_64_rows_of_weights_unless_ends_would_count():
 
 
 def test_pairs_share_the_depth_of_tiles_that_full_waves_leave_over():
-    def tile(m, n, k, tiles=DENSE, dtype=FP8[0]):
-        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=SMS, tiles=tiles)
+    def tile(*product, **how):
+        plan = dense_plan(*product, **how)
         return plan["block_m"], plan["block_n"], plan["split_k"]
 
     for dtype in (FP8[0], "bfloat16"):
@@ -268,11 +276,6 @@ def test_pairs_share_the_depth_of_tiles_that_full_waves_leave_over():
     # By pairs of 256 columns two waves and 28; of 512 rows the 32 that are shared alone, where one wave is sooner.
     assert tile(2048, 5120, 5120) == (256, 256, 2)
     assert tile(512, 4096, 7168) == (128, 128, 1)
-
-
-def dense_tile(m, n, k, tiles=DENSE, dtype=FP8[0]):
-    plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=SMS, tiles=tiles)
-    return plan["block_m"], plan["block_n"]
 
 
 def test_pairs_meet_once():
