@@ -131,14 +131,16 @@ typedef struct {
 /* Durations of the tiles that a kind of product has. */
 typedef struct {
     gemm_tile large[11]; /* widest first; blocks 0: there is no other */
-    gemm_tile some;      /* of the kernel for groups of some rows: the tallest that shorter ones resemble */
-    gemm_tile tallest;   /* a taller one; block_m 0: there is none */
+    /* Of the kernel for groups of some rows, where there is one group and where there are more: the tallest that shorter
+     * ones resemble, and a taller one; block_m 0: there is none. */
+    gemm_tile some[2], tallest[2];
     decode_tile few;     /* 128 of few rows by 64 columns */
     double last_end;     /* ends of the others, but for those of the last wave, are hidden behind the next ones */
     double share;        /* where blocks share the K of a tile: to exchange their sums */
     double pair_share;   /* the same where those of a pair share that of a large one */
     double own_b;        /* steps that one of those takes, where each block reads all of B */
     double bytes;        /* that memory reads in a unit */
+    double uneven_pairs; /* how much longer large tiles of pairs take where groups have any sizes */
     /* The same of large tiles in one row, whose weights are read once; and how much longer that makes a step. */
     double one_row_bytes, one_row_step;
 } gemm_durations;
@@ -158,13 +160,14 @@ static const gemm_durations promoted = {
               {256, 128, 6, 2, 2.67, 0, 9.4, 9.4, 25.9, 0},
               {128, 128, 6, 1, 2.8, 0, 1.0, 3.5, 14.9, 0},
               {128, 96, 6, 1, 2.35, 0, 1.0, 1.0, 14.9, 0}},
-    .some = {192, 256, 5, 2, 0.71, 0.017, 5.2, 5.2, 5.2, 26},
+    .some = {{192, 256, 5, 2, 0.71, 0.017, 5.2, 5.2, 5.2, 26}, {192, 256, 5, 2, 0.71, 0.019, 7, 7, 7, 0}},
     .few = {1.9, 2.3, 11.5},
     .share = 7,
     .last_end = 18,
     .pair_share = 10,
     .own_b = 1.25,
     .bytes = 650e3,
+    .uneven_pairs = 1.03,
     .one_row_bytes = 390e3,
     .one_row_step = 1.5,
 };
@@ -173,13 +176,14 @@ static const gemm_durations scaled = {
     .large = {{256, 256, 4, 2, 3.65, 0, 12.7, 15.2, 59.5, 0},
               {256, 128, 5, 2, 2.5, 0, 9.4, 9.4, 25.9, 0},
               {128, 128, 5, 1, 2.52, 0, 1.0, 3.5, 14.9, 0}},
-    .some = {160, 256, 5, 2, 0.9, 0.019, 5.2, 5.2, 5.2, 0},
+    .some = {{160, 256, 5, 2, 0.9, 0.019, 5.2, 5.2, 5.2, 0}, {160, 256, 5, 2, 0.9, 0.02, 9, 9, 9, 0}},
     .few = {2.05, 2.3, 8},
     .share = 6,
     .last_end = 10,
     .pair_share = 10,
     .own_b = 1.16,
-    .bytes = 650e3,
+    .bytes = 750e3,
+    .uneven_pairs = 1,
     .one_row_bytes = 550e3,
     .one_row_step = 1.1,
 };
@@ -196,14 +200,15 @@ static const gemm_durations halves = {
               {256, 128, 6, 2, 2.25, 0, 9.4, 8, 14.4, 9},
               {128, 128, 6, 1, 2.79, 0, 0, 1.4, 2.3, 0},
               {128, 96, 6, 1, 2.2, 0, 1, 1, 2.3, 0}},
-    .some = {192, 256, 5, 2, 0.74, 0.0147, 5.5, 5.5, 5.5, 16},
-    .tallest = {256, 256, 4, 2, 1.0, 0.0147, 20, 20, 20, 16},
+    .some = {{192, 256, 5, 2, 0.74, 0.0147, 5.5, 5.5, 5.5, 16}, {192, 256, 5, 2, 0.85, 0.0151, 13.6, 13.6, 13.6, 0}},
+    .tallest = {{256, 256, 4, 2, 1.0, 0.0147, 20, 20, 20, 16}, {256, 256, 4, 2, 1.09, 0.014, 21.4, 21.4, 21.4, 0}},
     .few = {1.7, 2.28, 8.5},
     .share = 9.3,
     .last_end = 12,
     .pair_share = 13,
     .own_b = 1.16,
-    .bytes = 530e3,
+    .bytes = 558e3,
+    .uneven_pairs = 1.12,
     .one_row_bytes = 390e3,
     .one_row_step = 1.5,
 };
@@ -277,7 +282,8 @@ static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num
     /* A group that is cut evenly has rows in multiples of 16. */
     const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
     const double end = q->added ? tile->end_of_added : whole ? tile->end : tile->end_of_part;
-    const double busy = tile->begin + waves * ((double)q->steps * (tile->step + tile->row * rows) + end);
+    const double uneven = !whole && tile->blocks > 1 && tile->row == 0 ? q->durations->uneven_pairs : 1;
+    const double busy = uneven * (tile->begin + waves * ((double)q->steps * (tile->step + tile->row * rows) + end));
     if (q->groups == 1) return busy;
     /* Tiles of the same rows of B do not keep step where groups differ: of what L2 could share half is read again. */
     const double reads = 1 + READ_AGAIN * (tiles - 1), step_bytes = STEP_BYTES * (double)q->groups * (double)q->n;
@@ -313,9 +319,9 @@ static bool take_cheaper(fg_plan *plan, double *best, const gemm_question *q, co
 
 /* Of the kernel for groups of some rows, which are cut evenly into tiles of at most so many rows; blocks 0: it has none
  * of so many. */
-static gemm_tile tile_of_some(const gemm_durations *durations, int32_t most) {
-    if (most == durations->tallest.block_m) return durations->tallest;
-    gemm_tile tile = durations->some;
+static gemm_tile tile_of_some(const gemm_durations *durations, int32_t most, bool grouped) {
+    if (most == durations->tallest[grouped].block_m) return durations->tallest[grouped];
+    gemm_tile tile = durations->some[grouped];
     if (most > tile.block_m) tile.blocks = 0;
     tile.block_m = most;
     tile.num_stages = most <= 96 ? 7 : most <= 160 && durations != &scaled ? 6 : 5;
@@ -381,8 +387,7 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
     }
     const bool some = fits && (grouped || (rows > ONE_TILE && rows <= SOME_ROWS));
     for (int32_t most = LEAST; most <= TALLEST && some; most += UNIT) {
-        gemm_tile tile = tile_of_some(durations, most);
-        if (grouped) tile.begin = 0; /* is in the ends that were fitted to groups */
+        const gemm_tile tile = tile_of_some(durations, most, grouped);
         if (tile.blocks > 0 && take_cheaper(&plan, &best, &question, &tile, 0, num_sms)) plan.some_rows = 1;
     }
     if (grouped || rows > (fits ? SOME_ROWS : ONE_TILE) || tiles & (FG_TILES_TALL | FG_TILES_NARROW)) return plan;

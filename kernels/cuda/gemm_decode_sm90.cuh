@@ -48,7 +48,8 @@ struct Sm90DecodeTile : Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights> {
     static constexpr int kWanted = kTokens > 64 ? 10 : kOfWeights == 1 ? 8 : kTokens > 32 ? 5 : 6;
     static constexpr int kStages = kMostStages < kWanted ? kMostStages : kWanted;
     static constexpr int kSharedBytes = kStages * Base::kStageBytes + kExchangeBytes + 1024;
-    static constexpr int kChunksAtOnce = kTokens < 64 ? ceil_div(kTokens, 16) : 4; /* of the output, to a thread */
+    /* Of the output, to a thread. */
+    static constexpr int kChunksAtOnce = kTokens < 64 ? ceil_div(kTokens, Base::kTokensAtOnce) : 4;
     static_assert((kTokens + 15) / 16 * 16 * Base::kHalfPitch <= kExchangeBytes, "tokens are stored 16 at a time");
     static_assert(kSumBytes <= kStages * Base::kStageBytes, "sums of a shared tile take the place of its stages");
 };

@@ -17,13 +17,16 @@ fg_status launch_tile(const fg_plan &plan, const fg_gemm_params &params, int num
     args.part_steps = static_cast<int>(ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes));
     const int64_t tiles = set_tiles(args.space, plan.block_m, Tile::kWeights), pairs = num_sms / Tile::kCluster;
     set_tokens<Tile>(args);
-    /* Weights of groups that are one row of tiles are read once, and memory gives them faster by lines. */
+    /* Weights are read once where groups, of which some have a third more rows than others, are one row of tiles, or where
+     * so few run at once that the rows of tiles of each do. Those of some groups then give way first in L2; those of many
+     * would do so before all of a line is wanted, and memory gives them faster by lines. */
+    constexpr int64_t kFewGroups = 4, kSomeGroups = 16;
     const fg_gemm_shape all = fg_gemm_all_rows(&params);
-    const bool read_once = all.groups > 1 && all.m <= all.groups * plan.block_m;
-    const TensorRows weights = make_rows(params.b);
+    const bool one_row = 4 * all.m <= 3 * all.groups * plan.block_m;
+    args.read_once = all.groups <= kFewGroups || (all.groups <= kSomeGroups && one_row);
+    const auto encode_weights = one_row && !args.read_once ? encode_lines_map : encode_tensor_map;
     CUtensorMap map_weights, map_tokens;
-    fg_status status = read_once ? encode_lines_map(&map_weights, weights, Tile::kRows, error)
-                                 : encode_tensor_map(&map_weights, weights, Tile::kRows, 1, error);
+    fg_status status = encode_weights(&map_weights, make_rows(params.b), Tile::kRows, 1, error);
     if (status == FG_OK) status = encode_tensor_map(&map_tokens, make_rows(params.a), args.box_tokens, 1, error);
     if (status != FG_OK) return status;
 

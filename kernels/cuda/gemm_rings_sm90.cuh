@@ -24,6 +24,7 @@ struct GemmSm90Args {
     int32_t box_tokens;  /* rows of A to a copy */
     int32_t tile_tokens; /* of one group: rows of A to a tile */
     bool alike;          /* plain sums of few rows are multiplied by one factor, no more */
+    bool read_once;      /* so are weights, which then give way first in L2 */
     /* Of gemm_sm90.cuh, of one group: tiles before those whose K the blocks of a pair share. */
     uint32_t unshared_tiles;
     bool column_factors; /* columns have scales of their own, or a bias */
@@ -191,11 +192,6 @@ __device__ __forceinline__ void release_work(Sm90Shared<Tile> &shared, RingPosit
 }
 
 __device__ __forceinline__ bool is_one_group(const TileSpace &space) { return space.major.grouping == Grouping::kNone; }
-
-/* The rows of one group are one row of tiles: nothing of B is read twice. */
-__device__ __forceinline__ bool is_one_row_of_tiles(const TileSpace &space) {
-    return is_one_group(space) && space.major_tiles == 1;
-}
 
 /* ---- what a block will want first ---- */
 

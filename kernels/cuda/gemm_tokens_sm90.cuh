@@ -27,6 +27,8 @@ struct Sm90TokenTile {
     static constexpr int kSumPitch = kRows + 4; /* floats of a token: no two of a warp's stores meet in a bank */
     /* Bytes of a token in 16 bits: 8 chunks below each other meet in no bank. */
     static constexpr int kHalfPitch = 2 * kRows + 16;
+    /* A thread stores 16 bytes at a time. */
+    static constexpr int kTokenChunks = kRows / 8, kTokensAtOnce = kConsumers / kTokenChunks;
     static constexpr int kTileSlots = 4;
     static constexpr int kScaledRows = (kTokens + 15) / 16 * 16, kScaledBlocks = 1; /* a thread reads four of 16 */
     static constexpr int kScaleThreads = kScaled ? kSm90ScaleThreads : 0;
@@ -122,8 +124,7 @@ struct TokenCopies {
     const GemmSm90Args &args;
     uint8_t *stages;
     uint64_t *full;
-    int rank;       /* in the cluster, of which a pair may be a part */
-    bool read_once; /* weights: those of a group may be for another tile too */
+    int rank; /* in the cluster, of which a pair may be a part */
     uint64_t once;
 
     __device__ __forceinline__ TokenCopies(Sm90Shared<Tile> &shared, uint8_t *stages, const CUtensorMap &map_weights,
@@ -134,7 +135,6 @@ struct TokenCopies {
           stages(stages),
           full(shared.full),
           rank(rank),
-          read_once(is_one_row_of_tiles(args.space)),
           once(ptx::l2_evict_first()) {}
 
     /* What the block copies for itself. */
@@ -143,7 +143,7 @@ struct TokenCopies {
         uint8_t *weights = stages + slot * Tile::kStageBytes;
         const int k = work.k_begin + step * kSm90StepBytes;
         ptx::mbarrier_arrive_expect_tx(full + slot, weight_bytes + boxes_of(work) * args.box_tokens * kSm90StepBytes);
-        if (weight_bytes > 0 && read_once)
+        if (weight_bytes > 0 && args.read_once)
             ptx::tma_load_3d(weights, &map_weights, full + slot, k, work.first_row, weight, once);
         else if (weight_bytes > 0)
             ptx::tma_load_3d(weights, &map_weights, full + slot, k, work.first_row, weight);
@@ -233,8 +233,8 @@ __device__ __forceinline__ auto token_scales(TokenShared<Tile> &shared) {
         return NoScales{};
 }
 
-/* What finish_tokens multiplies by and adds: of a token and of a row of weights to each thread. It is asked for before
- * the tile is multiplied and kept for all threads after that. */
+/* What sums are multiplied by, and a bias: of a token and of a row of weights to each thread. It is asked for before the
+ * tile is multiplied and, where not all are alike, kept for all threads after that. */
 struct TileScales {
     float token, weight, bias;
 };
@@ -363,7 +363,7 @@ public:
     }
 
 private:
-    static constexpr int kChunks = Tile::kRows / 8, kTokensAtOnce = Tile::kConsumers / kChunks;
+    static constexpr int kChunks = Tile::kTokenChunks, kTokensAtOnce = Tile::kTokensAtOnce;
     static_assert(kTokensAtOnce % 8 == 0, "whole units");
     int token_, step_, end_, from_; /* of the thread: its first token, and where that is among the rows */
     int64_t pitch_;

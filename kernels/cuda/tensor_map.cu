@@ -55,8 +55,9 @@ fg_status encode_tensor_map(CUtensorMap *map, const TensorRows &rows, int box_ro
     return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, rows, box_rows, box_groups, error);
 }
 
-fg_status encode_lines_map(CUtensorMap *map, const TensorRows &rows, int box_rows, fg_error *error) {
-    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, rows, box_rows, 1, error, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+fg_status encode_lines_map(CUtensorMap *map, const TensorRows &rows, int box_rows, int box_groups, fg_error *error) {
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, rows, box_rows, box_groups, error,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }
 
 fg_status encode_sums_map(CUtensorMap *map, const TensorRows &rows, int box_rows, int box_groups, fg_error *error) {

@@ -22,7 +22,7 @@ struct TensorRows {
 fg_status encode_tensor_map(CUtensorMap *map, const TensorRows &rows, int box_rows, int box_groups, fg_error *error);
 
 /* The same of what is read once: L2 fetches lines of 128 bytes, and not two of them for each. */
-fg_status encode_lines_map(CUtensorMap *map, const TensorRows &rows, int box_rows, fg_error *error);
+fg_status encode_lines_map(CUtensorMap *map, const TensorRows &rows, int box_rows, int box_groups, fg_error *error);
 
 /* The same as the first of float32, for copies that add: coordinates are (element, row, group). */
 fg_status encode_sums_map(CUtensorMap *map, const TensorRows &rows, int box_rows, int box_groups, fg_error *error);
