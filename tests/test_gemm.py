@@ -489,12 +489,12 @@ def check_taller_tiles(backend, most, sizes, n, k, dtypes, out_dtype):
         check_grouped(backend, rows, n, k, offsets, groups, dtypes, out_dtype, scales=("row", "row"), bias=True)
 
 
-@pytest.mark.parametrize("most, sizes", [(160, [150, 16, 159, 146, 80]), (176, [176, 129, 1, 175, 160]),
-                                         (192, [207, 150, 192, 191, 191])])  # fmt: skip
+@pytest.mark.parametrize("most, n, sizes", [(160, 776, [150, 16, 159, 146, 80]), (176, 776, [176, 129, 1, 175, 160]),
+                                            (192, 392, [207, 150, 61, 191, 182])])  # fmt: skip
 @pytest.mark.parametrize("dtypes, out_dtype", [((E4M3, E4M3), "bfloat16"), ((E4M3, E5M2), "float32"),
                                                (("bfloat16",) * 2, "bfloat16")])  # fmt: skip
-def test_groups_of_some_rows_in_taller_tiles(backend, most, sizes, dtypes, out_dtype):
-    check_taller_tiles(backend, most, sizes, 776, 1040, dtypes, out_dtype)
+def test_groups_of_some_rows_in_taller_tiles(backend, most, n, sizes, dtypes, out_dtype):
+    check_taller_tiles(backend, most, sizes, n, 1040, dtypes, out_dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -88,8 +88,8 @@ GROUPS = {  # the deep ones have more steps than a ring has stages
     "few rows": (132, [3, 0, 30, 9, 1], 200, 528, (96, 256)),
     "few rows, deep": (132, [3, 0, 30, 9, 1], 200, 2576, (96, 256)),
     "some rows": (132, [3, 0, 70, 129], 200, 2576, (96, 256)),
-    "taller tiles": (2, [90, 160, 97, 128, 130], 400, 528, (160, 256)),
-    "taller tiles, deep": (2, [90, 160, 97, 128, 130], 400, 2576, (160, 256)),
+    "taller tiles": (12, [90, 160, 131, 128, 132], 200, 528, (160, 256)),
+    "taller tiles, deep": (2, [90, 160, 97, 124], 400, 2576, (160, 256)),
     "few rows of one multiprocessor": (1, [16, 0, 9, 1], 200, 2576, (32, 128)),
     "128 rows": (1, [300, 0, 129, 171], 400, 272, (128, 128)),
     "pairs": (2, [300, 0, 129, 171], 400, 2576, (256, 256)),
@@ -158,7 +158,7 @@ EQUAL_GROUPS = {
     "batched": ("batched", EQUAL, 132, 65, 130, 272, (128, 128)),
     "batched, few rows": ("batched", EQUAL, 132, 40, 300, 1168, (96, 256)),
     "batched, pairs": ("batched", EQUAL, 2, 500, 400, 4112, (256, 256)),
-    "masked, some rows": ("m_grouped_masked", MASKED, 132, 65, 300, 1168, (96, 256)),
+    "masked, some rows": ("m_grouped_masked", MASKED, 132, 64, 300, 1168, (96, 256)),
     "masked, pairs": ("m_grouped_masked", MASKED, 2, 500, 400, 4112, (256, 256)),
 }
 
