@@ -210,6 +210,7 @@ def test_weights_that_several_tiles_read_count_as_read_again():
 
     # 128 rows to a tile need fewer waves, if sizes differ, but two or three of them read each group's weights.
     assert tile(200, 64) == (256, 256)
+    assert tile(4096, 8) == (128, 256)  # where many read them in any case, and pairs would be slower
     assert tile(130, 64) == (176, 256)
 
 
