@@ -127,16 +127,22 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
     Sm90Work first = {};
     if (is_one_group(args.space)) first = token_work_of_one_group<Tile>(args, rank, blockIdx.y);
     const int early = min(steps_of(first), Tile::kStages);
+    bool more = true; /* tiles to schedule */
     begin_block(
         map_weights, map_tokens, true, Tile::kThreads, !is_one_group(args.space), [&] { init_rings(shared.rings); },
-        [&] { copies.copy_own_steps(first, early); }, [] {}, [&] { copies.copy_shared_steps(first, early); });
+        [&] {
+            copies.copy_own_steps(first, early);
+            if (has_groups_of_rows(args.space)) copies.ask_for_weights();
+        },
+        [] {}, [&] { more = hand_over_first_tokens(shared.rings, args, rank, true); },
+        [&] { copies.copy_shared_steps(first, early); });
     HandedWorks<Tile> works(shared.rings);
     if (warp < 4) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
         if (warp == 0)
             produce_tokens(shared.rings, copies, works, early);
         else if (warp == 1)
-            schedule_tokens(shared.rings, args, rank, true);
+            schedule_tokens(shared.rings, args, rank, more);
         else if constexpr (Math::kScaled)
             produce_token_scales(shared, args, works);
     } else {

@@ -119,15 +119,18 @@ __device__ __forceinline__ void meet(bool in_cluster, int id, int threads) {
 /* How a block begins. One thread of the producer makes the barriers by `init`, and copies by `copy_own` what it knows
  * already. A short product lasts little longer than its first copies take: they begin here, in the first lines of code,
  * and not where the producer's loop is, which memory has yet to send. Warp 1, the scheduler, meanwhile may `ask` L2 for
- * what will be wanted; not as an `else`, which ptxas would put in front. If it `looks` for the first tile it goes at
- * once, and meets others by hand_over. When all barriers of the block, or of its cluster, are there,
- * `copy_shared` copies to other blocks too. */
-template <typename Init, typename CopyOwn, typename Ask, typename CopyShared>
+ * what will be wanted; not as an `else`, which ptxas would put in front. If it `looks` for tiles it finds the first one
+ * here too, where there are registers for that, and meets others by hand_over. When all barriers of the block, or of its
+ * cluster, are there, `copy_shared` copies to other blocks too. */
+template <typename Init, typename CopyOwn, typename Ask, typename Look, typename CopyShared>
 __device__ __forceinline__ void begin_block(const CUtensorMap &map_a, const CUtensorMap &map_b, bool in_cluster,
                                             int threads, bool looks, const Init &init, const CopyOwn &copy_own,
-                                            const Ask &ask, const CopyShared &copy_shared) {
+                                            const Ask &ask, const Look &look, const CopyShared &copy_shared) {
     const int warp = threadIdx.x / 32;
-    if (warp == 1 && looks) return ptx::wait_for_earlier_kernels();
+    if (warp == 1 && looks) {
+        ptx::wait_for_earlier_kernels();
+        return look();
+    }
     if (warp == 0) {
         const bool leads = ptx::elect();
         if (leads) {
@@ -193,7 +196,19 @@ __device__ __forceinline__ void release_work(Sm90Shared<Tile> &shared, RingPosit
 
 __device__ __forceinline__ bool is_one_group(const TileSpace &space) { return space.major.grouping == Grouping::kNone; }
 
+__device__ __forceinline__ bool has_groups_of_rows(const TileSpace &space) {
+    return !is_one_group(space) && !space.major_is_columns && space.k_offsets.data == nullptr;
+}
+
 /* ---- what a block will want first ---- */
+
+/* By one thread: asks L2 for weights, from a row on, of the first steps of what a block's first tile will be, if groups have
+ * about as many rows each. It takes the scheduler as long to find out which it is as memory needs for those. More steps
+ * are as many copies for which those that are wanted wait. */
+__device__ __forceinline__ void ask_for_steps(const CUtensorMap &map, int k, int row, int group) {
+    constexpr int kSteps = 2;
+    for (int step = 0; step < kSteps; ++step) ptx::tma_prefetch_3d(&map, k + step * kSm90StepBytes, row, group);
+}
 
 /* Asks L2 for the scales of `count` rows or columns of one group, at most 1,024, by a warp. */
 __device__ __forceinline__ void ask_for_scales(const Scale &scale, int64_t first, int count) {

@@ -11,7 +11,8 @@
  *
  * A stage is 128 bytes of K: 128 rows of A and kBlockN rows of B in the 128-byte swizzle that wgmma reads. The producer
  * runs ahead into the next tile during an epilogue, and where tiles are boxed so do the tensor cores. The rings are in
- * gemm_rings_sm90.cuh, the multiplication in gemm_mainloop_sm90.cuh, ends of tiles in gemm_store_sm90.cuh.
+ * gemm_rings_sm90.cuh, the scheduler in gemm_schedule_sm90.cuh, the multiplication in gemm_mainloop_sm90.cuh, ends of
+ * tiles in gemm_store_sm90.cuh.
  *
  * Blocks may work in pairs (clusters of 2) on adjacent row tiles: each copies its own rows of A and half of the columns
  * of B, which the copy engine delivers to both; where their rows are of two groups, each copies a B of its own. Tiles
@@ -27,6 +28,7 @@
 #include "gemm_mainloop_sm90.cuh"
 #include "gemm_pair_sums_sm90.cuh"
 #include "gemm_scales_sm90.cuh"
+#include "gemm_schedule_sm90.cuh"
 #include "gemm_store_sm90.cuh"
 
 namespace flexgemm {
@@ -74,44 +76,7 @@ struct Sm90Tile {
                   "warpgroups divide the registers of the launch");
 };
 
-/* ---- tiles of one group ---- */
-
-/* What clusters have to do: a tile each, or half of the rows of one that is shared. */
-__device__ __forceinline__ uint32_t works_of_one_group(const GemmSm90Args &args) {
-    return 2 * args.space.major_tiles * args.space.minor_tiles - args.unshared_tiles;
-}
-
-/* Those that have some of a tile's rows. */
-template <typename Tile>
-__device__ __forceinline__ int8_t warpgroups_of(int rows) {
-    return static_cast<int8_t>(rows > Tile::kWarpgroupRows ? 2 : rows > 0 ? 1 : 0);
-}
-
-/* Who needs one of these works it out for itself: to look for groups takes code that memory has to send first, and so
- * longer than many of these products. */
-template <typename Tile>
-__device__ __forceinline__ Sm90Work work_of_one_group(const GemmSm90Args &args, uint32_t number) {
-    const TileSpace &space = args.space;
-    const uint32_t rank = blockIdx.x % Tile::kCluster;
-    const bool shared = Tile::kSharesTiles && number >= args.unshared_tiles;
-    const uint32_t half = number - args.unshared_tiles;
-    uint32_t major, minor;
-    rasterise(space, shared ? args.unshared_tiles + half / 2 : number, space.major_tiles, &major, &minor);
-    const int row =
-        static_cast<int>(major) * Tile::kClusterM + static_cast<int>(shared ? half % 2 : rank) * kSm90BlockM;
-    const int column = static_cast<int>(minor) * Tile::kBlockN;
-    const int rows = min(static_cast<int>(space.major.length) - row, kSm90BlockM);
-    const int columns = min(static_cast<int>(space.minor_length) - column, Tile::kBlockN);
-    int k_begin = 0, k_bytes = static_cast<int>(space.k_bytes);
-    if (shared) {
-        const int first_half = ceil_div(k_bytes, kSm90StepBytes) / 2 * kSm90StepBytes;
-        k_begin = rank == 0 ? 0 : first_half;
-        k_bytes = rank == 0 ? first_half : k_bytes - first_half;
-    }
-    const bool stored = Tile::kBoxedTiles && args.boxed_tiles && k_bytes > 0 && !shared;
-    const int8_t boxed = stored ? warpgroups_of<Tile>(rows) : int8_t{0};
-    return {row, rows, column, columns, 0, 0, k_begin, k_bytes, shared, boxed, false, shared};
-}
+/* ---- first copies ---- */
 
 /* The rows of A of a step, those of one or of both warpgroups. */
 template <typename Tile>
@@ -129,11 +94,6 @@ __device__ __forceinline__ void copy_columns(uint8_t *b, const CUtensorMap &map_
 #pragma unroll
     for (int part = 0; part < Tile::kCluster; ++part)
         ptx::tma_load_3d(b + part * kShare * kSm90StepBytes, &map_b, full, k, column + part * kShare, group);
-}
-
-/* Tiles are looked for, and not worked out. */
-__device__ __forceinline__ bool looks_for_tiles(const GemmSm90Args &args) {
-    return !is_one_group(args.space) || args.staggered;
 }
 
 /* The block's first tile, where it is known before the scheduler looks, and how many steps of it the ring has room for:
@@ -186,68 +146,12 @@ struct FirstSteps {
     }
 };
 
-/* ---- scheduler warp ---- */
-
-/* Where sums of float32 are added to the output, which takes the memory as long as a good part of a tile, blocks that
- * begin together would all do so at the same time, and none while others multiply. So three of four clusters part their
- * first tile along K and keep the rest for the end, which leaves them a quarter, a half or three quarters of a tile
- * ahead. Takes the rest from `work`; that of an empty group: nothing to part. */
-__device__ __forceinline__ Sm90Work part_along_k(Sm90Work &work, int cluster) {
-    const int steps = steps_of(work) * (cluster % 4) / 4;
-    if (steps == 0) return no_more_work();
-    Sm90Work rest = work;
-    work.k_bytes = steps * kSm90StepBytes - head_of(work);
-    rest.k_begin += work.k_bytes;
-    rest.k_bytes -= work.k_bytes;
-    rest.again = true;
-    rest.boxed = 0; /* what has been added of it has to be waited for */
-    return rest;
-}
-
-/* What a block or a pair has of a tile that has been looked for. */
+/* Of groups of rows: asks L2 for the block's share of B of what may be the first tile. */
 template <typename Tile>
-__device__ __forceinline__ Sm90Work work_of(const GemmSm90Args &args, const OutputTile<int32_t> &tile) {
-    const int32_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column;
-    Sm90Work work = {tile.row,     min(rows, kSm90BlockM),
-                     tile.column,  min(columns, Tile::kBlockN),
-                     tile.group,   tile.weight,
-                     tile.k_begin, tile.k_end - tile.k_begin,
-                     tile.apart,   int8_t{0}};
-    if (Tile::kBoxedTiles && args.boxed_tiles && tile.k_end > tile.k_begin &&
-        (!args.space.major_is_columns || (columns >= Tile::kBlockN && tile.column % 8 == 0)))
-        work.boxed = warpgroups_of<Tile>(work.rows);
-    return work;
-}
-
-/* `rest`: a place for that of a first tile which is parted along K. */
-template <typename Tile>
-__device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, Sm90Work &rest, const GemmSm90Args &args,
-                                         bool looks) {
-    RingPosition<Tile::kTileSlots> at;
-    if (!looks) {
-        const uint32_t works = works_of_one_group(args), step = gridDim.x / Tile::kCluster;
-        for (uint32_t number = blockIdx.x / Tile::kCluster; number < works; number += step)
-            hand_over(shared, at, work_of_one_group<Tile>(args, number));
-        hand_over(shared, at, no_more_work());
-        return;
-    }
-    TileWalk<int32_t, Tile::kClusterM, Tile::kBlockN, Tile::kCluster> walk(
-        args.space, blockIdx.x / Tile::kCluster, gridDim.x / Tile::kCluster, blockIdx.x % Tile::kCluster);
-    OutputTile<int32_t> tile;
-    if (threadIdx.x % 32 == 0) rest.group = no_more_work().group;
-    __syncwarp();
-    for (bool first = true;; first = false) {
-        const bool found = walk.next(tile);
-        Sm90Work work = found ? work_of<Tile>(args, tile) : no_more_work();
-        if (found && first && args.staggered) {
-            const Sm90Work parted = part_along_k(work, static_cast<int>(blockIdx.x) / Tile::kCluster);
-            if (threadIdx.x % 32 == 0) rest = parted;
-            __syncwarp();
-        }
-        if (!found && args.staggered && rest.group >= 0) hand_over(shared, at, rest);
-        hand_over(shared, at, work, first, Tile::kCluster > 1);
-        if (!found) return;
-    }
+__device__ __forceinline__ void ask_for_columns(const GemmSm90Args &args, const CUtensorMap &map_b) {
+    const GuessedTile tile = guess_tile(args.space, blockIdx.x / Tile::kCluster);
+    const int share = static_cast<int>(blockIdx.x % Tile::kCluster) * (Tile::kBlockN / Tile::kCluster);
+    ask_for_steps(map_b, 0, tile.minor * Tile::kBlockN + share, args.b_grouped ? tile.group : 0);
 }
 
 /* ---- producer warp ---- */
@@ -441,6 +345,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     const bool looks = looks_for_tiles(args);
     const FirstSteps<Tile> first(args, looks);
     const bool keeps_columns = Tile::kKeepsColumns && args.column_factors;
+    bool more = true; /* tiles to schedule */
     begin_block(
         map_a, map_b, Tile::kCluster > 1, Tile::kThreads, looks,
         [&] {
@@ -448,18 +353,21 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
             small.columns.init();
             init_rings(shared, keeps_columns ? 32 : 0);
         },
-        [&] { first.copy_own(shared, stages, map_a, map_b); },
+        [&] {
+            first.copy_own(shared, stages, map_a, map_b);
+            if (has_groups_of_rows(args.space)) ask_for_columns<Tile>(args, map_b);
+        },
         [&] {
             if (first.steps > 0) first.ask_for_scales_of(args.epilogue);
         },
-        [&] { first.copy_share(shared, stages, map_b); });
+        [&] { more = hand_over_first(shared, small.rest, args); }, [&] { first.copy_share(shared, stages, map_b); });
 
     if (warp < 4) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
         if (warp == 0)
             produce(shared, stages, map_a, map_b, args, first.steps);
         else if (warp == 1)
-            schedule(shared, small.rest, args, looks);
+            schedule(shared, small.rest, args, looks, more);
         else if constexpr (Math::kScaled)
             produce_scales(shared, small.scales, args);
         else if constexpr (Tile::kKeepsColumns)

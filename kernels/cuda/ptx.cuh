@@ -261,6 +261,13 @@ __device__ __forceinline__ void tma_load_3d(void *shared, const void *map, uint6
         : "memory");
 }
 
+/* Asks L2 for the box. */
+__device__ __forceinline__ void tma_prefetch_3d(const void *map, int x, int y, int z) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y),
+                 "r"(z)
+                 : "memory");
+}
+
 /* How L2 keeps what is read once: such lines are the first that make room, one for another. What was written before and
  * waits in L2 for its way to memory is not driven out by them, which would take as many bytes of the memory's time. */
 __device__ __forceinline__ uint64_t l2_evict_first() {

@@ -37,6 +37,7 @@ struct GroupedAxis {
     Offsets data; /* also sizes and indices */
     int64_t groups, length;
     int32_t block; /* the most elements of a tile; set for a tile shape */
+    int32_t mean;  /* of a group, or what the caller expects of one */
 };
 
 /* The tiles of a product, for both families. */
@@ -76,12 +77,20 @@ inline Offsets make_offsets(const fg_tensor &tensor, int64_t groups) {
     return {tensor.data, tensor.dtype == FG_INT64, tensor.shape[0] == groups + 1};
 }
 
+/* Of a group along the axis that is grouped, at least 1. */
+inline int64_t mean_length(const fg_gemm_params &params, bool of_columns) {
+    const fg_gemm_shape shape = fg_gemm_shape_of(&params);
+    const int64_t length = of_columns ? shape.n : fg_gemm_all_rows(&params).m;
+    return length > shape.groups ? ceil_div(length, shape.groups) : 1;
+}
+
 inline TileSpace make_tile_space(const fg_gemm_params &params) {
     const fg_gemm_shape shape = fg_gemm_shape_of(&params);
     TileSpace space = {};
     space.major_is_columns = params.layout == FG_GEMM_N_GROUPED;
     space.major.length = space.major_is_columns ? shape.n : shape.m;
     space.major.groups = shape.groups;
+    space.major.mean = static_cast<int32_t>(mean_length(params, space.major_is_columns));
     space.minor_length = space.major_is_columns ? shape.m : shape.n;
     space.element_bytes = static_cast<int64_t>(fg_dtype_size(params.a.dtype));
     space.k = shape.k;
@@ -277,6 +286,22 @@ __device__ __forceinline__ void rasterise(const TileSpace &space, uint32_t tile,
     else
         *minor = within / height;
     *major = first + within - *minor * height;
+}
+
+/* Whose weights a tile needs. */
+struct GuessedTile {
+    int32_t group, minor;
+};
+
+/* What tile `number` would be if all groups had `mean` rows. */
+__device__ __forceinline__ GuessedTile guess_tile(const TileSpace &space, uint32_t number) {
+    const GroupedAxis &axis = space.major;
+    const uint32_t of_group = ceil_div(static_cast<uint32_t>(axis.mean), static_cast<uint32_t>(axis.block));
+    const uint32_t all = of_group * static_cast<uint32_t>(axis.groups), bound = space.major_tiles;
+    const uint32_t tiles = axis.grouping == Grouping::kIndices || all > bound ? bound : all;
+    uint32_t major, minor;
+    rasterise(space, min(number, tiles * space.minor_tiles - 1), tiles, &major, &minor);
+    return {static_cast<int32_t>(major / of_group), static_cast<int32_t>(minor)};
 }
 
 /* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. Where kBlocks blocks share a

@@ -269,6 +269,7 @@ const std::map<std::string, Entry> kInstructions = {
     {"fence.", {nothing, nullptr}},
     {"createpolicy.fractional", {cache_policy, nullptr}},
     {"prefetch", {nothing, nullptr}},
+    {"cp.async.bulk.prefetch.tensor", {nothing, nullptr}},
     {"mapa.shared::cluster", {map_address, nullptr}},
     {"barrier.cluster.arrive", {cluster_barrier_arrive, nullptr}},
     {"barrier.cluster.wait", {cluster_barrier_wait, nullptr}},
