@@ -14,6 +14,13 @@ extern "C" {
 
 typedef enum { FG_FAMILY_PORTABLE = 0, FG_FAMILY_SM90, FG_FAMILY_CPU } fg_family;
 
+/* How L2 gets the weights of the Hopper kernels for few and for some rows. */
+typedef enum {
+    FG_WEIGHTS_STAY = 0,
+    FG_WEIGHTS_GIVE_WAY, /* they are read once, and are the first that make room for others */
+    FG_WEIGHTS_BY_LINES, /* they are read once, and so many that they come faster 128 bytes at a time */
+} fg_weights;
+
 typedef struct {
     fg_family family;                  /* whose tiles these are */
     int32_t block_m, block_n, block_k; /* output rows, output channels, reduction elements of one tile step */
@@ -23,6 +30,7 @@ typedef struct {
     int32_t segment_tiles;             /* of the Hopper convolution by segments, else 0: tiles of a segment */
     int32_t few_rows;  /* of the Hopper kernel for products of few rows: blocks that read rows for each other; else 0 */
     int32_t some_rows; /* 1: the Hopper kernel for groups of some rows, of which a tile has block_m at most; else 0 */
+    fg_weights weights; /* of either */
     int64_t workspace_bytes;
 } fg_plan;
 

@@ -402,6 +402,20 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
     return cost < others ? decode : plan;
 }
 
+/* Weights are read once where rows are one row of tiles, though some groups have a third more rows than others, or where so
+ * few groups run at once that the rows of tiles of each do. If they are no more than some times what L2 holds, they give
+ * way first there, and what it holds already need not be written back for them; more of them come faster by lines. */
+static fg_weights weights_of(const fg_plan *plan, int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype,
+                             int32_t tiles) {
+    enum { FEW = 4, SOME = 64, FEW_MEGABYTES = 320 };
+    if (plan->few_rows) return tiles & FG_TILES_DENSE && m <= plan->block_m ? FG_WEIGHTS_GIVE_WAY : FG_WEIGHTS_STAY;
+    if (!plan->some_rows) return FG_WEIGHTS_STAY;
+    const bool one_row = 4 * m <= 3 * groups * plan->block_m;
+    const double megabytes = (double)groups * (double)n * (double)k * (double)fg_dtype_size(dtype) / (1 << 20);
+    if (megabytes <= FEW_MEGABYTES && (groups <= FEW || (groups <= SOME && one_row))) return FG_WEIGHTS_GIVE_WAY;
+    return one_row ? FG_WEIGHTS_BY_LINES : FG_WEIGHTS_STAY;
+}
+
 /* A program asks for the same few products again and again, and to choose takes up to a microsecond of each call: a thread
  * remembers what it chose last. */
 fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
@@ -423,6 +437,7 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
     const size_t at = hash >> 56;
     if (memcmp(&chosen[at].of, &q, sizeof q) != 0) {
         chosen[at].plan = choose_sm90(m, n, k, groups, dtype, num_sms, tiles);
+        chosen[at].plan.weights = weights_of(&chosen[at].plan, m, n, k, groups, dtype, tiles);
         chosen[at].of = q;
     }
     return chosen[at].plan;

@@ -25,6 +25,7 @@ KEYS = {
     "segment_tiles",
     "few_rows",
     "some_rows",
+    "weights",
     "workspace_bytes",
 }
 SMS = 132
@@ -212,6 +213,21 @@ def test_weights_that_several_tiles_read_count_as_read_again():
     assert tile(200, 64) == (256, 256)
     assert tile(4096, 8) == (128, 256)  # where many read them in any case, and pairs would be slower
     assert tile(130, 64) == (176, 256)
+
+
+def test_weights_that_are_read_once_give_way_first_or_come_by_lines():
+    stay, give_way, by_lines = range(3)
+
+    def weights(m, n, k, groups, tiles=0, dtype=FP8[0]):
+        chosen = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=groups, dtype=dtype, num_sms=SMS, tiles=tiles)
+        return chosen["weights"]
+
+    assert weights(64, 7168, 2048, 1, DENSE) == weights(128, 24576, 1536, 1, DENSE) == give_way
+    assert weights(300, 2112, 7168, 1, DENSE) == stay  # several rows of tiles read them
+    assert weights(4096, 4096, 7168, 1, DENSE) == stay
+    assert weights(16 * 32, 2048, 2048, 16) == weights(2 * 130, 4096, 7168, 2) == give_way
+    assert weights(32 * 32, 4096, 7168, 32) == weights(128 * 16, 768, 2048, 128, MASKED) == by_lines
+    assert weights(32 * 256, 4096, 7168, 32, dtype="bfloat16") == stay
 
 
 @pytest.mark.parametrize("rows, most", [(4, 16), (8, 16), (12, 32), (32, 64)])  # not 8 or 24: groups differ

@@ -37,7 +37,7 @@ template <typename Math, typename Tile>
 fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const TensorRows &tokens, GemmSm90Args &args,
                       int num_sms, const fg_queue *queue, fg_error *error) {
     const int64_t tiles = set_tiles(args.space, Tile::kBlockN, Tile::kWeights);
-    args.read_once = args.space.major.grouping == Grouping::kNone && args.space.major_tiles == 1;
+    args.read_once = plan.weights == FG_WEIGHTS_GIVE_WAY;
     set_tokens<Tile>(args);
     CUtensorMap map_weights, map_tokens;
     fg_status status = encode_tensor_map(&map_weights, weights, Tile::kRows, 1, error);

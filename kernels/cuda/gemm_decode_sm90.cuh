@@ -233,23 +233,18 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
     const TokenCopies<Tile> copies(shared.rings, stages, map_weights, map_tokens, args, rank);
     const int early = works.first_steps();
     const bool in_cluster = Tile::kCluster > 1 || args.split > 1;
-    bool more = true; /* tiles to schedule */
     begin_block(
         map_weights, map_tokens, in_cluster, Tile::kThreads, !is_one_group(args.space),
         [&] {
             ptx::mbarrier_init(&shared.received, 1);
             init_rings(shared.rings);
         },
-        [&] {
-            copies.copy_own_steps(works.first(), early);
-            if (has_groups_of_rows(args.space)) copies.ask_for_weights();
-        },
-        [] {}, [&] { more = hand_over_first_tokens(shared.rings, args, rank, in_cluster); },
+        [&] { copies.copy_own_steps(works.first(), early); }, [] {}, [] {},
         [&] { copies.copy_shared_steps(works.first(), early); });
     if (warp == 0) {
         produce_tokens(shared.rings, copies, works, early);
     } else if (warp == 1) {
-        if (!is_one_group(args.space)) schedule_tokens(shared.rings, args, rank, more);
+        if (!is_one_group(args.space)) schedule_tokens(shared.rings, args, rank, in_cluster);
     } else if (warp < 4) {
         if constexpr (Math::kScaled) produce_token_scales(shared, args, works);
     } else {

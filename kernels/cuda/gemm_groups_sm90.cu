@@ -17,16 +17,9 @@ fg_status launch_tile(const fg_plan &plan, const fg_gemm_params &params, int num
     args.part_steps = static_cast<int>(ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes));
     const int64_t tiles = set_tiles(args.space, plan.block_m, Tile::kWeights), pairs = num_sms / Tile::kCluster;
     set_tokens<Tile>(args);
-    /* Weights are read once where groups, of which some have a third more rows than others, are one row of tiles, or where
-     * so few run at once that the rows of tiles of each do. If they are no more than some times what L2 holds, they give
-     * way first there, and what it holds already need not be written back for them; more of them come faster by lines. */
-    constexpr int64_t kFewGroups = 4, kSomeGroups = 64, kFewBytes = int64_t{320} << 20;
-    const fg_gemm_shape all = fg_gemm_all_rows(&params);
     const TensorRows weights = make_rows(params.b);
-    const bool one_row = 4 * all.m <= 3 * all.groups * plan.block_m;
-    args.read_once = weights.groups * weights.rows * weights.row_bytes <= kFewBytes &&
-                     (all.groups <= kFewGroups || (all.groups <= kSomeGroups && one_row));
-    const auto encode_weights = one_row && !args.read_once ? encode_lines_map : encode_tensor_map;
+    args.read_once = plan.weights == FG_WEIGHTS_GIVE_WAY;
+    const auto encode_weights = plan.weights == FG_WEIGHTS_BY_LINES ? encode_lines_map : encode_tensor_map;
     CUtensorMap map_weights, map_tokens;
     fg_status status = encode_weights(&map_weights, weights, Tile::kRows, 1, error);
     if (status == FG_OK) status = encode_tensor_map(&map_tokens, make_rows(params.a), args.box_tokens, 1, error);

@@ -36,6 +36,14 @@ struct Sm90GroupTile : Sm90TokenTile<kScaled, kTokens, 2, 2> {
                   "warpgroups divide the registers of the launch");
 };
 
+/* Of groups of rows: asks L2 for the block's weights of what may be the first tile. */
+template <typename Tile>
+__device__ __forceinline__ void ask_for_rows_of_weights(const GemmSm90Args &args, const CUtensorMap &map_weights,
+                                                        int rank) {
+    const GuessedTile tile = guess_tile(args.space, blockIdx.y);
+    ask_for_steps(map_weights, tile.minor * Tile::kWeights + rank * Tile::kRows, args.b_grouped ? tile.group : 0);
+}
+
 /* All of K of a tile of `units` times 16 tokens, into as many of the sums as those need. The others become 0, or ptxas
  * keeps sums in local memory. */
 template <typename Math, typename Tile, int kUnits = 1>
@@ -127,22 +135,20 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
     Sm90Work first = {};
     if (is_one_group(args.space)) first = token_work_of_one_group<Tile>(args, rank, blockIdx.y);
     const int early = min(steps_of(first), Tile::kStages);
-    bool more = true; /* tiles to schedule */
     begin_block(
         map_weights, map_tokens, true, Tile::kThreads, !is_one_group(args.space), [&] { init_rings(shared.rings); },
         [&] {
             copies.copy_own_steps(first, early);
-            if (has_groups_of_rows(args.space)) copies.ask_for_weights();
+            if (has_groups_of_rows(args.space)) ask_for_rows_of_weights<Tile>(args, map_weights, rank);
         },
-        [] {}, [&] { more = hand_over_first_tokens(shared.rings, args, rank, true); },
-        [&] { copies.copy_shared_steps(first, early); });
+        [] {}, [] {}, [&] { copies.copy_shared_steps(first, early); });
     HandedWorks<Tile> works(shared.rings);
     if (warp < 4) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
         if (warp == 0)
             produce_tokens(shared.rings, copies, works, early);
         else if (warp == 1)
-            schedule_tokens(shared.rings, args, rank, more);
+            schedule_tokens(shared.rings, args, rank, true);
         else if constexpr (Math::kScaled)
             produce_token_scales(shared, args, works);
     } else {

@@ -24,7 +24,7 @@ struct GemmSm90Args {
     int32_t box_tokens;  /* rows of A to a copy */
     int32_t tile_tokens; /* of one group: rows of A to a tile */
     bool alike;          /* plain sums of few rows are multiplied by one factor, no more */
-    bool read_once;      /* so are weights, which then give way first in L2 */
+    bool read_once;      /* weights are, and give way first in L2 */
     /* Of gemm_sm90.cuh, of one group: tiles before those whose K the blocks of a pair share. */
     uint32_t unshared_tiles;
     bool column_factors; /* columns have scales of their own, or a bias */
@@ -119,9 +119,9 @@ __device__ __forceinline__ void meet(bool in_cluster, int id, int threads) {
 /* How a block begins. One thread of the producer makes the barriers by `init`, and copies by `copy_own` what it knows
  * already. A short product lasts little longer than its first copies take: they begin here, in the first lines of code,
  * and not where the producer's loop is, which memory has yet to send. Warp 1, the scheduler, meanwhile may `ask` L2 for
- * what will be wanted; not as an `else`, which ptxas would put in front. If it `looks` for tiles it finds the first one
- * here too, where there are registers for that, and meets others by hand_over. When all barriers of the block, or of its
- * cluster, are there, `copy_shared` copies to other blocks too. */
+ * what will be wanted; not as an `else`, which ptxas would put in front. If it `looks` for tiles it goes at once, and
+ * meets others by hand_over; it may `look` for the first one here, where there are registers for that. When all barriers
+ * of the block, or of its cluster, are there, `copy_shared` copies to other blocks too. */
 template <typename Init, typename CopyOwn, typename Ask, typename Look, typename CopyShared>
 __device__ __forceinline__ void begin_block(const CUtensorMap &map_a, const CUtensorMap &map_b, bool in_cluster,
                                             int threads, bool looks, const Init &init, const CopyOwn &copy_own,
@@ -205,9 +205,9 @@ __device__ __forceinline__ bool has_groups_of_rows(const TileSpace &space) {
 /* By one thread: asks L2 for weights, from a row on, of the first steps of what a block's first tile will be, if groups have
  * about as many rows each. It takes the scheduler as long to find out which it is as memory needs for those. More steps
  * are as many copies for which those that are wanted wait. */
-__device__ __forceinline__ void ask_for_steps(const CUtensorMap &map, int k, int row, int group) {
+__device__ __forceinline__ void ask_for_steps(const CUtensorMap &map, int row, int group) {
     constexpr int kSteps = 2;
-    for (int step = 0; step < kSteps; ++step) ptx::tma_prefetch_3d(&map, k + step * kSm90StepBytes, row, group);
+    for (int step = 0; step < kSteps; ++step) ptx::tma_prefetch_3d(&map, step * kSm90StepBytes, row, group);
 }
 
 /* Asks L2 for the scales of `count` rows or columns of one group, at most 1,024, by a warp. */

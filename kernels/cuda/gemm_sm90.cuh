@@ -151,7 +151,7 @@ template <typename Tile>
 __device__ __forceinline__ void ask_for_columns(const GemmSm90Args &args, const CUtensorMap &map_b) {
     const GuessedTile tile = guess_tile(args.space, blockIdx.x / Tile::kCluster);
     const int share = static_cast<int>(blockIdx.x % Tile::kCluster) * (Tile::kBlockN / Tile::kCluster);
-    ask_for_steps(map_b, 0, tile.minor * Tile::kBlockN + share, args.b_grouped ? tile.group : 0);
+    ask_for_steps(map_b, tile.minor * Tile::kBlockN + share, args.b_grouped ? tile.group : 0);
 }
 
 /* ---- producer warp ---- */

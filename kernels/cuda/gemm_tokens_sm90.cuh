@@ -75,31 +75,11 @@ __device__ __forceinline__ Sm90Work token_work_of_one_group(const GemmSm90Args &
                              static_cast<int>(space.k_bytes)});
 }
 
-/* The tiles of groups, whose rows are cut evenly: of every cluster its own, from its tile `first` on. */
-template <typename Tile>
-__device__ __forceinline__ auto walk_tokens_from(const GemmSm90Args &args, uint32_t first) {
-    return TileWalk<int32_t, Tile::kBlockN, Tile::kWeights, 1, true>(args.space, blockIdx.y + first * gridDim.y,
-                                                                     gridDim.y);
-}
-
-/* Hands over the first tile of groups, which the others wait for, or that there is none; false: there is none. */
-template <typename Tile>
-__device__ __forceinline__ bool hand_over_first_tokens(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank,
-                                                       bool in_cluster) {
-    RingPosition<Tile::kTileSlots> at;
-    OutputTile<int32_t> tile;
-    auto walk = walk_tokens_from<Tile>(args, 0);
-    const bool found = walk.next(tile);
-    hand_over(shared, at, found ? token_work<Tile>(args, rank, tile) : no_more_work(), true, in_cluster);
-    return found;
-}
-
-/* The others, if there are `more`; all of one group. */
+/* Rows are cut evenly. */
 template <typename Tile>
 __device__ __forceinline__ void schedule_tokens(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank,
-                                                bool more) {
+                                                bool in_cluster) {
     RingPosition<Tile::kTileSlots> at;
-    if (!more) return;
     if (is_one_group(args.space)) {
         const uint32_t tiles = args.space.major_tiles * args.space.minor_tiles;
         for (uint32_t tile = blockIdx.y; tile < tiles; tile += gridDim.y)
@@ -107,11 +87,13 @@ __device__ __forceinline__ void schedule_tokens(Sm90Shared<Tile> &shared, const 
         hand_over(shared, at, no_more_work());
         return;
     }
-    at.advance();
+    TileWalk<int32_t, Tile::kBlockN, Tile::kWeights, 1, true> walk(args.space, blockIdx.y, gridDim.y);
     OutputTile<int32_t> tile;
-    auto walk = walk_tokens_from<Tile>(args, 1);
-    while (walk.next(tile)) hand_over(shared, at, token_work<Tile>(args, rank, tile));
-    hand_over(shared, at, no_more_work());
+    for (bool first = true;; first = false) {
+        const bool found = walk.next(tile);
+        hand_over(shared, at, found ? token_work<Tile>(args, rank, tile) : no_more_work(), first, in_cluster);
+        if (!found) return;
+    }
 }
 
 /* The tiles that the scheduler hands over, to a warp of its producers or consumers. */
@@ -180,14 +162,6 @@ struct TokenCopies {
 
     __device__ __forceinline__ void copy_shared_steps(const Sm90Work &first, int steps) const {
         for (int step = 0; step < steps; ++step) copy_share(first, step, step);
-    }
-
-    /* Of groups: asks L2 for weights of what may be the first tile. */
-    __device__ __forceinline__ void ask_for_weights() const {
-        const GuessedTile tile = guess_tile(args.space, blockIdx.y);
-        const int row = tile.minor * Tile::kWeights + rank % Tile::kCluster * Tile::kRows;
-        ask_for_steps(map_weights, args.part_steps * (rank / Tile::kCluster) * kSm90StepBytes, row,
-                      args.b_grouped ? tile.group : 0);
     }
 
 private:
