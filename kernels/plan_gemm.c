@@ -114,9 +114,9 @@ static int32_t decode_split(int64_t tiles, int64_t steps, int32_t pair, int32_t 
 /* Bytes of a row in a step of K. */
 static const double STEP_BYTES = 128;
 
-/* A tile: blocks that share it, and its duration: of a step of K, of a row in it and step, and of its end, whole or not,
- * or, of a large one, where it is added to the output; and what the first one takes longer than those whose begin is
- * hidden. The unit is the same for all of a kind; fitted to times of an H200. */
+/* A tile: blocks that share it, and its duration: of a step of K, of a row in it and step (0: of a large tile, which takes
+ * as long for a few), and of its end, whole or not, or, of a large one, where it is added to the output; and what the first
+ * one takes longer than those whose begin is hidden. The unit is the same for all of a kind; fitted to times of an H200. */
 typedef struct {
     int32_t block_m, block_n, num_stages, blocks;
     double step, row, end, end_of_part, end_of_added, begin;

@@ -78,14 +78,18 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
     GemmSm90Args args = make_args(params);
     args.plain = stores_halves(args.space, args.epilogue);
     args.alike = args.plain && args.epilogue.bias == nullptr && (args.epilogue.one_factor || Math::kScaled);
-    constexpr bool kScaled = Math::kScaled;
-    /* By blocks of 64 rows of weights or of 128. */
+    args.usual = args.plain && params.out.dtype == usual_output(params.a.dtype);
+    /* By blocks, or pairs of them, of 64 rows of weights or of 128. */
+    const auto launch_blocks = [&](auto tokens_of_tile, auto blocks, auto of_weights) {
+        return with_use<Math, Sm90AnyUse>(args, [&](auto use) {
+            using Tile = Sm90DecodeTile<Math::kScaled, tokens_of_tile(), blocks(), of_weights(), decltype(use)>;
+            return launch_tile<Math, Tile>(plan, weights, tokens, args, num_sms, queue, error);
+        });
+    };
+    constexpr std::integral_constant<int, 1> one;
+    constexpr std::integral_constant<int, 2> two;
     const auto launch_either = [&](auto tokens_of_tile) {
-        using Narrow = Sm90DecodeTile<kScaled, decltype(tokens_of_tile)::value, 1, 1>;
-        using Wide = Sm90DecodeTile<kScaled, decltype(tokens_of_tile)::value, 1, 2>;
-        const bool narrow = plan.block_n == 64;
-        return narrow ? launch_tile<Math, Narrow>(plan, weights, tokens, args, num_sms, queue, error)
-                      : launch_tile<Math, Wide>(plan, weights, tokens, args, num_sms, queue, error);
+        return plan.block_n == 64 ? launch_blocks(tokens_of_tile, one, one) : launch_blocks(tokens_of_tile, one, two);
     };
     switch (plan.block_m) {
         case 8:
@@ -98,11 +102,9 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
             return launch_either(std::integral_constant<int, 32>{});
         case 64:
             if (plan.few_rows == 1) return launch_either(std::integral_constant<int, 64>{});
-            return launch_tile<Math, Sm90DecodeTile<kScaled, 64, 2>>(plan, weights, tokens, args, num_sms, queue,
-                                                                     error);
+            return launch_blocks(std::integral_constant<int, 64>{}, two, two);
         default:
-            return launch_tile<Math, Sm90DecodeTile<kScaled, 128, 1, 1>>(plan, weights, tokens, args, num_sms, queue,
-                                                                         error);
+            return launch_blocks(std::integral_constant<int, 128>{}, one, one);
     }
 }
 

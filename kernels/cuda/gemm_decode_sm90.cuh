@@ -34,9 +34,9 @@ constexpr int received_units(int units) {
     return most;
 }
 
-template <bool kScaled, int kTokens, int kPair, int kOfWeights = 2>
-struct Sm90DecodeTile : Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights> {
-    using Base = Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights>;
+template <bool kScaled, int kTokens, int kPair, int kOfWeights, typename Use>
+struct Sm90DecodeTile : Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights, Use> {
+    using Base = Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights, Use>;
     /* Tokens of one copy. Groups of which most have fewer tokens than a tile should not read what they do not have. */
     static constexpr int kBoxTokensOfGroups = kTokens % 16 ? 8 : kTokens <= 64 ? 16 : 32;
     static constexpr int kUnits = kTokens / 8, kUnitFloats = Base::kConsumers * 4;
@@ -55,8 +55,8 @@ struct Sm90DecodeTile : Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights> {
 };
 
 /* The blocks of a pair are neighbours in a cluster that may have more of them. */
-template <bool kScaled, int kTokens, int kPair, int kOfWeights>
-__device__ __forceinline__ void hand_back(Sm90Shared<Sm90DecodeTile<kScaled, kTokens, kPair, kOfWeights>> &shared,
+template <bool kScaled, int kTokens, int kPair, int kOfWeights, typename Use>
+__device__ __forceinline__ void hand_back(Sm90Shared<Sm90DecodeTile<kScaled, kTokens, kPair, kOfWeights, Use>> &shared,
                                           int slot) {
     const uint32_t lane = threadIdx.x % 32;
     if (kPair == 1 && lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
@@ -72,7 +72,7 @@ template <typename Tile>
 class DecodeWorks {
 public:
     __device__ __forceinline__ DecodeWorks(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank)
-        : handed_(shared), args_(args), rank_(rank), tile_(blockIdx.y), one_group_(is_one_group(args.space)) {
+        : handed_(shared), args_(args), rank_(rank), tile_(blockIdx.y), one_group_(has_one_group<Tile>(args)) {
         if (one_group_) next_ = token_work_of_one_group<Tile>(args, rank, tile_);
     }
 
@@ -186,16 +186,14 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
         if (!args.alike || split > 1) ptx::named_barrier(1, Tile::kConsumers);
         uint8_t *rows = split > 1 ? stages : reinterpret_cast<uint8_t *>(exchange); /* the stages have been read */
         const auto keep = [&](const auto &sums, int count, const auto &factors) {
-            if (args.epilogue.out_dtype == FG_FLOAT16)
-                keep_halves<__half, Tile>(sums, factors, rows, count);
-            else
-                keep_halves<__nv_bfloat16, Tile>(sums, factors, rows, count);
+            with_halves<Tile>(args.epilogue,
+                              [&](auto element) { keep_halves<decltype(element), Tile>(sums, factors, rows, count); });
         };
         const auto finish = [&](const auto &sums, int count) {
             constexpr int kUnits = sizeof sums / sizeof *sums / 4;
             if (args.alike)
                 keep(sums, count, OneFactor{tile_scales.token * (args.epilogue.alpha * tile_scales.weight)});
-            else if (args.plain)
+            else if (is_plain<Tile>(args))
                 keep(sums, count, load_factors<kUnits>(shared, split, part));
             else
                 keep_floats<Tile>(sums, reinterpret_cast<float *>(rows), count);
@@ -209,7 +207,7 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
             finish(sum.last, Tile::kUnits);
         }
         ptx::named_barrier(1, Tile::kConsumers);
-        if (args.plain)
+        if (is_plain<Tile>(args))
             output.copy(rows);
         else
             finish_tokens(shared, args, work, reinterpret_cast<const float *>(rows), part);
@@ -234,17 +232,17 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
     const int early = works.first_steps();
     const bool in_cluster = Tile::kCluster > 1 || args.split > 1;
     begin_block(
-        map_weights, map_tokens, in_cluster, Tile::kThreads, !is_one_group(args.space),
+        map_weights, map_tokens, in_cluster, Tile::kThreads, !has_one_group<Tile>(args),
         [&] {
             ptx::mbarrier_init(&shared.received, 1);
             init_rings(shared.rings);
         },
-        [&] { copies.copy_own_steps(works.first(), early); }, [] {}, [] {},
+        [&] { copies.copy_own_steps(works.first(), early); }, [] {},
         [&] { copies.copy_shared_steps(works.first(), early); });
     if (warp == 0) {
         produce_tokens(shared.rings, copies, works, early);
     } else if (warp == 1) {
-        if (!is_one_group(args.space)) schedule_tokens(shared.rings, args, rank, in_cluster);
+        if (!has_one_group<Tile>(args)) schedule_tokens(shared.rings, args, rank, in_cluster);
     } else if (warp < 4) {
         if constexpr (Math::kScaled) produce_token_scales(shared, args, works);
     } else {

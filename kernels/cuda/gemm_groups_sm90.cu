@@ -9,10 +9,8 @@ namespace flexgemm {
 namespace {
 
 template <typename Math, typename Tile>
-fg_status launch_tile(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
-                      fg_error *error) {
-    GemmSm90Args args = make_args(params);
-    args.plain = stores_halves(args.space, args.epilogue);
+fg_status launch_tile(const fg_plan &plan, const fg_gemm_params &params, GemmSm90Args &args, int num_sms,
+                      const fg_queue *queue, fg_error *error) {
     args.split = 1;
     args.part_steps = static_cast<int>(ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes));
     const int64_t tiles = set_tiles(args.space, plan.block_m, Tile::kWeights), pairs = num_sms / Tile::kCluster;
@@ -38,19 +36,29 @@ fg_status launch_tile(const fg_plan &plan, const fg_gemm_params &params, int num
                            args, queue, error);
 }
 
+/* Of at most so many tokens. */
+template <typename Math, int kTokens>
+fg_status launch_tokens(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
+                        fg_error *error) {
+    GemmSm90Args args = make_args(params);
+    args.plain = stores_halves(args.space, args.epilogue);
+    args.usual = args.plain && params.out.dtype == usual_output(params.a.dtype);
+    return with_use<Math, Sm90AnyUse>(args, [&](auto use) {
+        using Tile = Sm90GroupTile<Math::kScaled, kTokens, decltype(use)>;
+        return launch_tile<Math, Tile>(plan, params, args, num_sms, queue, error);
+    });
+}
+
 template <typename Math>
 fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
                  fg_error *error) {
-    constexpr bool kScaled = Math::kScaled;
-    constexpr int kTallest = kScaled ? 160 : Math::kPromote ? 192 : 256; /* that there are registers for */
-    if (plan.block_m <= 96) return launch_tile<Math, Sm90GroupTile<kScaled, 96>>(plan, params, num_sms, queue, error);
+    constexpr int kTallest = Math::kScaled ? 160 : Math::kPromote ? 192 : 256; /* that there are registers for */
+    if (plan.block_m <= 96) return launch_tokens<Math, 96>(plan, params, num_sms, queue, error);
     if constexpr (kTallest >= 256)
-        if (plan.block_m > 192)
-            return launch_tile<Math, Sm90GroupTile<kScaled, 256>>(plan, params, num_sms, queue, error);
+        if (plan.block_m > 192) return launch_tokens<Math, 256>(plan, params, num_sms, queue, error);
     if constexpr (kTallest >= 192)
-        if (plan.block_m > 160)
-            return launch_tile<Math, Sm90GroupTile<kScaled, 192>>(plan, params, num_sms, queue, error);
-    return launch_tile<Math, Sm90GroupTile<kScaled, 160>>(plan, params, num_sms, queue, error);
+        if (plan.block_m > 160) return launch_tokens<Math, 192>(plan, params, num_sms, queue, error);
+    return launch_tokens<Math, 160>(plan, params, num_sms, queue, error);
 }
 
 }  // namespace

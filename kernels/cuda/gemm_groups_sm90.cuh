@@ -17,9 +17,9 @@
 namespace flexgemm {
 
 /* The most tokens that a tile can have. A launch may allow fewer, where more tiles fill the multiprocessors better. */
-template <bool kScaled, int kTokens>
-struct Sm90GroupTile : Sm90TokenTile<kScaled, kTokens, 2, 2> {
-    using Base = Sm90TokenTile<kScaled, kTokens, 2, 2>;
+template <bool kScaled, int kTokens, typename Use>
+struct Sm90GroupTile : Sm90TokenTile<kScaled, kTokens, 2, 2, Use> {
+    using Base = Sm90TokenTile<kScaled, kTokens, 2, 2, Use>;
     static constexpr int kUnit = 16; /* n of wgmma is a multiple of it */
     static constexpr int kBoxTokensOfGroups = kUnit;
     /* Sums are stored so many tokens at a time, by way of shared memory. */
@@ -35,14 +35,6 @@ struct Sm90GroupTile : Sm90TokenTile<kScaled, kTokens, 2, 2> {
                       (1 + Base::kWarpgroups) * ptx::registers_at_launch(Base::kThreads),
                   "warpgroups divide the registers of the launch");
 };
-
-/* Of groups of rows: asks L2 for the block's weights of what may be the first tile. */
-template <typename Tile>
-__device__ __forceinline__ void ask_for_rows_of_weights(const GemmSm90Args &args, const CUtensorMap &map_weights,
-                                                        int rank) {
-    const GuessedTile tile = guess_tile(args.space, blockIdx.y);
-    ask_for_steps(map_weights, tile.minor * Tile::kWeights + rank * Tile::kRows, args.b_grouped ? tile.group : 0);
-}
 
 /* All of K of a tile of `units` times 16 tokens, into as many of the sums as those need. The others become 0, or ptxas
  * keeps sums in local memory. */
@@ -98,25 +90,22 @@ __device__ __forceinline__ void consume_groups(TokenShared<Tile> &shared, uint8_
             skip_tile(shared.rings, stage, depth, at);
         keep_scales(shared, scales, args.epilogue.alpha);
         ptx::named_barrier(1, Tile::kConsumers);
-        const auto keep_and_store_halves = [&](auto element) {
-            using T = decltype(element);
-            store_tokens<Tile::kHalvesAtOnce, Tile>(
-                sum, work, has_rows,
-                [&](const auto &sums, int units, int first) {
-                    constexpr int kUnits = Tile::kHalvesAtOnce / 8;
-                    keep_halves<T, Tile>(sums, load_factors<kUnits>(shared, 1, 0, first), kept, units);
-                },
-                [&](const Sm90Work &part, int) { HalvesOutput<Tile, 1>(args, part, 0).copy(kept); });
-        };
-        if (!args.plain) {
+        if (!is_plain<Tile>(args)) {
             float *rows = reinterpret_cast<float *>(kept);
             store_tokens<Tile::kFloatsAtOnce, Tile>(
                 sum, work, has_rows, [&](const auto &sums, int units, int) { keep_floats<Tile>(sums, rows, units); },
                 [&](const Sm90Work &part, int first) { finish_tokens(shared, args, part, rows, 0, first); });
-        } else if (args.epilogue.out_dtype == FG_FLOAT16) {
-            keep_and_store_halves(__half{});
         } else {
-            keep_and_store_halves(__nv_bfloat16{});
+            with_halves<Tile>(args.epilogue, [&](auto element) {
+                store_tokens<Tile::kHalvesAtOnce, Tile>(
+                    sum, work, has_rows,
+                    [&](const auto &sums, int units, int first) {
+                        constexpr int kUnits = Tile::kHalvesAtOnce / 8;
+                        const auto factors = load_factors<kUnits>(shared, 1, 0, first);
+                        keep_halves<decltype(element), Tile>(sums, factors, kept, units);
+                    },
+                    [&](const Sm90Work &part, int) { HalvesOutput<Tile, 1>(args, part, 0).copy(kept); });
+            });
         }
     }
 }
@@ -133,15 +122,15 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
     const int warp = threadIdx.x / 32, rank = static_cast<int>(blockIdx.x);
     const TokenCopies<Tile> copies(shared.rings, stages, map_weights, map_tokens, args, rank);
     Sm90Work first = {};
-    if (is_one_group(args.space)) first = token_work_of_one_group<Tile>(args, rank, blockIdx.y);
+    if (has_one_group<Tile>(args)) first = token_work_of_one_group<Tile>(args, rank, blockIdx.y);
     const int early = min(steps_of(first), Tile::kStages);
     begin_block(
-        map_weights, map_tokens, true, Tile::kThreads, !is_one_group(args.space), [&] { init_rings(shared.rings); },
+        map_weights, map_tokens, true, Tile::kThreads, !has_one_group<Tile>(args), [&] { init_rings(shared.rings); },
         [&] {
             copies.copy_own_steps(first, early);
-            if (has_groups_of_rows(args.space)) ask_for_rows_of_weights<Tile>(args, map_weights, rank);
+            ask_for_weights(args, map_weights, blockIdx.y, Tile::kWeights, rank * Tile::kRows);
         },
-        [] {}, [] {}, [&] { copies.copy_shared_steps(first, early); });
+        [] {}, [&] { copies.copy_shared_steps(first, early); });
     HandedWorks<Tile> works(shared.rings);
     if (warp < 4) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();

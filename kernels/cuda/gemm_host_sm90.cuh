@@ -59,6 +59,17 @@ fg_status with_fp8(fg_dtype first, fg_dtype second, const Launch &launch) {
     return second == FG_FLOAT8_E5M2 ? launch(Sm90E4m3E5m2<kSums>{}) : launch(Sm90E4m3E4m3<kSums>{});
 }
 
+/* Math::Stored, of products of these. */
+inline fg_dtype usual_output(fg_dtype operands) { return operands == FG_FLOAT16 ? FG_FLOAT16 : FG_BFLOAT16; }
+
+/* Calls launch with a value of what the kernel is made for: the usual, or an other use. */
+template <typename Math, typename Other, typename Launch>
+fg_status with_use(const GemmSm90Args &args, const Launch &launch) {
+    if (!args.usual) return launch(Other{});
+    if (args.space.major.grouping == Grouping::kNone) return launch(Sm90DenseUse<typename Math::Stored>{});
+    return launch(Sm90GroupsUse<typename Math::Stored>{});
+}
+
 /* The product of a plan of few rows, and of one of groups of some. (gemm_decode_sm90.cu, gemm_groups_sm90.cu) */
 fg_status gemm_decode_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
                            fg_error *error);

@@ -42,6 +42,20 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &a, const TensorRows
                            error);
 }
 
+/* Of scaled rows, no more. */
+template <typename Math, int kColumns, int kBlocks>
+fg_status launch_rows(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
+                      const fg_queue *queue, fg_error *error) {
+    const auto launch = [&](auto use) {
+        using Tile = Sm90Tile<kColumns, kBlocks, Math::kScaled, decltype(use)>;
+        return launch_tile<Math, Tile>(plan, a, b, args, num_sms, queue, error);
+    };
+    if constexpr (Math::kFp8 && !Math::kPromote)
+        return launch(Sm90RowsUse{});
+    else
+        return with_use<Math, Sm90RowsUse>(args, launch);
+}
+
 /* Of tiles of so many columns, by pairs of blocks or by single ones; with scales of blocks 256 columns are a pair's. */
 template <typename Math, int kColumns>
 fg_status launch_columns(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
@@ -49,8 +63,8 @@ fg_status launch_columns(const fg_plan &plan, const TensorRows &a, const TensorR
     constexpr bool kScaled = Math::kScaled;
     const auto launch_blocks = [&](auto blocks) {
         constexpr int kBlocks = decltype(blocks)::value;
-        const auto launch = args.plain ? launch_tile<Math, Sm90Tile<kColumns, kBlocks, kScaled, true>>
-                                       : launch_tile<Math, Sm90Tile<kColumns, kBlocks, kScaled, false>>;
+        const auto launch = args.plain ? launch_rows<Math, kColumns, kBlocks>
+                                       : launch_tile<Math, Sm90Tile<kColumns, kBlocks, kScaled, Sm90AnyUse>>;
         return launch(plan, a, b, args, num_sms, queue, error);
     };
     if constexpr (!kScaled || kColumns < 256)
@@ -67,12 +81,9 @@ fg_status launch(const fg_plan &plan, const TensorRows &a, const TensorRows &b, 
         if (plan.block_n == 192) return launch_columns<Math, 192>(plan, a, b, args, num_sms, queue, error);
     }
     if constexpr (!Math::kScaled && (Math::kPromote || !Math::kFp8)) { /* of which rows are scaled, no more */
-        if (plan.block_n == 96)
-            return launch_tile<Math, Sm90Tile<96, 1, false, true>>(plan, a, b, args, num_sms, queue, error);
-        if (plan.block_n == 224)
-            return launch_tile<Math, Sm90Tile<224, 1, false, true>>(plan, a, b, args, num_sms, queue, error);
-        if (plan.block_n == 272)
-            return launch_tile<Math, Sm90Tile<272, 2, false, true>>(plan, a, b, args, num_sms, queue, error);
+        if (plan.block_n == 96) return launch_rows<Math, 96, 1>(plan, a, b, args, num_sms, queue, error);
+        if (plan.block_n == 224) return launch_rows<Math, 224, 1>(plan, a, b, args, num_sms, queue, error);
+        if (plan.block_n == 272) return launch_rows<Math, 272, 2>(plan, a, b, args, num_sms, queue, error);
     }
     return launch_columns<Math, 256>(plan, a, b, args, num_sms, queue, error);
 }

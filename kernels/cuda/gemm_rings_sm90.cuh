@@ -39,11 +39,38 @@ struct GemmSm90Args {
     bool out_grouped;          /* it has a matrix for each group */
     bool out_aligned;          /* its rows start at multiples of 16 bytes */
     bool staggered;            /* blocks add to the output at different times (gemm_sm90.cuh) */
+    bool usual;                /* what Sm90GroupsUse calls so */
     bool plain;                /* of out nothing but scaled sums in 16 bits, or float32 of many rows; biased of few */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
 };
 
 constexpr int kSm90BlockM = 128, kSm90StepBytes = 128, kSm90SlabBytes = 128;
+
+/* ---- what a kernel is made for ---- */
+
+/* The fewer cases its code has, the sooner memory has sent what a short product needs of it. */
+struct Sm90AnyUse {
+    static constexpr bool kRowsOnly = false, kUsual = false, kOneGroup = false;
+};
+
+/* Outputs that are no more than scaled rows. */
+struct Sm90RowsUse : Sm90AnyUse {
+    static constexpr bool kRowsOnly = true;
+};
+
+/* Usual ones of groups of rows: no more than scaled sums in 16 bits (of few rows biased ones, too), of the type T, whole
+ * rows of 16 bytes; sums are promoted at each step, if at all. */
+template <typename T>
+struct Sm90GroupsUse : Sm90RowsUse {
+    static constexpr bool kUsual = true;
+    using Stored = T;
+};
+
+/* And of one group. */
+template <typename T>
+struct Sm90DenseUse : Sm90GroupsUse<T> {
+    static constexpr bool kOneGroup = true;
+};
 
 /* ---- rings ---- */
 
@@ -118,18 +145,18 @@ __device__ __forceinline__ void meet(bool in_cluster, int id, int threads) {
 
 /* How a block begins. One thread of the producer makes the barriers by `init`, and copies by `copy_own` what it knows
  * already. A short product lasts little longer than its first copies take: they begin here, in the first lines of code,
- * and not where the producer's loop is, which memory has yet to send. Warp 1, the scheduler, meanwhile may `ask` L2 for
- * what will be wanted; not as an `else`, which ptxas would put in front. If it `looks` for tiles it goes at once, and
- * meets others by hand_over; it may `look` for the first one here, where there are registers for that. When all barriers
- * of the block, or of its cluster, are there, `copy_shared` copies to other blocks too. */
-template <typename Init, typename CopyOwn, typename Ask, typename Look, typename CopyShared>
+ * and not where the producer's loop is, which memory has yet to send. Warp 1, the scheduler, has `prepare` meanwhile; not
+ * as an `else`, which ptxas would put in front. If it `looks` for tiles it may look for the first one there, where there
+ * are registers for that, and meets others by hand_over. When all barriers of the block, or of its cluster, are there,
+ * `copy_shared` copies to other blocks too. */
+template <typename Init, typename CopyOwn, typename Prepare, typename CopyShared>
 __device__ __forceinline__ void begin_block(const CUtensorMap &map_a, const CUtensorMap &map_b, bool in_cluster,
                                             int threads, bool looks, const Init &init, const CopyOwn &copy_own,
-                                            const Ask &ask, const Look &look, const CopyShared &copy_shared) {
+                                            const Prepare &prepare, const CopyShared &copy_shared) {
     const int warp = threadIdx.x / 32;
     if (warp == 1 && looks) {
         ptx::wait_for_earlier_kernels();
-        return look();
+        return prepare();
     }
     if (warp == 0) {
         const bool leads = ptx::elect();
@@ -145,7 +172,7 @@ __device__ __forceinline__ void begin_block(const CUtensorMap &map_a, const CUte
         ptx::wait_for_earlier_kernels();
         if (leads) copy_own();
     }
-    if (warp == 1) ask();
+    if (warp == 1) prepare();
     __syncwarp();
     meet(in_cluster, kBlockMeets, looks ? threads - 32 : threads);
     ptx::wait_for_earlier_kernels();
@@ -196,18 +223,29 @@ __device__ __forceinline__ void release_work(Sm90Shared<Tile> &shared, RingPosit
 
 __device__ __forceinline__ bool is_one_group(const TileSpace &space) { return space.major.grouping == Grouping::kNone; }
 
+template <typename Tile>
+__device__ __forceinline__ bool has_one_group(const GemmSm90Args &args) {
+    return Tile::kUsual ? Tile::kOneGroup : is_one_group(args.space);
+}
+
 __device__ __forceinline__ bool has_groups_of_rows(const TileSpace &space) {
     return !is_one_group(space) && !space.major_is_columns && space.k_offsets.data == nullptr;
 }
 
 /* ---- what a block will want first ---- */
 
-/* By one thread: asks L2 for weights, from a row on, of the first steps of what a block's first tile will be, if groups have
- * about as many rows each. It takes the scheduler as long to find out which it is as memory needs for those. More steps
- * are as many copies for which those that are wanted wait. */
-__device__ __forceinline__ void ask_for_steps(const CUtensorMap &map, int row, int group) {
+/* Where there are groups of rows, by one thread: asks L2 for the first steps of the block's weights of what tile `number`
+ * will be if groups have about as many rows each. It takes the scheduler as long to find out which it is as memory needs
+ * for those. More steps are as many copies for which those that are wanted wait. Of the `of_tile` weights of a tile the
+ * block reads a box from `share` on. */
+__device__ __forceinline__ void ask_for_weights(const GemmSm90Args &args, const CUtensorMap &map, uint32_t number,
+                                                int of_tile, int share) {
     constexpr int kSteps = 2;
-    for (int step = 0; step < kSteps; ++step) ptx::tma_prefetch_3d(&map, step * kSm90StepBytes, row, group);
+    if (!has_groups_of_rows(args.space)) return;
+    const GuessedTile tile = guess_tile(args.space, number);
+    const int group = args.b_grouped ? tile.group : 0;
+    for (int step = 0; step < kSteps; ++step)
+        ptx::tma_prefetch_3d(&map, step * kSm90StepBytes, tile.minor * of_tile + share, group);
 }
 
 /* Asks L2 for the scales of `count` rows or columns of one group, at most 1,024, by a warp. */

@@ -47,9 +47,16 @@ __device__ __forceinline__ Sm90Work work_of_one_group(const GemmSm90Args &args, 
     return {row, rows, column, columns, 0, 0, k_begin, k_bytes, shared, boxed, false, shared};
 }
 
+/* Blocks add to the output at different times. */
+template <typename Tile>
+__device__ __forceinline__ bool is_staggered(const GemmSm90Args &args) {
+    return !Tile::kUsual && args.staggered;
+}
+
 /* Tiles are looked for, and not worked out. */
+template <typename Tile>
 __device__ __forceinline__ bool looks_for_tiles(const GemmSm90Args &args) {
-    return !is_one_group(args.space) || args.staggered;
+    return !has_one_group<Tile>(args) || is_staggered<Tile>(args);
 }
 
 /* ---- groups ---- */
@@ -104,7 +111,7 @@ __device__ __forceinline__ bool hand_over_first(Sm90Shared<Tile> &shared, Sm90Wo
     auto walk = walk_from<Tile>(args, 0);
     const bool found = walk.next(tile);
     Sm90Work work = found ? work_of<Tile>(args, tile) : no_more_work();
-    if (args.staggered) {
+    if (is_staggered<Tile>(args)) {
         const Sm90Work parted =
             found ? part_along_k(work, static_cast<int>(blockIdx.x) / Tile::kCluster) : no_more_work();
         if (threadIdx.x % 32 == 0) rest = parted;
@@ -131,7 +138,7 @@ __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const Sm90Wor
     OutputTile<int32_t> tile;
     auto walk = walk_from<Tile>(args, 1);
     while (walk.next(tile)) hand_over(shared, at, work_of<Tile>(args, tile));
-    if (args.staggered && rest.group >= 0) hand_over(shared, at, rest);
+    if (is_staggered<Tile>(args) && rest.group >= 0) hand_over(shared, at, rest);
     hand_over(shared, at, no_more_work());
 }
 

@@ -33,9 +33,8 @@
 
 namespace flexgemm {
 
-/* Outputs that are no more than scaled rows, nearly all, have kernels of their own: kRowsOnly. */
-template <int kN, int kBlocks, bool kScaled, bool kRowsOnly>
-struct Sm90Tile {
+template <int kN, int kBlocks, bool kScaled, typename Use>
+struct Sm90Tile : Use {
     static constexpr int kBlockN = kN;
     static constexpr int kCluster = kBlocks; /* blocks with adjacent rows that share B */
     static constexpr int kClusterM = kBlocks * kSm90BlockM;
@@ -62,9 +61,9 @@ struct Sm90Tile {
     static constexpr int kTileSlots = 4;
     static constexpr int kScaledRows = kSm90BlockM, kScaledBlocks = kParts;
     static constexpr int kScaleThreads = kScaled ? kSm90ScaleThreads : 0;
-    static constexpr bool kScaledRowsOnly = kRowsOnly;
-    static constexpr bool kKeepsColumns = !kRowsOnly && !kScaled;   /* beside scales of blocks there is no room */
-    static constexpr bool kBoxedTiles = kRowsOnly || kKeepsColumns; /* they end while the next one is multiplied */
+    static constexpr bool kScaledRowsOnly = Use::kRowsOnly;
+    static constexpr bool kKeepsColumns = !kScaledRowsOnly && !kScaled;   /* beside scales of blocks there is no room */
+    static constexpr bool kBoxedTiles = kScaledRowsOnly || kKeepsColumns; /* they end while the next is multiplied */
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
     static_assert(kWarpgroups * kWarpgroupRows == kSm90BlockM, "a warpgroup multiplies 64 rows");
     static_assert(kPartColumns * kSm90StepBytes % 1024 == 0, "a part of B starts at a swizzle atom");
@@ -145,14 +144,6 @@ struct FirstSteps {
                                        work.first_column + share, 0, kAll);
     }
 };
-
-/* Of groups of rows: asks L2 for the block's share of B of what may be the first tile. */
-template <typename Tile>
-__device__ __forceinline__ void ask_for_columns(const GemmSm90Args &args, const CUtensorMap &map_b) {
-    const GuessedTile tile = guess_tile(args.space, blockIdx.x / Tile::kCluster);
-    const int share = static_cast<int>(blockIdx.x % Tile::kCluster) * (Tile::kBlockN / Tile::kCluster);
-    ask_for_steps(map_b, tile.minor * Tile::kBlockN + share, args.b_grouped ? tile.group : 0);
-}
 
 /* ---- producer warp ---- */
 
@@ -272,7 +263,8 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
     /* Other ends of 16-bit products are faster in one part. */
     constexpr bool kInParts = Tile::kParts > 1 && (Math::kPromote || Tile::kScaledRowsOnly);
     constexpr int kFirst = kInParts ? Tile::kPartColumns : 0, kParts = kInParts ? 2 : 1;
-    const bool each_step = Math::kPromote && (Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
+    const bool each_step =
+        Math::kPromote && (Tile::kUsual || Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
     const bool turns = each_step && Tile::kTakesTurns;
     if (turns && warpgroup == 1) pass_turn<Tile>(warpgroup);
     for (;; kept.leave(args, slot.slot), release_work(shared, slot)) {
@@ -286,13 +278,13 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
         }
         TileSums<Tile::kBlockN - kFirst, kFirst> sum;
         int finished = 0;
-        if (depth.steps == 0) {
+        if (!Tile::kUsual && depth.steps == 0) {
             sum.each([](auto &own, int) { clear(own); });
         } else if constexpr (!Math::kPromote && kParts == 1) {
             multiply_plain<Math>(sum.last, shared, stage, depth, at);
         } else if (!Math::kPromote || each_step) {
             finished = multiply_tiles<Math>(sum, shared, scales, stage, args, kept, thread, slabs, slot, at);
-        } else if constexpr (kParts == 1 && !Math::kScaled) {
+        } else if constexpr (kParts == 1 && !Math::kScaled && !Tile::kUsual) {
             multiply_seldom_promoted<Math>(sum.last, shared, stage, depth, args.steps_per_promote, at);
         }
         const Sm90Work &work = shared.work[slot.slot];
@@ -300,7 +292,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
         const int64_t first_row = work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows;
         const int count = work.rows - warpgroup * Tile::kWarpgroupRows;
         if (work.shared && !pair.add_up(sum, stages, warpgroup)) continue;
-        if (work.again) { /* what the copy engine adds of the first part of K comes first */
+        if (!Tile::kUsual && work.again) { /* what the copy engine adds of the first part of K comes first */
             __syncwarp();
             if (ptx::elect()) ptx::tma_wait();
         }
@@ -342,7 +334,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     auto &small = *reinterpret_cast<Small *>(stages + Tile::kStages * Tile::kStageBytes + Tile::kSlabsBytes);
     auto &shared = small.rings;
     const int warp = threadIdx.x / 32;
-    const bool looks = looks_for_tiles(args);
+    const bool looks = looks_for_tiles<Tile>(args);
     const FirstSteps<Tile> first(args, looks);
     const bool keeps_columns = Tile::kKeepsColumns && args.column_factors;
     bool more = true; /* tiles to schedule */
@@ -355,12 +347,17 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
         },
         [&] {
             first.copy_own(shared, stages, map_a, map_b);
-            if (has_groups_of_rows(args.space)) ask_for_columns<Tile>(args, map_b);
+            if (looks)
+                ask_for_weights(args, map_b, blockIdx.x / Tile::kCluster, Tile::kBlockN,
+                                static_cast<int>(blockIdx.x % Tile::kCluster) * (Tile::kBlockN / Tile::kCluster));
         },
         [&] {
-            if (first.steps > 0) first.ask_for_scales_of(args.epilogue);
+            if (looks)
+                more = hand_over_first(shared, small.rest, args);
+            else if (first.steps > 0)
+                first.ask_for_scales_of(args.epilogue);
         },
-        [&] { more = hand_over_first(shared, small.rest, args); }, [&] { first.copy_share(shared, stages, map_b); });
+        [&] { first.copy_share(shared, stages, map_b); });
 
     if (warp < 4) {
         ptx::setmaxnreg_dec<Tile::kProducerRegisters>();

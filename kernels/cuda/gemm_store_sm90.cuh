@@ -262,17 +262,19 @@ __device__ __forceinline__ void store_values(const Values &values, const GemmSm9
     const bool aligned = rows.first_column * static_cast<int>(sizeof(T)) % 16 == 0; /* groups along N begin anywhere */
     /* What is not there lies outside the output, and the copy engine leaves it out, or is another group's. */
     const bool all_columns = rows.columns >= kColumns || !space.major_is_columns;
-    const bool boxes = SlabColumns<T, kColumns>::kFill && args.out_in_boxes && aligned && all_columns;
+    const bool boxes = Tile::kUsual || (SlabColumns<T, kColumns>::kFill && args.out_in_boxes && aligned && all_columns);
     rows.columns = min(rows.columns, kColumns);
-    store_slabs<T, kAdd, false, Tile>(values, args, slabs, lane, rows, boxes);
+    store_slabs<T, kAdd, Tile::kOneGroup, Tile>(values, args, slabs, lane, rows, boxes);
 }
 
 /* ---- tiles ---- */
 
 /* Calls store(element, add) with a value of the output's type, and whether it is added to what is there. */
-template <typename Store>
+template <typename Tile, typename Store>
 __device__ __forceinline__ void with_output(const Epilogue &to, const Store &store) {
-    if (to.out_dtype == FG_BFLOAT16)
+    if constexpr (Tile::kUsual)
+        store(typename Tile::Stored{}, std::false_type{});
+    else if (to.out_dtype == FG_BFLOAT16)
         store(__nv_bfloat16{}, std::false_type{});
     else if (to.out_dtype == FG_FLOAT16)
         store(__half{}, std::false_type{});
@@ -283,14 +285,14 @@ __device__ __forceinline__ void with_output(const Epilogue &to, const Store &sto
 }
 
 /* The same of any output. */
-template <typename Store>
+template <typename Tile, typename Store>
 __device__ __forceinline__ void with_any_output(const Epilogue &to, const Store &store) {
     if (to.out_dtype == FG_FLOAT8_E4M3FN)
         store(__nv_fp8_e4m3{}, std::false_type{});
     else if (to.out_dtype == FG_FLOAT8_E5M2)
         store(__nv_fp8_e5m2{}, std::false_type{});
     else
-        with_output(to, store);
+        with_output<Tile>(to, store);
 }
 
 /* Where a thread of the consumers is in its warp, the warp in the tile, and its slabs: worked out where it is wanted, for
@@ -322,7 +324,7 @@ __device__ __forceinline__ void finish_other(float (&sum)[kCount], const TileCol
         scale_rows(sum, factors);
     activate<kSm90AtOnce>(sum, to.activation);
     const auto store = [&](auto &values) {
-        with_any_output(to, [&](auto element, auto add) {
+        with_any_output<Tile>(to, [&](auto element, auto add) {
             store_values<decltype(element), add.value, Tile>(values, args, at.slabs, at.lane, rows);
         });
     };
@@ -377,7 +379,7 @@ public:
             columns_.apply(sum, part, factors_, at.slabs, at.lane);
             left = {1.0f, 1.0f};
         }
-        with_output(columns_.args.epilogue, [&](auto element, auto add) {
+        with_output<Tile>(columns_.args.epilogue, [&](auto element, auto add) {
             using T = decltype(element);
             if constexpr (kSentLater<T, kCount>) {
                 await_slabs<0>();
@@ -396,7 +398,8 @@ public:
 
     template <int kCount>
     __device__ __forceinline__ void send(const float (&)[kCount], int part) {
-        if (!kSentLater<uint16_t, kCount> || !boxed() || columns_.args.epilogue.out_dtype == FG_FLOAT32) return;
+        const bool halves = Tile::kUsual || columns_.args.epilogue.out_dtype != FG_FLOAT32;
+        if (!kSentLater<uint16_t, kCount> || !boxed() || !halves) return;
         const Place<Tile> at(thread_, slabs_);
         const auto begin_of = [](int i) { return SlabColumns<uint16_t, 2 * kCount>::begin_of(i); };
         with_all([&](auto all) {
@@ -412,7 +415,9 @@ private:
     /* Calls store(all) with what send_slabs calls kAll. */
     template <typename Store>
     __device__ __forceinline__ void with_all(const Store &store) const {
-        if (columns_.args.rows_end_anywhere)
+        if constexpr (Tile::kUsual)
+            store(std::integral_constant<bool, Tile::kOneGroup>{});
+        else if (columns_.args.rows_end_anywhere)
             store(std::false_type{});
         else
             store(std::true_type{});
@@ -446,7 +451,7 @@ __device__ __forceinline__ void finish_part(float (&sum)[kCount], const TileColu
     const RowFactors factors = row_factors_of(args.epilogue, work, at.row + at.lane / 4);
     if constexpr (Tile::kScaledRowsOnly) {
         scale_rows(sum, factors);
-        with_output(args.epilogue, [&](auto element, auto add) {
+        with_output<Tile>(args.epilogue, [&](auto element, auto add) {
             store_values<decltype(element), add.value, Tile>(sum, args, at.slabs, at.lane, rows);
         });
     } else {

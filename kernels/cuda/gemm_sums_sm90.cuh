@@ -11,10 +11,11 @@ namespace flexgemm {
  * scales of blocks of the operands, which are those of parts of tiles: 128 columns. */
 enum class Sm90Sums { kPlain, kPromoted, kScaled };
 
-/* Each kind: its sums; the product of 64 rows and kColumns columns, 32 bytes of K. */
-#define FG_SM90_MATH(Name, fp8, wgmma)                                                                                 \
+/* Each kind: its sums; the output that it usually has; the product of 64 rows and kColumns columns, 32 bytes of K. */
+#define FG_SM90_MATH(Name, fp8, stored, wgmma)                                                                         \
     template <Sm90Sums kSums>                                                                                          \
     struct Name {                                                                                                      \
+        using Stored = stored;                                                                                         \
         static constexpr bool kFp8 = fp8, kPromote = kSums != Sm90Sums::kPlain, kScaled = kSums == Sm90Sums::kScaled;  \
         template <int kCount>                                                                                          \
         __device__ static void multiply(float (&sum)[kCount], uint64_t a, uint64_t b, int accumulate) {                \
@@ -22,12 +23,12 @@ enum class Sm90Sums { kPlain, kPromoted, kScaled };
         }                                                                                                              \
     };
 
-FG_SM90_MATH(Sm90Half, false, ptx::wgmma_f16)
-FG_SM90_MATH(Sm90Bfloat16, false, ptx::wgmma_bf16)
-FG_SM90_MATH(Sm90E4m3E4m3, true, ptx::wgmma_e4m3_e4m3)
-FG_SM90_MATH(Sm90E4m3E5m2, true, ptx::wgmma_e4m3_e5m2)
-FG_SM90_MATH(Sm90E5m2E4m3, true, ptx::wgmma_e5m2_e4m3)
-FG_SM90_MATH(Sm90E5m2E5m2, true, ptx::wgmma_e5m2_e5m2)
+FG_SM90_MATH(Sm90Half, false, __half, ptx::wgmma_f16)
+FG_SM90_MATH(Sm90Bfloat16, false, __nv_bfloat16, ptx::wgmma_bf16)
+FG_SM90_MATH(Sm90E4m3E4m3, true, __nv_bfloat16, ptx::wgmma_e4m3_e4m3)
+FG_SM90_MATH(Sm90E4m3E5m2, true, __nv_bfloat16, ptx::wgmma_e4m3_e5m2)
+FG_SM90_MATH(Sm90E5m2E4m3, true, __nv_bfloat16, ptx::wgmma_e5m2_e4m3)
+FG_SM90_MATH(Sm90E5m2E5m2, true, __nv_bfloat16, ptx::wgmma_e5m2_e5m2)
 #undef FG_SM90_MATH
 
 /* ---- sums of a tile ---- */

@@ -14,8 +14,8 @@ namespace flexgemm {
 
 /* Tiles whose operands have changed places: tokens, blocks that copy for each other, and warpgroups of consumers with 64
  * rows of weights each. */
-template <bool kScaled, int kTokens, int kPair, int kOfWeights>
-struct Sm90TokenTile {
+template <bool kScaled, int kTokens, int kPair, int kOfWeights, typename Use>
+struct Sm90TokenTile : Use {
     static constexpr int kBlockN = kTokens;
     static constexpr int kCluster = kPair;
     static constexpr int kWarpgroups = kOfWeights, kWarpgroupRows = 64;
@@ -80,7 +80,7 @@ template <typename Tile>
 __device__ __forceinline__ void schedule_tokens(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank,
                                                 bool in_cluster) {
     RingPosition<Tile::kTileSlots> at;
-    if (is_one_group(args.space)) {
+    if (has_one_group<Tile>(args)) {
         const uint32_t tiles = args.space.major_tiles * args.space.minor_tiles;
         for (uint32_t tile = blockIdx.y; tile < tiles; tile += gridDim.y)
             hand_over(shared, at, token_work_of_one_group<Tile>(args, rank, tile));
@@ -166,7 +166,7 @@ struct TokenCopies {
 
 private:
     __device__ __forceinline__ int boxes_of(const Sm90Work &work) const {
-        if (!is_one_group(args.space)) return ceil_div(work.columns, Tile::kBoxTokensOfGroups);
+        if (!has_one_group<Tile>(args)) return ceil_div(work.columns, Tile::kBoxTokensOfGroups);
         return work.columns > args.box_tokens ? Tile::kCluster : 1; /* one for each block */
     }
 
@@ -325,6 +325,23 @@ __device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const Fa
         }
         ptx::stmatrix_x4_trans(to, words);
     }
+}
+
+/* Sums become these, no more. */
+template <typename Tile>
+__device__ __forceinline__ bool is_plain(const GemmSm90Args &args) {
+    return Tile::kUsual || args.plain;
+}
+
+/* Calls keep(element) with a value of the output's type, one of 16 bits. */
+template <typename Tile, typename Keep>
+__device__ __forceinline__ void with_halves(const Epilogue &to, const Keep &keep) {
+    if constexpr (Tile::kUsual)
+        keep(typename Tile::Stored{});
+    else if (to.out_dtype == FG_FLOAT16)
+        keep(__half{});
+    else
+        keep(__nv_bfloat16{});
 }
 
 /* Copies them to the output, of which the block has every `split`-th unit from `part` on. A thread reads kTogether chunks

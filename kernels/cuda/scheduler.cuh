@@ -37,7 +37,14 @@ struct GroupedAxis {
     Offsets data; /* also sizes and indices */
     int64_t groups, length;
     int32_t block; /* the most elements of a tile; set for a tile shape */
-    int32_t mean;  /* of a group, or what the caller expects of one */
+};
+
+/* What tiles there would be if all groups had the same rows: those that there are on average, or that the caller expects.
+ * Set for a tile shape. */
+struct EvenGroups {
+    int32_t rows;
+    uint32_t tiles, of_group; /* major ones, of all groups and of one */
+    uint64_t inverse_of_group;
 };
 
 /* The tiles of a product, for both families. */
@@ -51,6 +58,7 @@ struct TileSpace {
     Offsets k_offsets;      /* of groups along K */
     Offsets weight_indices; /* `has_begin` has no meaning */
     int64_t weights;
+    EvenGroups even; /* of groups of rows */
 };
 
 /* Rows [row, row_end) and columns [column, column_end) of a group, of which a tile takes the first block_m and block_n;
@@ -77,20 +85,14 @@ inline Offsets make_offsets(const fg_tensor &tensor, int64_t groups) {
     return {tensor.data, tensor.dtype == FG_INT64, tensor.shape[0] == groups + 1};
 }
 
-/* Of a group along the axis that is grouped, at least 1. */
-inline int64_t mean_length(const fg_gemm_params &params, bool of_columns) {
-    const fg_gemm_shape shape = fg_gemm_shape_of(&params);
-    const int64_t length = of_columns ? shape.n : fg_gemm_all_rows(&params).m;
-    return length > shape.groups ? ceil_div(length, shape.groups) : 1;
-}
-
 inline TileSpace make_tile_space(const fg_gemm_params &params) {
     const fg_gemm_shape shape = fg_gemm_shape_of(&params);
     TileSpace space = {};
     space.major_is_columns = params.layout == FG_GEMM_N_GROUPED;
     space.major.length = space.major_is_columns ? shape.n : shape.m;
     space.major.groups = shape.groups;
-    space.major.mean = static_cast<int32_t>(mean_length(params, space.major_is_columns));
+    const int64_t rows = fg_gemm_all_rows(&params).m;
+    space.even.rows = static_cast<int32_t>(rows > shape.groups ? ceil_div(rows, shape.groups) : 1);
     space.minor_length = space.major_is_columns ? shape.m : shape.n;
     space.element_bytes = static_cast<int64_t>(fg_dtype_size(params.a.dtype));
     space.k = shape.k;
@@ -153,6 +155,11 @@ inline int64_t set_tiles(TileSpace &space, int block_m, int block_n) {
         static_cast<uint32_t>(ceil_div<int64_t>(space.minor_length, space.major_is_columns ? block_m : block_n));
     space.inverse_of_band = inverse_of(kBandTiles * space.minor_tiles);
     space.inverse_of_last = inverse_of(space.major_tiles % kBandTiles);
+    const int64_t of_group = ceil_div<int64_t>(space.even.rows, block), of_all = of_group * groups;
+    const bool fits = of_all < major_tiles && space.major.grouping != Grouping::kIndices;
+    space.even.tiles = static_cast<uint32_t>(fits ? of_all : major_tiles);
+    space.even.of_group = static_cast<uint32_t>(of_group);
+    space.even.inverse_of_group = inverse_of(space.even.of_group);
     return major_tiles * space.minor_tiles;
 }
 
@@ -293,15 +300,12 @@ struct GuessedTile {
     int32_t group, minor;
 };
 
-/* What tile `number` would be if all groups had `mean` rows. */
+/* What tile `number` would be if all groups had the same rows. */
 __device__ __forceinline__ GuessedTile guess_tile(const TileSpace &space, uint32_t number) {
-    const GroupedAxis &axis = space.major;
-    const uint32_t of_group = ceil_div(static_cast<uint32_t>(axis.mean), static_cast<uint32_t>(axis.block));
-    const uint32_t all = of_group * static_cast<uint32_t>(axis.groups), bound = space.major_tiles;
-    const uint32_t tiles = axis.grouping == Grouping::kIndices || all > bound ? bound : all;
+    const EvenGroups &even = space.even;
     uint32_t major, minor;
-    rasterise(space, min(number, tiles * space.minor_tiles - 1), tiles, &major, &minor);
-    return {static_cast<int32_t>(major / of_group), static_cast<int32_t>(minor)};
+    rasterise(space, min(number, even.tiles * space.minor_tiles - 1), even.tiles, &major, &minor);
+    return {static_cast<int32_t>(divide(major, even.inverse_of_group)), static_cast<int32_t>(minor)};
 }
 
 /* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. Where kBlocks blocks share a
