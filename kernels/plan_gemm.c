@@ -115,11 +115,12 @@ static int32_t decode_split(int64_t tiles, int64_t steps, int32_t pair, int32_t 
 static const double STEP_BYTES = 128;
 
 /* A tile: blocks that share it, and its duration: of a step of K, of a row in it and step (0: of a large tile, which takes
- * as long for a few), and of its end, whole or not, or, of a large one, where it is added to the output; and what the first
- * one takes longer than those whose begin is hidden. The unit is the same for all of a kind; fitted to times of an H200. */
+ * as long for a few), and of its end; of a large one both again where groups have any sizes and many tiles lack rows, and of
+ * its end where it is added to the output; and what the first one takes longer than those whose begin is hidden. The unit is
+ * the same for all of a kind; fitted to times of an H200. */
 typedef struct {
     int32_t block_m, block_n, num_stages, blocks;
-    double step, row, end, end_of_part, end_of_added, begin;
+    double step, row, end, step_of_part, end_of_part, end_of_added, begin;
 } gemm_tile;
 
 /* The same of a tile of few rows: of a step where up to three quarters of the multiprocessors have one, and where more of
@@ -134,13 +135,12 @@ typedef struct {
     /* Of the kernel for groups of some rows, where there is one group and where there are more: the tallest that shorter
      * ones resemble, and a taller one; block_m 0: there is none. */
     gemm_tile some[2], tallest[2];
-    decode_tile few;     /* 128 of few rows by 64 columns */
-    double last_end;     /* ends of the others, but for those of the last wave, are hidden behind the next ones */
-    double share;        /* where blocks share the K of a tile: to exchange their sums */
-    double pair_share;   /* the same where those of a pair share that of a large one */
-    double own_b;        /* steps that one of those takes, where each block reads all of B */
-    double bytes;        /* that memory reads in a unit */
-    double uneven_pairs; /* how much longer large tiles of pairs take where groups have any sizes */
+    decode_tile few;   /* 128 of few rows by 64 columns */
+    double last_end;   /* ends of the others, but for those of the last wave, are hidden behind the next ones */
+    double share;      /* where blocks share the K of a tile: to exchange their sums */
+    double pair_share; /* the same where those of a pair share that of a large one */
+    double own_b;      /* steps that one of those takes, where each block reads all of B */
+    double bytes;      /* that memory reads in a unit */
     /* The same of large tiles in one row, whose weights are read once; and how much longer that makes a step. */
     double one_row_bytes, one_row_step;
 } gemm_durations;
@@ -149,66 +149,65 @@ typedef struct {
 static const decode_tile fewest_narrow = {1.82, 1.82, 7.2}, fewest_wide = {3.6, 3.6, 11.4};
 
 static const gemm_durations promoted = {
-    .large = {{256, 272, 4, 2, 4.22, 0, 12.4, 12.4, 12.4, 28},
-              {256, 256, 4, 2, 4.02, 0, 9, 11.5, 57, 8},
-              {128, 256, 4, 1, 4.25, 0, 6.5, 9, 48, 0},
-              {128, 224, 4, 1, 3.6, 0, 9, 9, 50, 0},
-              {256, 192, 5, 2, 3.16, 0, 11, 10.5, 36.5, 8},
-              {128, 192, 5, 1, 3.55, 0, 4.0, 6.5, 26.3, 0},
-              {256, 176, 5, 2, 3.03, 0, 13.8, 12.5, 43.6, 10},
-              {128, 176, 5, 1, 3.35, 0, 4.6, 7.1, 36.3, 0},
-              {256, 128, 6, 2, 2.67, 0, 9.4, 9.4, 25.9, 0},
-              {128, 128, 6, 1, 2.8, 0, 1.0, 3.5, 14.9, 0},
-              {128, 96, 6, 1, 2.35, 0, 1.0, 1.0, 14.9, 0}},
-    .some = {{192, 256, 5, 2, 0.71, 0.017, 5.2, 5.2, 5.2, 26}, {192, 256, 5, 2, 0.71, 0.019, 7, 7, 7, 0}},
+    .large = {{256, 272, 4, 2, 4.22, 0, 12.4, 4.43, 12.4, 12.4, 28},
+              {256, 256, 4, 2, 4.02, 0, 9, 4.21, 11.5, 57, 8},
+              {128, 256, 4, 1, 4.25, 0, 6.5, 4.48, 8.7, 48, 0},
+              {128, 224, 4, 1, 3.6, 0, 9, 3.7, 9, 50, 0},
+              {256, 192, 5, 2, 3.16, 0, 11, 3.4, 13, 36.5, 8},
+              {128, 192, 5, 1, 3.55, 0, 4.0, 3.53, 6.5, 26.3, 0},
+              {256, 176, 5, 2, 3.03, 0, 13.8, 3.12, 12.5, 43.6, 10},
+              {128, 176, 5, 1, 3.35, 0, 4.6, 3.39, 7.5, 36.3, 0},
+              {256, 128, 6, 2, 2.67, 0, 9.4, 2.75, 9.4, 25.9, 0},
+              {128, 128, 6, 1, 2.8, 0, 1.0, 2.6, 2.7, 14.9, 0},
+              {128, 96, 6, 1, 2.35, 0, 1.0, 2.26, 1.0, 14.9, 0}},
+    .some = {{192, 256, 5, 2, 0.71, 0.017, 5.2, 0.71, 5.2, 5.2, 26}, {192, 256, 5, 2, 0.72, 0.019, 8, 0.72, 8, 8, 0}},
     .few = {1.9, 2.3, 11.5},
     .share = 7,
     .last_end = 18,
     .pair_share = 10,
     .own_b = 1.25,
     .bytes = 650e3,
-    .uneven_pairs = 1.03,
     .one_row_bytes = 390e3,
     .one_row_step = 1.5,
 };
 /* With scales of blocks. There is no 128 x 256, since one of the others was faster or as fast nearly everywhere. */
 static const gemm_durations scaled = {
-    .large = {{256, 256, 4, 2, 3.65, 0, 12.7, 15.2, 59.5, 0},
-              {256, 128, 5, 2, 2.5, 0, 9.4, 9.4, 25.9, 0},
-              {128, 128, 5, 1, 2.52, 0, 1.0, 3.5, 14.9, 0}},
-    .some = {{160, 256, 5, 2, 0.9, 0.019, 5.2, 5.2, 5.2, 0}, {160, 256, 5, 2, 0.9, 0.02, 9, 9, 9, 0}},
+    .large = {{256, 256, 4, 2, 3.65, 0, 12.7, 3.65, 15.2, 59.5, 0},
+              {256, 128, 5, 2, 2.5, 0, 9.4, 2.5, 9.4, 25.9, 0},
+              {128, 128, 5, 1, 2.52, 0, 1.0, 2.52, 3.5, 14.9, 0}},
+    .some = {{160, 256, 5, 2, 0.9, 0.019, 5.2, 0.9, 5.2, 5.2, 0}, {160, 256, 5, 2, 0.9, 0.02, 9, 0.9, 9, 9, 0}},
     .few = {2.05, 2.3, 8},
     .share = 6,
     .last_end = 10,
     .pair_share = 10,
     .own_b = 1.16,
     .bytes = 750e3,
-    .uneven_pairs = 1,
     .one_row_bytes = 550e3,
     .one_row_step = 1.1,
 };
 /* Of fp16 and bf16, whose sums are not promoted. */
 static const gemm_durations halves = {
-    .large = {{256, 272, 4, 2, 4.25, 0, 14, 14, 14, 22},
-              {256, 256, 4, 2, 4.0, 0, 9.9, 6.6, 60.7, 16},
-              {128, 256, 4, 1, 4.4, 0, 0.9, 8.1, 27.3, 5},
-              {128, 224, 4, 1, 3.6, 0, 9, 9, 50, 0},
-              {256, 192, 5, 2, 3.04, 0, 13.1, 7, 35.9, 9},
-              {128, 192, 5, 1, 3.63, 0, 1.8, 3.9, 10.6, 0},
-              {256, 176, 5, 2, 2.83, 0, 13.1, 15, 33.8, 6},
-              {128, 176, 5, 1, 3.21, 0, 0.8, 11, 26.8, 0},
-              {256, 128, 6, 2, 2.25, 0, 9.4, 8, 14.4, 9},
-              {128, 128, 6, 1, 2.79, 0, 0, 1.4, 2.3, 0},
-              {128, 96, 6, 1, 2.2, 0, 1, 1, 2.3, 0}},
-    .some = {{192, 256, 5, 2, 0.74, 0.0147, 5.5, 5.5, 5.5, 16}, {192, 256, 5, 2, 0.85, 0.0151, 13.6, 13.6, 13.6, 0}},
-    .tallest = {{256, 256, 4, 2, 1.0, 0.0147, 20, 20, 20, 16}, {256, 256, 4, 2, 1.09, 0.014, 21.4, 21.4, 21.4, 0}},
+    .large = {{256, 272, 4, 2, 4.25, 0, 14, 4.73, 14, 14, 22},
+              {256, 256, 4, 2, 4.0, 0, 9.9, 4.47, 6.6, 60.7, 16},
+              {128, 256, 4, 1, 4.4, 0, 0.9, 4.52, 8.4, 27.3, 5},
+              {128, 224, 4, 1, 3.6, 0, 9, 3.8, 9, 50, 0},
+              {256, 192, 5, 2, 3.04, 0, 13.1, 3.34, 8.7, 35.9, 9},
+              {128, 192, 5, 1, 3.63, 0, 1.8, 3.54, 4.6, 10.6, 0},
+              {256, 176, 5, 2, 2.83, 0, 13.1, 3.17, 15, 33.8, 6},
+              {128, 176, 5, 1, 3.21, 0, 0.8, 3.17, 9.4, 26.8, 0},
+              {256, 128, 6, 2, 2.25, 0, 9.4, 2.33, 8, 14.4, 9},
+              {128, 128, 6, 1, 2.79, 0, 0, 2.51, 1.7, 2.3, 0},
+              {128, 96, 6, 1, 2.2, 0, 1, 2.04, 1, 2.3, 0}},
+    .some = {{192, 256, 5, 2, 0.74, 0.0147, 5.5, 0.74, 5.5, 5.5, 16},
+             {192, 256, 5, 2, 0.76, 0.0147, 13, 0.76, 13, 13, 0}},
+    .tallest = {{256, 256, 4, 2, 1.0, 0.0147, 20, 1.0, 20, 20, 16},
+                {256, 256, 4, 2, 1.09, 0.014, 19.9, 1.09, 19.9, 19.9, 0}},
     .few = {1.7, 2.28, 8.5},
     .share = 9.3,
     .last_end = 12,
     .pair_share = 13,
     .own_b = 1.16,
-    .bytes = 558e3,
-    .uneven_pairs = 1.12,
+    .bytes = 660e3,
     .one_row_bytes = 390e3,
     .one_row_step = 1.5,
 };
@@ -260,34 +259,68 @@ typedef struct {
     const gemm_durations *durations;
 } gemm_question;
 
+/* Waves of tiles, and in *major those of a group along its rows, where each group has up to such a part more or less than
+ * the rows expected, any number as likely. */
+static double waves_of(const gemm_question *q, double spread, const gemm_tile *tile, int64_t at_once, double *major) {
+    enum { SUMS = 32 };
+    const int64_t minor = ceil_div(q->n, tile->block_n);
+    const double block_m = tile->block_m, rows = (double)q->rows;
+    const double least = (1 - spread) * rows, most = (1 + spread) * rows;
+    const int64_t fewest = (int64_t)ceil(least / block_m), others = (int64_t)ceil(most / block_m) - fewest;
+    if (others == 0) {
+        *major = (double)fewest;
+        return (double)ceil_div(q->groups * fewest * minor, at_once);
+    }
+    double chance[SUMS]; /* of so many more tiles of a group than the fewest */
+    const bool fits = others * q->groups < SUMS;
+    *major = 0;
+    for (int64_t i = 0; i <= others; i++) {
+        const double count = (double)(fewest + i);
+        const double part = (fmin(most, count * block_m) - fmax(least, (count - 1) * block_m)) / (most - least);
+        *major += count * part;
+        if (fits) chance[i] = part;
+    }
+    if (!fits)
+        return (double)(q->groups * minor) * *major / (double)at_once + 0.5; /* the last one is any part of a wave */
+    double all[SUMS] = {1};                                                  /* of groups together */
+    for (int64_t group = 1; group <= q->groups; group++)
+        for (int64_t sum = group * others; sum >= 0; sum--) {
+            double likely = 0;
+            for (int64_t i = 0; i <= others && i <= sum; i++) likely += chance[i] * all[sum - i];
+            all[sum] = likely;
+        }
+    double waves = 0;
+    for (int64_t sum = 0; sum <= q->groups * others; sum++)
+        waves += all[sum] * (double)ceil_div((q->groups * fewest + sum) * minor, at_once);
+    return waves;
+}
+
 /* Waves of tiles, times the duration of one; or what memory takes to read B. */
-static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num_sms) {
+static double cost_of_spread(const gemm_question *q, double spread, const gemm_tile *tile, int32_t num_sms) {
     const double READ_AGAIN = 0.55;
-    /* Of groups some have a third less and some a third more; a single one is what it is expected to be but for little. */
-    const int count = q->known ? 1 : 5;
-    const double spread = q->groups > 1 ? 0.3 : 0.125;
-    const bool whole = q->known || q->groups == 1; /* waves, and most tiles */
     const int32_t at_once = num_sms / tile->blocks;
     if (at_once == 0) return INFINITY;
-    const double columns = (double)(q->groups * ceil_div(q->n, tile->block_n));
-    double tiles = 0, waves = 0; /* tiles of a group */
-    for (int i = 0; i < count; i++) {
-        const double length = (double)q->rows * (1 + spread * (i - count / 2) / 2);
-        const double own = ceil(length / tile->block_m), all = columns * own / at_once;
-        tiles += own / count;
-        waves += (whole ? ceil(all) : all) / count;
-    }
-    /* Where lengths are any, blocks do not end together: a quarter of a wave is lost, or what the last one lacks. */
-    if (!whole) waves = fmax(ceil(waves), waves + 0.25);
+    const bool whole = q->known || q->groups == 1; /* most tiles */
+    double tiles;                                  /* of a group along its rows */
+    const double waves = waves_of(q, spread, tile, at_once, &tiles);
     /* A group that is cut evenly has rows in multiples of 16. */
     const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
     const double end = q->added ? tile->end_of_added : whole ? tile->end : tile->end_of_part;
-    const double uneven = !whole && tile->blocks > 1 && tile->row == 0 ? q->durations->uneven_pairs : 1;
-    const double busy = uneven * (tile->begin + waves * ((double)q->steps * (tile->step + tile->row * rows) + end));
+    const double step = (whole ? tile->step : tile->step_of_part) + tile->row * rows;
+    const double busy = tile->begin + waves * ((double)q->steps * step + end);
     if (q->groups == 1) return busy;
     /* Tiles of the same rows of B do not keep step where groups differ: of what L2 could share half is read again. */
     const double reads = 1 + READ_AGAIN * (tiles - 1), step_bytes = STEP_BYTES * (double)q->groups * (double)q->n;
     return fmax(busy, (double)q->steps * step_bytes * reads / q->durations->bytes);
+}
+
+/* Groups have between a third less and a third more rows than expected, but some programs fill all of them alike. A single
+ * group is what it is expected to be but for little. */
+static double cost_of(const gemm_question *q, const gemm_tile *tile, int32_t num_sms) {
+    const double ALIKE = 0.1;
+    if (q->known) return cost_of_spread(q, 0, tile, num_sms);
+    if (q->groups == 1) return cost_of_spread(q, 0.125, tile, num_sms);
+    return ALIKE * cost_of_spread(q, 0, tile, num_sms) + (1 - ALIKE) * cost_of_spread(q, 0.3, tile, num_sms);
 }
 
 int64_t fg_gemm_shared_tiles(int64_t tiles, int64_t pairs, int64_t steps) {

@@ -75,10 +75,8 @@ template <typename Math>
 fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
                  fg_error *error) {
     const TensorRows weights = make_rows(params.b), tokens = make_rows(params.a);
-    GemmSm90Args args = make_args(params);
-    args.plain = stores_halves(args.space, args.epilogue);
+    GemmSm90Args args = make_token_args(params);
     args.alike = args.plain && args.epilogue.bias == nullptr && (args.epilogue.one_factor || Math::kScaled);
-    args.usual = args.plain && params.out.dtype == usual_output(params.a.dtype);
     /* By blocks, or pairs of them, of 64 rows of weights or of 128. */
     const auto launch_blocks = [&](auto tokens_of_tile, auto blocks, auto of_weights) {
         return with_use<Math, Sm90AnyUse>(args, [&](auto use) {

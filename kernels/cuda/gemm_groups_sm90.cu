@@ -40,9 +40,7 @@ fg_status launch_tile(const fg_plan &plan, const fg_gemm_params &params, GemmSm9
 template <typename Math, int kTokens>
 fg_status launch_tokens(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
                         fg_error *error) {
-    GemmSm90Args args = make_args(params);
-    args.plain = stores_halves(args.space, args.epilogue);
-    args.usual = args.plain && params.out.dtype == usual_output(params.a.dtype);
+    GemmSm90Args args = make_token_args(params);
     return with_use<Math, Sm90AnyUse>(args, [&](auto use) {
         using Tile = Sm90GroupTile<Math::kScaled, kTokens, decltype(use)>;
         return launch_tile<Math, Tile>(plan, params, args, num_sms, queue, error);

@@ -62,12 +62,29 @@ fg_status with_fp8(fg_dtype first, fg_dtype second, const Launch &launch) {
 /* Math::Stored, of products of these. */
 inline fg_dtype usual_output(fg_dtype operands) { return operands == FG_FLOAT16 ? FG_FLOAT16 : FG_BFLOAT16; }
 
+/* Of the output nothing but scaled and biased sums in 16 bits, 16 bytes of them at a time: what nearly all products
+ * want. Groups of columns begin anywhere. */
+inline bool stores_halves(const TileSpace &space, const Epilogue &to) {
+    return !space.major_is_columns && !to.accumulate && !to.swiglu && to.activation == FG_ACTIVATION_NONE &&
+           to.scale_out == nullptr && fg_dtype_size(to.out_dtype) == 2 && is_multiple(to.out, 16) &&
+           space.minor_length % 8 == 0 && to.out_stride % 8 == 0 && to.out_group_stride % 8 == 0;
+}
+
+/* What kernels of few and of some rows are told. */
+inline GemmSm90Args make_token_args(const fg_gemm_params &params) {
+    GemmSm90Args args = make_args(params);
+    args.plain = stores_halves(args.space, args.epilogue);
+    args.usual = args.plain && params.out.dtype == usual_output(params.a.dtype);
+    return args;
+}
+
 /* Calls launch with a value of what the kernel is made for: the usual, or an other use. */
 template <typename Math, typename Other, typename Launch>
 fg_status with_use(const GemmSm90Args &args, const Launch &launch) {
+    using Stored = typename Math::Stored;
     if (!args.usual) return launch(Other{});
-    if (args.space.major.grouping == Grouping::kNone) return launch(Sm90DenseUse<typename Math::Stored>{});
-    return launch(Sm90GroupsUse<typename Math::Stored>{});
+    if (args.space.major.grouping == Grouping::kNone) return launch(Sm90UsualUse<Stored, Other::kRowsOnly, true>{});
+    return launch(Sm90UsualUse<Stored, Other::kRowsOnly, false>{});
 }
 
 /* The product of a plan of few rows, and of one of groups of some. (gemm_decode_sm90.cu, gemm_groups_sm90.cu) */

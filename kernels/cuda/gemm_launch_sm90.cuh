@@ -42,32 +42,32 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &a, const TensorRows
                            error);
 }
 
-/* Of scaled rows, no more. */
-template <typename Math, int kColumns, int kBlocks>
-fg_status launch_rows(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
-                      const fg_queue *queue, fg_error *error) {
+/* Of outputs that are no more than scaled rows, or of any, as Other says. With scales of blocks there is no room to keep
+ * factors of columns. */
+template <typename Math, typename Other, int kColumns, int kBlocks>
+fg_status launch_use(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
+                     const fg_queue *queue, fg_error *error) {
     const auto launch = [&](auto use) {
         using Tile = Sm90Tile<kColumns, kBlocks, Math::kScaled, decltype(use)>;
         return launch_tile<Math, Tile>(plan, a, b, args, num_sms, queue, error);
     };
-    if constexpr (Math::kFp8 && !Math::kPromote)
-        return launch(Sm90RowsUse{});
+    if constexpr ((Math::kFp8 && !Math::kPromote) || (Math::kScaled && !Other::kRowsOnly))
+        return launch(Other{});
     else
-        return with_use<Math, Sm90RowsUse>(args, launch);
+        return with_use<Math, Other>(args, launch);
 }
 
 /* Of tiles of so many columns, by pairs of blocks or by single ones; with scales of blocks 256 columns are a pair's. */
 template <typename Math, int kColumns>
 fg_status launch_columns(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
                          const fg_queue *queue, fg_error *error) {
-    constexpr bool kScaled = Math::kScaled;
     const auto launch_blocks = [&](auto blocks) {
         constexpr int kBlocks = decltype(blocks)::value;
-        const auto launch = args.plain ? launch_rows<Math, kColumns, kBlocks>
-                                       : launch_tile<Math, Sm90Tile<kColumns, kBlocks, kScaled, Sm90AnyUse>>;
+        const auto launch = args.plain ? launch_use<Math, Sm90RowsUse, kColumns, kBlocks>
+                                       : launch_use<Math, Sm90AnyUse, kColumns, kBlocks>;
         return launch(plan, a, b, args, num_sms, queue, error);
     };
-    if constexpr (!kScaled || kColumns < 256)
+    if constexpr (!Math::kScaled || kColumns < 256)
         if (plan.block_m == kSm90BlockM) return launch_blocks(std::integral_constant<int, 1>{});
     return launch_blocks(std::integral_constant<int, 2>{});
 }
@@ -81,9 +81,9 @@ fg_status launch(const fg_plan &plan, const TensorRows &a, const TensorRows &b, 
         if (plan.block_n == 192) return launch_columns<Math, 192>(plan, a, b, args, num_sms, queue, error);
     }
     if constexpr (!Math::kScaled && (Math::kPromote || !Math::kFp8)) { /* of which rows are scaled, no more */
-        if (plan.block_n == 96) return launch_rows<Math, 96, 1>(plan, a, b, args, num_sms, queue, error);
-        if (plan.block_n == 224) return launch_rows<Math, 224, 1>(plan, a, b, args, num_sms, queue, error);
-        if (plan.block_n == 272) return launch_rows<Math, 272, 2>(plan, a, b, args, num_sms, queue, error);
+        if (plan.block_n == 96) return launch_use<Math, Sm90RowsUse, 96, 1>(plan, a, b, args, num_sms, queue, error);
+        if (plan.block_n == 224) return launch_use<Math, Sm90RowsUse, 224, 1>(plan, a, b, args, num_sms, queue, error);
+        if (plan.block_n == 272) return launch_use<Math, Sm90RowsUse, 272, 2>(plan, a, b, args, num_sms, queue, error);
     }
     return launch_columns<Math, 256>(plan, a, b, args, num_sms, queue, error);
 }

@@ -57,8 +57,9 @@ struct Depth {
 
 template <typename Tile>
 __device__ __forceinline__ Depth depth_of(const Sm90Work &work, const GemmSm90Args &args) {
-    /* Without the branches that this leaves out ptxas finds too few registers for promoted sums of 272 columns. */
-    if constexpr (Tile::kUsual && Tile::kBlockN <= 256) return {steps_of(work), 0, 0, 0};
+    /* Without the branches that this leaves out ptxas finds too few registers for promoted sums of 272 columns, and waits
+     * for products where columns have factors. */
+    if constexpr (Tile::kUsual && Tile::kRowsOnly && Tile::kBlockN <= 256) return {steps_of(work), 0, 0, 0};
     const int head = head_of(work);
     const uint32_t end = static_cast<uint32_t>(head + work.k_bytes);
     const int tail = args.space.k_offsets.data ? static_cast<int>(end % kSm90StepBytes) : 0;
@@ -186,7 +187,7 @@ __device__ __forceinline__ void multiply_steps(TileSums<kColumns> &sum, Partial 
                                                Finish &finish) {
     typename Scales::Step scale;
     scales.load(scale, at.slot);
-    finish.prepare(false);
+    finish.prepare();
     for (int step = 1; step < depth.steps; ++step) {
         const int slot = at.slot;
         at.advance();
@@ -197,7 +198,6 @@ __device__ __forceinline__ void multiply_steps(TileSums<kColumns> &sum, Partial 
         partial.start_last();
         scales.load(scale, at.slot);
     }
-    finish.prepare(true);
     ptx::wgmma_wait<0>();
     hand_back(shared, at.slot);
     at.advance();
@@ -217,7 +217,7 @@ __device__ __forceinline__ void multiply_steps(TileSums<kLast, kFirst> &sum, Par
     ptx::wgmma_wait<1>();
     ptx::wgmma_hold(sum.first);
     scale_first(sum.first, scale.part(0));
-    finish.prepare(false);
+    finish.prepare();
     const int steps = ptx::uniform(depth.steps), cut_step = ptx::uniform(depth.tail > 0 ? depth.steps - 1 : 0);
     at = {ptx::uniform(at.slot), ptx::uniform(at.parity)};
     const uint64_t first_a = ptx::wgmma_uniform(partial.stage.a), first_b = ptx::wgmma_uniform(partial.stage.b);
@@ -250,7 +250,6 @@ __device__ __forceinline__ void multiply_steps(TileSums<kLast, kFirst> &sum, Par
         promote(sum.first, partial.sum[0], scale.part(0));
         partial.start_last();
     }
-    finish.prepare(true);
     finish.fill(sum.first, 0);
     ptx::wgmma_wait<0>();
     hand_back(shared, at.slot);
@@ -266,7 +265,7 @@ __device__ __forceinline__ void multiply_steps(TileSums<kColumns> &sum,
                                                PartialProducts<Math, false, Tile, kColumns, 0, 2> &partial,
                                                Sm90Shared<Tile> &shared, const Depth &depth, Scales &scales,
                                                RingPosition<Tile::kStages> &at, Finish &finish) {
-    finish.prepare(false);
+    finish.prepare();
     RingPosition<Tile::kStages> ahead = at;
     const auto start = [&](int step, int i) {
         ahead.advance();
@@ -293,11 +292,9 @@ __device__ __forceinline__ void multiply_steps(TileSums<kColumns> &sum,
         start(step, 1);
         ptx::wgmma_wait<1>();
         add(0);
-        finish.prepare(true);
         ptx::wgmma_wait<0>();
         add(1);
     } else {
-        finish.prepare(true);
         ptx::wgmma_wait<0>();
         add(0);
     }
@@ -352,7 +349,7 @@ __device__ __forceinline__ void multiply_steps(TileSums<kLast, kFirst> &sum,
                                                PlainProducts<Math, Tile, kLast, kFirst> &products,
                                                Sm90Shared<Tile> &shared, const Depth &depth, Scales &,
                                                RingPosition<Tile::kStages> &at, Finish &finish) {
-    finish.prepare(false);
+    finish.prepare();
     for (int step = 1; step < depth.steps; ++step) {
         const int slot = at.slot;
         at.advance();
@@ -362,7 +359,6 @@ __device__ __forceinline__ void multiply_steps(TileSums<kLast, kFirst> &sum,
         ptx::wgmma_wait<2>();
         hand_back(shared, slot);
     }
-    finish.prepare(true);
     ptx::wgmma_wait<1>();
     ptx::wgmma_hold(sum.first);
     finish.fill(sum.first, 0);
@@ -385,7 +381,7 @@ __device__ __forceinline__ void multiply_tile(TileSums<kColumns> &sum, Sm90Share
         partial.start_tile(sum);
         partial.finish_start(sum);
         struct {
-            __device__ void prepare(bool) {}
+            __device__ void prepare() {}
         } finish;
         multiply_steps(sum, partial, shared, depth, scales, at, finish);
     } else {

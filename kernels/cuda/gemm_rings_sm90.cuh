@@ -39,7 +39,7 @@ struct GemmSm90Args {
     bool out_grouped;          /* it has a matrix for each group */
     bool out_aligned;          /* its rows start at multiples of 16 bytes */
     bool staggered;            /* blocks add to the output at different times (gemm_sm90.cuh) */
-    bool usual;                /* what Sm90GroupsUse calls so */
+    bool usual;                /* what Sm90UsualUse calls so */
     bool plain;                /* of out nothing but scaled sums in 16 bits, or float32 of many rows; biased of few */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
 };
@@ -58,18 +58,12 @@ struct Sm90RowsUse : Sm90AnyUse {
     static constexpr bool kRowsOnly = true;
 };
 
-/* Usual ones of groups of rows: no more than scaled sums in 16 bits (of few rows biased ones, too), of the type T, whole
- * rows of 16 bytes; sums are promoted at each step, if at all. */
-template <typename T>
-struct Sm90GroupsUse : Sm90RowsUse {
-    static constexpr bool kUsual = true;
+/* Usual ones: no more than scaled sums in 16 bits, biased or with scales of columns where not kRows, of the type T, whole
+ * rows of 16 bytes; of groups of rows or, kDense, of one group; sums are promoted at each step, if at all. */
+template <typename T, bool kRows, bool kDense>
+struct Sm90UsualUse {
+    static constexpr bool kRowsOnly = kRows, kUsual = true, kOneGroup = kDense;
     using Stored = T;
-};
-
-/* And of one group. */
-template <typename T>
-struct Sm90DenseUse : Sm90GroupsUse<T> {
-    static constexpr bool kOneGroup = true;
 };
 
 /* ---- rings ---- */

@@ -51,7 +51,7 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     args.rows_end_anywhere =
         !args.space.major_is_columns && grouping != Grouping::kNone && grouping != Grouping::kUniform;
     const bool each_step = !fg_is_float8(dtype) || args.epilogue.block_scaled || args.steps_per_promote == 1;
-    args.usual = args.plain && args.boxed_tiles && params.out.dtype == usual_output(dtype) && each_step && all.k > 0 &&
+    args.usual = args.boxed_tiles && params.out.dtype == usual_output(dtype) && each_step && all.k > 0 &&
                  !args.space.major_is_columns && params.layout != FG_GEMM_K_GROUPED;
     if (args.out_in_boxes) {
         const auto encode = params.accumulate ? encode_sums_map : encode_tensor_map;

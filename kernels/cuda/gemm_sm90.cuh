@@ -5,7 +5,7 @@
  *
  *     warpgroup 0    warp 0: producer, one thread that starts TMA copies of A and B into a ring of stages
  *                    warp 1: scheduler, turns tile numbers into tiles for all the others, a few ahead
- *                    warps 2 and 3: copy scales of blocks, where there are some, or warp 2 factors of columns
+ *                    warps 2 and 3: copy scales of blocks, where there are some, or warp 2 factors of columns and rows
  *     warpgroup 1    rows  0 .. 63  of the tile: wgmma on the stages, epilogue
  *     warpgroup 2    rows 64 .. 127
  *
@@ -56,14 +56,14 @@ struct Sm90Tile : Use {
     /* Of each warp's epilogue: beside five stages of 192 columns, or four of 272, there is no room for two. */
     static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = kN == 192 || kN > 256 ? 1 : 2;
     static constexpr int kSlabsBytes = 4 * kWarpgroups * kSlabs * kSlabBytes;
-    static constexpr int kSmallBytes = 3072; /* barriers, tiles, scales of blocks or factors of columns */
+    static constexpr int kSmallBytes = 3072; /* barriers, tiles, scales of blocks or factors of columns and rows */
     static constexpr int kSharedBytes = kStages * kStageBytes + kSlabsBytes + kSmallBytes;
     static constexpr int kTileSlots = 4;
     static constexpr int kScaledRows = kSm90BlockM, kScaledBlocks = kParts;
     static constexpr int kScaleThreads = kScaled ? kSm90ScaleThreads : 0;
     static constexpr bool kScaledRowsOnly = Use::kRowsOnly;
-    static constexpr bool kKeepsColumns = !kScaledRowsOnly && !kScaled;   /* beside scales of blocks there is no room */
-    static constexpr bool kBoxedTiles = kScaledRowsOnly || kKeepsColumns; /* they end while the next is multiplied */
+    static constexpr bool kKeepsFactors = !kScaledRowsOnly && !kScaled;   /* beside scales of blocks there is no room */
+    static constexpr bool kBoxedTiles = kScaledRowsOnly || kKeepsFactors; /* they end while the next is multiplied */
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
     static_assert(kWarpgroups * kWarpgroupRows == kSm90BlockM, "a warpgroup multiplies 64 rows");
     static_assert(kPartColumns * kSm90StepBytes % 1024 == 0, "a part of B starts at a swizzle atom");
@@ -209,7 +209,7 @@ __device__ __forceinline__ void produce_scales(Sm90Shared<Tile> &shared, StageSc
 template <typename Math, typename Tile, int kLast, int kFirst>
 __device__ __forceinline__ int multiply_tiles(TileSums<kLast, kFirst> &sum, Sm90Shared<Tile> &shared,
                                               const StageScales<Tile> &stage_scales, const StageDescriptors &stage,
-                                              const GemmSm90Args &args, KeptColumns<Tile> &kept, int thread,
+                                              const GemmSm90Args &args, KeptFactors<Tile> &kept, int thread,
                                               uint8_t *slabs, RingPosition<Tile::kTileSlots> &slot,
                                               RingPosition<Tile::kStages> &at) {
     constexpr int kLastPart = TileSums<kLast, kFirst>::kParts - 1;
@@ -227,12 +227,12 @@ __device__ __forceinline__ int multiply_tiles(TileSums<kLast, kFirst> &sum, Sm90
         else
             return NoScales{};
     }();
-    RowFactors factors = {{1.0f, 1.0f}};
-    if (Tile::kScaledRowsOnly && args.epilogue.one_factor) factors = factor_of_all(args.epilogue);
+    RowFactors of_rows = {{1.0f, 1.0f}};
+    if (Tile::kScaledRowsOnly && args.epilogue.one_factor) of_rows = factor_of_all(args.epilogue);
     for (;;) {
         const Sm90Work &work = shared.work[slot.slot];
-        const TileColumns<Tile> columns = {kept, args, work, slot.slot};
-        BoxedTile<Tile> finish(columns, thread, slabs, factors);
+        const TileFactors<Tile> factors = {kept, args, work, slot.slot};
+        BoxedTile<Tile> finish(factors, thread, slabs, of_rows);
         multiply_steps(sum, products, shared, depth_of<Tile>(work, args), scales, at, finish);
         if (!finish.boxed()) return 0;
         RingPosition<Tile::kTileSlots> following = slot;
@@ -244,14 +244,14 @@ __device__ __forceinline__ int multiply_tiles(TileSums<kLast, kFirst> &sum, Sm90
         finish.fill(sum.last, kLastPart);
         products.finish_start(sum);
         finish.send(sum.last, kLastPart);
-        kept.leave(args, slot.slot);
+        kept.leave(slot.slot);
         release_work(shared, slot);
     }
 }
 
 template <typename Math, typename Tile>
 __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile> &pair, const StageScales<Tile> &scales,
-                                        KeptColumns<Tile> &kept, uint8_t *stages, const GemmSm90Args &args) {
+                                        KeptFactors<Tile> &kept, uint8_t *stages, const GemmSm90Args &args) {
     /* Not worked out again in each step, nor read where a tile ends, which takes a while. */
     const int thread = ptx::opaque(static_cast<int>(threadIdx.x) - ptx::kWarpgroup);
     const int warpgroup = ptx::opaque(static_cast<int>(threadIdx.x) / ptx::kWarpgroup - 1);
@@ -267,7 +267,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
         Math::kPromote && (Tile::kUsual || Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
     const bool turns = each_step && Tile::kTakesTurns;
     if (turns && warpgroup == 1) pass_turn<Tile>(warpgroup);
-    for (;; kept.leave(args, slot.slot), release_work(shared, slot)) {
+    for (;; kept.leave(slot.slot), release_work(shared, slot)) {
         const Sm90Work &first = next_work(shared, slot);
         if (first.group < 0) break;
         const Depth depth = depth_of<Tile>(first, args);
@@ -288,7 +288,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
             multiply_seldom_promoted<Math>(sum.last, shared, stage, depth, args.steps_per_promote, at);
         }
         const Sm90Work &work = shared.work[slot.slot];
-        const TileColumns<Tile> columns = {kept, args, work, slot.slot};
+        const TileFactors<Tile> factors = {kept, args, work, slot.slot};
         const int64_t first_row = work.first_row + int64_t{warpgroup} * Tile::kWarpgroupRows;
         const int count = work.rows - warpgroup * Tile::kWarpgroupRows;
         if (work.shared && !pair.add_up(sum, stages, warpgroup)) continue;
@@ -298,7 +298,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
         }
         sum.each([](auto &own, int) { ptx::wgmma_hold(own); });
         const auto finish = [&](auto &own, int part) {
-            if (part >= finished) finish_part(own, columns, part, first_row, count, thread, slabs);
+            if (part >= finished) finish_part(own, factors, part, first_row, count, thread, slabs);
         };
         if constexpr (Tile::kScaledRowsOnly) {
             sum.each(finish);
@@ -326,7 +326,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     struct Small {
         Sm90Shared<Tile> rings;
         StageScales<Tile> scales;
-        KeptColumns<Tile> columns;
+        KeptFactors<Tile> factors;
         PairSums<Tile> pair;
         Sm90Work rest; /* the scheduler's */
     };
@@ -336,14 +336,13 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     const int warp = threadIdx.x / 32;
     const bool looks = looks_for_tiles<Tile>(args);
     const FirstSteps<Tile> first(args, looks);
-    const bool keeps_columns = Tile::kKeepsColumns && args.column_factors;
     bool more = true; /* tiles to schedule */
     begin_block(
         map_a, map_b, Tile::kCluster > 1, Tile::kThreads, looks,
         [&] {
             small.pair.init();
-            small.columns.init();
-            init_rings(shared, keeps_columns ? 32 : 0);
+            small.factors.init();
+            init_rings(shared, Tile::kKeepsFactors ? 32 : 0);
         },
         [&] {
             first.copy_own(shared, stages, map_a, map_b);
@@ -367,11 +366,11 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
             schedule(shared, small.rest, args, looks, more);
         else if constexpr (Math::kScaled)
             produce_scales(shared, small.scales, args);
-        else if constexpr (Tile::kKeepsColumns)
-            if (warp == 2 && keeps_columns) produce_columns(shared, small.columns, args);
+        else if constexpr (Tile::kKeepsFactors)
+            if (warp == 2) produce_factors(shared, small.factors, args);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-        consume<Math>(shared, small.pair, small.scales, small.columns, stages, args);
+        consume<Math>(shared, small.pair, small.scales, small.factors, stages, args);
     }
     if constexpr (Tile::kCluster > 1) {
         __syncwarp();

@@ -314,14 +314,15 @@ struct Place {
 /* What a part of a warp's rows becomes where that is more than scaled rows: factors of columns, activations, SwiGLU,
  * fp8. */
 template <typename Tile, int kCount>
-__device__ __forceinline__ void finish_other(float (&sum)[kCount], const TileColumns<Tile> &columns, int part,
-                                             const RowFactors &factors, const Place<Tile> &at, StoredRows rows) {
-    const GemmSm90Args &args = columns.args;
+__device__ __forceinline__ void finish_other(float (&sum)[kCount], const TileFactors<Tile> &factors, int part,
+                                             const Place<Tile> &at, StoredRows rows) {
+    const GemmSm90Args &args = factors.args;
     const Epilogue &to = args.epilogue;
-    if (columns.any())
-        columns.apply(sum, part, factors, at.slabs, at.lane);
-    else
-        scale_rows(sum, factors);
+    factors.apply(sum, part, factors.of_rows(at.row + at.lane / 4), at.slabs, at.lane);
+    if constexpr (Tile::kUsual) {
+        store_values<typename Tile::Stored, false, Tile>(sum, args, at.slabs, at.lane, rows);
+        return;
+    }
     activate<kSm90AtOnce>(sum, to.activation);
     const auto store = [&](auto &values) {
         with_any_output<Tile>(to, [&](auto element, auto add) {
@@ -341,31 +342,30 @@ __device__ __forceinline__ void finish_other(float (&sum)[kCount], const TileCol
 }
 
 /* Finishes the parts of a warpgroup's 64 rows of a boxed tile, and none of any other: factors and store. Registers are
- * few while products are under way, which is why there are no other outputs, why rows that are only scaled are so as they
- * are converted, and why not every kernel keeps what it has read. */
+ * few while products are under way, which is why there are no other outputs, and why rows that are only scaled are so as
+ * they are converted. */
 template <typename Tile>
 class BoxedTile {
 public:
     /* `thread` of the consumers. */
-    __device__ __forceinline__ BoxedTile(const TileColumns<Tile> &columns, int thread, uint8_t *slabs,
-                                         RowFactors &factors)
-        : columns_(columns),
+    __device__ __forceinline__ BoxedTile(const TileFactors<Tile> &factors, int thread, uint8_t *slabs,
+                                         RowFactors &of_rows)
+        : factors_(factors),
           thread_(thread),
           slabs_(slabs),
-          factors_(factors),
-          kept_boxed_(Tile::kScaledRowsOnly && columns.work.boxed > 0) {}
+          of_rows_(of_rows),
+          kept_boxed_(Tile::kScaledRowsOnly && factors.work.boxed > 0) {}
 
     __device__ __forceinline__ bool boxed() const {
-        return Tile::kScaledRowsOnly ? kept_boxed_ : Tile::kBoxedTiles && columns_.work.boxed > 0;
+        return Tile::kScaledRowsOnly ? kept_boxed_ : Tile::kBoxedTiles && factors_.work.boxed > 0;
     }
 
-    /* Reads the scales of rows, while something is multiplied: before the steps of K where there are registers to keep
-     * them in (and then what is the same for all tiles is there), else behind them. */
-    __device__ __forceinline__ void prepare(bool late) {
-        const Epilogue &to = columns_.args.epilogue;
-        if (!boxed() || late == Tile::kScaledRowsOnly || (Tile::kScaledRowsOnly && to.one_factor)) return;
+    /* Before the steps of K: reads the scales of rows, where nobody keeps them and there are registers. What is the same
+     * for all tiles is there. */
+    __device__ __forceinline__ void prepare() {
+        if (!Tile::kScaledRowsOnly || !boxed() || factors_.args.epilogue.one_factor) return;
         const Place<Tile> at(thread_, slabs_);
-        factors_ = row_factors_of(to, columns_.work, at.row + at.lane / 4);
+        of_rows_ = factors_.of_rows(at.row + at.lane / 4);
     }
 
     /* A part's values, to slabs, and from there to the output. Where all of them find room, in 16 bits, that is left to
@@ -374,12 +374,12 @@ public:
     __device__ __forceinline__ void fill(float (&sum)[kCount], int part) {
         if (!boxed()) return;
         const Place<Tile> at(thread_, slabs_);
-        RowFactors left = factors_;
+        RowFactors left = of_rows_;
         if constexpr (!Tile::kScaledRowsOnly) {
-            columns_.apply(sum, part, factors_, at.slabs, at.lane);
+            factors_.apply(sum, part, factors_.of_rows(at.row + at.lane / 4), at.slabs, at.lane);
             left = {1.0f, 1.0f};
         }
-        with_output<Tile>(columns_.args.epilogue, [&](auto element, auto add) {
+        with_output<Tile>(factors_.args.epilogue, [&](auto element, auto add) {
             using T = decltype(element);
             if constexpr (kSentLater<T, kCount>) {
                 await_slabs<0>();
@@ -389,7 +389,7 @@ public:
                                  {SlabColumns<T, 2 * kCount>::begin_of(i), left});
             } else {
                 with_all([&](auto all) {
-                    store_slabs<T, add.value, all.value, Tile>(sum, columns_.args, at.slabs, at.lane, rows_of(at, part),
+                    store_slabs<T, add.value, all.value, Tile>(sum, factors_.args, at.slabs, at.lane, rows_of(at, part),
                                                                true, left);
                 });
             }
@@ -398,12 +398,12 @@ public:
 
     template <int kCount>
     __device__ __forceinline__ void send(const float (&)[kCount], int part) {
-        const bool halves = Tile::kUsual || columns_.args.epilogue.out_dtype != FG_FLOAT32;
+        const bool halves = Tile::kUsual || factors_.args.epilogue.out_dtype != FG_FLOAT32;
         if (!kSentLater<uint16_t, kCount> || !boxed() || !halves) return;
         const Place<Tile> at(thread_, slabs_);
         const auto begin_of = [](int i) { return SlabColumns<uint16_t, 2 * kCount>::begin_of(i); };
         with_all([&](auto all) {
-            send_slabs<uint16_t, false, all.value, Tile, Tile::kSlabs>(at.slabs, columns_.args, rows_of(at, part),
+            send_slabs<uint16_t, false, all.value, Tile, Tile::kSlabs>(at.slabs, factors_.args, rows_of(at, part),
                                                                        begin_of);
         });
     }
@@ -417,45 +417,44 @@ private:
     __device__ __forceinline__ void with_all(const Store &store) const {
         if constexpr (Tile::kUsual)
             store(std::integral_constant<bool, Tile::kOneGroup>{});
-        else if (columns_.args.rows_end_anywhere)
+        else if (factors_.args.rows_end_anywhere)
             store(std::false_type{});
         else
             store(std::true_type{});
     }
 
     __device__ __forceinline__ StoredRows rows_of(const Place<Tile> &at, int part) const {
-        const Sm90Work &work = columns_.work;
+        const Sm90Work &work = factors_.work;
         return {work.first_row + at.row, work.rows - at.row, work.group, work.first_column + part * Tile::kPartColumns,
                 work.columns - part * Tile::kPartColumns};
     }
 
-    const TileColumns<Tile> &columns_;
+    const TileFactors<Tile> &factors_;
     const int thread_;
     uint8_t *const slabs_;
-    RowFactors &factors_;
+    RowFactors &of_rows_;
     const bool kept_boxed_; /* in a register, where there is one */
 };
 
 /* Finishes a part of any tile, of which the warpgroup has `count` rows from `first_row` on: found before, since ptxas
  * else puts a wait for products between those of two tiles. */
 template <typename Tile, int kCount>
-__device__ __forceinline__ void finish_part(float (&sum)[kCount], const TileColumns<Tile> &columns, int part,
+__device__ __forceinline__ void finish_part(float (&sum)[kCount], const TileFactors<Tile> &factors, int part,
                                             int64_t first_row, int count, int thread, uint8_t *slabs) {
-    const GemmSm90Args &args = columns.args;
-    const Sm90Work &work = columns.work;
+    const GemmSm90Args &args = factors.args;
+    const Sm90Work &work = factors.work;
     const Place<Tile> at(thread, slabs);
     const int own_row = at.row % Tile::kWarpgroupRows;
     const StoredRows rows = {first_row + own_row, count - own_row, work.group,
                              work.first_column + part * Tile::kPartColumns, work.columns - part * Tile::kPartColumns};
     if (rows.columns <= 0 || rows.count <= 0) return;
-    const RowFactors factors = row_factors_of(args.epilogue, work, at.row + at.lane / 4);
     if constexpr (Tile::kScaledRowsOnly) {
-        scale_rows(sum, factors);
+        scale_rows(sum, factors.of_rows(at.row + at.lane / 4));
         with_output<Tile>(args.epilogue, [&](auto element, auto add) {
             store_values<decltype(element), add.value, Tile>(sum, args, at.slabs, at.lane, rows);
         });
     } else {
-        finish_other(sum, columns, part, factors, at, rows);
+        finish_other(sum, factors, part, at, rows);
     }
 }
 

@@ -441,12 +441,4 @@ void set_tokens(GemmSm90Args &args) {
     args.box_tokens = static_cast<int32_t>(ceil_div<int64_t>(ceil_div<int64_t>(tokens, Tile::kCluster), 8) * 8);
 }
 
-/* Of the output nothing but scaled and biased sums in 16 bits, 16 bytes of them at a time: what nearly all products
- * want. Groups of columns begin anywhere. */
-inline bool stores_halves(const TileSpace &space, const Epilogue &to) {
-    return !space.major_is_columns && !to.accumulate && !to.swiglu && to.activation == FG_ACTIVATION_NONE &&
-           to.scale_out == nullptr && fg_dtype_size(to.out_dtype) == 2 && is_multiple(to.out, 16) &&
-           space.minor_length % 8 == 0 && to.out_stride % 8 == 0 && to.out_group_stride % 8 == 0;
-}
-
 }  // namespace flexgemm

@@ -46,17 +46,12 @@ struct alignas(8) ColumnFactor {
     float scale, bias;
 };
 
-/* Those of a tile, by a warp. Columns that are not there have those of the last one. */
-template <int kColumns>
-__device__ __forceinline__ void keep_column_factors(ColumnFactor *kept, const Epilogue &to, int weight,
-                                                    int64_t first_column, int columns) {
-    const bool scales = has_column_scales(to);
-#pragma unroll 4
-    for (int i = threadIdx.x % 32; i < kColumns; i += 32) {
-        const int64_t column = first_column + min(i, columns - 1);
-        kept[i] = {scales ? scale_at(to.scale_b, weight, column) : 1.0f,
-                   to.bias ? load_as_float(to.bias, weight * to.bias_step + column, to.bias_dtype) : 0.0f};
-    }
+/* That of column `first_column + i` of so many; where there are fewer, of the last one. */
+__device__ __forceinline__ ColumnFactor column_factor_of(const Epilogue &to, int weight, int64_t first_column,
+                                                         int columns, int i) {
+    const int64_t column = first_column + min(i, columns - 1);
+    return {has_column_scales(to) ? scale_at(to.scale_b, weight, column) : 1.0f,
+            to.bias ? load_as_float(to.bias, weight * to.bias_step + column, to.bias_dtype) : 0.0f};
 }
 
 /* sum * the factors of its row and column + the bias. */
@@ -75,12 +70,16 @@ __device__ __forceinline__ void apply_column_factors(float (&sum)[kCount], const
     }
 }
 
-/* Column factors of the tile that is being finished, which a warp of the producers keeps in shared memory. Where there is
- * no room each warp of the consumers keeps them in its slabs. A tile's turn is that of its slot, since there is an even
- * number of those: registers are few. */
-template <typename Tile, bool kKept = Tile::kKeepsColumns>
-struct KeptColumns {
-    alignas(16) ColumnFactor of[Tile::kBlockN];
+/* ---- both, kept ---- */
+
+/* Factors of columns and rows of the tile that is being finished, which a warp of the producers keeps in shared memory:
+ * whoever reads them at the end of a tile itself waits for memory. Where there is no room each warp of the consumers
+ * does, and keeps those of columns in its slabs. A tile's turn is that of its slot, since there is an even number of
+ * those: registers are few. */
+template <typename Tile, bool kKept = Tile::kKeepsFactors>
+struct KeptFactors {
+    alignas(16) ColumnFactor of_column[Tile::kBlockN];
+    float of_row[kSm90BlockM];
     uint64_t full, empty; /* by all lanes of the warp, and of the consumers */
 
     __device__ __forceinline__ void init() {
@@ -95,60 +94,118 @@ struct KeptColumns {
     }
 
     /* Behind each tile, read or not. */
-    __device__ __forceinline__ void leave(const GemmSm90Args &args, int slot) {
-        if (!args.column_factors) return;
+    __device__ __forceinline__ void leave(int slot) {
         await(slot);
         ptx::mbarrier_arrive(&empty);
     }
 };
 
 template <typename Tile>
-struct KeptColumns<Tile, false> {
+struct KeptFactors<Tile, false> {
     __device__ __forceinline__ void init() {}
-    __device__ __forceinline__ void leave(const GemmSm90Args &, int) {}
+    __device__ __forceinline__ void leave(int) {}
 };
 
-/* By that warp. */
+/* Values 0, step, 2 step and so on, of which lane i of a warp has the i-th of each 32; those that there are no more of are
+ * the last one. */
+template <typename T, int kCount>
+__device__ __forceinline__ void read_by_lanes(float (&own)[kCount], const T *values, int64_t step, int count) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+        own[i] = to_float(values[min(static_cast<int>(threadIdx.x % 32) + i * 32, count - 1) * step]);
+}
+
+template <int kCount>
+__device__ __forceinline__ void read_by_lanes(float (&own)[kCount], const Scale &scale, int group, int64_t first,
+                                              int count) {
+    if (scale.data)
+        return read_by_lanes(own, scale.data + group * scale.group_step + first * scale.step, scale.step, count);
+#pragma unroll
+    for (float &one : own) one = 1.0f;
+}
+
+template <int kCount>
+__device__ __forceinline__ void read_bias_by_lanes(float (&own)[kCount], const Epilogue &to, const Sm90Work &work) {
+    const auto read = [&](auto element) {
+        const auto *bias = static_cast<const decltype(element) *>(to.bias) + work.weight * to.bias_step;
+        read_by_lanes(own, bias + work.first_column, 1, work.columns);
+    };
+    if (to.bias_dtype == FG_BFLOAT16)
+        read(__nv_bfloat16{});
+    else if (to.bias_dtype == FG_FLOAT16)
+        read(__half{});
+    else
+        read(float{});
+}
+
+/* By that warp. Those of the next tile are in its registers when the place of the ones before is free. What kind they are
+ * is asked once for all of them: short products wait for its code. */
 template <typename Tile>
-__device__ __forceinline__ void produce_columns(Sm90Shared<Tile> &shared, KeptColumns<Tile> &kept,
+__device__ __forceinline__ void produce_factors(Sm90Shared<Tile> &shared, KeptFactors<Tile> &kept,
                                                 const GemmSm90Args &args) {
+    constexpr int kOwnRows = kSm90BlockM / 32, kOwnColumns = ceil_div(Tile::kBlockN, 32);
+    const Epilogue &to = args.epilogue;
+    const int lane = threadIdx.x % 32;
+    const bool of_columns = has_column_scales(to);
     RingPosition<Tile::kTileSlots> slot;
     for (RingPosition<1> at;; at.advance()) {
         const Sm90Work work = next_work(shared, slot);
         if (work.group < 0) return;
         release_work(shared, slot);
+        float row[kOwnRows], scale[kOwnColumns], bias[kOwnColumns] = {};
+        if (work.rows > 0) read_by_lanes(row, to.scale_a, work.group, work.first_row, work.rows);
+        const float of_all = of_columns ? 1.0f : scale_at(to.scale_b, work.weight, 0);
+        if (args.column_factors)
+            read_by_lanes(scale, of_columns ? to.scale_b : Scale{}, work.weight, work.first_column, work.columns);
+        if (to.bias) read_bias_by_lanes(bias, to, work);
         ptx::mbarrier_wait_parity(&kept.empty, at.parity ^ 1);
-        keep_column_factors<Tile::kBlockN>(kept.of, args.epilogue, work.weight, work.first_column, work.columns);
+#pragma unroll
+        for (int i = 0; i < kOwnRows; ++i)
+            if (work.rows > 0) kept.of_row[lane + i * 32] = to.alpha * row[i] * of_all;
+#pragma unroll
+        for (int i = 0; i < kOwnColumns; ++i)
+            if (args.column_factors && lane + i * 32 < Tile::kBlockN)
+                kept.of_column[lane + i * 32] = {scale[i], bias[i]};
         ptx::mbarrier_arrive(&kept.full);
     }
 }
 
 /* A consumer's view of them, and of their tile. */
 template <typename Tile>
-struct TileColumns {
-    KeptColumns<Tile> &kept;
+struct TileFactors {
+    KeptFactors<Tile> &kept;
     const GemmSm90Args &args;
     const Sm90Work &work;
     int slot;
 
-    __device__ __forceinline__ bool any() const { return args.column_factors; }
-
-    /* To the sums of a part of a tile. */
-    template <int kCount>
-    __device__ __forceinline__ void apply(float (&sum)[kCount], int part, const RowFactors &factors, uint8_t *slabs,
-                                          int lane) const {
-        if constexpr (Tile::kKeepsColumns) {
+    /* Of a thread's two rows of the tile. */
+    __device__ __forceinline__ RowFactors of_rows(int row) const {
+        if constexpr (Tile::kKeepsFactors) {
             kept.await(slot);
-            apply_column_factors(sum, kept.of + part * Tile::kPartColumns, factors, lane);
+            return {kept.of_row[row], kept.of_row[row + 8]};
+        } else {
+            return row_factors_of(args.epilogue, work, row);
+        }
+    }
+
+    /* Multiplies the sums of a part of a tile by them, and adds biases. */
+    template <int kCount>
+    __device__ __forceinline__ void apply(float (&sum)[kCount], int part, const RowFactors &of_rows, uint8_t *slabs,
+                                          int lane) const {
+        if (!args.column_factors) {
+            scale_rows(sum, of_rows);
+        } else if constexpr (Tile::kKeepsFactors) {
+            apply_column_factors(sum, kept.of_column + part * Tile::kPartColumns, of_rows, lane);
         } else {
             auto *const own = reinterpret_cast<ColumnFactor *>(slabs);
             if (ptx::elect()) ptx::tma_wait_read<0>();
             __syncwarp();
-            keep_column_factors<2 * kCount>(own, args.epilogue, work.weight,
-                                            work.first_column + part * Tile::kPartColumns,
-                                            work.columns - part * Tile::kPartColumns);
+#pragma unroll 4
+            for (int i = lane; i < 2 * kCount; i += 32)
+                own[i] = column_factor_of(args.epilogue, work.weight, work.first_column + part * Tile::kPartColumns,
+                                          work.columns - part * Tile::kPartColumns, i);
             __syncwarp();
-            apply_column_factors(sum, own, factors, lane);
+            apply_column_factors(sum, own, of_rows, lane);
             __syncwarp();
         }
     }

@@ -155,6 +155,7 @@ inline int64_t set_tiles(TileSpace &space, int block_m, int block_n) {
         static_cast<uint32_t>(ceil_div<int64_t>(space.minor_length, space.major_is_columns ? block_m : block_n));
     space.inverse_of_band = inverse_of(kBandTiles * space.minor_tiles);
     space.inverse_of_last = inverse_of(space.major_tiles % kBandTiles);
+    if (space.major.grouping == Grouping::kNone) return major_tiles * space.minor_tiles;
     const int64_t of_group = ceil_div<int64_t>(space.even.rows, block), of_all = of_group * groups;
     const bool fits = of_all < major_tiles && space.major.grouping != Grouping::kIndices;
     space.even.tiles = static_cast<uint32_t>(fits ? of_all : major_tiles);
