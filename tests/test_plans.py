@@ -111,6 +111,11 @@ def test_hopper_product_plans_are_sane(dtype):
             assert chosen["split_k"] * few * count <= surely + 1
 
 
+def hopper_tile(m, n, groups, k=7168, tiles=0, dtype=FP8[0]):
+    chosen = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=groups, dtype=dtype, num_sms=SMS, tiles=tiles)
+    return chosen["block_m"], chosen["block_n"]
+
+
 @pytest.mark.parametrize(
     "m, n, groups, tile",
     [
@@ -143,52 +148,40 @@ def test_hopper_product_plans_are_sane(dtype):
     ],
 )
 def test_hopper_tiles_follow_the_shape(m, n, groups, tile):
-    chosen = _C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype="float8_e4m3fn", num_sms=SMS)
-    assert (chosen["block_m"], chosen["block_n"]) == tile
+    assert hopper_tile(m, n, groups) == tile
 
 
 def test_ends_of_tiles_count_where_the_depth_is_short():
-    def tile(k):
-        chosen = _C.plan_gemm_sm90(m=4096, n=7168, k=k, groups=1, dtype=FP8[0], num_sms=SMS)
-        return chosen["block_m"], chosen["block_n"]
-
-    assert tile(7168) == (256, 256)
-    assert tile(512) == (128, 256)  # blocks of a pair wait for each other there
+    assert hopper_tile(4096, 7168, 1, k=7168) == (256, 256)
+    assert hopper_tile(4096, 7168, 1, k=512) == (128, 256)  # blocks of a pair wait for each other there
 
 
 @pytest.mark.parametrize("dtype", [FP8[0], "bfloat16"])
 def test_groups_of_any_sizes_take_single_blocks_until_they_are_large(dtype):
     """Pairs of blocks are the faster ones where sizes are known, or so large that what the last one lacks is little."""
 
-    def tile(tiles, m=16 * 2048, n=2048, k=2048, groups=16):
-        chosen = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=groups, dtype=dtype, num_sms=SMS, tiles=tiles)
-        return chosen["block_m"], chosen["block_n"]
+    def tile(tiles):
+        return hopper_tile(16 * 2048, 2048, 16, k=2048, tiles=tiles, dtype=dtype)
 
     assert tile(0) == tile(MASKED) == (128, 256)
     assert tile(EQUAL) == (256, 256)
-    assert tile(0, 8 * 4096, 4096, 7168, 8) == tile(MASKED, 4 * 8192, 7168, 2048, 4) == (256, 256)
+    assert hopper_tile(8 * 4096, 4096, 8, dtype=dtype) == (256, 256)
+    assert hopper_tile(4 * 8192, 7168, 4, k=2048, tiles=MASKED, dtype=dtype) == (256, 256)
 
 
 def test_rows_that_are_only_expected_may_be_a_few_more():
-    def tile(m, n, groups, tiles=MASKED):
-        chosen = _C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=FP8[0], num_sms=SMS, tiles=tiles)
-        return chosen["block_m"], chosen["block_n"]
-
-    assert tile(1024, 7168, 1, tiles=0) == (256, 256)
-    assert tile(1024, 7168, 1) == (128, 256)  # a fifth pair of row tiles would be a third wave
-    assert tile(1024, 4096, 1) == (256, 256)
+    assert hopper_tile(1024, 7168, 1) == (256, 256)
+    assert hopper_tile(1024, 7168, 1, tiles=MASKED) == (128, 256)  # a fifth pair of row tiles would be a third wave
+    assert hopper_tile(1024, 4096, 1, tiles=MASKED) == (256, 256)
 
 
 def test_waves_of_few_groups_are_what_their_sizes_make_likely():
     """Each has up to a third more or less than expected, on its own: what would fit the mean need not be the best."""
-
-    def tile(m, n, groups, k=7168):
-        chosen = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=groups, dtype=FP8[0], num_sms=SMS, tiles=MASKED)
-        return chosen["block_m"], chosen["block_n"]
-
-    assert tile(2 * 512, 4096, 2) == (128, 128)  # six to twelve tiles along rows, mostly eight or nine
-    assert tile(4 * 256, 4096, 4) == (176, 256)  # two tiles to a group, never three
-    assert tile(8 * 200, 3072, 8, 4096) == (128, 192)  # two tiles to nearly all groups: two waves, or little more
+    # Six to twelve tiles along rows, mostly eight or nine.
+    assert hopper_tile(2 * 512, 4096, 2, tiles=MASKED) == (128, 128)
+    assert hopper_tile(4 * 256, 4096, 4, tiles=MASKED) == (176, 256)  # at most two tiles to a group
+    # Two tiles to nearly all groups: two waves, or little more.
+    assert hopper_tile(8 * 200, 3072, 8, k=4096, tiles=MASKED) == (128, 192)
 
 
 def test_groups_of_some_rows_are_cut_to_fill_the_multiprocessors():
@@ -217,10 +210,8 @@ def test_groups_of_some_rows_are_cut_to_fill_the_multiprocessors():
 
 
 def test_weights_that_several_tiles_read_count_as_read_again():
-    def tile(rows, groups, tiles=0):
-        chosen = _C.plan_gemm_sm90(m=groups * rows, n=4096, k=7168, groups=groups, dtype="bfloat16", num_sms=SMS,
-                                   tiles=tiles)  # fmt: skip
-        return chosen["block_m"], chosen["block_n"]
+    def tile(rows, groups):
+        return hopper_tile(groups * rows, 4096, groups, dtype="bfloat16")
 
     # 128 rows to a tile need fewer waves, if sizes differ, but two or three of them read each group's weights.
     assert tile(200, 64) == (256, 256)
@@ -280,9 +271,8 @@ def dense_plan(m, n, k, tiles=DENSE, dtype=FP8[0]):
     return _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtype, num_sms=SMS, tiles=tiles)
 
 
-def dense_tile(*product, **how):
-    plan = dense_plan(*product, **how)
-    return plan["block_m"], plan["block_n"]
+def dense_tile(m, n, k, tiles=DENSE, dtype=FP8[0]):
+    return hopper_tile(m, n, 1, k, tiles, dtype)
 
 
 def test_some_100_rows_take_64_rows_of_weights_unless_ends_would_count():
