@@ -81,10 +81,12 @@ typedef struct {
 } fg_gemm_shape;
 
 fg_gemm_shape fg_gemm_shape_of(const fg_gemm_params *params);
-/* As the plans below ask: m of all groups together, which are one where the groups share their rows. */
+/* As the plans below ask: m of all groups together, which are one where the groups share their rows; k of one, on average. */
 fg_gemm_shape fg_gemm_all_rows(const fg_gemm_params *params);
 
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms);
+
+enum { FG_SECTOR_BYTES = 32 }; /* that memory is read by */
 
 /* What a product asks of the tiles of the Hopper kernel; bits. */
 enum {
@@ -96,9 +98,10 @@ enum {
     FG_TILES_BLOCKS = 32,      /* that kernels for scales of blocks have */
     FG_TILES_FEW_OR_MANY = 64, /* of few rows or of many: groups of columns, sums of fp8 that are not promoted */
     FG_TILES_DENSE = 128,      /* one group: the blocks of a pair may share the K of tiles */
-    FG_TILES_ADDED = 256,      /* of one group, added to the output */
+    FG_TILES_ADDED = 256,      /* added to the output, which has rows of its own for each group */
     FG_TILES_ROWS = 512,       /* of one group: rows are scaled, no more, sums promoted at each step if at all */
-    FG_TILES_ALL = 1023,
+    FG_TILES_ASKEW = 1024,     /* rows of an operand, or groups along K, begin within sectors */
+    FG_TILES_ALL = 2047,
 };
 
 /* Whether of the output nothing is asked but sums times and plus factors, in 16 bits or float32; and whether those are

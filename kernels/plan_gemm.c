@@ -37,8 +37,11 @@ fg_gemm_shape fg_gemm_all_rows(const fg_gemm_params *params) {
             shape.m *= shape.groups;
             break;
         case FG_GEMM_BATCHED:
+            shape.m *= shape.groups;
+            break;
         case FG_GEMM_K_GROUPED:
             shape.m *= shape.groups;
+            shape.k = ceil_div(shape.k, shape.groups > 0 ? shape.groups : 1);
             break;
         case FG_GEMM_N_GROUPED:
             shape.groups = 1;
@@ -58,9 +61,16 @@ bool fg_gemm_scales_rows(const fg_gemm_params *params) {
     return fg_gemm_is_linear(params) && !params->bias.present && params->kind_b != FG_SCALE_ROW;
 }
 
+/* Whether rows begin in the middle of sectors. */
+static bool is_askew(const fg_tensor *rows) {
+    return rows->strides[rows->ndim - 2] * (int64_t)fg_dtype_size(rows->dtype) % FG_SECTOR_BYTES != 0;
+}
+
 int32_t fg_gemm_tiles(const fg_gemm_params *params) {
     const bool blocks = params->kind_a == FG_SCALE_BLOCK; /* whose sums are promoted at each, whatever was asked for */
     const bool each_step = !fg_is_float8(params->a.dtype) || (params->promote_every == FG_SCALE_BLOCK_SIZE && !blocks);
+    /* Of 16 bits, groups along K are faster by the same tiles; those of fp8 are not. */
+    const bool halves_along_k = params->layout == FG_GEMM_K_GROUPED && !fg_is_float8(params->a.dtype);
     const int32_t of_one_group = FG_TILES_DENSE | (params->accumulate ? FG_TILES_ADDED : 0) |
                                  (each_step && fg_gemm_scales_rows(params) ? FG_TILES_ROWS : 0);
     return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_PACKED : 0) | (blocks ? FG_TILES_BLOCKS : 0) |
@@ -69,7 +79,10 @@ int32_t fg_gemm_tiles(const fg_gemm_params *params) {
                     (params->promote_every == 0 && fg_is_float8(params->a.dtype) && !blocks)
                 ? FG_TILES_FEW_OR_MANY
                 : 0) |
-           (params->layout == FG_GEMM_K_GROUPED ? FG_TILES_TALL | FG_TILES_EQUAL : 0) |
+           (params->layout == FG_GEMM_K_GROUPED
+                ? FG_TILES_TALL | FG_TILES_EQUAL | (params->accumulate ? FG_TILES_ADDED : 0)
+                : 0) |
+           (is_askew(&params->a) || is_askew(&params->b) || halves_along_k ? FG_TILES_ASKEW : 0) |
            (params->layout == FG_GEMM_BATCHED ? FG_TILES_EQUAL : 0) |
            (params->layout == FG_GEMM_M_GROUPED_MASKED ? FG_TILES_MASKED : 0) |
            (params->layout == FG_GEMM_DENSE ? of_one_group : 0);
@@ -149,17 +162,17 @@ typedef struct {
 static const decode_tile fewest_narrow = {1.82, 1.82, 7.2}, fewest_wide = {3.6, 3.6, 11.4};
 
 static const gemm_durations promoted = {
-    .large = {{256, 272, 4, 2, 4.22, 0, 12.4, 4.43, 12.4, 12.4, 28},
-              {256, 256, 4, 2, 4.02, 0, 9, 4.21, 11.5, 57, 8},
-              {128, 256, 4, 1, 4.25, 0, 6.5, 4.48, 8.7, 48, 0},
-              {128, 224, 4, 1, 3.6, 0, 9, 3.7, 9, 50, 0},
-              {256, 192, 5, 2, 3.16, 0, 11, 3.4, 13, 36.5, 8},
-              {128, 192, 5, 1, 3.55, 0, 4.0, 3.53, 6.5, 26.3, 0},
-              {256, 176, 5, 2, 3.03, 0, 13.8, 3.12, 12.5, 43.6, 10},
-              {128, 176, 5, 1, 3.35, 0, 4.6, 3.39, 7.5, 36.3, 0},
-              {256, 128, 6, 2, 2.67, 0, 9.4, 2.75, 9.4, 25.9, 0},
-              {128, 128, 6, 1, 2.8, 0, 1.0, 2.6, 2.7, 14.9, 0},
-              {128, 96, 6, 1, 2.35, 0, 1.0, 2.26, 1.0, 14.9, 0}},
+    .large = {{256, 272, 4, 2, 4.16, 0, 12.4, 4.43, 12.4, 12.4, 28},
+              {256, 256, 4, 2, 4.02, 0, 9, 4.21, 11.5, 55.5, 8},
+              {128, 256, 4, 1, 4.25, 0, 6.5, 4.48, 8.7, 42.3, 0},
+              {128, 224, 4, 1, 3.67, 0, 8.9, 3.7, 9, 53.9, 0},
+              {256, 192, 5, 2, 3.23, 0, 11, 3.4, 13, 40.2, 8},
+              {128, 192, 5, 1, 3.55, 0, 4.9, 3.53, 6.5, 27.6, 0},
+              {256, 176, 5, 2, 3.03, 0, 13.8, 3.12, 12.5, 45.8, 10},
+              {128, 176, 5, 1, 3.3, 0, 4.6, 3.39, 7.5, 33.9, 0},
+              {256, 128, 6, 2, 2.67, 0, 8.9, 2.75, 9.4, 24.1, 0},
+              {128, 128, 6, 1, 2.74, 0, 1, 2.6, 2.7, 15.2, 0},
+              {128, 96, 6, 1, 2.23, 0, 1, 2.26, 1.0, 14.9, 0}},
     .some = {{192, 256, 5, 2, 0.71, 0.017, 5.2, 0.71, 5.2, 5.2, 26}, {192, 256, 5, 2, 0.72, 0.019, 8, 0.72, 8, 8, 0}},
     .few = {1.9, 2.3, 11.5},
     .share = 7,
@@ -188,16 +201,16 @@ static const gemm_durations scaled = {
 /* Of fp16 and bf16, whose sums are not promoted. */
 static const gemm_durations halves = {
     .large = {{256, 272, 4, 2, 4.25, 0, 14, 4.73, 14, 14, 22},
-              {256, 256, 4, 2, 4.0, 0, 9.9, 4.47, 6.6, 60.7, 16},
-              {128, 256, 4, 1, 4.4, 0, 0.9, 4.52, 8.4, 27.3, 5},
-              {128, 224, 4, 1, 3.6, 0, 9, 3.8, 9, 50, 0},
-              {256, 192, 5, 2, 3.04, 0, 13.1, 3.34, 8.7, 35.9, 9},
-              {128, 192, 5, 1, 3.63, 0, 1.8, 3.54, 4.6, 10.6, 0},
-              {256, 176, 5, 2, 2.83, 0, 13.1, 3.17, 15, 33.8, 6},
-              {128, 176, 5, 1, 3.21, 0, 0.8, 3.17, 9.4, 26.8, 0},
-              {256, 128, 6, 2, 2.25, 0, 9.4, 2.33, 8, 14.4, 9},
-              {128, 128, 6, 1, 2.79, 0, 0, 2.51, 1.7, 2.3, 0},
-              {128, 96, 6, 1, 2.2, 0, 1, 2.04, 1, 2.3, 0}},
+              {256, 256, 4, 2, 4, 0, 9.9, 4.47, 6.6, 71.4, 16},
+              {128, 256, 4, 1, 4.4, 0, 0.9, 4.52, 8.4, 22.3, 5},
+              {128, 224, 4, 1, 3.62, 0, 9.5, 3.8, 9, 50, 0},
+              {256, 192, 5, 2, 3.09, 0, 8.4, 3.34, 8.7, 37.3, 9},
+              {128, 192, 5, 1, 3.42, 0, 1.9, 3.54, 4.6, 10.5, 0},
+              {256, 176, 5, 2, 2.83, 0, 13.6, 3.17, 15, 36.7, 6},
+              {128, 176, 5, 1, 3.16, 0, 0.8, 3.17, 9.4, 17.4, 0},
+              {256, 128, 6, 2, 2.29, 0, 8.6, 2.33, 8, 12.9, 9},
+              {128, 128, 6, 1, 2.49, 0, 0, 2.51, 1.7, 2.5, 0},
+              {128, 96, 6, 1, 1.98, 0, 1, 2.04, 1, 2.3, 0}},
     .some = {{192, 256, 5, 2, 0.74, 0.0147, 5.5, 0.74, 5.5, 5.5, 16},
              {192, 256, 5, 2, 0.76, 0.0147, 13, 0.76, 13, 13, 0}},
     .tallest = {{256, 256, 4, 2, 1.0, 0.0147, 20, 1.0, 20, 20, 16},
@@ -255,7 +268,7 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
 /* Groups of rows: of `rows` each, or of about as many: what the caller expects of a group, or the mean of any. */
 typedef struct {
     int64_t rows, groups, n, steps;
-    bool known, dense, added;
+    bool known, dense, added, askew;
     const gemm_durations *durations;
 } gemm_question;
 
@@ -297,7 +310,7 @@ static double waves_of(const gemm_question *q, double spread, const gemm_tile *t
 
 /* Waves of tiles, times the duration of one; or what memory takes to read B. */
 static double cost_of_spread(const gemm_question *q, double spread, const gemm_tile *tile, int32_t num_sms) {
-    const double READ_AGAIN = 0.55;
+    const double READ_AGAIN = 0.55, ASKEW_BYTES = 9.2e3; /* that come to a block in a unit where rows are askew */
     const int32_t at_once = num_sms / tile->blocks;
     if (at_once == 0) return INFINITY;
     const bool whole = q->known || q->groups == 1; /* most tiles */
@@ -306,7 +319,9 @@ static double cost_of_spread(const gemm_question *q, double spread, const gemm_t
     /* A group that is cut evenly has rows in multiples of 16. */
     const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
     const double end = q->added ? tile->end_of_added : whole ? tile->end : tile->end_of_part;
-    const double step = (whole ? tile->step : tile->step_of_part) + tile->row * rows;
+    const double own_step = (whole ? tile->step : tile->step_of_part) + tile->row * rows;
+    const double bytes = STEP_BYTES * (tile->block_m + tile->block_n) / tile->blocks; /* pairs read half of B each */
+    const double step = q->askew ? fmax(own_step, bytes / ASKEW_BYTES) : own_step;
     const double busy = tile->begin + waves * ((double)q->steps * step + end);
     if (q->groups == 1) return busy;
     /* Tiles of the same rows of B do not keep step where groups differ: of what L2 could share half is read again. */
@@ -380,8 +395,8 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         LAST_EXCHANGE = 11,
         ONLY_BEGIN_AND_END = 24 /* of a tile that no other is before or behind */
     };
-    const int32_t fitting =
-        FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS | FG_TILES_DENSE | FG_TILES_ADDED | FG_TILES_ROWS;
+    const int32_t fitting = FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS | FG_TILES_DENSE | FG_TILES_ADDED |
+                            FG_TILES_ROWS | FG_TILES_ASKEW;
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
     const gemm_durations *const durations = tiles & FG_TILES_BLOCKS ? &scaled
@@ -405,6 +420,7 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         .known = known,
         .dense = tiles & FG_TILES_DENSE,
         .added = tiles & FG_TILES_ADDED && m > SOME_ROWS,
+        .askew = tiles & FG_TILES_ASKEW,
         .durations = durations,
     };
     best = INFINITY;

@@ -9,7 +9,7 @@ import scenes
 from reference import assert_gemm_rows, assert_rounded_once, assert_rows
 
 # What a product asks of its tiles: FG_TILES_*
-PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS, FEW_OR_MANY, DENSE, ADDED, ROWS = (1 << bit for bit in range(10))
+PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS, FEW_OR_MANY, DENSE, ADDED, ROWS, ASKEW = (1 << bit for bit in range(11))
 
 # Rows of groups: a warp looks at 32 groups at a time, and eight tiles of rows lie beside each other before the next
 # columns come, so that a block goes back to groups that it has passed.

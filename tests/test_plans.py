@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from calls import run_python
-from products import ADDED, BLOCKS, DENSE, EQUAL, FEW_OR_MANY, MASKED, NARROW, PACKED, ROWS, TALL
+from products import ADDED, ASKEW, BLOCKS, DENSE, EQUAL, FEW_OR_MANY, MASKED, NARROW, PACKED, ROWS, TALL
 
 from flexgemm import _C
 
@@ -334,6 +334,24 @@ def test_rows_that_are_only_scaled_have_three_more_widths():
     assert tile(4096, 2112, 7168, DENSE) == (256, 176)
     assert tile(4096, 2112, 7168, DENSE | ADDED | ROWS)[1] < 224
     assert tile(2048, 7168, 4096, DENSE | ADDED | ROWS) == (128, 224)
+
+
+def test_rows_that_begin_within_sectors_are_read_by_pairs():
+    """Such rows come more slowly from L2, and a pair reads half of B for each of its blocks."""
+    for shape, alone in (((2112, 7168, 5040), (128, 192)), ((4096, 4096, 7184), (128, 256))):
+        assert dense_tile(*shape, DENSE | ADDED | ROWS) == alone
+        assert dense_tile(*shape, DENSE | ADDED | ROWS | ASKEW) == (256, 256)
+    assert dense_plan(64, 4096, 7184, DENSE | ASKEW) == dense_plan(64, 4096, 7184)  # of which memory is the limit
+
+
+def test_groups_along_k_are_taken_for_what_one_has_of_k():
+    """What a tile adds to the output counts beside the steps of its group, not of all."""
+
+    def tile(groups, k, m=2048, n=2048):
+        return hopper_tile(groups * m, n, groups, k=k, tiles=TALL | EQUAL | ADDED | ASKEW)
+
+    assert tile(8, 4096) == (256, 256)
+    assert tile(64, 256) == (128, 128)  # two steps, and whose end is short
 
 
 def test_a_plan_that_is_asked_for_again_is_the_same():

@@ -96,16 +96,14 @@ __device__ __forceinline__ void consume_groups(TokenShared<Tile> &shared, uint8_
                 sum, work, has_rows, [&](const auto &sums, int units, int) { keep_floats<Tile>(sums, rows, units); },
                 [&](const Sm90Work &part, int first) { finish_tokens(shared, args, part, rows, 0, first); });
         } else {
-            with_halves<Tile>(args.epilogue, [&](auto element) {
-                store_tokens<Tile::kHalvesAtOnce, Tile>(
-                    sum, work, has_rows,
-                    [&](const auto &sums, int units, int first) {
-                        constexpr int kUnits = Tile::kHalvesAtOnce / 8;
-                        const auto factors = load_factors<kUnits>(shared, 1, 0, first);
-                        keep_halves<decltype(element), Tile>(sums, factors, kept, units);
-                    },
-                    [&](const Sm90Work &part, int) { HalvesOutput<Tile, 1>(args, part, 0).copy(kept); });
-            });
+            store_tokens<Tile::kHalvesAtOnce, Tile>(
+                sum, work, has_rows,
+                [&](const auto &sums, int units, int first) {
+                    constexpr int kUnits = Tile::kHalvesAtOnce / 8;
+                    const auto factors = load_factors<kUnits>(shared, 1, 0, first);
+                    keep_halves<PlainOutput<Math, Tile>, Tile>(sums, factors, kept, units);
+                },
+                [&](const Sm90Work &part, int) { HalvesOutput<Tile, 1>(args, part, 0).copy(kept); });
         }
     }
 }
@@ -128,7 +126,7 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
         map_weights, map_tokens, true, Tile::kThreads, !has_one_group<Tile>(args), [&] { init_rings(shared.rings); },
         [&] {
             copies.copy_own_steps(first, early);
-            ask_for_weights(args, map_weights, blockIdx.y, Tile::kWeights, rank * Tile::kRows);
+            ask_for_weights<Tile>(args, map_weights, blockIdx.y, Tile::kWeights, rank * Tile::kRows);
         },
         [] {}, [&] { copies.copy_shared_steps(first, early); });
     HandedWorks<Tile> works(shared.rings);

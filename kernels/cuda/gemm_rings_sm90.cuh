@@ -190,9 +190,10 @@ __device__ __forceinline__ void hand_over(Sm90Shared<Tile> &shared, RingPosition
 
 __device__ __forceinline__ Sm90Work no_more_work() { return {0, 0, 0, 0, -1, 0, 0, 0, false, false}; }
 
-/* Copies begin at multiples of 16 bytes, groups along K anywhere: bytes of the first step that are before the group. */
+/* Copies begin at multiples of 16 bytes, and are as fast as they can be from multiples of a sector of memory on; groups
+ * along K begin anywhere: bytes of the first step that are before the group. */
 __device__ __forceinline__ int head_of(const Sm90Work &work) {
-    return static_cast<int>(static_cast<uint32_t>(work.k_begin) % 16);
+    return static_cast<int>(static_cast<uint32_t>(work.k_begin) % FG_SECTOR_BYTES);
 }
 
 /* Unsigned, as all of this: who asks has no time to divide by the rules for negative numbers. */
@@ -222,20 +223,17 @@ __device__ __forceinline__ bool has_one_group(const GemmSm90Args &args) {
     return Tile::kUsual ? Tile::kOneGroup : is_one_group(args.space);
 }
 
-__device__ __forceinline__ bool has_groups_of_rows(const TileSpace &space) {
-    return !is_one_group(space) && !space.major_is_columns && space.k_offsets.data == nullptr;
-}
-
 /* ---- what a block will want first ---- */
 
 /* Where there are groups of rows, by one thread: asks L2 for the first steps of the block's weights of what tile `number`
  * will be if groups have about as many rows each. It takes the scheduler as long to find out which it is as memory needs
  * for those. More steps are as many copies for which those that are wanted wait. Of the `of_tile` weights of a tile the
  * block reads a box from `share` on. */
+template <typename Tile>
 __device__ __forceinline__ void ask_for_weights(const GemmSm90Args &args, const CUtensorMap &map, uint32_t number,
                                                 int of_tile, int share) {
     constexpr int kSteps = 2;
-    if (!has_groups_of_rows(args.space)) return;
+    if (has_one_group<Tile>(args) || args.space.major_is_columns || args.space.k_offsets.data != nullptr) return;
     const GuessedTile tile = guess_tile(args.space, number);
     const int group = args.b_grouped ? tile.group : 0;
     for (int step = 0; step < kSteps; ++step)

@@ -61,9 +61,8 @@ struct Sm90Tile : Use {
     static constexpr int kTileSlots = 4;
     static constexpr int kScaledRows = kSm90BlockM, kScaledBlocks = kParts;
     static constexpr int kScaleThreads = kScaled ? kSm90ScaleThreads : 0;
-    static constexpr bool kScaledRowsOnly = Use::kRowsOnly;
-    static constexpr bool kKeepsFactors = !kScaledRowsOnly && !kScaled;   /* beside scales of blocks there is no room */
-    static constexpr bool kBoxedTiles = kScaledRowsOnly || kKeepsFactors; /* they end while the next is multiplied */
+    static constexpr bool kKeepsFactors = !Use::kRowsOnly && !kScaled;   /* beside scales of blocks there is no room */
+    static constexpr bool kBoxedTiles = Use::kRowsOnly || kKeepsFactors; /* they end while the next is multiplied */
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
     static_assert(kWarpgroups * kWarpgroupRows == kSm90BlockM, "a warpgroup multiplies 64 rows");
     static_assert(kPartColumns * kSm90StepBytes % 1024 == 0, "a part of B starts at a swizzle atom");
@@ -228,7 +227,7 @@ __device__ __forceinline__ int multiply_tiles(TileSums<kLast, kFirst> &sum, Sm90
             return NoScales{};
     }();
     RowFactors of_rows = {{1.0f, 1.0f}};
-    if (Tile::kScaledRowsOnly && args.epilogue.one_factor) of_rows = factor_of_all(args.epilogue);
+    if (Tile::kRowsOnly && args.epilogue.one_factor) of_rows = factor_of_all(args.epilogue);
     for (;;) {
         const Sm90Work &work = shared.work[slot.slot];
         const TileFactors<Tile> factors = {kept, args, work, slot.slot};
@@ -261,7 +260,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
                                     ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA), warpgroup};
     uint8_t *slabs = stages + Tile::kStages * Tile::kStageBytes;
     /* Other ends of 16-bit products are faster in one part. */
-    constexpr bool kInParts = Tile::kParts > 1 && (Math::kPromote || Tile::kScaledRowsOnly);
+    constexpr bool kInParts = Tile::kParts > 1 && (Math::kPromote || Tile::kRowsOnly);
     constexpr int kFirst = kInParts ? Tile::kPartColumns : 0, kParts = kInParts ? 2 : 1;
     const bool each_step =
         Math::kPromote && (Tile::kUsual || Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
@@ -300,7 +299,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
         const auto finish = [&](auto &own, int part) {
             if (part >= finished) finish_part(own, factors, part, first_row, count, thread, slabs);
         };
-        if constexpr (Tile::kScaledRowsOnly) {
+        if constexpr (Tile::kRowsOnly) {
             sum.each(finish);
         } else if constexpr (kParts == 1) {
             finish(sum.last, 0);
@@ -346,9 +345,8 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
         },
         [&] {
             first.copy_own(shared, stages, map_a, map_b);
-            if (looks)
-                ask_for_weights(args, map_b, blockIdx.x / Tile::kCluster, Tile::kBlockN,
-                                static_cast<int>(blockIdx.x % Tile::kCluster) * (Tile::kBlockN / Tile::kCluster));
+            ask_for_weights<Tile>(args, map_b, blockIdx.x / Tile::kCluster, Tile::kBlockN,
+                                  static_cast<int>(blockIdx.x % Tile::kCluster) * (Tile::kBlockN / Tile::kCluster));
         },
         [&] {
             if (looks)

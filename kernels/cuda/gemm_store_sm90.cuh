@@ -303,7 +303,7 @@ struct Place {
     uint8_t *slabs;
     __device__ __forceinline__ Place(int thread, uint8_t *all_slabs) {
         /* Other kernels have no register to keep it in. */
-        const int kept = Tile::kScaledRowsOnly ? thread : static_cast<int>(threadIdx.x) - ptx::kWarpgroup;
+        const int kept = Tile::kRowsOnly ? thread : static_cast<int>(threadIdx.x) - ptx::kWarpgroup;
         const auto own = static_cast<uint32_t>(ptx::opaque(kept));
         lane = static_cast<int>(own % 32);
         row = static_cast<int>(own / 32 * 16);
@@ -354,16 +354,16 @@ public:
           thread_(thread),
           slabs_(slabs),
           of_rows_(of_rows),
-          kept_boxed_(Tile::kScaledRowsOnly && factors.work.boxed > 0) {}
+          kept_boxed_(Tile::kRowsOnly && factors.work.boxed > 0) {}
 
     __device__ __forceinline__ bool boxed() const {
-        return Tile::kScaledRowsOnly ? kept_boxed_ : Tile::kBoxedTiles && factors_.work.boxed > 0;
+        return Tile::kRowsOnly ? kept_boxed_ : Tile::kBoxedTiles && factors_.work.boxed > 0;
     }
 
     /* Before the steps of K: reads the scales of rows, where nobody keeps them and there are registers. What is the same
      * for all tiles is there. */
     __device__ __forceinline__ void prepare() {
-        if (!Tile::kScaledRowsOnly || !boxed() || factors_.args.epilogue.one_factor) return;
+        if (!Tile::kRowsOnly || !boxed() || factors_.args.epilogue.one_factor) return;
         const Place<Tile> at(thread_, slabs_);
         of_rows_ = factors_.of_rows(at.row + at.lane / 4);
     }
@@ -375,7 +375,7 @@ public:
         if (!boxed()) return;
         const Place<Tile> at(thread_, slabs_);
         RowFactors left = of_rows_;
-        if constexpr (!Tile::kScaledRowsOnly) {
+        if constexpr (!Tile::kRowsOnly) {
             factors_.apply(sum, part, factors_.of_rows(at.row + at.lane / 4), at.slabs, at.lane);
             left = {1.0f, 1.0f};
         }
@@ -448,7 +448,7 @@ __device__ __forceinline__ void finish_part(float (&sum)[kCount], const TileFact
     const StoredRows rows = {first_row + own_row, count - own_row, work.group,
                              work.first_column + part * Tile::kPartColumns, work.columns - part * Tile::kPartColumns};
     if (rows.columns <= 0 || rows.count <= 0) return;
-    if constexpr (Tile::kScaledRowsOnly) {
+    if constexpr (Tile::kRowsOnly) {
         scale_rows(sum, factors.of_rows(at.row + at.lane / 4));
         with_output<Tile>(args.epilogue, [&](auto element, auto add) {
             store_values<decltype(element), add.value, Tile>(sum, args, at.slabs, at.lane, rows);

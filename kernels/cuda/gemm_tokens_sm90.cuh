@@ -333,16 +333,10 @@ __device__ __forceinline__ bool is_plain(const GemmSm90Args &args) {
     return Tile::kUsual || args.plain;
 }
 
-/* Calls keep(element) with a value of the output's type, one of 16 bits. */
-template <typename Tile, typename Keep>
-__device__ __forceinline__ void with_halves(const Epilogue &to, const Keep &keep) {
-    if constexpr (Tile::kUsual)
-        keep(typename Tile::Stored{});
-    else if (to.out_dtype == FG_FLOAT16)
-        keep(__half{});
-    else
-        keep(__nv_bfloat16{});
-}
+/* The type of such an output: the usual one, or the other of 16 bits (make_token_args). */
+template <typename Math, typename Tile>
+using PlainOutput =
+    std::conditional_t<Tile::kUsual == std::is_same_v<typename Math::Stored, __half>, __half, __nv_bfloat16>;
 
 /* Copies them to the output, of which the block has every `split`-th unit from `part` on. A thread reads kTogether chunks
  * at once, and asks one by one whether they are there: to count them would take a division. */

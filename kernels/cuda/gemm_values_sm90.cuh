@@ -46,14 +46,6 @@ struct alignas(8) ColumnFactor {
     float scale, bias;
 };
 
-/* That of column `first_column + i` of so many; where there are fewer, of the last one. */
-__device__ __forceinline__ ColumnFactor column_factor_of(const Epilogue &to, int weight, int64_t first_column,
-                                                         int columns, int i) {
-    const int64_t column = first_column + min(i, columns - 1);
-    return {has_column_scales(to) ? scale_at(to.scale_b, weight, column) : 1.0f,
-            to.bias ? load_as_float(to.bias, weight * to.bias_step + column, to.bias_dtype) : 0.0f};
-}
-
 /* sum * the factors of its row and column + the bias. */
 template <int kCount>
 __device__ __forceinline__ void apply_column_factors(float (&sum)[kCount], const ColumnFactor *kept,
@@ -124,11 +116,13 @@ __device__ __forceinline__ void read_by_lanes(float (&own)[kCount], const Scale 
     for (float &one : own) one = 1.0f;
 }
 
+/* Of the columns of a tile from `first` on. */
 template <int kCount>
-__device__ __forceinline__ void read_bias_by_lanes(float (&own)[kCount], const Epilogue &to, const Sm90Work &work) {
+__device__ __forceinline__ void read_bias_by_lanes(float (&own)[kCount], const Epilogue &to, const Sm90Work &work,
+                                                   int first) {
     const auto read = [&](auto element) {
         const auto *bias = static_cast<const decltype(element) *>(to.bias) + work.weight * to.bias_step;
-        read_by_lanes(own, bias + work.first_column, 1, work.columns);
+        read_by_lanes(own, bias + work.first_column + first, 1, work.columns - first);
     };
     if (to.bias_dtype == FG_BFLOAT16)
         read(__nv_bfloat16{});
@@ -157,7 +151,7 @@ __device__ __forceinline__ void produce_factors(Sm90Shared<Tile> &shared, KeptFa
         const float of_all = of_columns ? 1.0f : scale_at(to.scale_b, work.weight, 0);
         if (args.column_factors)
             read_by_lanes(scale, of_columns ? to.scale_b : Scale{}, work.weight, work.first_column, work.columns);
-        if (to.bias) read_bias_by_lanes(bias, to, work);
+        if (to.bias) read_bias_by_lanes(bias, to, work, 0);
         ptx::mbarrier_wait_parity(&kept.empty, at.parity ^ 1);
 #pragma unroll
         for (int i = 0; i < kOwnRows; ++i)
@@ -196,14 +190,15 @@ struct TileFactors {
             scale_rows(sum, of_rows);
         } else if constexpr (Tile::kKeepsFactors) {
             apply_column_factors(sum, kept.of_column + part * Tile::kPartColumns, of_rows, lane);
-        } else {
+        } else { /* scales of blocks are in the sums: what a column has of its own is a bias */
+            static_assert(kCount % 16 == 0, "each lane has as many of them");
             auto *const own = reinterpret_cast<ColumnFactor *>(slabs);
+            float bias[kCount / 16];
+            read_bias_by_lanes(bias, args.epilogue, work, part * Tile::kPartColumns);
             if (ptx::elect()) ptx::tma_wait_read<0>();
             __syncwarp();
-#pragma unroll 4
-            for (int i = lane; i < 2 * kCount; i += 32)
-                own[i] = column_factor_of(args.epilogue, work.weight, work.first_column + part * Tile::kPartColumns,
-                                          work.columns - part * Tile::kPartColumns, i);
+#pragma unroll
+            for (int i = 0; i < kCount / 16; ++i) own[lane + i * 32] = {1.0f, bias[i]};
             __syncwarp();
             apply_column_factors(sum, own, of_rows, lane);
             __syncwarp();
