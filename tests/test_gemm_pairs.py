@@ -23,7 +23,7 @@ def plan_of(sms, shape, dtype, tiles=DENSE):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @outputs
 def test_pairs_of_narrow_tiles(backend, sms, m, dtype, out_dtype, pad):
-    """Which products of 16 bits have at such a depth already, FP8 at twice as much."""
+    """Which products of 16 bits have at such a depth already, FP8 at more than twice as much."""
     n, k = 200, 5648
     plan = plan_of(sms, (m, n, k), dtype)
     assert (plan["block_m"], plan["block_n"], plan["few_rows"], plan["some_rows"]) == (256, 128, 0, 0)

@@ -346,12 +346,9 @@ def test_rows_that_begin_within_sectors_are_read_by_pairs():
 
 def test_groups_along_k_are_taken_for_what_one_has_of_k():
     """What a tile adds to the output counts beside the steps of its group, not of all."""
-
-    def tile(groups, k, m=2048, n=2048):
-        return hopper_tile(groups * m, n, groups, k=k, tiles=TALL | EQUAL | ADDED | ASKEW)
-
-    assert tile(8, 4096) == (256, 256)
-    assert tile(64, 256) == (128, 128)  # two steps, and whose end is short
+    tiles = TALL | EQUAL | ADDED | ASKEW
+    assert hopper_tile(8 * 2048, 2048, 8, k=4096, tiles=tiles) == (256, 256)
+    assert hopper_tile(64 * 2048, 2048, 64, k=256, tiles=tiles) == (128, 128)  # two steps: of short ends
 
 
 def test_a_plan_that_is_asked_for_again_is_the_same():
