@@ -79,7 +79,7 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
     args.alike = args.plain && args.epilogue.bias == nullptr && (args.epilogue.one_factor || Math::kScaled);
     /* By blocks, or pairs of them, of 64 rows of weights or of 128. */
     const auto launch_blocks = [&](auto tokens_of_tile, auto blocks, auto of_weights) {
-        return with_use<Math, Sm90AnyUse>(args, [&](auto use) {
+        return with_use<typename Math::Stored, Sm90AnyUse>(args, [&](auto use) {
             using Tile = Sm90DecodeTile<Math::kScaled, tokens_of_tile(), blocks(), of_weights(), decltype(use)>;
             return launch_tile<Math, Tile>(plan, weights, tokens, args, num_sms, queue, error);
         });

@@ -78,10 +78,9 @@ inline GemmSm90Args make_token_args(const fg_gemm_params &params) {
     return args;
 }
 
-/* Calls launch with a value of what the kernel is made for: the usual, or an other use. */
-template <typename Math, typename Other, typename Launch>
+/* Calls launch with a value of what the kernel is made for: the usual, which are Stored, or an other use. */
+template <typename Stored, typename Other, typename Launch>
 fg_status with_use(const GemmSm90Args &args, const Launch &launch) {
-    using Stored = typename Math::Stored;
     if (!args.usual) return launch(Other{});
     if (args.space.major.grouping == Grouping::kNone) return launch(Sm90UsualUse<Stored, Other::kRowsOnly, true>{});
     return launch(Sm90UsualUse<Stored, Other::kRowsOnly, false>{});

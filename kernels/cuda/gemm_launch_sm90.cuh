@@ -42,9 +42,9 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &a, const TensorRows
                            error);
 }
 
-/* Of outputs that are no more than scaled rows, or of any, as Other says. With scales of blocks there is no room to keep
- * factors of columns. */
-template <typename Math, typename Other, int kColumns, int kBlocks>
+/* Of outputs that are no more than scaled rows, or of any, as Other says; usual ones are Stored. With scales of blocks there
+ * is no room to keep factors of columns. */
+template <typename Math, typename Other, int kColumns, int kBlocks, typename Stored = typename Math::Stored>
 fg_status launch_use(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
                      const fg_queue *queue, fg_error *error) {
     const auto launch = [&](auto use) {
@@ -54,7 +54,7 @@ fg_status launch_use(const fg_plan &plan, const TensorRows &a, const TensorRows 
     if constexpr ((Math::kFp8 && !Math::kPromote) || (Math::kScaled && !Other::kRowsOnly))
         return launch(Other{});
     else
-        return with_use<Math, Other>(args, launch);
+        return with_use<Stored, Other>(args, launch);
 }
 
 /* Of tiles of so many columns, by pairs of blocks or by single ones; with scales of blocks 256 columns are a pair's. */
@@ -63,6 +63,10 @@ fg_status launch_columns(const fg_plan &plan, const TensorRows &a, const TensorR
                          const fg_queue *queue, fg_error *error) {
     const auto launch_blocks = [&](auto blocks) {
         constexpr int kBlocks = decltype(blocks)::value;
+        if constexpr (std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kPromoted>>) /* the products of inference */
+            if (args.plain && args.epilogue.out_dtype == FG_FLOAT8_E4M3FN)
+                return launch_use<Math, Sm90RowsUse, kColumns, kBlocks, __nv_fp8_e4m3>(plan, a, b, args, num_sms, queue,
+                                                                                       error);
         const auto launch = args.plain ? launch_use<Math, Sm90RowsUse, kColumns, kBlocks>
                                        : launch_use<Math, Sm90AnyUse, kColumns, kBlocks>;
         return launch(plan, a, b, args, num_sms, queue, error);

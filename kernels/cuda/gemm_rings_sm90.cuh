@@ -51,6 +51,7 @@ constexpr int kSm90BlockM = 128, kSm90StepBytes = 128, kSm90SlabBytes = 128;
 /* The fewer cases its code has, the sooner memory has sent what a short product needs of it. */
 struct Sm90AnyUse {
     static constexpr bool kRowsOnly = false, kUsual = false, kOneGroup = false;
+    static constexpr bool kToFp8 = false; /* scales of rows are over that of the output */
 };
 
 /* Outputs that are no more than scaled rows. */
@@ -58,11 +59,11 @@ struct Sm90RowsUse : Sm90AnyUse {
     static constexpr bool kRowsOnly = true;
 };
 
-/* Usual ones: no more than scaled sums in 16 bits, biased or with scales of columns where not kRows, of the type T, whole
- * rows of 16 bytes; of groups of rows or, kDense, of one group; sums are promoted at each step, if at all. */
+/* Usual ones: no more than scaled sums in 16 bits, biased or with scales of columns where not kRows, or in fp8, of the type
+ * T, whole rows of 16 bytes; of groups of rows or, kDense, of one group; sums are promoted at each step, if at all. */
 template <typename T, bool kRows, bool kDense>
 struct Sm90UsualUse {
-    static constexpr bool kRowsOnly = kRows, kUsual = true, kOneGroup = kDense;
+    static constexpr bool kRowsOnly = kRows, kUsual = true, kOneGroup = kDense, kToFp8 = sizeof(T) == 1;
     using Stored = T;
 };
 

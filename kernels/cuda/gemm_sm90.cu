@@ -21,6 +21,14 @@ bool fits_tma(const TensorRows &rows) {
            pitch_fits(rows.groups, rows.group_pitch);
 }
 
+/* Of rows that are scaled, no more, in fp8: what kernels for that have (gemm_launch_sm90.cuh). */
+bool scales_rows_to_fp8(const fg_gemm_params &params) {
+    return params.a.dtype == FG_FLOAT8_E4M3FN && params.b.dtype == FG_FLOAT8_E4M3FN &&
+           params.out.dtype == FG_FLOAT8_E4M3FN && params.promote_every == FG_SCALE_BLOCK_SIZE &&
+           params.kind_a != FG_SCALE_BLOCK && params.kind_b != FG_SCALE_ROW && !params.bias.present &&
+           !params.swiglu && params.activation == FG_ACTIVATION_NONE;
+}
+
 }  // namespace
 
 bool gemm_sm90_takes(const fg_gemm_params &params) {
@@ -39,20 +47,22 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     const TensorRows a = make_rows(params.a), b = make_rows(params.b);
     GemmSm90Args args = make_args(params);
     args.steps_per_promote = params.promote_every / FG_SCALE_BLOCK_SIZE;
-    args.plain = fg_gemm_scales_rows(&params);
     const int64_t size = static_cast<int64_t>(fg_dtype_size(params.out.dtype));
     args.out_aligned = is_multiple(params.out.data, 16) && args.epilogue.out_stride * size % 16 == 0 &&
                        args.epilogue.out_group_stride * size % 16 == 0;
     const TensorRows out = make_rows(params.out);
     args.out_grouped = params.out.ndim == 3;
     args.out_in_boxes = fits_tma(out);
-    args.boxed_tiles = args.out_in_boxes && fg_gemm_is_linear(&params);
     const Grouping grouping = args.space.major.grouping;
     args.rows_end_anywhere =
         !args.space.major_is_columns && grouping != Grouping::kNone && grouping != Grouping::kUniform;
     const bool each_step = !fg_is_float8(dtype) || args.epilogue.block_scaled || args.steps_per_promote == 1;
-    args.usual = args.boxed_tiles && params.out.dtype == usual_output(dtype) && each_step && all.k > 0 &&
-                 !args.space.major_is_columns && params.layout != FG_GEMM_K_GROUPED;
+    const bool whole = args.out_in_boxes && each_step && all.k > 0 && !args.space.major_is_columns &&
+                       params.layout != FG_GEMM_K_GROUPED;
+    const bool to_fp8 = whole && scales_rows_to_fp8(params), linear = to_fp8 || fg_gemm_is_linear(&params);
+    args.plain = to_fp8 || fg_gemm_scales_rows(&params);
+    args.boxed_tiles = args.out_in_boxes && linear;
+    args.usual = whole && linear && (to_fp8 || params.out.dtype == usual_output(dtype));
     if (args.out_in_boxes) {
         const auto encode = params.accumulate ? encode_sums_map : encode_tensor_map;
         fg_status status = encode(&args.map_out, out, 16, 1, error);

@@ -45,7 +45,7 @@ struct SlabColumns {
     __device__ static constexpr int begin_of(int slab) { return slab * kOfSlab - (slab == kSlabs - 1 ? kTwice : 0); }
 };
 
-/* What a slab has of a tile: columns from `column` on; sums in 16 bits or float32 times factors. Of float32 the first
+/* What a slab has of a tile: columns from `column` on; sums times factors. Of float32 the first
  * `blank`, in multiples of 16 or of what is gated of 4, are zeros. */
 struct SlabPart {
     int column;
@@ -64,7 +64,8 @@ __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *s
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const float *sums = &sum[4 * (first + block) + 2 * half];
-                store_pair<T>(slab, lane / 4 + 8 * half, block * 8 + lane % 4 * 2, sums[0], sums[1]);
+                const float factor = part.factors.of[half];
+                store_pair<T>(slab, lane / 4 + 8 * half, block * 8 + lane % 4 * 2, sums[0] * factor, sums[1] * factor);
             }
     } else if constexpr (sizeof(T) == 2) {
         struct alignas(4) Pair {
@@ -368,7 +369,7 @@ public:
         of_rows_ = factors_.of_rows(at.row + at.lane / 4);
     }
 
-    /* A part's values, to slabs, and from there to the output. Where all of them find room, in 16 bits, that is left to
+    /* A part's values, to slabs, and from there to the output. Where all of them find room, in no more than 16 bits, that is left to
      * `send`: it takes a while until stores have filled the slabs, in which something else is done. */
     template <int kCount>
     __device__ __forceinline__ void fill(float (&sum)[kCount], int part) {
@@ -384,7 +385,7 @@ public:
             if constexpr (kSentLater<T, kCount>) {
                 await_slabs<0>();
 #pragma unroll
-                for (int i = 0; i < Tile::kSlabs; ++i)
+                for (int i = 0; i < SlabColumns<T, 2 * kCount>::kSlabs; ++i)
                     fill_slab<T>(sum, at.slabs + i * Tile::kSlabBytes, at.lane,
                                  {SlabColumns<T, 2 * kCount>::begin_of(i), left});
             } else {
@@ -398,19 +399,20 @@ public:
 
     template <int kCount>
     __device__ __forceinline__ void send(const float (&)[kCount], int part) {
-        const bool halves = Tile::kUsual || factors_.args.epilogue.out_dtype != FG_FLOAT32;
-        if (!kSentLater<uint16_t, kCount> || !boxed() || !halves) return;
+        using T = std::conditional_t<Tile::kToFp8, uint8_t, uint16_t>;
+        using Columns = SlabColumns<T, 2 * kCount>;
+        const bool filled = Tile::kUsual || factors_.args.epilogue.out_dtype != FG_FLOAT32;
+        if (!kSentLater<T, kCount> || !boxed() || !filled) return;
         const Place<Tile> at(thread_, slabs_);
-        const auto begin_of = [](int i) { return SlabColumns<uint16_t, 2 * kCount>::begin_of(i); };
+        const auto begin_of = [](int i) { return Columns::begin_of(i); };
         with_all([&](auto all) {
-            send_slabs<uint16_t, false, all.value, Tile, Tile::kSlabs>(at.slabs, factors_.args, rows_of(at, part),
-                                                                       begin_of);
+            send_slabs<T, false, all.value, Tile, Columns::kSlabs>(at.slabs, factors_.args, rows_of(at, part), begin_of);
         });
     }
 
 private:
     template <typename T, int kCount>
-    static constexpr bool kSentLater = sizeof(T) == 2 && SlabColumns<T, 2 * kCount>::kSlabs == Tile::kSlabs;
+    static constexpr bool kSentLater = sizeof(T) <= 2 && SlabColumns<T, 2 * kCount>::kSlabs <= Tile::kSlabs;
 
     /* Calls store(all) with what send_slabs calls kAll. */
     template <typename Store>

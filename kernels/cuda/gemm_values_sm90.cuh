@@ -3,6 +3,8 @@
  */
 #pragma once
 
+#include <cfloat>
+
 #include "gemm_mainloop_sm90.cuh"
 
 namespace flexgemm {
@@ -37,6 +39,18 @@ __device__ __forceinline__ RowFactors row_factors_of(const Epilogue &to, const S
         scale_a[half] = scale_at(to.scale_a, work.group, work.first_row + min(row + 8 * half, work.rows - 1));
     const float scale_b = to.scale_b.step == 0 ? scale_at(to.scale_b, work.weight, 0) : 1.0f;
     return {to.alpha * scale_a[0] * scale_b, to.alpha * scale_a[1] * scale_b};
+}
+
+/* The same where values go to an fp8 output: over its scale, once for a row and not for each value. What is too large for
+ * that saturates any value but 0, which stays 0. */
+__device__ __forceinline__ RowFactors over_scale_out(RowFactors factors, const Epilogue &to) {
+    if (to.scale_out == nullptr) return factors;
+    const float scale = *to.scale_out;
+    for (float &factor : factors.of) {
+        const float quotient = __fdiv_rn(factor, scale);
+        factor = isinf(quotient) && isfinite(factor) && scale != 0.0f ? copysignf(FLT_MAX, quotient) : quotient;
+    }
+    return factors;
 }
 
 /* ---- columns ---- */
@@ -164,6 +178,12 @@ __device__ __forceinline__ void produce_factors(Sm90Shared<Tile> &shared, KeptFa
     }
 }
 
+/* Factors of rows, and of the output where all of it has one. */
+template <typename Tile>
+__device__ __forceinline__ RowFactors to_output(const RowFactors &of_rows, const Epilogue &to) {
+    return Tile::kToFp8 ? over_scale_out(of_rows, to) : of_rows;
+}
+
 /* A consumer's view of them, and of their tile. */
 template <typename Tile>
 struct TileFactors {
@@ -178,7 +198,7 @@ struct TileFactors {
             kept.await(slot);
             return {kept.of_row[row], kept.of_row[row + 8]};
         } else {
-            return row_factors_of(args.epilogue, work, row);
+            return to_output<Tile>(row_factors_of(args.epilogue, work, row), args.epilogue);
         }
     }
 
