@@ -81,7 +81,8 @@ typedef struct {
 } fg_gemm_shape;
 
 fg_gemm_shape fg_gemm_shape_of(const fg_gemm_params *params);
-/* As the plans below ask: m of all groups together, which are one where the groups share their rows; k of one, on average. */
+/* As the plans below ask, and as they are printed: m of all groups together, which are one where the groups share their
+ * rows; k of one, on average. */
 fg_gemm_shape fg_gemm_all_rows(const fg_gemm_params *params);
 
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms);
@@ -104,10 +105,8 @@ enum {
     FG_TILES_ALL = 2047,
 };
 
-/* Whether of the output nothing is asked but sums times and plus factors, in 16 bits or float32; and whether those are
- * factors of rows. */
+/* Whether of the output nothing is asked but sums times and plus factors, in 16 bits or float32. */
 bool fg_gemm_is_linear(const fg_gemm_params *params);
-bool fg_gemm_scales_rows(const fg_gemm_params *params);
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params);
 

@@ -57,7 +57,8 @@ bool fg_gemm_is_linear(const fg_gemm_params *params) {
            fg_dtype_size(params->out.dtype) > 1;
 }
 
-bool fg_gemm_scales_rows(const fg_gemm_params *params) {
+/* And those are factors of rows. */
+static bool scales_rows(const fg_gemm_params *params) {
     return fg_gemm_is_linear(params) && !params->bias.present && params->kind_b != FG_SCALE_ROW;
 }
 
@@ -72,7 +73,7 @@ int32_t fg_gemm_tiles(const fg_gemm_params *params) {
     /* Of 16 bits, groups along K are faster by the same tiles; those of fp8 are not. */
     const bool halves_along_k = params->layout == FG_GEMM_K_GROUPED && !fg_is_float8(params->a.dtype);
     const int32_t of_one_group = FG_TILES_DENSE | (params->accumulate ? FG_TILES_ADDED : 0) |
-                                 (each_step && fg_gemm_scales_rows(params) ? FG_TILES_ROWS : 0);
+                                 (each_step && scales_rows(params) ? FG_TILES_ROWS : 0);
     return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_PACKED : 0) | (blocks ? FG_TILES_BLOCKS : 0) |
            (params->promote_every > FG_SCALE_BLOCK_SIZE && !blocks ? FG_TILES_NARROW : 0) |
            (params->layout == FG_GEMM_N_GROUPED ||
@@ -308,9 +309,17 @@ static double waves_of(const gemm_question *q, double spread, const gemm_tile *t
     return waves;
 }
 
+/* A step of K of a tile that has so many rows; `whole`: most tiles do. */
+static double step_of(const gemm_question *q, const gemm_tile *tile, bool whole, double rows) {
+    const double ASKEW_BYTES = 9.2e3; /* that come to a block in a unit where rows are askew */
+    const double own = (whole ? tile->step : tile->step_of_part) + tile->row * rows;
+    const double bytes = STEP_BYTES * (tile->block_m + tile->block_n) / tile->blocks; /* pairs read half of B each */
+    return q->askew ? fmax(own, bytes / ASKEW_BYTES) : own;
+}
+
 /* Waves of tiles, times the duration of one; or what memory takes to read B. */
 static double cost_of_spread(const gemm_question *q, double spread, const gemm_tile *tile, int32_t num_sms) {
-    const double READ_AGAIN = 0.55, ASKEW_BYTES = 9.2e3; /* that come to a block in a unit where rows are askew */
+    const double READ_AGAIN = 0.55;
     const int32_t at_once = num_sms / tile->blocks;
     if (at_once == 0) return INFINITY;
     const bool whole = q->known || q->groups == 1; /* most tiles */
@@ -319,10 +328,7 @@ static double cost_of_spread(const gemm_question *q, double spread, const gemm_t
     /* A group that is cut evenly has rows in multiples of 16. */
     const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
     const double end = q->added ? tile->end_of_added : whole ? tile->end : tile->end_of_part;
-    const double own_step = (whole ? tile->step : tile->step_of_part) + tile->row * rows;
-    const double bytes = STEP_BYTES * (tile->block_m + tile->block_n) / tile->blocks; /* pairs read half of B each */
-    const double step = q->askew ? fmax(own_step, bytes / ASKEW_BYTES) : own_step;
-    const double busy = tile->begin + waves * ((double)q->steps * step + end);
+    const double busy = tile->begin + waves * ((double)q->steps * step_of(q, tile, whole, rows) + end);
     if (q->groups == 1) return busy;
     /* Tiles of the same rows of B do not keep step where groups differ: of what L2 could share half is read again. */
     const double reads = 1 + READ_AGAIN * (tiles - 1), step_bytes = STEP_BYTES * (double)q->groups * (double)q->n;
@@ -349,7 +355,8 @@ static double saved_by_sharing(const gemm_question *q, const gemm_tile *tile, in
     if (!q->dense || tile->blocks != 2 || tile->block_n > 256 ||
         fg_gemm_shared_tiles(tiles, num_sms / 2, q->steps) == 0)
         return 0;
-    return fmax((double)q->steps * tile->step * (1 - q->durations->own_b / 2) - q->durations->pair_share, 0);
+    const double step = step_of(q, tile, true, 0);
+    return fmax((double)q->steps * step * (1 - q->durations->own_b / 2) - q->durations->pair_share, 0);
 }
 
 /* Whether `tile`, of whose cost sharing has saved so much, costs less than the best so far, which it then is. */

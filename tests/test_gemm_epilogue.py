@@ -72,7 +72,9 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("sms, m, n, k, tile", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("out_dtype, activation", [("float32", None), ("bfloat16", None), ("float32", "swiglu")])
+@pytest.mark.parametrize(
+    "out_dtype, activation", [("float32", None), ("bfloat16", None), ("float32", "swiglu"), ("bfloat16", "swiglu")]
+)
 def test_block_scales_in_every_tile(backend, sms, m, n, k, tile, out_dtype, activation):
     """Which the plan takes for so few multiprocessors. Columns of pairs are of two blocks, the last ones too or of
     one."""

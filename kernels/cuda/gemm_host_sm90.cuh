@@ -79,11 +79,12 @@ inline GemmSm90Args make_token_args(const fg_gemm_params &params) {
 }
 
 /* Calls launch with a value of what the kernel is made for: the usual, which are Stored, or an other use. */
-template <typename Stored, typename Other, typename Launch>
+template <typename Stored, typename Other, Sm90End kEnd = Sm90End::kNone, typename Launch>
 fg_status with_use(const GemmSm90Args &args, const Launch &launch) {
     if (!args.usual) return launch(Other{});
-    if (args.space.major.grouping == Grouping::kNone) return launch(Sm90UsualUse<Stored, Other::kRowsOnly, true>{});
-    return launch(Sm90UsualUse<Stored, Other::kRowsOnly, false>{});
+    if (args.space.major.grouping == Grouping::kNone)
+        return launch(Sm90UsualUse<Stored, Other::kRowsOnly, true, kEnd>{});
+    return launch(Sm90UsualUse<Stored, Other::kRowsOnly, false, kEnd>{});
 }
 
 /* The product of a plan of few rows, and of one of groups of some. (gemm_decode_sm90.cu, gemm_groups_sm90.cu) */

@@ -44,7 +44,8 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &a, const TensorRows
 
 /* Of outputs that are no more than scaled rows, or of any, as Other says; usual ones are Stored. With scales of blocks there
  * is no room to keep factors of columns. */
-template <typename Math, typename Other, int kColumns, int kBlocks, typename Stored = typename Math::Stored>
+template <typename Math, typename Other, int kColumns, int kBlocks, Sm90End kEnd = Sm90End::kNone,
+          typename Stored = typename Math::Stored>
 fg_status launch_use(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
                      const fg_queue *queue, fg_error *error) {
     const auto launch = [&](auto use) {
@@ -54,7 +55,34 @@ fg_status launch_use(const fg_plan &plan, const TensorRows &a, const TensorRows 
     if constexpr ((Math::kFp8 && !Math::kPromote) || (Math::kScaled && !Other::kRowsOnly))
         return launch(Other{});
     else
-        return with_use<Stored, Other>(args, launch);
+        return with_use<Stored, Other, kEnd>(args, launch);
+}
+
+/* Kinds of products whose usual outputs may end otherwise than in sums of 16 bits (has_usual_end): those of inference. */
+template <typename Math>
+constexpr bool kHasUsualEnds =
+    std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kPromoted>> || std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kScaled>>;
+
+using LaunchSm90 = fg_status(const fg_plan &, const TensorRows &, const TensorRows &, GemmSm90Args &, int,
+                             const fg_queue *, fg_error *);
+
+/* For one that does. */
+template <typename Math, int kColumns, int kBlocks>
+LaunchSm90 *launch_of_end(const GemmSm90Args &args) {
+    const bool swiglu = args.epilogue.swiglu;
+    if constexpr (Math::kScaled) {
+        return launch_use<Math, Sm90RowsUse, kColumns, kBlocks, Sm90End::kSwiglu>;
+    } else if (args.epilogue.out_dtype == FG_FLOAT8_E4M3FN) {
+        if constexpr (kColumns == 256)
+            if (swiglu) return launch_use<Math, Sm90RowsUse, kColumns, kBlocks, Sm90End::kSwiglu, __nv_fp8_e4m3>;
+        return launch_use<Math, Sm90RowsUse, kColumns, kBlocks, Sm90End::kNone, __nv_fp8_e4m3>;
+    } else if (args.plain) {
+        return swiglu ? launch_use<Math, Sm90RowsUse, kColumns, kBlocks, Sm90End::kSwiglu>
+                      : launch_use<Math, Sm90RowsUse, kColumns, kBlocks, Sm90End::kSilu>;
+    } else {
+        return swiglu ? launch_use<Math, Sm90AnyUse, kColumns, kBlocks, Sm90End::kSwiglu>
+                      : launch_use<Math, Sm90AnyUse, kColumns, kBlocks, Sm90End::kSilu>;
+    }
 }
 
 /* Of tiles of so many columns, by pairs of blocks or by single ones; with scales of blocks 256 columns are a pair's. */
@@ -63,12 +91,10 @@ fg_status launch_columns(const fg_plan &plan, const TensorRows &a, const TensorR
                          const fg_queue *queue, fg_error *error) {
     const auto launch_blocks = [&](auto blocks) {
         constexpr int kBlocks = decltype(blocks)::value;
-        if constexpr (std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kPromoted>>) /* the products of inference */
-            if (args.plain && args.epilogue.out_dtype == FG_FLOAT8_E4M3FN)
-                return launch_use<Math, Sm90RowsUse, kColumns, kBlocks, __nv_fp8_e4m3>(plan, a, b, args, num_sms, queue,
-                                                                                       error);
-        const auto launch = args.plain ? launch_use<Math, Sm90RowsUse, kColumns, kBlocks>
-                                       : launch_use<Math, Sm90AnyUse, kColumns, kBlocks>;
+        LaunchSm90 *launch = args.plain ? launch_use<Math, Sm90RowsUse, kColumns, kBlocks>
+                                        : launch_use<Math, Sm90AnyUse, kColumns, kBlocks>;
+        if constexpr (kHasUsualEnds<Math>)
+            if (args.usual_end) launch = launch_of_end<Math, kColumns, kBlocks>(args);
         return launch(plan, a, b, args, num_sms, queue, error);
     };
     if constexpr (!Math::kScaled || kColumns < 256)

@@ -40,6 +40,7 @@ struct GemmSm90Args {
     bool out_aligned;          /* its rows start at multiples of 16 bytes */
     bool staggered;            /* blocks add to the output at different times (gemm_sm90.cuh) */
     bool usual;                /* what Sm90UsualUse calls so */
+    bool usual_end;            /* and not just sums in 16 bits */
     bool plain;                /* of out nothing but scaled sums in 16 bits, or float32 of many rows; biased of few */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
 };
@@ -48,10 +49,14 @@ constexpr int kSm90BlockM = 128, kSm90StepBytes = 128, kSm90SlabBytes = 128;
 
 /* ---- what a kernel is made for ---- */
 
+/* What sums become in the end, scaled and biased. */
+enum class Sm90End { kNone, kSilu, kSwiglu };
+
 /* The fewer cases its code has, the sooner memory has sent what a short product needs of it. */
 struct Sm90AnyUse {
     static constexpr bool kRowsOnly = false, kUsual = false, kOneGroup = false;
-    static constexpr bool kToFp8 = false; /* scales of rows are over that of the output */
+    static constexpr bool kToFp8 = false; /* as usual ones */
+    static constexpr Sm90End kEnd = Sm90End::kNone;
 };
 
 /* Outputs that are no more than scaled rows. */
@@ -59,11 +64,13 @@ struct Sm90RowsUse : Sm90AnyUse {
     static constexpr bool kRowsOnly = true;
 };
 
-/* Usual ones: no more than scaled sums in 16 bits, biased or with scales of columns where not kRows, or in fp8, of the type
- * T, whole rows of 16 bytes; of groups of rows or, kDense, of one group; sums are promoted at each step, if at all. */
-template <typename T, bool kRows, bool kDense>
+/* Usual ones: sums in 16 bits, or fp8 where kRows, of the type T, whole rows of 16 bytes; scaled, biased or with scales of
+ * columns where not kRows, and what kAtEnd says; of groups of rows or, kDense, of one group; sums are promoted at each step,
+ * if at all. */
+template <typename T, bool kRows, bool kDense, Sm90End kAtEnd = Sm90End::kNone>
 struct Sm90UsualUse {
     static constexpr bool kRowsOnly = kRows, kUsual = true, kOneGroup = kDense, kToFp8 = sizeof(T) == 1;
+    static constexpr Sm90End kEnd = kAtEnd;
     using Stored = T;
 };
 
@@ -217,11 +224,9 @@ __device__ __forceinline__ void release_work(Sm90Shared<Tile> &shared, RingPosit
     at.advance();
 }
 
-__device__ __forceinline__ bool is_one_group(const TileSpace &space) { return space.major.grouping == Grouping::kNone; }
-
 template <typename Tile>
 __device__ __forceinline__ bool has_one_group(const GemmSm90Args &args) {
-    return Tile::kUsual ? Tile::kOneGroup : is_one_group(args.space);
+    return Tile::kUsual ? Tile::kOneGroup : args.space.major.grouping == Grouping::kNone;
 }
 
 /* ---- what a block will want first ---- */

@@ -21,12 +21,16 @@ bool fits_tma(const TensorRows &rows) {
            pitch_fits(rows.groups, rows.group_pitch);
 }
 
-/* Of rows that are scaled, no more, in fp8: what kernels for that have (gemm_launch_sm90.cuh). */
-bool scales_rows_to_fp8(const fg_gemm_params &params) {
-    return params.a.dtype == FG_FLOAT8_E4M3FN && params.b.dtype == FG_FLOAT8_E4M3FN &&
-           params.out.dtype == FG_FLOAT8_E4M3FN && params.promote_every == FG_SCALE_BLOCK_SIZE &&
-           params.kind_a != FG_SCALE_BLOCK && params.kind_b != FG_SCALE_ROW && !params.bias.present &&
-           !params.swiglu && params.activation == FG_ACTIVATION_NONE;
+/* SiLU, SwiGLU and fp8 outputs for which there are kernels (launch_of_end) whose tiles end under the next one's products:
+ * of e4m3, in the format that usually follows. */
+bool has_usual_end(const fg_gemm_params &params, const GemmSm90Args &args, const fg_plan &plan) {
+    const bool e4m3 = params.a.dtype == FG_FLOAT8_E4M3FN && params.b.dtype == FG_FLOAT8_E4M3FN;
+    const bool blocks = args.epilogue.block_scaled, silu = params.activation == FG_ACTIVATION_SILU;
+    if (!e4m3 || (!silu && params.activation != FG_ACTIVATION_NONE)) return false;
+    if (blocks) return params.out.dtype == FG_BFLOAT16 && params.swiglu && !args.column_factors;
+    if (params.out.dtype == FG_FLOAT8_E4M3FN)
+        return !silu && !args.column_factors && (!params.swiglu || plan.block_n == 256);
+    return params.out.dtype == FG_BFLOAT16 && (silu || params.swiglu);
 }
 
 }  // namespace
@@ -59,10 +63,11 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     const bool each_step = !fg_is_float8(dtype) || args.epilogue.block_scaled || args.steps_per_promote == 1;
     const bool whole = args.out_in_boxes && each_step && all.k > 0 && !args.space.major_is_columns &&
                        params.layout != FG_GEMM_K_GROUPED;
-    const bool to_fp8 = whole && scales_rows_to_fp8(params), linear = to_fp8 || fg_gemm_is_linear(&params);
-    args.plain = to_fp8 || fg_gemm_scales_rows(&params);
-    args.boxed_tiles = args.out_in_boxes && linear;
-    args.usual = whole && linear && (to_fp8 || params.out.dtype == usual_output(dtype));
+    const bool linear = fg_gemm_is_linear(&params);
+    args.usual_end = whole && !linear && has_usual_end(params, args, plan);
+    args.boxed_tiles = args.out_in_boxes && (linear || args.usual_end);
+    args.usual = args.usual_end || (whole && linear && params.out.dtype == usual_output(dtype));
+    args.plain = (linear || args.usual_end) && !args.column_factors;
     if (args.out_in_boxes) {
         const auto encode = params.accumulate ? encode_sums_map : encode_tensor_map;
         fg_status status = encode(&args.map_out, out, 16, 1, error);

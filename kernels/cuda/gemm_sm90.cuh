@@ -228,7 +228,7 @@ __device__ __forceinline__ int multiply_tiles(TileSums<kLast, kFirst> &sum, Sm90
     }();
     RowFactors of_rows = {{1.0f, 1.0f}};
     if (Tile::kRowsOnly && args.epilogue.one_factor)
-        of_rows = to_output<Tile>(factor_of_all(args.epilogue), args.epilogue);
+        of_rows = over_scale_out<Tile>(factor_of_all(args.epilogue), args.epilogue);
     for (;;) {
         const Sm90Work &work = shared.work[slot.slot];
         const TileFactors<Tile> factors = {kept, args, work, slot.slot};

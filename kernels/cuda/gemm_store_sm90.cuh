@@ -6,128 +6,9 @@
  */
 #pragma once
 
-#include <type_traits>
-
-#include "gemm_values_sm90.cuh"
+#include "gemm_slabs_sm90.cuh"
 
 namespace flexgemm {
-
-/* ---- slabs ---- */
-
-/* Where a slab of 16 rows of 128 bytes has a byte of a row: 16-byte chunk c of row r is at c ^ (r % 8). */
-__device__ __forceinline__ uint32_t place_in_slab(int row, int byte) {
-    return row * kSm90SlabBytes + (byte / 16 ^ row % 8) * 16 + byte % 16;
-}
-
-/* Two adjacent sums of a row. */
-template <typename T>
-__device__ __forceinline__ void store_pair(uint8_t *slab, int row, int byte, float first, float second) {
-    uint8_t *const to = slab + place_in_slab(row, byte);
-    if constexpr (sizeof(T) == 1) { /* both in one instruction */
-        constexpr auto kKind = std::is_same_v<T, __nv_fp8_e4m3> ? __NV_E4M3 : __NV_E5M2;
-        *reinterpret_cast<__nv_fp8x2_storage_t *>(to) =
-            __nv_cvt_float2_to_fp8x2({first, second}, __NV_SATFINITE, kKind);
-    } else {
-        struct alignas(2 * sizeof(T)) Pair {
-            T element[2];
-        };
-        *reinterpret_cast<Pair *>(to) = {from_float<T>(first), from_float<T>(second)};
-    }
-}
-
-/* How a tile's columns come in slabs: those of the last one end where the tile does, and begin in the one before where
- * they have to. */
-template <typename T, int kColumns>
-struct SlabColumns {
-    static constexpr int kOfSlab = kSm90SlabBytes / static_cast<int>(sizeof(T)), kSlabs = ceil_div(kColumns, kOfSlab);
-    static constexpr bool kFill = kColumns >= kOfSlab;                     /* a slab at least */
-    static constexpr int kTwice = kFill ? kSlabs * kOfSlab - kColumns : 0; /* columns that the last two slabs have */
-    __device__ static constexpr int begin_of(int slab) { return slab * kOfSlab - (slab == kSlabs - 1 ? kTwice : 0); }
-};
-
-/* What a slab has of a tile: columns from `column` on; sums times factors. Of float32 the first
- * `blank`, in multiples of 16 or of what is gated of 4, are zeros. */
-struct SlabPart {
-    int column;
-    RowFactors factors = {{1.0f, 1.0f}};
-    int blank = 0;
-};
-
-/* 16 rows of it, converted. Of each 8 columns a lane holds four sums, of two rows. */
-template <typename T, int kCount>
-__device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *slab, int lane, const SlabPart &part) {
-    constexpr int kBlocks = kSm90SlabBytes / static_cast<int>(sizeof(T)) / 8;
-    const int first = part.column / 8;
-    if constexpr (sizeof(T) == 1) {
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const float *sums = &sum[4 * (first + block) + 2 * half];
-                const float factor = part.factors.of[half];
-                store_pair<T>(slab, lane / 4 + 8 * half, block * 8 + lane % 4 * 2, sums[0] * factor, sums[1] * factor);
-            }
-    } else if constexpr (sizeof(T) == 2) {
-        struct alignas(4) Pair {
-            T element[2];
-        };
-#pragma unroll
-        for (int block = 0; block < kBlocks; block += 2) {
-            uint32_t words[4]; /* rows 0 to 7 and 8 to 15 of a block, and of the next */
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float *sums = &sum[4 * (first + block + i / 2) + 2 * (i % 2)];
-                const float factor = part.factors.of[i % 2];
-                const Pair pair = {from_float<T>(sums[0] * factor), from_float<T>(sums[1] * factor)};
-                memcpy(&words[i], &pair, sizeof pair);
-            }
-            ptx::stmatrix_x4(slab + lane % 16 * kSm90SlabBytes + ((block + lane / 16) ^ lane % 8) * 16, words);
-        }
-    } else {
-        /* Two rows beside each other have the same banks in a block: one of them takes the blocks in turns. */
-        const bool odd = lane / 4 % 2;
-#pragma unroll
-        for (int block = 0; block < kBlocks; block += 2)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                constexpr float kZeros[2] = {0.0f, 0.0f};
-                const float *own = &sum[4 * (first + block) + 2 * half];
-                const bool blank = block * 8 < part.blank;
-                const float *sums = blank ? kZeros : own, *next = blank ? kZeros : own + 4;
-                const int row = lane / 4 + 8 * half, byte = lane % 4 * 8;
-                const float factor = part.factors.of[half];
-                store_pair<T>(slab, row, (block + odd) * 32 + byte, factor * (odd ? next[0] : sums[0]),
-                              factor * (odd ? next[1] : sums[1]));
-                store_pair<T>(slab, row, (block + !odd) * 32 + byte, factor * (odd ? sums[0] : next[0]),
-                              factor * (odd ? sums[1] : next[1]));
-            }
-    }
-}
-
-/* Of each 4 columns a lane has one, in two rows. */
-template <typename T, int kCount>
-__device__ __forceinline__ void fill_slab(const GatedSums<kCount> &gated, uint8_t *slab, int lane,
-                                          const SlabPart &part) {
-    constexpr int kSlabColumns = kSm90SlabBytes / static_cast<int>(sizeof(T));
-    constexpr int kBlocks = (kSlabColumns < 2 * kCount ? kSlabColumns : 2 * kCount) / 4;
-    const int first = part.column / 4;
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = lane / 4 + 8 * half, byte = (block * 4 + lane % 4) * static_cast<int>(sizeof(T));
-            *reinterpret_cast<T *>(slab + place_in_slab(row, byte)) =
-                from_float<T>(block * 4 < part.blank ? 0.0f : gated.of[2 * (first + block) + half]);
-        }
-}
-
-/* Columns that a warp's values are, whose type is an array of sums or what SwiGLU makes of one. */
-template <typename Values>
-constexpr int kColumnsOf = 0;
-template <int kCount>
-constexpr int kColumnsOf<float[kCount]> = 2 * kCount;
-template <int kCount>
-constexpr int kColumnsOf<GatedSums<kCount>> = 2 * kCount;
 
 /* ---- stores ---- */
 
@@ -141,6 +22,11 @@ __device__ __forceinline__ T slab_chunk(const uint8_t *slab, int lane, int i) {
 struct StoredRows {
     int64_t first_row;
     int count, group, first_column, columns;
+
+    /* Of what SwiGLU makes of them. */
+    __device__ __forceinline__ StoredRows gated() const {
+        return {first_row, count, group, first_column / 2, columns / 2};
+    }
 };
 
 /* The rows and columns of a slab that there are, by the warp itself. */
@@ -238,8 +124,9 @@ __device__ __forceinline__ void store_slabs(const Values &values, const GemmSm90
         if (any) {
 #pragma unroll
             for (int j = 0; j < kTogether; ++j)
-                fill_slab<T>(values, slab + j * Tile::kSlabBytes, lane,
-                             {Columns::begin_of(i + j), factors, kAdd && i + j == kSlabs - 1 ? Columns::kTwice : 0});
+                fill_slab<T, Tile::kEnd>(
+                    values, slab + j * Tile::kSlabBytes, lane,
+                    {Columns::begin_of(i + j), factors, kAdd && i + j == kSlabs - 1 ? Columns::kTwice : 0});
         }
         if (!boxes) {
             __syncwarp();
@@ -312,33 +199,68 @@ struct Place {
     }
 };
 
+/* What SwiGLU will make of sums times factors for a usual output. */
+template <typename Tile, int kCount>
+__device__ __forceinline__ GatedLater<kCount> gate_later(const float (&sum)[kCount], const RowFactors &factors,
+                                                         const Epilogue &to) {
+    return {sum, factors, Tile::kToFp8 && to.scale_out ? over_scale(1.0f, *to.scale_out) : 1.0f};
+}
+
+/* SwiGLU to fp8 makes of each of a tile's two parts half a slab; it is sent when it is full. */
+template <typename Tile>
+constexpr bool kFillsHalves = Tile::kToFp8 && Tile::kEnd == Sm90End::kSwiglu;
+
+template <typename Tile, int kCount>
+__device__ __forceinline__ void fill_half(const GatedLater<kCount> &gated, const Place<Tile> &at, int part) {
+    static_assert(Tile::kParts == 2 && 2 * kCount == kSm90SlabBytes, "halves of a slab");
+    if (part == 0) await_slabs<0>();
+    fill_slab<typename Tile::Stored, Tile::kEnd>(gated, at.slabs, at.lane, {0, {}, 0, part * kCount});
+}
+
+/* `rows`: those of the last part. */
+template <typename Tile>
+__device__ __forceinline__ void send_halves(const GemmSm90Args &args, const Place<Tile> &at, const StoredRows &rows) {
+    send_slabs<typename Tile::Stored, false, Tile::kOneGroup, Tile, 1>(at.slabs, args, rows.gated(),
+                                                                       [](int) { return -kSm90SlabBytes / 2; });
+}
+
+/* Stores a part of a warp's rows, scaled and biased, in a usual output. */
+template <typename Tile, int kCount>
+__device__ __forceinline__ void store_usual(const float (&sum)[kCount], const GemmSm90Args &args, int part,
+                                            const Place<Tile> &at, const StoredRows &rows) {
+    if constexpr (kFillsHalves<Tile>) {
+        fill_half(gate_later<Tile>(sum, {{1.0f, 1.0f}}, args.epilogue), at, part);
+        if (part == 1) send_halves(args, at, rows);
+    } else if constexpr (Tile::kEnd == Sm90End::kSwiglu) {
+        const auto gated = gate_later<Tile>(sum, {{1.0f, 1.0f}}, args.epilogue);
+        store_values<typename Tile::Stored, false, Tile>(gated, args, at.slabs, at.lane, rows.gated());
+    } else {
+        store_values<typename Tile::Stored, false, Tile>(sum, args, at.slabs, at.lane, rows);
+    }
+}
+
 /* What a part of a warp's rows becomes where that is more than scaled rows: factors of columns, activations, SwiGLU,
  * fp8. */
 template <typename Tile, int kCount>
 __device__ __forceinline__ void finish_other(float (&sum)[kCount], const TileFactors<Tile> &factors, int part,
-                                             const Place<Tile> &at, StoredRows rows) {
+                                             const Place<Tile> &at, const StoredRows &rows) {
     const GemmSm90Args &args = factors.args;
     const Epilogue &to = args.epilogue;
     factors.apply(sum, part, factors.of_rows(at.row + at.lane / 4), at.slabs, at.lane);
-    if constexpr (Tile::kUsual) {
-        store_values<typename Tile::Stored, false, Tile>(sum, args, at.slabs, at.lane, rows);
-        return;
-    }
+    if constexpr (Tile::kUsual) return store_usual(sum, args, part, at, rows);
     activate<kSm90AtOnce>(sum, to.activation);
-    const auto store = [&](auto &values) {
+    const auto store = [&](auto &values, const StoredRows &stored) {
         with_any_output<Tile>(to, [&](auto element, auto add) {
-            store_values<decltype(element), add.value, Tile>(values, args, at.slabs, at.lane, rows);
+            store_values<decltype(element), add.value, Tile>(values, args, at.slabs, at.lane, stored);
         });
     };
     if (to.swiglu) {
         auto gated = gate(sum);
         if (to.scale_out) divide(gated.of, *to.scale_out);
-        rows.first_column /= 2;
-        rows.columns /= 2;
-        store(gated);
+        store(gated, rows.gated());
     } else {
         if (to.scale_out) divide(sum, *to.scale_out);
-        store(sum);
+        store(sum, rows);
     }
 }
 
@@ -369,8 +291,8 @@ public:
         of_rows_ = factors_.of_rows(at.row + at.lane / 4);
     }
 
-    /* A part's values, to slabs, and from there to the output. Where all of them find room, in no more than 16 bits, that is left to
-     * `send`: it takes a while until stores have filled the slabs, in which something else is done. */
+    /* A part's values, to slabs, and from there to the output. Where all of them find room, in no more than 16 bits, that is
+     * left to `send`: it takes a while until stores have filled the slabs, in which something else is done. */
     template <int kCount>
     __device__ __forceinline__ void fill(float (&sum)[kCount], int part) {
         if (!boxed()) return;
@@ -380,39 +302,56 @@ public:
             factors_.apply(sum, part, factors_.of_rows(at.row + at.lane / 4), at.slabs, at.lane);
             left = {1.0f, 1.0f};
         }
-        with_output<Tile>(factors_.args.epilogue, [&](auto element, auto add) {
-            using T = decltype(element);
-            if constexpr (kSentLater<T, kCount>) {
-                await_slabs<0>();
-#pragma unroll
-                for (int i = 0; i < SlabColumns<T, 2 * kCount>::kSlabs; ++i)
-                    fill_slab<T>(sum, at.slabs + i * Tile::kSlabBytes, at.lane,
-                                 {SlabColumns<T, 2 * kCount>::begin_of(i), left});
-            } else {
-                with_all([&](auto all) {
-                    store_slabs<T, add.value, all.value, Tile>(sum, factors_.args, at.slabs, at.lane, rows_of(at, part),
-                                                               true, left);
-                });
-            }
-        });
+        const Epilogue &to = factors_.args.epilogue;
+        if constexpr (kFillsHalves<Tile>)
+            fill_half(gate_later<Tile>(sum, left, to), at, part);
+        else if constexpr (Tile::kEnd == Sm90End::kSwiglu)
+            fill_with<typename Tile::Stored, false>(gate_later<Tile>(sum, left, to), at, part, left);
+        else
+            with_output<Tile>(
+                to, [&](auto element, auto add) { fill_with<decltype(element), add.value>(sum, at, part, left); });
     }
 
     template <int kCount>
     __device__ __forceinline__ void send(const float (&)[kCount], int part) {
+        constexpr bool kGated = Tile::kEnd == Sm90End::kSwiglu;
         using T = std::conditional_t<Tile::kToFp8, uint8_t, uint16_t>;
-        using Columns = SlabColumns<T, 2 * kCount>;
+        using Columns = SlabColumns<T, kGated ? kCount : 2 * kCount>;
         const bool filled = Tile::kUsual || factors_.args.epilogue.out_dtype != FG_FLOAT32;
-        if (!kSentLater<T, kCount> || !boxed() || !filled) return;
+        if (!boxed() || !filled) return;
         const Place<Tile> at(thread_, slabs_);
-        const auto begin_of = [](int i) { return Columns::begin_of(i); };
-        with_all([&](auto all) {
-            send_slabs<T, false, all.value, Tile, Columns::kSlabs>(at.slabs, factors_.args, rows_of(at, part), begin_of);
-        });
+        if constexpr (kFillsHalves<Tile>) {
+            if (part == 1) send_halves(factors_.args, at, rows_of(at, part));
+        } else if constexpr (kSentLater<Columns, sizeof(T)>) {
+            const auto begin_of = [](int i) { return Columns::begin_of(i); };
+            with_all([&](auto all) {
+                send_slabs<T, false, all.value, Tile, Columns::kSlabs>(at.slabs, factors_.args, stored_rows(at, part),
+                                                                       begin_of);
+            });
+        }
     }
 
 private:
-    template <typename T, int kCount>
-    static constexpr bool kSentLater = sizeof(T) <= 2 && SlabColumns<T, 2 * kCount>::kSlabs <= Tile::kSlabs;
+    template <typename Columns, int kBytes>
+    static constexpr bool kSentLater = kBytes <= 2 && Columns::kSlabs <= Tile::kSlabs;
+
+    template <typename T, bool kAdd, typename Values>
+    __device__ __forceinline__ void fill_with(const Values &values, const Place<Tile> &at, int part,
+                                              const RowFactors &left) {
+        using Columns = SlabColumns<T, kColumnsOf<Values>>;
+        if constexpr (kSentLater<Columns, sizeof(T)>) {
+            await_slabs<0>();
+#pragma unroll
+            for (int i = 0; i < Columns::kSlabs; ++i)
+                fill_slab<T, Tile::kEnd>(values, at.slabs + i * Tile::kSlabBytes, at.lane,
+                                         {Columns::begin_of(i), left});
+        } else {
+            with_all([&](auto all) {
+                store_slabs<T, kAdd, all.value, Tile>(values, factors_.args, at.slabs, at.lane, stored_rows(at, part),
+                                                      true, left);
+            });
+        }
+    }
 
     /* Calls store(all) with what send_slabs calls kAll. */
     template <typename Store>
@@ -429,6 +368,11 @@ private:
         const Sm90Work &work = factors_.work;
         return {work.first_row + at.row, work.rows - at.row, work.group, work.first_column + part * Tile::kPartColumns,
                 work.columns - part * Tile::kPartColumns};
+    }
+
+    __device__ __forceinline__ StoredRows stored_rows(const Place<Tile> &at, int part) const {
+        const StoredRows rows = rows_of(at, part);
+        return Tile::kEnd == Sm90End::kSwiglu ? rows.gated() : rows;
     }
 
     const TileFactors<Tile> &factors_;
@@ -449,8 +393,11 @@ __device__ __forceinline__ void finish_part(float (&sum)[kCount], const TileFact
     const int own_row = at.row % Tile::kWarpgroupRows;
     const StoredRows rows = {first_row + own_row, count - own_row, work.group,
                              work.first_column + part * Tile::kPartColumns, work.columns - part * Tile::kPartColumns};
-    if (rows.columns <= 0 || rows.count <= 0) return;
-    if constexpr (Tile::kRowsOnly) {
+    if (rows.count <= 0 || (rows.columns <= 0 && !kFillsHalves<Tile>)) return;
+    if constexpr (Tile::kRowsOnly && Tile::kUsual) {
+        scale_rows(sum, factors.of_rows(at.row + at.lane / 4));
+        store_usual(sum, args, part, at, rows);
+    } else if constexpr (Tile::kRowsOnly) {
         scale_rows(sum, factors.of_rows(at.row + at.lane / 4));
         with_output<Tile>(args.epilogue, [&](auto element, auto add) {
             store_values<decltype(element), add.value, Tile>(sum, args, at.slabs, at.lane, rows);

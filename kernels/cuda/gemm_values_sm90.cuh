@@ -22,6 +22,20 @@ __device__ __forceinline__ void scale_rows(float (&sum)[kCount], const RowFactor
     for (int i = 0; i < kCount; ++i) sum[i] *= factors.of[i / 2 % 2];
 }
 
+/* A quotient that may be multiplied by 0: what has become too large for that is the largest number, by which all but 0
+ * saturates as well. */
+__device__ __forceinline__ float over_scale(float value, float scale) {
+    const float quotient = __fdiv_rn(value, scale);
+    return isinf(quotient) && isfinite(value) && scale != 0.0f ? copysignf(FLT_MAX, quotient) : quotient;
+}
+
+/* Of a usual output in fp8 what its scale divides is not each value, but the factors of rows. */
+template <typename Tile>
+__device__ __forceinline__ RowFactors over_scale_out(const RowFactors &factors, const Epilogue &to) {
+    if (!Tile::kToFp8 || Tile::kEnd != Sm90End::kNone || to.scale_out == nullptr) return factors;
+    return {over_scale(factors.of[0], *to.scale_out), over_scale(factors.of[1], *to.scale_out)};
+}
+
 /* Where all of the output has one. */
 __device__ __forceinline__ RowFactors factor_of_all(const Epilogue &to) {
     const float factor = to.alpha * scale_at(to.scale_a, 0, 0) * scale_at(to.scale_b, 0, 0);
@@ -39,18 +53,6 @@ __device__ __forceinline__ RowFactors row_factors_of(const Epilogue &to, const S
         scale_a[half] = scale_at(to.scale_a, work.group, work.first_row + min(row + 8 * half, work.rows - 1));
     const float scale_b = to.scale_b.step == 0 ? scale_at(to.scale_b, work.weight, 0) : 1.0f;
     return {to.alpha * scale_a[0] * scale_b, to.alpha * scale_a[1] * scale_b};
-}
-
-/* The same where values go to an fp8 output: over its scale, once for a row and not for each value. What is too large for
- * that saturates any value but 0, which stays 0. */
-__device__ __forceinline__ RowFactors over_scale_out(RowFactors factors, const Epilogue &to) {
-    if (to.scale_out == nullptr) return factors;
-    const float scale = *to.scale_out;
-    for (float &factor : factors.of) {
-        const float quotient = __fdiv_rn(factor, scale);
-        factor = isinf(quotient) && isfinite(factor) && scale != 0.0f ? copysignf(FLT_MAX, quotient) : quotient;
-    }
-    return factors;
 }
 
 /* ---- columns ---- */
@@ -178,12 +180,6 @@ __device__ __forceinline__ void produce_factors(Sm90Shared<Tile> &shared, KeptFa
     }
 }
 
-/* Factors of rows, and of the output where all of it has one. */
-template <typename Tile>
-__device__ __forceinline__ RowFactors to_output(const RowFactors &of_rows, const Epilogue &to) {
-    return Tile::kToFp8 ? over_scale_out(of_rows, to) : of_rows;
-}
-
 /* A consumer's view of them, and of their tile. */
 template <typename Tile>
 struct TileFactors {
@@ -198,7 +194,7 @@ struct TileFactors {
             kept.await(slot);
             return {kept.of_row[row], kept.of_row[row + 8]};
         } else {
-            return to_output<Tile>(row_factors_of(args.epilogue, work, row), args.epilogue);
+            return over_scale_out<Tile>(row_factors_of(args.epilogue, work, row), args.epilogue);
         }
     }
 
@@ -234,20 +230,22 @@ constexpr int kSm90AtOnce = 32; /* sums of a thread that there are registers for
  * Where that is not finite, neither is the quotient or it is 0, and the product is it. */
 template <int kCount>
 __device__ __forceinline__ void divide(float (&value)[kCount], float scale) {
-    const float inverse = __frcp_rn(scale);
+    const float inverse = over_scale(1.0f, scale);
     apply_in_turns<kSm90AtOnce>(value, [&](float x) {
         const float quotient = x * inverse, rest = fmaf(-quotient, scale, x);
         return isfinite(rest) ? fmaf(rest, inverse, quotient) : quotient;
     });
 }
 
-/* The values of half as many columns, which SwiGLU makes: of each 4 a lane has one, in two rows. */
+/* The values of half as many columns, which SwiGLU makes: silu(gate) * what it gates, of two columns that are beside each
+ * other. Of each 4 a lane has one, in two rows. */
 template <int kCount>
 struct GatedSums {
+    static constexpr int kColumns = 2 * kCount;
     float of[kCount];
+    __device__ __forceinline__ float value(int i) const { return of[i]; }
 };
 
-/* silu(gate) * what it gates, of the two columns that are beside each other. */
 template <int kCount>
 __device__ __forceinline__ GatedSums<kCount / 2> gate(const float (&sum)[kCount]) {
     GatedSums<kCount / 2> gated;
@@ -255,5 +253,19 @@ __device__ __forceinline__ GatedSums<kCount / 2> gate(const float (&sum)[kCount]
     for (int i = 0; i < kCount / 2; ++i) gated.of[i] = silu(sum[2 * i]) * sum[2 * i + 1];
     return gated;
 }
+
+/* The same of sums times factors, times `scale`, each when it is stored: for all of them at once there is no register
+ * while products are under way. */
+template <int kCount>
+struct GatedLater {
+    static constexpr int kColumns = kCount;
+    const float (&sum)[kCount];
+    RowFactors factors;
+    float scale;
+    __device__ __forceinline__ float value(int i) const {
+        const float factor = factors.of[i % 2];
+        return silu(sum[2 * i] * factor) * (sum[2 * i + 1] * factor) * scale;
+    }
+};
 
 }  // namespace flexgemm
