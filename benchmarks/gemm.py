@@ -59,9 +59,11 @@ BLOCK_SCALED = {
     ("m_grouped_ragged", 8320, 4096), ("m_grouped_ragged", 8069, 1536), ("m_grouped_contiguous", 34151, 4096),
     ("m_grouped_masked", 1024, 4096), ("m_grouped_masked", 1984, 4096),
 }  # fmt: skip
-# (m, n, k) of products with scales per row; the second one also with each of the endings
+# (m, n, k) of products with scales per row, and of FP8 ones that end as inference wants; the second one also with each
+# of the endings in each dtype
 ENDED = [(4096, 4096, 7168), (4096, 7168, 2048), (4096, 24576, 1536)]
 ENDINGS = ("bias", "silu", "swiglu", "fp8")
+SERVED_ENDINGS = ("swiglu", "fp8", "swiglu-fp8")
 LOOSE_DIFF = 1e-3  # of e4m3 outputs, whose values have 3 bits, and of peers, which may accumulate in reduced precision
 GRANULARITIES = ("tensor", "row", "1x128", "128x128")
 BLOCK = 128
@@ -84,7 +86,7 @@ class Case:
     expected_m: int = 0
     layout: str = ""  # "" is dense or m_grouped_ragged
     scales: str = ""  # "" is one per tensor, or "row" or "block"
-    ending: str = ""  # one of ENDINGS
+    ending: str = ""  # one of ENDINGS or SERVED_ENDINGS
     suite: str = "gemm"  # or "experts", "endings": shapes beside which no peer's measured figure is put
 
     @property
@@ -134,6 +136,9 @@ def more_cases() -> list[Case]:
     blocks = [case for case in cases() if case.dtype == FP8 and (case.op, case.m, case.n) in BLOCK_SCALED]
     made += [Case(FP8, *shape, scales="row", suite="endings") for shape in ENDED]
     made += [Case(dtype, *ENDED[1], ending=e, suite="endings") for dtype in (FP8, "bfloat16") for e in ENDINGS]
+    made += [Case(FP8, *ENDED[1], scales=s, ending="swiglu", suite="endings") for s in ("row", "block")]
+    served = [Case(FP8, *shape, ending=e, suite="endings") for shape in ENDED for e in SERVED_ENDINGS]
+    made += [case for case in served if case not in made]
     return made + [replace(case, scales="block") for case in blocks]
 
 
@@ -163,7 +168,8 @@ class Problem:
             self.a, self.scale_a = _quantize(self.a, dim=of_rows)
             self.b, self.scale_b = _quantize(self.b, dim=(1, 2) if weights else of_rows)
         self.bias = torch.randn(case.n, device=DEVICE, dtype=torch.bfloat16) if case.ending == "bias" else None
-        self.scale_out = torch.ones((), device=DEVICE)
+        largest = case.k / 16 if "swiglu" in case.ending else 1.0  # saturates nothing: products of sums of random data
+        self.scale_out = torch.tensor(largest, device=DEVICE) if "fp8" in case.ending else None
         self.ends = list(itertools.accumulate(sizes))
         self.offsets = self._integers(self.ends)
         self.masked_m = self._integers(sizes)
@@ -181,11 +187,11 @@ class Problem:
     def ours(self) -> torch.Tensor:
         scales = {"scale_a": self.scale_a, "scale_b": self.scale_b}
         how = scales | {"out_dtype": torch.bfloat16}
-        match self.case.ending:
+        if self.scale_out is not None:
+            how |= {"scale_out": self.scale_out, "out_dtype": torch.float8_e4m3fn}
+        match self.case.ending.removesuffix("fp8").removesuffix("-"):
             case "bias":
                 how |= {"bias": self.bias}
-            case "fp8":
-                how |= {"scale_out": self.scale_out, "out_dtype": torch.float8_e4m3fn}
             case "":
                 pass
             case activation:
@@ -267,8 +273,10 @@ class Problem:
                 reference = reference + self.bias.double()
             if self.case.ending == "silu":
                 reference = torch.nn.functional.silu(reference)
-            elif self.case.ending == "swiglu":
+            elif "swiglu" in self.case.ending:
                 reference = torch.nn.functional.silu(reference[:, 0::2]) * reference[:, 1::2]
+            if self.scale_out is not None:
+                reference = reference / self.scale_out.double()
             judge_similarity(f"group {g}" if self.case.sizes else "out", result[rows], reference, limit)
 
 
@@ -311,10 +319,10 @@ def floor_ms(case: Case, ceilings: Ceilings) -> float:
     """Multiply-adds at dense speed, or a, b and out once at copy speed (a gradient is read and written); groups without
     rows do not read their b."""
     size = getattr(torch, case.dtype).itemsize
-    ended = case.ending in ("swiglu", "fp8")  # half of the columns, or of the bytes
+    halved = ("swiglu" in case.ending) + ("fp8" in case.ending)  # half of the columns, of the bytes
     along_k = case.op == "k_grouped_wgrad"
     weights = sum(rows > 0 for rows in case.sizes) if case.sizes and not along_k else 1
-    out_bytes = 8 * (len(case.sizes) if along_k else 1) if "wgrad" in case.op else 1 if ended else 2
+    out_bytes = 8 * (len(case.sizes) if along_k else 1) if "wgrad" in case.op else 2 / 2**halved
     moved = size * (case.m * case.k + weights * case.n * case.k) + out_bytes * case.m * case.n
     kind = "float8" if case.dtype == FP8 else case.dtype
     return ceilings.floor_ms(kind, 2.0 * case.m * case.n * case.k, moved)
@@ -328,7 +336,7 @@ def measure_case(run: Run, timer: Timer, ceilings: Ceilings, case: Case, missing
     for row in missing:
         peer = row.get("peer")
         with run.guarded(describe(row)):
-            limit = LOOSE_DIFF if peer or case.ending == "fp8" else BF16_OUT_DIFF
+            limit = LOOSE_DIFF if peer or "fp8" in case.ending else BF16_OUT_DIFF
             problem.judge(calls[peer](), limit)  # of gradients the first call, from zeros
             ms = timer.median_ms(calls[peer])
             speed = {"tflops": significant(2e-9 * case.m * case.n * case.k / ms)}

@@ -16,6 +16,21 @@ PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS, FEW_OR_MANY, DENSE, ADDED, ROWS, AS
 FAR_APART = [(37 * g) % 200 if g % 9 == 4 else 0 for g in range(100)]
 
 
+# What FP8 products have kernels of their own for: scales, dtype of the bias, activation, dtype of the output.
+ENDS = {
+    "silu": ("tensor", None, "silu", "bfloat16"),
+    "silu-rows": ("row of a", None, "silu", "bfloat16"),
+    "silu-columns-bias": ("row", "float32", "silu", "bfloat16"),
+    "swiglu": ("tensor", None, "swiglu", "bfloat16"),
+    "swiglu-rows": ("row of a", None, "swiglu", "bfloat16"),
+    "swiglu-columns-bias": ("row", "bfloat16", "swiglu", "bfloat16"),
+    "fp8": ("tensor", None, None, "float8_e4m3fn"),
+    "fp8-rows": ("row of a", None, None, "float8_e4m3fn"),
+    "swiglu-fp8": ("tensor", None, "swiglu", "float8_e4m3fn"),
+    "swiglu-fp8-rows": ("row of a", None, "swiglu", "float8_e4m3fn"),
+}
+
+
 def operands(m, n, k, dtype_a, dtype_b, groups=None, seed=0):
     """A short row of the output would cancel and could not be judged: few columns take data of one sign."""
     rng = np.random.default_rng([m, n, k, seed])
@@ -87,29 +102,83 @@ def offsets_of(sizes, form, dtype, first=0):
 
 
 def epilogue_of(rng, a, b, scales, bias, activation):
-    """What a product is told of its sums: scales of this kind for each operand and a bias of this dtype, or None."""
-    how = {"scale_a": scale_of(rng, scales, len(a)), "scale_b": scale_of(rng, scales, len(b)), "activation": activation}
-    how["alpha"] = 4 / np.sqrt(a.shape[1])
+    """What a product is told of its sums: scales of this kind for each operand, or "row of a" and one for b, and a bias
+    of this dtype, or None. Groups have their own."""
+    of_b = "tensor" if scales == "row of a" else scales
+    how = {
+        "scale_a": scale_of(rng, scales.removesuffix(" of a"), a.shape[-2], a.shape[:-2]),
+        "scale_b": scale_of(rng, of_b, b.shape[-2], b.shape[:-2]),
+        "activation": activation,
+        "alpha": 4 / np.sqrt(a.shape[-1]),
+    }
     if bias:
-        how["bias"] = rng.standard_normal(len(b)).astype(reference.dtype_of(bias))
+        how["bias"] = rng.standard_normal(b.shape[:-1]).astype(reference.dtype_of(bias))
     return how
 
 
-def check_output(backend, rng, a, b, out_dtype, scales, bias, activation, sms, fence=True):
-    """A dense product by `sms` multiprocessors, of what `epilogue_of` says."""
-    dtypes = str(a.dtype), str(b.dtype)
-    how = epilogue_of(rng, a, b, scales, bias, activation)
-    ref = reference.gemm(a, b, **how)
-    cut = cut_of(backend, dtypes, activation)
-    is_float8 = out_dtype.startswith("float8")
-    if is_float8:
-        how["scale_out"] = np.asarray(0.03, np.float32)
-    with guarded.multiprocessors(sms):
-        out = guarded.gemm(backend, a, b, out_dtype, shape=(len(a), width(len(b), activation)), fence=fence, **how)
-    if is_float8:
-        judge_float8(out, ref / reference.f64(how["scale_out"]), out_dtype, cut)
+def judge_output(out, ref, dtype, out_dtype, scale_out, activation, cut):
+    if scale_out is not None:
+        judge_float8(out, ref / reference.f64(scale_out), out_dtype, cut)
     elif activation:
         own = 1e-4 if out_dtype == "float32" else reference.ROW_TOLERANCE[out_dtype]
         reference.assert_rows(out, ref, max(own, reference.ROW_CUTS * cut))
     else:
-        judge(out, ref, dtypes[0], out_dtype, cut=cut)
+        judge(out, ref, dtype, out_dtype, cut=cut)
+
+
+def scale_out_of(out_dtype):
+    return np.asarray(0.03, np.float32) if out_dtype.startswith("float8") else None
+
+
+def check_output(backend, rng, a, b, out_dtype, scales, bias, activation, sms, fence=True):
+    """A dense product by `sms` multiprocessors, of what `epilogue_of` says."""
+    dtypes, scale_out = (str(a.dtype), str(b.dtype)), scale_out_of(out_dtype)
+    how = epilogue_of(rng, a, b, scales, bias, activation)
+    ref = reference.gemm(a, b, **how)
+    shape = len(a), width(len(b), activation)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, out_dtype, shape=shape, scale_out=scale_out, fence=fence, **how)
+    judge_output(out, ref, dtypes[0], out_dtype, scale_out, activation, cut_of(backend, dtypes, activation))
+
+
+EXPECTED_M, KEPT = 160, 7  # of masked groups; what rows of no group hold before and after
+
+
+def lay_out(layout, sizes):
+    """Groups of these sizes: the shape of all rows, an index of those of each, and what tells."""
+    if layout == "m_grouped_masked":
+        rows = [(g, slice(0, size)) for g, size in enumerate(sizes)]
+        return (len(sizes), max(sizes)), rows, {"masked_m": np.array(sizes, np.int32), "expected_m": EXPECTED_M}
+    pitch = [-(-size // 128) * 128 if layout == "m_grouped_contiguous" else size for size in sizes]
+    begins = np.cumsum([0, *pitch])
+    rows = [slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=False)]
+    if layout == "m_grouped":
+        return (begins[-1] + 9,), rows, {"offsets": offsets_of(sizes, "ends", np.int32)}
+    m_indices = np.full(begins[-1], -1, np.int32)
+    for g, own in enumerate(rows):
+        m_indices[own] = g
+    return (len(m_indices),), rows, {"m_indices": m_indices}
+
+
+def check_grouped_output(backend, layout, sizes, n, k, out_dtype, scales, bias, activation, sms, fence=True):
+    """An FP8 product of groups of rows, likewise; what is of no group stays as it was."""
+    dtypes, scale_out = ("float8_e4m3fn", "float8_e4m3fn"), scale_out_of(out_dtype)
+    lead, rows, told = lay_out(layout, sizes)
+    rng, a, b = operands(int(np.prod(lead)), n, k, *dtypes, groups=len(sizes))
+    a = a.reshape(*lead, k)
+    how = epilogue_of(rng, a, b, scales, bias, activation)
+    initial = np.full((*lead, width(n, activation)), KEPT, reference.dtype_of(out_dtype))
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, out_dtype, layout=layout, shape=initial.shape, initial=initial,
+                           scale_out=scale_out, fence=fence, **how, **told)  # fmt: skip
+    left = np.ones(lead, bool)
+    for g, own in enumerate(rows):
+        left[own] = False
+        if sizes[g] == 0:
+            continue
+        of_a = how["scale_a"]
+        part = {name: x[g] if name in ("scale_b", "bias") else x for name, x in how.items()}
+        part["scale_a"] = of_a[own] if scales != "tensor" else of_a[g] if of_a.ndim else of_a
+        ref = reference.gemm(a[own], b[g], **part)
+        judge_output(out[own], ref, dtypes[0], out_dtype, scale_out, activation, cut_of(backend, dtypes, activation))
+    assert (reference.f64(out[left]) == KEPT).all()

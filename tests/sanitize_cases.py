@@ -23,7 +23,7 @@ import numpy as np
 import reference
 import scenes
 from memory import Cuda, Host
-from products import block_scales, check_output, operands
+from products import ENDS, block_scales, check_grouped_output, check_output, operands
 from reference import assert_gemm_rows, assert_rows, assert_same_bits
 
 from flexgemm import _C
@@ -422,11 +422,9 @@ def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offse
         assert_rows(out, ref, max(reference.ROW_TOLERANCE[d] for d in (dtypes[0], out_dtype, precision) if d != "ieee"))
 
 
-def outputs_case(backend, dtype, out_dtype, activation, shape, num_sms):
-    """What large tiles make of their sums, beside scales of rows and a bias."""
-    check_output(
-        backend, *operands(*shape, dtype, dtype), out_dtype, "row", "float32", activation, num_sms, fence=False
-    )
+def outputs_case(backend, dtype, out_dtype, activation, shape, num_sms, scales="row", bias="float32"):
+    """What large tiles make of their sums."""
+    check_output(backend, *operands(*shape, dtype, dtype), out_dtype, scales, bias, activation, num_sms, fence=False)
 
 
 def sums_case(backend, dtype, shape, num_sms):
@@ -823,6 +821,15 @@ def all_cases():
                 cases[f"gemm/outputs/{dtype}/{out_dtype}-{activation}/{place}"] = partial(
                     outputs_case, dtype=dtype, out_dtype=out_dtype, activation=activation, shape=shape, num_sms=2
                 )
+
+    for name, (scales, bias, activation, out_dtype) in ENDS.items():
+        how = {"out_dtype": out_dtype, "activation": activation, "scales": scales, "bias": bias}
+        cases[f"gemm/ends/{name}"] = partial(outputs_case, dtype=E4M3, shape=(260, 480, 400), num_sms=1, **how)
+        cases[f"gemm/ends/{name}/pairs"] = partial(outputs_case, dtype=E4M3, shape=(400, 480, 2448), num_sms=2, **how)
+        cases[f"gemm/ends/{name}/groups"] = partial(
+            check_grouped_output, layout="m_grouped", sizes=[48, 127, 176, 0, 130], n=480, k=1040, sms=1, fence=False,
+            **how,
+        )  # fmt: skip
 
     for dtype in (E4M3, "bfloat16"):
         cases[f"gemm/staggered/{dtype}"] = partial(sums_case, dtype=dtype, shape=(1100, 1050, 528), num_sms=8)

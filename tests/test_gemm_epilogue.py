@@ -83,7 +83,11 @@ def test_block_scales_in_every_tile(backend, sms, m, n, k, tile, out_dtype, acti
     how = block_scales(rng, m, n, k) | {"activation": activation}
     with guarded.multiprocessors(sms):
         out = guarded.gemm(backend, a, b, out_dtype, shape=(m, width(n, activation)), **how)
-    judge(out, reference.gemm(a, b, **how), E4M3, out_dtype, cut=cut_of(backend, FP8, activation))
+    ref, cut = reference.gemm(a, b, **how), cut_of(backend, FP8, activation)
+    if activation and out_dtype == "bfloat16":  # a product of two sums: few elements may make a row
+        reference.assert_rows(out, ref, max(reference.ROW_TOLERANCE[out_dtype], ROW_CUTS * cut))
+    else:
+        judge(out, ref, E4M3, out_dtype, cut=cut)
 
 
 GROUPS = {  # the deep ones have more steps than a ring has stages
