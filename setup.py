@@ -44,7 +44,7 @@ CUDA_ARCHS = (
 MINIMUM_CUDA = (12, 4)  # the first whose PTX has FP8 mma.sync for sm_89
 
 C_FLAGS = ["-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-Wall", "-Wextra", "-Wconversion"]
-CUDA_FLAGS = ["-std=c++17", "-O3", "-lineinfo", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra"]
+CUDA_FLAGS = ["-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra"]
 PYTHON_DEFINES = [  # of csrc/: CPython 3.11 and NumPy 2.0, or later
     "-DPy_LIMITED_API=0x030B0000",
     "-DNPY_NO_DEPRECATED_API=NPY_2_0_API_VERSION",
@@ -222,7 +222,7 @@ class BuildExtension(build_ext):
     """build_ext whose one extension is compiled and linked by the steps above."""
 
     def build_extension(self, ext: Extension) -> None:
-        os.chdir(ROOT)  # commands, depfiles and -lineinfo hold relative names
+        os.chdir(ROOT)  # commands and depfiles hold relative names
         toolkit = find_toolkit()
         if toolkit:
             print(f"flexgemm: CUDA {toolkit.version} from {toolkit.nvcc}")
