@@ -209,7 +209,7 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
         if (is_plain<Tile>(args))
             output.copy(rows);
         else
-            finish_tokens(shared, args, work, reinterpret_cast<const float *>(rows), part);
+            finish_tokens<4>(shared, args, work, reinterpret_cast<const float *>(rows), part);
         ptx::named_barrier(1, Tile::kConsumers); /* before the sums and scales of the next tile */
     }
 }

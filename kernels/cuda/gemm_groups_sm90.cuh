@@ -94,7 +94,8 @@ __device__ __forceinline__ void consume_groups(TokenShared<Tile> &shared, uint8_
             float *rows = reinterpret_cast<float *>(kept);
             store_tokens<Tile::kFloatsAtOnce, Tile>(
                 sum, work, has_rows, [&](const auto &sums, int units, int) { keep_floats<Tile>(sums, rows, units); },
-                [&](const Sm90Work &part, int first) { finish_tokens(shared, args, part, rows, 0, first); });
+                /* There is this code for each of the parts: of more tokens at once it would be too much. */
+                [&](const Sm90Work &part, int first) { finish_tokens<1>(shared, args, part, rows, 0, first); });
         } else {
             store_tokens<Tile::kHalvesAtOnce, Tile>(
                 sum, work, has_rows,

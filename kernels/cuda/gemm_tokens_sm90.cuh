@@ -9,6 +9,7 @@
 
 #include "gemm_mainloop_sm90.cuh"
 #include "gemm_scales_sm90.cuh"
+#include "gemm_values_sm90.cuh"
 
 namespace flexgemm {
 
@@ -397,27 +398,61 @@ __device__ __forceinline__ void keep_floats(const float (&sum)[kCount], float *r
     }
 }
 
-/* Scales, biases and stores the block's tokens, of which the first is the tile's token `first_token`; a warp takes a
- * token at a time. */
-template <typename Tile>
+/* Scales, biases, activates and stores the block's tokens, of which the first is the tile's token `first_token`; a warp
+ * takes a token at a time, and a thread four columns of kTogether tokens at once, so that none waits for another. */
+template <int kTogether, typename Tile>
 __device__ __forceinline__ void finish_tokens(const TokenShared<Tile> &shared, const GemmSm90Args &args,
                                               const Sm90Work &work, const float *rows, int part, int first_token = 0) {
     constexpr int kFours = Tile::kRows / 4, kTokensAtOnce = Tile::kConsumers / kFours;
+    const Epilogue &to = args.epilogue;
     const int thread = threadIdx.x - ptx::kWarpgroup, local_column = thread % kFours * 4;
-    const int count = min(work.rows - local_column, 4);
+    const int count = min(work.rows - local_column, 4), halves = to.swiglu ? 2 : 1;
     if (count <= 0) return;
     const float4 scale = *reinterpret_cast<const float4 *>(&shared.weight_scale[local_column]);
     const float4 bias = *reinterpret_cast<const float4 *>(&shared.bias[local_column]);
+    const float scale_out = to.scale_out ? *to.scale_out : 1.0f;
+    const int64_t column = (work.first_row + local_column) / halves;
+    const bool aligned = to.out_aligned && column % 4 == 0;
 #pragma unroll 1
-    for (int i = thread / kFours;; i += kTokensAtOnce) {
-        const int token = (i / 8 * args.split + part) * 8 + i % 8;
-        if (token >= work.columns) return;
-        const float4 sum = *reinterpret_cast<const float4 *>(rows + i * Tile::kSumPitch + local_column);
-        const float scale_a = shared.token_scale[first_token + token];
-        float value[4] = {fmaf(sum.x, scale_a * scale.x, bias.x), fmaf(sum.y, scale_a * scale.y, bias.y),
-                          fmaf(sum.z, scale_a * scale.z, bias.z), fmaf(sum.w, scale_a * scale.w, bias.w)};
-        activate_and_store(args.epilogue, value, work.group, work.first_column + token, work.first_row + local_column,
-                           count);
+    for (int first = thread / kFours;; first += kTogether * kTokensAtOnce) {
+        int token[kTogether];
+        int64_t index[kTogether];
+        float value[4 * kTogether] = {};
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+            const int i = first + j * kTokensAtOnce;
+            token[j] = (i / 8 * args.split + part) * 8 + i % 8;
+            index[j] = work.group * to.out_group_stride + (work.first_column + token[j]) * to.out_stride + column;
+            if (token[j] >= work.columns) continue;
+            const float4 sum = *reinterpret_cast<const float4 *>(rows + i * Tile::kSumPitch + local_column);
+            const float scale_a = shared.token_scale[first_token + token[j]];
+            value[4 * j] = fmaf(sum.x, scale_a * scale.x, bias.x);
+            value[4 * j + 1] = fmaf(sum.y, scale_a * scale.y, bias.y);
+            value[4 * j + 2] = fmaf(sum.z, scale_a * scale.z, bias.z);
+            value[4 * j + 3] = fmaf(sum.w, scale_a * scale.w, bias.w);
+        }
+        if (token[0] >= work.columns) return;
+        activate<4 * kTogether>(value, to.activation);
+        if (to.swiglu)
+#pragma unroll
+            for (int j = 0; j < kTogether; ++j) {
+                value[4 * j] = silu(value[4 * j]) * value[4 * j + 1];
+                value[4 * j + 1] = silu(value[4 * j + 2]) * value[4 * j + 3];
+            }
+        if (to.scale_out) divide(value, scale_out);
+        if (to.accumulate)
+#pragma unroll
+            for (int i = 0; i < 4 * kTogether; ++i)
+                if (token[i / 4] < work.columns && i % 4 < count / halves)
+                    value[i] += static_cast<const float *>(to.out)[index[i / 4] + i % 4];
+        with_out_type(to.out_dtype, [&](auto type) {
+#pragma unroll
+            for (int j = 0; j < kTogether; ++j) {
+                const float four[4] = {value[4 * j], value[4 * j + 1], value[4 * j + 2], value[4 * j + 3]};
+                if (token[j] < work.columns)
+                    store_four<decltype(type)>(to.out, index[j], four, count / halves, aligned);
+            }
+        });
     }
 }
 
