@@ -1,5 +1,5 @@
-"""SiLU, SwiGLU and FP8 outputs of FP8 products, whose tiles end while the next one is multiplied: every tile, last rows
-and columns that lack some, groups that end within a tile."""
+"""SiLU, SwiGLU and FP8 outputs of FP8 products, which have kernels of their own: every tile, last rows and columns that
+lack some, groups that end within a tile."""
 
 from __future__ import annotations
 
@@ -40,6 +40,18 @@ TILES = {
 }
 
 
+# The same of the kernels for few and for some rows: tokens to a tile, and whether they are few.
+TOKENS = {
+    (132, 5, 480, 400): (8, True),
+    (132, 16, 352, 1040): (16, True),
+    (132, 30, 480, 4112): (32, True),  # K shared by eight blocks
+    (132, 64, 96, 272): (64, True),
+    (132, 100, 480, 400): (128, True),
+    (132, 200, 480, 4112): (128, True),  # two rows of tiles
+    (4, 144, 480, 4112): (144, False),
+}
+
+
 def tile_of(sms, m, n, k, groups, tiles):
     plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=groups, dtype=E4M3, num_sms=sms, tiles=tiles)
     assert plan["few_rows"] == plan["some_rows"] == 0
@@ -52,6 +64,30 @@ def test_ends_of_every_tile(backend, sms, m, n, k, end):
     assert tile_of(sms, m, n, k, 1, DENSE) == TILES[sms, m, n, k]
     scales, bias, activation, out_dtype = end
     check_output(backend, *operands(m, n, k, *FP8), out_dtype, scales, bias, activation, sms)
+
+
+@all_ends
+@pytest.mark.parametrize("sms, m, n, k", TOKENS)
+def test_ends_of_few_and_some_rows(backend, sms, m, n, k, end):
+    plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=E4M3, num_sms=sms, tiles=DENSE)
+    assert (plan["block_m"], plan["few_rows"] > 0) == TOKENS[sms, m, n, k]
+    assert plan["few_rows"] > 0 or plan["some_rows"]
+    scales, bias, activation, out_dtype = end
+    check_output(backend, *operands(m, n, k, *FP8), out_dtype, scales, bias, activation, sms)
+
+
+@all_ends
+@pytest.mark.parametrize(
+    "layout, sms, sizes, k, tokens",
+    [("m_grouped", 8, [3, 0, 17, 33, 64, 1], 400, 96), ("m_grouped_masked", 4, [150, 0, 201, 129, 16, 60], 1040, 192)],
+)
+def test_ends_of_groups_of_some_rows(backend, layout, sms, sizes, k, tokens, end):
+    n = 480
+    rows, asks = (EXPECTED_M * len(sizes), MASKED) if layout == "m_grouped_masked" else (sum(sizes), 0)
+    plan = _C.plan_gemm_sm90(m=rows, n=n, k=k, groups=len(sizes), dtype=E4M3, num_sms=sms, tiles=asks)
+    assert (plan["block_m"], plan["some_rows"]) == (tokens, 1)
+    scales, bias, activation, out_dtype = end
+    check_grouped_output(backend, layout, sizes, n, k, out_dtype, scales, bias, activation, sms)
 
 
 @all_ends

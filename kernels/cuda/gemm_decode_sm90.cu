@@ -76,13 +76,18 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
                  fg_error *error) {
     const TensorRows weights = make_rows(params.b), tokens = make_rows(params.a);
     GemmSm90Args args = make_token_args(params);
-    args.alike = args.plain && args.epilogue.bias == nullptr && (args.epilogue.one_factor || Math::kScaled);
+    if (args.usual_end && args.space.major.grouping != Grouping::kNone) args.usual_end = args.usual = false;
+    args.alike =
+        (args.plain || args.usual_end) && args.epilogue.bias == nullptr && (args.epilogue.one_factor || Math::kScaled);
     /* By blocks, or pairs of them, of 64 rows of weights or of 128. */
     const auto launch_blocks = [&](auto tokens_of_tile, auto blocks, auto of_weights) {
-        return with_use<typename Math::Stored, Sm90AnyUse>(args, [&](auto use) {
+        const auto launch_use = [&](auto use) {
             using Tile = Sm90DecodeTile<Math::kScaled, tokens_of_tile(), blocks(), of_weights(), decltype(use)>;
             return launch_tile<Math, Tile>(plan, weights, tokens, args, num_sms, queue, error);
-        });
+        };
+        if constexpr (kHasUsualEnds<Math>)
+            if (args.usual_end) return with_end<Math, false>(args, launch_use);
+        return with_use<typename Math::Stored, Sm90AnyUse>(args, launch_use);
     };
     constexpr std::integral_constant<int, 1> one;
     constexpr std::integral_constant<int, 2> two;

@@ -18,7 +18,7 @@
  */
 #pragma once
 
-#include "gemm_tokens_sm90.cuh"
+#include "gemm_token_output_sm90.cuh"
 
 namespace flexgemm {
 
@@ -50,7 +50,7 @@ struct Sm90DecodeTile : Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights, Use> 
     static constexpr int kSharedBytes = kStages * Base::kStageBytes + kExchangeBytes + 1024;
     /* Of the output, to a thread. */
     static constexpr int kChunksAtOnce = kTokens < 64 ? ceil_div(kTokens, Base::kTokensAtOnce) : 4;
-    static_assert((kTokens + 15) / 16 * 16 * Base::kHalfPitch <= kExchangeBytes, "tokens are stored 16 at a time");
+    static_assert((kTokens + 15) / 16 * 16 * Base::kTokenPitch <= kExchangeBytes, "tokens are stored 16 at a time");
     static_assert(kSumBytes <= kStages * Base::kStageBytes, "sums of a shared tile take the place of its stages");
 };
 
@@ -160,7 +160,7 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
                                     ptx::wgmma_descriptor(stages + Tile::kWeightBytes)};
     while (works.next(work)) {
-        const TileScales tile_scales = load_scales(args, work);
+        const TileScales tile_scales = load_scales<Tile>(args, work);
         const Depth depth = {steps_of(work), 0, 0, 0};
         const int split = args.split, part = rank / Tile::kCluster;
         int units = 0;
@@ -171,7 +171,7 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
                 ptx::mbarrier_arrive_expect_tx(&shared.received,
                                                units * (split - 1) * warpgroups * ptx::kWarpgroup * 16);
         }
-        const HalvesOutput<Tile, Tile::kChunksAtOnce> output(args, work, part);
+        const TokenOutput<Tile, Tile::kChunksAtOnce> output(args, work, part);
         const bool has_rows = work.rows > warpgroup * Tile::kWarpgroupRows;
         constexpr int kCount = Tile::kBlockN / 2;
         TileSums<Tile::kBlockN> sum;
@@ -186,7 +186,7 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
         if (!args.alike || split > 1) ptx::named_barrier(1, Tile::kConsumers);
         uint8_t *rows = split > 1 ? stages : reinterpret_cast<uint8_t *>(exchange); /* the stages have been read */
         const auto keep = [&](const auto &sums, int count, const auto &factors) {
-            keep_halves<PlainOutput<Math, Tile>, Tile>(sums, factors, rows, count);
+            keep_plain<Math, Tile>(sums, factors, args.epilogue, rows, count);
         };
         const auto finish = [&](const auto &sums, int count) {
             constexpr int kUnits = sizeof sums / sizeof *sums / 4;

@@ -12,7 +12,7 @@
  */
 #pragma once
 
-#include "gemm_tokens_sm90.cuh"
+#include "gemm_token_output_sm90.cuh"
 
 namespace flexgemm {
 
@@ -24,12 +24,13 @@ struct Sm90GroupTile : Sm90TokenTile<kScaled, kTokens, 2, 2, Use> {
     static constexpr int kBoxTokensOfGroups = kUnit;
     /* Sums are stored so many tokens at a time, by way of shared memory. */
     static constexpr int kHalvesAtOnce = 32, kFloatsAtOnce = 16;
-    static constexpr int kKeptBytes = kHalvesAtOnce * Base::kHalfPitch;
+    static constexpr int kKeptBytes = kHalvesAtOnce * (2 * Base::kRows + 16);
     static constexpr int kSmallBytes = 1536 + 4 * kTokens; /* barriers, tiles, scales */
     static constexpr int kStages = (227 * 1024 - kKeptBytes - kSmallBytes) / (Base::kStageBytes + Base::kScaleBytes);
     static constexpr int kSharedBytes = kStages * (Base::kStageBytes + Base::kScaleBytes) + kKeptBytes + kSmallBytes;
     static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-    static_assert(kFloatsAtOnce * Base::kSumPitch * 4 <= kKeptBytes, "both kinds of sums find room");
+    static_assert(kFloatsAtOnce * Base::kSumPitch * 4 <= kKeptBytes && Base::kTokenPitch <= 2 * Base::kRows + 16,
+                  "all kinds of sums find room");
     static_assert(kTokens % kHalvesAtOnce == 0 && kHalvesAtOnce % kFloatsAtOnce == 0, "tokens are stored by these");
     static_assert(kProducerRegisters + Base::kWarpgroups * kConsumerRegisters <=
                       (1 + Base::kWarpgroups) * ptx::registers_at_launch(Base::kThreads),
@@ -80,7 +81,7 @@ __device__ __forceinline__ void consume_groups(TokenShared<Tile> &shared, uint8_
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
                                     ptx::wgmma_descriptor(stages + Tile::kWeightBytes)};
     while (works.next(work)) {
-        const TileScales scales = load_scales(args, work);
+        const TileScales scales = load_scales<Tile>(args, work);
         const Depth depth = {steps_of(work), 0, 0, 0};
         const bool has_rows = work.rows > warpgroup * Tile::kWarpgroupRows;
         float sum[Tile::kBlockN / 2];
@@ -102,9 +103,9 @@ __device__ __forceinline__ void consume_groups(TokenShared<Tile> &shared, uint8_
                 [&](const auto &sums, int units, int first) {
                     constexpr int kUnits = Tile::kHalvesAtOnce / 8;
                     const auto factors = load_factors<kUnits>(shared, 1, 0, first);
-                    keep_halves<PlainOutput<Math, Tile>, Tile>(sums, factors, kept, units);
+                    keep_plain<Math, Tile>(sums, factors, args.epilogue, kept, units);
                 },
-                [&](const Sm90Work &part, int) { HalvesOutput<Tile, 1>(args, part, 0).copy(kept); });
+                [&](const Sm90Work &part, int) { TokenOutput<Tile, 1>(args, part, 0).copy(kept); });
         }
     }
 }

@@ -3,6 +3,9 @@
  */
 #pragma once
 
+#include <type_traits>
+
+#include "../plan.h"
 #include "gemm_mainloop_sm90.cuh"
 #include "tensor_map.cuh"
 
@@ -62,19 +65,35 @@ fg_status with_fp8(fg_dtype first, fg_dtype second, const Launch &launch) {
 /* Math::Stored, of products of these. */
 inline fg_dtype usual_output(fg_dtype operands) { return operands == FG_FLOAT16 ? FG_FLOAT16 : FG_BFLOAT16; }
 
-/* Of the output nothing but scaled and biased sums in 16 bits, 16 bytes of them at a time: what nearly all products
- * want. Groups of columns begin anywhere. */
-inline bool stores_halves(const TileSpace &space, const Epilogue &to) {
-    return !space.major_is_columns && !to.accumulate && !to.swiglu && to.activation == FG_ACTIVATION_NONE &&
-           to.scale_out == nullptr && fg_dtype_size(to.out_dtype) == 2 && is_multiple(to.out, 16) &&
-           space.minor_length % 8 == 0 && to.out_stride % 8 == 0 && to.out_group_stride % 8 == 0;
+/* SiLU, SwiGLU and fp8 outputs for which there are kernels: of e4m3, in the format that usually follows. */
+inline bool has_usual_end(const fg_gemm_params &params) {
+    const bool e4m3 = params.a.dtype == FG_FLOAT8_E4M3FN && params.b.dtype == FG_FLOAT8_E4M3FN;
+    const bool silu = params.activation == FG_ACTIVATION_SILU, to_bf16 = params.out.dtype == FG_BFLOAT16;
+    if (!e4m3 || (!silu && params.activation != FG_ACTIVATION_NONE)) return false;
+    if (params.kind_a == FG_SCALE_BLOCK) return to_bf16 && params.swiglu;
+    return to_bf16 ? silu || params.swiglu : params.out.dtype == FG_FLOAT8_E4M3FN && !silu;
 }
 
-/* What kernels of few and of some rows are told. */
+/* Kinds of products that have: those of inference, whose sums are promoted. */
+template <typename Math>
+constexpr bool kHasUsualEnds =
+    std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kPromoted>> || std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kScaled>>;
+
+/* Nothing is added to, and rows of the output are whole chunks of 16 bytes. Groups of columns begin anywhere. */
+inline bool stores_chunks(const TileSpace &space, const Epilogue &to) {
+    const int64_t of_chunk = 16 / static_cast<int64_t>(fg_dtype_size(to.out_dtype));
+    const int64_t columns = space.minor_length / (to.swiglu ? 2 : 1);
+    return !space.major_is_columns && !to.accumulate && is_multiple(to.out, 16) && columns % of_chunk == 0 &&
+           to.out_stride % of_chunk == 0 && to.out_group_stride % of_chunk == 0;
+}
+
+/* What kernels of few and of some rows are told. Plain outputs are what nearly all products want. */
 inline GemmSm90Args make_token_args(const fg_gemm_params &params) {
     GemmSm90Args args = make_args(params);
-    args.plain = stores_halves(args.space, args.epilogue);
-    args.usual = args.plain && params.out.dtype == usual_output(params.a.dtype);
+    const bool chunks = stores_chunks(args.space, args.epilogue);
+    args.plain = chunks && fg_gemm_is_linear(&params) && fg_dtype_size(params.out.dtype) == 2;
+    args.usual_end = chunks && has_usual_end(params);
+    args.usual = args.usual_end || (args.plain && params.out.dtype == usual_output(params.a.dtype));
     return args;
 }
 
@@ -85,6 +104,29 @@ fg_status with_use(const GemmSm90Args &args, const Launch &launch) {
     if (args.space.major.grouping == Grouping::kNone)
         return launch(Sm90UsualUse<Stored, Other::kRowsOnly, true, kEnd>{});
     return launch(Sm90UsualUse<Stored, Other::kRowsOnly, false, kEnd>{});
+}
+
+/* The same of kernels for few or some rows, where an output ends otherwise than in sums of 16 bits; kGroups: also of
+ * groups. */
+template <typename Math, bool kGroups, typename Launch>
+fg_status with_end(const GemmSm90Args &args, const Launch &launch) {
+    const auto with = [&](auto stored, auto end) {
+        if constexpr (kGroups)
+            if (args.space.major.grouping != Grouping::kNone)
+                return launch(Sm90UsualUse<decltype(stored), false, false, end()>{});
+        return launch(Sm90UsualUse<decltype(stored), false, true, end()>{});
+    };
+    constexpr std::integral_constant<Sm90End, Sm90End::kNone> none;
+    constexpr std::integral_constant<Sm90End, Sm90End::kSilu> silu;
+    constexpr std::integral_constant<Sm90End, Sm90End::kSwiglu> swiglu;
+    const typename Math::Stored halves = {};
+    if constexpr (Math::kScaled) {
+        return with(halves, swiglu);
+    } else {
+        if (args.epilogue.out_dtype == FG_FLOAT8_E4M3FN)
+            return args.epilogue.swiglu ? with(__nv_fp8_e4m3{}, swiglu) : with(__nv_fp8_e4m3{}, none);
+        return args.epilogue.swiglu ? with(halves, swiglu) : with(halves, silu);
+    }
 }
 
 /* The product of a plan of few rows, and of one of groups of some. (gemm_decode_sm90.cu, gemm_groups_sm90.cu) */

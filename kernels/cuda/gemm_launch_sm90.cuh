@@ -58,11 +58,6 @@ fg_status launch_use(const fg_plan &plan, const TensorRows &a, const TensorRows 
         return with_use<Stored, Other, kEnd>(args, launch);
 }
 
-/* Kinds of products whose usual outputs may end otherwise than in sums of 16 bits (has_usual_end): those of inference. */
-template <typename Math>
-constexpr bool kHasUsualEnds =
-    std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kPromoted>> || std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kScaled>>;
-
 using LaunchSm90 = fg_status(const fg_plan &, const TensorRows &, const TensorRows &, GemmSm90Args &, int,
                              const fg_queue *, fg_error *);
 

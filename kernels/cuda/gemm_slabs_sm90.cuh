@@ -48,11 +48,6 @@ struct SlabPart {
     int blank = 0, byte = 0;
 };
 
-template <Sm90End kEnd>
-__device__ __forceinline__ float ended(float x) {
-    return kEnd == Sm90End::kSilu ? silu(x) : x;
-}
-
 /* 16 rows of it, ended and converted. Of each 8 columns a lane holds four sums, of two rows. */
 template <typename T, Sm90End kEnd, int kCount>
 __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *slab, int lane, const SlabPart &part) {

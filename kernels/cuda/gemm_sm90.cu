@@ -21,16 +21,12 @@ bool fits_tma(const TensorRows &rows) {
            pitch_fits(rows.groups, rows.group_pitch);
 }
 
-/* SiLU, SwiGLU and fp8 outputs for which there are kernels (launch_of_end) whose tiles end under the next one's products:
- * of e4m3, in the format that usually follows. */
-bool has_usual_end(const fg_gemm_params &params, const GemmSm90Args &args, const fg_plan &plan) {
-    const bool e4m3 = params.a.dtype == FG_FLOAT8_E4M3FN && params.b.dtype == FG_FLOAT8_E4M3FN;
-    const bool blocks = args.epilogue.block_scaled, silu = params.activation == FG_ACTIVATION_SILU;
-    if (!e4m3 || (!silu && params.activation != FG_ACTIVATION_NONE)) return false;
-    if (blocks) return params.out.dtype == FG_BFLOAT16 && params.swiglu && !args.column_factors;
-    if (params.out.dtype == FG_FLOAT8_E4M3FN)
-        return !silu && !args.column_factors && (!params.swiglu || plan.block_n == 256);
-    return params.out.dtype == FG_BFLOAT16 && (silu || params.swiglu);
+/* Of such ends, what kernels for many rows have (launch_of_end): an fp8 output, or SwiGLU beside scales of blocks,
+ * without factors of columns; SwiGLU to fp8 in tiles of 256 columns. */
+bool has_end_of_many_rows(const GemmSm90Args &args, const fg_plan &plan) {
+    const bool to_fp8 = args.epilogue.out_dtype == FG_FLOAT8_E4M3FN;
+    if ((to_fp8 || args.epilogue.block_scaled) && args.column_factors) return false;
+    return !to_fp8 || !args.epilogue.swiglu || plan.block_n == 256;
 }
 
 }  // namespace
@@ -64,7 +60,7 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     const bool whole = args.out_in_boxes && each_step && all.k > 0 && !args.space.major_is_columns &&
                        params.layout != FG_GEMM_K_GROUPED;
     const bool linear = fg_gemm_is_linear(&params);
-    args.usual_end = whole && !linear && has_usual_end(params, args, plan);
+    args.usual_end = whole && has_usual_end(params) && has_end_of_many_rows(args, plan);
     args.boxed_tiles = args.out_in_boxes && (linear || args.usual_end);
     args.usual = args.usual_end || (whole && linear && params.out.dtype == usual_output(dtype));
     args.plain = (linear || args.usual_end) && !args.column_factors;

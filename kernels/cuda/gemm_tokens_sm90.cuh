@@ -3,7 +3,8 @@
  *
  * In gemm_sm90.cuh wgmma multiplies rows of A. Here it multiplies those of B (weights), 64 to a warpgroup, and rows of A
  * (tokens) are its n, a multiple of 8: few tokens leave little of a tile empty, and a stage is mostly weights. At the end
- * of a tile sums go through shared memory, where they become rows of tokens, and from there to the output.
+ * of a tile sums go through shared memory, where they become rows of tokens, and from there to the output
+ * (gemm_token_output_sm90.cuh).
  */
 #pragma once
 
@@ -26,10 +27,12 @@ struct Sm90TokenTile : Use {
     static constexpr int kBytesB = kTokens * kSm90StepBytes;
     static constexpr int kStageBytes = kWeightBytes + kBytesB;
     static constexpr int kSumPitch = kRows + 4; /* floats of a token: no two of a warp's stores meet in a bank */
-    /* Bytes of a token in 16 bits: 8 chunks below each other meet in no bank. */
-    static constexpr int kHalfPitch = 2 * kRows + 16;
+    /* Of a token's output, plain or of a usual end: rows of weights to a column, and bytes; 8 chunks of 16 bytes below
+     * each other meet in no bank. */
+    static constexpr int kGated = Use::kEnd == Sm90End::kSwiglu ? 2 : 1, kColumnBytes = Use::kToFp8 ? 1 : 2;
+    static constexpr int kTokenBytes = kRows / kGated * kColumnBytes, kTokenPitch = kTokenBytes + 16;
     /* A thread stores 16 bytes at a time. */
-    static constexpr int kTokenChunks = kRows / 8, kTokensAtOnce = kConsumers / kTokenChunks;
+    static constexpr int kTokenChunks = kTokenBytes / 16, kTokensAtOnce = kConsumers / kTokenChunks;
     static constexpr int kTileSlots = 4;
     static constexpr int kScaledRows = (kTokens + 15) / 16 * 16, kScaledBlocks = 1; /* a thread reads four of 16 */
     static constexpr int kScaleThreads = kScaled ? kSm90ScaleThreads : 0;
@@ -234,12 +237,14 @@ __device__ __forceinline__ auto token_scales(TokenShared<Tile> &shared) {
         return NoScales{};
 }
 
-/* What sums are multiplied by, and a bias: of a token and of a row of weights to each thread. It is asked for before the
- * tile is multiplied and, where not all are alike, kept for all threads after that. */
+/* What sums are multiplied by, and a bias: of a token and of a row of weights to each thread; over the scale of an fp8
+ * output, if they become that and no more. It is asked for before the tile is multiplied and, where not all are alike,
+ * kept for all threads after that. */
 struct TileScales {
     float token, weight, bias;
 };
 
+template <typename Tile>
 __device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, const Sm90Work &work) {
     const Epilogue &to = args.epilogue;
     const int thread = threadIdx.x - ptx::kWarpgroup;
@@ -251,6 +256,10 @@ __device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, cons
         if (!to.block_scaled) scales.weight = scale_at(to.scale_b, work.weight, column);
         if (to.bias) scales.bias = load_as_float(to.bias, work.weight * to.bias_step + column, to.bias_dtype);
     }
+    if (Tile::kToFp8 && Tile::kEnd == Sm90End::kNone && to.scale_out) {
+        scales.weight = over_scale(scales.weight, *to.scale_out);
+        scales.bias = over_scale(scales.bias, *to.scale_out);
+    }
     return scales;
 }
 
@@ -261,199 +270,6 @@ __device__ __forceinline__ void keep_scales(TokenShared<Tile> &shared, const Til
     if (thread >= Tile::kRows) return;
     shared.weight_scale[thread] = alpha * scales.weight;
     shared.bias[thread] = scales.bias;
-}
-
-/* ---- finished sums: 16 bits of whole 16-byte chunks ---- */
-
-/* What becomes of a thread's sums of units of 8 tokens, of each of two tokens and two rows of weights. */
-template <int kUnits>
-struct UnitFactors {
-    float scale[2], bias[2];
-    float2 of_token[kUnits];
-
-    __device__ __forceinline__ float2 apply(float first, float second, int unit, int row) const {
-        return {fmaf(first, of_token[unit].x * scale[row], bias[row]),
-                fmaf(second, of_token[unit].y * scale[row], bias[row])};
-    }
-};
-
-/* The same where all are alike. */
-struct OneFactor {
-    float factor;
-
-    __device__ __forceinline__ float2 apply(float first, float second, int, int) const {
-        return {first * factor, second * factor};
-    }
-};
-
-/* Of units of which the block has every `split`-th from `part` on, counted from the tile's token `first_token`. All of
- * them at once: behind a store of others they would be waited for each time. */
-template <int kUnits, typename Tile>
-__device__ __forceinline__ UnitFactors<kUnits> load_factors(const TokenShared<Tile> &shared, int split, int part,
-                                                            int first_token = 0) {
-    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
-    UnitFactors<kUnits> factors = {{shared.weight_scale[row], shared.weight_scale[row + 8]},
-                                   {shared.bias[row], shared.bias[row + 8]}};
-#pragma unroll
-    for (int own = 0; own < kUnits; ++own) { /* units that there are not have some tokens' */
-        const int first = min(first_token + (own * split + part) * 8, Tile::kBlockN - 8);
-        factors.of_token[own] = *reinterpret_cast<const float2 *>(&shared.token_scale[first + lane % 4 * 2]);
-    }
-    return factors;
-}
-
-/* Units scaled, biased and converted, to rows of tokens. */
-template <typename T, typename Tile, int kCount, typename Factors>
-__device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const Factors &factors, uint8_t *rows,
-                                            int units) {
-    struct alignas(4) Pair {
-        T element[2];
-    };
-    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32, warp_row = thread / 32 * 16;
-    uint8_t *to = rows + (lane / 16 * 8 + lane % 8) * Tile::kHalfPitch + (warp_row + lane / 8 % 2 * 8) * 2;
-#pragma unroll
-    for (int unit = 0; unit < kCount / 4; unit += 2, to += 16 * Tile::kHalfPitch) {
-        if (unit >= units) break;
-        uint32_t words[4] = {}; /* weights 0 to 7 and 8 to 15 of a unit, and of the next */
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int own = unit + i / 2;
-            if (own * 4 >= kCount) break;
-            const float *sums = &sum[own * 4 + i % 2 * 2];
-            const float2 values = factors.apply(sums[0], sums[1], own, i % 2);
-            const Pair pair = {from_float<T>(values.x), from_float<T>(values.y)};
-            memcpy(&words[i], &pair, sizeof pair);
-        }
-        ptx::stmatrix_x4_trans(to, words);
-    }
-}
-
-/* Sums become these, no more. */
-template <typename Tile>
-__device__ __forceinline__ bool is_plain(const GemmSm90Args &args) {
-    return Tile::kUsual || args.plain;
-}
-
-/* The type of such an output: the usual one, or the other of 16 bits (make_token_args). */
-template <typename Math, typename Tile>
-using PlainOutput =
-    std::conditional_t<Tile::kUsual == std::is_same_v<typename Math::Stored, __half>, __half, __nv_bfloat16>;
-
-/* Copies them to the output, of which the block has every `split`-th unit from `part` on. A thread reads kTogether chunks
- * at once, and asks one by one whether they are there: to count them would take a division. */
-template <typename Tile, int kTogether>
-class HalvesOutput {
-public:
-    /* Addresses take a while, which is best spent before the tile is multiplied. */
-    __device__ __forceinline__ HalvesOutput(const GemmSm90Args &args, const Sm90Work &work, int part) {
-        const Epilogue &to = args.epilogue;
-        const int thread = threadIdx.x - ptx::kWarpgroup, chunk = thread % kChunks, row = thread / kChunks;
-        token_ = (row / 8 * args.split + part) * 8 + row % 8;
-        step_ = kTokensAtOnce * args.split;
-        end_ = chunk * 8 < work.rows ? work.columns : 0;
-        from_ = row * Tile::kHalfPitch + chunk * 16;
-        pitch_ = step_ * to.out_stride;
-        out_ = static_cast<uint16_t *>(to.out) + work.group * to.out_group_stride +
-               (work.first_column + token_) * to.out_stride + work.first_row + chunk * 8;
-    }
-
-    __device__ __forceinline__ void copy(const uint8_t *rows) const {
-        const uint8_t *from = rows + from_;
-        uint16_t *out = out_;
-#pragma unroll 1
-        for (int token = token_; token < end_; token += kTogether * step_) {
-            uint4 chunks[kTogether];
-#pragma unroll
-            for (int i = 0; i < kTogether; ++i)
-                if (token + i * step_ < end_)
-                    chunks[i] = *reinterpret_cast<const uint4 *>(from + i * kTokensAtOnce * Tile::kHalfPitch);
-#pragma unroll
-            for (int i = 0; i < kTogether; ++i, out += pitch_)
-                if (token + i * step_ < end_) *reinterpret_cast<uint4 *>(out) = chunks[i];
-            from += kTogether * kTokensAtOnce * Tile::kHalfPitch;
-        }
-    }
-
-private:
-    static constexpr int kChunks = Tile::kTokenChunks, kTokensAtOnce = Tile::kTokensAtOnce;
-    static_assert(kTokensAtOnce % 8 == 0, "whole units");
-    int token_, step_, end_, from_; /* of the thread: its first token, and where that is among the rows */
-    int64_t pitch_;
-    uint16_t *out_;
-};
-
-/* ---- finished sums: anything else ---- */
-
-/* Units as they are, to rows of tokens. */
-template <typename Tile, int kCount>
-__device__ __forceinline__ void keep_floats(const float (&sum)[kCount], float *rows, int units) {
-    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32;
-    const int row = thread / 32 * 16 + lane / 4;
-#pragma unroll
-    for (int unit = 0; unit < kCount / 4; ++unit) {
-        if (unit >= units) break;
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            rows[(unit * 8 + lane % 4 * 2 + i % 2) * Tile::kSumPitch + row + i / 2 * 8] = sum[unit * 4 + i];
-    }
-}
-
-/* Scales, biases, activates and stores the block's tokens, of which the first is the tile's token `first_token`; a warp
- * takes a token at a time, and a thread four columns of kTogether tokens at once, so that none waits for another. */
-template <int kTogether, typename Tile>
-__device__ __forceinline__ void finish_tokens(const TokenShared<Tile> &shared, const GemmSm90Args &args,
-                                              const Sm90Work &work, const float *rows, int part, int first_token = 0) {
-    constexpr int kFours = Tile::kRows / 4, kTokensAtOnce = Tile::kConsumers / kFours;
-    const Epilogue &to = args.epilogue;
-    const int thread = threadIdx.x - ptx::kWarpgroup, local_column = thread % kFours * 4;
-    const int count = min(work.rows - local_column, 4), halves = to.swiglu ? 2 : 1;
-    if (count <= 0) return;
-    const float4 scale = *reinterpret_cast<const float4 *>(&shared.weight_scale[local_column]);
-    const float4 bias = *reinterpret_cast<const float4 *>(&shared.bias[local_column]);
-    const float scale_out = to.scale_out ? *to.scale_out : 1.0f;
-    const int64_t column = (work.first_row + local_column) / halves;
-    const bool aligned = to.out_aligned && column % 4 == 0;
-#pragma unroll 1
-    for (int first = thread / kFours;; first += kTogether * kTokensAtOnce) {
-        int token[kTogether];
-        int64_t index[kTogether];
-        float value[4 * kTogether] = {};
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-            const int i = first + j * kTokensAtOnce;
-            token[j] = (i / 8 * args.split + part) * 8 + i % 8;
-            index[j] = work.group * to.out_group_stride + (work.first_column + token[j]) * to.out_stride + column;
-            if (token[j] >= work.columns) continue;
-            const float4 sum = *reinterpret_cast<const float4 *>(rows + i * Tile::kSumPitch + local_column);
-            const float scale_a = shared.token_scale[first_token + token[j]];
-            value[4 * j] = fmaf(sum.x, scale_a * scale.x, bias.x);
-            value[4 * j + 1] = fmaf(sum.y, scale_a * scale.y, bias.y);
-            value[4 * j + 2] = fmaf(sum.z, scale_a * scale.z, bias.z);
-            value[4 * j + 3] = fmaf(sum.w, scale_a * scale.w, bias.w);
-        }
-        if (token[0] >= work.columns) return;
-        activate<4 * kTogether>(value, to.activation);
-        if (to.swiglu)
-#pragma unroll
-            for (int j = 0; j < kTogether; ++j) {
-                value[4 * j] = silu(value[4 * j]) * value[4 * j + 1];
-                value[4 * j + 1] = silu(value[4 * j + 2]) * value[4 * j + 3];
-            }
-        if (to.scale_out) divide(value, scale_out);
-        if (to.accumulate)
-#pragma unroll
-            for (int i = 0; i < 4 * kTogether; ++i)
-                if (token[i / 4] < work.columns && i % 4 < count / halves)
-                    value[i] += static_cast<const float *>(to.out)[index[i / 4] + i % 4];
-        with_out_type(to.out_dtype, [&](auto type) {
-#pragma unroll
-            for (int j = 0; j < kTogether; ++j) {
-                const float four[4] = {value[4 * j], value[4 * j + 1], value[4 * j + 2], value[4 * j + 3]};
-                if (token[j] < work.columns)
-                    store_four<decltype(type)>(to.out, index[j], four, count / halves, aligned);
-            }
-        });
-    }
 }
 
 /* ---- host ---- */

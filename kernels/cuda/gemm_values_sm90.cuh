@@ -237,6 +237,11 @@ __device__ __forceinline__ void divide(float (&value)[kCount], float scale) {
     });
 }
 
+template <Sm90End kEnd>
+__device__ __forceinline__ float ended(float x) {
+    return kEnd == Sm90End::kSilu ? silu(x) : x;
+}
+
 /* The values of half as many columns, which SwiGLU makes: silu(gate) * what it gates, of two columns that are beside each
  * other. Of each 4 a lane has one, in two rows. */
 template <int kCount>
