@@ -832,6 +832,46 @@ def test_tables_of_voxels_are_printed_too(cuda):
     ]
 
 
+GRADIENTS = """
+import ml_dtypes
+import numpy as np
+import flexgemm
+def ones(*shape):
+    return np.ones(shape, ml_dtypes.float8_e4m3fn)
+flexgemm.set_num_sms(1)
+for k in (272, 288):
+    flexgemm.wgrad_gemm_nt(ones(300, k), ones(240, k), device="cuda")
+flexgemm.set_num_sms(2)
+offsets = np.array([272, 528], np.int32)
+flexgemm.k_grouped_wgrad_gemm_nt(ones(160, 528), ones(240, 528), offsets, device="cuda")
+"""
+
+
+def test_gradients_ask_by_how_their_rows_lie_and_how_deep_a_group_is(cuda):
+    """Rows of 272 bytes begin within sectors, those of 288 do not; two groups of 528 are 264 deep each."""
+
+    def tile(num_sms, m, n, k, groups, tiles):
+        how = {"dtype": "float8_e4m3fn", "num_sms": num_sms, "tiles": tiles}
+        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=groups, **how)
+        return f"{plan['block_m']}x{plan['block_n']}x128"
+
+    package = Path(_C.__file__).parents[1]
+    done = run_python(["-c", GRADIENTS], FLEXGEMM_PRINT_CONFIGS="1", PYTHONPATH=str(package))
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("flexgemm: gemm ")]
+    if not all("family=sm90" in line for line in lines):
+        pytest.skip("the plan of other kernels knows no rows")
+    dense, grouped = DENSE | ROWS, TALL | EQUAL
+    wanted = [
+        ("m=300 n=240 k=272 groups=1", tile(1, 300, 240, 272, 1, dense | ASKEW)),
+        ("m=300 n=240 k=288 groups=1", tile(1, 300, 240, 288, 1, dense)),
+        ("m=320 n=240 k=264 groups=2", tile(2, 320, 240, 264, 2, grouped | ASKEW)),
+    ]
+    assert [re.search(r"(m=.*): family=sm90 tile=(\S+)", line).groups() for line in lines] == wanted
+    assert wanted[0][1] != tile(1, 300, 240, 272, 1, dense)
+    assert wanted[2][1] not in (tile(2, 320, 240, 264, 2, grouped), tile(2, 320, 240, 528, 2, grouped | ASKEW))
+
+
 @pytest.mark.parametrize("value", ["", "0"])
 def test_nothing_is_printed_unasked(value):
     assert printed(FLEXGEMM_PRINT_CONFIGS=value) == []
