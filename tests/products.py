@@ -8,8 +8,13 @@ import reference
 import scenes
 from reference import assert_gemm_rows, assert_rounded_once, assert_rows
 
+from flexgemm import _C
+
 # What a product asks of its tiles: FG_TILES_*
 PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS, FEW_OR_MANY, DENSE, ADDED, ROWS, ASKEW = (1 << bit for bit in range(11))
+
+EXPECTED_M = 160  # of masked groups
+KEPT = 7  # what the output holds where nothing is to be written
 
 # Rows of groups: a warp looks at 32 groups at a time, and eight tiles of rows lie beside each other before the next
 # columns come, so that a block goes back to groups that it has passed.
@@ -29,6 +34,16 @@ ENDS = {
     "swiglu-fp8": ("tensor", None, "swiglu", "float8_e4m3fn"),
     "swiglu-fp8-rows": ("row of a", None, "swiglu", "float8_e4m3fn"),
 }
+
+
+def plan_of(sms, m, n, k, groups, tiles):
+    """Of an FP8 product, by so many multiprocessors of Hopper."""
+    return _C.plan_gemm_sm90(m=m, n=n, k=k, groups=groups, dtype="float8_e4m3fn", num_sms=sms, tiles=tiles)
+
+
+def tile_of(*question):
+    plan = plan_of(*question)
+    return plan["block_m"], plan["block_n"]
 
 
 def operands(m, n, k, dtype_a, dtype_b, groups=None, seed=0):
@@ -101,6 +116,15 @@ def offsets_of(sizes, form, dtype, first=0):
     return (bounds if form == "bounds" else bounds[1:]).astype(dtype)
 
 
+def contiguous(sizes, order=None):
+    """m_indices of groups in the given order, each padded with -1 to a multiple of 128."""
+    parts = [np.zeros(0, np.int32)]
+    for group in range(len(sizes)) if order is None else order:
+        padding = -sizes[group] % 128
+        parts += [np.full(sizes[group], group, np.int32), np.full(padding, -1, np.int32)]
+    return np.concatenate(parts)
+
+
 def epilogue_of(rng, a, b, scales, bias, activation):
     """What a product is told of its sums: scales of this kind for each operand, or "row of a" and one for b, and a bias
     of this dtype, or None. Groups have their own."""
@@ -141,23 +165,17 @@ def check_output(backend, rng, a, b, out_dtype, scales, bias, activation, sms, f
     judge_output(out, ref, dtypes[0], out_dtype, scale_out, activation, cut_of(backend, dtypes, activation))
 
 
-EXPECTED_M, KEPT = 160, 7  # of masked groups; what rows of no group hold before and after
-
-
 def lay_out(layout, sizes):
     """Groups of these sizes: the shape of all rows, an index of those of each, and what tells."""
     if layout == "m_grouped_masked":
         rows = [(g, slice(0, size)) for g, size in enumerate(sizes)]
         return (len(sizes), max(sizes)), rows, {"masked_m": np.array(sizes, np.int32), "expected_m": EXPECTED_M}
-    pitch = [-(-size // 128) * 128 if layout == "m_grouped_contiguous" else size for size in sizes]
-    begins = np.cumsum([0, *pitch])
+    padded = layout == "m_grouped_contiguous"
+    begins = np.cumsum([0, *(-(-size // 128) * 128 if padded else size for size in sizes)])
     rows = [slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=False)]
-    if layout == "m_grouped":
-        return (begins[-1] + 9,), rows, {"offsets": offsets_of(sizes, "ends", np.int32)}
-    m_indices = np.full(begins[-1], -1, np.int32)
-    for g, own in enumerate(rows):
-        m_indices[own] = g
-    return (len(m_indices),), rows, {"m_indices": m_indices}
+    if padded:
+        return (begins[-1],), rows, {"m_indices": contiguous(sizes)}
+    return (begins[-1] + 9,), rows, {"offsets": offsets_of(sizes, "ends", np.int32)}
 
 
 def check_grouped_output(backend, layout, sizes, n, k, out_dtype, scales, bias, activation, sms, fence=True):

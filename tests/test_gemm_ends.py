@@ -15,13 +15,13 @@ from products import (
     PACKED,
     check_grouped_output,
     check_output,
+    contiguous,
     cut_of,
     judge_float8,
     operands,
+    plan_of,
     width,
 )
-
-from flexgemm import _C
 
 E4M3 = "float8_e4m3fn"
 FP8 = (E4M3, E4M3)
@@ -38,8 +38,6 @@ TILES = {
     (2, 400, 480, 2448): (256, 256),
     (2, 400, 608, 2064): (256, 256),
 }
-
-
 # The same of the kernels for few and for some rows: tokens to a tile, and whether they are few.
 TOKENS = {
     (132, 5, 480, 400): (8, True),
@@ -52,8 +50,8 @@ TOKENS = {
 }
 
 
-def tile_of(sms, m, n, k, groups, tiles):
-    plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=groups, dtype=E4M3, num_sms=sms, tiles=tiles)
+def large_tile(*question):
+    plan = plan_of(*question)
     assert plan["few_rows"] == plan["some_rows"] == 0
     return plan["block_m"], plan["block_n"]
 
@@ -61,7 +59,7 @@ def tile_of(sms, m, n, k, groups, tiles):
 @all_ends
 @pytest.mark.parametrize("sms, m, n, k", TILES)
 def test_ends_of_every_tile(backend, sms, m, n, k, end):
-    assert tile_of(sms, m, n, k, 1, DENSE) == TILES[sms, m, n, k]
+    assert large_tile(sms, m, n, k, 1, DENSE) == TILES[sms, m, n, k]
     scales, bias, activation, out_dtype = end
     check_output(backend, *operands(m, n, k, *FP8), out_dtype, scales, bias, activation, sms)
 
@@ -69,7 +67,7 @@ def test_ends_of_every_tile(backend, sms, m, n, k, end):
 @all_ends
 @pytest.mark.parametrize("sms, m, n, k", TOKENS)
 def test_ends_of_few_and_some_rows(backend, sms, m, n, k, end):
-    plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=E4M3, num_sms=sms, tiles=DENSE)
+    plan = plan_of(sms, m, n, k, 1, DENSE)
     assert (plan["block_m"], plan["few_rows"] > 0) == TOKENS[sms, m, n, k]
     assert plan["few_rows"] > 0 or plan["some_rows"]
     scales, bias, activation, out_dtype = end
@@ -84,7 +82,7 @@ def test_ends_of_few_and_some_rows(backend, sms, m, n, k, end):
 def test_ends_of_groups_of_some_rows(backend, layout, sms, sizes, k, tokens, end):
     n = 480
     rows, asks = (EXPECTED_M * len(sizes), MASKED) if layout == "m_grouped_masked" else (sum(sizes), 0)
-    plan = _C.plan_gemm_sm90(m=rows, n=n, k=k, groups=len(sizes), dtype=E4M3, num_sms=sms, tiles=asks)
+    plan = plan_of(sms, rows, n, k, len(sizes), asks)
     assert (plan["block_m"], plan["some_rows"]) == (tokens, 1)
     scales, bias, activation, out_dtype = end
     check_grouped_output(backend, layout, sizes, n, k, out_dtype, scales, bias, activation, sms)
@@ -107,9 +105,9 @@ def test_ends_of_groups_that_end_within_a_tile(backend, layout, sms, k, tile, en
     rows, asks = {
         "m_grouped": (sum(sizes), 0),
         "m_grouped_masked": (EXPECTED_M * len(sizes), MASKED),
-        "m_grouped_contiguous": (sum(-(-size // 128) * 128 for size in sizes), PACKED),
+        "m_grouped_contiguous": (len(contiguous(sizes)), PACKED),
     }[layout]
-    assert tile_of(sms, rows, n, k, len(sizes), asks) == tile
+    assert large_tile(sms, rows, n, k, len(sizes), asks) == tile
     scales, bias, activation, out_dtype = end
     check_grouped_output(backend, layout, sizes, n, k, out_dtype, scales, bias, activation, sms)
 

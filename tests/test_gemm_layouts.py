@@ -8,7 +8,7 @@ import pytest
 import reference
 import scenes
 from memory import Host, poison
-from products import FAR_APART, PACKED, block_scales, judge, offsets_of, operands, scale_of
+from products import FAR_APART, KEPT, PACKED, block_scales, contiguous, judge, offsets_of, operands, scale_of
 from reference import assert_gemm_rows, assert_rows, dtype_of, f64
 
 import flexgemm
@@ -18,7 +18,6 @@ E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 FP8 = (E4M3, E4M3)
 DTYPES = [FP8, (E4M3, E5M2), (E5M2, E4M3), *((d, d) for d in ("float16", "bfloat16", "float32"))]
 SIZES = [0, 1, 7, 64, 129, 0]
-KEPT = 7  # what the output holds where nothing is to be written
 
 all_dtypes = pytest.mark.parametrize("dtypes", DTYPES, ids="-".join)
 offset_forms = pytest.mark.parametrize("form", ["ends", "bounds"])
@@ -43,15 +42,6 @@ def initial_of(shape, dtype, written):
 
 
 # ---- contiguous ----
-
-
-def contiguous(sizes, order=None):
-    """m_indices of groups in the given order, each padded with -1 to a multiple of 128."""
-    parts = [np.zeros(0, np.int32)]
-    for group in range(len(sizes)) if order is None else order:
-        padding = -sizes[group] % 128
-        parts += [np.full(sizes[group], group, np.int32), np.full(padding, -1, np.int32)]
-    return np.concatenate(parts)
 
 
 def check_contiguous(backend, m_indices, groups, n, k, dtypes, out_dtype, scales=("none", "none"), **layout):

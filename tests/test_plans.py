@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from calls import run_python
-from products import ADDED, ASKEW, BLOCKS, DENSE, EQUAL, FEW_OR_MANY, MASKED, NARROW, PACKED, ROWS, TALL
+from products import ADDED, ASKEW, BLOCKS, DENSE, EQUAL, FEW_OR_MANY, MASKED, NARROW, PACKED, ROWS, TALL, tile_of
 
 from flexgemm import _C
 
@@ -850,10 +850,8 @@ flexgemm.k_grouped_wgrad_gemm_nt(ones(160, 528), ones(240, 528), offsets, device
 def test_gradients_ask_by_how_their_rows_lie_and_how_deep_a_group_is(cuda):
     """Rows of 272 bytes begin within sectors, those of 288 do not; two groups of 528 are 264 deep each."""
 
-    def tile(num_sms, m, n, k, groups, tiles):
-        how = {"dtype": "float8_e4m3fn", "num_sms": num_sms, "tiles": tiles}
-        plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=groups, **how)
-        return f"{plan['block_m']}x{plan['block_n']}x128"
+    def tile(*question):
+        return "{}x{}x128".format(*tile_of(*question))
 
     package = Path(_C.__file__).parents[1]
     done = run_python(["-c", GRADIENTS], FLEXGEMM_PRINT_CONFIGS="1", PYTHONPATH=str(package))
