@@ -62,8 +62,11 @@ BLOCK_SCALED = {
 # (m, n, k) of products with scales per row, and of FP8 ones that end as inference wants; the second one also with each
 # of the endings in each dtype
 ENDED = [(4096, 4096, 7168), (4096, 7168, 2048), (4096, 24576, 1536)]
-ENDINGS = ("bias", "silu", "swiglu", "fp8")
+ENDINGS = ("bias", "relu", "silu", "gelu", "swiglu", "fp8")
 SERVED_ENDINGS = ("swiglu", "fp8", "swiglu-fp8")
+ENDED_FEW = (128, 24576, 1536)  # few rows, with SwiGLU in each dtype and FP8 outputs
+ENDED_GROUPS = {("m_grouped_masked", 4, 4096), ("m_grouped_contiguous", 32, 4096)}  # layout, groups, n
+ACTIVATIONS = {"relu": torch.relu, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}
 LOOSE_DIFF = 1e-3  # of e4m3 outputs, whose values have 3 bits, and of peers, which may accumulate in reduced precision
 GRANULARITIES = ("tensor", "row", "1x128", "128x128")
 BLOCK = 128
@@ -137,8 +140,11 @@ def more_cases() -> list[Case]:
     made += [Case(FP8, *shape, scales="row", suite="endings") for shape in ENDED]
     made += [Case(dtype, *ENDED[1], ending=e, suite="endings") for dtype in (FP8, "bfloat16") for e in ENDINGS]
     made += [Case(FP8, *ENDED[1], scales=s, ending="swiglu", suite="endings") for s in ("row", "block")]
-    served = [Case(FP8, *shape, ending=e, suite="endings") for shape in ENDED for e in SERVED_ENDINGS]
+    served = [Case(FP8, *shape, ending=e, suite="endings") for shape in [*ENDED, ENDED_FEW] for e in SERVED_ENDINGS]
     made += [case for case in served if case not in made]
+    made.append(Case("bfloat16", *ENDED_FEW, ending="swiglu", suite="endings"))
+    grouped = [case for case in cases() if (case.op, len(case.sizes), case.n) in ENDED_GROUPS]
+    made += [replace(case, ending=e, suite="endings") for case in grouped for e in ("swiglu", "swiglu-fp8")]
     return made + [replace(case, scales="block") for case in blocks]
 
 
@@ -271,8 +277,8 @@ class Problem:
             reference = a @ b.t() * self.factor(rows, g)
             if self.bias is not None:
                 reference = reference + self.bias.double()
-            if self.case.ending == "silu":
-                reference = torch.nn.functional.silu(reference)
+            if self.case.ending in ACTIVATIONS:
+                reference = ACTIVATIONS[self.case.ending](reference)
             elif "swiglu" in self.case.ending:
                 reference = torch.nn.functional.silu(reference[:, 0::2]) * reference[:, 1::2]
             if self.scale_out is not None:

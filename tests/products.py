@@ -13,6 +13,7 @@ from flexgemm import _C
 # What a product asks of its tiles: FG_TILES_*
 PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS, FEW_OR_MANY, DENSE, ADDED, ROWS, ASKEW = (1 << bit for bit in range(11))
 
+E4M3 = "float8_e4m3fn"
 EXPECTED_M = 160  # of masked groups
 KEPT = 7  # what the output holds where nothing is to be written
 
@@ -21,24 +22,37 @@ KEPT = 7  # what the output holds where nothing is to be written
 FAR_APART = [(37 * g) % 200 if g % 9 == 4 else 0 for g in range(100)]
 
 
-# What FP8 products have kernels of their own for: scales, dtype of the bias, activation, dtype of the output.
+# What products have kernels of their own for: dtypes of both operands and of the output, scales, dtype of the bias,
+# activation.
 ENDS = {
-    "silu": ("tensor", None, "silu", "bfloat16"),
-    "silu-rows": ("row of a", None, "silu", "bfloat16"),
-    "silu-columns-bias": ("row", "float32", "silu", "bfloat16"),
-    "swiglu": ("tensor", None, "swiglu", "bfloat16"),
-    "swiglu-rows": ("row of a", None, "swiglu", "bfloat16"),
-    "swiglu-columns-bias": ("row", "bfloat16", "swiglu", "bfloat16"),
-    "fp8": ("tensor", None, None, "float8_e4m3fn"),
-    "fp8-rows": ("row of a", None, None, "float8_e4m3fn"),
-    "swiglu-fp8": ("tensor", None, "swiglu", "float8_e4m3fn"),
-    "swiglu-fp8-rows": ("row of a", None, "swiglu", "float8_e4m3fn"),
+    "relu": (E4M3, "bfloat16", "tensor", None, "relu"),
+    "relu-columns-bias": (E4M3, "bfloat16", "row", "float32", "relu"),
+    "silu": (E4M3, "bfloat16", "tensor", None, "silu"),
+    "silu-rows": (E4M3, "bfloat16", "row of a", None, "silu"),
+    "silu-columns-bias": (E4M3, "bfloat16", "row", "float32", "silu"),
+    "gelu": (E4M3, "bfloat16", "tensor", None, "gelu"),
+    "gelu-columns-bias": (E4M3, "bfloat16", "row", "bfloat16", "gelu"),
+    "swiglu": (E4M3, "bfloat16", "tensor", None, "swiglu"),
+    "swiglu-rows": (E4M3, "bfloat16", "row of a", None, "swiglu"),
+    "swiglu-columns-bias": (E4M3, "bfloat16", "row", "bfloat16", "swiglu"),
+    "fp8": (E4M3, E4M3, "tensor", None, None),
+    "fp8-rows": (E4M3, E4M3, "row of a", None, None),
+    "swiglu-fp8": (E4M3, E4M3, "tensor", None, "swiglu"),
+    "swiglu-fp8-rows": (E4M3, E4M3, "row of a", None, "swiglu"),
+    "bf16-relu": ("bfloat16", "bfloat16", "none", None, "relu"),
+    "bf16-silu": ("bfloat16", "bfloat16", "none", None, "silu"),
+    "bf16-gelu-bias": ("bfloat16", "bfloat16", "none", "bfloat16", "gelu"),
+    "bf16-swiglu": ("bfloat16", "bfloat16", "none", None, "swiglu"),
+    "fp16-relu-bias": ("float16", "float16", "none", "float16", "relu"),
+    "fp16-silu-columns-bias": ("float16", "float16", "row", "float32", "silu"),
+    "fp16-gelu": ("float16", "float16", "none", None, "gelu"),
+    "fp16-swiglu-columns-bias": ("float16", "float16", "row", "float32", "swiglu"),
 }
 
 
-def plan_of(sms, m, n, k, groups, tiles):
-    """Of an FP8 product, by so many multiprocessors of Hopper."""
-    return _C.plan_gemm_sm90(m=m, n=n, k=k, groups=groups, dtype="float8_e4m3fn", num_sms=sms, tiles=tiles)
+def plan_of(sms, m, n, k, groups, tiles, dtype=E4M3):
+    """Of a product, by so many multiprocessors of Hopper."""
+    return _C.plan_gemm_sm90(m=m, n=n, k=k, groups=groups, dtype=dtype, num_sms=sms, tiles=tiles)
 
 
 def tile_of(*question):
@@ -178,9 +192,9 @@ def lay_out(layout, sizes):
     return (begins[-1] + 9,), rows, {"offsets": offsets_of(sizes, "ends", np.int32)}
 
 
-def check_grouped_output(backend, layout, sizes, n, k, out_dtype, scales, bias, activation, sms, fence=True):
-    """An FP8 product of groups of rows, likewise; what is of no group stays as it was."""
-    dtypes, scale_out = ("float8_e4m3fn", "float8_e4m3fn"), scale_out_of(out_dtype)
+def check_grouped_output(backend, layout, sizes, n, k, dtype, out_dtype, scales, bias, activation, sms, fence=True):
+    """A product of groups of rows, likewise; what is of no group stays as it was."""
+    dtypes, scale_out = (dtype, dtype), scale_out_of(out_dtype)
     lead, rows, told = lay_out(layout, sizes)
     rng, a, b = operands(int(np.prod(lead)), n, k, *dtypes, groups=len(sizes))
     a = a.reshape(*lead, k)
@@ -195,8 +209,9 @@ def check_grouped_output(backend, layout, sizes, n, k, out_dtype, scales, bias, 
         if sizes[g] == 0:
             continue
         of_a = how["scale_a"]
-        part = {name: x[g] if name in ("scale_b", "bias") else x for name, x in how.items()}
-        part["scale_a"] = of_a[own] if scales != "tensor" else of_a[g] if of_a.ndim else of_a
+        part = {name: x[g] if name in ("scale_b", "bias") and x is not None else x for name, x in how.items()}
+        if of_a is not None:
+            part["scale_a"] = of_a[own] if scales != "tensor" else of_a[g] if of_a.ndim else of_a
         ref = reference.gemm(a[own], b[g], **part)
         judge_output(out[own], ref, dtypes[0], out_dtype, scale_out, activation, cut_of(backend, dtypes, activation))
     assert (reference.f64(out[left]) == KEPT).all()

@@ -1,5 +1,5 @@
-"""SiLU, SwiGLU and FP8 outputs of FP8 products, which have kernels of their own: every tile, last rows and columns that
-lack some, groups that end within a tile."""
+"""Activations, SwiGLU and FP8 outputs, which have kernels of their own: every tile, last rows and columns that lack some,
+groups that end within a tile."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import reference
 from products import (
     DENSE,
+    E4M3,
     ENDS,
     EXPECTED_M,
     MASKED,
@@ -23,31 +24,30 @@ from products import (
     width,
 )
 
-E4M3 = "float8_e4m3fn"
 FP8 = (E4M3, E4M3)
 
 all_ends = pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 
-# Multiprocessors, M, N, K and the tile that the plan then takes; a block has several.
-TILES = {
-    (1, 260, 320, 144): (128, 128),
-    (2, 260, 352, 272): (128, 176),
-    (1, 260, 544, 400): (128, 192),
-    (1, 260, 480, 400): (128, 256),
-    (1, 260, 608, 2064): (128, 256),  # of the last columns there is one part
-    (2, 400, 480, 2448): (256, 256),
-    (2, 400, 608, 2064): (256, 256),
-}
-# The same of the kernels for few and for some rows: tokens to a tile, and whether they are few.
-TOKENS = {
-    (132, 5, 480, 400): (8, True),
-    (132, 16, 352, 1040): (16, True),
-    (132, 30, 480, 4112): (32, True),  # K shared by eight blocks
-    (132, 64, 96, 272): (64, True),
-    (132, 100, 480, 400): (128, True),
-    (132, 200, 480, 4112): (128, True),  # two rows of tiles
-    (4, 144, 480, 4112): (144, False),
-}
+# Tiles, and multiprocessors, M, N and K of an FP8 and of a 16-bit product that get them; a block has several.
+TILES = [
+    ((128, 128), (1, 260, 320, 144), (1, 260, 608, 72)),
+    ((128, 176), (2, 260, 352, 272), (1, 260, 320, 136)),
+    ((128, 192), (1, 260, 544, 400), (1, 260, 544, 200)),
+    ((128, 256), (1, 260, 480, 400), (1, 260, 480, 200)),
+    ((128, 256), (1, 260, 608, 2064), (3, 130, 592, 1032)),  # of the last columns there is one part
+    ((256, 256), (2, 400, 480, 2448), (2, 400, 480, 2056)),
+    ((256, 256), (2, 400, 608, 2064), (4, 200, 784, 3080)),
+]
+# Of the kernels for few and for some rows: tokens to a tile, whether they are few, and a product of which K is in bytes.
+TOKENS = [
+    (8, True, (132, 5, 480, 400)),
+    (16, True, (132, 16, 352, 1040)),
+    (32, True, (132, 30, 480, 4112)),  # K shared by eight blocks
+    (64, True, (132, 64, 96, 272)),
+    (128, True, (132, 100, 480, 400)),
+    (128, True, (132, 200, 480, 4112)),  # two rows of tiles
+    (144, False, (4, 144, 480, 4112)),
+]
 
 
 def large_tile(*question):
@@ -56,60 +56,66 @@ def large_tile(*question):
     return plan["block_m"], plan["block_n"]
 
 
-@all_ends
-@pytest.mark.parametrize("sms, m, n, k", TILES)
-def test_ends_of_every_tile(backend, sms, m, n, k, end):
-    assert large_tile(sms, m, n, k, 1, DENSE) == TILES[sms, m, n, k]
-    scales, bias, activation, out_dtype = end
-    check_output(backend, *operands(m, n, k, *FP8), out_dtype, scales, bias, activation, sms)
+def elements(k_bytes, dtype):
+    return k_bytes // reference.dtype_of(dtype).itemsize
 
 
 @all_ends
-@pytest.mark.parametrize("sms, m, n, k", TOKENS)
-def test_ends_of_few_and_some_rows(backend, sms, m, n, k, end):
-    plan = plan_of(sms, m, n, k, 1, DENSE)
-    assert (plan["block_m"], plan["few_rows"] > 0) == TOKENS[sms, m, n, k]
+@pytest.mark.parametrize("tile, of_float8, of_halves", TILES)
+def test_ends_of_every_tile(backend, tile, of_float8, of_halves, end):
+    dtype, out_dtype, scales, bias, activation = end
+    sms, m, n, k = of_float8 if dtype == E4M3 else of_halves
+    assert large_tile(sms, m, n, k, 1, DENSE, dtype) == tile
+    check_output(backend, *operands(m, n, k, dtype, dtype), out_dtype, scales, bias, activation, sms)
+
+
+@all_ends
+@pytest.mark.parametrize("tokens, few, question", TOKENS)
+def test_ends_of_few_and_some_rows(backend, tokens, few, question, end):
+    dtype, out_dtype, scales, bias, activation = end
+    sms, m, n, k = *question[:3], elements(question[3], dtype)
+    plan = plan_of(sms, m, n, k, 1, DENSE, dtype)
+    assert (plan["block_m"], plan["few_rows"] > 0) == (tokens, few)
     assert plan["few_rows"] > 0 or plan["some_rows"]
-    scales, bias, activation, out_dtype = end
-    check_output(backend, *operands(m, n, k, *FP8), out_dtype, scales, bias, activation, sms)
+    check_output(backend, *operands(m, n, k, dtype, dtype), out_dtype, scales, bias, activation, sms)
 
 
 @all_ends
 @pytest.mark.parametrize(
-    "layout, sms, sizes, k, tokens",
-    [("m_grouped", 8, [3, 0, 17, 33, 64, 1], 400, 96), ("m_grouped_masked", 4, [150, 0, 201, 129, 16, 60], 1040, 192)],
+    "layout, sms, sizes, k_bytes, tokens",
+    [("m_grouped", 8, [3, 0, 17, 33, 64, 1], 400, 96), ("m_grouped_masked", 4, [150, 0, 201, 129, 16, 60], 2064, 192)],
 )
-def test_ends_of_groups_of_some_rows(backend, layout, sms, sizes, k, tokens, end):
-    n = 480
+def test_ends_of_groups_of_some_rows(backend, layout, sms, sizes, k_bytes, tokens, end):
+    dtype, out_dtype, scales, bias, activation = end
+    n, k = 480, elements(k_bytes, dtype)
     rows, asks = (EXPECTED_M * len(sizes), MASKED) if layout == "m_grouped_masked" else (sum(sizes), 0)
-    plan = plan_of(sms, rows, n, k, len(sizes), asks)
+    plan = plan_of(sms, rows, n, k, len(sizes), asks, dtype)
     assert (plan["block_m"], plan["some_rows"]) == (tokens, 1)
-    scales, bias, activation, out_dtype = end
-    check_grouped_output(backend, layout, sizes, n, k, out_dtype, scales, bias, activation, sms)
+    check_grouped_output(backend, layout, sizes, n, k, dtype, out_dtype, scales, bias, activation, sms)
 
 
 @all_ends
 @pytest.mark.parametrize(
-    "layout, sms, k, tile",
+    "layout, sms, k_bytes, tile",
     [
         ("m_grouped", 1, 144, (128, 128)),
-        ("m_grouped", 1, 1040, (128, 256)),
-        ("m_grouped_masked", 1, 1040, (128, 256)),
+        ("m_grouped", 1, 2064, (128, 256)),
+        ("m_grouped_masked", 1, 2064, (128, 256)),
         ("m_grouped_contiguous", 1, 1040, (128, 256)),
-        ("m_grouped_contiguous", 2, 2064, (256, 256)),
+        ("m_grouped_contiguous", 2, 4112, (256, 256)),
     ],
 )
-def test_ends_of_groups_that_end_within_a_tile(backend, layout, sms, k, tile, end):
+def test_ends_of_groups_that_end_within_a_tile(backend, layout, sms, k_bytes, tile, end):
     """Their last rows are stored one by one, and what is behind them is left as it was."""
-    sizes, n = [48, 127, 176, 300, 80, 0, 1, 128], 480
+    dtype, out_dtype, scales, bias, activation = end
+    sizes, n, k = [48, 127, 176, 300, 80, 0, 1, 128], 480, elements(k_bytes, dtype)
     rows, asks = {
         "m_grouped": (sum(sizes), 0),
         "m_grouped_masked": (EXPECTED_M * len(sizes), MASKED),
         "m_grouped_contiguous": (len(contiguous(sizes)), PACKED),
     }[layout]
-    assert large_tile(sms, rows, n, k, len(sizes), asks) == tile
-    scales, bias, activation, out_dtype = end
-    check_grouped_output(backend, layout, sizes, n, k, out_dtype, scales, bias, activation, sms)
+    assert large_tile(sms, rows, n, k, len(sizes), asks, dtype) == tile
+    check_grouped_output(backend, layout, sizes, n, k, dtype, out_dtype, scales, bias, activation, sms)
 
 
 @pytest.mark.parametrize("scale_out", [0.0, 1e-39, 1e-30, -2.0, 1e30, np.inf, np.nan])

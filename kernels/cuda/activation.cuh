@@ -4,16 +4,35 @@
 #pragma once
 
 #include "../flexgemm.h"
+#include "ptx.cuh"
 
 namespace flexgemm {
 
 /* Written so that NaN stays NaN. */
 __device__ __forceinline__ float relu(float x) { return x < 0.0f ? 0.0f : x; }
 
-__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + expf(-x)); }
+/* To 5e-7 of the value, and on the negative side 6e-8 x more, by which the exponent is rounded. */
+__device__ __forceinline__ float silu(float x) {
+    constexpr float kLog2E = 1.44269504f;
+    return x * ptx::reciprocal(1.0f + ptx::exp2(-kLog2E * x));
+}
 
-/* x times the normal distribution function. By erfc, since 1 + erf would leave few digits of the negative tail. */
-__device__ __forceinline__ float gelu(float x) { return 0.5f * x * erfcf(-0.70710678f * x); }
+/* x times the normal distribution function. Of its tail beyond u = |x|, exp(-u^2 / 2) falls out: what is left is t times
+ * a polynomial in t = 1 / (1 + 0.36 u), fitted to 8e-7 of it up to u = 13.3, beyond which the tail is 0. So the negative
+ * side keeps its digits: 2e-6 of the value is lost at -5, 8e-6 at -13. */
+__device__ __forceinline__ float gelu(float x) {
+    constexpr float kHalfLog2E = 0.72134752f;
+    const float t = ptx::reciprocal(fmaf(0.36f, fabsf(x), 1.0f));
+    float tail = 0.04746448f;
+    tail = fmaf(tail, t, -0.18116196f);
+    tail = fmaf(tail, t, 0.18285632f);
+    tail = fmaf(tail, t, 0.02523838f);
+    tail = fmaf(tail, t, 0.14019866f);
+    tail = fmaf(tail, t, 0.14168474f);
+    tail = fmaf(tail, t, 0.14371929f);
+    tail *= t * ptx::exp2(-kHalfLog2E * x * x);
+    return x * (x < 0.0f ? tail : 1.0f - tail);
+}
 
 __device__ __forceinline__ float activated(float x, fg_activation activation) {
     if (activation == FG_ACTIVATION_RELU) return relu(x);

@@ -75,8 +75,7 @@ template <typename Math>
 fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
                  fg_error *error) {
     const TensorRows weights = make_rows(params.b), tokens = make_rows(params.a);
-    GemmSm90Args args = make_token_args(params);
-    if (args.usual_end && args.space.major.grouping != Grouping::kNone) args.usual_end = args.usual = false;
+    GemmSm90Args args = make_token_args(params, false);
     args.alike =
         (args.plain || args.usual_end) && args.epilogue.bias == nullptr && (args.epilogue.one_factor || Math::kScaled);
     /* By blocks, or pairs of them, of 64 rows of weights or of 128. */
@@ -86,7 +85,10 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
             return launch_tile<Math, Tile>(plan, weights, tokens, args, num_sms, queue, error);
         };
         if constexpr (kHasUsualEnds<Math>)
-            if (args.usual_end) return with_end<Math, false>(args, launch_use);
+            if (args.usual_end)
+                return with_end<Math>(args.epilogue, [&](auto stored, auto end) {
+                    return launch_use(Sm90UsualUse<decltype(stored), false, true, end()>{});
+                });
         return with_use<typename Math::Stored, Sm90AnyUse>(args, launch_use);
     };
     constexpr std::integral_constant<int, 1> one;

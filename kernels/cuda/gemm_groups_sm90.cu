@@ -40,13 +40,16 @@ fg_status launch_tile(const fg_plan &plan, const fg_gemm_params &params, GemmSm9
 template <typename Math, int kTokens>
 fg_status launch_tokens(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
                         fg_error *error) {
-    GemmSm90Args args = make_token_args(params);
+    GemmSm90Args args = make_token_args(params, true);
     const auto launch_use = [&](auto use) {
         using Tile = Sm90GroupTile<Math::kScaled, kTokens, decltype(use)>;
         return launch_tile<Math, Tile>(plan, params, args, num_sms, queue, error);
     };
     if constexpr (kHasUsualEnds<Math>)
-        if (args.usual_end) return with_end<Math, true>(args, launch_use);
+        if (args.usual_end)
+            return with_end<Math>(args.epilogue, [&](auto stored, auto end) {
+                return with_use<decltype(stored), Sm90AnyUse, end()>(args, launch_use);
+            });
     return with_use<typename Math::Stored, Sm90AnyUse>(args, launch_use);
 }
 

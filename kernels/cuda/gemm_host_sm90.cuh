@@ -65,19 +65,41 @@ fg_status with_fp8(fg_dtype first, fg_dtype second, const Launch &launch) {
 /* Math::Stored, of products of these. */
 inline fg_dtype usual_output(fg_dtype operands) { return operands == FG_FLOAT16 ? FG_FLOAT16 : FG_BFLOAT16; }
 
-/* SiLU, SwiGLU and fp8 outputs for which there are kernels: of e4m3, in the format that usually follows. */
+/* Activations, SwiGLU and fp8 outputs for which there are kernels: of e4m3 and of 16 bits, in the format that usually
+ * follows. */
 inline bool has_usual_end(const fg_gemm_params &params) {
-    const bool e4m3 = params.a.dtype == FG_FLOAT8_E4M3FN && params.b.dtype == FG_FLOAT8_E4M3FN;
-    const bool silu = params.activation == FG_ACTIVATION_SILU, to_bf16 = params.out.dtype == FG_BFLOAT16;
-    if (!e4m3 || (!silu && params.activation != FG_ACTIVATION_NONE)) return false;
-    if (params.kind_a == FG_SCALE_BLOCK) return to_bf16 && params.swiglu;
-    return to_bf16 ? silu || params.swiglu : params.out.dtype == FG_FLOAT8_E4M3FN && !silu;
+    const fg_dtype operands = params.a.dtype, out = params.out.dtype;
+    const bool active = params.swiglu || params.activation != FG_ACTIVATION_NONE;
+    if (operands != params.b.dtype || operands == FG_FLOAT8_E5M2) return false;
+    if (params.kind_a == FG_SCALE_BLOCK) return out == FG_BFLOAT16 && params.swiglu;
+    if (out == FG_FLOAT8_E4M3FN) return fg_is_float8(operands) && params.activation == FG_ACTIVATION_NONE;
+    return out == usual_output(operands) && active;
 }
 
-/* Kinds of products that have: those of inference, whose sums are promoted. */
+/* Kinds of products that have: those of inference, whose sums are promoted, and of 16 bits. */
 template <typename Math>
-constexpr bool kHasUsualEnds =
-    std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kPromoted>> || std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kScaled>>;
+constexpr bool kHasUsualEnds = !Math::kFp8 || std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kPromoted>> ||
+                               std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kScaled>>;
+
+/* Calls launch with a value of the type that they store, and what makes it of sums. */
+template <typename Math, typename Launch>
+fg_status with_end(const Epilogue &to, const Launch &launch) {
+    const typename Math::Stored halves = {};
+    constexpr std::integral_constant<Sm90End, Sm90End::kSwiglu> swiglu;
+    if constexpr (Math::kScaled) return launch(halves, swiglu);
+    else {
+        if constexpr (Math::kFp8)
+            if (to.out_dtype == FG_FLOAT8_E4M3FN)
+                return to.swiglu ? launch(__nv_fp8_e4m3{}, swiglu)
+                                 : launch(__nv_fp8_e4m3{}, std::integral_constant<Sm90End, Sm90End::kNone>{});
+        if (to.swiglu) return launch(halves, swiglu);
+        if (to.activation == FG_ACTIVATION_RELU)
+            return launch(halves, std::integral_constant<Sm90End, Sm90End::kRelu>{});
+        if (to.activation == FG_ACTIVATION_GELU)
+            return launch(halves, std::integral_constant<Sm90End, Sm90End::kGelu>{});
+        return launch(halves, std::integral_constant<Sm90End, Sm90End::kSilu>{});
+    }
+}
 
 /* Nothing is added to, and rows of the output are whole chunks of 16 bytes. Groups of columns begin anywhere. */
 inline bool stores_chunks(const TileSpace &space, const Epilogue &to) {
@@ -87,12 +109,14 @@ inline bool stores_chunks(const TileSpace &space, const Epilogue &to) {
            to.out_stride % of_chunk == 0 && to.out_group_stride % of_chunk == 0;
 }
 
-/* What kernels of few and of some rows are told. Plain outputs are what nearly all products want. */
-inline GemmSm90Args make_token_args(const fg_gemm_params &params) {
+/* What kernels of few and of some rows are told, which of groups have usual ends or not. Plain outputs are what nearly
+ * all products want. */
+inline GemmSm90Args make_token_args(const fg_gemm_params &params, bool ends_of_groups) {
     GemmSm90Args args = make_args(params);
     const bool chunks = stores_chunks(args.space, args.epilogue);
+    const bool has_end = ends_of_groups || args.space.major.grouping == Grouping::kNone;
     args.plain = chunks && fg_gemm_is_linear(&params) && fg_dtype_size(params.out.dtype) == 2;
-    args.usual_end = chunks && has_usual_end(params);
+    args.usual_end = chunks && has_end && has_usual_end(params);
     args.usual = args.usual_end || (args.plain && params.out.dtype == usual_output(params.a.dtype));
     return args;
 }
@@ -104,29 +128,6 @@ fg_status with_use(const GemmSm90Args &args, const Launch &launch) {
     if (args.space.major.grouping == Grouping::kNone)
         return launch(Sm90UsualUse<Stored, Other::kRowsOnly, true, kEnd>{});
     return launch(Sm90UsualUse<Stored, Other::kRowsOnly, false, kEnd>{});
-}
-
-/* The same of kernels for few or some rows, where an output ends otherwise than in sums of 16 bits; kGroups: also of
- * groups. */
-template <typename Math, bool kGroups, typename Launch>
-fg_status with_end(const GemmSm90Args &args, const Launch &launch) {
-    const auto with = [&](auto stored, auto end) {
-        if constexpr (kGroups)
-            if (args.space.major.grouping != Grouping::kNone)
-                return launch(Sm90UsualUse<decltype(stored), false, false, end()>{});
-        return launch(Sm90UsualUse<decltype(stored), false, true, end()>{});
-    };
-    constexpr std::integral_constant<Sm90End, Sm90End::kNone> none;
-    constexpr std::integral_constant<Sm90End, Sm90End::kSilu> silu;
-    constexpr std::integral_constant<Sm90End, Sm90End::kSwiglu> swiglu;
-    const typename Math::Stored halves = {};
-    if constexpr (Math::kScaled) {
-        return with(halves, swiglu);
-    } else {
-        if (args.epilogue.out_dtype == FG_FLOAT8_E4M3FN)
-            return args.epilogue.swiglu ? with(__nv_fp8_e4m3{}, swiglu) : with(__nv_fp8_e4m3{}, none);
-        return args.epilogue.swiglu ? with(halves, swiglu) : with(halves, silu);
-    }
 }
 
 /* The product of a plan of few rows, and of one of groups of some. (gemm_decode_sm90.cu, gemm_groups_sm90.cu) */

@@ -58,26 +58,23 @@ fg_status launch_use(const fg_plan &plan, const TensorRows &a, const TensorRows 
         return with_use<Stored, Other, kEnd>(args, launch);
 }
 
-using LaunchSm90 = fg_status(const fg_plan &, const TensorRows &, const TensorRows &, GemmSm90Args &, int,
-                             const fg_queue *, fg_error *);
-
-/* For one that does. */
+/* Of usual ends, for which there are kernels that has_end_of_many_rows names: of fp8 outputs in tiles of less than 256
+ * columns SwiGLU is not asked for. */
 template <typename Math, int kColumns, int kBlocks>
-LaunchSm90 *launch_of_end(const GemmSm90Args &args) {
-    const bool swiglu = args.epilogue.swiglu;
-    if constexpr (Math::kScaled) {
-        return launch_use<Math, Sm90RowsUse, kColumns, kBlocks, Sm90End::kSwiglu>;
-    } else if (args.epilogue.out_dtype == FG_FLOAT8_E4M3FN) {
-        if constexpr (kColumns == 256)
-            if (swiglu) return launch_use<Math, Sm90RowsUse, kColumns, kBlocks, Sm90End::kSwiglu, __nv_fp8_e4m3>;
-        return launch_use<Math, Sm90RowsUse, kColumns, kBlocks, Sm90End::kNone, __nv_fp8_e4m3>;
-    } else if (args.plain) {
-        return swiglu ? launch_use<Math, Sm90RowsUse, kColumns, kBlocks, Sm90End::kSwiglu>
-                      : launch_use<Math, Sm90RowsUse, kColumns, kBlocks, Sm90End::kSilu>;
-    } else {
-        return swiglu ? launch_use<Math, Sm90AnyUse, kColumns, kBlocks, Sm90End::kSwiglu>
-                      : launch_use<Math, Sm90AnyUse, kColumns, kBlocks, Sm90End::kSilu>;
-    }
+fg_status launch_end(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
+                     const fg_queue *queue, fg_error *error) {
+    return with_end<Math>(args.epilogue, [&](auto stored, auto end) {
+        using Stored = decltype(stored);
+        constexpr bool kToFp8 = sizeof(Stored) == 1;
+        constexpr Sm90End kEnd = kToFp8 && kColumns < 256 ? Sm90End::kNone : end();
+        const auto launch = [&](auto other) {
+            return launch_use<Math, decltype(other), kColumns, kBlocks, kEnd, Stored>(plan, a, b, args, num_sms, queue,
+                                                                                      error);
+        };
+        if constexpr (!Math::kScaled && !kToFp8)
+            if (!args.plain) return launch(Sm90AnyUse{});
+        return launch(Sm90RowsUse{});
+    });
 }
 
 /* Of tiles of so many columns, by pairs of blocks or by single ones; with scales of blocks 256 columns are a pair's. */
@@ -86,10 +83,11 @@ fg_status launch_columns(const fg_plan &plan, const TensorRows &a, const TensorR
                          const fg_queue *queue, fg_error *error) {
     const auto launch_blocks = [&](auto blocks) {
         constexpr int kBlocks = decltype(blocks)::value;
-        LaunchSm90 *launch = args.plain ? launch_use<Math, Sm90RowsUse, kColumns, kBlocks>
-                                        : launch_use<Math, Sm90AnyUse, kColumns, kBlocks>;
         if constexpr (kHasUsualEnds<Math>)
-            if (args.usual_end) launch = launch_of_end<Math, kColumns, kBlocks>(args);
+            if (args.usual_end)
+                return launch_end<Math, kColumns, kBlocks>(plan, a, b, args, num_sms, queue, error);
+        const auto launch = args.plain ? launch_use<Math, Sm90RowsUse, kColumns, kBlocks>
+                                       : launch_use<Math, Sm90AnyUse, kColumns, kBlocks>;
         return launch(plan, a, b, args, num_sms, queue, error);
     };
     if constexpr (!Math::kScaled || kColumns < 256)

@@ -50,7 +50,7 @@ constexpr int kSm90BlockM = 128, kSm90StepBytes = 128, kSm90SlabBytes = 128;
 /* ---- what a kernel is made for ---- */
 
 /* What sums become in the end, scaled and biased. */
-enum class Sm90End { kNone, kSilu, kSwiglu };
+enum class Sm90End { kNone, kRelu, kSilu, kGelu, kSwiglu };
 
 /* The fewer cases its code has, the sooner memory has sent what a short product needs of it. */
 struct Sm90AnyUse {
@@ -64,9 +64,9 @@ struct Sm90RowsUse : Sm90AnyUse {
     static constexpr bool kRowsOnly = true;
 };
 
-/* Usual ones: sums in 16 bits, or fp8 where kRows, of the type T, whole rows of 16 bytes; scaled, biased or with scales of
- * columns where not kRows, and what kAtEnd says; of groups of rows or, kDense, of one group; sums are promoted at each step,
- * if at all. */
+/* Usual ones: of the type T, 16 bits or fp8, whole rows of 16 bytes; sums are scaled, biased or with scales of columns
+ * where not kRows, and become what kAtEnd says; of groups of rows or, kDense, of one group; sums are promoted at each
+ * step, if at all. */
 template <typename T, bool kRows, bool kDense, Sm90End kAtEnd = Sm90End::kNone>
 struct Sm90UsualUse {
     static constexpr bool kRowsOnly = kRows, kUsual = true, kOneGroup = kDense, kToFp8 = sizeof(T) == 1;

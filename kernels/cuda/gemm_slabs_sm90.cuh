@@ -112,7 +112,7 @@ __device__ __forceinline__ void fill_slab(const Gated &gated, uint8_t *slab, int
         for (int half = 0; half < 2; ++half) {
             const int row = lane / 4 + 8 * half, byte = (block * 4 + lane % 4) * static_cast<int>(sizeof(T));
             *reinterpret_cast<T *>(slab + place_in_slab(row, part.byte + byte)) =
-                from_float<T>(block * 4 < part.blank ? 0.0f : gated.value(2 * (first + block) + half));
+                from_float<T>(block * 4 < part.blank ? 0.0f : gated.value(2 * (first + block) + half, part.factors));
         }
 }
 

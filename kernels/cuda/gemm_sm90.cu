@@ -21,8 +21,8 @@ bool fits_tma(const TensorRows &rows) {
            pitch_fits(rows.groups, rows.group_pitch);
 }
 
-/* Of such ends, what kernels for many rows have (launch_of_end): an fp8 output, or SwiGLU beside scales of blocks,
- * without factors of columns; SwiGLU to fp8 in tiles of 256 columns. */
+/* Of such ends, what kernels for many rows have (launch_end): an fp8 output, or SwiGLU beside scales of blocks, without
+ * factors of columns; SwiGLU to fp8 in tiles of 256 columns. */
 bool has_end_of_many_rows(const GemmSm90Args &args, const fg_plan &plan) {
     const bool to_fp8 = args.epilogue.out_dtype == FG_FLOAT8_E4M3FN;
     if ((to_fp8 || args.epilogue.block_scaled) && args.column_factors) return false;

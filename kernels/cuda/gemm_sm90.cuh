@@ -261,7 +261,8 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
                                     ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA), warpgroup};
     uint8_t *slabs = stages + Tile::kStages * Tile::kStageBytes;
     /* Other ends of 16-bit products are faster in one part. */
-    constexpr bool kInParts = Tile::kParts > 1 && (Math::kPromote || Tile::kRowsOnly);
+    constexpr bool kInParts =
+        Tile::kParts > 1 && (Math::kPromote || Tile::kRowsOnly || Tile::kEnd != Sm90End::kNone);
     constexpr int kFirst = kInParts ? Tile::kPartColumns : 0, kParts = kInParts ? 2 : 1;
     const bool each_step =
         Math::kPromote && (Tile::kUsual || Math::kScaled || kParts > 1 || args.steps_per_promote == 1);

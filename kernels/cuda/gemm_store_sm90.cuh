@@ -199,11 +199,10 @@ struct Place {
     }
 };
 
-/* What SwiGLU will make of sums times factors for a usual output. */
+/* What SwiGLU will make of sums for a usual output. */
 template <typename Tile, int kCount>
-__device__ __forceinline__ GatedLater<kCount> gate_later(const float (&sum)[kCount], const RowFactors &factors,
-                                                         const Epilogue &to) {
-    return {sum, factors, Tile::kToFp8 && to.scale_out ? over_scale(1.0f, *to.scale_out) : 1.0f};
+__device__ __forceinline__ GatedLater<kCount> gate_later(const float (&sum)[kCount], const Epilogue &to) {
+    return {sum, inverse_scale_out<Tile>(to)};
 }
 
 /* SwiGLU to fp8 makes of each of a tile's two parts half a slab; it is sent when it is full. */
@@ -211,10 +210,11 @@ template <typename Tile>
 constexpr bool kFillsHalves = Tile::kToFp8 && Tile::kEnd == Sm90End::kSwiglu;
 
 template <typename Tile, int kCount>
-__device__ __forceinline__ void fill_half(const GatedLater<kCount> &gated, const Place<Tile> &at, int part) {
+__device__ __forceinline__ void fill_half(const GatedLater<kCount> &gated, const Place<Tile> &at, int part,
+                                          const RowFactors &factors = {{1.0f, 1.0f}}) {
     static_assert(Tile::kParts == 2 && 2 * kCount == kSm90SlabBytes, "halves of a slab");
     if (part == 0) await_slabs<0>();
-    fill_slab<typename Tile::Stored, Tile::kEnd>(gated, at.slabs, at.lane, {0, {}, 0, part * kCount});
+    fill_slab<typename Tile::Stored, Tile::kEnd>(gated, at.slabs, at.lane, {0, factors, 0, part * kCount});
 }
 
 /* `rows`: those of the last part. */
@@ -229,10 +229,10 @@ template <typename Tile, int kCount>
 __device__ __forceinline__ void store_usual(const float (&sum)[kCount], const GemmSm90Args &args, int part,
                                             const Place<Tile> &at, const StoredRows &rows) {
     if constexpr (kFillsHalves<Tile>) {
-        fill_half(gate_later<Tile>(sum, {{1.0f, 1.0f}}, args.epilogue), at, part);
+        fill_half(gate_later<Tile>(sum, args.epilogue), at, part);
         if (part == 1) send_halves(args, at, rows);
     } else if constexpr (Tile::kEnd == Sm90End::kSwiglu) {
-        const auto gated = gate_later<Tile>(sum, {{1.0f, 1.0f}}, args.epilogue);
+        const auto gated = gate_later<Tile>(sum, args.epilogue);
         store_values<typename Tile::Stored, false, Tile>(gated, args, at.slabs, at.lane, rows.gated());
     } else {
         store_values<typename Tile::Stored, false, Tile>(sum, args, at.slabs, at.lane, rows);
@@ -304,9 +304,9 @@ public:
         }
         const Epilogue &to = factors_.args.epilogue;
         if constexpr (kFillsHalves<Tile>)
-            fill_half(gate_later<Tile>(sum, left, to), at, part);
+            fill_half(gate_later<Tile>(sum, to), at, part, left);
         else if constexpr (Tile::kEnd == Sm90End::kSwiglu)
-            fill_with<typename Tile::Stored, false>(gate_later<Tile>(sum, left, to), at, part, left);
+            fill_with<typename Tile::Stored, false>(gate_later<Tile>(sum, to), at, part, left);
         else
             with_output<Tile>(
                 to, [&](auto element, auto add) { fill_with<decltype(element), add.value>(sum, at, part, left); });

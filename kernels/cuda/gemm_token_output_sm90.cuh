@@ -119,8 +119,7 @@ __device__ __forceinline__ void keep_plain(const float (&sum)[kCount], const Fac
                                            uint8_t *rows, int units) {
     using T = typename PlainOutput<Math, Tile>::Type;
     if constexpr (Tile::kGated == 2 || Tile::kToFp8)
-        keep_values<T, Tile>(sum, factors, rows, units,
-                             Tile::kToFp8 && to.scale_out ? over_scale(1.0f, *to.scale_out) : 1.0f);
+        keep_values<T, Tile>(sum, factors, rows, units, inverse_scale_out<Tile>(to));
     else
         keep_halves<T, Tile>(sum, factors, rows, units);
 }
@@ -199,12 +198,12 @@ __device__ __forceinline__ void finish_tokens(const TokenShared<Tile> &shared, c
     constexpr int kFours = Tile::kRows / 4, kTokensAtOnce = Tile::kConsumers / kFours;
     const Epilogue &to = args.epilogue;
     const int thread = threadIdx.x - ptx::kWarpgroup, local_column = thread % kFours * 4;
-    const int count = min(work.rows - local_column, 4), halves = to.swiglu ? 2 : 1;
+    const int count = min(work.rows - local_column, 4), gated = to.swiglu ? 2 : 1; /* rows to a column */
     if (count <= 0) return;
     const float4 scale = *reinterpret_cast<const float4 *>(&shared.weight_scale[local_column]);
     const float4 bias = *reinterpret_cast<const float4 *>(&shared.bias[local_column]);
     const float scale_out = to.scale_out ? *to.scale_out : 1.0f;
-    const int64_t column = (work.first_row + local_column) / halves;
+    const int64_t column = (work.first_row + local_column) / gated;
     const bool aligned = to.out_aligned && column % 4 == 0;
 #pragma unroll 1
     for (int first = thread / kFours;; first += kTogether * kTokensAtOnce) {
@@ -236,14 +235,14 @@ __device__ __forceinline__ void finish_tokens(const TokenShared<Tile> &shared, c
         if (to.accumulate)
 #pragma unroll
             for (int i = 0; i < 4 * kTogether; ++i)
-                if (token[i / 4] < work.columns && i % 4 < count / halves)
+                if (token[i / 4] < work.columns && i % 4 < count / gated)
                     value[i] += static_cast<const float *>(to.out)[index[i / 4] + i % 4];
         with_out_type(to.out_dtype, [&](auto type) {
 #pragma unroll
             for (int j = 0; j < kTogether; ++j) {
                 const float four[4] = {value[4 * j], value[4 * j + 1], value[4 * j + 2], value[4 * j + 3]};
                 if (token[j] < work.columns)
-                    store_four<decltype(type)>(to.out, index[j], four, count / halves, aligned);
+                    store_four<decltype(type)>(to.out, index[j], four, count / gated, aligned);
             }
         });
     }

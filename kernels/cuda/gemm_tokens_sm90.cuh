@@ -256,10 +256,8 @@ __device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, cons
         if (!to.block_scaled) scales.weight = scale_at(to.scale_b, work.weight, column);
         if (to.bias) scales.bias = load_as_float(to.bias, work.weight * to.bias_step + column, to.bias_dtype);
     }
-    if (Tile::kToFp8 && Tile::kEnd == Sm90End::kNone && to.scale_out) {
-        scales.weight = over_scale(scales.weight, *to.scale_out);
-        scales.bias = over_scale(scales.bias, *to.scale_out);
-    }
+    scales.weight = over_scale_out<Tile>(scales.weight, to);
+    scales.bias = over_scale_out<Tile>(scales.bias, to);
     return scales;
 }
 

@@ -29,11 +29,23 @@ __device__ __forceinline__ float over_scale(float value, float scale) {
     return isinf(quotient) && isfinite(value) && scale != 0.0f ? copysignf(FLT_MAX, quotient) : quotient;
 }
 
-/* Of a usual output in fp8 what its scale divides is not each value, but the factors of rows. */
+/* Of a usual output in fp8 that is sums and no more what its scale divides is not each value, but what the sums are
+ * multiplied by, and a bias. */
+template <typename Tile>
+__device__ __forceinline__ float over_scale_out(float factor, const Epilogue &to) {
+    if (!Tile::kToFp8 || Tile::kEnd != Sm90End::kNone || to.scale_out == nullptr) return factor;
+    return over_scale(factor, *to.scale_out);
+}
+
 template <typename Tile>
 __device__ __forceinline__ RowFactors over_scale_out(const RowFactors &factors, const Epilogue &to) {
-    if (!Tile::kToFp8 || Tile::kEnd != Sm90End::kNone || to.scale_out == nullptr) return factors;
-    return {over_scale(factors.of[0], *to.scale_out), over_scale(factors.of[1], *to.scale_out)};
+    return {over_scale_out<Tile>(factors.of[0], to), over_scale_out<Tile>(factors.of[1], to)};
+}
+
+/* Of one that SwiGLU makes, what each value is multiplied by. */
+template <typename Tile>
+__device__ __forceinline__ float inverse_scale_out(const Epilogue &to) {
+    return Tile::kToFp8 && to.scale_out ? over_scale(1.0f, *to.scale_out) : 1.0f;
 }
 
 /* Where all of the output has one. */
@@ -239,7 +251,10 @@ __device__ __forceinline__ void divide(float (&value)[kCount], float scale) {
 
 template <Sm90End kEnd>
 __device__ __forceinline__ float ended(float x) {
-    return kEnd == Sm90End::kSilu ? silu(x) : x;
+    if (kEnd == Sm90End::kRelu) return relu(x);
+    if (kEnd == Sm90End::kSilu) return silu(x);
+    if (kEnd == Sm90End::kGelu) return gelu(x);
+    return x;
 }
 
 /* The values of half as many columns, which SwiGLU makes: silu(gate) * what it gates, of two columns that are beside each
@@ -248,7 +263,7 @@ template <int kCount>
 struct GatedSums {
     static constexpr int kColumns = 2 * kCount;
     float of[kCount];
-    __device__ __forceinline__ float value(int i) const { return of[i]; }
+    __device__ __forceinline__ float value(int i, const RowFactors &) const { return of[i]; } /* which have theirs */
 };
 
 template <int kCount>
@@ -265,9 +280,8 @@ template <int kCount>
 struct GatedLater {
     static constexpr int kColumns = kCount;
     const float (&sum)[kCount];
-    RowFactors factors;
     float scale;
-    __device__ __forceinline__ float value(int i) const {
+    __device__ __forceinline__ float value(int i, const RowFactors &factors) const {
         const float factor = factors.of[i % 2];
         return silu(sum[2 * i] * factor) * (sum[2 * i + 1] * factor) * scale;
     }

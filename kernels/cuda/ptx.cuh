@@ -16,6 +16,19 @@ __device__ __forceinline__ uint32_t shared_address(const void *pointer) {
 /* Keeps a sum in one register: the compiler would add its terms to each address that is made from it. */
 __device__ __forceinline__ void hold(uint64_t &sum) { asm("" : "+l"(sum)); }
 
+/* 2^x and 1 / x, to about 2^-22 of them; subnormal numbers are zeros. */
+__device__ __forceinline__ float exp2(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+__device__ __forceinline__ float reciprocal(float x) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
 /* Asynchronous 16-byte copy global -> shared, L2 only. Copies `valid` ? 16 : 0 bytes and fills the rest with zeros;
  * the source is not read when nothing is copied. */
 __device__ __forceinline__ void cp_async_16(void *shared, const void *global, bool valid) {

@@ -1,8 +1,10 @@
 #include "ptx.h"
 
 #include <cctype>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 
 #include "async.h"
@@ -68,6 +70,22 @@ void round_to_tf32(Frame &frame, const Instruction &instruction) {
     if ((bits & 0x7f800000u) != 0x7f800000u) bits += 0x1000; /* half of the last place that stays, away from zero */
     frame.write(instruction.arguments[0], bits & 0xffffe000u);
 }
+
+/* A function of one float32, whose subnormal argument and result are zeros. */
+template <float (*kFunction)(float)>
+void approximate(Frame &frame, const Instruction &instruction) {
+    const auto flushed = [](float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; };
+    const auto bits = static_cast<uint32_t>(frame.read(instruction.arguments[1]));
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    const float result = flushed(kFunction(flushed(x)));
+    uint32_t result_bits;
+    std::memcpy(&result_bits, &result, sizeof result);
+    frame.write(instruction.arguments[0], result_bits);
+}
+
+float reciprocal(float x) { return 1.0f / x; }
+float power_of_two(float x) { return std::exp2(x); }
 
 void set_predicate(Frame &frame, const Instruction &instruction) {
     Arguments a = instruction.arguments;
@@ -277,6 +295,8 @@ const std::map<std::string, Entry> kInstructions = {
     {"bar.arrive", {barrier_arrive_only, nullptr}},
     {"mov.", {move, nullptr}},
     {"cvt.rna.tf32.f32", {round_to_tf32, nullptr}},
+    {"ex2.approx.ftz.f32", {approximate<power_of_two>, nullptr}},
+    {"rcp.approx.ftz.f32", {approximate<reciprocal>, nullptr}},
     {"setp.ne.b32", {set_predicate, nullptr}},
     {"selp.u32", {select, nullptr}},
     {"bra", {branch, nullptr}},
