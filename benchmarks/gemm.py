@@ -47,6 +47,7 @@ MASKED_FP8 = [
 ]  # fmt: skip
 WGRAD_FP8 = [(m, n, k) for k in (4096, 8192) for m, n in ((7168, 2112), (2048, 7168), (7168, 4096))]
 K_GROUPED_FP8 = [(4, 4096, 7168, 4096), (8, 4096, 2048, 7168), (32, 1024, 7168, 2048)]  # (groups, expected k, m, n)
+SHORT_FP8 = (128, 512, 2048, 768)  # likewise, where what is added to the output counts most
 # (groups, n, k) of other models, with groups of one size and with few large groups beside many small and empty ones
 EXPERTS_FP8 = [(32, 5760, 2880), (128, 1536, 2048), (128, 2048, 768), (8, 28672, 4096), (256, 4096, 7168)]
 EXPERT_ROWS = (1, 7, 64, 300)
@@ -129,13 +130,17 @@ def more_cases() -> list[Case]:
     """Shapes that no peer was measured at."""
     draw = random.Random(0)
     made = [Case(FP8, *shape) for shape in DECODE_FP8 + SERVED_FP8]
-    for groups, expected_k, m, n in K_GROUPED_FP8:
+
+    def groups_along_k(groups: int, expected_k: int, m: int, n: int) -> Case:
         sizes = tuple(16 * int(expected_k / 16 * draw.uniform(0.7, 1.3)) for _ in range(groups))
-        made.append(Case(FP8, m, n, sum(sizes), sizes, expected_k, "k_grouped_wgrad"))
+        return Case(FP8, m, n, sum(sizes), sizes, expected_k, "k_grouped_wgrad")
+
+    made += [groups_along_k(*shape) for shape in K_GROUPED_FP8]
     for groups, n, k in EXPERTS_FP8:
         mixtures = [(rows,) * groups for rows in EXPERT_ROWS]
         mixtures.append(tuple(min(int(draw.paretovariate(0.8)) - 1, 4096) for _ in range(groups)))
         made += [Case(FP8, sum(sizes), n, k, sizes, sum(sizes) // groups, suite="experts") for sizes in mixtures]
+    made.append(groups_along_k(*SHORT_FP8))
     blocks = [case for case in cases() if case.dtype == FP8 and (case.op, case.m, case.n) in BLOCK_SCALED]
     made += [Case(FP8, *shape, scales="row", suite="endings") for shape in ENDED]
     made += [Case(dtype, *ENDED[1], ending=e, suite="endings") for dtype in (FP8, "bfloat16") for e in ENDINGS]

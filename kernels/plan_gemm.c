@@ -3,6 +3,7 @@
  * line, and for fp8 exactly the 128 elements between two promotions of the accumulator.
  */
 #include "plan.h"
+#include "plan_durations.h"
 
 #include <math.h>
 #include <string.h>
@@ -128,104 +129,6 @@ static int32_t decode_split(int64_t tiles, int64_t steps, int32_t pair, int32_t 
 /* Bytes of a row in a step of K. */
 static const double STEP_BYTES = 128;
 
-/* A tile: blocks that share it, and its duration: of a step of K, of a row in it and step (0: of a large tile, which takes
- * as long for a few), and of its end; of a large one both again where groups have any sizes and many tiles lack rows, and of
- * its end where it is added to the output; and what the first one takes longer than those whose begin is hidden. The unit is
- * the same for all of a kind; fitted to times of an H200. */
-typedef struct {
-    int32_t block_m, block_n, num_stages, blocks;
-    double step, row, end, step_of_part, end_of_part, end_of_added, begin;
-} gemm_tile;
-
-/* The same of a tile of few rows: of a step where up to three quarters of the multiprocessors have one, and where more of
- * them read as fast as the memory goes. */
-typedef struct {
-    double step, full_step, end;
-} decode_tile;
-
-/* Durations of the tiles that a kind of product has. */
-typedef struct {
-    gemm_tile large[11]; /* widest first; blocks 0: there is no other */
-    /* Of the kernel for groups of some rows, where there is one group and where there are more: the tallest that shorter
-     * ones resemble, and a taller one; block_m 0: there is none. */
-    gemm_tile some[2], tallest[2];
-    decode_tile few;   /* 128 of few rows by 64 columns */
-    double last_end;   /* ends of the others, but for those of the last wave, are hidden behind the next ones */
-    double share;      /* where blocks share the K of a tile: to exchange their sums */
-    double pair_share; /* the same where those of a pair share that of a large one */
-    double own_b;      /* steps that one of those takes, where each block reads all of B */
-    double bytes;      /* that memory reads in a unit */
-    /* The same of large tiles in one row, whose weights are read once; and how much longer that makes a step. */
-    double one_row_bytes, one_row_step;
-} gemm_durations;
-
-/* Of up to 64 rows of any kind, by 64 columns and by 128: weights are what is read. */
-static const decode_tile fewest_narrow = {1.82, 1.82, 7.2}, fewest_wide = {3.6, 3.6, 11.4};
-
-static const gemm_durations promoted = {
-    .large = {{256, 272, 4, 2, 4.16, 0, 12.4, 4.43, 12.4, 12.4, 28},
-              {256, 256, 4, 2, 4.02, 0, 9, 4.21, 11.5, 55.5, 8},
-              {128, 256, 4, 1, 4.25, 0, 6.5, 4.48, 8.7, 42.3, 0},
-              {128, 224, 4, 1, 3.67, 0, 8.9, 3.7, 9, 53.9, 0},
-              {256, 192, 5, 2, 3.23, 0, 11, 3.4, 13, 40.2, 8},
-              {128, 192, 5, 1, 3.55, 0, 4.9, 3.53, 6.5, 27.6, 0},
-              {256, 176, 5, 2, 3.03, 0, 13.8, 3.12, 12.5, 45.8, 10},
-              {128, 176, 5, 1, 3.3, 0, 4.6, 3.39, 7.5, 33.9, 0},
-              {256, 128, 6, 2, 2.67, 0, 8.9, 2.75, 9.4, 24.1, 0},
-              {128, 128, 6, 1, 2.74, 0, 1, 2.6, 2.7, 15.2, 0},
-              {128, 96, 6, 1, 2.23, 0, 1, 2.26, 1.0, 14.9, 0}},
-    .some = {{192, 256, 5, 2, 0.71, 0.017, 5.2, 0.71, 5.2, 5.2, 26}, {192, 256, 5, 2, 0.72, 0.019, 8, 0.72, 8, 8, 0}},
-    .few = {1.9, 2.3, 11.5},
-    .share = 7,
-    .last_end = 18,
-    .pair_share = 10,
-    .own_b = 1.25,
-    .bytes = 650e3,
-    .one_row_bytes = 390e3,
-    .one_row_step = 1.5,
-};
-/* With scales of blocks. There is no 128 x 256, since one of the others was faster or as fast nearly everywhere. */
-static const gemm_durations scaled = {
-    .large = {{256, 256, 4, 2, 3.65, 0, 12.7, 3.65, 15.2, 59.5, 0},
-              {256, 128, 5, 2, 2.5, 0, 9.4, 2.5, 9.4, 25.9, 0},
-              {128, 128, 5, 1, 2.52, 0, 1.0, 2.52, 3.5, 14.9, 0}},
-    .some = {{160, 256, 5, 2, 0.9, 0.019, 5.2, 0.9, 5.2, 5.2, 0}, {160, 256, 5, 2, 0.9, 0.02, 9, 0.9, 9, 9, 0}},
-    .few = {2.05, 2.3, 8},
-    .share = 6,
-    .last_end = 10,
-    .pair_share = 10,
-    .own_b = 1.16,
-    .bytes = 750e3,
-    .one_row_bytes = 550e3,
-    .one_row_step = 1.1,
-};
-/* Of fp16 and bf16, whose sums are not promoted. */
-static const gemm_durations halves = {
-    .large = {{256, 272, 4, 2, 4.25, 0, 14, 4.73, 14, 14, 22},
-              {256, 256, 4, 2, 4, 0, 9.9, 4.47, 6.6, 71.4, 16},
-              {128, 256, 4, 1, 4.4, 0, 0.9, 4.52, 8.4, 22.3, 5},
-              {128, 224, 4, 1, 3.62, 0, 9.5, 3.8, 9, 50, 0},
-              {256, 192, 5, 2, 3.09, 0, 8.4, 3.34, 8.7, 37.3, 9},
-              {128, 192, 5, 1, 3.42, 0, 1.9, 3.54, 4.6, 10.5, 0},
-              {256, 176, 5, 2, 2.83, 0, 13.6, 3.17, 15, 36.7, 6},
-              {128, 176, 5, 1, 3.16, 0, 0.8, 3.17, 9.4, 17.4, 0},
-              {256, 128, 6, 2, 2.29, 0, 8.6, 2.33, 8, 12.9, 9},
-              {128, 128, 6, 1, 2.49, 0, 0, 2.51, 1.7, 2.5, 0},
-              {128, 96, 6, 1, 1.98, 0, 1, 2.04, 1, 2.3, 0}},
-    .some = {{192, 256, 5, 2, 0.74, 0.0147, 5.5, 0.74, 5.5, 5.5, 16},
-             {192, 256, 5, 2, 0.76, 0.0147, 13, 0.76, 13, 13, 0}},
-    .tallest = {{256, 256, 4, 2, 1.0, 0.0147, 20, 1.0, 20, 20, 16},
-                {256, 256, 4, 2, 1.09, 0.014, 19.9, 1.09, 19.9, 19.9, 0}},
-    .few = {1.7, 2.28, 8.5},
-    .share = 9.3,
-    .last_end = 12,
-    .pair_share = 13,
-    .own_b = 1.16,
-    .bytes = 660e3,
-    .one_row_bytes = 390e3,
-    .one_row_step = 1.5,
-};
-
 /* `cost`: waves of tiles, times the duration of one, if there is more than one row of those of a size. */
 static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, const gemm_durations *durations,
                            fg_plan plan, int32_t num_sms, double *cost) {
@@ -317,6 +220,17 @@ static double step_of(const gemm_question *q, const gemm_tile *tile, bool whole,
     return q->askew ? fmax(own, bytes / ASKEW_BYTES) : own;
 }
 
+/* Whether sums are added to the output in shared memory, which takes the place of a stage; not beside scales of blocks. */
+static bool adds_beside_stages(const gemm_question *q, const gemm_tile *tile) {
+    return q->added && tile->block_n == 128 && q->durations != &scaled;
+}
+
+/* What all blocks take to add a tile to the output: to read and write it, or to have L2 add it. */
+static double time_to_add(const gemm_question *q, const gemm_tile *tile, int32_t at_once) {
+    const double bytes = adds_beside_stages(q, tile) ? 9.6 : 14.4; /* an element is as many that are only read */
+    return q->added ? bytes * tile->block_m * tile->block_n * at_once / q->durations->bytes : 0;
+}
+
 /* Waves of tiles, times the duration of one; or what memory takes to read B. */
 static double cost_of_spread(const gemm_question *q, double spread, const gemm_tile *tile, int32_t num_sms) {
     const double READ_AGAIN = 0.55;
@@ -328,7 +242,8 @@ static double cost_of_spread(const gemm_question *q, double spread, const gemm_t
     /* A group that is cut evenly has rows in multiples of 16. */
     const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
     const double end = q->added ? tile->end_of_added : whole ? tile->end : tile->end_of_part;
-    const double busy = tile->begin + waves * ((double)q->steps * step_of(q, tile, whole, rows) + end);
+    const double own = (double)q->steps * step_of(q, tile, whole, rows) + end;
+    const double busy = tile->begin + waves * fmax(own, time_to_add(q, tile, at_once));
     if (q->groups == 1) return busy;
     /* Tiles of the same rows of B do not keep step where groups differ: of what L2 could share half is read again. */
     const double reads = 1 + READ_AGAIN * (tiles - 1), step_bytes = STEP_BYTES * (double)q->groups * (double)q->n;
@@ -352,7 +267,7 @@ int64_t fg_gemm_shared_tiles(int64_t tiles, int64_t pairs, int64_t steps) {
 /* By which the last wave is shorter where pairs share the K of its tiles, of whose B each block then reads all. */
 static double saved_by_sharing(const gemm_question *q, const gemm_tile *tile, int32_t num_sms) {
     const int64_t tiles = ceil_div(q->rows, tile->block_m) * ceil_div(q->n, tile->block_n);
-    if (!q->dense || tile->blocks != 2 || tile->block_n > 256 ||
+    if (!q->dense || tile->blocks != 2 || tile->block_n > 256 || adds_beside_stages(q, tile) ||
         fg_gemm_shared_tiles(tiles, num_sms / 2, q->steps) == 0)
         return 0;
     const double step = step_of(q, tile, true, 0);
@@ -368,7 +283,7 @@ static bool take_cheaper(fg_plan *plan, double *best, const gemm_question *q, co
     plan->split_k = saved > 0 ? 2 : 1;
     plan->block_m = tile->block_m;
     plan->block_n = tile->block_n;
-    plan->num_stages = tile->num_stages;
+    plan->num_stages = tile->num_stages - adds_beside_stages(q, tile);
     return true;
 }
 

@@ -834,6 +834,9 @@ def all_cases():
 
     for dtype in (E4M3, "bfloat16"):
         cases[f"gemm/staggered/{dtype}"] = partial(sums_case, dtype=dtype, shape=(1100, 1050, 528), num_sms=8)
+        depth = 1 if dtype == E4M3 else 2
+        cases[f"gemm/added/{dtype}"] = partial(sums_case, dtype=dtype, shape=(700, 392, 544 // depth), num_sms=1)
+        cases[f"gemm/added/{dtype}/pairs"] = partial(sums_case, dtype=dtype, shape=(700, 640, 2064 // depth), num_sms=2)
 
     for source in ("float32", "float16", "bfloat16"):
         for dtype in (E4M3, E5M2):

@@ -1,5 +1,5 @@
-"""Activations, SwiGLU and FP8 outputs, which have kernels of their own: every tile, last rows and columns that lack some,
-groups that end within a tile."""
+"""Activations, SwiGLU and FP8 outputs, which have kernels of their own: every tile, last rows and columns that lack
+some, groups that end within a tile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TILES = [
     ((256, 256), (2, 400, 480, 2448), (2, 400, 480, 2056)),
     ((256, 256), (2, 400, 608, 2064), (4, 200, 784, 3080)),
 ]
-# Of the kernels for few and for some rows: tokens to a tile, whether they are few, and a product of which K is in bytes.
+# Of the kernels for few and for some rows: tokens to a tile, whether they are few, and a product, its K in bytes.
 TOKENS = [
     (8, True, (132, 5, 480, 400)),
     (16, True, (132, 16, 352, 1040)),

@@ -348,7 +348,7 @@ def test_groups_along_k_are_taken_for_what_one_has_of_k():
     """What a tile adds to the output counts beside the steps of its group, not of all."""
     tiles = TALL | EQUAL | ADDED | ASKEW
     assert hopper_tile(8 * 2048, 2048, 8, k=4096, tiles=tiles) == (256, 256)
-    assert hopper_tile(64 * 2048, 2048, 64, k=256, tiles=tiles) == (128, 128)  # two steps: of short ends
+    assert hopper_tile(64 * 2048, 2048, 64, k=256, tiles=tiles) == (256, 128)  # two steps: of short ends
 
 
 def test_a_plan_that_is_asked_for_again_is_the_same():

@@ -86,7 +86,8 @@ template <typename Math, typename Launch>
 fg_status with_end(const Epilogue &to, const Launch &launch) {
     const typename Math::Stored halves = {};
     constexpr std::integral_constant<Sm90End, Sm90End::kSwiglu> swiglu;
-    if constexpr (Math::kScaled) return launch(halves, swiglu);
+    if constexpr (Math::kScaled)
+        return launch(halves, swiglu);
     else {
         if constexpr (Math::kFp8)
             if (to.out_dtype == FG_FLOAT8_E4M3FN)

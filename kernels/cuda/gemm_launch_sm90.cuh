@@ -31,7 +31,7 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &a, const TensorRows
     /* The more steps a tile has, the less its sums are beside its products. */
     constexpr int64_t kFewSteps = 48;
     const int64_t groups_along_k = args.space.k_offsets.data ? args.space.major.groups : 1;
-    args.staggered = args.epilogue.accumulate && args.plain && tiles >= 4 * clusters &&
+    args.staggered = !Tile::kAdded && args.epilogue.accumulate && args.plain && tiles >= 4 * clusters &&
                      args.space.k_bytes <= kFewSteps * kSm90StepBytes * groups_along_k;
     const bool share = plan.split_k == 2 && !args.staggered;
     const int64_t steps = ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes);
@@ -84,8 +84,11 @@ fg_status launch_columns(const fg_plan &plan, const TensorRows &a, const TensorR
     const auto launch_blocks = [&](auto blocks) {
         constexpr int kBlocks = decltype(blocks)::value;
         if constexpr (kHasUsualEnds<Math>)
-            if (args.usual_end)
-                return launch_end<Math, kColumns, kBlocks>(plan, a, b, args, num_sms, queue, error);
+            if (args.usual_end) return launch_end<Math, kColumns, kBlocks>(plan, a, b, args, num_sms, queue, error);
+        if constexpr (kColumns == 128 && !Math::kScaled)
+            if (args.added)
+                return launch_tile<Math, Sm90Tile<kColumns, kBlocks, false, Sm90AddedUse>>(plan, a, b, args, num_sms,
+                                                                                           queue, error);
         const auto launch = args.plain ? launch_use<Math, Sm90RowsUse, kColumns, kBlocks>
                                        : launch_use<Math, Sm90AnyUse, kColumns, kBlocks>;
         return launch(plan, a, b, args, num_sms, queue, error);

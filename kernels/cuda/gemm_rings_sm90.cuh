@@ -39,6 +39,7 @@ struct GemmSm90Args {
     bool out_grouped;          /* it has a matrix for each group */
     bool out_aligned;          /* its rows start at multiples of 16 bytes */
     bool staggered;            /* blocks add to the output at different times (gemm_sm90.cuh) */
+    bool added;                /* what Sm90AddedUse calls so; boxes of map_out have 64 rows */
     bool usual;                /* what Sm90UsualUse calls so */
     bool usual_end;            /* and not just sums in 16 bits */
     bool plain;                /* of out nothing but scaled sums in 16 bits, or float32 of many rows; biased of few */
@@ -55,7 +56,7 @@ enum class Sm90End { kNone, kRelu, kSilu, kGelu, kSwiglu };
 /* The fewer cases its code has, the sooner memory has sent what a short product needs of it. */
 struct Sm90AnyUse {
     static constexpr bool kRowsOnly = false, kUsual = false, kOneGroup = false;
-    static constexpr bool kToFp8 = false; /* as usual ones */
+    static constexpr bool kToFp8 = false, kAdded = false; /* as those below */
     static constexpr Sm90End kEnd = Sm90End::kNone;
 };
 
@@ -64,12 +65,18 @@ struct Sm90RowsUse : Sm90AnyUse {
     static constexpr bool kRowsOnly = true;
 };
 
+/* Whole tiles of such, added to an output in float32 (gemm_added_sm90.cuh). */
+struct Sm90AddedUse : Sm90RowsUse {
+    static constexpr bool kAdded = true;
+};
+
 /* Usual ones: of the type T, 16 bits or fp8, whole rows of 16 bytes; sums are scaled, biased or with scales of columns
  * where not kRows, and become what kAtEnd says; of groups of rows or, kDense, of one group; sums are promoted at each
  * step, if at all. */
 template <typename T, bool kRows, bool kDense, Sm90End kAtEnd = Sm90End::kNone>
 struct Sm90UsualUse {
-    static constexpr bool kRowsOnly = kRows, kUsual = true, kOneGroup = kDense, kToFp8 = sizeof(T) == 1;
+    static constexpr bool kRowsOnly = kRows, kUsual = true, kOneGroup = kDense;
+    static constexpr bool kToFp8 = sizeof(T) == 1, kAdded = false;
     static constexpr Sm90End kEnd = kAtEnd;
     using Stored = T;
 };

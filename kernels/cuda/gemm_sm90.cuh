@@ -5,7 +5,8 @@
  *
  *     warpgroup 0    warp 0: producer, one thread that starts TMA copies of A and B into a ring of stages
  *                    warp 1: scheduler, turns tile numbers into tiles for all the others, a few ahead
- *                    warps 2 and 3: copy scales of blocks, where there are some, or warp 2 factors of columns and rows
+ *                    warps 2 and 3: copy scales of blocks, where there are some, or an output that is added to; or warp 2
+ *                                   copies factors of columns and rows
  *     warpgroup 1    rows  0 .. 63  of the tile: wgmma on the stages, epilogue
  *     warpgroup 2    rows 64 .. 127
  *
@@ -46,21 +47,25 @@ struct Sm90Tile : Use {
      * to wait for each other costs more than it saves. */
     static constexpr bool kTakesTurns = kPartialSums == 1 && kParts == 1;
     /* The blocks of a pair share the K of tiles left over; beside sums of 272 columns there is no register for that. */
-    static constexpr bool kSharesTiles = kBlocks > 1 && kN <= 256;
-    static constexpr int kStages = kN > 192 ? 4 : kN > 128 || kScaled ? 5 : 6; /* beside scales a sixth has no room */
-    static constexpr int kWarpgroups = 2, kWarpgroupRows = 64;                 /* of consumers */
+    static constexpr bool kSharesTiles = kBlocks > 1 && kN <= 256 && !Use::kAdded;
+    /* Beside scales, or an output that is added to, a sixth has no room. */
+    static constexpr int kStages = kN > 192 ? 4 : kN > 128 || kScaled || Use::kAdded ? 5 : 6;
+    static constexpr int kWarpgroups = 2, kWarpgroupRows = 64; /* of consumers */
     static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup;
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes; /* of one warpgroup */
     static constexpr int kBytesB = kN * kSm90StepBytes;
     static constexpr int kStageBytes = kWarpgroups * kBytesA + kBytesB;
-    /* Of each warp's epilogue: beside five stages of 192 columns, or four of 272, there is no room for two. */
-    static constexpr int kSlabBytes = 16 * kSm90SlabBytes, kSlabs = kN == 192 || kN > 256 ? 1 : 2;
+    /* Of each warp's epilogue: beside five stages of 192 columns, or four of 272, there is no room for two. Of what is
+     * added to float32 all columns. */
+    static constexpr int kSlabBytes = 16 * kSm90SlabBytes;
+    static constexpr int kSlabs = Use::kAdded ? kN * 4 / kSm90SlabBytes : kN == 192 || kN > 256 ? 1 : 2;
     static constexpr int kSlabsBytes = 4 * kWarpgroups * kSlabs * kSlabBytes;
     static constexpr int kSmallBytes = 3072; /* barriers, tiles, scales of blocks or factors of columns and rows */
     static constexpr int kSharedBytes = kStages * kStageBytes + kSlabsBytes + kSmallBytes;
     static constexpr int kTileSlots = 4;
     static constexpr int kScaledRows = kSm90BlockM, kScaledBlocks = kParts;
     static constexpr int kScaleThreads = kScaled ? kSm90ScaleThreads : 0;
+    static constexpr int kCopyWarps = Use::kAdded ? kWarpgroups : 0;     /* of an output */
     static constexpr bool kKeepsFactors = !Use::kRowsOnly && !kScaled;   /* beside scales of blocks there is no room */
     static constexpr bool kBoxedTiles = Use::kRowsOnly || kKeepsFactors; /* they end while the next is multiplied */
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
@@ -208,9 +213,8 @@ __device__ __forceinline__ void produce_scales(Sm90Shared<Tile> &shared, StageSc
 template <typename Math, typename Tile, int kLast, int kFirst>
 __device__ __forceinline__ int multiply_tiles(TileSums<kLast, kFirst> &sum, Sm90Shared<Tile> &shared,
                                               const StageScales<Tile> &stage_scales, const StageDescriptors &stage,
-                                              const GemmSm90Args &args, KeptFactors<Tile> &kept, int thread,
-                                              uint8_t *slabs, RingPosition<Tile::kTileSlots> &slot,
-                                              RingPosition<Tile::kStages> &at) {
+                                              const GemmSm90Args &args, Kept<Tile> &kept, int thread, uint8_t *slabs,
+                                              RingPosition<Tile::kTileSlots> &slot, RingPosition<Tile::kStages> &at) {
     constexpr int kLastPart = TileSums<kLast, kFirst>::kParts - 1;
     using Promoted = PartialProducts<Math, Tile::kTakesTurns, Tile, kLast, kFirst, Tile::kPartialSums>;
     std::conditional_t<Math::kPromote, Promoted, PlainProducts<Math, Tile, kLast, kFirst>> products = {{shared, stage}};
@@ -251,7 +255,7 @@ __device__ __forceinline__ int multiply_tiles(TileSums<kLast, kFirst> &sum, Sm90
 
 template <typename Math, typename Tile>
 __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile> &pair, const StageScales<Tile> &scales,
-                                        KeptFactors<Tile> &kept, uint8_t *stages, const GemmSm90Args &args) {
+                                        Kept<Tile> &kept, uint8_t *stages, const GemmSm90Args &args) {
     /* Not worked out again in each step, nor read where a tile ends, which takes a while. */
     const int thread = ptx::opaque(static_cast<int>(threadIdx.x) - ptx::kWarpgroup);
     const int warpgroup = ptx::opaque(static_cast<int>(threadIdx.x) / ptx::kWarpgroup - 1);
@@ -261,8 +265,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
                                     ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA), warpgroup};
     uint8_t *slabs = stages + Tile::kStages * Tile::kStageBytes;
     /* Other ends of 16-bit products are faster in one part. */
-    constexpr bool kInParts =
-        Tile::kParts > 1 && (Math::kPromote || Tile::kRowsOnly || Tile::kEnd != Sm90End::kNone);
+    constexpr bool kInParts = Tile::kParts > 1 && (Math::kPromote || Tile::kRowsOnly || Tile::kEnd != Sm90End::kNone);
     constexpr int kFirst = kInParts ? Tile::kPartColumns : 0, kParts = kInParts ? 2 : 1;
     const bool each_step =
         Math::kPromote && (Tile::kUsual || Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
@@ -327,7 +330,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     struct Small {
         Sm90Shared<Tile> rings;
         StageScales<Tile> scales;
-        KeptFactors<Tile> factors;
+        Kept<Tile> kept;
         PairSums<Tile> pair;
         Sm90Work rest; /* the scheduler's */
     };
@@ -342,8 +345,8 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
         map_a, map_b, Tile::kCluster > 1, Tile::kThreads, looks,
         [&] {
             small.pair.init();
-            small.factors.init();
-            init_rings(shared, Tile::kKeepsFactors ? 32 : 0);
+            small.kept.init();
+            init_rings(shared, 32 * (Tile::kKeepsFactors + Tile::kCopyWarps));
         },
         [&] {
             first.copy_own(shared, stages, map_a, map_b);
@@ -366,11 +369,13 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
             schedule(shared, small.rest, args, looks, more);
         else if constexpr (Math::kScaled)
             produce_scales(shared, small.scales, args);
+        else if constexpr (Tile::kAdded)
+            copy_output(shared, small.kept, stages + Tile::kStages * Tile::kStageBytes, args, warp - 2);
         else if constexpr (Tile::kKeepsFactors)
-            if (warp == 2) produce_factors(shared, small.factors, args);
+            if (warp == 2) produce_factors(shared, small.kept, args);
     } else {
         ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-        consume<Math>(shared, small.pair, small.scales, small.factors, stages, args);
+        consume<Math>(shared, small.pair, small.scales, small.kept, stages, args);
     }
     if constexpr (Tile::kCluster > 1) {
         __syncwarp();

@@ -6,7 +6,7 @@
  */
 #pragma once
 
-#include "gemm_slabs_sm90.cuh"
+#include "gemm_added_sm90.cuh"
 
 namespace flexgemm {
 
@@ -303,7 +303,9 @@ public:
             left = {1.0f, 1.0f};
         }
         const Epilogue &to = factors_.args.epilogue;
-        if constexpr (kFillsHalves<Tile>)
+        if constexpr (Tile::kAdded)
+            add_to_rows(sum, left, factors_.kept, factors_.slot, thread_, slabs_);
+        else if constexpr (kFillsHalves<Tile>)
             fill_half(gate_later<Tile>(sum, to), at, part, left);
         else if constexpr (Tile::kEnd == Sm90End::kSwiglu)
             fill_with<typename Tile::Stored, false>(gate_later<Tile>(sum, to), at, part, left);
@@ -394,7 +396,10 @@ __device__ __forceinline__ void finish_part(float (&sum)[kCount], const TileFact
     const StoredRows rows = {first_row + own_row, count - own_row, work.group,
                              work.first_column + part * Tile::kPartColumns, work.columns - part * Tile::kPartColumns};
     if (rows.count <= 0 || (rows.columns <= 0 && !kFillsHalves<Tile>)) return;
-    if constexpr (Tile::kRowsOnly && Tile::kUsual) {
+    if constexpr (Tile::kAdded) {
+        if (work.boxed <= thread / ptx::kWarpgroup) return; /* nothing was multiplied */
+        add_to_rows(sum, factors.of_rows(at.row + at.lane / 4), factors.kept, factors.slot, thread, slabs);
+    } else if constexpr (Tile::kRowsOnly && Tile::kUsual) {
         scale_rows(sum, factors.of_rows(at.row + at.lane / 4));
         store_usual(sum, args, part, at, rows);
     } else if constexpr (Tile::kRowsOnly) {

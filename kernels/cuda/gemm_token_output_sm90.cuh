@@ -241,8 +241,7 @@ __device__ __forceinline__ void finish_tokens(const TokenShared<Tile> &shared, c
 #pragma unroll
             for (int j = 0; j < kTogether; ++j) {
                 const float four[4] = {value[4 * j], value[4 * j + 1], value[4 * j + 2], value[4 * j + 3]};
-                if (token[j] < work.columns)
-                    store_four<decltype(type)>(to.out, index[j], four, count / gated, aligned);
+                if (token[j] < work.columns) store_four<decltype(type)>(to.out, index[j], four, count / gated, aligned);
             }
         });
     }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cfloat>
+#include <type_traits>
 
 #include "gemm_mainloop_sm90.cuh"
 
@@ -126,6 +127,12 @@ struct KeptFactors<Tile, false> {
     __device__ __forceinline__ void leave(int) {}
 };
 
+/* What warps of the producers keep for the ends of tiles. */
+template <typename Tile>
+struct AddedOutput;
+template <typename Tile>
+using Kept = std::conditional_t<Tile::kAdded, AddedOutput<Tile>, KeptFactors<Tile>>;
+
 /* Values 0, step, 2 step and so on, of which lane i of a warp has the i-th of each 32; those that there are no more of are
  * the last one. */
 template <typename T, int kCount>
@@ -195,7 +202,7 @@ __device__ __forceinline__ void produce_factors(Sm90Shared<Tile> &shared, KeptFa
 /* A consumer's view of them, and of their tile. */
 template <typename Tile>
 struct TileFactors {
-    KeptFactors<Tile> &kept;
+    Kept<Tile> &kept;
     const GemmSm90Args &args;
     const Sm90Work &work;
     int slot;

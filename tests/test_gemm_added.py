@@ -1,0 +1,77 @@
+"""Sums that are added to an output in float32 in tiles of 128 columns, which are copied to shared memory and back."""
+
+from __future__ import annotations
+
+import guarded
+import numpy as np
+import pytest
+import reference
+from products import ADDED, ASKEW, DENSE, E4M3, EQUAL, ROWS, TALL, judge, offsets_of, operands, plan_of, scale_of
+
+E5M2 = "float8_e5m2"
+PAIRS = [(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2), (E5M2, E5M2), ("bfloat16",) * 2, ("float16",) * 2]
+
+# Multiprocessors, M, N, bytes of K, and rows of the tile. The last rows and columns lack some; a block, or a pair, has
+# several tiles.
+SHAPES = [(1, 700, 392, 544, 128), (3, 640, 500, 272, 128), (2, 640, 392, 288, 128), (2, 700, 640, 2064, 256)]
+
+
+def tile_of(*question, dtype):
+    plan = plan_of(*question, dtype)
+    assert plan["few_rows"] == plan["some_rows"] == 0 and plan["split_k"] == 1
+    return plan["block_m"], plan["block_n"], plan["num_stages"]
+
+
+def elements(k_bytes, dtype):
+    return k_bytes // reference.dtype_of(dtype).itemsize
+
+
+@pytest.mark.parametrize("scales", ["none", "row of a"])
+@pytest.mark.parametrize("dtypes", PAIRS, ids="-".join)
+@pytest.mark.parametrize("sms, m, n, k_bytes, block_m", SHAPES)
+def test_tiles_that_are_added(backend, sms, m, n, k_bytes, block_m, dtypes, scales):
+    k = elements(k_bytes, dtypes[0])
+    tiles = DENSE | ADDED | ROWS | (ASKEW if k_bytes % 32 else 0)
+    assert tile_of(sms, m, n, k, 1, tiles, dtype=dtypes[0]) == (block_m, 128, 5)
+    rng, a, b = operands(m, n, k, *dtypes)
+    how = {"alpha": 0.5, "scale_a": scale_of(rng, "row", m) if scales == "row of a" else None}
+    before = rng.standard_normal((m, n)).astype(np.float32)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before, **how)
+    judge(out - before, reference.gemm(a, b, **how), dtypes[0], "float32")
+
+
+@pytest.mark.parametrize("promote_every", [None, 256, 512])
+def test_sums_that_are_promoted_seldom(backend, promote_every):
+    m, n, k = 700, 392, 1040
+    rng, a, b = operands(m, n, k, E4M3, E4M3)
+    before = rng.standard_normal((m, n)).astype(np.float32)
+    with guarded.multiprocessors(2):
+        out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before, promote_every=promote_every)
+    reference.assert_rows(out - before, reference.gemm(a, b), 1e-3)
+
+
+@pytest.mark.parametrize("pad", [0, 4])
+@pytest.mark.parametrize("dtype", [E4M3, "bfloat16"])
+@pytest.mark.parametrize(
+    "sms, sizes, block_m", [(3, [150, 0, 17, 300, 1, 96], 128), (8, [300, 280, 320, 300], 256), (2, [0, 0, 40, 0], 128)]
+)
+def test_groups_along_k_that_are_added(backend, sms, sizes, block_m, dtype, pad):
+    """Groups without any leave the output as it is."""
+    m, n, groups = 700, 392, len(sizes)
+    k = -(-sum(sizes) // 32) * 32 + (16 if block_m == 256 else 0)
+    askew = ASKEW if k * reference.dtype_of(dtype).itemsize % 32 or dtype != E4M3 else 0  # of 16 bits always
+    tile = tile_of(sms, groups * m, n, -(-k // groups), groups, TALL | EQUAL | ADDED | askew, dtype=dtype)
+    assert tile[1:] == (128, 5) and (tile[0] == block_m or dtype != E4M3)
+    rng, a, b = operands(m, n, k, dtype, dtype)
+    scale = scale_of(rng, "row", m, (groups,))
+    before = rng.standard_normal((groups, m, n)).astype(np.float32)
+    offsets = offsets_of(sizes, "ends", np.int32)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, "float32", layout="k_grouped", shape=before.shape, initial=before, pad=pad,
+                           accumulate=True, offsets=offsets, scale_a=scale)  # fmt: skip
+    for g, (begin, end) in enumerate(reference.group_bounds(offsets, groups)):
+        if begin == end:
+            np.testing.assert_array_equal(out[g], before[g])
+        else:
+            judge(out[g] - before[g], reference.gemm(a[:, begin:end], b[:, begin:end], scale[g]), dtype, "float32")
