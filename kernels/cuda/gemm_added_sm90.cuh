@@ -26,8 +26,18 @@ struct AddedOutput {
         }
     }
 
-    /* By the consumers, behind each tile, added or not: slots tell the turns of tiles, as those of KeptFactors do. */
-    __device__ __forceinline__ void leave(int) { ptx::mbarrier_arrive(&done[threadIdx.x / ptx::kWarpgroup - 1]); }
+    /* By the consumers: slots tell the turns of tiles. */
+    __device__ __forceinline__ void await(int warpgroup, int slot) {
+        static_assert(Tile::kTileSlots % 2 == 0, "slots tell the turns of tiles");
+        ptx::mbarrier_wait_parity(&full[warpgroup], slot % 2);
+    }
+
+    /* Behind each tile, added or not: who did not wait for one could take it for the one after the next. */
+    __device__ __forceinline__ void leave(int slot) {
+        const int warpgroup = static_cast<int>(threadIdx.x) / ptx::kWarpgroup - 1;
+        await(warpgroup, slot);
+        ptx::mbarrier_arrive(&done[warpgroup]);
+    }
 
     __device__ __forceinline__ static uint8_t *rows_of(uint8_t *slabs, int warpgroup) {
         return slabs + warpgroup * (kBoxes * kBoxBytes);
@@ -39,13 +49,12 @@ template <typename Tile, int kCount>
 __device__ __forceinline__ void add_to_rows(const float (&sum)[kCount], const RowFactors &factors,
                                             AddedOutput<Tile> &output, int slot, int thread, uint8_t *slabs) {
     constexpr int kBlocks = AddedOutput<Tile>::kBoxColumns / 8; /* of 8 columns, in a box */
-    static_assert(Tile::kTileSlots % 2 == 0, "slots tell the turns of tiles");
     static_assert(2 * kCount == Tile::kBlockN, "all columns of the tile");
     const int warpgroup = thread / ptx::kWarpgroup, lane = thread % 32;
     const int row = thread / 32 % 4 * 16 + lane / 4;
     const bool odd = lane / 4 % 2; /* two rows beside each other have the same banks: one takes the blocks in turns */
     uint8_t *box = AddedOutput<Tile>::rows_of(slabs, warpgroup);
-    ptx::mbarrier_wait_parity(&output.full[warpgroup], slot % 2);
+    output.await(warpgroup, slot);
 #pragma unroll
     for (int first = 0; first < kCount / 4; first += kBlocks, box += AddedOutput<Tile>::kBoxBytes) {
         float2 *at[2 * kBlocks], values[2 * kBlocks]; /* all of a box: each read waits for the memory's answer */
