@@ -145,11 +145,11 @@ def case_key(row: Row) -> tuple[Any, ...]:
     """What a row of ours and a row of a peer share. A ragged FP8 product is a contiguous one without its padding."""
     if row["suite"] in ("conv", "voxel"):
         return (row["suite"], row["op"], row["scene"], row.get("dtype"), row.get("channels"))
+    ending = (row.get("scales"), row.get("ending")) if row["suite"] == "endings" else ()
     if row.get("groups"):
         ragged_fp8 = row["op"] == "m_grouped_ragged" and row["dtype"].startswith("float8")
         op = "m_grouped_contiguous" if ragged_fp8 else row["op"]
-        return (row["suite"], op, row["dtype"], row["groups"], row["expected_m"], row["n"], row["k"])
-    ending = (row.get("scales"), row.get("ending")) if row["suite"] == "endings" else ()
+        return (row["suite"], op, row["dtype"], row["groups"], row["expected_m"], row["n"], row["k"], *ending)
     return (row["suite"], row["op"], row["dtype"], row["m"], row["n"], row["k"], *ending)
 
 

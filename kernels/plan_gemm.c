@@ -227,7 +227,7 @@ static bool adds_beside_stages(const gemm_question *q, const gemm_tile *tile) {
 
 /* What all blocks take to add a tile to the output: to read and write it, or to have L2 add it. */
 static double time_to_add(const gemm_question *q, const gemm_tile *tile, int32_t at_once) {
-    const double bytes = adds_beside_stages(q, tile) ? 9.6 : 14.4; /* an element is as many that are only read */
+    const double bytes = adds_beside_stages(q, tile) ? 9.6 : 14.0; /* an element is as many that are only read */
     return q->added ? bytes * tile->block_m * tile->block_n * at_once / q->durations->bytes : 0;
 }
 
