@@ -55,6 +55,11 @@ def plan_of(sms, m, n, k, groups, tiles, dtype=E4M3):
     return _C.plan_gemm_sm90(m=m, n=n, k=k, groups=groups, dtype=dtype, num_sms=sms, tiles=tiles)
 
 
+def elements(k_bytes, dtype):
+    """Of a dtype in so many bytes."""
+    return k_bytes // reference.dtype_of(dtype).itemsize
+
+
 def tile_of(*question):
     plan = plan_of(*question)
     return plan["block_m"], plan["block_n"]

@@ -6,7 +6,21 @@ import guarded
 import numpy as np
 import pytest
 import reference
-from products import ADDED, ASKEW, DENSE, E4M3, EQUAL, ROWS, TALL, judge, offsets_of, operands, plan_of, scale_of
+from products import (
+    ADDED,
+    ASKEW,
+    DENSE,
+    E4M3,
+    EQUAL,
+    ROWS,
+    TALL,
+    elements,
+    judge,
+    offsets_of,
+    operands,
+    plan_of,
+    scale_of,
+)
 
 E5M2 = "float8_e5m2"
 PAIRS = [(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2), (E5M2, E5M2), ("bfloat16",) * 2, ("float16",) * 2]
@@ -20,10 +34,6 @@ def tile_of(*question, dtype):
     plan = plan_of(*question, dtype)
     assert plan["few_rows"] == plan["some_rows"] == 0 and plan["split_k"] == 1
     return plan["block_m"], plan["block_n"], plan["num_stages"]
-
-
-def elements(k_bytes, dtype):
-    return k_bytes // reference.dtype_of(dtype).itemsize
 
 
 @pytest.mark.parametrize("scales", ["none", "row of a"])

@@ -18,6 +18,7 @@ from products import (
     check_output,
     contiguous,
     cut_of,
+    elements,
     judge_float8,
     operands,
     plan_of,
@@ -54,10 +55,6 @@ def large_tile(*question):
     plan = plan_of(*question)
     assert plan["few_rows"] == plan["some_rows"] == 0
     return plan["block_m"], plan["block_n"]
-
-
-def elements(k_bytes, dtype):
-    return k_bytes // reference.dtype_of(dtype).itemsize
 
 
 @all_ends
