@@ -60,6 +60,13 @@ def elements(k_bytes, dtype):
     return k_bytes // reference.dtype_of(dtype).itemsize
 
 
+def large_plan(*question):
+    """That of a product for the kernel for many rows."""
+    plan = plan_of(*question)
+    assert plan["few_rows"] == plan["some_rows"] == 0
+    return plan
+
+
 def tile_of(*question):
     plan = plan_of(*question)
     return plan["block_m"], plan["block_n"]

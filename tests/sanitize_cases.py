@@ -23,7 +23,7 @@ import numpy as np
 import reference
 import scenes
 from memory import Cuda, Host
-from products import ENDS, block_scales, check_grouped_output, check_output, operands
+from products import ENDS, block_scales, check_grouped_output, check_output, elements, operands
 from reference import assert_gemm_rows, assert_rows, assert_same_bits
 
 from flexgemm import _C
@@ -824,19 +824,19 @@ def all_cases():
 
     for name, (dtype, out_dtype, scales, bias, activation) in ENDS.items():
         how = {"dtype": dtype, "out_dtype": out_dtype, "activation": activation, "scales": scales, "bias": bias}
-        depth = 1 if dtype == E4M3 else 2  # in which a step has half as many elements
-        cases[f"gemm/ends/{name}"] = partial(outputs_case, shape=(260, 480, 400 // depth), num_sms=1, **how)
-        cases[f"gemm/ends/{name}/pairs"] = partial(outputs_case, shape=(400, 480, 4112 // depth), num_sms=2, **how)
+        few, deep, most = (elements(k_bytes, dtype) for k_bytes in (400, 2064, 4112))
+        cases[f"gemm/ends/{name}"] = partial(outputs_case, shape=(260, 480, few), num_sms=1, **how)
+        cases[f"gemm/ends/{name}/pairs"] = partial(outputs_case, shape=(400, 480, most), num_sms=2, **how)
         cases[f"gemm/ends/{name}/groups"] = partial(
-            check_grouped_output, layout="m_grouped", sizes=[48, 127, 176, 0, 130], n=480, k=2064 // depth, sms=1,
+            check_grouped_output, layout="m_grouped", sizes=[48, 127, 176, 0, 130], n=480, k=deep, sms=1,
             fence=False, **how,
         )  # fmt: skip
 
     for dtype in (E4M3, "bfloat16"):
         cases[f"gemm/staggered/{dtype}"] = partial(sums_case, dtype=dtype, shape=(1100, 1050, 528), num_sms=8)
-        depth = 1 if dtype == E4M3 else 2
-        cases[f"gemm/added/{dtype}"] = partial(sums_case, dtype=dtype, shape=(700, 392, 544 // depth), num_sms=1)
-        cases[f"gemm/added/{dtype}/pairs"] = partial(sums_case, dtype=dtype, shape=(700, 640, 2064 // depth), num_sms=2)
+        few, deep = (elements(k_bytes, dtype) for k_bytes in (544, 2064))
+        cases[f"gemm/added/{dtype}"] = partial(sums_case, dtype=dtype, shape=(700, 392, few), num_sms=1)
+        cases[f"gemm/added/{dtype}/pairs"] = partial(sums_case, dtype=dtype, shape=(700, 640, deep), num_sms=2)
 
     for source in ("float32", "float16", "bfloat16"):
         for dtype in (E4M3, E5M2):

@@ -16,9 +16,9 @@ from products import (
     TALL,
     elements,
     judge,
+    large_plan,
     offsets_of,
     operands,
-    plan_of,
     scale_of,
 )
 
@@ -30,9 +30,14 @@ PAIRS = [(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2), (E5M2, E5M2), ("bfloat16",) *
 SHAPES = [(1, 700, 636, 544, 128), (3, 640, 636, 272, 128), (4, 640, 248, 288, 128), (2, 700, 640, 2064, 256)]
 
 
+def askew(k_bytes):
+    """What rows of so many bytes, one behind the other, ask of tiles."""
+    return ASKEW if k_bytes % 32 else 0
+
+
 def tile_of(*question, dtype):
-    plan = plan_of(*question, dtype)
-    assert plan["few_rows"] == plan["some_rows"] == 0 and plan["split_k"] == 1
+    plan = large_plan(*question, dtype)
+    assert plan["split_k"] == 1
     return plan["block_m"], plan["block_n"], plan["num_stages"]
 
 
@@ -41,8 +46,7 @@ def tile_of(*question, dtype):
 @pytest.mark.parametrize("sms, m, n, k_bytes, block_m", SHAPES)
 def test_tiles_that_are_added(backend, sms, m, n, k_bytes, block_m, dtypes, scales):
     k = elements(k_bytes, dtypes[0])
-    tiles = DENSE | ADDED | ROWS | (ASKEW if k_bytes % 32 else 0)
-    assert tile_of(sms, m, n, k, 1, tiles, dtype=dtypes[0]) == (block_m, 128, 5)
+    assert tile_of(sms, m, n, k, 1, DENSE | ADDED | ROWS | askew(k_bytes), dtype=dtypes[0]) == (block_m, 128, 5)
     rng, a, b = operands(m, n, k, *dtypes)
     how = {"alpha": 0.5, "scale_a": scale_of(rng, "row", m) if scales == "row of a" else None}
     before = rng.standard_normal((m, n)).astype(np.float32)
@@ -70,8 +74,8 @@ def test_groups_along_k_that_are_added(backend, sms, sizes, block_m, dtype, pad)
     """Groups without any leave the output as it is."""
     m, n, groups = 700, 636, len(sizes)
     k = -(-sum(sizes) // 32) * 32 + (16 if block_m == 256 else 0)
-    askew = ASKEW if k * reference.dtype_of(dtype).itemsize % 32 or dtype != E4M3 else 0  # of 16 bits always
-    tile = tile_of(sms, groups * m, n, -(-k // groups), groups, TALL | EQUAL | ADDED | askew, dtype=dtype)
+    tiles = TALL | EQUAL | ADDED | (askew(k) if dtype == E4M3 else ASKEW)
+    tile = tile_of(sms, groups * m, n, -(-k // groups), groups, tiles, dtype=dtype)
     assert tile[1:] == (128, 5) and (tile[0] == block_m or dtype != E4M3)
     rng, a, b = operands(m, n, k, dtype, dtype)
     scale = scale_of(rng, "row", m, (groups,))

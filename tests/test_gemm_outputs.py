@@ -6,9 +6,7 @@ import guarded
 import numpy as np
 import pytest
 import reference
-from products import ADDED, DENSE, check_output, cut_of, epilogue_of, operands, width
-
-from flexgemm import _C
+from products import ADDED, DENSE, check_output, cut_of, elements, epilogue_of, large_plan, operands, width
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 FP8, BF16 = (E4M3, E4M3), ("bfloat16", "bfloat16")
@@ -53,10 +51,9 @@ OUTPUTS = [
 def operands_of(dtypes, sms, shape, tiles):
     """Whose tile is the wanted one."""
     m, n, k_bytes = shape
-    k = k_bytes if dtypes == FP8 else k_bytes // 2
-    plan = _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtypes[0], num_sms=sms, tiles=tiles)
+    k = elements(k_bytes, dtypes[0])
+    plan = large_plan(sms, m, n, k, 1, tiles, dtypes[0])
     assert (plan["block_m"], plan["block_n"]) == TILES[dtypes, sms, shape]
-    assert plan["few_rows"] == plan["some_rows"] == 0
     return operands(m, n, k, *dtypes)
 
 
@@ -78,7 +75,7 @@ def test_outputs_that_are_added_to(backend, dtypes, sms, shape, scales, bias, ac
     if n_more == 0:
         rng, a, b = operands_of(dtypes, sms, shape, DENSE | ADDED)
     else:
-        rng, a, b = operands(m, n + n_more, k_bytes if dtypes == FP8 else k_bytes // 2, *dtypes)
+        rng, a, b = operands(m, n + n_more, elements(k_bytes, dtypes[0]), *dtypes)
     how = epilogue_of(rng, a, b, scales, bias, activation)
     before = rng.standard_normal((m, width(n + n_more, activation))).astype(np.float32)
     with guarded.multiprocessors(sms):

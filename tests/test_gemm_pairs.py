@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import guarded
 import numpy as np
+import products
 import pytest
 import reference
 from products import ADDED, BLOCKS, DENSE, ROWS, block_scales, judge, operands, scale_of
-
-from flexgemm import _C
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 outputs = pytest.mark.parametrize("out_dtype, pad", [("bfloat16", 0), ("float16", 1), ("float32", 0)])
 
 
 def plan_of(sms, shape, dtype, tiles=DENSE):
-    return _C.plan_gemm_sm90(**dict(zip("mnk", shape, strict=True)), groups=1, dtype=dtype, num_sms=sms, tiles=tiles)
+    return products.plan_of(sms, *shape, 1, tiles, dtype)
 
 
 @pytest.mark.parametrize("sms, m", [(8, 500), (4, 600)])  # of the last pair of 600 rows one block has none

@@ -30,12 +30,6 @@ struct Fp8Table {
 
 static int bytes_of(Type type) { return type == Type::kTf32 ? 4 : type == Type::kF16 || type == Type::kBf16 ? 2 : 1; }
 
-static float from_bits(uint32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 /* The elements of 4 * kWords bytes. */
 template <int kWords>
 static inline void decode(Type type, const void *source, float *target) {

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 
 #include "async.h"
@@ -75,13 +74,10 @@ void round_to_tf32(Frame &frame, const Instruction &instruction) {
 template <float (*kFunction)(float)>
 void approximate(Frame &frame, const Instruction &instruction) {
     const auto flushed = [](float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; };
-    const auto bits = static_cast<uint32_t>(frame.read(instruction.arguments[1]));
-    float x;
-    std::memcpy(&x, &bits, sizeof x);
-    const float result = flushed(kFunction(flushed(x)));
-    uint32_t result_bits;
-    std::memcpy(&result_bits, &result, sizeof result);
-    frame.write(instruction.arguments[0], result_bits);
+    const float result = flushed(kFunction(flushed(from_bits(frame.word(instruction.arguments[1])))));
+    uint32_t bits;
+    std::memcpy(&bits, &result, sizeof bits);
+    frame.set_word(instruction.arguments[0], bits);
 }
 
 float reciprocal(float x) { return 1.0f / x; }

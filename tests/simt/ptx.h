@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,12 @@ struct Frame {
         *static_cast<uint32_t *>(operand(argument).place) = value;
     }
 };
+
+inline float from_bits(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
 
 enum class Type : uint8_t { kNone, kF16, kBf16, kTf32, kE4m3, kE5m2 };
 
