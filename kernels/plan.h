@@ -30,7 +30,8 @@ typedef struct {
     int32_t segment_tiles;             /* of the Hopper convolution by segments, else 0: tiles of a segment */
     int32_t few_rows;  /* of the Hopper kernel for products of few rows: blocks that read rows for each other; else 0 */
     int32_t some_rows; /* 1: the Hopper kernel for groups of some rows, of which a tile has block_m at most; else 0 */
-    fg_weights weights; /* of either */
+    fg_weights weights;     /* of either */
+    int32_t adds_in_shared; /* 1: the one for many rows adds sums to the output in shared memory, beside the stages */
     int64_t workspace_bytes;
 } fg_plan;
 

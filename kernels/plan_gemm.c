@@ -73,19 +73,17 @@ int32_t fg_gemm_tiles(const fg_gemm_params *params) {
     const bool each_step = !fg_is_float8(params->a.dtype) || (params->promote_every == FG_SCALE_BLOCK_SIZE && !blocks);
     /* Of 16 bits, groups along K are faster by the same tiles; those of fp8 are not. */
     const bool halves_along_k = params->layout == FG_GEMM_K_GROUPED && !fg_is_float8(params->a.dtype);
-    const int32_t of_one_group = FG_TILES_DENSE | (params->accumulate ? FG_TILES_ADDED : 0) |
-                                 (each_step && scales_rows(params) ? FG_TILES_ROWS : 0);
+    const int32_t added = params->accumulate ? FG_TILES_ADDED : 0;
+    const int32_t of_one_group = FG_TILES_DENSE | added | (each_step && scales_rows(params) ? FG_TILES_ROWS : 0);
     return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_PACKED : 0) | (blocks ? FG_TILES_BLOCKS : 0) |
            (params->promote_every > FG_SCALE_BLOCK_SIZE && !blocks ? FG_TILES_NARROW : 0) |
            (params->layout == FG_GEMM_N_GROUPED ||
                     (params->promote_every == 0 && fg_is_float8(params->a.dtype) && !blocks)
                 ? FG_TILES_FEW_OR_MANY
                 : 0) |
-           (params->layout == FG_GEMM_K_GROUPED
-                ? FG_TILES_TALL | FG_TILES_EQUAL | (params->accumulate ? FG_TILES_ADDED : 0)
-                : 0) |
+           (params->layout == FG_GEMM_K_GROUPED ? FG_TILES_TALL | FG_TILES_EQUAL | added : 0) |
            (is_askew(&params->a) || is_askew(&params->b) || halves_along_k ? FG_TILES_ASKEW : 0) |
-           (params->layout == FG_GEMM_BATCHED ? FG_TILES_EQUAL : 0) |
+           (params->layout == FG_GEMM_BATCHED ? FG_TILES_EQUAL | added : 0) |
            (params->layout == FG_GEMM_M_GROUPED_MASKED ? FG_TILES_MASKED : 0) |
            (params->layout == FG_GEMM_DENSE ? of_one_group : 0);
 }
@@ -173,22 +171,27 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
 typedef struct {
     int64_t rows, groups, n, steps;
     bool known, dense, added, askew;
+    bool in_pieces; /* the blocks of a pair may have rows of two groups */
     const gemm_durations *durations;
 } gemm_question;
 
-/* Waves of tiles, and in *major those of a group along its rows, where each group has up to such a part more or less than
- * the rows expected, any number as likely. */
-static double waves_of(const gemm_question *q, double spread, const gemm_tile *tile, int64_t at_once, double *major) {
+/* Of a tile that has one of several groups each; else it is one itself. */
+static int32_t pieces_of(const gemm_question *q, const gemm_tile *tile) { return q->in_pieces ? tile->blocks : 1; }
+
+/* Waves of tiles, and in *major the pieces of a group along its rows, where each group has up to such a part more or less
+ * than the rows expected, any number as likely. */
+static double waves_of(const gemm_question *q, double spread, const gemm_tile *tile, int64_t num_sms, double *major) {
     enum { SUMS = 32 };
-    const int64_t minor = ceil_div(q->n, tile->block_n);
-    const double block_m = tile->block_m, rows = (double)q->rows;
+    const int32_t pieces = pieces_of(q, tile);
+    const int64_t minor = ceil_div(q->n, tile->block_n), at_once = num_sms / tile->blocks * pieces;
+    const double block_m = tile->block_m / pieces, rows = (double)q->rows;
     const double least = (1 - spread) * rows, most = (1 + spread) * rows;
     const int64_t fewest = (int64_t)ceil(least / block_m), others = (int64_t)ceil(most / block_m) - fewest;
     if (others == 0) {
         *major = (double)fewest;
         return (double)ceil_div(q->groups * fewest * minor, at_once);
     }
-    double chance[SUMS]; /* of so many more tiles of a group than the fewest */
+    double chance[SUMS]; /* of so many more pieces of a group than the fewest */
     const bool fits = others * q->groups < SUMS;
     *major = 0;
     for (int64_t i = 0; i <= others; i++) {
@@ -220,32 +223,42 @@ static double step_of(const gemm_question *q, const gemm_tile *tile, bool whole,
     return q->askew ? fmax(own, bytes / ASKEW_BYTES) : own;
 }
 
-/* Whether sums are added to the output in shared memory, which takes the place of a stage; not beside scales of blocks. */
+/* Whether sums that are added to the output find it in shared memory, where it takes the place of a stage; not beside
+ * scales of blocks. */
+static bool has_room_for_output(int32_t block_n, bool blocks) { return block_n == 128 && !blocks; }
+
 static bool adds_beside_stages(const gemm_question *q, const gemm_tile *tile) {
-    return q->added && tile->block_n == 128 && q->durations != &scaled;
+    return q->added && has_room_for_output(tile->block_n, q->durations == &scaled);
 }
 
-/* What all blocks take to add a tile to the output: to read and write it, or to have L2 add it. */
+/* What all blocks take to add a tile to the output, for each element as long as memory takes to read so many bytes: to read
+ * and write it, or to have L2 add it. */
 static double time_to_add(const gemm_question *q, const gemm_tile *tile, int32_t at_once) {
-    const double bytes = adds_beside_stages(q, tile) ? 9.6 : 14.0; /* an element is as many that are only read */
+    const double bytes = adds_beside_stages(q, tile) ? 9.6 : 14.0;
     return q->added ? bytes * tile->block_m * tile->block_n * at_once / q->durations->bytes : 0;
 }
 
 /* Waves of tiles, times the duration of one; or what memory takes to read B. */
 static double cost_of_spread(const gemm_question *q, double spread, const gemm_tile *tile, int32_t num_sms) {
-    const double READ_AGAIN = 0.55;
+    const double READ_AGAIN = 0.8;
     const int32_t at_once = num_sms / tile->blocks;
     if (at_once == 0) return INFINITY;
     const bool whole = q->known || q->groups == 1; /* most tiles */
     double tiles;                                  /* of a group along its rows */
-    const double waves = waves_of(q, spread, tile, at_once, &tiles);
+    const double waves = waves_of(q, spread, tile, num_sms, &tiles);
     /* A group that is cut evenly has rows in multiples of 16. */
     const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
     const double end = q->added ? tile->end_of_added : whole ? tile->end : tile->end_of_part;
-    const double own = (double)q->steps * step_of(q, tile, whole, rows) + end;
+    double step = step_of(q, tile, whole, rows);
+    if (pieces_of(q, tile) > 1 &&
+        q->groups > 1) { /* half of the groups begin with rows of a pair that has the last of others */
+        step *= 1 + (q->durations->apart - 1) / fmax(tiles, 1);
+        tiles = (tiles + 1) / 2;
+    }
+    const double own = (double)q->steps * step + end;
     const double busy = tile->begin + waves * fmax(own, time_to_add(q, tile, at_once));
     if (q->groups == 1) return busy;
-    /* Tiles of the same rows of B do not keep step where groups differ: of what L2 could share half is read again. */
+    /* Tiles of the same rows of B do not keep step where groups differ: of what L2 could share most is read again. */
     const double reads = 1 + READ_AGAIN * (tiles - 1), step_bytes = STEP_BYTES * (double)q->groups * (double)q->n;
     return fmax(busy, (double)q->steps * step_bytes * reads / q->durations->bytes);
 }
@@ -283,7 +296,7 @@ static bool take_cheaper(fg_plan *plan, double *best, const gemm_question *q, co
     plan->split_k = saved > 0 ? 2 : 1;
     plan->block_m = tile->block_m;
     plan->block_n = tile->block_n;
-    plan->num_stages = tile->num_stages - adds_beside_stages(q, tile);
+    plan->num_stages = tile->num_stages;
     return true;
 }
 
@@ -345,6 +358,8 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         .askew = tiles & FG_TILES_ASKEW,
         .durations = durations,
     };
+    gemm_question large = question;
+    large.in_pieces = apart && !(tiles & FG_TILES_EQUAL);
     best = INFINITY;
     for (size_t i = 0; i < sizeof durations->large / sizeof *durations->large; i++) {
         const gemm_tile *const tile = &durations->large[i];
@@ -353,8 +368,8 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         if (of_scaled_rows && !(tiles & FG_TILES_ROWS)) continue;
         if ((tile->block_n == 96 || tile->block_n == 272) && tiles & FG_TILES_ADDED) continue;
         if (grouped && fits && rows <= FEW_ROWS) continue;
-        const double saved = saved_by_sharing(&question, tile, num_sms);
-        take_cheaper(&plan, &best, &question, tile, saved, num_sms);
+        const double saved = saved_by_sharing(&large, tile, num_sms);
+        take_cheaper(&plan, &best, &large, tile, saved, num_sms);
     }
     const bool some = fits && (grouped || (rows > ONE_TILE && rows <= SOME_ROWS));
     for (int32_t most = LEAST; most <= TALLEST && some; most += UNIT) {
@@ -407,8 +422,12 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         hash = (hash ^ (uint64_t)parts[i]) * UINT64_C(0x9e3779b97f4a7c15);
     const size_t at = hash >> 56;
     if (memcmp(&chosen[at].of, &q, sizeof q) != 0) {
-        chosen[at].plan = choose_sm90(m, n, k, groups, dtype, num_sms, tiles);
-        chosen[at].plan.weights = weights_of(&chosen[at].plan, m, n, k, groups, dtype, tiles);
+        fg_plan plan = choose_sm90(m, n, k, groups, dtype, num_sms, tiles);
+        plan.weights = weights_of(&plan, m, n, k, groups, dtype, tiles);
+        plan.adds_in_shared = tiles & FG_TILES_ADDED && !plan.few_rows && !plan.some_rows &&
+                              has_room_for_output(plan.block_n, tiles & FG_TILES_BLOCKS);
+        plan.num_stages -= plan.adds_in_shared;
+        chosen[at].plan = plan;
         chosen[at].of = q;
     }
     return chosen[at].plan;

@@ -26,6 +26,7 @@ KEYS = {
     "few_rows",
     "some_rows",
     "weights",
+    "adds_in_shared",
     "workspace_bytes",
 }
 SMS = 132

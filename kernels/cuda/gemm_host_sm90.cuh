@@ -81,24 +81,24 @@ template <typename Math>
 constexpr bool kHasUsualEnds = !Math::kFp8 || std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kPromoted>> ||
                                std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kScaled>>;
 
+template <Sm90End kEnd>
+constexpr std::integral_constant<Sm90End, kEnd> kEndIs{};
+
 /* Calls launch with a value of the type that they store, and what makes it of sums. */
 template <typename Math, typename Launch>
 fg_status with_end(const Epilogue &to, const Launch &launch) {
     const typename Math::Stored halves = {};
-    constexpr std::integral_constant<Sm90End, Sm90End::kSwiglu> swiglu;
-    if constexpr (Math::kScaled)
-        return launch(halves, swiglu);
-    else {
+    if constexpr (Math::kScaled) {
+        return launch(halves, kEndIs<Sm90End::kSwiglu>);
+    } else {
         if constexpr (Math::kFp8)
             if (to.out_dtype == FG_FLOAT8_E4M3FN)
-                return to.swiglu ? launch(__nv_fp8_e4m3{}, swiglu)
-                                 : launch(__nv_fp8_e4m3{}, std::integral_constant<Sm90End, Sm90End::kNone>{});
-        if (to.swiglu) return launch(halves, swiglu);
-        if (to.activation == FG_ACTIVATION_RELU)
-            return launch(halves, std::integral_constant<Sm90End, Sm90End::kRelu>{});
-        if (to.activation == FG_ACTIVATION_GELU)
-            return launch(halves, std::integral_constant<Sm90End, Sm90End::kGelu>{});
-        return launch(halves, std::integral_constant<Sm90End, Sm90End::kSilu>{});
+                return to.swiglu ? launch(__nv_fp8_e4m3{}, kEndIs<Sm90End::kSwiglu>)
+                                 : launch(__nv_fp8_e4m3{}, kEndIs<Sm90End::kNone>);
+        if (to.swiglu) return launch(halves, kEndIs<Sm90End::kSwiglu>);
+        if (to.activation == FG_ACTIVATION_RELU) return launch(halves, kEndIs<Sm90End::kRelu>);
+        if (to.activation == FG_ACTIVATION_GELU) return launch(halves, kEndIs<Sm90End::kGelu>);
+        return launch(halves, kEndIs<Sm90End::kSilu>);
     }
 }
 

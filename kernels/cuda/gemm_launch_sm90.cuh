@@ -27,7 +27,8 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &a, const TensorRows
     }();
     status = allow_shared<kernel>(Tile::kSharedBytes, error);
     if (status != FG_OK) return status;
-    const int64_t tiles = set_tiles(args.space, Tile::kClusterM, Tile::kBlockN), clusters = num_sms / Tile::kCluster;
+    const int64_t tiles = set_tiles(args.space, Tile::kClusterM, Tile::kBlockN, Tile::kCluster),
+                  clusters = num_sms / Tile::kCluster;
     /* The more steps a tile has, the less its sums are beside its products. */
     constexpr int64_t kFewSteps = 48;
     const int64_t groups_along_k = args.space.k_offsets.data ? args.space.major.groups : 1;

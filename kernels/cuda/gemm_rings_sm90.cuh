@@ -39,19 +39,25 @@ struct GemmSm90Args {
     bool out_grouped;          /* it has a matrix for each group */
     bool out_aligned;          /* its rows start at multiples of 16 bytes */
     bool staggered;            /* blocks add to the output at different times (gemm_sm90.cuh) */
-    bool added;                /* what Sm90AddedUse calls so; boxes of map_out have 64 rows */
+    bool added;                /* what Sm90AddedUse calls so; boxes of map_out are a warpgroup's */
     bool usual;                /* what Sm90UsualUse calls so */
     bool usual_end;            /* and not just sums in 16 bits */
     bool plain;                /* of out nothing but scaled sums in 16 bits, or float32 of many rows; biased of few */
     int32_t steps_per_promote; /* 1, 2 or 4 steps of K */
 };
 
-constexpr int kSm90BlockM = 128, kSm90StepBytes = 128, kSm90SlabBytes = 128;
+constexpr int kSm90BlockM = 128, kSm90WarpgroupRows = 64, kSm90StepBytes = 128, kSm90SlabBytes = 128;
 
 /* ---- what a kernel is made for ---- */
 
-/* What sums become in the end, scaled and biased. */
-enum class Sm90End { kNone, kRelu, kSilu, kGelu, kSwiglu };
+/* What sums become in the end, scaled and biased: an activation of each, or what SwiGLU makes of two. */
+enum class Sm90End {
+    kNone = FG_ACTIVATION_NONE,
+    kRelu = FG_ACTIVATION_RELU,
+    kSilu = FG_ACTIVATION_SILU,
+    kGelu = FG_ACTIVATION_GELU,
+    kSwiglu,
+};
 
 /* The fewer cases its code has, the sooner memory has sent what a short product needs of it. */
 struct Sm90AnyUse {
@@ -230,6 +236,30 @@ __device__ __forceinline__ void release_work(Sm90Shared<Tile> &shared, RingPosit
     ptx::mbarrier_arrive(&shared.work_empty[at.slot]);
     at.advance();
 }
+
+/* What a warp of the producers has ready for the end of each tile. Consumers say behind each that they are done with it,
+ * used or not: who did not wait for one could take it for the one after the next. Turns are told by the tiles' slots, since
+ * there is an even number of those: registers are few. */
+template <typename Tile>
+struct TileTurns {
+    static_assert(Tile::kTileSlots % 2 == 0, "slots tell the turns of tiles");
+    uint64_t ready, done;
+
+    __device__ __forceinline__ void init(int makers, int readers) {
+        ptx::mbarrier_init(&ready, makers);
+        ptx::mbarrier_init(&done, readers);
+    }
+    __device__ __forceinline__ void await_ready(int slot) { ptx::mbarrier_wait_parity(&ready, slot % 2); }
+    __device__ __forceinline__ void await_done(int slot) { ptx::mbarrier_wait_parity(&done, slot % 2); }
+
+    /* Readers of the tile before the one in `slot`. */
+    __device__ __forceinline__ void await_done_before(int slot) { ptx::mbarrier_wait_parity(&done, slot % 2 ^ 1); }
+
+    __device__ __forceinline__ void leave(int slot) {
+        await_ready(slot);
+        ptx::mbarrier_arrive(&done);
+    }
+};
 
 template <typename Tile>
 __device__ __forceinline__ bool has_one_group(const GemmSm90Args &args) {

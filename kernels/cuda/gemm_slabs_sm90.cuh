@@ -30,6 +30,22 @@ __device__ __forceinline__ void store_pair(uint8_t *slab, int row, int byte, flo
     }
 }
 
+/* Of 8 columns of float32 a lane has two sums in each of two rows. Rows beside each other have the same banks there, so
+ * that every other one takes two such blocks the other way round: where the lane's sums of what it takes as block `block`
+ * lie in `row`, a lane's first one or its second, and which they are of all from block `first` on, an even number. */
+__device__ __forceinline__ bool takes_turned(int lane) { return lane / 4 % 2; }
+
+__device__ __forceinline__ uint32_t place_in_turn(int row, int block, int lane) {
+    return place_in_slab(row, (block ^ takes_turned(lane)) * 32 + lane % 4 * 8);
+}
+
+template <int kCount>
+__device__ __forceinline__ float2 sums_in_turn(const float (&sum)[kCount], int first, int block, int half, int lane) {
+    const float *even = &sum[4 * (first + block) + 2 * half], *other = &sum[4 * (first + (block ^ 1)) + 2 * half];
+    const bool turned = takes_turned(lane);
+    return {turned ? other[0] : even[0], turned ? other[1] : even[1]};
+}
+
 /* How a tile's columns come in slabs: those of the last one end where the tile does, and begin in the one before where
  * they have to. */
 template <typename T, int kColumns>
@@ -80,22 +96,15 @@ __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *s
             ptx::stmatrix_x4(slab + lane % 16 * kSm90SlabBytes + ((block + lane / 16) ^ lane % 8) * 16, words);
         }
     } else {
-        /* Two rows beside each other have the same banks in a block: one of them takes the blocks in turns. */
-        const bool odd = lane / 4 % 2;
 #pragma unroll
-        for (int block = 0; block < kBlocks; block += 2)
+        for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                constexpr float kZeros[2] = {0.0f, 0.0f};
-                const float *own = &sum[4 * (first + block) + 2 * half];
-                const bool blank = block * 8 < part.blank;
-                const float *sums = blank ? kZeros : own, *next = blank ? kZeros : own + 4;
-                const int row = lane / 4 + 8 * half, byte = lane % 4 * 8;
+                const bool blank = block / 2 * 16 < part.blank;
+                const float2 sums = blank ? float2{} : sums_in_turn(sum, first, block, half, lane);
                 const float factor = part.factors.of[half];
-                store_pair<T>(slab, row, (block + odd) * 32 + byte, factor * (odd ? next[0] : sums[0]),
-                              factor * (odd ? next[1] : sums[1]));
-                store_pair<T>(slab, row, (block + !odd) * 32 + byte, factor * (odd ? sums[0] : next[0]),
-                              factor * (odd ? sums[1] : next[1]));
+                *reinterpret_cast<float2 *>(slab + place_in_turn(lane / 4 + 8 * half, block, lane)) = {sums.x * factor,
+                                                                                                       sums.y * factor};
             }
     }
 }

@@ -64,11 +64,10 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     args.boxed_tiles = args.out_in_boxes && (linear || args.usual_end);
     args.usual = args.usual_end || (whole && linear && params.out.dtype == usual_output(dtype));
     args.plain = (linear || args.usual_end) && !args.column_factors;
-    args.added = params.accumulate && plan.block_n == 128 && args.plain && args.boxed_tiles &&
-                 !args.epilogue.block_scaled && !args.rows_end_anywhere && !args.space.major_is_columns;
+    args.added = plan.adds_in_shared && args.plain && args.boxed_tiles;
     if (args.out_in_boxes) {
         const auto encode = params.accumulate ? encode_sums_map : encode_tensor_map;
-        fg_status status = encode(&args.map_out, out, args.added ? 64 : 16, 1, error);
+        fg_status status = encode(&args.map_out, out, args.added ? kSm90WarpgroupRows : 16, 1, error);
         if (status == FG_OK && args.rows_end_anywhere) status = encode(&args.map_out_row, out, 1, 1, error);
         if (status != FG_OK) return status;
     }

@@ -50,7 +50,7 @@ struct Sm90Tile : Use {
     static constexpr bool kSharesTiles = kBlocks > 1 && kN <= 256 && !Use::kAdded;
     /* Beside scales, or an output that is added to, a sixth has no room. */
     static constexpr int kStages = kN > 192 ? 4 : kN > 128 || kScaled || Use::kAdded ? 5 : 6;
-    static constexpr int kWarpgroups = 2, kWarpgroupRows = 64; /* of consumers */
+    static constexpr int kWarpgroups = 2, kWarpgroupRows = kSm90WarpgroupRows; /* of consumers */
     static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup;
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes; /* of one warpgroup */
     static constexpr int kBytesB = kN * kSm90StepBytes;

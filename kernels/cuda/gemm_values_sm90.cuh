@@ -95,30 +95,15 @@ __device__ __forceinline__ void apply_column_factors(float (&sum)[kCount], const
 
 /* Factors of columns and rows of the tile that is being finished, which a warp of the producers keeps in shared memory:
  * whoever reads them at the end of a tile itself waits for memory. Where there is no room each warp of the consumers
- * does, and keeps those of columns in its slabs. A tile's turn is that of its slot, since there is an even number of
- * those: registers are few. */
+ * does, and keeps those of columns in its slabs. */
 template <typename Tile, bool kKept = Tile::kKeepsFactors>
 struct KeptFactors {
     alignas(16) ColumnFactor of_column[Tile::kBlockN];
     float of_row[kSm90BlockM];
-    uint64_t full, empty; /* by all lanes of the warp, and of the consumers */
+    TileTurns<Tile> turns; /* of all lanes of the warp, and of the consumers */
 
-    __device__ __forceinline__ void init() {
-        ptx::mbarrier_init(&full, 32);
-        ptx::mbarrier_init(&empty, 32 * kSm90ConsumerWarps<Tile>);
-    }
-
-    /* By the consumers, to read them. */
-    __device__ __forceinline__ void await(int slot) {
-        static_assert(Tile::kTileSlots % 2 == 0, "slots tell the turns of tiles");
-        ptx::mbarrier_wait_parity(&full, slot % 2);
-    }
-
-    /* Behind each tile, read or not. */
-    __device__ __forceinline__ void leave(int slot) {
-        await(slot);
-        ptx::mbarrier_arrive(&empty);
-    }
+    __device__ __forceinline__ void init() { turns.init(32, 32 * kSm90ConsumerWarps<Tile>); }
+    __device__ __forceinline__ void leave(int slot) { turns.leave(slot); }
 };
 
 template <typename Tile>
@@ -177,9 +162,10 @@ __device__ __forceinline__ void produce_factors(Sm90Shared<Tile> &shared, KeptFa
     const int lane = threadIdx.x % 32;
     const bool of_columns = has_column_scales(to);
     RingPosition<Tile::kTileSlots> slot;
-    for (RingPosition<1> at;; at.advance()) {
+    for (;;) {
         const Sm90Work work = next_work(shared, slot);
         if (work.group < 0) return;
+        const int turn = slot.slot;
         release_work(shared, slot);
         float row[kOwnRows], scale[kOwnColumns], bias[kOwnColumns] = {};
         if (work.rows > 0) read_by_lanes(row, to.scale_a, work.group, work.first_row, work.rows);
@@ -187,7 +173,7 @@ __device__ __forceinline__ void produce_factors(Sm90Shared<Tile> &shared, KeptFa
         if (args.column_factors)
             read_by_lanes(scale, of_columns ? to.scale_b : Scale{}, work.weight, work.first_column, work.columns);
         if (to.bias) read_bias_by_lanes(bias, to, work, 0);
-        ptx::mbarrier_wait_parity(&kept.empty, at.parity ^ 1);
+        kept.turns.await_done_before(turn);
 #pragma unroll
         for (int i = 0; i < kOwnRows; ++i)
             if (work.rows > 0) kept.of_row[lane + i * 32] = to.alpha * row[i] * of_all;
@@ -195,7 +181,7 @@ __device__ __forceinline__ void produce_factors(Sm90Shared<Tile> &shared, KeptFa
         for (int i = 0; i < kOwnColumns; ++i)
             if (args.column_factors && lane + i * 32 < Tile::kBlockN)
                 kept.of_column[lane + i * 32] = {scale[i], bias[i]};
-        ptx::mbarrier_arrive(&kept.full);
+        ptx::mbarrier_arrive(&kept.turns.ready);
     }
 }
 
@@ -210,7 +196,7 @@ struct TileFactors {
     /* Of a thread's two rows of the tile. */
     __device__ __forceinline__ RowFactors of_rows(int row) const {
         if constexpr (Tile::kKeepsFactors) {
-            kept.await(slot);
+            kept.turns.await_ready(slot);
             return {kept.of_row[row], kept.of_row[row + 8]};
         } else {
             return over_scale_out<Tile>(row_factors_of(args.epilogue, work, row), args.epilogue);
@@ -256,12 +242,10 @@ __device__ __forceinline__ void divide(float (&value)[kCount], float scale) {
     });
 }
 
+/* SwiGLU is not what becomes of one sum. */
 template <Sm90End kEnd>
 __device__ __forceinline__ float ended(float x) {
-    if (kEnd == Sm90End::kRelu) return relu(x);
-    if (kEnd == Sm90End::kSilu) return silu(x);
-    if (kEnd == Sm90End::kGelu) return gelu(x);
-    return x;
+    return kEnd == Sm90End::kSwiglu ? x : activated(x, static_cast<fg_activation>(kEnd));
 }
 
 /* The values of half as many columns, which SwiGLU makes: silu(gate) * what it gates, of two columns that are beside each

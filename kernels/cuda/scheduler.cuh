@@ -7,6 +7,10 @@
  * groups at a time, and stops when the groups have fewer tiles. Offsets are clamped into 0..L and replaced by their
  * running maximum, which makes groups disjoint and keeps the bound true for any content: a decreasing offset is an
  * empty group.
+ *
+ * Where a pair of blocks has a tile of groups of rows, the host not knowing how many each has, tiles are counted in
+ * pieces, the rows of one block: two adjacent pieces are a tile, of one group or of two, so that no block is left
+ * without rows at the odd end of a group.
  */
 #pragma once
 
@@ -32,6 +36,11 @@ struct Offsets {
     bool has_begin;
 };
 
+/* Groups of which the device alone knows how many elements each has. */
+__host__ __device__ constexpr bool has_bounds(Grouping grouping) {
+    return grouping == Grouping::kSizes || grouping == Grouping::kOffsets;
+}
+
 struct GroupedAxis {
     Grouping grouping;
     Offsets data; /* also sizes and indices */
@@ -43,8 +52,9 @@ struct GroupedAxis {
  * Set for a tile shape. */
 struct EvenGroups {
     int32_t rows;
-    uint32_t tiles, of_group; /* major ones, of all groups and of one */
-    uint64_t inverse_of_group;
+    uint32_t tiles;            /* major ones */
+    uint32_t pieces;           /* of each of them */
+    uint64_t inverse_of_group; /* of the pieces of one */
 };
 
 /* The tiles of a product, for both families. */
@@ -129,38 +139,43 @@ inline TileSpace make_tile_space(const fg_gemm_params &params) {
     return space;
 }
 
+/* The host does not know how many rows groups have. */
+inline bool in_pieces(const TileSpace &space) { return has_bounds(space.major.grouping) && !space.major_is_columns; }
+
 /* ceil(2^64 / divisor), by which divide() divides; 0 of 1, and of none. */
 inline uint64_t inverse_of(uint32_t divisor) { return divisor > 1 ? ~uint64_t{0} / divisor + 1 : 0; }
 
 /* Tiles are counted in 32 bits, since no memory holds the output of more: to divide in 64 takes longer than a step of
- * many products. Returns how many there are at most. */
-inline int64_t set_tiles(TileSpace &space, int block_m, int block_n) {
-    const int64_t block = space.major_is_columns ? block_n : block_m, length = space.major.length;
+ * many products. `blocks` have the rows of one. Returns how many there are at most. */
+inline int64_t set_tiles(TileSpace &space, int block_m, int block_n, int blocks = 1) {
+    const int64_t pieces = in_pieces(space) ? blocks : 1;
+    const int64_t block = space.major_is_columns ? block_n : block_m / pieces, length = space.major.length;
     space.major.block = static_cast<int32_t>(block);
     const int64_t groups = space.major.groups, nonempty = groups < length ? groups : length;
-    int64_t major_tiles;
+    int64_t major_pieces;
     switch (space.major.grouping) {
         case Grouping::kOffsets:
-            major_tiles = (length + nonempty * (block - 1)) / block;
+            major_pieces = (length + nonempty * (block - 1)) / block;
             break;
         case Grouping::kUniform:
         case Grouping::kSizes:
-            major_tiles = groups * ceil_div<int64_t>(length, block);
+            major_pieces = groups * ceil_div<int64_t>(length, block);
             break;
         default:
-            major_tiles = ceil_div<int64_t>(length, block);
+            major_pieces = ceil_div<int64_t>(length, block);
     }
+    const int64_t major_tiles = ceil_div<int64_t>(major_pieces, pieces);
     space.major_tiles = static_cast<uint32_t>(major_tiles);
     space.minor_tiles =
         static_cast<uint32_t>(ceil_div<int64_t>(space.minor_length, space.major_is_columns ? block_m : block_n));
     space.inverse_of_band = inverse_of(kBandTiles * space.minor_tiles);
     space.inverse_of_last = inverse_of(space.major_tiles % kBandTiles);
     if (space.major.grouping == Grouping::kNone) return major_tiles * space.minor_tiles;
-    const int64_t of_group = ceil_div<int64_t>(space.even.rows, block), of_all = of_group * groups;
+    const int64_t of_group = ceil_div<int64_t>(space.even.rows, block), of_all = ceil_div(of_group * groups, pieces);
     const bool fits = of_all < major_tiles && space.major.grouping != Grouping::kIndices;
     space.even.tiles = static_cast<uint32_t>(fits ? of_all : major_tiles);
-    space.even.of_group = static_cast<uint32_t>(of_group);
-    space.even.inverse_of_group = inverse_of(space.even.of_group);
+    space.even.pieces = static_cast<uint32_t>(pieces);
+    space.even.inverse_of_group = inverse_of(static_cast<uint32_t>(of_group));
     return major_tiles * space.minor_tiles;
 }
 
@@ -171,7 +186,7 @@ inline int64_t set_tiles(TileSpace &space, int block_m, int block_n) {
 template <typename Index>
 struct MajorTile {
     Index begin, end, group;
-    bool paired, apart;
+    bool paired, apart; /* where each block of a pair has its own */
 };
 
 __device__ __forceinline__ int64_t integer_at(const Offsets &data, int64_t i) {
@@ -257,6 +272,11 @@ struct GroupChunk {
 
     __device__ __forceinline__ GroupCursor<Index> next() const { return {group + 32, reached, counted_with}; }
 
+    /* Whether a group begins with a tile that it has. */
+    __device__ __forceinline__ bool begins_group(uint32_t number) const {
+        return __any_sync(0xffffffffu, first == number);
+    }
+
     /* A tile that it has: of the last group that begins with it or before. kEven: no element of it is the next one's. */
     template <bool kEven>
     __device__ __forceinline__ MajorTile<Index> tile(uint32_t number) const {
@@ -301,17 +321,17 @@ struct GuessedTile {
     int32_t group, minor;
 };
 
-/* What tile `number` would be if all groups had the same rows. */
+/* What tile `number` would be if all groups had the same rows; of its pieces the first. */
 __device__ __forceinline__ GuessedTile guess_tile(const TileSpace &space, uint32_t number) {
     const EvenGroups &even = space.even;
     uint32_t major, minor;
     rasterise(space, min(number, even.tiles * space.minor_tiles - 1), even.tiles, &major, &minor);
-    return {static_cast<int32_t>(divide(major, even.inverse_of_group)), static_cast<int32_t>(minor)};
+    return {static_cast<int32_t>(divide(major * even.pieces, even.inverse_of_group)), static_cast<int32_t>(minor)};
 }
 
-/* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. Where kBlocks blocks share a
- * tile, block `rank` of them gets its own rows of it, which may be none. kEven: groups are cut evenly, or all rows.
- * Index counts elements and groups. */
+/* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. Where kBlocks blocks, one or
+ * two, share a tile, block `rank` of them gets its own rows of it, which may be none. kEven: groups are cut evenly, or
+ * all rows. Index counts elements and groups. */
 template <typename Index, int kBlockM, int kBlockN, int kBlocks = 1, bool kEven = false>
 class TileWalk {
 public:
@@ -323,7 +343,8 @@ public:
           step_(step),
           rank_(rank),
           tiles_(space.major_tiles * space.minor_tiles),
-          major_tiles_(space.major_tiles) {
+          major_tiles_(space.major_tiles),
+          major_pieces_(space.major_tiles * pieces()) {
         if (space.major.grouping == Grouping::kOffsets)
             chunk_.reached = static_cast<Index>(group_bound(space.major.data, 0, space.major.length));
         chunk_.group = -32;
@@ -338,7 +359,7 @@ public:
             const bool counts = counted_ != band && is_bound();
             uint32_t major = min(band + kBandTiles, major_tiles_) - 1, minor = 0;
             if (!counts) rasterise(space_, tile_, major_tiles_, &major, &minor);
-            if (is_bound()) look_for(major, band);
+            if (is_bound()) look_for(counts ? major * pieces() + pieces() - 1 : piece_of(major), band * pieces());
             if (counts) {
                 counted_ = band;
                 tiles_ = major_tiles_ * space_.minor_tiles;
@@ -353,38 +374,59 @@ public:
 
 private:
     /* The host does not know how many tiles there are. */
-    __device__ __forceinline__ bool is_bound() const {
-        return space_.major.grouping == Grouping::kSizes || space_.major.grouping == Grouping::kOffsets;
+    __device__ __forceinline__ bool is_bound() const { return has_bounds(space_.major.grouping); }
+
+    __device__ __forceinline__ bool in_pieces() const { return kBlocks > 1 && is_bound() && !space_.major_is_columns; }
+
+    /* Of a tile, and which of them is the block's. */
+    __device__ __forceinline__ uint32_t pieces() const { return in_pieces() ? kBlocks : 1; }
+    __device__ __forceinline__ uint32_t piece_of(uint32_t major) const {
+        return in_pieces() ? min(major * kBlocks + rank_, major_pieces_ - 1) : major;
     }
 
-    __device__ __forceinline__ auto cut_of(Index elements) const {
-        return Cut<kBlockM, kBlockN, kEven>(space_.major, space_.major_is_columns, elements);
-    }
-
-    /* Of groups with bounds: makes the chunk the one that has tile `major`, or, if there is none, counts how many there
-     * are. Goes back no further than to where tile `band` is. */
-    __device__ __forceinline__ void look_for(uint32_t major, uint32_t band) {
-        while (!chunk_.has(major)) {
-            const GroupCursor<Index> from = major < chunk_.counted ? band_begin_ : chunk_.next();
+    /* Of groups with bounds: makes the chunk the one that has a piece, or, if there is none, counts how many there are.
+     * Goes back no further than to where piece `band` is. */
+    __device__ __forceinline__ void look_for(uint32_t piece, uint32_t band) {
+        while (!chunk_.has(piece)) {
+            const GroupCursor<Index> from = piece < chunk_.counted ? band_begin_ : chunk_.next();
             if (from.group >= space_.major.groups) {
-                major_tiles_ = from.counted;
+                major_pieces_ = from.counted;
+                major_tiles_ = ceil_div(major_pieces_, pieces());
                 return;
             }
-            chunk_.load(space_.major, from, [&](Index elements) { return cut_of(elements); });
+            chunk_.load(space_.major, from, [&](Index elements) {
+                return Cut<kRows, kBlockN, kEven>(space_.major, space_.major_is_columns, elements);
+            });
             if (from.counted <= band) band_begin_ = from;
         }
     }
 
     __device__ __forceinline__ MajorTile<Index> find(uint32_t major) const {
         const GroupedAxis &axis = space_.major;
+        if (in_pieces()) return find_piece(major);
         if (is_bound()) return chunk_.template tile<kEven>(major);
         if (axis.grouping == Grouping::kIndices) return find_index(major);
-        const Cut<kBlockM, kBlockN, kEven> cut = cut_of(static_cast<Index>(axis.length));
+        const Cut<kBlockM, kBlockN, kEven> cut(axis, space_.major_is_columns, static_cast<Index>(axis.length));
         const uint32_t group = axis.grouping == Grouping::kNone ? 0 : major / cut.tiles,
                        own = major - group * cut.tiles;
         const auto begin = static_cast<Index>(own) * static_cast<Index>(cut.size),
                    length = static_cast<Index>(axis.length);
         return {begin, kEven ? min(begin + static_cast<Index>(cut.size), length) : length, static_cast<Index>(group)};
+    }
+
+    /* The block's piece of a tile. Behind the last one of all there is none: who would have that reads its share of the
+     * columns for the other block. */
+    __device__ __forceinline__ MajorTile<Index> find_piece(uint32_t major) const {
+        const uint32_t piece = piece_of(major), wanted = major * kBlocks + rank_;
+        MajorTile<Index> own = chunk_.template tile<kEven>(piece);
+        own.paired = true;
+        if (piece != wanted)
+            own.begin = own.end;
+        else if (rank_ > 0)
+            own.apart = chunk_.begins_group(piece);
+        else
+            own.apart = own.end - own.begin <= kRows && piece + 1 < major_pieces_;
+        return own;
     }
 
     /* The index of element i; -1: it is no group's. Without a branch, so that memory is asked for many at once. */
@@ -397,12 +439,12 @@ private:
     /* The elements from the begin of a tile on that have the index of its first one. Any block of rows may be another
      * group's. */
     __device__ __forceinline__ MajorTile<Index> find_index(uint32_t major) const {
-        constexpr int kBlock = kBlockM / kBlocks, kReads = (kBlock + 31) / 32;
-        const int64_t begin = (int64_t{major} * kBlocks + rank_) * kBlock;
+        constexpr int kReads = (kRows + 31) / 32;
+        const int64_t begin = (int64_t{major} * kBlocks + rank_) * kRows;
         int32_t index[kReads], other = -1;
 #pragma unroll
         for (int i = 0; i < kReads; ++i) index[i] = index_at(begin + i * 32 + threadIdx.x % 32);
-        if constexpr (kBlocks == 2) other = index_at((int64_t{major} * kBlocks + 1 - rank_) * kBlock);
+        if constexpr (kBlocks == 2) other = index_at((int64_t{major} * kBlocks + 1 - rank_) * kRows);
 
         const int32_t group = __shfl_sync(0xffffffffu, index[0], 0);
         int count = 0;
@@ -417,11 +459,10 @@ private:
     }
 
     __device__ __forceinline__ bool set(Tile &out, const MajorTile<Index> &own, Index minor) {
-        constexpr int kRows = kBlockM / kBlocks;
         const auto minor_length = static_cast<Index>(space_.minor_length), rank = static_cast<Index>(rank_);
         if (space_.major_is_columns)
             out = {minor * kBlockM + rank * kRows, minor_length, own.begin, own.end};
-        else if (space_.major.grouping == Grouping::kIndices)
+        else if (in_pieces() || space_.major.grouping == Grouping::kIndices)
             out = {own.begin, own.end, minor * kBlockN, minor_length};
         else
             out = {own.begin + rank * kRows, own.end, minor * kBlockN, minor_length};
@@ -438,16 +479,21 @@ private:
         }
         if (space_.weight_indices.data == nullptr) return true;
         const int64_t weight = integer_at(space_.weight_indices, own.group);
-        out.weight = static_cast<Index>(weight);
-        return weight >= 0 && weight < space_.weights;
+        const bool exists = weight >= 0 && weight < space_.weights;
+        out.weight = static_cast<Index>(exists ? weight : 0);
+        if (!exists) out.row_end = out.row;
+        return exists ||
+               in_pieces(); /* the other block of the pair may have one that exists, and takes as many steps */
     }
+
+    static constexpr int kRows = kBlockM / kBlocks; /* of one of the blocks */
 
     const TileSpace &space_;
     uint32_t tile_, step_, rank_;
-    uint32_t tiles_, major_tiles_;       /* bounds, until the end of the groups has been seen */
-    uint32_t counted_ = ~uint32_t{0};    /* the band whose tiles have been counted */
-    GroupChunk<Index> chunk_ = {};       /* at first what is before all groups */
-    GroupCursor<Index> band_begin_ = {}; /* the chunk that has the first tile of the band */
+    uint32_t tiles_, major_tiles_, major_pieces_; /* bounds, until the end of the groups has been seen */
+    uint32_t counted_ = ~uint32_t{0};             /* the band whose tiles have been counted */
+    GroupChunk<Index> chunk_ = {};                /* at first what is before all groups */
+    GroupCursor<Index> band_begin_ = {};          /* the chunk that has the first tile of the band */
 };
 
 }  // namespace flexgemm
