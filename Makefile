@@ -100,7 +100,7 @@ lint: $(VENV)/dev.stamp
 clean:
 	rm -rf build dist *.egg-info flexgemm/*.so .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name __pycache__ -prune -exec rm -rf {} +
-	rm -f $(VENV)/editable.stamp
+	rm -f demo.png terrain_unet.png $(VENV)/editable.stamp
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("flexgemm needs Python 3.11 or later: make PYTHON=python3.x")'

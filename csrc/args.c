@@ -105,7 +105,7 @@ int fg_arg_int64(PyObject *value, const char *name, int64_t least, int64_t most,
     int overflow;
     const long long number = PyLong_AsLongLongAndOverflow(integer, &overflow);
     const bool outside = overflow || number < least || number > most;
-    if (outside && most == INT64_MAX) {
+    if (outside && most == INT64_MAX && overflow <= 0) {
         PyErr_Format(PyExc_ValueError, "%s: expected at least %lld, got %S", name, (long long)least, integer);
     } else if (outside) {
         PyErr_Format(PyExc_ValueError, "%s: expected %lld to %lld, got %S", name, (long long)least, (long long)most,

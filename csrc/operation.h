@@ -78,7 +78,7 @@ int fg_reinterpret(const fg_call *call, fg_view *view, PyObject *dtype, const ch
 #define FG_OUTPUT_OR_NEW(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY | FG_TENSOR | FG_WRITTEN | FG_NULLABLE | FG_MADE}
 #define FG_ADAPTED_SCALAR(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY | FG_ADAPTED}
 #define FG_DIRECT_END                                                                                                  \
-    FG_SCALAR(options), {FG_KEYWORD_workspace, FG_KEYWORD_ONLY | FG_TENSOR | FG_WRITTEN | FG_NULLABLE},                \
+    FG_SCALAR(options), {FG_KEYWORD_workspace, FG_KEYWORD_ONLY | FG_TENSOR | FG_WRITTEN | FG_NULLABLE | FG_ADAPTED},   \
         FG_ADAPTED_SCALAR(stream)
 #define FG_WORKSPACE_AND_STREAM                                                                                        \
     {FG_KEYWORD_workspace, FG_KEYWORD_ONLY | FG_TENSOR | FG_WRITTEN | FG_NULLABLE}, FG_SCALAR(stream)

@@ -66,7 +66,7 @@ static int expect_scale(const fg_view *view, const fg_scaled *of, fg_scale_kind 
 enum {
     A, B, OUT, SCALE_A, SCALE_B, BIAS, SCALE_OUT, OFFSETS, M_INDICES, MASKED_M, WEIGHT_INDICES, LAYOUT, B_ROW_MAJOR,
     EXPECTED_M, ALPHA, ACTIVATION, ACCUMULATE, PROMOTE_EVERY, DTYPE_A, DTYPE_B, DTYPE_OUT, PRECISION,
-    OUT_DTYPE /* of a direct call */
+    OUT_DTYPE, GROUPS /* of a direct call */
 };
 /* clang-format on */
 
@@ -205,6 +205,9 @@ static int make_out(fg_call *call, const fg_gemm_params *p, const fg_dim *dims, 
     const fg_view *out = &call->views[OUT];
     const bool scaled = call->views[SCALE_OUT].tensor.present, given = out->tensor.present;
     const unsigned allowed = scaled ? FG_FLOAT8S : FG_FLOATS;
+    int64_t groups = 0; /* along K; of another product Python refuses them */
+    if (fg_arg_int64(call->values[GROUPS], "groups", 0, INT64_MAX, &groups) < 0) return -1;
+    if (groups > 0 && p->layout != FG_GEMM_K_GROUPED) return fg_decline(call);
     fg_dtype dtype = given                      ? out->tensor.dtype
                      : scaled                   ? FG_FLOAT8_E4M3FN
                      : fg_is_float8(p->a.dtype) ? FG_BFLOAT16

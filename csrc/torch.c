@@ -75,17 +75,14 @@ static int is_true(PyObject *answer) {
 }
 
 int fg_torch_is_plain(const fg_torch *torch, const fg_view *view) {
-    const fg_tensor *tensor = &view->tensor;
-    const unsigned dtype = FG_BIT(tensor->dtype);
+    const unsigned dtype = FG_BIT(view->tensor.dtype);
     int answer = 0;
     if (dtype & (FG_FLOATS | FG_FLOAT8S)) {
         answer = is_true(PyObject_GetAttr(view->object, torch->requires_grad));
         if (answer == 1) answer = is_true(PyObject_CallNoArgs(torch->is_grad_enabled));
     }
-    /* What is negated lazily is the imaginary part of complex numbers, of float32 or float16 each: every second
-     * element, which the inner stride of a single column does not show. */
-    const bool single = tensor->ndim == 0 || tensor->shape[tensor->ndim - 1] <= 1;
-    if (answer == 0 && single && (dtype & (FG_BIT(FG_FLOAT32) | FG_BIT(FG_FLOAT16)))) {
+    /* What is negated lazily views the imaginary part of complex numbers, of float32 or float16 each. */
+    if (answer == 0 && (dtype & (FG_BIT(FG_FLOAT32) | FG_BIT(FG_FLOAT16)))) {
         answer = is_true(PyObject_CallMethodObjArgs(view->object, torch->is_neg, NULL));
     }
     return answer < 0 ? -1 : !answer;

@@ -57,16 +57,35 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return result
 
 
+_NAMES = re.compile(r"\w+(?=[:,]| and |$)")  # words that may be arguments: behind the article `a` there is a noun
+
+
 @contextmanager
 def renamed(names: dict[str, str]) -> Iterator[None]:
     """Errors name arguments of the extension; here they are the caller's."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        name, colon, rest = str(error).partition(":")
-        if name not in names:
+        message = _NAMES.sub(lambda name: names.get(name[0], name[0]), str(error))
+        if message == str(error):
             raise
-        raise type(error)(f"{names[name]}{colon}{rest}") from None
+        raise type(error)(message) from None
+
+
+def as_int(value: Any, name: str) -> int:
+    """An int, given as one or as what stands for one."""
+    if type(value) is int:
+        return value
+    try:
+        return index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an int, got {type(value).__name__}") from None
+
+
+def expect_bools(needs_grad: Any, count: int) -> None:
+    """Raises unless it is told of each of so many gradients whether to compute it."""
+    if not hasattr(needs_grad, "__len__") or len(needs_grad) != count:
+        raise ValueError(f"needs_grad: expected {count} bools, got {needs_grad!r}")
 
 
 def cuda_index(device: str | None) -> int | None:
@@ -235,7 +254,8 @@ class NumpyOnCuda(Library):
         self.accept(out, "out")
         if isinstance(out, _C.DeviceArray):
             raise TypeError("out: expected a NumPy array like the first argument, got flexgemm._C.DeviceArray")
-        result = self.empty(shape, dtype, like)
+        as_bytes = out.dtype == np.uint8 and dtype is not None and dtype.startswith("float8")
+        result = self.empty(shape, "uint8" if as_bytes else dtype, like)
         if out.shape != shape or out.dtype.name != result.dtype:
             raise ValueError(f"out: expected {shape} {result.dtype}, got {out.shape} {out.dtype}")
         if not out.flags.writeable:

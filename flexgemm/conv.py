@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, library_of
+from flexgemm._arrays import Array, Library, Stream, as_int, expect_bools, library_of, renamed
 from flexgemm._orders import groups_of
 from flexgemm.gemm import FP8, dtype_of_out
 from flexgemm.voxel import NeighborMap
@@ -35,6 +35,7 @@ class Float8(TypedDict, total=False):
     dtype_out: str | None
 
 
+OF_GRADIENTS = {"grad_feats": "feats", "grad_weight": "weight", "grad_bias": "weight"}  # what each is like
 SCALES = ("scale_feats", "scale_weight", "scale_out")  # those of Float8, in the order of the operators
 _FLOAT8 = frozenset(Float8.__annotations__)
 
@@ -176,7 +177,9 @@ def sparse_conv3d_backward(
     `sparse_inverse_conv3d` come with neighbor_map.inverse.
     """
     library = bind(feats, expect_map(neighbor_map), stream)
-    return backward(library, grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision, groups)
+    expect_bools(needs_grad, 3)
+    with renamed(OF_GRADIENTS):
+        return backward(library, grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision, groups)
 
 
 def sparse_inverse_conv3d(
@@ -285,8 +288,11 @@ def forward(
     dtype = None
     if is_float8:
         dtype = dtype_of_out(library, feats, out, out_dtype, dtype_out, scale_out is not None)
-    elif not (scale_feats is scale_weight is scale_out is out_dtype is None):
+    elif not (
+        scale_feats is scale_weight is scale_out is out_dtype is dtype_feats is dtype_weight is dtype_out is None
+    ):
         given: Float8 = {"scale_feats": scale_feats, "scale_weight": scale_weight, "scale_out": scale_out}
+        given |= {"dtype_feats": dtype_feats, "dtype_weight": dtype_weight, "dtype_out": dtype_out}
         expect_none(library.dtype(feats), {**given, "out_dtype": out_dtype})
     feats = library.rows(feats, "feats")
     weight = library.contiguous(weight, "weight")
@@ -476,9 +482,9 @@ def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap, groups
     co = co_and_kernel[0] if co_and_kernel else 0
     if len(shape) != 2 or shape[0] != rows:
         raise ValueError(f"feats: expected ({rows}, Ci) to match neighbor_map, got {tuple(shape)}")
-    if groups != 1 or type(groups) is not int:
-        counts = shape[1], co
-        if type(groups) is not int or groups < 1 or any(count % groups for count in counts):
+    if type(groups) is not int or groups != 1:
+        groups, counts = as_int(groups, "groups"), (shape[1], co)
+        if groups < 1 or any(count % groups for count in counts):
             raise ValueError(f"groups: expected a divisor of Ci and Co, {counts[0]} and {counts[1]}, got {groups!r}")
     expected = (co, *neighbor_map.kernel_size, shape[1] // groups)
     if co_and_kernel != expected:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, dtype_name, library_of, renamed
+from flexgemm._arrays import Array, Library, Stream, as_int, dtype_name, library_of, renamed
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -137,12 +137,8 @@ def k_grouped_wgrad_gemm_nt(  # type: ignore[misc]
     """
     out = options.get("out")
     options["accumulate"] = accumulate and out is not None
-    if num_groups is None:
-        counted = offsets if out is None else out
-        if not getattr(counted, "shape", ()):
-            raise TypeError(f"offsets: expected a one-dimensional array, got {type(offsets).__qualname__}")
-        num_groups = counted.shape[0]
-    return product("k_grouped", a, b, offsets=offsets, groups=num_groups, **({"out_dtype": "float32"} | options))
+    groups = groups_along_k(offsets, num_groups, out)
+    return product("k_grouped", a, b, offsets=offsets, groups=groups, **({"out_dtype": "float32"} | options))
 
 
 def segment_gemm(
@@ -164,20 +160,38 @@ def segment_gemm(
     weight_indices: (S,) int32 or int64, the weight of each segment; by default segment i has weight i.
     scale_b: (), (W,) or (W, N); bias: (W, N): of the weights. The rest as in `gemm_nt`.
     """
+    ends, names = segment_ends(offsets, seg_lens)
+    how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": not weight_column_major}
+    with renamed(names):
+        return product("m_grouped", x, weights, **how, **options)
+
+
+def segment_ends(offsets: Any, seg_lens: Any) -> tuple[Array, dict[str, str]]:
+    """Where segments end, given as such or by their lengths, and the names that their product's arguments have."""
     if (offsets is None) == (seg_lens is None):
         raise ValueError("offsets, seg_lens: expected one of them")
-    if seg_lens is not None:
-        if not hasattr(seg_lens, "cumsum"):
-            raise TypeError(f"seg_lens: expected an array with cumsum, got {type(seg_lens).__qualname__}; give offsets")
-        offsets = seg_lens.cumsum(0)
-    row_major = not weight_column_major
-    with renamed(SEGMENT_NAMES):
-        return product(
-            "m_grouped", x, weights, offsets=offsets, weight_indices=weight_indices, b_row_major=row_major, **options
-        )
+    names = {"a": "x", "b": "weights"}
+    if seg_lens is None:
+        return offsets, names
+    if not hasattr(seg_lens, "cumsum"):
+        raise TypeError(f"seg_lens: expected an array with cumsum, got {type(seg_lens).__qualname__}; give offsets")
+    return seg_lens.cumsum(0), names | {"offsets": "seg_lens.cumsum(0)"}
 
 
-SEGMENT_NAMES = {"a": "x", "b": "weights"}
+def groups_along_k(offsets: Any, num_groups: Any, out: Any) -> int:
+    """How many groups a product has whose depth they cut: num_groups, or what out and offsets tell."""
+    for name, rank, x in ("offsets", "one", offsets), ("out", "three", offsets if out is None else out):
+        if not getattr(x, "shape", ()):
+            got = type(x).__qualname__ + (" of shape ()" if hasattr(x, "shape") else "")
+            raise TypeError(f"{name}: expected a {rank}-dimensional array, got {got}")
+    told: int = (offsets if out is None else out).shape[0]
+    if num_groups is None:
+        return told
+    groups = as_int(num_groups, "num_groups")
+    if groups < 0 or (out is not None and groups != told):
+        need = "at least 0" if out is None else f"{told}, as many as out has"
+        raise ValueError(f"num_groups: expected {need}, got {groups}")
+    return groups
 
 
 def interleave_gate_up(x: Array, axis: int = -2) -> Array:
@@ -253,6 +267,8 @@ def _adapted(
     **options: Any,
 ) -> Array:
     """The product of arrays of any library, of what has to be copied first, or recorded by autograd."""
+    if groups and layout != "k_grouped":
+        raise TypeError("unexpected keyword argument 'groups'")
     library = library_of(a, "a", device, stream)
     if out is None and options.get("accumulate"):
         raise ValueError("out: expected an array to add to with accumulate=True, got None")

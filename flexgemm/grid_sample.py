@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, library_of
+from flexgemm._arrays import Array, Library, Stream, expect_bools, library_of, renamed
 from flexgemm._voxels import Shape, grid_shape, rows_of_four
 
 MODES = {"trilinear": 8, "nearest": 1}
@@ -20,6 +21,8 @@ class SampleMap:
 
     `indices` is (Q, K) int32, Q = B * L: the rows of the voxels around each point, -1 where there is none. K is 8 for
     "trilinear", corner 4 kx + 2 ky + kz of the cell, and 1 for "nearest". `weights` is (Q, 8) float32.
+
+    The points are kept, not copied: do not change them in place.
     """
 
     shape: Shape  # B, W, H, D
@@ -33,8 +36,7 @@ class SampleMap:
         self, coords: Array, shape: Shape, grid: Array, mode: str, *, device: str | None, stream: Stream
     ) -> None:
         library = library_of(coords, "coords", device, stream)
-        if mode not in MODES:
-            raise ValueError(f"mode: expected 'trilinear' or 'nearest', got {mode!r}")
+        _expect_mode(mode)
         coords, grid = _checked(library, coords, shape, grid)
         self.shape, self.mode, self.device = shape, mode, device
         self.grid_shape = tuple(map(int, grid.shape[:-1]))
@@ -117,16 +119,8 @@ def grid_sample_3d(
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes and values, by argument name.
     On the CPU a row of coords outside the shape raises; on a GPU it is left out.
     """
-    library = library_of(feats, "feats", device, stream)
-    if sample_map is not None:
-        if not isinstance(sample_map, SampleMap):
-            got = f"{type(sample_map).__module__}.{type(sample_map).__qualname__}"
-            raise TypeError(f"sample_map: expected a SampleMap, got {got}")
-        if not (coords is None and shape is None and grid is None):
-            raise ValueError("sample_map: expected it instead of coords, shape and grid, got both")
-        library = _bind(feats, sample_map, stream)
-    elif coords is None or shape is None or grid is None:
-        raise ValueError("coords, shape, grid: expected all of them, or sample_map")
+    expect_sites(coords, shape, grid, mode, sample_map)
+    library = library_of(feats, "feats", device, stream) if sample_map is None else _bind(feats, sample_map, stream)
     if library.needs_grad(feats, grid, None):
         from flexgemm.torch import sampling
 
@@ -155,8 +149,20 @@ def grid_sample_3d_backward(
     Returns (grad_feats (N, C) of the dtype of feats, grad_grid like the grid, float32); None where needs_grad is False,
     and for grad_grid of "nearest", which is constant almost everywhere. Deterministic; sums are float32.
     """
+    expect_bools(needs_grad, 2)
     library = _bind(feats, sample_map, stream)
     return backward(library, grad_out, feats, sample_map, needs_grad)
+
+
+def expect_sites(coords: Any, shape: Any, grid: Any, mode: Any, sample_map: Any) -> None:
+    """Raises unless a call is told once where to sample: by voxels and points, or by a map of them."""
+    _expect_mode(mode)
+    if sample_map is not None:
+        _expect_map(sample_map)
+        if not (coords is shape is grid is None):
+            raise ValueError("sample_map: expected it instead of coords, shape and grid, got both")
+    elif coords is None or shape is None or grid is None:
+        raise ValueError("coords, shape, grid: expected all of them, or sample_map")
 
 
 def forward(library: Library, feats: Array, sample_map: SampleMap) -> Array:
@@ -177,6 +183,7 @@ def _forward_directly(library: Library, feats: Array, coords: Array, shape: Shap
     return library.result(out).reshape((*grid.shape[:-1], feats.shape[1]))
 
 
+@renamed({"src": "grad_out", "out": "feats"})
 def backward(
     library: Library, grad_out: Array, feats: Array, sample_map: SampleMap, needs_grad: tuple[bool, bool]
 ) -> tuple[Array | None, Array | None]:
@@ -221,5 +228,17 @@ def _rows_of(library: Library, feats: Array, num_voxels: int) -> Array:
 
 def _bind(feats: Array, sample_map: SampleMap, stream: Stream) -> Library:
     """The library of feats; NumPy features go where the map is."""
+    _expect_map(sample_map)
     device = sample_map.device if isinstance(feats, np.ndarray) else None
     return library_of(feats, "feats", device, stream)
+
+
+def _expect_map(sample_map: Any) -> None:
+    if not isinstance(sample_map, SampleMap):
+        got = f"{type(sample_map).__module__}.{type(sample_map).__qualname__}"
+        raise TypeError(f"sample_map: expected a SampleMap, got {got}")
+
+
+def _expect_mode(mode: Any) -> None:
+    if mode not in MODES:
+        raise ValueError(f"mode: expected 'trilinear' or 'nearest', got {mode!r}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, dtype_name, library_of
+from flexgemm._arrays import Array, Library, Stream, as_int, dtype_name, library_of, renamed
 from flexgemm._voxels import Shape, grid_shape, rows_of_four
 
 WORDS = ("int32", "int64")
+MOST_KEYS = 2**59 - 2  # the bytes of their slots and of that of -1 are a number of 63 bits
 SLOTS_PER_KEY = 2  # of `build`: half of the slots stay free, so that a key lies near its first slot
 
 
@@ -60,9 +61,9 @@ class HashTable:
         stream: a CUDA stream (an int or an object with __cuda_stream__) instead of the array library's current one.
         """
         library = library_of(like, "like", device, stream)
-        if capacity < 1:
-            raise ValueError(f"capacity: expected at least 1, got {capacity}")
-        self.capacity = int(capacity)
+        self.capacity = as_int(capacity, "capacity")
+        if not 1 <= self.capacity <= MOST_KEYS:
+            raise ValueError(f"capacity: expected 1 to {MOST_KEYS}, got {capacity}")
         self.shape = None if shape is None else grid_shape(shape)
         self.key_dtype = dtype_name(key_dtype, "key_dtype", WORDS)
         self.value_dtype = dtype_name(value_dtype, "value_dtype", WORDS)
@@ -70,7 +71,9 @@ class HashTable:
         word = "int32" if self.key_dtype == self.value_dtype == "int32" else "int64"
         slots = library.empty((self.capacity + 1, 2), word, like)  # a key beside its value: one trip to memory for both
         self.native = slots, None, library.empty((2,), "int64", like)
-        self._fresh = True  # not cleared yet: the first insertion does that too
+        self._fresh = True  # not cleared yet: on a GPU the first insertion does that too
+        if not library.on_gpu(like):  # where one that fails tells afterwards whether the table is full
+            self._clear(library)
 
     @classmethod
     def build(
@@ -97,11 +100,9 @@ class HashTable:
         if len(keys.shape) not in (1, 2):
             raise ValueError(f"keys: expected (N,) or voxels (N, 4), got {tuple(keys.shape)}")
         if values is not None:
-            value_dtype = library.dtype(values)
+            value_dtype = _word(library, values, "values")
         if shape is None:
-            key_dtype = library.dtype(keys)
-            if key_dtype not in WORDS:
-                raise TypeError(f"keys: expected dtype int32 or int64, got {key_dtype}")
+            key_dtype = _word(library, keys, "keys")
         else:
             key_dtype = "int32" if _C.sequence_bits(shape=grid_shape(shape), mode="bxyz") <= 32 else "int64"
         count = max(SLOTS_PER_KEY * int(keys.shape[0]), 1) if capacity is None else capacity
@@ -149,7 +150,7 @@ class HashTable:
         library = library_of(keys, "keys", self._device, stream)
         keys = self._expected(library, keys)
         if self._fresh:
-            self._insert(library, library.empty((0, *keys.shape[1:]), library.dtype(keys), keys), None, False)
+            self._clear(library)
         out = library.empty((keys.shape[0],), self.value_dtype, keys)
         library.run(_C.hash_lookup, keys, *self.native, out, shape=self.shape)
         return library.result(out)
@@ -170,13 +171,28 @@ class HashTable:
             raise ValueError(f"keys: expected (N,), since the table has no shape, got {tuple(keys.shape)}")
         return _of_dtype(library, keys, "keys", self.key_dtype)
 
+    def _clear(self, library: Library) -> None:
+        shape, dtype = ((0,), self.key_dtype) if self.shape is None else ((0, 4), "int32")
+        self._insert(library, library.empty(shape, dtype, self.native[2]), None, False)
+
     def _insert(self, library: Library, keys: Array, values: Array | None, replace: bool) -> None:
-        library.run(_C.hash_insert, keys, values, *self.native, shape=self.shape, clear=self._fresh, replace=replace)
+        how = {"shape": self.shape, "clear": self._fresh, "replace": replace}
+        with renamed({"table_keys": "keys"}):
+            library.run(_C.hash_insert, keys, values, *self.native, **how)
         self._fresh = False
 
     def __repr__(self) -> str:
         kind = "integers" if self.shape is None else f"voxels in {self.shape}"
         return f"HashTable({kind}, capacity={self.capacity})"
+
+
+def _word(library: Library, x: Array, name: str) -> str:
+    """The dtype of keys or values, which must be one that a table has."""
+    library.accept(x, name)
+    dtype = library.dtype(x)
+    if dtype not in WORDS:
+        raise TypeError(f"{name}: expected dtype int32 or int64, got {dtype}")
+    return dtype
 
 
 def _of_dtype(library: Library, x: Array, name: str, dtype: str) -> Array:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from operator import index
 
-import numpy as np
-
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, library_of
+from flexgemm._arrays import Array, Library, Stream, library_of, renamed
 from flexgemm._voxels import rows_of_four
 from flexgemm.conv import bind, expect_map
 from flexgemm.voxel import NeighborMap
@@ -84,7 +82,7 @@ def global_pool(
 
     feats: (N, C) float32, float16 or bfloat16; rows may be strided.
     coords: (N, 4) int32, rows [batch, x, y, z], of which only the batch is read; in any order.
-    batch_size: B, the number of samples.
+    batch_size: B, the number of samples, below 2**31.
     mode: "max", "mean" or "sum". NaN is above every number, and the gradient of a maximum goes to the first row that
         has it.
     device: "cuda" or "cuda:1" computes NumPy arrays on a GPU.
@@ -114,8 +112,8 @@ def global_pool_backward(
     """The gradient (N, C) of `global_pool` in feats. grad_out: (B, C). Pools once more, to learn which rows the maxima
     are."""
     library = library_of(feats, "feats", device, stream)
-    batch_size = np.shape(grad_out)[0]
-    out, batch, by_products = global_forward(library, feats, coords, batch_size, mode, with_gradient=True)
+    samples = _samples_of(library, grad_out, "grad_out")
+    out, batch, by_products = global_forward(library, feats, coords, samples, mode, with_gradient=True)
     return library.result(gradient(library, grad_out, out, batch, mode, by_products))
 
 
@@ -166,6 +164,7 @@ def backward(
     return gradient(library, grad_out, out, transposed, mode, by_products)
 
 
+@renamed({"src": "feats"})
 def global_forward(
     library: Library, feats: Array, coords: Array, batch_size: int, mode: str, *, with_gradient: bool
 ) -> tuple[Array, Array, ByProducts]:
@@ -176,8 +175,8 @@ def global_forward(
         samples = index(batch_size)
     except TypeError:
         samples = 0
-    if samples < 1:
-        raise ValueError(f"batch_size: expected a positive int, got {batch_size!r}")
+    if not 1 <= samples < 2**31:
+        raise ValueError(f"batch_size: expected a positive int below 2**31, got {batch_size!r}")
     if len(feats.shape) != 2 or feats.shape[0] != coords.shape[0]:
         raise ValueError(f"feats: expected ({coords.shape[0]}, C) to match coords, got {tuple(feats.shape)}")
     rows = coords.shape[0]
@@ -192,18 +191,27 @@ def global_forward(
     return out, batch.reshape((1, rows)), (argmax, starts if with_gradient and mode == "mean" else None)
 
 
+@renamed({"feats": "values"})
 def rows_of_samples(library: Library, values: Array, coords: Array) -> Array:
+    samples = _samples_of(library, values, "values")
     values = library.rows(values, "values")
     coords = rows_of_four(library, coords, "coords")
-    if len(values.shape) != 2 or values.shape[0] < 1:
-        raise ValueError(f"values: expected (B, C) of at least one sample, got {tuple(values.shape)}")
     batch = library.empty((coords.shape[0], 1), "int32", values)
     out = library.empty((coords.shape[0], values.shape[1]), None, values)
-    library.run(_C.batch_indices, coords, batch, samples=values.shape[0])
+    library.run(_C.batch_indices, coords, batch, samples=samples)
     library.run(_C.gather_sum, values, batch, None, out)
     return out
 
 
+def _samples_of(library: Library, x: Array, name: str) -> int:
+    """How many samples x has a row for."""
+    library.accept(x, name)
+    if len(x.shape) != 2 or x.shape[0] < 1:
+        raise ValueError(f"{name}: expected (B, C) of at least one sample, got {tuple(x.shape)}")
+    return int(x.shape[0])
+
+
+@renamed({"grad_feats": "feats"})
 def gradient(library: Library, grad_out: Array, out: Array, map: Array, mode: str, by_products: ByProducts) -> Array:
     grad_out = library.rows(grad_out, "grad_out")
     if tuple(grad_out.shape) != tuple(out.shape):

@@ -63,6 +63,7 @@ class NeighborMap:
     ) -> None:
         """Without `padding`: a submanifold map. With it and without `out_coords`: the outputs are those reached, in
         the order `order`."""
+        _C.plan_order_sets(rows=0, kernel_size=kernel_size)  # refuses larger kernels, before arrays of their volume
         self.submanifold = padding is None
         same = kernel_size[0] // 2 * dilation[0], kernel_size[1] // 2 * dilation[1], kernel_size[2] // 2 * dilation[2]
         self.coords = coords

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, library_of
+from flexgemm._arrays import Array, Library, Stream, library_of, renamed
 from flexgemm._voxels import Shape, grid_shape, rows_of_four
 from flexgemm.grid_sample import SampleMap, grid_sample_3d
 
@@ -187,6 +187,7 @@ def devoxelize(feats: Array, voxels: Voxels, mode: str = "nearest", *, stream: S
     return spread(library, feats, voxels.groups)
 
 
+@renamed({"src": "feats"})
 def reduced(
     library: Library, feats: Array, groups: Groups, reduce: str, with_argmax: bool = False
 ) -> tuple[Array, Array | None]:
@@ -214,10 +215,14 @@ def spread(library: Library, feats: Array, groups: Groups) -> Array:
 
 def bind(feats: Array, voxels: Voxels, stream: Stream) -> Library:
     """The library of feats; NumPy features go where the voxels are."""
-    if not isinstance(voxels, Voxels):
-        raise TypeError(f"voxels: expected Voxels, got {type(voxels).__module__}.{type(voxels).__qualname__}")
+    expect_voxels(voxels)
     device = voxels.device if isinstance(feats, np.ndarray) else None
     return library_of(feats, "feats", device, stream)
+
+
+def expect_voxels(voxels: Any) -> None:
+    if not isinstance(voxels, Voxels):
+        raise TypeError(f"voxels: expected Voxels, got {type(voxels).__module__}.{type(voxels).__qualname__}")
 
 
 def _points_map(library: Library, voxels: Voxels) -> SampleMap:

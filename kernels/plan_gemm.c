@@ -171,38 +171,43 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
 typedef struct {
     int64_t rows, groups, n, steps;
     bool known, dense, added, askew;
-    bool in_pieces; /* the blocks of a pair may have rows of two groups */
+    bool in_pairs; /* blocks of rows that pairs leave over at the ends of groups are paired, too */
     const gemm_durations *durations;
 } gemm_question;
 
-/* Of a tile that has one of several groups each; else it is one itself. */
-static int32_t pieces_of(const gemm_question *q, const gemm_tile *tile) { return q->in_pieces ? tile->blocks : 1; }
+/* Tiles of a group along its rows, or where those are paired the blocks that have its rows; and how likely their number is
+ * odd. */
+typedef struct {
+    double count, odd;
+} gemm_rows;
 
-/* Waves of tiles, and in *major the pieces of a group along its rows, where each group has up to such a part more or less
- * than the rows expected, any number as likely. */
-static double waves_of(const gemm_question *q, double spread, const gemm_tile *tile, int64_t num_sms, double *major) {
+/* Waves of tiles, and what a group has of them, where each group has up to such a part more or less than the rows expected,
+ * any number as likely. */
+static double waves_of(const gemm_question *q, double spread, const gemm_tile *tile, int64_t num_sms, gemm_rows *own) {
     enum { SUMS = 32 };
-    const int32_t pieces = pieces_of(q, tile);
-    const int64_t minor = ceil_div(q->n, tile->block_n), at_once = num_sms / tile->blocks * pieces;
-    const double block_m = tile->block_m / pieces, rows = (double)q->rows;
+    const int32_t halves = q->in_pairs && tile->blocks == 2 ? 2 : 1;
+    const int64_t minor = ceil_div(q->n, tile->block_n), at_once = num_sms / tile->blocks * halves;
+    const double block_m = tile->block_m / halves, rows = (double)q->rows;
     const double least = (1 - spread) * rows, most = (1 + spread) * rows;
     const int64_t fewest = (int64_t)ceil(least / block_m), others = (int64_t)ceil(most / block_m) - fewest;
     if (others == 0) {
-        *major = (double)fewest;
+        *own = (gemm_rows){.count = (double)fewest, .odd = (double)(fewest % 2)};
         return (double)ceil_div(q->groups * fewest * minor, at_once);
     }
-    double chance[SUMS]; /* of so many more pieces of a group than the fewest */
+    double chance[SUMS]; /* of so many more of a group than the fewest */
     const bool fits = others * q->groups < SUMS;
-    *major = 0;
+    *own = (gemm_rows){0};
     for (int64_t i = 0; i <= others; i++) {
         const double count = (double)(fewest + i);
         const double part = (fmin(most, count * block_m) - fmax(least, (count - 1) * block_m)) / (most - least);
-        *major += count * part;
+        own->count += count * part;
+        own->odd += (double)((fewest + i) % 2) * part;
         if (fits) chance[i] = part;
     }
     if (!fits)
-        return (double)(q->groups * minor) * *major / (double)at_once + 0.5; /* the last one is any part of a wave */
-    double all[SUMS] = {1};                                                  /* of groups together */
+        return (double)(q->groups * minor) * own->count / (double)at_once +
+               0.5;         /* the last one is any part of a wave */
+    double all[SUMS] = {1}; /* of groups together */
     for (int64_t group = 1; group <= q->groups; group++)
         for (int64_t sum = group * others; sum >= 0; sum--) {
             double likely = 0;
@@ -244,16 +249,16 @@ static double cost_of_spread(const gemm_question *q, double spread, const gemm_t
     const int32_t at_once = num_sms / tile->blocks;
     if (at_once == 0) return INFINITY;
     const bool whole = q->known || q->groups == 1; /* most tiles */
-    double tiles;                                  /* of a group along its rows */
-    const double waves = waves_of(q, spread, tile, num_sms, &tiles);
+    gemm_rows of_group;
+    const double waves = waves_of(q, spread, tile, num_sms, &of_group);
+    double tiles = of_group.count; /* that read B */
     /* A group that is cut evenly has rows in multiples of 16. */
     const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
     const double end = q->added ? tile->end_of_added : whole ? tile->end : tile->end_of_part;
     double step = step_of(q, tile, whole, rows);
-    if (pieces_of(q, tile) > 1 &&
-        q->groups > 1) { /* half of the groups begin with rows of a pair that has the last of others */
-        step *= 1 + (q->durations->apart - 1) / fmax(tiles, 1);
-        tiles = (tiles + 1) / 2;
+    if (q->in_pairs && tile->blocks == 2) { /* each block of what is left over reads all of B */
+        step *= 1 + (q->durations->apart - 1) * of_group.odd / fmax(tiles, 1);
+        tiles = (tiles + of_group.odd) / 2;
     }
     const double own = (double)q->steps * step + end;
     const double busy = tile->begin + waves * fmax(own, time_to_add(q, tile, at_once));
@@ -359,7 +364,7 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         .durations = durations,
     };
     gemm_question large = question;
-    large.in_pieces = apart && !(tiles & FG_TILES_EQUAL);
+    large.in_pairs = apart && !(tiles & FG_TILES_EQUAL);
     best = INFINITY;
     for (size_t i = 0; i < sizeof durations->large / sizeof *durations->large; i++) {
         const gemm_tile *const tile = &durations->large[i];

@@ -108,6 +108,11 @@ class Cuda:
         return DeviceView(base, shape, strides, offset)
 
 
+def hopper(backend):
+    """Whether maps there get what only kernels of Hopper read."""
+    return backend.name == "cuda" and _C.device_info("cuda", 0)["compute_capability"] == 90
+
+
 # ---- fenced buffers ----
 
 FENCE = 256  # bytes on either side; keeps the alignment that the allocator gave

@@ -13,7 +13,7 @@ from flexgemm import _C
 # What a product asks of its tiles: FG_TILES_*
 PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS, FEW_OR_MANY, DENSE, ADDED, ROWS, ASKEW = (1 << bit for bit in range(11))
 
-E4M3 = "float8_e4m3fn"
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 EXPECTED_M = 160  # of masked groups
 KEPT = 7  # what the output holds where nothing is to be written
 

@@ -585,6 +585,14 @@ def assert_rounded_once(out, ref, what="out", cut=0.0):
         assert not bad.any(), f"{what}: {bad.sum()} of {bad.size} elements are not a float32 sum rounded once"
 
 
+def assert_conv_rows(out, ref, mode, what="out"):
+    """By the bound of the mode, "tf32" or the dtype of all arrays; a 16-bit output is a sum rounded once."""
+    assert out.dtype == dtype_of("float32" if mode == "tf32" else mode)
+    assert_rows(out, ref, ROW_TOLERANCE[mode], what)
+    if mode in HALF_ULP:
+        assert_rounded_once(out, ref, what)
+
+
 def gemm_diff(out, ref):
     """1 - 2<x,y> / (<x,x> + <y,y>) per row; 0 where both rows are zero."""
     out, ref = f64(out), f64(ref)

@@ -23,12 +23,11 @@ import numpy as np
 import reference
 import scenes
 from memory import Cuda, Host
-from products import ENDS, block_scales, check_grouped_output, check_output, elements, operands
+from products import E4M3, E5M2, ENDS, block_scales, check_grouped_output, check_output, elements, operands
 from reference import assert_gemm_rows, assert_rows, assert_same_bits
 
 from flexgemm import _C
 
-E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 MODES = {
     "float32": ("float32", "ieee"),
     "tf32": ("float32", "tf32"),

@@ -16,6 +16,14 @@ def scene(n, *, batch=1, density=0.3, seed=0):
     return np.stack(np.unravel_index(flat, shape), axis=1).astype(np.int32), shape
 
 
+def voxels(n, device="cpu"):
+    """`scene(n)` as a tensor of torch's."""
+    import torch
+
+    coords, shape = scene(n)
+    return torch.from_numpy(coords).to(device), shape
+
+
 def shell(resolution, *, seed=0):
     """The hollow sphere of the benchmarks: a surface, as real scenes are."""
     axis = np.arange(resolution) - resolution / 2 + 0.5

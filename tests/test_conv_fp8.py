@@ -9,12 +9,11 @@ import reference
 import scenes
 from calls import call, zeros
 from memory import Host
-from products import scale_of
+from products import E4M3, E5M2, scale_of
 from reference import ELEMENT_CUTS, assert_gemm_rows, assert_rounded_once, assert_same_bits, f64, float8_cut
 
 import flexgemm
 
-E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 KINDS = ["none", "tensor", "row"]
 OUT_DTYPES = ["float32", "float16", "bfloat16"]
 
@@ -439,6 +438,14 @@ def test_dtypes_of_the_public_function():
     with pytest.raises(ValueError, match="out_dtype: expected None, since feats are float32, not FP8"):
         floats = p.feats.astype(np.float32), p.weight.astype(np.float32)
         flexgemm.submanifold_conv3d(*floats, neighbor_map=nmap, out_dtype="float16")
+
+
+@pytest.mark.parametrize("name", ["dtype_weight", "dtype_out"])
+def test_dtypes_behind_what_is_not_uint8(name):
+    p = Problem(50, 16, 8)
+    floats = p.feats.astype(np.float32), p.weight.astype(np.float32)
+    with pytest.raises(ValueError, match=f"{name}: expected None, since feats are float32, not FP8"):
+        flexgemm.submanifold_conv3d(*floats, neighbor_map=flexgemm.neighbor_map(p.coords, p.shape), **{name: E4M3})
 
 
 @pytest.mark.parametrize("name", ["scale_feats", "scale_weight"])

@@ -124,6 +124,8 @@ LEFT_TO_PYTHON = {
     "sparse rows": lambda a, b: (a, b.to_sparse_csr()),
     "negated": lambda a, b: (torch.complex(a, a).conj().imag, b),
     "negated column": lambda a, b: (torch.complex(a, a).conj().imag[:, :1], b[:, :1].contiguous()),
+    "negated rows": lambda a, b: (torch.complex(a, a).conj().imag.as_strided(a.shape, (2 * a.shape[1], 1)), b),
+    "negated view": lambda a, b: (a, torch._neg_view(b)),
     "meta": lambda a, b: (a.to("meta"), b.to("meta")),
 }
 

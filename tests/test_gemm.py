@@ -8,13 +8,12 @@ import pytest
 import reference
 import scenes
 from memory import Host, poison
-from products import DENSE, FAR_APART, block_scales, judge, offsets_of, operands, scale_of
+from products import DENSE, E4M3, E5M2, FAR_APART, block_scales, judge, offsets_of, operands, scale_of
 from reference import assert_gemm_rows, assert_rows, assert_same_bits, dtype_of, f64
 
 import flexgemm
 from flexgemm import _C
 
-E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 FP8_PAIRS = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)]
 OUT_DTYPES = ["float32", "float16", "bfloat16"]
 PLAIN = [("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "ieee"), ("float32", "tf32")]

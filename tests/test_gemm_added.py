@@ -11,6 +11,7 @@ from products import (
     ASKEW,
     DENSE,
     E4M3,
+    E5M2,
     EQUAL,
     ROWS,
     TALL,
@@ -22,7 +23,6 @@ from products import (
     scale_of,
 )
 
-E5M2 = "float8_e5m2"
 PAIRS = [(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2), (E5M2, E5M2), ("bfloat16",) * 2, ("float16",) * 2]
 
 # Multiprocessors, M, N, bytes of K, and rows of the tile. The last rows and columns lack some; a block, or a pair, has
@@ -71,7 +71,8 @@ def test_sums_that_are_promoted_seldom(backend, promote_every):
     "sms, sizes, block_m", [(3, [150, 0, 17, 300, 1, 96], 128), (2, [500, 480, 520, 516], 256), (2, [0, 0, 40, 0], 128)]
 )
 def test_groups_along_k_that_are_added(backend, sms, sizes, block_m, dtype, pad):
-    """Groups without any leave the output as it is."""
+    """Groups without any leave the output as it is. What it holds is small: float32 rounds every sum with it, and those
+    of a group of one are small as well."""
     m, n, groups = 700, 636, len(sizes)
     k = -(-sum(sizes) // 32) * 32 + (16 if block_m == 256 else 0)
     tiles = TALL | EQUAL | ADDED | (askew(k) if dtype == E4M3 else ASKEW)
@@ -79,7 +80,7 @@ def test_groups_along_k_that_are_added(backend, sms, sizes, block_m, dtype, pad)
     assert tile[1:] == (128, 5) and (tile[0] == block_m or dtype != E4M3)
     rng, a, b = operands(m, n, k, dtype, dtype)
     scale = scale_of(rng, "row", m, (groups,))
-    before = rng.standard_normal((groups, m, n)).astype(np.float32)
+    before = (rng.standard_normal((groups, m, n)) / 64).astype(np.float32)
     offsets = offsets_of(sizes, "ends", np.int32)
     with guarded.multiprocessors(sms):
         out = guarded.gemm(backend, a, b, "float32", layout="k_grouped", shape=before.shape, initial=before, pad=pad,
@@ -89,4 +90,4 @@ def test_groups_along_k_that_are_added(backend, sms, sizes, block_m, dtype, pad)
             np.testing.assert_array_equal(out[g], before[g])
         else:
             ref = reference.gemm(a[:, begin:end], b[:, begin:end], scale[g])
-            judge(out[g], before[g] + ref, dtype, "float32")
+            judge(out[g] - before[g], ref, dtype, "float32")

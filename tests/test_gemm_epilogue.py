@@ -12,6 +12,8 @@ import scenes
 from products import (
     BLOCKS,
     DENSE,
+    E4M3,
+    E5M2,
     EQUAL,
     MASKED,
     PACKED,
@@ -29,7 +31,6 @@ from reference import ROW_CUTS, assert_gemm_rows, dtype_of, f64, float8_cut
 
 import flexgemm
 
-E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 FP8 = (E4M3, E4M3)
 ACTIVATIONS = [None, "relu", "silu", "gelu", "swiglu"]
 OUT_DTYPES = ["float32", "float16", "bfloat16"]

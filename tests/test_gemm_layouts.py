@@ -8,13 +8,24 @@ import pytest
 import reference
 import scenes
 from memory import Host, poison
-from products import FAR_APART, KEPT, PACKED, block_scales, contiguous, judge, offsets_of, operands, scale_of
+from products import (
+    E4M3,
+    E5M2,
+    FAR_APART,
+    KEPT,
+    PACKED,
+    block_scales,
+    contiguous,
+    judge,
+    offsets_of,
+    operands,
+    scale_of,
+)
 from reference import assert_gemm_rows, assert_rows, dtype_of, f64
 
 import flexgemm
 from flexgemm import _C
 
-E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 FP8 = (E4M3, E4M3)
 DTYPES = [FP8, (E4M3, E5M2), (E5M2, E4M3), *((d, d) for d in ("float16", "bfloat16", "float32"))]
 SIZES = [0, 1, 7, 64, 129, 0]
@@ -509,6 +520,43 @@ def test_public_weight_gradients_add(backend):
     np.testing.assert_array_equal(backend.numpy(mine), 2 * once)
     with pytest.raises(ValueError, match="out"):
         flexgemm.gemm_nt(x, y, accumulate=True)
+
+
+def test_public_weight_gradients_between_bounds(backend):
+    """Without an output to count them in, num_groups tells that offsets are G + 1 bounds."""
+    _, a, b = operands(33, 70, 64, *FP8)
+    bounds = [5, 30, 64]
+    offsets = backend.array(np.array(bounds, np.int32))
+    out = flexgemm.k_grouped_wgrad_gemm_nt(backend.array(a), backend.array(b), offsets, num_groups=2)
+    assert tuple(out.shape) == (2, 33, 70)
+    for got, begin, end in zip(backend.numpy(out), bounds[:-1], bounds[1:], strict=True):
+        judge(got, reference.gemm(a[:, begin:end], b[:, begin:end]), E4M3, "float32")
+
+
+@pytest.mark.parametrize(
+    "function, a, b, how, message",
+    [
+        ("gemm_nt", (2, 3, 8), (5, 8), {}, r"a: expected \(M, K\), got \(2, 3, 8\)"),
+        ("gemm_nt", (3, 8), (2, 5, 8), {}, r"b: expected \(N, K\), got \(2, 5, 8\)"),
+        ("batched_gemm_nt", (3, 8), (2, 5, 8), {}, r"a: expected \(G, M, K\), got \(3, 8\)"),
+        ("m_grouped_gemm_nt", (3, 8), (5, 8), {}, r"b: expected \(G, N, K\), got \(5, 8\)"),
+        ("n_grouped_gemm_nt", (3, 8), (5, 8), {}, r"a: expected \(G, M, K\), got \(3, 8\)"),
+        ("k_grouped_wgrad_gemm_nt", (3, 8), (8,), {}, r"b: expected \(N, K\), got \(8,\)"),
+        ("segment_gemm", (8,), (2, 5, 8), {}, r"x: expected \(M, K\), got \(8,\)"),
+        (
+            "segment_gemm",
+            (3, 8),
+            (8, 5),
+            {"weight_column_major": False},
+            r"weights: expected \(G, K, N\), got \(8, 5\)",
+        ),
+    ],
+)
+def test_operands_of_another_rank_are_named(backend, function, a, b, how, message):
+    offsets = () if function in ("gemm_nt", "batched_gemm_nt") else (np.array([3, 8], np.int32),)
+    arrays = [backend.array(x) for x in (np.ones(a, np.float32), np.ones(b, np.float32), *offsets)]
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        getattr(flexgemm, function)(*arrays, **how)
 
 
 def test_lengths_of_segments():

@@ -6,9 +6,8 @@ import guarded
 import numpy as np
 import pytest
 import reference
-from products import ADDED, DENSE, check_output, cut_of, elements, epilogue_of, large_plan, operands, width
+from products import ADDED, DENSE, E4M3, E5M2, check_output, cut_of, elements, epilogue_of, large_plan, operands, width
 
-E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 FP8, BF16 = (E4M3, E4M3), ("bfloat16", "bfloat16")
 
 # Multiprocessors, (M, N, bytes of K) and the tile that the plan then takes.

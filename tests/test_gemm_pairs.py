@@ -8,9 +8,8 @@ import numpy as np
 import products
 import pytest
 import reference
-from products import ADDED, BLOCKS, DENSE, ROWS, block_scales, judge, operands, scale_of
+from products import ADDED, BLOCKS, DENSE, E4M3, E5M2, ROWS, block_scales, judge, operands, scale_of
 
-E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 outputs = pytest.mark.parametrize("out_dtype, pad", [("bfloat16", 0), ("float16", 1), ("float32", 0)])
 
 

@@ -345,6 +345,7 @@ def arguments(**changes):
         ("grid", np.zeros((2, 5), np.float32), ValueError),
         ("grid", np.zeros((3, 5, 3), np.float32), ValueError),
         ("grid", np.zeros((2, 5, 3), np.float16), TypeError),
+        ("grid", [[[0, 0, 0]]] * 2, TypeError),
         ("mode", "bilinear", ValueError),
         ("sample_map", 3, TypeError),
     ],
@@ -354,6 +355,24 @@ def test_impossible_arguments_are_named(backend, argument, wrong, error):
     placed = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in given.items()}
     with pytest.raises(error, match=argument if argument != "coords" or wrong is None else "(coords|keys)"):
         flexgemm.grid_sample_3d(**placed)
+
+
+def test_impossible_arguments_of_gradients_are_named(backend):
+    coords, shape, grid, feats = problem(30, 5, 6, "float32")
+    sample_map = flexgemm.sample_map(backend.array(coords), shape, backend.array(grid))
+    x, grad_out = backend.array(feats), np.zeros((*grid.shape[:2], 6))
+    for dtype in (np.float64, np.int32):
+        with pytest.raises(TypeError, match="^grad_out: expected dtype"):
+            flexgemm.grid_sample_3d_backward(backend.array(grad_out.astype(dtype)), x, sample_map=sample_map)
+    grad_out = backend.array(grad_out.astype(np.float32))
+    for dtype in (np.float16, np.float64):
+        with pytest.raises(TypeError, match="^feats: expected dtype .* got"):
+            flexgemm.grid_sample_3d_backward(grad_out, backend.array(feats.astype(dtype)), sample_map=sample_map)
+    with pytest.raises(TypeError, match="^sample_map: expected a SampleMap, got builtins.NoneType"):
+        flexgemm.grid_sample_3d_backward(grad_out, x, sample_map=None)
+    for wrong in ((True,), (True, True, True), True):
+        with pytest.raises(ValueError, match=r"^needs_grad: expected 2 bools, got .*True"):
+            flexgemm.grid_sample_3d_backward(grad_out, x, sample_map=sample_map, needs_grad=wrong)
 
 
 def test_gradients_of_another_shape(backend):

@@ -231,13 +231,36 @@ def test_torch_records_groups():
         p.check(out.detach().numpy(), *(leaf.grad.numpy() for leaf in leaves))
 
 
+def test_any_kind_of_int_is_a_number_of_groups(backend):
+    for groups in (4, 16):
+        plain, other = Problem(16, 16, groups), Problem(16, 16, groups)
+        other.how = other.how | {"groups": np.int64(groups)}
+        for one, same in zip(plain.passes(backend), other.passes(backend), strict=True):
+            np.testing.assert_array_equal(one, same)
+
+
+def test_torch_records_any_kind_of_int():
+    torch = pytest.importorskip("torch")
+    ft = pytest.importorskip("flexgemm.torch")
+    p = Problem(16, 16, 4)
+    leaves = [torch.from_numpy(a).requires_grad_() for a in (p.feats, p.weight, p.bias)]
+    nmap = flexgemm.neighbor_map(torch.from_numpy(p.coords), p.shape)
+    for library in (flexgemm, ft):
+        out = library.sparse_conv3d(*leaves, neighbor_map=nmap, groups=np.int64(4))
+        gradients = torch.autograd.grad(out, leaves, torch.from_numpy(p.grad_out))
+        p.check(out.detach().numpy(), *(gradient.numpy() for gradient in gradients))
+
+
 @pytest.mark.parametrize("groups", [0, -1, 3, 32, 1.0, None])
 def test_groups_that_do_not_divide_the_channels(backend, groups):
     p = Problem(16, 16, 16)
-    with pytest.raises((ValueError, TypeError), match="groups"):
-        flexgemm.sparse_conv3d(
-            *map(backend.array, (p.feats, p.weight)), neighbor_map=p.neighbor_map(backend), groups=groups
-        )
+    how = {"neighbor_map": p.neighbor_map(backend), "groups": groups}
+    error, message = (ValueError, "groups") if isinstance(groups, int) else (TypeError, "^groups: expected an int, got")
+    feats, weight, grad_out = map(backend.array, (p.feats, p.weight, p.grad_out))
+    with pytest.raises(error, match=message):
+        flexgemm.sparse_conv3d(feats, weight, **how)
+    with pytest.raises(error, match=message):
+        flexgemm.sparse_conv3d_backward(grad_out, feats, weight, **how)
 
 
 def test_no_channels_are_no_groups(backend):

@@ -113,8 +113,9 @@ def test_one_key_too_many_is_an_error_and_no_hang(backend, capacity, n, with_val
     keys = backend.array(np.arange(n))
     values = backend.array(np.arange(n, dtype=np.int32)) if with_values else None
     table = flexgemm.HashTable(capacity, like=keys)
-    with pytest.raises(ValueError, match="keys"):
+    with pytest.raises(ValueError, match="^keys: "):
         table.insert(keys, values, check=True)
+    assert table.overflowed
     if backend.name == "cuda":
         silent = flexgemm.HashTable(capacity, like=keys)
         silent.insert(keys, values)
@@ -212,8 +213,14 @@ def test_it_is_a_dictionary(backend, batches, capacity, wide):
         ("keys", np.zeros(5, np.float32), TypeError),
         ("keys", np.zeros((5, 2, 2), np.int32), ValueError),
         ("values", np.zeros(4, np.int32), ValueError),
-        ("values", np.zeros(5, np.float32), ValueError),
+        ("values", np.zeros(5, np.float32), TypeError),
+        ("values", [1, 2, 3, 4, 5], TypeError),
+        ("values", "12345", TypeError),
         ("capacity", 0, ValueError),
+        ("capacity", 2**62, ValueError),
+        ("capacity", "3", TypeError),
+        ("capacity", 3.0, TypeError),
+        ("capacity", float("nan"), TypeError),
         ("value_dtype", "float32", ValueError),
         ("shape", (1, 2, 3), ValueError),
     ],
@@ -221,8 +228,21 @@ def test_it_is_a_dictionary(backend, batches, capacity, wide):
 def test_impossible_arguments_are_named(backend, argument, wrong, error):
     arguments = {"keys": np.zeros(5, np.int32), argument: wrong}
     placed = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
-    with pytest.raises(error, match="value" if argument == "values" else argument):
+    with pytest.raises(error, match=f"^{argument}: "):
         flexgemm.HashTable.build(**placed)
+
+
+def test_a_table_needs_a_capacity(backend):
+    with pytest.raises(TypeError, match="^capacity: expected an int, got NoneType"):
+        flexgemm.HashTable(None, like=backend.array(np.zeros(1, np.int32)))
+
+
+def test_an_insertion_that_is_refused_leaves_the_table_empty(backend):
+    table = flexgemm.HashTable(5, like=backend.array(np.zeros(1, np.int32)))
+    with pytest.raises(ValueError, match="^values: "):
+        table.insert(backend.array(np.arange(3)), backend.array(np.arange(2, dtype=np.int32)))
+    assert not table.overflowed
+    check(backend, table, {}, np.arange(3), np.int32)
 
 
 def test_keys_and_values_of_another_dtype(backend):

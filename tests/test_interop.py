@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import reference
 import scenes
+from products import E4M3, E5M2
 from reference import assert_gemm_rows, assert_rows, assert_same_bits, dtype_of, f64
 
 import flexgemm
-
-E4M3 = "float8_e4m3fn"
 
 
 class Library:
@@ -203,6 +202,28 @@ def test_quantised_product(library, granularity):
     assert_gemm_rows(library.get(out), ref, "float32")
 
 
+@pytest.mark.parametrize("dtypes", [(E4M3, E5M2), (E5M2, E4M3)], ids="-".join)
+def test_float8_is_known_by_name_where_it_comes_as_bytes(library, dtypes):
+    rng = np.random.default_rng(3)
+    a, b = (scenes.values(rng, (rows, 144), dtype) for rows, dtype in zip((65, 97), dtypes, strict=True))
+    x, y = (library.put(array.view(np.uint8)) for array in (a, b))
+    named = {"dtype_a": dtypes[0], "dtype_b": dtypes[1], **library.compute()}
+    of_float8 = {"device": library.device}
+    out = flexgemm.gemm_nt(x, y, out_dtype="float32", **named)
+    assert_same_bits(library.get(out), flexgemm.gemm_nt(a, b, out_dtype="float32", **of_float8))
+    with pytest.raises(TypeError, match="^a: expected dtype .*, got uint8"):
+        flexgemm.gemm_nt(x, y, out_dtype="float32", **named | {"dtype_a": None})
+
+    if library.writable:
+        scale, mine = np.asarray(0.25, np.float32), library.put(np.zeros((65, 97), np.uint8))
+        for dtype, how in ((E4M3, {}), (E5M2, {"dtype_out": E5M2})):
+            expected = flexgemm.gemm_nt(a, b, scale_out=scale, out_dtype=dtype, **of_float8)
+            assert flexgemm.gemm_nt(x, y, scale_out=library.put(scale), out=mine, **how, **named) is mine
+            assert_same_bits(library.get(mine).view(dtype_of(dtype)), expected)
+        with pytest.raises(TypeError, match="^out: expected .*, got uint8"):
+            flexgemm.gemm_nt(x, y, out=mine, **named)
+
+
 @pytest.mark.parametrize("offset_dtype", ["int32", "int64"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_grouped_product(library, dtype, offset_dtype):
@@ -295,6 +316,39 @@ def test_a_byte_swapped_array_is_refused():
     swapped = np.ones((4, 8), ">f4")
     with pytest.raises(TypeError, match="x"):
         flexgemm.quantize(swapped)
+
+
+COORDS, GRID = np.array([[0, 1, 2, 3], [0, 1, 2, 4]], np.int32), (1, 8, 8, 8)
+KERNEL = "kernel_size=(2, 2, 2), dilation=(1, 1, 1)"
+STEPS = "stride=(2, 2, 2), padding=(0, 0, 0)"
+
+
+@pytest.mark.parametrize(
+    "thing, text",
+    [
+        (lambda: flexgemm.neighbor_map(COORDS, GRID, 2), f"NeighborMap(2 voxels in (1, 8, 8, 8), {KERNEL})"),
+        (
+            lambda: flexgemm.sparse_conv_map(COORDS, GRID, 2, 2),
+            f"NeighborMap(2 voxels in (1, 8, 8, 8) to 2 in (1, 4, 4, 4), {KERNEL}, {STEPS})",
+        ),
+        (
+            lambda: flexgemm.sparse_conv_map(COORDS, GRID, 2, 2, transposed=True),
+            f"NeighborMap(transposed, 2 voxels in (1, 8, 8, 8) to 16 in (1, 16, 16, 16), {KERNEL}, {STEPS})",
+        ),
+        (lambda: flexgemm.HashTable(9, like=COORDS), "HashTable(integers, capacity=9)"),
+        (lambda: flexgemm.HashTable(9, like=COORDS, shape=GRID), "HashTable(voxels in (1, 8, 8, 8), capacity=9)"),
+        (
+            lambda: flexgemm.sample_map(COORDS, GRID, np.zeros((1, 6, 3), np.float32), mode="nearest"),
+            "SampleMap((1, 6) points, 2 voxels in (1, 8, 8, 8), nearest)",
+        ),
+        (
+            lambda: flexgemm.voxelize(np.zeros((5, 3), np.float32), voxel_size=1.0, shape=GRID),
+            "Voxels(5 points in 1 voxels of (1, 8, 8, 8))",
+        ),
+    ],
+)
+def test_objects_say_what_they_are(thing, text):
+    assert repr(thing()) == text
 
 
 # ---- several libraries in one call ----

@@ -235,6 +235,19 @@ def test_impossible_arguments_are_named(backend, argument, wrong):
         flexgemm.neighbor_map(**arguments)
 
 
+@pytest.mark.parametrize("size", [8, 100_000, 2**70])
+@pytest.mark.parametrize("axes", [1, 3])
+@pytest.mark.parametrize("transposed", [None, False, True], ids=["submanifold", "strided", "transposed"])
+def test_kernels_that_are_too_large_are_refused_before_memory_is_asked_for(backend, axes, size, transposed):
+    coords, kernel_size = backend.array(np.zeros((1, 4), np.int32)), (3,) * (3 - axes) + (size,) * axes
+    with pytest.raises(ValueError, match=f"^kernel_size: expected 1 to 7, got {size}$"):
+        if transposed is None:
+            flexgemm.neighbor_map(coords, (1, 8, 8, 8), kernel_size)
+        else:
+            padding = () if transposed else (kernel_size,)
+            flexgemm.sparse_conv_map(coords, (1, 8, 8, 8), kernel_size, 1, *padding, transposed=transposed)
+
+
 def test_coordinates_of_another_dtype_raise(backend):
     with pytest.raises(TypeError, match="coords"):
         flexgemm.neighbor_map(backend.array(np.zeros((1, 4), np.float32)), (1, 8, 8, 8))
@@ -263,6 +276,28 @@ def test_the_object(backend, kernel_size, dilation):
     assert nmap.transposed_map is nmap.transposed_map  # built once
     if nmap.mirrored:
         np.testing.assert_array_equal(backward, forward[::-1])
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("build", [flexgemm.neighbor_map, flexgemm.sparse_conv_map])
+def test_maps_of_numpy_coordinates_move(cuda, build, inverse):
+    coords, shape = scenes.scene(300)
+    nmap = build(coords, shape, (3, 2, 3))
+    nmap = nmap.inverse if inverse else nmap
+    moved = nmap.to("cuda")
+    assert (nmap.device, moved.device) == (None, "cuda")
+    assert nmap.to("cpu") is nmap and moved.to("cuda") is moved
+    for other in (moved, moved.to("cpu")):
+        assert repr(other) == repr(nmap)
+        for name in ("map", "transposed_map", "out_coords"):
+            np.testing.assert_array_equal(getattr(other, name), getattr(nmap, name))
+
+
+def test_maps_of_device_arrays_do_not_move(cuda):
+    coords, shape = scenes.scene(300)
+    nmap = flexgemm.neighbor_map(cuda.array(coords), shape)
+    with pytest.raises(TypeError, match="^device: maps of .* coordinates are not moved"):
+        nmap.to("cpu")
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,11 @@ def test_tensors_move_and_change_dtype(device):
     assert (moved.sites is x.sites) == (device.type == "cpu")
 
 
+def test_a_tensor_says_what_it_is():
+    x = fnn.SparseTensor(torch.zeros(2, 3).half(), torch.zeros(2, 4, dtype=torch.int32), (1, 4, 5, 6))
+    assert repr(x) == "SparseTensor(2 voxels in (1, 4, 5, 6), 3 channels, torch.float16, cpu)"
+
+
 def test_wrong_tensors_are_refused():
     feats, coords = torch.zeros(5, 3), torch.zeros(5, 4, dtype=torch.int32)
     for wrong in ((feats, coords[:4]), (feats[0], coords), (feats, coords[:, :3])):
@@ -173,6 +178,32 @@ def test_groups_of_channels(device, groups):
     close(layer(x).feats, at_voxels(dense, x))
     with pytest.raises(ValueError, match="groups"):
         fnn.SubMConv3d(6, 12, groups=4)
+
+
+@pytest.mark.parametrize(
+    "ours, theirs, arguments",
+    [
+        (fnn.BatchNorm, torch.nn.BatchNorm1d, (5,)),
+        (fnn.SyncBatchNorm, torch.nn.BatchNorm1d, (5,)),
+        (fnn.LayerNorm, torch.nn.LayerNorm, (5,)),
+        (fnn.Linear, torch.nn.Linear, (5, 3)),
+        (fnn.Dropout, torch.nn.Dropout, (0.5,)),
+        (fnn.ReLU, torch.nn.ReLU, ()),
+        (fnn.LeakyReLU, torch.nn.LeakyReLU, (0.3,)),
+        (fnn.SiLU, torch.nn.SiLU, ()),
+        (fnn.GELU, torch.nn.GELU, ("tanh",)),
+    ],
+)
+def test_modules_of_one_voxel_are_torch_s_on_sparse_and_plain_tensors(device, ours, theirs, arguments):
+    x, layer = sparse(device=device), ours(*arguments).to(device)
+    expected = theirs(*arguments).to(device)
+    expected.load_state_dict(layer.state_dict())
+    outputs = []
+    for module, given in ((expected, x.feats), (layer, x.feats), (layer, x)):
+        torch.manual_seed(1)
+        outputs.append(module(given))
+    assert torch.equal(outputs[1], outputs[0])
+    assert torch.equal(outputs[2].feats, outputs[0]) and outputs[2].sites is x.sites
 
 
 def test_initial_weights_are_those_of_torch():
@@ -354,26 +385,33 @@ def test_a_u_net_compiles_in_parts_otherwise(device):
 ENDS = [3, 3, 40, 61]  # of 64 rows: the last three are of no group
 
 
-def by_loop(x, weight, bias, ends=ENDS):
+def by_loop(x, weight, bias=None, ends=ENDS):
     out, start = torch.zeros(len(x), weight.shape[1], dtype=torch.float64, device=x.device), 0
     for group, end in enumerate(ends):
-        out[start:end] = x[start:end].double() @ weight[group].double().t() + bias[group].double()
+        out[start:end] = x[start:end].double() @ weight[group].double().t()
+        if bias is not None:
+            out[start:end] += bias[group].double()
         start = end
     return out
 
 
+biases = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+
+
+@biases
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_grouped_linear(device, dtype, fp8):
+def test_grouped_linear(device, dtype, fp8, bias):
     torch.manual_seed(0)
-    layer = fnn.GroupedLinear(4, 48, 32, fp8=fp8, device=device, dtype=dtype)
+    layer = fnn.GroupedLinear(4, 48, 32, bias=bias, fp8=fp8, device=device, dtype=dtype)
+    assert [*layer.state_dict()] == ["weight", "bias"][: 1 + bias]
     x = torch.randn(64, 48, device=device, dtype=dtype, requires_grad=True)
     grad_out = torch.randn(64, 32, device=device, dtype=dtype)
     ends = torch.tensor(ENDS, dtype=torch.int32, device=device)
     out = layer(x, ends)
     assert out.dtype is dtype
     out.backward(grad_out)
-    exact = [t.detach().double().requires_grad_() for t in (x, layer.weight, layer.bias)]
+    exact = [t.detach().double().requires_grad_() for t in (x, *layer.parameters())]
     expected = by_loop(*exact)
     expected.backward(torch.cat([grad_out[: ENDS[-1]], torch.zeros_like(grad_out[ENDS[-1] :])]).double())
     rounding = 1e-5 if dtype is torch.float32 else 1e-2
@@ -385,14 +423,16 @@ def test_grouped_linear(device, dtype, fp8):
     assert error(out[: ENDS[-1]], expected[: ENDS[-1]]) < products
     assert error(x.grad, exact[0].grad) < products
     assert not x.grad[ENDS[-1] :].any()
-    assert error(layer.weight.grad, exact[1].grad) < rounding
-    assert error(layer.bias.grad, exact[2].grad) < rounding
+    for parameter, wanted in zip(layer.parameters(), exact[1:], strict=True):
+        assert error(parameter.grad, wanted.grad) < rounding
 
 
-def test_frozen_experts(device):
+@biases
+def test_frozen_experts(device, bias):
     torch.manual_seed(0)
-    layer = fnn.GroupedLinear(4, 48, 32, device=device)
+    layer = fnn.GroupedLinear(4, 48, 32, bias=bias, device=device)
     frozen = layer.frozen()
+    assert (frozen.bias is not None) == bias
     assert frozen.weight.dtype is torch.float8_e4m3fn
     x = torch.randn(64, 48, device=device, requires_grad=True)
     ends = torch.tensor(ENDS, dtype=torch.int32, device=device)
@@ -400,7 +440,7 @@ def test_frozen_experts(device):
     assert (out - expected).norm() < 6e-2 * expected.norm()
     gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (out, expected)]
     assert (gradients[0] - gradients[1]).norm() < 4e-2 * gradients[1].norm()
-    again = fnn.GroupedLinear(4, 48, 32, device=device).frozen()
+    again = fnn.GroupedLinear(4, 48, 32, bias=bias, device=device).frozen()
     again.load_state_dict(frozen.state_dict())
     assert torch.equal(again(x, ends)[: ENDS[-1]], out)
 

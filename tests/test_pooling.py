@@ -356,7 +356,7 @@ def test_impossible_arguments_are_named(backend):
         flexgemm.sparse_pool3d(x, neighbor_map=nmap, mode="min")
     with pytest.raises(ValueError, match="^grad_out: "):
         flexgemm.sparse_pool3d_backward(x, x, neighbor_map=nmap)
-    for wrong in (0, -1, 1.5, None):
+    for wrong in (0, -1, 1.5, None, 2**31, 2**70):
         with pytest.raises(ValueError, match="^batch_size: "):
             flexgemm.global_pool(x, c, wrong)
     with pytest.raises(ValueError, match="^feats: "):
@@ -365,3 +365,25 @@ def test_impossible_arguments_are_named(backend):
         flexgemm.global_pool(x, backend.array(coords[:, :3].copy()), 3)
     with pytest.raises(TypeError, match="^feats: "):
         flexgemm.sparse_pool3d(c, neighbor_map=flexgemm.neighbor_map(c, shape))
+    for wrong in ((), (8,), (0, 8)):
+        with pytest.raises(ValueError, match=r"^grad_out: expected \(B, C\) of at least one sample, got"):
+            flexgemm.global_pool_backward(backend.array(np.zeros(wrong, np.float32)), x, c)
+    for wrong in (None, [[1.0] * 8]):
+        with pytest.raises(TypeError, match="^grad_out: "):
+            flexgemm.global_pool_backward(wrong, x, c)
+
+
+def test_arrays_of_another_dtype_are_named(backend):
+    coords, shape, _, feats, grad_out = problem()
+    c, nmap = backend.array(coords), made(backend, coords, shape, 2, 2)
+    double, half = (backend.array(feats.astype(dtype)) for dtype in (np.float64, np.float16))
+    samples = backend.array(np.zeros((3, feats.shape[1]), np.float32))
+    for name, call in (
+        ("feats", lambda: flexgemm.global_pool(double, c, 3)),
+        ("values", lambda: flexgemm.broadcast_samples(double[:3], c)),
+        ("feats", lambda: flexgemm.global_pool_backward(samples, double, c)),
+        ("feats", lambda: flexgemm.global_pool_backward(samples, half, c)),
+        ("feats", lambda: flexgemm.sparse_pool3d_backward(backend.array(grad_out), half, neighbor_map=nmap)),
+    ):
+        with pytest.raises(TypeError, match=f"^{name}: expected dtype float.* got float"):
+            call()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
+from memory import hopper
 from reference import assert_rows, assert_same_bits
 
 import flexgemm
@@ -352,10 +353,6 @@ def test_an_ordered_map_of_float8_changes_no_bit(backend):
         for rows in (reference.ordered_map(p.map, order), order)
     )
     assert_same_bits(with_map, without)
-
-
-def hopper(backend):
-    return backend.name == "cuda" and _C.device_info("cuda", 0)["compute_capability"] == 90
 
 
 @pytest.mark.parametrize("channel_groups", [1, 2])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
+from memory import hopper
 from reference import assert_rows, assert_segments
 
 import flexgemm
@@ -166,10 +167,6 @@ def test_a_convolution_reads_what_is_made_here(backend, tiles):
 
 
 # ---- of a NeighborMap ----
-
-
-def hopper(backend):
-    return backend.name == "cuda" and _C.device_info("cuda", 0)["compute_capability"] == 90
 
 
 def check_segments_of(nmap):

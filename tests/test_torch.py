@@ -150,6 +150,16 @@ def test_the_neutral_backward_equals_autograd(device):
         assert torch.equal(got.reshape(leaf.shape), leaf.grad)
 
 
+def test_arguments_of_gradients_are_named(device):
+    p = Problem(device)
+    feats, weight, how = p.feats.detach(), p.weight.detach(), {"neighbor_map": p.nmap}
+    with pytest.raises(TypeError, match="^feats: expected dtype float32 to match grad_out, got float64"):
+        flexgemm.torch.submanifold_conv3d_backward(p.grad_out, feats.double(), weight, **how)
+    for function in (flexgemm.torch.submanifold_conv3d_backward, flexgemm.torch.sparse_conv3d_backward):
+        with pytest.raises(ValueError, match=r"^needs_grad: expected 3 bools, got \(True,\)"):
+            function(p.grad_out, feats, weight, **how, needs_grad=(True,))
+
+
 def test_a_chain_of_layers_on_one_map(device):
     """Two convolutions and a ReLU, against torch's own matmuls over gathered rows in float64."""
     p = Problem(device, ci=16, co=16)
@@ -439,6 +449,23 @@ def test_an_unknown_option_of_a_product_is_refused(device, needs_grad):
     a, b = (torch.randn(m, 16, device=device, requires_grad=needs_grad) for m in (3, 5))
     with pytest.raises(TypeError, match="unexpected keyword argument 'bais'"):
         flexgemm.gemm_nt(a, b, bais=None)
+
+
+@pytest.mark.parametrize("option", ["groups", "workspace"])
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_what_is_an_option_of_the_extension_alone_is_refused(device, option, needs_grad):
+    given = {option: 3 if option == "groups" else torch.zeros(100, dtype=torch.uint8, device=device)}
+    a, b = (torch.randn(m, 16, device=device, requires_grad=needs_grad) for m in (3, 5))
+    for library in (flexgemm, flexgemm.torch):
+        with pytest.raises(TypeError, match=f"keyword argument '{option}'"):
+            library.gemm_nt(a, b, **given)
+    if device.type == "cpu":
+        with pytest.raises(TypeError, match=f"keyword argument '{option}'"):
+            flexgemm.gemm_nt(*(x.detach().numpy() for x in (a, b)), **given)
+    if option == "workspace":
+        p = Problem(device)
+        with torch.set_grad_enabled(needs_grad), pytest.raises(TypeError, match="keyword argument 'workspace'"):
+            flexgemm.submanifold_conv3d(p.feats, p.weight, neighbor_map=p.nmap, **given)
 
 
 def test_products_of_views(device):

@@ -235,6 +235,79 @@ def test_the_rest_falls_through(device, ours):
     assert ours == []
 
 
+ONE, OFFS = torch.ones(()), torch.tensor(ENDS, dtype=torch.int32)
+
+
+def taken(chooser):
+    """Arguments that it takes."""
+    a, b, offs = operands("2d3d", "cpu", torch.bfloat16 if chooser == "grouped_mm" else E4M3)
+    if chooser == "grouped_mm":
+        return {"a": a, "b": b, "offs": offs}
+    dense = "grouped" not in chooser
+    how = {"scale_a": ONE, "scale_b": ONE, "out_dtype": torch.bfloat16}
+    if not dense:
+        how |= {"scale_a": torch.ones(32), "scale_b": torch.ones(G, 24), "offs": offs}
+    if chooser.endswith("v2"):
+        recipe = [0 if dense else 1]
+        how |= {name: [how[name]] for name in ("scale_a", "scale_b")}
+        how |= {"recipe_a": recipe, "recipe_b": recipe, "swizzle_a": [0], "swizzle_b": [0]}
+    return {"a": a, "b": b[0] if dense else b} | how
+
+
+@pytest.mark.parametrize(
+    "chooser, changes",
+    [
+        # Layouts
+        ("grouped_mm", {"a": torch.ones(32).bfloat16()}),
+        ("grouped_mm", {"a": torch.ones(32, 32).bfloat16().t()}),
+        ("grouped_mm", {"offs": None}),
+        ("grouped_mm", {"offs": OFFS[None]}),
+        ("grouped_mm", {"offs": OFFS.long()}),
+        ("grouped_mm", {"offs": OFFS[:-1]}),
+        ("grouped_mm", {"a": torch.ones(32, 40).bfloat16()}),
+        ("grouped_mm", {"a": torch.ones(G, 24, 32).bfloat16()}),
+        ("grouped_mm", {"a": torch.ones(G - 1, 24, 32).bfloat16(), "offs": None}),
+        ("grouped_mm", {"a": torch.ones(G, 24, 32).bfloat16(), "b": torch.ones(32, 32).bfloat16()}),
+        ("grouped_mm", {"b": torch.ones(G, 32, 48).bfloat16()[..., ::2]}),
+        # Dtypes and what else 16-bit products have
+        ("grouped_mm", {"a": torch.ones(32, 32)}),
+        ("grouped_mm", {"a": torch.ones(32, 32).half()}),
+        ("grouped_mm", {"bias": torch.ones(24).bfloat16()}),
+        ("grouped_mm", {"out_dtype": E4M3}),
+        # Scaled products
+        ("scaled_mm", {"a": torch.ones(2, 32, 32).to(E4M3)}),
+        ("scaled_mm", {"a": torch.ones(32, 32).bfloat16()}),
+        ("scaled_mm", {"out_dtype": E4M3}),
+        ("scaled_mm", {"scale_result": ONE}),
+        ("scaled_mm", {"scale_a": ONE.double()}),
+        ("scaled_mm", {"scale_a": torch.ones(64, 1)[::2], "scale_b": torch.ones(1, 24)}),
+        ("scaled_mm", {"scale_a": torch.ones(32, 1)}),
+        ("scaled_mm", {"bias": torch.ones(1, 24)}),
+        ("scaled_mm", {"bias": torch.ones(24).half()}),
+        ("scaled_grouped_mm", {"offs": None}),
+        ("scaled_grouped_mm", {"b": torch.ones(G, 32, 24).to(E4M3)}),
+        ("scaled_grouped_mm", {"bias": torch.ones(24)}),
+        ("scaled_grouped_mm", {"scale_result": ONE}),
+        ("scaled_grouped_mm", {"scale_b": torch.ones(24)}),
+        # As torch.nn.functional has them
+        ("scaled_mm_v2", {"contraction_dim": [1]}),
+        ("scaled_mm_v2", {"swizzle_a": [1]}),
+        ("scaled_mm_v2", {"recipe_b": [1]}),
+        ("scaled_mm_v2", {"recipe_a": [1], "recipe_b": [1]}),
+        ("scaled_mm_v2", {"recipe_a": [2], "recipe_b": [2]}),
+        ("scaled_mm_v2", {"scale_a": [torch.ones(32, 1)]}),
+        ("scaled_grouped_mm_v2", {"contraction_dim": [1]}),
+        ("scaled_grouped_mm_v2", {"swizzle_b": [1]}),
+        ("scaled_grouped_mm_v2", {"recipe_a": [0]}),
+        ("scaled_grouped_mm_v2", {"recipe_a": [0], "recipe_b": [0]}),
+    ],
+)
+def test_what_flexgemm_leaves_to_torch(chooser, changes):
+    choose, arguments = getattr(aten, chooser), taken(chooser)
+    assert choose(**arguments) is not None
+    assert choose(**arguments | changes) is None
+
+
 def test_what_neither_computes_says_so(ours):
     a, b, offs = operands("2d3d", "cpu", E4M3)
     with aten.use("cpu"), pytest.raises(NotImplementedError, match="_scaled_grouped_mm"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import reference
-import scenes
+from scenes import voxels
 
 import flexgemm
 
@@ -17,11 +17,6 @@ import flexgemm.torch as ft  # noqa: E402
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 kernels = pytest.mark.parametrize("kernel_size", [(3, 3, 3), (2, 3, 2)], ids=["odd", "even"])
-
-
-def voxels(n, device="cpu"):
-    coords, shape = scenes.scene(n)
-    return torch.from_numpy(coords).to(device), shape
 
 
 def counted(function, backend="aot_eager", **options):

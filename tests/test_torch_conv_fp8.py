@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-import scenes
+from scenes import voxels
 
 import flexgemm
 
@@ -14,11 +14,6 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 import flexgemm.torch as ft  # noqa: E402
 import flexgemm.torch.nn as fnn  # noqa: E402
-
-
-def voxels(n, device):
-    coords, shape = scenes.scene(n)
-    return torch.from_numpy(coords).to(device), shape
 
 
 class Problem:

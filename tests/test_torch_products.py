@@ -89,6 +89,16 @@ def test_the_neutral_product_is_recorded(device):
     torch.testing.assert_close(b.grad, a.detach().sum(0).expand(5, 6))
 
 
+@pytest.mark.parametrize("library", [flexgemm, ft], ids=["neutral", "torch"])
+def test_a_weight_gradient_is_recorded_where_it_is_a_new_array(device, library):
+    a, b = (torch.randn(n, 6, device=device).requires_grad_() for n in (4, 5))
+    library.wgrad_gemm_nt(a, b).sum().backward()
+    torch.testing.assert_close(a.grad, b.detach().sum(0).expand(4, 6))
+    torch.testing.assert_close(b.grad, a.detach().sum(0).expand(5, 6))
+    with pytest.raises(ValueError, match="not differentiable"):
+        library.wgrad_gemm_nt(a, b, out=torch.zeros(4, 5, device=device))
+
+
 def test_a_recorded_product_heeds_every_option(device):
     a, b = torch.randn(4, 6, device=device).requires_grad_(), torch.randn(5, 6, device=device)
     for function in (flexgemm.gemm_nt, ft.gemm_nt):
@@ -106,6 +116,45 @@ def test_segments_name_their_arguments(device):
         ft.segment_gemm(*(t.to(device) for t in (x, weights, ends)))
     with pytest.raises(TypeError, match="^x: expected"):
         ft.segment_gemm([1], weights, ends)
+
+
+@pytest.mark.parametrize("library", [flexgemm, ft], ids=["neutral", "torch"])
+def test_segments_name_every_argument_of_a_message(device, library):
+    x, weights, ends = torch.randn(8, 16), torch.randn(2, 4, 16), torch.tensor([4, 8])
+    x, weights, ends = (t.to(device) for t in (x, weights, ends))
+    for changed, error, message in (
+        ({"weights": weights[..., :8]}, ValueError, r"weights: expected \(G, N, 16\) to match x, grouped by offsets"),
+        ({"weights": weights.half()}, TypeError, "weights: expected dtype float32 to match x, got float16"),
+        ({"bias": torch.zeros(4, device=device)}, ValueError, r"bias: expected \(2, 4\) to match weights, got \(4,\)"),
+        ({"offsets": ends[:1]}, ValueError, r"offsets: expected \(2,\) or \(3,\) to match the groups of weights"),
+        ({"offsets": None, "seg_lens": ends / 2}, TypeError, r"seg_lens.cumsum\(0\): expected dtype int32 or int64"),
+        ({"offsets": None, "seg_lens": [4, 4]}, TypeError, "seg_lens: expected an array with cumsum, got list"),
+        ({"out": x[:, :4]}, ValueError, "out: expected memory of its own, got memory that overlaps x"),
+    ):
+        with pytest.raises(error, match=f"^{message}"):
+            library.segment_gemm(**({"x": x, "weights": weights, "offsets": ends} | changed))
+
+
+@pytest.mark.parametrize("library", [flexgemm, ft], ids=["neutral", "torch"])
+def test_groups_along_the_depth_are_counted(device, library):
+    a, b, ends = (t.to(device) for t in (torch.randn(4, 8), torch.randn(6, 8), torch.tensor([4, 8])))
+    out = torch.zeros(2, 4, 6, device=device)
+    for groups in (None, 2, torch.tensor(2)):
+        assert library.k_grouped_wgrad_gemm_nt(a, b, ends, num_groups=groups).shape == (2, 4, 6)
+        assert library.k_grouped_wgrad_gemm_nt(a, b, ends, num_groups=groups, out=out) is out
+    assert library.k_grouped_wgrad_gemm_nt(a, b, ends, num_groups=1).shape == (1, 4, 6)
+    for changed, error, message in (
+        ({"offsets": None}, TypeError, "offsets: expected a one-dimensional array, got NoneType"),
+        ({"offsets": [4, 8]}, TypeError, "offsets: expected a one-dimensional array, got list"),
+        ({"offsets": ends[0]}, TypeError, r"offsets: expected a one-dimensional array, got Tensor of shape \(\)"),
+        ({"out": out[0, 0, 0]}, TypeError, r"out: expected a three-dimensional array, got Tensor of shape \(\)"),
+        ({"out": [1]}, TypeError, "out: expected a three-dimensional array, got list"),
+        ({"num_groups": 7, "out": out}, ValueError, "num_groups: expected 2, as many as out has, got 7"),
+        ({"num_groups": -1}, ValueError, "num_groups: expected at least 0, got -1"),
+        ({"num_groups": 2.0}, TypeError, "num_groups: expected an int, got float"),
+    ):
+        with pytest.raises(error, match=f"^{message}"):
+            library.k_grouped_wgrad_gemm_nt(**({"a": a, "b": b, "offsets": ends} | changed))
 
 
 def test_what_has_no_gradient_says_so(device):

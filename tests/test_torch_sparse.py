@@ -213,6 +213,18 @@ def test_global_pooling_is_a_reduction_of_the_grid(device, mode):
     compare(got, other, "gradient")
 
 
+@pytest.mark.parametrize("library", [flexgemm, flexgemm.torch], ids=["neutral", "torch"])
+def test_rows_of_samples_are_recorded(device, library):
+    scene = Dense(device, (3, 4, 5, 6))
+    values = leaf(device, 3, 12)
+    out = library.broadcast_samples(values, scene.coords)
+    expected = values.double()[scene.coords[:, 0].long()]
+    assert torch.equal(out, expected.float())
+    grad_out = leaf(device, *out.shape).detach()
+    (got,), (other,) = (torch.autograd.grad(o, values, grad_out.to(o.dtype)) for o in (out, expected))
+    compare(got, other, "gradient")
+
+
 def test_neutral_functions_record_too(device):
     coords, shape = scenes.scene(100)
     coords = torch.from_numpy(coords).to(device)

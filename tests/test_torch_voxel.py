@@ -81,6 +81,38 @@ def test_a_map_is_shared_by_layers(device):
         assert mode_feats.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("library", [flexgemm, ft], ids=["neutral", "torch"])
+def test_points_changed_before_backward_are_noticed(device, library):
+    """Where the gradient reads them: that of the features alone does not, nor does that of "nearest"."""
+    feats, coords, shape, leaf = sampling(device)
+    for grid, mode in ((leaf * 1, "trilinear"), (leaf.detach(), "trilinear"), (leaf * 1, "nearest")):
+        out = library.grid_sample_3d(feats, coords, shape, grid, mode)
+        with torch.no_grad():
+            grid.add_(1)
+        if grid.requires_grad and mode == "trilinear":
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                out.sum().backward()
+        else:
+            out.sum().backward()
+
+
+@pytest.mark.parametrize("library", [flexgemm, ft], ids=["neutral", "torch"])
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_a_map_stands_instead_of_voxels_and_points(device, library, needs_grad):
+    feats, coords, shape, grid = (x.detach() if torch.is_tensor(x) else x for x in sampling(device))
+    feats.requires_grad_(needs_grad)
+    sample_map = flexgemm.sample_map(coords, shape, grid)
+    for given in ({"coords": coords}, {"shape": shape}, {"grid": grid}):
+        with pytest.raises(ValueError, match="^sample_map: expected it instead of coords, shape and grid, got both"):
+            library.grid_sample_3d(feats, **given, sample_map=sample_map)
+        with pytest.raises(ValueError, match="^coords, shape, grid: expected all of them, or sample_map"):
+            library.grid_sample_3d(feats, **given)
+    with pytest.raises(TypeError, match="^sample_map: expected a SampleMap, got builtins.int"):
+        library.grid_sample_3d(feats, sample_map=3)
+    with pytest.raises(ValueError, match="^mode: expected 'trilinear' or 'nearest', got 'cubic'"):
+        library.grid_sample_3d(feats, sample_map=sample_map, mode="cubic")
+
+
 def test_the_nearest_voxel_passes_its_gradient_on(device):
     feats, coords, shape, grid = sampling(device)
     out = flexgemm.grid_sample_3d(feats, coords, shape, grid, "nearest")
@@ -177,3 +209,23 @@ def test_strided_and_permuted_tensors_are_taken(device):
     grid = torch.rand(2, 3, 30, device=device).transpose(1, 2) * 4
     out = flexgemm.grid_sample_3d(feats, coords, shape, grid)
     assert torch.equal(out, flexgemm.grid_sample_3d(feats.contiguous(), coords, shape, grid.contiguous()))
+
+
+# ---- faults ----
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_what_is_no_tensor_or_no_voxels_is_named(device, needs_grad):
+    feats, coords, shape, grid = (x.detach() if torch.is_tensor(x) else x for x in sampling(device))
+    feats.requires_grad_(needs_grad)
+    for function in (ft.reduce_points, ft.devoxelize):
+        with pytest.raises(TypeError, match="^voxels: expected Voxels, got builtins.NoneType"):
+            function(feats, None)
+    for function, argument, given in (
+        (ft.grid_sample_3d, "grid", (coords, shape, grid.tolist())),
+        (ft.grid_sample_3d, "coords", (coords.tolist(), shape, grid)),
+        (ft.global_pool, "coords", (coords.tolist(), 2)),
+        (ft.broadcast_samples, "coords", (coords.tolist(),)),
+    ):
+        with pytest.raises(TypeError, match=f"^{argument}: expected .* got builtins.list"):
+            function(feats, *given)

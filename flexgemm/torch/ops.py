@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flexgemm import conv, voxel
-from flexgemm._arrays import Stream
+from flexgemm._arrays import Stream, as_int, expect_bools, renamed
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records, requires_grad
 from flexgemm.torch.dispatch import autocast, casts, expect_tensor, name_of, refuse_stream, setting, traced, transformed
@@ -210,10 +210,8 @@ def convolution(
     refuse_stream(stream)
     apart = _apart(activation) if recording else None
     maps = maps_of(nmap, recording and feats.requires_grad)
-    fused = None if apart else activation
-    out: torch.Tensor = operators.sparse_conv3d(
-        feats, weight, bias, residual, *maps, nmap.kernel_size, fused, algorithm, precision, groups
-    )
+    how = None if apart else activation, algorithm, precision, as_int(groups, "groups")
+    out: torch.Tensor = operators.sparse_conv3d(feats, weight, bias, residual, *maps, nmap.kernel_size, *how)
     return apart(out) if apart else out
 
 
@@ -241,9 +239,8 @@ def _float8_convolution(
     scales = map(float8.get, conv.SCALES)
     dtypes = [name_of(float8.get(name)) for name in ("out_dtype", "dtype_feats", "dtype_weight", "dtype_out")]
     maps = nmap.native, nmap.native_order, nmap.kernel_size
-    result = operators.sparse_conv3d_float8(
-        feats, weight, bias, residual, *scales, *maps, activation, algorithm, groups, *dtypes
-    )
+    traced_how = activation, algorithm, as_int(groups, "groups"), *dtypes
+    result = operators.sparse_conv3d_float8(feats, weight, bias, residual, *scales, *maps, *traced_how)
     return result
 
 
@@ -261,7 +258,8 @@ def submanifold_conv3d_backward(
 ) -> Gradients:
     """`flexgemm.submanifold_conv3d_backward` of torch tensors; itself not differentiable."""
     conv.expect_submanifold(neighbor_map)
-    return _conv_gradients(grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision, groups, stream)
+    how: Any = {"neighbor_map": neighbor_map, "groups": groups, "needs_grad": needs_grad, "algorithm": algorithm}
+    return sparse_conv3d_backward(grad_out, feats, weight, **how, precision=precision, stream=stream)
 
 
 def sparse_conv3d_backward(
@@ -278,7 +276,9 @@ def sparse_conv3d_backward(
 ) -> Gradients:
     """`flexgemm.sparse_conv3d_backward` of torch tensors; itself not differentiable."""
     conv.expect_map(neighbor_map)
-    return _conv_gradients(grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision, groups, stream)
+    expect_bools(needs_grad, 3)
+    with renamed(conv.OF_GRADIENTS):
+        return _conv_gradients(grad_out, feats, weight, neighbor_map, needs_grad, algorithm, precision, groups, stream)
 
 
 # ---- its gradients ----
@@ -300,7 +300,7 @@ def _conv_gradients(
         expect_tensor(feats, "feats")
         refuse_stream(stream)
         maps = maps_of(nmap, needs[0])
-        how = nmap.kernel_size, needs, algorithm, precision, groups
+        how = nmap.kernel_size, needs, algorithm, precision, as_int(groups, "groups")
         results = operators.sparse_conv3d_backward(grad_out, feats, weight, *maps, *how)
         first, second, third = (g if n else None for g, n in zip(results, needs, strict=True))
         return first, second, third

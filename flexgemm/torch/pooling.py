@@ -47,6 +47,7 @@ def global_pool(
     expect_tensor(feats, "feats")
     recording, out = records(feats), feats
     if traced(feats, coords):
+        expect_tensor(coords, "coords")
         refuse_stream(stream)
         out, _, _ = operators.global_pool(feats, coords, batch_size, mode, recording)
     elif recording:
@@ -63,6 +64,7 @@ def broadcast_samples(values: torch.Tensor, coords: torch.Tensor, *, stream: Str
     expect_tensor(values, "values")
     result: torch.Tensor
     if traced(values, coords):
+        expect_tensor(coords, "coords")
         refuse_stream(stream)
         result = operators.broadcast_samples(values, coords)
     elif records(values):

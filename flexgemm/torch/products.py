@@ -88,7 +88,7 @@ def n_grouped_gemm_nt(
 def wgrad_gemm_nt(  # type: ignore[misc]
     a: torch.Tensor, b: torch.Tensor, *, accumulate: bool = True, **options: Unpack[Options]
 ) -> torch.Tensor:
-    """`flexgemm.wgrad_gemm_nt` of torch tensors."""
+    """`flexgemm.wgrad_gemm_nt` of torch tensors, without `out` differentiable as `gemm_nt` is."""
     options["accumulate"] = accumulate and options.get("out") is not None
     return product("dense", a, b, **({"out_dtype": "float32"} | options))
 
@@ -100,9 +100,8 @@ def k_grouped_wgrad_gemm_nt(  # type: ignore[misc]
     """`flexgemm.k_grouped_wgrad_gemm_nt` of torch tensors."""
     out = options.get("out")
     options["accumulate"] = accumulate and out is not None
-    if num_groups is None:
-        num_groups = (offsets if out is None else out).shape[0]
-    return product("k_grouped", a, b, offsets=offsets, groups=num_groups, **({"out_dtype": "float32"} | options))
+    groups = gemm.groups_along_k(offsets, num_groups, out)
+    return product("k_grouped", a, b, offsets=offsets, groups=groups, **({"out_dtype": "float32"} | options))
 
 
 def segment_gemm(
@@ -116,11 +115,9 @@ def segment_gemm(
     **options: Unpack[Options],
 ) -> torch.Tensor:
     """`flexgemm.segment_gemm` of torch tensors, differentiable as `m_grouped_gemm_nt` is without weight_indices."""
-    if (offsets is None) == (seg_lens is None):
-        raise ValueError("offsets, seg_lens: expected one of them")
-    ends = offsets if seg_lens is None else seg_lens.cumsum(0)
+    ends, names = gemm.segment_ends(offsets, seg_lens)
     how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": not weight_column_major}
-    with renamed(gemm.SEGMENT_NAMES):
+    with renamed(names):
         return product("m_grouped", x, weights, **how, **options)
 
 

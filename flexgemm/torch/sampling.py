@@ -15,13 +15,15 @@ from flexgemm.grid_sample import SampleMap
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
 from flexgemm.torch.dispatch import expect_tensor, refuse_stream, traced
-from flexgemm.voxelize import Groups, Voxels, bind, reduced, spread, three
+from flexgemm.voxelize import Groups, Voxels, bind, expect_voxels, reduced, spread, three
 
 
 class _GridSample3d(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, feats: torch.Tensor, grid: torch.Tensor | None, sample_map: SampleMap) -> torch.Tensor:
-        ctx.save_for_backward(feats)
+        # The gradient in the points reads the map's, which may be these: saved, so that autograd sees them changed.
+        reads_points = ctx.needs_input_grad[1] and sample_map.mode == "trilinear"
+        ctx.save_for_backward(feats, grid if reads_points else None)
         ctx.sample_map = sample_map
         out: torch.Tensor = grid_sample.forward(library_of(feats, "feats"), feats, sample_map)
         return out
@@ -29,7 +31,7 @@ class _GridSample3d(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (feats,) = ctx.saved_tensors
+        feats, _ = ctx.saved_tensors
         needs_grad = ctx.needs_input_grad[:2]
         grads = grid_sample.backward(library_of(feats, "feats"), grad_out, feats, ctx.sample_map, needs_grad)
         return *grads, None
@@ -50,16 +52,18 @@ def grid_sample_3d(
     With `sample_map` instead of coords, shape and grid it is differentiable in feats alone.
     """
     expect_tensor(feats, "feats")
+    grid_sample.expect_sites(coords, shape, grid, mode, sample_map)
     if traced(feats, feats if grid is None else grid):
         refuse_stream(stream)
         if coords is None or shape is None or grid is None:
             raise ValueError("coords, shape, grid: expected all of them where torch traces the call")
+        expect_tensor(coords, "coords")
+        expect_tensor(grid, "grid")
         traced_result: torch.Tensor = operators.grid_sample_3d(feats, coords, grid, tuple(shape), mode)
         return traced_result
     with on_stream(feats, stream):
         if sample_map is None:
-            if coords is None or shape is None or grid is None:
-                raise ValueError("coords, shape, grid: expected all of them, or sample_map")
+            assert coords is not None and shape is not None and grid is not None
             sample_map = grid_sample.sample_map(coords, shape, grid.detach(), mode)
         apply: Any = _GridSample3d.apply
         result: torch.Tensor = apply(feats, grid, sample_map)
@@ -124,6 +128,7 @@ def unique_coords(
 def reduce_points(feats: torch.Tensor, voxels: Voxels, reduce: str = "mean", *, stream: Stream = None) -> torch.Tensor:
     """`flexgemm.reduce_points` of torch tensors, differentiable once in feats."""
     expect_tensor(feats, "feats")
+    expect_voxels(voxels)
     recording = records(feats)
     if traced(feats, feats):
         refuse_stream(stream)
@@ -141,6 +146,7 @@ def reduce_points(feats: torch.Tensor, voxels: Voxels, reduce: str = "mean", *, 
 def devoxelize(feats: torch.Tensor, voxels: Voxels, mode: str = "nearest", *, stream: Stream = None) -> torch.Tensor:
     """`flexgemm.devoxelize` of torch tensors, differentiable once in feats."""
     expect_tensor(feats, "feats")
+    expect_voxels(voxels)
     result: torch.Tensor
     if mode == "trilinear" and traced(feats, feats):
         refuse_stream(stream)

@@ -8,9 +8,8 @@
  * running maximum, which makes groups disjoint and keeps the bound true for any content: a decreasing offset is an
  * empty group.
  *
- * Where a pair of blocks has a tile of groups of rows, the host not knowing how many each has, tiles are counted in
- * pieces, the rows of one block: two adjacent pieces are a tile, of one group or of two, so that no block is left
- * without rows at the odd end of a group.
+ * A pair of blocks has two blocks of rows of one group. Where groups have any number of rows, the last of an odd number
+ * of blocks would leave one of the pair without any: such rests of two groups make a pair, behind the later one's tiles.
  */
 #pragma once
 
@@ -52,9 +51,8 @@ struct GroupedAxis {
  * Set for a tile shape. */
 struct EvenGroups {
     int32_t rows;
-    uint32_t tiles;            /* major ones */
-    uint32_t pieces;           /* of each of them */
-    uint64_t inverse_of_group; /* of the pieces of one */
+    uint32_t tiles, of_group; /* major ones, of all groups and of one */
+    uint64_t inverse_of_group;
 };
 
 /* The tiles of a product, for both families. */
@@ -139,43 +137,40 @@ inline TileSpace make_tile_space(const fg_gemm_params &params) {
     return space;
 }
 
-/* The host does not know how many rows groups have. */
-inline bool in_pieces(const TileSpace &space) { return has_bounds(space.major.grouping) && !space.major_is_columns; }
-
 /* ceil(2^64 / divisor), by which divide() divides; 0 of 1, and of none. */
 inline uint64_t inverse_of(uint32_t divisor) { return divisor > 1 ? ~uint64_t{0} / divisor + 1 : 0; }
 
 /* Tiles are counted in 32 bits, since no memory holds the output of more: to divide in 64 takes longer than a step of
- * many products. `blocks` have the rows of one. Returns how many there are at most. */
+ * many products. Returns how many there are at most. `blocks` share the rows of a tile. */
 inline int64_t set_tiles(TileSpace &space, int block_m, int block_n, int blocks = 1) {
-    const int64_t pieces = in_pieces(space) ? blocks : 1;
-    const int64_t block = space.major_is_columns ? block_n : block_m / pieces, length = space.major.length;
+    const int64_t block = space.major_is_columns ? block_n : block_m, length = space.major.length;
     space.major.block = static_cast<int32_t>(block);
     const int64_t groups = space.major.groups, nonempty = groups < length ? groups : length;
-    int64_t major_pieces;
+    int64_t major_tiles;
     switch (space.major.grouping) {
         case Grouping::kOffsets:
-            major_pieces = (length + nonempty * (block - 1)) / block;
+            major_tiles = (length + nonempty * (block - 1)) / block;
             break;
         case Grouping::kUniform:
         case Grouping::kSizes:
-            major_pieces = groups * ceil_div<int64_t>(length, block);
+            major_tiles = groups * ceil_div<int64_t>(length, block);
             break;
         default:
-            major_pieces = ceil_div<int64_t>(length, block);
+            major_tiles = ceil_div<int64_t>(length, block);
     }
-    const int64_t major_tiles = ceil_div<int64_t>(major_pieces, pieces);
     space.major_tiles = static_cast<uint32_t>(major_tiles);
     space.minor_tiles =
         static_cast<uint32_t>(ceil_div<int64_t>(space.minor_length, space.major_is_columns ? block_m : block_n));
     space.inverse_of_band = inverse_of(kBandTiles * space.minor_tiles);
     space.inverse_of_last = inverse_of(space.major_tiles % kBandTiles);
     if (space.major.grouping == Grouping::kNone) return major_tiles * space.minor_tiles;
-    const int64_t of_group = ceil_div<int64_t>(space.even.rows, block), of_all = ceil_div(of_group * groups, pieces);
+    const bool in_pairs = blocks == 2 && has_bounds(space.major.grouping) && !space.major_is_columns;
+    const int64_t whole = in_pairs ? (space.even.rows + block / 2 - 1) / block : 0; /* without rests */
+    const int64_t of_group = whole > 0 ? whole : ceil_div<int64_t>(space.even.rows, block), of_all = of_group * groups;
     const bool fits = of_all < major_tiles && space.major.grouping != Grouping::kIndices;
     space.even.tiles = static_cast<uint32_t>(fits ? of_all : major_tiles);
-    space.even.pieces = static_cast<uint32_t>(pieces);
-    space.even.inverse_of_group = inverse_of(static_cast<uint32_t>(of_group));
+    space.even.of_group = static_cast<uint32_t>(of_group);
+    space.even.inverse_of_group = inverse_of(space.even.of_group);
     return major_tiles * space.minor_tiles;
 }
 
@@ -186,7 +181,7 @@ inline int64_t set_tiles(TileSpace &space, int block_m, int block_n, int blocks 
 template <typename Index>
 struct MajorTile {
     Index begin, end, group;
-    bool paired, apart; /* where each block of a pair has its own */
+    bool paired, apart;
 };
 
 __device__ __forceinline__ int64_t integer_at(const Offsets &data, int64_t i) {
@@ -204,12 +199,16 @@ __device__ __forceinline__ int64_t group_bound(const Offsets &offsets, int64_t i
 }
 
 /* How a group is cut. Blocks, of which the last one has what is left; or even: into no more tiles than that, so that
- * none costs a tile's reading for a few elements. */
+ * none costs a tile's reading for a few elements; or in pairs: into tiles of which both blocks have some, and what one of
+ * them has of the rest. */
 template <int kBlockM, int kBlockN, bool kEven>
 struct Cut {
     uint32_t tiles, size;
+    bool rest;
     template <typename Index>
-    __device__ __forceinline__ Cut(const GroupedAxis &axis, bool of_columns, Index elements) {
+    __device__ __forceinline__ Cut(const GroupedAxis &axis, bool of_columns, bool in_pairs, Index elements)
+        : rest(false) {
+        constexpr int kHalf = kBlockM / 2;
         const auto length = static_cast<std::make_unsigned_t<Index>>(elements);
         if constexpr (kEven) { /* of groups that TMA reads, whose rows fit into 31 bits */
             tiles = ceil_div(static_cast<uint32_t>(length), static_cast<uint32_t>(axis.block));
@@ -217,6 +216,8 @@ struct Cut {
         } else { /* by constants, which divide in no time */
             size = of_columns ? kBlockN : kBlockM;
             tiles = static_cast<uint32_t>((length + size - 1) / (of_columns ? kBlockN : kBlockM));
+            rest = in_pairs && (length + kHalf - 1) / kHalf % 2 != 0;
+            tiles -= rest;
         }
     }
 };
@@ -234,10 +235,11 @@ template <typename Index>
 struct GroupChunk {
     Index group, reached; /* where they end */
     uint32_t counted, counted_with;
+    uint32_t rests;       /* groups of which pairs leave a rest: a bit for each */
     Index begin, end;     /* of the lane's group */
     uint32_t first, size; /* its first tile, and elements of one */
 
-    template <typename CutOf>
+    template <bool kPairs, typename CutOf>
     __device__ __forceinline__ void load(const GroupedAxis &axis, const GroupCursor<Index> &from, const CutOf &cut_of) {
         const int lane = threadIdx.x % 32;
         const Index own = from.group + lane;
@@ -255,7 +257,9 @@ struct GroupChunk {
             end = static_cast<Index>(clamp_into(integer_at(axis.data, own), axis.length));
         }
         const auto cut = cut_of(end - begin);
-        uint32_t inclusive = cut.tiles;
+        rests = kPairs ? __ballot_sync(0xffffffffu, cut.rest) : 0;
+        const uint32_t tiles = cut.tiles + (cut.rest && has_tile_of_rests(lane));
+        uint32_t inclusive = tiles;
         for (int distance = 1; distance < 32; distance *= 2) {
             const uint32_t other = __shfl_up_sync(0xffffffffu, inclusive, distance);
             if (lane >= distance) inclusive += other;
@@ -264,18 +268,13 @@ struct GroupChunk {
         reached = __shfl_sync(0xffffffffu, end, 31);
         counted = from.counted;
         counted_with = from.counted + __shfl_sync(0xffffffffu, inclusive, 31);
-        first = from.counted + inclusive - cut.tiles;
+        first = from.counted + inclusive - tiles;
         size = cut.size;
     }
 
     __device__ __forceinline__ bool has(uint32_t tile) const { return counted <= tile && tile < counted_with; }
 
     __device__ __forceinline__ GroupCursor<Index> next() const { return {group + 32, reached, counted_with}; }
-
-    /* Whether a group begins with a tile that it has. */
-    __device__ __forceinline__ bool begins_group(uint32_t number) const {
-        return __any_sync(0xffffffffu, first == number);
-    }
 
     /* A tile that it has: of the last group that begins with it or before. kEven: no element of it is the next one's. */
     template <bool kEven>
@@ -287,6 +286,30 @@ struct GroupChunk {
         Index own_end = __shfl_sync(0xffffffffu, end, owner);
         if constexpr (kEven) own_end = min(own + static_cast<Index>(__shfl_sync(0xffffffffu, size, owner)), own_end);
         return {own, own_end, group + owner};
+    }
+
+    /* The same for a pair of blocks: a tile of one group, or what block `rank` has of one of rests; of a last one alone
+     * block 1 has nothing. */
+    template <int kBlockM>
+    __device__ __forceinline__ MajorTile<Index> tile_of_pair(uint32_t number, uint32_t rank) const {
+        const MajorTile<Index> own = tile<false>(number);
+        const int later = static_cast<int>(own.group - group);
+        const uint32_t before = rests_before(later);
+        const bool of_rests = own.end - own.begin <= kBlockM / 2, of_two = of_rests && __popc(before) % 2 != 0;
+        const int owner = of_two && rank == 0 ? 31 - __clz(static_cast<int>(before)) : later;
+        const Index rest_end = __shfl_sync(0xffffffffu, end, owner);
+        const Index rest = __shfl_sync(0xffffffffu, end - (end - begin) % kBlockM, owner);
+        if (!of_rests) return own;
+        return {of_two || rank == 0 ? rest : rest_end, rest_end, group + owner, true, of_two};
+    }
+
+private:
+    __device__ __forceinline__ uint32_t rests_before(int lane) const { return rests & ((1u << lane) - 1); }
+
+    /* The later one of two, or the last one if no other is left for it. */
+    __device__ __forceinline__ bool has_tile_of_rests(int lane) const {
+        const int before = __popc(rests_before(lane));
+        return before % 2 != 0 || before + 1 == __popc(rests);
     }
 };
 
@@ -321,17 +344,17 @@ struct GuessedTile {
     int32_t group, minor;
 };
 
-/* What tile `number` would be if all groups had the same rows; of its pieces the first. */
+/* What tile `number` would be if all groups had the same rows. */
 __device__ __forceinline__ GuessedTile guess_tile(const TileSpace &space, uint32_t number) {
     const EvenGroups &even = space.even;
     uint32_t major, minor;
     rasterise(space, min(number, even.tiles * space.minor_tiles - 1), even.tiles, &major, &minor);
-    return {static_cast<int32_t>(divide(major * even.pieces, even.inverse_of_group)), static_cast<int32_t>(minor)};
+    return {static_cast<int32_t>(divide(major, even.inverse_of_group)), static_cast<int32_t>(minor)};
 }
 
-/* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. Where kBlocks blocks, one or
- * two, share a tile, block `rank` of them gets its own rows of it, which may be none. kEven: groups are cut evenly, or
- * all rows. Index counts elements and groups. */
+/* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. Where two blocks share a tile
+ * (kBlocks), block `rank` of them gets its own rows of it, which may be none. kEven: groups are cut evenly, or all rows.
+ * Index counts elements and groups. */
 template <typename Index, int kBlockM, int kBlockN, int kBlocks = 1, bool kEven = false>
 class TileWalk {
 public:
@@ -343,8 +366,7 @@ public:
           step_(step),
           rank_(rank),
           tiles_(space.major_tiles * space.minor_tiles),
-          major_tiles_(space.major_tiles),
-          major_pieces_(space.major_tiles * pieces()) {
+          major_tiles_(space.major_tiles) {
         if (space.major.grouping == Grouping::kOffsets)
             chunk_.reached = static_cast<Index>(group_bound(space.major.data, 0, space.major.length));
         chunk_.group = -32;
@@ -359,7 +381,7 @@ public:
             const bool counts = counted_ != band && is_bound();
             uint32_t major = min(band + kBandTiles, major_tiles_) - 1, minor = 0;
             if (!counts) rasterise(space_, tile_, major_tiles_, &major, &minor);
-            if (is_bound()) look_for(counts ? major * pieces() + pieces() - 1 : piece_of(major), band * pieces());
+            if (is_bound()) look_for(major, band);
             if (counts) {
                 counted_ = band;
                 tiles_ = major_tiles_ * space_.minor_tiles;
@@ -376,57 +398,38 @@ private:
     /* The host does not know how many tiles there are. */
     __device__ __forceinline__ bool is_bound() const { return has_bounds(space_.major.grouping); }
 
-    __device__ __forceinline__ bool in_pieces() const { return kBlocks > 1 && is_bound() && !space_.major_is_columns; }
+    /* A tile may have rests of two groups. */
+    __device__ __forceinline__ bool in_pairs() const { return kBlocks == 2 && is_bound() && !space_.major_is_columns; }
 
-    /* Of a tile, and which of them is the block's. */
-    __device__ __forceinline__ uint32_t pieces() const { return in_pieces() ? kBlocks : 1; }
-    __device__ __forceinline__ uint32_t piece_of(uint32_t major) const {
-        return in_pieces() ? min(major * kBlocks + rank_, major_pieces_ - 1) : major;
+    __device__ __forceinline__ auto cut_of(Index elements) const {
+        return Cut<kBlockM, kBlockN, kEven>(space_.major, space_.major_is_columns, in_pairs(), elements);
     }
 
-    /* Of groups with bounds: makes the chunk the one that has a piece, or, if there is none, counts how many there are.
-     * Goes back no further than to where piece `band` is. */
-    __device__ __forceinline__ void look_for(uint32_t piece, uint32_t band) {
-        while (!chunk_.has(piece)) {
-            const GroupCursor<Index> from = piece < chunk_.counted ? band_begin_ : chunk_.next();
+    /* Of groups with bounds: makes the chunk the one that has tile `major`, or, if there is none, counts how many there
+     * are. Goes back no further than to where tile `band` is. */
+    __device__ __forceinline__ void look_for(uint32_t major, uint32_t band) {
+        while (!chunk_.has(major)) {
+            const GroupCursor<Index> from = major < chunk_.counted ? band_begin_ : chunk_.next();
             if (from.group >= space_.major.groups) {
-                major_pieces_ = from.counted;
-                major_tiles_ = ceil_div(major_pieces_, pieces());
+                major_tiles_ = from.counted;
                 return;
             }
-            chunk_.load(space_.major, from, [&](Index elements) {
-                return Cut<kRows, kBlockN, kEven>(space_.major, space_.major_is_columns, elements);
-            });
+            chunk_.template load<kBlocks == 2>(space_.major, from, [&](Index elements) { return cut_of(elements); });
             if (from.counted <= band) band_begin_ = from;
         }
     }
 
     __device__ __forceinline__ MajorTile<Index> find(uint32_t major) const {
         const GroupedAxis &axis = space_.major;
-        if (in_pieces()) return find_piece(major);
+        if (in_pairs()) return chunk_.template tile_of_pair<kBlockM>(major, rank_);
         if (is_bound()) return chunk_.template tile<kEven>(major);
         if (axis.grouping == Grouping::kIndices) return find_index(major);
-        const Cut<kBlockM, kBlockN, kEven> cut(axis, space_.major_is_columns, static_cast<Index>(axis.length));
+        const Cut<kBlockM, kBlockN, kEven> cut = cut_of(static_cast<Index>(axis.length));
         const uint32_t group = axis.grouping == Grouping::kNone ? 0 : major / cut.tiles,
                        own = major - group * cut.tiles;
         const auto begin = static_cast<Index>(own) * static_cast<Index>(cut.size),
                    length = static_cast<Index>(axis.length);
         return {begin, kEven ? min(begin + static_cast<Index>(cut.size), length) : length, static_cast<Index>(group)};
-    }
-
-    /* The block's piece of a tile. Behind the last one of all there is none: who would have that reads its share of the
-     * columns for the other block. */
-    __device__ __forceinline__ MajorTile<Index> find_piece(uint32_t major) const {
-        const uint32_t piece = piece_of(major), wanted = major * kBlocks + rank_;
-        MajorTile<Index> own = chunk_.template tile<kEven>(piece);
-        own.paired = true;
-        if (piece != wanted)
-            own.begin = own.end;
-        else if (rank_ > 0)
-            own.apart = chunk_.begins_group(piece);
-        else
-            own.apart = own.end - own.begin <= kRows && piece + 1 < major_pieces_;
-        return own;
     }
 
     /* The index of element i; -1: it is no group's. Without a branch, so that memory is asked for many at once. */
@@ -439,12 +442,12 @@ private:
     /* The elements from the begin of a tile on that have the index of its first one. Any block of rows may be another
      * group's. */
     __device__ __forceinline__ MajorTile<Index> find_index(uint32_t major) const {
-        constexpr int kReads = (kRows + 31) / 32;
-        const int64_t begin = (int64_t{major} * kBlocks + rank_) * kRows;
+        constexpr int kBlock = kBlockM / kBlocks, kReads = (kBlock + 31) / 32;
+        const int64_t begin = (int64_t{major} * kBlocks + rank_) * kBlock;
         int32_t index[kReads], other = -1;
 #pragma unroll
         for (int i = 0; i < kReads; ++i) index[i] = index_at(begin + i * 32 + threadIdx.x % 32);
-        if constexpr (kBlocks == 2) other = index_at((int64_t{major} * kBlocks + 1 - rank_) * kRows);
+        if constexpr (kBlocks == 2) other = index_at((int64_t{major} * kBlocks + 1 - rank_) * kBlock);
 
         const int32_t group = __shfl_sync(0xffffffffu, index[0], 0);
         int count = 0;
@@ -459,10 +462,11 @@ private:
     }
 
     __device__ __forceinline__ bool set(Tile &out, const MajorTile<Index> &own, Index minor) {
+        constexpr int kRows = kBlockM / kBlocks;
         const auto minor_length = static_cast<Index>(space_.minor_length), rank = static_cast<Index>(rank_);
         if (space_.major_is_columns)
             out = {minor * kBlockM + rank * kRows, minor_length, own.begin, own.end};
-        else if (in_pieces() || space_.major.grouping == Grouping::kIndices)
+        else if (own.paired || space_.major.grouping == Grouping::kIndices)
             out = {own.begin, own.end, minor * kBlockN, minor_length};
         else
             out = {own.begin + rank * kRows, own.end, minor * kBlockN, minor_length};
@@ -482,18 +486,15 @@ private:
         const bool exists = weight >= 0 && weight < space_.weights;
         out.weight = static_cast<Index>(exists ? weight : 0);
         if (!exists) out.row_end = out.row;
-        return exists ||
-               in_pieces(); /* the other block of the pair may have one that exists, and takes as many steps */
+        return exists || own.apart; /* the other block may have one that exists, and takes as many steps */
     }
-
-    static constexpr int kRows = kBlockM / kBlocks; /* of one of the blocks */
 
     const TileSpace &space_;
     uint32_t tile_, step_, rank_;
-    uint32_t tiles_, major_tiles_, major_pieces_; /* bounds, until the end of the groups has been seen */
-    uint32_t counted_ = ~uint32_t{0};             /* the band whose tiles have been counted */
-    GroupChunk<Index> chunk_ = {};                /* at first what is before all groups */
-    GroupCursor<Index> band_begin_ = {};          /* the chunk that has the first tile of the band */
+    uint32_t tiles_, major_tiles_;       /* bounds, until the end of the groups has been seen */
+    uint32_t counted_ = ~uint32_t{0};    /* the band whose tiles have been counted */
+    GroupChunk<Index> chunk_ = {};       /* at first what is before all groups */
+    GroupCursor<Index> band_begin_ = {}; /* the chunk that has the first tile of the band */
 };
 
 }  // namespace flexgemm

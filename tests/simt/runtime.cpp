@@ -215,7 +215,6 @@ __attribute__((visibility("default"))) cudaError_t cudaGetLastError() { /* for t
     last_error = cudaSuccess;
     return status;
 }
-cudaError_t cudaPeekAtLastError() { return last_error; }
 const char *cudaGetErrorString(cudaError_t status) {
     if (status == cudaErrorLaunchFailure) return launch_failure.c_str();
     if (status == cudaErrorMemoryAllocation) return "out of memory";
@@ -344,12 +343,6 @@ cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int) { return cudaM
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t) { return cudaSuccess; }
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *) { return cudaSuccess; }
 
-cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
-    *free_bytes = kMemoryBytes - allocated;
-    *total = kMemoryBytes;
-    return cudaSuccess;
-}
-
 cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
     return in_stream(stream, [=] { return copy(target, source, bytes, kind); });
 }
@@ -373,7 +366,6 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const vo
 /* ---- streams: everything has happened already ---- */
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return refuse_in_capture(stream); }
-cudaError_t cudaDeviceSynchronize() { return refuse_in_capture(); }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned int) { return refuse_in_capture(stream); }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int) {
     *event = reinterpret_cast<cudaEvent_t>(new char);

@@ -309,7 +309,6 @@ inline unsigned int __vminu2(unsigned int x, unsigned int y) {
     return std::min(x & 0xffff, y & 0xffff) | std::min(x >> 16, y >> 16) << 16;
 }
 inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned int>(x)) : 32; }
 inline unsigned int __umulhi(unsigned int a, unsigned int b) {
     return static_cast<unsigned int>(static_cast<uint64_t>(a) * b >> 32);
@@ -329,4 +328,3 @@ inline unsigned int __float_as_uint(float x) { return simt_bits<unsigned int>(x)
 inline float __uint_as_float(unsigned int x) { return simt_bits<float>(x); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __frcp_rn(float a) { return 1.0f / a; }
-inline float __fdividef(float a, float b) { return a / b; }

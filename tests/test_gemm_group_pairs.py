@@ -1,4 +1,4 @@
-"""Groups of rows by pairs of blocks of the Hopper kernel for many rows: those of a pair may have rows of two groups."""
+"""Groups of rows by pairs of blocks of the Hopper kernel for many rows: what is left over of two groups makes a pair."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from memory import poison
 from products import E4M3, KEPT, MASKED, elements, judge, large_plan, offsets_of, scale_of
 from reference import f64
 
-# Rows of groups. A block takes 128 of them: of the last pair of the first groups one block has none; then groups of one
-# block and of two follow each other; and a pair has the last of 32 groups, which a warp looks at at once, and the next.
+# Rows of groups. A block takes 128 of them. Something is left over of five groups, so that the last has a pair alone; of
+# some of few blocks; of three of the 32 groups that a warp looks at at once, and of none behind them.
 SIZES = {
     "odd ends": [300, 100, 0, 257, 128, 500, 1],
     "one block or two": [128, 250, 256, 5, 0, 0, 129],
