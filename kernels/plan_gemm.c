@@ -245,7 +245,6 @@ static double time_to_add(const gemm_question *q, const gemm_tile *tile, int32_t
 
 /* Waves of tiles, times the duration of one; or what memory takes to read B. */
 static double cost_of_spread(const gemm_question *q, double spread, const gemm_tile *tile, int32_t num_sms) {
-    const double READ_AGAIN = 0.8;
     const int32_t at_once = num_sms / tile->blocks;
     if (at_once == 0) return INFINITY;
     const bool whole = q->known || q->groups == 1; /* most tiles */
@@ -263,8 +262,8 @@ static double cost_of_spread(const gemm_question *q, double spread, const gemm_t
     const double own = (double)q->steps * step + end;
     const double busy = tile->begin + waves * fmax(own, time_to_add(q, tile, at_once));
     if (q->groups == 1) return busy;
-    /* Tiles of the same rows of B do not keep step where groups differ: of what L2 could share most is read again. */
-    const double reads = 1 + READ_AGAIN * (tiles - 1), step_bytes = STEP_BYTES * (double)q->groups * (double)q->n;
+    const double reads = 1 + q->durations->read_again * (tiles - 1),
+                 step_bytes = STEP_BYTES * (double)q->groups * (double)q->n;
     return fmax(busy, (double)q->steps * step_bytes * reads / q->durations->bytes);
 }
 

@@ -1,4 +1,4 @@
-"""Groups of rows by pairs of blocks of the Hopper kernel for many rows: what is left over of two groups makes a pair."""
+"""Groups of rows by pairs of blocks of the Hopper kernel for many rows: the rests of two groups make a pair."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from memory import poison
 from products import E4M3, KEPT, MASKED, elements, judge, large_plan, offsets_of, scale_of
 from reference import f64
 
-# Rows of groups. A block takes 128 of them. Something is left over of five groups, so that the last has a pair alone; of
-# some of few blocks; of three of the 32 groups that a warp looks at at once, and of none behind them.
+# Rows of groups. A block takes 128 of them. Five groups leave a rest, of which the last has a pair alone; groups of few
+# blocks; three of the 32 groups that a warp looks at at once leave one, and none behind them.
 SIZES = {
     "odd ends": [300, 100, 0, 257, 128, 500, 1],
     "one block or two": [128, 250, 256, 5, 0, 0, 129],
     "33 groups": [300, 128, 0, 400] + [0] * 27 + [257, 200],
-    "no rows": [0, 0, 0],
+    "no rows": [0] * 7,
 }
 DTYPES = {"fp8": (E4M3, "bfloat16"), "fp8-float32": (E4M3, "float32"), "bf16": ("bfloat16", "bfloat16")}
-SHAPES = [(400, 4112, 256), (320, 2064, 176)]  # N, bytes of K, and columns of a tile
-SMS, EXPECTED_M = 4, 512  # rows of a group, as far as the plan knows
+SHAPES = [(4, 400, 4112, 256), (2, 320, 4112, 176)]  # multiprocessors, N, bytes of K, and columns of a tile
+EXPECTED_M = 512  # rows of a group, as far as the plan knows
 
-shapes = pytest.mark.parametrize("n, k_bytes, columns", SHAPES)
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=["256 columns", "176 columns"])
 sizes_of_groups = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 dtypes = pytest.mark.parametrize("dtype, out_dtype", DTYPES.values(), ids=DTYPES)
 
 
 def check(backend, layout, sizes, shape, dtype, out_dtype, weights=None, scales="none"):
     """Rows behind those of a group, and of groups whose weight does not exist, are neither read nor written."""
-    n, k_bytes, columns = shape
+    sms, n, k_bytes, columns = shape
     masked, groups, k = layout == "m_grouped_masked", len(sizes), elements(k_bytes, dtype)
-    plan = large_plan(SMS, groups * EXPECTED_M, n, k, groups, MASKED if masked else 0, dtype)
+    plan = large_plan(sms, groups * EXPECTED_M, n, k, groups, MASKED if masked else 0, dtype)
     assert (plan["block_m"], plan["block_n"]) == (256, columns)
 
     rng = np.random.default_rng(groups)
@@ -57,7 +57,7 @@ def check(backend, layout, sizes, shape, dtype, out_dtype, weights=None, scales=
         how |= {"offsets": offsets_of(sizes, "ends", "int32")}
     if weights is not None:
         how |= {"weight_indices": np.array(weights, np.int32)}
-    with guarded.multiprocessors(SMS):
+    with guarded.multiprocessors(sms):
         out = guarded.gemm(backend, a, b, out_dtype, shape=ref.shape, **how)
     assert (f64(out[~written]) == KEPT).all()
     judge(out[written], ref[written], dtype, out_dtype)
@@ -68,8 +68,8 @@ def check(backend, layout, sizes, shape, dtype, out_dtype, weights=None, scales=
 @dtypes
 @pytest.mark.parametrize("scales", ["none", "row"])
 @pytest.mark.parametrize("layout", ["m_grouped", "m_grouped_masked"])
-def test_groups(backend, layout, sizes, n, k_bytes, columns, dtype, out_dtype, scales):
-    check(backend, layout, sizes, (n, k_bytes, columns), dtype, out_dtype, scales=scales)
+def test_groups(backend, layout, sizes, shape, dtype, out_dtype, scales):
+    check(backend, layout, sizes, shape, dtype, out_dtype, scales=scales)
 
 
 @dtypes
