@@ -361,11 +361,10 @@ def test_impossible_arguments_of_gradients_are_named(backend):
     coords, shape, grid, feats = problem(30, 5, 6, "float32")
     sample_map = flexgemm.sample_map(backend.array(coords), shape, backend.array(grid))
     x, grad_out = backend.array(feats), np.zeros((*grid.shape[:2], 6))
-    for dtype in (np.float64, np.int32):
-        with pytest.raises(TypeError, match="^grad_out: expected dtype"):
-            flexgemm.grid_sample_3d_backward(backend.array(grad_out.astype(dtype)), x, sample_map=sample_map)
+    with pytest.raises(TypeError, match="^grad_out: expected dtype .* got int32"):
+        flexgemm.grid_sample_3d_backward(backend.array(grad_out.astype(np.int32)), x, sample_map=sample_map)
     grad_out = backend.array(grad_out.astype(np.float32))
-    for dtype in (np.float16, np.float64):
+    for dtype in (np.float16, np.int32):
         with pytest.raises(TypeError, match="^feats: expected dtype .* got"):
             flexgemm.grid_sample_3d_backward(grad_out, backend.array(feats.astype(dtype)), sample_map=sample_map)
     with pytest.raises(TypeError, match="^sample_map: expected a SampleMap, got builtins.NoneType"):
