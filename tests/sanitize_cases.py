@@ -724,6 +724,12 @@ def all_cases():
             cases[f"gemm/large/{dtype}/{name}"] = partial(gemm_case, sizes=(), **how)
         sizes = (900, 129, 1900)
         cases[f"gemm/large/{dtype}/grouped"] = partial(gemm_case, shape=(2112, 208), sizes=sizes, **common)
+        # Pairs of blocks, of which two have the rests of two groups, and one that of the last alone.
+        rests = {"shape": (400, elements(2064, dtype)), "sizes": (300, 128, 0, 400, 257), "num_sms": 2}
+        cases[f"gemm/large/{dtype}/rests"] = partial(gemm_case, **common | rests)
+        cases[f"gemm/large/{dtype}/rests/scales"] = partial(
+            gemm_case, **common | rests | {"extras": True, "out_dtype": "float32"}
+        )
         # The kernel for groups of some rows: its tiles, of 96, 160, 192 and, of 16-bit products, 256 rows at most, as 8
         # multiprocessors take them.
         for name, sizes, shape in (("96", (0, 90, 1, 64, 97, 40), (264, 1040)),
