@@ -170,6 +170,13 @@ std::map<OnDevice, size_t> dynamic_limits;
 
 std::mutex one_launch;
 
+cudaError_t in_stream_by_host(cudaStream_t stream, std::function<cudaError_t()> work) {
+    return in_stream(stream, [work = std::move(work)] {
+        const std::lock_guard<std::mutex> no_launch(one_launch);
+        return work();
+    });
+}
+
 OnlyThisDevice::OnlyThisDevice() { protect_others(PROT_NONE); }
 OnlyThisDevice::~OnlyThisDevice() { protect_others(PROT_READ | PROT_WRITE); }
 

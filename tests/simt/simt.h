@@ -50,6 +50,8 @@ T &shared() {
 
 /* Does it at once, or, when the stream is being captured, with each launch of the graph. (graph.cpp) */
 cudaError_t in_stream(cudaStream_t stream, std::function<cudaError_t()> work);
+/* The same of what the host does to memory, from which a launch on another device keeps it meanwhile. */
+cudaError_t in_stream_by_host(cudaStream_t stream, std::function<cudaError_t()> work);
 
 /* ---- launches ---- */
 

@@ -20,7 +20,7 @@ struct DeviceRadixSort {
         }
         if (bytes < needed || begin_bit < 0 || end_bit > static_cast<int>(sizeof(Key) * 8) || end_bit <= begin_bit)
             return cudaErrorInvalidValue;
-        return simt::in_stream(stream, [=] {
+        return simt::in_stream_by_host(stream, [=] {
             memset(temporary, 0xff, needed); /* it may be used, all of it */
             const std::vector<int64_t> order = sorted(keys_in, count, begin_bit, end_bit);
             gather(order, keys_in, keys_out);

@@ -15,7 +15,7 @@ struct DeviceScan {
             return cudaSuccess;
         }
         if (bytes < needed) return cudaErrorInvalidValue;
-        return simt::in_stream(stream, [=] {
+        return simt::in_stream_by_host(stream, [=] {
             memset(temporary, 0xff, needed); /* it may be used, all of it */
             Out sum = 0;
             for (int64_t i = 0; i < count; ++i) out[i] = sum += in[i];

@@ -16,7 +16,7 @@ struct DeviceSelect {
             return cudaSuccess;
         }
         if (bytes < needed) return cudaErrorInvalidValue;
-        return simt::in_stream(stream, [=] {
+        return simt::in_stream_by_host(stream, [=] {
             memset(temporary, 0xff, needed); /* it may be used, all of it */
             *kept = static_cast<Count>(std::unique_copy(in, in + count, out) - out);
             return cudaSuccess;
