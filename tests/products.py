@@ -67,6 +67,11 @@ def large_plan(*question):
     return plan
 
 
+def large_tile(*question):
+    plan = large_plan(*question)
+    return plan["block_m"], plan["block_n"]
+
+
 def tile_of(*question):
     plan = plan_of(*question)
     return plan["block_m"], plan["block_n"]

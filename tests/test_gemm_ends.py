@@ -20,7 +20,7 @@ from products import (
     cut_of,
     elements,
     judge_float8,
-    large_plan,
+    large_tile,
     operands,
     plan_of,
     width,
@@ -50,11 +50,6 @@ TOKENS = [
     (128, True, (132, 200, 480, 4112)),  # two rows of tiles
     (144, False, (4, 144, 480, 4112)),
 ]
-
-
-def large_tile(*question):
-    plan = large_plan(*question)
-    return plan["block_m"], plan["block_n"]
 
 
 @all_ends

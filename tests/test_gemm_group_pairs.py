@@ -8,7 +8,7 @@ import pytest
 import reference
 import scenes
 from memory import poison
-from products import E4M3, KEPT, MASKED, elements, judge, large_plan, offsets_of, scale_of
+from products import E4M3, KEPT, MASKED, elements, judge, large_tile, offsets_of, scale_of
 from reference import f64
 
 # Rows of groups. A block takes 128 of them. Five groups leave a rest, of which the last has a pair alone; groups of few
@@ -32,8 +32,8 @@ def check(backend, layout, sizes, shape, dtype, out_dtype, weights=None, scales=
     """Rows behind those of a group, and of groups whose weight does not exist, are neither read nor written."""
     sms, n, k_bytes, columns = shape
     masked, groups, k = layout == "m_grouped_masked", len(sizes), elements(k_bytes, dtype)
-    plan = large_plan(sms, groups * EXPECTED_M, n, k, groups, MASKED if masked else 0, dtype)
-    assert (plan["block_m"], plan["block_n"]) == (256, columns)
+    tile = large_tile(sms, groups * EXPECTED_M, n, k, groups, MASKED if masked else 0, dtype)
+    assert tile == (256, columns)
 
     rng = np.random.default_rng(groups)
     lead, rows = ((groups,), max(sizes) + 9) if masked else ((), groups * EXPECTED_M)

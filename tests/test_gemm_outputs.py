@@ -6,7 +6,7 @@ import guarded
 import numpy as np
 import pytest
 import reference
-from products import ADDED, DENSE, E4M3, E5M2, check_output, cut_of, elements, epilogue_of, large_plan, operands, width
+from products import ADDED, DENSE, E4M3, E5M2, check_output, cut_of, elements, epilogue_of, large_tile, operands, width
 
 FP8, BF16 = (E4M3, E4M3), ("bfloat16", "bfloat16")
 
@@ -51,8 +51,7 @@ def operands_of(dtypes, sms, shape, tiles):
     """Whose tile is the wanted one."""
     m, n, k_bytes = shape
     k = elements(k_bytes, dtypes[0])
-    plan = large_plan(sms, m, n, k, 1, tiles, dtypes[0])
-    assert (plan["block_m"], plan["block_n"]) == TILES[dtypes, sms, shape]
+    assert large_tile(sms, m, n, k, 1, tiles, dtypes[0]) == TILES[dtypes, sms, shape]
     return operands(m, n, k, *dtypes)
 
 
