@@ -160,14 +160,17 @@ def segment_gemm(
     weight_indices: (S,) int32 or int64, the weight of each segment; by default segment i has weight i.
     scale_b: (), (W,) or (W, N); bias: (W, N): of the weights. The rest as in `gemm_nt`.
     """
-    ends, names = segment_ends(offsets, seg_lens)
+    ends, names = segment_ends(offsets, seg_lens, weights if weight_indices is None else weight_indices)
     how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": not weight_column_major}
     with renamed(names):
         return product("m_grouped", x, weights, **how, **options)
 
 
-def segment_ends(offsets: Any, seg_lens: Any) -> tuple[Array, dict[str, str]]:
-    """Where segments end, given as such or by their lengths, and the names that their product's arguments have."""
+def segment_ends(offsets: Any, seg_lens: Any, each: Any) -> tuple[Array, dict[str, str]]:
+    """Where segments end, given as such or by their lengths, and the names that their product's arguments have.
+
+    each: an array that has an entry for each of them.
+    """
     if (offsets is None) == (seg_lens is None):
         raise ValueError("offsets, seg_lens: expected one of them")
     names = {"a": "x", "b": "weights"}
@@ -175,16 +178,20 @@ def segment_ends(offsets: Any, seg_lens: Any) -> tuple[Array, dict[str, str]]:
         return offsets, names
     if not hasattr(seg_lens, "cumsum"):
         raise TypeError(f"seg_lens: expected an array with cumsum, got {type(seg_lens).__qualname__}; give offsets")
+    got, segments = tuple(seg_lens.shape), tuple(getattr(each, "shape", ()))[:1]
+    if segments and got != segments:  # the sums of one more would be bounds
+        raise ValueError(f"seg_lens: expected a length for each of {segments[0]} segments, got shape {got}")
     return seg_lens.cumsum(0), names | {"offsets": "seg_lens.cumsum(0)"}
 
 
 def groups_along_k(offsets: Any, num_groups: Any, out: Any) -> int:
     """How many groups a product has whose depth they cut: num_groups, or what out and offsets tell."""
-    for name, rank, x in ("offsets", "one", offsets), ("out", "three", offsets if out is None else out):
+    counted = offsets if out is None else out
+    for name, rank, x in ("offsets", "one", offsets), ("out", "three", counted):
         if not getattr(x, "shape", ()):
             got = type(x).__qualname__ + (" of shape ()" if hasattr(x, "shape") else "")
             raise TypeError(f"{name}: expected a {rank}-dimensional array, got {got}")
-    told: int = (offsets if out is None else out).shape[0]
+    told: int = counted.shape[0]
     if num_groups is None:
         return told
     groups = as_int(num_groups, "num_groups")

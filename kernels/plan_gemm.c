@@ -171,11 +171,17 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
 typedef struct {
     int64_t rows, groups, n, steps;
     bool known, dense, added, askew;
-    bool in_pairs; /* blocks of rows that pairs leave over at the ends of groups are paired, too */
+    bool bounded; /* how many rows a group has is not known before */
     const gemm_durations *durations;
 } gemm_question;
 
-/* Tiles of a group along its rows, or where those are paired the blocks that have its rows; and how likely their number is
+/* Where groups have any number of rows, large tiles that a pair shares have one block's rows of two groups, too. */
+static bool pairs_rests(const gemm_question *q, const gemm_tile *tile) {
+    const bool large = tile->row == 0;
+    return q->bounded && large && tile->blocks == 2;
+}
+
+/* Tiles of a group along its rows, or where rests are paired the blocks that have its rows; and how likely their number is
  * odd. */
 typedef struct {
     double count, odd;
@@ -185,7 +191,7 @@ typedef struct {
  * any number as likely. */
 static double waves_of(const gemm_question *q, double spread, const gemm_tile *tile, int64_t num_sms, gemm_rows *own) {
     enum { SUMS = 32 };
-    const int32_t halves = q->in_pairs && tile->blocks == 2 ? 2 : 1;
+    const int32_t halves = pairs_rests(q, tile) ? 2 : 1;
     const int64_t minor = ceil_div(q->n, tile->block_n), at_once = num_sms / tile->blocks * halves;
     const double block_m = tile->block_m / halves, rows = (double)q->rows;
     const double least = (1 - spread) * rows, most = (1 + spread) * rows;
@@ -204,9 +210,10 @@ static double waves_of(const gemm_question *q, double spread, const gemm_tile *t
         own->odd += (double)((fewest + i) % 2) * part;
         if (fits) chance[i] = part;
     }
-    if (!fits)
-        return (double)(q->groups * minor) * own->count / (double)at_once +
-               0.5;         /* the last one is any part of a wave */
+    if (!fits) {
+        const double last = 0.5; /* any part of a wave */
+        return (double)(q->groups * minor) * own->count / (double)at_once + last;
+    }
     double all[SUMS] = {1}; /* of groups together */
     for (int64_t group = 1; group <= q->groups; group++)
         for (int64_t sum = group * others; sum >= 0; sum--) {
@@ -255,7 +262,7 @@ static double cost_of_spread(const gemm_question *q, double spread, const gemm_t
     const double rows = tiles > 0 ? fmin((double)q->rows / tiles + 8, tile->block_m) : 0;
     const double end = q->added ? tile->end_of_added : whole ? tile->end : tile->end_of_part;
     double step = step_of(q, tile, whole, rows);
-    if (q->in_pairs && tile->blocks == 2) { /* each block of what is left over reads all of B */
+    if (pairs_rests(q, tile)) { /* each block of what is left over reads all of B */
         step *= 1 + (q->durations->apart - 1) * of_group.odd / fmax(tiles, 1);
         tiles = (tiles + of_group.odd) / 2;
     }
@@ -360,10 +367,9 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         .dense = tiles & FG_TILES_DENSE,
         .added = tiles & FG_TILES_ADDED && m > SOME_ROWS,
         .askew = tiles & FG_TILES_ASKEW,
+        .bounded = apart && !(tiles & FG_TILES_EQUAL),
         .durations = durations,
     };
-    gemm_question large = question;
-    large.in_pairs = apart && !(tiles & FG_TILES_EQUAL);
     best = INFINITY;
     for (size_t i = 0; i < sizeof durations->large / sizeof *durations->large; i++) {
         const gemm_tile *const tile = &durations->large[i];
@@ -372,8 +378,8 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         if (of_scaled_rows && !(tiles & FG_TILES_ROWS)) continue;
         if ((tile->block_n == 96 || tile->block_n == 272) && tiles & FG_TILES_ADDED) continue;
         if (grouped && fits && rows <= FEW_ROWS) continue;
-        const double saved = saved_by_sharing(&large, tile, num_sms);
-        take_cheaper(&plan, &best, &large, tile, saved, num_sms);
+        const double saved = saved_by_sharing(&question, tile, num_sms);
+        take_cheaper(&plan, &best, &question, tile, saved, num_sms);
     }
     const bool some = fits && (grouped || (rows > ONE_TILE && rows <= SOME_ROWS));
     for (int32_t most = LEAST; most <= TALLEST && some; most += UNIT) {
@@ -420,10 +426,9 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         fg_plan plan;
     } chosen[QUESTIONS];
     const question q = {m, n, k, groups, (int32_t)dtype, num_sms, tiles, 1};
-    uint64_t hash = 0;
-    const int64_t parts[] = {m, n, k, groups, tiles};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        hash = (hash ^ (uint64_t)parts[i]) * UINT64_C(0x9e3779b97f4a7c15);
+    uint64_t hash = 0, parts[sizeof q / sizeof hash];
+    memcpy(parts, &q, sizeof q);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) hash = (hash ^ parts[i]) * UINT64_C(0x9e3779b97f4a7c15);
     const size_t at = hash >> 56;
     if (memcmp(&chosen[at].of, &q, sizeof q) != 0) {
         fg_plan plan = choose_sm90(m, n, k, groups, dtype, num_sms, tiles);

@@ -179,10 +179,78 @@ def test_segments(device, column_major, dtype, way):
     assert_gemm_rows(f64(out), expected, str(out_dtype).removeprefix("torch."))
 
 
-def test_segments_need_their_sizes(device):
+def integers(*values):
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def test_segments_by_fewer_than_all_weights(device):
+    """Segment i has weight i, however many weights there are."""
     x, weights = torch.randn(14, 16, device=device), torch.randn(3, 8, 16, device=device)
-    wrapper = SegmentGEMMWrapper(float_workspace_buffer=None)
-    with pytest.raises(ValueError, match="seg_lens"):
-        wrapper.run(x, weights, 3, True)
-    with pytest.raises(ValueError, match="seg_lens"):
-        wrapper.run(x, weights, 3, True, seg_lens=torch.tensor([14], device=device))
+    run = SegmentGEMMWrapper().run
+    expected = torch.cat([x[:5] @ weights[0].T, x[5:] @ weights[1].T])
+    for sizes in ({"seg_indptr": integers(0, 5, 14)}, {"seg_lens": integers(5, 9)}):
+        torch.testing.assert_close(run(x, weights, 2, True, **sizes), expected)
+        torch.testing.assert_close(run(x, weights.mT.contiguous(), 2, False, **sizes), expected)
+    assert run(x[:0], weights, 0, True, seg_lens=integers()).shape == (0, 8)
+
+
+def test_rows_of_no_segment(device):
+    x, weights = torch.randn(14, 16, device=device), torch.randn(2, 8, 16, device=device)
+    run = SegmentGEMMWrapper().run
+    for where, own in ({"seg_indptr": integers(3, 5, 9)}, slice(3, 9)), ({"seg_lens": integers(2, 4)}, slice(0, 6)):
+        expected = torch.zeros(14, 8, device=device)
+        expected[own] = torch.cat([x[own][:2] @ weights[0].T, x[own][2:] @ weights[1].T])
+        torch.testing.assert_close(run(x, weights, 2, True, **where), expected)
+        given = torch.full_like(expected, 7)
+        assert run(x, weights, 2, True, given, **where) is given
+        outside = torch.ones(14, dtype=torch.bool)
+        outside[own] = False
+        torch.testing.assert_close(given[own], expected[own])
+        assert (given[outside] == 7).all()
+
+
+def test_parameters_are_operands_like_others(device):
+    """Their products are not recorded."""
+    weight = torch.nn.Parameter(torch.randn(1, 8, 16, device=device))
+    x, one = torch.randn(4, 16, device=device, requires_grad=True), integers(4)
+    out = SegmentGEMMWrapper().run(x, weight, 1, True, seg_lens=one, weight_indices=integers(0))
+    assert not out.requires_grad
+    torch.testing.assert_close(out, (x @ weight[0].T).detach())
+    a, b = fp8(1, 8, 48, device=device), fp8(1, 16, 48, device=device)
+    scale = torch.nn.Parameter(torch.tensor(0.5, device=device))
+    assert not bmm_fp8(a, b.mT, scale, scale, torch.bfloat16).requires_grad
+    gradient = torch.nn.Parameter(torch.zeros(8, 16, device=device))
+    dg.wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(a[0], b[0], gradient)
+    assert gradient.is_leaf and gradient.abs().sum() > 0
+
+
+def test_segments_name_their_arguments(device):
+    x, weights = torch.randn(14, 16, device=device), torch.randn(3, 8, 16, device=device)
+    run = SegmentGEMMWrapper(float_workspace_buffer=None).run
+    bounds = integers(0, 5, 5, 14)
+    for changed, error, message in (
+        ({"seg_indptr": None}, ValueError, "seg_lens, seg_indptr: expected one of them"),
+        ({"seg_indptr": bounds.tolist()}, TypeError, "seg_indptr: expected a tensor, got list"),
+        ({"seg_indptr": None, "seg_lens": bounds[:2]}, ValueError, r"seg_lens: expected \(3,\), got \(2,\)"),
+        ({"seg_indptr": bounds[:3]}, ValueError, r"seg_indptr: expected \(4,\), got \(3,\)"),
+        ({"seg_indptr": bounds.float()}, TypeError, "seg_indptr: expected dtype int32 or int64"),
+        ({"weight_indices": bounds}, ValueError, r"weight_indices: expected \(3,\), got \(4,\)"),
+        ({"weights": weights[:2]}, ValueError, "weights: expected one for each of 3 segments, got 2"),
+        ({"weights": weights[0]}, ValueError, r"weights: expected \(any, any, any\), got \(8, 16\)"),
+        ({"x": x.tolist()}, TypeError, "x: expected a tensor, got list"),
+    ):
+        call = {"x": x, "weights": weights, "batch_size": 3, "weight_column_major": True, "seg_indptr": bounds}
+        with pytest.raises(error, match=f"^{message}"):
+            run(**(call | changed))
+
+
+def test_bmm_fp8_names_its_arguments(device):
+    a, b, one = fp8(3, 7, 48, device=device), fp8(3, 33, 48, device=device).mT, torch.tensor(1.0, device=device)
+    for arguments, error, message in (
+        ((a[0], b, one, one), ValueError, r"A: expected \(G, M, K\)"),
+        ((a, b, one.double(), one), TypeError, "A_scale: expected dtype float32"),
+        ((a, b, one, torch.ones(4)), ValueError, r"B_scale: expected one element, got \(4,\)"),
+        ((a, b, 1.0, one), TypeError, "A_scale: expected a tensor, got float"),
+    ):
+        with pytest.raises(error, match=f"^{message}"):
+            bmm_fp8(*arguments, torch.bfloat16)

@@ -1,4 +1,5 @@
-"""Sums that are added to an output in float32 in tiles of 128 columns, which are copied to shared memory and back."""
+"""Sums that are added to an output in float32: in tiles of 128 columns, which are copied to shared memory and back; and
+once, whatever tiles a block passes over."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ from products import (
     E4M3,
     E5M2,
     EQUAL,
+    PACKED,
     ROWS,
     TALL,
     elements,
     judge,
     large_plan,
+    large_tile,
     offsets_of,
     operands,
     scale_of,
@@ -91,3 +94,45 @@ def test_groups_along_k_that_are_added(backend, sms, sizes, block_m, dtype, pad)
         else:
             ref = reference.gemm(a[:, begin:end], b[:, begin:end], scale[g])
             judge(out[g] - before[g], ref, dtype, "float32")
+
+
+# N, bytes of K, and the tile: of a block, and of a pair of them.
+WIDTHS = [(256, 128, (128, 128)), (400, 4112, (256, 256))]
+
+
+def check_rows_without_weight(backend, layout, sizes, owners, width, dtype, tiles, **how):
+    """Groups, of which those of the owner -1 have no weight: their rows stay as they are, and all others have their
+    products added once, though blocks pass over what are no tiles of theirs."""
+    n, k_bytes, tile = width
+    rows, k = sum(sizes), elements(k_bytes, dtype)
+    assert large_tile(4, rows, n, k, len(sizes), tiles, dtype) == tile
+    rng, a, b = operands(rows, n, k, dtype, dtype, groups=len(sizes))
+    before = (rng.standard_normal((rows, n)) / 64).astype(np.float32)
+    with guarded.multiprocessors(4):
+        out = guarded.gemm(backend, a, b, "float32", layout=layout, initial=before, accumulate=True, **how)
+    ends = np.cumsum(sizes)
+    for owner, begin, end in zip(owners, ends - sizes, ends, strict=True):
+        if owner < 0:
+            np.testing.assert_array_equal(out[begin:end], before[begin:end])
+        else:
+            ref = reference.gemm(a[begin:end], b[owner])
+            judge(out[begin:end] - before[begin:end], ref, dtype, "float32")
+
+
+@pytest.mark.parametrize("dtype", [E4M3, "bfloat16"])
+@pytest.mark.parametrize("width", WIDTHS, ids=["blocks", "pairs"])
+@pytest.mark.parametrize("owners", [[-1, -1, -1, -1, 0, 1], [-1, 0, -1, -1, 5, -1], [2, -1, -1, -1, -1, -1]])
+def test_weights_that_do_not_exist(cuda, owners, width, dtype):
+    sizes = [512, 300, 512, 512, 900, 65]
+    weights = np.array([len(sizes) if owner < 0 else owner for owner in owners], np.int32)
+    how = {"offsets": offsets_of(sizes, "ends", np.int32), "weight_indices": weights}
+    check_rows_without_weight(cuda, "m_grouped", sizes, owners, width, dtype, 0, **how)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, "bfloat16"])
+@pytest.mark.parametrize("width", WIDTHS, ids=["blocks", "pairs"])
+@pytest.mark.parametrize("owners", [[-1, -1, 0, 1], [-1, 3, -1, 1], [0, -1, -1, -1]])
+def test_tiles_of_padding(backend, owners, width, dtype):
+    sizes = [1024, 512, 384, 640]
+    how = {"m_indices": np.repeat(np.array(owners, np.int32), sizes)}
+    check_rows_without_weight(backend, "m_grouped_contiguous", sizes, owners, width, dtype, PACKED, **how)

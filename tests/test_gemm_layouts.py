@@ -314,14 +314,17 @@ def check_k_grouped(backend, sizes, m, n, dtypes, form="ends", first=0, accumula
     k = -(-(sum(sizes) + first + 1) // 32) * 32  # rows that TMA can copy
     rng, a, b = operands(m, n, k, *dtypes)
     how = {"scale_a": scale_of(rng, "row", m, (groups,)), "scale_b": scale_of(rng, "tensor", n, (groups,))}
-    before = rng.standard_normal((groups, m, n)).astype(np.float32) if accumulate else poison((groups, m, n), "float32")
+    # Of sums much smaller than the products', so that these keep what a difference is judged by.
+    before = poison((groups, m, n), "float32")
+    if accumulate:
+        before = (rng.standard_normal((groups, m, n)) / 64).astype(np.float32)
     call = {"offsets": offsets, "layout": "k_grouped", "shape": (groups, m, n), "accumulate": accumulate} | how | layout
     bounds = reference.group_bounds(offsets, groups)
     whole = guarded.gemm(backend, a, b, "float32", initial=before, **call)
     for g, (begin, end) in enumerate(bounds):
         own = slice(begin, end)
         ref = reference.gemm(a[:, own], b[:, own], how["scale_a"][g], how["scale_b"][g])
-        judge(whole[g], ref + before[g] if accumulate else ref, dtypes[0], "float32")
+        judge(whole[g] - before[g] if accumulate else whole[g], ref, dtypes[0], "float32")
     for g in range(groups):
         begin, end = bounds[g]
         alone = [x.copy() for x in (a, b)]
@@ -566,6 +569,10 @@ def test_lengths_of_segments():
     for neither in ({}, {"offsets": ends, "seg_lens": lengths}):
         with pytest.raises(ValueError, match="offsets, seg_lens"):
             flexgemm.segment_gemm(x, w, **neither)
+    one = {"weight_indices": np.array([1], np.int32)}
+    for segments, given, how in (2, [10, 20, 10], {}), (2, [40], {}), (1, [10, 30], one), (2, [[10, 30]], {}):
+        with pytest.raises(ValueError, match=f"^seg_lens: expected a length for each of {segments} segments"):
+            flexgemm.segment_gemm(x, w, seg_lens=np.array(given, np.int32), **how)
 
 
 def test_the_number_of_multiprocessors_changes_nothing(backend):

@@ -128,6 +128,11 @@ def test_segments_name_every_argument_of_a_message(device, library):
         ({"bias": torch.zeros(4, device=device)}, ValueError, r"bias: expected \(2, 4\) to match weights, got \(4,\)"),
         ({"offsets": ends[:1]}, ValueError, r"offsets: expected \(2,\) or \(3,\) to match the groups of weights"),
         ({"offsets": None, "seg_lens": ends / 2}, TypeError, r"seg_lens.cumsum\(0\): expected dtype int32 or int64"),
+        (
+            {"offsets": None, "seg_lens": torch.ones(3)},
+            ValueError,
+            "seg_lens: expected a length for each of 2 segments",
+        ),
         ({"offsets": None, "seg_lens": [4, 4]}, TypeError, "seg_lens: expected an array with cumsum, got list"),
         ({"out": x[:, :4]}, ValueError, "out: expected memory of its own, got memory that overlaps x"),
     ):

@@ -1,4 +1,4 @@
-"""flashinfer.gemm's products over flexgemm: bmm_fp8 and SegmentGEMMWrapper."""
+"""flashinfer.gemm's products over flexgemm: bmm_fp8 and SegmentGEMMWrapper. Neither is recorded by autograd."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 import torch
 
 import flexgemm
+from flexgemm._arrays import renamed
 from flexgemm.gemm import product
 
 __all__ = ["SegmentGEMMWrapper", "bmm_fp8"]
 
 
+@torch.no_grad()
 def bmm_fp8(
     A: torch.Tensor,
     B: torch.Tensor,
@@ -28,10 +30,15 @@ def bmm_fp8(
     backend: accepted; there is one.
     """
     row_major = B.stride(-1) == 1 and B.stride(-2) != 1
-    scales: Any = {"scale_a": A_scale.reshape(()), "scale_b": B_scale.reshape(())}
-    result: torch.Tensor = product(
-        "batched", A, B if row_major else B.transpose(-2, -1), b_row_major=row_major, out=out, out_dtype=dtype, **scales
-    )
+    for name, scale in ("A_scale", A_scale), ("B_scale", B_scale):
+        if not isinstance(scale, torch.Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {type(scale).__name__}")
+        if scale.numel() != 1:
+            raise ValueError(f"{name}: expected one element, got {tuple(scale.shape)}")
+    how: Any = {"scale_a": A_scale.reshape(()), "scale_b": B_scale.reshape(()), "out": out, "out_dtype": dtype}
+    result: torch.Tensor
+    with renamed({"a": "A", "b": "B", "scale_a": "A_scale", "scale_b": "B_scale", "out_dtype": "dtype"}):
+        result = product("batched", A, B if row_major else B.transpose(-2, -1), b_row_major=row_major, **how)
     return result
 
 
@@ -47,6 +54,7 @@ class SegmentGEMMWrapper:
     def reset_workspace_buffer(self, float_workspace_buffer: Any, int_workspace_buffer: Any = None) -> None:
         """Accepted."""
 
+    @torch.no_grad()
     def run(
         self,
         x: torch.Tensor,
@@ -60,32 +68,59 @@ class SegmentGEMMWrapper:
     ) -> torch.Tensor:
         """y[segment i] = x[segment i] . weights[weight_indices[i]].
 
-        x: (sum of lengths, d_in). weights: (w, d_out, d_in) with weight_column_major, else (w, d_in, d_out).
+        x: (rows, d_in). weights: (w, d_out, d_in) with weight_column_major, else (w, d_in, d_out).
         seg_lens: (batch_size,), or seg_indptr: (batch_size + 1,), where the segments begin and the last one ends.
-        weight_indices: (batch_size,); by default segment i has weight i.
-        out: (sum of lengths, d_out); by default of x's dtype, bfloat16 for FP8.
+        weight_indices: (batch_size,); by default segment i has weight i, of at least batch_size.
+        out: (rows, d_out), of which rows of no segment are left alone; by default of x's dtype, bfloat16 for FP8, and
+            zero in those rows.
         Lengths, their sums and indices may lie on the CPU, as flashinfer's programs have them.
 
         An older order of the arguments has no `out`: seg_lens or seg_indptr by position are recognised.
         """
         if out is not None and out.ndim == 1 and not out.is_floating_point():
             out, seg_lens, seg_indptr, weight_indices = None, out, seg_lens, _first(seg_indptr, weight_indices)
-        elif out is None and seg_lens is not None and len(seg_lens) == batch_size + 1:
+        elif _has(seg_lens, batch_size + 1) and (seg_indptr is None or _has(seg_indptr, batch_size)) and out is None:
             seg_lens, seg_indptr, weight_indices = None, seg_lens, _first(seg_indptr, weight_indices)
         if seg_lens is None and seg_indptr is None:
             raise ValueError("seg_lens, seg_indptr: expected one of them, got None")
-        given, need = (seg_indptr, batch_size + 1) if seg_indptr is not None else (seg_lens, batch_size)
-        if given is None or given.shape != (need,):
-            name = "seg_lens" if seg_indptr is None else "seg_indptr"
-            raise ValueError(f"{name}: expected ({need},), got {None if given is None else tuple(given.shape)}")
-        given = given.to(x.device)
-        where: Any = {"seg_lens": given} if seg_indptr is None else {"offsets": given}
-        indices = None if weight_indices is None else weight_indices.to(x.device)
-        how: Any = {"weight_indices": indices, "weight_column_major": weight_column_major, "out": out}
-        result: torch.Tensor = flexgemm.segment_gemm(x, weights, **where, **how)
+        _expect("x", x, (None, None))
+        _expect("weights", weights, (None, None, None))
+        sizes: Any
+        if seg_indptr is None:
+            sizes = {"seg_lens": _expect("seg_lens", seg_lens, (batch_size,)).to(x.device)}
+        else:
+            sizes = {"offsets": _expect("seg_indptr", seg_indptr, (batch_size + 1,)).to(x.device)}
+        if weight_indices is not None:
+            _expect("weight_indices", weight_indices, (batch_size,))
+            weight_indices = weight_indices.to(x.device)
+        elif len(weights) < batch_size:
+            raise ValueError(f"weights: expected one for each of {batch_size} segments, got {len(weights)}")
+        else:
+            weights = weights[:batch_size]
+        if out is None:
+            dtype = x.dtype if x.dtype.itemsize > 1 else torch.bfloat16
+            out = x.new_zeros((len(x), weights.shape[1 if weight_column_major else 2]), dtype=dtype)
+        how: Any = {"weight_indices": weight_indices, "weight_column_major": weight_column_major, "out": out}
+        result: torch.Tensor
+        with renamed({"offsets": "seg_indptr"}):
+            result = flexgemm.segment_gemm(x, weights, **sizes, **how)
         return result
 
     forward = run
+
+
+def _expect(name: str, given: Any, shape: tuple[int | None, ...]) -> torch.Tensor:
+    """A tensor of that shape, in which None is any length."""
+    if not isinstance(given, torch.Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(given).__name__}")
+    if given.ndim != len(shape) or any(n not in (None, own) for n, own in zip(shape, given.shape, strict=True)):
+        need = str(shape).replace("None", "any")
+        raise ValueError(f"{name}: expected {need}, got {tuple(given.shape)}")
+    return given
+
+
+def _has(array: torch.Tensor | None, length: int) -> bool:
+    return array is not None and array.shape == (length,)
 
 
 def _first(*tensors: torch.Tensor | None) -> torch.Tensor | None:

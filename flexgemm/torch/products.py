@@ -115,7 +115,7 @@ def segment_gemm(
     **options: Unpack[Options],
 ) -> torch.Tensor:
     """`flexgemm.segment_gemm` of torch tensors, differentiable as `m_grouped_gemm_nt` is without weight_indices."""
-    ends, names = gemm.segment_ends(offsets, seg_lens)
+    ends, names = gemm.segment_ends(offsets, seg_lens, weights if weight_indices is None else weight_indices)
     how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": not weight_column_major}
     with renamed(names):
         return product("m_grouped", x, weights, **how, **options)

@@ -94,21 +94,30 @@ __device__ __forceinline__ Sm90Work work_of(const GemmSm90Args &args, const Outp
 
 /* ---- scheduler warp ---- */
 
-/* The tiles of groups, and all that are parted: of every cluster its own, from its tile `first` on. */
+/* The tiles of groups, and all that are parted: of every cluster its own, from number `first` on. */
 template <typename Tile>
 __device__ __forceinline__ auto walk_from(const GemmSm90Args &args, uint32_t first) {
-    const uint32_t cluster = blockIdx.x / Tile::kCluster, clusters = gridDim.x / Tile::kCluster;
-    return TileWalk<int32_t, Tile::kClusterM, Tile::kBlockN, Tile::kCluster>(args.space, cluster + first * clusters,
-                                                                             clusters, blockIdx.x % Tile::kCluster);
+    return TileWalk<int32_t, Tile::kClusterM, Tile::kBlockN, Tile::kCluster>(
+        args.space, first, gridDim.x / Tile::kCluster, blockIdx.x % Tile::kCluster);
 }
 
-/* Hands over the first tile, which the others wait for, or that there is none; false: there is none. `rest`: a place for
- * that of a tile which is parted along K. */
+/* Where a cluster's tiles begin. */
 template <typename Tile>
-__device__ __forceinline__ bool hand_over_first(Sm90Shared<Tile> &shared, Sm90Work &rest, const GemmSm90Args &args) {
+__device__ __forceinline__ uint32_t first_of_cluster() {
+    return blockIdx.x / Tile::kCluster;
+}
+
+/* Of a number from which tiles are looked for: there are none. */
+constexpr uint32_t kNoTile = ~uint32_t{0};
+
+/* Hands over the first tile, which the others wait for, or that there is none. Returns where the next one is looked for.
+ * `rest`: a place for that of a tile which is parted along K. */
+template <typename Tile>
+__device__ __forceinline__ uint32_t hand_over_first(Sm90Shared<Tile> &shared, Sm90Work &rest,
+                                                    const GemmSm90Args &args) {
     RingPosition<Tile::kTileSlots> at;
     OutputTile<int32_t> tile;
-    auto walk = walk_from<Tile>(args, 0);
+    auto walk = walk_from<Tile>(args, first_of_cluster<Tile>());
     const bool found = walk.next(tile);
     Sm90Work work = found ? work_of<Tile>(args, tile) : no_more_work();
     if (is_staggered<Tile>(args)) {
@@ -118,25 +127,25 @@ __device__ __forceinline__ bool hand_over_first(Sm90Shared<Tile> &shared, Sm90Wo
         __syncwarp();
     }
     hand_over(shared, at, work, true, Tile::kCluster > 1);
-    return found;
+    return found ? walk.upcoming() : kNoTile;
 }
 
-/* The others, if there are `more`; all of one group. */
+/* The others, from number `first` on; all of one group. */
 template <typename Tile>
 __device__ __forceinline__ void schedule(Sm90Shared<Tile> &shared, const Sm90Work &rest, const GemmSm90Args &args,
-                                         bool looks, bool more) {
+                                         bool looks, uint32_t first) {
     RingPosition<Tile::kTileSlots> at;
-    if (!more) return;
+    if (first == kNoTile) return;
     if (!looks) {
         const uint32_t works = works_of_one_group(args), step = gridDim.x / Tile::kCluster;
-        for (uint32_t number = blockIdx.x / Tile::kCluster; number < works; number += step)
+        for (uint32_t number = first; number < works; number += step)
             hand_over(shared, at, work_of_one_group<Tile>(args, number));
         hand_over(shared, at, no_more_work());
         return;
     }
     at.advance();
     OutputTile<int32_t> tile;
-    auto walk = walk_from<Tile>(args, 1);
+    auto walk = walk_from<Tile>(args, first);
     while (walk.next(tile)) hand_over(shared, at, work_of<Tile>(args, tile));
     if (is_staggered<Tile>(args) && rest.group >= 0) hand_over(shared, at, rest);
     hand_over(shared, at, no_more_work());

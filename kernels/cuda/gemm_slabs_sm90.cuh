@@ -30,15 +30,16 @@ __device__ __forceinline__ void store_pair(uint8_t *slab, int row, int byte, flo
     }
 }
 
-/* Of 8 columns of float32 a lane has two sums in each of two rows. Rows beside each other have the same banks there, so
- * that every other one takes two such blocks the other way round: where the lane's sums of what it takes as block `block`
- * lie in `row`, a lane's first one or its second, and which they are of all from block `first` on, an even number. */
+/* Of a block of 8 columns of float32 a lane has two sums in each of two rows. Rows beside each other have the same banks
+ * there, so that the lanes of every other one take two blocks the other way round. */
 __device__ __forceinline__ bool takes_turned(int lane) { return lane / 4 % 2; }
 
+/* Where a lane's sums of what it takes as block `block` lie. */
 __device__ __forceinline__ uint32_t place_in_turn(int row, int block, int lane) {
     return place_in_slab(row, (block ^ takes_turned(lane)) * 32 + lane % 4 * 8);
 }
 
+/* And which they are, of its first row or (half 1) its second; of all blocks from `first` on, an even number. */
 template <int kCount>
 __device__ __forceinline__ float2 sums_in_turn(const float (&sum)[kCount], int first, int block, int half, int lane) {
     const float *even = &sum[4 * (first + block) + 2 * half], *other = &sum[4 * (first + (block ^ 1)) + 2 * half];

@@ -340,7 +340,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
     const int warp = threadIdx.x / 32;
     const bool looks = looks_for_tiles<Tile>(args);
     const FirstSteps<Tile> first(args, looks);
-    bool more = true; /* tiles to schedule */
+    uint32_t next = first_of_cluster<Tile>(); /* to schedule */
     begin_block(
         map_a, map_b, Tile::kCluster > 1, Tile::kThreads, looks,
         [&] {
@@ -355,7 +355,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
         },
         [&] {
             if (looks)
-                more = hand_over_first(shared, small.rest, args);
+                next = hand_over_first(shared, small.rest, args);
             else if (first.steps > 0)
                 first.ask_for_scales_of(args.epilogue);
         },
@@ -366,7 +366,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
         if (warp == 0)
             produce(shared, stages, map_a, map_b, args, first.steps);
         else if (warp == 1)
-            schedule(shared, small.rest, args, looks, more);
+            schedule(shared, small.rest, args, looks, next);
         else if constexpr (Math::kScaled)
             produce_scales(shared, small.scales, args);
         else if constexpr (Tile::kAdded)

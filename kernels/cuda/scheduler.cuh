@@ -66,7 +66,8 @@ struct TileSpace {
     Offsets k_offsets;      /* of groups along K */
     Offsets weight_indices; /* `has_begin` has no meaning */
     int64_t weights;
-    EvenGroups even; /* of groups of rows */
+    EvenGroups even;     /* of groups of rows */
+    bool rests_in_pairs; /* a tile may have rests of two groups; set for a tile shape */
 };
 
 /* Rows [row, row_end) and columns [column, column_end) of a group, of which a tile takes the first block_m and block_n;
@@ -163,9 +164,9 @@ inline int64_t set_tiles(TileSpace &space, int block_m, int block_n, int blocks 
         static_cast<uint32_t>(ceil_div<int64_t>(space.minor_length, space.major_is_columns ? block_m : block_n));
     space.inverse_of_band = inverse_of(kBandTiles * space.minor_tiles);
     space.inverse_of_last = inverse_of(space.major_tiles % kBandTiles);
+    space.rests_in_pairs = blocks == 2 && has_bounds(space.major.grouping) && !space.major_is_columns;
     if (space.major.grouping == Grouping::kNone) return major_tiles * space.minor_tiles;
-    const bool in_pairs = blocks == 2 && has_bounds(space.major.grouping) && !space.major_is_columns;
-    const int64_t whole = in_pairs ? (space.even.rows + block / 2 - 1) / block : 0; /* without rests */
+    const int64_t whole = space.rests_in_pairs ? (space.even.rows + block / 2 - 1) / block : 0; /* without rests */
     const int64_t of_group = whole > 0 ? whole : ceil_div<int64_t>(space.even.rows, block), of_all = of_group * groups;
     const bool fits = of_all < major_tiles && space.major.grouping != Grouping::kIndices;
     space.even.tiles = static_cast<uint32_t>(fits ? of_all : major_tiles);
@@ -176,12 +177,12 @@ inline int64_t set_tiles(TileSpace &space, int block_m, int block_n, int blocks 
 
 /* ---- groups ---- */
 
-/* Elements begin .. end - 1 of `group`; a tile takes at most a block of them from `begin`. begin == end: none, which is
- * no tile unless the other block of a pair has some. */
+/* Elements begin .. end - 1 of `group`, of which a block takes the first of a tile, or of its own rows of one, which may be
+ * none. It exists if a block of a pair has some. */
 template <typename Index>
 struct MajorTile {
     Index begin, end, group;
-    bool paired, apart;
+    bool exists, apart;
 };
 
 __device__ __forceinline__ int64_t integer_at(const Offsets &data, int64_t i) {
@@ -201,22 +202,22 @@ __device__ __forceinline__ int64_t group_bound(const Offsets &offsets, int64_t i
 /* How a group is cut. Blocks, of which the last one has what is left; or even: into no more tiles than that, so that
  * none costs a tile's reading for a few elements; or in pairs: into tiles of which both blocks have some, and what one of
  * them has of the rest. */
-template <int kBlockM, int kBlockN, bool kEven>
+template <int kBlockM, int kBlockN, int kBlocks, bool kEven>
 struct Cut {
     uint32_t tiles, size;
     bool rest;
     template <typename Index>
-    __device__ __forceinline__ Cut(const GroupedAxis &axis, bool of_columns, bool in_pairs, Index elements)
-        : rest(false) {
-        constexpr int kHalf = kBlockM / 2;
+    __device__ __forceinline__ Cut(const TileSpace &space, Index elements) : rest(false) {
+        constexpr int kRows = kBlockM / kBlocks;
+        const bool of_columns = space.major_is_columns;
         const auto length = static_cast<std::make_unsigned_t<Index>>(elements);
         if constexpr (kEven) { /* of groups that TMA reads, whose rows fit into 31 bits */
-            tiles = ceil_div(static_cast<uint32_t>(length), static_cast<uint32_t>(axis.block));
+            tiles = ceil_div(static_cast<uint32_t>(length), static_cast<uint32_t>(space.major.block));
             size = even_size(static_cast<uint32_t>(length), tiles);
         } else { /* by constants, which divide in no time */
             size = of_columns ? kBlockN : kBlockM;
             tiles = static_cast<uint32_t>((length + size - 1) / (of_columns ? kBlockN : kBlockM));
-            rest = in_pairs && (length + kHalf - 1) / kHalf % 2 != 0;
+            if constexpr (kBlocks == 2) rest = space.rests_in_pairs && (length + kRows - 1) / kRows % 2 != 0;
             tiles -= rest;
         }
     }
@@ -285,21 +286,22 @@ struct GroupChunk {
         const Index own = __shfl_sync(0xffffffffu, static_cast<Index>(from), owner);
         Index own_end = __shfl_sync(0xffffffffu, end, owner);
         if constexpr (kEven) own_end = min(own + static_cast<Index>(__shfl_sync(0xffffffffu, size, owner)), own_end);
-        return {own, own_end, group + owner};
+        return {own, own_end, group + owner, own < own_end};
     }
 
-    /* The same for a pair of blocks: a tile of one group, or what block `rank` has of one of rests; of a last one alone
-     * block 1 has nothing. */
+    /* What block `rank` of a pair has: half of a tile of one group, or of one of rests its own; of a last one alone block 1
+     * has nothing. */
     template <int kBlockM>
     __device__ __forceinline__ MajorTile<Index> tile_of_pair(uint32_t number, uint32_t rank) const {
         const MajorTile<Index> own = tile<false>(number);
+        const Index half = static_cast<Index>(rank) * (kBlockM / 2);
         const int later = static_cast<int>(own.group - group);
         const uint32_t before = rests_before(later);
         const bool of_rests = own.end - own.begin <= kBlockM / 2, of_two = of_rests && __popc(before) % 2 != 0;
         const int owner = of_two && rank == 0 ? 31 - __clz(static_cast<int>(before)) : later;
         const Index rest_end = __shfl_sync(0xffffffffu, end, owner);
         const Index rest = __shfl_sync(0xffffffffu, end - (end - begin) % kBlockM, owner);
-        if (!of_rests) return own;
+        if (!of_rests) return {own.begin + half, own.end, own.group, own.exists};
         return {of_two || rank == 0 ? rest : rest_end, rest_end, group + owner, true, of_two};
     }
 
@@ -372,7 +374,7 @@ public:
         chunk_.group = -32;
     }
 
-    /* The next tile that has rows and columns; false: there are no more. Whether all tiles of a band are there is known
+    /* The next tile of which some block has elements; false: there are no more. Whether all tiles of a band are there is known
      * before any is looked for: by the host's bound alone tiles that are none would lie between the others of the last
      * band, and some blocks would have one more than others. */
     __device__ __forceinline__ bool next(Tile &out) {
@@ -389,21 +391,22 @@ public:
             }
             tile_ += step_;
             const MajorTile<Index> own = find(major);
-            if ((own.begin < own.end || own.paired) && set(out, own, static_cast<Index>(minor))) return true;
+            if (own.exists && set(out, own, static_cast<Index>(minor))) return true;
         }
         return false;
     }
 
+    /* From which tile the next one is looked for. */
+    __device__ __forceinline__ uint32_t upcoming() const { return tile_; }
+
 private:
+    using Cut = flexgemm::Cut<kBlockM, kBlockN, kBlocks, kEven>;
+
+    /* From the begin of a tile to the rows of this block. */
+    __device__ __forceinline__ Index own_rows() const { return static_cast<Index>(rank_) * (kBlockM / kBlocks); }
+
     /* The host does not know how many tiles there are. */
     __device__ __forceinline__ bool is_bound() const { return has_bounds(space_.major.grouping); }
-
-    /* A tile may have rests of two groups. */
-    __device__ __forceinline__ bool in_pairs() const { return kBlocks == 2 && is_bound() && !space_.major_is_columns; }
-
-    __device__ __forceinline__ auto cut_of(Index elements) const {
-        return Cut<kBlockM, kBlockN, kEven>(space_.major, space_.major_is_columns, in_pairs(), elements);
-    }
 
     /* Of groups with bounds: makes the chunk the one that has tile `major`, or, if there is none, counts how many there
      * are. Goes back no further than to where tile `band` is. */
@@ -414,22 +417,25 @@ private:
                 major_tiles_ = from.counted;
                 return;
             }
-            chunk_.template load<kBlocks == 2>(space_.major, from, [&](Index elements) { return cut_of(elements); });
+            chunk_.template load<kBlocks == 2>(space_.major, from,
+                                               [&](Index elements) { return Cut(space_, elements); });
             if (from.counted <= band) band_begin_ = from;
         }
     }
 
     __device__ __forceinline__ MajorTile<Index> find(uint32_t major) const {
         const GroupedAxis &axis = space_.major;
-        if (in_pairs()) return chunk_.template tile_of_pair<kBlockM>(major, rank_);
+        if (kBlocks == 2 && space_.rests_in_pairs) return chunk_.template tile_of_pair<kBlockM>(major, rank_);
         if (is_bound()) return chunk_.template tile<kEven>(major);
         if (axis.grouping == Grouping::kIndices) return find_index(major);
-        const Cut<kBlockM, kBlockN, kEven> cut = cut_of(static_cast<Index>(axis.length));
+        const Cut cut(space_, static_cast<Index>(axis.length));
         const uint32_t group = axis.grouping == Grouping::kNone ? 0 : major / cut.tiles,
                        own = major - group * cut.tiles;
         const auto begin = static_cast<Index>(own) * static_cast<Index>(cut.size),
                    length = static_cast<Index>(axis.length);
-        return {begin, kEven ? min(begin + static_cast<Index>(cut.size), length) : length, static_cast<Index>(group)};
+        return {space_.major_is_columns ? begin : begin + own_rows(),
+                kEven ? min(begin + static_cast<Index>(cut.size), length) : length, static_cast<Index>(group),
+                begin < length};
     }
 
     /* The index of element i; -1: it is no group's. Without a branch, so that memory is asked for many at once. */
@@ -457,19 +463,16 @@ private:
             if (count == i * 32) count += others == 0 ? 32 : __ffs(static_cast<int>(others)) - 1;
         }
         const auto from = static_cast<Index>(begin);
-        return {from, group < 0 ? from : from + count, group < 0 ? other : group, other >= 0,
+        return {from, group < 0 ? from : from + count, group < 0 ? other : group, group >= 0 || other >= 0,
                 group >= 0 && other >= 0 && group != other};
     }
 
     __device__ __forceinline__ bool set(Tile &out, const MajorTile<Index> &own, Index minor) {
-        constexpr int kRows = kBlockM / kBlocks;
-        const auto minor_length = static_cast<Index>(space_.minor_length), rank = static_cast<Index>(rank_);
+        const auto minor_length = static_cast<Index>(space_.minor_length);
         if (space_.major_is_columns)
-            out = {minor * kBlockM + rank * kRows, minor_length, own.begin, own.end};
-        else if (own.paired || space_.major.grouping == Grouping::kIndices)
-            out = {own.begin, own.end, minor * kBlockN, minor_length};
+            out = {minor * kBlockM + own_rows(), minor_length, own.begin, own.end};
         else
-            out = {own.begin + rank * kRows, own.end, minor * kBlockN, minor_length};
+            out = {own.begin, own.end, minor * kBlockN, minor_length};
         out.group = out.weight = own.group;
         out.apart = own.apart;
         out.k_begin = 0;

@@ -1,4 +1,4 @@
-"""deep_gemm_per_tensor.jit_kernels: products of e4m3 matrices without scales, written into `out`."""
+"""deep_gemm_per_tensor.jit_kernels: products of e4m3 matrices without scales, written into `out`, not by autograd."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from flexgemm.compat.deep_gemm_per_tensor.jit_kernels.utils import (
 _NAMES = {"a": "lhs", "b": "rhs"}  # of flexgemm's arguments here
 
 
+@torch.no_grad()
 def gemm_per_tensor_fp8_fp8_bf16_nt(lhs: torch.Tensor, rhs: torch.Tensor, out: torch.Tensor) -> None:
     """out (m, n) bfloat16 = lhs (m, k) . rhs (n, k)^T."""
     _expect(out, torch.bfloat16, lhs=lhs, rhs=rhs)
@@ -25,6 +26,7 @@ def gemm_per_tensor_fp8_fp8_bf16_nt(lhs: torch.Tensor, rhs: torch.Tensor, out: t
         flexgemm.gemm_nt(lhs, rhs, out=out)
 
 
+@torch.no_grad()
 def m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_contiguous(
     lhs: torch.Tensor, rhs: torch.Tensor, out: torch.Tensor, m_indices: torch.Tensor
 ) -> None:
@@ -35,6 +37,7 @@ def m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_contiguous(
         flexgemm.m_grouped_gemm_nt_contiguous(lhs, rhs, m_indices, out=out)
 
 
+@torch.no_grad()
 def m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_masked(
     lhs: torch.Tensor, rhs: torch.Tensor, out: torch.Tensor, masked_m: torch.Tensor, expected_m: int
 ) -> None:
@@ -44,6 +47,7 @@ def m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_masked(
         flexgemm.m_grouped_gemm_nt_masked(lhs, rhs, masked_m, expected_m, out=out)
 
 
+@torch.no_grad()
 def wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(lhs: torch.Tensor, rhs: torch.Tensor, out: torch.Tensor) -> None:
     """out (m, n) float32 += lhs (m, k) . rhs (n, k)^T."""
     _expect(out, torch.float32, lhs=lhs, rhs=rhs)
@@ -51,6 +55,7 @@ def wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(lhs: torch.Tensor, rhs: torch.Tensor, 
         flexgemm.wgrad_gemm_nt(lhs, rhs, out=out)
 
 
+@torch.no_grad()
 def k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(
     lhs: torch.Tensor, rhs: torch.Tensor, out: torch.Tensor, batch_sizes: Sequence[int]
 ) -> None:
