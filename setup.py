@@ -45,6 +45,8 @@ MINIMUM_CUDA = (12, 4)  # the first whose PTX has FP8 mma.sync for sm_89
 
 C_FLAGS = ["-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-Wall", "-Wextra", "-Wconversion"]
 CUDA_FLAGS = ["-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra"]
+# What ptxas says, and no more than says, of a kernel that it makes wait for each product of the tensor cores.
+SERIALISED = "wgmma.mma_async instructions are serialized"
 PYTHON_DEFINES = [  # of csrc/: CPython 3.11 and NumPy 2.0, or later
     "-DPy_LIMITED_API=0x030B0000",
     "-DNPY_NO_DEPRECATED_API=NPY_2_0_API_VERSION",
@@ -169,6 +171,7 @@ class Step:
     key_extra: str
     inputs: list[Path] = field(default_factory=list)  # of a link; a compilation has a depfile
     unkeyed: list[str] = field(default_factory=list)  # flags that leave the output as it is
+    refused: str | None = None  # a remark that counts as an error
 
     def key(self) -> str | None:
         """Hash of the command and of all that it read, or None when a file it read is gone."""
@@ -191,6 +194,8 @@ class Step:
         key_file.unlink(missing_ok=True)
         started = time.time_ns()
         printed = output_of([*self.command, *self.unkeyed])
+        if self.refused and self.refused in printed:
+            raise subprocess.CalledProcessError(1, self.command, printed)
         read = self.inputs or dependencies(self.output.with_suffix(".d"))
         # A file edited while the compiler ran leaves no key: what the object was made of is unknown.
         if all(fingerprint(path)[0] < started for path in read):
@@ -275,7 +280,10 @@ class BuildExtension(build_ext):
             flags = [*CUDA_FLAGS, *map(gencode, cuda_archs_of(source))]
             command = [str(toolkit.nvcc), *flags, "-MD", "-MF", str(output.with_suffix(".d"))]
             command += ["-c", source, "-o", str(output)]
-            steps.append(Step(output, command, toolkit.version, unkeyed=[*threads, *["-Werror=all-warnings"] * strict]))
+            unkeyed = [*threads, *["-Werror=all-warnings"] * strict]
+            steps.append(
+                Step(output, command, toolkit.version, unkeyed=unkeyed, refused=SERIALISED if strict else None)
+            )
         for source in sources:
             output = OBJECTS / f"{source}.o"
             flags = C_FLAGS + python_flags * source.startswith("csrc/") + info_flags * (source == BUILD_INFO_SOURCE)

@@ -390,7 +390,7 @@ def pool(backend, feats, nmap, mode, *, by_products=True, **layout):
         call.give(feats, strided=True),
         call.give(nmap),
         call.take(shape, feats.dtype, strided=True),
-        call.take(shape, "int32") if by_products and mode == "max" else None,
+        call.take(shape, "int32", strided=not call.pad) if by_products and mode == "max" else None,
         call.take(shape[:1], "int32") if by_products else None,
         mode=mode,
     )
@@ -404,7 +404,7 @@ def pool_backward(backend, grad_out, nmap, mode, chosen=None, count=None, **layo
         call.give(grad_out, strided=True),
         call.give(nmap),
         call.take((nmap.shape[1], grad_out.shape[1]), grad_out.dtype, strided=True),
-        call.give(chosen),
+        call.give(chosen, strided=not call.pad),
         call.give(count),
         mode=mode,
     )

@@ -122,6 +122,18 @@ def test_a_failed_compilation_leaves_a_stale_object(build, step, tmp_path):
     assert not step().is_fresh()
 
 
+def test_a_remark_can_count_as_an_error(build, step):
+    remark = "WAITS_FOR_PRODUCTS"
+    noisy = step(f'-DA_NOTE="{remark}"', "-v")
+    noisy.run()
+    assert noisy.is_fresh()
+    refusing = build.Step(noisy.output, noisy.command, noisy.key_extra, refused=remark)
+    with pytest.raises(subprocess.CalledProcessError) as failure:
+        refusing.run()
+    assert remark in failure.value.output
+    assert not refusing.is_fresh()
+
+
 # ---- architectures ----
 
 

@@ -17,6 +17,7 @@ from flexgemm.compat.flex_gemm.ops import spconv  # noqa: E402
 from flexgemm.compat.flex_gemm.ops.spconv import (  # noqa: E402
     SparseConv3dFunction,
     SubMConv3dFunction,
+    SubMConv3dNeighborCache,
     sparse_conv3d,
     sparse_submanifold_conv3d,
 )
@@ -84,6 +85,53 @@ def test_a_cache_is_reused_by_position_and_serves_training(device):
     assert torch.equal(out, first)
     out.backward(torch.ones_like(out))
     s.check_gradients(torch.ones_like(out))
+
+
+@pytest.mark.parametrize("kernel_size", [(3, 3, 3), (2, 2, 2), (1, 3, 5)])
+def test_a_cache_of_a_map_that_a_program_made(device, kernel_size):
+    s = Scene(device, kernel_size=kernel_size)
+    own = torch.from_numpy(np.ascontiguousarray(s.map.T)).to(device).view(torch.uint32)
+    centre = own.view(torch.int32).clone()
+    centre[:, 1:] = -1
+    made = SubMConv3dNeighborCache(neighbor_map=centre.view(torch.uint32), splitk=2)
+    _, found = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias)
+    codes = found.gray_code.clone()
+    found["neighbor_map"] = centre.view(torch.uint32)
+    assert made["splitk"] == 2 and not torch.equal(found.gray_code, codes)
+    s.map[1:] = -1
+    for cache in (made, found):
+        out, again = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, cache)
+        assert again is cache
+        reference.assert_rows(numpy(out), s.expected(), TF32)
+        s.feats.grad = s.weight.grad = s.bias.grad = None
+        out.backward(torch.ones_like(out))
+        s.check_gradients(torch.ones_like(out))
+    made.neighbor_map = own
+    s.map = signed(own)
+    out, _ = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, made)
+    reference.assert_rows(numpy(out), s.expected(), TF32)
+    with pytest.raises(ValueError, match="^weight: expected"):
+        sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight[:, :, :1, :1], s.bias, made)
+    with pytest.raises(TypeError, match="^freeze: expected a cache of coordinates"):
+        made.freeze()
+    with pytest.raises(TypeError, match="^neighbor_map: expected"):
+        SubMConv3dNeighborCache()
+
+
+def test_a_bias_of_another_dtype(device):
+    s = Scene(device)
+    out, _ = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias.double())
+    reference.assert_rows(numpy(out), s.expected(), TF32)
+    out.backward(torch.ones_like(out))
+    s.check_gradients(torch.ones_like(out))
+
+
+def test_blocks_of_offsets_as_items(device):
+    s = Scene(device)
+    _, cache = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias)
+    cache.compute_kernel_idx(64)
+    assert torch.equal(cache["valid_kernel_64"], cache.valid_kernel_callback(64))
+    assert torch.equal(cache["valid_kernel_seg_64"], cache.valid_kernel_seg_callback(64))
 
 
 def test_the_steps_of_the_function(device):
@@ -240,6 +288,12 @@ def test_the_backward_half_of_a_strided_cache(device):
         some = has[rows[64 * block : 64 * (block + 1)]].any(0)
         assert kernel[segments[block] : segments[block + 1]].tolist() == np.flatnonzero(some).tolist()
     assert cache["valid_kernel_32"] is None
+    with pytest.raises(TypeError, match="^neighbor_map: expected no other map"):
+        cache["neighbor_map"] = cache["neighbor_map_bwd"]
+    with pytest.raises(ValueError, match="^dilation: expected a positive int"):
+        sparse_conv3d(s.feats, s.coords, s.shape, s.weight, dilation=0)
+    out, _, _ = sparse_conv3d(s.feats, s.coords, s.shape, s.weight, stride=2, padding=0)
+    assert torch.equal(out, sparse_conv3d(s.feats, s.coords, s.shape, s.weight, None, None, None, (2, 2, 2))[0])
 
 
 @pytest.mark.parametrize("given", [False, True])

@@ -200,6 +200,14 @@ def test_masked_groups_of_some_rows(backend, n, k, dtypes):
     check_masked(backend, [130], 400, n, k, dtypes, own_dtype(dtypes), expected_m=200)
 
 
+@pytest.mark.parametrize("dtype", [E4M3, "bfloat16"])
+@pytest.mark.parametrize("expected_m", [1, 8, 17, 24])
+@pytest.mark.parametrize("m", [9, 40, 63, 200])
+def test_one_masked_group_of_more_rows_than_expected(backend, m, expected_m, dtype):
+    """Of tiles of 8 and 24 rows."""
+    check_masked(backend, [m], m + 9, 136, 144, (dtype, dtype), "bfloat16", expected_m=expected_m)
+
+
 @pytest.mark.parametrize("wrong", [-1, 72, 2**31 - 1])
 def test_masked_faults_raise_on_the_cpu(wrong):
     with pytest.raises(ValueError, match="masked_m"):

@@ -440,6 +440,13 @@ def test_frozen_experts(device, bias):
     assert (out - expected).norm() < 6e-2 * expected.norm()
     gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (out, expected)]
     assert (gradients[0] - gradients[1]).norm() < 4e-2 * gradients[1].norm()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+    assert torch.equal(frozen(x, ends)[: ENDS[-1]], out), "a copy"
+    with torch.autocast(x.device.type, torch.bfloat16):
+        again = torch.autograd.grad(frozen(x, ends)[: ENDS[-1]].float().sum(), x)[0]
+    torch.testing.assert_close(again, gradients[0], rtol=1e-2, atol=1e-2)
     again = fnn.GroupedLinear(4, 48, 32, bias=bias, device=device).frozen()
     again.load_state_dict(frozen.state_dict())
     assert torch.equal(again(x, ends)[: ENDS[-1]], out)

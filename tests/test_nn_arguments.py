@@ -128,3 +128,11 @@ def test_frozen_experts_stay_fp8(dtype):
     assert torch.equal(moved.weight.view(torch.uint8), weight.view(torch.uint8))
     assert (moved.weight.dtype, moved.bias.dtype) == (torch.float8_e4m3fn, dtype)
     assert torch.equal(moved.scale, scale) and moved.scale.dtype is torch.float32
+
+
+def test_frozen_experts_leave_the_meta_device():
+    wanted = fnn.GroupedLinear(3, 16, 24).frozen()
+    frozen = fnn.GroupedLinear(3, 16, 24).frozen().to("meta").to_empty(device="cpu")
+    frozen.load_state_dict(wanted.state_dict())
+    x, ends = torch.randn(9, 16), torch.tensor([2, 2, 9], dtype=torch.int32)
+    assert torch.equal(frozen(x, ends), wanted(x, ends))

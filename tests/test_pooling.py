@@ -81,7 +81,7 @@ def test_sizes(backend, columns, rows, volume, mode):
 
 @every_dtype
 @every_mode
-@pytest.mark.parametrize("pad, offset", [(1, 0), (0, 1), (8, 0), (5, 3)])
+@pytest.mark.parametrize("pad, offset", [(1, 0), (0, 1), (0, 4), (0, 8), (8, 0), (5, 3)])
 def test_strided_rows_and_any_alignment(backend, pad, offset, mode, dtype):
     check(backend, random_map(8, 70, 60), 60, 40, mode, dtype, pad=pad, offset=offset)
 

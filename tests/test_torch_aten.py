@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from reference import assert_gemm_rows, group_bounds
@@ -335,3 +337,35 @@ def test_enable_and_disable(device, ours):
     assert count() == 0
     with pytest.raises(ValueError, match="device_type"):
         aten.enable("tpu")
+
+
+def test_bodies_of_use_beside_each_other(ours):
+    """In any order, in any thread: it is enabled until the last of them ends, or for good by `enable`."""
+    first, second = aten.use("cpu"), aten.use("cpu")
+    first.__enter__()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(second.__enter__).result()
+    first.__exit__(None, None, None)
+    a, b, offs = operands("2d3d", "cpu", torch.bfloat16)
+    torch._grouped_mm(a, b, offs=offs)
+    assert len(ours) == 1
+    second.__exit__(None, None, None)
+    torch._grouped_mm(a, b, offs=offs)
+    assert len(ours) == 1
+    with aten.use("cpu"):
+        aten.enable("cpu")
+    torch._grouped_mm(a, b, offs=offs)
+    assert len(ours) == 2
+
+
+def test_a_build_without_cuda_is_not_enabled_for_it(monkeypatch):
+    monkeypatch.setattr(aten._C, "build_info", lambda: {"cuda": None})
+    with pytest.raises(RuntimeError, match="needs flexgemm with CUDA"):
+        aten.enable("cuda")
+
+
+def test_no_groups_along_the_depth():
+    a, b = draw(24, 32, device="cpu", dtype=E4M3), draw(16, 32, device="cpu", dtype=E4M3).mT
+    none = torch.empty(0)
+    chosen = aten.scaled_grouped_mm(a, b, none, none, torch.empty(0, dtype=torch.int32))
+    assert aten.gemm.product(**chosen).shape == (0, 24, 16)

@@ -240,6 +240,67 @@ def test_export(device):
     torch.testing.assert_close(exported.module()(feats, weight, nmap), expected)
 
 
+def conv_of(**how):
+    coords, shape = voxels(20)
+    nmap = ft.neighbor_map(coords, shape, how.pop("kernel_size", (3, 3, 3))).freeze()
+    return lambda feats, weight: ft.submanifold_conv3d(feats, weight, neighbor_map=nmap, **how)
+
+
+def pool_of(mode):
+    coords, shape = voxels(20)
+    nmap = ft.neighbor_map(coords, shape, (2, 2, 2))
+    return lambda feats: ft.sparse_pool3d(feats, neighbor_map=nmap, mode=mode)
+
+
+def sizes_of(name):
+    return {
+        "feats": (20, 5),
+        "weight": (5, 3, 3, 3, 5),
+        "even": (5, 2, 2, 2, 5),
+        "x": (6, 16),
+        "w": (8, 16),
+        "ws": (2, 8, 16),
+    }[name]
+
+
+POINTS = torch.arange(18).view(6, 3) / 9
+# What is traced, its arguments, and which of them require a gradient when it is.
+UNFORESEEN = {
+    "activation": (lambda x, w: ft.gemm_nt(x, w, activation="silu"), ("x", "w"), ()),
+    "alpha": (lambda x, w: ft.gemm_nt(x, w, alpha=2.0), ("x", "w"), ()),
+    "scale": (lambda x, w: ft.gemm_nt(x, w, scale_a=torch.tensor(2.0)), ("x", "w"), ()),
+    "weight_indices": (
+        lambda x, ws: ft.segment_gemm(x, ws, torch.tensor([2, 6]), weight_indices=torch.tensor([1, 0])), ("x", "ws"), ()
+    ),
+    "convolution with SiLU": (conv_of(activation="silu"), ("feats", "weight"), ()),
+    "even kernel": (conv_of(kernel_size=(2, 2, 2)), ("feats", "even"), ("even",)),
+    "even kernel, nothing foreseen": (conv_of(kernel_size=(2, 2, 2)), ("feats", "even"), ()),
+    "sums": (pool_of("sum"), ("feats",), ()),
+    "maxima": (pool_of("max"), ("feats",), ()),
+    "maxima of samples": (lambda x: ft.global_pool(x, voxels(6)[0], 1, "max"), ("x",), ()),
+    "maxima of points": (
+        lambda x: ft.voxelize(POINTS, x, voxel_size=1.0, shape=(1, 2, 2, 2), reduce="max").feats, ("x",), ()
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNFORESEEN)
+def test_a_gradient_that_was_not_foreseen_is_refused(what):
+    """An exported program does not ask again whether a gradient is wanted."""
+    function, names, foreseen = UNFORESEEN[what]
+
+    class Network(torch.nn.Module):
+        def forward(self, *args):
+            return function(*args)
+
+    args = [torch.randn(sizes_of(name), requires_grad=name in foreseen) for name in names]
+    exported = torch.export.export(Network(), tuple(args)).module()
+    torch.testing.assert_close(exported(*args), function(*args))
+    args = [x.detach().requires_grad_() for x in args]
+    with pytest.raises(RuntimeError, match="requires grad, but not when the call was traced"):
+        exported(*args).sum().backward()
+
+
 def test_a_stream_cannot_be_traced():
     coords, shape = voxels(20)
     feats, weight, _ = leaves(20)
@@ -423,6 +484,8 @@ def test_torch_func_of_products(device):
     torch.testing.assert_close(pull_back(torch.ones_like(value)), expected)
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(0, None))(torch.stack([a, a]), b)
     torch.testing.assert_close(each[1], expected[0])
+    with pytest.raises(ValueError, match="^torch.vmap of Product: expected a batch of at least one element"):
+        torch.func.vmap(ft.gemm_nt, in_dims=(0, None))(torch.empty(0, 9, 16, device=device), b[0])
     q = torch.func.vmap(lambda x: ft.quantize(x)[0].float())(torch.stack([a, a]))
     torch.testing.assert_close(q[0], ft.quantize(a)[0].float())
 
@@ -458,6 +521,16 @@ def test_autocast(device, dtype, compiled):
     assert torch.equal(out, ft.submanifold_conv3d(*halves, neighbor_map=nmap))
     gradients = torch.autograd.grad(product.float().square().sum(), inputs)
     assert all(g.dtype is torch.float32 and torch.isfinite(g).all() for g in gradients)
+
+
+def test_autocast_casts_a_bias_of_16_bits(device):
+    x, half = torch.randn(8, 16, device=device), torch.randn(8, device=device).half()
+    q, _ = ft.quantize(x)
+    with torch.autocast(device.type, torch.bfloat16):
+        out = ft.gemm_nt(x, x, bias=half)
+        assert torch.equal(out, ft.gemm_nt(x, x, bias=half.bfloat16())) and out.dtype is torch.bfloat16
+        assert ft.gemm_nt(x, x, bias=half, out_dtype=torch.float16).dtype is torch.float16
+        assert ft.gemm_nt(q, q, bias=half, out_dtype=torch.float16).dtype is torch.float16
 
 
 def test_autocast_leaves_fp8_and_the_neutral_functions_alone(device):

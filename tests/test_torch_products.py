@@ -99,6 +99,19 @@ def test_a_weight_gradient_is_recorded_where_it_is_a_new_array(device, library):
         library.wgrad_gemm_nt(a, b, out=torch.zeros(4, 5, device=device))
 
 
+def test_autograd_sees_what_an_output_overwrites(device):
+    a, x = torch.randn(4, 6, device=device), torch.randn(4, 4, device=device, requires_grad=True)
+    saved = x * 1
+    y = saved.square().sum()
+    with torch.no_grad():
+        ft.gemm_nt(a, a, out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+    with torch.inference_mode():
+        out = torch.empty(4, 4, device=device)
+        assert ft.gemm_nt(a, a, out=out) is out
+
+
 def test_a_recorded_product_heeds_every_option(device):
     a, b = torch.randn(4, 6, device=device).requires_grad_(), torch.randn(5, 6, device=device)
     for function in (flexgemm.gemm_nt, ft.gemm_nt):

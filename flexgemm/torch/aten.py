@@ -13,13 +13,15 @@ stay torch's.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import torch
 
-from flexgemm import gemm
+from flexgemm import _C, gemm
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _HALF = (torch.float16, torch.bfloat16)
@@ -27,17 +29,29 @@ _OUTPUTS = (torch.float32, *_HALF)
 _TENSOR, _ROW = 0, 1  # recipes of torch.nn.functional.ScalingType
 
 _enabled: dict[str, torch.library.Library] = {}
+_kept: set[str] = set()  # by `enable`
+_bodies: Counter[str] = Counter()  # of `use`, in any thread
+_lock = RLock()
 
 
 def enable(device_type: str = "cuda") -> None:
     """Registers flexgemm for tensors of a kind of device, "cuda" or "cpu". A second call does nothing.
 
-    Raises RuntimeError before torch 2.10, which cannot hand out its own kernels.
+    Raises RuntimeError before torch 2.10, which cannot hand out its own kernels, and for "cuda" where flexgemm was
+    built without CUDA.
     """
+    with _lock:
+        _register(device_type)
+        _kept.add(device_type)
+
+
+def _register(device_type: str) -> None:
     if device_type not in ("cuda", "cpu"):
         raise ValueError(f"device_type: expected 'cuda' or 'cpu', got {device_type!r}")
     if not hasattr(torch.library, "get_kernel"):
         raise RuntimeError(f"flexgemm.torch.aten: needs torch 2.10 or later, got {torch.__version__}")
+    if device_type == "cuda" and _C.build_info()["cuda"] is None:
+        raise RuntimeError("flexgemm.torch.aten: needs flexgemm with CUDA, got a build without it")
     if device_type in _enabled:
         return
     library, key = torch.library.Library("aten", "IMPL"), device_type.upper()
@@ -52,21 +66,27 @@ def enable(device_type: str = "cuda") -> None:
 
 def disable(device_type: str = "cuda") -> None:
     """Takes `enable` back."""
-    library = _enabled.pop(device_type, None)
-    if library is not None:
-        library._destroy()
+    with _lock:
+        _kept.discard(device_type)
+        library = _enabled.pop(device_type, None)
+        if library is not None:
+            library._destroy()
 
 
 @contextmanager
 def use(device_type: str = "cuda") -> Iterator[None]:
-    """`enable` for the body of a with statement; where it was enabled already, it stays so."""
-    before = device_type in _enabled
-    enable(device_type)
+    """`enable` for the body of a with statement, and of others that run beside it; where `enable` was called, it stays
+    so."""
+    with _lock:
+        _register(device_type)
+        _bodies[device_type] += 1
     try:
         yield
     finally:
-        if not before:
-            disable(device_type)
+        with _lock:
+            _bodies[device_type] -= 1
+            if not _bodies[device_type] and device_type not in _kept:
+                disable(device_type)
 
 
 def _override(name: str, key: str, choose: Callable[..., dict[str, Any] | None]) -> Callable[..., torch.Tensor]:
@@ -140,7 +160,9 @@ def scaled_grouped_mm(
         of_a, of_b = (groups * of_a[0],), (groups * of_b[0],)
     if scale_a.shape != of_a or scale_b.shape != of_b:
         return None
-    scales = (scale_a, scale_b) if groups is None else (scale_a.view(groups, -1), scale_b.view(groups, -1))
+    scales = (
+        (scale_a, scale_b) if groups is None else (scale_a.view(groups, a.shape[0]), scale_b.view(groups, b.shape[1]))
+    )
     return _product(layout, a, b, scales, None, offs, out_dtype, use_fast_accum)
 
 

@@ -69,6 +69,8 @@ def recorded(name: str, forward: Any, save: Any, backward: Any) -> Callable[...,
         def element(i: int) -> Any:
             return apply(*(x.select(d, i) if type(d) is int else x for x, d in zip(args, in_dims, strict=True)))
 
+        if info.batch_size == 0:
+            raise ValueError(f"torch.vmap of {name}: expected a batch of at least one element, got none")
         results = [element(i) for i in range(info.batch_size)]
         if isinstance(results[0], torch.Tensor):
             return torch.stack(results), 0

@@ -8,7 +8,7 @@ FakeTensor and DTensor.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -39,6 +39,12 @@ def expect_tensor(x: Any, name: str) -> None:
 def name_of(dtype: Any) -> Any:
     """A dtype as operators take it; what is none stays."""
     return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+
+
+def raise_untraced(names: str) -> NoReturn:
+    """In the backward pass of an operator. Whether a call has gradients is asked when it is traced, and an exported
+    program may be given tensors that require one where those it was traced with did not."""
+    raise RuntimeError(f"{names}: requires grad, but not when the call was traced; trace it with tensors that do")
 
 
 def refuse_stream(stream: Any) -> None:

@@ -16,7 +16,17 @@ from flexgemm import conv, voxel
 from flexgemm._arrays import Stream, as_int, expect_bools, renamed
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records, requires_grad
-from flexgemm.torch.dispatch import autocast, casts, expect_tensor, name_of, refuse_stream, setting, traced, transformed
+from flexgemm.torch.dispatch import (
+    autocast,
+    casts,
+    expect_tensor,
+    name_of,
+    raise_untraced,
+    refuse_stream,
+    setting,
+    traced,
+    transformed,
+)
 from flexgemm.torch.maps import assemble, from_operators
 from flexgemm.voxel import NeighborMap
 
@@ -63,16 +73,24 @@ def _build(coords: Any, shape: Any, kernel: Any, dilation: Any, transposed: bool
 
 
 def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any, Any]:
-    """A map and its orders as operators take them; the other pair, if a gradient will be asked for that uses it; and
-    the segments, if it has them: a traced call builds none."""
+    """A map and its orders as operators take them; the other pair, none of a mirrored map, and without entries if no
+    gradient will be asked for that uses it; and the segments, if it has them: a traced call builds none."""
     (segments,) = nmap._segments or (None,)
-    if not gradient or nmap.mirrored:
+    if nmap.mirrored:
         return nmap.native, nmap.native_order, None, None, segments
+    if not gradient:
+        return nmap.native, nmap.native_order, nmap.native.new_empty((0, 0)), None, segments
     if nmap._native_transposed is None:
         if not nmap.submanifold:
             raise ValueError("neighbor_map: freeze() it before a traced call that a gradient is asked of")
         nmap._native_transposed = _build(nmap.coords, nmap.shape, nmap.kernel_size, nmap.dilation, True, False)
     return nmap.native, nmap.native_order, *nmap._native_transposed, segments
+
+
+def expect_gradient_map(map: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    """An exported program asks for gradients that were not foreseen when it was traced."""
+    if gradient is not None and gradient.shape[0] != map.shape[0]:
+        raise_untraced("feats")
 
 
 # ---- convolution ----
@@ -378,11 +396,16 @@ _record_conv_gradients = recorded("SparseConv3dGradients", _gradients_directly, 
 def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     feats, weight, _, _, *maps, ctx.kernel_size, activation, algorithm, precision, groups = inputs
     ctx.how = algorithm, precision, groups
+    ctx.foreseen = activation in (None, "relu")
     ctx.save_for_backward(feats, weight, output if activation == "relu" else None, *maps)
 
 
 def _operator_backward(ctx: Any, grad_out: Any) -> Any:
     feats, weight, out, map, order, gradient, gradient_order, segments = ctx.saved_tensors
+    if not ctx.foreseen:
+        raise_untraced("feats, weight, bias, residual")
+    if ctx.needs_input_grad[0]:
+        expect_gradient_map(map, gradient)
     nmap = from_operators(map, order, gradient, gradient_order, ctx.kernel_size, feats.shape[0], segments)
     return *_gradients(ctx, grad_out, feats, weight, out, nmap, ctx.how), *[None] * 10
 

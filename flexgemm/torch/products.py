@@ -10,7 +10,17 @@ from flexgemm import gemm, quantization
 from flexgemm._arrays import Stream, renamed
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
-from flexgemm.torch.dispatch import autocast, casts, expect_tensor, name_of, refuse_stream, setting, traced, transformed
+from flexgemm.torch.dispatch import (
+    autocast,
+    casts,
+    expect_tensor,
+    name_of,
+    raise_untraced,
+    refuse_stream,
+    setting,
+    traced,
+    transformed,
+)
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -129,6 +139,12 @@ def product(layout: str, a: Any, b: Any, **options: Any) -> torch.Tensor:
         expect_tensor(b, "b")
     if through_operator or casts():
         a, b = autocast(a, b)
+        bias, own = (
+            options.get("bias"),
+            any(options.get(name) is not None for name in ("out", "out_dtype", "dtype_out")),
+        )
+        if isinstance(bias, torch.Tensor) and bias.dtype is not torch.float32 and a.dtype.itemsize > 1 and not own:
+            options["bias"] = autocast(bias)[0]
     if through_operator:
         return _trace(layout, a, b, options)
     options["precision"] = setting(options.get("precision"), a)
@@ -137,6 +153,8 @@ def product(layout: str, a: Any, b: Any, **options: Any) -> torch.Tensor:
         result = _checked_record(layout, a, b, options)
         return result
     result = gemm.product_of(layout, a, b, options)  # which comes back to `record` where autograd has to see it
+    if options.get("out") is result and not result.is_inference():
+        torch.autograd.graph.increment_version(result)
     return result
 
 
@@ -270,12 +288,15 @@ _record_grouped_gradients = recorded("GroupedProductGradients", operators.m_grou
 
 def _operator_save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
     a, b, bias, *groupings = inputs[:6]
-    grouping = next((x for x in groupings if x is not None), None)
     how = keyword_only_inputs
+    ctx.foreseen = how["alpha"] == 1 and all(x is None for x in (*inputs[6:], how["activation"]))
+    grouping = next((x for x in groupings if x is not None), None)
     _save(ctx, (a, b, bias, grouping, how["layout"], how["b_row_major"], None, how["precision"], 0), output)
 
 
 def _operator_backward(ctx: Any, grad_out: Any) -> Any:
+    if not ctx.foreseen:
+        raise_untraced("a, b, bias")
     return *_gradients(ctx, grad_out), *[None] * 7
 
 

@@ -43,8 +43,9 @@ __device__ __forceinline__ uint32_t place_in_turn(int row, int block, int lane) 
 template <int kCount>
 __device__ __forceinline__ float2 sums_in_turn(const float (&sum)[kCount], int first, int block, int half, int lane) {
     const float *even = &sum[4 * (first + block) + 2 * half], *other = &sum[4 * (first + (block ^ 1)) + 2 * half];
-    const bool turned = takes_turned(lane);
-    return {turned ? other[0] : even[0], turned ? other[1] : even[1]};
+    const float *const own =
+        takes_turned(lane) ? other : even; /* of two choices ptxas makes a branch and waits for products */
+    return {own[0], own[1]};
 }
 
 /* How a tile's columns come in slabs: those of the last one end where the tile does, and begin in the one before where

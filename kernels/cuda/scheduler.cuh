@@ -213,7 +213,7 @@ struct Cut {
         const auto length = static_cast<std::make_unsigned_t<Index>>(elements);
         if constexpr (kEven) { /* of groups that TMA reads, whose rows fit into 31 bits */
             tiles = ceil_div(static_cast<uint32_t>(length), static_cast<uint32_t>(space.major.block));
-            size = even_size(static_cast<uint32_t>(length), tiles);
+            size = min(even_size(static_cast<uint32_t>(length), tiles), static_cast<uint32_t>(space.major.block));
         } else { /* by constants, which divide in no time */
             size = of_columns ? kBlockN : kBlockM;
             tiles = static_cast<uint32_t>((length + size - 1) / (of_columns ? kBlockN : kBlockM));

@@ -21,8 +21,8 @@ from flexgemm import _C, conv
 from flexgemm._arrays import library_of
 from flexgemm._voxels import Triple
 from flexgemm.compat.flex_gemm.kernels import cuda
+from flexgemm.compat.flex_gemm.kernels.cuda import maps
 from flexgemm.compat.flex_gemm.kernels.triton.spconv import config
-from flexgemm.torch.maps import from_operators
 from flexgemm.torch.operators.define import Gradients, operator
 from flexgemm.voxel import NeighborMap
 
@@ -248,18 +248,8 @@ def sparse_conv_masked_bwd(
 def _neighbor_map(
     input: torch.Tensor, neighbor: torch.Tensor, sorted_idx: torch.Tensor, *, with_gradient: bool
 ) -> NeighborMap:
-    outputs, volume = neighbor.shape
-    by_offset = neighbor.view(torch.int32).t().contiguous()
-    order = sorted_idx.to(torch.int32)[None] if input.is_cuda and outputs else None
-    gradient = None
-    if with_gradient:
-        rows = input.shape[0]
-        there = (by_offset >= 0) & (by_offset < rows)
-        gradient = by_offset.new_full((volume, rows + 1), -1)  # a column more, for pairs that are not there
-        numbers = torch.arange(outputs, dtype=torch.int32, device=gradient.device).expand(volume, -1)
-        gradient.scatter_(1, by_offset.where(there, rows).long(), numbers)
-        gradient = gradient[:, :rows].contiguous()
-    return from_operators(by_offset, order, gradient, None, _kernel(volume), input.shape[0])
+    order = sorted_idx.to(torch.int32)[None] if input.is_cuda and len(neighbor) else None
+    return maps.native(neighbor, _kernel(neighbor.shape[1]), input.shape[0], order, with_gradient=with_gradient)
 
 
 def _with_axes(weight: torch.Tensor) -> torch.Tensor:

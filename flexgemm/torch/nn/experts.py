@@ -64,7 +64,7 @@ class GroupedLinear(torch.nn.Module):
 
     def frozen(self) -> Float8GroupedLinear:
         """A copy for inference, with weights of FP8."""
-        return Float8GroupedLinear(self.weight.detach(), None if self.bias is None else self.bias.detach())
+        return Float8GroupedLinear(self.weight.detach(), None if self.bias is None else self.bias.detach().clone())
 
     def extra_repr(self) -> str:
         text = f"{self.num_groups}, {self.in_features}, {self.out_features}"
@@ -144,5 +144,6 @@ class _FrozenProduct(torch.autograd.Function):
         w, scale_w, offsets = ctx.saved_tensors
         weight = (w.to(torch.float32) * scale_w[..., None]).to(grad_out.dtype)
         grad_x = grad_out.new_zeros((grad_out.shape[0], w.shape[2]))
-        products.product("m_grouped", grad_out, weight, offsets=offsets, b_row_major=True, out=grad_x)
+        with torch.autocast(grad_out.device.type, enabled=False):
+            products.product("m_grouped", grad_out, weight, offsets=offsets, b_row_major=True, out=grad_x)
         return grad_x, None, None, None, None

@@ -22,5 +22,8 @@ class KeepsFloat8(torch.nn.Module):
             return super()._apply(fn, recurse)
         weight, scale = self.weight, self.scale
         super()._apply(fn, recurse)
-        self.weight, self.scale = weight.to(self.weight.device), scale.to(self.scale.device)
+        if self.weight.dtype is not weight.dtype:
+            self.weight = weight.to(self.weight.device)
+        if self.scale.dtype is not scale.dtype:
+            self.scale = scale.to(self.scale.device)
         return self

@@ -7,12 +7,30 @@ from __future__ import annotations
 
 import torch
 
-from flexgemm.voxel import neighbor_map, sparse_conv_map
+from flexgemm._voxels import Triple
+from flexgemm.torch.maps import from_operators
+from flexgemm.voxel import NeighborMap, neighbor_map, sparse_conv_map
 
 
 def unsigned(nmap: torch.Tensor) -> torch.Tensor:
     """flexgemm's map (V, N) int32 as (N, V) uint32."""
     return nmap.t().contiguous().view(torch.uint32)
+
+
+def native(
+    given: torch.Tensor, kernel: Triple, rows: int, order: torch.Tensor | None = None, *, with_gradient: bool = True
+) -> NeighborMap:
+    """A map (M, V) uint32 of `rows` inputs as flexgemm takes it, with what the gradient in them is computed by."""
+    outputs, volume = given.shape
+    by_offset = given.view(torch.int32).t().contiguous()
+    gradient = None
+    if with_gradient:
+        there = (by_offset >= 0) & (by_offset < rows)
+        gradient = by_offset.new_full((volume, rows + 1), -1)  # a column more, for pairs that are not there
+        numbers = torch.arange(outputs, dtype=torch.int32, device=gradient.device).expand(volume, -1)
+        gradient.scatter_(1, by_offset.where(there, rows).long(), numbers)
+        gradient = gradient[:, :rows].contiguous()
+    return from_operators(by_offset, order, gradient, None, kernel, rows)
 
 
 def hashmap_build_submanifold_conv_neighbour_map(

@@ -2,4 +2,6 @@
 
 from flexgemm.compat.flex_gemm.kernels.triton import spconv
 
-__all__ = ["spconv"]
+config = spconv.config
+
+__all__ = ["config", "spconv"]

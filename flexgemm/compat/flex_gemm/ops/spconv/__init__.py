@@ -50,6 +50,7 @@ from flexgemm.compat.flex_gemm.ops.spconv.sparse_conv3d import SparseConv3dFunct
 from flexgemm.compat.flex_gemm.ops.spconv.submanifold_conv3d import (  # noqa: E402
     SpConvConfig,
     SubMConv3dFunction,
+    SubMConv3dNeighborCache,
     sparse_submanifold_conv3d,
 )
 
@@ -65,6 +66,7 @@ __all__ = [
     "SparseConv3dFunction",
     "SparseConv3dOutCoordAlgorithm",
     "SubMConv3dFunction",
+    "SubMConv3dNeighborCache",
     "set_algorithm",
     "set_hashmap_ratio",
     "sparse_conv3d",

@@ -26,6 +26,7 @@ def expect_algorithm() -> None:
 def forward(feats: torch.Tensor, nmap: NeighborMap, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The convolution, recorded by autograd; in the dtype of its arguments under torch.autocast too."""
     precision = "tf32" if config.allow_tf32 else "ieee"
+    bias = None if bias is None else bias.to(feats.dtype)
     with torch.autocast(feats.device.type, enabled=False):
         return flexgemm.torch.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, precision=precision)
 
@@ -54,6 +55,10 @@ class NeighborCache:
 
     def __init__(self, nmap: NeighborMap) -> None:
         self.nmap = nmap
+
+    def map_for(self, weight: torch.Tensor) -> NeighborMap:
+        """The map that a convolution by this weight goes by."""
+        return self.nmap
 
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key)
@@ -93,6 +98,10 @@ class NeighborCache:
     def valid_signal_seg(self) -> torch.Tensor:
         return self._pairs[4]
 
+    def compute_kernel_idx(self, block_size: int) -> None:
+        """Makes the items valid_kernel_<block_size> and valid_kernel_seg_<block_size>."""
+        self[f"valid_kernel_{block_size}"], self[f"valid_kernel_seg_{block_size}"] = self._blocks(block_size)
+
     def valid_kernel_callback(self, block_size: int) -> torch.Tensor:
         return self._blocks(block_size)[0]
 
@@ -109,7 +118,7 @@ def cached_forward(
     """`forward` by the name that both autograd classes have for it: without autograd."""
     expect_algorithm()
     with torch.no_grad():
-        return forward(feats, neighbor_cache.nmap, weight, bias)
+        return forward(feats, neighbor_cache.map_for(weight), weight, bias)
 
 
 def cached_backward(
@@ -120,4 +129,4 @@ def cached_backward(
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     expect_algorithm()
-    return backward(grad_output, feats, neighbor_cache.nmap, weight, bias)
+    return backward(grad_output, feats, neighbor_cache.map_for(weight), weight, bias)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from flexgemm._voxels import three_ints
 from flexgemm.compat.flex_gemm.kernels.cuda.maps import unsigned
 from flexgemm.compat.flex_gemm.ops import spconv
 from flexgemm.compat.flex_gemm.ops.grids import grid_of
@@ -21,6 +22,13 @@ class SparseConv3dNeighborCache(NeighborCache):
 
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key, None)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("neighbor_map", "neighbor_map_bwd"):
+            raise TypeError(
+                f"{name}: expected no other map, since convolutions go by the one that the cache was made of"
+            )
+        super().__setattr__(name, value)
 
     @cached_property
     def neighbor_map_bwd(self) -> torch.Tensor:
@@ -53,7 +61,9 @@ def _map(coords: torch.Tensor, out_coords: torch.Tensor | None, shape: Sequence[
     orders = {value: name.lower() for name, value in vars(spconv.SerializationMode).items() if name.isupper()}
     if spconv.SERIALIZATION_MODE not in orders:
         raise ValueError(f"SERIALIZATION_MODE: expected one of {list(orders)}, got {spconv.SERIALIZATION_MODE!r}")
-    grid, (kernel, stride, padding, dilation) = grid_of(shape), (tuple(x) for x in how)
+    names = ("kernel_size", 1), ("stride", 1), ("padding", 0), ("dilation", 1)
+    numbers = (three_ints(x, name, least=least) for x, (name, least) in zip(how, names, strict=True))
+    grid, (kernel, stride, padding, dilation) = grid_of(shape), numbers
     reach = tuple(d * (k - 1) for k, d in zip(kernel, dilation, strict=True))
     fits = all(w + 2 * p > r for w, p, r in zip(grid[1:], padding, reach, strict=True))
     if not fits and (out_coords is None or len(out_coords) == 0):

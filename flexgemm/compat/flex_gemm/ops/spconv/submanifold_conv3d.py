@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from flexgemm.compat.flex_gemm.kernels.cuda import maps
 from flexgemm.compat.flex_gemm.ops.grids import grid_of
 from flexgemm.compat.flex_gemm.ops.spconv import _convolve as convolve
 from flexgemm.compat.flex_gemm.ops.spconv._convolve import NeighborCache, Triple
@@ -47,7 +49,42 @@ class SpConvConfig:
 
 
 class SubMConv3dNeighborCache(NeighborCache):
+    """Programs give it a `neighbor_map` (N, V) uint32 of their own, too: when they make it, or in place of the one that
+    it has."""
+
+    _DERIVED = ("nmap", "_given", "_pairs", "_sorted", "gray_code", "sorted_idx", "valid_signal_i", "valid_signal_o",
+                "valid_signal_seg")  # fmt: skip
+
+    def __init__(self, nmap: NeighborMap | None = None, **items: Any) -> None:
+        if nmap is None and "neighbor_map" not in items:
+            raise TypeError("neighbor_map: expected a tensor (N, V), got None")
+        if nmap is not None:
+            super().__init__(nmap)
+        for name, value in items.items():
+            self[name] = value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "neighbor_map":
+            for derived in self._DERIVED:
+                self.__dict__.pop(derived, None)
+        super().__setattr__(name, value)
+
+    def map_for(self, weight: torch.Tensor) -> NeighborMap:
+        if "nmap" in self.__dict__:
+            return self.nmap
+        rows, volume = self.neighbor_map.shape
+        kernel: Any = tuple(weight.shape[1:4])
+        if math.prod(kernel) != volume:
+            need = f"(Co, Kw, Kh, Kd, Ci), {volume} offsets as of neighbor_map"
+            raise ValueError(f"weight: expected {need}, got {tuple(weight.shape)}")
+        given: NeighborMap | None = self.__dict__.get("_given")
+        if given is None or given.kernel_size != kernel:
+            given = self._given = maps.native(self.neighbor_map, kernel, rows)
+        return given
+
     def freeze(self, splitk: int = 1, algorithm: str = "masked_implicit_gemm_splitk") -> SpConvConfig:
+        if "nmap" not in self.__dict__:
+            raise TypeError("freeze: expected a cache of coordinates, got one of a neighbor_map that was given")
         return SpConvConfig(self.nmap.freeze(), splitk, algorithm)
 
 
@@ -67,7 +104,7 @@ class SubMConv3dFunction:
         if neighbor_cache is None:
             neighbor_cache = SubMConv3dFunction._compute_neighbor_cache(coords, shape, weight.shape[1:4], dilation)
         convolve.expect_algorithm()
-        return convolve.forward(feats, neighbor_cache.nmap, weight, bias), neighbor_cache
+        return convolve.forward(feats, neighbor_cache.map_for(weight), weight, bias), neighbor_cache
 
     @staticmethod
     def _compute_neighbor_cache(
