@@ -52,7 +52,9 @@ __device__ __forceinline__ void add_to_rows(const float (&sum)[kCount], const Ro
         }
 #pragma unroll
         for (int i = 0; i < 2 * kBlocks; ++i) {
-            const float2 sums = sums_in_turn(sum, first, i / 2, i % 2, lane);
+            const int block = first + i / 2;
+            const float2 sums =
+                sums_in_turn(sums_of_block(sum, block, i % 2), sums_of_block(sum, block ^ 1, i % 2), lane);
             const float factor = factors.of[i % 2];
             *at[i] = {fmaf(sums.x, factor, values[i].x), fmaf(sums.y, factor, values[i].y)};
         }

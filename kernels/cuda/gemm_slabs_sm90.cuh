@@ -39,13 +39,16 @@ __device__ __forceinline__ uint32_t place_in_turn(int row, int block, int lane) 
     return place_in_slab(row, (block ^ takes_turned(lane)) * 32 + lane % 4 * 8);
 }
 
-/* And which they are, of its first row or (half 1) its second; of all blocks from `first` on, an even number. */
+/* Where the sums of a block lie of a lane's first row, or (half 1) of its second. */
 template <int kCount>
-__device__ __forceinline__ float2 sums_in_turn(const float (&sum)[kCount], int first, int block, int half, int lane) {
-    const float *even = &sum[4 * (first + block) + 2 * half], *other = &sum[4 * (first + (block ^ 1)) + 2 * half];
-    const float *const own =
-        takes_turned(lane) ? other : even; /* of two choices ptxas makes a branch and waits for products */
-    return {own[0], own[1]};
+__device__ __forceinline__ const float *sums_of_block(const float (&sum)[kCount], int block, int half) {
+    return &sum[4 * block + 2 * half];
+}
+
+/* And which of two blocks' the lane takes. */
+__device__ __forceinline__ float2 sums_in_turn(const float *own, const float *other, int lane) {
+    const bool turned = takes_turned(lane);
+    return {turned ? other[0] : own[0], turned ? other[1] : own[1]};
 }
 
 /* How a tile's columns come in slabs: those of the last one end where the tile does, and begin in the one before where
@@ -102,8 +105,12 @@ __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *s
         for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                /* By address: of a choice by value ptxas makes a branch, and in some kernels has products wait for it. */
+                constexpr float kZeros[2] = {};
                 const bool blank = block / 2 * 16 < part.blank;
-                const float2 sums = blank ? float2{} : sums_in_turn(sum, first, block, half, lane);
+                const float *own = blank ? kZeros : sums_of_block(sum, first + block, half),
+                            *other = blank ? kZeros : sums_of_block(sum, first + (block ^ 1), half);
+                const float2 sums = sums_in_turn(own, other, lane);
                 const float factor = part.factors.of[half];
                 *reinterpret_cast<float2 *>(slab + place_in_turn(lane / 4 + 8 * half, block, lane)) = {sums.x * factor,
                                                                                                        sums.y * factor};

@@ -1,0 +1,159 @@
+"""Options of products in combinations that nobody thought of: each seed draws one, whatever kernel that asks for.
+
+Tests of a single option hold the others still, and two that are right alone may not be together.
+"""
+
+from __future__ import annotations
+
+import guarded
+import numpy as np
+import pytest
+import reference
+import scenes
+from products import (
+    E4M3,
+    E5M2,
+    KEPT,
+    block_scales,
+    cut_of,
+    elements,
+    epilogue_of,
+    judge_output,
+    offsets_of,
+    scale_out_of,
+    width,
+)
+from reference import f64
+
+SEEDS = 120
+DTYPES = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), ("bfloat16",) * 2, ("float16",) * 2]
+SIZES = {
+    "small": [0, 1, 1, 2, 3, 16, 17, 30],
+    "sparse": [0, 0, 0, 0, 1, 63, 130],
+    "edges": [0, 1, 15, 64, 65, 127, 128, 129, 192, 255, 256, 257],
+    "large": [0, 100, 300, 384, 385, 512],
+}
+PADDING = [0, 0, 128, 384]  # rows of no group behind one
+
+
+class Draw:
+    """A product: its operands, `how` it is called, and of each group its rows and the weight that they meet."""
+
+    def __init__(self, seed, on_gpu):
+        self.rng, self.on_gpu = np.random.default_rng(seed), on_gpu
+        self.layout = self.pick("dense", "batched", "m_grouped", "m_grouped_contiguous", "m_grouped_masked")
+        self.dtypes = self.pick(*DTYPES)
+        self.k = elements(16 * self.pick(1, 2, 5, 8, 9, 17, 33, 64), self.dtypes[0])
+        self.n = self.pick(8, 40, 64, 97, 128, 170, 200, 256, 300, 400, 513)
+        self.accumulate = self.pick(False, False, True)
+        self.activation = self.pick(None, None, "relu", "silu", "gelu", "swiglu" if self.n % 2 == 0 else None)
+        self.out_dtype = "float32" if self.accumulate else self.pick("float32", "float16", "bfloat16", "bfloat16", E4M3)
+        self.sms = self.pick(1, 2, 3, 4, 5)
+        self.how = {"layout": self.layout, "accumulate": self.accumulate}
+        self.rows_of_group, self.weight_of_group = getattr(self, f"lay_out_{self.layout.removeprefix('m_')}")()
+        one_sign = width(self.n, self.activation) < 64
+        self.a, self.b = (
+            scenes.values(self.rng, (*lead, self.k), dtype, one_sign=one_sign)
+            for lead, dtype in zip((self.rows, (*self.weights, self.n)), self.dtypes, strict=True)
+        )
+        self.scale()
+        self.pad = self.pick(0, 0, 16, 32)
+        self.offset = self.pick(0, 0, 16)
+
+    def pick(self, *values):
+        return values[self.rng.integers(len(values))]
+
+    def sizes(self):
+        groups = self.pick(1, 2, 4, 7, 12, 33)
+        return [self.pick(*SIZES["small" if groups > 12 else self.kind()]) for _ in range(groups)]
+
+    def kind(self):
+        return self.pick(*SIZES)
+
+    def lay_out_dense(self):
+        self.rows, self.weights = (self.pick(1, 8, 17, 33, 65, 100, 129, 250, 300, 513, 700),), ()
+        return [slice(None)], [()]
+
+    def lay_out_batched(self):
+        groups = self.pick(1, 2, 5)
+        self.rows, self.weights = (groups, self.pick(1, 7, 33, 65, 129, 300)), (groups,)
+        return list(range(groups)), list(range(groups))
+
+    def lay_out_grouped(self):
+        sizes, form = self.sizes(), self.pick("ends", "bounds")
+        first = self.pick(0, 5, 130) if form == "bounds" else 0
+        self.how["offsets"] = offsets_of(sizes, form, self.pick("int32", "int64"), first)
+        ends = first + np.cumsum(sizes)
+        self.rows, self.weights = (int(ends[-1]) + self.pick(0, 9, 140),), (len(sizes),)
+        weights = list(range(len(sizes)))
+        if self.pick(True, False):  # those that do not exist are an error on the CPU
+            known, missing = [*weights], [len(sizes), -1] if self.on_gpu else []
+            weights = [self.pick(*known, *missing * self.pick(1, 4)) for _ in sizes]
+            self.how["weight_indices"] = np.array(weights, self.pick("int32", "int64"))
+        return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)], weights
+
+    def lay_out_grouped_contiguous(self):
+        sizes = self.sizes()
+        owners, rows, weights = [np.full(self.pick(*PADDING), -1)], [], []
+        for group in self.rng.permutation(len(sizes)):
+            begin = sum(map(len, owners))
+            rows.append(slice(begin, begin + sizes[group]))
+            weights.append(group)
+            padding = -sizes[group] % 128 + self.pick(*PADDING)
+            owners += [np.full(sizes[group], group), np.full(padding, -1)]
+        self.how["m_indices"] = np.concatenate(owners).astype(np.int32)
+        self.rows, self.weights = (len(self.how["m_indices"]),), (len(sizes),)
+        return rows, weights
+
+    def lay_out_grouped_masked(self):
+        sizes = self.sizes()
+        self.how |= {"masked_m": np.array(sizes, np.int32), "expected_m": self.pick(0, 1, 8, 20, 40, 100, 300, 2000)}
+        self.rows, self.weights = (len(sizes), max(*sizes, 1) + self.pick(0, 9)), (len(sizes),)
+        return [(g, slice(0, size)) for g, size in enumerate(sizes)], list(range(len(sizes)))
+
+    def scale(self):
+        float8 = self.dtypes[0].startswith("float8")
+        kind = self.pick("none", "tensor", "row", "row of a", *["block"] * float8)
+        bias = self.pick(None, None, "float32", None if self.out_dtype == E4M3 else self.out_dtype)
+        self.how |= epilogue_of(self.rng, self.a, self.b, "none" if kind == "block" else kind, bias, self.activation)
+        self.how["promote_every"] = self.pick(128, 128, 256) if float8 else 128
+        if kind == "block":
+            rows, lead_a, lead_b = self.a.shape[-2], self.a.shape[:-2], self.b.shape[:-2]
+            self.how |= block_scales(self.rng, rows, self.n, self.k, lead_a, lead_b)
+
+    def part(self, group):
+        """The scales and the bias of a group."""
+        rows, weight = self.rows_of_group[group], self.weight_of_group[group]
+        part = {name: self.how[name] for name in ("alpha", "activation")}
+        for name, lead, own in ("scale_a", self.rows[:-1], rows), ("scale_b", self.weights, weight):
+            x = self.how[name]
+            of_group = own if name == "scale_b" or x is None or x.ndim > len(lead) else group
+            part[name] = x if x is None or x.ndim == 0 else x[of_group]
+        bias = self.how.get("bias")
+        return part | {"bias": None if bias is None else bias[weight]}
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_options_in_any_combination(backend, seed):
+    """Rows of no group, and of a weight that does not exist, are neither read nor written."""
+    case = Draw(seed, on_gpu=backend.name != "cpu")
+    scale_out, columns = scale_out_of(case.out_dtype), width(case.n, case.activation)
+    shape = *case.rows, columns
+    initial = np.full(shape, KEPT, reference.dtype_of(case.out_dtype))
+    if case.accumulate:
+        initial = (case.rng.standard_normal(shape) / 64).astype(np.float32)
+    expected, left = {}, np.ones(case.rows, bool)
+    for group, (rows, weight) in enumerate(zip(case.rows_of_group, case.weight_of_group, strict=True)):
+        if case.layout == "dense" or (0 <= weight < len(case.b) and case.a[rows].size):
+            left[rows] = False
+            expected[group] = reference.gemm(case.a[rows], case.b[weight], **case.part(group))
+    case.a[left] = np.nan
+    with guarded.multiprocessors(case.sms):
+        out = guarded.gemm(backend, case.a, case.b, case.out_dtype, shape=shape, initial=initial, scale_out=scale_out,
+                           pad=case.pad, offset=case.offset, **case.how)  # fmt: skip
+    np.testing.assert_array_equal(f64(out[left]), f64(initial[left]))
+    cut = cut_of(backend, case.dtypes, case.activation) * (2 if case.how["promote_every"] == 256 else 1)
+    for group, ref in expected.items():
+        own = out[case.rows_of_group[group]]
+        own = own - initial[case.rows_of_group[group]] if case.accumulate else own
+        judge_output(own, ref, case.dtypes[0], case.out_dtype, scale_out, case.activation, cut)
