@@ -475,7 +475,10 @@ def test_grid_sample(device, mode):
         torch.testing.assert_close(picked.sum(-1), out[..., 0])
     out.sum().backward()
     assert feats.grad.sum().item() == pytest.approx(3)
-    assert torch.equal(ops.grid_sample.grid_sample_3d_torch(feats, coords, shape, points, mode), out)
+    from flexgemm.compat.flex_gemm.ops.grid_sample import grid_sample, grid_sample_torch
+
+    assert grid_sample.GridSample3dFunction is ops.grid_sample.GridSample3dFunction
+    assert torch.equal(grid_sample_torch.grid_sample_3d_torch(feats, coords, shape, points, mode), out)
     assert torch.equal(ops.grid_sample.GridSample3dFunction.apply(feats, coords, shape, points, mode), out)
 
 
