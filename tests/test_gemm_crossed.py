@@ -138,7 +138,7 @@ class Draw:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_options_in_any_combination(backend, seed):
-    """Rows of no group, and of a weight that does not exist, are neither read nor written."""
+    """Rows of no group, and of a weight that does not exist, are not written, nor taken for others."""
     case = Draw(seed, on_gpu=backend.name != "cpu")
     scale_out, columns = scale_out_of(case.out_dtype), width(case.n, case.activation)
     shape = *case.rows, columns

@@ -252,17 +252,14 @@ def pool_of(mode):
     return lambda feats: ft.sparse_pool3d(feats, neighbor_map=nmap, mode=mode)
 
 
-def sizes_of(name):
-    return {
-        "feats": (20, 5),
-        "weight": (5, 3, 3, 3, 5),
-        "even": (5, 2, 2, 2, 5),
-        "x": (6, 16),
-        "w": (8, 16),
-        "ws": (2, 8, 16),
-    }[name]
-
-
+SIZES = {
+    "feats": (20, 5),
+    "weight": (5, 3, 3, 3, 5),
+    "even": (5, 2, 2, 2, 5),
+    "x": (6, 16),
+    "w": (8, 16),
+    "ws": (2, 8, 16),
+}
 POINTS = torch.arange(18).view(6, 3) / 9
 # What is traced, its arguments, and which of them require a gradient when it is.
 UNFORESEEN = {
@@ -293,7 +290,7 @@ def test_a_gradient_that_was_not_foreseen_is_refused(what):
         def forward(self, *args):
             return function(*args)
 
-    args = [torch.randn(sizes_of(name), requires_grad=name in foreseen) for name in names]
+    args = [torch.randn(SIZES[name], requires_grad=name in foreseen) for name in names]
     exported = torch.export.export(Network(), tuple(args)).module()
     torch.testing.assert_close(exported(*args), function(*args))
     args = [x.detach().requires_grad_() for x in args]
