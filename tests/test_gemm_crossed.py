@@ -67,10 +67,7 @@ class Draw:
 
     def sizes(self):
         groups = self.pick(1, 2, 4, 7, 12, 33)
-        return [self.pick(*SIZES["small" if groups > 12 else self.kind()]) for _ in range(groups)]
-
-    def kind(self):
-        return self.pick(*SIZES)
+        return [self.pick(*SIZES["small" if groups > 12 else self.pick(*SIZES)]) for _ in range(groups)]
 
     def lay_out_dense(self):
         self.rows, self.weights = (self.pick(1, 8, 17, 33, 65, 100, 129, 250, 300, 513, 700),), ()
@@ -89,8 +86,8 @@ class Draw:
         self.rows, self.weights = (int(ends[-1]) + self.pick(0, 9, 140),), (len(sizes),)
         weights = list(range(len(sizes)))
         if self.pick(True, False):  # those that do not exist are an error on the CPU
-            known, missing = [*weights], [len(sizes), -1] if self.on_gpu else []
-            weights = [self.pick(*known, *missing * self.pick(1, 4)) for _ in sizes]
+            missing = [len(sizes), -1] if self.on_gpu else []
+            weights = [self.pick(*weights, *missing * self.pick(1, 4)) for _ in sizes]
             self.how["weight_indices"] = np.array(weights, self.pick("int32", "int64"))
         return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)], weights
 
