@@ -160,17 +160,14 @@ def segment_gemm(
     weight_indices: (S,) int32 or int64, the weight of each segment; by default segment i has weight i.
     scale_b: (), (W,) or (W, N); bias: (W, N): of the weights. The rest as in `gemm_nt`.
     """
-    ends, names = segment_ends(offsets, seg_lens, weights if weight_indices is None else weight_indices)
+    ends, names = segment_ends(offsets, seg_lens, weights, weight_indices)
     how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": not weight_column_major}
     with renamed(names):
         return product("m_grouped", x, weights, **how, **options)
 
 
-def segment_ends(offsets: Any, seg_lens: Any, each: Any) -> tuple[Array, dict[str, str]]:
-    """Where segments end, given as such or by their lengths, and the names that their product's arguments have.
-
-    each: an array that has an entry for each of them.
-    """
+def segment_ends(offsets: Any, seg_lens: Any, weights: Any, weight_indices: Any) -> tuple[Array, dict[str, str]]:
+    """Where segments end, given as such or by their lengths, and the names that their product's arguments have."""
     if (offsets is None) == (seg_lens is None):
         raise ValueError("offsets, seg_lens: expected one of them")
     names = {"a": "x", "b": "weights"}
@@ -178,6 +175,7 @@ def segment_ends(offsets: Any, seg_lens: Any, each: Any) -> tuple[Array, dict[st
         return offsets, names
     if not hasattr(seg_lens, "cumsum"):
         raise TypeError(f"seg_lens: expected an array with cumsum, got {type(seg_lens).__qualname__}; give offsets")
+    each = weights if weight_indices is None else weight_indices
     got, segments = tuple(seg_lens.shape), tuple(getattr(each, "shape", ()))[:1]
     if segments and got != segments:  # the sums of one more would be bounds
         raise ValueError(f"seg_lens: expected a length for each of {segments[0]} segments, got shape {got}")

@@ -96,7 +96,9 @@ def test_a_cache_of_a_map_that_a_program_made(device, kernel_size):
     made = SubMConv3dNeighborCache(neighbor_map=centre.view(torch.uint32), splitk=2)
     _, found = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias)
     codes = found.gray_code.clone()
+    found.compute_kernel_idx(64)
     found["neighbor_map"] = centre.view(torch.uint32)
+    assert not hasattr(found, "valid_kernel_64") and not hasattr(found, "nmap")
     assert made["splitk"] == 2 and not torch.equal(found.gray_code, codes)
     s.map[1:] = -1
     for cache in (made, found):
@@ -110,12 +112,20 @@ def test_a_cache_of_a_map_that_a_program_made(device, kernel_size):
     s.map = signed(own)
     out, _ = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, made)
     reference.assert_rows(numpy(out), s.expected(), TF32)
+    own.view(torch.int32)[:, :1] = -1
+    s.map[0] = -1
+    out, _ = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, made)
+    reference.assert_rows(numpy(out), s.expected(), TF32)
     with pytest.raises(ValueError, match="^weight: expected"):
         sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight[:, :, :1, :1], s.bias, made)
     with pytest.raises(TypeError, match="^freeze: expected a cache of coordinates"):
         made.freeze()
     with pytest.raises(TypeError, match="^neighbor_map: expected"):
         SubMConv3dNeighborCache()
+    for wrong in (s.map.T.tolist(), own.view(torch.int32).long(), own[0]):
+        with pytest.raises(TypeError, match=r"^neighbor_map: expected a tensor \(N, V\) of uint32, got"):
+            made.neighbor_map = wrong
+    assert made.neighbor_map is own
 
 
 def test_a_bias_of_another_dtype(device):

@@ -230,14 +230,16 @@ def test_segments_name_their_arguments(device):
     bounds = integers(0, 5, 5, 14)
     for changed, error, message in (
         ({"seg_indptr": None}, ValueError, "seg_lens, seg_indptr: expected one of them"),
-        ({"seg_indptr": bounds.tolist()}, TypeError, "seg_indptr: expected a tensor, got list"),
+        ({"seg_indptr": bounds.tolist()}, TypeError, "seg_indptr: expected a torch.Tensor, got builtins.list"),
         ({"seg_indptr": None, "seg_lens": bounds[:2]}, ValueError, r"seg_lens: expected \(3,\), got \(2,\)"),
         ({"seg_indptr": bounds[:3]}, ValueError, r"seg_indptr: expected \(4,\), got \(3,\)"),
         ({"seg_indptr": bounds.float()}, TypeError, "seg_indptr: expected dtype int32 or int64"),
         ({"weight_indices": bounds}, ValueError, r"weight_indices: expected \(3,\), got \(4,\)"),
         ({"weights": weights[:2]}, ValueError, "weights: expected one for each of 3 segments, got 2"),
         ({"weights": weights[0]}, ValueError, r"weights: expected \(any, any, any\), got \(8, 16\)"),
-        ({"x": x.tolist()}, TypeError, "x: expected a tensor, got list"),
+        ({"x": x.tolist()}, TypeError, "x: expected a torch.Tensor, got builtins.list"),
+        ({"seg_indptr": None, "out": [5, 0, 9]}, TypeError, "out: expected a torch.Tensor, got builtins.list"),
+        ({"seg_indptr": None, "seg_lens": [5, 0, 9]}, TypeError, "seg_lens: expected a torch.Tensor, got"),
     ):
         call = {"x": x, "weights": weights, "batch_size": 3, "weight_column_major": True, "seg_indptr": bounds}
         with pytest.raises(error, match=f"^{message}"):
@@ -250,7 +252,8 @@ def test_bmm_fp8_names_its_arguments(device):
         ((a[0], b, one, one), ValueError, r"A: expected \(G, M, K\)"),
         ((a, b, one.double(), one), TypeError, "A_scale: expected dtype float32"),
         ((a, b, one, torch.ones(4)), ValueError, r"B_scale: expected one element, got \(4,\)"),
-        ((a, b, 1.0, one), TypeError, "A_scale: expected a tensor, got float"),
+        ((a, b, 1.0, one), TypeError, "A_scale: expected a torch.Tensor, got builtins.float"),
+        ((a, [b], one, one), TypeError, "B: expected a torch.Tensor, got builtins.list"),
     ):
         with pytest.raises(error, match=f"^{message}"):
             bmm_fp8(*arguments, torch.bfloat16)

@@ -112,6 +112,18 @@ def test_contiguous_groups_that_end_within_a_tile(backend, sms, out_dtype, scale
         check_contiguous(backend, m_indices, 10, 520, 400, FP8, out_dtype, (scales, "tensor"))
 
 
+@pytest.mark.parametrize("sms", [1, 3])
+@pytest.mark.parametrize("dtypes", [FP8, ("bfloat16",) * 2], ids=lambda d: d[0])
+def test_contiguous_groups_far_apart(backend, sms, dtypes):
+    """More tiles of padding, one after the other, than a warp looks at in one turn, in front, between and behind."""
+    m_indices = np.full(128 * 112, -1, np.int32)
+    for tile, rows, group in (35, 128, 2), (36, 1, 2), (71, 60, 0), (73, 128, 1), (74, 128, 1), (76, 9, 3), (78, 77, 3):
+        m_indices[128 * tile : 128 * tile + rows] = group
+    with guarded.multiprocessors(sms):
+        check_contiguous(backend, m_indices, 4, 200, 160, dtypes, own_dtype(dtypes))
+        check_contiguous(backend, m_indices, 4, 1040, 160, dtypes, own_dtype(dtypes))
+
+
 def test_contiguous_without_a_valid_row(backend):
     check_contiguous(backend, np.full(200, -1, np.int32), 2, 33, 64, FP8, "bfloat16")
     check_contiguous(backend, np.zeros(0, np.int32), 2, 33, 64, FP8, "bfloat16")

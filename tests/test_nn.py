@@ -11,6 +11,7 @@ import scenes
 torch = pytest.importorskip("torch", reason="torch not installed")
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
+import flexgemm.torch as ft  # noqa: E402
 import flexgemm.torch.nn as fnn  # noqa: E402
 
 KERNELS = [(3, 3, 3), (5, 1, 3)]
@@ -450,6 +451,24 @@ def test_frozen_experts(device, bias):
     again = fnn.GroupedLinear(4, 48, 32, bias=bias, device=device).frozen()
     again.load_state_dict(frozen.state_dict())
     assert torch.equal(again(x, ends)[: ENDS[-1]], out)
+
+
+@pytest.mark.parametrize("kind", ["plain", "fp8", "frozen"])
+def test_autocast_casts_experts_of_another_16_bits(device, kind):
+    torch.manual_seed(0)
+    layer = fnn.GroupedLinear(4, 48, 32, fp8=kind == "fp8", device=device, dtype=torch.float16)
+    used = layer.frozen() if kind == "frozen" else layer
+    x, ends = torch.randn(ENDS[-1], 48, device=device), torch.tensor(ENDS, dtype=torch.int32, device=device)
+    with torch.autocast(x.device.type, torch.bfloat16):
+        out = used(x, ends)
+    assert out.dtype is torch.bfloat16
+    exact = ft.m_grouped_gemm_nt(x, layer.weight.detach().float(), ends, bias=layer.bias.detach().float())
+    assert (out.float() - exact).norm() < 6e-2 * exact.norm()
+    if kind != "frozen":
+        out.sum().backward()
+        assert layer.bias.grad.dtype is torch.float16 and torch.equal(
+            layer.bias.grad[2], layer.bias.grad[2, :1].expand(32)
+        )
 
 
 @pytest.mark.parametrize("kind", ["plain", "fp8", "frozen"])

@@ -9,6 +9,7 @@ import torch
 import flexgemm
 from flexgemm._arrays import renamed
 from flexgemm.gemm import product
+from flexgemm.torch.dispatch import expect_tensor
 
 __all__ = ["SegmentGEMMWrapper", "bmm_fp8"]
 
@@ -29,10 +30,10 @@ def bmm_fp8(
     A_scale, B_scale: float32, one element. dtype: float16, bfloat16 or float32. out: (b, m, n) of dtype.
     backend: accepted; there is one.
     """
+    for name, x in ("A", A), ("B", B), ("A_scale", A_scale), ("B_scale", B_scale):
+        expect_tensor(x, name)
     row_major = B.stride(-1) == 1 and B.stride(-2) != 1
     for name, scale in ("A_scale", A_scale), ("B_scale", B_scale):
-        if not isinstance(scale, torch.Tensor):
-            raise TypeError(f"{name}: expected a tensor, got {type(scale).__name__}")
         if scale.numel() != 1:
             raise ValueError(f"{name}: expected one element, got {tuple(scale.shape)}")
     how: Any = {"scale_a": A_scale.reshape(()), "scale_b": B_scale.reshape(()), "out": out, "out_dtype": dtype}
@@ -77,6 +78,8 @@ class SegmentGEMMWrapper:
 
         An older order of the arguments has no `out`: seg_lens or seg_indptr by position are recognised.
         """
+        if out is not None:
+            expect_tensor(out, "out")
         if out is not None and out.ndim == 1 and not out.is_floating_point():
             out, seg_lens, seg_indptr, weight_indices = None, out, seg_lens, _first(seg_indptr, weight_indices)
         elif _has(seg_lens, batch_size + 1) and (seg_indptr is None or _has(seg_indptr, batch_size)) and out is None:
@@ -111,8 +114,7 @@ class SegmentGEMMWrapper:
 
 def _expect(name: str, given: Any, shape: tuple[int | None, ...]) -> torch.Tensor:
     """A tensor of that shape, in which None is any length."""
-    if not isinstance(given, torch.Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(given).__name__}")
+    expect_tensor(given, name)
     if given.ndim != len(shape) or any(n not in (None, own) for n, own in zip(shape, given.shape, strict=True)):
         need = str(shape).replace("None", "any")
         raise ValueError(f"{name}: expected {need}, got {tuple(given.shape)}")
@@ -120,7 +122,7 @@ def _expect(name: str, given: Any, shape: tuple[int | None, ...]) -> torch.Tenso
 
 
 def _has(array: torch.Tensor | None, length: int) -> bool:
-    return array is not None and array.shape == (length,)
+    return isinstance(array, torch.Tensor) and array.shape == (length,)
 
 
 def _first(*tensors: torch.Tensor | None) -> torch.Tensor | None:

@@ -8,7 +8,7 @@ FakeTensor and DTensor.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -41,10 +41,11 @@ def name_of(dtype: Any) -> Any:
     return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
 
 
-def raise_untraced(names: str) -> NoReturn:
+def expect_foreseen(foreseen: bool, names: str) -> None:
     """In the backward pass of an operator. Whether a call has gradients is asked when it is traced, and an exported
     program may be given tensors that require one where those it was traced with did not."""
-    raise RuntimeError(f"{names}: requires grad, but not when the call was traced; trace it with tensors that do")
+    if not foreseen:
+        raise RuntimeError(f"{names}: requires grad, but not when the call was traced; trace it with tensors that do")
 
 
 def refuse_stream(stream: Any) -> None:
@@ -67,6 +68,11 @@ def autocast(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) if x is not None and x.dtype in _FLOATS else x for x in tensors)
+
+
+def autocast_bias(bias: Any) -> Any:
+    """The same of a bias: one of float32, which is added before the sum is rounded, stays."""
+    return autocast(bias)[0] if isinstance(bias, torch.Tensor) and bias.dtype is not torch.float32 else bias
 
 
 def setting(precision: str | None, x: torch.Tensor) -> str:

@@ -19,9 +19,9 @@ from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records, r
 from flexgemm.torch.dispatch import (
     autocast,
     casts,
+    expect_foreseen,
     expect_tensor,
     name_of,
-    raise_untraced,
     refuse_stream,
     setting,
     traced,
@@ -89,8 +89,7 @@ def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any, Any]
 
 def expect_gradient_map(map: torch.Tensor, gradient: torch.Tensor | None) -> None:
     """An exported program asks for gradients that were not foreseen when it was traced."""
-    if gradient is not None and gradient.shape[0] != map.shape[0]:
-        raise_untraced("feats")
+    expect_foreseen(gradient is None or gradient.shape[0] == map.shape[0], "feats")
 
 
 # ---- convolution ----
@@ -402,8 +401,7 @@ def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _operator_backward(ctx: Any, grad_out: Any) -> Any:
     feats, weight, out, map, order, gradient, gradient_order, segments = ctx.saved_tensors
-    if not ctx.foreseen:
-        raise_untraced("feats, weight, bias, residual")
+    expect_foreseen(ctx.foreseen, "feats, weight, bias, residual")
     if ctx.needs_input_grad[0]:
         expect_gradient_map(map, gradient)
     nmap = from_operators(map, order, gradient, gradient_order, ctx.kernel_size, feats.shape[0], segments)

@@ -10,8 +10,8 @@ from flexgemm import conv, pool
 from flexgemm._arrays import Stream, library_of
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
-from flexgemm.torch.dispatch import expect_tensor, raise_untraced, refuse_stream, traced
-from flexgemm.torch.ops import maps_of
+from flexgemm.torch.dispatch import expect_foreseen, expect_tensor, refuse_stream, traced
+from flexgemm.torch.ops import expect_gradient_map, maps_of
 from flexgemm.voxel import NeighborMap
 
 
@@ -158,14 +158,14 @@ _record_gradient = recorded("PoolingGradient", _gradient_directly, None, no_grad
 
 def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     _, map, gradient_map, ctx.mode, with_gradient = inputs
-    ctx.volume = map.shape[0] if with_gradient else None
-    ctx.save_for_backward(gradient_map, output[1])
+    ctx.foreseen = with_gradient or ctx.mode == "sum"
+    ctx.save_for_backward(map, gradient_map, output[1])
 
 
 def _operator_backward(ctx: Any, grad_out: Any, _: Any) -> Any:
-    gradient_map, noted = ctx.saved_tensors
-    if ctx.volume != gradient_map.shape[0]:
-        raise_untraced("feats")
+    map, gradient_map, noted = ctx.saved_tensors
+    expect_foreseen(ctx.foreseen, "feats")
+    expect_gradient_map(map, gradient_map)
     return _gradient(grad_out, gradient_map, noted, ctx.mode), None, None, None, None
 
 
@@ -174,13 +174,13 @@ def _broadcast_operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> 
 
 
 def _global_operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *_, ctx.mode, ctx.foreseen = inputs
+    *_, ctx.mode, with_gradient = inputs
+    ctx.foreseen = with_gradient or ctx.mode == "sum"
     ctx.save_for_backward(*output[1:])
 
 
 def _global_operator_backward(ctx: Any, grad_out: Any, *_: Any) -> Any:
-    if not ctx.foreseen:
-        raise_untraced("feats")
+    expect_foreseen(ctx.foreseen, "feats")
     return *_global_backward(ctx, grad_out), None
 
 

@@ -12,10 +12,11 @@ from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
 from flexgemm.torch.dispatch import (
     autocast,
+    autocast_bias,
     casts,
+    expect_foreseen,
     expect_tensor,
     name_of,
-    raise_untraced,
     refuse_stream,
     setting,
     traced,
@@ -125,7 +126,7 @@ def segment_gemm(
     **options: Unpack[Options],
 ) -> torch.Tensor:
     """`flexgemm.segment_gemm` of torch tensors, differentiable as `m_grouped_gemm_nt` is without weight_indices."""
-    ends, names = gemm.segment_ends(offsets, seg_lens, weights if weight_indices is None else weight_indices)
+    ends, names = gemm.segment_ends(offsets, seg_lens, weights, weight_indices)
     how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": not weight_column_major}
     with renamed(names):
         return product("m_grouped", x, weights, **how, **options)
@@ -139,12 +140,9 @@ def product(layout: str, a: Any, b: Any, **options: Any) -> torch.Tensor:
         expect_tensor(b, "b")
     if through_operator or casts():
         a, b = autocast(a, b)
-        bias, own = (
-            options.get("bias"),
-            any(options.get(name) is not None for name in ("out", "out_dtype", "dtype_out")),
-        )
-        if isinstance(bias, torch.Tensor) and bias.dtype is not torch.float32 and a.dtype.itemsize > 1 and not own:
-            options["bias"] = autocast(bias)[0]
+        own = ("out", "out_dtype", "dtype_out")
+        if options.get("bias") is not None and a.dtype.itemsize > 1 and all(options.get(x) is None for x in own):
+            options["bias"] = autocast_bias(options["bias"])
     if through_operator:
         return _trace(layout, a, b, options)
     options["precision"] = setting(options.get("precision"), a)
@@ -182,9 +180,13 @@ def _trace(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
 # ---- gradients ----
 
 
+def differentiable(layout: str, dtype: str, plain: bool) -> bool:
+    """Whether a product has a gradient; plain: without scales, alpha, activation and out."""
+    return plain and layout in ("dense", "batched", *operators.GROUPING) and dtype in gemm.FLOATS
+
+
 def expect_differentiable(layout: str, dtype: str, plain: bool) -> None:
-    """Raises for a product that has no gradient; plain: without scales, alpha, activation and out."""
-    if layout not in ("dense", "batched", *operators.GROUPING) or not plain or dtype not in gemm.FLOATS:
+    if not differentiable(layout, dtype, plain):
         raise ValueError(
             "a, b, bias: require grad, but a product of FP8, in groups of columns or depth, or with scales, alpha, "
             "activation, weight_indices or out=, is not differentiable"
@@ -289,14 +291,14 @@ _record_grouped_gradients = recorded("GroupedProductGradients", operators.m_grou
 def _operator_save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
     a, b, bias, *groupings = inputs[:6]
     how = keyword_only_inputs
-    ctx.foreseen = how["alpha"] == 1 and all(x is None for x in (*inputs[6:], how["activation"]))
+    plain = how["alpha"] == 1 and all(x is None for x in (*inputs[6:], how["activation"]))
+    ctx.foreseen = differentiable(how["layout"], name_of(a.dtype), plain)
     grouping = next((x for x in groupings if x is not None), None)
     _save(ctx, (a, b, bias, grouping, how["layout"], how["b_row_major"], None, how["precision"], 0), output)
 
 
 def _operator_backward(ctx: Any, grad_out: Any) -> Any:
-    if not ctx.foreseen:
-        raise_untraced("a, b, bias")
+    expect_foreseen(ctx.foreseen, "a, b, bias")
     return *_gradients(ctx, grad_out), *[None] * 7
 
 

@@ -14,7 +14,7 @@ from flexgemm._arrays import Stream, library_of
 from flexgemm.grid_sample import SampleMap
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
-from flexgemm.torch.dispatch import expect_tensor, raise_untraced, refuse_stream, traced
+from flexgemm.torch.dispatch import expect_foreseen, expect_tensor, refuse_stream, traced
 from flexgemm.voxelize import Groups, Voxels, bind, expect_voxels, reduced, spread, three
 
 
@@ -218,13 +218,13 @@ _record_sum = recorded("DevoxelizeGradient", _sum, None, no_gradient)
 
 
 def _reduce_operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    _, *groups, ctx.reduce, ctx.foreseen = inputs
+    _, *groups, ctx.reduce, with_gradient = inputs
+    ctx.foreseen = with_gradient or ctx.reduce != "max"
     ctx.save_for_backward(output[1], *groups)
 
 
 def _reduce_operator_backward(ctx: Any, grad_out: Any, _: Any) -> Any:
-    if ctx.reduce == "max" and not ctx.foreseen:
-        raise_untraced("feats")
+    expect_foreseen(ctx.foreseen, "feats")
     return _reduce_backward(ctx, grad_out, None)[0], *[None] * 7
 
 

@@ -1,12 +1,12 @@
 /*
  * From a tile number to an output tile, for every layout of groups.
  *
- * The grid is sized on the host, which never sees what the groups hold: G groups that share a length L need at most
- * (L + min(G, L) * (block - 1)) / block tiles along it, and masked ones G * ceil(L / block). Tiles are numbered along
- * the axis that is grouped, the major one, and across it. Who works on a tile looks for its group, a warp scanning 32
- * groups at a time, and stops when the groups have fewer tiles. Offsets are clamped into 0..L and replaced by their
- * running maximum, which makes groups disjoint and keeps the bound true for any content: a decreasing offset is an
- * empty group.
+ * Who works on a tile looks for its group, a warp scanning 32 groups at a time, and stops when the groups have fewer
+ * tiles than the host counted (tile_space.cuh). Offsets are clamped into 0..L and replaced by their running maximum,
+ * which makes groups disjoint and keeps the host's bound true for any content: a decreasing offset is an empty group.
+ *
+ * Where each row has an index, tiles whose rows are padding throughout are not counted, so that each block has as many of
+ * the others. A chunk is then of 32 tiles of rows as the host counts them, as if each were a group.
  *
  * A pair of blocks has two blocks of rows of one group. Where groups have any number of rows, the last of an odd number
  * of blocks would leave one of the pair without any: such rests of two groups make a pair, behind the later one's tiles.
@@ -15,60 +15,11 @@
 
 #include <type_traits>
 
-#include "../plan.h"
 #include "common.cuh"
+#include "ptx.cuh"
+#include "tile_space.cuh"
 
 namespace flexgemm {
-
-enum class Grouping : int32_t {
-    kNone,    /* one group */
-    kUniform, /* each group has the whole length, its own tiles behind those of the group before */
-    kSizes,   /* each has the first data[g] of the length */
-    kOffsets, /* groups share the length */
-    kIndices, /* they share it, and data[i] is the group of element i, the same throughout a tile, then perhaps -1 */
-};
-
-/* G ends or G + 1 bounds on the device; NULL: there are none. */
-struct Offsets {
-    const void *data;
-    bool wide; /* int64 */
-    bool has_begin;
-};
-
-/* Groups of which the device alone knows how many elements each has. */
-__host__ __device__ constexpr bool has_bounds(Grouping grouping) {
-    return grouping == Grouping::kSizes || grouping == Grouping::kOffsets;
-}
-
-struct GroupedAxis {
-    Grouping grouping;
-    Offsets data; /* also sizes and indices */
-    int64_t groups, length;
-    int32_t block; /* the most elements of a tile; set for a tile shape */
-};
-
-/* What tiles there would be if all groups had the same rows: those that there are on average, or that the caller expects.
- * Set for a tile shape. */
-struct EvenGroups {
-    int32_t rows;
-    uint32_t tiles, of_group; /* major ones, of all groups and of one */
-    uint64_t inverse_of_group;
-};
-
-/* The tiles of a product, for both families. */
-struct TileSpace {
-    GroupedAxis major;
-    bool major_is_columns;
-    int64_t minor_length;
-    uint32_t major_tiles, minor_tiles;         /* set for a tile shape; the major ones a bound */
-    uint64_t inverse_of_band, inverse_of_last; /* of the tiles of a band, and of the major ones of the last band */
-    int64_t k, k_bytes, element_bytes;
-    Offsets k_offsets;      /* of groups along K */
-    Offsets weight_indices; /* `has_begin` has no meaning */
-    int64_t weights;
-    EvenGroups even;     /* of groups of rows */
-    bool rests_in_pairs; /* a tile may have rests of two groups; set for a tile shape */
-};
 
 /* Rows [row, row_end) and columns [column, column_end) of a group, of which a tile takes the first block_m and block_n;
  * `weight` is the matrix of B; bytes [k_begin, k_end) of K. */
@@ -77,103 +28,6 @@ struct OutputTile {
     Index row, row_end, column, column_end, group, weight, k_begin, k_end;
     bool apart; /* the blocks of a pair have rows of different groups */
 };
-
-/* Tiles in bands of kBandTiles major tiles, along the major axis of a band first: blocks that run together share a few
- * rows of A and a few rows of B, which L2 then holds. */
-constexpr uint32_t kBandTiles = 8;
-
-/* Of tiles that have as much as each other, but for multiples of 16. */
-template <typename T>
-__host__ __device__ constexpr T even_size(T elements, T tiles) {
-    return tiles > 0 ? ceil_div(ceil_div(elements, tiles), T{16}) * 16 : 0;
-}
-
-/* ---- host ---- */
-
-inline Offsets make_offsets(const fg_tensor &tensor, int64_t groups) {
-    return {tensor.data, tensor.dtype == FG_INT64, tensor.shape[0] == groups + 1};
-}
-
-inline TileSpace make_tile_space(const fg_gemm_params &params) {
-    const fg_gemm_shape shape = fg_gemm_shape_of(&params);
-    TileSpace space = {};
-    space.major_is_columns = params.layout == FG_GEMM_N_GROUPED;
-    space.major.length = space.major_is_columns ? shape.n : shape.m;
-    space.major.groups = shape.groups;
-    const int64_t rows = fg_gemm_all_rows(&params).m;
-    space.even.rows = static_cast<int32_t>(rows > shape.groups ? ceil_div(rows, shape.groups) : 1);
-    space.minor_length = space.major_is_columns ? shape.m : shape.n;
-    space.element_bytes = static_cast<int64_t>(fg_dtype_size(params.a.dtype));
-    space.k = shape.k;
-    space.k_bytes = shape.k * space.element_bytes;
-    const Offsets data = params.grouping.present ? make_offsets(params.grouping, shape.groups) : Offsets{};
-    switch (params.layout) {
-        case FG_GEMM_M_GROUPED:
-        case FG_GEMM_N_GROUPED:
-            space.major.grouping = Grouping::kOffsets;
-            space.major.data = data;
-            break;
-        case FG_GEMM_M_GROUPED_MASKED:
-            space.major.grouping = Grouping::kSizes;
-            space.major.data = data;
-            break;
-        case FG_GEMM_M_GROUPED_CONTIGUOUS:
-            space.major.grouping = Grouping::kIndices;
-            space.major.data = data;
-            break;
-        case FG_GEMM_K_GROUPED:
-            space.k_offsets = data;
-            space.major.grouping = Grouping::kUniform;
-            break;
-        case FG_GEMM_BATCHED:
-            space.major.grouping = Grouping::kUniform;
-            break;
-        default:
-            space.major.grouping = Grouping::kNone;
-    }
-    if (params.weight_indices.present) {
-        space.weight_indices = make_offsets(params.weight_indices, shape.groups);
-        space.weights = params.b.shape[0];
-    }
-    return space;
-}
-
-/* ceil(2^64 / divisor), by which divide() divides; 0 of 1, and of none. */
-inline uint64_t inverse_of(uint32_t divisor) { return divisor > 1 ? ~uint64_t{0} / divisor + 1 : 0; }
-
-/* Tiles are counted in 32 bits, since no memory holds the output of more: to divide in 64 takes longer than a step of
- * many products. Returns how many there are at most. `blocks` share the rows of a tile. */
-inline int64_t set_tiles(TileSpace &space, int block_m, int block_n, int blocks = 1) {
-    const int64_t block = space.major_is_columns ? block_n : block_m, length = space.major.length;
-    space.major.block = static_cast<int32_t>(block);
-    const int64_t groups = space.major.groups, nonempty = groups < length ? groups : length;
-    int64_t major_tiles;
-    switch (space.major.grouping) {
-        case Grouping::kOffsets:
-            major_tiles = (length + nonempty * (block - 1)) / block;
-            break;
-        case Grouping::kUniform:
-        case Grouping::kSizes:
-            major_tiles = groups * ceil_div<int64_t>(length, block);
-            break;
-        default:
-            major_tiles = ceil_div<int64_t>(length, block);
-    }
-    space.major_tiles = static_cast<uint32_t>(major_tiles);
-    space.minor_tiles =
-        static_cast<uint32_t>(ceil_div<int64_t>(space.minor_length, space.major_is_columns ? block_m : block_n));
-    space.inverse_of_band = inverse_of(kBandTiles * space.minor_tiles);
-    space.inverse_of_last = inverse_of(space.major_tiles % kBandTiles);
-    space.rests_in_pairs = blocks == 2 && has_bounds(space.major.grouping) && !space.major_is_columns;
-    if (space.major.grouping == Grouping::kNone) return major_tiles * space.minor_tiles;
-    const int64_t whole = space.rests_in_pairs ? (space.even.rows + block / 2 - 1) / block : 0; /* without rests */
-    const int64_t of_group = whole > 0 ? whole : ceil_div<int64_t>(space.even.rows, block), of_all = of_group * groups;
-    const bool fits = of_all < major_tiles && space.major.grouping != Grouping::kIndices;
-    space.even.tiles = static_cast<uint32_t>(fits ? of_all : major_tiles);
-    space.even.of_group = static_cast<uint32_t>(of_group);
-    space.even.inverse_of_group = inverse_of(space.even.of_group);
-    return major_tiles * space.minor_tiles;
-}
 
 /* ---- groups ---- */
 
@@ -273,15 +127,29 @@ struct GroupChunk {
         size = cut.size;
     }
 
+    /* The same of tiles of rows that are there or not. */
+    __device__ __forceinline__ void load(const GroupCursor<Index> &from, bool is_there) {
+        const unsigned there = __ballot_sync(0xffffffffu, is_there);
+        group = from.group;
+        counted = from.counted;
+        counted_with = counted + __popc(there);
+        first = counted + __popc(there & ((1u << threadIdx.x % 32) - 1));
+    }
+
     __device__ __forceinline__ bool has(uint32_t tile) const { return counted <= tile && tile < counted_with; }
 
     __device__ __forceinline__ GroupCursor<Index> next() const { return {group + 32, reached, counted_with}; }
 
-    /* A tile that it has: of the last group that begins with it or before. kEven: no element of it is the next one's. */
+    /* The lane whose tile it is, of those that it has: the last one that begins with it or before. */
+    __device__ __forceinline__ int lane_of(uint32_t number) const {
+        return 31 - __clz(static_cast<int>(__ballot_sync(0xffffffffu, first <= number)));
+    }
+
+    /* A tile that it has. kEven: no element of it is the next group's. */
     template <bool kEven>
     __device__ __forceinline__ MajorTile<Index> tile(uint32_t number) const {
         using Unsigned = std::make_unsigned_t<Index>; /* since other lanes compute, too */
-        const int owner = 31 - __clz(static_cast<int>(__ballot_sync(0xffffffffu, first <= number)));
+        const int owner = lane_of(number);
         const Unsigned from = static_cast<Unsigned>(begin) + Unsigned{number - first} * size;
         const Index own = __shfl_sync(0xffffffffu, static_cast<Index>(from), owner);
         Index own_end = __shfl_sync(0xffffffffu, end, owner);
@@ -372,6 +240,7 @@ public:
         if (space.major.grouping == Grouping::kOffsets)
             chunk_.reached = static_cast<Index>(group_bound(space.major.data, 0, space.major.length));
         chunk_.group = -32;
+        if (has_indices()) ask_for_indices();
     }
 
     /* The next tile of which some block has elements; false: there are no more. Whether all tiles of a band are there is known
@@ -405,20 +274,25 @@ private:
     /* From the begin of a tile to the rows of this block. */
     __device__ __forceinline__ Index own_rows() const { return static_cast<Index>(rank_) * (kBlockM / kBlocks); }
 
-    /* The host does not know how many tiles there are. */
-    __device__ __forceinline__ bool is_bound() const { return has_bounds(space_.major.grouping); }
+    __device__ __forceinline__ bool has_indices() const { return space_.major.grouping == Grouping::kIndices; }
 
-    /* Of groups with bounds: makes the chunk the one that has tile `major`, or, if there is none, counts how many there
+    /* The host does not know how many tiles there are. */
+    __device__ __forceinline__ bool is_bound() const { return has_bounds(space_.major.grouping) || has_indices(); }
+
+    /* Of groups that are counted: makes the chunk the one that has tile `major`, or, if there is none, counts how many there
      * are. Goes back no further than to where tile `band` is. */
     __device__ __forceinline__ void look_for(uint32_t major, uint32_t band) {
         while (!chunk_.has(major)) {
             const GroupCursor<Index> from = major < chunk_.counted ? band_begin_ : chunk_.next();
-            if (from.group >= space_.major.groups) {
+            if (from.group >= (has_indices() ? int64_t{space_.major_tiles} : space_.major.groups)) {
                 major_tiles_ = from.counted;
                 return;
             }
-            chunk_.template load<kBlocks == 2>(space_.major, from,
-                                               [&](Index elements) { return Cut(space_, elements); });
+            if (has_indices())
+                chunk_.load(from, has_rows(from.group + threadIdx.x % 32));
+            else
+                chunk_.template load<kBlocks == 2>(space_.major, from,
+                                                   [&](Index elements) { return Cut(space_, elements); });
             if (from.counted <= band) band_begin_ = from;
         }
     }
@@ -426,8 +300,8 @@ private:
     __device__ __forceinline__ MajorTile<Index> find(uint32_t major) const {
         const GroupedAxis &axis = space_.major;
         if (kBlocks == 2 && space_.rests_in_pairs) return chunk_.template tile_of_pair<kBlockM>(major, rank_);
+        if (has_indices()) return find_index(chunk_.group + chunk_.lane_of(major));
         if (is_bound()) return chunk_.template tile<kEven>(major);
-        if (axis.grouping == Grouping::kIndices) return find_index(major);
         const Cut cut(space_, static_cast<Index>(axis.length));
         const uint32_t group = axis.grouping == Grouping::kNone ? 0 : major / cut.tiles,
                        own = major - group * cut.tiles;
@@ -445,15 +319,33 @@ private:
         return i >= axis.length || index < 0 || index >= axis.groups ? -1 : static_cast<int32_t>(index);
     }
 
+    /* Whether a block of rows of a tile has a group: its first row has. */
+    __device__ __forceinline__ bool has_rows(int64_t major) const {
+        bool has = false;
+        for (int i = 0; i < kBlocks; ++i) has |= index_at((major * kBlocks + i) * (kBlockM / kBlocks)) >= 0;
+        return has;
+    }
+
+    /* L2, for those of the tile that is the first one if no rows before it are padding, while these are counted. */
+    __device__ __forceinline__ void ask_for_indices() const {
+        constexpr int kOfLine = 128 / static_cast<int>(sizeof(int32_t));
+        uint32_t major, minor;
+        rasterise(space_, min(tile_, tiles_ - 1), major_tiles_, &major, &minor);
+        const int row = threadIdx.x % 32 * kOfLine;
+        const int64_t i = int64_t{major} * kBlockM + row;
+        if (row < kBlockM && i < space_.major.length)
+            ptx::prefetch_l2(static_cast<const int32_t *>(space_.major.data.data) + i);
+    }
+
     /* The elements from the begin of a tile on that have the index of its first one. Any block of rows may be another
      * group's. */
-    __device__ __forceinline__ MajorTile<Index> find_index(uint32_t major) const {
+    __device__ __forceinline__ MajorTile<Index> find_index(int64_t major) const {
         constexpr int kBlock = kBlockM / kBlocks, kReads = (kBlock + 31) / 32;
-        const int64_t begin = (int64_t{major} * kBlocks + rank_) * kBlock;
+        const int64_t begin = (major * kBlocks + rank_) * kBlock;
         int32_t index[kReads], other = -1;
 #pragma unroll
         for (int i = 0; i < kReads; ++i) index[i] = index_at(begin + i * 32 + threadIdx.x % 32);
-        if constexpr (kBlocks == 2) other = index_at((int64_t{major} * kBlocks + 1 - rank_) * kBlock);
+        if constexpr (kBlocks == 2) other = index_at((major * kBlocks + 1 - rank_) * kBlock);
 
         const int32_t group = __shfl_sync(0xffffffffu, index[0], 0);
         int count = 0;

@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from flexgemm.torch import products
-from flexgemm.torch.dispatch import autocast
+from flexgemm.torch.dispatch import autocast, autocast_bias
 from flexgemm.torch.nn.float8 import KeepsFloat8
 
 
@@ -59,7 +59,7 @@ class GroupedLinear(torch.nn.Module):
         if not self.fp8:
             return products.m_grouped_gemm_nt(x, self.weight, offsets, bias=self.bias)
         x, weight = autocast(x, self.weight)
-        result: torch.Tensor = _Float8Product.apply(x, weight, self.bias, offsets)
+        result: torch.Tensor = _Float8Product.apply(x, weight, autocast_bias(self.bias), offsets)
         return result
 
     def frozen(self) -> Float8GroupedLinear:
@@ -89,7 +89,7 @@ class Float8GroupedLinear(KeepsFloat8):
 
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         (x,) = autocast(x)
-        result: torch.Tensor = _FrozenProduct.apply(x, self.weight, self.scale, self.bias, offsets)
+        result: torch.Tensor = _FrozenProduct.apply(x, self.weight, self.scale, autocast_bias(self.bias), offsets)
         return result
 
     def extra_repr(self) -> str:

@@ -20,10 +20,10 @@ class KeepsFloat8(torch.nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         if self.scale is None:
             return super()._apply(fn, recurse)
-        weight, scale = self.weight, self.scale
+        kept = {"weight": self.weight, "scale": self.scale}
         super()._apply(fn, recurse)
-        if self.weight.dtype is not weight.dtype:
-            self.weight = weight.to(self.weight.device)
-        if self.scale.dtype is not scale.dtype:
-            self.scale = scale.to(self.scale.device)
+        for name, x in kept.items():
+            moved = getattr(self, name)
+            if moved.dtype is not x.dtype:
+                setattr(self, name, x.to(moved.device))
         return self

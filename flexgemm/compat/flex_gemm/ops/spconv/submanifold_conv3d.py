@@ -52,40 +52,50 @@ class SubMConv3dNeighborCache(NeighborCache):
     """Programs give it a `neighbor_map` (N, V) uint32 of their own, too: when they make it, or in place of the one that
     it has."""
 
-    _DERIVED = ("nmap", "_given", "_pairs", "_sorted", "gray_code", "sorted_idx", "valid_signal_i", "valid_signal_o",
-                "valid_signal_seg")  # fmt: skip
+    _made_of: tuple[Any, ...] | None = None  # of a map that was given: what nmap was made of
 
     def __init__(self, nmap: NeighborMap | None = None, **items: Any) -> None:
-        if nmap is None and "neighbor_map" not in items:
-            raise TypeError("neighbor_map: expected a tensor (N, V), got None")
         if nmap is not None:
             super().__init__(nmap)
+        if nmap is None or "neighbor_map" in items:
+            self.neighbor_map = items.pop("neighbor_map", None)
         for name, value in items.items():
             self[name] = value
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "neighbor_map":
-            for derived in self._DERIVED:
-                self.__dict__.pop(derived, None)
+            _expect_map(value)
+            for derived in [x for x in vars(self) if x in _OF_ONE_MAP or x.startswith("valid_kernel_")]:
+                del self.__dict__[derived]
+            self._made_of = ()
         super().__setattr__(name, value)
 
     def map_for(self, weight: torch.Tensor) -> NeighborMap:
-        if "nmap" in self.__dict__:
+        if self._made_of is None:
             return self.nmap
         rows, volume = self.neighbor_map.shape
         kernel: Any = tuple(weight.shape[1:4])
         if math.prod(kernel) != volume:
             need = f"(Co, Kw, Kh, Kd, Ci), {volume} offsets as of neighbor_map"
             raise ValueError(f"weight: expected {need}, got {tuple(weight.shape)}")
-        given: NeighborMap | None = self.__dict__.get("_given")
-        if given is None or given.kernel_size != kernel:
-            given = self._given = maps.native(self.neighbor_map, kernel, rows)
-        return given
+        version = None if self.neighbor_map.is_inference() else self.neighbor_map._version  # of what is in it
+        if self._made_of != (kernel, version):
+            self.nmap, self._made_of = maps.native(self.neighbor_map, kernel, rows), (kernel, version)
+        return self.nmap
 
     def freeze(self, splitk: int = 1, algorithm: str = "masked_implicit_gemm_splitk") -> SpConvConfig:
-        if "nmap" not in self.__dict__:
+        if self._made_of is not None:
             raise TypeError("freeze: expected a cache of coordinates, got one of a neighbor_map that was given")
         return SpConvConfig(self.nmap.freeze(), splitk, algorithm)
+
+
+_OF_ONE_MAP = ["nmap", *(name for name, value in vars(NeighborCache).items() if isinstance(value, cached_property))]
+
+
+def _expect_map(given: Any) -> None:
+    if not isinstance(given, torch.Tensor) or given.ndim != 2 or given.dtype not in (torch.uint32, torch.int32):
+        got = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__qualname__
+        raise TypeError(f"neighbor_map: expected a tensor (N, V) of uint32, got {got}")
 
 
 class SubMConv3dFunction:
