@@ -13,7 +13,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,17 +34,19 @@ CHANNELS = 16
 COUNTED = 8  # calls under the profiler
 
 
-def host_us(call: Callable[[], Any]) -> float:
-    """Microseconds until the call returns, the median over batches."""
-    per_call = []
+def host_us(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Microseconds until each call returns, the median over batches. They take turns, so that whatever else the host
+    does meets a call and what is taken off it alike."""
+    per_call: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(BATCHES + 2):  # two to warm up
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        per_call.append((time.perf_counter() - start) / CALLS * 1e6)
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            per_call[name].append((time.perf_counter() - start) / CALLS * 1e6)
     torch.cuda.synchronize()
-    return statistics.median(per_call[2:])
+    return {name: statistics.median(us[2:]) for name, us in per_call.items()}
 
 
 def launches(call: Callable[[], Any]) -> int:
@@ -123,47 +124,36 @@ def _raw(function: Callable[..., None], workspace_of: Callable[..., int], *args:
     return partial(function, *args, workspace=workspace, **kwargs)
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """What a launch and an allocation cost on this host, in microseconds."""
-
-    launch: float
-    allocation: float
-
-    @classmethod
-    def measure(cls) -> Baseline:
-        return cls(host_us(partial(torch.cuda._sleep, 1)), host_us(_allocate))
-
-
 def _allocate() -> torch.Tensor:
     return torch.empty((SIDE, SIDE), dtype=torch.bfloat16, device=DEVICE)
 
 
 def run(run: Run) -> None:
     """Takes seconds and is noisy on a busy host: all of it is measured anew each time."""
-    baseline = Baseline.measure()
     counter, layer = torch.zeros(SIDE, device=DEVICE), _layer()
-    recorded = partial(_Empty.apply, counter, layer.weight, layer.bias, None, None)
-    references = {
-        "bare_launch": baseline.launch,
-        "torch.empty": baseline.allocation,
-        "torch.add_": host_us(partial(counter.add_, 1)),
-        "autograd.Function": host_us(recorded) - baseline.allocation,
+    references: dict[str, Callable[[], Any]] = {
+        "bare_launch": partial(torch.cuda._sleep, 1),
+        "torch.empty": _allocate,
+        "torch.add_": partial(counter.add_, 1),
+        "autograd.Function": partial(_Empty.apply, counter, layer.weight, layer.bias, None, None),
     }
-    for op, us in references.items():
+    made = {}
+    for op, call in calls().items():
+        with run.guarded(f"overhead {op}"):
+            call()
+            made[op] = call
+    whole_us = host_us(references | made)  # before the profiler comes, which slows every launch down from then on
+    launch, allocation = whole_us["bare_launch"], whole_us["torch.empty"]
+    for op in references:
+        us = whole_us[op] - (allocation if op == "autograd.Function" else 0)
         run.record({"suite": "overhead", "op": op, "us": round(us, 2)})
-    made = calls()
-    whole_us = {}
-    for op, call in made.items():  # all of them before the profiler comes, which slows every launch down from then on
+    for op, call in made.items():
         with run.guarded(f"overhead {op}"):
-            whole_us[op] = host_us(call)
-    for op, whole in whole_us.items():
-        with run.guarded(f"overhead {op}"):
-            kernels, buffers = launches(made[op]), allocations(made[op])
+            kernels, buffers = launches(call), allocations(call)
             row: Row = {
                 "suite": "overhead",
                 "op": op,
                 "family": kernel_family("" if "neighbor_map" in op else "float16"),
             }
-            row |= {"us": round(whole - kernels * baseline.launch - buffers * baseline.allocation, 2)}
-            run.record(row | {"call_us": round(whole, 2), "launches": kernels, "allocations": buffers})
+            row |= {"us": round(whole_us[op] - kernels * launch - buffers * allocation, 2)}
+            run.record(row | {"call_us": round(whole_us[op], 2), "launches": kernels, "allocations": buffers})

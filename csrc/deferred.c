@@ -3,6 +3,9 @@
  * order of a stream we do not run on (JAX has streams of its own) may hand it to someone else as soon as the deleter
  * is called, while our kernel is still in the queue. So the tensors of such a call wait here behind a mark on the
  * queue, and every later call lets go of those whose mark has passed.
+ *
+ * While a graph is captured nothing is in the queue, and to ask for a mark of the capture would end it: the memory of a
+ * graph is its owner's to keep.
  */
 #include "deferred.h"
 
@@ -21,7 +24,14 @@ static void release_all(fg_deferred *entry) {
     free(entry);
 }
 
+static bool is_captured(const fg_backend *backend, const fg_queue *queue) {
+    fg_error error;
+    bool capturing = false;
+    return backend->is_capturing && backend->is_capturing(queue, &capturing, &error) == FG_OK && capturing;
+}
+
 void fg_defer_release(fg_state *state, const fg_backend *backend, const fg_queue *queue, fg_view *views, int count) {
+    if (is_captured(backend, queue)) return;
     fg_deferred *entry = malloc(sizeof *entry + (size_t)count * sizeof entry->managed[0]);
     fg_error error;
     void *mark = NULL;

@@ -56,8 +56,8 @@ static bool is_settled(PyObject *value) {
     return i == length;
 }
 
-/* Reads numbers before there are views: __index__ or __float__ of a caller's class may do anything, as resize an array
- * whose memory a view would then still point to. */
+/* Reads numbers and the stream before there are views: __index__ or __float__ of a caller's class may do anything, as
+ * resize an array whose memory a view would then still point to. */
 static int settle_numbers(fg_call *call, const fg_operation *operation) {
     for (int i = 0; i < operation->count - 2; i++) {
         PyObject *value = call->values[i];
@@ -67,7 +67,7 @@ static int settle_numbers(fg_call *call, const fg_operation *operation) {
         if (!number && PyErr_Occurred()) return -1;
         if (number) call->values[i] = call->numbers[call->number_count++] = number;
     }
-    return 0;
+    return fg_stream_from_object(call->values[operation->count - 1], &call->stream);
 }
 
 static int open_views(fg_call *call, const fg_operation *operation, bool with_workspace) {
@@ -102,7 +102,6 @@ static int find_backend(fg_call *call, const fg_operation *operation) {
 /* stream=, else the current stream of the first library that has one, else the legacy default stream. */
 static int find_stream(fg_call *call, const fg_operation *operation) {
     PyObject *given = call->values[operation->count - 1];
-    if (fg_stream_from_object(given, &call->stream) < 0) return -1;
     call->stream.queue.device_index = call->views->tensor.device_index;
     if (call->views->tensor.device_type != FG_CUDA || (given && given != Py_None)) return 0;
     for (int i = 0; i < operation->count; i++) {
@@ -197,7 +196,8 @@ int fg_new_dtype(fg_call *call, PyObject *value, unsigned allowed, fg_dtype *dty
 
 int fg_make_output(fg_call *call, int index, const int64_t *shape, int ndim, fg_dtype dtype) {
     call->out = fg_torch_empty(&call->state->torch, call->views, shape, ndim, dtype);
-    return call->out ? fg_view_open(call->state, &call->views[index], call->out, "out", true) : -1;
+    if (!call->out || fg_view_open(call->state, &call->views[index], call->out, "out", true) < 0) return -1;
+    return fg_check_devices(call->views, index + 1);
 }
 
 /* ---- the call ---- */

@@ -94,6 +94,7 @@ int fg_reinterpret(const fg_call *call, fg_view *view, PyObject *dtype, const ch
     static fg_status op##_run(const fg_backend *backend, const void *params, const fg_queue *queue, fg_error *error) { \
         return backend->op(params, queue, error);                                                                      \
     }                                                                                                                  \
+    _Static_assert(FG_LENGTH(op##_parameters) <= FG_MAX_PARAMETERS, "parameters of " #op);                             \
     static const fg_operation op##_operation = {                                                                       \
         #op, op##_parameters, FG_LENGTH(op##_parameters), op##_fill, op##_available, op##_query, op##_run};            \
     static PyObject *py_##op(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {           \
@@ -108,6 +109,7 @@ int fg_reinterpret(const fg_call *call, fg_view *view, PyObject *dtype, const ch
 
 /* Defines py_NAME_direct of an operation from NAME_direct_parameters. */
 #define FG_DEFINE_DIRECT(op)                                                                                           \
+    _Static_assert(FG_LENGTH(op##_direct_parameters) <= FG_MAX_PARAMETERS, "parameters of " #op "_direct");            \
     static const fg_operation op##_direct_operation = {                                                                \
         #op,     op##_direct_parameters, FG_LENGTH(op##_direct_parameters), op##_fill, op##_available, op##_query,     \
         op##_run};                                                                                                     \

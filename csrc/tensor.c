@@ -156,6 +156,11 @@ int fg_view_set(fg_view *view, const DLTensor *exported) {
         PyErr_Format(PyExc_BufferError, "%s: the exporter gave a NULL pointer for elements that exist", view->name);
         return -1;
     }
+    if (tensor->dtype != FG_DTYPE_COUNT && (uintptr_t)tensor->data % fg_dtype_size(tensor->dtype) != 0) {
+        PyErr_Format(PyExc_ValueError, "%s: expected memory aligned to its elements, of %zu bytes each", view->name,
+                     fg_dtype_size(tensor->dtype));
+        return -1;
+    }
     return 0;
 }
 

@@ -94,19 +94,25 @@ fg_dtype fg_torch_dtype(const fg_torch *torch, const PyObject *dtype) {
     return (fg_dtype)i;
 }
 
+static bool has_options_of(const fg_torch *torch, const fg_view *like) {
+    return torch->device_type == like->tensor.device_type && torch->device_index == like->tensor.device_index;
+}
+
 /* Keyword arguments of torch.empty, kept as long as calls stay on one device. New reference. */
 static PyObject *options_of(fg_torch *torch, const fg_view *like, fg_dtype dtype) {
-    if (torch->device_type != like->tensor.device_type || torch->device_index != like->tensor.device_index) {
+    if (has_options_of(torch, like) && torch->options[dtype]) return Py_NewRef(torch->options[dtype]);
+    /* May run Python, and another thread's call on another device meanwhile: what is kept is asked for anew. */
+    PyObject *device = PyObject_GetAttrString(like->object, "device");
+    PyObject *options = device ? Py_BuildValue("{s:O,s:N}", "dtype", torch->dtypes[dtype], "device", device) : NULL;
+    if (!options) return NULL;
+    if (!has_options_of(torch, like)) {
         for (int i = 0; i < FG_DTYPE_COUNT; i++) Py_CLEAR(torch->options[i]);
         torch->device_type = like->tensor.device_type;
         torch->device_index = like->tensor.device_index;
     }
-    if (!torch->options[dtype]) {
-        PyObject *device = PyObject_GetAttrString(like->object, "device");
-        if (!device) return NULL;
-        torch->options[dtype] = Py_BuildValue("{s:O,s:N}", "dtype", torch->dtypes[dtype], "device", device);
-    }
-    return Py_XNewRef(torch->options[dtype]);
+    Py_XDECREF(torch->options[dtype]);
+    torch->options[dtype] = Py_NewRef(options);
+    return options;
 }
 
 PyObject *fg_torch_empty(fg_torch *torch, const fg_view *like, const int64_t *shape, int ndim, fg_dtype dtype) {

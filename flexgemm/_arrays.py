@@ -31,8 +31,8 @@ _DTYPES = ("float32", "float16", "int32", "int64", "uint8", *_ML_DTYPES)
 
 def dtype_name(dtype: Any, name: str, allowed: tuple[str, ...]) -> str:
     """The name that NumPy, ml_dtypes and torch share, of a name, a NumPy dtype or a torch dtype."""
-    if isinstance(dtype, str):
-        result = dtype
+    if isinstance(dtype, str) or dtype is None:
+        result = str(dtype)
     elif type(dtype).__module__ == "torch":
         result = str(dtype).removeprefix("torch.")
     else:
@@ -186,9 +186,18 @@ class Library:
         return False
 
 
+def _refuse_mask(x: Array, name: str) -> None:
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name}: expected an array without a mask, got a MaskedArray; call .filled()")
+
+
 class NumpyLibrary(Library):
     name = "NumPy"
     array_types = (np.ndarray, np.generic)
+
+    def accept(self, x: Array, name: str) -> None:
+        _refuse_mask(x, name)
+        super().accept(x, name)
 
     def bind(self, x: Array, name: str, device: str | None, stream: Stream) -> Library:
         number = cuda_index(device)
@@ -240,12 +249,17 @@ class NumpyOnCuda(Library):
         self.stream = stream
         self.host_out: Array | None = None
 
+    def accept(self, x: Array, name: str) -> None:
+        _refuse_mask(x, name)
+        super().accept(x, name)
+
     def contiguous(self, x: Array, name: str) -> Array:
         self.accept(x, name)
         if isinstance(x, _C.DeviceArray):
             return x
         host = np.asarray(x, order="C")
-        return _C.DeviceArray.from_numpy(host, device=self.number, stream=self.stream)
+        with renamed({"array": name}):
+            return _C.DeviceArray.from_numpy(host, device=self.number, stream=self.stream)
 
     def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
         return _C.DeviceArray.empty(shape, dtype or like.dtype, device=self.number, stream=self.stream)
@@ -349,6 +363,12 @@ def torch_scope(x: Array, stream: Stream) -> Any:
     cuda, pointer = sys.modules["torch"].cuda, _pointer(stream)
     # 0 and 1 are the legacy default stream.
     return cuda.stream(cuda.ExternalStream(pointer, x.device) if pointer > 1 else cuda.default_stream(x.device))
+
+
+def on_stream(x: Array, stream: Stream) -> AbstractContextManager[Any]:
+    """A context in which what is made of x belongs to `stream`, for torch, whose memory does not wait for readers on
+    other streams. Other libraries' arrays are put in order where they are read."""
+    return nullcontext() if stream is None or not getattr(x, "is_cuda", False) else torch_scope(x, stream)
 
 
 class TorchOnStream(TorchLibrary):

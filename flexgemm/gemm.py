@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, as_int, dtype_name, library_of, renamed
+from flexgemm._arrays import Array, Library, Stream, as_int, dtype_name, library_of, on_stream, renamed
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -120,8 +120,7 @@ def wgrad_gemm_nt(a: Array, b: Array, *, accumulate: bool = True, **options: Unp
 
     accumulate: False writes out instead. Without `out` there is nothing to add to, and a new array is returned.
     """
-    options["accumulate"] = accumulate and options.get("out") is not None
-    return product("dense", a, b, **({"out_dtype": "float32"} | options))
+    return product("dense", a, b, **of_weight_gradient(accumulate, options))
 
 
 def k_grouped_wgrad_gemm_nt(  # type: ignore[misc]
@@ -135,10 +134,17 @@ def k_grouped_wgrad_gemm_nt(  # type: ignore[misc]
     num_groups: G; by default that of out (G, M, N), or without one the length of offsets, taken as ends.
     scale_a: (), (G,) or (G, M). scale_b: (), (G,) or (G, N). accumulate as in `wgrad_gemm_nt`.
     """
-    out = options.get("out")
-    options["accumulate"] = accumulate and out is not None
-    groups = groups_along_k(offsets, num_groups, out)
-    return product("k_grouped", a, b, offsets=offsets, groups=groups, **({"out_dtype": "float32"} | options))
+    groups = groups_along_k(offsets, num_groups, options.get("out"))
+    return product("k_grouped", a, b, offsets=offsets, groups=groups, **of_weight_gradient(accumulate, options))
+
+
+def of_weight_gradient(accumulate: Any, options: Any) -> dict[str, Any]:
+    """The options of a weight gradient: it is float32, and without `out` there is nothing to add to."""
+    if not isinstance(accumulate, bool):
+        raise TypeError(f"accumulate: expected a bool, got {type(accumulate).__name__}")
+    dtype = options.get("out_dtype")
+    own = {"accumulate": accumulate and options.get("out") is not None}
+    return options | own | {"out_dtype": "float32" if dtype is None else dtype}
 
 
 def segment_gemm(
@@ -160,13 +166,15 @@ def segment_gemm(
     weight_indices: (S,) int32 or int64, the weight of each segment; by default segment i has weight i.
     scale_b: (), (W,) or (W, N); bias: (W, N): of the weights. The rest as in `gemm_nt`.
     """
-    ends, names = segment_ends(offsets, seg_lens, weights, weight_indices)
+    ends, names = segment_ends(x, offsets, seg_lens, weights, weight_indices, options.get("stream"))
     how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": not weight_column_major}
     with renamed(names):
         return product("m_grouped", x, weights, **how, **options)
 
 
-def segment_ends(offsets: Any, seg_lens: Any, weights: Any, weight_indices: Any) -> tuple[Array, dict[str, str]]:
+def segment_ends(
+    x: Any, offsets: Any, seg_lens: Any, weights: Any, weight_indices: Any, stream: Stream
+) -> tuple[Array, dict[str, str]]:
     """Where segments end, given as such or by their lengths, and the names that their product's arguments have."""
     if (offsets is None) == (seg_lens is None):
         raise ValueError("offsets, seg_lens: expected one of them")
@@ -179,7 +187,9 @@ def segment_ends(offsets: Any, seg_lens: Any, weights: Any, weight_indices: Any)
     got, segments = tuple(seg_lens.shape), tuple(getattr(each, "shape", ()))[:1]
     if segments and got != segments:  # the sums of one more would be bounds
         raise ValueError(f"seg_lens: expected a length for each of {segments[0]} segments, got shape {got}")
-    return seg_lens.cumsum(0), names | {"offsets": "seg_lens.cumsum(0)"}
+    with on_stream(x, stream):
+        ends = seg_lens.cumsum(0)
+    return ends, names | {"offsets": "seg_lens.cumsum(0)"}
 
 
 def groups_along_k(offsets: Any, num_groups: Any, out: Any) -> int:
@@ -204,7 +214,7 @@ def interleave_gate_up(x: Array, axis: int = -2) -> Array:
 
     x: a weight (..., 2 H, K), or with axis=-1 a bias or scale (..., 2 H); an array that can reshape and swapaxes.
     """
-    shape = tuple(x.shape)
+    shape, axis = tuple(x.shape), as_int(axis, "axis")
     if not -len(shape) <= axis < len(shape):
         raise ValueError(f"axis: expected one of the {len(shape)} axes of x, got {axis}")
     axis %= len(shape)
@@ -243,6 +253,8 @@ _AXES = {
     "n_grouped": (_GROUPED, _MATRIX, _MATRIX),
     "k_grouped": (_MATRIX, _MATRIX, _GROUPED),
 }
+# Layouts of which no element of the output is left alone.
+_WRITTEN_THROUGHOUT = ("dense", "batched", "k_grouped")
 # Options that are arrays.
 _ARRAYS = frozenset(("scale_a", "scale_b", "bias", "scale_out", "offsets", "m_indices", "masked_m", "weight_indices"))
 
@@ -278,8 +290,10 @@ def _adapted(
     if out is None and options.get("accumulate"):
         raise ValueError("out: expected an array to add to with accumulate=True, got None")
     if library.needs_grad(a, b, *map(options.get, ("bias", "scale_a", "scale_b", "scale_out"))):
+        from flexgemm.torch import products
+
         wanted = dtype_out if out_dtype is None else out_dtype
-        return _recorded(layout, library.dtype(a), a, b, out, wanted, stream, **options)
+        return products.record(layout, a, b, options | {"out": out, "out_dtype": wanted, "stream": stream})
     a = library.rows(a, "a")
     b = library.rows(b, "b")
     for name, value in options.items():
@@ -295,46 +309,10 @@ def _adapted(
         result = library.empty(shape, dtype, a)
     else:
         result = library.output(out, shape, dtype, a)
-        if result is not out and options.get("accumulate"):  # what is written to is a copy of out on a GPU
-            result = library.contiguous(out, "out")
+        if result is not out and (options.get("accumulate") or layout not in _WRITTEN_THROUGHOUT):
+            result = library.contiguous(out, "out")  # which lies on a GPU: what is not written is copied back, too
     _C.gemm(a, b, result, layout=layout, workspace=library.workspace, stream=library.stream, **options)
     return library.result(result)
-
-
-def _recorded(
-    layout: str,
-    dtype: str,
-    a: Array,
-    b: Array,
-    out: Array | None,
-    out_dtype: Any,
-    stream: Stream,
-    *,
-    scale_a: Array | None = None,
-    scale_b: Array | None = None,
-    scale_out: Array | None = None,
-    bias: Array | None = None,
-    offsets: Array | None = None,
-    m_indices: Array | None = None,
-    masked_m: Array | None = None,
-    weight_indices: Array | None = None,
-    expected_m: int = 0,
-    b_row_major: bool = False,
-    alpha: float = 1.0,
-    activation: str | None = None,
-    precision: str = "ieee",
-    accumulate: bool = False,
-    promote_every: int | None = 128,
-    dtype_a: str | None = None,
-    dtype_b: str | None = None,
-) -> Array:
-    """The product where autograd has to see it."""
-    from flexgemm.torch import products
-
-    others = (scale_a, scale_b, scale_out, weight_indices, activation, out)
-    products.expect_differentiable(layout, dtype, alpha == 1 and all(x is None for x in others))
-    grouping = next((x for x in (offsets, m_indices, masked_m) if x is not None), None)
-    return products.record(layout, a, b, grouping, bias, b_row_major, out_dtype, precision, expected_m, stream)
 
 
 def _out_shape(

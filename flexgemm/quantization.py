@@ -41,8 +41,7 @@ def quantize(
     Raises TypeError and ValueError by argument name.
     """
     name = dtype_name(dtype, "dtype", FP8)
-    if granularity not in ("tensor", "row", *_BLOCK_ROWS):
-        raise ValueError(f"granularity: expected 'tensor', 'row', '1x128' or '128x128', got {granularity!r}")
+    expect_granularity(granularity)
     block_rows = _BLOCK_ROWS.get(granularity, 0)
     library = library_of(x, "x", device, stream)
     x = library.rows(x, "x")
@@ -74,3 +73,8 @@ def quantize(
         stream=library.stream,
     )
     return library.result(q), library.result(factors) if scale is None else scale
+
+
+def expect_granularity(granularity: Any) -> None:
+    if granularity not in ("tensor", "row", *_BLOCK_ROWS):
+        raise ValueError(f"granularity: expected 'tensor', 'row', '1x128' or '128x128', got {granularity!r}")

@@ -76,7 +76,8 @@ int32_t fg_gemm_tiles(const fg_gemm_params *params) {
     const int32_t added = params->accumulate ? FG_TILES_ADDED : 0;
     const int32_t of_one_group = FG_TILES_DENSE | added | (each_step && scales_rows(params) ? FG_TILES_ROWS : 0);
     return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_PACKED : 0) | (blocks ? FG_TILES_BLOCKS : 0) |
-           (params->promote_every > FG_SCALE_BLOCK_SIZE && !blocks ? FG_TILES_NARROW : 0) |
+           (params->promote_every > FG_SCALE_BLOCK_SIZE && fg_is_float8(params->a.dtype) && !blocks ? FG_TILES_NARROW
+                                                                                                    : 0) |
            (params->layout == FG_GEMM_N_GROUPED ||
                     (params->promote_every == 0 && fg_is_float8(params->a.dtype) && !blocks)
                 ? FG_TILES_FEW_OR_MANY
@@ -199,6 +200,10 @@ static double waves_of(const gemm_question *q, double spread, const gemm_tile *t
     if (others == 0) {
         *own = (gemm_rows){.count = (double)fewest, .odd = (double)(fewest % 2)};
         return (double)ceil_div(q->groups * fewest * minor, at_once);
+    }
+    if (others >= SUMS) { /* on average, and any part of a wave */
+        *own = (gemm_rows){.count = rows / block_m + 0.5, .odd = 0.5};
+        return (double)(q->groups * minor) * own->count / (double)at_once + 0.5;
     }
     double chance[SUMS]; /* of so many more of a group than the fewest */
     const bool fits = others * q->groups < SUMS;
@@ -433,7 +438,7 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
     if (memcmp(&chosen[at].of, &q, sizeof q) != 0) {
         fg_plan plan = choose_sm90(m, n, k, groups, dtype, num_sms, tiles);
         plan.weights = weights_of(&plan, m, n, k, groups, dtype, tiles);
-        plan.adds_in_shared = tiles & FG_TILES_ADDED && !plan.few_rows && !plan.some_rows &&
+        plan.adds_in_shared = tiles & FG_TILES_ADDED && !plan.few_rows && !plan.some_rows && plan.split_k == 1 &&
                               has_room_for_output(plan.block_n, tiles & FG_TILES_BLOCKS);
         plan.num_stages -= plan.adds_in_shared;
         chosen[at].plan = plan;

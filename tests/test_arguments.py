@@ -351,6 +351,8 @@ def test_misaligned_inputs_are_read_and_misaligned_outputs_refused():
     np.testing.assert_array_equal(got, expected)
     with pytest.raises(ValueError, match="out: expected memory aligned to its elements"):
         call_on_host("gemm", out=misaligned(zeros(5, 7)))
+    with pytest.raises(ValueError, match="a: expected memory aligned to its elements, of 4 bytes each"):
+        call_on_host("gemm", a=Exporter(misaligned(a)))
 
 
 # ---- outputs ----
@@ -419,3 +421,16 @@ def test_overlap_of_equal_pitch_is_exact(rows, widths, starts):
             call_on_host("gemm", **arguments)
     else:
         call_on_host("gemm", **arguments)
+
+
+def test_a_stream_is_read_before_arrays_are_opened():
+    """One of the caller's own class may free what would be written to."""
+    a, b, out = zeros(64, 16), zeros(64, 16), zeros(64, 64)
+
+    class Stream:
+        def __index__(self):
+            out.resize((1, 1), refcheck=False)
+            return 0
+
+    with pytest.raises(ValueError, match=r"^out: expected \(64, 64\)"):
+        _C.gemm(a, b, out, stream=Stream())

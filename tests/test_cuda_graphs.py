@@ -10,6 +10,7 @@ import pytest
 import reference
 import sanitize_cases
 import scenes
+from exporters import Forwarding
 from reference import assert_rows
 
 import flexgemm
@@ -107,6 +108,21 @@ def test_group_sizes_change_between_replays(graphs, layout, dtype):
 
 
 # ---- several calls in one graph ----
+
+
+def test_borrowed_memory_is_captured_call_after_call(graphs):
+    """A call lets go of what earlier ones borrowed, and must not ask how far the graph is."""
+    rng = np.random.default_rng(0)
+    a, b = (scenes.values(rng, shape, "float16") for shape in ((96, 64), (80, 64)))
+    lent = [Forwarding(graphs.array(x)) for x in (a, b)]
+    out = graphs.empty((96, 80), "float32")
+
+    def twice():
+        for accumulate in (False, True):
+            _C.gemm(*lent, out, accumulate=accumulate, stream=graphs.stream)
+
+    graphs.capture(twice)()
+    assert_rows(graphs.numpy(out), 2 * reference.gemm(a, b), 1e-5)
 
 
 def test_map_and_convolution_replay_on_another_scene(graphs):

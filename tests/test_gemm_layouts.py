@@ -619,3 +619,38 @@ def test_tiles_one_after_the_other(backend, m, n, k, out_dtype):
     with guarded.multiprocessors(2):
         out = guarded.gemm(backend, a, b, out_dtype, initial=poison((m, n), out_dtype), **scales)
     judge(out, reference.gemm(a, b, **scales), FP8[0], out_dtype)
+
+
+LEFT_ALONE = {  # layout, what tells its groups apart, and which elements of the output they have
+    "m_grouped": ("m_grouped", {"offsets": np.array([3, 3, 40], np.int32)}, np.s_[:40]),
+    "contiguous": ("m_grouped_contiguous", {"m_indices": contiguous([100, 0, 20])}, contiguous([100, 0, 20]) >= 0),
+    "masked": ("m_grouped_masked", {"masked_m": np.array([0, 256, 0], np.int32)}, 1),
+    "n_grouped": ("n_grouped", {"offsets": np.array([3, 3, 40], np.int32)}, np.s_[:, :40]),
+    "missing weights": (
+        "m_grouped",
+        {"offsets": np.array([3, 9, 40], np.int32), "weight_indices": np.array([3, -1, 0], np.int32)},
+        np.s_[9:40],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LEFT_ALONE)
+def test_outputs_on_the_host_keep_what_is_of_no_group(cuda, what):
+    layout, how, where = LEFT_ALONE[what]
+    rng, shapes = np.random.default_rng(0), {"n_grouped": ((3, 24, 16), (256, 16))}
+    shapes["m_grouped_masked"] = (3, 256, 16), (3, 24, 16)
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in shapes.get(layout, ((256, 16), (3, 24, 16))))
+    new = flexgemm.gemm.product(layout, a, b, device="cuda", **how)
+    out = np.full(new.shape, KEPT, np.float32)
+    assert flexgemm.gemm.product(layout, a, b, out=out, device="cuda", **how) is out
+    expected = np.full(new.shape, KEPT, np.float32)
+    expected[where] = new[where]
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_more_tiles_than_are_counted_are_refused(cuda):
+    groups = 2**29
+    one, out = cuda.array(np.ones(1, np.float16)), cuda.empty((groups, 1, 1), "float16")
+    a, b = (cuda.window(one, (groups, 1, 1), (0, 1, 1), 0) for _ in "ab")
+    with pytest.raises(ValueError, match=r"^out: expected fewer than 2\^29 tiles of"):
+        _C.gemm(a, b, out, layout="batched")

@@ -291,6 +291,21 @@ def test_numpy_subclasses_and_lists():
         flexgemm.neighbor_map(p.coords.tolist(), p.shape)
 
 
+def test_an_array_that_cannot_be_computed_with_is_named(backend):
+    with pytest.raises(TypeError, match="^x: expected .*, got float64"):
+        flexgemm.quantize(np.ones((4, 16)), device=backend.device)
+    with pytest.raises(ValueError, match="^dtype: expected float8_e4m3fn or float8_e5m2, got None"):
+        flexgemm.quantize(np.ones((4, 16), np.float32), None, device=backend.device)
+
+
+def test_masks_of_numpy_are_refused(backend):
+    a, b, out = (np.ones(s, np.float32) for s in ((3, 16), (5, 16), (3, 5)))
+    masked = np.ma.masked_greater
+    for name, arrays in ("a", (masked(a, 0), b, out)), ("b", (a, masked(b, 0), out)), ("out", (a, b, masked(out, 0))):
+        with pytest.raises(TypeError, match=f"^{name}: expected an array without a mask"):
+            flexgemm.gemm_nt(*arrays[:2], out=arrays[2], device=backend.device)
+
+
 @pytest.mark.parametrize("out_dtype", ["float32", "float16", "bfloat16"])
 def test_the_output_of_a_product_may_have_any_float_dtype(backend, out_dtype):
     """Without out_dtype it is that of out, on a GPU as well."""

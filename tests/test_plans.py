@@ -89,6 +89,7 @@ def test_hopper_product_plans_are_sane(dtype):
         assert chosen["block_m"] // 128 <= sms  # a pair of blocks needs two multiprocessors at once
         few, some = chosen["few_rows"], chosen["some_rows"]
         rows, fits = -(-m // groups), sms > 1 and m > 0
+        assert not few or chosen["block_m"] not in (8, 24) or rows <= chosen["block_m"]
         if groups == 1:  # by the kernel for few rows always, or where it is faster; that for groups of some where it is
             assert (rows <= 64) <= (few > 0) <= (rows <= (512 if fits else 128))
             assert some <= (fits and 128 < rows <= 512)
@@ -385,6 +386,21 @@ def test_shared_tiles_and_their_blocks_are_one_wave(dtype):
         assert steps % 2 == 0
         shares += 1
     assert shares > 5
+
+
+def test_pairs_that_share_the_depth_do_not_add_in_shared_memory():
+    """There is no kernel that does both; the one that adds would do the tiles that are shared twice."""
+    for m, n, k in itertools.product([129, 300, 512, 513, 4096], [128, 2112, 7168], [2048, 4096, 16_384]):
+        for tiles in (ADDED | DENSE | FEW_OR_MANY, ADDED | DENSE | ROWS, ADDED | DENSE):
+            plan = dense_plan(m, n, k, tiles)
+            assert plan["few_rows"] or plan["some_rows"] or plan["split_k"] == 1 or not plan["adds_in_shared"]
+
+
+def test_very_many_rows_are_planned_at_once():
+    """In a time that does not grow with them."""
+    for tiles, groups in ((0, 2), (MASKED, 1), (PACKED, 4)):
+        for dtype in ("bfloat16", FP8[0]):
+            check(_C.plan_gemm_sm90(m=2**45, n=4096, k=4096, groups=groups, dtype=dtype, num_sms=SMS, tiles=tiles))
 
 
 @pytest.mark.parametrize("tiles", range(256))
@@ -844,6 +860,29 @@ flexgemm.set_num_sms(2)
 offsets = np.array([272, 528], np.int32)
 flexgemm.k_grouped_wgrad_gemm_nt(ones(160, 528), ones(240, 528), offsets, device="cuda")
 """
+
+
+SELDOM_PROMOTED = """
+import numpy as np
+import flexgemm
+flexgemm.set_num_sms(2)
+ones = np.ones((300, 64), np.float16)
+for groups in (1, 2):
+    b = np.ones((groups, 300, 64), np.float16)
+    flexgemm.m_grouped_gemm_nt(ones, b, np.array([150, 300][-groups:], np.int32), device="cuda", promote_every=256)
+"""
+
+
+def test_promotion_is_asked_of_fp8_alone(cuda):
+    package = Path(_C.__file__).parents[1]
+    done = run_python(["-c", SELDOM_PROMOTED], FLEXGEMM_PRINT_CONFIGS="1", PYTHONPATH=str(package))
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("flexgemm: gemm ")]
+    if not all("family=sm90" in line for line in lines):
+        pytest.skip("other kernels have one plan")
+    wanted = ["{}x{}x64".format(*tile_of(2, 300, 300, 64, groups, 0, "float16")) for groups in (1, 2)]
+    assert [re.search(r"family=sm90 tile=(\S+)", line)[1] for line in lines] == wanted
+    assert wanted[1] != "{}x{}x64".format(*tile_of(2, 300, 300, 64, 2, NARROW, "float16"))
 
 
 def test_gradients_ask_by_how_their_rows_lie_and_how_deep_a_group_is(cuda):

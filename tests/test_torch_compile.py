@@ -348,6 +348,16 @@ def test_a_stream_cannot_be_traced():
             ft.devoxelize(torch.ones(len(cells.coords), 3), cells, mode, stream=1)
 
 
+def test_a_traced_cast_names_what_is_wrong():
+    x = torch.ones(4, 16)
+    for wrong, name in (({"granularity": "column"}, "granularity"), ({"dtype": None}, "dtype")):
+        with (
+            torch.utils.flop_counter.FlopCounterMode(display=False),
+            pytest.raises(ValueError, match=f"^{name}: expected"),
+        ):
+            ft.quantize(x, **wrong)
+
+
 # ---- operators ----
 
 

@@ -12,6 +12,7 @@ from test_torch_compile import counted  # noqa: E402
 
 import flexgemm.torch as ft  # noqa: E402
 import flexgemm.torch.nn as fnn  # noqa: E402
+from flexgemm.torch import products  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -99,6 +100,45 @@ def test_a_weight_gradient_is_recorded_where_it_is_a_new_array(device, library):
         library.wgrad_gemm_nt(a, b, out=torch.zeros(4, 5, device=device))
 
 
+@pytest.mark.parametrize("library", [flexgemm, ft], ids=["neutral", "torch"])
+def test_weight_gradients_are_float32_unless_another_is_asked_for(device, library):
+    a, b = (torch.ones(n, 16, dtype=torch.float16, device=device) for n in (4, 5))
+    ends, out = torch.tensor([8, 16], dtype=torch.int32, device=device), torch.ones(4, 5, device=device)
+    for dtype, wanted in (None, torch.float32), (torch.float16, torch.float16):
+        assert library.wgrad_gemm_nt(a, b, out_dtype=dtype).dtype is wanted
+        assert library.k_grouped_wgrad_gemm_nt(a, b, ends, out_dtype=dtype).dtype is wanted
+    for wrong in ("no", 1, None):
+        for given in (None, out):
+            with pytest.raises(TypeError, match="^accumulate: expected a bool, got"):
+                library.wgrad_gemm_nt(a, b, out=given, accumulate=wrong)
+    assert (out == 1).all()
+
+
+def test_what_is_made_for_a_call_belongs_to_its_stream(monkeypatch):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device, or torch without CUDA")
+    seen, side = [], torch.cuda.Stream()
+
+    def noting(function):
+        def noted(*args):
+            seen.append(torch.cuda.current_stream())
+            return function(*args)
+
+        return noted
+
+    class Lengths:
+        shape, cumsum = (2,), noting(lambda self, axis: torch.tensor([4, 8], device="cuda"))
+
+    x, weights = torch.randn(8, 16, device="cuda"), torch.randn(2, 4, 16, device="cuda")
+    for library in (flexgemm, ft):
+        library.segment_gemm(x, weights, seg_lens=Lengths(), stream=side.cuda_stream)
+    monkeypatch.setattr(products, "autocast", noting(products.autocast))
+    with torch.autocast("cuda", torch.bfloat16):
+        ft.gemm_nt(x, x, stream=side.cuda_stream)
+    side.synchronize()
+    assert seen == [side] * 3
+
+
 def test_autograd_sees_what_an_output_overwrites(device):
     a, x = torch.randn(4, 6, device=device), torch.randn(4, 4, device=device, requires_grad=True)
     saved = x * 1
@@ -118,6 +158,12 @@ def test_a_recorded_product_heeds_every_option(device):
         assert function(a, b, dtype_out="float16").dtype is torch.float16
         with pytest.raises(ValueError, match="out: expected an array to add to"):
             function(a, b, accumulate=True)
+        with pytest.raises(ValueError, match="dtype_a, dtype_b or out=, is not differentiable"):
+            function(a, b, dtype_a="float16")
+    x, experts = torch.ones(128, 6, device=device, requires_grad=True), torch.ones(2, 5, 6, device=device)
+    zeros = torch.zeros(128, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match="not differentiable"):
+        flexgemm.m_grouped_gemm_nt_contiguous(x, experts, zeros, offsets=zeros[:2])
     plain = {"alpha": 1.0, "promote_every": 256, "accumulate": False}  # what a product has anyway
     gradient = torch.func.grad(lambda x: ft.gemm_nt(x, b, **plain).sum())(a.detach())
     torch.testing.assert_close(gradient, b.sum(0).expand(4, 6))

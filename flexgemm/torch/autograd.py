@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from flexgemm._arrays import Stream, torch_scope
 from flexgemm.torch.dispatch import transformed
 
 
@@ -25,11 +23,6 @@ def requires_grad(*tensors: Any) -> bool:
 def records(*tensors: Any) -> bool:
     """Whether autograd or torch.func has to see an operation on these."""
     return requires_grad(*tensors) or transformed()
-
-
-def on_stream(x: torch.Tensor, stream: Stream) -> Any:
-    """Autograd runs the backward pass on the stream that is current in the forward pass."""
-    return contextlib.nullcontext() if stream is None or not x.is_cuda else torch_scope(x, stream)
 
 
 class _Alive:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flexgemm import conv, voxel
-from flexgemm._arrays import Stream, as_int, expect_bools, renamed
+from flexgemm._arrays import Stream, as_int, expect_bools, on_stream, renamed
 from flexgemm.torch import operators
-from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records, requires_grad
+from flexgemm.torch.autograd import no_gradient, recorded, records, requires_grad
 from flexgemm.torch.dispatch import (
     autocast,
     casts,
@@ -211,7 +211,8 @@ def convolution(
     if feats.dtype.itemsize == 1:
         return _float8_convolution(feats, weight, bias, residual, nmap, activation, algorithm, groups, stream, float8)
     if through_operator or casts():
-        feats, weight, bias, residual = autocast(feats, weight, bias, residual)
+        with on_stream(feats, stream):
+            feats, weight, bias, residual = autocast(feats, weight, bias, residual)
     recording = records(weight, feats, bias, residual)
     if float8:
         conv.expect_none(name_of(feats.dtype), float8)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from flexgemm import conv, pool
-from flexgemm._arrays import Stream, library_of
+from flexgemm._arrays import Stream, library_of, on_stream
 from flexgemm.torch import operators
-from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
+from flexgemm.torch.autograd import no_gradient, recorded, records
 from flexgemm.torch.dispatch import expect_foreseen, expect_tensor, refuse_stream, traced
 from flexgemm.torch.ops import expect_gradient_map, maps_of
 from flexgemm.voxel import NeighborMap

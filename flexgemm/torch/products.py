@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flexgemm import gemm, quantization
-from flexgemm._arrays import Stream, renamed
+from flexgemm._arrays import Stream, dtype_name, on_stream, renamed
 from flexgemm.torch import operators
-from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
+from flexgemm.torch.autograd import no_gradient, recorded, records
 from flexgemm.torch.dispatch import (
     autocast,
     autocast_bias,
@@ -46,7 +46,9 @@ def quantize(
         q, used = quantization.quantize(x, dtype, granularity=granularity, scale=scale, swiglu=swiglu, stream=stream)
         return q, used
     refuse_stream(stream)
-    q, made = operators.quantize(x.detach(), name_of(dtype), granularity, scale, swiglu)
+    quantization.expect_granularity(granularity)
+    name = dtype_name(name_of(dtype), "dtype", gemm.FP8)
+    q, made = operators.quantize(x.detach(), name, granularity, scale, swiglu)
     return q, made if scale is None else scale
 
 
@@ -100,8 +102,7 @@ def wgrad_gemm_nt(  # type: ignore[misc]
     a: torch.Tensor, b: torch.Tensor, *, accumulate: bool = True, **options: Unpack[Options]
 ) -> torch.Tensor:
     """`flexgemm.wgrad_gemm_nt` of torch tensors, without `out` differentiable as `gemm_nt` is."""
-    options["accumulate"] = accumulate and options.get("out") is not None
-    return product("dense", a, b, **({"out_dtype": "float32"} | options))
+    return product("dense", a, b, **gemm.of_weight_gradient(accumulate, options))
 
 
 def k_grouped_wgrad_gemm_nt(  # type: ignore[misc]
@@ -109,10 +110,8 @@ def k_grouped_wgrad_gemm_nt(  # type: ignore[misc]
     **options: Unpack[Options],
 ) -> torch.Tensor:  # fmt: skip
     """`flexgemm.k_grouped_wgrad_gemm_nt` of torch tensors."""
-    out = options.get("out")
-    options["accumulate"] = accumulate and out is not None
-    groups = gemm.groups_along_k(offsets, num_groups, out)
-    return product("k_grouped", a, b, offsets=offsets, groups=groups, **({"out_dtype": "float32"} | options))
+    groups = gemm.groups_along_k(offsets, num_groups, options.get("out"))
+    return product("k_grouped", a, b, offsets=offsets, groups=groups, **gemm.of_weight_gradient(accumulate, options))
 
 
 def segment_gemm(
@@ -126,7 +125,7 @@ def segment_gemm(
     **options: Unpack[Options],
 ) -> torch.Tensor:
     """`flexgemm.segment_gemm` of torch tensors, differentiable as `m_grouped_gemm_nt` is without weight_indices."""
-    ends, names = gemm.segment_ends(offsets, seg_lens, weights, weight_indices)
+    ends, names = gemm.segment_ends(x, offsets, seg_lens, weights, weight_indices, options.get("stream"))
     how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": not weight_column_major}
     with renamed(names):
         return product("m_grouped", x, weights, **how, **options)
@@ -139,17 +138,17 @@ def product(layout: str, a: Any, b: Any, **options: Any) -> torch.Tensor:
         expect_tensor(a, "a")
         expect_tensor(b, "b")
     if through_operator or casts():
-        a, b = autocast(a, b)
         own = ("out", "out_dtype", "dtype_out")
-        if options.get("bias") is not None and a.dtype.itemsize > 1 and all(options.get(x) is None for x in own):
-            options["bias"] = autocast_bias(options["bias"])
+        with on_stream(a, options.get("stream")):
+            a, b = autocast(a, b)
+            if options.get("bias") is not None and a.dtype.itemsize > 1 and all(options.get(x) is None for x in own):
+                options["bias"] = autocast_bias(options["bias"])
     if through_operator:
         return _trace(layout, a, b, options)
     options["precision"] = setting(options.get("precision"), a)
     result: torch.Tensor
     if transformed():
-        result = _checked_record(layout, a, b, options)
-        return result
+        return record(layout, a, b, options)
     result = gemm.product_of(layout, a, b, options)  # which comes back to `record` where autograd has to see it
     if options.get("out") is result and not result.is_inference():
         torch.autograd.graph.increment_version(result)
@@ -189,40 +188,23 @@ def expect_differentiable(layout: str, dtype: str, plain: bool) -> None:
     if not differentiable(layout, dtype, plain):
         raise ValueError(
             "a, b, bias: require grad, but a product of FP8, in groups of columns or depth, or with scales, alpha, "
-            "activation, weight_indices or out=, is not differentiable"
+            "activation, weight_indices, dtype_a, dtype_b or out=, is not differentiable"
         )
 
 
-def record(
-    layout: str,
-    a: Any,
-    b: Any,
-    grouping: Any,
-    bias: Any,
-    b_row_major: bool,
-    out_dtype: Any,
-    precision: str,
-    expected_m: int,
-    stream: Any,
-) -> torch.Tensor:
-    """A product that autograd records, on tensors as they are. grouping: what tells groups of rows apart, or None."""
-    with on_stream(a, stream):
-        how = layout, b_row_major, out_dtype, precision, expected_m
-        result: torch.Tensor = _record(a, b, bias, grouping, *how)
-    return result
-
-
-def _checked_record(layout: str, a: Any, b: Any, options: dict[str, Any]) -> Any:
-    """The same inside torch.func, which does not come by way of the array-neutral function."""
+def record(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor:
+    """A product that autograd or torch.func has to see, on tensors as they are."""
     given = {name: value for name, value in options.items() if value is not None}
     given.pop("promote_every", None)  # of FP8
     plain = given.pop("alpha", 1) == 1 and not given.pop("accumulate", False)
     bias, out_dtype, stream = (given.pop(name, None) for name in ("bias", "out_dtype", "stream"))
     grouping = given.pop(operators.GROUPING.get(layout, ""), None)
     row_major, expected_m = given.pop("b_row_major", False), given.pop("expected_m", 0)
-    precision = given.pop("precision")
+    precision = given.pop("precision", "ieee")
     expect_differentiable(layout, name_of(a.dtype), plain and not given)
-    return record(layout, a, b, grouping, bias, row_major, out_dtype, precision, expected_m, stream)
+    with on_stream(a, stream):
+        result: torch.Tensor = _record(a, b, bias, grouping, layout, row_major, out_dtype, precision, expected_m)
+    return result
 
 
 def _forward(

@@ -10,10 +10,10 @@ from torch.autograd.function import once_differentiable
 
 import flexgemm
 from flexgemm import grid_sample
-from flexgemm._arrays import Stream, library_of
+from flexgemm._arrays import Stream, library_of, on_stream
 from flexgemm.grid_sample import SampleMap
 from flexgemm.torch import operators
-from flexgemm.torch.autograd import no_gradient, on_stream, recorded, records
+from flexgemm.torch.autograd import no_gradient, recorded, records
 from flexgemm.torch.dispatch import expect_foreseen, expect_tensor, refuse_stream, traced
 from flexgemm.voxelize import Groups, Voxels, bind, expect_voxels, reduced, spread, three
 

@@ -10,10 +10,11 @@
 namespace flexgemm {
 namespace {
 
-/* How many clusters run at once. The device is asked once for each size of them, with any of the kernels: they are
- * alike in that a block takes a multiprocessor for itself. */
-fg_status clusters_at_once(const void *kernel, int cluster, int threads, int shared_bytes, const fg_queue *queue,
-                           int *count, fg_error *error) {
+/* How many clusters of a kernel run at once: of small ones two blocks share a multiprocessor. The device is asked once for
+ * each size of them. */
+template <auto kKernel>
+fg_status clusters_at_once(int cluster, int threads, int shared_bytes, const fg_queue *queue, int *count,
+                           fg_error *error) {
     enum { DEVICES = 16 };
     static std::atomic<int> known[DEVICES][kMaxDecodeSplit + 1];
     const bool kept = queue->device_index < DEVICES;
@@ -28,7 +29,7 @@ fg_status clusters_at_once(const void *kernel, int cluster, int threads, int sha
     config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
     config.attrs = &attribute;
     config.numAttrs = 1;
-    FG_CUDA(cudaOccupancyMaxActiveClusters(count, kernel, &config));
+    FG_CUDA(cudaOccupancyMaxActiveClusters(count, reinterpret_cast<const void *>(+kKernel), &config));
     if (kept) known[queue->device_index][cluster].store(*count, std::memory_order_relaxed);
     return FG_OK;
 }
@@ -56,8 +57,7 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
     for (args.split = plan.split_k; args.split > 1; --args.split) {
         const int cluster = args.split * Tile::kCluster;
         int clusters = 0;
-        status = clusters_at_once(reinterpret_cast<const void *>(+kernel), cluster, Tile::kThreads, Tile::kSharedBytes,
-                                  queue, &clusters, error);
+        status = clusters_at_once<kernel>(cluster, Tile::kThreads, Tile::kSharedBytes, queue, &clusters, error);
         if (status != FG_OK) return status;
         if (tiles <= clusters && tiles * cluster <= num_sms) break;
     }

@@ -290,6 +290,9 @@ __global__ void __launch_bounds__(Shape::kThreads) gemm_kernel(const __grid_cons
 template <typename Math, typename Shape>
 fg_status launch_tile(GemmArgs &args, int max_blocks, const fg_queue *queue, fg_error *error) {
     const int64_t tiles = set_tiles(args.space, Shape::kBlockM, Shape::kBlockN);
+    if (tiles > kMostTiles)
+        return fg_fail(error, FG_ERROR_VALUE, "out: expected fewer than 2^29 tiles of %d x %d elements, got %lld",
+                       Shape::kBlockM, Shape::kBlockN, static_cast<long long>(tiles));
     const fg_status status = allow_shared<gemm_kernel<Math, Shape>>(Shape::kSharedBytes, error);
     if (status != FG_OK) return status;
     const unsigned blocks = static_cast<unsigned>(tiles < max_blocks ? tiles : max_blocks);

@@ -8,8 +8,11 @@
 namespace flexgemm {
 namespace {
 
+/* 32 of them are looked at at once. */
+constexpr int64_t kMostGroups = INT_MAX - 32;
+
 /* TMA's own rules: addresses, pitches and here K are multiples of 16 bytes, pitches are positive and below 2^40,
- * coordinates int32, and 32 groups are looked at at once. */
+ * coordinates int32. */
 bool fits_tma(const TensorRows &rows) {
     constexpr int64_t kPitchLimit = int64_t{1} << 40;
     const auto pitch_fits = [](int64_t count, int64_t pitch) {
@@ -17,7 +20,7 @@ bool fits_tma(const TensorRows &rows) {
     };
     return is_multiple(rows.data, 16) && rows.row_bytes > 0 && rows.row_bytes % 16 == 0 &&
            rows.row_bytes <= INT_MAX - kSm90StepBytes && rows.rows <= INT_MAX - 2 * kSm90BlockM && rows.groups > 0 &&
-           rows.groups <= INT_MAX - 32 && pitch_fits(rows.rows, rows.row_pitch) &&
+           rows.groups <= kMostGroups && pitch_fits(rows.rows, rows.row_pitch) &&
            pitch_fits(rows.groups, rows.group_pitch);
 }
 
@@ -32,7 +35,8 @@ bool has_end_of_many_rows(const GemmSm90Args &args, const fg_plan &plan) {
 }  // namespace
 
 bool gemm_sm90_takes(const fg_gemm_params &params) {
-    return params.a.dtype != FG_FLOAT32 && fits_tma(make_rows(params.a)) && fits_tma(make_rows(params.b));
+    return params.a.dtype != FG_FLOAT32 && fits_tma(make_rows(params.a)) && fits_tma(make_rows(params.b)) &&
+           fg_gemm_shape_of(&params).groups <= kMostGroups;
 }
 
 fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *queue, fg_error *error) {

@@ -123,8 +123,11 @@ inline TileSpace make_tile_space(const fg_gemm_params &params) {
 /* ceil(2^64 / divisor), by which divide() divides; 0 of 1, and of none. */
 inline uint64_t inverse_of(uint32_t divisor) { return divisor > 1 ? ~uint64_t{0} / divisor + 1 : 0; }
 
-/* Tiles are counted in 32 bits, since no memory holds the output of more: to divide in 64 takes longer than a step of
- * many products. Returns how many there are at most. `blocks` share the rows of a tile. */
+/* Tiles are counted in 32 bits, since to divide in 64 takes longer than a step of many products, and so are eight times
+ * the tiles across (kBandTiles). What Hopper kernels take fits without a limit: groups and elements across are int32. */
+constexpr int64_t kMostTiles = (int64_t{1} << 29) - 1;
+
+/* Returns how many tiles there are at most. `blocks` share the rows of one. */
 inline int64_t set_tiles(TileSpace &space, int block_m, int block_n, int blocks = 1) {
     const int64_t block = space.major_is_columns ? block_n : block_m, length = space.major.length;
     space.major.block = static_cast<int32_t>(block);
