@@ -57,8 +57,8 @@ typedef struct fg_deferred fg_deferred; /* deferred.c */
 /* What torch has beyond the exchange API; empty until a tensor came. (torch.c) */
 typedef struct {
     PyTypeObject *tensor, *parameter;
-    PyObject *is_grad_enabled, *empty;
-    PyObject *is_neg, *requires_grad; /* names */
+    PyObject *is_grad_enabled, *empty, *forward_ad;
+    PyObject *current_level, *is_neg, *requires_grad; /* names */
     PyObject *dtypes[FG_DTYPE_COUNT];
     PyObject *options[FG_DTYPE_COUNT]; /* {"dtype": torch.float16, "device": torch.device("cuda:0")}: of one device */
     fg_device_type device_type;        /* which is this */

@@ -163,6 +163,8 @@ static int open_directly(fg_call *call, const fg_operation *operation) {
         if (torch <= 0) return torch;
         if (flags & FG_MADE) call->out = Py_NewRef(value);
     }
+    const int forward_mode = fg_torch_is_forward_mode(&call->state->torch);
+    if (forward_mode != 0) return forward_mode < 0 ? -1 : 0;
     if (open_views(call, operation, true) < 0) {
         PyErr_Clear();
         return 0;

@@ -15,9 +15,16 @@ static int find(fg_torch *torch, PyObject *module) {
     if (!torch->parameter) return -1;
     torch->is_grad_enabled = PyObject_GetAttrString(module, "is_grad_enabled");
     torch->empty = PyObject_GetAttrString(module, "empty");
+    PyObject *autograd = PyObject_GetAttrString(module, "autograd");
+    torch->forward_ad = autograd ? PyObject_GetAttrString(autograd, "forward_ad") : NULL;
+    Py_XDECREF(autograd);
+    if (!torch->forward_ad) return -1;
+    torch->current_level = PyUnicode_InternFromString("_current_level");
     torch->is_neg = PyUnicode_InternFromString("is_neg");
     torch->requires_grad = PyUnicode_InternFromString("requires_grad");
-    if (!torch->is_grad_enabled || !torch->empty || !torch->is_neg || !torch->requires_grad) return -1;
+    if (!torch->is_grad_enabled || !torch->empty || !torch->current_level || !torch->is_neg || !torch->requires_grad) {
+        return -1;
+    }
     for (int i = 0; i < FG_DTYPE_COUNT; i++) {
         torch->dtypes[i] = PyObject_GetAttrString(module, fg_dtype_name((fg_dtype)i));
         if (!torch->dtypes[i]) return -1;
@@ -48,6 +55,7 @@ int fg_torch_traverse(fg_torch *torch, visitproc visit, void *arg) {
     Py_VISIT(torch->parameter);
     Py_VISIT(torch->is_grad_enabled);
     Py_VISIT(torch->empty);
+    Py_VISIT(torch->forward_ad);
     for (int i = 0; i < FG_DTYPE_COUNT; i++) Py_VISIT(torch->options[i]);
     return 0;
 }
@@ -57,12 +65,21 @@ void fg_torch_clear(fg_torch *torch) {
     Py_CLEAR(torch->parameter);
     Py_CLEAR(torch->is_grad_enabled);
     Py_CLEAR(torch->empty);
+    Py_CLEAR(torch->forward_ad);
+    Py_CLEAR(torch->current_level);
     Py_CLEAR(torch->is_neg);
     Py_CLEAR(torch->requires_grad);
     for (int i = 0; i < FG_DTYPE_COUNT; i++) {
         Py_CLEAR(torch->dtypes[i]);
         Py_CLEAR(torch->options[i]);
     }
+}
+
+int fg_torch_is_forward_mode(const fg_torch *torch) {
+    PyObject *level = PyObject_GetAttr(torch->forward_ad, torch->current_level);
+    const long open = level ? PyLong_AsLong(level) : -1;
+    Py_XDECREF(level);
+    return PyErr_Occurred() ? -1 : open >= 0;
 }
 
 /* ---- tensors ---- */

@@ -12,6 +12,9 @@ int fg_torch_is_tensor_type(fg_torch *torch, PyTypeObject *type);
  * and its elements are not negated when they are read. -1 with an exception. */
 int fg_torch_is_plain(const fg_torch *torch, const fg_view *view);
 
+/* Whether tensors may carry tangents, torch.autograd.forward_ad's; -1 with an exception. */
+int fg_torch_is_forward_mode(const fg_torch *torch);
+
 /* The dtype that a torch.dtype is, FG_DTYPE_COUNT where there is none. */
 fg_dtype fg_torch_dtype(const fg_torch *torch, const PyObject *dtype);
 

@@ -348,9 +348,13 @@ class TorchLibrary(Library):
 
     def needs_grad(self, *arrays: Array | None) -> bool:
         for x in arrays:
-            if getattr(x, "requires_grad", False):
-                return bool(self.torch.is_grad_enabled())
-        return False
+            if getattr(x, "requires_grad", False) and self.torch.is_grad_enabled():
+                return True
+        return self.torch.autograd.forward_ad._current_level >= 0 and any(map(self._has_tangent, arrays))
+
+    def _has_tangent(self, x: Array | None) -> bool:
+        unpack = self.torch.autograd.forward_ad.unpack_dual
+        return isinstance(x, self.array_types) and unpack(x).tangent is not None
 
 
 def _pointer(stream: Stream) -> int:

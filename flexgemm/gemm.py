@@ -284,8 +284,9 @@ def _adapted(
     **options: Any,
 ) -> Array:
     """The product of arrays of any library, of what has to be copied first, or recorded by autograd."""
-    if groups and layout != "k_grouped":
-        raise TypeError("unexpected keyword argument 'groups'")
+    for name, given in ("groups", groups and layout != "k_grouped"), ("workspace", "workspace" in options):
+        if given:
+            raise TypeError(f"unexpected keyword argument '{name}'")
     library = library_of(a, "a", device, stream)
     if out is None and options.get("accumulate"):
         raise ValueError("out: expected an array to add to with accumulate=True, got None")

@@ -112,10 +112,19 @@ def test_a_cache_of_a_map_that_a_program_made(device, kernel_size):
     s.map = signed(own)
     out, _ = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, made)
     reference.assert_rows(numpy(out), s.expected(), TF32)
+    assert len(made.gray_code) == len(own)
+    with torch.inference_mode():
+        uncounted = SubMConv3dNeighborCache(neighbor_map=own.clone())
+        sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, uncounted)
+        uncounted.neighbor_map.view(torch.int32)[:, :1] = -1
     own.view(torch.int32)[:, :1] = -1
     s.map[0] = -1
-    out, _ = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, made)
-    reference.assert_rows(numpy(out), s.expected(), TF32)
+    for cache in (made, uncounted):
+        with torch.inference_mode(cache is uncounted):
+            out, _ = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, cache)
+        reference.assert_rows(numpy(out), s.expected(), TF32)
+    if s.map.shape[0] <= 32:
+        assert torch.equal(made.gray_code, SubMConv3dNeighborCache(neighbor_map=own).gray_code)
     with pytest.raises(ValueError, match="^weight: expected"):
         sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight[:, :, :1, :1], s.bias, made)
     with pytest.raises(TypeError, match="^freeze: expected a cache of coordinates"):

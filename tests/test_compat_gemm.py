@@ -253,7 +253,27 @@ def test_bmm_fp8_names_its_arguments(device):
         ((a, b, one.double(), one), TypeError, "A_scale: expected dtype float32"),
         ((a, b, one, torch.ones(4)), ValueError, r"B_scale: expected one element, got \(4,\)"),
         ((a, b, 1.0, one), TypeError, "A_scale: expected a torch.Tensor, got builtins.float"),
+        ((a, b[0, 0], one, one), ValueError, r"B: expected \(any, any, any\), got"),
         ((a, [b], one, one), TypeError, "B: expected a torch.Tensor, got builtins.list"),
     ):
         with pytest.raises(error, match=f"^{message}"):
             bmm_fp8(*arguments, torch.bfloat16)
+
+
+def test_autograd_sees_what_is_written(device):
+    a, b = fp8(3, 7, 48, device=device), fp8(3, 33, 48, device=device)
+    one, x = torch.tensor(1.0, device=device), torch.randn(14, 48, device=device)
+    calls = {
+        (3, 7, 33): lambda out: bmm_fp8(a, b.mT, one, one, torch.bfloat16, out),
+        (7, 33): lambda out: dg.gemm_per_tensor_fp8_fp8_bf16_nt(a[0], b[0], out),
+        (14, 33): lambda out: SegmentGEMMWrapper().run(
+            x.bfloat16(), b.to(torch.bfloat16), 3, True, out, integers(5, 0, 9)
+        ),
+    }
+    for shape, call in calls.items():
+        out = torch.zeros(shape, dtype=torch.bfloat16, device=device)
+        weight = torch.ones_like(out).requires_grad_()
+        product = (weight * out).sum()
+        call(out)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()

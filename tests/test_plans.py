@@ -866,9 +866,9 @@ SELDOM_PROMOTED = """
 import numpy as np
 import flexgemm
 flexgemm.set_num_sms(2)
-ones = np.ones((300, 64), np.float16)
+ones = np.ones((300, 512), np.float16)
 for groups in (1, 2):
-    b = np.ones((groups, 300, 64), np.float16)
+    b = np.ones((groups, 300, 512), np.float16)
     flexgemm.m_grouped_gemm_nt(ones, b, np.array([150, 300][-groups:], np.int32), device="cuda", promote_every=256)
 """
 
@@ -880,9 +880,10 @@ def test_promotion_is_asked_of_fp8_alone(cuda):
     lines = [line for line in done.stderr.splitlines() if line.startswith("flexgemm: gemm ")]
     if not all("family=sm90" in line for line in lines):
         pytest.skip("other kernels have one plan")
-    wanted = ["{}x{}x64".format(*tile_of(2, 300, 300, 64, groups, 0, "float16")) for groups in (1, 2)]
-    assert [re.search(r"family=sm90 tile=(\S+)", line)[1] for line in lines] == wanted
-    assert wanted[1] != "{}x{}x64".format(*tile_of(2, 300, 300, 64, 2, NARROW, "float16"))
+    for groups, line in zip((1, 2), lines, strict=True):
+        wide, narrow = (tile_of(2, 300, 300, 512, groups, tiles, "float16") for tiles in (0, NARROW))
+        assert re.search(r"family=sm90 tile=(\S+)", line)[1] == "{}x{}x64".format(*wide)
+        assert wide != narrow
 
 
 def test_gradients_ask_by_how_their_rows_lie_and_how_deep_a_group_is(cuda):

@@ -364,6 +364,12 @@ def test_a_build_without_cuda_is_not_enabled_for_it(monkeypatch):
         aten.enable("cuda")
 
 
+def test_two_matrices_without_offsets_are_torchs_to_refuse():
+    x = torch.ones(4, 16, dtype=torch.bfloat16)
+    with aten.use("cpu"), pytest.raises((RuntimeError, ValueError), match="offset"):
+        torch._grouped_mm(x, x.mT)
+
+
 def test_no_groups_along_the_depth():
     a, b = draw(24, 32, device="cpu", dtype=E4M3), draw(16, 32, device="cpu", dtype=E4M3).mT
     none = torch.empty(0)

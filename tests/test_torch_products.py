@@ -8,7 +8,9 @@ import reference
 import flexgemm
 
 torch = pytest.importorskip("torch", reason="torch not installed")
+from scenes import voxels  # noqa: E402
 from test_torch_compile import counted  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 
 import flexgemm.torch as ft  # noqa: E402
 import flexgemm.torch.nn as fnn  # noqa: E402
@@ -136,7 +138,44 @@ def test_what_is_made_for_a_call_belongs_to_its_stream(monkeypatch):
     with torch.autocast("cuda", torch.bfloat16):
         ft.gemm_nt(x, x, stream=side.cuda_stream)
     side.synchronize()
-    assert seen == [side] * 3
+    assert [stream.cuda_stream for stream in seen] == [side.cuda_stream] * 3
+
+
+@pytest.mark.parametrize("way", ["neutral", "torch", "convolution", "pooling"])
+def test_forward_mode_is_refused(device, way):
+    """Instead of a derivative of none."""
+    x, y = torch.randn(9, 16, device=device), torch.randn(8, 16, device=device)
+    coords, shape = voxels(9, device)
+    nmap = ft.neighbor_map(coords, shape)
+    function = {
+        "neutral": lambda x: flexgemm.gemm_nt(x, y),
+        "torch": lambda x: ft.gemm_nt(x, y),
+        "convolution": lambda x: flexgemm.submanifold_conv3d(x, y.new_ones(4, 3, 3, 3, 16), neighbor_map=nmap),
+        "pooling": lambda x: ft.sparse_pool3d(x, neighbor_map=nmap, mode="sum"),
+    }[way]
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.randn_like(x))
+        assert torch.equal(function(x), function(dual.detach()))
+        with torch.no_grad(), pytest.raises(NotImplementedError, match="jvp"):
+            function(dual)
+        with pytest.raises(NotImplementedError, match="jvp"):
+            function(dual)
+    function(x)
+
+
+@pytest.mark.parametrize("layout", ["dense", "grouped"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_gradient_of_a_bias_is_summed_in_float32(device, layout, dtype):
+    """A bias of float32 has it to the last digits, whatever the product is computed in."""
+    a, b = torch.randn(4096, 16, device=device).to(dtype), torch.randn(8, 16, device=device).to(dtype)
+    bias, grad_out = torch.zeros(8, device=device, requires_grad=True), torch.rand(4096, 8, device=device).to(dtype)
+    if layout == "dense":
+        out = ft.gemm_nt(a, b, bias=bias, precision="tf32")
+    else:
+        ends = torch.tensor([4096], dtype=torch.int32, device=device)
+        out = ft.m_grouped_gemm_nt(a, b[None], ends, bias=bias[None], precision="tf32")
+    out.backward(grad_out)
+    torch.testing.assert_close(bias.grad.double(), grad_out.double().sum(0), rtol=1e-5, atol=0)
 
 
 def test_autograd_sees_what_an_output_overwrites(device):

@@ -8,8 +8,8 @@ import torch
 
 import flexgemm
 from flexgemm._arrays import renamed
-from flexgemm.gemm import product
-from flexgemm.torch.dispatch import expect_tensor
+from flexgemm.torch.dispatch import expect_tensor, note_written
+from flexgemm.torch.products import product
 
 __all__ = ["SegmentGEMMWrapper", "bmm_fp8"]
 
@@ -32,6 +32,7 @@ def bmm_fp8(
     """
     for name, x in ("A", A), ("B", B), ("A_scale", A_scale), ("B_scale", B_scale):
         expect_tensor(x, name)
+    _expect("B", B, (None, None, None))
     row_major = B.stride(-1) == 1 and B.stride(-2) != 1
     for name, scale in ("A_scale", A_scale), ("B_scale", B_scale):
         if scale.numel() != 1:
@@ -107,6 +108,7 @@ class SegmentGEMMWrapper:
         result: torch.Tensor
         with renamed({"offsets": "seg_indptr"}):
             result = flexgemm.segment_gemm(x, weights, **sizes, **how)
+        note_written(result)
         return result
 
     forward = run

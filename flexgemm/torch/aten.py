@@ -148,7 +148,7 @@ def scaled_grouped_mm(
     use_fast_accum: bool = False,
 ) -> dict[str, Any] | None:
     """Scales per row: (rows of a) and (columns of b), a leading G for 3-D operands, flat (G * rows) for 2-D by 2-D."""
-    layout = _layout(a, b, offs)
+    layout = _grouped_layout(a, b, offs)
     out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
     if layout is None or layout.get("b_row_major") or bias is not None:
         return None
@@ -220,7 +220,7 @@ def grouped_mm(
     out_dtype: torch.dtype | None = None,
 ) -> dict[str, Any] | None:
     """bfloat16 or float16, all operands alike."""
-    layout = _layout(a, b, offs)
+    layout = _grouped_layout(a, b, offs)
     if layout is None or bias is not None or a.dtype not in _HALF or b.dtype is not a.dtype:
         return None
     out_dtype = a.dtype if out_dtype is None else out_dtype
@@ -236,6 +236,12 @@ _CHOICES: dict[str, Callable[..., dict[str, Any] | None]] = {
     "_scaled_mm_v2.out": scaled_mm_v2,
     "_scaled_grouped_mm_v2": scaled_grouped_mm_v2,
 }
+
+
+def _grouped_layout(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> dict[str, Any] | None:
+    """Of two matrices torch refuses without offsets."""
+    layout = _layout(a, b, offs)
+    return None if layout is None or layout["layout"] == "dense" else layout
 
 
 def _layout(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> dict[str, Any] | None:

@@ -48,6 +48,12 @@ def expect_foreseen(foreseen: bool, names: str) -> None:
         raise RuntimeError(f"{names}: requires grad, but not when the call was traced; trace it with tensors that do")
 
 
+def note_written(out: torch.Tensor) -> None:
+    """Tells autograd, which may have saved it for a backward pass."""
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+
+
 def refuse_stream(stream: Any) -> None:
     """An operator runs on torch's current stream."""
     if stream is not None:

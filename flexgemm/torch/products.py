@@ -17,6 +17,7 @@ from flexgemm.torch.dispatch import (
     expect_foreseen,
     expect_tensor,
     name_of,
+    note_written,
     refuse_stream,
     setting,
     traced,
@@ -150,8 +151,8 @@ def product(layout: str, a: Any, b: Any, **options: Any) -> torch.Tensor:
     if transformed():
         return record(layout, a, b, options)
     result = gemm.product_of(layout, a, b, options)  # which comes back to `record` where autograd has to see it
-    if options.get("out") is result and not result.is_inference():
-        torch.autograd.graph.increment_version(result)
+    if options.get("out") is result:
+        note_written(result)
     return result
 
 
@@ -243,7 +244,7 @@ def _gradients(ctx: Any, grad_out: Any) -> Gradients:
             factors = (a.mT, rows) if row_major else (rows.mT, a)
             grad_b = _uncast(ctx.layout, *factors, b_row_major=True, **how)
         if needs[2]:
-            grad_bias = grad_out.sum(-2)
+            grad_bias = grad_out.sum(-2, dtype=torch.float32)
     return grad_a, grad_b, None if grad_bias is None else grad_bias.to(ctx.bias_dtype)
 
 

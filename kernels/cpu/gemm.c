@@ -194,13 +194,15 @@ static void add_scaled(const fg_gemm_params *params, const product *p, int64_t b
 static void finish_row(const fg_simd *simd, const fg_gemm_params *params, const product *p, const float *bias,
                        int64_t row, int64_t n0, int64_t columns, float *sum) {
     const fg_tensor *out = &params->out;
-    float factor = params->alpha;
-    if (params->kind_a != FG_SCALE_BLOCK) factor *= scale_at(&params->scale_a, params->kind_a, p->group, row, 0);
-    if (params->kind_b == FG_SCALE_ROW) {
+    float factor = 1.0f;
+    if (params->kind_a != FG_SCALE_BLOCK) factor = scale_at(&params->scale_a, params->kind_a, p->group, row, 0);
+    if (params->kind_b == FG_SCALE_ROW) { /* in this order, as a GPU does */
         for (int64_t j = 0; j < columns; j++)
-            sum[j] *= factor * scale_at(&params->scale_b, FG_SCALE_ROW, p->weight, n0 + j, 0);
+            sum[j] *= factor * (params->alpha * scale_at(&params->scale_b, FG_SCALE_ROW, p->weight, n0 + j, 0));
     } else {
-        if (params->kind_b == FG_SCALE_TENSOR) factor *= scale_at(&params->scale_b, FG_SCALE_TENSOR, p->weight, 0, 0);
+        float scale = params->alpha;
+        if (params->kind_b == FG_SCALE_TENSOR) scale *= scale_at(&params->scale_b, FG_SCALE_TENSOR, p->weight, 0, 0);
+        factor *= scale;
         for (int64_t j = 0; j < columns; j++) sum[j] *= factor;
     }
     if (bias != NULL)
@@ -264,6 +266,7 @@ static void gemm_tile(const fg_simd *simd, const fg_gemm_params *params, const g
 
 /* Called by all threads of a parallel region. */
 static void multiply(const fg_simd *simd, const fg_gemm_params *params, const gemm_plan *plan, const product *p) {
+    if (p->m_begin == p->m_end) return; /* before weights are packed for no rows */
     const fg_tensor *b = &params->b;
     const int64_t row_stride = b->strides[b->ndim - 2];
     const fg_operand whole = {

@@ -143,7 +143,8 @@ def m_grouped_gradients(
         if needs_grad[1]:
             grad_b = gemm.product("k_grouped", columns.to(a.dtype), _columns(a, order), **how).to(b.dtype)
         if needs_grad[2]:
-            grad_bias = gemm.product("k_grouped", columns, columns.new_ones(1, columns.shape[1]), **how)[..., 0]
+            ones = columns.new_ones(1, columns.shape[1])
+            grad_bias = gemm.product("k_grouped", columns, ones, **(how | {"precision": "ieee"}))[..., 0]
     return grad_a, grad_b, grad_bias
 
 

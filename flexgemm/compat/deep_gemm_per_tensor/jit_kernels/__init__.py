@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-import flexgemm
+import flexgemm.torch as ft
 from flexgemm._arrays import renamed
 from flexgemm.compat.deep_gemm_per_tensor.jit_kernels.utils import (
     ceil_div,
@@ -23,7 +23,7 @@ def gemm_per_tensor_fp8_fp8_bf16_nt(lhs: torch.Tensor, rhs: torch.Tensor, out: t
     """out (m, n) bfloat16 = lhs (m, k) . rhs (n, k)^T."""
     _expect(out, torch.bfloat16, lhs=lhs, rhs=rhs)
     with renamed(_NAMES):
-        flexgemm.gemm_nt(lhs, rhs, out=out)
+        ft.gemm_nt(lhs, rhs, out=out)
 
 
 @torch.no_grad()
@@ -34,7 +34,7 @@ def m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_contiguous(
     rows of padding, which are left alone; groups begin at multiples of get_m_alignment_for_contiguous_layout()."""
     _expect(out, torch.bfloat16, lhs=lhs, rhs=rhs)
     with renamed(_NAMES):
-        flexgemm.m_grouped_gemm_nt_contiguous(lhs, rhs, m_indices, out=out)
+        ft.m_grouped_gemm_nt_contiguous(lhs, rhs, m_indices, out=out)
 
 
 @torch.no_grad()
@@ -44,7 +44,7 @@ def m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_masked(
     """The first masked_m[g] rows of out[g] (g, m_max, n) bfloat16 = lhs[g] . rhs[g]^T; any m_max."""
     _expect(out, torch.bfloat16, lhs=lhs, rhs=rhs)
     with renamed(_NAMES):
-        flexgemm.m_grouped_gemm_nt_masked(lhs, rhs, masked_m, expected_m, out=out)
+        ft.m_grouped_gemm_nt_masked(lhs, rhs, masked_m, expected_m, out=out)
 
 
 @torch.no_grad()
@@ -52,7 +52,7 @@ def wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(lhs: torch.Tensor, rhs: torch.Tensor, 
     """out (m, n) float32 += lhs (m, k) . rhs (n, k)^T."""
     _expect(out, torch.float32, lhs=lhs, rhs=rhs)
     with renamed(_NAMES):
-        flexgemm.wgrad_gemm_nt(lhs, rhs, out=out)
+        ft.wgrad_gemm_nt(lhs, rhs, out=out)
 
 
 @torch.no_grad()
@@ -72,7 +72,7 @@ def k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(
             )
     pieces = (x.split([rows * k for k in batch_sizes]) for x, rows in ((lhs, out.shape[1]), (rhs, out.shape[2])))
     for k, a, b, result in zip(batch_sizes, *pieces, out, strict=True):
-        flexgemm.wgrad_gemm_nt(a.view(-1, k) if k else a.view(out.shape[1], 0), b.view(out.shape[2], k), out=result)
+        ft.wgrad_gemm_nt(a.view(out.shape[1], k), b.view(out.shape[2], k), out=result)
 
 
 def _expect(out: torch.Tensor, dtype: torch.dtype, **factors: torch.Tensor) -> None:

@@ -65,10 +65,14 @@ class SubMConv3dNeighborCache(NeighborCache):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "neighbor_map":
             _expect_map(value)
-            for derived in [x for x in vars(self) if x in _OF_ONE_MAP or x.startswith("valid_kernel_")]:
-                del self.__dict__[derived]
+            self._forget("neighbor_map", "nmap")
             self._made_of = ()
         super().__setattr__(name, value)
+
+    def _forget(self, *names: str) -> None:
+        """These, and what is derived from the map."""
+        for name in [x for x in vars(self) if x in names or x in _DERIVED or x.startswith("valid_kernel_")]:
+            del self.__dict__[name]
 
     def map_for(self, weight: torch.Tensor) -> NeighborMap:
         if self._made_of is None:
@@ -78,8 +82,11 @@ class SubMConv3dNeighborCache(NeighborCache):
         if math.prod(kernel) != volume:
             need = f"(Co, Kw, Kh, Kd, Ci), {volume} offsets as of neighbor_map"
             raise ValueError(f"weight: expected {need}, got {tuple(weight.shape)}")
-        version = None if self.neighbor_map.is_inference() else self.neighbor_map._version  # of what is in it
+        # What is in it; of tensors of inference mode, which count no versions, any time something else.
+        version = object() if self.neighbor_map.is_inference() else self.neighbor_map._version
         if self._made_of != (kernel, version):
+            if self._made_of and self._made_of[1] != version:
+                self._forget()
             self.nmap, self._made_of = maps.native(self.neighbor_map, kernel, rows), (kernel, version)
         return self.nmap
 
@@ -89,7 +96,9 @@ class SubMConv3dNeighborCache(NeighborCache):
         return SpConvConfig(self.nmap.freeze(), splitk, algorithm)
 
 
-_OF_ONE_MAP = ["nmap", *(name for name, value in vars(NeighborCache).items() if isinstance(value, cached_property))]
+_DERIVED = {name for name, value in vars(NeighborCache).items() if isinstance(value, cached_property)} - {
+    "neighbor_map"
+}
 
 
 def _expect_map(given: Any) -> None:
