@@ -837,11 +837,23 @@ for shape in ((1, 1, 5, 1), (1, 1, 5, 1), (1, 256, 256, 256)):
 """
 
 
-def test_tables_of_voxels_are_printed_too(cuda):
+def printed_on_gpu(calls):
     package = Path(_C.__file__).parents[1]  # the emulator's, where that is what is tested
-    done = run_python(["-c", MAPS], FLEXGEMM_PRINT_CONFIGS="1", PYTHONPATH=str(package))
+    done = run_python(["-c", calls], FLEXGEMM_PRINT_CONFIGS="1", PYTHONPATH=str(package))
     assert done.returncode == 0, done.stderr
-    assert [line for line in done.stderr.splitlines() if line.startswith("flexgemm: ")] == [
+    return [line for line in done.stderr.splitlines() if line.startswith("flexgemm: ")]
+
+
+def printed_on_hopper(calls):
+    """Of products alone."""
+    lines = [line for line in printed_on_gpu(calls) if line.startswith("flexgemm: gemm ")]
+    if not all("family=sm90" in line for line in lines):
+        pytest.skip("other kernels have one plan, which knows no rows")
+    return lines
+
+
+def test_tables_of_voxels_are_printed_too(cuda):
+    assert printed_on_gpu(MAPS) == [
         "flexgemm: neighbor_map rows=5 shape=(1, 1, 5, 1): table=direct bytes=96",
         "flexgemm: neighbor_map rows=5 shape=(1, 256, 256, 256): table=hash bytes=2448",
     ]
@@ -874,12 +886,7 @@ for groups in (1, 2):
 
 
 def test_promotion_is_asked_of_fp8_alone(cuda):
-    package = Path(_C.__file__).parents[1]
-    done = run_python(["-c", SELDOM_PROMOTED], FLEXGEMM_PRINT_CONFIGS="1", PYTHONPATH=str(package))
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("flexgemm: gemm ")]
-    if not all("family=sm90" in line for line in lines):
-        pytest.skip("other kernels have one plan")
+    lines = printed_on_hopper(SELDOM_PROMOTED)
     for groups, line in zip((1, 2), lines, strict=True):
         wide, narrow = (tile_of(2, 300, 300, 512, groups, tiles, "float16") for tiles in (0, NARROW))
         assert re.search(r"family=sm90 tile=(\S+)", line)[1] == "{}x{}x64".format(*wide)
@@ -892,12 +899,7 @@ def test_gradients_ask_by_how_their_rows_lie_and_how_deep_a_group_is(cuda):
     def tile(*question):
         return "{}x{}x128".format(*tile_of(*question))
 
-    package = Path(_C.__file__).parents[1]
-    done = run_python(["-c", GRADIENTS], FLEXGEMM_PRINT_CONFIGS="1", PYTHONPATH=str(package))
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("flexgemm: gemm ")]
-    if not all("family=sm90" in line for line in lines):
-        pytest.skip("the plan of other kernels knows no rows")
+    lines = printed_on_hopper(GRADIENTS)
     dense, grouped = DENSE | ROWS, TALL | EQUAL
     wanted = [
         ("m=300 n=240 k=272 groups=1", tile(1, 300, 240, 272, 1, dense | ASKEW)),
