@@ -20,7 +20,8 @@ class Ceilings:
     tflops: dict[str, float]  # dense products by input: float8, float16, bfloat16; of float32: tf32, ieee
 
     def floor_ms(self, kind: str, flops: float, bytes_once: float) -> float:
-        """No pass ends sooner: its useful arithmetic at dense speed, or its operands once at copy speed."""
+        """Useful arithmetic at dense speed, or operands once at copy speed, whichever takes longer. A product that
+        draws less power than the square one may end a tenth sooner, and so may what reads more than it writes."""
         return significant(max(flops / self.tflops[kind] / 1e9, bytes_once / self.copy_gbs / 1e6))
 
 

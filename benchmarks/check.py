@@ -1,4 +1,5 @@
-"""Spot-checks before timing: random rows of a result against float64, so that no wrong kernel gets a time.
+"""Spot-checks before timing: some rows of a result against float64, and all of it finite, so that no wrong kernel gets
+a time.
 
 The tolerances are the test suite's: per row, relative to the norm of the reference row.
 """
@@ -13,12 +14,25 @@ import torch
 from benchmarks.scenes import Scene
 
 TOLERANCE = {"ieee": 1e-5, "tf32": 1e-3, "float16": 2e-3, "bfloat16": 1e-2}
-BF16_OUT_DIFF = 3e-6  # 1 - cosine-like similarity of a bf16 row with the exact product
+# 1 - cosine-like similarity of a row with the exact product, by the dtype that it was rounded to
+PRODUCT_DIFF = {torch.bfloat16: 3e-6, torch.float32: 3e-8}
+FLOAT8_SLACK = 2.0**-8  # of a row's root mean square: what sums of FP8 products may lose before they are rounded
 ROWS = 64
 
 
 class Wrong(Exception):
     """A result that differs from the reference."""
+
+
+def some_rows(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Some ROWS of so many, at random, and the first and the last: ends are what tiles get wrong."""
+    rows: np.ndarray = np.union1d(rng.choice(count, min(ROWS, count), replace=False), (0, count - 1))
+    return rows
+
+
+def judge_finite(name: str, result: torch.Tensor) -> None:
+    if not bool(torch.isfinite(result).all()):
+        raise Wrong(f"{name}: not finite throughout")
 
 
 def judge_rows(name: str, got: torch.Tensor, reference: torch.Tensor, tolerance: float) -> None:
@@ -38,8 +52,20 @@ def judge_similarity(name: str, got: torch.Tensor, reference: torch.Tensor, limi
         raise Wrong(f"{name}: row difference {diff.nan_to_num(torch.inf).max().item():.2g}, allowed {limit:.2g}")
 
 
+def judge_float8(name: str, got: torch.Tensor, reference: torch.Tensor) -> None:
+    """Each e4m3 element is the exact one rounded once, or a neighbour where the sum was on the edge; NaN fails."""
+    slack = FLOAT8_SLACK * reference.square().mean(-1, keepdim=True).sqrt()
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    low, high = (
+        (reference + side).clamp(-largest, largest).float().to(torch.float8_e4m3fn).float() for side in (-slack, slack)
+    )
+    wrong = ~((got.float() >= low) & (got.float() <= high))
+    if bool(wrong.any()):
+        raise Wrong(f"{name}: {int(wrong.sum())} of {wrong.numel()} elements are not the exact ones rounded once")
+
+
 class ConvReference:
-    """Float64 answers for random rows of one problem, from neighbours that the package did not find."""
+    """Float64 answers for some rows of one problem, from neighbours that the package did not find."""
 
     def __init__(
         self, scene: Scene, feats: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, grad_out: torch.Tensor
@@ -48,7 +74,7 @@ class ConvReference:
         self.feats, self.bias, self.grad_out = feats, bias, grad_out
         self.weight = weight.reshape(weight.shape[0], scene.volume, -1)
         self.rng = np.random.default_rng(1)
-        rows = self.rng.choice(scene.n, min(ROWS, scene.n), replace=False)
+        rows = some_rows(self.rng, scene.n)
         self.rows = self._tensor(rows)
         self.neighbors = self._tensor(np.stack([scene.neighbors(v, rows) for v in range(scene.volume)]))  # (V, rows)
 
@@ -71,10 +97,13 @@ class ConvReference:
         tolerance: float,
         activation: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
     ) -> None:
+        judge_finite("out", out)
         judge_rows("out", out[self.rows], activation(self.forward()), tolerance)
 
     def judge_backward(self, grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor], tolerance: float) -> None:
         grad_feats, grad_weight, grad_bias = grads
+        judge_finite("grad_feats", grad_feats)
+        judge_finite("grad_weight", grad_weight)
         # offset v leads from n to m exactly where V - 1 - v leads from m to n
         mirrored = torch.einsum("vro,ovi->ri", self._gather(self.grad_out).flip(0), self.weight.double())
         judge_rows("grad_feats", grad_feats[self.rows], mirrored, tolerance)

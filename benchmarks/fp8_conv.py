@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 import flexgemm
-from benchmarks.check import TOLERANCE, ConvReference, judge_rows, judge_similarity
+from benchmarks.check import TOLERANCE, ConvReference, judge_finite, judge_rows, judge_similarity
 from benchmarks.scenes import Scene
 from benchmarks.timing import DEVICE
 from benchmarks.work import Case, Work
@@ -50,6 +50,7 @@ def make(op: str, channels: int, scene: Scene) -> Work:
 
     def judge(out: torch.Tensor) -> None:
         rows, expected = out[reference.rows], reference.forward()
+        judge_finite("out", out)
         judge_rows("out", rows, expected, TOLERANCE["float16"])
         if op == "fp8_fwd":
             judge_similarity("out", rows, expected, FP16_OUT_DIFF)

@@ -20,7 +20,7 @@ import torch
 
 import flexgemm
 from benchmarks.ceilings import Ceilings
-from benchmarks.check import BF16_OUT_DIFF, ROWS, Wrong, judge_similarity
+from benchmarks.check import PRODUCT_DIFF, ROWS, Wrong, judge_finite, judge_float8, judge_similarity
 from benchmarks.results import Row, describe, kernel_family, significant
 from benchmarks.run import Run
 from benchmarks.timing import DEVICE, Timer
@@ -68,7 +68,7 @@ SERVED_ENDINGS = ("swiglu", "fp8", "swiglu-fp8")
 ENDED_FEW = (128, 24576, 1536)  # few rows, with SwiGLU in each dtype and FP8 outputs
 ENDED_GROUPS = {("m_grouped_masked", 4, 4096), ("m_grouped_contiguous", 32, 4096)}  # layout, groups, n
 ACTIVATIONS = {"relu": torch.relu, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}
-LOOSE_DIFF = 1e-3  # of e4m3 outputs, whose values have 3 bits, and of peers, which may accumulate in reduced precision
+LOOSE_DIFF = 1e-3  # of peers, which may accumulate in reduced precision
 GRANULARITIES = ("tensor", "row", "1x128", "128x128")
 BLOCK = 128
 
@@ -267,13 +267,16 @@ class Problem:
             return self.scale_a[rows, None].double() * self.scale_b.double()
         return self.scale_a.double() * self.scale_b.double().reshape(-1)[group if self.scale_b.dim() else 0]
 
-    def judge(self, out: torch.Tensor, limit: float = BF16_OUT_DIFF) -> None:
-        """Random rows, from up to 8 groups, against the float64 product of the dequantised operands."""
+    def judge(self, out: torch.Tensor, limit: float | None = None) -> None:
+        """Random rows and the last one, from up to 8 groups, against the float64 product of the dequantised operands,
+        within `limit` or what their dtype allows; all are finite."""
         picks = random.Random(1)
         products = [(g, *product) for g, product in enumerate(self.products(out)) if self.a[product[0]].numel() > 0]
         products = picks.sample(products, min(8, len(products)))
         for g, of_a, of_b, result in products:
+            judge_finite("out", result.float())
             rows = picks.sample(range(len(result)), min(ROWS // len(products), len(result)))
+            rows[0] = len(result) - 1
             if self.case.scales == "block":
                 a = _by_blocks(self.a[of_a][rows], self.scale_a[of_a][rows], 1)
                 b = _by_blocks(self.b[of_b], self.scale_b[of_b], BLOCK)
@@ -286,9 +289,11 @@ class Problem:
                 reference = ACTIVATIONS[self.case.ending](reference)
             elif "swiglu" in self.case.ending:
                 reference = torch.nn.functional.silu(reference[:, 0::2]) * reference[:, 1::2]
+            name = f"group {g}" if self.case.sizes else "out"
             if self.scale_out is not None:
-                reference = reference / self.scale_out.double()
-            judge_similarity(f"group {g}" if self.case.sizes else "out", result[rows], reference, limit)
+                judge_float8(name, result[rows], reference / self.scale_out.double())
+            else:
+                judge_similarity(name, result[rows], reference, limit or PRODUCT_DIFF[result.dtype])
 
 
 def _round_up(length: int, unit: int) -> int:
@@ -347,8 +352,7 @@ def measure_case(run: Run, timer: Timer, ceilings: Ceilings, case: Case, missing
     for row in missing:
         peer = row.get("peer")
         with run.guarded(describe(row)):
-            limit = LOOSE_DIFF if peer or "fp8" in case.ending else BF16_OUT_DIFF
-            problem.judge(calls[peer](), limit)  # of gradients the first call, from zeros
+            problem.judge(calls[peer](), LOOSE_DIFF if peer else None)  # of gradients the first call, from zeros
             ms = timer.median_ms(calls[peer])
             speed = {"tflops": significant(2e-9 * case.m * case.n * case.k / ms)}
             run.record(row | {"ms": significant(ms)} | speed | {"floor_ms": floor_ms(case, ceilings)}, at)

@@ -4,8 +4,10 @@ and its allocations.
 The wall time of 1,000 calls on tiny tensors, without a flush, minus the same number of bare launches and of
 `torch.empty`. Calls are queued in batches with a wait in between, so that the GPU's queue never fills and blocks the
 host. The bare launch is `torch.cuda._sleep`, the leanest launch that torch offers; torch's own `a.add_(1)` is reported
-beside it. `_C` rows are the extension alone, on outputs and workspaces made before; `autograd.Function` is one that
-allocates its output, less that, with as many arguments as a convolution has: the floor of a layer that is recorded.
+beside it. Of a call that launches several kernels more is taken off than they cost, since launches in a row are
+cheaper: a map may come out below zero. `_C` rows are the extension alone, on outputs and workspaces made before;
+`autograd.Function` is one that allocates its output, less that, with as many arguments as a convolution has: the floor
+of a layer that is recorded.
 """
 
 from __future__ import annotations

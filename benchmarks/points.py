@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import flexgemm
-from benchmarks.check import TOLERANCE, Wrong, judge_rows
+from benchmarks.check import TOLERANCE, Wrong, judge_finite, judge_rows, some_rows
 from benchmarks.results import Row
 from benchmarks.scenes import Scene
 from benchmarks.timing import DEVICE
@@ -26,7 +26,6 @@ KEYS = 10_000_000
 POINTS = 1_000_000
 CODES_SCENE, POINTS_SCENE = "sphere1024", "sphere256"
 CHANNELS, DTYPE = 64, "float16"
-ROWS = 64  # of a result that are judged
 CURVE = 4096  # consecutive codes that are judged
 POINTS_OPS = ("grid_sample_fwd", "grid_sample_bwd", "voxelize")
 CORNERS = np.array([(x, y, z) for x in (0, 1) for y in (0, 1) for z in (0, 1)], np.int32)
@@ -91,19 +90,20 @@ def make_hash(op: str, scene: Scene) -> Work:
         call = partial(flexgemm.HashTable.build, keys)
 
         def judge_table(table: Any) -> None:
-            judge_lookup(keys, torch.arange(KEYS, device=DEVICE), table.lookup(keys))
+            judge_lookup(keys, keys, torch.arange(KEYS, device=DEVICE), table.lookup(keys))
 
         return Work(call, judge_table, KEYS, KEYS * (8 + slot), peer=lambda flex: flex.hash_insert(keys))
     queries = keys[order]
     call = partial(flexgemm.HashTable.build(keys).lookup, queries)
-    judge, moved = partial(judge_lookup, queries, order), KEYS * (8 + slot + 4)
+    judge, moved = partial(judge_lookup, keys, queries, order), KEYS * (8 + slot + 4)
     return Work(call, judge, KEYS, moved, peer=lambda flex: flex.hash_lookup(keys, queries))
 
 
-def judge_lookup(queries: torch.Tensor, expected: torch.Tensor, found: torch.Tensor) -> None:
+def judge_lookup(keys: torch.Tensor, queries: torch.Tensor, expected: torch.Tensor, found: torch.Tensor) -> None:
     """Random keys may repeat: then a lower row has the same one."""
-    wrong = found.long() != expected
-    if bool((found[wrong] < 0).any()) or int(wrong.sum()) > len(queries) // 1000:
+    found = found.long()
+    wrong = (found < 0) | (found > expected) | (keys[found.clamp(min=0)] != queries)
+    if bool(wrong.any()):
         raise Wrong(f"hash table: {int(wrong.sum())} of {len(queries)} keys have another row")
 
 
@@ -136,9 +136,10 @@ class Problem:
         return torch.from_numpy(rows).to(DEVICE), torch.from_numpy(weights).to(DEVICE)
 
     def judge_samples(self, out: torch.Tensor) -> None:
-        points = self.rng.choice(POINTS, min(ROWS, POINTS), replace=False)
+        points = some_rows(self.rng, POINTS)
         rows, weights = self.neighbors(self.xyz[points])
         reference = (self.feats[rows.clamp(min=0)].double() * weights[..., None]).sum(dim=1)
+        judge_finite("out", out)
         judge_rows("out", out[0][torch.from_numpy(points).to(DEVICE)], reference, TOLERANCE[DTYPE])
 
     def judge_gradient(self, grads: tuple[torch.Tensor, None], tolerance: float = TOLERANCE[DTYPE]) -> None:
@@ -151,6 +152,7 @@ class Problem:
             rows, weights = self.neighbors(self.xyz[points])
             weight = (weights * (rows == voxel)).sum(dim=1)
             reference.append(weight @ self.of_points[torch.from_numpy(points).to(DEVICE)].double())
+        judge_finite("grad_feats", grads[0])
         judge_rows("grad_feats", grads[0][torch.from_numpy(voxels).to(DEVICE)], torch.stack(reference), tolerance)
 
     def judge_voxels(self, voxels: flexgemm.Voxels) -> None:
@@ -160,8 +162,9 @@ class Problem:
         if not np.array_equal(voxels.coords.cpu().numpy(), self.scene.coords[unique]):
             raise Wrong("voxelize: not the voxels that the points lie in")
         of = torch.from_numpy(inverse.reshape(-1)).to(DEVICE)
-        some = self.rng.choice(len(unique), min(ROWS, len(unique)), replace=False)
+        some = some_rows(self.rng, len(unique))
         reference = torch.stack([self.of_points[of == voxel].double().mean(dim=0) for voxel in some.tolist()])
+        judge_finite("feats", voxels.feats)
         judge_rows("feats", voxels.feats[torch.from_numpy(some).to(DEVICE)], reference, TOLERANCE[DTYPE])
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import flexgemm
-from benchmarks.check import TOLERANCE, Wrong, judge_rows
+from benchmarks.check import TOLERANCE, Wrong, judge_finite, judge_rows, some_rows
 from benchmarks.scenes import Scene
 from benchmarks.timing import DEVICE
 from benchmarks.work import Case, Work
@@ -28,7 +28,6 @@ KERNELS = {"k2s2": 2, "k3s2": 3}
 OPS = ("strided_fwd", "strided_bwd", "inverse_fwd", "pool_max", "transposed_fwd", "transposed_bwd")
 STRIDE = 2
 DTYPE = "float16"
-ROWS = 64  # of a result that are judged
 
 
 def cases(clouds: Iterable[str] = ()) -> list[Case]:
@@ -140,10 +139,10 @@ class Problem:
         self.rng = np.random.default_rng(1)
 
     def sample(self, towards_inputs: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Random rows of the outputs (or of the inputs) and, (V, rows), what each reads (or who reads it)."""
+        """Some rows of the outputs (or of the inputs) and, (V, rows), what each reads (or who reads it)."""
         found = self.geometry
         rows_of, near = (found.outputs, found.inputs_of) if towards_inputs else (found.inputs, found.outputs_of)
-        rows = torch.from_numpy(self.rng.choice(rows_of.n, min(ROWS, rows_of.n), replace=False)).to(DEVICE)
+        rows = torch.from_numpy(some_rows(self.rng, rows_of.n)).to(DEVICE)
         return rows, torch.stack([near(rows, v) for v in range(len(self.taps))])
 
     def judge_gather(
@@ -156,18 +155,24 @@ class Problem:
         reference = torch.einsum(equation, gathered, weight)
         if name == "out":
             reference = reference + self.bias.double()
+        judge_finite(name, result)
         judge_rows(name, result[rows], reference, TOLERANCE[DTYPE])
 
     def judge_backward(self, gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
         grad_feats, grad_weight, grad_bias = gradients
         self.judge_gather("grad_feats", grad_feats, self.grad_out, False, "vro,ovi->ri")
         judge_rows("grad_bias", grad_bias, self.grad_out.sum(0, dtype=torch.float64), TOLERANCE[DTYPE])
-        v = len(self.taps) // 2
-        near = self.geometry.inputs_of(slice(None), v)
-        has = near >= 0
-        reference = self.grad_out[has, :8].double().t() @ self.feats[near[has], :8].double()
-        got = grad_weight.reshape(grad_weight.shape[0], len(self.taps), -1)[:8, v, :8]
-        judge_rows("grad_weight", got.reshape(1, -1), reference.reshape(1, -1), TOLERANCE[DTYPE])
+        judge_finite("grad_weight", grad_weight)
+        for v in self.rng.choice(len(self.taps), 4, replace=False).tolist():
+            near = self.geometry.inputs_of(slice(None), v)
+            has = near >= 0
+            outs, ins = (self._channels(x.shape[1]) for x in (self.grad_out, self.feats))
+            reference = self.grad_out[has][:, outs].double().t() @ self.feats[near[has]][:, ins].double()
+            got = grad_weight.reshape(grad_weight.shape[0], len(self.taps), -1)[outs, v][:, ins]
+            judge_rows(f"grad_weight[:, {v}]", got.reshape(1, -1), reference.reshape(1, -1), TOLERANCE[DTYPE])
+
+    def _channels(self, count: int) -> torch.Tensor:
+        return torch.from_numpy(self.rng.choice(count, min(8, count), replace=False)).to(DEVICE)
 
     def judge_pool(self, out: torch.Tensor) -> None:
         rows, near = self.sample(True)

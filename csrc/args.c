@@ -105,7 +105,10 @@ int fg_arg_int64(PyObject *value, const char *name, int64_t least, int64_t most,
     int overflow;
     const long long number = PyLong_AsLongLongAndOverflow(integer, &overflow);
     const bool outside = overflow || number < least || number > most;
-    if (outside && most == INT64_MAX && overflow <= 0) {
+    if (overflow) { /* which Python may refuse to print */
+        PyErr_Format(PyExc_ValueError, "%s: expected at least %lld, and 64 bits at most, got an int of more", name,
+                     (long long)least);
+    } else if (outside && most == INT64_MAX) {
         PyErr_Format(PyExc_ValueError, "%s: expected at least %lld, got %S", name, (long long)least, integer);
     } else if (outside) {
         PyErr_Format(PyExc_ValueError, "%s: expected %lld to %lld, got %S", name, (long long)least, (long long)most,
@@ -186,8 +189,12 @@ int fg_arg_floats(PyObject *value, const char *name, int count, float *out) {
     return 0;
 }
 
+int fg_arg_optional_choice(PyObject *value, const char *name, PyObject *const *choices, int count, int *out) {
+    return value == Py_None ? 0 : fg_arg_choice(value, name, choices, count, out);
+}
+
 int fg_arg_choice(PyObject *value, const char *name, PyObject *const *choices, int count, int *out) {
-    if (!value || value == Py_None) return 0;
+    if (!value) return 0;
     if (!PyUnicode_Check(value)) return wrong_type(value, name, "a str");
     for (int i = 0; i < count; i++) {
         if (choices[i] == value || PyUnicode_Compare(choices[i], value) == 0) {
@@ -215,14 +222,14 @@ int fg_arg_dtype(const fg_state *state, PyObject *value, const char *name, fg_dt
 
 int fg_arg_precision(const fg_state *state, PyObject *value, fg_precision *out) {
     int index = (int)*out;
-    if (fg_arg_choice(value, "precision", state->precisions, 2, &index) < 0) return -1;
+    if (fg_arg_optional_choice(value, "precision", state->precisions, 2, &index) < 0) return -1;
     *out = (fg_precision)index;
     return 0;
 }
 
 int fg_arg_activation(const fg_state *state, PyObject *value, fg_activation *out) {
     int index = (int)*out - 1;
-    if (fg_arg_choice(value, "activation", state->activations, FG_LENGTH(state->activations), &index) < 0) return -1;
+    if (fg_arg_optional_choice(value, "activation", state->activations, FG_LENGTH(state->activations), &index) < 0) return -1;
     *out = (fg_activation)(index + 1);
     return 0;
 }
@@ -232,7 +239,7 @@ int fg_arg_activation_or_swiglu(const fg_state *state, PyObject *value, fg_activ
     int index = (int)*out - 1;
     for (int i = 0; i < FG_LENGTH(state->activations); i++) choices[i] = state->activations[i];
     choices[FG_LENGTH(state->activations)] = state->keywords[FG_KEYWORD_swiglu];
-    if (fg_arg_choice(value, "activation", choices, FG_LENGTH(choices), &index) < 0) return -1;
+    if (fg_arg_optional_choice(value, "activation", choices, FG_LENGTH(choices), &index) < 0) return -1;
     *swiglu = index == FG_LENGTH(state->activations);
     if (!*swiglu) *out = (fg_activation)(index + 1);
     return 0;
@@ -240,7 +247,7 @@ int fg_arg_activation_or_swiglu(const fg_state *state, PyObject *value, fg_activ
 
 int fg_arg_algorithm(const fg_state *state, PyObject *value, fg_algorithm *out) {
     int index = (int)*out;
-    if (fg_arg_choice(value, "algorithm", state->algorithms, FG_ALGORITHM_COUNT, &index) < 0) return -1;
+    if (fg_arg_optional_choice(value, "algorithm", state->algorithms, FG_ALGORITHM_COUNT, &index) < 0) return -1;
     *out = (fg_algorithm)index;
     return 0;
 }

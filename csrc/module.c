@@ -65,7 +65,7 @@ static PyObject *device_info(PyObject *module, PyObject *const *args, Py_ssize_t
     int device = 0;
     int32_t index = 0;
     if (fg_parse_args(state, "device_info", parameters, COUNT, args, nargs, kwnames, values) < 0 ||
-        fg_arg_choice(values[DEVICE], "device", state->devices, 2, &device) < 0 ||
+        fg_arg_optional_choice(values[DEVICE], "device", state->devices, 2, &device) < 0 ||
         fg_arg_int32(values[INDEX], "index", 0, INT32_MAX, &index) < 0) {
         return NULL;
     }

@@ -41,8 +41,9 @@ static int find_named_dtype(fg_state *state, PyTypeObject *scalar) {
 
 /* A dtype in DLPack's terms. What DLPack has no code for is an error here, since only NumPy can name it. */
 static int export_dtype(fg_state *state, const fg_view *view, PyArray_Descr *descr, DLDataType *dtype) {
-    *dtype = (DLDataType){.bits = (uint8_t)(PyDataType_ELSIZE(descr) * 8), .lanes = 1};
-    bool known = PyArray_ISNBO(descr->byteorder);
+    const npy_intp bits = PyDataType_ELSIZE(descr) * 8;
+    *dtype = (DLDataType){.bits = (uint8_t)bits, .lanes = 1};
+    bool known = PyArray_ISNBO(descr->byteorder) && bits <= UINT8_MAX;
     if (PyTypeNum_ISUSERDEF(descr->type_num)) {
         const int named = find_named_dtype(state, descr->typeobj);
         if (named < 0) return -1;
@@ -79,7 +80,9 @@ int fg_numpy_open(fg_state *state, fg_view *view) {
                          view->name);
             return -1;
         }
-        view->aligned_copy = PyArray_NewCopy(array, NPY_CORDER);
+        /* Of no subclass, which may run code of its own when it is made. */
+        view->aligned_copy =
+            PyArray_FromArray(array, NULL, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | NPY_ARRAY_ENSUREARRAY);
         if (!view->aligned_copy) return -1;
         view->copied = true;
         array = (PyArrayObject *)view->aligned_copy;
@@ -96,6 +99,19 @@ int fg_numpy_open(fg_state *state, fg_view *view) {
         strides[i] = PyArray_STRIDE(array, i) / PyArray_ITEMSIZE(array);
     }
     return fg_view_set(view, &exported);
+}
+
+bool fg_numpy_is_unmoved(const fg_view *view) {
+    PyArrayObject *array = (PyArrayObject *)(view->aligned_copy ? view->aligned_copy : view->object);
+    if (view->low == view->high) return true; /* no elements */
+    bool same = PyArray_DATA(array) == view->tensor.data && PyArray_NDIM(array) == view->tensor.ndim;
+    for (int i = 0; same && i < view->tensor.ndim; i++) same = PyArray_DIM(array, i) == view->tensor.shape[i];
+    return same;
+}
+
+PyObject *fg_numpy_bool(PyObject *value) {
+    if (!PyArray_IsScalar(value, Bool)) return NULL;
+    return PyObject_IsTrue(value) == 1 ? Py_True : Py_False;
 }
 
 /* ---- arrays of our own ---- */

@@ -10,15 +10,18 @@
 #include "deferred.h"
 #include "device_array.h"
 #include "error.h"
+#include "numpy.h"
 #include "torch.h"
 
 enum { WORKSPACE_ALIGNMENT = 256 };
 
 /* ---- before ---- */
 
-/* The int or float that an object stands for; NULL without an exception: it stands for none. */
+/* The bool, int or float that an object stands for; NULL without an exception: it stands for none. */
 static PyObject *number_of(PyObject *value) {
-    PyObject *number = PyIndex_Check(value) ? PyNumber_Index(value) : NULL;
+    PyObject *number = fg_numpy_bool(value);
+    if (number) return Py_NewRef(number);
+    number = PyIndex_Check(value) ? PyNumber_Index(value) : NULL;
     if (number || (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError))) return number;
     PyErr_Clear();
     number = PyNumber_Check(value) ? PyNumber_Float(value) : NULL;
@@ -58,7 +61,7 @@ static bool is_settled(PyObject *value) {
 
 /* Reads numbers and the stream before there are views: __index__ or __float__ of a caller's class may do anything, as
  * resize an array whose memory a view would then still point to. */
-static int settle_numbers(fg_call *call, const fg_operation *operation) {
+static int read_scalars(fg_call *call, const fg_operation *operation) {
     for (int i = 0; i < operation->count - 2; i++) {
         PyObject *value = call->values[i];
         if (!value || (operation->parameters[i].flags & FG_TENSOR) || is_settled(value)) continue;
@@ -124,11 +127,22 @@ static int import_view(fg_call *call, fg_view *view) {
     return pending ? fg_view_import(view, call->stream.queue.stream) : 0;
 }
 
+/* Behind code of the caller's that may have done anything. */
+static int expect_unmoved(const fg_call *call, int count) {
+    for (int i = 0; i < count; i++) {
+        const fg_view *view = &call->views[i];
+        if (!view->object || view->source != FG_SOURCE_NUMPY || fg_numpy_is_unmoved(view)) continue;
+        PyErr_Format(PyExc_ValueError, "%s: its memory was exchanged while other arguments were read", view->name);
+        return -1;
+    }
+    return 0;
+}
+
 static int import_views(fg_call *call, int count) {
     for (int i = 0; i < count; i++) {
         if (import_view(call, &call->views[i]) < 0) return -1;
     }
-    return 0;
+    return expect_unmoved(call, count);
 }
 
 static int prepare(fg_call *call, const fg_operation *operation, void *params) {
@@ -274,7 +288,8 @@ static int allocate_workspace(fg_call *call, const fg_operation *operation, size
     if (!call->workspace) return -1;
     *view = (fg_view){.object = NULL};
     if (fg_view_open(call->state, view, call->workspace, "workspace", true) < 0 ||
-        fg_check_devices(call->views, operation->count) < 0 || import_view(call, view) < 0) {
+        fg_check_devices(call->views, operation->count) < 0 || import_view(call, view) < 0 ||
+        expect_unmoved(call, operation->count) < 0) {
         return -1;
     }
     return fg_check_outputs(call->views, operation->count);
@@ -340,7 +355,7 @@ PyObject *fg_call_operation(const fg_operation *operation, PyObject *module, PyO
     begin(&call, operation, module);
     if (fg_parse_args(call.state, operation->name, operation->parameters, operation->count, args, nargs, kwnames,
                       call.values) == 0 &&
-        settle_numbers(&call, operation) == 0 && open_views(&call, operation, workspace != NULL) == 0 &&
+        read_scalars(&call, operation) == 0 && open_views(&call, operation, workspace != NULL) == 0 &&
         prepare(&call, operation, params) == 0 &&
         (workspace ? run(&call, operation, params, workspace, &bytes) : query(&call, operation, params, &bytes)) == 0) {
         result = bytes_to_allocate(bytes);
@@ -366,7 +381,7 @@ PyObject *fg_call_directly(const fg_operation *operation, PyObject *module, PyOb
             0) {
         goto done;
     }
-    if (settle_numbers(&call, operation) < 0) goto done;
+    if (read_scalars(&call, operation) < 0) goto done;
     const int opened = open_directly(&call, operation);
     if (opened < 0) goto done;
     call.declined = opened == 0;

@@ -1,5 +1,5 @@
 /*
- * Submanifold sparse convolution: forward, input gradient, weight and bias gradient.
+ * Sparse convolution over any map: forward, input gradient, weight and bias gradient; depthwise too.
  */
 #include "../kernels/segment.h"
 

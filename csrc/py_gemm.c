@@ -9,7 +9,7 @@
 
 /* What the scales of an operand are counted by. */
 typedef struct {
-    const char *name, *symbol; /* "a", "M" */
+    const char *name, *symbol; /* "a", "M"; "": it has one */
     int64_t groups;            /* leading G; FG_ANY: none */
     int64_t rows;
     int64_t block_rows, block_columns; /* scales of blocks of the matrix; FG_ANY: no such scales here */
@@ -20,8 +20,10 @@ static int wrong_scale(const fg_view *view, const fg_scaled *of) {
     const long long g = (long long)of->groups, rows = (long long)of->rows;
     if (of->groups >= 0) {
         fg_text_add(&text, "(), (%lld,) or (%lld, %lld)", g, g, rows);
-    } else {
+    } else if (*of->symbol) {
         fg_text_add(&text, "() or (%s,) = (%lld,)", of->symbol, rows);
+    } else {
+        fg_text_add(&text, "() or (1,)");
     }
     if (of->block_rows >= 0) {
         fg_text_add(&text, " or (");
@@ -303,7 +305,7 @@ static int fill_scalars(const fg_call *call, fg_gemm_params *p) {
         PyErr_Format(PyExc_ValueError, "promote_every: expected 128, 256, 512 or None, got %d", p->promote_every);
         return -1;
     }
-    if (fg_arg_choice(values[LAYOUT], "layout", call->state->layouts, FG_GEMM_LAYOUT_COUNT, &layout) < 0 ||
+    if (fg_arg_optional_choice(values[LAYOUT], "layout", call->state->layouts, FG_GEMM_LAYOUT_COUNT, &layout) < 0 ||
         fg_arg_bool(values[B_ROW_MAJOR], "b_row_major", &p->b_row_major) < 0 ||
         fg_arg_int64(values[EXPECTED_M], "expected_m", 0, INT64_MAX, &p->expected_m) < 0 ||
         fg_arg_float(values[ALPHA], "alpha", &p->alpha) < 0 ||

@@ -19,13 +19,14 @@ typedef struct {
 static int parse_question(fg_question *question, const char *name, const fg_parameter *parameters, int count,
                           PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     enum { SIZES = 4, DTYPE = SIZES, NUM_SMS, OTHERS, COUNT = OTHERS + FG_LENGTH(question->others) };
+    static const int64_t MOST = INT64_C(1) << 50; /* products of a size and what is in a plan do not overflow */
     const fg_state *state = PyModule_GetState(module);
     PyObject *values[COUNT] = {NULL};
     *question = (fg_question){.num_sms = 0};
     if (fg_parse_args(state, name, parameters, count, args, nargs, kwnames, values) < 0) return -1;
     for (int i = 0; i < SIZES; i++) {
         const char *size = fg_keyword_name(parameters[i].keyword);
-        if (fg_arg_int64(values[i], size, 0, INT64_MAX, &question->sizes[i]) < 0) return -1;
+        if (fg_arg_int64(values[i], size, 0, MOST, &question->sizes[i]) < 0) return -1;
     }
     for (int i = OTHERS; i < count; i++) question->others[i - OTHERS] = values[i];
     if (fg_arg_dtype(state, values[DTYPE], "dtype", &question->dtype) < 0) return -1;
@@ -79,6 +80,21 @@ static const fg_parameter gemm_parameters[] = {
 };
 enum { PORTABLE_GEMM_PARAMETERS = FG_LENGTH(gemm_parameters) - 1 };
 
+/* Of a convolution: the kernel has a voxel, and groups of them are even. */
+static int expect_volume(int64_t v, const fg_order_sets *sets) {
+    if (v < 1) {
+        PyErr_Format(PyExc_ValueError, "v: expected at least 1, got %lld", (long long)v);
+        return -1;
+    }
+    for (int32_t i = 0; i < sets->sets; i++) {
+        if (v % sets->groups[i] == 0) continue;
+        PyErr_Format(PyExc_ValueError, "groups: expected divisors of v, which is %lld, got %d", (long long)v,
+                     sets->groups[i]);
+        return -1;
+    }
+    return 0;
+}
+
 static int parse_capability(const fg_question *q, int32_t *compute_capability) {
     return fg_arg_int32(q->others[0], "compute_capability", 80, INT32_MAX, compute_capability);
 }
@@ -108,7 +124,8 @@ static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t n
         fg_arg_algorithm(state, q.others[ALGORITHM], &question.algorithm) < 0 ||
         fg_arg_groups(q.others[GROUPS], &question.orders) < 0 ||
         fg_arg_int64(q.others[CHANNEL_GROUPS], "channel_groups", 1, INT32_MAX, &question.channel_groups) < 0 ||
-        fg_arg_int32(q.others[SEGMENT_TILES], "segment_tiles", 0, FG_SEGMENT_TILES, &question.segment_tiles) < 0) {
+        fg_arg_int32(q.others[SEGMENT_TILES], "segment_tiles", 0, FG_SEGMENT_TILES, &question.segment_tiles) < 0 ||
+        expect_volume(question.v, &question.orders) < 0) {
         return NULL;
     }
     return answer(fg_plan_conv(&question));
@@ -123,7 +140,8 @@ static PyObject *plan_conv_wgrad(PyObject *module, PyObject *const *args, Py_ssi
     fg_conv_question question = conv_question_of(&q);
     if (parse_capability(&q, &question.compute_capability) < 0 ||
         fg_arg_algorithm(PyModule_GetState(module), q.others[ALGORITHM], &question.algorithm) < 0 ||
-        fg_arg_int32(q.others[SEGMENT_TILES], "segment_tiles", 0, FG_SEGMENT_TILES, &question.segment_tiles) < 0) {
+        fg_arg_int32(q.others[SEGMENT_TILES], "segment_tiles", 0, FG_SEGMENT_TILES, &question.segment_tiles) < 0 ||
+        expect_volume(question.v, &question.orders) < 0) {
         return NULL;
     }
     return answer(fg_plan_conv_wgrad(&question));
@@ -260,7 +278,7 @@ static PyObject *plan_conv_sites(PyObject *module, PyObject *const *args, Py_ssi
     static const fg_parameter parameters[] = {
         FG_SIZE(kernel_size), FG_SIZE(stride), FG_SIZE(dilation), {FG_KEYWORD_transposed, FG_KEYWORD_ONLY}};
     enum { AXES = 3, TRANSPOSED = AXES, COUNT };
-    static const int64_t most[AXES] = {7, INT32_MAX, INT32_MAX};
+    static const int64_t most[AXES] = {FG_MAX_KERNEL, INT32_MAX, INT32_MAX};
     PyObject *values[COUNT];
     int32_t axes[AXES][3];
     bool transposed = false;

@@ -82,6 +82,20 @@ def as_int(value: Any, name: str) -> int:
         raise TypeError(f"{name}: expected an int, got {type(value).__name__}") from None
 
 
+def requires_grad(*tensors: Any) -> bool:
+    """Whether torch is asked for a gradient of an operation on these, of which some may be None; or for a derivative in
+    forward mode, which it then refuses, since an autograd.Function has none."""
+    torch = sys.modules["torch"]
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if getattr(x, "requires_grad", False):
+                return True
+    forward = torch.autograd.forward_ad
+    if forward._current_level < 0:
+        return False
+    return any(isinstance(x, torch.Tensor) and forward.unpack_dual(x).tangent is not None for x in tensors)
+
+
 def expect_bools(needs_grad: Any, count: int) -> None:
     """Raises unless it is told of each of so many gradients whether to compute it."""
     if not hasattr(needs_grad, "__len__") or len(needs_grad) != count:
@@ -125,6 +139,8 @@ class Library:
     def accept(self, x: Array, name: str) -> None:
         """Raises unless x is an array of this library that the extension can read."""
         if type(x) not in self.known:
+            if isinstance(x, np.ma.MaskedArray):
+                raise TypeError(f"{name}: expected an array without a mask, got a MaskedArray; call .filled()")
             if not isinstance(x, self.array_types):
                 got = f"{type(x).__module__}.{type(x).__qualname__}"
                 raise TypeError(f"{name}: expected a {self.name} array like the first argument, got {got}")
@@ -186,18 +202,9 @@ class Library:
         return False
 
 
-def _refuse_mask(x: Array, name: str) -> None:
-    if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"{name}: expected an array without a mask, got a MaskedArray; call .filled()")
-
-
 class NumpyLibrary(Library):
     name = "NumPy"
     array_types = (np.ndarray, np.generic)
-
-    def accept(self, x: Array, name: str) -> None:
-        _refuse_mask(x, name)
-        super().accept(x, name)
 
     def bind(self, x: Array, name: str, device: str | None, stream: Stream) -> Library:
         number = cuda_index(device)
@@ -248,10 +255,6 @@ class NumpyOnCuda(Library):
         self.number = number
         self.stream = stream
         self.host_out: Array | None = None
-
-    def accept(self, x: Array, name: str) -> None:
-        _refuse_mask(x, name)
-        super().accept(x, name)
 
     def contiguous(self, x: Array, name: str) -> Array:
         self.accept(x, name)
@@ -347,14 +350,7 @@ class TorchLibrary(Library):
         return cast("AbstractContextManager[Any]", self.torch.inference_mode(False))  # none that training refuses
 
     def needs_grad(self, *arrays: Array | None) -> bool:
-        for x in arrays:
-            if getattr(x, "requires_grad", False) and self.torch.is_grad_enabled():
-                return True
-        return self.torch.autograd.forward_ad._current_level >= 0 and any(map(self._has_tangent, arrays))
-
-    def _has_tangent(self, x: Array | None) -> bool:
-        unpack = self.torch.autograd.forward_ad.unpack_dual
-        return isinstance(x, self.array_types) and unpack(x).tangent is not None
+        return requires_grad(*arrays)
 
 
 def _pointer(stream: Stream) -> int:

@@ -92,7 +92,7 @@ class HashTable:
         keys: (N,) int32 or int64; or voxels (N, 4) int32 with their shape (B, W, H, D).
         values: (N,) int32 or int64; by default the number of each key's row.
         capacity: 2 N by default.
-        value_dtype: of the numbers of rows; "int32" by default.
+        value_dtype: of the numbers of rows; "int32" by default. Of `values` their own.
 
         Raises by argument name as `insert` does.
         """
@@ -100,7 +100,10 @@ class HashTable:
         if len(keys.shape) not in (1, 2):
             raise ValueError(f"keys: expected (N,) or voxels (N, 4), got {tuple(keys.shape)}")
         if values is not None:
-            value_dtype = _word(library, values, "values")
+            own = _word(library, values, "values")
+            if value_dtype not in (None, own):
+                raise ValueError(f"value_dtype: expected None or {own}, the dtype of values, got {value_dtype}")
+            value_dtype = own
         if shape is None:
             key_dtype = _word(library, keys, "keys")
         else:

@@ -70,7 +70,7 @@ def sort_coords(
     """The permutation that sorts voxels by their code: (N,) int32, so that `coords[order]` follows the curve.
 
     Arguments as of `encode_seq`. The sort is stable: rows of one voxel keep their order. On a GPU rows outside `shape`
-    come last.
+    come last, or where codes fill all 32 or 64 bits, among those of the last voxel.
     """
     library = library_of(coords, "coords", device, stream)
     extents = grid_shape(shape)

@@ -36,13 +36,15 @@ typedef struct {
     float fraction[3];
 } fg_cell;
 
-/* Returns false where no corner can lie in the grid; a NaN compares false with everything. */
+/* Returns false where no corner can lie in the grid; a NaN compares false with everything. Extents compare as ints:
+ * float32 rounds those above 2^24. */
 FG_BOTH bool fg_find_cell(const float point[3], const int64_t shape[4], fg_cell *cell) {
     for (int axis = 0; axis < 3; axis++) {
         const float place = point[axis] - 0.5f;
-        if (!(place >= -1.0f && place < (float)shape[axis + 1] && place < 2147483648.0f)) return false;
+        if (!(place >= -1.0f && place < 2147483648.0f)) return false;
         const float below = floorf(place);
         cell->base[axis] = (int32_t)below;
+        if (cell->base[axis] >= shape[axis + 1]) return false;
         cell->fraction[axis] = place - below;
     }
     return true;
@@ -51,8 +53,9 @@ FG_BOTH bool fg_find_cell(const float point[3], const int64_t shape[4], fg_cell 
 FG_BOTH bool fg_find_nearest(const float point[3], const int64_t shape[4], int32_t voxel[3]) {
     for (int axis = 0; axis < 3; axis++) {
         const float place = point[axis];
-        if (!(place > -1.0f && place < (float)shape[axis + 1] && place < 2147483648.0f)) return false;
+        if (!(place > -1.0f && place < 2147483648.0f)) return false;
         voxel[axis] = (int32_t)place;
+        if (voxel[axis] >= shape[axis + 1]) return false;
     }
     return true;
 }

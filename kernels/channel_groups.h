@@ -1,6 +1,6 @@
 /*
  * One group of a grouped convolution as a convolution of its own, for both backends: the same arrays, seen at the
- * group's channels.
+ * group's channels. And some of its output channels as a weight gradient of its own.
  */
 #ifndef FLEXGEMM_CHANNEL_GROUPS_H
 #define FLEXGEMM_CHANNEL_GROUPS_H
@@ -43,6 +43,14 @@ static inline fg_conv_wgrad_params fg_conv_wgrad_group(const fg_conv_wgrad_param
     p.grad_weight = fg_part_of(p.grad_weight, 0, params->groups, group);
     p.grad_bias = fg_part_of(p.grad_bias, 0, params->groups, group);
     p.groups = 1;
+    return p;
+}
+
+static inline fg_conv_wgrad_params fg_conv_wgrad_part(const fg_conv_wgrad_params *params, int64_t parts, int64_t part) {
+    fg_conv_wgrad_params p = *params;
+    p.grad_out = fg_part_of(p.grad_out, 1, parts, part);
+    p.grad_weight = fg_part_of(p.grad_weight, 0, parts, part);
+    p.grad_bias = fg_part_of(p.grad_bias, 0, parts, part);
     return p;
 }
 

@@ -201,22 +201,17 @@ static double waves_of(const gemm_question *q, double spread, const gemm_tile *t
         *own = (gemm_rows){.count = (double)fewest, .odd = (double)(fewest % 2)};
         return (double)ceil_div(q->groups * fewest * minor, at_once);
     }
-    if (others >= SUMS) { /* on average, and any part of a wave */
-        *own = (gemm_rows){.count = rows / block_m + 0.5, .odd = 0.5};
-        return (double)(q->groups * minor) * own->count / (double)at_once + 0.5;
-    }
+    const bool few = others < SUMS;
     double chance[SUMS]; /* of so many more of a group than the fewest */
-    const bool fits = others * q->groups < SUMS;
-    *own = (gemm_rows){0};
-    for (int64_t i = 0; i <= others; i++) {
+    *own = few ? (gemm_rows){0} : (gemm_rows){.count = rows / block_m + 0.5, .odd = 0.5};
+    for (int64_t i = 0; few && i <= others; i++) {
         const double count = (double)(fewest + i);
-        const double part = (fmin(most, count * block_m) - fmax(least, (count - 1) * block_m)) / (most - least);
-        own->count += count * part;
-        own->odd += (double)((fewest + i) % 2) * part;
-        if (fits) chance[i] = part;
+        chance[i] = (fmin(most, count * block_m) - fmax(least, (count - 1) * block_m)) / (most - least);
+        own->count += count * chance[i];
+        own->odd += (double)((fewest + i) % 2) * chance[i];
     }
-    if (!fits) {
-        const double last = 0.5; /* any part of a wave */
+    if (!few || others * q->groups >= SUMS) { /* on average, and any part of the last wave */
+        const double last = 0.5;
         return (double)(q->groups * minor) * own->count / (double)at_once + last;
     }
     double all[SUMS] = {1}; /* of groups together */

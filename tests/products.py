@@ -86,12 +86,15 @@ def operands(m, n, k, dtype_a, dtype_b, groups=None, seed=0):
     return rng, a, b
 
 
-def judge(out, ref, dtype_a, out_dtype, precision="ieee", cut=0.0):
-    """FP8 by the diff of each row; `cut` is for short sums (reference.float8_cut). Otherwise by its norm: the rounding
-    of the output, or the sums of 16-bit products that tensor cores truncate where they add them (2^-24 a step), or
-    float32's own bound."""
+def judge(backend, out, ref, dtype_a, out_dtype, precision="ieee", cut=0.0):
+    """FP8 by the diff of each row, and 16-bit outputs of it by each element; `cut` is for short sums
+    (reference.float8_cut). Otherwise by its norm: the rounding of the output, or the sums of 16-bit products that
+    tensor cores truncate where they add them (2^-24 a step), or float32's own bound."""
     if dtype_a.startswith("float8"):
-        assert_gemm_rows(out, ref, out_dtype, cut=cut)
+        own = reference.float8_cut(backend.name)
+        assert_gemm_rows(out, ref, out_dtype, cut=cut, truncated=own > 0)
+        if out_dtype in reference.HALF_ULP:
+            assert_rounded_once(out, ref, cut=max(cut, own))
     elif dtype_a == "float32":
         own = reference.ROW_TOLERANCE["tf32" if precision == "tf32" else "float32"]
         assert_rows(out, ref, max(own, 0 if out_dtype == "float32" else reference.ROW_TOLERANCE[out_dtype]))
@@ -171,14 +174,14 @@ def epilogue_of(rng, a, b, scales, bias, activation):
     return how
 
 
-def judge_output(out, ref, dtype, out_dtype, scale_out, activation, cut):
+def judge_output(backend, out, ref, dtype, out_dtype, scale_out, activation, cut):
     if scale_out is not None:
         judge_float8(out, ref / reference.f64(scale_out), out_dtype, cut)
     elif activation:
         own = 1e-4 if out_dtype == "float32" else reference.ROW_TOLERANCE[out_dtype]
         reference.assert_rows(out, ref, max(own, reference.ROW_CUTS * cut))
     else:
-        judge(out, ref, dtype, out_dtype, cut=cut)
+        judge(backend, out, ref, dtype, out_dtype, cut=cut)
 
 
 def scale_out_of(out_dtype):
@@ -193,7 +196,8 @@ def check_output(backend, rng, a, b, out_dtype, scales, bias, activation, sms, f
     shape = len(a), width(len(b), activation)
     with guarded.multiprocessors(sms):
         out = guarded.gemm(backend, a, b, out_dtype, shape=shape, scale_out=scale_out, fence=fence, **how)
-    judge_output(out, ref, dtypes[0], out_dtype, scale_out, activation, cut_of(backend, dtypes, activation))
+    cut = cut_of(backend, dtypes, activation)
+    judge_output(backend, out, ref, dtypes[0], out_dtype, scale_out, activation, cut)
 
 
 def lay_out(layout, sizes):
@@ -230,5 +234,6 @@ def check_grouped_output(backend, layout, sizes, n, k, dtype, out_dtype, scales,
         if of_a is not None:
             part["scale_a"] = of_a[own] if scales != "tensor" else of_a[g] if of_a.ndim else of_a
         ref = reference.gemm(a[own], b[g], **part)
-        judge_output(out[own], ref, dtypes[0], out_dtype, scale_out, activation, cut_of(backend, dtypes, activation))
+        cut = cut_of(backend, dtypes, activation)
+        judge_output(backend, out[own], ref, dtypes[0], out_dtype, scale_out, activation, cut)
     assert (reference.f64(out[left]) == KEPT).all()

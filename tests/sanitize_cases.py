@@ -24,7 +24,7 @@ import reference
 import scenes
 from memory import Cuda, Host
 from products import E4M3, E5M2, ENDS, block_scales, check_grouped_output, check_output, elements, operands
-from reference import assert_gemm_rows, assert_rows, assert_same_bits
+from reference import assert_conv_rows, assert_gemm_rows, assert_rows, assert_same_bits
 
 from flexgemm import _C
 
@@ -268,7 +268,6 @@ def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0,
     """groups: of the offsets, each with an order. ordered: with the map in the one order."""
     dtype, precision = MODES[mode]
     ci, co = CHANNELS[channels]
-    tolerance = reference.ROW_TOLERANCE[mode]
     rng = np.random.default_rng(0)
     coords, shape = scenes.scene(rows)
     nmap, transposed = (reference.neighbor_map(coords, shape, kernel_size, transposed=t) for t in (False, True))
@@ -286,15 +285,15 @@ def conv_case(backend, direction, mode, channels, kernel_size, offset, groups=0,
         how |= {"order": reference.ordered_map(given, how["order"]), "groups": (1,)}
     if direction == "forward":
         out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
-        assert_rows(out, reference.conv_forward(feats, weight, bias, nmap), tolerance)
+        assert_conv_rows(out, reference.conv_forward(feats, weight, bias, nmap), mode)
     elif direction == "dgrad":
         grad_feats = guarded.conv_dgrad(backend, grad_out, weight, given, mirrored=mirrored, **how)
-        assert_rows(grad_feats, reference.conv_dgrad(grad_out, weight, nmap, rows), tolerance)
+        assert_conv_rows(grad_feats, reference.conv_dgrad(grad_out, weight, nmap, rows), mode)
     else:
         grad_weight, grad_bias = guarded.conv_wgrad(backend, grad_out, feats, nmap, **how)
         expected, expected_bias = reference.conv_wgrad(grad_out, feats, nmap)
-        assert_rows(grad_weight, expected, tolerance)
-        assert_rows(grad_bias[None], expected_bias[None], tolerance)
+        assert_conv_rows(grad_weight, expected, mode)
+        assert_conv_rows(grad_bias[None], expected_bias[None], mode)
 
 
 def grouped_case(backend, direction, mode, ci, co, groups, rows=N):
@@ -319,7 +318,7 @@ def grouped_case(backend, direction, mode, ci, co, groups, rows=N):
         got, _ = guarded.conv_wgrad(backend, grad_out, feats, nmap, **how)
         expected = reference.conv_wgrad(grad_out, feats, nmap)[0].reshape(co, 27, groups, own)
         expected = expected[np.arange(co), :, group]
-    assert_rows(got, expected, reference.ROW_TOLERANCE[mode])
+    assert_conv_rows(got, expected, mode)
 
 
 def conv_segment_case(backend, dtype, ci, co, tiles, overflows=False):
@@ -335,16 +334,15 @@ def conv_segment_case(backend, dtype, ci, co, tiles, overflows=False):
     draw = (rows, ci), (co, 27, ci), (co,), (rows, co)
     feats, weight, bias, grad_out = (scenes.values(rng, s, dtype, one_sign=min(ci, co) < 32) for s in draw)
     how = {"segments": segments, "algorithm": "masked_implicit_gemm", "fence": False}
-    tolerance = reference.ROW_TOLERANCE[dtype]
     out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
-    assert_rows(out, reference.conv_forward(feats, weight, bias, nmap), tolerance)
+    assert_conv_rows(out, reference.conv_forward(feats, weight, bias, nmap), dtype)
     grad_feats = guarded.conv_dgrad(backend, grad_out, weight, nmap, mirrored=True, **how)
     mirrored = weight.transpose(2, 1, 0)[:, ::-1]
-    assert_rows(grad_feats, reference.conv_forward(grad_out, mirrored, None, nmap), tolerance)
+    assert_conv_rows(grad_feats, reference.conv_forward(grad_out, mirrored, None, nmap), dtype)
     grad_weight, grad_bias = guarded.conv_wgrad(backend, grad_out, feats, nmap, **how)
     expected = reference.conv_wgrad(grad_out, feats, nmap)
-    assert_rows(grad_weight, expected[0], tolerance)
-    assert_rows(grad_bias, expected[1], tolerance)
+    assert_conv_rows(grad_weight, expected[0], dtype)
+    assert_conv_rows(grad_bias, expected[1], dtype)
     # a task that has NaN is done again
     grad_out[5] = np.nan
     guarded.conv_wgrad(backend, grad_out, feats, nmap, **how)

@@ -10,6 +10,7 @@ from exporters import IS_COPIED, READ_ONLY, Exporter, misaligned
 from hypothesis import given
 from hypothesis import strategies as st
 
+import flexgemm
 from flexgemm import _C
 
 # ---- dtypes and shapes ----
@@ -151,6 +152,7 @@ FAULTY_ARRAYS = {
         ({"out": zeros(5, 7, dtype=E4M3)}, TypeError, "out: expected dtype float32, float16 or bfloat16"),
         ({"scale_a": zeros(4)}, ValueError, r"scale_a: expected \(\) or \(M,\) = \(5,\) to match a, got \(4,\)"),
         ({"scale_b": zeros(7, 1)}, ValueError, r"scale_b: expected \(\) or \(N,\) = \(7,\) to match b"),
+        ({"out": zeros(5, 7, dtype=E4M3), "scale_out": zeros(5)}, ValueError, r"scale_out: expected \(\) or \(1,\) to"),
         ({"scale_a": zeros(5, dtype=np.float16)}, TypeError, "scale_a: expected dtype float32, got float16"),
         ({"bias": zeros(8)}, ValueError, r"bias: expected \(7,\) to match b, got \(8,\)"),
         ({"bias": zeros(7, dtype=np.int32)}, TypeError, "bias: expected dtype float32, got int32"),
@@ -434,3 +436,70 @@ def test_a_stream_is_read_before_arrays_are_opened():
 
     with pytest.raises(ValueError, match=r"^out: expected \(64, 64\)"):
         _C.gemm(a, b, out, stream=Stream())
+
+
+class Meddler:
+    """An array whose exporter first exchanges the memory of another one."""
+
+    def __init__(self, array, other):
+        self.array, self.other = array, other
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **how):
+        self.other.resize((1, 1), refcheck=False)
+        return self.array.__dlpack__(**how)
+
+
+@pytest.mark.parametrize("name", ["a", "out"])
+def test_memory_that_an_exporter_exchanges_is_not_used(name):
+    arrays = {"a": zeros(64, 16), "out": zeros(64, 64)}
+    with pytest.raises(ValueError, match=f"^{name}: its memory was exchanged while other arguments were read"):
+        _C.gemm(arrays["a"], Meddler(zeros(64, 16), arrays[name]), arrays["out"])
+
+
+def test_memory_that_goes_while_a_workspace_is_made_is_not_used():
+    keys, order = np.arange(100_000, dtype=np.int32)[::-1].copy(), np.zeros(100_000, np.int32)
+
+    def workspace(nbytes, like):
+        keys.resize(1, refcheck=False)
+        return np.empty(nbytes, np.uint8)
+
+    with pytest.raises(ValueError, match="its memory was exchanged"):
+        _C.sort_keys(keys, order, None, bits=32, workspace=workspace)
+
+
+def test_a_misaligned_array_of_a_subclass_is_copied_without_its_code():
+    class Loud(np.ndarray):
+        def __array_finalize__(self, obj):
+            if seen is not None:
+                seen.append(obj)
+
+    seen = None
+    a = misaligned(zeros(5, 8)).view(Loud)
+    seen = []
+    _C.gemm(a, zeros(7, 8), zeros(5, 7))
+    assert seen == []
+
+
+@pytest.mark.parametrize("value", [np.True_, np.False_, True])
+def test_a_bool_is_one_of_numpy_s_too(value):
+    quantised, _ = flexgemm.quantize(np.ones((2, 4), np.float32), swiglu=value)
+    assert quantised.shape == (2, 2 if value else 4)
+
+
+def test_an_int_beyond_all_is_refused_by_name():
+    """Python itself does not print one of so many digits."""
+    with pytest.raises(ValueError, match="^shape: expected"):
+        flexgemm.neighbor_map(np.zeros((1, 4), np.int32), (1, 10**5000, 8, 8))
+
+
+@pytest.mark.parametrize("call", [
+    lambda: flexgemm.global_pool(zeros(3, 2), np.zeros((3, 4), np.int32), 1, None),
+    lambda: flexgemm.sparse_conv_map(np.zeros((1, 4), np.int32), (1, 4, 4, 4), 2, 2, order=None),
+    lambda: flexgemm.encode_seq(np.zeros((1, 4), np.int32), (1, 4, 4, 4), None),
+], ids=["pool", "map", "codes"])  # fmt: skip
+def test_none_is_no_mode(call):
+    with pytest.raises(TypeError, match="^(mode|order): expected a str, got NoneType"):
+        call()

@@ -233,6 +233,11 @@ def test_right_results_on_voxels_pass_and_wrong_ones_do_not(monkeypatch, op, siz
     first[:] = first * 1.1
     with pytest.raises(check.Wrong):
         work.judge(result)
+    for index in range(len(result) if isinstance(result, tuple) else 1):
+        result = work.call()
+        (result[index] if isinstance(result, tuple) else result)[-1] = torch.nan
+        with pytest.raises(check.Wrong):
+            work.judge(result)
 
 
 @pytest.mark.parametrize("op", fp8_conv.DTYPES)
@@ -260,7 +265,9 @@ def test_right_results_on_points_pass_and_wrong_ones_do_not(monkeypatch, case):
     result = work.call()
     work.judge(result)
     assert work.moved > 0
-    if case.op == "hash_insert":
+    if case.op == "hash_lookup":
+        result[7] = result[8]
+    elif case.op == "hash_insert":
         result = flexgemm.HashTable(10, like=torch.zeros(1, dtype=torch.int64))
     else:
         spoilt = result.feats if case.op == "voxelize" else result[0] if case.op.startswith("grid") else result
@@ -284,7 +291,13 @@ def test_right_convolution_passes_the_spot_check(conv_problem):
     conv_problem.judge("bwd", conv_problem.bwd(neighbor_map), reference)
 
 
-@pytest.mark.parametrize("spoil", [torch.zeros_like, lambda x: x * 1.001, lambda x: x.roll(1, 0), lambda x: x / 0])
+def without_end(x):
+    return torch.cat([x[:-1], torch.full_like(x[-1:], torch.nan)])
+
+
+@pytest.mark.parametrize(
+    "spoil", [torch.zeros_like, lambda x: x * 1.001, lambda x: x.roll(1, 0), lambda x: x / 0, without_end]
+)
 def test_wrong_convolution_fails_the_spot_check(conv_problem, spoil):
     reference = conv_problem.reference()
     neighbor_map = conv_problem.map_train()
@@ -382,6 +395,34 @@ def test_product_is_judged_against_the_dequantised_operands(monkeypatch, case):
     for wrong in (torch.zeros_like(out), out * torch.linspace(0.99, 1.01, case.n), out.roll(1, 1), out / 0):
         with pytest.raises(check.Wrong):
             problem.judge(wrong)
+    if out.dtype is torch.float32:  # of which bfloat16 is not enough
+        with pytest.raises(check.Wrong):
+            problem.judge(out.bfloat16().float())
+
+
+@pytest.mark.parametrize("ending", ["fp8", "swiglu-fp8"])
+def test_elements_in_fp8_are_the_exact_ones_rounded_once(monkeypatch, ending):
+    monkeypatch.setattr(gemm, "DEVICE", "cpu")
+    problem = gemm.Problem(gemm.Case(gemm.FP8, 48, 96, 64, ending=ending))
+    out = problem.ours()
+    problem.judge(out)
+    values = out.float()
+    values[-1, values[-1].abs().argmax()] *= 1.1
+    with pytest.raises(check.Wrong):
+        problem.judge(values.to(out.dtype))
+
+
+def test_a_failure_counts_more_than_a_step_to_be_gone_on_with(monkeypatch):
+    from benchmarks import __main__ as bench
+    from benchmarks import cpu, gpu_check
+
+    monkeypatch.setattr(cpu, "main", lambda arguments: None)
+    monkeypatch.setattr(flexgemm, "device_count", lambda: 1)
+    monkeypatch.setattr("sys.argv", ["bench"])
+    for statuses, expected in (((0, 1, 3, 0), 1), ((0, 3, 0, 0), 3), ((0, 0, 0, 0), 0)):
+        answers = iter(statuses)
+        monkeypatch.setattr(gpu_check, "main", lambda arguments, answers=answers: next(answers))
+        assert bench.main() == expected
 
 
 # ---- FlexGEMM beside it ----

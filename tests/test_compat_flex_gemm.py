@@ -561,6 +561,8 @@ import flex_gemm.kernels.triton.spconv.config as config
 flex_gemm.ops.spconv.set_algorithm(Algorithm.MASKED_IMPLICIT_GEMM)
 flex_gemm.ops.spconv.HASHMAP_RATIO = 3.0
 flex_gemm.utils.load_autotune_cache()
+flex_gemm.utils.save_autotune_cache()
+assert isinstance(flex_gemm.utils.get_autotune_cache(), dict)
 coords = torch.tensor([[0, 1, 1, 1]], dtype=torch.int32)
 weight = torch.ones(1, 3, 3, 3, 1)
 shape = torch.Size([1, 1, 4, 4, 4])

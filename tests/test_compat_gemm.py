@@ -96,6 +96,20 @@ def test_helpers():
     assert dg.utils.count_bytes([x, (x, x.half())]) == 500
 
 
+def test_timers(cuda):
+    """Milliseconds of a call, and seconds of the one kernel that has a name."""
+    x, y = torch.ones(2, 1 << 20, device="cuda")
+
+    def call():
+        return torch.add(x, y), torch.sort(x)
+
+    assert 0 < dg.bench(call) < 100
+    assert 0 < dg.bench_kineto(call, "add") < 1e-3
+    assert len(dg.bench_kineto(call, ("add", "Sort"), with_multiple_kernels=True)) == 2
+    with pytest.raises(RuntimeError, match="kernel_names: expected one kernel with 'nothing' in its name, got 0"):
+        dg.bench_kineto(call, "nothing")
+
+
 def test_wrong_arguments_raise(device):
     a, b = fp8(8, 128, device=device), fp8(16, 128, device=device)
     out = torch.empty(8, 16, dtype=torch.bfloat16, device=device)

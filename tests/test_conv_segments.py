@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
-from reference import assert_rows, assert_same_bits
+from reference import assert_conv_rows, assert_rows, assert_same_bits
 
 import flexgemm
 from flexgemm import _C, _segments
@@ -32,13 +32,13 @@ class Problem:
         draw = (n, ci), (co, *kernel_size, ci), (co,), (n, co), (n, co)
         arrays = (scenes.values(rng, s, dtype, one_sign=one_sign) for s in draw)
         self.feats, self.weight, self.bias, self.grad_out, self.residual = arrays
-        self.tolerance = reference.ROW_TOLERANCE[dtype]
+        self.dtype, self.tolerance = dtype, reference.ROW_TOLERANCE[dtype]
 
     def check_forward(self, backend, segments=None, **how):
         """Returns the result."""
         how = BY_SEGMENTS | how | {"segments": self.segments if segments is None else segments}
         out = guarded.conv_forward(backend, self.feats, self.weight, self.bias, self.map, **how)
-        assert_rows(out, reference.conv_forward(self.feats, self.weight, self.bias, self.map), self.tolerance, "out")
+        assert_conv_rows(out, reference.conv_forward(self.feats, self.weight, self.bias, self.map), self.dtype)
         return out
 
     def check(self, backend, segments=None, **how):
@@ -47,7 +47,7 @@ class Problem:
         how = BY_SEGMENTS | how | {"segments": self.segments if segments is None else segments}
         grad_feats = guarded.conv_dgrad(backend, self.grad_out, self.weight, self.map, mirrored=True, **how)
         expected = reference.conv_dgrad(self.grad_out, self.weight, self.map, len(self.feats))
-        assert_rows(grad_feats, expected, self.tolerance, "grad_feats")
+        assert_conv_rows(grad_feats, expected, self.dtype, "grad_feats")
         return out, grad_feats
 
     def check_wgrad(self, backend, segments=None, outputs=("weight", "bias"), **how):
@@ -57,7 +57,10 @@ class Problem:
         got = got if isinstance(got, list) else [got]
         expected = dict(zip(("weight", "bias"), reference.conv_wgrad(self.grad_out, self.feats, self.map), strict=True))
         for gradient, name in zip(got, outputs, strict=True):
-            assert_rows(gradient.reshape(expected[name].shape), expected[name], self.tolerance, name)
+            assert_conv_rows(gradient.reshape(expected[name].shape), expected[name], self.dtype, name)
+            if name == "weight":
+                by_offset = (x.reshape(expected[name].shape).swapaxes(0, 1) for x in (gradient, expected[name]))
+                assert_conv_rows(*by_offset, self.dtype, "weight by offset")
         return got
 
 
@@ -142,7 +145,7 @@ def test_epilogue(backend, activation, in_place):
     how = BY_SEGMENTS | {"segments": p.segments, "residual": p.residual, "activation": activation, "in_place": in_place}
     out = guarded.conv_forward(backend, p.feats, p.weight, p.bias, p.map, **how)
     expected = reference.conv_epilogue(p.feats, p.weight, p.bias, p.map, p.residual, activation)
-    assert_rows(out, expected, p.tolerance)
+    assert_conv_rows(out, expected, p.dtype)
 
 
 @pytest.mark.parametrize("pad, offset", [(0, 0), (8, 8), (1, 1), (5, 3)])
@@ -170,7 +173,7 @@ def test_the_weight_gradient_of_groups_of_channels(backend):
     for i in range(2):
         own_out, own_in = slice(96 * i, 96 * (i + 1)), slice(64 * i, 64 * (i + 1))
         expected, _ = reference.conv_wgrad(p.grad_out[:, own_out], p.feats[:, own_in], p.map)
-        assert_rows(grad_weight[own_out], expected, p.tolerance)
+        assert_conv_rows(grad_weight[own_out].reshape(expected.shape), expected, p.dtype)
 
 
 def test_the_weight_gradient_of_fewer_outputs_than_inputs(backend):
@@ -179,7 +182,8 @@ def test_the_weight_gradient_of_fewer_outputs_than_inputs(backend):
     segments = reference.segment_records(some, np.arange(some.shape[1], dtype=np.int32), 2)
     grad_out = np.ascontiguousarray(p.grad_out[::3])
     grad_weight, _ = guarded.conv_wgrad(backend, grad_out, p.feats, some.copy(), segments=segments, **BY_SEGMENTS)
-    assert_rows(grad_weight, reference.conv_wgrad(grad_out, p.feats, some)[0], p.tolerance)
+    expected, _ = reference.conv_wgrad(grad_out, p.feats, some)
+    assert_conv_rows(grad_weight.reshape(expected.shape), expected, p.dtype)
 
 
 @pytest.mark.parametrize("outputs", [("weight",), ("bias",)])
@@ -281,9 +285,8 @@ def test_layers_of_few_channels_go_by_the_segments_of_a_frozen_map(cuda, dtype):
     out = flexgemm.submanifold_conv3d(feats, weight, neighbor_map=nmap)
     grad_feats, _, _ = flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, neighbor_map=nmap)
     assert nmap.segments() is built
-    tolerance = reference.ROW_TOLERANCE[dtype]
-    assert_rows(out, reference.conv_forward(feats, weight, None, nmap.map), tolerance)
-    assert_rows(grad_feats, reference.conv_dgrad(grad_out, weight, nmap.map, len(feats)), tolerance)
+    assert_conv_rows(out, reference.conv_forward(feats, weight, None, nmap.map), dtype)
+    assert_conv_rows(grad_feats, reference.conv_dgrad(grad_out, weight, nmap.map, len(feats)), dtype)
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -303,7 +306,7 @@ def test_a_map_builds_them_when_so_many_calls_pay_for_them(cuda, monkeypatch, ba
         if backward
         else reference.conv_forward(feats, weight, None, nmap.map)
     )
-    assert_rows(got, expected, 2e-3)
+    assert_conv_rows(got, expected, "float16")
 
 
 @pytest.mark.parametrize(("rows", "calls"), [(4224, 144), (65_931, 11), (1_026_536, 2), (2**40, 2)])

@@ -55,7 +55,7 @@ def test_tiles_that_are_added(backend, sms, m, n, k_bytes, block_m, dtypes, scal
     before = rng.standard_normal((m, n)).astype(np.float32)
     with guarded.multiprocessors(sms):
         out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before, **how)
-    judge(out - before, reference.gemm(a, b, **how), dtypes[0], "float32")
+    judge(backend, out - before, reference.gemm(a, b, **how), dtypes[0], "float32")
 
 
 @pytest.mark.parametrize("promote_every", [None, 256, 512])
@@ -93,7 +93,7 @@ def test_groups_along_k_that_are_added(backend, sms, sizes, block_m, dtype, pad)
             np.testing.assert_array_equal(out[g], before[g])
         else:
             ref = reference.gemm(a[:, begin:end], b[:, begin:end], scale[g])
-            judge(out[g] - before[g], ref, dtype, "float32")
+            judge(backend, out[g] - before[g], ref, dtype, "float32")
 
 
 # N, bytes of K, and the tile: of a block, and of a pair of them.
@@ -116,7 +116,7 @@ def check_rows_without_weight(backend, layout, sizes, owners, width, dtype, tile
             np.testing.assert_array_equal(out[begin:end], before[begin:end])
         else:
             ref = reference.gemm(a[begin:end], b[owner])
-            judge(out[begin:end] - before[begin:end], ref, dtype, "float32")
+            judge(backend, out[begin:end] - before[begin:end], ref, dtype, "float32")
 
 
 @pytest.mark.parametrize("dtype", [E4M3, "bfloat16"])

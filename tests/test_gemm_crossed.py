@@ -156,4 +156,4 @@ def test_options_in_any_combination(backend, seed):
     for group, ref in expected.items():
         own = out[case.rows_of_group[group]]
         own = own - initial[case.rows_of_group[group]] if case.accumulate else own
-        judge_output(own, ref, case.dtypes[0], case.out_dtype, scale_out, case.activation, cut)
+        judge_output(backend, own, ref, case.dtypes[0], case.out_dtype, scale_out, case.activation, cut)

@@ -54,7 +54,7 @@ def test_block_scales(backend, m, n, k, dtypes):
     how = block_scales(rng, m, n, k)
     for out_dtype in OUT_DTYPES:
         out = guarded.gemm(backend, a, b, out_dtype, **how)
-        judge(out, reference.gemm(a, b, **how), dtypes[0], out_dtype, cut=float8_cut(backend.name))
+        judge(backend, out, reference.gemm(a, b, **how), dtypes[0], out_dtype, cut=float8_cut(backend.name))
 
 
 SHAPES = {
@@ -82,9 +82,9 @@ def test_block_scales_in_every_tile(backend, sms, m, n, k, tile, out_dtype, acti
         out = guarded.gemm(backend, a, b, out_dtype, shape=(m, width(n, activation)), **how)
     ref, cut = reference.gemm(a, b, **how), cut_of(backend, FP8, activation)
     if out_dtype == "bfloat16":  # of SwiGLU, a product of two sums, few elements may make a row
-        judge_output(out, ref, E4M3, out_dtype, None, activation, cut)
+        judge_output(backend, out, ref, E4M3, out_dtype, None, activation, cut)
     else:
-        judge(out, ref, E4M3, out_dtype, cut=cut)
+        judge(backend, out, ref, E4M3, out_dtype, cut=cut)
 
 
 GROUPS = {  # the deep ones have more steps than a ring has stages
@@ -112,7 +112,7 @@ def test_block_scales_of_groups(backend, sms, sizes, n, k, tile, dtypes, out_dty
     initial = np.full((rows, n), 7, dtype_of(out_dtype))
     with guarded.multiprocessors(sms):
         out = guarded.gemm(backend, a, b, out_dtype, offsets=offsets, initial=initial, **how)
-    judge(out[written], ref[written], dtypes[0], out_dtype, cut=float8_cut(backend.name))
+    judge(backend, out[written], ref[written], dtypes[0], out_dtype, cut=float8_cut(backend.name))
     assert (f64(out[~written]) == 7).all()
 
 
@@ -222,7 +222,7 @@ def test_activations(backend, m, n, k, sms, activation, dtypes):
         if out_dtype == "float32":
             reference.assert_rows(out, ref, max(1e-4, ROW_CUTS * cut))
         else:
-            judge(out, ref, dtypes[0], out_dtype, cut=cut)
+            judge(backend, out, ref, dtypes[0], out_dtype, cut=cut)
 
 
 @activations

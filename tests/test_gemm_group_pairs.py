@@ -60,7 +60,7 @@ def check(backend, layout, sizes, shape, dtype, out_dtype, weights=None, scales=
     with guarded.multiprocessors(sms):
         out = guarded.gemm(backend, a, b, out_dtype, shape=ref.shape, **how)
     assert (f64(out[~written]) == KEPT).all()
-    judge(out[written], ref[written], dtype, out_dtype)
+    judge(backend, out[written], ref[written], dtype, out_dtype)
 
 
 @sizes_of_groups

@@ -29,7 +29,7 @@ def test_pairs_of_narrow_tiles(backend, sms, m, dtype, out_dtype, pad):
     how = {"scale_a": scale_of(rng, "row", m), "bias": rng.standard_normal(n).astype(np.float32)}
     with guarded.multiprocessors(sms):
         out = guarded.gemm(backend, a, b, out_dtype, pad=pad, **how)
-    judge(out, reference.gemm(a, b, **how), dtype, out_dtype)
+    judge(backend, out, reference.gemm(a, b, **how), dtype, out_dtype)
 
 
 # Multiprocessors, (m, n, k), tile: several whole tiles to a block; ragged ends; a last pair of which one block has no
@@ -61,9 +61,9 @@ def test_widths_below_256_columns(backend, sms, shape, tile, dtypes, out_dtype, 
         out = guarded.gemm(backend, a, b, out_dtype, pad=pad, **how)
         biased = guarded.gemm(backend, a, b, out_dtype, pad=pad, bias=bias, **how)
         added = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before)
-    judge(out, reference.gemm(a, b, **how), dtypes[0], out_dtype)
-    judge(biased, reference.gemm(a, b, bias=bias, **how), dtypes[0], out_dtype)
-    judge(added, before + reference.gemm(a, b), dtypes[0], "float32")
+    judge(backend, out, reference.gemm(a, b, **how), dtypes[0], out_dtype)
+    judge(backend, biased, reference.gemm(a, b, bias=bias, **how), dtypes[0], out_dtype)
+    judge(backend, added, before + reference.gemm(a, b), dtypes[0], "float32")
 
 
 # The same, and a last tile that has none of the second part's columns. Tiles of 96 and 224 columns are single blocks';
@@ -96,8 +96,8 @@ def test_widths_of_scaled_rows(backend, sms, shape, tile, dtypes, out_dtype, pad
     with guarded.multiprocessors(sms):
         plain = guarded.gemm(backend, a, b, out_dtype, pad=pad)
         out = guarded.gemm(backend, a, b, out_dtype, pad=pad, **how)
-    judge(plain, reference.gemm(a, b), dtypes[0], out_dtype)
-    judge(out, reference.gemm(a, b, **how), dtypes[0], out_dtype)
+    judge(backend, plain, reference.gemm(a, b), dtypes[0], out_dtype)
+    judge(backend, out, reference.gemm(a, b, **how), dtypes[0], out_dtype)
 
 
 @rows_tiles
@@ -110,7 +110,7 @@ def test_widths_of_scaled_rows_that_are_added(backend, sms, shape, tile, dtypes)
     before = rng.standard_normal(shape[:2]).astype(np.float32)
     with guarded.multiprocessors(sms):
         out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before)
-    judge(out, before + reference.gemm(a, b), dtypes[0], "float32")
+    judge(backend, out, before + reference.gemm(a, b), dtypes[0], "float32")
 
 
 # Multiprocessors, (m, n, k), columns of a tile: behind full waves or not; in the last rows both warpgroups have some,
@@ -156,8 +156,8 @@ def test_pairs_that_share_the_depth(backend, dtype, sms, shape, columns, out_dty
     with guarded.multiprocessors(sms):
         plain = guarded.gemm(backend, a, b, out_dtype, pad=pad)
         out = guarded.gemm(backend, a, b, out_dtype, pad=pad, activation="gelu", **how)
-    judge(plain, reference.gemm(a, b), dtype, out_dtype)
-    judge(out, reference.gemm(a, b, activation="gelu", **how), dtype, out_dtype)
+    judge(backend, plain, reference.gemm(a, b), dtype, out_dtype)
+    judge(backend, out, reference.gemm(a, b, activation="gelu", **how), dtype, out_dtype)
 
 
 @shared
@@ -167,7 +167,7 @@ def test_pairs_that_share_the_depth_add_once(backend, dtype, sms, shape, columns
     before = rng.standard_normal(shape[:2]).astype(np.float32)
     with guarded.multiprocessors(sms):
         out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before)
-    judge(out, before + reference.gemm(a, b), dtype, "float32")
+    judge(backend, out, before + reference.gemm(a, b), dtype, "float32")
 
 
 @pytest.mark.parametrize(
@@ -181,4 +181,4 @@ def test_pairs_that_share_the_depth_have_scales_of_its_blocks(backend, sms, shap
     how = block_scales(rng, *shape)
     with guarded.multiprocessors(sms):
         out = guarded.gemm(backend, a, b, out_dtype, pad=pad, **how)
-    judge(out, reference.gemm(a, b, **how), dtypes[0], out_dtype)
+    judge(backend, out, reference.gemm(a, b, **how), dtypes[0], out_dtype)

@@ -461,3 +461,14 @@ def test_points_that_tell_their_batch(backend, mode):
     if mode == "trilinear":
         np.testing.assert_array_equal(grad_rows[:130, 1:], expected_grid.reshape(130, 3)[shuffle])
         assert not grad_rows[:, 0].any() and not grad_rows[130:].any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_last_voxels_of_a_grid_that_float32_cannot_measure(backend, mode):
+    """Of 2^24 + 1 voxels the last one is at 2^24; as a float the extent would be that, too."""
+    coords, shape = np.array([[0, 2**24, 0, 0]], np.int32), (1, 2**24 + 1, 1, 1)
+    grid = np.array([[[2**24, 0.5, 0.5], [2**24 + 2, 0.5, 0.5]]], np.float32)
+    how = {"mode": mode}
+    out = flexgemm.grid_sample_3d(backend.array(np.ones((1, 2), np.float32)), backend.array(coords), shape,
+                                  backend.array(grid), **how)  # fmt: skip
+    np.testing.assert_array_equal(backend.numpy(out), [[[1, 1], [0, 0]]])

@@ -232,6 +232,13 @@ def test_impossible_arguments_are_named(backend, argument, wrong, error):
         flexgemm.HashTable.build(**placed)
 
 
+def test_values_have_a_dtype_of_their_own(backend):
+    keys, values = (backend.array(np.zeros(5, dtype)) for dtype in (np.int32, np.int64))
+    assert flexgemm.HashTable.build(keys, values, value_dtype="int64").value_dtype == "int64"
+    with pytest.raises(ValueError, match="^value_dtype: expected None or int64, the dtype of values, got int32"):
+        flexgemm.HashTable.build(keys, values, value_dtype="int32")
+
+
 def test_a_table_needs_a_capacity(backend):
     with pytest.raises(TypeError, match="^capacity: expected an int, got NoneType"):
         flexgemm.HashTable(None, like=backend.array(np.zeros(1, np.int32)))

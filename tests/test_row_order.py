@@ -11,7 +11,7 @@ import pytest
 import reference
 import scenes
 from memory import hopper
-from reference import assert_rows, assert_same_bits
+from reference import assert_conv_rows, assert_rows, assert_same_bits
 
 import flexgemm
 from flexgemm import _C
@@ -237,8 +237,8 @@ def test_orders_change_where_rows_are_computed_and_not_what(backend, mode, n, ci
         assert_rows(ordered, plain.astype(np.float64), 2 * reference.ROW_TOLERANCE[mode])
         assert ordered.tobytes() == compute(order).tobytes()
     if n <= 700:
-        assert_rows(forward(order), reference.conv_forward(feats, weight, bias, nmap), reference.ROW_TOLERANCE[mode])
-        assert_rows(dgrad(order), reference.conv_dgrad(grad_out, weight, nmap, n), reference.ROW_TOLERANCE[mode])
+        assert_conv_rows(forward(order), reference.conv_forward(feats, weight, bias, nmap), mode)
+        assert_conv_rows(dgrad(order), reference.conv_dgrad(grad_out, weight, nmap, n), mode)
 
 
 @pytest.mark.parametrize("mode", ["float32", "float16"])
@@ -256,12 +256,12 @@ def test_rows_without_neighbours_in_a_group(backend, mode, groups, channels):
     feats, weight, bias = (scenes.values(rng, s, mode) for s in ((n, ci), (co, 27, ci), (co,)))
     how = {"order": orders, "algorithm": "masked_implicit_gemm_splitk"}
     out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
-    assert_rows(out, reference.conv_forward(feats, weight, bias, nmap), reference.ROW_TOLERANCE[mode])
+    assert_conv_rows(out, reference.conv_forward(feats, weight, bias, nmap), mode)
     if backend.name == "cuda":  # what is no row is no neighbour
         hostile = np.where(nmap < 0, n, nmap).astype(np.int32)
         assert_same_bits(guarded.conv_forward(backend, feats, weight, bias, hostile, **how), out)
     grad_feats = guarded.conv_dgrad(backend, feats, weight.swapaxes(0, 2).copy(), nmap, **how)
-    assert_rows(grad_feats, reference.conv_forward(feats, weight, None, nmap), reference.ROW_TOLERANCE[mode])
+    assert_conv_rows(grad_feats, reference.conv_forward(feats, weight, None, nmap), mode)
 
 
 def test_slots_of_an_order_that_are_no_rows_are_left_out(cuda):
@@ -290,12 +290,11 @@ def test_a_mirrored_pass_takes_the_order_of_the_map_rows_that_it_reads(cuda, mod
     order[0] = rng.permutation(n)
     feats, weight = scenes.values(rng, (n, channels), mode), scenes.values(rng, (channels, 27, channels), mode)
     how = {"order": order, "algorithm": "masked_implicit_gemm_splitk"}
-    tolerance = reference.ROW_TOLERANCE[mode]
     out = guarded.conv_forward(cuda, feats, weight, None, nmap, **how)
-    assert_rows(out, reference.conv_forward(feats, weight, None, nmap), tolerance)
+    assert_conv_rows(out, reference.conv_forward(feats, weight, None, nmap), mode)
     grad_feats = guarded.conv_dgrad(cuda, feats, weight, nmap, mirrored=True, **how)
     adjoint = weight[:, ::-1].swapaxes(0, 2)
-    assert_rows(grad_feats, reference.conv_forward(feats, adjoint, None, nmap), tolerance)
+    assert_conv_rows(grad_feats, reference.conv_forward(feats, adjoint, None, nmap), mode)
 
 
 MASKED = ["masked_implicit_gemm", "masked_implicit_gemm_splitk"]

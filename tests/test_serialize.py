@@ -118,6 +118,15 @@ def test_the_batch_is_never_lost(backend, mode, batch, dtype):
     np.testing.assert_array_equal(guarded.decode_seq(backend, code, shape, mode), coords)
 
 
+def test_one_extent_may_be_all_that_a_code_counts(backend):
+    coords = np.array([[0, 0, 0, z] for z in (0, 5, 2**31 - 1)], np.int32)
+    for shape in ((1, 1, 1, 2**32), (1, 1, 2**32, 1)):
+        placed = coords[:, [0, 1, 3, 2]].copy() if shape[2] > 1 else coords
+        code = guarded.encode_seq(backend, placed, shape, "bxyz")
+        assert code.dtype == np.int32
+        np.testing.assert_array_equal(guarded.decode_seq(backend, code, shape, "bxyz"), placed)
+
+
 grids = st.tuples(st.integers(1, 7), *[st.integers(1, 2**20)] * 3)
 
 

@@ -585,3 +585,11 @@ def test_what_is_no_map_is_named():
         flexgemm.sparse_conv3d(feats, weight, neighbor_map=None)
     with pytest.raises(TypeError, match="neighbor_map: expected a NeighborMap"):
         flexgemm.sparse_conv3d_backward(feats, feats, weight, neighbor_map=None)
+
+
+def test_a_stride_as_long_as_the_grid(backend):
+    coords = np.array([[0, 2_000_000_000, 0, 0], [0, 1, 0, 0]], np.int32)
+    step = 2**31 - 1
+    nmap = flexgemm.sparse_conv_map(backend.array(coords), (1, step, 1, 1), (3, 1, 1), (step, 1, 1))
+    np.testing.assert_array_equal(backend.numpy(nmap.out_coords), [[0, 0, 0, 0]])
+    np.testing.assert_array_equal(backend.numpy(nmap.map), [[-1], [1], [-1]])

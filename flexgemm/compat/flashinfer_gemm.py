@@ -30,11 +30,11 @@ def bmm_fp8(
     A_scale, B_scale: float32, one element. dtype: float16, bfloat16 or float32. out: (b, m, n) of dtype.
     backend: accepted; there is one.
     """
-    for name, x in ("A", A), ("B", B), ("A_scale", A_scale), ("B_scale", B_scale):
-        expect_tensor(x, name)
+    expect_tensor(A, "A")
     _expect("B", B, (None, None, None))
     row_major = B.stride(-1) == 1 and B.stride(-2) != 1
     for name, scale in ("A_scale", A_scale), ("B_scale", B_scale):
+        expect_tensor(scale, name)
         if scale.numel() != 1:
             raise ValueError(f"{name}: expected one element, got {tuple(scale.shape)}")
     how: Any = {"scale_a": A_scale.reshape(()), "scale_b": B_scale.reshape(()), "out": out, "out_dtype": dtype}
@@ -81,9 +81,9 @@ class SegmentGEMMWrapper:
         """
         if out is not None:
             expect_tensor(out, "out")
-        if out is not None and out.ndim == 1 and not out.is_floating_point():
-            out, seg_lens, seg_indptr, weight_indices = None, out, seg_lens, _first(seg_indptr, weight_indices)
-        elif _has(seg_lens, batch_size + 1) and (seg_indptr is None or _has(seg_indptr, batch_size)) and out is None:
+            if out.ndim == 1 and not out.is_floating_point():
+                out, seg_lens, seg_indptr, weight_indices = None, out, seg_lens, _first(seg_indptr, weight_indices)
+        elif _has(seg_lens, batch_size + 1) and (seg_indptr is None or _has(seg_indptr, batch_size)):
             seg_lens, seg_indptr, weight_indices = None, seg_lens, _first(seg_indptr, weight_indices)
         if seg_lens is None and seg_indptr is None:
             raise ValueError("seg_lens, seg_indptr: expected one of them, got None")

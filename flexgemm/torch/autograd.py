@@ -6,24 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
+from flexgemm._arrays import requires_grad
 from flexgemm.torch.dispatch import transformed
-
-
-def requires_grad(*tensors: Any) -> bool:
-    """Whether a gradient is asked of an operation on these, of which some may be None; or a derivative in forward mode,
-    which torch then refuses, since a Function has none."""
-    if torch.is_grad_enabled():
-        for x in tensors:
-            if getattr(x, "requires_grad", False):
-                return True
-    return forward_ad._current_level >= 0 and any(isinstance(x, torch.Tensor) and _has_tangent(x) for x in tensors)
-
-
-def _has_tangent(x: torch.Tensor) -> bool:
-    return forward_ad.unpack_dual(x).tangent is not None
 
 
 def records(*tensors: Any) -> bool:

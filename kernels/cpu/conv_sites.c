@@ -30,9 +30,9 @@ static void reach(const problem *p, int axis, int64_t c, int32_t *sites) {
     const int64_t stride = p->params->stride[axis], dilation = p->params->dilation[axis];
     const int64_t padding = p->params->padding[axis], extent = p->params->out_shape[axis + 1];
     const int32_t kernel = p->params->kernel[axis], step = p->plan.step[axis];
-    int32_t k = 0; /* the first position that leads to a site */
+    int64_t k = 0; /* the first position that leads to a site */
     if (!p->params->transposed)
-        while (k < step && (c + padding - k * dilation) % stride != 0) k++;
+        while (k < step && k < kernel && (c + padding - k * dilation) % stride != 0) k++;
     for (int tap = 0; tap < p->plan.taps[axis]; tap++, k += step) {
         const int64_t from = p->params->transposed ? c * stride + k * dilation - padding : c + padding - k * dilation;
         const int64_t site = p->params->transposed ? from : from / stride;

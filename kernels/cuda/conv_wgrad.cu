@@ -19,7 +19,6 @@
 #include "column_sum.cuh"
 #include "conv_wgrad.cuh"
 #include "mma_tile.cuh"
-#include "split_k.cuh"
 #include "tf32.cuh"
 
 namespace flexgemm {
@@ -199,6 +198,27 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) conv_wgrad
     Kernel::run(p, shared, storage);
 }
 
+/* Adds the partial sums of all slices, slice 0 first: always the same bits. */
+template <typename T>
+__global__ void __launch_bounds__(256) add_slices_kernel(const float *partials, int slices, int64_t count, T *out) {
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x; i < count;
+         i += static_cast<int64_t>(gridDim.x) * 256) {
+        float sum = 0.0f;
+#pragma unroll 4
+        for (int s = 0; s < slices; ++s) sum += partials[s * count + i];
+        out[i] = from_float<T>(sum);
+    }
+}
+
+template <typename T>
+cudaError_t add_slices(const float *partials, int slices, int64_t count, T *out, cudaStream_t stream) {
+    constexpr int64_t kMaxBlocks = 1 << 16;
+    const int64_t blocks = ceil_div<int64_t>(count, 256);
+    add_slices_kernel<T><<<static_cast<unsigned int>(blocks < kMaxBlocks ? blocks : kMaxBlocks), 256, 0, stream>>>(
+        partials, slices, count, out);
+    return cudaGetLastError();
+}
+
 template <MathMode kMode, class Shape>
 fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream, fg_error *error) {
     using Kernel = WgradKernel<kMode, Shape>;
@@ -215,12 +235,9 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream,
                     static_cast<unsigned int>(plan.split_k));
     kernel<<<grid, Shape::kThreads, Kernel::kSharedBytes, stream>>>(p);
     FG_CUDA(cudaGetLastError());
-    if (p.partials) {
-        const int64_t rows = static_cast<int64_t>(p.co) * p.channel_groups,
-                      columns = static_cast<int64_t>(p.volume) * p.ci;
-        FG_CUDA(reduce_partials<T>(p.partials, plan.split_k, rows, columns, static_cast<T *>(p.grad_weight), columns,
-                                   stream));
-    }
+    const int64_t weights = static_cast<int64_t>(p.co) * p.channel_groups * p.volume * p.ci;
+    if (p.partials)
+        FG_CUDA(add_slices<T>(p.partials, plan.split_k, weights, static_cast<T *>(p.grad_weight), stream));
     return FG_OK;
 }
 
@@ -293,7 +310,10 @@ fg_status make_work(const fg_conv_wgrad_params *p, const fg_queue *queue, Work *
     work->plan = fg_plan_conv_wgrad(&question);
     work->plan.workspace_bytes *= p->groups;
     work->narrow = p->groups > 1 && ci <= FG_MAX_NARROW_GROUP;
-    if (work->narrow) work->plan = fg_plan_depthwise_wgrad(rows, p->grad_out.shape[1], volume * ci, num_sms);
+    if (work->narrow) { /* a thread has all input channels of its group */
+        work->plan = fg_plan_depthwise_wgrad(rows, p->grad_out.shape[1], volume, num_sms);
+        work->plan.workspace_bytes *= ci;
+    }
     work->bias = fg_plan_column_sum(rows, p->grad_out.shape[1], num_sms);
 
     constexpr int64_t kFloat = sizeof(float);
@@ -382,13 +402,12 @@ fg_status zero(const fg_tensor &tensor, cudaStream_t stream, fg_error *error) {
 }
 
 fg_status weight_gradient(const fg_conv_wgrad_params *p, const Work &work, cudaStream_t stream, fg_error *error) {
-    const int64_t co = p->grad_out.shape[1], ci = p->feats.shape[1], volume = p->map.shape[0];
+    const int64_t co = p->grad_out.shape[1], ci = p->feats.shape[1];
     if (ci == 0) return FG_OK;
     if (p->feats.shape[0] == 0) return zero(p->grad_weight, stream, error);
-    if (co > kMaxChannels || ci > kMaxChannels || volume > UINT16_MAX)
-        return fg_fail(error, FG_ERROR_VALUE, "grad_weight: (%lld, %lld, %lld) is larger than (%lld, %d, %lld)",
-                       static_cast<long long>(co), static_cast<long long>(volume), static_cast<long long>(ci),
-                       static_cast<long long>(kMaxChannels), UINT16_MAX, static_cast<long long>(kMaxChannels));
+    if (co > kMaxChannels || ci > kMaxChannels)
+        return fg_fail(error, FG_ERROR_VALUE, "grad_weight: expected at most %lld channels, got %lld and %lld",
+                       static_cast<long long>(kMaxChannels), static_cast<long long>(co), static_cast<long long>(ci));
     if (work.narrow)
         return narrow_wgrad(params_of(p, work), work.plan, static_cast<float *>(p->workspace.data), p->feats.dtype,
                             stream, error);
@@ -403,17 +422,46 @@ fg_status bias_gradient(const fg_conv_wgrad_params *p, int slices, cudaStream_t 
     return FG_OK;
 }
 
+/* A call may be computed as several, one after the other in the same workspace: groups where they have a kernel each,
+ * and halves of the output channels while partial sums would take more than a gibibyte. */
+struct Parts {
+    const fg_conv_wgrad_params *whole;
+    int64_t count;
+    bool groups;
+
+    Parts(const fg_conv_wgrad_params *p, const Work &work) : whole(p), count(1), groups(false) {
+        constexpr int64_t kMostBytes = int64_t{1} << 30, kFewestChannels = 32;
+        const int64_t co = p->grad_out.shape[1];
+        const bool large = p->grad_weight.present && work.plan.workspace_bytes > kMostBytes;
+        if (p->groups > 1 && (work.fused() || (large && !work.narrow))) {
+            groups = true;
+            count = p->groups;
+        } else if (p->groups == 1 && large && co % 16 == 0 && co >= 2 * kFewestChannels) {
+            count = 2; /* which may be halved again */
+        }
+    }
+
+    /* Those behind the first one must not begin before it has ended. */
+    fg_conv_wgrad_params at(int64_t part) const {
+        fg_conv_wgrad_params p = groups ? fg_conv_wgrad_group(whole, part) : fg_conv_wgrad_part(whole, count, part);
+        p.concurrent = whole->concurrent && part == 0;
+        return p;
+    }
+};
+
 }  // namespace
 
 fg_status conv_wgrad_workspace(const fg_conv_wgrad_params *p, const fg_queue *queue, size_t *bytes, fg_error *error) {
     Work work;
     const fg_status status = make_work(p, queue, &work, error);
-    if (status == FG_OK && p->groups > 1 && work.fused()) {
-        const fg_conv_wgrad_params part = fg_conv_wgrad_group(p, 0);
-        return conv_wgrad_workspace(&part, queue, bytes, error);
+    if (status != FG_OK) return status;
+    const Parts parts(p, work);
+    if (parts.count > 1) {
+        const fg_conv_wgrad_params first = parts.at(0);
+        return conv_wgrad_workspace(&first, queue, bytes, error);
     }
-    if (status == FG_OK) *bytes = static_cast<size_t>(work.workspace_bytes);
-    return status;
+    *bytes = static_cast<size_t>(work.workspace_bytes);
+    return FG_OK;
 }
 
 fg_status conv_wgrad(const fg_conv_wgrad_params *p, const fg_queue *queue, fg_error *error) {
@@ -428,9 +476,10 @@ fg_status conv_wgrad(const fg_conv_wgrad_params *p, const fg_queue *queue, fg_er
         status = zero(p->grad_weight, stream, error);
         return status != FG_OK ? status : zero(p->grad_bias, stream, error);
     }
-    if (p->groups > 1 && work.fused()) {
-        for (int64_t group = 0; group < p->groups && status == FG_OK; ++group) {
-            const fg_conv_wgrad_params part = fg_conv_wgrad_group(p, group);
+    const Parts parts(p, work);
+    if (parts.count > 1) {
+        for (int64_t i = 0; i < parts.count && status == FG_OK; ++i) {
+            const fg_conv_wgrad_params part = parts.at(i);
             status = conv_wgrad(&part, queue, error);
         }
         return status;

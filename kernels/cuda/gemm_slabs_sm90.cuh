@@ -111,7 +111,7 @@ __device__ __forceinline__ void fill_slab(const float (&sum)[kCount], uint8_t *s
                 const float *own = blank ? kZeros : sums_of_block(sum, first + block, half),
                             *other = blank ? kZeros : sums_of_block(sum, first + (block ^ 1), half);
                 const float2 sums = sums_in_turn(own, other, lane);
-                const float factor = part.factors.of[half];
+                const float factor = blank ? 0.0f : part.factors.of[half]; /* which may be infinite */
                 *reinterpret_cast<float2 *>(slab + place_in_turn(lane / 4 + 8 * half, block, lane)) = {sums.x * factor,
                                                                                                        sums.y * factor};
             }

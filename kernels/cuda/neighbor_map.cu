@@ -21,7 +21,6 @@ namespace flexgemm {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMaxKernel = 7; /* voxels along one axis */
 constexpr unsigned long long kNothing = ~0ull;
 
 /* First offenders, as unsigned numbers that atomicMin can lower. */
@@ -51,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
  * bits too. */
 struct ShiftAxis {
     int32_t size;
-    int32_t shift[kMaxKernel];
+    int32_t shift[FG_MAX_KERNEL];
 
     ShiftAxis(const fg_neighbor_map_params *p, int axis) : size(p->kernel[axis]), shift() {
         for (int k = 0; k < size; ++k) {
@@ -126,7 +125,7 @@ __global__ void __launch_bounds__(kThreads) lookup_kernel(Coords queries, VoxelB
 }
 
 template <class Table, class Axis>
-constexpr decltype(&lookup_kernel<Table, Axis, 1>) kLookupKernels[kMaxKernel] = {
+constexpr decltype(&lookup_kernel<Table, Axis, 1>) kLookupKernels[FG_MAX_KERNEL] = {
     lookup_kernel<Table, Axis, 1>, lookup_kernel<Table, Axis, 2>, lookup_kernel<Table, Axis, 3>,
     lookup_kernel<Table, Axis, 4>, lookup_kernel<Table, Axis, 5>, lookup_kernel<Table, Axis, 6>,
     lookup_kernel<Table, Axis, 7>,
@@ -156,7 +155,7 @@ struct Neighborhood {
     int32_t size[3], low[3];
     bool flipped;                           /* the first element of the kernel looks at the last voxel */
     uchar4 cell[kMaxCells];                 /* the place of a cell among them: x, y, z */
-    uchar2 column[kMaxKernel * kMaxKernel]; /* x and y of the voxels that a column of offsets looks at, from low on */
+    uchar2 column[FG_MAX_KERNEL * FG_MAX_KERNEL]; /* x and y of the voxels that a column of offsets looks at, from low on */
 
     explicit Neighborhood(const fg_neighbor_map_params *p) : flipped(p->transposed) {
         for (int axis = 0; axis < 3; ++axis) {
@@ -277,7 +276,7 @@ __global__ void __launch_bounds__(kNearThreads)
 }
 
 template <class Table>
-constexpr decltype(&near_kernel<Table, 1>) kNearKernels[kMaxKernel] = {
+constexpr decltype(&near_kernel<Table, 1>) kNearKernels[FG_MAX_KERNEL] = {
     near_kernel<Table, 1>, near_kernel<Table, 2>, near_kernel<Table, 3>, near_kernel<Table, 4>,
     near_kernel<Table, 5>, near_kernel<Table, 6>, near_kernel<Table, 7>,
 };

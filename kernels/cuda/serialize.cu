@@ -142,7 +142,8 @@ struct Curve<Code, FG_BXYZ> {
             batch[i] = code[i];
 #pragma unroll
             for (int axis = 2; axis >= 0; --axis) {
-                const Code extent = static_cast<Code>(curve.shape[axis + 1]), rest = batch[i] / extent;
+                const Code extent = static_cast<Code>(curve.shape[axis + 1]); /* 0: 2^32, which no code reaches */
+                const Code rest = extent != 0 ? batch[i] / extent : 0;
                 axes[i][axis] = batch[i] - rest * extent;
                 batch[i] = rest;
             }

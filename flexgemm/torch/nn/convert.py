@@ -49,8 +49,8 @@ def from_torchsparse(state: Mapping[str, torch.Tensor], model: torch.nn.Module) 
 
 def from_minkowski(state: Mapping[str, torch.Tensor], model: torch.nn.Module) -> State:
     """From MinkowskiEngine: `kernel` (V, Ci, Co), or (Ci, Co) for V = 1, x fastest; bias (1, Co), and weight and bias
-    of instance norms (1, C); batch norms and linear layers inside a module of their own (`bn.`, `linear.`). An odd
-    kernel begins K // 2 before o * stride, an even one there: the padding of a strided layer."""
+    of instance norms (1, C), whose eps is 1e-8; batch norms and linear layers inside a module of their own (`bn.`,
+    `linear.`). An odd kernel begins K // 2 before o * stride, an even one there: the padding of a strided layer."""
 
     def weight(kernel: torch.Tensor, conv: Convolution) -> torch.Tensor:
         _expect_centred(conv)

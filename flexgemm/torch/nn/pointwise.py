@@ -51,7 +51,7 @@ class _NormalisedByAll(torch.autograd.Function):
         distributed.all_reduce(parts, group=group)
         means, variances, counts = parts.unbind(1)
         count = counts.sum(0)
-        shares = counts / count
+        shares = counts / count.clamp_min(1)
         mean = (shares * means).sum(0)
         variance = (shares * (variances + (means - mean).square())).sum(0)
         ctx.save_for_backward(x, weight, mean, variance, count)
@@ -117,9 +117,9 @@ class SyncBatchNorm(BatchNorm):
         if self.num_batches_tracked is not None and self.running_mean is not None and self.running_var is not None:
             self.num_batches_tracked.add_(1)
             share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
-            dtype = self.running_mean.dtype
-            self.running_mean.lerp_(mean.to(dtype), share)
-            self.running_var.lerp_((variance * count / (count - 1)).to(dtype), share)
+            share = (count > 0).to(self.running_mean.dtype) * share  # of no rows nothing is learnt
+            self.running_mean.lerp_(mean.to(share.dtype), share)
+            self.running_var.lerp_((variance * count / (count - 1).clamp_min(1)).to(share.dtype), share)
         return y
 
 

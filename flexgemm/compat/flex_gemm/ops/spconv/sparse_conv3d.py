@@ -30,6 +30,12 @@ class SparseConv3dNeighborCache(NeighborCache):
             )
         super().__setattr__(name, value)
 
+    @property
+    def out_coords(self) -> torch.Tensor:
+        """(M, 4) int32: the voxels of the outputs."""
+        out_coords: torch.Tensor = self.nmap.out_coords
+        return out_coords
+
     @cached_property
     def neighbor_map_bwd(self) -> torch.Tensor:
         """(N, V) uint32: the output that reads each input at each offset."""
