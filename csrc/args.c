@@ -105,19 +105,25 @@ int fg_arg_int64(PyObject *value, const char *name, int64_t least, int64_t most,
     int overflow;
     const long long number = PyLong_AsLongLongAndOverflow(integer, &overflow);
     const bool outside = overflow || number < least || number > most;
-    if (overflow) { /* which Python may refuse to print */
-        PyErr_Format(PyExc_ValueError, "%s: expected at least %lld, and 64 bits at most, got an int of more", name,
-                     (long long)least);
-    } else if (outside && most == INT64_MAX) {
-        PyErr_Format(PyExc_ValueError, "%s: expected at least %lld, got %S", name, (long long)least, integer);
-    } else if (outside) {
-        PyErr_Format(PyExc_ValueError, "%s: expected %lld to %lld, got %S", name, (long long)least, (long long)most,
-                     integer);
-    } else {
+    if (!outside) {
         *out = number;
+        Py_DECREF(integer);
+        return 0;
     }
+    PyObject *text = PyObject_Str(integer);
+    if (!text) { /* Python prints no more than some thousand digits */
+        PyErr_Clear();
+        text = PyUnicode_FromString("an int of very many digits");
+    }
+    if (text && most == INT64_MAX && overflow <= 0) {
+        PyErr_Format(PyExc_ValueError, "%s: expected at least %lld, got %U", name, (long long)least, text);
+    } else if (text) {
+        PyErr_Format(PyExc_ValueError, "%s: expected %lld to %lld, got %U", name, (long long)least, (long long)most,
+                     text);
+    }
+    Py_XDECREF(text);
     Py_DECREF(integer);
-    return outside ? -1 : 0;
+    return -1;
 }
 
 int fg_arg_int32(PyObject *value, const char *name, int32_t least, int32_t most, int32_t *out) {

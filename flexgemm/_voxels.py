@@ -23,10 +23,15 @@ def grid_shape(shape: Sequence[int]) -> Shape:
     return b, w, h, d
 
 
+def is_sequence(value: Any) -> bool:
+    """Whether it is several numbers; an array without an axis is one."""
+    return hasattr(value, "__len__") and getattr(value, "ndim", 1) > 0
+
+
 def three_ints(value: Any, name: str, *, least: int = 1) -> Any:
     """Three ints from `least`, given as such or as one that stands for all."""
     try:
-        numbers = tuple(map(index, value)) if hasattr(value, "__len__") else (index(value),) * 3
+        numbers = tuple(map(index, value)) if is_sequence(value) else (index(value),) * 3
     except TypeError:
         numbers = ()
     if len(numbers) != 3 or min(numbers) < least:

@@ -27,6 +27,7 @@ class SampleMap:
 
     shape: Shape  # B, W, H, D
     mode: str  # "trilinear" or "nearest"
+    grid: Array  # as given
     grid_shape: tuple[int, ...]  # (B, L) or (Q,)
     num_voxels: int  # N
     device: str | None  # the device= of NumPy coordinates
@@ -37,27 +38,27 @@ class SampleMap:
     ) -> None:
         library = library_of(coords, "coords", device, stream)
         _expect_mode(mode)
+        self.grid, self.shape, self.mode, self.device = grid, shape, mode, device
         coords, grid = _checked(library, coords, shape, grid)
-        self.shape, self.mode, self.device = shape, mode, device
         self.grid_shape = tuple(map(int, grid.shape[:-1]))
         self.num_voxels = int(coords.shape[0])
         size = (math.prod(self.grid_shape), MODES[mode])
-        indices = library.empty(size, "int32", grid)
-        weights = library.empty(size, "float32", grid) if mode == "trilinear" else None
+        with library.lasting():
+            indices = library.empty(size, "int32", grid)
+            weights = library.empty(size, "float32", grid) if mode == "trilinear" else None
         library.run(_C.sample_map, grid, coords, indices, weights, shape=shape)
         self.native = grid, indices, weights
-        self._library = library_of(coords, "coords", device)
         self._groups: tuple[Array, Array] | None = None
 
     @property
     def indices(self) -> Array:
         """(Q, K) int32, -1 = no voxel."""
-        return self._library.result(self.native[1])
+        return _bind(self.grid, self, None).result(self.native[1])
 
     @property
     def weights(self) -> Array | None:
         """(Q, 8) float32: they add up to 1, or to 0 where no voxel is near. None for "nearest"."""
-        return None if self.native[2] is None else self._library.result(self.native[2])
+        return None if self.native[2] is None else _bind(self.grid, self, None).result(self.native[2])
 
     def groups(self, library: Library) -> tuple[Array, Array]:
         """The entries of `indices` grouped by voxel, for the gradient of the features; built on first use."""
@@ -226,11 +227,11 @@ def _rows_of(library: Library, feats: Array, num_voxels: int) -> Array:
     return feats
 
 
-def _bind(feats: Array, sample_map: SampleMap, stream: Stream) -> Library:
-    """The library of feats; NumPy features go where the map is."""
+def _bind(x: Array, sample_map: SampleMap, stream: Stream) -> Library:
+    """The library of features or points; those of NumPy go where the map is."""
     _expect_map(sample_map)
-    device = sample_map.device if isinstance(feats, np.ndarray) else None
-    return library_of(feats, "feats", device, stream)
+    device = sample_map.device if isinstance(x, np.ndarray) else None
+    return library_of(x, "feats", device, stream)
 
 
 def _expect_map(sample_map: Any) -> None:
@@ -240,5 +241,5 @@ def _expect_map(sample_map: Any) -> None:
 
 
 def _expect_mode(mode: Any) -> None:
-    if mode not in MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         raise ValueError(f"mode: expected 'trilinear' or 'nearest', got {mode!r}")

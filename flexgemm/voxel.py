@@ -188,12 +188,13 @@ class NeighborMap:
         neither is built."""
         gradient, gradient_order = self.native_gradient(stream)
         library, (plain, plain_gradient) = self._library(stream), self._plain_orders
-        order, plain = _orders.with_entries(self, self.native, self.native_order, plain, library)
-        if not self.mirrored:
-            gradient_order, plain_gradient = _orders.with_entries(
-                self, gradient, gradient_order, plain_gradient, library
-            )
-            self._native_transposed = gradient, gradient_order
+        with library.lasting():
+            order, plain = _orders.with_entries(self, self.native, self.native_order, plain, library)
+            if not self.mirrored:
+                gradient_order, plain_gradient = _orders.with_entries(
+                    self, gradient, gradient_order, plain_gradient, library
+                )
+                self._native_transposed = gradient, gradient_order
         self.native_order, self._plain_orders = order, (plain, plain_gradient)
         built = self.segments(stream)
         if built is not None:  # like the map itself: other streams wait for this one, or the caller does
@@ -253,8 +254,7 @@ class NeighborMap:
             if not self.submanifold:
                 pair = (self.coords, "coords"), (self.out_coords, "out_coords")
                 self._sites = rows_of_four(library, *pair[0]), rows_of_four(library, *pair[1])
-            # The inverse of a submanifold map is known by its direction alone.
-            self.native, self.native_order = self._build(self.submanifold and self.transposed, False, None)
+            self.native, self.native_order = self._build(False, False, None)
 
     def native_gradient(self, stream: Stream = None) -> tuple[Array, Array | None]:
         """The map that the gradient of the features uses and its row orders, as the extension takes them.
@@ -335,7 +335,8 @@ class NeighborMap:
         count = library.empty((1,), "int64", coords)
         grids = {"shape": self.shape, "out_shape": self.out_shape, "code_shape": code_shape}
         library.run(_C.conv_sites, coords, code, count, mode=mode, padding=self.padding, **grids, **kernel)
-        sites = library.empty((library.first_int(count), 4), "int32", coords)
+        with library.lasting():
+            sites = library.empty((library.first_int(count), 4), "int32", coords)
         library.run(_C.decode_seq, code, sites, shape=code_shape, mode=mode)
         return sites
 
@@ -347,7 +348,7 @@ class NeighborMap:
         asked: dict[str, Any]
         if self._sites is None:
             coords = queries = rows_of_four(library, self.coords, "coords")
-            asked = {"shape": self.shape, "transposed": backward}
+            asked = {"shape": self.shape, "transposed": self.transposed != backward}
             names = {}
         else:
             coords, queries = self._sites[::-1] if backward else self._sites
@@ -355,12 +356,13 @@ class NeighborMap:
             asked = {"shape": shape, "queries": queries, "query_shape": query_shape}
             asked |= {"stride": self.stride, "padding": self.padding, "transposed": self.transposed != backward}
             names = {"coords": "out_coords", "queries": "coords"} if backward else {"queries": "out_coords"}
-        result = library.empty((self.kernel_volume, queries.shape[0]), "int32", coords)
-        order = None
         sets = _C.plan_order_sets(rows=queries.shape[0], kernel_size=self.kernel_size) if library.on_gpu(coords) else ()
-        if sets:
-            order = library.empty((sum(sets), queries.shape[0]), "int32", coords)
-            asked |= {"order": order, "groups": sets}
+        order = None
+        with library.lasting():
+            result = library.empty((self.kernel_volume, queries.shape[0]), "int32", coords)
+            if sets:
+                order = library.empty((sum(sets), queries.shape[0]), "int32", coords)
+                asked |= {"order": order, "groups": sets}
         with renamed(names):
             library.run(
                 _C.neighbor_map,

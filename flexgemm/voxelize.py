@@ -9,7 +9,7 @@ import numpy as np
 
 from flexgemm import _C
 from flexgemm._arrays import Array, Library, Stream, library_of, renamed
-from flexgemm._voxels import Shape, grid_shape, rows_of_four
+from flexgemm._voxels import Shape, grid_shape, is_sequence, rows_of_four
 from flexgemm.grid_sample import SampleMap, grid_sample_3d
 
 REDUCTIONS = ("mean", "sum", "max", "first")
@@ -29,13 +29,17 @@ def _group(library: Library, code: Array, shape: Shape) -> tuple[Array, Groups]:
     """The voxels (M, 4) of codes, (N,) BXYZ numbers, -1 for no voxel, of a dtype with more bits than a number has."""
     rows = code.shape[0]
     dtype = library.dtype(code)
-    order, in_order = library.empty((rows,), "int32", code), library.empty((rows,), dtype, code)
+    with library.lasting():
+        order, inverse = (library.empty((rows,), "int32", code) for _ in range(2))
+    in_order = library.empty((rows,), dtype, code)
     library.run(_C.sort_keys, code, order, in_order, bits=_C.sequence_bits(shape=shape, mode="bxyz") + 1)
     ranks, count = library.empty((rows,), "int32", code), library.empty((1,), "int32", code)
     library.run(_C.unique_ranks, in_order, ranks, count)
     voxels = library.first_int(count) if rows else 0
-    keys, coords = library.empty((voxels,), dtype, code), library.empty((voxels, 4), "int32", code)
-    starts, first, counts, inverse = (library.empty((n,), "int32", code) for n in (voxels + 1, voxels, voxels, rows))
+    keys = library.empty((voxels,), dtype, code)
+    with library.lasting():
+        coords = library.empty((voxels, 4), "int32", code)
+        starts, first, counts = (library.empty((n,), "int32", code) for n in (voxels + 1, voxels, voxels))
     library.run(_C.unique_groups, in_order, order, ranks, keys, starts, first, counts, inverse)
     library.run(_C.decode_seq, keys, coords, shape=shape, mode="bxyz")
     return coords, Groups(order, starts, first, counts, inverse)
@@ -144,7 +148,8 @@ def group_points(
         raise ValueError(f"points: expected (N, 3) or (N, 4) [batch, x, y, z], got {tuple(points.shape)}")
     size, begin = three(voxel_size, "voxel_size"), three(origin, "origin")
     code = library.empty((points.shape[0],), _code_dtype(shape), points)
-    places = library.empty((points.shape[0], 4), "float32", points)
+    with library.lasting():
+        places = library.empty((points.shape[0], 4), "float32", points)
     library.run(_C.voxel_codes, points, code, places, voxel_size=size, origin=begin, shape=shape)
     return *_group(library, code, shape), places
 
@@ -176,14 +181,14 @@ def devoxelize(feats: Array, voxels: Voxels, mode: str = "nearest", *, stream: S
     Returns (N, C) of the dtype of feats. torch features that require grad are recorded by autograd.
     """
     library = bind(feats, voxels, stream)
-    if mode == "trilinear":
-        return grid_sample_3d(feats, sample_map=_points_map(library, voxels), stream=stream)
-    if mode != "nearest":
+    if mode not in ("nearest", "trilinear"):
         raise ValueError(f"mode: expected 'nearest' or 'trilinear', got {mode!r}")
     if library.needs_grad(feats, None, None):
         from flexgemm.torch import sampling
 
-        return sampling.devoxelize(feats, voxels, stream=stream)
+        return sampling.devoxelize(feats, voxels, mode, stream=stream)
+    if mode == "trilinear":
+        return grid_sample_3d(feats, sample_map=points_map(library, voxels), stream=stream)
     return spread(library, feats, voxels.groups)
 
 
@@ -225,7 +230,8 @@ def expect_voxels(voxels: Any) -> None:
         raise TypeError(f"voxels: expected Voxels, got {type(voxels).__module__}.{type(voxels).__qualname__}")
 
 
-def _points_map(library: Library, voxels: Voxels) -> SampleMap:
+def points_map(library: Library, voxels: Voxels) -> SampleMap:
+    """The points among the voxels, for trilinear samples; made once."""
     if voxels.sample_map is None:
         arrays = voxels.native, voxels.shape, voxels.places
         voxels.sample_map = SampleMap(*arrays, "trilinear", device=None, stream=library.stream)
@@ -241,8 +247,8 @@ def _rows(library: Library, feats: Array, count: int, what: str) -> Array:
 
 
 def three(value: float | Sequence[float], name: str) -> tuple[float, ...]:
-    numbers: Any = value if hasattr(value, "__len__") else (value,) * 3
+    numbers: Any = value if is_sequence(value) else (value,) * 3
     try:
         return tuple(map(float, numbers))  # the extension counts them and checks their range
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name}: expected a number or three of them (x, y, z), got {value!r}") from None

@@ -495,6 +495,25 @@ def test_an_int_beyond_all_is_refused_by_name():
         flexgemm.neighbor_map(np.zeros((1, 4), np.int32), (1, 10**5000, 8, 8))
 
 
+def test_an_array_without_an_axis_is_one_number():
+    coords, points = np.zeros((1, 4), np.int32), np.zeros((5, 3), np.float32)
+    assert flexgemm.neighbor_map(coords, (1, 4, 4, 4), np.array(3)).kernel_size == (3, 3, 3)
+    assert flexgemm.voxelize(points, voxel_size=np.array(1.0), shape=(1, 4, 4, 4)).num_voxels == 1
+
+
+@pytest.mark.parametrize("size", [10**400, "x", [1, 2, "x"]], ids=["large", "text", "mixed"])
+def test_sizes_that_are_no_numbers_are_refused_by_name(size):
+    with pytest.raises(ValueError, match="^voxel_size: expected"):
+        flexgemm.voxelize(np.zeros((5, 3), np.float32), voxel_size=size, shape=(1, 4, 4, 4))
+
+
+@pytest.mark.parametrize("mode", [[], "cubic"], ids=str)
+def test_a_way_to_sample_is_one_of_two(mode):
+    coords, grid = np.zeros((1, 4), np.int32), np.zeros((1, 5, 3), np.float32)
+    with pytest.raises(ValueError, match="^mode: expected 'trilinear' or 'nearest', got"):
+        flexgemm.grid_sample_3d(np.zeros((1, 2), np.float32), coords, (1, 4, 4, 4), grid, mode=mode)
+
+
 @pytest.mark.parametrize("call", [
     lambda: flexgemm.global_pool(zeros(3, 2), np.zeros((3, 4), np.int32), 1, None),
     lambda: flexgemm.sparse_conv_map(np.zeros((1, 4), np.int32), (1, 4, 4, 4), 2, 2, order=None),

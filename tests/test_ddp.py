@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import scenes
 
 torch = pytest.importorskip("torch", reason="torch not installed")
 pytest.importorskip("matplotlib", reason="matplotlib not installed")
@@ -20,6 +21,8 @@ if not torch.distributed.is_available():
     pytest.skip("torch without torch.distributed", allow_module_level=True)
 
 from test_examples import EXAMPLES, load  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
 
 import flexgemm.torch.nn as fnn  # noqa: E402
 
@@ -71,6 +74,51 @@ def train_the_example(device):
     return losses, {name: value - before[name] for name, value in network.state_dict().items()}
 
 
+def sample(index, device):
+    """One of a batch."""
+    coords, shape = scenes.scene(40, batch=1, seed=index)
+    numbers = torch.randn(len(coords), 5, generator=torch.Generator().manual_seed(index))
+    return fnn.SparseTensor(numbers.to(device), torch.from_numpy(coords).to(device), shape)
+
+
+def small_network(device):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(fnn.SubMConv3d(5, 6), fnn.ReLU(), fnn.SparseConv3d(6, 4, 2, 2)).to(device)
+
+
+def distributed(network):
+    return torch.nn.parallel.DistributedDataParallel(network, find_unused_parameters=True)
+
+
+def sharded(network, **options):
+    mesh = init_device_mesh(network[0].weight.device.type, (PROCESSES,))
+    for layer in (network[0], network[2], network):
+        fully_shard(layer, mesh=mesh, **options)
+    return network
+
+
+WRAPS = {"distributed": distributed, "sharded": sharded}
+
+
+def gradients_of(wrap, samples, device):
+    """Of the mean over samples."""
+    network = small_network(device)
+    model, number = wrap(network), len(samples)
+    for x in samples:
+        (model(x).feats.square().sum() / number).backward()
+    gradients = [parameter.grad for parameter in network.parameters()]
+    return [g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients]
+
+
+def in_16_bits(x):
+    """What a sharded network whose layers compute in bfloat16 gives, and its gradients' dtypes."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+    network = sharded(small_network(x.device), mp_policy=policy)
+    y = network(x)
+    y.feats.sum().backward()
+    return y.feats.detach(), [str(parameter.grad.dtype) for parameter in network.parameters()]
+
+
 # ---- several processes ----
 
 
@@ -83,13 +131,15 @@ def of_process(rank, folder, kind):
     torch.distributed.init_process_group(backend, init_method=where, rank=rank, world_size=PROCESSES)
     numbers = rows_and_gradient(device)
     normalised = [normalise(*(part.split(shares)[rank].clone() for part in numbers)) for shares in SHARES]
-    torch.save((normalised, train_the_example(device)), folder / f"{rank}.pt")
+    wrapped = {name: gradients_of(wrap, [sample(rank, device)], device) for name, wrap in WRAPS.items()}
+    results = normalised, train_the_example(device), wrapped, in_16_bits(sample(rank, device))
+    torch.save(results, folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def processes(device, tmp_path_factory):
-    """What each gave: (its batch norms, its training)."""
+    """What each gave: (its batch norms, its training, gradients by kind of wrapper, what it gave in 16 bits)."""
     if device.type == "cuda" and torch.cuda.device_count() < PROCESSES:
         pytest.skip("needs two CUDA devices")
     folder = tmp_path_factory.mktemp("processes")
@@ -108,7 +158,7 @@ def way_of_several():
 
 @pytest.mark.parametrize("case", range(len(SHARES)), ids=map(str, SHARES))
 def test_batch_norm_takes_the_statistics_of_all_processes(device, processes, case):
-    parts, whole = [normalised[case] for normalised, _ in processes], normalise(*rows_and_gradient(device))
+    parts, whole = [normalised[case] for normalised, *_ in processes], normalise(*rows_and_gradient(device))
     y, grad_x, grad_weight, grad_bias, states = zip(*parts, strict=True)
     for by_rows, expected in zip((y, grad_x), whole[:2], strict=True):
         close(torch.cat(by_rows), expected)
@@ -156,14 +206,38 @@ def test_batch_norm_takes_what_that_of_torch_takes(device, dtype, options, shape
         close(a.double(), b.double(), 1e-5 if dtype is torch.float32 else 3e-3)
 
 
+@pytest.mark.parametrize("rows", [0, 1])
+def test_batch_norm_learns_nothing_of_no_rows_and_no_variance_of_one(device, rows):
+    layer = fnn.SyncBatchNorm(5, momentum=0.5).to(device)
+    with way_of_several():
+        layer(torch.ones(rows, 5, device=device))
+    close(layer.running_mean, torch.full((5,), 0.5 * rows, device=device))
+    close(layer.running_var, torch.full((5,), 1 - 0.5 * rows, device=device))
+
+
 def test_training_in_two_processes_is_training_in_one(device, processes):
-    (losses, ways), trained = train_the_example(device), [training for _, training in processes]
+    (losses, ways), trained = train_the_example(device), [training for _, training, *_ in processes]
     for losses_of_part, ways_of_part in trained:
         np.testing.assert_allclose(losses_of_part, losses, rtol=1e-6)
         for name, way in ways.items():
             error = (ways_of_part[name] - way).double().norm() / way.double().norm()
             assert error < 1e-4, name
     assert all(torch.equal(trained[0][1][name], trained[1][1][name]) for name in ways)
+
+
+@pytest.mark.parametrize("name", WRAPS)
+def test_wrappers_find_the_features_in_a_sparse_tensor(device, processes, name):
+    """The mean over processes, of which each has a sample."""
+    whole = gradients_of(lambda network: network, [sample(rank, device) for rank in range(PROCESSES)], device)
+    for _, _, wrapped, _ in processes:
+        for got, expected in zip(wrapped[name], whole, strict=True):
+            close(got, expected, 1e-4)
+
+
+def test_a_sharded_network_in_16_bits(device, processes):
+    for rank, (*_, (y, dtypes)) in enumerate(processes):
+        assert y.dtype is torch.float32 and set(dtypes) == {"torch.float32"}
+        close(y, small_network(device)(sample(rank, device)).feats, 3e-2)
 
 
 def test_the_example_under_torchrun(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import guarded
@@ -344,3 +345,14 @@ def test_millions_of_voxels(cuda, grid_around):
     nmap = cuda.numpy(flexgemm.neighbor_map(cuda.array(coords), shape, check=True).map)
     rows = np.random.default_rng(0).choice(len(coords), 4096, replace=False).tolist()
     np.testing.assert_array_equal(nmap[:, rows], reference.neighbor_map(coords, shape, rows=rows))
+
+
+@pytest.mark.parametrize("kernel_size", [2, 3])
+def test_a_copied_inverse_leads_both_ways(backend, kernel_size):
+    """On a GPU the copy builds its maps anew."""
+    coords, shape = scenes.scene(300)
+    nmap = flexgemm.neighbor_map(coords, shape, kernel_size, device="cuda" if backend.name == "cuda" else None)
+    again = copy.deepcopy(nmap.inverse)
+    np.testing.assert_array_equal(again.map, nmap.inverse.map)
+    np.testing.assert_array_equal(again.transposed_map, nmap.map)
+    np.testing.assert_array_equal(again.inverse.map, nmap.map)

@@ -141,9 +141,11 @@ def test_a_tensor_says_what_it_is():
 
 def test_wrong_tensors_are_refused():
     feats, coords = torch.zeros(5, 3), torch.zeros(5, 4, dtype=torch.int32)
-    for wrong in ((feats, coords[:4]), (feats[0], coords), (feats, coords[:, :3])):
-        with pytest.raises(ValueError, match="feats"):
+    for wrong in ((feats, coords[:4]), (feats[0], coords)):
+        with pytest.raises(ValueError, match=r"^feats: expected \([45], C\) to match the voxels, got"):
             fnn.SparseTensor(*wrong, (1, 4, 4, 4))
+    with pytest.raises(ValueError, match=r"^coords: expected \(N, 4\)"):
+        fnn.SparseTensor(feats, coords[:, :3], (1, 4, 4, 4))
     with pytest.raises(TypeError, match="coords"):
         fnn.SparseTensor(feats, coords.long(), (1, 4, 4, 4))
     with pytest.raises(ValueError, match="shape"):
@@ -285,7 +287,8 @@ def test_strided_convolution_and_back(device, kernel_size, stride, padding):
     up = fnn.SparseInverseConv3d(7, 4, kernel_size, precision="ieee", device=device)
     y = down(x)
     close(y.feats, by_torch_strided(x, y, torch.nn.functional.conv3d, down.weight, down.bias, stride, padding))
-    assert down(x).sites is y.sites, "its map is kept"
+    assert down(x).sites.maps is y.sites.maps, "its map is kept"
+    assert torch.equal((down(x) + y).feats, 2 * y.feats)
     back = up(y)
     assert back.sites is x.sites
     (back + up(y)).feats.square().sum().backward()

@@ -15,6 +15,7 @@ import flexgemm
 torch = pytest.importorskip("torch", reason="torch not installed")
 from test_torch_compile import conv, kernels, leaves  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import flexgemm.torch as ft  # noqa: E402
 from flexgemm.torch.ops import maps_of  # noqa: E402
@@ -94,3 +95,36 @@ def test_maps_move(device):
     assert neutral.to("cpu") is neutral
     with pytest.raises(ValueError, match="device"):
         neutral.to("tpu")
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["strided", "transposed"])
+@pytest.mark.parametrize("kernel_size, stride, padding", [(2, 2, 0), (3, 2, 1), ((3, 1, 2), (2, 1, 2), (1, 0, 0))])
+def test_a_trace_turns_maps_of_strided_layers(device, kernel_size, stride, padding, transposed):
+    coords, shape = voxels(50, device)
+    how = coords, shape, kernel_size, stride, padding
+    nmap, expected = (flexgemm.sparse_conv_map(*how, transposed=transposed) for _ in range(2))
+    assert torch.equal(maps_of(nmap, True)[2], expected.native_gradient()[0])
+    assert nmap.native_gradient()[0] is maps_of(nmap, True)[2], "once"
+
+
+def test_maps_made_in_inference_mode_are_trained_on(device):
+    """Frozen too, and with what that adds on Hopper."""
+    coords, shape = scenes.scene(600)
+    coords = torch.from_numpy(coords).to(device)
+    feats = torch.randn(600, 8, device=device, requires_grad=True)
+
+    def maps():
+        even, strided = flexgemm.neighbor_map(coords, shape, (1, 1, 4)), flexgemm.sparse_conv_map(coords, shape, 2, 2)
+        return even, even.freeze(), strided.freeze(), strided.inverse, ft.neighbor_map(coords, shape, 2).inverse
+
+    with torch.inference_mode():
+        made = maps()
+    for nmap, expected in zip(made, maps(), strict=True):
+        assert not any(tensor.is_inference() for tensor in pytree.tree_leaves(nmap) if tensor is not None)
+        rows, weight = feats[: nmap.num_voxels], torch.randn(5, *nmap.kernel_size, 8, device=device)
+        results = []
+        for each in (nmap, expected):
+            with FlopCounterMode(display=False):  # where a map is an operator's tensors
+                out = ft.sparse_conv3d(rows, weight, neighbor_map=each)
+                results.append(torch.autograd.grad(out.square().sum(), feats))
+        torch.testing.assert_close(*results)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import scenes
 
 torch = pytest.importorskip("torch")
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import flexgemm  # noqa: E402
 import flexgemm.torch as ft  # noqa: E402
@@ -174,6 +178,124 @@ def test_no_point_lies_in_a_voxel(device, reduce):
     assert voxels.feats.shape == (0, 5)
     voxels.feats.sum().backward()
     assert not feats.grad.any()
+
+
+# ---- what is kept ----
+
+
+def copies_of(x):
+    return copy.deepcopy(x), pickle.loads(pickle.dumps(x))
+
+
+@pytest.mark.parametrize("mode", ["trilinear", "nearest"])
+def test_sample_maps_are_copied_and_saved(device, mode):
+    feats, coords, shape, grid = sampling(device)
+    sample_map = flexgemm.sample_map(coords, shape, grid.detach(), mode)
+    expected = torch.autograd.grad(ft.grid_sample_3d(feats, sample_map=sample_map).square().sum(), feats)
+    for other in copies_of(sample_map):
+        assert torch.equal(other.indices, sample_map.indices)
+        assert (other.weights is None) == (mode == "nearest")
+        got = torch.autograd.grad(ft.grid_sample_3d(feats, sample_map=other).square().sum(), feats)
+        torch.testing.assert_close(got, expected)
+
+
+def test_voxels_are_copied_and_saved(device):
+    points, feats = cloud(device)
+    voxels = flexgemm.voxelize(points, feats.detach(), voxel_size=1.0, shape=(1, 4, 4, 4))
+    out = flexgemm.devoxelize(voxels.feats, voxels, "trilinear")
+    for other in copies_of(voxels):
+        assert torch.equal(other.feats, voxels.feats) and torch.equal(other.inverse, voxels.inverse)
+        assert torch.equal(flexgemm.devoxelize(other.feats, other, "trilinear"), out)
+
+
+def test_voxels_found_in_inference_mode_are_trained_on(device):
+    points, feats = cloud(device)
+
+    def gradients(voxels):
+        rows = ft.reduce_points(feats, voxels, "max")
+        outs = [ft.devoxelize(rows, voxels, mode) for mode in ("nearest", "trilinear")]
+        with FlopCounterMode(display=False):  # where voxels are tensors of operators
+            outs += [ft.devoxelize(rows, voxels, mode) for mode in ("nearest", "trilinear")]
+            outs += [ft.reduce_points(feats, voxels, "mean")]
+        sampled = ft.grid_sample_3d(rows, sample_map=sample_map_of(voxels))
+        return torch.autograd.grad(sum(out.square().sum() for out in (*outs, sampled)), feats)
+
+    def find():
+        voxels = flexgemm.voxelize(points, voxel_size=1.0, shape=(1, 4, 4, 4))
+        return voxels, flexgemm.unique_coords(voxels.coords, voxels.shape)
+
+    def sample_map_of(voxels):
+        return flexgemm.sample_map(voxels.coords, voxels.shape, voxels.places)
+
+    with torch.inference_mode():
+        voxels, unique = find()
+        weights = sample_map_of(voxels).weights
+    assert not any(tensor.is_inference() for tensor in (*voxels.groups, voxels.coords, *unique, weights))
+    torch.testing.assert_close(gradients(voxels), gradients(find()[0]))
+
+
+# ---- torch.func ----
+
+
+@pytest.mark.parametrize("mode", ["trilinear", "nearest"])
+def test_sampling_under_torch_func(device, mode):
+    feats, coords, shape, grid = sampling(device)
+
+    def loss(feats, grid):
+        return ft.grid_sample_3d(feats, coords, shape, grid, mode).square().sum()
+
+    expected = torch.autograd.grad(loss(feats, grid), (feats, grid), allow_unused=True)
+    expected = [torch.zeros_like(grid) if g is None else g for g in expected]
+    feats, grid = feats.detach(), grid.detach()
+    gradient = torch.func.grad(loss, argnums=(0, 1))
+    torch.testing.assert_close(list(gradient(feats, grid)), expected)
+    # The gradient behind vjp is asked for when its transform is over.
+    value, pull_back = torch.func.vjp(loss, feats, grid)
+    torch.testing.assert_close(list(pull_back(torch.ones_like(value))), expected)
+    of_feats, of_grid = torch.func.vmap(gradient, in_dims=(0, None))(torch.stack([2 * feats, feats]), grid)
+    torch.testing.assert_close([of_feats[1], of_grid[1]], expected)
+    _, of_grid = torch.func.vmap(gradient, in_dims=(None, 1))(feats, torch.stack([grid, grid + 0.125], dim=1))
+    torch.testing.assert_close(of_grid[0], expected[1])
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize("mode", ["trilinear", "nearest"])
+def test_devoxelization_under_torch_func(device, mode, made):
+    voxels = flexgemm.voxelize(cloud(device)[0], voxel_size=1.0, shape=(1, 4, 4, 4))
+    feats = torch.randn(voxels.num_voxels, 6, device=device)
+    if made:
+        ft.devoxelize(feats, voxels, mode)
+
+    def loss(feats):
+        return ft.devoxelize(feats, voxels, mode).square().sum()
+
+    got = torch.func.grad(loss)(feats)
+    neutral = torch.func.grad(lambda feats: flexgemm.devoxelize(feats, voxels, mode).square().sum())(feats)
+    assert torch.equal(neutral, got)
+    each = torch.func.vmap(torch.func.grad(loss))(torch.stack([feats, 2 * feats]))
+    leaf = feats.requires_grad_()
+    (expected,) = torch.autograd.grad(loss(leaf), leaf)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(each, torch.stack([expected, 2 * expected]))
+
+
+def test_a_sample_map_under_torch_func(device):
+    feats, coords, shape, grid = sampling(device)
+    sample_map = flexgemm.sample_map(coords, shape, grid.detach())
+
+    def loss(feats):
+        return ft.grid_sample_3d(feats, sample_map=sample_map).square().sum()
+
+    (expected,) = torch.autograd.grad(loss(feats), feats)
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(feats.detach()[None]), expected[None])
+
+
+def test_the_gradient_of_a_sampling_has_none(device):
+    feats, coords, shape, grid = sampling(device)
+    out = ft.grid_sample_3d(feats, coords, shape, grid).square().sum()
+    (gradient,) = torch.autograd.grad(out, feats, create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiable once"):
+        gradient.sum().backward()
 
 
 # ---- torch in, torch out ----

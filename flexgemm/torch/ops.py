@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flexgemm import conv, voxel
-from flexgemm._arrays import Stream, as_int, expect_bools, on_stream, renamed
+from flexgemm._arrays import Stream, as_int, expect_bools, on_stream, renamed, requires_grad
 from flexgemm.torch import operators
-from flexgemm.torch.autograd import no_gradient, recorded, records, requires_grad
+from flexgemm.torch.autograd import no_gradient, recorded, records
 from flexgemm.torch.dispatch import (
     autocast,
     casts,
@@ -68,8 +68,26 @@ def _triple(value: int | Sequence[int]) -> Any:
 
 def _build(coords: Any, shape: Any, kernel: Any, dilation: Any, transposed: bool, check: bool) -> Any:
     """A submanifold map and its order, by operators."""
-    native = operators.neighbor_map(coords, shape, kernel, dilation, transposed, check)
-    return native, operators.row_order(native, kernel) if coords.is_cuda else None
+    with torch.inference_mode(False):  # none that training refuses
+        native = operators.neighbor_map(coords, shape, kernel, dilation, transposed, check)
+        return native, operators.row_order(native, kernel) if coords.is_cuda else None
+
+
+def _turned(nmap: NeighborMap) -> Any:
+    """The map of a strided layer the other way round and its order, by operators, of which none finds its voxels: from
+    its entries, where each pair of voxels is there once."""
+    map, rows = nmap.native, nmap.coords.shape[0]
+    with torch.inference_mode(False):
+        outputs = torch.arange(map.shape[1], dtype=map.dtype, device=map.device).expand_as(map)
+        places = torch.where(map < 0, rows, map).long()  # of an entry without a voxel, behind the others
+        native = map.new_full((map.shape[0], rows + 1), -1).scatter(1, places, outputs)[:, :-1].contiguous()
+        return native, operators.row_order(native, nmap.kernel_size) if map.is_cuda else None
+
+
+def lasts(built: torch.Tensor, given: torch.Tensor) -> bool:
+    """Whether what was built of a tensor may be kept beside it: a FakeTensor, which is of one trace, not beside a real
+    one."""
+    return type(built) is type(given)
 
 
 def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any, Any]:
@@ -80,11 +98,13 @@ def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any, Any]
         return nmap.native, nmap.native_order, None, None, segments
     if not gradient:
         return nmap.native, nmap.native_order, nmap.native.new_empty((0, 0)), None, segments
-    if nmap._native_transposed is None:
-        if not nmap.submanifold:
-            raise ValueError("neighbor_map: freeze() it before a traced call that a gradient is asked of")
-        nmap._native_transposed = _build(nmap.coords, nmap.shape, nmap.kernel_size, nmap.dilation, True, False)
-    return nmap.native, nmap.native_order, *nmap._native_transposed, segments
+    pair = nmap._native_transposed
+    if pair is None:
+        how = nmap.coords, nmap.shape, nmap.kernel_size, nmap.dilation
+        pair = _build(*how, not nmap.transposed, False) if nmap.submanifold else _turned(nmap)
+        if lasts(pair[0], nmap.native):
+            nmap._native_transposed = pair
+    return nmap.native, nmap.native_order, *pair, segments
 
 
 def expect_gradient_map(map: torch.Tensor, gradient: torch.Tensor | None) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 import flexgemm
 from flexgemm import grid_sample
@@ -14,27 +13,8 @@ from flexgemm._arrays import Stream, library_of, on_stream
 from flexgemm.grid_sample import SampleMap
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, recorded, records
-from flexgemm.torch.dispatch import expect_foreseen, expect_tensor, refuse_stream, traced
-from flexgemm.voxelize import Groups, Voxels, bind, expect_voxels, reduced, spread, three
-
-
-class _GridSample3d(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, feats: torch.Tensor, grid: torch.Tensor | None, sample_map: SampleMap) -> torch.Tensor:
-        # The gradient in the points reads the map's, which may be these: saved, so that autograd sees them changed.
-        reads_points = ctx.needs_input_grad[1] and sample_map.mode == "trilinear"
-        ctx.save_for_backward(feats, grid if reads_points else None)
-        ctx.sample_map = sample_map
-        out: torch.Tensor = grid_sample.forward(library_of(feats, "feats"), feats, sample_map)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        feats, _ = ctx.saved_tensors
-        needs_grad = ctx.needs_input_grad[:2]
-        grads = grid_sample.backward(library_of(feats, "feats"), grad_out, feats, ctx.sample_map, needs_grad)
-        return *grads, None
+from flexgemm.torch.dispatch import expect_foreseen, expect_tensor, refuse_stream, traced, transformed
+from flexgemm.voxelize import Groups, Voxels, bind, expect_voxels, points_map, reduced, spread, three
 
 
 def grid_sample_3d(
@@ -61,13 +41,54 @@ def grid_sample_3d(
         expect_tensor(grid, "grid")
         traced_result: torch.Tensor = operators.grid_sample_3d(feats, coords, grid, tuple(shape), mode)
         return traced_result
+    if not records(feats, grid):
+        return flexgemm.grid_sample_3d(feats, coords, shape, grid, mode, sample_map=sample_map, stream=stream)
+    samples: Any = sample_map
     with on_stream(feats, stream):
-        if sample_map is None:
-            assert coords is not None and shape is not None and grid is not None
-            sample_map = grid_sample.sample_map(coords, shape, grid.detach(), mode)
-        apply: Any = _GridSample3d.apply
-        result: torch.Tensor = apply(feats, grid, sample_map)
+        if samples is None:
+            assert shape is not None and grid is not None
+            if transformed():  # torch.func lets an operation alone read coords and grid: it makes the map
+                samples = tuple(shape), mode
+            else:
+                samples = grid_sample.sample_map(coords, shape, grid.detach(), mode)
+        result: torch.Tensor = _record_sample(feats, coords, grid, samples)
     return result
+
+
+def _sample_map(coords: Any, grid: Any, samples: Any) -> SampleMap:
+    """samples, here and below: a SampleMap, or the shape and the mode of that of coords and grid."""
+    return samples if isinstance(samples, SampleMap) else grid_sample.sample_map(coords, samples[0], grid, samples[1])
+
+
+def _sample(feats: Any, coords: Any, grid: Any, samples: Any) -> Any:
+    return grid_sample.forward(library_of(feats, "feats"), feats, _sample_map(coords, grid, samples))
+
+
+def _save_sample(ctx: Any, args: tuple[Any, ...], out: Any) -> None:
+    feats, coords, grid, samples = args
+    if isinstance(samples, SampleMap):
+        # The gradient in the points reads the map's, which may be these: saved, so that autograd sees them changed.
+        reads_points = ctx.needs_input_grad[2] and samples.mode == "trilinear"
+        coords, grid = None, grid if reads_points else None
+    ctx.samples = samples
+    ctx.save_for_backward(feats, coords, grid)
+
+
+def _sample_backward(ctx: Any, grad_out: Any) -> Any:
+    for_feats, _, for_grid, _ = ctx.needs_input_grad
+    tensors = grad_out, *ctx.saved_tensors
+    gradients: Any = _record_sample_gradients if records(*tensors) else _sample_gradients
+    of_feats, of_grid = gradients(*tensors, ctx.samples, (for_feats, for_grid))
+    return of_feats, None, of_grid, None
+
+
+def _sample_gradients(grad_out: Any, feats: Any, coords: Any, grid: Any, samples: Any, needs: Any) -> Any:
+    sample_map = _sample_map(coords, grid, samples)
+    return grid_sample.backward(library_of(feats, "feats"), grad_out, feats, sample_map, needs)
+
+
+_record_sample = recorded("GridSample3d", _sample, _save_sample, _sample_backward)
+_record_sample_gradients = recorded("GridSample3dGradients", _sample_gradients, None, no_gradient)
 
 
 def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -148,11 +169,13 @@ def devoxelize(feats: torch.Tensor, voxels: Voxels, mode: str = "nearest", *, st
     expect_tensor(feats, "feats")
     expect_voxels(voxels)
     result: torch.Tensor
-    if mode == "trilinear" and traced(feats, feats):
-        refuse_stream(stream)
-        return operators.grid_sample_3d(feats, voxels.native, voxels.places, voxels.shape, mode)
+    if mode == "trilinear":
+        if traced(feats, feats) or transformed():  # where no map can be made that stays
+            return grid_sample_3d(feats, voxels.native, voxels.shape, voxels.places, mode, stream=stream)
+        sample_map = points_map(bind(feats, voxels, stream), voxels)
+        return grid_sample_3d(feats, sample_map=sample_map, stream=stream)
     if mode != "nearest":
-        result = flexgemm.devoxelize(feats, voxels, mode, stream=stream)
+        result = flexgemm.devoxelize(feats, voxels, mode, stream=stream)  # names the modes
     elif traced(feats, feats):
         refuse_stream(stream)
         result = operators.devoxelize(feats, *voxels.groups)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,23 +16,36 @@ from flexgemm.voxel import NeighborMap, sparse_conv_map
 Shape = tuple[int, int, int, int]
 
 
+class Token:
+    """Stands for a set of voxels, as in the key of a map onto them, and holds nothing of it."""
+
+
 class Sites:
-    """A set of voxels and what has been built over it: tensors on the same voxels share one, and so build each map
-    once."""
+    """A set of voxels and what has been built over it: tensors on the same voxels share it, and so build each map once.
+
+    The outputs of a strided layer hold its inputs. These hold of the outputs only what all Sites of them share: were
+    both to hold each other, a batch would keep its memory until Python looks for cycles.
+    """
 
     coords: torch.Tensor  # (N, 4) int32 [batch, x, y, z]
     shape: Shape  # B, W, H, D
-    maps: dict[Any, Any]
     origin: tuple[NeighborMap, Sites] | None  # the map of the strided layer whose outputs these are, and its inputs
+    maps: dict[Any, Any]  # shared, as the token is, by all Sites of the same voxels
+    token: Token
 
     def __init__(
-        self, coords: torch.Tensor, shape: Sequence[int], origin: tuple[NeighborMap, Sites] | None = None
+        self,
+        coords: torch.Tensor,
+        shape: Sequence[int],
+        origin: tuple[NeighborMap, Sites] | None = None,
+        shared: tuple[dict[Any, Any], Token] | None = None,
     ) -> None:
+        """shared: maps and token of the same voxels."""
         self.coords = coords
         self.origin = origin
         b, w, h, d = shape
         self.shape = b, w, h, d
-        self.maps = {}
+        self.maps, self.token = ({}, Token()) if shared is None else shared
 
     def cached(self, key: Any, build: Callable[[], Any]) -> Any:
         """What `build()` gave when it was first asked for under this key."""
@@ -43,7 +57,11 @@ class Sites:
         """The map of a submanifold convolution, three ints each."""
         key = tuple(kernel_size), tuple(dilation)
         nmap: NeighborMap | None = self.maps.get(key)
-        return nmap or self.cached(key, lambda: ops.neighbor_map(self.coords, self.shape, *key))
+        if nmap is None:
+            nmap = ops.neighbor_map(self.coords, self.shape, *key)
+            if ops.lasts(nmap.native, self.coords):
+                self.maps[key] = nmap
+        return nmap
 
     def strided(
         self,
@@ -60,17 +78,18 @@ class Sites:
         how = kernel_size, stride, padding, dilation
         given: Any = {"transposed": transposed, "output_padding": output_padding}
 
-        def build() -> tuple[NeighborMap, Sites]:
+        def build() -> tuple[NeighborMap, tuple[dict[Any, Any], Token]]:
             targets = None if onto is None else onto.coords
             *_, grid = conv_grids(self.shape, *how, transposed, output_padding)
             if onto is not None and onto.shape != grid:
                 raise ValueError(f"onto: expected voxels of a grid {grid}, got one of {onto.shape}")
             nmap = sparse_conv_map(self.coords, self.shape, *how, **given, out_coords=targets)
             if torch.is_grad_enabled():
-                nmap.native_gradient()  # training needs it, and torch.compile needs it there
-            return nmap, onto or Sites(nmap.out_coords, nmap.out_shape, (nmap, self))
+                nmap.native_gradient()  # training needs it, and a traced program takes it as it is
+            return nmap, ({}, Token())
 
-        return self.cached((*how, transposed, output_padding, onto), build)
+        nmap, shared = self.cached((*how, transposed, output_padding, None if onto is None else onto.token), build)
+        return nmap, onto or Sites(nmap.out_coords, nmap.out_shape, (nmap, self), shared)
 
     def came_from(self) -> tuple[NeighborMap, Sites]:
         """The map of the strided layer that made these voxels, and the voxels that it read."""
@@ -79,6 +98,8 @@ class Sites:
         return self.origin
 
 
+# A dataclass, since that is where fully_shard and DistributedDataParallel look for tensors in what a module gives.
+@dataclass(init=False, repr=False, eq=False)
 class SparseTensor:
     """Features of N voxels in a batch of grids.
 
@@ -93,18 +114,25 @@ class SparseTensor:
     feats: torch.Tensor
     sites: Sites  # the voxels and the maps over them, shared by all tensors made from this one
 
-    def __init__(self, feats: torch.Tensor, coords: torch.Tensor, shape: Sequence[int]) -> None:
+    def __init__(
+        self,
+        feats: torch.Tensor,
+        coords: torch.Tensor | None = None,
+        shape: Sequence[int] | None = None,
+        *,
+        sites: Sites | None = None,
+    ) -> None:
+        """sites: those of another tensor, instead of coords and shape."""
         expect_tensor(feats, "feats")
-        expect_tensor(coords, "coords")
-        if feats.ndim != 2 or coords.ndim != 2 or coords.shape[1] != 4 or coords.shape[0] != feats.shape[0]:
-            got = f"{tuple(feats.shape)} and {tuple(coords.shape)}"
-            raise ValueError(f"feats: expected (N, C), and coords (N, 4), of the same voxels, got {got}")
-        if coords.dtype != torch.int32:
-            raise TypeError(f"coords: expected int32, got {coords.dtype}")
-        if len(shape) != 4:
-            raise ValueError(f"shape: expected (B, W, H, D), got {shape!r}")
+        if sites is None:
+            sites = _sites_of(coords, shape)
+        elif coords is not None or shape is not None:
+            raise ValueError("sites: expected them instead of coords and shape, got both")
+        voxels = sites.coords.shape[0]
+        if feats.ndim != 2 or feats.shape[0] != voxels:
+            raise ValueError(f"feats: expected ({voxels}, C) to match the voxels, got {tuple(feats.shape)}")
         self.feats = feats
-        self.sites = Sites(coords, shape)
+        self.sites = sites
 
     @classmethod
     def from_dense(cls, dense: torch.Tensor, mask: torch.Tensor | None = None) -> SparseTensor:
@@ -161,10 +189,7 @@ class SparseTensor:
 
     def replace(self, feats: torch.Tensor, sites: Sites | None = None) -> SparseTensor:
         """Other features (N, C') on the same voxels, or on those of `sites`."""
-        result = SparseTensor.__new__(SparseTensor)
-        result.feats = feats
-        result.sites = self.sites if sites is None else sites
-        return result
+        return SparseTensor(feats, sites=self.sites if sites is None else sites)
 
     def prune(self, mask: torch.Tensor) -> SparseTensor:
         """The voxels where mask (N,) is True, in their order. Waits for their number."""
@@ -204,7 +229,7 @@ class SparseTensor:
         """The features of a tensor on the same voxels, or what can be combined with features."""
         if not isinstance(other, SparseTensor):
             return other
-        if other.sites is not self.sites:
+        if other.sites.token is not self.sites.token:
             raise ValueError("other: expected a SparseTensor made from the same one; voxels are not compared")
         return other.feats
 
@@ -225,12 +250,29 @@ class SparseTensor:
 
     __radd__, __rmul__ = __add__, __mul__
 
+    def __rsub__(self, other: torch.Tensor | float) -> SparseTensor:
+        return self.replace(other - self.feats)
+
+    def __rtruediv__(self, other: torch.Tensor | float) -> SparseTensor:
+        return self.replace(other / self.feats)
+
     def __repr__(self) -> str:
         channels, where = self.feats.shape[1], f"{self.dtype}, {self.device}"
         return f"SparseTensor({len(self)} voxels in {self.shape}, {channels} channels, {where})"
 
 
 Operand = SparseTensor | torch.Tensor | float
+
+
+def _sites_of(coords: Any, shape: Any) -> Sites:
+    expect_tensor(coords, "coords")
+    if coords.ndim != 2 or coords.shape[1] != 4:
+        raise ValueError(f"coords: expected (N, 4) [batch, x, y, z], got {tuple(coords.shape)}")
+    if coords.dtype != torch.int32:
+        raise TypeError(f"coords: expected int32, got {coords.dtype}")
+    if shape is None or len(shape) != 4:
+        raise ValueError(f"shape: expected (B, W, H, D), got {shape!r}")
+    return Sites(coords, shape)
 
 
 def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:

@@ -1,0 +1,185 @@
+"""flexgemm.torch.nn: what tensors on the same voxels share, how long it lasts, and what may be done with it later."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import scenes
+
+torch = pytest.importorskip("torch", reason="torch not installed")
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+import flexgemm.torch.nn as fnn  # noqa: E402
+
+
+def sparse(n=80, channels=5, device="cpu"):
+    coords, _ = scenes.scene(n, batch=2)
+    torch.manual_seed(0)
+    return fnn.SparseTensor(torch.randn(n, channels, device=device), torch.from_numpy(coords).to(device), (2, 8, 8, 8))
+
+
+# ---- arithmetic ----
+
+
+def test_numbers_and_tensors_stand_on_either_side(device):
+    x, row = sparse(device=device), torch.rand(5, device=device)
+    for other in (1, row):
+        assert torch.equal((other - x).feats, other - x.feats)
+        assert torch.equal((other / x).feats, other / x.feats)
+        assert torch.equal((other + x).feats, other + x.feats)
+        assert torch.equal((other * x).feats, other * x.feats)
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (80,)], ids=str)
+def test_features_of_other_voxels_are_refused(shape):
+    x = sparse()
+    with pytest.raises(ValueError, match=r"^feats: expected \(80, C\) to match the voxels, got"):
+        x.replace(torch.zeros(shape))
+
+
+def test_a_tensor_is_made_of_sites_or_of_coordinates():
+    x = sparse()
+    y = fnn.SparseTensor(2 * x.feats, sites=x.sites)
+    assert torch.equal((x + y).feats, 3 * x.feats)
+    with pytest.raises(ValueError, match="^sites: expected them instead"):
+        fnn.SparseTensor(x.feats, x.coords, x.shape, sites=x.sites)
+    with pytest.raises(ValueError, match="^shape: expected"):
+        fnn.SparseTensor(x.feats, x.coords)
+    with pytest.raises(TypeError, match="^coords: expected a torch.Tensor"):
+        fnn.SparseTensor(x.feats)
+
+
+# ---- how long it lasts ----
+
+
+def down_and_up(x, layers):
+    down, deeper, up = layers
+    y = down(x)
+    return x + up(y + up(deeper(y)))
+
+
+def onto_each_other(x, layers):
+    down, deeper, _ = layers
+    y = down(x)
+    z = fnn.SparseConvTranspose3d(5, 5, 2, 2, device=x.device)(y, onto=x)
+    return x + z + fnn.SparseConvTranspose3d(5, 5, 2, 2, device=x.device)(down(x, onto=deeper(x)), onto=x)
+
+
+@pytest.mark.parametrize("network", [down_and_up, onto_each_other])
+def test_a_batch_leaves_with_its_last_tensor(device, network):
+    """Without Python's search for cycles, which comes late, and counts objects rather than a GPU's memory."""
+    layers = fnn.SparseConv3d(5, 5, 2, 2), fnn.SparsePool3d(2), fnn.SparseInverseConv3d(5, 5, 2)
+    layers = [layer.to(device) for layer in layers]
+    x = sparse(device=device)
+    network(x, layers).feats.sum().backward()
+    gc.collect()
+    gc.disable()
+    try:
+        y = network(x, layers)
+        kept = [weakref.ref(x.coords), weakref.ref(x.sites), *(weakref.ref(nmap) for nmap, _ in x.sites.maps.values())]
+        assert len(kept) > 2
+        del x
+        assert kept[0]() is not None, "the output is on these voxels"
+        del y
+        assert not any(ref() is not None for ref in kept)
+    finally:
+        gc.enable()
+
+
+def test_maps_of_deeper_voxels_are_kept_for_the_next_pass(device):
+    x, layer = sparse(device=device), fnn.SubMConv3d(5, 5).to(device)
+    down = fnn.SparsePool3d(2)
+    nmaps = []
+    for _ in range(2):
+        y = down(x)
+        layer(y)
+        nmaps.append(y.sites.neighbor_map((3, 3, 3), (1, 1, 1)))
+    assert nmaps[0] is nmaps[1]
+
+
+# ---- what the first pass leaves for a later one ----
+
+
+def network_of(device):
+    """Mirrored and even, strided, pooled: every kind of map."""
+    torch.manual_seed(1)
+    layers = fnn.SubMConv3d(5, 5), fnn.SubMConv3d(5, 5, 2), fnn.SparseConv3d(5, 5, 2, 2), fnn.SparsePool3d(3, 2, 1)
+    return torch.nn.Sequential(*layers).to(device)
+
+
+def gradients(function, network, x):
+    loss = function(x).feats.square().sum()
+    return torch.autograd.grad(loss, list(network.parameters()))
+
+
+FIRST = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+
+
+@pytest.mark.parametrize("first", FIRST)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_training_goes_on_from_a_pass_without_gradients(device, fresh_compiler, compiled, first):
+    network = network_of(device)
+    function = torch.compile(network, fullgraph=True, backend="aot_eager") if compiled else network
+    for n in (60, 90):
+        x = sparse(n, device=device)
+        with FIRST[first]():
+            network(x)
+        expected = gradients(network, network, sparse(n, device=device))
+        for _ in range(2):  # the second time with what the first has built
+            torch.testing.assert_close(gradients(function, network, x), expected)
+
+
+def test_training_goes_on_from_an_inference_that_modes_look_at(device):
+    layer, x = fnn.SubMConv3d(5, 5, 2).to(device), sparse(device=device)
+    with torch.inference_mode(), FlopCounterMode(display=False):
+        layer(x)
+    x.feats.requires_grad_()
+    with FlopCounterMode(display=False):
+        layer(x).feats.sum().backward()
+    assert x.feats.grad.any()
+
+
+class Captured(torch.nn.Module):
+    """A network over voxels that it holds."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.x = sparse(device=device)
+        self.layers = torch.nn.Sequential(fnn.SubMConv3d(5, 5), fnn.SubMConv3d(5, 5, 2)).to(device)
+
+    def forward(self, feats):
+        return self.layers(self.x.replace(feats)).feats
+
+
+def export(module, feats):
+    torch.export.export(module, (feats,), strict=False)
+
+
+def trace(module, feats):
+    make_fx(module, tracing_mode="fake", _allow_non_fake_inputs=True)(feats)
+
+
+def fake(module, feats):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        module(mode.from_tensor(feats))
+
+
+@pytest.mark.parametrize("built", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize("look", [export, trace, fake])
+def test_a_trace_leaves_nothing_fake_behind(device, look, built):
+    module = Captured(device)
+    feats = module.x.feats.clone().requires_grad_()
+    if built:  # but not what the gradient of the even kernel needs
+        with torch.no_grad():
+            module(feats)
+    look(module, feats)
+    out = module(feats)
+    expected = Captured(device)
+    expected.load_state_dict(module.state_dict())
+    torch.testing.assert_close(out, expected(feats))
+    torch.testing.assert_close(*(torch.autograd.grad(m(feats).sum(), feats) for m in (module, expected)))
