@@ -13,36 +13,21 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from operator import index
 from typing import Any, cast
 
 import numpy as np
 
 from flexgemm import _C
+from flexgemm._arguments import renamed
 
 Array = Any
 Stream = Any
 
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 _ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _DTYPES = ("float32", "float16", "int32", "int64", "uint8", *_ML_DTYPES)
-
-
-def dtype_name(dtype: Any, name: str, allowed: tuple[str, ...]) -> str:
-    """The name that NumPy, ml_dtypes and torch share, of a name, a NumPy dtype or a torch dtype."""
-    if isinstance(dtype, str) or dtype is None:
-        result = str(dtype)
-    elif type(dtype).__module__ == "torch":
-        result = str(dtype).removeprefix("torch.")
-    else:
-        try:
-            result = np.dtype(dtype).name
-        except TypeError:
-            result = repr(dtype)
-    if result not in allowed:
-        raise ValueError(f"{name}: expected {' or '.join(allowed)}, got {result}")
-    return result
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -57,31 +42,6 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return result
 
 
-_NAMES = re.compile(r"\w+(?=[:,]| and |$)")  # words that may be arguments: behind the article `a` there is a noun
-
-
-@contextmanager
-def renamed(names: dict[str, str]) -> Iterator[None]:
-    """Errors name arguments of the extension; here they are the caller's."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        message = _NAMES.sub(lambda name: names.get(name[0], name[0]), str(error))
-        if message == str(error):
-            raise
-        raise type(error)(message) from None
-
-
-def as_int(value: Any, name: str) -> int:
-    """An int, given as one or as what stands for one."""
-    if type(value) is int:
-        return value
-    try:
-        return index(value)
-    except TypeError:
-        raise TypeError(f"{name}: expected an int, got {type(value).__name__}") from None
-
-
 def requires_grad(*tensors: Any) -> bool:
     """Whether torch is asked for a gradient of an operation on these, of which some may be None; or for a derivative in
     forward mode, which it then refuses, since an autograd.Function has none."""
@@ -94,12 +54,6 @@ def requires_grad(*tensors: Any) -> bool:
     if forward._current_level < 0:
         return False
     return any(isinstance(x, torch.Tensor) and forward.unpack_dual(x).tangent is not None for x in tensors)
-
-
-def expect_bools(needs_grad: Any, count: int) -> None:
-    """Raises unless it is told of each of so many gradients whether to compute it."""
-    if not hasattr(needs_grad, "__len__") or len(needs_grad) != count:
-        raise ValueError(f"needs_grad: expected {count} bools, got {needs_grad!r}")
 
 
 def cuda_index(device: str | None) -> int | None:
@@ -139,7 +93,8 @@ class Library:
     def accept(self, x: Array, name: str) -> None:
         """Raises unless x is an array of this library that the extension can read."""
         if type(x) not in self.known:
-            if isinstance(x, np.ma.MaskedArray):
+            masked = sys.modules.get("numpy.ma")  # imported by whoever has one, and not here: it takes 40 ms
+            if masked is not None and isinstance(x, masked.MaskedArray):
                 raise TypeError(f"{name}: expected an array without a mask, got a MaskedArray; call .filled()")
             if not isinstance(x, self.array_types):
                 got = f"{type(x).__module__}.{type(x).__qualname__}"
@@ -163,7 +118,7 @@ class Library:
 
     def lasting(self) -> AbstractContextManager[Any]:
         """A context for making arrays that are used by other calls too."""
-        return nullcontext()
+        return _NOTHING
 
     def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
         """An uninitialised array for the extension to write, where `like` is; dtype None: that of `like`."""
@@ -347,6 +302,8 @@ class TorchLibrary(Library):
         return out
 
     def lasting(self) -> AbstractContextManager[Any]:
+        if not self.torch.is_inference_mode_enabled():
+            return _NOTHING
         return cast("AbstractContextManager[Any]", self.torch.inference_mode(False))  # none that training refuses
 
     def needs_grad(self, *arrays: Array | None) -> bool:
@@ -368,7 +325,7 @@ def torch_scope(x: Array, stream: Stream) -> Any:
 def on_stream(x: Array, stream: Stream) -> AbstractContextManager[Any]:
     """A context in which what is made of x belongs to `stream`, for torch, whose memory does not wait for readers on
     other streams. Other libraries' arrays are put in order where they are read."""
-    return nullcontext() if stream is None or not getattr(x, "is_cuda", False) else torch_scope(x, stream)
+    return _NOTHING if stream is None or not getattr(x, "is_cuda", False) else torch_scope(x, stream)
 
 
 class TorchOnStream(TorchLibrary):

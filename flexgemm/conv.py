@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, as_int, expect_bools, library_of, renamed
+from flexgemm._arguments import as_int, expect_bools, renamed
+from flexgemm._arrays import Array, Library, Stream, library_of
 from flexgemm._orders import groups_of
 from flexgemm.gemm import FP8, dtype_of_out
 from flexgemm.voxel import NeighborMap

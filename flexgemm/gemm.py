@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, as_int, dtype_name, library_of, on_stream, renamed
+from flexgemm._arguments import as_int, dtype_name, renamed
+from flexgemm._arrays import Array, Library, Stream, library_of, on_stream
 
 if TYPE_CHECKING:
     from typing import Unpack

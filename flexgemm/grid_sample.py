@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, expect_bools, library_of, renamed
+from flexgemm._arguments import expect_bools, renamed
+from flexgemm._arrays import Array, Library, Stream, library_of
 from flexgemm._voxels import Shape, grid_shape, rows_of_four
 
 MODES = {"trilinear": 8, "nearest": 1}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, as_int, dtype_name, library_of, renamed
+from flexgemm._arguments import as_int, dtype_name, renamed
+from flexgemm._arrays import Array, Library, Stream, library_of
 from flexgemm._voxels import Shape, grid_shape, rows_of_four
 
 WORDS = ("int32", "int64")

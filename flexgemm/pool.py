@@ -9,7 +9,8 @@ from __future__ import annotations
 from operator import index
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, library_of, renamed
+from flexgemm._arguments import renamed
+from flexgemm._arrays import Array, Library, Stream, library_of
 from flexgemm._voxels import rows_of_four
 from flexgemm.conv import bind, expect_map
 from flexgemm.voxel import NeighborMap

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Stream, dtype_name, library_of
+from flexgemm._arguments import dtype_name
+from flexgemm._arrays import Array, Stream, library_of
 from flexgemm.gemm import FP8
 
 # Rows of a block that shares a scale; its columns are 128.

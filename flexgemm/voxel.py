@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from flexgemm import _C, _orders, _segments
-from flexgemm._arrays import Array, Library, Stream, cuda_index, library_of, renamed
+from flexgemm._arguments import renamed
+from flexgemm._arrays import Array, Library, Stream, cuda_index, library_of
 from flexgemm._voxels import Shape, Triple, conv_grids, grid_shape, rows_of_four, three_ints
 
 

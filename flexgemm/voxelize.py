@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flexgemm import _C
-from flexgemm._arrays import Array, Library, Stream, library_of, renamed
+from flexgemm._arguments import renamed
+from flexgemm._arrays import Array, Library, Stream, library_of
 from flexgemm._voxels import Shape, grid_shape, is_sequence, rows_of_four
 from flexgemm.grid_sample import SampleMap, grid_sample_3d
 

@@ -250,3 +250,19 @@ def test_the_module_needs_no_cuda_or_cxx_library(readelf):
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", readelf("-d"))
     assert needed
     assert [name for name in needed if re.match(r"lib(cuda|cudart|stdc\+\+|gcc_s|python)", name)] == []
+
+
+def test_a_first_call_loads_next_to_nothing():
+    """It is waited for: NumPy's masked arrays alone, which it imports when they are first asked for, take 40 ms."""
+    pytest.importorskip("torch", reason="torch not installed")
+    code = """
+import sys, torch, flexgemm.torch.nn as fnn
+assert "triton" not in sys.modules
+coords = torch.tensor([[0, 0, y, 0] for y in range(5)], dtype=torch.int32)
+x, layer = fnn.SparseTensor(torch.ones(5, 8), coords, (1, 1, 5, 1)), fnn.SubMConv3d(8, 8)
+before = set(sys.modules)
+layer(x).feats.sum().backward()
+print(*(name.partition(".")[0] for name in set(sys.modules) - before if not name.startswith(("flexgemm", "torch"))))
+assert "numpy.ma" not in sys.modules
+"""
+    assert run_python(code).split() == []

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="torch not installed")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import flexgemm.torch as ft  # noqa: E402
+import flexgemm.torch.flops  # noqa: E402, F401
 
 M, N, K, G = 12, 16, 32, 3
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import flexgemm
-from flexgemm._arrays import renamed
+from flexgemm._arguments import renamed
 from flexgemm.torch.dispatch import expect_tensor, note_written
 from flexgemm.torch.products import product
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flexgemm import conv, voxel
-from flexgemm._arrays import Stream, as_int, expect_bools, on_stream, renamed, requires_grad
+from flexgemm._arguments import as_int, expect_bools, renamed
+from flexgemm._arrays import Stream, on_stream, requires_grad
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, recorded, records
 from flexgemm.torch.dispatch import (

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flexgemm import gemm, quantization
-from flexgemm._arrays import Stream, dtype_name, on_stream, renamed
+from flexgemm._arguments import dtype_name, renamed
+from flexgemm._arrays import Stream, on_stream
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, recorded, records
 from flexgemm.torch.dispatch import (

@@ -189,7 +189,12 @@ class SparseTensor:
 
     def replace(self, feats: torch.Tensor, sites: Sites | None = None) -> SparseTensor:
         """Other features (N, C') on the same voxels, or on those of `sites`."""
-        return SparseTensor(feats, sites=self.sites if sites is None else sites)
+        sites = self.sites if sites is None else sites
+        if not isinstance(feats, torch.Tensor) or feats.dim() != 2 or feats.size(0) != sites.coords.size(0):
+            return SparseTensor(feats, sites=sites)  # which raises
+        result = SparseTensor.__new__(SparseTensor)
+        result.feats, result.sites = feats, sites
+        return result
 
     def prune(self, mask: torch.Tensor) -> SparseTensor:
         """The voxels where mask (N,) is True, in their order. Waits for their number."""

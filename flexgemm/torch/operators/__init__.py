@@ -40,8 +40,6 @@ from flexgemm.torch.operators.sampling import (
     unique_coords,
 )
 
-from flexgemm.torch.operators import flops  # isort: skip  # of all that is defined above
-
 __all__ = [
     "GROUPING",
     "broadcast_samples",
@@ -49,7 +47,6 @@ __all__ = [
     "decode_seq",
     "devoxelize",
     "encode_seq",
-    "flops",
     "global_pool",
     "grid_sample_3d",
     "grid_sample_3d_backward",

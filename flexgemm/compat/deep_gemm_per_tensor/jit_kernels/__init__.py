@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 import flexgemm.torch as ft
-from flexgemm._arrays import renamed
+from flexgemm._arguments import renamed
 from flexgemm.compat.deep_gemm_per_tensor.jit_kernels.utils import (
     ceil_div,
     get_m_alignment_for_contiguous_layout,

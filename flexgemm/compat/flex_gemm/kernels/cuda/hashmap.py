@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from flexgemm import _C
-from flexgemm._arrays import library_of, renamed
+from flexgemm._arguments import renamed
+from flexgemm._arrays import library_of
 
 _NAMES = {"table_keys": "hashmap_keys", "table_values": "hashmap_values"}  # of the extension's arguments here
 _ANY_WAY = 2**62  # how far a key may lie from its first slot: lookups go on to the key or to a free slot

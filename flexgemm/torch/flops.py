@@ -1,5 +1,9 @@
-"""What torch.utils.flop_counter counts of these operators: twice their dense multiply-adds, and of a convolution as if
-every neighbour were there. Formulas are given shapes where operators are given tensors."""
+"""Tells torch.utils.flop_counter what the operators of torch.ops.flexgemm count, for those who import this: twice their
+dense multiply-adds, and of a convolution as if every neighbour were there. Apart from the rest, because torch's counter
+imports Triton where that is installed.
+
+Formulas are given shapes where operators are given tensors.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-flexgemm = torch.ops.flexgemm  # products.py and convolution.py have defined them
+from flexgemm.torch import operators  # noqa: F401  defines them
+
+flexgemm = torch.ops.flexgemm
 
 
 def _of_product(a: Any, b: Any, layout: str, b_row_major: bool = False) -> int:

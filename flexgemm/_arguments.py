@@ -1,0 +1,58 @@
+"""What functions ask of their arguments, and how errors name them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import index
+from typing import Any
+
+import numpy as np
+
+
+def dtype_name(dtype: Any, name: str, allowed: tuple[str, ...]) -> str:
+    """The name that NumPy, ml_dtypes and torch share, of a name, a NumPy dtype or a torch dtype."""
+    if isinstance(dtype, str) or dtype is None:
+        result = str(dtype)
+    elif type(dtype).__module__ == "torch":
+        result = str(dtype).removeprefix("torch.")
+    else:
+        try:
+            result = np.dtype(dtype).name
+        except TypeError:
+            result = repr(dtype)
+    if result not in allowed:
+        raise ValueError(f"{name}: expected {' or '.join(allowed)}, got {result}")
+    return result
+
+
+def as_int(value: Any, name: str) -> int:
+    """An int, given as one or as what stands for one."""
+    if type(value) is int:
+        return value
+    try:
+        return index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an int, got {type(value).__name__}") from None
+
+
+def expect_bools(needs_grad: Any, count: int) -> None:
+    """Raises unless it is told of each of so many gradients whether to compute it."""
+    if not hasattr(needs_grad, "__len__") or len(needs_grad) != count:
+        raise ValueError(f"needs_grad: expected {count} bools, got {needs_grad!r}")
+
+
+_NAMES = re.compile(r"\w+(?=[:,]| and |$)")  # words that may be arguments: behind the article `a` there is a noun
+
+
+@contextmanager
+def renamed(names: dict[str, str]) -> Iterator[None]:
+    """Errors name arguments of the extension; here they are the caller's."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        message = _NAMES.sub(lambda name: names.get(name[0], name[0]), str(error))
+        if message == str(error):
+            raise
+        raise type(error)(message) from None
