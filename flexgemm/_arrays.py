@@ -42,20 +42,6 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return result
 
 
-def requires_grad(*tensors: Any) -> bool:
-    """Whether torch is asked for a gradient of an operation on these, of which some may be None; or for a derivative in
-    forward mode, which it then refuses, since an autograd.Function has none."""
-    torch = sys.modules["torch"]
-    if torch.is_grad_enabled():
-        for x in tensors:
-            if getattr(x, "requires_grad", False):
-                return True
-    forward = torch.autograd.forward_ad
-    if forward._current_level < 0:
-        return False
-    return any(isinstance(x, torch.Tensor) and forward.unpack_dual(x).tangent is not None for x in tensors)
-
-
 def cuda_index(device: str | None) -> int | None:
     """The index of "cuda" or "cuda:1"; None for "cpu" and None."""
     if device is None or device == "cpu":
@@ -93,8 +79,8 @@ class Library:
     def accept(self, x: Array, name: str) -> None:
         """Raises unless x is an array of this library that the extension can read."""
         if type(x) not in self.known:
-            masked = sys.modules.get("numpy.ma")  # imported by whoever has one, and not here: it takes 40 ms
-            if masked is not None and isinstance(x, masked.MaskedArray):
+            # Not by np.ma, which NumPy imports when it is first named, in 40 ms.
+            if any(base.__module__ in ("numpy.ma", "numpy.ma.core") for base in type(x).__mro__):
                 raise TypeError(f"{name}: expected an array without a mask, got a MaskedArray; call .filled()")
             if not isinstance(x, self.array_types):
                 got = f"{type(x).__module__}.{type(x).__qualname__}"
@@ -247,7 +233,10 @@ class TorchLibrary(Library):
 
     def __init__(self) -> None:
         super().__init__()
+        from flexgemm import _torch
+
         self.torch = torch = sys.modules["torch"]
+        self.requires_grad = _torch.requires_grad
         self.array_types = (torch.Tensor,)
         self.strided = torch.strided
         self.dtypes = {getattr(torch, name): name for name in _DTYPES}
@@ -307,7 +296,7 @@ class TorchLibrary(Library):
         return cast("AbstractContextManager[Any]", self.torch.inference_mode(False))  # none that training refuses
 
     def needs_grad(self, *arrays: Array | None) -> bool:
-        return requires_grad(*arrays)
+        return self.requires_grad(*arrays)
 
 
 def _pointer(stream: Stream) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from flexgemm._arrays import requires_grad
+from flexgemm._torch import requires_grad
 from flexgemm.torch.dispatch import transformed
 
 

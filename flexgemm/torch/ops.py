@@ -14,7 +14,8 @@ import torch
 
 from flexgemm import conv, voxel
 from flexgemm._arguments import as_int, expect_bools, renamed
-from flexgemm._arrays import Stream, on_stream, requires_grad
+from flexgemm._arrays import Stream, on_stream
+from flexgemm._torch import requires_grad
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, recorded, records
 from flexgemm.torch.dispatch import (
