@@ -235,7 +235,8 @@ int fg_arg_precision(const fg_state *state, PyObject *value, fg_precision *out) 
 
 int fg_arg_activation(const fg_state *state, PyObject *value, fg_activation *out) {
     int index = (int)*out - 1;
-    if (fg_arg_optional_choice(value, "activation", state->activations, FG_LENGTH(state->activations), &index) < 0) return -1;
+    if (fg_arg_optional_choice(value, "activation", state->activations, FG_LENGTH(state->activations), &index) < 0)
+        return -1;
     *out = (fg_activation)(index + 1);
     return 0;
 }

@@ -236,8 +236,7 @@ fg_status launch(const WgradParams &p, const fg_plan &plan, cudaStream_t stream,
     kernel<<<grid, Shape::kThreads, Kernel::kSharedBytes, stream>>>(p);
     FG_CUDA(cudaGetLastError());
     const int64_t weights = static_cast<int64_t>(p.co) * p.channel_groups * p.volume * p.ci;
-    if (p.partials)
-        FG_CUDA(add_slices<T>(p.partials, plan.split_k, weights, static_cast<T *>(p.grad_weight), stream));
+    if (p.partials) FG_CUDA(add_slices<T>(p.partials, plan.split_k, weights, static_cast<T *>(p.grad_weight), stream));
     return FG_OK;
 }
 
