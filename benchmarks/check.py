@@ -44,6 +44,14 @@ def judge_rows(name: str, got: torch.Tensor, reference: torch.Tensor, tolerance:
         raise Wrong(f"{name}: relative row error {worst:.2g}, allowed {tolerance:.2g}")
 
 
+def judge_result(
+    name: str, result: torch.Tensor, rows: torch.Tensor, reference: torch.Tensor, tolerance: float
+) -> None:
+    """All of it is finite, and `rows` of it are the reference's."""
+    judge_finite(name, result)
+    judge_rows(name, result[rows], reference, tolerance)
+
+
 def judge_similarity(name: str, got: torch.Tensor, reference: torch.Tensor, limit: float) -> None:
     """1 - 2<x, y> / (<x, x> + <y, y>) <= limit for each row; NaN fails."""
     x = got.double()
@@ -97,17 +105,15 @@ class ConvReference:
         tolerance: float,
         activation: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
     ) -> None:
-        judge_finite("out", out)
-        judge_rows("out", out[self.rows], activation(self.forward()), tolerance)
+        judge_result("out", out, self.rows, activation(self.forward()), tolerance)
 
     def judge_backward(self, grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor], tolerance: float) -> None:
         grad_feats, grad_weight, grad_bias = grads
-        judge_finite("grad_feats", grad_feats)
-        judge_finite("grad_weight", grad_weight)
         # offset v leads from n to m exactly where V - 1 - v leads from m to n
         mirrored = torch.einsum("vro,ovi->ri", self._gather(self.grad_out).flip(0), self.weight.double())
-        judge_rows("grad_feats", grad_feats[self.rows], mirrored, tolerance)
+        judge_result("grad_feats", grad_feats, self.rows, mirrored, tolerance)
         judge_rows("grad_bias", grad_bias, self.grad_out.sum(0, dtype=torch.float64), tolerance)
+        judge_finite("grad_weight", grad_weight)
         c_out, _, c_in = self.weight.shape
         for v in self.rng.choice(self.scene.volume, 4, replace=False):
             near = self._tensor(self.scene.neighbors(int(v)))

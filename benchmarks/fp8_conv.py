@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 import flexgemm
-from benchmarks.check import TOLERANCE, ConvReference, judge_finite, judge_rows, judge_similarity
+from benchmarks.check import TOLERANCE, ConvReference, judge_result, judge_similarity
 from benchmarks.scenes import Scene
 from benchmarks.timing import DEVICE
 from benchmarks.work import Case, Work
@@ -49,11 +49,10 @@ def make(op: str, channels: int, scene: Scene) -> Work:
     reference = ConvReference(scene, meant[0], meant[1].view(shape), bias, bias)
 
     def judge(out: torch.Tensor) -> None:
-        rows, expected = out[reference.rows], reference.forward()
-        judge_finite("out", out)
-        judge_rows("out", rows, expected, TOLERANCE["float16"])
+        expected = reference.forward()
+        judge_result("out", out, reference.rows, expected, TOLERANCE["float16"])
         if op == "fp8_fwd":
-            judge_similarity("out", rows, expected, FP16_OUT_DIFF)
+            judge_similarity("out", out[reference.rows], expected, FP16_OUT_DIFF)
 
     call = partial(flexgemm.submanifold_conv3d, feats, weight.view(shape), bias, neighbor_map=nmap, **scales)
     moved = scene.n * channels * (feats.element_size() + 2) + weight.nbytes + 4 * scene.pairs

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import flexgemm
-from benchmarks.check import TOLERANCE, Wrong, judge_finite, judge_rows, some_rows
+from benchmarks.check import TOLERANCE, Wrong, judge_result, some_rows
 from benchmarks.results import Row
 from benchmarks.scenes import Scene
 from benchmarks.timing import DEVICE
@@ -139,8 +139,7 @@ class Problem:
         points = some_rows(self.rng, POINTS)
         rows, weights = self.neighbors(self.xyz[points])
         reference = (self.feats[rows.clamp(min=0)].double() * weights[..., None]).sum(dim=1)
-        judge_finite("out", out)
-        judge_rows("out", out[0][torch.from_numpy(points).to(DEVICE)], reference, TOLERANCE[DTYPE])
+        judge_result("out", out[0], torch.from_numpy(points).to(DEVICE), reference, TOLERANCE[DTYPE])
 
     def judge_gradient(self, grads: tuple[torch.Tensor, None], tolerance: float = TOLERANCE[DTYPE]) -> None:
         """Of a few voxels, against weighted sums over the points around them."""
@@ -152,8 +151,7 @@ class Problem:
             rows, weights = self.neighbors(self.xyz[points])
             weight = (weights * (rows == voxel)).sum(dim=1)
             reference.append(weight @ self.of_points[torch.from_numpy(points).to(DEVICE)].double())
-        judge_finite("grad_feats", grads[0])
-        judge_rows("grad_feats", grads[0][torch.from_numpy(voxels).to(DEVICE)], torch.stack(reference), tolerance)
+        judge_result("grad_feats", grads[0], torch.from_numpy(voxels).to(DEVICE), torch.stack(reference), tolerance)
 
     def judge_voxels(self, voxels: flexgemm.Voxels) -> None:
         batch, floors = np.zeros(POINTS, np.int32), np.floor(self.xyz).astype(np.int32)
@@ -164,8 +162,7 @@ class Problem:
         of = torch.from_numpy(inverse.reshape(-1)).to(DEVICE)
         some = some_rows(self.rng, len(unique))
         reference = torch.stack([self.of_points[of == voxel].double().mean(dim=0) for voxel in some.tolist()])
-        judge_finite("feats", voxels.feats)
-        judge_rows("feats", voxels.feats[torch.from_numpy(some).to(DEVICE)], reference, TOLERANCE[DTYPE])
+        judge_result("feats", voxels.feats, torch.from_numpy(some).to(DEVICE), reference, TOLERANCE[DTYPE])
 
 
 def make_points(op: str, scene: Scene) -> Work:

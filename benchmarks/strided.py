@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import flexgemm
-from benchmarks.check import TOLERANCE, Wrong, judge_finite, judge_rows, some_rows
+from benchmarks.check import TOLERANCE, Wrong, judge_finite, judge_result, judge_rows, some_rows
 from benchmarks.scenes import Scene
 from benchmarks.timing import DEVICE
 from benchmarks.work import Case, Work
@@ -155,8 +155,7 @@ class Problem:
         reference = torch.einsum(equation, gathered, weight)
         if name == "out":
             reference = reference + self.bias.double()
-        judge_finite(name, result)
-        judge_rows(name, result[rows], reference, TOLERANCE[DTYPE])
+        judge_result(name, result, rows, reference, TOLERANCE[DTYPE])
 
     def judge_backward(self, gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
         grad_feats, grad_weight, grad_bias = gradients

@@ -104,14 +104,10 @@ int fg_arg_int64(PyObject *value, const char *name, int64_t least, int64_t most,
     if (!integer) return PyErr_Occurred() ? -1 : wrong_type(value, name, "an int");
     int overflow;
     const long long number = PyLong_AsLongLongAndOverflow(integer, &overflow);
-    const bool outside = overflow || number < least || number > most;
-    if (!outside) {
-        *out = number;
-        Py_DECREF(integer);
-        return 0;
-    }
-    PyObject *text = PyObject_Str(integer);
-    if (!text) { /* Python prints no more than some thousand digits */
+    const bool inside = !overflow && least <= number && number <= most;
+    if (inside) *out = number;
+    PyObject *text = inside ? NULL : PyObject_Str(integer);
+    if (!text && !inside) { /* Python prints no more than some thousand digits */
         PyErr_Clear();
         text = PyUnicode_FromString("an int of very many digits");
     }
@@ -123,7 +119,7 @@ int fg_arg_int64(PyObject *value, const char *name, int64_t least, int64_t most,
     }
     Py_XDECREF(text);
     Py_DECREF(integer);
-    return -1;
+    return inside ? 0 : -1;
 }
 
 int fg_arg_int32(PyObject *value, const char *name, int32_t least, int32_t most, int32_t *out) {

@@ -48,8 +48,10 @@ int fg_arg_int64s(PyObject *value, const char *name, int64_t least, int64_t most
 /* Exactly `count` finite numbers. */
 int fg_arg_floats(PyObject *value, const char *name, int count, float *out);
 
-/* A string that must be one of choices[0..count). None is "not given". */
+/* A string that must be one of choices[0..count). */
 int fg_arg_choice(PyObject *value, const char *name, PyObject *const *choices, int count, int *out);
+
+/* The same, and None is "not given". */
 int fg_arg_optional_choice(PyObject *value, const char *name, PyObject *const *choices, int count, int *out);
 int fg_arg_dtype(const fg_state *state, PyObject *value, const char *name, fg_dtype *out);
 int fg_arg_precision(const fg_state *state, PyObject *value, fg_precision *out);

@@ -19,9 +19,9 @@
     X(bits) X(block_rows) X(channel_groups) X(check) X(ci) X(clear) X(co) X(code) X(code_shape) X(compute_capability)  \
     X(concurrent) X(coords) X(copy) X(count) X(counts) X(device) X(dilation) X(dl_device) X(dtype) X(dtype_a)          \
     X(dtype_b) X(dtype_feats) X(dtype_out) X(dtype_weight) X(expected_m) X(feats) X(first) X(grad_bias) X(grad_feats)  \
-    X(grad_grid) X(grad_out) X(grad_weight) X(grid) X(groups) X(in_rows) X(index) X(indices) X(inverse) X(k)           \
-    X(kernel_size) X(keys) X(layout) X(m) X(m_indices) X(map) X(mark) X(masked_m) X(max_version) X(mirrored) X(mode)   \
-    X(n) X(num_sms) X(offsets) X(options) X(order) X(order_groups) X(origin) X(out) X(out_dtype) X(out_shape)          \
+    X(grad_grid) X(grad_out) X(grad_weight) X(gradient) X(grid) X(groups) X(in_rows) X(index) X(indices) X(inverse)    \
+    X(k) X(kernel_size) X(keys) X(layout) X(m) X(m_indices) X(map) X(mark) X(masked_m) X(max_version) X(mirrored)      \
+    X(mode) X(n) X(num_sms) X(offsets) X(options) X(order) X(order_groups) X(origin) X(out) X(out_dtype) X(out_shape)  \
     X(padding) X(places) X(points) X(precision) X(promote_every) X(q) X(queries) X(query_shape) X(ranks) X(replace)    \
     X(residual) X(rows) X(samples) X(scale) X(scale_a) X(scale_b) X(scale_feats) X(scale_given) X(scale_out)           \
     X(scale_weight) X(segment_tiles) X(segments) X(shape) X(sorted) X(src) X(starts) X(state) X(stream) X(stride)      \

@@ -122,9 +122,8 @@ static int find_stream(fg_call *call, const fg_operation *operation) {
     return 0;
 }
 
-static int import_view(fg_call *call, fg_view *view) {
-    const bool pending = view->object && (view->source == FG_SOURCE_DLPACK || view->source == FG_SOURCE_CUPY);
-    return pending ? fg_view_import(view, call->stream.queue.stream) : 0;
+static bool is_pending(const fg_view *view) {
+    return view->object && (view->source == FG_SOURCE_DLPACK || view->source == FG_SOURCE_CUPY);
 }
 
 /* Behind code of the caller's that may have done anything. */
@@ -138,11 +137,16 @@ static int expect_unmoved(const fg_call *call, int count) {
     return 0;
 }
 
+/* What is pending runs the caller's code as it is opened and imported. */
 static int import_views(fg_call *call, int count) {
+    bool imported = false;
     for (int i = 0; i < count; i++) {
-        if (import_view(call, &call->views[i]) < 0) return -1;
+        fg_view *view = &call->views[i];
+        if (!is_pending(view)) continue;
+        if (fg_view_import(view, call->stream.queue.stream) < 0) return -1;
+        imported = true;
     }
-    return expect_unmoved(call, count);
+    return imported ? expect_unmoved(call, count) : 0;
 }
 
 static int prepare(fg_call *call, const fg_operation *operation, void *params) {
@@ -288,7 +292,8 @@ static int allocate_workspace(fg_call *call, const fg_operation *operation, size
     if (!call->workspace) return -1;
     *view = (fg_view){.object = NULL};
     if (fg_view_open(call->state, view, call->workspace, "workspace", true) < 0 ||
-        fg_check_devices(call->views, operation->count) < 0 || import_view(call, view) < 0 ||
+        fg_check_devices(call->views, operation->count) < 0 ||
+        (is_pending(view) && fg_view_import(view, call->stream.queue.stream) < 0) ||
         expect_unmoved(call, operation->count) < 0) {
         return -1;
     }

@@ -13,7 +13,7 @@ typedef struct {
     int64_t sizes[4];
     fg_dtype dtype;
     int32_t num_sms;
-    PyObject *others[6];
+    PyObject *others[7];
 } fg_question;
 
 static int parse_question(fg_question *question, const char *name, const fg_parameter *parameters, int count,
@@ -57,6 +57,7 @@ static const fg_parameter conv_parameters[] = {
     {FG_KEYWORD_groups, FG_KEYWORD_ONLY},
     {FG_KEYWORD_channel_groups, FG_KEYWORD_ONLY},
     {FG_KEYWORD_segment_tiles, FG_KEYWORD_ONLY},
+    {FG_KEYWORD_gradient, FG_KEYWORD_ONLY},
 };
 static const fg_parameter wgrad_parameters[] = {
     FG_SIZE(rows),
@@ -113,7 +114,7 @@ static fg_conv_question conv_question_of(const fg_question *q) {
 }
 
 static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    enum { PRECISION = 1, ALGORITHM, GROUPS, CHANNEL_GROUPS, SEGMENT_TILES };
+    enum { PRECISION = 1, ALGORITHM, GROUPS, CHANNEL_GROUPS, SEGMENT_TILES, GRADIENT };
     const fg_state *state = PyModule_GetState(module);
     fg_question q;
     if (parse_question(&q, "plan_conv", conv_parameters, FG_LENGTH(conv_parameters), module, args, nargs, kwnames) < 0)
@@ -125,6 +126,7 @@ static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t n
         fg_arg_groups(q.others[GROUPS], &question.orders) < 0 ||
         fg_arg_int64(q.others[CHANNEL_GROUPS], "channel_groups", 1, INT32_MAX, &question.channel_groups) < 0 ||
         fg_arg_int32(q.others[SEGMENT_TILES], "segment_tiles", 0, FG_SEGMENT_TILES, &question.segment_tiles) < 0 ||
+        fg_arg_bool(q.others[GRADIENT], "gradient", &question.gradient) < 0 ||
         expect_volume(question.v, &question.orders) < 0) {
         return NULL;
     }

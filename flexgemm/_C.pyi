@@ -625,6 +625,7 @@ def plan_conv(
     groups: Sequence[int] | None = None,
     channel_groups: int = 1,
     segment_tiles: int = 0,
+    gradient: bool = False,
 ) -> dict[str, Any]: ...
 def plan_conv_wgrad(
     *,

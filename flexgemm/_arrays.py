@@ -15,7 +15,7 @@ import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from operator import index
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -102,13 +102,13 @@ class Library:
         """x for the extension, contiguous: x itself where it is, else a copy."""
         raise NotImplementedError
 
-    def lasting(self) -> AbstractContextManager[Any]:
-        """A context for making arrays that are used by other calls too."""
-        return _NOTHING
-
     def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
         """An uninitialised array for the extension to write, where `like` is; dtype None: that of `like`."""
         raise NotImplementedError
+
+    def lasting(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
+        """As `empty`, for an array that other calls use too."""
+        return self.empty(shape, dtype, like)
 
     def workspace(self, nbytes: int, like: Array) -> Array:
         """The scratch memory that an operation of the extension asks for, given this as its `workspace`."""
@@ -285,15 +285,16 @@ class TorchLibrary(Library):
             return like.new_empty(shape)
         return self.torch.empty(shape, dtype=self.by_name[dtype], device=like.device)
 
+    def lasting(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
+        if not self.torch.is_inference_mode_enabled():
+            return self.empty(shape, dtype, like)
+        with self.torch.inference_mode(False):  # none that training refuses
+            return self.empty(shape, dtype, like)
+
     def output(self, out: Array, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
         if self.needs_grad(super().output(out, shape, dtype, like)):
             raise ValueError("out: expected a tensor that does not require grad: autograd would not see it written")
         return out
-
-    def lasting(self) -> AbstractContextManager[Any]:
-        if not self.torch.is_inference_mode_enabled():
-            return _NOTHING
-        return cast("AbstractContextManager[Any]", self.torch.inference_mode(False))  # none that training refuses
 
     def needs_grad(self, *arrays: Array | None) -> bool:
         return self.requires_grad(*arrays)

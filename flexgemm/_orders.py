@@ -27,8 +27,7 @@ def with_entries(
     one_segment = rows <= _C.plan_row_orders(rows=rows, kernel_size=nmap.kernel_size, groups=(1,))["segment"]
     if not one_segment or not hopper_of(native) or _C.is_capturing(native, stream=library.stream):
         return order, plain
-    with library.lasting():
-        ordered = library.empty((1 + nmap.kernel_volume, rows), "int32", native)
+    ordered = library.lasting((1 + nmap.kernel_volume, rows), "int32", native)
     library.run(_C.ordered_map, native, order, ordered)
     return ordered, order
 

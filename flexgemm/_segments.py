@@ -42,10 +42,9 @@ def pay_after(rows: int) -> int:
 def build(nmap: NeighborMap, tiles: int, library: Library) -> Array:
     """The records (kernels/segment.h) of rows along the Z curve."""
     count, words = -(-nmap.num_voxels // (64 * tiles)), _C.segment_words(tiles=tiles, v=nmap.kernel_volume)
-    with library.lasting():
-        codes = native_codes(library, nmap.coords, nmap.shape, "z_order")
-        order = native_order(library, codes, nmap.shape, "z_order")
-        segments = library.empty((count, words), "int32", order)
+    codes = native_codes(library, nmap.coords, nmap.shape, "z_order")
+    order = native_order(library, codes, nmap.shape, "z_order")
+    segments = library.lasting((count, words), "int32", order)
     how = {"kernel_size": nmap.kernel_size, "tiles": tiles, "in_rows": nmap.num_voxels}
     library.run(_C.segment_map, nmap.native, order, segments, **how)
     return segments

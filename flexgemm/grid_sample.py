@@ -44,9 +44,8 @@ class SampleMap:
         self.grid_shape = tuple(map(int, grid.shape[:-1]))
         self.num_voxels = int(coords.shape[0])
         size = (math.prod(self.grid_shape), MODES[mode])
-        with library.lasting():
-            indices = library.empty(size, "int32", grid)
-            weights = library.empty(size, "float32", grid) if mode == "trilinear" else None
+        indices = library.lasting(size, "int32", grid)
+        weights = library.lasting(size, "float32", grid) if mode == "trilinear" else None
         library.run(_C.sample_map, grid, coords, indices, weights, shape=shape)
         self.native = grid, indices, weights
         self._groups: tuple[Array, Array] | None = None

@@ -189,13 +189,12 @@ class NeighborMap:
         neither is built."""
         gradient, gradient_order = self.native_gradient(stream)
         library, (plain, plain_gradient) = self._library(stream), self._plain_orders
-        with library.lasting():
-            order, plain = _orders.with_entries(self, self.native, self.native_order, plain, library)
-            if not self.mirrored:
-                gradient_order, plain_gradient = _orders.with_entries(
-                    self, gradient, gradient_order, plain_gradient, library
-                )
-                self._native_transposed = gradient, gradient_order
+        order, plain = _orders.with_entries(self, self.native, self.native_order, plain, library)
+        if not self.mirrored:
+            gradient_order, plain_gradient = _orders.with_entries(
+                self, gradient, gradient_order, plain_gradient, library
+            )
+            self._native_transposed = gradient, gradient_order
         self.native_order, self._plain_orders = order, (plain, plain_gradient)
         built = self.segments(stream)
         if built is not None:  # like the map itself: other streams wait for this one, or the caller does
@@ -336,8 +335,7 @@ class NeighborMap:
         count = library.empty((1,), "int64", coords)
         grids = {"shape": self.shape, "out_shape": self.out_shape, "code_shape": code_shape}
         library.run(_C.conv_sites, coords, code, count, mode=mode, padding=self.padding, **grids, **kernel)
-        with library.lasting():
-            sites = library.empty((library.first_int(count), 4), "int32", coords)
+        sites = library.lasting((library.first_int(count), 4), "int32", coords)
         library.run(_C.decode_seq, code, sites, shape=code_shape, mode=mode)
         return sites
 
@@ -359,11 +357,10 @@ class NeighborMap:
             names = {"coords": "out_coords", "queries": "coords"} if backward else {"queries": "out_coords"}
         sets = _C.plan_order_sets(rows=queries.shape[0], kernel_size=self.kernel_size) if library.on_gpu(coords) else ()
         order = None
-        with library.lasting():
-            result = library.empty((self.kernel_volume, queries.shape[0]), "int32", coords)
-            if sets:
-                order = library.empty((sum(sets), queries.shape[0]), "int32", coords)
-                asked |= {"order": order, "groups": sets}
+        result = library.lasting((self.kernel_volume, queries.shape[0]), "int32", coords)
+        if sets:
+            order = library.lasting((sum(sets), queries.shape[0]), "int32", coords)
+            asked |= {"order": order, "groups": sets}
         with renamed(names):
             library.run(
                 _C.neighbor_map,

@@ -30,17 +30,15 @@ def _group(library: Library, code: Array, shape: Shape) -> tuple[Array, Groups]:
     """The voxels (M, 4) of codes, (N,) BXYZ numbers, -1 for no voxel, of a dtype with more bits than a number has."""
     rows = code.shape[0]
     dtype = library.dtype(code)
-    with library.lasting():
-        order, inverse = (library.empty((rows,), "int32", code) for _ in range(2))
+    order, inverse = (library.lasting((rows,), "int32", code) for _ in range(2))
     in_order = library.empty((rows,), dtype, code)
     library.run(_C.sort_keys, code, order, in_order, bits=_C.sequence_bits(shape=shape, mode="bxyz") + 1)
     ranks, count = library.empty((rows,), "int32", code), library.empty((1,), "int32", code)
     library.run(_C.unique_ranks, in_order, ranks, count)
     voxels = library.first_int(count) if rows else 0
     keys = library.empty((voxels,), dtype, code)
-    with library.lasting():
-        coords = library.empty((voxels, 4), "int32", code)
-        starts, first, counts = (library.empty((n,), "int32", code) for n in (voxels + 1, voxels, voxels))
+    coords = library.lasting((voxels, 4), "int32", code)
+    starts, first, counts = (library.lasting((n,), "int32", code) for n in (voxels + 1, voxels, voxels))
     library.run(_C.unique_groups, in_order, order, ranks, keys, starts, first, counts, inverse)
     library.run(_C.decode_seq, keys, coords, shape=shape, mode="bxyz")
     return coords, Groups(order, starts, first, counts, inverse)
@@ -149,8 +147,7 @@ def group_points(
         raise ValueError(f"points: expected (N, 3) or (N, 4) [batch, x, y, z], got {tuple(points.shape)}")
     size, begin = three(voxel_size, "voxel_size"), three(origin, "origin")
     code = library.empty((points.shape[0],), _code_dtype(shape), points)
-    with library.lasting():
-        places = library.empty((points.shape[0], 4), "float32", points)
+    places = library.lasting((points.shape[0], 4), "float32", points)
     library.run(_C.voxel_codes, points, code, places, voxel_size=size, origin=begin, shape=shape)
     return *_group(library, code, shape), places
 

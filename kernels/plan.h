@@ -47,6 +47,7 @@ typedef struct {
     fg_order_sets orders; /* that the caller has */
     int64_t channel_groups;
     int32_t segment_tiles; /* of the segments that the caller has; 0: none */
+    bool gradient;         /* of the input: 16-bit weights are read transposed */
 } fg_conv_question;
 
 /* The Hopper kernel for few channels, 16-bit, rows as they come: a tile is 64 rows, which is how a plan names it, of
@@ -204,7 +205,7 @@ void fg_print_table(fg_table_kind kind, const char *operation, int64_t rows, con
 
 /* ---- segments of a map (plan_segment.c) ---- */
 
-/* Tiles of a segment: 8, 4 or 2, or 0 where rows are too few for segments to pay. */
+/* Tiles of a segment: 4 or 2, or 0 where rows are too few for segments to pay. */
 int32_t fg_plan_segment_tiles(int64_t rows, int32_t num_sms);
 
 /* By which offsets the rows of a segment are sorted, the highest bit of the rank first. A key is one word: whether

@@ -214,9 +214,9 @@ static fg_plan plan_conv_sm90(const fg_conv_question *q) {
         {{128, 256, 4, 1, 800}, {128, 256, 4, 1, 1150}, 10},
         {{128, 128, 5, 1, 610}, {128, 128, 5, 1, 1000}, 13},
         {{128, 64, 3, 2, 400}, {128, 64, 3, 2, 700}, 17},
-        {{128, 32, 4, 2, 250}, {0}, 25}, /* 16-bit only */
+        {{128, 32, 4, 2, 250}, {0}, 25}, /* 16-bit only, of weights as they lie */
     };
-    const int count = fg_dtype_size(q->dtype) == 2 ? 4 : 3;
+    const int count = fg_dtype_size(q->dtype) == 2 && !q->gradient ? 4 : 3;
     static const tile tallest = {192, 256, 3, 1, 880};
     int best = 0;
     for (int i = 1; i < count; i++) {

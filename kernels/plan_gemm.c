@@ -204,7 +204,8 @@ static double waves_of(const gemm_question *q, double spread, const gemm_tile *t
     const bool few = others < SUMS;
     double chance[SUMS]; /* of so many more of a group than the fewest */
     *own = few ? (gemm_rows){0} : (gemm_rows){.count = rows / block_m + 0.5, .odd = 0.5};
-    for (int64_t i = 0; few && i <= others; i++) {
+    const int64_t numbers = few ? others + 1 : 0; /* that are weighed each */
+    for (int64_t i = 0; i < numbers; i++) {
         const double count = (double)(fewest + i);
         chance[i] = (fmin(most, count * block_m) - fmax(least, (count - 1) * block_m)) / (most - least);
         own->count += count * chance[i];

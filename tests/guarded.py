@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
+import map_segments
 import numpy as np
-import reference
 from memory import Buffer, poison
 
 from flexgemm import _C
@@ -140,7 +140,7 @@ def ordered_map(backend, nmap, order, **layout):
 def segment_map(backend, nmap, order, kernel_size, tiles, in_rows, **layout):
     call = Call(backend, **layout)
     volume, columns = nmap.shape
-    shape = -(-columns // (64 * tiles)), reference.segment_words(tiles, volume)
+    shape = -(-columns // (64 * tiles)), map_segments.segment_words(tiles, volume)
     return call.run(
         "segment_map",
         call.give(nmap),

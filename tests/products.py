@@ -6,7 +6,8 @@ import guarded
 import numpy as np
 import reference
 import scenes
-from reference import assert_gemm_rows, assert_rounded_once, assert_rows
+import verdicts
+from verdicts import assert_gemm_rows, assert_rounded_once, assert_rows
 
 from flexgemm import _C
 
@@ -14,6 +15,9 @@ from flexgemm import _C
 PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS, FEW_OR_MANY, DENSE, ADDED, ROWS, ASKEW = (1 << bit for bit in range(11))
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+FP8_PAIRS = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)]
+PLAIN = [("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "ieee"), ("float32", "tf32")]
+OUT_DTYPES = ["float32", "float16", "bfloat16"]
 EXPECTED_M = 160  # of masked groups
 KEPT = 7  # what the output holds where nothing is to be written
 
@@ -88,20 +92,20 @@ def operands(m, n, k, dtype_a, dtype_b, groups=None, seed=0):
 
 def judge(backend, out, ref, dtype_a, out_dtype, precision="ieee", cut=0.0):
     """FP8 by the diff of each row, and 16-bit outputs of it by each element; `cut` is for short sums
-    (reference.float8_cut). Otherwise by its norm: the rounding of the output, or the sums of 16-bit products that
+    (verdicts.float8_cut). Otherwise by its norm: the rounding of the output, or the sums of 16-bit products that
     tensor cores truncate where they add them (2^-24 a step), or float32's own bound."""
     if dtype_a.startswith("float8"):
-        own = reference.float8_cut(backend.name)
+        own = verdicts.float8_cut(backend.name)
         assert_gemm_rows(out, ref, out_dtype, cut=cut, truncated=own > 0)
-        if out_dtype in reference.HALF_ULP:
+        if out_dtype in verdicts.HALF_ULP:
             assert_rounded_once(out, ref, cut=max(cut, own))
     elif dtype_a == "float32":
-        own = reference.ROW_TOLERANCE["tf32" if precision == "tf32" else "float32"]
-        assert_rows(out, ref, max(own, 0 if out_dtype == "float32" else reference.ROW_TOLERANCE[out_dtype]))
+        own = verdicts.ROW_TOLERANCE["tf32" if precision == "tf32" else "float32"]
+        assert_rows(out, ref, max(own, 0 if out_dtype == "float32" else verdicts.ROW_TOLERANCE[out_dtype]))
     elif out_dtype == "float32":
         assert_rows(out, ref, 1e-4)
     else:
-        assert_rows(out, ref, reference.ROW_TOLERANCE[out_dtype])
+        assert_rows(out, ref, verdicts.ROW_TOLERANCE[out_dtype])
         assert_rounded_once(out, ref)
 
 
@@ -109,7 +113,7 @@ def judge_float8(out, ref, out_dtype, cut=0.0):
     """Each element of an FP8 output is the exact quotient rounded once, or a neighbour of it where the sum was on the
     edge."""
     limit = reference.FP8_MAX[out_dtype]
-    slack = max(1e-4, reference.ELEMENT_CUTS * cut) * np.sqrt((ref**2).mean(axis=1, keepdims=True))
+    slack = max(1e-4, verdicts.ELEMENT_CUTS * cut) * np.sqrt((ref**2).mean(axis=1, keepdims=True))
     low, high = (
         reference.f64(np.clip(ref + side, -limit, limit).astype(reference.dtype_of(out_dtype)))
         for side in (-slack, slack)
@@ -125,7 +129,7 @@ def width(n, activation):
 def cut_of(backend, dtypes, activation):
     """SwiGLU is a product of two sums, and their losses add up."""
     sums = 2 if activation == "swiglu" else 1
-    return sums * reference.float8_cut(backend.name) if dtypes[0].startswith("float8") else 0.0
+    return sums * verdicts.float8_cut(backend.name) if dtypes[0].startswith("float8") else 0.0
 
 
 def scale_of(rng, kind, rows, lead=()):
@@ -178,8 +182,8 @@ def judge_output(backend, out, ref, dtype, out_dtype, scale_out, activation, cut
     if scale_out is not None:
         judge_float8(out, ref / reference.f64(scale_out), out_dtype, cut)
     elif activation:
-        own = 1e-4 if out_dtype == "float32" else reference.ROW_TOLERANCE[out_dtype]
-        reference.assert_rows(out, ref, max(own, reference.ROW_CUTS * cut))
+        own = 1e-4 if out_dtype == "float32" else verdicts.ROW_TOLERANCE[out_dtype]
+        verdicts.assert_rows(out, ref, max(own, verdicts.ROW_CUTS * cut))
     else:
         judge(backend, out, ref, dtype, out_dtype, cut=cut)
 

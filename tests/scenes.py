@@ -24,6 +24,15 @@ def voxels(n, device="cpu"):
     return torch.from_numpy(coords).to(device), shape
 
 
+def leaves(n, device="cpu", ci=5, co=5, kernel_size=(3, 3, 3)):
+    """Features, weight and bias of a convolution that autograd records."""
+    import torch
+
+    torch.manual_seed(0)
+    shapes = (n, ci), (co, *kernel_size, ci), (co,)
+    return [torch.randn(shape, device=device).requires_grad_() for shape in shapes]
+
+
 def shell(resolution, *, seed=0):
     """The hollow sphere of the benchmarks: a surface, as real scenes are."""
     axis = np.arange(resolution) - resolution / 2 + 0.5

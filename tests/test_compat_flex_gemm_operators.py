@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import reference
+import verdicts
 
 torch = pytest.importorskip("torch", reason="torch not installed")
-from test_compat_flex_gemm import TF32, Scene, empty_table, numpy, signed  # noqa: E402
+from compat_scenes import TF32, Scene, empty_table, numpy, signed  # noqa: E402
 
 from flexgemm.compat.flex_gemm import operators  # noqa: E402, F401  registers them
 from flexgemm.compat.flex_gemm.kernels import cuda as kernels  # noqa: E402
@@ -128,7 +129,7 @@ def test_weighted_sums_and_their_gradient(device):
     feats, indices, weights = given["indice_weighed_sum_fwd"]
     rows = signed(indices).T
     expected = reference.gather_sum(numpy(feats), rows, numpy(weights))
-    reference.assert_rows(numpy(ops.indice_weighed_sum_fwd(feats, indices, weights)), expected, 1e-5)
+    verdicts.assert_rows(numpy(ops.indice_weighed_sum_fwd(feats, indices, weights)), expected, 1e-5)
     grad_out = given["indice_weighed_sum_bwd_input"][0]
     expected = np.zeros((200, 5))
     for q, corner in zip(*np.nonzero(rows >= 0), strict=True):
@@ -147,7 +148,7 @@ def test_convolution(device, kernel_size, bias, splitk):
     split = () if splitk is None else (splitk,)
     kind = "sparse_conv_masked" if splitk is None else "sparse_conv_masked_splitk"
     out = getattr(ops, f"{kind}_fwd")(*forward, *split)
-    reference.assert_rows(numpy(out), s.expected(bias), TF32)
+    verdicts.assert_rows(numpy(out), s.expected(bias), TF32)
     grad_out = torch.randn_like(out)
     gradients = getattr(ops, f"{kind}_bwd")(grad_out, *forward, *pairs, *split)
     assert gradients[1].shape == forward[1].shape
@@ -191,7 +192,7 @@ def test_a_function_of_a_program_compiles_whole(device):
         backend="aot_eager",
     )
     out = compiled(s.feats, s.weight, s.bias)
-    reference.assert_rows(numpy(out) / 2, s.expected(), TF32)
+    verdicts.assert_rows(numpy(out) / 2, s.expected(), TF32)
     out.sum().backward()
     s.check_gradients(torch.full_like(out, 2))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import calls
 import numpy as np
 import pytest
-from reference import ROW_CUTS, assert_gemm_rows, assert_rows, float8_cut
+from verdicts import ROW_CUTS, assert_gemm_rows, assert_rows, float8_cut
 
 torch = pytest.importorskip("torch", reason="torch not installed")
 from flexgemm.compat import deep_gemm_per_tensor as dg  # noqa: E402

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import reference
 import scenes
+import verdicts
 from memory import Host
-from reference import assert_conv_rows, assert_rows, assert_same_bits
+from verdicts import assert_conv_rows, assert_rows, assert_same_bits
 
 import flexgemm
 
@@ -74,7 +75,7 @@ class Problem:
         case = self.case
         self.dtype = "float32" if self.mode == "tf32" else self.mode
         self.precision = "tf32" if self.mode == "tf32" else "ieee"
-        self.tolerance = reference.ROW_TOLERANCE[self.mode]
+        self.tolerance = verdicts.ROW_TOLERANCE[self.mode]
         self.coords, self.shape, self.map, self.transposed_map = maps(case)
         self.mirrored = all(k % 2 for k in case.kernel_size)
         rng = np.random.default_rng([case.n, case.ci, case.co])

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import reference
 import scenes
+import verdicts
 from calls import call, zeros
 from memory import Host
 from products import E4M3, E5M2, scale_of
-from reference import ELEMENT_CUTS, assert_gemm_rows, assert_rounded_once, assert_same_bits, f64, float8_cut
+from reference import f64
+from verdicts import ELEMENT_CUTS, assert_gemm_rows, assert_rounded_once, assert_same_bits, float8_cut
 
 import flexgemm
 
@@ -57,7 +59,7 @@ class Problem:
         expected, cut = self.expected(**parts), float8_cut(backend.name)
         assert out.dtype == reference.dtype_of(self.out_dtype)
         assert_gemm_rows(out, expected, self.out_dtype, cut=cut)
-        if self.out_dtype in reference.HALF_ULP:
+        if self.out_dtype in verdicts.HALF_ULP:
             assert_rounded_once(out, expected, cut=cut)
 
 
@@ -273,7 +275,7 @@ def test_quantize_and_convolve(backend, granularity, out_dtype):
     p.feats, p.weight, p.scale_feats, p.scale_weight = map(backend.numpy, (q, w, scale_feats, scale_weight))
     p.bias = bias
     p.check(backend, out)
-    assert reference.gemm_diff(out, reference.conv_forward(feats, weight, bias, p.map)).max() < 2e-3
+    assert verdicts.gemm_diff(out, reference.conv_forward(feats, weight, bias, p.map)).max() < 2e-3
 
 
 def test_bfloat16_is_the_default_and_out_may_be_given(backend):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
-from reference import assert_rows
+from verdicts import assert_rows
 
 N = 300
 HUGE = np.finfo(np.float32).max

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import reference
 import scenes
-from reference import assert_conv_rows, assert_rows
 from test_conv import Case, Problem
+from verdicts import assert_conv_rows, assert_rows
 
 import flexgemm
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import guarded
+import map_segments
 import numpy as np
 import pytest
 import reference
 import scenes
-from reference import assert_conv_rows, assert_rows, assert_same_bits
+import verdicts
+from verdicts import assert_conv_rows, assert_rows, assert_same_bits
 
 import flexgemm
 from flexgemm import _C, _segments
@@ -27,12 +29,12 @@ class Problem:
         self.map = reference.neighbor_map(coords, shape, kernel_size)
         # In no order that means anything: which rows share a segment is a matter of speed.
         order = rng.permutation(n).astype(np.int32)
-        self.segments = reference.segment_records(self.map, order, tiles)
+        self.segments = map_segments.segment_records(self.map, order, tiles)
         one_sign = min(ci, co) < 32
         draw = (n, ci), (co, *kernel_size, ci), (co,), (n, co), (n, co)
         arrays = (scenes.values(rng, s, dtype, one_sign=one_sign) for s in draw)
         self.feats, self.weight, self.bias, self.grad_out, self.residual = arrays
-        self.dtype, self.tolerance = dtype, reference.ROW_TOLERANCE[dtype]
+        self.dtype, self.tolerance = dtype, verdicts.ROW_TOLERANCE[dtype]
 
     def check_forward(self, backend, segments=None, **how):
         """Returns the result."""
@@ -120,7 +122,7 @@ def test_tiles_that_have_neighbours_at_one_offset_each(backend, ci, co, offsets)
     offset = np.array(offsets)[np.where(tile == 0, 0, np.where(tile == 7, 2, 1))]
     p.map = np.where(np.arange(27)[:, None] == offset, np.random.default_rng(2).integers(0, 1100, 1100), -1)
     p.map = p.map.astype(np.int32)
-    records = reference.segment_records(p.map, np.arange(1100, dtype=np.int32), 4)
+    records = map_segments.segment_records(p.map, np.arange(1100, dtype=np.int32), 4)
     p.check_forward(backend, records)
     p.check_wgrad(backend, records)
 
@@ -161,7 +163,7 @@ def test_the_same_bits_every_time_and_in_any_segments(cuda):
     first = p.check(cuda)
     order = np.random.default_rng(5).permutation(700).astype(np.int32)
     for tiles in 2, 4:
-        again = p.check(cuda, segments=reference.segment_records(p.map, order, tiles))
+        again = p.check(cuda, segments=map_segments.segment_records(p.map, order, tiles))
         for a, b in zip(first, again, strict=True):
             assert_same_bits(a, b)
 
@@ -179,7 +181,7 @@ def test_the_weight_gradient_of_groups_of_channels(backend):
 def test_the_weight_gradient_of_fewer_outputs_than_inputs(backend):
     p = Problem(64, 64)
     some = p.map[:, ::3]
-    segments = reference.segment_records(some, np.arange(some.shape[1], dtype=np.int32), 2)
+    segments = map_segments.segment_records(some, np.arange(some.shape[1], dtype=np.int32), 2)
     grad_out = np.ascontiguousarray(p.grad_out[::3])
     grad_weight, _ = guarded.conv_wgrad(backend, grad_out, p.feats, some.copy(), segments=segments, **BY_SEGMENTS)
     expected, _ = reference.conv_wgrad(grad_out, p.feats, some)

@@ -11,7 +11,7 @@ import reference
 import sanitize_cases
 import scenes
 from exporters import Forwarding
-from reference import assert_rows
+from verdicts import assert_rows
 
 import flexgemm
 from flexgemm import _C

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
+import verdicts
 
 import flexgemm
 
@@ -127,7 +128,7 @@ def test_the_experts_product_is_as_exact_as_its_inputs(backend):
     result = experts.mixture_of_experts(np.random.default_rng(0), backend.device)
     assert sum(result.group_sizes) == experts.TOKENS
     assert len(set(result.group_sizes)) > 1  # ragged
-    assert result.error_dequantised < max(1e-4, 2 * reference.float8_cut(backend.name))
+    assert result.error_dequantised < max(1e-4, 2 * verdicts.float8_cut(backend.name))
     assert 0.01 < result.error_unquantised < 0.06  # e4m3 keeps 3 fraction bits
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from calls import LEGAL, OPERATIONS, call
 from memory import Cuda
-from reference import assert_rows, f64
+from reference import f64
+from verdicts import assert_rows
 
 import flexgemm
 from flexgemm import _C

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import scenes
 from calls import run_python
-from reference import assert_rows, f64
+from reference import f64
+from verdicts import assert_rows
 
 import flexgemm
 from flexgemm import _C

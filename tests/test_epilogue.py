@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import reference
 import scenes
+import verdicts
 from calls import call, zeros
 from memory import Host
-from reference import assert_rounded_once, assert_rows, assert_same_bits
+from verdicts import assert_rounded_once, assert_rows, assert_same_bits
 
 import flexgemm
 
@@ -25,7 +26,7 @@ class Problem:
 
     def __init__(self, mode, n=300, ci=33, co=65):
         self.dtype, self.precision = ("float32", "tf32") if mode == "tf32" else (mode, "ieee")
-        self.tolerance = reference.ROW_TOLERANCE[mode]
+        self.tolerance = verdicts.ROW_TOLERANCE[mode]
         self.coords, self.shape = scenes.scene(n)
         self.map = reference.neighbor_map(self.coords, self.shape)
         rng = np.random.default_rng([n, ci, co])
@@ -49,7 +50,7 @@ class Problem:
             activation,
         )
         assert_rows(out, expected, self.tolerance)
-        if self.dtype in reference.HALF_ULP:
+        if self.dtype in verdicts.HALF_ULP:
             assert_rounded_once(out, expected)
 
 
@@ -139,7 +140,7 @@ def test_the_whole_curve(backend, dtype, activation):
     with np.errstate(over="ignore"):
         expected = reference.activate(reference.f64(x), activation)
     smallest = 2.0**-24 if dtype == "float16" else 1e-38
-    limit = (2e-5 + reference.HALF_ULP.get(dtype, 0)) * np.abs(expected) + smallest
+    limit = (2e-5 + verdicts.HALF_ULP.get(dtype, 0)) * np.abs(expected) + smallest
     assert (np.abs(reference.f64(activation_of(backend, x, activation)) - expected) <= limit).all()
 
     beyond = activation_of(backend, np.array([[np.inf], [np.nan], [-np.inf]], x.dtype), activation)

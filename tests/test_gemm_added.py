@@ -7,6 +7,7 @@ import guarded
 import numpy as np
 import pytest
 import reference
+import verdicts
 from products import (
     ADDED,
     ASKEW,
@@ -65,7 +66,7 @@ def test_sums_that_are_promoted_seldom(backend, promote_every):
     before = rng.standard_normal((m, n)).astype(np.float32)
     with guarded.multiprocessors(2):
         out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before, promote_every=promote_every)
-    reference.assert_rows(out - before, reference.gemm(a, b), 1e-3)
+    verdicts.assert_rows(out - before, reference.gemm(a, b), 1e-3)
 
 
 @pytest.mark.parametrize("pad", [0, 4])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
+import verdicts
 from products import (
     BLOCKS,
     DENSE,
@@ -27,7 +28,8 @@ from products import (
     tile_of,
     width,
 )
-from reference import ROW_CUTS, assert_gemm_rows, dtype_of, f64, float8_cut
+from reference import dtype_of, f64
+from verdicts import ROW_CUTS, assert_gemm_rows, float8_cut
 
 import flexgemm
 
@@ -220,7 +222,7 @@ def test_activations(backend, m, n, k, sms, activation, dtypes):
             out = guarded.gemm(backend, a, b, out_dtype, shape=(m, width(n, activation)), alpha=alpha, bias=bias,
                                activation=activation)  # fmt: skip
         if out_dtype == "float32":
-            reference.assert_rows(out, ref, max(1e-4, ROW_CUTS * cut))
+            verdicts.assert_rows(out, ref, max(1e-4, ROW_CUTS * cut))
         else:
             judge(backend, out, ref, dtypes[0], out_dtype, cut=cut)
 
@@ -261,7 +263,7 @@ def test_swiglu_of_groups(backend, dtypes):
     ])  # fmt: skip
     out = flexgemm.m_grouped_gemm_nt(*map(backend.array, (x, weight, offsets)), alpha=0.1, activation="swiglu",
                                      out_dtype="float32")  # fmt: skip
-    reference.assert_rows(backend.numpy(out), ref, max(1e-4, ROW_CUTS * cut_of(backend, dtypes, "swiglu")))
+    verdicts.assert_rows(backend.numpy(out), ref, max(1e-4, ROW_CUTS * cut_of(backend, dtypes, "swiglu")))
 
 
 def test_interleaving():
@@ -325,7 +327,7 @@ def test_promotion_reaches_all_of_k(backend, m, n, k, promote_every):
     """Coarse sums may lose digits but no product: the bound is what 13 bits lose at this depth."""
     _, a, b = operands(m, n, k, *FP8)
     out = guarded.gemm(backend, a, b, "float32", promote_every=promote_every)
-    assert reference.gemm_diff(out, reference.gemm(a, b)).max() <= (3e-8 if promote_every == 128 else 1e-5)
+    assert verdicts.gemm_diff(out, reference.gemm(a, b)).max() <= (3e-8 if promote_every == 128 else 1e-5)
 
 
 @pytest.mark.parametrize("promote_every", [128, 256, 512, None])
@@ -352,9 +354,7 @@ def test_coarse_promotion_shows_on_hopper(cuda, k):
         pytest.skip("needs the wgmma kernels of compute capability 9.0")
     _, a, b = operands(256, 256, k, *FP8)
     ref = reference.gemm(a, b)
-    diff = {
-        p: reference.gemm_diff(guarded.gemm(cuda, a, b, "float32", promote_every=p), ref).mean() for p in PROMOTIONS
-    }
+    diff = {p: verdicts.gemm_diff(guarded.gemm(cuda, a, b, "float32", promote_every=p), ref).mean() for p in PROMOTIONS}
     assert diff[128] < 3e-8 < diff[512] < diff[None]
     a, b = np.abs(a), np.abs(b)
     ref = reference.gemm(a, b)

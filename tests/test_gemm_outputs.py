@@ -6,6 +6,7 @@ import guarded
 import numpy as np
 import pytest
 import reference
+import verdicts
 from products import ADDED, DENSE, E4M3, E5M2, check_output, cut_of, elements, epilogue_of, large_tile, operands, width
 
 FP8, BF16 = (E4M3, E4M3), ("bfloat16", "bfloat16")
@@ -78,6 +79,6 @@ def test_outputs_that_are_added_to(backend, dtypes, sms, shape, scales, bias, ac
     before = rng.standard_normal((m, width(n + n_more, activation))).astype(np.float32)
     with guarded.multiprocessors(sms):
         out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=before, shape=before.shape, **how)
-    reference.assert_rows(
-        out - before, reference.gemm(a, b, **how), max(1e-4, reference.ROW_CUTS * cut_of(backend, dtypes, activation))
+    verdicts.assert_rows(
+        out - before, reference.gemm(a, b, **how), max(1e-4, verdicts.ROW_CUTS * cut_of(backend, dtypes, activation))
     )

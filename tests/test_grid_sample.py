@@ -12,7 +12,7 @@ import reference
 import scenes
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import ROW_TOLERANCE, assert_rows, assert_same_bits
+from verdicts import ROW_TOLERANCE, assert_rows, assert_same_bits
 
 import flexgemm
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import reference
 import scenes
+import verdicts
 from memory import Host
-from reference import assert_rounded_once, assert_rows, assert_same_bits
+from verdicts import assert_rounded_once, assert_rows, assert_same_bits
 
 import flexgemm
 
@@ -50,7 +51,7 @@ class Problem:
         self.mode, self.groups, self.kernel_size, self.stride = mode, groups, kernel_size, stride
         self.dtype = "float32" if mode == "tf32" else mode
         self.how = {"precision": "tf32" if mode == "tf32" else "ieee", "groups": groups}
-        self.tolerance = reference.ROW_TOLERANCE[mode]
+        self.tolerance = verdicts.ROW_TOLERANCE[mode]
         self.coords, self.shape = scenes.scene(n)
         if stride == 1:
             self.map, m = reference.neighbor_map(self.coords, self.shape, kernel_size), n
@@ -74,7 +75,7 @@ class Problem:
 
     def judge(self, got, expected, what):
         assert_rows(got, expected, self.tolerance, what)
-        if self.mode in reference.HALF_ULP:
+        if self.mode in verdicts.HALF_ULP:
             assert_rounded_once(got, expected, what)
 
     def check(self, out, grad_feats, grad_weight, grad_bias):

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import reference
 import scenes
+import verdicts
 from products import E4M3, E5M2
-from reference import assert_gemm_rows, assert_rows, assert_same_bits, dtype_of, f64
+from reference import dtype_of, f64
+from verdicts import assert_gemm_rows, assert_rows, assert_same_bits
 
 import flexgemm
 
@@ -154,7 +156,7 @@ class Problem:
 def test_convolution(library, dtype, kernel_size):
     library.require(dtype)
     p = Problem(dtype, kernel_size)
-    tolerance = reference.ROW_TOLERANCE[dtype]
+    tolerance = verdicts.ROW_TOLERANCE[dtype]
     nmap = flexgemm.neighbor_map(library.put(p.coords), p.shape, kernel_size, check=True, **library.compute())
     assert library.owns(nmap.map)
     assert library.owns(nmap.transposed_map)
@@ -235,7 +237,7 @@ def test_grouped_product(library, dtype, offset_dtype):
     ends = np.array([7, 7, 60, 90], offset_dtype)
     out = flexgemm.m_grouped_gemm_nt(*map(library.put, (a, b, ends)), **library.compute())
     assert library.owns(out)
-    assert_rows(library.get(out), reference.grouped_gemm(a, b, ends)[0], reference.ROW_TOLERANCE[dtype])
+    assert_rows(library.get(out), reference.grouped_gemm(a, b, ends)[0], verdicts.ROW_TOLERANCE[dtype])
 
 
 def test_results_outlive_everything(library):

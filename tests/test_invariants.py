@@ -6,9 +6,11 @@ import guarded
 import numpy as np
 import reference
 import scenes
+import verdicts
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from reference import assert_gemm_rows, assert_rows, assert_same_bits, f64
+from reference import f64
+from verdicts import assert_gemm_rows, assert_rows, assert_same_bits
 
 import flexgemm
 
@@ -83,7 +85,7 @@ def test_every_pass_meets_the_oracle(backend, scene, kernel_size, dilation, ci, 
     nmap, transposed = (
         reference.neighbor_map(coords, shape, kernel_size, dilation, transposed=t) for t in (False, True)
     )
-    tolerance = reference.ROW_TOLERANCE[dtype]
+    tolerance = verdicts.ROW_TOLERANCE[dtype]
     out = guarded.conv_forward(backend, feats, weight, bias, nmap)
     assert_rows(out, reference.conv_forward(feats, weight, bias, nmap), tolerance)
     grad_feats = guarded.conv_dgrad(backend, grad_out, weight, transposed)
@@ -107,7 +109,7 @@ def test_permuting_the_rows_permutes_the_output(backend, scene, kernel_size, ci,
     order = np.random.default_rng(seed).permutation(len(coords))
     out = convolve(backend, coords, shape, feats, weight, bias)
     permuted = convolve(backend, coords[order], shape, feats[order], weight, bias)
-    assert_rows(permuted, f64(out[order]), reference.ROW_TOLERANCE[dtype])
+    assert_rows(permuted, f64(out[order]), verdicts.ROW_TOLERANCE[dtype])
 
 
 @given(voxels(), kernels, channels, channels, modes, seeds)
@@ -119,7 +121,7 @@ def test_splitting_the_batch_changes_nothing(backend, scene, kernel_size, ci, co
         mine = coords[:, 0] == sample
         first = coords[mine] * np.array([0, 1, 1, 1], np.int32)
         alone = convolve(backend, first, (1, *shape[1:]), feats[mine], weight, bias)
-        assert_rows(alone, f64(out[mine]), reference.ROW_TOLERANCE[dtype])
+        assert_rows(alone, f64(out[mine]), verdicts.ROW_TOLERANCE[dtype])
 
 
 @given(voxels(), kernels, channels, channels, seeds)
@@ -148,12 +150,12 @@ def test_gradients_are_the_adjoint(backend, scene, kernel_size, dilation, ci, co
 
     grad_feats, grad_weight, grad_bias = map(backend.numpy, gradients)
     terms = abs(f64(out) * f64(grad_out)).sum() + 1
-    tolerance = reference.ROW_TOLERANCE[dtype] * terms
+    tolerance = verdicts.ROW_TOLERANCE[dtype] * terms
     assert abs(inner(out, grad_out) - inner(feats, grad_feats)) <= tolerance
     assert abs(inner(out, grad_out) - inner(weight, grad_weight)) <= tolerance
     terms += abs(f64(with_bias) * f64(grad_out)).sum()
     difference = inner(with_bias, grad_out) - inner(out, grad_out)
-    assert abs(difference - inner(bias, grad_bias)) <= reference.ROW_TOLERANCE[dtype] * terms
+    assert abs(difference - inner(bias, grad_bias)) <= verdicts.ROW_TOLERANCE[dtype] * terms
 
 
 @given(voxels(min_size=1), kernels, channels, channels, modes, seeds)

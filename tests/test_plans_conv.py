@@ -120,6 +120,17 @@ def test_hopper_tiles_are_as_wide_as_the_channels_fill():
     assert tile(32) == tile(8) == (128, 32)
 
 
+def test_transposed_weights_of_16_bits_have_no_tile_of_32_columns():
+    def width(co, dtype, gradient):
+        how = {"rows": 1_000_000, "ci": 256, "co": co, "v": 27, "dtype": dtype, "num_sms": SMS, "precision": "tf32"}
+        return plan_conv_hopper(**how, gradient=gradient)["block_n"]
+
+    for dtype in ("float16", "bfloat16"):
+        assert [width(co, dtype, False) for co in (8, 32, 64)] == [32, 32, 64]
+        assert [width(co, dtype, True) for co in (8, 32, 64, 96, 256)] == [64, 64, 64, 128, 256]
+    assert width(8, "float32", True) == width(8, "float32", False) == 64
+
+
 def test_warps_gather_their_own_rows_of_few_channels():
     def width(ci, co, rows=65_931, v=27, dtype="float16", **how):
         sizes = {"rows": rows, "ci": ci, "co": co, "v": v, "dtype": dtype, "num_sms": SMS, "precision": "tf32"}

@@ -78,6 +78,29 @@ def test_tables_of_voxels_are_printed_too(cuda):
     ]
 
 
+CONVOLUTIONS = """
+import numpy as np
+import flexgemm
+coords = np.array([[0, 0, y, 0] for y in range(5)], np.int32)
+nmap = flexgemm.neighbor_map(coords, (1, 1, 5, 1), (1, 3, 1), device="cuda")
+for c_in, c_out in ((128, 24), (24, 128)):
+    x, grad_out = np.ones((5, c_in), np.float16), np.ones((5, c_out), np.float16)
+    weight = np.ones((c_out, 1, 3, 1, c_in), np.float16)
+    how = {"neighbor_map": nmap, "needs_grad": (True, False, False)}
+    flexgemm.submanifold_conv3d(x, weight, neighbor_map=nmap)
+    flexgemm.submanifold_conv3d_backward(grad_out, x, weight, **how)
+"""
+
+
+def test_input_gradients_print_the_tile_that_runs(cuda):
+    """Of 24 columns the forward pass has one of 32, the gradient, whose weight is transposed, of 64."""
+    lines = [line for line in printed_on_gpu(CONVOLUTIONS) if "family=sm90" in line]
+    if not lines:
+        pytest.skip("only Hopper's forward pass has tiles of its own")
+    tiles = {line.split()[1]: re.search(r" tile=(\S+)", line)[1] for line in lines if "co=24" in line}
+    assert tiles == {"conv_forward": "128x32x64", "conv_dgrad": "128x64x64"}
+
+
 GRADIENTS = """
 import ml_dtypes
 import numpy as np

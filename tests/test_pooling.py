@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import reference
 import scenes
+import verdicts
 from hypothesis import given
 from hypothesis import strategies as st
 from memory import Host
-from reference import assert_rounded_once, assert_rows, assert_same_bits, f64
+from reference import f64
+from verdicts import assert_rounded_once, assert_rows, assert_same_bits
 
 import flexgemm
 
@@ -43,8 +45,8 @@ def transpose(nmap, rows):
 
 def judge(out, expected, dtype, what="out"):
     assert out.dtype.name == dtype
-    assert_rows(out, expected, reference.ROW_TOLERANCE[dtype], what)
-    if dtype in reference.HALF_ULP:
+    assert_rows(out, expected, verdicts.ROW_TOLERANCE[dtype], what)
+    if dtype in verdicts.HALF_ULP:
         assert_rounded_once(out, expected, what)
 
 
@@ -253,7 +255,7 @@ def test_global_pooling(backend, n, samples, channels, mode, dtype):
     expected, chosen, count = reference.pool(feats, nmap, mode)
     x, c = backend.array(feats), backend.array(coords)
     out = backend.numpy(flexgemm.global_pool(x, c, samples, mode))
-    assert_rows(out, expected, max(reference.ROW_TOLERANCE[dtype], 1e-5))
+    assert_rows(out, expected, max(verdicts.ROW_TOLERANCE[dtype], 1e-5))
     got = backend.numpy(flexgemm.global_pool_backward(backend.array(grad_out), x, c, mode))
     judge(got, reference.pool_backward(grad_out, nmap, n, mode, chosen, count), dtype, "grad_feats")
 

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import reference
 import scenes
-from reference import assert_same_bits, dtype_of, f64
+import verdicts
+from reference import dtype_of, f64
+from verdicts import assert_same_bits
 
 import flexgemm
 
@@ -109,7 +111,7 @@ def test_swiglu_feeds_a_product(backend):
     weight, weight_scale = flexgemm.quantize(backend.array(w), granularity="128x128")
     out = flexgemm.gemm_nt(q, weight, scale_a=scale, scale_b=weight_scale, out_dtype="float32")
     exact = reference.activated(f64(x), "swiglu") @ f64(w).T
-    assert reference.gemm_diff(backend.numpy(out), exact).max() < 3e-3
+    assert verdicts.gemm_diff(backend.numpy(out), exact).max() < 3e-3
 
 
 @to_fp8

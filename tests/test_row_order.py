@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import reference
 import scenes
+import verdicts
 from memory import hopper
-from reference import assert_conv_rows, assert_rows, assert_same_bits
+from verdicts import assert_conv_rows, assert_rows, assert_same_bits
 
 import flexgemm
 from flexgemm import _C
@@ -234,7 +235,7 @@ def test_orders_change_where_rows_are_computed_and_not_what(backend, mode, n, ci
 
     for compute in (forward, dgrad):
         plain, ordered = compute(None), compute(order)
-        assert_rows(ordered, plain.astype(np.float64), 2 * reference.ROW_TOLERANCE[mode])
+        assert_rows(ordered, plain.astype(np.float64), 2 * verdicts.ROW_TOLERANCE[mode])
         assert ordered.tobytes() == compute(order).tobytes()
     if n <= 700:
         assert_conv_rows(forward(order), reference.conv_forward(feats, weight, bias, nmap), mode)
@@ -313,7 +314,7 @@ class Ordered:
         self.gradient_map = self.map if self.mirrored else transposed
         draw = (n, ci), (co, *kernel_size, ci), (co,), (n, co)
         self.feats, self.weight, self.bias, self.grad_out = (scenes.values(self.rng, s, self.dtype) for s in draw)
-        self.tolerance = reference.ROW_TOLERANCE[mode]
+        self.tolerance = verdicts.ROW_TOLERANCE[mode]
 
     def order(self, groups):
         return np.stack([self.rng.permutation(self.n) for _ in range(sum(groups))]).astype(np.int32)

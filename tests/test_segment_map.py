@@ -6,12 +6,14 @@ import copy
 import pickle
 
 import guarded
+import map_segments
 import numpy as np
 import pytest
 import reference
 import scenes
+from map_segments import assert_segments
 from memory import hopper
-from reference import assert_conv_rows, assert_segments
+from verdicts import assert_conv_rows
 
 import flexgemm
 from flexgemm import _C
@@ -91,7 +93,7 @@ def test_rows_with_the_same_neighbours_keep_their_order(backend):
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_a_segment_has_as_many_places_as_it_says(backend, tiles, more):
     """Exactly full, with one to spare and with one too many."""
-    rows, distinct = 64 * tiles, reference.segment_places(tiles) - 1 + more
+    rows, distinct = 64 * tiles, map_segments.segment_places(tiles) - 1 + more
     flat = np.arange(27 * rows)
     nmap = np.where(flat < distinct, 7 * flat, np.where(flat % 3, 7 * (flat % distinct), -1))
     nmap = np.random.default_rng(0).permutation(nmap).reshape(27, rows).astype(np.int32)

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from reference import assert_gemm_rows, group_bounds
+from reference import group_bounds
+from verdicts import assert_gemm_rows
 
 torch = pytest.importorskip("torch", reason="torch not installed")
 if not hasattr(torch.library, "get_kernel"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
+import verdicts
 
 import flexgemm
 
@@ -49,7 +50,7 @@ class Problem:
 def assert_near(got, expected, tolerance, what):
     """Per row, as everywhere; a weight by output channel, a bias as one row."""
     rows = [np.atleast_2d(x.detach().double().cpu().numpy()) for x in (got, expected)]
-    reference.assert_rows(*(x.reshape(len(x), -1) for x in rows), tolerance, what)
+    verdicts.assert_rows(*(x.reshape(len(x), -1) for x in rows), tolerance, what)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))

@@ -8,12 +8,12 @@ import pickle
 
 import pytest
 import scenes
-from scenes import voxels
+from scenes import leaves, voxels
 
 import flexgemm
 
 torch = pytest.importorskip("torch", reason="torch not installed")
-from test_torch_compile import conv, kernels, leaves  # noqa: E402
+from test_torch_compile import conv, kernels  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import reference
+import verdicts
 
 import flexgemm
 
@@ -34,7 +35,7 @@ def test_gradients_of_grouped_products(device, dtype, ends):
         (exact[0][rows] @ exact[1][group].t() + exact[2][group]).backward(grad_out[rows].double())
     tolerance = 1e-5 if dtype is torch.float32 else 1e-2
     for leaf, e in zip((a, b, bias), exact, strict=True):
-        reference.assert_rows(leaf.grad.double().cpu().flatten(0, -2), e.grad.cpu().flatten(0, -2).numpy(), tolerance)
+        verdicts.assert_rows(leaf.grad.double().cpu().flatten(0, -2), e.grad.cpu().flatten(0, -2).numpy(), tolerance)
     assert not a.grad[bounds[-1][1] :].any(), "rows of no group"
 
 
@@ -82,7 +83,7 @@ def test_gradients_of_padded_groups(device, way, row_major, dtype, layout):
         product.backward(grad_out.flatten(0, -2)[rows].double())
     tolerance = 1e-5 if dtype is torch.float32 else 1e-2
     for leaf, e in zip((a, b, bias), exact, strict=True):
-        reference.assert_rows(leaf.grad.double().cpu().flatten(0, -2), e.grad.cpu().flatten(0, -2).numpy(), tolerance)
+        verdicts.assert_rows(leaf.grad.double().cpu().flatten(0, -2), e.grad.cpu().flatten(0, -2).numpy(), tolerance)
 
 
 def test_the_neutral_product_is_recorded(device):

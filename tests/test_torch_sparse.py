@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
-from reference import assert_rows
+from verdicts import assert_rows
 
 import flexgemm
 

@@ -9,7 +9,7 @@ import reference
 import scenes
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import ROW_TOLERANCE, assert_rows
+from verdicts import ROW_TOLERANCE, assert_rows
 
 import flexgemm
 

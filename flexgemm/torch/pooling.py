@@ -79,15 +79,21 @@ def broadcast_samples(values: torch.Tensor, coords: torch.Tensor, *, stream: Str
 
 
 def _gradient(grad_out: Any, map: Any, noted: Any, mode: str) -> Any:
-    """noted: the row of each maximum, how many rows a mean is of, or, of a sum, nothing."""
-    if traced(grad_out, map):
-        return operators.sparse_pool3d_backward(grad_out, map, noted, mode)
+    """map: from inputs to the outputs that read them, or the NeighborMap that has it. noted: the row of each maximum,
+    how many rows a mean is of, or, of a sum, nothing."""
+    if traced(grad_out, grad_out):
+        return operators.sparse_pool3d_backward(grad_out, _transposed(map), noted, mode)
     return (_record_gradient if records(grad_out) else _gradient_directly)(grad_out, map, noted, mode)
 
 
 def _gradient_directly(grad_out: Any, map: Any, noted: Any, mode: str) -> Any:
+    """Under torch.func this runs beneath the transform, where alone a map that stays can be built."""
     library, by_products = library_of(grad_out, "grad_out"), operators.by_products(noted, mode)
-    return pool.gradient(library, grad_out, grad_out, map, mode, by_products)
+    return pool.gradient(library, grad_out, grad_out, _transposed(map), mode, by_products)
+
+
+def _transposed(map: Any) -> Any:
+    return map.native_gradient()[0] if isinstance(map, NeighborMap) else map
 
 
 def _forward(feats: Any, nmap: NeighborMap, mode: str) -> Any:
@@ -103,7 +109,7 @@ def _save(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
 
 def _backward(ctx: Any, grad_out: Any, _: Any) -> Any:
     (noted,) = ctx.saved_tensors
-    return _gradient(grad_out, ctx.nmap.native_gradient()[0], noted, ctx.mode), None, None
+    return _gradient(grad_out, ctx.nmap, noted, ctx.mode), None, None
 
 
 def _global_forward(feats: Any, coords: Any, batch_size: int, mode: str) -> Any:

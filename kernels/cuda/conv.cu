@@ -46,7 +46,7 @@ struct Problem {
         if (status != FG_OK) return status;
         const fg_conv_question question = {out.shape[0], depth(),   columns(),      map.shape[0],
                                            in.dtype,     precision, *num_sms,       compute_capability,
-                                           algorithm,    orders,    channel_groups, segment_tiles()};
+                                           algorithm,    orders,    channel_groups, segment_tiles(), major == Major::kMN};
         *result = fg_plan_conv(&question);
         return FG_OK;
     }

@@ -126,7 +126,7 @@ fg_status launch(const GatherParams &p, const fg_plan &plan, int num_sms, cudaSt
         using Tile = decltype(tile);
         return launch_gather<conv_gather_sm90_kernel<T, Tile, kKMajor>, T, Tile, kKMajor>(p, num_sms, stream, error);
     };
-    if constexpr (sizeof(T) == 2 && kKMajor) /* transposed weights take the next wider one */
+    if constexpr (sizeof(T) == 2 && kKMajor) /* the narrowest that transposed weights have is 64 columns */
         if (plan.block_n == 32) return launch_tile(GatherTile<128, 32, 4, 2>{});
     if constexpr (sizeof(T) == 2)
         if (plan.block_m == 192) return launch_tile(GatherTile<192, 256, 3, 1>{});

@@ -426,14 +426,12 @@ fg_status bias_gradient(const fg_conv_wgrad_params *p, int slices, cudaStream_t 
 struct Parts {
     const fg_conv_wgrad_params *whole;
     int64_t count;
-    bool groups;
 
-    Parts(const fg_conv_wgrad_params *p, const Work &work) : whole(p), count(1), groups(false) {
+    Parts(const fg_conv_wgrad_params *p, const Work &work) : whole(p), count(1) {
         constexpr int64_t kMostBytes = int64_t{1} << 30, kFewestChannels = 32;
         const int64_t co = p->grad_out.shape[1];
         const bool large = p->grad_weight.present && work.plan.workspace_bytes > kMostBytes;
         if (p->groups > 1 && (work.fused() || (large && !work.narrow))) {
-            groups = true;
             count = p->groups;
         } else if (p->groups == 1 && large && co % 16 == 0 && co >= 2 * kFewestChannels) {
             count = 2; /* which may be halved again */
@@ -442,7 +440,8 @@ struct Parts {
 
     /* Those behind the first one must not begin before it has ended. */
     fg_conv_wgrad_params at(int64_t part) const {
-        fg_conv_wgrad_params p = groups ? fg_conv_wgrad_group(whole, part) : fg_conv_wgrad_part(whole, count, part);
+        fg_conv_wgrad_params p =
+            whole->groups > 1 ? fg_conv_wgrad_group(whole, part) : fg_conv_wgrad_part(whole, count, part);
         p.concurrent = whole->concurrent && part == 0;
         return p;
     }

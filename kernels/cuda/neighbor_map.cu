@@ -155,8 +155,8 @@ struct Neighborhood {
     int32_t size[3], low[3];
     bool flipped;           /* the first element of the kernel looks at the last voxel */
     uchar4 cell[kMaxCells]; /* the place of a cell among them: x, y, z */
-    uchar2 column[FG_MAX_KERNEL *
-                  FG_MAX_KERNEL]; /* x and y of the voxels that a column of offsets looks at, from low on */
+    /* x and y of the voxels that a column of offsets looks at, from low on. */
+    uchar2 column[FG_MAX_KERNEL * FG_MAX_KERNEL];
 
     explicit Neighborhood(const fg_neighbor_map_params *p) : flipped(p->transposed) {
         for (int axis = 0; axis < 3; ++axis) {

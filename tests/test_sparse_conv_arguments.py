@@ -1,0 +1,127 @@
+"""Arguments of sparse convolution that are refused, by their names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scenes
+
+import flexgemm
+from flexgemm import _C
+
+
+@pytest.mark.parametrize(
+    "argument, changes",
+    [
+        ("kernel_size", {"kernel_size": 8}),
+        ("kernel_size", {"kernel_size": (3, 3)}),
+        ("kernel_size", {"kernel_size": 7, "padding": 0, "shape": (1, 8, 8, 6)}),
+        ("kernel_size", {"transposed": True, "padding": 20}),
+        ("stride", {"stride": 0}),
+        ("stride", {"stride": (2, 2)}),
+        ("padding", {"padding": -1}),
+        ("padding", {"padding": (2**31, 0, 0)}),
+        ("dilation", {"dilation": 0}),
+        ("output_padding", {"output_padding": 1}),
+        ("output_padding", {"transposed": True, "output_padding": 2}),
+        ("output_padding", {"transposed": True, "output_padding": -1}),
+        ("shape", {"shape": (1, 8, 8)}),
+        ("order", {"order": "zyx"}),
+        ("order", {"order": "hilbert", "shape": (2, 2**21, 8, 8)}),
+        ("shape", {"order": "hilbert", "shape": (1, 2**22, 8, 8)}),
+        ("shape", {"shape": (2**31, 2**31, 2**31, 8)}),
+        ("coords", {"coords": np.zeros((5, 3), np.int32)}),
+        ("out_coords", {"out_coords": np.zeros((5, 3), np.int32)}),
+    ],
+)
+def test_impossible_arguments_are_named(backend, argument, changes):
+    arguments = {"coords": np.zeros((1, 4), np.int32), "shape": (1, 8, 8, 8), "kernel_size": 3, "stride": 2} | changes
+    arguments = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
+    with pytest.raises(ValueError, match=f"^{argument}: "):
+        flexgemm.sparse_conv_map(**arguments)
+
+
+@pytest.mark.parametrize("argument", ["coords", "out_coords"])
+def test_coordinates_of_another_dtype_raise(backend, argument):
+    arguments = {"coords": np.zeros((1, 4), np.int32), "out_coords": np.zeros((1, 4), np.int32)}
+    arguments[argument] = arguments[argument].astype(np.float32)
+    with pytest.raises(TypeError, match=f"^{argument}: "):
+        flexgemm.sparse_conv_map(
+            shape=(1, 8, 8, 8), kernel_size=3, **{k: backend.array(v) for k, v in arguments.items()}
+        )
+
+
+@pytest.mark.parametrize("wrong", [[0, -1, 0, 0], [0, 0, 4, 0], [1, 0, 0, 0], [0, 0, 0, 2**31 - 1]])
+def test_rows_out_of_range_raise_where_they_can_be_seen(backend, wrong):
+    good, bad = np.array([[0, 1, 1, 1]], np.int32), np.array([[0, 1, 2, 1], wrong], np.int32)
+    for coords, sites, name in ((bad * [1, 2, 2, 1], None, "coords"), (good, bad, "out_coords")):
+        coords = np.clip(coords, -(2**31), 2**31 - 1).astype(np.int32)
+        sites = None if sites is None else backend.array(sites)
+        for check in (True, False) if backend.name == "cpu" else (True,):
+            with pytest.raises(ValueError, match=f"^{name}: "):
+                flexgemm.sparse_conv_map(backend.array(coords), (1, 8, 8, 8), 2, 2, out_coords=sites, check=check)
+
+
+LEGAL = {"shape": (1, 8, 8, 8), "kernel_size": (2, 2, 2), "dilation": (1, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    "argument, changes",
+    [
+        ("queries", {"query_shape": (1, 8, 8, 8), "stride": (1, 1, 1), "padding": (0, 0, 0)}),
+        ("queries", {"queries": np.zeros((2, 4), np.int32)}),
+        ("query_shape", {"queries": np.zeros((2, 4), np.int32), "query_shape": (2, 8, 8, 8), "stride": (1, 1, 1),
+                         "padding": (0, 0, 0)}),
+    ],
+)  # fmt: skip
+def test_the_extension_s_own_arguments(backend, argument, changes):
+    coords, out = backend.array(np.zeros((1, 4), np.int32)), backend.array(np.zeros((8, 2), np.int32))
+    changes = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in changes.items()}
+    with pytest.raises(ValueError, match=f"^{argument}: "):
+        _C.neighbor_map(coords, out, **LEGAL, **changes)
+
+
+def test_code_arrays_of_another_size_are_refused(backend):
+    coords = backend.array(np.zeros((3, 4), np.int32))
+    kernel = {"kernel_size": (3, 3, 3), "stride": (2, 2, 2), "dilation": (1, 1, 1)}
+    assert _C.plan_conv_sites(**kernel) == 8
+    assert _C.plan_conv_sites(**kernel, transposed=True) == 27
+    code, count = backend.array(np.zeros(23, np.int64)), backend.array(np.zeros(1, np.int64))
+    grids = {"shape": (1, 8, 8, 8), "out_shape": (1, 4, 4, 4), "code_shape": (1, 4, 4, 4)}
+    with pytest.raises(ValueError, match="^code: "):
+        _C.conv_sites(coords, code, count, mode="bxyz", padding=(1, 1, 1), **grids, **kernel)
+    for small in ((1, 4, 4, 3), (1, 2**21, 2**21, 2**21)):
+        with pytest.raises(ValueError, match="^code_shape: "):
+            _C.conv_sites(
+                coords, code, count, mode="hilbert", padding=(1, 1, 1), **grids | {"code_shape": small}, **kernel
+            )
+    with pytest.raises(ValueError, match="^coords: expected at most 23 rows"):
+        _C.decode_seq(code, backend.array(np.zeros((24, 4), np.int32)), shape=(1, 4, 4, 4), mode="bxyz")
+
+
+def test_arguments_of_gradients_are_named(backend):
+    coords, shape = scenes.scene(40)
+    nmap = flexgemm.neighbor_map(backend.array(coords), shape)
+    feats, grad_out, weight = (np.zeros(s, np.float32) for s in ((40, 8), (40, 4), (4, 3, 3, 3, 8)))
+    placed = {"grad_out": backend.array(grad_out), "weight": backend.array(weight), "neighbor_map": nmap}
+    with pytest.raises(TypeError, match="^feats: expected dtype float32 to match grad_out, got float16"):
+        flexgemm.submanifold_conv3d_backward(**placed, feats=backend.array(feats.astype(np.float16)))
+    for wrong in ((True,), (True,) * 4, True):
+        with pytest.raises(ValueError, match="^needs_grad: expected 3 bools, got .*True"):
+            flexgemm.sparse_conv3d_backward(**placed, feats=backend.array(feats), needs_grad=wrong)
+
+
+def test_what_is_no_map_is_named():
+    feats, weight = np.ones((2, 8), np.float32), np.ones((4, 1, 1, 1, 8), np.float32)
+    with pytest.raises(TypeError, match="neighbor_map: expected a NeighborMap, got builtins.NoneType"):
+        flexgemm.sparse_conv3d(feats, weight, neighbor_map=None)
+    with pytest.raises(TypeError, match="neighbor_map: expected a NeighborMap"):
+        flexgemm.sparse_conv3d_backward(feats, feats, weight, neighbor_map=None)
+
+
+def test_a_stride_as_long_as_the_grid(backend):
+    coords = np.array([[0, 2_000_000_000, 0, 0], [0, 1, 0, 0]], np.int32)
+    step = 2**31 - 1
+    nmap = flexgemm.sparse_conv_map(backend.array(coords), (1, step, 1, 1), (3, 1, 1), (step, 1, 1))
+    np.testing.assert_array_equal(backend.numpy(nmap.out_coords), [[0, 0, 0, 0]])
+    np.testing.assert_array_equal(backend.numpy(nmap.map), [[-1], [1], [-1]])

@@ -1,0 +1,98 @@
+"""torch.func, and gradients of gradients."""
+
+from __future__ import annotations
+
+import pytest
+from scenes import leaves, voxels
+
+import flexgemm
+
+torch = pytest.importorskip("torch", reason="torch not installed")
+
+import flexgemm.torch as ft  # noqa: E402
+
+
+def test_the_gradient_of_a_gradient_is_refused(device):
+    coords, shape = voxels(20, device)
+    feats, weight, _ = leaves(20, device)
+    nmap = ft.neighbor_map(coords, shape)
+    out = ft.submanifold_conv3d(feats, weight, neighbor_map=nmap).square().sum()
+    (gradient,) = torch.autograd.grad(out, feats, create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiable once"):
+        gradient.sum().backward()
+
+
+def test_dense_products_are_differentiable_twice(device):
+    torch.manual_seed(0)
+    a, b = (torch.randn(n, 6, device=device).requires_grad_() for n in (4, 5))
+    results = []
+    for product in (lambda: ft.gemm_nt(a, b, precision="ieee"), lambda: a @ b.t()):
+        (gradient,) = torch.autograd.grad(product().pow(3).sum(), a, create_graph=True)
+        results.append(torch.autograd.grad(gradient.square().sum(), (a, b)))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-3)
+
+
+def test_torch_func(device):
+    coords, shape = voxels(20, device)
+    feats, weight, bias = (t.detach() for t in leaves(20, device))
+    nmap = ft.neighbor_map(coords, shape)
+
+    def loss(feats, weight, bias):
+        return ft.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap).square().sum()
+
+    inputs = [t.clone().requires_grad_() for t in (feats, weight, bias)]
+    expected = torch.autograd.grad(loss(*inputs), inputs)
+    gradient = torch.func.grad(loss, argnums=(0, 1, 2))
+    torch.testing.assert_close(gradient(feats, weight, bias), expected)
+    batch = torch.stack([feats, 2 * feats, -feats])
+    torch.testing.assert_close(torch.func.vmap(lambda x: loss(x, weight, bias))(batch)[0], loss(feats, weight, bias))
+    each = torch.func.vmap(gradient, in_dims=(0, None, None))(batch, weight, bias)
+    torch.testing.assert_close(tuple(x[0] for x in each), expected)
+    # The gradient behind vjp is asked for when its transform is over.
+    value, pull_back = torch.func.vjp(loss, feats, weight, bias)
+    torch.testing.assert_close(pull_back(torch.ones_like(value)), expected)
+
+
+def test_torch_func_of_products(device):
+    torch.manual_seed(0)
+    a, b = torch.randn(9, 16, device=device), torch.randn(2, 8, 16, device=device)
+    ends = torch.tensor([2, 9], device=device)
+
+    def loss(a, b):
+        return ft.m_grouped_gemm_nt(a, b, ends).square().sum() + ft.gemm_nt(a, b[0]).square().sum()
+
+    inputs = [t.clone().requires_grad_() for t in (a, b)]
+    expected = torch.autograd.grad(loss(*inputs), inputs)
+    torch.testing.assert_close(torch.func.grad(loss, argnums=(0, 1))(a, b), expected)
+    value, pull_back = torch.func.vjp(loss, a, b)
+    torch.testing.assert_close(pull_back(torch.ones_like(value)), expected)
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(0, None))(torch.stack([a, a]), b)
+    torch.testing.assert_close(each[1], expected[0])
+    with pytest.raises(ValueError, match="^torch.vmap of Product: expected a batch of at least one element"):
+        torch.func.vmap(ft.gemm_nt, in_dims=(0, None))(torch.empty(0, 9, 16, device=device), b[0])
+    q = torch.func.vmap(lambda x: ft.quantize(x)[0].float())(torch.stack([a, a]))
+    torch.testing.assert_close(q[0], ft.quantize(a)[0].float())
+
+
+@pytest.mark.parametrize("mode", ["max", "mean", "sum"])
+def test_torch_func_of_pooling_builds_the_map_of_the_gradient(device, mode):
+    """Beneath the transform: what is made inside of it does not outlive it."""
+    coords, shape = voxels(20, device)
+    feats = leaves(20, device)[0]
+
+    def loss(feats, nmap):
+        return ft.sparse_pool3d(feats, neighbor_map=nmap, mode=mode).square().sum()
+
+    def fresh_map():
+        return flexgemm.sparse_conv_map(coords, shape, kernel_size=3, stride=2, padding=1)
+
+    (expected,) = torch.autograd.grad(loss(feats, fresh_map()), feats)
+    nmap = fresh_map()
+    for _ in range(2):
+        torch.testing.assert_close(torch.func.grad(loss)(feats.detach(), nmap), expected)
+    (recorded,) = torch.autograd.grad(loss(feats, nmap), feats)
+    torch.testing.assert_close(recorded, expected)
+    nmap = fresh_map()
+    batch = torch.stack([feats.detach(), 2 * feats.detach()])
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(0, None))(batch, nmap)
+    torch.testing.assert_close(each, torch.stack([expected, 2 * expected]))

@@ -1,0 +1,185 @@
+"""torch: maps, FP8 and products as tensors."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+import pytest
+import reference
+import scenes
+from reference import f64
+from verdicts import assert_gemm_rows, assert_rows
+
+import flexgemm
+from flexgemm import _C
+
+torch = pytest.importorskip("torch", reason="torch not installed")
+from torch_problem import Problem, numpy  # noqa: E402
+
+import flexgemm.torch  # noqa: E402
+
+
+@pytest.mark.parametrize("kernel_size", [(3, 3, 3), (2, 3, 2), (1, 1, 1), (5, 1, 3)])
+def test_map_tensors(device, kernel_size):
+    p = Problem(device, kernel_size=kernel_size)
+    for tensor, transposed in ((p.nmap.map, False), (p.nmap.transposed_map, True)):
+        assert isinstance(tensor, torch.Tensor)
+        assert (tensor.dtype, tensor.device.type) == (torch.int32, device.type)
+        expected = reference.neighbor_map(p.coords, p.shape, kernel_size, transposed=transposed)
+        np.testing.assert_array_equal(tensor.cpu().numpy(), expected)
+    assert p.nmap.num_pairs == (p.map >= 0).sum()
+
+
+FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("dtype_b", FP8)
+@pytest.mark.parametrize("dtype_a", FP8)
+@pytest.mark.parametrize("source", [torch.float32, torch.float16, torch.bfloat16])
+def test_fp8_tensors(device, source, dtype_a, dtype_b):
+    torch.manual_seed(0)
+    x, y = (torch.randn(rows, 256, device=device).to(source) for rows in (65, 128))
+    (a, scale_a), (b, scale_b) = (
+        flexgemm.quantize(x, dtype_a, granularity="row"),
+        flexgemm.quantize(y, str(dtype_b).removeprefix("torch."), granularity="tensor"),
+    )
+    assert (a.dtype, b.dtype, scale_a.dtype, scale_b.dtype) == (dtype_a, dtype_b, torch.float32, torch.float32)
+    assert (a.device.type, scale_a.shape, scale_b.shape) == (device.type, (65,), ())
+    expected = (numpy(a.float()) * numpy(scale_a)[:, None]) @ (numpy(b.float()) * numpy(scale_b)).T
+    for out_dtype in (torch.float32, torch.float16, torch.bfloat16):
+        out = flexgemm.gemm_nt(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
+        assert (out.dtype, out.device.type) == (out_dtype, device.type)
+        assert_gemm_rows(numpy(out), expected, str(out_dtype).removeprefix("torch."))
+    assert flexgemm.gemm_nt(a, b).dtype == torch.bfloat16  # the default of FP8
+    told = {"dtype_a": str(dtype_a).removeprefix("torch."), "dtype_b": str(dtype_b).removeprefix("torch.")}
+    raw = flexgemm.gemm_nt(a.view(torch.uint8), b.view(torch.uint8), out_dtype="float32", **told)
+    assert torch.equal(raw, flexgemm.gemm_nt(a, b, out_dtype="float32"))
+
+
+def test_grouped_tensors(device):
+    torch.manual_seed(0)
+    sizes = torch.tensor([0, 7, 64, 0, 30])
+    a = torch.randn(110, 48, device=device).to(torch.float8_e4m3fn)
+    b = torch.randn(5, 70, 48, device=device).to(torch.float8_e5m2)
+    out = torch.full((110, 70), 7.0, device=device)
+    for dtype in (torch.int32, torch.int64):
+        ends = sizes.cumsum(0).to(device, dtype)
+        assert flexgemm.m_grouped_gemm_nt(a, b, ends, out=out) is out
+        expected, written = reference.grouped_gemm(numpy(a.float()), numpy(b.float()), ends.tolist())
+        assert_gemm_rows(numpy(out)[written], expected[written], "float32")
+        assert (numpy(out)[~written] == 7).all()
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_an_unknown_option_of_a_product_is_refused(device, needs_grad):
+    a, b = (torch.randn(m, 16, device=device, requires_grad=needs_grad) for m in (3, 5))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bais'"):
+        flexgemm.gemm_nt(a, b, bais=None)
+
+
+@pytest.mark.parametrize("option", ["groups", "workspace"])
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_what_is_an_option_of_the_extension_alone_is_refused(device, option, needs_grad):
+    given = {option: 3 if option == "groups" else torch.zeros(100, dtype=torch.uint8, device=device)}
+    a, b = (torch.randn(m, 16, device=device, requires_grad=needs_grad) for m in (3, 5))
+    for library in (flexgemm, flexgemm.torch):
+        with pytest.raises(TypeError, match=f"keyword argument '{option}'"):
+            library.gemm_nt(a, b, **given)
+    if device.type == "cpu":
+        with pytest.raises(TypeError, match=f"keyword argument '{option}'"):
+            flexgemm.gemm_nt(*(x.detach().numpy() for x in (a, b)), **given)
+    if option == "workspace":
+        p = Problem(device)
+        with torch.set_grad_enabled(needs_grad), pytest.raises(TypeError, match="keyword argument 'workspace'"):
+            flexgemm.submanifold_conv3d(p.feats, p.weight, neighbor_map=p.nmap, **given)
+
+
+def test_products_of_views(device):
+    torch.manual_seed(0)
+    a, b = torch.randn(48, 65, device=device).t(), torch.randn(97, 96, device=device)[:, ::2]
+    wide = torch.full((65, 200), 7.0, device=device)
+    out = flexgemm.gemm_nt(a, b, out=wide[:, 3:100])
+    assert_rows(numpy(out), numpy(a) @ numpy(b).T, 1e-5)
+    assert (numpy(wide)[:, :3] == 7).all()
+    assert (numpy(wide)[:, 100:] == 7).all()
+    assert f64(numpy(wide)[:, 3:100] == numpy(out)).all()
+
+
+def test_the_input_gradient_keeps_its_memory_while_the_weight_gradient_runs(device, monkeypatch):
+    """On Hopper they run side by side. torch's allocator would give the one what the other has just handed back."""
+    p = Problem(device, "float16", ci=64, co=64)
+    dgrad, wgrad, kept = _C.conv_dgrad, _C.conv_wgrad, []
+
+    def conv_dgrad(*operands, workspace, **how):
+        if _C.conv_dgrad_workspace(*operands, **how):
+            assert isinstance(workspace, torch.Tensor)
+            kept.append(weakref.ref(workspace))
+        dgrad(*operands, workspace=workspace, **how)
+
+    def conv_wgrad(*operands, **how):
+        assert all(workspace() is not None for workspace in kept)
+        wgrad(*operands, **how)
+
+    monkeypatch.setattr(_C, "conv_dgrad", conv_dgrad)
+    monkeypatch.setattr(_C, "conv_wgrad", conv_wgrad)
+    gradients = flexgemm.submanifold_conv3d_backward(
+        p.grad_out, p.feats.detach(), p.weight.detach(), neighbor_map=p.nmap
+    )
+    assert kept or device.type == "cuda"
+    expected = reference.conv_dgrad(numpy(p.grad_out), numpy(p.weight), p.map, len(p.map[0]))
+    assert_rows(numpy(gradients[0]), expected, p.tolerance)
+
+
+@pytest.mark.parametrize("option", ["alpha", "promote_every"])
+def test_numbers_are_read_before_arrays_are_opened(device, option):
+    """A number of the caller's own class may free what an array would be read from."""
+    a, b = torch.ones(4000, 256, device=device), torch.ones(40, 256, device=device)
+
+    class Number:
+        def __float__(self):
+            a.set_(torch.empty(0, 0, device=device))
+            return 1.0
+
+        def __index__(self):
+            return int(float(self)) * 128
+
+    with pytest.raises(ValueError, match=r"b: expected \(N, 0\) to match a"):
+        flexgemm.gemm_nt(a, b, **{option: Number()})
+
+
+def test_numbers_may_be_arrays_of_one(device):
+    a, b = torch.ones(3, 16, device=device), torch.ones(5, 16, device=device)
+    for alpha in (torch.tensor(2.0), np.float32(2), np.int64(2), np.ones(()) * 2):
+        assert torch.equal(flexgemm.gemm_nt(a, b, alpha=alpha), flexgemm.gemm_nt(a, b, alpha=2))
+
+
+def test_outputs_that_autograd_has_seen_are_refused(device):
+    a, b = torch.ones(3, 16, device=device), torch.ones(5, 16, device=device)
+    out = torch.zeros(3, 5, device=device, requires_grad=True)
+    for given in (out, out.exp()):
+        with pytest.raises(ValueError, match="out: expected a tensor that does not require grad"):
+            flexgemm.gemm_nt(a, b, out=given)
+        with torch.no_grad():
+            assert flexgemm.gemm_nt(a, b, out=given) is given
+    p = Problem(device)
+    with torch.no_grad():
+        out = torch.empty_like(p.grad_out)
+    with pytest.raises(ValueError, match="out: expected a tensor that does not require grad"):
+        flexgemm.submanifold_conv3d(p.feats.detach(), p.weight.detach(), neighbor_map=p.nmap, out=out.requires_grad_())
+
+
+def test_scales_have_no_gradient(device):
+    a, b = (torch.ones(n, 16, device=device).to(torch.float8_e4m3fn) for n in (3, 5))
+    scale = torch.ones((), device=device, requires_grad=True)
+    coords, shape = scenes.scene(50)
+    nmap = flexgemm.neighbor_map(torch.from_numpy(coords).to(device), shape)
+    feats, weight = torch.ones(50, 16, device=device), torch.ones(8, 3, 3, 3, 16, device=device)
+    feats, weight = feats.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn)
+    for library in (flexgemm, flexgemm.torch):
+        for name in ("scale_a", "scale_b"):
+            with pytest.raises(ValueError, match="differentiable"):
+                library.gemm_nt(a, b, **{name: scale})
+        for name in ("scale_feats", "scale_weight"):
+            with pytest.raises(ValueError, match="float8|differentiable"):
+                library.submanifold_conv3d(feats, weight, neighbor_map=nmap, **{name: scale})
