@@ -38,6 +38,14 @@ class Float8(TypedDict, total=False):
 
 OF_GRADIENTS = {"grad_feats": "feats", "grad_weight": "weight", "grad_bias": "weight"}  # what each is like
 SCALES = ("scale_feats", "scale_weight", "scale_out")  # those of Float8, in the order of the operators
+ALGORITHMS = (
+    "auto",
+    "explicit_gemm",
+    "implicit_gemm",
+    "implicit_gemm_splitk",
+    "masked_implicit_gemm",
+    "masked_implicit_gemm_splitk",
+)
 _FLOAT8 = frozenset(Float8.__annotations__)
 
 
@@ -310,7 +318,7 @@ def forward(
     shape = _check_shapes(feats, weight, neighbor_map, groups)
     out = library.empty(shape, dtype, feats) if out is None else library.output(out, shape, dtype, feats)
     map, order = neighbor_map.native, neighbor_map.native_order
-    if _is_depthwise(feats, groups, precision) and not is_float8:
+    if _is_depthwise(feats, groups, algorithm, precision) and not is_float8:
         library.run(_C.depthwise_forward, feats, weight, bias, map, out, residual=residual, activation=activation)
         return library.result(out)
     _C.conv_forward(
@@ -357,7 +365,7 @@ def backward(
     expected = _check_shapes(feats, weight, neighbor_map, groups)
     if grad_out.shape != expected:
         raise ValueError(f"grad_out: expected {expected}, got {tuple(grad_out.shape)}")
-    depthwise = _is_depthwise(feats, groups, precision)
+    depthwise = _is_depthwise(feats, groups, algorithm, precision)
     how: dict[str, Any] = {"algorithm": algorithm, "precision": precision, "groups": groups}
     grad_feats = library.empty(tuple(feats.shape), None, feats) if needs_grad[0] else None
     grad_weight = library.empty(tuple(weight.shape), None, weight) if needs_grad[1] else None
@@ -469,9 +477,12 @@ def expect_none(dtype: str, float8: Float8) -> None:
             raise ValueError(f"{name}: expected None, since feats are {dtype}, not FP8")
 
 
-def _is_depthwise(feats: Array, groups: int, precision: str) -> bool:
-    """Whether every channel is a group. Then arithmetic is float32 whatever the precision, which must be one still."""
+def _is_depthwise(feats: Array, groups: int, algorithm: str, precision: str) -> bool:
+    """Whether every channel is a group. Then arithmetic is float32 whatever the precision, and there is one algorithm;
+    they must be what they can be still."""
     depthwise = groups > 1 and groups == feats.shape[1]
+    if depthwise and algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm: expected one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
     if depthwise and precision not in ("ieee", "tf32"):
         raise ValueError(f"precision: expected 'ieee' or 'tf32', got {precision!r}")
     return depthwise

@@ -58,16 +58,16 @@ def sparse_upsample3d(feats: Array, *, neighbor_map: NeighborMap, stream: Stream
     Returns (N, C), one row for each of neighbor_map.coords, 0 where a voxel lies in no output. The rest as of
     sparse_pool3d; the gradient is its "sum".
     """
-    return sparse_pool3d(feats, neighbor_map=to_voxels(neighbor_map), mode="sum", stream=stream)
+    expect_cells(neighbor_map)
+    return sparse_pool3d(feats, neighbor_map=neighbor_map.inverse, mode="sum", stream=stream)
 
 
-def to_voxels(neighbor_map: NeighborMap) -> NeighborMap:
-    """The inverse of a map of cells that lie side by side."""
+def expect_cells(neighbor_map: NeighborMap) -> None:
+    """Raises unless outputs are cells of voxels that lie side by side."""
     expect_map(neighbor_map)
     side_by_side = neighbor_map.kernel_size == neighbor_map.stride and neighbor_map.dilation == (1, 1, 1)
     if not side_by_side or neighbor_map.submanifold or neighbor_map.transposed:
         raise ValueError(f"neighbor_map: expected a stride equal to the kernel size, got {neighbor_map!r}")
-    return neighbor_map.inverse
 
 
 def global_pool(

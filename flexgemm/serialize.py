@@ -47,8 +47,8 @@ def decode_seq(
 ) -> Array:
     """The voxels of these codes: (N, 4) int32, rows [batch, x, y, z]. The inverse of `encode_seq`.
 
-    code: (N,) of the dtype that `encode_seq` gives for this shape and mode. On a GPU the code of no voxel of `shape`
-    gives (-1, -1, -1, -1); on the CPU it raises ValueError.
+    code: (N,) of the dtype that `encode_seq` gives for this shape and mode, or int64. On a GPU the code of no voxel
+    of `shape` gives (-1, -1, -1, -1); on the CPU it raises ValueError.
     """
     library = library_of(code, "code", device, stream)
     code = library.contiguous(code, "code")

@@ -462,6 +462,8 @@ def sparse_conv_map(
     grid, kernel, steps, pads, dilations, out_grid = conv_grids(
         shape, kernel_size, stride, padding, dilation, transposed, output_padding
     )
+    with renamed({"mode": "order"}):
+        _C.sequence_bits(shape=(1, 1, 1, 1), mode=order)  # refuses what is none, which nothing asks of given outputs
     return NeighborMap(
         coords,
         grid,

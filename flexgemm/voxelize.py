@@ -130,6 +130,7 @@ def voxelize(
     """
     library = library_of(points, "points", device, stream)
     extents = grid_shape(shape)
+    expect_reduction(reduce)
     native, groups, places = group_points(library, points, voxel_size, extents, origin)
     results = [library.result(x) for x in (native, groups.inverse, groups.counts)]
     voxels = Voxels(results, native, groups, places, extents, device)
@@ -190,13 +191,17 @@ def devoxelize(feats: Array, voxels: Voxels, mode: str = "nearest", *, stream: S
     return spread(library, feats, voxels.groups)
 
 
+def expect_reduction(reduce: str) -> None:
+    if reduce not in REDUCTIONS:
+        raise ValueError(f"reduce: expected one of {', '.join(REDUCTIONS)}, got {reduce!r}")
+
+
 @renamed({"src": "feats"})
 def reduced(
     library: Library, feats: Array, groups: Groups, reduce: str, with_argmax: bool = False
 ) -> tuple[Array, Array | None]:
     """`reduce_points` without autograd, and the points that maxima are of."""
-    if reduce not in REDUCTIONS:
-        raise ValueError(f"reduce: expected one of {', '.join(REDUCTIONS)}, got {reduce!r}")
+    expect_reduction(reduce)
     feats = _rows(library, feats, groups.inverse.shape[0], "points")
     shape = groups.first.shape[0], feats.shape[1]
     out, argmax = library.empty(shape, None, feats), None

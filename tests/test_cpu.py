@@ -84,3 +84,46 @@ def test_forked_processes_go_on():
     """As multiprocessing makes them; the threads of the parent are not among what they have of it."""
     done = run_python(["-c", FORK], OMP_NUM_THREADS="4")
     assert done.returncode == 0, done.stderr
+
+
+SPECIAL = """
+import numpy as np
+import flexgemm
+one = np.ones((8, 1), np.float32)
+a = np.array([[1e30], [-1e30], [np.inf], [np.nan], [65504], [65519], [65520], [2**-24], [2**-25]], np.float32)
+with np.errstate(over="ignore"):
+    expected = a.astype(np.float16)
+out = flexgemm.gemm_nt(a, one, out_dtype="float16")
+np.testing.assert_array_equal(out, np.broadcast_to(expected, (9, 8)))
+back = flexgemm.gemm_nt(expected, one.astype(np.float16), out_dtype="float32")
+np.testing.assert_array_equal(back, np.broadcast_to(expected.astype(np.float32), (9, 8)))
+"""
+
+
+@pytest.mark.parametrize("isa", instruction_sets())
+def test_float16_overflows_to_infinity_and_keeps_nan(isa):
+    done = run_python(["-c", SPECIAL], FLEXGEMM_CPU_ISA=isa)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+BEHIND = """
+import ctypes, mmap
+import numpy as np
+from flexgemm import _C
+page, rows, ci = mmap.PAGESIZE, 8, 3
+memory = mmap.mmap(-1, 2 * page)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+feats = np.frombuffer(memory, np.float32, rows * ci, page - 4 * rows * ci).reshape(rows, ci)
+feats[:] = 1
+assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + page), page, 0) == 0
+weight = np.zeros((5, 1, ci), np.float32)
+arguments = np.ones((rows, 5), np.float32), feats, np.arange(rows, dtype=np.int32)[None], weight, None
+_C.conv_wgrad(*arguments, workspace=np.empty(_C.conv_wgrad_workspace(*arguments), np.uint8))
+assert (weight == rows).all()
+"""
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="memory is protected by a call of Linux")
+def test_nothing_is_read_behind_the_last_row():
+    done = run_python(["-c", BEHIND])
+    assert done.returncode == 0, done.stdout + done.stderr

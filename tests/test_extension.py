@@ -264,3 +264,14 @@ def test_the_module_has_state_of_its_own():
     gc.collect()
     assert reference() is None
     assert _C.gemm_workspace(**legal) == expected
+
+
+def test_bytes_in_front_of_the_first_aligned_address_do_not_count():
+    arrays = {"a": np.ones((2, 4), np.float32), "b": np.ones((3, 4), np.float32), "out": np.zeros((2, 3), np.float32)}
+    needed = _C.gemm_workspace(**arrays) - 255
+    base = np.zeros(needed + 1024, np.uint8)
+    start = -base.ctypes.data % 256 + 1
+    with pytest.raises(ValueError, match=f"workspace: expected at least {needed} bytes"):
+        _C.gemm(**arrays, workspace=base[start : start + needed])
+    _C.gemm(**arrays, workspace=base[start : start + needed + 255])
+    assert (arrays["out"] == 4).all()

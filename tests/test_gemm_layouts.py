@@ -545,3 +545,10 @@ def test_more_tiles_than_are_counted_are_refused(cuda):
     a, b = (cuda.window(one, (groups, 1, 1), (0, 1, 1), 0) for _ in "ab")
     with pytest.raises(ValueError, match=r"^out: expected fewer than 2\^29 tiles of"):
         _C.gemm(a, b, out, layout="batched")
+
+
+def test_more_row_major_weights_than_a_cpu_packs_at_a_time(backend):
+    rng = np.random.default_rng(0)
+    a, b = (scenes.values(rng, s, "bfloat16", one_sign=True) for s in ((5, 8192), (8192, 1100)))
+    out = guarded.gemm(backend, a, b, "float32", b_row_major=True, shape=(5, 1100))
+    assert_rows(out, reference.gemm(a, b.T), 1e-4)

@@ -472,3 +472,12 @@ def test_the_last_voxels_of_a_grid_that_float32_cannot_measure(backend, mode):
     out = flexgemm.grid_sample_3d(backend.array(np.ones((1, 2), np.float32)), backend.array(coords), shape,
                                   backend.array(grid), **how)  # fmt: skip
     np.testing.assert_array_equal(backend.numpy(out), [[[1, 1], [0, 0]]])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_just_below_0_is_none(backend, mode):
+    coords, shape = np.array([[0, 2, 2, 2]], np.int32), (1, 8, 8, 8)
+    points = np.array([[-0.5, 2.5, 2.5, 2.5]], np.float32)
+    sample_map = flexgemm.sample_map(backend.array(coords), shape, backend.array(points), mode)
+    out = flexgemm.grid_sample_3d(backend.array(np.ones((1, 4), np.float32)), sample_map=sample_map)
+    assert not backend.numpy(out).any()

@@ -108,7 +108,9 @@ def test_forward_and_backward(backend, ci, co, groups, mode):
 
 
 @pytest.mark.parametrize("ci, co, groups", [(16, 16, 16), (5, 15, 5), (16, 24, 4)])
-@pytest.mark.parametrize("kernel_size, stride", [((2, 3, 2), 1), ((1, 1, 1), 1), ((5, 5, 5), 1), ((2, 2, 2), 2)])
+@pytest.mark.parametrize(
+    "kernel_size, stride", [((2, 3, 2), 1), ((1, 1, 1), 1), ((5, 5, 5), 1), ((7, 7, 7), 1), ((2, 2, 2), 2)]
+)
 def test_kernels(backend, kernel_size, stride, ci, co, groups):
     p = Problem(ci, co, groups, "float16", kernel_size, stride)
     p.check(*p.passes(backend))
@@ -327,3 +329,14 @@ def test_hostile_maps_of_groups(backend, ci, co, groups):
     calls[1](backend)  # the fences prove that nothing else is touched
     expected = gather_groups(reference.conv_wgrad(p.grad_out, p.feats, tamed)[0], groups)
     p.judge(calls[2](backend), expected, "grad_weight")
+
+
+def test_an_algorithm_that_there_is_not_is_refused_of_depthwise_convolution_too(backend):
+    p = Problem(16, 16, 16)
+    coords, feats, weight = (backend.array(x) for x in (p.coords, p.feats, p.weight))
+    nmap = flexgemm.neighbor_map(coords, p.shape)
+    how = {"neighbor_map": nmap, "groups": 16, "algorithm": "foo"}
+    with pytest.raises(ValueError, match="^algorithm: expected one of auto, .*, got 'foo'$"):
+        flexgemm.submanifold_conv3d(feats, weight, **how)
+    with pytest.raises(ValueError, match="^algorithm: expected one of auto, .*, got 'foo'$"):
+        flexgemm.submanifold_conv3d_backward(feats, feats, weight, **how)

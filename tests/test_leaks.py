@@ -210,3 +210,31 @@ def test_device_calls(cuda):
     nbytes = _C.gemm_workspace(**arguments)
     arguments["workspace"] = cuda.empty((nbytes,), "uint8") if nbytes else None
     assert_flat(lambda: _C.gemm(**arguments))
+
+
+def test_reference_counts_of_what_errors_name():
+    class Wrong:
+        pass
+
+    arguments, name = product(), Wrong.__name__
+    before = sys.getrefcount(name)
+    for _ in range(100):
+        with pytest.raises(TypeError, match="b_row_major: expected a bool, got Wrong"):
+            _C.gemm(**arguments, b_row_major=Wrong())
+    assert sys.getrefcount(name) < before + 50
+
+
+def test_reference_counts_of_a_stream_s_answer():
+    class Stream:
+        pair = (0, 2**40)
+
+        def __cuda_stream__(self):
+            return self.pair
+
+    arguments = product()
+    _C.gemm(**arguments, stream=Stream())
+    before = sys.getrefcount(Stream.pair)
+    for _ in range(100):
+        _C.gemm(**arguments, stream=Stream())
+    after = sys.getrefcount(Stream.pair)  # not inside the assert: pytest would hold it
+    assert after == before

@@ -356,3 +356,17 @@ def test_a_copied_inverse_leads_both_ways(backend, kernel_size):
     np.testing.assert_array_equal(again.map, nmap.inverse.map)
     np.testing.assert_array_equal(again.transposed_map, nmap.map)
     np.testing.assert_array_equal(again.inverse.map, nmap.map)
+
+
+def test_an_order_of_many_more_sites_than_voxels(backend):
+    coords, shape, to_shape = np.zeros((1, 4), np.int32), (1, 16, 16, 16), (1, 32, 32, 32)
+    sites = np.array([[0, x, y, z] for x in range(16) for y in range(16) for z in range(16)], np.int32)
+    how = (2, 2, 2), (2, 2, 2), (0, 0, 0), (1, 1, 1)
+    call = guarded.Call(backend)
+    nmap, order = call.run(
+        "neighbor_map", call.give(coords), call.take((8, len(sites)), "int32"), queries=call.give(sites),
+        order=call.take((1, len(sites)), "int32"), groups=(1,), shape=shape, query_shape=to_shape,
+        kernel_size=how[0], stride=how[1], padding=how[2], dilation=how[3], transposed=True,
+    )  # fmt: skip
+    np.testing.assert_array_equal(nmap, reference.sparse_map(coords, shape, sites, to_shape, *how, transposed=True))
+    assert sorted(order[0].tolist()) == list(range(len(sites)))

@@ -6,6 +6,8 @@ import pytest
 from test_nn import sparse
 
 torch = pytest.importorskip("torch", reason="torch not installed")
+from torch.nn.utils import prune  # noqa: E402
+
 import flexgemm.torch.nn as fnn  # noqa: E402
 
 # ---- sizes of layers ----
@@ -136,3 +138,87 @@ def test_frozen_experts_leave_the_meta_device():
     frozen.load_state_dict(wanted.state_dict())
     x, ends = torch.randn(9, 16), torch.tensor([2, 2, 9], dtype=torch.int32)
     assert torch.equal(frozen(x, ends), wanted(x, ends))
+
+
+@pytest.mark.parametrize(
+    "row, shape, message",
+    [
+        ((0, -1, 3, 3), (1, 4, 4, 4), r"coords: row 1 is \(0, -1, 3, 3\), outside shape \(1, 4, 4, 4\)"),
+        ((1, 1, 1, 2), (1, 4, 4, 4), r"coords: row 1 is \(1, 1, 1, 2\), outside shape \(1, 4, 4, 4\)"),
+        ((0, 0, 4, 0), (1, 4, 4, 4), r"coords: row 1 is \(0, 0, 4, 0\), outside shape \(1, 4, 4, 4\)"),
+        ((0, 1, 1, 2), (0, 4, 4, 4), r"shape: expected four positive ints \(B, W, H, D\), got \(0, 4, 4, 4\)"),
+        ((0, 1, 1, 2), (1, "a", 4, 4), r"shape: expected four positive ints"),
+        ((0, 1, 1, 2), (1, 4.5, 4, 4), r"shape: expected four positive ints"),
+        ((0, 1, 1, 2), (4, 4, 4), r"shape: expected four positive ints"),
+        ((0, 1, 1, 2), 4, r"shape: expected four positive ints"),
+        ((0, 1, 1, 2), None, r"shape: expected four positive ints"),
+    ],
+)
+def test_voxels_lie_in_their_grid(row, shape, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        fnn.SparseTensor(torch.ones(2, 1), torch.tensor([(0, 0, 0, 0), row], dtype=torch.int32), shape)
+
+
+def test_masks_are_not_indices():
+    x = sparse()
+    for mask in (torch.arange(len(x)), torch.ones(len(x), dtype=torch.uint8)):
+        with pytest.raises(TypeError, match="^mask: expected bool, got torch."):
+            x.prune(mask)
+    with pytest.raises(TypeError, match="^mask: expected a torch.Tensor, got builtins.list$"):
+        x.prune([True] * len(x))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        fnn.SubMConv3d(5, 4),
+        fnn.SparseConv3d(5, 4, 2, 2),
+        fnn.SparseInverseConv3d(5, 4, 2),
+        fnn.SparsePool3d(2),
+        fnn.SparseUpsample3d(),
+        fnn.GlobalPool(),
+        fnn.GroupNorm(1, 5),
+        fnn.Features(torch.nn.Softplus()),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_modules_take_sparse_tensors(module):
+    with pytest.raises(TypeError, match=r"^x: expected a SparseTensor, got torch.Tensor$"):
+        module(sparse().feats)
+
+
+def test_what_is_joined_are_sparse_tensors():
+    x = sparse()
+    for function in (fnn.cat, fnn.SparseTensor.collate):
+        for other, got in ((x.feats, "torch.Tensor"), (2.0, "builtins.float")):
+            with pytest.raises(TypeError, match=f"^tensors: expected a SparseTensor, got {got}$"):
+                function([x, other])
+    assert torch.equal(fnn.cat(y for y in (x, x)).feats, torch.cat([x.feats, x.feats], dim=1))
+    assert len(fnn.SparseTensor.collate(y for y in (x, x))) == 2 * len(x)
+    with pytest.raises(ValueError, match=r"^tensors: expected as many channels in each, got \[2, 5\]$"):
+        fnn.SparseTensor.collate([x, x.replace(x.feats[:, :2])])
+    with pytest.raises(TypeError, match="^onto: expected a SparseTensor, got torch.Tensor$"):
+        fnn.SparseConv3d(5, 4, 2, 2)(x, onto=x.coords)
+
+
+@pytest.mark.parametrize("kind", [fnn.SubMConv3d, fnn.SparseConv3d, fnn.SparseInverseConv3d])
+def test_channels_and_groups_are_positive_ints(kind):
+    with pytest.raises(ValueError, match="^in_channels, out_channels: expected at least 1, got 0 and 4$"):
+        kind(0, 4, 3)
+    with pytest.raises(TypeError, match="^groups: expected an int, got float$"):
+        kind(4, 4, 3, groups=2.0)
+    assert torch.nn.utils.skip_init(kind, 4, 8, 3).weight.shape == (8, 3, 3, 3, 4)
+
+
+def test_the_third_argument_of_torch_s_instance_norm_is_none_here():
+    with pytest.raises(TypeError, match="positional arguments"):
+        fnn.InstanceNorm(4, 1e-5, 0.1)
+
+
+def test_a_layer_whose_weight_a_hook_computes_is_not_frozen():
+    layer = fnn.SubMConv3d(4, 8)
+    prune.l1_unstructured(layer, "weight", 0.3)
+    with pytest.raises(ValueError, match="^weight: expected a parameter or a parametrization, got a tensor computed"):
+        layer.frozen()
+    prune.remove(layer, "weight")
+    assert layer.frozen().weight.dtype is torch.float8_e4m3fn

@@ -249,3 +249,21 @@ def test_bits_of_a_code():
     assert _C.sequence_bits(shape=(1, 2, 1, 1)) == 3
     assert _C.sequence_bits(shape=(5, 1, 1, 9)) == 3 * 4 + 3
     assert _C.sequence_bits(shape=(5, 1, 1, 9), mode="bxyz") == 6
+
+
+@pytest.mark.parametrize(
+    "shape, mode, wrong",
+    [
+        ((2, 5, 6, 7), "z_order", 1 << 41),
+        ((2, 5, 6, 7), "hilbert", 1 << 41),
+        ((1, 2**32, 1, 1), "bxyz", 1 << 31),
+        ((1, 1, 1, 2**33), "bxyz", 1 << 32),
+    ],
+)
+def test_codes_whose_voxel_no_int32_holds(backend, shape, mode, wrong):
+    code = backend.array(np.array([wrong], np.int64))
+    if backend.name == "cpu":
+        with pytest.raises(ValueError, match="code: entry 0 is"):
+            flexgemm.decode_seq(code, shape, mode)
+    else:
+        assert backend.numpy(flexgemm.decode_seq(code, shape, mode)).tolist() == [[-1] * 4]

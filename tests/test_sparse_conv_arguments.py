@@ -125,3 +125,9 @@ def test_a_stride_as_long_as_the_grid(backend):
     nmap = flexgemm.sparse_conv_map(backend.array(coords), (1, step, 1, 1), (3, 1, 1), (step, 1, 1))
     np.testing.assert_array_equal(backend.numpy(nmap.out_coords), [[0, 0, 0, 0]])
     np.testing.assert_array_equal(backend.numpy(nmap.map), [[-1], [1], [-1]])
+
+
+def test_an_order_that_there_is_not_is_refused_with_outputs_too(backend):
+    coords = backend.array(np.zeros((1, 4), np.int32))
+    with pytest.raises(ValueError, match="^order: expected 'bxyz', 'z_order' or 'hilbert', got 'foo'$"):
+        flexgemm.sparse_conv_map(coords, (1, 8, 8, 8), 2, 2, out_coords=coords, order="foo")

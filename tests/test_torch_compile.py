@@ -1,4 +1,4 @@
-"""torch.compile, dispatch modes and torch.autocast: the same numbers as the plain call, without breaks."""
+"""torch.compile and dispatch modes: the same numbers as the plain call, without breaks."""
 
 from __future__ import annotations
 
@@ -352,6 +352,42 @@ def test_a_traced_cast_names_what_is_wrong():
             ft.quantize(x, **wrong)
 
 
+@pytest.mark.parametrize("way", ["convolution", "upsampling", "submanifold", "odd submanifold"])
+def test_the_inverse_of_a_map_is_made_inside(device, way):
+    coords, shape = voxels(40, device)
+    size = 3 if way.startswith("odd") else 2
+
+    def fresh_map():
+        if way.endswith("submanifold"):
+            return ft.neighbor_map(coords, shape, size)
+        return flexgemm.sparse_conv_map(coords, shape, size, size)
+
+    def network(feats, weight, nmap):
+        if way == "upsampling":
+            return ft.sparse_upsample3d(feats, neighbor_map=nmap)
+        return ft.sparse_inverse_conv3d(feats, weight, neighbor_map=nmap)
+
+    plain, nmap = fresh_map(), fresh_map()
+    feats, weight, _ = leaves(plain.num_out_voxels, device, kernel_size=(size,) * 3)
+    expected = network(feats, weight, plain)
+    compiled, _ = counted(network)
+    for _ in range(2):
+        out = compiled(feats, weight, nmap)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(out.square().sum(), feats),
+            torch.autograd.grad(network(feats, weight, plain).square().sum(), feats),
+        )
+
+
+def test_a_grid_of_points_is_checked_in_a_trace_too(device):
+    def find(points):
+        return ft.voxelize(points, voxel_size=1.0, shape=(9, 9, 9)).coords
+
+    with pytest.raises(ValueError, match=r"shape: expected four positive ints \(B, W, H, D\), got \(9, 9, 9\)"):
+        torch.compile(find, backend="aot_eager")(torch.rand(5, 3, device=device))
+
+
 # ---- operators ----
 
 
@@ -469,44 +505,3 @@ def test_checkpointing(device):
             leaf.grad = None
         torch.utils.checkpoint.checkpoint(conv, *inputs, nmap, use_reentrant=reentrant).square().sum().backward()
         torch.testing.assert_close(tuple(leaf.grad for leaf in inputs), expected)
-
-
-# ---- autocast ----
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_autocast(device, dtype, compiled):
-    coords, shape = voxels(20, device)
-    inputs, nmap = leaves(20, device), ft.neighbor_map(coords, shape)
-
-    def network(feats, weight, bias):
-        with torch.autocast(device.type, dtype):
-            out = ft.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap)
-            return out, ft.gemm_nt(out.float(), feats)
-
-    out, product = (counted(network)[0] if compiled else network)(*inputs)
-    assert (out.dtype, product.dtype) == (dtype, dtype)
-    halves = [t.detach().to(dtype) for t in inputs]
-    assert torch.equal(out, ft.submanifold_conv3d(*halves, neighbor_map=nmap))
-    gradients = torch.autograd.grad(product.float().square().sum(), inputs)
-    assert all(g.dtype is torch.float32 and torch.isfinite(g).all() for g in gradients)
-
-
-def test_autocast_casts_a_bias_of_16_bits(device):
-    x, half = torch.randn(8, 16, device=device), torch.randn(8, device=device).half()
-    q, _ = ft.quantize(x)
-    with torch.autocast(device.type, torch.bfloat16):
-        out = ft.gemm_nt(x, x, bias=half)
-        assert torch.equal(out, ft.gemm_nt(x, x, bias=half.bfloat16())) and out.dtype is torch.bfloat16
-        assert ft.gemm_nt(x, x, bias=half, out_dtype=torch.float16).dtype is torch.float16
-        assert ft.gemm_nt(q, q, bias=half, out_dtype=torch.float16).dtype is torch.float16
-
-
-def test_autocast_leaves_fp8_and_the_neutral_functions_alone(device):
-    x = torch.randn(8, 16, device=device)
-    q, scale = ft.quantize(x)
-    with torch.autocast(device.type, torch.bfloat16):
-        assert ft.gemm_nt(q, q, scale_a=scale, out_dtype="float32").dtype is torch.float32
-        assert flexgemm.gemm_nt(x, x).dtype is torch.float32
-        assert flexgemm.gemm_nt(x.clone().requires_grad_(), x).dtype is torch.float32

@@ -9,6 +9,8 @@ import flexgemm
 
 torch = pytest.importorskip("torch", reason="torch not installed")
 
+from torch.utils import _pytree as pytree  # noqa: E402
+
 import flexgemm.torch as ft  # noqa: E402
 
 
@@ -96,3 +98,32 @@ def test_torch_func_of_pooling_builds_the_map_of_the_gradient(device, mode):
     batch = torch.stack([feats.detach(), 2 * feats.detach()])
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(0, None))(batch, nmap)
     torch.testing.assert_close(each, torch.stack([expected, 2 * expected]))
+
+
+def test_forward_mode_over_vmap_is_refused(device):
+    coords, shape = voxels(20, device)
+    feats, weight, _ = (t.detach() for t in leaves(20, device, kernel_size=(2, 2, 2)))
+    own = ft.neighbor_map(coords, shape, 2)
+    strided = flexgemm.sparse_conv_map(coords, shape, 2, 2).freeze()
+    for nmap in (own, strided):
+        for transform in (torch.func.jacfwd, torch.func.hessian):
+            with pytest.raises(NotImplementedError, match="jvp"):
+                transform(lambda x, nmap=nmap: ft.sparse_conv3d(x, weight, neighbor_map=nmap).sum())(feats)
+        assert pytree.tree_leaves(pytree.tree_map(lambda leaf: None, nmap)) == [None] * 7
+
+
+def test_batched_gradients_of_autograd_are_refused(device):
+    """torch.func.vmap does what they do."""
+    coords, shape = voxels(20, device)
+    feats, weight, _ = leaves(20, device, kernel_size=(2, 2, 2))
+    nmap = ft.neighbor_map(coords, shape, 2)
+    for operation in (
+        lambda x: ft.submanifold_conv3d(x, weight, neighbor_map=nmap),
+        lambda x: ft.sparse_pool3d(x, neighbor_map=nmap),
+        lambda x: ft.gemm_nt(x, x),
+    ):
+        out = operation(feats)
+        with pytest.raises(NotImplementedError, match="gradients come one at a time, without is_grads_batched=True"):
+            torch.autograd.grad(out, feats, torch.ones(2, *out.shape, device=device), is_grads_batched=True)
+        with pytest.raises(NotImplementedError, match="torch.func.vmap takes several"):
+            torch.autograd.functional.jacobian(operation, feats, vectorize=True)

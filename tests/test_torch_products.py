@@ -286,3 +286,34 @@ def test_gradients_of_columns(device):
         for x in (columns, rows):
             layer(x, ends).square().sum().backward()
         assert torch.equal(columns.grad, rows.grad)
+
+
+@pytest.mark.parametrize("how", [{"alpha": 0.5}, {"activation": "relu"}], ids=["alpha", "activation"])
+def test_products_that_are_more_than_products_have_no_gradient(device, how):
+    x, y = torch.randn(9, 16, device=device, requires_grad=True), torch.randn(8, 16, device=device)
+    for gemm_nt in (flexgemm.gemm_nt, ft.gemm_nt):
+        with pytest.raises(ValueError, match="not differentiable"):
+            gemm_nt(x, y, **how)
+
+
+def test_a_backward_pass_under_autocast_keeps_the_dtype_of_its_product(device):
+    torch.manual_seed(0)
+    a, b = (torch.randn(s, device=device, requires_grad=True) for s in ((9, 64), (16, 64)))
+    out, grad = ft.gemm_nt(a, b, precision="ieee"), torch.randn(9, 16, device=device)
+    with torch.autocast(device.type, torch.bfloat16):
+        out.backward(grad)
+    torch.testing.assert_close(a.grad, grad @ b.detach(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(b.grad, grad.t() @ a.detach(), rtol=1e-5, atol=1e-4)
+
+
+def test_only_gradients_that_are_needed_are_computed(device, monkeypatch):
+    asked, uncast = [], products._uncast
+
+    def counted_uncast(*args, **how):
+        asked.append(1)
+        return uncast(*args, **how)
+
+    monkeypatch.setattr(products, "_uncast", counted_uncast)
+    a, b = torch.randn(9, 16, device=device), torch.randn(8, 16, device=device, requires_grad=True)
+    ft.gemm_nt(a, b).sum().backward()
+    assert len(asked) == 1 and a.grad is None

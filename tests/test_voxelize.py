@@ -268,3 +268,14 @@ def test_points_outside_make_no_voxel(backend, n, dtype):
     assert (count.tolist(), ranks.tolist()) == ([0], [0] * n)
     _, starts, _, _, inverse = guarded.unique_groups(backend, in_order, order, ranks, 0)
     assert (starts.tolist(), inverse.tolist()) == ([0], [-1] * n)
+
+
+def test_a_batch_just_below_0_is_none(backend):
+    points = backend.array(np.array([[-0.5, 2.5, 2.5, 2.5]], np.float32))
+    assert flexgemm.voxelize(points, voxel_size=1.0, shape=(1, 8, 8, 8)).num_voxels == 0
+
+
+def test_a_reduction_is_checked_without_features_too(backend):
+    points = backend.array(np.zeros((1, 3), np.float32))
+    with pytest.raises(ValueError, match="^reduce: expected one of mean, sum, max, first, got 'avg'$"):
+        flexgemm.voxelize(points, voxel_size=1.0, shape=(1, 8, 8, 8), reduce="avg")

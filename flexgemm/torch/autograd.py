@@ -45,6 +45,17 @@ def recorded(name: str, forward: Any, save: Any, backward: Any) -> Callable[...,
         if save is not None:
             save(ctx, inputs, output)
 
+    def backward_of_one(ctx: Any, *gradients: Any) -> Any:
+        try:
+            return backward(ctx, *gradients)
+        except RuntimeError:
+            if any(isinstance(g, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(g) for g in gradients):
+                raise NotImplementedError(
+                    f"{name}: gradients come one at a time, without is_grads_batched=True or vectorize=True; "
+                    "torch.func.vmap takes several"
+                ) from None
+            raise
+
     def backward_behind_func(ctx: Any, *gradients: Any) -> Any:
         return backward(_Alive(ctx), *gradients)
 
@@ -62,7 +73,7 @@ def recorded(name: str, forward: Any, save: Any, backward: Any) -> Callable[...,
         stacked = tuple(None if x[0] is None else torch.stack(x) for x in zip(*results, strict=True))
         return stacked, tuple(None if x is None else 0 for x in stacked)
 
-    plain = _function(name, forward=together, backward=backward)
+    plain = _function(name, forward=together, backward=backward_of_one)
     apart = _function(name, forward=forward, setup_context=setup_context, backward=backward_behind_func, vmap=vmap)
     # As plain.apply without what torch.autograd.Function does for torch.func, which takes it as long as the rest.
     record = super(torch.autograd.Function, plain).apply

@@ -53,7 +53,10 @@ def from_operators(
 def _flatten(nmap: NeighborMap) -> tuple[list[Any], Any]:
     pair = nmap._native_transposed or (None, None)
     (segments,) = nmap._segments or (None,)
-    leaves = [nmap.coords, nmap.out_coords, nmap.native, nmap.native_order, *pair, segments]
+    out_coords = nmap._out_coords
+    if out_coords is None and isinstance(nmap.coords, torch.Tensor):  # leaves of a pytree are anything
+        out_coords = nmap.out_coords
+    leaves = [nmap.coords, out_coords, nmap.native, nmap.native_order, *pair, segments]
     return leaves, tuple(getattr(nmap, name) for name in _NUMBERS)
 
 

@@ -100,13 +100,26 @@ def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any, Any]
         return nmap.native, nmap.native_order, None, None, segments
     if not gradient:
         return nmap.native, nmap.native_order, nmap.native.new_empty((0, 0)), None, segments
+    return nmap.native, nmap.native_order, *_transposed(nmap), segments
+
+
+def _transposed(nmap: NeighborMap) -> Any:
+    """The map from inputs to outputs and its order, kept with the map where that lasts."""
     pair = nmap._native_transposed
     if pair is None:
         how = nmap.coords, nmap.shape, nmap.kernel_size, nmap.dilation
         pair = _build(*how, not nmap.transposed, False) if nmap.submanifold else _turned(nmap)
         if lasts(pair[0], nmap.native):
             nmap._native_transposed = pair
-    return nmap.native, nmap.native_order, *pair, segments
+    return pair
+
+
+def inverse_of(nmap: NeighborMap) -> NeighborMap:
+    """`NeighborMap.inverse`, which a traced program makes by operators."""
+    conv.expect_map(nmap)
+    if nmap._inverse is None and isinstance(nmap.native, torch.Tensor) and traced(nmap.native, nmap.native):
+        _transposed(nmap)
+    return nmap.inverse
 
 
 def expect_gradient_map(map: torch.Tensor, gradient: torch.Tensor | None) -> None:
@@ -196,7 +209,7 @@ def sparse_inverse_conv3d(
     feats (M, Ci), weight (Co, Kw, Kh, Kd, Ci / groups), bias (Co) or None, residual (N, Co) or None -> (N, Co);
     the rest as of submanifold_conv3d.
     """
-    inverse = conv.expect_map(neighbor_map).inverse
+    inverse = inverse_of(neighbor_map)
     how = activation, algorithm, precision, groups, stream, float8
     return convolution(feats, weight, bias, residual, inverse, *how)
 

@@ -11,7 +11,7 @@ from flexgemm._arrays import Stream, library_of, on_stream
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, recorded, records
 from flexgemm.torch.dispatch import expect_foreseen, expect_tensor, refuse_stream, traced
-from flexgemm.torch.ops import expect_gradient_map, maps_of
+from flexgemm.torch.ops import expect_gradient_map, inverse_of, maps_of
 from flexgemm.voxel import NeighborMap
 
 
@@ -37,7 +37,8 @@ def sparse_pool3d(
 
 def sparse_upsample3d(feats: torch.Tensor, *, neighbor_map: NeighborMap, stream: Stream = None) -> torch.Tensor:
     """`flexgemm.sparse_upsample3d` of torch tensors, differentiable once in feats: (M, C) -> (N, C)."""
-    return sparse_pool3d(feats, neighbor_map=pool.to_voxels(neighbor_map), mode="sum", stream=stream)
+    pool.expect_cells(neighbor_map)
+    return sparse_pool3d(feats, neighbor_map=inverse_of(neighbor_map), mode="sum", stream=stream)
 
 
 def global_pool(

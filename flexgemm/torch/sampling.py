@@ -10,11 +10,22 @@ import torch
 import flexgemm
 from flexgemm import grid_sample
 from flexgemm._arrays import Stream, library_of, on_stream
+from flexgemm._voxels import grid_shape
 from flexgemm.grid_sample import SampleMap
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, recorded, records
 from flexgemm.torch.dispatch import expect_foreseen, expect_tensor, refuse_stream, traced, transformed
-from flexgemm.voxelize import Groups, Voxels, bind, expect_voxels, points_map, reduced, spread, three
+from flexgemm.voxelize import (
+    Groups,
+    Voxels,
+    bind,
+    expect_reduction,
+    expect_voxels,
+    points_map,
+    reduced,
+    spread,
+    three,
+)
 
 
 def grid_sample_3d(
@@ -126,7 +137,8 @@ def voxelize(
         return flexgemm.voxelize(points, feats, **how)
     refuse_stream(stream)
     size, begin = (three(x, name) for x, name in ((voxel_size, "voxel_size"), (origin, "origin")))
-    b, w, h, d = shape
+    expect_reduction(reduce)
+    b, w, h, d = shape if len(shape) == 4 else grid_shape(shape)  # which need not be ints yet
     coords, *groups, places = operators.group_points(points.detach(), size, begin, (b, w, h, d))
     grouped = Groups(*groups)
     voxels = Voxels((coords, grouped.inverse, grouped.counts), coords, grouped, places, (b, w, h, d), None)

@@ -5,20 +5,30 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch.nn.utils import parametrize
 
+from flexgemm._arguments import as_int
 from flexgemm._voxels import three_ints
 from flexgemm.torch import ops, products
 from flexgemm.torch.dispatch import autocast
 from flexgemm.torch.nn.float8 import KeepsFloat8
-from flexgemm.torch.nn.tensor import SparseTensor
+from flexgemm.torch.nn.tensor import SparseTensor, expect_sparse
 from flexgemm.voxel import NeighborMap
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, Unpack
+
+
+class Options(TypedDict, total=False):
+    """What every convolution takes, as of `Convolution`, besides the device."""
+
+    groups: int
+    bias: bool
+    precision: str | None
+    dtype: torch.dtype | None
 
 
 class Convolution(KeepsFloat8):
@@ -48,6 +58,10 @@ class Convolution(KeepsFloat8):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        in_channels, out_channels = as_int(in_channels, "in_channels"), as_int(out_channels, "out_channels")
+        groups = as_int(groups, "groups")
+        if min(in_channels, out_channels) < 1:
+            raise ValueError(f"in_channels, out_channels: expected at least 1, got {in_channels} and {out_channels}")
         if groups < 1 or in_channels % groups or out_channels % groups:
             raise ValueError(f"groups: expected a divisor of {in_channels} and {out_channels} channels, got {groups}")
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
@@ -86,6 +100,11 @@ class Convolution(KeepsFloat8):
     def frozen(self) -> Self:
         """A copy for inference with a weight of FP8: e4m3, a scale for each output channel. Rows of the features are
         cast in each call, with a scale each; no gradient passes."""
+        if "weight" not in {**self._parameters, **self._buffers} and not parametrize.is_parametrized(self):
+            raise ValueError(
+                "weight: expected a parameter or a parametrization, got a tensor computed by a hook, as of "
+                "torch.nn.utils.prune; make it a parameter first, by prune.remove"
+            )
         result = copy.deepcopy(self)
         if self.scale is not None:
             return result
@@ -124,12 +143,14 @@ class SubMConv3d(Convolution):
         kernel_size: int | Sequence[int] = 3,
         *,
         dilation: int | Sequence[int] = 1,
-        **options: Any,
+        device: Any = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, **options)
+        super().__init__(in_channels, out_channels, kernel_size, device=device, **options)
         self.dilation = three_ints(dilation, "dilation")
 
     def forward(self, x: SparseTensor) -> SparseTensor:
+        expect_sparse(x, "x")
         return x.replace(self.convolve(x.feats, x.sites.neighbor_map(self.kernel_size, self.dilation)))
 
 
@@ -139,6 +160,8 @@ class SparseConv3d(Convolution):
 
         y = layer(x)
         y = layer(x, onto=z)        # the outputs are the voxels of z, which y + z and cat([y, z]) need
+
+    Behind onto=z an inverse convolution or an upsampling of y goes back to where z came from, not to x.
     """
 
     transposed = False
@@ -153,14 +176,18 @@ class SparseConv3d(Convolution):
         *,
         dilation: int | Sequence[int] = 1,
         output_padding: int | Sequence[int] = 0,
-        **options: Any,
+        device: Any = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, **options)
+        super().__init__(in_channels, out_channels, kernel_size, device=device, **options)
         self.stride, self.dilation = three_ints(stride, "stride"), three_ints(dilation, "dilation")
         self.padding = three_ints(padding, "padding", least=0)
         self.output_padding = three_ints(output_padding, "output_padding", least=0)
 
     def forward(self, x: SparseTensor, onto: SparseTensor | None = None) -> SparseTensor:
+        expect_sparse(x, "x")
+        if onto is not None:
+            expect_sparse(onto, "onto")
         how = self.kernel_size, self.stride, self.padding, self.dilation, self.transposed, self.output_padding
         nmap, sites = x.sites.strided(*how, None if onto is None else onto.sites)
         return x.replace(self.convolve(x.feats, nmap), sites)
@@ -179,9 +206,10 @@ class SparseInverseConv3d(Convolution):
     `Convolution`."""
 
     def forward(self, x: SparseTensor) -> SparseTensor:
+        expect_sparse(x, "x")
         nmap, sites = x.sites.came_from()
         if nmap.kernel_size != self.kernel_size:
             raise ValueError(
                 f"kernel_size: expected {nmap.kernel_size}, of the layer gone back, got {self.kernel_size}"
             )
-        return x.replace(self.convolve(x.feats, nmap.inverse), sites)
+        return x.replace(self.convolve(x.feats, ops.inverse_of(nmap)), sites)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from flexgemm.torch import pooling
-from flexgemm.torch.nn.tensor import SparseTensor
+from flexgemm.torch.nn.tensor import SparseTensor, expect_sparse
 
 
 class GroupNorm(torch.nn.GroupNorm):
@@ -15,6 +15,7 @@ class GroupNorm(torch.nn.GroupNorm):
     group. Computed in float32, returned in the dtype of the features."""
 
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
+        expect_sparse(x, "x")
         if x.feats.shape[1] != self.num_channels:
             raise ValueError(f"x: expected {self.num_channels} channels, got {x.feats.shape[1]}")
         feats = x.feats.float()
@@ -39,5 +40,5 @@ class GroupNorm(torch.nn.GroupNorm):
 class InstanceNorm(GroupNorm):
     """torch.nn.InstanceNorm3d without running statistics: the mean and variance of each sample and channel."""
 
-    def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = False, **options: Any) -> None:
+    def __init__(self, num_features: int, eps: float = 1e-5, *, affine: bool = False, **options: Any) -> None:
         super().__init__(num_features, num_features, eps, affine, **options)

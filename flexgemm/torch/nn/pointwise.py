@@ -8,7 +8,7 @@ import torch
 from torch import distributed
 from torch.nn import functional
 
-from flexgemm.torch.nn.tensor import SparseTensor
+from flexgemm.torch.nn.tensor import SparseTensor, expect_sparse
 
 
 class Features(torch.nn.Module):
@@ -19,6 +19,7 @@ class Features(torch.nn.Module):
         self.module = module
 
     def forward(self, x: SparseTensor) -> SparseTensor:
+        expect_sparse(x, "x")
         return x.replace(self.module(x.feats))
 
 

@@ -8,7 +8,7 @@ import torch
 
 from flexgemm._voxels import three_ints
 from flexgemm.torch import pooling
-from flexgemm.torch.nn.tensor import SparseTensor
+from flexgemm.torch.nn.tensor import SparseTensor, expect_sparse
 
 
 class SparsePool3d(torch.nn.Module):
@@ -32,6 +32,7 @@ class SparsePool3d(torch.nn.Module):
         self.mode = mode
 
     def forward(self, x: SparseTensor) -> SparseTensor:
+        expect_sparse(x, "x")
         nmap, sites = x.sites.strided(self.kernel_size, self.stride, self.padding)
         return x.replace(pooling.sparse_pool3d(x.feats, neighbor_map=nmap, mode=self.mode), sites)
 
@@ -43,6 +44,7 @@ class SparseUpsample3d(torch.nn.Module):
     """Back to the voxels that a layer with stride = kernel_size came from: each takes the features of its cell."""
 
     def forward(self, x: SparseTensor) -> SparseTensor:
+        expect_sparse(x, "x")
         nmap, sites = x.sites.came_from()
         return x.replace(pooling.sparse_upsample3d(x.feats, neighbor_map=nmap), sites)
 
@@ -55,6 +57,7 @@ class GlobalPool(torch.nn.Module):
         self.mode = mode
 
     def forward(self, x: SparseTensor) -> torch.Tensor:
+        expect_sparse(x, "x")
         return pooling.global_pool(x.feats, x.coords, x.batch_size, self.mode)
 
     def extra_repr(self) -> str:

@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 
-from flexgemm._voxels import Triple, conv_grids
+from flexgemm._voxels import Shape, Triple, conv_grids, grid_shape
 from flexgemm.torch import ops
-from flexgemm.torch.dispatch import expect_tensor
+from flexgemm.torch.dispatch import expect_tensor, traced
 from flexgemm.voxel import NeighborMap, sparse_conv_map
-
-Shape = tuple[int, int, int, int]
 
 
 class Token:
@@ -94,7 +92,7 @@ class Sites:
     def came_from(self) -> tuple[NeighborMap, Sites]:
         """The map of the strided layer that made these voxels, and the voxels that it read."""
         if self.origin is None:
-            raise ValueError("x: expected a tensor on the voxels that a strided layer made")
+            raise ValueError("x: expected a tensor on the voxels that a strided layer made, not those given as onto=")
         return self.origin
 
 
@@ -104,7 +102,7 @@ class SparseTensor:
     """Features of N voxels in a batch of grids.
 
     feats: (N, C).
-    coords: (N, 4) int32, rows [batch, x, y, z], unique.
+    coords: (N, 4) int32, rows [batch, x, y, z], unique; on the CPU rows outside shape raise.
     shape: (B, W, H, D), the exclusive upper bounds of batch, x, y and z.
 
     Tensors made from one another by `replace`, arithmetic and the modules of flexgemm.torch.nn share their `sites`, and
@@ -149,8 +147,10 @@ class SparseTensor:
     @classmethod
     def collate(cls, tensors: Sequence[SparseTensor]) -> SparseTensor:
         """One batch of all samples of the tensors, in a grid that holds each of theirs."""
-        if not tensors:
-            raise ValueError("tensors: expected at least one, got none")
+        tensors = _listed(tensors)
+        channels = {x.feats.shape[1] for x in tensors}
+        if len(channels) > 1:
+            raise ValueError(f"tensors: expected as many channels in each, got {sorted(channels)}")
         first, coords = 0, []
         for x in tensors:
             coords.append(x.coords + torch.tensor([first, 0, 0, 0], dtype=torch.int32, device=x.coords.device))
@@ -197,7 +197,10 @@ class SparseTensor:
         return result
 
     def prune(self, mask: torch.Tensor) -> SparseTensor:
-        """The voxels where mask (N,) is True, in their order. Waits for their number."""
+        """The voxels where mask (N,) bool is True, in their order. Waits for their number."""
+        expect_tensor(mask, "mask")
+        if mask.dtype != torch.bool:
+            raise TypeError(f"mask: expected bool, got {mask.dtype}")
         if mask.shape != self.feats.shape[:1]:
             raise ValueError(f"mask: expected ({len(self)},), one for each voxel, got {tuple(mask.shape)}")
         kept = mask.nonzero().flatten()
@@ -275,14 +278,37 @@ def _sites_of(coords: Any, shape: Any) -> Sites:
         raise ValueError(f"coords: expected (N, 4) [batch, x, y, z], got {tuple(coords.shape)}")
     if coords.dtype != torch.int32:
         raise TypeError(f"coords: expected int32, got {coords.dtype}")
-    if shape is None or len(shape) != 4:
-        raise ValueError(f"shape: expected (B, W, H, D), got {shape!r}")
-    return Sites(coords, shape)
+    if torch.compiler.is_compiling():  # where sizes need not be ints
+        return Sites(coords, shape)
+    grid = grid_shape(shape)
+    if coords.is_cpu and not traced(coords, coords):
+        _expect_inside(coords, grid)
+    return Sites(coords, grid)
+
+
+def _expect_inside(coords: torch.Tensor, shape: Shape) -> None:
+    outside = ((coords < 0) | (coords >= torch.tensor(shape))).any(1)
+    if outside.any():
+        row = int(outside.int().argmax())
+        raise ValueError(f"coords: row {row} is {tuple(coords[row].tolist())}, outside shape {shape}")
+
+
+def expect_sparse(x: Any, name: str) -> None:
+    if not isinstance(x, SparseTensor):
+        raise TypeError(f"{name}: expected a SparseTensor, got {type(x).__module__}.{type(x).__qualname__}")
+
+
+def _listed(tensors: Any) -> list[SparseTensor]:
+    result = list(tensors)
+    if not result:
+        raise ValueError("tensors: expected at least one, got none")
+    for x in result:
+        expect_sparse(x, "tensors")
+    return result
 
 
 def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:
     """The channels of tensors on the same voxels side by side: the skip connections of a U-Net."""
-    if not tensors:
-        raise ValueError("tensors: expected at least one, got none")
+    tensors = _listed(tensors)
     feats: Any = [tensors[0]._operand(x) for x in tensors]
     return tensors[0].replace(torch.cat(feats, dim=1))
