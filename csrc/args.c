@@ -4,6 +4,7 @@
  */
 #include "args.h"
 
+#include <float.h>
 #include <math.h>
 
 #include "error.h"
@@ -20,6 +21,18 @@ static int wrong_type(PyObject *value, const char *name, const char *expected) {
     PyObject *type = PyType_GetName(Py_TYPE(value));
     if (type) PyErr_Format(PyExc_TypeError, "%s: expected %s, got %U", name, expected, type);
     Py_XDECREF(type);
+    return -1;
+}
+
+int fg_name_argument(const char *name) {
+    PyObject *type, *error, *traceback;
+    if (!PyErr_ExceptionMatches(PyExc_ValueError) && !PyErr_ExceptionMatches(PyExc_OverflowError)) return -1;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    PyErr_Format(PyExc_ValueError, "%s: %S", name, error);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
     return -1;
 }
 
@@ -140,13 +153,16 @@ int fg_arg_float(PyObject *value, const char *name, float *out) {
     if (!value) return 0;
     PyObject *number = PyNumber_Check(value) ? PyNumber_Float(value) : NULL;
     if (!number) {
-        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) return -1;
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) return fg_name_argument(name);
         PyErr_Clear();
         return wrong_type(value, name, "a float");
     }
-    *out = (float)PyFloat_AsDouble(number);
+    const double wide = PyFloat_AsDouble(number);
+    const bool fits = !isfinite(wide) || fabs(wide) <= FLT_MAX;
+    if (fits) *out = (float)wide;
+    if (!fits) PyErr_Format(PyExc_ValueError, "%s: expected a number that float32 holds, got %S", name, number);
     Py_DECREF(number);
-    return 0;
+    return fits ? 0 : -1;
 }
 
 int fg_arg_int64s(PyObject *value, const char *name, int64_t least, int64_t most, int room, int64_t *out, int *count) {

@@ -36,6 +36,10 @@ int fg_parse_options(const fg_state *state, const char *function, const fg_param
 
 const char *fg_keyword_name(fg_keyword keyword);
 
+/* Of a number that could not be read: puts the argument's name in front of a ValueError or OverflowError, which becomes
+ * a ValueError. Returns -1. */
+int fg_name_argument(const char *name);
+
 /* Each leaves *out alone when value is NULL (not given); returns 0, or -1 with an exception that names the argument. */
 int fg_arg_int64(PyObject *value, const char *name, int64_t least, int64_t most, int64_t *out);
 int fg_arg_int32(PyObject *value, const char *name, int32_t least, int32_t most, int32_t *out);

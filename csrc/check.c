@@ -71,15 +71,29 @@ static int wrong_strides(const fg_view *view, const char *expected) {
     return -1;
 }
 
-int fg_expect_rows(const fg_view *view) {
-    const fg_tensor *tensor = &view->tensor;
-    int64_t row = 1; /* the least stride of a dimension that keeps its slices apart */
-    for (int i = tensor->ndim - 1; i >= 0; i--) {
-        if (i == tensor->ndim - 1 && tensor->strides[i] != 1) return wrong_strides(view, "inner stride 1");
-        if (view->output && tensor->strides[i] < row) return wrong_strides(view, "rows that do not overlap");
-        row = tensor->strides[i] * tensor->shape[i];
+/* Whether no two elements share memory: the shorter the stride of a dimension, the further inside it lies. */
+static bool is_apart(const fg_tensor *tensor) {
+    int order[FG_MAX_NDIM];
+    for (int i = 0; i < tensor->ndim; i++) {
+        int place = i;
+        for (; place > 0 && tensor->strides[order[place - 1]] > tensor->strides[i]; place--) {
+            order[place] = order[place - 1];
+        }
+        order[place] = i;
     }
-    return 0;
+    int64_t least = 1; /* stride that keeps the slices of a dimension apart */
+    for (int i = 0; i < tensor->ndim; i++) {
+        const int64_t stride = tensor->strides[order[i]], count = tensor->shape[order[i]];
+        if (count == 1) continue;
+        if (stride < least) return false;
+        least = stride * count;
+    }
+    return true;
+}
+
+int fg_expect_rows(const fg_view *view) {
+    if (!fg_has_rows(view)) return wrong_strides(view, "inner stride 1");
+    return view->output && !is_apart(&view->tensor) ? wrong_strides(view, "rows that do not overlap") : 0;
 }
 
 bool fg_has_rows(const fg_view *view) {
@@ -125,12 +139,19 @@ typedef struct {
     int64_t low, pitch, length, count;
 } fg_rows;
 
-/* The view as rows of one pitch; false when it is not such an array. */
+/* The view as rows of one pitch, those of several matrices that lie one behind the other too; false when it is not such
+ * an array. */
 static bool as_rows(const fg_view *view, fg_rows *rows) {
     const fg_tensor *tensor = &view->tensor;
-    if (tensor->ndim != 2 || tensor->strides[1] != 1 || tensor->dtype == FG_DTYPE_COUNT) return false;
+    const int row = tensor->ndim - 2; /* the dimension of rows */
+    if (row < 0 || tensor->strides[row + 1] != 1 || tensor->dtype == FG_DTYPE_COUNT) return false;
+    int64_t count = tensor->shape[row];
+    for (int i = row - 1; i >= 0; i--) {
+        if (tensor->shape[i] > 1 && tensor->strides[i] != tensor->strides[row] * count) return false;
+        count *= tensor->shape[i];
+    }
     const int64_t itemsize = (int64_t)fg_dtype_size(tensor->dtype);
-    *rows = (fg_rows){(int64_t)view->low, tensor->strides[0] * itemsize, tensor->shape[1] * itemsize, tensor->shape[0]};
+    *rows = (fg_rows){(int64_t)view->low, tensor->strides[row] * itemsize, tensor->shape[row + 1] * itemsize, count};
     return rows->pitch >= rows->length;
 }
 

@@ -63,7 +63,7 @@ static int export_dtype(fg_state *state, const fg_view *view, PyArray_Descr *des
         known = false;
     }
     if (known) return 0;
-    PyErr_Format(PyExc_TypeError, "%s: expected a number dtype in native byte order, got %S", view->name,
+    PyErr_Format(PyExc_TypeError, "%s: expected a dtype that flexgemm has, in native byte order, got %S", view->name,
                  (PyObject *)descr);
     return -1;
 }

@@ -67,7 +67,7 @@ static int read_scalars(fg_call *call, const fg_operation *operation) {
         if (!value || (operation->parameters[i].flags & FG_TENSOR) || is_settled(value)) continue;
         PyObject *number = number_of(value);
         if (!number && !PyErr_Occurred()) number = numbers_of(value);
-        if (!number && PyErr_Occurred()) return -1;
+        if (!number && PyErr_Occurred()) return fg_name_argument(fg_keyword_name(operation->parameters[i].keyword));
         if (number) call->values[i] = call->numbers[call->number_count++] = number;
     }
     return fg_stream_from_object(call->values[operation->count - 1], &call->stream);

@@ -314,6 +314,11 @@ static int fill_scalars(const fg_call *call, fg_gemm_params *p) {
         return -1;
     }
     p->layout = (fg_gemm_layout)layout;
+    if (p->expected_m > 0 && p->layout != FG_GEMM_M_GROUPED_MASKED) {
+        PyErr_Format(PyExc_ValueError, "expected_m: expected 0 but for masked groups, got %lld",
+                     (long long)p->expected_m);
+        return -1;
+    }
     return fg_arg_precision(call->state, values[PRECISION], &p->precision);
 }
 

@@ -20,7 +20,7 @@ FP8 = ("float8_e4m3fn", "float8_e5m2")
 FLOATS = ("float32", "float16", "bfloat16")
 
 
-class Options(TypedDict, total=False):
+class GradientOptions(TypedDict, total=False):
     """Keywords of every product; `gemm_nt` describes them."""
 
     scale_a: Array | None
@@ -29,7 +29,6 @@ class Options(TypedDict, total=False):
     alpha: float
     activation: str | None
     scale_out: Array | None
-    accumulate: bool
     out: Array | None
     out_dtype: Any
     dtype_a: str | None
@@ -39,6 +38,12 @@ class Options(TypedDict, total=False):
     promote_every: int | None
     device: str | None
     stream: Stream
+
+
+class Options(GradientOptions, total=False):
+    """Of weight gradients `accumulate` is a parameter of its own."""
+
+    accumulate: bool
 
 
 def gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
@@ -116,7 +121,7 @@ def n_grouped_gemm_nt(a: Array, b: Array, offsets: Array, **options: Unpack[Opti
     return product_of("n_grouped", a, b, {"offsets": offsets, **options})
 
 
-def wgrad_gemm_nt(a: Array, b: Array, *, accumulate: bool = True, **options: Unpack[Options]) -> Array:  # type: ignore[misc]
+def wgrad_gemm_nt(a: Array, b: Array, *, accumulate: bool = True, **options: Unpack[GradientOptions]) -> Array:
     """A weight gradient: a (M, K), b (N, K), out (M, N) float32 += a . b^T; K are the tokens.
 
     accumulate: False writes out instead. Without `out` there is nothing to add to, and a new array is returned.
@@ -124,9 +129,9 @@ def wgrad_gemm_nt(a: Array, b: Array, *, accumulate: bool = True, **options: Unp
     return product("dense", a, b, **of_weight_gradient(accumulate, options))
 
 
-def k_grouped_wgrad_gemm_nt(  # type: ignore[misc]
+def k_grouped_wgrad_gemm_nt(
     a: Array, b: Array, offsets: Array, *, num_groups: int | None = None, accumulate: bool = True,
-    **options: Unpack[Options],
+    **options: Unpack[GradientOptions],
 ) -> Array:  # fmt: skip
     """A weight gradient per group: a (M, K), b (N, K), K in groups, out[g] (M, N) float32 += a_g . b_g^T.
 
@@ -143,9 +148,10 @@ def of_weight_gradient(accumulate: Any, options: Any) -> dict[str, Any]:
     """The options of a weight gradient: it is float32, and without `out` there is nothing to add to."""
     if not isinstance(accumulate, bool):
         raise TypeError(f"accumulate: expected a bool, got {type(accumulate).__name__}")
-    dtype = options.get("out_dtype")
-    own = {"accumulate": accumulate and options.get("out") is not None}
-    return options | own | {"out_dtype": "float32" if dtype is None else dtype}
+    own: dict[str, Any] = {"accumulate": accumulate and options.get("out") is not None}
+    if options.get("out_dtype") is None and options.get("dtype_out") is None:
+        own["out_dtype"] = "float32"
+    return options | own
 
 
 def segment_gemm(
@@ -289,8 +295,7 @@ def _adapted(
         if given:
             raise TypeError(f"unexpected keyword argument '{name}'")
     library = library_of(a, "a", device, stream)
-    if out is None and options.get("accumulate"):
-        raise ValueError("out: expected an array to add to with accumulate=True, got None")
+    expect_sum(out, options.get("accumulate"))
     if library.needs_grad(a, b, *map(options.get, ("bias", "scale_a", "scale_b", "scale_out"))):
         from flexgemm.torch import products
 
@@ -315,6 +320,12 @@ def _adapted(
             result = library.contiguous(out, "out")  # which lies on a GPU: what is not written is copied back, too
     _C.gemm(a, b, result, layout=layout, workspace=library.workspace, stream=library.stream, **options)
     return library.result(result)
+
+
+def expect_sum(out: Array | None, accumulate: Any) -> None:
+    """Raises where there is nothing to add to."""
+    if out is None and accumulate:
+        raise ValueError("out: expected an array to add to with accumulate=True, got None")
 
 
 def _out_shape(
@@ -347,9 +358,14 @@ def dtype_of_out(
     """The dtype of the output by name; None is that of a."""
     if out is not None and type(out) not in library.known:
         library.accept(out, "out")
-    out_dtype = dtype_out if out_dtype is None else out_dtype
-    if out_dtype is not None:
-        name = dtype_name(out_dtype, "out_dtype", FP8 if scaled else FLOATS)
+    allowed = FP8 if scaled else FLOATS
+    told = [
+        dtype_name(x, of, allowed) for x, of in ((out_dtype, "out_dtype"), (dtype_out, "dtype_out")) if x is not None
+    ]
+    if told:
+        name = told[0]
+        if told[-1] != name:
+            raise ValueError(f"dtype_out: expected None or out_dtype, which is {name}, got {told[-1]}")
         if out is not None and library.dtype(out) not in (name, "uint8" if dtype_out else library.storage(name)):
             raise TypeError(f"out: expected out_dtype {name}, got {library.dtype(out)}")
         return name

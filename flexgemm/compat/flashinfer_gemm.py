@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-import flexgemm
 from flexgemm._arguments import renamed
-from flexgemm.torch.dispatch import expect_tensor, note_written
-from flexgemm.torch.products import product
+from flexgemm.torch.dispatch import casts, expect_tensor
+from flexgemm.torch.products import product, segment_gemm
 
 __all__ = ["SegmentGEMMWrapper", "bmm_fp8"]
+
+_ORDER = ("out", "seg_lens", "seg_indptr", "weight_indices")
+_OLDER_ORDER = _ORDER[1:]
 
 
 @torch.no_grad()
@@ -30,8 +33,8 @@ def bmm_fp8(
     A_scale, B_scale: float32, one element. dtype: float16, bfloat16 or float32. out: (b, m, n) of dtype.
     backend: accepted; there is one.
     """
-    expect_tensor(A, "A")
-    _expect("B", B, (None, None, None))
+    _expect("A", A, (None, None, None))
+    _expect("B", B, (A.shape[0], A.shape[2], None))
     row_major = B.stride(-1) == 1 and B.stride(-2) != 1
     for name, scale in ("A_scale", A_scale), ("B_scale", B_scale):
         expect_tensor(scale, name)
@@ -63,10 +66,8 @@ class SegmentGEMMWrapper:
         weights: torch.Tensor,
         batch_size: int,
         weight_column_major: bool,
-        out: torch.Tensor | None = None,
-        seg_lens: torch.Tensor | None = None,
-        seg_indptr: torch.Tensor | None = None,
-        weight_indices: torch.Tensor | None = None,
+        *rest: torch.Tensor | None,
+        **named: torch.Tensor | None,
     ) -> torch.Tensor:
         """y[segment i] = x[segment i] . weights[weight_indices[i]].
 
@@ -77,14 +78,21 @@ class SegmentGEMMWrapper:
             zero in those rows.
         Lengths, their sums and indices may lie on the CPU, as flashinfer's programs have them.
 
-        An older order of the arguments has no `out`: seg_lens or seg_indptr by position are recognised.
+        rest: out, seg_lens, seg_indptr and weight_indices by position; or, as in an older order of the arguments, which
+            is recognised, the last three of them.
         """
+        order = _OLDER_ORDER if _is_older(rest, batch_size) else _ORDER
+        if len(rest) > len(order):
+            raise TypeError(f"expected at most {4 + len(order)} positional arguments, got {4 + len(rest)}")
+        given = dict(zip(order, rest, strict=False))
+        for name in named:
+            if name not in _ORDER:
+                raise TypeError(f"unexpected keyword argument {name!r}")
+            if given.get(name) is not None:
+                raise TypeError(f"{name}: given by position and by name")
+        out, seg_lens, seg_indptr, weight_indices = map((given | named).get, _ORDER)
         if out is not None:
             expect_tensor(out, "out")
-            if out.ndim == 1 and not out.is_floating_point():
-                out, seg_lens, seg_indptr, weight_indices = None, out, seg_lens, _first(seg_indptr, weight_indices)
-        elif _has(seg_lens, batch_size + 1) and (seg_indptr is None or _has(seg_indptr, batch_size)):
-            seg_lens, seg_indptr, weight_indices = None, seg_lens, _first(seg_indptr, weight_indices)
         if seg_lens is None and seg_indptr is None:
             raise ValueError("seg_lens, seg_indptr: expected one of them, got None")
         _expect("x", x, (None, None))
@@ -105,11 +113,9 @@ class SegmentGEMMWrapper:
             dtype = x.dtype if x.dtype.itemsize > 1 else torch.bfloat16
             out = x.new_zeros((len(x), weights.shape[1 if weight_column_major else 2]), dtype=dtype)
         how: Any = {"weight_indices": weight_indices, "weight_column_major": weight_column_major, "out": out}
-        result: torch.Tensor
-        with renamed({"offsets": "seg_indptr"}):
-            result = flexgemm.segment_gemm(x, weights, **sizes, **how)
-        note_written(result)
-        return result
+        uncast = torch.autocast(x.device.type, enabled=False) if casts() else nullcontext()
+        with renamed({"offsets": "seg_indptr"}), uncast:
+            return segment_gemm(x, weights, **sizes, **how)
 
     forward = run
 
@@ -127,5 +133,9 @@ def _has(array: torch.Tensor | None, length: int) -> bool:
     return isinstance(array, torch.Tensor) and array.shape == (length,)
 
 
-def _first(*tensors: torch.Tensor | None) -> torch.Tensor | None:
-    return next((x for x in tensors if x is not None), None)
+def _is_older(rest: tuple[Any, ...], batch_size: int) -> bool:
+    """Whether arguments by position begin with lengths, or with None and the bounds of the segments."""
+    first, second, third = (*rest, None, None, None)[:3]
+    if first is not None:
+        return isinstance(first, torch.Tensor) and first.ndim == 1 and not first.is_floating_point()
+    return _has(second, batch_size + 1) and (third is None or _has(third, batch_size))

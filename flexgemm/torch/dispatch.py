@@ -28,7 +28,9 @@ _matmul_precision = getattr(torch._C, "_get_fp32_precision_getter", _by_allow_tf
 
 def traced(x: Any, y: Any) -> bool:
     """Whether a call whose first tensors are x and y has to go through the dispatcher."""
-    return torch.compiler.is_compiling() or type(x) not in _PLAIN or type(y) not in _PLAIN or _dispatch_modes() > 0
+    if torch.compiler.is_compiling() or type(x) not in _PLAIN or type(y) not in _PLAIN or _dispatch_modes() > 0:
+        return True
+    return bool(x.is_meta)
 
 
 def expect_tensor(x: Any, name: str) -> None:

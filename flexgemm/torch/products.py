@@ -28,7 +28,7 @@ from flexgemm.torch.dispatch import (
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from flexgemm.gemm import Options
+    from flexgemm.gemm import GradientOptions, Options
 
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
@@ -100,16 +100,16 @@ def n_grouped_gemm_nt(
     return product("n_grouped", a, b, offsets=offsets, **options)
 
 
-def wgrad_gemm_nt(  # type: ignore[misc]
-    a: torch.Tensor, b: torch.Tensor, *, accumulate: bool = True, **options: Unpack[Options]
+def wgrad_gemm_nt(
+    a: torch.Tensor, b: torch.Tensor, *, accumulate: bool = True, **options: Unpack[GradientOptions]
 ) -> torch.Tensor:
     """`flexgemm.wgrad_gemm_nt` of torch tensors, without `out` differentiable as `gemm_nt` is."""
     return product("dense", a, b, **gemm.of_weight_gradient(accumulate, options))
 
 
-def k_grouped_wgrad_gemm_nt(  # type: ignore[misc]
+def k_grouped_wgrad_gemm_nt(
     a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, *, num_groups: int | None = None, accumulate: bool = True,
-    **options: Unpack[Options],
+    **options: Unpack[GradientOptions],
 ) -> torch.Tensor:  # fmt: skip
     """`flexgemm.k_grouped_wgrad_gemm_nt` of torch tensors."""
     groups = gemm.groups_along_k(offsets, num_groups, options.get("out"))
@@ -165,12 +165,15 @@ def _trace(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
     refuse_stream(options.pop("stream", None))
     tensors = [options.pop(name, None) for name in _TENSORS]
     out, accumulate = options.pop("out", None), options.pop("accumulate", False)
+    gemm.expect_sum(out, accumulate)
+    if options.pop("device", None) is not None:
+        raise ValueError("device: only NumPy arrays are moved; torch arrays are computed where they are")
     if "out_dtype" in options:
         options["out_dtype"] = name_of(options["out_dtype"])
     if records(a, b, tensors[0], *tensors[5:]):
-        others = [*tensors[4:], options.get("activation"), out]
-        plain = all(x is None for x in others) and options.get("alpha", 1) == 1
-        expect_differentiable(layout, name_of(a.dtype), plain)
+        others = {**dict(zip(_TENSORS[4:], tensors[4:], strict=True)), "activation": options.get("activation")}
+        others |= {"out": out, "alpha": None if options.get("alpha", 1) == 1 else options["alpha"]}
+        expect_differentiable(layout, a.dtype, [name for name, x in others.items() if x is not None])
     if out is not None:
         operators.product_into(out, a, b, *tensors, layout=layout, accumulate=accumulate, **options)
         return out
@@ -186,24 +189,31 @@ def differentiable(layout: str, dtype: str, plain: bool) -> bool:
     return plain and layout in ("dense", "batched", *operators.GROUPING) and dtype in gemm.FLOATS
 
 
-def expect_differentiable(layout: str, dtype: str, plain: bool) -> None:
-    if not differentiable(layout, dtype, plain):
-        raise ValueError(
-            "a, b, bias: require grad, but a product of FP8, in groups of columns or depth, or with scales, alpha, "
-            "activation, weight_indices, dtype_a, dtype_b or out=, is not differentiable"
-        )
+def expect_differentiable(layout: str, dtype: torch.dtype, more: list[str]) -> None:
+    """more: the names of what else is given, of scales, alpha, activation, out and so on."""
+    name = name_of(dtype)
+    if name not in (*gemm.FLOATS, *gemm.FP8, "uint8"):
+        raise TypeError(f"a: expected dtype {', '.join((*gemm.FLOATS, *gemm.FP8))}, got {name}")
+    if differentiable(layout, name, not more):
+        return
+    what = f"with {', '.join(more)}" if more else f"of {name}" if name not in gemm.FLOATS else f"of layout {layout}"
+    why = "are inside torch.func" if transformed() else "require grad"
+    raise ValueError(f"a, b, bias: {why}, but a product {what} is not differentiable")
 
 
 def record(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor:
     """A product that autograd or torch.func has to see, on tensors as they are."""
     given = {name: value for name, value in options.items() if value is not None}
-    given.pop("promote_every", None)  # of FP8
-    plain = given.pop("alpha", 1) == 1 and not given.pop("accumulate", False)
+    if given.pop("promote_every", 128) not in (128, 256, 512):  # of FP8
+        raise ValueError(f"promote_every: expected 128, 256, 512 or None, got {options['promote_every']!r}")
+    for name, neutral in (("alpha", 1), ("accumulate", False)):
+        if given.get(name) == neutral:
+            del given[name]
     bias, out_dtype, stream = (given.pop(name, None) for name in ("bias", "out_dtype", "stream"))
     grouping = given.pop(operators.GROUPING.get(layout, ""), None)
     row_major, expected_m = given.pop("b_row_major", False), given.pop("expected_m", 0)
     precision = given.pop("precision", "ieee")
-    expect_differentiable(layout, name_of(a.dtype), plain and not given)
+    expect_differentiable(layout, a.dtype, sorted(given))
     with on_stream(a, stream):
         result: torch.Tensor = _record(a, b, bias, grouping, layout, row_major, out_dtype, precision, expected_m)
     return result

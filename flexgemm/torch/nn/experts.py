@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from flexgemm.torch import products
-from flexgemm.torch.dispatch import autocast, autocast_bias
+from flexgemm.torch.dispatch import autocast, autocast_bias, expect_tensor
 from flexgemm.torch.nn.float8 import KeepsFloat8
 
 
@@ -50,7 +50,7 @@ class GroupedLinear(torch.nn.Module):
 
     def reset_parameters(self) -> None:
         """Uniform within 1 / sqrt(in_features), weight and bias."""
-        bound = 1 / math.sqrt(self.in_features)
+        bound = 1 / math.sqrt(self.in_features) if self.in_features else 0
         torch.nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
             torch.nn.init.uniform_(self.bias, -bound, bound)
@@ -58,6 +58,7 @@ class GroupedLinear(torch.nn.Module):
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         if not self.fp8:
             return products.m_grouped_gemm_nt(x, self.weight, offsets, bias=self.bias)
+        expect_tensor(x, "x")
         x, weight = autocast(x, self.weight)
         result: torch.Tensor = _Float8Product.apply(x, weight, autocast_bias(self.bias), offsets)
         return result
@@ -88,6 +89,7 @@ class Float8GroupedLinear(KeepsFloat8):
         self.register_buffer("bias", bias)
 
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        expect_tensor(x, "x")
         (x,) = autocast(x)
         result: torch.Tensor = _FrozenProduct.apply(x, self.weight, self.scale, autocast_bias(self.bias), offsets)
         return result

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import torch
 
 import flexgemm.torch as ft
-from flexgemm._arguments import renamed
+from flexgemm._arguments import as_int, renamed
+from flexgemm._voxels import is_sequence
 from flexgemm.compat.deep_gemm_per_tensor.jit_kernels.utils import (
     ceil_div,
     get_m_alignment_for_contiguous_layout,
     get_num_sms,
     set_num_sms,
 )
+from flexgemm.torch.dispatch import expect_tensor
 
 _NAMES = {"a": "lhs", "b": "rhs"}  # of flexgemm's arguments here
 
@@ -62,6 +64,11 @@ def k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(
     """out[i] (g, m, n) float32 += lhs_i . rhs_i^T, where lhs and rhs are flat: the matrices (m, k_i), and (n, k_i), one
     after the other, k_i = batch_sizes[i]."""
     _expect(out, torch.float32, lhs=lhs, rhs=rhs)
+    if not is_sequence(batch_sizes):
+        raise TypeError(f"batch_sizes: expected a sequence of ints, got {type(batch_sizes).__name__}")
+    batch_sizes = [as_int(k, "batch_sizes") for k in batch_sizes]
+    if min(batch_sizes, default=0) < 0:
+        raise ValueError(f"batch_sizes: expected ints from 0, got {batch_sizes}")
     if out.ndim != 3 or len(batch_sizes) != out.shape[0]:
         raise ValueError(f"out: expected ({len(batch_sizes)}, m, n) to match batch_sizes, got {tuple(out.shape)}")
     total = sum(batch_sizes)
@@ -78,8 +85,10 @@ def k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(
 def _expect(out: torch.Tensor, dtype: torch.dtype, **factors: torch.Tensor) -> None:
     """The dtypes that each function's name tells."""
     for name, x in factors.items():
+        expect_tensor(x, name)
         if x.dtype is not torch.float8_e4m3fn:
             raise TypeError(f"{name}: expected float8_e4m3fn, got {x.dtype}")
+    expect_tensor(out, "out")
     if out.dtype is not dtype:
         raise TypeError(f"out: expected {dtype}, got {out.dtype}")
 
