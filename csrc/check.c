@@ -75,6 +75,7 @@ static int wrong_strides(const fg_view *view, const char *expected) {
 static bool is_apart(const fg_tensor *tensor) {
     int order[FG_MAX_NDIM];
     for (int i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] == 0) return true;
         int place = i;
         for (; place > 0 && tensor->strides[order[place - 1]] > tensor->strides[i]; place--) {
             order[place] = order[place - 1];

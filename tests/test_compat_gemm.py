@@ -263,11 +263,11 @@ def test_segments_name_their_arguments(device):
 def test_bmm_fp8_names_its_arguments(device):
     a, b, one = fp8(3, 7, 48, device=device), fp8(3, 33, 48, device=device).mT, torch.tensor(1.0, device=device)
     for arguments, error, message in (
-        ((a[0], b, one, one), ValueError, r"A: expected \(G, M, K\)"),
+        ((a[0], b, one, one), ValueError, r"A: expected \(any, any, any\), got \(7, 48\)"),
         ((a, b, one.double(), one), TypeError, "A_scale: expected dtype float32"),
         ((a, b, one, torch.ones(4)), ValueError, r"B_scale: expected one element, got \(4,\)"),
         ((a, b, 1.0, one), TypeError, "A_scale: expected a torch.Tensor, got builtins.float"),
-        ((a, b[0, 0], one, one), ValueError, r"B: expected \(any, any, any\), got"),
+        ((a, b[0, 0], one, one), ValueError, r"B: expected \(3, 48, any\), got"),
         ((a, [b], one, one), TypeError, "B: expected a torch.Tensor, got builtins.list"),
     ):
         with pytest.raises(error, match=f"^{message}"):
@@ -291,3 +291,51 @@ def test_autograd_sees_what_is_written(device):
         call(out)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             product.backward()
+
+
+def test_lengths_by_name_are_lengths(device):
+    """Bounds among them are told by position alone, as in flashinfer's older order of arguments."""
+    x, weights = torch.ones(10, 8, device=device), torch.ones(3, 4, 8, device=device)
+    run, lengths = SegmentGEMMWrapper().run, torch.tensor([3, 3, 4])
+    bounds = torch.tensor([0, 3, 6, 10])
+    with pytest.raises(ValueError, match=r"^seg_lens: expected \(3,\), got \(4,\)$"):
+        run(x, weights, 3, True, seg_lens=bounds)
+    for given in ((lengths,), (None, lengths), (None, bounds), (None, None, bounds)):
+        assert (run(x, weights, 3, True, *given) == 8).all()
+    with pytest.raises(TypeError, match="^seg_lens: given by position and by name$"):
+        run(x, weights, 3, True, None, lengths, seg_lens=lengths)
+    with pytest.raises(TypeError, match="^unexpected keyword argument 'lens'$"):
+        run(x, weights, 3, True, lens=lengths)
+    with pytest.raises(TypeError, match="^expected at most 8 positional arguments, got 9$"):
+        run(x, weights, 3, True, None, None, None, None, None)
+
+
+def test_segments_are_traced(device):
+    run = SegmentGEMMWrapper().run
+    x, weights = (torch.randn(s, device=device) for s in ((10, 8), (3, 4, 8)))
+    lengths = torch.tensor([3, 3, 4], device=device)
+    compiled = torch.compile(lambda x, w, s: run(x, w, 3, True, seg_lens=s), backend="aot_eager", fullgraph=True)
+    expected = run(x, weights, 3, True, seg_lens=lengths)
+    torch.testing.assert_close(compiled(x, weights, lengths), expected)
+    with torch.autocast(device.type, torch.bfloat16):
+        assert torch.equal(run(x, weights, 3, True, seg_lens=lengths), expected)
+
+
+def test_bmm_fp8_names_the_shape_that_it_was_given(device):
+    a = torch.ones(2, 16, 64, device=device).to(torch.float8_e4m3fn)
+    b = torch.ones(2, 32, 48, device=device).to(torch.float8_e4m3fn).transpose(1, 2)
+    one = torch.ones((), device=device)
+    with pytest.raises(ValueError, match=r"^B: expected \(2, 64, any\), got \(2, 48, 32\)$"):
+        bmm_fp8(a, b, one, one, torch.bfloat16)
+
+
+def test_pairs_of_matrix_and_scales_are_refused_by_name(device):
+    a = torch.ones(16, 64, device=device).to(torch.float8_e4m3fn)
+    out, sums = torch.empty(16, 16, dtype=torch.bfloat16, device=device), torch.zeros(2, 16, 16, device=device)
+    with pytest.raises(TypeError, match="^lhs: expected a torch.Tensor, got builtins.tuple$"):
+        dg.gemm_per_tensor_fp8_fp8_bf16_nt((a, 1.0), (a, 1.0), out)
+    with pytest.raises(TypeError, match="^out: expected a torch.Tensor, got builtins.NoneType$"):
+        dg.gemm_per_tensor_fp8_fp8_bf16_nt(a, a, None)
+    for sizes, error in (([80, -16], ValueError), ([32.0, 32.0], TypeError), (None, TypeError), (64, TypeError)):
+        with pytest.raises(error, match="^batch_sizes: expected "):
+            dg.k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(a.flatten(), a.flatten(), sums, sizes)

@@ -87,7 +87,7 @@ def test_a_patch_has_one_voxel_per_cell_and_knows_no_altitude(unet):
 def test_random_patches_are_squares_of_the_map_in_any_of_eight_positions(unet):
     labels = torch.arange(70 * 66).reshape(70, 66)  # a cell's label says where it was
     torch.manual_seed(0)
-    x, answers = unet.random_patches(labels.float(), labels, 40)
+    x, answers = unet.random_patches(labels / 100, labels, 40)
     assert x.shape == (40, 64, 64, 64)
     positions = set()
     for patch, voxels in zip(answers.view(40, 64, 64), x.feats.view(40, 64, 64, 3), strict=True):
@@ -95,7 +95,7 @@ def test_random_patches_are_squares_of_the_map_in_any_of_eight_positions(unet):
         square = labels[top : top + 64, left : left + 64]
         seen = [square.rot90(i) for i in range(4)] + [square.rot90(i).mT for i in range(4)]
         positions |= {i for i, position in enumerate(seen) if torch.equal(patch, position)}
-        torch.testing.assert_close(voxels[..., 0], patch - patch.float().mean(), rtol=0, atol=0.01)
+        torch.testing.assert_close(100 * voxels[..., 0], patch - patch.float().mean(), rtol=0, atol=0.01)
     assert positions == set(range(8))
 
 

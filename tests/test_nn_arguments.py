@@ -222,3 +222,11 @@ def test_a_layer_whose_weight_a_hook_computes_is_not_frozen():
         layer.frozen()
     prune.remove(layer, "weight")
     assert layer.frozen().weight.dtype is torch.float8_e4m3fn
+
+
+def test_experts_without_inputs_and_of_what_is_no_tensor():
+    experts, ends = fnn.GroupedLinear(2, 0, 8), torch.tensor([3, 10])
+    assert torch.equal(experts(torch.empty(10, 0), ends)[:3], experts.bias[:1].expand(3, 8))
+    for layer in (fnn.GroupedLinear(2, 16, 8, fp8=True), fnn.GroupedLinear(2, 16, 8).frozen()):
+        with pytest.raises(TypeError, match="^x: expected a torch.Tensor, got builtins.list$"):
+            layer([1.0], ends)

@@ -183,3 +183,94 @@ def test_scales_have_no_gradient(device):
         for name in ("scale_feats", "scale_weight"):
             with pytest.raises(ValueError, match="float8|differentiable"):
                 library.submanifold_conv3d(feats, weight, neighbor_map=nmap, **{name: scale})
+
+
+# ---- where outputs lie, and what else is asked of a call ----
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32"])
+@pytest.mark.parametrize("m, n, k", [(5, 8, 16), (40, 97, 144), (300, 512, 272)])
+def test_matrices_of_the_output_may_lie_between_each_other(device, m, n, k, dtype):
+    """As of (tokens, heads, channels), of which each head is a matrix."""
+    torch.manual_seed(0)
+    a, b = (torch.randn(3, rows, k, device=device).to(getattr(torch, dtype)) for rows in (m, n))
+
+    def between(dtype):
+        return torch.full((m, 3, n), 7.0, dtype=dtype, device=device).transpose(0, 1)
+
+    expected = flexgemm.torch.batched_gemm_nt(a, b)
+    out = between(expected.dtype)
+    assert flexgemm.torch.batched_gemm_nt(a, b, out=out) is out
+    torch.testing.assert_close(out, expected)
+
+    rows = torch.tensor([m, 0, m // 2], dtype=torch.int32, device=device)
+    out = between(expected.dtype)
+    flexgemm.torch.m_grouped_gemm_nt_masked(a, b, rows, out=out)
+    for got, own, count in zip(out, expected, rows.tolist(), strict=True):
+        torch.testing.assert_close(got[:count], own[:count])
+        assert (got[count:] == 7).all()
+
+    ends = torch.tensor([k // 4, k // 2, k], dtype=torch.int32, device=device)
+    out = between(torch.float32)
+    flexgemm.torch.k_grouped_wgrad_gemm_nt(a[0], b[0], ends, out=out)
+    torch.testing.assert_close(out, 7 + flexgemm.torch.k_grouped_wgrad_gemm_nt(a[0], b[0], ends))
+
+
+def test_matrices_may_lie_beside_those_that_they_are_made_of(device):
+    buffer = torch.randn(2, 5, 64, device=device)
+    expected = flexgemm.torch.batched_gemm_nt(buffer[:, :, :32], torch.ones(2, 32, 32, device=device))
+    out = buffer[:, :, 32:]
+    flexgemm.torch.batched_gemm_nt(buffer[:, :, :32], torch.ones(2, 32, 32, device=device), out=out)
+    torch.testing.assert_close(out, expected)
+    for out in (buffer[:, :, 31:63], buffer[:, :, :32], buffer[1:, :, 32:].expand(2, 5, 32)):
+        with pytest.raises(ValueError, match="^out: expected (memory of its own|rows that do not overlap)"):
+            flexgemm.torch.batched_gemm_nt(buffer[:, :, :32], torch.ones(2, 32, 32, device=device), out=out)
+
+
+def test_meta_tensors_have_shapes(device):
+    a, b = torch.empty(3, 4, device="meta"), torch.empty(5, 4, device="meta")
+    out = flexgemm.torch.gemm_nt(a, b)
+    assert (out.shape, out.device.type) == ((3, 5), "meta")
+
+
+@pytest.mark.parametrize("value", [10**400, 1e39, -1e39])
+def test_a_factor_that_float32_does_not_hold_is_refused_by_name(device, value):
+    a = torch.ones(3, 4, device=device)
+    with pytest.raises(ValueError, match="^alpha: "):
+        flexgemm.torch.gemm_nt(a, a, alpha=value)
+    assert flexgemm.torch.gemm_nt(a, a, alpha=float("inf")).isinf().all()
+    with pytest.raises(ValueError, match="^alpha: "):
+        flexgemm.torch.gemm_nt(a, a, alpha=torch.ones(2))
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"promote_every": 7}, "promote_every: expected 128, 256, 512 or None, got 7"),
+        ({"accumulate": True}, "out: expected an array to add to with accumulate=True, got None"),
+    ],
+    ids=["promote_every", "accumulate"],
+)
+def test_options_are_checked_where_autograd_records_too(device, options, message, needs_grad):
+    a = torch.ones(3, 4, device=device, requires_grad=needs_grad)
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        flexgemm.torch.gemm_nt(a, torch.ones(5, 4, device=device), **options)
+
+
+def test_rows_are_expected_of_masked_groups_alone(device):
+    a = torch.ones(3, 4, device=device)
+    with pytest.raises(ValueError, match="^expected_m: expected 0 but for masked groups, got 5$"):
+        flexgemm.torch.gemm_nt(a, a, expected_m=5)
+
+
+def test_two_dtypes_of_an_output_are_the_same(device):
+    a, one = torch.ones(16, 64, device=device).to(torch.float8_e4m3fn), torch.ones((), device=device)
+    how = {"scale_out": one, "out_dtype": torch.float8_e4m3fn}
+    out = flexgemm.gemm_nt(a, a, **how, dtype_out="float8_e4m3fn")
+    assert torch.equal(out.float(), flexgemm.gemm_nt(a, a, **how).float())
+    with pytest.raises(ValueError, match="^dtype_out: expected None or out_dtype, which is float8_e4m3fn, got"):
+        flexgemm.gemm_nt(a, a, **how, dtype_out="float8_e5m2")
+    with pytest.raises(ValueError, match="^dtype_out: expected float32 or float16 or bfloat16, got float8_e4m3fn$"):
+        flexgemm.gemm_nt(a, a, dtype_out="float8_e4m3fn")
+    assert flexgemm.wgrad_gemm_nt(a, a, scale_out=one, dtype_out="float8_e4m3fn").dtype is torch.float8_e4m3fn

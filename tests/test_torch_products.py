@@ -198,7 +198,7 @@ def test_a_recorded_product_heeds_every_option(device):
         assert function(a, b, dtype_out="float16").dtype is torch.float16
         with pytest.raises(ValueError, match="out: expected an array to add to"):
             function(a, b, accumulate=True)
-        with pytest.raises(ValueError, match="dtype_a, dtype_b or out=, is not differentiable"):
+        with pytest.raises(ValueError, match="with dtype_a is not differentiable"):
             function(a, b, dtype_a="float16")
     x, experts = torch.ones(128, 6, device=device, requires_grad=True), torch.ones(2, 5, 6, device=device)
     zeros = torch.zeros(128, dtype=torch.int32, device=device)
@@ -317,3 +317,29 @@ def test_only_gradients_that_are_needed_are_computed(device, monkeypatch):
     a, b = torch.randn(9, 16, device=device), torch.randn(8, 16, device=device, requires_grad=True)
     ft.gemm_nt(a, b).sum().backward()
     assert len(asked) == 1 and a.grad is None
+
+
+def test_what_stands_in_the_way_of_a_gradient_is_named(device):
+    a, b = torch.randn(5, 16, device=device, requires_grad=True), torch.randn(7, 16, device=device)
+    for how, what in (({"activation": "relu"}, "with activation"), ({"alpha": 2.0}, "with alpha")):
+        with pytest.raises(ValueError, match=f"^a, b, bias: require grad, but a product {what} is not differentiable$"):
+            ft.gemm_nt(a, b, **how)
+        with pytest.raises(ValueError, match=f"^a, b, bias: are inside torch.func, but a product {what} is not"):
+            torch.func.vmap(lambda x, how=how: ft.gemm_nt(x, b, **how))(torch.ones(4, 5, 16, device=device))
+    ends = torch.tensor([3, 5, 16], device=device)
+    with pytest.raises(ValueError, match="but a product of layout k_grouped is not differentiable"):
+        ft.k_grouped_wgrad_gemm_nt(a, b, ends)
+    with pytest.raises(TypeError, match="^a: expected dtype float32, .*, got float64$"):
+        ft.gemm_nt(a.double(), b)
+
+
+def test_traced_products_refuse_what_others_refuse(device, fresh_compiler):
+    a, b = torch.randn(5, 16, device=device), torch.randn(7, 16, device=device)
+    torch.testing.assert_close(torch.compile(ft.gemm_nt, backend="aot_eager")(a, b, device=None), ft.gemm_nt(a, b))
+    for options, message in (
+        ({"accumulate": True}, "out: expected an array to add to with accumulate=True, got None"),
+        ({"device": "cuda"}, "device: only NumPy arrays are moved; torch arrays are computed where they are"),
+    ):
+        for call in (ft.gemm_nt, torch.compile(ft.gemm_nt, backend="aot_eager")):
+            with pytest.raises(ValueError, match=f"^{message}"):
+                call(a, b, **options)

@@ -196,7 +196,12 @@ def expect_differentiable(layout: str, dtype: torch.dtype, more: list[str]) -> N
         raise TypeError(f"a: expected dtype {', '.join((*gemm.FLOATS, *gemm.FP8))}, got {name}")
     if differentiable(layout, name, not more):
         return
-    what = f"with {', '.join(more)}" if more else f"of {name}" if name not in gemm.FLOATS else f"of layout {layout}"
+    if name not in gemm.FLOATS:
+        what = f"of {name}"
+    elif not differentiable(layout, name, True):
+        what = f"of layout {layout}"
+    else:
+        what = f"with {', '.join(more)}"
     why = "are inside torch.func" if transformed() else "require grad"
     raise ValueError(f"a, b, bias: {why}, but a product {what} is not differentiable")
 

@@ -44,9 +44,9 @@ struct Problem {
                           (in_aligned() && weight_aligned() && 0 <= in.strides[0] && in.strides[0] <= INT32_MAX);
         if (!near || in.shape[1] > kMaxChannels / 8 || out.shape[1] > kMaxChannels / 8) compute_capability = 80;
         if (status != FG_OK) return status;
-        const fg_conv_question question = {out.shape[0], depth(),   columns(),      map.shape[0],
-                                           in.dtype,     precision, *num_sms,       compute_capability,
-                                           algorithm,    orders,    channel_groups, segment_tiles(), major == Major::kMN};
+        const fg_conv_question question = {out.shape[0],   depth(),         columns(),          map.shape[0], in.dtype,
+                                           precision,      *num_sms,        compute_capability, algorithm,    orders,
+                                           channel_groups, segment_tiles(), major == Major::kMN};
         *result = fg_plan_conv(&question);
         return FG_OK;
     }
