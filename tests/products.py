@@ -15,6 +15,8 @@ from flexgemm import _C
 PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS, FEW_OR_MANY, DENSE, ADDED, ROWS, ASKEW = (1 << bit for bit in range(11))
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+FP8 = (E4M3, E4M3)
+MIXES = [FP8, (E4M3, E5M2), (E5M2, E4M3), *((d, d) for d in ("float16", "bfloat16", "float32"))]
 FP8_PAIRS = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)]
 PLAIN = [("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "ieee"), ("float32", "tf32")]
 OUT_DTYPES = ["float32", "float16", "bfloat16"]

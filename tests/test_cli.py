@@ -65,3 +65,18 @@ def test_a_cloud_that_cannot_be_read_is_an_error_and_no_traceback(tmp_path, caps
     assert main(["demo", "--points", str(tmp_path / "none.npy")]) == 2
     assert "--points: " in (printed := capsys.readouterr().err)
     assert "none.npy: No such file or directory" in printed
+
+
+def test_bench_runs_the_benchmarks_of_the_checkout_with_its_arguments(monkeypatch):
+    started = []
+    monkeypatch.setattr("subprocess.call", lambda command, cwd: started.append((command, cwd)) or 3)
+    assert main(["bench", "--step", "gemm"]) == 3
+    ((command, folder),) = started
+    assert command[1:] == ["-m", "benchmarks", "--step", "gemm"]
+    assert (folder / "benchmarks" / "__main__.py").exists()
+
+
+def test_an_installed_package_has_no_benchmarks(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(flexgemm, "__file__", str(tmp_path / "flexgemm" / "__init__.py"))
+    assert main(["bench"]) == 2
+    assert "part of the source checkout" in capsys.readouterr().err

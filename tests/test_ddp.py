@@ -39,18 +39,23 @@ def close(a, b, tolerance=1e-5):
 # ---- what one process does, with its share or with everything ----
 
 
-def normalise(rows, sample):
+def normalise(rows, sample, process_group=None):
     """Two training steps of a batch norm, and the gradients after the second."""
     torch.manual_seed(0)
     coords = torch.nn.functional.pad(torch.arange(len(rows), device=rows.device)[:, None], (1, 2)).int()
     x = fnn.SparseTensor(rows.requires_grad_(), coords, (1, 64, 1, 1))
-    layer = fnn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(fnn.BatchNorm(5, momentum=None)))
+    norm = torch.nn.Sequential(fnn.BatchNorm(5, momentum=None))
+    layer = fnn.SyncBatchNorm.convert_sync_batchnorm(norm, process_group)
     layer.to(rows.device)
     torch.nn.init.normal_(layer[0].weight)
     for _ in range(2):
         y = layer(x).feats
     (y * sample).sum().backward()
     return y.detach(), rows.grad, layer[0].weight.grad, layer[0].bias.grad, layer.state_dict()
+
+
+def share_of(numbers, shares, rank):
+    return [part.split(shares)[rank].clone() for part in numbers]
 
 
 def rows_and_gradient(device):
@@ -131,7 +136,9 @@ def of_process(rank, folder, kind):
     where, backend = f"file://{folder}/rendezvous", "nccl" if kind == "cuda" else "gloo"
     torch.distributed.init_process_group(backend, init_method=where, rank=rank, world_size=PROCESSES)
     numbers = rows_and_gradient(device)
-    normalised = [normalise(*(part.split(shares)[rank].clone() for part in numbers)) for shares in SHARES]
+    normalised = [normalise(*share_of(numbers, shares, rank)) for shares in SHARES]
+    by_themselves = [torch.distributed.new_group([process]) for process in range(PROCESSES)]
+    normalised.append(normalise(*share_of(numbers, SHARES[0], rank), by_themselves[rank]))
     wrapped = {name: gradients_of(wrap, [sample(rank, device)], device) for name, wrap in WRAPS.items()}
     results = normalised, train_the_example(device), wrapped, in_16_bits(sample(rank, device)) if SHARDS else None
     torch.save(results, folder / f"{rank}.pt")
@@ -167,6 +174,11 @@ def test_batch_norm_takes_the_statistics_of_all_processes(device, processes, cas
         close(sum(of_parameters), expected)
     for state in states:
         close(state, whole[4])
+
+
+def test_batch_norm_takes_the_statistics_of_its_process_group(device, processes):
+    for rank, ([*_, alone], *_) in enumerate(processes):
+        close(alone, normalise(*share_of(rows_and_gradient(device), SHARES[0], rank)))
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])

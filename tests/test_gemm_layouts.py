@@ -8,29 +8,16 @@ import pytest
 import reference
 import scenes
 from memory import Host, poison
-from products import (
-    E4M3,
-    E5M2,
-    FAR_APART,
-    KEPT,
-    PACKED,
-    contiguous,
-    judge,
-    offsets_of,
-    operands,
-    scale_of,
-)
+from products import E4M3, E5M2, FAR_APART, FP8, KEPT, MIXES, PACKED, contiguous, judge, offsets_of, operands, scale_of
 from reference import dtype_of, f64
 from verdicts import assert_gemm_rows, assert_rows, float8_cut
 
 import flexgemm
 from flexgemm import _C
 
-FP8 = (E4M3, E4M3)
-DTYPES = [FP8, (E4M3, E5M2), (E5M2, E4M3), *((d, d) for d in ("float16", "bfloat16", "float32"))]
 SIZES = [0, 1, 7, 64, 129, 0]
 
-all_dtypes = pytest.mark.parametrize("dtypes", DTYPES, ids="-".join)
+all_dtypes = pytest.mark.parametrize("dtypes", MIXES, ids="-".join)
 offset_forms = pytest.mark.parametrize("form", ["ends", "bounds"])
 layouts = pytest.mark.parametrize("pad, offset", [(0, 0), (1, 1), (16, 16)])
 
