@@ -7,6 +7,7 @@ import numpy as np
 import reference
 import scenes
 import verdicts
+from memory import poison
 from verdicts import assert_gemm_rows, assert_rounded_once, assert_rows
 
 from flexgemm import _C
@@ -243,3 +244,15 @@ def check_grouped_output(backend, layout, sizes, n, k, dtype, out_dtype, scales,
         cut = cut_of(backend, dtypes, activation)
         judge_output(backend, out[own], ref, dtypes[0], out_dtype, scale_out, activation, cut)
     assert (reference.f64(out[left]) == KEPT).all()
+
+
+def own_dtype(dtypes):
+    """Of the output, where no other is asked for."""
+    return "bfloat16" if dtypes[0].startswith("float8") else dtypes[0]
+
+
+def initial_of(shape, dtype, written):
+    """What the output holds before: KEPT where it stays."""
+    initial = poison(shape, dtype)
+    initial[~written] = KEPT
+    return initial

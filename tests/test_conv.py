@@ -461,3 +461,20 @@ def test_the_same_input_gives_the_same_bits(backend, case, mode):
     for _ in range(3):
         for again, before in zip(passes(), first, strict=True):
             assert_same_bits(again, before)
+
+
+@every_mode
+@pytest.mark.parametrize("pitched", ["feats", "out"])
+def test_one_array_of_rows_that_begin_anywhere(backend, mode, pitched):
+    """Its first row is aligned and the others are not."""
+    p = Problem(Case(ci=64, co=64), mode)
+    call = guarded.Call(backend, pad=1)
+    out = call.run(
+        "conv_forward",
+        call.give(p.feats, strided=pitched == "feats"),
+        *map(call.give, (p.weight, p.bias, p.map)),
+        call.take((300, 64), p.dtype, strided=pitched == "out"),
+        precision=p.precision,
+        algorithm="implicit_gemm",  # no slices, whose sums others store
+    )
+    p.check_forward(out)

@@ -169,3 +169,14 @@ def test_sums_of_thousands_of_products(backend, one_sign, ci, co):
     if backend.name == "cuda" and not one_sign:
         rounded = guarded.conv_forward(backend, feats, weight, None, nmap, precision="tf32")
         assert (np.linalg.norm(rounded - expected, axis=1) > 1e-4 * np.linalg.norm(expected, axis=1)).all()
+
+
+def test_slices_of_a_weight_gradient_that_are_computed_again(backend):
+    """The largest number is infinite in TF32: both slices of the rows are summed again, each for itself."""
+    n, ci, co = 1200, 33, 40
+    feats, grad_out = np.zeros((n, ci), np.float32), np.zeros((n, co), np.float32)
+    feats[[100, 1100], 3], grad_out[[100, 1100], 5] = HUGE, 0.125
+    grad_weight, _ = guarded.conv_wgrad(backend, grad_out, feats, np.arange(n, dtype=np.int32)[None])
+    expected = np.zeros((co, 1, ci), np.float32)
+    expected[5, 0, 3] = HUGE / 4
+    np.testing.assert_array_equal(np.reshape(grad_weight, expected.shape), expected)

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import reference
 import scenes
+from reference import f64
 from test_conv import Case, Problem
 from verdicts import assert_conv_rows, assert_rows
 
 import flexgemm
+from flexgemm import _C
 
 
 @pytest.mark.large
@@ -131,3 +133,44 @@ def test_more_than_2_to_the_31_feature_elements(cuda):
     rows = np.append(rng.choice(n, 4095, replace=False), n - 1)
     expected = reference.conv_forward(feats, weight, None, cuda.numpy(nmap)[:, rows])
     assert_rows(cuda.numpy(out)[rows], expected, 2e-3)
+
+
+@pytest.mark.parametrize("shifted", [None, "grad_weight", "grad_bias"])
+def test_a_million_sums_off_alignment(cuda, shifted):
+    """So many are added up four at a time, where all outputs allow it."""
+    n, volume, ci, co = 33_000, 27, 512, 80
+    rng = np.random.default_rng(0)
+    grad_out, feats = (rng.integers(-2, 3, shape).astype(np.float16) for shape in ((n, co), (3, ci)))
+    nmap = np.full((volume, n), -1, np.int32)
+    rows = rng.choice(n, 100, replace=False)
+    nmap[rng.integers(0, volume, 100), rows] = rng.integers(0, 3, 100)
+    call = guarded.Call(cuda, offset=1)
+    grad_weight, grad_bias = call.run(
+        "conv_wgrad",
+        *map(call.give, (grad_out, feats, nmap)),
+        call.take((co, volume, ci), "float16", strided=shifted == "grad_weight"),
+        call.take((co,), "float16", strided=shifted == "grad_bias"),
+    )
+    expected = np.zeros((co, volume, ci))
+    for v, m in np.argwhere(nmap >= 0):
+        expected[:, v] += np.outer(f64(grad_out[m]), f64(feats[nmap[v, m]]))
+    np.testing.assert_array_equal(f64(grad_weight).reshape(expected.shape), expected)
+    np.testing.assert_array_equal(f64(grad_bias), f64(grad_out).sum(axis=0))
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_residual_of_a_matrix_that_is_made_in_several_parts(cuda, activation):
+    """A row of a mebi of halves: 128 of them at a time."""
+    n, ci, co = 130, 2**20, 8
+    rng = np.random.default_rng(0)
+    feats, weight = np.zeros((2, ci), np.float16), np.zeros((co, 1, 1, 1, ci), np.float16)
+    feats[:, ::4099], weight[..., ::4099] = rng.standard_normal((2, 256)), rng.standard_normal((co, 1, 1, 1, 256))
+    residual = rng.standard_normal((n, co)).astype(np.float16)
+    nmap = rng.integers(0, 2, (1, n)).astype(np.int32)
+    plan = _C.plan_conv(rows=n, ci=ci, co=co, v=1, dtype="float16", num_sms=8, algorithm="explicit_gemm")
+    assert plan["block_m"] == 128
+    out = guarded.conv_forward(cuda, feats, weight, None, nmap, residual=residual, activation=activation,
+                               algorithm="explicit_gemm")  # fmt: skip
+    expected = reference.conv_epilogue(feats[:, ::4099], weight[..., ::4099], None, nmap, residual, activation)
+    assert_rows(out, expected, 2e-3)

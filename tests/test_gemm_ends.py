@@ -125,3 +125,14 @@ def test_any_scale_of_a_float8_output(backend, scale_out, activation):
     np.testing.assert_array_equal(np.isnan(reference.f64(out)), np.isnan(ref))
     known = ~np.isnan(ref).any(axis=1)
     judge_float8(out[known], np.clip(ref[known], -448, 448), E4M3, cut_of(backend, FP8, activation))
+
+
+def test_an_infinite_factor_of_a_float8_output(backend):
+    m, n, k = 260, 480, 400
+    a, b = (np.abs(x) for x in operands(m, n, k, E4M3, E4M3)[1:])
+    a[5] = 0
+    how = {"scale_a": np.asarray(np.inf, np.float32)}
+    with guarded.multiprocessors(1):
+        out = guarded.gemm(backend, a, b, E4M3, scale_out=np.asarray(2.0, np.float32), **how)
+    nan = np.isnan(reference.f64(out)).any(axis=1)
+    np.testing.assert_array_equal(nan, np.arange(m) == 5)

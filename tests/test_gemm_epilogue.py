@@ -10,6 +10,7 @@ import pytest
 import reference
 import scenes
 import verdicts
+from memory import hopper
 from products import (
     BLOCKS,
     DENSE,
@@ -360,3 +361,19 @@ def test_coarse_promotion_shows_on_hopper(cuda, k):
     ref = reference.gemm(a, b)
     bias = {p: abs((f64(guarded.gemm(cuda, a, b, "float32", promote_every=p)) / ref).mean() - 1) for p in PROMOTIONS}
     assert bias[128] < 2e-3 < bias[512] < bias[None]
+
+
+@pytest.mark.parametrize("promote_every", [128, 256, 512])
+def test_sums_are_promoted_as_often_as_asked_for(cuda, promote_every):
+    """Each part of the depth is a sum of its own, from zero: added up in float32 they give the same bits."""
+    if not hopper(cuda) or os.environ.get("FLEXGEMM_ARCH"):
+        pytest.skip("other kernels promote every step")
+    m, n, k = 700, 392, 1040
+    _, a, b = operands(m, n, k, *FP8)
+    with guarded.multiprocessors(2):
+        out = guarded.gemm(cuda, a, b, "float32", promote_every=promote_every)
+        parts = np.zeros((m, n), np.float32)
+        for first in range(0, k, promote_every):
+            own = np.s_[:, first : first + promote_every]
+            parts += guarded.gemm(cuda, a[own], b[own], "float32", promote_every=512)
+    np.testing.assert_array_equal(out, parts)

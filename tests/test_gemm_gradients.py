@@ -142,3 +142,10 @@ def test_public_weight_gradients_between_bounds(backend):
     assert tuple(out.shape) == (2, 33, 70)
     for got, begin, end in zip(backend.numpy(out), bounds[:-1], bounds[1:], strict=True):
         judge(backend, got, reference.gemm(a[:, begin:end], b[:, begin:end]), E4M3, "float32")
+
+
+@pytest.mark.parametrize("dtype, own, first", [("bfloat16", 60, 8), (E4M3, 120, 16)])
+def test_k_groups_whose_first_tiles_are_parted_along_k(backend, dtype, own, first):
+    """Of two steps, of which the group has 120 bytes behind 16 that are not its own."""
+    with guarded.multiprocessors(4):
+        check_k_grouped(backend, [own, 300, 200], 600, 520, (dtype, dtype), "bounds", first=first, accumulate=True)

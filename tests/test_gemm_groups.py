@@ -281,3 +281,18 @@ def test_public_grouped(backend, form):
 def test_every_tile_shape_in_groups(cuda, n, sizes):
     offsets = offsets_of(sizes, "bounds", "int32", first=5)
     check_grouped(cuda, sum(sizes) + 40, n, 400, offsets, len(sizes), (E4M3, E4M3), "bfloat16", bias=True)
+
+
+@pytest.mark.parametrize("first", [[100] * 32, [100] + [0] * 31, [0] * 31 + [100]], ids=["all", "begin", "last"])
+def test_decreasing_offsets_of_many_groups(cuda, first):
+    """Groups are looked at 32 at a time: those behind begin no earlier than those before have ended."""
+    rows, n = 200, 70
+    offsets = np.array([*first, 40, 150, 20, 200], np.int32)
+    _, a, b = operands(rows, n, 64, E4M3, E4M3, groups=len(offsets))
+    ends = np.maximum.accumulate(offsets)
+    ref, begin = np.zeros((rows, n)), 0
+    for g, end in enumerate(ends):
+        ref[begin:end] = reference.gemm(a[begin:end], b[g])
+        begin = end
+    how = {"offsets": offsets, "initial": np.zeros((rows, n), np.float32), "accumulate": True}  # twice shows
+    assert_gemm_rows(guarded.gemm(cuda, a, b, "float32", **how), ref, "float32")

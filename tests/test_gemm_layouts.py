@@ -8,7 +8,21 @@ import pytest
 import reference
 import scenes
 from memory import Host, poison
-from products import E4M3, E5M2, FAR_APART, FP8, KEPT, MIXES, PACKED, contiguous, judge, offsets_of, operands, scale_of
+from products import (
+    E4M3,
+    FAR_APART,
+    FP8,
+    KEPT,
+    MIXES,
+    PACKED,
+    contiguous,
+    initial_of,
+    judge,
+    offsets_of,
+    operands,
+    own_dtype,
+    scale_of,
+)
 from reference import dtype_of, f64
 from verdicts import assert_gemm_rows, assert_rows, float8_cut
 
@@ -22,21 +36,11 @@ offset_forms = pytest.mark.parametrize("form", ["ends", "bounds"])
 layouts = pytest.mark.parametrize("pad, offset", [(0, 0), (1, 1), (16, 16)])
 
 
-def own_dtype(dtypes):
-    return "bfloat16" if dtypes[0].startswith("float8") else dtypes[0]
-
-
 def judge_written(backend, out, ref, written, dtypes, out_dtype):
     """Rows that are written whole are judged; what is not keeps what it held."""
     assert (f64(out)[~written] == KEPT).all()
     rows = written.all(axis=-1)
     judge(backend, out[rows], ref[rows], dtypes[0], out_dtype)
-
-
-def initial_of(shape, dtype, written):
-    initial = poison(shape, dtype)
-    initial[~written] = KEPT
-    return initial
 
 
 # ---- contiguous ----
@@ -334,69 +338,6 @@ def hostile(backend, layout, ends):
     return guarded.gemm(backend, a, b, "float32", **how), a, b
 
 
-# ---- segments ----
-
-
-@pytest.mark.parametrize("dtypes", [FP8, (E5M2, E4M3), ("float16", "float16"), ("bfloat16", "bfloat16")], ids="-".join)
-@pytest.mark.parametrize("column_major", [True, False])
-@pytest.mark.parametrize("n, k", [(97, 144), (64, 128), (33, 17)])
-def test_segments(backend, n, k, column_major, dtypes):
-    sizes, weights = [0, 1, 7, 64, 129, 3], np.array([2, 2, 0, 3, 1, 0], np.int64)
-    rows = sum(sizes)
-    rng, x, w = operands(rows, n, k, *dtypes, groups=4)
-    scale_b, bias = scale_of(rng, "row", n, (4,)), rng.standard_normal((4, n)).astype(np.float32)
-    ref, begin = np.zeros((rows, n)), 0
-    for size, weight in zip(sizes, weights, strict=True):
-        own = slice(begin, begin := begin + size)
-        ref[own] = reference.gemm(x[own], w[weight], None, scale_b[weight], bias[weight])
-    given = w if column_major else np.ascontiguousarray(w.swapaxes(1, 2))
-    out_dtype = own_dtype(dtypes)
-    how = {"weight_indices": weights, "scale_b": scale_b, "bias": bias, "shape": (rows, n)}
-    out = guarded.gemm(backend, x, given, out_dtype, offsets=offsets_of(sizes, "bounds", "int32"),
-                       b_row_major=not column_major, **how)  # fmt: skip
-    judge(backend, out, ref, dtypes[0], out_dtype)
-
-
-def test_segments_whose_weight_does_not_exist(cuda):
-    """Raise on the CPU; are left alone on a GPU, which does not know them before it is there."""
-    _, x, w = operands(40, 70, 64, *FP8, groups=2)
-    how = {"offsets": np.array([10, 25, 40], np.int32), "weight_indices": np.array([0, 7, -1], np.int32)}
-    out = guarded.gemm(cuda, x, w, "float32", initial=np.full((40, 70), KEPT, np.float32), **how)
-    assert (out[10:] == KEPT).all()
-    assert_gemm_rows(out[:10], reference.gemm(x[:10], w[0]), "float32")
-
-
-def test_there_may_be_no_weights(cuda):
-    """What an index names is skipped where there is none, on a GPU."""
-    _, a, b = operands(40, 70, 64, "float16", "float16", groups=1)
-    initial = np.full((40, 70), 7, np.float16)
-    how = {"offsets": np.array([25, 40], np.int32), "weight_indices": np.zeros(2, np.int32)}
-    out = guarded.gemm(cuda, a, b[:0], "float16", initial=initial, **how)
-    np.testing.assert_array_equal(out, initial)
-
-
-def test_weight_indices_are_checked_on_the_cpu():
-    _, x, w = operands(40, 70, 64, *FP8, groups=2)
-    with pytest.raises(ValueError, match="weight_indices"):
-        flexgemm.segment_gemm(x, w, np.array([10, 40], np.int32), weight_indices=np.array([0, 2], np.int32))
-
-
-@pytest.mark.parametrize("layout", ["dense", "batched", "m_grouped_masked", "k_grouped"])
-@pytest.mark.parametrize("dtypes", [FP8, ("float32", "float32")], ids="-".join)
-def test_row_major_weights_in_any_layout(backend, layout, dtypes):
-    rng = np.random.default_rng(0)
-    lead = (2,) if layout in ("batched", "m_grouped_masked") else ()
-    a, b = scenes.values(rng, (*lead, 33, 80), dtypes[0]), scenes.values(rng, (*lead, 70, 80), dtypes[1])
-    grouping = {
-        "m_grouped_masked": {"masked_m": np.array([33, 33], np.int32)},
-        "k_grouped": {"offsets": np.array([33, 80], np.int32)},
-    }.get(layout, {})
-    shape = (2, 33, 70) if lead or layout == "k_grouped" else (33, 70)
-    how = {"shape": shape, "layout": layout, **grouping}
-    out = guarded.gemm(backend, a, np.ascontiguousarray(b.swapaxes(-1, -2)), "float32", b_row_major=True, **how)
-    np.testing.assert_array_equal(out, guarded.gemm(backend, a, b, "float32", **how))
-
-
 # ---- the public functions ----
 
 
@@ -539,3 +480,24 @@ def test_more_row_major_weights_than_a_cpu_packs_at_a_time(backend):
     a, b = (scenes.values(rng, s, "bfloat16", one_sign=True) for s in ((5, 8192), (8192, 1100)))
     out = guarded.gemm(backend, a, b, "float32", b_row_major=True, shape=(5, 1100))
     assert_rows(out, reference.gemm(a, b.T), 1e-4)
+
+
+@pytest.mark.parametrize("sms", [1, 2])
+@pytest.mark.parametrize("dtypes", [FP8, ("bfloat16", "bfloat16")], ids="-".join)
+def test_groups_of_columns_that_end_within_a_tile(backend, dtypes, sms):
+    """Groups begin at whole 16-byte chunks: what is behind the last one is left as it was."""
+    sizes, m, k = [64, 8, 128, 304, 40], 200, 144
+    n = sum(sizes) + 200
+    rng = np.random.default_rng(0)
+    a = scenes.values(rng, (len(sizes), m, k), dtypes[0], one_sign=True)
+    b = scenes.values(rng, (n, k), dtypes[1], one_sign=True)
+    ref, written, begin = np.zeros((m, n)), np.zeros((m, n), bool), 0
+    for g, size in enumerate(sizes):
+        own = slice(begin, begin := begin + size)
+        ref[:, own], written[:, own] = reference.gemm(a[g], b[own]), True
+    out_dtype = own_dtype(dtypes)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, out_dtype, offsets=np.cumsum(sizes).astype(np.int32), layout="n_grouped",
+                           shape=(m, n), initial=initial_of((m, n), out_dtype, written))  # fmt: skip
+    assert (f64(out)[~written] == KEPT).all()
+    judge(backend, out[:, :begin], ref[:, :begin], dtypes[0], out_dtype)

@@ -286,3 +286,23 @@ def test_a_table_needs_two_slots():
         )
     with pytest.raises(ValueError, match="table_keys"):
         _C.hash_lookup(np.zeros(1, np.int64), np.zeros((9, 3), int), None, np.zeros(2, np.int64), np.zeros(1, np.int64))
+
+
+def first_slots(keys, capacity):
+    """Where each key is looked for first (kernels/cuda/hash_table.cuh)."""
+    mask, slots = 2**64 - 1, []
+    for key in keys.tolist():
+        h = (key ^ key >> 33) * 0xFF51AFD7ED558CCD & mask
+        h = (h ^ h >> 33) * 0xC4CEB9FE1A85EC53 & mask
+        slots.append((h ^ h >> 33) * capacity >> 64)
+    return np.array(slots)
+
+
+@pytest.mark.parametrize("n", [64, 65, 66, 67, 73, 130])
+def test_keys_that_all_begin_at_one_slot(backend, n):
+    """The last lies n - 1 slots behind it: up to 64 are looked at anyway, more have to be noted."""
+    capacity, keys = 200, np.arange(40_000)
+    keys = keys[first_slots(keys, capacity) == 7][:n]
+    assert len(keys) == n
+    table = flexgemm.HashTable.build(backend.array(keys), capacity=capacity)
+    check(backend, table, insert_all({}, keys, np.arange(n)), keys, np.int32)

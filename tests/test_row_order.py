@@ -508,3 +508,18 @@ def test_convolutions_of_a_frozen_map_are_bitwise_the_same(backend):
     nmap.freeze()
     for after, expected in zip(both(), before, strict=True):
         assert_same_bits(after, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("groups", [7, 49])
+def test_slices_of_a_large_kernel(backend, dtype, groups):
+    """More than 32, as many as a word has bits."""
+    n, ci, co = 300, 64, 64
+    rng = np.random.default_rng(0)
+    coords, shape = scenes.scene(n)
+    nmap = reference.neighbor_map(coords, shape, (7, 7, 7))
+    feats, weight = (scenes.values(rng, s, dtype, one_sign=True) for s in ((n, ci), (co, 7, 7, 7, ci)))
+    order = np.stack([rng.permutation(n).astype(np.int32) for _ in range(groups)])
+    out = guarded.conv_forward(backend, feats, weight, None, nmap, order=order,
+                               algorithm="masked_implicit_gemm_splitk")  # fmt: skip
+    assert_conv_rows(out, reference.conv_forward(feats, weight, None, nmap), dtype)

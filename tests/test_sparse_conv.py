@@ -473,3 +473,19 @@ def test_shapes_that_do_not_match_the_map_are_named(backend):
         flexgemm.submanifold_conv3d(feats, weight, neighbor_map=nmap)
     with pytest.raises(TypeError, match="^neighbor_map: "):
         flexgemm.sparse_inverse_conv3d(feats, weight, neighbor_map=None)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        Kernel((3, 1, 1), (2, 1, 1), transposed=True),
+        Kernel((3, 1, 1), (3, 1, 1), transposed=True),
+    ],
+    ids=str,
+)
+def test_upsampling_does_not_come_back_around(backend, kernel):
+    """-2 / 2 is 2^31 - 1 modulo 2^32, and so is 3 * (2^31 - 1) a site that is there."""
+    shape = (1, 2**31, 2, 2)
+    coords = np.array([[0, x, 0, 1] for x in (0, 1, (2**31 - 5) // 3, 2**30, 2**31 - 1)], np.int32)
+    sites, to_shape = check_sites(backend, coords, shape, kernel)
+    check_maps(backend, coords, shape, sites, to_shape, kernel)
