@@ -204,22 +204,26 @@ def test_strided_rows_and_any_alignment(backend, case, mode, pad, offset):
     p.check_wgrad(*guarded.conv_wgrad(backend, p.grad_out, p.feats, p.map, **how))
 
 
+def check_one_array_apart(call, mode, apart, **how):
+    """The forward pass where one array lies as the call has it, and the others are contiguous and aligned."""
+    p = Problem(Case(ci=64, co=64), mode)
+    given = (call.give(getattr(p, name), strided=name == apart) for name in ("feats", "weight", "bias", "map"))
+    out = call.take((300, 64), p.dtype, strided=apart == "out")
+    p.check_forward(call.run("conv_forward", *given, out, precision=p.precision, **how))
+
+
 @every_mode
 @pytest.mark.parametrize("shifted", ["feats", "weight", "bias", "map", "out"])
 def test_any_one_array_off_alignment(backend, mode, shifted):
     """A fast path that looks at one pointer and trusts the others would fault or read its neighbour."""
-    p = Problem(Case(ci=64, co=64), mode)
-    call = guarded.Call(backend, offset=1)
-    out = call.run(
-        "conv_forward",
-        call.give(p.feats, strided=shifted == "feats"),
-        call.give(p.weight, strided=shifted == "weight"),
-        call.give(p.bias, strided=shifted == "bias"),
-        call.give(p.map, strided=shifted == "map"),
-        call.take((300, 64), p.dtype, strided=shifted == "out"),
-        precision=p.precision,
-    )
-    p.check_forward(out)
+    check_one_array_apart(guarded.Call(backend, offset=1), mode, shifted)
+
+
+@every_mode
+@pytest.mark.parametrize("pitched", ["feats", "out"])
+def test_one_array_of_rows_that_begin_anywhere(backend, mode, pitched):
+    """Its first row is aligned and the others are not; without slices, whose sums others store."""
+    check_one_array_apart(guarded.Call(backend, pad=1), mode, pitched, algorithm="implicit_gemm")
 
 
 @every_mode
@@ -461,20 +465,3 @@ def test_the_same_input_gives_the_same_bits(backend, case, mode):
     for _ in range(3):
         for again, before in zip(passes(), first, strict=True):
             assert_same_bits(again, before)
-
-
-@every_mode
-@pytest.mark.parametrize("pitched", ["feats", "out"])
-def test_one_array_of_rows_that_begin_anywhere(backend, mode, pitched):
-    """Its first row is aligned and the others are not."""
-    p = Problem(Case(ci=64, co=64), mode)
-    call = guarded.Call(backend, pad=1)
-    out = call.run(
-        "conv_forward",
-        call.give(p.feats, strided=pitched == "feats"),
-        *map(call.give, (p.weight, p.bias, p.map)),
-        call.take((300, 64), p.dtype, strided=pitched == "out"),
-        precision=p.precision,
-        algorithm="implicit_gemm",  # no slices, whose sums others store
-    )
-    p.check_forward(out)

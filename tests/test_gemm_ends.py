@@ -12,6 +12,7 @@ from products import (
     E4M3,
     ENDS,
     EXPECTED_M,
+    FP8,
     MASKED,
     PACKED,
     check_grouped_output,
@@ -25,8 +26,6 @@ from products import (
     plan_of,
     width,
 )
-
-FP8 = (E4M3, E4M3)
 
 all_ends = pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 

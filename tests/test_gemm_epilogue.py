@@ -17,7 +17,9 @@ from products import (
     E4M3,
     E5M2,
     EQUAL,
+    FP8,
     MASKED,
+    OUT_DTYPES,
     PACKED,
     block_scales,
     cut_of,
@@ -34,9 +36,7 @@ from verdicts import ROW_CUTS, assert_gemm_rows, float8_cut
 
 import flexgemm
 
-FP8 = (E4M3, E4M3)
 ACTIVATIONS = [None, "relu", "silu", "gelu", "swiglu"]
-OUT_DTYPES = ["float32", "float16", "bfloat16"]
 PROMOTIONS = (128, 512, None)
 
 activations = pytest.mark.parametrize("activation", ACTIVATIONS)
