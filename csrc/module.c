@@ -106,6 +106,15 @@ static int intern(PyObject **strings, const char *const *texts, int count) {
     return 0;
 }
 
+static int add_names(PyObject *module, const char *attribute, PyObject *const *names, int count) {
+    PyObject *tuple = PyTuple_New(count);
+    if (!tuple) return -1;
+    for (int i = 0; i < count; i++) PyTuple_SetItem(tuple, i, Py_NewRef(names[i]));
+    int status = PyModule_AddObjectRef(module, attribute, tuple);
+    Py_DECREF(tuple);
+    return status;
+}
+
 static int exec_module(PyObject *module) {
     static const char *const precisions[] = {"ieee", "tf32"};
     static const char *const devices[] = {"cpu", "cuda"};
@@ -138,6 +147,7 @@ static int exec_module(PyObject *module) {
         intern(state->pool_modes, pool_modes, FG_POOL_MODE_COUNT) < 0) {
         return -1;
     }
+    if (add_names(module, "ALGORITHMS", state->algorithms, FG_ALGORITHM_COUNT) < 0) return -1;
     state->device_array_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &fg_device_array_spec, NULL);
     if (!state->device_array_type || PyModule_AddType(module, state->device_array_type) < 0) return -1;
     for (int i = 0; i < FG_LENGTH(families); i++) {

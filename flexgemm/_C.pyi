@@ -62,6 +62,8 @@ class DeviceArray:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
+ALGORITHMS: tuple[str, ...]  # of convolution, "auto" first
+
 def build_info() -> dict[str, Any]:
     """version, source_sha256, cuda (toolkit version or None), cuda_archs (list), compiler, abi."""
 

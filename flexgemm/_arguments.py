@@ -27,6 +27,12 @@ def dtype_name(dtype: Any, name: str, allowed: tuple[str, ...]) -> str:
     return result
 
 
+def type_name(x: Any) -> str:
+    """As messages give it: "int", "torch.Tensor"."""
+    kind = type(x)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
 def as_int(value: Any, name: str) -> int:
     """An int, given as one or as what stands for one."""
     if type(value) is int:
@@ -34,7 +40,7 @@ def as_int(value: Any, name: str) -> int:
     try:
         return index(value)
     except TypeError:
-        raise TypeError(f"{name}: expected an int, got {type(value).__name__}") from None
+        raise TypeError(f"{name}: expected an int, got {type_name(value)}") from None
 
 
 def expect_bools(needs_grad: Any, count: int) -> None:

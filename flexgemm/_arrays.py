@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from flexgemm import _C
-from flexgemm._arguments import renamed
+from flexgemm._arguments import renamed, type_name
 
 Array = Any
 Stream = Any
@@ -55,6 +55,12 @@ def cuda_index(device: str | None) -> int | None:
     return number
 
 
+def refuse_device(device: str | None, library: str) -> None:
+    """Of a call whose arrays are not NumPy's."""
+    if device is not None:
+        raise ValueError(f"device: only NumPy arrays are moved; {library} arrays are computed where they are")
+
+
 class Library:
     """An array library. Stateless, but for the stream that `bind` ties to one call."""
 
@@ -68,8 +74,7 @@ class Library:
 
     def bind(self, x: Array, name: str, device: str | None, stream: Stream) -> Library:
         """The adapter for one call whose first array is x, with the caller's device= and stream=."""
-        if device is not None:
-            raise ValueError(f"device: only NumPy arrays are moved; {self.name} arrays are computed where they are")
+        refuse_device(device, self.name)
         if stream is None:
             return self
         bound = type(self)()
@@ -83,8 +88,7 @@ class Library:
             if any(base.__module__ in ("numpy.ma", "numpy.ma.core") for base in type(x).__mro__):
                 raise TypeError(f"{name}: expected an array without a mask, got a MaskedArray; call .filled()")
             if not isinstance(x, self.array_types):
-                got = f"{type(x).__module__}.{type(x).__qualname__}"
-                raise TypeError(f"{name}: expected a {self.name} array like the first argument, got {got}")
+                raise TypeError(f"{name}: expected a {self.name} array like the first argument, got {type_name(x)}")
             self.known.add(type(x))
 
     def dtype(self, x: Array) -> str:
@@ -444,5 +448,4 @@ def _recognise(x: Array, name: str) -> Library:
             library = make()
             if isinstance(x, library.array_types):
                 return _LIBRARIES.setdefault(type(x), library)
-    got = f"{type(x).__module__}.{type(x).__qualname__}"
-    raise TypeError(f"{name}: expected an array of NumPy, torch, CuPy, JAX or a DeviceArray, got {got}")
+    raise TypeError(f"{name}: expected an array of NumPy, torch, CuPy, JAX or a DeviceArray, got {type_name(x)}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from flexgemm import _C
-from flexgemm._arguments import as_int, expect_bools, renamed
+from flexgemm._arguments import as_int, expect_bools, renamed, type_name
 from flexgemm._arrays import Array, Library, Stream, library_of
 from flexgemm._orders import groups_of
 from flexgemm.gemm import FP8, dtype_of_out
@@ -38,14 +38,6 @@ class Float8(TypedDict, total=False):
 
 OF_GRADIENTS = {"grad_feats": "feats", "grad_weight": "weight", "grad_bias": "weight"}  # what each is like
 SCALES = ("scale_feats", "scale_weight", "scale_out")  # those of Float8, in the order of the operators
-ALGORITHMS = (
-    "auto",
-    "explicit_gemm",
-    "implicit_gemm",
-    "implicit_gemm_splitk",
-    "masked_implicit_gemm",
-    "masked_implicit_gemm_splitk",
-)
 _FLOAT8 = frozenset(Float8.__annotations__)
 
 
@@ -446,8 +438,7 @@ def bind(feats: Array, neighbor_map: NeighborMap, stream: Stream) -> Library:
 
 def expect_map(neighbor_map: NeighborMap) -> NeighborMap:
     if not isinstance(neighbor_map, NeighborMap):
-        got = f"{type(neighbor_map).__module__}.{type(neighbor_map).__qualname__}"
-        raise TypeError(f"neighbor_map: expected a NeighborMap, got {got}")
+        raise TypeError(f"neighbor_map: expected a NeighborMap, got {type_name(neighbor_map)}")
     return neighbor_map
 
 
@@ -481,8 +472,8 @@ def _is_depthwise(feats: Array, groups: int, algorithm: str, precision: str) -> 
     """Whether every channel is a group. Then arithmetic is float32 whatever the precision, and there is one algorithm;
     they must be what they can be still."""
     depthwise = groups > 1 and groups == feats.shape[1]
-    if depthwise and algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm: expected one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
+    if depthwise and algorithm not in _C.ALGORITHMS:
+        raise ValueError(f"algorithm: expected one of {', '.join(_C.ALGORITHMS)}, got {algorithm!r}")
     if depthwise and precision not in ("ieee", "tf32"):
         raise ValueError(f"precision: expected 'ieee' or 'tf32', got {precision!r}")
     return depthwise

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from flexgemm import _C
-from flexgemm._arguments import as_int, dtype_name, renamed
+from flexgemm._arguments import as_int, dtype_name, renamed, type_name
 from flexgemm._arrays import Array, Library, Stream, library_of, on_stream
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def k_grouped_wgrad_gemm_nt(
 def of_weight_gradient(accumulate: Any, options: Any) -> dict[str, Any]:
     """The options of a weight gradient: it is float32, and without `out` there is nothing to add to."""
     if not isinstance(accumulate, bool):
-        raise TypeError(f"accumulate: expected a bool, got {type(accumulate).__name__}")
+        raise TypeError(f"accumulate: expected a bool, got {type_name(accumulate)}")
     own: dict[str, Any] = {"accumulate": accumulate and options.get("out") is not None}
     if options.get("out_dtype") is None and options.get("dtype_out") is None:
         own["out_dtype"] = "float32"
@@ -189,7 +189,7 @@ def segment_ends(
     if seg_lens is None:
         return offsets, names
     if not hasattr(seg_lens, "cumsum"):
-        raise TypeError(f"seg_lens: expected an array with cumsum, got {type(seg_lens).__qualname__}; give offsets")
+        raise TypeError(f"seg_lens: expected an array with cumsum, got {type_name(seg_lens)}; give offsets")
     each = weights if weight_indices is None else weight_indices
     got, segments = tuple(seg_lens.shape), tuple(getattr(each, "shape", ()))[:1]
     if segments and got != segments:  # the sums of one more would be bounds
@@ -204,14 +204,14 @@ def groups_along_k(offsets: Any, num_groups: Any, out: Any) -> int:
     counted = offsets if out is None else out
     for name, rank, x in ("offsets", "one", offsets), ("out", "three", counted):
         if not getattr(x, "shape", ()):
-            got = type(x).__qualname__ + (" of shape ()" if hasattr(x, "shape") else "")
+            got = type_name(x) + (" of shape ()" if hasattr(x, "shape") else "")
             raise TypeError(f"{name}: expected a {rank}-dimensional array, got {got}")
-    told: int = counted.shape[0]
+    given: int = counted.shape[0]
     if num_groups is None:
-        return told
+        return given
     groups = as_int(num_groups, "num_groups")
-    if groups < 0 or (out is not None and groups != told):
-        need = "at least 0" if out is None else f"{told}, as many as out has"
+    if groups < 0 or (out is not None and groups != given):
+        need = "at least 0" if out is None else f"{given}, as many as out has"
         raise ValueError(f"num_groups: expected {need}, got {groups}")
     return groups
 
@@ -359,13 +359,11 @@ def dtype_of_out(
     if out is not None and type(out) not in library.known:
         library.accept(out, "out")
     allowed = FP8 if scaled else FLOATS
-    told = [
-        dtype_name(x, of, allowed) for x, of in ((out_dtype, "out_dtype"), (dtype_out, "dtype_out")) if x is not None
-    ]
-    if told:
-        name = told[0]
-        if told[-1] != name:
-            raise ValueError(f"dtype_out: expected None or out_dtype, which is {name}, got {told[-1]}")
+    asked = None if out_dtype is None else dtype_name(out_dtype, "out_dtype", allowed)
+    name = asked if dtype_out is None else dtype_name(dtype_out, "dtype_out", allowed)
+    if asked not in (None, name):
+        raise ValueError(f"dtype_out: expected None or out_dtype, which is {asked}, got {name}")
+    if name is not None:
         if out is not None and library.dtype(out) not in (name, "uint8" if dtype_out else library.storage(name)):
             raise TypeError(f"out: expected out_dtype {name}, got {library.dtype(out)}")
         return name

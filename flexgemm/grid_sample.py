@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from flexgemm import _C
-from flexgemm._arguments import expect_bools, renamed
+from flexgemm._arguments import expect_bools, renamed, type_name
 from flexgemm._arrays import Array, Library, Stream, library_of
 from flexgemm._voxels import Shape, grid_shape, rows_of_four
 
@@ -236,8 +236,7 @@ def _bind(x: Array, sample_map: SampleMap, stream: Stream) -> Library:
 
 def _expect_map(sample_map: Any) -> None:
     if not isinstance(sample_map, SampleMap):
-        got = f"{type(sample_map).__module__}.{type(sample_map).__qualname__}"
-        raise TypeError(f"sample_map: expected a SampleMap, got {got}")
+        raise TypeError(f"sample_map: expected a SampleMap, got {type_name(sample_map)}")
 
 
 def _expect_mode(mode: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flexgemm import _C
-from flexgemm._arguments import renamed
+from flexgemm._arguments import renamed, type_name
 from flexgemm._arrays import Array, Library, Stream, library_of
 from flexgemm._voxels import Shape, grid_shape, is_sequence, rows_of_four
 from flexgemm.grid_sample import SampleMap, grid_sample_3d
@@ -230,7 +230,7 @@ def bind(feats: Array, voxels: Voxels, stream: Stream) -> Library:
 
 def expect_voxels(voxels: Any) -> None:
     if not isinstance(voxels, Voxels):
-        raise TypeError(f"voxels: expected Voxels, got {type(voxels).__module__}.{type(voxels).__qualname__}")
+        raise TypeError(f"voxels: expected Voxels, got {type_name(voxels)}")
 
 
 def points_map(library: Library, voxels: Voxels) -> SampleMap:

@@ -18,7 +18,7 @@ FG_BOTH bool fg_find_voxel(const fg_curve *curve, float batch, const float point
         const float below = floorf(place[axis]);
         coord[axis + 1] = below >= 0.0f && below < 2147483648.0f ? (int32_t)below : -1;
     }
-    return fg_curve_contains(curve, coord);
+    return fg_coord_inside(coord, curve->shape);
 }
 
 #endif

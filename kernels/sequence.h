@@ -28,10 +28,17 @@ extern "C"
 #endif
     fg_curve fg_make_curve(fg_sequence mode, const int64_t shape[4]);
 
-FG_BOTH bool fg_curve_contains(const fg_curve *curve, const int32_t coord[4]) {
+FG_BOTH bool fg_coord_inside(const int32_t coord[4], const int64_t shape[4]) {
     bool all = true;
-    for (int axis = 0; axis < 4; axis++) all &= coord[axis] >= 0 && coord[axis] < curve->shape[axis];
+    for (int axis = 0; axis < 4; axis++) all &= coord[axis] >= 0 && coord[axis] < shape[axis];
     return all;
+}
+
+/* ((b W + x) H + y) D + z, of coordinates inside the shape. */
+FG_BOTH uint64_t fg_pack_coord(const int32_t coord[4], const int64_t shape[4]) {
+    uint64_t code = (uint32_t)coord[0];
+    for (int axis = 1; axis < 4; axis++) code = code * (uint64_t)shape[axis] + (uint32_t)coord[axis];
+    return code;
 }
 
 /* ---- interleaving ---- */
@@ -91,12 +98,8 @@ FG_BOTH void fg_hilbert_decode(uint32_t axes[3], int bits) {
 
 /* Of coordinates inside the shape. */
 FG_BOTH uint64_t fg_encode(const fg_curve *curve, const int32_t coord[4]) {
+    if (curve->mode == FG_BXYZ) return fg_pack_coord(coord, curve->shape);
     uint32_t axes[3] = {(uint32_t)coord[1], (uint32_t)coord[2], (uint32_t)coord[3]};
-    if (curve->mode == FG_BXYZ) {
-        uint64_t code = (uint32_t)coord[0];
-        for (int axis = 0; axis < 3; axis++) code = code * (uint64_t)curve->shape[axis + 1] + axes[axis];
-        return code;
-    }
     if (curve->mode == FG_HILBERT) fg_hilbert_encode(axes, curve->axis_bits);
     const uint64_t inner = fg_spread_bits(axes[0]) << 2 | fg_spread_bits(axes[1]) << 1 | fg_spread_bits(axes[2]);
     return (uint64_t)(uint32_t)coord[0] << 3 * curve->axis_bits | inner;
@@ -125,7 +128,7 @@ FG_BOTH bool fg_decode(const fg_curve *curve, uint64_t code, int32_t coord[4]) {
     if (batch > INT32_MAX) return false;
     coord[0] = (int32_t)batch;
     for (int axis = 0; axis < 3; axis++) coord[axis + 1] = (int32_t)axes[axis];
-    return fg_curve_contains(curve, coord);
+    return fg_coord_inside(coord, curve->shape);
 }
 
 #endif

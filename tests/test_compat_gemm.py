@@ -244,15 +244,15 @@ def test_segments_name_their_arguments(device):
     bounds = integers(0, 5, 5, 14)
     for changed, error, message in (
         ({"seg_indptr": None}, ValueError, "seg_lens, seg_indptr: expected one of them"),
-        ({"seg_indptr": bounds.tolist()}, TypeError, "seg_indptr: expected a torch.Tensor, got builtins.list"),
+        ({"seg_indptr": bounds.tolist()}, TypeError, "seg_indptr: expected a torch.Tensor, got list"),
         ({"seg_indptr": None, "seg_lens": bounds[:2]}, ValueError, r"seg_lens: expected \(3,\), got \(2,\)"),
         ({"seg_indptr": bounds[:3]}, ValueError, r"seg_indptr: expected \(4,\), got \(3,\)"),
         ({"seg_indptr": bounds.float()}, TypeError, "seg_indptr: expected dtype int32 or int64"),
         ({"weight_indices": bounds}, ValueError, r"weight_indices: expected \(3,\), got \(4,\)"),
         ({"weights": weights[:2]}, ValueError, "weights: expected one for each of 3 segments, got 2"),
         ({"weights": weights[0]}, ValueError, r"weights: expected \(any, any, any\), got \(8, 16\)"),
-        ({"x": x.tolist()}, TypeError, "x: expected a torch.Tensor, got builtins.list"),
-        ({"seg_indptr": None, "out": [5, 0, 9]}, TypeError, "out: expected a torch.Tensor, got builtins.list"),
+        ({"x": x.tolist()}, TypeError, "x: expected a torch.Tensor, got list"),
+        ({"seg_indptr": None, "out": [5, 0, 9]}, TypeError, "out: expected a torch.Tensor, got list"),
         ({"seg_indptr": None, "seg_lens": [5, 0, 9]}, TypeError, "seg_lens: expected a torch.Tensor, got"),
     ):
         call = {"x": x, "weights": weights, "batch_size": 3, "weight_column_major": True, "seg_indptr": bounds}
@@ -266,9 +266,9 @@ def test_bmm_fp8_names_its_arguments(device):
         ((a[0], b, one, one), ValueError, r"A: expected \(any, any, any\), got \(7, 48\)"),
         ((a, b, one.double(), one), TypeError, "A_scale: expected dtype float32"),
         ((a, b, one, torch.ones(4)), ValueError, r"B_scale: expected one element, got \(4,\)"),
-        ((a, b, 1.0, one), TypeError, "A_scale: expected a torch.Tensor, got builtins.float"),
+        ((a, b, 1.0, one), TypeError, "A_scale: expected a torch.Tensor, got float"),
         ((a, b[0, 0], one, one), ValueError, r"B: expected \(3, 48, any\), got"),
-        ((a, [b], one, one), TypeError, "B: expected a torch.Tensor, got builtins.list"),
+        ((a, [b], one, one), TypeError, "B: expected a torch.Tensor, got list"),
     ):
         with pytest.raises(error, match=f"^{message}"):
             bmm_fp8(*arguments, torch.bfloat16)
@@ -332,9 +332,9 @@ def test_bmm_fp8_names_the_shape_that_it_was_given(device):
 def test_pairs_of_matrix_and_scales_are_refused_by_name(device):
     a = torch.ones(16, 64, device=device).to(torch.float8_e4m3fn)
     out, sums = torch.empty(16, 16, dtype=torch.bfloat16, device=device), torch.zeros(2, 16, 16, device=device)
-    with pytest.raises(TypeError, match="^lhs: expected a torch.Tensor, got builtins.tuple$"):
+    with pytest.raises(TypeError, match="^lhs: expected a torch.Tensor, got tuple$"):
         dg.gemm_per_tensor_fp8_fp8_bf16_nt((a, 1.0), (a, 1.0), out)
-    with pytest.raises(TypeError, match="^out: expected a torch.Tensor, got builtins.NoneType$"):
+    with pytest.raises(TypeError, match="^out: expected a torch.Tensor, got NoneType$"):
         dg.gemm_per_tensor_fp8_fp8_bf16_nt(a, a, None)
     for sizes, error in (([80, -16], ValueError), ([32.0, 32.0], TypeError), (None, TypeError), (64, TypeError)):
         with pytest.raises(error, match="^batch_sizes: expected "):

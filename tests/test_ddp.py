@@ -22,14 +22,13 @@ if not torch.distributed.is_available():
 
 from test_examples import EXAMPLES, load  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import MixedPrecisionPolicy, _common_utils, fully_shard  # noqa: E402
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
 
 import flexgemm.torch.nn as fnn  # noqa: E402
 
 PROCESSES = 2
 SHARES = ((37, 4), (41, 0))  # rows of each process
 PATCH, BATCH, STEPS = 16, 3, 4  # of three patches a step one process gets two
-SHARDS = hasattr(_common_utils, "collect_grad_tensors")  # fully_shard looks into dataclasses: from torch 2.13 on
 
 
 def close(a, b, tolerance=1e-5):
@@ -103,7 +102,7 @@ def sharded(network, **options):
     return network
 
 
-WRAPS = {"distributed": distributed} | ({"sharded": sharded} if SHARDS else {})
+WRAPS = {"distributed": distributed, "sharded": sharded}
 
 
 def gradients_of(wrap, samples, device):
@@ -140,7 +139,7 @@ def of_process(rank, folder, kind):
     by_themselves = [torch.distributed.new_group([process]) for process in range(PROCESSES)]
     normalised.append(normalise(*share_of(numbers, SHARES[0], rank), by_themselves[rank]))
     wrapped = {name: gradients_of(wrap, [sample(rank, device)], device) for name, wrap in WRAPS.items()}
-    results = normalised, train_the_example(device), wrapped, in_16_bits(sample(rank, device)) if SHARDS else None
+    results = normalised, train_the_example(device), wrapped, in_16_bits(sample(rank, device))
     torch.save(results, folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -247,7 +246,6 @@ def test_wrappers_find_the_features_in_a_sparse_tensor(device, processes, name):
             close(got, expected, 1e-4)
 
 
-@pytest.mark.skipif(not SHARDS, reason="fully_shard of this torch looks for tensors alone")
 def test_a_sharded_network_in_16_bits(device, processes):
     for rank, (*_, (y, dtypes)) in enumerate(processes):
         assert y.dtype is torch.float32 and set(dtypes) == {"torch.float32"}

@@ -52,6 +52,32 @@ def test_a_tensor_is_made_of_sites_or_of_coordinates():
         fnn.SparseTensor(x.feats)
 
 
+# ---- batches of a DataLoader ----
+
+
+def batches(**options):
+    """Of two samples each, made in a process of its own."""
+    samples = sparse().split() * 2
+    loader = torch.utils.data.DataLoader(samples, 2, collate_fn=fnn.SparseTensor.collate, num_workers=1, **options)
+    return list(loader)
+
+
+def test_workers_give_whole_batches():
+    x, layer = sparse(), fnn.SubMConv3d(5, 7, 3)
+    for y in batches():
+        assert y.shape == x.shape
+        assert torch.equal(layer(y).dense(), layer(x).dense())
+
+
+@pytest.mark.usefixtures("cuda")
+def test_batches_in_pinned_memory():
+    x = sparse()
+    for y in batches(pin_memory=True):
+        assert y.feats.is_pinned() and y.coords.is_pinned() and y.shape == x.shape
+        z = y.to("cuda", non_blocking=True)
+        assert z.coords.is_cuda and torch.equal(z.dense().cpu(), x.dense())
+
+
 # ---- how long it lasts ----
 
 

@@ -113,7 +113,7 @@ def test_arguments_of_gradients_are_named(backend):
 
 def test_what_is_no_map_is_named():
     feats, weight = np.ones((2, 8), np.float32), np.ones((4, 1, 1, 1, 8), np.float32)
-    with pytest.raises(TypeError, match="neighbor_map: expected a NeighborMap, got builtins.NoneType"):
+    with pytest.raises(TypeError, match="neighbor_map: expected a NeighborMap, got NoneType"):
         flexgemm.sparse_conv3d(feats, weight, neighbor_map=None)
     with pytest.raises(TypeError, match="neighbor_map: expected a NeighborMap"):
         flexgemm.sparse_conv3d_backward(feats, feats, weight, neighbor_map=None)

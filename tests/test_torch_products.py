@@ -250,8 +250,8 @@ def test_groups_along_the_depth_are_counted(device, library):
     for changed, error, message in (
         ({"offsets": None}, TypeError, "offsets: expected a one-dimensional array, got NoneType"),
         ({"offsets": [4, 8]}, TypeError, "offsets: expected a one-dimensional array, got list"),
-        ({"offsets": ends[0]}, TypeError, r"offsets: expected a one-dimensional array, got Tensor of shape \(\)"),
-        ({"out": out[0, 0, 0]}, TypeError, r"out: expected a three-dimensional array, got Tensor of shape \(\)"),
+        ({"offsets": ends[0]}, TypeError, r"offsets: expected a one-dimensional array, got torch.Tensor of shape \(\)"),
+        ({"out": out[0, 0, 0]}, TypeError, r"out: expected a three-dimensional array, got torch.Tensor of shape \(\)"),
         ({"out": [1]}, TypeError, "out: expected a three-dimensional array, got list"),
         ({"num_groups": 7, "out": out}, ValueError, "num_groups: expected 2, as many as out has, got 7"),
         ({"num_groups": -1}, ValueError, "num_groups: expected at least 0, got -1"),

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from flexgemm._arguments import type_name
+
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -35,7 +37,7 @@ def traced(x: Any, y: Any) -> bool:
 
 def expect_tensor(x: Any, name: str) -> None:
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__module__}.{type(x).__qualname__}")
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type_name(x)}")
 
 
 def name_of(dtype: Any) -> Any:

@@ -100,10 +100,10 @@ def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any, Any]
         return nmap.native, nmap.native_order, None, None, segments
     if not gradient:
         return nmap.native, nmap.native_order, nmap.native.new_empty((0, 0)), None, segments
-    return nmap.native, nmap.native_order, *_transposed(nmap), segments
+    return nmap.native, nmap.native_order, *transposed_of(nmap), segments
 
 
-def _transposed(nmap: NeighborMap) -> Any:
+def transposed_of(nmap: NeighborMap) -> Any:
     """The map from inputs to outputs and its order, kept with the map where that lasts."""
     pair = nmap._native_transposed
     if pair is None:
@@ -118,7 +118,7 @@ def inverse_of(nmap: NeighborMap) -> NeighborMap:
     """`NeighborMap.inverse`, which a traced program makes by operators."""
     conv.expect_map(nmap)
     if nmap._inverse is None and isinstance(nmap.native, torch.Tensor) and traced(nmap.native, nmap.native):
-        _transposed(nmap)
+        transposed_of(nmap)
     return nmap.inverse
 
 

@@ -83,17 +83,17 @@ def _gradient(grad_out: Any, map: Any, noted: Any, mode: str) -> Any:
     """map: from inputs to the outputs that read them, or the NeighborMap that has it. noted: the row of each maximum,
     how many rows a mean is of, or, of a sum, nothing."""
     if traced(grad_out, grad_out):
-        return operators.sparse_pool3d_backward(grad_out, _transposed(map), noted, mode)
+        return operators.sparse_pool3d_backward(grad_out, _map_of_gradient(map), noted, mode)
     return (_record_gradient if records(grad_out) else _gradient_directly)(grad_out, map, noted, mode)
 
 
 def _gradient_directly(grad_out: Any, map: Any, noted: Any, mode: str) -> Any:
     """Under torch.func this runs beneath the transform, where alone a map that stays can be built."""
     library, by_products = library_of(grad_out, "grad_out"), operators.by_products(noted, mode)
-    return pool.gradient(library, grad_out, grad_out, _transposed(map), mode, by_products)
+    return pool.gradient(library, grad_out, grad_out, _map_of_gradient(map), mode, by_products)
 
 
-def _transposed(map: Any) -> Any:
+def _map_of_gradient(map: Any) -> Any:
     return map.native_gradient()[0] if isinstance(map, NeighborMap) else map
 
 

@@ -8,7 +8,7 @@ import torch
 
 from flexgemm import gemm, quantization
 from flexgemm._arguments import dtype_name, renamed
-from flexgemm._arrays import Stream, on_stream
+from flexgemm._arrays import Stream, on_stream, refuse_device
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, recorded, records
 from flexgemm.torch.dispatch import (
@@ -166,8 +166,7 @@ def _trace(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
     tensors = [options.pop(name, None) for name in _TENSORS]
     out, accumulate = options.pop("out", None), options.pop("accumulate", False)
     gemm.expect_sum(out, accumulate)
-    if options.pop("device", None) is not None:
-        raise ValueError("device: only NumPy arrays are moved; torch arrays are computed where they are")
+    refuse_device(options.pop("device", None), "torch")
     if "out_dtype" in options:
         options["out_dtype"] = name_of(options["out_dtype"])
     if records(a, b, tensors[0], *tensors[5:]):
@@ -194,14 +193,14 @@ def expect_differentiable(layout: str, dtype: torch.dtype, more: list[str]) -> N
     name = name_of(dtype)
     if name not in (*gemm.FLOATS, *gemm.FP8, "uint8"):
         raise TypeError(f"a: expected dtype {', '.join((*gemm.FLOATS, *gemm.FP8))}, got {name}")
-    if differentiable(layout, name, not more):
-        return
     if name not in gemm.FLOATS:
         what = f"of {name}"
     elif not differentiable(layout, name, True):
         what = f"of layout {layout}"
-    else:
+    elif more:
         what = f"with {', '.join(more)}"
+    else:
+        return
     why = "are inside torch.func" if transformed() else "require grad"
     raise ValueError(f"a, b, bias: {why}, but a product {what} is not differentiable")
 

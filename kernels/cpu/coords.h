@@ -1,21 +1,9 @@
-/* Voxel coordinates: [batch, x, y, z] rows, their numbers in a grid, and the check that they lie in it. */
+/* The check that rows of voxel coordinates, [batch, x, y, z], lie in a grid. */
 #ifndef FLEXGEMM_CPU_COORDS_H
 #define FLEXGEMM_CPU_COORDS_H
 
+#include "../sequence.h"
 #include "backend.h"
-
-/* ((b * W + x) * H + y) * D + z */
-static inline uint64_t fg_pack_key(const int32_t *coord, const int64_t *shape) {
-    uint64_t key = (uint64_t)coord[0];
-    for (int axis = 1; axis < 4; axis++) key = key * (uint64_t)shape[axis] + (uint64_t)coord[axis];
-    return key;
-}
-
-static inline bool fg_coord_inside(const int32_t *coord, const int64_t *shape) {
-    bool all = true;
-    for (int axis = 0; axis < 4; axis++) all &= coord[axis] >= 0 && coord[axis] < shape[axis];
-    return all;
-}
 
 /* FG_ERROR_VALUE naming a row of coordinates that lies outside `shape`. */
 static inline fg_status fg_report_outside(const char *name, const int32_t *coords, int64_t row, const int64_t shape[4],

@@ -55,7 +55,7 @@ static fg_status fill_voxels(const voxel_table *voxels, fg_error *error) {
 
 /* The row of a voxel, or -1. */
 static int32_t row_at(const voxel_table *voxels, const int32_t coord[4]) {
-    if (!fg_curve_contains(&voxels->curve, coord)) return -1;
+    if (!fg_coord_inside(coord, voxels->curve.shape)) return -1;
     const int64_t slot = fg_find_slot(&voxels->table, fg_encode(&voxels->curve, coord));
     return slot < 0 ? -1 : ((const int32_t *)voxels->insert.table_values.data)[slot];
 }

@@ -78,7 +78,7 @@ static bool key_of(const key_source *source, int64_t n, uint64_t *key) {
         return true;
     }
     const int32_t *coord = (const int32_t *)source->keys->data + 4 * n;
-    if (!fg_curve_contains(&source->curve, coord)) return false;
+    if (!fg_coord_inside(coord, source->curve.shape)) return false;
     *key = fg_encode(&source->curve, coord);
     return true;
 }
@@ -117,7 +117,7 @@ fg_status fg_cpu_hash_insert(const fg_hash_insert_params *params, const fg_queue
     if (source.keys->ndim == 2) {
 #pragma omp parallel for num_threads(threads) reduction(min : outside)
         for (int64_t row = 0; row < n; row++)
-            if (!fg_curve_contains(&source.curve, (const int32_t *)params->keys.data + 4 * row))
+            if (!fg_coord_inside((const int32_t *)params->keys.data + 4 * row, source.curve.shape))
                 outside = fg_min(outside, row);
     }
     if (outside < n) return fg_report_outside("keys", params->keys.data, outside, params->shape, error);

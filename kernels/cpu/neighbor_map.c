@@ -68,7 +68,7 @@ static int64_t first_duplicate(const hash_table *table, const int32_t *coords, c
     int64_t lowest = n;
 #pragma omp parallel for num_threads(threads) reduction(min : lowest)
     for (int64_t row = 0; row < n; row++)
-        if (lookup(table, fg_pack_key(coords + 4 * row, shape)) != row) lowest = fg_min(lowest, row);
+        if (lookup(table, fg_pack_coord(coords + 4 * row, shape)) != row) lowest = fg_min(lowest, row);
     return lowest;
 }
 
@@ -161,7 +161,7 @@ static fg_status build_map(const fg_neighbor_map_params *params, fg_error *error
             table.rows[slot] = INT32_MAX;
         }
 #pragma omp for
-        for (int64_t row = 0; row < n; row++) insert(&table, fg_pack_key(coords + 4 * row, shape), (int32_t)row);
+        for (int64_t row = 0; row < n; row++) insert(&table, fg_pack_coord(coords + 4 * row, shape), (int32_t)row);
     }
 
     if (params->check) {
@@ -169,7 +169,7 @@ static fg_status build_map(const fg_neighbor_map_params *params, fg_error *error
         if (duplicate < n) {
             const int32_t *c = coords + 4 * duplicate;
             return fg_fail(error, FG_ERROR_VALUE, "coords: row %lld is (%d, %d, %d, %d), the same as row %d",
-                           (long long)duplicate, c[0], c[1], c[2], c[3], lookup(&table, fg_pack_key(c, shape)));
+                           (long long)duplicate, c[0], c[1], c[2], c[3], lookup(&table, fg_pack_coord(c, shape)));
         }
     }
 

@@ -17,7 +17,7 @@ fg_status fg_cpu_encode_seq(const fg_encode_seq_params *params, const fg_queue *
 #pragma omp parallel for reduction(min : outside)
     for (int64_t row = 0; row < n; row++) {
         const int32_t *coord = coords + 4 * row;
-        const bool inside = fg_curve_contains(&curve, coord);
+        const bool inside = fg_coord_inside(coord, curve.shape);
         const uint64_t code = inside ? fg_encode(&curve, coord) : UINT64_MAX;
         if (params->code.dtype == FG_INT32) {
             ((uint32_t *)params->code.data)[row] = (uint32_t)code;

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "common.cuh"
+#include "vector.cuh"
 
 namespace flexgemm {
 
@@ -13,9 +13,6 @@ namespace flexgemm {
 template <typename In, int kVector, int kThreads>
 struct ColumnSum {
     static constexpr int kAcross = kVector > 1 ? 8 : 32, kDown = kThreads / kAcross, kColumns = kAcross * kVector;
-    struct alignas(kVector * sizeof(In)) Vector {
-        In x[kVector];
-    };
     using Sums = float[kDown][kColumns]; /* in shared memory */
     static_assert(kColumns <= kThreads, "a thread for each sum");
 
@@ -29,9 +26,9 @@ struct ColumnSum {
         if (column < columns) {
 #pragma unroll 8
             for (int64_t m = begin + y; m < end; m += kDown) {
-                const Vector vector = *reinterpret_cast<const Vector *>(in + m * stride + column);
+                const auto vector = Vector<In, kVector>::load(in + m * stride + column);
 #pragma unroll
-                for (int i = 0; i < kVector; ++i) sum[i] += to_float(vector.x[i]);
+                for (int i = 0; i < kVector; ++i) sum[i] += to_float(vector.element[i]);
             }
         }
 #pragma unroll

@@ -8,14 +8,16 @@
  * rows at a time, as the plan says, so that the workspace stays small beside large scenes. The forward pass has its
  * weight (columns, volume, depth) as the product needs it; the input gradient transposes it first.
  */
+#include <algorithm>
+
 #include "backend.cuh"
 #include "conv_gather.cuh"
+#include "transpose.cuh"
 
 namespace flexgemm {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTile = 32; /* of the transposition */
 
 unsigned int blocks_for(int64_t elements) {
     const int64_t blocks = ceil_div<int64_t>(elements, kThreads);
@@ -33,24 +35,6 @@ __global__ void __launch_bounds__(kThreads)
         const auto row =
             static_cast<uint32_t>(p.map_at(static_cast<int>(column % p.volume))[first + column / p.volume]);
         matrix[i] = row < p.in_rows ? static_cast<const Word *>(p.in)[row * pitch + word] : Word{};
-    }
-}
-
-/* out (columns, volume, rows) = in (rows, volume, columns). */
-template <typename Bits>
-__global__ void __launch_bounds__(kTile * 8)
-    transpose_kernel(const Bits *in, int rows, int volume, int columns, Bits *out) {
-    __shared__ Bits tile[kTile][kTile + 1];
-    const int64_t v = blockIdx.z, column0 = static_cast<int64_t>(blockIdx.x) * kTile;
-    for (int64_t row0 = static_cast<int64_t>(blockIdx.y) * kTile; row0 < rows; row0 += gridDim.y * kTile) {
-        for (int y = threadIdx.y; y < kTile; y += 8)
-            if (row0 + y < rows && column0 + threadIdx.x < columns)
-                tile[y][threadIdx.x] = in[((row0 + y) * volume + v) * columns + column0 + threadIdx.x];
-        __syncthreads();
-        for (int y = threadIdx.y; y < kTile; y += 8)
-            if (column0 + y < columns && row0 + threadIdx.x < rows)
-                out[((column0 + y) * volume + v) * rows + row0 + threadIdx.x] = tile[threadIdx.x][y];
-        __syncthreads();
     }
 }
 
@@ -151,13 +135,19 @@ struct ExplicitConv {
         return FG_OK;
     }
 
-    template <typename Bits>
-    void transpose_weight(void *out, cudaStream_t stream) const {
-        const auto tiles = [](int extent) { return static_cast<unsigned int>(ceil_div(extent, kTile)); };
-        const unsigned int y = tiles(p.depth) < 65535 ? tiles(p.depth) : 65535;
-        const dim3 grid(tiles(p.columns), y, static_cast<unsigned int>(p.volume));
-        transpose_kernel<Bits><<<grid, dim3(kTile, 8), 0, stream>>>(static_cast<const Bits *>(p.weight), p.depth,
-                                                                    p.volume, p.columns, static_cast<Bits *>(out));
+    /* The matrices (rows, columns) of all offsets, whose rows take turns in memory. */
+    fg_tensor matrices_of(void *data, int64_t rows, int64_t columns) const {
+        fg_tensor tensor = matrix_of(data, rows, columns, dtype, queue->device_index);
+        tensor.ndim = 3;
+        const int64_t shape[] = {p.volume, rows, columns}, strides[] = {columns, p.volume * columns, 1};
+        std::copy_n(shape, 3, tensor.shape);
+        std::copy_n(strides, 3, tensor.strides);
+        return tensor;
+    }
+
+    fg_status transpose_weight(void *out, fg_error *error) const {
+        const fg_tensor weight = matrices_of(const_cast<void *>(p.weight), p.depth, p.columns);
+        return transpose(weight, matrices_of(out, p.columns, p.depth), queue, error);
     }
 
     template <typename Word>
@@ -171,9 +161,9 @@ struct ExplicitConv {
     template <typename T, typename Bits>
     fg_status run(char *workspace, size_t workspace_bytes, fg_error *error) const {
         const cudaStream_t stream = stream_of(queue);
-        if (transposes && k() > 0) {
-            transpose_weight<Bits>(workspace, stream);
-            FG_CUDA(cudaGetLastError());
+        if (transposes) {
+            const fg_status status = transpose_weight(workspace, error);
+            if (status != FG_OK) return status;
         }
         for (int64_t first = 0; first < p.rows; first += chunk) {
             const int64_t count = p.rows - first < chunk ? p.rows - first : chunk;

@@ -7,6 +7,7 @@
  */
 #include "conv_gather.cuh"
 #include "ptx.cuh"
+#include "vector.cuh"
 
 namespace flexgemm {
 namespace {
@@ -36,15 +37,9 @@ __device__ __forceinline__ void find_slices(const GatherParams &p, int64_t first
  * added. */
 template <typename T, typename Out, int kWidth>
 __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const GatherParams p) {
-    struct alignas(kWidth * sizeof(float)) Floats {
-        float at[kWidth];
-    };
-    struct alignas(kWidth * sizeof(T)) Addends {
-        T at[kWidth];
-    };
-    struct alignas(kWidth * sizeof(Out)) Outputs {
-        Out at[kWidth];
-    };
+    using Floats = Vector<float, kWidth>;
+    using Addends = Vector<T, kWidth>;
+    using Outputs = Vector<Out, kWidth>;
     __shared__ uint32_t slices[kReduceRows][2];
     const SumEpilogue &epilogue = p.epilogue;
     const T *bias = static_cast<const T *>(epilogue.bias), *addends = static_cast<const T *>(epilogue.residual);
@@ -70,12 +65,11 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const Gat
 #pragma unroll
             for (int part = 0; part < kParts; ++part)
                 if (first_column + part * 32 * kWidth < p.columns)
-                    partial[part] =
-                        *reinterpret_cast<const Floats *>(partials + slice * slice_stride + part * 32 * kWidth);
+                    partial[part] = Floats::load(partials + slice * slice_stride + part * 32 * kWidth);
 #pragma unroll
             for (int part = 0; part < kParts; ++part) {
 #pragma unroll
-                for (int i = 0; i < kWidth; ++i) sums[part][i] += partial[part].at[i];
+                for (int i = 0; i < kWidth; ++i) sums[part][i] += partial[part].element[i];
             }
         }
     }
@@ -96,27 +90,27 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_slices_kernel(const Gat
             const T *residual = addends + row * epilogue.residual_stride + n;
             Addends addend;
             if (addends_aligned) {
-                addend = *reinterpret_cast<const Addends *>(residual);
+                addend = Addends::load(residual);
             } else {
 #pragma unroll
-                for (int i = 0; i < kWidth; ++i) addend.at[i] = residual[i];
+                for (int i = 0; i < kWidth; ++i) addend.element[i] = residual[i];
             }
 #pragma unroll
-            for (int i = 0; i < kWidth; ++i) sum[i] += to_float(addend.at[i]);
+            for (int i = 0; i < kWidth; ++i) sum[i] += to_float(addend.element[i]);
         }
         activate(sum, epilogue.activation);
         Outputs outputs;
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
             if (epilogue.scale_out) sum[i] = __fdiv_rn(sum[i], *epilogue.scale_out);
-            outputs.at[i] = from_float<Out>(sum[i]);
+            outputs.element[i] = from_float<Out>(sum[i]);
         }
         Out *out = static_cast<Out *>(p.out) + row * p.out_stride + n;
         if (aligned) {
-            *reinterpret_cast<Outputs *>(out) = outputs;
+            outputs.store(out);
         } else {
 #pragma unroll
-            for (int i = 0; i < kWidth; ++i) out[i] = outputs.at[i];
+            for (int i = 0; i < kWidth; ++i) out[i] = outputs.element[i];
         }
     }
 }

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
     if (n >= coords.count) return;
     const int4 row = coords[n];
     const int32_t voxel[4] = {row.x, row.y, row.z, row.w};
-    const bool inside = fg_curve_contains(&reach.grid, voxel);
+    const bool inside = fg_coord_inside(voxel, reach.grid.shape);
     int32_t site[4] = {row.x, reach.site(row.y, 0, line / reach.axes[1].taps),
                        reach.site(row.z, 1, line % reach.axes[1].taps), 0};
     for (int tap = 0; tap < depth; ++tap) {

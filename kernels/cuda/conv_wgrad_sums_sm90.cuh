@@ -48,11 +48,6 @@ __device__ void sum_bias(const WgradParams &p, int index, char *dynamic) {
 
 /* ---- slices ---- */
 
-template <typename T, int kCount>
-struct alignas(kCount * sizeof(T)) Elements {
-    T x[kCount];
-};
-
 /* Adds the slices, the first one first; kVector sums a thread, which divides both outputs. */
 template <typename T, int kVector>
 __global__ void __launch_bounds__(256) reduce_gradients_kernel(const WgradParams p, int slices) {
@@ -60,18 +55,18 @@ __global__ void __launch_bounds__(256) reduce_gradients_kernel(const WgradParams
     const int64_t weights = weights_of(p), pitch = partial_pitch(p);
     const int64_t stride = static_cast<int64_t>(gridDim.x) * 256 * kVector;
     for (int64_t i = (static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x) * kVector; i < pitch; i += stride) {
-        Elements<float, kVector> sum = {};
+        Vector<float, kVector> sum = {};
 #pragma unroll 8
         for (int s = 0; s < slices; ++s) {
-            const auto part = *reinterpret_cast<const Elements<float, kVector> *>(p.partials + s * pitch + i);
+            const auto part = Vector<float, kVector>::load(p.partials + s * pitch + i);
 #pragma unroll
-            for (int e = 0; e < kVector; ++e) sum.x[e] += part.x[e];
+            for (int e = 0; e < kVector; ++e) sum.element[e] += part.element[e];
         }
         T *out = i < weights ? static_cast<T *>(p.grad_weight) + i : static_cast<T *>(p.grad_bias) + (i - weights);
-        Elements<T, kVector> rounded;
+        Vector<T, kVector> rounded;
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) rounded.x[e] = from_float<T>(sum.x[e]);
-        *reinterpret_cast<Elements<T, kVector> *>(out) = rounded;
+        for (int e = 0; e < kVector; ++e) rounded.element[e] = from_float<T>(sum.element[e]);
+        rounded.store(out);
     }
 }
 

@@ -388,7 +388,8 @@ fg_status gemm(const fg_gemm_params *params, const fg_queue *queue, fg_error *er
     FG_CUDA(guard.status());
     fg_gemm_params given = *params;
     if (params->b_row_major) {
-        status = transpose(params->b, params->workspace.data, &given.b, queue, error);
+        given.b = transposed(params->b, params->workspace.data);
+        status = transpose(params->b, given.b, queue, error);
         if (status != FG_OK) return status;
         given.b_row_major = false;
     }

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "activation.cuh"
-#include "common.cuh"
+#include "vector.cuh"
 
 namespace flexgemm {
 
@@ -41,13 +41,10 @@ constexpr int kOutputs = kVector<T> / (kSwiglu ? 2 : 1);
 template <typename T, int kCount>
 __device__ __forceinline__ void load_elements(float (&value)[kCount], const T *x, int count, bool aligned) {
     constexpr int kPart = kCount < kVector<T> ? kCount : kVector<T>;
-    struct alignas(kPart * sizeof(T)) Vector {
-        T element[kPart];
-    };
     if (aligned && count == kCount) {
 #pragma unroll
         for (int part = 0; part < kCount; part += kPart) {
-            const Vector vector = *reinterpret_cast<const Vector *>(x + part);
+            const auto vector = Vector<T, kPart>::load(x + part);
             for (int i = 0; i < kPart; ++i) value[part + i] = to_float(vector.element[i]);
         }
     } else {

@@ -5,6 +5,7 @@
 #include "transpose.cuh"
 
 #include <algorithm>
+#include <utility>
 
 namespace flexgemm {
 namespace {
@@ -67,33 +68,38 @@ int64_t batch_of(const fg_tensor &matrix) { return matrix.ndim == 3 ? matrix.sha
 
 }  // namespace
 
+fg_tensor transposed(const fg_tensor &matrix, void *workspace) {
+    const int row_axis = matrix.ndim - 2, column_axis = matrix.ndim - 1;
+    fg_tensor result = matrix;
+    result.data = workspace;
+    std::swap(result.shape[row_axis], result.shape[column_axis]);
+    result.strides[row_axis] = padded(matrix.shape[row_axis], matrix.dtype);
+    result.strides[column_axis] = 1;
+    if (matrix.ndim == 3) result.strides[0] = result.shape[row_axis] * result.strides[row_axis];
+    return result;
+}
+
 size_t transposed_bytes(const fg_tensor &matrix) {
     const int64_t rows = padded(matrix.shape[matrix.ndim - 2], matrix.dtype), columns = matrix.shape[matrix.ndim - 1];
     return static_cast<size_t>(batch_of(matrix) * columns * rows) * fg_dtype_size(matrix.dtype);
 }
 
-fg_status transpose(const fg_tensor &matrix, void *workspace, fg_tensor *result, const fg_queue *queue,
-                    fg_error *error) {
-    const int row_axis = matrix.ndim - 2, column_axis = matrix.ndim - 1;
+fg_status transpose(const fg_tensor &from, const fg_tensor &to, const fg_queue *queue, fg_error *error) {
+    const int row_axis = from.ndim - 2, column_axis = from.ndim - 1;
     TransposeArgs args = {};
-    args.from = matrix.data;
-    args.to = workspace;
-    args.rows = matrix.shape[row_axis];
-    args.columns = matrix.shape[column_axis];
-    args.batch = batch_of(matrix);
-    args.from_step = matrix.strides[row_axis];
-    args.from_batch_step = matrix.ndim == 3 ? matrix.strides[0] : 0;
-    args.to_step = padded(args.rows, matrix.dtype);
-    args.to_batch_step = args.columns * args.to_step;
-    *result = matrix;
-    result->data = workspace;
-    result->shape[row_axis] = args.columns;
-    result->shape[column_axis] = args.rows;
-    result->strides[row_axis] = args.to_step;
-    result->strides[column_axis] = 1;
-    if (matrix.ndim == 3) result->strides[0] = args.to_batch_step;
+    args.from = from.data;
+    args.to = to.data;
+    args.rows = from.shape[row_axis];
+    args.columns = from.shape[column_axis];
+    args.batch = batch_of(from);
+    args.from_step = from.strides[row_axis];
+    args.to_step = to.strides[row_axis];
+    if (from.ndim == 3) {
+        args.from_batch_step = from.strides[0];
+        args.to_batch_step = to.strides[0];
+    }
     if (args.rows == 0 || args.columns == 0 || args.batch == 0) return FG_OK;
-    switch (fg_dtype_size(matrix.dtype)) {
+    switch (fg_dtype_size(from.dtype)) {
         case 1:
             return launch<uint8_t>(args, queue, error);
         case 2:

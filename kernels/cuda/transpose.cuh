@@ -1,5 +1,6 @@
 /*
- * Row-major weights (..., K, N) brought to (..., N, K), which all kernels of products read.
+ * Matrices the other way round: row-major weights (..., K, N) brought to (..., N, K), which all kernels of products
+ * read.
  */
 #pragma once
 
@@ -7,11 +8,12 @@
 
 namespace flexgemm {
 
-/* Bytes of the copy; its rows begin at multiples of 16 bytes. */
+/* `matrix`, of two or three axes, with the last two exchanged: a place for it in `workspace`, with rows that begin at
+ * multiples of 16 bytes, and the bytes that it takes. */
+fg_tensor transposed(const fg_tensor &matrix, void *workspace);
 size_t transposed_bytes(const fg_tensor &matrix);
 
-/* Copies `matrix`, of two or three axes, into `workspace` with the last two exchanged; `result` describes the copy. */
-fg_status transpose(const fg_tensor &matrix, void *workspace, fg_tensor *result, const fg_queue *queue,
-                    fg_error *error);
+/* `to` = `from` with the last two axes exchanged. */
+fg_status transpose(const fg_tensor &from, const fg_tensor &to, const fg_queue *queue, fg_error *error);
 
 }  // namespace flexgemm

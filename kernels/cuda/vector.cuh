@@ -1,5 +1,5 @@
 /*
- * Eight or four channels of a row at a time: one 16-byte access where addresses allow it, else one by one.
+ * Several neighbouring elements at a time: one access where addresses allow it, else one by one.
  */
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace flexgemm {
 
 template <typename T>
-constexpr int kChannels = 16 / sizeof(T); /* of one access */
+constexpr int kChannels = 16 / sizeof(T); /* of a row, in one access of 16 bytes */
 
 /* Whether the rows of a matrix, `stride` elements apart and `columns` long, are whole 16-byte pieces. */
 template <typename T>
@@ -16,7 +16,7 @@ bool rows_are_vectors(const void *data, int64_t stride, int64_t columns) {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kChannels<T> == 0 && columns % kChannels<T> == 0;
 }
 
-/* A run of kCount channels: kChannels of them, or 1. */
+/* A run of kCount elements, which begins at a multiple of its size. */
 template <typename T, int kCount>
 struct alignas(kCount * sizeof(T)) Vector {
     T element[kCount];

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
+from flexgemm._arguments import type_name
 from flexgemm._voxels import Shape, Triple, conv_grids, grid_shape
 from flexgemm.torch import ops
 from flexgemm.torch.dispatch import expect_tensor, traced
@@ -156,7 +158,7 @@ class SparseTensor:
             coords.append(x.coords + torch.tensor([first, 0, 0, 0], dtype=torch.int32, device=x.coords.device))
             first += x.shape[0]
         extent = (max(sizes) for sizes in zip(*(x.shape[1:] for x in tensors), strict=True))
-        return cls(torch.cat([x.feats for x in tensors]), torch.cat(coords), (first, *extent))
+        return cls(torch.cat([x.feats for x in tensors]), sites=Sites(torch.cat(coords), (first, *extent)))
 
     @property
     def coords(self) -> torch.Tensor:
@@ -204,7 +206,7 @@ class SparseTensor:
         if mask.shape != self.feats.shape[:1]:
             raise ValueError(f"mask: expected ({len(self)},), one for each voxel, got {tuple(mask.shape)}")
         kept = mask.nonzero().flatten()
-        return SparseTensor(self.feats[kept], self.coords[kept], self.shape)
+        return SparseTensor(self.feats[kept], sites=Sites(self.coords[kept], self.shape))
 
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
         """As torch.Tensor.to: the dtype applies to the features, the device to all. Maps are built anew elsewhere."""
@@ -212,7 +214,12 @@ class SparseTensor:
         if feats.device == self.coords.device:
             return self.replace(feats)
         coords = self.coords.to(feats.device, non_blocking=bool(kwargs.get("non_blocking")))
-        return SparseTensor(feats, coords, self.shape)
+        return SparseTensor(feats, sites=Sites(coords, self.shape))
+
+    def pin_memory(self) -> SparseTensor:
+        """In pinned memory, from where `to(device, non_blocking=True)` copies while the host goes on: what
+        torch.utils.data.DataLoader(pin_memory=True) asks of a batch."""
+        return SparseTensor(self.feats.pin_memory(), sites=Sites(self.coords.pin_memory(), self.shape))
 
     def dense(self) -> torch.Tensor:
         """(B, C, W, H, D), zero where there is no voxel."""
@@ -231,7 +238,7 @@ class SparseTensor:
         coords = self.coords[order]
         coords = torch.cat([torch.zeros_like(coords[:, :1]), coords[:, 1:]], dim=1)
         parts = zip(self.feats[order].split(counts), coords.split(counts), strict=True)
-        return [SparseTensor(feats, where, (1, *self.shape[1:])) for feats, where in parts]
+        return [SparseTensor(feats, sites=Sites(where, (1, *self.shape[1:]))) for feats, where in parts]
 
     def _operand(self, other: Operand) -> torch.Tensor | float:
         """The features of a tensor on the same voxels, or what can be combined with features."""
@@ -269,6 +276,25 @@ class SparseTensor:
         return f"SparseTensor({len(self)} voxels in {self.shape}, {channels} channels, {where})"
 
 
+def _flatten(x: SparseTensor) -> tuple[list[torch.Tensor], Sites]:
+    return [x.feats], x.sites
+
+
+def _assemble(leaves: Any, sites: Sites) -> SparseTensor:
+    result = SparseTensor.__new__(SparseTensor)  # leaves of a pytree are anything
+    (result.feats,), result.sites = leaves, sites
+    return result
+
+
+# For fully_shard before torch 2.13, which looks for tensors in pytrees alone.
+pytree.register_pytree_node(
+    SparseTensor,
+    _flatten,
+    _assemble,
+    flatten_with_keys_fn=lambda x: ([(pytree.GetAttrKey("feats"), x.feats)], x.sites),
+    serialized_type_name="flexgemm.SparseTensor",
+)
+
 Operand = SparseTensor | torch.Tensor | float
 
 
@@ -295,7 +321,7 @@ def _expect_inside(coords: torch.Tensor, shape: Shape) -> None:
 
 def expect_sparse(x: Any, name: str) -> None:
     if not isinstance(x, SparseTensor):
-        raise TypeError(f"{name}: expected a SparseTensor, got {type(x).__module__}.{type(x).__qualname__}")
+        raise TypeError(f"{name}: expected a SparseTensor, got {type_name(x)}")
 
 
 def _listed(tensors: Any) -> list[SparseTensor]:

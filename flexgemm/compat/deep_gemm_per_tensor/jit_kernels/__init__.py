@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 import flexgemm.torch as ft
-from flexgemm._arguments import as_int, renamed
+from flexgemm._arguments import as_int, renamed, type_name
 from flexgemm._voxels import is_sequence
 from flexgemm.compat.deep_gemm_per_tensor.jit_kernels.utils import (
     ceil_div,
@@ -65,7 +65,7 @@ def k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(
     after the other, k_i = batch_sizes[i]."""
     _expect(out, torch.float32, lhs=lhs, rhs=rhs)
     if not is_sequence(batch_sizes):
-        raise TypeError(f"batch_sizes: expected a sequence of ints, got {type(batch_sizes).__name__}")
+        raise TypeError(f"batch_sizes: expected a sequence of ints, got {type_name(batch_sizes)}")
     batch_sizes = [as_int(k, "batch_sizes") for k in batch_sizes]
     if min(batch_sizes, default=0) < 0:
         raise ValueError(f"batch_sizes: expected ints from 0, got {batch_sizes}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from flexgemm._arguments import type_name
 from flexgemm.compat.flex_gemm.kernels.cuda import maps
 from flexgemm.compat.flex_gemm.ops.grids import grid_of
 from flexgemm.compat.flex_gemm.ops.spconv import _convolve as convolve
@@ -103,7 +104,7 @@ _DERIVED = {name for name, value in vars(NeighborCache).items() if isinstance(va
 
 def _expect_map(given: Any) -> None:
     if not isinstance(given, torch.Tensor) or given.ndim != 2 or given.dtype not in (torch.uint32, torch.int32):
-        got = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__qualname__
+        got = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, torch.Tensor) else type_name(given)
         raise TypeError(f"neighbor_map: expected a tensor (N, V) of uint32, got {got}")
 
 
