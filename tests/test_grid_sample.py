@@ -258,6 +258,18 @@ def test_gradients_of_any_pitch_and_alignment(backend, dtype, layout):
     check_points(got, grad_out, feats, grid, indices)
 
 
+def test_points_that_no_grid_has_move_nothing(backend):
+    """Below -0.5, from 2^31 on or no number along one axis: a gradient of 0, whatever rows their indices name."""
+    rng = np.random.default_rng(0)
+    far = [-0.75, -1.5, -3e9, 2.0**31, 2.0**33, np.inf, -np.inf, np.nan]
+    grid = rng.uniform(1, 3, (3, len(far), 3)).astype(np.float32)
+    for axis in range(3):
+        grid[axis, :, axis] = far
+    feats, grad_out = scenes.values(rng, (20, 16), "float32"), scenes.values(rng, (3 * len(far), 16), "float32")
+    indices = rng.integers(0, 20, (len(grad_out), 8)).astype(np.int32)
+    assert not guarded.sample_grad(backend, grad_out, feats, grid, indices).any()
+
+
 def test_the_oracle_s_gradient_is_its_slope():
     coords, shape, grid, feats = problem(300, 80, 5, "float32", one_sign=False)
     grad_out = np.random.default_rng(1).standard_normal((160, 5))
@@ -402,7 +414,8 @@ def test_indices_and_orders_that_are_no_rows(backend):
     wild[5] = 320
     for wrong in (20, 2**31 - 1, -2, -(2**31)):
         bad, tamed = indices.copy(), indices.copy()
-        bad[7, 3], tamed[7, 3] = wrong, -1
+        for entry in ((7, 3), (7, 5), (8, 0)):  # the first of them is named
+            bad[entry], tamed[entry] = wrong, -1
         calls = (
             lambda bad=bad: guarded.gather_sum(backend, feats, bad, weights),
             lambda bad=bad: guarded.sample_grad(backend, grad_out, feats, grid, bad),

@@ -177,7 +177,7 @@ def test_infinities_stay_in_their_group(backend):
     assert not np.isfinite(out[:, :2]).all() and np.isfinite(out[:, 2:]).all()
 
 
-@pytest.mark.parametrize("ci, co", [(16, 16), (5, 15)])
+@pytest.mark.parametrize("ci, co", [(16, 16), (5, 15), (16, 80)])
 def test_depthwise_in_fenced_buffers(backend, ci, co):
     for layout in ({}, {"pad": 3, "offset": 1}, {"pad": 8}):
         p = Problem(ci, co, ci, "float16", (2, 3, 2))
@@ -201,6 +201,17 @@ def test_each_gradient_alone(backend):
             alone = flexgemm.sparse_conv3d_backward(*arrays, needs_grad=needs, **how)
             assert [a is not None for a in alone] == list(needs)
             assert_same_bits(backend.numpy(alone[i]), backend.numpy(together[i]))
+
+
+def test_gradients_lose_nothing_over_many_rows(backend):
+    """A sum of equal terms in one float32 would be rounded the same way again and again."""
+    n, term = 300_000, np.float32(0.55)
+    grad_out, feats = np.full((n, 2), term), np.ones((n, 2), np.float32)
+    nmap = np.arange(n, dtype=np.int32)[None]
+    grad_bias = guarded.conv_wgrad(backend, grad_out, feats, nmap, outputs=("bias",), channel_groups=2)
+    grad_weight = guarded.depthwise_wgrad(backend, grad_out, feats, nmap)
+    np.testing.assert_allclose(grad_bias, n * reference.f64(term), rtol=2e-5)
+    np.testing.assert_allclose(grad_weight, n * reference.f64(term), rtol=2e-5)
 
 
 @pytest.mark.parametrize("ci, co, groups", [(16, 16, 16), (5, 15, 5), (16, 24, 4)])

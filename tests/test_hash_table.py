@@ -264,12 +264,19 @@ def test_keys_and_values_of_another_dtype(backend):
         table.lookup(backend.array(np.zeros((3, 4), np.int64)))
 
 
-def test_more_voxels_than_32_bits_number(backend):
+@pytest.mark.parametrize("shape", [(2, 2**20, 2**20, 2), (2, 2**16, 2**16, 1), (1, 2**32 + 1, 1, 1)])
+def test_more_voxels_than_32_bits_number(backend, shape):
+    like, voxel = backend.array(np.zeros(1, np.int32)), backend.array(np.zeros((1, 4), np.int32))
     with pytest.raises(ValueError, match="shape"):
-        table = flexgemm.HashTable(
-            5, like=backend.array(np.zeros(1, np.int32)), shape=(2, 2**20, 2**20, 2), key_dtype="int32"
-        )
-        table.insert(backend.array(np.zeros((1, 4), np.int32)))
+        flexgemm.HashTable(5, like=like, shape=shape, key_dtype="int32").insert(voxel)
+
+
+def test_as_many_voxels_as_32_bits_number(backend):
+    """The first of 2^32 has the key 0, the last the key of all ones."""
+    voxels = np.array([[0, 0, 0, 0], [1, 2**16 - 1, 2**15 - 1, 0], [1, 0, 0, 0]], np.int32)
+    table = flexgemm.HashTable(5, like=backend.array(voxels), shape=(2, 2**16, 2**15, 1), key_dtype="int32")
+    table.insert(backend.array(voxels[:2]))
+    np.testing.assert_array_equal(backend.numpy(table.lookup(backend.array(voxels))), [0, 1, -1])
 
 
 def test_bitwise_repeat(backend):

@@ -123,6 +123,7 @@ class Raising:
 
 FAULTS = {
     "missing": lambda p: _C.gemm(p["a"], p["b"]),
+    "number": lambda p: _C.gemm(**p, alpha=10**400),
     "unknown": lambda p: _C.gemm(**p, kernel=3),
     "twice": lambda p: _C.gemm(p["a"], **p),
     "dtype": lambda p: _C.gemm(**p | {"b": p["workspace"]}),

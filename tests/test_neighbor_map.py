@@ -254,7 +254,7 @@ def test_coordinates_of_another_dtype_raise(backend):
         flexgemm.neighbor_map(backend.array(np.zeros((1, 4), np.float32)), (1, 8, 8, 8))
 
 
-@pytest.mark.parametrize("kernel_size", [3, (3, 5, 1), (2, 3, 3), 4])
+@pytest.mark.parametrize("kernel_size", [3, (3, 5, 1), (2, 3, 3), (3, 2, 5), (5, 3, 2), 4])
 @pytest.mark.parametrize("dilation", [1, (1, 3, 2)])
 def test_the_object(backend, kernel_size, dilation):
     coords, shape = scenes.scene(500)

@@ -150,6 +150,16 @@ def test_nan_and_infinity(backend, source, granularity, dtype):
     assert np.nanmax(np.abs(f64(q))) == limit
 
 
+@granularities
+@pytest.mark.parametrize("m, k", [(3, 2500), (2500, 3)])
+def test_the_largest_magnitude_counts_wherever_it_lies(backend, m, k, granularity):
+    """At both ends of the rows, of the columns, and of stretches of 1024 of them."""
+    for place in (0, 1023, 1024, 2047, 2048, 2499):
+        x = np.ones((m, k), np.float32)
+        x[place % m, place % k] = 7
+        check(backend, x, FP8[0], granularity)
+
+
 @to_fp8
 @granularities
 @pytest.mark.parametrize("fill", [0.0, -0.0, np.nan, np.inf])

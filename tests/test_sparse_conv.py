@@ -152,7 +152,8 @@ def test_steps_beyond_32_bits_do_not_come_back_around(backend, axis):
     shape[axis] = 2**31
     coords = np.zeros((6, 4), np.int32)
     coords[:, axis] = 0, 1, 2, far - 2, far - 1, far
-    for stride, dilation, padding in ((1, far, far), (2, far, far), (2**30, 2**30, 1), (far, far, far), (2, 1, far)):
+    steps_beyond = [(1, far, far), (1, far, 2**30), (2, far, far), (2**30, 2**30, 1), (far, far, far), (2, 1, far)]
+    for stride, dilation, padding in steps_beyond:
         size, steps, pads, dilations = [1, 1, 1], [1, 1, 1], [0, 0, 0], [1, 1, 1]
         size[axis - 1], steps[axis - 1], pads[axis - 1], dilations[axis - 1] = 3, stride, padding, dilation
         kernel = Kernel(*map(tuple, (size, steps, pads, dilations)))
@@ -160,6 +161,9 @@ def test_steps_beyond_32_bits_do_not_come_back_around(backend, axis):
             continue
         sites, to_shape = check_sites(backend, coords, tuple(shape), kernel)
         check_maps(backend, coords, tuple(shape), sites, to_shape, kernel)
+        room = tuple(map(max, shape, to_shape))  # for codes of sites that are none
+        more = guarded.conv_sites(backend, coords, tuple(shape), to_shape, **kernel.how, code_shape=room)
+        np.testing.assert_array_equal(more, sites)
 
 
 def test_of_duplicates_the_lowest_row_wins(backend, grid_around):

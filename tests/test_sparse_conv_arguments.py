@@ -90,10 +90,10 @@ def test_code_arrays_of_another_size_are_refused(backend):
     grids = {"shape": (1, 8, 8, 8), "out_shape": (1, 4, 4, 4), "code_shape": (1, 4, 4, 4)}
     with pytest.raises(ValueError, match="^code: "):
         _C.conv_sites(coords, code, count, mode="bxyz", padding=(1, 1, 1), **grids, **kernel)
-    for small in ((1, 4, 4, 3), (1, 2**21, 2**21, 2**21)):
+    for wrong in ((1, 4, 4, 3), (1, 2**21, 2**21, 2**21), (2, 2**21, 4, 4)):
         with pytest.raises(ValueError, match="^code_shape: "):
             _C.conv_sites(
-                coords, code, count, mode="hilbert", padding=(1, 1, 1), **grids | {"code_shape": small}, **kernel
+                coords, code, count, mode="hilbert", padding=(1, 1, 1), **grids | {"code_shape": wrong}, **kernel
             )
     with pytest.raises(ValueError, match="^coords: expected at most 23 rows"):
         _C.decode_seq(code, backend.array(np.zeros((24, 4), np.int32)), shape=(1, 4, 4, 4), mode="bxyz")

@@ -13,7 +13,7 @@ from scenes import leaves, voxels
 import flexgemm
 
 torch = pytest.importorskip("torch", reason="torch not installed")
-from test_torch_compile import conv, kernels  # noqa: E402
+from test_torch_compile import conv  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
@@ -36,7 +36,7 @@ def copies_of(nmap):
     ]
 
 
-@kernels
+@pytest.mark.parametrize("kernel_size", [(3, 3, 3), (2, 3, 2), (2, 3, 3), (3, 2, 3), (3, 3, 2)], ids=str)
 @pytest.mark.parametrize("frozen", [False, True], ids=["lazy", "frozen"])
 def test_maps_are_copied_and_saved(device, kernel_size, frozen):
     coords, shape = voxels(50, device)
@@ -45,6 +45,7 @@ def test_maps_are_copied_and_saved(device, kernel_size, frozen):
         assert nmap.freeze() is nmap
     for other in copies_of(nmap):
         assert repr(other) == repr(nmap)
+        assert other.mirrored == nmap.mirrored == all(size % 2 for size in kernel_size)
         assert torch.equal(other.map, nmap.map)
         assert torch.equal(other.transposed_map, nmap.transposed_map)
         inputs = leaves(50, device, kernel_size=kernel_size)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from verdicts import ROW_TOLERANCE, assert_rows
 
 import flexgemm
+from flexgemm import _C
 
 SHAPE = (2, 6, 5, 7)
 REDUCTIONS = ["mean", "sum", "max", "first"]
@@ -279,3 +280,11 @@ def test_a_reduction_is_checked_without_features_too(backend):
     points = backend.array(np.zeros((1, 3), np.float32))
     with pytest.raises(ValueError, match="^reduce: expected one of mean, sum, max, first, got 'avg'$"):
         flexgemm.voxelize(points, voxel_size=1.0, shape=(1, 8, 8, 8), reduce="avg")
+
+
+@pytest.mark.parametrize("name", ["voxel_size", "origin"])
+def test_the_extension_takes_a_number_for_each_axis(name):
+    how = {"shape": (1, 8, 8, 8), "voxel_size": (1.0,) * 3, "origin": (0.0,) * 3}
+    for count in (2, 4):
+        with pytest.raises(ValueError, match=f"^{name}: expected 3 floats, got {count}$"):
+            _C.voxel_codes(np.zeros((1, 3), np.float32), np.zeros(1, np.int32), None, **how | {name: (1.0,) * count})

@@ -1,0 +1,49 @@
+"""What a product asks of arrays together: groups and offsets, scales of both sides, memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from calls import E4M3, LEGAL, call, call_on_host, zeros
+from memory import Host
+
+from flexgemm import _C
+
+
+def test_offsets_have_an_end_for_each_group_and_may_have_a_start(backend):
+    for length in (1, 2, 3, 4, 5):
+        changes = {"b": zeros(3, 7, 8), "offsets": zeros(length, dtype=np.int32), "layout": "m_grouped"}
+        if length in (3, 4):
+            call(backend, "gemm", **changes)
+            continue
+        message = rf"^offsets: expected \(3,\) or \(4,\) to match the groups of b, got \({length},\)$"
+        with pytest.raises(ValueError, match=message):
+            call(backend, "gemm", **changes)
+
+
+def test_scales_of_blocks_are_on_both_sides_or_on_neither(backend):
+    operands = {"a": zeros(5, 8, dtype=E4M3), "b": zeros(7, 8, dtype=E4M3)}
+    blocks = {"scale_a": zeros(5, 1), "scale_b": zeros(1, 1)}
+    call(backend, "gemm", **operands, **blocks)
+    for name in blocks:
+        for other in (None, zeros()):
+            with pytest.raises(ValueError, match="^scale_a, scale_b: expected both per block"):
+                call(backend, "gemm", **operands, **blocks | {name: other})
+
+
+def test_rows_that_run_backwards_have_the_memory_of_those_that_do_not():
+    base = zeros(100)
+    a = base[20:60].reshape(5, 8)[::-1]
+    for start in (0, 25, 59):
+        with pytest.raises(ValueError, match="^out: expected memory of its own, got memory that overlaps a$"):
+            call_on_host("gemm", a=a, out=base[start : start + 35].reshape(5, 7))
+    call_on_host("gemm", a=a, out=base[60:95].reshape(5, 7))
+
+
+def test_a_workspace_one_byte_too_small_is_refused():
+    arguments = LEGAL["gemm"]()
+    nbytes = _C.gemm_workspace(**arguments) - 255  # without the room to align it
+    workspace = Host().empty((nbytes,), "uint8")
+    assert _C.gemm(**arguments, workspace=workspace) == 0
+    with pytest.raises(ValueError, match=rf"^workspace: expected at least {nbytes} bytes .* got {nbytes - 1}$"):
+        _C.gemm(**arguments, workspace=workspace[:-1])
