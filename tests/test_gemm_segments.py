@@ -12,6 +12,7 @@ from products import (
     E5M2,
     FP8,
     KEPT,
+    block_scales,
     judge,
     offsets_of,
     operands,
@@ -98,3 +99,17 @@ def test_segments_of_weights_that_have_one_scale_each(backend, dtypes, sms):
         out = guarded.gemm(backend, x, w, own_dtype(dtypes), offsets=offsets_of(sizes, "bounds", "int32"),
                            weight_indices=weights, scale_b=scale_b)  # fmt: skip
     judge(backend, out, ref, dtypes[0], own_dtype(dtypes))
+
+
+def test_segments_have_the_scales_of_blocks_of_their_weights(backend):
+    sizes, weights, m, n, k = [10, 15, 20], np.array([2, 0, 1], np.int32), 45, 144, 256
+    rng, a, b = operands(m, n, k, *FP8, groups=3)
+    scales = block_scales(rng, m, n, k, lead_b=(3,))
+    how = {"offsets": offsets_of(sizes, "bounds", np.int32), "weight_indices": weights, "layout": "m_grouped"}
+    out = guarded.gemm(backend, a, b, "float32", shape=(m, n), **how, **scales)
+    begin = 0
+    for size, weight in zip(sizes, weights, strict=True):
+        own = slice(begin, begin + size)
+        begin += size
+        ref = reference.gemm(a[own], b[weight], scale_a=scales["scale_a"][own], scale_b=scales["scale_b"][weight])
+        judge(backend, out[own], ref, FP8[0], "float32")

@@ -1,0 +1,26 @@
+"""What operations ask of arrays that belong together: counts and maxima of pooling, orders, maps, weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from calls import call, zeros
+
+INT32 = {"dtype": np.int32}
+FAULTS = [
+    ("group_reduce", {"starts": zeros(3, **INT32)}, "starts: expected more entries than out has rows"),
+    ("group_reduce", {"order": zeros(9, **INT32), "weights": zeros(9)}, "order: expected .* as many for each row"),
+    ("group_reduce", {"argmax": zeros(3, 6, **INT32), "mode": "sum"}, "argmax: expected None with a mode other"),
+    ("pool", {"count": zeros(5, **INT32)}, "count: .* to match out"),
+    ("pool", {"mode": "sum"}, "argmax: expected None unless mode is 'max'"),
+    ("pool_backward", {"argmax": None}, "argmax: expected what pool told, got None"),
+    ("pool_backward", {"argmax": None, "count": None, "mode": "mean"}, "count: expected what pool told, got None"),
+    ("conv_wgrad", {"map": zeros(0, 5, **INT32), "grad_weight": None}, r"map: expected \(V, N\) with V of 1 to 343"),
+    ("depthwise_forward", {"weight": zeros(0, 1, 3, 1, 1), "bias": None, "out": zeros(4, 0)}, "out: .* multiple of"),
+]
+
+
+@pytest.mark.parametrize("operation, changes, message", FAULTS)
+def test_faults_are_named(backend, operation, changes, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        call(backend, operation, **changes)
