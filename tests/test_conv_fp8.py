@@ -459,3 +459,19 @@ def test_scales_of_feats_that_are_not_fp8(name):
         flexgemm.submanifold_conv3d(*floats, neighbor_map=nmap, **{name: np.ones((), np.float32)})
     with pytest.raises(TypeError, match="scale"):
         flexgemm.submanifold_conv3d(p.feats, p.weight, neighbor_map=nmap, scale=p.scale_feats)
+
+
+def test_a_scale_for_all_may_have_one_element(backend):
+    p = Problem(70, 16, 24, kinds=("tensor", "tensor"))
+    out = p.run(backend)
+    p.scale_feats, p.scale_weight = p.scale_feats.reshape(1), p.scale_weight.reshape(1)
+    assert_same_bits(p.run(backend), out)
+
+
+@every_out
+def test_an_output_in_fp8_takes_a_residual_alone(backend, out_dtype):
+    p = Problem(70, 16, 24, out_dtype=out_dtype)
+    how = {"residual": True, "out_dtype": E4M3, "scale_out": np.asarray(0.5, np.float32)}
+    alone = p.run(backend, bias=False, **how)
+    p.bias = np.zeros_like(p.bias)
+    assert_same_bits(alone, p.run(backend, **how))
