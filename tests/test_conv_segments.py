@@ -65,6 +65,13 @@ class Problem:
                 assert_conv_rows(*by_offset, self.dtype, "weight by offset")
         return got
 
+    def passes(self, backend, segments, nmap):
+        """The results of all of them, as they are."""
+        how = BY_SEGMENTS | {"segments": segments}
+        yield guarded.conv_forward(backend, self.feats, self.weight, self.bias, nmap, **how)
+        yield guarded.conv_dgrad(backend, self.grad_out, self.weight, nmap, mirrored=True, **how)
+        yield from guarded.conv_wgrad(backend, self.grad_out, self.feats, nmap, **how)
+
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ci, co", CHANNELS)
@@ -103,10 +110,10 @@ def test_without_rows(backend):
         assert not gradient.any()
 
 
-@pytest.mark.parametrize("ci", [16, 32, 64, 128])
-def test_a_segment_that_reads_more_rows_than_there_are_places(backend, ci):
+@pytest.mark.parametrize("ci, co", [(16, 64), (32, 64), (64, 64), (128, 64), (24, 40), (72, 136)])
+def test_a_segment_that_reads_more_rows_than_there_are_places(backend, ci, co):
     """Its head says 0 places in use; inputs and places are anything."""
-    p = Problem(ci, 64)
+    p = Problem(ci, co)
     p.segments[::2, 0] = 0
     p.segments[::2, 16 + 64 * 4 :] = np.random.default_rng(0).integers(-(2**31), 2**31, p.segments[::2, 272:].shape)
     p.check(backend)
@@ -232,10 +239,7 @@ def test_records_out_of_range_read_and_write_nothing_outside(cuda, ci, resident)
     rng = np.random.default_rng(3)
     hostile = rng.integers(-(2**31), 2**31, p.segments.shape).astype(np.int32)
     hostile[:, 0] = np.where(resident, hostile[:, 0], 0)
-    how = BY_SEGMENTS | {"segments": hostile}
-    guarded.conv_forward(cuda, p.feats, p.weight, p.bias, p.map, **how)
-    guarded.conv_dgrad(cuda, p.grad_out, p.weight, p.map, mirrored=True, **how)
-    guarded.conv_wgrad(cuda, p.grad_out, p.feats, p.map, **how)
+    list(p.passes(cuda, hostile, p.map))
 
 
 @pytest.mark.parametrize("n", [700, 2600])
@@ -245,14 +249,18 @@ def test_bits_past_the_volume_are_no_offsets(cuda, ci, n):
     p = Problem(ci, 64, n=n)
     none, hostile = p.segments.copy(), p.segments.copy()
     none[0, 1:5], hostile[0, 1:5] = 0, -(1 << 27)
+    for got, expected in zip(p.passes(cuda, hostile, p.map), p.passes(cuda, none, p.map), strict=True):
+        assert_same_bits(got, expected)
 
-    def passes(segments):
-        how = BY_SEGMENTS | {"segments": segments}
-        yield guarded.conv_forward(cuda, p.feats, p.weight, p.bias, p.map, **how)
-        yield guarded.conv_dgrad(cuda, p.grad_out, p.weight, p.map, mirrored=True, **how)
-        yield from guarded.conv_wgrad(cuda, p.grad_out, p.feats, p.map, **how)
 
-    for got, expected in zip(passes(hostile), passes(none), strict=True):
+@pytest.mark.parametrize("ci", [16, 32, 64])
+def test_map_entries_out_of_range_are_no_neighbours_where_places_do_not_suffice(cuda, ci):
+    p = Problem(ci, 64)
+    p.segments[:, 0] = 0
+    missing = p.map < 0
+    hostile = p.map.copy()
+    hostile[missing] = np.resize([-2, -(2**31), 700, 701, 2**31 - 1], missing.sum())
+    for got, expected in zip(p.passes(cuda, p.segments, hostile), p.passes(cuda, p.segments, p.map), strict=True):
         assert_same_bits(got, expected)
 
 

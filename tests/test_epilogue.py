@@ -101,6 +101,19 @@ def test_strided_residuals_of_any_alignment(backend, mode, pad, offset, size):
 
 
 @every_mode
+@pytest.mark.parametrize("pad, offset", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("algorithm", ["implicit_gemm", "implicit_gemm_splitk"])
+@pytest.mark.parametrize("size", [(129, 33, 66), (129, 64, 64), (129, 16, 24)], ids=str)
+def test_a_residual_off_alignment_beside_aligned_arrays(backend, mode, size, algorithm, pad, offset):
+    """All of it, or all rows but the first."""
+    p = Problem(mode, *size)
+    call = guarded.Call(backend, pad=pad, offset=offset)
+    given = list(map(call.give, (p.feats, p.weight, p.bias, p.map)))
+    how = {"residual": call.give(p.residual, strided=True), "algorithm": algorithm, "precision": p.precision}
+    p.check(call.run("conv_forward", *given, call.take(p.residual.shape, p.dtype), **how), None)
+
+
+@every_mode
 @every_activation
 @pytest.mark.parametrize("pad, offset", [(0, 0), (3, 1)])
 @pytest.mark.parametrize("size", [(300, 33, 65), (300, 64, 64), (1, 8, 8)], ids=str)

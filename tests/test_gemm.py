@@ -94,6 +94,18 @@ def test_few_rows_by_128_rows_of_weights(backend, m, most, dtypes, sms, n, k, sp
     judge(backend, out, reference.gemm(a, b, **how), dtypes[0], "bfloat16")
 
 
+@pytest.mark.parametrize("dtypes, k", [((E4M3, E4M3), 6160), (("bfloat16", "bfloat16"), 3080)])
+def test_equal_rows_come_out_equal(backend, dtypes, k):
+    """Of blocks that share K each adds up some of the rows, and all of them in the same order."""
+    m, n, sms = 64, 120, 7
+    assert _C.plan_gemm_sm90(m=m, n=n, k=k, groups=1, dtype=dtypes[0], num_sms=sms, tiles=DENSE)["split_k"] == sms
+    _, a, b = operands(m, n, k, *dtypes)
+    a[:] = a[0]
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(backend, a, b, "float32")
+    assert_same_bits(out, np.broadcast_to(out[0], out.shape))
+
+
 # Multiprocessors, (m, n, k), and of the plan for fp8: block_m, block_n, few_rows, some_rows, split_k.
 SOME_ROWS = {
     "two rows of tiles": (132, (144, 200, 528), (128, 64, 1, 0, 1)),

@@ -190,6 +190,18 @@ def test_depthwise_in_fenced_buffers(backend, ci, co):
         )
 
 
+@every_mode
+@pytest.mark.parametrize("pad, offset", [(0, 1), (1, 0)])
+def test_a_depthwise_residual_off_alignment_beside_aligned_arrays(backend, mode, pad, offset):
+    """All of it, or all rows but the first."""
+    p = Problem(16, 16, 16, mode)
+    call = guarded.Call(backend, pad=pad, offset=offset)
+    given = list(map(call.give, (p.feats, p.weight, p.bias, p.map)))
+    residual = call.give(p.grad_out, strided=True)
+    out = call.run("depthwise_forward", *given, call.take(p.grad_out.shape, p.dtype), residual=residual)
+    p.judge(out, reference.conv_epilogue(p.feats, p.dense, p.bias, p.map, p.grad_out, None), "out")
+
+
 def test_each_gradient_alone(backend):
     for groups in (16, 4):
         p = Problem(16, 16, groups)
