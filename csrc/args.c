@@ -7,6 +7,7 @@
 #include <float.h>
 #include <math.h>
 
+#include "../kernels/segment.h"
 #include "error.h"
 
 #define FG_KEYWORD_TEXT(name) #name,
@@ -165,9 +166,17 @@ int fg_arg_float(PyObject *value, const char *name, float *out) {
     return fits ? 0 : -1;
 }
 
+/* Its length; -1 with an exception. */
+static Py_ssize_t expect_sequence(PyObject *value, const char *name, const char *expected) {
+    const bool listed = PySequence_Check(value) && !PyUnicode_Check(value);
+    const Py_ssize_t length = listed ? PySequence_Size(value) : -1;
+    if (length >= 0 || (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError))) return length;
+    PyErr_Clear();
+    return wrong_type(value, name, expected);
+}
+
 int fg_arg_int64s(PyObject *value, const char *name, int64_t least, int64_t most, int room, int64_t *out, int *count) {
-    if (!PySequence_Check(value) || PyUnicode_Check(value)) return wrong_type(value, name, "a sequence of ints");
-    const Py_ssize_t length = PySequence_Size(value);
+    const Py_ssize_t length = expect_sequence(value, name, "a sequence of ints");
     if (length < 0) return -1;
     if (length > room) {
         PyErr_Format(PyExc_ValueError, "%s: expected at most %d ints, got %zd", name, room, length);
@@ -183,9 +192,16 @@ int fg_arg_int64s(PyObject *value, const char *name, int64_t least, int64_t most
     return 0;
 }
 
+int fg_arg_ints(PyObject *value, const char *name, int64_t least, int64_t most, int count, int64_t *out) {
+    int given;
+    if (fg_arg_int64s(value, name, least, most, count, out, &given) < 0) return -1;
+    if (given == count) return 0;
+    PyErr_Format(PyExc_ValueError, "%s: expected %d ints, got %d", name, count, given);
+    return -1;
+}
+
 int fg_arg_floats(PyObject *value, const char *name, int count, float *out) {
-    if (!PySequence_Check(value) || PyUnicode_Check(value)) return wrong_type(value, name, "a sequence of floats");
-    const Py_ssize_t length = PySequence_Size(value);
+    const Py_ssize_t length = expect_sequence(value, name, "a sequence of floats");
     if (length < 0) return -1;
     if (length != count) {
         PyErr_Format(PyExc_ValueError, "%s: expected %d floats, got %zd", name, count, length);
@@ -197,7 +213,7 @@ int fg_arg_floats(PyObject *value, const char *name, int count, float *out) {
         Py_XDECREF(item);
         if (PyErr_Occurred()) {
             if (item && PyErr_ExceptionMatches(PyExc_TypeError)) return wrong_type(value, name, "a sequence of floats");
-            return -1;
+            return fg_name_argument(name);
         }
         out[i] = (float)number;
         if (isfinite(out[i])) continue;
@@ -279,4 +295,11 @@ int fg_arg_groups(PyObject *value, fg_order_sets *out) {
     out->sets = count;
     for (int i = 0; i < count; i++) out->groups[i] = (int32_t)groups[i];
     return 0;
+}
+
+int fg_arg_segment_tiles(PyObject *value, const char *name, int32_t least, int32_t *out) {
+    if (fg_arg_int32(value, name, least, FG_SEGMENT_TILES, out) < 0) return -1;
+    if (*out % 2 == 0) return 0;
+    PyErr_Format(PyExc_ValueError, "%s: expected 2 or 4, got %d", name, (int)*out);
+    return -1;
 }

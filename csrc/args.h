@@ -49,7 +49,8 @@ int fg_arg_float(PyObject *value, const char *name, float *out);
 /* A sequence of ints: *count of at most `room` are stored. */
 int fg_arg_int64s(PyObject *value, const char *name, int64_t least, int64_t most, int room, int64_t *out, int *count);
 
-/* Exactly `count` finite numbers. */
+/* Exactly `count` ints, or finite numbers. */
+int fg_arg_ints(PyObject *value, const char *name, int64_t least, int64_t most, int count, int64_t *out);
 int fg_arg_floats(PyObject *value, const char *name, int count, float *out);
 
 /* A string that must be one of choices[0..count). */
@@ -65,5 +66,8 @@ int fg_arg_algorithm(const fg_state *state, PyObject *value, fg_algorithm *out);
 
 /* `groups`: how many groups each set of row orders has, one to three sets. */
 int fg_arg_groups(PyObject *value, fg_order_sets *out);
+
+/* Tiles of a segment: 2 or 4, and 0, for none, where that is the least. */
+int fg_arg_segment_tiles(PyObject *value, const char *name, int32_t least, int32_t *out);
 
 #endif

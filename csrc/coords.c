@@ -4,11 +4,7 @@
 #include "coords.h"
 
 static int parse_shape(PyObject *value, const char *name, int64_t shape[4]) {
-    int given;
-    if (fg_arg_int64s(value, name, 1, INT64_MAX, 4, shape, &given) < 0) return -1;
-    if (given == 4) return 0;
-    PyErr_Format(PyExc_ValueError, "%s: expected 4 ints, got %d", name, given);
-    return -1;
+    return fg_arg_ints(value, name, 1, INT64_MAX, 4, shape);
 }
 
 static int check_cells(const char *name, const int64_t shape[4]) {

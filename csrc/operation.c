@@ -7,6 +7,8 @@
  */
 #include "operation.h"
 
+#include <fenv.h>
+
 #include "deferred.h"
 #include "device_array.h"
 #include "error.h"
@@ -130,7 +132,7 @@ static bool is_pending(const fg_view *view) {
 static int expect_unmoved(const fg_call *call, int count) {
     for (int i = 0; i < count; i++) {
         const fg_view *view = &call->views[i];
-        if (!view->object || view->source != FG_SOURCE_NUMPY || fg_numpy_is_unmoved(view)) continue;
+        if (!view->object || fg_view_is_unmoved(view)) continue;
         PyErr_Format(PyExc_ValueError, "%s: its memory was exchanged while other arguments were read", view->name);
         return -1;
     }
@@ -300,6 +302,16 @@ static int allocate_workspace(fg_call *call, const fg_operation *operation, size
     return fg_check_outputs(call->views, operation->count);
 }
 
+/* Rounds, and keeps denormals, as other threads do, which take no such settings from this one. */
+static fg_status run_on_host(const fg_call *call, const fg_operation *operation, const void *params, fg_error *error) {
+    fenv_t settings;
+    fegetenv(&settings);
+    fesetenv(FE_DFL_ENV);
+    const fg_status status = operation->run(call->backend, params, &call->stream.queue, error);
+    fesetenv(&settings);
+    return status;
+}
+
 /* Runs the operation, unless a workspace is missing that nobody could allocate: *missing are its bytes then. */
 static int run(fg_call *call, const fg_operation *operation, const void *params, fg_tensor *workspace,
                size_t *missing) {
@@ -320,9 +332,11 @@ static int run(fg_call *call, const fg_operation *operation, const void *params,
     if (join_device_arrays(call, operation->count) < 0) return -1;
     fg_error error;
     PyThreadState *thread = PyEval_SaveThread();
-    const fg_status status = operation->run(call->backend, params, &call->stream.queue, &error);
+    const bool cuda = call->views->tensor.device_type == FG_CUDA;
+    const fg_status status = cuda ? operation->run(call->backend, params, &call->stream.queue, &error)
+                                  : run_on_host(call, operation, params, &error);
     PyEval_RestoreThread(thread);
-    if (call->views->tensor.device_type == FG_CUDA) {
+    if (cuda) {
         defer_borrowed(call, operation->count);
         if (join_device_arrays(call, operation->count) < 0) return -1;
     }

@@ -6,6 +6,7 @@
 
 #include "args.h"
 #include "coords.h"
+#include "operation.h"
 
 /* What every plan is asked: four sizes, a dtype and the number of multiprocessors; parameters are in this order, what
  * only one of them takes comes after. */
@@ -42,15 +43,13 @@ static PyObject *answer(fg_plan plan) {
                          plan.adds_in_shared, "workspace_bytes", (long long)plan.workspace_bytes);
 }
 
-#define FG_SIZE(name) {FG_KEYWORD_##name, FG_KEYWORD_ONLY | FG_REQUIRED}
-
 static const fg_parameter conv_parameters[] = {
-    FG_SIZE(rows),
-    FG_SIZE(ci),
-    FG_SIZE(co),
-    FG_SIZE(v),
-    FG_SIZE(dtype),
-    FG_SIZE(num_sms),
+    FG_REQUIRED_SCALAR(rows),
+    FG_REQUIRED_SCALAR(ci),
+    FG_REQUIRED_SCALAR(co),
+    FG_REQUIRED_SCALAR(v),
+    FG_REQUIRED_SCALAR(dtype),
+    FG_REQUIRED_SCALAR(num_sms),
     {FG_KEYWORD_compute_capability, FG_KEYWORD_ONLY},
     {FG_KEYWORD_precision, FG_KEYWORD_ONLY},
     {FG_KEYWORD_algorithm, FG_KEYWORD_ONLY},
@@ -60,23 +59,23 @@ static const fg_parameter conv_parameters[] = {
     {FG_KEYWORD_gradient, FG_KEYWORD_ONLY},
 };
 static const fg_parameter wgrad_parameters[] = {
-    FG_SIZE(rows),
-    FG_SIZE(ci),
-    FG_SIZE(co),
-    FG_SIZE(v),
-    FG_SIZE(dtype),
-    FG_SIZE(num_sms),
+    FG_REQUIRED_SCALAR(rows),
+    FG_REQUIRED_SCALAR(ci),
+    FG_REQUIRED_SCALAR(co),
+    FG_REQUIRED_SCALAR(v),
+    FG_REQUIRED_SCALAR(dtype),
+    FG_REQUIRED_SCALAR(num_sms),
     {FG_KEYWORD_compute_capability, FG_KEYWORD_ONLY},
     {FG_KEYWORD_algorithm, FG_KEYWORD_ONLY},
     {FG_KEYWORD_segment_tiles, FG_KEYWORD_ONLY},
 };
 static const fg_parameter gemm_parameters[] = {
-    FG_SIZE(m),
-    FG_SIZE(n),
-    FG_SIZE(k),
-    FG_SIZE(groups),
-    FG_SIZE(dtype),
-    FG_SIZE(num_sms),
+    FG_REQUIRED_SCALAR(m),
+    FG_REQUIRED_SCALAR(n),
+    FG_REQUIRED_SCALAR(k),
+    FG_REQUIRED_SCALAR(groups),
+    FG_REQUIRED_SCALAR(dtype),
+    FG_REQUIRED_SCALAR(num_sms),
     {FG_KEYWORD_tiles, FG_KEYWORD_ONLY},
 };
 enum { PORTABLE_GEMM_PARAMETERS = FG_LENGTH(gemm_parameters) - 1 };
@@ -125,7 +124,7 @@ static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t n
         fg_arg_algorithm(state, q.others[ALGORITHM], &question.algorithm) < 0 ||
         fg_arg_groups(q.others[GROUPS], &question.orders) < 0 ||
         fg_arg_int64(q.others[CHANNEL_GROUPS], "channel_groups", 1, INT32_MAX, &question.channel_groups) < 0 ||
-        fg_arg_int32(q.others[SEGMENT_TILES], "segment_tiles", 0, FG_SEGMENT_TILES, &question.segment_tiles) < 0 ||
+        fg_arg_segment_tiles(q.others[SEGMENT_TILES], "segment_tiles", 0, &question.segment_tiles) < 0 ||
         fg_arg_bool(q.others[GRADIENT], "gradient", &question.gradient) < 0 ||
         expect_volume(question.v, &question.orders) < 0) {
         return NULL;
@@ -142,7 +141,7 @@ static PyObject *plan_conv_wgrad(PyObject *module, PyObject *const *args, Py_ssi
     fg_conv_question question = conv_question_of(&q);
     if (parse_capability(&q, &question.compute_capability) < 0 ||
         fg_arg_algorithm(PyModule_GetState(module), q.others[ALGORITHM], &question.algorithm) < 0 ||
-        fg_arg_int32(q.others[SEGMENT_TILES], "segment_tiles", 0, FG_SEGMENT_TILES, &question.segment_tiles) < 0 ||
+        fg_arg_segment_tiles(q.others[SEGMENT_TILES], "segment_tiles", 0, &question.segment_tiles) < 0 ||
         expect_volume(question.v, &question.orders) < 0) {
         return NULL;
     }
@@ -188,18 +187,14 @@ typedef struct {
 
 static int parse_order_question(fg_order_question *question, const char *name, int count, PyObject *module,
                                 PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    static const fg_parameter parameters[] = {FG_SIZE(rows), FG_SIZE(kernel_size), FG_SIZE(groups)};
+    static const fg_parameter parameters[] = {FG_REQUIRED_SCALAR(rows), FG_REQUIRED_SCALAR(kernel_size),
+                                              FG_REQUIRED_SCALAR(groups)};
     enum { ROWS, KERNEL_SIZE, GROUPS, COUNT };
     PyObject *values[COUNT] = {NULL};
     int64_t sizes[3];
-    int given;
     if (fg_parse_args(PyModule_GetState(module), name, parameters, count, args, nargs, kwnames, values) < 0 ||
         fg_arg_int64(values[ROWS], "rows", 0, INT64_MAX, &question->rows) < 0 ||
-        fg_arg_int64s(values[KERNEL_SIZE], "kernel_size", 1, FG_MAX_KERNEL, 3, sizes, &given) < 0) {
-        return -1;
-    }
-    if (given != 3) {
-        PyErr_Format(PyExc_ValueError, "kernel_size: expected 3 ints, got %d", given);
+        fg_arg_ints(values[KERNEL_SIZE], "kernel_size", 1, FG_MAX_KERNEL, 3, sizes) < 0) {
         return -1;
     }
     for (int i = 0; i < 3; i++) question->kernel[i] = (int32_t)sizes[i];
@@ -235,7 +230,7 @@ static PyObject *plan_order_sets(PyObject *module, PyObject *const *args, Py_ssi
 }
 
 static PyObject *plan_segment_tiles(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    static const fg_parameter parameters[] = {FG_SIZE(rows), FG_SIZE(num_sms)};
+    static const fg_parameter parameters[] = {FG_REQUIRED_SCALAR(rows), FG_REQUIRED_SCALAR(num_sms)};
     enum { ROWS, NUM_SMS, COUNT };
     PyObject *values[COUNT];
     int64_t rows = 0;
@@ -250,13 +245,13 @@ static PyObject *plan_segment_tiles(PyObject *module, PyObject *const *args, Py_
 }
 
 static PyObject *segment_words(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    static const fg_parameter parameters[] = {FG_SIZE(tiles), FG_SIZE(v)};
+    static const fg_parameter parameters[] = {FG_REQUIRED_SCALAR(tiles), FG_REQUIRED_SCALAR(v)};
     enum { TILES, V, COUNT };
     PyObject *values[COUNT];
     int32_t tiles = 0, v = 0;
     if (fg_parse_args(PyModule_GetState(module), "segment_words", parameters, COUNT, args, nargs, kwnames, values) <
             0 ||
-        fg_arg_int32(values[TILES], "tiles", 2, FG_SEGMENT_TILES, &tiles) < 0 ||
+        fg_arg_segment_tiles(values[TILES], "tiles", 2, &tiles) < 0 ||
         fg_arg_int32(values[V], "v", 1, FG_SEGMENT_VOLUME, &v) < 0) {
         return NULL;
     }
@@ -264,7 +259,7 @@ static PyObject *segment_words(PyObject *module, PyObject *const *args, Py_ssize
 }
 
 static PyObject *plan_voxel_table(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    static const fg_parameter parameters[] = {FG_SIZE(rows), FG_SIZE(shape)};
+    static const fg_parameter parameters[] = {FG_REQUIRED_SCALAR(rows), FG_REQUIRED_SCALAR(shape)};
     enum { ROWS, SHAPE, COUNT };
     PyObject *values[COUNT];
     int64_t rows = 0, shape[4];
@@ -277,8 +272,10 @@ static PyObject *plan_voxel_table(PyObject *module, PyObject *const *args, Py_ss
 }
 
 static PyObject *plan_conv_sites(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    static const fg_parameter parameters[] = {
-        FG_SIZE(kernel_size), FG_SIZE(stride), FG_SIZE(dilation), {FG_KEYWORD_transposed, FG_KEYWORD_ONLY}};
+    static const fg_parameter parameters[] = {FG_REQUIRED_SCALAR(kernel_size),
+                                              FG_REQUIRED_SCALAR(stride),
+                                              FG_REQUIRED_SCALAR(dilation),
+                                              {FG_KEYWORD_transposed, FG_KEYWORD_ONLY}};
     enum { AXES = 3, TRANSPOSED = AXES, COUNT };
     static const int64_t most[AXES] = {FG_MAX_KERNEL, INT32_MAX, INT32_MAX};
     PyObject *values[COUNT];
@@ -290,9 +287,7 @@ static PyObject *plan_conv_sites(PyObject *module, PyObject *const *args, Py_ssi
     for (int i = 0; i < AXES; i++) {
         const char *name = fg_keyword_name(parameters[i].keyword);
         int64_t sizes[3];
-        int given;
-        if (fg_arg_int64s(values[i], name, 1, most[i], 3, sizes, &given) < 0) return NULL;
-        if (given != 3) return PyErr_Format(PyExc_ValueError, "%s: expected 3 ints, got %d", name, given);
+        if (fg_arg_ints(values[i], name, 1, most[i], 3, sizes) < 0) return NULL;
         for (int axis = 0; axis < 3; axis++) axes[i][axis] = (int32_t)sizes[axis];
     }
     if (fg_arg_bool(values[TRANSPOSED], "transposed", &transposed) < 0) return NULL;
@@ -313,9 +308,8 @@ static PyObject *plan_gemm_sm90(PyObject *module, PyObject *const *args, Py_ssiz
 PyMethodDef fg_plan_methods[] = {
     {"plan_conv", FG_FASTCALL(plan_conv),
      PyDoc_STR("plan_conv($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80, precision='ieee', "
-               "algorithm='auto', groups=None, channel_groups=1, segment_tiles=0)\n--\n\nTiles of the forward pass and "
-               "of the input "
-               "gradient.")},
+               "algorithm='auto', groups=None, channel_groups=1, segment_tiles=0, gradient=False)\n--\n\nTiles of the "
+               "forward pass, or of the input gradient.")},
     {"plan_conv_wgrad", FG_FASTCALL(plan_conv_wgrad),
      PyDoc_STR("plan_conv_wgrad($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80, "
                "algorithm='auto', segment_tiles=0)\n--\n\nTiles of the weight gradient.")},
@@ -342,6 +336,8 @@ PyMethodDef fg_plan_methods[] = {
      PyDoc_STR(
          "plan_gemm_sm90($module, /, *, m, n, k, groups, dtype, num_sms, tiles=0)\n--\n\nThe same on Hopper. tiles: "
          "1 groups fill tiles of 128 rows, 2 at most 128 x 128, 4 of at least 128 rows, 8 m is expected, 16 groups are "
-         "as long as each other, 32 scales are of blocks, 64 no kernel for some rows.")},
+         "as long as each other, 32 scales are of blocks, 64 no kernel for some rows, 128 there is one group, 256 sums "
+         "are added to the output, "
+         "512 rows are scaled and no more, 1024 rows begin within sectors.")},
     {NULL, NULL, 0, NULL},
 };

@@ -8,20 +8,11 @@
 #include "coords.h"
 #include "operation.h"
 
-/* Exactly `count` ints. */
-static int parse_ints(PyObject *value, const char *name, int64_t least, int64_t most, int count, int64_t *out) {
-    int given;
-    if (fg_arg_int64s(value, name, least, most, count, out, &given) < 0) return -1;
-    if (given == count) return 0;
-    PyErr_Format(PyExc_ValueError, "%s: expected %d ints, got %d", name, count, given);
-    return -1;
-}
-
 /* ---- grids and kernels ---- */
 
 static int parse_axes(PyObject *value, const char *name, int32_t most, int32_t *axes) {
     int64_t wide[3];
-    if (parse_ints(value, name, 1, most, 3, wide) < 0) return -1;
+    if (fg_arg_ints(value, name, 1, most, 3, wide) < 0) return -1;
     for (int i = 0; i < 3; i++) axes[i] = (int32_t)wide[i];
     return 0;
 }
@@ -117,7 +108,7 @@ static int neighbor_map_fill(fg_call *call, void *params) {
     if (queries->tensor.present && (fg_arg_grid(call->values[QUERY_SHAPE], "query_shape", p->query_shape) < 0 ||
                                     expect_same_batch("query_shape", p->query_shape, p->shape) < 0 ||
                                     parse_axes(call->values[STRIDE], "stride", INT32_MAX, p->stride) < 0 ||
-                                    parse_ints(call->values[PADDING], "padding", 0, INT32_MAX, 3, p->padding) < 0 ||
+                                    fg_arg_ints(call->values[PADDING], "padding", 0, INT32_MAX, 3, p->padding) < 0 ||
                                     fg_expect_coords(queries, FG_ANY, NULL) < 0)) {
         return -1;
     }
@@ -178,7 +169,7 @@ static int conv_sites_fill(fg_call *call, void *params) {
         fg_arg_choice(call->values[MODE], "mode", call->state->sequences, FG_SEQUENCE_COUNT, &mode) < 0 ||
         parse_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
         parse_axes(call->values[STRIDE], "stride", INT32_MAX, p->stride) < 0 ||
-        parse_ints(call->values[PADDING], "padding", 0, INT32_MAX, 3, p->padding) < 0 ||
+        fg_arg_ints(call->values[PADDING], "padding", 0, INT32_MAX, 3, p->padding) < 0 ||
         parse_axes(call->values[DILATION], "dilation", INT32_MAX, p->dilation) < 0 ||
         fg_arg_bool(call->values[TRANSPOSED], "transposed", &p->transposed) < 0 ||
         fg_expect_coords(coords, FG_ANY, NULL) < 0) {
@@ -273,7 +264,7 @@ static int segment_map_fill(fg_call *call, void *params) {
     fg_segment_map_params *p = params;
     const fg_view *map = &call->views[MAP], *order = &call->views[ORDER], *segments = &call->views[SEGMENTS];
     if (parse_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
-        fg_arg_int32(call->values[TILES], "tiles", 2, FG_SEGMENT_TILES, &p->tiles) < 0 ||
+        fg_arg_segment_tiles(call->values[TILES], "tiles", 2, &p->tiles) < 0 ||
         fg_arg_int64(call->values[IN_ROWS], "in_rows", 0, INT64_MAX, &p->in_rows) < 0) {
         return -1;
     }
@@ -281,10 +272,6 @@ static int segment_map_fill(fg_call *call, void *params) {
     if (volume > FG_SEGMENT_VOLUME) {
         PyErr_Format(PyExc_ValueError, "kernel_size: expected a volume of at most %d, got %lld", (int)FG_SEGMENT_VOLUME,
                      (long long)volume);
-        return -1;
-    }
-    if ((p->tiles & (p->tiles - 1)) != 0) {
-        PyErr_Format(PyExc_ValueError, "tiles: expected 2 or 4, got %d", (int)p->tiles);
         return -1;
     }
     if (fg_expect_map(map, volume, FG_ANY, "to match kernel_size") < 0) return -1;

@@ -293,6 +293,16 @@ static int open_exchange(fg_view *view) {
     return -1;
 }
 
+bool fg_view_is_unmoved(const fg_view *view) {
+    if (view->source == FG_SOURCE_NUMPY) return fg_numpy_is_unmoved(view);
+    if (view->source != FG_SOURCE_EXCHANGE || view->managed.pointer) return true; /* owned */
+    fg_view again = {.name = view->name, .object = view->object, .source = view->source, .api = view->api};
+    const bool opened = open_exchange(&again) == 0;
+    if (!opened) PyErr_Clear();
+    fg_view_close(&again);
+    return opened && again.tensor.data == view->tensor.data && again.low == view->low && again.high == view->high;
+}
+
 static void ignore_error(void *context, const char *kind, const char *message) {
     (void)context, (void)kind, (void)message;
 }

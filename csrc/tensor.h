@@ -38,6 +38,9 @@ int fg_is_torch(fg_state *state, PyObject *object);
 /* Asks such an object for its memory, ready for use on `stream` (ignored for the CPU). */
 int fg_view_import(fg_view *view, void *stream);
 
+/* Whether an open view is on its object's memory still, which other code of the caller's may have exchanged. */
+bool fg_view_is_unmoved(const fg_view *view);
+
 /* Opens a view on `bytes` new bytes from the allocator of another view's library, where that view's memory is and in
  * the order of its library's current stream. Returns whether it could. */
 bool fg_view_allocate(fg_view *view, const fg_view *like, const char *name, size_t bytes);

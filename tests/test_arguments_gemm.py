@@ -47,3 +47,9 @@ def test_a_workspace_one_byte_too_small_is_refused():
     assert _C.gemm(**arguments, workspace=workspace) == 0
     with pytest.raises(ValueError, match=rf"^workspace: expected at least {nbytes} bytes .* got {nbytes - 1}$"):
         _C.gemm(**arguments, workspace=workspace[:-1])
+
+
+def test_no_rows_of_any_depth_are_a_product(backend):
+    a = np.empty((0, 2**61), np.float16)
+    call(backend, "gemm", a=a, b=a, out=np.empty((0, 0), np.float16))
+    assert _C.gemm_workspace(a, a, np.empty((0, 0), np.float16)) == 0

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from calls import call, zeros
 
+import flexgemm
+from flexgemm import _C
+
 INT32 = {"dtype": np.int32}
 FAULTS = [
     ("group_reduce", {"starts": zeros(3, **INT32)}, "starts: expected more entries than out has rows"),
@@ -24,3 +27,14 @@ FAULTS = [
 def test_faults_are_named(backend, operation, changes, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         call(backend, operation, **changes)
+
+
+def test_channels_of_no_rows_are_as_many_as_they_like():
+    """Counted in bytes they are more than an int64 holds."""
+    co = 2**58
+    arrays = np.empty((0, co), np.float16), np.empty((0, 0), np.float16), zeros(1, 0, **INT32)
+    assert _C.conv_wgrad_workspace(*arrays, np.empty((co, 1, 0), np.float16), None) >= 0
+
+
+def test_rows_without_columns_are_not_counted():
+    assert flexgemm.quantize(np.empty((2**45, 0), np.float32))[1] == 1

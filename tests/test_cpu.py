@@ -65,6 +65,30 @@ def test_threads_change_no_bit():
     assert len(digests) == 1
 
 
+FLUSHED = """
+import numpy as np, torch, flexgemm
+a = np.full((4000, 16), 1e-40, np.float32)  # denormal
+def sums():
+    voxels = flexgemm.voxelize(np.zeros((4000, 3), np.float32), a, voxel_size=1.0, shape=(1, 1, 1, 1), reduce="sum")
+    return flexgemm.gemm_nt(a, np.eye(16, dtype=np.float32)), voxels.feats
+before = sums()
+assert (before[0] > 0).all() and (before[1] > 0).all()
+torch.set_flush_denormal(True)
+after = sums()
+assert (torch.tensor([1e-40]) * 1).item() == 0  # the caller's setting is as it was
+for x, y in zip(before, after, strict=True):
+    np.testing.assert_array_equal(x.view(np.int32), y.view(np.int32))
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="torch flushes denormals on x86 alone")
+def test_denormals_are_kept_whatever_the_caller_s_thread_does():
+    pytest.importorskip("torch", reason="torch not installed")
+    for threads in ("1", "4"):
+        done = run_python(["-c", FLUSHED], OMP_NUM_THREADS=threads)
+        assert done.returncode == 0, done.stderr
+
+
 FORK = """
 import os, signal, sys
 import numpy as np

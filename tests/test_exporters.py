@@ -352,3 +352,20 @@ def test_cupys_current_stream_of_the_device_is_taken(monkeypatch):
         with pytest.raises(Refused if BUILT_WITH_CUDA else NotImplementedError):
             module.gemm(*arrays, stream=stream)
     assert asked == [1003, 2] * BUILT_WITH_CUDA
+
+
+@pytest.mark.parametrize("name", ["a", "out"])
+def test_memory_of_torch_that_an_exporter_exchanges_is_not_used(name):
+    torch = pytest.importorskip("torch", reason="torch not installed")
+    arrays = {"a": torch.ones(64, 16), "b": torch.ones(64, 16), "out": torch.ones(64, 64)}
+
+    class Meddler(Exporter):
+        def __dlpack__(self, **how):
+            arrays[name].set_(torch.zeros(1))
+            return super().__dlpack__(**how)
+
+    with pytest.raises(ValueError, match=f"^{name}: its memory was exchanged while other arguments were read"):
+        _C.gemm(arrays["a"], Meddler(zeros(64, 16)), arrays["out"])
+    whole = {"a": torch.ones(64, 16), "out": torch.ones(64, 64)}
+    assert _C.gemm(whole["a"], Exporter(np.ones((64, 16), np.float32)), whole["out"]) == 0
+    assert (whole["out"] == 16).all()

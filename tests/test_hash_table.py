@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import guarded
 import numpy as np
 import pytest
@@ -313,3 +315,27 @@ def test_keys_that_all_begin_at_one_slot(backend, n):
     assert len(keys) == n
     table = flexgemm.HashTable.build(backend.array(keys), capacity=capacity)
     check(backend, table, insert_all({}, keys, np.arange(n)), keys, np.int32)
+
+
+def test_a_table_that_overflowed_goes_on_with_the_keys_that_it_has(backend):
+    """Also with those that lie further than others are looked for."""
+    capacity, keys = 200, np.arange(40_000)
+    far = keys[first_slots(keys, capacity) == 7][:130]
+    others = np.setdiff1d(keys, far)[: capacity - len(far)]
+    there = np.concatenate([far, others])
+    table = flexgemm.HashTable.build(backend.array(there), capacity=capacity)
+    with pytest.raises(ValueError, match="^keys: "):
+        table.insert(backend.array(np.array([50_000, 50_001])), check=True)
+    values = np.arange(capacity, dtype=np.int32)[::-1].copy()
+    with contextlib.suppress(ValueError):  # a CPU says again that it has overflowed
+        table.insert(backend.array(there), backend.array(values), replace=True)
+    np.testing.assert_array_equal(backend.numpy(table.lookup(backend.array(there))), values)
+
+
+def test_clearing_writes_all_of_a_slot(backend):
+    """Of 64-bit words, too, which have keys and values of 32 bits."""
+    keys, before = np.array([5, 6], np.int32), (np.full((9, 2), 0x12345678_00000000), None, np.zeros(2, np.int64))
+    slots, *_ = guarded.hash_insert(backend, keys, keys, 9, "int32", word="int64", clear=True, initial=before)
+    taken = slots[:, 0].astype(np.int32) != -1
+    assert taken.sum() == 2
+    assert (slots[~taken] == -1).all()

@@ -215,13 +215,21 @@ def test_the_third_argument_of_torch_s_instance_norm_is_none_here():
         fnn.InstanceNorm(4, 1e-5, 0.1)
 
 
-def test_a_layer_whose_weight_a_hook_computes_is_not_frozen():
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_layer_of_which_a_hook_computes_something_is_not_frozen(name):
     layer = fnn.SubMConv3d(4, 8)
-    prune.l1_unstructured(layer, "weight", 0.3)
-    with pytest.raises(ValueError, match="^weight: expected a parameter or a parametrization, got a tensor computed"):
+    prune.l1_unstructured(layer, name, 0.3)
+    with pytest.raises(ValueError, match=f"^{name}: expected a parameter or a parametrization, got a tensor computed"):
         layer.frozen()
-    prune.remove(layer, "weight")
+    prune.remove(layer, name)
     assert layer.frozen().weight.dtype is torch.float8_e4m3fn
+
+
+def test_the_default_device_of_torch_is_not_that_of_the_voxels():
+    x = sparse()
+    with torch.device("meta"):
+        assert fnn.SparseTensor(x.feats, x.coords, x.shape).device == x.device
+        assert fnn.SparseTensor.from_dense(x.dense()).device == x.device
 
 
 def test_experts_without_inputs_and_of_what_is_no_tensor():

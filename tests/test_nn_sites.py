@@ -209,3 +209,19 @@ def test_a_trace_leaves_nothing_fake_behind(device, look, built):
     expected.load_state_dict(module.state_dict())
     torch.testing.assert_close(out, expected(feats))
     torch.testing.assert_close(*(torch.autograd.grad(m(feats).sum(), feats) for m in (module, expected)))
+
+
+class Stem(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = fnn.SubMConv3d(5, 7, 3)
+
+    def forward(self, feats, coords):
+        return self.conv(fnn.SparseTensor(feats, coords, (2, 8, 8, 8)))
+
+
+def test_exported_programs_give_no_sparse_tensors():
+    """Their coordinates would be those of the trace."""
+    x = sparse()
+    with pytest.raises(Exception, match="SparseTensor"):
+        torch.export.export(Stem(), (x.feats, x.coords), strict=False)

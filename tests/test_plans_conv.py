@@ -266,3 +266,13 @@ def test_sizes_beyond_any_machine_are_refused(plan):
     with pytest.raises(ValueError, match="ci: expected 0 to 1125899906842624"):
         plan(rows=1, ci=2**62, co=64, v=125, dtype="float16", num_sms=2)
     plan(rows=1, ci=2**50, co=64, v=125, dtype="float16", num_sms=2)
+
+
+@conv_plans
+def test_segments_that_no_kernel_has_are_refused(plan):
+    how = {"rows": 100, "ci": 64, "co": 64, "v": 27, "dtype": "float16", "num_sms": SMS}
+    for tiles in (1, 3):
+        with pytest.raises(ValueError, match=f"^segment_tiles: expected 2 or 4, got {tiles}$"):
+            plan(**how, segment_tiles=tiles)
+    with pytest.raises(ValueError, match="^tiles: expected 2 or 4, got 3$"):
+        _C.segment_words(tiles=3, v=27)

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="torch not installed")
 from torch.utils import _pytree as pytree  # noqa: E402
 
 import flexgemm.torch as ft  # noqa: E402
+import flexgemm.torch.nn as fnn  # noqa: E402
 
 
 def test_the_gradient_of_a_gradient_is_refused(device):
@@ -127,3 +128,41 @@ def test_batched_gradients_of_autograd_are_refused(device):
             torch.autograd.grad(out, feats, torch.ones(2, *out.shape, device=device), is_grads_batched=True)
         with pytest.raises(NotImplementedError, match="torch.func.vmap takes several"):
             torch.autograd.functional.jacobian(operation, feats, vectorize=True)
+
+
+def test_maps_are_built_within_torch_func(device):
+    coords, shape = voxels(40, device)
+    feats, *_ = leaves(40, device)
+    torch.manual_seed(0)
+    stem, down = fnn.SubMConv3d(feats.shape[1], 8, 3).to(device), fnn.SparseConv3d(8, 8, 2, 2).to(device)
+    up, pool = fnn.SparseInverseConv3d(8, 4, 2).to(device), fnn.SparsePool3d(2).to(device)
+    for network in (lambda x: up(down(stem(x))), lambda x: pool(stem(x))):
+        inside, outside = (fnn.SparseTensor(feats.detach(), coords, shape) for _ in range(2))
+        gradient = torch.func.grad(lambda x, on, of=network: of(on.replace(x)).feats.square().sum())
+        (expected,) = torch.autograd.grad(network(outside.replace(feats)).feats.square().sum(), feats)
+        torch.testing.assert_close(gradient(feats.detach(), inside), expected)
+        # What was built there serves autograd, too.
+        (again,) = torch.autograd.grad(network(inside.replace(feats)).feats.square().sum(), feats)
+        torch.testing.assert_close(again, expected)
+
+
+def test_voxels_are_found_within_torch_func(device):
+    torch.manual_seed(0)
+    points, feats = torch.rand(200, 3, device=device) * 6, torch.randn(200, 5, device=device)
+
+    def means(feats):
+        return ft.voxelize(points, feats, voxel_size=1.0, shape=(1, 6, 6, 6)).feats
+
+    leaf = feats.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(means(leaf).square().sum(), leaf)
+    torch.testing.assert_close(torch.func.grad(lambda x: means(x).square().sum())(feats), expected)
+    each = torch.func.vmap(means)(torch.stack([feats, 2 * feats]))
+    torch.testing.assert_close(each, torch.stack([means(feats), means(2 * feats)]))
+
+
+def test_coordinates_are_sorted_within_torch_func(device):
+    coords, shape = voxels(40, device)
+    feats = torch.randn(40, 3, device=device)
+    row = ft.sort_coords(coords, shape).flatten()[0].long()
+    gradient = torch.func.grad(lambda x: x[ft.sort_coords(coords, shape).flatten()[0].long()].sum())(feats)
+    assert torch.equal(gradient, torch.zeros_like(feats).index_fill(0, row, 1.0))

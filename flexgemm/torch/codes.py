@@ -9,7 +9,7 @@ import torch
 from flexgemm import serialize
 from flexgemm._arrays import Stream
 from flexgemm.torch import operators
-from flexgemm.torch.dispatch import expect_tensor, refuse_stream, traced
+from flexgemm.torch.dispatch import beneath_transforms, expect_tensor, refuse_stream, traced
 
 
 def encode_seq(
@@ -40,5 +40,6 @@ def _call(operation: str, x: torch.Tensor, name: str, shape: Sequence[int], mode
         refuse_stream(stream)
         result = getattr(operators, operation)(x, tuple(shape), mode)
     else:
-        result = getattr(serialize, operation)(x, shape, mode, stream=stream)
+        with beneath_transforms():
+            result = getattr(serialize, operation)(x, shape, mode, stream=stream)
     return result

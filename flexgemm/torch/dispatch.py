@@ -1,13 +1,14 @@
 """How a call of flexgemm.torch goes: straight to the extension, or through torch's dispatcher.
 
 Straight is the rule, because the dispatcher costs more host time than a small kernel takes. Whoever wants to see the
-operation rather than its numbers gets it as an operator of torch.library (operators/): torch.compile and
-torch.export, dispatch modes (make_fx, FLOP counters, selective checkpointing), and subclasses of Tensor such as
+operation rather than its numbers gets it as an operator of torch.library (operators/): torch.compile, torch.export and
+torch.jit.trace, dispatch modes (make_fx, FLOP counters, selective checkpointing), and subclasses of Tensor such as
 FakeTensor and DTensor.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from flexgemm._arguments import type_name
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_jit_trace = torch._C._get_tracing_state  # of torch.jit.trace, None outside of it
 transformed = torch._C._are_functorch_transforms_active  # inside torch.func.grad, vmap, ...
 
 
@@ -32,7 +34,13 @@ def traced(x: Any, y: Any) -> bool:
     """Whether a call whose first tensors are x and y has to go through the dispatcher."""
     if torch.compiler.is_compiling() or type(x) not in _PLAIN or type(y) not in _PLAIN or _dispatch_modes() > 0:
         return True
-    return bool(x.is_meta)
+    return bool(x.is_meta) or _jit_trace() is not None
+
+
+def beneath_transforms() -> AbstractContextManager[Any]:
+    """A context for what is built of coordinates alone: tensors made in it belong to no transform of torch.func."""
+    inside = not torch.compiler.is_compiling() and transformed()
+    return torch._C._DisableFuncTorch() if inside else nullcontext()
 
 
 def expect_tensor(x: Any, name: str) -> None:

@@ -20,6 +20,7 @@ from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, recorded, records
 from flexgemm.torch.dispatch import (
     autocast,
+    beneath_transforms,
     casts,
     expect_foreseen,
     expect_tensor,
@@ -55,7 +56,8 @@ def neighbor_map(
     """`flexgemm.neighbor_map` of a torch tensor, which torch.compile can trace."""
     expect_tensor(coords, "coords")
     if not traced(coords, coords):
-        return voxel.neighbor_map(coords, shape, kernel_size, dilation, check=check, stream=stream)
+        with beneath_transforms():
+            return voxel.neighbor_map(coords, shape, kernel_size, dilation, check=check, stream=stream)
     refuse_stream(stream)
     grid, kernel, steps = tuple(shape), _triple(kernel_size), _triple(dilation)
     padding = tuple(k // 2 * step for k, step in zip(kernel, steps, strict=True))
@@ -119,7 +121,8 @@ def inverse_of(nmap: NeighborMap) -> NeighborMap:
     conv.expect_map(nmap)
     if nmap._inverse is None and isinstance(nmap.native, torch.Tensor) and traced(nmap.native, nmap.native):
         transposed_of(nmap)
-    return nmap.inverse
+    with beneath_transforms():
+        return nmap.inverse
 
 
 def expect_gradient_map(map: torch.Tensor, gradient: torch.Tensor | None) -> None:

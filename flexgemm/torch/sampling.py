@@ -14,7 +14,14 @@ from flexgemm._voxels import grid_shape
 from flexgemm.grid_sample import SampleMap
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, recorded, records
-from flexgemm.torch.dispatch import expect_foreseen, expect_tensor, refuse_stream, traced, transformed
+from flexgemm.torch.dispatch import (
+    beneath_transforms,
+    expect_foreseen,
+    expect_tensor,
+    refuse_stream,
+    traced,
+    transformed,
+)
 from flexgemm.voxelize import (
     Groups,
     Voxels,
@@ -134,7 +141,12 @@ def voxelize(
     expect_tensor(points, "points")
     if not traced(points, points):
         how: Any = {"voxel_size": voxel_size, "shape": shape, "origin": origin, "reduce": reduce, "stream": stream}
-        return flexgemm.voxelize(points, feats, **how)
+        if not transformed():
+            return flexgemm.voxelize(points, feats, **how)
+        with beneath_transforms():
+            voxels = flexgemm.voxelize(points, **how)
+        voxels.feats = None if feats is None else reduce_points(feats, voxels, reduce, stream=stream)
+        return voxels
     refuse_stream(stream)
     size, begin = (three(x, name) for x, name in ((voxel_size, "voxel_size"), (origin, "origin")))
     expect_reduction(reduce)

@@ -45,7 +45,7 @@ static wgrad_plan plan_wgrad(const fg_simd *simd, const fg_conv_wgrad_params *pa
         .rows = params->grad_out.shape[0],
     };
     plan.padded_ci = fg_ceil_div(plan.ci, simd->lanes) * simd->lanes;
-    plan.width = fg_max(1, TASK_SUMS / (simd->panel * fg_max(1, plan.co))) * simd->panel;
+    plan.width = fg_max(1, TASK_SUMS / simd->panel / fg_max(1, plan.co)) * simd->panel;
     plan.parts = fg_ceil_div(plan.ci, plan.width);
     const int64_t tasks = fg_max(1, plan.volume * plan.parts);
     plan.slices = fg_max(1, fg_min(fg_ceil_div(WANTED_TASKS, tasks), plan.rows / MIN_SLICE_ROWS));

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backend.h"
+#include "pairs.h"
 
 int64_t fg_sum_rows(const fg_simd *simd, const fg_tensor *feats, const int32_t *indices, const float *weights,
                     int64_t terms, float *sums, float *widened) {
@@ -58,6 +59,5 @@ fg_status fg_cpu_gather_sum(const fg_gather_sum_params *params, const fg_queue *
         simd->from_float[feats->dtype](fg_row(&params->out, q), sums, channels);
     }
     if (wrong == rows * terms) return FG_OK;
-    return fg_fail(error, FG_ERROR_VALUE, "indices: entry (%lld, %lld) is %d, expected -1 or a row below %lld",
-                   (long long)(wrong / terms), (long long)(wrong % terms), indices[wrong], (long long)feats->shape[0]);
+    return fg_report_entry("indices", &params->indices, wrong, feats->shape[0], error);
 }

@@ -33,8 +33,7 @@ typedef struct {
 static gemm_plan plan_gemm(const fg_simd *simd, const fg_gemm_params *params) {
     gemm_plan plan = {.shape = fg_gemm_shape_of(params)};
     const int64_t n = plan.shape.n, k = plan.shape.k;
-    const int64_t column_bytes = fg_max(1, k) * (int64_t)sizeof(float);
-    plan.chunk_n = fg_max(1, CHUNK_BYTES / column_bytes / TILE_N) * TILE_N;
+    plan.chunk_n = fg_max(1, CHUNK_BYTES / (int64_t)sizeof(float) / fg_max(1, k) / TILE_N) * TILE_N;
     plan.chunk_n = fg_min(plan.chunk_n, fg_ceil_div(n, TILE_N) * TILE_N);
     plan.sums_part = fg_workspace_part(TILE_M * TILE_N, sizeof(float));
     plan.rows_part = fg_workspace_part(TILE_M * FG_BLOCK_K, sizeof(float));
@@ -301,8 +300,8 @@ fg_status fg_cpu_gemm_workspace(const fg_gemm_params *params, const fg_queue *qu
     (void)queue;
     const fg_simd *simd = fg_simd_get(error);
     if (simd == NULL) return error->code;
-    const gemm_plan plan = plan_gemm(simd, params);
-    *bytes = plan.shape.m > 0 && plan.shape.n > 0 ? fg_workspace_bytes(plan.layout) : 0;
+    const fg_gemm_shape shape = fg_gemm_shape_of(params);
+    *bytes = shape.m > 0 && shape.n > 0 ? fg_workspace_bytes(plan_gemm(simd, params).layout) : 0;
     return FG_OK;
 }
 
@@ -310,10 +309,10 @@ fg_status fg_cpu_gemm(const fg_gemm_params *params, const fg_queue *queue, fg_er
     (void)queue;
     const fg_simd *simd = fg_simd_get(error);
     if (simd == NULL) return error->code;
-    const gemm_plan plan = plan_gemm(simd, params);
-    const fg_gemm_shape shape = plan.shape;
+    const fg_gemm_shape shape = fg_gemm_shape_of(params);
     fg_status status = check_groups(params, &shape, error);
     if (status != FG_OK || shape.m == 0 || shape.n == 0) return status;
+    const gemm_plan plan = plan_gemm(simd, params); /* of arrays that have elements: k fits memory */
     int threads = 0;
     const int64_t products = params->out.ndim == 3 ? shape.groups : 1;
     const int64_t grains = 1 + products * shape.m * shape.n * shape.k / THREAD_WORK;

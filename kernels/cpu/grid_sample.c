@@ -10,6 +10,7 @@
 #include "coords.h"
 #include "gather_sum.h"
 #include "hash_table.h"
+#include "pairs.h"
 
 /* ---- voxels ---- */
 
@@ -49,6 +50,9 @@ static void plan_voxels(voxel_table *voxels, const fg_tensor *coords, const int6
 
 static fg_status fill_voxels(const voxel_table *voxels, fg_error *error) {
     const fg_hash_insert_params *insert = &voxels->insert;
+    if (insert->keys.shape[0] >= INT32_MAX)
+        return fg_fail(error, FG_ERROR_VALUE, "coords: expected fewer than %d, got %lld", INT32_MAX,
+                       (long long)insert->keys.shape[0]);
     const fg_status status = fg_check_coords(&insert->keys, "coords", insert->shape, omp_get_max_threads(), error);
     return status == FG_OK ? fg_cpu_hash_insert(insert, NULL, error) : status;
 }
@@ -222,7 +226,5 @@ fg_status fg_cpu_sample_grad(const fg_sample_grad_params *params, const fg_queue
         fg_cell_gradient(&cell, present, product, gradient);
     }
     if (wrong == points * FG_CORNERS) return FG_OK;
-    return fg_fail(error, FG_ERROR_VALUE, "indices: entry (%lld, %lld) is %d, expected -1 or a row below %lld",
-                   (long long)(wrong / FG_CORNERS), (long long)(wrong % FG_CORNERS), indices[wrong],
-                   (long long)feats->shape[0]);
+    return fg_report_entry("indices", &params->indices, wrong, feats->shape[0], error);
 }

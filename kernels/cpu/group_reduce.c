@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "pairs.h"
 #include "radix_sort.h"
 #include "simd.h"
 
@@ -42,11 +43,7 @@ fg_status fg_cpu_group_rows(const fg_group_rows_params *params, const fg_queue *
         if (indices[i] < -1 || indices[i] >= rows) wrong = fg_min(wrong, i);
         entries[i] = (fg_sort_entry){indices[i] < 0 ? (uint64_t)rows : (uint64_t)indices[i], i};
     }
-    if (wrong < count) {
-        const int64_t terms = params->indices.shape[1];
-        return fg_fail(error, FG_ERROR_VALUE, "indices: entry (%lld, %lld) is %d, expected -1 or a row below %lld",
-                       (long long)(wrong / terms), (long long)(wrong % terms), indices[wrong], (long long)rows);
-    }
+    if (wrong < count) return fg_report_entry("indices", &params->indices, wrong, rows, error);
     const fg_sort_entry *sorted = fg_radix_sort(&params->workspace, count, bits_of(rows), threads);
     int64_t row = 0;
     for (int64_t i = 0; i < count; i++) {

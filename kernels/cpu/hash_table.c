@@ -9,6 +9,8 @@
  */
 #include "hash_table.h"
 
+#include <string.h>
+
 #include "../sequence.h"
 #include "coords.h"
 
@@ -29,8 +31,12 @@ static uint64_t claim_slot(const fg_tensor *keys, int64_t slot, uint64_t key) {
     return taken ? key : found;
 }
 
+static int64_t in_state(const fg_hash_table *table, int what) {
+    return __atomic_load_n(&table->state[what], __ATOMIC_RELAXED);
+}
+
 static void note_longest(const fg_hash_table *table, int64_t steps) {
-    int64_t longest = __atomic_load_n(&table->state[FG_TABLE_LONGEST], __ATOMIC_RELAXED);
+    int64_t longest = in_state(table, FG_TABLE_LONGEST);
     while (steps > fg_max(longest, FG_SHORT_WAY) &&
            !__atomic_compare_exchange_n(&table->state[FG_TABLE_LONGEST], &longest, steps, true, __ATOMIC_RELAXED,
                                         __ATOMIC_RELAXED));
@@ -51,8 +57,9 @@ static int64_t claim(const fg_hash_table *table, uint64_t key) {
             note_longest(table, steps);
             return slot;
         }
-        if (steps % FG_SHORT_WAY == FG_SHORT_WAY - 1 && __atomic_load_n(&table->state[FG_TABLE_FULL], __ATOMIC_RELAXED))
-            break;
+        if (steps % FG_SHORT_WAY == FG_SHORT_WAY - 1 && in_state(table, FG_TABLE_FULL) &&
+            steps >= in_state(table, FG_TABLE_LONGEST))
+            break; /* no key that is there lies further */
     }
     __atomic_store_n(&table->state[FG_TABLE_FULL], 1, __ATOMIC_RELAXED);
     return -1;
@@ -123,11 +130,14 @@ fg_status fg_cpu_hash_insert(const fg_hash_insert_params *params, const fg_queue
     if (outside < n) return fg_report_outside("keys", params->keys.data, outside, params->shape, error);
 
     if (params->clear) {
+        const int64_t size = (int64_t)fg_dtype_size(params->table_keys.dtype);
+        const int64_t pitch =
+            params->table_keys.strides[0] * size; /* beyond the key: its value, and what lies between */
         table.state[FG_TABLE_FULL] = table.state[FG_TABLE_LONGEST] = 0;
 #pragma omp parallel for num_threads(threads)
         for (int64_t slot = 0; slot < slots; slot++) {
-            fg_store_word(&params->table_keys, slot, FG_ALL_ONES);
-            fg_store_word(&params->table_values, slot, FG_ALL_ONES);
+            memset((char *)params->table_keys.data + slot * pitch, 0xFF, (size_t)pitch);
+            if (pitch == size) fg_store_word(&params->table_values, slot, FG_ALL_ONES);
         }
     }
     if (n == 0) return FG_OK;

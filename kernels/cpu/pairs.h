@@ -21,13 +21,20 @@ static inline int64_t fg_list_pairs(const int32_t *map, int64_t rows, int64_t so
     return valid ? count : -1;
 }
 
+/* FG_ERROR_VALUE naming an entry, counted row by row, of a matrix of rows of something else. */
+static inline fg_status fg_report_entry(const char *name, const fg_tensor *rows, int64_t i, int64_t source_rows,
+                                        fg_error *error) {
+    return fg_fail(error, FG_ERROR_VALUE, "%s: entry (%lld, %lld) is %d, expected -1 or a row below %lld", name,
+                   (long long)(i / rows->shape[1]), (long long)(i % rows->shape[1]), ((const int32_t *)rows->data)[i],
+                   (long long)source_rows);
+}
+
 /* FG_ERROR_VALUE naming the first entry of an invalid map. */
 static inline fg_status fg_report_map(const fg_tensor *map, int64_t source_rows, fg_error *error) {
     const int32_t *entry = map->data;
     int64_t i = 0;
     while (entry[i] >= -1 && entry[i] < source_rows) i++;
-    return fg_fail(error, FG_ERROR_VALUE, "map: entry (%lld, %lld) is %d, expected -1 or a row below %lld",
-                   (long long)(i / map->shape[1]), (long long)(i % map->shape[1]), entry[i], (long long)source_rows);
+    return fg_report_entry("map", map, i, source_rows, error);
 }
 
 #endif

@@ -73,9 +73,9 @@ static void pool_row(const fg_simd *simd, const fg_pool_params *p, int64_t m) {
     if (p->count.present) ((int32_t *)p->count.data)[m] = count;
 }
 
-static int32_t rows_of_mean(const fg_pool_backward_params *p, int64_t m) {
+static int64_t rows_of_mean(const fg_pool_backward_params *p, int64_t m) {
     const int32_t *count = p->count.data;
-    return p->count.shape[0] > p->grad_out.shape[0] ? count[m + 1] - count[m] : count[m];
+    return p->count.shape[0] > p->grad_out.shape[0] ? (int64_t)count[m + 1] - count[m] : count[m];
 }
 
 static void pool_gradient_row(const fg_simd *simd, const fg_pool_backward_params *p, int64_t row) {

@@ -103,7 +103,7 @@ fg_status fg_cpu_quantize(const fg_quantize_params *params, const fg_queue *queu
     int64_t elements = 1, regions = 1;
     for (int i = 0; i < q->ndim; i++) elements *= q->shape[i];
     if (one) {
-        regions = q->shape[0];
+        regions = elements > 0 ? q->shape[0] : 0;
     } else {
         for (int i = 0; i < params->scale.ndim; i++) regions *= params->scale.shape[i];
     }

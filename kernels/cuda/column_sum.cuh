@@ -70,9 +70,8 @@ cudaError_t launch_column_sum(const In *in, int64_t stride, int64_t rows, int64_
 template <typename In, typename Out>
 cudaError_t column_sum_slices(const In *in, int64_t stride, int64_t rows, int64_t columns, int slices, Out *out,
                               cudaStream_t stream) {
-    constexpr int kVector = 16 / sizeof(In);
-    if (reinterpret_cast<uintptr_t>(in) % 16 == 0 && stride % kVector == 0 && columns % kVector == 0)
-        return launch_column_sum<kVector>(in, stride, rows, columns, slices, out, stream);
+    if (rows_are_vectors<In>(in, stride, columns))
+        return launch_column_sum<kChannels<In>>(in, stride, rows, columns, slices, out, stream);
     return launch_column_sum<1>(in, stride, rows, columns, slices, out, stream);
 }
 

@@ -21,9 +21,10 @@ __global__ void __launch_bounds__(kLaneThreads)
 #pragma unroll 4
         for (int64_t k = 0; k < terms; ++k) {
             const int32_t row = indices[k];
+            const bool present = row >= 0 && row < feats.rows;
             float value[kVector] = {};
-            if (row >= 0 && row < feats.rows) load_piece(value, feats.row(row) + c);
-            const float weight = weights ? weights[k] : 1.0f;
+            if (present) load_piece(value, feats.row(row) + c);
+            const float weight = !present ? 0.0f : weights ? weights[k] : 1.0f;
 #pragma unroll
             for (int i = 0; i < kVector; ++i) sum[i] = fmaf(weight, value[i], sum[i]);
         }

@@ -129,14 +129,12 @@ __device__ void find_corners(const fg_points &points, int64_t q, const Voxels<Ce
 /* Two stores of 16 bytes where the address allows them. */
 template <class Value>
 __device__ void store_corners(Value *at, const Value (&value)[FG_CORNERS], bool aligned) {
-    struct alignas(16) Half {
-        Value value[4];
-    };
+    using Half = Vector<Value, 4>;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         if (aligned) {
             const Half part = {{value[4 * half], value[4 * half + 1], value[4 * half + 2], value[4 * half + 3]}};
-            reinterpret_cast<Half *>(at)[half] = part;
+            part.store(at + 4 * half);
         } else {
 #pragma unroll
             for (int k = 4 * half; k < 4 * half + 4; ++k) at[k] = value[k];

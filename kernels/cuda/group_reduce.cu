@@ -229,9 +229,9 @@ __global__ void __launch_bounds__(kLaneThreads) part_kernel(Problem<T> p, Reduct
     const int64_t last = first + kLong < p.entries ? first + kLong : p.entries;
     int64_t before = -1;
     for (int side = 0; side < 2; ++side) {
-        const int64_t group = p.group_of(side == 0 ? first : last - 1);
+        const int64_t position = side == 0 ? first : last - 1, group = p.group_of(position);
         int64_t begin = p.start(group), end = p.start(group + 1);
-        if (end - begin <= kLong || group == before) continue;
+        if (end - begin <= kLong || group == before || position < begin) continue; /* in front of all groups */
         before = group;
         begin = begin > first ? begin : first;
         end = end < last ? end : last;

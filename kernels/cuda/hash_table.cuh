@@ -64,7 +64,9 @@ struct KeyTable {
                 if (way > kShortWay && way > state->longest) atomicMax(&state->longest, way);
                 return slot;
             }
-            if (steps % kShortWay == kShortWay - 1 && *const_cast<volatile Word *>(&state->full)) return -1;
+            if (steps % kShortWay == kShortWay - 1 && *const_cast<volatile Word *>(&state->full) &&
+                static_cast<Word>(steps) >= *const_cast<volatile Word *>(&state->longest))
+                return -1; /* no key that is there lies further */
         }
         atomicExch(&state->full, 1ull);
         return -1;

@@ -286,15 +286,13 @@ template <class Table>
 fg_status look_near(const fg_neighbor_map_params *p, const CellGrid &grid, const Table &table, const OrderKeys &keys,
                     int compute_capability, cudaStream_t stream, fg_error *error) {
     const Neighborhood near(p);
-    const int64_t blocks = ceil_div<int64_t>(p->queries.shape[0], 32);
-    if (blocks == 0) return FG_OK;
-    if (blocks > INT32_MAX)
-        return fg_fail(error, FG_ERROR_VALUE, "queries: %lld rows need more blocks than one launch can have",
-                       static_cast<long long>(p->queries.shape[0]));
+    unsigned int blocks = 0;
+    const fg_status status = grid_for(p->queries.shape[0], 32, "queries", &blocks, error);
+    if (status != FG_OK || blocks == 0) return status;
     const auto kernel = kNearKernels<Table>[near.size[2] - 1];
-    return launch_early(kernel, static_cast<unsigned int>(blocks), kNearThreads, near.shared_bytes(),
-                        compute_capability, stream, error, Coords(p->queries), VoxelBounds(p->query_shape), grid, table,
-                        near, static_cast<int32_t *>(p->map.data), keys);
+    return launch_early(kernel, blocks, kNearThreads, near.shared_bytes(), compute_capability, stream, error,
+                        Coords(p->queries), VoxelBounds(p->query_shape), grid, table, near,
+                        static_cast<int32_t *>(p->map.data), keys);
 }
 
 /* ---- launch ---- */

@@ -23,10 +23,7 @@ struct OrderKeys {
         uint32_t key = 0;
 #pragma unroll 8
         for (int i = 0; i < bits; ++i) key = key << 1 | present(offsets.offsets[i]);
-        /* The rank of a Gray code: each bit is the parity of itself and all above. */
-#pragma unroll
-        for (int shift = 1; shift < 32; shift *= 2) key ^= key >> shift;
-        keys[order * count + n] = key;
+        keys[order * count + n] = gray_rank(key);
     }
 };
 

@@ -8,6 +8,13 @@
 
 namespace flexgemm {
 
+/* The rank of a Gray code: each bit is the parity of itself and all above. */
+__device__ __forceinline__ uint32_t gray_rank(uint32_t code) {
+#pragma unroll
+    for (int shift = 1; shift < 32; shift *= 2) code ^= code >> shift;
+    return code;
+}
+
 struct RowSort {
     const uint32_t *keys; /* (orders, count) */
     int32_t *order;       /* (orders, count): rows, each segment of each order sorted by itself */

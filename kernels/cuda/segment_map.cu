@@ -12,6 +12,7 @@
 #include "backend.cuh"
 #include "common.cuh"
 #include "ptx.cuh"
+#include "row_sort.cuh"
 
 namespace flexgemm {
 namespace {
@@ -141,11 +142,9 @@ __global__ void __launch_bounds__(FG_SEGMENT_TILE *kTiles, kThreadsAtOnce / (FG_
 
     /* ---- the rows, sorted ---- */
 
-    uint32_t rank = 0;
-    for (int i = 0; i < segments.rank.bits; ++i) rank = rank << 1 | (mask >> segments.rank.offsets[i] & 1);
-    /* The rank of a Gray code: each bit is the parity of itself and all above. */
-#pragma unroll
-    for (int shift = 1; shift < 32; shift *= 2) rank ^= rank >> shift;
+    uint32_t code = 0;
+    for (int i = 0; i < segments.rank.bits; ++i) code = code << 1 | (mask >> segments.rank.offsets[i] & 1);
+    const uint32_t rank = gray_rank(code);
     memory.masks[thread] = mask; /* others read these after the barriers of the sort */
     memory.columns[thread] = column;
     const uint32_t key =

@@ -100,11 +100,12 @@ class Convolution(KeepsFloat8):
     def frozen(self) -> Self:
         """A copy for inference with a weight of FP8: e4m3, a scale for each output channel. Rows of the features are
         cast in each call, with a scale each; no gradient passes."""
-        kept = "weight" in self._parameters or "weight" in self._buffers
-        if not kept and not parametrize.is_parametrized(self):
+        for name in ("weight", "bias"):
+            if name in self._parameters or name in self._buffers or parametrize.is_parametrized(self, name):
+                continue
             raise ValueError(
-                "weight: expected a parameter or a parametrization, got a tensor computed by a hook, as of "
-                "torch.nn.utils.prune; make it a parameter first, by prune.remove"
+                f"{name}: expected a parameter or a parametrization, got a tensor computed by a hook, as of "
+                "torch.nn.utils.prune; make it a parameter first, as prune.remove does"
             )
         result = copy.deepcopy(self)
         if self.scale is not None:

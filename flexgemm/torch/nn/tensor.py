@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.utils import _pytree as pytree
 
 from flexgemm._arguments import type_name
 from flexgemm._voxels import Shape, Triple, conv_grids, grid_shape
 from flexgemm.torch import ops
-from flexgemm.torch.dispatch import expect_tensor, traced
+from flexgemm.torch.dispatch import beneath_transforms, expect_tensor, traced
 from flexgemm.voxel import NeighborMap, sparse_conv_map
 
 
@@ -83,9 +84,10 @@ class Sites:
             *_, grid = conv_grids(self.shape, *how, transposed, output_padding)
             if onto is not None and onto.shape != grid:
                 raise ValueError(f"onto: expected voxels of a grid {grid}, got one of {onto.shape}")
-            nmap = sparse_conv_map(self.coords, self.shape, *how, **given, out_coords=targets)
-            if torch.is_grad_enabled():
-                nmap.native_gradient()  # training needs it, and a traced program takes it as it is
+            with beneath_transforms():
+                nmap = sparse_conv_map(self.coords, self.shape, *how, **given, out_coords=targets)
+                if torch.is_grad_enabled():
+                    nmap.native_gradient()  # training needs it, and a traced program takes it as it is
             return nmap, ({}, Token())
 
         nmap, shared = self.cached((*how, transposed, output_padding, None if onto is None else onto.token), build)
@@ -277,6 +279,8 @@ class SparseTensor:
 
 
 def _flatten(x: SparseTensor) -> tuple[list[torch.Tensor], Sites]:
+    if isinstance(x.coords, FakeTensor):  # of a trace, which may end before what is made of them is used
+        raise TypeError("expected tensors to go into and out of a traced program, got a SparseTensor")
     return [x.feats], x.sites
 
 
@@ -286,14 +290,8 @@ def _assemble(leaves: Any, sites: Sites) -> SparseTensor:
     return result
 
 
-# For fully_shard before torch 2.13, which looks for tensors in pytrees alone.
-pytree.register_pytree_node(
-    SparseTensor,
-    _flatten,
-    _assemble,
-    flatten_with_keys_fn=lambda x: ([(pytree.GetAttrKey("feats"), x.feats)], x.sites),
-    serialized_type_name="flexgemm.SparseTensor",
-)
+if torch.__version__ < "2.13":  # where fully_shard looks for tensors in pytrees alone
+    pytree.register_pytree_node(SparseTensor, _flatten, _assemble)
 
 Operand = SparseTensor | torch.Tensor | float
 
@@ -313,7 +311,7 @@ def _sites_of(coords: Any, shape: Any) -> Sites:
 
 
 def _expect_inside(coords: torch.Tensor, shape: Shape) -> None:
-    outside = ((coords < 0) | (coords >= torch.tensor(shape))).any(1)
+    outside = ((coords < 0) | (coords >= torch.tensor(shape, device=coords.device))).any(1)
     if outside.any():
         row = int(outside.int().argmax())
         raise ValueError(f"coords: row {row} is {tuple(coords[row].tolist())}, outside shape {shape}")
