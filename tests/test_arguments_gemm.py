@@ -40,6 +40,20 @@ def test_rows_that_run_backwards_have_the_memory_of_those_that_do_not():
     call_on_host("gemm", a=a, out=base[60:95].reshape(5, 7))
 
 
+def test_an_output_is_no_part_of_any_matrix_or_row_of_an_input(backend):
+    base = backend.array(zeros(400))
+    message = "^out: expected memory of its own, got memory that overlaps a$"
+    a, out = backend.window(base, (2, 5, 8), (100, 8, 1), 0), backend.window(base, (2, 5, 7), (35, 7, 1), 101)
+    with pytest.raises(ValueError, match=message):
+        call(backend, "gemm", {"a": a, "out": out}, b=zeros(2, 7, 8), layout="batched")
+    beside_each_other = backend.window(base, (5, 16), (4, 1), 0)  # rows of 16 that begin every 4
+    for start in (0, 13, 29, 31):
+        with pytest.raises(ValueError, match=message):
+            out = backend.window(base, (5, 3), (4, 1), start)
+            call(backend, "gemm", {"a": beside_each_other, "out": out}, b=zeros(3, 16))
+    call(backend, "gemm", {"a": beside_each_other, "out": backend.window(base, (5, 3), (4, 1), 32)}, b=zeros(3, 16))
+
+
 def test_a_workspace_one_byte_too_small_is_refused():
     arguments = LEGAL["gemm"]()
     nbytes = _C.gemm_workspace(**arguments) - 255  # without the room to align it

@@ -248,8 +248,12 @@ def test_convolutions_that_are_left_to_python(device, change):
         {"kernel": 3},
         {"bias": 1},
         {"scale_out": torch.ones(())},
+        {"out": torch.zeros(M, N)},
+        {"out": torch.zeros(M, N + 1)},
+        {"out": torch.zeros(M, N), "bias": 1},
+        {"out": torch.zeros(M, N), "alpha": "1"},
     ],
-    ids=str,
+    ids=lambda options: " ".join(f"{name} {getattr(x, 'shape', x)}" for name, x in options.items()),
 )
 def test_nothing_is_kept(options):
     a, b = factors("cpu")
@@ -259,7 +263,8 @@ def test_nothing_is_kept(options):
             with contextlib.suppress(TypeError, ValueError):
                 _C.gemm_direct(a, b, options=options)
         gc.collect()
-        return sys.getallocatedblocks(), sys.getrefcount(a), sys.getrefcount(NotImplemented)
+        counted = a, b, options.get("out"), NotImplemented
+        return sys.getallocatedblocks(), *map(sys.getrefcount, counted)
 
     count()
     before, after = count(), count()
