@@ -82,7 +82,7 @@ for x, y in zip(before, after, strict=True):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="torch flushes denormals on x86 alone")
-def test_denormals_are_kept_whatever_the_caller_s_thread_does():
+def test_denormals_are_kept_where_the_caller_s_thread_begins_to_flush_them():
     pytest.importorskip("torch", reason="torch not installed")
     for threads in ("1", "4"):
         done = run_python(["-c", FLUSHED], OMP_NUM_THREADS=threads)

@@ -221,7 +221,8 @@ class Stem(torch.nn.Module):
 
 
 def test_exported_programs_give_no_sparse_tensors():
-    """Their coordinates would be those of the trace."""
+    """Their coordinates would be those of the trace. From torch 2.13 on torch says so itself."""
     x = sparse()
-    with pytest.raises(Exception, match="SparseTensor"):
+    said = "into and out of a traced program" if torch.__version__ < "2.13" else "SparseTensor.* in output"
+    with pytest.raises(Exception, match=said):
         torch.export.export(Stem(), (x.feats, x.coords), strict=False)
