@@ -131,16 +131,11 @@ def test_maps_made_in_inference_mode_are_trained_on(device):
         torch.testing.assert_close(*results)
 
 
-def grid_of(n, device):
-    coords, shape = scenes.scene(n, seed=n)
-    return torch.from_numpy(coords).to(device), shape
-
-
 @pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated, and warns of sizes that it takes for constants
 def test_torch_jit_trace(device):
     """What is traced is the operation, not its memory: other numbers, and other numbers of voxels, give others."""
     torch.manual_seed(0)
-    coords, shape = grid_of(50, device)
+    coords, shape = voxels(50, device)
     weight, kernel = torch.randn(6, 4, device=device), torch.randn(8, 3, 3, 3, 4, device=device)
 
     def convolve(feats, coords):
@@ -153,7 +148,7 @@ def test_torch_jit_trace(device):
         lambda feats, coords: ft.encode_seq(coords, shape).clone(),
         lambda feats, coords: ft.global_pool(feats, coords, 2),
     ]
-    other = torch.randn(30, 4, device=device), grid_of(30, device)[0]
+    other = torch.randn(30, 4, device=device), voxels(30, device)[0]
     for function in functions:
         traced = torch.jit.trace(function, (torch.randn(50, 4, device=device), coords))
         torch.testing.assert_close(traced(*other), function(*other))
