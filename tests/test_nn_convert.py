@@ -92,6 +92,24 @@ def test_even_kernels_of_strided_layers_are_converted():
         close(model[0](x).feats, at_voxels(dense, y))
 
 
+def test_strided_layers_onto_the_voxels_of_minkowski():
+    """Which are those of the inputs, divided by the stride; an odd kernel there begins K // 2 before them."""
+    x, model = sparse(), torch.nn.Sequential(fnn.SparseConv3d(5, 7, 3, 2, 1, bias=False, precision="ieee"))
+    x = fnn.SparseTensor(x.feats, x.coords, (x.batch_size, 8, 8, 8))
+    kernel = torch.randn(3, 3, 3, 5, 7)  # by x, y, z
+    model.load_state_dict(fnn.from_minkowski({"0.kernel": kernel.permute(2, 1, 0, 3, 4).reshape(27, 5, 7)}, model))
+    divided = torch.unique(x.coords // torch.tensor([1, 2, 2, 2], dtype=torch.int32), dim=0)
+    pooled = fnn.SparsePool3d(2)(x)
+    y = model[0](x, onto=pooled)
+    assert torch.equal(torch.unique(y.coords, dim=0), divided)
+    assert len(y) < len(model[0](x))
+    dense = torch.nn.functional.conv3d(x.dense().double(), kernel.permute(4, 3, 0, 1, 2).double(), stride=2, padding=1)
+    close(y.feats, at_voxels(dense, y))
+    shortcut = fnn.SparseConv3d(5, 7, 1, 2, bias=False)(x, onto=pooled)
+    assert (y + shortcut).feats.shape == (len(divided), 7)
+    assert torch.equal(fnn.SparseInverseConv3d(7, 5, 2)(y).coords, x.coords)
+
+
 def test_what_cannot_be_converted_says_so():
     model = torch.nn.Sequential(fnn.SubMConv3d(5, 7, 2))
     for convert in (fnn.from_torchsparse, fnn.from_minkowski):
