@@ -7,8 +7,7 @@
  */
 #include "operation.h"
 
-#include <fenv.h>
-
+#include "../kernels/floats.h"
 #include "deferred.h"
 #include "device_array.h"
 #include "error.h"
@@ -71,6 +70,7 @@ static int read_scalars(fg_call *call, const fg_operation *operation) {
         if (!number && !PyErr_Occurred()) number = numbers_of(value);
         if (!number && PyErr_Occurred()) return fg_name_argument(fg_keyword_name(operation->parameters[i].keyword));
         if (number) call->values[i] = call->numbers[call->number_count++] = number;
+        call->unsettled = call->unsettled || !is_settled(call->values[i]);
     }
     return fg_stream_from_object(call->values[operation->count - 1], &call->stream);
 }
@@ -156,6 +156,7 @@ static int prepare(fg_call *call, const fg_operation *operation, void *params) {
     if (find_stream(call, operation) < 0) return -1;
     if (import_views(call, operation->count) < 0) return -1;
     if (operation->fill(call, params) < 0) return -1;
+    if (call->unsettled && expect_unmoved(call, operation->count) < 0) return -1;
     return fg_check_outputs(call->views, operation->count);
 }
 
@@ -302,14 +303,9 @@ static int allocate_workspace(fg_call *call, const fg_operation *operation, size
     return fg_check_outputs(call->views, operation->count);
 }
 
-/* Rounds, and keeps denormals, as other threads do, which take no such settings from this one. */
 static fg_status run_on_host(const fg_call *call, const fg_operation *operation, const void *params, fg_error *error) {
-    fenv_t settings;
-    fegetenv(&settings);
-    fesetenv(FE_DFL_ENV);
-    const fg_status status = operation->run(call->backend, params, &call->stream.queue, error);
-    fesetenv(&settings);
-    return status;
+    FG_DEFAULT_FLOATS;
+    return operation->run(call->backend, params, &call->stream.queue, error);
 }
 
 /* Runs the operation, unless a workspace is missing that nobody could allocate: *missing are its bytes then. */
@@ -349,7 +345,7 @@ static void begin(fg_call *call, const fg_operation *operation, PyObject *module
     call->stream_reference = NULL;
     call->stream_view = NULL;
     call->workspace = NULL;
-    call->direct = call->declined = false;
+    call->direct = call->declined = call->unsettled = false;
     call->out = NULL;
     call->number_count = 0;
     for (int i = 0; i < operation->count; i++) call->views[i] = (fg_view){.object = NULL};

@@ -27,6 +27,7 @@ typedef struct {
     PyObject *out;                        /* owned: ... and returns */
     PyObject *numbers[FG_MAX_PARAMETERS]; /* owned: what stands in `values` for other kinds of numbers */
     int number_count;
+    bool unsettled; /* `fill` reads a scalar that runs code of the caller's */
 } fg_call;
 
 typedef struct {

@@ -9,8 +9,8 @@
  *
  * The highest bits of a mask are the corners of the innermost 3x3x3 cube, then its edges and faces, then the cubes
  * around it: a corner tells most about the others, and what lies far out says little about what lies near. 12 such bits
- * group the rows of small scenes as well as all 27, 20 those of large ones (docs/performance.md). The centre, always
- * there, says nothing. A radix sort takes 8 bits a pass: keys have 16 bits or 24.
+ * group the rows of small scenes as well as all 27, 20 those of large ones (docs/performance/convolution.md). The
+ * centre, always there, says nothing. A radix sort takes 8 bits a pass: keys have 16 bits or 24.
  *
  * Large scenes are sorted in segments. Rows come in some spatial order; sorted over the whole scene, the rows of a tile
  * lie anywhere in it and what they gather has left L2 before the next tile asks for it. 2^16 rows of 128 16-bit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from pathlib import Path
 
@@ -66,27 +67,69 @@ def test_threads_change_no_bit():
 
 
 FLUSHED = """
+import hashlib, itertools, json, sys
 import numpy as np, torch, flexgemm
-a = np.full((4000, 16), 1e-40, np.float32)  # denormal
-def sums():
-    voxels = flexgemm.voxelize(np.zeros((4000, 3), np.float32), a, voxel_size=1.0, shape=(1, 1, 1, 1), reduce="sum")
-    return flexgemm.gemm_nt(a, np.eye(16, dtype=np.float32)), voxels.feats
-before = sums()
-assert (before[0] > 0).all() and (before[1] > 0).all()
-torch.set_flush_denormal(True)
-after = sums()
-assert (torch.tensor([1e-40]) * 1).item() == 0  # the caller's setting is as it was
-for x, y in zip(before, after, strict=True):
-    np.testing.assert_array_equal(x.view(np.int32), y.view(np.int32))
+
+SHAPE = 1, 16, 16, 16
+coords = np.array([(0, *xyz) for xyz in itertools.product(range(16), repeat=3)], np.int32)
+rng = np.random.default_rng(0)
+def draw(*shape):
+    return rng.uniform(1, 2, shape).astype(np.float32)
+usual, small, weight, depthwise = draw(4096, 16), draw(4096, 16), draw(16, 3, 3, 3, 16), draw(16, 3, 3, 3, 1)
+small *= np.float32(1e-40)  # denormal
+gated = np.where(np.arange(16) % 2, small, usual)
+gated[-1] *= 2  # the largest, which the last thread sees
+points = np.resize(usual, (4096, 3))
+near = points * np.float32(1e-39)  # denormal, too: on both sides of a boundary of voxels
+large = torch.from_numpy(np.resize(small, 1 << 22))
+
+def results():
+    nmap = flexgemm.neighbor_map(coords, SHAPE, 3)
+    pooled = flexgemm.sparse_conv_map(coords, SHAPE, 2, 2)
+    samples = flexgemm.sample_map(coords, SHAPE, points[None])
+    how = {"voxel_size": 1.2e-38, "origin": -0.9, "shape": (1, 2, 2, 2), "reduce": "sum"}
+    voxels = flexgemm.voxelize(near, small, **how)
+    return {
+        "product": [flexgemm.gemm_nt(small, weight[:, 0, 0, 0])],
+        "quantize": [*flexgemm.quantize(gated, swiglu=True), *flexgemm.quantize(small, granularity="row")],
+        "convolution": [flexgemm.submanifold_conv3d(small, weight, neighbor_map=nmap)],
+        "gradients": flexgemm.submanifold_conv3d_backward(small, usual, weight, neighbor_map=nmap),
+        "depthwise": [flexgemm.submanifold_conv3d(small, depthwise, neighbor_map=nmap, groups=16)],
+        "depthwise gradients":
+            flexgemm.submanifold_conv3d_backward(small, usual, depthwise, neighbor_map=nmap, groups=16),
+        "pool": [flexgemm.sparse_pool3d(small, neighbor_map=pooled, mode="mean")],
+        "pool gradient": [flexgemm.sparse_pool3d_backward(small[:512], usual, neighbor_map=pooled, mode="mean")],
+        "samples": [flexgemm.grid_sample_3d(small, sample_map=samples)],
+        "samples without a map": [flexgemm.grid_sample_3d(small, coords, SHAPE, points[None])],
+        "sample gradients": flexgemm.grid_sample_3d_backward(small[None], usual, sample_map=samples),
+        "voxels": [voxels.coords, voxels.feats],
+    }
+
+if "before" in sys.argv:
+    results()
+if "flush" in sys.argv:
+    torch.set_flush_denormal(True)
+    kept = torch.count_nonzero(large * 1)
+digests = {
+    name: [hashlib.sha256(np.ascontiguousarray(x).view(np.uint8)).hexdigest() for x in arrays]
+    for name, arrays in results().items()
+}
+if "flush" in sys.argv:
+    assert torch.count_nonzero(large * 1) == kept < len(large)  # threads have the settings that they had
+print(json.dumps(digests))
 """
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="torch flushes denormals on x86 alone")
-def test_denormals_are_kept_where_the_caller_s_thread_begins_to_flush_them():
+@pytest.mark.parametrize("first", ["flexgemm", "torch"])
+def test_denormals_are_kept_where_torch_flushes_them(first):
+    """Whichever of the two starts the threads of OpenMP, which they share."""
     pytest.importorskip("torch", reason="torch not installed")
+    usual, flushed = ["-c", FLUSHED], ["-c", FLUSHED, "flush", *(["before"] if first == "flexgemm" else [])]
     for threads in ("1", "4"):
-        done = run_python(["-c", FLUSHED], OMP_NUM_THREADS=threads)
-        assert done.returncode == 0, done.stderr
+        done = [run_python(arguments, OMP_NUM_THREADS=threads) for arguments in (usual, flushed)]
+        assert [x.returncode for x in done] == [0, 0], done[1].stderr
+        assert json.loads(done[1].stdout) == json.loads(done[0].stdout)
 
 
 FORK = """

@@ -276,6 +276,8 @@ def test_interleaving():
             flexgemm.interleave_gate_up(*wrong)
     with pytest.raises(ValueError, match="x"):
         flexgemm.interleave_gate_up(np.zeros((3, 2)))
+    with pytest.raises(TypeError, match="^x: expected an array, got list"):
+        flexgemm.interleave_gate_up([[1, 2]])
 
 
 def test_swiglu_needs_pairs_of_columns(backend):
@@ -303,6 +305,18 @@ def test_float8_output(backend, m, n, k, activation, dtypes, out_dtype):
                        activation=activation)  # fmt: skip
     judge_float8(out, ref, out_dtype, cut_of(backend, dtypes, activation))
     assert (np.abs(ref) > reference.FP8_MAX[out_dtype]).any() == (out_dtype == E4M3)  # saturation is part of the test
+
+
+@pytest.mark.parametrize("m", [16, 100, 300, 700])
+def test_an_output_scale_of_zero_saturates(backend, m):
+    """As the quotient by it does, however the rows are multiplied."""
+    _, a, b = operands(m, 256, 256, *FP8)
+    ref = reference.gemm(a, b)
+    none, scales = np.zeros((), np.float32), np.ones(m, np.float32)
+    out = f64(guarded.gemm(backend, a, b, E4M3, scale_a=scales, scale_out=none, shape=ref.shape))
+    counts = np.abs(ref) > 1e-3 * np.abs(ref).max()
+    np.testing.assert_array_equal(out[counts], 448 * np.sign(ref[counts]))
+    assert counts.mean() > 0.9
 
 
 def test_public_float8_output(backend):

@@ -296,3 +296,24 @@ def test_decreasing_offsets_of_many_groups(cuda, first):
         begin = end
     how = {"offsets": offsets, "initial": np.zeros((rows, n), np.float32), "accumulate": True}  # twice shows
     assert_gemm_rows(guarded.gemm(cuda, a, b, "float32", **how), ref, "float32")
+
+
+@pytest.mark.parametrize("accumulate", [True, False])
+@pytest.mark.parametrize("of_a, of_b", [((3,), ()), ((3, 260), ()), ((3, 260), (3, 250)), ((), (3, 250)), ((3,), (3,))])
+@pytest.mark.parametrize("dtype", [E4M3, "bfloat16"])
+def test_scales_of_an_empty_group_along_k_count_for_nothing(backend, dtype, of_a, of_b, accumulate):
+    """They may be whatever memory held: of an expert without tokens nobody computes one."""
+    rng, a, b = operands(260, 250, 256, dtype, dtype)
+    scales = {"scale_a": rng.uniform(0.5, 2, of_a), "scale_b": rng.uniform(0.5, 2, of_b)}
+    scales = {name: np.asarray(scale, np.float32) for name, scale in scales.items()}
+    offsets, before = np.array([64, 64, 256], np.int32), rng.standard_normal((3, 260, 250)).astype(np.float32)
+    for scale in scales.values():
+        if scale.ndim:
+            scale[1] = np.nan
+    out = guarded.gemm(backend, a, b, "float32", layout="k_grouped", shape=before.shape, initial=before,
+                       accumulate=accumulate, offsets=offsets, **scales)  # fmt: skip
+    before *= accumulate
+    np.testing.assert_array_equal(out[1], before[1])
+    for g, begin, end in ((0, 0, 64), (2, 64, 256)):
+        own = {name: scale[g] if scale.ndim else scale for name, scale in scales.items()}
+        judge(backend, out[g] - before[g], reference.gemm(a[:, begin:end], b[:, begin:end], **own), dtype, "float32")

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "../channel_groups.h"
+#include "../floats.h"
 #include "../plan.h"
 #include "activation.h"
 #include "backend.h"
@@ -140,6 +141,7 @@ static fg_status run_gather(const gather_conv *conv, fg_error *error) {
     bool valid = true;
 #pragma omp parallel num_threads(threads) reduction(&& : valid)
     {
+        FG_DEFAULT_FLOATS;
 #pragma omp for collapse(3)
         for (int64_t v = 0; v < volume; v++)
             for (int64_t block = 0; block < packing->blocks; block++)

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "../channel_groups.h"
+#include "../floats.h"
 #include "../plan.h"
 #include "backend.h"
 #include "pairs.h"
@@ -171,6 +172,7 @@ static fg_status wgrad_group(const fg_conv_wgrad_params *params, fg_error *error
     bool valid = true;
 #pragma omp parallel num_threads(threads) reduction(&& : valid)
     {
+        FG_DEFAULT_FLOATS;
         char *scratch = fg_workspace_private(&params->workspace, plan.layout);
 #pragma omp for schedule(dynamic) nowait
         for (int64_t i = 0; i < tasks; i++)

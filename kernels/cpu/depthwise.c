@@ -7,6 +7,7 @@
  */
 #include <string.h>
 
+#include "../floats.h"
 #include "activation.h"
 #include "backend.h"
 #include "pairs.h"
@@ -91,6 +92,7 @@ static fg_status run_gather(const depthwise *d, fg_error *error) {
     bool valid = true;
 #pragma omp parallel num_threads(threads) reduction(&& : valid)
     {
+        FG_DEFAULT_FLOATS;
         float *scratch = fg_workspace_private(d->workspace, layout);
 #pragma omp for schedule(dynamic, 64)
         for (int64_t m = 0; m < rows; m++) valid = gather_row(simd, d, weight, scratch, m) && valid;
@@ -166,10 +168,11 @@ static bool offset_gradient(const fg_simd *simd, const fg_depthwise_wgrad_params
     float *x = grad + fg_workspace_part(co, sizeof(float)) / sizeof(float);
     memset(sums, 0, (size_t)co * sizeof(double));
     for (int64_t m = 0; m < rows; m++) {
-        if (map[m] < -1 || map[m] >= p->feats.shape[0]) return false;
-        if (map[m] < 0) continue;
+        const int32_t row = map[m];
+        if (row < -1 || row >= p->feats.shape[0]) return false;
+        if (row < 0) continue;
         simd->to_float[p->grad_out.dtype](grad, fg_row(&p->grad_out, m), co);
-        simd->to_float[p->feats.dtype](x, fg_row(&p->feats, map[m]), ci);
+        simd->to_float[p->feats.dtype](x, fg_row(&p->feats, row), ci);
         for (int64_t o = 0; o < co; o++) sums[o] += (double)(grad[o] * x[o / multiplier]);
     }
     const size_t item = fg_dtype_size(p->grad_weight.dtype);
@@ -200,6 +203,7 @@ fg_status fg_cpu_depthwise_wgrad(const fg_depthwise_wgrad_params *params, const 
     bool valid = true;
 #pragma omp parallel num_threads(threads) reduction(&& : valid)
     {
+        FG_DEFAULT_FLOATS;
         char *scratch = fg_workspace_private(&params->workspace, layout);
 #pragma omp for schedule(dynamic)
         for (int64_t v = 0; v < volume; v++) valid = offset_gradient(simd, params, scratch, v) && valid;

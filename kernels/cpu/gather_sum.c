@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "../floats.h"
 #include "backend.h"
 #include "pairs.h"
 
@@ -49,14 +50,18 @@ fg_status fg_cpu_gather_sum(const fg_gather_sum_params *params, const fg_queue *
     const int32_t *indices = params->indices.data;
     const float *weights = params->weights.present ? params->weights.data : NULL;
     int64_t wrong = rows * terms; /* the first entry that is no row */
-#pragma omp parallel for num_threads(threads) reduction(min : wrong)
-    for (int64_t q = 0; q < rows; q++) {
-        float *sums = fg_workspace_private(&params->workspace, layout);
-        float *widened = sums + layout.per_thread / sizeof(float) / 2;
-        const float *weights_of_row = weights ? weights + q * terms : NULL;
-        const int64_t k = fg_sum_rows(simd, feats, indices + q * terms, weights_of_row, terms, sums, widened);
-        if (k < terms) wrong = fg_min(wrong, q * terms + k);
-        simd->from_float[feats->dtype](fg_row(&params->out, q), sums, channels);
+#pragma omp parallel num_threads(threads) reduction(min : wrong)
+    {
+        FG_DEFAULT_FLOATS;
+#pragma omp for
+        for (int64_t q = 0; q < rows; q++) {
+            float *sums = fg_workspace_private(&params->workspace, layout);
+            float *widened = sums + layout.per_thread / sizeof(float) / 2;
+            const float *weights_of_row = weights ? weights + q * terms : NULL;
+            const int64_t k = fg_sum_rows(simd, feats, indices + q * terms, weights_of_row, terms, sums, widened);
+            if (k < terms) wrong = fg_min(wrong, q * terms + k);
+            simd->from_float[feats->dtype](fg_row(&params->out, q), sums, channels);
+        }
     }
     if (wrong == rows * terms) return FG_OK;
     return fg_report_entry("indices", &params->indices, wrong, feats->shape[0], error);

@@ -8,6 +8,7 @@
  */
 #include <string.h>
 
+#include "../floats.h"
 #include "../plan.h"
 #include "activation.h"
 #include "backend.h"
@@ -195,10 +196,11 @@ static void finish_row(const fg_simd *simd, const fg_gemm_params *params, const 
     const fg_tensor *out = &params->out;
     float factor = 1.0f;
     if (params->kind_a != FG_SCALE_BLOCK) factor = scale_at(&params->scale_a, params->kind_a, p->group, row, 0);
-    if (params->kind_b == FG_SCALE_ROW) { /* in this order, as a GPU does */
+    const bool multiplied = p->k_begin < p->k_end;      /* else sums stay 0, whatever their scales */
+    if (multiplied && params->kind_b == FG_SCALE_ROW) { /* in this order, as a GPU does */
         for (int64_t j = 0; j < columns; j++)
             sum[j] *= factor * (params->alpha * scale_at(&params->scale_b, FG_SCALE_ROW, p->weight, n0 + j, 0));
-    } else {
+    } else if (multiplied) {
         float scale = params->alpha;
         if (params->kind_b == FG_SCALE_TENSOR) scale *= scale_at(&params->scale_b, FG_SCALE_TENSOR, p->weight, 0, 0);
         factor *= scale;
@@ -329,6 +331,7 @@ fg_status fg_cpu_gemm(const fg_gemm_params *params, const fg_queue *queue, fg_er
 
 #pragma omp parallel num_threads(threads)
     {
+        FG_DEFAULT_FLOATS;
         int64_t cursor = 0;
         product p;
         while (next_product(params, &shape, &cursor, &p)) multiply(simd, params, &plan, &p);

@@ -7,6 +7,7 @@
 #include <omp.h>
 
 #include "../cell.h"
+#include "../floats.h"
 #include "coords.h"
 #include "gather_sum.h"
 #include "hash_table.h"
@@ -109,15 +110,19 @@ fg_status fg_cpu_sample_map(const fg_sample_map_params *params, const fg_queue *
     const fg_points points = fg_points_of(&params->grid);
     int32_t *indices = params->indices.data;
     float *weights = params->weights.data;
-#pragma omp parallel for num_threads(threads)
-    for (int64_t q = 0; q < count; q++) {
-        if (params->weights.present) {
-            find_corners(&voxels, &points, q, indices + FG_CORNERS * q, weights + FG_CORNERS * q);
-        } else {
-            float point[3];
-            int32_t coord[4] = {fg_read_point(&points, q, point)};
-            const bool near = fg_find_nearest(point, voxels.curve.shape, coord + 1);
-            indices[q] = near ? row_at(&voxels, coord) : -1;
+#pragma omp parallel num_threads(threads)
+    {
+        FG_DEFAULT_FLOATS;
+#pragma omp for
+        for (int64_t q = 0; q < count; q++) {
+            if (params->weights.present) {
+                find_corners(&voxels, &points, q, indices + FG_CORNERS * q, weights + FG_CORNERS * q);
+            } else {
+                float point[3];
+                int32_t coord[4] = {fg_read_point(&points, q, point)};
+                const bool near = fg_find_nearest(point, voxels.curve.shape, coord + 1);
+                indices[q] = near ? row_at(&voxels, coord) : -1;
+            }
         }
     }
     return FG_OK;
@@ -154,15 +159,19 @@ fg_status fg_cpu_sample_forward(const fg_sample_forward_params *params, const fg
     if (status != FG_OK) return status;
 
     const fg_points points = fg_points_of(&params->grid);
-#pragma omp parallel for num_threads(threads)
-    for (int64_t q = 0; q < count; q++) {
-        float *sums = fg_workspace_private(&params->workspace, layout);
-        float *widened = sums + layout.per_thread / sizeof(float) / 2;
-        int32_t rows[FG_CORNERS];
-        float weights[FG_CORNERS];
-        find_corners(&voxels, &points, q, rows, weights);
-        fg_sum_rows(simd, feats, rows, weights, FG_CORNERS, sums, widened);
-        simd->from_float[feats->dtype](fg_row(&params->out, q), sums, channels);
+#pragma omp parallel num_threads(threads)
+    {
+        FG_DEFAULT_FLOATS;
+#pragma omp for
+        for (int64_t q = 0; q < count; q++) {
+            float *sums = fg_workspace_private(&params->workspace, layout);
+            float *widened = sums + layout.per_thread / sizeof(float) / 2;
+            int32_t rows[FG_CORNERS];
+            float weights[FG_CORNERS];
+            find_corners(&voxels, &points, q, rows, weights);
+            fg_sum_rows(simd, feats, rows, weights, FG_CORNERS, sums, widened);
+            simd->from_float[feats->dtype](fg_row(&params->out, q), sums, channels);
+        }
     }
     return FG_OK;
 }
@@ -203,27 +212,32 @@ fg_status fg_cpu_sample_grad(const fg_sample_grad_params *params, const fg_queue
 
     const int32_t *indices = params->indices.data;
     int64_t wrong = points * FG_CORNERS; /* the first entry that is no row */
-#pragma omp parallel for num_threads(threads) reduction(min : wrong)
-    for (int64_t q = 0; q < points; q++) {
-        const int32_t *rows = indices + FG_CORNERS * q;
-        float *upper = fg_workspace_private(&params->workspace, layout);
-        float *row = upper + layout.per_thread / sizeof(float) / 2;
-        float product[FG_CORNERS] = {0};
-        unsigned present = 0;
-        simd->to_float[feats->dtype](upper, fg_row(&params->grad_out, q), channels);
-        for (int corner = 0; corner < FG_CORNERS; corner++) {
-            if (rows[corner] < -1 || rows[corner] >= feats->shape[0]) wrong = fg_min(wrong, q * FG_CORNERS + corner);
-            if (rows[corner] < 0 || rows[corner] >= feats->shape[0]) continue;
-            present |= 1u << corner;
-            simd->to_float[feats->dtype](row, fg_row(feats, rows[corner]), channels);
-            product[corner] = dot(upper, row, channels);
+#pragma omp parallel num_threads(threads) reduction(min : wrong)
+    {
+        FG_DEFAULT_FLOATS;
+#pragma omp for
+        for (int64_t q = 0; q < points; q++) {
+            const int32_t *rows = indices + FG_CORNERS * q;
+            float *upper = fg_workspace_private(&params->workspace, layout);
+            float *row = upper + layout.per_thread / sizeof(float) / 2;
+            float product[FG_CORNERS] = {0};
+            unsigned present = 0;
+            simd->to_float[feats->dtype](upper, fg_row(&params->grad_out, q), channels);
+            for (int corner = 0; corner < FG_CORNERS; corner++) {
+                if (rows[corner] < -1 || rows[corner] >= feats->shape[0])
+                    wrong = fg_min(wrong, q * FG_CORNERS + corner);
+                if (rows[corner] < 0 || rows[corner] >= feats->shape[0]) continue;
+                present |= 1u << corner;
+                simd->to_float[feats->dtype](row, fg_row(feats, rows[corner]), channels);
+                product[corner] = dot(upper, row, channels);
+            }
+            fg_cell cell = {{0}, {0}};
+            float point[3], *gradient = (float *)params->grad_grid.data + (grid.batched ? 4 : 3) * q;
+            fg_read_point(&grid, q, point);
+            if (!fg_find_cell(point, everywhere, &cell)) present = 0;
+            if (grid.batched) *gradient++ = 0.0f;
+            fg_cell_gradient(&cell, present, product, gradient);
         }
-        fg_cell cell = {{0}, {0}};
-        float point[3], *gradient = (float *)params->grad_grid.data + (grid.batched ? 4 : 3) * q;
-        fg_read_point(&grid, q, point);
-        if (!fg_find_cell(point, everywhere, &cell)) present = 0;
-        if (grid.batched) *gradient++ = 0.0f;
-        fg_cell_gradient(&cell, present, product, gradient);
     }
     if (wrong == points * FG_CORNERS) return FG_OK;
     return fg_report_entry("indices", &params->indices, wrong, feats->shape[0], error);

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "../floats.h"
 #include "pairs.h"
 #include "radix_sort.h"
 #include "simd.h"
@@ -106,36 +107,42 @@ fg_status fg_cpu_group_reduce(const fg_group_reduce_params *params, const fg_que
     if (status != FG_OK) return status;
 
     int64_t wrong = count; /* the first entry of order that is no position */
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 64) reduction(min : wrong)
-    for (int64_t m = 0; m < groups; m++) {
-        const size_t stride = layout.per_thread / sizeof(float) / 3;
-        float *values = fg_workspace_private(&params->workspace, layout), *row = values + stride;
-        int32_t *rows = (int32_t *)(row + stride);
-        for (int64_t c = 0; c < channels; c++) {
-            values[c] = 0.0f;
-            rows[c] = -1;
-        }
-        for (int64_t i = starts[m]; i < starts[m + 1]; i++) {
-            if (order[i] < 0 || order[i] >= count) {
-                wrong = fg_min(wrong, i);
-                continue;
+#pragma omp parallel num_threads(threads) reduction(min : wrong)
+    {
+        FG_DEFAULT_FLOATS;
+#pragma omp for schedule(dynamic, 64)
+        for (int64_t m = 0; m < groups; m++) {
+            const size_t stride = layout.per_thread / sizeof(float) / 3;
+            float *values = fg_workspace_private(&params->workspace, layout), *row = values + stride;
+            int32_t *rows = (int32_t *)(row + stride);
+            for (int64_t c = 0; c < channels; c++) {
+                values[c] = 0.0f;
+                rows[c] = -1;
             }
-            const float weight = params->weights.present ? weights[order[i]] : 1.0f;
-            const int64_t source = order[i] / terms;
-            simd->to_float[src->dtype](row, fg_row(src, source), channels);
-            if (maximum) {
-                take_maxima(values, rows, row, weight, (int32_t)source, channels);
-            } else {
-                for (int64_t c = 0; c < channels; c++) values[c] += weight * row[c];
+            const int64_t begin = starts[m], end = fg_min(starts[m + 1], count); /* others may have written since */
+            for (int64_t i = fg_max(begin, 0); i < end; i++) {
+                const int32_t entry = order[i];
+                if (entry < 0 || entry >= count) {
+                    wrong = fg_min(wrong, i);
+                    continue;
+                }
+                const float weight = params->weights.present ? weights[entry] : 1.0f;
+                const int64_t source = entry / terms;
+                simd->to_float[src->dtype](row, fg_row(src, source), channels);
+                if (maximum) {
+                    take_maxima(values, rows, row, weight, (int32_t)source, channels);
+                } else {
+                    for (int64_t c = 0; c < channels; c++) values[c] += weight * row[c];
+                }
             }
+            if (params->mode == FG_POOL_MEAN && end > begin) {
+                const float size = (float)(end - begin);
+                for (int64_t c = 0; c < channels; c++) values[c] /= size;
+            }
+            simd->from_float[src->dtype](fg_row(&params->out, m), values, channels);
+            if (params->argmax.present && channels > 0)
+                memcpy((int32_t *)params->argmax.data + m * channels, rows, (size_t)channels * sizeof(int32_t));
         }
-        if (params->mode == FG_POOL_MEAN && starts[m + 1] > starts[m]) {
-            const float size = (float)(starts[m + 1] - starts[m]);
-            for (int64_t c = 0; c < channels; c++) values[c] /= size;
-        }
-        simd->from_float[src->dtype](fg_row(&params->out, m), values, channels);
-        if (params->argmax.present && channels > 0)
-            memcpy((int32_t *)params->argmax.data + m * channels, rows, (size_t)channels * sizeof(int32_t));
     }
     if (wrong == count) return FG_OK;
     return fg_fail(error, FG_ERROR_VALUE, "order: entry %lld is %d, expected a number below %lld", (long long)wrong,

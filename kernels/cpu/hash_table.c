@@ -59,7 +59,7 @@ static int64_t claim(const fg_hash_table *table, uint64_t key) {
         }
         if (steps % FG_SHORT_WAY == FG_SHORT_WAY - 1 && in_state(table, FG_TABLE_FULL) &&
             steps >= in_state(table, FG_TABLE_LONGEST))
-            break; /* no key that is there lies further */
+            break; /* no key of earlier calls lies further */
     }
     __atomic_store_n(&table->state[FG_TABLE_FULL], 1, __ATOMIC_RELAXED);
     return -1;

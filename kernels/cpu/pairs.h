@@ -1,4 +1,5 @@
-/* Reading a neighbour map: one row of it at a time, as a list of the pairs that exist. */
+/* Reading a neighbour map, one row of it at a time, as a list of the pairs that exist; and the errors of it and of other
+ * matrices of rows. */
 #ifndef FLEXGEMM_CPU_PAIRS_H
 #define FLEXGEMM_CPU_PAIRS_H
 
@@ -32,8 +33,9 @@ static inline fg_status fg_report_entry(const char *name, const fg_tensor *rows,
 /* FG_ERROR_VALUE naming the first entry of an invalid map. */
 static inline fg_status fg_report_map(const fg_tensor *map, int64_t source_rows, fg_error *error) {
     const int32_t *entry = map->data;
+    const int64_t last = map->shape[0] * map->shape[1] - 1; /* where another thread has mended it since */
     int64_t i = 0;
-    while (entry[i] >= -1 && entry[i] < source_rows) i++;
+    while (i < last && entry[i] >= -1 && entry[i] < source_rows) i++;
     return fg_report_entry("map", map, i, source_rows, error);
 }
 

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "../floats.h"
 #include "backend.h"
 #include "pairs.h"
 #include "simd.h"
@@ -51,7 +52,7 @@ static void pool_row(const fg_simd *simd, const fg_pool_params *p, int64_t m) {
         bool first = true;
         for (int64_t v = 0; v < volume; v++) {
             const int32_t row = map[v * columns];
-            if (row < 0) continue;
+            if (row < 0 || row >= p->feats.shape[0]) continue; /* another thread may have written it since */
             widen(simd, &p->feats, row, channel, n, first ? result : x);
             if (first)
                 for (int64_t i = 0; i < n; i++) argmax[i] = row;
@@ -86,7 +87,7 @@ static void pool_gradient_row(const fg_simd *simd, const fg_pool_backward_params
         float sum[BLOCK] = {0}, grad[BLOCK];
         for (int64_t v = 0; v < volume; v++) {
             const int32_t m = map[v * columns];
-            if (m < 0) continue;
+            if (m < 0 || m >= p->grad_out.shape[0]) continue; /* another thread may have written it since */
             widen(simd, &p->grad_out, m, channel, n, grad);
             if (p->mode == FG_POOL_MAX) {
                 const int32_t *argmax = (const int32_t *)p->argmax.data + m * channels + channel;
@@ -107,11 +108,15 @@ fg_status fg_cpu_pool(const fg_pool_params *params, const fg_queue *queue, fg_er
     if (simd == NULL) return error->code;
     const int64_t rows = params->out.shape[0], sources = params->feats.shape[0];
     bool valid = true;
-#pragma omp parallel for schedule(dynamic, 64) reduction(&& : valid)
-    for (int64_t m = 0; m < rows; m++) {
-        const bool right = valid_entries(params->map.data, params->map.shape[0], rows, m, sources);
-        if (right) pool_row(simd, params, m);
-        valid = valid && right;
+#pragma omp parallel reduction(&& : valid)
+    {
+        FG_DEFAULT_FLOATS;
+#pragma omp for schedule(dynamic, 64)
+        for (int64_t m = 0; m < rows; m++) {
+            const bool right = valid_entries(params->map.data, params->map.shape[0], rows, m, sources);
+            if (right) pool_row(simd, params, m);
+            valid = valid && right;
+        }
     }
     return valid ? FG_OK : fg_report_map(&params->map, sources, error);
 }
@@ -122,11 +127,15 @@ fg_status fg_cpu_pool_backward(const fg_pool_backward_params *params, const fg_q
     if (simd == NULL) return error->code;
     const int64_t rows = params->grad_feats.shape[0], sources = params->grad_out.shape[0];
     bool valid = true;
-#pragma omp parallel for schedule(dynamic, 64) reduction(&& : valid)
-    for (int64_t row = 0; row < rows; row++) {
-        const bool right = valid_entries(params->map.data, params->map.shape[0], rows, row, sources);
-        if (right) pool_gradient_row(simd, params, row);
-        valid = valid && right;
+#pragma omp parallel reduction(&& : valid)
+    {
+        FG_DEFAULT_FLOATS;
+#pragma omp for schedule(dynamic, 64)
+        for (int64_t row = 0; row < rows; row++) {
+            const bool right = valid_entries(params->map.data, params->map.shape[0], rows, row, sources);
+            if (right) pool_gradient_row(simd, params, row);
+            valid = valid && right;
+        }
     }
     return valid ? FG_OK : fg_report_map(&params->map, sources, error);
 }

@@ -7,6 +7,7 @@
  */
 #include <string.h>
 
+#include "../floats.h"
 #include "activation.h"
 #include "backend.h"
 #include "simd.h"
@@ -114,18 +115,26 @@ fg_status fg_cpu_quantize(const fg_quantize_params *params, const fg_queue *queu
 
     if (!params->scale_given && one) {
         uint32_t largest = 0;
-#pragma omp parallel for num_threads(threads) reduction(max : largest)
-        for (int64_t i = 0; i < regions; i++) {
-            const uint32_t magnitude = region_magnitude(simd, params, region_at(params, i));
-            largest = magnitude > largest ? magnitude : largest;
+#pragma omp parallel num_threads(threads) reduction(max : largest)
+        {
+            FG_DEFAULT_FLOATS;
+#pragma omp for
+            for (int64_t i = 0; i < regions; i++) {
+                const uint32_t magnitude = region_magnitude(simd, params, region_at(params, i));
+                largest = magnitude > largest ? magnitude : largest;
+            }
         }
         scale[0] = scale_of(largest, q->dtype);
     }
-#pragma omp parallel for num_threads(threads)
-    for (int64_t i = 0; i < regions; i++) {
-        const region part = region_at(params, i);
-        if (!params->scale_given && !one) scale[i] = scale_of(region_magnitude(simd, params, part), q->dtype);
-        cast_region(simd, params, part, scale[one ? 0 : i]);
+#pragma omp parallel num_threads(threads)
+    {
+        FG_DEFAULT_FLOATS;
+#pragma omp for
+        for (int64_t i = 0; i < regions; i++) {
+            const region part = region_at(params, i);
+            if (!params->scale_given && !one) scale[i] = scale_of(region_magnitude(simd, params, part), q->dtype);
+            cast_region(simd, params, part, scale[one ? 0 : i]);
+        }
     }
     return FG_OK;
 }

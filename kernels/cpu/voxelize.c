@@ -1,6 +1,7 @@
 /*
  * From points to voxels: the code of the voxel around each point, and the distinct ones among sorted codes.
  */
+#include "../floats.h"
 #include "../place.h"
 #include "hash_table.h"
 
@@ -11,17 +12,21 @@ fg_status fg_cpu_voxel_codes(const fg_voxel_codes_params *params, const fg_queue
     const fg_curve curve = fg_make_curve(FG_BXYZ, params->shape);
     const int64_t n = params->points.shape[0], columns = params->points.shape[1];
     const float *points = params->points.data;
-#pragma omp parallel for
-    for (int64_t row = 0; row < n; row++) {
-        const float *point = points + columns * row, batch = columns == 4 ? *point++ : 0.0f;
-        float place[3];
-        int32_t coord[4];
-        const bool inside = fg_find_voxel(&curve, batch, point, params->voxel_size, params->origin, place, coord);
-        fg_store_word(&params->code, row, inside ? fg_encode(&curve, coord) : FG_ALL_ONES);
-        if (!params->places.present) continue;
-        float *out = (float *)params->places.data + 4 * row;
-        out[0] = batch;
-        for (int axis = 0; axis < 3; axis++) out[axis + 1] = place[axis];
+#pragma omp parallel
+    {
+        FG_DEFAULT_FLOATS;
+#pragma omp for
+        for (int64_t row = 0; row < n; row++) {
+            const float *point = points + columns * row, batch = columns == 4 ? *point++ : 0.0f;
+            float place[3];
+            int32_t coord[4];
+            const bool inside = fg_find_voxel(&curve, batch, point, params->voxel_size, params->origin, place, coord);
+            fg_store_word(&params->code, row, inside ? fg_encode(&curve, coord) : FG_ALL_ONES);
+            if (!params->places.present) continue;
+            float *out = (float *)params->places.data + 4 * row;
+            out[0] = batch;
+            for (int axis = 0; axis < 3; axis++) out[axis + 1] = place[axis];
+        }
     }
     return FG_OK;
 }

@@ -171,17 +171,19 @@ __device__ __forceinline__ void store_tile(const GemmArgs &args, const float *su
     const int count = from.columns - local_column < 4 ? from.columns - local_column : 4;
     if (count <= 0) return;
 
+    const bool multiplied = from.k_bytes > 0; /* else sums stay 0, whatever their scales */
     float scale_b[4] = {}, bias[4] = {};
     for (int i = 0; i < 4; ++i)
         if (i < count) {
             scale_b[i] = args.product_scale * to.alpha;
             if (!to.block_scaled) scale_b[i] *= scale_at(to.scale_b, tile.weight, column + i);
+            if (!multiplied) scale_b[i] = 0.0f;
             if (to.bias) bias[i] = load_as_float(to.bias, tile.weight * to.bias_step + column + i, to.bias_dtype);
         }
 
 #pragma unroll 1
     for (int row = threadIdx.x / kVectors; row < from.rows; row += Shape::kThreads / kVectors) {
-        const float scale_a = to.block_scaled ? 1.0f : scale_at(to.scale_a, tile.group, tile.row + row);
+        const float scale_a = to.block_scaled || !multiplied ? 1.0f : scale_at(to.scale_a, tile.group, tile.row + row);
         const float4 sum = *reinterpret_cast<const float4 *>(sums + row * Shape::kSumPitch + local_column);
         float value[4] = {sum.x, sum.y, sum.z, sum.w};
         for (int i = 0; i < 4; ++i) {

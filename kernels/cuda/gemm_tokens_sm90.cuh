@@ -254,10 +254,11 @@ __device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, cons
     if (args.alike || thread < work.rows) {
         const int64_t column = work.first_row + thread;
         if (!to.block_scaled) scales.weight = scale_at(to.scale_b, work.weight, column);
-        if (to.bias) scales.bias = load_as_float(to.bias, work.weight * to.bias_step + column, to.bias_dtype);
+        if (to.bias)
+            scales.bias =
+                over_scale_out<Tile>(load_as_float(to.bias, work.weight * to.bias_step + column, to.bias_dtype), to);
     }
     scales.weight = over_scale_out<Tile>(scales.weight, to);
-    scales.bias = over_scale_out<Tile>(scales.bias, to);
     return scales;
 }
 

@@ -56,8 +56,9 @@ __device__ __forceinline__ RowFactors factor_of_all(const Epilogue &to) {
 }
 
 /* Alpha and the scales of a thread's two rows of a tile, times that of B where all columns have one. Rows that are not
- * there have the scale of the last one. */
+ * there have the scale of the last one. Sums of a group without a depth stay 0, whatever its scales. */
 __device__ __forceinline__ RowFactors row_factors_of(const Epilogue &to, const Sm90Work &work, int row) {
+    if (work.k_bytes == 0) return {0.0f, 0.0f};
     if (to.block_scaled) return {to.alpha, to.alpha};
     if (to.one_factor) return factor_of_all(to);
     float scale_a[2];
@@ -166,6 +167,7 @@ __device__ __forceinline__ void produce_factors(Sm90Shared<Tile> &shared, KeptFa
         const Sm90Work work = next_work(shared, slot);
         if (work.group < 0) return;
         const int turn = slot.slot;
+        const bool multiplied = work.k_bytes > 0; /* else sums stay 0, whatever their scales */
         release_work(shared, slot);
         float row[kOwnRows], scale[kOwnColumns], bias[kOwnColumns] = {};
         if (work.rows > 0) read_by_lanes(row, to.scale_a, work.group, work.first_row, work.rows);
@@ -176,11 +178,11 @@ __device__ __forceinline__ void produce_factors(Sm90Shared<Tile> &shared, KeptFa
         kept.turns.await_done_before(turn);
 #pragma unroll
         for (int i = 0; i < kOwnRows; ++i)
-            if (work.rows > 0) kept.of_row[lane + i * 32] = to.alpha * row[i] * of_all;
+            if (work.rows > 0) kept.of_row[lane + i * 32] = multiplied ? to.alpha * row[i] * of_all : 0.0f;
 #pragma unroll
         for (int i = 0; i < kOwnColumns; ++i)
             if (args.column_factors && lane + i * 32 < Tile::kBlockN)
-                kept.of_column[lane + i * 32] = {scale[i], bias[i]};
+                kept.of_column[lane + i * 32] = {multiplied ? scale[i] : 0.0f, bias[i]};
         ptx::mbarrier_arrive(&kept.turns.ready);
     }
 }

@@ -66,7 +66,7 @@ struct KeyTable {
             }
             if (steps % kShortWay == kShortWay - 1 && *const_cast<volatile Word *>(&state->full) &&
                 static_cast<Word>(steps) >= *const_cast<volatile Word *>(&state->longest))
-                return -1; /* no key that is there lies further */
+                return -1; /* no key of earlier calls lies further */
         }
         atomicExch(&state->full, 1ull);
         return -1;
