@@ -23,6 +23,7 @@ typedef struct fg_device_array {
     struct fg_device_array *base; /* the owner of the memory; NULL: this array is */
     fg_queue last;                /* of an owner: the stream that used it last ... */
     PyObject *last_owner;         /* ... and what keeps that stream alive, or NULL */
+    uint64_t uses;                /* of an owner: counts joins, also by the stream that it is on */
 } fg_device_array;
 
 static fg_device_array *owner_of(fg_device_array *self) { return self->base ? self->base : self; }
@@ -118,6 +119,7 @@ int fg_device_array_join(PyObject *array, const fg_stream *stream) {
     fg_device_array *owner = owner_of((fg_device_array *)array);
     while (owner->data && owner->last.stream != stream->queue.stream) {
         const fg_queue last = owner->last;
+        const uint64_t uses = owner->uses;
         PyObject *last_owner = Py_XNewRef(owner->last_owner);
         fg_error error;
         PyThreadState *thread = PyEval_SaveThread();
@@ -128,12 +130,13 @@ int fg_device_array_join(PyObject *array, const fg_stream *stream) {
             fg_raise(&error);
             return -1;
         }
-        if (owner->last.stream != last.stream) continue; /* another thread used it meanwhile: wait for that too */
+        if (owner->uses != uses) continue; /* another thread used it meanwhile: wait for that too */
         owner->last = stream->queue;
         PyObject *previous = owner->last_owner;
         owner->last_owner = Py_XNewRef(stream->owner);
         Py_XDECREF(previous);
     }
+    owner->uses++;
     return 0;
 }
 

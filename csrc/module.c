@@ -106,6 +106,7 @@ static int intern(PyObject **strings, const char *const *texts, int count) {
     return 0;
 }
 
+/* A tuple of names, for Python to check against. */
 static int add_names(PyObject *module, const char *attribute, PyObject *const *names, int count) {
     PyObject *tuple = PyTuple_New(count);
     if (!tuple) return -1;

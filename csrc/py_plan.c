@@ -43,13 +43,12 @@ static PyObject *answer(fg_plan plan) {
                          plan.adds_in_shared, "workspace_bytes", (long long)plan.workspace_bytes);
 }
 
+#define CONV_SHAPE_PARAMETERS                                                                                          \
+    FG_REQUIRED_SCALAR(rows), FG_REQUIRED_SCALAR(ci), FG_REQUIRED_SCALAR(co), FG_REQUIRED_SCALAR(v),                   \
+        FG_REQUIRED_SCALAR(dtype), FG_REQUIRED_SCALAR(num_sms)
+
 static const fg_parameter conv_parameters[] = {
-    FG_REQUIRED_SCALAR(rows),
-    FG_REQUIRED_SCALAR(ci),
-    FG_REQUIRED_SCALAR(co),
-    FG_REQUIRED_SCALAR(v),
-    FG_REQUIRED_SCALAR(dtype),
-    FG_REQUIRED_SCALAR(num_sms),
+    CONV_SHAPE_PARAMETERS,
     {FG_KEYWORD_compute_capability, FG_KEYWORD_ONLY},
     {FG_KEYWORD_precision, FG_KEYWORD_ONLY},
     {FG_KEYWORD_algorithm, FG_KEYWORD_ONLY},
@@ -59,12 +58,7 @@ static const fg_parameter conv_parameters[] = {
     {FG_KEYWORD_gradient, FG_KEYWORD_ONLY},
 };
 static const fg_parameter wgrad_parameters[] = {
-    FG_REQUIRED_SCALAR(rows),
-    FG_REQUIRED_SCALAR(ci),
-    FG_REQUIRED_SCALAR(co),
-    FG_REQUIRED_SCALAR(v),
-    FG_REQUIRED_SCALAR(dtype),
-    FG_REQUIRED_SCALAR(num_sms),
+    CONV_SHAPE_PARAMETERS,
     {FG_KEYWORD_compute_capability, FG_KEYWORD_ONLY},
     {FG_KEYWORD_algorithm, FG_KEYWORD_ONLY},
     {FG_KEYWORD_segment_tiles, FG_KEYWORD_ONLY},

@@ -23,7 +23,7 @@ def with_entries(
     rows = int(native.shape[1])
     if order is None or order.shape[0] != 1 or nmap.kernel_volume <= sum(_sets(nmap.kernel_size)):
         return order, plain
-    # By orders of shorter segments layers become slower (docs/performance.md).
+    # By orders of shorter segments layers become slower (docs/performance/convolution.md).
     one_segment = rows <= _C.plan_row_orders(rows=rows, kernel_size=nmap.kernel_size, groups=(1,))["segment"]
     if not one_segment or not hopper_of(native) or _C.is_capturing(native, stream=library.stream):
         return order, plain

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
 
 import pytest
 import scenes
 
 torch = pytest.importorskip("torch", reason="torch not installed")
+from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
+import flexgemm.torch.flops  # noqa: E402, F401
 import flexgemm.torch.nn as fnn  # noqa: E402
 
 
@@ -189,8 +193,6 @@ def trace(module, feats):
 
 
 def fake(module, feats):
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         module(mode.from_tensor(feats))
 
@@ -226,3 +228,49 @@ def test_exported_programs_give_no_sparse_tensors():
     said = "into and out of a traced program" if torch.__version__ < "2.13" else "SparseTensor.* in output"
     with pytest.raises(Exception, match=said):
         torch.export.export(Stem(), (x.feats, x.coords), strict=False)
+
+
+# ---- threads ----
+
+
+def test_what_two_threads_build_at_once_is_one():
+    sites, firsts = sparse().sites, []
+
+    def build():  # and another thread is done before
+        firsts.append(sites.cached("key", object))
+        return object()
+
+    assert sites.cached("key", build) is firsts[0]
+
+
+class AddsMaps:
+    """As it is pickled another thread builds a map."""
+
+    shared: dict[object, object]
+
+    def __reduce__(self):
+        self.shared[len(self.shared)] = None
+        return AddsMaps, ()
+
+
+def test_maps_may_be_built_while_a_tensor_is_copied():
+    x = sparse()
+    AddsMaps.shared = x.sites.maps
+    x.sites.maps["first"] = AddsMaps()
+    for copied in (copy.deepcopy(x), pickle.loads(pickle.dumps(x))):
+        assert "first" in copied.sites.maps
+        assert torch.equal(copied.feats, x.feats)
+    assert len(x.sites.maps) == 3
+    out = sparse()
+    out, again = copy.deepcopy((out, out.replace(-out.feats)))
+    assert out.sites.maps is again.sites.maps
+
+
+def test_flops_are_counted_on_fake_tensors():
+    """Before torch 2.13 the counter takes what modules give apart as a pytree."""
+    x = sparse()
+    with FakeTensorMode() as mode, FlopCounterMode(display=False) as counter:
+        stem = Stem()
+        out = stem(mode.from_tensor(x.feats), mode.from_tensor(x.coords))
+    assert tuple(out.shape) == (2, 8, 8, 8)
+    assert counter.get_flop_counts()["Stem.conv"]

@@ -146,12 +146,56 @@ def test_maps_are_built_within_torch_func(device):
         torch.testing.assert_close(again, expected)
 
 
+def test_coordinates_may_be_made_within_torch_func(device):
+    coords, shape = voxels(40, device)
+    feats = leaves(40, device)[0].detach()
+    torch.manual_seed(0)
+    conv, down = fnn.SubMConv3d(feats.shape[1], 8, 3).to(device), fnn.SparseConv3d(8, 8, 2, 2).to(device)
+
+    def loss(feats):
+        x = fnn.SparseTensor(feats, coords + 0, shape)
+        samples = fnn.SparseTensor.collate([x.prune(feats[:, 0] > 0), *x.split()])
+        nmap = ft.neighbor_map(samples.coords + 0, samples.shape)
+        out = ft.submanifold_conv3d(samples.feats, conv.weight, conv.bias, neighbor_map=nmap)
+        torch.testing.assert_close(conv(samples).feats, out)
+        return down(samples.replace(out)).feats.square().sum()
+
+    leaf = feats.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(leaf), leaf)
+    torch.testing.assert_close(torch.func.grad(loss)(feats), expected)
+
+    def rows(x):
+        code = ft.encode_seq(coords + 0, shape)
+        where = ft.decode_seq(code + 0, shape)
+        unique, inverse, counts = ft.unique_coords(where.repeat(2, 1), shape)
+        return x[inverse.long()][ft.sort_coords(where + 0, shape).flatten().long()].sum() * counts[0]
+
+    assert torch.equal(torch.func.grad(rows)(feats), torch.full_like(feats, 2))
+
+
+def test_coordinates_of_each_element_of_vmap_are_refused(device):
+    """Each would have maps of its own."""
+    coords, shape = voxels(40, device)
+    each, points = torch.stack([coords, coords]), torch.rand(2, 40, 3, device=device)
+    feats = torch.ones(40, 3, device=device)
+    for call in (
+        lambda x: ft.neighbor_map(x, shape),
+        lambda x: fnn.SparseTensor(feats, x, shape),
+        lambda x: ft.unique_coords(x, shape),
+        lambda x: ft.sort_coords(x, shape),
+    ):
+        with pytest.raises(ValueError, match=r"^coords: expected the same for all elements of torch\.func\.vmap"):
+            torch.func.vmap(call)(each)
+    with pytest.raises(ValueError, match=r"^points: expected the same for all elements of torch\.func\.vmap"):
+        torch.func.vmap(lambda x: ft.voxelize(x, voxel_size=1.0, shape=shape).coords)(points)
+
+
 def test_voxels_are_found_within_torch_func(device):
     torch.manual_seed(0)
     points, feats = torch.rand(200, 3, device=device) * 6, torch.randn(200, 5, device=device)
 
     def means(feats):
-        return ft.voxelize(points, feats, voxel_size=1.0, shape=(1, 6, 6, 6)).feats
+        return ft.voxelize(points + 0, feats, voxel_size=1.0, shape=(1, 6, 6, 6)).feats
 
     leaf = feats.clone().requires_grad_()
     (expected,) = torch.autograd.grad(means(leaf).square().sum(), leaf)

@@ -106,6 +106,19 @@ def test_products_of_views(device):
     assert f64(numpy(wide)[:, 3:100] == numpy(out)).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16])
+@pytest.mark.parametrize("nbytes", [0, 16, 64])
+@pytest.mark.parametrize("rows", [5, 130, 700])
+def test_rows_of_an_input_may_overlap(device, rows, nbytes, dtype):
+    """As of windows that move along a signal: each begins so many bytes behind the one before."""
+    torch.manual_seed(0)
+    step = nbytes // dtype.itemsize
+    a = torch.randn(rows * step + 144, device=device).to(dtype).as_strided((rows, 144), (step, 1))
+    b = torch.randn(256, 144, device=device).to(dtype)
+    out = flexgemm.gemm_nt(a, b, out_dtype="float32")
+    assert_gemm_rows(numpy(out), numpy(a.float()) @ numpy(b.float()).T, "float32")
+
+
 def test_the_input_gradient_keeps_its_memory_while_the_weight_gradient_runs(device, monkeypatch):
     """On Hopper they run side by side. torch's allocator would give the one what the other has just handed back."""
     p = Problem(device, "float16", ci=64, co=64)

@@ -9,7 +9,7 @@ import torch
 from flexgemm import serialize
 from flexgemm._arrays import Stream
 from flexgemm.torch import operators
-from flexgemm.torch.dispatch import beneath_transforms, expect_tensor, refuse_stream, traced
+from flexgemm.torch.dispatch import beneath_transforms, expect_tensor, refuse_stream, traced, unwrapped
 
 
 def encode_seq(
@@ -41,5 +41,5 @@ def _call(operation: str, x: torch.Tensor, name: str, shape: Sequence[int], mode
         result = getattr(operators, operation)(x, tuple(shape), mode)
     else:
         with beneath_transforms():
-            result = getattr(serialize, operation)(x, shape, mode, stream=stream)
+            result = getattr(serialize, operation)(unwrapped(x, name), shape, mode, stream=stream)
     return result

@@ -43,6 +43,18 @@ def beneath_transforms() -> AbstractContextManager[Any]:
     return torch._C._DisableFuncTorch() if inside else nullcontext()
 
 
+def unwrapped(x: torch.Tensor, name: str) -> torch.Tensor:
+    """Coordinates, codes or points beneath all transforms of torch.func, which wrap what is made within them."""
+    if torch.compiler.is_compiling():
+        return x
+    functorch: Any = torch._C._functorch
+    while functorch.is_gradtrackingtensor(x):
+        x = functorch.get_unwrapped(x)
+    if functorch.is_batchedtensor(x):
+        raise ValueError(f"{name}: expected the same for all elements of torch.func.vmap, got one for each")
+    return x
+
+
 def expect_tensor(x: Any, name: str) -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type_name(x)}")

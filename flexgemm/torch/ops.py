@@ -8,7 +8,7 @@ gradient, made of functions of this file, which decide anew how they go.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import torch
 
@@ -16,6 +16,7 @@ from flexgemm import conv, voxel
 from flexgemm._arguments import as_int, expect_bools, renamed
 from flexgemm._arrays import Stream, on_stream
 from flexgemm._torch import requires_grad
+from flexgemm.conv import Float8
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, recorded, records
 from flexgemm.torch.dispatch import (
@@ -29,14 +30,10 @@ from flexgemm.torch.dispatch import (
     setting,
     traced,
     transformed,
+    unwrapped,
 )
 from flexgemm.torch.maps import assemble, from_operators
 from flexgemm.voxel import NeighborMap
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from flexgemm.conv import Float8
 
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
@@ -57,7 +54,8 @@ def neighbor_map(
     expect_tensor(coords, "coords")
     if not traced(coords, coords):
         with beneath_transforms():
-            return voxel.neighbor_map(coords, shape, kernel_size, dilation, check=check, stream=stream)
+            given = unwrapped(coords, "coords")
+            return voxel.neighbor_map(given, shape, kernel_size, dilation, check=check, stream=stream)
     refuse_stream(stream)
     grid, kernel, steps = tuple(shape), _triple(kernel_size), _triple(dilation)
     padding = tuple(k // 2 * step for k, step in zip(kernel, steps, strict=True))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import torch
 
 from flexgemm import gemm, quantization
 from flexgemm._arguments import dtype_name, renamed
 from flexgemm._arrays import Stream, on_stream, refuse_device
+from flexgemm.gemm import GradientOptions, Options
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, recorded, records
 from flexgemm.torch.dispatch import (
@@ -24,11 +25,6 @@ from flexgemm.torch.dispatch import (
     traced,
     transformed,
 )
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from flexgemm.gemm import GradientOptions, Options
 
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 

@@ -21,6 +21,7 @@ from flexgemm.torch.dispatch import (
     refuse_stream,
     traced,
     transformed,
+    unwrapped,
 )
 from flexgemm.voxelize import (
     Groups,
@@ -139,22 +140,19 @@ def voxelize(
 ) -> Voxels:
     """`flexgemm.voxelize` of torch tensors, differentiable once in feats."""
     expect_tensor(points, "points")
-    if not traced(points, points):
+    if traced(points, points):
+        refuse_stream(stream)
+        size, begin = (three(x, name) for x, name in ((voxel_size, "voxel_size"), (origin, "origin")))
+        expect_reduction(reduce)
+        b, w, h, d = shape if len(shape) == 4 else grid_shape(shape)  # which need not be ints yet
+        coords, *groups, places = operators.group_points(points.detach(), size, begin, (b, w, h, d))
+        grouped = Groups(*groups)
+        voxels = Voxels((coords, grouped.inverse, grouped.counts), coords, grouped, places, (b, w, h, d), None)
+    else:
         how: Any = {"voxel_size": voxel_size, "shape": shape, "origin": origin, "reduce": reduce, "stream": stream}
-        if not transformed():
-            return flexgemm.voxelize(points, feats, **how)
         with beneath_transforms():
-            voxels = flexgemm.voxelize(points, **how)
-        voxels.feats = None if feats is None else reduce_points(feats, voxels, reduce, stream=stream)
-        return voxels
-    refuse_stream(stream)
-    size, begin = (three(x, name) for x, name in ((voxel_size, "voxel_size"), (origin, "origin")))
-    expect_reduction(reduce)
-    b, w, h, d = shape if len(shape) == 4 else grid_shape(shape)  # which need not be ints yet
-    coords, *groups, places = operators.group_points(points.detach(), size, begin, (b, w, h, d))
-    grouped = Groups(*groups)
-    voxels = Voxels((coords, grouped.inverse, grouped.counts), coords, grouped, places, (b, w, h, d), None)
-    voxels.feats = None if feats is None else reduce_points(feats, voxels, reduce)
+            voxels = flexgemm.voxelize(unwrapped(points, "points"), **how)
+    voxels.feats = None if feats is None else reduce_points(feats, voxels, reduce, stream=stream)
     return voxels
 
 
@@ -164,7 +162,8 @@ def unique_coords(
     """`flexgemm.unique_coords` of a torch tensor."""
     expect_tensor(coords, "coords")
     if not traced(coords, coords):
-        return flexgemm.unique_coords(coords, shape, stream=stream)
+        with beneath_transforms():
+            return flexgemm.unique_coords(unwrapped(coords, "coords"), shape, stream=stream)
     refuse_stream(stream)
     unique, inverse, counts = operators.unique_coords(coords, tuple(shape))
     return unique, inverse, counts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, Self, TypedDict, Unpack
 
 import torch
 from torch.nn.utils import parametrize
@@ -17,9 +17,6 @@ from flexgemm.torch.dispatch import autocast
 from flexgemm.torch.nn.float8 import KeepsFloat8
 from flexgemm.torch.nn.tensor import SparseTensor, expect_sparse
 from flexgemm.voxel import NeighborMap
-
-if TYPE_CHECKING:
-    from typing import Self, Unpack
 
 
 class Options(TypedDict, total=False):

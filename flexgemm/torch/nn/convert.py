@@ -37,7 +37,8 @@ def from_spconv(state: Mapping[str, torch.Tensor], model: torch.nn.Module, layou
 
 def from_torchsparse(state: Mapping[str, torch.Tensor], model: torch.nn.Module) -> State:
     """From torchsparse: `kernel` (V, Ci, Co), or (Ci, Co) for V = 1. Its offsets count x fastest where V is odd, z
-    fastest where it is even. A kernel begins (K - 1) // 2 before o * stride: the padding of a strided layer."""
+    fastest where it is even. A kernel begins (K - 1) // 2 before o * stride: the padding of a strided layer. Outputs
+    where kernel and stride differ are others there: give them as `onto=`."""
 
     def weight(kernel: torch.Tensor, conv: Convolution) -> torch.Tensor:
         _expect_centred(conv)
@@ -50,7 +51,9 @@ def from_torchsparse(state: Mapping[str, torch.Tensor], model: torch.nn.Module) 
 def from_minkowski(state: Mapping[str, torch.Tensor], model: torch.nn.Module) -> State:
     """From MinkowskiEngine: `kernel` (V, Ci, Co), or (Ci, Co) for V = 1, x fastest; bias (1, Co), and weight and bias
     of instance norms (1, C), whose eps is 1e-8; batch norms and linear layers inside a module of their own (`bn.`,
-    `linear.`). An odd kernel begins K // 2 before o * stride, an even one there: the padding of a strided layer."""
+    `linear.`). An odd kernel begins K // 2 before o * stride, an even one there: the padding of a strided layer.
+    Its outputs there are the inputs' voxels divided by the stride: `onto=SparsePool3d(stride)(x)` in a grid of even
+    extents."""
 
     def weight(kernel: torch.Tensor, conv: Convolution) -> torch.Tensor:
         _expect_centred(conv)

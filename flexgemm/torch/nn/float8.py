@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
-
-if TYPE_CHECKING:
-    from typing import Self
 
 
 class KeepsFloat8(torch.nn.Module):

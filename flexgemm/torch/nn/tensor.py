@@ -13,12 +13,19 @@ from torch.utils import _pytree as pytree
 from flexgemm._arguments import type_name
 from flexgemm._voxels import Shape, Triple, conv_grids, grid_shape
 from flexgemm.torch import ops
-from flexgemm.torch.dispatch import beneath_transforms, expect_tensor, traced
+from flexgemm.torch.dispatch import beneath_transforms, expect_tensor, traced, unwrapped
 from flexgemm.voxel import NeighborMap, sparse_conv_map
 
 
 class Token:
     """Stands for a set of voxels, as in the key of a map onto them, and holds nothing of it."""
+
+
+class Maps(dict[Any, Any]):
+    """What has been built over a set of voxels. Copied and pickled as a snapshot: other threads may add to it."""
+
+    def __reduce__(self) -> Any:
+        return Maps, (), None, None, iter(list(self.items()))
 
 
 class Sites:
@@ -31,7 +38,7 @@ class Sites:
     coords: torch.Tensor  # (N, 4) int32 [batch, x, y, z]
     shape: Shape  # B, W, H, D
     origin: tuple[NeighborMap, Sites] | None  # the map of the strided layer whose outputs these are, and its inputs
-    maps: dict[Any, Any]  # shared, as the token is, by all Sites of the same voxels
+    maps: Maps  # shared, as the token is, by all Sites of the same voxels
     token: Token
 
     def __init__(
@@ -39,20 +46,19 @@ class Sites:
         coords: torch.Tensor,
         shape: Sequence[int],
         origin: tuple[NeighborMap, Sites] | None = None,
-        shared: tuple[dict[Any, Any], Token] | None = None,
+        shared: tuple[Maps, Token] | None = None,
     ) -> None:
         """shared: maps and token of the same voxels."""
-        self.coords = coords
+        self.coords = unwrapped(coords, "coords")
         self.origin = origin
         b, w, h, d = shape
         self.shape = b, w, h, d
-        self.maps, self.token = ({}, Token()) if shared is None else shared
+        self.maps, self.token = (Maps(), Token()) if shared is None else shared
 
     def cached(self, key: Any, build: Callable[[], Any]) -> Any:
         """What `build()` gave when it was first asked for under this key."""
-        if key not in self.maps:
-            self.maps[key] = build()
-        return self.maps[key]
+        found = self.maps.get(key)
+        return self.maps.setdefault(key, build()) if found is None else found  # one of what two threads built at once
 
     def neighbor_map(self, kernel_size: Sequence[int], dilation: Sequence[int]) -> NeighborMap:
         """The map of a submanifold convolution, three ints each."""
@@ -79,7 +85,7 @@ class Sites:
         how = kernel_size, stride, padding, dilation
         given: Any = {"transposed": transposed, "output_padding": output_padding}
 
-        def build() -> tuple[NeighborMap, tuple[dict[Any, Any], Token]]:
+        def build() -> tuple[NeighborMap, tuple[Maps, Token]]:
             targets = None if onto is None else onto.coords
             *_, grid = conv_grids(self.shape, *how, transposed, output_padding)
             if onto is not None and onto.shape != grid:
@@ -88,7 +94,7 @@ class Sites:
                 nmap = sparse_conv_map(self.coords, self.shape, *how, **given, out_coords=targets)
                 if torch.is_grad_enabled():
                     nmap.native_gradient()  # training needs it, and a traced program takes it as it is
-            return nmap, ({}, Token())
+            return nmap, (Maps(), Token())
 
         nmap, shared = self.cached((*how, transposed, output_padding, None if onto is None else onto.token), build)
         return nmap, onto or Sites(nmap.out_coords, nmap.out_shape, (nmap, self), shared)
@@ -279,7 +285,7 @@ class SparseTensor:
 
 
 def _flatten(x: SparseTensor) -> tuple[list[torch.Tensor], Sites]:
-    if isinstance(x.coords, FakeTensor):  # of a trace, which may end before what is made of them is used
+    if isinstance(x.coords, FakeTensor) and torch.compiler.is_exporting():  # a program would hold its trace's
         raise TypeError("expected tensors to go into and out of a traced program, got a SparseTensor")
     return [x.feats], x.sites
 
@@ -304,10 +310,10 @@ def _sites_of(coords: Any, shape: Any) -> Sites:
         raise TypeError(f"coords: expected int32, got {coords.dtype}")
     if torch.compiler.is_compiling():  # where sizes need not be ints
         return Sites(coords, shape)
-    grid = grid_shape(shape)
+    sites = Sites(coords, grid_shape(shape))
     if coords.is_cpu and not traced(coords, coords):
-        _expect_inside(coords, grid)
-    return Sites(coords, grid)
+        _expect_inside(sites.coords, sites.shape)
+    return sites
 
 
 def _expect_inside(coords: torch.Tensor, shape: Shape) -> None:
