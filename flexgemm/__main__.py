@@ -88,7 +88,7 @@ def bench(arguments: Sequence[str]) -> int:
 
 
 def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
     return int(text)
 
@@ -103,7 +103,7 @@ def _device(text: str) -> str:
 
 def _picture(text: str) -> Path:
     path = Path(text)
-    if path.suffix not in PICTURES or not path.parent.is_dir():
+    if path.suffix not in PICTURES or not path.parent.is_dir() or path.is_dir():
         raise argparse.ArgumentTypeError(f"expected a {', '.join(PICTURES)} file in an existing folder, got {text!r}")
     return path
 

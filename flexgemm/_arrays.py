@@ -26,6 +26,7 @@ Array = Any
 Stream = Any
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
+_MOST_TYPES = 64  # of arrays are remembered: one that is made for each call would live for ever
 _ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _DTYPES = ("float32", "float16", "int32", "int64", "uint8", *_ML_DTYPES)
 
@@ -89,6 +90,8 @@ class Library:
                 raise TypeError(f"{name}: expected an array without a mask, got a MaskedArray; call .filled()")
             if not isinstance(x, self.array_types):
                 raise TypeError(f"{name}: expected a {self.name} array like the first argument, got {type_name(x)}")
+            if len(self.known) >= _MOST_TYPES:
+                self.known.clear()  # those in use come back
             self.known.add(type(x))
 
     def dtype(self, x: Array) -> str:
@@ -418,12 +421,16 @@ class JaxLibrary(Library):
         return _C.DeviceArray.empty(shape, name, device=self.device.local_hardware_id, stream=self.stream)
 
     def result(self, x: Array) -> Array:
-        if isinstance(x, np.ndarray):
-            return self.jax.device_put(x, self.device)
-        return self.jax.dlpack.from_dlpack(x)
+        on_host = isinstance(x, np.ndarray)
+        given = self.jax.device_put(x, self.device) if on_host else self.jax.dlpack.from_dlpack(x)
+        dtype = x.dtype.name if on_host else x.dtype
+        if given.dtype.name != dtype:
+            raise TypeError(f"expected JAX to take a result of {dtype}, got {given.dtype.name}: set jax_enable_x64")
+        return given
 
 
-_LIBRARIES: dict[type, Library] = {np.ndarray: NumpyLibrary(), _C.DeviceArray: DeviceLibrary()}
+_ALWAYS: dict[type, Library] = {np.ndarray: NumpyLibrary(), _C.DeviceArray: DeviceLibrary()}
+_LIBRARIES = dict(_ALWAYS)
 _BY_MODULE: dict[str, type[Library]] = {
     "numpy": NumpyLibrary,
     "torch": TorchLibrary,
@@ -447,5 +454,8 @@ def _recognise(x: Array, name: str) -> Library:
         if make is not None:
             library = make()
             if isinstance(x, library.array_types):
+                if len(_LIBRARIES) >= _MOST_TYPES:
+                    _LIBRARIES.clear()  # those in use come back
+                    _LIBRARIES.update(_ALWAYS)
                 return _LIBRARIES.setdefault(type(x), library)
     raise TypeError(f"{name}: expected an array of NumPy, torch, CuPy, JAX or a DeviceArray, got {type_name(x)}")

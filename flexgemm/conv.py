@@ -9,7 +9,7 @@ input voxels, strided, transposed, or the inverse of an earlier one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from flexgemm._arrays import Array, Library, Stream, library_of
 from flexgemm._orders import groups_of
 from flexgemm.gemm import FP8, dtype_of_out
 from flexgemm.voxel import NeighborMap
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 
 class Float8(TypedDict, total=False):

@@ -7,14 +7,11 @@ other group sizes: on a GPU what is out of range is clamped or skipped, on the C
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 from flexgemm import _C
 from flexgemm._arguments import as_int, dtype_name, renamed, type_name
 from flexgemm._arrays import Array, Library, Stream, library_of, on_stream
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 FLOATS = ("float32", "float16", "bfloat16")
@@ -34,7 +31,7 @@ class GradientOptions(TypedDict, total=False):
     dtype_a: str | None
     dtype_b: str | None
     dtype_out: str | None
-    precision: str
+    precision: str | None
     promote_every: int | None
     device: str | None
     stream: Stream
@@ -221,6 +218,8 @@ def interleave_gate_up(x: Array, axis: int = -2) -> Array:
 
     x: a weight (..., 2 H, K), or with axis=-1 a bias or scale (..., 2 H); an array that can reshape and swapaxes.
     """
+    if not hasattr(x, "shape"):
+        raise TypeError(f"x: expected an array, got {type_name(x)}")
     shape, axis = tuple(x.shape), as_int(axis, "axis")
     if not -len(shape) <= axis < len(shape):
         raise ValueError(f"axis: expected one of the {len(shape)} axes of x, got {axis}")

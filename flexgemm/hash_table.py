@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from threading import RLock
 
 from flexgemm import _C
 from flexgemm._arguments import as_int, dtype_name, renamed
@@ -11,6 +13,7 @@ from flexgemm._voxels import Shape, grid_shape, rows_of_four
 
 WORDS = ("int32", "int64")
 MOST_KEYS = 2**59 - 2  # the bytes of their slots and of that of -1 are a number of 63 bits
+_CLEARING = RLock()  # else two first insertions clear each other's keys; of all tables: locks cannot be copied
 SLOTS_PER_KEY = 2  # of `build`: half of the slots stay free, so that a key lies near its first slot
 
 
@@ -168,9 +171,9 @@ class HashTable:
         return not self._fresh and library.first_int(self.native[2]) != 0
 
     def _expected(self, library: Library, keys: Array) -> Array:
-        keys = library.contiguous(keys, "keys")
         if self.shape is not None:
             return rows_of_four(library, keys, "keys")
+        keys = library.contiguous(keys, "keys")
         if len(keys.shape) != 1:
             raise ValueError(f"keys: expected (N,), since the table has no shape, got {tuple(keys.shape)}")
         return _of_dtype(library, keys, "keys", self.key_dtype)
@@ -180,10 +183,11 @@ class HashTable:
         self._insert(library, library.empty(shape, dtype, self.native[2]), None, False)
 
     def _insert(self, library: Library, keys: Array, values: Array | None, replace: bool) -> None:
-        how = {"shape": self.shape, "clear": self._fresh, "replace": replace}
-        with renamed({"table_keys": "keys"}):
-            library.run(_C.hash_insert, keys, values, *self.native, **how)
-        self._fresh = False
+        with _CLEARING if self._fresh else nullcontext():
+            how = {"shape": self.shape, "clear": self._fresh, "replace": replace}
+            with renamed({"table_keys": "keys"}):
+                library.run(_C.hash_insert, keys, values, *self.native, **how)
+            self._fresh = False
 
     def __repr__(self) -> str:
         kind = "integers" if self.shape is None else f"voxels in {self.shape}"

@@ -237,8 +237,9 @@ def points_map(library: Library, voxels: Voxels) -> SampleMap:
     """The points among the voxels, for trilinear samples; made once."""
     if voxels.sample_map is None:
         arrays = voxels.native, voxels.shape, voxels.places
-        voxels.sample_map = SampleMap(*arrays, "trilinear", device=None, stream=library.stream)
-        voxels.sample_map.device = voxels.device
+        sample_map = SampleMap(*arrays, "trilinear", device=None, stream=library.stream)
+        sample_map.device = voxels.device
+        voxels.sample_map = sample_map  # whole: other threads may read it
     return voxels.sample_map
 
 

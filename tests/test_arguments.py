@@ -459,6 +459,27 @@ def test_memory_that_an_exporter_exchanges_is_not_used(name):
         _C.gemm(arrays["a"], Meddler(zeros(64, 16), arrays[name]), arrays["out"])
 
 
+@pytest.mark.parametrize("told", [0, 17])
+def test_memory_that_goes_while_a_sequence_is_read_late_is_not_used(told):
+    coords, out, room = np.zeros((4096, 4), np.int32), np.empty((27, 4096), np.int32), np.empty(1 << 20, np.uint8)
+
+    class Growing:
+        """Of another length when it is asked again."""
+
+        lengths = [told]
+
+        def __len__(self):
+            return self.lengths.pop() if self.lengths else 3
+
+        def __getitem__(self, i):
+            if not self.lengths:
+                coords.resize((1, 4), refcheck=False)
+            return 1
+
+    with pytest.raises(ValueError, match="^coords: its memory was exchanged while other arguments were read"):
+        _C.neighbor_map(coords, out, shape=(1, 2, 2, 2), kernel_size=(3, 3, 3), dilation=Growing(), workspace=room)
+
+
 def test_memory_that_goes_while_a_workspace_is_made_is_not_used():
     keys, order = np.arange(100_000, dtype=np.int32)[::-1].copy(), np.zeros(100_000, np.int32)
 

@@ -215,6 +215,13 @@ def test_import_needs_no_torch():
     assert not {"torch", "cupy", "jax", "matplotlib", "tqdm"} & set(loaded)
 
 
+def test_an_older_torch_is_named():
+    pytest.importorskip("torch", reason="torch not installed")
+    older = "import torch; torch.__version__ = type(torch.__version__)('2.6.0'); import flexgemm"
+    tried = f"{older}\ntry: import flexgemm.torch\nexcept ImportError as error: print(error)"
+    assert run_python(tried) == "flexgemm.torch needs torch 2.7 or later, got 2.6.0\n"
+
+
 def test_import_takes_under_50_ms_besides_numpy():
     """Where NumPy's own import takes longer than 100 ms, the machine is slow or busy: then half of that."""
     clock = "t.append(time.perf_counter())"

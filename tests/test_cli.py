@@ -49,6 +49,7 @@ def test_it_runs_as_a_module():
         (["demo", "--steps", "many"], "--steps: expected a number of at least 1"),
         (["demo", "--device", "tpu"], "--device: device: expected 'cpu', 'cuda'"),
         (["demo", "--device", "cuda:99"], "'cuda:99' asked for"),
+        (["demo", "--steps", "\N{SUPERSCRIPT TWO}"], "--steps: expected a number of at least 1"),
         (["demo", "--out", "picture.txt"], "--out: expected a .png"),
         (["demo", "--out", "no/such/folder/picture.png"], "--out: expected a .png"),
     ],
@@ -58,6 +59,13 @@ def test_wrong_arguments_are_refused_by_name(arguments, message, capsys):
         main(arguments)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_is_no_picture(tmp_path, capsys):
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(SystemExit):
+        main(["demo", "--out", str(tmp_path / "folder.png")])
+    assert "--out: expected a .png" in capsys.readouterr().err
 
 
 def test_a_cloud_that_cannot_be_read_is_an_error_and_no_traceback(tmp_path, capsys):

@@ -208,6 +208,15 @@ def test_segments_by_fewer_than_all_weights(device):
     assert run(x[:0], weights, 0, True, seg_lens=integers()).shape == (0, 8)
 
 
+def test_segments_of_buffers_for_more(device):
+    """As programs keep them for CUDA graphs: bounds and indices of the largest batch, of which the first count."""
+    x, weights = torch.randn(14, 16, device=device), torch.randn(3, 8, 16, device=device)
+    bounds, chosen = integers(0, 5, 14, 14, 99, -1), integers(2, 0, 7, -1)
+    expected = torch.cat([x[:5] @ weights[2].T, x[5:] @ weights[0].T])
+    run = SegmentGEMMWrapper().run
+    torch.testing.assert_close(run(x, weights, 2, True, seg_indptr=bounds, weight_indices=chosen), expected)
+
+
 def test_rows_of_no_segment(device):
     x, weights = torch.randn(14, 16, device=device), torch.randn(2, 8, 16, device=device)
     run = SegmentGEMMWrapper().run
@@ -246,9 +255,10 @@ def test_segments_name_their_arguments(device):
         ({"seg_indptr": None}, ValueError, "seg_lens, seg_indptr: expected one of them"),
         ({"seg_indptr": bounds.tolist()}, TypeError, "seg_indptr: expected a torch.Tensor, got list"),
         ({"seg_indptr": None, "seg_lens": bounds[:2]}, ValueError, r"seg_lens: expected \(3,\), got \(2,\)"),
-        ({"seg_indptr": bounds[:3]}, ValueError, r"seg_indptr: expected \(4,\), got \(3,\)"),
+        ({"seg_indptr": None, "seg_lens": bounds}, ValueError, r"seg_lens: expected \(3,\), got \(4,\)"),
+        ({"seg_indptr": bounds[:3]}, ValueError, r"seg_indptr: expected \(4,\), or more, got \(3,\)"),
         ({"seg_indptr": bounds.float()}, TypeError, "seg_indptr: expected dtype int32 or int64"),
-        ({"weight_indices": bounds}, ValueError, r"weight_indices: expected \(3,\), got \(4,\)"),
+        ({"weight_indices": bounds[:2]}, ValueError, r"weight_indices: expected \(3,\), or more, got \(2,\)"),
         ({"weights": weights[:2]}, ValueError, "weights: expected one for each of 3 segments, got 2"),
         ({"weights": weights[0]}, ValueError, r"weights: expected \(any, any, any\), got \(8, 16\)"),
         ({"x": x.tolist()}, TypeError, "x: expected a torch.Tensor, got list"),
@@ -272,6 +282,9 @@ def test_bmm_fp8_names_its_arguments(device):
     ):
         with pytest.raises(error, match=f"^{message}"):
             bmm_fp8(*arguments, torch.bfloat16)
+    assert bmm_fp8(a, b, one, one, torch.bfloat16, batch_invariant=False).shape == (3, 7, 33)
+    with pytest.raises(ValueError, match="^batch_invariant: expected False, got True"):
+        bmm_fp8(a, b, one, one, torch.bfloat16, batch_invariant=True)
 
 
 def test_autograd_sees_what_is_written(device):

@@ -217,6 +217,7 @@ BAD = {
     "pickled objects": ("a.npy", _saved(np.full((2000, 3), None)), "Object arrays"),
     "not what it says": ("a.npy", _bytes(b"hello"), "a.npy"),
     "not an archive": ("a.npz", _bytes(b"hello"), "not an .npz"),
+    "half an archive": ("a.npz", _bytes(b"PK\3\4hello"), "not a zip file"),
     "too few": ("a.npy", _saved(np.zeros((10, 3))), "at least 1000 points, got 10"),
     "words": ("a.xyz", _bytes(b"a b c\n"), "a.xyz"),
     "narrow text": ("a.xyz", _bytes(b"1 2\n" * 2000), r"\(N, 3\)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import typing
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,13 @@ def test_what_is_described_has_docstrings():
                 continue
             if isinstance(value, property | classmethod) or callable(value):
                 assert inspect.getdoc(getattr(obj, member)), f"{name}.{member}"
+
+
+@pytest.mark.parametrize("module", ["flexgemm", "flexgemm.torch", "flexgemm.torch.nn"])
+def test_annotations_resolve(module):
+    """For what reads them at run time."""
+    module = importlib.import_module(module)
+    for name in getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]:
+        thing = getattr(module, name)
+        if inspect.isfunction(thing) or inspect.isclass(thing):
+            typing.get_type_hints(thing.__init__ if inspect.isclass(thing) and "__init__" in vars(thing) else thing)

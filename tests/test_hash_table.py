@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 
 import guarded
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 import flexgemm
 from flexgemm import _C
+from flexgemm._arrays import Library
 
 WORDS = [np.int32, np.int64]
 COUNTS = [0, 1, 2, 63, 64, 65, 255, 257, 5000]
@@ -96,6 +99,25 @@ def test_a_table_holds_nothing_until_something_is_inserted(backend):
     table = flexgemm.HashTable(5, like=backend.array(np.zeros(1, np.int32)))
     assert not table.overflowed
     check(backend, table, {}, np.array([-1, 0, 5]), np.int32)
+
+
+def test_two_first_insertions_keep_the_keys_of_both(backend, monkeypatch):
+    halves = [backend.array(half) for half in np.split(np.arange(100), 2)]
+    table = flexgemm.HashTable(200, like=halves[0])
+    table._fresh = True  # as on a GPU, where the first insertion clears the table
+    run = Library.run
+
+    def slowly(*arguments, **how):
+        time.sleep(0.1)
+        run(*arguments, **how)
+
+    monkeypatch.setattr(Library, "run", slowly)
+    threads = [threading.Thread(target=table.insert, args=(half,)) for half in halves]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (backend.numpy(table.lookup(backend.array(np.arange(100)))) >= 0).all()
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 3, 7, 64, 100, 1000, 1001])

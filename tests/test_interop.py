@@ -226,6 +226,27 @@ def test_float8_is_known_by_name_where_it_comes_as_bytes(library, dtypes):
             flexgemm.gemm_nt(x, y, out=mine, **named)
 
 
+def test_voxels_are_keys_of_a_hash_table(library):
+    coords, shape = scenes.scene(300)
+    table = flexgemm.HashTable.build(library.put(coords), shape=shape, **library.compute())
+    table.insert(library.put(coords[:5]))
+    rows = table.lookup(library.put(coords[::-1].copy()))
+    assert library.owns(rows)
+    np.testing.assert_array_equal(library.get(rows), np.arange(300)[::-1])
+
+
+def test_codes_of_more_than_32_bits(library):
+    """JAX makes int32 of int64 unless it is told to leave them alone."""
+    coords, shape = scenes.scene(300)[0], (1, 4096, 4096, 4096)
+    if isinstance(library, Jax):
+        with pytest.raises(TypeError, match="expected JAX to take a result of int64, got int32: set jax_enable_x64"):
+            flexgemm.encode_seq(library.put(coords), shape)
+        return
+    code = flexgemm.encode_seq(library.put(coords), shape, **library.compute())
+    np.testing.assert_array_equal(library.get(code), flexgemm.encode_seq(coords, shape))
+    assert library.get(code).dtype == np.int64
+
+
 @pytest.mark.parametrize("offset_dtype", ["int32", "int64"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_grouped_product(library, dtype, offset_dtype):

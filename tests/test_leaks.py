@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 from exporters import Exporter, Forwarding, OldForwarding, exchange_type, misaligned
 
+import flexgemm
 from flexgemm import _C
 
 CALLS = 100_000
@@ -223,6 +225,19 @@ def test_reference_counts_of_what_errors_name():
         with pytest.raises(TypeError, match="b_row_major: expected a bool, got Wrong"):
             _C.gemm(**arguments, b_row_major=Wrong())
     assert sys.getrefcount(name) < before + 50
+
+
+def test_types_of_arrays_do_not_live_for_ever():
+    def used():
+        class Array(np.ndarray):
+            pass
+
+        flexgemm.gemm_nt(np.ones((2, 4), np.float32).view(Array), np.ones((3, 4), np.float32))
+        return weakref.ref(Array)
+
+    made = [used() for _ in range(200)]
+    gc.collect()
+    assert sum(array() is not None for array in made) <= 100
 
 
 def test_reference_counts_of_a_stream_s_answer():

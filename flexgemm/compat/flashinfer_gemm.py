@@ -26,13 +26,17 @@ def bmm_fp8(
     dtype: torch.dtype,
     out: torch.Tensor | None = None,
     backend: str = "cublas",
+    *,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """A_scale * B_scale * (A . B) of each matrix of a batch.
 
     A: (b, m, k), B: (b, k, n), e4m3 or e5m2; B column-major, as of a transposed (b, n, k), or row-major.
     A_scale, B_scale: float32, one element. dtype: float16, bfloat16 or float32. out: (b, m, n) of dtype.
-    backend: accepted; there is one.
+    backend: accepted; there is one. batch_invariant: False; how a product is summed depends on its shape.
     """
+    if batch_invariant:
+        raise ValueError("batch_invariant: expected False, got True")
     _expect("A", A, (None, None, None))
     _expect("B", B, (A.shape[0], A.shape[2], None))
     row_major = B.stride(-1) == 1 and B.stride(-2) != 1
@@ -76,7 +80,8 @@ class SegmentGEMMWrapper:
         weight_indices: (batch_size,); by default segment i has weight i, of at least batch_size.
         out: (rows, d_out), of which rows of no segment are left alone; by default of x's dtype, bfloat16 for FP8, and
             zero in those rows.
-        Lengths, their sums and indices may lie on the CPU, as flashinfer's programs have them.
+        seg_indptr and weight_indices may be longer, as buffers of CUDA graphs are: their first elements count. Lengths,
+        their sums and indices may lie on the CPU, as flashinfer's programs have them.
 
         rest: out, seg_lens, seg_indptr and weight_indices by position; or, as in an older order of the arguments, which
             is recognised, the last three of them.
@@ -97,14 +102,13 @@ class SegmentGEMMWrapper:
             raise ValueError("seg_lens, seg_indptr: expected one of them, got None")
         _expect("x", x, (None, None))
         _expect("weights", weights, (None, None, None))
-        sizes: Any
-        if seg_indptr is None:
-            sizes = {"seg_lens": _expect("seg_lens", seg_lens, (batch_size,)).to(x.device)}
-        else:
-            sizes = {"offsets": _expect("seg_indptr", seg_indptr, (batch_size + 1,)).to(x.device)}
+        sizes: Any = {}
+        if seg_lens is not None:
+            sizes["seg_lens"] = _expect("seg_lens", seg_lens, (batch_size,)).to(x.device)
+        if seg_indptr is not None:
+            sizes = {"offsets": _first("seg_indptr", seg_indptr, batch_size + 1).to(x.device)}
         if weight_indices is not None:
-            _expect("weight_indices", weight_indices, (batch_size,))
-            weight_indices = weight_indices.to(x.device)
+            weight_indices = _first("weight_indices", weight_indices, batch_size).to(x.device)
         elif len(weights) < batch_size:
             raise ValueError(f"weights: expected one for each of {batch_size} segments, got {len(weights)}")
         else:
@@ -127,6 +131,14 @@ def _expect(name: str, given: Any, shape: tuple[int | None, ...]) -> torch.Tenso
         need = str(shape).replace("None", "any")
         raise ValueError(f"{name}: expected {need}, got {tuple(given.shape)}")
     return given
+
+
+def _first(name: str, given: Any, length: int) -> torch.Tensor:
+    """The first `length` elements: buffers that a CUDA graph reads have room for the largest batch."""
+    expect_tensor(given, name)
+    if length < 0 or given.ndim != 1 or len(given) < length:
+        raise ValueError(f"{name}: expected ({length},), or more, got {tuple(given.shape)}")
+    return given[:length]
 
 
 def _has(array: torch.Tensor | None, length: int) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import warnings
+import zipfile
+import zlib
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,7 +36,7 @@ def read_points(path: Path) -> NDArray[np.float64]:
             points = reader(file)
     except OSError as error:
         raise PointsError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, UnicodeDecodeError) as error:
+    except (ValueError, EOFError, UnicodeDecodeError, zipfile.BadZipFile, zlib.error) as error:
         raise PointsError(f"{path}: {error}") from error
     bad = int((~np.isfinite(points).all(axis=1)).sum())
     if bad:

@@ -16,11 +16,12 @@ from flexgemm.voxel import NeighborMap
 
 Triple = Sequence[int]
 
+_ALGORITHMS = [value for name, value in vars(spconv.Algorithm).items() if name.isupper()]
+
 
 def expect_algorithm() -> None:
-    known = [value for name, value in vars(spconv.Algorithm).items() if name.isupper()]
-    if spconv.ALGORITHM not in known:
-        raise ValueError(f"ALGORITHM: expected one of {known}, got {spconv.ALGORITHM!r}")
+    if spconv.ALGORITHM not in _ALGORITHMS:
+        raise ValueError(f"ALGORITHM: expected one of {_ALGORITHMS}, got {spconv.ALGORITHM!r}")
 
 
 def forward(feats: torch.Tensor, nmap: NeighborMap, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
