@@ -102,15 +102,43 @@ def sharded(network, **options):
     return network
 
 
-WRAPS = {"distributed": distributed, "sharded": sharded}
+def of_a_static_graph(network):
+    return torch.nn.parallel.DistributedDataParallel(network, static_graph=True)
+
+
+class TwoHeads(torch.nn.Module):
+    """The loss needs the first output alone."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.other = network, fnn.SubMConv3d(4, 2).to(network[0].weight.device)
+
+    def forward(self, x):
+        y = self.network(x)
+        return y, self.other(y)
+
+
+def with_an_unused_output(network):
+    model = distributed(TwoHeads(network))
+    return lambda x: model(x)[0]
+
+
+WRAPS = {
+    "distributed": distributed,
+    "static graph": of_a_static_graph,
+    "unused output": with_an_unused_output,
+    "sharded": sharded,
+}
 
 
 def gradients_of(wrap, samples, device):
-    """Of the mean over samples."""
+    """Of the mean over samples, in the second step: the first one's may be as right without being exchanged again."""
     network = small_network(device)
     model, number = wrap(network), len(samples)
-    for x in samples:
-        (model(x).feats.square().sum() / number).backward()
+    for _ in range(2):
+        network.zero_grad()
+        for x in samples:
+            (model(x).feats.square().sum() / number).backward()
     gradients = [parameter.grad for parameter in network.parameters()]
     return [g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients]
 

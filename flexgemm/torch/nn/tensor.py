@@ -279,6 +279,18 @@ class SparseTensor:
     def __rtruediv__(self, other: torch.Tensor | float) -> SparseTensor:
         return self.replace(other / self.feats)
 
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """An operator with a torch.Tensor, of which torch.compile asks here alone."""
+        of_this = _OPERATORS.get(function.__name__)
+        if of_this is None or kwargs or len(args) != 2 or not isinstance(args[1], SparseTensor):
+            return NotImplemented
+        return of_this(args[1], args[0])
+
+    __array_ufunc__ = None  # arrays of NumPy leave operators to the methods above
+
     def __repr__(self) -> str:
         channels, where = self.feats.shape[1], f"{self.dtype}, {self.device}"
         return f"SparseTensor({len(self)} voxels in {self.shape}, {channels} channels, {where})"
@@ -296,10 +308,21 @@ def _assemble(leaves: Any, sites: Sites) -> SparseTensor:
     return result
 
 
-if torch.__version__ < "2.13":  # where fully_shard looks for tensors in pytrees alone
-    pytree.register_pytree_node(SparseTensor, _flatten, _assemble)
+# Where DistributedDataParallel with static_graph, and before torch 2.13 fully_shard, look for tensors in what a module
+# gives.
+pytree.register_pytree_node(SparseTensor, _flatten, _assemble)
 
 Operand = SparseTensor | torch.Tensor | float
+
+# By the names of the tensor's methods, to which the SparseTensor is the argument: by the last two it stands in front.
+_OPERATORS: dict[str, Callable[[SparseTensor, Any], SparseTensor]] = {
+    "add": SparseTensor.__radd__,
+    "sub": SparseTensor.__rsub__,
+    "mul": SparseTensor.__rmul__,
+    "div": SparseTensor.__rtruediv__,
+    "__rsub__": SparseTensor.__sub__,
+    "__rdiv__": SparseTensor.__truediv__,
+}
 
 
 def _sites_of(coords: Any, shape: Any) -> Sites:
