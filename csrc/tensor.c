@@ -276,6 +276,16 @@ static int set_capsule(fg_view *view, PyObject *capsule) {
     return -1;
 }
 
+/* Of a tensor of torch, while its exception is being raised. */
+static bool is_meta(PyObject *object) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *found = PyObject_GetAttrString(object, "is_meta");
+    Py_XDECREF(found);
+    PyErr_Restore(type, value, traceback); /* drops what was raised here */
+    return found == Py_True;
+}
+
 static int open_exchange(fg_view *view) {
     const DLPackExchangeAPI *api = view->api;
     int status;
@@ -289,7 +299,10 @@ static int open_exchange(fg_view *view) {
         if (status == 0) return set_versioned(view, managed);
     }
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_BufferError, "the DLPack exchange API failed without an exception");
-    fg_note_argument(view->name);
+    if (is_meta(view->object)) /* of which torch says so behind a stack of its functions */
+        PyErr_Format(PyExc_TypeError, "%s: expected a tensor with data, got one on the device meta", view->name);
+    else
+        fg_note_argument(view->name);
     return -1;
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from test_nn import sparse
 
@@ -235,6 +237,10 @@ def test_the_default_device_of_torch_is_not_that_of_the_voxels():
 def test_experts_without_inputs_and_of_what_is_no_tensor():
     experts, ends = fnn.GroupedLinear(2, 0, 8), torch.tensor([3, 10])
     assert torch.equal(experts(torch.empty(10, 0), ends)[:3], experts.bias[:1].expand(3, 8))
-    for layer in (fnn.GroupedLinear(2, 16, 8, fp8=True), fnn.GroupedLinear(2, 16, 8).frozen()):
+    plain = fnn.GroupedLinear(2, 16, 8)
+    for layer in (plain, fnn.GroupedLinear(2, 16, 8, fp8=True), plain.frozen()):
         with pytest.raises(TypeError, match="^x: expected a torch.Tensor, got list$"):
             layer([1.0], ends)
+        for shape in (10, 15), (2, 5, 16):
+            with pytest.raises(ValueError, match=rf"^x: expected \(M, 16\), got {re.escape(str(shape))}$"):
+                layer(torch.ones(shape), ends)

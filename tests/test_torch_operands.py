@@ -246,6 +246,15 @@ def test_meta_tensors_have_shapes(device):
     assert (out.shape, out.device.type) == ((3, 5), "meta")
 
 
+def test_a_tensor_without_data_beside_others_is_refused_by_name(device):
+    """Weights that have yet to be loaded."""
+    a, b = torch.ones(3, 4, device=device), torch.ones(5, 4, device="meta")
+    calls = [lambda: flexgemm.torch.gemm_nt(a, b), lambda: flexgemm.gemm_nt(a, b), lambda: flexgemm.gemm_nt(b, b)]
+    for call, name in zip(calls, "bba", strict=True):
+        with pytest.raises(TypeError, match=f"^{name}: expected a tensor with data, got one on the device meta$"):
+            call()
+
+
 @pytest.mark.parametrize("value", [10**400, 1e39, -1e39])
 def test_a_factor_that_float32_does_not_hold_is_refused_by_name(device, value):
     a = torch.ones(3, 4, device=device)

@@ -319,13 +319,23 @@ def test_only_gradients_that_are_needed_are_computed(device, monkeypatch):
     assert len(asked) == 1 and a.grad is None
 
 
-def test_what_stands_in_the_way_of_a_gradient_is_named(device):
+def test_what_stands_in_the_way_of_a_gradient_is_named(device, fresh_compiler):
     a, b = torch.randn(5, 16, device=device, requires_grad=True), torch.randn(7, 16, device=device)
     for how, what in (({"activation": "relu"}, "with activation"), ({"alpha": 2.0}, "with alpha")):
-        with pytest.raises(ValueError, match=f"^a, b, bias: require grad, but a product {what} is not differentiable$"):
+        with pytest.raises(ValueError, match=f"^a: requires grad, but a product {what} is not differentiable$"):
             ft.gemm_nt(a, b, **how)
         with pytest.raises(ValueError, match=f"^a, b, bias: are inside torch.func, but a product {what} is not"):
             torch.func.vmap(lambda x, how=how: ft.gemm_nt(x, b, **how))(torch.ones(4, 5, 16, device=device))
+    scale = torch.ones(1, device=device, requires_grad=True)
+    for operands, how, names in (
+        ((a, b + a[:1]), {"alpha": 2.0}, "a, b: require"),
+        ((a, b), {"scale_b": scale}, "a, scale_b: require"),
+        ((a.detach(), b), {"scale_b": scale}, "scale_b: requires"),
+        ((a.detach().to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)), {"scale_a": scale}, "scale_a: requires"),
+    ):
+        for call in (ft.gemm_nt, torch.compile(ft.gemm_nt, backend="aot_eager")):
+            with pytest.raises(ValueError, match=f"^{names} grad, but a product .* is not differentiable$"):
+                call(*operands, **how)
     ends = torch.tensor([3, 5, 16], device=device)
     with pytest.raises(ValueError, match="but a product of layout k_grouped is not differentiable"):
         ft.k_grouped_wgrad_gemm_nt(a, b, ends)

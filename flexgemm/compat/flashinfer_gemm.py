@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flexgemm._arguments import renamed
+from flexgemm._arguments import as_int, renamed
 from flexgemm.torch.dispatch import casts, expect_tensor
 from flexgemm.torch.products import product, segment_gemm
 
@@ -86,6 +86,7 @@ class SegmentGEMMWrapper:
         rest: out, seg_lens, seg_indptr and weight_indices by position; or, as in an older order of the arguments, which
             is recognised, the last three of them.
         """
+        batch_size = as_int(batch_size, "batch_size")
         order = _OLDER_ORDER if _is_older(rest, batch_size) else _ORDER
         if len(rest) > len(order):
             raise TypeError(f"expected at most {4 + len(order)} positional arguments, got {4 + len(rest)}")

@@ -9,6 +9,7 @@ import torch
 from flexgemm import gemm, quantization
 from flexgemm._arguments import dtype_name, renamed
 from flexgemm._arrays import Stream, on_stream, refuse_device
+from flexgemm._torch import requires_grad
 from flexgemm.gemm import GradientOptions, Options
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, recorded, records
@@ -165,10 +166,12 @@ def _trace(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
     refuse_device(options.pop("device", None), "torch")
     if "out_dtype" in options:
         options["out_dtype"] = name_of(options["out_dtype"])
-    if records(a, b, tensors[0], *tensors[5:]):
+    named = dict(zip(_TENSORS, tensors, strict=True))
+    if records(*_followed(a, b, named).values()):
         others = {**dict(zip(_TENSORS[4:], tensors[4:], strict=True)), "activation": options.get("activation")}
         others |= {"out": out, "alpha": None if options.get("alpha", 1) == 1 else options["alpha"]}
-        expect_differentiable(layout, a.dtype, [name for name, x in others.items() if x is not None])
+        more = [name for name, x in others.items() if x is not None]
+        expect_differentiable(layout, a.dtype, more, _followed(a, b, named))
     if out is not None:
         operators.product_into(out, a, b, *tensors, layout=layout, accumulate=accumulate, **options)
         return out
@@ -184,7 +187,12 @@ def differentiable(layout: str, dtype: str, plain: bool) -> bool:
     return plain and layout in ("dense", "batched", *operators.GROUPING) and dtype in gemm.FLOATS
 
 
-def expect_differentiable(layout: str, dtype: torch.dtype, more: list[str]) -> None:
+def _followed(a: Any, b: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """What autograd may be asked for a gradient of."""
+    return {"a": a, "b": b} | {name: options.get(name) for name in ("bias", "scale_a", "scale_b", "scale_out")}
+
+
+def expect_differentiable(layout: str, dtype: torch.dtype, more: list[str], followed: dict[str, Any]) -> None:
     """more: the names of what else is given, of scales, alpha, activation, out and so on."""
     name = name_of(dtype)
     if name not in (*gemm.FLOATS, *gemm.FP8, "uint8"):
@@ -197,8 +205,10 @@ def expect_differentiable(layout: str, dtype: torch.dtype, more: list[str]) -> N
         what = f"with {', '.join(more)}"
     else:
         return
-    why = "are inside torch.func" if transformed() else "require grad"
-    raise ValueError(f"a, b, bias: {why}, but a product {what} is not differentiable")
+    names = [name for name, x in followed.items() if requires_grad(x)]
+    why = "are inside torch.func" if transformed() else "require grad" if len(names) > 1 else "requires grad"
+    who = "a, b, bias" if transformed() else ", ".join(names)
+    raise ValueError(f"{who}: {why}, but a product {what} is not differentiable")
 
 
 def record(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor:
@@ -213,7 +223,7 @@ def record(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
     grouping = given.pop(operators.GROUPING.get(layout, ""), None)
     row_major, expected_m = given.pop("b_row_major", False), given.pop("expected_m", 0)
     precision = given.pop("precision", "ieee")
-    expect_differentiable(layout, a.dtype, sorted(given))
+    expect_differentiable(layout, a.dtype, sorted(given), _followed(a, b, options))
     with on_stream(a, stream):
         result: torch.Tensor = _record(a, b, bias, grouping, layout, row_major, out_dtype, precision, expected_m)
     return result

@@ -56,9 +56,9 @@ class GroupedLinear(torch.nn.Module):
             torch.nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        _expect_rows(x, self.in_features)
         if not self.fp8:
             return products.m_grouped_gemm_nt(x, self.weight, offsets, bias=self.bias)
-        expect_tensor(x, "x")
         x, weight = autocast(x, self.weight)
         result: torch.Tensor = _Float8Product.apply(x, weight, autocast_bias(self.bias), offsets)
         return result
@@ -89,7 +89,7 @@ class Float8GroupedLinear(KeepsFloat8):
         self.register_buffer("bias", bias)
 
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        expect_tensor(x, "x")
+        _expect_rows(x, self.weight.shape[2])
         (x,) = autocast(x)
         result: torch.Tensor = _FrozenProduct.apply(x, self.weight, self.scale, autocast_bias(self.bias), offsets)
         return result
@@ -97,6 +97,12 @@ class Float8GroupedLinear(KeepsFloat8):
     def extra_repr(self) -> str:
         groups, out_features, in_features = self.weight.shape
         return f"{groups}, {in_features}, {out_features}, bias={self.bias is not None}"
+
+
+def _expect_rows(x: Any, in_features: int) -> None:
+    expect_tensor(x, "x")
+    if x.ndim != 2 or x.shape[1] != in_features:
+        raise ValueError(f"x: expected (M, {in_features}), got {tuple(x.shape)}")
 
 
 def _cast_rows(x: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
