@@ -132,7 +132,7 @@ WRAPS = {
 
 
 def gradients_of(wrap, samples, device):
-    """Of the mean over samples, in the second step: the first one's may be as right without being exchanged again."""
+    """Of the mean over samples, in the second step: what was wrong in the first one torch says in the next."""
     network = small_network(device)
     model, number = wrap(network), len(samples)
     for _ in range(2):
