@@ -50,9 +50,10 @@ static bool is_number(PyObject *value) {
     return value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value) || PyFloat_CheckExact(value);
 }
 
-/* Whether reading a scalar runs no code but ours. */
+/* Whether reading a scalar runs no code but ours, as what is neither a number nor a sequence of them is not read. */
 static bool is_settled(PyObject *value) {
     if (is_number(value) || PyUnicode_Check(value)) return true;
+    if (!PyIndex_Check(value) && !PyNumber_Check(value) && !PySequence_Check(value)) return true;
     if (!PyTuple_CheckExact(value)) return false;
     const Py_ssize_t length = PyTuple_Size(value);
     Py_ssize_t i = 0;

@@ -134,16 +134,13 @@ static PyObject *options_of(fg_torch *torch, const fg_view *like, fg_dtype dtype
 
 PyObject *fg_torch_empty(fg_torch *torch, const fg_view *like, const int64_t *shape, int ndim, fg_dtype dtype) {
     PyObject *options = options_of(torch, like, dtype);
-    PyObject *sizes = PyTuple_New(ndim), *arguments = PyTuple_New(1), *result = NULL;
-    bool complete = options && sizes && arguments;
+    PyObject *sizes = PyTuple_New(ndim), *result = NULL; /* an argument each: torch takes longer over a tuple of them */
+    bool complete = options && sizes;
     for (int i = 0; i < ndim && complete; i++) {
         PyObject *size = PyLong_FromLongLong(shape[i]);
         complete = size && PyTuple_SetItem(sizes, i, size) == 0;
     }
-    if (complete && PyTuple_SetItem(arguments, 0, Py_NewRef(sizes)) == 0) {
-        result = PyObject_Call(torch->empty, arguments, options);
-    }
-    Py_XDECREF(arguments);
+    if (complete) result = PyObject_Call(torch->empty, sizes, options);
     Py_XDECREF(sizes);
     Py_XDECREF(options);
     return result;

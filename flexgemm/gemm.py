@@ -207,8 +207,8 @@ def groups_along_k(offsets: Any, num_groups: Any, out: Any) -> int:
     if num_groups is None:
         return given
     groups = as_int(num_groups, "num_groups")
-    if groups < 0 or (out is not None and groups != given):
-        need = "at least 0" if out is None else f"{given}, as many as out has"
+    if not 0 <= groups <= _MOST_GROUPS or (out is not None and groups != given):
+        need = f"0 to {_MOST_GROUPS}" if out is None else f"{given}, as many as out has"
         raise ValueError(f"num_groups: expected {need}, got {groups}")
     return groups
 
@@ -248,6 +248,7 @@ def get_m_alignment_for_contiguous_layout() -> int:
     return 128
 
 
+_MOST_GROUPS = 2**31 - 1
 # Axes of a, b and out in each layout.
 _MATRIX, _GROUPED = 2, 3
 _AXES = {
@@ -310,7 +311,7 @@ def _adapted(
     if scaled:
         options["dtype_out"] = dtype
     swiglu = options.get("activation") == "swiglu"
-    shape = _out_shape(layout, a.shape, b.shape, groups, options.get("b_row_major", False), swiglu)
+    shape = out_shape(layout, a.shape, b.shape, groups, options.get("b_row_major", False), swiglu)
     if out is None:
         result = library.empty(shape, dtype, a)
     else:
@@ -327,7 +328,7 @@ def expect_sum(out: Array | None, accumulate: Any) -> None:
         raise ValueError("out: expected an array to add to with accumulate=True, got None")
 
 
-def _out_shape(
+def out_shape(
     layout: str,
     rows: tuple[int, ...],
     columns: tuple[int, ...],

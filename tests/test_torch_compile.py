@@ -475,6 +475,26 @@ def test_fake_tensors_run_nothing(device):
     assert weight.grad.shape == weight.shape
 
 
+@pytest.mark.parametrize(
+    ("argument", "size", "message"),
+    [
+        ("feats", (20, 3, 1), "expected (N, C) to match map"),
+        ("weight", (5, 3, 3, 3, 4), "expected (Co, 3, 3, 3, 3) to match map and feats"),
+        ("weight", (5, 27, 3), "expected (Co, 3, 3, 3, 3) to match map and feats"),
+        ("bias", (6,), "expected (5,) to match weight"),
+        ("residual", (19, 5), "expected (20, 5) to match map and weight"),
+    ],
+)
+def test_convolutions_of_fake_tensors_that_do_not_match_are_refused(device, argument, size, message):
+    sizes = {"feats": (20, 3), "weight": (5, 3, 3, 3, 3), "bias": (5,), "residual": (20, 5), "map": (27, 20)}
+    tensors = [torch.empty(*sizes[name], device="meta") for name in sizes if name != argument]
+    tensors.insert(list(sizes).index(argument), torch.empty(size, device="meta"))
+    how = *[None] * 4, (3, 3, 3), None, "auto", "ieee", 1
+    with pytest.raises(ValueError) as caught:
+        torch.ops.flexgemm.sparse_conv3d(*tensors[:4], tensors[4].int(), *how)
+    assert str(caught.value) == f"{argument}: {message}, got {size}"
+
+
 def test_dispatch_modes_see_the_operators(device):
     from torch.utils._python_dispatch import TorchDispatchMode
 

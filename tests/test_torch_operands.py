@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -246,6 +247,31 @@ def test_meta_tensors_have_shapes(device):
     assert (out.shape, out.device.type) == ((3, 5), "meta")
 
 
+MISMATCHED = {
+    "K": lambda x: flexgemm.torch.gemm_nt(x(3, 4), x(5, 3)),
+    "rank of a": lambda x: flexgemm.torch.gemm_nt(x(2, 3, 4), x(5, 4)),
+    "groups": lambda x: flexgemm.torch.batched_gemm_nt(x(2, 3, 4), x(3, 5, 4)),
+    "dtype": lambda x: flexgemm.torch.gemm_nt(x(3, 4), x(5, 4).half()),
+    "swiglu": lambda x: flexgemm.torch.gemm_nt(x(3, 4), x(5, 4), activation="swiglu"),
+    "bias": lambda x: flexgemm.torch.gemm_nt(x(3, 4), x(5, 4), bias=x(6)),
+    "bias of groups": lambda x: flexgemm.torch.batched_gemm_nt(x(2, 3, 4), x(2, 5, 4), bias=x(5)),
+    "out": lambda x: flexgemm.torch.gemm_nt(x(3, 4), x(5, 4), out=x(3, 6)),
+    "m_indices": lambda x: flexgemm.torch.m_grouped_gemm_nt_contiguous(x(3, 4), x(2, 5, 4), x(4).int()),
+    "masked_m": lambda x: flexgemm.torch.m_grouped_gemm_nt_masked(x(2, 3, 4), x(2, 5, 4), x(3).int()),
+}
+
+
+@pytest.mark.parametrize("case", MISMATCHED)
+def test_tensors_without_memory_are_refused_in_the_words_of_others(device, case):
+    """Which torch.compile and torch.export would otherwise find out when the program runs."""
+    said = []
+    for where in (device, "meta"):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            MISMATCHED[case](partial(torch.ones, device=where))
+        said.append((caught.type, str(caught.value)))
+    assert said[0] == said[1]
+
+
 def test_a_tensor_without_data_beside_others_is_refused_by_name(device):
     """Weights that have yet to be loaded."""
     a, b = torch.ones(3, 4, device=device), torch.ones(5, 4, device="meta")
@@ -271,12 +297,15 @@ def test_a_factor_that_float32_does_not_hold_is_refused_by_name(device, value):
     [
         ({"promote_every": 7}, "promote_every: expected 128, 256, 512 or None, got 7"),
         ({"accumulate": True}, "out: expected an array to add to with accumulate=True, got None"),
+        ({"accumulate": None}, "accumulate: expected a bool, got NoneType"),
+        ({"alpha": None}, "alpha: expected a float, got NoneType"),
+        ({"expected_m": None}, "expected_m: expected an int, got NoneType"),
     ],
-    ids=["promote_every", "accumulate"],
+    ids=["promote_every", "accumulate", "no accumulate", "no alpha", "no expected_m"],
 )
 def test_options_are_checked_where_autograd_records_too(device, options, message, needs_grad):
     a = torch.ones(3, 4, device=device, requires_grad=needs_grad)
-    with pytest.raises(ValueError, match=f"^{message}$"):
+    with pytest.raises((TypeError, ValueError), match=f"^{message}$"):
         flexgemm.torch.gemm_nt(a, torch.ones(5, 4, device=device), **options)
 
 

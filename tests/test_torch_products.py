@@ -254,7 +254,8 @@ def test_groups_along_the_depth_are_counted(device, library):
         ({"out": out[0, 0, 0]}, TypeError, r"out: expected a three-dimensional array, got torch.Tensor of shape \(\)"),
         ({"out": [1]}, TypeError, "out: expected a three-dimensional array, got list"),
         ({"num_groups": 7, "out": out}, ValueError, "num_groups: expected 2, as many as out has, got 7"),
-        ({"num_groups": -1}, ValueError, "num_groups: expected at least 0, got -1"),
+        ({"num_groups": -1}, ValueError, "num_groups: expected 0 to 2147483647, got -1"),
+        ({"num_groups": 2**31}, ValueError, "num_groups: expected 0 to 2147483647, got 2147483648"),
         ({"num_groups": 2.0}, TypeError, "num_groups: expected an int, got float"),
     ):
         with pytest.raises(error, match=f"^{message}"):

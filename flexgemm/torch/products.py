@@ -154,28 +154,29 @@ def product(layout: str, a: Any, b: Any, **options: Any) -> torch.Tensor:
     return result
 
 
-_TENSORS = ("bias", "offsets", "m_indices", "masked_m", "weight_indices", "scale_a", "scale_b", "scale_out")
+_WITHOUT_GRADIENT = ("weight_indices", "scale_a", "scale_b", "scale_out")
+_TENSORS = ("bias", "offsets", "m_indices", "masked_m", *_WITHOUT_GRADIENT)  # in the order of the operators
 
 
 def _trace(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor:
     """The product as an operator."""
     refuse_stream(options.pop("stream", None))
-    tensors = [options.pop(name, None) for name in _TENSORS]
+    tensors = {name: options.pop(name, None) for name in _TENSORS}
     out, accumulate = options.pop("out", None), options.pop("accumulate", False)
     gemm.expect_sum(out, accumulate)
     refuse_device(options.pop("device", None), "torch")
     if "out_dtype" in options:
         options["out_dtype"] = name_of(options["out_dtype"])
-    named = dict(zip(_TENSORS, tensors, strict=True))
-    if records(*_followed(a, b, named).values()):
-        others = {**dict(zip(_TENSORS[4:], tensors[4:], strict=True)), "activation": options.get("activation")}
+    followed = _followed(a, b, tensors)
+    if records(*followed.values()):
+        others = {name: tensors[name] for name in _WITHOUT_GRADIENT} | {"activation": options.get("activation")}
         others |= {"out": out, "alpha": None if options.get("alpha", 1) == 1 else options["alpha"]}
         more = [name for name, x in others.items() if x is not None]
-        expect_differentiable(layout, a.dtype, more, _followed(a, b, named))
+        expect_differentiable(layout, a.dtype, more, followed)
     if out is not None:
-        operators.product_into(out, a, b, *tensors, layout=layout, accumulate=accumulate, **options)
+        operators.product_into(out, a, b, *tensors.values(), layout=layout, accumulate=accumulate, **options)
         return out
-    result: torch.Tensor = operators.product(a, b, *tensors, layout=layout, **options)
+    result: torch.Tensor = operators.product(a, b, *tensors.values(), layout=layout, **options)
     return result
 
 
@@ -213,6 +214,9 @@ def expect_differentiable(layout: str, dtype: torch.dtype, more: list[str], foll
 
 def record(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor:
     """A product that autograd or torch.func has to see, on tensors as they are."""
+    for name, kind in ("alpha", "a float"), ("accumulate", "a bool"), ("expected_m", "an int"):
+        if options.get(name, 0) is None:
+            raise TypeError(f"{name}: expected {kind}, got NoneType")
     given = {name: value for name, value in options.items() if value is not None}
     if given.pop("promote_every", 128) not in (128, 256, 512):  # of FP8
         raise ValueError(f"promote_every: expected 128, 256, 512 or None, got {options['promote_every']!r}")

@@ -11,7 +11,7 @@ from flexgemm import _C, conv
 from flexgemm._arrays import library_of
 from flexgemm.torch.dispatch import setting
 from flexgemm.torch.maps import from_operators
-from flexgemm.torch.operators.define import Gradients, operator
+from flexgemm.torch.operators.define import Gradients, expect_shape, operator
 
 # ---- neighbour maps ----
 
@@ -78,10 +78,24 @@ def sparse_conv3d(
     return conv.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, **how, precision=setting(precision, feats))
 
 
+def _shape(
+    feats: Any, weight: Any, bias: Any, residual: Any, map: Any, kernel_size: Any, groups: int
+) -> tuple[int, int]:
+    """Of the output of tensors without memory, which match."""
+    expect_shape(feats, "feats", ("N", "C"), "map")
+    expect_shape(weight, "weight", ("Co", *kernel_size, feats.shape[1] // groups), "map and feats")
+    shape = map.shape[1], weight.shape[0]
+    if bias is not None:
+        expect_shape(bias, "bias", shape[1:], "weight")
+    if residual is not None:
+        expect_shape(residual, "residual", shape, "map and weight")
+    return shape
+
+
 @sparse_conv3d.register_fake
 def _(feats: Any, weight: Any, bias: Any, residual: Any, map: Any, *others: Any) -> torch.Tensor:
-    torch._check(feats.shape[1] == others[-1] * weight.shape[-1], lambda: "weight: its channels are not those of feats")
-    return feats.new_empty((map.shape[1], weight.shape[0]))
+    *_, kernel_size, _, _, _, groups = others
+    return feats.new_empty(_shape(feats, weight, bias, residual, map, kernel_size, groups))
 
 
 @operator
@@ -116,10 +130,10 @@ def sparse_conv3d_float8(
 def _(
     feats: Any, weight: Any, bias: Any, residual: Any, of_feats: Any, of_weight: Any, of_out: Any, map: Any, *how: Any
 ) -> torch.Tensor:
-    *_, groups, out_dtype, _, _, dtype_out = how
-    torch._check(feats.shape[1] == groups * weight.shape[-1], lambda: "weight: its channels are not those of feats")
+    _, kernel_size, _, _, groups, out_dtype, _, _, dtype_out = how
     dtype = out_dtype or dtype_out or ("bfloat16" if of_out is None else "float8_e4m3fn")
-    return feats.new_empty((map.shape[1], weight.shape[0]), dtype=getattr(torch, dtype))
+    shape = _shape(feats, weight, bias, residual, map, kernel_size, groups)
+    return feats.new_empty(shape, dtype=getattr(torch, dtype))
 
 
 @operator

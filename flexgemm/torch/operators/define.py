@@ -14,6 +14,20 @@ if TYPE_CHECKING:
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+def expect_shape(x: Any, name: str, shape: Sequence[Any], why: str) -> None:
+    """Raises as the extension would unless a tensor without memory has these sizes, of which those with a name may be
+    any. Sizes that are symbols become what the program checks."""
+
+    def message() -> str:
+        sizes = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+        return f"{name}: expected ({sizes}) to match {why}, got {tuple(x.shape)}"
+
+    torch._check_value(x.ndim == len(shape), message)
+    for size, need in zip(x.shape, shape, strict=True):
+        if not isinstance(need, str):
+            torch._check_value(size == need, message)
+
+
 def operator(function: Callable[..., Any], writes: Sequence[str] = (), name: str | None = None) -> CustomOpDef:
     """The operator of a function's signature, on the CPU and CUDA. Autograd sees it whole.
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from flexgemm import gemm, quantization
-from flexgemm.torch.dispatch import setting
-from flexgemm.torch.operators.define import Gradients, operator
+from flexgemm.torch.dispatch import name_of, setting
+from flexgemm.torch.operators.define import Gradients, expect_shape, operator
 
 # ---- FP8 ----
 
@@ -68,13 +68,32 @@ def product(
     return gemm.product(layout, a, b, **(how | {"precision": setting(precision, a)}))
 
 
+def _shape(
+    a: Any, b: Any, *tensors: Any, layout: str, groups: int = 0, b_row_major: bool = False, **how: Any
+) -> tuple[int, ...]:
+    """Of the output of matrices without memory, which match."""
+    (bias, _, m_indices, masked_m, *_), swiglu = tensors, how.get("activation") == "swiglu"
+    shape = gemm.out_shape(layout, a.shape, b.shape, groups, b_row_major, swiglu)
+    last = (a.shape[-1], "N") if b_row_major else ("N", a.shape[-1])
+    expect_shape(b, "b", (a.shape[0] if a.ndim == b.ndim == 3 else "G", *last)[-b.ndim :], "a")
+    if b.dtype.itemsize != a.dtype.itemsize or (b.dtype is not a.dtype and a.dtype.itemsize > 1):
+        raise TypeError(f"b: expected dtype {name_of(a.dtype)} to match a, got {name_of(b.dtype)}")
+    n = b.shape[-1 if b_row_major else -2]
+    if swiglu:
+        torch._check_value(n % 2 == 0, lambda: f"b: expected an even N for SwiGLU, got {n}")
+    for x, name, sizes, like in (
+        (bias, "bias", (*b.shape[:-2], n), "b"),
+        (m_indices, "m_indices", a.shape[:1], "a"),
+        (masked_m, "masked_m", a.shape[:1], "a"),
+    ):
+        if x is not None:
+            expect_shape(x, name, sizes, like)
+    return shape
+
+
 @product.register_fake
-def _(a: Any, b: Any, *tensors: Any, layout: str, groups: int = 0, b_row_major: bool = False, **how: Any) -> Any:
-    n, k = b.shape[-2:][:: -1 if b_row_major else 1]
-    torch._check(a.shape[-1] == k, lambda: "b: its K is not that of a")
-    shape: Any = a.shape[-2], n // 2 if how.get("activation") == "swiglu" else n
-    if layout in ("batched", "m_grouped_masked", "k_grouped"):
-        shape = (groups if layout == "k_grouped" else a.shape[0], *shape)
+def _(a: Any, b: Any, *tensors: Any, **how: Any) -> torch.Tensor:
+    shape = _shape(a, b, *tensors, **how)
     scale_out, dtype = tensors[-1], how.get("out_dtype") or how.get("dtype_out")
     if dtype is None:
         narrow = a.dtype.itemsize == 1
@@ -114,6 +133,12 @@ def product_into(
     nothing."""
     how: Any = {key: value for key, value in locals().items() if key not in ("a", "b", "layout")}
     gemm.product(layout, a, b, **(how | {"precision": setting(precision, a)}))
+
+
+@product_into.register_fake
+def _(out: Any, a: Any, b: Any, *tensors: Any, groups: int = 0, **how: Any) -> None:
+    shape = _shape(a, b, *tensors, groups=groups or out.shape[0], **how)
+    expect_shape(out, "out", shape, "a and b")
 
 
 # What tells the groups of rows apart.
