@@ -133,6 +133,53 @@ int fg_expect_map(const fg_view *view, int64_t volume, int64_t rows, const char 
     return fg_expect_matrix(view, FG_INT32, (fg_dim){"V", volume}, (fg_dim){"N", rows}, why);
 }
 
+int fg_expect_weight(const fg_view *view, int64_t co, int64_t volume, int64_t ci, const char *why, fg_tensor *flat) {
+    const fg_tensor *tensor = &view->tensor;
+    if (tensor->ndim != 3 && tensor->ndim != 5) return fg_wrong_shape(view, "(Co, Kw, Kh, Kd, Ci) or (Co, V, Ci)");
+    const int last = tensor->ndim - 1;
+    fg_dim shape[FG_MAX_NDIM] = {{"Co", co}};
+    int64_t product = 1;
+    for (int i = 1; i < last; i++) {
+        const int64_t most = tensor->ndim == 5 ? FG_MAX_KERNEL : FG_MAX_VOLUME;
+        if (tensor->shape[i] < 1 || tensor->shape[i] > most) {
+            return fg_wrong_shape(view, "a kernel of 1 to 7 along each axis, V of 1 to 343");
+        }
+        product *= tensor->shape[i];
+        shape[i] = (fg_dim){"K", tensor->shape[i]};
+    }
+    if (volume != FG_ANY && product != volume) {
+        shape[1] = (fg_dim){"V", volume};
+        shape[2] = (fg_dim){"Ci", ci};
+        return fg_expect_shape(view, 3, shape, why);
+    }
+    shape[last] = (fg_dim){"Ci", ci};
+    if (fg_expect_shape(view, tensor->ndim, shape, why) < 0 || fg_expect_contiguous(view) < 0) return -1;
+    *flat = *tensor;
+    flat->ndim = 3;
+    flat->shape[1] = product;
+    flat->shape[2] = tensor->shape[last];
+    flat->strides[0] = product * flat->shape[2];
+    flat->strides[1] = flat->shape[2];
+    flat->strides[2] = 1;
+    return 0;
+}
+
+int fg_expect_channels(const fg_view *view, int64_t channels, const char *why) {
+    const fg_dim shape[] = {{"Co", channels}};
+    if (fg_expect_shape(view, 1, shape, why) < 0) return -1;
+    return fg_expect_contiguous(view);
+}
+
+int fg_expect_residual(fg_view *view, const fg_view *added, const fg_view *out) {
+    if (!view->tensor.present) return 0;
+    if (fg_expect_dtype_of(view, added) < 0 ||
+        fg_expect_features(view, out->tensor.shape[0], out->tensor.shape[1], "to match map and weight") < 0) {
+        return -1;
+    }
+    view->in_place = view->tensor.dtype == out->tensor.dtype && fg_same_elements(view, out);
+    return 0;
+}
+
 /* ---- overlap ---- */
 
 /* Rows [low + i*pitch, low + i*pitch + length), i = 0 .. count-1, in bytes. */

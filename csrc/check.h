@@ -40,6 +40,17 @@ int fg_expect_matrix(const fg_view *view, fg_dtype dtype, fg_dim rows, fg_dim co
 /* (V, N) int32, contiguous; either size may be FG_ANY. */
 int fg_expect_map(const fg_view *view, int64_t volume, int64_t rows, const char *why);
 
+/* A weight or its gradient, (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), contiguous: seen as (Co, V, Ci) in `flat`. ci and volume
+ * may be FG_ANY. */
+int fg_expect_weight(const fg_view *view, int64_t co, int64_t volume, int64_t ci, const char *why, fg_tensor *flat);
+
+/* (Co), contiguous. */
+int fg_expect_channels(const fg_view *view, int64_t channels, const char *why);
+
+/* What is added to `out`: of its shape and the dtype of `added`, or absent. It may be `out`: each element is read before
+ * it is written, by one thread. */
+int fg_expect_residual(fg_view *view, const fg_view *added, const fg_view *out);
+
 /* ValueError: "name: expected <expected>, got shape (...)". */
 int fg_wrong_shape(const fg_view *view, const char *expected);
 

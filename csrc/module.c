@@ -131,9 +131,10 @@ static int exec_module(PyObject *module) {
     };
     static const char *const pool_modes[] = {"max", "mean", "sum"};
     static const char *const sequences[] = {"bxyz", "z_order", "hilbert"};
-    PyMethodDef *const families[] = {info_methods,      fg_voxel_methods,     fg_conv_methods,     fg_gemm_methods,
-                                     fg_plan_methods,   fg_serialize_methods, fg_pool_methods,     fg_hash_methods,
-                                     fg_sample_methods, fg_group_methods,     fg_voxelize_methods, fg_stream_methods};
+    PyMethodDef *const families[] = {info_methods,     fg_voxel_methods,  fg_conv_methods,      fg_depthwise_methods,
+                                     fg_gemm_methods,  fg_plan_methods,   fg_serialize_methods, fg_pool_methods,
+                                     fg_hash_methods,  fg_sample_methods, fg_group_methods,     fg_voxelize_methods,
+                                     fg_stream_methods};
     fg_state *state = PyModule_GetState(module);
     const char *names[FG_KEYWORD_COUNT], *dtypes[FG_DTYPE_COUNT], *algorithms[FG_ALGORITHM_COUNT];
     for (int i = 0; i < FG_KEYWORD_COUNT; i++) names[i] = fg_keyword_name((fg_keyword)i);

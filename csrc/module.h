@@ -98,8 +98,8 @@ static inline const fg_backend *fg_backend_of(fg_device_type type) {
 }
 
 /* Method tables of the families; module.c adds them all. */
-extern PyMethodDef fg_conv_methods[], fg_gemm_methods[], fg_plan_methods[], fg_pool_methods[], fg_serialize_methods[],
-    fg_voxel_methods[], fg_hash_methods[], fg_sample_methods[], fg_group_methods[], fg_voxelize_methods[],
-    fg_stream_methods[];
+extern PyMethodDef fg_conv_methods[], fg_depthwise_methods[], fg_gemm_methods[], fg_plan_methods[], fg_pool_methods[],
+    fg_serialize_methods[], fg_voxel_methods[], fg_hash_methods[], fg_sample_methods[], fg_group_methods[],
+    fg_voxelize_methods[], fg_stream_methods[];
 
 #endif

@@ -1,44 +1,10 @@
 /*
- * Sparse convolution over any map: forward, input gradient, weight and bias gradient; depthwise too.
+ * Sparse convolution over any map: forward, input gradient, weight and bias gradient.
  */
 #include "../kernels/segment.h"
 
 #include "error.h"
 #include "operation.h"
-
-/* weight or grad_weight: (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), contiguous, seen as (Co, V, Ci). `ci` and `volume` may
- * be FG_ANY; `why` says what fixes them. */
-static int flatten_weight(const fg_view *view, int64_t co, int64_t volume, int64_t ci, const char *why,
-                          fg_tensor *flat) {
-    const fg_tensor *tensor = &view->tensor;
-    if (tensor->ndim != 3 && tensor->ndim != 5) return fg_wrong_shape(view, "(Co, Kw, Kh, Kd, Ci) or (Co, V, Ci)");
-    const int last = tensor->ndim - 1;
-    fg_dim shape[FG_MAX_NDIM] = {{"Co", co}};
-    int64_t product = 1;
-    for (int i = 1; i < last; i++) {
-        const int64_t most = tensor->ndim == 5 ? FG_MAX_KERNEL : FG_MAX_VOLUME;
-        if (tensor->shape[i] < 1 || tensor->shape[i] > most) {
-            return fg_wrong_shape(view, "a kernel of 1 to 7 along each axis, V of 1 to 343");
-        }
-        product *= tensor->shape[i];
-        shape[i] = (fg_dim){"K", tensor->shape[i]};
-    }
-    if (volume != FG_ANY && product != volume) {
-        shape[1] = (fg_dim){"V", volume};
-        shape[2] = (fg_dim){"Ci", ci};
-        return fg_expect_shape(view, 3, shape, why);
-    }
-    shape[last] = (fg_dim){"Ci", ci};
-    if (fg_expect_shape(view, tensor->ndim, shape, why) < 0 || fg_expect_contiguous(view) < 0) return -1;
-    *flat = *tensor;
-    flat->ndim = 3;
-    flat->shape[1] = product;
-    flat->shape[2] = tensor->shape[last];
-    flat->strides[0] = product * flat->shape[2];
-    flat->strides[1] = flat->shape[2];
-    flat->strides[2] = 1;
-    return 0;
-}
 
 static int parse_groups(PyObject *value, int64_t *groups) {
     *groups = 1;
@@ -86,12 +52,6 @@ static int expect_segments(const fg_view *view, const fg_view *map) {
     return fg_wrong_shape(view, "that of segment_map for map");
 }
 
-static int expect_channels(const fg_view *view, int64_t channels, const char *why) {
-    const fg_dim shape[] = {{"Co", channels}};
-    if (fg_expect_shape(view, 1, shape, why) < 0) return -1;
-    return fg_expect_contiguous(view);
-}
-
 /* ---- float8 operands of the forward pass ---- */
 
 /* feats and weight of one dtype, or both of float8, whose kinds mix. */
@@ -116,18 +76,6 @@ static int expect_scale(const fg_view *view, const fg_view *of, int64_t count, f
     fg_text expected = {.length = 0};
     fg_text_add(&expected, "() or (%lld,) to match %s", (long long)count, of->name);
     return fg_wrong_shape(view, expected.data);
-}
-
-/* residual: of the shape of `out` and the dtype of `added`. It may be `out`: each element is read before it is written,
- * by one thread. */
-static int expect_residual(fg_view *view, const fg_view *added, const fg_view *out) {
-    if (!view->tensor.present) return 0;
-    if (fg_expect_dtype_of(view, added) < 0 ||
-        fg_expect_features(view, out->tensor.shape[0], out->tensor.shape[1], "to match map and weight") < 0) {
-        return -1;
-    }
-    view->in_place = view->tensor.dtype == out->tensor.dtype && fg_same_elements(view, out);
-    return 0;
 }
 
 /* ---- forward ---- */
@@ -226,8 +174,8 @@ static int conv_forward_fill(fg_call *call, void *params) {
         fg_reinterpret(call, weight, call->values[DTYPE_WEIGHT], "dtype_weight") < 0 ||
         fg_reinterpret(call, out, call->values[DTYPE_OUT], "dtype_out") < 0 || expect_operands(feats, weight) < 0 ||
         fg_expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 || expect_groups(feats, 1, p->groups) < 0 ||
-        flatten_weight(weight, FG_ANY, FG_ANY, feats->tensor.shape[1] / p->groups, "to match feats channels",
-                       &p->weight) < 0 ||
+        fg_expect_weight(weight, FG_ANY, FG_ANY, feats->tensor.shape[1] / p->groups, "to match feats channels",
+                         &p->weight) < 0 ||
         expect_groups(weight, 0, p->groups) < 0) {
         return -1;
     }
@@ -247,7 +195,7 @@ static int conv_forward_fill(fg_call *call, void *params) {
     if (added == bias && !bias->tensor.present) added = residual;
     if (added->tensor.present && fg_expect_dtype(added, FG_FLOATS) < 0) return -1;
     if (bias->tensor.present &&
-        (fg_expect_dtype_of(bias, added) < 0 || expect_channels(bias, co, "to match weight") < 0)) {
+        (fg_expect_dtype_of(bias, added) < 0 || fg_expect_channels(bias, co, "to match weight") < 0)) {
         return -1;
     }
     if (expect_orders(order, map, call->values[ORDER_GROUPS], &p->sets) < 0 ||
@@ -255,7 +203,7 @@ static int conv_forward_fill(fg_call *call, void *params) {
         fg_arg_algorithm(call->state, call->values[ALGORITHM], &p->algorithm) < 0) {
         return -1;
     }
-    if (expect_residual(residual, added, out) < 0 ||
+    if (fg_expect_residual(residual, added, out) < 0 ||
         fg_arg_activation(call->state, call->values[ACTIVATION], &p->activation) < 0) {
         return -1;
     }
@@ -287,7 +235,7 @@ static int conv_dgrad_fill(fg_call *call, void *params) {
         fg_arg_bool(call->values[MIRRORED], "mirrored", &p->mirrored) < 0 || fg_expect_dtype(grad_out, FG_FLOATS) < 0 ||
         fg_expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 || expect_groups(grad_out, 1, p->groups) < 0 ||
         fg_expect_dtype_of(weight, grad_out) < 0 ||
-        flatten_weight(weight, grad_out->tensor.shape[1], FG_ANY, FG_ANY, "to match grad_out channels", &p->weight) <
+        fg_expect_weight(weight, grad_out->tensor.shape[1], FG_ANY, FG_ANY, "to match grad_out channels", &p->weight) <
             0) {
         return -1;
     }
@@ -344,12 +292,12 @@ static int conv_wgrad_fill(fg_call *call, void *params) {
     const int64_t co = grad_out->tensor.shape[1], volume = map->tensor.shape[0];
     if (volume < 1 || volume > FG_MAX_VOLUME) return fg_wrong_shape(map, "(V, N) with V of 1 to 343");
     if (grad_weight->tensor.present && (fg_expect_dtype_of(grad_weight, feats) < 0 ||
-                                        flatten_weight(grad_weight, co, volume, feats->tensor.shape[1] / p->groups,
-                                                       "to match grad_out, map and feats", &p->grad_weight) < 0)) {
+                                        fg_expect_weight(grad_weight, co, volume, feats->tensor.shape[1] / p->groups,
+                                                         "to match grad_out, map and feats", &p->grad_weight) < 0)) {
         return -1;
     }
     if (grad_bias->tensor.present && (fg_expect_dtype_of(grad_bias, feats) < 0 ||
-                                      expect_channels(grad_bias, co, "to match grad_out channels") < 0)) {
+                                      fg_expect_channels(grad_bias, co, "to match grad_out channels") < 0)) {
         return -1;
     }
     if (expect_segments(&call->views[SEGMENTS], map) < 0) return -1;
@@ -362,111 +310,12 @@ static int conv_wgrad_fill(fg_call *call, void *params) {
     return fg_arg_precision(call->state, call->values[PRECISION], &p->precision);
 }
 
-/* ---- depthwise ---- */
-
-static const fg_parameter depthwise_forward_parameters[] = {
-    FG_INPUT(feats),       FG_INPUT(weight),        FG_INPUT_OR_NONE(bias),
-    FG_INPUT(map),         FG_OUTPUT(out),          FG_OPTIONAL_INPUT(residual),
-    FG_SCALAR(activation), FG_WORKSPACE_AND_STREAM,
-};
-
-/* Channels of the wider side are a multiple of those of the other. */
-static int expect_multiple(const fg_view *view, int64_t channels) {
-    const int64_t given = view->tensor.shape[1];
-    if (channels > 0 ? given > 0 && given % channels == 0 : given == 0) return 0;
-    PyErr_Format(PyExc_ValueError, "%s: expected a multiple of the %lld input channels, got %lld", view->name,
-                 (long long)channels, (long long)given);
-    return -1;
-}
-
-static int depthwise_forward_fill(fg_call *call, void *params) {
-    enum { FEATS, WEIGHT, BIAS, MAP, OUT, RESIDUAL, ACTIVATION };
-    fg_depthwise_forward_params *p = params;
-    const fg_view *feats = &call->views[FEATS], *weight = &call->views[WEIGHT], *bias = &call->views[BIAS];
-    const fg_view *map = &call->views[MAP], *out = &call->views[OUT];
-    fg_view *residual = &call->views[RESIDUAL];
-    if (fg_expect_dtype(feats, FG_FLOATS) < 0 || fg_expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
-        fg_expect_dtype_of(weight, feats) < 0 ||
-        flatten_weight(weight, FG_ANY, FG_ANY, 1, "of one channel each", &p->weight) < 0 ||
-        fg_expect_map(map, p->weight.shape[1], FG_ANY, "to match weight") < 0 || fg_expect_dtype_of(out, feats) < 0 ||
-        fg_expect_features(out, map->tensor.shape[1], p->weight.shape[0], "to match map and weight") < 0 ||
-        expect_multiple(out, feats->tensor.shape[1]) < 0) {
-        return -1;
-    }
-    if (bias->tensor.present &&
-        (fg_expect_dtype_of(bias, feats) < 0 || expect_channels(bias, p->weight.shape[0], "to match weight") < 0)) {
-        return -1;
-    }
-    if (expect_residual(residual, out, out) < 0) return -1;
-    p->feats = feats->tensor;
-    p->bias = bias->tensor;
-    p->map = map->tensor;
-    p->residual = residual->tensor;
-    p->out = out->tensor;
-    return fg_arg_activation(call->state, call->values[ACTIVATION], &p->activation);
-}
-
-static const fg_parameter depthwise_dgrad_parameters[] = {
-    FG_INPUT(grad_out),    FG_INPUT(weight),    FG_INPUT(map),
-    FG_OUTPUT(grad_feats), FG_SCALAR(mirrored), FG_WORKSPACE_AND_STREAM,
-};
-
-static int depthwise_dgrad_fill(fg_call *call, void *params) {
-    enum { GRAD_OUT, WEIGHT, MAP, GRAD_FEATS, MIRRORED };
-    fg_depthwise_dgrad_params *p = params;
-    const fg_view *grad_out = &call->views[GRAD_OUT], *weight = &call->views[WEIGHT];
-    const fg_view *map = &call->views[MAP], *grad_feats = &call->views[GRAD_FEATS];
-    if (fg_arg_bool(call->values[MIRRORED], "mirrored", &p->mirrored) < 0 || fg_expect_dtype(grad_out, FG_FLOATS) < 0 ||
-        fg_expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 || fg_expect_dtype_of(weight, grad_out) < 0 ||
-        flatten_weight(weight, grad_out->tensor.shape[1], FG_ANY, 1, "to match grad_out channels", &p->weight) < 0) {
-        return -1;
-    }
-    const int64_t rows = p->mirrored ? grad_out->tensor.shape[0] : FG_ANY;
-    const char *why = p->mirrored ? "to match weight and, mirrored, grad_out" : "to match weight";
-    if (fg_expect_map(map, p->weight.shape[1], rows, why) < 0 || fg_expect_dtype_of(grad_feats, grad_out) < 0 ||
-        fg_expect_features(grad_feats, map->tensor.shape[1], FG_ANY, "to match map") < 0 ||
-        expect_multiple(grad_out, grad_feats->tensor.shape[1]) < 0) {
-        return -1;
-    }
-    p->grad_out = grad_out->tensor;
-    p->map = map->tensor;
-    p->grad_feats = grad_feats->tensor;
-    return 0;
-}
-
-static const fg_parameter depthwise_wgrad_parameters[] = {
-    FG_INPUT(grad_out), FG_INPUT(feats), FG_INPUT(map), FG_OUTPUT(grad_weight), FG_WORKSPACE_AND_STREAM,
-};
-
-static int depthwise_wgrad_fill(fg_call *call, void *params) {
-    enum { GRAD_OUT, FEATS, MAP, GRAD_WEIGHT };
-    fg_depthwise_wgrad_params *p = params;
-    const fg_view *grad_out = &call->views[GRAD_OUT], *feats = &call->views[FEATS], *map = &call->views[MAP];
-    const fg_view *grad_weight = &call->views[GRAD_WEIGHT];
-    if (fg_expect_dtype(grad_out, FG_FLOATS) < 0 || fg_expect_features(grad_out, FG_ANY, FG_ANY, NULL) < 0 ||
-        fg_expect_dtype_of(feats, grad_out) < 0 || fg_expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 ||
-        expect_multiple(grad_out, feats->tensor.shape[1]) < 0 ||
-        fg_expect_map(map, FG_ANY, grad_out->tensor.shape[0], "to match grad_out") < 0 ||
-        fg_expect_dtype_of(grad_weight, feats) < 0 ||
-        flatten_weight(grad_weight, grad_out->tensor.shape[1], map->tensor.shape[0], 1, "to match grad_out and map",
-                       &p->grad_weight) < 0) {
-        return -1;
-    }
-    p->grad_out = grad_out->tensor;
-    p->feats = feats->tensor;
-    p->map = map->tensor;
-    return 0;
-}
-
 /* ---- methods ---- */
 
 FG_DEFINE_OPERATION(conv_forward)
 FG_DEFINE_DIRECT(conv_forward)
 FG_DEFINE_OPERATION(conv_dgrad)
 FG_DEFINE_OPERATION(conv_wgrad)
-FG_DEFINE_OPERATION(depthwise_forward)
-FG_DEFINE_OPERATION(depthwise_dgrad)
-FG_DEFINE_OPERATION(depthwise_wgrad)
 
 PyMethodDef fg_conv_methods[] = {
     FG_OPERATION_METHODS(
@@ -496,14 +345,5 @@ PyMethodDef fg_conv_methods[] = {
         "grad_out, feats, map, grad_weight, grad_bias, *, segments=None, algorithm='auto', precision='ieee', groups=1, "
         "concurrent=False, workspace=None, stream=None",
         "grad_weight[:, v, :] = sum_m grad_out[m] (x) feats[map[v, m]]; grad_bias = sum_m grad_out[m]"),
-    FG_OPERATION_METHODS(
-        depthwise_forward,
-        "feats, weight, bias, map, out, *, residual=None, activation=None, workspace=None, stream=None",
-        "out[m, o] = activation(bias[o] + sum_v weight[o, v] * feats[map[v, m], o / multiplier] + residual[m, o])"),
-    FG_OPERATION_METHODS(
-        depthwise_dgrad, "grad_out, weight, map, grad_feats, *, mirrored=False, workspace=None, stream=None",
-        "grad_feats[n, c] = sum_v sum_o weight[o, v] * grad_out[map[v, n], o]; mirrored: with V - 1 - v."),
-    FG_OPERATION_METHODS(depthwise_wgrad, "grad_out, feats, map, grad_weight, *, workspace=None, stream=None",
-                         "grad_weight[o, v] = sum_m grad_out[m, o] * feats[map[v, m], o / multiplier]"),
     {NULL, NULL, 0, NULL},
 };
