@@ -140,20 +140,25 @@ static const fg_parameter conv_forward_direct_parameters[] = {
     FG_DIRECT_END,
 };
 
-/* Of a direct call, once feats, weight and map are known: makes the output, or sees to its dtype. What the neighbour
- * map says of feats and weight is left to Python where they are others, and so are depthwise convolutions. */
-static int make_out(fg_call *call, const fg_conv_forward_params *p) {
+/* Of a direct call: what the neighbour map says of feats and weight is left to Python where they are others, and so are
+ * depthwise convolutions. */
+static int expect_fit(fg_call *call, int64_t groups) {
     const fg_tensor *feats = &call->views[FEATS].tensor, *weight = &call->views[WEIGHT].tensor;
-    const fg_tensor *out = &call->views[OUT].tensor;
     int64_t kernel[3], rows = 0;
     int axes = 0;
     if (fg_arg_int64s(call->values[KERNEL_SIZE], "kernel_size", 1, FG_MAX_KERNEL, 3, kernel, &axes) < 0 ||
         fg_arg_int64(call->values[ROWS], "rows", 0, INT64_MAX, &rows) < 0) {
         return -1;
     }
-    bool fits = axes == 3 && weight->ndim == 5 && feats->shape[0] == rows;
+    bool fits = axes == 3 && weight->ndim == 5 && feats->ndim == 2 && feats->shape[0] == rows;
     for (int i = 0; i < 3 && fits; i++) fits = weight->shape[1 + i] == kernel[i];
-    if (!fits || (p->groups > 1 && p->groups == feats->shape[1])) return fg_decline(call);
+    fits = fits && feats->shape[1] / groups == weight->shape[4] && (groups == 1 || groups != feats->shape[1]);
+    return fits ? 0 : fg_decline(call);
+}
+
+/* Of a direct call, once feats, weight and map are known: makes the output, or sees to its dtype. */
+static int make_out(fg_call *call, const fg_conv_forward_params *p) {
+    const fg_tensor *feats = &call->views[FEATS].tensor, *out = &call->views[OUT].tensor;
     const bool is_float8 = fg_is_float8(feats->dtype), scaled = call->views[SCALE_OUT].tensor.present;
     if (scaled && !is_float8) return fg_decline(call);
     const unsigned allowed = scaled ? FG_FLOAT8S : is_float8 ? FG_FLOATS : 0;
@@ -172,7 +177,8 @@ static int conv_forward_fill(fg_call *call, void *params) {
     if (parse_groups(call->values[GROUPS], &p->groups) < 0 ||
         fg_reinterpret(call, feats, call->values[DTYPE_FEATS], "dtype_feats") < 0 ||
         fg_reinterpret(call, weight, call->values[DTYPE_WEIGHT], "dtype_weight") < 0 ||
-        fg_reinterpret(call, out, call->values[DTYPE_OUT], "dtype_out") < 0 || expect_operands(feats, weight) < 0 ||
+        fg_reinterpret(call, out, call->values[DTYPE_OUT], "dtype_out") < 0 ||
+        (call->direct && expect_fit(call, p->groups) < 0) || expect_operands(feats, weight) < 0 ||
         fg_expect_features(feats, FG_ANY, FG_ANY, NULL) < 0 || expect_groups(feats, 1, p->groups) < 0 ||
         fg_expect_weight(weight, FG_ANY, FG_ANY, feats->tensor.shape[1] / p->groups, "to match feats channels",
                          &p->weight) < 0 ||

@@ -18,7 +18,7 @@ int fg_torch_is_forward_mode(const fg_torch *torch);
 /* The dtype that a torch.dtype is, FG_DTYPE_COUNT where there is none. */
 fg_dtype fg_torch_dtype(const fg_torch *torch, const PyObject *dtype);
 
-/* An uninitialised tensor where the view's is. New reference. */
+/* An uninitialised tensor of at least one axis where the view's is. New reference. */
 PyObject *fg_torch_empty(fg_torch *torch, const fg_view *like, const int64_t *shape, int ndim, fg_dtype dtype);
 
 int fg_torch_traverse(fg_torch *torch, visitproc visit, void *arg);

@@ -43,6 +43,13 @@ def as_int(value: Any, name: str) -> int:
         raise TypeError(f"{name}: expected an int, got {type_name(value)}") from None
 
 
+def as_bool(value: Any, name: str) -> bool:
+    """A bool of Python or NumPy: what is merely true says no."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise TypeError(f"{name}: expected a bool, got {type_name(value)}")
+
+
 def expect_bools(needs_grad: Any, count: int) -> None:
     """Raises unless it is told of each of so many gradients whether to compute it."""
     if not hasattr(needs_grad, "__len__") or len(needs_grad) != count:

@@ -97,6 +97,12 @@ class Library:
     def dtype(self, x: Array) -> str:
         return str(x.dtype)
 
+    def expect_dtype_of(self, like: Array, x: Array, name: str, of: str) -> None:
+        """Raises unless x, an argument of this name, has the dtype of `like`, which is called `of`."""
+        need, got = self.dtype(like), self.dtype(x)
+        if got != need:
+            raise TypeError(f"{name}: expected dtype {need} to match {of}, got {got}")
+
     def storage(self, dtype: str) -> str:
         """The dtype that holds `dtype` in this library: uint8 where it has no float8."""
         return dtype
@@ -388,7 +394,7 @@ class JaxLibrary(Library):
 
     name = "JAX"
     immutable = True
-    device: Any
+    device: Any = None  # of the call
 
     def __init__(self) -> None:
         super().__init__()
@@ -407,6 +413,11 @@ class JaxLibrary(Library):
         super().accept(x, name)
         if isinstance(x, self.jax.core.Tracer):
             raise TypeError(f"{name}: expected a concrete JAX array, got a tracer; call flexgemm outside jax.jit")
+        devices = x.devices()
+        if len(devices) > 1:
+            raise ValueError(f"{name}: expected an array on one device, got one on {len(devices)}")
+        if self.device is not None and self.device not in devices:
+            raise ValueError(f"{name}: expected an array on {self.device}, got one on {next(iter(devices))}")
 
     def contiguous(self, x: Array, name: str) -> Array:
         self.accept(x, name)

@@ -354,6 +354,7 @@ def backward(
     expected = _check_shapes(feats, weight, neighbor_map, groups)
     if grad_out.shape != expected:
         raise ValueError(f"grad_out: expected {expected}, got {tuple(grad_out.shape)}")
+    library.expect_dtype_of(weight, grad_out, "grad_out", "weight")
     depthwise = _is_depthwise(feats, groups, algorithm, precision)
     how: dict[str, Any] = {"algorithm": algorithm, "precision": precision, "groups": groups}
     grad_feats = library.empty(tuple(feats.shape), None, feats) if needs_grad[0] else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, TypedDict, Unpack
 
 from flexgemm import _C
-from flexgemm._arguments import as_int, dtype_name, renamed, type_name
+from flexgemm._arguments import as_bool, as_int, dtype_name, renamed, type_name
 from flexgemm._arrays import Array, Library, Stream, library_of, on_stream
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -143,10 +143,8 @@ def k_grouped_wgrad_gemm_nt(
 
 def of_weight_gradient(accumulate: Any, options: Any) -> dict[str, Any]:
     """The options of a weight gradient: it is float32, and without `out` there is nothing to add to."""
-    if not isinstance(accumulate, bool):
-        raise TypeError(f"accumulate: expected a bool, got {type_name(accumulate)}")
-    own: dict[str, Any] = {"accumulate": accumulate and options.get("out") is not None}
-    if options.get("out_dtype") is None and options.get("dtype_out") is None:
+    own: dict[str, Any] = {"accumulate": as_bool(accumulate, "accumulate") and options.get("out") is not None}
+    if all(options.get(name) is None for name in ("out_dtype", "dtype_out", "scale_out")):
         own["out_dtype"] = "float32"
     return options | own
 
@@ -171,7 +169,8 @@ def segment_gemm(
     scale_b: (), (W,) or (W, N); bias: (W, N): of the weights. The rest as in `gemm_nt`.
     """
     ends, names = segment_ends(x, offsets, seg_lens, weights, weight_indices, options.get("stream"))
-    how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": not weight_column_major}
+    row_major = not as_bool(weight_column_major, "weight_column_major")
+    how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": row_major}
     with renamed(names):
         return product("m_grouped", x, weights, **how, **options)
 
@@ -324,7 +323,7 @@ def _adapted(
 
 def expect_sum(out: Array | None, accumulate: Any) -> None:
     """Raises where there is nothing to add to."""
-    if out is None and accumulate:
+    if accumulate is not None and as_bool(accumulate, "accumulate") and out is None:
         raise ValueError("out: expected an array to add to with accumulate=True, got None")
 
 

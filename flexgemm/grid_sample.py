@@ -194,6 +194,7 @@ def backward(
     expected = (*sample_map.grid_shape, *feats.shape[1:])
     if tuple(grad_out.shape) != expected:
         raise ValueError(f"grad_out: expected {expected} to match the grid and feats, got {tuple(grad_out.shape)}")
+    library.expect_dtype_of(feats, grad_out, "grad_out", "feats")
     grid, indices, weights = sample_map.native
     grad_out = grad_out.reshape((indices.shape[0], feats.shape[1]))
     grad_feats = grad_grid = None

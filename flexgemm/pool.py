@@ -217,6 +217,7 @@ def gradient(library: Library, grad_out: Array, out: Array, map: Array, mode: st
     grad_out = library.rows(grad_out, "grad_out")
     if tuple(grad_out.shape) != tuple(out.shape):
         raise ValueError(f"grad_out: expected {tuple(out.shape)}, got {tuple(grad_out.shape)}")
+    library.expect_dtype_of(out, grad_out, "grad_out", "feats")
     grad_feats = library.empty((map.shape[1], out.shape[1]), None, out)
     library.run(_C.pool_backward, grad_out, map, grad_feats, *by_products, mode=mode)
     return grad_feats

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flexgemm import _C, _orders, _segments
-from flexgemm._arguments import renamed
+from flexgemm._arguments import as_bool, renamed
 from flexgemm._arrays import Array, Library, Stream, cuda_index, library_of
 from flexgemm._voxels import Shape, Triple, conv_grids, grid_shape, rows_of_four, three_ints
 
@@ -459,6 +459,7 @@ def sparse_conv_map(
 
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes and values, by argument name.
     """
+    transposed = as_bool(transposed, "transposed")
     grid, kernel, steps, pads, dilations, out_grid = conv_grids(
         shape, kernel_size, stride, padding, dilation, transposed, output_padding
     )
@@ -471,7 +472,7 @@ def sparse_conv_map(
         dilations,
         stride=steps,
         padding=pads,
-        transposed=bool(transposed),
+        transposed=transposed,
         out_coords=out_coords,
         out_shape=out_grid,
         order=order,

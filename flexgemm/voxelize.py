@@ -253,6 +253,8 @@ def _rows(library: Library, feats: Array, count: int, what: str) -> Array:
 def three(value: float | Sequence[float], name: str) -> tuple[float, ...]:
     numbers: Any = value if is_sequence(value) else (value,) * 3
     try:
+        if any(isinstance(number, str) for number in numbers):
+            raise ValueError
         return tuple(map(float, numbers))  # the extension counts them and checks their range
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name}: expected a number or three of them (x, y, z), got {value!r}") from None

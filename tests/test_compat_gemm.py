@@ -279,6 +279,7 @@ def test_bmm_fp8_names_its_arguments(device):
         ((a, b, one, torch.ones(4)), ValueError, r"B_scale: expected one element, got \(4,\)"),
         ((a, b, 1.0, one), TypeError, "A_scale: expected a torch.Tensor, got float"),
         ((a, b[0, 0], one, one), ValueError, r"B: expected \(3, 48, any\), got"),
+        ((a, b.half(), one, one), TypeError, "B: expected dtype float8_e4m3fn or float8_e5m2, got float16"),
         ((a, [b], one, one), TypeError, "B: expected a torch.Tensor, got list"),
     ):
         with pytest.raises(error, match=f"^{message}"):

@@ -20,6 +20,9 @@ def test_device_arrays_need_a_cuda_build():
         with pytest.raises(NotImplementedError, match="no CUDA backend"):
             _C.device_info("cuda")
         assert _C.device_count() == 0
+    elif _C.device_count() == 0:
+        with pytest.raises(RuntimeError, match="^device: 'cuda' asked for, but this build sees 0 CUDA devices$"):
+            _C.device_info("cuda")
     with pytest.raises(TypeError):
         _C.DeviceArray()
 

@@ -68,6 +68,13 @@ def test_weight_indices_are_checked_on_the_cpu():
         flexgemm.segment_gemm(x, w, np.array([10, 40], np.int32), weight_indices=np.array([0, 2], np.int32))
 
 
+@pytest.mark.parametrize("wrong", [None, 1, "no"])
+def test_whether_weights_are_column_major_is_told_by_a_bool(wrong):
+    _, x, w = operands(40, 70, 64, *FP8, groups=2)
+    with pytest.raises(TypeError, match="^weight_column_major: expected a bool, got "):
+        flexgemm.segment_gemm(x, w, np.array([10, 40], np.int32), weight_column_major=wrong)
+
+
 @pytest.mark.parametrize("layout", ["dense", "batched", "m_grouped_masked", "k_grouped"])
 @pytest.mark.parametrize("dtypes", [FP8, ("float32", "float32")], ids="-".join)
 def test_row_major_weights_in_any_layout(backend, layout, dtypes):

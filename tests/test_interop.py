@@ -10,6 +10,7 @@ import pytest
 import reference
 import scenes
 import verdicts
+from calls import run_python
 from products import E4M3, E5M2
 from reference import dtype_of, f64
 from verdicts import assert_gemm_rows, assert_rows, assert_same_bits
@@ -431,3 +432,28 @@ def test_a_device_array_is_exchanged_without_a_copy(cuda):
     np.testing.assert_array_equal(array.numpy(), host * 2)
     del array
     np.testing.assert_array_equal(f64(tensor.cpu().numpy()), host * 2)
+
+
+ON_TWO_DEVICES = """
+import jax, numpy as np, flexgemm
+first, second = jax.devices()
+mesh = jax.sharding.Mesh(np.array([first, second]), "x")
+sharded = jax.device_put(np.ones((4, 8), np.float32), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x")))
+whole, elsewhere = (jax.device_put(np.ones((4, 8), np.float32), device) for device in (first, second))
+for a, b in (sharded, whole), (whole, sharded), (whole, elsewhere):
+    try:
+        flexgemm.gemm_nt(a, b)
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_jax_arrays_of_several_devices_are_refused_by_name():
+    pytest.importorskip("jax")
+    more = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    done = run_python(["-c", ON_TWO_DEVICES], **more)
+    assert done.stdout.splitlines() == [
+        "a: expected an array on one device, got one on 2",
+        "b: expected an array on one device, got one on 2",
+        "b: expected an array on cpu:0, got one on cpu:1",
+    ], done.stderr

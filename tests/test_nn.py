@@ -431,6 +431,18 @@ def test_grouped_linear(device, dtype, fp8, bias):
         assert error(parameter.grad, wanted.grad) < rounding
 
 
+@pytest.mark.parametrize("fp8", [False, True])
+def test_grouped_linear_without_features_is_its_bias(device, fp8):
+    layer = fnn.GroupedLinear(2, 0, 32, fp8=fp8, device=device)
+    out = layer(torch.ones(8, 0, device=device), torch.tensor([3, 8], device=device))
+    assert torch.equal(out, layer.bias.repeat_interleave(torch.tensor([3, 5], device=device), 0))
+
+
+def test_grouped_linear_takes_bools():
+    with pytest.raises(TypeError, match="^fp8: expected a bool, got str$"):
+        fnn.GroupedLinear(2, 16, 32, fp8="no")
+
+
 @biases
 def test_frozen_experts(device, bias):
     torch.manual_seed(0)

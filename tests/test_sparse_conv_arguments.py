@@ -41,6 +41,14 @@ def test_impossible_arguments_are_named(backend, argument, changes):
         flexgemm.sparse_conv_map(**arguments)
 
 
+@pytest.mark.parametrize("transposed", ["no", 1, None])
+def test_what_is_merely_true_is_no_bool(backend, transposed):
+    coords = backend.array(np.zeros((1, 4), np.int32))
+    with pytest.raises(TypeError, match="^transposed: expected a bool, got "):
+        flexgemm.sparse_conv_map(coords, (1, 8, 8, 8), 2, 2, transposed=transposed)
+    assert flexgemm.sparse_conv_map(coords, (1, 8, 8, 8), 2, 2, transposed=np.True_).transposed is True
+
+
 @pytest.mark.parametrize("argument", ["coords", "out_coords"])
 def test_coordinates_of_another_dtype_raise(backend, argument):
     arguments = {"coords": np.zeros((1, 4), np.int32), "out_coords": np.zeros((1, 4), np.int32)}

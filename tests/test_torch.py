@@ -106,6 +106,8 @@ def test_the_neutral_backward_equals_autograd(device):
 def test_arguments_of_gradients_are_named(device):
     p = Problem(device)
     feats, weight, how = p.feats.detach(), p.weight.detach(), {"neighbor_map": p.nmap}
+    with pytest.raises(TypeError, match="^grad_out: expected dtype float32 to match weight, got float16$"):
+        flexgemm.torch.submanifold_conv3d_backward(p.grad_out.half(), feats, weight, **how)
     with pytest.raises(TypeError, match="^feats: expected dtype float32 to match grad_out, got float64"):
         flexgemm.torch.submanifold_conv3d_backward(p.grad_out, feats.double(), weight, **how)
     for function in (flexgemm.torch.submanifold_conv3d_backward, flexgemm.torch.sparse_conv3d_backward):

@@ -479,8 +479,8 @@ def test_fake_tensors_run_nothing(device):
     ("argument", "size", "message"),
     [
         ("feats", (20, 3, 1), "expected (N, C) to match map"),
-        ("weight", (5, 3, 3, 3, 4), "expected (Co, 3, 3, 3, 3) to match map and feats"),
-        ("weight", (5, 27, 3), "expected (Co, 3, 3, 3, 3) to match map and feats"),
+        ("weight", (5, 3, 3, 3, 4), "expected (Co, 3, 3, 3, 3) to match neighbor_map and feats"),
+        ("weight", (5, 27, 3), "expected (Co, 3, 3, 3, 3) to match neighbor_map and feats"),
         ("bias", (6,), "expected (5,) to match weight"),
         ("residual", (19, 5), "expected (20, 5) to match map and weight"),
     ],

@@ -247,6 +247,11 @@ def test_meta_tensors_have_shapes(device):
     assert (out.shape, out.device.type) == ((3, 5), "meta")
 
 
+def map_of(make):
+    """Of two voxels."""
+    return flexgemm.torch.neighbor_map(make(2, 4).int(), (2, 4, 4, 4))
+
+
 MISMATCHED = {
     "K": lambda x: flexgemm.torch.gemm_nt(x(3, 4), x(5, 3)),
     "rank of a": lambda x: flexgemm.torch.gemm_nt(x(2, 3, 4), x(5, 4)),
@@ -257,6 +262,13 @@ MISMATCHED = {
     "bias of groups": lambda x: flexgemm.torch.batched_gemm_nt(x(2, 3, 4), x(2, 5, 4), bias=x(5)),
     "out": lambda x: flexgemm.torch.gemm_nt(x(3, 4), x(5, 4), out=x(3, 6)),
     "m_indices": lambda x: flexgemm.torch.m_grouped_gemm_nt_contiguous(x(3, 4), x(2, 5, 4), x(4).int()),
+    "out without axes": lambda x: flexgemm.torch.gemm_nt(x(3, 4), x(5, 4), out=x(())),
+    "an FP8 output without a scale": lambda x: flexgemm.torch.gemm_nt(x(3, 4), x(5, 4), out_dtype="float8_e4m3fn"),
+    "one row to quantize": lambda x: flexgemm.torch.quantize(x(4)),
+    "gates alone": lambda x: flexgemm.torch.quantize(x(4, 7), swiglu=True),
+    "rows of a map": lambda x: flexgemm.torch.submanifold_conv3d(x(4, 3), x(2, 3, 3, 3, 3), neighbor_map=map_of(x)),
+    "kernel of a map": lambda x: flexgemm.torch.submanifold_conv3d(x(2, 3), x(2, 1, 1, 1, 3), neighbor_map=map_of(x)),
+    "rows to pool": lambda x: flexgemm.torch.sparse_pool3d(x(4, 3), neighbor_map=map_of(x)),
     "masked_m": lambda x: flexgemm.torch.m_grouped_gemm_nt_masked(x(2, 3, 4), x(2, 5, 4), x(3).int()),
 }
 
@@ -298,10 +310,13 @@ def test_a_factor_that_float32_does_not_hold_is_refused_by_name(device, value):
         ({"promote_every": 7}, ValueError, "promote_every: expected 128, 256, 512 or None, got 7"),
         ({"accumulate": True}, ValueError, "out: expected an array to add to with accumulate=True, got None"),
         ({"accumulate": None}, TypeError, "accumulate: expected a bool, got NoneType"),
+        ({"accumulate": 0}, TypeError, "accumulate: expected a bool, got int"),
+        ({"expected_m": 7}, ValueError, "expected_m: expected 0 but for masked groups, got 7"),
+        ({"precision": ""}, ValueError, "precision: expected 'ieee' or 'tf32', got ''"),
         ({"alpha": None}, TypeError, "alpha: expected a float, got NoneType"),
         ({"expected_m": None}, TypeError, "expected_m: expected an int, got NoneType"),
     ],
-    ids=["promote_every", "accumulate", "no accumulate", "no alpha", "no expected_m"],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_options_are_checked_where_autograd_records_too(device, options, error, message, needs_grad):
     a = torch.ones(3, 4, device=device, requires_grad=needs_grad)
@@ -325,3 +340,4 @@ def test_two_dtypes_of_an_output_are_the_same(device):
     with pytest.raises(ValueError, match="^dtype_out: expected float32 or float16 or bfloat16, got float8_e4m3fn$"):
         flexgemm.gemm_nt(a, a, dtype_out="float8_e4m3fn")
     assert flexgemm.wgrad_gemm_nt(a, a, scale_out=one, dtype_out="float8_e4m3fn").dtype is torch.float8_e4m3fn
+    assert flexgemm.wgrad_gemm_nt(a, a, scale_out=one).dtype is torch.float8_e4m3fn

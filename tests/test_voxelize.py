@@ -93,6 +93,13 @@ def test_permuting_the_rows_permutes_the_inverse(backend, n, seed):
 # ---- voxels of points ----
 
 
+@pytest.mark.parametrize("voxel_size", ["123", ("1", 2, 3), (1, 2), None, 0])
+def test_impossible_voxel_sizes_are_named(backend, voxel_size):
+    points = backend.array(np.zeros((3, 3), np.float32))
+    with pytest.raises((TypeError, ValueError), match="^voxel_size: expected "):
+        flexgemm.voxelize(points, voxel_size=voxel_size, shape=SHAPE)
+
+
 @pytest.mark.parametrize("n", COUNTS)
 @pytest.mark.parametrize("columns", [3, 4])
 @pytest.mark.parametrize("voxel_size, origin", [(1.0, 0.0), ((0.5, 1.25, 2), (1, -0.5, 0.25)), (0.3, 3)])

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from flexgemm._arguments import as_int, renamed
-from flexgemm.torch.dispatch import casts, expect_tensor
+from flexgemm.gemm import FP8
+from flexgemm.torch.dispatch import casts, expect_tensor, name_of
 from flexgemm.torch.products import product, segment_gemm
 
 __all__ = ["SegmentGEMMWrapper", "bmm_fp8"]
@@ -39,6 +40,9 @@ def bmm_fp8(
         raise ValueError("batch_invariant: expected False, got True")
     _expect("A", A, (None, None, None))
     _expect("B", B, (A.shape[0], A.shape[2], None))
+    for name, x in ("A", A), ("B", B):
+        if name_of(x.dtype) not in FP8:
+            raise TypeError(f"{name}: expected dtype {' or '.join(FP8)}, got {name_of(x.dtype)}")
     row_major = B.stride(-1) == 1 and B.stride(-2) != 1
     for name, scale in ("A_scale", A_scale), ("B_scale", B_scale):
         expect_tensor(scale, name)

@@ -108,5 +108,5 @@ def autocast_bias(bias: Any) -> Any:
 def setting(precision: str | None, x: torch.Tensor) -> str:
     """The precision of a product of x: by default of float32 what torch's settings ask of it on CUDA."""
     if precision is not None or x.dtype is not torch.float32:
-        return precision or "ieee"
+        return "ieee" if precision is None else precision
     return "tf32" if _matmul_precision("cuda", "matmul") == "tf32" else "ieee"

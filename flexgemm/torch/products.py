@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 
 from flexgemm import gemm, quantization
-from flexgemm._arguments import dtype_name, renamed
+from flexgemm._arguments import as_bool, dtype_name, renamed
 from flexgemm._arrays import Stream, on_stream, refuse_device
 from flexgemm._torch import requires_grad
 from flexgemm.gemm import GradientOptions, Options
@@ -125,7 +125,8 @@ def segment_gemm(
 ) -> torch.Tensor:
     """`flexgemm.segment_gemm` of torch tensors, differentiable as `m_grouped_gemm_nt` is without weight_indices."""
     ends, names = gemm.segment_ends(x, offsets, seg_lens, weights, weight_indices, options.get("stream"))
-    how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": not weight_column_major}
+    row_major = not as_bool(weight_column_major, "weight_column_major")
+    how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": row_major}
     with renamed(names):
         return product("m_grouped", x, weights, **how, **options)
 
@@ -227,6 +228,8 @@ def record(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
     grouping = given.pop(operators.GROUPING.get(layout, ""), None)
     row_major, expected_m = given.pop("b_row_major", False), given.pop("expected_m", 0)
     precision = given.pop("precision", "ieee")
+    if expected_m and layout != "m_grouped_masked":
+        raise ValueError(f"expected_m: expected 0 but for masked groups, got {expected_m!r}")
     expect_differentiable(layout, a.dtype, sorted(given), _followed(a, b, options))
     with on_stream(a, stream):
         result: torch.Tensor = _record(a, b, bias, grouping, layout, row_major, out_dtype, precision, expected_m)

@@ -1,6 +1,7 @@
 /*
  * Entries of an index list grouped by the row that they name, and sums and maxima over such groups. One thread reduces
- * a group, in the order of its entries.
+ * a group, in the order of its entries; sums of many entries in parts, since each addition to a large float32 sum rounds
+ * to a digit of that.
  */
 #include <math.h>
 #include <string.h>
@@ -57,9 +58,11 @@ fg_status fg_cpu_group_rows(const fg_group_rows_params *params, const fg_queue *
 
 /* ---- reduction ---- */
 
-/* Private: the values of one output row, a widened row, the rows that maxima are of. */
+enum { PARTS = 4, MOST_OF_A_SUM = 512 };
+
+/* Private: the values of one output row, those of a part of its entries, a widened row, the rows that maxima are of. */
 static fg_workspace_layout plan_workspace(const fg_group_reduce_params *params) {
-    return (fg_workspace_layout){0, 3 * fg_workspace_part(params->src.shape[1], sizeof(float))};
+    return (fg_workspace_layout){0, PARTS * fg_workspace_part(params->src.shape[1], sizeof(float))};
 }
 
 fg_status fg_cpu_group_reduce_workspace(const fg_group_reduce_params *params, const fg_queue *queue, size_t *bytes,
@@ -76,6 +79,14 @@ static void take_maxima(float *values, int32_t *rows, const float *row, float we
         if (rows[c] >= 0 && !(value > values[c]) && !(isnan(value) && !isnan(values[c]))) continue;
         values[c] = value;
         rows[c] = source;
+    }
+}
+
+/* Adds what a part has come to, which begins anew. */
+static void add_part(float *values, float *part, int64_t channels) {
+    for (int64_t c = 0; c < channels; c++) {
+        values[c] += part[c];
+        part[c] = 0.0f;
     }
 }
 
@@ -112,11 +123,12 @@ fg_status fg_cpu_group_reduce(const fg_group_reduce_params *params, const fg_que
         FG_DEFAULT_FLOATS;
 #pragma omp for schedule(dynamic, 64)
         for (int64_t m = 0; m < groups; m++) {
-            const size_t stride = layout.per_thread / sizeof(float) / 3;
-            float *values = fg_workspace_private(&params->workspace, layout), *row = values + stride;
+            const size_t stride = layout.per_thread / sizeof(float) / PARTS;
+            float *values = fg_workspace_private(&params->workspace, layout);
+            float *part = values + stride, *row = part + stride;
             int32_t *rows = (int32_t *)(row + stride);
             for (int64_t c = 0; c < channels; c++) {
-                values[c] = 0.0f;
+                values[c] = part[c] = 0.0f;
                 rows[c] = -1;
             }
             const int64_t begin = starts[m], end = fg_min(starts[m + 1], count); /* others may have written since */
@@ -132,9 +144,11 @@ fg_status fg_cpu_group_reduce(const fg_group_reduce_params *params, const fg_que
                 if (maximum) {
                     take_maxima(values, rows, row, weight, (int32_t)source, channels);
                 } else {
-                    for (int64_t c = 0; c < channels; c++) values[c] += weight * row[c];
+                    for (int64_t c = 0; c < channels; c++) part[c] += weight * row[c];
+                    if ((i - begin) % MOST_OF_A_SUM == MOST_OF_A_SUM - 1) add_part(values, part, channels);
                 }
             }
+            if (!maximum) add_part(values, part, channels);
             if (params->mode == FG_POOL_MEAN && end > begin) {
                 const float size = (float)(end - begin);
                 for (int64_t c = 0; c < channels; c++) values[c] /= size;

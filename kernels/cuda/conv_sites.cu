@@ -9,6 +9,7 @@
  */
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_select.cuh>
+#include <cub/version.cuh>
 
 #include "../plan.h"
 #include "../sequence.h"
@@ -110,6 +111,11 @@ struct Workspace {
 };
 
 fg_status plan_workspace(int64_t count, int bits, cudaStream_t stream, Workspace *workspace, fg_error *error) {
+    if (CUB_VERSION < 200802 && count > INT32_MAX) /* counts in 32 bits there, before CUDA 12.9 */
+        return fg_fail(error, FG_ERROR_VALUE,
+                       "coords: expected to reach at most %d sites in a build by CUDA before 12.9, "
+                       "each counted as often as it is reached, got %lld",
+                       INT32_MAX, static_cast<long long>(count));
     workspace->code_bytes = ceil_div<size_t>(static_cast<size_t>(count) * sizeof(uint64_t), 256) * 256;
     FG_CUDA(sort(nullptr, &workspace->sort_bytes, nullptr, nullptr, count, bits, stream));
     FG_CUDA(keep_first(nullptr, &workspace->keep_bytes, nullptr, nullptr, nullptr, count, stream));

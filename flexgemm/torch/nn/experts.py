@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from flexgemm._arguments import as_bool
 from flexgemm.torch import products
 from flexgemm.torch.dispatch import autocast, autocast_bias, expect_tensor
 from flexgemm.torch.nn.float8 import KeepsFloat8
@@ -39,7 +40,7 @@ class GroupedLinear(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.num_groups, self.in_features, self.out_features = num_groups, in_features, out_features
-        self.fp8 = fp8
+        self.fp8 = as_bool(fp8, "fp8")
         shape = num_groups, out_features, in_features
         self.weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         if bias:
@@ -107,7 +108,7 @@ def _expect_rows(x: Any, in_features: int) -> None:
 
 def _cast_rows(x: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(..., K) -> FP8 of that shape, and a scale per row (...)."""
-    q, scale = products.quantize(x.detach().reshape(-1, x.shape[-1]), dtype, granularity="row")
+    q, scale = products.quantize(x.detach().flatten(0, -2), dtype, granularity="row")
     return q.reshape(x.shape), scale.reshape(x.shape[:-1])
 
 

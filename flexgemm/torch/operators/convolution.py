@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from flexgemm import _C, conv
+from flexgemm._arguments import dtype_name
 from flexgemm._arrays import library_of
+from flexgemm.gemm import FLOATS, FP8
 from flexgemm.torch.dispatch import setting
 from flexgemm.torch.maps import from_operators
 from flexgemm.torch.operators.define import Gradients, expect_shape, operator
@@ -83,7 +85,7 @@ def _shape(
 ) -> tuple[int, int]:
     """Of the output of tensors without memory, which match."""
     expect_shape(feats, "feats", ("N", "C"), "map")
-    expect_shape(weight, "weight", ("Co", *kernel_size, feats.shape[1] // groups), "map and feats")
+    expect_shape(weight, "weight", ("Co", *kernel_size, feats.shape[1] // groups), "neighbor_map and feats")
     shape = map.shape[1], weight.shape[0]
     if bias is not None:
         expect_shape(bias, "bias", shape[1:], "weight")
@@ -132,6 +134,7 @@ def _(
 ) -> torch.Tensor:
     _, kernel_size, _, _, groups, out_dtype, _, _, dtype_out = how
     dtype = out_dtype or dtype_out or ("bfloat16" if of_out is None else "float8_e4m3fn")
+    dtype_name(dtype, "out_dtype", FLOATS if of_out is None else FP8)
     shape = _shape(feats, weight, bias, residual, map, kernel_size, groups)
     return feats.new_empty(shape, dtype=getattr(torch, dtype))
 

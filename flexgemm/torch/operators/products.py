@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from flexgemm import gemm, quantization
+from flexgemm._arguments import dtype_name
 from flexgemm.torch.dispatch import name_of, setting
 from flexgemm.torch.operators.define import Gradients, expect_shape, operator
 
@@ -26,8 +27,13 @@ def quantize(
 
 @quantize.register_fake
 def _(x: Any, dtype: Any, granularity: Any, scale: Any, swiglu: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    blocks_too = " or (G, M, K)" if granularity in ("1x128", "128x128") else ""
+    fits = x.ndim == 2 or (x.ndim == 3 and blocks_too != "")
+    torch._check_value(fits, lambda: f"x: expected (M, K){blocks_too}, got {tuple(x.shape)}")
     *lead, rows, columns = x.shape
-    columns = columns // 2 if swiglu else columns
+    if swiglu:
+        torch._check_value(columns % 2 == 0, lambda: f"x: expected an even number of columns, got {tuple(x.shape)}")
+        columns //= 2
     blocks = (columns + 127) // 128
     sizes: Any = {"tensor": [], "row": [rows], "1x128": [*lead, rows, blocks]}
     sizes["128x128"] = [*lead, (rows + 127) // 128, blocks]
@@ -98,6 +104,8 @@ def _(a: Any, b: Any, *tensors: Any, **how: Any) -> torch.Tensor:
     if dtype is None:
         narrow = a.dtype.itemsize == 1
         dtype = "float8_e4m3fn" if scale_out is not None else "bfloat16" if narrow else None
+    else:
+        dtype_name(dtype, "out_dtype", gemm.FLOATS if scale_out is None else gemm.FP8)
     return a.new_empty(shape, dtype=a.dtype if dtype is None else getattr(torch, dtype))
 
 
@@ -137,7 +145,7 @@ def product_into(
 
 @product_into.register_fake
 def _(out: Any, a: Any, b: Any, *tensors: Any, groups: int = 0, **how: Any) -> None:
-    shape = _shape(a, b, *tensors, groups=groups or out.shape[0], **how)
+    shape = _shape(a, b, *tensors, groups=groups or next(iter(out.shape), 0), **how)
     expect_shape(out, "out", shape, "a and b")
 
 
