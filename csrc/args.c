@@ -53,10 +53,15 @@ static int find_parameter(const fg_state *state, const fg_parameter *parameters,
     return -1;
 }
 
-/* Gives the parameter of a name its value, and *index its index, behind which the next is looked for. */
+/* Gives the parameter of a name its value, and *index its index, behind which the next is looked for. Options have no
+ * function: they are the rest of another one's keywords, to which what is given besides them is unknown. */
 static int assign(const fg_state *state, const char *function, const fg_parameter *parameters, int count,
                   PyObject *name, PyObject *value, PyObject **values, int *index) {
     *index = find_parameter(state, parameters, count, *index + 1, name);
+    if (!function && (*index < 0 || values[*index])) {
+        PyErr_Format(PyExc_TypeError, "unexpected keyword argument '%U'", name);
+        return -1;
+    }
     if (*index < 0) {
         PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", function, name);
         return -1;
@@ -69,15 +74,15 @@ static int assign(const fg_state *state, const char *function, const fg_paramete
     return 0;
 }
 
-int fg_parse_options(const fg_state *state, const char *function, const fg_parameter *parameters, int count,
-                     PyObject *options, PyObject **values) {
+int fg_parse_options(const fg_state *state, const fg_parameter *parameters, int count, PyObject *options,
+                     PyObject **values) {
     PyObject *name, *value;
     Py_ssize_t position = 0;
     int index = -1;
     if (!PyDict_Check(options)) return wrong_type(options, "options", "a dict");
     while (PyDict_Next(options, &position, &name, &value)) {
         if (!PyUnicode_Check(name)) return wrong_type(name, "options", "names");
-        if (assign(state, function, parameters, count, name, value, values, &index) < 0) return -1;
+        if (assign(state, NULL, parameters, count, name, value, values, &index) < 0) return -1;
     }
     return 0;
 }

@@ -31,8 +31,8 @@ int fg_parse_args(const fg_state *state, const char *function, const fg_paramete
                   PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values);
 
 /* Further keyword arguments, from a dict that nobody changes meanwhile. */
-int fg_parse_options(const fg_state *state, const char *function, const fg_parameter *parameters, int count,
-                     PyObject *options, PyObject **values);
+int fg_parse_options(const fg_state *state, const fg_parameter *parameters, int count, PyObject *options,
+                     PyObject **values);
 
 const char *fg_keyword_name(fg_keyword keyword);
 

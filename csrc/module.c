@@ -77,16 +77,10 @@ static PyObject *device_info(PyObject *module, PyObject *const *args, Py_ssize_t
     fg_device_info info;
     fg_error error;
     memset(&info, 0, sizeof info);
-    int32_t count = 1;
     PyThreadState *thread = PyEval_SaveThread();
-    fg_status status = device > 0 ? backend->device_count(&count, &error) : FG_OK;
-    if (status == FG_OK && count > 0) status = backend->device_info(index, &info, &error);
+    const fg_status status = backend->device_info(index, &info, &error);
     PyEval_RestoreThread(thread);
     if (status != FG_OK) return fg_raise(&error);
-    if (count == 0) {
-        PyErr_SetString(PyExc_RuntimeError, "device: 'cuda' asked for, but this build sees 0 CUDA devices");
-        return NULL;
-    }
     return Py_BuildValue("{s:s,s:i,s:i,s:L,s:L,s:i,s:i}", "name", info.name, "compute_capability",
                          info.compute_capability, "num_sms", info.num_sms, "memory_bytes", (long long)info.memory_bytes,
                          "l2_bytes", (long long)info.l2_bytes, "driver_version", info.driver_version, "runtime_version",

@@ -393,8 +393,7 @@ PyObject *fg_call_directly(const fg_operation *operation, PyObject *module, PyOb
     }
     PyObject *options = call.values[operation->count - 3];
     if (options && options != Py_None &&
-        fg_parse_options(call.state, operation->name, operation->parameters, operation->count, options, call.values) <
-            0) {
+        fg_parse_options(call.state, operation->parameters, operation->count, options, call.values) < 0) {
         goto done;
     }
     if (read_scalars(&call, operation) < 0) goto done;

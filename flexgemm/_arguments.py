@@ -51,8 +51,9 @@ def as_bool(value: Any, name: str) -> bool:
 
 
 def expect_bools(needs_grad: Any, count: int) -> None:
-    """Raises unless it is told of each of so many gradients whether to compute it."""
-    if not hasattr(needs_grad, "__len__") or len(needs_grad) != count:
+    """Raises unless it is told of each of so many gradients, in order, whether to compute it."""
+    listed = isinstance(needs_grad, (tuple, list)) and len(needs_grad) == count
+    if not listed or not all(isinstance(needed, (bool, np.bool_)) for needed in needs_grad):
         raise ValueError(f"needs_grad: expected {count} bools, got {needs_grad!r}")
 
 

@@ -440,6 +440,13 @@ def expect_map(neighbor_map: NeighborMap) -> NeighborMap:
     return neighbor_map
 
 
+def expect_rows(feats: Array, neighbor_map: NeighborMap, channels: str) -> None:
+    """Raises unless feats have a row for each voxel of the map."""
+    rows, shape = neighbor_map.num_voxels, feats.shape
+    if len(shape) != 2 or shape[0] != rows:
+        raise ValueError(f"feats: expected ({rows}, {channels}) to match neighbor_map, got {tuple(shape)}")
+
+
 def expect_submanifold(neighbor_map: NeighborMap) -> None:
     if not expect_map(neighbor_map).submanifold:
         raise ValueError(f"neighbor_map: expected a submanifold one, of neighbor_map(), got {neighbor_map!r}")
@@ -479,10 +486,9 @@ def _is_depthwise(feats: Array, groups: int, algorithm: str, precision: str) -> 
 
 def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap, groups: int) -> tuple[int, int]:
     """The shape of the output. Checks what the extension cannot see: it is given V, not the kernel's axes."""
-    shape, co_and_kernel, rows = feats.shape, weight.shape, neighbor_map.num_voxels
+    expect_rows(feats, neighbor_map, "Ci")
+    shape, co_and_kernel = feats.shape, weight.shape
     co = co_and_kernel[0] if co_and_kernel else 0
-    if len(shape) != 2 or shape[0] != rows:
-        raise ValueError(f"feats: expected ({rows}, Ci) to match neighbor_map, got {tuple(shape)}")
     if type(groups) is not int or groups != 1:
         groups, counts = as_int(groups, "groups"), (shape[1], co)
         if groups < 1 or any(count % groups for count in counts):

@@ -168,22 +168,22 @@ def segment_gemm(
     weight_indices: (S,) int32 or int64, the weight of each segment; by default segment i has weight i.
     scale_b: (), (W,) or (W, N); bias: (W, N): of the weights. The rest as in `gemm_nt`.
     """
-    ends, names = segment_ends(x, offsets, seg_lens, weights, weight_indices, options.get("stream"))
-    row_major = not as_bool(weight_column_major, "weight_column_major")
-    how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": row_major}
+    given = offsets, seg_lens, weight_indices, weight_column_major
+    how, names = of_segments(x, weights, *given, options.get("stream"))
     with renamed(names):
         return product("m_grouped", x, weights, **how, **options)
 
 
-def segment_ends(
-    x: Any, offsets: Any, seg_lens: Any, weights: Any, weight_indices: Any, stream: Stream
-) -> tuple[Array, dict[str, str]]:
-    """Where segments end, given as such or by their lengths, and the names that their product's arguments have."""
+def of_segments(
+    x: Any, weights: Any, offsets: Any, seg_lens: Any, weight_indices: Any, weight_column_major: Any, stream: Stream
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The options of a product grouped along M that a product of segments is, and the names that its arguments have."""
     if (offsets is None) == (seg_lens is None):
         raise ValueError("offsets, seg_lens: expected one of them")
-    names = {"a": "x", "b": "weights"}
+    row_major = not as_bool(weight_column_major, "weight_column_major")
+    how, names = {"weight_indices": weight_indices, "b_row_major": row_major}, {"a": "x", "b": "weights"}
     if seg_lens is None:
-        return offsets, names
+        return how | {"offsets": offsets}, names
     if not hasattr(seg_lens, "cumsum"):
         raise TypeError(f"seg_lens: expected an array with cumsum, got {type_name(seg_lens)}; give offsets")
     each = weights if weight_indices is None else weight_indices
@@ -192,7 +192,7 @@ def segment_ends(
         raise ValueError(f"seg_lens: expected a length for each of {segments[0]} segments, got shape {got}")
     with on_stream(x, stream):
         ends = seg_lens.cumsum(0)
-    return ends, names | {"offsets": "seg_lens.cumsum(0)"}
+    return how | {"offsets": ends}, names | {"offsets": "seg_lens.cumsum(0)"}
 
 
 def groups_along_k(offsets: Any, num_groups: Any, out: Any) -> int:

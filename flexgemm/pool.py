@@ -12,7 +12,7 @@ from flexgemm import _C
 from flexgemm._arguments import renamed
 from flexgemm._arrays import Array, Library, Stream, library_of
 from flexgemm._voxels import rows_of_four
-from flexgemm.conv import bind, expect_map
+from flexgemm.conv import bind, expect_map, expect_rows
 from flexgemm.voxel import NeighborMap
 
 ByProducts = tuple[Array | None, Array | None]  # the row of each maximum; how many rows each mean is of, or bounds
@@ -144,10 +144,7 @@ def forward(
 ) -> tuple[Array, ByProducts]:
     """The pooled rows and what their gradient needs."""
     feats = library.rows(feats, "feats")
-    if len(feats.shape) != 2 or feats.shape[0] != neighbor_map.num_voxels:
-        raise ValueError(
-            f"feats: expected ({neighbor_map.num_voxels}, C) to match neighbor_map, got {tuple(feats.shape)}"
-        )
+    expect_rows(feats, neighbor_map, "C")
     shape = neighbor_map.num_out_voxels, feats.shape[1]
     argmax = library.empty(shape, "int32", feats) if with_gradient and mode == "max" else None
     count = library.empty(shape[:1], "int32", feats) if with_gradient and mode == "mean" else None

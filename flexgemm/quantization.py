@@ -5,6 +5,7 @@ A quantised array stands for `q * scale`: scales multiply.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from flexgemm import _C
@@ -43,25 +44,19 @@ def quantize(
     """
     name = dtype_name(dtype, "dtype", FP8)
     expect_granularity(granularity)
-    block_rows = _BLOCK_ROWS.get(granularity, 0)
     library = library_of(x, "x", device, stream)
     x = library.rows(x, "x")
-    if len(x.shape) != 2 and not (block_rows and len(x.shape) == 3):
-        raise ValueError(f"x: expected (M, K){' or (G, M, K)' if block_rows else ''}, got {tuple(x.shape)}")
-    *lead, m, columns = x.shape
-    k = columns // 2 if swiglu else columns
-    shape: tuple[int, ...] = {"tensor": (), "row": (m,)}.get(granularity, ())
-    if block_rows:
-        shape = (*lead, -(-m // block_rows), -(-k // _BLOCK_COLUMNS))
+    shape, of_scale = shapes(x.shape, granularity, swiglu)
     if scale is None:
-        factors = library.empty(shape, "float32", x)
+        factors = library.empty(of_scale, "float32", x)
     else:
         factors = library.contiguous(scale, "scale")
-        expected = ((), (1,)) if granularity == "tensor" else (shape,)
+        expected = ((), (1,)) if granularity == "tensor" else (of_scale,)
         if tuple(factors.shape) not in expected:
             need = " or ".join(str(shape) for shape in expected)
-            raise ValueError(f"scale: expected {need} for granularity {granularity!r}, got {tuple(factors.shape)}")
-    q = library.empty((*lead, m, k), name, x)
+            got = tuple(factors.shape)
+            raise ValueError(f"scale: expected {need} to match x and granularity {granularity!r}, got {got}")
+    q = library.empty(shape, name, x)
     _C.quantize(
         x,
         q,
@@ -69,11 +64,25 @@ def quantize(
         scale_given=scale is not None,
         dtype=name,
         swiglu=swiglu,
-        block_rows=block_rows,
+        block_rows=_BLOCK_ROWS.get(granularity, 0),
         workspace=library.workspace,
         stream=library.stream,
     )
     return library.result(q), library.result(factors) if scale is None else scale
+
+
+def shapes(x: Sequence[int], granularity: str, swiglu: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of q and of its scale, from that of x."""
+    block_rows = _BLOCK_ROWS.get(granularity)
+    if len(x) != 2 and not (block_rows and len(x) == 3):
+        raise ValueError(f"x: expected (M, K){' or (G, M, K)' if block_rows else ''}, got {tuple(x)}")
+    *lead, m, columns = x
+    k = columns // 2 if swiglu else columns
+    if block_rows:
+        scale: tuple[int, ...] = (*lead, -(-m // block_rows), -(-k // _BLOCK_COLUMNS))
+    else:
+        scale = (m,) if granularity == "row" else ()
+    return (*lead, m, k), scale
 
 
 def expect_granularity(granularity: Any) -> None:

@@ -347,6 +347,18 @@ def test_wrong_arguments(device):
         sparse_submanifold_conv3d(s.feats, s.coords, s.shape)
     with pytest.raises(TypeError, match="coords"):
         sparse_submanifold_conv3d(s.feats, weight=s.weight)
+    for function in (sparse_submanifold_conv3d, sparse_conv3d):
+        with pytest.raises(TypeError, match="^weight: expected a torch.Tensor, got list$"):
+            function(s.feats, s.coords, s.shape, [1.0])
+        with pytest.raises(TypeError, match="^neighbor_cache: expected None or a S.*NeighborCache, got dict$"):
+            function(s.feats, s.coords, s.shape, s.weight, neighbor_cache={})
+
+
+def test_a_number_stands_for_three(device):
+    s = Scene(device)
+    for function in (sparse_submanifold_conv3d, sparse_conv3d):
+        of_one, of_three = (function(s.feats, s.coords, s.shape, s.weight, dilation=d)[0] for d in (2, (2, 2, 2)))
+        assert torch.equal(of_one, of_three)
 
 
 # ---- install ----

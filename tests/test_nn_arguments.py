@@ -80,6 +80,12 @@ def test_what_is_no_tensor():
     for feats, coords, name in (([1.0], x.coords, "feats"), (x.feats, [[0, 0, 0, 0]], "coords")):
         with pytest.raises(TypeError, match=f"^{name}: expected a torch.Tensor, got list"):
             fnn.SparseTensor(feats, coords, x.shape)
+    with pytest.raises(TypeError, match="^sites: expected those of a SparseTensor, got int$"):
+        fnn.SparseTensor(x.feats, sites=3)
+    with pytest.raises(TypeError, match="^dense: expected a torch.Tensor, got numpy.ndarray$"):
+        fnn.SparseTensor.from_dense(x.dense().numpy())
+    with pytest.raises(TypeError, match="^mask: expected a torch.Tensor, got list$"):
+        fnn.SparseTensor.from_dense(x.dense(), [True])
 
 
 # ---- normalisation ----
@@ -195,6 +201,8 @@ def test_what_is_joined_are_sparse_tensors():
         for other, got in ((x.feats, "torch.Tensor"), (2.0, "float")):
             with pytest.raises(TypeError, match=f"^tensors: expected a SparseTensor, got {got}$"):
                 function([x, other])
+        with pytest.raises(TypeError, match="^tensors: expected a sequence of SparseTensors, got .*SparseTensor$"):
+            function(x)
     assert torch.equal(fnn.cat(y for y in (x, x)).feats, torch.cat([x.feats, x.feats], dim=1))
     assert len(fnn.SparseTensor.collate(y for y in (x, x))) == 2 * len(x)
     with pytest.raises(ValueError, match=r"^tensors: expected as many channels in each, got \[2, 5\]$"):
@@ -244,3 +252,7 @@ def test_experts_without_inputs_and_of_what_is_no_tensor():
         for shape in (10, 15), (2, 5, 16):
             with pytest.raises(ValueError, match=rf"^x: expected \(M, 16\), got {re.escape(str(shape))}$"):
                 layer(torch.ones(shape), ends)
+        with pytest.raises(TypeError, match="^offsets: expected dtype int32 or int64, got float32$"):
+            layer(torch.ones(10, 16), ends.float())
+    with pytest.raises(TypeError, match="^weight: expected dtype float16 to match x, got float32$"):
+        plain(torch.ones(10, 16).half(), ends)

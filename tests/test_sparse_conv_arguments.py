@@ -114,7 +114,7 @@ def test_arguments_of_gradients_are_named(backend):
     placed = {"grad_out": backend.array(grad_out), "weight": backend.array(weight), "neighbor_map": nmap}
     with pytest.raises(TypeError, match="^feats: expected dtype float32 to match grad_out, got float16"):
         flexgemm.submanifold_conv3d_backward(**placed, feats=backend.array(feats.astype(np.float16)))
-    for wrong in ((True,), (True,) * 4, True):
+    for wrong in ((True,), (True,) * 4, True, {True, False, None}, (True, False, 1)):
         with pytest.raises(ValueError, match="^needs_grad: expected 3 bools, got .*True"):
             flexgemm.sparse_conv3d_backward(**placed, feats=backend.array(feats), needs_grad=wrong)
 

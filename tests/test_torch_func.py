@@ -56,6 +56,12 @@ def test_torch_func(device):
     torch.testing.assert_close(pull_back(torch.ones_like(value)), expected)
 
 
+def test_options_of_products_are_checked_within_torch_func(device):
+    a = torch.ones(3, 4, device=device)
+    with pytest.raises(TypeError, match="^accumulate: expected a bool, got int$"):
+        torch.func.grad(lambda a: ft.gemm_nt(a, a, accumulate=0).sum())(a)
+
+
 def test_torch_func_of_products(device):
     torch.manual_seed(0)
     a, b = torch.randn(9, 16, device=device), torch.randn(2, 8, 16, device=device)

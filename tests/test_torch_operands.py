@@ -75,8 +75,10 @@ def test_grouped_tensors(device):
 @pytest.mark.parametrize("needs_grad", [False, True])
 def test_an_unknown_option_of_a_product_is_refused(device, needs_grad):
     a, b = (torch.randn(m, 16, device=device, requires_grad=needs_grad) for m in (3, 5))
-    with pytest.raises(TypeError, match="unexpected keyword argument 'bais'"):
-        flexgemm.gemm_nt(a, b, bais=None)
+    for library in (flexgemm, flexgemm.torch):
+        for option in ("bais", "layout", "options"):
+            with pytest.raises(TypeError, match=f"^unexpected keyword argument '{option}'$"):
+                library.gemm_nt(a, b, **{option: None})
 
 
 @pytest.mark.parametrize("option", ["groups", "workspace"])
@@ -266,6 +268,10 @@ MISMATCHED = {
     "an FP8 output without a scale": lambda x: flexgemm.torch.gemm_nt(x(3, 4), x(5, 4), out_dtype="float8_e4m3fn"),
     "one row to quantize": lambda x: flexgemm.torch.quantize(x(4)),
     "gates alone": lambda x: flexgemm.torch.quantize(x(4, 7), swiglu=True),
+    "a scale for each row": lambda x: flexgemm.torch.quantize(x(4, 6), granularity="row", scale=x(3)),
+    "a scale for each block": lambda x: flexgemm.torch.quantize(x(4, 6), granularity="128x128", scale=x(())),
+    "an unknown option": lambda x: flexgemm.torch.gemm_nt(x(3, 4), x(5, 4), bais=None),
+    "a layout": lambda x: flexgemm.torch.gemm_nt(x(3, 4), x(5, 4), layout="dense"),
     "rows of a map": lambda x: flexgemm.torch.submanifold_conv3d(x(4, 3), x(2, 3, 3, 3, 3), neighbor_map=map_of(x)),
     "kernel of a map": lambda x: flexgemm.torch.submanifold_conv3d(x(2, 3), x(2, 1, 1, 1, 3), neighbor_map=map_of(x)),
     "rows to pool": lambda x: flexgemm.torch.sparse_pool3d(x(4, 3), neighbor_map=map_of(x)),

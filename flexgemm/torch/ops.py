@@ -114,13 +114,6 @@ def transposed_of(nmap: NeighborMap) -> Any:
     return pair
 
 
-def expect_rows(feats: torch.Tensor, nmap: NeighborMap, channels: str) -> None:
-    """Of a traced call, whose operator is told of no voxels but those that the map names."""
-    rows = nmap.num_voxels
-    if feats.ndim != 2 or feats.shape[0] != rows:
-        raise ValueError(f"feats: expected ({rows}, {channels}) to match neighbor_map, got {tuple(feats.shape)}")
-
-
 def inverse_of(nmap: NeighborMap) -> NeighborMap:
     """`NeighborMap.inverse`, which a traced program makes by operators."""
     conv.expect_map(nmap)
@@ -270,7 +263,7 @@ def convolution(
     expect_tensor(weight, "weight")
     refuse_stream(stream)
     apart = _apart(activation) if recording else None
-    expect_rows(feats, nmap, "Ci")
+    conv.expect_rows(feats, nmap, "Ci")
     maps = maps_of(nmap, recording and feats.requires_grad)
     how = None if apart else activation, algorithm, precision, as_int(groups, "groups")
     out: torch.Tensor = operators.sparse_conv3d(feats, weight, bias, residual, *maps, nmap.kernel_size, *how)
@@ -300,7 +293,7 @@ def _float8_convolution(
     refuse_stream(stream)
     scales = map(float8.get, conv.SCALES)
     dtypes = [name_of(float8.get(name)) for name in ("out_dtype", "dtype_feats", "dtype_weight", "dtype_out")]
-    expect_rows(feats, nmap, "Ci")
+    conv.expect_rows(feats, nmap, "Ci")
     maps = nmap.native, nmap.native_order, nmap.kernel_size
     traced_how = activation, algorithm, as_int(groups, "groups"), *dtypes
     result = operators.sparse_conv3d_float8(feats, weight, bias, residual, *scales, *maps, *traced_how)
@@ -362,7 +355,7 @@ def _conv_gradients(
     if traced(grad_out, feats):
         expect_tensor(feats, "feats")
         refuse_stream(stream)
-        expect_rows(feats, nmap, "Ci")
+        conv.expect_rows(feats, nmap, "Ci")
         maps = maps_of(nmap, needs[0])
         how = nmap.kernel_size, needs, algorithm, precision, as_int(groups, "groups")
         results = operators.sparse_conv3d_backward(grad_out, feats, weight, *maps, *how)

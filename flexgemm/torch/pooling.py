@@ -11,7 +11,7 @@ from flexgemm._arrays import Stream, library_of, on_stream
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, recorded, records
 from flexgemm.torch.dispatch import expect_foreseen, expect_tensor, refuse_stream, traced
-from flexgemm.torch.ops import expect_gradient_map, expect_rows, inverse_of, maps_of
+from flexgemm.torch.ops import expect_gradient_map, inverse_of, maps_of
 from flexgemm.voxel import NeighborMap
 
 
@@ -24,7 +24,7 @@ def sparse_pool3d(
     recording, out = records(feats), feats
     if traced(feats, feats):
         refuse_stream(stream)
-        expect_rows(feats, neighbor_map, "C")
+        conv.expect_rows(feats, neighbor_map, "C")
         native, _, gradient, *_ = maps_of(neighbor_map, recording)
         out, _ = operators.sparse_pool3d(feats, native, native if gradient is None else gradient, mode, recording)
     elif recording:

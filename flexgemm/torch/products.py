@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 
 from flexgemm import gemm, quantization
-from flexgemm._arguments import as_bool, dtype_name, renamed
+from flexgemm._arguments import dtype_name, renamed
 from flexgemm._arrays import Stream, on_stream, refuse_device
 from flexgemm._torch import requires_grad
 from flexgemm.gemm import GradientOptions, Options
@@ -124,14 +124,13 @@ def segment_gemm(
     **options: Unpack[Options],
 ) -> torch.Tensor:
     """`flexgemm.segment_gemm` of torch tensors, differentiable as `m_grouped_gemm_nt` is without weight_indices."""
-    ends, names = gemm.segment_ends(x, offsets, seg_lens, weights, weight_indices, options.get("stream"))
-    row_major = not as_bool(weight_column_major, "weight_column_major")
-    how: Any = {"offsets": ends, "weight_indices": weight_indices, "b_row_major": row_major}
+    given = offsets, seg_lens, weight_indices, weight_column_major
+    how, names = gemm.of_segments(x, weights, *given, options.get("stream"))
     with renamed(names):
         return product("m_grouped", x, weights, **how, **options)
 
 
-def product(layout: str, a: Any, b: Any, **options: Any) -> torch.Tensor:
+def product(layout: str, a: Any, b: Any, /, **options: Any) -> torch.Tensor:
     """Any product; layouts and options are those of flexgemm.gemm."""
     through_operator = traced(a, b)
     if through_operator:
@@ -157,10 +156,14 @@ def product(layout: str, a: Any, b: Any, **options: Any) -> torch.Tensor:
 
 _WITHOUT_GRADIENT = ("weight_indices", "scale_a", "scale_b", "scale_out")
 _TENSORS = ("bias", "offsets", "m_indices", "masked_m", *_WITHOUT_GRADIENT)  # in the order of the operators
+_KNOWN = frozenset((*Options.__annotations__, *_TENSORS, "groups", "expected_m", "b_row_major"))
 
 
 def _trace(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor:
     """The product as an operator."""
+    for name in options:
+        if name not in _KNOWN:
+            raise TypeError(f"unexpected keyword argument {name!r}")
     refuse_stream(options.pop("stream", None))
     tensors = {name: options.pop(name, None) for name in _TENSORS}
     out, accumulate = options.pop("out", None), options.pop("accumulate", False)
@@ -218,6 +221,7 @@ def record(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
     for name, kind in ("alpha", "a float"), ("accumulate", "a bool"), ("expected_m", "an int"):
         if options.get(name, 0) is None:
             raise TypeError(f"{name}: expected {kind}, got NoneType")
+    gemm.expect_sum(options.get("out"), options.get("accumulate"))
     given = {name: value for name, value in options.items() if value is not None}
     if given.pop("promote_every", 128) not in (128, 256, 512):  # of FP8
         raise ValueError(f"promote_every: expected 128, 256, 512 or None, got {options['promote_every']!r}")

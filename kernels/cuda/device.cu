@@ -45,6 +45,8 @@ fg_status device_info(int32_t device_index, fg_device_info *info, fg_error *erro
     int32_t count = 0;
     const fg_status status = device_count(&count, error);
     if (status != FG_OK) return status;
+    if (count == 0)
+        return fg_fail(error, FG_ERROR_DEVICE, "device: 'cuda' asked for, but this build sees 0 CUDA devices");
     if (device_index < 0 || device_index >= count)
         return fg_fail(error, FG_ERROR_VALUE, "index: expected a CUDA device below %d, got %d", count, device_index);
 

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from flexgemm._arguments import as_bool
+from flexgemm._arguments import as_bool, renamed
 from flexgemm.torch import products
 from flexgemm.torch.dispatch import autocast, autocast_bias, expect_tensor
 from flexgemm.torch.nn.float8 import KeepsFloat8
+
+_NAMES = {"a": "x", "b": "weight"}  # what a layer calls the factors of its product
 
 
 class GroupedLinear(torch.nn.Module):
@@ -59,9 +61,11 @@ class GroupedLinear(torch.nn.Module):
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         _expect_rows(x, self.in_features)
         if not self.fp8:
-            return products.m_grouped_gemm_nt(x, self.weight, offsets, bias=self.bias)
+            with renamed(_NAMES):
+                return products.m_grouped_gemm_nt(x, self.weight, offsets, bias=self.bias)
         x, weight = autocast(x, self.weight)
-        result: torch.Tensor = _Float8Product.apply(x, weight, autocast_bias(self.bias), offsets)
+        with renamed(_NAMES):
+            result: torch.Tensor = _Float8Product.apply(x, weight, autocast_bias(self.bias), offsets)
         return result
 
     def frozen(self) -> Float8GroupedLinear:
@@ -92,7 +96,8 @@ class Float8GroupedLinear(KeepsFloat8):
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         _expect_rows(x, self.weight.shape[2])
         (x,) = autocast(x)
-        result: torch.Tensor = _FrozenProduct.apply(x, self.weight, self.scale, autocast_bias(self.bias), offsets)
+        with renamed(_NAMES):
+            result: torch.Tensor = _FrozenProduct.apply(x, self.weight, self.scale, autocast_bias(self.bias), offsets)
         return result
 
     def extra_repr(self) -> str:

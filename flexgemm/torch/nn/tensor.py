@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +134,8 @@ class SparseTensor:
         expect_tensor(feats, "feats")
         if sites is None:
             sites = _sites_of(coords, shape)
+        elif not isinstance(sites, Sites):
+            raise TypeError(f"sites: expected those of a SparseTensor, got {type_name(sites)}")
         elif coords is not None or shape is not None:
             raise ValueError("sites: expected them instead of coords and shape, got both")
         voxels = sites.coords.shape[0]
@@ -145,11 +147,14 @@ class SparseTensor:
     @classmethod
     def from_dense(cls, dense: torch.Tensor, mask: torch.Tensor | None = None) -> SparseTensor:
         """The voxels of a (B, C, W, H, D) tensor where mask (B, W, H, D), or by default any channel, is not zero."""
+        expect_tensor(dense, "dense")
         if dense.ndim != 5:
             raise ValueError(f"dense: expected (B, C, W, H, D), got {tuple(dense.shape)}")
         voxels = dense.permute(0, 2, 3, 4, 1)
-        if mask is not None and mask.shape != voxels.shape[:4]:
-            raise ValueError(f"mask: expected {tuple(voxels.shape[:4])} to match dense, got {tuple(mask.shape)}")
+        if mask is not None:
+            expect_tensor(mask, "mask")
+            if mask.shape != voxels.shape[:4]:
+                raise ValueError(f"mask: expected {tuple(voxels.shape[:4])} to match dense, got {tuple(mask.shape)}")
         mask = (voxels != 0).any(-1) if mask is None else mask != 0
         coords = mask.nonzero()
         return cls(voxels[coords.unbind(1)], coords.int(), mask.shape)
@@ -352,6 +357,8 @@ def expect_sparse(x: Any, name: str) -> None:
 
 
 def _listed(tensors: Any) -> list[SparseTensor]:
+    if not isinstance(tensors, Iterable):
+        raise TypeError(f"tensors: expected a sequence of SparseTensors, got {type_name(tensors)}")
     result = list(tensors)
     if not result:
         raise ValueError("tensors: expected at least one, got none")

@@ -27,18 +27,15 @@ def quantize(
 
 @quantize.register_fake
 def _(x: Any, dtype: Any, granularity: Any, scale: Any, swiglu: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    blocks_too = " or (G, M, K)" if granularity in ("1x128", "128x128") else ""
-    fits = x.ndim == 2 or (x.ndim == 3 and blocks_too != "")
-    torch._check_value(fits, lambda: f"x: expected (M, K){blocks_too}, got {tuple(x.shape)}")
-    *lead, rows, columns = x.shape
+    shape, of_scale = quantization.shapes(x.shape, granularity, swiglu)
+    columns = x.shape[-1]
     if swiglu:
         torch._check_value(columns % 2 == 0, lambda: f"x: expected an even number of columns, got {tuple(x.shape)}")
-        columns //= 2
-    blocks = (columns + 127) // 128
-    sizes: Any = {"tensor": [], "row": [rows], "1x128": [*lead, rows, blocks]}
-    sizes["128x128"] = [*lead, (rows + 127) // 128, blocks]
-    q = x.new_empty((*lead, rows, columns), dtype=getattr(torch, dtype))
-    return q, x.new_empty(sizes[granularity] if scale is None else 0, dtype=torch.float32)
+    if scale is not None and not (granularity == "tensor" and scale.ndim == 0):
+        one = granularity == "tensor"
+        expect_shape(scale, "scale", (1,) if one else of_scale, f"x and granularity {granularity!r}")
+    q = x.new_empty(shape, dtype=getattr(torch, dtype))
+    return q, x.new_empty(of_scale if scale is None else 0, dtype=torch.float32)
 
 
 # ---- products: dense, batched, grouped along M, N or K ----

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 import flexgemm.torch
+from flexgemm._arguments import type_name
 from flexgemm.compat.flex_gemm.kernels.cuda import maps
 from flexgemm.compat.flex_gemm.kernels.triton.spconv import config
 from flexgemm.compat.flex_gemm.ops import spconv
+from flexgemm.torch.dispatch import expect_tensor
 from flexgemm.voxel import NeighborMap
 
 Triple = Sequence[int]
@@ -22,6 +24,14 @@ _ALGORITHMS = [value for name, value in vars(spconv.Algorithm).items() if name.i
 def expect_algorithm() -> None:
     if spconv.ALGORITHM not in _ALGORITHMS:
         raise ValueError(f"ALGORITHM: expected one of {_ALGORITHMS}, got {spconv.ALGORITHM!r}")
+
+
+def expect_arguments(weight: Any, neighbor_cache: Any, kind: type[NeighborCache]) -> None:
+    """neighbor_cache: None, or a cache of this kind."""
+    expect_tensor(weight, "weight")
+    if neighbor_cache is not None and not isinstance(neighbor_cache, kind):
+        raise TypeError(f"neighbor_cache: expected None or a {kind.__name__}, got {type_name(neighbor_cache)}")
+    expect_algorithm()
 
 
 def forward(feats: torch.Tensor, nmap: NeighborMap, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

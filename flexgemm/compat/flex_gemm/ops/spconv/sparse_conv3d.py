@@ -94,10 +94,10 @@ class SparseConv3dFunction:
         padding: Triple = (0, 0, 0),
         dilation: Triple = (1, 1, 1),
     ) -> tuple[torch.Tensor, torch.Tensor, SparseConv3dNeighborCache]:
+        convolve.expect_arguments(weight, neighbor_cache, SparseConv3dNeighborCache)
         if neighbor_cache is None:
             how = weight.shape[1:4], stride, padding, dilation
             neighbor_cache = SparseConv3dFunction._compute_neighbor_cache(coords, out_coords, shape, *how)
-        convolve.expect_algorithm()
         nmap = neighbor_cache.nmap
         return convolve.forward(feats, nmap, weight, bias), nmap.out_coords, neighbor_cache
 

@@ -121,9 +121,9 @@ class SubMConv3dFunction:
         bias: torch.Tensor | None = None,
         dilation: Triple = (1, 1, 1),
     ) -> tuple[torch.Tensor, SubMConv3dNeighborCache]:
+        convolve.expect_arguments(weight, neighbor_cache, SubMConv3dNeighborCache)
         if neighbor_cache is None:
             neighbor_cache = SubMConv3dFunction._compute_neighbor_cache(coords, shape, weight.shape[1:4], dilation)
-        convolve.expect_algorithm()
         return convolve.forward(feats, neighbor_cache.map_for(weight), weight, bias), neighbor_cache
 
     @staticmethod
@@ -132,7 +132,7 @@ class SubMConv3dFunction:
     ) -> SubMConv3dNeighborCache:
         """needs_grad: accepted; every cache serves the backward pass."""
         convolve.expect_algorithm()
-        return SubMConv3dNeighborCache(neighbor_map(coords, grid_of(shape), tuple(kernel_size), tuple(dilation)))
+        return SubMConv3dNeighborCache(neighbor_map(coords, grid_of(shape), tuple(kernel_size), dilation))
 
     _compute_neighbor_cache_torch = _compute_neighbor_cache
 
