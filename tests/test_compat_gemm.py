@@ -263,6 +263,7 @@ def test_segments_name_their_arguments(device):
         ({"weights": weights[0]}, ValueError, r"weights: expected \(any, any, any\), got \(8, 16\)"),
         ({"x": x.tolist()}, TypeError, "x: expected a torch.Tensor, got list"),
         ({"batch_size": 3.0}, TypeError, "batch_size: expected an int, got float"),
+        ({"batch_size": -1}, ValueError, "batch_size: expected at least 0, got -1"),
         ({"seg_indptr": None, "out": [5, 0, 9]}, TypeError, "out: expected a torch.Tensor, got list"),
         ({"seg_indptr": None, "seg_lens": [5, 0, 9]}, TypeError, "seg_lens: expected a torch.Tensor, got"),
     ):

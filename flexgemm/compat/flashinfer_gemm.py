@@ -91,6 +91,8 @@ class SegmentGEMMWrapper:
             is recognised, the last three of them.
         """
         batch_size = as_int(batch_size, "batch_size")
+        if batch_size < 0:
+            raise ValueError(f"batch_size: expected at least 0, got {batch_size}")
         order = _OLDER_ORDER if _is_older(rest, batch_size) else _ORDER
         if len(rest) > len(order):
             raise TypeError(f"expected at most {4 + len(order)} positional arguments, got {4 + len(rest)}")
@@ -141,7 +143,7 @@ def _expect(name: str, given: Any, shape: tuple[int | None, ...]) -> torch.Tenso
 def _first(name: str, given: Any, length: int) -> torch.Tensor:
     """The first `length` elements: buffers that a CUDA graph reads have room for the largest batch."""
     expect_tensor(given, name)
-    if length < 0 or given.ndim != 1 or len(given) < length:
+    if given.ndim != 1 or len(given) < length:
         raise ValueError(f"{name}: expected ({length},), or more, got {tuple(given.shape)}")
     return given[:length]
 
