@@ -94,7 +94,10 @@ static bool is_apart(const fg_tensor *tensor) {
 
 int fg_expect_rows(const fg_view *view) {
     if (!fg_has_rows(view)) return wrong_strides(view, "inner stride 1");
-    return view->output && !is_apart(&view->tensor) ? wrong_strides(view, "rows that do not overlap") : 0;
+    if (!view->output || is_apart(&view->tensor)) return 0;
+    bool backwards = false;
+    for (int i = 0; i < view->tensor.ndim; i++) backwards = backwards || view->tensor.strides[i] < 0;
+    return wrong_strides(view, backwards ? "rows that do not run backwards" : "rows that do not overlap");
 }
 
 bool fg_has_rows(const fg_view *view) {

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "args.h"
 #include "device_array.h"
 #include "error.h"
 #include "numpy.h"
@@ -276,14 +277,24 @@ static int set_capsule(fg_view *view, PyObject *capsule) {
     return -1;
 }
 
-/* Of a tensor of torch, while its exception is being raised. */
-static bool is_meta(PyObject *object) {
+/* What a tensor of torch is that it does not export, of which it says so behind a stack of its functions; NULL if that
+ * is not why. Asked while its exception is being raised. */
+static const char *unexported(PyObject *object) {
+    static const struct {
+        const char *attribute, *text;
+    } kinds[] = {{"is_meta", "a tensor with data, got one on the device meta"},
+                 {"is_quantized", "a tensor of floats or ints, got a quantized one"}};
+    const char *result = NULL;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    PyObject *found = PyObject_GetAttrString(object, "is_meta");
-    Py_XDECREF(found);
-    PyErr_Restore(type, value, traceback); /* drops what was raised here */
-    return found == Py_True;
+    for (int i = 0; i < FG_LENGTH(kinds) && !result; i++) {
+        PyObject *found = PyObject_GetAttrString(object, kinds[i].attribute);
+        if (found == Py_True) result = kinds[i].text;
+        if (!found) PyErr_Clear();
+        Py_XDECREF(found);
+    }
+    PyErr_Restore(type, value, traceback);
+    return result;
 }
 
 static int open_exchange(fg_view *view) {
@@ -299,8 +310,9 @@ static int open_exchange(fg_view *view) {
         if (status == 0) return set_versioned(view, managed);
     }
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_BufferError, "the DLPack exchange API failed without an exception");
-    if (is_meta(view->object)) /* of which torch says so behind a stack of its functions */
-        PyErr_Format(PyExc_TypeError, "%s: expected a tensor with data, got one on the device meta", view->name);
+    const char *expected = unexported(view->object);
+    if (expected)
+        PyErr_Format(PyExc_TypeError, "%s: expected %s", view->name, expected);
     else
         fg_note_argument(view->name);
     return -1;

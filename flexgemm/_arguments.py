@@ -43,6 +43,12 @@ def as_int(value: Any, name: str) -> int:
         raise TypeError(f"{name}: expected an int, got {type_name(value)}") from None
 
 
+def expect_float(value: Any, name: str) -> None:
+    """Raises unless it is a number or what stands for one."""
+    if not (hasattr(type(value), "__float__") or hasattr(type(value), "__index__")):
+        raise TypeError(f"{name}: expected a float, got {type_name(value)}")
+
+
 def as_bool(value: Any, name: str) -> bool:
     """A bool of Python or NumPy: what is merely true says no."""
     if isinstance(value, (bool, np.bool_)):

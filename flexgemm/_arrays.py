@@ -249,7 +249,7 @@ class TorchLibrary(Library):
         from flexgemm import _torch
 
         self.torch = torch = sys.modules["torch"]
-        self.requires_grad = _torch.requires_grad
+        self.requires_grad, self.expect_unrecorded = _torch.requires_grad, _torch.expect_unrecorded
         self.array_types = (torch.Tensor,)
         self.strided = torch.strided
         self.dtypes = {getattr(torch, name): name for name in _DTYPES}
@@ -306,8 +306,7 @@ class TorchLibrary(Library):
             return self.empty(shape, dtype, like)
 
     def output(self, out: Array, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
-        if self.needs_grad(super().output(out, shape, dtype, like)):
-            raise ValueError("out: expected a tensor that does not require grad: autograd would not see it written")
+        self.expect_unrecorded(super().output(out, shape, dtype, like))
         return out
 
     def needs_grad(self, *arrays: Array | None) -> bool:

@@ -19,3 +19,9 @@ def requires_grad(*tensors: Any) -> bool:
     if forward_ad._current_level < 0:
         return False
     return any(isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+def expect_unrecorded(out: Any) -> None:
+    """Raises for an output whose gradient torch is asked for."""
+    if requires_grad(out):
+        raise ValueError("out: expected a tensor that does not require grad: autograd would not see it written")

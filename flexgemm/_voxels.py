@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from flexgemm import _C
+from flexgemm._arguments import renamed
 from flexgemm._arrays import Array, Library
+
+if TYPE_CHECKING:
+    from flexgemm.voxel import NeighborMap
 
 Shape = tuple[int, int, int, int]
 Triple = tuple[int, int, int]
@@ -70,3 +75,23 @@ def rows_of_four(library: Library, coords: Any, name: str) -> Array:
     if len(coords.shape) != 2 or coords.shape[1] != 4:
         raise ValueError(f"{name}: expected (N, 4) [batch, x, y, z], got {tuple(coords.shape)}")
     return coords
+
+
+def reached_sites(nmap: NeighborMap, library: Library, coords: Array, mode: str) -> Array:
+    """The outputs of a map that a voxel reaches, sorted by their code, but for those beyond the numbers of int32. How
+    many there are is known only when they have been found: this waits for a GPU."""
+    kernel: dict[str, Any] = {"kernel_size": nmap.kernel_size, "stride": nmap.stride, "dilation": nmap.dilation}
+    kernel["transposed"] = nmap.transposed
+    # The curves have the bits of the larger grid, and so the order of the input's wherever that is the larger.
+    code_shape = nmap.out_shape if mode == "bxyz" else tuple(map(max, nmap.shape, nmap.out_shape))
+    with renamed({"mode": "order"}):
+        bits = _C.sequence_bits(shape=code_shape, mode=mode)
+    if bits > 63:
+        raise ValueError(f"order: {mode!r} needs codes of at most 63 bits, those of {code_shape} are longer")
+    code = library.empty((coords.shape[0] * _C.plan_conv_sites(**kernel),), "int64", coords)
+    count = library.empty((1,), "int64", coords)
+    grids = {"shape": nmap.shape, "out_shape": nmap.out_shape, "code_shape": code_shape}
+    library.run(_C.conv_sites, coords, code, count, mode=mode, padding=nmap.padding, **grids, **kernel)
+    sites = library.lasting((library.first_int(count), 4), "int32", coords)
+    library.run(_C.decode_seq, code, sites, shape=code_shape, mode=mode)
+    return sites

@@ -298,8 +298,8 @@ def _adapted(
     if library.needs_grad(a, b, *map(options.get, ("bias", "scale_a", "scale_b", "scale_out"))):
         from flexgemm.torch import products
 
-        wanted = dtype_out if out_dtype is None else out_dtype
-        return products.record(layout, a, b, options | {"out": out, "out_dtype": wanted, "stream": stream})
+        own = {"out": out, "out_dtype": out_dtype, "dtype_out": dtype_out, "stream": stream}
+        return products.record(layout, a, b, options | own)
     a = library.rows(a, "a")
     b = library.rows(b, "b")
     for name, value in options.items():
@@ -351,6 +351,15 @@ def out_shape(
     return groups if layout == "k_grouped" else rows[0], rows[-2], n
 
 
+def asked_dtype(out_dtype: Any, dtype_out: str | None, allowed: tuple[str, ...]) -> str | None:
+    """The dtype of an output by name, given as either of the two; None is that of a."""
+    asked = None if out_dtype is None else dtype_name(out_dtype, "out_dtype", allowed)
+    name = asked if dtype_out is None else dtype_name(dtype_out, "dtype_out", allowed)
+    if asked not in (None, name):
+        raise ValueError(f"dtype_out: expected None or out_dtype, which is {asked}, got {name}")
+    return name
+
+
 def dtype_of_out(
     library: Library, a: Array, out: Array | None, out_dtype: Any, dtype_out: str | None, scaled: bool
 ) -> str | None:
@@ -358,10 +367,7 @@ def dtype_of_out(
     if out is not None and type(out) not in library.known:
         library.accept(out, "out")
     allowed = FP8 if scaled else FLOATS
-    asked = None if out_dtype is None else dtype_name(out_dtype, "out_dtype", allowed)
-    name = asked if dtype_out is None else dtype_name(dtype_out, "dtype_out", allowed)
-    if asked not in (None, name):
-        raise ValueError(f"dtype_out: expected None or out_dtype, which is {asked}, got {name}")
+    name = asked_dtype(out_dtype, dtype_out, allowed)
     if name is not None:
         if out is not None and library.dtype(out) not in (name, "uint8" if dtype_out else library.storage(name)):
             raise TypeError(f"out: expected out_dtype {name}, got {library.dtype(out)}")

@@ -8,7 +8,7 @@ from typing import Any
 from flexgemm import _C, _orders, _segments
 from flexgemm._arguments import as_bool, renamed
 from flexgemm._arrays import Array, Library, Stream, cuda_index, library_of
-from flexgemm._voxels import Shape, Triple, conv_grids, grid_shape, rows_of_four, three_ints
+from flexgemm._voxels import Shape, Triple, conv_grids, grid_shape, reached_sites, rows_of_four, three_ints
 
 
 class NeighborMap:
@@ -79,6 +79,7 @@ class NeighborMap:
         self.mirrored = self.submanifold and kernel_size[0] & kernel_size[1] & kernel_size[2] & 1 == 1
         self.device = device
         self._native_transposed: tuple[Array, Array | None] | None = None
+        self._transposed_mark: object | None = None  # behind its building
         self._plain_orders: tuple[Array | None, Array | None] = None, None  # of the map, of the gradient's
         self._segments: tuple[Array | None] | None = None  # not built yet; (None,) is none at all
         self._segments_begun: tuple[Array, object] | None = None
@@ -97,7 +98,7 @@ class NeighborMap:
             sites = rows_of_four(library, coords, "coords")
             self._out_coords = out_coords
             if out_coords is None:
-                self._sites = sites, self._reached_sites(library, sites, order)
+                self._sites = sites, reached_sites(self, library, sites, order)
             else:
                 self._sites = sites, rows_of_four(library, out_coords, "out_coords")
         self.native, self.native_order = self._build(False, check, stream)
@@ -126,32 +127,43 @@ class NeighborMap:
         """(V, N) int32: `transposed_map[v, n]` is the output that reads voxel n at offset v, or -1.
 
         Of a submanifold map it is the map with negated offsets, `map[::-1]` when every kernel axis is odd. Built on
-        first use, on the stream that is current then. The gradient of any but a mirrored map uses it."""
+        first use, on the stream that is current then, for which others wait. The gradient of any but a mirrored map
+        uses it."""
+        native, _ = self._transposed(None)
+        if self._native_transposed is None or native is not self._native_transposed[0]:
+            return self._library(None).result(native)  # which a graph that is captured has for itself
         if self._transposed_map is None:
-            self._transposed_map = self._library(None).result(self._transposed(None)[0])
+            self._transposed_map = self._library(None).result(native)
         return self._transposed_map
 
     @property
     def inverse(self) -> NeighborMap:
         """The same pairs the other way round, from the outputs back to `coords`: what an inverse convolution and
         upsampling use. Made on first use; both share their arrays."""
-        if self._inverse is None:
-            other = NeighborMap.__new__(NeighborMap)  # by name, for torch.compile: not every torch traces copies
-            other.kernel_size, other.kernel_volume = self.kernel_size, self.kernel_volume
-            other.stride, other.padding, other.dilation = self.stride, self.padding, self.dilation
-            other.submanifold, other.device, other._inverse = self.submanifold, self.device, None
-            other.coords, other._out_coords = self.out_coords, self.coords
-            other.shape, other.out_shape = self.out_shape, self.shape
-            other.num_voxels, other.num_out_voxels = self.num_out_voxels, self.num_voxels
-            other.transposed, other.mirrored = not self.transposed, False
-            other._sites = None if self._sites is None else self._sites[::-1]
-            other.native, other.native_order = self._transposed(None)
-            other._native_transposed, other._segments = (self.native, self.native_order), (None,)
-            other._plain_orders = self._plain_orders[::-1]
-            other._segments_begun, other._segment_layers, other._segment_calls = None, {}, 0
-            other._map, other._transposed_map = self._transposed_map, self._map
+        return self.inverse_by(self._transposed(None))
+
+    def inverse_by(self, transposed: tuple[Array, Array | None]) -> NeighborMap:
+        """`inverse`, of the map from the inputs to the outputs that read them and its row orders: kept if they are."""
+        kept = self._native_transposed is not None and self._native_transposed[0] is transposed[0]
+        if kept and self._inverse is not None:
+            return self._inverse
+        other = NeighborMap.__new__(NeighborMap)  # by name, for torch.compile: not every torch traces copies
+        other.kernel_size, other.kernel_volume = self.kernel_size, self.kernel_volume
+        other.stride, other.padding, other.dilation = self.stride, self.padding, self.dilation
+        other.submanifold, other.device, other._inverse = self.submanifold, self.device, None
+        other.coords, other._out_coords = self.out_coords, self.coords
+        other.shape, other.out_shape = self.out_shape, self.shape
+        other.num_voxels, other.num_out_voxels = self.num_out_voxels, self.num_voxels
+        other.transposed, other.mirrored = not self.transposed, False
+        other._sites = None if self._sites is None else self._sites[::-1]
+        other.native, other.native_order = transposed
+        other._native_transposed, other._segments = (self.native, self.native_order), (None,)
+        other._plain_orders, other._transposed_mark = self._plain_orders[::-1], None
+        other._segments_begun, other._segment_layers, other._segment_calls = None, {}, 0
+        other._map, other._transposed_map = self._transposed_map, self._map
+        if kept:
             self._inverse = other
-        return self._inverse
+        return other
 
     @property
     def num_pairs(self) -> int:
@@ -309,35 +321,25 @@ class NeighborMap:
         return built if _C.wait_for(mark, place, stream=stream) else None
 
     def _transposed(self, stream: Stream) -> tuple[Array, Array | None]:
-        if self._native_transposed is None:
-            self._native_transposed = self._build(True, False, stream)
-        return self._native_transposed
+        """The map from the inputs to the outputs that read them and its row orders. What is built while a CUDA graph is
+        captured is that graph's alone; other streams than that on which it is built wait until it is there."""
+        pair, mark = self._native_transposed, self._transposed_mark
+        if pair is not None and mark is None:
+            return pair
+        queue = self._library(stream).stream
+        if pair is None:
+            pair = self._build(True, False, stream)
+            if not _C.is_capturing(self.native, stream=queue):
+                self._transposed_mark = _C.mark(self.native, stream=queue)
+                self._native_transposed = pair
+        elif _C.passed(mark):
+            self._transposed_mark = None
+        elif not _C.wait_for(mark, self.native, stream=queue):
+            pair = self._build(True, False, stream)
+        return pair
 
     def _library(self, stream: Stream) -> Library:
         return library_of(self.coords, "coords", self.device, stream)
-
-    def _reached_sites(self, library: Library, coords: Array, mode: str) -> Array:
-        """The outputs that a voxel reaches, sorted by their code. Their number is known only when they
-        have been found: this waits for a GPU."""
-        kernel: dict[str, Any] = {
-            "kernel_size": self.kernel_size,
-            "stride": self.stride,
-            "dilation": self.dilation,
-            "transposed": self.transposed,
-        }
-        # The curves have the bits of the larger grid, and so the order of the input's wherever that is the larger.
-        code_shape = self.out_shape if mode == "bxyz" else tuple(map(max, self.shape, self.out_shape))
-        with renamed({"mode": "order"}):
-            bits = _C.sequence_bits(shape=code_shape, mode=mode)
-        if bits > 63:
-            raise ValueError(f"order: {mode!r} needs codes of at most 63 bits, those of {code_shape} are longer")
-        code = library.empty((coords.shape[0] * _C.plan_conv_sites(**kernel),), "int64", coords)
-        count = library.empty((1,), "int64", coords)
-        grids = {"shape": self.shape, "out_shape": self.out_shape, "code_shape": code_shape}
-        library.run(_C.conv_sites, coords, code, count, mode=mode, padding=self.padding, **grids, **kernel)
-        sites = library.lasting((library.first_int(count), 4), "int32", coords)
-        library.run(_C.decode_seq, code, sites, shape=code_shape, mode=mode)
-        return sites
 
     def _build(self, backward: bool, check: bool, stream: Stream) -> tuple[Array, Array | None]:
         """A map and its row orders, all at once: what is built while a CUDA graph is captured lives in that graph.
@@ -350,7 +352,8 @@ class NeighborMap:
             asked = {"shape": self.shape, "transposed": self.transposed != backward}
             names = {}
         else:
-            coords, queries = self._sites[::-1] if backward else self._sites
+            sites = self._sites[::-1] if backward else self._sites
+            coords, queries = (rows_of_four(library, x, "coords") for x in sites)  # those of a pytree are as given
             shape, query_shape = (self.out_shape, self.shape) if backward else (self.shape, self.out_shape)
             asked = {"shape": shape, "queries": queries, "query_shape": query_shape}
             asked |= {"stride": self.stride, "padding": self.padding, "transposed": self.transposed != backward}
@@ -484,5 +487,5 @@ def sparse_conv_map(
 
 def _not_kept() -> dict[str, Any]:
     """What a copy or a file of a map does not have."""
-    nothing: dict[str, Any] = {"_plain_orders": (None, None), "_segments": None, "_segments_begun": None}
-    return nothing | {"_segment_layers": {}, "_segment_calls": 0}
+    nothing: dict[str, Any] = {"_plain_orders": (None, None), "_transposed_mark": None, "_segments": None}
+    return nothing | {"_segments_begun": None, "_segment_layers": {}, "_segment_calls": 0}

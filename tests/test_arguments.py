@@ -289,6 +289,8 @@ def test_an_input_may_repeat_rows_but_an_output_may_not(backend):
     for pitch in (0, 6):
         with pytest.raises(ValueError, match="out: expected rows that do not overlap"):
             call(backend, "gemm", {"out": backend.window(base, (5, 7), (pitch, 1), 0)})
+    with pytest.raises(ValueError, match="out: expected rows that do not run backwards"):
+        call(backend, "gemm", {"out": backend.window(base, (5, 7), (-8, 1), 32)})
 
 
 @pytest.mark.parametrize(("operation", "name"), ARRAYS)

@@ -35,14 +35,14 @@ def test_dense(device, m, n, k):
 
 @pytest.mark.parametrize("k", [128, 200])
 def test_contiguous(device, k):
-    """Whatever K is a multiple of; rows of padding are left alone."""
+    """Whatever K is a multiple of and whatever axes the indices have; rows of padding are left alone."""
     assert dg.get_m_alignment_for_contiguous_layout() == 128
     lhs, rhs = fp8(256, k, device=device), fp8(3, 33, k, device=device)
     groups = np.full(256, -1, np.int32)
     groups[:100], groups[128:140] = 2, 0
     out = torch.full((256, 33), 7.0, dtype=torch.bfloat16, device=device)
     indices = torch.from_numpy(groups).to(device)
-    assert dg.m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_contiguous(lhs, rhs, out, indices) is None
+    assert dg.m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_contiguous(lhs, rhs, out, indices[:, None]) is None
     valid = groups >= 0
     expected = np.stack([f64(lhs)[i] @ f64(rhs)[groups[i]].T for i in np.flatnonzero(valid)])
     assert_gemm_rows(f64(out)[valid], expected, "bfloat16")
@@ -51,12 +51,12 @@ def test_contiguous(device, k):
 
 @pytest.mark.parametrize("m_max", [5, 130])
 def test_masked(device, m_max):
-    """Whatever m_max is; what is masked is left alone."""
+    """Whatever m_max is and whatever axes the counts have; what is masked is left alone."""
     lhs, rhs = fp8(3, m_max, 128, device=device), fp8(3, 40, 128, device=device)
     counts = [m_max, 0, 3]
     out = torch.full((3, m_max, 40), 7.0, dtype=torch.bfloat16, device=device)
     masked = torch.tensor(counts, dtype=torch.int32, device=device)
-    assert dg.m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_masked(lhs, rhs, out, masked, 4) is None
+    assert dg.m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_masked(lhs, rhs, out, masked[None], 4) is None
     for g, count in enumerate(counts):
         assert_gemm_rows(f64(out)[g, :count], (f64(lhs)[g] @ f64(rhs)[g].T)[:count], "bfloat16")
         assert (f64(out)[g, count:] == 7).all()
@@ -316,6 +316,8 @@ def test_lengths_by_name_are_lengths(device):
     bounds = torch.tensor([0, 3, 6, 10])
     with pytest.raises(ValueError, match=r"^seg_lens: expected \(3,\), got \(4,\)$"):
         run(x, weights, 3, True, seg_lens=bounds)
+    none = torch.empty(0, dtype=torch.int64)  # as flashinfer has it for weight_indices
+    assert (run(x, weights, 3, True, seg_lens=none, seg_indptr=bounds, weight_indices=none) == 8).all()
     for given in ((lengths,), (None, lengths), (None, bounds), (None, None, bounds)):
         assert (run(x, weights, 3, True, *given) == 8).all()
     with pytest.raises(TypeError, match="^seg_lens: given by position and by name$"):

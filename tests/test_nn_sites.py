@@ -7,6 +7,7 @@ import gc
 import operator
 import pickle
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,11 @@ import scenes
 torch = pytest.importorskip("torch", reason="torch not installed")
 from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.utils.checkpoint import (  # noqa: E402
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import flexgemm.torch.flops  # noqa: E402, F401
@@ -249,6 +255,30 @@ class Stem(torch.nn.Module):
 
     def forward(self, feats, coords):
         return self.conv(fnn.SparseTensor(feats, coords, (2, 8, 8, 8)))
+
+
+def test_selective_checkpointing(device):
+    """A block runs anew by the same operators, also where it builds a map for the first time, and then another one."""
+    whole = sparse(channels=4, device=device)
+    feats, coords, shape = whole.feats, whole.coords, whole.shape
+    layers = [fnn.SubMConv3d(4, 4, device=device) for _ in range(2)]
+    saved = torch.ops.flexgemm.neighbor_map.default, torch.ops.flexgemm.sparse_conv3d.default
+
+    def policy(context, operator, *args, **kwargs):
+        return CheckpointPolicy.MUST_SAVE if operator in saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def block(feats, x):
+        y = layers[0](x.replace(feats)).feats.sigmoid()
+        kept = slice(10, None)
+        return layers[1](fnn.SparseTensor(y[kept], x.coords[kept].contiguous(), x.shape)).feats.sigmoid()
+
+    results = []
+    for checkpointed in (False, True):
+        leaf, x = feats.clone().requires_grad_(), fnn.SparseTensor(feats, coords, shape)
+        contexts = partial(create_selective_checkpoint_contexts, policy)
+        out = checkpoint(block, leaf, x, use_reentrant=False, context_fn=contexts) if checkpointed else block(leaf, x)
+        results.append(torch.autograd.grad(out.square().sum(), (leaf, layers[0].weight, layers[1].weight)))
+    torch.testing.assert_close(*results)
 
 
 def test_exported_programs_give_no_sparse_tensors():

@@ -7,7 +7,8 @@ import contextlib
 import numpy as np
 import pytest
 import reference
-from verdicts import assert_gemm_rows, assert_rows
+from scenes import voxels
+from verdicts import ROW_TOLERANCE, assert_gemm_rows, assert_rows
 
 import flexgemm
 
@@ -312,6 +313,47 @@ def test_backward_runs_on_the_stream_of_forward(cuda_device):
         out.backward(p.grad_out)
     side.synchronize()
     p.check(out)
+
+
+def _strided(device):
+    """A map whose gradient needs another map, which is not built yet, and the gradient in features of a convolution
+    over it, on the current stream; and what it is."""
+    coords, shape = voxels(300, device)
+    nmap = flexgemm.sparse_conv_map(coords, shape, 3, 2, 1)
+    weight, feats = torch.randn(8, 3, 3, 3, 16, device=device), torch.randn(len(coords), 16, device=device)
+    grad_out = torch.randn(nmap.num_out_voxels, 8, device=device)
+
+    def gradient():
+        how = {"neighbor_map": nmap, "needs_grad": (True, False, False)}
+        return flexgemm.sparse_conv3d_backward(grad_out, feats, weight, **how)[0]
+
+    expected = reference.conv_dgrad(numpy(grad_out), numpy(weight), nmap.map.cpu().numpy(), len(coords))
+    return nmap, gradient, expected
+
+
+@pytest.mark.parametrize("first", ["gradient", "inverse", "transposed_map"])
+def test_other_streams_wait_for_the_map_of_a_gradient(cuda_device, first):
+    """Autograd runs a backward pass on the stream of its forward pass, and two may share a map."""
+    nmap, gradient, expected = _strided(cuda_device)
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        _busy()
+        gradient() if first == "gradient" else getattr(nmap, first)
+    assert_rows(numpy(gradient()), expected, ROW_TOLERANCE["float32"])
+
+
+def test_a_graph_keeps_what_it_builds_to_itself(cuda_device):
+    """Nothing of it is there before the graph is replayed, nor when it is gone."""
+    nmap, gradient, expected = _strided(cuda_device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured, inverse, turned = gradient(), nmap.inverse, nmap.transposed_map
+    assert_rows(numpy(gradient()), expected, ROW_TOLERANCE["float32"])
+    assert nmap.inverse is not inverse and nmap.transposed_map is not turned
+    graph.replay()
+    assert_rows(numpy(captured), expected, ROW_TOLERANCE["float32"])
+    assert torch.equal(turned, nmap.transposed_map) and torch.equal(inverse.map, turned)
 
 
 def test_calls_are_captured_in_a_cuda_graph(cuda_device):

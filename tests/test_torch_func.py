@@ -60,6 +60,11 @@ def test_options_of_products_are_checked_within_torch_func(device):
     a = torch.ones(3, 4, device=device)
     with pytest.raises(TypeError, match="^accumulate: expected a bool, got int$"):
         torch.func.grad(lambda a: ft.gemm_nt(a, a, accumulate=0).sum())(a)
+    with pytest.raises(ValueError, match="^device: only NumPy arrays are moved"):
+        torch.func.grad(lambda a: ft.gemm_nt(a, a, device="cpu").sum())(a)
+    for name in ("out_dtype", "dtype_out"):
+        out = torch.func.vmap(lambda w, name=name: ft.gemm_nt(a, w, **{name: "float16"}))(torch.ones(2, 5, 4).to(a))
+        assert out.dtype is torch.float16 and (out == 4).all()
 
 
 def test_torch_func_of_products(device):

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import flexgemm.torch as ft  # noqa: E402
+from flexgemm.torch.nn import SparseTensor  # noqa: E402
 from flexgemm.torch.ops import maps_of  # noqa: E402
 
 
@@ -84,6 +85,23 @@ def test_pytrees_and_operators_take_segments_along(device):
     assert copy.deepcopy(nmap).map.equal(nmap.map)
 
 
+def test_coordinates_of_a_pytree_need_not_be_contiguous(device):
+    """As those of nonzero() are not."""
+    grid = torch.rand(2, 6, 6, 6, generator=torch.Generator().manual_seed(0)) < 0.3
+    coords = grid.nonzero().int().to(device).t().contiguous().t()
+    weight, feats = torch.randn(8, 2, 2, 2, 4, device=device), torch.randn(len(coords), 4, device=device)
+
+    def loss(feats, nmap):
+        return ft.sparse_conv3d(feats, weight, neighbor_map=nmap, precision="ieee").square().sum()
+
+    results = []
+    for given in (coords, coords.contiguous()):
+        nmap = flexgemm.sparse_conv_map(given, grid.shape, 2, 2)
+        same = pytree.tree_map(lambda leaf: leaf, nmap)
+        results.append((torch.func.grad(loss)(feats, nmap), same.transposed_map, same.inverse.map))
+    assert all(map(torch.equal, *results))
+
+
 def test_maps_move(device):
     coords, shape = voxels(50)
     nmap = flexgemm.neighbor_map(coords, shape, (3, 3, 3))
@@ -147,6 +165,7 @@ def test_torch_jit_trace(device):
         lambda feats, coords: ft.quantize(feats, granularity="row")[1],
         lambda feats, coords: ft.encode_seq(coords, shape).clone(),
         lambda feats, coords: ft.global_pool(feats, coords, 2),
+        lambda feats, coords: SparseTensor.collate([SparseTensor(feats, coords, shape)] * 2).dense(),
     ]
     other = torch.randn(30, 4, device=device), voxels(30, device)[0]
     for function in functions:

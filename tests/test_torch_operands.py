@@ -16,6 +16,7 @@ import flexgemm
 from flexgemm import _C
 
 torch = pytest.importorskip("torch", reason="torch not installed")
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from torch_problem import Problem, numpy  # noqa: E402
 
 import flexgemm.torch  # noqa: E402
@@ -185,6 +186,26 @@ def test_outputs_that_autograd_has_seen_are_refused(device):
         flexgemm.submanifold_conv3d(p.feats.detach(), p.weight.detach(), neighbor_map=p.nmap, out=out.requires_grad_())
 
 
+def test_outputs_that_autograd_has_seen_are_refused_by_operators_too(device):
+    """Which run beneath autograd."""
+    a, b, leaf = (torch.randn(m, n, device=device) for m, n in ((4, 6), (5, 6), (4, 5)))
+    out = leaf.requires_grad_() * 1
+    kept = out.detach().clone()
+    with FlopCounterMode(display=False), pytest.raises(ValueError, match="^out: expected a tensor that does not requi"):
+        flexgemm.torch.gemm_nt(a, b, out=out)
+    assert torch.equal(out, kept)
+    with FlopCounterMode(display=False), torch.no_grad():
+        flexgemm.torch.gemm_nt(a, b, out=out)
+    torch.testing.assert_close(out.detach(), a @ b.t(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch is about to drop quantized tensors
+def test_quantized_tensors_are_refused_by_name(device):
+    a = torch.quantize_per_tensor(torch.ones(3, 4, device=device), 0.1, 0, torch.qint8)
+    with pytest.raises(TypeError, match="^a: expected a tensor of floats or ints, got a quantized one$"):
+        flexgemm.gemm_nt(a, a)
+
+
 def test_scales_have_no_gradient(device):
     a, b = (torch.ones(n, 16, device=device).to(torch.float8_e4m3fn) for n in (3, 5))
     scale = torch.ones((), device=device, requires_grad=True)
@@ -321,6 +342,14 @@ def test_a_factor_that_float32_does_not_hold_is_refused_by_name(device, value):
         ({"precision": ""}, ValueError, "precision: expected 'ieee' or 'tf32', got ''"),
         ({"alpha": None}, TypeError, "alpha: expected a float, got NoneType"),
         ({"expected_m": None}, TypeError, "expected_m: expected an int, got NoneType"),
+        ({"b_row_major": None}, TypeError, "b_row_major: expected a bool, got NoneType"),
+        ({"promote_every": 128.0}, TypeError, "promote_every: expected an int, got float"),
+        ({"alpha": 1 + 0j}, TypeError, "alpha: expected a float, got complex"),
+        (
+            {"dtype_out": "float16", "out_dtype": "float32"},
+            ValueError,
+            "dtype_out: expected None or out_dtype, which is float32, got float16",
+        ),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

@@ -165,6 +165,39 @@ def test_forward_mode_is_refused(device, way):
 
 
 @pytest.mark.parametrize("layout", ["dense", "grouped"])
+def test_gradients_of_float16_factors_beside_a_float32_output_are_in_its_range(device, layout):
+    """Losses are scaled: what comes back may be beyond float16 where the gradients of the factors are not."""
+    torch.manual_seed(0)
+    factors = torch.randn(64, 96, device=device), 1e-3 * torch.randn(2, 40, 96, device=device)
+    x, w = (factor.half().requires_grad_() for factor in factors)
+    ends = torch.tensor([24, 64], device=device)
+    if layout == "dense":
+        out, plain = ft.gemm_nt(x, w[0], out_dtype="float32"), x.float() @ w[0].float().t()
+    else:
+        out = ft.m_grouped_gemm_nt(x, w, ends, out_dtype="float32")
+        plain = torch.cat([x[rows].float() @ w[g].float().t() for g, rows in enumerate((slice(24), slice(24, 64)))])
+    grad_out = 2.0**17 * torch.rand_like(plain)
+    gradients, expected = (torch.autograd.grad(y, (x, w), grad_out) for y in (out, plain))
+    assert gradients[0].isfinite().all()
+    for got, wanted in zip(gradients, expected, strict=True):
+        assert got.dtype is torch.float16 and torch.equal(got.isinf(), wanted.isinf())
+        largest = float(wanted[wanted.isfinite()].abs().max())
+        torch.testing.assert_close(got, wanted, rtol=4e-3, atol=largest / 500)
+
+
+def test_gradients_that_are_negated_when_they_are_read(device):
+    """As those of the imaginary part of a conjugate are."""
+    torch.manual_seed(0)
+    a, w, v = (torch.randn(shape, device=device) for shape in ((4, 6), (5, 6), (5, 3)))
+    gradients = []
+    for linear in (lambda a, w: ft.gemm_nt(a, w, precision="ieee"), torch.nn.functional.linear):
+        leaf = w.clone().requires_grad_()
+        z = torch.complex(linear(a, leaf), linear(2 * a, leaf))
+        gradients.append(torch.autograd.grad((z.conj() @ v.to(z.dtype)).abs().sum(), leaf))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["dense", "grouped"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_gradient_of_a_bias_is_summed_in_float32(device, layout, dtype):
     """A bias of float32 has it to the last digits, whatever the product is computed in."""

@@ -84,6 +84,7 @@ class SegmentGEMMWrapper:
         weight_indices: (batch_size,); by default segment i has weight i, of at least batch_size.
         out: (rows, d_out), of which rows of no segment are left alone; by default of x's dtype, bfloat16 for FP8, and
             zero in those rows.
+        Beside seg_indptr seg_lens are not looked at, and weight_indices without elements are None.
         seg_indptr and weight_indices may be longer, as buffers of CUDA graphs are: their first elements count. Lengths,
         their sums and indices may lie on the CPU, as flashinfer's programs have them.
 
@@ -109,11 +110,13 @@ class SegmentGEMMWrapper:
             raise ValueError("seg_lens, seg_indptr: expected one of them, got None")
         _expect("x", x, (None, None))
         _expect("weights", weights, (None, None, None))
-        sizes: Any = {}
-        if seg_lens is not None:
-            sizes["seg_lens"] = _expect("seg_lens", seg_lens, (batch_size,)).to(x.device)
+        sizes: Any
         if seg_indptr is not None:
             sizes = {"offsets": _first("seg_indptr", seg_indptr, batch_size + 1).to(x.device)}
+        else:
+            sizes = {"seg_lens": _expect("seg_lens", seg_lens, (batch_size,)).to(x.device)}
+        if isinstance(weight_indices, torch.Tensor) and weight_indices.numel() == 0:  # which flashinfer has for None
+            weight_indices = None
         if weight_indices is not None:
             weight_indices = _first("weight_indices", weight_indices, batch_size).to(x.device)
         elif len(weights) < batch_size:

@@ -47,7 +47,7 @@ def recorded(name: str, forward: Any, save: Any, backward: Any) -> Callable[...,
 
     def backward_of_one(ctx: Any, *gradients: Any) -> Any:
         try:
-            return backward(ctx, *gradients)
+            return backward(ctx, *map(_as_it_is, gradients))
         except RuntimeError:
             if any(isinstance(g, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(g) for g in gradients):
                 raise NotImplementedError(
@@ -57,7 +57,7 @@ def recorded(name: str, forward: Any, save: Any, backward: Any) -> Callable[...,
             raise
 
     def backward_behind_func(ctx: Any, *gradients: Any) -> Any:
-        return backward(_Alive(ctx), *gradients)
+        return backward(_Alive(ctx), *map(_as_it_is, gradients))
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         """One call for each element of the batch."""
@@ -82,6 +82,11 @@ def recorded(name: str, forward: Any, save: Any, backward: Any) -> Callable[...,
         return apart.apply(*args) if transformed() else record(*args)
 
     return apply
+
+
+def _as_it_is(gradient: Any) -> Any:
+    """Of complex numbers made from a result autograd may give a gradient that is negated when it is read."""
+    return gradient.resolve_neg() if isinstance(gradient, torch.Tensor) else gradient
 
 
 def _function(name: str, **methods: Any) -> Any:

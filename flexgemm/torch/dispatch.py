@@ -17,7 +17,7 @@ from flexgemm._arguments import type_name
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
-_dispatch_modes = torch._C._len_torch_dispatch_stack
+in_mode = torch._C._len_torch_dispatch_stack  # how many dispatch modes a call goes through
 _jit_trace = torch._C._get_tracing_state  # of torch.jit.trace, None outside of it
 transformed = torch._C._are_functorch_transforms_active  # inside torch.func.grad, vmap, ...
 
@@ -32,7 +32,7 @@ _matmul_precision = getattr(torch._C, "_get_fp32_precision_getter", _by_allow_tf
 
 def traced(x: Any, y: Any) -> bool:
     """Whether a call whose first tensors are x and y has to go through the dispatcher."""
-    if torch.compiler.is_compiling() or type(x) not in _PLAIN or type(y) not in _PLAIN or _dispatch_modes() > 0:
+    if torch.compiler.is_compiling() or type(x) not in _PLAIN or type(y) not in _PLAIN or in_mode() > 0:
         return True
     return bool(x.is_meta) or _jit_trace() is not None
 

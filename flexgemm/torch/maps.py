@@ -28,7 +28,7 @@ def assemble(leaves: Any, numbers: Any) -> NeighborMap:
     nmap._sites = None if submanifold else (coords, out_coords)
     nmap.native, nmap.native_order = native, order
     nmap._native_transposed = None if gradient is None else (gradient, gradient_order)
-    nmap._plain_orders = None, None
+    nmap._plain_orders, nmap._transposed_mark = (None, None), None
     nmap._segments = (segments,)
     nmap._segments_begun, nmap._segment_layers, nmap._segment_calls = None, {}, 0
     nmap._map = nmap._transposed_map = nmap._inverse = None

@@ -25,6 +25,7 @@ from flexgemm.torch.dispatch import (
     casts,
     expect_foreseen,
     expect_tensor,
+    in_mode,
     name_of,
     refuse_stream,
     setting,
@@ -88,8 +89,9 @@ def _turned(nmap: NeighborMap) -> Any:
 
 def lasts(built: torch.Tensor, given: torch.Tensor) -> bool:
     """Whether what was built of a tensor may be kept beside it: a FakeTensor, which is of one trace, not beside a real
-    one."""
-    return type(built) is type(given)
+    one; and in a dispatch mode nothing, since selective checkpointing expects the same operators when it runs a block
+    anew."""
+    return type(built) is type(given) and (torch.compiler.is_compiling() or not in_mode())
 
 
 def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any, Any]:
@@ -117,8 +119,8 @@ def transposed_of(nmap: NeighborMap) -> Any:
 def inverse_of(nmap: NeighborMap) -> NeighborMap:
     """`NeighborMap.inverse`, which a traced program makes by operators."""
     conv.expect_map(nmap)
-    if nmap._inverse is None and isinstance(nmap.native, torch.Tensor) and traced(nmap.native, nmap.native):
-        transposed_of(nmap)
+    if isinstance(nmap.native, torch.Tensor) and traced(nmap.native, nmap.native):
+        return nmap._inverse or nmap.inverse_by(transposed_of(nmap))
     with beneath_transforms():
         return nmap.inverse
 

@@ -7,9 +7,9 @@ from typing import Any, Unpack
 import torch
 
 from flexgemm import gemm, quantization
-from flexgemm._arguments import dtype_name, renamed
+from flexgemm._arguments import as_bool, as_int, dtype_name, expect_float, renamed
 from flexgemm._arrays import Stream, on_stream, refuse_device
-from flexgemm._torch import requires_grad
+from flexgemm._torch import expect_unrecorded, requires_grad
 from flexgemm.gemm import GradientOptions, Options
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, recorded, records
@@ -168,6 +168,7 @@ def _trace(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
     tensors = {name: options.pop(name, None) for name in _TENSORS}
     out, accumulate = options.pop("out", None), options.pop("accumulate", False)
     gemm.expect_sum(out, accumulate)
+    expect_unrecorded(out)
     refuse_device(options.pop("device", None), "torch")
     if "out_dtype" in options:
         options["out_dtype"] = name_of(options["out_dtype"])
@@ -218,17 +219,15 @@ def expect_differentiable(layout: str, dtype: torch.dtype, more: list[str], foll
 
 def record(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor:
     """A product that autograd or torch.func has to see, on tensors as they are."""
-    for name, kind in ("alpha", "a float"), ("accumulate", "a bool"), ("expected_m", "an int"):
-        if options.get(name, 0) is None:
-            raise TypeError(f"{name}: expected {kind}, got NoneType")
-    gemm.expect_sum(options.get("out"), options.get("accumulate"))
+    _check(options)
     given = {name: value for name, value in options.items() if value is not None}
-    if given.pop("promote_every", 128) not in (128, 256, 512):  # of FP8
-        raise ValueError(f"promote_every: expected 128, 256, 512 or None, got {options['promote_every']!r}")
+    given.pop("promote_every", None)  # of FP8
     for name, neutral in (("alpha", 1), ("accumulate", False)):
         if given.get(name) == neutral:
             del given[name]
-    bias, out_dtype, stream = (given.pop(name, None) for name in ("bias", "out_dtype", "stream"))
+    bias, stream = given.pop("bias", None), given.pop("stream", None)
+    allowed = gemm.FLOATS if "scale_out" not in given else gemm.FP8
+    out_dtype = gemm.asked_dtype(given.pop("out_dtype", None), given.pop("dtype_out", None), allowed)
     grouping = given.pop(operators.GROUPING.get(layout, ""), None)
     row_major, expected_m = given.pop("b_row_major", False), given.pop("expected_m", 0)
     precision = given.pop("precision", "ieee")
@@ -238,6 +237,18 @@ def record(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
     with on_stream(a, stream):
         result: torch.Tensor = _record(a, b, bias, grouping, layout, row_major, out_dtype, precision, expected_m)
     return result
+
+
+def _check(options: dict[str, Any]) -> None:
+    """What the extension does not see of a product that is recorded."""
+    refuse_device(options.pop("device", None), "torch")
+    checks = {"alpha": expect_float, "accumulate": as_bool, "b_row_major": as_bool, "expected_m": as_int}
+    for name in checks.keys() & options.keys():
+        checks[name](options[name], name)
+    gemm.expect_sum(options.get("out"), options.get("accumulate"))
+    promote_every = options.get("promote_every")
+    if promote_every is not None and as_int(promote_every, "promote_every") not in (128, 256, 512):
+        raise ValueError(f"promote_every: expected 128, 256, 512 or None, got {promote_every!r}")
 
 
 def _forward(
@@ -262,14 +273,16 @@ def _backward(ctx: Any, grad_out: Any) -> Any:
 def _gradients(ctx: Any, grad_out: Any) -> Gradients:
     """Of out = a . b^T + bias: grad_out . b, grad_out^T . a, and the sum of the rows of grad_out."""
     a, b, grouping = ctx.saved_tensors
-    needs, how, row_major = ctx.needs_input_grad[:3], {"precision": ctx.precision}, ctx.row_major
+    needs, row_major = ctx.needs_input_grad[:3], ctx.row_major
     grad_a = grad_b = grad_bias = None
     if grouping is not None:
         given = grad_out, a, b.transpose(1, 2) if row_major else b, grouping, needs, ctx.precision, ctx.layout
         grad_a, grad_b, grad_bias = m_grouped_gradients(*given)
         grad_b = grad_b.transpose(1, 2) if row_major and grad_b is not None else grad_b
     else:
-        rows = grad_out.to(a.dtype)
+        dtype, precision = operators.of_gradients(grad_out, a, ctx.precision)
+        how: Any = {"precision": precision, "out_dtype": a.dtype}
+        rows, a, b = grad_out.to(dtype), a.to(dtype), b.to(dtype)
         if needs[0]:
             grad_a = _uncast(ctx.layout, rows, b, b_row_major=not row_major, **how)
         if needs[1]:

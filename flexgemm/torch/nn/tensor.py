@@ -163,9 +163,9 @@ class SparseTensor:
     def collate(cls, tensors: Sequence[SparseTensor]) -> SparseTensor:
         """One batch of all samples of the tensors, in a grid that holds each of theirs."""
         tensors = _listed(tensors)
-        channels = {x.feats.shape[1] for x in tensors}
-        if len(channels) > 1:
-            raise ValueError(f"tensors: expected as many channels in each, got {sorted(channels)}")
+        channels = [x.feats.shape[1] for x in tensors]
+        if any(c != channels[0] for c in channels):  # not as a set: torch.jit.trace has numbers of its own
+            raise ValueError(f"tensors: expected as many channels in each, got {sorted(set(channels))}")
         first, coords = 0, []
         for x in tensors:
             coords.append(x.coords + torch.tensor([first, 0, 0, 0], dtype=torch.int32, device=x.coords.device))

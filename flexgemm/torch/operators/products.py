@@ -150,6 +150,14 @@ def _(out: Any, a: Any, b: Any, *tensors: Any, groups: int = 0, **how: Any) -> N
 GROUPING = {"m_grouped": "offsets", "m_grouped_contiguous": "m_indices", "m_grouped_masked": "masked_m"}
 
 
+def of_gradients(grad_out: torch.Tensor, a: torch.Tensor, precision: str | None) -> tuple[torch.dtype, str]:
+    """In what a product's gradients are multiplied, which is what its factors are; but float16 may not hold the
+    gradient of a float32 output, and TF32 has its digits."""
+    if a.dtype is torch.float16 and grad_out.dtype is torch.float32:
+        return torch.float32, "tf32"
+    return a.dtype, setting(precision, a)
+
+
 def m_grouped_gradients(
     grad_out: torch.Tensor,
     a: torch.Tensor,
@@ -161,17 +169,18 @@ def m_grouped_gradients(
 ) -> Gradients:
     """The gradients of a product grouped along M in a, b and bias (float32), and an empty tensor for each that is not
     needed. Rows of no group have a gradient of zero, and are not read."""
-    how: Any = {"precision": setting(precision, a)}
+    dtype, precision = of_gradients(grad_out, a, precision)
+    how: Any = {"precision": precision}
     grad_a, grad_b, grad_bias = (grad_out.new_empty(0, dtype=dtype) for dtype in (a.dtype, b.dtype, torch.float32))
     if needs_grad[0]:
         into = how | {GROUPING[layout]: grouping, "b_row_major": True, "out": a.new_zeros(a.shape)}
-        grad_a = gemm.product(layout, grad_out.to(a.dtype), b, **into)
+        grad_a = gemm.product(layout, grad_out.to(dtype), b.to(dtype), **into)
     if needs_grad[1] or needs_grad[2]:
         order, ends = _order_by_group(layout, grouping, a, b.shape[0])
         how |= {"offsets": ends, "groups": b.shape[0], "out_dtype": "float32"}
         columns = _columns(grad_out, order)
         if needs_grad[1]:
-            grad_b = gemm.product("k_grouped", columns.to(a.dtype), _columns(a, order), **how).to(b.dtype)
+            grad_b = gemm.product("k_grouped", columns.to(dtype), _columns(a.to(dtype), order), **how).to(b.dtype)
         if needs_grad[2]:
             ones = columns.new_ones(1, columns.shape[1])
             grad_bias = gemm.product("k_grouped", columns, ones, **(how | {"precision": "ieee"}))[..., 0]

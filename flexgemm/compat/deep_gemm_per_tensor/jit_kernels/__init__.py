@@ -36,7 +36,7 @@ def m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_contiguous(
     rows of padding, which are left alone; groups begin at multiples of get_m_alignment_for_contiguous_layout()."""
     _expect(out, torch.bfloat16, lhs=lhs, rhs=rhs)
     with renamed(_NAMES):
-        ft.m_grouped_gemm_nt_contiguous(lhs, rhs, m_indices, out=out)
+        ft.m_grouped_gemm_nt_contiguous(lhs, rhs, _flat(m_indices, "m_indices"), out=out)
 
 
 @torch.no_grad()
@@ -46,7 +46,7 @@ def m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_masked(
     """The first masked_m[g] rows of out[g] (g, m_max, n) bfloat16 = lhs[g] . rhs[g]^T; any m_max."""
     _expect(out, torch.bfloat16, lhs=lhs, rhs=rhs)
     with renamed(_NAMES):
-        ft.m_grouped_gemm_nt_masked(lhs, rhs, masked_m, expected_m, out=out)
+        ft.m_grouped_gemm_nt_masked(lhs, rhs, _flat(masked_m, "masked_m"), expected_m, out=out)
 
 
 @torch.no_grad()
@@ -80,6 +80,12 @@ def k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(
     pieces = (x.split([rows * k for k in batch_sizes]) for x, rows in ((lhs, out.shape[1]), (rhs, out.shape[2])))
     for k, a, b, result in zip(batch_sizes, *pieces, out, strict=True):
         ft.wgrad_gemm_nt(a.view(out.shape[1], k), b.view(out.shape[2], k), out=result)
+
+
+def _flat(x: torch.Tensor, name: str) -> torch.Tensor:
+    """What has a number for each row or group, in whatever shape."""
+    expect_tensor(x, name)
+    return x.flatten()
 
 
 def _expect(out: torch.Tensor, dtype: torch.dtype, **factors: torch.Tensor) -> None:
