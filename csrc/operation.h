@@ -10,7 +10,7 @@
 #include "check.h"
 #include "stream.h"
 
-enum { FG_MAX_PARAMETERS = 28 };
+enum { FG_MAX_PARAMETERS = 29 };
 
 /* One call in the making. Arrays and values have the index of their parameter. */
 typedef struct {

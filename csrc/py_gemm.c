@@ -125,6 +125,7 @@ static const fg_parameter gemm_direct_parameters[] = {
     FG_SCALAR(out_dtype),
     FG_SCALAR(groups), /* which an output tells, where one is given */
     FG_ADAPTED_SCALAR(device),
+    FG_ADAPTED_SCALAR(check),
     FG_DIRECT_END,
 };
 
@@ -436,7 +437,7 @@ PyMethodDef fg_gemm_methods[] = {
                      "m_indices=None, masked_m=None, weight_indices=None, layout=None, b_row_major=False, "
                      "expected_m=0, alpha=1.0, activation=None, accumulate=False, promote_every=128, dtype_a=None, "
                      "dtype_b=None, dtype_out=None, precision='ieee', out_dtype=None, groups=0, device=None, "
-                     "options=None, workspace=None, stream=None",
+                     "check=None, options=None, workspace=None, stream=None",
                      "The same of torch tensors as they are, into a new one; NotImplemented where that is not enough."),
     FG_OPERATION_METHODS(quantize,
                          "x, q, scale, *, scale_given=False, dtype=None, swiglu=False, block_rows=0, workspace=None, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -105,6 +106,8 @@ def _picture(text: str) -> Path:
     path = Path(text)
     if path.suffix not in PICTURES or not path.parent.is_dir() or path.is_dir():
         raise argparse.ArgumentTypeError(f"expected a {', '.join(PICTURES)} file in an existing folder, got {text!r}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write {text!r}")
     return path
 
 

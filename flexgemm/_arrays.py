@@ -140,6 +140,10 @@ class Library:
         """The first element of an integer array from `empty`. Waits for a GPU."""
         return int(x.numpy(stream=self.stream)[0] if isinstance(x, _C.DeviceArray) else x[0])
 
+    def host(self, x: Array) -> np.ndarray[Any, Any]:
+        """x as an array of NumPy. Waits for a GPU."""
+        return x.numpy(stream=self.stream) if isinstance(x, _C.DeviceArray) else np.asarray(x)
+
     def output(self, out: Array, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
         """What the extension writes when the caller has given out=; arguments as of `empty`."""
         if self.immutable:
@@ -305,6 +309,9 @@ class TorchLibrary(Library):
         with self.torch.inference_mode(False):  # none that training refuses
             return self.empty(shape, dtype, like)
 
+    def host(self, x: Array) -> np.ndarray[Any, Any]:
+        return np.asarray(x.detach().cpu())
+
     def output(self, out: Array, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
         self.expect_unrecorded(super().output(out, shape, dtype, like))
         return out
@@ -355,6 +362,10 @@ class TorchOnStream(TorchLibrary):
         with self.scope:
             return super().first_int(x)
 
+    def host(self, x: Array) -> np.ndarray[Any, Any]:
+        with self.scope:
+            return super().host(x)
+
 
 class CupyLibrary(Library):
     name = "CuPy"
@@ -379,9 +390,13 @@ class CupyLibrary(Library):
             return self.cupy.ascontiguousarray(x)
 
     def first_int(self, x: Array) -> int:
+        return int(self.host(x)[0])
+
+    def host(self, x: Array) -> np.ndarray[Any, Any]:
         if self.stream is not None:
             self.cupy.cuda.ExternalStream(_pointer(self.stream)).synchronize()
-        return super().first_int(x)
+        result: np.ndarray[Any, Any] = self.cupy.asnumpy(x)
+        return result
 
     def empty(self, shape: tuple[int, ...], dtype: str | None, like: Array) -> Array:
         with like.device:

@@ -87,9 +87,9 @@ def submanifold_conv3d(
     algorithm: "explicit_gemm" is "auto".
 
     Returns (N, Co). Bias, residual and activation are applied to the float32 sums, which are rounded once.
-    Deterministic: the same input gives the same bits. torch tensors that require grad are recorded
-    by autograd (flexgemm.torch); FP8 has no gradient. NumPy arrays over a map that was built with device="cuda" are
-    computed on that GPU.
+    Deterministic: the same calls give the same bits, and over a frozen map each call does. torch tensors that require
+    grad are recorded by autograd (flexgemm.torch); FP8 has no gradient. NumPy arrays over a map that was built with
+    device="cuda" are computed on that GPU.
 
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes, devices, an output that is
     read-only or overlaps an input, by argument name.
@@ -493,6 +493,8 @@ def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap, groups
         groups, counts = as_int(groups, "groups"), (shape[1], co)
         if groups < 1 or any(count % groups for count in counts):
             raise ValueError(f"groups: expected a divisor of Ci and Co, {counts[0]} and {counts[1]}, got {groups!r}")
+        if groups > 1 and 0 in counts:
+            raise ValueError(f"groups: expected 1 where there are no channels, got {groups!r}")
     expected = (co, *neighbor_map.kernel_size, shape[1] // groups)
     if co_and_kernel != expected:
         need = ", ".join(str(n) for n in expected[1:])

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, TypedDict, Unpack
 
+import numpy as np
+
 from flexgemm import _C
 from flexgemm._arguments import as_bool, as_int, dtype_name, renamed, type_name
 from flexgemm._arrays import Array, Library, Stream, library_of, on_stream
@@ -33,6 +35,8 @@ class GradientOptions(TypedDict, total=False):
     dtype_out: str | None
     precision: str | None
     promote_every: int | None
+    b_row_major: bool
+    check: bool
     device: str | None
     stream: Stream
 
@@ -60,6 +64,9 @@ def gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
     precision: of float32 products: "ieee", or "tf32".
     promote_every: FP8 tensor cores of Hopper keep about 13 bits of a sum. After this many products the sum moves to
         float32: 128, 256 or 512, or None for never. Elsewhere sums are float32 throughout.
+    b_row_major: b is (K, N), with a leading axis where it has one, and N is innermost: a GPU transposes it first.
+    check: on a GPU, too, raise ValueError for offsets, m_indices, masked_m and weight_indices that are out of range,
+        and so wait for it; the CPU always does.
     device: "cuda" or "cuda:1" computes NumPy arrays on a GPU. stream: instead of the library's current CUDA stream.
 
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes, devices, an output that is
@@ -261,8 +268,9 @@ _AXES = {
 }
 # Layouts of which no element of the output is left alone.
 _WRITTEN_THROUGHOUT = ("dense", "batched", "k_grouped")
-# Options that are arrays.
-_ARRAYS = frozenset(("scale_a", "scale_b", "bias", "scale_out", "offsets", "m_indices", "masked_m", "weight_indices"))
+# Options that tell groups apart, and all that are arrays.
+_GROUPING = ("offsets", "m_indices", "masked_m", "weight_indices")
+_ARRAYS = frozenset(("scale_a", "scale_b", "bias", "scale_out", *_GROUPING))
 
 
 def product(layout: str, a: Array, b: Array, **options: Any) -> Array:
@@ -285,6 +293,7 @@ def _adapted(
     out: Array | None = None,
     out_dtype: Any = None,
     dtype_out: str | None = None,
+    check: bool = False,
     device: str | None = None,
     stream: Stream = None,
     **options: Any,
@@ -295,6 +304,8 @@ def _adapted(
             raise TypeError(f"unexpected keyword argument '{name}'")
     library = library_of(a, "a", device, stream)
     expect_sum(out, options.get("accumulate"))
+    if as_bool(check, "check") and library.on_gpu(a):
+        expect_groups(library, layout, a, b, groups, options)
     if library.needs_grad(a, b, *map(options.get, ("bias", "scale_a", "scale_b", "scale_out"))):
         from flexgemm.torch import products
 
@@ -325,6 +336,21 @@ def expect_sum(out: Array | None, accumulate: Any) -> None:
     """Raises where there is nothing to add to."""
     if accumulate is not None and as_bool(accumulate, "accumulate") and out is None:
         raise ValueError("out: expected an array to add to with accumulate=True, got None")
+
+
+def expect_groups(library: Library, layout: str, a: Array, b: Array, groups: int, options: dict[str, Any]) -> None:
+    """Raises for numbers on a GPU that do not tell the groups of a product apart, by the CPU's product of matrices that
+    have the same groups and no elements."""
+    told = {name: x for name, x in options.items() if name in _GROUPING and x is not None}
+    for name, x in ({"a": a, "b": b} | told).items():
+        library.accept(x, name)
+    shape = out_shape(layout, a.shape, b.shape, groups, options.get("b_row_major", False), False)
+    rows = shape[-2] if layout.startswith("m_grouped") else 0
+    columns = shape[-1] if layout == "n_grouped" else 0
+    depth = a.shape[-1] if layout == "k_grouped" else 0
+    matrices = (*a.shape[:-2], rows, depth), (*b.shape[:-2], columns, depth), (*shape[:-2], rows, columns)
+    on_host: Any = {name: library.host(x) for name, x in told.items()}
+    _C.gemm(*(np.empty(sizes, np.float32) for sizes in matrices), layout=layout, **on_host)
 
 
 def out_shape(

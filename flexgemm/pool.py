@@ -83,7 +83,7 @@ def global_pool(
 
     feats: (N, C) float32, float16 or bfloat16; rows may be strided.
     coords: (N, 4) int32, rows [batch, x, y, z], of which only the batch is read; in any order.
-    batch_size: B, the number of samples, below 2**31.
+    batch_size: B, the number of samples, below 2**31 - 1.
     mode: "max", "mean" or "sum". NaN is above every number, and the gradient of a maximum goes to the first row that
         has it.
     device: "cuda" or "cuda:1" computes NumPy arrays on a GPU.
@@ -173,8 +173,8 @@ def global_forward(
         samples = index(batch_size)
     except TypeError:
         samples = 0
-    if not 1 <= samples < 2**31:
-        raise ValueError(f"batch_size: expected a positive int below 2**31, got {batch_size!r}")
+    if not 1 <= samples < 2**31 - 1:
+        raise ValueError(f"batch_size: expected a positive int below 2**31 - 1, got {batch_size!r}")
     if len(feats.shape) != 2 or feats.shape[0] != coords.shape[0]:
         raise ValueError(f"feats: expected ({coords.shape[0]}, C) to match coords, got {tuple(feats.shape)}")
     rows = coords.shape[0]

@@ -140,9 +140,9 @@ class NeighborMap:
     def inverse(self) -> NeighborMap:
         """The same pairs the other way round, from the outputs back to `coords`: what an inverse convolution and
         upsampling use. Made on first use; both share their arrays."""
-        return self.inverse_by(self._transposed(None))
+        return self._inverse_by(self._transposed(None))
 
-    def inverse_by(self, transposed: tuple[Array, Array | None]) -> NeighborMap:
+    def _inverse_by(self, transposed: tuple[Array, Array | None]) -> NeighborMap:
         """`inverse`, of the map from the inputs to the outputs that read them and its row orders: kept if they are."""
         kept = self._native_transposed is not None and self._native_transposed[0] is transposed[0]
         if kept and self._inverse is not None:
@@ -352,12 +352,12 @@ class NeighborMap:
             asked = {"shape": self.shape, "transposed": self.transposed != backward}
             names = {}
         else:
-            sites = self._sites[::-1] if backward else self._sites
-            coords, queries = (rows_of_four(library, x, "coords") for x in sites)  # those of a pytree are as given
+            coords, queries = self._sites[::-1] if backward else self._sites
             shape, query_shape = (self.out_shape, self.shape) if backward else (self.shape, self.out_shape)
             asked = {"shape": shape, "queries": queries, "query_shape": query_shape}
             asked |= {"stride": self.stride, "padding": self.padding, "transposed": self.transposed != backward}
             names = {"coords": "out_coords", "queries": "coords"} if backward else {"queries": "out_coords"}
+            names |= {"query_shape": "shape", "shape": "out_shape"} if backward else {"query_shape": "out_shape"}
         sets = _C.plan_order_sets(rows=queries.shape[0], kernel_size=self.kernel_size) if library.on_gpu(coords) else ()
         order = None
         result = library.lasting((self.kernel_volume, queries.shape[0]), "int32", coords)
@@ -443,8 +443,8 @@ def sparse_conv_map(
         (W + 2 * padding - dilation * (K - 1) - 1) // stride + 1
         (W - 1) * stride - 2 * padding + dilation * (K - 1) + output_padding + 1      transposed
 
-    as in torch. The outputs are all sites of that grid that any voxel reaches, in the order `order`, or
-    `out_coords`.
+    as in torch. The outputs are all sites of that grid that any voxel reaches and int32 counts, in the order `order`,
+    or `out_coords`. The grid's volume, too, is below 2**63.
 
     coords: (N, 4) int32, rows [batch, x, y, z], unique, in any order; of duplicates the lowest row is found.
     shape: (B, W, H, D), the exclusive upper bounds of batch, x, y and z; their product must be below 2**63.

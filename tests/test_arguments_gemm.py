@@ -7,6 +7,7 @@ import pytest
 from calls import E4M3, LEGAL, call, call_on_host, zeros
 from memory import Host
 
+import flexgemm
 from flexgemm import _C
 
 
@@ -67,3 +68,54 @@ def test_no_rows_of_any_depth_are_a_product(backend):
     a = np.empty((0, 2**61), np.float16)
     call(backend, "gemm", a=a, b=a, out=np.empty((0, 0), np.float16))
     assert _C.gemm_workspace(a, a, np.empty((0, 0), np.float16)) == 0
+
+
+# Numbers that do not tell the groups apart, and some that do, of two groups and 256 rows, columns or depth each.
+INT32, INT64 = np.int32, np.int64
+FACTORS = {  # axes of a and b, and the function
+    "m_grouped": ((256, 16), (2, 8, 16), flexgemm.m_grouped_gemm_nt),
+    "contiguous": ((256, 16), (2, 8, 16), flexgemm.m_grouped_gemm_nt_contiguous),
+    "masked": ((2, 256, 16), (2, 8, 16), flexgemm.m_grouped_gemm_nt_masked),
+    "n_grouped": ((2, 8, 16), (256, 16), flexgemm.n_grouped_gemm_nt),
+    "k_grouped": ((8, 256), (8, 256), flexgemm.k_grouped_wgrad_gemm_nt),
+}
+RIGHT = {"contiguous": np.repeat(np.array([1, 0], INT32), 128), "masked": np.array([256, 0], INT32)}
+WRONG = [
+    ("m_grouped", np.array([200, 100], INT32), "offsets: expected non-decreasing numbers in 0..256, got 100 after 200"),
+    ("m_grouped", np.array([-1, 256], INT64), "offsets: expected non-decreasing numbers in 0..256, got -1 after 0"),
+    ("n_grouped", np.array([0, 9, 257], INT64), "offsets: expected non-decreasing numbers in 0..256, got 257 after 9"),
+    ("k_grouped", np.array([100, 300], INT32), "offsets: expected non-decreasing numbers in 0..256, got 300 after 100"),
+    ("contiguous", np.repeat(np.array([0, 2], INT32), 128), "m_indices: expected -1 to 1, got 2 at 128"),
+    ("contiguous", np.repeat(np.array([0, 1], INT32), [100, 156]), "m_indices: expected groups that start at"),
+    ("masked", np.array([3, 257], INT32), "masked_m: expected 0 to 256, got 257 at 1"),
+]
+
+
+@pytest.mark.parametrize("layout, numbers, message", WRONG)
+def test_what_tells_groups_apart_is_checked_when_asked(backend, layout, numbers, message):
+    """On a GPU, too, in the CPU's words."""
+    *shapes, function = FACTORS[layout]
+    a, b = (np.ones(shape, np.float32) for shape in shapes)
+    how = {"device": backend.device, "check": True}
+    with pytest.raises(ValueError, match=f"^{message}"):
+        function(a, b, numbers, **how)
+    right = RIGHT.get(layout, np.array([100, 256], INT32))
+    written = np.zeros_like(function(a, b, right, **how))
+    expected = function(a, b, right, out=written.copy(), device=backend.device)
+    np.testing.assert_array_equal(function(a, b, right, out=written, **how), expected)
+    assert expected.max() >= 16
+
+
+def test_weights_of_segments_are_checked_when_asked(backend):
+    x, weights, ends = np.ones((9, 16), np.float32), np.ones((3, 8, 16), np.float32), np.array([2, 9])
+    how = {"device": backend.device, "check": True}
+    with pytest.raises(ValueError, match="^weight_indices: expected 0 to 2, got 3 at 1$"):
+        flexgemm.segment_gemm(x, weights, ends, weight_indices=np.array([0, 3]), **how)
+    with pytest.raises(TypeError, match="^check: expected a bool, got int$"):
+        flexgemm.segment_gemm(x, weights, ends, weight_indices=np.array([0, 2]), check=1, device=backend.device)
+    for row_major in (False, True):
+        given = weights.swapaxes(1, 2) if row_major else weights
+        out = flexgemm.segment_gemm(
+            x, given, ends, weight_indices=np.array([0, 2]), weight_column_major=not row_major, **how
+        )
+        assert (out == 16).all()

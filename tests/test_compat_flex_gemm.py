@@ -8,7 +8,7 @@ import pytest
 import verdicts
 
 torch = pytest.importorskip("torch", reason="torch not installed")
-from compat_scenes import TF32, Scene, numpy, signed  # noqa: E402
+from compat_scenes import Scene, numpy, signed  # noqa: E402
 
 from flexgemm import compat  # noqa: E402
 from flexgemm.compat.flex_gemm import ops  # noqa: E402
@@ -32,7 +32,7 @@ def test_forward_and_backward(device, kernel_size, bias):
     """Even kernels, volumes above 32 and bias=None, which FlexGEMM gets wrong, too."""
     s = Scene(device, kernel_size=kernel_size)
     out, cache = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias if bias else None)
-    verdicts.assert_rows(numpy(out), s.expected(bias), TF32)
+    verdicts.assert_rows(numpy(out), s.expected(bias), s.tolerance)
     out.backward(torch.ones_like(out))
     s.check_gradients(torch.ones_like(out), bias)
     np.testing.assert_array_equal(signed(cache["neighbor_map"]), s.map)
@@ -67,14 +67,14 @@ def test_a_cache_of_a_map_that_a_program_made(device, kernel_size):
     for cache in (made, found):
         out, again = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, cache)
         assert again is cache
-        verdicts.assert_rows(numpy(out), s.expected(), TF32)
+        verdicts.assert_rows(numpy(out), s.expected(), s.tolerance)
         s.feats.grad = s.weight.grad = s.bias.grad = None
         out.backward(torch.ones_like(out))
         s.check_gradients(torch.ones_like(out))
     made.neighbor_map = own
     s.map = signed(own)
     out, _ = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, made)
-    verdicts.assert_rows(numpy(out), s.expected(), TF32)
+    verdicts.assert_rows(numpy(out), s.expected(), s.tolerance)
     assert len(made.gray_code) == len(own)
     with torch.inference_mode():
         uncounted = SubMConv3dNeighborCache(neighbor_map=own.clone())
@@ -85,7 +85,7 @@ def test_a_cache_of_a_map_that_a_program_made(device, kernel_size):
     for cache in (made, uncounted):
         with torch.inference_mode(cache is uncounted):
             out, _ = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, cache)
-        verdicts.assert_rows(numpy(out), s.expected(), TF32)
+        verdicts.assert_rows(numpy(out), s.expected(), s.tolerance)
     if s.map.shape[0] <= 32:
         assert torch.equal(made.gray_code, SubMConv3dNeighborCache(neighbor_map=own).gray_code)
     with pytest.raises(ValueError, match="^weight: expected"):
@@ -103,7 +103,7 @@ def test_a_cache_of_a_map_that_a_program_made(device, kernel_size):
 def test_a_bias_of_another_dtype(device):
     s = Scene(device)
     out, _ = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias.double())
-    verdicts.assert_rows(numpy(out), s.expected(), TF32)
+    verdicts.assert_rows(numpy(out), s.expected(), s.tolerance)
     out.backward(torch.ones_like(out))
     s.check_gradients(torch.ones_like(out))
 
@@ -124,7 +124,7 @@ def test_the_steps_of_the_function(device):
             np.testing.assert_array_equal(signed(cache.neighbor_map), s.map)
     out = SubMConv3dFunction._sparse_submanifold_conv_forward(s.feats, cache, s.weight, s.bias)
     assert not out.requires_grad
-    verdicts.assert_rows(numpy(out), s.expected(), TF32)
+    verdicts.assert_rows(numpy(out), s.expected(), s.tolerance)
     grad_out = torch.randn_like(out)
     gradients = SubMConv3dFunction._sparse_submanifold_conv_backward(grad_out, s.feats, cache, s.weight, s.bias)
     for leaf, gradient in zip((s.feats, s.weight, s.bias), gradients, strict=True):
@@ -155,7 +155,7 @@ def test_a_frozen_cache_compiles_whole(device):
         backend="aot_eager",
     )
     out = compiled(s.feats)
-    verdicts.assert_rows(numpy(out) / 2, s.expected(), TF32)
+    verdicts.assert_rows(numpy(out) / 2, s.expected(), s.tolerance)
     out.sum().backward()
     s.check_gradients(torch.full_like(out, 2))
 
@@ -234,7 +234,7 @@ def test_strided(device, how):
         s.bias.detach().double().cpu(), *how,
     )  # fmt: skip
     expected = conv.permute(0, 2, 3, 4, 1)[tuple(out_coords.cpu().long().t())]
-    verdicts.assert_rows(numpy(out), expected.numpy(), TF32)
+    verdicts.assert_rows(numpy(out), expected.numpy(), s.tolerance)
     assert torch.equal(out_coords, SparseConv3dFunction._get_output_coords(s.coords, s.shape, kernel, *how))
     again, same, _ = sparse_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, cache, out_coords, *how)
     assert torch.equal(again, out)

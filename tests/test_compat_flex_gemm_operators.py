@@ -8,7 +8,7 @@ import reference
 import verdicts
 
 torch = pytest.importorskip("torch", reason="torch not installed")
-from compat_scenes import TF32, Scene, empty_table, numpy, signed  # noqa: E402
+from compat_scenes import Scene, empty_table, numpy, signed  # noqa: E402
 
 from flexgemm.compat.flex_gemm import operators  # noqa: E402, F401  registers them
 from flexgemm.compat.flex_gemm.kernels import cuda as kernels  # noqa: E402
@@ -148,7 +148,7 @@ def test_convolution(device, kernel_size, bias, splitk):
     split = () if splitk is None else (splitk,)
     kind = "sparse_conv_masked" if splitk is None else "sparse_conv_masked_splitk"
     out = getattr(ops, f"{kind}_fwd")(*forward, *split)
-    verdicts.assert_rows(numpy(out), s.expected(bias), TF32)
+    verdicts.assert_rows(numpy(out), s.expected(bias), s.tolerance)
     grad_out = torch.randn_like(out)
     gradients = getattr(ops, f"{kind}_bwd")(grad_out, *forward, *pairs, *split)
     assert gradients[1].shape == forward[1].shape
@@ -192,7 +192,7 @@ def test_a_function_of_a_program_compiles_whole(device):
         backend="aot_eager",
     )
     out = compiled(s.feats, s.weight, s.bias)
-    verdicts.assert_rows(numpy(out) / 2, s.expected(), TF32)
+    verdicts.assert_rows(numpy(out) / 2, s.expected(), s.tolerance)
     out.sum().backward()
     s.check_gradients(torch.full_like(out, 2))
 

@@ -228,6 +228,13 @@ BAD = {
     "truncated": ("a.ply", _bytes(ply(hills(2000), "binary_little_endian")[:-5]), "2000 vertices of 17 bytes"),
     "no z": ("a.ply", _bytes(ply(hills(2000), "ascii").replace(b"float z", b"float w")), "no property z"),
     "lists": ("a.ply", _bytes(ply(hills(10), "ascii", after="property list uchar int n\n")), "list uchar int n"),
+    "fewer lines": ("a.ply", _bytes(ply(hills(10), "ascii").replace(b"vertex 10", b"vertex 2000000000")), "000000 ver"),
+    "a negative number": ("a.ply", _bytes(ply(hills(10), "ascii").replace(b"vertex 10", b"vertex -1")), "got -1"),
+    "too many to count": (
+        "a.ply",
+        _bytes(ply(hills(10), "binary_little_endian").replace(b"vertex 10", b"vertex " + b"9" * 30)),
+        "a.ply: ",
+    ),
     "faces first": ("a.ply", _bytes(ply(hills(10), "ascii", before=FACES)), "vertices as the first element"),
 }  # fmt: skip
 
@@ -247,3 +254,9 @@ def test_a_flat_cloud_has_no_surface(axis):
     points[:, axis] = 1
     with pytest.raises(PointsError, match="no horizontal extent"):
         terrain.surface_of_points(points, "flat.npy")
+
+
+@pytest.mark.parametrize("factors", [(1, 1, 1e12), (1e3, 1e-6, 1), (1e12, 1e-12, 1), (1e300, 1e300, 1)], ids=str)
+def test_a_cloud_has_the_proportions_of_a_surface(factors):
+    with pytest.raises(PointsError, match="flat.npy: expected a surface of 2 to 1048576 cells along each axis, got"):
+        terrain.surface_of_points(hills() * factors, "flat.npy")

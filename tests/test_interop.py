@@ -184,6 +184,29 @@ def test_convolution(library, dtype, kernel_size):
         assert_same_bits(library.get(array), original)
 
 
+@pytest.mark.parametrize("transposed", [False, True], ids=["strided", "transposed"])
+def test_strided_convolution(library, transposed):
+    p, rng = Problem("float32"), np.random.default_rng(0)
+    how = {"transposed": transposed, **library.compute()}
+    nmap = flexgemm.sparse_conv_map(library.put(p.coords), p.shape, 2, 2, check=True, **how)
+    assert all(map(library.owns, (nmap.out_coords, nmap.map, nmap.inverse.map)))
+    weight = scenes.values(rng, (8, 2, 2, 2, 33), "float32")
+    grad_out = scenes.values(rng, (nmap.num_out_voxels, 8), "float32")
+    given = map(library.put, (grad_out, p.feats, weight))
+    grad_feats, *_ = flexgemm.sparse_conv3d_backward(*given, neighbor_map=nmap)
+    out = flexgemm.sparse_conv3d(library.put(p.feats), library.put(weight), neighbor_map=nmap)
+    pooled = flexgemm.sparse_pool3d(library.put(p.feats), neighbor_map=nmap, mode="sum")
+    same = flexgemm.sparse_conv_map(p.coords, p.shape, 2, 2, transposed=transposed)
+    np.testing.assert_array_equal(library.get(nmap.map), same.map)
+    np.testing.assert_array_equal(library.get(nmap.out_coords), same.out_coords)
+    np.testing.assert_array_equal(library.get(nmap.inverse.map), same.transposed_map)
+    tolerance = verdicts.ROW_TOLERANCE["float32"]
+    assert_rows(library.get(out), reference.conv_forward(p.feats, weight, None, same.map), tolerance)
+    assert_rows(library.get(grad_feats), reference.conv_dgrad(grad_out, weight, same.map, 300), tolerance)
+    sums = np.where(same.map[..., None] < 0, 0, p.feats.astype(np.float64)[same.map]).sum(0)
+    np.testing.assert_allclose(library.get(pooled), sums, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("granularity", ["tensor", "row"])
 def test_quantised_product(library, granularity):
     rng = np.random.default_rng(1)

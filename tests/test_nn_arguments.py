@@ -98,6 +98,24 @@ def test_norms_of_other_channels(kind, affine):
         kind(affine=affine)(sparse(channels=4))
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
+def test_norms_are_of_floats(dtype):
+    x = sparse(channels=4)
+    with pytest.raises(TypeError, match=f"^x: expected features of floats, got {dtype}$"):
+        fnn.GroupNorm(2, 4)(x.replace(x.feats.to(dtype)))
+
+
+def test_norms_train_on_voxels_of_inference_mode():
+    x = sparse(channels=4)
+    with torch.inference_mode():
+        pruned = x.prune(x.feats[:, 0] > 0)
+    feats = torch.randn(len(pruned), 4, requires_grad=True)
+    same = fnn.SparseTensor(feats, pruned.coords.clone(), pruned.shape)
+    given = [pruned.replace(feats), same]
+    first, second = (torch.autograd.grad(fnn.GroupNorm(2, 4)(y).feats.square().sum(), feats) for y in given)
+    assert torch.equal(*first, *second)
+
+
 def test_a_norm_with_a_weight_alone():
     """As later versions of torch can make it."""
     norm, x = fnn.GroupNorm(2, 4), sparse(channels=4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import reference
 import verdicts
@@ -12,6 +14,7 @@ torch = pytest.importorskip("torch", reason="torch not installed")
 from scenes import voxels  # noqa: E402
 from test_torch_compile import counted  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import flexgemm.torch as ft  # noqa: E402
 import flexgemm.torch.nn as fnn  # noqa: E402
@@ -239,6 +242,42 @@ def test_a_recorded_product_heeds_every_option(device):
     plain = {"alpha": 1.0, "promote_every": 256, "accumulate": False}  # what a product has anyway
     gradient = torch.func.grad(lambda x: ft.gemm_nt(x, b, **plain).sum())(a.detach())
     torch.testing.assert_close(gradient, b.sum(0).expand(4, 6))
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize("library", [flexgemm, ft], ids=["neutral", "torch"])
+def test_groups_are_checked_when_asked(device, library, needs_grad):
+    """Before anything is computed of them."""
+    a = torch.ones(9, 16, device=device, requires_grad=needs_grad)
+    b, ends = torch.ones(2, 8, 16, device=device), torch.tensor([5, 10], device=device)
+    message = r"^offsets: expected non-decreasing numbers in 0\.\.9, got 10 after 5$"
+    with pytest.raises(ValueError, match=message):
+        library.m_grouped_gemm_nt(a, b, ends, check=True)
+    if device.type == "cuda":
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with pytest.raises(ValueError, match=message):
+            library.m_grouped_gemm_nt(a, b, ends, check=True, stream=side.cuda_stream)
+        assert (library.m_grouped_gemm_nt(a, b, ends, check=False) == 16).all()
+    assert (library.m_grouped_gemm_nt(a, b, ends - 1, check=True) == 16).all()
+
+
+def test_no_gradient_passes_a_scale_that_is_given_to_a_cast(device):
+    """Nor asks for one where the call is an operator."""
+    x, scale = torch.randn(4, 16, device=device), torch.nn.Parameter(torch.tensor(0.1, device=device))
+    for mode in (contextlib.nullcontext(), FlopCounterMode(display=False)):
+        with mode:
+            q, used = ft.quantize(x, scale=scale)
+            assert not q.requires_grad and used is scale
+            ft.gemm_nt(q, q, scale_a=scale.detach())
+
+
+def test_a_trace_and_torch_func_cannot_check_groups(device):
+    a, b, ends = torch.ones(9, 16, device=device), torch.ones(2, 8, 16, device=device), torch.tensor([5, 9])
+    with pytest.raises(ValueError, match="^check: expected False where torch traces the call, got True$"):
+        ft.m_grouped_gemm_nt(a.to("meta"), b.to("meta"), ends.to("meta"), check=True)
+    with pytest.raises(ValueError, match="^check: expected False inside torch.func, got True$"):
+        torch.func.grad(lambda a: ft.m_grouped_gemm_nt(a, b, ends.to(device), check=True).sum())(a)
 
 
 def test_segments_name_their_arguments(device):

@@ -6,6 +6,7 @@ import io
 import warnings
 import zipfile
 import zlib
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +20,10 @@ _PLY_TYPES = {
     "uint16": "u2", "int": "i4", "int32": "i4", "uint": "u4", "uint32": "u4", "float": "f4", "float32": "f4",
     "double": "f8", "float64": "f8",
 }  # fmt: skip
+
+
+# RuntimeError is zipfile's of an encrypted archive, NotImplementedError of one that is compressed in an unknown way.
+_OF_READERS = (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 class PointsError(ValueError):
@@ -36,7 +41,7 @@ def read_points(path: Path) -> NDArray[np.float64]:
             points = reader(file)
     except OSError as error:
         raise PointsError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, UnicodeDecodeError, zipfile.BadZipFile, zlib.error) as error:
+    except (*_OF_READERS, MemoryError, OverflowError) as error:  # the last two of sizes that a broken header tells
         raise PointsError(f"{path}: {error}") from error
     bad = int((~np.isfinite(points).all(axis=1)).sum())
     if bad:
@@ -71,7 +76,7 @@ def _read_npz(file: BinaryIO) -> NDArray[np.float64]:
 
 def _read_xyz(file: BinaryIO) -> NDArray[np.float64]:
     """Text: x y z and whatever follows, separated by blanks or commas; # starts a comment."""
-    text = file.read().decode().replace(",", " ")
+    text = file.read().decode("utf-8-sig").replace(",", " ")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a file without numbers; the columns say it
         return _columns(np.loadtxt(io.StringIO(text), ndmin=2), "columns")
@@ -86,7 +91,7 @@ def _read_ply(file: BinaryIO) -> NDArray[np.float64]:
         if axis not in names:
             raise ValueError(f"the vertices have no property {axis}, only {', '.join(names)}")
     if layout == "ascii":
-        lines = io.StringIO("".join(file.readline().decode() for _ in range(count)))
+        lines = io.StringIO("".join(line.decode() for line in islice(file, count)))
         table = np.loadtxt(lines, ndmin=2) if count else np.empty((0, len(names)))
         if table.shape != (count, len(names)):
             raise ValueError(f"expected {count} vertices of {len(names)} values, got {table.shape}")
@@ -121,4 +126,6 @@ def _read_ply_header(file: BinaryIO) -> tuple[str, int, list[tuple[str, str]]]:
         raise ValueError(f"expected format ascii or binary_little_endian, got {layout!r}")
     if not elements or elements[0][0] != "vertex":
         raise ValueError("expected vertices as the first element")
+    if elements[0][1] < 0:
+        raise ValueError(f"expected a number of vertices, got {elements[0][1]}")
     return layout, elements[0][1], properties

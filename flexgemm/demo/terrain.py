@@ -21,6 +21,7 @@ DEM_VOXEL_METRES = 90.0
 # Voxels that a point cloud is cut into at most, and the points that a cell should hold on average.
 CLOUD_VOXELS = 150_000
 POINTS_PER_CELL = 2
+MOST_CELLS = 2**20  # along an axis: float32 holds heights to a sixteenth of a cell
 
 
 @dataclass
@@ -59,11 +60,16 @@ def elevation_model() -> Terrain:
 def surface_of_points(points: NDArray[np.float64], name: str) -> Terrain:
     """The highest point of each horizontal cell, in cells small enough for CLOUD_VOXELS of them."""
     low, high = np.quantile(points, 0.01, axis=0), np.quantile(points, 0.99, axis=0)  # a stray point sets no scale
-    area = float((high[0] - low[0]) * (high[1] - low[1]))
-    if not area > 0:
-        raise PointsError(f"{name}: the points have no horizontal extent in x and y")
-    voxel = (area / min(CLOUD_VOXELS, max(1, len(points) // POINTS_PER_CELL))) ** 0.5
-    inside = np.all((points[:, :2] >= low[:2]) & (points[:, :2] <= high[:2]), axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        area = float((high[0] - low[0]) * (high[1] - low[1]))
+        if not area > 0:
+            raise PointsError(f"{name}: the points have no horizontal extent in x and y")
+        voxel = (area / min(CLOUD_VOXELS, max(1, len(points) // POINTS_PER_CELL))) ** 0.5
+        inside = np.all((points[:, :2] >= low[:2]) & (points[:, :2] <= high[:2]), axis=1)
+        sizes = [float(size / voxel) for size in (*(high - low)[:2], np.ptp(points[inside, 2]))]
+    if not (min(sizes[:2]) >= 2 and max(sizes) <= MOST_CELLS):
+        got = " x ".join(f"{size:.3g}" for size in sizes)
+        raise PointsError(f"{name}: expected a surface of 2 to {MOST_CELLS} cells along each axis, got {got}")
     x = ((points[inside, 0] - low[0]) / voxel).astype(np.int32)
     y = ((high[1] - points[inside, 1]) / voxel).astype(np.int32)  # southwards, as in an image
     height = int(y.max()) + 1

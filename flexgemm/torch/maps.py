@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from flexgemm.torch.dispatch import beneath_transforms
 from flexgemm.voxel import NeighborMap
 
 # What a map is besides numbers, in the order in which pytrees have it. The rest is made from these when asked for.
@@ -25,17 +26,24 @@ def assemble(leaves: Any, numbers: Any) -> NeighborMap:
     nmap.kernel_volume = kernel[0] * kernel[1] * kernel[2]
     nmap.mirrored = submanifold and not transposed and kernel[0] & kernel[1] & kernel[2] & 1 == 1
     nmap.coords, nmap._out_coords = coords, out_coords
-    nmap._sites = None if submanifold else (coords, out_coords)
+    nmap._sites = None if submanifold else (_contiguous(coords), _contiguous(out_coords))
     nmap.native, nmap.native_order = native, order
     nmap._native_transposed = None if gradient is None else (gradient, gradient_order)
     nmap._plain_orders, nmap._transposed_mark = (None, None), None
     nmap._segments = (segments,)
     nmap._segments_begun, nmap._segment_layers, nmap._segment_calls = None, {}, 0
     nmap._map = nmap._transposed_map = nmap._inverse = None
-    # Leaves of a pytree are anything.
     nmap.num_voxels = coords.shape[0] if isinstance(coords, torch.Tensor) else 0
     nmap.num_out_voxels = native.shape[1] if isinstance(native, torch.Tensor) else 0
     return nmap
+
+
+def _contiguous(leaf: Any) -> Any:
+    """As the extension takes coordinates. Leaves of a pytree are anything."""
+    if not isinstance(leaf, torch.Tensor) or leaf.is_contiguous():
+        return leaf
+    with beneath_transforms():
+        return leaf.contiguous()
 
 
 def from_operators(

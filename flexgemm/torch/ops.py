@@ -120,7 +120,7 @@ def inverse_of(nmap: NeighborMap) -> NeighborMap:
     """`NeighborMap.inverse`, which a traced program makes by operators."""
     conv.expect_map(nmap)
     if isinstance(nmap.native, torch.Tensor) and traced(nmap.native, nmap.native):
-        return nmap._inverse or nmap.inverse_by(transposed_of(nmap))
+        return nmap._inverse or nmap._inverse_by(transposed_of(nmap))
     with beneath_transforms():
         return nmap.inverse
 

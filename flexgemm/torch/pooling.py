@@ -138,7 +138,7 @@ def _broadcast(values: Any, coords: Any) -> Any:
 def _save_broadcast(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
     values, coords = args
     ctx.samples = values.shape[0]
-    ctx.save_for_backward(coords)
+    ctx.save_for_backward(coords.clone() if coords.is_inference() else coords)  # torch saves none of inference mode
 
 
 def _broadcast_backward(ctx: Any, grad_out: Any) -> Any:

@@ -47,7 +47,8 @@ def quantize(
     refuse_stream(stream)
     quantization.expect_granularity(granularity)
     name = dtype_name(name_of(dtype), "dtype", gemm.FP8)
-    q, made = operators.quantize(x.detach(), name, granularity, scale, swiglu)
+    given = None if scale is None else scale.detach()
+    q, made = operators.quantize(x.detach(), name, granularity, given, swiglu)
     return q, made if scale is None else scale
 
 
@@ -165,6 +166,8 @@ def _trace(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
         if name not in _KNOWN:
             raise TypeError(f"unexpected keyword argument {name!r}")
     refuse_stream(options.pop("stream", None))
+    if as_bool(options.pop("check", False), "check"):
+        raise ValueError("check: expected False where torch traces the call, got True")
     tensors = {name: options.pop(name, None) for name in _TENSORS}
     out, accumulate = options.pop("out", None), options.pop("accumulate", False)
     gemm.expect_sum(out, accumulate)
@@ -242,6 +245,8 @@ def record(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
 def _check(options: dict[str, Any]) -> None:
     """What the extension does not see of a product that is recorded."""
     refuse_device(options.pop("device", None), "torch")
+    if as_bool(options.pop("check", False), "check"):
+        raise ValueError("check: expected False inside torch.func, got True")
     checks = {"alpha": expect_float, "accumulate": as_bool, "b_row_major": as_bool, "expected_m": as_int}
     for name in checks.keys() & options.keys():
         checks[name](options[name], name)

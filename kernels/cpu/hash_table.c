@@ -146,16 +146,18 @@ fg_status fg_cpu_hash_insert(const fg_hash_insert_params *params, const fg_queue
     int64_t *slot_of = params->workspace.data;
     uint32_t *owners = (uint32_t *)((char *)params->workspace.data + fg_workspace_part(n, sizeof(int64_t)));
     const uint64_t empty = fg_all_ones(&params->table_keys);
+    bool all_fit = true; /* of this call: the table may have been full before */
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for
         for (int64_t slot = 0; slot < slots; slot++)
             owners[slot] = params->replace || fg_load_word(&params->table_keys, slot) == empty ? UINT32_MAX : 0;
-#pragma omp for
+#pragma omp for reduction(&& : all_fit)
         for (int64_t row = 0; row < n; row++) {
             uint64_t key = 0;
             key_of(&source, row, &key);
             slot_of[row] = claim(&table, key);
+            all_fit = all_fit && slot_of[row] >= 0;
             if (slot_of[row] >= 0) lower(&owners[slot_of[row]], (uint32_t)row + 1);
         }
 #pragma omp for
@@ -166,7 +168,7 @@ fg_status fg_cpu_hash_insert(const fg_hash_insert_params *params, const fg_queue
                           params->values.present ? fg_load_word(&params->values, row) : (uint64_t)row);
         }
     }
-    if (!table.state[FG_TABLE_FULL]) return FG_OK;
+    if (all_fit) return FG_OK;
     return fg_fail(error, FG_ERROR_VALUE, "table_keys: all %lld slots are taken, and not all keys fit",
                    (long long)table.capacity);
 }

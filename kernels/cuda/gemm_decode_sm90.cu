@@ -47,7 +47,7 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
 
     constexpr auto kernel = [] {
         if constexpr (Math::kFp8)
-            return fp8_gemm_decode_sm90_kernel<Math, Tile>;
+            return fp8_gemm_or_fp8_wgrad_gemm_decode_sm90_kernel<Math, Tile>;
         else
             return half_gemm_decode_sm90_kernel<Math, Tile>;
     }();

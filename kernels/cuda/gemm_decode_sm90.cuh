@@ -251,9 +251,9 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
 
 template <typename Math, typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    fp8_gemm_decode_sm90_kernel(const __grid_constant__ CUtensorMap map_weights,
-                                const __grid_constant__ CUtensorMap map_tokens,
-                                const __grid_constant__ GemmSm90Args args) {
+    fp8_gemm_or_fp8_wgrad_gemm_decode_sm90_kernel(const __grid_constant__ CUtensorMap map_weights,
+                                                  const __grid_constant__ CUtensorMap map_tokens,
+                                                  const __grid_constant__ GemmSm90Args args) {
     decode_body<Math, Tile>(map_weights, map_tokens, args);
 }
 

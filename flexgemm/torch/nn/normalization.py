@@ -18,6 +18,8 @@ class GroupNorm(torch.nn.GroupNorm):
         expect_sparse(x, "x")
         if x.feats.shape[1] != self.num_channels:
             raise ValueError(f"x: expected {self.num_channels} channels, got {x.feats.shape[1]}")
+        if not x.feats.is_floating_point():
+            raise TypeError(f"x: expected features of floats, got {x.dtype}")
         feats = x.feats.float()
         centred = feats - self._of_groups(feats, x)
         scale = torch.rsqrt(self._of_groups(centred.square(), x) + self.eps)
