@@ -493,8 +493,8 @@ def _check_shapes(feats: Array, weight: Array, neighbor_map: NeighborMap, groups
         groups, counts = as_int(groups, "groups"), (shape[1], co)
         if groups < 1 or any(count % groups for count in counts):
             raise ValueError(f"groups: expected a divisor of Ci and Co, {counts[0]} and {counts[1]}, got {groups!r}")
-        if groups > 1 and 0 in counts:
-            raise ValueError(f"groups: expected 1 where there are no channels, got {groups!r}")
+        if groups > 1 and shape[1] and not co:
+            raise ValueError(f"weight: expected channels in {groups} groups, got 0 channels")
     expected = (co, *neighbor_map.kernel_size, shape[1] // groups)
     if co_and_kernel != expected:
         need = ", ".join(str(n) for n in expected[1:])

@@ -296,6 +296,9 @@ def test_no_channels_are_no_groups(backend):
     assert backend.numpy(flexgemm.sparse_conv3d(feats, weight, neighbor_map=nmap)).shape == (len(p.feats), 0)
     with pytest.raises(ValueError, match="feats: expected channels in 2147483647 groups, got 0 channels"):
         flexgemm.sparse_conv3d(feats, weight, neighbor_map=nmap, groups=2**31 - 1)
+    feats, weight = (backend.array(np.zeros(s, np.float32)) for s in ((len(p.feats), 4), (0, 3, 3, 3, 1)))
+    with pytest.raises(ValueError, match="^weight: expected channels in 4 groups, got 0 channels"):
+        flexgemm.sparse_conv3d(feats, weight, neighbor_map=nmap, groups=4)
 
 
 def test_shapes_are_named(backend):

@@ -47,7 +47,10 @@ def quantize(
     refuse_stream(stream)
     quantization.expect_granularity(granularity)
     name = dtype_name(name_of(dtype), "dtype", gemm.FP8)
-    given = None if scale is None else scale.detach()
+    given = scale
+    if scale is not None:
+        expect_tensor(scale, "scale")
+        given = scale.detach()
     q, made = operators.quantize(x.detach(), name, granularity, given, swiglu)
     return q, made if scale is None else scale
 
@@ -157,7 +160,7 @@ def product(layout: str, a: Any, b: Any, /, **options: Any) -> torch.Tensor:
 
 _WITHOUT_GRADIENT = ("weight_indices", "scale_a", "scale_b", "scale_out")
 _TENSORS = ("bias", "offsets", "m_indices", "masked_m", *_WITHOUT_GRADIENT)  # in the order of the operators
-_KNOWN = frozenset((*Options.__annotations__, *_TENSORS, "groups", "expected_m", "b_row_major"))
+_KNOWN = frozenset((*Options.__annotations__, *_TENSORS, "groups", "expected_m"))
 
 
 def _trace(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor:
