@@ -334,6 +334,7 @@ def _strided(device):
 @pytest.mark.parametrize("first", ["gradient", "inverse", "transposed_map"])
 def test_other_streams_wait_for_the_map_of_a_gradient(cuda_device, first):
     """Autograd runs a backward pass on the stream of its forward pass, and two may share a map."""
+    _strided(cuda_device)[1]()  # kernels are loaded when they first run, which waits for what is under way
     nmap, gradient, expected = _strided(cuda_device)
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
