@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import calls
 import numpy as np
 import pytest
@@ -108,6 +110,21 @@ def test_timers(cuda):
     assert len(dg.bench_kineto(call, ("add", "Sort"), with_multiple_kernels=True)) == 2
     with pytest.raises(RuntimeError, match="kernel_names: expected one kernel with 'nothing' in its name, got 0"):
         dg.bench_kineto(call, "nothing")
+
+
+@pytest.mark.parametrize("m", [16, 128, 1024])
+def test_profiles_find_our_kernels_by_name(cuda, m):
+    """What a program asks `bench_kineto` for, whichever kernel the number of rows takes."""
+    if torch.cuda.get_device_capability() != (9, 0) or os.environ.get("FLEXGEMM_ARCH"):
+        pytest.skip("the names are those of Hopper's kernels")
+    lhs, rhs = fp8(m, 4096, device="cuda"), fp8(2048, 4096, device="cuda")
+    out = torch.zeros(m, 2048, device="cuda")
+    low = out.to(torch.bfloat16)
+    for name, call in (
+        ("fp8_gemm", lambda: dg.gemm_per_tensor_fp8_fp8_bf16_nt(lhs, rhs, low)),
+        ("fp8_wgrad_gemm", lambda: dg.wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(lhs, rhs, out)),
+    ):
+        assert 0 < dg.bench_kineto(call, name) < 1e-3
 
 
 def test_wrong_arguments_raise(device):

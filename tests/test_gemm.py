@@ -388,8 +388,7 @@ def test_the_same_input_gives_the_same_bits(backend, m, n, k):
 def test_large_products(cuda, out_dtype):
     _, a, b = operands(4096, 4096, 7168, E4M3, E4M3)
     out = cuda.numpy(flexgemm.gemm_nt(cuda.array(a), cuda.array(b), out_dtype=out_dtype))
-    rows = np.random.default_rng(0).choice(4096, 256, replace=False)
-    assert_gemm_rows(out[rows], reference.gemm(a[rows], b), out_dtype)
+    assert_gemm_rows(out, reference.gemm(a, b), out_dtype)
 
 
 # Many tiles for 132 multiprocessors, the last ones ragged; which shape they have follows the depth, too.
