@@ -30,7 +30,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "cuda" in item.nodeid or {"cuda", "graphs"} & set(item.fixturenames):
+        if "cuda" in item.nodeid or {"cuda", "cuda_device", "graphs"} & set(item.fixturenames):
             item.add_marker("gpu")
 
 
@@ -47,6 +47,13 @@ def _cuda():
     return Cuda()
 
 
+def _torch_device(name):
+    torch = pytest.importorskip("torch", reason="torch not installed")
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device, or torch without CUDA")
+    return torch.device(name)
+
+
 @pytest.fixture(scope="session", params=["cpu", "cuda"])
 def backend(request):
     return Host() if request.param == "cpu" else _cuda()
@@ -55,10 +62,7 @@ def backend(request):
 @pytest.fixture(scope="module", params=["cpu", "cuda"])
 def device(request):
     """A device of torch's, for what takes and gives its tensors."""
-    torch = pytest.importorskip("torch", reason="torch not installed")
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
-    return torch.device(request.param)
+    return _torch_device(request.param)
 
 
 @pytest.fixture
@@ -79,6 +83,12 @@ def same_sources(monkeypatch):
 def cuda():
     """For behaviour that only device memory has."""
     return _cuda()
+
+
+@pytest.fixture(scope="session")
+def cuda_device():
+    """The same of torch's tensors."""
+    return _torch_device("cuda")
 
 
 @pytest.fixture(scope="session", params=["direct", "hash"])

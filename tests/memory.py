@@ -7,6 +7,7 @@ CUDA memory, which DeviceArray does not offer, are exported through DLPack by ha
 from __future__ import annotations
 
 import ctypes
+import os
 
 import numpy as np
 from exporters import DLTensor, new_capsule
@@ -111,6 +112,11 @@ class Cuda:
 def hopper(backend):
     """Whether maps there get what only kernels of Hopper read."""
     return backend.name == "cuda" and _C.device_info("cuda", 0)["compute_capability"] == 90
+
+
+def hopper_kernels(backend):
+    """Whether calls there take the kernels of Hopper."""
+    return hopper(backend) and not os.environ.get("FLEXGEMM_ARCH")
 
 
 # ---- fenced buffers ----

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import calls
 import numpy as np
 import pytest
+from memory import hopper_kernels
 from verdicts import ROW_CUTS, assert_gemm_rows, assert_rows, float8_cut
 
 torch = pytest.importorskip("torch", reason="torch not installed")
@@ -98,7 +97,7 @@ def test_helpers():
     assert dg.utils.count_bytes([x, (x, x.half())]) == 500
 
 
-def test_timers(cuda):
+def test_timers(cuda_device):
     """Milliseconds of a call, and seconds of the one kernel that has a name."""
     x, y = torch.ones(2, 1 << 20, device="cuda")
 
@@ -113,9 +112,9 @@ def test_timers(cuda):
 
 
 @pytest.mark.parametrize("m", [16, 128, 1024])
-def test_profiles_find_our_kernels_by_name(cuda, m):
+def test_profiles_find_our_kernels_by_name(cuda, cuda_device, m):
     """What a program asks `bench_kineto` for, whichever kernel the number of rows takes."""
-    if torch.cuda.get_device_capability() != (9, 0) or os.environ.get("FLEXGEMM_ARCH"):
+    if not hopper_kernels(cuda):
         pytest.skip("the names are those of Hopper's kernels")
     lhs, rhs = fp8(m, 4096, device="cuda"), fp8(2048, 4096, device="cuda")
     out = torch.zeros(m, 2048, device="cuda")

@@ -172,11 +172,10 @@ def test_map_and_convolution_replay_on_another_scene(graphs):
         assert_rows(grad_weight, reference.conv_wgrad(grad_out, feats, nmap)[0], 2e-3)
 
 
-def test_functions_that_allocate_are_captured_by_torch():
+def test_functions_that_allocate_are_captured_by_torch(cuda_device):
     """Outputs and workspaces come from the pool of the graph: casts, a grouped product and its weights' gradient."""
-    torch = pytest.importorskip("torch", reason="torch not installed")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
+    import torch
+
     torch.manual_seed(0)
     x = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
     weights, scale_b = flexgemm.quantize(torch.randn(4 * 96, 256, device="cuda", dtype=torch.bfloat16))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import guarded
 import numpy as np
 import pytest
 import reference
 import scenes
 import verdicts
-from memory import hopper
+from memory import hopper_kernels
 from products import (
     BLOCKS,
     DENSE,
@@ -365,7 +363,7 @@ def test_unknown_promotions_are_named(backend, wrong):
 def test_coarse_promotion_shows_on_hopper(cuda, k):
     """The limits of test_gemm.py see a missing promotion. Only Hopper's FP8 tensor cores have the coarse accumulator:
     the CPU and mma.sync, which is lowered to fp16 products there, sum in float32 however rarely they promote."""
-    if flexgemm.device_info("cuda")["compute_capability"] != 90 or os.environ.get("FLEXGEMM_ARCH"):
+    if not hopper_kernels(cuda):
         pytest.skip("needs the wgmma kernels of compute capability 9.0")
     _, a, b = operands(256, 256, k, *FP8)
     ref = reference.gemm(a, b)
@@ -380,7 +378,7 @@ def test_coarse_promotion_shows_on_hopper(cuda, k):
 @pytest.mark.parametrize("promote_every", [128, 256, 512])
 def test_sums_are_promoted_as_often_as_asked_for(cuda, promote_every):
     """Each part of the depth is a sum of its own, from zero: added up in float32 they give the same bits."""
-    if not hopper(cuda) or os.environ.get("FLEXGEMM_ARCH"):
+    if not hopper_kernels(cuda):
         pytest.skip("other kernels promote every step")
     m, n, k = 700, 392, 1040
     _, a, b = operands(m, n, k, *FP8)

@@ -443,10 +443,9 @@ def test_cupy_runs_on_its_current_stream(cuda):
     assert_rows(got, reference.conv_forward(p.feats, p.weight, p.bias, p.map), 2e-3)
 
 
-def test_a_device_array_is_exchanged_without_a_copy(cuda):
-    torch = pytest.importorskip("torch", reason="torch not installed")
-    if not torch.cuda.is_available():
-        pytest.skip("torch without CUDA")
+def test_a_device_array_is_exchanged_without_a_copy(cuda, cuda_device):
+    import torch
+
     host = np.arange(12, dtype=np.float32).reshape(3, 4)
     array = cuda.array(host)
     tensor = torch.from_dlpack(array)

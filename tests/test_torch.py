@@ -238,10 +238,8 @@ def test_what_is_not_a_plain_tensor_is_refused(device):
         p(weight=p.weight.half())
 
 
-def test_tensors_of_two_devices_are_both_named():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
-    p = Problem(torch.device("cuda"))
+def test_tensors_of_two_devices_are_both_named(cuda_device):
+    p = Problem(cuda_device)
     with pytest.raises((TypeError, ValueError), match=r"(?s)feats.*weight|weight.*feats"):
         p(weight=p.weight.cpu())
 
@@ -265,13 +263,6 @@ def test_the_default_precision_is_torch_s(device):
     assert_rows(numpy(outputs["high"]), expected, 1e-3)
     if device.type == "cuda":
         assert not torch.equal(outputs["highest"], outputs["high"])
-
-
-@pytest.fixture
-def cuda_device():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
-    return torch.device("cuda")
 
 
 def _busy():
@@ -374,7 +365,7 @@ def test_calls_are_captured_in_a_cuda_graph(cuda_device):
     assert_rows(numpy(out), expected, p.tolerance)
 
 
-def test_the_second_device():
+def test_the_second_device(cuda_device):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     p = Problem(torch.device("cuda:1"), "float16")

@@ -120,9 +120,7 @@ def test_weight_gradients_are_float32_unless_another_is_asked_for(device, librar
     assert (out == 1).all()
 
 
-def test_what_is_made_for_a_call_belongs_to_its_stream(monkeypatch):
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device, or torch without CUDA")
+def test_what_is_made_for_a_call_belongs_to_its_stream(cuda_device, monkeypatch):
     seen, side = [], torch.cuda.Stream()
 
     def noting(function):
