@@ -117,10 +117,17 @@ int fg_parse_args(const fg_state *state, const char *function, const fg_paramete
 
 /* ---- scalars ---- */
 
+/* What was to become a number is none, or its own code raised: an error of another type keeps that. */
+static int not_converted(PyObject *value, const char *name, const char *expected) {
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) return fg_name_argument(name);
+    PyErr_Clear();
+    return wrong_type(value, name, expected);
+}
+
 int fg_arg_int64(PyObject *value, const char *name, int64_t least, int64_t most, int64_t *out) {
     if (!value) return 0;
     PyObject *integer = PyIndex_Check(value) ? PyNumber_Index(value) : NULL;
-    if (!integer) return PyErr_Occurred() ? -1 : wrong_type(value, name, "an int");
+    if (!integer) return not_converted(value, name, "an int");
     int overflow;
     const long long number = PyLong_AsLongLongAndOverflow(integer, &overflow);
     const bool inside = !overflow && least <= number && number <= most;
@@ -158,11 +165,7 @@ int fg_arg_bool(PyObject *value, const char *name, bool *out) {
 int fg_arg_float(PyObject *value, const char *name, float *out) {
     if (!value) return 0;
     PyObject *number = PyNumber_Check(value) ? PyNumber_Float(value) : NULL;
-    if (!number) {
-        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) return fg_name_argument(name);
-        PyErr_Clear();
-        return wrong_type(value, name, "a float");
-    }
+    if (!number) return not_converted(value, name, "a float");
     const double wide = PyFloat_AsDouble(number);
     const bool fits = !isfinite(wide) || fabs(wide) <= FLT_MAX;
     if (fits) *out = (float)wide;

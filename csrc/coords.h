@@ -8,11 +8,11 @@
 /* (B, W, H, D), each at least 1. */
 int fg_arg_shape(PyObject *value, int64_t shape[4]);
 
-/* Both, under a name of its own. */
-int fg_arg_grid(PyObject *value, const char *name, int64_t shape[4]);
-
 /* B*W*H*D below 2^63, so that voxels can be numbered. */
 int fg_check_cells(const int64_t shape[4]);
+
+/* Both, under a name of its own. */
+int fg_arg_grid(PyObject *value, const char *name, int64_t shape[4]);
 
 /* (rows, 4) int32, contiguous; rows may be FG_ANY, `why` says what fixes them. */
 int fg_expect_coords(const fg_view *view, int64_t rows, const char *why);

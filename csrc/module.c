@@ -142,9 +142,12 @@ static int exec_module(PyObject *module) {
     for (int i = 0; i < FG_ALGORITHM_COUNT; i++) algorithms[i] = fg_algorithm_name((fg_algorithm)i);
 
     if (fg_numpy_init() < 0 || intern(state->keywords, names, FG_KEYWORD_COUNT) < 0 ||
-        intern(state->dtypes, dtypes, FG_DTYPE_COUNT) < 0 || intern(state->precisions, precisions, 2) < 0 ||
-        intern(state->algorithms, algorithms, FG_ALGORITHM_COUNT) < 0 || intern(state->devices, devices, 2) < 0 ||
-        intern(state->activations, activations, 3) < 0 || intern(state->layouts, layouts, FG_GEMM_LAYOUT_COUNT) < 0 ||
+        intern(state->dtypes, dtypes, FG_DTYPE_COUNT) < 0 ||
+        intern(state->precisions, precisions, FG_LENGTH(precisions)) < 0 ||
+        intern(state->algorithms, algorithms, FG_ALGORITHM_COUNT) < 0 ||
+        intern(state->devices, devices, FG_LENGTH(devices)) < 0 ||
+        intern(state->activations, activations, FG_LENGTH(activations)) < 0 ||
+        intern(state->layouts, layouts, FG_GEMM_LAYOUT_COUNT) < 0 ||
         intern(state->sequences, sequences, FG_SEQUENCE_COUNT) < 0 ||
         intern(state->pool_modes, pool_modes, FG_POOL_MODE_COUNT) < 0) {
         return -1;
@@ -172,10 +175,10 @@ static int clear(PyObject *module) {
     fg_collect_deferred(state); /* what the GPU still uses is left to the end of the process */
     for (int i = 0; i < FG_KEYWORD_COUNT; i++) Py_CLEAR(state->keywords[i]);
     for (int i = 0; i < FG_DTYPE_COUNT; i++) Py_CLEAR(state->dtypes[i]);
-    for (int i = 0; i < 2; i++) Py_CLEAR(state->precisions[i]);
+    for (int i = 0; i < FG_LENGTH(state->precisions); i++) Py_CLEAR(state->precisions[i]);
     for (int i = 0; i < FG_ALGORITHM_COUNT; i++) Py_CLEAR(state->algorithms[i]);
-    for (int i = 0; i < 2; i++) Py_CLEAR(state->devices[i]);
-    for (int i = 0; i < 3; i++) Py_CLEAR(state->activations[i]);
+    for (int i = 0; i < FG_LENGTH(state->devices); i++) Py_CLEAR(state->devices[i]);
+    for (int i = 0; i < FG_LENGTH(state->activations); i++) Py_CLEAR(state->activations[i]);
     for (int i = 0; i < FG_GEMM_LAYOUT_COUNT; i++) Py_CLEAR(state->layouts[i]);
     for (int i = 0; i < FG_SEQUENCE_COUNT; i++) Py_CLEAR(state->sequences[i]);
     for (int i = 0; i < FG_POOL_MODE_COUNT; i++) Py_CLEAR(state->pool_modes[i]);

@@ -1,6 +1,6 @@
 /*
  * One path for every operation: parse, open the arrays, check, find backend and stream, call, let go. An operation is
- * its parameter list and one function that checks its arrays and fills its params struct; FG_OPERATION_METHODS makes
+ * its parameter list and one function that checks its arrays and fills its params struct; FG_DEFINE_OPERATION makes
  * the two Python functions out of them, the run and its *_workspace twin.
  */
 #ifndef FG_OPERATION_H
@@ -32,7 +32,7 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    const fg_parameter *parameters; /* the last two are workspace and stream */
+    const fg_parameter *parameters; /* the last two are workspace and stream, of a direct call behind its options */
     int count;
     /* Checks the opened arrays and fills the params struct (zeroed, workspace excepted). */
     int (*fill)(fg_call *call, void *params);

@@ -212,8 +212,7 @@ static PyObject *plan_row_orders(PyObject *module, PyObject *const *args, Py_ssi
                             (int)FG_MAX_ORDERS, q.groups);
     }
     const fg_order_plan plan = fg_plan_row_orders(q.rows, q.kernel, sets);
-    return Py_BuildValue("{s:N,s:i,s:i}", "offsets", offsets_of(&plan), "segment", plan.segment, "key_bits",
-                         plan.key_bits);
+    return Py_BuildValue("{s:N,s:i}", "offsets", offsets_of(&plan), "segment", plan.segment);
 }
 
 static PyObject *plan_order_sets(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
@@ -312,7 +311,7 @@ PyMethodDef fg_plan_methods[] = {
                "The numbers of groups of the row orders that a neighbour map should have; () where none pays.")},
     {"plan_row_orders", FG_FASTCALL(plan_row_orders),
      PyDoc_STR("plan_row_orders($module, /, *, rows, kernel_size, groups)\n--\n\n"
-               "For each order the offsets to sort the rows by, first highest; the rows of a segment; bits of a key.")},
+               "For each order the offsets to sort the rows by, first highest; the rows of a segment.")},
     {"plan_segment_tiles", FG_FASTCALL(plan_segment_tiles),
      PyDoc_STR("plan_segment_tiles($module, /, *, rows, num_sms)\n--\n\n"
                "Tiles of 64 rows that a segment of a neighbour map should have; 0 where none pays.")},
@@ -327,11 +326,7 @@ PyMethodDef fg_plan_methods[] = {
     {"plan_gemm", FG_FASTCALL(plan_gemm),
      PyDoc_STR("plan_gemm($module, /, *, m, n, k, groups, dtype, num_sms)\n--\n\nTiles of a product.")},
     {"plan_gemm_sm90", FG_FASTCALL(plan_gemm_sm90),
-     PyDoc_STR(
-         "plan_gemm_sm90($module, /, *, m, n, k, groups, dtype, num_sms, tiles=0)\n--\n\nThe same on Hopper. tiles: "
-         "1 groups fill tiles of 128 rows, 2 at most 128 x 128, 4 of at least 128 rows, 8 m is expected, 16 groups are "
-         "as long as each other, 32 scales are of blocks, 64 no kernel for some rows, 128 there is one group, 256 sums "
-         "are added to the output, "
-         "512 rows are scaled and no more, 1024 rows begin within sectors.")},
+     PyDoc_STR("plan_gemm_sm90($module, /, *, m, n, k, groups, dtype, num_sms, tiles=0)\n--\n\nThe same on Hopper. "
+               "tiles: what the product asks of them, bits FG_TILES_... of kernels/plan.h.")},
     {NULL, NULL, 0, NULL},
 };

@@ -78,8 +78,13 @@ static PyObject *mark(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
         free(kept);
         return NULL;
     }
+    if (!place.backend) return capsule;
     fg_error error;
-    if (!place.backend || place.backend->mark(&queue, &kept->mark, &error) == FG_OK) return capsule;
+    /* Not in passed() and wait_for(), where two threads may share a mark. */
+    PyThreadState *thread = PyEval_SaveThread();
+    fg_status status = place.backend->mark(&queue, &kept->mark, &error);
+    PyEval_RestoreThread(thread);
+    if (status == FG_OK) return capsule;
     Py_DECREF(capsule);
     return fg_raise(&error);
 }

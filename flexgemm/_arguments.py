@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator
 from operator import index
 from typing import Any
 
@@ -66,13 +65,17 @@ def expect_bools(needs_grad: Any, count: int) -> None:
 _NAMES = re.compile(r"\w+(?=[:,]| and |$)")  # words that may be arguments: behind the article `a` there is a noun
 
 
-@contextmanager
-def renamed(names: dict[str, str]) -> Iterator[None]:
-    """Errors name arguments of the extension; here they are the caller's."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        message = _NAMES.sub(lambda name: names.get(name[0], name[0]), str(error))
-        if message == str(error):
-            raise
-        raise type(error)(message) from None
+class renamed(ContextDecorator):  # noqa: N801 (reads as contextlib's own)
+    """Errors name arguments of the extension; in this context they are the caller's."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        self.names = names
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, (TypeError, ValueError)):
+            message = _NAMES.sub(lambda name: self.names.get(name[0], name[0]), str(error))
+            if message != str(error):
+                raise type(error)(message) from None

@@ -136,10 +136,6 @@ class Library:
         """An array from `empty`, as the caller wants it."""
         return x
 
-    def first_int(self, x: Array) -> int:
-        """The first element of an integer array from `empty`. Waits for a GPU."""
-        return int(x.numpy(stream=self.stream)[0] if isinstance(x, _C.DeviceArray) else x[0])
-
     def host(self, x: Array) -> np.ndarray[Any, Any]:
         """x as an array of NumPy. Waits for a GPU."""
         return x.numpy(stream=self.stream) if isinstance(x, _C.DeviceArray) else np.asarray(x)
@@ -358,10 +354,6 @@ class TorchOnStream(TorchLibrary):
         with self.scope:
             return super().empty(shape, dtype, like)
 
-    def first_int(self, x: Array) -> int:
-        with self.scope:
-            return super().first_int(x)
-
     def host(self, x: Array) -> np.ndarray[Any, Any]:
         with self.scope:
             return super().host(x)
@@ -388,9 +380,6 @@ class CupyLibrary(Library):
         self.accept(x, name)
         with x.device:
             return self.cupy.ascontiguousarray(x)
-
-    def first_int(self, x: Array) -> int:
-        return int(self.host(x)[0])
 
     def host(self, x: Array) -> np.ndarray[Any, Any]:
         if self.stream is not None:

@@ -35,6 +35,8 @@ def is_sequence(value: Any) -> bool:
 
 def three_ints(value: Any, name: str, *, least: int = 1) -> Any:
     """Three ints from `least`, given as such or as one that stands for all."""
+    if type(value) is int and value >= least:
+        return value, value, value
     try:
         numbers = tuple(map(index, value)) if is_sequence(value) else (index(value),) * 3
     except TypeError:
@@ -92,6 +94,6 @@ def reached_sites(nmap: NeighborMap, library: Library, coords: Array, mode: str)
     count = library.empty((1,), "int64", coords)
     grids = {"shape": nmap.shape, "out_shape": nmap.out_shape, "code_shape": code_shape}
     library.run(_C.conv_sites, coords, code, count, mode=mode, padding=nmap.padding, **grids, **kernel)
-    sites = library.lasting((library.first_int(count), 4), "int32", coords)
+    sites = library.lasting((int(library.host(count)[0]), 4), "int32", coords)
     library.run(_C.decode_seq, code, sites, shape=code_shape, mode=mode)
     return sites

@@ -413,8 +413,8 @@ def _segments(
     """The segments of the map, if they are there or this is the call by which they pay. `rows`, feats or
     the gradient of the output, and weight have not been looked at yet. again: the call has asked before."""
     found = neighbor_map._segments
-    if found is not None:
-        return found[0]
+    if found.done:
+        return found.value
     dtype = getattr(rows, "dtype", None)
     shape: tuple[int, ...] = getattr(weight, "shape", ())
     two_bytes = getattr(dtype, "itemsize", 0) == 2 or dtype in ("float16", "bfloat16")  # a DeviceArray has names

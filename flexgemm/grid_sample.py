@@ -11,6 +11,7 @@ import numpy as np
 from flexgemm import _C
 from flexgemm._arguments import expect_bools, renamed, type_name
 from flexgemm._arrays import Array, Library, Stream, library_of
+from flexgemm._built import Built
 from flexgemm._voxels import Shape, grid_shape, rows_of_four
 
 MODES = {"trilinear": 8, "nearest": 1}
@@ -48,7 +49,7 @@ class SampleMap:
         weights = library.lasting(size, "float32", grid) if mode == "trilinear" else None
         library.run(_C.sample_map, grid, coords, indices, weights, shape=shape)
         self.native = grid, indices, weights
-        self._groups: tuple[Array, Array] | None = None
+        self._groups = Built()
 
     @property
     def indices(self) -> Array:
@@ -62,13 +63,14 @@ class SampleMap:
 
     def groups(self, library: Library) -> tuple[Array, Array]:
         """The entries of `indices` grouped by voxel, for the gradient of the features; built on first use."""
-        if self._groups is None:
-            indices = self.native[1]
-            order = library.empty((indices.shape[0] * indices.shape[1],), "int32", indices)
-            starts = library.empty((self.num_voxels + 1,), "int32", indices)
-            library.run(_C.group_rows, indices, order, starts)
-            self._groups = order, starts
-        return self._groups
+        return self._groups.of(self.native[1], library.stream, lambda: self._group(library))
+
+    def _group(self, library: Library) -> tuple[Array, Array]:
+        indices = self.native[1]
+        order = library.lasting((indices.shape[0] * indices.shape[1],), "int32", indices)
+        starts = library.lasting((self.num_voxels + 1,), "int32", indices)
+        library.run(_C.group_rows, indices, order, starts)
+        return order, starts
 
     def __repr__(self) -> str:
         return f"SampleMap({self.grid_shape} points, {self.num_voxels} voxels in {self.shape}, {self.mode})"

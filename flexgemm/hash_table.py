@@ -31,6 +31,9 @@ class HashTable:
     check=True raises. Which keys are missing then is not determined. Insertion and lookup end whatever the table holds;
     they take longer the fuller it is.
 
+    The first insertion also empties a table: where that is captured in a CUDA graph, each replay does, and nothing else
+    may use the table before one.
+
         table = HashTable.build(keys)               # key -> its row
         rows = table.lookup(queries)                # -1 where there is none
 
@@ -168,7 +171,7 @@ class HashTable:
         return self._overflowed(library_of(self.native[2], "state"))
 
     def _overflowed(self, library: Library) -> bool:
-        return not self._fresh and library.first_int(self.native[2]) != 0
+        return not self._fresh and bool(library.host(self.native[2])[0])
 
     def _expected(self, library: Library, keys: Array) -> Array:
         if self.shape is not None:

@@ -8,7 +8,11 @@ from typing import Any
 from flexgemm import _C, _orders, _segments
 from flexgemm._arguments import as_bool, renamed
 from flexgemm._arrays import Array, Library, Stream, cuda_index, library_of
+from flexgemm._built import Built
 from flexgemm._voxels import Shape, Triple, conv_grids, grid_shape, reached_sites, rows_of_four, three_ints
+
+# What a copy or a file of a map does not have.
+_NOT_KEPT = ("_plain_orders", "_segments", "_segment_layers", "_segment_calls", "_map", "_transposed_map", "_inverse")
 
 
 class NeighborMap:
@@ -78,19 +82,9 @@ class NeighborMap:
         self.kernel_volume = kernel_size[0] * kernel_size[1] * kernel_size[2]
         self.mirrored = self.submanifold and kernel_size[0] & kernel_size[1] & kernel_size[2] & 1 == 1
         self.device = device
-        self._native_transposed: tuple[Array, Array | None] | None = None
-        self._transposed_mark: object | None = None  # behind its building
-        self._plain_orders: tuple[Array | None, Array | None] = None, None  # of the map, of the gradient's
-        self._segments: tuple[Array | None] | None = None  # not built yet; (None,) is none at all
-        self._segments_begun: tuple[Array, object] | None = None
-        self._segment_layers: dict[tuple[int, int], bool] = {}
-        self._segment_calls = 0  # that would have been faster by them
-        self._map: Array | None = None
-        self._transposed_map: Array | None = None
-        self._inverse: NeighborMap | None = None
         library = self._library(stream)
-        if not (self.mirrored and library.on_gpu(coords)):
-            self._segments = (None,)
+        self._native_transposed = Built()  # the map from the inputs to the outputs that read them, and its row orders
+        self._begin(Built(done=not (self.mirrored and library.on_gpu(coords))))
         # Inputs and outputs as the extension takes them; a submanifold map has its inputs at hand.
         self._sites: tuple[Array, Array] | None = None
         self._out_coords: Array | None = coords
@@ -105,7 +99,17 @@ class NeighborMap:
         self.num_voxels = int(coords.shape[0])
         self.num_out_voxels = int(self.native.shape[1])
         if check and out_coords is not None:
-            self._native_transposed = self._build(True, check, stream)
+            self._native_transposed.keep(self._build(True, check, stream), self.native, library.stream)
+
+    def _begin(self, segments: Built) -> None:
+        """What comes with use, of a map that has had none."""
+        self._plain_orders: tuple[Array | None, Array | None] = None, None  # of the map, of the gradient's
+        self._segments = segments
+        self._segment_layers: dict[tuple[int, int], bool] = {}
+        self._segment_calls = 0  # that would have been faster by them
+        self._map: Array | None = None
+        self._transposed_map: Array | None = None
+        self._inverse: NeighborMap | None = None
 
     @property
     def out_coords(self) -> Array:
@@ -130,8 +134,8 @@ class NeighborMap:
         first use, on the stream that is current then, for which others wait. The gradient of any but a mirrored map
         uses it."""
         native, _ = self._transposed(None)
-        if self._native_transposed is None or native is not self._native_transposed[0]:
-            return self._library(None).result(native)  # which a graph that is captured has for itself
+        if not self._keeps(native):
+            return self._library(None).result(native)
         if self._transposed_map is None:
             self._transposed_map = self._library(None).result(native)
         return self._transposed_map
@@ -144,22 +148,22 @@ class NeighborMap:
 
     def _inverse_by(self, transposed: tuple[Array, Array | None]) -> NeighborMap:
         """`inverse`, of the map from the inputs to the outputs that read them and its row orders: kept if they are."""
-        kept = self._native_transposed is not None and self._native_transposed[0] is transposed[0]
+        kept = self._keeps(transposed[0])
         if kept and self._inverse is not None:
             return self._inverse
         other = NeighborMap.__new__(NeighborMap)  # by name, for torch.compile: not every torch traces copies
         other.kernel_size, other.kernel_volume = self.kernel_size, self.kernel_volume
         other.stride, other.padding, other.dilation = self.stride, self.padding, self.dilation
-        other.submanifold, other.device, other._inverse = self.submanifold, self.device, None
+        other.submanifold, other.device = self.submanifold, self.device
         other.coords, other._out_coords = self.out_coords, self.coords
         other.shape, other.out_shape = self.out_shape, self.shape
         other.num_voxels, other.num_out_voxels = self.num_out_voxels, self.num_voxels
         other.transposed, other.mirrored = not self.transposed, False
         other._sites = None if self._sites is None else self._sites[::-1]
         other.native, other.native_order = transposed
-        other._native_transposed, other._segments = (self.native, self.native_order), (None,)
-        other._plain_orders, other._transposed_mark = self._plain_orders[::-1], None
-        other._segments_begun, other._segment_layers, other._segment_calls = None, {}, 0
+        other._native_transposed = Built((self.native, self.native_order), done=True)
+        other._begin(Built(done=True))
+        other._plain_orders = self._plain_orders[::-1]
         other._map, other._transposed_map = self._transposed_map, self._map
         if kept:
             self._inverse = other
@@ -203,14 +207,15 @@ class NeighborMap:
         library, (plain, plain_gradient) = self._library(stream), self._plain_orders
         order, plain = _orders.with_entries(self, self.native, self.native_order, plain, library)
         if not self.mirrored:
-            gradient_order, plain_gradient = _orders.with_entries(
-                self, gradient, gradient_order, plain_gradient, library
-            )
-            self._native_transposed = gradient, gradient_order
+            given = self, gradient, gradient_order, plain_gradient, library
+            ordered, plain_gradient = _orders.with_entries(*given)
+            if ordered is not gradient_order:
+                self._native_transposed = Built()
+                self._native_transposed.keep((gradient, ordered), self.native, library.stream)
         self.native_order, self._plain_orders = order, (plain, plain_gradient)
         built = self.segments(stream)
         if built is not None:  # like the map itself: other streams wait for this one, or the caller does
-            self._segments, self._segments_begun = (built,), None
+            self._segments = Built(built, done=True)
         return self
 
     def to(self, device: Any) -> NeighborMap:
@@ -253,14 +258,18 @@ class NeighborMap:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and files: what only this process can hold, in CUDA memory of flexgemm's own, is left out."""
-        state = self.__dict__ | {"_inverse": None} | _not_kept()
+        state = {name: x for name, x in self.__dict__.items() if name not in _NOT_KEPT}
+        state["_native_transposed"] = self._native_transposed.value
         if isinstance(self.native, _C.DeviceArray):
             built = ("native", "native_order", "_native_transposed", "_sites")
             state |= {"_out_coords": self.out_coords} | dict.fromkeys(built)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(_not_kept() | state)
+        self.__dict__.update(state)
+        pair = state["_native_transposed"]
+        self._native_transposed = Built(pair, done=pair is not None)
+        self._begin(Built())
         if self.native is None:
             library = self._library(None)
             if not self.submanifold:
@@ -284,13 +293,13 @@ class NeighborMap:
         if wanted is None:
             tiles, gpu = _segments.tiles_of(self)
             if tiles == 0:
-                self._segments = (None,)
+                self._segments = Built(done=True)
                 return None
             wanted = self._segment_layers[ci, co] = _segments.pay_for(self, tiles, gpu, ci, co)
         if not wanted:
             return None
         self._segment_calls += not again
-        paid = self._segments_begun is not None or self._segment_calls > _segments.pay_after(self.num_voxels)
+        paid = self._segments.value is not None or self._segment_calls > _segments.pay_after(self.num_voxels)
         return self.segments(stream, rows) if paid else None
 
     def segments(self, stream: Stream = None, rows: Array | None = None) -> Array | None:
@@ -302,41 +311,29 @@ class NeighborMap:
         then, and other streams wait until they are there; but not while a CUDA graph is captured, whose they would be.
         rows: the array that the caller works on, by default the map.
         """
-        if self._segments is not None:
-            return self._segments[0]
-        library, begun, place = self._library(stream), self._segments_begun, self.native if rows is None else rows
-        if begun is None:
+        kept = self._segments
+        if kept.value is None and not kept.done:
             tiles, _ = _segments.tiles_of(self)
             if tiles == 0:
-                self._segments = (None,)
+                self._segments = Built(done=True)
                 return None
+            library = self._library(stream)
             if _C.is_capturing(self.native, stream=library.stream):
                 return None
-            built = _segments.build(self, tiles, library)
-            begun = self._segments_begun = built, _C.mark(self.native, stream=library.stream)
-        built, mark = begun
-        if _C.passed(mark):
-            self._segments, self._segments_begun = (built,), None
-            return built
-        return built if _C.wait_for(mark, place, stream=stream) else None
+            kept.keep(_segments.build(self, tiles, library), self.native, library.stream)
+        return kept.get(self.native if rows is None else rows, stream)
 
     def _transposed(self, stream: Stream) -> tuple[Array, Array | None]:
-        """The map from the inputs to the outputs that read them and its row orders. What is built while a CUDA graph is
-        captured is that graph's alone; other streams than that on which it is built wait until it is there."""
-        pair, mark = self._native_transposed, self._transposed_mark
-        if pair is not None and mark is None:
-            return pair
-        queue = self._library(stream).stream
-        if pair is None:
-            pair = self._build(True, False, stream)
-            if not _C.is_capturing(self.native, stream=queue):
-                self._transposed_mark = _C.mark(self.native, stream=queue)
-                self._native_transposed = pair
-        elif _C.passed(mark):
-            self._transposed_mark = None
-        elif not _C.wait_for(mark, self.native, stream=queue):
-            pair = self._build(True, False, stream)
-        return pair
+        """The map from the inputs to the outputs that read them and its row orders."""
+        kept = self._native_transposed
+        if kept.done:
+            return kept.value
+        return kept.of(self.native, self._library(stream).stream, lambda: self._build(True, False, stream))
+
+    def _keeps(self, transposed: Array) -> bool:
+        """Whether this is the transposed map that is kept, and not one that a graph has for itself."""
+        pair = self._native_transposed.value
+        return pair is not None and pair[0] is transposed
 
     def _library(self, stream: Stream) -> Library:
         return library_of(self.coords, "coords", self.device, stream)
@@ -483,9 +480,3 @@ def sparse_conv_map(
         device=device,
         stream=stream,
     )
-
-
-def _not_kept() -> dict[str, Any]:
-    """What a copy or a file of a map does not have."""
-    nothing: dict[str, Any] = {"_plain_orders": (None, None), "_transposed_mark": None, "_segments": None}
-    return nothing | {"_segments_begun": None, "_segment_layers": {}, "_segment_calls": 0}

@@ -10,6 +10,7 @@ import numpy as np
 from flexgemm import _C
 from flexgemm._arguments import renamed, type_name
 from flexgemm._arrays import Array, Library, Stream, library_of
+from flexgemm._built import Built
 from flexgemm._voxels import Shape, grid_shape, is_sequence, rows_of_four
 from flexgemm.grid_sample import SampleMap, grid_sample_3d
 
@@ -35,7 +36,7 @@ def _group(library: Library, code: Array, shape: Shape) -> tuple[Array, Groups]:
     library.run(_C.sort_keys, code, order, in_order, bits=_C.sequence_bits(shape=shape, mode="bxyz") + 1)
     ranks, count = library.empty((rows,), "int32", code), library.empty((1,), "int32", code)
     library.run(_C.unique_ranks, in_order, ranks, count)
-    voxels = library.first_int(count) if rows else 0
+    voxels = int(library.host(count)[0]) if rows else 0
     keys = library.empty((voxels,), dtype, code)
     coords = library.lasting((voxels, 4), "int32", code)
     starts, first, counts = (library.lasting((n,), "int32", code) for n in (voxels + 1, voxels, voxels))
@@ -86,14 +87,13 @@ class Voxels:
     native: Array  # coords as the extension takes them
     places: Array  # (N, 4) float32 [batch, x, y, z]: the points in units of voxels, as the extension takes them
 
-    sample_map: SampleMap | None  # of the points among the voxels, once `devoxelize` needed it
-
     def __init__(
         self, results: Sequence[Array], native: Array, groups: Groups, places: Array, shape: Shape, device: str | None
     ) -> None:
         """results: coords, inverse and counts as the caller has them."""
         self.native, self.groups, self.places, self.shape, self.device = native, groups, places, shape, device
-        self.feats = self.sample_map = None
+        self.feats = None
+        self._sample_map = Built()
         self.coords, self.inverse, self.counts = results
         self.num_points, self.num_voxels = groups.inverse.shape[0], native.shape[0]
 
@@ -235,12 +235,15 @@ def expect_voxels(voxels: Any) -> None:
 
 def points_map(library: Library, voxels: Voxels) -> SampleMap:
     """The points among the voxels, for trilinear samples; made once."""
-    if voxels.sample_map is None:
+
+    def make() -> SampleMap:
         arrays = voxels.native, voxels.shape, voxels.places
-        sample_map = SampleMap(*arrays, "trilinear", device=None, stream=library.stream)
-        sample_map.device = voxels.device
-        voxels.sample_map = sample_map  # whole: other threads may read it
-    return voxels.sample_map
+        result = SampleMap(*arrays, "trilinear", device=None, stream=library.stream)
+        result.device = voxels.device
+        return result
+
+    made: SampleMap = voxels._sample_map.of(voxels.places, library.stream, make)
+    return made
 
 
 def _rows(library: Library, feats: Array, count: int, what: str) -> Array:

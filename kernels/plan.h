@@ -1,7 +1,7 @@
 /*
  * Plans of the CUDA backend: problem shape -> tile configuration and workspace. Host C with no CUDA call in it, so
- * that the heuristics are unit-tested on a machine without a GPU. Planning is a few comparisons: no autotuning, no
- * cache.
+ * that the heuristics are unit-tested on a machine without a GPU. Nothing is timed: what takes microseconds to plan,
+ * products on Hopper, is remembered for its shape.
  */
 #ifndef FLEXGEMM_PLAN_H
 #define FLEXGEMM_PLAN_H
@@ -24,7 +24,7 @@ typedef enum {
 typedef struct {
     fg_family family;                  /* whose tiles these are */
     int32_t block_m, block_n, block_k; /* output rows, output channels, reduction elements of one tile step */
-    int32_t num_stages;                /* depth of the cp.async pipeline */
+    int32_t num_stages;                /* of the kernel that has these tiles: depth of its pipeline */
     int32_t groups;                    /* of offsets, each with its own row order; 0: rows as they come */
     int32_t split_k;                   /* reduction slices whose fp32 partials meet in the workspace; 1 = none */
     int32_t segment_tiles;             /* of the Hopper convolution by segments, else 0: tiles of a segment */
@@ -140,26 +140,23 @@ void fg_print_plan(const fg_plan *plan, const char *operation, fg_dtype dtype, c
 /* ---- row orders (plan_order.c) ---- */
 
 /* 7 x 7 x 7: 1 + 7 + 49 orders. */
-enum { FG_MAX_KEY_BITS = 24, FG_MAX_ORDERS = 57 };
+enum { FG_KEY_BITS = 18, FG_MAX_ORDERS = 57 };
 
 /* The sets that a map of this many rows should have, coarsest first; none where an order costs more than it gains. */
 fg_order_sets fg_plan_order_sets(int64_t rows, const int32_t kernel[3]);
 
-/* How to build sets of orders. A key has above the number of the row's segment, where those of the second order follow
- * those of the first, and below the Gray-code rank of a mask with one bit per offset, the first one highest. Both
- * backends follow it. */
+/* How to build sets of orders, by both backends. Each segment of rows is sorted by itself; the key of a row is the
+ * Gray-code rank of a mask with one bit per offset, the first one highest. */
 typedef struct {
-    int32_t orders;    /* sum of the groups of all sets */
-    int32_t segment;   /* rows, a power of two */
-    int32_t rank_bits; /* of the longest key */
-    int32_t key_bits;  /* both together, at most 32 */
+    int32_t orders;  /* sum of the groups of all sets */
+    int32_t segment; /* rows, a power of two */
     struct {
         uint16_t bits;
-        uint16_t offsets[FG_MAX_KEY_BITS];
+        uint16_t offsets[FG_KEY_BITS];
     } keys[FG_MAX_ORDERS];
 } fg_order_plan;
 
-/* Rows of a segment, before it grows to keep keys short. */
+/* Rows of a segment, before it grows so that there are not too many. */
 int32_t fg_order_segment(int64_t rows);
 
 fg_order_plan fg_plan_row_orders(int64_t rows, const int32_t kernel[3], fg_order_sets sets);

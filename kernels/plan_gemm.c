@@ -339,8 +339,10 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         LEAST = 96,
         TALLEST = 256,
         UNIT = 16,
+        /* In the unit of durations: what pairs that share K exchange (pair_share) behind the last products, and what
+         * begin and end of a tile take that no other is before or behind. Of all kinds. */
         LAST_EXCHANGE = 11,
-        ONLY_BEGIN_AND_END = 24 /* of a tile that no other is before or behind */
+        ONLY_BEGIN_AND_END = 24
     };
     const int32_t fitting = FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS | FG_TILES_DENSE | FG_TILES_ADDED |
                             FG_TILES_ROWS | FG_TILES_ASKEW;

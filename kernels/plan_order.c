@@ -9,8 +9,8 @@
  *
  * The highest bits of a mask are the corners of the innermost 3x3x3 cube, then its edges and faces, then the cubes
  * around it: a corner tells most about the others, and what lies far out says little about what lies near. 12 such bits
- * group the rows of small scenes as well as all 27, 20 those of large ones (docs/performance/convolution.md). The
- * centre, always there, says nothing. A radix sort takes 8 bits a pass: keys have 16 bits or 24.
+ * group the rows of small scenes as well as all 27, 18 those of large ones (docs/performance/convolution.md), which are
+ * two passes of a radix sort. The centre, always there, says nothing.
  *
  * Large scenes are sorted in segments. Rows come in some spatial order; sorted over the whole scene, the rows of a tile
  * lie anywhere in it and what they gather has left L2 before the next tile asks for it. 2^16 rows of 128 16-bit
@@ -22,11 +22,8 @@
 #include "plan.h"
 
 enum {
-    MIN_ROWS = 512,      /* four tiles: below, all kinds of rows share them */
-    SMALL_MAP = 1 << 20, /* entries; from here a third pass over the keys earns its time back */
-    SMALL_MAP_KEY_BITS = 16,
-    KEY_BITS = 24,
-    MIN_RANK_BITS = 12,
+    MIN_ROWS = 512,              /* four tiles: below, all kinds of rows share them */
+    MOST_SEGMENTS = 1 << 12,     /* of all orders together */
     ONE_SEGMENT_ROWS = 1 << 18,  /* up to here the rows are one segment */
     LONG_SEGMENT_ROWS = 1 << 21, /* up to here segments are long */
     LONG_SEGMENT = 1 << 16,
@@ -35,13 +32,6 @@ enum {
 };
 
 static int larger(int a, int b) { return a > b ? a : b; }
-
-/* Bits that number n things. */
-static int32_t bits_of(int64_t n) {
-    int32_t bits = 0;
-    while (((int64_t)1 << bits) < n) bits++;
-    return bits;
-}
 
 /* ---- which orders ---- */
 
@@ -82,10 +72,9 @@ int32_t fg_order_segment(int64_t rows) {
     return rows <= ONE_SEGMENT_ROWS ? ONE_SEGMENT_ROWS : rows <= LONG_SEGMENT_ROWS ? LONG_SEGMENT : SHORT_SEGMENT;
 }
 
-static void add_offset(fg_order_plan *plan, int32_t order, int32_t v, int32_t room) {
-    if (plan->keys[order].bits == room) return;
+static void add_offset(fg_order_plan *plan, int32_t order, int32_t v) {
+    if (plan->keys[order].bits == FG_KEY_BITS) return;
     plan->keys[order].offsets[plan->keys[order].bits++] = (uint16_t)v;
-    if (plan->keys[order].bits > plan->rank_bits) plan->rank_bits = plan->keys[order].bits;
 }
 
 int32_t fg_offsets_by_rank(const int32_t kernel[3], uint16_t offsets[FG_MAX_VOLUME]) {
@@ -110,20 +99,15 @@ fg_order_plan fg_plan_row_orders(int64_t rows, const int32_t kernel[3], fg_order
     fg_order_plan plan = {.segment = fg_order_segment(rows), .orders = (int32_t)fg_order_count(&sets)};
     if (rows > INT32_MAX) rows = INT32_MAX; /* which no backend takes */
 
-    const int32_t wanted = rows * volume < SMALL_MAP ? SMALL_MAP_KEY_BITS : KEY_BITS;
-    int32_t run_bits; /* of the number of a segment of an order */
-    while ((run_bits = bits_of(plan.orders * ((rows + plan.segment - 1) / plan.segment))) + MIN_RANK_BITS > wanted &&
-           plan.segment < rows)
+    while (plan.segment < rows && plan.orders * ((rows + plan.segment - 1) / plan.segment) > MOST_SEGMENTS)
         plan.segment *= 2;
-    const int32_t room = wanted - run_bits;
 
     uint16_t offsets[FG_MAX_VOLUME];
     const int32_t count = fg_offsets_by_rank(kernel, offsets);
     for (int32_t i = 0; i < count; i++) {
         int32_t order = 0;
         for (int32_t set = 0; set < sets.sets; order += sets.groups[set++])
-            add_offset(&plan, order + offsets[i] * sets.groups[set] / volume, offsets[i], room);
+            add_offset(&plan, order + offsets[i] * sets.groups[set] / volume, offsets[i]);
     }
-    plan.key_bits = run_bits + plan.rank_bits;
     return plan;
 }

@@ -264,6 +264,13 @@ LEGAL = {
     "quantize": lambda: {"x": zeros(5, 8), "q": zeros(5, 8, dtype=E4M3), "scale": zeros(5)},
 }
 OPERATIONS = sorted(LEGAL)
+# Of which something is asked: arrays of several numbers.
+ARRAYS = [
+    (operation, name)
+    for operation in OPERATIONS
+    for name, value in LEGAL[operation]().items()
+    if isinstance(value, np.ndarray) and value.size > 1
+]
 
 
 PRODUCTS = ("gemm", "grouped", "contiguous", "masked", "n_grouped", "k_grouped")

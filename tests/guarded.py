@@ -38,7 +38,8 @@ class Call:
     def give(self, array, *, strided=False):
         if array is None:
             return None
-        self.inputs.append(Buffer(self.backend, array, fence=self.fence, **self._layout(strided)))
+        layout = self._layout(strided) | {"fence": self.fence, "at_end": not self.fence}
+        self.inputs.append(Buffer(self.backend, array, **layout))
         return self.inputs[-1].array
 
     def take(self, shape, dtype, *, strided=False, initial=None):
@@ -46,7 +47,8 @@ class Call:
         content = poison(shape, str(dtype)) if initial is None else initial
         layout = self._layout(strided)
         bare = not self.fence and initial is None and not any(layout.values())
-        self.outputs.append(Buffer(self.backend, content, output=True, fence=self.fence, initialise=not bare, **layout))
+        layout |= {"fence": self.fence, "at_end": not self.fence}
+        self.outputs.append(Buffer(self.backend, content, output=True, initialise=not bare, **layout))
         return self.outputs[-1].array
 
     def run(self, operation, *args, **kwargs):

@@ -135,11 +135,13 @@ class Buffer:
 
     `row_pad` elements are left between rows (then also a row between matrices) and `offset` elements before the first,
     so that pitches and base pointers of every alignment occur. The surroundings of an input are NaN (zero for integers,
-    a legal row), those of an output are random bits. With fence=False the allocation is exact, which is what a
-    sanitizer wants to see; initialise=False then leaves the content away as well.
+    a legal row), those of an output are random bits. With fence=False the allocation ends where the array does, which
+    is what a sanitizer wants to see; initialise=False then leaves the content away as well. Memory comes in pieces of
+    256 bytes: with at_end the array lies at the end of the last one, as far as multiples of 16 bytes allow it.
     """
 
-    def __init__(self, backend, content, *, output=False, row_pad=0, offset=0, fence=True, initialise=True):
+    def __init__(self, backend, content, *, output=False, row_pad=0, offset=0, fence=True, initialise=True,
+                 at_end=False):  # fmt: skip
         content = np.asarray(content)
         shape, dtype = content.shape, content.dtype
         strides = np.ones(len(shape), np.int64)
@@ -148,7 +150,8 @@ class Buffer:
             strides[axis] = strides[axis + 1] * pitch
         extent = 0 if 0 in shape else 1 + sum((s - 1) * int(t) for s, t in zip(shape, strides, strict=True))
         border = FENCE // dtype.itemsize if fence else 0
-        start, total = border + offset, border + offset + extent + border
+        room = -(offset + extent) * dtype.itemsize % 256 // 16 * 16 // dtype.itemsize if at_end else 0
+        start, total = border + room + offset, border + room + offset + extent + border
         self._backend, self._layout = backend, (shape, strides.tolist(), start)
 
         if output:
@@ -158,6 +161,7 @@ class Buffer:
         window(self.before, *self._layout)[...] = content
         self._may_change = np.zeros(total, bool)
         window(self._may_change, *self._layout)[...] = output
+        self._may_change[:start] |= not initialise
         self.base = backend.array(self.before) if initialise else backend.empty((total,), dtype)
         self.array = backend.window(self.base, *self._layout)
 

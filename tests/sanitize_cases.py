@@ -111,6 +111,7 @@ def all_cases():
         ((3, 3, 3), 150, (1, 3, 9)),
         ((1, 1, 1), 150, (1,)),
         ((2, 7, 7), 150, (2, 14)),
+        ((3, 3, 3), 4_200, (3,)),
         ((3, 3, 3), 40_000, (1,)),
     ):
         name = f"order/{'x'.join(map(str, kernel_size))}/{n}"
@@ -175,7 +176,7 @@ def all_cases():
         for mode in MODES:
             conv = partial(conv_case, direction=direction, mode=mode, offset=0)
             for channels in CHANNELS:
-                if channels in ("square", "deep", "long"):  # they are below
+                if channels in ("narrow", "square", "deep", "long"):  # they are below
                     continue
                 if channels == "broad" and direction == "wgrad":
                     continue
@@ -192,6 +193,9 @@ def all_cases():
                 cases[f"conv/{direction}/{mode}/many-rows/{groups}-orders"] = partial(
                     conv, channels="square", kernel_size=(3, 1, 3), groups=groups, rows=3100
                 )
+
+            if direction == "forward" and mode in ("float16", "bfloat16"):
+                cases[f"conv/forward/{mode}/narrow"] = partial(conv, channels="narrow", kernel_size=(3, 3, 3), rows=300)
 
             if direction == "forward" and mode in ("float16", "tf32"):
                 cases[f"conv/forward/{mode}/many-tiles"] = partial(

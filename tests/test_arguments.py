@@ -1,14 +1,11 @@
-"""What every operation asks of its arrays: dtype, shape, strides, memory of their own. A fault names the argument."""
+"""What every operation asks of its arrays and scalars: dtypes, shapes, values. A fault names the argument."""
 
 from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
 import pytest
-from calls import E4M3, E5M2, LEGAL, OPERATIONS, call, call_on_host, zeros
-from exporters import IS_COPIED, READ_ONLY, Exporter, misaligned
-from hypothesis import given
-from hypothesis import strategies as st
+from calls import ARRAYS, E4M3, E5M2, LEGAL, call, call_on_host, zeros
 
 import flexgemm
 from flexgemm import _C
@@ -228,14 +225,6 @@ def test_dtype_and_shape_faults(backend, operation, changes, error, message):
         call(backend, operation, **changes)
 
 
-ARRAYS = [
-    (operation, name)
-    for operation in OPERATIONS
-    for name, value in LEGAL[operation]().items()
-    if isinstance(value, np.ndarray) and value.size > 1
-]
-
-
 @pytest.mark.parametrize(("operation", "name"), ARRAYS)
 def test_a_dtype_that_no_argument_has(backend, operation, name):
     wrong = LEGAL[operation]()[name].astype(np.int16)
@@ -250,6 +239,14 @@ def test_dtypes_that_flexgemm_does_not_have_are_named(dtype):
     name = str(np.dtype(dtype)).replace("[", r"\[").replace("]", r"\]")
     with pytest.raises(TypeError, match=f"a: expected .*, got {name}"):
         _C.gemm(zeros(5, 8, dtype=dtype), zeros(7, 8), zeros(5, 7))
+
+
+@pytest.mark.parametrize("name", ["a", "b", "out"])
+def test_uint8_arrays_hold_nothing_wider_than_float8(backend, name):
+    operands = {"a": zeros(5, 8), "b": zeros(7, 8), "out": zeros(5, 7)}
+    operands[name] = operands[name].astype(np.uint8)
+    with pytest.raises(TypeError, match=f"^{name}: expected dtype float32, got uint8$"):
+        call(backend, "gemm", **operands, **{f"dtype_{name}": "float32"})
 
 
 def test_more_dimensions_than_any_argument_has():
@@ -271,239 +268,7 @@ def test_scales_per_tensor_and_per_row(backend, shape):
     call(backend, "quantize", scale=np.ones(shape, np.float32), scale_given=True)
 
 
-# ---- strides ----
-
-
-def test_rows_may_be_strided_but_channels_may_not(backend):
-    base = backend.array(zeros(160))
-    call(backend, "gemm", {"a": backend.window(base, (5, 8), (16, 1), 3)})
-    with pytest.raises(ValueError, match=r"a: expected inner stride 1, got strides \(16, 2\) of shape \(5, 8\)"):
-        call(backend, "gemm", {"a": backend.window(base, (5, 8), (16, 2), 0)})
-    with pytest.raises(ValueError, match="b: expected inner stride 1"):
-        call(backend, "gemm", {"b": backend.window(base, (7, 8), (1, 7), 0)})
-
-
-def test_an_input_may_repeat_rows_but_an_output_may_not(backend):
-    base = backend.array(zeros(40))
-    call(backend, "gemm", {"a": backend.window(base, (5, 8), (0, 1), 0)})
-    for pitch in (0, 6):
-        with pytest.raises(ValueError, match="out: expected rows that do not overlap"):
-            call(backend, "gemm", {"out": backend.window(base, (5, 7), (pitch, 1), 0)})
-    with pytest.raises(ValueError, match="out: expected rows that do not run backwards"):
-        call(backend, "gemm", {"out": backend.window(base, (5, 7), (-8, 1), 32)})
-
-
-@pytest.mark.parametrize(("operation", "name"), ARRAYS)
-def test_elements_that_are_not_side_by_side(backend, operation, name):
-    array = LEGAL[operation]()[name]
-    base = backend.array(np.zeros(2 * array.size, array.dtype))
-    strides = [2 * s // array.itemsize for s in array.strides]
-    with pytest.raises(ValueError, match=f"{name}: expected (a contiguous array|inner stride 1), got strides"):
-        call(backend, operation, {name: backend.window(base, array.shape, strides, 0)})
-
-
-@pytest.mark.parametrize(
-    ("operation", "name"),
-    [("neighbor_map", "map"), ("row_order", "map"), ("ordered_map", "map"), ("segment_map", "map"),
-     ("conv_forward", "map"), ("conv_forward", "weight"), ("conv_wgrad", "grad_weight"), ("pool", "map"),
-     ("pool", "argmax")],
-)  # fmt: skip
-def test_matrices_without_a_pitch(backend, operation, name):
-    array = LEGAL[operation]()[name]
-    base = backend.array(np.zeros(2 * array.size, array.dtype))
-    strides = [2 * s // array.itemsize for s in array.strides[:-1]]
-    with pytest.raises(ValueError, match=f"{name}: expected a contiguous array, got strides"):
-        call(backend, operation, {name: backend.window(base, array.shape, [*strides, 1], 0)})
-
-
-def test_strides_of_size_1_dimensions_mean_nothing(backend):
-    base = backend.array(zeros(72))
-    call(backend, "gemm", {"out": backend.window(base, (1, 7), (0, 1), 0)}, a=zeros(1, 8))
-    call(backend, "conv_forward", {"weight": backend.window(base, (4, 1, 3, 1, 6), (18, 5, 6, 9, 1), 0)})
-    column = {"a": backend.window(base, (5, 1), (3, 9), 0), "b": backend.window(base, (7, 1), (1, 0), 0)}
-    call(backend, "gemm", column)
-
-
-def test_null_strides_mean_contiguous():
-    call_on_host("gemm", a=Exporter(zeros(5, 8), strides=None), b=Exporter(zeros(7, 8), versioned=False, strides=None))
-
-
-def test_arrays_without_elements(backend):
-    call(backend, "gemm", a=zeros(0, 8), out=zeros(0, 7))
-    call(backend, "gemm", a=zeros(5, 0), b=zeros(7, 0))
-    call(backend, "conv_forward", feats=zeros(0, 6), map=zeros(3, 0, dtype=np.int32), out=zeros(0, 4))
-    call(backend, "neighbor_map", coords=zeros(0, 4, dtype=np.int32), map=zeros(3, 0, dtype=np.int32))
-    call(backend, "row_order", map=zeros(3, 0, dtype=np.int32), order=zeros(1, 0, dtype=np.int32))
-    empty = {"map": zeros(3, 0, dtype=np.int32), "order": zeros(1, 0, dtype=np.int32)}
-    call(backend, "ordered_map", **empty, out=zeros(4, 0, dtype=np.int32))
-    empty = {"map": zeros(3, 0, dtype=np.int32), "order": zeros(0, dtype=np.int32)}
-    call(backend, "segment_map", **empty, segments=zeros(0, 1256, dtype=np.int32))
-    call(backend, "row_order", order=zeros(0, 5, dtype=np.int32), groups=())
-
-
-def test_a_null_pointer_is_legal_only_without_elements():
-    call_on_host("gemm", a=Exporter(zeros(0, 8), data=None), out=Exporter(zeros(0, 7), data=None))
-    with pytest.raises(BufferError, match="a: the exporter gave a NULL pointer"):
-        call_on_host("gemm", a=Exporter(zeros(5, 8), data=None))
-
-
-def test_misaligned_inputs_are_read_and_misaligned_outputs_refused():
-    a, b = (np.random.default_rng(0).standard_normal((n, 8), np.float32) for n in (5, 7))
-    got, expected = zeros(5, 7), zeros(5, 7)
-    call_on_host("gemm", a=a, b=b, out=expected)
-    call_on_host("gemm", a=misaligned(a), b=misaligned(b), out=got)
-    np.testing.assert_array_equal(got, expected)
-    with pytest.raises(ValueError, match="out: expected memory aligned to its elements"):
-        call_on_host("gemm", out=misaligned(zeros(5, 7)))
-    with pytest.raises(ValueError, match="a: expected memory aligned to its elements, of 4 bytes each"):
-        call_on_host("gemm", a=Exporter(misaligned(a)))
-
-
-# ---- outputs ----
-
-
-def test_read_only_outputs_are_refused_and_inputs_accepted():
-    frozen = LEGAL["conv_forward"]()
-    for array in frozen.values():
-        array.flags.writeable = False
-    writable = LEGAL["conv_forward"]()["out"]
-    call_on_host("conv_forward", **frozen | {"out": writable})
-    with pytest.raises(ValueError, match="out: expected writable memory, got a read-only array"):
-        call_on_host("conv_forward", **frozen)
-    call_on_host("gemm", a=Exporter(zeros(5, 8), flags=READ_ONLY))
-    with pytest.raises(ValueError, match="out: expected writable memory"):
-        call_on_host("gemm", out=Exporter(zeros(5, 7), flags=READ_ONLY))
-
-
-def test_a_scale_is_an_output_unless_it_is_given():
-    scale = np.ones(5, np.float32)
-    scale.flags.writeable = False
-    call_on_host("quantize", scale=scale, scale_given=True)
-    with pytest.raises(ValueError, match="scale: expected writable memory"):
-        call_on_host("quantize", scale=scale)
-
-
-def test_an_exporter_that_copies_is_no_output():
-    call_on_host("gemm", a=Exporter(zeros(5, 8), flags=IS_COPIED))
-    with pytest.raises(ValueError, match="out: expected the array's own memory, got a copy"):
-        call_on_host("gemm", out=Exporter(zeros(5, 7), flags=IS_COPIED))
-
-
-def test_overlap_with_an_input_or_another_output_is_refused(backend):
-    base = backend.array(zeros(200))
-    a, out = backend.window(base, (5, 8), (8, 1), 0), backend.window(base, (5, 7), (7, 1), 39)
-    with pytest.raises(ValueError, match="out: expected memory of its own, got memory that overlaps a"):
-        call(backend, "gemm", {"a": a, "out": out})
-    grad_weight = backend.window(base, (4, 3, 6), (18, 6, 1), 0)
-    with pytest.raises(ValueError, match="grad_weight: .* overlaps grad_bias"):
-        call(backend, "conv_wgrad", {"grad_weight": grad_weight, "grad_bias": backend.window(base, (4,), (1,), 71)})
-    call(backend, "conv_wgrad", {"grad_weight": grad_weight, "grad_bias": backend.window(base, (4,), (1,), 72)})
-
-
-def test_an_output_may_be_the_neighbouring_columns_of_an_input(backend):
-    base = backend.array(zeros(100))
-    a = backend.window(base, (5, 8), (20, 1), 0)
-    call(backend, "gemm", {"a": a, "out": backend.window(base, (5, 7), (20, 1), 8)})
-    with pytest.raises(ValueError, match="out: .* overlaps a"):
-        call(backend, "gemm", {"a": a, "out": backend.window(base, (5, 7), (20, 1), 7)})
-
-
-@given(
-    rows=st.integers(1, 4),
-    widths=st.tuples(st.integers(1, 8), st.integers(1, 8)),
-    starts=st.tuples(*[st.integers(0, 30)] * 2),
-)
-def test_overlap_of_equal_pitch_is_exact(rows, widths, starts):
-    base = zeros(100)
-    a, out = (
-        np.lib.stride_tricks.as_strided(base[start:], (rows, width), (36, 4))
-        for start, width in zip(starts, widths, strict=True)
-    )
-    arguments = {"a": a, "b": zeros(widths[1], widths[0]), "out": out}
-    if np.shares_memory(a, out):
-        with pytest.raises(ValueError, match="out: .* overlaps a"):
-            call_on_host("gemm", **arguments)
-    else:
-        call_on_host("gemm", **arguments)
-
-
-def test_a_stream_is_read_before_arrays_are_opened():
-    """One of the caller's own class may free what would be written to."""
-    a, b, out = zeros(64, 16), zeros(64, 16), zeros(64, 64)
-
-    class Stream:
-        def __index__(self):
-            out.resize((1, 1), refcheck=False)
-            return 0
-
-    with pytest.raises(ValueError, match=r"^out: expected \(64, 64\)"):
-        _C.gemm(a, b, out, stream=Stream())
-
-
-class Meddler:
-    """An array whose exporter first exchanges the memory of another one."""
-
-    def __init__(self, array, other):
-        self.array, self.other = array, other
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
-
-    def __dlpack__(self, **how):
-        self.other.resize((1, 1), refcheck=False)
-        return self.array.__dlpack__(**how)
-
-
-@pytest.mark.parametrize("name", ["a", "out"])
-def test_memory_that_an_exporter_exchanges_is_not_used(name):
-    arrays = {"a": zeros(64, 16), "out": zeros(64, 64)}
-    with pytest.raises(ValueError, match=f"^{name}: its memory was exchanged while other arguments were read"):
-        _C.gemm(arrays["a"], Meddler(zeros(64, 16), arrays[name]), arrays["out"])
-
-
-@pytest.mark.parametrize("told", [0, 17])
-def test_memory_that_goes_while_a_sequence_is_read_late_is_not_used(told):
-    coords, out, room = np.zeros((4096, 4), np.int32), np.empty((27, 4096), np.int32), np.empty(1 << 20, np.uint8)
-
-    class Growing:
-        """Of another length when it is asked again."""
-
-        lengths = [told]
-
-        def __len__(self):
-            return self.lengths.pop() if self.lengths else 3
-
-        def __getitem__(self, i):
-            if not self.lengths:
-                coords.resize((1, 4), refcheck=False)
-            return 1
-
-    with pytest.raises(ValueError, match="^coords: its memory was exchanged while other arguments were read"):
-        _C.neighbor_map(coords, out, shape=(1, 2, 2, 2), kernel_size=(3, 3, 3), dilation=Growing(), workspace=room)
-
-
-def test_memory_that_goes_while_a_workspace_is_made_is_not_used():
-    keys, order = np.arange(100_000, dtype=np.int32)[::-1].copy(), np.zeros(100_000, np.int32)
-
-    def workspace(nbytes, like):
-        keys.resize(1, refcheck=False)
-        return np.empty(nbytes, np.uint8)
-
-    with pytest.raises(ValueError, match="its memory was exchanged"):
-        _C.sort_keys(keys, order, None, bits=32, workspace=workspace)
-
-
-def test_a_misaligned_array_of_a_subclass_is_copied_without_its_code():
-    class Loud(np.ndarray):
-        def __array_finalize__(self, obj):
-            if seen is not None:
-                seen.append(obj)
-
-    seen = None
-    a = misaligned(zeros(5, 8)).view(Loud)
-    seen = []
-    _C.gemm(a, zeros(7, 8), zeros(5, 7))
-    assert seen == []
+# ---- scalars ----
 
 
 @pytest.mark.parametrize("value", [np.True_, np.False_, True])
@@ -518,13 +283,20 @@ def test_an_int_beyond_all_is_refused_by_name():
         flexgemm.neighbor_map(np.zeros((1, 4), np.int32), (1, 10**5000, 8, 8))
 
 
+def test_several_numbers_are_no_int():
+    with pytest.raises(TypeError, match="^index: expected an int, got ndarray$"):
+        _C.device_info("cpu", np.array([0, 0]))
+    with pytest.raises(TypeError, match="^num_sms: expected an int, got ndarray$"):
+        flexgemm.set_num_sms(np.array([3, 4]))
+
+
 def test_an_array_without_an_axis_is_one_number():
     coords, points = np.zeros((1, 4), np.int32), np.zeros((5, 3), np.float32)
     assert flexgemm.neighbor_map(coords, (1, 4, 4, 4), np.array(3)).kernel_size == (3, 3, 3)
     assert flexgemm.voxelize(points, voxel_size=np.array(1.0), shape=(1, 4, 4, 4)).num_voxels == 1
 
 
-@pytest.mark.parametrize("size", [10**400, "x", [1, 2, "x"]], ids=["large", "text", "mixed"])
+@pytest.mark.parametrize("size", [10**400, 1e39, "x", [1, 2, "x"]], ids=["huge", "large", "text", "mixed"])
 def test_sizes_that_are_no_numbers_are_refused_by_name(size):
     with pytest.raises(ValueError, match="^voxel_size: expected"):
         flexgemm.voxelize(np.zeros((5, 3), np.float32), voxel_size=size, shape=(1, 4, 4, 4))

@@ -106,6 +106,13 @@ def test_what_tells_groups_apart_is_checked_when_asked(backend, layout, numbers,
     assert expected.max() >= 16
 
 
+@pytest.mark.parametrize("empty", ["rows", "columns"])
+def test_groups_of_no_elements_are_told_apart_too(backend, empty):
+    a, b = np.ones((0 if empty == "rows" else 256, 16), np.float32), np.ones((2, 0, 16), np.float32)
+    with pytest.raises(ValueError, match="^offsets: expected non-decreasing numbers in 0"):
+        flexgemm.m_grouped_gemm_nt(a, b, np.array([3, 257]), device=backend.device, check=True)
+
+
 def test_weights_of_segments_are_checked_when_asked(backend):
     x, weights, ends = np.ones((9, 16), np.float32), np.ones((3, 8, 16), np.float32), np.array([2, 9])
     how = {"device": backend.device, "check": True}

@@ -346,6 +346,13 @@ def test_groups_in_fenced_buffers(backend, n, ci, co, groups, algorithm, out_dty
     assert (np.abs(f64(narrow) - expected) <= np.maximum(expected * 2.0**-4, 2.0**-10) * 1.1).all()
 
 
+def test_scales_and_bias_may_be_strided():
+    p = Problem(300, 64, 48)
+    how = {"neighbor_map": flexgemm.neighbor_map(p.coords, p.shape), "out_dtype": "float32"}
+    every_second = {name: np.repeat(scale, 2)[::2] for name, scale in p.scales.items()}
+    p.check(Host(), flexgemm.submanifold_conv3d(p.feats, p.weight, np.repeat(p.bias, 2)[::2], **how, **every_second))
+
+
 def test_uint8_arrays_that_hold_fp8(backend):
     p = Problem(300, 64, 48, dtypes=(E4M3, E5M2))
     nmap = flexgemm.neighbor_map(backend.array(p.coords), p.shape)

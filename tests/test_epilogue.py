@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import guarded
+import ml_dtypes
 import numpy as np
 import pytest
 import reference
 import scenes
 import verdicts
-from calls import call, zeros
+from calls import E4M3, call, zeros
 from memory import Host
 from verdicts import assert_rounded_once, assert_rows, assert_same_bits
 
@@ -211,6 +212,16 @@ def test_a_residual_may_overlap_the_output_only_as_a_whole():
     with pytest.raises(ValueError, match="overlaps feats"):
         square = {"feats": base[:5], "weight": zeros(4, 1, 3, 1, 4), "residual": base[:5], "out": base[:5]}
         call(cpu, "conv_forward", square)
+
+
+def test_a_residual_of_wider_elements_is_not_the_output():
+    """They lie at the same address, and it and the strides are all that an output in FP8 has in common with it."""
+    memory = zeros(40, dtype=np.uint8)
+    float8 = {"feats": zeros(5, 6, dtype=E4M3), "weight": zeros(4, 1, 3, 1, 6, dtype=E4M3)}
+    bfloat16 = {"bias": zeros(4, dtype=ml_dtypes.bfloat16), "residual": memory.view(ml_dtypes.bfloat16).reshape(5, 4)}
+    changes = float8 | bfloat16 | {"scale_out": np.array(1, np.float32), "out": memory[:20].view(E4M3).reshape(5, 4)}
+    with pytest.raises(ValueError, match="out: expected memory of its own, got memory that overlaps residual"):
+        call(Host(), "conv_forward", changes)
 
 
 def test_a_residual_of_another_device(cuda):

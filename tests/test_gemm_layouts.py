@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
-from memory import Host, poison
+from memory import Host, poison, window
 from products import (
     E4M3,
     FAR_APART,
@@ -251,6 +251,30 @@ def test_batched(backend, scales, pad, offset, dtypes):
     for i in range(batch):
         part = {name: None if x is None else x[i] for name, x in how.items()}
         judge(backend, out[i], reference.gemm(a[i], b[i], **part), dtypes[0], out_dtype)
+
+
+def matrices_apart(backend, matrices, elements):
+    """The memory, and the view of it that has so many elements between the matrices of a batch."""
+    shape, step = matrices.shape, matrices[0].size + elements
+    layout = shape, (step, shape[2], 1), 0
+    flat = np.full(shape[0] * step, KEPT, matrices.dtype)
+    window(flat, *layout)[...] = matrices
+    base = backend.array(flat)
+    return base, backend.window(base, *layout)
+
+
+@pytest.mark.parametrize("apart", ["a", "b", "out"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_matrices_of_a_batch_that_begin_anywhere(backend, dtype, apart):
+    """Rows of the first one are aligned, and those of the second are not."""
+    rng = np.random.default_rng(0)
+    a, b, out = (scenes.values(rng, shape, dtype) for shape in ((2, 65, 64), (2, 72, 64), (2, 65, 72)))
+    given = [matrices_apart(backend, x, int(name == apart)) for name, x in (("a", a), ("b", b), ("out", out))]
+    guarded.Call(backend).run("gemm", *(view for _, view in given), layout="batched")
+    after = backend.numpy(given[-1][0]).reshape(2, -1)
+    for i in range(2):
+        judge(backend, after[i, : out[i].size].reshape(65, 72), reference.gemm(a[i], b[i]), dtype, dtype)
+    assert (f64(after[:, out[0].size :]) == KEPT).all()
 
 
 def test_one_scale_for_all_of_a_batch(backend):

@@ -91,6 +91,18 @@ def test_row_major_weights_in_any_layout(backend, layout, dtypes):
     np.testing.assert_array_equal(out, guarded.gemm(backend, a, b, "float32", **how))
 
 
+@pytest.mark.parametrize("dtypes", [FP8, ("float16", "float16"), ("float32", "float32")], ids="-".join)
+@pytest.mark.parametrize("pad, offset", [(3, 0), (16, 1)])
+def test_row_major_weights_of_any_pitch_and_alignment(backend, pad, offset, dtypes):
+    rng = np.random.default_rng(0)
+    a, b = scenes.values(rng, (33, 80), dtypes[0]), scenes.values(rng, (2, 70, 80), dtypes[1])
+    given = np.ascontiguousarray(b.swapaxes(1, 2))
+    out = guarded.gemm(backend, a, given, "float32", layout="m_grouped", shape=(33, 70), b_row_major=True, pad=pad,
+                       offset=offset, offsets=np.array([20, 33], np.int32))  # fmt: skip
+    for own, weight in ((slice(20), b[0]), (slice(20, 33), b[1])):
+        judge(backend, out[own], reference.gemm(a[own], weight), dtypes[0], "float32")
+
+
 @pytest.mark.parametrize("sms", [1, 2])
 @pytest.mark.parametrize("dtypes", [FP8, ("bfloat16", "bfloat16")], ids="-".join)
 def test_segments_of_weights_that_have_one_scale_each(backend, dtypes, sms):

@@ -65,6 +65,18 @@ def test_maps_of_any_alignment(backend, offset, mode):
         assert_same_bits(got, expected)
 
 
+@pytest.mark.parametrize("shifted", ["indices", "weights"])
+def test_one_array_of_a_map_off_alignment(backend, shifted):
+    coords, shape, grid, _ = problem(300, 65, 8, "float32")
+    call = guarded.Call(backend, offset=1)
+    given = call.give(grid), call.give(coords)
+    kinds = (("indices", "int32"), ("weights", "float32"))
+    outputs = [call.take((130, 8), dtype, strided=shifted == name) for name, dtype in kinds]
+    got = call.run("sample_map", *given, *outputs, shape=shape)
+    for own, expected in zip(got, guarded.sample_map(backend, grid, coords, shape, "trilinear"), strict=True):
+        assert_same_bits(own, expected)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_voxels_at_the_far_corner(backend, mode):
     shape = (2, 2**20, 2**20, 2**20)
@@ -122,6 +134,32 @@ def test_a_voxel_that_is_not_there_takes_no_weight(backend):
     np.testing.assert_array_equal(backend.numpy(out).ravel(), [3, 3, 0])
 
 
+@pytest.mark.parametrize("layout", [{"pad": 1}, {"offset": 1}])
+@pytest.mark.parametrize("operation, apart", [
+    ("gather_sum", "feats"), ("gather_sum", "out"), ("sample_forward", "feats"), ("sample_forward", "out"),
+    ("group_reduce", "src"), ("group_reduce", "out"),
+])  # fmt: skip
+def test_one_array_of_rows_off_alignment(backend, operation, apart, layout):
+    """Changes no bit: what reads and writes 16 bytes at a time has to look at both ends."""
+    coords, shape, grid, feats = problem(300, 65, 72, "float16")
+    indices, weights = guarded.sample_map(backend, grid, coords, shape, "trilinear")
+    order, starts = reference.group_rows(indices, 300)
+    grad_out = scenes.values(np.random.default_rng(1), (130, 72), "float16", one_sign=True)
+
+    def run(call):
+        give = lambda name, array: call.give(array, strided=name == apart)  # noqa: E731
+        take = lambda rows: call.take((rows, 72), "float16", strided=apart == "out")  # noqa: E731
+        if operation == "gather_sum":
+            return call.run(operation, give("feats", feats), call.give(indices), call.give(weights), take(130))
+        if operation == "sample_forward":
+            given = call.give(grid), call.give(coords), give("feats", feats)
+            return call.run(operation, *given, take(130), shape=shape)
+        given = give("src", grad_out), call.give(order), call.give(starts), call.give(weights.ravel())
+        return call.run(operation, *given, take(300), None, mode="sum")
+
+    assert_same_bits(run(guarded.Call(backend, **layout)), run(guarded.Call(backend)))
+
+
 @pytest.mark.parametrize("layout", [{}, {"pad": 3}, {"offset": 1}, {"pad": 8}])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_any_pitch_and_alignment(backend, dtype, layout):
@@ -159,8 +197,11 @@ def test_one_map_serves_many_layers(backend):
 # ---- backward ----
 
 
-@pytest.mark.parametrize("rows, shape", [(1, (0, 8)), (1, (5, 8)), (40, (130, 8)), (300, (1, 1)), (3, (1000, 1))])
+@pytest.mark.parametrize(
+    "rows, shape", [(1, (0, 8)), (1, (5, 8)), (40, (130, 8)), (64, (130, 8)), (300, (1, 1)), (3, (1000, 1))]
+)
 def test_entries_are_grouped_by_row(backend, rows, shape):
+    """Those of none behind all others: of 64 rows, with a number that needs a bit more than theirs."""
     indices = np.random.default_rng(0).integers(-1, rows, shape).astype(np.int32)
     order, starts = guarded.group_rows(backend, indices, rows)
     expected_order, expected_starts = reference.group_rows(indices, rows)
@@ -485,6 +526,20 @@ def test_the_last_voxels_of_a_grid_that_float32_cannot_measure(backend, mode):
     out = flexgemm.grid_sample_3d(backend.array(np.ones((1, 2), np.float32)), backend.array(coords), shape,
                                   backend.array(grid), **how)  # fmt: skip
     np.testing.assert_array_equal(backend.numpy(out), [[[1, 1], [0, 0]]])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_past_the_last_does_not_come_back_around(backend, mode):
+    """Its cells would have numbers past 2^32: with that of the voxel among them, if 32 bits counted them."""
+    shape, cells, behind = (1, 6000, 2000, 2600), (3000, 1000, 1300), 2**32 + 12345
+    x, rest = divmod(behind - np.prod(cells), cells[1] * cells[2])
+    point = 2 * np.array([x, *divmod(rest, cells[2])]) + 1.0  # the middle of that cell of sample 1
+    voxel = 2 * np.array([0, *divmod(12345, cells[2])])
+    points = np.array([[1, *point], [0, *(voxel + 0.5)]], np.float32)
+    coords = np.array([[0, *(voxel + corner)] for corner in reference.CORNERS], np.int32)
+    sample_map = flexgemm.sample_map(backend.array(coords), shape, backend.array(points), mode)
+    indices = backend.numpy(sample_map.indices)
+    assert (indices[0] == -1).all() and (indices[1] >= 0).any()
 
 
 @pytest.mark.parametrize("mode", MODES)

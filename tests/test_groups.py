@@ -202,6 +202,17 @@ def test_a_depthwise_residual_off_alignment_beside_aligned_arrays(backend, mode,
     p.judge(out, reference.conv_epilogue(p.feats, p.dense, p.bias, p.map, p.grad_out, None), "out")
 
 
+@every_mode
+@pytest.mark.parametrize("pad, offset", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("apart", ["feats", "out"])
+def test_any_one_array_of_a_depthwise_convolution_off_alignment(backend, mode, apart, pad, offset):
+    p = Problem(16, 16, 16, mode)
+    call = guarded.Call(backend, pad=pad, offset=offset)
+    given = call.give(p.feats, strided=apart == "feats"), *map(call.give, (p.weight, p.bias, p.map))
+    out = call.run("depthwise_forward", *given, call.take(p.grad_out.shape, p.dtype, strided=apart == "out"))
+    p.judge(out, reference.conv_forward(p.feats, p.dense, p.bias, p.map), "out")
+
+
 def test_each_gradient_alone(backend):
     for groups in (16, 4):
         p = Problem(16, 16, groups)

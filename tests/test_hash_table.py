@@ -328,6 +328,25 @@ def first_slots(keys, capacity):
     return np.array(slots)
 
 
+def key_of(h):
+    """The key that has this hash: each step of the hash, taken back."""
+    mask = 2**64 - 1
+    for factor in (0xC4CEB9FE1A85EC53, 0xFF51AFD7ED558CCD):
+        h = (h ^ h >> 33) * pow(factor, -1, 2**64) & mask
+    return h ^ h >> 33
+
+
+def test_keys_of_the_first_and_the_last_hashes(backend):
+    """A GPU takes keys by stretches of the upper halves of their hashes, of which each ends in front of the next."""
+    hashes = [upper << 32 | 12345 for upper in (0, 1, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1)]
+    keys = np.array([key_of(h) for h in hashes], np.uint64).view(np.int64)
+    capacity = 2**16
+    slots = first_slots(keys.view(np.uint64), capacity)
+    np.testing.assert_array_equal(slots, [h * capacity >> 64 for h in hashes])
+    table = flexgemm.HashTable.build(backend.array(keys), capacity=capacity)
+    check(backend, table, insert_all({}, keys, np.arange(len(keys))), keys, np.int32)
+
+
 @pytest.mark.parametrize("n", [64, 65, 66, 67, 73, 130])
 def test_keys_that_all_begin_at_one_slot(backend, n):
     """The last lies n - 1 slots behind it: up to 64 are looked at anyway, more have to be noted."""

@@ -227,12 +227,15 @@ def test_reference_counts_of_what_errors_name():
     assert sys.getrefcount(name) < before + 50
 
 
-def test_types_of_arrays_do_not_live_for_ever():
+@pytest.mark.parametrize("argument", [0, 1])
+def test_types_of_arrays_do_not_live_for_ever(argument):
     def used():
         class Array(np.ndarray):
             pass
 
-        flexgemm.gemm_nt(np.ones((2, 4), np.float32).view(Array), np.ones((3, 4), np.float32))
+        factors = [np.ones((rows, 4), np.float32) for rows in (2, 3)]
+        factors[argument] = factors[argument].view(Array)
+        flexgemm.gemm_nt(*factors)
         return weakref.ref(Array)
 
     made = [used() for _ in range(200)]

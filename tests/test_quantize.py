@@ -58,6 +58,22 @@ def test_only_the_output_off_alignment(backend, q_offset, granularity, source):
     check(backend, x, "float8_e4m3fn", granularity, q_offset=q_offset)
 
 
+@from_dtype
+@granularities
+@pytest.mark.parametrize("pitched", ["x", "q"])
+def test_one_array_of_rows_apart(backend, pitched, granularity, source):
+    """The rows of the other one lie behind each other, which for a scale per tensor are one long row."""
+    x = scenes.values(np.random.default_rng(1), (65, 64), source)
+    block_rows = guarded.BLOCK_ROWS.get(granularity, 0)
+    expected, expected_scale = reference.quantize(x, "float8_e4m3fn", granularity)
+    call = guarded.Call(backend, pad=16)
+    given = call.give(x, strided=pitched == "x")
+    outputs = call.take(x.shape, "float8_e4m3fn", strided=pitched == "q"), call.take(expected_scale.shape, "float32")
+    q, scale = call.run("quantize", given, *outputs, scale_given=False, swiglu=False, block_rows=block_rows)
+    assert_same_bits(scale, expected_scale, "scale")
+    assert_same_bits(q, expected, "q")
+
+
 @to_fp8
 @from_dtype
 @pytest.mark.parametrize("granularity", ["1x128", "128x128"])
@@ -215,7 +231,7 @@ def test_default_is_e4m3_per_tensor(backend):
     assert scale.shape == ()
 
 
-@pytest.mark.parametrize("argument, wrong", [("granularity", "column"), ("dtype", "float16")])
+@pytest.mark.parametrize("argument, wrong", [("granularity", "column"), ("dtype", "float16"), ("dtype", 3.5)])
 def test_unknown_choices_are_named(backend, argument, wrong):
     with pytest.raises((TypeError, ValueError), match=argument):
         flexgemm.quantize(backend.array(np.ones((4, 4), np.float32)), **{argument: wrong})

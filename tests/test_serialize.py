@@ -157,8 +157,23 @@ def test_rows_out_of_range(backend, mode, wrong):
     assert order[-3:].tolist() == [40, 41, 70]
 
 
-@pytest.mark.parametrize("mode, wrong", [("bxyz", 420), ("z_order", 511), ("hilbert", -1), ("z_order", 3 << 9)])
+PAST_ONE_AXIS = [
+    reference.code_of(voxel, (2, 8, 8, 8), "z_order") for voxel in ((0, 5, 0, 0), (0, 0, 6, 0), (0, 0, 0, 7))
+]
+
+
+@pytest.mark.parametrize(
+    "mode, wrong",
+    [
+        ("bxyz", 420),
+        ("z_order", 511),
+        ("hilbert", -1),
+        ("z_order", 3 << 9),
+        *(("z_order", code) for code in PAST_ONE_AXIS),
+    ],
+)
 def test_codes_of_no_voxel(backend, mode, wrong):
+    """Of voxels past the end of one axis alone, too."""
     shape = (2, 5, 6, 7)
     code = reference.encode_seq(draw(shape, 100), shape, mode)
     code[40] = wrong

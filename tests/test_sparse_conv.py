@@ -166,6 +166,15 @@ def test_steps_beyond_32_bits_do_not_come_back_around(backend, axis):
         np.testing.assert_array_equal(more, sites)
 
 
+def test_sites_whose_voxels_lie_past_32_bits_read_none(backend):
+    """A map to any sites: what 2^30 * 4 leaves of 32 bits is a voxel."""
+    coords = np.array([[0, 0, 0, 0], [0, 4, 0, 0]], np.int32)
+    sites = np.array([[0, 2**30, 0, 0], [0, 2**30 + 1, 0, 0], [0, 1, 0, 0]], np.int32)
+    how = {"kernel_size": (1, 1, 1), "stride": (4, 1, 1), "padding": (0, 0, 0), "dilation": (1, 1, 1)}
+    nmap = guarded.sparse_map(backend, coords, (1, 8, 1, 1), sites, (1, 2**31, 1, 1), **how)
+    np.testing.assert_array_equal(nmap, [[-1, -1, 1]])
+
+
 def test_of_duplicates_the_lowest_row_wins(backend, grid_around):
     coords, shape = scene(300)
     shape = grid_around(coords, shape)

@@ -49,6 +49,17 @@ def test_what_is_merely_true_is_no_bool(backend, transposed):
     assert flexgemm.sparse_conv_map(coords, (1, 8, 8, 8), 2, 2, transposed=np.True_).transposed is True
 
 
+@pytest.mark.parametrize("name", ["submanifold_conv3d_backward", "sparse_conv3d_backward"])
+@pytest.mark.parametrize("changes", [{"precision": "tf31"}, {"algorithm": "fastest"}], ids="-".join)
+def test_how_to_compute_a_gradient_is_one_of_the_ways_there_are(backend, name, changes):
+    nmap = flexgemm.neighbor_map(backend.array(np.zeros((1, 4), np.int32)), (1, 8, 8, 8))
+    arrays = map(backend.array, (np.ones((1, 4), np.float32), np.ones((1, 5), np.float32)))
+    weight = backend.array(np.ones((4, 3, 3, 3, 5), np.float32))
+    ((argument, _),) = changes.items()
+    with pytest.raises(ValueError, match=f"^{argument}: expected "):
+        getattr(flexgemm, name)(*arrays, weight, neighbor_map=nmap, **changes)
+
+
 @pytest.mark.parametrize("argument", ["coords", "out_coords"])
 def test_coordinates_of_another_dtype_raise(backend, argument):
     arguments = {"coords": np.zeros((1, 4), np.int32), "out_coords": np.zeros((1, 4), np.int32)}

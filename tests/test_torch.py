@@ -322,7 +322,7 @@ def _strided(device):
     return nmap, gradient, expected
 
 
-@pytest.mark.parametrize("first", ["gradient", "inverse", "transposed_map"])
+@pytest.mark.parametrize("first", ["gradient", "inverse", "transposed_map", "freeze"])
 def test_other_streams_wait_for_the_map_of_a_gradient(cuda_device, first):
     """Autograd runs a backward pass on the stream of its forward pass, and two may share a map."""
     _strided(cuda_device)[1]()  # kernels are loaded when they first run, which waits for what is under way
@@ -331,15 +331,18 @@ def test_other_streams_wait_for_the_map_of_a_gradient(cuda_device, first):
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         _busy()
-        gradient() if first == "gradient" else getattr(nmap, first)
+        {"gradient": gradient, "freeze": nmap.freeze}.get(first, lambda: getattr(nmap, first))()
     assert_rows(numpy(gradient()), expected, ROW_TOLERANCE["float32"])
 
 
-def test_a_graph_keeps_what_it_builds_to_itself(cuda_device):
+@pytest.mark.parametrize("freezes", [False, True])
+def test_a_graph_keeps_what_it_builds_to_itself(cuda_device, freezes):
     """Nothing of it is there before the graph is replayed, nor when it is gone."""
     nmap, gradient, expected = _strided(cuda_device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        if freezes:
+            nmap.freeze()
         captured, inverse, turned = gradient(), nmap.inverse, nmap.transposed_map
     assert_rows(numpy(gradient()), expected, ROW_TOLERANCE["float32"])
     assert nmap.inverse is not inverse and nmap.transposed_map is not turned

@@ -53,6 +53,16 @@ def test_autocast_leaves_fp8_and_the_neutral_functions_alone(device):
         assert flexgemm.gemm_nt(x.clone().requires_grad_(), x).dtype is torch.float32
 
 
+def test_gradients_have_the_dtype_of_their_product(device):
+    """Wherever they are asked for."""
+    a, b = (torch.randn(8, 16, device=device, requires_grad=True) for _ in range(2))
+    out = ft.gemm_nt(a, b)
+    expected = torch.autograd.grad(out.square().sum(), (a, b), retain_graph=True)
+    with torch.autocast(device.type, torch.bfloat16):
+        found = torch.autograd.grad(out, (a, b), 2 * out.detach())
+    assert all(map(torch.equal, found, expected))
+
+
 def test_autocast_leaves_a_float32_bias(device):
     """It is added before the sum is rounded."""
     a, b = torch.full((1, 8), -0.125, device=device), torch.ones(8, 8, device=device)

@@ -80,7 +80,7 @@ def test_an_even_map_that_is_not_frozen(device):
     inputs, nmap = leaves(20, device, kernel_size=(2, 2, 2)), ft.neighbor_map(coords, shape, 2)
     compiled, _ = counted(conv)
     compiled(*inputs, nmap).sum().backward()
-    assert nmap._native_transposed is not None
+    assert nmap._native_transposed.value is not None
     expected = reference.neighbor_map(coords.cpu().numpy(), shape, (2, 2, 2), transposed=True)
     np.testing.assert_array_equal(nmap.transposed_map.cpu().numpy(), expected)
 
@@ -397,7 +397,7 @@ def test_the_operators_are_what_they_say(device):
     coords, shape = voxels(20, device)
     feats, weight, bias = leaves(20, device, kernel_size=(2, 3, 3))
     nmap = ft.neighbor_map(coords, shape, (2, 3, 3)).freeze()
-    maps = nmap.native, nmap.native_order, *nmap._native_transposed, None
+    maps = nmap.native, nmap.native_order, *nmap._native_transposed.value, None
     x, experts = torch.randn(9, 16, device=device), torch.randn(2, 8, 16, device=device)
     ends, grad_out = torch.tensor([2, 9], device=device), torch.randn(9, 8, device=device)
     recorded = [t.clone().requires_grad_() for t in (x, experts, experts[0], experts[:, 0])]
@@ -443,7 +443,7 @@ def test_the_operators_are_what_they_say(device):
     ]
     for mode in ("max", "mean", "sum"):
         down = flexgemm.sparse_conv_map(coords, shape, 2, 2).freeze()
-        pair, rows = (down.native, down._native_transposed[0]), feats.detach().clone().requires_grad_()
+        pair, rows = (down.native, down._native_transposed.value[0]), feats.detach().clone().requires_grad_()
         for with_gradient in (True, False):
             x = rows if with_gradient else rows.detach()
             calls += [(ops.sparse_pool3d, (x, *pair, mode, with_gradient), {})]

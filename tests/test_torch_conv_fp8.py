@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 from scenes import voxels
@@ -11,6 +12,7 @@ import flexgemm
 
 torch = pytest.importorskip("torch", reason="torch not installed")
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import flexgemm.torch as ft  # noqa: E402
 import flexgemm.torch.nn as fnn  # noqa: E402
@@ -102,6 +104,25 @@ def test_autocast_leaves_it_alone(device):
     with torch.autocast(device.type, dtype=torch.bfloat16):
         out = ft.submanifold_conv3d(p.q, p.w, p.bias, **p.how)
     assert torch.equal(out, ft.submanifold_conv3d(p.q, p.w, p.bias, **p.how))
+
+
+@pytest.mark.parametrize("function", [ft.submanifold_conv3d, flexgemm.submanifold_conv3d], ids=["torch", "neutral"])
+@pytest.mark.parametrize("name", ["scale_feats", "scale_weight", "scale_out"])
+def test_a_gradient_of_a_scale_is_refused(device, function, name):
+    """Rather than left out, whether the call is traced or not."""
+    p = Problem(30, device)
+    scale = torch.tensor(1.0, device=device, requires_grad=True)
+    for mode in (nullcontext(), TorchDispatchMode()):
+        with mode, pytest.raises(ValueError, match="require grad, but a convolution of float8_e4m3fn has no gradient"):
+            function(p.q, p.w, **(p.how | {"out_dtype": None, name: scale}))
+
+
+def test_a_gradient_beside_fp8_in_uint8_is_refused(device):
+    p = Problem(30, device)
+    p.bias.requires_grad_()
+    how = p.how | {"dtype_feats": "float8_e4m3fn", "dtype_weight": "float8_e4m3fn"}
+    with pytest.raises(ValueError, match="require grad, but a convolution of uint8 has no gradient"):
+        flexgemm.submanifold_conv3d(p.q.view(torch.uint8), p.w.view(torch.uint8), p.bias, **how)
 
 
 @pytest.mark.parametrize("function", [ft.submanifold_conv3d, flexgemm.submanifold_conv3d], ids=["torch", "neutral"])

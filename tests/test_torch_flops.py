@@ -47,5 +47,7 @@ def test_a_convolution_and_its_gradients():
     dense = 2 * 5 * 27 * 8 * 6
     assert counted(lambda: ft.submanifold_conv3d(feats, weight, neighbor_map=nmap)) == dense
     assert counted(lambda: ft.submanifold_conv3d(feats, weight, neighbor_map=nmap).sum().backward()) == 3 * dense
+    fixed = feats.detach()
+    assert counted(lambda: ft.submanifold_conv3d(fixed, weight, neighbor_map=nmap).sum().backward()) == 2 * dense
     narrow = (x.detach().to(torch.float8_e4m3fn) for x in (torch.ones(5, 16), torch.ones(6, 3, 3, 3, 16)))
     assert counted(lambda: ft.submanifold_conv3d(*narrow, neighbor_map=nmap)) == 2 * dense

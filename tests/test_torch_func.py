@@ -35,6 +35,20 @@ def test_dense_products_are_differentiable_twice(device):
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-3)
 
 
+def test_coordinates_inside_two_transforms(device):
+    coords, shape = voxels(20, device)
+    feats, weight, _ = (t.detach() for t in leaves(20, device))
+
+    def inner(feats, coords):
+        return ft.submanifold_conv3d(feats, weight, neighbor_map=ft.neighbor_map(coords, shape)).square().sum()
+
+    def outer(factor, coords):
+        return factor * torch.func.grad(inner)(feats, coords).detach().sum()
+
+    found = torch.func.grad(outer)(torch.ones((), device=device), coords)
+    assert torch.equal(found, torch.func.grad(inner)(feats, coords).sum())
+
+
 def test_torch_func(device):
     coords, shape = voxels(20, device)
     feats, weight, bias = (t.detach() for t in leaves(20, device))

@@ -320,6 +320,14 @@ def test_a_tensor_without_data_beside_others_is_refused_by_name(device):
             call()
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_a_tensor_is_computed_where_it_is(device, needs_grad):
+    a = torch.ones(3, 4, device=device, requires_grad=needs_grad)
+    for elsewhere in ("cpu", "cuda"):
+        with pytest.raises(ValueError, match="^device: only NumPy arrays are moved; torch arrays are computed where"):
+            flexgemm.gemm_nt(a, a, device=elsewhere)
+
+
 @pytest.mark.parametrize("value", [10**400, 1e39, -1e39])
 def test_a_factor_that_float32_does_not_hold_is_refused_by_name(device, value):
     a = torch.ones(3, 4, device=device)

@@ -237,6 +237,44 @@ def test_voxels_found_in_inference_mode_are_trained_on(device):
 # ---- torch.func ----
 
 
+def _first_use(device, of):
+    """A call that needs what is built on first use, over a map or voxels that nobody has used."""
+    feats, coords, shape, grid = (x.detach() if isinstance(x, torch.Tensor) else x for x in sampling(device))
+    if of == "SampleMap":
+        sample_map, grad_out = flexgemm.sample_map(coords, shape, grid), torch.ones(2, 40, 5, device=device)
+        return lambda: flexgemm.grid_sample_3d_backward(grad_out, feats, sample_map=sample_map)[0]
+    voxels = flexgemm.voxelize(torch.rand(500, 3, device=device) * 8, voxel_size=1.0, shape=(1, 8, 8, 8))
+    values = torch.ones(voxels.num_voxels, 5, device=device)
+    return lambda: flexgemm.devoxelize(values, voxels, "trilinear")
+
+
+@pytest.mark.parametrize("of", ["SampleMap", "Voxels"])
+def test_other_streams_wait_for_what_is_built_on_first_use(cuda_device, of):
+    torch.manual_seed(0)
+    expected = _first_use(cuda_device, of)()
+    torch.manual_seed(0)
+    call, side = _first_use(cuda_device, of), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)
+        call()
+    assert torch.equal(call(), expected)
+
+
+@pytest.mark.parametrize("of", ["SampleMap", "Voxels"])
+def test_a_graph_keeps_what_it_builds_on_first_use(cuda_device, of):
+    """It is not there before the graph is replayed."""
+    torch.manual_seed(0)
+    expected = _first_use(cuda_device, of)()
+    torch.manual_seed(0)
+    call, graph = _first_use(cuda_device, of), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    assert torch.equal(call(), expected)
+    graph.replay()
+    assert torch.equal(captured, expected)
+
+
 @pytest.mark.parametrize("mode", ["trilinear", "nearest"])
 def test_sampling_under_torch_func(device, mode):
     feats, coords, shape, grid = sampling(device)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from flexgemm._arguments import type_name
+from flexgemm._arguments import as_bool, type_name
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -82,6 +82,12 @@ def refuse_stream(stream: Any) -> None:
     """An operator runs on torch's current stream."""
     if stream is not None:
         raise ValueError("stream: cannot be given where torch traces the call; use torch.cuda.stream")
+
+
+def refuse_check(check: Any, where: str) -> None:
+    """What an operation is given cannot be looked at where only its shape is known."""
+    if as_bool(check, "check"):
+        raise ValueError(f"check: expected False {where}, got True")
 
 
 # Whether torch.autocast is on for any device, in a quarter of the time that it takes to ask for one.

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from flexgemm._built import Built
 from flexgemm.torch.dispatch import beneath_transforms
 from flexgemm.voxel import NeighborMap
 
@@ -28,11 +29,8 @@ def assemble(leaves: Any, numbers: Any) -> NeighborMap:
     nmap.coords, nmap._out_coords = coords, out_coords
     nmap._sites = None if submanifold else (_contiguous(coords), _contiguous(out_coords))
     nmap.native, nmap.native_order = native, order
-    nmap._native_transposed = None if gradient is None else (gradient, gradient_order)
-    nmap._plain_orders, nmap._transposed_mark = (None, None), None
-    nmap._segments = (segments,)
-    nmap._segments_begun, nmap._segment_layers, nmap._segment_calls = None, {}, 0
-    nmap._map = nmap._transposed_map = nmap._inverse = None
+    nmap._native_transposed = Built() if gradient is None else Built((gradient, gradient_order), done=True)
+    nmap._begin(Built(segments, done=True))
     nmap.num_voxels = coords.shape[0] if isinstance(coords, torch.Tensor) else 0
     nmap.num_out_voxels = native.shape[1] if isinstance(native, torch.Tensor) else 0
     return nmap
@@ -59,8 +57,8 @@ def from_operators(
 
 
 def _flatten(nmap: NeighborMap) -> tuple[list[Any], Any]:
-    pair = nmap._native_transposed or (None, None)
-    (segments,) = nmap._segments or (None,)
+    pair = nmap._native_transposed.value or (None, None)
+    segments = nmap._segments.value if nmap._segments.done else None
     out_coords = nmap._out_coords
     if out_coords is None and isinstance(nmap.coords, torch.Tensor):  # leaves of a pytree are anything
         out_coords = nmap.out_coords

@@ -97,7 +97,7 @@ def lasts(built: torch.Tensor, given: torch.Tensor) -> bool:
 def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any, Any]:
     """A map and its orders as operators take them; the other pair, none of a mirrored map, and without entries if no
     gradient will be asked for that uses it; and the segments, if it has them: a traced call builds none."""
-    (segments,) = nmap._segments or (None,)
+    segments = nmap._segments.value if nmap._segments.done else None
     if nmap.mirrored:
         return nmap.native, nmap.native_order, None, None, segments
     if not gradient:
@@ -107,12 +107,13 @@ def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any, Any]
 
 def transposed_of(nmap: NeighborMap) -> Any:
     """The map from inputs to outputs and its order, kept with the map where that lasts."""
-    pair = nmap._native_transposed
+    kept = nmap._native_transposed
+    pair = kept.value
     if pair is None:
         how = nmap.coords, nmap.shape, nmap.kernel_size, nmap.dilation
         pair = _build(*how, not nmap.transposed, False) if nmap.submanifold else _turned(nmap)
         if lasts(pair[0], nmap.native):
-            nmap._native_transposed = pair
+            kept.value, kept.done = pair, True
     return pair
 
 

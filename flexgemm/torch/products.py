@@ -21,6 +21,7 @@ from flexgemm.torch.dispatch import (
     expect_tensor,
     name_of,
     note_written,
+    refuse_check,
     refuse_stream,
     setting,
     traced,
@@ -169,8 +170,7 @@ def _trace(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
         if name not in _KNOWN:
             raise TypeError(f"unexpected keyword argument {name!r}")
     refuse_stream(options.pop("stream", None))
-    if as_bool(options.pop("check", False), "check"):
-        raise ValueError("check: expected False where torch traces the call, got True")
+    refuse_check(options.pop("check", False), "where torch traces the call")
     tensors = {name: options.pop(name, None) for name in _TENSORS}
     out, accumulate = options.pop("out", None), options.pop("accumulate", False)
     gemm.expect_sum(out, accumulate)
@@ -248,8 +248,7 @@ def record(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
 def _check(options: dict[str, Any]) -> None:
     """What the extension does not see of a product that is recorded."""
     refuse_device(options.pop("device", None), "torch")
-    if as_bool(options.pop("check", False), "check"):
-        raise ValueError("check: expected False inside torch.func, got True")
+    refuse_check(options.pop("check", False), "inside torch.func")
     checks = {"alpha": expect_float, "accumulate": as_bool, "b_row_major": as_bool, "expected_m": as_int}
     for name in checks.keys() & options.keys():
         checks[name](options[name], name)
@@ -290,10 +289,11 @@ def _gradients(ctx: Any, grad_out: Any) -> Gradients:
     else:
         dtype, precision = operators.of_gradients(grad_out, a, ctx.precision)
         how: Any = {"precision": precision, "out_dtype": a.dtype}
-        rows, a, b = grad_out.to(dtype), a.to(dtype), b.to(dtype)
+        rows = grad_out.to(dtype)
         if needs[0]:
-            grad_a = _uncast(ctx.layout, rows, b, b_row_major=not row_major, **how)
+            grad_a = _uncast(ctx.layout, rows, b.to(dtype), b_row_major=not row_major, **how)
         if needs[1]:
+            a = a.to(dtype)
             factors = (a.mT, rows) if row_major else (rows.mT, a)
             grad_b = _uncast(ctx.layout, *factors, b_row_major=True, **how)
         if needs[2]:

@@ -301,8 +301,13 @@ SIMD_CONVERSIONS(bfloat16, vuint16, uint16_t)
 SIMD_CONVERSIONS(e4m3fn, vuint8, uint8_t)
 SIMD_CONVERSIONS(e5m2, vuint8, uint8_t)
 
-static void float32_to_float(float *dst, const void *src, int64_t n) { memcpy(dst, src, (size_t)n * sizeof(float)); }
-static void float32_from_float(void *dst, const float *src, int64_t n) { memcpy(dst, src, (size_t)n * sizeof(float)); }
+/* An array of no elements may have no address, which memcpy must not be given. */
+static void float32_to_float(float *dst, const void *src, int64_t n) {
+    if (n > 0) memcpy(dst, src, (size_t)n * sizeof(float));
+}
+static void float32_from_float(void *dst, const float *src, int64_t n) {
+    if (n > 0) memcpy(dst, src, (size_t)n * sizeof(float));
+}
 
 const fg_simd SIMD_TABLE = {
     .name = SIMD_NAME,

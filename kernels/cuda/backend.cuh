@@ -40,14 +40,17 @@ FG_DECLARE(depthwise_wgrad);   /* depthwise.cu */
 FG_DECLARE_RUN(pool);          /* pool.cu */
 FG_DECLARE_RUN(pool_backward); /* pool.cu */
 FG_DECLARE_RUN(batch_indices); /* pool.cu */
-FG_DECLARE(gemm);              /* gemm_portable.cu */
+FG_DECLARE(gemm);              /* gemm.cu */
 FG_DECLARE(quantize);          /* quantize.cu */
 
 #undef FG_DECLARE
 #undef FG_DECLARE_RUN
 
-/* gemm on compute capability 9.0, and whether it can: gemm() has checked its arguments and asks. (gemm_sm90.cu) */
+/* What gemm() chooses from: on compute capability 9.0, if it can (gemm_sm90.cu), or anywhere (gemm_portable.cu). The
+ * device is current, and no operand is to be transposed. */
 bool gemm_sm90_takes(const fg_gemm_params &params);
 fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *queue, fg_error *error);
+fg_status gemm_portable(const fg_gemm_params &params, int num_sms, int compute_capability, const fg_queue *queue,
+                        fg_error *error);
 
 }  // namespace flexgemm

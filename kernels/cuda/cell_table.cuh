@@ -1,10 +1,10 @@
 /*
- * The rows of coordinates in a table of cells (hash.cuh): what maps and samples look voxels up in.
+ * The rows of coordinates in a table of cells (cell_hash.cuh): what maps and samples look voxels up in.
  */
 #pragma once
 
 #include "coords.cuh"
-#include "hash.cuh"
+#include "cell_hash.cuh"
 #include "ptx.cuh"
 #include "voxel_number.cuh"
 
@@ -41,8 +41,21 @@ __device__ __forceinline__ uint32_t voxel_in_cell(uint32_t x, uint32_t y, uint32
 /* Whether cells can be numbered, and an empty slot told from them, in 32 bits. */
 inline bool cells_fit_32_bits(const int64_t (&shape)[4]) { return fg_grid_cells(shape) < 4'000'000'000; }
 
+/* Bytes of a hash table of so many rows. */
+inline size_t cell_hash_bytes(int64_t count, const int64_t (&shape)[4]) {
+    return cells_fit_32_bits(shape) ? CellHash<uint32_t>::bytes_for(count)
+                                    : CellHash<unsigned long long>::bytes_for(count);
+}
+
+/* Calls function(table) with a hash table in so much memory. */
+template <class Function>
+fg_status with_cell_hash(void *memory, int64_t count, const int64_t (&shape)[4], const Function &function) {
+    return cells_fit_32_bits(shape) ? function(CellHash<uint32_t>(memory, count))
+                                    : function(CellHash<unsigned long long>(memory, count));
+}
+
 /* A slot for every cell of the grid, in their order: nothing to claim and nothing to look for. The interface is that of
- * HashTable. Which of the two a grid has is planned (plan_table.c). */
+ * CellHash. Which of the two a map has is planned (plan_table.c); samples have a hash table. */
 struct DirectTable : CellRows {
     using Cell = uint32_t;
     using Probe = uint32_t; /* the slot */

@@ -1,5 +1,5 @@
 /*
- * What every .cu file of the backend shares: status of CUDA calls, the device guard, dtype traits.
+ * What every .cu file of the backend shares: status of CUDA calls, the device guard, launches, dtype traits.
  */
 #pragma once
 
@@ -28,6 +28,8 @@ inline fg_status cuda_status(cudaError_t status, const char *what, fg_error *err
     cudaGetLastError();
     return fg_fail(error, FG_ERROR_DEVICE, "%s: %s", what, cudaGetErrorString(status));
 }
+
+constexpr int kMaxCachedDevices = 64; /* of devices beyond nothing is remembered */
 
 /* How making a device current went. */
 struct DeviceStatus {
@@ -73,7 +75,7 @@ fg_status allow_shared(int bytes, fg_error *error, int percent = cudaSharedmemCa
     static std::atomic<uint64_t> allowed; /* a bit for each device */
     int device = 0;
     FG_CUDA(cudaGetDevice(&device));
-    const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+    const uint64_t bit = device < kMaxCachedDevices ? uint64_t{1} << device : 0;
     if (allowed.load(std::memory_order_relaxed) & bit) return FG_OK;
     FG_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     FG_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent));
@@ -105,6 +107,15 @@ inline cudaStream_t stream_of(const fg_queue *queue) { return static_cast<cudaSt
 template <typename T>
 __host__ __device__ constexpr T ceil_div(T a, T b) {
     return (a + b - 1) / b;
+}
+
+/* Blocks of a launch with one thread for each of `count` > 0 elements of an argument. */
+inline fg_status grid_for(int64_t count, int threads, const char *argument, unsigned int *blocks, fg_error *error) {
+    const int64_t needed = ceil_div<int64_t>(count, threads);
+    *blocks = static_cast<unsigned int>(needed);
+    if (needed <= INT32_MAX) return FG_OK;
+    return fg_fail(error, FG_ERROR_VALUE, "%s: expected at most %lld elements for one launch, got %lld", argument,
+                   static_cast<long long>(INT32_MAX) * threads, static_cast<long long>(count));
 }
 
 /* The rows of a tensor that an int32 can name: an entry of a map is one of them when it is less as an unsigned

@@ -39,11 +39,11 @@ struct Problem {
     fg_status plan(const fg_queue *queue, fg_plan *result, int *num_sms, fg_error *error) const {
         int compute_capability;
         const fg_status status = device_properties(queue->device_index, num_sms, &compute_capability, error);
+        if (status != FG_OK) return status;
         /* The plan sees that rows are whole 16-byte pieces, but not where they are; float32 is copied first. */
         const bool near = in.dtype == FG_FLOAT32 ||
                           (in_aligned() && weight_aligned() && 0 <= in.strides[0] && in.strides[0] <= INT32_MAX);
         if (!near || in.shape[1] > kMaxChannels / 8 || out.shape[1] > kMaxChannels / 8) compute_capability = 80;
-        if (status != FG_OK) return status;
         const fg_conv_question question = {out.shape[0],   depth(),         columns(),          map.shape[0], in.dtype,
                                            precision,      *num_sms,        compute_capability, algorithm,    orders,
                                            channel_groups, segment_tiles(), major == Major::kMN};

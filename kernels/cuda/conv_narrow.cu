@@ -7,7 +7,7 @@
  */
 #include "backend.cuh"
 #include "conv_gather.cuh"
-#include "coords.cuh"
+#include "common.cuh"
 
 namespace flexgemm {
 namespace {

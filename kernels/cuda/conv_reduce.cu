@@ -121,7 +121,9 @@ fg_status launch(GatherParams p, int compute_capability, cudaStream_t stream, fg
     const int width = p.columns % 4 == 0 ? 4 : 1;
     p.column_tiles = ceil_div(p.columns, kParts * 32 * width);
     const int64_t blocks = ceil_div<int64_t>(p.rows, kReduceRows) * p.column_tiles;
-    if (blocks > INT32_MAX) FG_CUDA(cudaErrorInvalidConfiguration); /* of 512 elements: partial sums have far fewer */
+    if (blocks > INT32_MAX) /* of 512 elements: partial sums have far fewer */
+        return fg_fail(error, FG_ERROR_VALUE, "out: %lld rows need more blocks than one launch can have",
+                       static_cast<long long>(p.rows));
     const auto kernel = width == 4 ? reduce_slices_kernel<T, Out, 4> : reduce_slices_kernel<T, Out, 1>;
     return launch_early(kernel, static_cast<unsigned int>(blocks), kReduceThreads, 0, compute_capability, stream, error,
                         p);

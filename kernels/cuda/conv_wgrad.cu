@@ -10,8 +10,9 @@
  *
  * Slices meet as float32 partial sums in the workspace and are added in a fixed order: the same bits every time.
  *
- * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later. The plan may name the kernel of conv_wgrad_sm90.cu
- * instead.
+ * Portable family: mma.sync, ldmatrix, cp.async; sm_80 and later. The plan may name a Hopper kernel instead, by tiles of
+ * one offset (conv_wgrad_sm90.cu) or by segments (conv_wgrad_segment_sm90.cu); groups of few channels have one of their
+ * own (depthwise.cu).
  */
 #include "../channel_groups.h"
 #include "../segment.h"

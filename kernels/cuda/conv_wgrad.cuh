@@ -1,5 +1,4 @@
-/* The weight gradient as a problem, which conv_wgrad.cu hands to the kernel that the plan names: its own, or that of
- * conv_wgrad_sm90.cu. */
+/* The weight gradient as a problem, which conv_wgrad.cu hands to the kernel that the plan names. */
 #pragma once
 
 #include "../plan.h"

@@ -46,13 +46,4 @@ struct WritableCoords {
     }
 };
 
-/* Blocks of a launch with one thread for each of `count` > 0 elements of an argument. */
-inline fg_status grid_for(int64_t count, int threads, const char *argument, unsigned int *blocks, fg_error *error) {
-    const int64_t needed = ceil_div<int64_t>(count, threads);
-    *blocks = static_cast<unsigned int>(needed);
-    if (needed <= INT32_MAX) return FG_OK;
-    return fg_fail(error, FG_ERROR_VALUE, "%s: expected at most %lld elements for one launch, got %lld", argument,
-                   static_cast<long long>(INT32_MAX) * threads, static_cast<long long>(count));
-}
-
 }  // namespace flexgemm

@@ -14,7 +14,6 @@
 #include "common.cuh"
 #include "conv_epilogue.cuh"
 #include "conv_wgrad.cuh"
-#include "coords.cuh"
 #include "vector.cuh"
 
 namespace flexgemm {

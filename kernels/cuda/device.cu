@@ -13,8 +13,6 @@
 namespace flexgemm {
 namespace {
 
-constexpr int kMaxCachedDevices = 64; /* devices beyond are queried on every call */
-
 /* ---- properties ---- */
 
 /* Highest compute capability to use, from FLEXGEMM_ARCH; 0 when its value is unknown. */

@@ -15,9 +15,8 @@ namespace {
 template <auto kKernel>
 fg_status clusters_at_once(int cluster, int threads, int shared_bytes, const fg_queue *queue, int *count,
                            fg_error *error) {
-    enum { DEVICES = 16 };
-    static std::atomic<int> known[DEVICES][kMaxDecodeSplit + 1];
-    const bool kept = queue->device_index < DEVICES;
+    static std::atomic<int> known[kMaxCachedDevices][kMaxDecodeSplit + 1];
+    const bool kept = queue->device_index < kMaxCachedDevices;
     *count = kept ? known[queue->device_index][cluster].load(std::memory_order_relaxed) : 0;
     if (*count > 0) return FG_OK;
     cudaLaunchAttribute attribute = {};

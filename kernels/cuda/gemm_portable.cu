@@ -19,7 +19,6 @@
 #include "gemm_epilogue.cuh"
 #include "gemm_math.cuh"
 #include "scheduler.cuh"
-#include "transpose.cuh"
 
 namespace flexgemm {
 namespace {
@@ -341,85 +340,34 @@ Operand make_operand(const fg_tensor &tensor) {
     return operand;
 }
 
-const char *grouping_name(fg_gemm_layout layout) {
-    if (layout == FG_GEMM_M_GROUPED_MASKED) return "masked_m";
-    return layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? "m_indices" : "offsets";
-}
-
-fg_status check_alignment(const fg_tensor &tensor, const char *name, fg_error *error) {
-    if (!tensor.present || is_multiple(tensor.data, fg_dtype_size(tensor.dtype))) return FG_OK;
-    return fg_fail(error, FG_ERROR_VALUE, "%s: expected an address that is a multiple of its %zu-byte element, got %p",
-                   name, fg_dtype_size(tensor.dtype), tensor.data);
-}
-
 }  // namespace
 
-fg_status gemm_workspace(const fg_gemm_params *params, const fg_queue *queue, size_t *bytes, fg_error *error) {
-    (void)queue, (void)error;
-    *bytes = params->b_row_major ? transposed_bytes(params->b) : 0;
-    return FG_OK;
-}
-
-fg_status gemm(const fg_gemm_params *params, const fg_queue *queue, fg_error *error) {
-    const fg_gemm_shape shape = fg_gemm_shape_of(params);
-    if (shape.m == 0 || shape.n == 0 || shape.groups == 0) return FG_OK;
-
-    const struct {
-        const fg_tensor &tensor;
-        const char *name;
-    } arguments[] = {{params->a, "a"},
-                     {params->b, "b"},
-                     {params->scale_a, "scale_a"},
-                     {params->scale_b, "scale_b"},
-                     {params->scale_out, "scale_out"},
-                     {params->bias, "bias"},
-                     {params->grouping, grouping_name(params->layout)},
-                     {params->weight_indices, "weight_indices"},
-                     {params->out, "out"}};
-    for (const auto &argument : arguments) {
-        const fg_status status = check_alignment(argument.tensor, argument.name, error);
-        if (status != FG_OK) return status;
-    }
-    int num_sms = 0, compute_capability = 0;
-    fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
-    if (status != FG_OK) return status;
-    const int max_blocks = params->num_sms > 0 ? params->num_sms : INT_MAX; /* one to a multiprocessor at most */
-    if (params->num_sms > 0 && params->num_sms < num_sms) num_sms = params->num_sms;
-
-    const DeviceGuard guard(queue->device_index);
-    FG_CUDA(guard.status());
-    fg_gemm_params given = *params;
-    if (params->b_row_major) {
-        given.b = transposed(params->b, params->workspace.data);
-        status = transpose(params->b, given.b, queue, error);
-        if (status != FG_OK) return status;
-        given.b_row_major = false;
-    }
-    if (compute_capability == 90 && gemm_sm90_takes(given)) return gemm_sm90(given, num_sms, queue, error);
-
+fg_status gemm_portable(const fg_gemm_params &params, int num_sms, int compute_capability, const fg_queue *queue,
+                        fg_error *error) {
     GemmArgs args = {};
-    args.a = make_operand(given.a);
-    args.b = make_operand(given.b);
-    args.space = make_tile_space(given);
-    args.epilogue = make_epilogue(given);
+    args.a = make_operand(params.a);
+    args.b = make_operand(params.b);
+    args.space = make_tile_space(params);
+    args.epilogue = make_epilogue(params);
     args.product_scale = 1.0f;
 
-    const fg_dtype dtype = given.a.dtype;
-    const fg_gemm_shape all = fg_gemm_all_rows(&given);
+    const int max_blocks = params.num_sms > 0 ? params.num_sms : INT_MAX; /* one to a multiprocessor at most */
+    const fg_dtype dtype = params.a.dtype;
+    const fg_gemm_shape all = fg_gemm_all_rows(&params);
     const fg_plan plan = fg_plan_gemm(all.m, all.n, all.k, all.groups, dtype, num_sms);
     fg_print_plan(&plan, "gemm", dtype, "m=%lld n=%lld k=%lld groups=%lld", static_cast<long long>(all.m),
                   static_cast<long long>(all.n), static_cast<long long>(all.k), static_cast<long long>(all.groups));
     switch (dtype) {
         case FG_FLOAT32:
-            return given.precision == FG_PRECISION_TF32 ? launch<Tf32Math>(plan, args, max_blocks, queue, error)
-                                                        : launch<Float32Math>(plan, args, max_blocks, queue, error);
+            return params.precision == FG_PRECISION_TF32 ? launch<Tf32Math>(plan, args, max_blocks, queue, error)
+                                                         : launch<Float32Math>(plan, args, max_blocks, queue, error);
         case FG_FLOAT16:
             return launch<HalfMath>(plan, args, max_blocks, queue, error);
         case FG_BFLOAT16:
             return launch<Bfloat16Math>(plan, args, max_blocks, queue, error);
         case FG_FLOAT8_E4M3FN:
         case FG_FLOAT8_E5M2:
-            return launch_fp8(plan, args, max_blocks, dtype, given.b.dtype, compute_capability, queue, error);
+            return launch_fp8(plan, args, max_blocks, dtype, params.b.dtype, compute_capability, queue, error);
         default:
             return fg_fail(error, FG_ERROR_TYPE, "a: expected a floating-point dtype, got %s", fg_dtype_name(dtype));
     }

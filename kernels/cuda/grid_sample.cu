@@ -2,10 +2,10 @@
  * Voxels around points: which they are, how they weigh, the samples that they give, and the gradient of a sample in its
  * point.
  *
- * Voxels are looked up in a table of cells of 2 x 2 x 2 (hash.cuh), made in the workspace: the eight around a point lie
- * in one to eight cells. A thread looks up those of a point, lanes share the channels of the rows. For the gradient a
- * group of lanes takes the products of the output's gradient with the features of the eight corners, and its first lane
- * the rest.
+ * Voxels are looked up in a table of cells of 2 x 2 x 2 (cell_hash.cuh), made in the workspace: the eight around a point
+ * lie in one to eight cells. A thread looks up those of a point, lanes share the channels of the rows. For the gradient
+ * a group of lanes takes the products of the output's gradient with the features of the eight corners, and its first
+ * lane the rest.
  */
 #include <cstring>
 
@@ -26,12 +26,12 @@ template <class Cell>
 struct Voxels {
     using Number = Cell;
 
-    HashTable<Cell> table;
+    CellHash<Cell> table;
     CellGrid grid;
     int64_t shape[4];
 
-    Voxels(void *workspace, int64_t count, const int64_t (&shape)[4])
-        : table(workspace, count), grid(shape), shape{shape[0], shape[1], shape[2], shape[3]} {}
+    Voxels(const CellHash<Cell> &table, const int64_t (&shape)[4])
+        : table(table), grid(shape), shape{shape[0], shape[1], shape[2], shape[3]} {}
 
     /* The row of a voxel, or -1. */
     __device__ int32_t row(int4 c) const {
@@ -44,27 +44,17 @@ struct Voxels {
 template <class Params, class Launch>
 fg_status with_voxels(const Params &p, cudaStream_t stream, fg_error *error, const Launch &launch) {
     const Coords coords(p.coords);
-    const auto run = [&](auto *cell) -> fg_status {
-        using Cell = std::remove_pointer_t<decltype(cell)>;
-        const Voxels<Cell> voxels(p.workspace.data, coords.count, p.shape);
-        FG_CUDA(cudaMemsetAsync(p.workspace.data, 0xFF, HashTable<Cell>::bytes_for(coords.count), stream));
-        FG_CUDA(insert_rows(coords, voxels.grid, voxels.table, nullptr, stream));
-        launch(voxels);
-        FG_CUDA(cudaGetLastError());
-        return FG_OK;
-    };
     if (coords.count > INT32_MAX)
         return fg_fail(error, FG_ERROR_VALUE, "coords: expected at most %lld rows, which int32 can number, got %lld",
                        static_cast<long long>(INT32_MAX), static_cast<long long>(coords.count));
-    return cells_fit_32_bits(p.shape) ? run(static_cast<uint32_t *>(nullptr))
-                                      : run(static_cast<unsigned long long *>(nullptr));
-}
-
-template <class Params>
-size_t table_bytes(const Params &p) {
-    const int64_t count = p.coords.shape[0];
-    return cells_fit_32_bits(p.shape) ? HashTable<uint32_t>::bytes_for(count)
-                                      : HashTable<unsigned long long>::bytes_for(count);
+    return with_cell_hash(p.workspace.data, coords.count, p.shape, [&](const auto &table) -> fg_status {
+        const Voxels voxels(table, p.shape);
+        FG_CUDA(cudaMemsetAsync(p.workspace.data, 0xFF, cell_hash_bytes(coords.count, p.shape), stream));
+        FG_CUDA(insert_rows(coords, voxels.grid, table, nullptr, stream));
+        launch(voxels);
+        FG_CUDA(cudaGetLastError());
+        return FG_OK;
+    });
 }
 
 /* ---- map and samples ---- */
@@ -94,7 +84,7 @@ __device__ void find_corners(const fg_points &points, int64_t q, const Voxels<Ce
             inside[axis][k] = near && at[axis][k] < extent[axis];
         }
 
-    using Table = HashTable<Cell>;
+    using Table = CellHash<Cell>;
     typename Table::Probe probe[FG_CORNERS];
 #pragma unroll
     for (int k = 0; k < FG_CORNERS; ++k) {
@@ -276,7 +266,7 @@ __global__ void __launch_bounds__(kLaneThreads)
 }  // namespace
 
 fg_status sample_map_workspace(const fg_sample_map_params *p, const fg_queue *, size_t *bytes, fg_error *) {
-    *bytes = p->indices.shape[0] == 0 ? 0 : table_bytes(*p);
+    *bytes = p->indices.shape[0] == 0 ? 0 : cell_hash_bytes(p->coords.shape[0], p->shape);
     return FG_OK;
 }
 
@@ -303,7 +293,7 @@ fg_status sample_map(const fg_sample_map_params *p, const fg_queue *queue, fg_er
 }
 
 fg_status sample_forward_workspace(const fg_sample_forward_params *p, const fg_queue *, size_t *bytes, fg_error *) {
-    *bytes = p->out.shape[0] == 0 || p->out.shape[1] == 0 ? 0 : table_bytes(*p);
+    *bytes = p->out.shape[0] == 0 || p->out.shape[1] == 0 ? 0 : cell_hash_bytes(p->coords.shape[0], p->shape);
     return FG_OK;
 }
 

@@ -11,7 +11,7 @@
  *     workspace of group_reduce: parts (stretches, 2, C)
  */
 #include "backend.cuh"
-#include "coords.cuh"
+#include "common.cuh"
 #include "lanes.cuh"
 #include "sort_pairs.cuh"
 

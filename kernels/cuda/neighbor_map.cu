@@ -320,9 +320,7 @@ fg_table_kind table_kind(const fg_neighbor_map_params *p) { return fg_plan_voxel
 
 size_t table_bytes(const fg_neighbor_map_params *p) {
     const int64_t count = p->coords.shape[0];
-    if (table_kind(p) == FG_TABLE_DIRECT) return DirectTable::bytes_for(p->shape);
-    return cells_fit_32_bits(p->shape) ? HashTable<uint32_t>::bytes_for(count)
-                                       : HashTable<unsigned long long>::bytes_for(count);
+    return table_kind(p) == FG_TABLE_DIRECT ? DirectTable::bytes_for(p->shape) : cell_hash_bytes(count, p->shape);
 }
 
 /* Of report and table; row orders have theirs behind. */
@@ -372,9 +370,7 @@ fg_status build(const fg_neighbor_map_params *p, const OrderKeys &keys, int comp
     fg_print_table(kind, "neighbor_map", count, p->shape, table_bytes(p));
     void *const memory = static_cast<char *>(p->workspace.data) + kReportBytes;
     const auto with = [&](const auto &table) { return build(p, table, keys, compute_capability, stream, error); };
-    if (kind == FG_TABLE_DIRECT) return with(DirectTable(memory));
-    if (cells_fit_32_bits(p->shape)) return with(HashTable<uint32_t>(memory, count));
-    return with(HashTable<unsigned long long>(memory, count));
+    return kind == FG_TABLE_DIRECT ? with(DirectTable(memory)) : with_cell_hash(memory, count, p->shape, with);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "backend.cuh"
-#include "coords.cuh"
+#include "common.cuh"
 
 namespace flexgemm {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "../place.h"
 #include "backend.cuh"
-#include "coords.cuh"
+#include "common.cuh"
 #include "voxel_number.cuh"
 
 namespace flexgemm {

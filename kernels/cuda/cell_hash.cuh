@@ -1,5 +1,5 @@
 /*
- * Open-addressing hash table from a voxel to the lowest row that holds it.
+ * Open-addressing hash table from a voxel to the lowest row that holds it. (That of any keys is hash_table.cu's.)
  *
  * A slot is a cell of 2 x 2 x 2 voxels: `keys` says which cell, `rows` (32 bytes a slot, one sector of memory) has a
  * row for each of its voxels. Voxels lie on surfaces, which a cell holds more of than any other shape of eight voxels
@@ -39,7 +39,7 @@ struct CellRows {
 };
 
 template <class Number>
-struct HashTable : CellRows {
+struct CellHash : CellRows {
     using Cell = Number;
     static constexpr Cell kEmpty = ~Cell{0}; /* of a slot; of a question: nothing to look for */
     static constexpr int kBucketSlots = FG_BUCKET_SLOTS;
@@ -60,7 +60,7 @@ struct HashTable : CellRows {
     uint32_t capacity;
 
     /* In bytes_for(count) bytes of memory. */
-    HashTable(void *memory, int64_t count)
+    CellHash(void *memory, int64_t count)
         : CellRows{static_cast<int32_t *>(memory)},
           keys(reinterpret_cast<Bucket *>(rows + fg_hash_slots(count) * kCellVoxels)),
           capacity(static_cast<uint32_t>(fg_hash_slots(count))) {}
