@@ -137,7 +137,8 @@ class Buffer:
     so that pitches and base pointers of every alignment occur. The surroundings of an input are NaN (zero for integers,
     a legal row), those of an output are random bits. With fence=False the allocation ends where the array does, which
     is what a sanitizer wants to see; initialise=False then leaves the content away as well. Memory comes in pieces of
-    256 bytes: with at_end the array lies at the end of the last one, as far as multiples of 16 bytes allow it.
+    256 bytes: with at_end the array lies at the end of the last one, as far as multiples of 16 bytes allow it; what is
+    read or written in front of it shows where there is a fence alone.
     """
 
     def __init__(self, backend, content, *, output=False, row_pad=0, offset=0, fence=True, initialise=True,

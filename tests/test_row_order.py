@@ -18,7 +18,7 @@ from flexgemm import _C
 from flexgemm._orders import groups_of
 
 KERNELS = [(1, 1, 1), (3, 3, 3), (2, 2, 2), (5, 5, 5), (7, 7, 7), (1, 1, 7), (2, 3, 4), (3, 1, 1)]
-# A block to an order, up to 4096 rows, or many; two passes or three; two segments.
+# A block to an order, up to 4096 rows, or many; one segment or two.
 ROWS = [0, 1, 2, 63, 64, 65, 1023, 1025, 4096, 4097, 5000, 40_000, 300_000]
 
 

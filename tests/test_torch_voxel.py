@@ -238,7 +238,8 @@ def test_voxels_found_in_inference_mode_are_trained_on(device):
 
 
 def _first_use(device, of):
-    """A call that needs what is built on first use, over a map or voxels that nobody has used."""
+    """A call that needs what is built on first use, over a map or voxels that nobody has used: always the same."""
+    torch.manual_seed(0)
     feats, coords, shape, grid = (x.detach() if isinstance(x, torch.Tensor) else x for x in sampling(device))
     if of == "SampleMap":
         sample_map, grad_out = flexgemm.sample_map(coords, shape, grid), torch.ones(2, 40, 5, device=device)
@@ -250,9 +251,7 @@ def _first_use(device, of):
 
 @pytest.mark.parametrize("of", ["SampleMap", "Voxels"])
 def test_other_streams_wait_for_what_is_built_on_first_use(cuda_device, of):
-    torch.manual_seed(0)
     expected = _first_use(cuda_device, of)()
-    torch.manual_seed(0)
     call, side = _first_use(cuda_device, of), torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
@@ -264,9 +263,7 @@ def test_other_streams_wait_for_what_is_built_on_first_use(cuda_device, of):
 @pytest.mark.parametrize("of", ["SampleMap", "Voxels"])
 def test_a_graph_keeps_what_it_builds_on_first_use(cuda_device, of):
     """It is not there before the graph is replayed."""
-    torch.manual_seed(0)
     expected = _first_use(cuda_device, of)()
-    torch.manual_seed(0)
     call, graph = _first_use(cuda_device, of), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = call()
