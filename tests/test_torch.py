@@ -13,7 +13,7 @@ from verdicts import ROW_TOLERANCE, assert_gemm_rows, assert_rows
 import flexgemm
 
 torch = pytest.importorskip("torch", reason="torch not installed")
-from torch_problem import Problem, numpy  # noqa: E402
+from torch_problem import Problem, keep_busy, numpy  # noqa: E402
 
 import flexgemm.torch  # noqa: E402
 
@@ -265,11 +265,6 @@ def test_the_default_precision_is_torch_s(device):
         assert not torch.equal(outputs["highest"], outputs["high"])
 
 
-def _busy():
-    """Work of several milliseconds on the current stream: what does not wait for it reads unfinished data."""
-    torch.cuda._sleep(20_000_000)
-
-
 @pytest.mark.parametrize("explicit", [False, True], ids=["current", "stream="])
 def test_runs_on_the_stream_it_should(cuda_device, explicit):
     """The inputs become right on a side stream, late; a call on any other stream would see NaN."""
@@ -278,7 +273,7 @@ def test_runs_on_the_stream_it_should(cuda_device, explicit):
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
-        _busy()
+        keep_busy()
         late.copy_(p.feats.detach())
     how = {"stream": side.cuda_stream} if explicit else {}
     with contextlib.nullcontext() if explicit else torch.cuda.stream(side), torch.no_grad():
@@ -299,7 +294,7 @@ def test_backward_runs_on_the_stream_of_forward(cuda_device):
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
-        _busy()
+        keep_busy()
         out = p()
         out.backward(p.grad_out)
     side.synchronize()
@@ -330,7 +325,7 @@ def test_other_streams_wait_for_the_map_of_a_gradient(cuda_device, first):
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
-        _busy()
+        keep_busy()
         {"gradient": gradient, "freeze": nmap.freeze}.get(first, lambda: getattr(nmap, first))()
     assert_rows(numpy(gradient()), expected, ROW_TOLERANCE["float32"])
 

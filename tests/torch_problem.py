@@ -1,4 +1,4 @@
-"""A convolution of torch tensors that autograd records, and the same in float64."""
+"""A convolution of torch tensors that autograd records, and the same in float64; work that keeps a stream busy."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ import flexgemm
 
 torch = pytest.importorskip("torch", reason="torch not installed")
 import flexgemm.torch  # noqa: E402
+
+
+def keep_busy():
+    """Work of several milliseconds on the current stream: what does not wait for it reads unfinished data."""
+    torch.cuda._sleep(20_000_000)
 
 
 def numpy(tensor):
