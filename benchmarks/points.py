@@ -7,7 +7,6 @@ coordinates, as the peers' does; grid_sample_bwd is the gradient in the features
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +20,7 @@ from benchmarks.results import Row
 from benchmarks.scenes import Scene
 from benchmarks.timing import DEVICE
 from benchmarks.work import Case, Work
+from flexgemm._built import Built
 
 KEYS = 10_000_000
 POINTS = 1_000_000
@@ -177,11 +177,11 @@ def make_points(op: str, scene: Scene) -> Work:
         moved = scene.n * 16 + voxels + POINTS * 12 + points
         given = p.feats, p.coords, scene.shape, p.grid
         return Work(call, p.judge_samples, POINTS, moved, peer=lambda flex: flex.grid_sample_fwd(*given))
-    unsorted = flexgemm.sample_map(p.coords, scene.shape, p.grid)
+    sample_map = flexgemm.sample_map(p.coords, scene.shape, p.grid)
 
     def backward() -> tuple[torch.Tensor | None, torch.Tensor | None]:
         gradient = p.of_points[None]
-        sample_map = copy.copy(unsorted)  # keeps its sorted pairs, which the original must not have
+        sample_map._groups = Built()  # as a map that has served no gradient
         return flexgemm.grid_sample_3d_backward(gradient, p.feats, sample_map=sample_map, needs_grad=(True, False))
 
     return Work(

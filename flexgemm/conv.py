@@ -414,7 +414,7 @@ def _segments(
     the gradient of the output, and weight have not been looked at yet. again: the call has asked before."""
     found = neighbor_map._segments
     if found.done:
-        return found.value
+        return found.ready
     dtype = getattr(rows, "dtype", None)
     shape: tuple[int, ...] = getattr(weight, "shape", ())
     two_bytes = getattr(dtype, "itemsize", 0) == 2 or dtype in ("float16", "bfloat16")  # a DeviceArray has names

@@ -210,8 +210,9 @@ class NeighborMap:
             given = self, gradient, gradient_order, plain_gradient, library
             ordered, plain_gradient = _orders.with_entries(*given)
             if ordered is not gradient_order:
-                self._native_transposed = Built()
-                self._native_transposed.keep((gradient, ordered), self.native, library.stream)
+                fresh = Built()
+                fresh.keep((gradient, ordered), self.native, library.stream)
+                self._native_transposed = fresh
         self.native_order, self._plain_orders = order, (plain, plain_gradient)
         built = self.segments(stream)
         if built is not None:  # like the map itself: other streams wait for this one, or the caller does
@@ -257,9 +258,10 @@ class NeighborMap:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and files: what only this process can hold, in CUDA memory of flexgemm's own, is left out."""
+        """For copies and files, which are made on the current stream: what only this process can hold, in CUDA memory
+        of flexgemm's own, is left out."""
         state = {name: x for name, x in self.__dict__.items() if name not in _NOT_KEPT}
-        state["_native_transposed"] = self._native_transposed.value
+        state["_native_transposed"] = self._native_transposed.get(self.native, None)
         if isinstance(self.native, _C.DeviceArray):
             built = ("native", "native_order", "_native_transposed", "_sites")
             state |= {"_out_coords": self.out_coords} | dict.fromkeys(built)
@@ -326,8 +328,9 @@ class NeighborMap:
     def _transposed(self, stream: Stream) -> tuple[Array, Array | None]:
         """The map from the inputs to the outputs that read them and its row orders."""
         kept = self._native_transposed
-        if kept.done:
-            return kept.value
+        pair: tuple[Array, Array | None] | None = kept.ready
+        if pair is not None:
+            return pair
         return kept.of(self.native, self._library(stream).stream, lambda: self._build(True, False, stream))
 
     def _keeps(self, transposed: Array) -> bool:

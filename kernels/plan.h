@@ -140,7 +140,7 @@ void fg_print_plan(const fg_plan *plan, const char *operation, fg_dtype dtype, c
 /* ---- row orders (plan_order.c) ---- */
 
 /* 7 x 7 x 7: 1 + 7 + 49 orders. */
-enum { FG_KEY_BITS = 18, FG_MAX_ORDERS = 57 };
+enum { FG_KEY_BITS = 20, FG_MAX_ORDERS = 57 };
 
 /* The sets that a map of this many rows should have, coarsest first; none where an order costs more than it gains. */
 fg_order_sets fg_plan_order_sets(int64_t rows, const int32_t kernel[3]);

@@ -299,7 +299,8 @@ fg_plan fg_plan_conv(const fg_conv_question *q) {
  * task. Slices are as even as segments allow, so that there are as many as fill the card, or several times as many. */
 static void choose_wgrad_segments(const fg_conv_question *q, fg_plan *plan) {
     enum { CONSUMERS = 3, PRODUCT_CHANNELS = 64, WIDEST = 128 };
-    /* Of tiles of one offset (plan_conv_wgrad_sm90), fitted to an H200: what is not products, and bytes from L2 of its tiles. */
+    /* Of tiles of one offset (plan_conv_wgrad_sm90), fitted to an H200: what is not products, and bytes from L2 of its
+     * tiles. */
     static const double OTHER_SECONDS = 1.8e-5, TILE_BYTES = 7.4e12;
     /* Of a product at one offset with 64 rows, to which 64 output channels add, likewise, and bytes to one
      * multiprocessor; of the ends of a task. */

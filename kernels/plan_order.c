@@ -9,8 +9,9 @@
  *
  * The highest bits of a mask are the corners of the innermost 3x3x3 cube, then its edges and faces, then the cubes
  * around it: a corner tells most about the others, and what lies far out says little about what lies near. 12 such bits
- * group the rows of small scenes as well as all 27, 18 those of large ones (docs/performance/convolution.md), which are
- * two passes of a radix sort. The centre, always there, says nothing.
+ * group the rows of small submanifold maps as well as all 27, and 18 take no more passes of a radix sort. 20 are corners
+ * and edges, which tell the rows of a map of stride 2 apart; for those of large maps a third pass pays
+ * (docs/performance/convolution.md). The centre, always there, says nothing.
  *
  * Large scenes are sorted in segments. Rows come in some spatial order; sorted over the whole scene, the rows of a tile
  * lie anywhere in it and what they gather has left L2 before the next tile asks for it. 2^16 rows of 128 16-bit
@@ -28,6 +29,8 @@ enum {
     LONG_SEGMENT_ROWS = 1 << 21, /* up to here segments are long */
     LONG_SEGMENT = 1 << 16,
     SHORT_SEGMENT = 1 << 14,
+    FEW_ENTRIES = 1 << 20, /* of a map: below, keys have fewer bits */
+    FEW_KEY_BITS = 18,
     SORTED_OUT = 5, /* times as many rows as there are kinds: finer groups have nothing left to gain */
 };
 
@@ -72,8 +75,8 @@ int32_t fg_order_segment(int64_t rows) {
     return rows <= ONE_SEGMENT_ROWS ? ONE_SEGMENT_ROWS : rows <= LONG_SEGMENT_ROWS ? LONG_SEGMENT : SHORT_SEGMENT;
 }
 
-static void add_offset(fg_order_plan *plan, int32_t order, int32_t v) {
-    if (plan->keys[order].bits == FG_KEY_BITS) return;
+static void add_offset(fg_order_plan *plan, int32_t order, int32_t v, int32_t most) {
+    if (plan->keys[order].bits == most) return;
     plan->keys[order].offsets[plan->keys[order].bits++] = (uint16_t)v;
 }
 
@@ -104,10 +107,11 @@ fg_order_plan fg_plan_row_orders(int64_t rows, const int32_t kernel[3], fg_order
 
     uint16_t offsets[FG_MAX_VOLUME];
     const int32_t count = fg_offsets_by_rank(kernel, offsets);
+    const int32_t bits = rows * volume < FEW_ENTRIES ? FEW_KEY_BITS : FG_KEY_BITS;
     for (int32_t i = 0; i < count; i++) {
         int32_t order = 0;
         for (int32_t set = 0; set < sets.sets; order += sets.groups[set++])
-            add_offset(&plan, order + offsets[i] * sets.groups[set] / volume, offsets[i]);
+            add_offset(&plan, order + offsets[i] * sets.groups[set] / volume, offsets[i], bits);
     }
     return plan;
 }

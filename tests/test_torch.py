@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 
 import numpy as np
 import pytest
@@ -13,9 +14,12 @@ from verdicts import ROW_TOLERANCE, assert_gemm_rows, assert_rows
 import flexgemm
 
 torch = pytest.importorskip("torch", reason="torch not installed")
+from torch.utils import _pytree as pytree  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from torch_problem import Problem, keep_busy, numpy  # noqa: E402
 
 import flexgemm.torch  # noqa: E402
+from flexgemm.torch.ops import inverse_of  # noqa: E402
 
 MODES = ["float32", "tf32", "float16", "bfloat16"]
 every_mode = pytest.mark.parametrize("mode", MODES)
@@ -301,15 +305,15 @@ def test_backward_runs_on_the_stream_of_forward(cuda_device):
     p.check(out)
 
 
-def _strided(device):
+def _strided(device, kernel=(3, 3, 3), stride=(2, 2, 2), n=300):
     """A map whose gradient needs another map, which is not built yet, and the gradient in features of a convolution
     over it, on the current stream; and what it is."""
-    coords, shape = voxels(300, device)
-    nmap = flexgemm.sparse_conv_map(coords, shape, 3, 2, 1)
-    weight, feats = torch.randn(8, 3, 3, 3, 16, device=device), torch.randn(len(coords), 16, device=device)
+    coords, shape = voxels(n, device)
+    nmap = flexgemm.sparse_conv_map(coords, shape, kernel, stride, tuple(k // 2 for k in kernel))
+    weight, feats = torch.randn(8, *kernel, 16, device=device), torch.randn(len(coords), 16, device=device)
     grad_out = torch.randn(nmap.num_out_voxels, 8, device=device)
 
-    def gradient():
+    def gradient(nmap=nmap):
         how = {"neighbor_map": nmap, "needs_grad": (True, False, False)}
         return flexgemm.sparse_conv3d_backward(grad_out, feats, weight, **how)[0]
 
@@ -317,23 +321,53 @@ def _strided(device):
     return nmap, gradient, expected
 
 
-@pytest.mark.parametrize("first", ["gradient", "inverse", "transposed_map", "freeze"])
-def test_other_streams_wait_for_the_map_of_a_gradient(cuda_device, first):
-    """Autograd runs a backward pass on the stream of its forward pass, and two may share a map."""
-    _strided(cuda_device)[1]()  # kernels are loaded when they first run, which waits for what is under way
-    nmap, gradient, expected = _strided(cuda_device)
+# Where freezing builds a map of the gradient anew, with its entries in the order of its rows, on Hopper.
+ORDERED = {"kernel": (1, 1, 3), "stride": (1, 1, 2), "n": 2000}
+
+
+def _while_a_map_of_a_gradient_is_built(device, first, of):
+    """As _strided, but the map of the gradient is still in the building on another stream, by the call `first`."""
+    warm, gradient, _ = _strided(device, **of)  # kernels are loaded when they first run, which waits for all there is
+    gradient(warm.freeze())
+    nmap, gradient, expected = _strided(device, **of)
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         keep_busy()
         {"gradient": gradient, "freeze": nmap.freeze}.get(first, lambda: getattr(nmap, first))()
+    return nmap, gradient, expected
+
+
+@pytest.mark.parametrize("of", [{}, ORDERED], ids=["plain", "ordered"])
+@pytest.mark.parametrize("first", ["gradient", "inverse", "transposed_map", "freeze"])
+def test_other_streams_wait_for_the_map_of_a_gradient(cuda_device, first, of):
+    """Autograd runs a backward pass on the stream of its forward pass, and two may share a map."""
+    _, gradient, expected = _while_a_map_of_a_gradient_is_built(cuda_device, first, of)
     assert_rows(numpy(gradient()), expected, ROW_TOLERANCE["float32"])
 
 
+def _moved_as_a_pytree(nmap):
+    return pytree.tree_map_only(torch.Tensor, torch.clone, nmap)
+
+
+def _turned_twice_by_operators(nmap):
+    with FlopCounterMode(display=False):
+        return inverse_of(nmap).inverse
+
+
+@pytest.mark.parametrize("first", ["inverse", "freeze"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, _moved_as_a_pytree, _turned_twice_by_operators])
+@pytest.mark.parametrize("of", [{}, ORDERED], ids=["plain", "ordered"])
+def test_copies_wait_for_the_map_of_a_gradient(cuda_device, copied, of, first):
+    nmap, gradient, expected = _while_a_map_of_a_gradient_is_built(cuda_device, first, of)
+    assert_rows(numpy(gradient(copied(nmap))), expected, ROW_TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("of", [{}, ORDERED], ids=["plain", "ordered"])
 @pytest.mark.parametrize("freezes", [False, True])
-def test_a_graph_keeps_what_it_builds_to_itself(cuda_device, freezes):
+def test_a_graph_keeps_what_it_builds_to_itself(cuda_device, freezes, of):
     """Nothing of it is there before the graph is replayed, nor when it is gone."""
-    nmap, gradient, expected = _strided(cuda_device)
+    nmap, gradient, expected = _strided(cuda_device, **of)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         if freezes:

@@ -56,9 +56,16 @@ def from_operators(
     return nmap
 
 
+def gradient_of(nmap: NeighborMap) -> Any:
+    """The map of the gradient and its order, if they are there: the current stream waits for them. A program that is
+    compiled runs later."""
+    kept = nmap._native_transposed
+    return kept.value if torch.compiler.is_compiling() else kept.get(nmap.native, None)
+
+
 def _flatten(nmap: NeighborMap) -> tuple[list[Any], Any]:
-    pair = nmap._native_transposed.value or (None, None)
-    segments = nmap._segments.value if nmap._segments.done else None
+    pair = gradient_of(nmap) or (None, None)
+    segments = nmap._segments.ready
     out_coords = nmap._out_coords
     if out_coords is None and isinstance(nmap.coords, torch.Tensor):  # leaves of a pytree are anything
         out_coords = nmap.out_coords

@@ -15,6 +15,7 @@ import torch
 from flexgemm import conv, voxel
 from flexgemm._arguments import as_int, expect_bools, renamed
 from flexgemm._arrays import Stream, on_stream
+from flexgemm._built import Built
 from flexgemm._torch import requires_grad
 from flexgemm.conv import Float8
 from flexgemm.torch import operators
@@ -33,7 +34,7 @@ from flexgemm.torch.dispatch import (
     transformed,
     unwrapped,
 )
-from flexgemm.torch.maps import assemble, from_operators
+from flexgemm.torch.maps import assemble, from_operators, gradient_of
 from flexgemm.voxel import NeighborMap
 
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
@@ -97,7 +98,7 @@ def lasts(built: torch.Tensor, given: torch.Tensor) -> bool:
 def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any, Any]:
     """A map and its orders as operators take them; the other pair, none of a mirrored map, and without entries if no
     gradient will be asked for that uses it; and the segments, if it has them: a traced call builds none."""
-    segments = nmap._segments.value if nmap._segments.done else None
+    segments = nmap._segments.ready
     if nmap.mirrored:
         return nmap.native, nmap.native_order, None, None, segments
     if not gradient:
@@ -107,21 +108,28 @@ def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any, Any]
 
 def transposed_of(nmap: NeighborMap) -> Any:
     """The map from inputs to outputs and its order, kept with the map where that lasts."""
-    kept = nmap._native_transposed
-    pair = kept.value
+    pair = gradient_of(nmap)
     if pair is None:
         how = nmap.coords, nmap.shape, nmap.kernel_size, nmap.dilation
         pair = _build(*how, not nmap.transposed, False) if nmap.submanifold else _turned(nmap)
         if lasts(pair[0], nmap.native):
-            kept.value, kept.done = pair, True
+            _keep(nmap, pair)
     return pair
+
+
+def _keep(nmap: NeighborMap, pair: Any) -> None:
+    """With the map, what operators made. Where they only traced a program, no stream is building it."""
+    if torch.compiler.is_compiling() or type(nmap.native) is not torch.Tensor or not nmap.native.is_cuda:
+        nmap._native_transposed = Built(pair, done=True)
+    elif not torch.cuda.is_current_stream_capturing():
+        nmap._native_transposed.keep(pair, nmap.native, None)
 
 
 def inverse_of(nmap: NeighborMap) -> NeighborMap:
     """`NeighborMap.inverse`, which a traced program makes by operators."""
     conv.expect_map(nmap)
     if isinstance(nmap.native, torch.Tensor) and traced(nmap.native, nmap.native):
-        return nmap._inverse or nmap._inverse_by(transposed_of(nmap))
+        return nmap._inverse_by(transposed_of(nmap))
     with beneath_transforms():
         return nmap.inverse
 

@@ -1,6 +1,5 @@
 /*
- * Sorts the segments of row orders by their keys: a stable radix sort in as many passes as an order's own keys need,
- * most often one.
+ * Sorts the segments of row orders by their keys: a stable radix sort in as many passes as an order's own keys need.
  *
  * Of few rows a block sorts a whole order, in one launch. Of more a pass is two launches. The first counts the digits of
  * every tile of rows. In the second a block adds up the counts of its segment's tiles, which says where its rows with
@@ -113,6 +112,17 @@ __device__ __forceinline__ uint32_t rank_in_warp(uint32_t digit, int bits, bool 
     return counted + __popc(before);
 }
 
+/* What each warp has of the digit of this thread becomes where its first such row goes: `begin` and what the warps before
+ * it have. */
+__device__ __forceinline__ void counts_to_places(uint16_t (*counts)[kDigits], uint32_t begin) {
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+        const uint32_t count = counts[w][threadIdx.x];
+        counts[w][threadIdx.x] = static_cast<uint16_t>(begin);
+        begin += count;
+    }
+}
+
 /* Sum of a value over the threads before this one. */
 __device__ __forceinline__ uint32_t sum_before(uint32_t value) {
     __shared__ uint32_t warp_sums[kWarps];
@@ -177,13 +187,7 @@ __global__ void __launch_bounds__(kThreads) place_kernel(const __grid_constant__
     }
     __syncthreads();
     begins[thread] += sum_before(totals[thread]);
-    uint32_t running = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-        const uint32_t count = warp_counts[w][thread];
-        warp_counts[w][thread] = static_cast<uint16_t>(running);
-        running += count;
-    }
+    counts_to_places(warp_counts, 0);
     __syncthreads();
 
 #pragma unroll
@@ -227,12 +231,7 @@ __global__ void __launch_bounds__(kThreads) sort_kernel(const __grid_constant__ 
         __syncthreads();
         uint32_t total = 0;
         for (int w = 0; w < kWarps; ++w) total += begins[w][thread];
-        uint32_t begin = sum_before(total);
-        for (int w = 0; w < kWarps; ++w) {
-            const uint32_t of_warp = begins[w][thread];
-            begins[w][thread] = static_cast<uint16_t>(begin);
-            begin += of_warp;
-        }
+        counts_to_places(begins, sum_before(total));
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < kFewItems; ++i) {
