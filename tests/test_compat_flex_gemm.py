@@ -5,6 +5,7 @@ from __future__ import annotations
 import calls
 import numpy as np
 import pytest
+import reference
 import verdicts
 
 torch = pytest.importorskip("torch", reason="torch not installed")
@@ -76,6 +77,8 @@ def test_a_cache_of_a_map_that_a_program_made(device, kernel_size):
     out, _ = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, made)
     verdicts.assert_rows(numpy(out), s.expected(), s.tolerance)
     assert len(made.gray_code) == len(own)
+    turned = s.weight.reshape(7, *kernel_size[::-1], 5)  # of as many offsets, numbered alike
+    assert torch.equal(sparse_submanifold_conv3d(s.feats, s.coords, s.shape, turned, s.bias, made)[0], out)
     with torch.inference_mode():
         uncounted = SubMConv3dNeighborCache(neighbor_map=own.clone())
         sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, uncounted)
@@ -90,6 +93,12 @@ def test_a_cache_of_a_map_that_a_program_made(device, kernel_size):
         assert torch.equal(made.gray_code, SubMConv3dNeighborCache(neighbor_map=own).gray_code)
     with pytest.raises(ValueError, match="^weight: expected"):
         sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight[:, :, :1, :1], s.bias, made)
+    if device.type == "cpu":
+        wrong = own.view(torch.int32).clone()
+        wrong[7, 2] = 2 * len(wrong)
+        with pytest.raises(ValueError, match=r"^map: entry \(2, 7\) is 400, expected -1 or a row below 200$"):
+            beyond = SubMConv3dNeighborCache(neighbor_map=wrong)
+            sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, beyond)
     with pytest.raises(TypeError, match="^freeze: expected a cache of coordinates"):
         made.freeze()
     with pytest.raises(TypeError, match="^neighbor_map: expected"):
@@ -130,6 +139,8 @@ def test_the_steps_of_the_function(device):
     for leaf, gradient in zip((s.feats, s.weight, s.bias), gradients, strict=True):
         leaf.grad = gradient.reshape(leaf.shape)
     s.check_gradients(grad_out)
+    fixed = SubMConv3dFunction._sparse_submanifold_conv_backward(grad_out, s.feats.detach(), cache, s.weight, s.bias)
+    assert fixed[0] is None and torch.equal(fixed[1], gradients[1])
     s.bias.requires_grad_(False)
     assert SubMConv3dFunction._sparse_submanifold_conv_backward(grad_out, s.feats, cache, s.weight, s.bias)[2] is None
     assert SubMConv3dFunction._sparse_submanifold_conv_backward(grad_out, s.feats, cache, s.weight)[2] is None
@@ -140,6 +151,8 @@ def test_a_frozen_cache_compiles_whole(device):
     _, cache = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias)
     frozen = cache.freeze(splitk=2)
     assert (frozen.splitk, frozen.algorithm) == (2, "masked_implicit_gemm_splitk")
+    assert cache.freeze(1, "implicit_gemm").algorithm == "implicit_gemm"
+    assert frozen.block_sizes == [32, 64, 128, 256]
     for name in ("neighbor_map", "sorted_idx", "valid_signal_i", "valid_signal_o", "valid_signal_seg"):
         assert torch.equal(getattr(frozen, name), cache[name])
     for block, kernels_at, segments in zip(
@@ -202,6 +215,18 @@ def test_derived_tensors(device):
     assert cache.note == 5
 
 
+def test_codes_of_32_offsets_fill_their_dtype(device):
+    """And are sorted as the int32 numbers that they and their places are."""
+    s = Scene(device, kernel_size=(4, 4, 2))
+    _, cache = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight)
+    has = (s.map >= 0).astype(np.int64)  # (V, N)
+    codes = (has << np.arange(32)[:, None]).sum(0)
+    np.testing.assert_array_equal(cache["gray_code"].cpu(), codes.astype(np.int32))
+    assert (codes >= 2**31).any() and (codes < 2**31).any()
+    places = ((has[::-1].cumsum(0)[::-1] % 2) << np.arange(32)[:, None]).sum(0).astype(np.int32)
+    np.testing.assert_array_equal(cache["sorted_idx"].cpu(), np.argsort(places, kind="stable"))
+
+
 def test_codes_of_too_many_offsets_are_refused(device):
     s = Scene(device, kernel_size=(5, 5, 5))
     _, cache = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight)
@@ -209,14 +234,15 @@ def test_codes_of_too_many_offsets_are_refused(device):
         cache["gray_code"]
 
 
-def test_the_map_of_the_kernels(device):
+@pytest.mark.parametrize("kernel_size", [(3, 3, 3), (5, 3, 1)])
+@pytest.mark.parametrize("dilation", [(1, 1, 1), (1, 2, 3)])
+def test_the_map_of_the_kernels(device, kernel_size, dilation):
     s = Scene(device)
     memory = torch.empty(0, device=device)
-    w, h, d = s.grid[1:]
     nmap = kernels.hashmap_build_submanifold_conv_neighbour_map(
-        memory, memory, s.coords, w, h, d, 3, 3, 3, 1, 1, 1
-    )  # fmt: skip
-    np.testing.assert_array_equal(signed(nmap), s.map)
+        memory, memory, s.coords, *s.grid[1:], *kernel_size, *dilation
+    )
+    np.testing.assert_array_equal(signed(nmap), reference.neighbor_map(s.coords_np, s.grid, kernel_size, dilation))
 
 
 # ---- strided convolution ----
@@ -252,6 +278,9 @@ def test_strided(device, how):
     assert torch.equal(kernels.expand_unique_build_sparse_conv_out_coords(s.coords, 0, *sizes), out_coords)
     maps = kernels.hashmap_build_sparse_conv_neighbour_map(s.coords, out_coords, 2.0, True, *sizes)
     assert all(torch.equal(a, steps[name]) for a, name in zip(maps, ("neighbor_map", "neighbor_map_bwd"), strict=True))
+    of_some, backward = kernels.hashmap_build_sparse_conv_neighbour_map(s.coords, some, 2.0, False, *sizes)
+    assert backward is None and torch.equal(of_some.view(torch.int32), maps[0].view(torch.int32).flip(0)[::3])
+    assert torch.equal(cache["out_coords"], out_coords)
     out.backward(torch.ones_like(out))
     gradients = SparseConv3dFunction._sparse_conv_backward(torch.ones_like(out), s.feats, steps, s.weight, s.bias)
     for leaf, gradient in zip((s.feats, s.weight, s.bias), gradients, strict=True):
@@ -278,13 +307,14 @@ def test_the_backward_half_of_a_strided_cache(device):
     assert torch.equal(out, sparse_conv3d(s.feats, s.coords, s.shape, s.weight, None, None, None, (2, 2, 2))[0])
 
 
+@pytest.mark.parametrize("grid", [(1, 1, 1), (4, 1, 4)], ids=str)
 @pytest.mark.parametrize("given", [False, True])
-def test_a_kernel_larger_than_the_grid_has_no_outputs(device, given):
-    """Where torch raises."""
+def test_a_kernel_larger_than_the_grid_has_no_outputs(device, given, grid):
+    """Along any axis. Where torch raises."""
     coords = torch.zeros(1, 4, dtype=torch.int32, device=device)
     feats = torch.ones(1, 2, device=device, requires_grad=True)
     weight = torch.ones(3, 2, 2, 2, 2, device=device, requires_grad=True)
-    shape, how = torch.Size([1, 2, 1, 1, 1]), ((2, 2, 2), (0, 0, 0), (1, 1, 1))
+    shape, how = torch.Size([1, 2, *grid]), ((2, 2, 2), (0, 0, 0), (1, 1, 1))
     out_coords = SparseConv3dFunction._get_output_coords(coords, shape, (2, 2, 2), *how)
     assert (tuple(out_coords.shape), out_coords.dtype) == ((0, 4), torch.int32)
     out, at, cache = sparse_conv3d(feats, coords, shape, weight, None, None, out_coords if given else None, *how)
@@ -294,6 +324,11 @@ def test_a_kernel_larger_than_the_grid_has_no_outputs(device, given):
     out.sum().backward()
     assert not feats.grad.any()
     assert not weight.grad.any()
+    with pytest.raises(ValueError, match="^kernel_size: .* fits nowhere in"):
+        sparse_conv3d(feats, coords, shape, weight, None, None, coords, *how)
+    wide = torch.ones(3, 3, 3, 3, 2, device=device)
+    out, at, _ = sparse_conv3d(feats, coords, torch.Size([1, 2, 1, 1, 1]), wide, padding=1)
+    assert out.tolist() == [[2, 2, 2]] and at.tolist() == [[0, 0, 0, 0]], "padding is on both sides"
 
 
 @pytest.mark.parametrize("mode", ["Z_ORDER", "HILBERT"])
@@ -304,6 +339,8 @@ def test_outputs_follow_a_curve(device, monkeypatch, mode):
     plain, at, _ = sparse_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, None, None, *how)
     monkeypatch.setattr(spconv, "SERIALIZATION_MODE", getattr(spconv.SerializationMode, mode))
     out, out_coords, _ = sparse_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, None, None, *how)
+    sizes, number = (*s.grid, *(2, 2, 2), *how[0], *how[1], *how[2]), getattr(spconv.SerializationMode, mode)
+    assert torch.equal(kernels.hashmap_build_sparse_conv_out_coords(s.coords, 1.1, number, *sizes), out_coords)
     codes = ops.serialize.encode_seq(out_coords, s.shape, mode.lower()).tolist()
     assert codes == sorted(codes)
     row = {tuple(c): i for i, c in enumerate(at.tolist())}
@@ -318,9 +355,20 @@ def test_outputs_follow_a_curve(device, monkeypatch, mode):
 
 def test_globals_are_read_at_each_call(device, monkeypatch):
     s = Scene(device)
+    out, cache = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight)
+    _, _, strided = sparse_conv3d(s.feats, s.coords, s.shape, s.weight)
     monkeypatch.setattr(spconv, "ALGORITHM", "magic")
-    with pytest.raises(ValueError, match="ALGORITHM"):
-        sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight)
+    steps = SubMConv3dFunction
+    for call in (
+        lambda: sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight),
+        lambda: sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, neighbor_cache=cache),
+        lambda: sparse_conv3d(s.feats, s.coords, s.shape, s.weight, neighbor_cache=strided),
+        lambda: steps._compute_neighbor_cache(s.coords, s.shape, (3, 3, 3), (1, 1, 1)),
+        lambda: steps._sparse_submanifold_conv_forward(s.feats, cache, s.weight),
+        lambda: steps._sparse_submanifold_conv_backward(out, s.feats, cache, s.weight),
+    ):
+        with pytest.raises(ValueError, match="^ALGORITHM: expected one of"):
+            call()
     spconv.set_algorithm(spconv.Algorithm.IMPLICIT_GEMM)
     spconv.set_hashmap_ratio(1.5)
     assert (spconv.ALGORITHM, spconv.HASHMAP_RATIO) == ("implicit_gemm", 1.5)
@@ -352,6 +400,22 @@ def test_wrong_arguments(device):
             function(s.feats, s.coords, s.shape, [1.0])
         with pytest.raises(TypeError, match="^neighbor_cache: expected None or a S.*NeighborCache, got dict$"):
             function(s.feats, s.coords, s.shape, s.weight, neighbor_cache={})
+    for one, other in ((sparse_submanifold_conv3d, sparse_conv3d), (sparse_conv3d, sparse_submanifold_conv3d)):
+        *_, cache = one(s.feats, s.coords, s.shape, s.weight)
+        with pytest.raises(
+            TypeError, match="^neighbor_cache: expected None or a .*NeighborCache, got .*NeighborCache$"
+        ):
+            other(s.feats, s.coords, s.shape, s.weight, neighbor_cache=cache)
+
+
+def test_a_dilation_of_each_axis(device):
+    s = Scene(device)
+    s.map = reference.neighbor_map(s.coords_np, s.grid, (3, 3, 3), (1, 2, 3))
+    out, cache = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, dilation=(1, 2, 3))
+    verdicts.assert_rows(numpy(out), s.expected(), s.tolerance)
+    out.backward(torch.ones_like(out))
+    s.check_gradients(torch.ones_like(out))
+    np.testing.assert_array_equal(signed(cache.neighbor_map), s.map)
 
 
 def test_a_number_stands_for_three(device):
@@ -382,8 +446,11 @@ shape = torch.Size([1, 1, 4, 4, 4])
 out, cache = flex_gemm.ops.spconv.sparse_submanifold_conv3d(torch.ones(1, 1), coords, shape, weight)
 assert out.item() == 1 and flex_gemm.ops.spconv.ALGORITHM == "masked_implicit_gemm" and config.allow_tf32
 assert flex_gemm.ops.spconv is sys.modules["flexgemm.compat.flex_gemm.ops.spconv"]
+assert torch.ops.flex_gemm.sparse_conv_masked_fwd  # the operators are registered
 assert flexgemm.compat.install("flex_gemm") is flex_gemm
+sys.modules["flex_gemm_tools"] = sys  # of somebody else
 flexgemm.compat.uninstall("flex_gemm")
+assert sys.modules["flex_gemm_tools"] is sys
 assert not any(name.split(".")[0] == "flex_gemm" for name in sys.modules)
 """
 
@@ -397,5 +464,7 @@ def test_install_does_not_shadow_a_package_that_is_in_use(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "flex_gemm", np)
     with pytest.raises(RuntimeError, match="already imported"):
         compat.install("flex_gemm")
+    compat.uninstall("flex_gemm")
+    assert __import__("sys").modules["flex_gemm"] is np, "nor does uninstall take it away"
     with pytest.raises(ValueError, match="name"):
         compat.install("torch")

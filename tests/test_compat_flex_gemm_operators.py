@@ -138,9 +138,25 @@ def test_weighted_sums_and_their_gradient(device):
     np.testing.assert_allclose(numpy(got), expected, rtol=0, atol=1e-5)
 
 
+def test_weighted_sums_take_weights_of_16_bits_and_strided_rows(device):
+    given = cases(device)
+    feats, indices, weights = given["indice_weighed_sum_fwd"]
+    grad_out, half = given["indice_weighed_sum_bwd_input"][0], weights.half()
+    strided = [torch.stack([x, torch.full_like(x, torch.nan)], -1)[..., 0] for x in (feats, grad_out)]
+    assert not any(x.is_contiguous() for x in strided)
+    exact = half.float()
+    assert torch.equal(
+        ops.indice_weighed_sum_fwd(strided[0], indices, half), ops.indice_weighed_sum_fwd(feats, indices, exact)
+    )
+    assert torch.equal(
+        ops.indice_weighed_sum_bwd_input(strided[1], indices, half, 200),
+        ops.indice_weighed_sum_bwd_input(grad_out, indices, exact, 200),
+    )
+
+
 @pytest.mark.parametrize("splitk", [None, 4])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("kernel_size", [(3, 3, 3), (2, 2, 2)])
+@pytest.mark.parametrize("kernel_size", [(3, 3, 3), (2, 2, 2), (7, 1, 1)])
 def test_convolution(device, kernel_size, bias, splitk):
     """Its gradients are all three, whatever requires one; the even kernel's map is not its own mirror image."""
     s = Scene(device, kernel_size=kernel_size)

@@ -25,13 +25,19 @@ def test_curves(device, mode, width, batch, dtype):
     codes = ops.serialize.encode_seq(coords, shape, mode)
     assert codes.dtype is dtype
     assert torch.equal(ops.serialize.decode_seq(codes, shape, mode=mode), coords)
+    assert torch.equal(ops.serialize.encode_seq(coords.long(), shape, mode), codes)
+    if mode == "z_order":  # by default
+        assert torch.equal(ops.serialize.encode_seq(coords, shape), codes)
+        assert torch.equal(ops.serialize.decode_seq(codes, shape), coords)
     bits = (width - 1).bit_length()
     raw = torch.empty(300, dtype=dtype, device=device)
-    getattr(kernels, f"{mode}_encode")(coords, bits, raw)
+    getattr(kernels, f"{mode}_encode")(coords.long(), bits, raw)
     assert torch.equal(raw, codes)
     assert torch.equal(getattr(kernels, f"{mode}_decode")(raw, bits), coords)
     with pytest.raises(ValueError, match="mode"):
         ops.serialize.encode_seq(coords, shape, "bxyz")
+    with pytest.raises(ValueError, match="^bit_length: expected up to 10 for torch.int32, got 11$"):
+        getattr(kernels, f"{mode}_encode")(coords, 11, raw.int())
 
 
 @pytest.mark.parametrize("mode", ["z_order", "hilbert"])
@@ -60,6 +66,17 @@ def test_tables(device, dtype):
     kernels.hashmap_insert(*table, keys[:10].view(dtype), values[10:20])
     found = kernels.hashmap_lookup(*table, keys.view(dtype)).view(signed)
     assert torch.equal(found, torch.cat([values[10:20], values[10:]]).view(signed))
+
+
+def test_keys_and_values_need_not_be_contiguous(device):
+    table, numbers = empty_table(device, 100), torch.arange(40, dtype=torch.int32, device=device)
+    keys, values = (numbers[first::2].view(torch.uint32) for first in (0, 1))
+    kernels.hashmap_insert(*table, keys, values)
+    assert kernels.hashmap_lookup(*table, keys).view(torch.int32).tolist() == list(range(1, 40, 2))
+    table, coords = empty_table(device, 100), torch.zeros(40, 4, dtype=torch.int32, device=device)
+    coords[:, 1] = numbers
+    kernels.hashmap_insert_3d_idx_as_val(*table, coords[::2], 40, 1, 1)
+    assert kernels.hashmap_lookup_3d(*table, coords[::4], 40, 1, 1).view(torch.int32).tolist() == list(range(0, 20, 2))
 
 
 def test_a_table_is_the_two_tensors_and_nothing_else(device):
@@ -94,19 +111,32 @@ def test_tables_without_anything_to_do(device):
         kernels.hashmap_insert_3d_idx_as_val(*table, torch.cat([coords, coords.new_zeros(1, 4)]), 4, 4, 4)
     with pytest.raises(ValueError, match="hashmap_keys"):
         kernels.hashmap_lookup_3d(*empty_table(device), coords.new_zeros(1, 4), 2048, 2048, 2048)
+    with pytest.raises(ValueError, match="^shape: expected at least 1, got 0$"):
+        kernels.hashmap_lookup_3d(*empty_table(device), coords.new_zeros(1, 4), 4, 0, 4)
     some, few = torch.full((4, 4), 2, dtype=torch.int32, device=device), empty_table(device, 9)
     with pytest.raises(ValueError, match="^hashmap_values: "):
         kernels.hashmap_insert_3d_idx_as_val(few[0], few[1][:8], some, 4, 4, 4)
+    with pytest.raises(ValueError, match="^hashmap_values: "):
+        kernels.hashmap_lookup_3d(few[0], few[1][:8], some, 4, 4, 4)
     with pytest.raises(TypeError, match="hashmap_values"):
         kernels.hashmap_lookup_3d(table[0].new_zeros(9), torch.zeros(9, device=device), coords.new_zeros(1, 4), 4, 4, 4)
 
 
-@pytest.mark.parametrize("width, dtype", [(1625, torch.uint32), (1626, torch.uint64)])
-def test_the_table_of_a_grid(device, width, dtype):
-    keys, values = ops.utils.init_hashmap(torch.Size([1, 7, width, width, width]), 10, device)
+@pytest.mark.parametrize(
+    "grid, dtype",
+    [
+        ((1, 1625, 1625, 1625), torch.uint32),
+        ((1, 1626, 1626, 1626), torch.uint64),
+        ((3, 2**16, 7, 3120), torch.uint32),
+        ((2, 2**16, 2**15, 1), torch.uint64),  # whose last voxel would have the key of an empty slot
+    ],
+)
+def test_the_table_of_a_grid(device, grid, dtype):
+    shape = torch.Size([grid[0], 7, *grid[1:]])
+    keys, values = ops.utils.init_hashmap(shape, 10, device)
     assert (keys.dtype, values.dtype, tuple(values.shape)) == (dtype, torch.uint32, (10,))
     assert (keys.view(torch.int32) == -1).all()
-    alone = ops.utils.init_hashmap(torch.Size([1, 7, width, width, width]), 10, device, with_values=False)
+    alone = ops.utils.init_hashmap(shape, 10, device, with_values=False)
     assert alone.dtype is dtype
 
 
@@ -124,6 +154,13 @@ def test_tables_of_voxels(device, key_dtype):
     assert torch.equal(kernels.hashmap_lookup_3d(*other, s.coords, w, h, d).view(torch.int32), values)
 
 
+def test_keys_of_32_bits_number_as_many_voxels(device):
+    table, grid = empty_table(device, 8), (2**10, 2**10, 2**11)
+    coords = torch.tensor([[1, 1023, 1023, 2046], [1, 0, 0, 0], [0, 0, 0, 0]], dtype=torch.int32, device=device)
+    kernels.hashmap_insert_3d_idx_as_val(*table, coords[:2], *grid)
+    assert kernels.hashmap_lookup_3d(*table, coords, *grid).view(torch.int32).tolist() == [0, 1, -1]
+
+
 @pytest.mark.parametrize("mode", ["trilinear", "nearest"])
 def test_grid_sample(device, mode):
     """At voxel centres, + 0.5, both modes give the voxel itself; between two voxels alone, their mean."""
@@ -133,6 +170,8 @@ def test_grid_sample(device, mode):
     shape = torch.Size([2, 1, 4, 4, 4])
     ops.grid_sample.set_hashmap_ratio(3.0)
     out = ops.grid_sample.grid_sample_3d(feats, coords, shape=shape, grid=points, mode=mode)
+    if mode == "trilinear":  # by default
+        assert torch.equal(ops.grid_sample.grid_sample_3d(feats, coords, shape, points), out)
     between = 2.0 if mode == "trilinear" else 3.0
     torch.testing.assert_close(out[..., 0], torch.tensor([[1.0, between], [5.0, 0.0]], device=device))
     table = empty_table(device, 8)

@@ -84,11 +84,18 @@ def test_weight_gradients_by_group(device):
         assert_rows(f64(out)[g], f64(before)[g] + f64(lhs[g]) @ f64(rhs[g]).T, tolerance)
 
 
+def test_weight_gradients_of_no_groups(device):
+    none, out = fp8(0, device=device), torch.empty(0, 24, 40, device=device)
+    assert dg.k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(none, none, out, []) is None
+
+
 def test_helpers():
     assert [dg.ceil_div(n, 128) for n in (0, 1, 128, 129)] == [0, 1, 1, 2]
     x = torch.randn(50)
     assert dg.calc_diff(x, x) == 0
     assert abs(dg.calc_diff(x, -x) - 2) < 1e-12
+    near = torch.tensor([1 + 2**-12])
+    assert dg.calc_diff(near, torch.ones(1)).item() == pytest.approx(2**-25, rel=1e-3), "in float64"
     before = dg.get_num_sms()
     dg.set_num_sms(8)
     assert dg.get_num_sms() == 8
@@ -139,6 +146,27 @@ def test_wrong_arguments_raise(device):
         dg.k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(a.flatten(), b.flatten(), out.float()[None], [64, 64])
     with pytest.raises(ValueError, match="lhs"):
         dg.k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(a.flatten(), b.flatten(), out.float()[None], [64])
+    with pytest.raises(ValueError, match=r"^out: expected \(8, m, n\) to match batch_sizes, got \(8, 16\)$"):
+        dg.k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(a.flatten(), b.flatten(), out.float(), [16] * 8)
+    with pytest.raises(ValueError, match=r"^lhs: expected \(1024,\), 8 rows of all batch_sizes, got \(8, 128\)$"):
+        dg.k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(a, b.flatten(), out.float()[None], [128])
+    with pytest.raises(TypeError, match="^rhs: expected float8_e4m3fn, got torch.float8_e5m2$"):
+        narrow = b.float().to(torch.float8_e5m2)
+        dg.k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(a.flatten(), narrow.flatten(), out.float()[None], [128])
+
+
+def test_every_product_names_its_factors(device):
+    a, b = fp8(1, 128, 128, device=device), fp8(1, 16, 64, device=device)
+    out, sums = (torch.zeros(1, 128, 16, dtype=dtype, device=device) for dtype in (torch.bfloat16, torch.float32))
+    groups = torch.zeros(128, dtype=torch.int32, device=device)
+    for call in (
+        lambda: dg.gemm_per_tensor_fp8_fp8_bf16_nt(a[0], b[0], out[0]),
+        lambda: dg.m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_contiguous(a[0], b, out[0], groups),
+        lambda: dg.m_grouped_gemm_per_tensor_fp8_fp8_bf16_nt_masked(a, b, out, groups[:1], 1),
+        lambda: dg.wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(a[0], b[0], sums[0]),
+    ):
+        with pytest.raises(ValueError, match="^rhs: expected .* to match lhs"):
+            call()
 
 
 PROGRAM = """
@@ -174,6 +202,7 @@ def test_bmm_fp8(device, column_major, dtype):
     assert (out.dtype, tuple(out.shape)) == (dtype, (3, 7, 33))
     for got, want in zip(f64(out), expected, strict=True):
         assert_gemm_rows(got, want, str(dtype).removeprefix("torch."))
+    assert torch.equal(bmm_fp8(a, b, *(scale.view(1, 1) for scale in scales), dtype), out), "one element of any shape"
     given = torch.empty_like(out)
     assert bmm_fp8(a, b, *scales, dtype, given, backend="cublas") is given
     assert torch.equal(given, out)
@@ -261,6 +290,9 @@ def test_parameters_are_operands_like_others(device):
     gradient = torch.nn.Parameter(torch.zeros(8, 16, device=device))
     dg.wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(a[0], b[0], gradient)
     assert gradient.is_leaf and gradient.abs().sum() > 0
+    out = torch.nn.Parameter(torch.zeros(8, 16, dtype=torch.bfloat16, device=device))
+    dg.gemm_per_tensor_fp8_fp8_bf16_nt(a[0], b[0], out)
+    assert out.is_leaf and out.abs().sum() > 0
 
 
 def test_segments_name_their_arguments(device):
@@ -273,6 +305,7 @@ def test_segments_name_their_arguments(device):
         ({"seg_indptr": None, "seg_lens": bounds[:2]}, ValueError, r"seg_lens: expected \(3,\), got \(2,\)"),
         ({"seg_indptr": None, "seg_lens": bounds}, ValueError, r"seg_lens: expected \(3,\), got \(4,\)"),
         ({"seg_indptr": bounds[:3]}, ValueError, r"seg_indptr: expected \(4,\), or more, got \(3,\)"),
+        ({"seg_indptr": bounds[:, None]}, ValueError, r"seg_indptr: expected \(4,\), or more, got \(4, 1\)"),
         ({"seg_indptr": bounds.float()}, TypeError, "seg_indptr: expected dtype int32 or int64"),
         ({"weight_indices": bounds[:2]}, ValueError, r"weight_indices: expected \(3,\), or more, got \(2,\)"),
         ({"weights": weights[:2]}, ValueError, "weights: expected one for each of 3 segments, got 2"),
@@ -303,7 +336,9 @@ def test_bmm_fp8_names_its_arguments(device):
             bmm_fp8(*arguments, torch.bfloat16)
     assert bmm_fp8(a, b, one, one, torch.bfloat16, batch_invariant=False).shape == (3, 7, 33)
     with pytest.raises(ValueError, match="^batch_invariant: expected False, got True"):
-        bmm_fp8(a, b, one, one, torch.bfloat16, batch_invariant=True)
+        bmm_fp8(a, b, one, one, torch.bfloat16, torch.empty(3, 7, 33).bfloat16(), batch_invariant=True)
+    with pytest.raises(ValueError, match="^dtype: expected float32 or float16 or bfloat16, got float8_e4m3fn$"):
+        bmm_fp8(a, b, one, one, E4M3)
 
 
 def test_autograd_sees_what_is_written(device):
@@ -334,8 +369,12 @@ def test_lengths_by_name_are_lengths(device):
         run(x, weights, 3, True, seg_lens=bounds)
     none = torch.empty(0, dtype=torch.int64)  # as flashinfer has it for weight_indices
     assert (run(x, weights, 3, True, seg_lens=none, seg_indptr=bounds, weight_indices=none) == 8).all()
-    for given in ((lengths,), (None, lengths), (None, bounds), (None, None, bounds)):
+    order = torch.arange(3)
+    for given in (
+        (lengths,), (None, lengths), (None, bounds), (None, None, bounds), (lengths, None, order), (None, bounds, order)
+    ):  # fmt: skip
         assert (run(x, weights, 3, True, *given) == 8).all()
+    assert (run(x, weights, 3, True, None, None, seg_lens=lengths) == 8).all(), "None by position is not given"
     with pytest.raises(TypeError, match="^seg_lens: given by position and by name$"):
         run(x, weights, 3, True, None, lengths, seg_lens=lengths)
     with pytest.raises(TypeError, match="^unexpected keyword argument 'lens'$"):

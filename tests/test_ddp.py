@@ -255,6 +255,15 @@ def test_batch_norm_learns_nothing_of_no_rows_and_no_variance_of_one(device, row
     close(layer.running_var, torch.full((5,), 1 - 0.5 * rows, device=device))
 
 
+def test_batch_norm_asks_no_other_process_in_evaluation(device):
+    rows = rows_and_gradient(device)[0]
+    layer, expected = (norm(5).to(device).eval() for norm in (fnn.SyncBatchNorm, torch.nn.BatchNorm1d))
+    several = {"is_initialized": lambda: True, "get_world_size": lambda group: 2, "all_reduce": mock.Mock()}
+    with mock.patch.multiple(torch.distributed, **several):
+        assert torch.equal(layer(rows), expected(rows))
+        assert not torch.distributed.all_reduce.called
+
+
 def test_training_in_two_processes_is_training_in_one(device, processes):
     (losses, ways), trained = train_the_example(device), [training for _, training, *_ in processes]
     for losses_of_part, ways_of_part in trained:

@@ -262,9 +262,22 @@ def test_values_have_a_dtype_of_their_own(backend):
         flexgemm.HashTable.build(keys, values, value_dtype="int32")
 
 
+@pytest.mark.parametrize("n, capacity", [(0, 1), (1, 2), (50, 100)])
+def test_half_of_the_slots_stay_free_by_default(backend, n, capacity):
+    assert flexgemm.HashTable.build(backend.array(np.arange(n))).capacity == capacity
+
+
 def test_a_table_needs_a_capacity(backend):
     with pytest.raises(TypeError, match="^capacity: expected an int, got NoneType"):
         flexgemm.HashTable(None, like=backend.array(np.zeros(1, np.int32)))
+
+
+@pytest.mark.parametrize("name", ["key_dtype", "value_dtype"])
+def test_keys_and_values_are_of_32_or_64_bits(backend, name):
+    like = backend.array(np.zeros(1, np.int32))
+    with pytest.raises(ValueError, match=f"^{name}: expected int32 or int64, got float32$"):
+        flexgemm.HashTable(5, like=like, **{name: "float32"})
+    assert getattr(flexgemm.HashTable(5, like=like, **{name: np.int64}), name) == "int64"
 
 
 def test_an_insertion_that_is_refused_leaves_the_table_empty(backend):

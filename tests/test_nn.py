@@ -1,4 +1,4 @@
-"""flexgemm.torch.nn: sparse tensors and modules against torch on dense grids, experts against a loop."""
+"""flexgemm.torch.nn: sparse tensors and modules against torch on dense grids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import scenes
 torch = pytest.importorskip("torch", reason="torch not installed")
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
-import flexgemm.torch as ft  # noqa: E402
 import flexgemm.torch.nn as fnn  # noqa: E402
 
 KERNELS = [(3, 3, 3), (5, 1, 3)]
@@ -52,6 +51,8 @@ def test_dense_and_back(device):
     assert (again.coords.dtype, again.shape, len(again)) == (torch.int32, x.shape, len(x))
     assert torch.equal(again.dense(), dense)
     assert torch.equal(at_voxels(dense, again), again.feats)
+    dense[:, 0] = 0  # of a voxel any channel counts
+    assert torch.equal(fnn.SparseTensor.from_dense(dense).coords, again.coords)
     everything = fnn.SparseTensor.from_dense(dense, mask=torch.ones_like(dense[:, 0]))
     assert len(everything) == np.prod(x.shape)
     x.feats.requires_grad_()
@@ -66,8 +67,14 @@ def test_batches_are_split_and_joined(device):
     assert all(part.shape == (1, *x.shape[1:]) for part in parts)
     assert torch.equal(torch.cat([part.dense() for part in parts]), x.dense())
     assert torch.equal(fnn.SparseTensor.collate(parts).dense(), x.dense())
+    batches = [x, parts[1], x]
+    assert torch.equal(fnn.SparseTensor.collate(batches).dense(), torch.cat([each.dense() for each in batches]))
+    late = fnn.SparseTensor(x.feats, x.coords, (5, *x.shape[1:]))  # two samples without voxels
+    assert late.batch_counts().tolist() == [*x.batch_counts().tolist(), 0, 0]
+    assert [len(part) for part in late.split()] == late.batch_counts().tolist()
     larger = fnn.SparseTensor(parts[0].feats, parts[0].coords, (1, 20, 20, 20))
-    assert fnn.SparseTensor.collate([parts[1], larger]).shape == (2, 20, 20, 20)
+    for both in ([parts[1], larger], [larger, parts[1]]):
+        assert fnn.SparseTensor.collate(both).shape == (2, 20, 20, 20)
 
 
 def test_maps_are_shared_by_tensors_on_the_same_voxels(device):
@@ -113,6 +120,17 @@ def test_group_norm_is_torch_s_on_each_sample(device, affine, groups, dtype):
     close(y.feats, expected, 1e-5 if dtype is torch.float32 else 2e-3)
     for got, want in zip(gradients, torch.autograd.grad(expected, exact, grad_out.double()), strict=True):
         close(got, want, 1e-4 if dtype is torch.float32 else 1e-2)
+
+
+def test_what_keeps_a_norm_from_dividing_by_nothing_is_that_of_the_layer(device):
+    x = sparse(channels=6, batch=1, device=device)
+    expected = torch.nn.functional.group_norm(x.feats.t()[None], 2, eps=0.5)[0].t()
+    close(fnn.GroupNorm(2, 6, eps=0.5, device=device)(x).feats, expected)
+
+
+def test_instance_norm_is_torch_s_unless_told_otherwise():
+    ours, theirs = fnn.InstanceNorm(6), torch.nn.InstanceNorm3d(6)
+    assert (ours.eps, [*ours.parameters()]) == (theirs.eps, [*theirs.parameters()])
 
 
 def test_voxels_are_pruned(device):
@@ -212,7 +230,10 @@ def test_modules_of_one_voxel_are_torch_s_on_sparse_and_plain_tensors(device, ou
 def test_initial_weights_are_those_of_torch():
     torch.manual_seed(0)
     ours, theirs = fnn.SubMConv3d(16, 32, 3), torch.nn.Conv3d(16, 32, 3)
-    for a, b in ((ours.weight, theirs.weight), (ours.bias, theirs.bias)):
+    grouped = fnn.SubMConv3d(16, 64, 3, groups=8), torch.nn.Conv3d(16, 64, 3, groups=8)
+    experts, linear = fnn.GroupedLinear(4, 256, 64), torch.nn.Linear(256, 64)
+    pairs = (ours.weight, theirs.weight), (ours.bias, theirs.bias), [layer.weight for layer in grouped]
+    for a, b in (*pairs, (experts.weight, linear.weight), (experts.bias, linear.bias)):
         assert abs(a.abs().max() / b.abs().max() - 1) < 0.1
 
 
@@ -308,6 +329,20 @@ def test_transposed_convolution(device):
     assert y.shape[1:] == tuple(2 * size for size in x.shape[1:])
 
 
+def test_layers_that_differ_in_one_number_have_maps_of_their_own(device):
+    """On the same voxels, whichever came first."""
+    how = {"kernel_size": 3, "stride": 2, "padding": 1}
+    variants = [{}, {"kernel_size": 2}, {"stride": 1}, {"padding": 0}, {"dilation": 2}]
+    layers = [fnn.SparseConv3d(5, 7, **(how | changed), device=device) for changed in variants]
+    variants.append({"output_padding": 1})
+    layers += [fnn.SparseConvTranspose3d(5, 7, **(how | changed), device=device) for changed in variants]
+    x = sparse(device=device)
+    for layer in layers:
+        y, alone = layer(x), layer(sparse(device=device))
+        assert y.shape == alone.shape, layer
+        assert torch.equal(y.coords, alone.coords) and torch.equal(y.feats, alone.feats), layer
+
+
 @pytest.mark.parametrize("kind", [fnn.SparseConv3d, fnn.SparseConvTranspose3d])
 def test_convolution_onto_given_voxels(device, kind):
     x = sparse(device=device)
@@ -352,6 +387,15 @@ def test_pooling_and_back(device, mode):
     close(pooled, torch.stack([summary(part) for part in parts]))
 
 
+def test_pooling_of_cells_that_overlap_is_torch_s(device):
+    x = sparse(device=device)
+    y = fnn.SparsePool3d(3, 2, (1, 0, 1))(x)
+    missing = torch.zeros_like(x.dense()[:, :1], dtype=torch.bool)
+    missing[x.coords.long().unbind(1)[0], 0, *x.coords.long().unbind(1)[1:]] = True
+    dense = torch.where(missing, x.dense(), -torch.inf)
+    assert torch.equal(y.feats, at_voxels(torch.nn.functional.max_pool3d(dense, 3, 2, (1, 0, 1)), y))
+
+
 class UNet(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -382,120 +426,3 @@ def test_a_u_net_compiles_in_parts_otherwise(device):
     network, x = UNet().to(device), sparse(device=device)
     again = fnn.SparseTensor(x.feats, x.coords, x.shape)
     torch.testing.assert_close(torch.compile(network, backend="aot_eager")(again), network(x))
-
-
-# ---- experts ----
-
-ENDS = [3, 3, 40, 61]  # of 64 rows: the last three are of no group
-
-
-def by_loop(x, weight, bias=None, ends=ENDS):
-    out, start = torch.zeros(len(x), weight.shape[1], dtype=torch.float64, device=x.device), 0
-    for group, end in enumerate(ends):
-        out[start:end] = x[start:end].double() @ weight[group].double().t()
-        if bias is not None:
-            out[start:end] += bias[group].double()
-        start = end
-    return out
-
-
-biases = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-
-
-@biases
-@pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_grouped_linear(device, dtype, fp8, bias):
-    torch.manual_seed(0)
-    layer = fnn.GroupedLinear(4, 48, 32, bias=bias, fp8=fp8, device=device, dtype=dtype)
-    assert [*layer.state_dict()] == ["weight", "bias"][: 1 + bias]
-    x = torch.randn(64, 48, device=device, dtype=dtype, requires_grad=True)
-    grad_out = torch.randn(64, 32, device=device, dtype=dtype)
-    ends = torch.tensor(ENDS, dtype=torch.int32, device=device)
-    out = layer(x, ends)
-    assert out.dtype is dtype
-    out.backward(grad_out)
-    exact = [t.detach().double().requires_grad_() for t in (x, *layer.parameters())]
-    expected = by_loop(*exact)
-    expected.backward(torch.cat([grad_out[: ENDS[-1]], torch.zeros_like(grad_out[ENDS[-1] :])]).double())
-    rounding = 1e-5 if dtype is torch.float32 else 1e-2
-    products = 6e-2 if fp8 else rounding  # two factors of 3 bits
-
-    def error(got, want):
-        return ((got.double() - want).norm() / want.norm()).item()
-
-    assert error(out[: ENDS[-1]], expected[: ENDS[-1]]) < products
-    assert error(x.grad, exact[0].grad) < products
-    assert not x.grad[ENDS[-1] :].any()
-    for parameter, wanted in zip(layer.parameters(), exact[1:], strict=True):
-        assert error(parameter.grad, wanted.grad) < rounding
-
-
-@pytest.mark.parametrize("fp8", [False, True])
-def test_grouped_linear_without_features_is_its_bias(device, fp8):
-    layer = fnn.GroupedLinear(2, 0, 32, fp8=fp8, device=device)
-    out = layer(torch.ones(8, 0, device=device), torch.tensor([3, 8], device=device))
-    assert torch.equal(out, layer.bias.repeat_interleave(torch.tensor([3, 5], device=device), 0))
-
-
-def test_grouped_linear_takes_bools():
-    with pytest.raises(TypeError, match="^fp8: expected a bool, got str$"):
-        fnn.GroupedLinear(2, 16, 32, fp8="no")
-
-
-@biases
-def test_frozen_experts(device, bias):
-    torch.manual_seed(0)
-    layer = fnn.GroupedLinear(4, 48, 32, bias=bias, device=device)
-    frozen = layer.frozen()
-    assert (frozen.bias is not None) == bias
-    assert frozen.weight.dtype is torch.float8_e4m3fn
-    x = torch.randn(64, 48, device=device, requires_grad=True)
-    ends = torch.tensor(ENDS, dtype=torch.int32, device=device)
-    out, expected = frozen(x, ends)[: ENDS[-1]], layer(x, ends)[: ENDS[-1]]
-    assert (out - expected).norm() < 6e-2 * expected.norm()
-    gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (out, expected)]
-    assert (gradients[0] - gradients[1]).norm() < 4e-2 * gradients[1].norm()
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.zero_()
-    assert torch.equal(frozen(x, ends)[: ENDS[-1]], out), "a copy"
-    y = frozen(x, ends)[: ENDS[-1]].sum()
-    with torch.autocast(x.device.type, torch.bfloat16):
-        assert torch.equal(torch.autograd.grad(y, x)[0], gradients[0]), "in its own dtype"
-    again = fnn.GroupedLinear(4, 48, 32, bias=bias, device=device).frozen()
-    again.load_state_dict(frozen.state_dict())
-    assert torch.equal(again(x, ends)[: ENDS[-1]], out)
-
-
-@pytest.mark.parametrize("kind", ["plain", "fp8", "frozen"])
-def test_autocast_casts_experts_of_another_16_bits(device, kind):
-    torch.manual_seed(0)
-    layer = fnn.GroupedLinear(4, 48, 32, fp8=kind == "fp8", device=device, dtype=torch.float16)
-    used = layer.frozen() if kind == "frozen" else layer
-    x, ends = torch.randn(ENDS[-1], 48, device=device), torch.tensor(ENDS, dtype=torch.int32, device=device)
-    with torch.autocast(x.device.type, torch.bfloat16):
-        out = used(x, ends)
-    assert out.dtype is torch.bfloat16
-    exact = ft.m_grouped_gemm_nt(x, layer.weight.detach().float(), ends, bias=layer.bias.detach().float())
-    assert (out.float() - exact).norm() < 6e-2 * exact.norm()
-    if kind != "frozen":
-        out.sum().backward()
-        assert layer.bias.grad.dtype is torch.float16 and torch.equal(
-            layer.bias.grad[2], layer.bias.grad[2, :1].expand(32)
-        )
-
-
-@pytest.mark.parametrize("kind", ["plain", "fp8", "frozen"])
-def test_experts_compile(device, kind):
-    torch.compiler.reset()
-    torch.manual_seed(0)
-    layer = fnn.GroupedLinear(4, 48, 32, fp8=kind == "fp8", device=device)
-    layer = layer.frozen() if kind == "frozen" else layer
-    compiled = torch.compile(lambda x, ends: layer(x, ends) * 2, fullgraph=True, backend="aot_eager")
-    for m in (64, 80):
-        x = torch.randn(m, 48, device=device, requires_grad=True)
-        ends = torch.tensor([3, 3, 40, m], dtype=torch.int32, device=device)
-        out, expected = compiled(x, ends), layer(x, ends) * 2
-        torch.testing.assert_close(out, expected)
-        torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (out, expected)))

@@ -49,6 +49,28 @@ def test_sizes_of_other_kinds_of_int():
     assert (layer.kernel_size, layer.stride, layer.padding) == ((3, 3, 3), (2, 2, 1), (1, 0, 1))
 
 
+LAYERS = {
+    "SubMConv3d(4, 8, kernel_size=(3, 3, 3))": lambda: fnn.SubMConv3d(4, 8),
+    "SubMConv3d(4, 8, kernel_size=(3, 1, 3), dilation=(2, 2, 2), groups=2, bias=False)": lambda: fnn.SubMConv3d(
+        4, 8, (3, 1, 3), dilation=2, groups=2, bias=False
+    ),
+    "SparseConv3d(4, 8, kernel_size=(3, 3, 3))": lambda: fnn.SparseConv3d(4, 8, 3),
+    "SparseConv3d(4, 8, kernel_size=(3, 3, 3), stride=(2, 2, 2), padding=(1, 0, 1))": lambda: fnn.SparseConv3d(
+        4, 8, 3, 2, (1, 0, 1)
+    ),
+    "SparsePool3d((2, 2, 2), stride=(2, 2, 2), padding=(0, 0, 0), mode='max')": lambda: fnn.SparsePool3d(2),
+    "GlobalPool(mode='max')": fnn.GlobalPool,
+    "GroupedLinear(3, 16, 8, bias=True, fp8=False)": lambda: fnn.GroupedLinear(3, 16, 8),
+    "Float8GroupedLinear(3, 16, 8, bias=False)": lambda: fnn.GroupedLinear(3, 16, 8, bias=False).frozen(),
+}
+
+
+@pytest.mark.parametrize("text", LAYERS)
+def test_a_layer_says_what_it_is(text):
+    """And what it is by default."""
+    assert repr(LAYERS[text]()) == text
+
+
 # ---- tensors ----
 
 
@@ -147,6 +169,15 @@ def test_a_parametrized_layer_is_frozen():
     assert torch.equal(layer(x).feats, plain(x).feats)
 
 
+def test_a_bias_alone_may_be_parametrized():
+    layer, x = fnn.SubMConv3d(16, 16), sparse(channels=16)
+    plain = fnn.SubMConv3d(16, 16)
+    plain.load_state_dict({"weight": layer.weight.detach(), "bias": 2 * layer.bias.detach()})
+    torch.nn.utils.parametrize.register_parametrization(layer, "bias", Twice())
+    assert torch.equal(layer(x).feats, plain(x).feats)
+    assert torch.equal(layer.frozen()(x).feats, plain.frozen()(x).feats)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_frozen_experts_stay_fp8(dtype):
     """When a network changes its dtype: weights and scales stay, the bias does not."""
@@ -236,6 +267,7 @@ def test_channels_and_groups_are_positive_ints(kind):
     with pytest.raises(TypeError, match="^groups: expected an int, got float$"):
         kind(4, 4, 3, groups=2.0)
     assert torch.nn.utils.skip_init(kind, 4, 8, 3).weight.shape == (8, 3, 3, 3, 4)
+    assert {parameter.dtype for parameter in kind(4, 8, 3, dtype=torch.float16).parameters()} == {torch.float16}
 
 
 def test_the_third_argument_of_torch_s_instance_norm_is_none_here():

@@ -80,13 +80,14 @@ def test_from_minkowski(kernel_size):
     assert torch.equal(model[2].weight, state["2.linear.weight"])
 
 
-def test_even_kernels_of_strided_layers_are_converted():
+@pytest.mark.parametrize("kernel_size", [(2, 2, 2), (3, 2, 1)])
+def test_even_kernels_of_strided_layers_are_converted(kernel_size):
     """torchsparse counts them z fastest, MinkowskiEngine x fastest; both begin at o * stride."""
-    x, model = sparse(), torch.nn.Sequential(fnn.SparseConv3d(5, 7, 2, 2, bias=False, precision="ieee"))
-    kernel = torch.randn(2, 2, 2, 5, 7)  # by x, y, z
+    x, model = sparse(), torch.nn.Sequential(fnn.SparseConv3d(5, 7, kernel_size, 2, bias=False, precision="ieee"))
+    kernel = torch.randn(*kernel_size, 5, 7)  # by x, y, z
     y = model[0](x)
     dense = torch.nn.functional.conv3d(x.dense().double(), kernel.permute(4, 3, 0, 1, 2).double(), stride=2)
-    z_fastest, x_fastest = kernel.reshape(8, 5, 7), kernel.permute(2, 1, 0, 3, 4).reshape(8, 5, 7)
+    z_fastest, x_fastest = kernel.reshape(-1, 5, 7), kernel.permute(2, 1, 0, 3, 4).reshape(-1, 5, 7)
     for convert, stored in ((fnn.from_torchsparse, z_fastest), (fnn.from_minkowski, x_fastest)):
         model.load_state_dict(convert({"0.kernel": stored}, model))
         close(model[0](x).feats, at_voxels(dense, y))
@@ -111,12 +112,23 @@ def test_strided_layers_onto_the_voxels_of_minkowski():
 
 
 def test_what_cannot_be_converted_says_so():
-    model = torch.nn.Sequential(fnn.SubMConv3d(5, 7, 2))
+    model, mixed = (torch.nn.Sequential(fnn.SubMConv3d(5, 7, size)) for size in (2, (3, 1, 2)))
     for convert in (fnn.from_torchsparse, fnn.from_minkowski):
         with pytest.raises(ValueError, match="even"):
             convert({"0.kernel": torch.zeros(8, 5, 7)}, model)
+        with pytest.raises(ValueError, match=r"^kernel_size: \(3, 1, 2\) is even"):
+            convert({"0.kernel": torch.zeros(6, 5, 7)}, mixed)
         with pytest.raises(ValueError, match="0.kernel"):
             convert({"0.kernel": torch.zeros(27, 5, 7)}, model)
+
+
+def test_a_model_may_be_one_layer():
+    """Whose entries have no prefix."""
+    conv, kernel = fnn.SubMConv3d(5, 7, bias=False), torch.randn(27, 5, 7)
+    inside = fnn.from_minkowski({"0.kernel": kernel}, torch.nn.Sequential(conv))
+    for convert in (fnn.from_torchsparse, fnn.from_minkowski):
+        state = convert({"kernel": kernel}, conv)
+        assert [*state] == ["weight"] and torch.equal(state["weight"], inside["0.weight"])
 
 
 def test_instance_norms_of_minkowski():

@@ -193,6 +193,15 @@ def test_pooling_in_place(backend, size, mode):
     judge(backend.numpy(got), reference.pool_backward(grad_out, nmap, 200, mode, chosen, count), "float32")
 
 
+def test_the_maximum_is_taken_by_default(backend):
+    coords, shape, nmap, feats, grad_out = problem()
+    over = {"neighbor_map": made(backend, coords, shape, 2, 2)}
+    expected, chosen, count = reference.pool(feats, nmap, "max")
+    judge(backend.numpy(flexgemm.sparse_pool3d(backend.array(feats), **over)), expected, "float32")
+    grad_feats = flexgemm.sparse_pool3d_backward(backend.array(grad_out), backend.array(feats), **over)
+    judge(backend.numpy(grad_feats), reference.pool_backward(grad_out, nmap, 300, "max", chosen, count), "float32")
+
+
 @every_dtype
 def test_upsampling(backend, dtype):
     coords, shape, nmap, _, coarse = problem(dtype=dtype)

@@ -209,10 +209,22 @@ def test_impossible_arguments_are_named(backend, function, argument, wrong, erro
         function(**arguments)
 
 
-@pytest.mark.parametrize("wrong", [np.zeros((2, 2), np.int32), np.zeros(5, np.float32)])
+@pytest.mark.parametrize("wrong", [np.zeros((), np.int32), np.zeros((2, 2), np.int32), np.zeros(5, np.float32)])
 def test_codes_of_another_rank_or_dtype(backend, wrong):
     with pytest.raises((TypeError, ValueError), match="code"):
         flexgemm.decode_seq(backend.array(wrong), (1, 8, 8, 8))
+
+
+def test_the_curve_is_the_z_order_by_default(backend):
+    coords, shape = scenes.scene(300)
+    coords = backend.array(coords)
+    code = flexgemm.encode_seq(coords, shape)
+    for got, expected in (
+        (code, flexgemm.encode_seq(coords, shape, "z_order")),
+        (flexgemm.decode_seq(code, shape), coords),
+        (flexgemm.sort_coords(coords, shape), flexgemm.sort_coords(coords, shape, "z_order")),
+    ):
+        np.testing.assert_array_equal(backend.numpy(got), backend.numpy(expected))
 
 
 # ---- sorting ----

@@ -138,6 +138,13 @@ def test_rows_of_a_grouped_output_begin_where_torch_has_them(device, ours, case,
     check(case, out, a, b)
 
 
+@pytest.mark.parametrize("out_dtype, stride", [(torch.bfloat16, 24), (torch.float32, 20)])
+def test_16_bytes_are_fewer_elements_of_a_wider_output(out_dtype, stride):
+    a, b, offs = operands("2d3d", "cpu", torch.bfloat16)
+    out = aten.grouped_mm(a, b[..., :18], offs, out_dtype=out_dtype)["out"]
+    assert (out.dtype, tuple(out.shape), out.stride()) == (out_dtype, (32, 18), (stride, 1))
+
+
 def test_scales_that_torch_refuses_are_left_to_it(device, ours):
     """Of another shape than it documents, or not contiguous."""
     a, b, offs = operands("2d3d", device, E4M3)
@@ -154,19 +161,24 @@ def test_scales_that_torch_refuses_are_left_to_it(device, ours):
 
 
 def test_scaled_mm_into_an_output(device, ours):
-    """As inductor calls it. An output of another shape is torch's to resize."""
+    """As inductor calls it. An output of another shape is torch's to resize, as one of another dtype is to refuse."""
     a, b = draw(16, 48, device=device, dtype=E4M3), draw(32, 48, device=device, dtype=E4M3).t()
     one = torch.ones((), device=device)
-    out, other = (torch.full(s, torch.nan, device=device, dtype=torch.bfloat16) for s in ((16, 32), (0,)))
+    shapes = (16, 32), (0,), (32, 16)
+    out, other, turned = (torch.full(s, torch.nan, device=device, dtype=torch.bfloat16) for s in shapes)
+    turned = turned.t()  # whose rows are not contiguous
     with aten.use(device.type):
         assert torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16, out=out) is out
         assert ours == ["dense"]
         torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16, out=other)
+        torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16, out=turned)
+        with pytest.raises((RuntimeError, ValueError)):
+            torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16, out=out.float())
         assert ours == ["dense"]
         traced = torch.compile(lambda a, b: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16), fullgraph=True)
         compiled = traced(a, b)
         assert len(ours) == 2
-    for result in (out, other, compiled):
+    for result in (out, other, turned, compiled):
         assert_gemm_rows(f64(result), f64(a) @ f64(b), "bfloat16")
 
 
@@ -263,6 +275,7 @@ def taken(chooser):
         # Layouts
         ("grouped_mm", {"a": torch.ones(32).bfloat16()}),
         ("grouped_mm", {"a": torch.ones(32, 32).bfloat16().t()}),
+        ("grouped_mm", {"a": torch.ones(800).bfloat16().as_strided((32, 32), (24, 1))}),  # rows that overlap
         ("grouped_mm", {"offs": None}),
         ("grouped_mm", {"offs": OFFS[None]}),
         ("grouped_mm", {"offs": OFFS.long()}),
@@ -287,6 +300,7 @@ def taken(chooser):
         ("scaled_mm", {"scale_a": torch.ones(32, 1)}),
         ("scaled_mm", {"bias": torch.ones(1, 24)}),
         ("scaled_mm", {"bias": torch.ones(24).half()}),
+        ("scaled_mm", {"bias": torch.ones(48)[::2]}),
         ("scaled_grouped_mm", {"offs": None}),
         ("scaled_grouped_mm", {"b": torch.ones(G, 32, 24).to(E4M3)}),
         ("scaled_grouped_mm", {"bias": torch.ones(24)}),
@@ -295,11 +309,13 @@ def taken(chooser):
         # As torch.nn.functional has them
         ("scaled_mm_v2", {"contraction_dim": [1]}),
         ("scaled_mm_v2", {"swizzle_a": [1]}),
+        ("scaled_mm_v2", {"swizzle_b": [1]}),
         ("scaled_mm_v2", {"recipe_b": [1]}),
         ("scaled_mm_v2", {"recipe_a": [1], "recipe_b": [1]}),
         ("scaled_mm_v2", {"recipe_a": [2], "recipe_b": [2]}),
         ("scaled_mm_v2", {"scale_a": [torch.ones(32, 1)]}),
         ("scaled_grouped_mm_v2", {"contraction_dim": [1]}),
+        ("scaled_grouped_mm_v2", {"swizzle_a": [1]}),
         ("scaled_grouped_mm_v2", {"swizzle_b": [1]}),
         ("scaled_grouped_mm_v2", {"recipe_a": [0]}),
         ("scaled_grouped_mm_v2", {"recipe_a": [0], "recipe_b": [0]}),

@@ -40,7 +40,8 @@ def test_autocast_casts_a_bias_of_16_bits(device):
     with torch.autocast(device.type, torch.bfloat16):
         out = ft.gemm_nt(x, x, bias=half)
         assert torch.equal(out, ft.gemm_nt(x, x, bias=half.bfloat16())) and out.dtype is torch.bfloat16
-        assert ft.gemm_nt(x, x, bias=half, out_dtype=torch.float16).dtype is torch.float16
+        for name in ("out_dtype", "dtype_out"):
+            assert ft.gemm_nt(x, x, bias=half, **{name: "float16"}).dtype is torch.float16
         assert ft.gemm_nt(q, q, bias=half, out_dtype=torch.float16).dtype is torch.float16
 
 

@@ -194,7 +194,7 @@ def test_points_and_voxels_compile(device, reduce):
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_voxels_are_found_inside(device):
     def network(points, x):
-        voxels = ft.voxelize(points, x, voxel_size=1.0, shape=(1, 4, 4, 4))
+        voxels = ft.voxelize(points, x, voxel_size=1.0, shape=(1, 4, 4, 4), origin=(0.3, -0.6, 0.0))
         unique, inverse, counts = ft.unique_coords(voxels.coords, voxels.shape)
         return voxels.feats * counts[:, None], ft.devoxelize(voxels.feats, voxels), unique, inverse
 
@@ -221,111 +221,6 @@ def test_codes_compile(device, mode, side):
     torch.testing.assert_close(counted(network)[0](coords), network(coords), rtol=0, atol=0)
 
 
-def test_export(device):
-    class Network(torch.nn.Module):
-        def forward(self, feats, weight, nmap):
-            return ft.submanifold_conv3d(feats, weight, neighbor_map=nmap)
-
-    coords, shape = voxels(20, device)
-    feats, weight, _ = leaves(20, device)
-    nmap = ft.neighbor_map(coords, shape)
-    exported = torch.export.export(Network(), (feats, weight, nmap))
-    expected = ft.submanifold_conv3d(feats, weight, neighbor_map=nmap)
-    torch.testing.assert_close(exported.module()(feats, weight, nmap), expected)
-
-
-SIZES = {
-    "feats": (20, 5),
-    "weight": (5, 3, 3, 3, 5),
-    "even": (5, 2, 2, 2, 5),
-    "x": (6, 16),
-    "w": (8, 16),
-    "ws": (2, 8, 16),
-    "xs": (2, 6, 16),
-}
-ENDS = torch.tensor([2, 6])
-
-
-def points_of(feats, reduce):
-    return ft.voxelize(torch.arange(18).view(6, 3) / 9, feats, voxel_size=1.0, shape=(1, 2, 2, 2), reduce=reduce).feats
-
-
-def exported_of(function, args, nmap):
-    """The function of tensors and, where there is one, of a map, as an exported program, and as it is."""
-
-    class Network(torch.nn.Module):
-        def forward(self, *args):
-            return function(*args) if nmap is None else function(*args, nmap)
-
-    network = Network()
-    return torch.export.export(network, tuple(args)).module(), network
-
-
-def map_of(kernel_size):
-    coords, shape = voxels(20)
-    return None if kernel_size is None else ft.neighbor_map(coords, shape, kernel_size).freeze()
-
-
-def conv_by(feats, weight, nmap):
-    return ft.submanifold_conv3d(feats, weight, neighbor_map=nmap)
-
-
-# What is traced, its arguments, which of them require a gradient when it is, and, for a map, the kernel's size.
-UNFORESEEN = {
-    "activation": (lambda x, w: ft.gemm_nt(x, w, activation="silu"), ("x", "w"), (), None),
-    "alpha": (lambda x, w: ft.gemm_nt(x, w, alpha=2.0), ("x", "w"), (), None),
-    "scale": (lambda x, w: ft.gemm_nt(x, w, scale_a=torch.tensor(2.0)), ("x", "w"), (), None),
-    "weight_indices": (
-        lambda x, ws: ft.segment_gemm(x, ws, ENDS, weight_indices=torch.tensor([1, 0])), ("x", "ws"), (), None
-    ),
-    "groups of columns": (lambda xs, x: ft.n_grouped_gemm_nt(xs, x, ENDS), ("xs", "x"), (), None),
-    "groups of depth": (lambda w, x: ft.k_grouped_wgrad_gemm_nt(w, x, ENDS), ("w", "x"), (), None),
-    "convolution with SiLU": (
-        lambda x, w, nmap: ft.submanifold_conv3d(x, w, neighbor_map=nmap, activation="silu"),
-        ("feats", "weight"), (), (3, 3, 3),
-    ),
-    "even kernel": (conv_by, ("feats", "even"), ("even",), (2, 2, 2)),
-    "even kernel, nothing foreseen": (conv_by, ("feats", "even"), (), (2, 2, 2)),
-    "sums": (lambda x, nmap: ft.sparse_pool3d(x, neighbor_map=nmap, mode="sum"), ("feats",), (), (2, 2, 2)),
-    "maxima": (lambda x, nmap: ft.sparse_pool3d(x, neighbor_map=nmap, mode="max"), ("feats",), (), (3, 3, 3)),
-    "maxima of samples": (lambda x: ft.global_pool(x, voxels(6)[0], 1, "max"), ("x",), (), None),
-    "maxima of points": (lambda x: points_of(x, "max"), ("x",), (), None),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", UNFORESEEN)
-def test_a_gradient_that_was_not_foreseen_is_refused(what):
-    """An exported program does not ask again whether a gradient is wanted."""
-    function, names, foreseen, kernel_size = UNFORESEEN[what]
-    args = [torch.randn(SIZES[name], requires_grad=name in foreseen) for name in names]
-    exported, network = exported_of(function, args, map_of(kernel_size))
-    torch.testing.assert_close(exported(*args), network(*args))
-    args = [x.detach().requires_grad_() for x in args]
-    with pytest.raises(RuntimeError, match="requires grad, but not when the call was traced"):
-        exported(*args).sum().backward()
-
-
-# What needs nothing for its gradients that a call without them has not.
-NEVER_UNFORESEEN = {
-    "product": (lambda x, w: ft.gemm_nt(x, w), ("x", "w"), None),
-    "product in groups": (lambda x, ws: ft.m_grouped_gemm_nt(x, ws, ENDS), ("x", "ws"), None),
-    "odd kernel": (conv_by, ("feats", "weight"), (3, 3, 3)),
-    "sums": (lambda x, nmap: ft.sparse_pool3d(x, neighbor_map=nmap, mode="sum"), ("feats",), (3, 3, 3)),
-    "sums of samples": (lambda x: ft.global_pool(x, voxels(6)[0], 1, "sum"), ("x",), None),
-    "means of points": (lambda x: points_of(x, "mean"), ("x",), None),
-}
-
-
-@pytest.mark.parametrize("what", NEVER_UNFORESEEN)
-def test_a_gradient_that_needs_no_foresight(what):
-    function, names, kernel_size = NEVER_UNFORESEEN[what]
-    args = [torch.randn(SIZES[name]) for name in names]
-    exported, network = exported_of(function, args, map_of(kernel_size))
-    args = [x.requires_grad_() for x in args]
-    gradients = [torch.autograd.grad(f(*args).square().sum(), args) for f in (exported, network)]
-    torch.testing.assert_close(*gradients)
-
-
 def test_a_stream_cannot_be_traced():
     coords, shape = voxels(20)
     feats, weight, _ = leaves(20)
@@ -344,12 +239,25 @@ def test_a_stream_cannot_be_traced():
 
 def test_a_traced_cast_names_what_is_wrong():
     x = torch.ones(4, 16)
-    for wrong, name in (({"granularity": "column"}, "granularity"), ({"dtype": None}, "dtype")):
+    for name, wrong, error in (
+        ("granularity", "column", ValueError),
+        ("dtype", None, ValueError),
+        ("scale", 0.1, TypeError),
+    ):
         with (
             torch.utils.flop_counter.FlopCounterMode(display=False),
-            pytest.raises(ValueError, match=f"^{name}: expected"),
+            pytest.raises(error, match=f"^{name}: expected"),
         ):
-            ft.quantize(x, **wrong)
+            ft.quantize(x, **{name: wrong})
+
+
+def test_a_traced_voxelization_names_a_wrong_reduction():
+    """Without features too."""
+    with (
+        torch.utils.flop_counter.FlopCounterMode(display=False),
+        pytest.raises(ValueError, match="^reduce: expected one of mean, sum, max, first, got 'median'$"),
+    ):
+        ft.voxelize(torch.rand(9, 3), voxel_size=0.5, shape=(1, 2, 2, 2), reduce="median")
 
 
 @pytest.mark.parametrize("way", ["convolution", "upsampling", "submanifold", "odd submanifold"])
@@ -473,6 +381,22 @@ def test_fake_tensors_run_nothing(device):
         out.sum().backward()
     assert (out.shape, out.device.type) == ((20, 5), device.type)
     assert weight.grad.shape == weight.shape
+
+
+@pytest.mark.parametrize("fake", ["feats", "weight"])
+def test_one_fake_tensor_beside_a_real_one_is_enough(device, fake):
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    coords, shape = voxels(20, device)
+    nmap = ft.neighbor_map(coords, shape)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    feats, weight, _ = leaves(20, device)
+    if fake == "feats":
+        feats = mode.from_tensor(feats)
+    else:
+        weight = mode.from_tensor(weight)
+    assert isinstance(ft.submanifold_conv3d(feats, weight, neighbor_map=nmap), FakeTensor)
+    assert isinstance(ft.gemm_nt(feats, weight[:, 0, 0, 0]), FakeTensor)
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,14 @@ def test_a_frozen_layer_is_near_the_layer(device, make, dtype):
     again.load_state_dict(frozen.state_dict())
     assert torch.equal(again(x).feats, out.feats)
     assert torch.equal(copy.deepcopy(frozen)(x).feats, out.feats)
-    assert torch.equal(frozen.frozen()(x).feats, out.feats)
+    twice = frozen.frozen()
+    assert twice is not frozen
+    assert torch.equal(twice(x).feats, out.feats)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+        twice.scale.zero_()
+    assert torch.equal(frozen(x).feats, out.feats), "a copy"
 
 
 def test_a_frozen_layer_keeps_its_weight_when_a_network_changes_dtype_or_device(device):
@@ -205,6 +212,16 @@ def test_a_frozen_layer_keeps_its_weight_when_a_network_changes_dtype_or_device(
     assert (halves.scale.dtype, halves.bias.dtype) == (torch.float32, torch.float16)
     assert halves(x.to(torch.float16)).feats.dtype is torch.float16
     torch.testing.assert_close(halves(x).feats, out, rtol=0, atol=2e-4)  # the bias lost some
+
+
+def test_autocast_casts_the_features_of_a_frozen_layer(device):
+    layer = fnn.SubMConv3d(32, 24).to(device).frozen()
+    coords, shape = voxels(100, device)
+    x = fnn.SparseTensor(torch.randn(100, 32, device=device), coords, shape)
+    with torch.autocast(device.type, torch.bfloat16):
+        out = layer(x)
+    assert out.dtype is torch.bfloat16
+    assert torch.equal(out.feats, layer(x.to(torch.bfloat16)).feats)
 
 
 def test_a_frozen_inverse_layer(device):

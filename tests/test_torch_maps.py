@@ -53,6 +53,20 @@ def test_maps_are_copied_and_saved(device, kernel_size, frozen):
         torch.testing.assert_close(conv(*inputs, other), conv(*inputs, nmap))
 
 
+@pytest.mark.parametrize("transposed", [False, True], ids=["strided", "transposed"])
+def test_maps_of_strided_layers_are_copied_and_saved(device, transposed):
+    coords, shape = voxels(50, device)
+    nmap = flexgemm.sparse_conv_map(coords, shape, (3, 2, 1), (2, 1, 3), (1, 0, 0), (1, 2, 1), transposed=transposed)
+    assert nmap.out_shape != nmap.shape
+    for other in copies_of(nmap):
+        for each, same in ((other, nmap), (other.inverse, nmap.inverse)):
+            assert repr(each) == repr(same)
+            for name in ("shape", "out_shape", "stride", "padding", "dilation", "transposed", "submanifold"):
+                assert getattr(each, name) == getattr(same, name), name
+            assert torch.equal(each.coords, same.coords) and torch.equal(each.out_coords, same.out_coords)
+            assert torch.equal(each.map, same.map)
+
+
 @pytest.mark.parametrize("kernel_size", [(1, 1, 7), (1, 1, 4)])
 def test_copies_of_a_frozen_map_have_its_orders(device, kernel_size):
     """On Hopper with the map's entries behind them, which is nothing that anybody sees."""
@@ -114,6 +128,16 @@ def test_maps_move(device):
     assert neutral.to("cpu") is neutral
     with pytest.raises(ValueError, match="device"):
         neutral.to("tpu")
+
+
+def test_a_map_that_a_trace_makes_says_what_it_is(device):
+    coords, shape = voxels(50, device)
+    plain = ft.neighbor_map(coords, shape, (3, 2, 5), (1, 2, 3))
+    with FlopCounterMode(display=False):
+        traced = ft.neighbor_map(coords, shape, (3, 2, 5), (1, 2, 3))
+    for name in ("shape", "out_shape", "kernel_size", "stride", "padding", "dilation", "transposed", "submanifold"):
+        assert getattr(traced, name) == getattr(plain, name), name
+    assert torch.equal(traced.map, plain.map) and torch.equal(traced.inverse.map, plain.inverse.map)
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["strided", "transposed"])

@@ -268,6 +268,8 @@ def test_meta_tensors_have_shapes(device):
     a, b = torch.empty(3, 4, device="meta"), torch.empty(5, 4, device="meta")
     out = flexgemm.torch.gemm_nt(a, b)
     assert (out.shape, out.device.type) == ((3, 5), "meta")
+    for name in ("out_dtype", "dtype_out"):
+        assert flexgemm.torch.gemm_nt(a, b, **{name: "float16"}).dtype is torch.float16
 
 
 def map_of(make):

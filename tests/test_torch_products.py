@@ -316,6 +316,7 @@ def test_groups_along_the_depth_are_counted(device, library):
         assert library.k_grouped_wgrad_gemm_nt(a, b, ends, num_groups=groups).shape == (2, 4, 6)
         assert library.k_grouped_wgrad_gemm_nt(a, b, ends, num_groups=groups, out=out) is out
     assert library.k_grouped_wgrad_gemm_nt(a, b, ends, num_groups=1).shape == (1, 4, 6)
+    assert library.k_grouped_wgrad_gemm_nt(a, b, ends[:1], num_groups=0).shape == (0, 4, 6)
     for changed, error, message in (
         ({"offsets": None}, TypeError, "offsets: expected a one-dimensional array, got NoneType"),
         ({"offsets": [4, 8]}, TypeError, "offsets: expected a one-dimensional array, got list"),

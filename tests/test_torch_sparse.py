@@ -12,6 +12,7 @@ import flexgemm
 
 torch = pytest.importorskip("torch", reason="torch not installed")
 import torch.nn.functional as F  # noqa: E402, N812
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import flexgemm.torch  # noqa: E402
 
@@ -225,6 +226,18 @@ def test_rows_of_samples_are_recorded(device, library):
     compare(got, other, "gradient")
 
 
+def test_the_defaults_are_those_of_the_neutral_functions(device):
+    coords, shape = scenes.scene(100)
+    coords, feats = torch.from_numpy(coords).to(device), leaf(device, 100, 8).detach()
+    nmap = flexgemm.sparse_conv_map(coords, shape, 2, 2)
+    for function, arguments in (
+        ("sparse_pool3d", {"neighbor_map": nmap}),
+        ("global_pool", {"coords": coords, "batch_size": 1}),
+    ):
+        out, expected = (getattr(library, function)(feats, **arguments) for library in (flexgemm.torch, flexgemm))
+        assert torch.equal(out, expected)
+
+
 def test_neutral_functions_record_too(device):
     coords, shape = scenes.scene(100)
     coords = torch.from_numpy(coords).to(device)
@@ -238,6 +251,18 @@ def test_neutral_functions_record_too(device):
         assert not flexgemm.sparse_pool3d(feats, neighbor_map=nmap).requires_grad
 
 
+@pytest.mark.parametrize("library", [flexgemm, flexgemm.torch], ids=["neutral", "torch"])
+def test_maps_of_other_layers_are_refused(device, library):
+    coords, shape = scenes.scene(100)
+    nmap = flexgemm.sparse_conv_map(torch.from_numpy(coords).to(device), shape, 3, 1, 1)
+    feats, coarse = torch.ones(100, 8, device=device), torch.ones(nmap.num_out_voxels, 8, device=device)
+    weight = torch.ones(8, 3, 3, 3, 8, device=device)
+    with pytest.raises(ValueError, match="^neighbor_map: expected a submanifold one"):
+        library.submanifold_conv3d_backward(coarse, feats, weight, neighbor_map=nmap)
+    with pytest.raises(ValueError, match="^neighbor_map: expected a stride equal to the kernel size"):
+        library.sparse_upsample3d(coarse, neighbor_map=nmap)
+
+
 def test_only_torch_tensors(device):
     coords, shape = scenes.scene(10)
     nmap = flexgemm.sparse_conv_map(coords, shape, 2, 2)
@@ -249,3 +274,14 @@ def test_only_torch_tensors(device):
     ):
         with pytest.raises(TypeError, match="^feats: expected a torch.Tensor"):
             call()
+    for call in (
+        lambda: flexgemm.torch.global_pool(torch.from_numpy(feats), coords, 1),
+        lambda: flexgemm.torch.broadcast_samples(torch.from_numpy(feats), coords),
+    ):
+        with (
+            FlopCounterMode(display=False),
+            pytest.raises(TypeError, match="^coords: expected a torch.Tensor, got num"),
+        ):
+            call()
+    with FlopCounterMode(display=False), pytest.raises(TypeError, match="^neighbor_map: expected a NeighborMap, got"):
+        flexgemm.torch.sparse_pool3d(torch.from_numpy(feats), neighbor_map=coords)

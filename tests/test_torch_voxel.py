@@ -365,6 +365,28 @@ def test_strided_and_permuted_tensors_are_taken(device):
 # ---- faults ----
 
 
+def test_the_defaults_are_those_of_the_neutral_functions(device):
+    feats, coords, shape, grid = (x.detach() if isinstance(x, torch.Tensor) else x for x in sampling(device))
+    points, given = cloud(device)
+    how = {"voxel_size": 1.0, "shape": (1, 4, 4, 4)}
+    cells = flexgemm.voxelize(points, given.detach(), **how)
+    results = []
+    for library in (flexgemm, ft):
+        code = library.encode_seq(coords, shape)
+        results.append(
+            [
+                library.grid_sample_3d(feats, coords, shape, grid),
+                library.voxelize(points, given.detach(), **how).feats,
+                library.reduce_points(given.detach(), cells),
+                library.devoxelize(cells.feats, cells),
+                code,
+                library.decode_seq(code, shape),
+                library.sort_coords(coords, shape),
+            ]
+        )
+    assert all(map(torch.equal, *results))
+
+
 @pytest.mark.parametrize("needs_grad", [False, True])
 def test_what_is_no_tensor_or_no_voxels_is_named(device, needs_grad):
     feats, coords, shape, grid = (x.detach() if torch.is_tensor(x) else x for x in sampling(device))
