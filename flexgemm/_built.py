@@ -41,8 +41,10 @@ class Built:
         return kept[0] if kept is not None and kept[1] is None else None
 
     def keep(self, value: Any, array: Array, stream: Stream) -> None:
-        """Of what has just been built where work on the array goes; not while that is captured, because then it is
-        there only when the graph has been replayed. What another thread has kept meanwhile stays."""
+        """Of what has just been built where work on the array goes. While that is captured nothing is kept, because it
+        is there only when the graph has been replayed. What another thread has kept meanwhile stays."""
+        if _C.is_capturing(array, stream=stream):
+            return
         mark = _C.mark(array, stream=stream)
         if self._kept is None:
             self._kept = value, mark
@@ -68,8 +70,7 @@ class Built:
         value = self.get(array, stream)
         if value is None:
             value = build()
-            if not _C.is_capturing(array, stream=stream):
-                self.keep(value, array, stream)
+            self.keep(value, array, stream)
         return value
 
     def __getstate__(self) -> dict[str, Any]:

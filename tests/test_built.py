@@ -83,6 +83,8 @@ def test_what_a_graph_builds_is_its_own(device):
     built, device.capturing = Built(), True
     assert of(built, "of the graph") == "of the graph"
     assert built.value is None and device.marks == 0
+    built.keep("of the graph", "array", "stream")
+    assert built.value is None and device.marks == 0
 
 
 def test_a_graph_builds_anew_what_it_would_have_to_wait_for(device):

@@ -245,6 +245,14 @@ def test_the_map_of_the_kernels(device, kernel_size, dilation):
     np.testing.assert_array_equal(signed(nmap), reference.neighbor_map(s.coords_np, s.grid, kernel_size, dilation))
 
 
+def test_the_map_of_the_kernels_needs_a_grid(device):
+    memory = torch.empty(0, device=device)
+    with pytest.raises(ValueError, match="^shape: expected four positive ints"):
+        kernels.hashmap_build_submanifold_conv_neighbour_map(
+            memory, memory, Scene(device).coords, 4, 0, 4, 3, 3, 3, 1, 1, 1
+        )
+
+
 # ---- strided convolution ----
 
 

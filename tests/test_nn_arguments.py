@@ -58,6 +58,9 @@ LAYERS = {
     "SparseConv3d(4, 8, kernel_size=(3, 3, 3), stride=(2, 2, 2), padding=(1, 0, 1))": lambda: fnn.SparseConv3d(
         4, 8, 3, 2, (1, 0, 1)
     ),
+    "SparseConvTranspose3d(4, 8, kernel_size=(2, 2, 2), stride=(2, 2, 2), output_padding=(1, 0, 1))": lambda: (
+        fnn.SparseConvTranspose3d(4, 8, 2, 2, output_padding=(1, 0, 1))
+    ),
     "SparsePool3d((2, 2, 2), stride=(2, 2, 2), padding=(0, 0, 0), mode='max')": lambda: fnn.SparsePool3d(2),
     "GlobalPool(mode='max')": fnn.GlobalPool,
     "GroupedLinear(3, 16, 8, bias=True, fp8=False)": lambda: fnn.GroupedLinear(3, 16, 8),

@@ -124,7 +124,7 @@ class Convolution(KeepsFloat8):
 
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
-        for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
+        for name, default in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)):
             if getattr(self, name, (default,) * 3) != (default,) * 3:
                 text += f", {name}={getattr(self, name)}"
         text += f", groups={self.groups}" if self.groups != 1 else ""

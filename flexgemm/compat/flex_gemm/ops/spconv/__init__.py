@@ -1,7 +1,8 @@
 """flex_gemm.ops.spconv: sparse convolution.
 
-Programs assign the module's globals from outside. flexgemm plans by itself and its results do not depend on the
-algorithm; what the globals say is kept and checked at each call.
+Programs assign the module's globals from outside. SERIALIZATION_MODE is the order of the outputs of a strided layer.
+flexgemm plans by itself, and its results do not depend on the algorithm or on how outputs are found: ALGORITHM is kept
+and checked at each call, HASHMAP_RATIO, OUT_COORD_HASHMAP_RATIO and OUT_COORD_ALGO are kept.
 """
 
 from __future__ import annotations
