@@ -295,13 +295,42 @@ int fg_arg_algorithm(const fg_state *state, PyObject *value, fg_algorithm *out) 
     return 0;
 }
 
-int fg_arg_groups(PyObject *value, fg_order_sets *out) {
-    int64_t groups[FG_MAX_ORDER_SETS];
+int fg_arg_phases(PyObject *value, int32_t phases[3]) {
+    int64_t numbers[3];
+    if (!value) return 0;
+    if (fg_arg_ints(value, "phases", 1, FG_MAX_KERNEL, 3, numbers) < 0) return -1;
+    for (int i = 0; i < 3; i++) phases[i] = (int32_t)numbers[i];
+    return 0;
+}
+
+int fg_arg_orders(PyObject *groups, PyObject *phases, fg_order_sets *out) {
+    int64_t numbers[FG_MAX_ORDER_SETS];
     int count;
-    if (!value || value == Py_None) return 0;
-    if (fg_arg_int64s(value, "groups", 1, INT32_MAX, FG_MAX_ORDER_SETS, groups, &count) < 0) return -1;
-    out->sets = count;
-    for (int i = 0; i < count; i++) out->groups[i] = (int32_t)groups[i];
+    if (fg_arg_phases(phases, out->phases) < 0) return -1;
+    if (groups && groups != Py_None) {
+        if (fg_arg_int64s(groups, "groups", 1, INT32_MAX, FG_MAX_ORDER_SETS, numbers, &count) < 0) return -1;
+        out->sets = count;
+        for (int i = 0; i < count; i++) out->groups[i] = (int32_t)numbers[i];
+    }
+    if (fg_phase_count(out) == 1 || fg_order_count(out) <= 1) return 0;
+    PyErr_Format(PyExc_ValueError, "phases: expected (1, 1, 1) of more orders than one, got (%d, %d, %d)",
+                 (int)out->phases[0], (int)out->phases[1], (int)out->phases[2]);
+    return -1;
+}
+
+int fg_arg_sets_of(PyObject *groups, PyObject *phases, const int32_t kernel[3], fg_order_sets *out) {
+    *out = (fg_order_sets){.sets = 1, .groups = {1}};
+    if (fg_arg_orders(groups, phases, out) < 0) return -1;
+    const int32_t planes = kernel[0], columns = kernel[0] * kernel[1];
+    for (int i = 0; i < out->sets; i++) {
+        const int32_t count = out->groups[i];
+        bool fits = count == 1 || count == planes || count == columns;
+        for (int j = 0; j < i; j++) fits = fits && out->groups[j] != count;
+        if (fits) continue;
+        PyErr_Format(PyExc_ValueError, "groups: expected 1, Kw = %d and Kw*Kh = %d, each once, got %R", (int)planes,
+                     (int)columns, groups);
+        return -1;
+    }
     return 0;
 }
 

@@ -64,8 +64,14 @@ int fg_arg_activation(const fg_state *state, PyObject *value, fg_activation *out
 int fg_arg_activation_or_swiglu(const fg_state *state, PyObject *value, fg_activation *out, bool *swiglu);
 int fg_arg_algorithm(const fg_state *state, PyObject *value, fg_algorithm *out);
 
-/* `groups`: how many groups each set of row orders has, one to three sets. */
-int fg_arg_groups(PyObject *value, fg_order_sets *out);
+/* Of a map: its phases along each axis. */
+int fg_arg_phases(PyObject *value, int32_t phases[3]);
+
+/* Of row orders: how many groups each set has, one to three sets, and the phases of the map. */
+int fg_arg_orders(PyObject *groups, PyObject *phases, fg_order_sets *out);
+
+/* The same for a kernel of this size, whose planes or columns are groups; by default one order. */
+int fg_arg_sets_of(PyObject *groups, PyObject *phases, const int32_t kernel[3], fg_order_sets *out);
 
 /* Tiles of a segment: 2 or 4, and 0, for none, where that is the least. */
 int fg_arg_segment_tiles(PyObject *value, const char *name, int32_t least, int32_t *out);

@@ -22,17 +22,19 @@ static int expect_groups(const fg_view *view, int dimension, int64_t groups) {
 
 /* order: row orders of `map`, in sets of groups that divide its volume; without `groups` one set of them all. Where the
  * first set is one order, the rows of the ordered map may follow. */
-static int expect_orders(const fg_view *view, const fg_view *map, PyObject *groups, fg_order_sets *sets) {
+static int expect_orders(const fg_view *view, const fg_view *map, PyObject *groups, PyObject *phases,
+                         fg_order_sets *sets) {
     const int64_t volume = map->tensor.shape[0];
-    if (!view->tensor.present) return 0;
+    if (!view->tensor.present) return fg_arg_phases(phases, sets->phases);
     const fg_dim any = {"G", FG_ANY}, rows = {"N", map->tensor.shape[1]};
     if (fg_expect_matrix(view, FG_INT32, any, rows, "to match map") < 0) return -1;
-    *sets = (fg_order_sets){1, {(int32_t)(view->tensor.shape[0] <= volume ? view->tensor.shape[0] : 0)}};
-    if (fg_arg_groups(groups, sets) < 0) return -1;
+    const int64_t orders = view->tensor.shape[0];
+    *sets = (fg_order_sets){.sets = 1, .groups = {(int32_t)(orders <= volume ? orders : 0)}};
+    if (fg_arg_orders(groups, phases, sets) < 0) return -1;
     bool divides = true;
     for (int i = 0; i < sets->sets; i++)
         divides = divides && sets->groups[i] > 0 && sets->groups[i] <= FG_MAX_GROUPS && volume % sets->groups[i] == 0;
-    const int64_t more = view->tensor.shape[0] - fg_order_count(sets);
+    const int64_t more = orders - fg_order_count(sets);
     if (divides && (more == 0 || (more == volume && sets->sets > 0 && sets->groups[0] == 1))) return 0;
     return fg_wrong_shape(view,
                           "(G, N), G the sum of groups, each of which divides V, or, the first being 1, (G + V, N)");
@@ -84,8 +86,7 @@ static int expect_scale(const fg_view *view, const fg_view *of, int64_t count, f
 /* clang-format off */
 enum {
     FEATS, WEIGHT, BIAS, MAP, OUT, ORDER, SEGMENTS, RESIDUAL, SCALE_FEATS, SCALE_WEIGHT, SCALE_OUT, ORDER_GROUPS,
-    ACTIVATION,
-    ALGORITHM, PRECISION, DTYPE_FEATS, DTYPE_WEIGHT, DTYPE_OUT, GROUPS,
+    PHASES, ACTIVATION, ALGORITHM, PRECISION, DTYPE_FEATS, DTYPE_WEIGHT, DTYPE_OUT, GROUPS,
     OUT_DTYPE, KERNEL_SIZE, ROWS /* of a direct call */
 };
 /* clang-format on */
@@ -103,6 +104,7 @@ static const fg_parameter conv_forward_parameters[] = {
     FG_OPTIONAL_INPUT(scale_weight),
     FG_OPTIONAL_INPUT(scale_out),
     FG_SCALAR(order_groups),
+    FG_SCALAR(phases),
     FG_SCALAR(activation),
     FG_SCALAR(algorithm),
     FG_SCALAR(precision),
@@ -127,6 +129,7 @@ static const fg_parameter conv_forward_direct_parameters[] = {
     FG_OPTIONAL_INPUT(scale_weight),
     FG_OPTIONAL_INPUT(scale_out),
     FG_SCALAR(order_groups),
+    FG_SCALAR(phases),
     FG_SCALAR(activation),
     FG_SCALAR(algorithm),
     FG_SCALAR(precision),
@@ -204,7 +207,7 @@ static int conv_forward_fill(fg_call *call, void *params) {
         (fg_expect_dtype_of(bias, added) < 0 || fg_expect_channels(bias, co, "to match weight") < 0)) {
         return -1;
     }
-    if (expect_orders(order, map, call->values[ORDER_GROUPS], &p->sets) < 0 ||
+    if (expect_orders(order, map, call->values[ORDER_GROUPS], call->values[PHASES], &p->sets) < 0 ||
         expect_segments(&call->views[SEGMENTS], map) < 0 ||
         fg_arg_algorithm(call->state, call->values[ALGORITHM], &p->algorithm) < 0) {
         return -1;
@@ -228,12 +231,26 @@ static int conv_forward_fill(fg_call *call, void *params) {
 static const fg_parameter conv_dgrad_parameters[] = {
     FG_INPUT(grad_out),      FG_INPUT(weight),         FG_INPUT(map),
     FG_OUTPUT(grad_feats),   FG_OPTIONAL_INPUT(order), FG_OPTIONAL_INPUT(segments),
-    FG_SCALAR(order_groups), FG_SCALAR(algorithm),     FG_SCALAR(mirrored),
-    FG_SCALAR(precision),    FG_SCALAR(groups),        FG_WORKSPACE_AND_STREAM,
+    FG_SCALAR(order_groups), FG_SCALAR(phases),        FG_SCALAR(algorithm),
+    FG_SCALAR(mirrored),     FG_SCALAR(precision),     FG_SCALAR(groups),
+    FG_WORKSPACE_AND_STREAM,
 };
 
 static int conv_dgrad_fill(fg_call *call, void *params) {
-    enum { GRAD_OUT, WEIGHT, MAP, GRAD_FEATS, ORDER, SEGMENTS, ORDER_GROUPS, ALGORITHM, MIRRORED, PRECISION, GROUPS };
+    enum {
+        GRAD_OUT,
+        WEIGHT,
+        MAP,
+        GRAD_FEATS,
+        ORDER,
+        SEGMENTS,
+        ORDER_GROUPS,
+        PHASES,
+        ALGORITHM,
+        MIRRORED,
+        PRECISION,
+        GROUPS
+    };
     fg_conv_dgrad_params *p = params;
     const fg_view *grad_out = &call->views[GRAD_OUT], *weight = &call->views[WEIGHT];
     const fg_view *map = &call->views[MAP], *grad_feats = &call->views[GRAD_FEATS], *order = &call->views[ORDER];
@@ -253,7 +270,7 @@ static int conv_dgrad_fill(fg_call *call, void *params) {
                            "to match map and weight") < 0) {
         return -1;
     }
-    if (expect_orders(order, map, call->values[ORDER_GROUPS], &p->sets) < 0 ||
+    if (expect_orders(order, map, call->values[ORDER_GROUPS], call->values[PHASES], &p->sets) < 0 ||
         expect_segments(&call->views[SEGMENTS], map) < 0 ||
         fg_arg_algorithm(call->state, call->values[ALGORITHM], &p->algorithm) < 0) {
         return -1;
@@ -329,7 +346,8 @@ PyMethodDef fg_conv_methods[] = {
         "feats, weight, bias, map, out, *, order=None, segments=None, residual=None, scale_feats=None, "
         "scale_weight=None, "
         "scale_out=None, "
-        "order_groups=None, activation=None, algorithm='auto', precision='ieee', dtype_feats=None, dtype_weight=None, "
+        "order_groups=None, phases=(1, 1, 1), activation=None, algorithm='auto', precision='ieee', dtype_feats=None, "
+        "dtype_weight=None, "
         "dtype_out=None, groups=1, workspace=None, stream=None",
         "out[m] = activation(scale_weight * sum_v weight[:, v, :] . (scale_feats * feats)[map[v, m]] + bias + "
         "residual[m])"),
@@ -337,15 +355,16 @@ PyMethodDef fg_conv_methods[] = {
         conv_forward,
         "feats, weight, bias, map, *, out=None, order=None, segments=None, residual=None, scale_feats=None, "
         "scale_weight=None, "
-        "scale_out=None, order_groups=None, activation=None, algorithm='auto', precision='ieee', dtype_feats=None, "
+        "scale_out=None, order_groups=None, phases=(1, 1, 1), activation=None, algorithm='auto', precision='ieee', "
+        "dtype_feats=None, "
         "dtype_weight=None, dtype_out=None, groups=1, out_dtype=None, kernel_size, rows, "
         "options=None, workspace=None, stream=None",
         "The same of torch tensors as they are, into a new one; NotImplemented where that is not enough."),
-    FG_OPERATION_METHODS(
-        conv_dgrad,
-        "grad_out, weight, map, grad_feats, *, order=None, segments=None, order_groups=None, algorithm='auto', "
-        "mirrored=False, precision='ieee', groups=1, workspace=None, stream=None",
-        "grad_feats[n] = sum_v weight[:, v, :]^T . grad_out[map[v, n]]; mirrored: with V - 1 - v."),
+    FG_OPERATION_METHODS(conv_dgrad,
+                         "grad_out, weight, map, grad_feats, *, order=None, segments=None, order_groups=None, "
+                         "phases=(1, 1, 1), algorithm='auto', "
+                         "mirrored=False, precision='ieee', groups=1, workspace=None, stream=None",
+                         "grad_feats[n] = sum_v weight[:, v, :]^T . grad_out[map[v, n]]; mirrored: with V - 1 - v."),
     FG_OPERATION_METHODS(
         conv_wgrad,
         "grad_out, feats, map, grad_weight, grad_bias, *, segments=None, algorithm='auto', precision='ieee', groups=1, "

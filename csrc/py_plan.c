@@ -14,7 +14,7 @@ typedef struct {
     int64_t sizes[4];
     fg_dtype dtype;
     int32_t num_sms;
-    PyObject *others[7];
+    PyObject *others[8];
 } fg_question;
 
 static int parse_question(fg_question *question, const char *name, const fg_parameter *parameters, int count,
@@ -53,6 +53,7 @@ static const fg_parameter conv_parameters[] = {
     {FG_KEYWORD_precision, FG_KEYWORD_ONLY},
     {FG_KEYWORD_algorithm, FG_KEYWORD_ONLY},
     {FG_KEYWORD_groups, FG_KEYWORD_ONLY},
+    {FG_KEYWORD_phases, FG_KEYWORD_ONLY},
     {FG_KEYWORD_channel_groups, FG_KEYWORD_ONLY},
     {FG_KEYWORD_segment_tiles, FG_KEYWORD_ONLY},
     {FG_KEYWORD_gradient, FG_KEYWORD_ONLY},
@@ -107,7 +108,7 @@ static fg_conv_question conv_question_of(const fg_question *q) {
 }
 
 static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    enum { PRECISION = 1, ALGORITHM, GROUPS, CHANNEL_GROUPS, SEGMENT_TILES, GRADIENT };
+    enum { PRECISION = 1, ALGORITHM, GROUPS, PHASES, CHANNEL_GROUPS, SEGMENT_TILES, GRADIENT };
     const fg_state *state = PyModule_GetState(module);
     fg_question q;
     if (parse_question(&q, "plan_conv", conv_parameters, FG_LENGTH(conv_parameters), module, args, nargs, kwnames) < 0)
@@ -116,7 +117,7 @@ static PyObject *plan_conv(PyObject *module, PyObject *const *args, Py_ssize_t n
     if (parse_capability(&q, &question.compute_capability) < 0 ||
         fg_arg_precision(state, q.others[PRECISION], &question.precision) < 0 ||
         fg_arg_algorithm(state, q.others[ALGORITHM], &question.algorithm) < 0 ||
-        fg_arg_groups(q.others[GROUPS], &question.orders) < 0 ||
+        fg_arg_orders(q.others[GROUPS], q.others[PHASES], &question.orders) < 0 ||
         fg_arg_int64(q.others[CHANNEL_GROUPS], "channel_groups", 1, INT32_MAX, &question.channel_groups) < 0 ||
         fg_arg_segment_tiles(q.others[SEGMENT_TILES], "segment_tiles", 0, &question.segment_tiles) < 0 ||
         fg_arg_bool(q.others[GRADIENT], "gradient", &question.gradient) < 0 ||
@@ -159,31 +160,35 @@ static PyObject *groups_of(const fg_order_sets *sets) {
     return groups;
 }
 
-/* One list of offsets for each order. */
-static PyObject *offsets_of(const fg_order_plan *plan) {
-    PyObject *orders = PyList_New(plan->orders);
-    for (int32_t i = 0; orders && i < plan->orders; i++) {
-        PyObject *offsets = PyList_New(plan->keys[i].bits);
-        for (int32_t j = 0; offsets && j < plan->keys[i].bits; j++) {
-            PyObject *offset = PyLong_FromLong(plan->keys[i].offsets[j]);
-            if (!offset || PyList_SetItem(offsets, j, offset) < 0) Py_CLEAR(offsets);
+/* One dict of offsets and their codes for each order. */
+static PyObject *keys_of(const fg_order_plan *plan) {
+    PyObject *keys = PyList_New(plan->orders);
+    for (int32_t i = 0; keys && i < plan->orders; i++) {
+        PyObject *codes = PyDict_New();
+        for (int32_t j = plan->keys[i].begin; codes && j < plan->keys[i].end; j++) {
+            PyObject *offset = PyLong_FromLong(plan->offsets[j]), *code = PyLong_FromUnsignedLong(plan->codes[j]);
+            if (!offset || !code || PyDict_SetItem(codes, offset, code) < 0) Py_CLEAR(codes);
+            Py_XDECREF(offset);
+            Py_XDECREF(code);
         }
-        if (!offsets || PyList_SetItem(orders, i, offsets) < 0) Py_CLEAR(orders);
+        if (!codes || PyList_SetItem(keys, i, codes) < 0) Py_CLEAR(keys);
     }
-    return orders;
+    return keys;
 }
 
 typedef struct {
     int64_t rows;
     int32_t kernel[3];
-    PyObject *groups;
+    PyObject *groups, *phases;
 } fg_order_question;
 
 static int parse_order_question(fg_order_question *question, const char *name, int count, PyObject *module,
                                 PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    static const fg_parameter parameters[] = {FG_REQUIRED_SCALAR(rows), FG_REQUIRED_SCALAR(kernel_size),
+    static const fg_parameter parameters[] = {FG_REQUIRED_SCALAR(rows),
+                                              FG_REQUIRED_SCALAR(kernel_size),
+                                              {FG_KEYWORD_phases, FG_KEYWORD_ONLY},
                                               FG_REQUIRED_SCALAR(groups)};
-    enum { ROWS, KERNEL_SIZE, GROUPS, COUNT };
+    enum { ROWS, KERNEL_SIZE, PHASES, GROUPS, COUNT };
     PyObject *values[COUNT] = {NULL};
     int64_t sizes[3];
     if (fg_parse_args(PyModule_GetState(module), name, parameters, count, args, nargs, kwnames, values) < 0 ||
@@ -193,32 +198,29 @@ static int parse_order_question(fg_order_question *question, const char *name, i
     }
     for (int i = 0; i < 3; i++) question->kernel[i] = (int32_t)sizes[i];
     question->groups = values[GROUPS];
+    question->phases = values[PHASES];
     return 0;
 }
 
 static PyObject *plan_row_orders(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     fg_order_question q;
     fg_order_sets sets = {0};
-    if (parse_order_question(&q, "plan_row_orders", 3, module, args, nargs, kwnames) < 0 ||
-        fg_arg_groups(q.groups, &sets) < 0) {
+    if (parse_order_question(&q, "plan_row_orders", 4, module, args, nargs, kwnames) < 0 ||
+        fg_arg_sets_of(q.groups, q.phases, q.kernel, &sets) < 0) {
         return NULL;
     }
-    int64_t orders = 0;
-    for (int32_t i = 0; i < sets.sets; i++) {
-        orders += sets.groups[i];
-        if (q.kernel[0] * q.kernel[1] * q.kernel[2] % sets.groups[i] == 0 && orders <= FG_MAX_ORDERS) continue;
-        return PyErr_Format(PyExc_ValueError,
-                            "groups: expected divisors of the kernel volume, %d at most in all, got %R",
-                            (int)FG_MAX_ORDERS, q.groups);
-    }
     const fg_order_plan plan = fg_plan_row_orders(q.rows, q.kernel, sets);
-    return Py_BuildValue("{s:N,s:i}", "offsets", offsets_of(&plan), "segment", plan.segment);
+    return Py_BuildValue("{s:N,s:i}", "keys", keys_of(&plan), "segment", plan.segment);
 }
 
 static PyObject *plan_order_sets(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     fg_order_question q;
-    if (parse_order_question(&q, "plan_order_sets", 2, module, args, nargs, kwnames) < 0) return NULL;
-    const fg_order_sets sets = fg_plan_order_sets(q.rows, q.kernel);
+    int32_t phases[3] = {1, 1, 1};
+    if (parse_order_question(&q, "plan_order_sets", 3, module, args, nargs, kwnames) < 0 ||
+        fg_arg_phases(q.phases, phases) < 0) {
+        return NULL;
+    }
+    const fg_order_sets sets = fg_plan_order_sets(q.rows, q.kernel, phases);
     return groups_of(&sets);
 }
 
@@ -301,17 +303,18 @@ static PyObject *plan_gemm_sm90(PyObject *module, PyObject *const *args, Py_ssiz
 PyMethodDef fg_plan_methods[] = {
     {"plan_conv", FG_FASTCALL(plan_conv),
      PyDoc_STR("plan_conv($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80, precision='ieee', "
-               "algorithm='auto', groups=None, channel_groups=1, segment_tiles=0, gradient=False)\n--\n\nTiles of the "
+               "algorithm='auto', groups=None, phases=(1, 1, 1), channel_groups=1, segment_tiles=0, "
+               "gradient=False)\n--\n\nTiles of the "
                "forward pass, or of the input gradient.")},
     {"plan_conv_wgrad", FG_FASTCALL(plan_conv_wgrad),
      PyDoc_STR("plan_conv_wgrad($module, /, *, rows, ci, co, v, dtype, num_sms, compute_capability=80, "
                "algorithm='auto', segment_tiles=0)\n--\n\nTiles of the weight gradient.")},
     {"plan_order_sets", FG_FASTCALL(plan_order_sets),
-     PyDoc_STR("plan_order_sets($module, /, *, rows, kernel_size)\n--\n\n"
+     PyDoc_STR("plan_order_sets($module, /, *, rows, kernel_size, phases=(1, 1, 1))\n--\n\n"
                "The numbers of groups of the row orders that a neighbour map should have; () where none pays.")},
     {"plan_row_orders", FG_FASTCALL(plan_row_orders),
-     PyDoc_STR("plan_row_orders($module, /, *, rows, kernel_size, groups)\n--\n\n"
-               "For each order the offsets to sort the rows by, first highest; the rows of a segment.")},
+     PyDoc_STR("plan_row_orders($module, /, *, rows, kernel_size, groups, phases=(1, 1, 1))\n--\n\n"
+               "For each order the codes of the offsets that rows are sorted by; the rows of a segment.")},
     {"plan_segment_tiles", FG_FASTCALL(plan_segment_tiles),
      PyDoc_STR("plan_segment_tiles($module, /, *, rows, num_sms)\n--\n\n"
                "Tiles of 64 rows that a segment of a neighbour map should have; 0 where none pays.")},

@@ -24,25 +24,6 @@ static int expect_same_batch(const char *name, const int64_t *shape, const int64
     return -1;
 }
 
-/* Sets of row orders, by default one order, and how many orders there are in all. */
-static int parse_sets(PyObject *value, const int32_t *kernel, fg_order_sets *sets, int64_t *orders) {
-    *sets = (fg_order_sets){1, {1}};
-    if (fg_arg_groups(value, sets) < 0) return -1;
-    for (int i = 0; i < sets->sets; i++) {
-        const int64_t groups = sets->groups[i];
-        if (groups != 1 && groups != kernel[0] && groups != kernel[0] * kernel[1]) {
-            PyErr_Format(PyExc_ValueError, "groups: expected 1, Kw = %d or Kw*Kh = %d, got %lld", (int)kernel[0],
-                         (int)(kernel[0] * kernel[1]), (long long)groups);
-            return -1;
-        }
-    }
-    *orders = fg_order_count(sets);
-    if (*orders <= FG_MAX_ORDERS) return 0;
-    PyErr_Format(PyExc_ValueError, "groups: expected at most %d in all, got %lld", (int)FG_MAX_ORDERS,
-                 (long long)*orders);
-    return -1;
-}
-
 /* ---- neighbour map ---- */
 
 static const fg_parameter neighbor_map_parameters[] = {
@@ -59,6 +40,7 @@ static const fg_parameter neighbor_map_parameters[] = {
     FG_SCALAR(check),
     FG_OPTIONAL_OUTPUT(order),
     FG_SCALAR(groups),
+    FG_SCALAR(phases),
     FG_WORKSPACE_AND_STREAM,
 };
 
@@ -76,18 +58,18 @@ static int neighbor_map_fill(fg_call *call, void *params) {
         TRANSPOSED,
         CHECK,
         ORDER,
-        GROUPS
+        GROUPS,
+        PHASES
     };
     fg_neighbor_map_params *p = params;
     const fg_view *coords = &call->views[COORDS], *map = &call->views[MAP], *queries = &call->views[QUERIES];
     const fg_view *order = &call->views[ORDER];
-    int64_t orders;
     if (fg_arg_grid(call->values[SHAPE], "shape", p->shape) < 0 ||
         parse_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
         parse_axes(call->values[DILATION], "dilation", INT32_MAX, p->dilation) < 0 ||
         fg_arg_bool(call->values[TRANSPOSED], "transposed", &p->transposed) < 0 ||
         fg_arg_bool(call->values[CHECK], "check", &p->check) < 0 ||
-        parse_sets(call->values[GROUPS], p->kernel, &p->sets, &orders) < 0) {
+        fg_arg_sets_of(call->values[GROUPS], call->values[PHASES], p->kernel, &p->sets) < 0) {
         return -1;
     }
     /* Without queries: a submanifold convolution. */
@@ -118,7 +100,7 @@ static int neighbor_map_fill(fg_call *call, void *params) {
     const char *why = queries->tensor.present ? "to match kernel_size and queries" : "to match kernel_size and coords";
     if (fg_expect_map(map, volume, p->queries.shape[0], why) < 0) return -1;
     p->map = map->tensor;
-    const fg_dim all = {NULL, orders}, rows = {NULL, map->tensor.shape[1]};
+    const fg_dim all = {NULL, fg_order_count(&p->sets)}, rows = {NULL, map->tensor.shape[1]};
     if (order->tensor.present && fg_expect_matrix(order, FG_INT32, all, rows, "to match groups and map") < 0) return -1;
     p->order = order->tensor;
     return 0;
@@ -201,21 +183,21 @@ static int conv_sites_fill(fg_call *call, void *params) {
 /* ---- row orders ---- */
 
 static const fg_parameter row_order_parameters[] = {
-    FG_INPUT(map), FG_OUTPUT(order), FG_REQUIRED_SCALAR(kernel_size), FG_SCALAR(groups), FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(map),     FG_OUTPUT(order),  FG_REQUIRED_SCALAR(kernel_size),
+    FG_SCALAR(groups), FG_SCALAR(phases), FG_WORKSPACE_AND_STREAM,
 };
 
 static int row_order_fill(fg_call *call, void *params) {
-    enum { MAP, ORDER, KERNEL_SIZE, GROUPS };
+    enum { MAP, ORDER, KERNEL_SIZE, GROUPS, PHASES };
     fg_row_order_params *p = params;
     const fg_view *map = &call->views[MAP], *order = &call->views[ORDER];
-    int64_t orders;
     if (parse_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
-        parse_sets(call->values[GROUPS], p->kernel, &p->sets, &orders) < 0) {
+        fg_arg_sets_of(call->values[GROUPS], call->values[PHASES], p->kernel, &p->sets) < 0) {
         return -1;
     }
     const int64_t volume = (int64_t)p->kernel[0] * p->kernel[1] * p->kernel[2];
     if (fg_expect_map(map, volume, FG_ANY, "to match kernel_size") < 0) return -1;
-    const fg_dim all = {NULL, orders}, rows = {NULL, map->tensor.shape[1]};
+    const fg_dim all = {NULL, fg_order_count(&p->sets)}, rows = {NULL, map->tensor.shape[1]};
     if (fg_expect_matrix(order, FG_INT32, all, rows, "to match groups and map") < 0) return -1;
     p->map = map->tensor;
     p->order = order->tensor;
@@ -299,15 +281,16 @@ FG_DEFINE_OPERATION(segment_map)
 PyMethodDef fg_voxel_methods[] = {
     FG_OPERATION_METHODS(neighbor_map,
                          "coords, map, *, shape, kernel_size, dilation, queries=None, query_shape=None, stride=None, "
-                         "padding=None, transposed=False, check=False, order=None, groups=None, workspace=None, "
-                         "stream=None",
+                         "padding=None, transposed=False, check=False, order=None, groups=None, phases=(1, 1, 1), "
+                         "workspace=None, stream=None",
                          "map[v, m] = row of the voxel that queries[m] reads at kernel offset v, -1 for none; order: "
                          "what row_order makes of it."),
     FG_OPERATION_METHODS(conv_sites,
                          "coords, code, count, *, shape, out_shape, code_shape, mode, kernel_size, stride, padding, "
                          "dilation, transposed=False, workspace=None, stream=None",
                          "code[:count] = the sorted codes of the sites that a convolution reaches."),
-    FG_OPERATION_METHODS(row_order, "map, order, *, kernel_size, groups=None, workspace=None, stream=None",
+    FG_OPERATION_METHODS(row_order,
+                         "map, order, *, kernel_size, groups=None, phases=(1, 1, 1), workspace=None, stream=None",
                          "Columns of map sorted, for each group of offsets, so that neighbours in an order have "
                          "neighbours at the same offsets."),
     FG_OPERATION_METHODS(ordered_map, "map, order, out, *, workspace=None, stream=None",

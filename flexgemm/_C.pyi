@@ -100,6 +100,7 @@ def neighbor_map(
     check: bool = False,
     order: Array | None = None,
     groups: Sequence[int] | None = None,
+    phases: Sequence[int] = (1, 1, 1),
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
@@ -134,13 +135,16 @@ def row_order(
     *,
     kernel_size: Sequence[int],
     groups: Sequence[int] | None = None,
+    phases: Sequence[int] = (1, 1, 1),
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
     """map (V, N) int32 -> order (sum(groups), N) int32. groups: of 1, Kw and Kw * Kh, into how many groups of V / g
     offsets, one after another, each set of orders cuts the kernel, by default (1,); in a group's order, columns with
     neighbours at the same of its offsets lie side by side, those without any first. Each "segment" of plan_row_orders()
-    is sorted, stably, by the Gray-code rank of one bit for each of the order's "offsets", the first one highest."""
+    is sorted, stably, by the Gray-code rank of what the codes of a column's offsets in the order's "keys" make by OR.
+    phases: of the map, 1 to 7 along each axis, where a column has neighbours at every phases[axis]-th offset alone, and
+    there is one order."""
 
 def ordered_map(
     map: Array,
@@ -369,6 +373,7 @@ def conv_forward(
     scale_weight: Array | None = None,
     scale_out: Array | None = None,
     order_groups: Sequence[int] | None = None,
+    phases: Sequence[int] = (1, 1, 1),
     activation: str | None = None,
     algorithm: str = "auto",
     precision: str = "ieee",
@@ -382,7 +387,8 @@ def conv_forward(
     """feats (N, Ci), weight (Co, Kw, Kh, Kd, Ci) or (Co, V, Ci), bias (Co), map (V, M) int32, out (M, Co).
     order (sum(order_groups), M) int32, permutations: sets of orders in which a GPU may work through the rows, for speed
     alone; a set of g has one for each g-th of the offsets. By default `order_groups` is one set of them all. Where the
-    first set is 1, order may be what ordered_map() makes of it and the map, (sum(order_groups) + V, M).
+    first set is 1, order may be what ordered_map() makes of it and the map, (sum(order_groups) + V, M). phases: of
+    the map, by which plans know how much an order saves.
     segments: the records of segment_map(), for speed alone, too.
     residual (M, Co), added before the activation ("relu", "silu" or "gelu"); it may be out itself.
     float8 feats and weight have float32 scales, () or (N) and () or (Co), and an out of any floating-point dtype:
@@ -399,6 +405,7 @@ def conv_dgrad(
     order: Array | None = None,
     segments: Array | None = None,
     order_groups: Sequence[int] | None = None,
+    phases: Sequence[int] = (1, 1, 1),
     algorithm: str = "auto",
     mirrored: bool = False,
     precision: str = "ieee",
@@ -406,8 +413,8 @@ def conv_dgrad(
     workspace: Workspace = None,
     stream: Stream = None,
 ) -> int:
-    """grad_out (M, Co), map (V, N), grad_feats (N, Ci); order (sum(order_groups), N), the orders of `map`, and its
-    segments, as in the forward pass."""
+    """grad_out (M, Co), map (V, N), grad_feats (N, Ci); order (sum(order_groups), N), the orders of `map`, its phases
+    and its segments, as in the forward pass."""
 
 def conv_wgrad(
     grad_out: Array,
@@ -605,8 +612,10 @@ def conv_dgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def conv_wgrad_workspace(*args: Any, **kwargs: Any) -> int: ...
 def gemm_workspace(*args: Any, **kwargs: Any) -> int: ...
 def quantize_workspace(*args: Any, **kwargs: Any) -> int: ...
-def plan_order_sets(*, rows: int, kernel_size: Sequence[int]) -> tuple[int, ...]: ...
-def plan_row_orders(*, rows: int, kernel_size: Sequence[int], groups: Sequence[int]) -> dict[str, Any]: ...
+def plan_order_sets(*, rows: int, kernel_size: Sequence[int], phases: Sequence[int] = (1, 1, 1)) -> tuple[int, ...]: ...
+def plan_row_orders(
+    *, rows: int, kernel_size: Sequence[int], groups: Sequence[int], phases: Sequence[int] = (1, 1, 1)
+) -> dict[str, Any]: ...
 def plan_segment_tiles(*, rows: int, num_sms: int) -> int: ...
 def segment_words(*, tiles: int, v: int) -> int: ...
 def plan_voxel_table(*, rows: int, shape: Sequence[int]) -> str: ...
@@ -625,6 +634,7 @@ def plan_conv(
     precision: str = "ieee",
     algorithm: str = "auto",
     groups: Sequence[int] | None = None,
+    phases: Sequence[int] = (1, 1, 1),
     channel_groups: int = 1,
     segment_tiles: int = 0,
     gradient: bool = False,

@@ -234,6 +234,7 @@ def convolution(
         segments=_segments(feats, weight, neighbor_map, algorithm, groups, stream),
         residual=residual,
         order_groups=None if order is None else groups_of(order, kernel_size),
+        phases=neighbor_map.phases[0],
         activation=activation,
         algorithm=algorithm,
         precision=precision,
@@ -323,6 +324,7 @@ def forward(
         scale_weight=scale_weight,
         scale_out=scale_out,
         order_groups=groups_of(order, neighbor_map.kernel_size),
+        phases=neighbor_map.phases[0],
         activation=activation,
         algorithm=algorithm,
         precision=precision,
@@ -376,6 +378,7 @@ def backward(
     else:
         asked = algorithm, groups, library.stream
         orders: dict[str, Any] = {"order": order, "order_groups": groups_of(order, neighbor_map.kernel_size)}
+        orders |= {"phases": neighbor_map.phases[1]}
         of_weights = needs_grad[1] or needs_grad[2]
         if needs_grad[0] and mirrored:
             orders["segments"] = _segments(grad_out, weight, neighbor_map, *asked, backward=True)

@@ -45,6 +45,7 @@ class NeighborMap:
     num_out_voxels: int  # M, of out_coords
     kernel_volume: int  # V = Kw * Kh * Kd
     mirrored: bool  # submanifold, every kernel axis odd: the gradient uses the map itself, read backwards
+    phases: tuple[Triple, Triple]  # of the outputs, and of those of the gradient's map: 1s without a stride
     device: str | None  # the device= that NumPy coordinates were given
     native: Array  # the map as the extension takes it
     native_order: Array | None  # and its row orders, of a frozen map with the entries behind them
@@ -81,6 +82,7 @@ class NeighborMap:
         self.transposed = transposed
         self.kernel_volume = kernel_size[0] * kernel_size[1] * kernel_size[2]
         self.mirrored = self.submanifold and kernel_size[0] & kernel_size[1] & kernel_size[2] & 1 == 1
+        self.phases = _orders.phases_of(kernel_size, stride, dilation, transposed)
         self.device = device
         library = self._library(stream)
         self._native_transposed = Built()  # the map from the inputs to the outputs that read them, and its row orders
@@ -159,6 +161,7 @@ class NeighborMap:
         other.shape, other.out_shape = self.out_shape, self.shape
         other.num_voxels, other.num_out_voxels = self.num_out_voxels, self.num_voxels
         other.transposed, other.mirrored = not self.transposed, False
+        other.phases = self.phases[::-1]
         other._sites = None if self._sites is None else self._sites[::-1]
         other.native, other.native_order = transposed
         other._native_transposed = Built((self.native, self.native_order), done=True)
@@ -187,7 +190,7 @@ class NeighborMap:
 
         A set of orders cuts the V offsets into as many groups, one after another, and has one order for each, in which
         columns with neighbours at the same offsets of the group lie side by side. Each layer works with the set that
-        suits its channels."""
+        suits its channels. Maps with phases have one order, in which columns of a phase lie side by side."""
         if self.native_order is None:
             return None
         library, plain = self._library(None), self._plain_orders[0]
@@ -201,8 +204,8 @@ class NeighborMap:
 
         On a Hopper GPU that is the map's segments, and a copy of the map, 4 bytes for each entry, whose columns lie in
         the order of rows: where there is one order of all rows for all offsets, as of 3x3x3 from 128,000 voxels to
-        2**18. The map of the gradient gets such a copy too, unless it is the map itself. While a CUDA graph is captured
-        neither is built."""
+        2**18, and of maps back from the outputs of a layer with a stride from 512 to 2**18. The map of the gradient
+        gets such a copy too, unless it is the map itself. While a CUDA graph is captured neither is built."""
         gradient, gradient_order = self.native_gradient(stream)
         library, (plain, plain_gradient) = self._library(stream), self._plain_orders
         order, plain = _orders.with_entries(self, self.native, self.native_order, plain, library)
@@ -358,12 +361,15 @@ class NeighborMap:
             asked |= {"stride": self.stride, "padding": self.padding, "transposed": self.transposed != backward}
             names = {"coords": "out_coords", "queries": "coords"} if backward else {"queries": "out_coords"}
             names |= {"query_shape": "shape", "shape": "out_shape"} if backward else {"query_shape": "out_shape"}
-        sets = _C.plan_order_sets(rows=queries.shape[0], kernel_size=self.kernel_size) if library.on_gpu(coords) else ()
+        sets: tuple[int, ...] = ()
         order = None
+        if library.on_gpu(coords):
+            how: dict[str, Any] = {"kernel_size": self.kernel_size, "phases": self.phases[backward]}
+            sets = _C.plan_order_sets(rows=queries.shape[0], **how)
         result = library.lasting((self.kernel_volume, queries.shape[0]), "int32", coords)
         if sets:
             order = library.lasting((sum(sets), queries.shape[0]), "int32", coords)
-            asked |= {"order": order, "groups": sets}
+            asked |= {"order": order, "groups": sets, "phases": self.phases[backward]}
         with renamed(names):
             library.run(
                 _C.neighbor_map,

@@ -110,13 +110,19 @@ typedef enum {
 const char *fg_algorithm_name(fg_algorithm algorithm);
 
 /* Sets of row orders. A set of g cuts the V offsets of a map into g groups of V / g, one after another, and has an
- * order for each. Sets lie one after another: sum(groups) orders in all. */
+ * order for each. Sets lie one after another: sum(groups) orders in all.
+ *
+ * In a map back to the voxels of a layer with a stride, a column has neighbours at every phases[axis]-th offset of an
+ * axis alone, and where these begin, its phase, is a matter of its coordinates. Such a map has one order. 1, or 0:
+ * a column may have neighbours at all offsets. */
 enum { FG_MAX_ORDER_SETS = 3, FG_MAX_GROUPS = 49 };
 typedef struct {
     int32_t sets;
     int32_t groups[FG_MAX_ORDER_SETS];
+    int32_t phases[3]; /* along the kernel's axes */
 } fg_order_sets;
 
+int64_t fg_phase_count(const fg_order_sets *sets); /* the product */
 int64_t fg_order_count(const fg_order_sets *sets);
 
 /* ---- operations ----
@@ -157,7 +163,7 @@ typedef struct {
 
 /* order: the columns of a map, permuted once for each group of offsets, so that neighbours in an order have neighbours
  * at the same offsets of the group: sorted, stably and segment by segment, by the Gray-code rank of a bit mask over the
- * offsets that fg_plan_row_orders chooses (plan.h). Columns without any of these come first. */
+ * offsets that fg_plan_row_orders chooses (plan.h), and first by phase. Columns without any of these come first. */
 typedef struct {
     fg_tensor map;      /* (V, N) int32 contiguous, -1 = none */
     int32_t kernel[3];  /* Kw, Kh, Kd with V = Kw * Kh * Kd */

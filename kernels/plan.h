@@ -139,21 +139,23 @@ void fg_print_plan(const fg_plan *plan, const char *operation, fg_dtype dtype, c
 
 /* ---- row orders (plan_order.c) ---- */
 
-/* 7 x 7 x 7: 1 + 7 + 49 orders. */
-enum { FG_KEY_BITS = 20, FG_MAX_ORDERS = 57 };
+/* Bits of the longest key; of 7 x 7 x 7 there are 1 + 7 + 49 orders, whose keys have so many offsets. */
+enum { FG_KEY_BITS = 18, FG_MAX_ORDERS = 57, FG_MAX_KEY_OFFSETS = FG_KEY_BITS + 7 * FG_KEY_BITS + 49 * 7 };
 
 /* The sets that a map of this many rows should have, coarsest first; none where an order costs more than it gains. */
-fg_order_sets fg_plan_order_sets(int64_t rows, const int32_t kernel[3]);
+fg_order_sets fg_plan_order_sets(int64_t rows, const int32_t kernel[3], const int32_t phases[3]);
 
 /* How to build sets of orders, by both backends. Each segment of rows is sorted by itself; the key of a row is the
- * Gray-code rank of a mask with one bit per offset, the first one highest. */
+ * Gray-code rank of the codes of all offsets at which it has neighbours, put together by OR. */
 typedef struct {
     int32_t orders;  /* sum of the groups of all sets */
     int32_t segment; /* rows, a power of two */
     struct {
+        uint16_t begin, end; /* of its offsets and their codes */
         uint16_t bits;
-        uint16_t offsets[FG_KEY_BITS];
     } keys[FG_MAX_ORDERS];
+    uint16_t offsets[FG_MAX_KEY_OFFSETS];
+    uint32_t codes[FG_MAX_KEY_OFFSETS];
 } fg_order_plan;
 
 /* Rows of a segment, before it grows so that there are not too many. */
@@ -165,10 +167,11 @@ fg_order_plan fg_plan_row_orders(int64_t rows, const int32_t kernel[3], fg_order
  * not among them. Returns their number. */
 int32_t fg_offsets_by_rank(const int32_t kernel[3], uint16_t offsets[FG_MAX_VOLUME]);
 
-/* The share of a volume's offsets at which a surface has neighbours, and of a group's offsets that a tile of block_m
- * rows works through when the rows are in the group's order: models, fitted to scenes of docs/performance.md. */
-double fg_pair_share(int64_t volume);
-double fg_union_share(int64_t rows, int64_t volume, int64_t groups, int32_t block_m);
+/* The share of a volume's offsets at which a row has neighbours, and of a group's offsets that a tile of block_m rows
+ * works through when `rows` are sorted together in the group's order: models, fitted to scenes of docs/performance.md.
+ * phases: how many there are. */
+double fg_pair_share(int64_t volume, int64_t phases);
+double fg_union_share(int64_t rows, int64_t volume, int64_t groups, int64_t phases, int32_t block_m);
 
 /* Which kernel positions lead a voxel to an output site of a convolution: along each axis at most `taps` of them,
  * `step` apart. (plan_sites.c) */

@@ -16,6 +16,7 @@ enum {
     SMALL_CTAS_PER_SM = 3,   /* resident, of the 64 x 64 tile */
     MIN_STEPS_PER_SLICE = 8, /* shorter slices cost more in partial sums than they gain */
     MAX_GATHER_SLICES = 32,
+    MAX_PHASE_SPLITS = 9,       /* of rows by phases: more gain nothing on an H200 */
     MAX_SLICES = 65535,         /* of any pass: a grid's extent */
     MIN_ROWS_PER_SLICE = 512,   /* weight gradient */
     MIN_ROWS_PER_WAVE = 4096,   /* of a slice, weight gradient on Hopper, where there is more than one wave */
@@ -74,6 +75,17 @@ static int64_t channel_bytes(const fg_conv_question *q, fg_family family) {
     return (split ? 2 : 1) * (int64_t)fg_dtype_size(q->dtype);
 }
 
+/* Of a map with phases: the offsets that the longest tile works through. They are those of the largest phase (of a cube;
+ * else of an average one) and of phases behind it that the tile has rows of, too: fitted to an H200. */
+static double longest_tile(const fg_conv_question *q, int32_t block_m) {
+    const int64_t phases = fg_phase_count(&q->orders), k = llround(cbrt((double)q->v));
+    int64_t largest = 1;
+    for (int axis = 0; axis < 3; axis++) largest *= ceil_div(k, at_least(q->orders.phases[axis], 1));
+    if (k * k * k != q->v) largest = ceil_div(q->v, phases);
+    const double behind = sqrt((double)block_m * (double)phases / (double)q->rows);
+    return fmin((double)q->v, (double)largest + behind * (double)q->v / (double)phases);
+}
+
 /* Seconds of one choice. `groups` is 0 for rows as they come: then a tile works through nearly all offsets, neighbours
  * in space share what they gather, and all of this is part of the tile's speed. An order saves the offsets that no row
  * of a tile needs, and pays for it with rows and map entries from all over a segment. */
@@ -91,21 +103,33 @@ static double seconds(const fg_conv_question *q, fg_family family, const tile *t
     const double waves = tasks / (double)slots;
 
     double span = ceil(waves), other = ceil(waves) * TASK_SECONDS;
+    const int64_t phases = fg_phase_count(&q->orders);
+    const double pairs = fg_pair_share(q->v, phases);
     if (groups > 0) {
         const int64_t segment = fg_order_segment(q->rows), together = at_most(q->rows, segment);
-        /* A segment is one part of the scene, and has fewer kinds of rows: as if there were more of each. */
-        const double alike = pow((double)q->rows / (double)together, 0.3);
-        const double share = fg_union_share((int64_t)((double)together * alike), q->v, groups, t->block_m);
-        const double gathered = fg_pair_share(q->v) * (double)q->v * (double)q->rows * (double)(q->ci * columns) * size;
+        /* A segment is one part of the scene, and has fewer kinds of rows: as if there were more of each. It has rows
+         * of all phases. */
+        const double alike = phases > 1 ? 1 : pow((double)q->rows / (double)together, 0.3);
+        const int64_t sorted = (int64_t)((double)together * alike);
+        const double share = fg_union_share(sorted, q->v, groups, phases, t->block_m);
+        const double gathered = pairs * (double)q->v * (double)q->rows * (double)(q->ci * columns) * size;
         const bool fits = (double)together * (double)q->ci * size <= L2_HOLDS;
-        span = fmin(span, share * waves + 0.5); /* tiles differ: the last CTA is half a full one late */
+        if (phases == 1) {
+            span = fmin(span, share * waves + 0.5); /* tiles differ: the last CTA is half a full one late */
+        } else {
+            const double offsets = ceil(longest_tile(q, t->block_m) / (double)slices);
+            const double longest = fmin(1, offsets * (double)slices / (double)q->v);
+            span = fmin(span, fmax(longest, share * waves + 0.5 * longest));
+        }
         other += (1 - share) * gathered / (L2_BYTES * scale);
         other += (double)q->rows * (double)(q->v * columns) * ENTRY_BYTES / (L2_BYTES * scale);
         if (!fits) other += gathered * (1 / DRAM_BYTES - 1 / L2_BYTES) / scale;
     }
     if (slices > 1) {
-        /* A surface misses about half of all offsets one by one, few slices of many: those rows have no partial sum. */
-        const double present = 1 - 0.5 * (double)slices / (double)q->v;
+        /* A surface misses about half of all offsets one by one, few slices of many: those rows have no partial sum.
+         * Nor has a row of a slice without offsets of its phase. */
+        const double present =
+            phases > 1 ? fmin(1, pairs * (double)q->v / (double)slices) : 1 - 0.5 * (double)slices / (double)q->v;
         const double bytes = 2.0 * sizeof(float) * (double)q->rows * (double)q->co * (double)slices;
         other += LAUNCH_SECONDS + present * bytes / (DRAM_BYTES * scale);
     }
@@ -116,31 +140,46 @@ static bool is_masked(fg_algorithm algorithm) {
     return algorithm == FG_ALGORITHM_MASKED_IMPLICIT_GEMM || algorithm == FG_ALGORITHM_MASKED_IMPLICIT_GEMM_SPLITK;
 }
 
-/* Tries the orders that the caller has and none, each with as many more splits as fill the card. Changes *plan where
- * that is worth it against *best, the seconds of *plan. */
+/* Changes *plan where this choice is worth it against *best, the seconds of *plan. */
+static void try_slices(const fg_conv_question *q, const tile *t, int64_t groups, int64_t splits, fg_plan *plan,
+                       double *best) {
+    const bool split = q->algorithm != FG_ALGORITHM_IMPLICIT_GEMM && q->algorithm != FG_ALGORITHM_MASKED_IMPLICIT_GEMM;
+    const int64_t slices = at_least(groups, 1) * splits;
+    if (slices > 1 && (!split || slices * q->rows * q->co * q->channel_groups > MAX_PARTIALS)) return;
+    const double cost = seconds(q, plan->family, t, groups, splits);
+    if (cost > WORTHWHILE * *best) return;
+    *best = cost;
+    set_tile(plan, t->block_m, t->block_n, t->num_stages);
+    plan->groups = (int32_t)groups;
+    set_split(plan, slices, q->rows * q->co);
+}
+
+static int64_t greatest_common_divisor(int64_t a, int64_t b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
+
+/* Tries the orders that the caller has and none, each with as many more splits as fill the card. Of phases tiles are
+ * short, so that more of them can pay; and since the offsets of a slice are `splits` apart, a number that has a divisor
+ * in common with the phases leaves the offsets of a phase to a part of the slices. */
 static void choose_slices(const fg_conv_question *q, const tile *t, int64_t max_splits, fg_plan *plan, double *best) {
     const bool masked = is_masked(q->algorithm);
     const bool plain = q->algorithm == FG_ALGORITHM_IMPLICIT_GEMM || q->algorithm == FG_ALGORITHM_IMPLICIT_GEMM_SPLITK;
-    const bool split = q->algorithm != FG_ALGORITHM_IMPLICIT_GEMM && q->algorithm != FG_ALGORITHM_MASKED_IMPLICIT_GEMM;
+    const int64_t phases = fg_phase_count(&q->orders);
     const int64_t tile_count = at_least(tiles(q->rows, q->co, t->block_m, t->block_n), 1);
     const int64_t slots = (int64_t)q->num_sms * t->ctas_per_sm;
     for (int32_t i = -1; i < q->orders.sets; i++) {
         const int64_t groups = i < 0 ? 0 : q->orders.groups[i], orders = at_least(groups, 1);
         if (i < 0 ? masked && q->orders.sets > 0 : plain) continue;
+        if (groups > 0 && phases > 1) {
+            const int64_t most =
+                at_most(at_most(max_splits, MAX_PHASE_SPLITS), (int64_t)ceil(longest_tile(q, t->block_m)));
+            for (int64_t splits = 1; splits <= at_least(most, 1); splits++)
+                if (greatest_common_divisor(splits, phases) == 1) try_slices(q, t, groups, splits, plan, best);
+            continue;
+        }
         const int64_t filling = at_most(slots / (tile_count * orders), max_splits / orders);
         /* No more than it takes for the longest slices, which have one offset more than others. */
         const int64_t offsets = q->v / orders, longest = ceil_div(offsets, at_least(filling, 1));
-        const int64_t options[] = {1, ceil_div(offsets, longest)};
-        for (int option = 0; option < 2; option++) {
-            const int64_t slices = orders * options[option];
-            if (slices > 1 && (!split || slices * q->rows * q->co * q->channel_groups > MAX_PARTIALS)) continue;
-            const double cost = seconds(q, plan->family, t, groups, options[option]);
-            if (cost > WORTHWHILE * *best) continue;
-            *best = cost;
-            set_tile(plan, t->block_m, t->block_n, t->num_stages);
-            plan->groups = (int32_t)groups;
-            set_split(plan, slices, q->rows * q->co);
-        }
+        try_slices(q, t, groups, 1, plan, best);
+        try_slices(q, t, groups, ceil_div(offsets, longest), plan, best);
     }
 }
 
@@ -149,8 +188,8 @@ static void choose_slices(const fg_conv_question *q, const tile *t, int64_t max_
 static void choose_own_rows(const fg_conv_question *q, fg_plan *plan, double *best) {
     enum { DEPTH = 64, STAGES = 3, WARPGROUPS = 4 };
     static const double STEP_SECONDS = 7.5e-7; /* of all four, measured on an H200 */
-    /* The narrow tiles of the other kernel, there, beside their model: rows as they come, rows in order. */
-    static const double AS_THEY_COME = 1.25, IN_ORDER = 0.86;
+    /* The narrow tiles of the other kernel, there, beside their model: rows as they come, in order, by phases. */
+    static const double AS_THEY_COME = 1.25, IN_ORDER = 0.86, BY_PHASES = 1;
     const bool plain = q->algorithm == FG_ALGORITHM_AUTO || q->algorithm == FG_ALGORITHM_IMPLICIT_GEMM ||
                        q->algorithm == FG_ALGORITHM_IMPLICIT_GEMM_SPLITK;
     if (!plain || fg_dtype_size(q->dtype) != 2 || q->ci > FG_OWN_ROWS_DEPTH || q->co > FG_OWN_ROWS_COLUMNS) return;
@@ -158,7 +197,8 @@ static void choose_own_rows(const fg_conv_question *q, fg_plan *plan, double *be
     const int64_t steps = ceil_div(q->v, packed);
     const int64_t waves = ceil_div(q->rows, (int64_t)FG_OWN_ROWS * WARPGROUPS * q->num_sms);
     const double cost = TASK_SECONDS + (double)(waves * steps) * STEP_SECONDS;
-    if (cost > *best * (plan->groups > 0 ? IN_ORDER : AS_THEY_COME)) return;
+    const double in_order = fg_phase_count(&q->orders) > 1 ? BY_PHASES : IN_ORDER;
+    if (cost > *best * (plan->groups > 0 ? in_order : AS_THEY_COME)) return;
     *best = cost;
     set_tile(plan, FG_OWN_ROWS, q->co <= 32 ? 32 : 64, STAGES);
     plan->block_k = DEPTH;
@@ -329,7 +369,7 @@ static void choose_wgrad_segments(const fg_conv_question *q, fg_plan *plan) {
     const double cost = TASK_SECONDS + LAUNCH_SECONDS + END_SECONDS + sums + turns * each;
 
     const double block = (double)plan->block_m * plan->block_n / (plan->block_m + plan->block_n);
-    const double pairs = fg_pair_share(q->v) * (double)q->v * (double)q->rows;
+    const double pairs = fg_pair_share(q->v, 1) * (double)q->v * (double)q->rows;
     const double of_tiles = pairs * (double)(ceil_div(q->co, plan->block_m) * plan->block_m * q->ci) * 2 / block;
     const double rival = OTHER_SECONDS + of_tiles / (TILE_BYTES / 2 * q->num_sms / MEASURED_SMS);
     if (cost > WORTHWHILE * rival && !only) return;

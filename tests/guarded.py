@@ -87,8 +87,12 @@ def neighbor_map(backend, coords, shape, kernel_size, dilation=(1, 1, 1), *, tra
 
 
 def sparse_map(backend, coords, shape, sites, sites_shape, kernel_size, stride, padding, dilation, *, transposed=False,
-               fence=True):  # fmt: skip
+               fence=True, groups=(), phases=(1, 1, 1)):  # fmt: skip
+    """The map, and with groups its orders."""
     call = Call(backend, fence=fence)
+    orders = {"groups": groups, "phases": phases} if groups else {}
+    if groups:
+        orders["order"] = call.take((sum(groups), len(sites)), "int32")
     return call.run(
         "neighbor_map",
         call.give(coords),
@@ -101,6 +105,7 @@ def sparse_map(backend, coords, shape, sites, sites_shape, kernel_size, stride, 
         padding=padding,
         dilation=dilation,
         transposed=transposed,
+        **orders,
     )
 
 
@@ -127,10 +132,10 @@ def conv_sites(backend, coords, shape, to_shape, kernel_size, stride, padding, d
     return call.run("decode_seq", call.give(code), sites, shape=code_shape, mode=mode)
 
 
-def row_order(backend, nmap, kernel_size, groups=(1,), **layout):
+def row_order(backend, nmap, kernel_size, groups=(1,), phases=(1, 1, 1), **layout):
     call = Call(backend, **layout)
-    shape = sum(groups), nmap.shape[1]
-    return call.run("row_order", call.give(nmap), call.take(shape, "int32"), kernel_size=kernel_size, groups=groups)
+    how = {"kernel_size": kernel_size, "groups": groups, "phases": phases}
+    return call.run("row_order", call.give(nmap), call.take((sum(groups), nmap.shape[1]), "int32"), **how)
 
 
 def ordered_map(backend, nmap, order, **layout):
@@ -274,9 +279,9 @@ def unique_groups(backend, in_order, order, ranks, voxels, **layout):
     return call.run("unique_groups", *given, keys, *(call.take((size,), "int32") for size in sizes.values()))
 
 
-def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None, segments=None, residual=None,
-                 activation=None, in_place=False, algorithm="auto", precision="ieee", channel_groups=1, out_dtype=None,
-                 scale_feats=None, scale_weight=None, scale_out=None, **layout):  # fmt: skip
+def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None, phases=(1, 1, 1), segments=None,
+                 residual=None, activation=None, in_place=False, algorithm="auto", precision="ieee", channel_groups=1,
+                 out_dtype=None, scale_feats=None, scale_weight=None, scale_out=None, **layout):  # fmt: skip
     """in_place: the output is the residual itself. out_dtype: that of feats by default."""
     call = Call(backend, **layout)
     shape = nmap.shape[1], len(weight)
@@ -296,14 +301,15 @@ def conv_forward(backend, feats, weight, bias, nmap, *, order=None, groups=None,
         scale_out=call.give(scale_out),
         activation=activation,
         order_groups=groups,
+        phases=phases,
         algorithm=algorithm,
         precision=precision,
         groups=channel_groups,
     )
 
 
-def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, groups=None, segments=None, algorithm="auto",
-               mirrored=False, precision="ieee", channel_groups=1, **layout):  # fmt: skip
+def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, groups=None, phases=(1, 1, 1), segments=None,
+               algorithm="auto", mirrored=False, precision="ieee", channel_groups=1, **layout):  # fmt: skip
     """nmap is the transposed map, or with mirrored=True the forward map."""
     call = Call(backend, **layout)
     return call.run(
@@ -315,6 +321,7 @@ def conv_dgrad(backend, grad_out, weight, nmap, *, order=None, groups=None, segm
         order=call.give(order),
         segments=call.give(segments),
         order_groups=groups,
+        phases=phases,
         algorithm=algorithm,
         mirrored=mirrored,
         precision=precision,

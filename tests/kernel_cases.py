@@ -54,7 +54,7 @@ def map_case(backend, kernel_size, dilation, transposed, check, shape=None):
     how = {"transposed": transposed, "fence": False, "groups": groups}
     orders, nmap = guarded.neighbor_map(backend, coords, shape, kernel_size, dilation, **how)
     plan = _C.plan_row_orders(rows=len(coords), kernel_size=kernel_size, groups=groups)
-    np.testing.assert_array_equal(orders, reference.row_orders(nmap, plan["offsets"], plan["segment"]))
+    np.testing.assert_array_equal(orders, reference.row_orders(nmap, plan["keys"], plan["segment"]))
 
 
 def sparse_map_case(backend, stride, transposed, mode, shape=None):
@@ -124,12 +124,12 @@ def batch_case(backend, n):
     assert_rows(grad_feats, reference.f64(grad_out)[batch[:, 0]] / np.diff(bounds)[batch], 2e-3)
 
 
-def order_case(backend, kernel_size, n, groups):
+def order_case(backend, kernel_size, n, groups, phases=(1, 1, 1)):
     """A map of random entries: what is sorted need not come from a scene."""
     nmap = np.random.default_rng(0).integers(-2, 2, (int(np.prod(kernel_size)), n)).astype(np.int32)
-    orders = guarded.row_order(backend, nmap, kernel_size, groups, fence=False)
-    plan = _C.plan_row_orders(rows=n, kernel_size=kernel_size, groups=groups)
-    np.testing.assert_array_equal(orders, reference.row_orders(nmap, plan["offsets"], plan["segment"]))
+    orders = guarded.row_order(backend, nmap, kernel_size, groups, phases, fence=False)
+    plan = _C.plan_row_orders(rows=n, kernel_size=kernel_size, groups=groups, phases=phases)
+    np.testing.assert_array_equal(orders, reference.row_orders(nmap, plan["keys"], plan["segment"]))
     orders[0, [0, n - 1]] = -1, n
     ordered = guarded.ordered_map(backend, nmap, orders, fence=False)
     np.testing.assert_array_equal(ordered, reference.ordered_map(nmap, orders))

@@ -37,16 +37,17 @@ def in_range(coords, shape):
     return (np.asarray(coords) >= 0).all(axis=1) & (np.asarray(coords, np.int64) < np.asarray(shape)).all(axis=1)
 
 
-def row_orders(nmap, offsets, segment):
-    """One order for each list of offsets: each segment of rows sorted, stably, by the place of a row's neighbour mask
-    in the reflected Gray code, offsets[0] highest: each bit of that place is the parity of the bits of the mask down
-    to it."""
+def row_orders(nmap, keys, segment):
+    """One order for each of the keys, {offset: code}: each segment of rows sorted, stably, by the place in the
+    reflected Gray code of what the codes of a row's offsets make together: each bit of that place is the parity of the
+    bits of the code down to it."""
     rows = nmap.shape[1]
-    orders = np.zeros((len(offsets), rows), np.int32)
-    for order, bits in zip(orders, offsets, strict=True):
-        keys = np.zeros(rows, np.int64)
-        for bit in np.cumsum(nmap[bits] >= 0, axis=0) % 2:
-            keys = 2 * keys + bit
+    orders = np.zeros((len(keys), rows), np.int32)
+    for order, codes in zip(orders, keys, strict=True):
+        keys, parity = np.zeros(rows, np.int64), np.zeros(rows, bool)
+        for bit in reversed(range(max(codes.values(), default=0).bit_length())):
+            parity ^= (nmap[[offset for offset, code in codes.items() if code >> bit & 1]] >= 0).any(axis=0)
+            keys = 2 * keys + parity
         for start in range(0, rows, segment):
             order[start : start + segment] = start + np.argsort(keys[start : start + segment], kind="stable")
     return orders
@@ -121,6 +122,14 @@ def sparse_map(coords, shape, sites, sites_shape, kernel_size, stride, padding, 
             elif all((c + p - k * d) % s == 0 for c, k, s, p, d in steps):
                 result[v, m] = row_of.get((b, *((c + p - k * d) // s for c, k, s, p, d in steps)), -1)
     return result
+
+
+def map_back(coords, shape, kernel_size, stride, sites=None):
+    """From the outputs of a layer with a stride, all that there are or those `sites`, to its voxels."""
+    how = kernel_size, stride, tuple(k // 2 for k in kernel_size), (1, 1, 1)
+    to_shape = out_shape(shape, *how)
+    sites = conv_sites(coords, shape, to_shape, *how) if sites is None else sites
+    return sparse_map(sites, to_shape, coords, shape, *how, transposed=True)
 
 
 # ---- codes of voxels ----

@@ -117,6 +117,9 @@ def all_cases():
     ):
         name = f"order/{'x'.join(map(str, kernel_size))}/{n}"
         cases[name] = partial(order_case, kernel_size=kernel_size, n=n, groups=groups)
+    for kernel_size, n in (((3, 3, 3), 4_200), ((7, 7, 7), 150)):
+        name = f"order/{'x'.join(map(str, kernel_size))}/{n}/phases"
+        cases[name] = partial(order_case, kernel_size=kernel_size, n=n, groups=(1,), phases=(2, 2, 2))
 
     for kernel_size, tiles in (((3, 3, 3), 4), ((2, 2, 2), 2), ((2, 4, 4), 2)):
         name = f"segments/{'x'.join(map(str, kernel_size))}/{tiles}"

@@ -22,6 +22,7 @@ FAULTY_ARRAYS = {
         ({"map": zeros(3, 5)}, TypeError, "map: expected dtype int32, got float32"),
         ({"order": zeros(1, 5, dtype=np.int64)}, TypeError, "order: expected dtype int32, got int64"),
         ({"order": zeros(1, 6, dtype=np.int32)}, ValueError, r"order: expected \(1, 5\) to match groups and map"),
+        ({"phases": (1, 0, 1)}, ValueError, "phases: expected 1 to 7, got 0"),
     ],
     "row_order": [
         ({"map": zeros(3, 5)}, TypeError, "map: expected dtype int32, got float32"),
@@ -30,6 +31,7 @@ FAULTY_ARRAYS = {
         ({"order": zeros(1, 6, dtype=np.int32)}, ValueError, r"order: expected \(1, 5\) to match groups and map"),
         ({"order": zeros(5, dtype=np.int32)}, ValueError, r"order: expected \(1, 5\) to match groups and map"),
         ({"groups": (1, 3)}, ValueError, r"order: expected \(4, 5\) to match groups and map"),
+        ({"phases": (2, 2, 2), "groups": (1, 3)}, ValueError, "phases: .* of more orders than one, got .2, 2, 2."),
     ],
     "ordered_map": [
         ({"map": zeros(3, 5)}, TypeError, "map: expected dtype int32, got float32"),
@@ -65,6 +67,12 @@ FAULTY_ARRAYS = {
             {"order": zeros(3, 5, dtype=np.int32), "order_groups": (1, 3)},
             ValueError,
             r"order: expected \(G, N\), G the sum of groups",
+        ),
+        ({"phases": (2, 2, 8)}, ValueError, "phases: expected 1 to 7, got 8"),
+        (
+            {"order": zeros(3, 5, dtype=np.int32), "phases": (1, 3, 1)},
+            ValueError,
+            r"phases: expected \(1, 1, 1\) of more orders than one, got \(1, 3, 1\)",
         ),
         (
             {"order": zeros(5, 5, dtype=np.int32), "order_groups": (1,)},
@@ -117,6 +125,7 @@ FAULTY_ARRAYS = {
     "conv_dgrad": [
         ({"grad_out": zeros(5, 3)}, ValueError, r"weight: expected \(3, 1, 3, 1, Ci\) to match grad_out channels"),
         ({"order": zeros(1, 5)}, TypeError, "order: expected dtype int32, got float32"),
+        ({"order": zeros(1, 5, dtype=np.int32), "phases": (1, 8, 1)}, ValueError, "phases: expected 1 to 7, got 8"),
         ({"grad_feats": zeros(5, 7)}, ValueError, r"grad_feats: expected \(5, 6\) to match map and weight"),
         ({"grad_out": zeros(6, 4), "mirrored": True}, ValueError, r"map: expected \(3, 6\) to match .*mirrored"),
     ],

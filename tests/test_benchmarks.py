@@ -30,6 +30,8 @@ def test_useful_share_of_row_orders():
 def test_row_orders_of_the_table():
     cells = row_orders.line(scenes.sphere(32)).strip("| ").split(" | ")
     assert cells == ["sphere32", "3,840", ".485 / .491", ".557 / .595", ".725 / .801", ".925 / .955"]
+    cells = row_orders.line(scenes.sphere(32), stride=2).strip("| ").split(" | ")
+    assert cells == ["sphere32", "3,840", ".132 / .171", ".807 / .916", "(.719 / .831)", "(.719 / .814)"]
 
 
 # ---- scenes ----

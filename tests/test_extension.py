@@ -80,7 +80,12 @@ def test_signatures_say_what_is_accepted(operation):
             "'masked_implicit_gemm' or 'masked_implicit_gemm_splitk', got 'gemm'",
         ),
         ("conv_dgrad", {"algorithm": 1}, TypeError, "algorithm: expected a str, got int"),
-        ("row_order", {"groups": (2,)}, ValueError, r"groups: expected 1, Kw = 1 or Kw\*Kh = 3, got 2"),
+        (
+            "row_order",
+            {"groups": (2,)},
+            ValueError,
+            r"groups: expected 1, Kw = 1 and Kw\*Kh = 3, each once, got \(2,\)",
+        ),
         ("row_order", {"groups": (1, 1, 1, 1)}, ValueError, "groups: expected at most 3 ints, got 4"),
         ("row_order", {"groups": 3}, TypeError, "groups: expected a sequence of ints, got int"),
         ("segment_map", {"tiles": 1}, ValueError, "tiles: expected 2 to 4, got 1"),

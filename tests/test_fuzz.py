@@ -22,7 +22,7 @@ KEYWORDS = (
     "stream", "workspace", "precision", "scale_a", "scale_b", "bias", "offsets", "dtype_a", "dtype_b", "shape",
     "kernel_size", "dilation", "transposed", "check", "mirrored", "scale_given", "dtype", "layout", "m_indices",
     "masked_m", "weight_indices", "b_row_major", "expected_m", "alpha", "activation", "accumulate",
-    "promote_every", "dtype_out", "scale_out", "block_rows",
+    "promote_every", "dtype_out", "scale_out", "block_rows", "groups", "order_groups", "phases",
 )  # fmt: skip
 EXPECTED = (TypeError, ValueError, BufferError, NotImplementedError, OverflowError)
 

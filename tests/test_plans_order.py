@@ -55,6 +55,60 @@ def test_more_channels_pay_for_more_groups():
     assert groups(4_000_000, 16) in (0, 1)
 
 
+def with_phases(rows, channels, **how):
+    """Of a map back to the voxels of a layer with stride 2."""
+    sizes = {"rows": rows, "ci": channels, "co": channels, "v": 27, "dtype": "float16", "num_sms": SMS}
+    sets = _C.plan_order_sets(rows=rows, kernel_size=(3, 3, 3), phases=(2, 2, 2))
+    return check(_C.plan_conv(**{"compute_capability": HOPPER, **sizes, **how}, groups=sets, phases=(2, 2, 2)))
+
+
+@pytest.mark.parametrize(
+    "rows, channels, best",
+    [  # H200, float16, 3x3x3 and stride 2: numbers of splits that were fastest, or within a quarter of it
+        (848, 512, {7, 9, 14, 27}),
+        (848, 1024, {4, 5, 6, 7, 9, 13, 14, 27}),
+        (3840, 64, {1, 2, 3, 4, 5, 6, 7, 8, 9}),
+        (3840, 256, {3, 4, 5, 6, 7, 8, 9, 14, 27}),
+        (3840, 512, {3, 4, 5, 6, 7, 8, 9}),
+        (3840, 1024, {3, 4, 5, 6, 8, 9}),
+        (8624, 1024, {1, 3, 6, 8, 9}),
+        (15_192, 256, {1, 3, 6}),
+        (15_192, 1024, {1, 3, 6, 9}),
+        (64_160, 64, {1}),
+        (252_392, 32, {1}),
+    ],
+)
+@pytest.mark.parametrize("gradient", [False, True])
+def test_the_fastest_number_of_splits_of_measured_maps_with_phases(rows, channels, best, gradient):
+    plan = with_phases(rows, channels, gradient=gradient)
+    assert plan["groups"] == 1
+    assert plan["split_k"] in best
+
+
+def test_splits_have_no_divisor_in_common_with_the_phases():
+    """Offsets of a slice are so many apart: every second one may be all that a phase has."""
+    splits = {with_phases(rows, c)["split_k"] for rows in range(600, 20_000, 450) for c in (64, 128, 256, 512, 1024)
+              if with_phases(rows, c)["groups"] == 1}  # fmt: skip
+    assert all(number % 2 for number in splits)
+    assert len(splits) > 2
+
+
+def test_phases_save_more_than_an_order_costs():
+    """A tile has an eighth of the offsets: so it pays where other rows are taken as they come."""
+    for rows, channels in ((2744, 32), (15_192, 128), (64_160, 64)):
+        assert groups(rows, channels) == 0
+        assert with_phases(rows, channels)["groups"] == 1
+    with_no_order = {"rows": 2744, "ci": 32, "co": 32, "v": 27, "dtype": "float16", "num_sms": SMS}
+    assert plan_conv_hopper(**with_no_order, phases=(2, 2, 2))["groups"] == 0
+
+
+def test_phases_are_what_the_portable_kernels_plan_by_too():
+    for rows, channels in ((3840, 512), (64_160, 128)):
+        plan = with_phases(rows, channels, compute_capability=80)
+        assert plan["family"] == "portable"
+        assert plan["groups"] == 1
+
+
 def test_few_rows_are_split_instead():
     for channels in (64, 96, 320, 1024):
         plan = ordered_plan(200, channels)

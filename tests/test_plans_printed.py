@@ -101,6 +101,34 @@ def test_input_gradients_print_the_tile_that_runs(cuda):
     assert tiles == {"conv_forward": "128x32x64", "conv_dgrad": "128x64x64"}
 
 
+PHASES = """
+import numpy as np
+import flexgemm
+shape = (1, 14, 14, 14)
+coords = np.argwhere(np.ones(shape)).astype(np.int32)
+nmap = flexgemm.sparse_conv_map(coords, shape, 3, 2, 1, device="cuda")
+x, grad_out = np.ones((2744, 32), np.float16), np.ones((343, 32), np.float16)
+weight = np.ones((32, 3, 3, 3, 32), np.float16)
+flexgemm.sparse_conv3d_backward(grad_out, x, weight, neighbor_map=nmap, needs_grad=(True, False, False))
+flexgemm.sparse_inverse_conv3d(grad_out, weight, neighbor_map=nmap)
+"""
+
+
+def test_convolutions_back_to_the_finer_grid_are_planned_by_their_phases(cuda):
+    """Of rows in order a tile has an eighth of the offsets, not half: without knowing, rows are taken as they come."""
+    how = {"rows": 2744, "ci": 32, "co": 32, "v": 27, "dtype": "float16"}
+    how["num_sms"] = _C.device_info("cuda", 0)["num_sms"]
+    lines = [line for line in printed_on_gpu(PHASES) if ": conv_" in line and " rows=2744 " in line]
+    assert [line.split()[1] for line in lines] == ["conv_dgrad", "conv_forward"]
+    for line, gradient in zip(lines, (True, False), strict=True):
+        how |= {"gradient": gradient, "compute_capability": 90 if "family=sm90" in line else 80}
+        plan = _C.plan_conv(**how, groups=(1,), phases=(2, 2, 2))
+        unaware = _C.plan_conv(**how, groups=(1,))
+        assert f" groups={plan['groups']} split={plan['split_k']} " in line
+        if "family=sm90" in line:
+            assert (plan["groups"], unaware["groups"]) == (1, 0)
+
+
 GRADIENTS = """
 import ml_dtypes
 import numpy as np

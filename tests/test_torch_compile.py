@@ -306,6 +306,7 @@ def test_the_operators_are_what_they_say(device):
     feats, weight, bias = leaves(20, device, kernel_size=(2, 3, 3))
     nmap = ft.neighbor_map(coords, shape, (2, 3, 3)).freeze()
     maps = nmap.native, nmap.native_order, *nmap._native_transposed.value, None
+    detached = feats.detach(), feats.detach(), weight.detach()
     x, experts = torch.randn(9, 16, device=device), torch.randn(2, 8, 16, device=device)
     ends, grad_out = torch.tensor([2, 9], device=device), torch.randn(9, 8, device=device)
     recorded = [t.clone().requires_grad_() for t in (x, experts, experts[0], experts[:, 0])]
@@ -327,12 +328,17 @@ def test_the_operators_are_what_they_say(device):
         (ops.reduced_points_gradient, (of_cells, None, *groups[2:], "first"), {}),
         (ops.devoxelize, (of_cells.clone().requires_grad_(), *groups), {}),
         (ops.neighbor_map, (coords, shape, (2, 3, 3), (1, 1, 1), False, False), {}),
-        (ops.row_order, (nmap.map, (2, 3, 3)), {}),
-        (ops.sparse_conv3d, (feats, weight, bias, None, *maps, (2, 3, 3), None, "auto", "ieee", 1), {}),
-        (ops.sparse_conv3d, (feats, weight, None, feats, *maps, (2, 3, 3), "relu", "implicit_gemm", None, 1), {}),
+        (ops.row_order, (nmap.map, (2, 3, 3), (1, 1, 1)), {}),
+        (ops.row_order, (nmap.map, (2, 3, 3), (2, 1, 3)), {}),
+        (ops.sparse_conv3d, (feats, weight, bias, None, *maps, (2, 3, 3), [1] * 6, None, "auto", "ieee", 1), {}),
+        (
+            ops.sparse_conv3d,
+            (feats, weight, None, feats, *maps, (2, 3, 3), [1] * 6, "relu", "implicit_gemm", None, 1),
+            {},
+        ),
         (
             ops.sparse_conv3d_backward,
-            (feats.detach(), feats.detach(), weight.detach(), *maps, (2, 3, 3), (True, False, True), "auto", "ieee", 1),
+            (*detached, *maps, (2, 3, 3), [1] * 6, (True, False, True), "auto", "ieee", 1),
             {},
         ),
         (ops.quantize, (x, "float8_e4m3fn", "row", None, False), {}),
@@ -413,7 +419,7 @@ def test_convolutions_of_fake_tensors_that_do_not_match_are_refused(device, argu
     sizes = {"feats": (20, 3), "weight": (5, 3, 3, 3, 3), "bias": (5,), "residual": (20, 5), "map": (27, 20)}
     tensors = [torch.empty(*sizes[name], device="meta") for name in sizes if name != argument]
     tensors.insert(list(sizes).index(argument), torch.empty(size, device="meta"))
-    how = *[None] * 4, (3, 3, 3), None, "auto", "ieee", 1
+    how = *[None] * 4, (3, 3, 3), [1] * 6, None, "auto", "ieee", 1
     with pytest.raises(ValueError) as caught:
         torch.ops.flexgemm.sparse_conv3d(*tensors[:4], tensors[4].int(), *how)
     assert str(caught.value) == f"{argument}: {message}, got {size}"

@@ -68,7 +68,7 @@ def test_it_compiles_whole_and_for_any_number_of_voxels(device):
 
 def test_the_operator(device):
     p = Problem(40, device)
-    maps = p.nmap.native, p.nmap.native_order, p.nmap.kernel_size
+    maps = p.nmap.native, p.nmap.native_order, p.nmap.kernel_size, [1] * 6
     scales = tuple(p.scales.values())
     arguments = p.q, p.w, p.bias, None, *scales, None, *maps, None, "auto", 1, "float16", None, None, None
     assert torch.equal(

@@ -13,19 +13,23 @@ from flexgemm.voxel import NeighborMap
 
 # What a map is besides numbers, in the order in which pytrees have it. The rest is made from these when asked for.
 _LEAVES = ("coords", "out_coords", "native", "native_order", "gradient", "gradient_order", "segments")
-_NUMBERS = ("shape", "out_shape", "kernel_size", "stride", "padding", "dilation", "transposed", "submanifold", "device")
+_NUMBERS = (
+    *("shape", "out_shape", "kernel_size", "stride", "padding", "dilation"),
+    *("transposed", "submanifold", "phases", "device"),
+)
 
 
 def assemble(leaves: Any, numbers: Any) -> NeighborMap:
     """A NeighborMap of tensors that are there already; leaves and numbers as their names stand above."""
     coords, out_coords, native, order, gradient, gradient_order, segments = leaves
     nmap = NeighborMap.__new__(NeighborMap)
-    shape, out_shape, kernel, stride, padding, dilation, transposed, submanifold, device = numbers
+    shape, out_shape, kernel, stride, padding, dilation, transposed, submanifold, phases, device = numbers
     nmap.shape, nmap.out_shape, nmap.device = shape, out_shape, device
     nmap.kernel_size, nmap.stride, nmap.padding, nmap.dilation = kernel, stride, padding, dilation
     nmap.transposed, nmap.submanifold = transposed, submanifold
     nmap.kernel_volume = kernel[0] * kernel[1] * kernel[2]
     nmap.mirrored = submanifold and not transposed and kernel[0] & kernel[1] & kernel[2] & 1 == 1
+    nmap.phases = phases
     nmap.coords, nmap._out_coords = coords, out_coords
     nmap._sites = None if submanifold else (_contiguous(coords), _contiguous(out_coords))
     nmap.native, nmap.native_order = native, order
@@ -45,12 +49,13 @@ def _contiguous(leaf: Any) -> Any:
 
 
 def from_operators(
-    map: Any, order: Any, gradient: Any, gradient_order: Any, kernel: Any, rows: int, segments: Any = None
+    map: Any, order: Any, gradient: Any, gradient_order: Any, kernel: Any, phases: Any, rows: int, segments: Any = None
 ) -> NeighborMap:
     """A NeighborMap as far as a convolution needs it, of what its operator is given; `rows` are those of feats.
 
-    Without a map of its own for the gradient it is mirrored, or the gradient is not asked for."""
-    numbers = (None, None, tuple(kernel), *[None] * 6)
+    Without a map of its own for the gradient it is mirrored, or the gradient is not asked for. phases: of the map, and
+    behind them of that one."""
+    numbers = (None, None, tuple(kernel), *[None] * 5, (tuple(phases[:3]), tuple(phases[3:])), None)
     nmap = assemble((None, None, map, order, gradient, gradient_order, segments), numbers)
     nmap.mirrored, nmap.num_voxels = gradient is None, rows
     return nmap
@@ -79,7 +84,7 @@ def _flatten_with_keys(nmap: NeighborMap) -> tuple[list[Any], Any]:
 
 
 def _from_json(numbers: Any) -> Any:
-    return tuple(tuple(x) if isinstance(x, list) else x for x in numbers)
+    return tuple(map(_from_json, numbers)) if isinstance(numbers, list) else numbers
 
 
 pytree.register_pytree_node(

@@ -17,6 +17,7 @@ from flexgemm._arguments import as_int, expect_bools, renamed
 from flexgemm._arrays import Stream, on_stream
 from flexgemm._built import Built
 from flexgemm._torch import requires_grad
+from flexgemm._voxels import Triple
 from flexgemm.conv import Float8
 from flexgemm.torch import operators
 from flexgemm.torch.autograd import no_gradient, recorded, records
@@ -62,7 +63,7 @@ def neighbor_map(
     grid, kernel, steps = tuple(shape), _triple(kernel_size), _triple(dilation)
     padding = tuple(k // 2 * step for k, step in zip(kernel, steps, strict=True))
     native, order = _build(coords, grid, kernel, steps, False, check)
-    numbers = grid, grid, kernel, (1, 1, 1), padding, steps, False, True, None
+    numbers = grid, grid, kernel, (1, 1, 1), padding, steps, False, True, ((1, 1, 1), (1, 1, 1)), None
     return assemble((coords, coords, native, order, None, None, None), numbers)
 
 
@@ -74,7 +75,7 @@ def _build(coords: Any, shape: Any, kernel: Any, dilation: Any, transposed: bool
     """A submanifold map and its order, by operators."""
     with torch.inference_mode(False):  # none that training refuses
         native = operators.neighbor_map(coords, shape, kernel, dilation, transposed, check)
-        return native, operators.row_order(native, kernel) if coords.is_cuda else None
+        return native, operators.row_order(native, kernel, (1, 1, 1)) if coords.is_cuda else None
 
 
 def _turned(nmap: NeighborMap) -> Any:
@@ -85,7 +86,7 @@ def _turned(nmap: NeighborMap) -> Any:
         outputs = torch.arange(map.shape[1], dtype=map.dtype, device=map.device).expand_as(map)
         places = torch.where(map < 0, rows, map).long()  # of an entry without a voxel, behind the others
         native = map.new_full((map.shape[0], rows + 1), -1).scatter(1, places, outputs)[:, :-1].contiguous()
-        return native, operators.row_order(native, nmap.kernel_size) if map.is_cuda else None
+        return native, operators.row_order(native, nmap.kernel_size, nmap.phases[1]) if map.is_cuda else None
 
 
 def lasts(built: torch.Tensor, given: torch.Tensor) -> bool:
@@ -106,6 +107,11 @@ def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any, Any]
     return nmap.native, nmap.native_order, *transposed_of(nmap), segments
 
 
+def _both(phases: tuple[Triple, Triple]) -> tuple[int, ...]:
+    """Of a map and of its gradient's, as operators take them."""
+    return *phases[0], *phases[1]
+
+
 def transposed_of(nmap: NeighborMap) -> Any:
     """The map from inputs to outputs and its order, kept with the map where that lasts."""
     pair = gradient_of(nmap)
@@ -121,7 +127,7 @@ def _keep(nmap: NeighborMap, pair: Any) -> None:
     """With the map, what operators made. Where they only traced a program, no stream is building it."""
     if torch.compiler.is_compiling() or type(nmap.native) is not torch.Tensor or not nmap.native.is_cuda:
         nmap._native_transposed = Built(pair, done=True)
-    elif not torch.cuda.is_current_stream_capturing():
+    else:
         nmap._native_transposed.keep(pair, nmap.native, None)
 
 
@@ -277,7 +283,9 @@ def convolution(
     conv.expect_rows(feats, nmap, "Ci")
     maps = maps_of(nmap, recording and feats.requires_grad)
     how = None if apart else activation, algorithm, precision, as_int(groups, "groups")
-    out: torch.Tensor = operators.sparse_conv3d(feats, weight, bias, residual, *maps, nmap.kernel_size, *how)
+    out: torch.Tensor = operators.sparse_conv3d(
+        feats, weight, bias, residual, *maps, nmap.kernel_size, _both(nmap.phases), *how
+    )
     return apart(out) if apart else out
 
 
@@ -305,7 +313,7 @@ def _float8_convolution(
     scales = map(float8.get, conv.SCALES)
     dtypes = [name_of(float8.get(name)) for name in ("out_dtype", "dtype_feats", "dtype_weight", "dtype_out")]
     conv.expect_rows(feats, nmap, "Ci")
-    maps = nmap.native, nmap.native_order, nmap.kernel_size
+    maps = nmap.native, nmap.native_order, nmap.kernel_size, _both(nmap.phases)
     traced_how = activation, algorithm, as_int(groups, "groups"), *dtypes
     result = operators.sparse_conv3d_float8(feats, weight, bias, residual, *scales, *maps, *traced_how)
     return result
@@ -368,7 +376,7 @@ def _conv_gradients(
         refuse_stream(stream)
         conv.expect_rows(feats, nmap, "Ci")
         maps = maps_of(nmap, needs[0])
-        how = nmap.kernel_size, needs, algorithm, precision, as_int(groups, "groups")
+        how = nmap.kernel_size, _both(nmap.phases), needs, algorithm, precision, as_int(groups, "groups")
         results = operators.sparse_conv3d_backward(grad_out, feats, weight, *maps, *how)
         first, second, third = (g if n else None for g, n in zip(results, needs, strict=True))
         return first, second, third
@@ -444,7 +452,7 @@ _record_conv_gradients = recorded("SparseConv3dGradients", _gradients_directly, 
 
 
 def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    feats, weight, _, _, *maps, ctx.kernel_size, activation, algorithm, precision, groups = inputs
+    feats, weight, _, _, *maps, ctx.kernel_size, ctx.phases, activation, algorithm, precision, groups = inputs
     ctx.how = algorithm, precision, groups
     ctx.foreseen = activation in (None, "relu")
     ctx.save_for_backward(feats, weight, output if activation == "relu" else None, *maps)
@@ -455,8 +463,9 @@ def _operator_backward(ctx: Any, grad_out: Any) -> Any:
     expect_foreseen(ctx.foreseen, "feats, weight, bias, residual")
     if ctx.needs_input_grad[0]:
         expect_gradient_map(map, gradient)
-    nmap = from_operators(map, order, gradient, gradient_order, ctx.kernel_size, feats.shape[0], segments)
-    return *_gradients(ctx, grad_out, feats, weight, out, nmap, ctx.how), *[None] * 10
+    maps = map, order, gradient, gradient_order
+    nmap = from_operators(*maps, ctx.kernel_size, ctx.phases, feats.shape[0], segments)
+    return *_gradients(ctx, grad_out, feats, weight, out, nmap, ctx.how), *[None] * 11
 
 
 operators.sparse_conv3d.register_autograd(_operator_backward, setup_context=_operator_save)

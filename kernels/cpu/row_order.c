@@ -40,8 +40,8 @@ static void build_order(const int32_t *map, int64_t n, const fg_order_plan *plan
     entry *entries = scratch[0], *sorted = scratch[1];
     for (int64_t row = 0; row < n; row++) {
         uint32_t key = 0;
-        for (int i = 0; i < plan->keys[which].bits; i++)
-            key = key << 1 | (map[plan->keys[which].offsets[i] * n + row] >= 0);
+        for (int i = plan->keys[which].begin; i < plan->keys[which].end; i++)
+            key |= map[plan->offsets[i] * n + row] >= 0 ? plan->codes[i] : 0;
         for (int shift = 1; shift < 32; shift *= 2) key ^= key >> shift; /* the rank of a Gray code */
         entries[row] = (entry){key, (int32_t)row};
     }

@@ -2,8 +2,8 @@
  * Row orders of a neighbour map: order[i, s] = the column of the map that tile slot s works on in order i, sorted so
  * that the rows of one tile have neighbours at the same offsets of a group and the convolution skips the others.
  *
- * The key of a row is the Gray-code rank of its mask at the offsets of the plan: from one rank to the next a single
- * offset comes or goes. (row_sort.cu sorts by it.)
+ * The key of a row is the Gray-code rank of what its offsets stand for in the plan (plan_order.c): from one rank to the
+ * next a single offset comes or goes, but where one phase ends and the next begins. (row_sort.cu sorts by it.)
  *
  * An ordered map has the entries of the map in the first order as well: each is gathered once more, out of a sector of
  * 32 bytes of its own, so that every convolution that comes reads them in a row.

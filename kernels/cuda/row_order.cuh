@@ -15,15 +15,14 @@ struct OrderKeys {
     int64_t count;  /* rows */
     uint32_t *keys; /* (orders, count) */
 
-    /* The key of row n: the Gray-code rank of the bits present(v) at the order's offsets. */
+    /* The key of row n, which has neighbours at the offsets where present(v). */
     template <class Present>
     __device__ __forceinline__ void store(int order, int64_t n, const Present &present) const {
-        const auto &offsets = plan.keys[order];
-        const int bits = offsets.bits;
-        uint32_t key = 0;
+        const int begin = plan.keys[order].begin, end = plan.keys[order].end;
+        uint32_t code = 0;
 #pragma unroll 8
-        for (int i = 0; i < bits; ++i) key = key << 1 | present(offsets.offsets[i]);
-        keys[order * count + n] = gray_rank(key);
+        for (int i = begin; i < end; ++i) code |= present(plan.offsets[i]) ? plan.codes[i] : 0;
+        keys[order * count + n] = gray_rank(code);
     }
 };
 

@@ -41,16 +41,16 @@ def _(coords: Any, shape: Any, kernel_size: Any, *how: Any) -> torch.Tensor:
 
 
 @operator
-def row_order(map: torch.Tensor, kernel_size: Sequence[int]) -> torch.Tensor:
+def row_order(map: torch.Tensor, kernel_size: Sequence[int], phases: Sequence[int]) -> torch.Tensor:
     """One order for all offsets: how many more would pay depends on the number of rows, which a program that is
     compiled for all numbers of rows does not know."""
     order = map.new_empty((1, map.shape[1]))
-    library_of(map, "map").run(_C.row_order, map, order, kernel_size=tuple(kernel_size))
+    library_of(map, "map").run(_C.row_order, map, order, kernel_size=tuple(kernel_size), phases=tuple(phases))
     return order
 
 
 @row_order.register_fake
-def _(map: Any, kernel_size: Any) -> torch.Tensor:
+def _(map: Any, kernel_size: Any, phases: Any) -> torch.Tensor:
     return map.new_empty((1, map.shape[1]))
 
 
@@ -69,13 +69,16 @@ def sparse_conv3d(
     gradient_order: torch.Tensor | None,
     segments: torch.Tensor | None,
     kernel_size: Sequence[int],
+    phases: Sequence[int],
     activation: str | None,
     algorithm: str,
     precision: str | None,
     groups: int,
 ) -> torch.Tensor:
-    """gradient_map: the map of the gradient of feats where that is not `map` itself; the forward pass ignores it."""
-    nmap = from_operators(map, order, gradient_map, gradient_order, kernel_size, feats.shape[0], segments)
+    """gradient_map: the map of the gradient of feats where that is not `map` itself; the forward pass ignores it.
+    phases: those of both, one after the other."""
+    maps = map, order, gradient_map, gradient_order
+    nmap = from_operators(*maps, kernel_size, phases, feats.shape[0], segments)
     how: Any = {"residual": residual, "activation": activation, "algorithm": algorithm, "groups": groups}
     return conv.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, **how, precision=setting(precision, feats))
 
@@ -96,7 +99,7 @@ def _shape(
 
 @sparse_conv3d.register_fake
 def _(feats: Any, weight: Any, bias: Any, residual: Any, map: Any, *others: Any) -> torch.Tensor:
-    *_, kernel_size, _, _, _, groups = others
+    *_, kernel_size, _, _, _, _, groups = others
     return feats.new_empty(_shape(feats, weight, bias, residual, map, kernel_size, groups))
 
 
@@ -112,6 +115,7 @@ def sparse_conv3d_float8(
     map: torch.Tensor,
     order: torch.Tensor | None,
     kernel_size: Sequence[int],
+    phases: Sequence[int],
     activation: str | None,
     algorithm: str,
     groups: int,
@@ -121,7 +125,7 @@ def sparse_conv3d_float8(
     dtype_out: str | None,
 ) -> torch.Tensor:
     """Without a gradient."""
-    nmap = from_operators(map, order, None, None, kernel_size, feats.shape[0])
+    nmap = from_operators(map, order, None, None, kernel_size, phases, feats.shape[0])
     how: Any = {"residual": residual, "activation": activation, "algorithm": algorithm, "groups": groups}
     how |= {"scale_feats": scale_feats, "scale_weight": scale_weight, "scale_out": scale_out, "out_dtype": out_dtype}
     how |= {"dtype_feats": dtype_feats, "dtype_weight": dtype_weight, "dtype_out": dtype_out}
@@ -132,7 +136,7 @@ def sparse_conv3d_float8(
 def _(
     feats: Any, weight: Any, bias: Any, residual: Any, of_feats: Any, of_weight: Any, of_out: Any, map: Any, *how: Any
 ) -> torch.Tensor:
-    _, kernel_size, _, _, groups, out_dtype, _, _, dtype_out = how
+    _, kernel_size, _, _, _, groups, out_dtype, _, _, dtype_out = how
     dtype = out_dtype or dtype_out or ("bfloat16" if of_out is None else "float8_e4m3fn")
     dtype_name(dtype, "out_dtype", FLOATS if of_out is None else FP8)
     shape = _shape(feats, weight, bias, residual, map, kernel_size, groups)
@@ -150,6 +154,7 @@ def sparse_conv3d_backward(
     gradient_order: torch.Tensor | None,
     segments: torch.Tensor | None,
     kernel_size: Sequence[int],
+    phases: Sequence[int],
     needs_grad: Sequence[bool],
     algorithm: str,
     precision: str | None,
@@ -157,11 +162,12 @@ def sparse_conv3d_backward(
 ) -> Gradients:
     """An empty tensor for each gradient that is not needed."""
     for_feats, for_weight, for_bias = needs_grad
+    maps = map, order, gradient_map, gradient_order
     gradients = conv.sparse_conv3d_backward(
         grad_out,
         feats,
         weight,
-        neighbor_map=from_operators(map, order, gradient_map, gradient_order, kernel_size, feats.shape[0], segments),
+        neighbor_map=from_operators(*maps, kernel_size, phases, feats.shape[0], segments),
         needs_grad=(for_feats, for_weight, for_bias),
         algorithm=algorithm,
         groups=groups,

@@ -22,7 +22,7 @@ def sparse_pool3d(
     feats: torch.Tensor, map: torch.Tensor, gradient_map: torch.Tensor, mode: str, with_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The pooled rows, and, if asked for, what their gradient needs: a pooling over gradient_map."""
-    nmap = from_operators(map, None, None, None, (1, 1, 1), feats.shape[0])
+    nmap = from_operators(map, None, None, None, (1, 1, 1), (1,) * 6, feats.shape[0])
     out, noted = pool.forward(library_of(feats, "feats"), feats, nmap, mode, with_gradient=with_gradient)
     return out, _noted(feats, *noted)
 

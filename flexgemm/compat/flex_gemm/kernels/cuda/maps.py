@@ -30,7 +30,7 @@ def native(
         numbers = torch.arange(outputs, dtype=torch.int32, device=gradient.device).expand(volume, -1)
         gradient.scatter_(1, by_offset.where(there, rows).long(), numbers)
         gradient = gradient[:, :rows].contiguous()
-    return from_operators(by_offset, order, gradient, None, kernel, rows)
+    return from_operators(by_offset, order, gradient, None, kernel, (1,) * 6, rows)
 
 
 def hashmap_build_submanifold_conv_neighbour_map(
@@ -48,7 +48,7 @@ def hashmap_build_submanifold_conv_neighbour_map(
     Dd: int,
 ) -> torch.Tensor:
     """(N, V) uint32. The table's memory is not used."""
-    batch = min(2**31 - 1, (2**63 - 1) // (W * H * D))  # any batch index
+    batch = min(2**31 - 1, (2**63 - 1) // max(W * H * D, 1))  # any batch index
     return unsigned(neighbor_map(coords, (batch, W, H, D), (Kw, Kh, Kd), (Dw, Dh, Dd)).map)
 
 
