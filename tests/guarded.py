@@ -90,9 +90,9 @@ def sparse_map(backend, coords, shape, sites, sites_shape, kernel_size, stride, 
                fence=True, groups=(), phases=(1, 1, 1)):  # fmt: skip
     """The map, and with groups its orders."""
     call = Call(backend, fence=fence)
-    orders = {"groups": groups, "phases": phases} if groups else {}
+    orders = {}
     if groups:
-        orders["order"] = call.take((sum(groups), len(sites)), "int32")
+        orders = {"order": call.take((sum(groups), len(sites)), "int32"), "groups": groups, "phases": phases}
     return call.run(
         "neighbor_map",
         call.give(coords),

@@ -8,6 +8,7 @@ import numpy as np
 import reference
 import scenes
 import verdicts
+from plans import row_orders
 from products import (
     block_scales,
     check_output,
@@ -15,8 +16,6 @@ from products import (
     operands,
 )
 from verdicts import assert_conv_rows, assert_gemm_rows, assert_rows, assert_same_bits
-
-from flexgemm import _C
 
 MODES = {
     "float32": ("float32", "ieee"),
@@ -53,8 +52,7 @@ def map_case(backend, kernel_size, dilation, transposed, check, shape=None):
     groups = tuple(sorted({1, kernel_size[0]}))
     how = {"transposed": transposed, "fence": False, "groups": groups}
     orders, nmap = guarded.neighbor_map(backend, coords, shape, kernel_size, dilation, **how)
-    plan = _C.plan_row_orders(rows=len(coords), kernel_size=kernel_size, groups=groups)
-    np.testing.assert_array_equal(orders, reference.row_orders(nmap, plan["keys"], plan["segment"]))
+    np.testing.assert_array_equal(orders, row_orders(nmap, kernel_size, groups))
 
 
 def sparse_map_case(backend, stride, transposed, mode, shape=None):
@@ -128,8 +126,7 @@ def order_case(backend, kernel_size, n, groups, phases=(1, 1, 1)):
     """A map of random entries: what is sorted need not come from a scene."""
     nmap = np.random.default_rng(0).integers(-2, 2, (int(np.prod(kernel_size)), n)).astype(np.int32)
     orders = guarded.row_order(backend, nmap, kernel_size, groups, phases, fence=False)
-    plan = _C.plan_row_orders(rows=n, kernel_size=kernel_size, groups=groups, phases=phases)
-    np.testing.assert_array_equal(orders, reference.row_orders(nmap, plan["keys"], plan["segment"]))
+    np.testing.assert_array_equal(orders, row_orders(nmap, kernel_size, groups, phases))
     orders[0, [0, n - 1]] = -1, n
     ordered = guarded.ordered_map(backend, nmap, orders, fence=False)
     np.testing.assert_array_equal(ordered, reference.ordered_map(nmap, orders))

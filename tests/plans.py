@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import reference
+
 from flexgemm import _C
 
 DTYPES = ["float32", "float16", "bfloat16"]
@@ -40,16 +42,22 @@ def check(plan):
     return plan
 
 
+def row_orders(nmap, kernel_size, groups=(1,), phases=(1, 1, 1)):
+    """Of a map, sorted in plain Python by the keys that are planned."""
+    plan = _C.plan_row_orders(rows=nmap.shape[1], kernel_size=kernel_size, groups=groups, phases=phases)
+    return reference.row_orders(nmap, plan["keys"], plan["segment"])
+
+
 def plan_conv_hopper(**how):
-    return _C.plan_conv(**how, compute_capability=HOPPER)
+    return _C.plan_conv(**{"compute_capability": HOPPER, **how})
 
 
-def ordered_plan(rows, ci, co=None, kernel_size=(3, 3, 3), dtype="float16", num_sms=SMS, **how):
-    """With the row orders that a map of this many rows has."""
-    sets = _C.plan_order_sets(rows=rows, kernel_size=kernel_size)
+def ordered_plan(rows, ci, co=None, kernel_size=(3, 3, 3), dtype="float16", num_sms=SMS, phases=(1, 1, 1), **how):
+    """With the row orders that a map of this many rows and these phases has."""
+    sets = _C.plan_order_sets(rows=rows, kernel_size=kernel_size, phases=phases)
     volume = kernel_size[0] * kernel_size[1] * kernel_size[2]
     sizes = {"rows": rows, "ci": ci, "co": co or ci, "v": volume, "dtype": dtype, "num_sms": num_sms}
-    return check(plan_conv_hopper(**sizes, groups=sets, **how))
+    return check(plan_conv_hopper(**sizes, groups=sets, phases=phases, **how))
 
 
 def splits_hold(plan, elements):

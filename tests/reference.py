@@ -44,12 +44,12 @@ def row_orders(nmap, keys, segment):
     rows = nmap.shape[1]
     orders = np.zeros((len(keys), rows), np.int32)
     for order, codes in zip(orders, keys, strict=True):
-        keys, parity = np.zeros(rows, np.int64), np.zeros(rows, bool)
+        places, parity = np.zeros(rows, np.int64), np.zeros(rows, bool)
         for bit in reversed(range(max(codes.values(), default=0).bit_length())):
             parity ^= (nmap[[offset for offset, code in codes.items() if code >> bit & 1]] >= 0).any(axis=0)
-            keys = 2 * keys + parity
+            places = 2 * places + parity
         for start in range(0, rows, segment):
-            order[start : start + segment] = start + np.argsort(keys[start : start + segment], kind="stable")
+            order[start : start + segment] = start + np.argsort(places[start : start + segment], kind="stable")
     return orders
 
 

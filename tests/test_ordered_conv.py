@@ -11,6 +11,7 @@ import reference
 import scenes
 import verdicts
 from memory import hopper, hopper_kernels
+from plans import row_orders
 from verdicts import assert_conv_rows, assert_rows, assert_same_bits
 
 import flexgemm
@@ -55,8 +56,7 @@ def test_rows_without_neighbours_in_a_group(backend, mode, groups, channels):
     for group in np.split(nmap, groups):
         group[:, rng.random(n) < 0.6] = -1
     nmap[:, :150] = -1  # and some that have none at all
-    plan = _C.plan_row_orders(rows=n, kernel_size=(3, 3, 3), groups=(groups,))
-    orders = reference.row_orders(nmap, plan["keys"], plan["segment"])
+    orders = row_orders(nmap, (3, 3, 3), (groups,))
     feats, weight, bias = (scenes.values(rng, s, mode) for s in ((n, ci), (co, 27, ci), (co,)))
     how = {"order": orders, "algorithm": "masked_implicit_gemm_splitk"}
     out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)
@@ -113,8 +113,7 @@ def test_maps_with_phases(backend, mode, algorithm, kernel_size, stride, ci, co)
     coords, shape = scenes.scene(800)
     nmap = reference.map_back(coords, shape, kernel_size, stride)
     n, rng, phases = int(nmap.max()) + 1, np.random.default_rng(0), tuple(map(min, stride, kernel_size))
-    plan = _C.plan_row_orders(rows=800, kernel_size=kernel_size, groups=(1,), phases=phases)
-    how = {"order": reference.row_orders(nmap, plan["keys"], plan["segment"]), "groups": (1,), "phases": phases}
+    how = {"order": row_orders(nmap, kernel_size, phases=phases), "groups": (1,), "phases": phases}
     how |= {"algorithm": algorithm, "precision": precision}
     feats, weight, bias = (scenes.values(rng, s, dtype) for s in ((n, ci), (co, *kernel_size, ci), (co,)))
     out = guarded.conv_forward(backend, feats, weight, bias, nmap, **how)

@@ -57,9 +57,7 @@ def test_more_channels_pay_for_more_groups():
 
 def with_phases(rows, channels, **how):
     """Of a map back to the voxels of a layer with stride 2."""
-    sizes = {"rows": rows, "ci": channels, "co": channels, "v": 27, "dtype": "float16", "num_sms": SMS}
-    sets = _C.plan_order_sets(rows=rows, kernel_size=(3, 3, 3), phases=(2, 2, 2))
-    return check(_C.plan_conv(**{"compute_capability": HOPPER, **sizes, **how}, groups=sets, phases=(2, 2, 2)))
+    return ordered_plan(rows, channels, phases=(2, 2, 2), **how)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
+from plans import row_orders
 
 import flexgemm
 from flexgemm import _C
@@ -34,13 +35,8 @@ def random_map(n, kernel_size, *, seed=0, kinds=None):
 
 def check(backend, nmap, kernel_size, groups=(1,), phases=(1, 1, 1)):
     orders = guarded.row_order(backend, nmap, kernel_size, groups, phases)
-    np.testing.assert_array_equal(orders, expected(nmap, kernel_size, groups, phases))
+    np.testing.assert_array_equal(orders, row_orders(nmap, kernel_size, groups, phases))
     return orders
-
-
-def expected(nmap, kernel_size, groups=(1,), phases=(1, 1, 1)):
-    plan = _C.plan_row_orders(rows=nmap.shape[1], kernel_size=kernel_size, groups=groups, phases=phases)
-    return reference.row_orders(nmap, plan["keys"], plan["segment"])
 
 
 @pytest.mark.parametrize("kernel_size", KERNELS)
@@ -193,7 +189,7 @@ def test_orders_come_with_the_map_of_a_layer_with_a_stride(backend, phases):
     alone = guarded.sparse_map(backend, *how, transposed=True)
     (orders, nmap) = guarded.sparse_map(backend, *how, transposed=True, groups=(1,), phases=phases)
     np.testing.assert_array_equal(nmap, alone)
-    np.testing.assert_array_equal(orders, expected(nmap, (3, 3, 3), phases=phases))
+    np.testing.assert_array_equal(orders, row_orders(nmap, (3, 3, 3), phases=phases))
 
 
 @pytest.mark.parametrize("kernel_size", KERNELS)
@@ -207,7 +203,7 @@ def test_orders_come_with_the_map(backend, grid_around, kernel_size, n, dilation
     alone = guarded.neighbor_map(backend, coords, shape, kernel_size, **how)
     orders, nmap = guarded.neighbor_map(backend, coords, shape, kernel_size, groups=all_sets(kernel_size), **how)
     np.testing.assert_array_equal(nmap, alone)
-    np.testing.assert_array_equal(orders, expected(nmap, kernel_size, all_sets(kernel_size)))
+    np.testing.assert_array_equal(orders, row_orders(nmap, kernel_size, all_sets(kernel_size)))
 
 
 @pytest.mark.parametrize("kernel_size", KERNELS)
@@ -313,7 +309,7 @@ def test_the_object_has_orders_where_they_pay(backend, kernel_size):
         assert nmap.order_groups == ()
     else:
         assert nmap.order_groups == _C.plan_order_sets(rows=4000, kernel_size=nmap.kernel_size)
-        orders = expected(backend.numpy(nmap.map), nmap.kernel_size, nmap.order_groups)
+        orders = row_orders(backend.numpy(nmap.map), nmap.kernel_size, nmap.order_groups)
         np.testing.assert_array_equal(backend.numpy(nmap.order), orders)
     for n, size in ((500, kernel_size), (4000, 1)):
         few = flexgemm.neighbor_map(backend.array(coords[:n]), shape, size)
@@ -348,7 +344,7 @@ def test_maps_have_phases(backend):
             assert each.order_groups == _C.plan_order_sets(rows=each.num_out_voxels, **how)
             if each.order is None:
                 continue
-            orders = expected(backend.numpy(each.map), each.kernel_size, each.order_groups, each.phases[0])
+            orders = row_orders(backend.numpy(each.map), each.kernel_size, each.order_groups, each.phases[0])
             np.testing.assert_array_equal(backend.numpy(each.order), orders)
 
 

@@ -11,6 +11,7 @@ import flexgemm
 
 torch = pytest.importorskip("torch", reason="torch not installed")
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import flexgemm.torch as ft  # noqa: E402
 
@@ -23,6 +24,18 @@ def counted(function, backend="aot_eager", **options):
     """The compiled function, and the counter of its compilations."""
     counter = CompileCounterWithBackend(backend)
     return torch.compile(function, fullgraph=True, backend=counter, **options), counter
+
+
+class Seen(TorchDispatchMode):
+    """What is called within, with which arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls.append((function, args))
+        return function(*args, **(kwargs or {}))
 
 
 def conv(feats, weight, bias, nmap):
@@ -426,23 +439,12 @@ def test_convolutions_of_fake_tensors_that_do_not_match_are_refused(device, argu
 
 
 def test_dispatch_modes_see_the_operators(device):
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Seen(TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.names = []
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            self.names.append(str(function))
-            return function(*args, **(kwargs or {}))
-
     coords, shape = voxels(20, device)
     feats, weight, bias = leaves(20, device)
     nmap = ft.neighbor_map(coords, shape)
     with Seen() as seen:
         out = ft.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap)
-    assert "flexgemm.sparse_conv3d.default" in seen.names
+    assert "flexgemm.sparse_conv3d.default" in [str(function) for function, _ in seen.calls]
     assert torch.equal(out, ft.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap))
 
 
