@@ -208,6 +208,14 @@ int fg_arg_ints(PyObject *value, const char *name, int64_t least, int64_t most, 
     return -1;
 }
 
+int fg_arg_axes(PyObject *value, const char *name, int32_t most, int32_t axes[3]) {
+    int64_t numbers[3];
+    if (!value) return 0;
+    if (fg_arg_ints(value, name, 1, most, 3, numbers) < 0) return -1;
+    for (int i = 0; i < 3; i++) axes[i] = (int32_t)numbers[i];
+    return 0;
+}
+
 int fg_arg_floats(PyObject *value, const char *name, int count, float *out) {
     const Py_ssize_t length = expect_sequence(value, name, "a sequence of floats");
     if (length < 0) return -1;
@@ -295,18 +303,10 @@ int fg_arg_algorithm(const fg_state *state, PyObject *value, fg_algorithm *out) 
     return 0;
 }
 
-int fg_arg_phases(PyObject *value, int32_t phases[3]) {
-    int64_t numbers[3];
-    if (!value) return 0;
-    if (fg_arg_ints(value, "phases", 1, FG_MAX_KERNEL, 3, numbers) < 0) return -1;
-    for (int i = 0; i < 3; i++) phases[i] = (int32_t)numbers[i];
-    return 0;
-}
-
 int fg_arg_orders(PyObject *groups, PyObject *phases, fg_order_sets *out) {
     int64_t numbers[FG_MAX_ORDER_SETS];
     int count;
-    if (fg_arg_phases(phases, out->phases) < 0) return -1;
+    if (fg_arg_axes(phases, "phases", FG_MAX_KERNEL, out->phases) < 0) return -1;
     if (groups && groups != Py_None) {
         if (fg_arg_int64s(groups, "groups", 1, INT32_MAX, FG_MAX_ORDER_SETS, numbers, &count) < 0) return -1;
         out->sets = count;

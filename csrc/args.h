@@ -53,6 +53,9 @@ int fg_arg_int64s(PyObject *value, const char *name, int64_t least, int64_t most
 int fg_arg_ints(PyObject *value, const char *name, int64_t least, int64_t most, int count, int64_t *out);
 int fg_arg_floats(PyObject *value, const char *name, int count, float *out);
 
+/* A number from 1 for each axis. */
+int fg_arg_axes(PyObject *value, const char *name, int32_t most, int32_t axes[3]);
+
 /* A string that must be one of choices[0..count). */
 int fg_arg_choice(PyObject *value, const char *name, PyObject *const *choices, int count, int *out);
 
@@ -63,9 +66,6 @@ int fg_arg_precision(const fg_state *state, PyObject *value, fg_precision *out);
 int fg_arg_activation(const fg_state *state, PyObject *value, fg_activation *out);
 int fg_arg_activation_or_swiglu(const fg_state *state, PyObject *value, fg_activation *out, bool *swiglu);
 int fg_arg_algorithm(const fg_state *state, PyObject *value, fg_algorithm *out);
-
-/* Of a map: its phases along each axis. */
-int fg_arg_phases(PyObject *value, int32_t phases[3]);
 
 /* Of row orders: how many groups each set has, one to three sets, and the phases of the map. */
 int fg_arg_orders(PyObject *groups, PyObject *phases, fg_order_sets *out);

@@ -25,7 +25,7 @@ static int expect_groups(const fg_view *view, int dimension, int64_t groups) {
 static int expect_orders(const fg_view *view, const fg_view *map, PyObject *groups, PyObject *phases,
                          fg_order_sets *sets) {
     const int64_t volume = map->tensor.shape[0];
-    if (!view->tensor.present) return fg_arg_phases(phases, sets->phases);
+    if (!view->tensor.present) return fg_arg_axes(phases, "phases", FG_MAX_KERNEL, sets->phases);
     const fg_dim any = {"G", FG_ANY}, rows = {"N", map->tensor.shape[1]};
     if (fg_expect_matrix(view, FG_INT32, any, rows, "to match map") < 0) return -1;
     const int64_t orders = view->tensor.shape[0];

@@ -190,13 +190,11 @@ static int parse_order_question(fg_order_question *question, const char *name, i
                                               FG_REQUIRED_SCALAR(groups)};
     enum { ROWS, KERNEL_SIZE, PHASES, GROUPS, COUNT };
     PyObject *values[COUNT] = {NULL};
-    int64_t sizes[3];
     if (fg_parse_args(PyModule_GetState(module), name, parameters, count, args, nargs, kwnames, values) < 0 ||
         fg_arg_int64(values[ROWS], "rows", 0, INT64_MAX, &question->rows) < 0 ||
-        fg_arg_ints(values[KERNEL_SIZE], "kernel_size", 1, FG_MAX_KERNEL, 3, sizes) < 0) {
+        fg_arg_axes(values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, question->kernel) < 0) {
         return -1;
     }
-    for (int i = 0; i < 3; i++) question->kernel[i] = (int32_t)sizes[i];
     question->groups = values[GROUPS];
     question->phases = values[PHASES];
     return 0;
@@ -217,7 +215,7 @@ static PyObject *plan_order_sets(PyObject *module, PyObject *const *args, Py_ssi
     fg_order_question q;
     int32_t phases[3] = {1, 1, 1};
     if (parse_order_question(&q, "plan_order_sets", 3, module, args, nargs, kwnames) < 0 ||
-        fg_arg_phases(q.phases, phases) < 0) {
+        fg_arg_axes(q.phases, "phases", FG_MAX_KERNEL, phases) < 0) {
         return NULL;
     }
     const fg_order_sets sets = fg_plan_order_sets(q.rows, q.kernel, phases);
@@ -266,27 +264,42 @@ static PyObject *plan_voxel_table(PyObject *module, PyObject *const *args, Py_ss
     return PyUnicode_FromString(fg_table_name(fg_plan_voxel_table(rows, shape)));
 }
 
-static PyObject *plan_conv_sites(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+/* Of a convolution with a stride. */
+typedef struct {
+    int32_t kernel[3], stride[3], dilation[3];
+    bool transposed;
+} fg_sites_question;
+
+static int parse_sites_question(fg_sites_question *question, const char *name, int count, PyObject *module,
+                                PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     static const fg_parameter parameters[] = {FG_REQUIRED_SCALAR(kernel_size),
                                               FG_REQUIRED_SCALAR(stride),
                                               FG_REQUIRED_SCALAR(dilation),
                                               {FG_KEYWORD_transposed, FG_KEYWORD_ONLY}};
-    enum { AXES = 3, TRANSPOSED = AXES, COUNT };
-    static const int64_t most[AXES] = {FG_MAX_KERNEL, INT32_MAX, INT32_MAX};
-    PyObject *values[COUNT];
-    int32_t axes[AXES][3];
-    bool transposed = false;
-    if (fg_parse_args(PyModule_GetState(module), "plan_conv_sites", parameters, COUNT, args, nargs, kwnames, values) <
-        0)
-        return NULL;
-    for (int i = 0; i < AXES; i++) {
-        const char *name = fg_keyword_name(parameters[i].keyword);
-        int64_t sizes[3];
-        if (fg_arg_ints(values[i], name, 1, most[i], 3, sizes) < 0) return NULL;
-        for (int axis = 0; axis < 3; axis++) axes[i][axis] = (int32_t)sizes[axis];
+    enum { KERNEL_SIZE, STRIDE, DILATION, TRANSPOSED, COUNT };
+    PyObject *values[COUNT] = {NULL};
+    question->transposed = false;
+    if (fg_parse_args(PyModule_GetState(module), name, parameters, count, args, nargs, kwnames, values) < 0 ||
+        fg_arg_axes(values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, question->kernel) < 0 ||
+        fg_arg_axes(values[STRIDE], "stride", INT32_MAX, question->stride) < 0 ||
+        fg_arg_axes(values[DILATION], "dilation", INT32_MAX, question->dilation) < 0) {
+        return -1;
     }
-    if (fg_arg_bool(values[TRANSPOSED], "transposed", &transposed) < 0) return NULL;
-    return PyLong_FromLongLong(fg_plan_conv_sites(axes[0], axes[1], axes[2], transposed).per_voxel);
+    return fg_arg_bool(values[TRANSPOSED], "transposed", &question->transposed);
+}
+
+static PyObject *plan_conv_sites(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    fg_sites_question q;
+    if (parse_sites_question(&q, "plan_conv_sites", 4, module, args, nargs, kwnames) < 0) return NULL;
+    return PyLong_FromLongLong(fg_plan_conv_sites(q.kernel, q.stride, q.dilation, q.transposed).per_voxel);
+}
+
+static PyObject *plan_phases(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    fg_sites_question q;
+    int32_t phases[3];
+    if (parse_sites_question(&q, "plan_phases", 3, module, args, nargs, kwnames) < 0) return NULL;
+    fg_plan_phases(q.kernel, q.stride, q.dilation, phases);
+    return Py_BuildValue("(iii)", phases[0], phases[1], phases[2]);
 }
 
 static PyObject *plan_gemm_sm90(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
@@ -326,6 +339,9 @@ PyMethodDef fg_plan_methods[] = {
     {"plan_conv_sites", FG_FASTCALL(plan_conv_sites),
      PyDoc_STR("plan_conv_sites($module, /, *, kernel_size, stride, dilation, transposed=False)\n--\n\n"
                "How many output sites one voxel of a sparse convolution can reach.")},
+    {"plan_phases", FG_FASTCALL(plan_phases),
+     PyDoc_STR("plan_phases($module, /, *, kernel_size, stride, dilation)\n--\n\n"
+               "The phases, along each axis, of the map back from a sparse convolution's output sites.")},
     {"plan_gemm", FG_FASTCALL(plan_gemm),
      PyDoc_STR("plan_gemm($module, /, *, m, n, k, groups, dtype, num_sms)\n--\n\nTiles of a product.")},
     {"plan_gemm_sm90", FG_FASTCALL(plan_gemm_sm90),

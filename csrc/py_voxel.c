@@ -10,13 +10,6 @@
 
 /* ---- grids and kernels ---- */
 
-static int parse_axes(PyObject *value, const char *name, int32_t most, int32_t *axes) {
-    int64_t wide[3];
-    if (fg_arg_ints(value, name, 1, most, 3, wide) < 0) return -1;
-    for (int i = 0; i < 3; i++) axes[i] = (int32_t)wide[i];
-    return 0;
-}
-
 static int expect_same_batch(const char *name, const int64_t *shape, const int64_t *other) {
     if (shape[0] == other[0]) return 0;
     PyErr_Format(PyExc_ValueError, "%s: expected a batch of %lld to match shape, got %lld", name, (long long)other[0],
@@ -65,8 +58,8 @@ static int neighbor_map_fill(fg_call *call, void *params) {
     const fg_view *coords = &call->views[COORDS], *map = &call->views[MAP], *queries = &call->views[QUERIES];
     const fg_view *order = &call->views[ORDER];
     if (fg_arg_grid(call->values[SHAPE], "shape", p->shape) < 0 ||
-        parse_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
-        parse_axes(call->values[DILATION], "dilation", INT32_MAX, p->dilation) < 0 ||
+        fg_arg_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
+        fg_arg_axes(call->values[DILATION], "dilation", INT32_MAX, p->dilation) < 0 ||
         fg_arg_bool(call->values[TRANSPOSED], "transposed", &p->transposed) < 0 ||
         fg_arg_bool(call->values[CHECK], "check", &p->check) < 0 ||
         fg_arg_sets_of(call->values[GROUPS], call->values[PHASES], p->kernel, &p->sets) < 0) {
@@ -89,7 +82,7 @@ static int neighbor_map_fill(fg_call *call, void *params) {
     }
     if (queries->tensor.present && (fg_arg_grid(call->values[QUERY_SHAPE], "query_shape", p->query_shape) < 0 ||
                                     expect_same_batch("query_shape", p->query_shape, p->shape) < 0 ||
-                                    parse_axes(call->values[STRIDE], "stride", INT32_MAX, p->stride) < 0 ||
+                                    fg_arg_axes(call->values[STRIDE], "stride", INT32_MAX, p->stride) < 0 ||
                                     fg_arg_ints(call->values[PADDING], "padding", 0, INT32_MAX, 3, p->padding) < 0 ||
                                     fg_expect_coords(queries, FG_ANY, NULL) < 0)) {
         return -1;
@@ -149,10 +142,10 @@ static int conv_sites_fill(fg_call *call, void *params) {
         expect_same_batch("out_shape", p->out_shape, p->shape) < 0 ||
         fg_arg_grid(call->values[CODE_SHAPE], "code_shape", p->code_shape) < 0 ||
         fg_arg_choice(call->values[MODE], "mode", call->state->sequences, FG_SEQUENCE_COUNT, &mode) < 0 ||
-        parse_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
-        parse_axes(call->values[STRIDE], "stride", INT32_MAX, p->stride) < 0 ||
+        fg_arg_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
+        fg_arg_axes(call->values[STRIDE], "stride", INT32_MAX, p->stride) < 0 ||
         fg_arg_ints(call->values[PADDING], "padding", 0, INT32_MAX, 3, p->padding) < 0 ||
-        parse_axes(call->values[DILATION], "dilation", INT32_MAX, p->dilation) < 0 ||
+        fg_arg_axes(call->values[DILATION], "dilation", INT32_MAX, p->dilation) < 0 ||
         fg_arg_bool(call->values[TRANSPOSED], "transposed", &p->transposed) < 0 ||
         fg_expect_coords(coords, FG_ANY, NULL) < 0) {
         return -1;
@@ -191,7 +184,7 @@ static int row_order_fill(fg_call *call, void *params) {
     enum { MAP, ORDER, KERNEL_SIZE, GROUPS, PHASES };
     fg_row_order_params *p = params;
     const fg_view *map = &call->views[MAP], *order = &call->views[ORDER];
-    if (parse_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
+    if (fg_arg_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
         fg_arg_sets_of(call->values[GROUPS], call->values[PHASES], p->kernel, &p->sets) < 0) {
         return -1;
     }
@@ -245,7 +238,7 @@ static int segment_map_fill(fg_call *call, void *params) {
     enum { MAP, ORDER, SEGMENTS, KERNEL_SIZE, TILES, IN_ROWS };
     fg_segment_map_params *p = params;
     const fg_view *map = &call->views[MAP], *order = &call->views[ORDER], *segments = &call->views[SEGMENTS];
-    if (parse_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
+    if (fg_arg_axes(call->values[KERNEL_SIZE], "kernel_size", FG_MAX_KERNEL, p->kernel) < 0 ||
         fg_arg_segment_tiles(call->values[TILES], "tiles", 2, &p->tiles) < 0 ||
         fg_arg_int64(call->values[IN_ROWS], "in_rows", 0, INT64_MAX, &p->in_rows) < 0) {
         return -1;

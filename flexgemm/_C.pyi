@@ -622,6 +622,9 @@ def plan_voxel_table(*, rows: int, shape: Sequence[int]) -> str: ...
 def plan_conv_sites(
     *, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], transposed: bool = False
 ) -> int: ...
+def plan_phases(
+    *, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, int, int]: ...
 def plan_conv(
     *,
     rows: int,

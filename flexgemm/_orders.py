@@ -4,7 +4,6 @@ of its rows."""
 from __future__ import annotations
 
 from functools import lru_cache
-from math import gcd
 from typing import TYPE_CHECKING
 
 from flexgemm import _C
@@ -17,16 +16,10 @@ if TYPE_CHECKING:
 
 
 def phases_of(kernel_size: Triple, stride: Triple, dilation: Triple, transposed: bool) -> tuple[Triple, Triple]:
-    """The phases, along each axis, of the outputs of a map, and of those of its gradient's map. A voxel of the finer
-    grid is reached at every (stride / gcd(stride, dilation))-th offset, and where these begin is its phase: of no more
-    phases than offsets, since no other voxel is reached. 1 where an output may have neighbours at all offsets."""
-    (kw, kh, kd), (sw, sh, sd), (dw, dh, dd) = kernel_size, stride, dilation
-    phases = _phases_along(kw, sw, dw), _phases_along(kh, sh, dh), _phases_along(kd, sd, dd)
+    """The phases, along each axis, of the outputs of a map, and of those of its gradient's map. Those of the finer grid
+    have some; 1 where an output may have neighbours at all offsets."""
+    phases = _C.plan_phases(kernel_size=kernel_size, stride=stride, dilation=dilation)
     return (phases, (1, 1, 1)) if transposed else ((1, 1, 1), phases)
-
-
-def _phases_along(k: int, stride: int, dilation: int) -> int:
-    return min(stride // gcd(stride, dilation), k)
 
 
 def with_entries(

@@ -29,6 +29,9 @@ class NeighborMap:
     inputs. Arrays are of the library of `coords`; for NumPy coordinates with device="cuda" they stay on the GPU and
     are copied to the host when they are first read.
 
+    It also says what it is of: coords and out_coords, shape and out_shape, kernel_size, stride, padding, dilation,
+    transposed, submanifold, num_voxels, num_out_voxels, kernel_volume and device.
+
     The coordinates are kept, not copied: do not change them in place.
     """
 
@@ -69,7 +72,8 @@ class NeighborMap:
     ) -> None:
         """Without `padding`: a submanifold map. With it and without `out_coords`: the outputs are those reached, in
         the order `order`."""
-        _C.plan_order_sets(rows=0, kernel_size=kernel_size)  # refuses larger kernels, before arrays of their volume
+        # Before arrays of their volume: it refuses larger kernels.
+        self.phases = _orders.phases_of(kernel_size, stride, dilation, transposed)
         self.submanifold = padding is None
         same = kernel_size[0] // 2 * dilation[0], kernel_size[1] // 2 * dilation[1], kernel_size[2] // 2 * dilation[2]
         self.coords = coords
@@ -82,7 +86,6 @@ class NeighborMap:
         self.transposed = transposed
         self.kernel_volume = kernel_size[0] * kernel_size[1] * kernel_size[2]
         self.mirrored = self.submanifold and kernel_size[0] & kernel_size[1] & kernel_size[2] & 1 == 1
-        self.phases = _orders.phases_of(kernel_size, stride, dilation, transposed)
         self.device = device
         library = self._library(stream)
         self._native_transposed = Built()  # the map from the inputs to the outputs that read them, and its row orders

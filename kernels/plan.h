@@ -163,8 +163,8 @@ int32_t fg_order_segment(int64_t rows);
 
 fg_order_plan fg_plan_row_orders(int64_t rows, const int32_t kernel[3], fg_order_sets sets);
 
-/* The offsets of a kernel in the order in which a mask has their bits, the highest first; the centre, always there, is
- * not among them. Returns their number. */
+/* All offsets of a kernel in the order in which a mask has their bits, the highest first. The centre, which says nothing
+ * where it is always there, is last. Returns their number. */
 int32_t fg_offsets_by_rank(const int32_t kernel[3], uint16_t offsets[FG_MAX_VOLUME]);
 
 /* The share of a volume's offsets at which a row has neighbours, and of a group's offsets that a tile of block_m rows
@@ -182,6 +182,12 @@ typedef struct {
 
 fg_sites_plan fg_plan_conv_sites(const int32_t kernel[3], const int32_t stride[3], const int32_t dilation[3],
                                  bool transposed);
+
+/* Of the map back to the voxels of such a convolution (fg_order_sets): one for each position where those that lead a
+ * voxel somewhere can begin. */
+void fg_plan_phases(const int32_t kernel[3], const int32_t stride[3], const int32_t dilation[3], int32_t phases[3]);
+
+int64_t fg_greatest_common_divisor(int64_t a, int64_t b); /* of a > 0 */
 
 /* ---- tables of voxels (plan_table.c) ---- */
 

@@ -154,8 +154,6 @@ static void try_slices(const fg_conv_question *q, const tile *t, int64_t groups,
     set_split(plan, slices, q->rows * q->co);
 }
 
-static int64_t greatest_common_divisor(int64_t a, int64_t b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
-
 /* Tries the orders that the caller has and none, each with as many more splits as fill the card. Of phases tiles are
  * short, so that more of them can pay; and since the offsets of a slice are `splits` apart, a number that has a divisor
  * in common with the phases leaves the offsets of a phase to a part of the slices. */
@@ -172,7 +170,7 @@ static void choose_slices(const fg_conv_question *q, const tile *t, int64_t max_
             const int64_t most =
                 at_most(at_most(max_splits, MAX_PHASE_SPLITS), (int64_t)ceil(longest_tile(q, t->block_m)));
             for (int64_t splits = 1; splits <= at_least(most, 1); splits++)
-                if (greatest_common_divisor(splits, phases) == 1) try_slices(q, t, groups, splits, plan, best);
+                if (fg_greatest_common_divisor(splits, phases) == 1) try_slices(q, t, groups, splits, plan, best);
             continue;
         }
         const int64_t filling = at_most(slots / (tile_count * orders), max_splits / orders);

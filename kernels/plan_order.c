@@ -101,6 +101,7 @@ int32_t fg_offsets_by_rank(const int32_t kernel[3], uint16_t offsets[FG_MAX_VOLU
             }
         }
     }
+    offsets[count++] = (uint16_t)((kernel[0] / 2 * kernel[1] + kernel[1] / 2) * kernel[2] + kernel[2] / 2);
     return count;
 }
 
@@ -115,7 +116,7 @@ static void plan_masks(fg_order_plan *plan, const int32_t kernel[3], const fg_or
         }
     }
     uint16_t offsets[FG_MAX_VOLUME];
-    const int32_t count = fg_offsets_by_rank(kernel, offsets);
+    const int32_t count = fg_offsets_by_rank(kernel, offsets) - 1; /* without the centre */
     for (int32_t i = 0; i < count; i++) {
         int32_t first = 0;
         for (int32_t set = 0; set < sets->sets; first += sets->groups[set++]) {
@@ -141,8 +142,7 @@ static void plan_phases(fg_order_plan *plan, const int32_t kernel[3], const fg_o
     while (fg_phase_count(sets) >> number_bits > 0) number_bits++;
     const int32_t mask_bits = smaller(longest, FG_KEY_BITS - number_bits);
 
-    const int32_t count = fg_offsets_by_rank(kernel, plan->offsets) + 1;
-    plan->offsets[count - 1] = (uint16_t)((kernel[0] / 2 * kernel[1] + kernel[1] / 2) * kernel[2] + kernel[2] / 2);
+    const int32_t count = fg_offsets_by_rank(kernel, plan->offsets);
     plan->keys[0].end = (uint16_t)count;
     plan->keys[0].bits = (uint16_t)(number_bits + mask_bits);
     for (int32_t i = 0; i < count; i++) {

@@ -31,7 +31,7 @@ int32_t fg_plan_segment_tiles(int64_t rows, int32_t num_sms) {
 
 fg_segment_rank fg_plan_segment_rank(const int32_t kernel[3]) {
     uint16_t offsets[FG_MAX_VOLUME];
-    const int32_t count = fg_offsets_by_rank(kernel, offsets);
+    const int32_t count = fg_offsets_by_rank(kernel, offsets) - 1; /* without the centre */
     fg_segment_rank rank = {.bits = count < FG_SEGMENT_RANK_BITS ? count : FG_SEGMENT_RANK_BITS};
     for (int32_t i = 0; i < rank.bits; i++) rank.offsets[i] = (uint8_t)offsets[i];
     return rank;
