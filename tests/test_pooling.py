@@ -111,6 +111,19 @@ def test_nan_and_infinity(backend):
     np.testing.assert_array_equal(chosen, expected_chosen)
 
 
+@every_dtype
+@pytest.mark.parametrize("volume", [8, 343])
+def test_maxima_alone_are_those_whose_rows_are_told(backend, volume, dtype):
+    """Bit for bit, of infinities and zeros of both signs, where NaN is in one of two neighbouring channels or both."""
+    rng = np.random.default_rng(0)
+    nmap = random_map(volume, 200, 150, share=3 / volume)
+    values = np.array([np.nan, -np.inf, np.inf, 1, 0.0, -0.0], np.float32)
+    feats = rng.choice(values, (150, 24), p=[0.1, 0.2, 0.05, 0.05, 0.3, 0.3]).astype(reference.dtype_of(dtype))
+    expected = reference.pool(feats, nmap, "max")[0].astype(feats.dtype)
+    assert_same_bits(guarded.pool(backend, feats, nmap, "max")[0], expected)
+    assert_same_bits(guarded.pool(backend, feats, nmap, "max", by_products=False), expected)
+
+
 @every_mode
 @pytest.mark.parametrize("entry", [-2, -(2**31), 80, 2**31 - 1])
 def test_entries_out_of_range(backend, entry, mode):

@@ -2,10 +2,10 @@
  * Depthwise convolution: forward, input gradient and weight gradient.
  *
  * Bound by memory, so that plain arithmetic serves: no tensor core has work where no channel meets another. Forward and
- * input gradient gather rows as pooling does: a thread owns 16 bytes of an output row and walks the offsets, with the
- * weight laid out as (V, Co) float32 first, which L1 then serves. The weight gradient takes kOffsets offsets over a
- * slice of rows at a time, so that a row of grad_out is read once for all of them; the slices' sums are added in order.
- * It serves groups of few channels too, of which an output channel has as many weights at each offset.
+ * input gradient gather rows (map_entries.cuh), with the weight laid out as (V, Co) float32 first, which L1 then serves.
+ * The weight gradient takes kOffsets offsets over a slice of rows at a time, so that a row of grad_out is read once for
+ * all of them; the slices' sums are added in order. It serves groups of few channels too, of which an output channel has
+ * as many weights at each offset.
  *
  * Workspace: weight (V, Co) float32; of the weight gradient (slices, V, Co) float32
  */
@@ -14,13 +14,12 @@
 #include "common.cuh"
 #include "conv_epilogue.cuh"
 #include "conv_wgrad.cuh"
-#include "vector.cuh"
+#include "map_entries.cuh"
 
 namespace flexgemm {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kBatch = 4;               /* rows in flight of one thread */
+constexpr int kThreads = kEntryThreads;
 constexpr int kOffsets = 4;             /* of a block of the weight gradient */
 constexpr int kColumns = 32, kRows = 8; /* its threads: channels x rows taken in turn */
 
@@ -28,13 +27,10 @@ struct DepthwiseArgs {
     const void *in;
     const float *weight; /* (volume, co) */
     SumEpilogue epilogue;
-    const int32_t *map;
+    MapEntries entries;
     void *out;
-    int64_t in_stride, out_stride, rows, channels, co;
-    uint32_t in_rows;
-    int volume;
+    int64_t in_stride, out_stride, channels, co;
     int64_t fan_in, fan_out; /* source channels of an output channel, output channels of a source channel: one is 1 */
-    bool mirrored;           /* offset v reads map row V - 1 - v */
 };
 
 /* (Co, V) -> (V, Co) */
@@ -47,10 +43,8 @@ __global__ void __launch_bounds__(kThreads) lay_out_kernel(const T *weight, int6
 /* kCount channels of an output row; more than one only where channels correspond one to one. */
 template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads) depthwise_kernel(const DepthwiseArgs p) {
-    const int64_t pieces = p.channels / kCount;
-    const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-    const int64_t row = thread / pieces, channel = thread % pieces * kCount;
-    if (row >= p.rows) return;
+    const EntryPlace<kCount> place(p.entries, p.channels);
+    const int64_t row = place.row(), channel = place.channel;
     const int64_t first = channel / p.fan_out * p.fan_in; /* source channel */
     const T *in = static_cast<const T *>(p.in) + first;
     const float *weight = p.weight + (p.fan_in > 1 ? first : channel);
@@ -58,35 +52,17 @@ __global__ void __launch_bounds__(kThreads) depthwise_kernel(const DepthwiseArgs
     float sum[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) sum[i] = bias ? to_float(bias[channel + i]) : 0.0f;
-    for (int v = 0; v < p.volume; v += kBatch) {
-        int32_t source[kBatch];
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-            const int at = p.mirrored ? p.volume - 1 - (v + i) : v + i;
-            source[i] = v + i < p.volume ? p.map[at * p.rows + row] : -1;
-        }
+    for_each_entry(p.entries, place, in, p.in_stride, [&](int v, int32_t source, const Vector<T, kCount> &value) {
         if constexpr (kCount > 1) {
-            Vector<T, kCount> value[kBatch];
+            const Vector<float, kCount> w = Vector<float, kCount>::load(weight + v * p.co);
 #pragma unroll
-            for (int i = 0; i < kBatch; ++i)
-                if (static_cast<uint32_t>(source[i]) < p.in_rows)
-                    value[i] = Vector<T, kCount>::load(in + source[i] * p.in_stride);
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                if (static_cast<uint32_t>(source[i]) >= p.in_rows) continue;
-                const Vector<float, kCount> w = Vector<float, kCount>::load(weight + (v + i) * p.co);
-#pragma unroll
-                for (int c = 0; c < kCount; ++c) sum[c] += w.element[c] * to_float(value[i].element[c]);
-            }
+            for (int c = 0; c < kCount; ++c) sum[c] += w.element[c] * to_float(value.element[c]);
         } else {
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                if (static_cast<uint32_t>(source[i]) >= p.in_rows) continue;
-                const T *from = in + source[i] * p.in_stride;
-                for (int64_t j = 0; j < p.fan_in; ++j) sum[0] += weight[(v + i) * p.co + j] * to_float(from[j]);
-            }
+            const T *from = in + source * p.in_stride;
+            for (int64_t j = 0; j < p.fan_in; ++j) sum[0] += weight[v * p.co + j] * to_float(from[j]);
         }
-    }
+    });
+    if (!place.is_there()) return;
     Vector<T, kCount> out;
     if (residual) out = Vector<T, kCount>::load(residual + row * p.epilogue.residual_stride + channel);
 #pragma unroll
@@ -100,19 +76,21 @@ __global__ void __launch_bounds__(kThreads) depthwise_kernel(const DepthwiseArgs
 template <typename T>
 fg_status launch_gather(DepthwiseArgs p, const void *weight, float *laid_out, cudaStream_t stream, fg_error *error) {
     unsigned int blocks = 0;
-    fg_status status = grid_for(p.co * p.volume, kThreads, "weight", &blocks, error);
+    fg_status status = grid_for(p.co * p.entries.volume, kThreads, "weight", &blocks, error);
     if (status != FG_OK) return status;
-    lay_out_kernel<T><<<blocks, kThreads, 0, stream>>>(static_cast<const T *>(weight), p.co, p.volume, laid_out);
+    lay_out_kernel<T>
+        <<<blocks, kThreads, 0, stream>>>(static_cast<const T *>(weight), p.co, p.entries.volume, laid_out);
     FG_CUDA(cudaGetLastError());
     p.weight = laid_out;
     const bool vectors =
         p.fan_in == 1 && p.fan_out == 1 && rows_are_vectors<T>(p.in, p.in_stride, p.channels) &&
         rows_are_vectors<T>(p.out, p.out_stride, p.channels) &&
         (!p.epilogue.residual || rows_are_vectors<T>(p.epilogue.residual, p.epilogue.residual_stride, p.channels));
-    status = grid_for(p.rows * (vectors ? p.channels / kChannels<T> : p.channels), kThreads, "out", &blocks, error);
+    const int64_t pieces = vectors ? p.channels / kChannels<T> : p.channels;
+    status = grid_for(p.entries.rows * pieces, kThreads, "out", &blocks, error);
     if (status != FG_OK) return status;
     const auto kernel = vectors ? depthwise_kernel<T, kChannels<T>> : depthwise_kernel<T, 1>;
-    kernel<<<blocks, kThreads, 0, stream>>>(p);
+    kernel<<<blocks, kThreads, entry_bytes(pieces), stream>>>(p);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }
@@ -121,23 +99,22 @@ fg_status gather(const fg_tensor &in, const fg_tensor &weight, const fg_tensor &
                  const SumEpilogue &epilogue, const fg_tensor &workspace, bool mirrored, const fg_queue *queue,
                  fg_error *error) {
     if (out.shape[0] == 0 || out.shape[1] == 0) return FG_OK;
+    const fg_status status = check_entries(map, out, error);
+    if (status != FG_OK) return status;
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
     DepthwiseArgs p = {};
     p.in = in.data;
     p.epilogue = epilogue;
-    p.map = static_cast<const int32_t *>(map.data);
+    p.entries = {static_cast<const int32_t *>(map.data), out.shape[0], row_limit(in), static_cast<int>(map.shape[0]),
+                 mirrored};
     p.out = out.data;
     p.in_stride = in.strides[0];
     p.out_stride = out.strides[0];
-    p.rows = out.shape[0];
     p.channels = out.shape[1];
     p.co = weight.shape[0];
-    p.in_rows = row_limit(in);
-    p.volume = static_cast<int>(map.shape[0]);
     p.fan_in = in.shape[1] > p.channels ? in.shape[1] / p.channels : 1;
     p.fan_out = in.shape[1] < p.channels ? p.channels / in.shape[1] : 1;
-    p.mirrored = mirrored;
     float *laid_out = static_cast<float *>(workspace.data);
     const cudaStream_t stream = stream_of(queue);
     switch (in.dtype) {

@@ -1,91 +1,60 @@
 /*
- * Pooling over a neighbour map, and its gradient by the transposed map: both gather rows and write each output once,
- * so that nothing needs atomics and sums are in the order of offsets.
- *
- * Bound by memory. A thread owns 16 bytes of one output row (one channel where rows are not whole 16-byte pieces) and
- * walks the offsets; the threads of a row are neighbours and read its map entries together. It first notes which of
- * 32 offsets have an entry, most have none, then fetches the rows of a batch before the first is used.
+ * Pooling over a neighbour map, and its gradient by the transposed map: both gather rows (map_entries.cuh) and write each
+ * output once, so that nothing needs atomics and sums are in the order of offsets. Bound by memory.
  */
 #include "backend.cuh"
 #include "common.cuh"
 #include "coords.cuh"
-#include "vector.cuh"
+#include "map_entries.cuh"
 
 namespace flexgemm {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kBatch = 4;    /* rows in flight of one thread */
-constexpr int kOffsets = 32; /* whose entries it looks at before */
+constexpr int kThreads = kEntryThreads;
+
+/* Of a multiprocessor, as registers allow: they hide the latency of rows. */
+template <typename T>
+constexpr int kBlocks = sizeof(T) == 2 ? 4 : 5;
 
 /* NaN is above every number; of equals the first stays. Two comparisons: the first is true of NaN on either side. */
 __device__ __forceinline__ bool takes(float x, float best) { return !(x <= best) && best == best; }
 
+/* The same of two numbers at a time. */
+template <typename Pair>
+__device__ __forceinline__ void take_larger(Pair *best, const Pair &x) {
+    const uint32_t taken = __hgtu2_mask(x, *best) & __heq2_mask(*best, *best);
+    uint32_t &old = *reinterpret_cast<uint32_t *>(best);
+    old = (reinterpret_cast<const uint32_t &>(x) & taken) | (old & ~taken);
+}
+
 struct PoolArgs {
     const void *in; /* feats, or grad_out */
-    const int32_t *map;
+    MapEntries entries;
     void *out;       /* out, or grad_feats */
     int32_t *argmax; /* written forward, read backward; or NULL */
     int32_t *count;
     bool counts_are_bounds;
-    int64_t in_stride, out_stride, rows; /* rows of out: columns of map */
-    uint32_t in_rows;
-    int volume;
-    int64_t channels;
+    int64_t in_stride, out_stride, channels;
 
     __device__ int32_t rows_of_mean(int32_t source) const {
         return counts_are_bounds ? count[source + 1] - count[source] : count[source];
     }
 };
 
-/* Calls visit(row of `in`, its channels) for every entry of a map column, in the order of offsets. */
+/* Calls visit(row of `in`, its channels) for every entry of the thread's column of the map, in the order of offsets. */
 template <typename T, int kCount, class Visit>
-__device__ __forceinline__ void for_each_source(const PoolArgs &p, int64_t row, int64_t channel, Visit visit) {
-    const T *in = static_cast<const T *>(p.in) + channel;
-    const int32_t *map = p.map + row;
-    for (int first = 0; first < p.volume; first += kOffsets, map += kOffsets * p.rows) {
-        uint32_t present = 0; /* offsets from `first` on */
-        const int offsets = p.volume - first < kOffsets ? p.volume - first : kOffsets;
-#pragma unroll 9
-        for (int v = 0; v < offsets; ++v)
-            present |= static_cast<uint32_t>(static_cast<uint32_t>(map[v * p.rows]) < p.in_rows) << v;
-        while (present != 0) {
-            int32_t source[kBatch]; /* -1 where there are no more */
-            Vector<T, kCount> value[kBatch];
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i, present &= present - 1)
-                source[i] = present != 0 ? map[(__ffs(static_cast<int>(present)) - 1) * p.rows] : -1;
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i)
-                if (source[i] >= 0) value[i] = Vector<T, kCount>::load(in + source[i] * p.in_stride);
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i)
-                if (source[i] >= 0) visit(source[i], value[i]);
-        }
-    }
-}
-
-/* The row and first channel of this thread; false beyond the end. */
-template <int kCount>
-__device__ __forceinline__ bool own_place(const PoolArgs &p, int64_t *row, int64_t *channel) {
-    /* The threads of a block lie within kThreads of its first piece: one long division is the block's, the rest
-     * short. */
-    const int64_t pieces = p.channels / kCount, first = static_cast<int64_t>(blockIdx.x) * kThreads;
-    const int64_t first_row = first / pieces;
-    const uint32_t piece = static_cast<uint32_t>(first - first_row * pieces) + threadIdx.x;
-    *row = first_row + piece / static_cast<uint32_t>(pieces);
-    *channel = piece % static_cast<uint32_t>(pieces) * kCount;
-    return *row < p.rows;
+__device__ __forceinline__ void for_each_source(const PoolArgs &p, const EntryPlace<kCount> &place, Visit visit) {
+    for_each_entry(p.entries, place, static_cast<const T *>(p.in) + place.channel, p.in_stride,
+                   [&](int, int32_t source, const Vector<T, kCount> &value) { visit(source, value); });
 }
 
 /* kChosen: maxima tell which row they are from, which takes a select and a register for each channel more. */
 template <typename T, int kCount, fg_pool_mode kMode, bool kChosen>
-__global__ void __launch_bounds__(kThreads) pool_kernel(const PoolArgs p) {
-    int64_t row, channel;
-    if (!own_place<kCount>(p, &row, &channel)) return;
+__global__ void __launch_bounds__(kThreads, kBlocks<T>) pool_kernel(const PoolArgs p) {
+    const EntryPlace<kCount> place(p.entries, p.channels);
     float result[kCount];
     int32_t argmax[kCount], count = 0;
-    for_each_source<T, kCount>(p, row, channel, [&](int32_t source, const Vector<T, kCount> &value) {
+    for_each_source<T>(p, place, [&](int32_t source, const Vector<T, kCount> &value) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             const float x = to_float(value.element[i]);
@@ -99,6 +68,7 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(const PoolArgs p) {
         }
         ++count;
     });
+    if (!place.is_there()) return;
     Vector<T, kCount> out;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -107,40 +77,66 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(const PoolArgs p) {
             if (count > 0) result[i] = __fdiv_rn(result[i], static_cast<float>(count));
         out.element[i] = from_float<T>(result[i]);
     }
-    out.store(static_cast<T *>(p.out) + row * p.out_stride + channel);
+    out.store(static_cast<T *>(p.out) + place.row() * p.out_stride + place.channel);
     if constexpr (kChosen) {
         Vector<int32_t, kCount> rows;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) rows.element[i] = count > 0 ? argmax[i] : -1;
-        rows.store(p.argmax + row * p.channels + channel);
+        rows.store(p.argmax + place.row() * p.channels + place.channel);
     }
-    if (p.count && channel == 0) p.count[row] = count;
+    if (p.count && place.channel == 0) p.count[place.row()] = count;
+}
+
+/* Maxima of 16-bit types alone, two channels at a time as they are. */
+template <typename T, typename Pair>
+__global__ void __launch_bounds__(kThreads) max_pairs_kernel(const PoolArgs p) {
+    constexpr int kCount = kChannels<T>, kPairs = kCount / 2;
+    const EntryPlace<kCount> place(p.entries, p.channels);
+    Vector<T, kCount> best;
+    int count = 0;
+    for_each_source<T>(p, place, [&](int32_t, const Vector<T, kCount> &value) {
+        auto *const pairs = reinterpret_cast<Pair *>(best.element);
+        const auto *const others = reinterpret_cast<const Pair *>(value.element);
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+            if (count == 0)
+                pairs[i] = others[i];
+            else
+                take_larger(&pairs[i], others[i]);
+        }
+        ++count;
+    });
+    if (!place.is_there()) return;
+    if (count == 0)
+        for (T &element : best.element) element = from_float<T>(0.0f);
+    best.store(static_cast<T *>(p.out) + place.row() * p.out_stride + place.channel);
+    if (p.count && place.channel == 0) p.count[place.row()] = count;
 }
 
 template <typename T, int kCount, fg_pool_mode kMode>
-__global__ void __launch_bounds__(kThreads) pool_backward_kernel(const PoolArgs p) {
-    int64_t row, channel;
-    if (!own_place<kCount>(p, &row, &channel)) return;
+__global__ void __launch_bounds__(kThreads, kBlocks<T>) pool_backward_kernel(const PoolArgs p) {
+    const EntryPlace<kCount> place(p.entries, p.channels);
     float sum[kCount] = {};
-    for_each_source<T, kCount>(p, row, channel, [&](int32_t source, const Vector<T, kCount> &value) {
+    for_each_source<T>(p, place, [&](int32_t source, const Vector<T, kCount> &value) {
         Vector<int32_t, kCount> argmax;
         float share = 1.0f; /* one division a row: a quotient for each channel would be most of the arithmetic */
         if constexpr (kMode == FG_POOL_MEAN) share = __fdiv_rn(1.0f, static_cast<float>(p.rows_of_mean(source)));
         if constexpr (kMode == FG_POOL_MAX)
-            argmax = Vector<int32_t, kCount>::load(p.argmax + source * p.channels + channel);
+            argmax = Vector<int32_t, kCount>::load(p.argmax + source * p.channels + place.channel);
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             const float x = to_float(value.element[i]);
             if constexpr (kMode == FG_POOL_MAX)
-                sum[i] += argmax.element[i] == row ? x : 0.0f;
+                sum[i] += argmax.element[i] == place.row() ? x : 0.0f;
             else
                 sum[i] += x * share;
         }
     });
+    if (!place.is_there()) return;
     Vector<T, kCount> out;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) out.element[i] = from_float<T>(sum[i]);
-    out.store(static_cast<T *>(p.out) + row * p.out_stride + channel);
+    out.store(static_cast<T *>(p.out) + place.row() * p.out_stride + place.channel);
 }
 
 __global__ void __launch_bounds__(kThreads) batch_kernel(Coords coords, int64_t samples, int32_t *batch) {
@@ -153,14 +149,23 @@ __global__ void __launch_bounds__(kThreads) batch_kernel(Coords coords, int64_t 
 /* ---- launches ---- */
 
 template <typename T, int kCount, fg_pool_mode kMode>
+constexpr auto kPlainKernel = pool_kernel<T, kCount, kMode, false>;
+template <>
+constexpr auto kPlainKernel<__half, kChannels<__half>, FG_POOL_MAX> = max_pairs_kernel<__half, __half2>;
+template <>
+constexpr auto kPlainKernel<__nv_bfloat16, kChannels<__nv_bfloat16>, FG_POOL_MAX> =
+    max_pairs_kernel<__nv_bfloat16, __nv_bfloat162>;
+
+template <typename T, int kCount, fg_pool_mode kMode>
 fg_status launch(const PoolArgs &p, bool backward, cudaStream_t stream, fg_error *error) {
+    const int64_t pieces = p.channels / kCount;
     unsigned int blocks = 0;
-    const fg_status status = grid_for(p.rows * (p.channels / kCount), kThreads, "map", &blocks, error);
+    const fg_status status = grid_for(p.entries.rows * pieces, kThreads, "map", &blocks, error);
     if (status != FG_OK) return status;
-    auto kernel = backward ? pool_backward_kernel<T, kCount, kMode> : pool_kernel<T, kCount, kMode, false>;
+    auto kernel = backward ? pool_backward_kernel<T, kCount, kMode> : kPlainKernel<T, kCount, kMode>;
     if constexpr (kMode == FG_POOL_MAX)
         if (!backward && p.argmax) kernel = pool_kernel<T, kCount, kMode, true>;
-    kernel<<<blocks, kThreads, 0, stream>>>(p);
+    kernel<<<blocks, kThreads, entry_bytes(pieces), stream>>>(p);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }
@@ -188,24 +193,18 @@ fg_status run(const fg_tensor &in, const fg_tensor &map, const fg_tensor &out, c
     const cudaStream_t stream = stream_of(queue);
     PoolArgs p = {};
     p.in = in.data;
-    p.map = static_cast<const int32_t *>(map.data);
+    p.entries = {static_cast<const int32_t *>(map.data), out.shape[0], row_limit(in), 0, false};
     p.out = out.data;
     p.argmax = argmax.present ? static_cast<int32_t *>(argmax.data) : nullptr;
     p.count = count.present ? static_cast<int32_t *>(count.data) : nullptr;
     p.counts_are_bounds = count.present && backward && count.shape[0] > in.shape[0];
     p.in_stride = in.strides[0];
     p.out_stride = out.strides[0];
-    p.rows = out.shape[0];
-    p.in_rows = row_limit(in);
-    p.volume = static_cast<int>(map.shape[0]);
     p.channels = out.shape[1];
-    if (map.shape[0] > INT32_MAX - kOffsets)
-        return fg_fail(error, FG_ERROR_VALUE, "map: expected at most %d rows, got %lld", INT32_MAX - kOffsets,
-                       static_cast<long long>(map.shape[0]));
-    if (p.channels > INT32_MAX)
-        return fg_fail(error, FG_ERROR_VALUE, "out: expected at most %d channels, got %lld", INT32_MAX,
-                       static_cast<long long>(p.channels));
-    if (p.rows == 0 || p.channels == 0) return FG_OK;
+    const fg_status status = check_entries(map, out, error);
+    if (status != FG_OK) return status;
+    p.entries.volume = static_cast<int>(map.shape[0]);
+    if (p.entries.rows == 0 || p.channels == 0) return FG_OK;
     switch (in.dtype) {
         case FG_FLOAT16:
             return launch_width<__half>(p, mode, backward, stream, error);
