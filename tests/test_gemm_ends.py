@@ -126,6 +126,20 @@ def test_any_scale_of_a_float8_output(backend, scale_out, activation):
     judge_float8(out[known], np.clip(ref[known], -448, 448), E4M3, cut_of(backend, FP8, activation))
 
 
+@pytest.mark.parametrize("scale_out", [0.0, 1e-39, -2.0])
+@pytest.mark.parametrize("m", [8, 96, 260])
+def test_any_scale_of_a_float8_output_with_a_bias(backend, m, scale_out):
+    """It divides the sum of both, which may have another sign than each of them."""
+    n, k = 480, 400
+    a, b = (np.abs(x) for x in operands(m, n, k, *FP8)[1:])
+    typical = np.median(reference.gemm(a, b))
+    bias = np.where(np.arange(n) % 2, -0.4, -3).astype(np.float32) * np.float32(typical)
+    out = guarded.gemm(backend, a, b, E4M3, bias=bias, scale_out=np.asarray(scale_out, np.float32))
+    with np.errstate(divide="ignore"):
+        ref = reference.gemm(a, b, bias=bias) / reference.f64(np.asarray(scale_out, np.float32))
+    judge_float8(out, np.clip(ref, -448, 448), E4M3, cut_of(backend, FP8, None))
+
+
 def test_an_infinite_factor_of_a_float8_output(backend):
     m, n, k = 260, 480, 400
     a, b = (np.abs(x) for x in operands(m, n, k, E4M3, E4M3)[1:])

@@ -96,8 +96,8 @@ __device__ __forceinline__ void keep_values(const float (&sum)[kCount], const Fa
                 const float other = __shfl_xor_sync(0xffffffffu, gated ? own.x : own.y, 4);
                 keep(byte, silu(gated ? other : own.x) * (gated ? own.y : other) * scale);
             } else {
-                keep(byte, own.x);
-                keep(byte + Tile::kTokenPitch, own.y);
+                keep(byte, own.x * scale);
+                keep(byte + Tile::kTokenPitch, own.y * scale);
             }
         }
     }
@@ -118,8 +118,9 @@ template <typename Math, typename Tile, int kCount, typename Factors>
 __device__ __forceinline__ void keep_plain(const float (&sum)[kCount], const Factors &factors, const Epilogue &to,
                                            uint8_t *rows, int units) {
     using T = typename PlainOutput<Math, Tile>::Type;
+    constexpr bool kScaled = std::is_same_v<Factors, OneFactor> && Tile::kGated == 1; /* its factor is over the scale */
     if constexpr (Tile::kGated == 2 || Tile::kToFp8)
-        keep_values<T, Tile>(sum, factors, rows, units, inverse_scale_out<Tile>(to));
+        keep_values<T, Tile>(sum, factors, rows, units, kScaled ? 1.0f : inverse_scale_out<Tile>(to));
     else
         keep_halves<T, Tile>(sum, factors, rows, units);
 }

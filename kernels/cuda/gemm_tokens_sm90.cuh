@@ -237,9 +237,9 @@ __device__ __forceinline__ auto token_scales(TokenShared<Tile> &shared) {
         return NoScales{};
 }
 
-/* What sums are multiplied by, and a bias: of a token and of a row of weights to each thread; over the scale of an fp8
- * output, if they become that and no more. It is asked for before the tile is multiplied and, where not all are alike,
- * kept for all threads after that. */
+/* What sums are multiplied by, and a bias: of a token and of a row of weights to each thread. Where all are alike, and
+ * there is no bias, it is over the scale of an fp8 output, if they become that and no more. It is asked for before the
+ * tile is multiplied and, where not all are alike, kept for all threads after that. */
 struct TileScales {
     float token, weight, bias;
 };
@@ -254,11 +254,9 @@ __device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, cons
     if (args.alike || thread < work.rows) {
         const int64_t column = work.first_row + thread;
         if (!to.block_scaled) scales.weight = scale_at(to.scale_b, work.weight, column);
-        if (to.bias)
-            scales.bias =
-                over_scale_out<Tile>(load_as_float(to.bias, work.weight * to.bias_step + column, to.bias_dtype), to);
+        if (to.bias) scales.bias = load_as_float(to.bias, work.weight * to.bias_step + column, to.bias_dtype);
     }
-    scales.weight = over_scale_out<Tile>(scales.weight, to);
+    if (args.alike) scales.weight = over_scale_out<Tile>(scales.weight, to);
     return scales;
 }
 

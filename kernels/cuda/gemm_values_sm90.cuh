@@ -31,7 +31,7 @@ __device__ __forceinline__ float over_scale(float value, float scale) {
 }
 
 /* Of a usual output in fp8 that is sums and no more what its scale divides is not each value, but what the sums are
- * multiplied by, and a bias. */
+ * multiplied by: where nothing is added. */
 template <typename Tile>
 __device__ __forceinline__ float over_scale_out(float factor, const Epilogue &to) {
     if (!Tile::kToFp8 || Tile::kEnd != Sm90End::kNone || to.scale_out == nullptr) return factor;
@@ -43,7 +43,7 @@ __device__ __forceinline__ RowFactors over_scale_out(const RowFactors &factors, 
     return {over_scale_out<Tile>(factors.of[0], to), over_scale_out<Tile>(factors.of[1], to)};
 }
 
-/* Of one that SwiGLU makes, what each value is multiplied by. */
+/* Of any other, what each value is multiplied by. */
 template <typename Tile>
 __device__ __forceinline__ float inverse_scale_out(const Epilogue &to) {
     return Tile::kToFp8 && to.scale_out ? over_scale(1.0f, *to.scale_out) : 1.0f;
