@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from os import register_at_fork
 from threading import RLock
 
 from flexgemm import _C
@@ -13,8 +14,17 @@ from flexgemm._voxels import Shape, grid_shape, rows_of_four
 
 WORDS = ("int32", "int64")
 MOST_KEYS = 2**59 - 2  # the bytes of their slots and of that of -1 are a number of 63 bits
-_CLEARING = RLock()  # else two first insertions clear each other's keys; of all tables: locks cannot be copied
+_clearing = RLock()  # else two first insertions clear each other's keys; of all tables: locks cannot be copied
 SLOTS_PER_KEY = 2  # of `build`: half of the slots stay free, so that a key lies near its first slot
+
+
+def _unlock() -> None:
+    """In a forked process, where no thread is left that might hold the lock."""
+    global _clearing
+    _clearing = RLock()
+
+
+register_at_fork(after_in_child=_unlock)
 
 
 class HashTable:
@@ -186,7 +196,7 @@ class HashTable:
         self._insert(library, library.empty(shape, dtype, self.native[2]), None, False)
 
     def _insert(self, library: Library, keys: Array, values: Array | None, replace: bool) -> None:
-        with _CLEARING if self._fresh else nullcontext():
+        with _clearing if self._fresh else nullcontext():
             how = {"shape": self.shape, "clear": self._fresh, "replace": replace}
             with renamed({"table_keys": "keys"}):
                 library.run(_C.hash_insert, keys, values, *self.native, **how)

@@ -153,6 +153,37 @@ def test_forked_processes_go_on():
     assert done.returncode == 0, done.stderr
 
 
+FORK_WHILE_CLEARING = """
+import os, signal, sys, threading
+import numpy as np
+import flexgemm
+
+keys, begun = np.arange(10), threading.Event()
+
+def clear():
+    while True:
+        flexgemm.HashTable(4_000_000, like=keys)
+        begun.set()
+
+threading.Thread(target=clear, daemon=True).start()
+begun.wait()
+for _ in range(4):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(not np.array_equal(flexgemm.HashTable.build(keys).lookup(keys), keys))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status:
+        break
+os._exit(status != 0)
+"""
+
+
+def test_forked_processes_wait_for_no_lock_of_another_thread():
+    done = run_python(["-W", "ignore::DeprecationWarning", "-c", FORK_WHILE_CLEARING], OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+
+
 SPECIAL = """
 import numpy as np
 import flexgemm

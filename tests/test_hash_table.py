@@ -370,10 +370,11 @@ def test_keys_that_all_begin_at_one_slot(backend, n):
     check(backend, table, insert_all({}, keys, np.arange(n)), keys, np.int32)
 
 
-def test_a_table_that_overflowed_goes_on_with_the_keys_that_it_has(backend):
-    """Also with those that lie further than others are looked for."""
+@pytest.mark.parametrize("n", [65, 130])
+def test_a_table_that_overflowed_goes_on_with_the_keys_that_it_has(backend, n):
+    """Also with those that lie as far as others are looked for, and further."""
     capacity, keys = 200, np.arange(40_000)
-    far = keys[first_slots(keys, capacity) == 7][:130]
+    far = keys[first_slots(keys, capacity) == 7][:n]
     others = np.setdiff1d(keys, far)[: capacity - len(far)]
     there = np.concatenate([far, others])
     table = flexgemm.HashTable.build(backend.array(there), capacity=capacity)

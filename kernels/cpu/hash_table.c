@@ -58,7 +58,7 @@ static int64_t claim(const fg_hash_table *table, uint64_t key) {
             return slot;
         }
         if (steps % FG_SHORT_WAY == FG_SHORT_WAY - 1 && in_state(table, FG_TABLE_FULL) &&
-            steps >= in_state(table, FG_TABLE_LONGEST))
+            steps >= fg_max(in_state(table, FG_TABLE_LONGEST), FG_SHORT_WAY))
             break; /* no key of earlier calls lies further */
     }
     __atomic_store_n(&table->state[FG_TABLE_FULL], 1, __ATOMIC_RELAXED);

@@ -46,6 +46,12 @@ struct KeyTable {
 
     __device__ int64_t next(int64_t slot) const { return slot + 1 < capacity ? slot + 1 : 0; }
 
+    /* How far from its first slot a key of earlier calls may lie. */
+    __device__ Word farthest() const {
+        const Word longest = *const_cast<volatile Word *>(&state->longest);
+        return longest > kShortWay ? longest : kShortWay;
+    }
+
     /* The slot of a key, taken for it if need be; -1 when there is none left. */
     __device__ int64_t claim(Key key) const {
         if (key == kEmpty) {
@@ -65,8 +71,8 @@ struct KeyTable {
                 return slot;
             }
             if (steps % kShortWay == kShortWay - 1 && *const_cast<volatile Word *>(&state->full) &&
-                static_cast<Word>(steps) >= *const_cast<volatile Word *>(&state->longest))
-                return -1; /* no key of earlier calls lies further */
+                static_cast<Word>(steps) >= farthest())
+                return -1;
         }
         atomicExch(&state->full, 1ull);
         return -1;
@@ -79,8 +85,8 @@ struct KeyTable {
         Key seen = *at(slot);
         if (seen == key) return slot;
         if (seen == kEmpty) return -1;
-        const Word longest = state->longest > kShortWay ? state->longest : kShortWay;
-        for (int64_t steps = 1; steps < capacity && static_cast<Word>(steps) <= longest; ++steps) {
+        const Word last = farthest();
+        for (int64_t steps = 1; steps < capacity && static_cast<Word>(steps) <= last; ++steps) {
             slot = next(slot);
             seen = *at(slot);
             if (seen == key) return slot;
