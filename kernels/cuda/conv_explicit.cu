@@ -147,7 +147,7 @@ struct ExplicitConv {
 
     fg_status transpose_weight(void *out, fg_error *error) const {
         const fg_tensor weight = matrices_of(const_cast<void *>(p.weight), p.depth, p.columns);
-        return transpose(weight, matrices_of(out, p.columns, p.depth), queue, error);
+        return transpose(weight, matrices_of(out, p.columns, p.depth), INT32_MAX, queue, error);
     }
 
     template <typename Word>

@@ -22,14 +22,15 @@ fg_status gemm(const fg_gemm_params *params, const fg_queue *queue, fg_error *er
     int num_sms = 0, compute_capability = 0;
     fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
     if (status != FG_OK) return status;
-    if (params->num_sms > 0 && params->num_sms < num_sms) num_sms = params->num_sms;
+    const bool bounded = params->num_sms > 0 && params->num_sms < num_sms;
+    if (bounded) num_sms = params->num_sms;
 
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
     fg_gemm_params given = *params;
     if (params->b_row_major) {
         given.b = transposed(params->b, params->workspace.data);
-        status = transpose(params->b, given.b, queue, error);
+        status = transpose(params->b, given.b, bounded ? num_sms : INT32_MAX, queue, error);
         if (status != FG_OK) return status;
         given.b_row_major = false;
     }

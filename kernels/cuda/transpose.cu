@@ -11,7 +11,6 @@ namespace flexgemm {
 namespace {
 
 constexpr int kTile = 32, kRowsAtOnce = 8;
-constexpr int64_t kMaxBlocks = 65535; /* along y and z of a grid: more tiles are walked over */
 
 struct TransposeArgs {
     const void *from;
@@ -19,42 +18,38 @@ struct TransposeArgs {
     int64_t rows, columns, batch;       /* of `from` */
     int64_t from_step, from_batch_step; /* elements */
     int64_t to_step, to_batch_step;
+
+    __host__ __device__ int64_t tiles_down() const { return ceil_div<int64_t>(rows, kTile); }
+    __host__ __device__ int64_t tiles_across() const { return ceil_div<int64_t>(columns, kTile); }
+    __host__ __device__ int64_t tiles() const { return tiles_down() * tiles_across() * batch; }
 };
 
 template <typename T>
 __global__ void __launch_bounds__(kTile *kRowsAtOnce) transpose_kernel(const __grid_constant__ TransposeArgs args) {
     __shared__ T tile[kTile][kTile + 4 / sizeof(T)]; /* one bank further with each row */
-    const int64_t first_column = static_cast<int64_t>(blockIdx.x) * kTile;
-    for (int64_t batch = blockIdx.z; batch < args.batch; batch += gridDim.z) {
+    const int64_t across = args.tiles_across(), down = args.tiles_down(), tiles = args.tiles();
+    for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+        const int64_t above = index / across, first_column = (index - above * across) * kTile;
+        const int64_t batch = above / down, first_row = (above - batch * down) * kTile;
         const T *from = static_cast<const T *>(args.from) + batch * args.from_batch_step;
         T *to = static_cast<T *>(args.to) + batch * args.to_batch_step;
-        for (int64_t first_row = static_cast<int64_t>(blockIdx.y) * kTile; first_row < args.rows;
-             first_row += static_cast<int64_t>(gridDim.y) * kTile) {
-            for (int i = threadIdx.y; i < kTile; i += kRowsAtOnce) {
-                const int64_t row = first_row + i, column = first_column + threadIdx.x;
-                if (row < args.rows && column < args.columns)
-                    tile[i][threadIdx.x] = from[row * args.from_step + column];
-            }
-            __syncthreads();
-            for (int i = threadIdx.y; i < kTile; i += kRowsAtOnce) {
-                const int64_t row = first_row + threadIdx.x, column = first_column + i;
-                if (row < args.rows && column < args.columns) to[column * args.to_step + row] = tile[threadIdx.x][i];
-            }
-            __syncthreads();
+        for (int i = threadIdx.y; i < kTile; i += kRowsAtOnce) {
+            const int64_t row = first_row + i, column = first_column + threadIdx.x;
+            if (row < args.rows && column < args.columns) tile[i][threadIdx.x] = from[row * args.from_step + column];
         }
+        __syncthreads();
+        for (int i = threadIdx.y; i < kTile; i += kRowsAtOnce) {
+            const int64_t row = first_row + threadIdx.x, column = first_column + i;
+            if (row < args.rows && column < args.columns) to[column * args.to_step + row] = tile[threadIdx.x][i];
+        }
+        __syncthreads();
     }
 }
 
 template <typename T>
-fg_status launch(const TransposeArgs &args, const fg_queue *queue, fg_error *error) {
-    const int64_t across = ceil_div<int64_t>(args.columns, kTile);
-    if (across > INT32_MAX)
-        return fg_fail(error, FG_ERROR_VALUE, "b: expected fewer than 2^36 columns, got %lld",
-                       static_cast<long long>(args.columns));
-    const dim3 grid(static_cast<unsigned>(across),
-                    static_cast<unsigned>(std::min(ceil_div<int64_t>(args.rows, kTile), kMaxBlocks)),
-                    static_cast<unsigned>(std::min(args.batch, kMaxBlocks)));
-    transpose_kernel<T><<<grid, dim3(kTile, kRowsAtOnce), 0, stream_of(queue)>>>(args);
+fg_status launch(const TransposeArgs &args, int max_blocks, const fg_queue *queue, fg_error *error) {
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>(args.tiles(), max_blocks));
+    transpose_kernel<T><<<blocks, dim3(kTile, kRowsAtOnce), 0, stream_of(queue)>>>(args);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }
@@ -84,7 +79,8 @@ size_t transposed_bytes(const fg_tensor &matrix) {
     return static_cast<size_t>(batch_of(matrix) * columns * rows) * fg_dtype_size(matrix.dtype);
 }
 
-fg_status transpose(const fg_tensor &from, const fg_tensor &to, const fg_queue *queue, fg_error *error) {
+fg_status transpose(const fg_tensor &from, const fg_tensor &to, int max_blocks, const fg_queue *queue,
+                    fg_error *error) {
     const int row_axis = from.ndim - 2, column_axis = from.ndim - 1;
     TransposeArgs args = {};
     args.from = from.data;
@@ -101,11 +97,11 @@ fg_status transpose(const fg_tensor &from, const fg_tensor &to, const fg_queue *
     if (args.rows == 0 || args.columns == 0 || args.batch == 0) return FG_OK;
     switch (fg_dtype_size(from.dtype)) {
         case 1:
-            return launch<uint8_t>(args, queue, error);
+            return launch<uint8_t>(args, max_blocks, queue, error);
         case 2:
-            return launch<uint16_t>(args, queue, error);
+            return launch<uint16_t>(args, max_blocks, queue, error);
         default:
-            return launch<uint32_t>(args, queue, error);
+            return launch<uint32_t>(args, max_blocks, queue, error);
     }
 }
 
