@@ -35,6 +35,7 @@ static PyObject *number_of(PyObject *value) {
 static PyObject *numbers_of(PyObject *value) {
     enum { MOST = 16 };
     const Py_ssize_t length = PySequence_Check(value) ? PySequence_Size(value) : 0;
+    if (length < 0 && PyErr_ExceptionMatches(PyExc_TypeError)) PyErr_Clear(); /* an array of no dimension */
     if (length <= 0 || length > MOST) return NULL;
     PyObject *numbers = PyTuple_New(length);
     for (Py_ssize_t i = 0; numbers && i < length; i++) {

@@ -24,7 +24,8 @@ static int queue_of_work(fg_state *state, PyObject *array, PyObject *given, fg_q
     fg_stream stream;
     PyObject *owner = NULL;
     int failed = fg_view_open(state, &view, array, "array", false) < 0 || fg_stream_from_object(given, &stream) < 0;
-    if (!failed && (!given || given == Py_None))
+    /* Of host memory there is none: torch built for CUDA fails to say so where there is no GPU. */
+    if (!failed && view.tensor.device_type == FG_CUDA && (!given || given == Py_None))
         failed = fg_stream_of_view(state, &view, &stream.queue.stream, &owner) < 0;
     if (!failed) {
         *queue = (fg_queue){view.tensor.device_index, stream.queue.stream};

@@ -40,6 +40,8 @@ def as_int(value: Any, name: str) -> int:
         return index(value)
     except TypeError:
         raise TypeError(f"{name}: expected an int, got {type_name(value)}") from None
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def expect_float(value: Any, name: str) -> None:

@@ -41,6 +41,8 @@ def three_ints(value: Any, name: str, *, least: int = 1) -> Any:
         numbers = tuple(map(index, value)) if is_sequence(value) else (index(value),) * 3
     except TypeError:
         numbers = ()
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{name}: {error}") from error
     if len(numbers) != 3 or min(numbers) < least:
         meaning = "a positive int" if least else "an int from 0"
         raise ValueError(f"{name}: expected {meaning} or three of them (w, h, d), got {value!r}")

@@ -121,6 +121,9 @@ _FromObject = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(D
 _ManagedFromObject = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(ctypes.POINTER(ManagedVersioned)))
 
 
+_CurrentStream = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
+
+
 class ExchangeTable(ctypes.Structure):
     pass
 
@@ -133,12 +136,13 @@ ExchangeTable._fields_ = [
     ("managed_from_object", _ManagedFromObject),
     ("managed_to_object", ctypes.c_void_p),
     ("tensor_from_object", _FromObject),
-    ("current_stream", ctypes.c_void_p),
+    ("current_stream", _CurrentStream),
 ]
 
 
 def exchange_type(*, borrowing=True, versions=((1, 3),), capsule_name=b"dlpack_exchange_api", status=0):
-    """A new array type with a table of each of `versions`, chained, the first one in the capsule."""
+    """A new array type with a table of each of `versions`, chained, the first one in the capsule. To be asked for a
+    stream fails, as of torch built for CUDA where there is no GPU."""
     used = []
 
     @_FromObject
@@ -153,13 +157,18 @@ def exchange_type(*, borrowing=True, versions=((1, 3),), capsule_name=b"dlpack_e
         out[0] = ctypes.pointer(x.managed)
         return status
 
-    tables = [
-        ExchangeTable(*v, None, None, manage, None, borrow if borrowing else _FromObject(), None) for v in versions
-    ]
+    @_CurrentStream
+    def stream(*_):
+        used.append("stream")
+        return -1
+
+    borrows = borrow if borrowing else _FromObject()
+    tables = [ExchangeTable(*v, None, None, manage, None, borrows, stream) for v in versions]
     for table, older in zip(tables, tables[1:], strict=False):
         table.previous = ctypes.pointer(older)
     capsule = new_capsule(ctypes.addressof(tables[0]), capsule_name, None)
-    members = {"__dlpack_c_exchange_api__": capsule, "used": used, "_alive": (tables, borrow, manage, capsule_name)}
+    alive = tables, borrow, manage, stream, capsule_name
+    members = {"__dlpack_c_exchange_api__": capsule, "used": used, "_alive": alive}
     return type("Exchanged", (Exporter,), members)
 
 

@@ -38,3 +38,27 @@ def test_channels_of_no_rows_are_as_many_as_they_like():
 
 def test_rows_without_columns_are_not_counted():
     assert flexgemm.quantize(np.empty((2**45, 0), np.float32))[1] == 1
+
+
+class Faulty:
+    """An int whose value cannot be had."""
+
+    def __index__(self):
+        raise ValueError("bad")
+
+
+def test_numbers_that_cannot_be_read_are_named():
+    x, coords = zeros(1, 8), np.zeros((1, 4), np.int32)
+    nmap = flexgemm.neighbor_map(coords, (1, 4, 4, 4))
+    for value in (np.array(None), np.array(1j)):
+        with pytest.raises(TypeError, match="^alpha: expected a float, got ndarray$"):
+            flexgemm.gemm_nt(x, x, alpha=value)
+    with pytest.raises(ValueError, match="^kernel_size: bad$"):
+        flexgemm.neighbor_map(coords, (1, 4, 4, 4), Faulty())
+    with pytest.raises(ValueError, match="^dilation: bad$"):
+        flexgemm.neighbor_map(coords, (1, 4, 4, 4), 3, (1, Faulty(), 1))
+    with pytest.raises(ValueError, match="^capacity: bad$"):
+        flexgemm.HashTable(Faulty(), like=coords)
+    with pytest.raises(ValueError, match="^groups: bad$"):
+        weight = zeros(8, 3, 3, 3, 8)
+        flexgemm.submanifold_conv3d_backward(x, x, weight, neighbor_map=nmap, groups=Faulty())

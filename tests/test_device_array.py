@@ -10,6 +10,7 @@ import pytest
 from calls import Stream, zeros
 from exporters import CPU, CUDA
 
+import flexgemm
 from flexgemm import _C
 
 
@@ -19,6 +20,8 @@ def test_device_arrays_need_a_cuda_build():
             _C.DeviceArray.empty((3,), "float32")
         with pytest.raises(NotImplementedError, match="no CUDA backend"):
             _C.device_info("cuda")
+        with pytest.raises(NotImplementedError, match="^device: 'cuda' asked for, but .* no CUDA backend$"):
+            flexgemm.gemm_nt(zeros(3, 8), zeros(5, 8), device="cuda")
         assert _C.device_count() == 0
     elif _C.device_count() == 0:
         with pytest.raises(RuntimeError, match="^device: 'cuda' asked for, but this build sees 0 CUDA devices$"):

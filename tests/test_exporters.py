@@ -221,6 +221,14 @@ def test_the_exchange_api_borrows_without_a_capsule():
     assert not any(array.asked or array.deleted for array in arrays.values())
 
 
+def test_arrays_of_the_host_are_asked_for_no_stream():
+    Type = exchange_type()
+    array = Type(zeros(5, 8))
+    assert not _C.is_capturing(array)
+    assert _C.wait_for(_C.mark(array), array)
+    assert set(Type.used) == {"borrowed"}
+
+
 def test_a_table_without_borrowing_gives_managed_tensors():
     Type = exchange_type(borrowing=False)
     array = Type(zeros(5, 8))

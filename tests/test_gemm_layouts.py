@@ -277,6 +277,12 @@ def test_matrices_of_a_batch_that_begin_anywhere(backend, dtype, apart):
     assert (f64(after[:, out[0].size :]) == KEPT).all()
 
 
+def test_a_batch_of_no_matrices_takes_no_workspace(backend):
+    """However deep they are."""
+    a, b = (backend.array(np.zeros((0, m, 2**40), np.float32)) for m in (16, 24))
+    assert flexgemm.batched_gemm_nt(a, b).shape == (0, 16, 24)
+
+
 def test_one_scale_for_all_of_a_batch(backend):
     a, b = (x[:, :33] for x in operands_of_two())
     scale = np.asarray(0.375, np.float32)

@@ -152,7 +152,7 @@ static fg_status wgrad_group(const fg_conv_wgrad_params *params, fg_error *error
     const fg_simd *simd = fg_simd_get(error);
     if (simd == NULL) return error->code;
     const wgrad_plan plan = plan_wgrad(simd, params);
-    const int64_t tasks = params->grad_weight.present ? plan.slices * plan.volume * plan.parts : 0;
+    const int64_t tasks = params->grad_weight.present && plan.co > 0 ? plan.slices * plan.volume * plan.parts : 0;
     const int64_t bias_tasks = params->grad_bias.present ? BIAS_SLICES : 0;
     int threads = 0;
     const fg_status status =

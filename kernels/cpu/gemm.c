@@ -298,12 +298,14 @@ static void multiply(const fg_simd *simd, const fg_gemm_params *params, const ge
     }
 }
 
+static bool is_empty(const fg_gemm_shape *shape) { return shape->m == 0 || shape->n == 0 || shape->groups == 0; }
+
 fg_status fg_cpu_gemm_workspace(const fg_gemm_params *params, const fg_queue *queue, size_t *bytes, fg_error *error) {
     (void)queue;
     const fg_simd *simd = fg_simd_get(error);
     if (simd == NULL) return error->code;
     const fg_gemm_shape shape = fg_gemm_shape_of(params);
-    *bytes = shape.m > 0 && shape.n > 0 ? fg_workspace_bytes(plan_gemm(simd, params).layout) : 0;
+    *bytes = is_empty(&shape) ? 0 : fg_workspace_bytes(plan_gemm(simd, params).layout);
     return FG_OK;
 }
 
@@ -313,7 +315,7 @@ fg_status fg_cpu_gemm(const fg_gemm_params *params, const fg_queue *queue, fg_er
     if (simd == NULL) return error->code;
     const fg_gemm_shape shape = fg_gemm_shape_of(params);
     fg_status status = check_groups(params, &shape, error);
-    if (status != FG_OK || shape.m == 0 || shape.n == 0) return status;
+    if (status != FG_OK || is_empty(&shape)) return status;
     const gemm_plan plan = plan_gemm(simd, params); /* of arrays that have elements: k fits memory */
     int threads = 0;
     const int64_t products = params->out.ndim == 3 ? shape.groups : 1;
