@@ -72,7 +72,7 @@ def submanifold_conv3d(
         "implicit_gemm_splitk": the offsets split among blocks, where there are too few of them.
         "masked_implicit_gemm": voxels with the same neighbours side by side, where neighbor_map has such an order.
         "masked_implicit_gemm_splitk": the same for groups of offsets, each with an order of its own.
-    precision: of float32 products: "ieee" is true float32, "tf32" rounds the factors to TF32. Sums are float32.
+    precision: of float32 products: "ieee" is true float32; "tf32" rounds factors to TF32, on a GPU. Sums are float32.
     stream: a CUDA stream instead of the array library's current one.
 
     For inference feats and weight may be FP8, of either kind each (`quantize`), and stand for themselves times scales:
@@ -295,16 +295,10 @@ def forward(
         expect_none(library.dtype(feats), {**given, "out_dtype": out_dtype})
     feats = library.rows(feats, "feats")
     weight = library.contiguous(weight, "weight")
-    if bias is not None:
-        bias = library.contiguous(bias, "bias")
-    if residual is not None:
-        residual = library.rows(residual, "residual")
-    if scale_feats is not None:
-        scale_feats = library.contiguous(scale_feats, "scale_feats")
-    if scale_weight is not None:
-        scale_weight = library.contiguous(scale_weight, "scale_weight")
-    if scale_out is not None:
-        scale_out = library.contiguous(scale_out, "scale_out")
+    bias = None if bias is None else library.contiguous(bias, "bias")
+    residual = None if residual is None else library.rows(residual, "residual")
+    scales = zip(SCALES, (scale_feats, scale_weight, scale_out), strict=True)
+    scale_feats, scale_weight, scale_out = (s if s is None else library.contiguous(s, name) for name, s in scales)
     shape = _check_shapes(feats, weight, neighbor_map, groups)
     out = library.empty(shape, dtype, feats) if out is None else library.output(out, shape, dtype, feats)
     map, order = neighbor_map.native, neighbor_map.native_order
@@ -350,6 +344,8 @@ def backward(
     groups: int,
 ) -> tuple[Array | None, Array | None, Array | None]:
     """`sparse_conv3d_backward` with the library already bound."""
+    if (dtype := library.dtype(feats)) in FP8:
+        raise ValueError(f"feats: expected numbers that have a gradient in convolutions, not FP8, got {dtype}")
     grad_out = library.rows(grad_out, "grad_out")
     feats = library.rows(feats, "feats")
     weight = library.contiguous(weight, "weight")
@@ -362,8 +358,7 @@ def backward(
     grad_feats = library.empty(tuple(feats.shape), None, feats) if needs_grad[0] else None
     grad_weight = library.empty(tuple(weight.shape), None, weight) if needs_grad[1] else None
     grad_bias = library.empty((weight.shape[0],), None, weight) if needs_grad[2] else None
-    map = neighbor_map.native
-    mirrored = neighbor_map.mirrored
+    map, mirrored = neighbor_map.native, neighbor_map.mirrored
     gradient_map = order = None
     if needs_grad[0]:
         gradient_map, order = neighbor_map.native_gradient(library.stream)
@@ -378,7 +373,7 @@ def backward(
     else:
         asked = algorithm, groups, library.stream
         orders: dict[str, Any] = {"order": order, "order_groups": groups_of(order, neighbor_map.kernel_size)}
-        orders |= {"phases": neighbor_map.phases[1]}
+        orders |= {"phases": neighbor_map.phases[1], "mirrored": mirrored}
         of_weights = needs_grad[1] or needs_grad[2]
         if needs_grad[0] and mirrored:
             orders["segments"] = _segments(grad_out, weight, neighbor_map, *asked, backward=True)
@@ -386,7 +381,6 @@ def backward(
         in_use = None  # by the first operation, while the second one runs beside it: not to be had for that one's
         if needs_grad[0]:
             operands = grad_out, weight, gradient_map, grad_feats
-            orders |= {"mirrored": mirrored}
             if of_weights:
                 nbytes = _C.conv_dgrad_workspace(*operands, stream=library.stream, **orders, **how)
                 in_use = library.workspace(nbytes, grad_out) if nbytes else None

@@ -185,11 +185,11 @@ def test_a_bias_alone_may_be_parametrized():
 def test_frozen_experts_stay_fp8(dtype):
     """When a network changes its dtype: weights and scales stay, the bias does not."""
     frozen = fnn.GroupedLinear(3, 16, 24).frozen()
-    weight, scale = frozen.weight.clone(), frozen.scale.clone()
+    weight, scale = frozen.weight.clone(), frozen.weight_scale.clone()
     moved = torch.nn.Sequential(frozen).to(dtype)[0]
     assert torch.equal(moved.weight.view(torch.uint8), weight.view(torch.uint8))
     assert (moved.weight.dtype, moved.bias.dtype) == (torch.float8_e4m3fn, dtype)
-    assert torch.equal(moved.scale, scale) and moved.scale.dtype is torch.float32
+    assert torch.equal(moved.weight_scale, scale) and moved.weight_scale.dtype is torch.float32
 
 
 def test_frozen_experts_leave_the_meta_device():
@@ -309,3 +309,18 @@ def test_experts_without_inputs_and_of_what_is_no_tensor():
             layer(torch.ones(10, 16), ends.float())
     with pytest.raises(TypeError, match="^weight: expected dtype float16 to match x, got float32$"):
         plain(torch.ones(10, 16).half(), ends)
+
+
+def test_layers_leave_common_names_to_those_who_derive_from_them():
+    class Scaled(fnn.SubMConv3d):
+        def __init__(self, *channels):
+            super().__init__(*channels)
+            self.scale = torch.nn.Parameter(torch.full((channels[1],), 2.0))
+
+        def forward(self, x):
+            y = super().forward(x)
+            return y.replace(y.feats * self.scale)
+
+    x, layer, plain = sparse(), Scaled(5, 4), fnn.SubMConv3d(5, 4)
+    plain.load_state_dict(layer.state_dict(), strict=False)
+    assert torch.equal(layer(x).feats, 2 * plain(x).feats)

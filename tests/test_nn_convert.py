@@ -122,6 +122,30 @@ def test_what_cannot_be_converted_says_so():
             convert({"0.kernel": torch.zeros(27, 5, 7)}, model)
 
 
+def test_kernels_of_other_channels_are_refused():
+    """Also of as many numbers."""
+    model = torch.nn.Sequential(fnn.SubMConv3d(4, 8, bias=False))
+    for convert in (fnn.from_torchsparse, fnn.from_minkowski):
+        with pytest.raises(ValueError, match=r"^0.kernel: expected \(V, Ci, Co\) = \(27, 4, 8\), got \(27, 8, 4\)$"):
+            convert({"0.kernel": torch.zeros(27, 8, 4)}, model)
+
+
+def test_channelwise_kernels_of_minkowski():
+    """(V, C)."""
+    model, kernel = torch.nn.Sequential(fnn.SubMConv3d(5, 5, groups=5, bias=False)), torch.randn(27, 5)
+    weight = fnn.from_minkowski({"0.kernel": kernel}, model)["0.weight"]
+    assert torch.equal(weight.permute(3, 2, 1, 0, 4), kernel.reshape(3, 3, 3, 5, 1))
+
+
+def test_a_layer_is_converted_under_each_of_its_names():
+    layer = fnn.SubMConv3d(3, 3, bias=False)
+    model, weight = torch.nn.ModuleDict({"a": layer, "b": layer}), torch.randn(3, 3, 3, 3, 3)
+    model.load_state_dict(fnn.from_spconv({"a.weight": weight, "b.weight": weight}, model, "RSCK"))
+    assert torch.equal(layer.weight, weight.permute(4, 0, 1, 2, 3))
+    kernel = weight.reshape(27, 3, 3)
+    model.load_state_dict(fnn.from_torchsparse({"a.kernel": kernel, "b.kernel": kernel}, model))
+
+
 def test_a_model_may_be_one_layer():
     """Whose entries have no prefix."""
     conv, kernel = fnn.SubMConv3d(5, 7, bias=False), torch.randn(27, 5, 7)

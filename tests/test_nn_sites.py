@@ -332,3 +332,46 @@ def test_flops_are_counted_on_fake_tensors():
         out = stem(mode.from_tensor(x.feats), mode.from_tensor(x.coords))
     assert tuple(out.shape) == (2, 8, 8, 8)
     assert counter.get_flop_counts()["Stem.conv"]
+
+
+# ---- strided maps in traces ----
+
+
+class Levels(torch.nn.Module):
+    """Five layers, each with a map of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.same, self.down = fnn.SubMConv3d(5, 8), fnn.SparseConv3d(8, 8, 3, 2, 1)
+        self.further = fnn.SparseConv3d(8, 8, 2, 2)
+        self.up, self.back = fnn.SparseConvTranspose3d(8, 8, 2, 2), fnn.SparseInverseConv3d(8, 8, 3)
+
+    def forward(self, x):
+        fine = self.same(x)
+        coarse = self.down(fine)
+        return self.back(coarse + self.up(self.further(coarse), onto=coarse).feats) + fine
+
+
+def test_compiled_networks_leave_the_program_for_maps_that_are_missing(recwarn):
+    """Where nothing of how they are made is traced, nor warned of, and a new scene compiles nothing new."""
+    network, graphs = Levels(), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    compiled = torch.compile(network, backend=backend)
+    counts = []
+    for n in (80, 90, 100, 110):
+        torch.testing.assert_close(compiled(sparse(n)).feats, network(sparse(n)).feats)
+        counts.append(len(graphs))
+    assert counts[2] == counts[3] <= 12
+    assert not [warning for warning in recwarn if "trace" in str(warning.message)]
+
+
+def test_coordinates_of_a_trace_have_no_strided_maps():
+    with FakeTensorMode():
+        x = fnn.SparseTensor(torch.randn(10, 4), torch.zeros(10, 4, dtype=torch.int32), (1, 4, 4, 4))
+        with pytest.raises(TypeError, match="^coords: expected a tensor with data.*, got a FakeTensor$"):
+            fnn.SparseConv3d(4, 8, 2, 2)(x)

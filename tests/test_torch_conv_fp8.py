@@ -138,6 +138,15 @@ def test_a_gradient_is_refused(device, function):
         function(feats, p.weight, neighbor_map=p.nmap, **p.scales)
 
 
+@pytest.mark.parametrize("module", [ft, flexgemm], ids=["torch", "neutral"])
+def test_there_is_no_backward_pass(device, module):
+    p = Problem(30, device)
+    grad_out = torch.zeros(30, len(p.w), device=device)
+    for function in (module.submanifold_conv3d_backward, module.sparse_conv3d_backward):
+        with pytest.raises(ValueError, match="^feats: expected .* not FP8, got float8_e4m3fn$"):
+            function(grad_out, p.q, p.w, neighbor_map=p.nmap)
+
+
 def test_what_is_no_keyword_is_named(device):
     p = Problem(30, device)
     with pytest.raises(TypeError, match="unexpected keyword argument 'out'"):
@@ -198,7 +207,7 @@ def test_a_frozen_layer_is_near_the_layer(device, make, dtype):
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.zero_()
-        twice.scale.zero_()
+        twice.weight_scale.zero_()
     assert torch.equal(frozen(x).feats, out.feats), "a copy"
 
 
@@ -209,7 +218,7 @@ def test_a_frozen_layer_keeps_its_weight_when_a_network_changes_dtype_or_device(
     out = layer(x).feats
     halves = torch.nn.Sequential(layer).half()[0]
     assert halves.weight.dtype is torch.float8_e4m3fn
-    assert (halves.scale.dtype, halves.bias.dtype) == (torch.float32, torch.float16)
+    assert (halves.weight_scale.dtype, halves.bias.dtype) == (torch.float32, torch.float16)
     assert halves(x.to(torch.float16)).feats.dtype is torch.float16
     torch.testing.assert_close(halves(x).feats, out, rtol=0, atol=2e-4)  # the bias lost some
 

@@ -11,6 +11,7 @@ import scenes
 from scenes import leaves, voxels
 
 import flexgemm
+from flexgemm import _C
 
 torch = pytest.importorskip("torch", reason="torch not installed")
 from test_torch_compile import Seen, conv  # noqa: E402
@@ -171,6 +172,17 @@ def test_operators_are_told_the_phases_of_both_maps(device):
         assert [told(*call) for call in seen.calls if "sparse_conv3d" in str(call[0])] == [phases, phases]
         operators_map = from_operators(each.native, None, None, None, (3, 3, 3), phases, each.num_voxels)
         assert operators_map.phases == each.phases
+
+
+def test_traced_calls_go_by_segments_that_are_still_in_the_building(cuda, monkeypatch):
+    """As others do, so that results do not depend on how far the GPU is."""
+    coords, shape = scenes.scene(5000)
+    nmap = flexgemm.neighbor_map(torch.from_numpy(coords).to("cuda"), shape)
+    monkeypatch.setattr(_C, "passed", lambda mark: False)
+    built = nmap.segments()
+    if built is None:
+        pytest.skip("only Hopper has segments")
+    assert maps_of(nmap, True)[4] is pytree.tree_flatten(nmap)[0][-1] is built
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["strided", "transposed"])

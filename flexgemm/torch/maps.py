@@ -62,15 +62,23 @@ def from_operators(
 
 
 def gradient_of(nmap: NeighborMap) -> Any:
-    """The map of the gradient and its order, if they are there: the current stream waits for them. A program that is
-    compiled runs later."""
-    kept = nmap._native_transposed
-    return kept.value if torch.compiler.is_compiling() else kept.get(nmap.native, None)
+    """The map of the gradient and its order, if they are there."""
+    return _built_of(nmap, nmap._native_transposed)
+
+
+def segments_of(nmap: NeighborMap) -> Any:
+    """The segments, if they are there."""
+    return _built_of(nmap, nmap._segments)
+
+
+def _built_of(nmap: NeighborMap, built: Built) -> Any:
+    """The current stream waits for what is still in the building; a program that is compiled runs later."""
+    return built.value if torch.compiler.is_compiling() else built.get(nmap.native, None)
 
 
 def _flatten(nmap: NeighborMap) -> tuple[list[Any], Any]:
     pair = gradient_of(nmap) or (None, None)
-    segments = nmap._segments.ready
+    segments = segments_of(nmap)
     out_coords = nmap._out_coords
     if out_coords is None and isinstance(nmap.coords, torch.Tensor):  # leaves of a pytree are anything
         out_coords = nmap.out_coords

@@ -35,7 +35,7 @@ from flexgemm.torch.dispatch import (
     transformed,
     unwrapped,
 )
-from flexgemm.torch.maps import assemble, from_operators, gradient_of
+from flexgemm.torch.maps import assemble, from_operators, gradient_of, segments_of
 from flexgemm.voxel import NeighborMap
 
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
@@ -99,7 +99,7 @@ def lasts(built: torch.Tensor, given: torch.Tensor) -> bool:
 def maps_of(nmap: NeighborMap, gradient: bool) -> tuple[Any, Any, Any, Any, Any]:
     """A map and its orders as operators take them; the other pair, none of a mirrored map, and without entries if no
     gradient will be asked for that uses it; and the segments, if it has them: a traced call builds none."""
-    segments = nmap._segments.ready
+    segments = segments_of(nmap)
     if nmap.mirrored:
         return nmap.native, nmap.native_order, None, None, segments
     if not gradient:

@@ -40,7 +40,7 @@ class Convolution(KeepsFloat8):
     """
 
     bias: torch.Tensor | None
-    scale: torch.Tensor | None  # of the output channels of a weight in FP8
+    weight_scale: torch.Tensor | None  # of the output channels of a weight in FP8
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Convolution(KeepsFloat8):
             self.bias = torch.nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype))
         else:
             self.register_parameter("bias", None)
-        self.register_buffer("scale", None)
+        self.register_buffer("weight_scale", None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -82,7 +82,7 @@ class Convolution(KeepsFloat8):
 
     def convolve(self, feats: torch.Tensor, nmap: NeighborMap) -> torch.Tensor:
         """Of rows of features over a map."""
-        if self._buffers["scale"] is None:  # as `self.scale`, for which torch looks in three places
+        if self._buffers["weight_scale"] is None:  # as `self.weight_scale`, for which torch looks in three places
             parameters: Any = self._parameters
             weight, bias = parameters.get("weight"), parameters.get("bias")
             if weight is None or "bias" not in parameters:  # parametrized
@@ -91,7 +91,7 @@ class Convolution(KeepsFloat8):
         (feats,) = autocast(feats)
         rows, of_rows = products.quantize(feats, granularity="row")
         bias = None if self.bias is None else self.bias.to(feats.dtype)
-        scales: Any = {"scale_feats": of_rows, "scale_weight": self.scale, "out_dtype": feats.dtype}
+        scales: Any = {"scale_feats": of_rows, "scale_weight": self.weight_scale, "out_dtype": feats.dtype}
         return ops.sparse_conv3d(rows, self.weight, bias, neighbor_map=nmap, groups=self.groups, **scales)
 
     def frozen(self) -> Self:
@@ -105,7 +105,7 @@ class Convolution(KeepsFloat8):
                 "torch.nn.utils.prune; make it a parameter first, as prune.remove does"
             )
         result = copy.deepcopy(self)
-        if self.scale is not None:
+        if self.weight_scale is not None:
             return result
         if parametrize.is_parametrized(result):
             result.__class__ = parametrize.type_before_parametrizations(result)
@@ -119,7 +119,7 @@ class Convolution(KeepsFloat8):
             if name in result._parameters:
                 delattr(result, name)
             result.register_buffer(name, buffer)
-        result.scale = scale
+        result.weight_scale = scale
         return result
 
     def extra_repr(self) -> str:
@@ -128,7 +128,7 @@ class Convolution(KeepsFloat8):
             if getattr(self, name, (default,) * 3) != (default,) * 3:
                 text += f", {name}={getattr(self, name)}"
         text += f", groups={self.groups}" if self.groups != 1 else ""
-        text += "" if self.scale is None else ", fp8=True"
+        text += "" if self.weight_scale is None else ", fp8=True"
         return text if self.bias is not None else f"{text}, bias=False"
 
 

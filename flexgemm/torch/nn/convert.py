@@ -72,8 +72,9 @@ def from_minkowski(state: Mapping[str, torch.Tensor], model: torch.nn.Module) ->
 
 
 def _named(model: torch.nn.Module, kinds: Any) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The model's modules of these kinds, each with the prefix of its entries in a state dict."""
-    for name, module in model.named_modules():
+    """The model's modules of these kinds, each with the prefix of its entries in a state dict; one that has several
+    names with each of them."""
+    for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, kinds):
             yield f"{name}." if name else "", module
 
@@ -91,11 +92,22 @@ def _convert(
         if prefix + name not in result:
             continue
         given = result.pop(prefix + name)
-        if given.numel() != module.weight.numel():
+        if name == "kernel":
+            _expect_kernel(prefix + name, given, module)
+        elif given.numel() != module.weight.numel():
             need = tuple(module.weight.shape)
             raise ValueError(f"{prefix}{name}: expected the elements of {need}, got {tuple(given.shape)}")
         result[prefix + "weight"] = weight(given, module).contiguous()
     return result
+
+
+def _expect_kernel(name: str, kernel: torch.Tensor, conv: Convolution) -> None:
+    """(V, Ci, Co), of which one axis of length 1, but not the last, may be missing."""
+    co, *sizes, ci = conv.weight.shape
+    volume = math.prod(sizes)
+    shapes = {(volume, ci, co)} | ({(ci, co)} if volume == 1 else set()) | ({(volume, co)} if ci == 1 else set())
+    if tuple(kernel.shape) not in shapes:
+        raise ValueError(f"{name}: expected (V, Ci, Co) = {(volume, ci, co)}, got {tuple(kernel.shape)}")
 
 
 def _x_fastest(kernel: torch.Tensor, conv: Convolution) -> torch.Tensor:

@@ -90,14 +90,15 @@ class Float8GroupedLinear(KeepsFloat8):
         super().__init__()
         q, scale = _cast_rows(weight, "float8_e4m3fn")
         self.register_buffer("weight", q)
-        self.register_buffer("scale", scale)
+        self.register_buffer("weight_scale", scale)
         self.register_buffer("bias", bias)
 
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         _expect_rows(x, self.weight.shape[2])
         (x,) = autocast(x)
+        operands = x, self.weight, self.weight_scale, autocast_bias(self.bias)
         with renamed(_NAMES):
-            result: torch.Tensor = _FrozenProduct.apply(x, self.weight, self.scale, autocast_bias(self.bias), offsets)
+            result: torch.Tensor = _FrozenProduct.apply(*operands, offsets)
         return result
 
     def extra_repr(self) -> str:

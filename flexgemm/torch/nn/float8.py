@@ -12,12 +12,12 @@ class KeepsFloat8(torch.nn.Module):
     than theirs, move both and leave them what they are."""
 
     weight: torch.Tensor
-    scale: torch.Tensor | None
+    weight_scale: torch.Tensor | None
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        if self.scale is None:
+        if self.weight_scale is None:
             return super()._apply(fn, recurse)
-        kept = {"weight": self.weight, "scale": self.scale}
+        kept = {"weight": self.weight, "weight_scale": self.weight_scale}
         super()._apply(fn, recurse)
         for name, x in kept.items():
             moved = getattr(self, name)

@@ -17,6 +17,12 @@ from flexgemm.torch.dispatch import beneath_transforms, expect_tensor, traced, u
 from flexgemm.voxel import NeighborMap, sparse_conv_map
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _made(build: Callable[[], Any]) -> Any:
+    """What `build()` gives, which torch.compile leaves a program for, instead of tracing how maps are made."""
+    return build()
+
+
 class Token:
     """Stands for a set of voxels, as in the key of a map onto them, and holds nothing of it."""
 
@@ -58,7 +64,9 @@ class Sites:
     def cached(self, key: Any, build: Callable[[], Any]) -> Any:
         """What `build()` gave when it was first asked for under this key."""
         found = self.maps.get(key)
-        return self.maps.setdefault(key, build()) if found is None else found  # one of what two threads built at once
+        if found is None:
+            found = self.maps.setdefault(key, _made(build))  # one of what two threads built at once
+        return found
 
     def neighbor_map(self, kernel_size: Sequence[int], dilation: Sequence[int]) -> NeighborMap:
         """The map of a submanifold convolution, three ints each."""
@@ -86,6 +94,9 @@ class Sites:
         given: Any = {"transposed": transposed, "output_padding": output_padding}
 
         def build() -> tuple[NeighborMap, tuple[Maps, Token]]:
+            if isinstance(self.coords, FakeTensor):
+                need = "a tensor with data: build the map before, or call the module once outside of the trace"
+                raise TypeError(f"coords: expected {need}, got a FakeTensor")
             targets = None if onto is None else onto.coords
             *_, grid = conv_grids(self.shape, *how, transposed, output_padding)
             if onto is not None and onto.shape != grid:
