@@ -191,7 +191,56 @@ def test_grid_sample(device, mode):
 
     assert grid_sample.GridSample3dFunction is ops.grid_sample.GridSample3dFunction
     assert torch.equal(grid_sample_torch.grid_sample_3d_torch(feats, coords, shape, points, mode), out)
+    assert torch.equal(grid_sample_torch.GridSample3dTorch.forward(feats, coords, shape, points, mode), out)
     assert torch.equal(ops.grid_sample.GridSample3dFunction.apply(feats, coords, shape, points, mode), out)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float64])
+def test_nearest_takes_labels(device, dtype):
+    coords = torch.tensor([[0, 1, 1, 1], [0, 2, 1, 1]], dtype=torch.int32, device=device)
+    labels = torch.tensor([[0, 1], [1, 1]], device=device).to(dtype)
+    points = torch.tensor([[[1.5, 1.5, 1.5], [0.5, 3.5, 0.5], [2.9, 1.0, 1.2]]], device=device)
+    shape = torch.Size([1, 2, 4, 4, 4])
+    out = ops.grid_sample.grid_sample_3d(labels, coords, shape, points, "nearest")
+    assert out.dtype is dtype
+    assert out.int().tolist() == [[[0, 1], [0, 0], [1, 1]]]
+    none = ops.grid_sample.grid_sample_3d(labels[:0], coords[:0], shape, points, "nearest")
+    assert tuple(none.shape) == (1, 3, 2) and not none.any()
+    with pytest.raises(ValueError, match=r"^feats: expected \(2, C\) to match coords, got \(1, 2\)$"):
+        ops.grid_sample.grid_sample_3d(labels[:1], coords, shape, points, "nearest")
+    if dtype is torch.float64:
+        ops.grid_sample.grid_sample_3d(labels.requires_grad_(), coords, shape, points, "nearest").sum().backward()
+        assert labels.grad.tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    "mode, dtype", [("trilinear", torch.float32), ("nearest", torch.float32), ("nearest", torch.int64)]
+)
+def test_points_say_how_many_samples_there_are(device, mode, dtype):
+    """Those that have no points are left out, those that have no voxels are 0, whatever the shape says."""
+    s = Scene(device, batch=3)
+    feats = (10 * s.feats.detach()).to(dtype)
+    points = torch.rand(4, 50, 3, device=device) * torch.tensor(s.grid[1:], device=device)
+    four = torch.Size([4, *s.shape[1:]])
+    expected = ops.grid_sample.grid_sample_3d(feats, s.coords, four, points, mode)
+    for count in range(5):
+        some = points[:count].clone().requires_grad_()
+        out = ops.grid_sample.grid_sample_3d(feats, s.coords, s.shape, some, mode)
+        torch.testing.assert_close(out, expected[:count])
+        if mode == "trilinear":
+            out.sum().backward()
+            assert some.grad.any() == (count > 0)
+    assert expected[:3].any() and not expected[3].any()
+
+
+def test_voxels_may_be_of_samples_without_points(device):
+    s = Scene(device, batch=3)
+    points = torch.rand(3, 50, 3, device=device) * torch.tensor(s.grid[1:], device=device)
+    at = [(*empty_table(device), s.coords, x, *s.grid[1:]) for x in (points, points[:1])]
+    nearest, first = (kernels.hashmap_build_grid_sample_3d_nearest_neighbor_map(*x) for x in at)
+    assert torch.equal(nearest[:1], first)
+    trilinear, first = (kernels.hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight(*x) for x in at)
+    assert all(torch.equal(x[:1], y) for x, y in zip(trilinear, first, strict=True))
 
 
 def test_samples_of_64_bit_coordinates_and_stray_points(device):

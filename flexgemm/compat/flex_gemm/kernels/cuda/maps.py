@@ -13,8 +13,13 @@ from flexgemm.voxel import NeighborMap, neighbor_map, sparse_conv_map
 
 
 def unsigned(nmap: torch.Tensor) -> torch.Tensor:
-    """flexgemm's map (V, N) int32 as (N, V) uint32."""
-    return nmap.t().contiguous().view(torch.uint32)
+    """flexgemm's map (V, N) int32 as (N, V) uint32, a copy."""
+    return nmap.t().clone(memory_format=torch.contiguous_format).view(torch.uint32)
+
+
+def of_any_sample(W: int, H: int, D: int) -> tuple[int, int, int, int]:
+    """The grid of voxels whose batch index may be any."""
+    return min(2**31 - 1, (2**63 - 1) // max(W * H * D, 1)), W, H, D
 
 
 def native(
@@ -48,8 +53,7 @@ def hashmap_build_submanifold_conv_neighbour_map(
     Dd: int,
 ) -> torch.Tensor:
     """(N, V) uint32. The table's memory is not used."""
-    batch = min(2**31 - 1, (2**63 - 1) // max(W * H * D, 1))  # any batch index
-    return unsigned(neighbor_map(coords, (batch, W, H, D), (Kw, Kh, Kd), (Dw, Dh, Dd)).map)
+    return unsigned(neighbor_map(coords, of_any_sample(W, H, D), (Kw, Kh, Kd), (Dw, Dh, Dd)).map)
 
 
 def hashmap_build_sparse_conv_out_coords(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -64,12 +64,31 @@ class NeighborCache:
     As attributes and as items; valid_kernel_callback(block) and valid_kernel_seg_callback(block) too.
     """
 
+    _version: int | None = None  # of the neighbor_map that is made here, when it is made
+
     def __init__(self, nmap: NeighborMap) -> None:
         self.nmap = nmap
 
-    def map_for(self, weight: torch.Tensor) -> NeighborMap:
-        """The map that a convolution by this weight goes by."""
-        return self.nmap
+    def map_for(self, feats: torch.Tensor, weight: torch.Tensor) -> NeighborMap:
+        """The map that a convolution of these goes by."""
+        return self.nmap if self._is_own() else self._given_map(feats, weight)
+
+    def _given_map(self, feats: torch.Tensor, weight: torch.Tensor) -> NeighborMap:
+        """The same where neighbor_map, if there is one, is a program's: given, or made here and written into since."""
+        raise NotImplementedError
+
+    def _is_own(self) -> bool:
+        here = self.__dict__
+        if "neighbor_map" not in here:
+            return "nmap" in here
+        if torch.compiler.is_compiling():  # a program cannot ask for versions
+            return self._version is not None
+        return self._version is not None and here["neighbor_map"]._version == self._version
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tensors of a copy count their versions anew: it makes a map of its own, or has one that is a program's."""
+        left_out = {"_version", "neighbor_map"} if self._is_own() else {"_version", "_made_of"}
+        return {name: x for name, x in vars(self).items() if name not in left_out}
 
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key)
@@ -79,7 +98,10 @@ class NeighborCache:
 
     @cached_property
     def neighbor_map(self) -> torch.Tensor:
-        return maps.unsigned(self.nmap.map)
+        with torch.inference_mode(False):  # whose tensors count no versions
+            made = maps.unsigned(self.nmap.map)
+        self._version = made._version
+        return made
 
     @cached_property
     def _pairs(self) -> tuple[torch.Tensor, ...]:
@@ -111,16 +133,22 @@ class NeighborCache:
 
     def compute_kernel_idx(self, block_size: int) -> None:
         """Makes the items valid_kernel_<block_size> and valid_kernel_seg_<block_size>."""
-        self[f"valid_kernel_{block_size}"], self[f"valid_kernel_seg_{block_size}"] = self._blocks(block_size)
+        self[f"valid_kernel_{block_size}"], self[f"valid_kernel_seg_{block_size}"] = (
+            maps.neighbor_map_post_process_for_masked_implicit_gemm_2(self.gray_code, self.sorted_idx, block_size)
+        )
 
     def valid_kernel_callback(self, block_size: int) -> torch.Tensor:
-        return self._blocks(block_size)[0]
+        return self._kept(f"valid_kernel_{block_size}", self.compute_kernel_idx, block_size)
 
     def valid_kernel_seg_callback(self, block_size: int) -> torch.Tensor:
-        return self._blocks(block_size)[1]
+        return self._kept(f"valid_kernel_seg_{block_size}", self.compute_kernel_idx, block_size)
 
-    def _blocks(self, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return maps.neighbor_map_post_process_for_masked_implicit_gemm_2(self.gray_code, self.sorted_idx, block_size)
+    def _kept(self, name: str, compute: Callable[[int], None], block_size: int) -> torch.Tensor:
+        """The item of this name, which `compute` makes where it is missing."""
+        if name not in vars(self):
+            compute(block_size)
+        item: torch.Tensor = self[name]
+        return item
 
 
 def cached_forward(
@@ -129,7 +157,7 @@ def cached_forward(
     """`forward` by the name that both autograd classes have for it: without autograd."""
     expect_algorithm()
     with torch.no_grad():
-        return forward(feats, neighbor_cache.map_for(weight), weight, bias)
+        return forward(feats, neighbor_cache.map_for(feats, weight), weight, bias)
 
 
 def cached_backward(
@@ -140,4 +168,4 @@ def cached_backward(
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     expect_algorithm()
-    return backward(grad_output, feats, neighbor_cache.map_for(weight), weight, bias)
+    return backward(grad_output, feats, neighbor_cache.map_for(feats, weight), weight, bias)

@@ -20,14 +20,20 @@ from flexgemm.voxel import NeighborMap, sparse_conv_map
 class SparseConv3dNeighborCache(NeighborCache):
     """Names with `_bwd` are of the map from the inputs to the outputs that read them. A missing item is None."""
 
+    def __init__(self, nmap: NeighborMap | None = None, **items: Any) -> None:
+        if nmap is None or items:
+            raise _other_map("neighbor_map")
+        super().__init__(nmap)
+
+    def _given_map(self, feats: torch.Tensor, weight: torch.Tensor) -> NeighborMap:
+        raise _other_map("neighbor_map")
+
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key, None)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("neighbor_map", "neighbor_map_bwd"):
-            raise TypeError(
-                f"{name}: expected no other map, since convolutions go by the one that the cache was made of"
-            )
+            raise _other_map(name)
         super().__setattr__(name, value)
 
     @property
@@ -53,11 +59,22 @@ class SparseConv3dNeighborCache(NeighborCache):
     def sorted_idx_bwd(self) -> torch.Tensor:
         return self._backward.sorted_idx
 
+    def compute_kernel_idx_bwd(self, block_size: int) -> None:
+        """Makes the items valid_kernel_bwd_<block_size> and valid_kernel_bwd_seg_<block_size>."""
+        self[f"valid_kernel_bwd_{block_size}"] = self._backward.valid_kernel_callback(block_size)
+        self[f"valid_kernel_bwd_seg_{block_size}"] = self._backward.valid_kernel_seg_callback(block_size)
+
     def valid_kernel_bwd_callback(self, block_size: int) -> torch.Tensor:
-        return self._backward.valid_kernel_callback(block_size)
+        return self._kept(f"valid_kernel_bwd_{block_size}", self.compute_kernel_idx_bwd, block_size)
 
     def valid_kernel_bwd_seg_callback(self, block_size: int) -> torch.Tensor:
-        return self._backward.valid_kernel_seg_callback(block_size)
+        return self._kept(f"valid_kernel_bwd_seg_{block_size}", self.compute_kernel_idx_bwd, block_size)
+
+
+def _other_map(name: str) -> TypeError:
+    """Of a cache that is given another map, as those that FlexGEMM kept are, or whose map a program wrote into."""
+    need = "expected no other map, since convolutions go by the one that a cache is made of"
+    return TypeError(f"{name}: {need}; build it anew, with neighbor_cache=None")
 
 
 def _map(coords: torch.Tensor, out_coords: torch.Tensor | None, shape: Sequence[int], *how: Triple) -> NeighborMap:
@@ -98,7 +115,7 @@ class SparseConv3dFunction:
         if neighbor_cache is None:
             how = weight.shape[1:4], stride, padding, dilation
             neighbor_cache = SparseConv3dFunction._compute_neighbor_cache(coords, out_coords, shape, *how)
-        nmap = neighbor_cache.nmap
+        nmap = neighbor_cache.map_for(feats, weight)
         return convolve.forward(feats, nmap, weight, bias), nmap.out_coords, neighbor_cache
 
     @staticmethod
