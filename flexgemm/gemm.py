@@ -53,7 +53,7 @@ def gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
     a: (M, K), b: (N, K): FP8 of either kind each, or both float16, bfloat16 or float32; rows may be strided.
     scale_a, scale_b: float32, by their shapes: one, () ; one per row, (M,) and (N,); one per 1 x 128 of a and per
         128 x 128 of b, (M, K / 128) and (N / 128, K / 128) rounded up, FP8 only and both together. None is 1.
-    bias: (N,) float32 or of the output's dtype, or None. alpha: a number.
+    bias: (N,) float32 or of the output's dtype, or None. alpha: a number, by default 1.
     activation: "relu", "silu", "gelu" (by erf), or "swiglu": columns 2 j of the product are gates and 2 j + 1 what they
         gate, and out (M, N / 2) is silu(gate) * up (`interleave_gate_up` orders a weight so).
     out: (M, N) to write into; by default a new array of the library of a, of dtype out_dtype.
@@ -61,9 +61,10 @@ def gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
         float32 (), FP8 (e4m3fn by default): the result divided by scale_out, saturated.
     accumulate: adds to out, which is float32.
     dtype_a, dtype_b, dtype_out: the dtype behind uint8 arrays: "float8_e4m3fn" or "float8_e5m2".
-    precision: of float32 products: "ieee", or "tf32".
+    precision: of float32 products: "ieee" (the default), or "tf32", by which a GPU rounds the factors and the CPU does
+        not.
     promote_every: FP8 tensor cores of Hopper keep about 13 bits of a sum. After this many products the sum moves to
-        float32: 128, 256 or 512, or None for never. Elsewhere sums are float32 throughout.
+        float32: 128 (the default), 256 or 512, or None for never. Elsewhere sums are float32 throughout.
     b_row_major: b is (K, N), with a leading axis where it has one, and N is innermost: a GPU transposes it first.
     check: on a GPU, too, raise ValueError for offsets, m_indices, masked_m and weight_indices that are out of range,
         and so wait for it; the CPU always does.

@@ -73,7 +73,12 @@ def unique_coords(
 
 
 class Voxels:
-    """The voxels that points fill, from `voxelize`: sorted by batch, x, y and z."""
+    """The M voxels that N points fill, from `voxelize`: sorted by batch, x, y and z.
+
+    coords (M, 4) int32; feats (M, C), what became of the points' features, or None; inverse (N,) int32, the voxel of
+    each point, -1 for one outside the shape; counts (M,) int32, the points of each voxel; shape; num_points;
+    num_voxels; device, that of NumPy points.
+    """
 
     coords: Array  # (M, 4) int32, rows [batch, x, y, z]
     feats: Array | None  # (M, C), what became of the points' features
