@@ -79,7 +79,9 @@ def pool_case(backend, mode, dtype, channels, offset):
     feats, grad_out = (scenes.values(rng, (N, channels), dtype, one_sign=True) for _ in range(2))
     layout = {"fence": False, "offset": offset, "pad": offset}
     expected, chosen, count = reference.pool(feats, nmap, mode)
-    assert_rows(guarded.pool(backend, feats, nmap, mode, **layout)[0], expected, verdicts.ROW_TOLERANCE[dtype])
+    out = guarded.pool(backend, feats, nmap, mode, **layout)[0]
+    assert_rows(out, expected, verdicts.ROW_TOLERANCE[dtype])
+    assert_same_bits(guarded.pool(backend, feats, nmap, mode, by_products=False, **layout), out)
     given = {"max": (chosen, None), "mean": (None, count), "sum": (None, None)}[mode]
     grad_feats = guarded.pool_backward(backend, grad_out, transposed, mode, *given, **layout)
     expected = reference.pool_backward(grad_out, nmap, N, mode, chosen, count)

@@ -89,7 +89,7 @@ def all_cases():
 
     for mode in ("max", "mean", "sum"):
         for dtype in ("float32", "float16", "bfloat16"):
-            for channels, offset in ((64, 0), (33, 1)):
+            for channels, offset in ((64, 0), (8, 0), (33, 1)):
                 cases[f"pool/{mode}/{dtype}/{channels}"] = partial(
                     pool_case, mode=mode, dtype=dtype, channels=channels, offset=offset
                 )

@@ -196,3 +196,12 @@ def test_segments_are_as_long_as_rows_allow(rows, tiles):
 def test_impossible_segments_are_refused(wrong):
     with pytest.raises((TypeError, ValueError)):
         _C.plan_segment_tiles(**{"rows": 100, "num_sms": SMS, **wrong})
+
+
+def test_phases_of_a_layer_are_planned_by_axis():
+    how = {"kernel_size": (3, 5, 2), "stride": (2, 3, 8), "dilation": (1, 3, 2)}
+    assert _C.plan_phases(**how) == (2, 1, 2)
+    assert _C.plan_phases(**how | {"stride": (1, 1, 1)}) == (1, 1, 1)
+    for name, wrong in (("kernel_size", (8, 1, 1)), ("stride", (0, 1, 1)), ("dilation", (1, 2**31, 1))):
+        with pytest.raises(ValueError, match=f"^{name}: expected"):
+            _C.plan_phases(**how | {name: wrong})

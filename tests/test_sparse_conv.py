@@ -472,22 +472,6 @@ def test_check_reports_duplicates(backend):
             flexgemm.sparse_conv_map(arrays[0], shape, 2, 2, out_coords=arrays[1], check=True)
 
 
-def test_shapes_that_do_not_match_the_map_are_named(backend):
-    p = Problem(FORWARD[1])
-    nmap = p.neighbor_map(backend)
-    feats, weight, grad_out = map(backend.array, (p.feats, p.weight, p.grad_out))
-    with pytest.raises(ValueError, match=r"^feats: expected \(300, Ci\)"):
-        flexgemm.sparse_conv3d(grad_out, weight, neighbor_map=nmap)
-    with pytest.raises(ValueError, match=r"^weight: expected \(Co, 3, 3, 3, 33\)"):
-        flexgemm.sparse_conv3d(feats, backend.array(p.weight[:, :2].copy()), neighbor_map=nmap)
-    with pytest.raises(ValueError, match="^grad_out: expected"):
-        flexgemm.sparse_conv3d_backward(feats, feats, weight, neighbor_map=nmap)
-    with pytest.raises(ValueError, match="^neighbor_map: expected a submanifold one"):
-        flexgemm.submanifold_conv3d(feats, weight, neighbor_map=nmap)
-    with pytest.raises(TypeError, match="^neighbor_map: "):
-        flexgemm.sparse_inverse_conv3d(feats, weight, neighbor_map=None)
-
-
 @pytest.mark.parametrize(
     "kernel",
     [

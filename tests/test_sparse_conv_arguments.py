@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scenes
+from test_sparse_conv import FORWARD, Problem
 
 import flexgemm
 from flexgemm import _C
@@ -150,3 +151,19 @@ def test_an_order_that_there_is_not_is_refused_with_outputs_too(backend):
     coords = backend.array(np.zeros((1, 4), np.int32))
     with pytest.raises(ValueError, match="^order: expected 'bxyz', 'z_order' or 'hilbert', got 'foo'$"):
         flexgemm.sparse_conv_map(coords, (1, 8, 8, 8), 2, 2, out_coords=coords, order="foo")
+
+
+def test_shapes_that_do_not_match_the_map_are_named(backend):
+    p = Problem(FORWARD[1])
+    nmap = p.neighbor_map(backend)
+    feats, weight, grad_out = map(backend.array, (p.feats, p.weight, p.grad_out))
+    with pytest.raises(ValueError, match=r"^feats: expected \(300, Ci\)"):
+        flexgemm.sparse_conv3d(grad_out, weight, neighbor_map=nmap)
+    with pytest.raises(ValueError, match=r"^weight: expected \(Co, 3, 3, 3, 33\)"):
+        flexgemm.sparse_conv3d(feats, backend.array(p.weight[:, :2].copy()), neighbor_map=nmap)
+    with pytest.raises(ValueError, match="^grad_out: expected"):
+        flexgemm.sparse_conv3d_backward(feats, feats, weight, neighbor_map=nmap)
+    with pytest.raises(ValueError, match="^neighbor_map: expected a submanifold one"):
+        flexgemm.submanifold_conv3d(feats, weight, neighbor_map=nmap)
+    with pytest.raises(TypeError, match="^neighbor_map: "):
+        flexgemm.sparse_inverse_conv3d(feats, weight, neighbor_map=None)
