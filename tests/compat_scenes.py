@@ -8,6 +8,7 @@ import scenes
 import verdicts
 
 torch = pytest.importorskip("torch", reason="torch not installed")
+from flexgemm.compat.flex_gemm.ops.spconv import sparse_submanifold_conv3d  # noqa: E402
 
 # On a GPU float32 products are of operands rounded to TF32, as FlexGEMM's: each within 2^-10 of itself. The sums of a
 # row with few channels may cancel to half their size.
@@ -30,6 +31,15 @@ class Scene:
     def expected(self, bias=True):
         feats, weight = numpy(self.feats), numpy(self.weight)
         return reference.conv_forward(feats, weight, numpy(self.bias) if bias else None, self.map)
+
+    def check(self, cache):
+        """A submanifold convolution by a cache of the scene's map, forward and backward."""
+        self.feats.grad = self.weight.grad = self.bias.grad = None
+        out, again = sparse_submanifold_conv3d(self.feats, self.coords, self.shape, self.weight, self.bias, cache)
+        assert again is cache
+        verdicts.assert_rows(numpy(out), self.expected(), self.tolerance)
+        out.backward(torch.ones_like(out))
+        self.check_gradients(torch.ones_like(out))
 
     def check_gradients(self, grad_out, bias=True):
         grad_weight, grad_bias = reference.conv_wgrad(numpy(grad_out), numpy(self.feats), self.map)

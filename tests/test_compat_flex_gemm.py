@@ -67,12 +67,7 @@ def test_a_cache_of_a_map_that_a_program_made(device, kernel_size):
     assert made["splitk"] == 2 and not torch.equal(found.gray_code, codes)
     s.map[1:] = -1
     for cache in (made, found):
-        out, again = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, cache)
-        assert again is cache
-        verdicts.assert_rows(numpy(out), s.expected(), s.tolerance)
-        s.feats.grad = s.weight.grad = s.bias.grad = None
-        out.backward(torch.ones_like(out))
-        s.check_gradients(torch.ones_like(out))
+        s.check(cache)
     made.neighbor_map = own
     s.map = signed(own)
     out, _ = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, made)
@@ -94,6 +89,12 @@ def test_a_cache_of_a_map_that_a_program_made(device, kernel_size):
         assert torch.equal(made.gray_code, SubMConv3dNeighborCache(neighbor_map=own).gray_code)
     with pytest.raises(ValueError, match="^weight: expected"):
         sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight[:, :, :1, :1], s.bias, made)
+    if device.type == "cpu":
+        wrong = own.view(torch.int32).clone()
+        wrong[7, 2] = 2 * len(wrong)
+        with pytest.raises(ValueError, match=r"^map: entry \(2, 7\) is 400, expected -1 or a row below 200$"):
+            beyond = SubMConv3dNeighborCache(neighbor_map=wrong)
+            sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, beyond)
     with pytest.raises(TypeError, match="^freeze: expected a cache of coordinates"):
         made.freeze()
     for wrong in (s.map.T.tolist(), own.view(torch.int32).long(), own[0]):

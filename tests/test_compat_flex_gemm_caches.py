@@ -35,16 +35,6 @@ def strided(s):
     return sparse_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, None, s.coords, padding=(1, 1, 1))[2]
 
 
-def check(s, cache):
-    """Forward and backward by the map of the scene."""
-    s.feats.grad = s.weight.grad = s.bias.grad = None
-    out, again = sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, cache)
-    assert again is cache
-    verdicts.assert_rows(numpy(out), s.expected(), s.tolerance)
-    out.backward(torch.ones_like(out))
-    s.check_gradients(torch.ones_like(out))
-
-
 def kept(cache):
     """What a file gives back."""
     file = io.BytesIO()
@@ -70,18 +60,18 @@ def test_a_map_that_is_written_into_counts(device, kernel_size, write):
     s = Scene(device, kernel_size=kernel_size)
     cache = built(s)
     nmap, codes = cache.nmap, cache.gray_code
-    check(s, cache)
+    s.check(cache)
     assert cache.nmap is nmap, "reading changes nothing"
     write(cache["neighbor_map"])
     s.map[0] = -1
-    check(s, cache)
+    s.check(cache)
     assert not torch.equal(cache.gray_code, codes)
     with pytest.raises(TypeError, match="^freeze: expected a cache of coordinates"):
         cache.freeze()
     assert (nmap.map[0] >= 0).any(), "the map's own memory stays as it was"
     cache["neighbor_map"].view(torch.int32)[:, -1] = -1
     s.map[-1] = -1
-    check(s, cache)
+    s.check(cache)
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
@@ -121,21 +111,21 @@ def test_a_map_of_some_outputs(device):
     out = SubMConv3dFunction._sparse_submanifold_conv_forward(s.feats, cache, s.weight, s.bias)
     assert tuple(out.shape) == (2, 7)
     verdicts.assert_rows(numpy(out), s.expected(), s.tolerance)
-    check(s, cache)
+    s.check(cache)
 
 
 def test_entries_beyond_the_inputs_are_no_neighbours_on_a_gpu(device):
     """And refused on the CPU. One cache serves features of other numbers of rows."""
     s = Scene(device)
     cache = SubMConv3dNeighborCache(neighbor_map=built(s).neighbor_map)
-    check(s, cache)
+    s.check(cache)
     s.feats = s.feats[:150].detach().requires_grad_()
     if device.type == "cpu":
         with pytest.raises(ValueError, match=r"^map: entry \(\d+, \d+\) is \d+, expected -1 or a row below 150$"):
-            sparse_submanifold_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, cache)
+            s.check(cache)
         return
     s.map[s.map >= 150] = -1
-    check(s, cache)
+    s.check(cache)
 
 
 def test_a_cache_whose_map_was_read_compiles_whole(device):
@@ -157,7 +147,7 @@ def test_a_cache_gets_its_map_later(device):
     with pytest.raises(TypeError, match="^freeze: expected a cache of coordinates"):
         cache.freeze()
     cache["neighbor_map"] = built(s).neighbor_map
-    check(s, cache)
+    s.check(cache)
 
 
 @pytest.mark.parametrize("items", [{}, {"neighbor_map": None}, {"neighbor_map": None, "neighbor_map_bwd": None}])
@@ -186,11 +176,11 @@ def test_copies(device, keep):
     verdicts.assert_rows(numpy(out), s.expected(), s.tolerance)
     cache["neighbor_map"].view(torch.int32)[:, 0] = -1
     s.map[0] = -1
-    check(s, keep(cache))
-    check(s, cache)
+    s.check(keep(cache))
+    s.check(cache)
     cache["neighbor_map"].view(torch.int32)[:, 1] = -1
     s.map[1] = -1
-    check(s, keep(cache))
+    s.check(keep(cache))
 
 
 def test_a_cache_that_flexgemm_kept(device):
@@ -200,7 +190,7 @@ def test_a_cache_that_flexgemm_kept(device):
     items = {name: cache[name] for name in ("neighbor_map", "gray_code", "sorted_idx", "valid_signal_i")}
     items["neighbor_map"].view(torch.int32)[:, 0] = -1
     s.map[0] = -1
-    check(s, kept(of_flexgemm(SubMConv3dNeighborCache, **items)))
+    s.check(kept(of_flexgemm(SubMConv3dNeighborCache, **items)))
     other = kept(of_flexgemm(SparseConv3dNeighborCache, neighbor_map_bwd=None, **items))
     assert torch.equal(other["neighbor_map"], items["neighbor_map"])
     with pytest.raises(TypeError, match=OTHER_MAP):

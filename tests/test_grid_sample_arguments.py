@@ -7,15 +7,11 @@ import numpy as np
 import pytest
 import reference
 import scenes
+from calls import place
 from test_grid_sample import problem
 from verdicts import assert_rows, assert_same_bits
 
 import flexgemm
-
-
-def arguments(**changes):
-    coords, shape, grid, feats = problem(30, 5, 6, "float32")
-    return {"feats": feats, "coords": coords, "shape": shape, "grid": grid} | changes
 
 
 @pytest.mark.parametrize(
@@ -37,10 +33,10 @@ def arguments(**changes):
     ],
 )
 def test_impossible_arguments_are_named(backend, argument, wrong, error):
-    given = arguments(**{argument: wrong})
-    placed = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in given.items()}
+    coords, shape, grid, feats = problem(30, 5, 6, "float32")
+    given = {"feats": feats, "coords": coords, "shape": shape, "grid": grid, argument: wrong}
     with pytest.raises(error, match=argument if argument != "coords" or wrong is None else "(coords|keys)"):
-        flexgemm.grid_sample_3d(**placed)
+        flexgemm.grid_sample_3d(**place(backend, given))
 
 
 def test_impossible_arguments_of_gradients_are_named(backend):

@@ -9,6 +9,7 @@ import guarded
 import numpy as np
 import pytest
 import scenes
+from calls import place
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -250,9 +251,8 @@ def test_it_is_a_dictionary(backend, batches, capacity, wide):
 )
 def test_impossible_arguments_are_named(backend, argument, wrong, error):
     arguments = {"keys": np.zeros(5, np.int32), argument: wrong}
-    placed = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
     with pytest.raises(error, match=f"^{argument}: "):
-        flexgemm.HashTable.build(**placed)
+        flexgemm.HashTable.build(**place(backend, arguments))
 
 
 def test_values_have_a_dtype_of_their_own(backend):

@@ -14,6 +14,7 @@ import pytest
 import scenes
 
 torch = pytest.importorskip("torch", reason="torch not installed")
+from torch._dynamo.testing import CompileCounter  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils.checkpoint import (  # noqa: E402
@@ -352,20 +353,13 @@ class Levels(torch.nn.Module):
         return self.back(coarse + self.up(self.further(coarse), onto=coarse).feats) + fine
 
 
-def test_compiled_networks_leave_the_program_for_maps_that_are_missing(recwarn):
+def test_compiled_networks_leave_the_program_for_maps_that_are_missing(fresh_compiler, recwarn):
     """Where nothing of how they are made is traced, nor warned of, and a new scene compiles nothing new."""
-    network, graphs = Levels(), []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    torch.compiler.reset()
-    compiled = torch.compile(network, backend=backend)
-    counts = []
+    network, counter, counts = Levels(), CompileCounter(), []
+    compiled = torch.compile(network, backend=counter)
     for n in (80, 90, 100, 110):
         torch.testing.assert_close(compiled(sparse(n)).feats, network(sparse(n)).feats)
-        counts.append(len(graphs))
+        counts.append(counter.frame_count)
     assert counts[2] == counts[3] <= 12
     assert not [warning for warning in recwarn if "trace" in str(warning.message)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scenes
+from calls import place
 from test_sparse_conv import FORWARD, Problem
 
 import flexgemm
@@ -37,9 +38,8 @@ from flexgemm import _C
 )
 def test_impossible_arguments_are_named(backend, argument, changes):
     arguments = {"coords": np.zeros((1, 4), np.int32), "shape": (1, 8, 8, 8), "kernel_size": 3, "stride": 2} | changes
-    arguments = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
     with pytest.raises(ValueError, match=f"^{argument}: "):
-        flexgemm.sparse_conv_map(**arguments)
+        flexgemm.sparse_conv_map(**place(backend, arguments))
 
 
 @pytest.mark.parametrize("transposed", ["no", 1, None])
@@ -96,9 +96,8 @@ LEGAL = {"shape": (1, 8, 8, 8), "kernel_size": (2, 2, 2), "dilation": (1, 1, 1)}
 )  # fmt: skip
 def test_the_extension_s_own_arguments(backend, argument, changes):
     coords, out = backend.array(np.zeros((1, 4), np.int32)), backend.array(np.zeros((8, 2), np.int32))
-    changes = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in changes.items()}
     with pytest.raises(ValueError, match=f"^{argument}: "):
-        _C.neighbor_map(coords, out, **LEGAL, **changes)
+        _C.neighbor_map(coords, out, **LEGAL, **place(backend, changes))
 
 
 def test_code_arrays_of_another_size_are_refused(backend):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import reference
 import scenes
+from calls import place
 from hypothesis import given
 from hypothesis import strategies as st
 from verdicts import ROW_TOLERANCE, assert_rows
@@ -232,9 +233,8 @@ def test_numpy_points_on_a_gpu(cuda):
 def test_impossible_arguments_are_named(backend, argument, wrong, error):
     given = {"points": np.zeros((5, 3), np.float32), "feats": np.zeros((5, 6), np.float32), "voxel_size": 1.0}
     given |= {"shape": SHAPE, argument: wrong}
-    placed = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in given.items()}
     with pytest.raises(error, match=f"^{argument}: "):
-        flexgemm.voxelize(**placed)
+        flexgemm.voxelize(**place(backend, given))
 
 
 def test_features_of_other_voxels(backend):
