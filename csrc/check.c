@@ -196,13 +196,14 @@ static bool as_rows(const fg_view *view, fg_rows *rows) {
     const fg_tensor *tensor = &view->tensor;
     const int row = tensor->ndim - 2; /* the dimension of rows */
     if (row < 0 || tensor->strides[row + 1] != 1 || tensor->dtype == FG_DTYPE_COUNT) return false;
-    int64_t count = tensor->shape[row];
+    int64_t count = tensor->shape[row], pitch = tensor->strides[row];
     for (int i = row - 1; i >= 0; i--) {
-        if (tensor->shape[i] > 1 && tensor->strides[i] != tensor->strides[row] * count) return false;
+        if (count == 1 && tensor->shape[i] > 1) pitch = tensor->strides[i]; /* of matrices of one row */
+        if (tensor->shape[i] > 1 && tensor->strides[i] != pitch * count) return false;
         count *= tensor->shape[i];
     }
     const int64_t itemsize = (int64_t)fg_dtype_size(tensor->dtype);
-    *rows = (fg_rows){(int64_t)view->low, tensor->strides[row] * itemsize, tensor->shape[row + 1] * itemsize, count};
+    *rows = (fg_rows){(int64_t)view->low, pitch * itemsize, tensor->shape[row + 1] * itemsize, count};
     return rows->pitch >= rows->length;
 }
 

@@ -51,11 +51,11 @@ def cuda_index(device: str | None) -> int | None:
     if match is None:
         raise ValueError(f"device: expected 'cpu', 'cuda' or 'cuda:<index>', got {device!r}")
     number, count = int(match[1] or 0), _C.device_count()
+    if number < count:
+        return number
     if _C.build_info()["cuda"] is None:
         raise NotImplementedError(f"device: {device!r} asked for, but this build of flexgemm has no CUDA backend")
-    if number >= count:
-        raise RuntimeError(f"device: {device!r} asked for, but this build sees {count} CUDA devices")
-    return number
+    raise RuntimeError(f"device: {device!r} asked for, but this build sees {count} CUDA devices")
 
 
 def refuse_device(device: str | None, library: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, int, int, int]
 Triple = tuple[int, int, int]
+
+MOST_CELLS = 2**63  # that a grid stays below
+LONGEST_KERNEL = 7  # of a longer one the extension complains
 
 
 def grid_shape(shape: Sequence[int]) -> Shape:
@@ -70,7 +74,10 @@ def conv_grids(
     if min(axes) < 0:
         raise ValueError(f"kernel_size: {kernel} with dilation {dilations} and padding {pads} fits nowhere in {grid}")
     x, y, z = axes if transposed else [a // s for a, s in zip(axes, steps, strict=True)]
-    return grid, kernel, steps, pads, dilations, (grid[0], x + 1, y + 1, z + 1)
+    outputs = grid[0], x + 1, y + 1, z + 1
+    if max(kernel) <= LONGEST_KERNEL and prod(outputs) >= MOST_CELLS > prod(grid):
+        raise ValueError(f"shape: expected B*W*H*D below 2^63 of the outputs' grid, too, got {outputs} from {grid}")
+    return grid, kernel, steps, pads, dilations, outputs
 
 
 def rows_of_four(library: Library, coords: Any, name: str) -> Array:
@@ -88,7 +95,7 @@ def reached_sites(nmap: NeighborMap, library: Library, coords: Array, mode: str)
     kernel["transposed"] = nmap.transposed
     # The curves have the bits of the larger grid, and so the order of the input's wherever that is the larger.
     code_shape = nmap.out_shape if mode == "bxyz" else tuple(map(max, nmap.shape, nmap.out_shape))
-    with renamed({"mode": "order"}):
+    with renamed({"mode": "order"} | ({"shape": "order"} if mode != "bxyz" else {})):
         bits = _C.sequence_bits(shape=code_shape, mode=mode)
     if bits > 63:
         raise ValueError(f"order: {mode!r} needs codes of at most 63 bits, those of {code_shape} are longer")

@@ -247,13 +247,13 @@ def convolution(
     if result is not NotImplemented:
         return result
     library, given = bind(feats, neighbor_map, stream), float8 or Float8()
+    expect_known(given)
     scales = map(given.get, SCALES)
     if not library.needs_grad(feats, weight, bias, residual, *scales):
         how: Any = activation, algorithm, precision, groups, out
         return forward(library, feats, weight, bias, residual, neighbor_map, *how, **given)
     if out is not None:
         raise ValueError("out: cannot be given when feats, weight, bias or residual require grad")
-    expect_known(given)
     expect_differentiable(library.dtype(feats), given)
     from flexgemm.torch import ops
 
@@ -378,17 +378,17 @@ def backward(
         if needs_grad[0] and mirrored:
             orders["segments"] = _segments(grad_out, weight, neighbor_map, *asked, backward=True)
         segments = _segments(grad_out, weight, neighbor_map, *asked) if of_weights else None
-        in_use = None  # by the first operation, while the second one runs beside it: not to be had for that one's
+        # Without elements the input gradient is no operation: what is in front then may still write grad_out.
+        beside = {"segments": segments, "concurrent": needs_grad[0] and 0 not in feats.shape}
+        operands = grad_out, feats, map, grad_weight, grad_bias
+        held = None  # for the second operation, before the first begins: what runs beside that uses no other memory
         if needs_grad[0]:
-            operands = grad_out, weight, gradient_map, grad_feats
             if of_weights:
-                nbytes = _C.conv_dgrad_workspace(*operands, stream=library.stream, **orders, **how)
-                in_use = library.workspace(nbytes, grad_out) if nbytes else None
-            library.run(_C.conv_dgrad, *operands, workspace=in_use, **orders, **how)
+                nbytes = _C.conv_wgrad_workspace(*operands, stream=library.stream, **beside, **how)
+                held = library.workspace(nbytes, grad_out) if nbytes else None
+            library.run(_C.conv_dgrad, grad_out, weight, gradient_map, grad_feats, **orders, **how)
         if of_weights:
-            # Without elements the input gradient is no operation: what is in front then may still write grad_out.
-            how |= {"segments": segments, "concurrent": needs_grad[0] and 0 not in feats.shape}
-            library.run(_C.conv_wgrad, grad_out, feats, map, grad_weight, grad_bias, **how)
+            library.run(_C.conv_wgrad, *operands, workspace=held, **beside, **how)
 
     grad_feats = library.result(grad_feats) if needs_grad[0] else None
     grad_weight = library.result(grad_weight) if needs_grad[1] else None
@@ -476,7 +476,7 @@ def _is_depthwise(feats: Array, groups: int, algorithm: str, precision: str) -> 
     depthwise = groups > 1 and groups == feats.shape[1]
     if depthwise and algorithm not in _C.ALGORITHMS:
         raise ValueError(f"algorithm: expected one of {', '.join(_C.ALGORITHMS)}, got {algorithm!r}")
-    if depthwise and precision not in ("ieee", "tf32"):
+    if depthwise and precision not in (None, "ieee", "tf32"):
         raise ValueError(f"precision: expected 'ieee' or 'tf32', got {precision!r}")
     return depthwise
 

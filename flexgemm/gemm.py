@@ -177,15 +177,17 @@ def segment_gemm(
     scale_b: (), (W,) or (W, N); bias: (W, N): of the weights. The rest as in `gemm_nt`.
     """
     given = offsets, seg_lens, weight_indices, weight_column_major
-    how, names = of_segments(x, weights, *given, options.get("stream"))
+    how, names = of_segments(x, weights, *given, options)
     with renamed(names):
         return product("m_grouped", x, weights, **how, **options)
 
 
 def of_segments(
-    x: Any, weights: Any, offsets: Any, seg_lens: Any, weight_indices: Any, weight_column_major: Any, stream: Stream
+    x: Any, weights: Any, offsets: Any, seg_lens: Any, weight_indices: Any, weight_column_major: Any, options: Options
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The options of a product grouped along M that a product of segments is, and the names that its arguments have."""
+    if "b_row_major" in options:
+        raise TypeError("unexpected keyword argument 'b_row_major': weight_column_major tells it")
     if (offsets is None) == (seg_lens is None):
         raise ValueError("offsets, seg_lens: expected one of them")
     row_major = not as_bool(weight_column_major, "weight_column_major")
@@ -198,7 +200,7 @@ def of_segments(
     got, segments = tuple(seg_lens.shape), tuple(getattr(each, "shape", ()))[:1]
     if segments and got != segments:  # the sums of one more would be bounds
         raise ValueError(f"seg_lens: expected a length for each of {segments[0]} segments, got shape {got}")
-    with on_stream(x, stream):
+    with on_stream(x, options.get("stream")):
         ends = seg_lens.cumsum(0)
     return how | {"offsets": ends}, names | {"offsets": "seg_lens.cumsum(0)"}
 

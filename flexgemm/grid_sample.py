@@ -97,7 +97,7 @@ def grid_sample_3d(
     coords: Array | None = None,
     shape: Sequence[int] | None = None,
     grid: Array | None = None,
-    mode: str = "trilinear",
+    mode: str | None = None,
     *,
     sample_map: SampleMap | None = None,
     device: str | None = None,
@@ -110,10 +110,10 @@ def grid_sample_3d(
     shape: (B, W, H, D), the exclusive upper bounds of batch, x, y and z; their product must be below 2**63.
     grid: (B, L, 3) float32 points (x, y, z) in units of voxels, those of sample b in batch b. The centre of voxel
         (i, j, k) lies at (i + 0.5, j + 0.5, k + 0.5). Or (Q, 4), rows [batch, x, y, z].
-    mode: "trilinear" weighs the up to eight voxels whose centres surround a point; the weights of those that are there
+    mode: "trilinear", the default, weighs the up to eight voxels whose centres surround a point; the weights of those that are there
         are scaled to add up to 1, and where there is none the sample is 0. "nearest" takes the voxel that the point
         lies in (coordinates are truncated towards 0), or 0.
-    sample_map: what `sample_map` made of coords, shape, grid and mode, instead of them.
+    sample_map: what `sample_map` made of coords, shape, grid, mode and device, instead of them.
     device, stream: as in `neighbor_map`.
 
     Returns (B, L, C), or (Q, C), of the dtype of feats; sums are float32. Deterministic: the same input gives the same
@@ -122,7 +122,9 @@ def grid_sample_3d(
     Raises TypeError for arrays of a wrong kind or dtype and ValueError for wrong shapes and values, by argument name.
     On the CPU a row of coords outside the shape raises; on a GPU it is left out.
     """
-    expect_sites(coords, shape, grid, mode, sample_map)
+    mode = expect_sites(coords, shape, grid, mode, sample_map)
+    if sample_map is not None and device is not None:
+        raise ValueError(f"device: expected None beside sample_map, which has one, got {device!r}")
     library = library_of(feats, "feats", device, stream) if sample_map is None else _bind(feats, sample_map, stream)
     if library.needs_grad(feats, grid, None):
         from flexgemm.torch import sampling
@@ -157,15 +159,21 @@ def grid_sample_3d_backward(
     return backward(library, grad_out, feats, sample_map, needs_grad)
 
 
-def expect_sites(coords: Any, shape: Any, grid: Any, mode: Any, sample_map: Any) -> None:
-    """Raises unless a call is told once where to sample: by voxels and points, or by a map of them."""
-    _expect_mode(mode)
-    if sample_map is not None:
-        _expect_map(sample_map)
-        if not (coords is shape is grid is None):
-            raise ValueError("sample_map: expected it instead of coords, shape and grid, got both")
-    elif coords is None or shape is None or grid is None:
-        raise ValueError("coords, shape, grid: expected all of them, or sample_map")
+def expect_sites(coords: Any, shape: Any, grid: Any, mode: Any, sample_map: Any) -> str:
+    """The mode of a call that is told once where to sample: by voxels and points, or by a map of them."""
+    if mode is not None:
+        _expect_mode(mode)
+    if sample_map is None:
+        if coords is None or shape is None or grid is None:
+            raise ValueError("coords, shape, grid: expected all of them, or sample_map")
+        return mode or "trilinear"
+    _expect_map(sample_map)
+    if not (coords is shape is grid is None):
+        raise ValueError("sample_map: expected it instead of coords, shape and grid, got both")
+    of_map: str = sample_map.mode
+    if mode not in (None, of_map):
+        raise ValueError(f"mode: expected None or {of_map!r}, that of sample_map, got {mode!r}")
+    return of_map
 
 
 def forward(library: Library, feats: Array, sample_map: SampleMap) -> Array:

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from os import register_at_fork
-from threading import RLock
 
 from flexgemm import _C
-from flexgemm._arguments import as_int, dtype_name, renamed
+from flexgemm._arguments import as_bool, as_int, dtype_name, renamed
 from flexgemm._arrays import Array, Library, Stream, library_of
+from flexgemm._lock import ProcessLock
 from flexgemm._voxels import Shape, grid_shape, rows_of_four
 
 WORDS = ("int32", "int64")
 MOST_KEYS = 2**59 - 2  # the bytes of their slots and of that of -1 are a number of 63 bits
-_clearing = RLock()  # else two first insertions clear each other's keys; of all tables: locks cannot be copied
+_clearing = ProcessLock()  # else two first insertions clear each other's keys; of all tables: locks cannot be copied
 SLOTS_PER_KEY = 2  # of `build`: half of the slots stay free, so that a key lies near its first slot
-
-
-def _unlock() -> None:
-    """In a forked process, where no thread is left that might hold the lock."""
-    global _clearing
-    _clearing = RLock()
-
-
-register_at_fork(after_in_child=_unlock)
 
 
 class HashTable:
@@ -118,7 +108,7 @@ class HashTable:
             raise ValueError(f"keys: expected (N,) or voxels (N, 4), got {tuple(keys.shape)}")
         if values is not None:
             own = _word(library, values, "values")
-            if value_dtype not in (None, own):
+            if value_dtype is not None and dtype_name(value_dtype, "value_dtype", WORDS) != own:
                 raise ValueError(f"value_dtype: expected None or {own}, the dtype of values, got {value_dtype}")
             value_dtype = own
         if shape is None:
@@ -156,6 +146,7 @@ class HashTable:
             shape are left out, on the CPU they raise.
         """
         library = library_of(keys, "keys", self._device, stream)
+        check = as_bool(check, "check")
         keys = self._expected(library, keys)
         if values is not None:
             values = _of_dtype(library, library.contiguous(values, "values"), "values", self.value_dtype)
@@ -196,7 +187,7 @@ class HashTable:
         self._insert(library, library.empty(shape, dtype, self.native[2]), None, False)
 
     def _insert(self, library: Library, keys: Array, values: Array | None, replace: bool) -> None:
-        with _clearing if self._fresh else nullcontext():
+        with _clearing.held() if self._fresh else nullcontext():
             how = {"shape": self.shape, "clear": self._fresh, "replace": replace}
             with renamed({"table_keys": "keys"}):
                 library.run(_C.hash_insert, keys, values, *self.native, **how)

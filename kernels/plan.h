@@ -83,6 +83,8 @@ typedef struct {
 } fg_gemm_shape;
 
 fg_gemm_shape fg_gemm_shape_of(const fg_gemm_params *params);
+/* Whether there is nothing to write. Without a depth there is: sums of 0. */
+bool fg_gemm_is_empty(const fg_gemm_shape *shape);
 /* As the plans below ask, and as they are printed: m of all groups together, which are one where the groups share their
  * rows; k of one, on average. */
 fg_gemm_shape fg_gemm_all_rows(const fg_gemm_params *params);

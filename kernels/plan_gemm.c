@@ -30,6 +30,8 @@ fg_gemm_shape fg_gemm_shape_of(const fg_gemm_params *params) {
     return shape;
 }
 
+bool fg_gemm_is_empty(const fg_gemm_shape *shape) { return shape->m == 0 || shape->n == 0 || shape->groups == 0; }
+
 fg_gemm_shape fg_gemm_all_rows(const fg_gemm_params *params) {
     fg_gemm_shape shape = fg_gemm_shape_of(params);
     switch (params->layout) {

@@ -158,6 +158,20 @@ def test_matrices_of_an_output_with_others_between(backend):
     call(backend, "gemm", given | {"a": backend.window(base, (2, 5, 8), (100, 20, 1), 500)}, **how)
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_matrices_of_one_row_may_be_the_neighbouring_columns_too(backend, rows):
+    """As those of more rows; what their rows are apart is then what the matrices are."""
+    base = backend.array(zeros(4 * rows * 15))
+    a, b = (
+        backend.window(base, (4, rows, columns), (15 * rows, 15, 1), first) for columns, first in ((8, 0), (7, 8))
+    )
+    given = {"a": a, "b": backend.array(zeros(4, 7, 8))}
+    call(backend, "gemm", given | {"out": b}, layout="batched")
+    with pytest.raises(ValueError, match="out: .* overlaps a"):
+        out = backend.window(base, (4, rows, 7), (15 * rows, 15, 1), 7)
+        call(backend, "gemm", given | {"out": out}, layout="batched")
+
+
 @pytest.mark.parametrize("rows, columns", [(1, 7), (5, 1)])
 def test_one_row_beside_several(backend, rows, columns):
     """One row of the output beside the rows of b, and the other way round: a single row has no pitch of its own."""

@@ -184,6 +184,52 @@ def test_forked_processes_wait_for_no_lock_of_another_thread():
     assert done.returncode == 0, done.stderr
 
 
+WRITTEN_MEANWHILE = """
+import os, sys, threading, time
+import numpy as np
+import flexgemm
+
+kind, wrong = sys.argv[1], int(sys.argv[2])
+rng = np.random.default_rng(0)
+if kind == "contiguous":
+    a, groups = rng.standard_normal((2048, 64), np.float32), np.repeat(np.arange(16), 128).astype(np.int32)
+    call = lambda: flexgemm.m_grouped_gemm_nt_contiguous(a, b, groups)
+else:
+    a, groups = rng.standard_normal((2048, 64), np.float32), np.arange(1, 17) * 128
+    call = lambda: flexgemm.m_grouped_gemm_nt(a, b, groups)
+b = rng.standard_normal((16, 64, 64), np.float32)
+one, other = groups.copy(), groups.copy()
+if wrong:
+    other[7] = wrong
+elif kind == "contiguous":
+    other[128:256] = one[:128]
+else:
+    other[1::2] = one[0::2]
+
+def write():
+    while True:
+        groups[:] = other
+        groups[:] = one
+
+threading.Thread(target=write, daemon=True).start()
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    try:
+        call()
+    except ValueError:
+        pass
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("wrong", [0, -5, 10**7])
+@pytest.mark.parametrize("kind", ["contiguous", "ragged"])
+def test_groups_that_another_thread_writes_meanwhile_do_no_harm(kind, wrong):
+    """Threads that saw different groups would wait for each other for ever; what was checked may be another by then."""
+    done = run_python(["-c", WRITTEN_MEANWHILE, kind, str(wrong)], OMP_NUM_THREADS="4")
+    assert done.returncode == 0, done.stderr
+
+
 SPECIAL = """
 import numpy as np
 import flexgemm

@@ -317,6 +317,23 @@ def test_an_output_scale_of_zero_saturates(backend, m):
     assert counts.mean() > 0.9
 
 
+@pytest.mark.parametrize("of_b", ["tensor", "row"])
+@pytest.mark.parametrize("of_a", ["tensor", "row"])
+@pytest.mark.parametrize("m", [16, 100, 300, 700])
+def test_factors_are_multiplied_in_one_order(backend, m, of_a, of_b):
+    """scale_a * (alpha * scale_b), whichever kernel it is: in any other this product would be infinite."""
+    _, a, b = operands(m, 256, 256, *FP8)
+    scale_a, scale_b = (
+        np.full(shape, factor, np.float32)
+        for shape, factor in ((m if of_a == "row" else (), 2.0**100), (256 if of_b == "row" else (), 2.0**-100))
+    )
+    how = {"alpha": 2.0**100, "scale_a": scale_a, "scale_b": scale_b}
+    ref = reference.gemm(a, b, **how)
+    assert np.abs(ref).max() < np.finfo(np.float32).max
+    for out_dtype in ("float32", "bfloat16"):
+        judge(backend, guarded.gemm(backend, a, b, out_dtype, shape=ref.shape, **how), ref, FP8[0], out_dtype)
+
+
 def test_public_float8_output(backend):
     _, a, b = operands(65, 98, 64, *FP8)
     x, y, scale = backend.array(a), backend.array(b), backend.array(np.asarray(2.0, np.float32))

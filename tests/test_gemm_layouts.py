@@ -23,7 +23,7 @@ from products import (
     scale_of,
 )
 from reference import dtype_of, f64
-from verdicts import assert_gemm_rows, assert_rows, float8_cut
+from verdicts import assert_gemm_rows, assert_rows, assert_same_bits, float8_cut
 
 import flexgemm
 from flexgemm import _C
@@ -186,6 +186,31 @@ def test_matrices_of_a_batch_that_begin_anywhere(backend, dtype, apart):
     for i in range(2):
         judge(backend, after[i, : out[i].size].reshape(65, 72), reference.gemm(a[i], b[i]), dtype, dtype)
     assert (f64(after[:, out[0].size :]) == KEPT).all()
+
+
+@pytest.mark.parametrize("expanded", [("a",), ("b",), ("a", "b")], ids="-".join)
+@pytest.mark.parametrize("m", [5, 65, 300])
+@pytest.mark.parametrize("dtypes", [FP8, ("bfloat16", "bfloat16")], ids="-".join)
+def test_one_matrix_for_all_of_a_batch(backend, dtypes, m, expanded):
+    """Expanded to it, without copies, it gives the bits that copies give: the kernels are the same."""
+    batch, n, k = 3, 72, 144
+    rng = np.random.default_rng(0)
+
+    def operand(name, rows, dtype):
+        matrices = scenes.values(rng, (batch, rows, k), dtype)
+        if name not in expanded:
+            return (backend.array(matrices),) * 2
+        copies = np.ascontiguousarray(np.broadcast_to(matrices[0], matrices.shape))
+        return backend.window(backend.array(matrices[0].reshape(-1)), matrices.shape, (0, k, 1), 0), backend.array(copies)
+
+    outputs = []
+    for a, b in zip(operand("a", m, dtypes[0]), operand("b", n, dtypes[1]), strict=True):
+        out = backend.array(np.zeros((batch, m, n), dtype_of("bfloat16")))
+        guarded.Call(backend).run("gemm", a, b, out, layout="batched")
+        outputs.append(backend.numpy(out))
+    assert_same_bits(*outputs)
+    assert np.isfinite(f64(outputs[0])).all()
+    assert f64(outputs[0]).any()
 
 
 def test_a_batch_of_no_matrices_takes_no_workspace(backend):

@@ -103,6 +103,12 @@ def test_row_major_weights_of_any_pitch_and_alignment(backend, pad, offset, dtyp
         judge(backend, out[own], reference.gemm(a[own], weight), dtypes[0], "float32")
 
 
+def test_segments_tell_by_one_argument_how_weights_lie(backend):
+    x, weights = backend.array(np.ones((5, 16), np.float32)), backend.array(np.ones((2, 16, 16), np.float32))
+    with pytest.raises(TypeError, match="^unexpected keyword argument 'b_row_major': weight_column_major tells it"):
+        flexgemm.segment_gemm(x, weights, backend.array(np.array([2, 5], np.int32)), b_row_major=True)
+
+
 @pytest.mark.parametrize("sms", [1, 2])
 @pytest.mark.parametrize("dtypes", [FP8, ("bfloat16", "bfloat16")], ids="-".join)
 def test_segments_of_weights_that_have_one_scale_each(backend, dtypes, sms):

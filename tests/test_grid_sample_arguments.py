@@ -56,6 +56,14 @@ def test_impossible_arguments_of_gradients_are_named(backend):
             flexgemm.grid_sample_3d_backward(grad_out, x, sample_map=sample_map, needs_grad=wrong)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda:99", "nonsense"])
+def test_a_map_has_its_device(backend, device):
+    coords, shape, grid, feats = problem(30, 5, 6, "float32")
+    sample_map = flexgemm.sample_map(backend.array(coords), shape, backend.array(grid))
+    with pytest.raises(ValueError, match=f"^device: expected None beside sample_map, which has one, got '{device}'"):
+        flexgemm.grid_sample_3d(backend.array(feats), sample_map=sample_map, device=device)
+
+
 def test_gradients_of_another_shape(backend):
     coords, shape, grid, feats = problem(30, 5, 6, "float32")
     sample_map = flexgemm.sample_map(backend.array(coords), shape, backend.array(grid))

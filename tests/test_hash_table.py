@@ -257,9 +257,19 @@ def test_impossible_arguments_are_named(backend, argument, wrong, error):
 
 def test_values_have_a_dtype_of_their_own(backend):
     keys, values = (backend.array(np.zeros(5, dtype)) for dtype in (np.int32, np.int64))
-    assert flexgemm.HashTable.build(keys, values, value_dtype="int64").value_dtype == "int64"
+    for value_dtype in ("int64", np.int64, np.dtype("int64")):
+        assert flexgemm.HashTable.build(keys, values, value_dtype=value_dtype).value_dtype == "int64"
     with pytest.raises(ValueError, match="^value_dtype: expected None or int64, the dtype of values, got int32"):
         flexgemm.HashTable.build(keys, values, value_dtype="int32")
+
+
+@pytest.mark.parametrize("option", ["replace", "check"])
+def test_what_is_merely_true_is_no_bool(backend, option):
+    keys = backend.array(np.zeros(5, np.int32))
+    table = flexgemm.HashTable(10, like=keys, key_dtype="int32")
+    with pytest.raises(TypeError, match=f"^{option}: expected a bool, got str"):
+        table.insert(keys, **{option: "no"})
+    assert (backend.numpy(table.lookup(keys)) == -1).all()
 
 
 @pytest.mark.parametrize("n, capacity", [(0, 1), (1, 2), (50, 100)])
@@ -383,6 +393,23 @@ def test_a_table_that_overflowed_goes_on_with_the_keys_that_it_has(backend, n):
     values = np.arange(capacity, dtype=np.int32)[::-1].copy()
     table.insert(backend.array(there), backend.array(values), replace=True)
     np.testing.assert_array_equal(backend.numpy(table.lookup(backend.array(there))), values)
+
+
+def test_of_equal_keys_the_lowest_row_wins_in_a_call_that_overflows(backend):
+    """Also of those that lie far, which other rows look for while the table is found to be full."""
+    capacity, keys = 200, np.arange(100_000)
+    far = keys[first_slots(keys, capacity) == 7][:400]
+    assert len(far) == 400
+    for seed in range(20):
+        rows = np.random.default_rng(seed).permutation(np.repeat(far, 64))
+        table = flexgemm.HashTable(capacity, like=backend.array(rows))
+        with pytest.raises(ValueError, match="^keys: "):
+            table.insert(backend.array(rows), check=True)
+        distinct, first = np.unique(rows, return_index=True)
+        values = backend.numpy(table.lookup(backend.array(distinct)))
+        there = values >= 0
+        assert there.sum() == capacity
+        np.testing.assert_array_equal(values[there], first[there])
 
 
 def test_clearing_writes_all_of_a_slot(backend):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import time
 
 import guarded
 import numpy as np
@@ -115,6 +116,21 @@ def test_far_corner_of_a_huge_grid(backend, shape):
     coords = scenes.far_corner(200, shape)
     check(backend, coords, shape, (3, 3, 3), (1, 1, 1))
     check(backend, coords, shape, (2, 3, 4), (3, 2, 1), transposed=True)
+
+
+@pytest.mark.parametrize("shape", [(1024, 2**16, 2**16, 2**16), (1024, 2**17, 2**17, 2**17), (1024, 5, 5, 2**48)])
+def test_samples_that_lie_far_apart_do_not_fall_together(backend, shape):
+    """Voxels of one sample and those of the next differ in the highest bits of their numbers, or in few."""
+    sites = np.stack(np.meshgrid(np.arange(1024), *[np.arange(5)] * 3, indexing="ij"), axis=-1)
+    coords = backend.array(sites.reshape(-1, 4).astype(np.int32))
+
+    def seconds(shape):
+        begun = time.perf_counter()
+        nmap = flexgemm.neighbor_map(coords, shape)
+        assert nmap.num_pairs == 1024 * 13**3
+        return time.perf_counter() - begun
+
+    assert seconds(shape) < 2 + 10 * seconds((1024, 5, 5, 5))
 
 
 def test_keys_that_differ_by_a_multiple_of_2_to_the_32_do_not_collide(backend):

@@ -30,7 +30,8 @@ from flexgemm import _C
         ("shape", {"shape": (1, 8, 8)}),
         ("order", {"order": "zyx"}),
         ("order", {"order": "hilbert", "shape": (2, 2**21, 8, 8)}),
-        ("shape", {"order": "hilbert", "shape": (1, 2**22, 8, 8)}),
+        ("order", {"order": "hilbert", "shape": (1, 2**22, 8, 8)}),
+        ("order", {"order": "hilbert", "shape": (1, 3, 3, 3), "kernel_size": 1, "stride": 1, "padding": (2**21, 0, 0)}),
         ("shape", {"shape": (2**31, 2**31, 2**31, 8)}),
         ("coords", {"coords": np.zeros((5, 3), np.int32)}),
         ("out_coords", {"out_coords": np.zeros((5, 3), np.int32)}),
@@ -40,6 +41,14 @@ def test_impossible_arguments_are_named(backend, argument, changes):
     arguments = {"coords": np.zeros((1, 4), np.int32), "shape": (1, 8, 8, 8), "kernel_size": 3, "stride": 2} | changes
     with pytest.raises(ValueError, match=f"^{argument}: "):
         flexgemm.sparse_conv_map(**place(backend, arguments))
+
+
+@pytest.mark.parametrize("out_coords", [None, np.zeros((1, 4), np.int32)], ids=["reached", "given"])
+def test_a_grid_of_outputs_that_is_too_large_is_told_from_the_one_given(backend, out_coords):
+    coords = np.zeros((1, 4), np.int32)
+    given = place(backend, {"coords": coords, "out_coords": out_coords})
+    with pytest.raises(ValueError, match=r"^shape: expected .* of the outputs' grid, too, got \(1, 8388611, .*\(1, 3, 3, 3\)"):
+        flexgemm.sparse_conv_map(**given, shape=(1, 3, 3, 3), kernel_size=1, padding=2**22)
 
 
 @pytest.mark.parametrize("transposed", ["no", 1, None])
@@ -166,3 +175,15 @@ def test_shapes_that_do_not_match_the_map_are_named(backend):
         flexgemm.submanifold_conv3d(feats, weight, neighbor_map=nmap)
     with pytest.raises(TypeError, match="^neighbor_map: "):
         flexgemm.sparse_inverse_conv3d(feats, weight, neighbor_map=None)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_precision_may_be_left_to_the_default(backend, groups):
+    """By None, as products have it; of depthwise convolutions as well."""
+    nmap = flexgemm.neighbor_map(backend.array(np.zeros((1, 4), np.int32)), (1, 8, 8, 8))
+    x = backend.array(np.ones((1, 4), np.float32))
+    weight = backend.array(np.ones((4, 3, 3, 3, 4 // groups), np.float32))
+    out = flexgemm.submanifold_conv3d(x, weight, neighbor_map=nmap, groups=groups, precision=None)
+    np.testing.assert_array_equal(backend.numpy(out), np.full((1, 4), 4 / groups))
+    with pytest.raises(TypeError, match="^unexpected keyword argument 'workspace'"):
+        flexgemm.submanifold_conv3d(x, weight, neighbor_map=nmap, groups=groups, workspace=x)

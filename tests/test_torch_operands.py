@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from functools import partial
 
 import numpy as np
@@ -14,6 +13,7 @@ from verdicts import assert_gemm_rows, assert_rows
 
 import flexgemm
 from flexgemm import _C
+from flexgemm._arrays import Library
 
 torch = pytest.importorskip("torch", reason="torch not installed")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
@@ -123,27 +123,34 @@ def test_rows_of_an_input_may_overlap(device, rows, nbytes, dtype):
     assert_gemm_rows(numpy(out), numpy(a.float()) @ numpy(b.float()).T, "float32")
 
 
-def test_the_input_gradient_keeps_its_memory_while_the_weight_gradient_runs(device, monkeypatch):
-    """On Hopper they run side by side. torch's allocator would give the one what the other has just handed back."""
+def test_the_weight_gradient_has_its_memory_before_the_input_gradient_begins(device, monkeypatch):
+    """On Hopper they run side by side. torch's allocator would give the one what the other, or an operation of another
+    thread that came between them, has just handed back."""
     p = Problem(device, "float16", ci=64, co=64)
-    dgrad, wgrad, kept = _C.conv_dgrad, _C.conv_wgrad, []
+    dgrad, wgrad, make, held, asked = _C.conv_dgrad, _C.conv_wgrad, Library.workspace, [], []
 
-    def conv_dgrad(*operands, workspace, **how):
-        if _C.conv_dgrad_workspace(*operands, **how):
-            assert isinstance(workspace, torch.Tensor)
-            kept.append(weakref.ref(workspace))
-        dgrad(*operands, workspace=workspace, **how)
+    def workspace(library, nbytes, like):
+        held.append(make(library, nbytes, like))
+        return held[-1]
 
-    def conv_wgrad(*operands, **how):
-        assert all(workspace() is not None for workspace in kept)
-        wgrad(*operands, **how)
+    def conv_dgrad(*operands, **how):
+        asked.append(len(held))
+        dgrad(*operands, **how)
 
+    def conv_wgrad(*operands, workspace, **how):
+        nbytes = _C.conv_wgrad_workspace(*operands, **how)
+        assert asked == [int(nbytes > 0)]
+        if nbytes:
+            assert workspace is held[0]
+        wgrad(*operands, workspace=workspace, **how)
+
+    monkeypatch.setattr(Library, "workspace", workspace)
     monkeypatch.setattr(_C, "conv_dgrad", conv_dgrad)
     monkeypatch.setattr(_C, "conv_wgrad", conv_wgrad)
     gradients = flexgemm.submanifold_conv3d_backward(
         p.grad_out, p.feats.detach(), p.weight.detach(), neighbor_map=p.nmap
     )
-    assert kept or device.type == "cuda"
+    assert held or device.type == "cuda"
     expected = reference.conv_dgrad(numpy(p.grad_out), numpy(p.weight), p.map, len(p.map[0]))
     assert_rows(numpy(gradients[0]), expected, p.tolerance)
 

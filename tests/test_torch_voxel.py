@@ -109,6 +109,10 @@ def test_a_map_stands_instead_of_voxels_and_points(device, library, needs_grad):
         library.grid_sample_3d(feats, sample_map=3)
     with pytest.raises(ValueError, match="^mode: expected 'trilinear' or 'nearest', got 'cubic'"):
         library.grid_sample_3d(feats, sample_map=sample_map, mode="cubic")
+    with pytest.raises(ValueError, match="^mode: expected None or 'trilinear', that of sample_map, got 'nearest'"):
+        library.grid_sample_3d(feats, sample_map=sample_map, mode="nearest")
+    same = library.grid_sample_3d(feats, sample_map=sample_map, mode="trilinear")
+    assert torch.equal(same, library.grid_sample_3d(feats, coords, shape, grid))
 
 
 def test_the_nearest_voxel_passes_its_gradient_on(device):

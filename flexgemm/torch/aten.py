@@ -16,12 +16,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import RLock
 from typing import Any
 
 import torch
 
 from flexgemm import _C, gemm
+from flexgemm._lock import ProcessLock
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _HALF = (torch.float16, torch.bfloat16)
@@ -31,7 +31,7 @@ _TENSOR, _ROW = 0, 1  # recipes of torch.nn.functional.ScalingType
 _enabled: dict[str, torch.library.Library] = {}
 _kept: set[str] = set()  # by `enable`
 _bodies: Counter[str] = Counter()  # of `use`, in any thread
-_lock = RLock()
+_lock = ProcessLock()
 
 
 def enable(device_type: str = "cuda") -> None:
@@ -40,7 +40,7 @@ def enable(device_type: str = "cuda") -> None:
     Raises RuntimeError before torch 2.10, which cannot hand out its own kernels, and for "cuda" where flexgemm was
     built without CUDA.
     """
-    with _lock:
+    with _lock.held():
         _register(device_type)
         _kept.add(device_type)
 
@@ -66,7 +66,7 @@ def _register(device_type: str) -> None:
 
 def disable(device_type: str = "cuda") -> None:
     """Takes `enable` back."""
-    with _lock:
+    with _lock.held():
         _kept.discard(device_type)
         library = _enabled.pop(device_type, None)
         if library is not None:
@@ -77,13 +77,13 @@ def disable(device_type: str = "cuda") -> None:
 def use(device_type: str = "cuda") -> Iterator[None]:
     """`enable` for the body of a with statement, and of others that run beside it; where `enable` was called, it stays
     so."""
-    with _lock:
+    with _lock.held():
         _register(device_type)
         _bodies[device_type] += 1
     try:
         yield
     finally:
-        with _lock:
+        with _lock.held():
             _bodies[device_type] -= 1
             if not _bodies[device_type] and device_type not in _kept:
                 disable(device_type)

@@ -130,7 +130,7 @@ def segment_gemm(
 ) -> torch.Tensor:
     """`flexgemm.segment_gemm` of torch tensors, differentiable as `m_grouped_gemm_nt` is without weight_indices."""
     given = offsets, seg_lens, weight_indices, weight_column_major
-    how, names = gemm.of_segments(x, weights, *given, options.get("stream"))
+    how, names = gemm.of_segments(x, weights, *given, options)
     with renamed(names):
         return product("m_grouped", x, weights, **how, **options)
 

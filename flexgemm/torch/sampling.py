@@ -41,7 +41,7 @@ def grid_sample_3d(
     coords: torch.Tensor | None = None,
     shape: Sequence[int] | None = None,
     grid: torch.Tensor | None = None,
-    mode: str = "trilinear",
+    mode: str | None = None,
     *,
     sample_map: SampleMap | None = None,
     stream: Stream = None,
@@ -51,7 +51,7 @@ def grid_sample_3d(
     With `sample_map` instead of coords, shape and grid it is differentiable in feats alone.
     """
     expect_tensor(feats, "feats")
-    grid_sample.expect_sites(coords, shape, grid, mode, sample_map)
+    mode = grid_sample.expect_sites(coords, shape, grid, mode, sample_map)
     if traced(feats, feats if grid is None else grid):
         refuse_stream(stream)
         if coords is None or shape is None or grid is None:

@@ -71,8 +71,8 @@ static bool next_product(const fg_gemm_params *params, const fg_gemm_shape *shap
         const int32_t *m_indices = grouping->data;
         while (*cursor < shape->m && m_indices[*cursor] < 0) ++*cursor;
         if (*cursor == shape->m) return false;
-        next->m_begin = *cursor;
-        next->weight = m_indices[*cursor];
+        next->m_begin = (*cursor)++;
+        next->weight = m_indices[next->m_begin];
         while (*cursor < shape->m && m_indices[*cursor] == next->weight) ++*cursor;
         next->m_end = *cursor;
         return true;
@@ -93,6 +93,20 @@ static bool next_product(const fg_gemm_params *params, const fg_gemm_shape *shap
         next->k_end = group_bound(grouping, shape->groups, g + 1);
     }
     return true;
+}
+
+static void clamp(int64_t *begin, int64_t *end, int64_t length) {
+    *begin = fg_min(fg_max(*begin, 0), length);
+    *end = fg_min(fg_max(*end, *begin), length);
+}
+
+/* The product as far as there are operands: since its indices were checked another thread may have written them. */
+static product within(const fg_gemm_params *params, const fg_gemm_shape *shape, product p) {
+    clamp(&p.m_begin, &p.m_end, shape->m);
+    clamp(&p.n_begin, &p.n_end, shape->n);
+    clamp(&p.k_begin, &p.k_end, shape->k);
+    if (params->b.ndim == 3 && (p.weight < 0 || p.weight >= params->b.shape[0])) p.m_end = p.m_begin;
+    return p;
 }
 
 static fg_status check_offsets(const fg_tensor *offsets, int64_t groups, int64_t length, fg_error *error) {
@@ -298,14 +312,12 @@ static void multiply(const fg_simd *simd, const fg_gemm_params *params, const ge
     }
 }
 
-static bool is_empty(const fg_gemm_shape *shape) { return shape->m == 0 || shape->n == 0 || shape->groups == 0; }
-
 fg_status fg_cpu_gemm_workspace(const fg_gemm_params *params, const fg_queue *queue, size_t *bytes, fg_error *error) {
     (void)queue;
     const fg_simd *simd = fg_simd_get(error);
     if (simd == NULL) return error->code;
     const fg_gemm_shape shape = fg_gemm_shape_of(params);
-    *bytes = is_empty(&shape) ? 0 : fg_workspace_bytes(plan_gemm(simd, params).layout);
+    *bytes = fg_gemm_is_empty(&shape) ? 0 : fg_workspace_bytes(plan_gemm(simd, params).layout);
     return FG_OK;
 }
 
@@ -315,7 +327,7 @@ fg_status fg_cpu_gemm(const fg_gemm_params *params, const fg_queue *queue, fg_er
     if (simd == NULL) return error->code;
     const fg_gemm_shape shape = fg_gemm_shape_of(params);
     fg_status status = check_groups(params, &shape, error);
-    if (status != FG_OK || is_empty(&shape)) return status;
+    if (status != FG_OK || fg_gemm_is_empty(&shape)) return status;
     const gemm_plan plan = plan_gemm(simd, params); /* of arrays that have elements: k fits memory */
     int threads = 0;
     const int64_t products = params->out.ndim == 3 ? shape.groups : 1;
@@ -331,12 +343,20 @@ fg_status fg_cpu_gemm(const fg_gemm_params *params, const fg_queue *queue, fg_er
     fg_print_plan(&chosen, "gemm", params->a.dtype, "m=%lld n=%lld k=%lld groups=%lld", (long long)shape.m,
                   (long long)shape.n, (long long)shape.k, (long long)shape.groups);
 
+    int64_t cursor = 0;
 #pragma omp parallel num_threads(threads)
     {
         FG_DEFAULT_FLOATS;
-        int64_t cursor = 0;
         product p;
-        while (next_product(params, &shape, &cursor, &p)) multiply(simd, params, &plan, &p);
+        for (bool more = true; more;) {
+            /* One reads it for all, which must not see different ones. */
+#pragma omp single copyprivate(p, more)
+            {
+                more = next_product(params, &shape, &cursor, &p);
+                p = within(params, &shape, p);
+            }
+            if (more) multiply(simd, params, &plan, &p);
+        }
     }
     return FG_OK;
 }

@@ -35,11 +35,20 @@ static int64_t in_state(const fg_hash_table *table, int what) {
     return __atomic_load_n(&table->state[what], __ATOMIC_RELAXED);
 }
 
-static void note_longest(const fg_hash_table *table, int64_t steps) {
+/* Before the key can be seen there: who finds the table full, and so has seen it, looks that far. */
+static void note(const fg_hash_table *table, int64_t way) {
+    if (way <= FG_SHORT_WAY) return;
     int64_t longest = in_state(table, FG_TABLE_LONGEST);
-    while (steps > fg_max(longest, FG_SHORT_WAY) &&
-           !__atomic_compare_exchange_n(&table->state[FG_TABLE_LONGEST], &longest, steps, true, __ATOMIC_RELAXED,
-                                        __ATOMIC_RELAXED));
+    while (way > longest && !__atomic_compare_exchange_n(&table->state[FG_TABLE_LONGEST], &longest, way, true,
+                                                         __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+}
+
+/* Whether the table is full, and no key lies so far. */
+static bool ends_before(const fg_hash_table *table, int64_t way) {
+    if (!in_state(table, FG_TABLE_FULL)) return false;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return way > in_state(table, FG_TABLE_LONGEST);
 }
 
 /* The slot of a key, taken for it if need be; -1 when there is none left. */
@@ -51,16 +60,15 @@ static int64_t claim(const fg_hash_table *table, uint64_t key) {
     }
     int64_t slot = fg_first_slot(key, table->capacity);
     for (int64_t steps = 0; steps < table->capacity; steps++, slot = slot + 1 < table->capacity ? slot + 1 : 0) {
+        if (steps > FG_SHORT_WAY && steps % FG_SHORT_WAY == 0 && ends_before(table, steps)) return -1;
         uint64_t found = fg_load_word(table->keys, slot);
-        if (found == empty) found = claim_slot(table->keys, slot, key);
-        if (found == key) {
-            note_longest(table, steps);
-            return slot;
+        if (found == empty) {
+            note(table, steps);
+            found = claim_slot(table->keys, slot, key);
         }
-        if (steps % FG_SHORT_WAY == FG_SHORT_WAY - 1 && in_state(table, FG_TABLE_FULL) &&
-            steps >= fg_max(in_state(table, FG_TABLE_LONGEST), FG_SHORT_WAY))
-            break; /* no key of earlier calls lies further */
+        if (found == key) return slot;
     }
+    __atomic_thread_fence(__ATOMIC_ACQ_REL);
     __atomic_store_n(&table->state[FG_TABLE_FULL], 1, __ATOMIC_RELAXED);
     return -1;
 }

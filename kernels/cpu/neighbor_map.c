@@ -33,9 +33,11 @@ static fg_workspace_layout plan_workspace(int64_t n) {
     return (fg_workspace_layout){shared, 0};
 }
 
-/* Runs of SLOT_RUN keys stay together; the runs are scattered by a multiplicative hash (2^64 / golden ratio). */
+/* Runs of SLOT_RUN keys stay together; the runs are scattered by a multiplicative hash (2^64 / golden ratio), to whose low
+ * bits the high ones of a key count as well: samples of a large grid differ in nothing else. */
 static uint64_t first_slot(const hash_table *table, uint64_t key) {
-    uint64_t run = key / SLOT_RUN * UINT64_C(0x9E3779B97F4A7C15);
+    uint64_t run = key / SLOT_RUN;
+    run = (run ^ run >> 32) * UINT64_C(0x9E3779B97F4A7C15);
     run ^= run >> 32;
     return (run * SLOT_RUN + key % SLOT_RUN) & table->mask;
 }

@@ -4,7 +4,8 @@
  *
  * The environment variable FLEXGEMM_CPU_ISA=avx512|avx2|scalar, read once at the first operation, forces a lower
  * instruction set than the processor's best; "scalar" is whatever the compiler targets without flags (SSE2 on x86-64,
- * NEON on AArch64). A value that is unknown or that the processor lacks is an error of every operation.
+ * NEON on AArch64). A value that is unknown or that the processor lacks is an error of every operation that
+ * computes with them.
  *
  * All arithmetic is on float32. A (k, n) operand is "packed" when its columns are cut into panels of `panel` columns,
  * each stored row by row, the last one padded with zeros to a multiple of `lanes` (see tile.h):

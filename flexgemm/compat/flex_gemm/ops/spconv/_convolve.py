@@ -81,9 +81,10 @@ class NeighborCache:
         here = self.__dict__
         if "neighbor_map" not in here:
             return "nmap" in here
-        if torch.compiler.is_compiling():  # a program cannot ask for versions
-            return self._version is not None
-        return self._version is not None and here["neighbor_map"]._version == self._version
+        if self._version is None:
+            return False
+        # A compiled program cannot ask for versions.
+        return torch.compiler.is_compiling() or here["neighbor_map"]._version == self._version
 
     def __getstate__(self) -> dict[str, Any]:
         """Tensors of a copy count their versions anew: it makes a map of its own, or has one that is a program's."""
