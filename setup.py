@@ -141,7 +141,8 @@ def find_toolkit() -> Toolkit | None:
 def cuda_archs_of(source: str) -> tuple[str, ...]:
     """The architectures of one .cu file: its row of CUDA_ARCHS, narrowed by FLEXGEMM_CUDA_ARCHS.
 
-    "sm90" keeps sm_90 and sm_90a. A file that has none of the named ones keeps its first, because the backend table
+    "sm90" keeps sm_90 and sm_90a, and "sm80" sm_89, whose cards run what there is of sm_80: where FP8 has instructions
+    of theirs, that is not for them. A file that has none of the named ones keeps its first, because the backend table
     needs its symbols.
     """
     archs = next(archs for pattern, archs in CUDA_ARCHS if fnmatch(Path(source).name, pattern))
@@ -151,7 +152,8 @@ def cuda_archs_of(source: str) -> tuple[str, ...]:
     plain = {arch: arch.replace("_", "") for _, row in CUDA_ARCHS for arch in row}
     if unknown := [name for name in wanted if name not in plain.values()]:
         sys.exit(f"FLEXGEMM_CUDA_ARCHS: expected some of {', '.join(sorted(set(plain)))}, got {', '.join(unknown)}")
-    return tuple(arch for arch in archs if {plain[arch], plain[arch].rstrip("a")} & set(wanted)) or archs[:1]
+    kept = {*wanted, "sm89"} if "sm80" in wanted else set(wanted)
+    return tuple(arch for arch in archs if {plain[arch], plain[arch].rstrip("a")} & kept) or archs[:1]
 
 
 def gencode(arch: str) -> str:

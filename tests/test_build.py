@@ -145,16 +145,18 @@ def test_every_cuda_source_has_its_architectures(build, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "portable", "hopper"),
+    ("wanted", "portable", "products", "hopper"),
     [
-        ("sm90", ("sm_90",), ("sm_90a",)),
-        ("sm_80,compute_90", ("sm_80", "compute_90"), ("sm_90a",)),
-        ("sm89", ("sm_80",), ("sm_90a",)),
+        ("sm90", ("sm_90",), ("sm_90",), ("sm_90a",)),
+        ("sm_80,compute_90", ("sm_80", "compute_90"), ("sm_80", "sm_89", "compute_90"), ("sm_90a",)),
+        ("sm89", ("sm_80",), ("sm_89",), ("sm_90a",)),
     ],
 )
-def test_cuda_archs_narrow_the_build(build, monkeypatch, wanted, portable, hopper):
+def test_cuda_archs_narrow_the_build(build, monkeypatch, wanted, portable, products, hopper):
+    """Cards of 8.9 run code for 8.0, but not the FP8 products in it."""
     monkeypatch.setenv("FLEXGEMM_CUDA_ARCHS", wanted)
     assert build.cuda_archs_of("kernels/cuda/conv_gather.cu") == portable
+    assert build.cuda_archs_of("kernels/cuda/gemm_portable.cu") == products
     assert build.cuda_archs_of("kernels/cuda/conv_sm90.cu") == hopper
 
 

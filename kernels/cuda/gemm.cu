@@ -17,7 +17,7 @@ fg_status gemm_workspace(const fg_gemm_params *params, const fg_queue *queue, si
 
 fg_status gemm(const fg_gemm_params *params, const fg_queue *queue, fg_error *error) {
     const fg_gemm_shape shape = fg_gemm_shape_of(params);
-    if (shape.m == 0 || shape.n == 0 || shape.groups == 0) return FG_OK;
+    if (fg_gemm_is_empty(&shape)) return FG_OK;
 
     int num_sms = 0, compute_capability = 0;
     fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);

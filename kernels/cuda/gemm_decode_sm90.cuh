@@ -186,7 +186,7 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
         if (!args.alike || split > 1) ptx::named_barrier(1, Tile::kConsumers);
         uint8_t *rows = split > 1 ? stages : reinterpret_cast<uint8_t *>(exchange); /* the stages have been read */
         const auto keep = [&](const auto &sums, int count, const auto &factors) {
-            keep_plain<Math, Tile>(sums, factors, args.epilogue, rows, count);
+            keep_plain<Math, Tile>(sums, factors, tile_scales, rows, count);
         };
         const auto finish = [&](const auto &sums, int count) {
             constexpr int kUnits = sizeof sums / sizeof *sums / 4;

@@ -103,7 +103,7 @@ __device__ __forceinline__ void consume_groups(TokenShared<Tile> &shared, uint8_
                 [&](const auto &sums, int units, int first) {
                     constexpr int kUnits = Tile::kHalvesAtOnce / 8;
                     const auto factors = load_factors<kUnits>(shared, 1, 0, first);
-                    keep_plain<Math, Tile>(sums, factors, args.epilogue, kept, units);
+                    keep_plain<Math, Tile>(sums, factors, scales, kept, units);
                 },
                 [&](const Sm90Work &part, int) { TokenOutput<Tile, 1>(args, part, 0).copy(kept); });
         }

@@ -11,8 +11,11 @@
 
 namespace flexgemm {
 
+/* Whether each group has a matrix of its own: of a matrix that was expanded to all of them the copy engine is told once. */
+inline bool has_groups(const fg_tensor &tensor) { return tensor.ndim == 3 && step_of(tensor, 0) != 0; }
+
 inline TensorRows make_rows(const fg_tensor &tensor) {
-    const bool grouped = tensor.ndim == 3;
+    const bool grouped = has_groups(tensor);
     const int rows = tensor.ndim - 2;
     return {tensor.data,         tensor.shape[rows + 1] * static_cast<int64_t>(fg_dtype_size(tensor.dtype)),
             tensor.shape[rows],  grouped ? tensor.shape[0] : 1,
@@ -25,8 +28,8 @@ inline GemmSm90Args make_args(const fg_gemm_params &params) {
     args.space = make_tile_space(params);
     args.epilogue = make_epilogue(params);
     args.column_factors = has_column_factors(args.epilogue);
-    args.a_grouped = params.a.ndim == 3;
-    args.b_grouped = params.b.ndim == 3;
+    args.a_grouped = has_groups(params.a);
+    args.b_grouped = has_groups(params.b);
     return args;
 }
 

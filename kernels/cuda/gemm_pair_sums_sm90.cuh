@@ -39,7 +39,7 @@ public:
             return false;
         }
         if (threadIdx.x % ptx::kWarpgroup == 0) ptx::mbarrier_arrive_expect_tx(&received_, kBytes);
-        ptx::mbarrier_wait_parity(&received_, 0);
+        ptx::mbarrier_wait_cluster(&received_, 0);
         sum.each([&](auto &own, int part) { add(own, received, first_of<Sums>(own, part), lane); });
         return true;
     }

@@ -115,12 +115,11 @@ struct PlainOutput<Math, Tile, true> {
 };
 
 template <typename Math, typename Tile, int kCount, typename Factors>
-__device__ __forceinline__ void keep_plain(const float (&sum)[kCount], const Factors &factors, const Epilogue &to,
+__device__ __forceinline__ void keep_plain(const float (&sum)[kCount], const Factors &factors, const TileScales &scales,
                                            uint8_t *rows, int units) {
     using T = typename PlainOutput<Math, Tile>::Type;
-    constexpr bool kScaled = std::is_same_v<Factors, OneFactor> && Tile::kGated == 1; /* its factor is over the scale */
     if constexpr (Tile::kGated == 2 || Tile::kToFp8)
-        keep_values<T, Tile>(sum, factors, rows, units, kScaled ? 1.0f : inverse_scale_out<Tile>(to));
+        keep_values<T, Tile>(sum, factors, rows, units, scales.out);
     else
         keep_halves<T, Tile>(sum, factors, rows, units);
 }

@@ -237,18 +237,19 @@ __device__ __forceinline__ auto token_scales(TokenShared<Tile> &shared) {
         return NoScales{};
 }
 
-/* What sums are multiplied by, and a bias: of a token and of a row of weights to each thread. Where all are alike, and
- * there is no bias, it is over the scale of an fp8 output, if they become that and no more. It is asked for before the
- * tile is multiplied and, where not all are alike, kept for all threads after that. */
+/* What sums are multiplied by, and a bias: of a token and of a row of weights to each thread, and what values of an fp8
+ * output are multiplied by. Where all are alike, and there is no bias, that is in the factor of the sums, if they become
+ * that and no more. It is asked for before the tile is multiplied and, where not all are alike, kept for all threads
+ * after that. */
 struct TileScales {
-    float token, weight, bias;
+    float token, weight, bias, out;
 };
 
 template <typename Tile>
 __device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, const Sm90Work &work) {
     const Epilogue &to = args.epilogue;
     const int thread = threadIdx.x - ptx::kWarpgroup;
-    TileScales scales = {1.0f, 1.0f, 0.0f};
+    TileScales scales = {1.0f, 1.0f, 0.0f, 1.0f};
     if ((args.alike || thread < work.columns) && !to.block_scaled)
         scales.token = scale_at(to.scale_a, work.group, work.first_column + thread);
     if (args.alike || thread < work.rows) {
@@ -256,7 +257,10 @@ __device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, cons
         if (!to.block_scaled) scales.weight = scale_at(to.scale_b, work.weight, column);
         if (to.bias) scales.bias = load_as_float(to.bias, work.weight * to.bias_step + column, to.bias_dtype);
     }
-    if (args.alike) scales.weight = over_scale_out<Tile>(scales.weight, to);
+    if (args.alike && Tile::kGated == 1)
+        scales.weight = over_scale_out<Tile>(scales.weight, to);
+    else
+        scales.out = inverse_scale_out<Tile>(to);
     return scales;
 }
 

@@ -51,12 +51,13 @@ __device__ __forceinline__ float inverse_scale_out(const Epilogue &to) {
 
 /* Where all of the output has one. */
 __device__ __forceinline__ RowFactors factor_of_all(const Epilogue &to) {
-    const float factor = to.alpha * scale_at(to.scale_a, 0, 0) * scale_at(to.scale_b, 0, 0);
+    const float factor = scale_at(to.scale_a, 0, 0) * (to.alpha * scale_at(to.scale_b, 0, 0));
     return {factor, factor};
 }
 
-/* Alpha and the scales of a thread's two rows of a tile, times that of B where all columns have one. Rows that are not
- * there have the scale of the last one. Sums of a group without a depth stay 0, whatever its scales. */
+/* The scales of a thread's two rows of a tile, times alpha and that of B where all columns have one, in the order of all
+ * kernels: scale_a * (alpha * scale_b). Rows that are not there have the scale of the last one. Sums of a group without
+ * a depth stay 0, whatever its scales. */
 __device__ __forceinline__ RowFactors row_factors_of(const Epilogue &to, const Sm90Work &work, int row) {
     if (work.k_bytes == 0) return {0.0f, 0.0f};
     if (to.block_scaled) return {to.alpha, to.alpha};
@@ -65,8 +66,8 @@ __device__ __forceinline__ RowFactors row_factors_of(const Epilogue &to, const S
 #pragma unroll
     for (int half = 0; half < 2; ++half)
         scale_a[half] = scale_at(to.scale_a, work.group, work.first_row + min(row + 8 * half, work.rows - 1));
-    const float scale_b = to.scale_b.step == 0 ? scale_at(to.scale_b, work.weight, 0) : 1.0f;
-    return {to.alpha * scale_a[0] * scale_b, to.alpha * scale_a[1] * scale_b};
+    const float scale_b = to.alpha * scale_at(to.scale_b, work.weight, 0);
+    return {scale_a[0] * scale_b, scale_a[1] * scale_b};
 }
 
 /* ---- columns ---- */
@@ -162,6 +163,7 @@ __device__ __forceinline__ void produce_factors(Sm90Shared<Tile> &shared, KeptFa
     const Epilogue &to = args.epilogue;
     const int lane = threadIdx.x % 32;
     const bool of_columns = has_column_scales(to);
+    const float of_column = of_columns ? to.alpha : 1.0f; /* as row_factors_of: alpha is with the scales of B */
     RingPosition<Tile::kTileSlots> slot;
     for (;;) {
         const Sm90Work work = next_work(shared, slot);
@@ -171,18 +173,18 @@ __device__ __forceinline__ void produce_factors(Sm90Shared<Tile> &shared, KeptFa
         release_work(shared, slot);
         float row[kOwnRows], scale[kOwnColumns], bias[kOwnColumns] = {};
         if (work.rows > 0) read_by_lanes(row, to.scale_a, work.group, work.first_row, work.rows);
-        const float of_all = of_columns ? 1.0f : scale_at(to.scale_b, work.weight, 0);
+        const float of_all = of_columns ? 1.0f : to.alpha * scale_at(to.scale_b, work.weight, 0);
         if (args.column_factors)
             read_by_lanes(scale, of_columns ? to.scale_b : Scale{}, work.weight, work.first_column, work.columns);
         if (to.bias) read_bias_by_lanes(bias, to, work, 0);
         kept.turns.await_done_before(turn);
 #pragma unroll
         for (int i = 0; i < kOwnRows; ++i)
-            if (work.rows > 0) kept.of_row[lane + i * 32] = multiplied ? to.alpha * row[i] * of_all : 0.0f;
+            if (work.rows > 0) kept.of_row[lane + i * 32] = multiplied ? row[i] * of_all : 0.0f;
 #pragma unroll
         for (int i = 0; i < kOwnColumns; ++i)
             if (args.column_factors && lane + i * 32 < Tile::kBlockN)
-                kept.of_column[lane + i * 32] = {multiplied ? scale[i] : 0.0f, bias[i]};
+                kept.of_column[lane + i * 32] = {multiplied ? scale[i] * of_column : 0.0f, bias[i]};
         ptx::mbarrier_arrive(&kept.turns.ready);
     }
 }

@@ -46,10 +46,21 @@ struct KeyTable {
 
     __device__ int64_t next(int64_t slot) const { return slot + 1 < capacity ? slot + 1 : 0; }
 
-    /* How far from its first slot a key of earlier calls may lie. */
-    __device__ Word farthest() const {
-        const Word longest = *const_cast<volatile Word *>(&state->longest);
-        return longest > kShortWay ? longest : kShortWay;
+    /* What other threads have made of it by now. */
+    static __device__ Word now(const Word &word) { return *const_cast<const volatile Word *>(&word); }
+
+    /* Before the key can be seen there: who finds the table full, and so has seen it, looks that far. */
+    __device__ void note(Word way) const {
+        if (way <= kShortWay || way <= now(state->longest)) return;
+        atomicMax(&state->longest, way);
+        __threadfence();
+    }
+
+    /* Whether the table is full, and no key lies so far. */
+    __device__ bool ends_before(Word way) const {
+        if (!now(state->full)) return false;
+        __threadfence();
+        return way > now(state->longest);
     }
 
     /* The slot of a key, taken for it if need be; -1 when there is none left. */
@@ -60,20 +71,17 @@ struct KeyTable {
         }
         int64_t slot = first_slot(key);
         for (int64_t steps = 0; steps < capacity; ++steps, slot = next(slot)) {
+            const Word way = static_cast<Word>(steps);
+            if (way > kShortWay && way % kShortWay == 0 && ends_before(way)) return -1;
             Key seen = *at(slot);
             if (seen == kEmpty) {
+                note(way);
                 seen = atomicCAS(at(slot), kEmpty, key);
                 if (seen == kEmpty) seen = key;
             }
-            if (seen == key) {
-                const Word way = static_cast<Word>(steps);
-                if (way > kShortWay && way > state->longest) atomicMax(&state->longest, way);
-                return slot;
-            }
-            if (steps % kShortWay == kShortWay - 1 && *const_cast<volatile Word *>(&state->full) &&
-                static_cast<Word>(steps) >= farthest())
-                return -1;
+            if (seen == key) return slot;
         }
+        __threadfence();
         atomicExch(&state->full, 1ull);
         return -1;
     }
@@ -85,8 +93,9 @@ struct KeyTable {
         Key seen = *at(slot);
         if (seen == key) return slot;
         if (seen == kEmpty) return -1;
-        const Word last = farthest();
-        for (int64_t steps = 1; steps < capacity && static_cast<Word>(steps) <= last; ++steps) {
+        for (int64_t steps = 1; steps < capacity; ++steps) {
+            const Word way = static_cast<Word>(steps);
+            if (way > kShortWay && way > state->longest) return -1;
             slot = next(slot);
             seen = *at(slot);
             if (seen == key) return slot;

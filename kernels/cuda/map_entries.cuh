@@ -3,8 +3,7 @@
  * (one channel where rows are not whole 16-byte pieces) and walks the offsets.
  *
  * What the map says of a block's rows is brought into shared memory first, of 32 offsets at a time: most have no entry,
- * and are passed over. Then each thread fetches the rows of a batch of entries before the
- * first is used.
+ * and are passed over. Then each thread fetches the rows of a batch of entries before the first is used.
  */
 #pragma once
 

@@ -188,12 +188,15 @@ fg_status launch_width(const PoolArgs &p, fg_pool_mode mode, bool backward, cuda
 
 fg_status run(const fg_tensor &in, const fg_tensor &map, const fg_tensor &out, const fg_tensor &argmax,
               const fg_tensor &count, fg_pool_mode mode, bool backward, const fg_queue *queue, fg_error *error) {
+    const fg_status status = check_entries(map, out, error);
+    if (status != FG_OK) return status;
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
     const cudaStream_t stream = stream_of(queue);
     PoolArgs p = {};
     p.in = in.data;
-    p.entries = {static_cast<const int32_t *>(map.data), out.shape[0], row_limit(in), 0, false};
+    p.entries = {static_cast<const int32_t *>(map.data), out.shape[0], row_limit(in), static_cast<int>(map.shape[0]),
+                 false};
     p.out = out.data;
     p.argmax = argmax.present ? static_cast<int32_t *>(argmax.data) : nullptr;
     p.count = count.present ? static_cast<int32_t *>(count.data) : nullptr;
@@ -201,9 +204,6 @@ fg_status run(const fg_tensor &in, const fg_tensor &map, const fg_tensor &out, c
     p.in_stride = in.strides[0];
     p.out_stride = out.strides[0];
     p.channels = out.shape[1];
-    const fg_status status = check_entries(map, out, error);
-    if (status != FG_OK) return status;
-    p.entries.volume = static_cast<int>(map.shape[0]);
     if (p.entries.rows == 0 || p.channels == 0) return FG_OK;
     switch (in.dtype) {
         case FG_FLOAT16:

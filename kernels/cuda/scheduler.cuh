@@ -2,8 +2,9 @@
  * From a tile number to an output tile, for every layout of groups.
  *
  * Who works on a tile looks for its group, a warp scanning 32 groups at a time, and stops when the groups have fewer
- * tiles than the host counted (tile_space.cuh). Offsets are clamped into 0..L and replaced by their running maximum,
- * which makes groups disjoint and keeps the host's bound true for any content: a decreasing offset is an empty group.
+ * tiles than the host counted (tile_space.cuh). Offsets are clamped into 0..L and those of rows and columns replaced
+ * by their running maximum, which makes groups disjoint and keeps the host's bound true for any content: a decreasing
+ * offset is an empty group. Groups along K write apart whatever they read.
  *
  * Where each row has an index, tiles whose rows are padding throughout are not counted, so that each block has as many of
  * the others. A chunk is then of 32 tiles of rows as the host counts them, as if each were a group.
