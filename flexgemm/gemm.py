@@ -150,11 +150,12 @@ def k_grouped_wgrad_gemm_nt(
 
 
 def of_weight_gradient(accumulate: Any, options: Any) -> dict[str, Any]:
-    """The options of a weight gradient: it is float32, and without `out` there is nothing to add to."""
+    """The options of a weight gradient: it is float32, and without `out` there is nothing to add to. (Here and below no
+    dict is made by `|`, which the first torch that is supported does not trace.)"""
     own: dict[str, Any] = {"accumulate": as_bool(accumulate, "accumulate") and options.get("out") is not None}
     if all(options.get(name) is None for name in ("out_dtype", "dtype_out", "scale_out")):
         own["out_dtype"] = "float32"
-    return options | own
+    return {**options, **own}
 
 
 def segment_gemm(
@@ -193,8 +194,8 @@ def of_segments(
     row_major = not as_bool(weight_column_major, "weight_column_major")
     how, names = {"weight_indices": weight_indices, "b_row_major": row_major}, {"a": "x", "b": "weights"}
     if seg_lens is None:
-        return how | {"offsets": offsets}, names
-    if not hasattr(seg_lens, "cumsum"):
+        return {**how, "offsets": offsets}, names
+    if not hasattr(type(seg_lens), "cumsum"):
         raise TypeError(f"seg_lens: expected an array with cumsum, got {type_name(seg_lens)}; give offsets")
     each = weights if weight_indices is None else weight_indices
     got, segments = tuple(seg_lens.shape), tuple(getattr(each, "shape", ()))[:1]
@@ -202,7 +203,7 @@ def of_segments(
         raise ValueError(f"seg_lens: expected a length for each of {segments[0]} segments, got shape {got}")
     with on_stream(x, options.get("stream")):
         ends = seg_lens.cumsum(0)
-    return how | {"offsets": ends}, names | {"offsets": "seg_lens.cumsum(0)"}
+    return {**how, "offsets": ends}, {**names, "offsets": "seg_lens.cumsum(0)"}
 
 
 def groups_along_k(offsets: Any, num_groups: Any, out: Any) -> int:

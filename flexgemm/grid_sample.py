@@ -110,9 +110,9 @@ def grid_sample_3d(
     shape: (B, W, H, D), the exclusive upper bounds of batch, x, y and z; their product must be below 2**63.
     grid: (B, L, 3) float32 points (x, y, z) in units of voxels, those of sample b in batch b. The centre of voxel
         (i, j, k) lies at (i + 0.5, j + 0.5, k + 0.5). Or (Q, 4), rows [batch, x, y, z].
-    mode: "trilinear", the default, weighs the up to eight voxels whose centres surround a point; the weights of those that are there
-        are scaled to add up to 1, and where there is none the sample is 0. "nearest" takes the voxel that the point
-        lies in (coordinates are truncated towards 0), or 0.
+    mode: "trilinear", the default, weighs the up to eight voxels whose centres surround a point; the weights of those
+        that are there are scaled to add up to 1, and where there is none the sample is 0. "nearest" takes the voxel
+        that the point lies in (coordinates are truncated towards 0), or 0.
     sample_map: what `sample_map` made of coords, shape, grid, mode and device, instead of them.
     device, stream: as in `neighbor_map`.
 

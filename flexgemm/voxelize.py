@@ -259,8 +259,10 @@ def _rows(library: Library, feats: Array, count: int, what: str) -> Array:
 
 
 def three(value: float | Sequence[float], name: str) -> tuple[float, ...]:
-    numbers: Any = value if is_sequence(value) else (value,) * 3
     try:
+        if isinstance(value, (int, float)):  # or what stands for one where torch traces
+            return (float(value),) * 3
+        numbers: Any = value if is_sequence(value) else (value,) * 3
         if any(isinstance(number, str) for number in numbers):
             raise ValueError
         return tuple(map(float, numbers))  # the extension counts them and checks their range

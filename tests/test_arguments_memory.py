@@ -162,9 +162,7 @@ def test_matrices_of_an_output_with_others_between(backend):
 def test_matrices_of_one_row_may_be_the_neighbouring_columns_too(backend, rows):
     """As those of more rows; what their rows are apart is then what the matrices are."""
     base = backend.array(zeros(4 * rows * 15))
-    a, b = (
-        backend.window(base, (4, rows, columns), (15 * rows, 15, 1), first) for columns, first in ((8, 0), (7, 8))
-    )
+    a, b = (backend.window(base, (4, rows, columns), (15 * rows, 15, 1), first) for columns, first in ((8, 0), (7, 8)))
     given = {"a": a, "b": backend.array(zeros(4, 7, 8))}
     call(backend, "gemm", given | {"out": b}, layout="batched")
     with pytest.raises(ValueError, match="out: .* overlaps a"):

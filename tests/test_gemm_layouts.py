@@ -200,8 +200,9 @@ def test_one_matrix_for_all_of_a_batch(backend, dtypes, m, expanded):
         matrices = scenes.values(rng, (batch, rows, k), dtype)
         if name not in expanded:
             return (backend.array(matrices),) * 2
-        copies = np.ascontiguousarray(np.broadcast_to(matrices[0], matrices.shape))
-        return backend.window(backend.array(matrices[0].reshape(-1)), matrices.shape, (0, k, 1), 0), backend.array(copies)
+        one = backend.array(matrices[0].reshape(-1))
+        copies = backend.array(np.broadcast_to(matrices[0], matrices.shape))
+        return backend.window(one, matrices.shape, (0, k, 1), 0), copies
 
     outputs = []
     for a, b in zip(operand("a", m, dtypes[0]), operand("b", n, dtypes[1]), strict=True):

@@ -65,6 +65,30 @@ def test_gradients_in_fp8_have_the_range_of_e5m2(device):
     torch.testing.assert_close(x.grad, grad_out, rtol=0.13, atol=0)
 
 
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("kind", ["fp8", "frozen"])
+def test_what_is_not_finite_is_seen_behind_a_cast(device, kind, bad):
+    """Which saturates it. Loss scaling has to see what overflows in 16 bits; other rows are as they were."""
+    torch.manual_seed(0)
+    layer = fnn.GroupedLinear(4, 48, 32, fp8=kind == "fp8", device=device)
+    if kind == "frozen":
+        layer = layer.frozen()
+    ends = torch.tensor(ENDS, dtype=torch.int32, device=device)
+    results = []
+    for value in (1.0, bad):
+        x = torch.ones(ENDS[-1], 48, device=device)
+        x[2, 5] = value
+        x.requires_grad_()
+        grad_out = torch.ones(ENDS[-1], 32, device=device)
+        grad_out[3, 7] = value
+        out = layer(x, ends)
+        results.append((out, *torch.autograd.grad(out, x, grad_out)))
+    for row, good, got in zip((2, 3), *results, strict=True):
+        others = torch.arange(ENDS[-1], device=device) != row
+        assert not got[row].isfinite().any()
+        assert torch.equal(got[others], good[others])
+
+
 @pytest.mark.parametrize("fp8", [False, True])
 def test_grouped_linear_without_features_is_its_bias(device, fp8):
     layer = fnn.GroupedLinear(2, 0, 32, fp8=fp8, device=device)

@@ -222,6 +222,20 @@ def test_voxels_are_found_inside(device):
     assert counter.frame_count == 2
 
 
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_sizes_of_voxels_may_change(device, dynamic):
+    """From the second value on one is no number while torch traces, as scales that are drawn anew."""
+    points = torch.rand(60, 3, device=device) * 4.5
+
+    def network(points, size):
+        return ft.voxelize(points, voxel_size=size, shape=(1, 9, 9, 9)).coords
+
+    compiled = torch.compile(network, backend="eager", fullgraph=True, dynamic=dynamic)
+    for size in (1.0, 1.25, 0.75, 2):
+        assert torch.equal(compiled(points, size), network(points, size))
+
+
 @pytest.mark.parametrize("mode", ["z_order", "hilbert", "bxyz"])
 @pytest.mark.parametrize("side", [16, 4096], ids=["int32", "int64"])
 def test_codes_compile(device, mode, side):

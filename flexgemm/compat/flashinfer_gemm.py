@@ -97,13 +97,13 @@ class SegmentGEMMWrapper:
         order = _OLDER_ORDER if _is_older(rest, batch_size) else _ORDER
         if len(rest) > len(order):
             raise TypeError(f"expected at most {4 + len(order)} positional arguments, got {4 + len(rest)}")
-        given = dict(zip(order, rest, strict=False))
+        given = dict(zip(order[: len(rest)], rest, strict=True))
         for name in named:
             if name not in _ORDER:
                 raise TypeError(f"unexpected keyword argument {name!r}")
             if given.get(name) is not None:
                 raise TypeError(f"{name}: given by position and by name")
-        out, seg_lens, seg_indptr, weight_indices = map((given | named).get, _ORDER)
+        out, seg_lens, seg_indptr, weight_indices = map({**given, **named}.get, _ORDER)
         if out is not None:
             expect_tensor(out, "out")
         if seg_lens is None and seg_indptr is None:

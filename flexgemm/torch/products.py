@@ -180,8 +180,9 @@ def _trace(layout: str, a: Any, b: Any, options: dict[str, Any]) -> torch.Tensor
         options["out_dtype"] = name_of(options["out_dtype"])
     followed = _followed(a, b, tensors)
     if records(*followed.values()):
-        others = {name: tensors[name] for name in _WITHOUT_GRADIENT} | {"activation": options.get("activation")}
-        others |= {"out": out, "alpha": None if options.get("alpha", 1) == 1 else options["alpha"]}
+        others = {name: tensors[name] for name in _WITHOUT_GRADIENT}
+        others.update(activation=options.get("activation"), out=out)
+        others["alpha"] = None if options.get("alpha", 1) == 1 else options["alpha"]
         more = [name for name, x in others.items() if x is not None]
         expect_differentiable(layout, a.dtype, more, followed)
     if out is not None:
@@ -201,7 +202,7 @@ def differentiable(layout: str, dtype: str, plain: bool) -> bool:
 
 def _followed(a: Any, b: Any, options: dict[str, Any]) -> dict[str, Any]:
     """What autograd may be asked for a gradient of."""
-    return {"a": a, "b": b} | {name: options.get(name) for name in ("bias", "scale_a", "scale_b", "scale_out")}
+    return {"a": a, "b": b, **{name: options.get(name) for name in ("bias", "scale_a", "scale_b", "scale_out")}}
 
 
 def expect_differentiable(layout: str, dtype: torch.dtype, more: list[str], followed: dict[str, Any]) -> None:

@@ -113,9 +113,17 @@ def _expect_rows(x: Any, in_features: int) -> None:
 
 
 def _cast_rows(x: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(..., K) -> FP8 of that shape, and a scale per row (...)."""
-    q, scale = products.quantize(x.detach().flatten(0, -2), dtype, granularity="row")
-    return q.reshape(x.shape), scale.reshape(x.shape[:-1])
+    """(..., K) -> FP8 of that shape, and a scale per row (...).
+
+    A cast saturates what is not finite. The scale of a row that has such is NaN, so that the product tells of it: loss
+    scaling goes by that.
+    """
+    x = x.detach()
+    q, scale = products.quantize(x.flatten(0, -2), dtype, granularity="row")
+    scale = scale.reshape(x.shape[:-1])
+    if x.shape[-1] > 0:
+        scale = scale + 0 * torch.linalg.vector_norm(x, torch.inf, -1, dtype=torch.float32)
+    return q.reshape(x.shape), scale
 
 
 class _Float8Product(torch.autograd.Function):
