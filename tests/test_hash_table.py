@@ -351,6 +351,14 @@ def first_slots(keys, capacity):
     return np.array(slots)
 
 
+def keys_of_slot(slot, capacity, n):
+    """The first n numbers that would rather lie there."""
+    keys = np.arange(n * 2 * capacity)
+    keys = keys[first_slots(keys, capacity) == slot][:n]
+    assert len(keys) == n
+    return keys
+
+
 def key_of(h):
     """The key that has this hash: each step of the hash, taken back."""
     mask = 2**64 - 1
@@ -373,9 +381,8 @@ def test_keys_of_the_first_and_the_last_hashes(backend):
 @pytest.mark.parametrize("n", [64, 65, 66, 67, 73, 130])
 def test_keys_that_all_begin_at_one_slot(backend, n):
     """The last lies n - 1 slots behind it: up to 64 are looked at anyway, more have to be noted."""
-    capacity, keys = 200, np.arange(40_000)
-    keys = keys[first_slots(keys, capacity) == 7][:n]
-    assert len(keys) == n
+    capacity = 200
+    keys = keys_of_slot(7, capacity, n)
     table = flexgemm.HashTable.build(backend.array(keys), capacity=capacity)
     check(backend, table, insert_all({}, keys, np.arange(n)), keys, np.int32)
 
@@ -383,9 +390,9 @@ def test_keys_that_all_begin_at_one_slot(backend, n):
 @pytest.mark.parametrize("n", [65, 130])
 def test_a_table_that_overflowed_goes_on_with_the_keys_that_it_has(backend, n):
     """Also with those that lie as far as others are looked for, and further."""
-    capacity, keys = 200, np.arange(40_000)
-    far = keys[first_slots(keys, capacity) == 7][:n]
-    others = np.setdiff1d(keys, far)[: capacity - len(far)]
+    capacity = 200
+    far = keys_of_slot(7, capacity, n)
+    others = np.setdiff1d(np.arange(40_000), far)[: capacity - len(far)]
     there = np.concatenate([far, others])
     table = flexgemm.HashTable.build(backend.array(there), capacity=capacity)
     with pytest.raises(ValueError, match="^keys: "):
@@ -397,9 +404,8 @@ def test_a_table_that_overflowed_goes_on_with_the_keys_that_it_has(backend, n):
 
 def test_of_equal_keys_the_lowest_row_wins_in_a_call_that_overflows(backend):
     """Also of those that lie far, which other rows look for while the table is found to be full."""
-    capacity, keys = 200, np.arange(100_000)
-    far = keys[first_slots(keys, capacity) == 7][:400]
-    assert len(far) == 400
+    capacity = 200
+    far = keys_of_slot(7, capacity, 400)
     for seed in range(20):
         rows = np.random.default_rng(seed).permutation(np.repeat(far, 64))
         table = flexgemm.HashTable(capacity, like=backend.array(rows))

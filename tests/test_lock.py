@@ -7,8 +7,8 @@ PRELUDE = """
 import os, signal, threading
 from flexgemm._lock import ProcessLock
 
-def leave(child):
-    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0)
+def failed(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 """
 
 HELD_BY_ANOTHER = """
@@ -28,7 +28,7 @@ if child == 0:
     signal.alarm(20)
     with lock.held():
         os._exit(0)
-leave(child)
+os._exit(failed(child))
 """
 
 HELD_BY_THE_FORKING_ONE = """
@@ -39,7 +39,30 @@ if child == 0:
     signal.alarm(20)
     with lock.held(), lock.held():
         os._exit(0)
-leave(child)
+os._exit(failed(child))
+"""
+
+WHILE_A_TABLE_IS_CLEARED = """
+import numpy as np
+import flexgemm
+
+keys, begun = np.arange(10), threading.Event()
+
+def clear():
+    while True:
+        flexgemm.HashTable(4_000_000, like=keys)
+        begun.set()
+
+threading.Thread(target=clear, daemon=True).start()
+begun.wait()
+for _ in range(4):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(not np.array_equal(flexgemm.HashTable.build(keys).lookup(keys), keys))
+    if failed(child):
+        os._exit(1)
+os._exit(0)
 """
 
 EXCLUDES = """
@@ -71,6 +94,10 @@ def test_a_forked_process_waits_for_no_lock_of_another_thread(module, name):
     if "torch" in module:
         pytest.importorskip("torch")
     assert_runs(HELD_BY_ANOTHER.format(module=module, name=name))
+
+
+def test_a_forked_process_makes_tables_while_another_thread_did():
+    assert_runs(WHILE_A_TABLE_IS_CLEARED)
 
 
 def test_a_process_may_fork_while_it_holds_one():
