@@ -23,10 +23,10 @@
     X(k) X(kernel_size) X(keys) X(layout) X(m) X(m_indices) X(map) X(mark) X(masked_m) X(max_version) X(mirrored)      \
     X(mode) X(n) X(num_sms) X(offsets) X(options) X(order) X(order_groups) X(origin) X(out) X(out_dtype) X(out_shape)  \
     X(padding) X(phases) X(places) X(points) X(precision) X(promote_every) X(q) X(queries) X(query_shape) X(ranks)     \
-    X(replace) X(residual) X(rows) X(samples) X(scale) X(scale_a) X(scale_b) X(scale_feats) X(scale_given)             \
-    X(scale_out) X(scale_weight) X(segment_tiles) X(segments) X(shape) X(sorted) X(src) X(starts) X(state) X(stream)   \
-    X(stride) X(swiglu) X(table_keys) X(table_values) X(tiles) X(transposed) X(v) X(values) X(voxel_size) X(weight)    \
-    X(weight_indices) X(weights) X(workspace) X(x)
+    X(replace) X(residual) X(rows) X(samples) X(saturate) X(scale) X(scale_a) X(scale_b) X(scale_feats)                \
+    X(scale_given) X(scale_out) X(scale_weight) X(segment_tiles) X(segments) X(shape) X(sorted) X(src) X(starts)       \
+    X(state) X(stream) X(stride) X(swiglu) X(table_keys) X(table_values) X(tiles) X(transposed) X(v) X(values)         \
+    X(voxel_size) X(weight) X(weight_indices) X(weights) X(workspace) X(x)
 /* clang-format on */
 
 #define FG_KEYWORD_ENUMERATOR(name) FG_KEYWORD_##name,

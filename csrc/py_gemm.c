@@ -354,16 +354,18 @@ static int gemm_fill(fg_call *call, void *params) {
 /* ---- casts ---- */
 
 static const fg_parameter quantize_parameters[] = {
-    FG_INPUT(x),      FG_OUTPUT(q),      FG_INPUT(scale),       FG_SCALAR(scale_given),
-    FG_SCALAR(dtype), FG_SCALAR(swiglu), FG_SCALAR(block_rows), FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(x),      FG_OUTPUT(q),        FG_INPUT(scale),   FG_SCALAR(scale_given),
+    FG_SCALAR(dtype), FG_SCALAR(saturate), FG_SCALAR(swiglu), FG_SCALAR(block_rows), FG_WORKSPACE_AND_STREAM,
 };
 
 static int quantize_fill(fg_call *call, void *params) {
-    enum { X, Q, SCALE, SCALE_GIVEN, DTYPE, SWIGLU, BLOCK_ROWS };
+    enum { X, Q, SCALE, SCALE_GIVEN, DTYPE, SATURATE, SWIGLU, BLOCK_ROWS };
     fg_quantize_params *p = params;
     fg_view *x = &call->views[X], *q = &call->views[Q], *scale = &call->views[SCALE];
     const fg_dim x_shape[] = {{"G", FG_ANY}, {"M", FG_ANY}, {"K", FG_ANY}};
+    p->saturate = true;
     if (fg_arg_bool(call->values[SCALE_GIVEN], "scale_given", &p->scale_given) < 0 ||
+        fg_arg_bool(call->values[SATURATE], "saturate", &p->saturate) < 0 ||
         fg_arg_bool(call->values[SWIGLU], "swiglu", &p->swiglu) < 0 ||
         fg_arg_int32(call->values[BLOCK_ROWS], "block_rows", 0, FG_SCALE_BLOCK_SIZE, &p->block_rows) < 0) {
         return -1;
@@ -440,8 +442,8 @@ PyMethodDef fg_gemm_methods[] = {
                      "check=None, options=None, workspace=None, stream=None",
                      "The same of torch tensors as they are, into a new one; NotImplemented where that is not enough."),
     FG_OPERATION_METHODS(quantize,
-                         "x, q, scale, *, scale_given=False, dtype=None, swiglu=False, block_rows=0, workspace=None, "
-                         "stream=None",
+                         "x, q, scale, *, scale_given=False, dtype=None, saturate=True, swiglu=False, block_rows=0, "
+                         "workspace=None, stream=None",
                          "q = saturate(x / scale), with the scale given or computed"),
     {"set_num_sms", set_num_sms, METH_O,
      PyDoc_STR("set_num_sms($module, num_sms, /)\n--\n\nMultiprocessors that a product uses at most; None: all.")},

@@ -570,6 +570,7 @@ def quantize(
     *,
     scale_given: bool = False,
     dtype: str | None = None,
+    saturate: bool = True,
     swiglu: bool = False,
     block_rows: int = 0,
     workspace: Workspace = None,
@@ -577,7 +578,8 @@ def quantize(
 ) -> int:
     """x (M, K) -> q (M, K) float8; scale float32: () or (1,) per tensor, (M,) per row; with block_rows 1 or 128 one per
     block of that many rows and 128 columns, (..., M / block_rows, K / 128) rounded up, of x (M, K) or (G, M, K).
-    swiglu: x has 2 K columns, gate and up in turns. dtype names a uint8 q."""
+    swiglu: x has 2 K columns, gate and up in turns. saturate=False: a scale that is computed is infinite where x holds
+    an infinity. dtype names a uint8 q."""
 
 def neighbor_map_workspace(*args: Any, **kwargs: Any) -> int: ...
 def depthwise_forward_workspace(*args: Any, **kwargs: Any) -> int: ...

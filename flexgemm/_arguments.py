@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import ContextDecorator
 from operator import index
 from typing import Any
@@ -55,6 +56,14 @@ def as_bool(value: Any, name: str) -> bool:
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise TypeError(f"{name}: expected a bool, got {type_name(value)}")
+
+
+def expect_choice(value: Any, name: str, choices: Sequence[str]) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: expected a str, got {type_name(value)}")
+    if value not in choices:
+        need = f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
+        raise ValueError(f"{name}: expected {need}, got {value!r}")
 
 
 def expect_bools(needs_grad: Any, count: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flexgemm import _C
-from flexgemm._arguments import dtype_name
+from flexgemm._arguments import dtype_name, expect_choice
 from flexgemm._arrays import Array, Stream, library_of
 from flexgemm.gemm import FP8
 
@@ -25,6 +25,7 @@ def quantize(
     granularity: str = "tensor",
     scale: Array | None = None,
     swiglu: bool = False,
+    saturate: bool = True,
     device: str | None = None,
     stream: Stream = None,
 ) -> tuple[Array, Array]:
@@ -37,6 +38,8 @@ def quantize(
     scale: float32, () or (1,) per tensor, (M,) per row, (..., M, K / 128) or (..., M / 128, K / 128) rounded up; by
         default largest magnitude / largest FP8 value over the finite values that share it, 1 where that is 0.
     swiglu: x (..., 2 K) holds gates in columns 2 j and what they gate in 2 j + 1; silu(gate) * up, in float32, is cast.
+    saturate: False lets infinities be seen behind the cast: a scale is infinite where what shares it holds one, and
+        what is multiplied by that is NaN. Without `scale`.
     device: "cuda" or "cuda:1" computes NumPy arrays on a GPU. stream: instead of the library's current CUDA stream.
 
     Returns (q (..., M, K), scale float32). q is uint8 where the library has no float8 (CuPy).
@@ -44,6 +47,7 @@ def quantize(
     """
     name = dtype_name(dtype, "dtype", FP8)
     expect_granularity(granularity)
+    expect_saturate(saturate, scale)
     library = library_of(x, "x", device, stream)
     x = library.rows(x, "x")
     shape, of_scale = shapes(x.shape, granularity, swiglu)
@@ -64,6 +68,7 @@ def quantize(
         scale_given=scale is not None,
         dtype=name,
         swiglu=swiglu,
+        saturate=saturate,
         block_rows=_BLOCK_ROWS.get(granularity, 0),
         workspace=library.workspace,
         stream=library.stream,
@@ -86,5 +91,9 @@ def shapes(x: Sequence[int], granularity: str, swiglu: bool) -> tuple[tuple[int,
 
 
 def expect_granularity(granularity: Any) -> None:
-    if granularity not in ("tensor", "row", *_BLOCK_ROWS):
-        raise ValueError(f"granularity: expected 'tensor', 'row', '1x128' or '128x128', got {granularity!r}")
+    expect_choice(granularity, "granularity", ("tensor", "row", *_BLOCK_ROWS))
+
+
+def expect_saturate(saturate: Any, scale: Any) -> None:
+    if saturate is False and scale is not None:
+        raise ValueError("saturate: expected True beside a scale, got False")

@@ -440,7 +440,7 @@ def gemm(backend, a, b, out_dtype, *, shape=None, initial=None, pad=0, offset=0,
 BLOCK_ROWS = {"1x128": 1, "128x128": 128}
 
 
-def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, q_offset=None, **layout):
+def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, saturate=True, q_offset=None, **layout):
     """(q, scale)."""
     call = Call(backend, **layout)
     given = call.give(x, strided=True)
@@ -458,5 +458,6 @@ def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, q_offs
         call.take(shape, "float32", initial=scale),
         scale_given=scale is not None,
         swiglu=swiglu,
+        saturate=saturate,
         block_rows=block_rows,
     )

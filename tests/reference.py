@@ -491,16 +491,18 @@ def over_blocks(x, block_rows, reduce):
     return result
 
 
-def quantize(x, dtype, granularity, scale=None):
-    """q = saturate(x / scale) rounded to nearest even, and scale = amax / max over the finite values."""
+def quantize(x, dtype, granularity, scale=None, saturate=True):
+    """q = saturate(x / scale) rounded to nearest even, and scale = amax / max over the finite values, or all numbers."""
     if np.ndim(x) == 3:
-        parts = [quantize(m, dtype, granularity, None if scale is None else scale[g]) for g, m in enumerate(x)]
+        scales = [None] * len(x) if scale is None else scale
+        parts = [quantize(m, dtype, granularity, s, saturate) for m, s in zip(x, scales, strict=True)]
         return tuple(np.stack(part) for part in zip(*parts, strict=True))
     x = np.asarray(x).astype(np.float32)
     limit = np.float32(FP8_MAX[dtype])
     block_rows = {"1x128": 1, "128x128": SCALE_BLOCK}.get(granularity)
     if scale is None:
-        magnitude = np.where(np.isfinite(x), np.abs(x), np.float32(0))
+        counted = np.isfinite(x) if saturate else ~np.isnan(x)
+        magnitude = np.where(counted, np.abs(x), np.float32(0))
         if block_rows:
             largest = over_blocks(magnitude, block_rows, np.max)
         else:

@@ -21,9 +21,9 @@ from_dtype = pytest.mark.parametrize("source", SOURCES)
 granularities = pytest.mark.parametrize("granularity", ["tensor", "row", "1x128", "128x128"])
 
 
-def check(backend, x, dtype, granularity, scale=None, **layout):
-    q, used = guarded.quantize(backend, x, dtype, granularity, scale, **layout)
-    expected, expected_scale = reference.quantize(x, dtype, granularity, scale)
+def check(backend, x, dtype, granularity, scale=None, saturate=True, **layout):
+    q, used = guarded.quantize(backend, x, dtype, granularity, scale, saturate=saturate, **layout)
+    expected, expected_scale = reference.quantize(x, dtype, granularity, scale, saturate)
     assert_same_bits(used, expected_scale, "scale")
     assert_same_bits(q, expected, "q")
     return q, used
@@ -164,6 +164,39 @@ def test_nan_and_infinity(backend, source, granularity, dtype):
     assert f64(q)[4, 6] == limit
     assert f64(q)[5, 7] == -limit
     assert np.nanmax(np.abs(f64(q))) == limit
+
+
+@to_fp8
+@granularities
+@from_dtype
+@pytest.mark.parametrize("m, k", [(40, 33), (3, 7000)])
+def test_infinities_that_are_not_saturated(backend, m, k, source, granularity, dtype):
+    """Their scale is infinite, and so what is cast beside them 0 times infinity; NaN alone leaves the scale as it is."""
+    x = scenes.values(np.random.default_rng(2), (m, k), source)
+    for infinity in (np.inf, -np.inf):
+        x[0, 5], x[1, k - 1] = np.nan, infinity
+        q, scale = check(backend, x, dtype, granularity, saturate=False)
+        assert np.isinf(scale).any()
+        assert not np.isfinite(f64(q)[1] * np.inf).any()
+        if granularity == "row":
+            assert np.isfinite(scale[np.arange(m) != 1]).all()
+
+
+@granularities
+def test_gates_that_overflow_are_seen(backend, granularity):
+    x = np.ones((40, 2 * 33), np.float32)
+    x[3, 4:6] = 3e38
+    q, scale = guarded.quantize(backend, x, FP8[0], granularity, swiglu=True, saturate=False)
+    assert np.isinf(scale).any()
+    assert np.isnan(f64(q)[3, 2])
+
+
+def test_a_scale_saturates(backend):
+    x, scale = backend.array(np.ones((4, 4), np.float32)), backend.array(np.ones((), np.float32))
+    with pytest.raises(ValueError, match="^saturate: expected True beside a scale, got False$"):
+        flexgemm.quantize(x, scale=scale, saturate=False)
+    with pytest.raises(TypeError, match="^saturate: expected a bool, got str$"):
+        flexgemm.quantize(x, saturate="no")
 
 
 @granularities

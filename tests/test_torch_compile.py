@@ -111,7 +111,7 @@ def test_products_compile(device):
     def experts(x, weight, bias, ends):
         q, scale = ft.quantize(x, granularity="row")
         dense = ft.gemm_nt(q, q, scale_a=scale, scale_b=scale, out_dtype=torch.float32)
-        fixed, given = ft.quantize(x, "float8_e5m2", scale=scale.amax())
+        fixed, given = ft.quantize(x, "float8_e5m2", scale=scale.amax(), saturate=True)
         hidden = ft.m_grouped_gemm_nt(x, weight, ends, bias=bias)
         return dense, ft.gemm_nt(hidden, weight[0]), fixed.float(), given
 
@@ -270,12 +270,13 @@ def test_a_traced_cast_names_what_is_wrong():
         ("granularity", "column", ValueError),
         ("dtype", None, ValueError),
         ("scale", 0.1, TypeError),
+        ("saturate", False, ValueError),
     ):
         with (
             torch.utils.flop_counter.FlopCounterMode(display=False),
             pytest.raises(error, match=f"^{name}: expected"),
         ):
-            ft.quantize(x, **{name: wrong})
+            ft.quantize(x, **{"scale": torch.ones(()), name: wrong})
 
 
 def test_a_traced_voxelization_names_a_wrong_reduction():
@@ -370,7 +371,7 @@ def test_the_operators_are_what_they_say(device):
         ),
         (ops.quantize, (x, "float8_e4m3fn", "row", None, False), {}),
         (ops.quantize, (x, "float8_e5m2", "tensor", torch.ones((), device=device), True), {}),
-        (ops.quantize, (torch.stack([x, x]), "float8_e4m3fn", "1x128", None, False), {}),
+        (ops.quantize, (torch.stack([x, x]), "float8_e4m3fn", "1x128", None, False, False), {}),
         (ops.quantize, (x.repeat(20, 20), "float8_e4m3fn", "128x128", None, True), {}),
         (ops.product, (recorded[0], recorded[2], *none, None, None), dense),
         (ops.product, (recorded[0], recorded[1], None, ends, *none), grouped),

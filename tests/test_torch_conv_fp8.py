@@ -223,6 +223,21 @@ def test_a_frozen_layer_keeps_its_weight_when_a_network_changes_dtype_or_device(
     torch.testing.assert_close(halves(x).feats, out, rtol=0, atol=2e-4)  # the bias lost some
 
 
+def test_an_infinity_is_seen_behind_a_frozen_layer(device):
+    """Where the voxel is in reach; the others are as they were."""
+    layer = fnn.SubMConv3d(32, 24).to(device).frozen()
+    coords, shape = voxels(100, device)
+    feats = torch.randn(100, 32, device=device)
+    nmap = ft.neighbor_map(coords, shape)
+    expected = layer.convolve(feats, nmap)
+    feats[7, 3] = torch.inf
+    out = layer.convolve(feats, nmap)
+    reached = ((coords - coords[7]).abs() <= torch.tensor([0, 1, 1, 1], device=device)).all(1)
+    assert reached.sum() < 100
+    assert not out[reached].isfinite().any()
+    assert torch.equal(out[~reached], expected[~reached])
+
+
 def test_autocast_casts_the_features_of_a_frozen_layer(device):
     layer = fnn.SubMConv3d(32, 24).to(device).frozen()
     coords, shape = voxels(100, device)

@@ -38,21 +38,24 @@ def quantize(
     granularity: str = "tensor",
     scale: torch.Tensor | None = None,
     swiglu: bool = False,
+    saturate: bool = True,
     stream: Stream = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`flexgemm.quantize` of a torch tensor. No gradient passes it."""
     expect_tensor(x, "x")
     if not (traced(x, x) or transformed()):
-        q, used = quantization.quantize(x, dtype, granularity=granularity, scale=scale, swiglu=swiglu, stream=stream)
+        how: Any = {"granularity": granularity, "scale": scale, "swiglu": swiglu, "saturate": saturate}
+        q, used = quantization.quantize(x, dtype, **how, stream=stream)
         return q, used
     refuse_stream(stream)
     quantization.expect_granularity(granularity)
+    quantization.expect_saturate(saturate, scale)
     name = dtype_name(name_of(dtype), "dtype", gemm.FP8)
     given = scale
     if scale is not None:
         expect_tensor(scale, "scale")
         given = scale.detach()
-    q, made = operators.quantize(x.detach(), name, granularity, given, swiglu)
+    q, made = operators.quantize(x.detach(), name, granularity, given, swiglu, saturate)
     return q, made if scale is None else scale
 
 

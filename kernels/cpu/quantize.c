@@ -14,13 +14,14 @@
 
 enum { BLOCK = 1024, THREAD_ELEMENTS = 1 << 15 };
 
-static uint32_t largest_magnitude(const float *x, int64_t n) {
+/* Of those up to `most`: the largest finite number, or infinity. */
+static uint32_t largest_magnitude(const float *x, int64_t n, uint32_t most) {
     uint32_t largest = 0;
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits;
         memcpy(&bits, x + i, sizeof bits);
         bits &= 0x7fffffffu;
-        if (bits >= 0x7f800000u) bits = 0;
+        if (bits > most) bits = 0;
         largest = bits > largest ? bits : largest;
     }
     return largest;
@@ -51,12 +52,13 @@ typedef struct {
 
 static uint32_t region_magnitude(const fg_simd *simd, const fg_quantize_params *params, region part) {
     float block[BLOCK];
+    const uint32_t infinity = 0x7f800000u, most = params->saturate ? infinity - 1 : infinity;
     uint32_t largest = 0;
     for (int64_t row = part.row; row < part.row + part.rows; row++)
         for (int64_t k = 0; k < part.columns; k += BLOCK) {
             const int64_t n = fg_min(BLOCK, part.columns - k);
             load(simd, params, part.group, row, part.column + k, n, block);
-            const uint32_t magnitude = largest_magnitude(block, n);
+            const uint32_t magnitude = largest_magnitude(block, n, most);
             largest = magnitude > largest ? magnitude : largest;
         }
     return largest;

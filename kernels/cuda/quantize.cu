@@ -65,8 +65,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     tensor_amax_kernel(const __grid_constant__ QuantizeArgs args) {
     constexpr int kCount = kOutputs<T, kSwiglu>;
     uint32_t amax = 0;
-    for_each_vector<T, kSwiglu, false>(
-        args, [&](int64_t, int64_t, const float (&value)[kCount], int) { amax = max(amax, finite_amax(value)); });
+    for_each_vector<T, kSwiglu, false>(args, [&](int64_t, int64_t, const float (&value)[kCount], int) {
+        amax = max(amax, amax_bits(value, args.saturate));
+    });
     amax = block_max<kThreads>(amax);
     if (threadIdx.x == 0 && amax != 0) atomicMax(args.amax_bits, amax);
 }
@@ -120,12 +121,12 @@ __global__ void __launch_bounds__(kRowThreads<kThreadsPerRow>, kBlocksPerSm *kTh
 #pragma unroll
         for (int i = 0; i < kKeptVectors; ++i) {
             kept[i].widen(value);
-            amax = max(amax, finite_amax(value));
+            amax = max(amax, amax_bits(value, args.saturate));
         }
         for (int64_t column = first + kKeptVectors * kStep; column < args.columns; column += kStep) {
             load_vector<kSwiglu>(value, input_at<kSwiglu, T>(args, row, column),
                                  elements_at<kCount>(args.columns, column), args.aligned);
-            amax = max(amax, finite_amax(value));
+            amax = max(amax, amax_bits(value, args.saturate));
         }
         amax = kThreadsPerRow == 32 ? __reduce_max_sync(0xffffffffu, amax) : block_max<kLongRowThreads>(amax);
         scale = scale_from_amax(amax, args.e5m2);
@@ -203,6 +204,7 @@ QuantizeArgs make_args(const fg_quantize_params *params) {
     }
     args.e5m2 = q.dtype == FG_FLOAT8_E5M2;
     args.scale_given = params->scale_given;
+    args.saturate = params->saturate;
     args.scale = static_cast<float *>(params->scale.data);
     args.amax_bits = static_cast<uint32_t *>(params->workspace.data);
     return args;

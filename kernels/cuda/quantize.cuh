@@ -23,7 +23,7 @@ struct QuantizeArgs {
     int64_t x_group_stride, q_group_stride;    /* of blocks */
     int64_t row_blocks, column_blocks;
     bool aligned; /* 16-byte loads of x and as wide stores of q may start at every row's begin */
-    bool e5m2, scale_given;
+    bool e5m2, scale_given, saturate;
     float *scale;
     uint32_t *amax_bits; /* of the tensor */
 };
@@ -126,13 +126,13 @@ __device__ __forceinline__ void store_vector(uint8_t *q, const float (&value)[kC
             if (i < count) q[i] = static_cast<uint8_t>(vector.pair[i / 2] >> (8 * (i % 2)));
 }
 
-/* Bits of the largest |x| of those that are finite. fmaxf() passes over NaN; an infinity is rare enough to look
- * twice. */
+/* Bits of the largest |x|, when the cast saturates of those that are finite. fmaxf() passes over NaN; an infinity is
+ * rare enough to look twice. */
 template <int kCount>
-__device__ __forceinline__ uint32_t finite_amax(const float (&value)[kCount]) {
+__device__ __forceinline__ uint32_t amax_bits(const float (&value)[kCount], bool saturate) {
     float amax = 0;
     for (float x : value) amax = fmaxf(amax, fabsf(x));
-    if (__float_as_uint(amax) < kInfinityBits) return __float_as_uint(amax);
+    if (__float_as_uint(amax) < kInfinityBits || !saturate) return __float_as_uint(amax);
     amax = 0;
     for (float x : value)
         if (__float_as_uint(fabsf(x)) < kInfinityBits) amax = fmaxf(amax, fabsf(x));

@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kBlockThreads<kSquare>, kBlocksPerSm *kThreads
 #pragma unroll
             for (int i = 0; i < kRows; ++i) {
                 kept[i].widen(value);
-                amax[i] = finite_amax(value);
+                amax[i] = amax_bits(value, args.saturate);
             }
             scale = scale_from_amax(row_max<kLanes>(amax), args.e5m2);
             if (exists && lane % kLanes < kRows) *at = scale;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kBlockThreads<kSquare>, kBlocksPerSm *kThreads
 #pragma unroll
             for (int i = 0; i < kRows; ++i) {
                 kept[i].widen(value);
-                amax = max(amax, finite_amax(value));
+                amax = max(amax, amax_bits(value, args.saturate));
             }
             amax = lanes_max<kLanes>(amax);
             if (lane % kLanes == 0) warp_max[warp][lane / kLanes] = amax;

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from flexgemm._arguments import as_bool, renamed
+from flexgemm._arguments import as_bool, as_int, renamed
 from flexgemm.torch import products
 from flexgemm.torch.dispatch import autocast, autocast_bias, expect_tensor
 from flexgemm.torch.nn.float8 import KeepsFloat8
@@ -26,7 +26,8 @@ class GroupedLinear(torch.nn.Module):
 
         y = layer(x, offsets)       # x (M, in_features), offsets (num_groups,) ends or (num_groups + 1,) bounds
 
-    Rows of no group are not written and get a gradient of zero.
+    Rows of no group are not written, so that they hold anything, NaN too: leave them out by selecting rows, not by a
+    factor of zero. Their gradient is zero.
     """
 
     def __init__(
@@ -41,9 +42,14 @@ class GroupedLinear(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.num_groups, self.in_features, self.out_features = num_groups, in_features, out_features
+        sizes = {"num_groups": num_groups, "in_features": in_features, "out_features": out_features}
+        sizes = {name: as_int(size, name) for name, size in sizes.items()}
+        for name, size in sizes.items():
+            if size < 0:
+                raise ValueError(f"{name}: expected at least 0, got {size}")
+        self.num_groups, self.in_features, self.out_features = sizes.values()
         self.fp8 = as_bool(fp8, "fp8")
-        shape = num_groups, out_features, in_features
+        shape = self.num_groups, self.out_features, self.in_features
         self.weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         if bias:
             self.bias = torch.nn.Parameter(torch.empty(shape[:2], device=device, dtype=dtype))
@@ -115,15 +121,10 @@ def _expect_rows(x: Any, in_features: int) -> None:
 def _cast_rows(x: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(..., K) -> FP8 of that shape, and a scale per row (...).
 
-    A cast saturates what is not finite. The scale of a row that has such is NaN, so that the product tells of it: loss
-    scaling goes by that.
+    What is not finite stays so behind the product: loss scaling goes by that.
     """
-    x = x.detach()
-    q, scale = products.quantize(x.flatten(0, -2), dtype, granularity="row")
-    scale = scale.reshape(x.shape[:-1])
-    if x.shape[-1] > 0:
-        scale = scale + 0 * torch.linalg.vector_norm(x, torch.inf, -1, dtype=torch.float32)
-    return q.reshape(x.shape), scale
+    q, scale = products.quantize(x.detach().flatten(0, -2), dtype, granularity="row", saturate=False)
+    return q.reshape(x.shape), scale.reshape(x.shape[:-1])
 
 
 class _Float8Product(torch.autograd.Function):

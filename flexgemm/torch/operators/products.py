@@ -18,15 +18,18 @@ from flexgemm.torch.operators.define import Gradients, expect_shape, operator
 
 @operator
 def quantize(
-    x: torch.Tensor, dtype: str, granularity: str, scale: torch.Tensor | None, swiglu: bool
+    x: torch.Tensor, dtype: str, granularity: str, scale: torch.Tensor | None, swiglu: bool, saturate: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """An empty tensor for a scale that is given: results of an operator are none of its inputs."""
-    q, used = quantization.quantize(x, dtype, granularity=granularity, scale=scale, swiglu=swiglu)
+    how: Any = {"granularity": granularity, "scale": scale, "swiglu": swiglu, "saturate": saturate}
+    q, used = quantization.quantize(x, dtype, **how)
     return q, used if scale is None else used.new_empty(0)
 
 
 @quantize.register_fake
-def _(x: Any, dtype: Any, granularity: Any, scale: Any, swiglu: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _(
+    x: Any, dtype: Any, granularity: Any, scale: Any, swiglu: Any, saturate: Any = True
+) -> tuple[torch.Tensor, torch.Tensor]:
     shape, of_scale = quantization.shapes(x.shape, granularity, swiglu)
     columns = x.shape[-1]
     if swiglu:
