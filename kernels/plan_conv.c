@@ -106,7 +106,7 @@ static double seconds(const fg_conv_question *q, fg_family family, const tile *t
     const int64_t phases = fg_phase_count(&q->orders);
     const double pairs = fg_pair_share(q->v, phases);
     if (groups > 0) {
-        const int64_t segment = fg_order_segment(q->rows), together = at_most(q->rows, segment);
+        const int64_t segment = fg_order_segment(q->rows), together = at_least(at_most(q->rows, segment), 1);
         /* A segment is one part of the scene, and has fewer kinds of rows: as if there were more of each. It has rows
          * of all phases. */
         const double alike = phases > 1 ? 1 : pow((double)q->rows / (double)together, 0.3);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import guarded
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import scenes
 from memory import Host, poison, window
 from products import (
     E4M3,
+    E5M2,
     FP8,
     KEPT,
     MIXES,
@@ -191,27 +194,42 @@ def test_matrices_of_a_batch_that_begin_anywhere(backend, dtype, apart):
 @pytest.mark.parametrize("expanded", [("a",), ("b",), ("a", "b")], ids="-".join)
 @pytest.mark.parametrize("m", [5, 65, 300])
 @pytest.mark.parametrize("dtypes", [FP8, ("bfloat16", "bfloat16")], ids="-".join)
-def test_one_matrix_for_all_of_a_batch(backend, dtypes, m, expanded):
+@pytest.mark.parametrize("b_row_major", [False, True])
+def test_one_matrix_for_all_of_a_batch(backend, b_row_major, dtypes, m, expanded):
     """Expanded to it, without copies, it gives the bits that copies give: the kernels are the same."""
     batch, n, k = 3, 72, 144
     rng = np.random.default_rng(0)
 
-    def operand(name, rows, dtype):
-        matrices = scenes.values(rng, (batch, rows, k), dtype)
+    def operand(name, shape, dtype):
+        matrices = scenes.values(rng, (batch, *shape), dtype)
         if name not in expanded:
             return (backend.array(matrices),) * 2
         one = backend.array(matrices[0].reshape(-1))
         copies = backend.array(np.broadcast_to(matrices[0], matrices.shape))
-        return backend.window(one, matrices.shape, (0, k, 1), 0), copies
+        return backend.window(one, matrices.shape, (0, shape[1], 1), 0), copies
 
     outputs = []
-    for a, b in zip(operand("a", m, dtypes[0]), operand("b", n, dtypes[1]), strict=True):
+    shape_b = (k, n) if b_row_major else (n, k)
+    for a, b in zip(operand("a", (m, k), dtypes[0]), operand("b", shape_b, dtypes[1]), strict=True):
         out = backend.array(np.zeros((batch, m, n), dtype_of("bfloat16")))
-        guarded.Call(backend).run("gemm", a, b, out, layout="batched")
+        guarded.Call(backend).run("gemm", a, b, out, layout="batched", b_row_major=b_row_major)
         outputs.append(backend.numpy(out))
     assert_same_bits(*outputs)
     assert np.isfinite(f64(outputs[0])).all()
     assert f64(outputs[0]).any()
+
+
+def test_one_matrix_is_transposed_once(cuda):
+    """For all of a batch, and not at all where there is nothing to multiply."""
+    one = cuda.array(np.zeros(64 * 40, dtype_of("bfloat16")))
+
+    def workspace(groups, rows):
+        a, out = (cuda.array(np.zeros((groups, rows, n), dtype_of("bfloat16"))) for n in (64, 40))
+        b = cuda.window(one, (groups, 64, 40), (0, 40, 1), 0)
+        return _C.gemm_workspace(a, b, out, layout="batched", b_row_major=True)
+
+    assert workspace(7, 3) == workspace(1, 3) > 0
+    assert workspace(7, 0) == 0
 
 
 def test_a_batch_of_no_matrices_takes_no_workspace(backend):
@@ -440,6 +458,42 @@ def test_more_tiles_than_are_counted_are_refused(cuda):
     a, b = (cuda.window(one, (groups, 1, 1), (0, 1, 1), 0) for _ in "ab")
     with pytest.raises(ValueError, match=r"^out: expected fewer than 2\^29 tiles of"):
         _C.gemm(a, b, out, layout="batched")
+
+
+@pytest.mark.parametrize("layout", ["dense", "n_grouped", "k_grouped"])
+def test_more_weights_than_a_cpu_packs_at_a_time(backend, layout):
+    """In three parts, with what is theirs of scales and bias."""
+    rng, n, k = np.random.default_rng(0), 2100, 8192
+    offsets = {"n_grouped": [1300, n], "k_grouped": [4100, k]}.get(layout)
+    lead = (2,) if layout == "n_grouped" else ()
+    a, b = scenes.values(rng, (*lead, 3, k), "float32"), scenes.values(rng, (n, k), "float32")
+    how = {"bias": scenes.values(rng, (n,), "float32")} if layout != "k_grouped" else {}
+    how["scale_a"] = scale_of(rng, "row", 3, (2,) if offsets else ())
+    how["scale_b"] = scale_of(rng, "row", n, (2,) if layout == "k_grouped" else ())
+    told = {"offsets": np.array(offsets, np.int32)} if offsets else {}
+    shape = (2, 3, n) if layout == "k_grouped" else (3, n)
+    out = guarded.gemm(backend, a, b, "float32", layout=layout, shape=shape, **told, **how)
+    if layout == "dense":
+        assert_rows(out, reference.gemm(a, b, **how), 1e-5)
+    for group, (begin, end) in enumerate(pairwise([0, *offsets]) if offsets else ()):
+        if layout == "n_grouped":
+            own = {"scale_a": how["scale_a"][group], "scale_b": how["scale_b"][begin:end]}
+            ref = reference.gemm(a[group], b[begin:end], bias=how["bias"][begin:end], **own)
+            assert_rows(out[:, begin:end], ref, 1e-5)
+        else:
+            own = {name: scale[group] for name, scale in how.items()}
+            assert_rows(out[group], reference.gemm(a[:, begin:end], b[:, begin:end], **own), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_an_fp8_output_that_is_given_says_its_dtype(backend, dtype):
+    a, b = (backend.array(scenes.values(np.random.default_rng(i), (8, 32), "float32")) for i in range(2))
+    scale = backend.array(np.asarray(0.25, np.float32))
+    out = backend.array(np.zeros((8, 8), dtype_of(dtype)))
+    flexgemm.gemm_nt(a, b, scale_out=scale, out=out)
+    expected = backend.numpy(flexgemm.gemm_nt(a, b, scale_out=scale, out_dtype=dtype))
+    assert_same_bits(backend.numpy(out), expected)
+    assert f64(expected).any()
 
 
 def test_more_row_major_weights_than_a_cpu_packs_at_a_time(backend):

@@ -11,7 +11,8 @@ namespace flexgemm {
 
 fg_status gemm_workspace(const fg_gemm_params *params, const fg_queue *queue, size_t *bytes, fg_error *error) {
     (void)queue, (void)error;
-    *bytes = params->b_row_major ? transposed_bytes(params->b) : 0;
+    const fg_gemm_shape shape = fg_gemm_shape_of(params);
+    *bytes = params->b_row_major && !fg_gemm_is_empty(&shape) ? transposed_bytes(params->b) : 0;
     return FG_OK;
 }
 

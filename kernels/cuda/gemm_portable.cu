@@ -128,11 +128,11 @@ __device__ __forceinline__ void multiply_step(float (&sum)[kRows][kColumns][4], 
 
 /* One output in plain float32. A factor that is infinite, or rounds to an infinite tf32, leaves NaN as its low part,
  * and with it a NaN sum where IEEE arithmetic may have none; the product of two that were rounded up, or lack that of
- * their low parts, may be infinite: sums that are not finite are computed again. */
+ * their low parts, may be infinite: sums that are not finite are computed again, as far as they are numbers. */
 __device__ float dot_float32(const uint8_t *row_a, const uint8_t *row_b, int64_t k) {
     const float *a = reinterpret_cast<const float *>(row_a), *b = reinterpret_cast<const float *>(row_b);
     float sum = 0.0f;
-    for (int64_t i = 0; i < k; ++i) sum = fmaf(a[i], b[i], sum);
+    for (int64_t i = 0; i < k && !isnan(sum); ++i) sum = fmaf(a[i], b[i], sum);
     return sum;
 }
 

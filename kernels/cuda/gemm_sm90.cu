@@ -55,7 +55,7 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     args.out_aligned = is_multiple(params.out.data, 16) && args.epilogue.out_stride * size % 16 == 0 &&
                        args.epilogue.out_group_stride * size % 16 == 0;
     const TensorRows out = make_rows(params.out);
-    args.out_grouped = params.out.ndim == 3;
+    args.out_grouped = has_groups(params.out);
     args.out_in_boxes = fits_tma(out);
     const Grouping grouping = args.space.major.grouping;
     args.rows_end_anywhere =

@@ -59,7 +59,11 @@ int64_t padded(int64_t length, fg_dtype dtype) {
     return ceil_div(length, unit) * unit;
 }
 
-int64_t batch_of(const fg_tensor &matrix) { return matrix.ndim == 3 ? matrix.shape[0] : 1; }
+/* Of matrices that lie in memory: one that was expanded to all of a batch is there once. */
+int64_t batch_of(const fg_tensor &matrix) {
+    if (matrix.ndim < 3) return 1;
+    return matrix.strides[0] == 0 ? std::min<int64_t>(matrix.shape[0], 1) : matrix.shape[0];
+}
 
 }  // namespace
 
@@ -70,7 +74,8 @@ fg_tensor transposed(const fg_tensor &matrix, void *workspace) {
     std::swap(result.shape[row_axis], result.shape[column_axis]);
     result.strides[row_axis] = padded(matrix.shape[row_axis], matrix.dtype);
     result.strides[column_axis] = 1;
-    if (matrix.ndim == 3) result.strides[0] = result.shape[row_axis] * result.strides[row_axis];
+    if (matrix.ndim == 3 && matrix.strides[0] != 0)
+        result.strides[0] = result.shape[row_axis] * result.strides[row_axis];
     return result;
 }
 
