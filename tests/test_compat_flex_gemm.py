@@ -293,6 +293,47 @@ def test_strided(device, how):
         assert torch.equal(leaf.grad, gradient)
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["own outputs", "given outputs"])
+def test_coordinates_may_change_after_a_strided_layer(device, given):
+    """As programs divide the outputs of a level by its stride, in place: the maps of gradients are built later."""
+    s = Scene(device, kernel_size=(2, 2, 2))
+    how = (2, 2, 2), (0, 0, 0), (1, 1, 1)
+    sites = SparseConv3dFunction._get_output_coords(s.coords, s.shape, (2, 2, 2), *how) if given else None
+    expected = sparse_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, None, sites, *how)[0]
+    gradients = torch.autograd.grad(expected.sum(), (s.feats, s.weight))
+    coords = s.coords.clone()
+    out, out_coords, cache = sparse_conv3d(s.feats, coords, s.shape, s.weight, s.bias, None, sites, *how)
+    assert cache["out_coords"] is out_coords
+    assert not given or out_coords is sites
+    coords.zero_()
+    out_coords[:, 1:] //= 2
+    again = sparse_conv3d(s.feats, coords, s.shape, s.weight, s.bias, cache, None, *how)[0]
+    for result in (out, again):
+        for gradient, wanted in zip(torch.autograd.grad(result.sum(), (s.feats, s.weight)), gradients, strict=True):
+            assert torch.equal(gradient, wanted)
+
+
+@pytest.mark.parametrize("kernel_size", [(3, 3, 3), (2, 3, 4)])
+def test_coordinates_may_change_after_a_submanifold_layer(device, kernel_size):
+    s = Scene(device, kernel_size=kernel_size)
+    coords = s.coords.clone()
+    results = [sparse_submanifold_conv3d(s.feats, c, s.shape, s.weight, s.bias)[0] for c in (s.coords, coords)]
+    coords.zero_()
+    expected, gradient = (torch.autograd.grad(result.sum(), s.feats)[0] for result in results)
+    assert torch.equal(gradient, expected)
+
+
+def test_a_layer_without_a_cache_compiles_whole(device):
+    torch.compiler.reset()
+    s = Scene(device)
+
+    def layer(feats):
+        return sparse_submanifold_conv3d(feats, s.coords, s.shape, s.weight, s.bias)[0] * 2
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(s.feats), layer(s.feats))
+
+
 def test_the_backward_half_of_a_strided_cache(device):
     """Its codes and blocks are those of the map from inputs to outputs; an item that is missing is None."""
     s = Scene(device, kernel_size=(2, 2, 2))

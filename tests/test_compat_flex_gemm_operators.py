@@ -185,6 +185,24 @@ def test_convolution_without_voxels(device):
     assert not any(x.any() for x in gradients)
 
 
+def test_a_bias_of_another_dtype_is_cast(device):
+    forward, _ = arguments(Scene(device))
+    feats, weight, bias, *rest = forward
+    halves = feats.half(), weight.half()
+    out = ops.sparse_conv_masked_fwd(*halves, bias, *rest)
+    assert torch.equal(out, ops.sparse_conv_masked_fwd(*halves, bias.half(), *rest))
+
+
+def test_codes_and_orders_are_named_when_they_are_wrong(device):
+    s = Scene(device)
+    for codes in (torch.empty(200, device=device), torch.empty(100, dtype=torch.int32, device=device)):
+        with pytest.raises(ValueError, match=r"^codes: expected int32 or int64 \(200,\) to match coords, got "):
+            kernels.z_order_encode(s.coords, 5, codes)
+    sizes = *s.grid, 2, 2, 2, 2, 2, 2, 0, 0, 0, 1, 1, 1
+    with pytest.raises(ValueError, match="^serialize_mode: expected 0, 1 or 2, got -1$"):
+        kernels.hashmap_build_sparse_conv_out_coords(s.coords, 1.1, -1, *sizes)
+
+
 def test_a_function_of_a_program_compiles_whole(device):
     """An autograd function over the operators, forward and backward, as the fork's programs have it."""
     s = Scene(device)

@@ -341,6 +341,13 @@ def test_bmm_fp8_names_its_arguments(device):
         bmm_fp8(a, b, one, one, E4M3)
 
 
+def test_the_dtype_of_bmm_fp8_is_that_of_a_new_output(device):
+    a, b, one = fp8(3, 7, 48, device=device), fp8(3, 33, 48, device=device).mT, torch.tensor(1.0, device=device)
+    out = torch.zeros(3, 7, 33, dtype=torch.float16, device=device)
+    bmm_fp8(a, b, one, one, torch.bfloat16, out)
+    assert torch.equal(out, bmm_fp8(a, b, one, one, torch.float16))
+
+
 def test_autograd_sees_what_is_written(device):
     a, b = fp8(3, 7, 48, device=device), fp8(3, 33, 48, device=device)
     one, x = torch.tensor(1.0, device=device), torch.randn(14, 48, device=device)

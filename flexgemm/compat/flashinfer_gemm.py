@@ -33,7 +33,7 @@ def bmm_fp8(
     """A_scale * B_scale * (A . B) of each matrix of a batch.
 
     A: (b, m, k), B: (b, k, n), e4m3 or e5m2; B column-major, as of a transposed (b, n, k), or row-major.
-    A_scale, B_scale: float32, one element. dtype: float16, bfloat16 or float32. out: (b, m, n) of dtype.
+    A_scale, B_scale: float32, one element. dtype: float16, bfloat16 or float32, of a new output. out: (b, m, n).
     backend: accepted; there is one. batch_invariant: False; how a product is summed depends on its shape.
     """
     if batch_invariant:
@@ -48,7 +48,9 @@ def bmm_fp8(
         expect_tensor(scale, name)
         if scale.numel() != 1:
             raise ValueError(f"{name}: expected one element, got {tuple(scale.shape)}")
-    how: Any = {"scale_a": A_scale.reshape(()), "scale_b": B_scale.reshape(()), "out": out, "out_dtype": dtype}
+    how: Any = {"scale_a": A_scale.reshape(()), "scale_b": B_scale.reshape(()), "out": out}
+    if out is None:
+        how["out_dtype"] = dtype
     result: torch.Tensor
     with renamed({"a": "A", "b": "B", "scale_a": "A_scale", "scale_b": "B_scale", "out_dtype": "dtype"}):
         result = product("batched", A, B if row_major else B.transpose(-2, -1), b_row_major=row_major, **how)

@@ -184,6 +184,7 @@ def sparse_conv_masked_splitk_fwd(
     """(N, Co). flexgemm plans by itself: of what the fork's kernels need besides the map and the order of its rows,
     nothing is looked at."""
     nmap = _neighbor_map(input, neighbor, sorted_idx, with_gradient=False)
+    bias = None if bias is None else bias.to(input.dtype)
     out: torch.Tensor = conv.sparse_conv3d(input, _with_axes(weight), bias, neighbor_map=nmap, precision=_precision())
     return out
 

@@ -9,7 +9,7 @@ import flexgemm
 
 def z_order_encode(coords: torch.Tensor, bit_length: int, codes: torch.Tensor) -> None:
     """Writes the codes of coords (N, 4) into codes (N), int32 or int64."""
-    codes.copy_(flexgemm.encode_seq(coords.int(), _grid(bit_length, codes), "z_order"))
+    _encode(coords, bit_length, codes, "z_order")
 
 
 def z_order_decode(codes: torch.Tensor, bit_length: int) -> torch.Tensor:
@@ -19,12 +19,19 @@ def z_order_decode(codes: torch.Tensor, bit_length: int) -> torch.Tensor:
 
 def hilbert_encode(coords: torch.Tensor, bit_length: int, codes: torch.Tensor) -> None:
     """Writes the codes of coords (N, 4) into codes (N), int32 or int64."""
-    codes.copy_(flexgemm.encode_seq(coords.int(), _grid(bit_length, codes), "hilbert"))
+    _encode(coords, bit_length, codes, "hilbert")
 
 
 def hilbert_decode(codes: torch.Tensor, bit_length: int) -> torch.Tensor:
     """The voxels (N, 4) int32 of codes (N)."""
     return _decode(codes, bit_length, "hilbert")
+
+
+def _encode(coords: torch.Tensor, bit_length: int, codes: torch.Tensor, mode: str) -> None:
+    if codes.dtype not in (torch.int32, torch.int64) or codes.shape != coords.shape[:1]:
+        got = f"{codes.dtype} {tuple(codes.shape)}"
+        raise ValueError(f"codes: expected int32 or int64 ({len(coords)},) to match coords, got {got}")
+    codes.copy_(flexgemm.encode_seq(coords.int(), _grid(bit_length, codes), mode))
 
 
 def _decode(codes: torch.Tensor, bit_length: int, mode: str) -> torch.Tensor:

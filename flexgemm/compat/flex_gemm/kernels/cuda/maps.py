@@ -62,7 +62,10 @@ def hashmap_build_sparse_conv_out_coords(
     """(M, 4) int32, the outputs that any voxel reaches. serialize_mode: 0 bxyz, 1 Z order, 2 Hilbert. sizes: B, W, H,
     D, and kernel size, stride, padding and dilation, three ints each."""
     grid, how = sizes[:4], (sizes[i : i + 3] for i in range(4, 16, 3))
-    order = ("bxyz", "z_order", "hilbert")[serialize_mode]
+    orders = ("bxyz", "z_order", "hilbert")
+    if serialize_mode not in range(len(orders)):
+        raise ValueError(f"serialize_mode: expected 0, 1 or 2, got {serialize_mode!r}")
+    order = orders[serialize_mode]
     out_coords: torch.Tensor = sparse_conv_map(in_coords, grid, *how, order=order).out_coords
     return out_coords
 

@@ -36,10 +36,10 @@ class SparseConv3dNeighborCache(NeighborCache):
             raise _other_map(name)
         super().__setattr__(name, value)
 
-    @property
+    @cached_property
     def out_coords(self) -> torch.Tensor:
-        """(M, 4) int32: the voxels of the outputs."""
-        out_coords: torch.Tensor = self.nmap.out_coords
+        """(M, 4) int32: the voxels of the outputs. The map, which gradients go by, keeps its own."""
+        out_coords: torch.Tensor = self.nmap.out_coords.clone()
         return out_coords
 
     @cached_property
@@ -80,7 +80,8 @@ def _other_map(name: str) -> TypeError:
 def _map(coords: torch.Tensor, out_coords: torch.Tensor | None, shape: Sequence[int], *how: Triple) -> NeighborMap:
     """The map between given outputs, or those that any voxel reaches; how: kernel size, stride, padding, dilation.
 
-    A kernel larger than the padded grid has no outputs, where torch raises."""
+    A kernel larger than the padded grid has no outputs, where torch raises. The map of the gradients is built later,
+    of coordinates that programs may have changed by then: it has copies."""
     orders = {value: name.lower() for name, value in vars(spconv.SerializationMode).items() if name.isupper()}
     if spconv.SERIALIZATION_MODE not in orders:
         raise ValueError(f"SERIALIZATION_MODE: expected one of {list(orders)}, got {spconv.SERIALIZATION_MODE!r}")
@@ -92,7 +93,8 @@ def _map(coords: torch.Tensor, out_coords: torch.Tensor | None, shape: Sequence[
     if not fits and (out_coords is None or len(out_coords) == 0):
         out_coords, padding = coords.new_empty((0, 4)), reach
     order = orders[spconv.SERIALIZATION_MODE]
-    return sparse_conv_map(coords, grid, kernel, stride, padding, dilation, out_coords=out_coords, order=order)
+    sites = None if out_coords is None else out_coords.clone()
+    return sparse_conv_map(coords.clone(), grid, kernel, stride, padding, dilation, out_coords=sites, order=order)
 
 
 class SparseConv3dFunction:
@@ -116,7 +118,7 @@ class SparseConv3dFunction:
             how = weight.shape[1:4], stride, padding, dilation
             neighbor_cache = SparseConv3dFunction._compute_neighbor_cache(coords, out_coords, shape, *how)
         nmap = neighbor_cache.map_for(feats, weight)
-        return convolve.forward(feats, nmap, weight, bias), nmap.out_coords, neighbor_cache
+        return convolve.forward(feats, nmap, weight, bias), neighbor_cache.out_coords, neighbor_cache
 
     @staticmethod
     def _get_output_coords(
@@ -147,7 +149,10 @@ class SparseConv3dFunction:
     ) -> SparseConv3dNeighborCache:
         """needs_grad, is_out_coords_given: accepted; every cache serves the backward pass."""
         convolve.expect_algorithm()
-        return SparseConv3dNeighborCache(_map(coords, out_coords, shape, kernel_size, stride, padding, dilation))
+        cache = SparseConv3dNeighborCache(_map(coords, out_coords, shape, kernel_size, stride, padding, dilation))
+        if out_coords is not None:
+            cache.out_coords = out_coords
+        return cache
 
     _compute_neighbor_cache_torch = _compute_neighbor_cache
 

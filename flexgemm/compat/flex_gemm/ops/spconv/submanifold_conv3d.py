@@ -15,7 +15,8 @@ from flexgemm.compat.flex_gemm.kernels.cuda import maps
 from flexgemm.compat.flex_gemm.ops.grids import grid_of
 from flexgemm.compat.flex_gemm.ops.spconv import _convolve as convolve
 from flexgemm.compat.flex_gemm.ops.spconv._convolve import NeighborCache, Triple
-from flexgemm.voxel import NeighborMap, neighbor_map
+from flexgemm.torch import neighbor_map
+from flexgemm.voxel import NeighborMap
 
 
 @dataclass(eq=False)
@@ -136,6 +137,8 @@ class SubMConv3dFunction:
     ) -> SubMConv3dNeighborCache:
         """needs_grad: accepted; every cache serves the backward pass."""
         convolve.expect_algorithm()
+        if any(size % 2 == 0 for size in kernel_size):
+            coords = coords.clone()  # the map of the gradients is built later, when a program may have changed them
         return SubMConv3dNeighborCache(neighbor_map(coords, grid_of(shape), tuple(kernel_size), dilation))
 
     _compute_neighbor_cache_torch = _compute_neighbor_cache
