@@ -1,7 +1,8 @@
-"""What the card can do, measured by torch in the same run: the figures that floors divide by."""
+"""What the card can do, measured by torch: the figures that floors divide by."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +26,19 @@ class Ceilings:
         return significant(max(flops / self.tflops[kind] / 1e9, bytes_once / self.copy_gbs / 1e6))
 
 
-def measure(timer: Timer) -> tuple[Ceilings, list[Row]]:
+_PRODUCTS = "bf16", "tf32", "ieee", "fp8_fast0", "fp8_fast1"
+
+
+def _row(name: str) -> Row:
+    kind, _, fast = name.partition("_")
+    return {"suite": "ceiling", "op": f"{kind}_{SIDE}" + (f"_{fast}" if fast else "")}
+
+
+_COPY: Row = {"suite": "ceiling", "op": "copy"}
+ROWS = [_COPY, *map(_row, _PRODUCTS)]  # what `measure` gives, but for the figures
+
+
+def measure(timer: Timer) -> list[Row]:
     source = torch.randint(-128, 127, (COPY_BYTES,), dtype=torch.int8, device=DEVICE)
     target = torch.empty_like(source)
     copy_gbs = 2 * COPY_BYTES / timer.median_ms(partial(target.copy_, source)) / 1e6
@@ -42,11 +55,14 @@ def measure(timer: Timer) -> tuple[Ceilings, list[Row]]:
     for fast in (False, True):
         product = partial(torch._scaled_mm, a8, b8.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=fast)
         tflops[f"fp8_fast{int(fast)}"] = _tflops(timer.median_ms(product))
-    rows: list[Row] = [{"suite": "ceiling", "op": "copy", "GBs": round(copy_gbs, 1)}]
-    for name, value in tflops.items():
-        kind, _, fast_suffix = name.partition("_")
-        op = f"{kind}_{SIDE}" + (f"_{fast_suffix}" if fast_suffix else "")
-        rows.append({"suite": "ceiling", "op": op, "tflops": round(value, 1)})
+    products = [_row(name) | {"tflops": round(tflops[name], 1)} for name in _PRODUCTS]
+    return [_COPY | {"GBs": round(copy_gbs, 1)}, *products]
+
+
+def of_rows(rows: Iterable[Row]) -> Ceilings:
+    """Of rows among which there are those of `measure`."""
+    figures = {row["op"]: row for row in rows if row["suite"] == "ceiling"}
+    tflops = {name: float(figures[_row(name)["op"]]["tflops"]) for name in _PRODUCTS}
     by_input = {
         "float8": max(tflops["fp8_fast0"], tflops["fp8_fast1"]),
         "float16": tflops["bf16"],
@@ -54,7 +70,7 @@ def measure(timer: Timer) -> tuple[Ceilings, list[Row]]:
         "tf32": tflops["tf32"],
         "ieee": max(tflops["ieee"], tflops["tf32"] / 3),  # as three products of TF32
     }
-    return Ceilings(copy_gbs, by_input), rows
+    return Ceilings(float(figures["copy"]["GBs"]), by_input)
 
 
 def _matmul(timer: Timer, a: torch.Tensor, b: torch.Tensor) -> float:

@@ -81,7 +81,7 @@ class ConvReference:
         self.scene = scene
         self.feats, self.bias, self.grad_out = feats, bias, grad_out
         self.weight = weight.reshape(weight.shape[0], scene.volume, -1)
-        self.rng = np.random.default_rng(1)
+        self.rng = np.random.default_rng([scene.n, *weight.shape, feats.element_size()])
         rows = some_rows(self.rng, scene.n)
         self.rows = self._tensor(rows)
         self.neighbors = self._tensor(np.stack([scene.neighbors(v, rows) for v in range(scene.volume)]))  # (V, rows)

@@ -46,6 +46,23 @@ def median_seconds(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
+def judge(scene: scenes.Scene, feats: Any, weight: Any, bias: Any, grad_out: Any, out: Any, grads: Any) -> None:
+    """Some rows of the output against float64, and of the gradients that <grad_out, the product> is <grad_feats, feats>
+    and <grad_weight, weight>. Raises ValueError."""
+    rows = np.random.default_rng(1).choice(scene.n, 64, replace=False)
+    expected = np.tile(bias.astype(np.float64), (len(rows), 1))
+    for v, taps in enumerate(weight.reshape(CHANNELS, scene.volume, CHANNELS).transpose(1, 2, 0).astype(np.float64)):
+        near = scene.neighbors(v, rows)
+        expected += np.where(near[:, None] >= 0, feats[near], 0) @ taps
+    pairs = {"out": (out[rows], expected), "grad_bias": (grads[2], grad_out.sum(0, dtype=np.float64))}
+    product = np.vdot(grad_out.astype(np.float64), out - bias.astype(np.float64))
+    for name, grad, factor in ("grad_feats", grads[0], feats), ("grad_weight", grads[1], weight):
+        pairs[name] = np.vdot(grad.astype(np.float64), factor), product
+    for name, (got, exact) in pairs.items():
+        if not np.linalg.norm(got - exact) <= 1e-5 * np.linalg.norm(exact):
+            raise ValueError(f"{name}: not what it should be, not timed")
+
+
 def measure() -> list[results.Row]:
     rng = np.random.default_rng(0)
     scene = scenes.sphere(RES)
@@ -54,6 +71,9 @@ def measure() -> list[results.Row]:
     bias = rng.standard_normal(CHANNELS, dtype=np.float32)
     a, b = (rng.standard_normal((SIDE, SIDE), dtype=np.float32) for _ in range(2))
     nmap = flexgemm.neighbor_map(scene.coords, scene.shape)
+    out = flexgemm.submanifold_conv3d(feats, weight, bias, neighbor_map=nmap)
+    grads = flexgemm.submanifold_conv3d_backward(grad_out, feats, weight, neighbor_map=nmap)
+    judge(scene, feats, weight, bias, grad_out, out, grads)
     medians = median_seconds(
         {
             "map": lambda: flexgemm.neighbor_map(scene.coords, scene.shape),
@@ -81,6 +101,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu", description="CPU convolution beside NumPy's @.")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/cpu.json")
     options = parser.parse_args(argv)
+    if options.write:
+        results.refuse_foreign_build()
     rows = measure()
     for row in rows:
         speed = f", {row['gflops']:.1f} GFLOP/s" if "gflops" in row else ""

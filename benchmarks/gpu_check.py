@@ -34,16 +34,6 @@ STEP_SECONDS = 440  # the case that is running then ends within the 8 minutes
 FAMILIES = {"default": None, "sm80": "sm80"}  # name in the results file -> FLEXGEMM_ARCH
 
 
-def refuse_foreign_build() -> None:
-    """Figures must belong to the sources beside them."""
-    built, tree = flexgemm.build_info()["source_sha256"], results.source_sha256()
-    if built != tree:
-        sys.exit(
-            f"flexgemm._C was built from other sources (source_sha256 {built[:12]}, the tree is {tree[:12]}):\n"
-            f"rebuild it: {sys.executable} setup.py build_ext --inplace"
-        )
-
-
 # ---- steps ----
 
 
@@ -63,6 +53,7 @@ def run_tests(run: Run, options: argparse.Namespace) -> None:
             if number > 1:
                 raise OutOfTime from None  # it may fit into a step of its own
             counts = None
+        families.pop(family, None)  # an earlier run's
         if counts is None:
             run.fail(f"tests {family}: did not come to an end")
             continue
@@ -74,13 +65,13 @@ def run_tests(run: Run, options: argparse.Namespace) -> None:
 
 
 def _pytest(arch: str | None, timeout: float) -> dict[str, int] | None:
-    """Outcomes, errors counted as failed; None when pytest crashed."""
+    """Outcomes, errors counted as failed; None when pytest did not come to its end."""
     environment = dict(os.environ) | ({"FLEXGEMM_ARCH": arch} if arch else {})
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "junit.xml")
         command = [sys.executable, "-m", "pytest", "tests", "-m", "gpu", "-q", "--tb=short", f"--junitxml={report}"]
-        subprocess.run(command, cwd=results.ROOT, env=environment, timeout=max(timeout, 0.0))
-        return read_junit(report) if report.exists() else None
+        run = subprocess.run(command, cwd=results.ROOT, env=environment, timeout=max(timeout, 0.0))
+        return read_junit(report) if run.returncode in (0, 1) else None
 
 
 def read_junit(report: Path) -> dict[str, int]:
@@ -96,7 +87,7 @@ def read_junit(report: Path) -> dict[str, int]:
 def run_conv(run: Run, options: argparse.Namespace) -> None:
     timer = Timer()
     measured = _ceilings(run, timer)
-    conv.run(run, timer, measured, dict(options.scene), _flex_gemm(options))
+    conv.run(run, timer, measured, dict(options.scene), _flex_gemm(run, options))
     train.run(run, timer, measured)
     cold.run(run, measured, dict(options.scene))
 
@@ -108,7 +99,7 @@ def run_gemm(run: Run, options: argparse.Namespace) -> None:
 
 def run_voxel(run: Run, options: argparse.Namespace) -> None:
     timer = Timer()
-    voxel.run(run, timer, _ceilings(run, timer), dict(options.scene), _flex_gemm(options))
+    voxel.run(run, timer, _ceilings(run, timer), dict(options.scene), _flex_gemm(run, options))
 
 
 def run_overhead(run: Run, options: argparse.Namespace) -> None:
@@ -119,16 +110,19 @@ def run_sanitize(run: Run, options: argparse.Namespace) -> None:
     sanitize.run(run)
 
 
-def _flex_gemm(options: argparse.Namespace) -> peers.FlexGemm | None:
-    return peers.find() if peers.NAME in options.peers else None
+def _flex_gemm(run: Run, options: argparse.Namespace) -> peers.FlexGemm | None:
+    found = peers.find() if peers.NAME in options.peers else None
+    if found is None and peers.NAME in options.peers:
+        run.fail(f"--peers {peers.NAME}: cannot be imported")
+    return found
 
 
 def _ceilings(run: Run, timer: Timer) -> ceilings.Ceilings:
-    """Floors refer to ceilings of the same run, so each run measures its own."""
-    measured, rows = ceilings.measure(timer)
-    for row in rows:
-        run.record(row)
-    return measured
+    """Those of the file, measured once: all floors in it refer to them."""
+    if run.pending(ceilings.ROWS):
+        for row in ceilings.measure(timer):
+            run.record(row)
+    return ceilings.of_rows(run.results.rows)
 
 
 STEPS = {
@@ -161,7 +155,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     options = parse_arguments(argv)
-    refuse_foreign_build()
+    results.refuse_foreign_build()
     if not torch.cuda.is_available():
         sys.exit("no CUDA device: `python -m benchmarks` measures what a CPU can")
     machine = results.gpu_machine()
@@ -176,6 +170,9 @@ def main(argv: list[str] | None = None) -> int:
             STEPS[step](run, options)
         except OutOfTime:
             unfinished.append(step)
+        file.header.setdefault("cards", {})[step] = results.gpu_uuid()
+        file.header.setdefault("failures", {})[step] = run.failures
+        file.save()
         failures += run.failures
     print()
     for line in results.summary(file.rows, json.loads(options.anchors.read_text())["rows"] if options.anchors else []):

@@ -11,11 +11,13 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+import flexgemm
 from flexgemm import _C
 from setup import source_sha256  # the build's own, so that a binary and a file of figures agree
 
@@ -43,7 +45,8 @@ def kernel_family(dtype: str = "") -> str:
 
 
 def identity(row: Row) -> tuple[Any, ...]:
-    return tuple(row.get(field) for field in IDENTITY)
+    """n counts among the sizes of a product; elsewhere it is how many voxels or points there were, a figure."""
+    return tuple(None if field == "n" and "k" not in row else row.get(field) for field in IDENTITY)
 
 
 def significant(value: float) -> float:
@@ -94,6 +97,16 @@ class Results:
         os.replace(partial, self.path)
 
 
+def refuse_foreign_build() -> None:
+    """Figures must belong to the sources beside them."""
+    built, tree = flexgemm.build_info()["source_sha256"], source_sha256()
+    if built != tree:
+        sys.exit(
+            f"flexgemm._C was built from other sources (source_sha256 {built[:12]}, the tree is {tree[:12]}):\n"
+            f"rebuild it: {sys.executable} setup.py build_ext --inplace"
+        )
+
+
 def gpu_file(gpu: str, directory: Path = DIRECTORY) -> Path:
     """'NVIDIA H200' -> h200.json."""
     name = re.sub(r"^(nvidia\s+)?(geforce\s+)?", "", gpu.lower())
@@ -110,6 +123,13 @@ def gpu_machine() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "torch": torch.__version__.partition("+")[0],
     }
+
+
+def gpu_uuid() -> str:
+    """Which of all cards of its kind the current CUDA device is."""
+    import torch
+
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
 def _driver_version() -> str:
@@ -153,6 +173,12 @@ def case_key(row: Row) -> tuple[Any, ...]:
     return (row["suite"], row["op"], row["dtype"], row["m"], row["n"], row["k"], *ending)
 
 
+def is_alike(row: Row) -> bool:
+    """Whether peers of its case compute the same: they round float32 factors to TF32, and have one scale per tensor but
+    for endings."""
+    return row.get("precision") != "ieee" and (row["suite"] == "endings" or not row.get("scales"))
+
+
 def best_peers(rows: Iterable[Row]) -> dict[tuple[Any, ...], Row]:
     best: dict[tuple[Any, ...], Row] = {}
     for row in rows:
@@ -183,9 +209,7 @@ def summary(rows: Iterable[Row], anchors: Iterable[Row]) -> list[str]:
         line = (
             f"{name:44} cases {len(members):3}, of floor {geometric_mean(r['floor_ms'] / r['ms'] for r in members):.1%}"
         )
-        # peers round float32 factors to TF32 and have one scale per tensor
-        alike = [r for r in members if r.get("precision") != "ieee" and not r.get("scales")]
-        beside = [(r, peers[case_key(r)]) for r in alike if case_key(r) in peers]
+        beside = [(r, peers[case_key(r)]) for r in members if is_alike(r) and case_key(r) in peers]
         if beside:
             ratios = [times_faster(row, peer) for row, peer in beside]
             line += f", beside the fastest peer x{geometric_mean(ratios):.2f} (lowest x{min(ratios):.2f})"

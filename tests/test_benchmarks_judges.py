@@ -170,6 +170,7 @@ def test_training_rows(tmp_path, same_sources, monkeypatch, capsys):
     assert "times inputs, outputs and map" in capsys.readouterr().out
     assert "train_step" in "\n".join(results.summary(run.results.rows, []))
     train.run(run, None, CEILINGS)  # all is there
+    assert run.failures == []
 
 
 @pytest.mark.parametrize(
@@ -198,6 +199,35 @@ def test_product_is_judged_against_the_dequantised_operands(monkeypatch, case):
     if out.dtype is torch.float32:  # of which bfloat16 is not enough
         with pytest.raises(check.Wrong):
             problem.judge(out.bfloat16().float())
+
+
+@pytest.mark.parametrize("sizes", [(), (16, 0, 48)], ids=["one", "groups"])
+def test_a_gradient_that_is_not_added_is_wrong(monkeypatch, sizes):
+    monkeypatch.setattr(gemm, "DEVICE", "cpu")
+    problem = gemm.Problem(gemm.Case(gemm.FP8, 48, 96, 64, sizes, 21, "k_grouped_wgrad" if sizes else "wgrad"))
+    added = problem.ours().clone()
+    problem.judge(added)
+    with pytest.raises(check.Wrong):
+        problem.judge(added - problem.before.reshape(added.shape))
+
+
+@pytest.mark.parametrize("granularity", gemm.GRANULARITIES)
+def test_casts_are_judged_to_their_last_row(monkeypatch, tmp_path, same_sources, granularity):
+    monkeypatch.setattr(gemm, "DEVICE", "cpu")
+    right = flexgemm.quantize
+    run = Run(results.Results(tmp_path / "h200.json", MACHINE), float("inf"))
+    row = {"suite": "quantize", "op": "quantize", "dtype": gemm.FP8, "granularity": granularity, "m": 300, "k": 200}
+    gemm.measure_cast(run, FakeTimer(), CEILINGS, row, "")
+    assert run.results.rows[0]["ms"] == 2.0
+
+    def spoilt(*args, **kwargs):
+        q, scale = right(*args, **kwargs)
+        q[-1] = 0
+        return q, scale
+
+    monkeypatch.setattr(flexgemm, "quantize", spoilt)
+    with pytest.raises(check.Wrong, match="rounded quotient"):
+        gemm.measure_cast(run, FakeTimer(), CEILINGS, row, "")
 
 
 @pytest.mark.parametrize("ending", ["fp8", "swiglu-fp8"])
@@ -265,6 +295,7 @@ def test_peers_are_measured_on_the_same_tensors(flex_gemm, tmp_path, same_source
     (line,) = (line for line in results.summary(run.results.rows, []) if line.startswith("voxel strided_fwd"))
     assert "beside the fastest peer x1.00" in line
     voxel.run(run, None, CEILINGS, {}, peer)  # all is there
+    assert run.failures == []
 
 
 def test_convolutions_of_peers(flex_gemm, tmp_path, same_sources, monkeypatch):
@@ -281,6 +312,7 @@ def test_convolutions_of_peers(flex_gemm, tmp_path, same_sources, monkeypatch):
     expected += [ours.row(op) for op in conv.OPS]
     assert [results.describe(row) for row in run.results.rows] == [results.describe(row) for row in expected]
     conv.run(run, None, CEILINGS, {}, peers.find())  # all is there
+    assert run.failures == []
 
 
 def test_a_wrong_peer_gets_no_time(flex_gemm, tmp_path, same_sources, monkeypatch):

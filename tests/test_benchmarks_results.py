@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import results
@@ -15,7 +17,8 @@ torch = pytest.importorskip("torch")
 
 from measured import MACHINE  # noqa: E402
 
-from benchmarks import check, gemm, gpu_check, sanitize  # noqa: E402
+import flexgemm  # noqa: E402
+from benchmarks import ceilings, check, cpu, gemm, gpu_check, sanitize  # noqa: E402
 from benchmarks.run import OutOfTime, Run  # noqa: E402
 
 # ---- the results file ----
@@ -46,6 +49,27 @@ def test_rows_that_differ_in_identity_stay_apart(tmp_path, same_sources, field):
     file.add(row())
     file.add(row(**{field: "another"}))
     assert len(file.rows) == 2
+
+
+def test_the_number_of_voxels_is_a_figure_and_that_of_columns_is_not(tmp_path, same_sources):
+    """So that a row is found by who asks for it before it was measured."""
+    file = results.Results(tmp_path / "h200.json", MACHINE)
+    file.add(row(n=192))
+    assert row() in file
+    product = {"suite": "gemm", "op": "dense", "dtype": gemm.FP8, "m": 4, "n": 8, "k": 16}
+    file.add(product)
+    assert product in file
+    assert product | {"n": 9} not in file
+
+
+def test_floors_refer_to_the_ceilings_of_the_file(tmp_path, same_sources):
+    file = results.Results(tmp_path / "h200.json", MACHINE)
+    figures = [4000.0, 700.0, 350.0, 50.0, 1300.0, 1400.0]
+    for ceiling, figure in zip(ceilings.ROWS, figures, strict=True):
+        file.add(ceiling | {"GBs" if ceiling["op"] == "copy" else "tflops": figure})
+    found = gpu_check._ceilings(Run(file, time.monotonic() - 1), None)  # there is nothing to measure, nor time for it
+    assert found.copy_gbs == 4000.0
+    assert found.tflops == {"float8": 1400.0, "float16": 700.0, "bfloat16": 700.0, "tf32": 350.0, "ieee": 350.0 / 3}
 
 
 def test_other_sources_or_another_driver_start_afresh(tmp_path, same_sources, monkeypatch, capsys):
@@ -109,6 +133,27 @@ def test_pytest_outcomes_are_read_from_its_report(tmp_path):
     report = tmp_path / "junit.xml"
     report.write_text('<testsuites><testsuite tests="9" failures="2" errors="1" skipped="3"/></testsuites>')
     assert gpu_check.read_junit(report) == {"passed": 3, "failed": 3, "skipped": 3}
+
+
+@pytest.mark.parametrize("status, expected", [(0, 5), (1, 5), (2, None), (-11, None)])
+def test_tests_that_did_not_come_to_their_end_do_not_count(monkeypatch, status, expected):
+    def run(command, **how):
+        report = command[-1].removeprefix("--junitxml=")
+        Path(report).write_text('<testsuites><testsuite tests="5" failures="0" errors="0" skipped="0"/></testsuites>')
+        return subprocess.CompletedProcess(command, status)
+
+    monkeypatch.setattr(gpu_check.subprocess, "run", run)
+    counts = gpu_check._pytest(None, 1.0)
+    assert (counts and counts["passed"]) == expected
+
+
+def test_wrong_results_on_a_cpu_are_not_timed(monkeypatch):
+    right = flexgemm.submanifold_conv3d
+    monkeypatch.setattr(cpu, "median_seconds", lambda calls: dict.fromkeys(calls, 1.0))
+    assert len(cpu.measure()) == 4
+    monkeypatch.setattr(flexgemm, "submanifold_conv3d", lambda *a, **how: right(*a, **how) * np.float32(1.001))
+    with pytest.raises(ValueError, match="^out: "):
+        cpu.measure()
 
 
 @pytest.mark.parametrize(
