@@ -4,7 +4,13 @@ The functions take and give arrays of torch, NumPy, CuPy or JAX alike (docs/arra
 NumPy and the extension, nothing else; `flexgemm.torch` holds what only torch needs and is imported on demand.
 """
 
-from flexgemm._C import DeviceArray, build_info, device_count, device_info
+try:
+    from flexgemm._C import DeviceArray, build_info, device_count, device_info
+except ModuleNotFoundError as error:
+    if error.name != "flexgemm._C":
+        raise
+    need = "leave this folder to import an installed flexgemm, or build it here (pip install -e ., make build)"
+    raise ImportError(f"flexgemm: {__path__[0]} holds sources without a built extension: {need}") from error
 from flexgemm.conv import (
     sparse_conv3d,
     sparse_conv3d_backward,

@@ -67,7 +67,7 @@ def _installed(name: str) -> str:
 def demo(arguments: argparse.Namespace) -> int:
     missing = [name for name in ("matplotlib", "tqdm") if util.find_spec(name) is None]
     if missing:
-        print(f"the demo needs {' and '.join(missing)}: pip install 'flexgemm[demo]'", file=sys.stderr)
+        print(f"the demo needs {' and '.join(missing)}: pip install {' '.join(missing)}", file=sys.stderr)
         return 2
     from flexgemm import demo
     from flexgemm.demo.points import PointsError

@@ -18,7 +18,7 @@ Shape = tuple[int, int, int, int]
 Triple = tuple[int, int, int]
 
 MOST_CELLS = 2**63  # that a grid stays below
-LONGEST_KERNEL = 7  # of a longer one the extension complains
+LONGEST_KERNEL = 7  # along an axis
 
 
 def grid_shape(shape: Sequence[int]) -> Shape:
@@ -53,12 +53,20 @@ def three_ints(value: Any, name: str, *, least: int = 1) -> Any:
     return numbers
 
 
+def kernel_axes(kernel_size: Any) -> Any:
+    """A kernel along each axis, given as three ints or as one."""
+    kernel = three_ints(kernel_size, "kernel_size")
+    if max(kernel) > LONGEST_KERNEL:
+        raise ValueError(f"kernel_size: expected 1 to {LONGEST_KERNEL}, got {max(kernel)}")
+    return kernel
+
+
 def conv_grids(
     shape: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any
 ) -> tuple[Shape, Triple, Triple, Triple, Triple, Shape]:
     """The grid, kernel, stride, padding and dilation of a sparse convolution in full, and the grid of its outputs."""
     grid = grid_shape(shape)
-    kernel, steps = three_ints(kernel_size, "kernel_size"), three_ints(stride, "stride")
+    kernel, steps = kernel_axes(kernel_size), three_ints(stride, "stride")
     dilations, pads = three_ints(dilation, "dilation"), three_ints(padding, "padding", least=0)
     more = three_ints(output_padding, "output_padding", least=0)
     if any(m >= max(s, d) if transposed else m for m, s, d in zip(more, steps, dilations, strict=True)):
@@ -75,7 +83,7 @@ def conv_grids(
         raise ValueError(f"kernel_size: {kernel} with dilation {dilations} and padding {pads} fits nowhere in {grid}")
     x, y, z = axes if transposed else [a // s for a, s in zip(axes, steps, strict=True)]
     outputs = grid[0], x + 1, y + 1, z + 1
-    if max(kernel) <= LONGEST_KERNEL and prod(outputs) >= MOST_CELLS > prod(grid):
+    if prod(outputs) >= MOST_CELLS > prod(grid):
         raise ValueError(f"shape: expected B*W*H*D below 2^63 of the outputs' grid, too, got {outputs} from {grid}")
     return grid, kernel, steps, pads, dilations, outputs
 

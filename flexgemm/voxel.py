@@ -9,7 +9,7 @@ from flexgemm import _C, _orders, _segments
 from flexgemm._arguments import as_bool, renamed
 from flexgemm._arrays import Array, Library, Stream, cuda_index, library_of
 from flexgemm._built import Built
-from flexgemm._voxels import Shape, Triple, conv_grids, grid_shape, reached_sites, rows_of_four, three_ints
+from flexgemm._voxels import Shape, Triple, conv_grids, grid_shape, kernel_axes, reached_sites, rows_of_four, three_ints
 
 # What a copy or a file of a map does not have.
 _NOT_KEPT = ("_plain_orders", "_segments", "_segment_layers", "_segment_calls", "_map", "_transposed_map", "_inverse")
@@ -420,7 +420,7 @@ def neighbor_map(
     return NeighborMap(
         coords,
         grid_shape(shape),
-        three_ints(kernel_size, "kernel_size"),
+        kernel_axes(kernel_size),
         three_ints(dilation, "dilation"),
         check=check,
         device=device,

@@ -211,6 +211,15 @@ def test_build_info_says_what_was_built():
     assert (info["cuda"] is None) == (info["cuda_archs"] == [])
 
 
+def test_sources_that_were_not_built_say_so(tmp_path):
+    """Where Python finds them before the package that is installed: in a checkout."""
+    package = tmp_path / "flexgemm"
+    package.mkdir()
+    shutil.copy(flexgemm.__file__, package)
+    run = subprocess.run([sys.executable, "-c", "import flexgemm"], cwd=tmp_path, capture_output=True, text=True)
+    assert f"ImportError: flexgemm: {package} holds sources without a built extension: " in run.stderr
+
+
 def test_import_needs_no_torch():
     loaded = run_python("import sys, flexgemm; print(*sys.modules)").split()
     assert "numpy" in loaded

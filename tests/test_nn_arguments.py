@@ -43,6 +43,48 @@ def test_sizes_of_a_pooling(name, wrong):
         fnn.SparsePool3d(**{"kernel_size": 2, name: wrong})
 
 
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: fnn.SubMConv3d(4, 8, (3, 9, 3)), "kernel_size: expected 1 to 7, got 9"),
+        (lambda: fnn.SparsePool3d(8), "kernel_size: expected 1 to 7, got 8"),
+        (lambda: fnn.SparsePool3d(2, mode="avg"), "mode: expected 'max', 'mean' or 'sum', got 'avg'"),
+        (lambda: fnn.GlobalPool("avg"), "mode: expected 'max', 'mean' or 'sum', got 'avg'"),
+        (lambda: fnn.SubMConv3d(4, 8, precision="fp16"), "precision: expected 'ieee' or 'tf32', got 'fp16'"),
+        (lambda: fnn.GroupedLinear(-1, 4, 8), "num_groups: expected at least 0, got -1"),
+    ],
+)
+def test_what_no_call_could_take_is_refused_when_a_layer_is_made(make, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        make()
+
+
+def test_kinds_of_options_of_a_layer():
+    with pytest.raises(TypeError, match="^mode: expected a str, got NoneType$"):
+        fnn.GlobalPool(None)
+    with pytest.raises(TypeError, match="^in_features: expected an int, got str$"):
+        fnn.GroupedLinear(2, "4", 8)
+
+
+@pytest.mark.parametrize("function", [torch.nn.ReLU(), torch.nn.Linear(4, 4), lambda x: torch.cat([x, x], 1)])
+def test_functions_of_torch_say_what_to_take_instead(function):
+    x = sparse(20, 4)
+    with pytest.raises(TypeError, match=r"^\w+: expected tensors, got a SparseTensor: take a module of flexgemm.torch.nn"):
+        function(x)
+
+
+def test_voxels_from_nowhere_have_no_way_back():
+    pooled = fnn.SparsePool3d(2)(sparse(20, 4))
+    for x in (sparse(20, 4), pooled.prune(pooled.feats[:, 0] > -9), fnn.SparseTensor.collate([pooled])):
+        with pytest.raises(ValueError, match="got one on voxels that were given, pruned or collated$"):
+            fnn.SparseUpsample3d()(x)
+
+
+def test_a_sparse_tensor_is_not_exported():
+    with pytest.raises(TypeError, match="^expected tensors to go into and out of a traced program, got a SparseTensor$"):
+        torch.export.export(fnn.ReLU(), (sparse(20, 4),))
+
+
 def test_sizes_of_other_kinds_of_int():
     numpy = pytest.importorskip("numpy")
     layer = fnn.SparseConv3d(4, 8, numpy.int64(3), numpy.array([2, 2, 1]), padding=[1, 0, 1])

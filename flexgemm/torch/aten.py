@@ -51,7 +51,7 @@ def _register(device_type: str) -> None:
     if not hasattr(torch.library, "get_kernel"):
         raise RuntimeError(f"flexgemm.torch.aten: needs torch 2.10 or later, got {torch.__version__}")
     if device_type == "cuda" and _C.build_info()["cuda"] is None:
-        raise RuntimeError("flexgemm.torch.aten: needs flexgemm with CUDA, got a build without it")
+        raise NotImplementedError("flexgemm.torch.aten: needs flexgemm with CUDA, got a build without it")
     if device_type in _enabled:
         return
     library, key = torch.library.Library("aten", "IMPL"), device_type.upper()

@@ -10,8 +10,8 @@ from typing import Any, Self, TypedDict, Unpack
 import torch
 from torch.nn.utils import parametrize
 
-from flexgemm._arguments import as_int
-from flexgemm._voxels import three_ints
+from flexgemm._arguments import as_int, expect_choice
+from flexgemm._voxels import kernel_axes, three_ints
 from flexgemm.torch import ops, products
 from flexgemm.torch.dispatch import autocast
 from flexgemm.torch.nn.float8 import KeepsFloat8
@@ -62,7 +62,9 @@ class Convolution(KeepsFloat8):
         if groups < 1 or in_channels % groups or out_channels % groups:
             raise ValueError(f"groups: expected a divisor of {in_channels} and {out_channels} channels, got {groups}")
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.kernel_size = three_ints(kernel_size, "kernel_size")
+        if precision is not None:
+            expect_choice(precision, "precision", ("ieee", "tf32"))
+        self.kernel_size = kernel_axes(kernel_size)
         self.precision = precision
         shape = out_channels, *self.kernel_size, in_channels // groups
         self.weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -89,7 +91,7 @@ class Convolution(KeepsFloat8):
                 weight, bias = self.weight, self.bias
             return ops.convolution(feats, weight, bias, None, nmap, None, "auto", self.precision, self.groups, None, {})
         (feats,) = autocast(feats)
-        rows, of_rows = products.quantize(feats, granularity="row")
+        rows, of_rows = products.quantize(feats, granularity="row", saturate=False)
         bias = None if self.bias is None else self.bias.to(feats.dtype)
         scales: Any = {"scale_feats": of_rows, "scale_weight": self.weight_scale, "out_dtype": feats.dtype}
         return ops.sparse_conv3d(rows, self.weight, bias, neighbor_map=nmap, groups=self.groups, **scales)
@@ -110,7 +112,7 @@ class Convolution(KeepsFloat8):
         if parametrize.is_parametrized(result):
             result.__class__ = parametrize.type_before_parametrizations(result)
             del result.parametrizations
-        q, scale = products.quantize(self.weight.detach().flatten(1), granularity="row")
+        q, scale = products.quantize(self.weight.detach().flatten(1), granularity="row", saturate=False)
         buffers = {
             "weight": q.view(self.weight.shape),
             "bias": None if self.bias is None else self.bias.detach().clone(),

@@ -113,7 +113,8 @@ class Sites:
     def came_from(self) -> tuple[NeighborMap, Sites]:
         """The map of the strided layer that made these voxels, and the voxels that it read."""
         if self.origin is None:
-            raise ValueError("x: expected a tensor on the voxels that a strided layer made, not those given as onto=")
+            need = "expected a tensor on the voxels that a strided layer made"
+            raise ValueError(f"x: {need}, got one on voxels that were given, pruned or collated")
         return self.origin
 
 
@@ -223,7 +224,8 @@ class SparseTensor:
         return result
 
     def prune(self, mask: torch.Tensor) -> SparseTensor:
-        """The voxels where mask (N,) bool is True, in their order. Waits for their number."""
+        """The voxels where mask (N,) bool is True, in their order. Waits for their number. No way leads back from them
+        to the inputs of a strided layer that made x."""
         expect_tensor(mask, "mask")
         if mask.dtype != torch.bool:
             raise TypeError(f"mask: expected bool, got {mask.dtype}")
@@ -299,11 +301,14 @@ class SparseTensor:
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """An operator with a torch.Tensor, of which torch.compile asks here alone."""
+        """An operator with a torch.Tensor, of which torch.compile asks here alone. No other function takes this."""
         of_this = _OPERATORS.get(function.__name__)
-        if of_this is None or kwargs or len(args) != 2 or not isinstance(args[1], SparseTensor):
+        if of_this is not None and not kwargs and len(args) == 2 and isinstance(args[1], SparseTensor):
+            return of_this(args[1], args[0])
+        if any(kind is not SparseTensor for kind in types):
             return NotImplemented
-        return of_this(args[1], args[0])
+        instead = "a module of flexgemm.torch.nn, fnn.Features(module), fnn.cat, or x.replace(function(x.feats))"
+        raise TypeError(f"{function.__name__}: expected tensors, got a SparseTensor: take {instead}")
 
     __array_ufunc__ = None  # arrays of NumPy leave operators to the methods above
 
@@ -313,9 +318,14 @@ class SparseTensor:
 
 
 def _flatten(x: SparseTensor) -> tuple[list[torch.Tensor], Sites]:
-    if isinstance(x.coords, FakeTensor) and torch.compiler.is_exporting():  # a program would hold its trace's
-        raise TypeError("expected tensors to go into and out of a traced program, got a SparseTensor")
+    if isinstance(x.coords, FakeTensor) and torch.compiler.is_exporting():
+        _refuse_export(x)
     return [x.feats], x.sites
+
+
+def _refuse_export(x: SparseTensor) -> Any:
+    """A program would hold the voxels of its trace. torch.export alone asks for leaves by their paths."""
+    raise TypeError("expected tensors to go into and out of a traced program, got a SparseTensor")
 
 
 def _assemble(leaves: Any, sites: Sites) -> SparseTensor:
@@ -326,7 +336,7 @@ def _assemble(leaves: Any, sites: Sites) -> SparseTensor:
 
 # Where DistributedDataParallel with static_graph, and before torch 2.13 fully_shard, look for tensors in what a module
 # gives.
-pytree.register_pytree_node(SparseTensor, _flatten, _assemble)
+pytree.register_pytree_node(SparseTensor, _flatten, _assemble, flatten_with_keys_fn=_refuse_export)
 
 Operand = SparseTensor | torch.Tensor | float
 
