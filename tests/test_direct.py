@@ -90,7 +90,9 @@ def test_fp8_outputs(device):
         out = _C.gemm_direct(a, b, scale_out=scale, out_dtype=out_dtype)
         assert out.dtype is dtype
         np.testing.assert_allclose(numpy(out), wide / 0.25, rtol=bound, atol=2**-9)
-        assert _C.gemm_direct(a, b, scale_out=scale, out=out) is out
+        into = torch.zeros_like(out)
+        assert _C.gemm_direct(a, b, scale_out=scale, out=into) is into
+        assert torch.equal(into.view(torch.uint8), out.view(torch.uint8))
         assert _C.gemm_direct(a, b, out=out) is NotImplemented
     assert _C.gemm_direct(a, b, scale_out=scale, out=torch.empty(M, N, device=device)) is NotImplemented
     assert _C.gemm_direct(a, b, scale_out=scale, out_dtype="bfloat16") is NotImplemented

@@ -26,7 +26,7 @@ from products import (
 from reference import f64
 
 SEEDS = 120
-DTYPES = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), ("bfloat16",) * 2, ("float16",) * 2]
+DTYPES = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2), ("bfloat16",) * 2, ("float16",) * 2]
 SIZES = {
     "small": [0, 1, 1, 2, 3, 16, 17, 30],
     "sparse": [0, 0, 0, 0, 1, 63, 130],
@@ -49,7 +49,7 @@ class Draw:
         short = () if self.activation else (8, 40, 64, 97, 513)
         self.n = self.pick(128, 170, 200, 256, 300, 400, *short)
         self.accumulate = self.pick(False, False, True)
-        self.out_dtype = "float32" if self.accumulate else self.pick("float32", "float16", "bfloat16", "bfloat16", E4M3)
+        self.out_dtype = "float32" if self.accumulate else self.pick("float32", "float16", "bfloat16", "bfloat16", E4M3, E5M2)
         self.sms = self.pick(1, 2, 3, 4, 5)
         self.how = {"layout": self.layout, "accumulate": self.accumulate}
         self.rows_of_group, self.weight_of_group = getattr(self, f"lay_out_{self.layout.removeprefix('m_')}")()
@@ -61,6 +61,7 @@ class Draw:
         self.scale()
         self.pad = self.pick(0, 0, 16, 32)
         self.offset = self.pick(0, 0, 16)
+        self.how["b_row_major"] = self.pick(False, False, True)
 
     def pick(self, *values):
         return values[self.rng.integers(len(values))]
@@ -114,7 +115,7 @@ class Draw:
         float8 = self.dtypes[0].startswith("float8")
         blocks = float8 and self.out_dtype != "float16"  # whose range their scales would leave
         kind = self.pick("none", "tensor", "row", "row of a", *["block"] * blocks)
-        bias = self.pick(None, None, "float32", None if self.out_dtype == E4M3 else self.out_dtype)
+        bias = self.pick(None, None, "float32", None if self.out_dtype in (E4M3, E5M2) else self.out_dtype)
         self.how |= epilogue_of(self.rng, self.a, self.b, "none" if kind == "block" else kind, bias, self.activation)
         self.how["promote_every"] = self.pick(128, 256) if float8 and width(self.n, self.activation) >= 64 else 128
         if kind == "block":
@@ -148,8 +149,9 @@ def test_options_in_any_combination(backend, seed):
             left[rows] = False
             expected[group] = reference.gemm(case.a[rows], case.b[weight], **case.part(group))
     case.a[left] = np.nan
+    b = np.ascontiguousarray(case.b.swapaxes(-1, -2)) if case.how["b_row_major"] else case.b
     with guarded.multiprocessors(case.sms):
-        out = guarded.gemm(backend, case.a, case.b, case.out_dtype, shape=shape, initial=initial, scale_out=scale_out,
+        out = guarded.gemm(backend, case.a, b, case.out_dtype, shape=shape, initial=initial, scale_out=scale_out,
                            pad=case.pad, offset=case.offset, **case.how)  # fmt: skip
     np.testing.assert_array_equal(f64(out[left]), f64(initial[left]))
     cut = cut_of(backend, case.dtypes, case.activation) * (2 if case.how["promote_every"] == 256 else 1)

@@ -161,7 +161,8 @@ def test_scales_that_torch_refuses_are_left_to_it(device, ours):
 
 
 def test_scaled_mm_into_an_output(device, ours):
-    """As inductor calls it. An output of another shape is torch's to resize, as one of another dtype is to refuse."""
+    """As inductor calls it. An output of another shape is torch's to resize, as one of another dtype is to refuse; one
+    whose rows are not contiguous is torch's too, which on some CPUs computes it wrongly."""
     a, b = draw(16, 48, device=device, dtype=E4M3), draw(32, 48, device=device, dtype=E4M3).t()
     one = torch.ones((), device=device)
     shapes = (16, 32), (0,), (32, 16)
@@ -178,7 +179,7 @@ def test_scaled_mm_into_an_output(device, ours):
         traced = torch.compile(lambda a, b: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16), fullgraph=True)
         compiled = traced(a, b)
         assert len(ours) == 2
-    for result in (out, other, turned, compiled):
+    for result in (out, other, compiled):
         assert_gemm_rows(f64(result), f64(a) @ f64(b), "bfloat16")
 
 
@@ -377,7 +378,7 @@ def test_bodies_of_use_beside_each_other(ours):
 
 def test_a_build_without_cuda_is_not_enabled_for_it(monkeypatch):
     monkeypatch.setattr(aten._C, "build_info", lambda: {"cuda": None})
-    with pytest.raises(RuntimeError, match="needs flexgemm with CUDA"):
+    with pytest.raises(NotImplementedError, match="needs flexgemm with CUDA"):
         aten.enable("cuda")
 
 

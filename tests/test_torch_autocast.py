@@ -43,6 +43,24 @@ def test_autocast_casts_a_bias_of_16_bits(device):
         for name in ("out_dtype", "dtype_out"):
             assert ft.gemm_nt(x, x, bias=half, **{name: "float16"}).dtype is torch.float16
         assert ft.gemm_nt(q, q, bias=half, out_dtype=torch.float16).dtype is torch.float16
+        with pytest.raises(TypeError, match="^bias: expected dtype"):  # FP8 products are none of its
+            ft.gemm_nt(q, q, bias=half)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_autocast_casts_a_residual(device, compiled):
+    coords, shape = voxels(20, device)
+    nmap = ft.neighbor_map(coords, shape)
+    feats, weight, bias = (t.detach() for t in leaves(20, device))
+    residual = torch.randn(20, len(weight), device=device)
+
+    def layer(feats, weight, bias, residual):
+        with torch.autocast(device.type, torch.bfloat16):
+            return ft.submanifold_conv3d(feats, weight, bias, residual=residual, neighbor_map=nmap) * 1
+
+    out = (counted(layer)[0] if compiled else layer)(feats, weight, bias, residual)
+    halves = [t.bfloat16() for t in (feats, weight, bias)]
+    assert torch.equal(out, ft.submanifold_conv3d(*halves, residual=residual.bfloat16(), neighbor_map=nmap))
 
 
 def test_autocast_leaves_fp8_and_the_neutral_functions_alone(device):
