@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-import flexgemm
 from benchmarks import ceilings, cold, conv, gemm, overhead, peers, results, sanitize, scenes, train, voxel
 from benchmarks.run import OutOfTime, Run
 from benchmarks.timing import Timer

@@ -30,7 +30,8 @@ def draw_panel(axes: Any, rows: list[results.Row], peers: dict[tuple[Any, ...], 
     places = range(len(rows))
     axes.scatter([row["ms"] for row in rows], places, s=28, color="tab:blue", label="flexgemm", zorder=3)
     axes.scatter([row["floor_ms"] for row in rows], places, s=40, marker="|", color="black", label="floor", zorder=2)
-    known = [(y, peer) for y, row in enumerate(rows) if results.is_alike(row) and (peer := peers.get(results.case_key(row)))]
+    alike = [(y, results.case_key(row)) for y, row in enumerate(rows) if results.is_alike(row)]
+    known = [(y, peers[key]) for y, key in alike if key in peers]
     if known:
         times = [peer["ms"] for _, peer in known]
         axes.scatter(times, [y for y, _ in known], s=28, marker="D", color="tab:orange", label="fastest peer", zorder=3)

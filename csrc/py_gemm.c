@@ -354,8 +354,8 @@ static int gemm_fill(fg_call *call, void *params) {
 /* ---- casts ---- */
 
 static const fg_parameter quantize_parameters[] = {
-    FG_INPUT(x),      FG_OUTPUT(q),        FG_INPUT(scale),   FG_SCALAR(scale_given),
-    FG_SCALAR(dtype), FG_SCALAR(saturate), FG_SCALAR(swiglu), FG_SCALAR(block_rows), FG_WORKSPACE_AND_STREAM,
+    FG_INPUT(x),         FG_OUTPUT(q),      FG_INPUT(scale),       FG_SCALAR(scale_given),  FG_SCALAR(dtype),
+    FG_SCALAR(saturate), FG_SCALAR(swiglu), FG_SCALAR(block_rows), FG_WORKSPACE_AND_STREAM,
 };
 
 static int quantize_fill(fg_call *call, void *params) {

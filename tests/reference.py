@@ -492,7 +492,7 @@ def over_blocks(x, block_rows, reduce):
 
 
 def quantize(x, dtype, granularity, scale=None, saturate=True):
-    """q = saturate(x / scale) rounded to nearest even, and scale = amax / max over the finite values, or all numbers."""
+    """q = saturate(x / scale) rounded to nearest even, scale = amax / max over finite values, or over all numbers."""
     if np.ndim(x) == 3:
         scales = [None] * len(x) if scale is None else scale
         parts = [quantize(m, dtype, granularity, s, saturate) for m, s in zip(x, scales, strict=True)]

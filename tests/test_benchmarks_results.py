@@ -100,7 +100,7 @@ def test_ragged_fp8_meets_the_contiguous_peer_by_work_done():
 
 
 def test_foreign_build_is_refused(monkeypatch):
-    monkeypatch.setattr(gpu_check.flexgemm, "build_info", lambda: {"source_sha256": "b" * 64})
+    monkeypatch.setattr(flexgemm, "build_info", lambda: {"source_sha256": "b" * 64})
     with pytest.raises(SystemExit, match="built from other sources"):
         gpu_check.main(["--step", "overhead"])
 

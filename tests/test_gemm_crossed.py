@@ -49,7 +49,8 @@ class Draw:
         short = () if self.activation else (8, 40, 64, 97, 513)
         self.n = self.pick(128, 170, 200, 256, 300, 400, *short)
         self.accumulate = self.pick(False, False, True)
-        self.out_dtype = "float32" if self.accumulate else self.pick("float32", "float16", "bfloat16", "bfloat16", E4M3, E5M2)
+        out_dtypes = ["float32", "float16", "bfloat16", "bfloat16", E4M3, E5M2]
+        self.out_dtype = "float32" if self.accumulate else self.pick(*out_dtypes)
         self.sms = self.pick(1, 2, 3, 4, 5)
         self.how = {"layout": self.layout, "accumulate": self.accumulate}
         self.rows_of_group, self.weight_of_group = getattr(self, f"lay_out_{self.layout.removeprefix('m_')}")()

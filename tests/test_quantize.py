@@ -171,7 +171,7 @@ def test_nan_and_infinity(backend, source, granularity, dtype):
 @from_dtype
 @pytest.mark.parametrize("m, k", [(40, 33), (3, 7000)])
 def test_infinities_that_are_not_saturated(backend, m, k, source, granularity, dtype):
-    """Their scale is infinite, and so what is cast beside them 0 times infinity; NaN alone leaves the scale as it is."""
+    """Their scale is infinite, so that what is cast beside them is 0 times infinity; NaN alone leaves a scale alone."""
     x = scenes.values(np.random.default_rng(2), (m, k), source)
     for infinity in (np.inf, -np.inf):
         x[0, 5], x[1, k - 1] = np.nan, infinity
