@@ -5,6 +5,8 @@ Tests of a single option hold the others still, and two that are right alone may
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import guarded
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from products import (
     epilogue_of,
     judge_output,
     offsets_of,
+    scale_of,
     scale_out_of,
     width,
 )
@@ -160,3 +163,63 @@ def test_options_in_any_combination(backend, seed):
         own = out[case.rows_of_group[group]]
         own = own - initial[case.rows_of_group[group]] if case.accumulate else own
         judge_output(backend, own, ref, case.dtypes[0], case.out_dtype, scale_out, case.activation, cut)
+
+
+class DrawAlongK:
+    """The same of groups along K: each has a matrix of the output, factors of its own, and may be empty."""
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng([seed, 1])
+        self.dtypes = self.pick(*DTYPES)
+        sizes = [self.pick(0, 7, 16, 63, 128, 130, 400) for _ in range(self.pick(1, 2, 5, 12))]
+        form = self.pick("ends", "bounds")
+        begin = self.pick(0, 5, 64) if form == "bounds" else 0
+        bounds = begin + np.cumsum([0, *sizes])
+        self.spans = [slice(*span) for span in pairwise(bounds)]
+        self.m, self.n, k = self.pick(1, 8, 65, 128, 200, 300), self.pick(64, 128, 170, 256, 400), int(bounds[-1])
+        self.k = k + self.pick(0, 7, 64)
+        self.a, self.b = (
+            scenes.values(self.rng, (rows, self.k), dtype)
+            for rows, dtype in zip((self.m, self.n), self.dtypes, strict=True)
+        )
+        self.accumulate = self.pick(False, True)
+        self.out_dtype = "float32" if self.accumulate else self.pick("float32", "float16", "bfloat16")
+        kind, lead = self.pick("none", "tensor", "row"), (len(sizes),)
+        self.factors = {
+            "scale_a": scale_of(self.rng, kind, self.m, lead),
+            "scale_b": scale_of(self.rng, kind, self.n, lead),
+        }
+        self.how = {"layout": "k_grouped", "accumulate": self.accumulate, "alpha": self.pick(1.0, 0.3),
+                    "offsets": offsets_of(sizes, form, self.pick("int32", "int64"), begin),
+                    "b_row_major": self.pick(False, False, True)}  # fmt: skip
+
+    pick = Draw.pick
+
+    def part(self, group):
+        factors = {name: None if x is None else x[group] for name, x in self.factors.items()}
+        return factors | {"alpha": self.how["alpha"]}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_groups_along_k_in_any_combination(backend, seed):
+    """What lies outside every group is not read."""
+    case = DrawAlongK(seed)
+    shape = len(case.spans), case.m, case.n
+    initial = np.full(shape, KEPT, reference.dtype_of(case.out_dtype))
+    if case.accumulate:
+        initial = (case.rng.standard_normal(shape) / 64).astype(np.float32)
+    expected = [reference.gemm(case.a[:, s], case.b[:, s], **case.part(g)) for g, s in enumerate(case.spans)]
+    for x in (case.a, case.b):
+        x[:, : case.spans[0].start] = np.nan
+        x[:, case.spans[-1].stop :] = np.nan
+    b = np.ascontiguousarray(case.b.T) if case.how["b_row_major"] else case.b
+    with guarded.multiprocessors(case.rng.integers(1, 6)):
+        out = guarded.gemm(backend, case.a, b, case.out_dtype, shape=shape, initial=initial,
+                           pad=case.pick(0, 16), **case.how, **case.factors)  # fmt: skip
+    cut = cut_of(backend, case.dtypes, None)
+    for group, ref in enumerate(expected):
+        own = out[group] - initial[group] if case.accumulate else out[group]
+        if ref.any():
+            judge_output(backend, own, ref, case.dtypes[0], case.out_dtype, None, None, cut)
+        else:
+            assert not own.any()
