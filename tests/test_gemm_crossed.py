@@ -39,8 +39,28 @@ SIZES = {
 PADDING = [0, 0, 128, 384]  # rows of no group behind one
 
 
-class Draw:
-    """A product: its operands, `how` it is called, and of each group its rows and the weight that they meet."""
+class Product:
+    """What is drawn of any: operands a and b, `how` it is called, the dtype of the output."""
+
+    def pick(self, *values):
+        return values[self.rng.integers(len(values))]
+
+    def given_b(self):
+        return np.ascontiguousarray(self.b.swapaxes(-1, -2)) if self.how["b_row_major"] else self.b
+
+    def initial(self, shape):
+        """What the output holds before."""
+        if self.how["accumulate"]:
+            return (self.rng.standard_normal(shape) / 64).astype(np.float32)
+        return np.full(shape, KEPT, reference.dtype_of(self.out_dtype))
+
+    def made(self, out, initial, part):
+        """What the product made of a part of the output."""
+        return out[part] - initial[part] if self.how["accumulate"] else out[part]
+
+
+class Draw(Product):
+    """Of each group its rows and the weight that they meet."""
 
     def __init__(self, seed, on_gpu):
         self.rng, self.on_gpu = np.random.default_rng(seed), on_gpu
@@ -51,11 +71,11 @@ class Draw:
         # Data of one sign, by which short rows are judged, activations would be judged too strictly by.
         short = () if self.activation else (8, 40, 64, 97, 513)
         self.n = self.pick(128, 170, 200, 256, 300, 400, *short)
-        self.accumulate = self.pick(False, False, True)
+        accumulate = self.pick(False, False, True)
         out_dtypes = ["float32", "float16", "bfloat16", "bfloat16", E4M3, E5M2]
-        self.out_dtype = "float32" if self.accumulate else self.pick(*out_dtypes)
+        self.out_dtype = "float32" if accumulate else self.pick(*out_dtypes)
         self.sms = self.pick(1, 2, 3, 4, 5)
-        self.how = {"layout": self.layout, "accumulate": self.accumulate}
+        self.how = {"layout": self.layout, "accumulate": accumulate}
         self.rows_of_group, self.weight_of_group = getattr(self, f"lay_out_{self.layout.removeprefix('m_')}")()
         one_sign = width(self.n, self.activation) < 64
         self.a, self.b = (
@@ -66,9 +86,6 @@ class Draw:
         self.pad = self.pick(0, 0, 16, 32)
         self.offset = self.pick(0, 0, 16)
         self.how["b_row_major"] = self.pick(False, False, True)
-
-    def pick(self, *values):
-        return values[self.rng.integers(len(values))]
 
     def sizes(self):
         groups = self.pick(1, 2, 4, 7, 12, 33)
@@ -144,29 +161,25 @@ def test_options_in_any_combination(backend, seed):
     case = Draw(seed, on_gpu=backend.name != "cpu")
     scale_out, columns = scale_out_of(case.out_dtype), width(case.n, case.activation)
     shape = *case.rows, columns
-    initial = np.full(shape, KEPT, reference.dtype_of(case.out_dtype))
-    if case.accumulate:
-        initial = (case.rng.standard_normal(shape) / 64).astype(np.float32)
+    initial = case.initial(shape)
     expected, left = {}, np.ones(case.rows, bool)
     for group, (rows, weight) in enumerate(zip(case.rows_of_group, case.weight_of_group, strict=True)):
         if case.layout == "dense" or (0 <= weight < len(case.b) and case.a[rows].size):
             left[rows] = False
             expected[group] = reference.gemm(case.a[rows], case.b[weight], **case.part(group))
     case.a[left] = np.nan
-    b = np.ascontiguousarray(case.b.swapaxes(-1, -2)) if case.how["b_row_major"] else case.b
     with guarded.multiprocessors(case.sms):
-        out = guarded.gemm(backend, case.a, b, case.out_dtype, shape=shape, initial=initial, scale_out=scale_out,
-                           pad=case.pad, offset=case.offset, **case.how)  # fmt: skip
+        out = guarded.gemm(backend, case.a, case.given_b(), case.out_dtype, shape=shape, initial=initial,
+                           scale_out=scale_out, pad=case.pad, offset=case.offset, **case.how)  # fmt: skip
     np.testing.assert_array_equal(f64(out[left]), f64(initial[left]))
     cut = cut_of(backend, case.dtypes, case.activation) * (2 if case.how["promote_every"] == 256 else 1)
     for group, ref in expected.items():
-        own = out[case.rows_of_group[group]]
-        own = own - initial[case.rows_of_group[group]] if case.accumulate else own
+        own = case.made(out, initial, case.rows_of_group[group])
         judge_output(backend, own, ref, case.dtypes[0], case.out_dtype, scale_out, case.activation, cut)
 
 
-class DrawAlongK:
-    """The same of groups along K: each has a matrix of the output, factors of its own, and may be empty."""
+class DrawAlongK(Product):
+    """Of groups along K: each has a matrix of the output, factors of its own, and may be empty."""
 
     def __init__(self, seed):
         self.rng = np.random.default_rng([seed, 1])
@@ -182,18 +195,16 @@ class DrawAlongK:
             scenes.values(self.rng, (rows, self.k), dtype)
             for rows, dtype in zip((self.m, self.n), self.dtypes, strict=True)
         )
-        self.accumulate = self.pick(False, True)
-        self.out_dtype = "float32" if self.accumulate else self.pick("float32", "float16", "bfloat16")
+        accumulate = self.pick(False, True)
+        self.out_dtype = "float32" if accumulate else self.pick("float32", "float16", "bfloat16")
         kind, lead = self.pick("none", "tensor", "row"), (len(sizes),)
         self.factors = {
             "scale_a": scale_of(self.rng, kind, self.m, lead),
             "scale_b": scale_of(self.rng, kind, self.n, lead),
         }
-        self.how = {"layout": "k_grouped", "accumulate": self.accumulate, "alpha": self.pick(1.0, 0.3),
+        self.how = {"layout": "k_grouped", "accumulate": accumulate, "alpha": self.pick(1.0, 0.3),
                     "offsets": offsets_of(sizes, form, self.pick("int32", "int64"), begin),
                     "b_row_major": self.pick(False, False, True)}  # fmt: skip
-
-    pick = Draw.pick
 
     def part(self, group):
         factors = {name: None if x is None else x[group] for name, x in self.factors.items()}
@@ -205,20 +216,17 @@ def test_groups_along_k_in_any_combination(backend, seed):
     """What lies outside every group is not read."""
     case = DrawAlongK(seed)
     shape = len(case.spans), case.m, case.n
-    initial = np.full(shape, KEPT, reference.dtype_of(case.out_dtype))
-    if case.accumulate:
-        initial = (case.rng.standard_normal(shape) / 64).astype(np.float32)
+    initial = case.initial(shape)
     expected = [reference.gemm(case.a[:, s], case.b[:, s], **case.part(g)) for g, s in enumerate(case.spans)]
     for x in (case.a, case.b):
         x[:, : case.spans[0].start] = np.nan
         x[:, case.spans[-1].stop :] = np.nan
-    b = np.ascontiguousarray(case.b.T) if case.how["b_row_major"] else case.b
     with guarded.multiprocessors(case.rng.integers(1, 6)):
-        out = guarded.gemm(backend, case.a, b, case.out_dtype, shape=shape, initial=initial,
+        out = guarded.gemm(backend, case.a, case.given_b(), case.out_dtype, shape=shape, initial=initial,
                            pad=case.pick(0, 16), **case.how, **case.factors)  # fmt: skip
     cut = cut_of(backend, case.dtypes, None)
     for group, ref in enumerate(expected):
-        own = out[group] - initial[group] if case.accumulate else out[group]
+        own = case.made(out, initial, group)
         if ref.any():
             judge_output(backend, own, ref, case.dtypes[0], case.out_dtype, None, None, cut)
         else:

@@ -464,25 +464,28 @@ def test_more_tiles_than_are_counted_are_refused(cuda):
 def test_more_weights_than_a_cpu_packs_at_a_time(backend, layout):
     """In three parts, with what is theirs of scales and bias."""
     rng, n, k = np.random.default_rng(0), 2100, 8192
-    offsets = {"n_grouped": [1300, n], "k_grouped": [4100, k]}.get(layout)
-    lead = (2,) if layout == "n_grouped" else ()
-    a, b = scenes.values(rng, (*lead, 3, k), "float32"), scenes.values(rng, (n, k), "float32")
-    how = {"bias": scenes.values(rng, (n,), "float32")} if layout != "k_grouped" else {}
-    how["scale_a"] = scale_of(rng, "row", 3, (2,) if offsets else ())
-    how["scale_b"] = scale_of(rng, "row", n, (2,) if layout == "k_grouped" else ())
-    told = {"offsets": np.array(offsets, np.int32)} if offsets else {}
-    shape = (2, 3, n) if layout == "k_grouped" else (3, n)
-    out = guarded.gemm(backend, a, b, "float32", layout=layout, shape=shape, **told, **how)
-    if layout == "dense":
-        assert_rows(out, reference.gemm(a, b, **how), 1e-5)
-    for group, (begin, end) in enumerate(pairwise([0, *offsets]) if offsets else ()):
-        if layout == "n_grouped":
-            own = {"scale_a": how["scale_a"][group], "scale_b": how["scale_b"][begin:end]}
-            ref = reference.gemm(a[group], b[begin:end], bias=how["bias"][begin:end], **own)
-            assert_rows(out[:, begin:end], ref, 1e-5)
-        else:
-            own = {name: scale[group] for name, scale in how.items()}
-            assert_rows(out[group], reference.gemm(a[:, begin:end], b[:, begin:end], **own), 1e-5)
+    ends = {"dense": [], "n_grouped": [1300, n], "k_grouped": [4100, k]}[layout]
+    grouped = (2,) if ends else ()
+    along_k = grouped if layout == "k_grouped" else ()
+    a_shape = (3, k) if along_k else (*grouped, 3, k)
+    a, b = scenes.values(rng, a_shape, "float32"), scenes.values(rng, (n, k), "float32")
+    how = {"scale_a": scale_of(rng, "row", 3, grouped), "scale_b": scale_of(rng, "row", n, along_k)}
+    if not along_k:
+        how["bias"] = scenes.values(rng, (n,), "float32")
+    told = {"offsets": np.array(ends, np.int32)} if ends else {}
+    out = guarded.gemm(backend, a, b, "float32", layout=layout, shape=(*along_k, 3, n), **told, **how)
+
+    parts = [(np.s_[:], a, b, how)]  # of the output, with what makes them
+    spans = [slice(*span) for span in pairwise([0, *ends])]
+    if along_k:
+        parts = [(g, a[:, s], b[:, s], {name: x[g] for name, x in how.items()}) for g, s in enumerate(spans)]
+    elif ends:
+        parts = [
+            (np.s_[:, s], a[g], b[s], {name: x[g if name == "scale_a" else s] for name, x in how.items()})
+            for g, s in enumerate(spans)
+        ]
+    for part, of_a, of_b, factors in parts:
+        assert_rows(out[part], reference.gemm(of_a, of_b, **factors), 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
