@@ -100,6 +100,12 @@ int fg_expect_rows(const fg_view *view) {
     return wrong_strides(view, backwards ? "rows that do not run backwards" : "rows that do not overlap");
 }
 
+int fg_expect_rows_or_columns(const fg_view *view) {
+    const int rows_axis = view->tensor.ndim - 2;
+    if (fg_has_rows(view) || view->tensor.shape[rows_axis] == 1 || view->tensor.strides[rows_axis] == 1) return 0;
+    return wrong_strides(view, "stride 1 along one of the last two axes");
+}
+
 bool fg_has_rows(const fg_view *view) {
     return view->tensor.ndim == 0 || view->tensor.strides[view->tensor.ndim - 1] == 1;
 }

@@ -374,8 +374,12 @@ static int quantize_fill(fg_call *call, void *params) {
         PyErr_Format(PyExc_ValueError, "block_rows: expected 0, 1 or 128, got %d", p->block_rows);
         return -1;
     }
-    const bool batch = p->block_rows != 0 && x->tensor.ndim == 3;
-    if (fg_expect_dtype(x, FG_FLOATS) < 0 || expect_matrix(x, batch, x_shape, NULL) < 0) return -1;
+    const bool batch = x->tensor.ndim == 3;
+    if (fg_expect_dtype(x, FG_FLOATS) < 0 ||
+        fg_expect_shape(x, batch ? 3 : 2, batch ? x_shape : x_shape + 1, NULL) < 0 ||
+        fg_expect_rows_or_columns(x) < 0) {
+        return -1;
+    }
     const int rows_axis = batch ? 1 : 0;
     const int64_t g = batch ? x->tensor.shape[0] : FG_ANY, m = x->tensor.shape[rows_axis];
     const int64_t k = x->tensor.shape[rows_axis + 1] / (p->swiglu ? 2 : 1);
@@ -386,17 +390,21 @@ static int quantize_fill(fg_call *call, void *params) {
         expect_matrix(q, batch, q_shape, "to match x") < 0) {
         return -1;
     }
-    if (p->block_rows > 0) {
-        const fg_dim scale_shape[] = {{"G", g}, {"M", (m + p->block_rows - 1) / p->block_rows}, {"K", blocks_of(k)}};
-        if (fg_expect_dtype(scale, FG_BIT(FG_FLOAT32)) < 0 ||
-            expect_matrix(scale, batch, scale_shape, "to match x") < 0 || fg_expect_contiguous(scale) < 0) {
-            return -1;
-        }
-        p->kind = FG_SCALE_BLOCK;
-        p->scale = scale->tensor;
-    } else {
+    if (p->block_rows == 0 && !batch) {
         const fg_scaled scaled = {"x", "M", FG_ANY, m, FG_ANY, FG_ANY};
         if (expect_scale(scale, &scaled, &p->kind, &p->scale) < 0) return -1;
+    } else {
+        const bool blocks = p->block_rows > 0;
+        const int64_t down = blocks ? (m + p->block_rows - 1) / p->block_rows : m;
+        const fg_dim scale_shape[] = {{"G", g}, {"M", down}, {"K", blocks_of(k)}};
+        if (fg_expect_dtype(scale, FG_BIT(FG_FLOAT32)) < 0 ||
+            fg_expect_shape(scale, (batch ? 2 : 1) + (blocks ? 1 : 0), batch ? scale_shape : scale_shape + 1,
+                            "to match x") < 0 ||
+            fg_expect_contiguous(scale) < 0) {
+            return -1;
+        }
+        p->kind = blocks ? FG_SCALE_BLOCK : FG_SCALE_ROW;
+        p->scale = scale->tensor;
     }
     p->x = x->tensor;
     p->q = q->tensor;

@@ -5,7 +5,7 @@ how an output is allocated, how a strided array is made contiguous, and how a re
 recognises an array by its type, without importing a library that the caller has not imported, and remembers the
 answer per type: for a torch tensor it costs one dictionary lookup.
 
-An operation goes: library_of(first array) -> rows()/contiguous() of its inputs -> empty() for its outputs -> the
+An operation goes: library_of(first array) -> rows()/matrix()/contiguous() of its inputs -> empty() for its outputs -> the
 extension, which may ask for a workspace() -> result().
 """
 
@@ -113,6 +113,10 @@ class Library:
         """x for the extension, with an innermost stride of 1: x itself where it has that, else a copy."""
         return self.contiguous(x, name)
 
+    def matrix(self, x: Array, name: str) -> Array:
+        """x for the extension, with a stride of 1 along one of the last two axes: x itself, else a copy."""
+        return self.rows(x, name)
+
     def contiguous(self, x: Array, name: str) -> Array:
         """x for the extension, contiguous: x itself where it is, else a copy."""
         raise NotImplementedError
@@ -177,6 +181,10 @@ class NumpyLibrary(Library):
         if x.ndim and x.shape[-1] > 1 and x.strides[-1] != x.itemsize:
             return np.ascontiguousarray(x)
         return x
+
+    def matrix(self, x: Array, name: str) -> Array:
+        self.accept(x, name)
+        return x if x.ndim > 1 and x.strides[-2] == x.itemsize else self.rows(x, name)
 
     def contiguous(self, x: Array, name: str) -> Array:
         self.accept(x, name)
@@ -288,6 +296,12 @@ class TorchLibrary(Library):
             x = x.contiguous()
         return x.detach() if self.detaches else x
 
+    def matrix(self, x: Array, name: str) -> Array:
+        self.accept(x, name)
+        if x.ndim < 2 or x.stride()[-2] != 1:
+            return self.rows(x, name)
+        return x.detach() if self.detaches else x
+
     def contiguous(self, x: Array, name: str) -> Array:
         if type(x) not in self.known or x.layout is not self.strided or x.is_neg():
             self.accept(x, name)
@@ -377,6 +391,10 @@ class CupyLibrary(Library):
         if x.ndim and x.shape[-1] > 1 and x.strides[-1] != x.itemsize:
             return self.contiguous(x, name)
         return x
+
+    def matrix(self, x: Array, name: str) -> Array:
+        self.accept(x, name)
+        return x if x.ndim > 1 and x.strides[-2] == x.itemsize else self.rows(x, name)
 
     def contiguous(self, x: Array, name: str) -> Array:
         self.accept(x, name)

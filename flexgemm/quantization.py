@@ -31,11 +31,12 @@ def quantize(
 ) -> tuple[Array, Array]:
     """Casts a matrix to FP8: q = saturate(x / scale), rounded to nearest even, NaN kept, so that x ~ q * scale.
 
-    x: (M, K) float32, float16 or bfloat16, or in blocks also (G, M, K); rows may be strided.
+    x: (M, K) float32, float16 or bfloat16, by row or block also (G, M, K). Rows may be strided, and x may be a
+        transposed view: `weight.mT` is cast where it lies.
     dtype: "float8_e4m3fn" (largest value 448) or "float8_e5m2" (57344), by name or as a dtype of NumPy or torch.
     granularity: "tensor" for one scale, "row" for one per row, "1x128" and "128x128" for one per block of that many
         rows and columns, of activations and of weights.
-    scale: float32, () or (1,) per tensor, (M,) per row, (..., M, K / 128) or (..., M / 128, K / 128) rounded up; by
+    scale: float32, () or (1,) per tensor, (..., M) per row, (..., M, K / 128) or (..., M / 128, K / 128) rounded up; by
         default largest magnitude / largest FP8 value over the finite values that share it, 1 where that is 0.
     swiglu: x (..., 2 K) holds gates in columns 2 j and what they gate in 2 j + 1; silu(gate) * up, in float32, is cast.
     saturate: False lets infinities be seen behind the cast: a scale is infinite where what shares it holds one, and
@@ -49,7 +50,7 @@ def quantize(
     expect_granularity(granularity)
     expect_saturate(saturate, scale)
     library = library_of(x, "x", device, stream)
-    x = library.rows(x, "x")
+    x = library.matrix(x, "x")
     shape, of_scale = shapes(x.shape, granularity, swiglu)
     if scale is None:
         factors = library.empty(of_scale, "float32", x)
@@ -78,15 +79,16 @@ def quantize(
 
 def shapes(x: Sequence[int], granularity: str, swiglu: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Of q and of its scale, from that of x."""
-    block_rows = _BLOCK_ROWS.get(granularity)
-    if len(x) != 2 and not (block_rows and len(x) == 3):
-        raise ValueError(f"x: expected (M, K){' or (G, M, K)' if block_rows else ''}, got {tuple(x)}")
+    batches = granularity != "tensor"
+    if len(x) != 2 and not (batches and len(x) == 3):
+        raise ValueError(f"x: expected (M, K){' or (G, M, K)' if batches else ''}, got {tuple(x)}")
     *lead, m, columns = x
     k = columns // 2 if swiglu else columns
+    block_rows = _BLOCK_ROWS.get(granularity)
     if block_rows:
         scale: tuple[int, ...] = (*lead, -(-m // block_rows), -(-k // _BLOCK_COLUMNS))
     else:
-        scale = (m,) if granularity == "row" else ()
+        scale = (*lead, m) if batches else ()
     return (*lead, m, k), scale
 
 

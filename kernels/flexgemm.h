@@ -554,12 +554,13 @@ typedef struct {
  * tensor, row or block, 1 where amax is 0; computed here unless scale_given. One that underflows to 0 is 1 as well.
  * Without saturate amax is infinite where y is, and so is the scale. */
 typedef struct {
-    fg_tensor x;        /* (M, K), or of blocks also (G, M, K); float32 | float16 | bfloat16, inner stride 1 */
+    fg_tensor x;        /* (M, K), or but for TENSOR also (G, M, K); float32 | float16 | bfloat16; inner stride 1, or
+                         * that of M is 1 */
     bool swiglu;        /* x has 2 K columns */
     fg_scale_kind kind; /* FG_SCALE_TENSOR, FG_SCALE_ROW or FG_SCALE_BLOCK */
     int32_t block_rows; /* of a block, 1 or 128; its columns are 128 */
     bool scale_given, saturate;
-    fg_tensor scale; /* in or out: float32 contiguous (), (M) or (..., M / block_rows, K / 128) rounded up */
+    fg_tensor scale; /* in or out: float32 contiguous (), (..., M) or (..., M / block_rows, K / 128) rounded up */
     fg_tensor q;     /* out: (..., M, K) float8_e4m3fn | float8_e5m2, inner stride 1 */
     fg_tensor workspace;
 } fg_quantize_params;

@@ -35,12 +35,13 @@ class Call:
     def _layout(self, strided):
         return {"row_pad": self.pad, "offset": self.offset} if strided else {}
 
-    def give(self, array, *, strided=False):
+    def give(self, array, *, strided=False, columns=False):
+        """columns: those of its matrices are adjacent elements, where rows are otherwise."""
         if array is None:
             return None
         layout = self._layout(strided) | {"fence": self.fence, "at_end": not self.fence}
-        self.inputs.append(Buffer(self.backend, array, **layout))
-        return self.inputs[-1].array
+        self.inputs.append(Buffer(self.backend, array.swapaxes(-1, -2) if columns else array, **layout))
+        return self.inputs[-1].exchanged if columns else self.inputs[-1].array
 
     def take(self, shape, dtype, *, strided=False, initial=None):
         """An output of poison, or of what it should hold before the call."""
@@ -440,21 +441,22 @@ def gemm(backend, a, b, out_dtype, *, shape=None, initial=None, pad=0, offset=0,
 BLOCK_ROWS = {"1x128": 1, "128x128": 128}
 
 
-def quantize(backend, x, dtype, granularity, scale=None, *, swiglu=False, saturate=True, q_offset=None, **layout):
-    """(q, scale)."""
+def quantize(backend, x, dtype, granularity, scale=None, *, columns=False, swiglu=False, saturate=True, q_offset=None,
+             **layout):  # fmt: skip
+    """(q, scale). columns: those of x are adjacent elements."""
     call = Call(backend, **layout)
-    given = call.give(x, strided=True)
+    given = call.give(x, strided=True, columns=columns)
     call.offset = call.offset if q_offset is None else q_offset
-    *lead, rows, columns = x.shape
-    columns //= 2 if swiglu else 1
+    *lead, m, k = x.shape
+    k //= 2 if swiglu else 1
     block_rows = BLOCK_ROWS.get(granularity, 0)
-    shape = {"tensor": (), "row": (rows,)}.get(granularity)
+    shape = {"tensor": (), "row": (*lead, m)}.get(granularity)
     if block_rows:
-        shape = (*lead, -(-rows // block_rows), -(-columns // 128))
+        shape = (*lead, -(-m // block_rows), -(-k // 128))
     return call.run(
         "quantize",
         given,
-        call.take((*lead, rows, columns), dtype, strided=True),
+        call.take((*lead, m, k), dtype, strided=True),
         call.take(shape, "float32", initial=scale),
         scale_given=scale is not None,
         swiglu=swiglu,

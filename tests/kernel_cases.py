@@ -483,12 +483,13 @@ def layout_case(backend, layout, dtype, out_dtype, epilogue, shape, num_sms=None
     assert_rows(out[..., columns][rows], expected[..., columns][rows], tolerance)
 
 
-def quantize_case(backend, source, dtype, granularity, given, offset):
+def quantize_case(backend, source, dtype, granularity, given, offset, columns=False):
     rng = np.random.default_rng(0)
     x = scenes.values(rng, (70, 97), source)
     shape = {"tensor": (), "row": 70, "1x128": (70, 1), "128x128": (1, 1)}[granularity]
     scale = rng.uniform(0.01, 0.1, shape).astype(np.float32) if given else None
-    q, used = guarded.quantize(backend, x, dtype, granularity, scale, fence=False, offset=offset, pad=offset)
+    layout = {"fence": False, "offset": offset, "pad": offset, "columns": columns}
+    q, used = guarded.quantize(backend, x, dtype, granularity, scale, **layout)
     expected, expected_scale = reference.quantize(x, dtype, granularity, scale)
     assert_same_bits(q, expected)
     assert_same_bits(used, expected_scale)

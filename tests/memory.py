@@ -166,6 +166,13 @@ class Buffer:
         self.base = backend.array(self.before) if initialise else backend.empty((total,), dtype)
         self.array = backend.window(self.base, *self._layout)
 
+    @property
+    def exchanged(self):
+        """The array with the last two axes the other way round."""
+        shape, strides, start = self._layout
+        order = [*range(len(shape) - 2), -1, -2]
+        return self._backend.window(self.base, [shape[i] for i in order], [strides[i] for i in order], start)
+
     def read(self, what="out"):
         """The content after the call, with the proof that nothing around it (in an input, nothing at all) changed."""
         after = self._backend.numpy(self.base)

@@ -420,6 +420,11 @@ def all_cases():
                         given=given,
                         offset=int(given),
                     )
+        for granularity in ("tensor", "row", "128x128"):
+            for given in (False, True):
+                name = f"quantize/{source}/columns/{granularity}/{'given' if given else 'computed'}"
+                how = {"dtype": E4M3, "granularity": granularity, "given": given, "offset": int(given)}
+                cases[name] = partial(quantize_case, source=source, columns=True, **how)
     return cases
 
 

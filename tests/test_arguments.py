@@ -221,6 +221,7 @@ FAULTY_ARRAYS = {
         ({"q": zeros(5, 9, dtype=E4M3)}, ValueError, r"q: expected \(5, 8\) to match x, got \(5, 9\)"),
         ({"scale": zeros(8)}, ValueError, r"scale: expected \(\) or \(M,\) = \(5,\) to match x, got \(8,\)"),
         ({"dtype": "float8_e5m2"}, TypeError, "q: expected dtype float8_e5m2, got float8_e4m3fn"),
+        ({"x": zeros(2, 5, 8), "q": zeros(2, 5, 8, dtype=E4M3)}, ValueError, r"scale: expected \(2, 5\) to match x"),
     ],
 }
 

@@ -12,6 +12,7 @@ from reference import dtype_of, f64
 from verdicts import assert_same_bits
 
 import flexgemm
+from flexgemm import _C
 
 FP8 = ["float8_e4m3fn", "float8_e5m2"]
 SOURCES = ["float32", "float16", "bfloat16"]
@@ -19,9 +20,12 @@ SOURCES = ["float32", "float16", "bfloat16"]
 to_fp8 = pytest.mark.parametrize("dtype", FP8)
 from_dtype = pytest.mark.parametrize("source", SOURCES)
 granularities = pytest.mark.parametrize("granularity", ["tensor", "row", "1x128", "128x128"])
+# What lies adjacent in memory: the elements of a row of x, or of a column.
+either_way = pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 
 
 def check(backend, x, dtype, granularity, scale=None, saturate=True, **layout):
+    """layout: pad, offset, and columns."""
     q, used = guarded.quantize(backend, x, dtype, granularity, scale, saturate=saturate, **layout)
     expected, expected_scale = reference.quantize(x, dtype, granularity, scale, saturate)
     assert_same_bits(used, expected_scale, "scale")
@@ -32,30 +36,33 @@ def check(backend, x, dtype, granularity, scale=None, saturate=True, **layout):
 @to_fp8
 @from_dtype
 @granularities
+@either_way
 @pytest.mark.parametrize(
     "m, k", [(0, 16), (16, 0), (1, 1), (1, 5000), (5000, 1), (63, 65), (64, 64), (129, 97), (300, 576), (3, 7168)]
 )
-def test_shapes(backend, m, k, granularity, source, dtype):
+def test_shapes(backend, m, k, columns, granularity, source, dtype):
     rng = np.random.default_rng([m, k])
     x = (rng.standard_normal((m, k)) * np.exp(rng.uniform(-4, 4, (m, 1)))).astype(dtype_of(source))
-    check(backend, x, dtype, granularity)
+    check(backend, x, dtype, granularity, columns=columns)
 
 
 @to_fp8
 @from_dtype
 @granularities
+@either_way
 @pytest.mark.parametrize("pad, offset", [(0, 1), (1, 0), (5, 3), (64, 16)])
-def test_layouts(backend, pad, offset, granularity, source, dtype):
+def test_layouts(backend, pad, offset, columns, granularity, source, dtype):
     x = scenes.values(np.random.default_rng(1), (65, 70), source)
-    check(backend, x, dtype, granularity, pad=pad, offset=offset)
+    check(backend, x, dtype, granularity, pad=pad, offset=offset, columns=columns)
 
 
 @from_dtype
 @granularities
+@either_way
 @pytest.mark.parametrize("q_offset", [1, 2])
-def test_only_the_output_off_alignment(backend, q_offset, granularity, source):
-    x = scenes.values(np.random.default_rng(1), (65, 64), source)
-    check(backend, x, "float8_e4m3fn", granularity, q_offset=q_offset)
+def test_only_the_output_off_alignment(backend, q_offset, columns, granularity, source):
+    x = scenes.values(np.random.default_rng(1), (64, 64), source)
+    check(backend, x, "float8_e4m3fn", granularity, q_offset=q_offset, columns=columns)
 
 
 @from_dtype
@@ -76,15 +83,18 @@ def test_one_array_of_rows_apart(backend, pitched, granularity, source):
 
 @to_fp8
 @from_dtype
-@pytest.mark.parametrize("granularity", ["1x128", "128x128"])
-@pytest.mark.parametrize("groups, m, k", [(3, 130, 200), (1, 1, 1), (2, 128, 128), (0, 5, 7), (2, 0, 7), (4, 257, 129)])
+@either_way
+@pytest.mark.parametrize("granularity", ["row", "1x128", "128x128"])
+@pytest.mark.parametrize(
+    "groups, m, k", [(3, 130, 200), (1, 1, 1), (2, 128, 128), (0, 5, 7), (2, 0, 7), (4, 257, 129), (2, 5, 1100)]
+)
 @pytest.mark.parametrize("pad", [0, 1])
-def test_blocks_of_a_batch(backend, pad, groups, m, k, granularity, source, dtype):
+def test_batches(backend, pad, groups, m, k, granularity, columns, source, dtype):
     x = scenes.values(np.random.default_rng([m, k]), (groups, m, k), source)
     if groups:
-        check(backend, x, dtype, granularity, pad=pad)
+        check(backend, x, dtype, granularity, pad=pad, columns=columns)
     else:
-        q, scale = guarded.quantize(backend, x, dtype, granularity)
+        q, scale = guarded.quantize(backend, x, dtype, granularity, columns=columns)
         assert q.shape == x.shape
         assert len(scale) == 0
 
@@ -110,13 +120,14 @@ def test_swiglu(backend, m, k, granularity, source, dtype):
 
 
 @granularities
+@either_way
 @pytest.mark.parametrize("pad, offset", [(0, 1), (2, 0), (64, 16)])
-def test_swiglu_layouts_and_given_scales(backend, pad, offset, granularity):
+def test_swiglu_layouts_and_given_scales(backend, pad, offset, columns, granularity):
     rng = np.random.default_rng(5)
     x = scenes.values(rng, (65, 140), "bfloat16")
     shape = {"tensor": (), "row": 65, "1x128": (65, 1), "128x128": (1, 1)}[granularity]
     scale = np.exp(rng.uniform(-4, -2, shape)).astype(np.float32)
-    check_swiglu(backend, x, FP8[0], granularity, scale, pad=pad, offset=offset)
+    check_swiglu(backend, x, FP8[0], granularity, scale, pad=pad, offset=offset, columns=columns)
 
 
 def test_swiglu_feeds_a_product(backend):
@@ -132,12 +143,13 @@ def test_swiglu_feeds_a_product(backend):
 
 @to_fp8
 @granularities
-def test_every_half_precision_number(backend, granularity, dtype):
+@either_way
+def test_every_half_precision_number(backend, columns, granularity, dtype):
     """All 65,536 of them at scale 1: ties, subnormals, both zeros, saturation, infinities and NaN."""
     bits = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     one = np.ones({"tensor": (), "row": 256, "1x128": (256, 2), "128x128": (2, 2)}[granularity], np.float32)
     for source in ("float16", "bfloat16"):
-        check(backend, bits.view(dtype_of(source)), dtype, granularity, one)
+        check(backend, bits.view(dtype_of(source)), dtype, granularity, one, columns=columns)
 
 
 @to_fp8
@@ -153,12 +165,13 @@ def test_every_tie_and_its_neighbours(backend, dtype):
 @to_fp8
 @granularities
 @from_dtype
-def test_nan_and_infinity(backend, source, granularity, dtype):
+@either_way
+def test_nan_and_infinity(backend, columns, source, granularity, dtype):
     """They take no part in the scale; NaN stays NaN and infinity saturates."""
     x = scenes.values(np.random.default_rng(2), (40, 33), source)
     x[3, 5], x[4, 6], x[5, 7], x[5, 8] = np.nan, np.inf, -np.inf, np.nan
     x[7], x[8], x[9] = np.nan, np.inf, -np.inf
-    q, _ = check(backend, x, dtype, granularity)
+    q, _ = check(backend, x, dtype, granularity, columns=columns)
     limit = reference.FP8_MAX[dtype]
     np.testing.assert_array_equal(np.isnan(f64(q)), np.isnan(f64(x)))
     assert f64(q)[4, 6] == limit
@@ -169,15 +182,17 @@ def test_nan_and_infinity(backend, source, granularity, dtype):
 @to_fp8
 @granularities
 @from_dtype
+@either_way
 @pytest.mark.parametrize("m, k", [(40, 33), (3, 7000)])
-def test_infinities_that_are_not_saturated(backend, m, k, source, granularity, dtype):
+def test_infinities_that_are_not_saturated(backend, m, k, columns, source, granularity, dtype):
     """Their scale is infinite, so that what is cast beside them is 0 times infinity; NaN alone leaves a scale alone."""
     x = scenes.values(np.random.default_rng(2), (m, k), source)
     for infinity in (np.inf, -np.inf):
         x[0, 5], x[1, k - 1] = np.nan, infinity
-        q, scale = check(backend, x, dtype, granularity, saturate=False)
+        q, scale = check(backend, x, dtype, granularity, saturate=False, columns=columns)
         assert np.isinf(scale).any()
-        assert not np.isfinite(f64(q)[1] * np.inf).any()
+        with np.errstate(invalid="ignore"):
+            assert not np.isfinite(f64(q)[1] * np.inf).any()
         if granularity == "row":
             assert np.isfinite(scale[np.arange(m) != 1]).all()
 
@@ -200,44 +215,48 @@ def test_a_scale_saturates(backend):
 
 
 @granularities
+@either_way
 @pytest.mark.parametrize("m, k", [(3, 2500), (2500, 3)])
-def test_the_largest_magnitude_counts_wherever_it_lies(backend, m, k, granularity):
-    """At both ends of the rows, of the columns, and of stretches of 1024 of them."""
-    for place in (0, 1023, 1024, 2047, 2048, 2499):
+def test_the_largest_magnitude_counts_wherever_it_lies(backend, m, k, columns, granularity):
+    """At both ends of the rows, of the columns, and of stretches of 512 and 1024 of them."""
+    for place in (0, 511, 512, 1023, 1024, 2047, 2048, 2499):
         x = np.ones((m, k), np.float32)
         x[place % m, place % k] = 7
-        check(backend, x, FP8[0], granularity)
+        check(backend, x, FP8[0], granularity, columns=columns)
 
 
 @to_fp8
 @granularities
+@either_way
 @pytest.mark.parametrize("fill", [0.0, -0.0, np.nan, np.inf])
-def test_nothing_finite_to_scale_by_gives_scale_one(backend, fill, granularity, dtype):
+def test_nothing_finite_to_scale_by_gives_scale_one(backend, fill, columns, granularity, dtype):
     x = np.full((5, 40), fill, np.float32)
-    _, scale = check(backend, x, dtype, granularity)
+    _, scale = check(backend, x, dtype, granularity, columns=columns)
     assert (scale == 1).all()
 
 
 @to_fp8
 @granularities
+@either_way
 @pytest.mark.parametrize("magnitude", [1e-45, 1e-43, 1e-41, 1e-38, 1e-30, 1e30, 3.4e38])
-def test_extreme_magnitudes(backend, magnitude, granularity, dtype):
+def test_extreme_magnitudes(backend, magnitude, columns, granularity, dtype):
     """Scales that are subnormal, or underflow to zero and become one."""
     rng = np.random.default_rng(3)
     x = (rng.uniform(-1, 1, (9, 50)) * magnitude).astype(np.float32)
     x[2] = magnitude
-    check(backend, x, dtype, granularity)
+    check(backend, x, dtype, granularity, columns=columns)
 
 
 @to_fp8
 @granularities
 @from_dtype
-def test_given_scale(backend, source, granularity, dtype):
+@either_way
+def test_given_scale(backend, columns, source, granularity, dtype):
     rng = np.random.default_rng(4)
     x = scenes.values(rng, (65, 97), source)
     shape = {"tensor": (), "row": 65, "1x128": (65, 1), "128x128": (1, 1)}[granularity]
     scale = np.exp(rng.uniform(-8, 2, shape)).astype(np.float32)
-    _, used = check(backend, x, dtype, granularity, scale)
+    _, used = check(backend, x, dtype, granularity, scale, columns=columns)
     assert_same_bits(used, scale)  # read, not written
 
 
@@ -257,6 +276,47 @@ def test_public_function(backend, source, granularity, dtype):
     assert_same_bits(backend.numpy(again[1]), expected_scale)
 
 
+@pytest.mark.parametrize("granularity, scale_shape", [("row", (3, 65)), ("1x128", (3, 65, 1)), ("128x128", (3, 1, 1))])
+def test_public_function_of_a_batch(backend, granularity, scale_shape):
+    x = scenes.values(np.random.default_rng(5), (3, 65, 97), "bfloat16")
+    expected, expected_scale = reference.quantize(x, FP8[0], granularity)
+    q, scale = flexgemm.quantize(backend.array(x), granularity=granularity)
+    assert tuple(scale.shape) == scale_shape
+    assert_same_bits(backend.numpy(q), expected)
+    assert_same_bits(backend.numpy(scale), expected_scale)
+    again, _ = flexgemm.quantize(backend.array(x), granularity=granularity, scale=scale)
+    assert_same_bits(backend.numpy(again), expected)
+
+
+@granularities
+@pytest.mark.parametrize(
+    "view", [np.s_[:, :], np.s_[::-1], np.s_[:, ::-1], np.s_[::2, ::3], np.s_[:1], np.s_[:, :1], np.s_[:1, ::2]]
+)
+def test_views_of_either_order(granularity, view):
+    """Of NumPy: turned, reversed, of every other element."""
+    whole = scenes.values(np.random.default_rng(9), (40, 66), "bfloat16")
+    for x in (whole[view], whole.T[view]):
+        expected, expected_scale = reference.quantize(x, FP8[0], granularity)
+        q, scale = flexgemm.quantize(x, granularity=granularity)
+        assert_same_bits(q, expected)
+        assert_same_bits(scale, expected_scale)
+
+
+@either_way
+@pytest.mark.parametrize("granularity", ["row", "1x128", "128x128"])
+def test_one_matrix_expanded_to_a_batch(backend, granularity, columns):
+    x = scenes.values(np.random.default_rng(10), (65, 97), "float32")
+    expected, expected_scale = reference.quantize(x, FP8[0], granularity)
+    base, strides = (x.T, (0, 1, 65)) if columns else (x, (0, 97, 1))
+    view = backend.window(backend.array(np.ascontiguousarray(base)), (3, 65, 97), strides, 0)
+    call = guarded.Call(backend)
+    outputs = call.take((3, 65, 97), FP8[0]), call.take((3, *expected_scale.shape), "float32")
+    q, scale = call.run("quantize", view, *outputs, block_rows=guarded.BLOCK_ROWS.get(granularity, 0))
+    for one, of_one in zip(q, scale, strict=True):
+        assert_same_bits(one, expected)
+        assert_same_bits(of_one, expected_scale)
+
+
 def test_default_is_e4m3_per_tensor(backend):
     x = scenes.values(np.random.default_rng(6), (16, 32), "float32")
     q, scale = map(backend.numpy, flexgemm.quantize(backend.array(x)))
@@ -274,10 +334,12 @@ def test_unknown_choices_are_named(backend, argument, wrong):
     "shape, granularity, scale_shape, message",
     [
         ((4,), "tensor", None, r"x: expected \(M, K\), got \(4,\)"),
-        ((2, 4, 4), "row", None, r"x: expected \(M, K\), got \(2, 4, 4\)"),
+        ((2, 4, 4), "tensor", None, r"x: expected \(M, K\), got \(2, 4, 4\)"),
+        ((2, 2, 4, 4), "row", None, r"x: expected \(M, K\) or \(G, M, K\), got \(2, 2, 4, 4\)"),
         ((2, 2, 4, 4), "1x128", None, r"x: expected \(M, K\) or \(G, M, K\), got \(2, 2, 4, 4\)"),
         ((4, 5), "tensor", (2,), r"scale: expected \(\) or \(1,\) {}, got \(2,\)"),
         ((4, 5), "row", (5,), r"scale: expected \(4,\) {}, got \(5,\)"),
+        ((2, 4, 5), "row", (8,), r"scale: expected \(2, 4\) {}, got \(8,\)"),
         ((4, 5), "1x128", (4,), r"scale: expected \(4, 1\) {}, got \(4,\)"),
         ((2, 4, 5), "128x128", (1, 1), r"scale: expected \(2, 1, 1\) {}, got \(1, 1\)"),
     ],
@@ -298,13 +360,18 @@ def test_the_same_input_gives_the_same_bits(backend):
 
 
 @pytest.mark.large
+@either_way
 @pytest.mark.parametrize("granularity", ["tensor", "row"])
-def test_more_than_2_to_the_31_elements(cuda, granularity):
+def test_more_than_2_to_the_31_elements(cuda, granularity, columns):
     block = scenes.values(np.random.default_rng(8), (4000, 512), "float16")
     rows = 2**31 // 512 + 1000
     x = np.tile(block, (rows // 4000 + 1, 1))[:rows]
     x[-1] *= 3  # the largest magnitude is in the last row
-    q, scale = map(cuda.numpy, flexgemm.quantize(cuda.array(x), granularity=granularity))
+    source = cuda.window(cuda.array(x.T), x.shape, (1, rows), 0) if columns else cuda.array(x)
+    results = cuda.empty(x.shape, FP8[0]), cuda.empty((rows,) if granularity == "row" else (), "float32")
+    workspace = cuda.empty((_C.quantize_workspace(source, *results),), "uint8")
+    assert not _C.quantize(source, *results, workspace=workspace)
+    q, scale = map(cuda.numpy, results)
     largest = np.abs(x[-1:]).max().astype(np.float32) / np.float32(448)
     given = None if granularity == "row" else largest
     expected, expected_scale = reference.quantize(x[-5000:], FP8[0], granularity, given)

@@ -7,13 +7,18 @@
  * at the end, where the first has left x in L2. Per row: one warp, or for long rows one block, holds the row in
  * registers between the two passes, and reads what does not fit a second time. Per block: quantize_blocks.cu.
  *
+ * An x that lies the other way round, its columns adjacent, has kernels of its own for a scale per row
+ * (quantize_columns.cu); for anything else it is transposed first.
+ *
  * With SwiGLU two elements of x, gate and up, make one that is cast.
  */
 #include "quantize.cuh"
 
 #include <algorithm>
+#include <utility>
 
 #include "backend.cuh"
+#include "transpose.cuh"
 
 namespace flexgemm {
 namespace {
@@ -97,10 +102,13 @@ template <typename T, bool kSwiglu, int kThreadsPerRow>
 __global__ void __launch_bounds__(kRowThreads<kThreadsPerRow>, kBlocksPerSm *kThreads / kRowThreads<kThreadsPerRow>)
     row_kernel(const __grid_constant__ QuantizeArgs args) {
     constexpr int kRowsPerBlock = kRowThreads<kThreadsPerRow> / kThreadsPerRow, kCount = kOutputs<T, kSwiglu>;
+    constexpr int kInputs = kSwiglu ? 2 : 1;
     constexpr int kKeptVectors = kThreadsPerRow == 32 ? 4 : 8; /* of a thread; those behind are read twice */
-    const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / kThreadsPerRow;
-    if (row >= args.rows) return; /* whole warps or the whole block */
-    uint8_t *q = args.q + row * args.q_stride;
+    const int64_t index = static_cast<int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / kThreadsPerRow;
+    if (index >= args.groups * args.rows) return; /* whole warps or the whole block */
+    const int64_t group = args.groups == 1 ? 0 : index / args.rows, row = index - group * args.rows;
+    const T *x = input_at<kSwiglu, T>(args, row, 0) + group * args.x_group_stride;
+    uint8_t *q = args.q + group * args.q_group_stride + row * args.q_stride;
     const int64_t first = threadIdx.x % kThreadsPerRow * kCount;
     constexpr int kStep = kThreadsPerRow * kCount;
     float value[kCount];
@@ -110,12 +118,12 @@ __global__ void __launch_bounds__(kRowThreads<kThreadsPerRow>, kBlocksPerSm *kTh
     for (int i = 0; i < kKeptVectors; ++i) {
         const int64_t column = first + i * kStep;
         const int count = column < args.columns ? elements_at<kCount>(args.columns, column) : 0;
-        kept[i].load(input_at<kSwiglu, T>(args, row, count > 0 ? column : 0), count, args.aligned);
+        kept[i].load(x + (count > 0 ? column : 0) * kInputs, count, args.aligned);
     }
 
     float scale;
     if (args.scale_given) {
-        scale = args.scale[row];
+        scale = args.scale[index];
     } else {
         uint32_t amax = 0;
 #pragma unroll
@@ -124,13 +132,12 @@ __global__ void __launch_bounds__(kRowThreads<kThreadsPerRow>, kBlocksPerSm *kTh
             amax = max(amax, amax_bits(value, args.saturate));
         }
         for (int64_t column = first + kKeptVectors * kStep; column < args.columns; column += kStep) {
-            load_vector<kSwiglu>(value, input_at<kSwiglu, T>(args, row, column),
-                                 elements_at<kCount>(args.columns, column), args.aligned);
+            load_vector<kSwiglu>(value, x + column * kInputs, elements_at<kCount>(args.columns, column), args.aligned);
             amax = max(amax, amax_bits(value, args.saturate));
         }
         amax = kThreadsPerRow == 32 ? __reduce_max_sync(0xffffffffu, amax) : block_max<kLongRowThreads>(amax);
         scale = scale_from_amax(amax, args.e5m2);
-        if (first == 0) args.scale[row] = scale;
+        if (first == 0) args.scale[index] = scale;
     }
     const Divisor divisor(scale);
 #pragma unroll
@@ -142,7 +149,7 @@ __global__ void __launch_bounds__(kRowThreads<kThreadsPerRow>, kBlocksPerSm *kTh
     }
     for (int64_t column = first + kKeptVectors * kStep; column < args.columns; column += kStep) {
         const int count = elements_at<kCount>(args.columns, column);
-        load_vector<kSwiglu>(value, input_at<kSwiglu, T>(args, row, column), count, args.aligned);
+        load_vector<kSwiglu>(value, x + column * kInputs, count, args.aligned);
         store_vector(q + column, value, divisor, args.e5m2, count, args.aligned);
     }
 }
@@ -174,7 +181,7 @@ template <typename T, bool kSwiglu>
 fg_status quantize_rows(QuantizeArgs &args, cudaStream_t stream, fg_error *error) {
     args.aligned = rows_aligned<T>(args, kVector<T>, kOutputs<T, kSwiglu>);
     const bool by_warp = args.columns <= kWarpRowColumns;
-    const int64_t blocks = by_warp ? ceil_div<int64_t>(args.rows, kThreads / 32) : args.rows;
+    const int64_t rows = args.groups * args.rows, blocks = by_warp ? ceil_div<int64_t>(rows, kThreads / 32) : rows;
     const fg_status status = check_grid(blocks, error);
     if (status != FG_OK || blocks == 0) return status;
     if (by_warp)
@@ -183,6 +190,22 @@ fg_status quantize_rows(QuantizeArgs &args, cudaStream_t stream, fg_error *error
         row_kernel<T, kSwiglu, kLongRowThreads><<<static_cast<unsigned>(blocks), kLongRowThreads, 0, stream>>>(args);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
+}
+
+/* An x whose rows are not adjacent elements; its columns are. */
+bool lies_in_columns(const fg_tensor &x) { return x.strides[x.ndim - 1] != 1; }
+
+bool casts_columns(const fg_quantize_params *params) {
+    return lies_in_columns(params->x) && params->kind == FG_SCALE_ROW && !params->swiglu;
+}
+
+bool transposes(const fg_quantize_params *params) { return lies_in_columns(params->x) && !casts_columns(params); }
+
+fg_tensor exchanged(const fg_tensor &x) {
+    fg_tensor result = x;
+    std::swap(result.shape[x.ndim - 2], result.shape[x.ndim - 1]);
+    std::swap(result.strides[x.ndim - 2], result.strides[x.ndim - 1]);
+    return result;
 }
 
 QuantizeArgs make_args(const fg_quantize_params *params) {
@@ -194,6 +217,7 @@ QuantizeArgs make_args(const fg_quantize_params *params) {
     QuantizeArgs args = {};
     args.x = x.data;
     args.q = static_cast<uint8_t *>(q.data);
+    args.groups = q.ndim == 3 ? q.shape[0] : 1;
     args.rows = q.shape[rows_axis];
     args.columns = q.shape[rows_axis + 1];
     args.x_stride = step(x, rows_axis);
@@ -206,7 +230,6 @@ QuantizeArgs make_args(const fg_quantize_params *params) {
     args.scale_given = params->scale_given;
     args.saturate = params->saturate;
     args.scale = static_cast<float *>(params->scale.data);
-    args.amax_bits = static_cast<uint32_t *>(params->workspace.data);
     return args;
 }
 
@@ -214,19 +237,34 @@ QuantizeArgs make_args(const fg_quantize_params *params) {
 
 fg_status quantize_workspace(const fg_quantize_params *params, const fg_queue *queue, size_t *bytes, fg_error *error) {
     (void)queue, (void)error;
-    *bytes = params->kind == FG_SCALE_TENSOR && !params->scale_given ? sizeof(uint32_t) : 0;
+    *bytes = transposes(params) ? transposed_bytes(exchanged(params->x)) : 0;
+    if (params->scale_given) return FG_OK;
+    if (params->kind == FG_SCALE_TENSOR) *bytes += sizeof(uint32_t);
+    const QuantizeArgs args = make_args(params);
+    if (casts_columns(params)) *bytes += sizeof(uint32_t) * static_cast<size_t>(args.groups * args.rows);
     return FG_OK;
 }
 
 fg_status quantize(const fg_quantize_params *params, const fg_queue *queue, fg_error *error) {
     int num_sms = 0, compute_capability = 0;
-    const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
+    fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
     if (status != FG_OK) return status;
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
     const cudaStream_t stream = stream_of(queue);
-    QuantizeArgs args = make_args(params);
-    if (params->kind == FG_SCALE_BLOCK) return quantize_blocks(params, args, stream, error);
+    fg_quantize_params given = *params;
+    char *amax = static_cast<char *>(params->workspace.data);
+    if (transposes(params)) {
+        const fg_tensor x = exchanged(params->x);
+        given.x = transposed(x, amax);
+        status = transpose(x, given.x, INT32_MAX, queue, error);
+        if (status != FG_OK) return status;
+        amax += transposed_bytes(x);
+    }
+    QuantizeArgs args = make_args(&given);
+    args.amax_bits = reinterpret_cast<uint32_t *>(amax);
+    if (casts_columns(params)) return quantize_columns(&given, args, stream, error);
+    if (params->kind == FG_SCALE_BLOCK) return quantize_blocks(&given, args, stream, error);
     return dispatch_input(params, error, [&](auto *element, auto swiglu) -> fg_status {
         using T = std::remove_pointer_t<decltype(element)>;
         if (params->kind == FG_SCALE_ROW) return quantize_rows<T, swiglu()>(args, stream, error);

@@ -19,13 +19,14 @@ constexpr uint32_t kInfinityBits = 0x7f800000u;
 struct QuantizeArgs {
     const void *x;
     uint8_t *q;
+    int64_t groups;                            /* of a batch */
     int64_t rows, columns, x_stride, q_stride; /* elements; columns of q */
-    int64_t x_group_stride, q_group_stride;    /* of blocks */
+    int64_t x_group_stride, q_group_stride;
     int64_t row_blocks, column_blocks;
     bool aligned; /* 16-byte loads of x and as wide stores of q may start at every row's begin */
     bool e5m2, scale_given, saturate;
     float *scale;
-    uint32_t *amax_bits; /* of the tensor */
+    uint32_t *amax_bits; /* of the tensor, or of each row of an x that lies in columns */
 };
 
 /* ---- elements ---- */
@@ -229,5 +230,9 @@ fg_status dispatch_input(const fg_quantize_params *params, fg_error *error, cons
 /* A scale for each block of 128 columns of one row, or of 128. (quantize_blocks.cu) */
 fg_status quantize_blocks(const fg_quantize_params *params, const QuantizeArgs &args, cudaStream_t stream,
                           fg_error *error);
+
+/* A scale for each row, of an x whose columns are adjacent elements. (quantize_columns.cu) */
+fg_status quantize_columns(const fg_quantize_params *params, const QuantizeArgs &args, cudaStream_t stream,
+                           fg_error *error);
 
 }  // namespace flexgemm

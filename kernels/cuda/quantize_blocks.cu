@@ -137,12 +137,12 @@ __global__ void __launch_bounds__(kBlockThreads<kSquare>, kBlocksPerSm *kThreads
 /* ---- launch ---- */
 
 template <typename T, bool kSwiglu, bool kSquare>
-fg_status launch(QuantizeArgs args, int64_t groups, cudaStream_t stream, fg_error *error) {
+fg_status launch(QuantizeArgs args, cudaStream_t stream, fg_error *error) {
     constexpr int kOut = kLaneColumns<T, kSwiglu>, kInputs = kOut * (kSwiglu ? 2 : 1);
     args.aligned = rows_aligned<T>(args, std::min(kInputs, kVector<T>), kOut);
     args.row_blocks = ceil_div<int64_t>(args.rows, kWarpRows<kSquare> * (kBlockThreads<kSquare> / 32));
     args.column_blocks = ceil_div<int64_t>(args.columns, FG_SCALE_BLOCK_SIZE);
-    const int64_t blocks = groups * args.row_blocks * ceil_div<int64_t>(args.columns, kWarpColumns<T, kSwiglu>);
+    const int64_t blocks = args.groups * args.row_blocks * ceil_div<int64_t>(args.columns, kWarpColumns<T, kSwiglu>);
     const fg_status status = check_grid(blocks, error);
     if (status != FG_OK || blocks == 0) return status;
     block_kernel<T, kSwiglu, kSquare><<<static_cast<unsigned>(blocks), kBlockThreads<kSquare>, 0, stream>>>(args);
@@ -154,11 +154,10 @@ fg_status launch(QuantizeArgs args, int64_t groups, cudaStream_t stream, fg_erro
 
 fg_status quantize_blocks(const fg_quantize_params *params, const QuantizeArgs &args, cudaStream_t stream,
                           fg_error *error) {
-    const int64_t groups = params->q.ndim == 3 ? params->q.shape[0] : 1;
     return dispatch_input(params, error, [&](auto *element, auto swiglu) -> fg_status {
         using T = std::remove_pointer_t<decltype(element)>;
-        return params->block_rows == 1 ? launch<T, swiglu(), false>(args, groups, stream, error)
-                                       : launch<T, swiglu(), true>(args, groups, stream, error);
+        return params->block_rows == 1 ? launch<T, swiglu(), false>(args, stream, error)
+                                       : launch<T, swiglu(), true>(args, stream, error);
     });
 }
 

@@ -1,117 +1,117 @@
 /*
- * Transposition of the matrices of a batch, in square tiles through shared memory: 128 bytes of a row by eight threads
- * on either side, 16 bytes at a time where addresses allow it.
+ * Transposition of the matrices of a batch, in square tiles through shared memory: 128 bytes of a row on either side,
+ * 16 at a time where addresses allow it (turned_tile.cuh).
  */
 #include "transpose.cuh"
 
 #include <algorithm>
 #include <utility>
 
-#include "vector.cuh"
+#include "turned_tile.cuh"
 
 namespace flexgemm {
 namespace {
 
-constexpr int kVectors = 8; /* of a row of a tile */
-
+/* Rows whose elements of one column make 4 bytes. */
 template <typename T>
-constexpr int kTile = kVectors * kChannels<T>;
+constexpr int kPacked = 4 / sizeof(T);
 
-/* Tiles of bytes are the largest: of more vectors a thread would not keep the elements in registers. */
+/* Of a tile, down and across. */
 template <typename T>
-constexpr int kThreads = sizeof(T) == 1 ? 512 : 256;
+constexpr int kTile = kLineBytes / sizeof(T);
 
 struct TransposeArgs {
     const void *from;
     void *to;
-    int64_t rows, columns, batch;       /* of `from` */
+    int64_t rows, columns;              /* of `from` */
     int64_t from_step, from_batch_step; /* elements */
     int64_t to_step, to_batch_step;
-    bool from_aligned, to_aligned; /* each row begins at a multiple of 16 bytes */
+    uint32_t across, down, tiles; /* tiles of a matrix, and of all of a batch: 2^31 would not fit into memory */
+    bool from_aligned;            /* each row begins at a multiple of 16 bytes, as those of `to` do */
+};
 
-    template <typename T>
-    __host__ __device__ int64_t tiles_down() const {
-        return ceil_div<int64_t>(rows, kTile<T>);
+/* Element `i` of each of these vectors, in one word. */
+template <typename T>
+__device__ __forceinline__ uint32_t packed(const Words (&vector)[kPacked<T>], int i) {
+    const int at = i / kPacked<T>, part = i % kPacked<T>;
+    if constexpr (sizeof(T) == 1) {
+        const unsigned both = part * 0x11 + 0x40;
+        const uint32_t low = __byte_perm(vector[0].word[at], vector[1].word[at], both);
+        return __byte_perm(low, __byte_perm(vector[2].word[at], vector[3].word[at], both), 0x5410);
+    } else if constexpr (sizeof(T) == 2) {
+        return __byte_perm(vector[0].word[at], vector[1].word[at], part ? 0x7632 : 0x5410);
+    } else {
+        return vector[0].word[at];
     }
-    template <typename T>
-    __host__ __device__ int64_t tiles_across() const {
-        return ceil_div<int64_t>(columns, kTile<T>);
+}
+
+/* Blocks of a multiprocessor at a time. They read their next tile while one goes out; tiles of 4-byte elements, which
+ * have a quarter of the bytes, have a block each. */
+template <typename T>
+constexpr int kResident = 8;
+template <>
+constexpr int kResident<uint16_t> = 6;
+template <>
+constexpr int kResident<uint8_t> = 3;
+
+template <typename T>
+struct Tile {
+    int64_t batch, first_row, first_column;
+
+    __device__ __forceinline__ Tile(const TransposeArgs &args, uint32_t index) {
+        const uint32_t above = index / args.across;
+        batch = above / args.down;
+        first_row = static_cast<int64_t>(above % args.down) * kTile<T>;
+        first_column = static_cast<int64_t>(index % args.across) * kTile<T>;
     }
 };
 
-/* Where row `row` of a tile lies in `column`, a row of it transposed: its vectors change places, so that threads with
- * neighbouring vectors of a row write to different banks. */
 template <typename T>
-__device__ __forceinline__ int place_of(int row, int column) {
-    constexpr int kCount = kChannels<T>;
-    return (row / kCount ^ column / kCount) * kCount + row % kCount;
-}
-
-/* A vector of a transposed row, or the first `count` elements of it. */
-template <typename T>
-__device__ __forceinline__ void store(T *to, const T *vector, bool aligned, int64_t count) {
-    if (aligned && count >= kChannels<T>) {
-        *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(vector);
-        return;
-    }
-#pragma unroll 1
-    for (int i = 0; i < kChannels<T> && i < count; ++i) to[i] = vector[i];
-}
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads<T>, 1024 / kThreads<T>)
+__global__ void __launch_bounds__(kTurningThreads, kResident<T>)
     transpose_kernel(const __grid_constant__ TransposeArgs args) {
-    constexpr int kCount = kChannels<T>, kRowsAtOnce = kThreads<T> / kVectors, kPasses = kTile<T> / kRowsAtOnce;
-    using Vec = Vector<T, kCount>;
-    __shared__ alignas(16) T tile[kTile<T>][kTile<T>]; /* column, place of the row */
-    const int64_t across = args.tiles_across<T>(), down = args.tiles_down<T>();
-    const int64_t tiles = across * down * args.batch;
-    const int place = threadIdx.x % kVectors * kCount, line = threadIdx.x / kVectors;
-    for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-        const int64_t above = index / across, first_column = (index - above * across) * kTile<T>;
-        const int64_t batch = above / down, first_row = (above - batch * down) * kTile<T>;
-        const T *from = static_cast<const T *>(args.from) + batch * args.from_batch_step;
-        T *to = static_cast<T *>(args.to) + batch * args.to_batch_step;
-
-        Vec vector[kPasses];
+    constexpr int kCount = kChannels<T>, kRows = kPacked<T>;
+    __shared__ TurnedTile<kCount> turned;
+    const int place = threadIdx.x % kLineVectors, line = threadIdx.x / kLineVectors;
+    Words vector[kRows];
+    const auto load = [&](const Tile<T> &tile) {
+        const T *from = static_cast<const T *>(args.from) + tile.batch * args.from_batch_step;
+        const int64_t column = tile.first_column + place * kCount;
 #pragma unroll
-        for (int pass = 0; pass < kPasses; ++pass) {
-            const int64_t row = first_row + line + pass * kRowsAtOnce, column = first_column + place;
-            const T *x = from + row * args.from_step + column;
-            if (row < args.rows && args.from_aligned && column + kCount <= args.columns) {
-                vector[pass] = Vec::load(x);
-            } else {
-                for (int i = 0; i < kCount; ++i)
-                    vector[pass].element[i] = row < args.rows && column + i < args.columns ? x[i] : T{};
-            }
+        for (int i = 0; i < kRows; ++i) {
+            const int64_t row = tile.first_row + line * kRows + i, count = row < args.rows ? args.columns - column : 0;
+            vector[i] = load_words(from + row * args.from_step + column, args.from_aligned, count);
         }
+    };
+    Tile<T> tile(args, blockIdx.x);
+    load(tile);
+    for (uint32_t index = blockIdx.x; index < args.tiles; index += gridDim.x) {
 #pragma unroll
-        for (int pass = 0; pass < kPasses; ++pass)
-            for (int i = 0; i < kCount; ++i)
-                tile[place + i][place_of<T>(line + pass * kRowsAtOnce, place + i)] = vector[pass].element[i];
+        for (int i = 0; i < kCount; ++i) *turned.word(place * kCount + i, line) = packed<T>(vector, i);
+        const Tile<T> done = tile;
+        if (index + gridDim.x < args.tiles) { /* while this one goes out */
+            tile = Tile<T>(args, index + gridDim.x);
+            load(tile);
+        }
         __syncthreads();
-#pragma unroll
-        for (int pass = 0; pass < kPasses; ++pass) {
-            const int local = line + pass * kRowsAtOnce;
-            const int64_t column = first_column + local, row = first_row + place;
-            if (column >= args.columns) break;
-            store(to + column * args.to_step + row, &tile[local][place_of<T>(place, local)], args.to_aligned,
-                  args.rows - row);
-        }
+        T *to = static_cast<T *>(args.to) + done.batch * args.to_batch_step;
+        turned.store(to + done.first_column * args.to_step + done.first_row, args.to_step,
+                     args.columns - done.first_column, args.rows - done.first_row, true);
         __syncthreads();
     }
 }
 
 template <typename T>
-fg_status launch(TransposeArgs args, int max_blocks, const fg_queue *queue, fg_error *error) {
-    const auto aligned = [](const void *data, int64_t step, int64_t batch_step) {
-        return rows_are_vectors<T>(data, step, 0) && batch_step % kChannels<T> == 0;
-    };
-    args.from_aligned = aligned(args.from, args.from_step, args.from_batch_step);
-    args.to_aligned = aligned(args.to, args.to_step, args.to_batch_step);
-    const int64_t tiles = args.tiles_down<T>() * args.tiles_across<T>() * args.batch;
-    const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, max_blocks));
-    transpose_kernel<T><<<blocks, kThreads<T>, 0, stream_of(queue)>>>(args);
+fg_status launch(TransposeArgs args, int64_t batch, int max_blocks, const fg_queue *queue, fg_error *error) {
+    int num_sms = 0, compute_capability = 0;
+    const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
+    if (status != FG_OK) return status;
+    args.from_aligned = rows_are_vectors<T>(args.from, args.from_step, 0) && args.from_batch_step % kChannels<T> == 0;
+    args.across = static_cast<uint32_t>(ceil_div<int64_t>(args.columns, kTile<T>));
+    args.down = static_cast<uint32_t>(ceil_div<int64_t>(args.rows, kTile<T>));
+    args.tiles = static_cast<uint32_t>(args.across * args.down * batch);
+    const int64_t at_once = sizeof(T) == 4 ? args.tiles : num_sms * kResident<T>;
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>({args.tiles, at_once, max_blocks}));
+    transpose_kernel<T><<<blocks, kTurningThreads, 0, stream_of(queue)>>>(args);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
 }
@@ -154,21 +154,21 @@ fg_status transpose(const fg_tensor &from, const fg_tensor &to, int max_blocks, 
     args.to = to.data;
     args.rows = from.shape[row_axis];
     args.columns = from.shape[column_axis];
-    args.batch = batch_of(from);
     args.from_step = from.strides[row_axis];
     args.to_step = to.strides[row_axis];
     if (from.ndim == 3) {
         args.from_batch_step = from.strides[0];
         args.to_batch_step = to.strides[0];
     }
-    if (args.rows == 0 || args.columns == 0 || args.batch == 0) return FG_OK;
+    const int64_t batch = batch_of(from);
+    if (args.rows == 0 || args.columns == 0 || batch == 0) return FG_OK;
     switch (fg_dtype_size(from.dtype)) {
         case 1:
-            return launch<uint8_t>(args, max_blocks, queue, error);
+            return launch<uint8_t>(args, batch, max_blocks, queue, error);
         case 2:
-            return launch<uint16_t>(args, max_blocks, queue, error);
+            return launch<uint16_t>(args, batch, max_blocks, queue, error);
         default:
-            return launch<uint32_t>(args, max_blocks, queue, error);
+            return launch<uint32_t>(args, batch, max_blocks, queue, error);
     }
 }
 

@@ -310,6 +310,14 @@ inline int __popc(unsigned int x) { return __builtin_popcount(x); }
 inline unsigned int __vminu2(unsigned int x, unsigned int y) {
     return std::min(x & 0xffff, y & 0xffff) | std::min(x >> 16, y >> 16) << 16;
 }
+/* Bytes that the digits of `selector` name: 0 to 3 of x, 4 to 7 of y. */
+inline unsigned int __byte_perm(unsigned int x, unsigned int y, unsigned int selector) {
+    const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
+    unsigned int result = 0;
+    for (int i = 0; i < 4; ++i)
+        result |= static_cast<unsigned int>(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    return result;
+}
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned int>(x)) : 32; }
 inline unsigned int __umulhi(unsigned int a, unsigned int b) {

@@ -123,8 +123,7 @@ def _cast_rows(x: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor]
 
     What is not finite stays so behind the product: loss scaling goes by that.
     """
-    q, scale = products.quantize(x.detach().flatten(0, -2), dtype, granularity="row", saturate=False)
-    return q.reshape(x.shape), scale.reshape(x.shape[:-1])
+    return products.quantize(x.detach(), dtype, granularity="row", saturate=False)
 
 
 class _Float8Product(torch.autograd.Function):
