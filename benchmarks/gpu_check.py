@@ -21,7 +21,6 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -31,6 +30,7 @@ from benchmarks.timing import Timer
 
 STEP_SECONDS = 440  # the case that is running then ends within the 8 minutes
 FAMILIES = {"default": None, "sm80": "sm80"}  # name in the results file -> FLEXGEMM_ARCH
+OUTCOMES = "passed", "failed", "skipped"  # of tests, counted in the results file
 
 
 # ---- steps ----
@@ -39,10 +39,7 @@ FAMILIES = {"default": None, "sm80": "sm80"}  # name in the results file -> FLEX
 def run_tests(run: Run, options: argparse.Namespace) -> None:
     """The tests of a GPU once per kernel family, each time in a process of its own; totals over both, and each.
     PYTEST_ADDOPTS may spread them over processes, by pytest-xdist."""
-    tests: dict[str, Any] = run.results.header.setdefault(
-        "tests", {"passed": 0, "failed": 0, "skipped": 0, "families": {}}
-    )
-    families: dict[str, dict[str, int]] = tests["families"]
+    families: dict[str, dict[str, int]] = run.results.header.get("tests", {}).get("families", {})
     todo = [name for name in FAMILIES if name not in families or families[name]["failed"]] or list(FAMILIES)
     for number, family in enumerate(todo, 1):
         print(f"[{number}/{len(todo)}] pytest, kernel family {family}", flush=True)
@@ -53,13 +50,14 @@ def run_tests(run: Run, options: argparse.Namespace) -> None:
                 raise OutOfTime from None  # it may fit into a step of its own
             counts = None
         families.pop(family, None)  # an earlier run's
+        if counts:
+            families[family] = counts
+        totals = {name: sum(done[name] for done in families.values()) for name in OUTCOMES}
+        run.results.header["tests"] = {**totals, "families": families}
+        run.results.save()
         if counts is None:
             run.fail(f"tests {family}: did not come to an end")
-            continue
-        families[family] = counts
-        tests |= {name: sum(done[name] for done in families.values()) for name in counts}
-        run.results.save()
-        if counts["failed"] or not counts["passed"]:
+        elif counts["failed"] or not counts["passed"]:
             run.fail(f"tests {family}: {counts}")
 
 
@@ -110,8 +108,10 @@ def run_sanitize(run: Run, options: argparse.Namespace) -> None:
 
 
 def _flex_gemm(run: Run, options: argparse.Namespace) -> peers.FlexGemm | None:
-    found = peers.find() if peers.NAME in options.peers else None
-    if found is None and peers.NAME in options.peers:
+    if peers.NAME not in options.peers:
+        return None
+    found = peers.find()
+    if found is None:
         run.fail(f"--peers {peers.NAME}: cannot be imported")
     return found
 

@@ -147,6 +147,24 @@ def test_tests_that_did_not_come_to_their_end_do_not_count(monkeypatch, status, 
     assert (counts and counts["passed"]) == expected
 
 
+def test_totals_of_the_tests_are_those_of_the_families_that_came_to_their_end(monkeypatch, tmp_path, same_sources):
+    """A family with failures is run again; where that does not end, what it had counted before does not either."""
+    good = {"passed": 5, "failed": 0, "skipped": 2}
+    outcomes = iter([{"passed": 3, "failed": 2, "skipped": 1}, good, None])
+    monkeypatch.setattr(gpu_check, "_pytest", lambda arch, timeout: next(outcomes))
+
+    def header_and_failures():
+        run = Run(results.Results(tmp_path / "h200.json", MACHINE), float("inf"))
+        gpu_check.run_tests(run, gpu_check.parse_arguments([]))
+        header = json.loads((tmp_path / "h200.json").read_text())["tests"]
+        return {name: header[name] for name in ("passed", "failed", "skipped")}, header["families"], run.failures
+
+    totals, families, failures = header_and_failures()
+    assert (totals, list(families)) == ({"passed": 8, "failed": 2, "skipped": 3}, ["default", "sm80"])
+    assert failures == ["tests default: {'passed': 3, 'failed': 2, 'skipped': 1}"]
+    assert header_and_failures() == (good, {"sm80": good}, ["tests default: did not come to an end"])
+
+
 def test_wrong_results_on_a_cpu_are_not_timed(monkeypatch):
     right = flexgemm.submanifold_conv3d
     monkeypatch.setattr(cpu, "median_seconds", lambda calls: dict.fromkeys(calls, 1.0))
