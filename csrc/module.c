@@ -152,7 +152,12 @@ static int exec_module(PyObject *module) {
         intern(state->pool_modes, pool_modes, FG_POOL_MODE_COUNT) < 0) {
         return -1;
     }
-    if (add_names(module, "ALGORITHMS", state->algorithms, FG_ALGORITHM_COUNT) < 0) return -1;
+    if (add_names(module, "ALGORITHMS", state->algorithms, FG_ALGORITHM_COUNT) < 0 ||
+        add_names(module, "PRECISIONS", state->precisions, FG_LENGTH(state->precisions)) < 0 ||
+        add_names(module, "POOL_MODES", state->pool_modes, FG_POOL_MODE_COUNT) < 0 ||
+        PyModule_AddIntConstant(module, "MAX_KERNEL", FG_MAX_KERNEL) < 0) {
+        return -1;
+    }
     state->device_array_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &fg_device_array_spec, NULL);
     if (!state->device_array_type || PyModule_AddType(module, state->device_array_type) < 0) return -1;
     for (int i = 0; i < FG_LENGTH(families); i++) {

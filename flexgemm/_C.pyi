@@ -63,6 +63,9 @@ class DeviceArray:
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 ALGORITHMS: tuple[str, ...]  # of convolution, "auto" first
+PRECISIONS: tuple[str, ...]  # of float32 products
+POOL_MODES: tuple[str, ...]
+MAX_KERNEL: int  # voxels of a convolution kernel along one axis
 
 def build_info() -> dict[str, Any]:
     """version, source_sha256, cuda (toolkit version or None), cuda_archs (list), compiler, abi."""

@@ -18,7 +18,6 @@ Shape = tuple[int, int, int, int]
 Triple = tuple[int, int, int]
 
 MOST_CELLS = 2**63  # that a grid stays below
-LONGEST_KERNEL = 7  # along an axis
 
 
 def grid_shape(shape: Sequence[int]) -> Shape:
@@ -56,8 +55,8 @@ def three_ints(value: Any, name: str, *, least: int = 1) -> Any:
 def kernel_axes(kernel_size: Any) -> Any:
     """A kernel along each axis, given as three ints or as one."""
     kernel = three_ints(kernel_size, "kernel_size")
-    if max(kernel) > LONGEST_KERNEL:
-        raise ValueError(f"kernel_size: expected 1 to {LONGEST_KERNEL}, got {max(kernel)}")
+    if max(kernel) > _C.MAX_KERNEL:
+        raise ValueError(f"kernel_size: expected 1 to {_C.MAX_KERNEL}, got {max(kernel)}")
     return kernel
 
 

@@ -476,7 +476,7 @@ def _is_depthwise(feats: Array, groups: int, algorithm: str, precision: str) -> 
     depthwise = groups > 1 and groups == feats.shape[1]
     if depthwise and algorithm not in _C.ALGORITHMS:
         raise ValueError(f"algorithm: expected one of {', '.join(_C.ALGORITHMS)}, got {algorithm!r}")
-    if depthwise and precision not in (None, "ieee", "tf32"):
+    if depthwise and precision not in (None, *_C.PRECISIONS):
         raise ValueError(f"precision: expected 'ieee' or 'tf32', got {precision!r}")
     return depthwise
 

@@ -262,12 +262,11 @@ def _with_axes(weight: torch.Tensor) -> torch.Tensor:
 @cache
 def _kernel(volume: int) -> Triple:
     """Axes of a kernel of this volume. Which ones makes no difference where the map is there already."""
-    for w, h, d in product(range(1, 8), repeat=3):
+    for w, h, d in product(range(1, _C.MAX_KERNEL + 1), repeat=3):
         if w * h * d == volume:
             return w, h, d
-    raise ValueError(
-        f"weight: expected (Co, V, Ci), V the volume of a kernel of up to 7 along each axis, got V {volume}"
-    )
+    need = f"V the volume of a kernel of up to {_C.MAX_KERNEL} along each axis"
+    raise ValueError(f"weight: expected (Co, V, Ci), {need}, got V {volume}")
 
 
 def _precision() -> str:

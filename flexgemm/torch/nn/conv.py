@@ -10,6 +10,7 @@ from typing import Any, Self, TypedDict, Unpack
 import torch
 from torch.nn.utils import parametrize
 
+from flexgemm import _C
 from flexgemm._arguments import as_int, expect_choice
 from flexgemm._voxels import kernel_axes, three_ints
 from flexgemm.torch import ops, products
@@ -63,7 +64,7 @@ class Convolution(KeepsFloat8):
             raise ValueError(f"groups: expected a divisor of {in_channels} and {out_channels} channels, got {groups}")
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         if precision is not None:
-            expect_choice(precision, "precision", ("ieee", "tf32"))
+            expect_choice(precision, "precision", _C.PRECISIONS)
         self.kernel_size = kernel_axes(kernel_size)
         self.precision = precision
         shape = out_channels, *self.kernel_size, in_channels // groups

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from flexgemm import _C
 from flexgemm._arguments import expect_choice
 from flexgemm._voxels import kernel_axes, three_ints
 from flexgemm.torch import pooling
 from flexgemm.torch.nn.tensor import SparseTensor, expect_sparse
-
-_MODES = "max", "mean", "sum"
 
 
 class SparsePool3d(torch.nn.Module):
@@ -30,7 +29,7 @@ class SparsePool3d(torch.nn.Module):
         mode: str = "max",
     ) -> None:
         super().__init__()
-        expect_choice(mode, "mode", _MODES)
+        expect_choice(mode, "mode", _C.POOL_MODES)
         self.kernel_size, self.padding = kernel_axes(kernel_size), three_ints(padding, "padding", least=0)
         self.stride = self.kernel_size if stride is None else three_ints(stride, "stride")
         self.mode = mode
@@ -58,7 +57,7 @@ class GlobalPool(torch.nn.Module):
 
     def __init__(self, mode: str = "max") -> None:
         super().__init__()
-        expect_choice(mode, "mode", _MODES)
+        expect_choice(mode, "mode", _C.POOL_MODES)
         self.mode = mode
 
     def forward(self, x: SparseTensor) -> torch.Tensor:
