@@ -14,7 +14,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from flexgemm import _C
-from flexgemm._arguments import as_int, expect_bools, renamed, type_name
+from flexgemm._arguments import as_int, expect_bools, expect_choice, renamed, type_name
 from flexgemm._arrays import Array, Library, Stream, library_of
 from flexgemm._orders import groups_of
 from flexgemm.gemm import FP8, dtype_of_out
@@ -474,10 +474,10 @@ def _is_depthwise(feats: Array, groups: int, algorithm: str, precision: str) -> 
     """Whether every channel is a group. Then arithmetic is float32 whatever the precision, and there is one algorithm;
     they must be what they can be still."""
     depthwise = groups > 1 and groups == feats.shape[1]
-    if depthwise and algorithm not in _C.ALGORITHMS:
-        raise ValueError(f"algorithm: expected one of {', '.join(_C.ALGORITHMS)}, got {algorithm!r}")
-    if depthwise and precision not in (None, *_C.PRECISIONS):
-        raise ValueError(f"precision: expected 'ieee' or 'tf32', got {precision!r}")
+    if depthwise:
+        expect_choice(algorithm, "algorithm", _C.ALGORITHMS)
+        if precision is not None:
+            expect_choice(precision, "precision", _C.PRECISIONS)
     return depthwise
 
 

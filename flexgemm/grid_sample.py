@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from flexgemm import _C
-from flexgemm._arguments import expect_bools, renamed, type_name
+from flexgemm._arguments import expect_bools, expect_choice, renamed, type_name
 from flexgemm._arrays import Array, Library, Stream, library_of
 from flexgemm._built import Built
 from flexgemm._voxels import Shape, grid_shape, rows_of_four
@@ -39,7 +39,7 @@ class SampleMap:
         self, coords: Array, shape: Shape, grid: Array, mode: str, *, device: str | None, stream: Stream
     ) -> None:
         library = library_of(coords, "coords", device, stream)
-        _expect_mode(mode)
+        expect_choice(mode, "mode", tuple(MODES))
         self.grid, self.shape, self.mode, self.device = grid, shape, mode, device
         coords, grid = _checked(library, coords, shape, grid)
         self.grid_shape = tuple(map(int, grid.shape[:-1]))
@@ -162,7 +162,7 @@ def grid_sample_3d_backward(
 def expect_sites(coords: Any, shape: Any, grid: Any, mode: Any, sample_map: Any) -> str:
     """The mode of a call that is told once where to sample: by voxels and points, or by a map of them."""
     if mode is not None:
-        _expect_mode(mode)
+        expect_choice(mode, "mode", tuple(MODES))
     if sample_map is None:
         if coords is None or shape is None or grid is None:
             raise ValueError("coords, shape, grid: expected all of them, or sample_map")
@@ -248,8 +248,3 @@ def _bind(x: Array, sample_map: SampleMap, stream: Stream) -> Library:
 def _expect_map(sample_map: Any) -> None:
     if not isinstance(sample_map, SampleMap):
         raise TypeError(f"sample_map: expected a SampleMap, got {type_name(sample_map)}")
-
-
-def _expect_mode(mode: Any) -> None:
-    if not isinstance(mode, str) or mode not in MODES:
-        raise ValueError(f"mode: expected 'trilinear' or 'nearest', got {mode!r}")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flexgemm import _C
-from flexgemm._arguments import renamed, type_name
+from flexgemm._arguments import expect_choice, renamed, type_name
 from flexgemm._arrays import Array, Library, Stream, library_of
 from flexgemm._built import Built
 from flexgemm._voxels import Shape, grid_shape, is_sequence, rows_of_four
@@ -135,7 +135,7 @@ def voxelize(
     """
     library = library_of(points, "points", device, stream)
     extents = grid_shape(shape)
-    expect_reduction(reduce)
+    expect_choice(reduce, "reduce", REDUCTIONS)
     native, groups, places = group_points(library, points, voxel_size, extents, origin)
     results = [library.result(x) for x in (native, groups.inverse, groups.counts)]
     voxels = Voxels(results, native, groups, places, extents, device)
@@ -185,8 +185,7 @@ def devoxelize(feats: Array, voxels: Voxels, mode: str = "nearest", *, stream: S
     Returns (N, C) of the dtype of feats. torch features that require grad are recorded by autograd.
     """
     library = bind(feats, voxels, stream)
-    if mode not in ("nearest", "trilinear"):
-        raise ValueError(f"mode: expected 'nearest' or 'trilinear', got {mode!r}")
+    expect_choice(mode, "mode", ("nearest", "trilinear"))
     if library.needs_grad(feats, None, None):
         from flexgemm.torch import sampling
 
@@ -196,17 +195,12 @@ def devoxelize(feats: Array, voxels: Voxels, mode: str = "nearest", *, stream: S
     return spread(library, feats, voxels.groups)
 
 
-def expect_reduction(reduce: str) -> None:
-    if reduce not in REDUCTIONS:
-        raise ValueError(f"reduce: expected one of {', '.join(REDUCTIONS)}, got {reduce!r}")
-
-
 @renamed({"src": "feats"})
 def reduced(
     library: Library, feats: Array, groups: Groups, reduce: str, with_argmax: bool = False
 ) -> tuple[Array, Array | None]:
     """`reduce_points` without autograd, and the points that maxima are of."""
-    expect_reduction(reduce)
+    expect_choice(reduce, "reduce", REDUCTIONS)
     feats = _rows(library, feats, groups.inverse.shape[0], "points")
     shape = groups.first.shape[0], feats.shape[1]
     out, argmax = library.empty(shape, None, feats), None

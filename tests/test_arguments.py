@@ -312,10 +312,17 @@ def test_sizes_that_are_no_numbers_are_refused_by_name(size):
         flexgemm.voxelize(np.zeros((5, 3), np.float32), voxel_size=size, shape=(1, 4, 4, 4))
 
 
-@pytest.mark.parametrize("mode", [[], "cubic"], ids=str)
-def test_a_way_to_sample_is_one_of_two(mode):
+@pytest.mark.parametrize(
+    "mode, error, message",
+    [
+        ([], TypeError, "expected a str, got list"),
+        ("cubic", ValueError, "expected 'trilinear' or 'nearest', got 'cubic'"),
+    ],
+    ids=["list", "cubic"],
+)
+def test_a_way_to_sample_is_one_of_two(mode, error, message):
     coords, grid = np.zeros((1, 4), np.int32), np.zeros((1, 5, 3), np.float32)
-    with pytest.raises(ValueError, match="^mode: expected 'trilinear' or 'nearest', got"):
+    with pytest.raises(error, match=f"^mode: {message}$"):
         flexgemm.grid_sample_3d(np.zeros((1, 2), np.float32), coords, (1, 4, 4, 4), grid, mode=mode)
 
 

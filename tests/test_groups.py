@@ -373,7 +373,7 @@ def test_an_algorithm_that_there_is_not_is_refused_of_depthwise_convolution_too(
     coords, feats, weight = (backend.array(x) for x in (p.coords, p.feats, p.weight))
     nmap = flexgemm.neighbor_map(coords, p.shape)
     how = {"neighbor_map": nmap, "groups": 16, "algorithm": "foo"}
-    with pytest.raises(ValueError, match="^algorithm: expected one of auto, .*, got 'foo'$"):
+    with pytest.raises(ValueError, match="^algorithm: expected 'auto', .*, got 'foo'$"):
         flexgemm.submanifold_conv3d(feats, weight, **how)
-    with pytest.raises(ValueError, match="^algorithm: expected one of auto, .*, got 'foo'$"):
+    with pytest.raises(ValueError, match="^algorithm: expected 'auto', .*, got 'foo'$"):
         flexgemm.submanifold_conv3d_backward(feats, feats, weight, **how)

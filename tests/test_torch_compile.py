@@ -283,7 +283,7 @@ def test_a_traced_voxelization_names_a_wrong_reduction():
     """Without features too."""
     with (
         torch.utils.flop_counter.FlopCounterMode(display=False),
-        pytest.raises(ValueError, match="^reduce: expected one of mean, sum, max, first, got 'median'$"),
+        pytest.raises(ValueError, match="^reduce: expected 'mean', 'sum', 'max' or 'first', got 'median'$"),
     ):
         ft.voxelize(torch.rand(9, 3), voxel_size=0.5, shape=(1, 2, 2, 2), reduce="median")
 

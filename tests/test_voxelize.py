@@ -285,7 +285,7 @@ def test_a_batch_just_below_0_is_none(backend):
 
 def test_a_reduction_is_checked_without_features_too(backend):
     points = backend.array(np.zeros((1, 3), np.float32))
-    with pytest.raises(ValueError, match="^reduce: expected one of mean, sum, max, first, got 'avg'$"):
+    with pytest.raises(ValueError, match="^reduce: expected 'mean', 'sum', 'max' or 'first', got 'avg'$"):
         flexgemm.voxelize(points, voxel_size=1.0, shape=(1, 8, 8, 8), reduce="avg")
 
 

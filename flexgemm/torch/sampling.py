@@ -9,6 +9,7 @@ import torch
 
 import flexgemm
 from flexgemm import grid_sample
+from flexgemm._arguments import expect_choice
 from flexgemm._arrays import Stream, library_of, on_stream
 from flexgemm._voxels import grid_shape
 from flexgemm.grid_sample import SampleMap
@@ -24,10 +25,10 @@ from flexgemm.torch.dispatch import (
     unwrapped,
 )
 from flexgemm.voxelize import (
+    REDUCTIONS,
     Groups,
     Voxels,
     bind,
-    expect_reduction,
     expect_voxels,
     points_map,
     reduced,
@@ -143,7 +144,7 @@ def voxelize(
     if traced(points, points):
         refuse_stream(stream)
         size, begin = (three(x, name) for x, name in ((voxel_size, "voxel_size"), (origin, "origin")))
-        expect_reduction(reduce)
+        expect_choice(reduce, "reduce", REDUCTIONS)
         b, w, h, d = shape if len(shape) == 4 else grid_shape(shape)  # which need not be ints yet
         coords, *groups, places = operators.group_points(points.detach(), size, begin, (b, w, h, d))
         grouped = Groups(*groups)
