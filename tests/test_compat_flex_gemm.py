@@ -382,6 +382,15 @@ def test_a_kernel_larger_than_the_grid_has_no_outputs(device, given, grid):
     assert out.tolist() == [[2, 2, 2]] and at.tolist() == [[0, 0, 0, 0]], "padding is on both sides"
 
 
+def test_coordinates_of_outputs_are_memory_of_their_own(device):
+    """Where they are those of the inputs too."""
+    coords = torch.zeros(1, 4, dtype=torch.int32, device=device)
+    how = (1, 1, 1), (0, 0, 0), (1, 1, 1)
+    out_coords = SparseConv3dFunction._get_output_coords(coords, torch.Size([1, 2, 4, 4, 4]), (1, 1, 1), *how)
+    coords += 1
+    assert out_coords.tolist() == [[0, 0, 0, 0]]
+
+
 @pytest.mark.parametrize("mode", ["Z_ORDER", "HILBERT"])
 def test_outputs_follow_a_curve(device, monkeypatch, mode):
     """In the bits of the input's grid, and the convolution is the same."""
@@ -397,7 +406,7 @@ def test_outputs_follow_a_curve(device, monkeypatch, mode):
     row = {tuple(c): i for i, c in enumerate(at.tolist())}
     assert torch.equal(out, plain[[row[tuple(c)] for c in out_coords.tolist()]])
     monkeypatch.setattr(spconv, "SERIALIZATION_MODE", 7)
-    with pytest.raises(ValueError, match="SERIALIZATION_MODE"):
+    with pytest.raises(ValueError, match="^SERIALIZATION_MODE: expected 0, 1 or 2, got 7$"):
         sparse_conv3d(s.feats, s.coords, s.shape, s.weight, s.bias, None, None, *how)
 
 

@@ -22,7 +22,7 @@ from flexgemm._arrays import library_of
 from flexgemm._voxels import Triple
 from flexgemm.compat.flex_gemm.kernels import cuda
 from flexgemm.compat.flex_gemm.kernels.cuda import maps
-from flexgemm.compat.flex_gemm.kernels.triton.spconv import config
+from flexgemm.compat.flex_gemm.ops.spconv import _convolve as convolve
 from flexgemm.torch.operators.define import Gradients, operator
 from flexgemm.voxel import NeighborMap
 
@@ -184,8 +184,8 @@ def sparse_conv_masked_splitk_fwd(
     """(N, Co). flexgemm plans by itself: of what the fork's kernels need besides the map and the order of its rows,
     nothing is looked at."""
     nmap = _neighbor_map(input, neighbor, sorted_idx, with_gradient=False)
-    bias = None if bias is None else bias.to(input.dtype)
-    out: torch.Tensor = conv.sparse_conv3d(input, _with_axes(weight), bias, neighbor_map=nmap, precision=_precision())
+    bias, precision = convolve.bias_for(input, bias), convolve.precision()
+    out: torch.Tensor = conv.sparse_conv3d(input, _with_axes(weight), bias, neighbor_map=nmap, precision=precision)
     return out
 
 
@@ -207,7 +207,7 @@ def sparse_conv_masked_splitk_bwd(
     """The gradients in input, weight and bias, all three: that in the bias without a bias too."""
     nmap = _neighbor_map(input, neighbor, sorted_idx, with_gradient=True)
     gradients: Any = conv.sparse_conv3d_backward(
-        grad_output, input, _with_axes(weight), neighbor_map=nmap, precision=_precision()
+        grad_output, input, _with_axes(weight), neighbor_map=nmap, precision=convolve.precision()
     )
     grad_input, grad_weight, grad_bias = gradients
     return grad_input, grad_weight.view(weight.shape), grad_bias
@@ -267,10 +267,6 @@ def _kernel(volume: int) -> Triple:
             return w, h, d
     need = f"V the volume of a kernel of up to {_C.MAX_KERNEL} along each axis"
     raise ValueError(f"weight: expected (Co, V, Ci), {need}, got V {volume}")
-
-
-def _precision() -> str:
-    return "tf32" if config.allow_tf32 else "ieee"
 
 
 def _out(input: Any, weight: Any, bias: Any, neighbor: Any, *others: Any) -> torch.Tensor:

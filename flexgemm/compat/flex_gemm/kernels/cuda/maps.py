@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from flexgemm._arguments import as_int
 from flexgemm._voxels import Triple
 from flexgemm.torch.maps import from_operators
 from flexgemm.voxel import NeighborMap, neighbor_map, sparse_conv_map
@@ -56,16 +57,22 @@ def hashmap_build_submanifold_conv_neighbour_map(
     return unsigned(neighbor_map(coords, of_any_sample(W, H, D), (Kw, Kh, Kd), (Dw, Dh, Dd)).map)
 
 
+def order_of(mode: int, name: str) -> str:
+    """The order of outputs that FlexGEMM has a number for."""
+    orders = "bxyz", "z_order", "hilbert"
+    number = as_int(mode, name)
+    if number not in range(len(orders)):
+        raise ValueError(f"{name}: expected 0, 1 or 2, got {number}")
+    return orders[number]
+
+
 def hashmap_build_sparse_conv_out_coords(
     in_coords: torch.Tensor, hashmap_ratio: float, serialize_mode: int, *sizes: int
 ) -> torch.Tensor:
     """(M, 4) int32, the outputs that any voxel reaches. serialize_mode: 0 bxyz, 1 Z order, 2 Hilbert. sizes: B, W, H,
     D, and kernel size, stride, padding and dilation, three ints each."""
     grid, how = sizes[:4], (sizes[i : i + 3] for i in range(4, 16, 3))
-    orders = ("bxyz", "z_order", "hilbert")
-    if serialize_mode not in range(len(orders)):
-        raise ValueError(f"serialize_mode: expected 0, 1 or 2, got {serialize_mode!r}")
-    order = orders[serialize_mode]
+    order = order_of(serialize_mode, "serialize_mode")
     out_coords: torch.Tensor = sparse_conv_map(in_coords, grid, *how, order=order).out_coords
     return out_coords
 

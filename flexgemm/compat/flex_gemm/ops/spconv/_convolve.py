@@ -34,12 +34,21 @@ def expect_arguments(weight: Any, neighbor_cache: Any, kind: type[NeighborCache]
     expect_algorithm()
 
 
+def bias_for(feats: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+    """FlexGEMM adds a bias of any dtype; flexgemm's is of that of feats."""
+    return None if bias is None else bias.to(feats.dtype)
+
+
+def precision() -> str:
+    """Of float32 convolutions, as programs set it."""
+    return "tf32" if config.allow_tf32 else "ieee"
+
+
 def forward(feats: torch.Tensor, nmap: NeighborMap, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The convolution, recorded by autograd; in the dtype of its arguments under torch.autocast too."""
-    precision = "tf32" if config.allow_tf32 else "ieee"
-    bias = None if bias is None else bias.to(feats.dtype)
+    bias = bias_for(feats, bias)
     with torch.autocast(feats.device.type, enabled=False):
-        return flexgemm.torch.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, precision=precision)
+        return flexgemm.torch.sparse_conv3d(feats, weight, bias, neighbor_map=nmap, precision=precision())
 
 
 def backward(
@@ -51,10 +60,9 @@ def backward(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """The gradients of what requires one."""
     needs = feats.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad
-    precision = "tf32" if config.allow_tf32 else "ieee"
     with torch.no_grad():
         return flexgemm.torch.sparse_conv3d_backward(
-            grad_output, feats, weight, neighbor_map=nmap, needs_grad=needs, precision=precision
+            grad_output, feats, weight, neighbor_map=nmap, needs_grad=needs, precision=precision()
         )
 
 

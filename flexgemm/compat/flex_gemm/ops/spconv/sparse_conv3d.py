@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flexgemm._voxels import three_ints
-from flexgemm.compat.flex_gemm.kernels.cuda.maps import unsigned
+from flexgemm.compat.flex_gemm.kernels.cuda import maps
 from flexgemm.compat.flex_gemm.ops import spconv
 from flexgemm.compat.flex_gemm.ops.grids import grid_of
 from flexgemm.compat.flex_gemm.ops.spconv import _convolve as convolve
@@ -45,7 +45,7 @@ class SparseConv3dNeighborCache(NeighborCache):
     @cached_property
     def neighbor_map_bwd(self) -> torch.Tensor:
         """(N, V) uint32: the output that reads each input at each offset."""
-        return unsigned(self.nmap.transposed_map)
+        return maps.unsigned(self.nmap.transposed_map)
 
     @cached_property
     def _backward(self) -> NeighborCache:
@@ -80,11 +80,8 @@ def _other_map(name: str) -> TypeError:
 def _map(coords: torch.Tensor, out_coords: torch.Tensor | None, shape: Sequence[int], *how: Triple) -> NeighborMap:
     """The map between given outputs, or those that any voxel reaches; how: kernel size, stride, padding, dilation.
 
-    A kernel larger than the padded grid has no outputs, where torch raises. The map of the gradients is built later,
-    of coordinates that programs may have changed by then: it has copies."""
-    orders = {value: name.lower() for name, value in vars(spconv.SerializationMode).items() if name.isupper()}
-    if spconv.SERIALIZATION_MODE not in orders:
-        raise ValueError(f"SERIALIZATION_MODE: expected one of {list(orders)}, got {spconv.SERIALIZATION_MODE!r}")
+    A kernel larger than the padded grid has no outputs, where torch raises."""
+    order = maps.order_of(spconv.SERIALIZATION_MODE, "SERIALIZATION_MODE")
     names = ("kernel_size", 1), ("stride", 1), ("padding", 0), ("dilation", 1)
     numbers = (three_ints(x, name, least=least) for x, (name, least) in zip(how, names, strict=True))
     grid, (kernel, stride, padding, dilation) = grid_of(shape), numbers
@@ -92,9 +89,7 @@ def _map(coords: torch.Tensor, out_coords: torch.Tensor | None, shape: Sequence[
     fits = all(w + 2 * p > r for w, p, r in zip(grid[1:], padding, reach, strict=True))
     if not fits and (out_coords is None or len(out_coords) == 0):
         out_coords, padding = coords.new_empty((0, 4)), reach
-    order = orders[spconv.SERIALIZATION_MODE]
-    sites = None if out_coords is None else out_coords.clone()
-    return sparse_conv_map(coords.clone(), grid, kernel, stride, padding, dilation, out_coords=sites, order=order)
+    return sparse_conv_map(coords, grid, kernel, stride, padding, dilation, out_coords=out_coords, order=order)
 
 
 class SparseConv3dFunction:
@@ -147,9 +142,11 @@ class SparseConv3dFunction:
         needs_grad: bool = True,
         is_out_coords_given: bool = False,
     ) -> SparseConv3dNeighborCache:
-        """needs_grad, is_out_coords_given: accepted; every cache serves the backward pass."""
+        """needs_grad, is_out_coords_given: accepted; every cache serves the backward pass. Its map of the gradients is
+        built later, of coordinates that programs may have changed by then: it has copies."""
         convolve.expect_algorithm()
-        cache = SparseConv3dNeighborCache(_map(coords, out_coords, shape, kernel_size, stride, padding, dilation))
+        sites = None if out_coords is None else out_coords.clone()
+        cache = SparseConv3dNeighborCache(_map(coords.clone(), sites, shape, kernel_size, stride, padding, dilation))
         if out_coords is not None:
             cache.out_coords = out_coords
         return cache
