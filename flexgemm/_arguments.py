@@ -33,16 +33,17 @@ def type_name(x: Any) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def as_int(value: Any, name: str) -> int:
-    """An int, given as one or as what stands for one."""
-    if type(value) is int:
-        return value
+def as_int(value: Any, name: str, *, least: int | None = None) -> int:
+    """An int, from `least` on where there is one, given as such or as what stands for it."""
     try:
-        return index(value)
+        number = value if type(value) is int else index(value)
     except TypeError:
         raise TypeError(f"{name}: expected an int, got {type_name(value)}") from None
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{name}: {error}") from error
+    if least is not None and number < least:
+        raise ValueError(f"{name}: expected at least {least}, got {number}")
+    return number
 
 
 def expect_float(value: Any, name: str) -> None:

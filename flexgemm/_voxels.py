@@ -8,7 +8,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from flexgemm import _C
-from flexgemm._arguments import renamed
+from flexgemm._arguments import as_int, renamed
 from flexgemm._arrays import Array, Library
 
 if TYPE_CHECKING:
@@ -41,11 +41,9 @@ def three_ints(value: Any, name: str, *, least: int = 1) -> Any:
     if type(value) is int and value >= least:
         return value, value, value
     try:
-        numbers = tuple(map(index, value)) if is_sequence(value) else (index(value),) * 3
+        numbers = tuple(as_int(n, name) for n in value) if is_sequence(value) else (as_int(value, name),) * 3
     except TypeError:
         numbers = ()
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"{name}: {error}") from error
     if len(numbers) != 3 or min(numbers) < least:
         meaning = "a positive int" if least else "an int from 0"
         raise ValueError(f"{name}: expected {meaning} or three of them (w, h, d), got {value!r}")

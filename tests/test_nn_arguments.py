@@ -307,7 +307,7 @@ def test_what_is_joined_are_sparse_tensors():
 
 @pytest.mark.parametrize("kind", [fnn.SubMConv3d, fnn.SparseConv3d, fnn.SparseInverseConv3d])
 def test_channels_and_groups_are_positive_ints(kind):
-    with pytest.raises(ValueError, match="^in_channels, out_channels: expected at least 1, got 0 and 4$"):
+    with pytest.raises(ValueError, match="^in_channels: expected at least 1, got 0$"):
         kind(0, 4, 3)
     with pytest.raises(TypeError, match="^groups: expected an int, got float$"):
         kind(4, 4, 3, groups=2.0)

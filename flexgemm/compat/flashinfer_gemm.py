@@ -93,9 +93,7 @@ class SegmentGEMMWrapper:
         rest: out, seg_lens, seg_indptr and weight_indices by position; or, as in an older order of the arguments, which
             is recognised, the last three of them.
         """
-        batch_size = as_int(batch_size, "batch_size")
-        if batch_size < 0:
-            raise ValueError(f"batch_size: expected at least 0, got {batch_size}")
+        batch_size = as_int(batch_size, "batch_size", least=0)
         order = _OLDER_ORDER if _is_older(rest, batch_size) else _ORDER
         if len(rest) > len(order):
             raise TypeError(f"expected at most {4 + len(order)} positional arguments, got {4 + len(rest)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Unpack
 
 import torch
@@ -253,6 +254,7 @@ def _check(options: dict[str, Any]) -> None:
     """What the extension does not see of a product that is recorded."""
     refuse_device(options.pop("device", None), "torch")
     refuse_check(options.pop("check", False), "inside torch.func")
+    checks: dict[str, Callable[[Any, str], Any]]
     checks = {"alpha": expect_float, "accumulate": as_bool, "b_row_major": as_bool, "expected_m": as_int}
     for name in checks.keys() & options.keys():
         checks[name](options[name], name)

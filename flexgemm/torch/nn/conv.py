@@ -56,10 +56,9 @@ class Convolution(KeepsFloat8):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        in_channels, out_channels = as_int(in_channels, "in_channels"), as_int(out_channels, "out_channels")
+        in_channels = as_int(in_channels, "in_channels", least=1)
+        out_channels = as_int(out_channels, "out_channels", least=1)
         groups = as_int(groups, "groups")
-        if min(in_channels, out_channels) < 1:
-            raise ValueError(f"in_channels, out_channels: expected at least 1, got {in_channels} and {out_channels}")
         if groups < 1 or in_channels % groups or out_channels % groups:
             raise ValueError(f"groups: expected a divisor of {in_channels} and {out_channels} channels, got {groups}")
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups

@@ -43,11 +43,7 @@ class GroupedLinear(torch.nn.Module):
     ) -> None:
         super().__init__()
         sizes = {"num_groups": num_groups, "in_features": in_features, "out_features": out_features}
-        sizes = {name: as_int(size, name) for name, size in sizes.items()}
-        for name, size in sizes.items():
-            if size < 0:
-                raise ValueError(f"{name}: expected at least 0, got {size}")
-        self.num_groups, self.in_features, self.out_features = sizes.values()
+        self.num_groups, self.in_features, self.out_features = (as_int(n, name, least=0) for name, n in sizes.items())
         self.fp8 = as_bool(fp8, "fp8")
         shape = self.num_groups, self.out_features, self.in_features
         self.weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype))

@@ -66,9 +66,7 @@ def k_grouped_wgrad_gemm_per_tensor_fp8_fp8_fp32_nt(
     _expect(out, torch.float32, lhs=lhs, rhs=rhs)
     if not is_sequence(batch_sizes):
         raise TypeError(f"batch_sizes: expected a sequence of ints, got {type_name(batch_sizes)}")
-    batch_sizes = [as_int(k, "batch_sizes") for k in batch_sizes]
-    if min(batch_sizes, default=0) < 0:
-        raise ValueError(f"batch_sizes: expected ints from 0, got {batch_sizes}")
+    batch_sizes = [as_int(k, "batch_sizes", least=0) for k in batch_sizes]
     if out.ndim != 3 or len(batch_sizes) != out.shape[0]:
         raise ValueError(f"out: expected ({len(batch_sizes)}, m, n) to match batch_sizes, got {tuple(out.shape)}")
     total = sum(batch_sizes)
