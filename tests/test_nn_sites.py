@@ -109,12 +109,34 @@ def test_workers_give_whole_batches():
         assert torch.equal(layer(y).dense(), layer(x).dense())
 
 
-@pytest.mark.usefixtures("cuda")
-def test_batches_in_pinned_memory():
+def test_pinned_memory_has_features_and_coordinates(monkeypatch):
+    """Of a copy. Whether torch pins it takes a GPU to tell."""
+    x, pinned = sparse(), []
+
+    def pin_memory(tensor):
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    y = x.pin_memory()
+    feats, coords = pinned
+    assert y.feats is feats and y.coords is coords
+    assert y.shape == x.shape and torch.equal(y.dense(), x.dense())
+
+
+def test_pinned_memory_of_a_gpu(cuda_device):
+    x = sparse()
+    y = x.pin_memory()
+    assert y.feats.is_pinned() and y.coords.is_pinned() and not x.feats.is_pinned()
+    z = y.to(cuda_device, non_blocking=True)
+    assert z.coords.is_cuda and torch.equal(z.dense().cpu(), x.dense())
+
+
+def test_batches_in_pinned_memory(cuda_device):
     x = sparse()
     for y in batches(pin_memory=True):
         assert y.feats.is_pinned() and y.coords.is_pinned() and y.shape == x.shape
-        z = y.to("cuda", non_blocking=True)
+        z = y.to(cuda_device, non_blocking=True)
         assert z.coords.is_cuda and torch.equal(z.dense().cpu(), x.dense())
 
 
