@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from flexgemm._arguments import expect_choice
 from flexgemm.torch.nn.conv import Convolution, SubMConv3d
 from flexgemm.torch.nn.normalization import InstanceNorm
 from flexgemm.torch.nn.pointwise import BatchNorm, Linear
@@ -30,8 +31,7 @@ def from_spconv(state: Mapping[str, torch.Tensor], model: torch.nn.Module, layou
     layout: of its weights: "KRSC" (Co, kernel, Ci) since 2.1, "RSKC" (kernel, Co, Ci) in 2.0, "RSCK" (kernel, Ci, Co)
         in 1.x.
     """
-    if layout not in _SPCONV:
-        raise ValueError(f"layout: expected 'KRSC', 'RSKC' or 'RSCK', got {layout!r}")
+    expect_choice(layout, "layout", tuple(_SPCONV))
     return _convert(state, model, "weight", lambda weight, conv: weight.permute(_SPCONV[layout]))
 
 

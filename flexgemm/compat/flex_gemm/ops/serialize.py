@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 import flexgemm.torch
+from flexgemm._arguments import expect_choice
 from flexgemm.compat.flex_gemm.ops.grids import grid_of
 
 
@@ -21,8 +22,7 @@ def decode_seq(code: torch.Tensor, shape: Sequence[int], mode: str = "z_order") 
 
 
 def _curve(mode: str) -> str:
-    if mode not in ("z_order", "hilbert"):
-        raise ValueError(f"mode: expected 'z_order' or 'hilbert', got {mode!r}")
+    expect_choice(mode, "mode", ("z_order", "hilbert"))
     return mode
 
 

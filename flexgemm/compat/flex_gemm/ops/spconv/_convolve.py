@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import flexgemm.torch
-from flexgemm._arguments import type_name
+from flexgemm._arguments import expect_choice, type_name
 from flexgemm.compat.flex_gemm.kernels.cuda import maps
 from flexgemm.compat.flex_gemm.kernels.triton.spconv import config
 from flexgemm.compat.flex_gemm.ops import spconv
@@ -22,8 +22,7 @@ _ALGORITHMS = [value for name, value in vars(spconv.Algorithm).items() if name.i
 
 
 def expect_algorithm() -> None:
-    if spconv.ALGORITHM not in _ALGORITHMS:
-        raise ValueError(f"ALGORITHM: expected one of {_ALGORITHMS}, got {spconv.ALGORITHM!r}")
+    expect_choice(spconv.ALGORITHM, "ALGORITHM", _ALGORITHMS)
 
 
 def expect_arguments(weight: Any, neighbor_cache: Any, kind: type[NeighborCache]) -> None:
