@@ -5,8 +5,8 @@ how an output is allocated, how a strided array is made contiguous, and how a re
 recognises an array by its type, without importing a library that the caller has not imported, and remembers the
 answer per type: for a torch tensor it costs one dictionary lookup.
 
-An operation goes: library_of(first array) -> rows()/matrix()/contiguous() of its inputs -> empty() for its outputs -> the
-extension, which may ask for a workspace() -> result().
+An operation goes: library_of(first array) -> rows(), matrix() or contiguous() of its inputs -> empty() for its outputs
+-> the extension, which may ask for a workspace() -> result().
 """
 
 from __future__ import annotations

@@ -246,6 +246,16 @@ def test_batch_norm_takes_what_that_of_torch_takes(device, dtype, options, shape
         close(a.double(), b.double(), 1e-5 if dtype is torch.float32 else 3e-3)
 
 
+def test_the_gradient_of_a_gradient_of_batch_norm_is_refused(device):
+    """It depends on x, whether the gradient that came in does or not."""
+    x = torch.randn(7, 5, device=device, requires_grad=True)
+    with way_of_several():
+        y = fnn.SyncBatchNorm(5).to(device)(x)
+        (gradient,) = torch.autograd.grad((y * torch.arange(5.0, device=device)).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiable once"):
+        gradient.square().sum().backward()
+
+
 @pytest.mark.parametrize("rows", [0, 1])
 def test_batch_norm_learns_nothing_of_no_rows_and_no_variance_of_one(device, rows):
     layer = fnn.SyncBatchNorm(5, momentum=0.5).to(device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch not installed")
@@ -157,3 +159,80 @@ def test_experts_compile(device, kind):
         out, expected = compiled(x, ends), layer(x, ends) * 2
         torch.testing.assert_close(out, expected)
         torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (out, expected)))
+
+
+kinds = pytest.mark.parametrize("kind", ["fp8", "frozen"])
+
+
+def experts_of(kind, device="cpu"):
+    torch.manual_seed(0)
+    layer = fnn.GroupedLinear(4, 48, 32, fp8=kind == "fp8", device=device)
+    return layer.frozen() if kind == "frozen" else layer
+
+
+@kinds
+@pytest.mark.parametrize("strict", [False, True], ids=["not strict", "strict"])
+def test_exported_experts_have_their_gradients(kind, strict):
+    """Beside a way around them, whose gradient alone would look like one."""
+
+    class Residual(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.experts, self.out = experts_of(kind), torch.nn.Linear(32, 48)
+
+        def forward(self, x, ends):
+            return x + self.out(self.experts(x, ends))
+
+    network, x, ends = Residual(), torch.randn(ENDS[-1], 48, requires_grad=True), torch.tensor(ENDS)
+    program = torch.export.export(network, (x, ends), strict=strict).module()
+    results = []
+    for module in (network, program):
+        parameters = dict(module.named_parameters())
+        gradients = torch.autograd.grad(module(x, ends).square().sum(), [x, *parameters.values()])
+        results.append(dict(zip(["x", *parameters], gradients, strict=True)))
+    assert ("experts.weight" in results[0]) == (kind == "fp8")
+    torch.testing.assert_close(*results)
+
+
+@kinds
+def test_traced_experts_are_saved(kind):
+    layer, ends = experts_of(kind), torch.tensor(ENDS)
+    with torch.no_grad():
+        traced = torch.jit.trace(layer, (torch.randn(ENDS[-1], 48), ends))
+    file = io.BytesIO()
+    torch.jit.save(traced, file)
+    file.seek(0)
+    x = torch.randn(ENDS[-1] + 9, 48)
+    again = torch.jit.load(file)
+    assert torch.equal(again(x, ends)[: ENDS[-1]], layer(x, ends)[: ENDS[-1]])
+
+
+def test_the_gradient_of_a_gradient_of_cast_experts_is_refused(device):
+    """Which depends on the weight, whether the gradient that came in does or not."""
+    layer, ends = experts_of("fp8", device), torch.tensor(ENDS, device=device)
+    x = torch.randn(ENDS[-1], 48, device=device, requires_grad=True)
+    (gradient,) = torch.autograd.grad(layer(x, ends).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiable once"):
+        gradient.square().sum().backward()
+
+
+@kinds
+def test_cast_experts_in_torch_func(device, kind):
+    layer, ends = experts_of(kind, device), torch.tensor(ENDS, device=device)
+    parameters = dict(layer.named_parameters())
+    x = torch.randn(2, ENDS[-1], 48, device=device)
+
+    def loss(x, parameters):
+        return torch.func.functional_call(layer, parameters, (x, ends)).square().sum()
+
+    expected = []
+    for one in x:
+        leaves = [one.clone().requires_grad_(), *parameters.values()]
+        expected.append(torch.autograd.grad(loss(leaves[0], parameters), leaves))
+    detached = {name: parameter.detach() for name, parameter in parameters.items()}
+    of_each = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(0, None))(x, detached)
+    for i, gradients in enumerate(expected):
+        of_one = [of_each[0][i], *(of_each[1][name][i] for name in parameters)]
+        torch.testing.assert_close(of_one, list(gradients))
+    with pytest.raises(NotImplementedError, match="gradients come one at a time"):
+        torch.autograd.functional.jacobian(lambda x: layer(x, ends), x[0], vectorize=True)

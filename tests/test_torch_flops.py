@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 import flexgemm  # noqa: E402
 import flexgemm.torch as ft  # noqa: E402
 import flexgemm.torch.flops  # noqa: E402, F401
+import flexgemm.torch.nn as fnn  # noqa: E402
 
 M, N, K, G = 12, 16, 32, 3
 
@@ -42,6 +43,14 @@ def test_products_of_groups():
     x, weight = a[0].clone().requires_grad_(), b.clone().requires_grad_()
     assert counted(lambda: ft.m_grouped_gemm_nt(x, weight, ends).sum().backward()) == 3 * 2 * M * N * K
     assert counted(lambda: ft.m_grouped_gemm_nt(x.detach(), weight, ends).sum().backward()) == 2 * 2 * M * N * K
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_layers_of_experts(fp8):
+    layer, ends = fnn.GroupedLinear(G, K, N, fp8=fp8), torch.tensor([4, 4, M])
+    x = torch.randn(M, K, requires_grad=True)
+    assert counted(lambda: layer(x, ends).sum().backward()) == 3 * 2 * M * N * K
+    assert counted(lambda: layer.frozen()(x, ends).sum().backward()) == 2 * 2 * M * N * K
 
 
 def test_a_convolution_and_its_gradients():

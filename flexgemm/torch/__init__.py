@@ -1,6 +1,7 @@
 """flexgemm for torch: operations that autograd, torch.autocast, torch.compile and torch.func know."""
 
 from flexgemm.torch import _requires  # noqa: F401  first
+from flexgemm.torch import experts as _experts  # noqa: F401  programs may hold its operators
 from flexgemm.torch.codes import decode_seq, encode_seq, sort_coords
 from flexgemm.torch.ops import (
     neighbor_map,

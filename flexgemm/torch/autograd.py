@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,23 @@ from flexgemm.torch.dispatch import transformed
 def records(*tensors: Any) -> bool:
     """Whether autograd or torch.func has to see an operation on these."""
     return requires_grad(*tensors) or transformed()
+
+
+def keep(ctx: Any, factors: Sequence[Any], read: Sequence[bool], *others: Any) -> None:
+    """For a backward pass: those factors that it reads, and all else. A gradient reads the other factor of its product,
+    and what none reads is not to be held until then: the activations in front of a frozen layer."""
+    ctx.of_factors = tuple((x.shape, x.dtype) for x in factors)
+    ctx.save_for_backward(*(x if needed else None for x, needed in zip(factors, read, strict=True)), *others)
+
+
+def kept(ctx: Any, grad_out: Any) -> tuple[Any, ...]:
+    """What `keep` was given; for factors that it let go tensors of their shape and dtype that hold anything."""
+    count, saved = len(ctx.of_factors), ctx.saved_tensors
+    factors = (
+        grad_out.new_empty(shape, dtype=dtype) if x is None else x
+        for x, (shape, dtype) in zip(saved[:count], ctx.of_factors, strict=True)
+    )
+    return *factors, *saved[count:]
 
 
 class _Alive:

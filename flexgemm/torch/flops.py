@@ -38,6 +38,16 @@ def _(grad_out: Any, a: Any, b: Any, grouping: Any, layout: str, needs_grad: Any
     return sum(needs_grad[:2]) * _of_product(a, b, layout)
 
 
+@register_flop_formula(flexgemm.float8_experts)
+def _(x: Any, weight: Any, *others: Any, **how: Any) -> int:
+    return _of_product(x, weight, "m_grouped")
+
+
+@register_flop_formula(flexgemm.frozen_experts)
+def _(x: Any, w: Any, *others: Any, **how: Any) -> int:
+    return _of_product(x, w, "m_grouped")
+
+
 @register_flop_formula(flexgemm.sparse_conv3d)
 def _(feats: Any, weight: Any, *others: Any, out_shape: Any, **how: Any) -> int:
     return 2 * int(prod(weight) * out_shape[0])

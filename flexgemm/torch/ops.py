@@ -20,7 +20,7 @@ from flexgemm._torch import requires_grad
 from flexgemm._voxels import Triple
 from flexgemm.conv import Float8
 from flexgemm.torch import operators
-from flexgemm.torch.autograd import no_gradient, recorded, records
+from flexgemm.torch.autograd import keep, kept, no_gradient, recorded, records
 from flexgemm.torch.dispatch import (
     autocast,
     beneath_transforms,
@@ -425,11 +425,17 @@ def _forward(feats: Any, weight: Any, bias: Any, residual: Any, how: tuple[Any, 
 def _save(ctx: Any, args: tuple[Any, ...], out: Any) -> None:
     feats, weight, _, _, how = args
     ctx.how = how
-    ctx.save_for_backward(feats, weight, out if how[1] == "relu" else None)
+    keep(ctx, (feats, weight), _read(ctx), out if how[1] == "relu" else None)
+
+
+def _read(ctx: Any) -> tuple[bool, bool]:
+    """Whether gradients read feats and weight; that of the bias comes with the weight's."""
+    of_feats, of_weight, of_bias = ctx.needs_input_grad[:3]
+    return of_weight or of_bias, of_feats
 
 
 def _backward(ctx: Any, grad_out: Any) -> Any:
-    feats, weight, out = ctx.saved_tensors
+    feats, weight, out = kept(ctx, grad_out)
     nmap, _, *how = ctx.how
     return *_gradients(ctx, grad_out, feats, weight, out, nmap, how), None
 
@@ -455,11 +461,11 @@ def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     feats, weight, _, _, *maps, ctx.kernel_size, ctx.phases, activation, algorithm, precision, groups = inputs
     ctx.how = algorithm, precision, groups
     ctx.foreseen = activation in (None, "relu")
-    ctx.save_for_backward(feats, weight, output if activation == "relu" else None, *maps)
+    keep(ctx, (feats, weight), _read(ctx), output if activation == "relu" else None, *maps)
 
 
 def _operator_backward(ctx: Any, grad_out: Any) -> Any:
-    feats, weight, out, map, order, gradient, gradient_order, segments = ctx.saved_tensors
+    feats, weight, out, map, order, gradient, gradient_order, segments = kept(ctx, grad_out)
     expect_foreseen(ctx.foreseen, "feats, weight, bias, residual")
     if ctx.needs_input_grad[0]:
         expect_gradient_map(map, gradient)

@@ -13,7 +13,7 @@ from flexgemm._arrays import Stream, on_stream, refuse_device
 from flexgemm._torch import expect_unrecorded, requires_grad
 from flexgemm.gemm import GradientOptions, Options
 from flexgemm.torch import operators
-from flexgemm.torch.autograd import no_gradient, recorded, records
+from flexgemm.torch.autograd import keep, kept, no_gradient, recorded, records
 from flexgemm.torch.dispatch import (
     autocast,
     autocast_bias,
@@ -276,7 +276,7 @@ def _forward(
 def _save(ctx: Any, args: tuple[Any, ...], out: Any) -> None:
     a, b, bias, grouping, ctx.layout, ctx.row_major, _, ctx.precision, _ = args
     ctx.bias_dtype = None if bias is None else bias.dtype
-    ctx.save_for_backward(a, b, grouping)
+    keep(ctx, (a, b), (ctx.needs_input_grad[1], ctx.needs_input_grad[0]), grouping)
 
 
 def _backward(ctx: Any, grad_out: Any) -> Any:
@@ -285,7 +285,7 @@ def _backward(ctx: Any, grad_out: Any) -> Any:
 
 def _gradients(ctx: Any, grad_out: Any) -> Gradients:
     """Of out = a . b^T + bias: grad_out . b, grad_out^T . a, and the sum of the rows of grad_out."""
-    a, b, grouping = ctx.saved_tensors
+    a, b, grouping = kept(ctx, grad_out)
     needs, row_major = ctx.needs_input_grad[:3], ctx.row_major
     grad_a = grad_b = grad_bias = None
     if grouping is not None:

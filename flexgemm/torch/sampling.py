@@ -14,7 +14,7 @@ from flexgemm._arrays import Stream, library_of, on_stream
 from flexgemm._voxels import grid_shape
 from flexgemm.grid_sample import SampleMap
 from flexgemm.torch import operators
-from flexgemm.torch.autograd import no_gradient, recorded, records
+from flexgemm.torch.autograd import keep, kept, no_gradient, recorded, records
 from flexgemm.torch.dispatch import (
     beneath_transforms,
     expect_foreseen,
@@ -86,17 +86,18 @@ def _sample(feats: Any, coords: Any, grid: Any, samples: Any) -> Any:
 
 def _save_sample(ctx: Any, args: tuple[Any, ...], out: Any) -> None:
     feats, coords, grid, samples = args
+    mode = samples.mode if isinstance(samples, SampleMap) else samples[1]
+    of_points = ctx.needs_input_grad[2] and mode == "trilinear"
     if isinstance(samples, SampleMap):
         # The gradient in the points reads the map's, which may be these: saved, so that autograd sees them changed.
-        reads_points = ctx.needs_input_grad[2] and samples.mode == "trilinear"
-        coords, grid = None, grid if reads_points else None
+        coords, grid = None, grid if of_points else None
     ctx.samples = samples
-    ctx.save_for_backward(feats, coords, grid)
+    keep(ctx, (feats,), (of_points,), coords, grid)
 
 
 def _sample_backward(ctx: Any, grad_out: Any) -> Any:
     for_feats, _, for_grid, _ = ctx.needs_input_grad
-    tensors = grad_out, *ctx.saved_tensors
+    tensors = grad_out, *kept(ctx, grad_out)
     gradients: Any = _record_sample_gradients if records(*tensors) else _sample_gradients
     of_feats, of_grid = gradients(*tensors, ctx.samples, (for_feats, for_grid))
     return of_feats, None, of_grid, None
@@ -113,12 +114,13 @@ _record_sample_gradients = recorded("GridSample3dGradients", _sample_gradients, 
 
 def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     feats, coords, grid, ctx.shape, ctx.mode = inputs
-    ctx.save_for_backward(feats, coords, grid)
+    ctx.needs = ctx.needs_input_grad[0], ctx.needs_input_grad[2] and ctx.mode == "trilinear"
+    keep(ctx, (feats,), ctx.needs[1:], coords, grid)
 
 
 def _operator_backward(ctx: Any, grad_out: Any) -> Any:
-    needs = ctx.needs_input_grad[0], ctx.needs_input_grad[2] and ctx.mode == "trilinear"
-    gradients = operators.grid_sample_3d_backward(grad_out, *ctx.saved_tensors, ctx.shape, ctx.mode, needs)
+    needs = ctx.needs
+    gradients = operators.grid_sample_3d_backward(grad_out, *kept(ctx, grad_out), ctx.shape, ctx.mode, needs)
     for_feats, for_grid = (g if n else None for g, n in zip(gradients, needs, strict=True))
     return for_feats, None, for_grid, None, None
 

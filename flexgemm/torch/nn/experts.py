@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from flexgemm._arguments import as_bool, as_int, renamed
 from flexgemm.torch import products
 from flexgemm.torch.dispatch import autocast, autocast_bias, expect_tensor
+from flexgemm.torch.experts import float8_experts, frozen_experts
 from flexgemm.torch.nn.float8 import KeepsFloat8
 
 _NAMES = {"a": "x", "b": "weight"}  # what a layer calls the factors of its product
@@ -67,8 +67,7 @@ class GroupedLinear(torch.nn.Module):
                 return products.m_grouped_gemm_nt(x, self.weight, offsets, bias=self.bias)
         x, weight = autocast(x, self.weight)
         with renamed(_NAMES):
-            result: torch.Tensor = _Float8Product.apply(x, weight, autocast_bias(self.bias), offsets)
-        return result
+            return float8_experts(x, weight, autocast_bias(self.bias), offsets)
 
     def frozen(self) -> Float8GroupedLinear:
         """A copy for inference, with weights of FP8."""
@@ -90,7 +89,7 @@ class Float8GroupedLinear(KeepsFloat8):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__()
-        q, scale = _cast_rows(weight, "float8_e4m3fn")
+        q, scale = products.quantize(weight.detach(), granularity="row", saturate=False)
         self.register_buffer("weight", q)
         self.register_buffer("weight_scale", scale)
         self.register_buffer("bias", bias)
@@ -98,10 +97,8 @@ class Float8GroupedLinear(KeepsFloat8):
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         _expect_rows(x, self.weight.shape[2])
         (x,) = autocast(x)
-        operands = x, self.weight, self.weight_scale, autocast_bias(self.bias)
         with renamed(_NAMES):
-            result: torch.Tensor = _FrozenProduct.apply(*operands, offsets)
-        return result
+            return frozen_experts(x, self.weight, self.weight_scale, autocast_bias(self.bias), offsets)
 
     def extra_repr(self) -> str:
         groups, out_features, in_features = self.weight.shape
@@ -112,57 +109,3 @@ def _expect_rows(x: Any, in_features: int) -> None:
     expect_tensor(x, "x")
     if x.ndim != 2 or x.shape[1] != in_features:
         raise ValueError(f"x: expected (M, {in_features}), got {tuple(x.shape)}")
-
-
-def _cast_rows(x: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(..., K) -> FP8 of that shape, and a scale per row (...).
-
-    What is not finite stays so behind the product: loss scaling goes by that.
-    """
-    return products.quantize(x.detach(), dtype, granularity="row", saturate=False)
-
-
-class _Float8Product(torch.autograd.Function):
-    """Straight through the casts: the gradient is that of the product of what was cast."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any, offsets: Any) -> Any:
-        ctx.save_for_backward(x, weight, offsets)
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        (q, scale), (w, scale_w) = _cast_rows(x, "float8_e4m3fn"), _cast_rows(weight, "float8_e4m3fn")
-        how: Any = {"scale_a": scale, "scale_b": scale_w, "bias": bias, "out_dtype": x.dtype}
-        return products.m_grouped_gemm_nt(q, w, offsets, **how)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: Any) -> Any:
-        x, weight, offsets = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        grad_x = grad_weight = grad_bias = None
-        if needs_x:
-            (q, scale), (w, scale_w) = _cast_rows(grad_out, "float8_e5m2"), _cast_rows(weight.mT, "float8_e4m3fn")
-            grad_x = x.new_zeros(x.shape)
-            products.m_grouped_gemm_nt(q, w, offsets, scale_a=scale, scale_b=scale_w, out=grad_x)
-        if needs_weight or needs_bias:
-            needs = False, needs_weight, needs_bias
-            _, grad_weight, grad_bias = products.m_grouped_gradients(grad_out, x, weight, offsets, needs, None)
-        return grad_x, grad_weight, grad_bias if grad_bias is None else grad_bias.to(ctx.bias_dtype), None
-
-
-class _FrozenProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, w: Any, scale_w: Any, bias: Any, offsets: Any) -> Any:
-        ctx.save_for_backward(w, scale_w, offsets)
-        q, scale = _cast_rows(x, "float8_e4m3fn")
-        how: Any = {"scale_a": scale, "scale_b": scale_w, "bias": bias, "out_dtype": x.dtype}
-        return products.m_grouped_gemm_nt(q, w, offsets, **how)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: Any) -> Any:
-        w, scale_w, offsets = ctx.saved_tensors
-        weight = (w.to(torch.float32) * scale_w[..., None]).to(grad_out.dtype)
-        grad_x = grad_out.new_zeros((grad_out.shape[0], w.shape[2]))
-        with torch.autocast(grad_out.device.type, enabled=False):
-            products.product("m_grouped", grad_out, weight, offsets=offsets, b_row_major=True, out=grad_x)
-        return grad_x, None, None, None, None

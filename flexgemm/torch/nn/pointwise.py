@@ -8,6 +8,7 @@ import torch
 from torch import distributed
 from torch.nn import functional
 
+from flexgemm.torch.autograd import no_gradient, recorded, records
 from flexgemm.torch.nn.tensor import SparseTensor, expect_sparse
 
 
@@ -62,24 +63,32 @@ class _NormalisedByAll(torch.autograd.Function):
         return y, mean, variance, count
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:
-        x, weight, mean, variance, count = ctx.saved_tensors
-        inverse = (variance + ctx.eps).rsqrt()
-        of_parameters = weight.new_zeros(2, len(weight))
-        if x.numel():
-            saved, wanted = (mean, inverse, True, ctx.eps), (False, True, True)
-            _, *sums = torch.ops.aten.native_batch_norm_backward(grad, x, weight, None, None, *saved, wanted)
-            of_parameters = torch.stack(sums)
-        of_all = of_parameters.clone()
-        distributed.all_reduce(of_all, group=ctx.group)
+        tensors = grad, *ctx.saved_tensors
+        function: Any = _record_gradients if records(*tensors) else _gradients
+        return *function(*tensors, ctx.eps, ctx.group), None, None
 
-        # grad_x = scale * (grad - what the mean of its rows and of its rows times the normalised ones take away)
-        scale = weight * inverse
-        factor, offset = -scale / count * of_all
-        grad_x = functional.batch_norm(x, mean, variance, factor, offset, eps=ctx.eps)
-        grad_x.addcmul_(grad, scale.view(-1, *[1] * (x.ndim - 2)))
-        return grad_x, *of_parameters, None, None
+
+def _gradients(grad: Any, x: Any, weight: Any, mean: Any, variance: Any, count: Any, eps: float, group: Any) -> Any:
+    """In x, weight and bias."""
+    inverse = (variance + eps).rsqrt()
+    of_parameters = weight.new_zeros(2, len(weight))
+    if x.numel():
+        saved, wanted = (mean, inverse, True, eps), (False, True, True)
+        _, *sums = torch.ops.aten.native_batch_norm_backward(grad, x, weight, None, None, *saved, wanted)
+        of_parameters = torch.stack(sums)
+    of_all = of_parameters.clone()
+    distributed.all_reduce(of_all, group=group)
+
+    # grad_x = scale * (grad - what the mean of its rows and of its rows times the normalised ones take away)
+    scale = weight * inverse
+    factor, offset = -scale / count * of_all
+    grad_x = functional.batch_norm(x, mean, variance, factor, offset, eps=eps)
+    grad_x.addcmul_(grad, scale.view(-1, *[1] * (x.ndim - 2)))
+    return grad_x, *of_parameters
+
+
+_record_gradients = recorded("SyncBatchNormGradients", _gradients, None, no_gradient)
 
 
 class SyncBatchNorm(BatchNorm):

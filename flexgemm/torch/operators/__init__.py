@@ -14,6 +14,12 @@ from flexgemm.torch.operators.convolution import (
     sparse_conv3d_backward,
     sparse_conv3d_float8,
 )
+from flexgemm.torch.operators.experts import (
+    float8_experts,
+    float8_experts_operator,
+    frozen_experts,
+    frozen_experts_operator,
+)
 from flexgemm.torch.operators.pooling import (
     broadcast_samples,
     by_products,
@@ -48,6 +54,10 @@ __all__ = [
     "decode_seq",
     "devoxelize",
     "encode_seq",
+    "float8_experts",
+    "float8_experts_operator",
+    "frozen_experts",
+    "frozen_experts_operator",
     "global_pool",
     "grid_sample_3d",
     "grid_sample_3d_backward",
