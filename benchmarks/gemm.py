@@ -70,7 +70,7 @@ ENDED_FEW = (128, 24576, 1536)  # few rows, with SwiGLU in each dtype and FP8 ou
 ENDED_GROUPS = {("m_grouped_masked", 4, 4096), ("m_grouped_contiguous", 32, 4096)}  # layout, groups, n
 ACTIVATIONS = {"relu": torch.relu, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}
 LOOSE_DIFF = 1e-3  # of peers, which may accumulate in reduced precision
-GRANULARITIES = ("tensor", "row", "1x128", "128x128")
+GRANULARITIES = ("tensor", "row", "1x128", "128x128", "row of mT")  # mT: of a transposed view
 BLOCK = 128
 
 PEERS = {
@@ -364,14 +364,17 @@ def measure_case(run: Run, timer: Timer, ceilings: Ceilings, case: Case, missing
 
 def measure_cast(run: Run, timer: Timer, ceilings: Ceilings, row: Row, at: str) -> None:
     torch.manual_seed(0)
-    x = torch.randn(row["m"], row["k"], device=DEVICE, dtype=torch.bfloat16)
-    cast = partial(flexgemm.quantize, x, FP8, granularity=row["granularity"])
+    granularity, _, is_transposed = row["granularity"].partition(" of ")
+    shape = (row["k"], row["m"]) if is_transposed else (row["m"], row["k"])
+    x = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+    x = x.mT if is_transposed else x
+    cast = partial(flexgemm.quantize, x, FP8, granularity=granularity)
     q, scale = cast()
-    block_rows = {"1x128": 1, "128x128": BLOCK}.get(row["granularity"])
+    block_rows = {"1x128": 1, "128x128": BLOCK}.get(granularity)
     if block_rows:
         amax = _blocks_of(x, block_rows).abs().amax(dim=(-3, -1)).float()
     else:
-        amax = x.abs().amax(dim=1 if row["granularity"] == "row" else (0, 1)).float()
+        amax = x.abs().amax(dim=1 if granularity == "row" else (0, 1)).float()
     # a tensor as divisor: by a number, torch multiplies with the rounded reciprocal on a GPU
     if not torch.equal(scale.reshape(amax.shape), amax / torch.full_like(amax, FP8_MAX)):
         raise Wrong("scale is not amax / 448")

@@ -13,6 +13,7 @@ enum {
     FG_ROWS = 32,     /* ... whose rows may be strided; without it a direct call takes contiguous arrays */
     FG_MADE = 64,     /* ... that a direct call makes where it is not given */
     FG_ADAPTED = 128, /* where it is given a call is not direct */
+    FG_MATRIX = 256,  /* ... whose rows or columns may be strided, as with FG_ROWS */
 };
 
 /* A function's parameters in order: positional ones first, then the keyword-only ones. */

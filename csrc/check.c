@@ -101,9 +101,13 @@ int fg_expect_rows(const fg_view *view) {
 }
 
 int fg_expect_rows_or_columns(const fg_view *view) {
+    return fg_has_rows_or_columns(view) ? 0 : wrong_strides(view, "stride 1 along one of the last two axes");
+}
+
+bool fg_has_rows_or_columns(const fg_view *view) {
     const int rows_axis = view->tensor.ndim - 2;
-    if (fg_has_rows(view) || view->tensor.shape[rows_axis] == 1 || view->tensor.strides[rows_axis] == 1) return 0;
-    return wrong_strides(view, "stride 1 along one of the last two axes");
+    if (fg_has_rows(view)) return true;
+    return rows_axis >= 0 && (view->tensor.shape[rows_axis] == 1 || view->tensor.strides[rows_axis] == 1);
 }
 
 bool fg_has_rows(const fg_view *view) {

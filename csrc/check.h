@@ -27,10 +27,13 @@ int fg_expect_shape(const fg_view *view, int ndim, const fg_dim *dims, const cha
 
 /* Inner stride 1; of an output also rows that do not overlap each other. */
 int fg_expect_rows(const fg_view *view);
-int fg_expect_rows_or_columns(const fg_view *view); /* a matrix with inner stride 1, or that of the axis before it */
 int fg_expect_contiguous(const fg_view *view);
 bool fg_has_rows(const fg_view *view); /* inner stride 1 */
 bool fg_is_contiguous(const fg_view *view);
+
+/* Of a matrix, or matrices of a batch: inner stride 1, or that of the axis before it. */
+int fg_expect_rows_or_columns(const fg_view *view);
+bool fg_has_rows_or_columns(const fg_view *view);
 
 /* (N, C), inner stride 1; either size may be FG_ANY. */
 int fg_expect_features(const fg_view *view, int64_t rows, int64_t channels, const char *why);

@@ -196,7 +196,9 @@ static int open_directly(fg_call *call, const fg_operation *operation) {
         const fg_view *view = &call->views[i];
         const unsigned flags = operation->parameters[i].flags;
         if (!view->object || (view->output && !(flags & FG_MADE))) continue;
-        const bool usable = view->output || (flags & FG_ROWS ? fg_has_rows(view) : fg_is_contiguous(view));
+        const bool usable = view->output || (flags & FG_MATRIX ? fg_has_rows_or_columns(view)
+                                             : flags & FG_ROWS ? fg_has_rows(view)
+                                                               : fg_is_contiguous(view));
         const int plain = usable ? fg_torch_is_plain(&call->state->torch, view) : 0;
         if (plain <= 0) return plain;
     }

@@ -100,8 +100,8 @@ static const fg_parameter gemm_parameters[] = {
 
 /* The same, of a call that may go directly. */
 static const fg_parameter gemm_direct_parameters[] = {
-    {FG_KEYWORD_a, FG_REQUIRED | FG_TENSOR | FG_ROWS},
-    {FG_KEYWORD_b, FG_REQUIRED | FG_TENSOR | FG_ROWS},
+    {FG_KEYWORD_a, FG_REQUIRED | FG_TENSOR | FG_MATRIX},
+    {FG_KEYWORD_b, FG_REQUIRED | FG_TENSOR | FG_MATRIX},
     FG_OUTPUT_OR_NEW(out),
     FG_OPTIONAL_INPUT(scale_a),
     FG_OPTIONAL_INPUT(scale_b),
@@ -203,6 +203,25 @@ static int expect_matrix(const fg_view *view, bool grouped, const fg_dim *dims, 
     return fg_expect_shape(view, grouped ? 3 : 2, grouped ? dims : dims + 1, why) < 0 ? -1 : fg_expect_rows(view);
 }
 
+/* The same of one whose columns may be what is adjacent. */
+static int expect_either_way(const fg_view *view, bool grouped, const fg_dim *dims, const char *why) {
+    if (fg_expect_shape(view, grouped ? 3 : 2, grouped ? dims : dims + 1, why) < 0) return -1;
+    return fg_expect_rows_or_columns(view);
+}
+
+/* Of b that lies in columns its rows are those of the matrix the other way round. */
+static void take_by_rows(fg_gemm_params *p) {
+    fg_tensor *b = &p->b;
+    const int last = b->ndim - 1;
+    if (b->strides[last] == 1) return;
+    const int64_t rows = b->shape[last - 1], stride = b->strides[last];
+    b->shape[last - 1] = b->shape[last];
+    b->shape[last] = rows;
+    b->strides[last - 1] = stride;
+    b->strides[last] = 1;
+    p->b_row_major = !p->b_row_major;
+}
+
 /* Of a direct call: makes the output, or sees to its dtype. */
 static int make_out(fg_call *call, const fg_gemm_params *p, const fg_dim *dims, int ndim) {
     const fg_view *out = &call->views[OUT];
@@ -227,14 +246,15 @@ static int expect_matrices(fg_call *call, fg_gemm_params *p, fg_gemm_shape *shap
     const fg_view *a = &call->views[A], *b = &call->views[B], *out = &call->views[OUT];
     const bool *has_groups[] = {&layouts[p->layout].a, &layouts[p->layout].b, &layouts[p->layout].out};
     const fg_dim a_dims[] = {{"G", FG_ANY}, {"M", FG_ANY}, {"K", FG_ANY}};
-    if (expect_matrix(a, *has_groups[0], a_dims, NULL) < 0) return -1;
+    if (expect_either_way(a, *has_groups[0], a_dims, NULL) < 0) return -1;
     p->a = a->tensor;
     const int64_t k = p->a.shape[p->a.ndim - 1];
     const fg_dim g = {"G", *has_groups[0] ? p->a.shape[0] : FG_ANY};
     const fg_dim b_dims[] = {g, {"N", FG_ANY}, {"K", k}}, b_row_major[] = {g, {"K", k}, {"N", FG_ANY}};
-    if (expect_matrix(b, *has_groups[1], p->b_row_major ? b_row_major : b_dims, layouts[p->layout].why_b) < 0)
+    if (expect_either_way(b, *has_groups[1], p->b_row_major ? b_row_major : b_dims, layouts[p->layout].why_b) < 0)
         return -1;
     p->b = b->tensor;
+    take_by_rows(p);
     p->out = out->tensor; /* whose shape tells the groups along K */
     if (expect_weight_indices(call, p) < 0) return -1;
 
@@ -375,11 +395,7 @@ static int quantize_fill(fg_call *call, void *params) {
         return -1;
     }
     const bool batch = x->tensor.ndim == 3;
-    if (fg_expect_dtype(x, FG_FLOATS) < 0 ||
-        fg_expect_shape(x, batch ? 3 : 2, batch ? x_shape : x_shape + 1, NULL) < 0 ||
-        fg_expect_rows_or_columns(x) < 0) {
-        return -1;
-    }
+    if (fg_expect_dtype(x, FG_FLOATS) < 0 || expect_either_way(x, batch, x_shape, NULL) < 0) return -1;
     const int rows_axis = batch ? 1 : 0;
     const int64_t g = batch ? x->tensor.shape[0] : FG_ANY, m = x->tensor.shape[rows_axis];
     const int64_t k = x->tensor.shape[rows_axis + 1] / (p->swiglu ? 2 : 1);

@@ -50,7 +50,8 @@ class Options(GradientOptions, total=False):
 def gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
     """out = activation(alpha * scale_a * scale_b * (a . b^T) + bias), summed in float32.
 
-    a: (M, K), b: (N, K): FP8 of either kind each, or both float16, bfloat16 or float32; rows may be strided.
+    a: (M, K), b: (N, K): FP8 of either kind each, or both float16, bfloat16 or float32; rows may be strided, and each
+        may be a transposed view, `x.mT`, which is read where it lies.
     scale_a, scale_b: float32, by their shapes: one, () ; one per row, (M,) and (N,); one per 1 x 128 of a and per
         128 x 128 of b, (M, K / 128) and (N / 128, K / 128) rounded up, FP8 only and both together. None is 1.
     bias: (N,) float32 or of the output's dtype, or None. alpha: a number, by default 1.
@@ -315,8 +316,8 @@ def _adapted(
 
         own = {"out": out, "out_dtype": out_dtype, "dtype_out": dtype_out, "stream": stream}
         return products.record(layout, a, b, options | own)
-    a = library.rows(a, "a")
-    b = library.rows(b, "b")
+    a = library.matrix(a, "a")
+    b = library.matrix(b, "b")
     for name, value in options.items():
         if name in _ARRAYS and value is not None:
             options[name] = library.contiguous(value, name)

@@ -525,7 +525,7 @@ enum { FG_GROUP_ALIGNMENT = 128 };
  * product of depth 0. */
 typedef struct {
     fg_gemm_layout layout;
-    fg_tensor a;              /* float8_* | float16 | bfloat16 | float32, inner stride 1 */
+    fg_tensor a;              /* float8_* | float16 | bfloat16 | float32; inner stride 1, or that of M is 1 */
     fg_tensor b;              /* inner stride 1; fp8 kinds mix freely, else dtype of a */
     bool b_row_major;         /* b is (..., K, N) instead */
     fg_tensor grouping;       /* offsets int32 | int64, m_indices or masked_m int32, contiguous; else absent */

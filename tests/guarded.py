@@ -425,14 +425,15 @@ def batch_indices(backend, coords, samples, **layout):
     return call.run("batch_indices", call.give(coords), call.take((len(coords), 1), "int32"), samples=samples)
 
 
-def gemm(backend, a, b, out_dtype, *, shape=None, initial=None, pad=0, offset=0, fence=True, **how):
-    """`shape` of the output is that of a dense or m-grouped product by default."""
+def gemm(backend, a, b, out_dtype, *, shape=None, initial=None, columns="", pad=0, offset=0, fence=True, **how):
+    """`shape` of the output is that of a dense or m-grouped product by default. columns: "a", "b" or "ab", the operands
+    whose columns are adjacent elements."""
     call = Call(backend, pad=pad, offset=offset, fence=fence)
     given = {name: call.give(value) if name in ARRAYS else value for name, value in how.items()}
     return call.run(
         "gemm",
-        call.give(a, strided=True),
-        call.give(b, strided=True),
+        call.give(a, strided=True, columns="a" in columns),
+        call.give(b, strided=True, columns="b" in columns),
         call.take(shape or (len(a), b.shape[-2]), out_dtype, strided=True, initial=initial),
         **given,
     )

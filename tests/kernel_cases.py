@@ -429,7 +429,7 @@ def sums_case(backend, dtype, shape, num_sms):
     assert_rows(out, initial + reference.gemm(a, b), max(1e-4, cuts * verdicts.float8_cut(backend.name)))
 
 
-def layout_case(backend, layout, dtype, out_dtype, epilogue, shape, num_sms=None):
+def layout_case(backend, layout, dtype, out_dtype, epilogue, shape, num_sms=None, columns=""):
     """Two groups; what is compared is the product of float64 and whether rows outside of groups were left alone."""
     m, n, k = shape
     rng = np.random.default_rng(0)
@@ -474,7 +474,8 @@ def layout_case(backend, layout, dtype, out_dtype, epilogue, shape, num_sms=None
     given = np.ascontiguousarray(b.swapaxes(-1, -2)) if how.get("b_row_major") else b
     initial = np.full(expected.shape, 7, reference.dtype_of(out_dtype))
     with guarded.multiprocessors(num_sms):
-        out = guarded.gemm(backend, a, given, out_dtype, shape=expected.shape, initial=initial, fence=False, **how)
+        out = guarded.gemm(backend, a, given, out_dtype, shape=expected.shape, initial=initial, columns=columns,
+                           fence=False, **how)  # fmt: skip
     assert (reference.f64(out)[~written] == 7).all()
     columns = written.reshape(-1, written.shape[-1]).any(axis=0)
     rows = written[..., columns].all(axis=-1)

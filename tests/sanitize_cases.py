@@ -382,6 +382,8 @@ def all_cases():
                 cases[name] = partial(layout_case, shape=(150, 72, 272), **common)
                 if not epilogue and dtype != "float32":  # few multiprocessors take large tiles and more than one each
                     cases[f"{name}/large"] = partial(layout_case, shape=(450, 520, 272), num_sms=2, **common)
+                if not epilogue:
+                    cases[f"{name}/columns"] = partial(layout_case, shape=(150, 72, 272), columns="ab", **common)
 
     for dtype in (E4M3, "bfloat16"):
         for out_dtype, activation in (("bfloat16", None), ("float16", "gelu"), ("bfloat16", "swiglu"), (E4M3, "silu"),

@@ -86,6 +86,7 @@ class Draw(Product):
         self.pad = self.pick(0, 0, 16, 32)
         self.offset = self.pick(0, 0, 16)
         self.how["b_row_major"] = self.pick(False, False, True)
+        self.how["columns"] = self.pick("", "", "a", "b", "ab")
 
     def sizes(self):
         groups = self.pick(1, 2, 4, 7, 12, 33)
@@ -204,7 +205,8 @@ class DrawAlongK(Product):
         }
         self.how = {"layout": "k_grouped", "accumulate": accumulate, "alpha": self.pick(1.0, 0.3),
                     "offsets": offsets_of(sizes, form, self.pick("int32", "int64"), begin),
-                    "b_row_major": self.pick(False, False, True)}  # fmt: skip
+                    "b_row_major": self.pick(False, False, True),
+                    "columns": self.pick("", "a", "b", "ab")}  # fmt: skip
 
     def part(self, group):
         factors = {name: None if x is None else x[group] for name, x in self.factors.items()}

@@ -171,7 +171,8 @@ static fg_status check_groups(const fg_gemm_params *params, const fg_gemm_shape 
 /* Element (group, row, column); tensors without groups have the same matrix for all. */
 static char *element(const fg_tensor *tensor, int64_t group, int64_t row, int64_t column) {
     const int axis = tensor->ndim - 2;
-    const int64_t index = (axis > 0 ? group * tensor->strides[0] : 0) + row * tensor->strides[axis] + column;
+    const int64_t first = axis > 0 ? group * tensor->strides[0] : 0;
+    const int64_t index = first + row * tensor->strides[axis] + column * tensor->strides[axis + 1];
     return (char *)tensor->data + index * (int64_t)fg_dtype_size(tensor->dtype);
 }
 
@@ -262,7 +263,8 @@ static void gemm_tile(const fg_simd *simd, const fg_gemm_params *params, const g
     for (int64_t block = 0; block < packing->blocks; block++) {
         const int64_t begin = block * packing->block_k, k = fg_block_rows(packing, block);
         for (int64_t i = 0; i < rows; i++) {
-            simd->to_float[a->dtype](widened + i * k, element(a, p->group, m0 + i, p->k_begin + begin), k);
+            const char *row = element(a, p->group, m0 + i, p->k_begin + begin);
+            fg_widen(simd, a->dtype, row, a->strides[a->ndim - 1], k, widened + i * k);
             left[i] = widened + i * k;
         }
         if (block_scaled) memset(partials, 0, sizeof(float) * (size_t)(rows * TILE_N));

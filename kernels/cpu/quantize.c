@@ -27,35 +27,19 @@ static uint32_t largest_magnitude(const float *x, int64_t n, uint32_t most) {
     return largest;
 }
 
-/* `n` elements of x, `stride` apart, widened; n at most 2 * BLOCK. */
-static void load(const fg_simd *simd, fg_dtype dtype, const char *from, int64_t stride, int64_t n, float *values) {
-    enum { WIDE = 4, NARROW = 2 };
-    char adjacent[2 * BLOCK * WIDE];
-    if (stride == 1) {
-        simd->to_float[dtype](values, from, n);
-        return;
-    }
-    if (fg_dtype_size(dtype) == WIDE) {
-        for (int64_t i = 0; i < n; i++) memcpy(adjacent + i * WIDE, from + i * stride * WIDE, WIDE);
-    } else {
-        for (int64_t i = 0; i < n; i++) memcpy(adjacent + i * NARROW, from + i * stride * NARROW, NARROW);
-    }
-    simd->to_float[dtype](values, adjacent, n);
-}
-
 /* Columns [column, column + n) of a row of what is cast, n at most BLOCK. */
-static void load_cast(const fg_simd *simd, const fg_quantize_params *params, int64_t group, int64_t row, int64_t column,
-                      int64_t n, float *values) {
+static void load(const fg_simd *simd, const fg_quantize_params *params, int64_t group, int64_t row, int64_t column,
+                 int64_t n, float *values) {
     const fg_tensor *x = &params->x;
     const int64_t stride = x->strides[x->ndim - 1], first = column * (params->swiglu ? 2 : 1) * stride;
     const int64_t index = (x->ndim == 3 ? group * x->strides[0] : 0) + row * x->strides[x->ndim - 2] + first;
     const char *from = (const char *)x->data + index * (int64_t)fg_dtype_size(x->dtype);
     if (!params->swiglu) {
-        load(simd, x->dtype, from, stride, n, values);
+        fg_widen(simd, x->dtype, from, stride, n, values);
         return;
     }
     float pairs[2 * BLOCK];
-    load(simd, x->dtype, from, stride, 2 * n, pairs);
+    fg_widen(simd, x->dtype, from, stride, 2 * n, pairs);
     for (int64_t i = 0; i < n; i++) values[i] = pairs[2 * i];
     fg_activate(values, n, FG_ACTIVATION_SILU);
     for (int64_t i = 0; i < n; i++) values[i] *= pairs[2 * i + 1];
@@ -73,7 +57,7 @@ static uint32_t region_magnitude(const fg_simd *simd, const fg_quantize_params *
     for (int64_t row = part.row; row < part.row + part.rows; row++)
         for (int64_t k = 0; k < part.columns; k += BLOCK) {
             const int64_t n = fg_min(BLOCK, part.columns - k);
-            load_cast(simd, params, part.group, row, part.column + k, n, block);
+            load(simd, params, part.group, row, part.column + k, n, block);
             const uint32_t magnitude = largest_magnitude(block, n, most);
             largest = magnitude > largest ? magnitude : largest;
         }
@@ -94,7 +78,7 @@ static void cast_region(const fg_simd *simd, const fg_quantize_params *params, r
     for (int64_t row = part.row; row < part.row + part.rows; row++)
         for (int64_t k = 0; k < part.columns; k += BLOCK) {
             const int64_t n = fg_min(BLOCK, part.columns - k), column = part.column + k;
-            load_cast(simd, params, part.group, row, column, n, block);
+            load(simd, params, part.group, row, column, n, block);
             for (int64_t i = 0; i < n; i++) block[i] /= scale;
             const int64_t group = q->ndim == 3 ? part.group * q->strides[0] : 0;
             simd->from_float[q->dtype]((char *)q->data + group + row * q->strides[q->ndim - 2] + column, block, n);

@@ -47,3 +47,28 @@ const fg_simd *fg_simd_get(fg_error *error) {
                 requested);
     return chosen;
 }
+
+void fg_widen(const fg_simd *simd, fg_dtype dtype, const void *from, int64_t stride, int64_t n, float *to) {
+    enum { AT_ONCE = 256 };
+    if (stride == 1) {
+        simd->to_float[dtype](to, from, n);
+        return;
+    }
+    const int64_t size = (int64_t)fg_dtype_size(dtype), step = stride * size;
+    char adjacent[AT_ONCE * sizeof(float)];
+    for (int64_t begin = 0; begin < n; begin += AT_ONCE) {
+        const char *source = (const char *)from + begin * step;
+        const int64_t count = n - begin < AT_ONCE ? n - begin : AT_ONCE;
+        switch (size) { /* known, so that the copy of an element is an instruction */
+            case 1:
+                for (int64_t i = 0; i < count; i++) adjacent[i] = source[i * step];
+                break;
+            case 2:
+                for (int64_t i = 0; i < count; i++) memcpy(adjacent + 2 * i, source + i * step, 2);
+                break;
+            default:
+                for (int64_t i = 0; i < count; i++) memcpy(adjacent + 4 * i, source + i * step, 4);
+        }
+        simd->to_float[dtype](to + begin, adjacent, count);
+    }
+}

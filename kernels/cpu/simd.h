@@ -40,6 +40,9 @@ typedef struct {
 /* The kernels of the instruction set in use; NULL with `error` filled when FLEXGEMM_CPU_ISA cannot be honoured. */
 const fg_simd *fg_simd_get(fg_error *error);
 
+/* to_float of `n` elements that lie `stride` elements apart. */
+void fg_widen(const fg_simd *simd, fg_dtype dtype, const void *from, int64_t stride, int64_t n, float *to);
+
 extern const fg_simd fg_simd_scalar;
 #if defined(__x86_64__)
 extern const fg_simd fg_simd_avx2, fg_simd_avx512;

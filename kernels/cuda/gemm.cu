@@ -11,8 +11,12 @@ namespace flexgemm {
 
 fg_status gemm_workspace(const fg_gemm_params *params, const fg_queue *queue, size_t *bytes, fg_error *error) {
     (void)queue, (void)error;
+    *bytes = 0;
+    if (!params->b_row_major && !lies_in_columns(params->a)) return FG_OK;
     const fg_gemm_shape shape = fg_gemm_shape_of(params);
-    *bytes = params->b_row_major && !fg_gemm_is_empty(&shape) ? transposed_bytes(params->b) : 0;
+    if (fg_gemm_is_empty(&shape)) return FG_OK;
+    if (params->b_row_major) *bytes += transposed_bytes(params->b);
+    if (lies_in_columns(params->a)) *bytes += transposed_bytes(exchanged(params->a));
     return FG_OK;
 }
 
@@ -29,11 +33,20 @@ fg_status gemm(const fg_gemm_params *params, const fg_queue *queue, fg_error *er
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
     fg_gemm_params given = *params;
+    char *workspace = static_cast<char *>(params->workspace.data);
+    const auto turn = [&](const fg_tensor &matrix, fg_tensor *result) {
+        *result = transposed(matrix, workspace);
+        workspace += transposed_bytes(matrix);
+        return transpose(matrix, *result, bounded ? num_sms : INT32_MAX, queue, error);
+    };
     if (params->b_row_major) {
-        given.b = transposed(params->b, params->workspace.data);
-        status = transpose(params->b, given.b, bounded ? num_sms : INT32_MAX, queue, error);
+        status = turn(params->b, &given.b);
         if (status != FG_OK) return status;
         given.b_row_major = false;
+    }
+    if (lies_in_columns(params->a)) {
+        status = turn(exchanged(params->a), &given.a);
+        if (status != FG_OK) return status;
     }
     if (compute_capability == 90 && gemm_sm90_takes(given)) return gemm_sm90(given, num_sms, queue, error);
     return gemm_portable(given, num_sms, compute_capability, queue, error);

@@ -15,7 +15,6 @@
 #include "quantize.cuh"
 
 #include <algorithm>
-#include <utility>
 
 #include "backend.cuh"
 #include "transpose.cuh"
@@ -192,21 +191,11 @@ fg_status quantize_rows(QuantizeArgs &args, cudaStream_t stream, fg_error *error
     return FG_OK;
 }
 
-/* An x whose rows are not adjacent elements; its columns are. */
-bool lies_in_columns(const fg_tensor &x) { return x.strides[x.ndim - 1] != 1; }
-
 bool casts_columns(const fg_quantize_params *params) {
     return lies_in_columns(params->x) && params->kind == FG_SCALE_ROW && !params->swiglu;
 }
 
 bool transposes(const fg_quantize_params *params) { return lies_in_columns(params->x) && !casts_columns(params); }
-
-fg_tensor exchanged(const fg_tensor &x) {
-    fg_tensor result = x;
-    std::swap(result.shape[x.ndim - 2], result.shape[x.ndim - 1]);
-    std::swap(result.strides[x.ndim - 2], result.strides[x.ndim - 1]);
-    return result;
-}
 
 QuantizeArgs make_args(const fg_quantize_params *params) {
     const fg_tensor &x = params->x, &q = params->q;

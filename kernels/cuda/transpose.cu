@@ -129,11 +129,17 @@ int64_t batch_of(const fg_tensor &matrix) {
 
 }  // namespace
 
+fg_tensor exchanged(const fg_tensor &matrix) {
+    fg_tensor result = matrix;
+    std::swap(result.shape[matrix.ndim - 2], result.shape[matrix.ndim - 1]);
+    std::swap(result.strides[matrix.ndim - 2], result.strides[matrix.ndim - 1]);
+    return result;
+}
+
 fg_tensor transposed(const fg_tensor &matrix, void *workspace) {
     const int row_axis = matrix.ndim - 2, column_axis = matrix.ndim - 1;
-    fg_tensor result = matrix;
+    fg_tensor result = exchanged(matrix);
     result.data = workspace;
-    std::swap(result.shape[row_axis], result.shape[column_axis]);
     result.strides[row_axis] = padded(matrix.shape[row_axis], matrix.dtype);
     result.strides[column_axis] = 1;
     if (matrix.ndim == 3 && matrix.strides[0] != 0)

@@ -180,13 +180,15 @@ def m_grouped_gradients(
         grad_a = gemm.product(layout, grad_out.to(dtype), b.to(dtype), **into)
     if needs_grad[1] or needs_grad[2]:
         order, ends = _order_by_group(layout, grouping, a, b.shape[0])
-        how |= {"offsets": ends, "groups": b.shape[0], "out_dtype": "float32"}
+        how |= {"offsets": ends, "groups": b.shape[0]}
         columns = _columns(grad_out, order)
         if needs_grad[1]:
-            grad_b = gemm.product("k_grouped", columns.to(dtype), _columns(a.to(dtype), order), **how).to(b.dtype)
+            factors = columns.to(dtype), _columns(a.to(dtype), order)
+            grad_b = gemm.product("k_grouped", *factors, out_dtype=b.dtype, **how)
         if needs_grad[2]:
             ones = columns.new_ones(1, columns.shape[1])
-            grad_bias = gemm.product("k_grouped", columns, ones, **(how | {"precision": "ieee"}))[..., 0]
+            how |= {"precision": "ieee", "out_dtype": "float32"}
+            grad_bias = gemm.product("k_grouped", columns, ones, **how)[..., 0]
     return grad_a, grad_b, grad_bias
 
 
@@ -208,8 +210,8 @@ def _order_by_group(
 
 def _columns(x: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
     """(..., C) -> (C, rows), the rows in this order."""
-    columns = x.flatten(0, -2).t()
-    return columns if order is None else columns.index_select(1, order)
+    rows = x.flatten(0, -2)
+    return (rows if order is None else rows.index_select(0, order)).t()
 
 
 m_grouped_gradients_operator = operator(m_grouped_gradients)
