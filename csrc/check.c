@@ -200,20 +200,23 @@ typedef struct {
     int64_t low, pitch, length, count;
 } fg_rows;
 
-/* The view as rows of one pitch, those of several matrices that lie one behind the other too; false when it is not such
- * an array. */
+/* The view as rows of one pitch, or columns, those of several matrices that lie one behind the other too; false when it
+ * is not such an array. */
 static bool as_rows(const fg_view *view, fg_rows *rows) {
     const fg_tensor *tensor = &view->tensor;
-    const int row = tensor->ndim - 2; /* the dimension of rows */
-    if (row < 0 || tensor->strides[row + 1] != 1 || tensor->dtype == FG_DTYPE_COUNT) return false;
+    const int last = tensor->ndim - 1;
+    if (last < 1 || tensor->dtype == FG_DTYPE_COUNT) return false;
+    const int inner = tensor->strides[last] == 1 ? last : last - 1,
+              row = 2 * last - 1 - inner; /* the other of the two */
+    if (tensor->strides[inner] != 1) return false;
     int64_t count = tensor->shape[row], pitch = tensor->strides[row];
-    for (int i = row - 1; i >= 0; i--) {
+    for (int i = last - 2; i >= 0; i--) {
         if (count == 1 && tensor->shape[i] > 1) pitch = tensor->strides[i]; /* of matrices of one row */
         if (tensor->shape[i] > 1 && tensor->strides[i] != pitch * count) return false;
         count *= tensor->shape[i];
     }
     const int64_t itemsize = (int64_t)fg_dtype_size(tensor->dtype);
-    *rows = (fg_rows){(int64_t)view->low, pitch * itemsize, tensor->shape[row + 1] * itemsize, count};
+    *rows = (fg_rows){(int64_t)view->low, pitch * itemsize, tensor->shape[inner] * itemsize, count};
     return rows->pitch >= rows->length;
 }
 

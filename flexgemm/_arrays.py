@@ -114,8 +114,16 @@ class Library:
         return self.contiguous(x, name)
 
     def matrix(self, x: Array, name: str) -> Array:
-        """x for the extension, with a stride of 1 along one of the last two axes: x itself, else a copy."""
+        """x for the extension, with a stride of 1 along one of the last two axes: x itself where it has that, else a
+        copy."""
+        self.accept(x, name)
+        if self.has_columns(x):
+            return self.rows(x.swapaxes(-1, -2), name).swapaxes(-1, -2)
         return self.rows(x, name)
+
+    def has_columns(self, x: Array) -> bool:
+        """Whether the elements of a column of x are adjacent."""
+        return False
 
     def contiguous(self, x: Array, name: str) -> Array:
         """x for the extension, contiguous: x itself where it is, else a copy."""
@@ -182,9 +190,8 @@ class NumpyLibrary(Library):
             return np.ascontiguousarray(x)
         return x
 
-    def matrix(self, x: Array, name: str) -> Array:
-        self.accept(x, name)
-        return x if x.ndim > 1 and x.strides[-2] == x.itemsize else self.rows(x, name)
+    def has_columns(self, x: Array) -> bool:
+        return x.ndim > 1 and x.strides[-2] == x.itemsize
 
     def contiguous(self, x: Array, name: str) -> Array:
         self.accept(x, name)
@@ -288,18 +295,15 @@ class TorchLibrary(Library):
     def on_gpu(self, x: Array) -> bool:
         return bool(x.is_cuda)
 
+    def has_columns(self, x: Array) -> bool:
+        return bool(x.ndim > 1 and x.stride()[-2] == 1)
+
     # These two run for every argument of every call: what `accept` would refuse is asked for in line.
     def rows(self, x: Array, name: str) -> Array:
         if type(x) not in self.known or x.layout is not self.strided or x.is_neg():
             self.accept(x, name)
         if not (x.is_contiguous() or x.stride()[-1] == 1):
             x = x.contiguous()
-        return x.detach() if self.detaches else x
-
-    def matrix(self, x: Array, name: str) -> Array:
-        self.accept(x, name)
-        if x.ndim < 2 or x.stride()[-2] != 1:
-            return self.rows(x, name)
         return x.detach() if self.detaches else x
 
     def contiguous(self, x: Array, name: str) -> Array:
@@ -392,9 +396,8 @@ class CupyLibrary(Library):
             return self.contiguous(x, name)
         return x
 
-    def matrix(self, x: Array, name: str) -> Array:
-        self.accept(x, name)
-        return x if x.ndim > 1 and x.strides[-2] == x.itemsize else self.rows(x, name)
+    def has_columns(self, x: Array) -> bool:
+        return bool(x.ndim > 1 and x.strides[-2] == x.itemsize)
 
     def contiguous(self, x: Array, name: str) -> Array:
         self.accept(x, name)

@@ -31,6 +31,16 @@ def test_of_what_is_multiplied_or_cast_rows_or_columns_lie_side_by_side(backend,
         call(backend, operation, {name: backend.window(base, shape, (16, 2), 0)})
 
 
+def test_an_output_may_lie_beside_transposed_views(backend):
+    """Columns of one buffer, of which the operands take some as their rows."""
+    base = backend.array(zeros(8 * 24))
+    views = {"a": backend.window(base, (5, 8), (1, 24), 0), "b": backend.window(base, (7, 8), (1, 24), 5)}
+    call(backend, "gemm", views | {"out": backend.window(base, (5, 7), (24, 1), 12)})
+    for at, name in ((4, "a"), (11, "b")):
+        with pytest.raises(ValueError, match=f"out: expected memory of its own, got memory that overlaps {name}"):
+            call(backend, "gemm", views | {"out": backend.window(base, (5, 7), (24, 1), at)})
+
+
 def test_an_input_may_repeat_rows_but_an_output_may_not(backend):
     base = backend.array(zeros(40))
     call(backend, "gemm", {"a": backend.window(base, (5, 8), (0, 1), 0)})

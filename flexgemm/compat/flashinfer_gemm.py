@@ -43,7 +43,6 @@ def bmm_fp8(
     for name, x in ("A", A), ("B", B):
         if name_of(x.dtype) not in FP8:
             raise TypeError(f"{name}: expected dtype {' or '.join(FP8)}, got {name_of(x.dtype)}")
-    row_major = B.stride(-1) == 1 and B.stride(-2) != 1
     for name, scale in ("A_scale", A_scale), ("B_scale", B_scale):
         expect_tensor(scale, name)
         if scale.numel() != 1:
@@ -53,7 +52,7 @@ def bmm_fp8(
         how["out_dtype"] = dtype
     result: torch.Tensor
     with renamed({"a": "A", "b": "B", "scale_a": "A_scale", "scale_b": "B_scale", "out_dtype": "dtype"}):
-        result = product("batched", A, B if row_major else B.transpose(-2, -1), b_row_major=row_major, **how)
+        result = product("batched", A, B.transpose(-2, -1), **how)
     return result
 
 

@@ -25,10 +25,11 @@ def keep(ctx: Any, factors: Sequence[Any], read: Sequence[bool], *others: Any) -
 
 
 def kept(ctx: Any, grad_out: Any) -> tuple[Any, ...]:
-    """What `keep` was given; for factors that it let go tensors of their shape and dtype that hold anything."""
+    """What `keep` was given; for factors that it let go tensors of their shape and dtype that hold anything, in the
+    memory of a row."""
     count, saved = len(ctx.of_factors), ctx.saved_tensors
     factors = (
-        grad_out.new_empty(shape, dtype=dtype) if x is None else x
+        grad_out.new_empty(shape[-1:], dtype=dtype).expand(shape) if x is None else x
         for x, (shape, dtype) in zip(saved[:count], ctx.of_factors, strict=True)
     )
     return *factors, *saved[count:]

@@ -1,9 +1,10 @@
 /*
  * Casts to float8 with one scale per tensor, row or block: q = saturate(x / scale), scale = amax / max_finite.
  *
- * x is widened to float32 a block at a time; the division is one IEEE float32 division and the cast rounds its result
- * once (simd.h). The maximum is taken over bit patterns: without its sign, a float32 orders as the integer of its
- * bits, and infinities and NaN lie above every finite value.
+ * x is widened to float32 a panel at a time, which is part of a row, or, where the columns of x are what is adjacent, a
+ * square; the division is one IEEE float32 division and the cast rounds its result once (simd.h). The maximum is taken
+ * over bit patterns: without its sign, a float32 orders as the integer of its bits, and infinities and NaN lie above
+ * every finite value.
  */
 #include <string.h>
 
@@ -12,7 +13,99 @@
 #include "backend.h"
 #include "simd.h"
 
-enum { BLOCK = 1024, THREAD_ELEMENTS = 1 << 15 };
+enum {
+    ROW_PANEL = 1024,  /* columns of a row */
+    SQUARE_PANEL = 64, /* rows and columns */
+    PANEL = SQUARE_PANEL * SQUARE_PANEL,
+    THREAD_ELEMENTS = 1 << 15,
+};
+_Static_assert((int)ROW_PANEL <= (int)PANEL && (int)SQUARE_PANEL <= (int)FG_SCALE_BLOCK_SIZE, "room for either");
+
+/* How a cast is divided: into scales, and into parts, which a thread takes. */
+typedef struct {
+    int64_t groups, m, k;
+    bool in_columns; /* x lies so */
+    int64_t scale_rows, scale_columns, scales_down, scales_across;
+    int64_t part_rows, part_columns, parts_down, parts_across; /* at most FG_SCALE_BLOCK_SIZE rows */
+} division;
+
+static division divide(const fg_quantize_params *params) {
+    const fg_tensor *q = &params->q;
+    const int last = q->ndim - 1;
+    division d = {.groups = last > 1 ? q->shape[0] : 1, .m = q->shape[last - 1], .k = q->shape[last]};
+    const bool blocks = params->kind == FG_SCALE_BLOCK;
+    d.in_columns = params->x.strides[last] != 1;
+    d.scale_rows = params->kind == FG_SCALE_TENSOR ? fg_max(d.m, 1) : blocks ? params->block_rows : 1;
+    d.scale_columns = blocks ? FG_SCALE_BLOCK_SIZE : fg_max(d.k, 1);
+    d.scales_down = fg_ceil_div(d.m, d.scale_rows);
+    d.scales_across = blocks ? fg_ceil_div(d.k, d.scale_columns) : 1;
+    const int64_t alone = d.in_columns ? SQUARE_PANEL : 1; /* where no block says how many */
+    d.part_rows = blocks && params->block_rows > 1 ? params->block_rows : alone;
+    d.part_columns = d.scale_columns;
+    d.parts_down = fg_ceil_div(d.m, d.part_rows);
+    d.parts_across = d.scales_across;
+    return d;
+}
+
+typedef struct {
+    int64_t group, row, rows, column, columns;
+} region;
+
+static region part_at(const division *d, int64_t i) {
+    const int64_t row = i / d->parts_across % d->parts_down * d->part_rows;
+    const int64_t column = i % d->parts_across * d->part_columns;
+    return (region){i / d->parts_across / d->parts_down, row, fg_min(d->part_rows, d->m - row), column,
+                    fg_min(d->part_columns, d->k - column)};
+}
+
+static float *scale_at(const fg_quantize_params *params, const division *d, const region *part, int64_t row) {
+    const int64_t down = part->group * d->scales_down + row / d->scale_rows;
+    return (float *)params->scale.data + down * d->scales_across + part->column / d->scale_columns;
+}
+
+/* ---- panels ---- */
+
+/* What is cast of a panel, row after row. */
+static void load(const fg_simd *simd, const fg_quantize_params *params, const division *d, region panel,
+                 float *values) {
+    const fg_tensor *x = &params->x;
+    const int last = x->ndim - 1;
+    const int64_t width = params->swiglu ? 2 : 1, columns = panel.columns * width, step = x->strides[last];
+    const int64_t first = panel.row * x->strides[last - 1] + panel.column * width * step;
+    const int64_t size = (int64_t)fg_dtype_size(x->dtype), group = last > 1 ? panel.group * x->strides[0] : 0;
+    const char *from = (const char *)x->data + (group + first) * size;
+    float pairs[2 * PANEL], *to = params->swiglu ? pairs : values;
+    if (d->in_columns) {
+        float column[SQUARE_PANEL];
+        for (int64_t k = 0; k < columns; k++) {
+            simd->to_float[x->dtype](column, from + k * step * size, panel.rows);
+            for (int64_t i = 0; i < panel.rows; i++) to[i * columns + k] = column[i];
+        }
+    } else {
+        simd->to_float[x->dtype](to, from, columns);
+    }
+    if (!params->swiglu) return;
+    const int64_t n = panel.rows * panel.columns;
+    for (int64_t i = 0; i < n; i++) values[i] = pairs[2 * i];
+    fg_activate(values, n, FG_ACTIVATION_SILU);
+    for (int64_t i = 0; i < n; i++) values[i] *= pairs[2 * i + 1];
+}
+
+/* Panel after panel of a part: 0 is before the first; false behind the last. */
+static bool next_panel(const division *d, const region *part, region *panel) {
+    const int64_t rows = d->in_columns ? SQUARE_PANEL : 1, columns = d->in_columns ? SQUARE_PANEL : ROW_PANEL;
+    if (panel->rows == 0) {
+        *panel = (region){part->group, part->row, 0, part->column, 0};
+    } else if (panel->column + panel->columns < part->column + part->columns) {
+        panel->column += panel->columns;
+    } else {
+        panel->column = part->column;
+        panel->row += panel->rows;
+    }
+    panel->rows = fg_min(rows, part->row + part->rows - panel->row);
+    panel->columns = fg_min(columns, part->column + part->columns - panel->column);
+    return panel->rows > 0 && panel->columns > 0;
+}
 
 /* Of those up to `most`: the largest finite number, or infinity. */
 static uint32_t largest_magnitude(const float *x, int64_t n, uint32_t most) {
@@ -27,40 +120,28 @@ static uint32_t largest_magnitude(const float *x, int64_t n, uint32_t most) {
     return largest;
 }
 
-/* Columns [column, column + n) of a row of what is cast, n at most BLOCK. */
-static void load(const fg_simd *simd, const fg_quantize_params *params, int64_t group, int64_t row, int64_t column,
-                 int64_t n, float *values) {
-    const fg_tensor *x = &params->x;
-    const int64_t stride = x->strides[x->ndim - 1], first = column * (params->swiglu ? 2 : 1) * stride;
-    const int64_t index = (x->ndim == 3 ? group * x->strides[0] : 0) + row * x->strides[x->ndim - 2] + first;
-    const char *from = (const char *)x->data + index * (int64_t)fg_dtype_size(x->dtype);
-    if (!params->swiglu) {
-        fg_widen(simd, x->dtype, from, stride, n, values);
-        return;
+static uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+/* Of each row of a part. */
+static void row_magnitudes(const fg_simd *simd, const fg_quantize_params *params, const division *d, region part,
+                           uint32_t *largest) {
+    float values[PANEL];
+    const uint32_t infinity = 0x7f800000u, most = params->saturate ? infinity - 1 : infinity;
+    for (int64_t i = 0; i < part.rows; i++) largest[i] = 0;
+    for (region panel = {0}; next_panel(d, &part, &panel);) {
+        load(simd, params, d, panel, values);
+        for (int64_t i = 0; i < panel.rows; i++) {
+            uint32_t *const of_row = &largest[panel.row - part.row + i];
+            *of_row = larger(*of_row, largest_magnitude(values + i * panel.columns, panel.columns, most));
+        }
     }
-    float pairs[2 * BLOCK];
-    fg_widen(simd, x->dtype, from, stride, 2 * n, pairs);
-    for (int64_t i = 0; i < n; i++) values[i] = pairs[2 * i];
-    fg_activate(values, n, FG_ACTIVATION_SILU);
-    for (int64_t i = 0; i < n; i++) values[i] *= pairs[2 * i + 1];
 }
 
-/* Part of a matrix that has one scale, or all of it. */
-typedef struct {
-    int64_t group, row, rows, column, columns;
-} region;
-
-static uint32_t region_magnitude(const fg_simd *simd, const fg_quantize_params *params, region part) {
-    float block[BLOCK];
-    const uint32_t infinity = 0x7f800000u, most = params->saturate ? infinity - 1 : infinity;
-    uint32_t largest = 0;
-    for (int64_t row = part.row; row < part.row + part.rows; row++)
-        for (int64_t k = 0; k < part.columns; k += BLOCK) {
-            const int64_t n = fg_min(BLOCK, part.columns - k);
-            load(simd, params, part.group, row, part.column + k, n, block);
-            const uint32_t magnitude = largest_magnitude(block, n, most);
-            largest = magnitude > largest ? magnitude : largest;
-        }
+/* Of all rows. */
+static uint32_t part_magnitude(const fg_simd *simd, const fg_quantize_params *params, const division *d, region part) {
+    uint32_t of_rows[FG_SCALE_BLOCK_SIZE], largest = 0;
+    row_magnitudes(simd, params, d, part, of_rows);
+    for (int64_t i = 0; i < part.rows; i++) largest = larger(largest, of_rows[i]);
     return largest;
 }
 
@@ -72,47 +153,44 @@ static float scale_of(uint32_t magnitude, fg_dtype dtype) {
     return scale > 0 ? scale : 1.0f;
 }
 
-static void cast_region(const fg_simd *simd, const fg_quantize_params *params, region part, float scale) {
-    const fg_tensor *q = &params->q;
-    float block[BLOCK];
-    for (int64_t row = part.row; row < part.row + part.rows; row++)
-        for (int64_t k = 0; k < part.columns; k += BLOCK) {
-            const int64_t n = fg_min(BLOCK, part.columns - k), column = part.column + k;
-            load(simd, params, part.group, row, column, n, block);
-            for (int64_t i = 0; i < n; i++) block[i] /= scale;
-            const int64_t group = q->ndim == 3 ? part.group * q->strides[0] : 0;
-            simd->from_float[q->dtype]((char *)q->data + group + row * q->strides[q->ndim - 2] + column, block, n);
-        }
+/* The scales of a part, whose rows have one each, or one together. */
+static void compute_scales(const fg_simd *simd, const fg_quantize_params *params, const division *d, region part) {
+    if (d->scale_rows > 1) {
+        *scale_at(params, d, &part, part.row) = scale_of(part_magnitude(simd, params, d, part), params->q.dtype);
+        return;
+    }
+    uint32_t of_rows[FG_SCALE_BLOCK_SIZE];
+    row_magnitudes(simd, params, d, part, of_rows);
+    for (int64_t i = 0; i < part.rows; i++)
+        *scale_at(params, d, &part, part.row + i) = scale_of(of_rows[i], params->q.dtype);
 }
 
-/* Region i of those that have a scale each: rows, or blocks in the order of their scales. */
-static region region_at(const fg_quantize_params *params, int64_t i) {
-    const fg_tensor *q = &params->q, *scale = &params->scale;
-    const int64_t rows = q->shape[q->ndim - 2], columns = q->shape[q->ndim - 1];
-    if (params->kind != FG_SCALE_BLOCK) return (region){i / rows, i % rows, 1, 0, columns};
-    const int64_t across = scale->shape[scale->ndim - 1], down = scale->shape[scale->ndim - 2];
-    const int64_t row = i / across % down * params->block_rows, column = i % across * FG_SCALE_BLOCK_SIZE;
-    return (region){i / across / down, row, fg_min(params->block_rows, rows - row), column,
-                    fg_min(FG_SCALE_BLOCK_SIZE, columns - column)};
+static void cast_part(const fg_simd *simd, const fg_quantize_params *params, const division *d, region part) {
+    const fg_tensor *q = &params->q;
+    float values[PANEL];
+    for (region panel = {0}; next_panel(d, &part, &panel);) {
+        load(simd, params, d, panel, values);
+        for (int64_t i = 0; i < panel.rows; i++) {
+            float *const row = values + i * panel.columns;
+            const float scale = *scale_at(params, d, &part, panel.row + i);
+            for (int64_t k = 0; k < panel.columns; k++) row[k] /= scale;
+            const int64_t group = q->ndim == 3 ? part.group * q->strides[0] : 0;
+            char *const to = (char *)q->data + group + (panel.row + i) * q->strides[q->ndim - 2] + panel.column;
+            simd->from_float[q->dtype](to, row, panel.columns);
+        }
+    }
 }
 
 fg_status fg_cpu_quantize(const fg_quantize_params *params, const fg_queue *queue, fg_error *error) {
     (void)queue;
     const fg_simd *simd = fg_simd_get(error);
     if (simd == NULL) return error->code;
-    const fg_tensor *q = &params->q;
+    const division d = divide(params);
     const bool one = params->kind == FG_SCALE_TENSOR;
-    float *scale = params->scale.data;
-    int64_t elements = 1, regions = 1;
-    for (int i = 0; i < q->ndim; i++) elements *= q->shape[i];
-    if (one) {
-        regions = elements > 0 ? q->shape[0] : 0; /* its rows */
-    } else {
-        for (int i = 0; i < params->scale.ndim; i++) regions *= params->scale.shape[i];
-    }
+    const int64_t parts = one && d.k == 0 ? 0 : d.groups * d.parts_down * d.parts_across;
     int threads = 0;
     const fg_status status = fg_workspace_threads(&params->workspace, (fg_workspace_layout){0, 0},
-                                                  1 + elements / THREAD_ELEMENTS, &threads, error);
+                                                  1 + d.groups * d.m * d.k / THREAD_ELEMENTS, &threads, error);
     if (status != FG_OK) return status;
 
     if (!params->scale_given && one) {
@@ -121,21 +199,19 @@ fg_status fg_cpu_quantize(const fg_quantize_params *params, const fg_queue *queu
         {
             FG_DEFAULT_FLOATS;
 #pragma omp for
-            for (int64_t i = 0; i < regions; i++) {
-                const uint32_t magnitude = region_magnitude(simd, params, region_at(params, i));
-                largest = magnitude > largest ? magnitude : largest;
-            }
+            for (int64_t i = 0; i < parts; i++)
+                largest = larger(largest, part_magnitude(simd, params, &d, part_at(&d, i)));
         }
-        scale[0] = scale_of(largest, q->dtype);
+        *(float *)params->scale.data = scale_of(largest, params->q.dtype);
     }
 #pragma omp parallel num_threads(threads)
     {
         FG_DEFAULT_FLOATS;
 #pragma omp for
-        for (int64_t i = 0; i < regions; i++) {
-            const region part = region_at(params, i);
-            if (!params->scale_given && !one) scale[i] = scale_of(region_magnitude(simd, params, part), q->dtype);
-            cast_region(simd, params, part, scale[one ? 0 : i]);
+        for (int64_t i = 0; i < parts; i++) {
+            const region part = part_at(&d, i);
+            if (!params->scale_given && !one) compute_scales(simd, params, &d, part);
+            cast_part(simd, params, &d, part);
         }
     }
     return FG_OK;

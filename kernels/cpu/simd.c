@@ -55,7 +55,7 @@ void fg_widen(const fg_simd *simd, fg_dtype dtype, const void *from, int64_t str
         return;
     }
     const int64_t size = (int64_t)fg_dtype_size(dtype), step = stride * size;
-    char adjacent[AT_ONCE * sizeof(float)];
+    _Alignas(float) char adjacent[AT_ONCE * sizeof(float)];
     for (int64_t begin = 0; begin < n; begin += AT_ONCE) {
         const char *source = (const char *)from + begin * step;
         const int64_t count = n - begin < AT_ONCE ? n - begin : AT_ONCE;

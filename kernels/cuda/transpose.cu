@@ -26,7 +26,7 @@ struct TransposeArgs {
     int64_t rows, columns;              /* of `from` */
     int64_t from_step, from_batch_step; /* elements */
     int64_t to_step, to_batch_step;
-    uint32_t across, down, tiles; /* tiles of a matrix, and of all of a batch: 2^31 would not fit into memory */
+    uint32_t across, down, tiles; /* tiles of a matrix, and of all of a batch, fewer than 2^31 */
     bool from_aligned;            /* each row begins at a multiple of 16 bytes, as those of `to` do */
 };
 
@@ -106,11 +106,16 @@ fg_status launch(TransposeArgs args, int64_t batch, int max_blocks, const fg_que
     const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
     if (status != FG_OK) return status;
     args.from_aligned = rows_are_vectors<T>(args.from, args.from_step, 0) && args.from_batch_step % kChannels<T> == 0;
-    args.across = static_cast<uint32_t>(ceil_div<int64_t>(args.columns, kTile<T>));
-    args.down = static_cast<uint32_t>(ceil_div<int64_t>(args.rows, kTile<T>));
-    args.tiles = static_cast<uint32_t>(args.across * args.down * batch);
-    const int64_t at_once = sizeof(T) == 4 ? args.tiles : num_sms * kResident<T>;
-    const auto blocks = static_cast<unsigned>(std::min<int64_t>({args.tiles, at_once, max_blocks}));
+    const int64_t across = ceil_div<int64_t>(args.columns, kTile<T>), down = ceil_div<int64_t>(args.rows, kTile<T>);
+    const int64_t tiles = across * down * batch;
+    if (tiles > INT32_MAX)
+        return fg_fail(error, FG_ERROR_VALUE, "expected fewer than 2^31 tiles of what is transposed, got %lld",
+                       static_cast<long long>(tiles));
+    args.across = static_cast<uint32_t>(across);
+    args.down = static_cast<uint32_t>(down);
+    args.tiles = static_cast<uint32_t>(tiles);
+    const int64_t at_once = sizeof(T) == 4 ? tiles : num_sms * kResident<T>;
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>({tiles, at_once, max_blocks}));
     transpose_kernel<T><<<blocks, kTurningThreads, 0, stream_of(queue)>>>(args);
     FG_CUDA(cudaGetLastError());
     return FG_OK;
