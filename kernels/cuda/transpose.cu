@@ -26,8 +26,8 @@ struct TransposeArgs {
     int64_t rows, columns;              /* of `from` */
     int64_t from_step, from_batch_step; /* elements */
     int64_t to_step, to_batch_step;
-    uint32_t across, down, tiles; /* tiles of a matrix, and of all of a batch, fewer than 2^31 */
-    bool from_aligned;            /* each row begins at a multiple of 16 bytes, as those of `to` do */
+    uint32_t across, down, tiles;  /* tiles of a matrix, and of all of a batch, fewer than 2^31 */
+    bool from_aligned, to_aligned; /* each row begins at a multiple of 16 bytes */
 };
 
 /* Element `i` of each of these vectors, in one word. */
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kTurningThreads, kResident<T>)
         __syncthreads();
         T *to = static_cast<T *>(args.to) + done.batch * args.to_batch_step;
         turned.store(to + done.first_column * args.to_step + done.first_row, args.to_step,
-                     args.columns - done.first_column, args.rows - done.first_row, true);
+                     args.columns - done.first_column, args.rows - done.first_row, args.to_aligned);
         __syncthreads();
     }
 }
@@ -105,7 +105,11 @@ fg_status launch(TransposeArgs args, int64_t batch, int max_blocks, const fg_que
     int num_sms = 0, compute_capability = 0;
     const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
     if (status != FG_OK) return status;
-    args.from_aligned = rows_are_vectors<T>(args.from, args.from_step, 0) && args.from_batch_step % kChannels<T> == 0;
+    const auto aligned = [](const void *data, int64_t step, int64_t batch_step) {
+        return rows_are_vectors<T>(data, step, 0) && batch_step % kChannels<T> == 0;
+    };
+    args.from_aligned = aligned(args.from, args.from_step, args.from_batch_step);
+    args.to_aligned = aligned(args.to, args.to_step, args.to_batch_step);
     const int64_t across = ceil_div<int64_t>(args.columns, kTile<T>), down = ceil_div<int64_t>(args.rows, kTile<T>);
     const int64_t tiles = across * down * batch;
     if (tiles > INT32_MAX)

@@ -19,8 +19,7 @@ fg_tensor exchanged(const fg_tensor &matrix);
 fg_tensor transposed(const fg_tensor &matrix, void *workspace);
 size_t transposed_bytes(const fg_tensor &matrix);
 
-/* `to` = `from` with the last two axes exchanged, by at most so many blocks. Rows of `to` begin at multiples of 16
- * bytes. */
+/* `to` = `from` with the last two axes exchanged, by at most so many blocks. */
 fg_status transpose(const fg_tensor &from, const fg_tensor &to, int max_blocks, const fg_queue *queue, fg_error *error);
 
 }  // namespace flexgemm
