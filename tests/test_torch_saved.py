@@ -65,6 +65,13 @@ def way(request):
     return request.param
 
 
+def result_and_kept(call, operands, way):
+    """The result of a call, and where the tensors lie that it keeps."""
+    function, kept = torch.compile(call, backend="eager") if way == "operators" else call, []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.data_ptr()) or x, lambda x: x):
+        return function(*operands), kept
+
+
 @pytest.mark.parametrize("needs", NEEDS, ids=str)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.usefixtures("fresh_compiler")
@@ -72,10 +79,7 @@ def test_what_no_gradient_reads_is_not_kept(device, way, name, needs):
     call, *inputs = (products(device) | convolutions(device))[name]
     operands = [x.clone().requires_grad_(needed) for x, needed in zip(inputs, needs, strict=True)]
     all_of_them = [x.clone().requires_grad_() for x in inputs]
-    function = torch.compile(call, backend="eager") if way == "operators" else call
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.data_ptr()) or x, lambda x: x):
-        out = function(*operands)
+    out, kept = result_and_kept(call, operands, way)
     grad_out = torch.randn_like(out)
     expected = torch.autograd.grad(call(*all_of_them), all_of_them, grad_out)
 
@@ -102,9 +106,7 @@ def test_samples_keep_features_for_the_gradient_of_points_alone(device, way, of_
     def call(feats, grid):
         return ft.grid_sample_3d(feats, coords, shape, grid, mode="trilinear")
 
-    function, kept = torch.compile(call, backend="eager") if way == "operators" else call, []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.data_ptr()) or x, lambda x: x):
-        out = function(feats, grid)
+    out, kept = result_and_kept(call, (feats, grid), way)
     assert (feats.data_ptr() in kept) == of_points
     (got,) = torch.autograd.grad(out.sum(), feats)
     torch.testing.assert_close(got, torch.autograd.grad(call(feats, grid.detach()).sum(), feats)[0])
