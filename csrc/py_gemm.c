@@ -211,14 +211,8 @@ static int expect_either_way(const fg_view *view, bool grouped, const fg_dim *di
 
 /* Of b that lies in columns its rows are those of the matrix the other way round. */
 static void take_by_rows(fg_gemm_params *p) {
-    fg_tensor *b = &p->b;
-    const int last = b->ndim - 1;
-    if (b->strides[last] == 1) return;
-    const int64_t rows = b->shape[last - 1], stride = b->strides[last];
-    b->shape[last - 1] = b->shape[last];
-    b->shape[last] = rows;
-    b->strides[last - 1] = stride;
-    b->strides[last] = 1;
+    if (!fg_lies_in_columns(&p->b)) return;
+    p->b = fg_exchanged(&p->b);
     p->b_row_major = !p->b_row_major;
 }
 

@@ -66,7 +66,8 @@ def gemm_nt(a: Array, b: Array, **options: Unpack[Options]) -> Array:
         not.
     promote_every: FP8 tensor cores of Hopper keep about 13 bits of a sum. After this many products the sum moves to
         float32: 128 (the default), 256 or 512, or None for never. Elsewhere sums are float32 throughout.
-    b_row_major: b is (K, N), with a leading axis where it has one, and N is innermost: a GPU transposes it first.
+    b_row_major: b is (K, N), with a leading axis where it has one, and N is innermost. Hopper reads 16-bit b as it lies
+        where that is faster; else a GPU transposes it first.
     check: on a GPU, too, raise ValueError for offsets, m_indices, masked_m and weight_indices that are out of range,
         and so wait for it; the CPU always does.
     device: "cuda" or "cuda:1" computes NumPy arrays on a GPU. stream: instead of the library's current CUDA stream.
@@ -172,8 +173,7 @@ def segment_gemm(
     """Products of consecutive segments of the rows of x, each with the weight that it names: adapters, experts.
 
     x: (M, K).
-    weights: (W, N, K), 16-bit or FP8; or with weight_column_major=False (W, K, N), which a GPU first transposes into a
-        workspace.
+    weights: (W, N, K), 16-bit or FP8; or with weight_column_major=False (W, K, N), as b_row_major of `gemm_nt`.
     offsets: (S,) ends or (S + 1,) bounds of the segments, as in `m_grouped_gemm_nt`; or seg_lens: (S,) their lengths.
     weight_indices: (S,) int32 or int64, the weight of each segment; by default segment i has weight i.
     scale_b: (), (W,) or (W, N); bias: (W, N): of the weights. The rest as in `gemm_nt`.

@@ -83,6 +83,20 @@ typedef struct {
     bool present; /* false: an optional argument that was None */
 } fg_tensor;
 
+/* Of a matrix, or of a batch of them: whether it is its columns that are adjacent elements, and not its rows; and the same
+ * elements by other axes, the last two exchanged. */
+static inline bool fg_lies_in_columns(const fg_tensor *matrix) { return matrix->strides[matrix->ndim - 1] != 1; }
+
+static inline fg_tensor fg_exchanged(const fg_tensor *matrix) {
+    const int32_t row = matrix->ndim - 2, column = matrix->ndim - 1;
+    fg_tensor result = *matrix;
+    result.shape[row] = matrix->shape[column];
+    result.shape[column] = matrix->shape[row];
+    result.strides[row] = matrix->strides[column];
+    result.strides[column] = matrix->strides[row];
+    return result;
+}
+
 /* Where a call runs. The CPU backend ignores it. */
 typedef struct {
     int32_t device_index;

@@ -32,6 +32,7 @@ typedef struct {
     int32_t some_rows; /* 1: the Hopper kernel for groups of some rows, of which a tile has block_m at most; else 0 */
     fg_weights weights;     /* of either */
     int32_t adds_in_shared; /* 1: the one for many rows adds sums to the output in shared memory, beside the stages */
+    double cost; /* of products on Hopper, in the unit of plan_durations.h: to compare plans of one product */
     int64_t workspace_bytes;
 } fg_plan;
 
@@ -106,11 +107,14 @@ enum {
     FG_TILES_ADDED = 256,      /* added to the output, which has rows of its own for each group */
     FG_TILES_ROWS = 512,       /* of one group: rows are scaled, no more, sums promoted at each step if at all */
     FG_TILES_ASKEW = 1024,     /* rows of an operand, or groups along K, begin within sectors */
-    FG_TILES_ALL = 2047,
+    FG_TILES_ROW_MAJOR = 2048, /* B is read row-major, in boxes of 64 columns: of at least 128 rows */
+    FG_TILES_ALL = 4095,
 };
 
-/* Whether of the output nothing is asked but sums times and plus factors, in 16 bits or float32. */
+/* Whether of the output nothing is asked but sums times and plus factors, in 16 bits or float32; and whether those are
+ * factors of rows. */
 bool fg_gemm_is_linear(const fg_gemm_params *params);
+bool fg_gemm_scales_rows(const fg_gemm_params *params);
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params);
 
@@ -119,6 +123,12 @@ int32_t fg_gemm_tiles(const fg_gemm_params *params);
  * that of tiles that full waves leave over. */
 fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
                           int32_t tiles);
+
+/* Whether the Hopper kernels take less time for a product whose B is row-major, and A where it lies in columns, as they
+ * lie than for the same one of K-major operands, which take so many bytes when they have been transposed: the kernels for
+ * few and for some rows take those alone. */
+bool fg_gemm_row_major_pays(const fg_gemm_params *lying, const fg_gemm_params *k_major, size_t transposed_bytes,
+                            int32_t num_sms);
 
 /* How many of `tiles` of pairs of blocks full waves leave over, where halves of them, half of K to each block, are no
  * more than there are pairs; else 0. */

@@ -60,14 +60,14 @@ bool fg_gemm_is_linear(const fg_gemm_params *params) {
            fg_dtype_size(params->out.dtype) > 1;
 }
 
-/* And those are factors of rows. */
-static bool scales_rows(const fg_gemm_params *params) {
+bool fg_gemm_scales_rows(const fg_gemm_params *params) {
     return fg_gemm_is_linear(params) && !params->bias.present && params->kind_b != FG_SCALE_ROW;
 }
 
-/* Whether rows begin in the middle of sectors. */
-static bool is_askew(const fg_tensor *rows) {
-    return rows->strides[rows->ndim - 2] * (int64_t)fg_dtype_size(rows->dtype) % FG_SECTOR_BYTES != 0;
+/* Whether rows, or columns where the matrix lies in columns, begin in the middle of sectors. */
+static bool is_askew(const fg_tensor *matrix) {
+    const int64_t step = matrix->strides[matrix->ndim - (fg_lies_in_columns(matrix) ? 1 : 2)];
+    return step * (int64_t)fg_dtype_size(matrix->dtype) % FG_SECTOR_BYTES != 0;
 }
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params) {
@@ -76,7 +76,8 @@ int32_t fg_gemm_tiles(const fg_gemm_params *params) {
     /* Of 16 bits, groups along K are faster by the same tiles; those of fp8 are not. */
     const bool halves_along_k = params->layout == FG_GEMM_K_GROUPED && !fg_is_float8(params->a.dtype);
     const int32_t added = params->accumulate ? FG_TILES_ADDED : 0;
-    const int32_t of_one_group = FG_TILES_DENSE | added | (each_step && scales_rows(params) ? FG_TILES_ROWS : 0);
+    const int32_t of_one_group =
+        FG_TILES_DENSE | added | (each_step && fg_gemm_scales_rows(params) ? FG_TILES_ROWS : 0);
     return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_PACKED : 0) | (blocks ? FG_TILES_BLOCKS : 0) |
            (params->promote_every > FG_SCALE_BLOCK_SIZE && fg_is_float8(params->a.dtype) && !blocks ? FG_TILES_NARROW
                                                                                                     : 0) |
@@ -88,7 +89,7 @@ int32_t fg_gemm_tiles(const fg_gemm_params *params) {
            (is_askew(&params->a) || is_askew(&params->b) || halves_along_k ? FG_TILES_ASKEW : 0) |
            (params->layout == FG_GEMM_BATCHED ? FG_TILES_EQUAL | added : 0) |
            (params->layout == FG_GEMM_M_GROUPED_MASKED ? FG_TILES_MASKED : 0) |
-           (params->layout == FG_GEMM_DENSE ? of_one_group : 0);
+           (params->b_row_major ? FG_TILES_ROW_MAJOR : 0) | (params->layout == FG_GEMM_DENSE ? of_one_group : 0);
 }
 
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms) {
@@ -130,9 +131,9 @@ static int32_t decode_split(int64_t tiles, int64_t steps, int32_t pair, int32_t 
 /* Bytes of a row in a step of K. */
 static const double STEP_BYTES = 128;
 
-/* `cost`: waves of tiles, times the duration of one, if there is more than one row of those of a size. */
+/* Its cost: waves of tiles, times the duration of one, if there is more than one row of those of a size. */
 static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, const gemm_durations *durations,
-                           fg_plan plan, int32_t num_sms, double *cost) {
+                           fg_plan plan, int32_t num_sms) {
     /* Sizes of groups differ, so that tight tiles would read the weights of many twice. */
     static const struct {
         int32_t block_m, block_n, num_stages;
@@ -146,7 +147,7 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
     /* Groups of twice the average should still be one tile. */
     const int64_t rows = groups > 1 ? 2 * ceil_div(m, groups) : m, nonempty = groups < m ? groups : m;
     const int64_t steps = m == 0 ? 0 : ceil_div(k, plan.block_k);
-    *cost = INFINITY;
+    plan.cost = INFINITY;
     for (size_t i = 0; i < SHAPES; i++) {
         const int32_t block_m = shapes[i].block_m, block_n = shapes[i].block_n, pair = shapes[i].pair;
         if (!(groups > 1 ? shapes[i].of_groups : shapes[i].dense) || pair > num_sms) continue;
@@ -159,8 +160,8 @@ static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, cons
         const double step = 4 * tiles * pair * split > 3 * (int64_t)num_sms ? tile->full_step : tile->step;
         const double own = (double)waves * ((double)ceil_div(steps, split) * step + tile->end);
         const double all = own + (split > 1 ? durations->share : 0);
-        if (plan.few_rows && plan.block_m == block_m && all >= *cost) continue;
-        *cost = all;
+        if (plan.few_rows && plan.block_m == block_m && all >= plan.cost) continue;
+        plan.cost = all;
         plan.block_m = block_m;
         plan.block_n = block_n;
         plan.num_stages = shapes[i].num_stages;
@@ -302,11 +303,10 @@ static double saved_by_sharing(const gemm_question *q, const gemm_tile *tile, in
 }
 
 /* Whether `tile`, of whose cost sharing has saved so much, costs less than the best so far, which it then is. */
-static bool take_cheaper(fg_plan *plan, double *best, const gemm_question *q, const gemm_tile *tile, double saved,
-                         int32_t num_sms) {
+static bool take_cheaper(fg_plan *plan, const gemm_question *q, const gemm_tile *tile, double saved, int32_t num_sms) {
     const double cost = cost_of(q, tile, num_sms) - saved;
-    if (cost >= *best) return false;
-    *best = cost;
+    if (cost >= plan->cost) return false;
+    plan->cost = cost;
     plan->split_k = saved > 0 ? 2 : 1;
     plan->block_m = tile->block_m;
     plan->block_n = tile->block_n;
@@ -341,6 +341,7 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         LEAST = 96,
         TALLEST = 256,
         UNIT = 16,
+        BOX_COLUMNS = 64, /* of a row-major B, which is one block's */
         /* In the unit of durations: what pairs that share K exchange (pair_share) behind the last products, and what
          * begin and end of a tile take that no other is before or behind. Of all kinds. */
         LAST_EXCHANGE = 11,
@@ -355,11 +356,11 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
                                                                     : &halves;
     const bool grouped = groups > 1;
     const int64_t rows = ceil_div(m, grouped ? groups : 1); /* of one group, on average */
-    const bool fits = m > 0 && num_sms > 1 && !(tiles & ~fitting);
+    const bool row_major = tiles & FG_TILES_ROW_MAJOR;
+    const bool fits = m > 0 && num_sms > 1 && !(tiles & ~(fitting | FG_TILES_ROW_MAJOR));
     const bool few = grouped ? rows <= FEW_ROWS_OF_GROUPS && !fits : rows <= FEW_ROWS;
-    double best;
-    if (few && !(tiles & FG_TILES_TALL))
-        return plan_decode(m, n, k, grouped ? groups : 1, durations, plan, num_sms, &best);
+    if (few && !(tiles & FG_TILES_TALL) && !row_major)
+        return plan_decode(m, n, k, grouped ? groups : 1, durations, plan, num_sms);
 
     const bool apart = grouped && !(tiles & FG_TILES_PACKED);
     const bool known = !(tiles & FG_TILES_MASKED) && (!apart || tiles & FG_TILES_EQUAL);
@@ -375,32 +376,34 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         .bounded = apart && !(tiles & FG_TILES_EQUAL),
         .durations = durations,
     };
-    best = INFINITY;
+    plan.cost = INFINITY;
     for (size_t i = 0; i < sizeof durations->large / sizeof *durations->large; i++) {
         const gemm_tile *const tile = &durations->large[i];
         if (tile->blocks == 0 || (tiles & FG_TILES_NARROW && (tile->block_m > 128 || tile->block_n > 128))) continue;
         const bool of_scaled_rows = tile->block_n == 96 || tile->block_n == 224 || tile->block_n == 272;
         if (of_scaled_rows && !(tiles & FG_TILES_ROWS)) continue;
         if ((tile->block_n == 96 || tile->block_n == 272) && tiles & FG_TILES_ADDED) continue;
-        if (grouped && fits && rows <= FEW_ROWS) continue;
+        if (row_major && tile->block_n % (BOX_COLUMNS * tile->blocks) != 0) continue;
+        if (grouped && fits && !row_major && rows <= FEW_ROWS) continue;
         const double saved = saved_by_sharing(&question, tile, num_sms);
-        take_cheaper(&plan, &best, &question, tile, saved, num_sms);
+        take_cheaper(&plan, &question, tile, saved, num_sms);
     }
-    const bool some = fits && (grouped || (rows > ONE_TILE && rows <= SOME_ROWS));
+    const bool some = fits && !row_major && (grouped || (rows > ONE_TILE && rows <= SOME_ROWS));
     for (int32_t most = LEAST; most <= TALLEST && some; most += UNIT) {
         const gemm_tile tile = tile_of_some(durations, most, grouped);
-        if (tile.blocks > 0 && take_cheaper(&plan, &best, &question, &tile, 0, num_sms)) plan.some_rows = 1;
+        if (tile.blocks > 0 && take_cheaper(&plan, &question, &tile, 0, num_sms)) plan.some_rows = 1;
     }
     if (grouped || rows > (fits ? SOME_ROWS : ONE_TILE) || tiles & (FG_TILES_TALL | FG_TILES_NARROW)) return plan;
-    double others = best + durations->last_end + (plan.split_k > 1 ? LAST_EXCHANGE : 0);
     if (rows <= ONE_TILE) {
         const double to_read = (double)(question.steps * n) * STEP_BYTES / durations->one_row_bytes;
-        others = fmax(best * durations->one_row_step, to_read) + ONLY_BEGIN_AND_END;
+        plan.cost = fmax(plan.cost * durations->one_row_step, to_read) + ONLY_BEGIN_AND_END;
+    } else {
+        plan.cost += durations->last_end + (plan.split_k > 1 ? LAST_EXCHANGE : 0);
     }
-    double cost;
+    if (row_major) return plan;
     const fg_plan none = {.family = FG_FAMILY_SM90, .block_k = plan.block_k, .split_k = 1};
-    const fg_plan decode = plan_decode(m, n, k, 1, durations, none, num_sms, &cost);
-    return cost < others ? decode : plan;
+    const fg_plan decode = plan_decode(m, n, k, 1, durations, none, num_sms);
+    return decode.cost < plan.cost ? decode : plan;
 }
 
 /* Weights are read once where rows are one row of tiles, though some groups have a third more rows than others, or where so
@@ -445,4 +448,17 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
         chosen[at].of = q;
     }
     return chosen[at].plan;
+}
+
+static double cost_of_product(const fg_gemm_params *params, int32_t num_sms) {
+    const fg_gemm_shape all = fg_gemm_all_rows(params);
+    return fg_plan_gemm_sm90(all.m, all.n, all.k, all.groups, params->a.dtype, num_sms, fg_gemm_tiles(params)).cost;
+}
+
+bool fg_gemm_row_major_pays(const fg_gemm_params *lying, const fg_gemm_params *k_major, size_t transposed_bytes,
+                            int32_t num_sms) {
+    const double LAUNCH = 13; /* of a kernel that transposes */
+    const int launches = fg_lies_in_columns(&lying->a) ? 2 : 1;
+    const double to_transpose = LAUNCH * launches + 2 * (double)transposed_bytes / halves.bytes; /* read and written */
+    return cost_of_product(lying, num_sms) <= cost_of_product(k_major, num_sms) + to_transpose;
 }

@@ -380,7 +380,7 @@ def fp8_conv_case(backend, dtypes, out_dtype, channels, of_rows, offset, groups=
         assert_rows(out, expected, max(verdicts.ROW_TOLERANCE[out_dtype], verdicts.ROW_CUTS * cut))
 
 
-def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offset, rows=70, num_sms=None):
+def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offset, rows=70, num_sms=None, columns=""):
     n, k = shape
     rng = np.random.default_rng(0)
     rows = sum(sizes) + 3 if sizes else rows
@@ -397,7 +397,7 @@ def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offse
         }
     offsets = np.cumsum(sizes).astype(np.int32) if sizes else None
     initial = np.zeros((rows, n), reference.dtype_of(out_dtype)) if sizes else None  # some rows are never written
-    layout = {"fence": False, "offset": offset, "pad": offset}
+    layout = {"fence": False, "offset": offset, "pad": offset, "columns": columns}
     with guarded.multiprocessors(num_sms):
         out = guarded.gemm(backend, a, b, out_dtype, offsets=offsets, initial=initial, precision=precision, **how,
                            **layout)  # fmt: skip
@@ -417,14 +417,14 @@ def outputs_case(backend, dtype, out_dtype, activation, shape, num_sms, scales="
     check_output(backend, *operands(*shape, dtype, dtype), out_dtype, scales, bias, activation, num_sms, fence=False)
 
 
-def sums_case(backend, dtype, shape, num_sms):
+def sums_case(backend, dtype, shape, num_sms, columns=""):
     """A product that is added to what is there, by blocks of several tiles each."""
     m, n, k = shape
     rng = np.random.default_rng(0)
     a, b = scenes.values(rng, (m, k), dtype), scenes.values(rng, (n, k), dtype)
     initial = rng.standard_normal((m, n)).astype(np.float32)
     with guarded.multiprocessors(num_sms):
-        out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=initial, fence=False)
+        out = guarded.gemm(backend, a, b, "float32", accumulate=True, initial=initial, columns=columns, fence=False)
     cuts = verdicts.ROW_CUTS if dtype.startswith("float8") else 0
     assert_rows(out, initial + reference.gemm(a, b), max(1e-4, cuts * verdicts.float8_cut(backend.name)))
 

@@ -385,6 +385,41 @@ def all_cases():
                 if not epilogue:
                     cases[f"{name}/columns"] = partial(layout_case, shape=(150, 72, 272), columns="ab", **common)
 
+    # What is read as it lies, a row-major B and A in columns beside it, by every tile that does so.
+    common = {"dtypes": ("bfloat16", "bfloat16"), "precision": "ieee", "offset": 0}
+    lying = {"dtype": "bfloat16", "out_dtype": "float32", "epilogue": False}
+    for tile, num_sms, (m, n, k) in (("128x128", 1, (264, 72, 136)), ("128x192", 1, (264, 136, 136)),
+                                     ("128x256", 1, (264, 200, 264)), ("256x128", 2, (520, 72, 2048)),
+                                     ("256x128/shared", 4, (520, 72, 2048)), ("256x256", 2, (648, 200, 2048)),
+                                     ("256x256/shared", 4, (1032, 200, 2048))):  # fmt: skip
+        how = {"num_sms": num_sms, "columns": "b", "sizes": (), "rows": m, "shape": (n, k)}
+        name = f"gemm/row_major/{tile}"
+        cases[name] = partial(gemm_case, out_dtype="bfloat16", extras=False, **common, **how)
+        cases[f"{name}/scales"] = partial(gemm_case, out_dtype="float32", extras=True, **common, **how)
+        cases[f"{name}/ab"] = partial(
+            layout_case, layout="dense", shape=(m, n, k), num_sms=num_sms, columns="ab", **lying
+        )
+    for columns in ("b", "ab"):
+        for num_sms, shape in ((1, (264, 72, 136)), (1, (264, 136, 136)), (2, (776, 128, 1032))):
+            cases[f"gemm/row_major/added/{columns}/{shape[1]}x{shape[2]}"] = partial(
+                sums_case, dtype="bfloat16", shape=shape, num_sms=num_sms, columns=columns
+            )
+    for name, sizes, shape, num_sms in (("128", (130, 0, 97, 261), (72, 136), 1),
+                                        ("192", (130, 0, 97, 261), (136, 136), 1),
+                                        ("pairs/128", (520, 0, 777, 261), (72, 2048), 2),
+                                        ("pairs/256", (520, 0, 777, 261), (392, 1032), 2)):  # fmt: skip
+        how = common | {"sizes": sizes, "shape": shape, "num_sms": num_sms, "columns": "b", "extras": False}
+        cases[f"gemm/row_major/groups/{name}"] = partial(gemm_case, out_dtype="bfloat16", **how)
+    for layout, columns, num_sms, shape in (
+        ("m_grouped_contiguous", "b", 1, (640, 136, 136)), ("m_grouped_contiguous", "b", 2, (640, 200, 2048)),
+        ("m_grouped_masked", "b", 1, (264, 200, 1032)), ("m_grouped_masked", "b", 2, (520, 392, 2048)),
+        ("batched", "ab", 1, (264, 72, 136)), ("batched", "ab", 8, (520, 72, 2048)),
+        ("k_grouped", "ab", 1, (264, 200, 528)), ("k_grouped", "ab", 2, (200, 392, 1060)),
+    ):  # fmt: skip
+        cases[f"gemm/row_major/{layout}/{num_sms}"] = partial(
+            layout_case, layout=layout, shape=shape, num_sms=num_sms, columns=columns, **lying
+        )
+
     for dtype in (E4M3, "bfloat16"):
         for out_dtype, activation in (("bfloat16", None), ("float16", "gelu"), ("bfloat16", "swiglu"), (E4M3, "silu"),
                                       (E5M2, "swiglu")):  # fmt: skip

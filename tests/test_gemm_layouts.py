@@ -221,10 +221,10 @@ def test_one_matrix_for_all_of_a_batch(backend, b_row_major, dtypes, m, expanded
 
 def test_one_matrix_is_transposed_once(cuda):
     """For all of a batch, and not at all where there is nothing to multiply."""
-    one = cuda.array(np.zeros(64 * 40, dtype_of("bfloat16")))
+    one = cuda.array(np.zeros(64 * 40, dtype_of(E4M3)))
 
     def workspace(groups, rows):
-        a, out = (cuda.array(np.zeros((groups, rows, n), dtype_of("bfloat16"))) for n in (64, 40))
+        a, out = (cuda.array(np.zeros((groups, rows, n), dtype_of(d))) for n, d in ((64, E4M3), (40, "bfloat16")))
         b = cuda.window(one, (groups, 64, 40), (0, 40, 1), 0)
         return _C.gemm_workspace(a, b, out, layout="batched", b_row_major=True)
 

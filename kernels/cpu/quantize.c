@@ -26,7 +26,7 @@ typedef struct {
     int64_t groups, m, k;
     bool in_columns; /* x lies so */
     int64_t scale_rows, scale_columns, scales_down, scales_across;
-    int64_t part_rows, part_columns, parts_down, parts_across; /* at most FG_SCALE_BLOCK_SIZE rows */
+    int64_t part_rows, parts_down; /* of at most FG_SCALE_BLOCK_SIZE rows; across there are as many as scales */
 } division;
 
 static division divide(const fg_quantize_params *params) {
@@ -34,16 +34,14 @@ static division divide(const fg_quantize_params *params) {
     const int last = q->ndim - 1;
     division d = {.groups = last > 1 ? q->shape[0] : 1, .m = q->shape[last - 1], .k = q->shape[last]};
     const bool blocks = params->kind == FG_SCALE_BLOCK;
-    d.in_columns = params->x.strides[last] != 1;
+    d.in_columns = fg_lies_in_columns(&params->x);
     d.scale_rows = params->kind == FG_SCALE_TENSOR ? fg_max(d.m, 1) : blocks ? params->block_rows : 1;
     d.scale_columns = blocks ? FG_SCALE_BLOCK_SIZE : fg_max(d.k, 1);
     d.scales_down = fg_ceil_div(d.m, d.scale_rows);
     d.scales_across = blocks ? fg_ceil_div(d.k, d.scale_columns) : 1;
     const int64_t alone = d.in_columns ? SQUARE_PANEL : 1; /* where no block says how many */
     d.part_rows = blocks && params->block_rows > 1 ? params->block_rows : alone;
-    d.part_columns = d.scale_columns;
     d.parts_down = fg_ceil_div(d.m, d.part_rows);
-    d.parts_across = d.scales_across;
     return d;
 }
 
@@ -52,10 +50,10 @@ typedef struct {
 } region;
 
 static region part_at(const division *d, int64_t i) {
-    const int64_t row = i / d->parts_across % d->parts_down * d->part_rows;
-    const int64_t column = i % d->parts_across * d->part_columns;
-    return (region){i / d->parts_across / d->parts_down, row, fg_min(d->part_rows, d->m - row), column,
-                    fg_min(d->part_columns, d->k - column)};
+    const int64_t above = i / d->scales_across, row = above % d->parts_down * d->part_rows;
+    const int64_t column = i % d->scales_across * d->scale_columns;
+    return (region){above / d->parts_down, row, fg_min(d->part_rows, d->m - row), column,
+                    fg_min(d->scale_columns, d->k - column)};
 }
 
 static float *scale_at(const fg_quantize_params *params, const division *d, const region *part, int64_t row) {
@@ -187,7 +185,7 @@ fg_status fg_cpu_quantize(const fg_quantize_params *params, const fg_queue *queu
     if (simd == NULL) return error->code;
     const division d = divide(params);
     const bool one = params->kind == FG_SCALE_TENSOR;
-    const int64_t parts = one && d.k == 0 ? 0 : d.groups * d.parts_down * d.parts_across;
+    const int64_t parts = one && d.k == 0 ? 0 : d.groups * d.parts_down * d.scales_across;
     int threads = 0;
     const fg_status status = fg_workspace_threads(&params->workspace, (fg_workspace_layout){0, 0},
                                                   1 + d.groups * d.m * d.k / THREAD_ELEMENTS, &threads, error);

@@ -47,8 +47,10 @@ FG_DECLARE(quantize);          /* quantize.cu */
 #undef FG_DECLARE_RUN
 
 /* What gemm() chooses from: on compute capability 9.0, if it can (gemm_sm90.cu), or anywhere (gemm_portable.cu). The
- * device is current, and no operand is to be transposed. */
+ * device is current, and operands are K-major: those of Hopper can take some others as they lie, a row-major B and beside
+ * it an A that lies in columns. */
 bool gemm_sm90_takes(const fg_gemm_params &params);
+bool gemm_sm90_takes_row_major(const fg_gemm_params &params);
 fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *queue, fg_error *error);
 fg_status gemm_portable(const fg_gemm_params &params, int num_sms, int compute_capability, const fg_queue *queue,
                         fg_error *error);

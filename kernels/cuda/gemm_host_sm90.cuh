@@ -8,13 +8,16 @@
 #include "../plan.h"
 #include "gemm_mainloop_sm90.cuh"
 #include "tensor_map.cuh"
+#include "transpose.cuh"
 
 namespace flexgemm {
 
 /* Whether each group has a matrix of its own: of a matrix that was expanded to all of them the copy engine is told once. */
 inline bool has_groups(const fg_tensor &tensor) { return tensor.ndim == 3 && step_of(tensor, 0) != 0; }
 
-inline TensorRows make_rows(const fg_tensor &tensor) {
+/* What is adjacent in memory are its rows, or columns where it lies in columns. */
+inline TensorRows make_rows(const fg_tensor &matrix) {
+    const fg_tensor tensor = fg_lies_in_columns(&matrix) ? fg_exchanged(&matrix) : matrix;
     const bool grouped = has_groups(tensor);
     const int rows = tensor.ndim - 2;
     return {tensor.data,         tensor.shape[rows + 1] * static_cast<int64_t>(fg_dtype_size(tensor.dtype)),
@@ -79,10 +82,11 @@ inline bool has_usual_end(const fg_gemm_params &params) {
     return out == usual_output(operands) && active;
 }
 
-/* Kinds of products that have: those of inference, whose sums are promoted, and of 16 bits. */
+/* Kinds of products that have: those of inference, whose sums are promoted, and of K-major operands of 16 bits. */
 template <typename Math>
-constexpr bool kHasUsualEnds = !Math::kFp8 || std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kPromoted>> ||
-                               std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kScaled>>;
+constexpr bool kHasUsualEnds =
+    (!Math::kFp8 && !Math::kNMajor) || std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kPromoted>> ||
+    std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kScaled>>;
 
 template <Sm90End kEnd>
 constexpr std::integral_constant<Sm90End, kEnd> kEndIs{};

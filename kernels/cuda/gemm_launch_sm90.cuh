@@ -1,6 +1,6 @@
 /*
- * Launches of the kernels of gemm_sm90.cuh. fp8 ones are made in files of their own, by the type of A: together they are
- * what takes longest to compile.
+ * Launches of the kernels of gemm_sm90.cuh. Those of fp8, by the type of A, and of operands that are not K-major are made
+ * in files of their own: together they are what takes longest to compile.
  */
 #pragma once
 
@@ -15,8 +15,9 @@ template <typename Math, typename Tile>
 fg_status launch_tile(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
                       const fg_queue *queue, fg_error *error) {
     CUtensorMap map_a, map_b;
+    static_assert(Tile::kWarpgroupRows == kSm90LineRows, "boxes of A have as many rows of K or lines of rows");
     fg_status status = encode_tensor_map(&map_a, a, Tile::kWarpgroupRows, 1, error);
-    if (status == FG_OK) status = encode_tensor_map(&map_b, b, Tile::kBlockN / Tile::kCluster, 1, error);
+    if (status == FG_OK) status = encode_tensor_map(&map_b, b, kSm90BoxColumns<Tile>, 1, error);
     if (status != FG_OK) return status;
 
     constexpr auto kernel = [] {
@@ -44,16 +45,16 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &a, const TensorRows
 }
 
 /* Of outputs that are no more than scaled rows, or of any, as Other says; usual ones are Stored. With scales of blocks there
- * is no room to keep factors of columns. */
+ * is no room to keep factors of columns. Beside an N-major B they are rare: one kernel is for all of those. */
 template <typename Math, typename Other, int kColumns, int kBlocks, Sm90End kEnd = Sm90End::kNone,
           typename Stored = typename Math::Stored>
 fg_status launch_use(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
                      const fg_queue *queue, fg_error *error) {
     const auto launch = [&](auto use) {
-        using Tile = Sm90Tile<kColumns, kBlocks, Math::kScaled, decltype(use)>;
+        using Tile = Sm90Tile<Math, kColumns, kBlocks, decltype(use)>;
         return launch_tile<Math, Tile>(plan, a, b, args, num_sms, queue, error);
     };
-    if constexpr ((Math::kFp8 && !Math::kPromote) || (Math::kScaled && !Other::kRowsOnly))
+    if constexpr ((Math::kFp8 && !Math::kPromote) || ((Math::kScaled || Math::kNMajor) && !Other::kRowsOnly))
         return launch(Other{});
     else
         return with_use<Stored, Other, kEnd>(args, launch);
@@ -78,7 +79,14 @@ fg_status launch_end(const fg_plan &plan, const TensorRows &a, const TensorRows 
     });
 }
 
-/* Of tiles of so many columns, by pairs of blocks or by single ones; with scales of blocks 256 columns are a pair's. */
+/* Tiles that there are: with scales of blocks 256 columns are a pair's, and the boxes of an N-major B are each one
+ * block's. */
+template <typename Math, int kColumns, int kBlocks>
+constexpr bool kHasTile = Math::kScaled   ? kColumns < 256 || kBlocks == 2
+                          : Math::kNMajor ? kColumns / kBlocks % kSm90LineRows == 0
+                                          : true;
+
+/* Of tiles of so many columns, by pairs of blocks or by single ones. */
 template <typename Math, int kColumns>
 fg_status launch_columns(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
                          const fg_queue *queue, fg_error *error) {
@@ -88,26 +96,32 @@ fg_status launch_columns(const fg_plan &plan, const TensorRows &a, const TensorR
             if (args.usual_end) return launch_end<Math, kColumns, kBlocks>(plan, a, b, args, num_sms, queue, error);
         if constexpr (kColumns == 128 && !Math::kScaled)
             if (args.added)
-                return launch_tile<Math, Sm90Tile<kColumns, kBlocks, false, Sm90AddedUse>>(plan, a, b, args, num_sms,
-                                                                                           queue, error);
-        const auto launch = args.plain ? launch_use<Math, Sm90RowsUse, kColumns, kBlocks>
-                                       : launch_use<Math, Sm90AnyUse, kColumns, kBlocks>;
-        return launch(plan, a, b, args, num_sms, queue, error);
+                return launch_tile<Math, Sm90Tile<Math, kColumns, kBlocks, Sm90AddedUse>>(plan, a, b, args, num_sms,
+                                                                                          queue, error);
+        if constexpr (!Math::kMMajor) /* which is taken for plain outputs only */
+            if (!args.plain)
+                return launch_use<Math, Sm90AnyUse, kColumns, kBlocks>(plan, a, b, args, num_sms, queue, error);
+        return launch_use<Math, Sm90RowsUse, kColumns, kBlocks>(plan, a, b, args, num_sms, queue, error);
     };
-    if constexpr (!Math::kScaled || kColumns < 256)
-        if (plan.block_m == kSm90BlockM) return launch_blocks(std::integral_constant<int, 1>{});
-    return launch_blocks(std::integral_constant<int, 2>{});
+    if constexpr (!kHasTile<Math, kColumns, 2>) {
+        return launch_blocks(std::integral_constant<int, 1>{});
+    } else {
+        if constexpr (kHasTile<Math, kColumns, 1>)
+            if (plan.block_m == kSm90BlockM) return launch_blocks(std::integral_constant<int, 1>{});
+        return launch_blocks(std::integral_constant<int, 2>{});
+    }
 }
 
 template <typename Math>
 fg_status launch(const fg_plan &plan, const TensorRows &a, const TensorRows &b, GemmSm90Args &args, int num_sms,
                  const fg_queue *queue, fg_error *error) {
     if (plan.block_n == 128) return launch_columns<Math, 128>(plan, a, b, args, num_sms, queue, error);
-    if constexpr (!Math::kScaled) { /* whose parts of tiles are blocks */
-        if (plan.block_n == 176) return launch_columns<Math, 176>(plan, a, b, args, num_sms, queue, error);
+    if constexpr (!Math::kScaled) /* whose parts of tiles are blocks */
         if (plan.block_n == 192) return launch_columns<Math, 192>(plan, a, b, args, num_sms, queue, error);
-    }
-    if constexpr (!Math::kScaled && (Math::kPromote || !Math::kFp8)) { /* of which rows are scaled, no more */
+    if constexpr (!Math::kScaled && !Math::kNMajor)
+        if (plan.block_n == 176) return launch_columns<Math, 176>(plan, a, b, args, num_sms, queue, error);
+    if constexpr (!Math::kScaled && !Math::kNMajor &&
+                  (Math::kPromote || !Math::kFp8)) { /* of which rows are scaled, no more */
         if (plan.block_n == 96) return launch_use<Math, Sm90RowsUse, 96, 1>(plan, a, b, args, num_sms, queue, error);
         if (plan.block_n == 224) return launch_use<Math, Sm90RowsUse, 224, 1>(plan, a, b, args, num_sms, queue, error);
         if (plan.block_n == 272) return launch_use<Math, Sm90RowsUse, 272, 2>(plan, a, b, args, num_sms, queue, error);
@@ -128,6 +142,20 @@ fg_status launch_fp8(const fg_plan &plan, const TensorRows &a, const TensorRows 
     if (args.steps_per_promote == 0) return with_sums(std::integral_constant<Sm90Sums, Sm90Sums::kPlain>{});
     return with_sums(std::integral_constant<Sm90Sums, Sm90Sums::kPromoted>{});
 }
+
+/* Of 16 bits. */
+template <template <Sm90Sums> typename OfHalf, template <Sm90Sums> typename OfBfloat16>
+fg_status launch_halves(const fg_plan &plan, const TensorRows &a, const TensorRows &b, fg_dtype dtype,
+                        GemmSm90Args &args, int num_sms, const fg_queue *queue, fg_error *error) {
+    return dtype == FG_FLOAT16 ? launch<OfHalf<Sm90Sums::kPlain>>(plan, a, b, args, num_sms, queue, error)
+                               : launch<OfBfloat16<Sm90Sums::kPlain>>(plan, a, b, args, num_sms, queue, error);
+}
+
+/* Of these: B N-major (gemm_n_major_sm90.cu), and A M-major too (gemm_mn_major_sm90.cu). */
+fg_status gemm_n_major_sm90(const fg_plan &plan, const TensorRows &a, const TensorRows &b, fg_dtype dtype,
+                            GemmSm90Args &args, int num_sms, const fg_queue *queue, fg_error *error);
+fg_status gemm_mn_major_sm90(const fg_plan &plan, const TensorRows &a, const TensorRows &b, fg_dtype dtype,
+                             GemmSm90Args &args, int num_sms, const fg_queue *queue, fg_error *error);
 
 /* A of e4m3 (gemm_e4m3_sm90.cu) and of e5m2 (gemm_e5m2_sm90.cu). */
 fg_status gemm_e4m3_sm90(const fg_plan &plan, const TensorRows &a, const TensorRows &b, fg_dtype of_b,

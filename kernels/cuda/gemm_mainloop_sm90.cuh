@@ -82,6 +82,24 @@ __device__ __forceinline__ void clear_rows(uint8_t *rows, int count, int begin, 
     }
 }
 
+/* The same of rows that are lines of K, `kSm90LineRows` of them in a box: a line is 2 bytes of each. */
+__device__ __forceinline__ void clear_lines(uint8_t *boxes, int count, int begin, int end, int thread, int threads) {
+    const int lines = (end - begin) / 2, of_box = lines * kSm90StepBytes / 16;
+#pragma unroll 1
+    for (int i = thread; i < count / kSm90LineRows * of_box; i += threads) {
+        uint8_t *const first = boxes + i / of_box * kSm90LinesBytes + begin / 2 * kSm90StepBytes;
+        *reinterpret_cast<uint4 *>(first + i % of_box * 16) = {};
+    }
+}
+
+template <bool kLines>
+__device__ __forceinline__ void clear_operand(uint8_t *rows, int count, int begin, int end, int thread, int threads) {
+    if constexpr (kLines)
+        clear_lines(rows, count, begin, end, thread, threads);
+    else
+        clear_rows(rows, count, begin, end, thread, threads);
+}
+
 /* Of a step's stage, which is there, each warpgroup clears what is not the group's: its rows of A and a share of B. */
 template <typename Tile>
 __device__ __forceinline__ void clear_others(const StageDescriptors &stage, const Depth &depth, int step, int slot) {
@@ -90,9 +108,9 @@ __device__ __forceinline__ void clear_others(const StageDescriptors &stage, cons
     const int thread = threadIdx.x - ptx::kWarpgroup;
     uint8_t *rows_a = stage.stages + slot * Tile::kStageBytes, *rows_b = rows_a + Tile::kWarpgroups * Tile::kBytesA;
     const auto clear = [&](int begin, int end) {
-        clear_rows(rows_a + thread / ptx::kWarpgroup * Tile::kBytesA, Tile::kWarpgroupRows, begin, end,
-                   thread % ptx::kWarpgroup, ptx::kWarpgroup);
-        clear_rows(rows_b, Tile::kBlockN, begin, end, thread, depth.threads);
+        clear_operand<Tile::kMMajor>(rows_a + thread / ptx::kWarpgroup * Tile::kBytesA, Tile::kWarpgroupRows, begin,
+                                     end, thread % ptx::kWarpgroup, ptx::kWarpgroup);
+        clear_operand<Tile::kNMajor>(rows_b, Tile::kBlockN, begin, end, thread, depth.threads);
     };
     clear(0, head);
     if (tail > 0) clear(tail, kSm90StepBytes);

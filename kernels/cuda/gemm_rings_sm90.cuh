@@ -48,6 +48,9 @@ struct GemmSm90Args {
 
 constexpr int kSm90BlockM = 128, kSm90WarpgroupRows = 64, kSm90StepBytes = 128, kSm90SlabBytes = 128;
 
+/* An operand that is not K-major has lines of 64 rows (columns of the matrix) to a box: 64 of them, a step of K. */
+constexpr int kSm90LineRows = kSm90StepBytes / 2, kSm90LinesBytes = kSm90LineRows * kSm90StepBytes;
+
 /* ---- what a kernel is made for ---- */
 
 /* What sums become in the end, scaled and biased: an activation of each, or what SwiGLU makes of two. */
@@ -266,21 +269,42 @@ __device__ __forceinline__ bool has_one_group(const GemmSm90Args &args) {
     return Tile::kUsual ? Tile::kOneGroup : args.space.major.grouping == Grouping::kNone;
 }
 
+/* ---- boxes ---- */
+
+/* Where the copy engine finds a box of rows from `row` on, and of K from byte `k` on: x in bytes, y in lines. Elements of
+ * what is not K-major have 2 bytes. */
+struct BoxPlace {
+    int x, y;
+};
+
+template <bool kKMajor>
+__device__ __forceinline__ BoxPlace place_of_box(int k, int row) {
+    return kKMajor ? BoxPlace{k, row} : BoxPlace{row * 2, k / 2};
+}
+
+/* Rows of a box of B. */
+template <typename Tile>
+constexpr int kSm90BoxColumns = Tile::kNMajor ? kSm90LineRows : Tile::kBlockN / Tile::kCluster;
+
 /* ---- what a block will want first ---- */
 
 /* Where there are groups of rows, by one thread: asks L2 for the first steps of the block's weights of what tile `number`
  * will be if groups have about as many rows each. It takes the scheduler as long to find out which it is as memory needs
  * for those. More steps are as many copies for which those that are wanted wait. Of the `of_tile` weights of a tile the
- * block reads a box from `share` on. */
+ * block reads those from `share` on. */
 template <typename Tile>
 __device__ __forceinline__ void ask_for_weights(const GemmSm90Args &args, const CUtensorMap &map, uint32_t number,
                                                 int of_tile, int share) {
-    constexpr int kSteps = 2;
+    constexpr int kSteps = 2, kBoxes = Tile::kNMajor ? Tile::kBlockN / Tile::kCluster / kSm90LineRows : 1;
     if (has_one_group<Tile>(args) || args.space.major_is_columns || args.space.k_offsets.data != nullptr) return;
     const GuessedTile tile = guess_tile(args.space, number);
     const int group = args.b_grouped ? tile.group : 0;
     for (int step = 0; step < kSteps; ++step)
-        ptx::tma_prefetch_3d(&map, step * kSm90StepBytes, tile.minor * of_tile + share, group);
+        for (int box = 0; box < kBoxes; ++box) {
+            const int first = tile.minor * of_tile + share + box * kSm90LineRows;
+            const BoxPlace at = place_of_box<!Tile::kNMajor>(step * kSm90StepBytes, first);
+            ptx::tma_prefetch_3d(&map, at.x, at.y, group);
+        }
 }
 
 /* Asks L2 for the scales of `count` rows or columns of one group, at most 1,024, by a warp. */

@@ -11,6 +11,9 @@ namespace {
 /* 32 of them are looked at at once. */
 constexpr int64_t kMostGroups = INT_MAX - 32;
 
+/* How far behind the end of rows a tile or a step may begin, in bytes, and reach. */
+constexpr int64_t kMostBehind = 1024;
+
 /* TMA's own rules: addresses, pitches and here K are multiples of 16 bytes, pitches are positive and below 2^40,
  * coordinates int32. */
 bool fits_tma(const TensorRows &rows) {
@@ -19,8 +22,8 @@ bool fits_tma(const TensorRows &rows) {
         return count == 1 || (pitch > 0 && pitch < kPitchLimit && pitch % 16 == 0);
     };
     return is_multiple(rows.data, 16) && rows.row_bytes > 0 && rows.row_bytes % 16 == 0 &&
-           rows.row_bytes <= INT_MAX - kSm90StepBytes && rows.rows <= INT_MAX - 2 * kSm90BlockM && rows.groups > 0 &&
-           rows.groups <= kMostGroups && pitch_fits(rows.rows, rows.row_pitch) &&
+           rows.row_bytes <= INT_MAX - kMostBehind && rows.rows > 0 && rows.rows <= INT_MAX - 2 * kSm90BlockM &&
+           rows.groups > 0 && rows.groups <= kMostGroups && pitch_fits(rows.rows, rows.row_pitch) &&
            pitch_fits(rows.groups, rows.group_pitch);
 }
 
@@ -37,6 +40,18 @@ bool has_end_of_many_rows(const GemmSm90Args &args, const fg_plan &plan) {
 bool gemm_sm90_takes(const fg_gemm_params &params) {
     return params.a.dtype != FG_FLOAT32 && fits_tma(make_rows(params.a)) && fits_tma(make_rows(params.b)) &&
            fg_gemm_shape_of(&params).groups <= kMostGroups;
+}
+
+/* Boxes begin at multiples of 16 bytes: groups of rows do not where those are what is adjacent, nor do groups of columns.
+ * K, counted in bytes, may be limited by neither operand. Activations have kernels of K-major operands alone, and an A in
+ * columns has none with factors of columns: it is that of weight gradients. */
+bool gemm_sm90_takes_row_major(const fg_gemm_params &params) {
+    const bool rows_have_groups =
+        params.layout != FG_GEMM_DENSE && params.layout != FG_GEMM_BATCHED && params.layout != FG_GEMM_K_GROUPED;
+    const bool takes_a = !fg_lies_in_columns(&params.a) || (!rows_have_groups && fg_gemm_scales_rows(&params));
+    return params.b_row_major && fg_dtype_size(params.a.dtype) == 2 && params.layout != FG_GEMM_N_GROUPED && takes_a &&
+           fg_gemm_is_linear(&params) && gemm_sm90_takes(params) &&
+           fg_gemm_shape_of(&params).k <= (INT_MAX - kMostBehind) / 2;
 }
 
 fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *queue, fg_error *error) {
@@ -64,7 +79,7 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     const bool whole = args.out_in_boxes && each_step && all.k > 0 && !args.space.major_is_columns &&
                        params.layout != FG_GEMM_K_GROUPED;
     const bool linear = fg_gemm_is_linear(&params);
-    args.usual_end = whole && has_usual_end(params) && has_end_of_many_rows(args, plan);
+    args.usual_end = whole && !params.b_row_major && has_usual_end(params) && has_end_of_many_rows(args, plan);
     args.boxed_tiles = args.out_in_boxes && (linear || args.usual_end);
     args.usual = args.usual_end || (whole && linear && params.out.dtype == usual_output(dtype));
     args.plain = (linear || args.usual_end) && !args.column_factors;
@@ -76,8 +91,12 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
         if (status != FG_OK) return status;
     }
 
-    if (dtype == FG_FLOAT16) return launch<Sm90Half<Sm90Sums::kPlain>>(plan, a, b, args, num_sms, queue, error);
-    if (dtype == FG_BFLOAT16) return launch<Sm90Bfloat16<Sm90Sums::kPlain>>(plan, a, b, args, num_sms, queue, error);
+    if (params.b_row_major) {
+        const auto launch_row_major = fg_lies_in_columns(&params.a) ? gemm_mn_major_sm90 : gemm_n_major_sm90;
+        return launch_row_major(plan, a, b, dtype, args, num_sms, queue, error);
+    }
+    if (!fg_is_float8(dtype))
+        return launch_halves<Sm90Half, Sm90Bfloat16>(plan, a, b, dtype, args, num_sms, queue, error);
     const auto launch_fp8 = dtype == FG_FLOAT8_E5M2 ? gemm_e5m2_sm90 : gemm_e4m3_sm90;
     return launch_fp8(plan, a, b, params.b.dtype, args, num_sms, queue, error);
 }

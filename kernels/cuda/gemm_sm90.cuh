@@ -10,10 +10,11 @@
  *     warpgroup 1    rows  0 .. 63  of the tile: wgmma on the stages, epilogue
  *     warpgroup 2    rows 64 .. 127
  *
- * A stage is 128 bytes of K: 128 rows of A and kBlockN rows of B in the 128-byte swizzle that wgmma reads. The producer
- * runs ahead into the next tile during an epilogue, and where tiles are boxed so do the tensor cores. The rings are in
- * gemm_rings_sm90.cuh, the scheduler in gemm_schedule_sm90.cuh, the multiplication in gemm_mainloop_sm90.cuh, ends of
- * tiles in gemm_store_sm90.cuh.
+ * A stage is 128 bytes of K: 128 rows of A and kBlockN rows of B in the 128-byte swizzle that wgmma reads; of 16-bit
+ * operands that are M-major or N-major, boxes of 64 rows in 64 lines of K. The producer runs ahead into the next tile
+ * during an epilogue, and where tiles are boxed so do the tensor cores. The rings are in gemm_rings_sm90.cuh, the
+ * scheduler in gemm_schedule_sm90.cuh, the multiplication in gemm_mainloop_sm90.cuh, ends of tiles in
+ * gemm_store_sm90.cuh.
  *
  * Blocks may work in pairs (clusters of 2) on adjacent row tiles: each copies its own rows of A and half of the columns
  * of B, which the copy engine delivers to both; where their rows are of two groups, each copies a B of its own. Tiles
@@ -34,8 +35,9 @@
 
 namespace flexgemm {
 
-template <int kN, int kBlocks, bool kScaled, typename Use>
+template <typename Math, int kN, int kBlocks, typename Use>
 struct Sm90Tile : Use {
+    static constexpr bool kScaled = Math::kScaled, kMMajor = Math::kMMajor, kNMajor = Math::kNMajor;
     static constexpr int kBlockN = kN;
     static constexpr int kCluster = kBlocks; /* blocks with adjacent rows that share B */
     static constexpr int kClusterM = kBlocks * kSm90BlockM;
@@ -71,7 +73,7 @@ struct Sm90Tile : Use {
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
     static_assert(kWarpgroups * kWarpgroupRows == kSm90BlockM, "a warpgroup multiplies 64 rows");
     static_assert(kPartColumns * kSm90StepBytes % 1024 == 0, "a part of B starts at a swizzle atom");
-    static_assert(kN / kBlocks <= 256, "a box has as many rows");
+    static_assert(kNMajor ? kN / kBlocks % kSm90LineRows == 0 : kN / kBlocks <= 256, "a box has as many rows");
     static_assert(!kScaled || kN == kParts * kSm90ScaleBlock, "a part has one scale of B");
     static_assert(kSharedBytes <= 227 * 1024, "shared memory of one block");
     static_assert(kProducerRegisters + kWarpgroups * kConsumerRegisters <=
@@ -85,18 +87,36 @@ struct Sm90Tile : Use {
 template <typename Tile>
 __device__ __forceinline__ void copy_rows(uint8_t *a, const CUtensorMap &map_a, uint64_t *full, int k, int row,
                                           int group, int boxes) {
-    if (boxes > 0) ptx::tma_load_3d(a, &map_a, full, k, row, group);
-    if (boxes > 1) ptx::tma_load_3d(a + Tile::kBytesA, &map_a, full, k, row + Tile::kWarpgroupRows, group);
+#pragma unroll
+    for (int box = 0; box < Tile::kWarpgroups; ++box) {
+        const BoxPlace at = place_of_box<!Tile::kMMajor>(k, row + box * Tile::kWarpgroupRows);
+        if (boxes > box) ptx::tma_load_3d(a + box * Tile::kBytesA, &map_a, full, at.x, at.y, group);
+    }
 }
 
 /* All rows of B of a step, in the boxes that blocks of a cluster otherwise read for each other. */
 template <typename Tile>
 __device__ __forceinline__ void copy_columns(uint8_t *b, const CUtensorMap &map_b, uint64_t *full, int k, int column,
                                              int group) {
-    constexpr int kShare = Tile::kBlockN / Tile::kCluster;
 #pragma unroll
-    for (int part = 0; part < Tile::kCluster; ++part)
-        ptx::tma_load_3d(b + part * kShare * kSm90StepBytes, &map_b, full, k, column + part * kShare, group);
+    for (int first = 0; first < Tile::kBlockN; first += kSm90BoxColumns<Tile>) {
+        const BoxPlace at = place_of_box<!Tile::kNMajor>(k, column + first);
+        ptx::tma_load_3d(b + first * kSm90StepBytes, &map_b, full, at.x, at.y, group);
+    }
+}
+
+/* A block's share of them, for all blocks of the cluster. */
+template <typename Tile>
+__device__ __forceinline__ void copy_share_of_columns(uint8_t *b, const CUtensorMap &map_b, uint64_t *full, int k,
+                                                      int column, int group, int rank) {
+    constexpr int kShare = Tile::kBlockN / Tile::kCluster;
+    constexpr uint16_t kAll = (1 << Tile::kCluster) - 1;
+#pragma unroll
+    for (int i = 0; i < kShare; i += kSm90BoxColumns<Tile>) {
+        const int first = rank * kShare + i;
+        const BoxPlace at = place_of_box<!Tile::kNMajor>(k, column + first);
+        ptx::tma_load_3d_multicast(b + first * kSm90StepBytes, &map_b, full, at.x, at.y, group, kAll);
+    }
 }
 
 /* The block's first tile, where it is known before the scheduler looks, and how many steps of it the ring has room for:
@@ -138,14 +158,11 @@ struct FirstSteps {
     /* Its share of B for both blocks of a pair, when both have. */
     __device__ __forceinline__ void copy_share(Sm90Shared<Tile> &shared, uint8_t *stages,
                                                const CUtensorMap &map_b) const {
-        constexpr int kShare = Tile::kBlockN / Tile::kCluster;
-        constexpr uint16_t kAll = (1 << Tile::kCluster) - 1;
         if (Tile::kCluster == 1 || steps == 0 || work.apart) return;
-        const int share = static_cast<int>(blockIdx.x % Tile::kCluster) * kShare;
-        uint8_t *const b = stages + Tile::kWarpgroups * Tile::kBytesA + share * kSm90StepBytes;
+        uint8_t *const b = stages + Tile::kWarpgroups * Tile::kBytesA;
         for (int step = 0; step < steps; ++step)
-            ptx::tma_load_3d_multicast(b + step * Tile::kStageBytes, &map_b, &shared.full[step], step * kSm90StepBytes,
-                                       work.first_column + share, 0, kAll);
+            copy_share_of_columns<Tile>(b + step * Tile::kStageBytes, map_b, &shared.full[step], step * kSm90StepBytes,
+                                        work.first_column, 0, static_cast<int>(blockIdx.x % Tile::kCluster));
     }
 };
 
@@ -155,11 +172,9 @@ struct FirstSteps {
 template <typename Tile>
 __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stages, const CUtensorMap &map_a,
                                         const CUtensorMap &map_b, const GemmSm90Args &args, int early) {
-    constexpr int kShare = Tile::kBlockN / Tile::kCluster, kShareBytes = kShare * kSm90StepBytes;
-    constexpr uint16_t kAll = (1 << Tile::kCluster) - 1;
     /* One thread's time from one stage to the next is what narrow tiles wait for: it finds addresses in registers. */
     const bool leads = ptx::elect();
-    const int share = Tile::kCluster > 1 ? static_cast<int>(ptx::cluster_block_rank()) : 0;
+    const int rank = Tile::kCluster > 1 ? static_cast<int>(ptx::cluster_block_rank()) : 0;
     uint8_t *const first_stage = ptx::opaque(stages);
     uint64_t *const first_full = ptx::opaque(shared.full), *const first_empty = ptx::opaque(shared.empty);
     RingPosition<Tile::kTileSlots> slot;
@@ -181,8 +196,7 @@ __device__ __forceinline__ void produce(Sm90Shared<Tile> &shared, uint8_t *stage
             if (Tile::kCluster == 1 || work.apart)
                 copy_columns<Tile>(b, map_b, full, k, work.first_column, group_b);
             else
-                ptx::tma_load_3d_multicast(b + share * kShareBytes, &map_b, full, k, work.first_column + share * kShare,
-                                           group_b, kAll);
+                copy_share_of_columns<Tile>(b, map_b, full, k, work.first_column, group_b, rank);
         }
         __syncwarp();
     }
@@ -261,8 +275,10 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
     const int warpgroup = ptx::opaque(static_cast<int>(threadIdx.x) / ptx::kWarpgroup - 1);
     RingPosition<Tile::kTileSlots> slot;
     RingPosition<Tile::kStages> at;
-    const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
-                                    ptx::wgmma_descriptor(stages + Tile::kWarpgroups * Tile::kBytesA), warpgroup};
+    uint8_t *const stage_b = stages + Tile::kWarpgroups * Tile::kBytesA;
+    const StageDescriptors stage = {
+        stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
+        Tile::kNMajor ? ptx::wgmma_descriptor(stage_b, kSm90LinesBytes) : ptx::wgmma_descriptor(stage_b), warpgroup};
     uint8_t *slabs = stages + Tile::kStages * Tile::kStageBytes;
     /* Other ends of 16-bit products are faster in one part. */
     constexpr bool kInParts = Tile::kParts > 1 && (Math::kPromote || Tile::kRowsOnly || Tile::kEnd != Sm90End::kNone);

@@ -20,6 +20,7 @@ template <bool kScaled, int kTokens, int kPair, int kOfWeights, typename Use>
 struct Sm90TokenTile : Use {
     static constexpr int kBlockN = kTokens;
     static constexpr int kCluster = kPair;
+    static constexpr bool kMMajor = false, kNMajor = false;
     static constexpr int kWarpgroups = kOfWeights, kWarpgroupRows = 64;
     static constexpr int kRows = kWarpgroups * kWarpgroupRows, kWeights = kPair * kRows; /* of a block and a pair */
     static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup, kConsumers = kWarpgroups * ptx::kWarpgroup;

@@ -192,10 +192,10 @@ fg_status quantize_rows(QuantizeArgs &args, cudaStream_t stream, fg_error *error
 }
 
 bool casts_columns(const fg_quantize_params *params) {
-    return lies_in_columns(params->x) && params->kind == FG_SCALE_ROW && !params->swiglu;
+    return fg_lies_in_columns(&params->x) && params->kind == FG_SCALE_ROW && !params->swiglu;
 }
 
-bool transposes(const fg_quantize_params *params) { return lies_in_columns(params->x) && !casts_columns(params); }
+bool transposes(const fg_quantize_params *params) { return fg_lies_in_columns(&params->x) && !casts_columns(params); }
 
 QuantizeArgs make_args(const fg_quantize_params *params) {
     const fg_tensor &x = params->x, &q = params->q;
@@ -226,11 +226,13 @@ QuantizeArgs make_args(const fg_quantize_params *params) {
 
 fg_status quantize_workspace(const fg_quantize_params *params, const fg_queue *queue, size_t *bytes, fg_error *error) {
     (void)queue, (void)error;
-    *bytes = transposes(params) ? transposed_bytes(exchanged(params->x)) : 0;
+    *bytes = transposes(params) ? transposed_bytes(fg_exchanged(&params->x)) : 0;
     if (params->scale_given) return FG_OK;
     if (params->kind == FG_SCALE_TENSOR) *bytes += sizeof(uint32_t);
-    const QuantizeArgs args = make_args(params);
-    if (casts_columns(params)) *bytes += sizeof(uint32_t) * static_cast<size_t>(args.groups * args.rows);
+    if (!casts_columns(params)) return FG_OK;
+    const fg_tensor &q = params->q;
+    const int64_t rows = q.shape[q.ndim - 2] * (q.ndim == 3 ? q.shape[0] : 1);
+    *bytes += sizeof(uint32_t) * static_cast<size_t>(rows);
     return FG_OK;
 }
 
@@ -244,7 +246,7 @@ fg_status quantize(const fg_quantize_params *params, const fg_queue *queue, fg_e
     fg_quantize_params given = *params;
     char *amax = static_cast<char *>(params->workspace.data);
     if (transposes(params)) {
-        const fg_tensor x = exchanged(params->x);
+        const fg_tensor x = fg_exchanged(&params->x);
         given.x = transposed(x, amax);
         status = transpose(x, given.x, INT32_MAX, queue, error);
         if (status != FG_OK) return status;

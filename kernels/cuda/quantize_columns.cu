@@ -95,9 +95,9 @@ __global__ void __launch_bounds__(kTurningThreads, kBlocksPerSm)
     }
     __syncthreads();
     if (threadIdx.x >= kRows || part.first_row + threadIdx.x >= args.rows) return;
-    uint32_t largest = 0;
-    for (int warp = 0; warp < kWarps; ++warp) largest = max(largest, warp_max[warp][threadIdx.x]);
-    if (largest != 0) atomicMax(&args.amax_bits[part.group * args.rows + part.first_row + threadIdx.x], largest);
+    uint32_t bits = 0;
+    for (int warp = 0; warp < kWarps; ++warp) bits = max(bits, warp_max[warp][threadIdx.x]);
+    if (bits != 0) atomicMax(&args.amax_bits[part.group * args.rows + part.first_row + threadIdx.x], bits);
 }
 
 template <typename T>
@@ -145,11 +145,8 @@ __global__ void __launch_bounds__(kTurningThreads, kBlocksPerSm)
 
 template <typename T>
 fg_status launch(ColumnsArgs args, cudaStream_t stream, fg_error *error) {
-    const auto aligned = [](const void *data, int64_t stride, int64_t group_stride, int count) {
-        return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % count == 0 && group_stride % count == 0;
-    };
-    args.aligned = aligned(args.x, args.column_stride, args.x_group_stride, kVector<T>);
-    args.q_aligned = aligned(args.q, args.q_stride, args.q_group_stride, kChannels<uint8_t>);
+    args.aligned = rows_begin_aligned<T>(args.x, args.column_stride, args.x_group_stride);
+    args.q_aligned = rows_begin_aligned<uint8_t>(args.q, args.q_stride, args.q_group_stride);
     const int64_t strips = ceil_div<int64_t>(args.rows, Part<T>::kRows);
     const int64_t parts = ceil_div<int64_t>(args.columns, kPartColumns), blocks = args.groups * strips * parts;
     const fg_status status = check_grid(blocks, error);

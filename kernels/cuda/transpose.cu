@@ -5,7 +5,6 @@
 #include "transpose.cuh"
 
 #include <algorithm>
-#include <utility>
 
 #include "turned_tile.cuh"
 
@@ -105,11 +104,8 @@ fg_status launch(TransposeArgs args, int64_t batch, int max_blocks, const fg_que
     int num_sms = 0, compute_capability = 0;
     const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
     if (status != FG_OK) return status;
-    const auto aligned = [](const void *data, int64_t step, int64_t batch_step) {
-        return rows_are_vectors<T>(data, step, 0) && batch_step % kChannels<T> == 0;
-    };
-    args.from_aligned = aligned(args.from, args.from_step, args.from_batch_step);
-    args.to_aligned = aligned(args.to, args.to_step, args.to_batch_step);
+    args.from_aligned = rows_begin_aligned<T>(args.from, args.from_step, args.from_batch_step);
+    args.to_aligned = rows_begin_aligned<T>(args.to, args.to_step, args.to_batch_step);
     const int64_t across = ceil_div<int64_t>(args.columns, kTile<T>), down = ceil_div<int64_t>(args.rows, kTile<T>);
     const int64_t tiles = across * down * batch;
     if (tiles > INT32_MAX)
@@ -138,16 +134,9 @@ int64_t batch_of(const fg_tensor &matrix) {
 
 }  // namespace
 
-fg_tensor exchanged(const fg_tensor &matrix) {
-    fg_tensor result = matrix;
-    std::swap(result.shape[matrix.ndim - 2], result.shape[matrix.ndim - 1]);
-    std::swap(result.strides[matrix.ndim - 2], result.strides[matrix.ndim - 1]);
-    return result;
-}
-
 fg_tensor transposed(const fg_tensor &matrix, void *workspace) {
     const int row_axis = matrix.ndim - 2, column_axis = matrix.ndim - 1;
-    fg_tensor result = exchanged(matrix);
+    fg_tensor result = fg_exchanged(&matrix);
     result.data = workspace;
     result.strides[row_axis] = padded(matrix.shape[row_axis], matrix.dtype);
     result.strides[column_axis] = 1;

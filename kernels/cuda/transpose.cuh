@@ -1,18 +1,12 @@
 /*
  * Matrices the other way round: row-major weights (..., K, N) brought to (..., N, K), which all kernels of products
- * read.
+ * read, and some alone.
  */
 #pragma once
 
 #include "common.cuh"
 
 namespace flexgemm {
-
-/* Whether it is the columns of `matrix` that are adjacent elements, and not its rows. */
-inline bool lies_in_columns(const fg_tensor &matrix) { return matrix.strides[matrix.ndim - 1] != 1; }
-
-/* The same elements by other axes: the last two exchanged. */
-fg_tensor exchanged(const fg_tensor &matrix);
 
 /* `matrix`, of two or three axes, with the last two exchanged: a place for it in `workspace`, with rows that begin at
  * multiples of 16 bytes, and the bytes that it takes. */

@@ -16,6 +16,13 @@ bool rows_are_vectors(const void *data, int64_t stride, int64_t columns) {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kChannels<T> == 0 && columns % kChannels<T> == 0;
 }
 
+/* Whether the rows of each matrix of a batch begin at multiples of 16 bytes. */
+template <typename T>
+bool rows_begin_aligned(const void *data, int64_t stride, int64_t batch_stride) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kChannels<T> == 0 &&
+           batch_stride % kChannels<T> == 0;
+}
+
 /* A run of kCount elements, which begins at a multiple of its size. */
 template <typename T, int kCount>
 struct alignas(kCount * sizeof(T)) Vector {

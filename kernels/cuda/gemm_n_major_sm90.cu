@@ -1,0 +1,13 @@
+/*
+ * Kernels of gemm_sm90.cuh for 16-bit products whose B is N-major: row-major, (K, N).
+ */
+#include "gemm_launch_sm90.cuh"
+
+namespace flexgemm {
+
+fg_status gemm_n_major_sm90(const fg_plan &plan, const TensorRows &a, const TensorRows &b, fg_dtype dtype,
+                            GemmSm90Args &args, int num_sms, const fg_queue *queue, fg_error *error) {
+    return launch_halves<Sm90HalfKn, Sm90Bfloat16Kn>(plan, a, b, dtype, args, num_sms, queue, error);
+}
+
+}  // namespace flexgemm

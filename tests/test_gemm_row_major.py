@@ -1,0 +1,274 @@
+"""16-bit operands that the Hopper kernel for many rows reads as they lie: a row-major B, and A in columns beside it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import guarded
+import numpy as np
+import pytest
+import reference
+import scenes
+from memory import hopper_kernels
+from products import (
+    ADDED,
+    ASKEW,
+    DENSE,
+    E4M3,
+    EQUAL,
+    KEPT,
+    MASKED,
+    PACKED,
+    ROW_MAJOR,
+    ROWS,
+    TALL,
+    contiguous,
+    epilogue_of,
+    judge,
+    large_plan,
+    operands,
+)
+
+from flexgemm import _C
+
+# Multiprocessors, M, N, K, the tile, and blocks that share the depth of those that full waves leave over. The last rows
+# and columns lack some, and so may the last step of K.
+TILES = {
+    "128x128": (1, 264, 72, 136, (128, 128, 1)),
+    "128x192": (1, 264, 136, 136, (128, 192, 1)),
+    "128x256": (1, 264, 200, 264, (128, 256, 1)),
+    "256x128": (4, 520, 72, 2048, (256, 128, 2)),
+    "256x256": (2, 648, 200, 2048, (256, 256, 1)),
+    "256x256 shared": (4, 1032, 200, 2048, (256, 256, 2)),
+}
+tiles = pytest.mark.parametrize("tile", TILES)
+halves = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+columns = pytest.mark.parametrize("columns", ["b", "ab"])
+PAD = 8  # elements between rows, which are NaNs: the copy engine asks for whole chunks of 16 bytes
+
+
+@pytest.fixture
+def lying(backend, monkeypatch):
+    """A backend of whose products Hopper reads the operands as they lie: it asks for no workspace."""
+    query, asked = _C.gemm_workspace, []
+
+    def ask(*args, **how):
+        asked.append(query(*args, **how))
+        return asked[-1]
+
+    monkeypatch.setattr(_C, "gemm_workspace", ask)
+    yield backend
+    assert asked
+    assert not hopper_kernels(backend) or not any(asked)
+
+
+def tile_of(sms, m, n, k, groups, asked, dtype, pitches):
+    """Where rows of the operands, with what is between them, begin so many elements apart."""
+    askew = ASKEW if any((pitch + PAD) % 16 for pitch in pitches) else 0
+    plan = large_plan(sms, m, n, k, groups, asked | ROW_MAJOR | askew, dtype)
+    return plan["block_m"], plan["block_n"]
+
+
+@columns
+@halves
+@tiles
+def test_tiles(lying, tile, dtype, columns):
+    sms, m, n, k, expected = TILES[tile]
+    plan = large_plan(sms, m, n, k, 1, DENSE | ROWS | ROW_MAJOR, dtype)
+    assert (plan["block_m"], plan["block_n"], plan["split_k"]) == expected
+    _, a, b = operands(m, n, k, dtype, dtype)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(lying, a, b, dtype, columns=columns, pad=PAD)
+    judge(lying, out, reference.gemm(a, b), dtype, dtype)
+
+
+@columns
+@pytest.mark.parametrize(
+    "sms, m, n, k, tile",
+    [(1, 264, 72, 136, (128, 128)), (1, 264, 136, 136, (128, 192)), (1, 264, 200, 264, (128, 256)),
+     (2, 776, 128, 1032, (256, 128)), (2, 520, 256, 3080, (256, 256))],
+)  # fmt: skip
+def test_sums_that_are_added(lying, sms, m, n, k, tile, columns):
+    pitches = (n, k) if columns == "b" else (n, m)
+    assert tile_of(sms, m, n, k, 1, DENSE | ADDED | ROWS, "bfloat16", pitches) == tile
+    rng, a, b = operands(m, n, k, "bfloat16", "bfloat16")
+    before = rng.standard_normal((m, n)).astype(np.float32)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(lying, a, b, "float32", accumulate=True, initial=before, columns=columns, pad=PAD)
+    judge(lying, out - before, reference.gemm(a, b), "bfloat16", "float32")
+
+
+@pytest.mark.parametrize("scales", ["none", "row"])
+@halves
+@tiles
+def test_factors_of_columns(lying, tile, dtype, scales):
+    sms, m, n, k, _ = TILES[tile]
+    rng, a, b = operands(m, n, k, dtype, dtype)
+    how = epilogue_of(rng, a, b, scales, "float32", None)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(lying, a, b, dtype, columns="b", pad=PAD, **how)
+    judge(lying, out, reference.gemm(a, b, **how), dtype, dtype)
+
+
+# ---- groups of rows ----
+
+# Layout, rows of each group, multiprocessors, N, K, what is asked of tiles, and the tile.
+GROUPS = [
+    *(
+        (layout, sizes, 1, n, k, asked, (128, columns))
+        for layout, sizes, asked in (
+            ("m_grouped", [130, 0, 97, 261], 0),
+            ("m_grouped_contiguous", [130, 0, 128, 200], PACKED),
+            ("m_grouped_masked", [130, 0, 97, 261], MASKED),
+            ("batched", [264, 264, 264, 264], EQUAL),
+        )
+        for n, k, columns in ((72, 136, 128), (136, 136, 192), (200, 1032, 256))
+    ),
+    ("m_grouped", [520, 0, 777, 261], 2, 72, 2048, 0, (256, 128)),
+    ("m_grouped", [520, 0, 777, 261], 2, 392, 1032, 0, (256, 256)),
+    ("m_grouped_contiguous", [130, 0, 128, 200], 2, 72, 2048, PACKED, (256, 128)),
+    ("m_grouped_contiguous", [130, 0, 128, 200], 2, 200, 2048, PACKED, (256, 256)),
+    ("m_grouped_masked", [130, 0, 97, 261], 2, 392, 2048, MASKED, (256, 256)),
+    ("batched", [264, 264, 264, 264], 8, 72, 2048, EQUAL, (256, 128)),
+]
+
+
+@halves
+@pytest.mark.parametrize("layout, sizes, sms, n, k, asked, tile", GROUPS)
+def test_groups_of_rows(lying, layout, sizes, sms, n, k, asked, tile, dtype):
+    """What lies behind the depth of one group's weights is the next group's: NaNs, where nobody multiplies by them."""
+    rng, groups = np.random.default_rng(0), len(sizes)
+    b = scenes.values(rng, (groups, n, k), dtype, one_sign=True)
+    b[[size == 0 for size in sizes]] = np.nan
+    begins, how = np.cumsum([0, *sizes]), {}
+    if layout == "m_grouped":
+        how["offsets"] = begins[1:].astype(np.int32)
+    elif layout == "m_grouped_contiguous":
+        how["m_indices"] = contiguous(sizes)
+        begins = np.cumsum([0, *(-(-size // 128) * 128 for size in sizes)])
+    elif layout == "m_grouped_masked":
+        how["masked_m"] = np.array(sizes, np.int32)
+    matrices = layout in ("m_grouped_masked", "batched")
+    shape = (groups, max(sizes)) if matrices else (begins[-1] + 9 * (layout == "m_grouped"),)
+    assert tile_of(sms, int(np.prod(shape)), n, k, groups, asked, dtype, (n, k)) == tile
+    a = scenes.values(rng, (*shape, k), dtype, one_sign=True)
+    kept = np.full((*shape, n), KEPT, a.dtype)
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(
+            lying, a, b, dtype, layout=layout, shape=kept.shape, columns="b", pad=PAD, initial=kept, **how
+        )
+    left = np.ones(shape, bool)
+    for g, (size, begin) in enumerate(zip(sizes, begins, strict=False)):
+        own = (g, slice(0, size)) if matrices else slice(begin, begin + size)
+        left[own] = False
+        if size:
+            judge(lying, out[own], reference.gemm(a[own], b[g]), dtype, dtype)
+    assert (reference.f64(out[left]) == KEPT).all()
+
+
+# ---- groups along K, of which rows are tokens ----
+
+TOKENS = [  # multiprocessors, M, N, tokens of each group and the tile
+    (1, 104, 72, [64, 0, 1, 130, 17, 401], (128, 128)),
+    (1, 200, 136, [64, 0, 1, 130, 17, 401], (128, 192)),
+    (1, 264, 456, [64, 0, 1, 130, 17, 401], (128, 256)),
+    (2, 200, 72, [1500, 900, 17, 1801], (256, 128)),
+    (2, 200, 392, [700, 0, 530, 901], (256, 256)),
+]
+
+
+@halves
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("sms, m, n, sizes, tile", TOKENS)
+def test_groups_of_tokens(lying, sms, m, n, sizes, tile, accumulate, dtype):
+    """They begin at any token, and those of no group are NaNs."""
+    groups, first, last = len(sizes), 5, 20
+    rng = np.random.default_rng(0)
+    bounds = np.cumsum([first, *sizes]).astype(np.int32)
+    k = int(bounds[-1]) + last
+    asked = TALL | EQUAL | ASKEW
+    assert accumulate or tile_of(sms, m * groups, n, -(-k // groups), groups, asked, dtype, (n, m)) == tile
+    a, b = (scenes.values(rng, (rows, k), dtype, one_sign=True) for rows in (m, n))
+    for operand in (a, b):
+        operand[:, :first] = operand[:, bounds[-1] :] = np.nan
+    shape = (groups, m, n)
+    before = rng.standard_normal(shape).astype(np.float32) if accumulate else None
+    out_dtype = "float32" if accumulate else dtype
+    with guarded.multiprocessors(sms):
+        out = guarded.gemm(lying, a, b, out_dtype, layout="k_grouped", offsets=bounds, shape=shape, columns="ab",
+                           accumulate=accumulate, initial=before, pad=PAD)  # fmt: skip
+    for g, (begin, end) in enumerate(pairwise(bounds)):
+        ref = reference.gemm(a[:, begin:end], b[:, begin:end])
+        judge(lying, out[g] - before[g] if accumulate else out[g], ref, dtype, out_dtype)
+
+
+@columns
+def test_groups_of_tokens_whose_neighbours_are_infinite(lying, columns):
+    """Whatever the other operand has there; A by rows begins at whole chunks of K."""
+    rng = np.random.default_rng(0)
+    m, n, bounds = 136, 200, np.array([16, 40, 120, 200], np.int32)
+    a, b = (scenes.values(rng, (rows, 216), "bfloat16", one_sign=True) for rows in (m, n))
+    for group in range(3):
+        begin, end = bounds[group : group + 2]
+        own = np.zeros(216, bool)
+        own[begin:end] = True
+        x, y = (np.where(own, operand, np.asarray(np.inf, operand.dtype)) for operand in (a, b))
+        out = guarded.gemm(lying, x, y, "float32", layout="k_grouped", offsets=bounds, shape=(3, m, n),
+                           columns=columns)  # fmt: skip
+        judge(lying, out[group], reference.gemm(a[:, own], b[:, own]), "bfloat16", "float32")
+
+
+# ---- what is read as it lies ----
+
+
+def workspace_of(backend, m, n, k, dtype="bfloat16", columns="b", *, lead_a=(), lead_b=(), shape=None,
+                 out_dtype="bfloat16", **how):  # fmt: skip
+    b, out = backend.empty((*lead_b, k, n), dtype), backend.empty(shape or (m, n), out_dtype)
+    if "a" in columns:
+        a = backend.window(backend.empty((*lead_a, k, m), dtype), (*lead_a, m, k), (*(m * k for _ in lead_a), 1, m), 0)
+    else:
+        a = backend.empty((*lead_a, m, k), dtype)
+    return _C.gemm_workspace(a, b, out, b_row_major=True, **how)
+
+
+def test_what_is_read_as_it_lies_needs_no_workspace(cuda):
+    if not hopper_kernels(cuda):
+        pytest.skip("no Hopper kernels")
+    bias = cuda.array(np.zeros(512, np.float32))
+    ends = cuda.array(np.array([300, 700, 1024], np.int32))
+    for how in (
+        {},
+        {"dtype": "float16", "out_dtype": "float32"},
+        {"bias": bias},
+        {"columns": "ab"},
+        {"columns": "ab", "accumulate": True, "out_dtype": "float32"},
+        {"layout": "m_grouped", "lead_b": (3,), "offsets": ends},
+        {"layout": "k_grouped", "columns": "ab", "offsets": ends, "shape": (3, 1024, 512)},
+        {"layout": "batched", "columns": "ab", "lead_a": (3,), "lead_b": (3,), "shape": (3, 1024, 512)},
+    ):
+        assert workspace_of(cuda, 1024, 512, 1024, **how) == 0, how
+
+
+def test_what_is_transposed_has_a_workspace(cuda):
+    bias = cuda.array(np.zeros(512, np.float32))
+    ends = cuda.array(np.array([100, 300, 512], np.int32))
+    b_bytes = 512 * 1024 * 2
+    for how, nbytes in (
+        ({"dtype": E4M3}, b_bytes // 2),
+        ({"dtype": "float32"}, 2 * b_bytes),
+        ({"columns": "ab", "bias": bias}, 3 * b_bytes),  # which A in columns is not multiplied beside
+        ({"activation": "relu"}, b_bytes),
+        ({"activation": "swiglu", "shape": (1024, 256)}, b_bytes),
+        ({"layout": "n_grouped", "lead_a": (3,), "offsets": ends}, b_bytes),  # groups begin at any column
+        ({"layout": "m_grouped", "columns": "ab", "lead_b": (3,), "offsets": ends}, 5 * b_bytes),  # or row
+    ):
+        assert nbytes <= workspace_of(cuda, 1024, 512, 1024, **how) < nbytes + 1024, how
+    assert workspace_of(cuda, 1024, 508, 1024) >= 508 * 1024 * 2  # rows are no whole chunks
+    assert workspace_of(cuda, 1, 128, 65536) >= 128 * 65536 * 2  # many blocks that share its depth are faster
+
+
+def test_a_workspace_does_not_depend_on_how_many_multiprocessors_are_used(cuda):
+    for shape in ((1, 128, 65536), (1024, 512, 1024)):
+        anywhere = workspace_of(cuda, *shape)
+        with guarded.multiprocessors(1):
+            assert workspace_of(cuda, *shape) == anywhere
