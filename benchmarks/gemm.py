@@ -55,6 +55,10 @@ EXPERT_ROWS = (1, 7, 64, 300)
 DECODE_FP8 = [(m, n, k) for m in (1, 2, 4, 8, 16, 32) for n, k in ((7168, 2048), (4096, 7168), (24576, 1536))]
 SERVED_FP8 = [(m, n, k) for m in (256, 512) for n, k in ((2112, 7168), (4096, 7168), (7168, 2048))]
 CASTS = [(4096, 7168), (32768, 7168)]  # (m, k), bf16 to FP8
+# (operands whose columns are adjacent elements, m, n, k) of bf16 products, as gradients of a linear layer have them: of
+# its input b is the weight as it is, of the weight both are rows of tokens; and of groups of rows
+COLUMNS_BF16 = [("b", 4096, 4096, 7168), ("b", 8192, 8192, 8192), ("ab", 4096, 4096, 7168), ("ab", 7168, 4096, 8192)]
+COLUMNS_GROUPED = (32, 256, 7168, 4096)  # (groups, m of each, n, k)
 # (op, m, n) of the cases that are measured with scales of blocks as well
 BLOCK_SCALED = {
     ("dense", 64, 4096), ("dense", 128, 4096), ("dense", 4096, 4096), ("dense", 4096, 24576),
@@ -92,7 +96,8 @@ class Case:
     layout: str = ""  # "" is dense or m_grouped_ragged
     scales: str = ""  # "" is one per tensor, or "row" or "block"
     ending: str = ""  # one of ENDINGS or SERVED_ENDINGS
-    suite: str = "gemm"  # or "experts", "endings": shapes beside which no peer's measured figure is put
+    columns: str = ""  # "b" or "ab": operands whose columns are adjacent elements
+    suite: str = "gemm"  # or "experts", "endings", "columns": shapes beside which no peer's measured figure is put
 
     @property
     def op(self) -> str:
@@ -107,6 +112,8 @@ class Case:
             row |= {"scales": self.scales}
         if self.ending:
             row |= {"ending": self.ending}
+        if self.columns:
+            row |= {"columns": self.columns}
         return row | ({"peer": peer} if peer else {"family": kernel_family(self.dtype)})
 
 
@@ -151,6 +158,9 @@ def more_cases() -> list[Case]:
     made.append(Case("bfloat16", *ENDED_FEW, ending="swiglu", suite="endings"))
     grouped = [case for case in cases() if (case.op, len(case.sizes), case.n) in ENDED_GROUPS]
     made += [replace(case, ending=e, suite="endings") for case in grouped for e in ("swiglu", "swiglu-fp8")]
+    made += [Case("bfloat16", *shape, columns=c, suite="columns") for c, *shape in COLUMNS_BF16]
+    groups, rows, n, k = COLUMNS_GROUPED
+    made.append(Case("bfloat16", groups * rows, n, k, (rows,) * groups, rows, columns="b", suite="columns"))
     return made + [replace(case, scales="block") for case in blocks]
 
 
@@ -179,6 +189,10 @@ class Problem:
             of_rows = (1,) if case.scales == "row" else None
             self.a, self.scale_a = _quantize(self.a, dim=of_rows)
             self.b, self.scale_b = _quantize(self.b, dim=(1, 2) if weights else of_rows)
+        if "a" in case.columns:
+            self.a = self.a.mT.contiguous().mT
+        if "b" in case.columns:
+            self.b = self.b.mT.contiguous().mT
         self.bias = torch.randn(case.n, device=DEVICE, dtype=torch.bfloat16) if case.ending == "bias" else None
         largest = case.k / 16 if "swiglu" in case.ending else 1.0  # saturates nothing: products of sums of random data
         self.scale_out = torch.tensor(largest, device=DEVICE) if "fp8" in case.ending else None

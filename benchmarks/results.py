@@ -29,7 +29,7 @@ Row = dict[str, Any]
 # What makes two rows the same measurement. The rest of a row (ms, pairs, floor_ms, ...) follows from the run.
 IDENTITY = (
     "suite", "op", "scene", "dtype", "channels", "m", "n", "k", "groups", "expected_m",
-    "precision", "granularity", "scales", "ending", "family", "peer",
+    "precision", "granularity", "scales", "ending", "columns", "family", "peer",
 )  # fmt: skip
 
 
@@ -158,14 +158,15 @@ def _read(path: str) -> str:
 
 # ---- beside peers ----
 
-SUITES = ("conv", "gemm", "experts", "endings", "voxel")
+SUITES = ("conv", "gemm", "experts", "endings", "columns", "voxel")
 
 
 def case_key(row: Row) -> tuple[Any, ...]:
     """What a row of ours and a row of a peer share. A ragged FP8 product is a contiguous one without its padding."""
     if row["suite"] in ("conv", "voxel"):
         return (row["suite"], row["op"], row["scene"], row.get("dtype"), row.get("channels"))
-    ending = (row.get("scales"), row.get("ending")) if row["suite"] == "endings" else ()
+    own = {"endings": ("scales", "ending"), "columns": ("columns",)}.get(row["suite"], ())
+    ending = tuple(row.get(field) for field in own)
     if row.get("groups"):
         ragged_fp8 = row["op"] == "m_grouped_ragged" and row["dtype"].startswith("float8")
         op = "m_grouped_contiguous" if ragged_fp8 else row["op"]
@@ -220,7 +221,7 @@ def summary(rows: Iterable[Row], anchors: Iterable[Row]) -> list[str]:
 def describe(row: Row) -> str:
     """'conv fwd sphere64 float16 C=1024': the identity of a row in words."""
     words = [row["suite"], row["op"]]
-    words += [str(row[f]) for f in ("scene", "dtype", "precision", "granularity", "scales") if row.get(f)]
+    words += [str(row[f]) for f in ("scene", "dtype", "precision", "granularity", "scales", "columns") if row.get(f)]
     if "channels" in row:
         words.append(f"C={row['channels']}")
     if "k" in row:
