@@ -55,10 +55,12 @@ EXPERT_ROWS = (1, 7, 64, 300)
 DECODE_FP8 = [(m, n, k) for m in (1, 2, 4, 8, 16, 32) for n, k in ((7168, 2048), (4096, 7168), (24576, 1536))]
 SERVED_FP8 = [(m, n, k) for m in (256, 512) for n, k in ((2112, 7168), (4096, 7168), (7168, 2048))]
 CASTS = [(4096, 7168), (32768, 7168)]  # (m, k), bf16 to FP8
-# (operands whose columns are adjacent elements, m, n, k) of bf16 products, as gradients of a linear layer have them: of
-# its input b is the weight as it is, of the weight both are rows of tokens; and of groups of rows
-COLUMNS_BF16 = [("b", 4096, 4096, 7168), ("b", 8192, 8192, 8192), ("ab", 4096, 4096, 7168), ("ab", 7168, 4096, 8192)]
-COLUMNS_GROUPED = (32, 256, 7168, 4096)  # (groups, m of each, n, k)
+# bf16 products of operands whose columns are adjacent elements, as gradients of a linear layer have them: of its input
+# b is the weight as it is, of the weight both are rows of tokens
+COLUMNS_BF16 = [("b", m, 4096, 7168) for m in (16, 128, 4096)]  # (operands, m, n, k)
+COLUMNS_BF16 += [("b", 8192, 8192, 8192), ("ab", 4096, 4096, 7168), ("ab", 7168, 4096, 8192)]
+COLUMNS_GROUPED = [(32, 8, 4096, 7168), (32, 256, 7168, 4096), (128, 64, 1536, 2048)]  # b: (groups, m of each, n, k)
+COLUMNS_ALONG_K = (32, 256, 4096, 7168)  # ab: (groups, k of each, m, n)
 # (op, m, n) of the cases that are measured with scales of blocks as well
 BLOCK_SCALED = {
     ("dense", 64, 4096), ("dense", 128, 4096), ("dense", 4096, 4096), ("dense", 4096, 24576),
@@ -159,8 +161,11 @@ def more_cases() -> list[Case]:
     grouped = [case for case in cases() if (case.op, len(case.sizes), case.n) in ENDED_GROUPS]
     made += [replace(case, ending=e, suite="endings") for case in grouped for e in ("swiglu", "swiglu-fp8")]
     made += [Case("bfloat16", *shape, columns=c, suite="columns") for c, *shape in COLUMNS_BF16]
-    groups, rows, n, k = COLUMNS_GROUPED
-    made.append(Case("bfloat16", groups * rows, n, k, (rows,) * groups, rows, columns="b", suite="columns"))
+    for groups, rows, n, k in COLUMNS_GROUPED:
+        made.append(Case("bfloat16", groups * rows, n, k, (rows,) * groups, rows, columns="b", suite="columns"))
+    groups, of_group, m, n = COLUMNS_ALONG_K
+    along_k = Case("bfloat16", m, n, groups * of_group, (of_group,) * groups, of_group, "k_grouped_wgrad")
+    made.append(replace(along_k, columns="ab", suite="columns"))
     return made + [replace(case, scales="block") for case in blocks]
 
 

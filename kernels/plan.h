@@ -107,8 +107,9 @@ enum {
     FG_TILES_ADDED = 256,      /* added to the output, which has rows of its own for each group */
     FG_TILES_ROWS = 512,       /* of one group: rows are scaled, no more, sums promoted at each step if at all */
     FG_TILES_ASKEW = 1024,     /* rows of an operand, or groups along K, begin within sectors */
-    FG_TILES_ROW_MAJOR = 2048, /* B is read row-major, in boxes of 64 columns: of at least 128 rows */
-    FG_TILES_ALL = 4095,
+    FG_TILES_ROW_MAJOR = 2048, /* B is read row-major, in boxes of 64 columns */
+    FG_TILES_COLUMNS = 4096,   /* A is read from columns beside it: of at least 128 rows */
+    FG_TILES_ALL = 8191,
 };
 
 /* Whether of the output nothing is asked but sums times and plus factors, in 16 bits or float32; and whether those are
@@ -125,8 +126,8 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
                           int32_t tiles);
 
 /* Whether the Hopper kernels take less time for a product whose B is row-major, and A where it lies in columns, as they
- * lie than for the same one of K-major operands, which take so many bytes when they have been transposed: the kernels for
- * few and for some rows take those alone. */
+ * lie than for the same one of K-major operands, which take so many bytes when they have been transposed: tiles of more
+ * widths take those, and beside A in columns the kernels for few and for some rows do. */
 bool fg_gemm_row_major_pays(const fg_gemm_params *lying, const fg_gemm_params *k_major, size_t transposed_bytes,
                             int32_t num_sms);
 

@@ -89,7 +89,8 @@ int32_t fg_gemm_tiles(const fg_gemm_params *params) {
            (is_askew(&params->a) || is_askew(&params->b) || halves_along_k ? FG_TILES_ASKEW : 0) |
            (params->layout == FG_GEMM_BATCHED ? FG_TILES_EQUAL | added : 0) |
            (params->layout == FG_GEMM_M_GROUPED_MASKED ? FG_TILES_MASKED : 0) |
-           (params->b_row_major ? FG_TILES_ROW_MAJOR : 0) | (params->layout == FG_GEMM_DENSE ? of_one_group : 0);
+           (params->b_row_major ? FG_TILES_ROW_MAJOR : 0) | (fg_lies_in_columns(&params->a) ? FG_TILES_COLUMNS : 0) |
+           (params->layout == FG_GEMM_DENSE ? of_one_group : 0);
 }
 
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms) {
@@ -348,7 +349,7 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         ONLY_BEGIN_AND_END = 24
     };
     const int32_t fitting = FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS | FG_TILES_DENSE | FG_TILES_ADDED |
-                            FG_TILES_ROWS | FG_TILES_ASKEW;
+                            FG_TILES_ROWS | FG_TILES_ASKEW | FG_TILES_ROW_MAJOR | FG_TILES_COLUMNS;
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
     const gemm_durations *const durations = tiles & FG_TILES_BLOCKS ? &scaled
@@ -356,10 +357,10 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
                                                                     : &halves;
     const bool grouped = groups > 1;
     const int64_t rows = ceil_div(m, grouped ? groups : 1); /* of one group, on average */
-    const bool row_major = tiles & FG_TILES_ROW_MAJOR;
-    const bool fits = m > 0 && num_sms > 1 && !(tiles & ~(fitting | FG_TILES_ROW_MAJOR));
+    const bool columns = tiles & FG_TILES_COLUMNS;
+    const bool fits = m > 0 && num_sms > 1 && !(tiles & ~fitting);
     const bool few = grouped ? rows <= FEW_ROWS_OF_GROUPS && !fits : rows <= FEW_ROWS;
-    if (few && !(tiles & FG_TILES_TALL) && !row_major)
+    if (few && !(tiles & FG_TILES_TALL) && !columns)
         return plan_decode(m, n, k, grouped ? groups : 1, durations, plan, num_sms);
 
     const bool apart = grouped && !(tiles & FG_TILES_PACKED);
@@ -383,12 +384,12 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         const bool of_scaled_rows = tile->block_n == 96 || tile->block_n == 224 || tile->block_n == 272;
         if (of_scaled_rows && !(tiles & FG_TILES_ROWS)) continue;
         if ((tile->block_n == 96 || tile->block_n == 272) && tiles & FG_TILES_ADDED) continue;
-        if (row_major && tile->block_n % (BOX_COLUMNS * tile->blocks) != 0) continue;
-        if (grouped && fits && !row_major && rows <= FEW_ROWS) continue;
+        if (tiles & FG_TILES_ROW_MAJOR && tile->block_n % (BOX_COLUMNS * tile->blocks) != 0) continue;
+        if (grouped && fits && !columns && rows <= FEW_ROWS) continue;
         const double saved = saved_by_sharing(&question, tile, num_sms);
         take_cheaper(&plan, &question, tile, saved, num_sms);
     }
-    const bool some = fits && !row_major && (grouped || (rows > ONE_TILE && rows <= SOME_ROWS));
+    const bool some = fits && !columns && (grouped || (rows > ONE_TILE && rows <= SOME_ROWS));
     for (int32_t most = LEAST; most <= TALLEST && some; most += UNIT) {
         const gemm_tile tile = tile_of_some(durations, most, grouped);
         if (tile.blocks > 0 && take_cheaper(&plan, &question, &tile, 0, num_sms)) plan.some_rows = 1;
@@ -400,7 +401,7 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
     } else {
         plan.cost += durations->last_end + (plan.split_k > 1 ? LAST_EXCHANGE : 0);
     }
-    if (row_major) return plan;
+    if (columns) return plan;
     const fg_plan none = {.family = FG_FAMILY_SM90, .block_k = plan.block_k, .split_k = 1};
     const fg_plan decode = plan_decode(m, n, k, 1, durations, none, num_sms);
     return decode.cost < plan.cost ? decode : plan;

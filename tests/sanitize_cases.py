@@ -385,7 +385,7 @@ def all_cases():
                 if not epilogue:
                     cases[f"{name}/columns"] = partial(layout_case, shape=(150, 72, 272), columns="ab", **common)
 
-    # What is read as it lies, a row-major B and A in columns beside it, by every tile that does so.
+    # What is read as it lies, a row-major B and A in columns beside it, by every kernel and tile that does so.
     common = {"dtypes": ("bfloat16", "bfloat16"), "precision": "ieee", "offset": 0}
     lying = {"dtype": "bfloat16", "out_dtype": "float32", "epilogue": False}
     for tile, num_sms, (m, n, k) in (("128x128", 1, (264, 72, 136)), ("128x192", 1, (264, 136, 136)),
@@ -404,10 +404,20 @@ def all_cases():
             cases[f"gemm/row_major/added/{columns}/{shape[1]}x{shape[2]}"] = partial(
                 sums_case, dtype="bfloat16", shape=shape, num_sms=num_sms, columns=columns
             )
+    for name, num_sms, (m, n, k) in (("few/8x128", 1, (1, 200, 136)), ("few/24x64/shared", 8, (20, 200, 1032)),
+                                     ("few/64x128", 1, (64, 200, 264)), ("few/128x64", 2, (100, 136, 264)),
+                                     ("some/160", 2, (300, 200, 1544))):  # fmt: skip
+        how = common | {"num_sms": num_sms, "columns": "b", "sizes": (), "rows": m, "shape": (n, k)}
+        cases[f"gemm/row_major/{name}"] = partial(gemm_case, out_dtype="bfloat16", extras=False, **how)
+        cases[f"gemm/row_major/{name}/scales"] = partial(gemm_case, out_dtype="float32", extras=True, **how)
     for name, sizes, shape, num_sms in (("128", (130, 0, 97, 261), (72, 136), 1),
                                         ("192", (130, 0, 97, 261), (136, 136), 1),
                                         ("pairs/128", (520, 0, 777, 261), (72, 2048), 2),
-                                        ("pairs/256", (520, 0, 777, 261), (392, 1032), 2)):  # fmt: skip
+                                        ("pairs/256", (520, 0, 777, 261), (392, 1032), 2),
+                                        ("few", (1, 0, 7, 30), (200, 264), 1),
+                                        ("some/96", (1, 0, 7, 64), (200, 264), 2),
+                                        ("some/160", (128, 97), (200, 1032), 2),
+                                        ("some/192", (140, 0, 265), (200, 264), 6)):  # fmt: skip
         how = common | {"sizes": sizes, "shape": shape, "num_sms": num_sms, "columns": "b", "extras": False}
         cases[f"gemm/row_major/groups/{name}"] = partial(gemm_case, out_dtype="bfloat16", **how)
     for layout, columns, num_sms, shape in (

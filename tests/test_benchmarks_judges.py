@@ -186,6 +186,7 @@ def test_training_rows(tmp_path, same_sources, monkeypatch, capsys):
         gemm.Case(gemm.FP8, 60, 96, 192, (7, 0, 33, 20), 15, scales="block"),
         gemm.Case(gemm.FP8, 60, 96, 192, (7, 0, 33, 20), 15, "m_grouped_masked", "block"),
         gemm.Case("bfloat16", 48, 96, 64, columns="ab"),
+        gemm.Case("bfloat16", 48, 96, 64, (16, 0, 48), 21, "k_grouped_wgrad", columns="ab"),
         gemm.Case("bfloat16", 60, 96, 64, (7, 0, 33, 20), 15, columns="b"),
     ],
     ids=lambda case: case.op + case.scales + case.columns,

@@ -1,4 +1,4 @@
-"""16-bit operands that the Hopper kernel for many rows reads as they lie: a row-major B, and A in columns beside it."""
+"""16-bit operands that Hopper's kernels read as they lie: a row-major B, and of many rows A in columns beside it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from memory import hopper_kernels
 from products import (
     ADDED,
     ASKEW,
+    COLUMNS,
     DENSE,
     E4M3,
     EQUAL,
@@ -25,23 +26,37 @@ from products import (
     contiguous,
     epilogue_of,
     judge,
-    large_plan,
     operands,
+    plan_of,
 )
 
 from flexgemm import _C
 
-# Multiprocessors, M, N, K, the tile, and blocks that share the depth of those that full waves leave over. The last rows
-# and columns lack some, and so may the last step of K.
-TILES = {
-    "128x128": (1, 264, 72, 136, (128, 128, 1)),
-    "128x192": (1, 264, 136, 136, (128, 192, 1)),
-    "128x256": (1, 264, 200, 264, (128, 256, 1)),
-    "256x128": (4, 520, 72, 2048, (256, 128, 2)),
-    "256x256": (2, 648, 200, 2048, (256, 256, 1)),
-    "256x256 shared": (4, 1032, 200, 2048, (256, 256, 2)),
+# Multiprocessors, M, N, K, the kernel, its tile, and blocks that share the depth of those that full waves leave over.
+# The last rows and columns lack some, and so may the last step of K.
+MANY = {
+    "128x128": (1, 264, 72, 136, ("many", 128, 128, 1)),
+    "128x192": (1, 264, 136, 136, ("many", 128, 192, 1)),
+    "128x256": (1, 264, 200, 264, ("many", 128, 256, 1)),
+    "256x128": (4, 520, 72, 2048, ("many", 256, 128, 2)),
+    "256x256": (2, 648, 200, 2048, ("many", 256, 256, 1)),
+    "256x256 shared": (4, 1032, 200, 2048, ("many", 256, 256, 2)),
 }
-tiles = pytest.mark.parametrize("tile", TILES)
+FEW = {  # and blocks that share the depth of each
+    "8x128": (1, 1, 200, 136, ("few", 8, 128, 1)),
+    "16x128": (1, 16, 200, 1032, ("few", 16, 128, 1)),
+    "24x128": (1, 20, 200, 1032, ("few", 24, 128, 1)),
+    "32x128": (1, 30, 200, 1032, ("few", 32, 128, 1)),
+    "64x128": (1, 64, 200, 1032, ("few", 64, 128, 1)),
+    "8x64": (2, 3, 328, 1032, ("few", 8, 64, 1)),
+    "16x64": (2, 16, 328, 1032, ("few", 16, 64, 1)),
+    "24x64 shared": (8, 20, 200, 1032, ("few", 24, 64, 2)),
+    "32x64 shared": (20, 30, 200, 1544, ("few", 32, 64, 4)),
+    "64x64 shared": (20, 40, 200, 1544, ("few", 64, 64, 4)),
+    "128x64": (2, 100, 136, 264, ("few", 128, 64, 1)),
+    "128x64 shared": (8, 100, 200, 1032, ("few", 128, 64, 2)),
+    "some": (2, 300, 200, 1544, ("some", 160, 256, 1)),
+}
 halves = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 columns = pytest.mark.parametrize("columns", ["b", "ab"])
 PAD = 8  # elements between rows, which are NaNs: the copy engine asks for whole chunks of 16 bytes
@@ -62,20 +77,23 @@ def lying(backend, monkeypatch):
     assert not hopper_kernels(backend) or not any(asked)
 
 
-def tile_of(sms, m, n, k, groups, asked, dtype, pitches):
-    """Where rows of the operands, with what is between them, begin so many elements apart."""
-    askew = ASKEW if any((pitch + PAD) % 16 for pitch in pitches) else 0
-    plan = large_plan(sms, m, n, k, groups, asked | ROW_MAJOR | askew, dtype)
-    return plan["block_m"], plan["block_n"]
+def tile_of(sms, m, n, k, groups, asked, dtype, columns):
+    """The kernel, its tile and blocks that share depth, of operands with what is between their rows or columns."""
+    pitches = n + PAD, (m // groups if "a" in columns else k) + PAD
+    askew = ASKEW if any(pitch % 16 for pitch in pitches) else 0
+    lying = ROW_MAJOR | (COLUMNS if "a" in columns else 0)
+    plan = plan_of(sms, m, n, k, groups, asked | lying | askew, dtype)
+    kernel = "few" if plan["few_rows"] else "some" if plan["some_rows"] else "many"
+    return kernel, plan["block_m"], plan["block_n"], plan["split_k"]
 
 
-@columns
+@pytest.mark.parametrize(
+    "tile, columns", [*((tile, c) for c in ("b", "ab") for tile in MANY), *((tile, "b") for tile in FEW)]
+)
 @halves
-@tiles
 def test_tiles(lying, tile, dtype, columns):
-    sms, m, n, k, expected = TILES[tile]
-    plan = large_plan(sms, m, n, k, 1, DENSE | ROWS | ROW_MAJOR, dtype)
-    assert (plan["block_m"], plan["block_n"], plan["split_k"]) == expected
+    sms, m, n, k, expected = (MANY | FEW)[tile]
+    assert tile_of(sms, m, n, k, 1, DENSE | ROWS, dtype, columns) == expected
     _, a, b = operands(m, n, k, dtype, dtype)
     with guarded.multiprocessors(sms):
         out = guarded.gemm(lying, a, b, dtype, columns=columns, pad=PAD)
@@ -85,12 +103,12 @@ def test_tiles(lying, tile, dtype, columns):
 @columns
 @pytest.mark.parametrize(
     "sms, m, n, k, tile",
-    [(1, 264, 72, 136, (128, 128)), (1, 264, 136, 136, (128, 192)), (1, 264, 200, 264, (128, 256)),
-     (2, 776, 128, 1032, (256, 128)), (2, 520, 256, 3080, (256, 256))],
+    [(1, 264, 72, 136, ("many", 128, 128)), (1, 264, 136, 136, ("many", 128, 192)),
+     (1, 264, 200, 264, ("many", 128, 256)), (2, 776, 128, 1032, ("many", 256, 128)),
+     (2, 520, 256, 3080, ("many", 256, 256))],
 )  # fmt: skip
 def test_sums_that_are_added(lying, sms, m, n, k, tile, columns):
-    pitches = (n, k) if columns == "b" else (n, m)
-    assert tile_of(sms, m, n, k, 1, DENSE | ADDED | ROWS, "bfloat16", pitches) == tile
+    assert tile_of(sms, m, n, k, 1, DENSE | ADDED | ROWS, "bfloat16", columns)[:3] == tile
     rng, a, b = operands(m, n, k, "bfloat16", "bfloat16")
     before = rng.standard_normal((m, n)).astype(np.float32)
     with guarded.multiprocessors(sms):
@@ -100,9 +118,9 @@ def test_sums_that_are_added(lying, sms, m, n, k, tile, columns):
 
 @pytest.mark.parametrize("scales", ["none", "row"])
 @halves
-@tiles
+@pytest.mark.parametrize("tile", MANY | FEW)
 def test_factors_of_columns(lying, tile, dtype, scales):
-    sms, m, n, k, _ = TILES[tile]
+    sms, m, n, k, _ = (MANY | FEW)[tile]
     rng, a, b = operands(m, n, k, dtype, dtype)
     how = epilogue_of(rng, a, b, scales, "float32", None)
     with guarded.multiprocessors(sms):
@@ -112,10 +130,10 @@ def test_factors_of_columns(lying, tile, dtype, scales):
 
 # ---- groups of rows ----
 
-# Layout, rows of each group, multiprocessors, N, K, what is asked of tiles, and the tile.
+# Layout, rows of each group, multiprocessors, N, K, what is asked of tiles, the kernel and its tile.
 GROUPS = [
     *(
-        (layout, sizes, 1, n, k, asked, (128, columns))
+        (layout, sizes, 1, n, k, asked, ("many", 128, columns))
         for layout, sizes, asked in (
             ("m_grouped", [130, 0, 97, 261], 0),
             ("m_grouped_contiguous", [130, 0, 128, 200], PACKED),
@@ -124,12 +142,20 @@ GROUPS = [
         )
         for n, k, columns in ((72, 136, 128), (136, 136, 192), (200, 1032, 256))
     ),
-    ("m_grouped", [520, 0, 777, 261], 2, 72, 2048, 0, (256, 128)),
-    ("m_grouped", [520, 0, 777, 261], 2, 392, 1032, 0, (256, 256)),
-    ("m_grouped_contiguous", [130, 0, 128, 200], 2, 72, 2048, PACKED, (256, 128)),
-    ("m_grouped_contiguous", [130, 0, 128, 200], 2, 200, 2048, PACKED, (256, 256)),
-    ("m_grouped_masked", [130, 0, 97, 261], 2, 392, 2048, MASKED, (256, 256)),
-    ("batched", [264, 264, 264, 264], 8, 72, 2048, EQUAL, (256, 128)),
+    ("m_grouped", [520, 0, 777, 261], 2, 72, 2048, 0, ("many", 256, 128)),
+    ("m_grouped", [520, 0, 777, 261], 2, 392, 1032, 0, ("many", 256, 256)),
+    ("m_grouped_contiguous", [130, 0, 128, 200], 2, 72, 2048, PACKED, ("many", 256, 128)),
+    ("m_grouped_contiguous", [130, 0, 128, 200], 2, 200, 2048, PACKED, ("many", 256, 256)),
+    ("m_grouped_masked", [130, 0, 97, 261], 2, 392, 2048, MASKED, ("many", 256, 256)),
+    ("batched", [264, 264, 264, 264], 8, 72, 2048, EQUAL, ("many", 256, 128)),
+    ("m_grouped", [1, 0, 7, 30], 1, 200, 1032, 0, ("few", 32, 128)),
+    ("m_grouped_contiguous", [100, 0, 0, 0, 0, 0], 1, 200, 1032, PACKED, ("few", 32, 128)),
+    ("m_grouped_contiguous", [100, 0, 0, 0, 0], 2, 328, 1032, PACKED, ("few", 64, 128)),
+    ("m_grouped", [1, 0, 7, 64], 2, 200, 264, 0, ("some", 96, 256)),
+    ("m_grouped", [128, 97], 2, 200, 1032, 0, ("some", 160, 256)),
+    ("m_grouped", [140, 0, 265], 6, 200, 264, 0, ("some", 192, 256)),
+    ("m_grouped_masked", [166, 64], 4, 200, 1032, MASKED, ("some", 256, 256)),
+    ("batched", [131, 131], 2, 200, 1032, EQUAL, ("some", 144, 256)),
 ]
 
 
@@ -150,7 +176,7 @@ def test_groups_of_rows(lying, layout, sizes, sms, n, k, asked, tile, dtype):
         how["masked_m"] = np.array(sizes, np.int32)
     matrices = layout in ("m_grouped_masked", "batched")
     shape = (groups, max(sizes)) if matrices else (begins[-1] + 9 * (layout == "m_grouped"),)
-    assert tile_of(sms, int(np.prod(shape)), n, k, groups, asked, dtype, (n, k)) == tile
+    assert tile_of(sms, int(np.prod(shape)), n, k, groups, asked, dtype, "b")[:3] == tile
     a = scenes.values(rng, (*shape, k), dtype, one_sign=True)
     kept = np.full((*shape, n), KEPT, a.dtype)
     with guarded.multiprocessors(sms):
@@ -169,11 +195,11 @@ def test_groups_of_rows(lying, layout, sizes, sms, n, k, asked, tile, dtype):
 # ---- groups along K, of which rows are tokens ----
 
 TOKENS = [  # multiprocessors, M, N, tokens of each group and the tile
-    (1, 104, 72, [64, 0, 1, 130, 17, 401], (128, 128)),
-    (1, 200, 136, [64, 0, 1, 130, 17, 401], (128, 192)),
-    (1, 264, 456, [64, 0, 1, 130, 17, 401], (128, 256)),
-    (2, 200, 72, [1500, 900, 17, 1801], (256, 128)),
-    (2, 200, 392, [700, 0, 530, 901], (256, 256)),
+    (1, 104, 72, [64, 0, 1, 130, 17, 401], ("many", 128, 128)),
+    (1, 200, 136, [64, 0, 1, 130, 17, 401], ("many", 128, 192)),
+    (1, 264, 456, [64, 0, 1, 130, 17, 401], ("many", 128, 256)),
+    (2, 200, 72, [1500, 900, 17, 1801], ("many", 256, 128)),
+    (2, 200, 392, [700, 0, 530, 901], ("many", 256, 256)),
 ]
 
 
@@ -187,7 +213,7 @@ def test_groups_of_tokens(lying, sms, m, n, sizes, tile, accumulate, dtype):
     bounds = np.cumsum([first, *sizes]).astype(np.int32)
     k = int(bounds[-1]) + last
     asked = TALL | EQUAL | ASKEW
-    assert accumulate or tile_of(sms, m * groups, n, -(-k // groups), groups, asked, dtype, (n, m)) == tile
+    assert accumulate or tile_of(sms, m * groups, n, -(-k // groups), groups, asked, dtype, "ab")[:3] == tile
     a, b = (scenes.values(rng, (rows, k), dtype, one_sign=True) for rows in (m, n))
     for operand in (a, b):
         operand[:, :first] = operand[:, bounds[-1] :] = np.nan
@@ -236,6 +262,8 @@ def test_what_is_read_as_it_lies_needs_no_workspace(cuda):
         pytest.skip("no Hopper kernels")
     bias = cuda.array(np.zeros(512, np.float32))
     ends = cuda.array(np.array([300, 700, 1024], np.int32))
+    for m in (1, 64, 300):
+        assert workspace_of(cuda, m, 512, 1024) == 0, m
     for how in (
         {},
         {"dtype": "float16", "out_dtype": "float32"},
@@ -264,11 +292,12 @@ def test_what_is_transposed_has_a_workspace(cuda):
     ):
         assert nbytes <= workspace_of(cuda, 1024, 512, 1024, **how) < nbytes + 1024, how
     assert workspace_of(cuda, 1024, 508, 1024) >= 508 * 1024 * 2  # rows are no whole chunks
-    assert workspace_of(cuda, 1, 128, 65536) >= 128 * 65536 * 2  # many blocks that share its depth are faster
+    shape, bytes_a = (1, 128, 65536), 65536 * 2
+    assert workspace_of(cuda, *shape, columns="ab") > bytes_a  # many blocks that share its depth are faster
 
 
 def test_a_workspace_does_not_depend_on_how_many_multiprocessors_are_used(cuda):
-    for shape in ((1, 128, 65536), (1024, 512, 1024)):
-        anywhere = workspace_of(cuda, *shape)
+    for shape, columns in (((1, 128, 65536), "ab"), ((1, 128, 65536), "b"), ((1024, 512, 1024), "b")):
+        anywhere = workspace_of(cuda, *shape, columns=columns)
         with guarded.multiprocessors(1):
-            assert workspace_of(cuda, *shape) == anywhere
+            assert workspace_of(cuda, *shape, columns=columns) == anywhere

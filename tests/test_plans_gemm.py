@@ -6,7 +6,21 @@ import itertools
 
 import pytest
 from plans import DTYPES, FP8, SMS, check
-from products import ADDED, ASKEW, BLOCKS, DENSE, EQUAL, FEW_OR_MANY, MASKED, NARROW, PACKED, ROW_MAJOR, ROWS, TALL
+from products import (
+    ADDED,
+    ASKEW,
+    BLOCKS,
+    COLUMNS,
+    DENSE,
+    EQUAL,
+    FEW_OR_MANY,
+    MASKED,
+    NARROW,
+    PACKED,
+    ROW_MAJOR,
+    ROWS,
+    TALL,
+)
 
 from flexgemm import _C
 
@@ -55,16 +69,20 @@ def test_hopper_product_plans_are_sane(dtype):
             assert chosen["split_k"] * few * count <= surely + 1
 
 
+@pytest.mark.parametrize("beside", [0, COLUMNS])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_row_major_operand_has_tiles_of_whole_boxes(dtype):
-    """Of 64 columns, each one block's; the kernels for few and for some rows do not read it."""
+def test_a_row_major_operand_has_tiles_of_whole_boxes(dtype, beside):
+    """Of 64 columns, each one block's; the kernels for few and for some rows read it, but no A in columns beside it."""
+    kernels = set()
     for m, n, groups, sms in itertools.product(SIZES, [1, 33, 192, 2112, 4096, 2**20], [1, 4, 128, 10**6], (1, 2, SMS)):
-        tiles = ROW_MAJOR | (DENSE | ROWS if groups == 1 else 0)
+        tiles = ROW_MAJOR | beside | (DENSE | ROWS if groups == 1 else 0)
         chosen = check(_C.plan_gemm_sm90(m=m, n=n, k=7168, groups=groups, dtype=dtype, num_sms=sms, tiles=tiles))
-        assert chosen["few_rows"] == chosen["some_rows"] == 0
-        blocks = chosen["block_m"] // 128
-        assert blocks <= sms
-        assert chosen["block_n"] // blocks in (64, 128, 192, 256)
+        kernels.add((chosen["few_rows"] > 0, chosen["some_rows"] > 0))
+        if not chosen["few_rows"] and not chosen["some_rows"]:
+            blocks = chosen["block_m"] // 128
+            assert blocks <= sms
+            assert chosen["block_n"] // blocks in (64, 128, 192, 256)
+    assert kernels == ({(False, False)} if beside else {(False, False), (True, False), (False, True)})
 
 
 def hopper_tile(m, n, groups, k=7168, tiles=0, dtype=FP8[0]):

@@ -216,22 +216,29 @@ def test_scaled_grouped_mm_of_torch_functional(device, ours, case):
     check(case, out, a, b, scale_a, scale_b)
 
 
-def test_row_major_weights_of_16_bits_are_read_as_they_are(device, ours):
-    a, b, offs = operands("2d3d", device, torch.bfloat16)
+@pytest.mark.parametrize("case, columns", [("2d3d", "b"), ("2d2d", "b"), ("2d2d", "ab"), ("3d3d", "b"), ("3d3d", "ab")])
+def test_operands_of_16_bits_in_columns_are_read_as_they_are(device, ours, case, columns):
+    a, b, offs = operands(case, device, torch.bfloat16)
+    if "a" in columns:
+        a = a.mT.contiguous().mT
     with aten.use(device.type):
         out = torch._grouped_mm(a, b.contiguous(), offs=offs)
-    assert ours == ["m_grouped"]
-    check("2d3d", out, a, b)
+    assert len(ours) == 1
+    check(case, out, a, b)
 
 
 def test_autograd_stays_torch_s(device, ours):
+    """Of the gradients' operands the weight is row-major, and both are rows of tokens."""
     a, b, offs = operands("2d3d", device, torch.bfloat16)
-    a.requires_grad_()
+    a.requires_grad_(), b.requires_grad_()
     with aten.use(device.type):
         torch._grouped_mm(a, b, offs=offs).float().sum().backward()
-    assert ours == ["m_grouped"] * 2, "the gradient of a, whose weight is row-major"
-    expected = torch.cat([b[g].float().sum(1).expand(j - i, -1) for g, (i, j) in enumerate(group_bounds(ENDS, G))])
-    torch.testing.assert_close(a.grad.float(), expected, rtol=2e-2, atol=2e-2)
+    assert sorted(ours) == ["k_grouped", "m_grouped", "m_grouped"]
+    bounds = group_bounds(ENDS, G)
+    grad_a = torch.cat([b[g].float().sum(1).expand(j - i, -1) for g, (i, j) in enumerate(bounds)])
+    grad_b = torch.stack([a[i:j].float().sum(0)[:, None].expand(b.shape[1:]) for i, j in bounds])
+    torch.testing.assert_close(a.grad.float(), grad_a, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(b.grad.float(), grad_b, rtol=2e-2, atol=2e-2)
 
 
 def test_the_rest_falls_through(device, ours):

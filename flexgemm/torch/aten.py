@@ -246,9 +246,9 @@ def _grouped_layout(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None)
 
 def _layout(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> dict[str, Any] | None:
     """The layout of a product of a (..., M, K) and b (..., K, N) whose operands can be read as they are: K innermost,
-    or, where kernels of flexgemm read that, N innermost in b."""
+    or, where kernels of flexgemm read that, N innermost in b, and M in a beside it."""
     axes = a.ndim, b.ndim
-    if axes not in ((2, 2), (2, 3), (3, 2), (3, 3)) or not _readable(a):
+    if axes not in ((2, 2), (2, 3), (3, 2), (3, 3)):
         return None
     names = {(2, 2): "k_grouped", (2, 3): "m_grouped", (3, 2): "n_grouped", (3, 3): "batched"}
     name = "dense" if offs is None and axes == (2, 2) else names[axes]
@@ -265,10 +265,11 @@ def _layout(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> dict
     if name == "k_grouped":
         layout["groups"] = groups
     if not _readable(b.mT):
-        if not _readable(b) or name not in ("dense", "batched", "m_grouped"):
+        if not _readable(b) or name == "n_grouped":
             return None
         layout["b_row_major"] = True
-    return layout
+    beside_it = "b_row_major" in layout and name in ("batched", "k_grouped")
+    return layout if _readable(a) or (beside_it and _readable(a.mT)) else None
 
 
 def _readable(x: torch.Tensor) -> bool:

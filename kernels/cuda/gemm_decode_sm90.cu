@@ -40,7 +40,7 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
     args.read_once = plan.weights == FG_WEIGHTS_GIVE_WAY;
     set_tokens<Tile>(args);
     CUtensorMap map_weights, map_tokens;
-    fg_status status = encode_tensor_map(&map_weights, weights, Tile::kRows, 1, error);
+    fg_status status = encode_tensor_map(&map_weights, weights, kSm90WeightBox<Tile>, 1, error);
     if (status == FG_OK) status = encode_tensor_map(&map_tokens, tokens, args.box_tokens, 1, error);
     if (status != FG_OK) return status;
 
@@ -80,7 +80,7 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
     /* By blocks, or pairs of them, of 64 rows of weights or of 128. */
     const auto launch_blocks = [&](auto tokens_of_tile, auto blocks, auto of_weights) {
         const auto launch_use = [&](auto use) {
-            using Tile = Sm90DecodeTile<Math::kScaled, tokens_of_tile(), blocks(), of_weights(), decltype(use)>;
+            using Tile = Sm90DecodeTile<Math, tokens_of_tile(), blocks(), of_weights(), decltype(use)>;
             return launch_tile<Math, Tile>(plan, weights, tokens, args, num_sms, queue, error);
         };
         if constexpr (kHasUsualEnds<Math>)
@@ -117,10 +117,8 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
 /* fp8 sums are always promoted: that costs nothing where memory is what takes the time. */
 fg_status gemm_decode_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
                            fg_error *error) {
-    if (params.a.dtype == FG_FLOAT16) return launch<Sm90Half<Sm90Sums::kPlain>>(plan, params, num_sms, queue, error);
-    if (params.a.dtype == FG_BFLOAT16)
-        return launch<Sm90Bfloat16<Sm90Sums::kPlain>>(plan, params, num_sms, queue, error);
     const auto launch_math = [&](auto math) { return launch<decltype(math)>(plan, params, num_sms, queue, error); };
+    if (!fg_is_float8(params.a.dtype)) return with_halves(params, launch_math);
     const fg_dtype weights = params.b.dtype, tokens = params.a.dtype;
     return params.kind_a == FG_SCALE_BLOCK ? with_fp8<Sm90Sums::kScaled>(weights, tokens, launch_math)
                                            : with_fp8<Sm90Sums::kPromoted>(weights, tokens, launch_math);

@@ -34,9 +34,9 @@ constexpr int received_units(int units) {
     return most;
 }
 
-template <bool kScaled, int kTokens, int kPair, int kOfWeights, typename Use>
-struct Sm90DecodeTile : Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights, Use> {
-    using Base = Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights, Use>;
+template <typename Math, int kTokens, int kPair, int kOfWeights, typename Use>
+struct Sm90DecodeTile : Sm90TokenTile<Math, kTokens, kPair, kOfWeights, Use> {
+    using Base = Sm90TokenTile<Math, kTokens, kPair, kOfWeights, Use>;
     /* Tokens of one copy. Groups of which most have fewer tokens than a tile should not read what they do not have. */
     static constexpr int kBoxTokensOfGroups = kTokens % 16 ? 8 : kTokens <= 64 ? 16 : 32;
     static constexpr int kUnits = kTokens / 8, kUnitFloats = Base::kConsumers * 4;
@@ -55,8 +55,8 @@ struct Sm90DecodeTile : Sm90TokenTile<kScaled, kTokens, kPair, kOfWeights, Use> 
 };
 
 /* The blocks of a pair are neighbours in a cluster that may have more of them. */
-template <bool kScaled, int kTokens, int kPair, int kOfWeights, typename Use>
-__device__ __forceinline__ void hand_back(Sm90Shared<Sm90DecodeTile<kScaled, kTokens, kPair, kOfWeights, Use>> &shared,
+template <typename Math, int kTokens, int kPair, int kOfWeights, typename Use>
+__device__ __forceinline__ void hand_back(Sm90Shared<Sm90DecodeTile<Math, kTokens, kPair, kOfWeights, Use>> &shared,
                                           int slot) {
     const uint32_t lane = threadIdx.x % 32;
     if (kPair == 1 && lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);

@@ -19,7 +19,7 @@ fg_status launch_tile(const fg_plan &plan, const fg_gemm_params &params, GemmSm9
     args.read_once = plan.weights == FG_WEIGHTS_GIVE_WAY;
     const auto encode_weights = plan.weights == FG_WEIGHTS_BY_LINES ? encode_lines_map : encode_tensor_map;
     CUtensorMap map_weights, map_tokens;
-    fg_status status = encode_weights(&map_weights, weights, Tile::kRows, 1, error);
+    fg_status status = encode_weights(&map_weights, weights, kSm90WeightBox<Tile>, 1, error);
     if (status == FG_OK) status = encode_tensor_map(&map_tokens, make_rows(params.a), args.box_tokens, 1, error);
     if (status != FG_OK) return status;
 
@@ -42,7 +42,7 @@ fg_status launch_tokens(const fg_plan &plan, const fg_gemm_params &params, int n
                         fg_error *error) {
     GemmSm90Args args = make_token_args(params, true);
     const auto launch_use = [&](auto use) {
-        using Tile = Sm90GroupTile<Math::kScaled, kTokens, decltype(use)>;
+        using Tile = Sm90GroupTile<Math, kTokens, decltype(use)>;
         return launch_tile<Math, Tile>(plan, params, args, num_sms, queue, error);
     };
     if constexpr (kHasUsualEnds<Math>)
@@ -70,10 +70,8 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
 /* fp8 sums are always promoted: where groups are small, reading is what takes the time. */
 fg_status gemm_groups_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
                            fg_error *error) {
-    if (params.a.dtype == FG_FLOAT16) return launch<Sm90Half<Sm90Sums::kPlain>>(plan, params, num_sms, queue, error);
-    if (params.a.dtype == FG_BFLOAT16)
-        return launch<Sm90Bfloat16<Sm90Sums::kPlain>>(plan, params, num_sms, queue, error);
     const auto launch_math = [&](auto math) { return launch<decltype(math)>(plan, params, num_sms, queue, error); };
+    if (!fg_is_float8(params.a.dtype)) return with_halves(params, launch_math);
     const fg_dtype weights = params.b.dtype, tokens = params.a.dtype;
     return params.kind_a == FG_SCALE_BLOCK ? with_fp8<Sm90Sums::kScaled>(weights, tokens, launch_math)
                                            : with_fp8<Sm90Sums::kPromoted>(weights, tokens, launch_math);

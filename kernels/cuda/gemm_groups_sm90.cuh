@@ -17,19 +17,19 @@
 namespace flexgemm {
 
 /* The most tokens that a tile can have. A launch may allow fewer, where more tiles fill the multiprocessors better. */
-template <bool kScaled, int kTokens, typename Use>
-struct Sm90GroupTile : Sm90TokenTile<kScaled, kTokens, 2, 2, Use> {
-    using Base = Sm90TokenTile<kScaled, kTokens, 2, 2, Use>;
+template <typename Math, int kTokens, typename Use>
+struct Sm90GroupTile : Sm90TokenTile<Math, kTokens, 2, 2, Use> {
+    using Base = Sm90TokenTile<Math, kTokens, 2, 2, Use>;
     static constexpr int kUnit = 16; /* n of wgmma is a multiple of it */
     static constexpr int kBoxTokensOfGroups = kUnit;
     /* Sums are stored so many tokens at a time, by way of shared memory. */
     static constexpr int kHalvesAtOnce = 32, kFloatsAtOnce = 16;
-    static constexpr int kKeptBytes = kHalvesAtOnce * (2 * Base::kRows + 16);
+    static constexpr int kKeptBytes = kHalvesAtOnce * (2 * Base::kWeightRows + 16);
     static constexpr int kSmallBytes = 1536 + 4 * kTokens; /* barriers, tiles, scales */
     static constexpr int kStages = (227 * 1024 - kKeptBytes - kSmallBytes) / (Base::kStageBytes + Base::kScaleBytes);
     static constexpr int kSharedBytes = kStages * (Base::kStageBytes + Base::kScaleBytes) + kKeptBytes + kSmallBytes;
     static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-    static_assert(kFloatsAtOnce * Base::kSumPitch * 4 <= kKeptBytes && Base::kTokenPitch <= 2 * Base::kRows + 16,
+    static_assert(kFloatsAtOnce * Base::kSumPitch * 4 <= kKeptBytes && Base::kTokenPitch <= 2 * Base::kWeightRows + 16,
                   "all kinds of sums find room");
     static_assert(kTokens % kHalvesAtOnce == 0 && kHalvesAtOnce % kFloatsAtOnce == 0, "tokens are stored by these");
     static_assert(kProducerRegisters + Base::kWarpgroups * kConsumerRegisters <=
@@ -128,7 +128,7 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
         map_weights, map_tokens, true, Tile::kThreads, !has_one_group<Tile>(args), [&] { init_rings(shared.rings); },
         [&] {
             copies.copy_own_steps(first, early);
-            ask_for_weights<Tile>(args, map_weights, blockIdx.y, Tile::kWeights, rank * Tile::kRows);
+            ask_for_weights<Tile>(args, map_weights, blockIdx.y);
         },
         [] {}, [&] { copies.copy_shared_steps(first, early); });
     HandedWorks<Tile> works(shared.rings);

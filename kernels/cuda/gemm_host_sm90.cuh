@@ -85,7 +85,7 @@ inline bool has_usual_end(const fg_gemm_params &params) {
 /* Kinds of products that have: those of inference, whose sums are promoted, and of K-major operands of 16 bits. */
 template <typename Math>
 constexpr bool kHasUsualEnds =
-    (!Math::kFp8 && !Math::kNMajor) || std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kPromoted>> ||
+    (!Math::kFp8 && !Math::kMMajor && !Math::kNMajor) || std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kPromoted>> ||
     std::is_same_v<Math, Sm90E4m3E4m3<Sm90Sums::kScaled>>;
 
 template <Sm90End kEnd>

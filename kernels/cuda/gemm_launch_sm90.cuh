@@ -17,7 +17,7 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &a, const TensorRows
     CUtensorMap map_a, map_b;
     static_assert(Tile::kWarpgroupRows == kSm90LineRows, "boxes of A have as many rows of K or lines of rows");
     fg_status status = encode_tensor_map(&map_a, a, Tile::kWarpgroupRows, 1, error);
-    if (status == FG_OK) status = encode_tensor_map(&map_b, b, kSm90BoxColumns<Tile>, 1, error);
+    if (status == FG_OK) status = encode_tensor_map(&map_b, b, kSm90WeightBox<Tile>, 1, error);
     if (status != FG_OK) return status;
 
     constexpr auto kernel = [] {

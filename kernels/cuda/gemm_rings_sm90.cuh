@@ -282,27 +282,26 @@ __device__ __forceinline__ BoxPlace place_of_box(int k, int row) {
     return kKMajor ? BoxPlace{k, row} : BoxPlace{row * 2, k / 2};
 }
 
-/* Rows of a box of B. */
+/* Rows of B (weights) in a box, of those that a block copies. */
 template <typename Tile>
-constexpr int kSm90BoxColumns = Tile::kNMajor ? kSm90LineRows : Tile::kBlockN / Tile::kCluster;
+constexpr int kSm90WeightBox = Tile::kWeightLines ? kSm90LineRows : Tile::kWeightRows;
 
 /* ---- what a block will want first ---- */
 
 /* Where there are groups of rows, by one thread: asks L2 for the first steps of the block's weights of what tile `number`
  * will be if groups have about as many rows each. It takes the scheduler as long to find out which it is as memory needs
- * for those. More steps are as many copies for which those that are wanted wait. Of the `of_tile` weights of a tile the
- * block reads those from `share` on. */
+ * for those. More steps are as many copies for which those that are wanted wait. */
 template <typename Tile>
-__device__ __forceinline__ void ask_for_weights(const GemmSm90Args &args, const CUtensorMap &map, uint32_t number,
-                                                int of_tile, int share) {
-    constexpr int kSteps = 2, kBoxes = Tile::kNMajor ? Tile::kBlockN / Tile::kCluster / kSm90LineRows : 1;
+__device__ __forceinline__ void ask_for_weights(const GemmSm90Args &args, const CUtensorMap &map, uint32_t number) {
+    constexpr int kSteps = 2;
     if (has_one_group<Tile>(args) || args.space.major_is_columns || args.space.k_offsets.data != nullptr) return;
     const GuessedTile tile = guess_tile(args.space, number);
     const int group = args.b_grouped ? tile.group : 0;
+    const int share = tile.minor * Tile::kCluster + static_cast<int>(blockIdx.x % Tile::kCluster);
     for (int step = 0; step < kSteps; ++step)
-        for (int box = 0; box < kBoxes; ++box) {
-            const int first = tile.minor * of_tile + share + box * kSm90LineRows;
-            const BoxPlace at = place_of_box<!Tile::kNMajor>(step * kSm90StepBytes, first);
+        for (int row = 0; row < Tile::kWeightRows; row += kSm90WeightBox<Tile>) {
+            const BoxPlace at =
+                place_of_box<!Tile::kWeightLines>(step * kSm90StepBytes, share * Tile::kWeightRows + row);
             ptx::tma_prefetch_3d(&map, at.x, at.y, group);
         }
 }

@@ -39,7 +39,9 @@ template <typename Math, int kN, int kBlocks, typename Use>
 struct Sm90Tile : Use {
     static constexpr bool kScaled = Math::kScaled, kMMajor = Math::kMMajor, kNMajor = Math::kNMajor;
     static constexpr int kBlockN = kN;
-    static constexpr int kCluster = kBlocks; /* blocks with adjacent rows that share B */
+    static constexpr int kCluster = kBlocks;         /* blocks with adjacent rows that share B */
+    static constexpr int kWeightRows = kN / kBlocks; /* of B, that a block copies */
+    static constexpr bool kWeightLines = kNMajor;
     static constexpr int kClusterM = kBlocks * kSm90BlockM;
     /* Sums come in parts of columns, each as many as a partial sum beside the sums has registers for. The first has as
      * many as the last, or what wgmma rounds that up to: it takes as long for 136 columns as for 144. */
@@ -99,7 +101,7 @@ template <typename Tile>
 __device__ __forceinline__ void copy_columns(uint8_t *b, const CUtensorMap &map_b, uint64_t *full, int k, int column,
                                              int group) {
 #pragma unroll
-    for (int first = 0; first < Tile::kBlockN; first += kSm90BoxColumns<Tile>) {
+    for (int first = 0; first < Tile::kBlockN; first += kSm90WeightBox<Tile>) {
         const BoxPlace at = place_of_box<!Tile::kNMajor>(k, column + first);
         ptx::tma_load_3d(b + first * kSm90StepBytes, &map_b, full, at.x, at.y, group);
     }
@@ -109,11 +111,10 @@ __device__ __forceinline__ void copy_columns(uint8_t *b, const CUtensorMap &map_
 template <typename Tile>
 __device__ __forceinline__ void copy_share_of_columns(uint8_t *b, const CUtensorMap &map_b, uint64_t *full, int k,
                                                       int column, int group, int rank) {
-    constexpr int kShare = Tile::kBlockN / Tile::kCluster;
     constexpr uint16_t kAll = (1 << Tile::kCluster) - 1;
 #pragma unroll
-    for (int i = 0; i < kShare; i += kSm90BoxColumns<Tile>) {
-        const int first = rank * kShare + i;
+    for (int i = 0; i < Tile::kWeightRows; i += kSm90WeightBox<Tile>) {
+        const int first = rank * Tile::kWeightRows + i;
         const BoxPlace at = place_of_box<!Tile::kNMajor>(k, column + first);
         ptx::tma_load_3d_multicast(b + first * kSm90StepBytes, &map_b, full, at.x, at.y, group, kAll);
     }
@@ -366,8 +367,7 @@ __device__ __forceinline__ void gemm_sm90_body(const CUtensorMap &map_a, const C
         },
         [&] {
             first.copy_own(shared, stages, map_a, map_b);
-            ask_for_weights<Tile>(args, map_b, blockIdx.x / Tile::kCluster, Tile::kBlockN,
-                                  static_cast<int>(blockIdx.x % Tile::kCluster) * (Tile::kBlockN / Tile::kCluster));
+            ask_for_weights<Tile>(args, map_b, blockIdx.x / Tile::kCluster);
         },
         [&] {
             if (looks)

@@ -26,9 +26,11 @@ enum class Sm90Sums { kPlain, kPromoted, kScaled };
     };
 
 FG_SM90_MATH(Sm90Half, false, false, false, __half, ptx::wgmma_f16)
+FG_SM90_MATH(Sm90HalfKm, false, true, false, __half, ptx::wgmma_f16_km)
 FG_SM90_MATH(Sm90HalfKn, false, false, true, __half, ptx::wgmma_f16_kn)
 FG_SM90_MATH(Sm90HalfKmKn, false, true, true, __half, ptx::wgmma_f16_km_kn)
 FG_SM90_MATH(Sm90Bfloat16, false, false, false, __nv_bfloat16, ptx::wgmma_bf16)
+FG_SM90_MATH(Sm90Bfloat16Km, false, true, false, __nv_bfloat16, ptx::wgmma_bf16_km)
 FG_SM90_MATH(Sm90Bfloat16Kn, false, false, true, __nv_bfloat16, ptx::wgmma_bf16_kn)
 FG_SM90_MATH(Sm90Bfloat16KmKn, false, true, true, __nv_bfloat16, ptx::wgmma_bf16_km_kn)
 FG_SM90_MATH(Sm90E4m3E4m3, true, false, false, __nv_bfloat16, ptx::wgmma_e4m3_e4m3)

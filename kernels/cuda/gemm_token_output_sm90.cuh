@@ -195,7 +195,7 @@ __device__ __forceinline__ void keep_floats(const float (&sum)[kCount], float *r
 template <int kTogether, typename Tile>
 __device__ __forceinline__ void finish_tokens(const TokenShared<Tile> &shared, const GemmSm90Args &args,
                                               const Sm90Work &work, const float *rows, int part, int first_token = 0) {
-    constexpr int kFours = Tile::kRows / 4, kTokensAtOnce = Tile::kConsumers / kFours;
+    constexpr int kFours = Tile::kWeightRows / 4, kTokensAtOnce = Tile::kConsumers / kFours;
     const Epilogue &to = args.epilogue;
     const int thread = threadIdx.x - ptx::kWarpgroup, local_column = thread % kFours * 4;
     const int count = min(work.rows - local_column, 4), gated = to.swiglu ? 2 : 1; /* rows to a column */

@@ -2,9 +2,9 @@
  * What the Hopper kernels for few and for some rows share: products whose operands have changed places.
  *
  * In gemm_sm90.cuh wgmma multiplies rows of A. Here it multiplies those of B (weights), 64 to a warpgroup, and rows of A
- * (tokens) are its n, a multiple of 8: few tokens leave little of a tile empty, and a stage is mostly weights. At the end
- * of a tile sums go through shared memory, where they become rows of tokens, and from there to the output
- * (gemm_token_output_sm90.cuh).
+ * (tokens) are its n, a multiple of 8: few tokens leave little of a tile empty, and a stage is mostly weights, K-major or,
+ * of 16 bits, in boxes of 64 rows in 64 lines of K. At the end of a tile sums go through shared memory, where they become
+ * rows of tokens, and from there to the output (gemm_token_output_sm90.cuh).
  */
 #pragma once
 
@@ -16,22 +16,24 @@ namespace flexgemm {
 
 /* Tiles whose operands have changed places: tokens, blocks that copy for each other, and warpgroups of consumers with 64
  * rows of weights each. */
-template <bool kScaled, int kTokens, int kPair, int kOfWeights, typename Use>
+template <typename Math, int kTokens, int kPair, int kOfWeights, typename Use>
 struct Sm90TokenTile : Use {
+    static constexpr bool kScaled = Math::kScaled, kMMajor = Math::kMMajor, kNMajor = Math::kNMajor;
+    static constexpr bool kWeightLines = kMMajor;
     static constexpr int kBlockN = kTokens;
     static constexpr int kCluster = kPair;
-    static constexpr bool kMMajor = false, kNMajor = false;
     static constexpr int kWarpgroups = kOfWeights, kWarpgroupRows = 64;
-    static constexpr int kRows = kWarpgroups * kWarpgroupRows, kWeights = kPair * kRows; /* of a block and a pair */
+    static constexpr int kWeightRows = kWarpgroups * kWarpgroupRows; /* of a block */
+    static constexpr int kWeights = kPair * kWeightRows;             /* of a pair */
     static constexpr int kThreads = (1 + kWarpgroups) * ptx::kWarpgroup, kConsumers = kWarpgroups * ptx::kWarpgroup;
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes, kWeightBytes = kWarpgroups * kBytesA;
     static constexpr int kBytesB = kTokens * kSm90StepBytes;
     static constexpr int kStageBytes = kWeightBytes + kBytesB;
-    static constexpr int kSumPitch = kRows + 4; /* floats of a token: no two of a warp's stores meet in a bank */
+    static constexpr int kSumPitch = kWeightRows + 4; /* floats of a token: no two of a warp's stores meet in a bank */
     /* Of a token's output, plain or of a usual end: rows of weights to a column, and bytes; 8 chunks of 16 bytes below
      * each other meet in no bank. */
     static constexpr int kGated = Use::kEnd == Sm90End::kSwiglu ? 2 : 1, kColumnBytes = Use::kToFp8 ? 1 : 2;
-    static constexpr int kTokenBytes = kRows / kGated * kColumnBytes, kTokenPitch = kTokenBytes + 16;
+    static constexpr int kTokenBytes = kWeightRows / kGated * kColumnBytes, kTokenPitch = kTokenBytes + 16;
     /* A thread stores 16 bytes at a time. */
     static constexpr int kTokenChunks = kTokenBytes / 16, kTokensAtOnce = kConsumers / kTokenChunks;
     static constexpr int kTileSlots = 4;
@@ -47,8 +49,8 @@ struct TokenShared {
     StageScales<Tile> scales;
     uint64_t received; /* sums of all blocks that share the tile */
     alignas(8) float token_scale[Tile::kBlockN];
-    alignas(16) float weight_scale[Tile::kRows];
-    alignas(16) float bias[Tile::kRows];
+    alignas(16) float weight_scale[Tile::kWeightRows];
+    alignas(16) float bias[Tile::kWeightRows];
 };
 
 /* ---- tiles ---- */
@@ -58,12 +60,12 @@ struct TokenShared {
  * divisions. */
 template <typename Tile>
 __device__ __forceinline__ Sm90Work token_work(const GemmSm90Args &args, int rank, const OutputTile<int32_t> &tile) {
-    const int32_t row = tile.column + rank % Tile::kCluster * Tile::kRows;
+    const int32_t row = tile.column + rank % Tile::kCluster * Tile::kWeightRows;
     const int32_t rows = tile.column_end - row, columns = tile.row_end - tile.row;
     const int part = rank / Tile::kCluster, steps = args.part_steps + (part < args.longer_parts);
     const int begin = (part * args.part_steps + min(part, args.longer_parts)) * kSm90StepBytes;
     const int k_bytes = min(steps * kSm90StepBytes, static_cast<int>(args.space.k_bytes) - begin);
-    return {row,    min(rows, Tile::kRows), tile.row, min(columns, Tile::kBlockN), tile.group, tile.weight, begin,
+    return {row,    min(rows, Tile::kWeightRows), tile.row, min(columns, Tile::kBlockN), tile.group, tile.weight, begin,
             k_bytes};
 }
 
@@ -144,14 +146,10 @@ struct TokenCopies {
 
     /* What the block copies for itself. */
     __device__ __forceinline__ void copy_own(const Sm90Work &work, int step, int slot) const {
-        const int weight_bytes = work.rows > 0 ? Tile::kWeightBytes : 0, weight = args.b_grouped ? work.weight : 0;
-        uint8_t *weights = stages + slot * Tile::kStageBytes;
+        const int weight_bytes = work.rows > 0 ? Tile::kWeightBytes : 0;
         const int k = work.k_begin + step * kSm90StepBytes;
         ptx::mbarrier_arrive_expect_tx(full + slot, weight_bytes + boxes_of(work) * args.box_tokens * kSm90StepBytes);
-        if (weight_bytes > 0 && args.read_once)
-            ptx::tma_load_3d(weights, &map_weights, full + slot, k, work.first_row, weight, once);
-        else if (weight_bytes > 0)
-            ptx::tma_load_3d(weights, &map_weights, full + slot, k, work.first_row, weight);
+        if (weight_bytes > 0) copy_weights(work, k, slot);
         if constexpr (Tile::kCluster == 1) copy_tokens(work, k, slot);
     }
 
@@ -173,6 +171,19 @@ private:
     __device__ __forceinline__ int boxes_of(const Sm90Work &work) const {
         if (!has_one_group<Tile>(args)) return ceil_div(work.columns, Tile::kBoxTokensOfGroups);
         return work.columns > args.box_tokens ? Tile::kCluster : 1; /* one for each block */
+    }
+
+    __device__ __forceinline__ void copy_weights(const Sm90Work &work, int k, int slot) const {
+        const int weight = args.b_grouped ? work.weight : 0;
+#pragma unroll
+        for (int row = 0; row < Tile::kWeightRows; row += kSm90WeightBox<Tile>) {
+            uint8_t *const to = stages + slot * Tile::kStageBytes + row * kSm90StepBytes;
+            const BoxPlace at = place_of_box<!Tile::kWeightLines>(k, work.first_row + row);
+            if (args.read_once)
+                ptx::tma_load_3d(to, &map_weights, full + slot, at.x, at.y, weight, once);
+            else
+                ptx::tma_load_3d(to, &map_weights, full + slot, at.x, at.y, weight);
+        }
     }
 
     __device__ __forceinline__ void copy_tokens(const Sm90Work &work, int k, int slot) const {
@@ -269,12 +280,21 @@ template <typename Tile>
 __device__ __forceinline__ void keep_scales(TokenShared<Tile> &shared, const TileScales &scales, float alpha) {
     const int thread = threadIdx.x - ptx::kWarpgroup;
     if (thread < Tile::kBlockN) shared.token_scale[thread] = scales.token;
-    if (thread >= Tile::kRows) return;
+    if (thread >= Tile::kWeightRows) return;
     shared.weight_scale[thread] = alpha * scales.weight;
     shared.bias[thread] = scales.bias;
 }
 
 /* ---- host ---- */
+
+/* Calls launch with a value of the kind of product of 16 bits, whose first operand are the weights as they lie. */
+template <typename Launch>
+fg_status with_halves(const fg_gemm_params &params, const Launch &launch) {
+    constexpr Sm90Sums kPlain = Sm90Sums::kPlain;
+    if (params.a.dtype == FG_FLOAT16)
+        return params.b_row_major ? launch(Sm90HalfKm<kPlain>{}) : launch(Sm90Half<kPlain>{});
+    return params.b_row_major ? launch(Sm90Bfloat16Km<kPlain>{}) : launch(Sm90Bfloat16<kPlain>{});
+}
 
 /* Tokens of a tile and of a copy, once tiles are counted. Of one group the blocks of a pair, or a single one, copy a
  * tile's at once: the copy engine takes its time for those that there are not. */

@@ -598,6 +598,8 @@ __device__ __forceinline__ uint64_t wgmma_uniform(uint64_t descriptor) {
 
 FG_WGMMA(wgmma_f16, "k16.f32.f16.f16", ", 0, 0")
 FG_WGMMA(wgmma_bf16, "k16.f32.bf16.bf16", ", 0, 0")
+FG_WGMMA(wgmma_f16_km, "k16.f32.f16.f16", ", 1, 0")
+FG_WGMMA(wgmma_bf16_km, "k16.f32.bf16.bf16", ", 1, 0")
 FG_WGMMA(wgmma_f16_kn, "k16.f32.f16.f16", ", 0, 1")
 FG_WGMMA(wgmma_bf16_kn, "k16.f32.bf16.bf16", ", 0, 1")
 FG_WGMMA(wgmma_f16_km_kn, "k16.f32.f16.f16", ", 1, 1")
