@@ -209,10 +209,12 @@ static int expect_either_way(const fg_view *view, bool grouped, const fg_dim *di
     return fg_expect_rows_or_columns(view);
 }
 
-/* Of b that lies in columns its rows are those of the matrix the other way round. */
+/* Of b that lies in columns its rows are those of the matrix the other way round. A single column of those may have had
+ * any stride. */
 static void take_by_rows(fg_gemm_params *p) {
     if (!fg_lies_in_columns(&p->b)) return;
     p->b = fg_exchanged(&p->b);
+    p->b.strides[p->b.ndim - 1] = 1;
     p->b_row_major = !p->b_row_major;
 }
 

@@ -125,11 +125,10 @@ int32_t fg_gemm_tiles(const fg_gemm_params *params);
 fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms,
                           int32_t tiles);
 
-/* Whether the Hopper kernels take less time for a product whose B is row-major, and A where it lies in columns, as they
- * lie than for the same one of K-major operands, which take so many bytes when they have been transposed: tiles of more
- * widths take those, and beside A in columns the kernels for few and for some rows do. */
-bool fg_gemm_row_major_pays(const fg_gemm_params *lying, const fg_gemm_params *k_major, size_t transposed_bytes,
-                            int32_t num_sms);
+/* What a product of operands as they lie costs, and what to transpose one of 16 bits that takes so many bytes then does, in
+ * the unit of fg_plan.cost: to compare ways of one product. */
+double fg_gemm_cost_sm90(const fg_gemm_params *params, int32_t num_sms);
+double fg_transposition_cost_sm90(size_t bytes);
 
 /* How many of `tiles` of pairs of blocks full waves leave over, where halves of them, half of K to each block, are no
  * more than there are pairs; else 0. */

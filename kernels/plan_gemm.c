@@ -451,15 +451,12 @@ fg_plan fg_plan_gemm_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dt
     return chosen[at].plan;
 }
 
-static double cost_of_product(const fg_gemm_params *params, int32_t num_sms) {
+double fg_gemm_cost_sm90(const fg_gemm_params *params, int32_t num_sms) {
     const fg_gemm_shape all = fg_gemm_all_rows(params);
     return fg_plan_gemm_sm90(all.m, all.n, all.k, all.groups, params->a.dtype, num_sms, fg_gemm_tiles(params)).cost;
 }
 
-bool fg_gemm_row_major_pays(const fg_gemm_params *lying, const fg_gemm_params *k_major, size_t transposed_bytes,
-                            int32_t num_sms) {
-    const double LAUNCH = 13; /* of a kernel that transposes */
-    const int launches = fg_lies_in_columns(&lying->a) ? 2 : 1;
-    const double to_transpose = LAUNCH * launches + 2 * (double)transposed_bytes / halves.bytes; /* read and written */
-    return cost_of_product(lying, num_sms) <= cost_of_product(k_major, num_sms) + to_transpose;
+double fg_transposition_cost_sm90(size_t bytes) {
+    const double LAUNCH = 13;
+    return bytes == 0 ? 0 : LAUNCH + 2 * (double)bytes / halves.bytes; /* read and written */
 }

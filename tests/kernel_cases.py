@@ -13,6 +13,7 @@ from products import (
     block_scales,
     check_output,
     judge_float8,
+    nothing_transposed,
     operands,
 )
 from verdicts import assert_conv_rows, assert_gemm_rows, assert_rows, assert_same_bits
@@ -415,6 +416,12 @@ def gemm_case(backend, dtypes, out_dtype, precision, shape, sizes, extras, offse
 def outputs_case(backend, dtype, out_dtype, activation, shape, num_sms, scales="row", bias="float32"):
     """What large tiles make of their sums."""
     check_output(backend, *operands(*shape, dtype, dtype), out_dtype, scales, bias, activation, num_sms, fence=False)
+
+
+def lying_case(backend, case, **how):
+    """`case` of operands that Hopper reads as they lie."""
+    with nothing_transposed(backend):
+        case(backend, **how)
 
 
 def sums_case(backend, dtype, shape, num_sms, columns=""):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import guarded
 import numpy as np
 import reference
 import scenes
 import verdicts
-from memory import poison
+from memory import hopper_kernels, poison
 from verdicts import assert_gemm_rows, assert_rounded_once, assert_rows
 
 from flexgemm import _C
@@ -67,6 +69,24 @@ def plan_of(sms, m, n, k, groups, tiles, dtype=E4M3):
 def elements(k_bytes, dtype):
     """Of a dtype in so many bytes."""
     return k_bytes // reference.dtype_of(dtype).itemsize
+
+
+@contextmanager
+def nothing_transposed(backend):
+    """Of products in its body Hopper reads the operands as they lie: they ask for no workspace."""
+    query, asked = _C.gemm_workspace, []
+
+    def ask(*args, **how):
+        asked.append(query(*args, **how))
+        return asked[-1]
+
+    _C.gemm_workspace = ask
+    try:
+        yield
+    finally:
+        _C.gemm_workspace = query
+    assert asked
+    assert not hopper_kernels(backend) or not any(asked)
 
 
 def large_plan(*question):

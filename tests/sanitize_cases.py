@@ -33,6 +33,7 @@ from kernel_cases import (
     grouped_case,
     hash_case,
     layout_case,
+    lying_case,
     map_case,
     order_case,
     outputs_case,
@@ -387,48 +388,44 @@ def all_cases():
 
     # What is read as it lies, a row-major B and A in columns beside it, by every kernel and tile that does so.
     common = {"dtypes": ("bfloat16", "bfloat16"), "precision": "ieee", "offset": 0}
-    lying = {"dtype": "bfloat16", "out_dtype": "float32", "epilogue": False}
-    for tile, num_sms, (m, n, k) in (("128x128", 1, (264, 72, 136)), ("128x192", 1, (264, 136, 136)),
-                                     ("128x256", 1, (264, 200, 264)), ("256x128", 2, (520, 72, 2048)),
-                                     ("256x128/shared", 4, (520, 72, 2048)), ("256x256", 2, (648, 200, 2048)),
-                                     ("256x256/shared", 4, (1032, 200, 2048))):  # fmt: skip
-        how = {"num_sms": num_sms, "columns": "b", "sizes": (), "rows": m, "shape": (n, k)}
-        name = f"gemm/row_major/{tile}"
-        cases[name] = partial(gemm_case, out_dtype="bfloat16", extras=False, **common, **how)
-        cases[f"{name}/scales"] = partial(gemm_case, out_dtype="float32", extras=True, **common, **how)
-        cases[f"{name}/ab"] = partial(
-            layout_case, layout="dense", shape=(m, n, k), num_sms=num_sms, columns="ab", **lying
-        )
-    for columns in ("b", "ab"):
-        for num_sms, shape in ((1, (264, 72, 136)), (1, (264, 136, 136)), (2, (776, 128, 1032))):
-            cases[f"gemm/row_major/added/{columns}/{shape[1]}x{shape[2]}"] = partial(
-                sums_case, dtype="bfloat16", shape=shape, num_sms=num_sms, columns=columns
-            )
-    for name, num_sms, (m, n, k) in (("few/8x128", 1, (1, 200, 136)), ("few/24x64/shared", 8, (20, 200, 1032)),
-                                     ("few/64x128", 1, (64, 200, 264)), ("few/128x64", 2, (100, 136, 264)),
-                                     ("some/160", 2, (300, 200, 1544))):  # fmt: skip
+    sums = {"dtype": "bfloat16", "out_dtype": "float32", "epilogue": False}
+    for tile, num_sms, (m, n, k) in (("128x128", 1, (264, 80, 144)), ("128x192", 1, (264, 144, 144)),
+                                     ("128x256", 1, (264, 208, 272)), ("256x128", 2, (520, 80, 2048)),
+                                     ("256x128/shared", 4, (520, 80, 2048)), ("256x256", 2, (648, 208, 2048)),
+                                     ("256x256/shared", 4, (1032, 208, 2048)), ("few/8x128", 1, (1, 208, 144)),
+                                     ("few/24x64/shared", 8, (20, 208, 1040)), ("few/64x128", 1, (64, 208, 272)),
+                                     ("few/128x64", 2, (100, 144, 272)),
+                                     ("some/160", 2, (300, 208, 1552))):  # fmt: skip
         how = common | {"num_sms": num_sms, "columns": "b", "sizes": (), "rows": m, "shape": (n, k)}
-        cases[f"gemm/row_major/{name}"] = partial(gemm_case, out_dtype="bfloat16", extras=False, **how)
-        cases[f"gemm/row_major/{name}/scales"] = partial(gemm_case, out_dtype="float32", extras=True, **how)
-    for name, sizes, shape, num_sms in (("128", (130, 0, 97, 261), (72, 136), 1),
-                                        ("192", (130, 0, 97, 261), (136, 136), 1),
-                                        ("pairs/128", (520, 0, 777, 261), (72, 2048), 2),
-                                        ("pairs/256", (520, 0, 777, 261), (392, 1032), 2),
-                                        ("few", (1, 0, 7, 30), (200, 264), 1),
-                                        ("some/96", (1, 0, 7, 64), (200, 264), 2),
-                                        ("some/160", (128, 97), (200, 1032), 2),
-                                        ("some/192", (140, 0, 265), (200, 264), 6)):  # fmt: skip
+        name = f"gemm/row_major/{tile}"
+        cases[name] = partial(lying_case, case=gemm_case, out_dtype="bfloat16", extras=False, **how)
+        cases[f"{name}/scales"] = partial(lying_case, case=gemm_case, out_dtype="float32", extras=True, **how)
+        if tile[0] in "12":
+            how = sums | {"layout": "dense", "shape": (m, n, k), "num_sms": num_sms, "columns": "ab"}
+            cases[f"{name}/ab"] = partial(lying_case, case=layout_case, **how)
+    for columns in ("b", "ab"):
+        for num_sms, shape in ((1, (264, 80, 144)), (1, (264, 144, 144)), (2, (776, 128, 1040))):
+            cases[f"gemm/row_major/added/{columns}/{shape[1]}x{shape[2]}"] = partial(
+                lying_case, case=sums_case, dtype="bfloat16", shape=shape, num_sms=num_sms, columns=columns
+            )
+    for name, sizes, shape, num_sms in (("128", (130, 0, 97, 261), (80, 144), 1),
+                                        ("192", (130, 0, 97, 261), (144, 144), 1),
+                                        ("pairs/128", (520, 0, 777, 261), (80, 2056), 2),
+                                        ("pairs/256", (520, 0, 777, 261), (400, 1032), 2),
+                                        ("few", (1, 0, 7, 30), (208, 272), 1),
+                                        ("some/96", (1, 0, 7, 64), (208, 272), 2),
+                                        ("some/160", (128, 97), (208, 1040), 2),
+                                        ("some/192", (140, 0, 265), (336, 272), 6)):  # fmt: skip
         how = common | {"sizes": sizes, "shape": shape, "num_sms": num_sms, "columns": "b", "extras": False}
-        cases[f"gemm/row_major/groups/{name}"] = partial(gemm_case, out_dtype="bfloat16", **how)
+        cases[f"gemm/row_major/groups/{name}"] = partial(lying_case, case=gemm_case, out_dtype="bfloat16", **how)
     for layout, columns, num_sms, shape in (
-        ("m_grouped_contiguous", "b", 1, (640, 136, 136)), ("m_grouped_contiguous", "b", 2, (640, 200, 2048)),
-        ("m_grouped_masked", "b", 1, (264, 200, 1032)), ("m_grouped_masked", "b", 2, (520, 392, 2048)),
-        ("batched", "ab", 1, (264, 72, 136)), ("batched", "ab", 8, (520, 72, 2048)),
-        ("k_grouped", "ab", 1, (264, 200, 528)), ("k_grouped", "ab", 2, (200, 392, 1060)),
+        ("m_grouped_contiguous", "b", 1, (640, 144, 144)), ("m_grouped_contiguous", "b", 2, (640, 208, 2048)),
+        ("m_grouped_masked", "b", 1, (264, 208, 1040)), ("m_grouped_masked", "b", 2, (520, 400, 2048)),
+        ("batched", "ab", 1, (264, 80, 144)), ("batched", "ab", 8, (520, 80, 2056)),
+        ("k_grouped", "ab", 1, (264, 208, 528)), ("k_grouped", "ab", 2, (200, 400, 1060)),
     ):  # fmt: skip
-        cases[f"gemm/row_major/{layout}/{num_sms}"] = partial(
-            layout_case, layout=layout, shape=shape, num_sms=num_sms, columns=columns, **lying
-        )
+        how = sums | {"layout": layout, "shape": shape, "num_sms": num_sms, "columns": columns}
+        cases[f"gemm/row_major/{layout}/{num_sms}"] = partial(lying_case, case=layout_case, **how)
 
     for dtype in (E4M3, "bfloat16"):
         for out_dtype, activation in (("bfloat16", None), ("float16", "gelu"), ("bfloat16", "swiglu"), (E4M3, "silu"),

@@ -26,6 +26,7 @@ from products import (
     contiguous,
     epilogue_of,
     judge,
+    nothing_transposed,
     operands,
     plan_of,
 )
@@ -55,7 +56,8 @@ FEW = {  # and blocks that share the depth of each
     "64x64 shared": (20, 40, 200, 1544, ("few", 64, 64, 4)),
     "128x64": (2, 100, 136, 264, ("few", 128, 64, 1)),
     "128x64 shared": (8, 100, 200, 1032, ("few", 128, 64, 2)),
-    "some": (2, 300, 200, 1544, ("some", 160, 256, 1)),
+    "144x256": (2, 140, 328, 1544, ("some", 144, 256, 1)),
+    "160x256": (2, 300, 200, 1544, ("some", 160, 256, 1)),
 }
 halves = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 columns = pytest.mark.parametrize("columns", ["b", "ab"])
@@ -63,18 +65,9 @@ PAD = 8  # elements between rows, which are NaNs: the copy engine asks for whole
 
 
 @pytest.fixture
-def lying(backend, monkeypatch):
-    """A backend of whose products Hopper reads the operands as they lie: it asks for no workspace."""
-    query, asked = _C.gemm_workspace, []
-
-    def ask(*args, **how):
-        asked.append(query(*args, **how))
-        return asked[-1]
-
-    monkeypatch.setattr(_C, "gemm_workspace", ask)
-    yield backend
-    assert asked
-    assert not hopper_kernels(backend) or not any(asked)
+def lying(backend):
+    with nothing_transposed(backend):
+        yield backend
 
 
 def tile_of(sms, m, n, k, groups, asked, dtype, columns):
@@ -152,6 +145,7 @@ GROUPS = [
     ("m_grouped_contiguous", [100, 0, 0, 0, 0, 0], 1, 200, 1032, PACKED, ("few", 32, 128)),
     ("m_grouped_contiguous", [100, 0, 0, 0, 0], 2, 328, 1032, PACKED, ("few", 64, 128)),
     ("m_grouped", [1, 0, 7, 64], 2, 200, 264, 0, ("some", 96, 256)),
+    ("m_grouped", [70, 9], 2, 328, 264, 0, ("some", 96, 256)),
     ("m_grouped", [128, 97], 2, 200, 1032, 0, ("some", 160, 256)),
     ("m_grouped", [140, 0, 265], 6, 200, 264, 0, ("some", 192, 256)),
     ("m_grouped_masked", [166, 64], 4, 200, 1032, MASKED, ("some", 256, 256)),
@@ -284,20 +278,42 @@ def test_what_is_transposed_has_a_workspace(cuda):
     for how, nbytes in (
         ({"dtype": E4M3}, b_bytes // 2),
         ({"dtype": "float32"}, 2 * b_bytes),
-        ({"columns": "ab", "bias": bias}, 3 * b_bytes),  # which A in columns is not multiplied beside
+        ({"columns": "ab", "bias": bias}, 2 * b_bytes),  # beside which A in columns is not multiplied, nor activated
+        ({"columns": "ab", "bias": bias, "activation": "relu"}, 3 * b_bytes),
         ({"activation": "relu"}, b_bytes),
         ({"activation": "swiglu", "shape": (1024, 256)}, b_bytes),
         ({"layout": "n_grouped", "lead_a": (3,), "offsets": ends}, b_bytes),  # groups begin at any column
-        ({"layout": "m_grouped", "columns": "ab", "lead_b": (3,), "offsets": ends}, 5 * b_bytes),  # or row
+        ({"layout": "m_grouped", "columns": "ab", "lead_b": (3,), "offsets": ends}, 2 * b_bytes),  # or row
     ):
         assert nbytes <= workspace_of(cuda, 1024, 512, 1024, **how) < nbytes + 1024, how
     assert workspace_of(cuda, 1024, 508, 1024) >= 508 * 1024 * 2  # rows are no whole chunks
-    shape, bytes_a = (1, 128, 65536), 65536 * 2
-    assert workspace_of(cuda, *shape, columns="ab") > bytes_a  # many blocks that share its depth are faster
+    for shape in (
+        (16, 4096, 8192),
+        (64, 1024, 65536),
+    ):  # a few rows of A alone, which the kernel for them reads by rows
+        bytes_a = 2 * shape[0] * shape[2]
+        assert bytes_a <= workspace_of(cuda, *shape, columns="ab") < bytes_a + 1024
+
+
+@pytest.mark.parametrize("layout", ["dense", "batched"])
+def test_one_row_of_b_whose_elements_lie_apart(backend, layout):
+    lead = (3,) if layout == "batched" else ()
+    rng = np.random.default_rng(0)
+    a, b = (scenes.values(rng, (*lead, rows, 64), "bfloat16", one_sign=True) for rows in (5, 1))
+    out = guarded.gemm(backend, a, b, "bfloat16", layout=layout, shape=(*lead, 5, 1), columns="b", pad=PAD)
+    judge(backend, out, a.astype(np.float64) @ b.astype(np.float64).swapaxes(-1, -2), "bfloat16", "bfloat16")
+
+
+@pytest.mark.parametrize("rows", [(16, 4096, 2048), (300, 512, 1544)])
+def test_a_transposed_a_beside_what_is_read_as_it_lies(backend, rows):
+    m, n, k = rows
+    assert not hopper_kernels(backend) or 0 < workspace_of(backend, m, n, k, columns="ab") < 2 * n * k
+    _, a, b = operands(m, n, k, "bfloat16", "bfloat16")
+    judge(backend, guarded.gemm(backend, a, b, "bfloat16", columns="ab"), reference.gemm(a, b), "bfloat16", "bfloat16")
 
 
 def test_a_workspace_does_not_depend_on_how_many_multiprocessors_are_used(cuda):
-    for shape, columns in (((1, 128, 65536), "ab"), ((1, 128, 65536), "b"), ((1024, 512, 1024), "b")):
+    for shape, columns in (((64, 128, 4096), "ab"), ((64, 128, 4096), "b"), ((1024, 512, 1024), "b")):
         anywhere = workspace_of(cuda, *shape, columns=columns)
         with guarded.multiprocessors(1):
             assert workspace_of(cuda, *shape, columns=columns) == anywhere

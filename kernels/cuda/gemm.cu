@@ -2,6 +2,8 @@
  * Products: the entry point, which hands them to the kernels of Hopper (gemm_sm90.cu) or to the portable ones
  * (gemm_portable.cu).
  */
+#include <cmath>
+
 #include "../plan.h"
 #include "backend.cuh"
 #include "common.cuh"
@@ -12,34 +14,50 @@ namespace {
 
 bool is_k_major(const fg_gemm_params &params) { return !params.b_row_major && !fg_lies_in_columns(&params.a); }
 
-/* The same product of operands that are K-major: those that are not have a place in the workspace, of which they take
- * so many bytes. */
-struct KMajor {
+/* The same product with operands that are not K-major transposed, which have places in the workspace: so many bytes of
+ * each, or none. */
+struct Way {
     fg_gemm_params product;
-    size_t bytes;
+    size_t bytes_a, bytes_b;
 };
 
-KMajor make_k_major(const fg_gemm_params &params) {
-    KMajor result = {params, 0};
+Way transposing(const fg_gemm_params &params, bool a, bool b) {
+    Way way = {params, 0, 0};
     char *const workspace = static_cast<char *>(params.workspace.data);
-    const auto place = [&](const fg_tensor &matrix) {
-        const fg_tensor placed = transposed(matrix, workspace ? workspace + result.bytes : nullptr);
-        result.bytes += transposed_bytes(matrix);
-        return placed;
-    };
-    if (params.b_row_major) {
-        result.product.b = place(params.b);
-        result.product.b_row_major = false;
+    if (b) {
+        way.bytes_b = transposed_bytes(params.b);
+        way.product.b = transposed(params.b, workspace);
+        way.product.b_row_major = false;
     }
-    if (fg_lies_in_columns(&params.a)) result.product.a = place(fg_exchanged(&params.a));
-    return result;
+    if (a) {
+        const fg_tensor rows = fg_exchanged(&params.a);
+        way.bytes_a = transposed_bytes(rows);
+        way.product.a = transposed(rows, workspace ? workspace + way.bytes_b : nullptr);
+    }
+    return way;
 }
 
-/* Whether they are multiplied as they lie. By all multiprocessors, whatever the caller may use: a workspace is large
- * enough wherever it is asked for. */
-bool stay(const fg_gemm_params &params, const KMajor &k_major, int num_sms, int compute_capability) {
-    return compute_capability == 90 && gemm_sm90_takes_row_major(params) &&
-           fg_gemm_row_major_pays(&params, &k_major.product, k_major.bytes, num_sms);
+/* The way of least cost: Hopper takes some products as they lie, others beside a transposed A. By all multiprocessors,
+ * whatever the caller may use: a workspace is large enough wherever it is asked for. */
+Way choose_way(const fg_gemm_params &params, int num_sms, int compute_capability) {
+    const bool a = fg_lies_in_columns(&params.a), b = params.b_row_major;
+    Way best = transposing(params, a, b);
+    if (compute_capability != 90 || !b) return best;
+    const auto cost_of = [&](const Way &way) {
+        return fg_gemm_cost_sm90(&way.product, num_sms) + fg_transposition_cost_sm90(way.bytes_a) +
+               fg_transposition_cost_sm90(way.bytes_b);
+    };
+    double least = gemm_sm90_takes(best.product) ? cost_of(best) : INFINITY;
+    for (const bool with_a : {true, false}) {
+        if (with_a && !a) continue;
+        const Way way = transposing(params, with_a, false);
+        if (!gemm_sm90_takes_row_major(way.product)) continue;
+        const double cost = cost_of(way);
+        if (cost > least) continue;
+        least = cost;
+        best = way;
+    }
+    return best;
 }
 
 }  // namespace
@@ -52,8 +70,8 @@ fg_status gemm_workspace(const fg_gemm_params *params, const fg_queue *queue, si
     int num_sms = 0, compute_capability = 0;
     const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
     if (status != FG_OK) return status;
-    const KMajor k_major = make_k_major(*params);
-    if (!stay(*params, k_major, num_sms, compute_capability)) *bytes = k_major.bytes;
+    const Way way = choose_way(*params, num_sms, compute_capability);
+    *bytes = way.bytes_a + way.bytes_b;
     return FG_OK;
 }
 
@@ -69,16 +87,15 @@ fg_status gemm(const fg_gemm_params *params, const fg_queue *queue, fg_error *er
 
     const DeviceGuard guard(queue->device_index);
     FG_CUDA(guard.status());
-    KMajor k_major;
+    Way way;
     if (!is_k_major(*params)) {
-        k_major = make_k_major(*params);
-        if (stay(*params, k_major, num_sms, compute_capability)) return gemm_sm90(*params, used_sms, queue, error);
+        way = choose_way(*params, num_sms, compute_capability);
         const int max_blocks = bounded ? used_sms : INT32_MAX;
-        if (params->b_row_major) status = transpose(params->b, k_major.product.b, max_blocks, queue, error);
-        if (status == FG_OK && fg_lies_in_columns(&params->a))
-            status = transpose(fg_exchanged(&params->a), k_major.product.a, max_blocks, queue, error);
+        if (way.bytes_b > 0) status = transpose(params->b, way.product.b, max_blocks, queue, error);
+        if (status == FG_OK && way.bytes_a > 0)
+            status = transpose(fg_exchanged(&params->a), way.product.a, max_blocks, queue, error);
         if (status != FG_OK) return status;
-        params = &k_major.product;
+        params = &way.product;
     }
     if (compute_capability == 90 && gemm_sm90_takes(*params)) return gemm_sm90(*params, used_sms, queue, error);
     return gemm_portable(*params, used_sms, compute_capability, queue, error);

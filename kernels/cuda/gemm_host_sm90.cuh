@@ -8,7 +8,6 @@
 #include "../plan.h"
 #include "gemm_mainloop_sm90.cuh"
 #include "tensor_map.cuh"
-#include "transpose.cuh"
 
 namespace flexgemm {
 

@@ -14,7 +14,7 @@ constexpr int64_t kMostGroups = INT_MAX - 32;
 /* How far behind the end of rows a tile or a step may begin, in bytes, and reach. */
 constexpr int64_t kMostBehind = 1024;
 
-/* TMA's own rules: addresses, pitches and here K are multiples of 16 bytes, pitches are positive and below 2^40,
+/* TMA's own rules: addresses, pitches and here rows are multiples of 16 bytes, pitches are positive and below 2^40,
  * coordinates int32. */
 bool fits_tma(const TensorRows &rows) {
     constexpr int64_t kPitchLimit = int64_t{1} << 40;

@@ -499,7 +499,7 @@ __device__ __forceinline__ void wgmma_hold(uint32_t (&a)[kCount]) {
 
 /* Descriptor of rows of 128 bytes of K in shared memory, swizzled as TMA's 128-byte mode does, the first of them at a
  * multiple of 1024 bytes. Eight rows are one swizzle atom of 1024 bytes (the stride); the leading offset has no meaning
- * within an atom. Adding n moves 16 n bytes along K. Transposed, a row is 64 elements of N and K runs from row to row;
+ * within an atom. Adding n moves 16 n bytes along K. Transposed, a row is 64 elements of M or N, and K runs from row to row;
  * `leading_bytes` lie between one block of 64 and the next. */
 __device__ __forceinline__ uint64_t wgmma_descriptor(const void *shared, uint32_t leading_bytes = 16) {
     constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kStride = uint64_t{1024 / 16} << 32;

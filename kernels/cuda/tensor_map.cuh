@@ -9,15 +9,15 @@
 
 namespace flexgemm {
 
-/* Groups of rows of K, in bytes; a plain matrix is one group. */
+/* Groups of rows, of what is adjacent in memory: K, unless said otherwise. A plain matrix is one group. */
 struct TensorRows {
     const void *data;                /* a multiple of 16 */
-    int64_t row_bytes, rows, groups; /* K, rows of a group, groups */
+    int64_t row_bytes, rows, groups; /* of a row, rows of a group, groups */
     int64_t row_pitch, group_pitch;  /* multiples of 16; ignored where there is one row or one group */
 };
 
-/* A map of boxes of 128 bytes of K x box_rows rows x box_groups groups, swizzled by 128 bytes: 16-byte chunk c of row r
- * of a box lies at r * 128 + (c ^ (r % 8)) * 16. Coordinates are (byte of K, row, group). What lies outside is read as
+/* A map of boxes of 128 bytes x box_rows rows x box_groups groups, swizzled by 128 bytes: 16-byte chunk c of row r
+ * of a box lies at r * 128 + (c ^ (r % 8)) * 16. Coordinates are (byte, row, group). What lies outside is read as
  * zeros and not written. */
 fg_status encode_tensor_map(CUtensorMap *map, const TensorRows &rows, int box_rows, int box_groups, fg_error *error);
 
