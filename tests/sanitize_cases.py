@@ -404,7 +404,7 @@ def all_cases():
             how = sums | {"layout": "dense", "shape": (m, n, k), "num_sms": num_sms, "columns": "ab"}
             cases[f"{name}/ab"] = partial(lying_case, case=layout_case, **how)
     for columns in ("b", "ab"):
-        for num_sms, shape in ((1, (264, 80, 144)), (1, (264, 144, 144)), (2, (776, 128, 1040))):
+        for num_sms, shape in ((1, (264, 80, 144)), (1, (264, 144, 144)), (2, (784, 128, 1040))):
             cases[f"gemm/row_major/added/{columns}/{shape[1]}x{shape[2]}"] = partial(
                 lying_case, case=sums_case, dtype="bfloat16", shape=shape, num_sms=num_sms, columns=columns
             )

@@ -45,18 +45,14 @@ def _gradients(grad_out: Any, x: Any, weight: Any, offsets: Any, needs: Any) -> 
     grad_out, x, weight = grad_out.detach(), x.detach(), weight.detach()
     grad_x = grad_weight = grad_bias = None
     if needs[0]:
-        q, scale = _cast_rows(grad_out, "float8_e5m2")
-        w, scale_w = _cast_rows(weight.mT, "float8_e4m3fn")
+        q, scale = products.cast_rows(grad_out, "float8_e5m2")
+        w, scale_w = products.cast_rows(weight.mT)
         grad_x = x.new_zeros(x.shape)
         products.m_grouped_gemm_nt(q, w, offsets, scale_a=scale, scale_b=scale_w, out=grad_x)
     if needs[1] or needs[2]:
         needs = False, *needs[1:]
         _, grad_weight, grad_bias = products.m_grouped_gradients(grad_out, x, weight, offsets, needs, None)
     return grad_x, grad_weight, grad_bias
-
-
-def _cast_rows(x: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return products.quantize(x, dtype, granularity="row", saturate=False)
 
 
 def _save_frozen(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

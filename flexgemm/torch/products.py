@@ -60,6 +60,12 @@ def quantize(
     return q, made if scale is None else scale
 
 
+def cast_rows(x: torch.Tensor, dtype: str = "float8_e4m3fn") -> tuple[torch.Tensor, torch.Tensor]:
+    """FP8 of the shape of x (..., K), and a scale per row (...). What is not finite stays so behind a product: loss
+    scaling goes by that."""
+    return quantize(x, dtype, granularity="row", saturate=False)
+
+
 def gemm_nt(a: torch.Tensor, b: torch.Tensor, **options: Unpack[Options]) -> torch.Tensor:
     """`flexgemm.gemm_nt` of torch tensors, differentiable in a, b and bias, as often as asked, where a and b are
     float32, float16 or bfloat16 and scales, alpha, activation and out are not given. torch.autocast casts such a and b.

@@ -119,9 +119,8 @@ def _operator_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _operator_backward(ctx: Any, grad_out: Any) -> Any:
-    needs = ctx.needs
-    gradients = operators.grid_sample_3d_backward(grad_out, *kept(ctx, grad_out), ctx.shape, ctx.mode, needs)
-    for_feats, for_grid = (g if n else None for g, n in zip(gradients, needs, strict=True))
+    gradients = operators.grid_sample_3d_backward(grad_out, *kept(ctx, grad_out), ctx.shape, ctx.mode, ctx.needs)
+    for_feats, for_grid = (g if n else None for g, n in zip(gradients, ctx.needs, strict=True))
     return for_feats, None, for_grid, None, None
 
 

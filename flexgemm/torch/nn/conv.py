@@ -91,7 +91,7 @@ class Convolution(KeepsFloat8):
                 weight, bias = self.weight, self.bias
             return ops.convolution(feats, weight, bias, None, nmap, None, "auto", self.precision, self.groups, None, {})
         (feats,) = autocast(feats)
-        rows, of_rows = products.quantize(feats, granularity="row", saturate=False)
+        rows, of_rows = products.cast_rows(feats)
         bias = None if self.bias is None else self.bias.to(feats.dtype)
         scales: Any = {"scale_feats": of_rows, "scale_weight": self.weight_scale, "out_dtype": feats.dtype}
         return ops.sparse_conv3d(rows, self.weight, bias, neighbor_map=nmap, groups=self.groups, **scales)
@@ -112,7 +112,7 @@ class Convolution(KeepsFloat8):
         if parametrize.is_parametrized(result):
             result.__class__ = parametrize.type_before_parametrizations(result)
             del result.parametrizations
-        q, scale = products.quantize(self.weight.detach().flatten(1), granularity="row", saturate=False)
+        q, scale = products.cast_rows(self.weight.detach().flatten(1))
         buffers = {
             "weight": q.view(self.weight.shape),
             "bias": None if self.bias is None else self.bias.detach().clone(),

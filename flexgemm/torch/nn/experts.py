@@ -89,7 +89,7 @@ class Float8GroupedLinear(KeepsFloat8):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__()
-        q, scale = products.quantize(weight.detach(), granularity="row", saturate=False)
+        q, scale = products.cast_rows(weight.detach())
         self.register_buffer("weight", q)
         self.register_buffer("weight_scale", scale)
         self.register_buffer("bias", bias)
