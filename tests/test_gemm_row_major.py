@@ -74,8 +74,8 @@ def tile_of(sms, m, n, k, groups, asked, dtype, columns):
     """The kernel, its tile and blocks that share depth, of operands with what is between their rows or columns."""
     pitches = n + PAD, (m // groups if "a" in columns else k) + PAD
     askew = ASKEW if any(pitch % 16 for pitch in pitches) else 0
-    lying = ROW_MAJOR | (COLUMNS if "a" in columns else 0)
-    plan = plan_of(sms, m, n, k, groups, asked | lying | askew, dtype)
+    asked |= ROW_MAJOR | askew | (COLUMNS if "a" in columns else 0)
+    plan = plan_of(sms, m, n, k, groups, asked, dtype)
     kernel = "few" if plan["few_rows"] else "some" if plan["some_rows"] else "many"
     return kernel, plan["block_m"], plan["block_n"], plan["split_k"]
 
@@ -188,26 +188,27 @@ def test_groups_of_rows(lying, layout, sizes, sms, n, k, asked, tile, dtype):
 
 # ---- groups along K, of which rows are tokens ----
 
-TOKENS = [  # multiprocessors, M, N, tokens of each group and the tile
-    (1, 104, 72, [64, 0, 1, 130, 17, 401], ("many", 128, 128)),
-    (1, 200, 136, [64, 0, 1, 130, 17, 401], ("many", 128, 192)),
-    (1, 264, 456, [64, 0, 1, 130, 17, 401], ("many", 128, 256)),
-    (2, 200, 72, [1500, 900, 17, 1801], ("many", 256, 128)),
-    (2, 200, 392, [700, 0, 530, 901], ("many", 256, 256)),
+TOKENS = [  # multiprocessors, M, N, tokens of each group, the tile, and that of sums that are added
+    (1, 104, 72, [64, 0, 1, 130, 17, 401], (128, 128), (128, 128)),
+    (1, 200, 136, [64, 0, 1, 130, 17, 401], (128, 192), (128, 192)),
+    (1, 264, 456, [64, 0, 1, 130, 17, 401], (128, 256), (128, 192)),
+    (2, 200, 72, [1500, 900, 17, 1801], (256, 128), (256, 128)),
+    (2, 200, 392, [700, 0, 530, 901], (256, 256), (128, 256)),
 ]
 
 
 @halves
 @pytest.mark.parametrize("accumulate", [False, True])
-@pytest.mark.parametrize("sms, m, n, sizes, tile", TOKENS)
-def test_groups_of_tokens(lying, sms, m, n, sizes, tile, accumulate, dtype):
+@pytest.mark.parametrize("sms, m, n, sizes, tile, added_tile", TOKENS)
+def test_groups_of_tokens(lying, sms, m, n, sizes, tile, added_tile, accumulate, dtype):
     """They begin at any token, and those of no group are NaNs."""
     groups, first, last = len(sizes), 5, 20
     rng = np.random.default_rng(0)
     bounds = np.cumsum([first, *sizes]).astype(np.int32)
     k = int(bounds[-1]) + last
-    asked = TALL | EQUAL | ASKEW
-    assert accumulate or tile_of(sms, m * groups, n, -(-k // groups), groups, asked, dtype, "ab")[:3] == tile
+    asked = TALL | EQUAL | ASKEW | (ADDED if accumulate else 0)
+    chosen = tile_of(sms, m * groups, n, -(-k // groups), groups, asked, dtype, "ab")
+    assert chosen[:3] == ("many", *(added_tile if accumulate else tile))
     a, b = (scenes.values(rng, (rows, k), dtype, one_sign=True) for rows in (m, n))
     for operand in (a, b):
         operand[:, :first] = operand[:, bounds[-1] :] = np.nan
@@ -299,12 +300,12 @@ def test_one_row_of_b_whose_elements_lie_apart(backend, layout):
     rng = np.random.default_rng(0)
     a, b = (scenes.values(rng, (*lead, rows, 64), "bfloat16", one_sign=True) for rows in (5, 1))
     out = guarded.gemm(backend, a, b, "bfloat16", layout=layout, shape=(*lead, 5, 1), columns="b", pad=PAD)
-    judge(backend, out, a.astype(np.float64) @ b.astype(np.float64).swapaxes(-1, -2), "bfloat16", "bfloat16")
+    expected = reference.f64(a) @ reference.f64(b).swapaxes(-1, -2)
+    judge(backend, out, expected, "bfloat16", "bfloat16")
 
 
-@pytest.mark.parametrize("rows", [(8, 1024, 8192), (300, 512, 1544)])
-def test_a_transposed_a_beside_what_is_read_as_it_lies(backend, rows):
-    m, n, k = rows
+@pytest.mark.parametrize("m, n, k", [(8, 1024, 8192), (300, 512, 1544)])
+def test_a_transposed_a_beside_what_is_read_as_it_lies(backend, m, n, k):
     assert not hopper_kernels(backend) or 0 < workspace_of(backend, m, n, k, columns="ab") < 2 * n * k
     _, a, b = operands(m, n, k, "bfloat16", "bfloat16")
     judge(backend, guarded.gemm(backend, a, b, "bfloat16", columns="ab"), reference.gemm(a, b), "bfloat16", "bfloat16")

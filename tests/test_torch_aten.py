@@ -230,7 +230,8 @@ def test_operands_of_16_bits_in_columns_are_read_as_they_are(device, ours, case,
 def test_autograd_stays_torch_s(device, ours):
     """Of the gradients' operands the weight is row-major, and both are rows of tokens."""
     a, b, offs = operands("2d3d", device, torch.bfloat16)
-    a.requires_grad_(), b.requires_grad_()
+    a.requires_grad_()
+    b.requires_grad_()
     with aten.use(device.type):
         torch._grouped_mm(a, b, offs=offs).float().sum().backward()
     assert sorted(ours) == ["k_grouped", "m_grouped", "m_grouped"]
