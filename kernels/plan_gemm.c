@@ -339,6 +339,7 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         FEW_ROWS_OF_GROUPS = 32,
         ONE_TILE = 128,
         SOME_ROWS = 512,
+        FEW_COLUMNS_ROWS = 2048, /* that few columns leave with fewer large tiles than there are multiprocessors */
         LEAST = 96,
         TALLEST = 256,
         UNIT = 16,
@@ -389,12 +390,13 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         const double saved = saved_by_sharing(&question, tile, num_sms);
         take_cheaper(&plan, &question, tile, saved, num_sms);
     }
-    const bool some = fits && !columns && (grouped || (rows > ONE_TILE && rows <= SOME_ROWS));
-    for (int32_t most = LEAST; most <= TALLEST && some; most += UNIT) {
-        const gemm_tile tile = tile_of_some(durations, most, grouped);
+    const int64_t most = !fits ? ONE_TILE : tiles & FG_TILES_ADDED ? SOME_ROWS : FEW_COLUMNS_ROWS;
+    const bool some = fits && !columns && (grouped || (rows > ONE_TILE && rows <= most));
+    for (int32_t tallest = LEAST; tallest <= TALLEST && some; tallest += UNIT) {
+        const gemm_tile tile = tile_of_some(durations, tallest, grouped);
         if (tile.blocks > 0 && take_cheaper(&plan, &question, &tile, 0, num_sms)) plan.some_rows = 1;
     }
-    if (grouped || rows > (fits ? SOME_ROWS : ONE_TILE) || tiles & (FG_TILES_TALL | FG_TILES_NARROW)) return plan;
+    if (grouped || rows > most || tiles & (FG_TILES_TALL | FG_TILES_NARROW)) return plan;
     if (rows <= ONE_TILE) {
         const double to_read = (double)(question.steps * n) * STEP_BYTES / durations->one_row_bytes;
         plan.cost = fmax(plan.cost * durations->one_row_step, to_read) + ONLY_BEGIN_AND_END;

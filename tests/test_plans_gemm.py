@@ -106,6 +106,8 @@ def hopper_tile(m, n, groups, k=7168, tiles=0, dtype=FP8[0]):
         (129, 8192, 1, (96, 256)),
         (256, 2112, 1, (128, 64)),
         (300, 2112, 1, (128, 64)),
+        (520, 256, 1, (128, 64)),  # or up to 2,048, where few columns leave fewer large tiles than multiprocessors
+        (1536, 256, 1, (128, 64)),
         (512, 4096, 1, (128, 128)),  # few tiles: narrow ones, for more multiprocessors
         (128 * 4, 1536, 128, (96, 256)),  # groups of few and of some rows: their own kernel
         (128 * 32, 1536, 128, (96, 256)),
